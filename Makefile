@@ -1,0 +1,120 @@
+# commfuse.c: `make help` lists the targets, `make config` prints what was found on this machine.
+#
+# One variable changes what is built: SAN=address,undefined or SAN=thread gives sanitizer builds in a
+# build directory of their own. Objects mirror the source tree under build/VARIANT/.
+
+CC      ?= cc
+PYTHON  ?= $(shell scripts/find_python.sh)
+SAN     ?=
+empty   :=
+comma   := ,
+variant := $(if $(SAN),san-$(subst $(comma),-,$(SAN)),release)
+B       := build/$(variant)
+
+# The C subset that nvcc must also take: -Wc++-compat keeps it honest for train_gpt.cu and every header.
+WARN    := -Wall -Wextra -Werror -Wshadow -Wpointer-arith -Wstrict-prototypes -Wmissing-prototypes -Wvla
+# Errno and traps are not looked at, so exp() and friends can be vectorised; NaN and infinity keep their meaning.
+OPT     := -O3 -march=native -fno-math-errno -fno-trapping-math
+OMP     := -fopenmp
+ifneq ($(SAN),)
+OPT     := -O1 -march=native -fno-math-errno -fno-trapping-math -fno-omit-frame-pointer -fsanitize=$(SAN) -fno-sanitize-recover=all
+endif
+ifneq ($(findstring thread,$(SAN)),)
+# libgomp's synchronisation is invisible to the thread sanitizer, so that build has no OpenMP.
+OMP     := -fopenmp-simd
+endif
+MPI_CFLAGS := $(shell mpicc --showme:compile 2>/dev/null || mpicc -compile_info 2>/dev/null | cut -d' ' -f2-)
+MPI_LIBS   := $(shell mpicc --showme:link 2>/dev/null || mpicc -link_info 2>/dev/null | cut -d' ' -f2-)
+CFLAGS  += -std=gnu11 -g $(OPT) $(OMP) $(WARN)
+VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
+LIBS    := -ldnnl -lcjson $(MPI_LIBS) -lpthread -lm
+
+commfuse := $(patsubst %.c,$(B)/%.o,$(filter-out %_cuda.c,$(wildcard commfuse/*.c)))
+layers   := $(patsubst %.c,$(B)/%.o,$(filter-out layers/gemm_ref.c,$(wildcard layers/*.c)))
+data     := $(patsubst %.c,$(B)/%.o,$(wildcard data/*.c))
+program  := $(commfuse) $(layers) $(data)
+# The same layers in double precision over the reference GEMM, for the gradient tests.
+layers64 := $(patsubst layers/%.c,$(B)/layers64/%.o,$(filter-out layers/gemm.c,$(wildcard layers/*.c)))
+
+test_sources := $(wildcard tests/*/test_*.c)
+grad_sources := $(wildcard tests/*/gradient_*.c)
+tool_sources := $(wildcard tests/*/tool_*.c)
+tests := $(patsubst %.c,$(B)/%,$(test_sources) $(grad_sources))
+tools := $(patsubst %.c,$(B)/%,$(tool_sources))
+benches := $(patsubst %.c,$(B)/%,$(wildcard tests/bench/bench_*.c))
+
+ifeq ($(SAN),)
+all: train_gpt compile_commands.json ## build ./train_gpt (the default)
+train_gpt: $(B)/train_gpt
+	cp -f $< $@
+else
+all: $(B)/train_gpt
+endif
+
+$(B)/train_gpt: $(B)/train_gpt.o $(program)
+	$(CC) $(CFLAGS) -o $@ $^ $(LIBS)
+
+# train_gpt.cu is C when cc compiles it and C++ when nvcc does.
+$(B)/train_gpt.o: train_gpt.cu
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -Wc++-compat -DVERSION='"$(VERSION)"' -MMD -MP -x c -c -o $@ $<
+
+$(B)/commfuse/transport_mpi.o: CFLAGS += $(MPI_CFLAGS)
+$(B)/%.o: %.c
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -MMD -MP -c -o $@ $<
+$(B)/layers64/%.o: layers/%.c
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -DREAL_IS_DOUBLE -MMD -MP -c -o $@ $<
+
+$(B)/tests/%: tests/%.c $(program)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -MMD -MP -I. -o $@ $< $(program) -lcmocka $(LIBS)
+$(patsubst %.c,$(B)/%,$(grad_sources)): $(B)/tests/%: tests/%.c $(commfuse) $(layers64)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -DREAL_IS_DOUBLE -MMD -MP -I. -o $@ $< $(commfuse) $(layers64) -lcmocka $(LIBS)
+
+-include $(shell find $(B) -name '*.d' 2>/dev/null)
+
+build-tests: all $(tests) $(tools) ## build everything that `make test` runs
+tests: build-tests
+
+test: ## all tests; one alone: make test T=fuse   with sanitizers: make test SAN=address,undefined
+	@scripts/test.sh $(if $(T),--only '$(T)') $(if $(SAN),--san '$(SAN)')
+
+bench: all $(benches) ## benchmarks: share of the GEMM peak, hidden share of the fused operations
+	@$(PYTHON) tests/bench/run.py --build $(B)
+
+demo: ## train a small GPT on two ranks for a few minutes, with text, figures and a plot
+	@scripts/demo.sh
+
+deps: ## install what is missing (as root or through sudo)
+	@scripts/install_deps.sh
+
+config: ## what was found on this machine
+	@echo "compiler     $(CC): $$($(CC) --version | head -1)"
+	@echo "flags        $(CFLAGS)"
+	@echo "mpi          $$(mpirun --version 2>/dev/null | head -1 || true) [$(if $(MPI_LIBS),found,missing: scripts/install_deps.sh)]"
+	@echo "oneDNN       $$(printf '#include <dnnl.h>\n' | $(CC) -E -x c - >/dev/null 2>&1 && echo found || echo missing: scripts/install_deps.sh)"
+	@echo "cJSON        $$(printf '#include <cjson/cJSON.h>\n' | $(CC) -E -x c - >/dev/null 2>&1 && echo found || echo missing: scripts/install_deps.sh)"
+	@echo "cmocka       $$(printf '#include <stdarg.h>\n#include <stddef.h>\n#include <stdint.h>\n#include <setjmp.h>\n#include <cmocka.h>\n' | $(CC) -E -x c - >/dev/null 2>&1 && echo found || echo missing: scripts/install_deps.sh)"
+	@echo "python       $(PYTHON): $$($(PYTHON) -c 'import sys, numpy, matplotlib; print(sys.version.split()[0], "numpy", numpy.__version__, "matplotlib", matplotlib.__version__)' 2>/dev/null || echo 'numpy or matplotlib missing: scripts/install_deps.sh')"
+	@echo "cores        $$(nproc)"
+	@echo "build        $(B), version $(VERSION)"
+
+compile_commands.json: Makefile $(wildcard */*.c tests/*/*.c)
+	@$(PYTHON) scripts/compile_commands.py '$(CC) $(CFLAGS) $(MPI_CFLAGS) -I.' train_gpt.cu $(wildcard */*.c tests/*/*.c) > $@
+
+format: ## clang-format every C and CUDA file
+	clang-format -i $(wildcard train_gpt.cu */*.h */*.c */*.cu tests/*/*.c tests/*/*.h)
+format-check:
+	clang-format --dry-run --Werror $(wildcard train_gpt.cu */*.h */*.c */*.cu tests/*/*.c tests/*/*.h)
+
+clean: ## remove everything that was built
+	rm -rf build train_gpt compile_commands.json
+
+help: ## this list
+	@grep -hE '^[a-z_-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z_-]+):.*## /  make \1\t/' | expand -t 20
+
+.PHONY: all build-tests tests test bench demo deps config format format-check clean help
+.DELETE_ON_ERROR:

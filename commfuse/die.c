@@ -1,0 +1,96 @@
+// See die.h. The order of things when a rank gives up:
+//   1. print and flush, so the message is out before anything can go wrong;
+//   2. arm an alarm that ends the process in ten seconds whatever happens next;
+//   3. let the transport end the other ranks (its abort may hang: that is what 2 is for);
+//   4. _exit without running exit handlers, which may wait for threads stuck in a library.
+// Several threads may die at once (compute and progress): the first one does the above, the others stop.
+#include "die.h"
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+enum { STATUS = 1, LAST_RESORT_S = 10, FAREWELL_S = 2 };
+
+static struct {
+    int rank, size;
+    void (*abort_all)(int status);
+    pthread_mutex_t dying;
+} self = {-1, -1, NULL, PTHREAD_MUTEX_INITIALIZER};
+
+static int from_environment(const char *const *names, int fallback) {
+    for (; *names; names++) {
+        const char *text = getenv(*names);
+        if (text && *text) return atoi(text);
+    }
+    return fallback;
+}
+
+static void find_self(void) {
+    static const char *const ranks[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID", "RANK", NULL};
+    static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS", "WORLD_SIZE", NULL};
+    if (self.rank < 0) self.rank = from_environment(ranks, 0);
+    if (self.size < 0) self.size = from_environment(sizes, 1);
+}
+
+void cf_die_setup(int rank, int size, void (*abort_all)(int status)) {
+    self.rank = rank;
+    self.size = size;
+    self.abort_all = abort_all;
+}
+
+int cf_die_rank(void) {
+    find_self();
+    return self.rank;
+}
+
+static void last_resort(int signal_number) {
+    (void)signal_number;
+    _exit(STATUS);
+}
+
+static void print(const char *hint, const char *format, va_list arguments) {
+    char host[64] = "unknown host", text[2048];
+    gethostname(host, sizeof host - 1);
+    vsnprintf(text, sizeof text, format, arguments);
+    fflush(stdout);
+    // One write, so that messages of several ranks do not mix.
+    char message[4096];
+    snprintf(message, sizeof message, "\nerror: rank %d of %d (%s): %s\n%s%s%s", self.rank, self.size, host, text,
+             hint ? "hint:  " : "", hint ? hint : "", hint ? "\n" : "");
+    fputs(message, stderr);
+    fflush(stderr);
+}
+
+CF_NORETURN static void leave(void) {
+    signal(SIGALRM, last_resort);
+    alarm(LAST_RESORT_S);
+    if (self.abort_all) self.abort_all(STATUS);
+    _exit(STATUS);
+}
+
+void cf_die(const char *hint, const char *format, ...) {
+    pthread_mutex_lock(&self.dying); // never unlocked: the first to die speaks
+    find_self();
+    va_list arguments;
+    va_start(arguments, format);
+    print(hint, format, arguments);
+    va_end(arguments);
+    leave();
+}
+
+void cf_die_together(const char *hint, const char *format, ...) {
+    pthread_mutex_lock(&self.dying);
+    find_self();
+    if (self.rank == 0) {
+        va_list arguments;
+        va_start(arguments, format);
+        print(hint, format, arguments);
+        va_end(arguments);
+    } else {
+        sleep(FAREWELL_S); // let rank 0 speak before a launcher that sees this exit silences everyone
+    }
+    leave();
+}

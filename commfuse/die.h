@@ -1,0 +1,38 @@
+// The one way this program gives up: say what, where, why and what to do next, then end every rank.
+//
+// A message is printed as
+//     error: rank 3 of 8 (host): WHAT AND WHY
+//     hint:  WHAT TO DO NEXT
+// Standard output and error are flushed, the abort hook (the transport's) ends the other ranks, and
+// whatever that library does, the process is gone with status 1 after ten seconds.
+#ifndef CF_DIE_H
+#define CF_DIE_H
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define CF_PRINTF(text, rest) __attribute__((format(printf, text, rest)))
+#define CF_NORETURN           __attribute__((noreturn))
+#else
+#define CF_PRINTF(text, rest)
+#define CF_NORETURN
+#endif
+
+// Who this process is. Until called, rank and size come from the launcher's environment
+// (Open MPI, MPICH, Slurm, torchrun), or 0 of 1. `abort_all` may be NULL.
+void cf_die_setup(int rank, int size, void (*abort_all)(int status));
+int cf_die_rank(void);
+
+// This rank alone has found an error: print it, end all ranks. hint may be NULL.
+CF_NORETURN void cf_die(const char *hint, const char *format, ...) CF_PRINTF(2, 3);
+
+// Every rank finds the same error at the same place (options, shapes, files): rank 0 prints it once,
+// the others leave silently with the same status.
+CF_NORETURN void cf_die_together(const char *hint, const char *format, ...) CF_PRINTF(2, 3);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

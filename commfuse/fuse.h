@@ -1,0 +1,84 @@
+// The executor: runs any schedule with a compute callback, a device stream and a transport.
+// It knows no algorithm: it walks the list, waits for what a step names, and does what the step says.
+//
+// A cf_fuse is one planned operation: schedule, staging memory and requests, made before the first step
+// and run as often as wanted, with any payload up to its capacity. Several may be in flight at a time,
+// if all ranks of the group begin them in the same order.
+//
+//     cf_fuse *rs = cf_fuse_create(&context, (cf_fuse_plan){.name = "mlp.fc2", …});
+//     float *mine = cf_fuse_run(rs, partial, rows, row_elements, gemm, &args, layer);
+// or begin; other compute; finish, so that other compute hides what is left of the transfers.
+#ifndef CF_FUSE_H
+#define CF_FUSE_H
+
+#include "device.h"
+#include "mesh.h"
+#include "schedule.h"
+#include "trace.h"
+#include "transport.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// What every operation of a process shares. transport may be NULL if every group has one member.
+typedef struct cf_context {
+    cf_transport *transport;
+    cf_stream *stream;
+    cf_trace *trace;
+    int step;       // for messages and traces; -1 outside of training
+    int operations; // created so far: numbers the tags, so all ranks create the same ones in the same order
+} cf_context;
+
+// The part of the payload one call of the callback works on: `blocks` runs of `rows` consecutive rows.
+// Block i is rows [row + i·row_stride, …+ rows) of the N · rows_per_rank rows of the payload and lies at
+// data + i · data_stride bytes. Compute after: read it. Compute before: write it.
+typedef struct cf_span {
+    int64_t row, rows;
+    int blocks;
+    int64_t row_stride;  // rows between the starts of two blocks
+    char *data;
+    int64_t data_stride; // bytes between the starts of two blocks
+} cf_span;
+typedef void cf_compute(void *argument, const cf_span *span, cf_stream *stream);
+
+typedef struct cf_fuse_plan {
+    const char *name; // of the place in the model, "mlp.fc2"; must outlive the operation
+    const cf_group *group;
+    cf_operation operation;
+    cf_side side;
+    cf_mode mode;
+    cf_route route;
+    int slices;
+    cf_dtype dtype;
+    int64_t capacity; // elements of one rank's shard, at most
+} cf_fuse_plan;
+
+typedef struct cf_fuse cf_fuse;
+
+cf_fuse *cf_fuse_create(cf_context *context, cf_fuse_plan plan);
+void cf_fuse_free(cf_fuse *fuse);
+const cf_schedule *cf_fuse_schedule(const cf_fuse *fuse);
+const cf_fuse_plan *cf_fuse_get_plan(const cf_fuse *fuse);
+
+// Payload: `full` holds ranks · rows_per_rank rows of row_elements elements, rank i's shard at row
+// i · rows_per_rank. all-gather: the own shard must be in place. compute and argument: NULL without
+// compute. layer: for messages and traces, -1 none. rows_per_rank may be smaller than the number of slices.
+void cf_fuse_begin(cf_fuse *fuse, void *full, int64_t rows_per_rank, int64_t row_elements, cf_compute *compute,
+                   void *argument, int layer);
+// Take what steps can be taken without waiting; true when none is left.
+bool cf_fuse_advance(cf_fuse *fuse);
+// Take the remaining steps. Returns: reduce-scatter: the reduced own shard; all-to-all: slices by
+// source; all-gather: full. Valid until the next begin.
+void *cf_fuse_finish(cf_fuse *fuse);
+// begin and finish.
+void *cf_fuse_run(cf_fuse *fuse, void *full, int64_t rows_per_rank, int64_t row_elements, cf_compute *compute,
+                  void *argument, int layer);
+
+// Blocks until all members of the group are here.
+void cf_barrier(cf_context *context, const cf_group *group);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,30 @@
+// world = dp × tp. World rank = dp_rank · tp + tp_rank, so a tp group is a run of neighbouring ranks
+// (usually one host) and a dp group strides across them.
+#ifndef CF_MESH_H
+#define CF_MESH_H
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct cf_group {
+    const char *name;  // "tp", "dp", "world"
+    int size;          // ranks in the group
+    int rank;          // this process's rank in it
+    int *world;        // world[i]: world rank of member i
+    void *native;      // the transport's handle, set by cf_transport.bind
+} cf_group;
+
+typedef struct cf_mesh {
+    int tp, dp;
+    cf_group tp_group, dp_group, world_group;
+} cf_mesh;
+
+// Fills *mesh for one rank. Dies (together) unless tp, dp >= 1 and tp · dp = world_size.
+void cf_mesh_init(cf_mesh *mesh, int world_size, int world_rank, int tp, int dp);
+void cf_mesh_free(cf_mesh *mesh);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,86 @@
+// Schedules: who computes and sends what, and when, as pure data. No MPI, no CUDA, no input or output.
+//
+// N ranks share a payload of N shards, one per rank; each shard is cut into m slices, so slice number
+// s = owner · m + k, 0 <= s < N · m. A schedule is ONE rank's list of steps. Steps are taken in list
+// order: COMPUTE and ADD run one after another on the compute stream; EXCHANGE and COLLECTIVE are posted
+// when the list reaches them and run behind whatever follows. Each step names the earlier steps it must
+// wait for. (PAPER: Algorithm 1 is all-gather by ring, 2 reduce-scatter by ring, 3 their use in linear
+// layers, 4 Query-Split attention, 5 all-to-all.)
+//
+// Buffers a step refers to:
+//   CF_FULL    the caller's payload. all-gather: filled by this operation, own shard there from the start.
+//              reduce-scatter: this rank's partial sums. all-to-all: slices by destination.
+//   CF_STAGE   slots of one slice each, owned by the operation: partial sums on their way.
+//   CF_RESULT  all-to-all: slices by source. reduce-scatter by native collective: the own shard, reduced.
+// The reduced own shard of a reduce-scatter lies in cf_schedule.result.
+#ifndef CF_SCHEDULE_H
+#define CF_SCHEDULE_H
+
+#include <stdbool.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum { CF_ALLGATHER, CF_REDUCE_SCATTER, CF_ALLTOALL } cf_operation;
+// What is computed, and on which side of the communication:
+// all-gather computes after it (on arriving slices), reduce-scatter before it (partial sums),
+// all-to-all on either side; CF_NO_COMPUTE moves data only.
+typedef enum { CF_NO_COMPUTE, CF_COMPUTE_BEFORE, CF_COMPUTE_AFTER } cf_side;
+typedef enum { CF_MODE_NONE, CF_MODE_SLICE, CF_MODE_COMMFUSE, CF_MODE_NOWIRE } cf_mode;
+typedef enum { CF_RING, CF_DIRECT } cf_route; // all-to-all: both send straight to the owner
+
+typedef enum { CF_COMPUTE, CF_EXCHANGE, CF_ADD, CF_COLLECTIVE } cf_step_kind;
+typedef enum { CF_FULL, CF_STAGE, CF_RESULT } cf_buffer;
+
+typedef struct cf_place { // one slice of one buffer
+    cf_buffer buffer;
+    int slot; // FULL: slice number; STAGE: slot; RESULT: slice number (all-to-all) or k (reduce-scatter)
+} cf_place;
+
+typedef struct cf_step {
+    cf_step_kind kind;
+    int wait[2]; // indices of earlier steps that must be complete first; -1: none
+    // COMPUTE and COLLECTIVE: slices first, first + stride, …, `count` of them
+    int first, count, stride;
+    // COMPUTE: where its (first) slice is read (after) or written (before)
+    // ADD:     at = at + from.   EXCHANGE: sends `from`, receives into `at`.   COLLECTIVE: from → at
+    cf_place at, from;
+    // EXCHANGE: group ranks; -1: this half is absent. Slice numbers name what travels (message tags).
+    int send_to, send_slice;
+    int recv_from, recv_slice;
+} cf_step;
+
+typedef struct cf_schedule {
+    cf_operation operation;
+    cf_side side;
+    cf_mode mode;
+    cf_route route;
+    int ranks, rank, slices; // N, r, m (or M)
+    // FULL is ordered [owner][k] except for a sliced reduce-scatter: [k][owner], so that each native
+    // collective finds its N slices side by side.
+    bool slice_major;
+    int stage_slots;  // STAGE slots used
+    cf_place result;  // reduce-scatter: first slice of the reduced own shard
+    bool blocking;    // COLLECTIVE steps are waited for where they stand (mode none)
+    int begin;        // cf_fuse_begin() takes steps [0, begin), cf_fuse_finish() the rest
+    int count;
+    cf_step *step;
+} cf_schedule;
+
+// The schedule of group rank `rank` of `ranks`. slices >= 1: slices per rank's shard: m of commfuse and
+// nowire, M of slice; ignored (1) by none, and by every mode without compute (nothing to slice behind).
+cf_schedule *cf_schedule_create(cf_operation operation, cf_side side, cf_mode mode, cf_route route, int ranks,
+                                int rank, int slices);
+void cf_schedule_free(cf_schedule *schedule);
+
+// One readable line per step, into a malloc'ed string: for --dry-run and for tests that fail.
+char *cf_schedule_print(const cf_schedule *schedule);
+const char *cf_operation_name(cf_operation operation);
+const char *cf_mode_name(cf_mode mode);
+const char *cf_route_name(cf_route route);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

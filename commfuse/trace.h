@@ -1,0 +1,48 @@
+// What a rank did and when: intervals of compute, waiting and communication, for the two figures of
+// every step (exposed and total communication time) and, on demand, a Chrome/Perfetto trace.
+//
+//   comm_ms     the union of the intervals in which transfers were in flight
+//   exposed_ms  the time the compute stream stood waiting for them
+//
+// Only the compute thread writes here: the executor copies a transfer's times when it has waited for it.
+#ifndef CF_TRACE_H
+#define CF_TRACE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include "device.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum { CF_TRACE_COMPUTE, CF_TRACE_WAIT, CF_TRACE_COMM } cf_trace_row;
+typedef struct cf_trace cf_trace;
+
+typedef struct cf_trace_event {
+    char name[40];
+    int row;                 // cf_trace_row
+    int layer, slice, peer;  // -1: none
+    int step;
+    int64_t bytes;
+    double begin_ms, end_ms; // since cf_trace_create
+} cf_trace_event;
+
+cf_trace *cf_trace_create(void);
+void cf_trace_free(cf_trace *trace);
+
+void cf_trace_record(cf_trace *trace, bool on); // keep events from here on (otherwise only the two figures)
+void cf_trace_step(cf_trace *trace, int step);  // a new step: the figures start from zero
+void cf_trace_add(cf_trace *trace, cf_trace_row row, const char *name, int layer, int slice, int peer, int64_t bytes,
+                  double begin_ms, double end_ms); // times on the cf_now_ms clock
+double cf_trace_comm_ms(cf_trace *trace);          // of the current step, so far
+double cf_trace_exposed_ms(cf_trace *trace);
+
+const cf_trace_event *cf_trace_events(const cf_trace *trace, int64_t *count);
+// Chrome trace of several ranks: events of rank i are events[i][0 … counts[i]). Dies on write errors.
+void cf_trace_write(const char *path, int ranks, const cf_trace_event *const *events, const int64_t *counts);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

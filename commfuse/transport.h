@@ -1,0 +1,79 @@
+// What moves bytes between ranks. One struct of functions; transport_mpi.c fills it on CPUs.
+// A transport knows requests, not schedules: pointers, sizes, peers and what to wait for.
+//
+// Life of a request: the executor fills it and posts it; the transport starts it once every request in
+// `after` is done, moves the data, and marks it done. Requests between one pair of ranks with the same
+// tag are matched in the order posted. Memory of a request belongs to the caller and must stay valid
+// until it is done.
+#ifndef CF_TRANSPORT_H
+#define CF_TRANSPORT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include "device.h"
+#include "mesh.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum {
+    CF_REQUEST_EXCHANGE,       // point to point, both halves together
+    CF_REQUEST_ALLGATHER,      // native collectives: the baselines
+    CF_REQUEST_REDUCE_SCATTER, //
+    CF_REQUEST_ALLTOALL,
+    CF_REQUEST_BARRIER
+} cf_request_kind;
+
+typedef struct cf_request {
+    cf_request_kind kind;
+    bool blocking; // collectives: the library's blocking call (mode none) rather than its non-blocking one
+    const cf_group *group;
+    cf_dtype dtype;
+    // EXCHANGE: group ranks, -1: half absent; counts in elements of dtype.
+    int send_to, recv_from, send_tag, recv_tag;
+    const void *send;
+    void *recv;
+    int64_t send_count, recv_count;
+    // Collectives: `send_count` elements per rank.
+    //   ALLGATHER       block of rank i lands at recv + i · stride elements (send may lie inside recv)
+    //   REDUCE_SCATTER  send holds N blocks side by side, recv gets the own one; no overlap
+    //   ALLTOALL        block for rank i is read at send + i · stride, from rank i lands at recv + i · stride
+    int64_t stride;
+    const struct cf_request *after[2]; // start only when these are done; NULL: none
+    // For messages: "reduce-scatter mlp.fc2", layer or -1, step or -1
+    const char *label;
+    int layer, step;
+    // Set by the transport
+    int state;               // atomic: 0 idle, 1 posted, 2 active, 3 done
+    double begin_ms, end_ms; // in flight between these (cf_now_ms clock)
+    struct cf_request *next; // the transport's queue
+    void *native;            // the transport's own
+} cf_request;
+
+typedef struct cf_transport cf_transport;
+struct cf_transport {
+    const char *name;
+    int rank, size;             // in the world
+    int local_rank, local_size; // among the ranks of this host
+    void *state;
+    void (*bind)(cf_transport *, cf_group *group); // collective over the group: prepare its communicator
+    void (*post)(cf_transport *, cf_request *request, cf_stream *stream);
+    bool (*test)(cf_transport *, cf_request *request);
+    // Work enqueued on `stream` afterwards sees the request done. CPU: blocks, at most timeout_s, then dies
+    // naming operation, layer, step and the peer waited for.
+    void (*wait)(cf_transport *, cf_request *request, cf_stream *stream);
+    int64_t (*bytes_sent)(cf_transport *); // EXCHANGE payload this rank has sent since start
+    void (*close)(cf_transport *);         // collective; frees the transport
+};
+
+// Start MPI. Makes all MPI calls after start-up from one progress thread, which sleeps while nothing is
+// in flight and gives the core away between polls when ranks · (threads + 1) outnumber the cores.
+// timeout_s: longest wait for a peer.
+cf_transport *cf_transport_mpi_create(int *argc, char ***argv);
+void cf_transport_mpi_configure(cf_transport *, int threads, double timeout_s);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,26 @@
+// The log: one JSON object a line (DESIGN 6), flushed line by line, each number with all its digits.
+// Only rank 0 writes. A NULL log swallows everything, so callers need no if.
+//
+//     log_begin(log, "step"); log_int(log, "step", 7); log_real(log, "loss", 3.2); log_end(log);
+#ifndef LOG_H
+#define LOG_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct logfile logfile;
+logfile *log_open(const char *path); // truncates; dies if it cannot be written; NULL or "" gives NULL
+void log_begin(logfile *log, const char *event);
+void log_int(logfile *log, const char *name, int64_t value);
+void log_real(logfile *log, const char *name, double value); // NaN, infinity: null
+void log_text(logfile *log, const char *name, const char *value); // invalid UTF-8 becomes U+FFFD
+void log_end(logfile *log); // writes the line; dies on write errors
+void log_close(logfile *log);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,69 @@
+// The command line. One table drives the parser, --help, the banner and the log: each option is there
+// once, with its type, default, unit, allowed values and help line. Long options only, `--name value` or
+// `--name=value`; flags (--dry-run, --help) take no value. Unknown option, missing or malformed value,
+// value out of range: cf_die_together naming the option, with the nearest known option as a hint.
+#ifndef OPTIONS_H
+#define OPTIONS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct options {
+    // model; "" and 0: not given
+    const char *model, *init_from;
+    int64_t layers, channels, heads, seq, vocab;
+    // data
+    const char *train, *val;
+    // parallel
+    int64_t tp, dp;
+    const char *strategy, *transport, *overlap, *route;
+    int64_t slices; // 0: 4 for slice, 1 for commfuse
+    // training
+    int64_t batch, micro_batch, steps;
+    double lr, min_lr;
+    int64_t warmup;
+    const char *schedule;
+    double weight_decay, beta1, beta2, eps, clip;
+    int64_t seed;
+    const char *dtype;
+    // watching
+    int64_t val_every, val_batches, sample_every;
+    const char *log, *trace, *trace_steps;
+    // output
+    const char *out;
+    int64_t save_every;
+    // machine
+    int64_t threads; // 0: share the cores between the ranks of a host
+    double peak_tflops, timeout;
+    bool dry_run, help;
+} options;
+
+typedef enum { OPTION_INT, OPTION_REAL, OPTION_TEXT, OPTION_CHOICE, OPTION_FLAG } option_type;
+typedef struct option_row {
+    const char *group;   // "model", "data", …: heading in --help
+    const char *name;    // without --
+    option_type type;
+    const char *fallback; // default, as text; parsed like user input
+    double minimum, maximum; // INT and REAL: allowed range
+    const char *choices; // CHOICE: "none|slice|commfuse|nowire"
+    const char *help;    // one line
+    int64_t offset;      // of the field in struct options
+} option_row;
+const option_row *options_table(int *count);
+
+// Defaults, then argv[1…]. Dies together on any error.
+void options_parse(options *o, int argc, char **argv);
+void options_help(FILE *file);
+// The value of a row as text, for banner and log.
+void options_value(const options *o, const option_row *row, char *text, int64_t size);
+bool options_given(const options *o, const char *name); // was it on the command line?
+
+#ifdef __cplusplus
+}
+#endif
+#endif

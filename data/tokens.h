@@ -1,0 +1,38 @@
+// Token files (llm.c's): 256 int32 header (20240520, 1, count, 0 …), then `count` uint16 tokens.
+// Files matching a glob, in name order, form one stream of samples; each is memory-mapped.
+//
+// Sample i of a file is tokens [i·T, i·T + T], T inputs and the same shifted by one as targets; samples do
+// not cross files. Numbered over all files in order: 0 … count − 1.
+// Training order: epoch e visits every sample once in a pseudo-random order that depends on (seed, e)
+// alone, so which samples a step uses depends on seed and step, never on the mesh.
+#ifndef TOKENS_H
+#define TOKENS_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct tokens tokens;
+
+// Opens every file matching `pattern`, checks magic, version, count against the file size. Dies (together)
+// naming the file, what was found and what was expected, and what to do. T: tokens per sample.
+tokens *tokens_open(const char *pattern, int64_t T);
+void tokens_close(tokens *t);
+int64_t tokens_samples(const tokens *t); // samples in one epoch
+int64_t tokens_count(const tokens *t);   // tokens in all files
+int tokens_files(const tokens *t);
+
+// The `position`-th sample of the training order: position = step · batch + i, any non-negative number.
+int64_t tokens_shuffled(const tokens *t, uint64_t seed, int64_t position);
+
+// Copy sample `sample` into column b of inputs and targets (T, B): row t·B + b. Dies naming file, position
+// and value if a token is >= vocab.
+void tokens_read(const tokens *t, int64_t sample, int64_t vocab, int64_t b, int64_t B, int32_t *inputs,
+                 int32_t *targets);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

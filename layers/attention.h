@@ -1,0 +1,29 @@
+// Causal multi-head attention for a RANGE of query rows against all keys before them: what Query-Split
+// needs. Tiled with a running softmax, so no T × T matrix ever exists.
+//
+// qkv (T, B, 3, H, D): for each row t·B + b its queries, keys and values of the H heads held here.
+#ifndef ATTENTION_H
+#define ATTENTION_H
+
+#include "real.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// out (T, B, H, D) rows t0 … t0 + n − 1, and lse (T, B, H): log of the sum of exp of the scaled scores.
+// Scale 1/sqrt(D). Only those rows of out and lse are written.
+void attention_forward(real *out, real *lse, const real *qkv, int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H,
+                       int64_t D, cf_stream *stream);
+// dqkv (T, B, 3, H, D) += gradients from query rows t0 … t0 + n − 1: dq at these rows, dk and dv at rows
+// 0 … t0 + n − 1. dout (T, B, H, D): only those rows are read. The caller zeroes dqkv before the first range.
+// Calls on disjoint ranges in any order sum to the whole gradient. scratch: attention_scratch() elements.
+void attention_backward(real *dqkv, const real *dout, const real *out, const real *lse, const real *qkv,
+                        real *scratch, int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t D,
+                        cf_stream *stream);
+int64_t attention_scratch(int64_t T, int64_t B, int64_t H, int64_t D);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

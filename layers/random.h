@@ -1,0 +1,19 @@
+// Counter-based random numbers (Philox 4x32-10): a function of (seed, stream, index), so initial weights
+// and sample order do not depend on the mesh, the thread count or the order of calls.
+#ifndef RANDOM_H
+#define RANDOM_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+void random_bits(uint64_t seed, uint64_t stream, uint64_t index, uint32_t out[4]);
+double random_uniform(uint64_t seed, uint64_t stream, uint64_t index); // [0, 1)
+double random_normal(uint64_t seed, uint64_t stream, uint64_t index);  // mean 0, variance 1
+
+#ifdef __cplusplus
+}
+#endif
+#endif
