@@ -1,0 +1,320 @@
+"""GPT-2 in float64, by hand: the yardstick that the C program is measured against.
+
+Nothing here is shared with the program. The forward pass, the backward pass, AdamW, the learning-rate
+schedules and the file formats are written a second time from their definitions, in the plainest form
+that numpy allows: batch-first activations (B, T, C), whole matrices, a full T x T attention matrix, no
+blocking and no parallelism. test_reference.py compares the gradients with central differences, so the
+chain of trust is: difference quotients -> this file -> every mesh, schedule and route of the program.
+
+The model is GPT-2 as llm.c trains it: pre-layernorm with eps 1e-5, GELU by tanh, causal attention scaled
+by 1/sqrt(D), the token table used again as the head without bias, mean cross-entropy over all B * T
+targets. Rows V ... Vp - 1 of the token table only pad it to a round number: they are never looked up and
+their logits are no part of the softmax, so their gradient is zero.
+
+A model is a dict of arrays by tensor name, stacked over layers, matrices (out, in): the order of
+NAMES is the order in the file.
+"""
+import dataclasses
+import math
+
+import numpy as np
+
+MODEL_MAGIC, TOKEN_MAGIC = 20240326, 20240520
+HEADER = 256  # int32 values in front of either file
+LAYERNORM_EPS = 1e-5
+NAMES = ("wte", "wpe", "ln1w", "ln1b", "qkvw", "qkvb", "attprojw", "attprojb",
+         "ln2w", "ln2b", "fcw", "fcb", "fcprojw", "fcprojb", "lnfw", "lnfb")
+DECAYED = ("wte", "wpe", "qkvw", "attprojw", "fcw", "fcprojw")
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    maxT: int
+    V: int
+    L: int
+    heads: int
+    C: int
+    Vp: int
+
+    def tensors(self):
+        """Array shapes by tensor name, in file order."""
+        L, C = self.L, self.C
+        return dict(zip(NAMES, (
+            (self.Vp, C), (self.maxT, C), (L, C), (L, C), (L, 3 * C, C), (L, 3 * C), (L, C, C), (L, C),
+            (L, C), (L, C), (L, 4 * C, C), (L, 4 * C), (L, C, 4 * C), (L, C), (C,), (C,))))
+
+
+# ---------------------------------------------------------------------------------------------------
+# Files
+
+def header(*values):
+    full = np.zeros(HEADER, dtype="<i4")
+    full[:len(values)] = values
+    return full.tobytes()
+
+
+def write_tokens(path, tokens):
+    tokens = np.asarray(tokens)
+    assert tokens.min() >= 0 and tokens.max() < 65536
+    with open(path, "wb") as file:
+        file.write(header(TOKEN_MAGIC, 1, len(tokens)))
+        file.write(tokens.astype("<u2").tobytes())
+
+
+def read_tokens(path):
+    with open(path, "rb") as file:
+        data = file.read()
+    magic, version, count = np.frombuffer(data, "<i4", 3)
+    tokens = np.frombuffer(data, "<u2", offset=4 * HEADER)
+    assert (magic, version, count) == (TOKEN_MAGIC, 1, len(tokens)), path
+    return tokens.astype(np.int64)
+
+
+def samples(tokens, T):
+    """All samples of one file: inputs and targets (count, T)."""
+    count = (len(tokens) - 1) // T
+    rows = np.arange(count)[:, None] * T + np.arange(T)
+    return tokens[rows], tokens[rows + 1]
+
+
+def to_bf16_bits(values):
+    """Round to nearest even; finite values only."""
+    bits = np.asarray(values, dtype="<f4").view("<u4").astype(np.uint64)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
+
+
+def write_model(path, shape, model, version=3):
+    with open(path, "wb") as file:
+        file.write(header(MODEL_MAGIC, version, shape.maxT, shape.V, shape.L, shape.heads, shape.C, shape.Vp))
+        for name, dimensions in shape.tensors().items():
+            assert model[name].shape == dimensions, (name, model[name].shape, dimensions)
+            values = np.asarray(model[name], dtype="<f4") if version == 3 else to_bf16_bits(model[name])
+            file.write(values.tobytes())
+
+
+def read_model(path):
+    with open(path, "rb") as file:
+        data = file.read()
+    head = np.frombuffer(data, "<i4", HEADER)
+    assert head[0] == MODEL_MAGIC and head[1] in (3, 5), (path, head[:2])
+    shape = Shape(*(int(x) for x in head[2:8]))
+    if head[1] == 3:
+        flat = np.frombuffer(data, "<f4", offset=4 * HEADER)
+    else:
+        flat = (np.frombuffer(data, "<u2", offset=4 * HEADER).astype("<u4") << 16).view("<f4")
+    model, at = {}, 0
+    for name, dimensions in shape.tensors().items():
+        size = math.prod(dimensions)
+        model[name] = flat[at:at + size].astype(np.float64).reshape(dimensions)
+        at += size
+    assert at == len(flat), (path, "parameters", len(flat), "expected", at)
+    return shape, model
+
+
+def random_model(shape, seed=1, scale=0.08):
+    """Weights with every term of the gradient alive: biases and layer-norm parameters are random too, and
+    so are the padding rows of the token table, which must not matter. Exact in float32."""
+    random = np.random.default_rng(seed)
+    model = {}
+    for name, dimensions in shape.tensors().items():
+        values = random.normal(0, scale, dimensions)
+        if name in ("ln1w", "ln2w", "lnfw"):
+            values += 1
+        model[name] = values.astype(np.float32).astype(np.float64)
+    return model
+
+
+# ---------------------------------------------------------------------------------------------------
+# Layers. Each forward returns its output and what its backward needs.
+
+def layernorm(x, w, b):
+    mean = x.mean(-1, keepdims=True)
+    rstd = 1 / np.sqrt(((x - mean) ** 2).mean(-1, keepdims=True) + LAYERNORM_EPS)
+    normal = (x - mean) * rstd
+    return normal * w + b, (normal, rstd, w)
+
+
+def layernorm_backward(dy, kept):
+    normal, rstd, w = kept
+    C = dy.shape[-1]
+    dw = (dy * normal).reshape(-1, C).sum(0)
+    db = dy.reshape(-1, C).sum(0)
+    dn = dy * w
+    dx = rstd * (dn - dn.mean(-1, keepdims=True) - normal * (dn * normal).mean(-1, keepdims=True))
+    return dx, dw, db
+
+
+def linear(x, w, b):
+    return x @ w.T + b, (x, w)
+
+
+def linear_backward(dy, kept):
+    x, w = kept
+    rows_dy, rows_x = dy.reshape(-1, dy.shape[-1]), x.reshape(-1, x.shape[-1])
+    return dy @ w, rows_dy.T @ rows_x, rows_dy.sum(0)
+
+
+GELU_SCALE = math.sqrt(2 / math.pi)
+
+
+def gelu(x):
+    return 0.5 * x * (1 + np.tanh(GELU_SCALE * (x + 0.044715 * x ** 3)))
+
+
+def gelu_backward(dy, x):
+    t = np.tanh(GELU_SCALE * (x + 0.044715 * x ** 3))
+    slope = GELU_SCALE * (1 + 3 * 0.044715 * x ** 2)
+    return dy * (0.5 * (1 + t) + 0.5 * x * (1 - t ** 2) * slope)
+
+
+def attention(qkv, heads):
+    """qkv (B, T, 3C): queries, keys, values of all heads one after another."""
+    B, T, C3 = qkv.shape
+    D = C3 // 3 // heads
+    q, k, v = qkv.reshape(B, T, 3, heads, D).transpose(2, 0, 3, 1, 4)  # each (B, heads, T, D)
+    scores = q @ k.transpose(0, 1, 3, 2) / math.sqrt(D)
+    scores = np.where(np.tri(T, dtype=bool), scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    out = (weights @ v).transpose(0, 2, 1, 3).reshape(B, T, C3 // 3)
+    return out, (q, k, v, weights)
+
+
+def attention_backward(dout, kept):
+    q, k, v, weights = kept
+    B, heads, T, D = q.shape
+    dout = dout.reshape(B, T, heads, D).transpose(0, 2, 1, 3)
+    dv = weights.transpose(0, 1, 3, 2) @ dout
+    dweights = dout @ v.transpose(0, 1, 3, 2)
+    dscores = weights * (dweights - (dweights * weights).sum(-1, keepdims=True)) / math.sqrt(D)
+    dq = dscores @ k
+    dk = dscores.transpose(0, 1, 3, 2) @ q
+    return np.stack([dq, dk, dv]).transpose(1, 3, 0, 2, 4).reshape(B, T, 3 * heads * D)
+
+
+# ---------------------------------------------------------------------------------------------------
+# The model
+
+def forward(shape, model, inputs, targets):
+    """Mean cross-entropy of inputs, targets (B, T), and what backward needs."""
+    B, T = inputs.shape
+    assert T <= shape.maxT and inputs.max() < shape.V and targets.max() < shape.V
+    kept = []
+    x = model["wte"][inputs] + model["wpe"][:T]
+    for l in range(shape.L):
+        def p(name):
+            return model[name][l]
+        normal1, k_ln1 = layernorm(x, p("ln1w"), p("ln1b"))
+        qkv, k_qkv = linear(normal1, p("qkvw"), p("qkvb"))
+        mixed, k_attention = attention(qkv, shape.heads)
+        projected, k_projection = linear(mixed, p("attprojw"), p("attprojb"))
+        x = x + projected
+        normal2, k_ln2 = layernorm(x, p("ln2w"), p("ln2b"))
+        wide, k_fc = linear(normal2, p("fcw"), p("fcb"))
+        narrow, k_fcproj = linear(gelu(wide), p("fcprojw"), p("fcprojb"))
+        x = x + narrow
+        kept.append((k_ln1, k_qkv, k_attention, k_projection, k_ln2, k_fc, wide, k_fcproj))
+    final, k_lnf = layernorm(x, model["lnfw"], model["lnfb"])
+    logits = final @ model["wte"][:shape.V].T
+    top = logits.max(-1, keepdims=True)
+    exponentials = np.exp(logits - top)
+    total = exponentials.sum(-1, keepdims=True)
+    chosen = np.take_along_axis(logits, targets[..., None], -1)
+    losses = (np.log(total) + top - chosen)[..., 0]  # (B, T)
+    return losses.mean(), (inputs, targets, kept, final, k_lnf, exponentials / total)
+
+
+def backward(shape, model, cache):
+    inputs, targets, kept, final, k_lnf, probabilities = cache
+    B, T = inputs.shape
+    gradients = {name: np.zeros(dimensions) for name, dimensions in shape.tensors().items()}
+    one_hot = np.zeros_like(probabilities)
+    np.put_along_axis(one_hot, targets[..., None], 1, -1)
+    dlogits = (probabilities - one_hot) / (B * T)
+    gradients["wte"][:shape.V] = dlogits.reshape(-1, shape.V).T @ final.reshape(-1, shape.C)
+    dx, gradients["lnfw"], gradients["lnfb"] = layernorm_backward(dlogits @ model["wte"][:shape.V], k_lnf)
+    for l in reversed(range(shape.L)):
+        k_ln1, k_qkv, k_attention, k_projection, k_ln2, k_fc, wide, k_fcproj = kept[l]
+
+        def keep(kind, dw, db):
+            gradients[kind + "w"][l], gradients[kind + "b"][l] = dw, db
+        dhidden, *parameters = linear_backward(dx, k_fcproj)
+        keep("fcproj", *parameters)
+        dnormal, *parameters = linear_backward(gelu_backward(dhidden, wide), k_fc)
+        keep("fc", *parameters)
+        dbranch, *parameters = layernorm_backward(dnormal, k_ln2)
+        keep("ln2", *parameters)
+        dx = dx + dbranch
+        dmixed, *parameters = linear_backward(dx, k_projection)
+        keep("attproj", *parameters)
+        dnormal, *parameters = linear_backward(attention_backward(dmixed, k_attention), k_qkv)
+        keep("qkv", *parameters)
+        dbranch, *parameters = layernorm_backward(dnormal, k_ln1)
+        keep("ln1", *parameters)
+        dx = dx + dbranch
+    np.add.at(gradients["wte"], inputs, dx)
+    gradients["wpe"][:T] = dx.sum(0)
+    return gradients
+
+
+def loss_and_gradients(shape, model, inputs, targets):
+    loss, cache = forward(shape, model, inputs, targets)
+    return loss, backward(shape, model, cache)
+
+
+# ---------------------------------------------------------------------------------------------------
+# Training
+
+def learning_rate(schedule, step, steps, lr, min_lr, warmup):
+    """Of step 0 ... steps - 1. The warm-up rises linearly and reaches lr in its last step; cosine and
+    linear then fall to min_lr; wsd holds lr for the first 80 % of the run and falls by 1 - sqrt."""
+    if step < warmup:
+        return lr * (step + 1) / warmup
+    done = (step - warmup) / max(1, steps - warmup)
+    if schedule == "constant":
+        return lr
+    if schedule == "linear":
+        return lr + (min_lr - lr) * done
+    if schedule == "cosine":
+        return min_lr + (lr - min_lr) * 0.5 * (1 + math.cos(math.pi * done))
+    if schedule == "wsd":
+        hold = 0.8 * steps
+        return lr if step < hold else min_lr + (lr - min_lr) * (1 - math.sqrt((step - hold) / (steps - hold)))
+    raise ValueError(schedule)
+
+
+class AdamW:
+    """Decoupled decay on matrices and embeddings, bias correction, clipping by the global norm."""
+
+    def __init__(self, model, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, clip=1.0):
+        self.beta1, self.beta2, self.eps = beta1, beta2, eps
+        self.weight_decay, self.clip = weight_decay, clip
+        self.m = {name: np.zeros_like(w) for name, w in model.items()}
+        self.v = {name: np.zeros_like(w) for name, w in model.items()}
+        self.steps = 0
+
+    def update(self, model, gradients, lr):
+        """Changes model; returns the norm before clipping. clip = 0: no clipping."""
+        norm = math.sqrt(sum(float((g ** 2).sum()) for g in gradients.values()))
+        scale = self.clip / norm if 0 < self.clip < norm else 1.0
+        self.steps += 1
+        for name, w in model.items():
+            g = gradients[name] * scale
+            self.m[name] += (1 - self.beta1) * (g - self.m[name])
+            self.v[name] += (1 - self.beta2) * (g * g - self.v[name])
+            m = self.m[name] / (1 - self.beta1 ** self.steps)
+            v = self.v[name] / (1 - self.beta2 ** self.steps)
+            decay = self.weight_decay * w if name in DECAYED else 0
+            w -= lr * (m / (np.sqrt(v) + self.eps) + decay)
+        return norm
+
+
+def train(shape, model, batches, schedule="constant", lr=1e-3, min_lr=0.0, warmup=0, **adamw):
+    """One step per (inputs, targets) of batches, a list. Changes model; returns (loss, norm, lr) by step."""
+    optimizer, history = AdamW(model, **adamw), []
+    for step, (inputs, targets) in enumerate(batches):
+        loss, gradients = loss_and_gradients(shape, model, inputs, targets)
+        rate = learning_rate(schedule, step, len(batches), lr, min_lr, warmup)
+        norm = optimizer.update(model, gradients, rate)
+        history.append((loss, norm, rate))
+    return history
