@@ -41,6 +41,7 @@ typedef struct options {
     int64_t threads; // 0: share the cores between the ranks of a host
     double peak_tflops, timeout;
     bool dry_run, help;
+    uint64_t given; // one bit a row of the table: was on the command line
 } options;
 
 typedef enum { OPTION_INT, OPTION_REAL, OPTION_TEXT, OPTION_CHOICE, OPTION_FLAG } option_type;
@@ -50,14 +51,19 @@ typedef struct option_row {
     option_type type;
     const char *fallback; // default, as text; parsed like user input
     double minimum, maximum; // INT and REAL: allowed range
-    const char *choices; // CHOICE: "none|slice|commfuse|nowire"
+    const char *choices; // CHOICE: "none|slice|commfuse|nowire"; TEXT: what it is: FILE, DIR, GLOB, or A:B (checked)
     const char *help;    // one line
     int64_t offset;      // of the field in struct options
 } option_row;
 const option_row *options_table(int *count);
 
-// Defaults, then argv[1…]. Dies together on any error.
+// Defaults, then argv[1…]. Dies together on any error. Texts point into argv.
 void options_parse(options *o, int argc, char **argv);
+// The same, but an error is told instead of ending the run: false, what is wrong, and a hint ("" if none).
+typedef struct options_problem {
+    char what[1024], hint[256];
+} options_problem;
+bool options_try(options *o, int argc, char **argv, options_problem *problem);
 void options_help(FILE *file);
 // The value of a row as text, for banner and log.
 void options_value(const options *o, const option_row *row, char *text, int64_t size);

@@ -1,0 +1,370 @@
+// See options.h. One table row an option, and everything else walks the table: the parser finds the row by
+// name and stores through its offset, --help prints the rows by group, banner and log ask for their values.
+// An option therefore cannot be parsed and undocumented, or documented and ignored.
+//
+// Defaults are texts that go through the same parser as the user's, first, so that a default out of its own
+// range is an error in every run and cannot hide. Texts are not copied: they live in argv as long as the run.
+//
+// Limits are generous for any GPT that fits a machine, and small enough that every product of sizes that the
+// program forms fits 64 bits: micro-batch × heads × seq² × 4 bytes is at most 2^60. Integers stop at 2^53, so
+// that they pass through the table's doubles, and through any JSON reader, exactly.
+//
+// Errors are found by options_try(), which returns, and told by options_parse(), which does not.
+#include "options.h"
+#include "../commfuse/die.h"
+#include <errno.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define INT_MAX_EXACT 9007199254740992.0 // 2^53
+
+#define INT(field, option, value, low, high, text)                                                           \
+    { GROUP, option, OPTION_INT, value, low, high, NULL, text, offsetof(options, field) }
+#define REAL(field, option, value, low, high, text)                                                          \
+    { GROUP, option, OPTION_REAL, value, low, high, NULL, text, offsetof(options, field) }
+#define TEXT(field, option, value, what, text)                                                               \
+    { GROUP, option, OPTION_TEXT, value, 0, 0, what, text, offsetof(options, field) }
+#define CHOICE(field, option, value, values, text)                                                           \
+    { GROUP, option, OPTION_CHOICE, value, 0, 0, values, text, offsetof(options, field) }
+#define FLAG(field, option, text)                                                                            \
+    { GROUP, option, OPTION_FLAG, "", 0, 0, NULL, text, offsetof(options, field) }
+
+// clang-format off
+static const option_row table[] = {
+#define GROUP "model"
+    CHOICE(model, "model", "d12", "d6|d12|d24|d36|d48",
+           "GPT-2 by depth: 384, 768, 1024, 1280, 1600 channels in heads of 64; d12 is GPT-2 124M"),
+    INT(layers, "layers", "0", 0, 4096, "blocks; 0: as --model says"),
+    INT(channels, "channels", "0", 0, 131072, "width of the model; 0: as --model says"),
+    INT(heads, "heads", "0", 0, 1024, "attention heads, which must divide the channels; 0: as --model says"),
+    INT(seq, "seq", "1024", 1, 262144, "tokens per sequence"),
+    INT(vocab, "vocab", "0", 0, 65536,
+        "size of the vocabulary; 0: the model file's, else that of tokenizer.bin beside the training tokens, else 256"),
+    TEXT(init_from, "init-from", "", "FILE", "start from this model file (llm.c format); it sets the shape"),
+#undef GROUP
+#define GROUP "data"
+    TEXT(train, "train", "", "GLOB", "token files to train on (llm.c format, made by data/prepare.py); quote a pattern"),
+    TEXT(val, "val", "", "GLOB", "token files for the validation loss"),
+#undef GROUP
+#define GROUP "parallel"
+    INT(tp, "tp", "0", 0, 65536, "ranks that share one replica (tensor parallel); 0: ranks / dp, and 1 if dp is 0 too"),
+    INT(dp, "dp", "0", 0, 65536, "replicas (data parallel); 0: ranks / tp; tp x dp is the number of ranks"),
+    CHOICE(strategy, "strategy", "tpsp", "tpsp|up",
+           "tpsp: tensor and sequence parallel; up: Ulysses, whole weights and attention split by heads"),
+    CHOICE(transport, "transport", "auto", "auto|mpi|nccl|ipc", "what moves the bytes between ranks"),
+    CHOICE(overlap, "overlap", "commfuse", "none|slice|commfuse|nowire",
+           "none: blocking; slice: data slicing; commfuse: tail-free; nowire: no transfers, wrong results, for benchmarks"),
+    CHOICE(route, "route", "ring", "ring|direct", "commfuse: neighbour to neighbour, or straight to and from the owner"),
+    INT(slices, "slices", "0", 0, 1024,
+        "slices of an operation (commfuse: of each rank's part); 0: 4 for slice, 1 for commfuse"),
+#undef GROUP
+#define GROUP "training"
+    INT(batch, "batch", "0", 0, 1e9,
+        "sequences per step over all ranks, a multiple of micro-batch x dp; 0: micro-batch x dp"),
+    INT(micro_batch, "micro-batch", "4", 1, 4096, "sequences per replica per pass; the rest of a batch is accumulated"),
+    INT(steps, "steps", "40", 0, 1e9, "optimizer steps"),
+    REAL(lr, "lr", "3e-4", 0, 100, "highest learning rate"),
+    REAL(min_lr, "min-lr", "0", 0, 100, "learning rate at the last step"),
+    INT(warmup, "warmup", "0", 0, 1e9, "steps over which the learning rate rises linearly from 0"),
+    CHOICE(schedule, "schedule", "cosine", "cosine|linear|constant|wsd",
+           "learning rate after the warm-up; wsd: constant, then down over the last fifth"),
+    REAL(weight_decay, "weight-decay", "0.1", 0, 100, "AdamW's decoupled decay, of matrices and embeddings only"),
+    REAL(beta1, "beta1", "0.9", 0, 0.999999, "AdamW's decay of the first moment"),
+    REAL(beta2, "beta2", "0.95", 0, 0.999999, "AdamW's decay of the second moment"),
+    REAL(eps, "eps", "1e-8", 1e-30, 1, "AdamW's epsilon"),
+    REAL(clip, "clip", "1.0", 0, 1e9, "largest global gradient norm; 0: never clip"),
+    INT(seed, "seed", "1337", 0, INT_MAX_EXACT, "of initial weights and data order"),
+    CHOICE(dtype, "dtype", "fp32", "fp32|bf16", "type of activations and of what is communicated"),
+#undef GROUP
+#define GROUP "watching"
+    INT(val_every, "val-every", "20", 0, 1e9, "steps between validation losses; 0: never"),
+    INT(val_batches, "val-batches", "20", 1, 1e9, "micro-batches per replica of one validation loss"),
+    INT(sample_every, "sample-every", "0", 0, 1e9, "steps between samples of generated text; 0: never"),
+    TEXT(log, "log", "", "FILE", "log, one JSON object a line"),
+    TEXT(trace, "trace", "", "FILE", "timeline of some steps, for chrome://tracing or ui.perfetto.dev"),
+    TEXT(trace_steps, "trace-steps", "1:3", "A:B", "steps of the timeline: A up to, but not including, B"),
+#undef GROUP
+#define GROUP "output"
+    TEXT(out, "out", "", "DIR", "directory for checkpoints"),
+    INT(save_every, "save-every", "0", 0, 1e9, "steps between checkpoints; 0: never"),
+#undef GROUP
+#define GROUP "machine"
+    INT(threads, "threads", "0", 0, 4096, "compute threads per rank; 0: share the cores between the ranks of a host"),
+    REAL(peak_tflops, "peak-tflops", "0", 0, 1e6,
+         "peak of one rank's device, for the MFU; 0: known for GPUs, measured with a GEMM on CPUs"),
+    REAL(timeout, "timeout", "60", 0, 604800, "seconds a rank waits for another before it gives up; 0: for ever"),
+    FLAG(dry_run, "dry-run", "check everything, print mesh, shape and memory per purpose, then stop"),
+    FLAG(help, "help", "this list"),
+#undef GROUP
+};
+// clang-format on
+
+enum { ROWS = sizeof table / sizeof *table, WIDTH = 110, NAME_MAX = 40, ECHO_MAX = 120 };
+_Static_assert(ROWS <= 64, "options.given has one bit a row");
+
+const option_row *options_table(int *count) {
+    *count = ROWS;
+    return table;
+}
+
+static bool fail(options_problem *problem, const char *hint, const char *format, ...) CF_PRINTF(3, 4);
+static bool fail(options_problem *problem, const char *hint, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(problem->what, sizeof problem->what, format, arguments);
+    va_end(arguments);
+    snprintf(problem->hint, sizeof problem->hint, "%s", hint);
+    return false;
+}
+
+// --- values -------------------------------------------------------------------------------------------------
+
+// Digits with one optional sign, all of `length` characters: no blanks, no hexadecimal, nothing behind.
+static bool plain_int(const char *text, size_t length, int64_t *value) {
+    char copy[32], *end;
+    size_t sign = length > 0 && (text[0] == '-' || text[0] == '+');
+    if (length == sign || length >= sizeof copy || strspn(text + sign, "0123456789") < length - sign)
+        return false;
+    memcpy(copy, text, length);
+    copy[length] = 0;
+    errno = 0;
+    *value = strtoll(copy, &end, 10);
+    return errno == 0 && *end == 0;
+}
+
+// A decimal number with optional exponent; not the NaN, infinity and hexadecimal that strtod would take.
+static bool plain_real(const char *text, double *value) {
+    char *end;
+    if (*text == 0 || text[strspn(text, "+-.0123456789eE")] != 0) return false;
+    errno = 0;
+    *value = strtod(text, &end);
+    return *end == 0 && isfinite(*value);
+}
+
+static bool is_choice(const char *choices, const char *text) {
+    size_t length = strlen(text);
+    for (const char *c = choices; c; c = strchr(c, '|') ? strchr(c, '|') + 1 : NULL)
+        if (length > 0 && strncmp(c, text, length) == 0 && (c[length] == '|' || c[length] == 0)) return true;
+    return false;
+}
+
+static bool is_step_range(const char *text) {
+    int64_t first, end;
+    const char *colon = strchr(text, ':');
+    return colon && plain_int(text, (size_t)(colon - text), &first) &&
+           plain_int(colon + 1, strlen(colon + 1), &end) && first >= 0 && first < end && end <= 1000000000;
+}
+
+static bool out_of_range(const option_row *row, const char *text, options_problem *problem) {
+    return fail(problem, "", "--%s %.*s is out of range: allowed is %.10g to %.16g", row->name, ECHO_MAX,
+                text, row->minimum, row->maximum);
+}
+
+static bool set_int(int64_t *field, const option_row *row, const char *text, options_problem *problem) {
+    // Digits too many for 64 bits are a number out of range, not something else than a number.
+    size_t length = strlen(text), sign = length > 0 && (text[0] == '-' || text[0] == '+');
+    if (!plain_int(text, length, field)) {
+        if (length > sign && strspn(text + sign, "0123456789") == length - sign)
+            return out_of_range(row, text, problem);
+        return fail(problem, "",
+                    "--%s '%.*s' is not a whole number in plain digits; allowed is %.10g to %.16g", row->name,
+                    ECHO_MAX, text, row->minimum, row->maximum);
+    }
+    if ((double)*field < row->minimum || (double)*field > row->maximum)
+        return out_of_range(row, text, problem);
+    return true;
+}
+
+static bool set_real(double *field, const option_row *row, const char *text, options_problem *problem) {
+    if (!plain_real(text, field))
+        return fail(problem, "", "--%s '%.*s' is not a finite decimal number; allowed is %.10g to %.16g",
+                    row->name, ECHO_MAX, text, row->minimum, row->maximum);
+    if (*field < row->minimum || *field > row->maximum) return out_of_range(row, text, problem);
+    return true;
+}
+
+static bool set(options *o, const option_row *row, const char *text, options_problem *problem) {
+    void *field = (char *)o + row->offset;
+    switch (row->type) {
+    case OPTION_INT:
+        return set_int(field, row, text, problem);
+    case OPTION_REAL:
+        return set_real(field, row, text, problem);
+    case OPTION_FLAG:
+        *(bool *)field = *text != 0;
+        return true;
+    case OPTION_CHOICE:
+        if (!is_choice(row->choices, text))
+            return fail(problem, "", "--%s '%.*s' is none of %s", row->name, ECHO_MAX, text, row->choices);
+        break;
+    case OPTION_TEXT:
+        if (strcmp(row->choices, "A:B") == 0 && !is_step_range(text))
+            return fail(problem, "", "--%s '%.*s' is not A:B with whole numbers 0 <= A < B <= 1000000000",
+                        row->name, ECHO_MAX, text);
+        break;
+    }
+    *(const char **)field = text;
+    return true;
+}
+
+// --- names --------------------------------------------------------------------------------------------------
+
+// Levenshtein's distance between a (of a given length, at most NAME_MAX) and b.
+static int distance(const char *a, size_t length, const char *b) {
+    int row[NAME_MAX + 1];
+    for (size_t i = 0; i <= length; i++) row[i] = (int)i;
+    for (; *b; b++) {
+        int diagonal = row[0]++;
+        for (size_t i = 1; i <= length; i++) {
+            int replace = diagonal + (a[i - 1] != *b), skip = (row[i] < row[i - 1] ? row[i] : row[i - 1]) + 1;
+            diagonal = row[i];
+            row[i] = replace < skip ? replace : skip;
+        }
+    }
+    return row[length];
+}
+
+static const option_row *nearest(const char *name, size_t length) {
+    const option_row *best = NULL;
+    int best_distance = length < 4 ? 2 : 3; // further off is another word
+    for (const option_row *row = table; length <= NAME_MAX && row < table + ROWS; row++) {
+        int d = distance(name, length, row->name);
+        if (d >= best_distance) continue;
+        best_distance = d;
+        best = row;
+    }
+    return best;
+}
+
+static bool unknown(const char *argument, const char *name, size_t length, options_problem *problem) {
+    char hint[128] = "--help lists all options";
+    const option_row *row = nearest(name, length);
+    if (row) snprintf(hint, sizeof hint, "did you mean --%s? --help lists all options", row->name);
+    return fail(problem, hint, "unknown option %.*s", (int)(name + length - argument), argument);
+}
+
+static const option_row *find(const char *name, size_t length) {
+    for (const option_row *row = table; row < table + ROWS; row++)
+        if (strlen(row->name) == length && memcmp(row->name, name, length) == 0) return row;
+    return NULL;
+}
+
+// --- the command line ---------------------------------------------------------------------------------------
+
+// One option, argv[*at] and perhaps its value behind; *at is left on the last argument used.
+static bool take(options *o, int argc, char **argv, int *at, options_problem *problem) {
+    const char *argument = argv[*at], *name = argument + strspn(argument, "-");
+    const char *equals = strchr(name, '=');
+    size_t length = equals ? (size_t)(equals - name) : strlen(name);
+    if (argument[0] != '-' || *name == 0)
+        return fail(
+            problem,
+            "options start with --; quote a pattern, so that the shell leaves it whole: --train 'data/*.bin'",
+            "unexpected argument '%.*s' (argument %d)", ECHO_MAX, argument, *at);
+    const option_row *row = name - argument == 2 ? find(name, length) : NULL;
+    if (!row) return unknown(argument, name, length < ECHO_MAX ? length : ECHO_MAX, problem);
+    uint64_t bit = UINT64_C(1) << (row - table);
+    if (o->given & bit) return fail(problem, "give each option once", "--%s is given twice", row->name);
+    o->given |= bit;
+
+    if (row->type == OPTION_FLAG) {
+        if (equals)
+            return fail(problem, "", "--%s takes no value, but was given '%.*s'", row->name, ECHO_MAX,
+                        equals + 1);
+        return set(o, row, "yes", problem);
+    }
+    const char *value = equals ? equals + 1 : *at + 1 < argc ? argv[++*at] : "";
+    if (*value == 0 || (!equals && strncmp(value, "--", 2) == 0))
+        return fail(problem, row->help, "--%s needs a value, but %s%.*s", row->name,
+                    *value ? "the next argument is " : "there is none", ECHO_MAX, value);
+    return set(o, row, value, problem);
+}
+
+bool options_try(options *o, int argc, char **argv, options_problem *problem) {
+    *o = (options){0};
+    for (const option_row *row = table; row < table + ROWS; row++)
+        if (!set(o, row, row->fallback, problem)) return false;
+    for (int i = 1; i < argc; i++)
+        if (!take(o, argc, argv, &i, problem)) return false;
+    return true;
+}
+
+void options_parse(options *o, int argc, char **argv) {
+    options_problem problem;
+    if (!options_try(o, argc, argv, &problem))
+        cf_die_together(*problem.hint ? problem.hint : NULL, "%s", problem.what);
+}
+
+bool options_given(const options *o, const char *name) {
+    const option_row *row = find(name, strlen(name));
+    if (!row) cf_die(NULL, "options_given: there is no option --%s", name);
+    return o->given >> (row - table) & 1;
+}
+
+void options_value(const options *o, const option_row *row, char *text, int64_t size) {
+    const void *field = (const char *)o + row->offset;
+    switch (row->type) {
+    case OPTION_INT:
+        snprintf(text, (size_t)size, "%lld", (long long)*(const int64_t *)field);
+        break;
+    case OPTION_REAL: // the fewest digits that say it exactly
+        for (int digits = 6; digits <= 17; digits++) {
+            snprintf(text, (size_t)size, "%.*g", digits, *(const double *)field);
+            if (strtod(text, NULL) == *(const double *)field) break;
+        }
+        break;
+    case OPTION_TEXT:
+    case OPTION_CHOICE:
+        snprintf(text, (size_t)size, "%s", *(const char *const *)field);
+        break;
+    case OPTION_FLAG:
+        snprintf(text, (size_t)size, "%s", *(const bool *)field ? "yes" : "no");
+        break;
+    }
+}
+
+// --- help ---------------------------------------------------------------------------------------------------
+
+// Words of `text` from column `from` on, wrapped at WIDTH and indented likewise.
+static void print_wrapped(FILE *file, int from, const char *text) {
+    int column = from;
+    while (*text) {
+        int length = (int)strcspn(text, " ");
+        if (column + 1 + length > WIDTH) column = fprintf(file, "\n%*s", from, "") - 1;
+        if (column > from) column += fprintf(file, " ");
+        column += fprintf(file, "%.*s", length, text);
+        text += length + strspn(text + length, " ");
+    }
+    fputc('\n', file);
+}
+
+static void print_row(FILE *file, const option_row *row) {
+    char option[64], line[512];
+    const char *value = row->type == OPTION_INT    ? "N"
+                        : row->type == OPTION_REAL ? "X"
+                        : row->type == OPTION_FLAG ? ""
+                                                   : row->choices;
+    snprintf(option, sizeof option, "--%s %s", row->name, value);
+    snprintf(line, sizeof line, "%s", row->help);
+    if (row->type == OPTION_INT || row->type == OPTION_REAL)
+        snprintf(line, sizeof line, "%s (%.10g to %.16g)", row->help, row->minimum, row->maximum);
+    int from = fprintf(file, "  %-38s %-8s ", option, *row->fallback ? row->fallback : "-");
+    print_wrapped(file, from, line);
+}
+
+void options_help(FILE *file) {
+    fprintf(file,
+            "usage: mpirun -np N ./train_gpt --train GLOB [options]\n"
+            "Trains a GPT with every collective fused into the computation beside it.\n\n"
+            "  %-38s %-8s %s\n",
+            "option", "default", "meaning (allowed range); --name value or --name=value");
+    const char *group = "";
+    for (const option_row *row = table; row < table + ROWS; row++) {
+        if (strcmp(group, row->group) != 0) fprintf(file, "\n%s\n", row->group);
+        group = row->group;
+        print_row(file, row);
+    }
+}
