@@ -26,8 +26,8 @@ typedef struct cf_context {
     cf_transport *transport;
     cf_stream *stream;
     cf_trace *trace;
-    int step;       // for messages and traces; -1 outside of training
-    int operations; // created so far: numbers the tags, so all ranks create the same ones in the same order
+    int step; // for messages and traces; -1 outside of training
+    int tags; // message tags given out so far: all ranks create the same operations in the same order
 } cf_context;
 
 // The part of the payload one call of the callback works on: `blocks` runs of `rows` consecutive rows.

@@ -2,7 +2,7 @@
 //
 // N ranks share a payload of N shards, one per rank; each shard is cut into m slices, so slice number
 // s = owner · m + k, 0 <= s < N · m. A schedule is ONE rank's list of steps. Steps are taken in list
-// order: COMPUTE and ADD run one after another on the compute stream; EXCHANGE and COLLECTIVE are posted
+// order: COMPUTE, ADD and COPY run one after another on the compute stream; EXCHANGE and COLLECTIVE are posted
 // when the list reaches them and run behind whatever follows. Each step names the earlier steps it must
 // wait for. (PAPER: Algorithm 1 is all-gather by ring, 2 reduce-scatter by ring, 3 their use in linear
 // layers, 4 Query-Split attention, 5 all-to-all.)
@@ -11,7 +11,8 @@
 //   CF_FULL    the caller's payload. all-gather: filled by this operation, own shard there from the start.
 //              reduce-scatter: this rank's partial sums. all-to-all: slices by destination.
 //   CF_STAGE   slots of one slice each, owned by the operation: partial sums on their way.
-//   CF_RESULT  all-to-all: slices by source. reduce-scatter by native collective: the own shard, reduced.
+//   CF_RESULT  all-to-all: slices by source (with compute after, the own slices stay in FULL in commfuse
+//              mode: nothing moves them). reduce-scatter by native collective: the own shard, reduced.
 // The reduced own shard of a reduce-scatter lies in cf_schedule.result.
 #ifndef CF_SCHEDULE_H
 #define CF_SCHEDULE_H
@@ -30,7 +31,7 @@ typedef enum { CF_NO_COMPUTE, CF_COMPUTE_BEFORE, CF_COMPUTE_AFTER } cf_side;
 typedef enum { CF_MODE_NONE, CF_MODE_SLICE, CF_MODE_COMMFUSE, CF_MODE_NOWIRE } cf_mode;
 typedef enum { CF_RING, CF_DIRECT } cf_route; // all-to-all: both send straight to the owner
 
-typedef enum { CF_COMPUTE, CF_EXCHANGE, CF_ADD, CF_COLLECTIVE } cf_step_kind;
+typedef enum { CF_COMPUTE, CF_EXCHANGE, CF_ADD, CF_COPY, CF_COLLECTIVE } cf_step_kind;
 typedef enum { CF_FULL, CF_STAGE, CF_RESULT } cf_buffer;
 
 typedef struct cf_place { // one slice of one buffer
@@ -44,9 +45,11 @@ typedef struct cf_step {
     // COMPUTE and COLLECTIVE: slices first, first + stride, …, `count` of them
     int first, count, stride;
     // COMPUTE: where its (first) slice is read (after) or written (before)
-    // ADD:     at = at + from.   EXCHANGE: sends `from`, receives into `at`.   COLLECTIVE: from → at
+    // ADD:     at = at + from.   COPY: at = from (the own slices of an all-to-all without compute).
+    // EXCHANGE: sends `from`, receives into `at`.   COLLECTIVE: from → at
     cf_place at, from;
-    // EXCHANGE: group ranks; -1: this half is absent. Slice numbers name what travels (message tags).
+    // EXCHANGE: group ranks; -1: this half is absent. Slice numbers name what travels (message tags):
+    // all-gather and reduce-scatter: of FULL; all-to-all: destination · m + k on both sides.
     int send_to, send_slice;
     int recv_from, recv_slice;
 } cf_step;
@@ -69,7 +72,7 @@ typedef struct cf_schedule {
 } cf_schedule;
 
 // The schedule of group rank `rank` of `ranks`. slices >= 1: slices per rank's shard: m of commfuse and
-// nowire, M of slice; ignored (1) by none, and by every mode without compute (nothing to slice behind).
+// nowire, M of slice; ignored (1) by none, without compute (nothing to slice behind) and on one rank.
 cf_schedule *cf_schedule_create(cf_operation operation, cf_side side, cf_mode mode, cf_route route, int ranks,
                                 int rank, int slices);
 void cf_schedule_free(cf_schedule *schedule);

@@ -56,6 +56,7 @@ struct cf_transport {
     const char *name;
     int rank, size;             // in the world
     int local_rank, local_size; // among the ranks of this host
+    int local_cores;            // cores that the ranks of this host may use together
     void *state;
     void (*bind)(cf_transport *, cf_group *group); // collective over the group: prepare its communicator
     void (*post)(cf_transport *, cf_request *request, cf_stream *stream);

@@ -1,0 +1,270 @@
+// The executor. It walks one rank's list of steps and knows no algorithm: which slice, which peer and what
+// must be complete first all stand in the step.
+//
+//   COMPUTE, ADD, COPY   wait on the stream for the transfers named, then enqueue the work
+//   EXCHANGE, COLLECTIVE post a request; transfers named become the request's `after`; computations named
+//                        are earlier in the stream, which post() is given
+//
+// A run begins (steps up to schedule.begin), may be advanced (as far as no wait is needed), and is finished
+// (the rest, then every request is waited for, so that all memory may be reused). Memory and requests are
+// made once, in create. Where a slice lies is decided in one place, place_of().
+#include "fuse.h"
+#include "die.h"
+#include <stdlib.h>
+#include <string.h>
+
+struct cf_fuse {
+    cf_context *context;
+    cf_fuse_plan plan;
+    cf_schedule *schedule;
+    cf_request *request; // one per step; unused for steps on the compute stream
+    bool *waited;        // per step: its request has been waited for and traced
+    int tag;             // of slice 0
+    char *stage, *result;
+    char label[64];
+    // The run in progress
+    bool running;
+    int next; // step
+    char *full;
+    int64_t rows, row_bytes, row_elements;
+    cf_compute *compute;
+    void *argument;
+    int layer;
+};
+
+// --- plan ---
+
+static bool on_wire(const cf_step *step) { return step->kind == CF_EXCHANGE || step->kind == CF_COLLECTIVE; }
+
+static int64_t staging_bytes(const cf_fuse *f) {
+    return f->schedule->stage_slots / f->schedule->slices * f->plan.capacity * cf_dtype_size(f->plan.dtype);
+}
+
+static int64_t result_bytes(const cf_fuse *f) {
+    if (f->schedule->result.buffer != CF_RESULT) return 0;
+    int64_t shards = f->schedule->operation == CF_ALLTOALL ? f->schedule->ranks : 1;
+    return shards * f->plan.capacity * cf_dtype_size(f->plan.dtype);
+}
+
+cf_fuse *cf_fuse_create(cf_context *context, cf_fuse_plan plan) {
+    if (plan.capacity < 0) cf_die(NULL, "%s: capacity of %lld elements", plan.name, (long long)plan.capacity);
+    cf_fuse *f = calloc(1, sizeof *f);
+    if (!f) cf_die(NULL, "out of memory for operation %s", plan.name);
+    f->context = context;
+    f->plan = plan;
+    f->schedule = cf_schedule_create(plan.operation, plan.side, plan.mode, plan.route, plan.group->size,
+                                     plan.group->rank, plan.slices);
+    f->request = calloc((size_t)f->schedule->count + 1, sizeof *f->request);
+    f->waited = calloc((size_t)f->schedule->count + 1, sizeof *f->waited);
+    if (!f->request || !f->waited) cf_die(NULL, "out of memory for operation %s", plan.name);
+    f->tag = context->tags;
+    context->tags += plan.group->size * f->schedule->slices;
+    f->stage = cf_alloc(staging_bytes(f), "communication staging");
+    f->result = cf_alloc(result_bytes(f), "communication staging");
+    snprintf(f->label, sizeof f->label, "%s %s", cf_operation_name(plan.operation), plan.name);
+    return f;
+}
+
+void cf_fuse_free(cf_fuse *f) {
+    if (!f) return;
+    if (f->running) cf_die(NULL, "%s is freed while it runs", f->label);
+    cf_free(f->stage);
+    cf_free(f->result);
+    cf_schedule_free(f->schedule);
+    free(f->request);
+    free(f->waited);
+    free(f);
+}
+
+const cf_schedule *cf_fuse_schedule(const cf_fuse *f) { return f->schedule; }
+const cf_fuse_plan *cf_fuse_get_plan(const cf_fuse *f) { return &f->plan; }
+
+// --- where things lie ---
+
+// Slice k of any shard is rows [offset(k), offset(k + 1)) of it: sizes differ by at most one row.
+static int64_t offset_of(const cf_fuse *f, int k) { return f->rows * k / f->schedule->slices; }
+static int64_t rows_of(const cf_fuse *f, int k) { return offset_of(f, k + 1) - offset_of(f, k); }
+
+static int64_t first_row(const cf_fuse *f, cf_place place) {
+    int m = f->schedule->slices, owner = place.slot / m, k = place.slot % m;
+    if (place.buffer == CF_FULL && f->schedule->slice_major)
+        return f->schedule->ranks * offset_of(f, k) + owner * rows_of(f, k);
+    return owner * f->rows + offset_of(f, k);
+}
+
+static char *place_of(const cf_fuse *f, cf_place place) {
+    char *base = place.buffer == CF_FULL ? f->full : place.buffer == CF_STAGE ? f->stage : f->result;
+    return base + first_row(f, place) * f->row_bytes;
+}
+
+static cf_span span_of(const cf_fuse *f, const cf_step *step) {
+    int m = f->schedule->slices, k = step->first % m;
+    cf_span span = {.row = step->first / m * f->rows + offset_of(f, k), .rows = rows_of(f, k), .blocks = step->count,
+                    .row_stride = f->rows, .data = place_of(f, step->at)};
+    int64_t between = f->schedule->slice_major && step->at.buffer == CF_FULL ? span.rows : f->rows;
+    span.data_stride = between * f->row_bytes;
+    if (span.rows == span.row_stride && between == span.rows) { // side by side: one block
+        span.rows *= span.blocks;
+        span.blocks = 1;
+    }
+    return span;
+}
+
+// --- steps on the compute stream ---
+
+static void trace_request(cf_fuse *f, int index) {
+    const cf_request *r = &f->request[index];
+    const cf_step *step = &f->schedule->step[index];
+    bool exchange = step->kind == CF_EXCHANGE;
+    int peer = !exchange ? -1 : step->send_to >= 0 ? step->send_to : step->recv_from;
+    cf_trace_add(f->context->trace, CF_TRACE_COMM, f->label, f->layer, exchange ? step->send_slice : step->first,
+                 peer < 0 ? -1 : f->plan.group->world[peer], r->send_count * cf_dtype_size(r->dtype), r->begin_ms,
+                 r->end_ms);
+}
+
+static void wait_for(cf_fuse *f, int index) {
+    if (index < 0 || !on_wire(&f->schedule->step[index]) || f->waited[index]) return;
+    cf_transport *t = f->context->transport;
+    if (!t->test(t, &f->request[index])) {
+        double begin = cf_now_ms();
+        t->wait(t, &f->request[index], f->context->stream);
+        cf_trace_add(f->context->trace, CF_TRACE_WAIT, f->label, f->layer, -1, -1, 0, begin, cf_now_ms());
+    }
+    f->waited[index] = true;
+    trace_request(f, index);
+}
+
+static void take_compute(cf_fuse *f, const cf_step *step) {
+    cf_span span = span_of(f, step);
+    if (span.rows == 0) return;
+    double begin = cf_now_ms();
+    f->compute(f->argument, &span, f->context->stream);
+    cf_trace_add(f->context->trace, CF_TRACE_COMPUTE, f->plan.name, f->layer, step->first, -1, 0, begin, cf_now_ms());
+}
+
+static void take_add(cf_fuse *f, const cf_step *step) {
+    int64_t elements = rows_of(f, step->at.slot % f->schedule->slices) * f->row_elements;
+    double begin = cf_now_ms();
+    cf_add(place_of(f, step->at), place_of(f, step->from), elements, f->plan.dtype, f->context->stream);
+    cf_trace_add(f->context->trace, CF_TRACE_COMPUTE, "add", f->layer, step->at.slot, -1, 0, begin, cf_now_ms());
+}
+
+static void take_copy(cf_fuse *f, const cf_step *step) {
+    cf_copy(place_of(f, step->at), place_of(f, step->from), rows_of(f, step->at.slot % f->schedule->slices) * f->row_bytes,
+            f->context->stream);
+}
+
+// --- steps on the wire ---
+
+static void fill_exchange(cf_fuse *f, const cf_step *step, cf_request *r) {
+    r->kind = CF_REQUEST_EXCHANGE;
+    r->send_to = step->send_to;
+    r->recv_from = step->recv_from;
+    int m = f->schedule->slices;
+    if (step->send_to >= 0) {
+        r->send = place_of(f, step->from);
+        r->send_count = rows_of(f, step->send_slice % m) * f->row_elements;
+        r->send_tag = f->tag + step->send_slice;
+    }
+    if (step->recv_from >= 0) {
+        r->recv = place_of(f, step->at);
+        r->recv_count = rows_of(f, step->recv_slice % m) * f->row_elements;
+        r->recv_tag = f->tag + step->recv_slice;
+    }
+}
+
+static void fill_collective(cf_fuse *f, const cf_step *step, cf_request *r) {
+    static const cf_request_kind kinds[] = {CF_REQUEST_ALLGATHER, CF_REQUEST_REDUCE_SCATTER, CF_REQUEST_ALLTOALL};
+    r->kind = kinds[f->schedule->operation];
+    r->blocking = f->schedule->blocking;
+    r->send = place_of(f, step->from);
+    r->recv = place_of(f, step->at);
+    r->send_count = rows_of(f, step->first % f->schedule->slices) * f->row_elements;
+    r->stride = f->rows * f->row_elements;
+}
+
+static void post(cf_fuse *f, int index) {
+    const cf_step *step = &f->schedule->step[index];
+    cf_request *r = &f->request[index];
+    *r = (cf_request){.group = f->plan.group, .dtype = f->plan.dtype, .send_to = -1, .recv_from = -1,
+                      .label = f->label, .layer = f->layer, .step = f->context->step};
+    if (step->kind == CF_EXCHANGE) fill_exchange(f, step, r);
+    else fill_collective(f, step, r);
+    for (int i = 0, n = 0; i < 2; i++)
+        if (step->wait[i] >= 0 && on_wire(&f->schedule->step[step->wait[i]]) && !f->waited[step->wait[i]])
+            r->after[n++] = &f->request[step->wait[i]];
+    f->context->transport->post(f->context->transport, r, f->context->stream);
+}
+
+// --- a run ---
+
+static void take(cf_fuse *f, int index) {
+    const cf_step *step = &f->schedule->step[index];
+    if (on_wire(step)) {
+        post(f, index);
+        if (f->schedule->blocking) wait_for(f, index);
+        return;
+    }
+    for (int i = 0; i < 2; i++) wait_for(f, step->wait[i]);
+    if (step->kind == CF_COMPUTE) take_compute(f, step);
+    else if (step->kind == CF_ADD) take_add(f, step);
+    else take_copy(f, step);
+}
+
+static bool would_wait(cf_fuse *f, const cf_step *step) {
+    cf_transport *t = f->context->transport;
+    for (int i = 0; i < 2 && !on_wire(step); i++) {
+        int index = step->wait[i];
+        if (index >= 0 && on_wire(&f->schedule->step[index]) && !f->waited[index] && !t->test(t, &f->request[index]))
+            return true;
+    }
+    return false;
+}
+
+void cf_fuse_begin(cf_fuse *f, void *full, int64_t rows_per_rank, int64_t row_elements, cf_compute *compute,
+                   void *argument, int layer) {
+    if (f->running) cf_die(NULL, "%s is begun while it runs", f->label);
+    if (rows_per_rank < 0 || row_elements < 0 || rows_per_rank * row_elements > f->plan.capacity)
+        cf_die(NULL, "%s: a shard of %lld x %lld elements exceeds the capacity of %lld", f->label,
+               (long long)rows_per_rank, (long long)row_elements, (long long)f->plan.capacity);
+    if ((compute != NULL) != (f->plan.side != CF_NO_COMPUTE))
+        cf_die(NULL, "%s: %s a computation", f->label, compute ? "planned without" : "needs");
+    f->running = true;
+    f->next = 0;
+    f->full = full;
+    f->rows = rows_per_rank;
+    f->row_elements = row_elements;
+    f->row_bytes = row_elements * cf_dtype_size(f->plan.dtype);
+    f->compute = compute;
+    f->argument = argument;
+    f->layer = layer;
+    memset(f->waited, 0, (size_t)f->schedule->count * sizeof *f->waited);
+    while (f->next < f->schedule->begin) take(f, f->next++);
+}
+
+bool cf_fuse_advance(cf_fuse *f) {
+    while (f->next < f->schedule->count && !would_wait(f, &f->schedule->step[f->next])) take(f, f->next++);
+    return f->next == f->schedule->count;
+}
+
+void *cf_fuse_finish(cf_fuse *f) {
+    if (!f->running) cf_die(NULL, "%s is finished but was not begun", f->label);
+    while (f->next < f->schedule->count) take(f, f->next++);
+    for (int i = 0; i < f->schedule->count; i++) wait_for(f, i);
+    f->running = false;
+    return f->schedule->operation == CF_ALLGATHER ? f->full : place_of(f, f->schedule->result);
+}
+
+void *cf_fuse_run(cf_fuse *f, void *full, int64_t rows_per_rank, int64_t row_elements, cf_compute *compute,
+                  void *argument, int layer) {
+    cf_fuse_begin(f, full, rows_per_rank, row_elements, compute, argument, layer);
+    return cf_fuse_finish(f);
+}
+
+void cf_barrier(cf_context *context, const cf_group *group) {
+    if (group->size == 1) return;
+    cf_request r = {.kind = CF_REQUEST_BARRIER, .group = group, .send_to = -1, .recv_from = -1, .label = "barrier",
+                    .layer = -1, .step = context->step};
+    context->transport->post(context->transport, &r, context->stream);
+    context->transport->wait(context->transport, &r, context->stream);
+}

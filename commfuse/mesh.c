@@ -1,0 +1,30 @@
+// See mesh.h.
+#include "mesh.h"
+#include "die.h"
+#include <stdlib.h>
+
+static cf_group make_group(const char *name, int size, int rank, int first, int stride) {
+    int *world = malloc((size_t)size * sizeof *world);
+    if (!world) cf_die(NULL, "out of memory for group %s of %d ranks", name, size);
+    for (int i = 0; i < size; i++) world[i] = first + i * stride;
+    return (cf_group){.name = name, .size = size, .rank = rank, .world = world};
+}
+
+void cf_mesh_init(cf_mesh *mesh, int world_size, int world_rank, int tp, int dp) {
+    if (tp < 1 || dp < 1 || (long long)tp * dp != world_size)
+        cf_die_together("start tp x dp ranks: mpirun -np N ./train_gpt --tp T --dp D with T x D = N",
+                        "--tp %d x --dp %d = %lld, but there %s %d rank%s", tp, dp, (long long)tp * dp,
+                        world_size == 1 ? "is" : "are", world_size, world_size == 1 ? "" : "s");
+    int tp_rank = world_rank % tp, dp_rank = world_rank / tp;
+    mesh->tp = tp;
+    mesh->dp = dp;
+    mesh->tp_group = make_group("tp", tp, tp_rank, dp_rank * tp, 1);
+    mesh->dp_group = make_group("dp", dp, dp_rank, tp_rank, tp);
+    mesh->world_group = make_group("world", world_size, world_rank, 0, 1);
+}
+
+void cf_mesh_free(cf_mesh *mesh) {
+    free(mesh->tp_group.world);
+    free(mesh->dp_group.world);
+    free(mesh->world_group.world);
+}

@@ -1,0 +1,378 @@
+// The generators: Algorithms 1–5 of the paper, their baselines, and nothing else.
+//
+// N ranks, this one is r, m slices per shard. Ranks are counted on a circle: left(i) = r − i and
+// right(i) = r + i modulo N. The idea is the same everywhere: the last thing a rank computes needs no
+// communication afterwards, the first thing needs none before.
+//
+//   all-gather       compute own, r−1, r−2, …   slices arrive in that order while the one before is computed
+//   reduce-scatter   compute r−1, r−2, …, own   partial sums leave as soon as they are computed
+//   all-to-all       after: own first, as all-gather; before: own last, as reduce-scatter
+//
+// Ring: every transfer is with a neighbour, data of distant ranks is forwarded (all-gather) or summed up
+// on the way (reduce-scatter). Direct: the same slices at the same time, but straight between the rank
+// that has them and the one that needs them. The slice of owner j is summed in the order
+// ((p[j+1] + p[j+2]) + …) + p[j] on both routes: on the ring because that is its way round, on the direct
+// route because the owner adds in that order. Addition commutes bit by bit, so both give the same bits.
+#include "schedule.h"
+#include "die.h"
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct builder {
+    cf_schedule *s;
+    int capacity;
+    int last_compute; // index of the newest step on the compute stream, -1: none
+    int *exchange;    // [round · m + k]: index of that EXCHANGE
+} builder;
+
+static int left(const cf_schedule *s, int i) { return ((s->rank - i) % s->ranks + s->ranks) % s->ranks; }
+static int right(const cf_schedule *s, int i) { return (s->rank + i) % s->ranks; }
+static int slice(const cf_schedule *s, int owner, int k) { return owner * s->slices + k; }
+
+// --- appending steps ---
+
+static int append(builder *b, cf_step step) {
+    cf_schedule *s = b->s;
+    if (s->count == b->capacity) {
+        b->capacity = b->capacity ? 2 * b->capacity : 64;
+        s->step = realloc(s->step, (size_t)b->capacity * sizeof *s->step);
+        if (!s->step) cf_die(NULL, "out of memory for a schedule of %d steps", b->capacity);
+    }
+    s->step[s->count] = step;
+    if (step.kind != CF_EXCHANGE && step.kind != CF_COLLECTIVE) b->last_compute = s->count;
+    return s->count++;
+}
+
+static cf_step blank(cf_step_kind kind, int wait0, int wait1) {
+    cf_step step = {.kind = kind, .wait = {wait0, wait1}, .stride = 1};
+    step.send_to = step.recv_from = step.send_slice = step.recv_slice = -1;
+    return step;
+}
+
+static int compute(builder *b, cf_place at, int first, int count, int stride, int wait) {
+    cf_step step = blank(CF_COMPUTE, wait, -1);
+    step.at = at;
+    step.first = first, step.count = count, step.stride = stride;
+    return append(b, step);
+}
+
+static int compute_one(builder *b, cf_buffer buffer, int number, int wait) {
+    return compute(b, (cf_place){buffer, number}, number, 1, 1, wait);
+}
+
+static int add(builder *b, cf_place at, cf_place from, int wait0, int wait1) {
+    cf_step step = blank(CF_ADD, wait0, wait1);
+    step.at = at, step.from = from;
+    return append(b, step);
+}
+
+static int exchange(builder *b, int send_to, cf_place from, int send_slice, int recv_from, cf_place at, int recv_slice,
+                    int wait0, int wait1) {
+    cf_step step = blank(CF_EXCHANGE, wait0, wait1);
+    step.send_to = send_to, step.from = from, step.send_slice = send_slice;
+    step.recv_from = recv_from, step.at = at, step.recv_slice = recv_slice;
+    return append(b, step);
+}
+
+static int collective(builder *b, cf_place from, cf_place at, int first, int wait0, int wait1) {
+    cf_step step = blank(CF_COLLECTIVE, wait0, wait1);
+    step.from = from, step.at = at;
+    step.first = first, step.count = b->s->ranks, step.stride = b->s->slices;
+    return append(b, step);
+}
+
+static int *exchange_at(builder *b, int round, int k) { return &b->exchange[round * b->s->slices + k]; }
+static int exchange_before(builder *b, int round, int k) { return round > 0 ? *exchange_at(b, round - 1, k) : -1; }
+
+// --- all-gather (Algorithm 1) ---
+
+// Round i brings the shard of rank r − 1 − i. Nothing here depends on a computation of this operation, so
+// all rounds are posted at once; each starts when the round before has delivered what it forwards (ring),
+// or so that arrivals keep their order (direct).
+static void post_allgather(builder *b) {
+    cf_schedule *s = b->s;
+    for (int i = 0; i < s->ranks - 1; i++)
+        for (int k = 0; k < s->slices; k++) {
+            bool ring = s->route == CF_RING;
+            int send = slice(s, ring ? left(s, i) : s->rank, k), recv = slice(s, left(s, i + 1), k);
+            *exchange_at(b, i, k) = exchange(b, right(s, ring ? 1 : i + 1), (cf_place){CF_FULL, send}, send,
+                                             left(s, ring ? 1 : i + 1), (cf_place){CF_FULL, recv}, recv,
+                                             exchange_before(b, i, k), -1);
+        }
+}
+
+static void fused_allgather(builder *b) {
+    cf_schedule *s = b->s;
+    bool wire = s->mode == CF_MODE_COMMFUSE;
+    if (wire) post_allgather(b);
+    s->begin = s->count;
+    if (s->side == CF_NO_COMPUTE) return;
+    for (int i = 0; i < s->ranks; i++)
+        for (int k = 0; k < s->slices; k++)
+            compute_one(b, CF_FULL, slice(s, left(s, i), k), wire ? exchange_before(b, i, k) : -1);
+}
+
+// --- reduce-scatter (Algorithms 2–4) ---
+
+// Ring. Round i: compute the slice of rank r − 1 − i, add the running sum that came from the left
+// neighbour, send it on to the right. One stage slot per k is enough: it is free again once added.
+static void ring_reduce_scatter(builder *b) {
+    cf_schedule *s = b->s;
+    s->stage_slots = s->ranks > 1 ? s->slices : 0;
+    for (int i = 0; i < s->ranks; i++)
+        for (int k = 0; k < s->slices; k++) {
+            int number = slice(s, left(s, i + 1), k), arrived = exchange_before(b, i, k);
+            cf_place here = {CF_FULL, number}, staged = {CF_STAGE, k};
+            if (s->side == CF_COMPUTE_BEFORE) compute_one(b, CF_FULL, number, -1);
+            if (i == s->ranks - 1) continue; // own slices: added below, behind the last compute
+            if (i > 0) add(b, here, staged, arrived, -1);
+            *exchange_at(b, i, k) = exchange(b, right(s, 1), here, number, left(s, 1), staged,
+                                             slice(s, left(s, i + 2), k), b->last_compute, arrived);
+        }
+    s->begin = s->side == CF_NO_COMPUTE ? (s->ranks > 1) : s->count;
+    for (int k = 0; k < s->slices && s->ranks > 1; k++)
+        add(b, (cf_place){CF_FULL, slice(s, s->rank, k)}, (cf_place){CF_STAGE, k},
+            exchange_before(b, s->ranks - 1, k), -1);
+}
+
+// Direct. Round i: compute the slice of rank r − 1 − i and send it there; what arrives is rank r + 1 + i's
+// part of the own slice. Stage slots: [0, m) hold the sum so far, then one slot per k for the newest part,
+// or, without compute to pace the rounds, one slot per round and k, so that all are posted at once.
+static void direct_reduce_scatter(builder *b) {
+    cf_schedule *s = b->s;
+    int N = s->ranks, m = s->slices;
+    bool paced = s->side == CF_COMPUTE_BEFORE;
+    s->stage_slots = N < 2 ? 0 : N == 2 ? m : paced ? 2 * m : (N - 1) * m;
+    for (int i = 0; i < N; i++)
+        for (int k = 0; k < m; k++) {
+            int owner = left(s, i + 1), own = slice(s, s->rank, k), number = slice(s, owner, k);
+            cf_place sum = {CF_STAGE, k}, newest = {CF_STAGE, i == 0 ? k : paced ? m + k : i * m + k};
+            if (paced) compute_one(b, CF_FULL, number, -1);
+            if (i == N - 1) continue;
+            if (paced && i > 1) add(b, sum, newest, *exchange_at(b, i - 1, k), *exchange_at(b, 0, k));
+            *exchange_at(b, i, k) = exchange(b, owner, (cf_place){CF_FULL, number}, number, right(s, i + 1), newest,
+                                             own, b->last_compute, paced ? -1 : exchange_before(b, i, k));
+        }
+    s->begin = s->count;
+    for (int k = 0; k < m && N > 1; k++) {
+        for (int i = paced ? N - 2 : 1; i <= N - 2 && i >= 1; i++)
+            add(b, (cf_place){CF_STAGE, k}, (cf_place){CF_STAGE, paced ? m + k : i * m + k}, *exchange_at(b, i, k),
+                *exchange_at(b, 0, k));
+        add(b, (cf_place){CF_FULL, slice(s, s->rank, k)}, (cf_place){CF_STAGE, k}, *exchange_at(b, 0, k), -1);
+    }
+}
+
+// The bound for benchmarks: the computations and additions of commfuse, no transfer.
+static void nowire_reduce_scatter(builder *b) {
+    cf_schedule *s = b->s;
+    s->stage_slots = s->ranks > 1 ? s->slices : 0;
+    for (int i = 0; i < s->ranks; i++)
+        for (int k = 0; k < s->slices; k++) {
+            int number = slice(s, left(s, i + 1), k);
+            if (s->side == CF_COMPUTE_BEFORE) compute_one(b, CF_FULL, number, -1);
+            if (i > 0) add(b, (cf_place){CF_FULL, number}, (cf_place){CF_STAGE, k}, -1, -1);
+        }
+    s->begin = s->count;
+}
+
+// --- all-to-all (Algorithm 5) ---
+
+// Round i sends to rank r + 1 + i and receives from r − 1 − i.
+static void alltoall_after(builder *b) {
+    cf_schedule *s = b->s;
+    bool wire = s->mode == CF_MODE_COMMFUSE;
+    for (int i = 0; wire && i < s->ranks - 1; i++)
+        for (int k = 0; k < s->slices; k++) {
+            int to = right(s, i + 1), from = left(s, i + 1);
+            *exchange_at(b, i, k) = exchange(b, to, (cf_place){CF_FULL, slice(s, to, k)}, slice(s, to, k), from,
+                                             (cf_place){CF_RESULT, slice(s, from, k)}, slice(s, s->rank, k),
+                                             exchange_before(b, i, k), -1);
+        }
+    s->begin = s->count;
+    for (int i = 0; i < s->ranks; i++)
+        for (int k = 0; k < s->slices; k++) {
+            int number = slice(s, left(s, i), k);
+            if (s->side == CF_COMPUTE_AFTER)
+                compute_one(b, i == 0 ? CF_FULL : CF_RESULT, number, wire ? exchange_before(b, i, k) : -1);
+            else if (i == 0) {
+                cf_step step = blank(CF_COPY, -1, -1);
+                step.at = (cf_place){CF_RESULT, number}, step.from = (cf_place){CF_FULL, number};
+                append(b, step);
+            }
+        }
+}
+
+// Round i computes for rank r − 1 − i and sends; what arrives comes from r + 1 + i. Own slices last,
+// computed where the result is wanted.
+static void alltoall_before(builder *b) {
+    cf_schedule *s = b->s;
+    bool wire = s->mode == CF_MODE_COMMFUSE;
+    for (int i = 0; i < s->ranks; i++)
+        for (int k = 0; k < s->slices; k++) {
+            int to = left(s, i + 1), from = right(s, i + 1);
+            bool own = i == s->ranks - 1;
+            compute_one(b, own ? CF_RESULT : CF_FULL, slice(s, to, k), -1);
+            if (wire && !own)
+                *exchange_at(b, i, k) = exchange(b, to, (cf_place){CF_FULL, slice(s, to, k)}, slice(s, to, k), from,
+                                                 (cf_place){CF_RESULT, slice(s, from, k)}, slice(s, s->rank, k),
+                                                 b->last_compute, -1);
+        }
+    s->begin = s->count;
+}
+
+// --- the baselines: native collectives ---
+
+// M slices; the collective of slice k runs behind the computation of slice k ± 1. With M = 1 and
+// `blocking` this is mode none: the whole collective, then (or after) one monolithic computation.
+static void native(builder *b) {
+    cf_schedule *s = b->s;
+    int N = s->ranks, M = s->slices;
+    bool gather = s->operation == CF_ALLGATHER, reduce = s->operation == CF_REDUCE_SCATTER;
+    cf_buffer to = gather ? CF_FULL : CF_RESULT;
+    s->slice_major = reduce && M > 1;
+    int newest = -1;
+    for (int k = 0; k < M; k++) {
+        int computed = -1;
+        if (s->side == CF_COMPUTE_BEFORE) computed = compute(b, (cf_place){CF_FULL, k}, k, N, M, -1);
+        cf_place from = {CF_FULL, gather ? slice(s, s->rank, k) : k};
+        newest = *exchange_at(b, 0, k) = collective(b, from, (cf_place){to, k}, k, computed, newest);
+    }
+    s->begin = s->count;
+    if (s->side == CF_COMPUTE_AFTER)
+        for (int k = 0; k < M; k++) compute(b, (cf_place){to, k}, k, N, M, *exchange_at(b, 0, k));
+    if (reduce) s->result = (cf_place){CF_RESULT, 0};
+    s->blocking = s->mode == CF_MODE_NONE;
+}
+
+// --- choice ---
+
+static void check_arguments(cf_operation operation, cf_side side, int ranks, int rank, int slices) {
+    bool side_fits = side == CF_NO_COMPUTE || operation == CF_ALLTOALL ||
+                     (operation == CF_ALLGATHER) == (side == CF_COMPUTE_AFTER);
+    if (!side_fits) cf_die(NULL, "%s has no computation on that side", cf_operation_name(operation));
+    if (ranks < 1 || rank < 0 || rank >= ranks || slices < 1)
+        cf_die(NULL, "schedule for rank %d of %d with %d slices", rank, ranks, slices);
+}
+
+static void generate(builder *b) {
+    cf_schedule *s = b->s;
+    bool fused = s->mode == CF_MODE_COMMFUSE || s->mode == CF_MODE_NOWIRE;
+    if (!fused && s->ranks > 1) native(b);
+    else if (s->operation == CF_ALLGATHER) fused_allgather(b);
+    else if (s->operation == CF_ALLTOALL) {
+        if (s->side == CF_COMPUTE_BEFORE) alltoall_before(b);
+        else alltoall_after(b);
+    } else if (s->mode == CF_MODE_NOWIRE) nowire_reduce_scatter(b);
+    else if (s->route == CF_RING) ring_reduce_scatter(b);
+    else direct_reduce_scatter(b);
+}
+
+cf_schedule *cf_schedule_create(cf_operation operation, cf_side side, cf_mode mode, cf_route route, int ranks,
+                                int rank, int slices) {
+    check_arguments(operation, side, ranks, rank, slices);
+    if (mode == CF_MODE_NONE || side == CF_NO_COMPUTE || ranks == 1) slices = 1;
+    cf_schedule *s = calloc(1, sizeof *s);
+    int *exchanges = malloc((size_t)ranks * (size_t)slices * sizeof *exchanges);
+    if (!s || !exchanges) cf_die(NULL, "out of memory for a schedule");
+    s->operation = operation, s->side = side, s->mode = mode, s->route = route;
+    s->ranks = ranks, s->rank = rank, s->slices = slices;
+    s->result = (cf_place){operation == CF_ALLTOALL ? CF_RESULT : CF_FULL,
+                           operation == CF_REDUCE_SCATTER ? rank * slices : 0};
+    builder b = {.s = s, .last_compute = -1, .exchange = exchanges};
+    generate(&b);
+    free(exchanges);
+    return s;
+}
+
+void cf_schedule_free(cf_schedule *schedule) {
+    if (!schedule) return;
+    free(schedule->step);
+    free(schedule);
+}
+
+// --- printing ---
+
+const char *cf_operation_name(cf_operation operation) {
+    static const char *const name[] = {"all-gather", "reduce-scatter", "all-to-all"};
+    return name[operation];
+}
+
+const char *cf_mode_name(cf_mode mode) {
+    static const char *const name[] = {"none", "slice", "commfuse", "nowire"};
+    return name[mode];
+}
+
+const char *cf_route_name(cf_route route) { return route == CF_RING ? "ring" : "direct"; }
+
+typedef struct text {
+    char *at;
+    size_t length, capacity;
+} text;
+
+static void print(text *t, const char *format, ...) CF_PRINTF(2, 3);
+static void print(text *t, const char *format, ...) {
+    char piece[160];
+    va_list arguments;
+    va_start(arguments, format);
+    int length = vsnprintf(piece, sizeof piece, format, arguments);
+    va_end(arguments);
+    if (length < 0 || length >= (int)sizeof piece) cf_die(NULL, "a schedule line of %d characters", length);
+    if (t->length + (size_t)length + 1 > t->capacity) {
+        t->capacity = 2 * (t->length + (size_t)length + 1);
+        t->at = realloc(t->at, t->capacity);
+        if (!t->at) cf_die(NULL, "out of memory for printing a schedule");
+    }
+    memcpy(t->at + t->length, piece, (size_t)length + 1);
+    t->length += (size_t)length;
+}
+
+static void print_place(text *t, cf_place place) {
+    static const char *const name[] = {"full", "stage", "result"};
+    print(t, "%s[%d]", name[place.buffer], place.slot);
+}
+
+static void print_step(text *t, const cf_step *step) {
+    switch (step->kind) {
+    case CF_COMPUTE:
+        if (step->count == 1) print(t, "compute    slice %d in ", step->first);
+        else print(t, "compute    %d slices %d, %d, … from ", step->count, step->first, step->first + step->stride);
+        print_place(t, step->at);
+        break;
+    case CF_EXCHANGE:
+        print(t, "exchange   ");
+        if (step->send_to >= 0) print(t, "slice %d → rank %d  ", step->send_slice, step->send_to);
+        if (step->recv_from >= 0) {
+            print(t, "slice %d ← rank %d into ", step->recv_slice, step->recv_from);
+            print_place(t, step->at);
+        }
+        break;
+    case CF_COLLECTIVE:
+        print(t, "collective %d slices %d, %d, …", step->count, step->first, step->first + step->stride);
+        break;
+    case CF_ADD:
+    case CF_COPY:
+        print(t, step->kind == CF_ADD ? "add        " : "copy       ");
+        print_place(t, step->at);
+        print(t, step->kind == CF_ADD ? " += " : " = ");
+        print_place(t, step->from);
+        break;
+    }
+    for (int i = 0; i < 2; i++)
+        if (step->wait[i] >= 0) print(t, "%s%d", i == 0 || step->wait[0] < 0 ? "  after " : ", ", step->wait[i]);
+    print(t, "\n");
+}
+
+char *cf_schedule_print(const cf_schedule *s) {
+    text t = {0};
+    print(&t, "%s, %s%s%s, rank %d of %d, %d slice%s per shard\n", cf_operation_name(s->operation),
+          cf_mode_name(s->mode), s->mode == CF_MODE_COMMFUSE ? " by " : "",
+          s->mode == CF_MODE_COMMFUSE ? cf_route_name(s->route) : "", s->rank, s->ranks, s->slices,
+          s->slices == 1 ? "" : "s");
+    for (int i = 0; i < s->count; i++) {
+        print(&t, "  %3d%s ", i, i < s->begin ? " " : "'");
+        print_step(&t, &s->step[i]);
+    }
+    return t.at;
+}

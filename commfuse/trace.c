@@ -1,0 +1,175 @@
+// See trace.h. Two figures are kept for every step whether events are recorded or not: the sum of the
+// waits, and the intervals of communication, whose union is taken when the figure is asked for (transfers
+// overlap one another, so their sum would count the same moment twice).
+//
+// Perfetto draws events of one row nested, not side by side, and transfers do overlap; the writer
+// therefore spreads them over as many "comm" rows per rank as are in flight at the same time.
+#include "trace.h"
+#include "die.h"
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { COMM_ROWS_MAX = 16 };
+
+typedef struct interval {
+    double begin, end;
+} interval;
+
+struct cf_trace {
+    double zero_ms;
+    bool record;
+    int step;
+    double exposed_ms;
+    interval *comm;
+    int64_t comms, comm_capacity;
+    cf_trace_event *event;
+    int64_t events, event_capacity;
+};
+
+cf_trace *cf_trace_create(void) {
+    cf_trace *trace = calloc(1, sizeof *trace);
+    if (!trace) cf_die(NULL, "out of memory for the trace");
+    trace->zero_ms = cf_now_ms();
+    trace->step = -1;
+    return trace;
+}
+
+void cf_trace_free(cf_trace *trace) {
+    if (!trace) return;
+    free(trace->comm);
+    free(trace->event);
+    free(trace);
+}
+
+void cf_trace_record(cf_trace *trace, bool on) { trace->record = on; }
+
+void cf_trace_step(cf_trace *trace, int step) {
+    trace->step = step;
+    trace->comms = 0;
+    trace->exposed_ms = 0;
+}
+
+static void *grown(void *array, int64_t *capacity, int64_t wanted, size_t size) {
+    if (wanted <= *capacity) return array;
+    *capacity = wanted < 1024 ? 1024 : 2 * wanted;
+    array = realloc(array, (size_t)*capacity * size);
+    if (!array) cf_die("trace fewer steps: --trace-steps A:B", "out of memory for %lld trace events", (long long)*capacity);
+    return array;
+}
+
+void cf_trace_add(cf_trace *trace, cf_trace_row row, const char *name, int layer, int slice, int peer, int64_t bytes,
+                  double begin_ms, double end_ms) {
+    interval when = {begin_ms - trace->zero_ms, end_ms - trace->zero_ms};
+    if (row == CF_TRACE_WAIT) trace->exposed_ms += end_ms - begin_ms;
+    if (row == CF_TRACE_COMM) {
+        trace->comm = (interval *)grown(trace->comm, &trace->comm_capacity, trace->comms + 1, sizeof when);
+        trace->comm[trace->comms++] = when;
+    }
+    if (!trace->record) return;
+    trace->event = (cf_trace_event *)grown(trace->event, &trace->event_capacity, trace->events + 1, sizeof *trace->event);
+    cf_trace_event *event = &trace->event[trace->events++];
+    *event = (cf_trace_event){.row = row, .layer = layer, .slice = slice, .peer = peer, .step = trace->step,
+                              .bytes = bytes, .begin_ms = when.begin, .end_ms = when.end};
+    snprintf(event->name, sizeof event->name, "%s", name);
+}
+
+static int by_begin(const void *a, const void *b) {
+    double x = ((const interval *)a)->begin, y = ((const interval *)b)->begin;
+    return (x > y) - (x < y);
+}
+
+double cf_trace_comm_ms(cf_trace *trace) {
+    if (trace->comms == 0) return 0;
+    qsort(trace->comm, (size_t)trace->comms, sizeof *trace->comm, by_begin);
+    double total = 0, reached = -1e300;
+    for (int64_t i = 0; i < trace->comms; i++) {
+        interval c = trace->comm[i];
+        if (c.end <= reached) continue;
+        total += c.end - (c.begin > reached ? c.begin : reached);
+        reached = c.end;
+    }
+    return total;
+}
+
+double cf_trace_exposed_ms(cf_trace *trace) { return trace->exposed_ms; }
+
+const cf_trace_event *cf_trace_events(const cf_trace *trace, int64_t *count) {
+    *count = trace->events;
+    return trace->event;
+}
+
+// --- Chrome trace ---
+
+static void write_text(FILE *file, const char *text) {
+    for (; *text; text++) {
+        if (*text == '"' || *text == '\\') fputc('\\', file);
+        fputc((unsigned char)*text < 0x20 ? ' ' : *text, file);
+    }
+}
+
+static void write_row_name(FILE *file, int rank, int row, const char *name) {
+    fprintf(file, "{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"", rank, row);
+    write_text(file, name);
+    fprintf(file, "\"}},\n");
+}
+
+// First free comm row: events come in order of completion, rows remember until when they are taken.
+static int comm_row(double *taken, const cf_trace_event *event) {
+    for (int i = 0; i < COMM_ROWS_MAX - 1; i++)
+        if (taken[i] <= event->begin_ms) return i;
+    return COMM_ROWS_MAX - 1;
+}
+
+static int event_by_begin(const void *a, const void *b) {
+    double x = (*(const cf_trace_event *const *)a)->begin_ms, y = (*(const cf_trace_event *const *)b)->begin_ms;
+    return (x > y) - (x < y);
+}
+
+static void write_event(FILE *file, int rank, int row, const cf_trace_event *e) {
+    static const char *const category[] = {"compute", "wait", "comm"};
+    fprintf(file, ",\n{\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f,\"cat\":\"%s\",\"name\":\"", rank, row,
+            e->begin_ms * 1e3, (e->end_ms - e->begin_ms) * 1e3, category[e->row]);
+    write_text(file, e->name);
+    fprintf(file, "\",\"args\":{\"step\":%d", e->step);
+    if (e->layer >= 0) fprintf(file, ",\"layer\":%d", e->layer);
+    if (e->slice >= 0) fprintf(file, ",\"slice\":%d", e->slice);
+    if (e->peer >= 0) fprintf(file, ",\"peer\":%d", e->peer);
+    if (e->bytes > 0) fprintf(file, ",\"bytes\":%lld", (long long)e->bytes);
+    fprintf(file, "}}");
+}
+
+static void write_rank(FILE *file, int rank, const cf_trace_event *events, int64_t count) {
+    double taken[COMM_ROWS_MAX] = {0};
+    const cf_trace_event **sorted = malloc((size_t)(count + 1) * sizeof *sorted);
+    if (!sorted) cf_die(NULL, "out of memory for writing a trace");
+    for (int64_t i = 0; i < count; i++) sorted[i] = &events[i];
+    qsort(sorted, (size_t)count, sizeof *sorted, event_by_begin);
+    for (int64_t i = 0; i < count; i++) {
+        int row = sorted[i]->row;
+        if (row == CF_TRACE_COMM) {
+            int lane = comm_row(taken, sorted[i]);
+            taken[lane] = sorted[i]->end_ms;
+            row += lane;
+        }
+        write_event(file, rank, row, sorted[i]);
+    }
+    free(sorted);
+}
+
+void cf_trace_write(const char *path, int ranks, const cf_trace_event *const *events, const int64_t *counts) {
+    FILE *file = fopen(path, "w");
+    if (!file) cf_die("choose another --trace FILE", "cannot write trace %s: %s", path, strerror(errno));
+    fprintf(file, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n");
+    for (int rank = 0; rank < ranks; rank++) {
+        write_row_name(file, rank, CF_TRACE_COMPUTE, "compute");
+        write_row_name(file, rank, CF_TRACE_WAIT, "waiting (exposed)");
+        for (int i = 0; i < COMM_ROWS_MAX; i++) write_row_name(file, rank, CF_TRACE_COMM + i, "comm");
+        fprintf(file, "{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":%d,\"args\":{\"name\":\"rank %d\"}}%s", rank, rank,
+                rank + 1 < ranks ? ",\n" : "");
+    }
+    for (int rank = 0; rank < ranks; rank++) write_rank(file, rank, events[rank], counts[rank]);
+    fprintf(file, "\n]}\n");
+    bool failed = ferror(file) != 0;
+    if (fclose(file) != 0 || failed) cf_die("is the disk full?", "cannot write trace %s: %s", path, strerror(errno));
+}
