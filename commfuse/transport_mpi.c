@@ -1,0 +1,422 @@
+// Bytes over MPI, moved by one progress thread.
+//
+// An MPI library makes progress only while somebody is inside it. Polling from the compute thread between
+// two matrix products leaves a good part of the communication exposed, so after start-up ALL MPI calls are
+// made by a thread of their own: it takes posted requests from a queue, starts each one when the requests
+// it comes `after` are done, tests what is in flight, and marks what is done. The compute thread only posts,
+// looks at flags and waits. (So MPI_THREAD_SERIALIZED is enough.)
+//
+// Who may use a core:
+//   nothing in flight            the progress thread sleeps on a condition variable
+//   cores to spare on this host  it polls, and a waiting compute thread polls its flag for a while too
+//   ranks outnumber the cores    both sleep between looks, so that the compute threads get the cores
+// Launchers bind a rank to a single core when there are few ranks (Open MPI up to two), which would put the
+// compute threads and this one on the same core: such a binding is widened to all cores at start.
+//
+// Life of the state: made before MPI_Init returns to the caller, freed in close(), which first sends the
+// progress thread home. Messages of more than CHUNK bytes travel as several, since MPI counts are ints.
+#define _GNU_SOURCE
+#include "transport.h"
+#include "die.h"
+#include <limits.h>
+#include <mpi.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { IDLE, POSTED, ACTIVE, DONE };
+enum {
+    ACTIVE_MAX = 4096, // requests in flight
+    POLLS_BEFORE_REST = 32,
+    REST_NS = 20000,      // ranks outnumber cores: sleep between polls
+    SPIN_MS = 2,          // cores to spare: a waiting compute thread polls this long before it sleeps
+    LOOK_MS = 100,        // how often a sleeping waiter looks at its deadline
+    HWTHREADS_OF_ONE_CORE = 2
+};
+static const int64_t CHUNK = 1 << 30;
+
+static inline void cpu_relax(void) {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+typedef struct flight { // an active request's own MPI requests
+    cf_request *request;
+    MPI_Request *part;
+    int parts;
+} flight;
+
+typedef struct mpi_state {
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t posted, done; // new work for the progress thread; news for waiting compute threads
+    cf_request *first, *last;    // posted, not yet seen by the progress thread
+    bool quit;
+    atomic_int waiters;
+    atomic_bool crowded; // ranks · (threads + 1) > cores
+    atomic_llong bytes;
+    double timeout_ms;
+    // Only the progress thread touches these
+    cf_request *pending, *pending_last; // in order, `after` not done yet
+    flight active[ACTIVE_MAX];
+    int actives;
+} mpi_state;
+
+static void check(int code, const char *call, const cf_request *r) {
+    if (code == MPI_SUCCESS) return;
+    char text[MPI_MAX_ERROR_STRING];
+    int length = 0;
+    MPI_Error_string(code, text, &length);
+    cf_die("see the messages of the other ranks; a rank may have died", "%s failed: %s (%s, layer %d, step %d)", call,
+           text, r ? r->label : "-", r ? r->layer : -1, r ? r->step : -1);
+}
+
+// --- start of a request ---
+
+static MPI_Datatype mpi_type(const cf_request *r) {
+    switch (r->dtype) {
+    case CF_FP32: return MPI_FLOAT;
+    case CF_FP64: return MPI_DOUBLE;
+    case CF_INT64: return MPI_INT64_T;
+    case CF_BYTE: return MPI_BYTE;
+    case CF_BF16: break;
+    }
+    if (r->kind != CF_REQUEST_REDUCE_SCATTER) return MPI_UINT16_T;
+    cf_die("use --dtype fp32", "MPI has no sum of bf16 (%s)", r->label);
+}
+
+static int mpi_count(const cf_request *r, int64_t count) {
+    if (count > INT_MAX)
+        cf_die("use --overlap commfuse, or --overlap slice with more --slices",
+               "%s: a native collective of %lld elements per rank; MPI counts end at %d", r->label, (long long)count,
+               INT_MAX);
+    return (int)count;
+}
+
+static int chunks(int64_t bytes) { return bytes == 0 ? 1 : (int)((bytes + CHUNK - 1) / CHUNK); }
+
+static void start_exchange(mpi_state *s, flight *f, cf_request *r) {
+    int64_t size = cf_dtype_size(r->dtype), send = r->send_count * size, recv = r->recv_count * size;
+    int sends = r->send_to >= 0 ? chunks(send) : 0, recvs = r->recv_from >= 0 ? chunks(recv) : 0;
+    MPI_Comm comm = *(MPI_Comm *)r->group->native;
+    f->part = malloc((size_t)(sends + recvs + 1) * sizeof *f->part);
+    if (!f->part) cf_die(NULL, "out of memory for %s", r->label);
+    for (int i = 0; i < recvs; i++) {
+        int64_t at = i * CHUNK, length = recv - at < CHUNK ? recv - at : CHUNK;
+        check(MPI_Irecv((char *)r->recv + at, (int)length, MPI_BYTE, r->recv_from, r->recv_tag, comm,
+                        &f->part[f->parts++]), "MPI_Irecv", r);
+    }
+    for (int i = 0; i < sends; i++) {
+        int64_t at = i * CHUNK, length = send - at < CHUNK ? send - at : CHUNK;
+        check(MPI_Isend((const char *)r->send + at, (int)length, MPI_BYTE, r->send_to, r->send_tag, comm,
+                        &f->part[f->parts++]), "MPI_Isend", r);
+    }
+    if (sends) atomic_fetch_add(&s->bytes, send);
+}
+
+// A block of `count` elements that starts again every `stride` elements: where rank i's block lies.
+static MPI_Datatype strided(const cf_request *r, MPI_Datatype type, int count) {
+    MPI_Datatype block, resized;
+    check(MPI_Type_contiguous(count, type, &block), "MPI_Type_contiguous", r);
+    MPI_Aint extent = (MPI_Aint)(r->stride * cf_dtype_size(r->dtype));
+    check(MPI_Type_create_resized(block, 0, extent, &resized), "MPI_Type_create_resized", r);
+    check(MPI_Type_commit(&resized), "MPI_Type_commit", r);
+    MPI_Type_free(&block);
+    return resized;
+}
+
+static void call_allgather(flight *f, cf_request *r, MPI_Comm comm, MPI_Datatype type, int count) {
+    bool plain = r->stride == r->send_count;
+    MPI_Datatype into = plain ? type : strided(r, type, count);
+    char *own = (char *)r->recv + r->group->rank * r->stride * cf_dtype_size(r->dtype);
+    const void *send = r->send == own ? MPI_IN_PLACE : r->send;
+    int recv_count = plain ? count : 1;
+    if (r->blocking) check(MPI_Allgather(send, count, type, r->recv, recv_count, into, comm), "MPI_Allgather", r);
+    else
+        check(MPI_Iallgather(send, count, type, r->recv, recv_count, into, comm, &f->part[f->parts++]),
+              "MPI_Iallgather", r);
+    if (!plain) MPI_Type_free(&into); // freed when the last use has ended
+}
+
+static void call_reduce_scatter(flight *f, cf_request *r, MPI_Comm comm, MPI_Datatype type, int count) {
+    if (r->blocking)
+        check(MPI_Reduce_scatter_block(r->send, r->recv, count, type, MPI_SUM, comm), "MPI_Reduce_scatter_block", r);
+    else
+        check(MPI_Ireduce_scatter_block(r->send, r->recv, count, type, MPI_SUM, comm, &f->part[f->parts++]),
+              "MPI_Ireduce_scatter_block", r);
+}
+
+static void call_alltoall(flight *f, cf_request *r, MPI_Comm comm, MPI_Datatype type, int count) {
+    bool plain = r->stride == r->send_count;
+    MPI_Datatype each = plain ? type : strided(r, type, count);
+    int n = plain ? count : 1;
+    if (r->blocking) check(MPI_Alltoall(r->send, n, each, r->recv, n, each, comm), "MPI_Alltoall", r);
+    else check(MPI_Ialltoall(r->send, n, each, r->recv, n, each, comm, &f->part[f->parts++]), "MPI_Ialltoall", r);
+    if (!plain) MPI_Type_free(&each);
+}
+
+static void start_collective(flight *f, cf_request *r) {
+    MPI_Comm comm = *(MPI_Comm *)r->group->native;
+    f->part = malloc(sizeof *f->part);
+    if (!f->part) cf_die(NULL, "out of memory for %s", r->label);
+    if (r->kind == CF_REQUEST_BARRIER) {
+        check(MPI_Ibarrier(comm, &f->part[f->parts++]), "MPI_Ibarrier", r);
+        return;
+    }
+    MPI_Datatype type = mpi_type(r);
+    int count = mpi_count(r, r->send_count);
+    if (r->kind == CF_REQUEST_ALLGATHER) call_allgather(f, r, comm, type, count);
+    else if (r->kind == CF_REQUEST_REDUCE_SCATTER) call_reduce_scatter(f, r, comm, type, count);
+    else call_alltoall(f, r, comm, type, count);
+}
+
+static void start(mpi_state *s, cf_request *r) {
+    if (s->actives == ACTIVE_MAX) cf_die(NULL, "more than %d requests in flight", ACTIVE_MAX);
+    flight *f = &s->active[s->actives++];
+    *f = (flight){.request = r};
+    r->begin_ms = cf_now_ms();
+    __atomic_store_n(&r->state, ACTIVE, __ATOMIC_RELEASE);
+    if (r->kind == CF_REQUEST_EXCHANGE) start_exchange(s, f, r);
+    else start_collective(f, r);
+}
+
+// --- the progress thread ---
+
+static bool is_done(const cf_request *r) { return !r || __atomic_load_n(&r->state, __ATOMIC_ACQUIRE) == DONE; }
+
+static void announce(mpi_state *s) {
+    if (atomic_load(&s->waiters) == 0) return;
+    pthread_mutex_lock(&s->lock);
+    pthread_cond_broadcast(&s->done);
+    pthread_mutex_unlock(&s->lock);
+}
+
+// Start what may start. Order is kept among requests that are ready, so that the messages of one pair of
+// ranks with one tag are posted in the order of the program.
+static bool start_pending(mpi_state *s) {
+    bool started = false;
+    cf_request **at = &s->pending, *previous = NULL;
+    while (*at) {
+        cf_request *r = *at;
+        if (is_done(r->after[0]) && is_done(r->after[1])) {
+            *at = r->next;
+            if (s->pending_last == r) s->pending_last = previous;
+            start(s, r);
+            started = true;
+        } else {
+            previous = r;
+            at = &r->next;
+        }
+    }
+    return started;
+}
+
+static bool test_active(mpi_state *s) {
+    bool finished = false;
+    for (int i = 0; i < s->actives;) {
+        flight *f = &s->active[i];
+        int all = 1;
+        if (f->parts) check(MPI_Testall(f->parts, f->part, &all, MPI_STATUSES_IGNORE), "MPI_Testall", f->request);
+        if (!all) {
+            i++;
+            continue;
+        }
+        free(f->part);
+        cf_request *r = f->request;
+        r->end_ms = cf_now_ms();
+        s->active[i] = s->active[--s->actives];
+        __atomic_store_n(&r->state, DONE, __ATOMIC_SEQ_CST); // from here on the caller may reuse *r
+        finished = true;
+    }
+    if (finished) announce(s);
+    return finished;
+}
+
+// Move posted requests to the pending list; sleep while there is nothing at all to do. False: go home.
+static bool take_posted(mpi_state *s) {
+    pthread_mutex_lock(&s->lock);
+    while (!s->first && !s->pending && s->actives == 0 && !s->quit) pthread_cond_wait(&s->posted, &s->lock);
+    cf_request *first = s->first, *last = s->last;
+    s->first = s->last = NULL;
+    bool quit = s->quit;
+    pthread_mutex_unlock(&s->lock);
+    if (first) {
+        if (s->pending_last) s->pending_last->next = first;
+        else s->pending = first;
+        s->pending_last = last;
+    }
+    return !quit || s->pending || s->actives > 0;
+}
+
+static void rest(mpi_state *s, int idle) {
+    if (!atomic_load(&s->crowded)) return;
+    if (idle % POLLS_BEFORE_REST != 0) sched_yield();
+    else nanosleep(&(struct timespec){0, REST_NS}, NULL);
+}
+
+static void *progress(void *argument) {
+    mpi_state *s = (mpi_state *)argument;
+    prctl(PR_SET_TIMERSLACK, 1UL); // so that a rest of microseconds is one
+    int idle = 0;
+    while (take_posted(s)) {
+        bool moved = start_pending(s);
+        moved |= test_active(s);
+        idle = moved ? 0 : idle + 1;
+        if (idle) rest(s, idle);
+    }
+    return NULL;
+}
+
+// --- called by compute threads ---
+
+static void post(cf_transport *t, cf_request *r, cf_stream *stream) {
+    mpi_state *s = (mpi_state *)t->state;
+    cf_stream_sync(stream); // the data to send is complete
+    r->next = NULL;
+    __atomic_store_n(&r->state, POSTED, __ATOMIC_RELEASE);
+    pthread_mutex_lock(&s->lock);
+    if (s->last) s->last->next = r;
+    else s->first = r;
+    s->last = r;
+    pthread_cond_signal(&s->posted);
+    pthread_mutex_unlock(&s->lock);
+}
+
+static bool test(cf_transport *t, cf_request *r) {
+    (void)t;
+    return is_done(r);
+}
+
+CF_NORETURN static void time_out(mpi_state *s, const cf_request *r) {
+    char peer[64] = "the other ranks", layer[32] = "", step[32] = "";
+    int rank = r->recv_from >= 0 ? r->recv_from : r->send_to;
+    if (rank >= 0) snprintf(peer, sizeof peer, "rank %d", r->group->world[rank]);
+    if (r->layer >= 0) snprintf(layer, sizeof layer, ", layer %d", r->layer);
+    if (r->step >= 0) snprintf(step, sizeof step, ", step %d", r->step);
+    cf_die("that rank may be dead, frozen or slow; see its messages, or allow more time with --timeout",
+           "rank %d waits for %s: %s%s%s; nothing came for %.0f s", r->group->world[r->group->rank], peer, r->label,
+           layer, step, s->timeout_ms / 1e3);
+}
+
+static void wait_asleep(mpi_state *s, const cf_request *r, double deadline_ms) {
+    atomic_fetch_add(&s->waiters, 1);
+    pthread_mutex_lock(&s->lock);
+    while (!is_done(r)) {
+        struct timespec until;
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_nsec += LOOK_MS * 1000000L;
+        until.tv_sec += until.tv_nsec / 1000000000L;
+        until.tv_nsec %= 1000000000L;
+        pthread_cond_timedwait(&s->done, &s->lock, &until);
+        if (is_done(r) || cf_now_ms() < deadline_ms) continue;
+        pthread_mutex_unlock(&s->lock);
+        time_out(s, r);
+    }
+    pthread_mutex_unlock(&s->lock);
+    atomic_fetch_sub(&s->waiters, 1);
+}
+
+static void wait(cf_transport *t, cf_request *r, cf_stream *stream) {
+    (void)stream;
+    mpi_state *s = (mpi_state *)t->state;
+    double begin = cf_now_ms();
+    if (!atomic_load(&s->crowded))
+        while (!is_done(r) && cf_now_ms() - begin < SPIN_MS) cpu_relax();
+    if (!is_done(r)) wait_asleep(s, r, begin + s->timeout_ms);
+}
+
+static int64_t bytes_sent(cf_transport *t) { return (int64_t)atomic_load(&((mpi_state *)t->state)->bytes); }
+
+// --- start and end ---
+
+// Before the progress thread has anything to do, so MPI may be called from here. The communicator is made
+// once; the group's `native` is freed at close with MPI itself.
+static void bind_group(cf_transport *t, cf_group *group) {
+    (void)t;
+    MPI_Group all, members;
+    MPI_Comm *comm = malloc(sizeof *comm);
+    if (!comm) cf_die(NULL, "out of memory for group %s", group->name);
+    check(MPI_Comm_group(MPI_COMM_WORLD, &all), "MPI_Comm_group", NULL);
+    check(MPI_Group_incl(all, group->size, group->world, &members), "MPI_Group_incl", NULL);
+    check(MPI_Comm_create_group(MPI_COMM_WORLD, members, group->world[0], comm), "MPI_Comm_create_group", NULL);
+    check(MPI_Comm_set_errhandler(*comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler", NULL);
+    MPI_Group_free(&all);
+    MPI_Group_free(&members);
+    group->native = comm;
+}
+
+static void abort_all(int status) { MPI_Abort(MPI_COMM_WORLD, status); }
+
+static void widen_binding(void) {
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) != 0 || CPU_COUNT(&set) > HWTHREADS_OF_ONE_CORE) return;
+    memset(&set, 0xff, sizeof set); // the kernel takes those that exist and that we are allowed to use
+    sched_setaffinity(0, sizeof set, &set);
+}
+
+// How many ranks share this host, and over how many cores all of them together may run.
+static void look_around(cf_transport *t) {
+    MPI_Comm local;
+    check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &local), "MPI_Comm_split_type", NULL);
+    MPI_Comm_rank(local, &t->local_rank);
+    MPI_Comm_size(local, &t->local_size);
+    cpu_set_t mine, all;
+    CPU_ZERO(&mine);
+    sched_getaffinity(0, sizeof mine, &mine);
+    check(MPI_Allreduce(&mine, &all, (int)sizeof mine, MPI_BYTE, MPI_BOR, local), "MPI_Allreduce", NULL);
+    t->local_cores = CPU_COUNT(&all);
+    MPI_Comm_free(&local);
+}
+
+static void close_transport(cf_transport *t) {
+    mpi_state *s = (mpi_state *)t->state;
+    pthread_mutex_lock(&s->lock);
+    s->quit = true;
+    pthread_cond_signal(&s->posted);
+    pthread_mutex_unlock(&s->lock);
+    pthread_join(s->thread, NULL);
+    cf_die_setup(t->rank, t->size, NULL);
+    MPI_Finalize();
+    free(s);
+    free(t);
+}
+
+void cf_transport_mpi_configure(cf_transport *t, int threads, double timeout_s) {
+    mpi_state *s = (mpi_state *)t->state;
+    s->timeout_ms = timeout_s * 1e3;
+    atomic_store(&s->crowded, t->local_size * (threads + 1) > t->local_cores);
+}
+
+cf_transport *cf_transport_mpi_create(int *argc, char ***argv) {
+    cf_transport *t = calloc(1, sizeof *t);
+    mpi_state *s = calloc(1, sizeof *s);
+    if (!t || !s) cf_die(NULL, "out of memory for the MPI transport");
+    // Blocking collectives of Open MPI spin; where ranks outnumber cores they must yield to those that compute.
+    setenv("OMPI_MCA_mpi_yield_when_idle", "1", 0);
+    int provided = 0;
+    if (MPI_Init_thread(argc, argv, MPI_THREAD_SERIALIZED, &provided) != MPI_SUCCESS || provided < MPI_THREAD_SERIALIZED)
+        cf_die_together("use an MPI library built with thread support", "MPI gives thread level %d, needed is %d",
+                        provided, MPI_THREAD_SERIALIZED);
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    *t = (cf_transport){.name = "mpi", .state = s, .bind = bind_group, .post = post, .test = test, .wait = wait,
+                        .bytes_sent = bytes_sent, .close = close_transport};
+    MPI_Comm_rank(MPI_COMM_WORLD, &t->rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &t->size);
+    cf_die_setup(t->rank, t->size, abort_all);
+    widen_binding();
+    look_around(t);
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_cond_init(&s->posted, NULL);
+    pthread_cond_init(&s->done, NULL);
+    cf_transport_mpi_configure(t, 1, 60);
+    if (pthread_create(&s->thread, NULL, progress, s) != 0) cf_die(NULL, "cannot start the progress thread");
+    return t;
+}
