@@ -1,0 +1,124 @@
+// See detokenize.h. The file is read whole; each token is an offset into it, to its length byte.
+#include "detokenize.h"
+#include "../commfuse/die.h"
+#include <errno.h>
+#include <glob.h>
+#include <stdlib.h>
+#include <string.h>
+
+// Version 1 does not say which token ends a text: it is only used with GPT-2's vocabulary, where it is 50256.
+enum { MAGIC = 20240328, HEADER = 256, GPT2_TOKENS = 50257, GPT2_END_OF_TEXT = 50256, MAX_TOKENS = 1 << 24 };
+enum { HEADER_BYTES = HEADER * (int)sizeof(uint32_t) };
+
+struct vocabulary {
+    int64_t count, end_of_text;
+    int64_t *at; // (count) offsets in bytes of each token's length byte
+    unsigned char *bytes;
+};
+
+static unsigned char *read_file(FILE *file, const char *path, int64_t *size) {
+    if (fseek(file, 0, SEEK_END) != 0 || (*size = ftell(file)) < 0 || fseek(file, 0, SEEK_SET) != 0)
+        cf_die_together(NULL, "vocabulary file %s cannot be read: %s", path, strerror(errno));
+    if (*size < HEADER_BYTES || *size > HEADER_BYTES + (int64_t)MAX_TOKENS * 256)
+        cf_die_together(NULL, "vocabulary file %s has %lld bytes: it is damaged or something else", path,
+                        (long long)*size);
+    unsigned char *bytes = malloc((size_t)*size);
+    if (!bytes) cf_die(NULL, "no memory for the %lld bytes of vocabulary file %s", (long long)*size, path);
+    if (fread(bytes, 1, (size_t)*size, file) != (size_t)*size)
+        cf_die_together(NULL, "vocabulary file %s cannot be read: %s", path, strerror(errno));
+    return bytes;
+}
+
+static void check_header(vocabulary *v, const char *path) {
+    uint32_t header[4];
+    memcpy(header, v->bytes, sizeof header);
+    if (header[0] != MAGIC)
+        cf_die_together(NULL, "%s is not a vocabulary file: its first number is %u, expected %d", path,
+                        header[0], MAGIC);
+    if (header[1] != 2 && !(header[1] == 1 && header[2] == GPT2_TOKENS))
+        cf_die_together(NULL, "vocabulary file %s has version %u, expected 2", path, header[1]);
+    if (header[2] < 1 || header[2] > MAX_TOKENS)
+        cf_die_together(NULL, "vocabulary file %s says it has %u tokens, allowed is 1 to %d", path, header[2],
+                        MAX_TOKENS);
+    v->count = header[2];
+    v->end_of_text = header[1] == 1 ? GPT2_END_OF_TEXT : header[3];
+    if (v->end_of_text >= v->count)
+        cf_die_together(NULL, "vocabulary file %s: end of text is token %lld of %lld", path,
+                        (long long)v->end_of_text, (long long)v->count);
+}
+
+static void find_tokens(vocabulary *v, const char *path, int64_t size) {
+    v->at = malloc((size_t)v->count * sizeof *v->at);
+    if (!v->at)
+        cf_die(NULL, "no memory for the %lld tokens of vocabulary file %s", (long long)v->count, path);
+    int64_t at = HEADER_BYTES;
+    for (int64_t token = 0; token < v->count; token++) {
+        if (at >= size || at + 1 + v->bytes[at] > size)
+            cf_die_together("make it again with data/prepare.py",
+                            "vocabulary file %s ends within token %lld of %lld", path, (long long)token,
+                            (long long)v->count);
+        v->at[token] = at;
+        at += 1 + v->bytes[at];
+    }
+    if (at != size)
+        cf_die_together("make it again with data/prepare.py",
+                        "vocabulary file %s: its %lld tokens end at byte %lld, but it has %lld", path,
+                        (long long)v->count, (long long)at, (long long)size);
+}
+
+vocabulary *vocabulary_open(const char *path) {
+    FILE *file = fopen(path, "rb");
+    if (!file && errno == ENOENT) return NULL;
+    if (!file) cf_die_together(NULL, "vocabulary file %s cannot be opened: %s", path, strerror(errno));
+    vocabulary *v = calloc(1, sizeof *v);
+    if (!v) cf_die(NULL, "out of memory for vocabulary file %s", path);
+    int64_t size;
+    v->bytes = read_file(file, path, &size);
+    fclose(file);
+    check_header(v, path);
+    find_tokens(v, path, size);
+    return v;
+}
+
+vocabulary *vocabulary_beside(const char *pattern) {
+    glob_t found;
+    if (!pattern || glob(pattern, GLOB_TILDE, NULL, &found) != 0) return NULL;
+    const char *first = found.gl_pathv[0], *slash = strrchr(first, '/');
+    int64_t directory = slash ? slash - first + 1 : 0, size = directory + (int64_t)sizeof "tokenizer.bin";
+    char *path = malloc((size_t)size);
+    if (!path) cf_die(NULL, "out of memory for the name of the vocabulary file beside %s", first);
+    snprintf(path, (size_t)size, "%.*stokenizer.bin", (int)directory, first);
+    globfree(&found);
+    vocabulary *v = vocabulary_open(path);
+    free(path);
+    return v;
+}
+
+void vocabulary_close(vocabulary *v) {
+    if (!v) return;
+    free(v->at);
+    free(v->bytes);
+    free(v);
+}
+
+int64_t vocabulary_size(const vocabulary *v) {
+    return v ? v->count : 256;
+}
+int64_t vocabulary_end_of_text(const vocabulary *v) {
+    return v ? v->end_of_text : -1;
+}
+
+int vocabulary_bytes(const vocabulary *v, int64_t token, char *text) {
+    static const char replacement[] = "\xEF\xBF\xBD"; // U+FFFD, for tokens that a padded model may have
+    if (token < 0 || token >= vocabulary_size(v)) {
+        memcpy(text, replacement, 3);
+        return 3;
+    }
+    if (!v) {
+        text[0] = (char)token;
+        return 1;
+    }
+    const unsigned char *from = v->bytes + v->at[token];
+    memcpy(text, from + 1, from[0]);
+    return from[0];
+}

@@ -1,0 +1,328 @@
+// See model_file.h. Reading maps the file; tensors are converted to float as they are asked for, so a rank
+// that holds a shard touches only its part of the file. The shape's limits are checked first and are small
+// enough that no product of them leaves 64 bits; only then is the file's size compared with what the header
+// promises, exactly; after that every offset is inside the map.
+//
+// Writing goes to PATH.tmp.<pid> through one buffer: write, fsync, rename, fsync of the directory. A reader
+// sees the old file or the new one, whole, whatever happens in between; a power cut included. Any failure
+// removes the temporary file before it dies.
+#include "model_file.h"
+#include "../commfuse/die.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <math.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { MAGIC = 20240326, VERSION_FP32 = 3, VERSION_BF16 = 5, HEADER = 256, BUFFER_BYTES = 1 << 20 };
+enum { HEADER_BYTES = HEADER * (int)sizeof(int32_t) };
+
+// The largest model that a file may describe; Vp · C and 4 · C² · L stay below 2^52.
+enum { MAX_T = 1 << 24, MAX_V = 1 << 24, MAX_L = 1 << 12, MAX_C = 1 << 17 };
+
+struct model_file {
+    void *map;
+    int64_t bytes; // of the map
+    model_shape shape;
+    bool bf16;
+    int64_t first[MODEL_TENSORS]; // element number of each tensor's first element
+};
+
+struct model_writer {
+    int fd;
+    char path[PATH_MAX], temporary[PATH_MAX];
+    bool bf16;
+    int64_t elements, expected; // appended so far, in a complete file
+    int64_t buffered, bytes;    // in the buffer, in a complete file
+    char buffer[BUFFER_BYTES];
+};
+
+// --- shape --------------------------------------------------------------------------------------------------
+
+const char *model_tensor_name(int tensor) {
+    static const char *const name[MODEL_TENSORS] = {"wte",      "wpe",      "ln1w", "ln1b", "qkvw", "qkvb",
+                                                    "attprojw", "attprojb", "ln2w", "ln2b", "fcw",  "fcb",
+                                                    "fcprojw",  "fcprojb",  "lnfw", "lnfb"};
+    return name[tensor];
+}
+
+int64_t model_tensor_layers(const model_shape *shape, int tensor) {
+    switch (tensor) {
+    case MODEL_WTE:
+    case MODEL_WPE:
+    case MODEL_LNFW:
+    case MODEL_LNFB:
+        return 1;
+    default:
+        return shape->L;
+    }
+}
+
+int64_t model_tensor_rows(const model_shape *shape, int tensor) {
+    switch (tensor) {
+    case MODEL_WTE:
+        return shape->Vp;
+    case MODEL_WPE:
+        return shape->maxT;
+    case MODEL_QKVW:
+        return 3 * shape->C;
+    case MODEL_ATTPROJW:
+        return shape->C;
+    case MODEL_FCW:
+        return 4 * shape->C;
+    case MODEL_FCPROJW:
+        return shape->C;
+    default:
+        return 1; // a vector
+    }
+}
+
+int64_t model_tensor_columns(const model_shape *shape, int tensor) {
+    switch (tensor) {
+    case MODEL_QKVB:
+        return 3 * shape->C;
+    case MODEL_FCB:
+    case MODEL_FCPROJW:
+        return 4 * shape->C;
+    default:
+        return shape->C;
+    }
+}
+
+static int64_t tensor_elements(const model_shape *shape, int tensor) {
+    return model_tensor_layers(shape, tensor) * model_tensor_rows(shape, tensor) *
+           model_tensor_columns(shape, tensor);
+}
+
+int64_t model_parameters(const model_shape *shape) {
+    int64_t total = 0;
+    for (int tensor = 0; tensor < MODEL_TENSORS; tensor++) total += tensor_elements(shape, tensor);
+    return total;
+}
+
+// Dies if the shape is none that a GPT can have; `path` says whose it is.
+static void check_shape(const model_shape *s, const char *path) {
+    const struct {
+        const char *name;
+        int64_t value, maximum;
+    } field[] = {{"maximum sequence length", s->maxT, MAX_T},
+                 {"vocabulary", s->V, MAX_V},
+                 {"layers", s->L, MAX_L},
+                 {"heads", s->heads, MAX_C},
+                 {"channels", s->C, MAX_C},
+                 {"padded vocabulary", s->Vp, MAX_V}};
+    for (size_t i = 0; i < sizeof field / sizeof *field; i++)
+        if (field[i].value < 1 || field[i].value > field[i].maximum)
+            cf_die_together(NULL, "model file %s: %s is %lld, allowed is 1 to %lld", path, field[i].name,
+                            (long long)field[i].value, (long long)field[i].maximum);
+    if (s->C % s->heads != 0)
+        cf_die_together(NULL, "model file %s: %lld channels cannot be split into %lld heads", path,
+                        (long long)s->C, (long long)s->heads);
+    if (s->Vp < s->V)
+        cf_die_together(NULL, "model file %s: padded vocabulary %lld is smaller than the vocabulary %lld",
+                        path, (long long)s->Vp, (long long)s->V);
+}
+
+// --- bf16: the upper half of a float ------------------------------------------------------------------------
+
+static float from_bf16(uint16_t half) {
+    uint32_t bits = (uint32_t)half << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+// Rounds to nearest, ties to even; NaN stays NaN.
+static uint16_t to_bf16(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    if (isnan(value)) return (uint16_t)(bits >> 16 | 0x40); // quiet, as rounding could carry it to infinity
+    return (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
+
+// --- reading ------------------------------------------------------------------------------------------------
+
+static void map_file(model_file *file, const char *path) {
+    struct stat status;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0 || fstat(fd, &status) != 0)
+        cf_die_together(NULL, "model file %s cannot be opened: %s", path, strerror(errno));
+    if (!S_ISREG(status.st_mode)) cf_die_together(NULL, "model file %s is not a regular file", path);
+    if (status.st_size < HEADER_BYTES)
+        cf_die_together(NULL, "model file %s has %lld bytes, less than the %d of a header", path,
+                        (long long)status.st_size, HEADER_BYTES);
+    file->bytes = status.st_size;
+    file->map = mmap(NULL, (size_t)file->bytes, PROT_READ, MAP_SHARED, fd, 0);
+    if (file->map == MAP_FAILED)
+        cf_die_together(NULL, "model file %s, %lld bytes, cannot be mapped: %s", path, (long long)file->bytes,
+                        strerror(errno));
+    close(fd);
+}
+
+static void check_header(model_file *file, const char *path) {
+    const int32_t *h = file->map;
+    if (h[0] != MAGIC)
+        cf_die_together("--init-from takes llm.c's model files: first number 20240326, version 3 or 5",
+                        "%s is not a model file: its first number is %d, expected %d", path, h[0], MAGIC);
+    if (h[1] != VERSION_FP32 && h[1] != VERSION_BF16)
+        cf_die_together("write it anew with a current exporter: older versions have no padded vocabulary",
+                        "model file %s has version %d, expected %d (fp32) or %d (bf16)", path, h[1],
+                        VERSION_FP32, VERSION_BF16);
+    file->bf16 = h[1] == VERSION_BF16;
+    file->shape = (model_shape){.maxT = h[2], .V = h[3], .L = h[4], .heads = h[5], .C = h[6], .Vp = h[7]};
+    check_shape(&file->shape, path);
+    int64_t expected = HEADER_BYTES + model_parameters(&file->shape) * (file->bf16 ? 2 : 4);
+    if (file->bytes != expected)
+        cf_die_together(
+            "it is damaged or was not copied completely; make or copy it again",
+            "model file %s is %s: its header describes %lld parameters in %s, which is %lld bytes, "
+            "but it has %lld",
+            path, file->bytes < expected ? "truncated" : "too long",
+            (long long)model_parameters(&file->shape), file->bf16 ? "bf16" : "fp32", (long long)expected,
+            (long long)file->bytes);
+}
+
+model_file *model_file_open(const char *path) {
+    model_file *file = calloc(1, sizeof *file);
+    if (!file) cf_die(NULL, "out of memory for model file %s", path);
+    map_file(file, path);
+    check_header(file, path);
+    for (int tensor = 1; tensor < MODEL_TENSORS; tensor++)
+        file->first[tensor] = file->first[tensor - 1] + tensor_elements(&file->shape, tensor - 1);
+    return file;
+}
+
+model_shape model_file_shape(const model_file *file) {
+    return file->shape;
+}
+
+void model_file_read(const model_file *file, int tensor, int64_t layer, int64_t first, int64_t count,
+                     float *out) {
+    if (tensor < 0 || tensor >= MODEL_TENSORS) cf_die(NULL, "model file: there is no tensor %d", tensor);
+    int64_t layers = model_tensor_layers(&file->shape, tensor);
+    int64_t elements = tensor_elements(&file->shape, tensor) / layers; // of one layer
+    if (layer < 0 || layer >= layers || first < 0 || count < 0 || first > elements ||
+        count > elements - first)
+        cf_die(NULL, "model file: %lld elements from %lld of %s, layer %lld; it has %lld layers of %lld",
+               (long long)count, (long long)first, model_tensor_name(tensor), (long long)layer,
+               (long long)layers, (long long)elements);
+    const char *data = (const char *)file->map + HEADER_BYTES;
+    int64_t from = file->first[tensor] + layer * elements + first;
+    if (file->bf16) {
+        const uint16_t *half = (const uint16_t *)data + from;
+        for (int64_t i = 0; i < count; i++) out[i] = from_bf16(half[i]);
+    } else if (count > 0) {
+        memcpy(out, (const float *)data + from, (size_t)count * sizeof *out);
+    }
+}
+
+void model_file_close(model_file *file) {
+    if (!file) return;
+    munmap(file->map, (size_t)file->bytes);
+    free(file);
+}
+
+// --- writing ------------------------------------------------------------------------------------------------
+
+CF_NORETURN static void give_up(model_writer *w, const char *doing) {
+    int error = errno;
+    unlink(w->temporary);
+    cf_die("the previous file, if any, is untouched; free space, or save elsewhere",
+           "%s model file %s (%lld bytes): %s", doing, w->path, (long long)w->bytes, strerror(error));
+}
+
+static void flush(model_writer *w) {
+    for (int64_t done = 0; done < w->buffered;) {
+        ssize_t n = write(w->fd, w->buffer + done, (size_t)(w->buffered - done));
+        if (n < 0 && errno != EINTR) give_up(w, "cannot write");
+        if (n > 0) done += n;
+    }
+    w->buffered = 0;
+}
+
+static void put_header(model_writer *w, const model_shape *s) {
+    int32_t header[HEADER] = {MAGIC,
+                              w->bf16 ? VERSION_BF16 : VERSION_FP32,
+                              (int32_t)s->maxT,
+                              (int32_t)s->V,
+                              (int32_t)s->L,
+                              (int32_t)s->heads,
+                              (int32_t)s->C,
+                              (int32_t)s->Vp};
+    memcpy(w->buffer, header, sizeof header);
+    w->buffered = sizeof header;
+}
+
+model_writer *model_writer_open(const char *path, const model_shape *shape, int version) {
+    if (version != VERSION_FP32 && version != VERSION_BF16)
+        cf_die(NULL, "model file %s: there is no version %d to write, only 3 (fp32) and 5 (bf16)", path,
+               version);
+    check_shape(shape, path);
+    model_writer *w = calloc(1, sizeof *w);
+    if (!w) cf_die(NULL, "out of memory for writing model file %s", path);
+    w->bf16 = version == VERSION_BF16;
+    w->expected = model_parameters(shape);
+    w->bytes = HEADER_BYTES + w->expected * (w->bf16 ? 2 : 4);
+    int length = snprintf(w->temporary, sizeof w->temporary, "%s.tmp.%ld", path, (long)getpid());
+    if (length >= (int)sizeof w->temporary) cf_die(NULL, "the name of model file %s is too long", path);
+    memcpy(w->path, path, strlen(path) + 1);
+    w->fd = open(w->temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (w->fd < 0) give_up(w, "cannot create");
+    put_header(w, shape);
+    return w;
+}
+
+void model_writer_append(model_writer *w, const float *values, int64_t count) {
+    if (count < 0 || count > w->expected - w->elements) {
+        unlink(w->temporary);
+        cf_die(NULL, "model file %s: %lld elements appended to %lld, but the shape has %lld", w->path,
+               (long long)count, (long long)w->elements, (long long)w->expected);
+    }
+    w->elements += count;
+    int64_t size = w->bf16 ? 2 : 4;
+    while (count > 0) {
+        if (w->buffered == BUFFER_BYTES) flush(w);
+        int64_t fits = (BUFFER_BYTES - w->buffered) / size, n = count < fits ? count : fits;
+        char *to = w->buffer + w->buffered;
+        if (w->bf16)
+            for (int64_t i = 0; i < n; i++) ((uint16_t *)(void *)to)[i] = to_bf16(values[i]);
+        else
+            memcpy(to, values, (size_t)(n * size));
+        w->buffered += n * size;
+        values += n;
+        count -= n;
+    }
+}
+
+// A rename lasts only once its directory is on the disk.
+static void sync_directory(model_writer *w) {
+    char directory[PATH_MAX];
+    memcpy(directory, w->path, sizeof directory);
+    char *slash = strrchr(directory, '/');
+    if (slash) slash[slash == directory] = 0; // "/x" is in "/"
+    int fd = open(slash ? directory : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0 || (fsync(fd) != 0 && errno != EINVAL)) // EINVAL: a file system whose directories have no sync
+        cf_die("the new file is in place, but may not survive a power cut",
+               "cannot sync the directory of model file %s: %s", w->path, strerror(errno));
+    close(fd);
+}
+
+void model_writer_commit(model_writer *w) {
+    if (w->elements != w->expected) {
+        unlink(w->temporary);
+        cf_die(NULL, "model file %s is incomplete: %lld of %lld elements appended", w->path,
+               (long long)w->elements, (long long)w->expected);
+    }
+    flush(w);
+    if (fsync(w->fd) != 0) give_up(w, "cannot sync");
+    if (close(w->fd) != 0) give_up(w, "cannot close");
+    if (rename(w->temporary, w->path) != 0) give_up(w, "cannot rename the temporary file to");
+    sync_directory(w);
+    free(w);
+}
