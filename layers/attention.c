@@ -1,0 +1,301 @@
+// Causal attention on the CPU, tile by tile.
+//
+// A tile of queries meets a tile of keys in two products: scores = Q·Kᵀ, and after the softmax O += P·V.
+// The softmax runs: each query keeps the maximum and the sum of exponentials so far, and a new maximum
+// rescales both the sum and the row of the output. Products go through gemm(), which inside a parallel
+// region stays on its thread; it is fast as long as tiles are large and their rows lie close together, so
+// tiles are packed first (in qkv two rows of a head are B·3·H·D elements apart). Tiles above the diagonal
+// are never touched; on it, columns that no query of the tile may see are left out.
+//
+// Forward: a task is a block of queries of one head; it packs a tile of keys and values once and runs all
+// its query tiles against it. Backward: a task is a block of keys of one head, whose dk and dv it alone
+// sums. If there are enough heads to feed many threads, a block is the whole head, and dq is summed
+// straight into dqkv. If not, a head is cut into several blocks, each with its own partial dq in the
+// scratch, and the partials are added in order. The cuts depend on shapes alone, so the order of every
+// sum is the same for any number of threads.
+#include "attention.h"
+#include "gemm.h"
+#include "math_real.h"
+#include "../commfuse/die.h"
+
+enum {
+    QUERY_TILE = 128,  // rows of scores at once
+    KEY_TILE = 256,    // columns
+    QUERY_BLOCK = 256, // rows of a forward task, at most
+    TASKS = 32,        // heads are cut until there are so many tasks,
+    ROWS_MIN = 32,     // but not into fewer rows than these
+    PACK = 256 * 64    // elements of a packed tile: heads wider than 64 get fewer rows
+};
+
+typedef struct shape {
+    int64_t t0, n, T, B, H, D;
+    int64_t pairs;            // B·H: a pair is one head of one sequence
+    int64_t qkv_row, out_row; // elements from one time step to the next
+    int64_t key_tile, query_tile, query_block;
+    real scale;
+} shape;
+
+typedef struct span {
+    int64_t begin, end;
+} span;
+
+static int64_t min(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+static int64_t max(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
+static int64_t ceil_div(int64_t a, int64_t b) {
+    return (a + b - 1) / b;
+}
+static int64_t length(span s) {
+    return s.end - s.begin;
+}
+
+static shape shape_of(int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t D) {
+    if (D > PACK)
+        cf_die("use more heads", "attention: %lld channels per head, at most %d", (long long)D, PACK);
+    shape s = {.t0 = t0, .n = n, .T = T, .B = B, .H = H, .D = D};
+    s.pairs = B * H;
+    s.qkv_row = B * 3 * H * D;
+    s.out_row = B * H * D;
+    s.key_tile = min(KEY_TILE, PACK / D);
+    s.query_tile = min(QUERY_TILE, PACK / D);
+    s.query_block = min(QUERY_BLOCK, PACK / D);
+    while (s.query_block > ROWS_MIN && s.pairs * ceil_div(n, s.query_block) < TASKS) s.query_block /= 2;
+    s.scale = 1 / sqrt_real((real)D);
+    return s;
+}
+
+enum { QUERY, KEY, VALUE };
+
+// Offset in qkv (T, B, 3, H, D) of one head's query, key or value at time t.
+static int64_t qkv_at(const shape *s, int64_t t, int64_t pair, int64_t part) {
+    int64_t b = pair / s->H, h = pair % s->H;
+    return t * s->qkv_row + ((b * 3 + part) * s->H + h) * s->D;
+}
+
+// The same in out (T, B, H, D) and lse (T, B, H).
+static int64_t out_at(const shape *s, int64_t t, int64_t pair) {
+    return t * s->out_row + pair * s->D;
+}
+static int64_t lse_at(const shape *s, int64_t t, int64_t pair) {
+    return t * s->pairs + pair;
+}
+
+// to (rows, D) = rows of `from` that lie from_row elements apart
+static void pack(real *restrict to, const real *restrict from, int64_t from_row, int64_t rows, int64_t D) {
+    for (int64_t r = 0; r < rows; r++) memcpy(to + r * D, from + r * from_row, (size_t)D * sizeof(real));
+}
+
+static void add(real *restrict to, const real *restrict from, int64_t n) {
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) to[i] += from[i];
+}
+
+static void multiply(real *x, real factor, int64_t n) {
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) x[i] *= factor;
+}
+
+// How many of these keys query t may see.
+static int64_t visible(int64_t t, span keys) {
+    return max(0, min(keys.end, t + 1) - keys.begin);
+}
+
+// One row of scores becomes exp(scale · score − maximum), zero beyond the seen columns. A new maximum
+// rescales the sum and the row of the output that belong to the maximum before.
+static void softmax_row(real *restrict row, int64_t seen, int64_t columns, real scale, real *restrict maximum,
+                        real *restrict sum, real *restrict out, int64_t D) {
+    real highest = -INFINITY, row_sum = 0;
+#pragma omp simd reduction(max : highest)
+    for (int64_t c = 0; c < seen; c++) highest = row[c] > highest ? row[c] : highest;
+    const real before = *maximum, now = highest * scale > before ? highest * scale : before;
+#pragma omp simd reduction(+ : row_sum)
+    for (int64_t c = 0; c < seen; c++) {
+        row[c] = exp_real(scale * row[c] - now);
+        row_sum += row[c];
+    }
+    for (int64_t c = seen; c < columns; c++) row[c] = 0;
+    if (now > before && before > -INFINITY) {
+        real correction = exp_real(before - now);
+        *sum *= correction;
+        multiply(out, correction, D);
+    }
+    *sum += row_sum;
+    *maximum = now;
+}
+
+// Query rows q (rows, D) against one tile of keys. out: their first row in (T, B, H, D).
+static void forward_tile(real *out, real *maximum, real *sum, const real *q, const real *k, const real *v,
+                         span rows, span keys, const shape *s) {
+    real scores[QUERY_TILE * KEY_TILE];
+    int64_t n = length(rows), columns = visible(rows.end - 1, keys), D = s->D;
+    gemm(false, true, n, columns, D, q, D, k, D, 0, scores, columns, NULL);
+    for (int64_t r = 0; r < n; r++)
+        softmax_row(scores + r * columns, visible(rows.begin + r, keys), columns, s->scale, maximum + r,
+                    sum + r, out + r * s->out_row, D);
+    gemm(false, false, n, D, columns, scores, columns, v, D, keys.begin > 0, out, s->out_row, NULL);
+}
+
+static void forward_block(real *out, real *lse, const real *qkv, int64_t pair, span block, const shape *s) {
+    real q[PACK], k[PACK], v[PACK];
+    real maximum[QUERY_BLOCK], sum[QUERY_BLOCK];
+    for (int64_t r = 0; r < length(block); r++) maximum[r] = -INFINITY, sum[r] = 0;
+    pack(q, qkv + qkv_at(s, block.begin, pair, QUERY), s->qkv_row, length(block), s->D);
+    for (int64_t at = 0; at < block.end; at += s->key_tile) {
+        span keys = {at, min(at + s->key_tile, block.end)};
+        pack(k, qkv + qkv_at(s, at, pair, KEY), s->qkv_row, length(keys), s->D);
+        pack(v, qkv + qkv_at(s, at, pair, VALUE), s->qkv_row, length(keys), s->D);
+        for (int64_t t = block.begin; t < block.end; t += s->query_tile) {
+            span rows = {t, min(t + s->query_tile, block.end)};
+            int64_t r = t - block.begin;
+            if (rows.end > at) // not above the diagonal
+                forward_tile(out + out_at(s, t, pair), maximum + r, sum + r, q + r * s->D, k, v, rows, keys,
+                             s);
+        }
+    }
+    for (int64_t r = 0; r < length(block); r++) {
+        multiply(out + out_at(s, block.begin + r, pair), 1 / sum[r], s->D);
+        lse[lse_at(s, block.begin + r, pair)] = maximum[r] + log_real(sum[r]);
+    }
+}
+
+void attention_forward(real *out, real *lse, const real *qkv, int64_t t0, int64_t n, int64_t T, int64_t B,
+                       int64_t H, int64_t D, cf_stream *stream) {
+    (void)stream;
+    if (n == 0) return;
+    const shape s = shape_of(t0, n, T, B, H, D);
+    const int64_t blocks = ceil_div(n, s.query_block);
+#pragma omp parallel for collapse(2) schedule(dynamic)
+    for (int64_t i = 0; i < blocks; i++) {
+        for (int64_t pair = 0; pair < s.pairs; pair++) {
+            int64_t begin = t0 + (blocks - 1 - i) * s.query_block; // the longest rows first
+            forward_block(out, lse, qkv, pair, (span){begin, min(begin + s.query_block, t0 + n)}, &s);
+        }
+    }
+}
+
+// Into how many blocks of keys a head is cut, given its number of keys.
+static int64_t key_blocks(int64_t keys, int64_t pairs) {
+    return max(1, min(ceil_div(TASKS, pairs), keys / (2 * ROWS_MIN)));
+}
+
+int64_t attention_scratch(int64_t T, int64_t B, int64_t H, int64_t D) {
+    int64_t blocks = key_blocks(T, B * H);
+    return T * B * H + (blocks > 1 ? blocks * T * B * H * D : 0);
+}
+
+// A tile of keys and values with their gradients, packed.
+typedef struct key_tile {
+    span keys;
+    real k[PACK], v[PACK], dk[PACK], dv[PACK]; // (keys, D)
+} key_tile;
+
+// Where the gradients of a block's queries go: straight into dqkv, or into the block's partial sum.
+typedef struct query_gradient {
+    real *first; // row t0
+    int64_t row; // elements from one time step to the next
+    bool partial;
+} query_gradient;
+
+// scores becomes P = exp(scale · score − lse), dscores (dP = dO·Vᵀ on entry) becomes P · (dP − delta) · scale.
+static void softmax_row_backward(real *restrict scores, real *restrict dscores, int64_t seen, int64_t columns,
+                                 real scale, real lse, real delta) {
+#pragma omp simd
+    for (int64_t c = 0; c < seen; c++) {
+        scores[c] = exp_real(scale * scores[c] - lse);
+        dscores[c] = scores[c] * (dscores[c] - delta) * scale;
+    }
+    for (int64_t c = seen; c < columns; c++) scores[c] = dscores[c] = 0;
+}
+
+// Query rows q, dout (rows, D) against one tile of keys. dq: their first row.
+static void backward_tile(real *dq, int64_t dq_row, real dq_beta, key_tile *tile, const real *q,
+                          const real *dout, const real *lse, const real *delta, span rows, const shape *s) {
+    real scores[QUERY_TILE * KEY_TILE], dscores[QUERY_TILE * KEY_TILE];
+    int64_t n = length(rows), columns = visible(rows.end - 1, tile->keys), D = s->D;
+    gemm(false, true, n, columns, D, q, D, tile->k, D, 0, scores, columns, NULL);
+    gemm(false, true, n, columns, D, dout, D, tile->v, D, 0, dscores, columns, NULL);
+    for (int64_t r = 0; r < n; r++)
+        softmax_row_backward(scores + r * columns, dscores + r * columns, visible(rows.begin + r, tile->keys),
+                             columns, s->scale, lse[r * s->pairs], delta[r * s->pairs]);
+    gemm(true, false, columns, D, n, scores, columns, dout, D, 1, tile->dv, D, NULL);
+    gemm(true, false, columns, D, n, dscores, columns, q, D, 1, tile->dk, D, NULL);
+    gemm(false, false, n, D, columns, dscores, columns, tile->k, D, dq_beta, dq, dq_row, NULL);
+}
+
+typedef struct backward {
+    real *dqkv;
+    const real *dout, *lse, *qkv;
+    const real *delta; // (n, B, H): sum over D of dout · out
+    const shape *s;
+} backward;
+
+// All queries of the range against one tile of keys.
+static void backward_keys(const backward *a, query_gradient dq, int64_t pair, span keys, bool first) {
+    const shape *s = a->s;
+    const int64_t D = s->D, bytes = length(keys) * D * (int64_t)sizeof(real);
+    key_tile tile;
+    real q[PACK], dout[PACK];
+    tile.keys = keys;
+    pack(tile.k, a->qkv + qkv_at(s, keys.begin, pair, KEY), s->qkv_row, length(keys), D);
+    pack(tile.v, a->qkv + qkv_at(s, keys.begin, pair, VALUE), s->qkv_row, length(keys), D);
+    memset(tile.dk, 0, (size_t)bytes);
+    memset(tile.dv, 0, (size_t)bytes);
+    for (int64_t t = max(s->t0, keys.begin); t < s->t0 + s->n; t += s->query_tile) {
+        span rows = {t, min(t + s->query_tile, s->t0 + s->n)};
+        pack(q, a->qkv + qkv_at(s, t, pair, QUERY), s->qkv_row, length(rows), D);
+        pack(dout, a->dout + out_at(s, t, pair), s->out_row, length(rows), D);
+        backward_tile(dq.first + (t - s->t0) * dq.row, dq.row, dq.partial && first ? 0 : 1, &tile, q, dout,
+                      a->lse + lse_at(s, t, pair), a->delta + lse_at(s, t - s->t0, pair), rows, s);
+    }
+    for (int64_t r = 0; r < length(keys); r++) {
+        add(a->dqkv + qkv_at(s, keys.begin + r, pair, KEY), tile.dk + r * D, D);
+        add(a->dqkv + qkv_at(s, keys.begin + r, pair, VALUE), tile.dv + r * D, D);
+    }
+}
+
+static void output_dot_gradient(real *delta, const real *dout, const real *out, const shape *s) {
+#pragma omp parallel for
+    for (int64_t i = 0; i < s->n * s->pairs; i++) {
+        const real *o = out + s->t0 * s->out_row + i * s->D, *d = dout + s->t0 * s->out_row + i * s->D;
+        real sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (int64_t j = 0; j < s->D; j++) sum += o[j] * d[j];
+        delta[i] = sum;
+    }
+}
+
+// dq of every query += the partials of the blocks whose keys it sees, in order
+static void add_partials(real *dqkv, const real *partials, int64_t blocks, int64_t block, const shape *s) {
+#pragma omp parallel for
+    for (int64_t t = s->t0; t < s->t0 + s->n; t++)
+        for (int64_t i = 0; i < blocks && i * block <= t; i++)
+            for (int64_t pair = 0; pair < s->pairs; pair++)
+                add(dqkv + qkv_at(s, t, pair, QUERY),
+                    partials + (i * s->n + t - s->t0) * s->out_row + pair * s->D, s->D);
+}
+
+void attention_backward(real *dqkv, const real *dout, const real *out, const real *lse, const real *qkv,
+                        real *scratch, int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t D,
+                        cf_stream *stream) {
+    (void)stream;
+    if (n == 0) return;
+    const shape s = shape_of(t0, n, T, B, H, D);
+    const int64_t keys = t0 + n, blocks = key_blocks(keys, s.pairs), block = ceil_div(keys, blocks);
+    real *delta = scratch, *partials = scratch + n * s.pairs; // (n, B, H), (blocks, n, B, H, D)
+    const backward a = {dqkv, dout, lse, qkv, delta, &s};
+    output_dot_gradient(delta, dout, out, &s);
+#pragma omp parallel for collapse(2) schedule(dynamic)
+    for (int64_t i = 0; i < blocks; i++) { // the first keys have the most queries
+        for (int64_t pair = 0; pair < s.pairs; pair++) {
+            query_gradient dq = {dqkv + qkv_at(&s, t0, pair, QUERY), s.qkv_row, false};
+            if (blocks > 1) dq = (query_gradient){partials + i * n * s.out_row + pair * D, s.out_row, true};
+            int64_t end = min((i + 1) * block, keys);
+            for (int64_t k = i * block; k < end; k += s.key_tile)
+                backward_keys(&a, dq, pair, (span){k, min(k + s.key_tile, end)}, k == i * block);
+        }
+    }
+    if (blocks > 1) add_partials(dqkv, partials, blocks, block, &s);
+}

@@ -1,0 +1,98 @@
+// Softmax cross-entropy on the CPU: the logits are the largest tensor of a step, so each function reads
+// them from memory once. The maximum and the sum are found together, a stretch of columns at a time:
+// the stretch's maximum first, then, while it is in the cache, its exponentials; a new maximum rescales
+// what was summed before.
+#include "crossentropy.h"
+#include "math_real.h"
+
+enum { STRETCH = 2048 };
+
+typedef struct softmax {
+    real maximum, sum; // sum of exp(logit − maximum)
+} softmax;
+
+static real maximum_of(const real *x, int64_t n) {
+    real maximum = -INFINITY;
+#pragma omp simd reduction(max : maximum)
+    for (int64_t i = 0; i < n; i++) maximum = x[i] > maximum ? x[i] : maximum;
+    return maximum;
+}
+
+static real sum_of_exp(const real *x, int64_t n, real shift) {
+    real sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < n; i++) sum += exp_real(x[i] - shift);
+    return sum;
+}
+
+static softmax merge(softmax a, softmax b) {
+    real maximum = a.maximum > b.maximum ? a.maximum : b.maximum;
+    if (maximum == -INFINITY) return (softmax){maximum, a.sum + b.sum}; // nothing, or NaN on its way
+    return (softmax){maximum, a.sum * exp_real(a.maximum - maximum) + b.sum * exp_real(b.maximum - maximum)};
+}
+
+static softmax softmax_of(const real *x, int64_t n) {
+    softmax all = {-INFINITY, 0};
+    for (int64_t i = 0; i < n; i += STRETCH) {
+        int64_t length = n - i < STRETCH ? n - i : STRETCH;
+        real maximum = maximum_of(x + i, length);
+        real shift = maximum == -INFINITY ? 0 : maximum; // −inf − (−inf) would be NaN
+        all = merge(all, (softmax){maximum, sum_of_exp(x + i, length, shift)});
+    }
+    return all;
+}
+
+static bool held(int32_t target, int64_t first, int64_t valid) {
+    return target >= first && target < first + valid;
+}
+
+void crossentropy_stats(real *stats, const real *logits, const int32_t *targets, int64_t first, int64_t valid,
+                        int64_t R, int64_t V, cf_stream *stream) {
+    (void)stream;
+#pragma omp parallel for
+    for (int64_t r = 0; r < R; r++) {
+        const real *row = logits + r * V;
+        softmax s = softmax_of(row, valid);
+        stats[r * 3] = s.maximum;
+        stats[r * 3 + 1] = s.sum;
+        stats[r * 3 + 2] = held(targets[r], first, valid) ? row[targets[r] - first] : 0;
+    }
+}
+
+void crossentropy_combine(real *losses, real *total, const real *all, int64_t ranks, int64_t R,
+                          cf_stream *stream) {
+    (void)stream;
+    for (int64_t r = 0; r < R; r++) {
+        softmax s = {-INFINITY, 0};
+        real target = 0;
+        for (int64_t i = 0; i < ranks; i++) {
+            const real *stats = all + (i * R + r) * 3;
+            s = merge(s, (softmax){stats[0], stats[1]});
+            target += stats[2];
+        }
+        total[r * 2] = s.maximum;
+        total[r * 2 + 1] = s.sum;
+        losses[r] = log_real(s.sum) + s.maximum - target;
+    }
+}
+
+void crossentropy_backward(real *logits, const real *total, const int32_t *targets, real scale, int64_t first,
+                           int64_t valid, int64_t R, int64_t V, cf_stream *stream) {
+    (void)stream;
+#pragma omp parallel for
+    for (int64_t r = 0; r < R; r++) {
+        real *row = logits + r * V;
+        real maximum = total[r * 2], factor = scale / total[r * 2 + 1];
+#pragma omp simd
+        for (int64_t v = 0; v < valid; v++) row[v] = exp_real(row[v] - maximum) * factor;
+        for (int64_t v = valid; v < V; v++) row[v] = 0;
+        if (held(targets[r], first, valid)) row[targets[r] - first] -= scale;
+    }
+}
+
+double crossentropy_sum(const real *losses, int64_t n, cf_stream *stream) {
+    (void)stream;
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++) sum += (double)losses[i];
+    return sum;
+}

@@ -1,0 +1,58 @@
+// Token and position embedding on the CPU.
+//
+// The scatter-add of token gradients is split between threads by columns, never by rows: every element
+// of the table is summed by one thread in row order, so the bits do not depend on the threads.
+#include "embedding.h"
+#include <string.h>
+
+enum { STRIP = 64 }; // columns per task of the scatter-add
+
+static bool held(int32_t token, int64_t first, int64_t count) {
+    return token >= first && token < first + count;
+}
+
+static void add(real *restrict to, const real *restrict from, int64_t count) {
+#pragma omp simd
+    for (int64_t i = 0; i < count; i++) to[i] += from[i];
+}
+
+void embedding_forward(real *out, const int32_t *tokens, const real *wte, int64_t first, int64_t count,
+                       int64_t R, int64_t C, cf_stream *stream) {
+    (void)stream;
+    size_t bytes = (size_t)C * sizeof(real);
+#pragma omp parallel for
+    for (int64_t r = 0; r < R; r++) {
+        if (held(tokens[r], first, count))
+            memcpy(out + r * C, wte + (tokens[r] - first) * C, bytes);
+        else
+            memset(out + r * C, 0, bytes);
+    }
+}
+
+void embedding_backward(real *dwte, const real *dout, const int32_t *tokens, int64_t first, int64_t count,
+                        int64_t R, int64_t C, cf_stream *stream) {
+    (void)stream;
+#pragma omp parallel for
+    for (int64_t c = 0; c < C; c += STRIP) {
+        int64_t columns = C - c < STRIP ? C - c : STRIP;
+        for (int64_t r = 0; r < R; r++)
+            if (held(tokens[r], first, count))
+                add(dwte + (tokens[r] - first) * C + c, dout + r * C + c, columns);
+    }
+}
+
+void position_forward(real *x, const real *wpe, int64_t t0, int64_t T, int64_t B, int64_t C,
+                      cf_stream *stream) {
+    (void)stream;
+#pragma omp parallel for
+    for (int64_t t = 0; t < T; t++)
+        for (int64_t b = 0; b < B; b++) add(x + (t * B + b) * C, wpe + (t0 + t) * C, C);
+}
+
+void position_backward(real *dwpe, const real *dx, int64_t t0, int64_t T, int64_t B, int64_t C,
+                       cf_stream *stream) {
+    (void)stream;
+#pragma omp parallel for
+    for (int64_t t = 0; t < T; t++)
+        for (int64_t b = 0; b < B; b++) add(dwpe + (t0 + t) * C, dx + (t * B + b) * C, C);
+}

@@ -1,0 +1,71 @@
+// Linear layer on the CPU: three products, and the two things a bias needs.
+#include "linear.h"
+#include "gemm.h"
+
+// Rows of out per product when there is a bias: the block just filled with it is still in the cache
+// when the product adds to it.
+enum { ROW_BLOCK = 1024 };
+// Bias gradient: so many columns at once, each summed in so many blocks of rows.
+enum { COLUMNS = 1024, BLOCKS = 16 };
+
+static void fill_with_bias(real *out, const real *bias, int64_t R, int64_t OC) {
+#pragma omp parallel for
+    for (int64_t r = 0; r < R; r++) {
+        real *row = out + r * OC;
+#pragma omp simd
+        for (int64_t c = 0; c < OC; c++) row[c] = bias[c];
+    }
+}
+
+void linear_forward(real *out, const real *x, const real *w, const real *bias, int64_t R, int64_t IC,
+                    int64_t OC, cf_stream *stream) {
+    if (!bias) {
+        gemm(false, true, R, OC, IC, x, IC, w, IC, 0, out, OC, stream);
+        return;
+    }
+    for (int64_t r = 0; r < R; r += ROW_BLOCK) {
+        int64_t rows = R - r < ROW_BLOCK ? R - r : ROW_BLOCK;
+        fill_with_bias(out + r * OC, bias, rows, OC);
+        gemm(false, true, rows, OC, IC, x + r * IC, IC, w, IC, 1, out + r * OC, OC, stream);
+    }
+}
+
+void linear_dgrad(real *dx, const real *dy, const real *w, int64_t R, int64_t IC, int64_t OC,
+                  cf_stream *stream) {
+    gemm(false, false, R, IC, OC, dy, OC, w, IC, 0, dx, IC, stream);
+}
+
+void linear_wgrad(real *dw, const real *dy, const real *x, int64_t R, int64_t IC, int64_t OC,
+                  cf_stream *stream) {
+    gemm(true, false, OC, IC, R, dy, OC, x, IC, 1, dw, IC, stream);
+}
+
+// sum (columns) = sum of rows of dy, in row order
+static void sum_rows(real *restrict sum, const real *restrict dy, int64_t rows, int64_t columns, int64_t OC) {
+    for (int64_t c = 0; c < columns; c++) sum[c] = 0;
+    for (int64_t r = 0; r < rows; r++) {
+        const real *row = dy + r * OC;
+#pragma omp simd
+        for (int64_t c = 0; c < columns; c++) sum[c] += row[c];
+    }
+}
+
+void linear_bias_grad(real *db, const real *dy, int64_t R, int64_t OC, cf_stream *stream) {
+    (void)stream;
+    real partial[BLOCKS][COLUMNS];
+    int64_t block = (R + BLOCKS - 1) / BLOCKS;
+    for (int64_t first = 0; first < OC; first += COLUMNS) {
+        int64_t columns = OC - first < COLUMNS ? OC - first : COLUMNS;
+#pragma omp parallel for
+        for (int64_t i = 0; i < BLOCKS; i++) {
+            int64_t r = i * block < R ? i * block : R;
+            int64_t end = r + block < R ? r + block : R;
+            sum_rows(partial[i], dy + r * OC + first, end - r, columns, OC);
+        }
+        for (int64_t c = 0; c < columns; c++) {
+            real sum = partial[0][c];
+            for (int64_t i = 1; i < BLOCKS; i++) sum += partial[i][c];
+            db[first + c] += sum;
+        }
+    }
+}
