@@ -1,0 +1,113 @@
+#!/bin/sh
+# Install what building, testing and the demo need and this machine lacks, on Debian, Ubuntu and their kin.
+#
+#     scripts/install_deps.sh                compiler, make, MPI, oneDNN, cJSON, cmocka, numpy, matplotlib
+#     scripts/install_deps.sh --bpe          also build/venv with tiktoken, for data/prepare.py --encoding gpt2
+#     scripts/install_deps.sh --download     also the certificates that downloads over https need
+#
+# A thing counts as present if its package is installed or if a probe finds it anyway (an own compiler, a
+# module system, another distribution). Only what is missing is installed, as root or through sudo, and it
+# is named, with the reason, before anything is done. With everything present this takes some milliseconds.
+set -u
+cd "$(dirname "$0")/.." || exit 1
+
+want_bpe=false
+want_download=false
+for argument in "$@"; do
+    case $argument in
+    --bpe) want_bpe=true ;;
+    --download) want_download=true ;;
+    -h | --help) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    *) echo "error: unknown option $argument (known: --bpe, --download, --help)" >&2; exit 2 ;;
+    esac
+done
+
+header() { echo "#include <$1>" | cc -E -x c - >/dev/null 2>&1; }
+program() { command -v "$1" >/dev/null 2>&1; }
+module() { "$(scripts/find_python.sh)" -c "import $1" >/dev/null 2>&1; }
+open_mpi() { mpirun --version 2>/dev/null | grep -q 'Open MPI'; }
+certificates() { [ -e "${SSL_CERT_FILE:-/etc/ssl/certs/ca-certificates.crt}" ]; }
+
+# package | probe | reason
+needed="\
+gcc|program cc|the C compiler
+libc6-dev|header stdio.h|the C library's headers
+make|program make|the build
+openmpi-bin|open_mpi|mpirun: several ranks on one machine or many
+libopenmpi-dev|program mpicc|MPI: transfers between ranks
+libdnnl-dev|header dnnl.h|oneDNN: matrix multiplication on CPUs
+libcjson-dev|header cjson/cJSON.h|cJSON: the log, checkpoints, traces
+libcmocka-dev|header cmocka.h|cmocka: the C tests
+python3|program python3|data preparation, the test runner
+python3-numpy|module numpy|data preparation, reference results in tests
+python3-matplotlib|module matplotlib|plots"
+$want_bpe && needed="$needed
+python3-venv|module ensurepip|an environment for tiktoken in build/venv"
+$want_download && needed="$needed
+ca-certificates|certificates|downloads over https"
+
+installed=
+program dpkg-query && installed=$(dpkg-query -W -f '${Package}=${db:Status-Status} ' 2>/dev/null \
+    $(echo "$needed" | cut -d'|' -f1))
+
+missing=
+reasons=
+while IFS='|' read -r package probe reason; do
+    case " $installed" in *" $package=installed "*) continue ;; esac
+    $probe && continue
+    missing="$missing $package"
+    reasons="$reasons$(printf '    %-20s %s' "$package" "$reason")
+"
+done <<END
+$needed
+END
+
+if [ -n "$missing" ]; then
+    if ! program apt-get; then
+        printf 'error: no apt-get here, and these are missing (names as in Debian):\n%s' "$reasons" >&2
+        echo "hint:  install them with this system's package manager, then run this again" >&2
+        exit 1
+    fi
+    as_root=
+    if [ "$(id -u)" -ne 0 ]; then
+        if ! program sudo || ! { sudo -n true 2>/dev/null || [ -t 0 ]; }; then
+            printf 'error: missing, and neither root nor sudo to install it:\n%s' "$reasons" >&2
+            echo "hint:  as root:  apt-get update && apt-get install --no-install-recommends$missing" >&2
+            exit 1
+        fi
+        as_root=sudo
+    fi
+    printf 'installing with apt-get%s, no recommended extras:\n%s' "${as_root:+, through sudo}" "$reasons"
+    apt() { $as_root env DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8 apt-get -q -o Acquire::Retries=3 \
+        -o DPkg::Lock::Timeout=120 -o Dpkg::Use-Pty=0 "$@" </dev/null; }
+    log=$(mktemp) || exit 1
+    trap 'rm -f "$log"' EXIT
+    if ! { apt update && apt install -y --no-install-recommends $missing; } >"$log" 2>&1; then
+        tail -n 30 "$log" >&2
+        echo "error: apt-get could not install:$missing" >&2
+        grep -q 'Unable to locate package' "$log" &&
+            echo "hint:  libdnnl-dev is in Ubuntu's universe:  add-apt-repository universe" >&2
+        grep -qE 'Temporary failure|Could not (resolve|connect)|Failed to fetch' "$log" &&
+            echo "hint:  the package servers cannot be reached: check the network or /etc/apt" >&2
+        exit 1
+    fi
+    echo "installed$missing"
+fi
+
+# tiktoken is no Debian package. Its environment sees the system's numpy.
+if $want_bpe && ! { [ -x build/venv/bin/python ] && build/venv/bin/python -c 'import tiktoken, numpy' 2>/dev/null; }; then
+    echo "creating build/venv with tiktoken from PyPI: GPT-2's tokenizer for data/prepare.py"
+    rm -rf build/venv
+    mkdir -p build
+    numpy=
+    if ! { "$(scripts/find_python.sh)" -m venv --system-site-packages build/venv &&
+        { build/venv/bin/python -c 'import numpy' 2>/dev/null || numpy=numpy; } &&
+        build/venv/bin/python -m pip install --quiet --disable-pip-version-check --retries 1 --timeout 20 \
+            tiktoken $numpy; } >build/venv.log 2>&1; then
+        tail -n 5 build/venv.log >&2
+        rm -rf build/venv
+        echo "error: no tiktoken; without it everything works but the GPT-2 encoding (full log: build/venv.log)" >&2
+        exit 3
+    fi
+fi
+exit 0

@@ -1,0 +1,450 @@
+"""Run the tests and count them, case by case.
+
+    python3 tests/run.py --build build/release              all tests
+    python3 tests/run.py --build build/release --only mesh  one alone (make test T=mesh)
+
+A test program is one of
+  tests/*/test_*.c, tests/*/gradient_*.c   cmocka programs, built by make under BUILD/tests/
+  tests/*/test_*.py                        unittest files; BUILD and TRAIN_GPT in the environment say
+                                           which build to look at
+and may say in a comment line of its own how it is to be run:
+  ranks: 1 2 4        once with each number of ranks; 1 is a plain start without mpirun. Default: 1
+  limit: 300          seconds until it is ended and counted as failed. Default: 120, sanitizers: five times that
+  python: venv        with build/venv/bin/python, which has tiktoken; skipped where that is missing
+  sanitizers: too     a Python file that is also run against sanitizer builds; default: C programs alone
+
+Every cmocka case and every unittest method counts once per number of ranks, and passes only if it passes on
+every rank. A program that crashes, hangs or ends early fails one case more than those it has reported.
+Only the standard library is used here, so that the runner itself cannot be what is missing.
+"""
+import argparse
+import concurrent.futures
+import dataclasses
+import fnmatch
+import glob
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+MARK = "\x1f"  # begins the lines in which run_unittest() reports; no test prints it
+PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
+
+
+# ------------------------------------------------------------------------------------------ what there is
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    source: str
+    ranks: tuple
+    limit: float
+    venv: bool
+    sanitizers: bool
+
+    @property
+    def name(self):  # "commfuse/test_fuse"
+        return os.path.splitext(self.source)[0].split("/", 1)[1]
+
+    @property
+    def python(self):
+        return self.source.endswith(".py")
+
+    def binary(self, build):
+        return f"{build}/tests/{self.name}"
+
+
+def read_program(source):
+    with open(source, encoding="utf-8") as file:
+        text = file.read()
+
+    def note(key):
+        found = re.search(rf"^\s*(?://|#|\*)\s*{key}:\s*([\w. ]+?)\s*$", text, re.MULTILINE)
+        return found.group(1) if found else None
+
+    return Program(source, tuple(int(n) for n in (note("ranks") or "1").split()), float(note("limit") or 120),
+                   note("python") == "venv", note("sanitizers") == "too")
+
+
+def discover():
+    patterns = "tests/*/test_*.c", "tests/*/gradient_*.c", "tests/*/test_*.py"
+    return [read_program(source) for source in sorted(sum(map(glob.glob, patterns), []))]
+
+
+def has_case(program, pattern):
+    with open(program.source, encoding="utf-8") as file:
+        return any(matches(name, pattern) for name in re.findall(r"\b(\w*test\w*|\w+)\s*\(", file.read()))
+
+
+def matches(name, pattern):
+    return pattern in name or fnmatch.fnmatchcase(name, pattern)
+
+
+def select(programs, only, sanitizers):
+    """The programs to run, and the pattern for their cases (None: all)."""
+    if sanitizers:
+        programs = [p for p in programs if not p.python or p.sanitizers]
+    if "thread" in sanitizers:  # the layers are OpenMP loops, which that build leaves out
+        programs = [p for p in programs if p.name.startswith("commfuse/") and not p.python]
+    if not only:
+        return programs, None
+    # By the file's name, so that "fuse" is test_fuse and not all of commfuse/; by the path if it has a slash.
+    by_name = [p for p in programs if matches(p.name if "/" in only else os.path.basename(p.name), only)]
+    if by_name:
+        return by_name, None
+    return [p for p in programs if has_case(p, only)], only
+
+
+# ------------------------------------------------------------------------------------------ one run
+
+
+@dataclasses.dataclass
+class Outcome:
+    program: Program
+    ranks: int
+    seconds: float = 0.0
+    cases: dict = dataclasses.field(default_factory=dict)    # name → PASSED, FAILED or SKIPPED
+    reasons: list = dataclasses.field(default_factory=list)  # why skipped or ended early
+    output: str = ""
+
+    def count(self, what):
+        return sum(result == what for result in self.cases.values())
+
+    def report(self, name, result):
+        """A case fails if it fails once, on any rank; it is skipped only if no rank ran it."""
+        order = SKIPPED, PASSED, FAILED
+        self.cases[name] = max(result, self.cases.get(name, SKIPPED), key=order.index)
+
+    def fail(self, name, reason):
+        self.cases[name] = FAILED
+        self.reasons.append(reason)
+
+
+def environment(build, ranks):
+    e = dict(os.environ, CMOCKA_MESSAGE_OUTPUT="STDOUT", PYTHONUNBUFFERED="1", PYTHONDONTWRITEBYTECODE="1",
+             OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", BUILD=build,
+             TRAIN_GPT=os.path.abspath(f"{build}/train_gpt"))
+    # Two threads show what one hides, and no machine is too small for them.
+    e["OMP_NUM_THREADS"] = "1" if ranks > 1 else "2"
+    e.pop("CMOCKA_XML_FILE", None)
+    options = {
+        "ASAN_OPTIONS": "detect_stack_use_after_return=1:strict_string_checks=1",
+        "LSAN_OPTIONS": "print_suppressions=0",
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+        "TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1",
+    }
+    for name, value in options.items():
+        suppressions = f"{ROOT}/tests/sanitizers/{name.split('_')[0].lower()}.supp"
+        if os.path.exists(suppressions):
+            value += f":suppressions={suppressions}"
+        e[name] = value
+    return e
+
+
+def command(program, ranks, build, python, case_pattern):
+    if program.python:
+        interpreter = "build/venv/bin/python" if program.venv else python
+        return [interpreter, "tests/run.py", "--unittest", program.source, *([case_pattern] if case_pattern else [])]
+    line = [program.binary(build)]
+    if "san-thread" in build and shutil.which("setarch"):
+        line = ["setarch", "-R", *line]  # its shadow memory does not bear much address randomisation
+    if ranks > 1:
+        line = ["scripts/mpirun.sh", "--tag-output", "-np", str(ranks), *line]
+    return line
+
+
+def end_session(process):
+    """End a program and all it has started: mpirun puts ranks in process groups of their own, but all of
+    them are in the session that start_new_session gave us."""
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(5)
+    except subprocess.TimeoutExpired:
+        pass
+    for stat in glob.glob("/proc/[0-9]*/stat"):
+        try:
+            with open(stat, encoding="ascii", errors="replace") as file:
+                session = int(file.read().rpartition(")")[2].split()[3])
+            if session == process.pid:
+                os.kill(int(stat.split("/")[2]), signal.SIGKILL)
+        except (OSError, ValueError, IndexError):
+            pass  # gone meanwhile
+    process.wait()
+
+
+running = set()  # so that an interrupted run leaves nothing behind
+
+
+def execute(line, env, limit):
+    """(exit status or None at the limit, output)"""
+    with tempfile.TemporaryFile() as output:  # a file, not a pipe: orphans that keep it open cannot hold us up
+        process = subprocess.Popen(line, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                                   start_new_session=True)
+        running.add(process)
+        try:
+            status = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            status = None
+        end_session(process)
+        running.discard(process)
+        output.seek(0)
+        return status, output.read().decode(errors="replace")
+
+
+def run(program, ranks, build, python, case_pattern):
+    outcome = Outcome(program, ranks)
+    if program.venv and not os.path.exists("build/venv/bin/python"):
+        outcome.report(program.name, SKIPPED)
+        outcome.reasons.append("no build/venv with tiktoken: scripts/install_deps.sh --bpe")
+        return outcome
+    limit = program.limit * (5 if "san-" in build else 1)
+    start = time.monotonic()
+    try:
+        status, outcome.output = execute(command(program, ranks, build, python, case_pattern),
+                                         environment(build, ranks), limit)
+    except OSError as error:
+        outcome.fail("(start)", f"cannot be started: {error}")
+        return outcome
+    outcome.seconds = time.monotonic() - start
+    (read_unittest if program.python else read_cmocka)(outcome)
+    if case_pattern:
+        outcome.cases = {name: result for name, result in outcome.cases.items() if matches(name, case_pattern)}
+    failed = outcome.count(FAILED)
+    if status is None:
+        reason = f"ended after {limit:.0f} s, its limit"
+        outcome.reasons.append(reason) if failed else outcome.fail("(limit)", reason)
+    elif status != 0 and not failed:
+        outcome.fail("(end)", f"exit status {status}, though no case that it reported has failed")
+    elif status == 0 and failed:
+        outcome.reasons.append("exit status 0 in spite of that")
+    elif not outcome.cases and not case_pattern:
+        outcome.fail("(nothing)", "reported no case")
+    return outcome
+
+
+# ------------------------------------------------------------------------------------------ reading reports
+
+
+def read_cmocka(outcome):
+    """cmocka's own lines; with several ranks each has mpirun's tag "[1,RANK]<stdout>:" in front."""
+    announced, begun, reported = {}, {}, {}
+    for line in outcome.output.splitlines():
+        tag = re.match(r"\[\d+,(\d+)\]<std(?:out|err)>:\s?", line)
+        rank = int(tag.group(1)) if tag else 0
+        line = line[tag.end():] if tag else line
+        if found := re.match(r"\[==========\] Running (\d+) test", line):
+            announced[rank] = announced.get(rank, 0) + int(found.group(1))
+        elif found := re.match(r"\[ RUN      \] (.+)$", line):
+            begun[rank] = found.group(1)
+        elif found := re.match(r"\[       OK \] (.+)$|\[  SKIPPED \] (.+)$|\[  FAILED  \] (.+)$", line):
+            name = found.group(found.lastindex)
+            if begun.get(rank) == name:  # not one of the lists at the end
+                outcome.report(name, (PASSED, SKIPPED, FAILED)[found.lastindex - 1])
+                reported[rank] = reported.get(rank, 0) + 1
+                del begun[rank]
+    if 0 not in announced:
+        outcome.fail("(start)", "did not come to its first case")
+    for rank, count in sorted(announced.items()):
+        missing = count - reported.get(rank, 0)
+        if rank in begun:
+            outcome.fail(begun[rank], f"rank {rank} did not come to the end of {begun[rank]}")
+        elif missing > 0:
+            outcome.fail("(end)", f"rank {rank} left out {missing} of {count} cases")
+
+
+def read_unittest(outcome):
+    """The lines of run_unittest()."""
+    begun = None
+    ended = False
+    text = re.split(rf"\n{MARK}(.*)\n", outcome.output)
+    for line in text[1::2]:
+        report = json.loads(line)
+        if "begin" in report:
+            begun = report["begin"]
+        elif "end" in report:
+            ended = True
+        else:
+            begun = None
+            outcome.report(report["case"], report["result"])
+            if report["result"] == SKIPPED and report["reason"] not in outcome.reasons:
+                outcome.reasons.append(report["reason"])
+    outcome.output = "".join(text[0::2])
+    if not ended:
+        outcome.fail(begun or "(end)", f"ended early{', in ' + begun if begun else ''}")
+
+
+def run_unittest(source, case_pattern):
+    """In the child: run one unittest file and report each case in a line that no test prints by chance."""
+    import importlib.util
+    import traceback
+    import unittest
+
+    def report(**what):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        print("\n" + MARK + json.dumps(what), flush=True)
+
+    class Result(unittest.TestResult):
+        def startTest(self, test):
+            super().startTest(test)
+            report(begin=test.id())
+
+        def tell(self, test, result, error=None, reason=""):
+            if error:
+                print(f"{test.id()}: {result}\n" + "".join(traceback.format_exception(*error)))
+            report(case=test.id(), result=result, reason=reason)
+
+        def addSuccess(self, test):
+            self.tell(test, PASSED)
+
+        def addError(self, test, err):
+            super().addError(test, err)
+            self.tell(test, FAILED, err)
+
+        addFailure = addError
+
+        def addSubTest(self, test, subtest, err):
+            if err:
+                super().addSubTest(test, subtest, err)
+                print(subtest)
+                self.tell(test, FAILED, err)
+
+        def addSkip(self, test, reason):
+            self.tell(test, SKIPPED, reason=reason)
+
+        def addExpectedFailure(self, test, err):
+            self.tell(test, PASSED)
+
+        def addUnexpectedSuccess(self, test):
+            super().addUnexpectedSuccess(test)
+            print(f"{test.id()}: passed, though marked as an expected failure")
+            self.tell(test, FAILED)
+
+    def cases(suite):
+        for item in suite:
+            if isinstance(item, unittest.TestSuite):
+                yield from cases(item)
+            else:
+                yield item
+
+    name = os.path.splitext(os.path.basename(source))[0]
+    sys.path[0:1] = [os.path.dirname(os.path.abspath(source)), ROOT]
+    spec = importlib.util.spec_from_file_location(name, source)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except unittest.SkipTest as skip:
+        report(case=name, result=SKIPPED, reason=str(skip))
+        report(end=True)
+        return 0
+    suite = unittest.defaultTestLoader.loadTestsFromModule(module)
+    if case_pattern:
+        suite = unittest.TestSuite(c for c in cases(suite) if matches(c.id(), case_pattern))
+    result = Result()
+    suite.run(result)
+    report(end=True)
+    return 0 if result.wasSuccessful() else 1
+
+
+# ------------------------------------------------------------------------------------------ all runs
+
+
+def describe(outcome):
+    failed, skipped = outcome.count(FAILED), outcome.count(SKIPPED)
+    word = "FAIL" if failed else "skip" if skipped == len(outcome.cases) else "ok"
+    counts = [f"{n} {what}" for what in (PASSED, FAILED, SKIPPED) if (n := outcome.count(what))]
+    ranks = "" if outcome.program.python else f"{outcome.ranks} rank{'s' if outcome.ranks > 1 else ''}"
+    line = f"{word:<5} {outcome.program.name:<36} {ranks:<8} {outcome.seconds:7.2f} s   {', '.join(counts) or 'no such case'}"
+    return line + (f"  ({'; '.join(outcome.reasons)})" if outcome.reasons else "")
+
+
+def show(outcome):
+    line = describe(outcome)
+    if sys.stdout.isatty() and not os.environ.get("CI") and "NO_COLOR" not in os.environ:
+        line = {"FAIL": "\033[31m", "skip": "\033[33m"}.get(line[:4], "") + line + "\033[0m"
+    print(line, flush=True)
+    if outcome.count(FAILED):
+        failed = [name for name, result in outcome.cases.items() if result == FAILED]
+        print("      failed: " + ", ".join(failed))
+        for text in outcome.output.rstrip().splitlines():
+            print("      | " + text)
+        sys.stdout.flush()
+
+
+def run_all(programs, build, python, case_pattern, jobs):
+    runs = [(program, ranks) for program in programs for ranks in program.ranks]
+    outcomes = []
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        futures = [pool.submit(run, program, ranks, build, python, case_pattern) for program, ranks in runs]
+        try:
+            for future in concurrent.futures.as_completed(futures) if jobs > 1 else futures:
+                outcomes.append(future.result())
+                show(outcomes[-1])
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in list(running):
+                end_session(process)
+    return outcomes
+
+
+def summary(outcomes, seconds):
+    slow = sorted(outcomes, key=lambda o: -o.seconds)[:5]
+    if len(outcomes) > 5:
+        print(f"slowest of {len(outcomes)} runs, {seconds:.0f} s: " +
+              ", ".join(f"{o.program.name} {'' if o.program.python else f'({o.ranks}) '}{o.seconds:.1f} s" for o in slow))
+    passed, failed, skipped = (sum(o.count(what) for o in outcomes) for what in (PASSED, FAILED, SKIPPED))
+    print(f"{passed} passed, {failed} failed" + (f", {skipped} skipped" if skipped else ""))
+    return 0 if passed and not failed else 1
+
+
+def targets(programs, build):
+    """What make has to build for these programs."""
+    binaries = [p.binary(build) for p in programs if not p.python]
+    if any(p.python for p in programs):
+        tools = sorted(glob.glob("tests/*/tool_*.c"))
+        return ["all", *binaries, *(f"{build}/{os.path.splitext(tool)[0]}" for tool in tools)]
+    return binaries
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", default="build/release", help="build/VARIANT, as make names it")
+    parser.add_argument("--only", metavar="PATTERN", help="programs, or else cases, whose name contains or matches it")
+    parser.add_argument("--jobs", type=int, default=1, help="programs at a time (default 1)")
+    parser.add_argument("--list", action="store_true", help="print the programs, run nothing")
+    parser.add_argument("--targets", action="store_true", help="print what make has to build, run nothing")
+    parser.add_argument("--unittest", nargs="+", help=argparse.SUPPRESS)
+    o = parser.parse_args()
+    os.chdir(ROOT)
+    if o.unittest:
+        return run_unittest(o.unittest[0], o.unittest[1] if len(o.unittest) > 1 else None)
+    sanitizers = os.path.basename(o.build).removeprefix("san-") if "san-" in o.build else ""
+    programs, case_pattern = select(discover(), o.only, sanitizers)
+    if not programs:
+        print(f"no test matches {o.only!r}" if o.only else "no tests found", file=sys.stderr)
+        return 1
+    if o.targets:
+        print(*targets(programs, o.build))
+        return 0
+    if o.list:
+        for program in programs:
+            print(f"{program.name:<36} ranks {' '.join(map(str, program.ranks))}")
+        return 0
+    python = subprocess.run(["scripts/find_python.sh"], capture_output=True, text=True, check=True).stdout.strip()
+    start = time.monotonic()
+    return summary(run_all(programs, o.build, python, case_pattern, max(1, o.jobs)), time.monotonic() - start)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit("interrupted")
