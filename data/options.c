@@ -6,7 +6,7 @@
 // range is an error in every run and cannot hide. Texts are not copied: they live in argv as long as the run.
 //
 // Limits are generous for any GPT that fits a machine, and small enough that every product of sizes that the
-// program forms fits 64 bits: micro-batch × heads × seq² × 4 bytes is at most 2^60. Integers stop at 2^53, so
+// program forms fits 64 bits: micro-batch × heads × seq² × 4 bytes is at most 2^60. Integers stop below 2^53, so
 // that they pass through the table's doubles, and through any JSON reader, exactly.
 //
 // Errors are found by options_try(), which returns, and told by options_parse(), which does not.
@@ -19,7 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define INT_MAX_EXACT 9007199254740992.0 // 2^53
+#define INT_MAX_EXACT 9007199254740991.0 // 2^53 - 1
 
 #define INT(field, option, value, low, high, text)                                                           \
     { GROUP, option, OPTION_INT, value, low, high, NULL, text, offsetof(options, field) }
@@ -145,7 +145,8 @@ static bool plain_real(const char *text, double *value) {
 }
 
 static bool is_choice(const char *choices, const char *text) {
-    size_t length = strlen(text);
+    size_t length = strcspn(text, "|");
+    if (text[length] != 0) return false;
     for (const char *c = choices; c; c = strchr(c, '|') ? strchr(c, '|') + 1 : NULL)
         if (length > 0 && strncmp(c, text, length) == 0 && (c[length] == '|' || c[length] == 0)) return true;
     return false;
