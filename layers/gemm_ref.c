@@ -1,16 +1,26 @@
 // Matrix product in plain loops: the reference, and what the gradient tests use in double.
 #include "gemm.h"
 
+// sum over p of a[p · a_step] · b[p]
+static real dot(const real *a, int64_t a_step, const real *b, int64_t k) {
+    real sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t p = 0; p < k; p++) sum += a[p * a_step] * b[p];
+    return sum;
+}
+
 void gemm(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, const real *a, int64_t lda,
           const real *b, int64_t ldb, real beta, real *c, int64_t ldc, cf_stream *stream) {
     (void)stream;
+    const int64_t a_row = transpose_a ? 1 : lda, a_step = transpose_a ? lda : 1; // of op(a)
     for (int64_t i = 0; i < m; i++) {
-        for (int64_t j = 0; j < n; j++) {
-            real sum = 0;
+        real *row = c + i * ldc;
+        for (int64_t j = 0; j < n; j++) row[j] = beta == 0 ? 0 : beta * row[j];
+        if (transpose_b) {
+            for (int64_t j = 0; j < n; j++) row[j] += dot(a + i * a_row, a_step, b + j * ldb, k);
+        } else {
             for (int64_t p = 0; p < k; p++)
-                sum += (transpose_a ? a[p * lda + i] : a[i * lda + p]) *
-                       (transpose_b ? b[j * ldb + p] : b[p * ldb + j]);
-            c[i * ldc + j] = beta == 0 ? sum : beta * c[i * ldc + j] + sum;
+                for (int64_t j = 0; j < n; j++) row[j] += a[i * a_row + p * a_step] * b[p * ldb + j];
         }
     }
 }

@@ -1,0 +1,263 @@
+// Every CPU kernel at the sizes of one layer: time, rate, and share of the GEMM peak of the same run.
+//
+//     bench_layers [C H B T V] [repetitions]        default 768 12 4 1024 50304 15: d12, four sequences
+//
+// Time is the median, spread the distance from the fastest to the slowest repetition in percent of it.
+// GFLOP/s of attention counts causal work alone: half of T × T. GB/s counts each tensor once per pass over
+// memory that the algorithm needs; `add` is the plain y += x to compare with. A row with both counts is
+// bound by arithmetic. Threads: OMP_NUM_THREADS.
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include "layers/adamw.h"
+#include "layers/attention.h"
+#include "layers/crossentropy.h"
+#include "layers/elementwise.h"
+#include "layers/embedding.h"
+#include "layers/gemm.h"
+#include "layers/layernorm.h"
+#include "layers/linear.h"
+#include "layers/random.h"
+#include "commfuse/die.h"
+
+enum { REPETITIONS_MAX = 1000, WARM_UP = 2 };
+
+typedef struct sizes {
+    int64_t C, H, B, T, V, repetitions;
+    int64_t R, D; // rows B·T, channels per head
+} sizes;
+
+// Everything the kernels work on; wide buffers serve the MLP, narrow ones the residual stream.
+typedef struct bench {
+    sizes s;
+    double peak; // GFLOP/s
+    real *wide, *wide2, *narrow, *narrow2, *narrow3, *weight, *dweight, *bias, *row_stats, *scratch, *logits,
+        *table;
+    real *dtable, *lse, *moments;
+    int32_t *tokens;
+} bench;
+
+static real *normal_buffer(int64_t n) {
+    real *x = cf_alloc(n * (int64_t)sizeof(real), "bench");
+#pragma omp parallel for
+    for (int64_t i = 0; i < n; i++) x[i] = (real)(0.1 * random_normal(1, (uint64_t)n, (uint64_t)i));
+    return x;
+}
+
+static int64_t max(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
+
+static void bench_buffers(bench *b) {
+    const sizes *s = &b->s;
+    b->wide = normal_buffer(s->R * 4 * s->C);
+    b->wide2 = normal_buffer(s->R * 4 * s->C);
+    b->narrow = normal_buffer(s->R * s->C);
+    b->narrow2 = normal_buffer(s->R * s->C);
+    b->narrow3 = normal_buffer(s->R * s->C);
+    b->weight = normal_buffer(4 * s->C * s->C);
+    b->dweight = normal_buffer(4 * s->C * s->C);
+    b->bias = normal_buffer(4 * s->C);
+    b->row_stats = normal_buffer(s->R * 8);
+    b->scratch = normal_buffer(max(layernorm_scratch(s->C), attention_scratch(s->T, s->B, s->H, s->D)));
+    b->logits = normal_buffer(s->R * s->V);
+    b->table = normal_buffer(s->V * s->C);
+    b->dtable = normal_buffer(s->V * s->C);
+    b->moments = cf_alloc(s->V * s->C * 2 * (int64_t)sizeof(real), "bench");
+    b->lse = normal_buffer(s->R * s->H);
+    b->tokens = cf_alloc(s->R * 4, "bench");
+    for (int64_t r = 0; r < s->R; r++)
+        b->tokens[r] = (int32_t)((double)s->V * random_uniform(2, 0, (uint64_t)r));
+}
+
+static void run_add(bench *b) {
+    cf_add(b->wide, b->wide2, b->s.R * 4 * b->s.C, REAL_DTYPE, NULL);
+}
+
+static void run_fc_forward(bench *b) {
+    linear_forward(b->wide, b->narrow, b->weight, b->bias, b->s.R, b->s.C, 4 * b->s.C, NULL);
+}
+static void run_fc_dgrad(bench *b) {
+    linear_dgrad(b->narrow, b->wide, b->weight, b->s.R, b->s.C, 4 * b->s.C, NULL);
+}
+static void run_fc_wgrad(bench *b) {
+    linear_wgrad(b->dweight, b->wide, b->narrow, b->s.R, b->s.C, 4 * b->s.C, NULL);
+}
+static void run_bias_grad(bench *b) {
+    linear_bias_grad(b->bias, b->wide, b->s.R, 4 * b->s.C, NULL);
+}
+
+static void run_layernorm_forward(bench *b) {
+    layernorm_forward(b->narrow2, b->row_stats, b->row_stats + b->s.R, b->narrow, b->bias, b->bias + b->s.C,
+                      b->s.R, b->s.C, NULL);
+}
+static void run_layernorm_backward(bench *b) {
+    layernorm_backward(b->narrow3, b->dweight, b->dweight + b->s.C, b->narrow2, b->narrow, b->bias,
+                       b->row_stats, b->row_stats + b->s.R, b->scratch, b->s.R, b->s.C, NULL);
+}
+
+static void run_gelu_forward(bench *b) {
+    gelu_forward(b->wide2, b->wide, b->s.R * 4 * b->s.C, NULL);
+}
+static void run_gelu_backward(bench *b) {
+    gelu_backward(b->wide2, b->wide2, b->wide, b->s.R * 4 * b->s.C, NULL);
+}
+static void run_residual(bench *b) {
+    residual_forward(b->narrow3, b->narrow, b->narrow2, b->bias, b->s.R, b->s.C, NULL);
+}
+
+static void run_embedding_forward(bench *b) {
+    embedding_forward(b->narrow, b->tokens, b->table, 0, b->s.V, b->s.R, b->s.C, NULL);
+}
+static void run_embedding_backward(bench *b) {
+    embedding_backward(b->dtable, b->narrow, b->tokens, 0, b->s.V, b->s.R, b->s.C, NULL);
+}
+static void run_position_forward(bench *b) {
+    position_forward(b->narrow, b->wide2, 0, b->s.T, b->s.B, b->s.C, NULL);
+}
+static void run_position_backward(bench *b) {
+    position_backward(b->wide2, b->narrow, 0, b->s.T, b->s.B, b->s.C, NULL);
+}
+
+static void run_attention_forward(bench *b) { // qkv: three quarters of wide
+    attention_forward(b->narrow, b->lse, b->wide, 0, b->s.T, b->s.T, b->s.B, b->s.H, b->s.D, NULL);
+}
+static void run_attention_backward(bench *b) {
+    attention_backward(b->wide2, b->narrow2, b->narrow, b->lse, b->wide, b->scratch, 0, b->s.T, b->s.T,
+                       b->s.B, b->s.H, b->s.D, NULL);
+}
+
+static void run_crossentropy_stats(bench *b) {
+    crossentropy_stats(b->row_stats, b->logits, b->tokens, 0, b->s.V - b->s.V / 1000, b->s.R, b->s.V, NULL);
+}
+static void run_crossentropy_combine(bench *b) {
+    crossentropy_combine(b->row_stats + 3 * b->s.R, b->row_stats + 4 * b->s.R, b->row_stats, 1, b->s.R, NULL);
+}
+static void run_crossentropy_backward(bench *b) { // repeated on its own result: the values do not matter
+    crossentropy_backward(b->logits, b->row_stats + 4 * b->s.R, b->tokens, 1, 0, b->s.V - b->s.V / 1000,
+                          b->s.R, b->s.V, NULL);
+}
+
+static void run_adamw(bench *b) {
+    adamw a = {
+        .lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .scale = 1, .step = 1};
+    adamw_update(b->table, b->moments, b->moments + b->s.V * b->s.C, b->dtable, b->s.V * b->s.C, a, NULL);
+}
+static volatile double keep; // results nobody reads must still be computed
+static void run_sum_of_squares(bench *b) {
+    keep = sum_of_squares(b->table, b->s.V * b->s.C, NULL);
+}
+static void run_first_nonfinite(bench *b) {
+    keep = (double)first_nonfinite(b->table, b->s.V * b->s.C, NULL);
+}
+
+static int by_size(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+typedef struct timing {
+    double median, fastest, slowest; // ms
+} timing;
+
+static timing time_of(void (*run)(bench *), bench *b) {
+    static double ms[REPETITIONS_MAX];
+    for (int64_t i = 0; i < WARM_UP; i++) run(b);
+    for (int64_t i = 0; i < b->s.repetitions; i++) {
+        double start = cf_now_ms();
+        run(b);
+        ms[i] = cf_now_ms() - start;
+    }
+    qsort(ms, (size_t)b->s.repetitions, sizeof *ms, by_size);
+    return (timing){ms[b->s.repetitions / 2], ms[0], ms[b->s.repetitions - 1]};
+}
+
+// The fastest of some large products: what "100 %" means below.
+static double gemm_peak(bench *b) {
+    const int64_t shapes[][3] = {{2048, 2048, 2048},
+                                 {4096, 3072, 768},
+                                 {1024, 1024, 1024},
+                                 {4096, 768, 3072}};
+    double peak = 0;
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        int64_t m = shapes[i][0], n = shapes[i][1], k = shapes[i][2];
+        real *x = normal_buffer(m * k), *y = normal_buffer(k * n), *z = normal_buffer(m * n);
+        for (int64_t j = 0; j < b->s.repetitions; j++) {
+            double start = cf_now_ms();
+            gemm(false, true, m, n, k, x, k, y, k, 0, z, n, NULL);
+            peak = fmax(peak, 2e-6 * (double)(m * n * k) / (cf_now_ms() - start));
+        }
+        cf_free(x);
+        cf_free(y);
+        cf_free(z);
+    }
+    return peak;
+}
+
+// flops and elements moved; 0: not the bound, left out
+static void report(bench *b, const char *name, void (*run)(bench *), double flops, double elements) {
+    timing t = time_of(run, b);
+    printf("%-24s %9.3f %7.0f%%", name, t.median, 100 * (t.slowest - t.fastest) / t.median);
+    if (flops > 0)
+        printf(" %9.1f %6.1f%%", flops / t.median * 1e-6, 100 * flops / t.median * 1e-6 / b->peak);
+    else
+        printf(" %9s %7s", "", "");
+    if (elements > 0) printf(" %8.1f", elements * sizeof(real) / t.median * 1e-6);
+    printf("\n");
+    fflush(stdout);
+}
+
+static void report_all(bench *b) {
+    const double R = (double)b->s.R, C = (double)b->s.C, V = (double)b->s.V, T = (double)b->s.T;
+    const double linear = 8 * R * C * C, causal = R * (T + 1) / 2 * C, n = V * C;
+    printf("%-24s %9s %8s %9s %7s %8s\n", "kernel", "ms", "spread", "GFLOP/s", "peak", "GB/s");
+    report(b, "add", run_add, 0, 3 * R * 4 * C);
+    report(b, "linear forward C→4C", run_fc_forward, linear, 0);
+    report(b, "linear dgrad 4C→C", run_fc_dgrad, linear, 0);
+    report(b, "linear wgrad", run_fc_wgrad, linear, 0);
+    report(b, "bias gradient 4C", run_bias_grad, 0, R * 4 * C);
+    report(b, "layernorm forward", run_layernorm_forward, 0, 2 * R * C);
+    report(b, "layernorm backward", run_layernorm_backward, 0, 4 * R * C);
+    report(b, "gelu forward 4C", run_gelu_forward, 0, 2 * R * 4 * C);
+    report(b, "gelu backward 4C", run_gelu_backward, 0, 3 * R * 4 * C);
+    report(b, "residual", run_residual, 0, 3 * R * C);
+    report(b, "embedding forward", run_embedding_forward, 0, 2 * R * C);
+    report(b, "embedding backward", run_embedding_backward, 0, 3 * R * C);
+    report(b, "position forward", run_position_forward, 0, 2 * R * C + T * C);
+    report(b, "position backward", run_position_backward, 0, R * C + 2 * T * C);
+    report(b, "attention forward", run_attention_forward, 4 * causal, 0);
+    report(b, "attention backward", run_attention_backward, 10 * causal, 0);
+    report(b, "crossentropy stats", run_crossentropy_stats, 0, R * V);
+    report(b, "crossentropy combine", run_crossentropy_combine, 0, 0);
+    report(b, "crossentropy backward", run_crossentropy_backward, 0, 2 * R * V);
+    report(b, "adamw", run_adamw, 0, 7 * n);
+    report(b, "sum of squares", run_sum_of_squares, 0, n);
+    report(b, "first non-finite", run_first_nonfinite, 0, n);
+}
+
+static sizes sizes_from(int count, char **words) {
+    int64_t number[] = {768, 12, 4, 1024, 50304, 15};
+    for (int i = 1; i < count && i <= 6; i++) number[i - 1] = strtoll(words[i], NULL, 10);
+    for (int i = 0; i < 6; i++)
+        if (number[i] < 1 || number[i] > 1 << 24 || count > 7)
+            cf_die("usage: bench_layers [C H B T V] [repetitions]", "bench_layers: bad argument");
+    sizes s = {number[0], number[1], number[2], number[3], number[4], number[5], 0, 0};
+    s.R = s.B * s.T;
+    s.D = s.C / s.H;
+    if (s.C % s.H || s.repetitions < 10 || s.repetitions > REPETITIONS_MAX)
+        cf_die("C must be a multiple of H, repetitions from 10 to 1000",
+               "bench_layers: C %lld, H %lld, repetitions %lld", (long long)s.C, (long long)s.H,
+               (long long)s.repetitions);
+    return s;
+}
+
+int main(int count, char **words) {
+    bench b = {.s = sizes_from(count, words)};
+    bench_buffers(&b);
+    b.peak = gemm_peak(&b);
+    printf("C %lld, H %lld, B %lld, T %lld, V %lld, %lld repetitions; GEMM peak %.1f GFLOP/s\n",
+           (long long)b.s.C, (long long)b.s.H, (long long)b.s.B, (long long)b.s.T, (long long)b.s.V,
+           (long long)b.s.repetitions, b.peak);
+    report_all(&b);
+    return 0;
+}
