@@ -1,0 +1,80 @@
+// A column-parallel linear layer through schedules (tpsp.h): QKV, the MLP's first layer, the head.
+//
+// Backward has two transfers and two computations that do not depend on one another's transfers:
+//     begin   all-gather of the saved input              (its slices travel behind dgrad)
+//     begin   dgrad ▸ reduce-scatter, own slice last     (sums travel behind dgrad and wgrad)
+//     finish  wgrad of each input slice as it arrives    (hides what is left of both)
+//     finish  the reduce-scatter's last addition
+#include "tpsp.h"
+#include "linear.h"
+
+typedef struct job {
+    real *out;                      // forward (T·B, OC); backward: dw
+    const real *in, *w, *bias;      // in: dy in backward
+    int64_t B, IC, OC;
+} job;
+
+void column_create(column_linear *c, cf_context *context, const cf_group *group, const char *name, int64_t capacity,
+                   overlap o) {
+    cf_fuse_plan plan = {.name = name, .group = group, .mode = o.mode, .route = o.route, .slices = o.slices,
+                         .dtype = REAL_DTYPE, .capacity = capacity};
+    plan.operation = CF_ALLGATHER, plan.side = CF_COMPUTE_AFTER;
+    c->forward = cf_fuse_create(context, plan);
+    c->gather = cf_fuse_create(context, plan);
+    plan.operation = CF_REDUCE_SCATTER, plan.side = CF_COMPUTE_BEFORE;
+    c->dgrad = cf_fuse_create(context, plan);
+}
+
+void column_free(column_linear *c) {
+    cf_fuse_free(c->forward);
+    cf_fuse_free(c->gather);
+    cf_fuse_free(c->dgrad);
+}
+
+static void forward_slice(void *argument, const cf_span *span, cf_stream *stream) {
+    job *j = (job *)argument;
+    for (int i = 0; i < span->blocks; i++) {
+        int64_t row = (span->row + i * span->row_stride) * j->B; // of (T·B)
+        const real *x = (const real *)(span->data + i * span->data_stride);
+        linear_forward(j->out + row * j->OC, x, j->w, j->bias, span->rows * j->B, j->IC, j->OC, stream);
+    }
+}
+
+static void dgrad_slice(void *argument, const cf_span *span, cf_stream *stream) {
+    job *j = (job *)argument;
+    for (int i = 0; i < span->blocks; i++) {
+        int64_t row = (span->row + i * span->row_stride) * j->B;
+        real *dx = (real *)(span->data + i * span->data_stride);
+        linear_dgrad(dx, j->in + row * j->OC, j->w, span->rows * j->B, j->IC, j->OC, stream);
+    }
+}
+
+static void wgrad_slice(void *argument, const cf_span *span, cf_stream *stream) {
+    job *j = (job *)argument;
+    for (int i = 0; i < span->blocks; i++) {
+        int64_t row = (span->row + i * span->row_stride) * j->B;
+        const real *x = (const real *)(span->data + i * span->data_stride);
+        linear_wgrad(j->out, j->in + row * j->OC, x, span->rows * j->B, j->IC, j->OC, stream);
+    }
+}
+
+void column_forward(column_linear *c, real *out, real *full, const real *w, const real *bias, int64_t Ts, int64_t B,
+                    int64_t IC, int64_t OC, int layer) {
+    job j = {.out = out, .w = w, .bias = bias, .B = B, .IC = IC, .OC = OC};
+    cf_fuse_run(c->forward, full, Ts, B * IC, forward_slice, &j, layer);
+}
+
+real *column_backward(column_linear *c, real *dw, const real *dy, real *full, bool gathered, real *partial,
+                      const real *w, int64_t Ts, int64_t B, int64_t IC, int64_t OC, int layer) {
+    job dgrad = {.in = dy, .w = w, .B = B, .IC = IC, .OC = OC};
+    job wgrad = {.out = dw, .in = dy, .B = B, .IC = IC, .OC = OC};
+    if (!gathered) cf_fuse_begin(c->gather, full, Ts, B * IC, wgrad_slice, &wgrad, layer);
+    cf_fuse_begin(c->dgrad, partial, Ts, B * IC, dgrad_slice, &dgrad, layer);
+    if (!gathered) cf_fuse_finish(c->gather);
+    else {
+        const cf_fuse_plan *plan = cf_fuse_get_plan(c->dgrad);
+        cf_span all = {.row = 0, .rows = plan->group->size * Ts, .blocks = 1, .data = (char *)full};
+        wgrad_slice(&wgrad, &all, NULL);
+    }
+    return (real *)cf_fuse_finish(c->dgrad);
+}

@@ -1,0 +1,66 @@
+// GPT-2: embeddings, L blocks, final layer norm, head tied to the token embedding, cross-entropy.
+//
+// A replica is one tp group. It works on micro-batches of up to B sequences of up to T tokens, T a multiple
+// of tp; every rank of the group is given the same tokens (T, B), row t·B + b, and keeps the sequence
+// shard [rank · T/tp, …) of everything outside the blocks.
+#ifndef MODEL_H
+#define MODEL_H
+
+#include "tpsp.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// When the model touches a bucket of parameters (params.h), so that their transfers can run behind other
+// computation: `need` is called before the first use in forward, `ready` when its gradient is complete.
+typedef struct gpt_hooks {
+    void *argument;
+    void (*need)(void *argument, int bucket);
+    void (*ready)(void *argument, int bucket);
+} gpt_hooks;
+
+typedef struct gpt {
+    cf_context *context;
+    const cf_mesh *mesh;
+    params params;
+    gpt_hooks hooks; // may be NULL functions
+    int64_t T, B;    // capacity
+    int64_t vocabulary_first, vocabulary_rows, vocabulary_valid; // of this rank, padding included, real ones
+    tpsp block;
+    tpsp_saved *saved; // [L]
+    real **x;          // [L + 1] (Ts, B, C): residual stream before each block and after the last
+    real *mean, *rstd; // (Ts, B) final layer norm
+    real *logits;      // (T·B, vocabulary_rows); backward turns them into their gradient
+    real *stats;       // (tp, T·B, 3)
+    real *total;       // (T·B, 2)
+    real *losses;      // (T·B)
+    real *dx;          // (Ts, B, C)
+    real *next;        // (tp, vocabulary_rows): logits of one position, for sampling
+    int32_t *inputs, *targets; // (T, B)
+    cf_fuse *lookup, *scatter, *gather_stats, *gather_logits;
+    column_linear head;
+    int64_t pass_T, pass_B; // of the pass in progress
+} gpt;
+
+// Dies (together) where shape, mesh and T do not fit. Parameters are zero until initialised or loaded.
+void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, gpt_shape shape, int64_t T, int64_t B, overlap o);
+void gpt_free(gpt *g);
+
+// Sum of the losses of the replica's T·B tokens, in double. Keeps what backward needs.
+// targets NULL: no loss, returns 0; then gpt_next_logits() may follow.
+double gpt_forward(gpt *g, const int32_t *inputs, const int32_t *targets, int64_t T, int64_t B);
+// After gpt_forward with targets: adds gradients of scale · (sum of losses).
+// last: this micro-batch completes the gradients, so `ready` is called.
+void gpt_backward(gpt *g, double scale, bool last);
+
+// After gpt_forward: logits (V) at position t of sequence b, on every rank, into out (host memory).
+void gpt_next_logits(gpt *g, int64_t t, int64_t b, float *out);
+
+// Every operation of the model, for --dry-run: calls visit for each.
+void gpt_operations(gpt *g, void (*visit)(void *argument, const char *place, const cf_fuse *fuse), void *argument);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

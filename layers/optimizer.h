@@ -1,0 +1,60 @@
+// Gradient synchronisation and AdamW, with the optimizer state sharded over the replicas (ZeRO-1).
+//
+// For every bucket of parameters: reduce-scatter of the gradient, AdamW on the own shard, all-gather of the
+// weights. In the overlapping modes the reduce-scatter is posted when backward has completed the bucket and
+// runs behind the layers before it; the all-gather is posted after the update and waited for where the next
+// forward needs the bucket. In mode none both are native collectives at the end of backward.
+#ifndef OPTIMIZER_H
+#define OPTIMIZER_H
+
+#include "adamw.h"
+#include "model.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct optimizer {
+    cf_context *context;
+    const cf_mesh *mesh;
+    params *params;
+    bool eager;                 // post behind backward (every mode but none)
+    real *m, *v;                // moments of the own shards, bucket by bucket
+    int64_t *state;             // [buckets] offset of the bucket in m and v
+    cf_fuse **reduce, **gather; // [buckets]; NULL where the bucket's group has one member
+    bool *reducing, *gathering; // [buckets] posted, not finished
+    real **shard;               // [buckets] the reduced own shard of the gradient
+    double *report;             // (world, REPORT) numbers every rank tells the others
+    cf_fuse *exchange_report;
+} optimizer;
+
+typedef struct step_result {
+    double loss;      // mean over the batch
+    double grad_norm; // before clipping
+} step_result;
+
+void optimizer_create(optimizer *o, cf_context *context, const cf_mesh *mesh, params *p, overlap overlap);
+void optimizer_free(optimizer *o);
+gpt_hooks optimizer_hooks(optimizer *o); // for the model
+
+void optimizer_zero_grad(optimizer *o);
+// After the last backward: finishes the reduction, takes the global norm, clips to `clip` (0: no clipping),
+// updates. loss_sum: this rank's sum of losses; the ranks of one tp group give the same number.
+// tokens: of the whole batch. Dies before anything is written if the loss or a gradient is not finite,
+// naming step, rank and tensor.
+step_result optimizer_step(optimizer *o, adamw a, double clip, double loss_sum, int64_t tokens);
+// Wait until every weight is here: before saving, or at the end.
+void optimizer_settle(optimizer *o);
+
+// values[i] becomes the maximum (or the sum of one rank per replica) over all ranks, i < count <= REPORT.
+enum { REPORT = 4 };
+void optimizer_maximum(optimizer *o, double *values, int count);
+double optimizer_sum_replicas(optimizer *o, double value);
+
+void optimizer_operations(optimizer *o, void (*visit)(void *argument, const char *place, const cf_fuse *fuse),
+                          void *argument);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

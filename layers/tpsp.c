@@ -1,0 +1,200 @@
+// The transformer block in TPSP (see tpsp.h for the order of operations). Each fused operation has a
+// callback that does with one slice of rows what the block does with all of them; what it needs stands in
+// a `job`. Layer norms, biases of row-parallel layers and residuals work on the own shard, between the
+// operations; their weight gradients are partial sums that the optimizer adds up over the tp group.
+//
+// Recomputed rather than saved: layer-norm outputs and GELU, which cost little next to the products they
+// feed and would take half of the activation memory.
+#include "tpsp.h"
+#include "attention.h"
+#include "elementwise.h"
+#include "layernorm.h"
+#include "linear.h"
+
+typedef struct job {
+    tpsp *t;
+    tpsp_saved *s;
+    const real *w; // of the row-parallel layer (C, columns)
+    real *dw;
+    int64_t C, Cl, Fl, Hl, D;
+} job;
+
+static job make_job(tpsp *t, tpsp_saved *s, const params *p, int tensor, int layer) {
+    int64_t N = t->group->size;
+    return (job){.t = t, .s = s, .w = params_weight(p, tensor, layer), .dw = params_grad(p, tensor, layer),
+                 .C = p->shape.C, .Cl = p->shape.C / N, .Fl = 4 * p->shape.C / N, .Hl = p->shape.H / N,
+                 .D = p->shape.C / p->shape.H};
+}
+
+// --- planning ---
+
+static cf_fuse *plan_row(tpsp *t, const char *name, int64_t capacity, overlap o, bool forward) {
+    cf_fuse_plan plan = {.name = name, .group = t->group, .mode = o.mode, .route = o.route, .slices = o.slices,
+                         .dtype = REAL_DTYPE, .capacity = capacity};
+    plan.operation = forward ? CF_REDUCE_SCATTER : CF_ALLGATHER;
+    plan.side = forward ? CF_COMPUTE_BEFORE : CF_COMPUTE_AFTER;
+    return cf_fuse_create(t->context, plan);
+}
+
+static real *take(int64_t elements, const char *purpose) { return cf_alloc(elements * (int64_t)sizeof(real), purpose); }
+
+void tpsp_create(tpsp *t, cf_context *context, const cf_group *group, gpt_shape shape, int64_t T, int64_t B, overlap o) {
+    int64_t N = group->size, C = shape.C, rows = T * B, shard = rows / N * C;
+    *t = (tpsp){.context = context, .group = group, .T = T, .B = B};
+    column_create(&t->qkv, context, group, "att.qkv", shard, o);
+    column_create(&t->fc, context, group, "mlp.fc1", shard, o);
+    t->attproj_forward = plan_row(t, "att.proj", shard, o, true);
+    t->attproj_backward = plan_row(t, "att.proj", shard, o, false);
+    t->fcproj_forward = plan_row(t, "mlp.fc2", shard, o, true);
+    t->fcproj_backward = plan_row(t, "mlp.fc2", shard, o, false);
+    t->wide = take(rows * C, "activations, shared");
+    t->partial = take(rows * C, "activations, shared");
+    t->hidden = take(rows * 4 * C / N, "activations, shared");
+    t->dhidden = take(rows * 4 * C / N, "activations, shared");
+    t->dheads = take(rows * C / N, "activations, shared");
+    t->dqkv = take(rows * 3 * C / N, "activations, shared");
+    t->norm_scratch = take(layernorm_scratch(C), "activations, shared");
+    t->attention_scratch = take(attention_scratch(T, B, shape.H / N, C / shape.H), "activations, shared");
+}
+
+void tpsp_free(tpsp *t) {
+    column_free(&t->qkv);
+    column_free(&t->fc);
+    cf_fuse *operations[] = {t->attproj_forward, t->attproj_backward, t->fcproj_forward, t->fcproj_backward};
+    for (int i = 0; i < 4; i++) cf_fuse_free(operations[i]);
+    real *memory[] = {t->wide, t->partial, t->hidden, t->dhidden, t->dheads, t->dqkv, t->norm_scratch,
+                      t->attention_scratch};
+    for (int i = 0; i < 8; i++) cf_free(memory[i]);
+}
+
+void tpsp_saved_create(tpsp_saved *s, gpt_shape shape, int tp, int64_t T, int64_t B) {
+    const char *purpose = "activations, per layer";
+    int64_t C = shape.C, rows = T * B, shard_rows = rows / tp;
+    s->mean1 = take(shard_rows, purpose);
+    s->rstd1 = take(shard_rows, purpose);
+    s->qkv = take(rows * 3 * C / tp, purpose);
+    s->heads = take(rows * C / tp, purpose);
+    s->lse = take(rows * shape.H / tp, purpose);
+    s->x2 = take(shard_rows * C, purpose);
+    s->mean2 = take(shard_rows, purpose);
+    s->rstd2 = take(shard_rows, purpose);
+    s->fch = take(rows * 4 * C / tp, purpose);
+}
+
+void tpsp_saved_free(tpsp_saved *s) {
+    real *memory[] = {s->mean1, s->rstd1, s->qkv, s->heads, s->lse, s->x2, s->mean2, s->rstd2, s->fch};
+    for (int i = 0; i < 9; i++) cf_free(memory[i]);
+}
+
+// --- forward ---
+
+// Query-Split: attention of these query rows against all keys before them, and their projection.
+static void attention_slice(void *argument, const cf_span *span, cf_stream *stream) {
+    job *j = (job *)argument;
+    tpsp *t = j->t;
+    for (int i = 0; i < span->blocks; i++) {
+        int64_t t0 = span->row + i * span->row_stride, n = span->rows;
+        real *out = (real *)(span->data + i * span->data_stride); // (n, B, C)
+        attention_forward(j->s->heads, j->s->lse, j->s->qkv, t0, n, t->T, t->B, j->Hl, j->D, stream);
+        linear_forward(out, j->s->heads + t0 * t->B * j->Cl, j->w, NULL, n * t->B, j->Cl, j->C, stream);
+    }
+}
+
+static void mlp_slice(void *argument, const cf_span *span, cf_stream *stream) {
+    job *j = (job *)argument;
+    for (int i = 0; i < span->blocks; i++) {
+        int64_t row = (span->row + i * span->row_stride) * j->t->B, rows = span->rows * j->t->B;
+        real *out = (real *)(span->data + i * span->data_stride); // (rows, C)
+        gelu_forward(j->t->hidden, j->s->fch + row * j->Fl, rows * j->Fl, stream);
+        linear_forward(out, j->t->hidden, j->w, NULL, rows, j->Fl, j->C, stream);
+    }
+}
+
+// The own shard's place in a whole (T, B, C) buffer.
+static real *own(const tpsp *t, real *full, int64_t C) { return full + t->group->rank * (t->T / t->group->size) * t->B * C; }
+
+void tpsp_forward(tpsp *t, tpsp_saved *s, const params *p, int layer, real *out) {
+    cf_stream *stream = t->context->stream;
+    int64_t C = p->shape.C, N = t->group->size, B = t->B, Ts = t->T / N, rows = Ts * B;
+
+    layernorm_forward(own(t, t->wide, C), s->mean1, s->rstd1, s->x, params_weight(p, LN1W, layer),
+                      params_weight(p, LN1B, layer), rows, C, stream);
+    column_forward(&t->qkv, s->qkv, t->wide, params_weight(p, QKVW, layer), params_weight(p, QKVB, layer), Ts, B, C,
+                   3 * C / N, layer);
+    job attention = make_job(t, s, p, ATTPROJW, layer);
+    const real *y = cf_fuse_run(t->attproj_forward, t->partial, Ts, B * C, attention_slice, &attention, layer);
+    residual_forward(s->x2, s->x, y, params_weight(p, ATTPROJB, layer), rows, C, stream);
+
+    layernorm_forward(own(t, t->wide, C), s->mean2, s->rstd2, s->x2, params_weight(p, LN2W, layer),
+                      params_weight(p, LN2B, layer), rows, C, stream);
+    column_forward(&t->fc, s->fch, t->wide, params_weight(p, FCW, layer), params_weight(p, FCB, layer), Ts, B, C,
+                   4 * C / N, layer);
+    job mlp = make_job(t, s, p, FCPROJW, layer);
+    y = cf_fuse_run(t->fcproj_forward, t->partial, Ts, B * C, mlp_slice, &mlp, layer);
+    residual_forward(out, s->x2, y, params_weight(p, FCPROJB, layer), rows, C, stream);
+}
+
+// --- backward ---
+
+static void mlp_slice_backward(void *argument, const cf_span *span, cf_stream *stream) {
+    job *j = (job *)argument;
+    tpsp *t = j->t;
+    for (int i = 0; i < span->blocks; i++) {
+        int64_t row = (span->row + i * span->row_stride) * t->B, rows = span->rows * t->B;
+        const real *dy = (const real *)(span->data + i * span->data_stride); // (rows, C)
+        real *fch = j->s->fch + row * j->Fl;                                 // (rows, Fl)
+        linear_dgrad(t->dhidden, dy, j->w, rows, j->Fl, j->C, stream);
+        gelu_forward(t->hidden, fch, rows * j->Fl, stream);
+        linear_wgrad(j->dw, dy, t->hidden, rows, j->Fl, j->C, stream);
+        gelu_backward(fch, t->dhidden, fch, rows * j->Fl, stream); // from here on fch holds its gradient
+    }
+}
+
+static void attention_slice_backward(void *argument, const cf_span *span, cf_stream *stream) {
+    job *j = (job *)argument;
+    tpsp *t = j->t;
+    for (int i = 0; i < span->blocks; i++) {
+        int64_t t0 = span->row + i * span->row_stride, n = span->rows, rows = n * t->B, row = t0 * t->B;
+        const real *dy = (const real *)(span->data + i * span->data_stride); // (n, B, C)
+        linear_dgrad(t->dheads + row * j->Cl, dy, j->w, rows, j->Cl, j->C, stream);
+        attention_backward(t->dqkv, t->dheads, j->s->heads, j->s->lse, j->s->qkv, t->attention_scratch, t0, n, t->T,
+                           t->B, j->Hl, j->D, stream);
+        linear_wgrad(j->dw, dy, j->s->heads + row * j->Cl, rows, j->Cl, j->C, stream);
+    }
+}
+
+// dx += gradient through layer norm and column-parallel layer, from dy (T·B, OC) of its output. The
+// layer norm's output is computed again: it is the input that all ranks need for wgrad.
+static void norm_column_backward(tpsp *t, column_linear *c, const params *p, int layer, const int tensor[4],
+                                 const real *x, const real *mean, const real *rstd, const real *dy, int64_t OC,
+                                 real *dx) {
+    cf_stream *stream = t->context->stream;
+    int64_t C = p->shape.C, Ts = t->T / t->group->size, rows = Ts * t->B;
+    const real *ln_w = params_weight(p, tensor[0], layer), *ln_b = params_weight(p, tensor[1], layer);
+    layernorm_forward(own(t, t->wide, C), NULL, NULL, x, ln_w, ln_b, rows, C, stream);
+    linear_bias_grad(params_grad(p, tensor[3], layer), dy, t->T * t->B, OC, stream);
+    const real *dnorm = column_backward(c, params_grad(p, tensor[2], layer), dy, t->wide, false, t->partial,
+                                        params_weight(p, tensor[2], layer), Ts, t->B, C, OC, layer);
+    layernorm_backward(dx, params_grad(p, tensor[0], layer), params_grad(p, tensor[1], layer), dnorm, x, ln_w, mean,
+                       rstd, t->norm_scratch, rows, C, stream);
+}
+
+void tpsp_backward(tpsp *t, tpsp_saved *s, const params *p, int layer, real *dx) {
+    static const int att[4] = {LN1W, LN1B, QKVW, QKVB}, mlp[4] = {LN2W, LN2B, FCW, FCB};
+    cf_stream *stream = t->context->stream;
+    int64_t C = p->shape.C, N = t->group->size, Ts = t->T / N, rows = Ts * t->B;
+    int64_t shard_bytes = rows * C * (int64_t)sizeof(real);
+
+    linear_bias_grad(params_grad(p, FCPROJB, layer), dx, rows, C, stream);
+    cf_copy(own(t, t->wide, C), dx, shard_bytes, stream);
+    job j = make_job(t, s, p, FCPROJW, layer);
+    cf_fuse_run(t->fcproj_backward, t->wide, Ts, t->B * C, mlp_slice_backward, &j, layer);
+    norm_column_backward(t, &t->fc, p, layer, mlp, s->x2, s->mean2, s->rstd2, s->fch, 4 * C / N, dx);
+
+    linear_bias_grad(params_grad(p, ATTPROJB, layer), dx, rows, C, stream);
+    cf_copy(own(t, t->wide, C), dx, shard_bytes, stream);
+    cf_zero(t->dqkv, t->T * t->B * 3 * C / N * (int64_t)sizeof(real), stream);
+    j = make_job(t, s, p, ATTPROJW, layer);
+    cf_fuse_run(t->attproj_backward, t->wide, Ts, t->B * C, attention_slice_backward, &j, layer);
+    norm_column_backward(t, &t->qkv, p, layer, att, s->x, s->mean1, s->rstd1, t->dqkv, 3 * C / N, dx);
+}

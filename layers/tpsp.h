@@ -1,0 +1,84 @@
+// One transformer block in TPSP: heads and MLP columns are split over the tp group, and between them
+// everything is split by sequence. Every exchange is a fused operation of commfuse:
+//
+//   forward    layer norm → (all-gather ▸ QKV) → (attention ▸ projection ▸ reduce-scatter) → residual
+//              layer norm → (all-gather ▸ fc1) → (GELU ▸ fc2 ▸ reduce-scatter) → residual
+//   backward   the mirror: (all-gather of dY ▸ dgrad, wgrad per slice) for the row-parallel half, and
+//              (dgrad ▸ reduce-scatter) with the all-gather of the saved input behind it, wgrad as its
+//              slices arrive, for the column-parallel half
+//
+// N = tp ranks, Ts = T / N. A shard is (Ts, B, C), the whole sequence (T, B, C); Hl = H / N local heads,
+// Cl = C / N, Fl = 4C / N.
+#ifndef TPSP_H
+#define TPSP_H
+
+#include "../commfuse/fuse.h"
+#include "params.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct overlap { // how every operation of the model communicates
+    cf_mode mode;
+    cf_route route;
+    int slices;
+} overlap;
+
+// A column-parallel linear layer: whole rows in, own columns out. Also the language-model head.
+typedef struct column_linear {
+    cf_fuse *forward, *dgrad, *gather;
+} column_linear;
+
+// Shared by all layers: planned operations and scratch memory. One layer runs at a time.
+typedef struct tpsp {
+    cf_context *context;
+    const cf_group *group;
+    int64_t T, B; // of the pass in progress
+    column_linear qkv, fc;
+    cf_fuse *attproj_forward, *attproj_backward, *fcproj_forward, *fcproj_backward;
+    real *wide;    // (T, B, C) what all-gather fills
+    real *partial; // (T, B, C) what reduce-scatter sums
+    real *hidden;  // (T, B, Fl) GELU of a slice, or of all with one monolithic computation
+    real *dhidden; // (T, B, Fl)
+    real *dheads;  // (T, B, Cl)
+    real *dqkv;    // (T, B, 3 Cl)
+    real *norm_scratch, *attention_scratch;
+} tpsp;
+
+// What one layer keeps from forward for backward.
+typedef struct tpsp_saved {
+    real *x;                // (Ts, B, C) input; shared with the previous layer's output
+    real *mean1, *rstd1;    // (Ts, B)
+    real *qkv;              // (T, B, 3 Cl)
+    real *heads, *lse;      // (T, B, Cl), (T, B, Hl)
+    real *x2;               // (Ts, B, C)
+    real *mean2, *rstd2;    // (Ts, B)
+    real *fch;              // (T, B, Fl) before GELU; backward turns it into its gradient
+} tpsp_saved;
+
+void tpsp_create(tpsp *t, cf_context *context, const cf_group *group, gpt_shape shape, int64_t T, int64_t B, overlap o);
+void tpsp_free(tpsp *t);
+void tpsp_saved_create(tpsp_saved *s, gpt_shape shape, int tp, int64_t T, int64_t B);
+void tpsp_saved_free(tpsp_saved *s);
+
+// out (Ts, B, C) = block(s->x)
+void tpsp_forward(tpsp *t, tpsp_saved *s, const params *p, int layer, real *out);
+// dx (Ts, B, C): gradient of the output in, of the input out. Adds to the gradients of p.
+void tpsp_backward(tpsp *t, tpsp_saved *s, const params *p, int layer, real *dx);
+
+// out (T·B, OC) = gathered x · wᵀ + bias; the own shard of x is in place at full + rank · Ts.
+void column_create(column_linear *c, cf_context *context, const cf_group *group, const char *name, int64_t capacity,
+                   overlap o);
+void column_free(column_linear *c);
+void column_forward(column_linear *c, real *out, real *full, const real *w, const real *bias, int64_t Ts, int64_t B,
+                    int64_t IC, int64_t OC, int layer);
+// dw (OC, IC) += dyᵀ · x, and the gradient of the own shard of x is returned (valid until the next run).
+// full: the own shard of x in place, gathered here; or all of x where `gathered`. partial (T, B, IC): scratch.
+real *column_backward(column_linear *c, real *dw, const real *dy, real *full, bool gathered, real *partial,
+                      const real *w, int64_t Ts, int64_t B, int64_t IC, int64_t OC, int layer);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
