@@ -14,12 +14,12 @@
 #include "layernorm.h"
 #include <stdlib.h>
 
-static void need(gpt *g, int bucket) {
-    if (g->hooks.need) g->hooks.need(g->hooks.argument, bucket);
+static void need(gpt *g, int number) {
+    if (g->hooks.need) g->hooks.need(g->hooks.argument, number);
 }
 
-static void ready(gpt *g, int bucket, bool last) {
-    if (last && g->hooks.ready) g->hooks.ready(g->hooks.argument, bucket);
+static void ready(gpt *g, int number, bool last) {
+    if (last && g->hooks.ready) g->hooks.ready(g->hooks.argument, number);
 }
 
 // Buckets come in pairs, split and whole; the embeddings' pair is the last.

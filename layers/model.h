@@ -16,8 +16,8 @@ extern "C" {
 // computation: `need` is called before the first use in forward, `ready` when its gradient is complete.
 typedef struct gpt_hooks {
     void *argument;
-    void (*need)(void *argument, int bucket);
-    void (*ready)(void *argument, int bucket);
+    void (*need)(void *argument, int number);
+    void (*ready)(void *argument, int number);
 } gpt_hooks;
 
 typedef struct gpt {

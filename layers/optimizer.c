@@ -180,14 +180,13 @@ CF_NORETURN static void die_nonfinite(optimizer *o, double loss, double norm) {
     for (int rank = 0; rank < o->mesh->world_group.size; rank++) {
         int bad = (int)o->report[rank * REPORT + 2];
         if (bad < 0) continue;
-        int layer = bad / TENSORS;
-        const char *name = params_name(bad % TENSORS);
-        cf_die_together(hint, "step %d: loss %g, gradient norm %g: the gradient of %s%s%.0d on rank %d is not finite",
-                        o->context->step, loss, norm, name, params_layers(&o->params->shape, bad % TENSORS) > 1 ? ", layer " : "",
-                        layer, rank);
+        char layer[32] = "";
+        if (params_layers(&o->params->shape, bad % TENSORS) > 1) snprintf(layer, sizeof layer, " of layer %d", bad / TENSORS);
+        cf_die_together(hint, "step %d: loss %g, gradient norm %g: the gradient of %s%s on rank %d is not finite",
+                        o->context->step, loss, norm, params_name(bad % TENSORS), layer, rank);
     }
-    cf_die_together(hint, "step %d: loss %g, gradient norm %g on rank %d: not finite, though every gradient tensor is",
-                    o->context->step, loss, norm, 0);
+    cf_die_together(hint, "step %d: loss %g, gradient norm %g: not finite, though every gradient tensor is",
+                    o->context->step, loss, norm);
 }
 
 // AdamW on the own shard of one bucket, tensor by tensor, since only matrices and embeddings decay.
