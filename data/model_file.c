@@ -270,7 +270,7 @@ model_writer *model_writer_open(const char *path, const model_shape *shape, int 
     w->expected = model_parameters(shape);
     w->bytes = HEADER_BYTES + w->expected * (w->bf16 ? 2 : 4);
     int length = snprintf(w->temporary, sizeof w->temporary, "%s.tmp.%ld", path, (long)getpid());
-    if (length >= (int)sizeof w->temporary) cf_die(NULL, "the name of model file %s is too long", path);
+    if (length >= (int)sizeof w->temporary) cf_die(NULL, "the name of a model file is too long: %.100s…", path);
     memcpy(w->path, path, strlen(path) + 1);
     w->fd = open(w->temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (w->fd < 0) give_up(w, "cannot create");

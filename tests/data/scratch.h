@@ -50,10 +50,10 @@ static inline char *scratch_write(const char *name, const void *bytes, size_t si
 
 // A whole file and its size, with a 0 behind; NULL if there is none. The caller frees it.
 static inline char *scratch_read(const char *path, size_t *size) {
+    *size = 0;
     FILE *file = fopen(path, "rb");
     if (!file) return NULL;
     char *bytes = NULL;
-    *size = 0;
     for (size_t n = 1; n > 0; *size += n) {
         bytes = (char *)realloc(bytes, *size + 4097);
         if (!bytes) abort();
