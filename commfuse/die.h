@@ -32,6 +32,9 @@ CF_NORETURN void cf_die(const char *hint, const char *format, ...) CF_PRINTF(2, 
 // the others leave silently with the same status.
 CF_NORETURN void cf_die_together(const char *hint, const char *format, ...) CF_PRINTF(2, 3);
 
+// When a launcher ends this rank because another one is gone, say so before leaving (SIGTERM).
+void cf_die_on_terminate(void);
+
 #ifdef __cplusplus
 }
 #endif

@@ -42,6 +42,8 @@ void cf_trace_free(cf_trace *trace) {
     free(trace);
 }
 
+void cf_trace_zero(cf_trace *trace, double now_ms) { trace->zero_ms = now_ms; }
+
 void cf_trace_record(cf_trace *trace, bool on) { trace->record = on; }
 
 void cf_trace_step(cf_trace *trace, int step) {

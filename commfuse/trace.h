@@ -25,12 +25,13 @@ typedef struct cf_trace_event {
     int layer, slice, peer;  // -1: none
     int step;
     int64_t bytes;
-    double begin_ms, end_ms; // since cf_trace_create
+    double begin_ms, end_ms; // since the zero of cf_trace_zero, else since cf_trace_create
 } cf_trace_event;
 
 cf_trace *cf_trace_create(void);
 void cf_trace_free(cf_trace *trace);
 
+void cf_trace_zero(cf_trace *trace, double now_ms); // the moment that all ranks call zero
 void cf_trace_record(cf_trace *trace, bool on); // keep events from here on (otherwise only the two figures)
 void cf_trace_step(cf_trace *trace, int step);  // a new step: the figures start from zero
 void cf_trace_add(cf_trace *trace, cf_trace_row row, const char *name, int layer, int slice, int peer, int64_t bytes,

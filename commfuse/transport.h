@@ -70,7 +70,7 @@ struct cf_transport {
 
 // Start MPI. Makes all MPI calls after start-up from one progress thread, which sleeps while nothing is
 // in flight and gives the core away between polls when ranks · (threads + 1) outnumber the cores.
-// timeout_s: longest wait for a peer.
+// timeout_s: longest wait for a peer, 0: for ever.
 cf_transport *cf_transport_mpi_create(int *argc, char ***argv);
 void cf_transport_mpi_configure(cf_transport *, int threads, double timeout_s);
 

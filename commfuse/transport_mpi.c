@@ -316,7 +316,7 @@ static void wait_asleep(mpi_state *s, const cf_request *r, double deadline_ms) {
         until.tv_sec += until.tv_nsec / 1000000000L;
         until.tv_nsec %= 1000000000L;
         pthread_cond_timedwait(&s->done, &s->lock, &until);
-        if (is_done(r) || cf_now_ms() < deadline_ms) continue;
+        if (is_done(r) || s->timeout_ms <= 0 || cf_now_ms() < deadline_ms) continue;
         pthread_mutex_unlock(&s->lock);
         time_out(s, r);
     }

@@ -53,6 +53,8 @@ static void plan_operations(gpt *g, overlap o) {
     g->gather_stats = cf_fuse_create(g->context, plan);
     plan.name = "sample", plan.capacity = g->vocabulary_rows;
     g->gather_logits = cf_fuse_create(g->context, plan);
+    plan.name = "save", plan.capacity = COLLECT;
+    g->collect = cf_fuse_create(g->context, plan);
     column_create(&g->head, g->context, tp, "head", shard, o);
 }
 
@@ -73,6 +75,7 @@ static void take_memory(gpt *g) {
     g->losses = take(rows, shared);
     g->dx = take(shard_rows * g->params.shape.C, shared);
     g->next = take(N * g->vocabulary_rows, shared);
+    g->pieces = take(N * COLLECT, shared);
     g->inputs = cf_alloc(rows * (int64_t)sizeof(int32_t), shared);
     g->targets = cf_alloc(rows * (int64_t)sizeof(int32_t), shared);
 }
@@ -100,12 +103,13 @@ void gpt_free(gpt *g) {
     for (int64_t l = 0; l <= g->params.shape.L; l++) cf_free(g->x[l]);
     free(g->saved);
     free(g->x);
-    real *memory[] = {g->mean, g->rstd, g->logits, g->stats, g->total, g->losses, g->dx, g->next};
-    for (int i = 0; i < 8; i++) cf_free(memory[i]);
+    real *memory[] = {g->mean, g->rstd, g->logits, g->stats, g->total, g->losses, g->dx, g->next,
+                      g->pieces};
+    for (int i = 0; i < 9; i++) cf_free(memory[i]);
     cf_free(g->inputs);
     cf_free(g->targets);
-    cf_fuse *operations[] = {g->lookup, g->scatter, g->gather_stats, g->gather_logits};
-    for (int i = 0; i < 4; i++) cf_fuse_free(operations[i]);
+    cf_fuse *operations[] = {g->lookup, g->scatter, g->gather_stats, g->gather_logits, g->collect};
+    for (int i = 0; i < 5; i++) cf_fuse_free(operations[i]);
     column_free(&g->head);
     tpsp_free(&g->block);
     params_free(&g->params);
@@ -225,6 +229,34 @@ void gpt_next_logits(gpt *g, int64_t t, int64_t b, float *out) {
     cf_fuse_run(g->gather_logits, g->next, 1, rows, NULL, NULL, -1);
     cf_stream_sync(g->context->stream);
     for (int64_t v = 0; v < V; v++) out[v] = (float)g->next[v];
+}
+
+static void collect_tensor(gpt *g, const real *local, int tensor, float *whole) {
+    int64_t count = params_local_count(&g->params, tensor);
+    for (int64_t first = 0; first < count; first += COLLECT) {
+        int64_t n = count - first < COLLECT ? count - first : COLLECT;
+        cf_copy(g->pieces + g->mesh->tp_group.rank * n, local + first, n * (int64_t)sizeof(real), g->context->stream);
+        cf_fuse_run(g->collect, g->pieces, n, 1, NULL, NULL, -1);
+        cf_stream_sync(g->context->stream);
+        for (int rank = 0; whole && rank < g->mesh->tp; rank++)
+            params_place(&g->params, tensor, rank, first, n, g->pieces + rank * n, whole);
+    }
+}
+
+void gpt_collect(gpt *g, const real *values, void (*append)(void *argument, const float *values, int64_t count),
+                 void *argument) {
+    const gpt_shape *shape = &g->params.shape;
+    for (int tensor = 0; tensor < TENSORS; tensor++) {
+        int64_t count = params_rows(shape, tensor) * params_columns(shape, tensor);
+        float *whole = g->mesh->tp_group.rank == 0 ? calloc((size_t)count, sizeof *whole) : NULL;
+        if (g->mesh->tp_group.rank == 0 && !whole) cf_die(NULL, "out of memory for collecting %s", params_name(tensor));
+        for (int64_t layer = 0; layer < params_layers(shape, tensor); layer++) {
+            const real *local = values + (params_weight(&g->params, tensor, layer) - g->params.weight);
+            collect_tensor(g, local, tensor, whole);
+            if (whole) append(argument, whole, count);
+        }
+        free(whole);
+    }
 }
 
 void gpt_operations(gpt *g, void (*visit)(void *argument, const char *place, const cf_fuse *fuse), void *argument) {

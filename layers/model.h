@@ -20,6 +20,8 @@ typedef struct gpt_hooks {
     void (*ready)(void *argument, int number);
 } gpt_hooks;
 
+enum { COLLECT = 1 << 18 }; // elements of each rank's part that are collected at a time
+
 typedef struct gpt {
     cf_context *context;
     const cf_mesh *mesh;
@@ -38,7 +40,8 @@ typedef struct gpt {
     real *dx;          // (Ts, B, C)
     real *next;        // (tp, vocabulary_rows): logits of one position, for sampling
     int32_t *inputs, *targets; // (T, B)
-    cf_fuse *lookup, *scatter, *gather_stats, *gather_logits;
+    cf_fuse *lookup, *scatter, *gather_stats, *gather_logits, *collect;
+    real *pieces;      // (tp, COLLECT): pieces of a tensor on their way into a file
     column_linear head;
     int64_t pass_T, pass_B; // of the pass in progress
 } gpt;
@@ -56,6 +59,11 @@ void gpt_backward(gpt *g, double scale, bool last);
 
 // After gpt_forward: logits (V) at position t of sequence b, on every rank, into out (host memory).
 void gpt_next_logits(gpt *g, int64_t t, int64_t b, float *out);
+
+// The whole model (or its gradient) in the order of llm.c's files: every rank of the replica calls this,
+// its first rank's `append` gets the elements. values: params.weight or params.grad.
+void gpt_collect(gpt *g, const real *values, void (*append)(void *argument, const float *values, int64_t count),
+                 void *argument);
 
 // Every operation of the model, for --dry-run: calls visit for each.
 void gpt_operations(gpt *g, void (*visit)(void *argument, const char *place, const cf_fuse *fuse), void *argument);

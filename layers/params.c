@@ -172,6 +172,39 @@ void params_free(params *p) {
     free(p->bucket);
 }
 
+// --- in and out ---
+
+enum { READ_AT_ONCE = 4096 };
+
+static void read_run(real *out, params_reader *read, void *argument, int tensor, int64_t layer, int64_t first,
+                     int64_t count) {
+    float piece[READ_AT_ONCE];
+    for (int64_t done = 0; done < count; done += READ_AT_ONCE) {
+        int64_t n = count - done < READ_AT_ONCE ? count - done : READ_AT_ONCE;
+        read(argument, tensor, layer, first + done, n, piece);
+        for (int64_t i = 0; i < n; i++) out[done + i] = (real)piece[i];
+    }
+}
+
+void params_read(params *p, params_reader *read, void *argument) {
+    for (int tensor = 0; tensor < TENSORS; tensor++)
+        for (int64_t layer = 0; layer < params_layers(&p->shape, tensor); layer++)
+            for (int64_t run = 0; run < params_runs(p, tensor); run++) {
+                int64_t whole, local, count;
+                params_run(p, tensor, p->tp_rank, run, &whole, &local, &count);
+                read_run(params_weight(p, tensor, layer) + local, read, argument, tensor, layer, whole, count);
+            }
+}
+
+void params_place(const params *p, int tensor, int tp_rank, int64_t first, int64_t n, const real *piece, float *out) {
+    for (int64_t run = 0; run < params_runs(p, tensor); run++) {
+        int64_t whole, local, count;
+        params_run(p, tensor, tp_rank, run, &whole, &local, &count);
+        int64_t from = local > first ? local : first, to = local + count < first + n ? local + count : first + n;
+        for (int64_t i = from; i < to; i++) out[whole + i - local] = (float)piece[i - first];
+    }
+}
+
 // --- initial weights ---
 
 static void init_run(real *out, const kind *k, double deviation, uint64_t seed, uint64_t stream, int64_t whole,

@@ -70,6 +70,15 @@ void params_run(const params *p, int tensor, int tp_rank, int64_t run, int64_t *
 // Which tensor and layer a local element belongs to; false for padding.
 bool params_find(const params *p, int64_t element, int *tensor, int64_t *layer, int64_t *remaining);
 
+// Fill the local weights from a whole model: `read` gives `count` elements from element `first` of one
+// layer's tensor.
+typedef void params_reader(void *argument, int tensor, int64_t layer, int64_t first, int64_t count, float *out);
+void params_read(params *p, params_reader *read, void *argument);
+// Put `count` local elements, from local element `first`, of a rank's part of one layer's tensor where they
+// belong in the whole tensor.
+void params_place(const params *p, int tensor, int tp_rank, int64_t first, int64_t count, const real *piece,
+                  float *whole);
+
 // GPT-2's initial weights, a function of (seed, tensor, layer, index) alone.
 void params_init(params *p, uint64_t seed);
 

@@ -1,0 +1,23 @@
+// The line a person watches: on a terminal one line that updates in place, in a file or pipe plain lines.
+#ifndef PROGRESS_H
+#define PROGRESS_H
+
+#include <stdbool.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Is a person looking? Open MPI gives every rank a terminal of its own, so under it the launcher's standard
+// output decides.
+bool progress_on_terminal(void);
+
+// Show a line; on a terminal the next one replaces it. last: keep it and go to the next line.
+void progress_show(const char *line, bool last);
+// End a line in place, so that other output starts on its own line.
+void progress_break(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
