@@ -1,0 +1,140 @@
+// ranks: 1
+#include "tests/death.h"
+#include "tests/data/scratch.h"
+#include "data/detokenize.h"
+#include <errno.h>
+#include <sys/stat.h>
+
+enum { HEADER = 256 };
+
+// A vocabulary file of `count` tokens "0", "1", … with header fields as given, and bytes added or cut.
+static char *write_file(const char *name, uint32_t magic, uint32_t version, uint32_t claimed, uint32_t end,
+                        int count, int extra_bytes) {
+    size_t size = HEADER * 4;
+    char *bytes = calloc(1, size + (size_t)count * 8 + 64);
+    assert_non_null(bytes);
+    uint32_t header[4] = {magic, version, claimed, end};
+    memcpy(bytes, header, sizeof header);
+    for (int token = 0; token < count; token++) {
+        int length = sprintf(bytes + size + 1, "%d", token);
+        bytes[size] = (char)length;
+        size += 1 + (size_t)length;
+    }
+    bytes[size] = 0; // one byte more would be an empty token
+    char *path = scratch_write(name, bytes, (size_t)((int64_t)size + extra_bytes));
+    free(bytes);
+    return path;
+}
+
+static void test_bytes_without_file(void **state) {
+    (void)state;
+    char text[256];
+    assert_int_equal(vocabulary_size(NULL), 256);
+    assert_int_equal(vocabulary_end_of_text(NULL), -1);
+    for (int token = 0; token < 256; token++) {
+        assert_int_equal(vocabulary_bytes(NULL, token, text), 1);
+        assert_int_equal((unsigned char)text[0], token);
+    }
+    assert_int_equal(vocabulary_bytes(NULL, 256, text), 3);
+    assert_memory_equal(text, "\xEF\xBF\xBD", 3);
+    assert_int_equal(vocabulary_bytes(NULL, -1, text), 3);
+    vocabulary_close(NULL);
+}
+
+static void test_tokens(void **state) {
+    (void)state;
+    char text[256];
+    vocabulary *v = vocabulary_open(write_file("v", 20240328, 2, 1234, 7, 1234, 0));
+    assert_int_equal(vocabulary_size(v), 1234);
+    assert_int_equal(vocabulary_end_of_text(v), 7);
+    for (int token = 0; token < 1234; token++) {
+        char expected[16];
+        int length = sprintf(expected, "%d", token);
+        assert_int_equal(vocabulary_bytes(v, token, text), length);
+        assert_memory_equal(text, expected, (size_t)length);
+    }
+    assert_int_equal(vocabulary_bytes(v, 1234, text), 3); // a padded model may sample what is no token
+    assert_int_equal(vocabulary_bytes(v, -1, text), 3);
+    assert_int_equal(vocabulary_bytes(v, INT64_MAX, text), 3);
+    vocabulary_close(v);
+}
+
+// The longest token has 255 bytes, any of them may be 0; an empty one is legal.
+static void test_extreme_lengths(void **state) {
+    (void)state;
+    char bytes[HEADER * 4 + 256 + 1] = {0}, text[255];
+    uint32_t header[4] = {20240328, 2, 2, 1};
+    memcpy(bytes, header, sizeof header);
+    bytes[HEADER * 4] = (char)255;
+    for (int i = 0; i < 255; i++) bytes[HEADER * 4 + 1 + i] = (char)i;
+    vocabulary *v = vocabulary_open(scratch_write("v", bytes, sizeof bytes));
+    assert_int_equal(vocabulary_bytes(v, 0, text), 255);
+    for (int i = 0; i < 255; i++) assert_int_equal((unsigned char)text[i], i);
+    assert_int_equal(vocabulary_bytes(v, 1, text), 0);
+    vocabulary_close(v);
+}
+
+static void test_version_1(void **state) {
+    (void)state;
+    vocabulary *v = vocabulary_open(write_file("v", 20240328, 1, 50257, 0, 50257, 0));
+    assert_int_equal(vocabulary_end_of_text(v), 50256);
+    vocabulary_close(v);
+    ASSERT_DIES(vocabulary_open(write_file("v", 20240328, 1, 100, 0, 100, 0)), "version 1, expected 2");
+}
+
+static void test_damage(void **state) {
+    (void)state;
+    assert_null(vocabulary_open(scratch_path("none")));
+    ASSERT_DIES(vocabulary_open(scratch_write("v", "", 0)), "/v has 0 bytes");
+    ASSERT_DIES(vocabulary_open(scratch_write("v", "short", 5)), "/v has 5 bytes");
+    ASSERT_DIES(vocabulary_open(scratch), "damaged or something else");
+    ASSERT_DIES(vocabulary_open(write_file("v", 20240520, 2, 10, 0, 10, 0)), "not a vocabulary file",
+                "20240520");
+    ASSERT_DIES(vocabulary_open(write_file("v", 20240328, 3, 10, 0, 10, 0)), "version 3");
+    ASSERT_DIES(vocabulary_open(write_file("v", 20240328, 2, 0, 0, 10, 0)), "0 tokens");
+    ASSERT_DIES(vocabulary_open(write_file("v", 20240328, 2, UINT32_MAX, 0, 10, 0)), "4294967295 tokens");
+    ASSERT_DIES(vocabulary_open(write_file("v", 20240328, 2, 10, 10, 10, 0)),
+                "end of text is token 10 of 10");
+    ASSERT_DIES(vocabulary_open(write_file("v", 20240328, 2, 11, 0, 10, 0)), "ends within token 10 of 11",
+                "prepare.py");
+    ASSERT_DIES(vocabulary_open(write_file("v", 20240328, 2, 10, 0, 10, -1)), "ends within token 9 of 10");
+    ASSERT_DIES(vocabulary_open(write_file("v", 20240328, 2, 10, 0, 10, -2)), "ends within token 9 of 10");
+    ASSERT_DIES(vocabulary_open(write_file("v", 20240328, 2, 10, 0, 10, 1)), "end at byte 1044", "has 1045");
+    if (geteuid() != 0) { // root may read everything
+        chmod(write_file("v", 20240328, 2, 10, 0, 10, 0), 0);
+        ASSERT_DIES(vocabulary_open(scratch_path("v")), "Permission denied");
+    }
+}
+
+static void test_beside(void **state) {
+    (void)state;
+    scratch_write("train_0.bin", "x", 1);
+    assert_null(vocabulary_beside(scratch_path("train_*.bin")));
+    assert_null(vocabulary_beside(scratch_path("nothing_*.bin")));
+    assert_null(vocabulary_beside(""));
+    assert_null(vocabulary_beside(NULL));
+    write_file("tokenizer.bin", 20240328, 2, 42, 0, 42, 0);
+    assert_null(vocabulary_beside(scratch_path("nothing_*.bin")));
+    vocabulary *v = vocabulary_beside(scratch_path("train_*.bin"));
+    assert_int_equal(vocabulary_size(v), 42);
+    vocabulary_close(v);
+    char here[PATH_MAX]; // a pattern without a directory
+    assert_non_null(getcwd(here, sizeof here));
+    assert_int_equal(chdir(scratch), 0);
+    v = vocabulary_beside("train_*.bin");
+    assert_int_equal(chdir(here), 0);
+    assert_int_equal(vocabulary_size(v), 42);
+    vocabulary_close(v);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_bytes_without_file),
+        cmocka_unit_test(test_tokens),
+        cmocka_unit_test(test_extreme_lengths),
+        cmocka_unit_test(test_version_1),
+        cmocka_unit_test(test_damage),
+        cmocka_unit_test(test_beside),
+    };
+    return cmocka_run_group_tests(tests, scratch_make, scratch_remove);
+}
