@@ -1,0 +1,743 @@
+// What makes N lists of steps one correct schedule: check() looks at all ranks' lists together and names
+// the first property they violate. It is written from commfuse/schedule.h alone.
+//
+//   form        waits name earlier steps, slots and peers exist, no COMPUTE where nothing is computed
+//   coverage    each rank computes every slice it must, once
+//   volume      commfuse: (N-1)·m slices sent and as many received by each rank, no collective;
+//               none and slice: native collectives cover every slice once; nowire: nothing travels
+//   matching    the k-th send from r to p is the k-th receive of p from r: same slice, hence same size
+//               (NCCL matches by order); no slice travels twice between a pair (MPI matches by tag)
+//   race        two steps of a rank that touch one place, one of them writing, are ordered by waits
+//   deadlock    every step of every rank completes
+//   data        what a step reads is there when it reads it, and the result is complete
+//   sum order   reduce-scatter in commfuse adds slice j in the order j+1, j+2, …, j
+//   own slice   compute after: own slices first and behind the first transfer; before: own slices last
+//   tail        no EXCHANGE is posted behind the last COMPUTE
+//
+// Races. A transfer may read its source until just before it completes and may write its destination as soon
+// as it is posted, and nothing orders two transfers, or a transfer and a computation, but the waits named.
+// Only computations are ordered among themselves: they share a stream. So step b is "after" step a exactly if
+// a path of waits and of stream order leads from a to b, and any two conflicting steps must be so ordered.
+// Every rank must be able to show this from its own list; order that only messages imply is not accepted.
+//
+// Deadlock. Strict rendezvous: each rank has one communication queue; only its head may be active, once
+// posted (the host walks the list, and stands still before a COMPUTE, ADD or COPY whose waits are not complete) and
+// once its own waits are complete; it completes when both its halves have met the active head of the peer.
+// No action that can be taken is ever made impossible by another one: a head stays active until it completes,
+// complete steps stay complete. Hence all maximal runs take the same steps, and one run decides for all
+// interleavings. As conflicting steps are ordered, that one run also shows the data of every other run.
+//
+// Data are tracked by name. The value of a slice is its number and the run of contributors summed in it, in
+// the order of the sum: contributor number (p - j - 1) mod N of a slice that rank j owns is rank p.
+#ifndef SCHEDULE_CHECK_H
+#define SCHEDULE_CHECK_H
+
+#include "commfuse/schedule.h"
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+enum {
+    RANKS_MAX = 64,
+    SLICES_MAX = 256, // N · m
+    STAGE_MAX = 512,  // slots
+    STEPS_MAX = 1024, // of one rank
+    PLACES_MAX = 2 * SLICES_MAX + STAGE_MAX,
+    ACCESSES_MAX = 2 * SLICES_MAX,
+    SEND = 0,
+    RECV = 1
+};
+
+typedef struct value { // slice < 0: nothing is there
+    int slice;
+    int from,
+        count; // contributors from, from + 1, … (reduce-scatter); source rank, 1 (all-to-all); 0, 1 (all-gather)
+} value;
+
+typedef struct touched { // a step touches a place
+    int place, step;
+    bool writes;
+    int earlier; // the access to the same place before this one; -1 none
+} touched;
+
+typedef struct checker {
+    cf_schedule *const *schedule; // of every rank
+    cf_operation operation;
+    cf_side side;
+    cf_mode mode;
+    int ranks, slices, total; // N, m, N · m
+
+    int partner[RANKS_MAX][STEPS_MAX][2]; // step of the peer that holds the other half of this half
+    int first_send[RANKS_MAX][RANKS_MAX], last_send[RANKS_MAX][RANKS_MAX], next_send[RANKS_MAX][STEPS_MAX];
+    int travelled[RANKS_MAX][SLICES_MAX], stamp; // stamp: this rank has sent the slice to this peer
+
+    uint64_t before[STEPS_MAX][STEPS_MAX / 64]; // of the rank being looked at: steps that precede step i
+    touched access[STEPS_MAX * 4 + ACCESSES_MAX * 2];
+    int last_access[PLACES_MAX];
+
+    value held[RANKS_MAX][PLACES_MAX];
+    bool complete[RANKS_MAX][STEPS_MAX], met[RANKS_MAX][STEPS_MAX][2], waiting[RANKS_MAX];
+    int host[RANKS_MAX], head[RANKS_MAX]; // the host stands before this step; first incomplete transfer
+    int collectives[RANKS_MAX], arrived[STEPS_MAX]; // taken by a rank; ranks that have reached the k-th
+    bool at_collective[RANKS_MAX];
+    const char *wrong; // first violation seen by the run
+} checker;
+
+static char check_where[256]; // where check() found the violation, for the message
+
+__attribute__((format(printf, 4, 5))) static const char *violated(const char *property, int rank, int step,
+                                                                  const char *format, ...) {
+    char text[160];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    snprintf(check_where, sizeof check_where, "rank %d step %d: %s", rank, step, text);
+    return property;
+}
+
+// ---------------------------------------------------------------------------------------------- places
+
+static bool on_stream(const cf_step *step) {
+    return step->kind == CF_COMPUTE || step->kind == CF_ADD || step->kind == CF_COPY;
+}
+
+static bool place_exists(const checker *c, const cf_schedule *s, cf_place place) {
+    if (place.slot < 0) return false;
+    switch (place.buffer) {
+    case CF_FULL:
+        return place.slot < c->total;
+    case CF_STAGE:
+        return place.slot < s->stage_slots;
+    case CF_RESULT:
+        if (c->operation == CF_ALLGATHER) return false;
+        return place.slot < (c->operation == CF_REDUCE_SCATTER ? c->slices : c->total);
+    }
+    return false;
+}
+
+static int place_number(cf_place place) {
+    return place.slot + (place.buffer == CF_FULL     ? 0
+                         : place.buffer == CF_RESULT ? SLICES_MAX
+                                                     : 2 * SLICES_MAX);
+}
+
+static cf_place place_ahead(cf_place place, int slots) {
+    return (cf_place){place.buffer, place.slot + slots};
+}
+
+static touched *touch(touched *list, cf_place place, bool writes) {
+    *list = (touched){.place = place_number(place), .writes = writes};
+    return list + 1;
+}
+
+// What a step reads and writes; returns how many.
+static int accesses(const checker *c, int rank, const cf_step *step, touched *list) {
+    touched *end = list;
+    switch (step->kind) {
+    case CF_COMPUTE:
+        for (int i = 0; i < step->count; i++)
+            end = touch(end, place_ahead(step->at, i * step->stride), c->side == CF_COMPUTE_BEFORE);
+        break;
+    case CF_ADD:
+    case CF_COPY:
+        end = touch(end, step->from, false);
+        end = touch(end, step->at, true);
+        break;
+    case CF_EXCHANGE:
+        if (step->send_to >= 0) end = touch(end, step->from, false);
+        if (step->recv_from >= 0) end = touch(end, step->at, true);
+        break;
+    case CF_COLLECTIVE:
+        if (c->operation == CF_ALLGATHER)
+            end = touch(end, step->from, false);
+        else
+            for (int i = 0; i < step->count; i++)
+                end = touch(end, place_ahead(step->from, i * step->stride), false);
+        if (c->operation == CF_REDUCE_SCATTER)
+            end = touch(end, step->at, true);
+        else
+            for (int i = 0; i < step->count; i++) { // all-gather: the own block is in place
+                if (c->operation == CF_ALLGATHER && i == rank) continue;
+                end = touch(end, place_ahead(step->at, i * step->stride), true);
+            }
+        break;
+    }
+    return (int)(end - list);
+}
+
+// ------------------------------------------------------------------------------- form, coverage, volume
+
+static const char *check_step_form(const checker *c, int r, int i) {
+    const cf_schedule *s = c->schedule[r];
+    const cf_step *step = &s->step[i];
+    for (int w = 0; w < 2; w++)
+        if (step->wait[w] < -1 || step->wait[w] >= i)
+            return violated("form", r, i, "waits for step %d", step->wait[w]);
+    if (step->kind == CF_COMPUTE && c->side == CF_NO_COMPUTE)
+        return violated("form", r, i, "COMPUTE of nothing");
+    if (step->kind == CF_ADD && c->operation != CF_REDUCE_SCATTER)
+        return violated("form", r, i, "ADD of what?");
+    if (step->kind == CF_COPY && c->operation != CF_ALLTOALL) return violated("form", r, i, "COPY of what?");
+    if (step->kind == CF_COMPUTE || step->kind == CF_COLLECTIVE) {
+        int last = step->first + (step->count - 1) * step->stride;
+        if (step->count < 1 || step->first < 0 || last >= c->total || (step->count > 1 && step->stride < 1))
+            return violated("form", r, i, "slices %d + i·%d, i < %d", step->first, step->stride, step->count);
+        if (step->kind == CF_COLLECTIVE && step->count != c->ranks)
+            return violated("form", r, i, "collective of %d slices among %d ranks", step->count, c->ranks);
+        bool one = step->kind == CF_COLLECTIVE && c->operation == CF_REDUCE_SCATTER;
+        if (!place_exists(c, s, step->at) ||
+            !place_exists(c, s, place_ahead(step->at, one ? 0 : (step->count - 1) * step->stride)))
+            return violated("form", r, i, "no place %d:%d", step->at.buffer, step->at.slot);
+    }
+    if (step->kind == CF_COLLECTIVE) {
+        bool one = c->operation == CF_ALLGATHER;
+        if (!place_exists(c, s, step->from) ||
+            !place_exists(c, s, place_ahead(step->from, one ? 0 : (step->count - 1) * step->stride)))
+            return violated("form", r, i, "no place %d:%d", step->from.buffer, step->from.slot);
+    }
+    if (step->kind == CF_EXCHANGE) {
+        if (step->send_to < -1 || step->send_to >= c->ranks || step->recv_from < -1 ||
+            step->recv_from >= c->ranks)
+            return violated("form", r, i, "exchange with ranks %d and %d", step->send_to, step->recv_from);
+        if (step->send_to < 0 && step->recv_from < 0)
+            return violated("form", r, i, "exchange without halves");
+        if (step->send_to >= 0 && (step->send_slice < 0 || step->send_slice >= c->total))
+            return violated("form", r, i, "sends slice %d", step->send_slice);
+        if (step->recv_from >= 0 && (step->recv_slice < 0 || step->recv_slice >= c->total))
+            return violated("form", r, i, "receives slice %d", step->recv_slice);
+    }
+    bool reads =
+        step->kind == CF_ADD || step->kind == CF_COPY || (step->kind == CF_EXCHANGE && step->send_to >= 0);
+    bool writes =
+        step->kind == CF_ADD || step->kind == CF_COPY || (step->kind == CF_EXCHANGE && step->recv_from >= 0);
+    if (reads && !place_exists(c, s, step->from))
+        return violated("form", r, i, "no place %d:%d", step->from.buffer, step->from.slot);
+    if (writes && !place_exists(c, s, step->at))
+        return violated("form", r, i, "no place %d:%d", step->at.buffer, step->at.slot);
+    return NULL;
+}
+
+static const char *check_form(const checker *c) {
+    for (int r = 0; r < c->ranks; r++) {
+        const cf_schedule *s = c->schedule[r];
+        if (s->operation != c->operation || s->side != c->side || s->mode != c->mode ||
+            s->ranks != c->ranks || s->rank != r || s->slices != c->slices)
+            return violated("form", r, -1, "not a schedule of the same operation");
+        if (s->count < 0 || s->count > STEPS_MAX || s->stage_slots < 0 || s->stage_slots > STAGE_MAX)
+            return violated("form", r, -1, "%d steps, %d slots", s->count, s->stage_slots);
+        if (s->begin < 0 || s->begin > s->count)
+            return violated("form", r, -1, "begin %d of %d", s->begin, s->count);
+        if (s->slice_major && (c->operation != CF_REDUCE_SCATTER || c->mode != CF_MODE_SLICE))
+            return violated("form", r, -1, "slice-major payload outside of a sliced reduce-scatter");
+        if (c->operation == CF_REDUCE_SCATTER) { // m slices side by side; slots of the stage are not
+            cf_place last = place_ahead(s->result, c->slices - 1);
+            if (!place_exists(c, s, s->result) || !place_exists(c, s, last) ||
+                (s->result.buffer == CF_STAGE && c->slices > 1))
+                return violated("form", r, -1, "result at place %d:%d", s->result.buffer, s->result.slot);
+        }
+        for (int i = 0; i < s->count; i++) {
+            const char *property = check_step_form(c, r, i);
+            if (property) return property;
+        }
+    }
+    return NULL;
+}
+
+static const char *check_once(const checker *c, int r, cf_step_kind kind, const char *property) {
+    const cf_schedule *s = c->schedule[r];
+    bool seen[SLICES_MAX] = {false};
+    int sum = 0;
+    for (int i = 0; i < s->count; i++) {
+        const cf_step *step = &s->step[i];
+        if (step->kind != kind) continue;
+        for (int k = 0; k < step->count; k++, sum++) {
+            int slice = step->first + k * step->stride;
+            if (seen[slice]) return violated(property, r, i, "slice %d a second time", slice);
+            seen[slice] = true;
+        }
+    }
+    if (sum != c->total) return violated(property, r, -1, "%d of %d slices", sum, c->total);
+    return NULL;
+}
+
+static const char *check_coverage(const checker *c) {
+    for (int r = 0; r < c->ranks && c->side != CF_NO_COMPUTE; r++) {
+        const char *property = check_once(c, r, CF_COMPUTE, "coverage");
+        if (property) return property;
+    }
+    return NULL;
+}
+
+static int count_kind(const cf_schedule *s, cf_step_kind kind) {
+    int sum = 0;
+    for (int i = 0; i < s->count; i++) sum += s->step[i].kind == kind;
+    return sum;
+}
+
+static const char *check_volume(const checker *c) {
+    for (int r = 0; r < c->ranks; r++) {
+        const cf_schedule *s = c->schedule[r];
+        int sent = 0, received = 0, collectives = count_kind(s, CF_COLLECTIVE);
+        for (int i = 0; i < s->count; i++) { // what a rank sends itself does not travel
+            if (s->step[i].kind != CF_EXCHANGE) continue;
+            sent += s->step[i].send_to >= 0 && s->step[i].send_to != r;
+            received += s->step[i].recv_from >= 0 && s->step[i].recv_from != r;
+        }
+        int expected = c->mode == CF_MODE_COMMFUSE ? (c->ranks - 1) * c->slices : 0;
+        if (sent != expected || received != expected)
+            return violated("volume", r, -1, "%d slices sent, %d received, not %d", sent, received, expected);
+        bool native = c->mode == CF_MODE_NONE || c->mode == CF_MODE_SLICE;
+        if (!native && collectives > 0) return violated("volume", r, -1, "%d collectives", collectives);
+        if (native && (c->ranks > 1 || collectives > 0)) {
+            const char *property = check_once(c, r, CF_COLLECTIVE, "volume");
+            if (property) return property;
+        }
+    }
+    return NULL;
+}
+
+// ------------------------------------------------------------------------------------------- matching
+
+// The name on the message fits the place it is read from or written to: slices with equal k are equal in size.
+static bool size_fits(const checker *c, cf_place place, int slice) {
+    return place.buffer == CF_STAGE || place.slot % c->slices == slice % c->slices;
+}
+
+static const char *list_sends(checker *c, int r) {
+    const cf_schedule *s = c->schedule[r];
+    c->stamp++;
+    for (int p = 0; p < c->ranks; p++) c->first_send[r][p] = c->last_send[r][p] = -1;
+    for (int i = 0; i < s->count; i++) {
+        const cf_step *step = &s->step[i];
+        if (step->kind != CF_EXCHANGE || step->send_to < 0) continue;
+        int p = step->send_to;
+        if (c->travelled[p][step->send_slice] == c->stamp)
+            return violated("matching", r, i, "slice %d goes to rank %d twice", step->send_slice, p);
+        c->travelled[p][step->send_slice] = c->stamp;
+        if (!size_fits(c, step->from, step->send_slice))
+            return violated("matching", r, i, "size of the send");
+        if (c->last_send[r][p] < 0)
+            c->first_send[r][p] = i;
+        else
+            c->next_send[r][c->last_send[r][p]] = i;
+        c->last_send[r][p] = i;
+        c->next_send[r][i] = -1;
+    }
+    return NULL;
+}
+
+static const char *match_receives(checker *c, int r) {
+    const cf_schedule *s = c->schedule[r];
+    for (int i = 0; i < s->count; i++) {
+        const cf_step *step = &s->step[i];
+        if (step->kind != CF_EXCHANGE || step->recv_from < 0) continue;
+        int p = step->recv_from, j = c->first_send[p][r];
+        if (j < 0) return violated("matching", r, i, "rank %d sends nothing more", p);
+        if (c->schedule[p]->step[j].send_slice != step->recv_slice)
+            return violated("matching", r, i, "slice %d expected, rank %d sends %d", step->recv_slice, p,
+                            c->schedule[p]->step[j].send_slice);
+        if (!size_fits(c, step->at, step->recv_slice))
+            return violated("matching", r, i, "size of the receive");
+        c->partner[r][i][RECV] = j;
+        c->partner[p][j][SEND] = i;
+        c->first_send[p][r] = c->next_send[p][j];
+    }
+    return NULL;
+}
+
+static const char *match_collectives(const checker *c) {
+    for (int r = 1; r < c->ranks; r++) {
+        const cf_schedule *a = c->schedule[0], *b = c->schedule[r];
+        int i = 0;
+        for (int j = 0; j < b->count; j++) {
+            const cf_step *mine = &b->step[j];
+            if (mine->kind != CF_COLLECTIVE) continue;
+            while (i < a->count && a->step[i].kind != CF_COLLECTIVE) i++;
+            if (i == a->count || a->step[i].first != mine->first || a->step[i].stride != mine->stride)
+                return violated("matching", r, j, "rank 0 calls another collective");
+            i++;
+        }
+    }
+    return NULL;
+}
+
+static const char *check_matching(checker *c) {
+    const char *property = NULL;
+    for (int r = 0; r < c->ranks && !property; r++) property = list_sends(c, r);
+    for (int r = 0; r < c->ranks && !property; r++) property = match_receives(c, r);
+    if (property) return property;
+    for (int r = 0; r < c->ranks; r++)
+        for (int p = 0; p < c->ranks; p++)
+            if (c->first_send[r][p] >= 0)
+                return violated("matching", r, c->first_send[r][p], "rank %d does not receive this", p);
+    return match_collectives(c);
+}
+
+// ----------------------------------------------------------------------------------------------- races
+
+static void add_before(checker *c, int step, int earlier, int words) {
+    for (int w = 0; w < words; w++) c->before[step][w] |= c->before[earlier][w];
+    c->before[step][earlier / 64] |= UINT64_C(1) << (earlier % 64);
+}
+
+static bool is_before(const checker *c, int earlier, int step) {
+    return c->before[step][earlier / 64] >> (earlier % 64) & 1;
+}
+
+static void order_steps(checker *c, const cf_schedule *s) {
+    int words = (s->count + 63) / 64, last_compute = -1, last_blocking = -1;
+    for (int i = 0; i < s->count; i++) {
+        const cf_step *step = &s->step[i];
+        memset(c->before[i], 0, (size_t)words * sizeof c->before[i][0]);
+        for (int w = 0; w < 2; w++)
+            if (step->wait[w] >= 0) add_before(c, i, step->wait[w], words);
+        if (last_blocking >= 0) add_before(c, i, last_blocking, words);
+        if (on_stream(step)) {
+            if (last_compute >= 0) add_before(c, i, last_compute, words);
+            last_compute = i;
+        }
+        if (step->kind == CF_COLLECTIVE && s->blocking) last_blocking = i;
+    }
+}
+
+// An access conflicts with those since the last write before it, and with that write; what is older is
+// ordered before that write, or was reported.
+static const char *check_access(checker *c, int rank, int number) {
+    touched *mine = &c->access[number];
+    mine->earlier = c->last_access[mine->place];
+    c->last_access[mine->place] = number;
+    for (int other = mine->earlier; other >= 0; other = c->access[other].earlier) {
+        const touched *theirs = &c->access[other];
+        if (mine->writes || theirs->writes)
+            if (theirs->step == mine->step || !is_before(c, theirs->step, mine->step))
+                return violated("race", rank, mine->step, "not ordered behind step %d", theirs->step);
+        if (theirs->writes) return NULL;
+    }
+    return NULL;
+}
+
+static const char *check_races(checker *c) {
+    for (int r = 0; r < c->ranks; r++) {
+        const cf_schedule *s = c->schedule[r];
+        order_steps(c, s);
+        for (int p = 0; p < PLACES_MAX; p++) c->last_access[p] = -1;
+        int number = 0;
+        for (int i = 0; i < s->count; i++) {
+            int end = number + accesses(c, r, &s->step[i], &c->access[number]);
+            for (; number < end; number++) {
+                c->access[number].step = i;
+                const char *property = check_access(c, r, number);
+                if (property) return property;
+            }
+        }
+    }
+    return NULL;
+}
+
+// --------------------------------------------------------------------------------------- data by name
+
+// Contributor number of rank p to a slice: the owner comes last.
+static int contributor(const checker *c, int slice, int p) {
+    return (p - slice / c->slices - 1 + 2 * c->ranks) % c->ranks;
+}
+
+static value own_value(const checker *c, int rank, int slice) { // what this rank computes or starts with
+    switch (c->operation) {
+    case CF_ALLGATHER:
+        return (value){slice, 0, 1};
+    case CF_REDUCE_SCATTER:
+        return (value){slice, contributor(c, slice, rank), 1};
+    case CF_ALLTOALL:
+        return (value){slice, rank, 1};
+    }
+    return (value){-1, 0, 0};
+}
+
+// What the rank must find in slice `slice` after the communication.
+static value arrived_value(const checker *c, int rank, int slice) {
+    int owner = slice / c->slices, k = slice % c->slices;
+    if (c->operation == CF_ALLTOALL) return (value){rank * c->slices + k, owner, 1};
+    return (value){slice, 0, c->operation == CF_REDUCE_SCATTER ? c->ranks : 1};
+}
+
+static bool same(value a, value b) {
+    return a.slice == b.slice && a.from == b.from && a.count == b.count;
+}
+
+static void note(checker *c, const char *property) {
+    if (!c->wrong) c->wrong = property;
+}
+
+// Addition commutes but does not associate: a sum is right if it only ever grows by one contributor, the
+// next one (or if two single ones meet).
+static value add(checker *c, int r, int i, value to, value from) {
+    if (c->wrong) return to;
+    if (to.slice < 0 || to.slice != from.slice)
+        return note(c, violated("data", r, i, "adds slice %d to slice %d", from.slice, to.slice)), to;
+    if (from.count == 1 && from.from == to.from + to.count) return (value){to.slice, to.from, to.count + 1};
+    if (to.count == 1 && to.from == from.from + from.count)
+        return (value){to.slice, from.from, from.count + 1};
+    note(c, violated("sum order", r, i, "slice %d: %d…%d plus %d…%d", to.slice, to.from,
+                     to.from + to.count - 1, from.from, from.from + from.count - 1));
+    return to;
+}
+
+static void start_data(checker *c) {
+    for (int r = 0; r < c->ranks; r++) {
+        for (int p = 0; p < PLACES_MAX; p++) c->held[r][p] = (value){-1, 0, 0};
+        if (c->side == CF_COMPUTE_BEFORE) continue;
+        for (int slice = 0; slice < c->total; slice++)
+            if (c->operation != CF_ALLGATHER || slice / c->slices == r)
+                c->held[r][slice] = own_value(c, r, slice);
+    }
+}
+
+static void take_compute(checker *c, int r, int i) {
+    const cf_step *step = &c->schedule[r]->step[i];
+    if (step->kind == CF_ADD) {
+        value *to = &c->held[r][place_number(step->at)];
+        *to = add(c, r, i, *to, c->held[r][place_number(step->from)]);
+        return;
+    }
+    if (step->kind == CF_COPY) c->held[r][place_number(step->at)] = c->held[r][place_number(step->from)];
+    if (step->kind == CF_COPY) return;
+    for (int k = 0; k < step->count; k++) {
+        int slice = step->first + k * step->stride;
+        value *place = &c->held[r][place_number(place_ahead(step->at, k * step->stride))];
+        if (c->side == CF_COMPUTE_BEFORE)
+            *place = own_value(c, r, slice);
+        else if (!c->wrong && !same(*place, arrived_value(c, r, slice)))
+            note(c, violated("data", r, i, "computes on slice %d, finds slice %d", slice, place->slice));
+    }
+}
+
+static void deliver(checker *c, int from, int send, int to, int receive) {
+    const cf_step *out = &c->schedule[from]->step[send], *in = &c->schedule[to]->step[receive];
+    value sent = c->held[from][place_number(out->from)];
+    if (!c->wrong && sent.slice < 0)
+        note(c, violated("data", from, send, "sends a place that holds nothing"));
+    if (!c->wrong && sent.slice != out->send_slice)
+        note(c, violated("data", from, send, "sends slice %d as slice %d", sent.slice, out->send_slice));
+    c->held[to][place_number(in->at)] = sent;
+}
+
+// step[r]: the collective of rank r.
+static void take_collective(checker *c, const cf_step *const *step) {
+    for (int r = 0; r < c->ranks; r++) {
+        value result = arrived_value(c, r, step[r]->first + r * step[r]->stride);
+        for (int i = 0; i < c->ranks; i++) {
+            bool gather = c->operation == CF_ALLGATHER;
+            cf_place source = place_ahead(step[i]->from, gather ? 0 : r * step[i]->stride);
+            value sent = c->held[i][place_number(source)];
+            if (c->operation != CF_REDUCE_SCATTER) {
+                c->held[r][place_number(place_ahead(step[r]->at, i * step[r]->stride))] = sent;
+            } else if (!c->wrong && !same(sent, own_value(c, i, result.slice)))
+                note(c,
+                     violated("data", i, -1, "reduces slice %d, finds slice %d", result.slice, sent.slice));
+        }
+        if (c->operation == CF_REDUCE_SCATTER) c->held[r][place_number(step[r]->at)] = result;
+    }
+}
+
+static void check_result(checker *c) {
+    for (int r = 0; r < c->ranks; r++)
+        for (int slice = 0; slice < c->total; slice++) {
+            cf_place place = {c->operation == CF_ALLTOALL ? CF_RESULT : CF_FULL, slice};
+            if (c->operation == CF_REDUCE_SCATTER) {
+                if (slice / c->slices != r) continue;
+                place = place_ahead(c->schedule[r]->result, slice % c->slices);
+            }
+            bool stays = c->operation == CF_ALLTOALL && c->side == CF_COMPUTE_AFTER &&
+                         (c->mode == CF_MODE_COMMFUSE || c->ranks == 1);
+            if (stays && slice / c->slices == r) place.buffer = CF_FULL; // computed on where they were
+            value held = c->held[r][place_number(place)];
+            if (!c->wrong && !same(held, arrived_value(c, r, slice)))
+                note(c, violated("data", r, -1, "result slice %d holds slice %d, contributors %d, %d of them",
+                                 slice, held.slice, held.from, held.count));
+        }
+}
+
+// ------------------------------------------------------------------------------------------- the run
+
+static bool waits_complete(const checker *c, int r, const cf_step *step) {
+    for (int w = 0; w < 2; w++)
+        if (step->wait[w] >= 0 && !c->complete[r][step->wait[w]]) return false;
+    return true;
+}
+
+// The transfer in front of the queue, if it may be active; -1 if not. The host has posted what it has reached.
+static int active_head(const checker *c, int r) {
+    const cf_schedule *s = c->schedule[r];
+    int i = c->head[r];
+    return i < s->count && i <= c->host[r] && waits_complete(c, r, &s->step[i]) ? i : -1;
+}
+
+static void find_head(checker *c, int r) {
+    const cf_schedule *s = c->schedule[r];
+    while (c->head[r] < s->count && (on_stream(&s->step[c->head[r]]) || c->complete[r][c->head[r]]))
+        c->head[r]++;
+}
+
+static bool walk_host(checker *c, int r) {
+    const cf_schedule *s = c->schedule[r];
+    int start = c->host[r];
+    for (; c->host[r] < s->count; c->host[r]++) {
+        const cf_step *step = &s->step[c->host[r]];
+        if (on_stream(step)) {
+            if (!waits_complete(c, r, step)) break;
+            take_compute(c, r, c->host[r]);
+            c->complete[r][c->host[r]] = true;
+        } else if (step->kind == CF_COLLECTIVE && s->blocking && !c->complete[r][c->host[r]])
+            break;
+    }
+    return c->host[r] > start;
+}
+
+static bool meet(checker *c, int r, int i, int half, int peer) {
+    if (peer < 0 || c->met[r][i][half]) return true;
+    int j = c->partner[r][i][half];
+    if (active_head(c, peer) != j) return false;
+    c->met[r][i][half] = c->met[peer][j][1 - half] = true;
+    if (half == SEND)
+        deliver(c, r, i, peer, j);
+    else
+        deliver(c, peer, j, r, i);
+    c->waiting[peer] = true; // look at it again: this may have been all it waited for
+    return true;
+}
+
+static bool arrive(checker *c, int r) {
+    const cf_step *step[RANKS_MAX];
+    int number = c->collectives[r];
+    if (!c->at_collective[r]) c->arrived[number]++;
+    c->at_collective[r] = true;
+    if (c->arrived[number] < c->ranks) return false;
+    for (int p = 0; p < c->ranks; p++) step[p] = &c->schedule[p]->step[c->head[p]];
+    take_collective(c, step);
+    for (int p = 0; p < c->ranks; p++) {
+        c->complete[p][c->head[p]] = c->waiting[p] = true;
+        c->at_collective[p] = false;
+        c->collectives[p]++;
+        find_head(c, p);
+    }
+    return true;
+}
+
+// Take what rank r can take; true if it took something.
+static bool take(checker *c, int r) {
+    bool moved = walk_host(c, r);
+    int i = active_head(c, r);
+    if (i < 0) return moved;
+    const cf_step *step = &c->schedule[r]->step[i];
+    if (step->kind == CF_COLLECTIVE) return arrive(c, r) || moved;
+    bool sent = meet(c, r, i, SEND, step->send_to), received = meet(c, r, i, RECV, step->recv_from);
+    if (!sent || !received) return moved;
+    c->complete[r][i] = true;
+    find_head(c, r);
+    return true;
+}
+
+static const char *check_run(checker *c) {
+    memset(c->arrived, 0, sizeof c->arrived);
+    for (int r = 0; r < c->ranks; r++) {
+        int count = c->schedule[r]->count;
+        memset(c->complete[r], 0, (size_t)count * sizeof c->complete[r][0]);
+        memset(c->met[r], 0, (size_t)count * sizeof c->met[r][0]);
+        c->host[r] = c->head[r] = c->collectives[r] = 0;
+        c->at_collective[r] = false;
+        c->waiting[r] = true;
+        find_head(c, r);
+    }
+    c->wrong = NULL;
+    start_data(c);
+    for (bool moved = true; moved;) {
+        moved = false;
+        for (int r = 0; r < c->ranks; r++)
+            while (c->waiting[r]) {
+                c->waiting[r] = false;
+                if (take(c, r)) c->waiting[r] = moved = true;
+            }
+    }
+    for (int r = 0; r < c->ranks; r++)
+        if (c->host[r] < c->schedule[r]->count || c->head[r] < c->schedule[r]->count)
+            return violated("deadlock", r, c->host[r] < c->head[r] ? c->host[r] : c->head[r],
+                            "never completes");
+    if (c->mode == CF_MODE_NOWIRE) return NULL; // wrong by construction
+    check_result(c);
+    return c->wrong;
+}
+
+// ----------------------------------------------------------------------------------------------- order
+
+static const char *check_own_slice(const checker *c, int r) {
+    const cf_schedule *s = c->schedule[r];
+    int first_exchange = -1, taken = 0;
+    for (int i = 0; i < s->count; i++) {
+        const cf_step *step = &s->step[i];
+        if (step->kind == CF_EXCHANGE && first_exchange < 0) first_exchange = i;
+        if (step->kind != CF_COMPUTE) continue;
+        int before_own = c->side == CF_COMPUTE_AFTER ? 0 : c->total - c->slices;
+        bool own = taken >= before_own && taken < before_own + c->slices;
+        for (int k = 0; k < step->count; k++, taken++)
+            if ((step->first / c->slices == r) != own || step->count > 1)
+                return violated("own slice", r, i, "slice %d is computed as number %d", step->first, taken);
+        if (own && c->operation == CF_ALLGATHER && (step->wait[0] >= 0 || step->wait[1] >= 0))
+            return violated("own slice", r, i, "waits, though it is here");
+        bool overlaps = c->side == CF_COMPUTE_BEFORE || c->mode == CF_MODE_NOWIRE || c->ranks == 1;
+        if (taken == 1 && !overlaps && first_exchange < 0)
+            return violated("own slice", r, i, "no transfer runs behind the first computation");
+    }
+    return NULL;
+}
+
+static const char *check_order(const checker *c) {
+    bool fused = c->mode == CF_MODE_COMMFUSE || c->mode == CF_MODE_NOWIRE;
+    for (int r = 0; r < c->ranks && fused && c->side != CF_NO_COMPUTE; r++) {
+        const cf_schedule *s = c->schedule[r];
+        const char *property = check_own_slice(c, r);
+        if (property) return property;
+        for (int i = s->count - 1; i >= 0 && s->step[i].kind != CF_COMPUTE; i--)
+            if (s->step[i].kind == CF_EXCHANGE)
+                return violated("tail", r, i, "posted behind the last computation");
+    }
+    return NULL;
+}
+
+// NULL, or the name of the property that the schedules of ranks 0 … N-1 violate (check_where says where).
+static const char *check(cf_schedule *const *schedule) {
+    static checker c; // large, and one is enough
+    const cf_schedule *s = schedule[0];
+    c.schedule = schedule;
+    c.operation = s->operation, c.side = s->side, c.mode = s->mode;
+    c.ranks = s->ranks, c.slices = s->slices, c.total = s->ranks * s->slices;
+    if (c.ranks < 1 || c.ranks > RANKS_MAX || c.slices < 1 || c.total > SLICES_MAX)
+        return violated("form", 0, -1, "%d ranks, %d slices", c.ranks, c.slices);
+    const char *property = check_form(&c);
+    if (!property) property = check_coverage(&c);
+    if (!property) property = check_volume(&c);
+    if (!property) property = check_matching(&c);
+    if (!property && c.mode != CF_MODE_NOWIRE) property = check_races(&c);
+    if (!property) property = check_run(&c);
+    if (!property) property = check_order(&c);
+    return property;
+}
+
+// nowire is an honest bound: it computes what commfuse computes, in the same order.
+static const char *check_nowire(const cf_schedule *nowire, const cf_schedule *commfuse) {
+    int i = 0, j = 0;
+    for (;; i++, j++) {
+        while (i < nowire->count && nowire->step[i].kind != CF_COMPUTE) i++;
+        while (j < commfuse->count && commfuse->step[j].kind != CF_COMPUTE) j++;
+        if (i == nowire->count || j == commfuse->count) break;
+        const cf_step *a = &nowire->step[i], *b = &commfuse->step[j];
+        if (a->first != b->first || a->count != b->count || (a->count > 1 && a->stride != b->stride))
+            return violated("nowire", nowire->rank, i, "computes slice %d, commfuse %d", a->first, b->first);
+    }
+    if (i < nowire->count || j < commfuse->count)
+        return violated("nowire", nowire->rank, i, "number of steps");
+    return NULL;
+}
+
+#endif

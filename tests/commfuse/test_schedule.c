@@ -1,0 +1,542 @@
+// ranks: 1
+//
+// Schedules: every operation, side, mode, route, N = 1…64 and m = 1…4 is generated for all ranks and held
+// against the properties of schedule_check.h. Then the checker itself is tested: each way a schedule can be
+// wrong is planted in a good one, and the checker must name the property that it violates.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <cmocka.h>
+#include "tests/commfuse/schedule_check.h"
+
+enum { SLICES_PER_RANK = 4, ROOM = 16 }; // m at most; steps that a planted fault may insert
+
+typedef struct kind {
+    cf_operation operation;
+    cf_side side;
+} kind;
+
+typedef struct set { // the schedules of all ranks
+    int ranks;
+    cf_schedule *of[RANKS_MAX];
+} set;
+
+enum { AG_ALONE, AG, RS_ALONE, RS, A2A_ALONE, BEFORE_A2A, AFTER_A2A, KINDS };
+static const kind kinds[KINDS] = {
+    [AG_ALONE] = {CF_ALLGATHER, CF_NO_COMPUTE},      [AG] = {CF_ALLGATHER, CF_COMPUTE_AFTER},
+    [RS_ALONE] = {CF_REDUCE_SCATTER, CF_NO_COMPUTE}, [RS] = {CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE},
+    [A2A_ALONE] = {CF_ALLTOALL, CF_NO_COMPUTE},      [BEFORE_A2A] = {CF_ALLTOALL, CF_COMPUTE_BEFORE},
+    [AFTER_A2A] = {CF_ALLTOALL, CF_COMPUTE_AFTER},
+};
+static const char *const side_name[] = {"no compute", "compute before", "compute after"};
+
+static set set_create(kind of, cf_mode mode, cf_route route, int ranks, int slices) {
+    set all = {.ranks = ranks};
+    for (int r = 0; r < ranks; r++) {
+        all.of[r] = cf_schedule_create(of.operation, of.side, mode, route, ranks, r, slices);
+        assert_non_null(all.of[r]);
+    }
+    return all;
+}
+
+static void set_free(set *all) {
+    for (int r = 0; r < all->ranks; r++) cf_schedule_free(all->of[r]);
+}
+
+static void assert_property(const set *all, const char *expected, const char *what) {
+    const char *property = check(all->of);
+    if (property == expected || (property && expected && strcmp(property, expected) == 0)) return;
+    const cf_schedule *s = all->of[0];
+    print_error("%s, %s, %s, %s, N = %d, m = %d%s%s\n", cf_operation_name(s->operation), side_name[s->side],
+                cf_mode_name(s->mode), cf_route_name(s->route), s->ranks, s->slices, what ? ", " : "",
+                what ? what : "");
+    print_error("violates: %s (%s); expected: %s\n", property ? property : "nothing",
+                property ? check_where : "", expected ? expected : "nothing");
+    for (int r = 0; r < all->ranks && all->ranks <= 4; r++) {
+        char *text = cf_schedule_print(all->of[r]);
+        fprintf(stderr, "rank %d\n%s\n", r, text); // longer than cmocka prints
+        free(text);
+    }
+    fail();
+}
+
+static int expected_slices(cf_side side, cf_mode mode, int ranks, int slices) {
+    return side == CF_NO_COMPUTE || mode == CF_MODE_NONE || ranks == 1 ? 1 : slices;
+}
+
+static void check_all_modes(kind of, cf_route route, int ranks, int slices) {
+    for (cf_mode mode = CF_MODE_NONE; mode <= CF_MODE_COMMFUSE; mode++) {
+        set all = set_create(of, mode, route, ranks, slices);
+        assert_int_equal(all.of[0]->operation, of.operation);
+        assert_int_equal(all.of[0]->side, of.side);
+        assert_int_equal(all.of[0]->mode, mode);
+        assert_int_equal(all.of[0]->ranks, ranks);
+        assert_int_equal(all.of[0]->slices, expected_slices(of.side, mode, ranks, slices));
+        assert_property(&all, NULL, NULL);
+        if (mode == CF_MODE_COMMFUSE) {
+            set bound = set_create(of, CF_MODE_NOWIRE, route, ranks, slices);
+            assert_property(&bound, NULL, NULL);
+            for (int r = 0; r < ranks; r++)
+                if (check_nowire(bound.of[r], all.of[r])) fail_msg("nowire, N = %d: %s", ranks, check_where);
+            set_free(&bound);
+        }
+        set_free(&all);
+    }
+}
+
+static void every_schedule(void **state) {
+    const kind *of = *state;
+    for (cf_route route = CF_RING; route <= CF_DIRECT; route++)
+        for (int ranks = 1; ranks <= RANKS_MAX; ranks++)
+            for (int slices = 1; slices <= SLICES_PER_RANK; slices++)
+                check_all_modes(*of, route, ranks, slices);
+}
+
+static void same_call_same_schedule(void **state) {
+    (void)state;
+    cf_schedule *a =
+        cf_schedule_create(CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, CF_MODE_COMMFUSE, CF_RING, 5, 3, 2);
+    cf_schedule *b =
+        cf_schedule_create(CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, CF_MODE_COMMFUSE, CF_RING, 5, 3, 2);
+    char *first = cf_schedule_print(a), *second = cf_schedule_print(b);
+    assert_string_equal(first, second);
+    int lines = 0;
+    for (const char *at = first; *at; at++) lines += *at == '\n';
+    assert_true(lines >= a->count); // one line a step, perhaps a heading
+    free(first), free(second);
+    cf_schedule_free(a), cf_schedule_free(b);
+}
+
+// ------------------------------------------------------------------------------------- planted faults
+
+// A copy of a set with room for more steps, which faults may be planted in.
+static set set_copy(const set *from) {
+    set all = {.ranks = from->ranks};
+    for (int r = 0; r < all.ranks; r++) {
+        all.of[r] = malloc(sizeof *all.of[r]);
+        assert_non_null(all.of[r]);
+        *all.of[r] = *from->of[r];
+        all.of[r]->step = calloc((size_t)all.of[r]->count + ROOM, sizeof(cf_step));
+        assert_non_null(all.of[r]->step);
+        memcpy(all.of[r]->step, from->of[r]->step, (size_t)all.of[r]->count * sizeof(cf_step));
+    }
+    return all;
+}
+
+static void copy_free(set *all) {
+    for (int r = 0; r < all->ranks; r++) {
+        free(all->of[r]->step);
+        free(all->of[r]);
+    }
+}
+
+// The n-th step of a kind, from the end if n < 0 (-1: the last).
+static int find(const cf_schedule *s, cf_step_kind of, int n) {
+    int i = n < 0 ? s->count - 1 : 0, by = n < 0 ? -1 : 1;
+    for (n = n < 0 ? -n - 1 : n; i >= 0 && i < s->count; i += by)
+        if (s->step[i].kind == of && n-- == 0) return i;
+    fail_msg("the schedule has too few steps of kind %d to plant this fault", of);
+    return -1;
+}
+
+static cf_step *nth(const cf_schedule *s, cf_step_kind of, int n) {
+    return &s->step[find(s, of, n)];
+}
+
+// Move step `from` to index `to`; waits follow the steps they name.
+static void move(cf_schedule *s, int from, int to) {
+    cf_step moved = s->step[from];
+    int by = from < to ? 1 : -1;
+    for (int i = from; i != to; i += by) s->step[i] = s->step[i + by];
+    s->step[to] = moved;
+    for (int i = 0; i < s->count; i++)
+        for (int w = 0; w < 2; w++) {
+            int *wait = &s->step[i].wait[w];
+            if (*wait == from)
+                *wait = to;
+            else if (by > 0 && *wait > from && *wait <= to)
+                *wait -= 1;
+            else if (by < 0 && *wait >= to && *wait < from)
+                *wait += 1;
+        }
+}
+
+static void insert(cf_schedule *s, int at, cf_step step) {
+    s->step[s->count++] = (cf_step){.wait = {-1, -1}};
+    move(s, s->count - 1, at);
+    s->step[at] = step;
+}
+
+static void drop(cf_schedule *s, int at) {
+    move(s, at, s->count - 1);
+    s->count--;
+    if (s->begin > s->count) s->begin = s->count;
+    for (int i = 0; i < s->count; i++)
+        for (int w = 0; w < 2; w++)
+            if (s->step[i].wait[w] == s->count) s->step[i].wait[w] = -1;
+}
+
+static void forget_waits(cf_step *step) {
+    step->wait[0] = step->wait[1] = -1;
+}
+
+// form
+static void wait_for_itself(set *all) {
+    nth(all->of[1], CF_COMPUTE, 1)->wait[0] = find(all->of[1], CF_COMPUTE, 1);
+}
+static void wait_for_later(set *all) {
+    all->of[2]->step[0].wait[1] = all->of[2]->count - 1;
+}
+static void wait_for_nonsense(set *all) {
+    all->of[2]->step[0].wait[1] = -2;
+}
+static void stage_overflow(set *all) {
+    all->of[1]->stage_slots = 0;
+}
+static void full_overflow(set *all) {
+    nth(all->of[0], CF_COMPUTE, 0)->at.slot = all->ranks * all->of[0]->slices;
+}
+static void peer_overflow(set *all) {
+    nth(all->of[0], CF_EXCHANGE, 0)->send_to = all->ranks;
+}
+static void begin_overflow(set *all) {
+    all->of[0]->begin = all->of[0]->count + 1;
+}
+static void rank_mixed_up(set *all) {
+    all->of[0]->rank = 1;
+}
+static void result_in_pieces(set *all) {
+    all->of[0]->result = (cf_place){CF_STAGE, 0};
+}
+static void compute_nothing(set *all) {
+    insert(all->of[0], 0, (cf_step){.kind = CF_COMPUTE, .wait = {-1, -1}, .count = 1, .stride = 1});
+}
+// coverage
+static void compute_twice(set *all) {
+    insert(all->of[3], 0, *nth(all->of[3], CF_COMPUTE, 0));
+}
+static void compute_less(set *all) {
+    drop(all->of[3], find(all->of[3], CF_COMPUTE, 1));
+}
+static void compute_another(set *all) {
+    nth(all->of[3], CF_COMPUTE, 1)->first = nth(all->of[3], CF_COMPUTE, 2)->first;
+}
+static void compute_too_wide(set *all) {
+    nth(all->of[0], CF_COMPUTE, 0)->count = 2, nth(all->of[0], CF_COMPUTE, 0)->stride = 1;
+}
+// volume
+static void drop_send(set *all) {
+    nth(all->of[2], CF_EXCHANGE, 0)->send_to = -1;
+}
+static void drop_receive(set *all) {
+    nth(all->of[2], CF_EXCHANGE, -1)->recv_from = -1;
+}
+static void drop_exchange(set *all) {
+    for (int r = 0; r < all->ranks; r++) drop(all->of[r], find(all->of[r], CF_EXCHANGE, -1));
+}
+static void exchange_at_end(set *all) { // one more than needed, on every rank
+    for (int r = 0; r < all->ranks; r++)
+        insert(all->of[r], all->of[r]->count, *nth(all->of[r], CF_EXCHANGE, -1));
+}
+static void collective_in_commfuse(set *all) {
+    for (int r = 0; r < all->ranks; r++)
+        insert(all->of[r], 0,
+               (cf_step){.kind = CF_COLLECTIVE,
+                         .wait = {-1, -1},
+                         .count = all->ranks,
+                         .stride = 1,
+                         .from.slot = r});
+}
+static void collective_left_out(set *all) {
+    for (int r = 0; r < all->ranks; r++) drop(all->of[r], find(all->of[r], CF_COLLECTIVE, 1));
+}
+static void collective_twice(set *all) {
+    for (int r = 0; r < all->ranks; r++) {
+        cf_step *step = nth(all->of[r], CF_COLLECTIVE, 1);
+        step->first = nth(all->of[r], CF_COLLECTIVE, 0)->first;
+    }
+}
+// matching
+static void redirect_send(set *all) {
+    cf_step *step = nth(all->of[2], CF_EXCHANGE, 0);
+    step->send_to = (step->send_to + 1) % all->ranks;
+}
+static void redirect_receive(set *all) {
+    cf_step *step = nth(all->of[2], CF_EXCHANGE, -1);
+    step->recv_from = (step->recv_from + 2) % all->ranks; // + 1 is the rank itself
+}
+static void rename_send(set *all) {
+    cf_step *step = nth(all->of[1], CF_EXCHANGE, 1);
+    step->send_slice = (step->send_slice + all->of[1]->slices) % (all->ranks * all->of[1]->slices);
+}
+static void wrong_size(set *all) {
+    nth(all->of[1], CF_EXCHANGE, 0)->from.slot ^= 1;
+} // m = 2: the other k
+static void swap_sends(set *all) { // two messages to one peer overtake each other
+    cf_step *a = nth(all->of[1], CF_EXCHANGE, 0), *b = nth(all->of[1], CF_EXCHANGE, 1), kept = *a;
+    assert_int_equal(a->send_to, b->send_to);
+    a->from = b->from, a->send_slice = b->send_slice;
+    b->from = kept.from, b->send_slice = kept.send_slice;
+}
+static void swap_collectives(set *all) {
+    cf_step *a = nth(all->of[1], CF_COLLECTIVE, 0), *b = nth(all->of[1], CF_COLLECTIVE, 1), kept = *a;
+    *a = *b, *b = kept;
+    a->wait[0] = a->wait[1] = -1;
+}
+// race
+static void compute_too_early(set *all) {
+    forget_waits(nth(all->of[1], CF_COMPUTE, -1));
+}
+static void forward_too_early(set *all) {
+    forget_waits(nth(all->of[1], CF_EXCHANGE, -1));
+}
+static void send_too_early(set *all) {
+    forget_waits(nth(all->of[1], CF_EXCHANGE, 0));
+}
+static void add_too_early(set *all) {
+    forget_waits(nth(all->of[1], CF_ADD, 0));
+}
+static void reduce_too_early(set *all) {
+    forget_waits(nth(all->of[1], CF_COLLECTIVE, -1));
+}
+static void one_stage_slot(set *all) {
+    cf_schedule *s = all->of[1];
+    for (int i = 0; i < s->count; i++) {
+        if (s->step[i].at.buffer == CF_STAGE) s->step[i].at.slot = 0;
+        if (s->step[i].from.buffer == CF_STAGE) s->step[i].from.slot = 0;
+    }
+}
+static void receive_over_source(set *all) { // both halves of an exchange in one place
+    cf_step *step = nth(all->of[1], CF_EXCHANGE, 0);
+    step->at = step->from;
+}
+// deadlock: halves posted apart, the first one on every rank before the second one of any
+static void post_halves_apart(set *all, int first) {
+    for (int r = 0; r < all->ranks; r++) {
+        cf_schedule *s = all->of[r];
+        int i = find(s, CF_EXCHANGE, 0);
+        cf_step whole = s->step[i], send = whole, receive = whole;
+        send.recv_from = receive.send_to = -1;
+        insert(s, i, first == SEND ? send : receive);
+        s->step[i + 1] = first == SEND ? receive : send;
+        for (int j = i + 2; j < s->count && first == RECV; j++) // who waited for what arrives still does
+            for (int w = 0; w < 2; w++) s->step[j].wait[w] -= s->step[j].wait[w] == i + 1;
+    }
+}
+static void all_send_first(set *all) {
+    post_halves_apart(all, SEND);
+}
+static void all_receive_first(set *all) {
+    post_halves_apart(all, RECV);
+}
+static void
+host_stands_in_front(set *all) { // N = 2: both compute on the other's slice before they send their own
+    for (int r = 0; r < all->ranks; r++) {
+        cf_schedule *s = all->of[r];
+        int i = find(s, CF_EXCHANGE, 0);
+        cf_step send = s->step[i];
+        send.recv_from = -1;
+        s->step[i].send_to = -1;
+        insert(s, s->count, send);
+    }
+}
+// data
+static void compute_on_wrong_place(set *all) {
+    nth(all->of[2], CF_COMPUTE, -1)->at = nth(all->of[2], CF_COMPUTE, 0)->at;
+}
+static void send_wrong_place(set *all) { // the own slice instead of the one to be forwarded
+    nth(all->of[1], CF_EXCHANGE, -1)->from = nth(all->of[1], CF_EXCHANGE, 0)->from;
+}
+static void swap_places(set *all) {
+    cf_step *a = nth(all->of[1], CF_EXCHANGE, 0), *b = nth(all->of[1], CF_EXCHANGE, 1);
+    cf_place kept = a->at;
+    a->at = b->at;
+    b->at = kept;
+}
+static void result_elsewhere(set *all) {
+    all->of[1]->result.slot = (all->of[1]->result.slot + 1) % all->ranks;
+}
+static void add_less(set *all) {
+    drop(all->of[1], find(all->of[1], CF_ADD, -1));
+}
+static void collective_elsewhere(set *all) { // the two collectives land in each other's place
+    for (int r = 0; r < all->ranks; r++) {
+        cf_step *a = nth(all->of[r], CF_COLLECTIVE, 0), *b = nth(all->of[r], CF_COLLECTIVE, 1);
+        cf_place kept = a->at;
+        a->at = b->at;
+        b->at = kept;
+    }
+}
+// sum order
+static void other_order(set *all) { // all is well, but slice j is summed as j+1, j+3, j+2, j
+    for (int r = 0; r < all->ranks; r++) {
+        cf_step *a = nth(all->of[r], CF_COMPUTE, 1), *b = nth(all->of[r], CF_COMPUTE, 2), kept = *a;
+        a->first = b->first, a->at = b->at;
+        b->first = kept.first, b->at = kept.at;
+        a = nth(all->of[r], CF_EXCHANGE, 1), b = nth(all->of[r], CF_EXCHANGE, 2), kept = *a;
+        a->send_to = b->send_to, a->send_slice = b->send_slice, a->from = b->from, a->recv_from = b->recv_from;
+        b->send_to = kept.send_to, b->send_slice = kept.send_slice, b->from = kept.from;
+        b->recv_from = kept.recv_from;
+    }
+}
+static void add_twice(set *all) {
+    insert(all->of[1], find(all->of[1], CF_ADD, -1), *nth(all->of[1], CF_ADD, -1));
+}
+// own slice
+static void own_slice_first(set *all) {
+    move(all->of[2], find(all->of[2], CF_COMPUTE, -1), 0);
+}
+static void own_slice_last(set *all) {
+    move(all->of[2], find(all->of[2], CF_COMPUTE, 0), all->of[2]->count - 1);
+}
+static void own_slice_waits(set *all) {
+    nth(all->of[1], CF_COMPUTE, 0)->wait[0] = find(all->of[1], CF_EXCHANGE, 0);
+}
+static void nothing_overlaps(set *all) {
+    move(all->of[1], find(all->of[1], CF_COMPUTE, 0), 0);
+}
+// tail
+static void transfer_at_end(set *all) {
+    for (int r = 0; r < all->ranks; r++)
+        move(all->of[r], find(all->of[r], CF_EXCHANGE, -1), find(all->of[r], CF_COMPUTE, -1));
+}
+
+enum { FUSED = CF_MODE_COMMFUSE, SLICED = CF_MODE_SLICE };
+#define FAULT(plant) #plant, plant
+
+static const struct fault {
+    const char *name;
+    void (*plant)(set *all);
+    const char *property;
+    int of, mode, route, ranks, slices;
+} faults[] = {
+    {FAULT(wait_for_itself), "form", AG, FUSED, CF_RING, 4, 1},
+    {FAULT(wait_for_later), "form", RS, FUSED, CF_RING, 4, 2},
+    {FAULT(wait_for_nonsense), "form", RS, FUSED, CF_RING, 4, 2},
+    {FAULT(stage_overflow), "form", RS, FUSED, CF_RING, 4, 1},
+    {FAULT(stage_overflow), "form", RS, FUSED, CF_DIRECT, 4, 3},
+    {FAULT(full_overflow), "form", AG, FUSED, CF_DIRECT, 4, 1},
+    {FAULT(peer_overflow), "form", RS, FUSED, CF_DIRECT, 4, 1},
+    {FAULT(begin_overflow), "form", AFTER_A2A, FUSED, CF_DIRECT, 4, 1},
+    {FAULT(rank_mixed_up), "form", BEFORE_A2A, FUSED, CF_DIRECT, 4, 1},
+    {FAULT(result_in_pieces), "form", RS, FUSED, CF_DIRECT, 4, 2},
+    {FAULT(compute_nothing), "form", AG_ALONE, FUSED, CF_RING, 4, 1},
+    {FAULT(compute_twice), "coverage", AG, FUSED, CF_RING, 4, 1},
+    {FAULT(compute_twice), "coverage", RS, FUSED, CF_DIRECT, 5, 4},
+    {FAULT(compute_less), "coverage", RS, FUSED, CF_RING, 4, 1},
+    {FAULT(compute_less), "coverage", BEFORE_A2A, FUSED, CF_RING, 4, 2},
+    {FAULT(compute_another), "coverage", AFTER_A2A, FUSED, CF_RING, 4, 2},
+    {FAULT(compute_too_wide), "coverage", AG, FUSED, CF_RING, 4, 2},
+    {FAULT(drop_send), "volume", AG, FUSED, CF_RING, 4, 1},
+    {FAULT(drop_receive), "volume", RS, FUSED, CF_DIRECT, 4, 1},
+    {FAULT(drop_exchange), "volume", AFTER_A2A, FUSED, CF_DIRECT, 4, 2},
+    {FAULT(exchange_at_end), "volume", AG, FUSED, CF_DIRECT, 4, 2},
+    {FAULT(collective_in_commfuse), "volume", AG, FUSED, CF_DIRECT, 4, 1},
+    {FAULT(collective_left_out), "volume", RS, SLICED, CF_RING, 4, 4},
+    {FAULT(collective_twice), "volume", AG, SLICED, CF_RING, 4, 3},
+    {FAULT(redirect_send), "matching", AG, FUSED, CF_DIRECT, 4, 1},
+    {FAULT(redirect_send), "matching", RS, FUSED, CF_RING, 4, 1},
+    {FAULT(redirect_receive), "matching", RS, FUSED, CF_RING, 4, 2},
+    {FAULT(rename_send), "matching", BEFORE_A2A, FUSED, CF_DIRECT, 4, 2},
+    {FAULT(wrong_size), "matching", AG, FUSED, CF_RING, 4, 2},
+    {FAULT(swap_sends), "matching", AG, FUSED, CF_RING, 4, 2},
+    {FAULT(swap_collectives), "matching", AG, SLICED, CF_RING, 4, 2},
+    {FAULT(compute_too_early), "race", AG, FUSED, CF_RING, 4, 2},
+    {FAULT(compute_too_early), "race", AFTER_A2A, FUSED, CF_RING, 4, 1},
+    {FAULT(compute_too_early), "race", AG, SLICED, CF_RING, 4, 4},
+    {FAULT(forward_too_early), "race", AG, FUSED, CF_RING, 4, 1},
+    {FAULT(send_too_early), "race", RS, FUSED, CF_DIRECT, 4, 1},
+    {FAULT(send_too_early), "race", BEFORE_A2A, FUSED, CF_RING, 4, 2},
+    {FAULT(forward_too_early), "race", RS, FUSED, CF_RING, 4, 2},
+    {FAULT(add_too_early), "race", RS, FUSED, CF_RING, 4, 1},
+    {FAULT(add_too_early), "race", RS, FUSED, CF_DIRECT, 4, 1},
+    {FAULT(reduce_too_early), "race", RS, SLICED, CF_RING, 4, 4},
+    {FAULT(one_stage_slot), "race", RS, FUSED, CF_DIRECT, 4, 1},
+    {FAULT(receive_over_source), "race", AG, FUSED, CF_RING, 4, 1},
+    {FAULT(all_send_first), "deadlock", AG, FUSED, CF_RING, 4, 1},
+    {FAULT(all_send_first), "deadlock", RS, FUSED, CF_RING, 5, 2},
+    {FAULT(all_receive_first), "deadlock", AG, FUSED, CF_DIRECT, 4, 1},
+    {FAULT(host_stands_in_front), "deadlock", AG, FUSED, CF_RING, 2, 1},
+    {FAULT(compute_on_wrong_place), "data", AG, FUSED, CF_RING, 4, 1},
+    {FAULT(send_wrong_place), "data", AG, FUSED, CF_RING, 4, 1},
+    {FAULT(swap_places), "data", A2A_ALONE, FUSED, CF_DIRECT, 4, 1},
+    {FAULT(swap_places), "data", BEFORE_A2A, FUSED, CF_DIRECT, 4, 1},
+    {FAULT(result_elsewhere), "data", RS, FUSED, CF_RING, 4, 1},
+    {FAULT(add_less), "data", RS, FUSED, CF_RING, 4, 1},
+    {FAULT(collective_elsewhere), "data", BEFORE_A2A, SLICED, CF_RING, 4, 2},
+    {FAULT(other_order), "sum order", RS, FUSED, CF_DIRECT, 4, 1},
+    {FAULT(add_twice), "sum order", RS, FUSED, CF_RING, 4, 1},
+    {FAULT(add_twice), "sum order", RS, FUSED, CF_DIRECT, 4, 2},
+    {FAULT(own_slice_first), "own slice", RS, FUSED, CF_RING, 4, 1},
+    {FAULT(own_slice_first), "own slice", BEFORE_A2A, FUSED, CF_RING, 4, 2},
+    {FAULT(own_slice_last), "own slice", AG, FUSED, CF_RING, 4, 1},
+    {FAULT(own_slice_last), "own slice", AFTER_A2A, FUSED, CF_RING, 4, 1},
+    {FAULT(own_slice_waits), "own slice", AG, FUSED, CF_DIRECT, 4, 1},
+    {FAULT(nothing_overlaps), "own slice", AG, FUSED, CF_RING, 4, 1},
+    {FAULT(transfer_at_end), "tail", RS, FUSED, CF_DIRECT, 4, 1},
+    {FAULT(transfer_at_end), "tail", BEFORE_A2A, FUSED, CF_DIRECT, 4, 2},
+};
+
+static void every_fault_is_named(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof faults / sizeof faults[0]; i++) {
+        const struct fault *f = &faults[i];
+        set good = set_create(kinds[f->of], (cf_mode)f->mode, (cf_route)f->route, f->ranks, f->slices);
+        set bad = set_copy(&good);
+        assert_property(&bad, NULL, "before the fault is planted");
+        f->plant(&bad);
+        assert_property(&bad, f->property, f->name);
+        copy_free(&bad);
+        set_free(&good);
+    }
+}
+
+static void nowire_differs(void **state) {
+    (void)state;
+    set good = set_create(kinds[RS], CF_MODE_COMMFUSE, CF_RING, 4, 2), bad = set_copy(&good);
+    assert_null(check_nowire(bad.of[1], good.of[1]));
+    cf_step *a = nth(bad.of[1], CF_COMPUTE, 1), *b = nth(bad.of[1], CF_COMPUTE, 2);
+    a->first = b->first;
+    assert_string_equal(check_nowire(bad.of[1], good.of[1]), "nowire");
+    a->first = nth(good.of[1], CF_COMPUTE, 1)->first;
+    drop(bad.of[1], find(bad.of[1], CF_COMPUTE, -1));
+    assert_string_equal(check_nowire(bad.of[1], good.of[1]), "nowire");
+    copy_free(&bad);
+    set_free(&good);
+}
+
+// A schedule has no step to spare: with any one left out, the others are wrong.
+static void no_step_is_spare(void **state) {
+    (void)state;
+    for (int of = 0; of < KINDS; of++)
+        for (cf_mode mode = CF_MODE_NONE; mode <= CF_MODE_COMMFUSE; mode++)
+            for (cf_route route = CF_RING; route <= CF_DIRECT; route++) {
+                set good = set_create(kinds[of], mode, route, 4, 2);
+                for (int i = 0; i < good.of[3]->count; i++) {
+                    set bad = set_copy(&good);
+                    drop(bad.of[3], i);
+                    if (!check(bad.of)) assert_property(&bad, "something", "a step left out");
+                    copy_free(&bad);
+                }
+                set_free(&good);
+            }
+}
+
+int main(void) {
+    struct CMUnitTest tests[] = {
+        {"allgather", every_schedule, NULL, NULL, (void *)&kinds[AG_ALONE]},
+        {"allgather → compute", every_schedule, NULL, NULL, (void *)&kinds[AG]},
+        {"reduce-scatter", every_schedule, NULL, NULL, (void *)&kinds[RS_ALONE]},
+        {"compute → reduce-scatter", every_schedule, NULL, NULL, (void *)&kinds[RS]},
+        {"all-to-all", every_schedule, NULL, NULL, (void *)&kinds[A2A_ALONE]},
+        {"compute → all-to-all", every_schedule, NULL, NULL, (void *)&kinds[BEFORE_A2A]},
+        {"all-to-all → compute", every_schedule, NULL, NULL, (void *)&kinds[AFTER_A2A]},
+        cmocka_unit_test(same_call_same_schedule),
+        cmocka_unit_test(every_fault_is_named),
+        cmocka_unit_test(nowire_differs),
+        cmocka_unit_test(no_step_is_spare),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
