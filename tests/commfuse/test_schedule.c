@@ -376,7 +376,8 @@ static void other_order(set *all) { // all is well, but slice j is summed as j+1
         a->first = b->first, a->at = b->at;
         b->first = kept.first, b->at = kept.at;
         a = nth(all->of[r], CF_EXCHANGE, 1), b = nth(all->of[r], CF_EXCHANGE, 2), kept = *a;
-        a->send_to = b->send_to, a->send_slice = b->send_slice, a->from = b->from, a->recv_from = b->recv_from;
+        a->send_to = b->send_to, a->send_slice = b->send_slice, a->from = b->from,
+        a->recv_from = b->recv_from;
         b->send_to = kept.send_to, b->send_slice = kept.send_slice, b->from = kept.from;
         b->recv_from = kept.recv_from;
     }
