@@ -19,12 +19,13 @@
 #include "../commfuse/die.h"
 
 enum {
-    QUERY_TILE = 128,  // rows of scores at once
-    KEY_TILE = 256,    // columns
-    QUERY_BLOCK = 256, // rows of a forward task, at most
-    TASKS = 32,        // heads are cut until there are so many tasks,
-    ROWS_MIN = 32,     // but not into fewer rows than these
-    PACK = 256 * 64    // elements of a packed tile: heads wider than 64 get fewer rows
+    QUERY_TILE = 64,              // rows of scores at once
+    KEY_TILE = 512,               // columns
+    QUERY_BLOCK = 512,            // rows of a forward task, at most
+    TASKS = 32,                   // heads are cut until there are so many tasks,
+    ROWS_MIN = 32,                // but not into fewer rows than these
+    PACK = KEY_TILE * 64,         // elements of a packed tile of keys: heads wider than 64 get fewer rows
+    PACK_QUERY = QUERY_TILE * 128 // the same for queries
 };
 
 typedef struct shape {
@@ -53,14 +54,14 @@ static int64_t length(span s) {
 }
 
 static shape shape_of(int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t D) {
-    if (D > PACK)
-        cf_die("use more heads", "attention: %lld channels per head, at most %d", (long long)D, PACK);
+    if (D > PACK_QUERY)
+        cf_die("use more heads", "attention: %lld channels per head, at most %d", (long long)D, PACK_QUERY);
     shape s = {.t0 = t0, .n = n, .T = T, .B = B, .H = H, .D = D};
     s.pairs = B * H;
     s.qkv_row = B * 3 * H * D;
     s.out_row = B * H * D;
     s.key_tile = min(KEY_TILE, PACK / D);
-    s.query_tile = min(QUERY_TILE, PACK / D);
+    s.query_tile = min(QUERY_TILE, PACK_QUERY / D);
     s.query_block = min(QUERY_BLOCK, PACK / D);
     while (s.query_block > ROWS_MIN && s.pairs * ceil_div(n, s.query_block) < TASKS) s.query_block /= 2;
     s.scale = 1 / sqrt_real((real)D);
@@ -237,7 +238,7 @@ static void backward_keys(const backward *a, query_gradient dq, int64_t pair, sp
     const shape *s = a->s;
     const int64_t D = s->D, bytes = length(keys) * D * (int64_t)sizeof(real);
     key_tile tile;
-    real q[PACK], dout[PACK];
+    real q[PACK_QUERY], dout[PACK_QUERY]; // (rows, D)
     tile.keys = keys;
     pack(tile.k, a->qkv + qkv_at(s, keys.begin, pair, KEY), s->qkv_row, length(keys), D);
     pack(tile.v, a->qkv + qkv_at(s, keys.begin, pair, VALUE), s->qkv_row, length(keys), D);

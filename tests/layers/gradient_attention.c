@@ -131,8 +131,10 @@ static void backward_shuffled_ranges(void **state) {
 
 static void backward_many_tiles(void **state) {
     (void)state;
-    check_backward(330, 1, 2, 3, (int64_t[]){0, 330}, 1, 60);           // heads cut into blocks of keys
-    check_backward(281, 4, 8, 2, (int64_t[]){0, 130, 259, 281}, 3, 60); // enough heads: not cut
+    // Few heads: cut into blocks of keys. Wide heads: small tiles, so several in a block.
+    check_backward(530, 1, 2, 3, (int64_t[]){0, 530}, 1, 20);
+    check_backward(131, 1, 1, 1000, (int64_t[]){0, 131}, 1, 10);
+    check_backward(126, 1, 1, 300, (int64_t[]){0, 50, 93, 126}, 3, 20); // too short to be cut
 }
 
 int main(void) {
