@@ -24,7 +24,7 @@ scripts/install_deps.sh || fail "something it needs is missing, see above"
 [ -e ../shared/data/tinyshakespeare.txt ] || [ -e $demo/tinyshakespeare.txt ] || scripts/install_deps.sh --download ||
     echo "going on without downloads"
 unset MAKEFLAGS MFLAGS MAKELEVEL # of `make demo`: this make is not its child
-make --no-print-directory -s -j"$(nproc)" train_gpt || fail "the build failed"
+make --no-print-directory -s -O -j"$(nproc)" train_gpt || fail "the build failed"
 python=$(scripts/find_python.sh)
 
 heading "2/5 text and tokens"

@@ -47,5 +47,5 @@ if [ -n "$only" ] || [ "$san" = thread ]; then
     targets=$("${run[@]}" --targets) || give_up "there is nothing to run"
 fi
 # shellcheck disable=SC2086 # a list of names without spaces
-make --no-print-directory -s -j"$(nproc)" SAN="$san" $targets </dev/null || give_up "the build failed, see above"
+make --no-print-directory -s -O -j"$(nproc)" SAN="$san" $targets </dev/null || give_up "the build failed, see above"
 exec "${run[@]}" </dev/null

@@ -238,7 +238,7 @@ def read_cmocka(outcome):
         tag = re.match(r"\[\d+,(\d+)\]<std(?:out|err)>:\s?", line)
         rank = int(tag.group(1)) if tag else 0
         line = line[tag.end():] if tag else line
-        if found := re.match(r"\[==========\] Running (\d+) test", line):
+        if found := re.match(r"\[==========\] (?:.*: )?Running (\d+) test", line):
             announced[rank] = announced.get(rank, 0) + int(found.group(1))
         elif found := re.match(r"\[ RUN      \] (.+)$", line):
             begun[rank] = found.group(1)
