@@ -95,7 +95,8 @@ static inline double dot(const real *x, const real *y, int64_t n) {
 // gradient, whichever is larger.
 static inline void assert_gradient(const char *name, real *x, const real *gradient, int64_t n, int64_t most,
                                    double (*loss)(void *), void *context) {
-    const double tolerance = 1e-6, h = 1e-3, floor = mean_magnitude(gradient, n);
+    const double tolerance = 1e-6, h = 1e-3;
+    const double floor = fmax(mean_magnitude(gradient, n), 1e-6); // a gradient may be zero throughout
     for (int64_t j = 0; j < (n < most ? n : most); j++) {
         int64_t i = n <= most ? j : random_size(0, n - 1);
         real saved = x[i];
