@@ -1,0 +1,387 @@
+"""Every error a user can make ends the run within seconds: a message that says what and where, a status that
+is not 0, and on several ranks one message, not one per rank.
+"""
+# sanitizers: too
+# limit: 240
+import os
+import resource
+import struct
+import subprocess
+import sys
+import unittest
+
+import numpy as np
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import harness
+import reference
+
+SOON = 10  # seconds; most take less than one
+
+
+class BadInput(harness.Case):
+    def fails(self, *words, ranks=1, **more):
+        result = harness.run(self.arguments(**more), ranks, timeout=SOON)
+        self.assertFails(result, *words)
+        return result
+
+    def file_of(self, data, name="file.bin"):
+        path = self.fresh(name)
+        with open(path, "wb") as file:
+            file.write(data)
+        return path
+
+    def changed(self, source, offset=0, replacement=b"", cut=None, append=b""):
+        with open(source, "rb") as file:
+            data = bytearray(file.read())
+        data[offset:offset + len(replacement)] = replacement
+        return self.file_of(bytes(data[:cut]) + append)
+
+    def with_header(self, source, index, value):
+        return self.changed(source, 4 * index, struct.pack("<i", value))
+
+
+class Tokens(BadInput):
+    def test_missing(self):
+        path = self.path("nothing_here*.bin")
+        self.fails("no token file matches", path, train=path)
+
+    def test_not_given(self):
+        self.fails("--train", train=None)
+
+    def test_empty(self):
+        path = self.file_of(b"")
+        self.fails(path, "0 bytes", train=path)
+
+    def test_truncated(self):
+        path = self.changed(self.tokens, cut=-2)
+        self.fails(path, "truncated", train=path)
+
+    def test_too_long(self):
+        path = self.changed(self.tokens, append=b"ab")
+        self.fails(path, "too long", train=path)
+
+    def test_wrong_magic(self):
+        path = self.with_header(self.tokens, 0, 1)
+        self.fails(path, "not a token file", train=path)
+
+    def test_model_file_as_tokens(self):
+        self.fails(self.model, "not a token file", train=self.model)
+
+    def test_wrong_version(self):
+        path = self.with_header(self.tokens, 1, 9)
+        self.fails(path, "version 9", train=path)
+
+    def test_count_that_lies(self):
+        for count in (0, 1, -1, 2**31 - 1):
+            path = self.with_header(self.tokens, 2, count)
+            with self.subTest(count=count):
+                self.fails(path, train=path)
+
+    def test_directory_as_file(self):
+        self.fails(self.folder, "directory", train=self.folder)
+
+    def test_shorter_than_one_sample(self):
+        path = self.fresh("tokens.bin")
+        reference.write_tokens(path, np.zeros(self.T))
+        self.fails("--seq", train=path)
+
+    def test_token_beyond_the_vocabulary(self):
+        for token in (self.shape.V, self.shape.Vp - 1, 65535):
+            tokens = harness.random_tokens(self.samples * self.T + 1, self.shape.V)
+            tokens[77] = token
+            path = self.fresh("tokens.bin")
+            reference.write_tokens(path, tokens)
+            with self.subTest(token=token):
+                self.fails(path, f"token 77 is {token}", "101", train=path)
+
+    def test_validation_shorter_than_a_batch(self):
+        path = self.fresh("val.bin")
+        reference.write_tokens(path, harness.random_tokens(self.T + 1, self.shape.V))
+        self.fails("val", val=path, val_every=1, val_batches=1)
+
+    def test_validation_missing(self):
+        path = self.path("no_such_val.bin")
+        self.fails(path, val=path, val_every=1)
+
+
+class ModelFiles(BadInput):
+    def test_missing(self):
+        path = self.path("no_such_model.bin")
+        self.fails(path, "no such file", init_from=path)
+
+    def test_empty(self):
+        path = self.file_of(b"")
+        self.fails(path, init_from=path)
+
+    def test_truncated(self):
+        for cut in (-1, -4, 1024, 500):
+            path = self.changed(self.model, cut=cut)
+            with self.subTest(cut=cut):
+                self.fails(path, init_from=path)
+
+    def test_too_long(self):
+        path = self.changed(self.model, append=b"\0\0\0\0")
+        self.fails(path, init_from=path)
+
+    def test_wrong_magic(self):
+        path = self.with_header(self.model, 0, 20240327)
+        self.fails(path, "20240327", init_from=path)
+
+    def test_token_file_as_model(self):
+        self.fails(self.tokens, init_from=self.tokens)
+
+    def test_wrong_version(self):
+        path = self.with_header(self.model, 1, 4)
+        self.fails(path, "version", "4", init_from=path)
+
+    def test_counts_that_lie(self):
+        fields = ["maxT", "V", "L", "heads", "C", "Vp"]
+        for index, name in enumerate(fields, start=2):
+            for value in (0, -1, 2**31 - 1) + ((5,) if name == "heads" else ()):
+                path = self.with_header(self.model, index, value)
+                with self.subTest(field=name, value=value):
+                    self.fails(path, init_from=path)
+
+    def test_vocabulary_larger_than_its_padding(self):
+        path = self.with_header(self.model, 3, self.shape.Vp + 1)
+        self.fails(path, init_from=path)
+
+    def test_directory_as_file(self):
+        self.fails(self.folder, init_from=self.folder)
+
+    def test_sequence_longer_than_the_position_table(self):
+        self.fails("--seq", "48", seq=49)
+
+    def test_shape_options_against_the_file(self):
+        self.fails("--layers", layers=3)
+        self.fails("--channels", channels=48)
+
+
+class Shapes(BadInput):
+    def test_mesh_that_is_not_the_number_of_ranks(self):
+        self.fails("2", "3", "ranks", ranks=2, tp=3, dp=1)
+        self.fails("ranks", ranks=2, tp=1, dp=1)
+        self.fails("ranks", tp=2, dp=2)
+
+    def test_heads_not_divisible_by_tp(self):
+        shape = reference.Shape(48, 101, 1, 3, 48, 128)
+        path = self.fresh("model.bin")
+        reference.write_model(path, shape, reference.random_model(shape))
+        self.fails("heads", "3", "--tp", ranks=2, tp=2, init_from=path)
+
+    def test_sequence_not_divisible_by_tp(self):
+        self.fails("--seq", "35", "--tp", ranks=2, tp=2, seq=35)
+
+    def test_batch_not_divisible(self):
+        self.fails("batch", "8", "3", micro_batch=3)
+        self.fails("batch", ranks=2, dp=2, batch=6, micro_batch=2)
+
+    def test_channels_not_divisible_by_heads(self):
+        self.fails("heads", "channels", init_from=None, layers=1, channels=50, heads=3, vocab=101)
+
+
+class Options(BadInput):
+    def test_unknown(self):
+        result = harness.run(self.arguments() + ["--overlp", "none"], timeout=SOON)
+        self.assertFails(result, "unknown option --overlp", "--overlap")
+
+    def test_stray_argument(self):
+        self.assertFails(harness.run(self.arguments() + ["tokens.bin"], timeout=SOON), "tokens.bin")
+
+    def test_malformed_numbers(self):
+        for name, text in (("steps", "ten"), ("steps", "1.5"), ("steps", "7x"), ("batch", "0x8"), ("lr", "fast"),
+                           ("lr", "1e-3s"), ("lr", "nan"), ("lr", "inf"), ("seq", "99999999999999999999")):
+            with self.subTest(option=name, value=text):
+                self.fails(f"--{name}", text, **{name: text})
+
+    def test_negative_sizes(self):
+        for name in ("steps", "batch", "micro_batch", "seq", "tp", "slices", "threads", "lr", "seed"):
+            with self.subTest(option=name):
+                self.fails("--" + name.replace("_", "-"), "-1", **{name: -1})
+
+    def test_missing_value(self):
+        self.assertFails(harness.run(self.arguments() + ["--warmup"], timeout=SOON), "--warmup", "value")
+
+    def test_given_twice(self):
+        self.assertFails(harness.run(self.arguments() + ["--steps", "4"], timeout=SOON), "--steps", "twice")
+
+    def test_unknown_choice(self):
+        for name, text in (("overlap", "some"), ("route", "scenic"), ("schedule", "step"), ("model", "d13"),
+                           ("transport", "carrier"), ("strategy", "pp"), ("dtype", "fp16")):
+            with self.subTest(option=name):
+                self.fails(f"--{name}", text, **{name: text})
+
+    def test_trace_steps(self):
+        for text in ("3", "3:1", "2:2", "a:b", "-1:2", ":"):
+            with self.subTest(value=text):
+                self.fails("--trace-steps", trace=self.fresh("trace.json"), trace_steps=text)
+
+    def test_what_this_build_cannot_do(self):
+        self.fails("bf16", dtype="bf16")
+        self.fails("nccl", transport="nccl", ranks=2, tp=2)
+
+    def test_strategy_up_works_or_says_that_it_cannot(self):
+        result = harness.run(self.arguments(strategy="up", tp=2), 2, timeout=2 * SOON)
+        if result.status != 0:
+            self.assertFails(result, "--strategy", "up")
+
+    def test_saving_without_a_place(self):
+        self.fails("--save-every", "--out", save_every=1)
+
+
+class Output(BadInput):
+    def unwritable(self):
+        """Paths that cannot be written, for root too."""
+        below_a_file = os.path.join(self.tokens, "below")
+        yield below_a_file, "not a directory"
+        yield "/proc/nowhere/below", "no such file"
+        if os.geteuid() != 0:
+            locked = self.fresh("locked")
+            os.mkdir(locked, 0o555)
+            yield os.path.join(locked, "below"), "permission"
+
+    def test_log(self):
+        for path, why in self.unwritable():
+            with self.subTest(path=path):
+                self.fails(path, why, log=path)
+
+    def test_out(self):
+        for path, _ in self.unwritable():
+            with self.subTest(path=path):
+                result = self.fails(path, out=path)
+                # Said before any work is done, not after the last step.
+                self.assertNotRegex(result.out, r"(?m)^step\s+\d", str(result))
+
+    def test_trace(self):
+        for path, why in self.unwritable():
+            with self.subTest(path=path):
+                self.fails(path, trace=path)
+
+    def test_out_is_a_file(self):
+        self.fails(self.tokens, out=self.tokens)
+
+    def test_log_is_a_directory(self):
+        self.fails(self.folder, "directory", log=self.folder)
+
+
+class DiskFull(BadInput):
+    """A save that fails leaves the previous model.bin as it was and no half file beside it."""
+
+    def check(self, out, result):
+        path = os.path.join(out, "model.bin")
+        self.assertFails(result, "model.bin")
+        self.assertFalse([name for name in os.listdir(out) if ".tmp" in name], "left behind beside the model")
+        shape, model = reference.read_model(path)  # complete
+        self.assertEqual(shape, self.shape)
+
+    def file_system(self, size):
+        """A directory that holds at most `size` bytes."""
+        if os.geteuid() != 0:
+            self.skipTest("only root can mount a small file system")
+        folder = self.fresh("small")
+        os.mkdir(folder)
+        mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], capture_output=True)
+        if mounted.returncode != 0:
+            self.skipTest("cannot mount a tmpfs here: " + mounted.stderr.decode().strip())
+        self.addCleanup(subprocess.run, ["umount", folder], check=True)
+        return folder
+
+    def test_file_system_full(self):
+        out = self.file_system(os.path.getsize(self.model) * 3 // 2)  # room for one model, not for two
+        result = harness.run(self.arguments(out=out, save_every=1, steps=5), timeout=SOON)
+        self.assertIn("no space left", result.err.lower(), str(result))
+        self.check(out, result)
+
+    def test_file_size_limit(self):
+        # The first save succeeds, then the limit falls below a model's size while the run goes on. SIGXFSZ is
+        # ignored, as Python does and passes on, so that write() fails as on a full quota.
+        out = self.fresh("out")
+        started = harness.Run(self.arguments(out=out, save_every=1, steps=1000000), restore_signals=False)
+        self.addCleanup(started.close)
+        path = os.path.join(out, "model.bin")
+        harness.wait_until(lambda: os.path.exists(path) or started.ended(), SOON, "the first save")
+        resource.prlimit(started.process.pid, resource.RLIMIT_FSIZE, (100000, 100000))
+        result = started.wait(SOON)
+        self.assertIn("too large", result.err.lower(), str(result))
+        self.check(out, result)
+
+    def test_first_save_into_nothing(self):
+        # Not even one file fits: no model.bin at all, rather than a part of one.
+        out = self.file_system(65536)
+        result = harness.run(self.arguments(out=out), timeout=SOON)
+        self.assertFails(result, "no space left")
+        self.assertEqual(os.listdir(out), [])
+
+
+class Numbers(BadInput):
+    def check(self, ranks, **more):
+        out = self.fresh("out")
+        result = harness.run(self.arguments(out=out, save_every=1, steps=50, clip=0, **more), ranks, timeout=2 * SOON)
+        self.assertFails(result, "step")
+        self.assertRegex(result.err.lower(), r"\bnan\b|\binf|not finite|non-finite", str(result))
+        self.assertRegex(result.err.lower(), r"rank \d", str(result))
+        # What was saved before is a model of numbers: the optimizer has not written.
+        path = os.path.join(out, "model.bin")
+        if os.path.exists(path):
+            _, model = reference.read_model(path)
+            for name, values in model.items():
+                self.assertTrue(np.isfinite(values).all(), f"{name} in {path} holds NaN or infinity")
+        return result
+
+    def test_exploding_learning_rate(self):
+        with self.subTest("within the range of --lr"):
+            self.check(1, lr=100, schedule="constant", weight_decay=100)
+        with self.subTest("outside of it"):
+            self.fails("--lr", "range", lr="1e30")
+
+    def poisoned(self, name, value):
+        model = {key: w.copy() for key, w in self.parameters.items()}
+        model[name].flat[-1] = value
+        path = self.fresh("model.bin")
+        reference.write_model(path, self.shape, model)
+        return path
+
+    def test_nan_in_the_model_file(self):
+        for name in ("fcprojw", "lnfb"):
+            with self.subTest(name):
+                result = self.check(1, init_from=self.poisoned(name, np.nan))
+                self.assertIn("step 0", result.err, str(result))
+
+    def test_infinity_on_two_ranks(self):
+        for mesh in (dict(tp=2), dict(dp=2, micro_batch=4)):
+            with self.subTest(**mesh):
+                self.check(2, init_from=self.poisoned("qkvw", np.inf), **mesh)
+
+    def test_gradient_that_overflows_is_named(self):
+        # Forward, the last block's MLP adds nothing (fcprojw is 0) and the loss is huge but finite. Backward,
+        # fcprojw's gradient is about 1e28 (from lnfw) times 1e12 (from fcb), more than fp32 holds, and no other's is.
+        model = {key: w.copy() for key, w in self.parameters.items()}
+        model["fcw"][-1], model["fcb"][-1], model["fcprojw"][-1], model["lnfw"][:] = 0, 1e12, 0, 1e32
+        path = self.fresh("model.bin")
+        reference.write_model(path, self.shape, model)
+        for ranks, mesh in ((1, {}), (2, dict(tp=2))):
+            with self.subTest(ranks=ranks):
+                result = self.check(ranks, init_from=path, **mesh)
+                self.assertIn("fcprojw", result.err, str(result))
+                self.assertIn("step 0", result.err, str(result))
+
+
+class Once(BadInput):
+    """What all ranks find, rank 0 says."""
+
+    def test_one_message_for_all_ranks(self):
+        cases = [dict(train=self.path("nothing.bin")), dict(init_from=self.path("nothing.bin")), dict(lr="fast"),
+                 dict(seq=35), dict(init_from=self.tokens), dict(dtype="bf16"), dict(micro_batch=3)]
+        for more in cases:
+            with self.subTest(**more):
+                result = self.fails(ranks=2, **{"tp": 2, **more})
+                self.assertEqual(result.err.count("error:"), 1, str(result))
+                self.assertIn("rank 0", result.err, str(result))
+
+    def test_hint(self):
+        self.fails("hint:", train=self.path("nothing.bin"))
+
+
+if __name__ == "__main__":
+    unittest.main()

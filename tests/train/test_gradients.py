@@ -1,0 +1,117 @@
+"""Loss and every gradient tensor of the C model against reference.py, on every kind of mesh and schedule.
+
+tool_gradients runs one forward and backward pass over the first B * dp samples of a token file and writes
+the gradients, summed over the mesh, as a model file. Each is compared tensor by tensor, so an error in one
+bias or one layer cannot hide in a norm over all of them.
+"""
+# sanitizers: too
+# limit: 180
+import os
+import re
+import sys
+import unittest
+
+import numpy as np
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import harness
+import reference
+from reference import Shape
+
+TOLERANCE = 1e-4  # relative, fp32 against float64
+
+# tp, dp, overlap, route, slices
+MODES = [("none", "ring", 1), ("slice", "ring", 3), ("commfuse", "ring", 1), ("commfuse", "direct", 1)]
+MESHES = [(1, 1), (2, 1), (1, 2), (2, 2), (3, 1), (4, 1)]
+
+
+class Gradients(unittest.TestCase):
+    strategy = "tpsp"
+
+    @classmethod
+    def setUpClass(cls):
+        if not os.path.exists(harness.GRADIENTS):
+            raise unittest.SkipTest(f"{harness.GRADIENTS} is not built")
+
+    def prepare(self, shape, T, samples):
+        folder = harness.temporary_directory(self)
+        self.model, self.tokens, self.out = (os.path.join(folder, name) for name in ("model", "tokens", "gradients"))
+        self.shape, self.T = shape, T
+        self.parameters = reference.random_model(shape, seed=shape.C)
+        tokens = np.random.default_rng(T).integers(0, shape.V, samples * T + 1)
+        tokens[:2] = 0, shape.V - 1  # both ends of the vocabulary are in use
+        reference.write_model(self.model, shape, self.parameters)
+        reference.write_tokens(self.tokens, tokens)
+        self.inputs, self.targets = reference.samples(tokens, T)
+        self.expected = {}  # by batch: one reference pass serves every mode
+
+    def check(self, B, tp, dp, overlap, route, slices):
+        command = [self.model, self.tokens, self.T, B, tp, dp, self.strategy, overlap, route, slices, self.out]
+        with self.subTest(tp=tp, dp=dp, overlap=overlap, route=route, slices=slices, B=B):
+            if os.path.exists(self.out):
+                os.remove(self.out)
+            result = harness.run(command, ranks=tp * dp, program=harness.GRADIENTS)
+            self.assertEqual(result.status, 0, str(result))
+            if B * dp not in self.expected:
+                batch = self.inputs[:B * dp], self.targets[:B * dp]
+                self.expected[B * dp] = reference.loss_and_gradients(self.shape, self.parameters, *batch)
+            loss, gradients = self.expected[B * dp]
+            printed = re.findall(r"^loss (\S+)$", result.out, re.MULTILINE)
+            self.assertEqual(len(printed), 1, str(result))
+            self.assertLess(abs(float(printed[0]) - loss), 1e-5 * loss, f"expected loss {loss:.9f}{result}")
+            shape, found = reference.read_model(self.out)
+            self.assertEqual(shape, self.shape)
+            worse = [line for name in reference.NAMES for line in compare(name, found[name], gradients[name])]
+            self.assertFalse(worse, "\n" + "\n".join(worse) + str(result))
+
+    def test_many_meshes_and_modes(self):
+        self.prepare(Shape(maxT=24, V=101, L=2, heads=12, C=96, Vp=128), T=24, samples=6)
+        for tp, dp in MESHES:
+            for mode in MODES if tp * dp > 1 else MODES[:1]:
+                self.check(3, tp, dp, *mode)
+
+    def test_other_shape(self):
+        # Heads of 10 channels, 20 positions of 29, a vocabulary that no tp divides, one block.
+        self.prepare(Shape(maxT=29, V=67, L=1, heads=6, C=60, Vp=67), T=20, samples=4)
+        for tp, dp, *mode in ((1, 1, "commfuse", "ring", 2), (2, 1, "commfuse", "ring", 2),
+                              (2, 2, "commfuse", "direct", 3), (2, 1, "slice", "ring", 4), (1, 2, "none", "ring", 1)):
+            self.check(2, tp, dp, *mode)
+
+    def test_more_slices_than_rows(self):
+        # Four positions per rank, one sequence, and up to seven slices of them: some slices are empty.
+        self.prepare(Shape(maxT=8, V=32, L=3, heads=2, C=16, Vp=64), T=8, samples=1)
+        for mode in (("commfuse", "ring", 7), ("commfuse", "direct", 7), ("slice", "ring", 7)):
+            self.check(1, 2, 1, *mode)
+
+
+def compare(name, found, expected):
+    """Lines that say where a tensor differs; one for each layer, so that the place can be read off."""
+    if not np.isfinite(found).all():
+        return [f"{name}: {np.count_nonzero(~np.isfinite(found))} values are not finite"]
+    lines = []
+    layered = name not in ("wte", "wpe", "lnfw", "lnfb")
+    for l, (a, b) in enumerate(zip(found, expected) if layered else [(found, expected)]):
+        norm = np.linalg.norm(a - b) / np.linalg.norm(b)
+        largest = np.abs(a - b).max() / np.abs(b).max()
+        if not (norm < TOLERANCE and largest < TOLERANCE):
+            at = np.unravel_index(np.abs(a - b).argmax(), a.shape)
+            lines.append(f"{name}{f' of layer {l}' if layered else ''}: relative error {norm:.2e} (norm), {largest:.2e} "
+                         f"(largest, at {tuple(int(i) for i in at)}: {a[at]:.6e}, expected {b[at]:.6e})")
+    return lines
+
+
+class Comparison(unittest.TestCase):
+    """The comparison itself must be able to fail."""
+
+    def test_sees_one_wrong_element(self):
+        right = np.random.default_rng(1).normal(size=(2, 50, 50))
+        wrong = right.copy()
+        self.assertEqual(compare("fcw", wrong, right), [])
+        wrong[1, 3, 4] += 0.01
+        self.assertRegex(compare("fcw", wrong, right)[0], r"fcw of layer 1: .*\(3, 4\)")
+        wrong[1, 3, 4] = np.nan
+        self.assertTrue(compare("fcw", wrong, right))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,304 @@
+"""What a run tells: the log, the trace, the dry run, the help; and what it leaves behind in --out."""
+# limit: 180
+import json
+import math
+import os
+import re
+import sys
+import unittest
+
+import numpy as np
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import harness
+import reference
+
+OPTIONS = """model layers channels heads seq init-from train val vocab tp dp strategy transport overlap route slices
+    batch micro-batch steps lr min-lr warmup schedule weight-decay beta1 beta2 eps clip seed dtype
+    val-every val-batches sample-every log trace trace-steps out save-every threads peak-tflops timeout
+    dry-run help""".split()
+STEP_FIELDS = ["step", "loss", "grad_norm", "lr", "step_ms", "tokens_per_s", "mfu", "comm_ms", "exposed_comm_ms"]
+
+
+class Log(harness.Case):
+    def test_lines_and_fields(self):
+        log, result = self.train(2, tp=2, steps=6, val=self.tokens, val_every=2, val_batches=1, sample_every=3, seed=5)
+        kinds = [entry["event"] for entry in log]
+        self.assertEqual((kinds[0], kinds[-1]), ("config", "end"), kinds)
+        self.assertEqual((kinds.count("config"), kinds.count("end")), (1, 1))
+        self.assertLessEqual(set(kinds), {"config", "step", "val", "sample", "end"})
+
+        steps = harness.events(log, "step")
+        self.assertEqual([s["step"] for s in steps], list(range(steps[0]["step"], steps[0]["step"] + 6)))
+        self.assertIn(steps[0]["step"], (0, 1))
+        for step in steps:
+            self.assertLessEqual(set(STEP_FIELDS), set(step), step)
+            for name in STEP_FIELDS:
+                self.assertIsInstance(step[name], (int, float), (name, step))
+            self.assertTrue(0 < step["exposed_comm_ms"] + 1e-9 and step["exposed_comm_ms"] <= step["step_ms"], step)
+            self.assertTrue(0 < step["comm_ms"] <= step["step_ms"] * 1.01, step)
+            tokens = self.samples * self.T
+            self.assertAlmostEqual(step["tokens_per_s"], tokens / step["step_ms"] * 1e3, delta=0.01 * step["tokens_per_s"])
+        validations, samples = harness.events(log, "val"), harness.events(log, "sample")
+        self.assertGreaterEqual(len(validations), 3)
+        self.assertTrue(all(0 < v["loss"] < 10 and isinstance(v["step"], int) for v in validations), validations)
+        self.assertGreaterEqual(len(samples), 2)
+        self.assertTrue(all(isinstance(s.get("text"), str) and s["text"] for s in samples), samples)
+
+    def test_config_has_every_option_and_the_place(self):
+        log, _ = self.train(2, dp=2, micro_batch=4, steps=1, seed=77)
+        config = {name.replace("_", "-"): value for name, value in log[0].items()}
+        for name in OPTIONS:
+            if name != "help":
+                self.assertIn(name, config)
+        for name in ("version", "host", "ranks"):
+            self.assertIn(name, config)
+        self.assertEqual((config["ranks"], int(config["dp"]), int(config["seed"])), (2, 2, 77))
+        self.assertEqual(config["train"], self.tokens)
+
+    def test_mfu_is_what_its_formula_says(self):
+        # Peak 0.001 TFLOP/s per rank; tokens/s (6 P + 6 L C T) / peak, P without the position embedding.
+        log, _ = self.train(2, tp=2, steps=3, peak_tflops=0.001)
+        s = self.shape
+        parameters = s.V * s.C + s.L * (12 * s.C ** 2 + 13 * s.C) + 2 * s.C
+        padded = parameters + (s.Vp - s.V) * s.C
+        for step in harness.events(log, "step"):
+            per_token = [6 * p + 6 * s.L * s.C * self.T for p in (parameters, padded)]
+            low, high = (step["tokens_per_s"] * flops / 2e9 for flops in per_token)
+            self.assertTrue(0.99 * low < step["mfu"] < 1.01 * high, (low, step["mfu"], high))
+
+    def test_validation_loss_is_that_of_the_model(self):
+        inputs, targets = reference.samples(reference.read_tokens(self.tokens), self.T)
+        expected = reference.forward(self.shape, self.parameters, inputs, targets)[0]
+        for ranks, mesh in ((1, {}), (2, dict(tp=2)), (2, dict(dp=2, micro_batch=4))):
+            log, _ = self.train(ranks, steps=2, lr=0, val=self.tokens, val_every=1, val_batches=1, **mesh)
+            found = [v["loss"] for v in harness.events(log, "val")]
+            self.assertTrue(found)
+            np.testing.assert_allclose(found, expected, rtol=1e-5, err_msg=str(mesh))
+
+    def test_intervals_of_zero_mean_never(self):
+        log, _ = self.train(steps=3, val=self.tokens, val_every=0, sample_every=0)
+        self.assertEqual({entry["event"] for entry in log}, {"config", "step", "end"})
+
+    def test_no_steps(self):
+        log, _ = self.train(steps=0)
+        self.assertEqual([entry["event"] for entry in log], ["config", "end"])
+
+    def test_samples_do_not_depend_on_the_mesh(self):
+        def texts(ranks, **mesh):
+            log, _ = self.train(ranks, steps=2, sample_every=2, lr=1e-4, **mesh)
+            return [entry["text"] for entry in harness.events(log, "sample")]
+        alone = texts(1)
+        self.assertTrue(alone)
+        self.assertEqual(texts(2, tp=2), alone)
+
+
+class Trace(harness.Case):
+    """One run with matrices large enough that a computation takes longer than waking a thread."""
+    shape, T, samples = reference.Shape(maxT=128, V=256, L=2, heads=4, C=256, Vp=256), 128, 8
+
+    def traced(self, ranks, **more):
+        path = self.fresh("trace.json")
+        self.train(ranks, steps=4, trace=path, trace_steps="1:3", overlap="commfuse", **more)
+        with open(path, encoding="utf-8") as file:
+            trace = json.load(file)
+        rows = {(e["pid"], e["tid"]): e["args"]["name"] for e in trace["traceEvents"]
+                if e["ph"] == "M" and e["name"] == "thread_name"}
+        intervals = [e for e in trace["traceEvents"] if e["ph"] == "X"]
+        self.assertEqual({e["ph"] for e in trace["traceEvents"]}, {"M", "X"})
+        return rows, intervals
+
+    def test_rows_and_intervals(self):
+        rows, intervals = self.traced(2, tp=2)
+        for rank in (0, 1):
+            names = [name for (pid, _), name in rows.items() if pid == rank]
+            self.assertTrue(any("compute" in name for name in names) and any("comm" in name for name in names), names)
+            kinds = {e["cat"] for e in intervals if e["pid"] == rank}
+            self.assertLessEqual({"compute", "comm"}, kinds)
+        self.assertEqual({e["args"]["step"] for e in intervals}, {1, 2}, "--trace-steps 1:3")
+        for e in intervals:
+            self.assertIn((e["pid"], e["tid"]), rows)
+            self.assertTrue(e["ts"] >= 0 and e["dur"] >= 0 and e["name"], e)
+            self.assertTrue(math.isfinite(e["ts"] + e["dur"]), e)
+        for (rank, row), name in rows.items():
+            if "compute" in name or "wait" in name:
+                self.assertNested([e for e in intervals if (e["pid"], e["tid"]) == (rank, row)])
+        sent = [e["args"].get("bytes", 0) for e in intervals if e["cat"] == "comm"]
+        self.assertGreater(sum(sent), 0)
+
+    def assertNested(self, intervals):
+        """Two intervals of one thread are apart or one contains the other, as far as the clock's digits go."""
+        open_until, slack = [], 0.01  # microseconds
+        for e in sorted(intervals, key=lambda e: (e["ts"], -e["dur"])):
+            while open_until and open_until[-1] <= e["ts"] + slack:
+                open_until.pop()
+            if open_until:
+                self.assertLessEqual(e["ts"] + e["dur"], open_until[-1] + slack, e)
+            open_until.append(e["ts"] + e["dur"])
+
+    def late_transfers(self, intervals):
+        """Reduce-scatters seen, and their transfers that begin when the operation's last computation is over."""
+        computes, transfers = {}, {}
+        for e in intervals:
+            key = e["pid"], e["args"]["step"], e["args"].get("layer")
+            if e["cat"] == "compute":
+                computes.setdefault((*key, e["name"]), []).append(e["ts"] + e["dur"])
+            elif e["cat"] == "comm" and e["name"].startswith("reduce-scatter "):
+                transfers.setdefault((*key, e["name"].split(" ", 1)[1]), []).append(e["ts"])
+        fused = [key for key in transfers if len(computes.get(key, ())) > 1]
+        late = [(key, begin - max(computes[key])) for key in fused for begin in transfers[key]
+                if begin > max(computes[key])]
+        return fused, late
+
+    def test_no_reduce_scatter_sends_after_its_last_computation(self):
+        # A schedule with a tail has one in every operation of every run; a progress thread that the machine woke
+        # late makes one look so now and then. Three runs tell them apart.
+        for mesh in (dict(route="ring"), dict(route="direct"), dict(route="ring", slices=2)):
+            with self.subTest(**mesh):
+                for attempt in range(3):
+                    _, intervals = self.traced(2, tp=2, **mesh)
+                    fused, late = self.late_transfers(intervals)
+                    # At least attention out-projection and MLP second linear, 2 layers, 2 steps, 2 ranks.
+                    self.assertGreaterEqual(len(fused), 16, sorted({e["name"] for e in intervals}))
+                    if not late:
+                        break
+                self.assertFalse(late, "key, microseconds")
+
+
+class DryRun(harness.Case):
+    def dry(self, **more):
+        result = harness.run(self.arguments(dry_run=True, **more), timeout=10)
+        self.assertEqual(result.status, 0, str(result))
+        return result.out
+
+    def test_memory_by_purpose_and_schedules(self):
+        text = self.dry(tp=4, dp=2, micro_batch=4).lower()
+        for purpose in ("weight", "gradient", "optimizer", "activation", "total"):
+            self.assertIn(purpose, text)
+        self.assertRegex(text, r"\b\d+(\.\d+)? ?[kmgt]i?b\b")
+        for operation in ("all-gather", "reduce-scatter"):
+            self.assertIn(operation, text)
+
+    def test_any_mesh_on_one_process(self):
+        for tp, dp in ((1, 1), (2, 1), (1, 8), (12, 4)):
+            with self.subTest(tp=tp, dp=dp):
+                self.dry(tp=tp, dp=dp, batch=8 * dp)
+
+    def test_large_model_takes_no_memory_and_no_time(self):
+        result = harness.run(harness.options(model="d48", tp=5, dp=64, seq=1000, vocab=50257, micro_batch=8,
+                                             train=self.tokens, dry_run=True), timeout=10)
+        self.assertEqual(result.status, 0, str(result))
+        self.assertLess(result.seconds, 5 * harness.PATIENCE)
+
+    def test_reads_no_tokens(self):
+        # A header and a hole of two gigabytes.
+        path = self.fresh("huge.bin")
+        count = 2 ** 30
+        with open(path, "wb") as file:
+            file.write(reference.header(reference.TOKEN_MAGIC, 1, count))
+            file.truncate(1024 + 2 * count)
+        self.dry(train=path)
+
+    def test_checks_what_the_run_would_check(self):
+        for more, word in ((dict(tp=5), "heads"), (dict(train=self.path("none.bin")), "none.bin"),
+                           (dict(micro_batch=3), "batch")):
+            result = harness.run(self.arguments(dry_run=True, **more), timeout=10)
+            self.assertFails(result, word)
+
+    def test_writes_nothing(self):
+        log, out, trace = (self.fresh(name) for name in ("log", "out", "trace"))
+        self.dry(log=log, out=out, trace=trace)
+        self.assertFalse(os.path.exists(os.path.join(out, "model.bin")))
+
+
+class Help(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        if not os.path.exists(harness.PROGRAM):
+            raise unittest.SkipTest(f"{harness.PROGRAM} is not built")
+
+    def test_lists_every_option(self):
+        result = harness.run(["--help"], timeout=10)
+        self.assertEqual(result.status, 0, str(result))
+        listed = re.findall(r"^\s+--([a-z0-9-]+)", result.out, re.MULTILINE)
+        self.assertEqual(sorted(listed), sorted(OPTIONS))
+
+    def test_is_printed_once(self):
+        result = harness.run(["--help"], 2, timeout=10)
+        self.assertEqual(result.status, 0, str(result))
+        self.assertEqual(result.out.count("--micro-batch"), 1, str(result))
+
+    def test_without_arguments_says_what_is_missing(self):
+        result = harness.run([], timeout=10)
+        self.assertNotEqual(result.status, 0)
+        self.assertIn("--train", result.text, str(result))
+
+
+class Saving(harness.Case):
+    def saved(self, ranks=1, **more):
+        out = self.fresh("out")
+        log, _ = self.train(ranks, out=out, **more)
+        self.assertFalse([name for name in os.listdir(out) if ".tmp" in name])
+        with open(os.path.join(out, "model.bin"), "rb") as file:
+            return os.path.join(out, "model.bin"), file.read(), log
+
+    def test_a_model_file_survives_unchanged(self):
+        with open(self.model, "rb") as file:
+            original = file.read()
+        for ranks, mesh in ((1, {}), (2, dict(tp=2)), (2, dict(dp=2, micro_batch=4)), (3, dict(tp=3)),
+                            (4, dict(tp=2, dp=2, micro_batch=4))):
+            with self.subTest(**mesh):
+                self.assertTrue(self.saved(ranks, steps=0, **mesh)[1] == original, "bytes differ")
+
+    def test_bf16_model_file_is_read(self):
+        path = self.fresh("bf16.bin")
+        reference.write_model(path, self.shape, self.parameters, version=5)
+        expected = reference.read_model(path)[1]
+        found = reference.read_model(self.saved(2, tp=2, steps=0, init_from=path)[0])[1]
+        for name in reference.NAMES:
+            self.assertTrue(np.array_equal(found[name], expected[name]), name)
+
+    def test_training_continues_from_a_saved_model(self):
+        path, _, log = self.saved(2, tp=2, steps=6, schedule="constant", lr=3e-3)
+        inputs, targets = reference.samples(reference.read_tokens(self.tokens), self.T)
+        expected = reference.forward(self.shape, reference.read_model(path)[1], inputs, targets)[0]
+        again, _ = self.train(2, dp=2, micro_batch=4, init_from=path, schedule="constant", lr=3e-3)
+        losses = [step["loss"] for step in harness.events(again, "step")]
+        self.assertAlmostEqual(losses[0], expected, delta=1e-5 * expected)
+        self.assertLess(losses[0], harness.events(log, "step")[-1]["loss"])
+        self.assertLess(losses[-1], losses[0])
+
+    def test_save_every_leaves_the_last_model(self):
+        _, every, _ = self.saved(steps=3, save_every=1)
+        _, end, _ = self.saved(steps=3)
+        self.assertTrue(every == end)
+
+    def test_initial_weights_do_not_depend_on_the_mesh(self):
+        fresh = dict(init_from=None, layers=2, channels=96, heads=12, vocab=101, steps=0)
+        models = [self.saved(ranks, **fresh, **mesh)[1] for ranks, mesh in
+                  ((1, {}), (2, dict(tp=2)), (3, dict(tp=3)), (4, dict(tp=2, dp=2, micro_batch=4)))]
+        self.assertTrue(all(model == models[0] for model in models))
+        self.assertFalse(self.saved(seed=2, **fresh)[1] == models[0])
+
+    def test_initial_weights_are_gpt2s(self):
+        # N(0, 0.02), residual projections scaled by 1/sqrt(2 L), layer norms one, biases zero.
+        path, _, _ = self.saved(init_from=None, layers=2, channels=96, heads=12, vocab=101, steps=0)
+        shape, model = reference.read_model(path)
+        self.assertEqual((shape.maxT, shape.V, shape.L, shape.heads, shape.C), (self.T, 101, 2, 12, 96))
+        for name, values in model.items():
+            values = values[:shape.V] if name == "wte" else values
+            if name in ("ln1w", "ln2w", "lnfw"):
+                self.assertTrue((values == 1).all(), name)
+            elif name.endswith("b"):
+                self.assertFalse(values.any(), name)
+            else:
+                expected = 0.02 / math.sqrt(2 * shape.L) if name in ("attprojw", "fcprojw") else 0.02
+                # wpe may be 0.01 or 0.02: both are in use.
+                spread = values.std() / expected
+                self.assertTrue(0.95 < spread < 1.05 or name == "wpe" and 0.45 < spread < 0.55, (name, values.std()))
+                self.assertLess(abs(values.mean()), 5 * expected / math.sqrt(values.size), name)
+                self.assertGreater(len(np.unique(values)), 0.98 * values.size, f"{name}: values repeat")
+
+
+if __name__ == "__main__":
+    unittest.main()
