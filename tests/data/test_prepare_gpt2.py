@@ -1,0 +1,134 @@
+"""data/prepare.py --encoding gpt2: known tokens, documents, pieces, the vocabulary file.
+
+python: venv
+"""
+import json
+import os
+import struct
+import sys
+import unittest
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from prepared import SHARED, PrepareCase, load_prepare
+
+BPE = os.path.join(SHARED, "gpt2_bpe")
+try:
+    import tiktoken
+except ImportError:
+    tiktoken = None
+
+KNOWN = {  # as published with GPT-2
+    "Hello world": [15496, 995],
+    "Hello, world!": [15496, 11, 995, 0],
+    "The quick brown fox jumps over the lazy dog": [464, 2068, 7586, 21831, 18045, 625, 262, 16931, 3290],
+    "First Citizen:\n": [5962, 22307, 25, 198],
+    "\n\n": [628],
+    "a  b": [64, 220, 275],
+    "<|endoftext|>": [27, 91, 437, 1659, 5239, 91, 29],  # in a text it is text
+}
+
+
+def needs_vocabulary(test):
+    test = unittest.skipUnless(os.path.isdir(BPE), f"no GPT-2 vocabulary in {os.path.relpath(BPE)}")(test)
+    return unittest.skipUnless(tiktoken, "no tiktoken: scripts/install_deps.sh --bpe")(test)
+
+
+@needs_vocabulary
+class GPT2(PrepareCase):
+    def encode(self, *arguments):
+        return self.prepare(*arguments, "--encoding", "gpt2", "--bpe-dir", BPE)
+
+    def vocabulary(self):
+        with open(os.path.join(self.out, "tokenizer.bin"), "rb") as file:
+            content = file.read()
+        header = struct.unpack("<256I", content[:1024])
+        self.assertEqual(header, (20240328, 2, 50257, 50256) + (0,) * 252)
+        words, at = [], 1024
+        while at < len(content):
+            words.append(content[at + 1:at + 1 + content[at]])
+            self.assertEqual(len(words[-1]), content[at])
+            at += 1 + content[at]
+        self.assertEqual(len(words), 50257)
+        return words
+
+    def test_known_tokens(self):
+        for text, tokens in KNOWN.items():
+            with self.subTest(text=text):
+                self.encode("--input", self.write("a", text), "--val-fraction", 0)
+                self.assertEqual(self.all_tokens("train"), tokens)
+
+    def test_end_of_text_between_documents(self):
+        paths = [self.write(name, "Hello world") for name in "abc"]
+        self.encode("--input", *paths, "--val-fraction", 0)
+        self.assertEqual(self.all_tokens("train"), [15496, 995, 50256, 15496, 995, 50256, 15496, 995])
+        self.encode("--input", *paths, "--val-fraction", 1 / 3)
+        self.assertEqual(self.all_tokens("train"), [15496, 995, 50256, 15496, 995])
+        self.assertEqual(self.all_tokens("val"), [15496, 995])
+
+    def test_decodes_to_the_text(self):
+        text = "naïve café — 日本語 🙂\n\n\t  code_like(x) {  }\r\n I'll we've 12345 \u3000 end  \n" * 20
+        self.encode("--input", self.write("a", text))
+        words = self.vocabulary()
+        self.assertEqual(words[50256], b"<|endoftext|>")
+        self.assertEqual(len(set(words)), 50257)
+        tokens = self.all_tokens("train") + self.all_tokens("val")
+        self.assertEqual(b"".join(words[token] for token in tokens).decode(), text)
+
+    def test_pieces_encode_like_the_whole(self):
+        prepare = load_prepare()
+        encoder = prepare.GPT2(BPE)
+        texts = ["  a \n\n b  c \t d\n", "I'll we've he's they'd 'tis it 's\n" * 3, "x\u3000 y \u00a0 z \u2028\n w",
+                 "日本語 の text。 \n次 の行 🙂 🙂", "   lead and trail   ", "1 22 333  4444   55555"]
+        for text in texts:
+            whole = encoder.encoding.encode_ordinary(text)
+            content = text.encode()
+            for size in range(1, 20):
+                with self.subTest(text=text, size=size):
+                    pieces = (content[i:i + size] for i in range(0, len(content), size))
+                    got = b"".join(encoder.encode(pieces, 0))
+                    self.assertEqual(got, prepare.little_endian(whole))
+
+    def test_tiny_shakespeare(self):
+        text = os.path.join(SHARED, "tinyshakespeare.txt")
+        if not os.path.exists(text):
+            self.skipTest(f"no {os.path.relpath(text)}")
+        self.encode("--input", text, "--shard-tokens", 100_000)
+        train, val = self.all_tokens("train"), self.all_tokens("val")
+        self.assertEqual((len(train), len(val)), (301_966, 36_059))  # the figures that nanoGPT gives
+        self.assertEqual(len(self.listing()), 4 + 1 + 1)
+        words = self.vocabulary()
+        with open(text, "rb") as file:
+            self.assertEqual(b"".join(words[token] for token in train + val), file.read())
+
+    def test_no_utf8(self):
+        path = self.write("a", b"fine so far \xff not")
+        error = self.refused("--input", path, "--encoding", "gpt2", "--bpe-dir", BPE, "--val-fraction", 0)
+        self.assertIn(f"{path}: it is not UTF-8 text at byte 12", error)
+        self.assertIn("--encoding byte", error)
+        self.assertEqual(self.listing(), [])
+
+    def test_vocabulary_missing_or_damaged(self):
+        text = self.write("a", "text")
+
+        def error():
+            return self.refused("--input", text, "--encoding", "gpt2", "--bpe-dir", self.path("bpe"))
+
+        self.assertIn(self.path("bpe/vocab.bpe"), error())
+        os.mkdir(self.path("bpe"))
+        for name in "vocab.bpe", "encoder.json":
+            with open(os.path.join(BPE, name), "rb") as file:
+                self.write(f"bpe/{name}", file.read())
+        os.remove(self.path("bpe/encoder.json"))
+        self.assertIn(self.path("bpe/encoder.json"), error())
+        with open(os.path.join(BPE, "encoder.json"), "rb") as file:
+            tokens = json.load(file)
+        tokens["Hello"], tokens["world"] = tokens["world"], tokens["Hello"]
+        self.write("bpe/encoder.json", json.dumps(tokens))
+        self.assertIn("do not belong together", error())
+        self.write("bpe/encoder.json", "{")
+        self.assertIn("damaged", error())
+        self.assertEqual(self.listing(), [])
+
+
+if __name__ == "__main__":
+    unittest.main()
