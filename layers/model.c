@@ -163,7 +163,7 @@ static void embed_backward(gpt *g) {
 // --- head and loss ---
 
 static void head_forward(gpt *g) {
-    const params *p = &g->params;
+    const parameters *p = &g->params;
     int64_t C = p->shape.C, Ts = shard_rows(g), B = g->pass_B;
     layernorm_forward(own_wide(g), g->mean, g->rstd, g->x[p->shape.L], params_weight(p, LNFW, 0),
                       params_weight(p, LNFB, 0), Ts * B, C, g->context->stream);
@@ -181,7 +181,7 @@ static double loss(gpt *g) {
 }
 
 static void head_backward(gpt *g, double scale) {
-    const params *p = &g->params;
+    const parameters *p = &g->params;
     int64_t C = p->shape.C, Ts = shard_rows(g), B = g->pass_B, rows = g->pass_T * B;
     cf_stream *stream = g->context->stream;
     crossentropy_backward(g->logits, g->total, g->targets, (real)scale, g->vocabulary_first, g->vocabulary_valid, rows,

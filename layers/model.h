@@ -25,7 +25,7 @@ enum { COLLECT = 1 << 18 }; // elements of each rank's part that are collected a
 typedef struct gpt {
     cf_context *context;
     const cf_mesh *mesh;
-    params params;
+    parameters params;
     gpt_hooks hooks; // may be NULL functions
     int64_t T, B;    // capacity
     int64_t vocabulary_first, vocabulary_rows, vocabulary_valid; // of this rank, padding included, real ones

@@ -13,7 +13,7 @@
 
 // --- life ---
 
-static cf_fuse *plan_bucket(optimizer *o, const bucket *b, cf_operation operation, overlap how) {
+static cf_fuse *plan_bucket(zero_optimizer *o, const param_bucket *b, cf_operation operation, overlap how) {
     if (b->group->size == 1) return NULL;
     return cf_fuse_create(o->context, (cf_fuse_plan){.name = operation == CF_ALLGATHER ? "weights" : "gradients",
                                                      .group = b->group, .operation = operation,
@@ -27,9 +27,9 @@ static void *array(int count, size_t size) {
     return memory;
 }
 
-void optimizer_create(optimizer *o, cf_context *context, const cf_mesh *mesh, params *p, overlap how) {
+void optimizer_create(zero_optimizer *o, cf_context *context, const cf_mesh *mesh, parameters *p, overlap how) {
     int n = p->buckets;
-    *o = (optimizer){.context = context, .mesh = mesh, .params = p, .eager = how.mode != CF_MODE_NONE};
+    *o = (zero_optimizer){.context = context, .mesh = mesh, .params = p, .eager = how.mode != CF_MODE_NONE};
     o->state = array(n, sizeof *o->state);
     o->reduce = array(n, sizeof *o->reduce);
     o->gather = array(n, sizeof *o->gather);
@@ -53,7 +53,7 @@ void optimizer_create(optimizer *o, cf_context *context, const cf_mesh *mesh, pa
                                 .dtype = CF_FP64, .capacity = REPORT});
 }
 
-void optimizer_free(optimizer *o) {
+void optimizer_free(zero_optimizer *o) {
     for (int i = 0; i < o->params->buckets; i++) {
         cf_fuse_free(o->reduce[i]);
         cf_fuse_free(o->gather[i]);
@@ -72,75 +72,75 @@ void optimizer_free(optimizer *o) {
 
 // --- transfers ---
 
-static void begin_reduce(optimizer *o, int i) {
-    const bucket *b = &o->params->bucket[i];
+static void begin_reduce(zero_optimizer *o, int i) {
+    const param_bucket *b = &o->params->bucket[i];
     if (o->reduce[i]) cf_fuse_begin(o->reduce[i], o->params->grad + b->first, b->shard, 1, NULL, NULL, b->layer);
     o->reducing[i] = true;
 }
 
-static void finish_reduce(optimizer *o, int i) {
+static void finish_reduce(zero_optimizer *o, int i) {
     if (!o->reducing[i]) begin_reduce(o, i);
     o->shard[i] = o->reduce[i] ? cf_fuse_finish(o->reduce[i]) : o->params->grad + o->params->bucket[i].first;
     o->reducing[i] = false;
 }
 
-static void advance(optimizer *o) {
+static void advance(zero_optimizer *o) {
     for (int i = 0; i < o->params->buckets; i++) {
         if (o->reducing[i] && o->reduce[i]) cf_fuse_advance(o->reduce[i]);
     }
 }
 
-static void begin_gather(optimizer *o, int i) {
-    const bucket *b = &o->params->bucket[i];
+static void begin_gather(zero_optimizer *o, int i) {
+    const param_bucket *b = &o->params->bucket[i];
     if (!o->gather[i]) return;
     cf_fuse_begin(o->gather[i], o->params->weight + b->first, b->shard, 1, NULL, NULL, b->layer);
     o->gathering[i] = true;
 }
 
 static void finish_gather(void *argument, int i) {
-    optimizer *o = (optimizer *)argument;
+    zero_optimizer *o = (zero_optimizer *)argument;
     if (!o->gathering[i]) return;
     cf_fuse_finish(o->gather[i]);
     o->gathering[i] = false;
 }
 
 static void gradient_ready(void *argument, int i) {
-    optimizer *o = (optimizer *)argument;
+    zero_optimizer *o = (zero_optimizer *)argument;
     if (!o->eager) return;
     begin_reduce(o, i);
     advance(o);
 }
 
-gpt_hooks optimizer_hooks(optimizer *o) {
+gpt_hooks optimizer_hooks(zero_optimizer *o) {
     return (gpt_hooks){.argument = o, .need = finish_gather, .ready = gradient_ready};
 }
 
-void optimizer_settle(optimizer *o) {
+void optimizer_settle(zero_optimizer *o) {
     for (int i = 0; i < o->params->buckets; i++) finish_gather(o, i);
 }
 
 // The order in which backward completes buckets: layers from the last to the first, then the embeddings.
-static int backward_order(const optimizer *o, int i) {
+static int backward_order(const zero_optimizer *o, int i) {
     int n = o->params->buckets;
     return i < n - 2 ? (n - 4 - i / 2 * 2) + i % 2 : i;
 }
 
 // The order in which forward needs them: embeddings, then layers.
-static int forward_order(const optimizer *o, int i) {
+static int forward_order(const zero_optimizer *o, int i) {
     int n = o->params->buckets;
     return i < 2 ? n - 2 + i : i - 2;
 }
 
 // --- reports ---
 
-static double *own_report(optimizer *o) { return o->report + o->mesh->world_group.rank * REPORT; }
+static double *own_report(zero_optimizer *o) { return o->report + o->mesh->world_group.rank * REPORT; }
 
-static void exchange_reports(optimizer *o) {
+static void exchange_reports(zero_optimizer *o) {
     cf_fuse_run(o->exchange_report, o->report, 1, REPORT, NULL, NULL, -1);
     cf_stream_sync(o->context->stream);
 }
 
-void optimizer_maximum(optimizer *o, double *values, int count) {
+void optimizer_maximum(zero_optimizer *o, double *values, int count) {
     for (int j = 0; j < count; j++) own_report(o)[j] = values[j];
     exchange_reports(o);
     for (int rank = 0; rank < o->mesh->world_group.size; rank++)
@@ -148,13 +148,13 @@ void optimizer_maximum(optimizer *o, double *values, int count) {
 }
 
 // Sum over replicas of column j of the reports: the ranks of one tp group hold the same number.
-static double sum_replicas(const optimizer *o, int j) {
+static double sum_replicas(const zero_optimizer *o, int j) {
     double sum = 0;
     for (int rank = 0; rank < o->mesh->world_group.size; rank += o->mesh->tp) sum += o->report[rank * REPORT + j];
     return sum;
 }
 
-double optimizer_sum_replicas(optimizer *o, double value) {
+double optimizer_sum_replicas(zero_optimizer *o, double value) {
     own_report(o)[0] = value;
     exchange_reports(o);
     return sum_replicas(o, 0);
@@ -163,9 +163,9 @@ double optimizer_sum_replicas(optimizer *o, double value) {
 // --- the step ---
 
 // Number of the first tensor with a non-finite gradient in the own shards: tensor + TENSORS · layer; -1: none.
-static double first_bad_tensor(optimizer *o) {
+static double first_bad_tensor(zero_optimizer *o) {
     for (int i = 0; i < o->params->buckets; i++) {
-        const bucket *b = &o->params->bucket[i];
+        const param_bucket *b = &o->params->bucket[i];
         int64_t at = first_nonfinite(o->shard[i], b->shard, o->context->stream), layer = 0, rest = 0;
         int tensor = 0;
         if (at < 0) continue;
@@ -175,7 +175,7 @@ static double first_bad_tensor(optimizer *o) {
     return -1;
 }
 
-CF_NORETURN static void die_nonfinite(optimizer *o, double loss, double norm) {
+CF_NORETURN static void die_nonfinite(zero_optimizer *o, double loss, double norm) {
     const char *hint = "lower --lr, raise --warmup, or look at the data of this step; nothing was written by this step";
     for (int rank = 0; rank < o->mesh->world_group.size; rank++) {
         int bad = (int)o->report[rank * REPORT + 2];
@@ -190,8 +190,8 @@ CF_NORETURN static void die_nonfinite(optimizer *o, double loss, double norm) {
 }
 
 // AdamW on the own shard of one bucket, tensor by tensor, since only matrices and embeddings decay.
-static void update_bucket(optimizer *o, int i, adamw a) {
-    const bucket *b = &o->params->bucket[i];
+static void update_bucket(zero_optimizer *o, int i, adamw a) {
+    const param_bucket *b = &o->params->bucket[i];
     int64_t first = b->first + (b->group->size == 1 ? 0 : b->group->rank * b->shard), decay_free = 0;
     double decay = a.weight_decay;
     for (int64_t done = 0; done < b->shard; done += decay_free) {
@@ -207,11 +207,11 @@ static void update_bucket(optimizer *o, int i, adamw a) {
     }
 }
 
-void optimizer_zero_grad(optimizer *o) {
+void optimizer_zero_grad(zero_optimizer *o) {
     cf_zero(o->params->grad, o->params->elements * (int64_t)sizeof(real), o->context->stream);
 }
 
-step_result optimizer_step(optimizer *o, adamw a, double clip, double loss_sum, int64_t tokens) {
+step_result optimizer_step(zero_optimizer *o, adamw a, double clip, double loss_sum, int64_t tokens) {
     int n = o->params->buckets, world = o->mesh->world_group.size;
     double squares = 0;
     for (int i = 0; i < n; i++) finish_reduce(o, backward_order(o, i));
@@ -235,7 +235,7 @@ step_result optimizer_step(optimizer *o, adamw a, double clip, double loss_sum, 
     return result;
 }
 
-void optimizer_operations(optimizer *o, void (*visit)(void *argument, const char *place, const cf_fuse *fuse),
+void optimizer_operations(zero_optimizer *o, void (*visit)(void *argument, const char *place, const cf_fuse *fuse),
                           void *argument) {
     int n = o->params->buckets; // the first layer's pair and the embeddings' stand for all
     for (int i = 0; i < n; i++) {

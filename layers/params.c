@@ -64,55 +64,49 @@ int64_t params_count(const gpt_shape *s) {
 
 // --- the local part ---
 
-static int64_t local_rows(const params *p, int tensor) {
+static int64_t local_rows(const parameters *p, int tensor) {
     int64_t rows = params_rows(&p->shape, tensor);
     bool cut = kinds[tensor].split == ROWS || kinds[tensor].split == HEADS;
     return cut ? (rows + p->tp - 1) / p->tp : rows;
 }
 
-static int64_t local_columns(const params *p, int tensor) {
+static int64_t local_columns(const parameters *p, int tensor) {
     int64_t columns = params_columns(&p->shape, tensor);
     return kinds[tensor].split == COLUMNS ? columns / p->tp : columns;
 }
 
-int64_t params_local_count(const params *p, int tensor) { return local_rows(p, tensor) * local_columns(p, tensor); }
+int64_t params_local_count(const parameters *p, int tensor) { return local_rows(p, tensor) * local_columns(p, tensor); }
 
-real *params_weight(const params *p, int tensor, int64_t layer) {
+real *params_weight(const parameters *p, int tensor, int64_t layer) {
     return p->weight + p->first[tensor][0] + layer * p->first[tensor][1];
 }
 
-real *params_grad(const params *p, int tensor, int64_t layer) {
+real *params_grad(const parameters *p, int tensor, int64_t layer) {
     return p->grad + p->first[tensor][0] + layer * p->first[tensor][1];
 }
 
-int64_t params_runs(const params *p, int tensor) {
+int64_t params_runs(const parameters *p, int tensor) {
     split s = kinds[tensor].split;
     return s == HEADS ? 3 : s == COLUMNS ? params_rows(&p->shape, tensor) : 1;
 }
 
-void params_run(const params *p, int tensor, int tp_rank, int64_t run, int64_t *whole, int64_t *local, int64_t *count) {
+param_run params_run(const parameters *p, int tensor, int tp_rank, int64_t run) {
     int64_t rows = params_rows(&p->shape, tensor), columns = params_columns(&p->shape, tensor);
     int64_t mine = local_rows(p, tensor), width = local_columns(p, tensor);
     switch (kinds[tensor].split) {
-    case WHOLE:
-        *whole = 0, *local = 0, *count = rows * columns;
-        break;
     case ROWS: { // the last ranks may hold fewer rows than the others
         int64_t from = tp_rank * mine < rows ? tp_rank * mine : rows, to = from + mine < rows ? from + mine : rows;
-        *whole = from * columns, *local = 0, *count = (to - from) * columns;
-        break;
+        return (param_run){from * columns, 0, (to - from) * columns};
     }
     case HEADS: // run 0: queries, 1: keys, 2: values
-        *whole = (run * rows / 3 + tp_rank * mine / 3) * columns;
-        *local = run * mine / 3 * columns, *count = mine / 3 * columns;
-        break;
-    case COLUMNS:
-        *whole = run * columns + tp_rank * width, *local = run * width, *count = width;
-        break;
+        return (param_run){(run * rows / 3 + tp_rank * mine / 3) * columns, run * mine / 3 * columns, mine / 3 * columns};
+    case COLUMNS: return (param_run){run * columns + tp_rank * width, run * width, width};
+    case WHOLE: break;
     }
+    return (param_run){0, 0, rows * columns};
 }
 
-bool params_find(const params *p, int64_t element, int *tensor, int64_t *layer, int64_t *remaining) {
+bool params_find(const parameters *p, int64_t element, int *tensor, int64_t *layer, int64_t *remaining) {
     for (int i = 0; i < TENSORS; i++) {
         int64_t behind = element - p->first[i][0], step = p->first[i][1], count = params_local_count(p, i);
         if (behind < 0) continue;
@@ -127,9 +121,9 @@ bool params_find(const params *p, int64_t element, int *tensor, int64_t *layer, 
 // --- layout ---
 
 // Lay the tensors of one layer (or the embeddings) that are split or whole side by side, as one bucket.
-static void lay_bucket(params *p, const cf_group *group, int layer, bool whole) {
-    bucket *b = &p->bucket[p->buckets++];
-    *b = (bucket){.group = group, .layer = layer, .first = p->elements};
+static void lay_bucket(parameters *p, const cf_group *group, int layer, bool whole) {
+    param_bucket *b = &p->bucket[p->buckets++];
+    *b = (param_bucket){.group = group, .layer = layer, .first = p->elements};
     for (int i = 0; i < TENSORS; i++) {
         if (kinds[i].per_layer != (layer >= 0) || (kinds[i].split == WHOLE) != whole) continue;
         if (layer <= 0) p->first[i][0] = p->elements;
@@ -151,9 +145,9 @@ static void check_shape(gpt_shape s, const cf_mesh *mesh) {
                         (long long)s.H, mesh->tp);
 }
 
-void params_create(params *p, gpt_shape shape, const cf_mesh *mesh) {
+void params_create(parameters *p, gpt_shape shape, const cf_mesh *mesh) {
     check_shape(shape, mesh);
-    *p = (params){.shape = shape, .tp = mesh->tp, .tp_rank = mesh->tp_group.rank};
+    *p = (parameters){.shape = shape, .tp = mesh->tp, .tp_rank = mesh->tp_group.rank};
     p->bucket = calloc((size_t)(2 * shape.L + 2), sizeof *p->bucket);
     if (!p->bucket) cf_die(NULL, "out of memory for %lld buckets", (long long)(2 * shape.L + 2));
     for (int l = 0; l < shape.L; l++) {
@@ -166,7 +160,7 @@ void params_create(params *p, gpt_shape shape, const cf_mesh *mesh) {
     p->grad = cf_alloc(p->elements * (int64_t)sizeof(real), "gradients");
 }
 
-void params_free(params *p) {
+void params_free(parameters *p) {
     cf_free(p->weight);
     cf_free(p->grad);
     free(p->bucket);
@@ -186,22 +180,20 @@ static void read_run(real *out, params_reader *read, void *argument, int tensor,
     }
 }
 
-void params_read(params *p, params_reader *read, void *argument) {
+void params_read(parameters *p, params_reader *read, void *argument) {
     for (int tensor = 0; tensor < TENSORS; tensor++)
         for (int64_t layer = 0; layer < params_layers(&p->shape, tensor); layer++)
             for (int64_t run = 0; run < params_runs(p, tensor); run++) {
-                int64_t whole, local, count;
-                params_run(p, tensor, p->tp_rank, run, &whole, &local, &count);
-                read_run(params_weight(p, tensor, layer) + local, read, argument, tensor, layer, whole, count);
+                param_run r = params_run(p, tensor, p->tp_rank, run);
+                read_run(params_weight(p, tensor, layer) + r.local, read, argument, tensor, layer, r.whole, r.count);
             }
 }
 
-void params_place(const params *p, int tensor, int tp_rank, int64_t first, int64_t n, const real *piece, float *out) {
+void params_place(const parameters *p, int tensor, int tp_rank, int64_t first, int64_t n, const real *piece, float *out) {
     for (int64_t run = 0; run < params_runs(p, tensor); run++) {
-        int64_t whole, local, count;
-        params_run(p, tensor, tp_rank, run, &whole, &local, &count);
-        int64_t from = local > first ? local : first, to = local + count < first + n ? local + count : first + n;
-        for (int64_t i = from; i < to; i++) out[whole + i - local] = (float)piece[i - first];
+        param_run r = params_run(p, tensor, tp_rank, run);
+        int64_t end = r.local + r.count, from = r.local > first ? r.local : first, to = end < first + n ? end : first + n;
+        for (int64_t i = from; i < to; i++) out[r.whole + i - r.local] = (float)piece[i - first];
     }
 }
 
@@ -215,21 +207,21 @@ static void init_run(real *out, const kind *k, double deviation, uint64_t seed, 
                               : (real)(deviation * random_normal(seed, stream, (uint64_t)(whole + i)));
 }
 
-static void init_tensor(params *p, int tensor, uint64_t seed) {
+static void init_tensor(parameters *p, int tensor, uint64_t seed) {
     const kind *k = &kinds[tensor];
     bool residual = tensor == ATTPROJW || tensor == FCPROJW; // GPT-2: L layers add 2L times to the residual
     double deviation = residual ? k->init / sqrt(2.0 * (double)p->shape.L) : k->init;
     int64_t real_elements = tensor == WTE ? p->shape.V * p->shape.C : INT64_MAX; // padding stays zero
     for (int64_t l = 0; l < params_layers(&p->shape, tensor); l++)
         for (int64_t r = 0; r < params_runs(p, tensor); r++) {
-            int64_t whole, local, count;
-            params_run(p, tensor, p->tp_rank, r, &whole, &local, &count);
-            if (whole + count > real_elements) count = whole < real_elements ? real_elements - whole : 0;
+            param_run run = params_run(p, tensor, p->tp_rank, r);
+            int64_t rest = run.whole < real_elements ? real_elements - run.whole : 0;
             uint64_t stream = (uint64_t)tensor + (uint64_t)TENSORS * (uint64_t)l;
-            init_run(params_weight(p, tensor, l) + local, k, deviation, seed, stream, whole, count);
+            init_run(params_weight(p, tensor, l) + run.local, k, deviation, seed, stream, run.whole,
+                     run.count < rest ? run.count : rest);
         }
 }
 
-void params_init(params *p, uint64_t seed) {
+void params_init(parameters *p, uint64_t seed) {
     for (int i = 0; i < TENSORS; i++) init_tensor(p, i, seed);
 }

@@ -19,7 +19,7 @@ typedef struct job {
     int64_t C, Cl, Fl, Hl, D;
 } job;
 
-static job make_job(tpsp *t, tpsp_saved *s, const params *p, int tensor, int layer) {
+static job make_job(tpsp *t, tpsp_saved *s, const parameters *p, int tensor, int layer) {
     int64_t N = t->group->size;
     return (job){.t = t, .s = s, .w = params_weight(p, tensor, layer), .dw = params_grad(p, tensor, layer),
                  .C = p->shape.C, .Cl = p->shape.C / N, .Fl = 4 * p->shape.C / N, .Hl = p->shape.H / N,
@@ -113,7 +113,7 @@ static void mlp_slice(void *argument, const cf_span *span, cf_stream *stream) {
 // The own shard's place in a whole (T, B, C) buffer.
 static real *own(const tpsp *t, real *full, int64_t C) { return full + t->group->rank * (t->T / t->group->size) * t->B * C; }
 
-void tpsp_forward(tpsp *t, tpsp_saved *s, const params *p, int layer, real *out) {
+void tpsp_forward(tpsp *t, tpsp_saved *s, const parameters *p, int layer, real *out) {
     cf_stream *stream = t->context->stream;
     int64_t C = p->shape.C, N = t->group->size, B = t->B, Ts = t->T / N, rows = Ts * B;
 
@@ -165,7 +165,7 @@ static void attention_slice_backward(void *argument, const cf_span *span, cf_str
 
 // dx += gradient through layer norm and column-parallel layer, from dy (T·B, OC) of its output. The
 // layer norm's output is computed again: it is the input that all ranks need for wgrad.
-static void norm_column_backward(tpsp *t, column_linear *c, const params *p, int layer, const int tensor[4],
+static void norm_column_backward(tpsp *t, column_linear *c, const parameters *p, int layer, const int tensor[4],
                                  const real *x, const real *mean, const real *rstd, const real *dy, int64_t OC,
                                  real *dx) {
     cf_stream *stream = t->context->stream;
@@ -179,7 +179,7 @@ static void norm_column_backward(tpsp *t, column_linear *c, const params *p, int
                        rstd, t->norm_scratch, rows, C, stream);
 }
 
-void tpsp_backward(tpsp *t, tpsp_saved *s, const params *p, int layer, real *dx) {
+void tpsp_backward(tpsp *t, tpsp_saved *s, const parameters *p, int layer, real *dx) {
     static const int att[4] = {LN1W, LN1B, QKVW, QKVB}, mlp[4] = {LN2W, LN2B, FCW, FCB};
     cf_stream *stream = t->context->stream;
     int64_t C = p->shape.C, N = t->group->size, Ts = t->T / N, rows = Ts * t->B;

@@ -63,9 +63,9 @@ void tpsp_saved_create(tpsp_saved *s, gpt_shape shape, int tp, int64_t T, int64_
 void tpsp_saved_free(tpsp_saved *s);
 
 // out (Ts, B, C) = block(s->x)
-void tpsp_forward(tpsp *t, tpsp_saved *s, const params *p, int layer, real *out);
+void tpsp_forward(tpsp *t, tpsp_saved *s, const parameters *p, int layer, real *out);
 // dx (Ts, B, C): gradient of the output in, of the input out. Adds to the gradients of p.
-void tpsp_backward(tpsp *t, tpsp_saved *s, const params *p, int layer, real *dx);
+void tpsp_backward(tpsp *t, tpsp_saved *s, const parameters *p, int layer, real *dx);
 
 // out (T·B, OC) = gathered x · wᵀ + bias; the own shard of x is in place at full + rank · Ts.
 void column_create(column_linear *c, cf_context *context, const cf_group *group, const char *name, int64_t capacity,

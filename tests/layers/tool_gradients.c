@@ -1,0 +1,94 @@
+// Loss and gradients of the whole model on the first samples of a token file, for comparison with an
+// independent reference:
+//     tool_gradients MODEL TOKENS T B tp dp strategy overlap route slices OUT
+// Sample i of the file belongs to replica i / B. Prints `loss %.17g`; OUT is a model file whose "weights" are
+// the gradients of the mean loss over all B · dp samples. Gradients take the path of training: backward, then
+// reduction over tp and dp by the optimizer's own operations.
+#include "../../commfuse/die.h"
+#include "../../data/model_file.h"
+#include "../../data/tokens.h"
+#include "../../layers/model.h"
+#include "../../layers/optimizer.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void read_weights(void *file, int tensor, int64_t layer, int64_t first, int64_t count, float *out) {
+    model_file_read((const model_file *)file, tensor, layer, first, count, out);
+}
+
+static void append_values(void *writer, const float *values, int64_t count) {
+    model_writer_append((model_writer *)writer, values, count);
+}
+
+static overlap parse_overlap(const char *mode, const char *route, const char *slices) {
+    overlap how = {.route = strcmp(route, "direct") == 0 ? CF_DIRECT : CF_RING, .slices = atoi(slices)};
+    for (int m = CF_MODE_NONE; m <= CF_MODE_NOWIRE; m++)
+        if (strcmp(mode, cf_mode_name((cf_mode)m)) == 0) how.mode = (cf_mode)m;
+    return how;
+}
+
+// The optimizer's own path: one step with beta1 = 0 leaves the reduced gradient in the first moments of the
+// owned shards; those are then gathered as if they were weights.
+static void gradients_into_weights(gpt *g, zero_optimizer *o) {
+    parameters *p = &g->params;
+    memset(p->weight, 0, (size_t)p->elements * sizeof(real));
+    adamw keep = {.lr = 0, .beta1 = 0, .beta2 = 0, .eps = 1, .step = 1};
+    optimizer_step(o, keep, 0, 0, 1);
+    optimizer_settle(o);
+    for (int i = 0; i < p->buckets; i++) {
+        const param_bucket *b = &p->bucket[i];
+        int owner = b->group->size == 1 ? 0 : b->group->rank;
+        memcpy(p->weight + b->first + owner * b->shard, o->m + o->state[i], (size_t)b->shard * sizeof(real));
+        if (!o->gather[i]) continue;
+        cf_fuse_run(o->gather[i], p->weight + b->first, b->shard, 1, NULL, NULL, -1);
+    }
+}
+
+int main(int argc, char **argv) {
+    if (argc != 12) cf_die_together("see the top of this file", "%d arguments, 11 are needed", argc - 1);
+    int64_t T = atoll(argv[3]), B = atoll(argv[4]);
+    cf_transport *transport = cf_transport_mpi_create(&argc, &argv);
+    cf_context context = {.transport = transport, .stream = cf_stream_create(), .trace = cf_trace_create(), .step = 0};
+    cf_mesh mesh;
+    cf_mesh_init(&mesh, transport->size, transport->rank, atoi(argv[5]), atoi(argv[6]));
+    transport->bind(transport, &mesh.world_group);
+    transport->bind(transport, &mesh.tp_group);
+    transport->bind(transport, &mesh.dp_group);
+    cf_device_threads(1);
+
+    overlap how = parse_overlap(argv[8], argv[9], argv[10]);
+    model_file *file = model_file_open(argv[1]);
+    model_shape f = model_file_shape(file);
+    static gpt model;
+    static zero_optimizer optimizer;
+    gpt_create(&model, &context, &mesh, (gpt_shape){f.maxT, f.V, f.Vp, f.L, f.heads, f.C}, T, B, how);
+    optimizer_create(&optimizer, &context, &mesh, &model.params, how);
+    model.hooks = optimizer_hooks(&optimizer);
+    params_read(&model.params, read_weights, file);
+
+    int32_t *inputs = malloc((size_t)(T * B) * sizeof *inputs), *targets = malloc((size_t)(T * B) * sizeof *targets);
+    tokens *data = tokens_open(argv[2], T);
+    for (int64_t b = 0; b < B; b++) tokens_read(data, mesh.dp_group.rank * B + b, f.V, b, B, inputs, targets);
+    double count = (double)(T * B * mesh.dp);
+    double loss = optimizer_sum_replicas(&optimizer, gpt_forward(&model, inputs, targets, T, B)) / count;
+    gpt_backward(&model, 1 / count, true);
+    gradients_into_weights(&model, &optimizer);
+
+    bool root = mesh.world_group.rank == 0;
+    if (root) printf("loss %.17g\n", loss);
+    model_writer *writer = root ? model_writer_open(argv[11], &f, 3) : NULL;
+    if (mesh.dp_group.rank == 0) gpt_collect(&model, model.params.weight, append_values, writer);
+    if (writer) model_writer_commit(writer);
+    free(inputs);
+    free(targets);
+    tokens_close(data);
+    model_file_close(file);
+    optimizer_free(&optimizer);
+    gpt_free(&model);
+    cf_trace_free(context.trace);
+    cf_stream_free(context.stream);
+    transport->close(transport);
+    cf_mesh_free(&mesh);
+    return 0;
+}

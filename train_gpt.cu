@@ -1,0 +1,584 @@
+// Train a GPT: options → mesh → model → training loop.
+//
+//     ./train_gpt --train data.bin                              one process, all cores
+//     mpirun -np 4 ./train_gpt --tp 2 --dp 2 --train data.bin   two replicas of two ranks each
+//
+// This file is the common subset of C and C++: `cc -x c` builds it for CPUs, nvcc for GPUs. It knows no
+// kernel and no transport; who talks to whom, and when, is decided in commfuse/, what is computed in
+// layers/, what touches the disk in data/.
+//
+// Order of things in a step: micro-batches forward and backward (the last one sends gradients behind its
+// backward), optimizer (norm, non-finite check, clip, update, weights on their way), log. Every rank takes
+// the same path, so operations are begun in the same order everywhere; only rank 0 prints.
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include "commfuse/die.h"
+#include "commfuse/fuse.h"
+#include "data/detokenize.h"
+#include "data/log.h"
+#include "data/model_file.h"
+#include "data/options.h"
+#include "data/progress.h"
+#include "data/tokens.h"
+#include "layers/model.h"
+#include "layers/optimizer.h"
+#include "layers/peak.h"
+#include "layers/random.h"
+
+#ifndef VERSION
+#define VERSION "unknown"
+#endif
+
+enum { VOCABULARY_PADDING = 128, SAMPLE_TOKENS = 256, PATH_LENGTH = 4096 };
+enum { SAMPLE_STREAM = 1 << 20 }; // of the random numbers, apart from those of the tensors
+
+typedef struct trainer {
+    options o;
+    int ranks, accumulation;
+    cf_transport *transport;
+    cf_context context;
+    cf_mesh mesh;
+    gpt model;
+    zero_optimizer optimizer;
+    tokens *train, *val;
+    vocabulary *words;
+    model_file *start;
+    logfile *log;
+    int32_t *inputs, *targets; // (T, B) of one micro-batch
+    double peak;               // flop/s of all ranks, 0: unknown
+    const char *peak_source;
+    int trace_from, trace_to; // steps [from, to)
+} trainer;
+
+static bool root(const trainer *t) { return t->mesh.world_group.rank == 0; }
+
+// --- options → mesh, shape, data ---
+
+static void refuse_what_is_not_built(const options *o) {
+    if (strcmp(o->strategy, "up") == 0)
+        cf_die_together("use --strategy tpsp", "--strategy up is not part of this version");
+    if (strcmp(o->dtype, "bf16") == 0) cf_die_together("use --dtype fp32", "--dtype bf16 needs a GPU; this is the CPU program");
+    if (strcmp(o->transport, "nccl") == 0 || strcmp(o->transport, "ipc") == 0)
+        cf_die_together("use --transport mpi", "--transport %s needs a GPU; this is the CPU program", o->transport);
+    if (strcmp(o->overlap, "nowire") == 0 && *o->out)
+        cf_die_together("leave --out away, or choose another --overlap",
+                        "--overlap nowire computes wrong results by construction and saves nothing, but --out %s is given",
+                        o->out);
+    if (o->save_every > 0 && !*o->out) cf_die_together("name a directory with --out DIR", "--save-every needs --out");
+    if (o->min_lr > o->lr) cf_die_together("lower --min-lr", "--min-lr %g is above --lr %g", o->min_lr, o->lr);
+    if (!*o->train && !o->dry_run && o->steps > 0)
+        cf_die_together("make token files with data/prepare.py, then: --train 'DIR/train_*.bin'", "--train is missing");
+}
+
+static void make_mesh(trainer *t) {
+    options *o = &t->o;
+    int world = t->transport->size, rank = t->transport->rank;
+    if (o->tp == 0) o->tp = o->dp > 0 && world % o->dp == 0 ? world / o->dp : 1;
+    if (o->dp == 0) o->dp = world % o->tp == 0 ? world / o->tp : 1;
+    if (o->dry_run && world == 1) world = (int)(o->tp * o->dp); // rank 0 of the mesh asked for
+    cf_mesh_init(&t->mesh, world, rank, (int)o->tp, (int)o->dp);
+    t->ranks = world;
+    if (t->transport->size < world) return;
+    t->transport->bind(t->transport, &t->mesh.world_group);
+    t->transport->bind(t->transport, &t->mesh.tp_group);
+    t->transport->bind(t->transport, &t->mesh.dp_group);
+}
+
+static void make_context(trainer *t) {
+    options *o = &t->o;
+    int share = t->transport->local_cores / t->transport->local_size;
+    if (o->threads == 0) o->threads = share > 1 ? share : 1;
+    cf_device_threads((int)o->threads);
+    cf_transport_mpi_configure(t->transport, (int)o->threads, o->timeout);
+    t->context.transport = t->transport;
+    t->context.stream = cf_stream_create();
+    t->context.trace = cf_trace_create();
+    t->context.step = -1;
+}
+
+static void make_batch(trainer *t) {
+    options *o = &t->o;
+    int64_t pass = o->micro_batch * o->dp;
+    if (o->batch == 0) o->batch = pass;
+    if (o->batch % pass != 0)
+        cf_die_together("batch = micro-batch x dp x accumulation steps",
+                        "--batch %lld is not a multiple of --micro-batch %lld x --dp %lld = %lld", (long long)o->batch,
+                        (long long)o->micro_batch, (long long)o->dp, (long long)pass);
+    t->accumulation = (int)(o->batch / pass);
+}
+
+static gpt_shape shape_of_file(trainer *t) {
+    const char *fixed[] = {"model", "layers", "channels", "heads", "vocab"};
+    for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++)
+        if (options_given(&t->o, fixed[i]))
+            cf_die_together("leave that option away", "--%s is set by the model file %s", fixed[i], t->o.init_from);
+    t->start = model_file_open(t->o.init_from);
+    model_shape f = model_file_shape(t->start);
+    if (!options_given(&t->o, "seq") && t->o.seq > f.maxT) t->o.seq = f.maxT;
+    gpt_shape s = {f.maxT, f.V, f.Vp, f.L, f.heads, f.C};
+    return s;
+}
+
+static gpt_shape shape_of_options(trainer *t) {
+    static const struct {
+        const char *name;
+        int64_t layers, channels, heads;
+    } named[] = {{"d6", 6, 384, 6}, {"d12", 12, 768, 12}, {"d24", 24, 1024, 16}, {"d36", 36, 1280, 20}, {"d48", 48, 1600, 25}};
+    const options *o = &t->o;
+    gpt_shape s;
+    memset(&s, 0, sizeof s);
+    for (size_t i = 0; i < sizeof named / sizeof *named; i++)
+        if (strcmp(o->model, named[i].name) == 0) s.L = named[i].layers, s.C = named[i].channels, s.H = named[i].heads;
+    if (o->layers > 0) s.L = o->layers;
+    if (o->channels > 0) s.C = o->channels;
+    if (o->heads > 0) s.H = o->heads;
+    s.maxT = o->seq;
+    s.V = o->vocab > 0 ? o->vocab : vocabulary_size(t->words);
+    s.Vp = (s.V + VOCABULARY_PADDING - 1) / VOCABULARY_PADDING * VOCABULARY_PADDING;
+    return s;
+}
+
+static overlap overlap_of(const options *o) {
+    overlap how;
+    memset(&how, 0, sizeof how);
+    for (int mode = CF_MODE_NONE; mode <= CF_MODE_NOWIRE; mode++)
+        if (strcmp(o->overlap, cf_mode_name((cf_mode)mode)) == 0) how.mode = (cf_mode)mode;
+    how.route = strcmp(o->route, "direct") == 0 ? CF_DIRECT : CF_RING;
+    how.slices = o->slices > 0 ? (int)o->slices : how.mode == CF_MODE_SLICE ? 4 : 1;
+    return how;
+}
+
+static void read_weights(void *file, int tensor, int64_t layer, int64_t first, int64_t count, float *out) {
+    model_file_read((const model_file *)file, tensor, layer, first, count, out);
+}
+
+static void make_model(trainer *t) {
+    gpt_shape shape = *t->o.init_from ? shape_of_file(t) : shape_of_options(t);
+    if (t->o.dry_run) cf_device_plan_only(true);
+    gpt_create(&t->model, &t->context, &t->mesh, shape, t->o.seq, t->o.micro_batch, overlap_of(&t->o));
+    optimizer_create(&t->optimizer, &t->context, &t->mesh, &t->model.params, overlap_of(&t->o));
+    t->model.hooks = optimizer_hooks(&t->optimizer);
+    if (t->o.dry_run) return;
+    if (t->start) params_read(&t->model.params, read_weights, t->start);
+    else params_init(&t->model.params, (uint64_t)t->o.seed);
+    int64_t bytes = t->o.seq * t->o.micro_batch * (int64_t)sizeof(int32_t);
+    t->inputs = (int32_t *)cf_alloc(bytes, "tokens");
+    t->targets = (int32_t *)cf_alloc(bytes, "tokens");
+}
+
+static void open_data(trainer *t) {
+    const options *o = &t->o;
+    if (*o->train) t->train = tokens_open(o->train, o->seq);
+    if (*o->val) t->val = tokens_open(o->val, o->seq);
+    if (t->val && o->val_every > 0 && tokens_samples(t->val) < o->batch)
+        cf_die_together("use a larger validation set, or a smaller --batch or --seq",
+                        "validation set %s has %lld samples of %lld tokens, fewer than one batch of %lld", o->val,
+                        (long long)tokens_samples(t->val), (long long)o->seq, (long long)o->batch);
+}
+
+static void check_output(const trainer *t) {
+    const char *out = t->o.out;
+    if (!*out || !root(t)) return;
+    if (mkdir(out, 0777) == 0) return;
+    struct stat s;
+    if (stat(out, &s) != 0 || !S_ISDIR(s.st_mode) || access(out, W_OK) != 0)
+        cf_die("choose another --out DIR that can be written", "--out %s cannot be used as a directory: %s", out,
+               stat(out, &s) == 0 && !S_ISDIR(s.st_mode) ? "it is a file" : "it cannot be made or written");
+}
+
+static void parse_trace_steps(trainer *t) {
+    int used = 0;
+    const char *text = t->o.trace_steps;
+    if (sscanf(text, "%d:%d%n", &t->trace_from, &t->trace_to, &used) != 2 || text[used] || t->trace_from < 0 ||
+        t->trace_to <= t->trace_from)
+        cf_die_together("give two steps A:B, A < B, as in --trace-steps 3:5", "--trace-steps %s is not a range of steps", text);
+}
+
+// --- banner and dry run ---
+
+static void log_config(trainer *t) {
+    int rows = 0;
+    const option_row *table = options_table(&rows);
+    char host[64] = "unknown", text[PATH_LENGTH];
+    gethostname(host, sizeof host - 1);
+    log_begin(t->log, "config");
+    log_text(t->log, "version", VERSION);
+    log_text(t->log, "host", host);
+    log_int(t->log, "ranks", t->ranks);
+    for (int i = 0; i < rows; i++) {
+        options_value(&t->o, &table[i], text, sizeof text);
+        const char *field = (const char *)&t->o + table[i].offset;
+        if (table[i].type == OPTION_INT) log_int(t->log, table[i].name, *(const int64_t *)field);
+        else if (table[i].type == OPTION_REAL) log_real(t->log, table[i].name, *(const double *)field);
+        else log_text(t->log, table[i].name, text);
+    }
+    log_int(t->log, "parameters", params_count(&t->model.params.shape));
+    log_real(t->log, "peak_tflops_all_ranks", t->peak * 1e-12);
+    log_text(t->log, "peak_source", t->peak_source ? t->peak_source : "unknown");
+    log_end(t->log);
+}
+
+static void banner(const trainer *t) {
+    const options *o = &t->o;
+    const gpt_shape *s = &t->model.params.shape;
+    overlap how = overlap_of(o);
+    printf("commfuse %s: GPT of %lld layers, %lld channels, %lld heads, %lld tokens of vocabulary: %.2f M parameters\n",
+           VERSION, (long long)s->L, (long long)s->C, (long long)s->H, (long long)s->V, (double)params_count(s) * 1e-6);
+    printf("mesh      %d ranks = tp %d x dp %d, %lld threads each, %s over %s\n", t->ranks, t->mesh.tp, t->mesh.dp,
+           (long long)o->threads, o->strategy, t->transport->name);
+    printf("overlap   %s%s%s, %d slice%s\n", cf_mode_name(how.mode), how.mode == CF_MODE_COMMFUSE ? " by " : "",
+           how.mode == CF_MODE_COMMFUSE ? cf_route_name(how.route) : "", how.slices, how.slices == 1 ? "" : "s");
+    printf("batch     %lld sequences of %lld tokens = micro-batch %lld x dp %d x %d accumulation steps\n",
+           (long long)o->batch, (long long)o->seq, (long long)o->micro_batch, t->mesh.dp, t->accumulation);
+    if (t->train)
+        printf("data      %lld tokens in %d files, %lld samples an epoch\n", (long long)tokens_count(t->train),
+               tokens_files(t->train), (long long)tokens_samples(t->train));
+    if (t->peak > 0) printf("peak      %.1f GFLOP/s over all ranks (%s)\n", t->peak * 1e-9, t->peak_source);
+    printf("memory    %.1f MiB per rank\n", (double)cf_memory_bytes() / 1048576);
+    if (how.mode == CF_MODE_NOWIRE)
+        printf("NOWIRE    transfers are left out: results are wrong by construction, this run only measures time\n");
+    fflush(stdout);
+}
+
+static void print_operation(void *argument, const char *place, const cf_fuse *fuse) {
+    (void)argument;
+    const cf_fuse_plan *plan = cf_fuse_get_plan(fuse);
+    char *text = cf_schedule_print(cf_fuse_schedule(fuse));
+    printf("\n%s (%s, over %s, %.2f MiB per shard)\n%s", plan->name, place, plan->group->name,
+           (double)(plan->capacity * cf_dtype_size(plan->dtype)) / 1048576, text);
+    free(text);
+}
+
+static void dry_run(trainer *t) {
+    if (!root(t)) return;
+    banner(t);
+    printf("\n");
+    cf_memory_report(stdout);
+    printf("\nSchedules of rank 0; steps marked ' are taken when the operation is finished\n");
+    gpt_operations(&t->model, print_operation, NULL);
+    optimizer_operations(&t->optimizer, print_operation, NULL);
+}
+
+// --- one step ---
+
+static double learning_rate(const options *o, int64_t step) {
+    if (step < o->warmup) return o->lr * (double)(step + 1) / (double)o->warmup;
+    double span = (double)(o->steps - o->warmup), done = (double)(step - o->warmup) / (span > 1 ? span : 1);
+    if (strcmp(o->schedule, "constant") == 0) return o->lr;
+    if (strcmp(o->schedule, "linear") == 0) return o->lr + (o->min_lr - o->lr) * done;
+    if (strcmp(o->schedule, "cosine") == 0) return o->min_lr + (o->lr - o->min_lr) * 0.5 * (1 + cos(M_PI * done));
+    double hold = 0.8 * (double)o->steps; // wsd: hold, then fall by 1 − sqrt over the last fifth
+    if ((double)step < hold) return o->lr;
+    return o->min_lr + (o->lr - o->min_lr) * (1 - sqrt(((double)step - hold) / ((double)o->steps - hold)));
+}
+
+// Fill inputs and targets with this replica's sequences of micro-batch `micro` of the batch that starts at
+// sample number `first` of an order: training order (shuffled) or as they stand in the file (validation).
+static void load_micro_batch(trainer *t, const tokens *data, bool shuffled, int64_t first, int micro) {
+    int64_t B = t->o.micro_batch;
+    for (int64_t b = 0; b < B; b++) {
+        int64_t sample = first + (micro * t->mesh.dp + t->mesh.dp_group.rank) * B + b;
+        if (shuffled) sample = tokens_shuffled(data, (uint64_t)t->o.seed, sample);
+        tokens_read(data, sample, t->model.params.shape.V, b, B, t->inputs, t->targets);
+    }
+}
+
+static step_result train_step(trainer *t, int64_t step, double lr) {
+    const options *o = &t->o;
+    double loss_sum = 0, batch_tokens = (double)(o->batch * o->seq);
+    optimizer_zero_grad(&t->optimizer);
+    for (int micro = 0; micro < t->accumulation; micro++) {
+        load_micro_batch(t, t->train, true, step * o->batch, micro);
+        loss_sum += gpt_forward(&t->model, t->inputs, t->targets, o->seq, o->micro_batch);
+        gpt_backward(&t->model, 1 / batch_tokens, micro == t->accumulation - 1);
+    }
+    adamw a;
+    memset(&a, 0, sizeof a);
+    a.lr = lr, a.beta1 = o->beta1, a.beta2 = o->beta2, a.eps = o->eps, a.weight_decay = o->weight_decay;
+    a.step = step + 1;
+    return optimizer_step(&t->optimizer, a, o->clip, loss_sum, o->batch * o->seq);
+}
+
+static double flops_per_token(const trainer *t) {
+    const gpt_shape *s = &t->model.params.shape;
+    double P = (double)(params_count(s) - s->maxT * s->C);
+    return 6 * P + 6 * (double)(s->L * s->C * t->o.seq);
+}
+
+static void report_step(trainer *t, int64_t step, step_result r, double lr, const double times[3], double eta_s) {
+    const options *o = &t->o;
+    double tokens_per_s = (double)(o->batch * o->seq) / (times[0] * 1e-3);
+    double mfu = t->peak > 0 ? tokens_per_s * flops_per_token(t) / t->peak : NAN;
+    char line[256], share[32] = "n/a";
+    if (t->peak > 0) snprintf(share, sizeof share, "%.1f %%", 100 * mfu);
+    snprintf(line, sizeof line,
+             "step %5lld/%lld  loss %.4f  norm %.3f  lr %.2e  %.1f ms  %.0f tok/s  MFU %s  exposed %.2f ms  ETA %d:%02d",
+             (long long)step + 1, (long long)o->steps, r.loss, r.grad_norm, lr, times[0], tokens_per_s, share, times[1],
+             (int)eta_s / 60, (int)eta_s % 60);
+    if (root(t)) progress_show(line, step + 1 == o->steps);
+    log_begin(t->log, "step");
+    log_int(t->log, "step", step);
+    log_real(t->log, "loss", r.loss);
+    log_real(t->log, "grad_norm", r.grad_norm);
+    log_real(t->log, "lr", lr);
+    log_real(t->log, "step_ms", times[0]);
+    log_real(t->log, "tokens_per_s", tokens_per_s);
+    log_real(t->log, "mfu", mfu);
+    log_real(t->log, "comm_ms", times[2]);
+    log_real(t->log, "exposed_comm_ms", times[1]);
+    log_end(t->log);
+}
+
+// --- validation, samples, saving ---
+
+static void validate(trainer *t, int64_t step) {
+    const options *o = &t->o;
+    int64_t batches = tokens_samples(t->val) / o->batch;
+    if (batches > o->val_batches) batches = o->val_batches;
+    double sum = 0;
+    for (int64_t i = 0; i < batches; i++)
+        for (int micro = 0; micro < t->accumulation; micro++) {
+            load_micro_batch(t, t->val, false, i * o->batch, micro);
+            sum += gpt_forward(&t->model, t->inputs, t->targets, o->seq, o->micro_batch);
+        }
+    double loss = optimizer_sum_replicas(&t->optimizer, sum) / (double)(batches * o->batch * o->seq);
+    if (root(t)) {
+        progress_break();
+        printf("step %5lld  validation loss %.4f\n", (long long)step, loss);
+        fflush(stdout);
+    }
+    log_begin(t->log, "val");
+    log_int(t->log, "step", step);
+    log_real(t->log, "loss", loss);
+    log_end(t->log);
+}
+
+// A token drawn from softmax(logits) with the uniform number u.
+static int32_t draw(const float *logits, int64_t V, double u) {
+    double maximum = -INFINITY, sum = 0, so_far = 0;
+    for (int64_t v = 0; v < V; v++) maximum = fmax(maximum, logits[v]);
+    for (int64_t v = 0; v < V; v++) sum += exp(logits[v] - maximum);
+    for (int64_t v = 0; v < V; v++) {
+        so_far += exp(logits[v] - maximum);
+        if (so_far > u * sum) return (int32_t)v;
+    }
+    return (int32_t)(V - 1);
+}
+
+// The first replica writes a text token by token; when the window of seq tokens is full, its older half is
+// dropped. The ranks of the replica draw with the same random numbers.
+static void generate(trainer *t, int64_t step, char *text) {
+    int64_t T = t->o.seq, V = t->model.params.shape.V, tp = t->mesh.tp, length = 1;
+    float *logits = (float *)malloc((size_t)V * sizeof *logits);
+    if (!logits) cf_die(NULL, "out of memory for a sample");
+    int64_t end_of_text = vocabulary_end_of_text(t->words);
+    memset(t->inputs, 0, (size_t)T * sizeof *t->inputs);
+    t->inputs[0] = end_of_text >= 0 && end_of_text < V ? (int32_t)end_of_text : V > '\n' ? '\n' : 0;
+    for (int i = 0; i < SAMPLE_TOKENS; i++) {
+        int64_t padded = (length + tp - 1) / tp * tp; // tokens behind `length` are not seen by those before
+        gpt_forward(&t->model, t->inputs, NULL, padded, 1);
+        gpt_next_logits(&t->model, length - 1, 0, logits);
+        int32_t token = draw(logits, V, random_uniform((uint64_t)t->o.seed, SAMPLE_STREAM + (uint64_t)step, (uint64_t)i));
+        text += vocabulary_bytes(t->words, token, text);
+        if (length == T) {
+            length = T / 2;
+            memmove(t->inputs, t->inputs + T - length, (size_t)length * sizeof *t->inputs);
+        }
+        t->inputs[length++] = token;
+    }
+    *text = 0;
+    free(logits);
+}
+
+static void sample(trainer *t, int64_t step) {
+    static char text[SAMPLE_TOKENS * 256];
+    if (t->o.seq < 2) return;
+    optimizer_settle(&t->optimizer); // on every rank, before the first replica goes on alone
+    if (t->mesh.dp_group.rank == 0) generate(t, step, text);
+    if (!root(t)) return;
+    progress_break();
+    printf("step %5lld  sample\n%s\n---\n", (long long)step, text);
+    fflush(stdout);
+    log_begin(t->log, "sample");
+    log_int(t->log, "step", step);
+    log_text(t->log, "text", text);
+    log_end(t->log);
+}
+
+static void append_values(void *writer, const float *values, int64_t count) {
+    model_writer_append((model_writer *)writer, values, count);
+}
+
+static void save(trainer *t, int64_t step) {
+    optimizer_settle(&t->optimizer);
+    if (t->mesh.dp_group.rank != 0) return;
+    char path[PATH_LENGTH];
+    model_writer *writer = NULL;
+    if (root(t)) {
+        const gpt_shape *s = &t->model.params.shape;
+        model_shape f = {s->maxT, s->V, s->L, s->H, s->C, s->Vp};
+        if (snprintf(path, sizeof path, "%s/model.bin", t->o.out) >= (int)sizeof path)
+            cf_die("choose a shorter --out DIR", "--out is too long");
+        writer = model_writer_open(path, &f, 3);
+    }
+    gpt_collect(&t->model, t->model.params.weight, append_values, writer);
+    if (!writer) return;
+    model_writer_commit(writer);
+    progress_break();
+    printf("step %5lld  saved %s\n", (long long)step, path);
+    fflush(stdout);
+}
+
+// --- trace ---
+
+// Events of all ranks come to rank 0 by an all-gather of bytes. On one host the clocks are one; otherwise
+// zero is the moment every rank left a barrier.
+static void start_trace(trainer *t) {
+    cf_barrier(&t->context, &t->mesh.world_group);
+    double zero = cf_now_ms();
+    if (t->transport->local_size == t->ranks) optimizer_maximum(&t->optimizer, &zero, 1);
+    cf_trace_zero(t->context.trace, zero);
+    cf_trace_record(t->context.trace, true);
+}
+
+static void write_trace(trainer *t) {
+    cf_trace_record(t->context.trace, false);
+    int64_t mine = 0, size = (int64_t)sizeof(cf_trace_event);
+    const cf_trace_event *events = cf_trace_events(t->context.trace, &mine);
+    double most = (double)mine;
+    optimizer_maximum(&t->optimizer, &most, 1);
+    int64_t block = ((int64_t)most + 1) * size, *counts = (int64_t *)calloc((size_t)t->ranks, sizeof *counts);
+    const cf_trace_event **lists = (const cf_trace_event **)calloc((size_t)t->ranks, sizeof *lists);
+    char *all = (char *)cf_alloc(t->ranks * block, "trace"), *own = all + t->mesh.world_group.rank * block;
+    if (!counts || !lists) cf_die(NULL, "out of memory for the trace");
+    cf_trace_event head; // in front of each rank's events: how many they are
+    memset(&head, 0, sizeof head);
+    head.bytes = mine;
+    memcpy(own, &head, sizeof head);
+    if (mine > 0) memcpy(own + size, events, (size_t)(mine * size));
+    cf_fuse_plan plan;
+    memset(&plan, 0, sizeof plan);
+    plan.name = "trace", plan.group = &t->mesh.world_group, plan.operation = CF_ALLGATHER;
+    plan.mode = overlap_of(&t->o).mode == CF_MODE_NOWIRE ? CF_MODE_COMMFUSE : overlap_of(&t->o).mode;
+    plan.slices = 1, plan.dtype = CF_BYTE, plan.capacity = block;
+    cf_fuse *gather = cf_fuse_create(&t->context, plan);
+    cf_fuse_run(gather, all, block, 1, NULL, NULL, -1);
+    cf_fuse_free(gather);
+    for (int rank = 0; rank < t->ranks; rank++) {
+        lists[rank] = (const cf_trace_event *)(all + rank * block + size);
+        counts[rank] = ((const cf_trace_event *)(all + rank * block))->bytes;
+    }
+    if (root(t)) cf_trace_write(t->o.trace, t->ranks, lists, counts);
+    if (root(t)) progress_break();
+    if (root(t)) printf("trace of steps %d to %d: %s (open it in https://ui.perfetto.dev)\n", t->trace_from,
+                        t->trace_to - 1, t->o.trace);
+    cf_free(all);
+    free(counts);
+    free(lists);
+}
+
+// --- the run ---
+
+static void measure_peak(trainer *t) {
+    if (t->o.peak_tflops > 0) {
+        t->peak = t->o.peak_tflops * 1e12 * t->ranks;
+        t->peak_source = "--peak-tflops";
+        return;
+    }
+    cf_barrier(&t->context, &t->mesh.world_group);
+    double mine = peak_flops(&t->peak_source, t->context.stream);
+    // Ranks on slower hosts count with their own speed: the peak of the mesh is the sum.
+    t->peak = optimizer_sum_replicas(&t->optimizer, mine) * t->mesh.tp;
+}
+
+static bool due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
+
+static void watch(trainer *t, int64_t step, bool last) {
+    const options *o = &t->o;
+    if (t->val && o->val_every > 0 && (due(o->val_every, step) || last)) validate(t, step);
+    if (o->sample_every > 0 && step > 0 && (due(o->sample_every, step) || last)) sample(t, step);
+    if (*o->out && (last || (step > 0 && due(o->save_every, step)))) save(t, step);
+}
+
+static void train(trainer *t) {
+    const options *o = &t->o;
+    double begin = cf_now_ms(), spent = 0;
+    for (int64_t step = 0; step < o->steps; step++) {
+        t->context.step = (int)step;
+        watch(t, step, false);
+        if (*o->trace && step == t->trace_from) start_trace(t);
+        double lr = learning_rate(o, step), step_begin = cf_now_ms();
+        cf_trace_step(t->context.trace, (int)step);
+        step_result r = train_step(t, step, lr);
+        double times[3] = {cf_now_ms() - step_begin, cf_trace_exposed_ms(t->context.trace),
+                           cf_trace_comm_ms(t->context.trace)};
+        optimizer_maximum(&t->optimizer, times, 3);
+        spent += times[0];
+        report_step(t, step, r, lr, times, spent / (double)(step + 1) * (double)(o->steps - step - 1) * 1e-3);
+        if (*o->trace && (step + 1 == t->trace_to || (step + 1 == o->steps && step >= t->trace_from && step < t->trace_to)))
+            write_trace(t);
+    }
+    watch(t, o->steps, true);
+    optimizer_settle(&t->optimizer);
+    struct rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    log_begin(t->log, "end");
+    log_int(t->log, "steps", o->steps);
+    log_real(t->log, "total_s", (cf_now_ms() - begin) * 1e-3);
+    log_real(t->log, "peak_rss_mib", (double)usage.ru_maxrss / 1024);
+    log_int(t->log, "bytes_sent_rank0", t->transport->bytes_sent(t->transport));
+    log_end(t->log);
+}
+
+static void close_trainer(trainer *t) {
+    log_close(t->log);
+    optimizer_free(&t->optimizer);
+    gpt_free(&t->model);
+    if (t->train) tokens_close(t->train);
+    if (t->val) tokens_close(t->val);
+    if (t->start) model_file_close(t->start);
+    if (t->words) vocabulary_close(t->words);
+    cf_free(t->inputs);
+    cf_free(t->targets);
+    cf_trace_free(t->context.trace);
+    cf_stream_free(t->context.stream);
+    t->transport->close(t->transport);
+    cf_mesh_free(&t->mesh);
+}
+
+int main(int argc, char **argv) {
+    static trainer t;
+    options_parse(&t.o, argc, argv);
+    if (t.o.help) {
+        options_help(stdout);
+        return 0;
+    }
+    refuse_what_is_not_built(&t.o);
+    t.transport = cf_transport_mpi_create(&argc, &argv);
+    cf_die_on_terminate();
+    make_mesh(&t);
+    make_context(&t);
+    make_batch(&t);
+    parse_trace_steps(&t);
+    t.words = *t.o.train ? vocabulary_beside(t.o.train) : NULL;
+    make_model(&t);
+    if (t.o.dry_run) {
+        dry_run(&t);
+        close_trainer(&t);
+        return 0;
+    }
+    open_data(&t);
+    check_output(&t);
+    if (root(&t)) t.log = log_open(t.o.log);
+    measure_peak(&t);
+    log_config(&t);
+    if (root(&t)) banner(&t);
+    train(&t);
+    close_trainer(&t);
+    return 0;
+}
