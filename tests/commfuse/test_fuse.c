@@ -1,0 +1,519 @@
+// ranks: 1 2 3 4 8
+//
+// The executor on real ranks. Payloads are integers small enough that every sum is exact in every type, so
+// results are compared with ==; a value depends on who made it and on its row and column, so nothing that
+// lands in a wrong place can go unseen. Callbacks check their spans: inside the payload, each row once and,
+// for compute after, already filled. Guards behind each payload must survive.
+//
+// Where the order of a sum matters (commfuse promises j+1, j+2, …, j on both routes), fractions are summed
+// and compared bit by bit with the sum made here.
+#include "tests/commfuse/ranks.h"
+#include "tests/death.h"
+#include "commfuse/fuse.h"
+
+enum { GUARD_BYTES = 64, GUARD = 0xA5, JOBS_MAX = 8, PATIENCE_S = 60 };
+
+static cf_context context;
+static cf_mesh mesh; // tp = all ranks
+
+typedef struct job { // one operation, its payload and what its callback saw
+    cf_fuse *fuse;
+    cf_fuse_plan plan;
+    int64_t rows, elements; // of one shard; of a row
+    int seed;
+    bool fractions; // values that are not exact: reduce-scatter only
+    char *full, *result;
+    int64_t full_bytes;
+    int *covered; // times each row was computed
+    int64_t first_row;
+    int64_t sent_before; // bytes
+} job;
+
+// ---------------------------------------------------------------------------------------------- values
+
+// What member `member` of the group makes for a row of the payload; fits every type, and so do sums over ranks.
+static int64_t whole(const job *j, int member, int64_t row, int64_t column) {
+    int64_t mixed = 37 * j->plan.group->world[member] + 101 * row + 7 * column + 13 * j->seed;
+    return mixed % 509 - 254;
+}
+
+static float fraction(const job *j, int member, int64_t row, int64_t column) {
+    uint32_t mixed = (uint32_t)(whole(j, member, row, column) * 2654435761 + row * 40503 + column * 69069);
+    mixed ^= mixed >> 15;
+    mixed *= 2246822519u;
+    mixed ^= mixed >> 13;
+    return (float)(int32_t)mixed *
+           0x1p-31f; // in [-1, 1); times a power of two: exact, so contraction changes nothing
+}
+
+static void put(const job *j, char *row, int64_t column, int64_t value) {
+    switch (j->plan.dtype) {
+    case CF_FP32:
+        ((float *)row)[column] = (float)value;
+        return;
+    case CF_FP64:
+        ((double *)row)[column] = (double)value;
+        return;
+    case CF_INT64:
+        ((int64_t *)row)[column] = value;
+        return;
+    case CF_BF16:
+        ((uint16_t *)row)[column] = (uint16_t)value;
+        return; // moved, never looked into
+    case CF_BYTE:
+        ((uint8_t *)row)[column] = (uint8_t)value;
+        return;
+    }
+}
+
+static bool holds(const job *j, const char *row, int64_t column, int64_t value) {
+    switch (j->plan.dtype) {
+    case CF_FP32:
+        return ((const float *)row)[column] == (float)value;
+    case CF_FP64:
+        return ((const double *)row)[column] == (double)value;
+    case CF_INT64:
+        return ((const int64_t *)row)[column] == value;
+    case CF_BF16:
+        return ((const uint16_t *)row)[column] == (uint16_t)value;
+    case CF_BYTE:
+        return ((const uint8_t *)row)[column] == (uint8_t)value;
+    }
+    return false;
+}
+
+static int64_t row_bytes(const job *j) {
+    return j->elements * cf_dtype_size(j->plan.dtype);
+}
+
+static void fill_row(const job *j, char *data, int64_t row) { // as this rank
+    for (int64_t column = 0; column < j->elements; column++) {
+        if (j->fractions)
+            ((float *)data)[column] = fraction(j, j->plan.group->rank, row, column);
+        else
+            put(j, data, column, whole(j, j->plan.group->rank, row, column));
+    }
+}
+
+static const char *describe(const job *j) {
+    static const char *const side[] = {"alone", "after compute", "before compute"};
+    static char text[256];
+    const cf_fuse_plan *p = &j->plan;
+    snprintf(text, sizeof text, "%s %s, %s by %s, %d slices, %s, %lld rows of %lld, rank %d of %d (%s)",
+             cf_operation_name(p->operation), side[p->side], cf_mode_name(p->mode), cf_route_name(p->route),
+             p->slices, cf_dtype_name(p->dtype), (long long)j->rows, (long long)j->elements, p->group->rank,
+             p->group->size, p->group->name);
+    return text;
+}
+
+// What the payload holds at a row once it is gathered or exchanged (rows by source).
+static void check_arrived(const job *j, const char *data, int64_t row) {
+    const cf_group *g = j->plan.group;
+    int owner = (int)(row / j->rows);
+    int64_t at_source = j->plan.operation == CF_ALLTOALL ? g->rank * j->rows + row % j->rows : row;
+    for (int64_t column = 0; column < j->elements; column++)
+        CHECK(holds(j, data, column, whole(j, owner, at_source, column)), "%s: row %lld column %lld is wrong",
+              describe(j), (long long)row, (long long)column);
+}
+
+static void check_reduced(const job *j, const char *data, int64_t row) {
+    const cf_group *g = j->plan.group;
+    for (int64_t column = 0; column < j->elements; column++) {
+        int64_t sum = 0;
+        float running = 0; // in the promised order: the rank behind the owner first, the owner last
+        for (int i = 1; i <= g->size; i++) {
+            int member = (g->rank + i) % g->size;
+            if (j->fractions && i == 1)
+                running = fraction(j, member, row, column);
+            else if (j->fractions)
+                running += fraction(j, member, row, column);
+            else
+                sum += whole(j, member, row, column);
+        }
+        bool right = j->fractions ? memcmp(&((const float *)data)[column], &running, sizeof running) == 0
+                                  : holds(j, data, column, sum);
+        CHECK(right, "%s: row %lld column %lld is wrong", describe(j), (long long)row, (long long)column);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------ jobs
+
+static void compute(void *argument, const cf_span *span, cf_stream *stream) {
+    job *j = argument;
+    cf_stream_sync(stream);
+    int64_t rows = j->plan.group->size * j->rows;
+    CHECK(stream == context.stream && span->blocks >= 1 && span->rows >= 0 && span->row >= 0,
+          "%s: span of %d blocks of %lld rows from %lld", describe(j), span->blocks, (long long)span->rows,
+          (long long)span->row);
+    for (int i = 0; i < span->blocks; i++)
+        for (int64_t k = 0; k < span->rows; k++) {
+            int64_t row = span->row + i * span->row_stride + k;
+            char *data = span->data + i * span->data_stride + k * row_bytes(j);
+            CHECK(row >= 0 && row < rows, "%s: span reaches row %lld of %lld", describe(j), (long long)row,
+                  (long long)rows);
+            if (j->first_row < 0) j->first_row = row;
+            j->covered[row]++;
+            if (j->plan.side == CF_COMPUTE_BEFORE)
+                fill_row(j, data, row);
+            else if (j->plan.mode != CF_MODE_NOWIRE)
+                check_arrived(j, data, row);
+        }
+}
+
+static job job_create(const cf_group *group, cf_operation operation, cf_side side, cf_mode mode,
+                      cf_route route, int slices, cf_dtype dtype, int64_t capacity) {
+    cf_fuse_plan plan = {"test.place", group, operation, side, mode, route, slices, dtype, capacity};
+    return (job){.plan = plan, .fuse = cf_fuse_create(&context, plan)};
+}
+
+static void job_begin(job *j, int64_t rows, int64_t elements, int seed) {
+    const cf_group *g = j->plan.group;
+    j->rows = rows, j->elements = elements, j->seed = seed, j->first_row = -1;
+    j->full_bytes = g->size * rows * row_bytes(j);
+    j->full = malloc((size_t)j->full_bytes + GUARD_BYTES);
+    j->covered = calloc((size_t)(g->size * rows) + 1, sizeof *j->covered);
+    CHECK(j->full && j->covered, "out of memory");
+    memset(j->full, GUARD, (size_t)j->full_bytes + GUARD_BYTES);
+    for (int64_t row = 0; row < g->size * rows; row++) {
+        bool mine =
+            j->plan.operation == CF_ALLGATHER ? row / rows == g->rank : j->plan.side != CF_COMPUTE_BEFORE;
+        if (mine) fill_row(j, j->full + row * row_bytes(j), row);
+    }
+    j->sent_before = context.transport ? context.transport->bytes_sent(context.transport) : 0;
+    cf_fuse_begin(j->fuse, j->full, rows, elements, j->plan.side == CF_NO_COMPUTE ? NULL : compute, j, 7);
+}
+
+static void check_result(const job *j) {
+    const cf_group *g = j->plan.group;
+    bool own_stays = j->plan.side == CF_COMPUTE_AFTER && (j->plan.mode == CF_MODE_COMMFUSE || g->size == 1);
+    switch (j->plan.operation) {
+    case CF_ALLGATHER:
+        CHECK(j->result == j->full, "%s: the result is not the payload", describe(j));
+        for (int64_t row = 0; row < g->size * j->rows; row++)
+            check_arrived(j, j->result + row * row_bytes(j), row);
+        break;
+    case CF_REDUCE_SCATTER:
+        for (int64_t k = 0; k < j->rows; k++)
+            check_reduced(j, j->result + k * row_bytes(j), g->rank * j->rows + k);
+        break;
+    case CF_ALLTOALL:
+        for (int64_t row = 0; row < g->size * j->rows; row++)
+            if (!own_stays || row / j->rows != g->rank) check_arrived(j, j->result + row * row_bytes(j), row);
+        break;
+    }
+}
+
+static void job_finish(job *j) {
+    j->result = cf_fuse_finish(j->fuse);
+    cf_stream_sync(context.stream);
+    const cf_group *g = j->plan.group;
+    for (int64_t row = 0; row < g->size * j->rows; row++)
+        CHECK(j->covered[row] == (j->plan.side != CF_NO_COMPUTE), "%s: row %lld computed %d times",
+              describe(j), (long long)row, j->covered[row]);
+    for (int i = 0; i < GUARD_BYTES; i++)
+        CHECK((unsigned char)j->full[j->full_bytes + i] == GUARD, "%s: byte %d behind the payload",
+              describe(j), i);
+    if (j->plan.mode != CF_MODE_NOWIRE) check_result(j);
+    if (j->plan.mode == CF_MODE_COMMFUSE && j->plan.side == CF_COMPUTE_AFTER && j->rows >= j->plan.slices)
+        CHECK(j->first_row / j->rows == g->rank, "%s: begins with row %lld", describe(j),
+              (long long)j->first_row);
+}
+
+static void job_release(job *j) { // the payload; the operation can be begun again
+    free(j->full);
+    free(j->covered);
+}
+
+static void job_run(job *j, int64_t rows, int64_t elements, int seed) {
+    job_begin(j, rows, elements, seed);
+    job_finish(j);
+    job_release(j);
+}
+
+// ----------------------------------------------------------------------------------------------- tests
+
+// Every mode, route and number of slices; sizes odd, smaller than the number of slices, and none at all.
+static void every_mode(cf_operation operation, cf_side side) {
+    static const int64_t rows[] = {1, 3, 5, 7, 17, 0}, elements[] = {1, 3, 64, 100};
+    static const cf_dtype dtypes[] = {CF_FP32, CF_INT64, CF_FP64, CF_BF16, CF_BYTE};
+    int turn = 0, types = operation == CF_REDUCE_SCATTER ? 3 : 5; // BF16 and BYTE are moved, not added
+    for (cf_mode mode = CF_MODE_NONE; mode <= CF_MODE_NOWIRE; mode++)
+        for (cf_route route = CF_RING; route <= CF_DIRECT; route++)
+            for (int slices = 1; slices <= 4; slices++, turn++) {
+                job j = job_create(&mesh.tp_group, operation, side, mode, route, slices, dtypes[turn % types],
+                                   1700);
+                for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+                    job_run(&j, rows[i], elements[(i + (size_t)turn) % 4], turn);
+                cf_fuse_free(j.fuse);
+            }
+}
+
+static void allgather_alone(void) {
+    every_mode(CF_ALLGATHER, CF_NO_COMPUTE);
+}
+static void allgather_then_compute(void) {
+    every_mode(CF_ALLGATHER, CF_COMPUTE_AFTER);
+}
+static void reduce_scatter_alone(void) {
+    every_mode(CF_REDUCE_SCATTER, CF_NO_COMPUTE);
+}
+static void compute_then_reduce_scatter(void) {
+    every_mode(CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE);
+}
+static void alltoall_alone(void) {
+    every_mode(CF_ALLTOALL, CF_NO_COMPUTE);
+}
+static void compute_then_alltoall(void) {
+    every_mode(CF_ALLTOALL, CF_COMPUTE_BEFORE);
+}
+static void alltoall_then_compute(void) {
+    every_mode(CF_ALLTOALL, CF_COMPUTE_AFTER);
+}
+
+// Every type with every operation, in the mode that matters.
+static void every_type(void) {
+    for (cf_operation operation = CF_ALLGATHER; operation <= CF_ALLTOALL; operation++)
+        for (cf_dtype dtype = CF_FP32; dtype <= CF_BYTE; dtype++) {
+            if (operation == CF_REDUCE_SCATTER && dtype > CF_INT64) continue;
+            cf_side side = operation == CF_ALLGATHER ? CF_COMPUTE_AFTER : CF_COMPUTE_BEFORE;
+            job j = job_create(&mesh.tp_group, operation, side, CF_MODE_COMMFUSE, CF_RING, 2, dtype, 9 * 31);
+            job_run(&j, 9, 31, dtype);
+            cf_fuse_free(j.fuse);
+        }
+}
+
+static void megabytes(void) {
+    int64_t rows = 1051, elements = 600; // 2.4 MiB a shard: beyond what a library sends eagerly
+    for (cf_operation operation = CF_ALLGATHER; operation <= CF_ALLTOALL; operation++)
+        for (cf_mode mode = CF_MODE_NONE; mode <= CF_MODE_COMMFUSE; mode++)
+            for (cf_route route = CF_RING; route <= (mode == CF_MODE_COMMFUSE ? CF_DIRECT : CF_RING);
+                 route++) {
+                cf_side side = operation == CF_ALLGATHER ? CF_COMPUTE_AFTER : CF_COMPUTE_BEFORE;
+                job j = job_create(&mesh.tp_group, operation, side, mode, route, 2, CF_FP32, rows * elements);
+                job_run(&j, rows, elements, (int)mode);
+                cf_fuse_free(j.fuse);
+            }
+}
+
+static void several_in_flight(void) {
+    for (cf_mode mode = CF_MODE_NONE; mode <= CF_MODE_COMMFUSE; mode++)
+        for (int backwards = 0; backwards < 2; backwards++) {
+            const cf_group *g = &mesh.tp_group;
+            job jobs[] = {
+                job_create(g, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, mode, CF_RING, 2, CF_FP32, 5000),
+                job_create(g, CF_ALLGATHER, CF_COMPUTE_AFTER, mode, CF_DIRECT, 1, CF_INT64, 5000),
+                job_create(g, CF_ALLTOALL, CF_NO_COMPUTE, mode, CF_DIRECT, 1, CF_FP32, 5000),
+                job_create(g, CF_ALLGATHER, CF_NO_COMPUTE, mode, CF_RING, 1, CF_FP64, 5000),
+                job_create(g, CF_REDUCE_SCATTER, CF_NO_COMPUTE, mode, CF_DIRECT, 1, CF_FP64, 5000),
+            };
+            int count = sizeof jobs / sizeof jobs[0];
+            for (int i = 0; i < count; i++) job_begin(&jobs[i], 11 + i, 40 + i, i);
+            for (int i = 0; i < count; i++) job_finish(&jobs[backwards ? count - 1 - i : i]);
+            for (int i = 0; i < count; i++) {
+                job_release(&jobs[i]);
+                cf_fuse_free(jobs[i].fuse);
+            }
+        }
+}
+
+// Polling alone brings an operation to its end, and finish after that has nothing left to do.
+static void advance_to_the_end(void) {
+    for (cf_operation operation = CF_ALLGATHER; operation <= CF_ALLTOALL; operation++)
+        for (cf_mode mode = CF_MODE_NONE; mode <= CF_MODE_NOWIRE; mode++) {
+            cf_side side = operation == CF_REDUCE_SCATTER ? CF_COMPUTE_BEFORE : CF_COMPUTE_AFTER;
+            job j = job_create(&mesh.tp_group, operation, side, mode, CF_RING, 3, CF_FP32, 10000);
+            job_begin(&j, 100, 100, 3);
+            double give_up = cf_now_ms() + PATIENCE_S * 1e3;
+            while (!cf_fuse_advance(j.fuse))
+                CHECK(cf_now_ms() < give_up, "%s: advance comes to no end", describe(&j));
+            CHECK(cf_fuse_advance(j.fuse), "%s: advance after the end", describe(&j));
+            job_finish(&j);
+            job_release(&j);
+            cf_fuse_free(j.fuse);
+        }
+}
+
+static void one_operation_many_times(void) {
+    for (cf_operation operation = CF_ALLGATHER; operation <= CF_ALLTOALL; operation++) {
+        cf_side side = operation == CF_ALLGATHER ? CF_COMPUTE_AFTER : CF_COMPUTE_BEFORE;
+        job j = job_create(&mesh.tp_group, operation, side, CF_MODE_COMMFUSE, operation == CF_ALLTOALL, 2,
+                           CF_FP32, 22 * 49);
+        int64_t before = cf_memory_bytes();
+        for (int i = 0; i < 100; i++) job_run(&j, i * 7 % 23, 1 + i * 13 % 49, i);
+        CHECK(cf_memory_bytes() == before, "%s: memory grew by %lld bytes in 100 runs", describe(&j),
+              (long long)(cf_memory_bytes() - before));
+        cf_fuse_free(j.fuse);
+    }
+}
+
+static void sums_have_one_order(void) {
+    for (cf_route route = CF_RING; route <= CF_DIRECT; route++)
+        for (int slices = 1; slices <= 4; slices++) {
+            job j = job_create(&mesh.tp_group, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, CF_MODE_COMMFUSE, route,
+                               slices, CF_FP32, 37 * 53);
+            j.fractions = true; // check_reduced compares bits with the promised order
+            for (int again = 0; again < 3; again++) job_run(&j, 37, 53, 1);
+            cf_fuse_free(j.fuse);
+            job alone = job_create(&mesh.tp_group, CF_REDUCE_SCATTER, CF_NO_COMPUTE, CF_MODE_COMMFUSE, route,
+                                   slices, CF_FP32, 37 * 53);
+            alone.fractions = true;
+            job_run(&alone, 37, 53, 2);
+            cf_fuse_free(alone.fuse);
+        }
+}
+
+static void volume_is_what_must_travel(void) {
+    if (!context.transport) return;
+    for (cf_operation operation = CF_ALLGATHER; operation <= CF_ALLTOALL; operation++)
+        for (cf_mode mode = CF_MODE_NONE; mode <= CF_MODE_NOWIRE; mode++)
+            for (cf_route route = CF_RING; route <= CF_DIRECT; route++) {
+                cf_side side = operation == CF_ALLGATHER ? CF_COMPUTE_AFTER : CF_COMPUTE_BEFORE;
+                job j = job_create(&mesh.tp_group, operation, side, mode, route, 3, CF_FP64, 17 * 9);
+                job_run(&j, 17, 9, 4);
+                int64_t sent = context.transport->bytes_sent(context.transport) - j.sent_before;
+                int64_t expected = mode == CF_MODE_COMMFUSE ? (mesh.tp - 1) * 17 * 9 * 8 : 0;
+                CHECK(sent == expected, "%s: sent %lld bytes, not %lld", describe(&j), (long long)sent,
+                      (long long)expected);
+                cf_fuse_free(j.fuse);
+            }
+}
+
+// Both groups of a 2 × N/2 mesh at once, as a training step has them.
+static void two_groups_at_once(void) {
+    int ranks = mesh.tp;
+    if (ranks % 2 != 0 || !context.transport) return;
+    cf_mesh grid = ranks_mesh(context.transport, ranks / 2, 2);
+    for (cf_mode mode = CF_MODE_NONE; mode <= CF_MODE_COMMFUSE; mode++) {
+        job jobs[] = {
+            job_create(&grid.dp_group, CF_REDUCE_SCATTER, CF_NO_COMPUTE, mode, CF_RING, 1, CF_FP32, 4000),
+            job_create(&grid.tp_group, CF_ALLGATHER, CF_COMPUTE_AFTER, mode, CF_RING, 2, CF_FP32, 4000),
+            job_create(&grid.dp_group, CF_ALLGATHER, CF_NO_COMPUTE, mode, CF_RING, 1, CF_FP32, 4000),
+            job_create(&grid.tp_group, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, mode, CF_DIRECT, 1, CF_FP32,
+                       4000),
+            job_create(&grid.world_group, CF_ALLTOALL, CF_COMPUTE_BEFORE, mode, CF_RING, 1, CF_FP32, 4000),
+        };
+        int count = sizeof jobs / sizeof jobs[0];
+        for (int again = 0; again < 3; again++) {
+            for (int i = 0; i < count; i++) job_begin(&jobs[i], 13, 30 + i, i + again);
+            for (int i = count - 1; i >= 0; i--) job_finish(&jobs[i]);
+            for (int i = 0; i < count; i++) job_release(&jobs[i]);
+        }
+        for (int i = 0; i < count; i++) cf_fuse_free(jobs[i].fuse);
+    }
+    cf_mesh_free(&grid);
+}
+
+static void trace_sees_the_wire(void) {
+    for (cf_mode mode = CF_MODE_NONE; mode <= CF_MODE_NOWIRE; mode++) {
+        job j =
+            job_create(&mesh.tp_group, CF_ALLGATHER, CF_COMPUTE_AFTER, mode, CF_RING, 2, CF_FP32, 200 * 200);
+        cf_trace_step(context.trace, mode);
+        double begin = cf_now_ms();
+        job_run(&j, 200, 200, 5);
+        double took = cf_now_ms() - begin, comm = cf_trace_comm_ms(context.trace);
+        double exposed = cf_trace_exposed_ms(context.trace);
+        bool wire = mode != CF_MODE_NOWIRE && mesh.tp > 1;
+        CHECK(wire ? comm > 0 : comm == 0, "%s: %g ms of communication", describe(&j), comm);
+        CHECK(exposed >= 0 && exposed <= took && comm <= took && (wire || exposed < 1),
+              "%s: %g ms exposed, %g ms of communication in %g ms", describe(&j), exposed, comm, took);
+        cf_fuse_free(j.fuse);
+    }
+}
+
+static void an_operation_knows_its_plan(void) {
+    job j = job_create(&mesh.tp_group, CF_ALLTOALL, CF_COMPUTE_AFTER, CF_MODE_COMMFUSE, CF_DIRECT, 2, CF_FP64,
+                       100);
+    const cf_schedule *s = cf_fuse_schedule(j.fuse);
+    const cf_fuse_plan *plan = cf_fuse_get_plan(j.fuse);
+    CHECK(s->ranks == mesh.tp && s->rank == mesh.tp_group.rank && s->operation == CF_ALLTOALL,
+          "a schedule of rank %d of %d", s->rank, s->ranks);
+    CHECK(strcmp(plan->name, "test.place") == 0 && plan->capacity == 100 && plan->dtype == CF_FP64,
+          "another plan");
+    cf_fuse_free(j.fuse);
+    cf_fuse_free(NULL);
+}
+
+// A group of one needs no transport, and then a child may be forked to die.
+static void alone_without_transport(void) {
+    if (mesh.tp > 1) return;
+    cf_transport *kept = context.transport;
+    context.transport = NULL;
+    for (cf_operation operation = CF_ALLGATHER; operation <= CF_ALLTOALL; operation++)
+        for (cf_mode mode = CF_MODE_NONE; mode <= CF_MODE_NOWIRE; mode++) {
+            cf_side side = operation == CF_REDUCE_SCATTER ? CF_COMPUTE_BEFORE : CF_COMPUTE_AFTER;
+            job j = job_create(&mesh.tp_group, operation, side, mode, CF_RING, 3, CF_FP32, 7 * 11);
+            job_run(&j, 7, 11, 6);
+            cf_fuse_free(j.fuse);
+        }
+    cf_barrier(&context, &mesh.tp_group);
+    job j =
+        job_create(&mesh.tp_group, CF_ALLGATHER, CF_NO_COMPUTE, CF_MODE_COMMFUSE, CF_RING, 1, CF_FP32, 10);
+    float payload[12] = {0};
+    ASSERT_DIES((cf_die_setup(0, 1, NULL), cf_fuse_begin(j.fuse, payload, 2, 6, NULL, NULL, -1)),
+                "test.place", "all-gather", "2 x 6", "10"); // the child has no MPI that it could abort
+    cf_fuse_free(j.fuse);
+    context.transport = kept;
+}
+
+static void barrier_holds_everybody(void) { // nobody leaves before the last one has come
+    for (int late = 0; late < mesh.tp; late++) {
+        double stamps[2] = {0, 0}; // milliseconds on the clock that the ranks of a host share
+        if (late == mesh.tp_group.rank) {
+            double until = cf_now_ms() + 20;
+            while (cf_now_ms() < until) {}
+        }
+        stamps[0] = cf_now_ms();
+        cf_barrier(&context, &mesh.tp_group);
+        stamps[1] = cf_now_ms();
+        double *all = malloc((size_t)mesh.tp * sizeof stamps);
+        CHECK(all, "out of memory");
+        memcpy(all + 2 * mesh.tp_group.rank, stamps, sizeof stamps);
+        cf_fuse_plan plan = {
+            "stamps", &mesh.tp_group, CF_ALLGATHER, CF_NO_COMPUTE, CF_MODE_NONE, CF_RING, 1, CF_FP64, 2};
+        cf_fuse *gather = cf_fuse_create(&context, plan);
+        cf_fuse_run(gather, all, 1, 2, NULL, NULL, -1);
+        for (int r = 0; r < mesh.tp; r++)
+            CHECK(stamps[1] >= all[2 * r], "left the barrier %g ms before rank %d came",
+                  all[2 * r] - stamps[1], r);
+        cf_fuse_free(gather);
+        free(all);
+    }
+}
+
+int main(int argc, char **argv) {
+    cf_transport *transport = cf_transport_mpi_create(&argc, &argv);
+    cf_transport_mpi_configure(transport, 1, PATIENCE_S);
+    cf_device_threads(1);
+    mesh = ranks_mesh(transport, transport->size, 1);
+    context = (cf_context){.transport = transport,
+                           .stream = cf_stream_create(),
+                           .trace = cf_trace_create(),
+                           .step = 41};
+    static const ranks_case cases[] = {
+        RANKS_CASE(allgather_alone),
+        RANKS_CASE(allgather_then_compute),
+        RANKS_CASE(reduce_scatter_alone),
+        RANKS_CASE(compute_then_reduce_scatter),
+        RANKS_CASE(alltoall_alone),
+        RANKS_CASE(compute_then_alltoall),
+        RANKS_CASE(alltoall_then_compute),
+        RANKS_CASE(every_type),
+        RANKS_CASE(megabytes),
+        RANKS_CASE(several_in_flight),
+        RANKS_CASE(advance_to_the_end),
+        RANKS_CASE(one_operation_many_times),
+        RANKS_CASE(sums_have_one_order),
+        RANKS_CASE(volume_is_what_must_travel),
+        RANKS_CASE(two_groups_at_once),
+        RANKS_CASE(trace_sees_the_wire),
+        RANKS_CASE(an_operation_knows_its_plan),
+        RANKS_CASE(alone_without_transport),
+        RANKS_CASE(barrier_holds_everybody),
+    };
+    int status = ranks_run(transport->rank, cases, sizeof cases / sizeof cases[0]);
+    cf_trace_free(context.trace);
+    cf_stream_free(context.stream);
+    cf_mesh_free(&mesh);
+    transport->close(transport);
+    return status;
+}
