@@ -1,6 +1,6 @@
 // Token numbers to text, for samples. prepare.py writes a vocabulary file beside the token files:
-// tokenizer.bin, 256 uint32 header (20240328, 2, count, end-of-text token, 0 …; llm.c's tokenizer file), then for each token one length byte
-// and that many bytes. Byte-level models need none: token = byte.
+// tokenizer.bin (llm.c's), 256 uint32 header (20240328, 2, count, end-of-text token, 0 …), then for each token
+// one length byte and that many bytes. Byte-level models need none: token = byte.
 #ifndef DETOKENIZE_H
 #define DETOKENIZE_H
 
@@ -17,7 +17,7 @@ vocabulary *vocabulary_open(const char *path);
 // The file tokenizer.bin in the directory of the first file that matches the glob; else NULL.
 vocabulary *vocabulary_beside(const char *pattern);
 void vocabulary_close(vocabulary *v);
-int64_t vocabulary_size(const vocabulary *v);      // 256 for NULL (bytes)
+int64_t vocabulary_size(const vocabulary *v);        // 256 for NULL (bytes)
 int64_t vocabulary_end_of_text(const vocabulary *v); // -1 if none
 // Bytes of one token into text (at most 255 and no terminator); returns how many. NULL v: the byte itself.
 int vocabulary_bytes(const vocabulary *v, int64_t token, char *text);

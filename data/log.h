@@ -15,9 +15,9 @@ typedef struct logfile logfile;
 logfile *log_open(const char *path); // truncates; dies if it cannot be written; NULL or "" gives NULL
 void log_begin(logfile *log, const char *event);
 void log_int(logfile *log, const char *name, int64_t value);
-void log_real(logfile *log, const char *name, double value); // NaN, infinity: null
+void log_real(logfile *log, const char *name, double value);      // NaN, infinity: null
 void log_text(logfile *log, const char *name, const char *value); // invalid UTF-8 becomes U+FFFD
-void log_end(logfile *log); // writes the line; dies on write errors
+void log_end(logfile *log);                                       // writes the line; dies on write errors
 void log_close(logfile *log);
 
 #ifdef __cplusplus

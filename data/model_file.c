@@ -43,7 +43,7 @@ struct model_writer {
     char buffer[BUFFER_BYTES];
 };
 
-// --- shape --------------------------------------------------------------------------------------------------
+// --- shape -------------------------------------------------------------------------------------------------
 
 const char *model_tensor_name(int tensor) {
     static const char *const name[MODEL_TENSORS] = {"wte",      "wpe",      "ln1w", "ln1b", "qkvw", "qkvb",
@@ -129,7 +129,7 @@ static void check_shape(const model_shape *s, const char *path) {
                         path, (long long)s->Vp, (long long)s->V);
 }
 
-// --- bf16: the upper half of a float ------------------------------------------------------------------------
+// --- bf16: the upper half of a float -----------------------------------------------------------------------
 
 static float from_bf16(uint16_t half) {
     uint32_t bits = (uint32_t)half << 16;
@@ -146,7 +146,7 @@ static uint16_t to_bf16(float value) {
     return (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
 }
 
-// --- reading ------------------------------------------------------------------------------------------------
+// --- reading -----------------------------------------------------------------------------------------------
 
 static void map_file(model_file *file, const char *path) {
     struct stat status;
@@ -228,7 +228,7 @@ void model_file_close(model_file *file) {
     free(file);
 }
 
-// --- writing ------------------------------------------------------------------------------------------------
+// --- writing -----------------------------------------------------------------------------------------------
 
 CF_NORETURN static void give_up(model_writer *w, const char *doing) {
     int error = errno;
@@ -270,7 +270,8 @@ model_writer *model_writer_open(const char *path, const model_shape *shape, int 
     w->expected = model_parameters(shape);
     w->bytes = HEADER_BYTES + w->expected * (w->bf16 ? 2 : 4);
     int length = snprintf(w->temporary, sizeof w->temporary, "%s.tmp.%ld", path, (long)getpid());
-    if (length >= (int)sizeof w->temporary) cf_die(NULL, "the name of a model file is too long: %.100s…", path);
+    if (length >= (int)sizeof w->temporary)
+        cf_die(NULL, "the name of a model file is too long: %.100s…", path);
     memcpy(w->path, path, strlen(path) + 1);
     w->fd = open(w->temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (w->fd < 0) give_up(w, "cannot create");

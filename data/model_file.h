@@ -12,32 +12,36 @@
 extern "C" {
 #endif
 
+// In the order of the file.
+// clang-format off
 enum {
     MODEL_WTE, MODEL_WPE, MODEL_LN1W, MODEL_LN1B, MODEL_QKVW, MODEL_QKVB, MODEL_ATTPROJW, MODEL_ATTPROJB,
     MODEL_LN2W, MODEL_LN2B, MODEL_FCW, MODEL_FCB, MODEL_FCPROJW, MODEL_FCPROJB, MODEL_LNFW, MODEL_LNFB,
     MODEL_TENSORS
 };
+// clang-format on
 
 typedef struct model_shape {
     int64_t maxT, V, L, heads, C, Vp;
 } model_shape;
 
-const char *model_tensor_name(int tensor);                            // "wte", "qkvw", …
-int64_t model_tensor_layers(const model_shape *shape, int tensor);    // L, or 1 for wte, wpe, lnfw, lnfb
-int64_t model_tensor_rows(const model_shape *shape, int tensor);      // of one layer; 1 for vectors
+const char *model_tensor_name(int tensor);                         // "wte", "qkvw", …
+int64_t model_tensor_layers(const model_shape *shape, int tensor); // L, or 1 for wte, wpe, lnfw, lnfb
+int64_t model_tensor_rows(const model_shape *shape, int tensor);   // of one layer; 1 for vectors
 int64_t model_tensor_columns(const model_shape *shape, int tensor);
-int64_t model_parameters(const model_shape *shape);                   // elements of all tensors
+int64_t model_parameters(const model_shape *shape); // elements of all tensors
 
 typedef struct model_file model_file;
-model_file *model_file_open(const char *path);           // read-only, memory-mapped; dies together
+model_file *model_file_open(const char *path); // read-only, memory-mapped; dies together
 model_shape model_file_shape(const model_file *file);
 // `count` elements from element `first` of one layer of a tensor, converted to float.
-void model_file_read(const model_file *file, int tensor, int64_t layer, int64_t first, int64_t count, float *out);
+void model_file_read(const model_file *file, int tensor, int64_t layer, int64_t first, int64_t count,
+                     float *out);
 void model_file_close(model_file *file);
 
 // Writing, by one rank: tensors in file order from the first element to the last, then commit. Goes to
-// PATH.tmp.<pid>, is synced and renamed over PATH by commit, so PATH is always a complete file. Write errors (disk
-// full, permission) die naming the file; the previous file stays, the temporary one is removed.
+// PATH.tmp.<pid>, is synced and renamed over PATH by commit, so PATH is always a complete file. Write errors
+// (disk full, permission) die naming the file; the previous file stays, the temporary one is removed.
 typedef struct model_writer model_writer;
 model_writer *model_writer_open(const char *path, const model_shape *shape, int version); // 3 or 5
 void model_writer_append(model_writer *writer, const float *values, int64_t count);

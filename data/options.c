@@ -6,8 +6,8 @@
 // range is an error in every run and cannot hide. Texts are not copied: they live in argv as long as the run.
 //
 // Limits are generous for any GPT that fits a machine, and small enough that every product of sizes that the
-// program forms fits 64 bits: micro-batch × heads × seq² × 4 bytes is at most 2^60. Integers stop below 2^53, so
-// that they pass through the table's doubles, and through any JSON reader, exactly.
+// program forms fits 64 bits: micro-batch × heads × seq² × 4 bytes is at most 2^60. Integers stop below 2^53,
+// so that they pass through the table's doubles, and through any JSON reader, exactly.
 //
 // Errors are found by options_try(), which returns, and told by options_parse(), which does not.
 #include "options.h"
@@ -42,36 +42,43 @@ static const option_row table[] = {
     INT(heads, "heads", "0", 0, 1024, "attention heads, which must divide the channels; 0: as --model says"),
     INT(seq, "seq", "1024", 1, 262144, "tokens per sequence"),
     INT(vocab, "vocab", "0", 0, 65536,
-        "size of the vocabulary; 0: the model file's, else that of tokenizer.bin beside the training tokens, else 256"),
+        "size of the vocabulary; 0: the model file's, else that of tokenizer.bin beside the training tokens, "
+        "else 256"),
     TEXT(init_from, "init-from", "", "FILE", "start from this model file (llm.c format); it sets the shape"),
 #undef GROUP
 #define GROUP "data"
-    TEXT(train, "train", "", "GLOB", "token files to train on (llm.c format, made by data/prepare.py); quote a pattern"),
+    TEXT(train, "train", "", "GLOB",
+         "token files to train on (llm.c format, made by data/prepare.py); quote a pattern"),
     TEXT(val, "val", "", "GLOB", "token files for the validation loss"),
 #undef GROUP
 #define GROUP "parallel"
-    INT(tp, "tp", "0", 0, 65536, "ranks that share one replica (tensor parallel); 0: ranks / dp, and 1 if dp is 0 too"),
+    INT(tp, "tp", "0", 0, 65536,
+        "ranks that share one replica (tensor parallel); 0: ranks / dp, and 1 if dp is 0 too"),
     INT(dp, "dp", "0", 0, 65536, "replicas (data parallel); 0: ranks / tp; tp x dp is the number of ranks"),
     CHOICE(strategy, "strategy", "tpsp", "tpsp|up",
            "tpsp: tensor and sequence parallel; up: Ulysses, whole weights and attention split by heads"),
     CHOICE(transport, "transport", "auto", "auto|mpi|nccl|ipc", "what moves the bytes between ranks"),
     CHOICE(overlap, "overlap", "commfuse", "none|slice|commfuse|nowire",
-           "none: blocking; slice: data slicing; commfuse: tail-free; nowire: no transfers, wrong results, for benchmarks"),
-    CHOICE(route, "route", "ring", "ring|direct", "commfuse: neighbour to neighbour, or straight to and from the owner"),
+           "none: blocking; slice: data slicing; commfuse: tail-free; nowire: no transfers, wrong results, "
+           "for benchmarks"),
+    CHOICE(route, "route", "ring", "ring|direct",
+           "commfuse: neighbour to neighbour, or straight to and from the owner"),
     INT(slices, "slices", "0", 0, 1024,
         "slices of an operation (commfuse: of each rank's part); 0: 4 for slice, 1 for commfuse"),
 #undef GROUP
 #define GROUP "training"
     INT(batch, "batch", "0", 0, 1e9,
         "sequences per step over all ranks, a multiple of micro-batch x dp; 0: micro-batch x dp"),
-    INT(micro_batch, "micro-batch", "4", 1, 4096, "sequences per replica per pass; the rest of a batch is accumulated"),
+    INT(micro_batch, "micro-batch", "4", 1, 4096,
+        "sequences per replica per pass; the rest of a batch is accumulated"),
     INT(steps, "steps", "40", 0, 1e9, "optimizer steps"),
     REAL(lr, "lr", "3e-4", 0, 100, "highest learning rate"),
     REAL(min_lr, "min-lr", "0", 0, 100, "learning rate at the last step"),
     INT(warmup, "warmup", "0", 0, 1e9, "steps over which the learning rate rises linearly from 0"),
     CHOICE(schedule, "schedule", "cosine", "cosine|linear|constant|wsd",
            "learning rate after the warm-up; wsd: constant, then down over the last fifth"),
-    REAL(weight_decay, "weight-decay", "0.1", 0, 100, "AdamW's decoupled decay, of matrices and embeddings only"),
+    REAL(weight_decay, "weight-decay", "0.1", 0, 100,
+         "AdamW's decoupled decay, of matrices and embeddings only"),
     REAL(beta1, "beta1", "0.9", 0, 0.999999, "AdamW's decay of the first moment"),
     REAL(beta2, "beta2", "0.95", 0, 0.999999, "AdamW's decay of the second moment"),
     REAL(eps, "eps", "1e-8", 1e-30, 1, "AdamW's epsilon"),
@@ -81,21 +88,24 @@ static const option_row table[] = {
 #undef GROUP
 #define GROUP "watching"
     INT(val_every, "val-every", "20", 0, 1e9, "steps between validation losses; 0: never"),
-    INT(val_batches, "val-batches", "20", 1, 1e9, "batches of --batch sequences per validation loss, from the start of the set; fewer if it is shorter"),
+    INT(val_batches, "val-batches", "20", 1, 1e9,
+        "batches of --batch sequences in a validation loss, from the start of the set; fewer if it is short"),
     INT(sample_every, "sample-every", "0", 0, 1e9, "steps between samples of generated text; 0: never"),
     TEXT(log, "log", "", "FILE", "log, one JSON object a line"),
     TEXT(trace, "trace", "", "FILE", "timeline of some steps, for chrome://tracing or ui.perfetto.dev"),
     TEXT(trace_steps, "trace-steps", "1:3", "A:B", "steps of the timeline: A up to, but not including, B"),
 #undef GROUP
 #define GROUP "output"
-    TEXT(out, "out", "", "DIR", "directory for checkpoints"),
-    INT(save_every, "save-every", "0", 0, 1e9, "steps between checkpoints; 0: never"),
+    TEXT(out, "out", "", "DIR", "directory for what is saved"),
+    INT(save_every, "save-every", "0", 0, 1e9, "steps between saves; 0: never"),
 #undef GROUP
 #define GROUP "machine"
-    INT(threads, "threads", "0", 0, 4096, "compute threads per rank; 0: share the cores between the ranks of a host"),
+    INT(threads, "threads", "0", 0, 4096,
+        "compute threads per rank; 0: share the cores between the ranks of a host"),
     REAL(peak_tflops, "peak-tflops", "0", 0, 1e6,
          "peak of one rank's device, for the MFU; 0: known for GPUs, measured with a GEMM on CPUs"),
-    REAL(timeout, "timeout", "60", 0, 604800, "seconds a rank waits for another before it gives up; 0: for ever"),
+    REAL(timeout, "timeout", "60", 0, 604800,
+         "seconds a rank waits for another before it gives up; 0: for ever"),
     FLAG(dry_run, "dry-run", "check everything, print mesh, shape and memory per purpose, then stop"),
     FLAG(help, "help", "this list"),
 #undef GROUP
@@ -120,7 +130,7 @@ static bool fail(options_problem *problem, const char *hint, const char *format,
     return false;
 }
 
-// --- values -------------------------------------------------------------------------------------------------
+// --- values ------------------------------------------------------------------------------------------------
 
 // Digits with one optional sign, all of `length` characters: no blanks, no hexadecimal, nothing behind.
 static bool plain_int(const char *text, size_t length, int64_t *value) {
@@ -211,7 +221,7 @@ static bool set(options *o, const option_row *row, const char *text, options_pro
     return true;
 }
 
-// --- names --------------------------------------------------------------------------------------------------
+// --- names -------------------------------------------------------------------------------------------------
 
 // Levenshtein's distance between a (of a given length, at most NAME_MAX) and b.
 static int distance(const char *a, size_t length, const char *b) {
@@ -253,7 +263,7 @@ static const option_row *find(const char *name, size_t length) {
     return NULL;
 }
 
-// --- the command line ---------------------------------------------------------------------------------------
+// --- the command line --------------------------------------------------------------------------------------
 
 // One option, argv[*at] and perhaps its value behind; *at is left on the last argument used.
 static bool take(options *o, int argc, char **argv, int *at, options_problem *problem) {
@@ -327,7 +337,7 @@ void options_value(const options *o, const option_row *row, char *text, int64_t 
     }
 }
 
-// --- help ---------------------------------------------------------------------------------------------------
+// --- help --------------------------------------------------------------------------------------------------
 
 // Words of `text` from column `from` on, wrapped at WIDTH and indented likewise.
 static void print_wrapped(FILE *file, int from, const char *text) {

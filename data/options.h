@@ -46,14 +46,14 @@ typedef struct options {
 
 typedef enum { OPTION_INT, OPTION_REAL, OPTION_TEXT, OPTION_CHOICE, OPTION_FLAG } option_type;
 typedef struct option_row {
-    const char *group;   // "model", "data", …: heading in --help
-    const char *name;    // without --
+    const char *group; // "model", "data", …: heading in --help
+    const char *name;  // without --
     option_type type;
-    const char *fallback; // default, as text; parsed like user input
+    const char *fallback;    // default, as text; parsed like user input
     double minimum, maximum; // INT and REAL: allowed range
-    const char *choices; // CHOICE: "none|slice|commfuse|nowire"; TEXT: what it is: FILE, DIR, GLOB, or A:B (checked)
-    const char *help;    // one line
-    int64_t offset;      // of the field in struct options
+    const char *choices;     // CHOICE: "none|slice|commfuse|nowire"; TEXT: FILE, DIR, GLOB, or A:B (checked)
+    const char *help;        // one line
+    int64_t offset;          // of the field in struct options
 } option_row;
 const option_row *options_table(int *count);
 

@@ -1,19 +1,20 @@
 #!/usr/bin/env python3
 """Text files to token files: DIR/train_000000.bin …, DIR/val_000000.bin …, and DIR/tokenizer.bin for gpt2.
 
-    data/prepare.py --input shakespeare.txt --out tokens                       each byte is a token
-    data/prepare.py --input *.txt --out tokens --encoding gpt2                 GPT-2's encoding, downloaded
-    data/prepare.py --input *.txt --out tokens --encoding gpt2 --bpe-dir DIR   from DIR/vocab.bpe, DIR/encoder.json
+    data/prepare.py --input shakespeare.txt --out tokens              each byte is a token
+    data/prepare.py --input *.txt --out tokens --encoding gpt2        GPT-2's encoding, downloaded
+             … --bpe-dir DIR                                          from DIR/vocab.bpe and DIR/encoder.json
 
-The input files, in the order given, are one text; its last --val-fraction becomes validation data. For gpt2 a token
-<|endoftext|> stands between two files; the same letters inside a file are ordinary text. Text is read and encoded in
-pieces, cut where the encoding would have cut too, so memory does not grow with the input.
+The input files, in the order given, are one text; its last --val-fraction becomes validation data. For gpt2 a
+token <|endoftext|> stands between two files; the same letters inside a file are ordinary text. Text is read
+and encoded in pieces, cut where the encoding would have cut too, so memory does not grow with the input.
 
-Nothing in DIR changes until everything is written: new files are written beside the old ones and renamed at the end,
-then left-over shards of an earlier, larger run are removed, so that DIR is always one data set.
+Nothing in DIR changes until everything is written: new files are written beside the old ones and renamed at
+the end, then left-over shards of an earlier, larger run are removed, so that DIR is always one data set.
 
-Formats (little-endian): a token file has 256 int32 (20240520, 1, count, 0 …), then count uint16 tokens; tokenizer.bin
-has 256 uint32 (20240328, 2, count, end-of-text token, 0 …), then for each token one length byte and its bytes.
+Formats (little-endian): a token file has 256 int32 (20240520, 1, count, 0 …), then count uint16 tokens;
+tokenizer.bin has 256 uint32 (20240328, 2, count, end-of-text token, 0 …), then for each token one length byte
+and its bytes.
 """
 import argparse
 import array
@@ -31,6 +32,7 @@ END_OF_TEXT = "<|endoftext|>"
 GPT2_TOKENS = 50257
 # How GPT-2 splits text before it merges bytes.
 GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+TO_UTF8 = "convert it to UTF-8, or use --encoding byte"
 PIECE_BYTES = 1 << 20
 PROGRESS_S = 2
 
@@ -82,8 +84,8 @@ def load_gpt2(bpe_dir):
         import tiktoken
         import tiktoken.load
     except ImportError as error:
-        raise Problem(f"--encoding gpt2 needs the Python package tiktoken, which {sys.executable} does not have ({error})",
-                      "run scripts/install_deps.sh --bpe, then build/venv/bin/python data/prepare.py …") from None
+        raise Problem(f"--encoding gpt2 needs the package tiktoken, and {sys.executable} has none: {error}",
+                      "scripts/install_deps.sh --bpe, then build/venv/bin/python data/prepare.py …") from None
     if bpe_dir is None:
         try:
             return tiktoken.get_encoding("gpt2")
@@ -113,10 +115,10 @@ def little_endian(tokens):
 
 
 def whole_words(pieces, start=0):
-    """Bytes of a file from byte `start` on to text, cut so that the parts encode to the same tokens as the whole.
+    """Bytes of a file, from byte `start` on, to text in parts that encode to the same tokens as the whole.
 
-    GPT-2's pattern never matches across a non-blank followed by a blank, and never looks back, so cutting in front of
-    that blank is exact. Everything behind the last such place waits for the next piece.
+    GPT-2's pattern never matches across a non-blank followed by a blank, and never looks back, so cutting in
+    front of that blank is exact. Everything behind the last such place waits for the next piece.
     """
     decoder = codecs.getincrementaldecoder("utf-8")()
     pending, fed = [], start
@@ -124,8 +126,8 @@ def whole_words(pieces, start=0):
         try:
             text = decoder.decode(piece)
         except UnicodeDecodeError as error:
-            raise Problem(f"it is not UTF-8 text at byte {fed - len(decoder.getstate()[0]) + error.start}: {error.reason}",
-                          "convert it to UTF-8, or use --encoding byte") from None
+            at = fed - len(decoder.getstate()[0]) + error.start
+            raise Problem(f"it is not UTF-8 text at byte {at}: {error.reason}", TO_UTF8) from None
         fed += len(piece)
         before = pending[-1][-1:] if pending else ""
         cut = last_cut(before + text) - len(before)
@@ -137,7 +139,7 @@ def whole_words(pieces, start=0):
     try:
         decoder.decode(b"", True)
     except UnicodeDecodeError:
-        raise Problem("it ends within a UTF-8 character", "convert it to UTF-8, or use --encoding byte") from None
+        raise Problem("it ends within a UTF-8 character", TO_UTF8) from None
     yield "".join(pending)
 
 
@@ -321,11 +323,14 @@ def parse_arguments(arguments):
     parser.add_argument("--input", nargs="+", required=True, metavar="FILE", help="text files, in this order")
     parser.add_argument("--out", required=True, metavar="DIR", help="directory of the token files")
     parser.add_argument("--encoding", choices=["byte", "gpt2"], default="byte", help="what a token is")
-    parser.add_argument("--bpe-dir", metavar="DIR", help="where GPT-2's vocab.bpe and encoder.json are; else downloaded")
-    parser.add_argument("--val-fraction", type=number(float, 0, 0.999, "a fraction from 0 to 0.999"), default=0.1,
-                        metavar="X", help="part of the text, from its end, that is for validation")
-    parser.add_argument("--shard-tokens", type=number(int, 1, 2**31 - 1, "a whole number from 1 to 2^31 - 1"),
-                        default=100_000_000, metavar="N", help="most tokens in one file")
+    parser.add_argument("--bpe-dir", metavar="DIR",
+                        help="where GPT-2's vocab.bpe and encoder.json are; else downloaded")
+    parser.add_argument("--val-fraction", metavar="X", default=0.1,
+                        type=number(float, 0, 0.999, "a fraction from 0 to 0.999"),
+                        help="part of the text, from its end, that is for validation")
+    parser.add_argument("--shard-tokens", metavar="N", default=100_000_000,
+                        type=number(int, 1, 2**31 - 1, "a whole number from 1 to 2^31 - 1"),
+                        help="most tokens in one file")
     options = parser.parse_args(arguments)
     if options.bpe_dir is not None and options.encoding != "gpt2":
         parser.error("--bpe-dir is for --encoding gpt2")
@@ -358,7 +363,9 @@ def main(arguments=None):
     try:
         prepare(options)
     except Problem as problem:
-        print(f"error: {problem}", *[f"hint:  {problem.hint}"] * bool(problem.hint), sep="\n", file=sys.stderr)
+        print(f"error: {problem}", file=sys.stderr)
+        if problem.hint:
+            print(f"hint:  {problem.hint}", file=sys.stderr)
         return 1
     except OSError as error:
         print(f"error: {error.strerror}: {error.filename or options.out}", file=sys.stderr)

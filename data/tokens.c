@@ -5,9 +5,9 @@
 // (seed, epoch) without a table: the number of samples may be in the billions. A Feistel network is a
 // permutation of [0, 4^h) whatever its round function, built from that function's hash alone; h is the least
 // with 4^h ≥ samples, and a result outside [0, samples) goes through the network again until it falls inside
-// (cycle walking: still a permutation, fewer than four rounds of it on average, as the domain is less than four
-// times too large). The order is part of the program's contract: runs are repeated by seed, so it may not
-// change, and a test pins it.
+// (cycle walking: still a permutation, fewer than four rounds of it on average, as the domain is less than
+// four times too large). The order is part of the program's contract: runs are repeated by seed, so it may
+// not change, and a test pins it.
 //
 // Files are sorted by byte value, not by locale, for the same reason.
 #include "tokens.h"
@@ -41,7 +41,7 @@ struct tokens {
 
 static const char *const how_to_make = "make token files with data/prepare.py --input TEXT --out DIR";
 
-// --- opening ------------------------------------------------------------------------------------------------
+// --- opening -----------------------------------------------------------------------------------------------
 
 static int by_bytes(const void *a, const void *b) {
     return strcmp(*(char *const *)a, *(char *const *)b);
@@ -152,7 +152,7 @@ int tokens_files(const tokens *t) {
     return t->count;
 }
 
-// --- order --------------------------------------------------------------------------------------------------
+// --- order -------------------------------------------------------------------------------------------------
 
 // splitmix64's finaliser: every bit of the result depends on every bit of x.
 static uint64_t mix(uint64_t x) {
@@ -184,7 +184,7 @@ int64_t tokens_shuffled(const tokens *t, uint64_t seed, int64_t position) {
     return (int64_t)x;
 }
 
-// --- reading ------------------------------------------------------------------------------------------------
+// --- reading -----------------------------------------------------------------------------------------------
 
 // The file that holds a sample: the last one whose first sample is not behind it.
 static const token_file *file_of(const tokens *t, int64_t sample) {

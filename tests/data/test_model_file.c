@@ -141,7 +141,7 @@ static void test_reading_outside(void **state) {
     model_file_close(file);
 }
 
-// --- bf16 ---------------------------------------------------------------------------------------------------
+// --- bf16 --------------------------------------------------------------------------------------------------
 
 static uint32_t bits_of(float value) {
     uint32_t bits;
@@ -219,7 +219,7 @@ static void test_bf16_round_trip(void **state) {
     free(again);
 }
 
-// --- damaged files ------------------------------------------------------------------------------------------
+// --- damaged files -----------------------------------------------------------------------------------------
 
 // A version 3 file of the tiny shape with one header field changed and some bytes added or cut.
 static char *damaged(int field, int32_t value, int extra_bytes) {
@@ -258,7 +258,7 @@ static void test_headers(void **state) {
     model_file_close(model_file_open(damaged(0, 20240326, 0)));
 }
 
-// --- writing that fails -------------------------------------------------------------------------------------
+// --- writing that fails ------------------------------------------------------------------------------------
 
 static void limit_file_size(rlim_t bytes) {
     signal(SIGXFSZ, SIG_IGN); // the write fails with EFBIG instead

@@ -77,7 +77,8 @@ class GPT2(PrepareCase):
     def test_pieces_encode_like_the_whole(self):
         prepare = load_prepare()
         encoder = prepare.GPT2(BPE)
-        texts = ["  a \n\n b  c \t d\n", "I'll we've he's they'd 'tis it 's\n" * 3, "x\u3000 y \u00a0 z \u2028\n w",
+        texts = ["  a \n\n b  c \t d\n", "I'll we've he's they'd 'tis it 's\n" * 3,
+                 "x\u3000 y \u00a0 z \u2028\n w",
                  "日本語 の text。 \n次 の行 🙂 🙂", "   lead and trail   ", "1 22 333  4444   55555"]
         for text in texts:
             whole = encoder.encoding.encode_ordinary(text)

@@ -7,7 +7,7 @@
 
 enum { HEADER = 256 };
 
-// A token file of `count` tokens: first, first + 1, … modulo 65536. Header fields as given, bytes added or cut.
+// A token file of `count` tokens: first, first + 1, … modulo 65536. Header as given, bytes added or cut.
 static char *write_file(const char *name, int magic, int version, int claimed, int count, int first,
                         int extra_bytes) {
     size_t size = HEADER * 4 + (size_t)count * 2 + (size_t)extra_bytes;
