@@ -47,8 +47,6 @@ static void check_linear(int64_t R, int64_t IC, int64_t OC, bool with_bias) {
     assert_gradient("x", p.x, dx, R * IC, MOST, linear_loss, &p);
     assert_gradient("w", p.w, dw, OC * IC, MOST, linear_loss, &p);
     if (with_bias) assert_gradient("bias", p.bias, db, OC, MOST, linear_loss, &p);
-    real *all[] = {p.x, p.w, p.bias, p.y, p.dy, dx, dw, db, dw_before, db_before};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) cf_free(all[i]);
 }
 
 static void linear(void **state) {
@@ -92,9 +90,6 @@ static void check_layernorm(int64_t R, int64_t C) {
     assert_gradient("x", p.x, dx, R * C, MOST, layernorm_loss, &p);
     assert_gradient("w", p.w, dw, C, MOST, layernorm_loss, &p);
     assert_gradient("b", p.b, db, C, MOST, layernorm_loss, &p);
-    real *all[] = {p.x, p.w, p.b, p.y,       p.dy,      p.mean,    p.rstd,
-                   dx,  dw,  db,  dx_before, dw_before, db_before, scratch};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) cf_free(all[i]);
 }
 
 static void layernorm(void **state) {
@@ -124,8 +119,6 @@ static void gelu(void **state) {
     assert_gradient("x", p.x, dx, p.n, MOST, gelu_loss, &p);
     gelu_backward(in_place, in_place, p.x, p.n, NULL);
     assert_same_bits("dx in dy's place", in_place, dx, p.n);
-    real *all[] = {p.x, p.y, p.dy, dx, in_place};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) cf_free(all[i]);
 }
 
 // Tokens → rows of wte held here + positions; the loss is x · dx
@@ -144,7 +137,7 @@ static double embedding_loss(void *context) {
 
 static void check_embedding(int64_t first, int64_t count, int64_t t0, int64_t T, int64_t B, int64_t C) {
     const int64_t vocabulary = 11, maxT = t0 + T + 2, R = T * B;
-    embedding_problem p = {first, count, t0, T, B, C, maxT, cf_alloc(R * 4, "test"), NULL, NULL, NULL, NULL};
+    embedding_problem p = {first, count, t0, T, B, C, maxT, test_buffer(R * 4), NULL, NULL, NULL, NULL};
     for (int64_t r = 0; r < R; r++) p.tokens[r] = (int32_t)random_size(0, vocabulary - 1); // many twice
     p.wte = random_buffer(count * C);
     p.wpe = random_buffer(maxT * C);
@@ -158,9 +151,6 @@ static void check_embedding(int64_t first, int64_t count, int64_t t0, int64_t T,
     subtract(dwpe, dwpe_before, maxT * C);
     assert_gradient("wte", p.wte, dwte, count * C, MOST, embedding_loss, &p);
     assert_gradient("wpe", p.wpe, dwpe, maxT * C, MOST, embedding_loss, &p);
-    cf_free(p.tokens);
-    real *all[] = {p.wte, p.wpe, p.x, p.dx, dwte, dwpe, dwte_before, dwpe_before};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) cf_free(all[i]);
 }
 
 static void embedding_and_position(void **state) {
@@ -192,7 +182,7 @@ static void check_crossentropy(int64_t shards, int64_t R, int64_t V, const int64
     crossentropy_problem p = {.shards = shards, .R = R, .V = V, .scale = 1.0 / (double)R};
     int64_t vocabulary = 0, count = shards * R * V;
     for (int64_t i = 0; i < shards; vocabulary += valid[i++]) p.first[i] = vocabulary, p.valid[i] = valid[i];
-    p.targets = cf_alloc(R * 4, "test");
+    p.targets = test_buffer(R * 4);
     for (int64_t r = 0; r < R; r++) p.targets[r] = (int32_t)random_size(0, vocabulary - 1);
     p.logits = random_buffer(count);
     p.stats = poisoned_buffer(shards * R * 3);
@@ -204,9 +194,6 @@ static void check_crossentropy(int64_t shards, int64_t R, int64_t V, const int64
         crossentropy_backward(gradient + i * R * V, p.total, p.targets, (real)p.scale, p.first[i], valid[i],
                               R, V, NULL);
     assert_gradient("logits", p.logits, gradient, count, 2 * MOST, crossentropy_loss, &p);
-    cf_free(p.targets);
-    real *all[] = {p.logits, p.stats, p.losses, p.total, gradient};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) cf_free(all[i]);
 }
 
 static void crossentropy(void **state) {
@@ -273,17 +260,14 @@ static void mlp_with_residual(void **state) {
     for (int i = 0; i < COUNT; i++)
         assert_gradient(parameter[i].name, *parameter[i].at, parameter[i].gradient, parameter[i].n, MOST,
                         mlp_loss, &p);
-    for (int i = 0; i < COUNT; i++) cf_free(*parameter[i].at), cf_free(parameter[i].gradient);
-    real *all[] = {p.dy, p.ln, p.mean, p.rstd, p.hidden, p.gelu, p.mlp, p.y, dhidden, dln, scratch};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) cf_free(all[i]);
 }
 
 int main(void) {
     cf_device_threads(2);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(linear),       cmocka_unit_test(layernorm),
-        cmocka_unit_test(gelu),         cmocka_unit_test(embedding_and_position),
-        cmocka_unit_test(crossentropy), cmocka_unit_test(mlp_with_residual),
+        KERNEL_TEST(linear),       KERNEL_TEST(layernorm),
+        KERNEL_TEST(gelu),         KERNEL_TEST(embedding_and_position),
+        KERNEL_TEST(crossentropy), KERNEL_TEST(mlp_with_residual),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

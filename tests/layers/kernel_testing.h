@@ -15,34 +15,51 @@
 #include "layers/random.h"
 #include "layers/real.h"
 
-// Every buffer of a test has its own random stream, in order of creation.
-static uint64_t testing_streams;
+// Buffers live until release_buffers(), the teardown of every test: cmocka_unit_test_teardown(…).
+static struct {
+    void *at[4096];
+    int64_t count;
+    uint64_t random_streams; // every buffer and size draws from its own
+} testing;
+
+static inline void *test_buffer(int64_t bytes) {
+    assert_true(testing.count < (int64_t)(sizeof testing.at / sizeof *testing.at));
+    return testing.at[testing.count++] = cf_alloc(bytes, "test");
+}
+
+static inline int release_buffers(void **state) {
+    (void)state;
+    while (testing.count > 0) cf_free(testing.at[--testing.count]);
+    return 0;
+}
+
+#define KERNEL_TEST(function) cmocka_unit_test_teardown(function, release_buffers)
 
 static inline void fill_normal(real *x, int64_t n, double deviation) {
-    testing_streams++;
+    testing.random_streams++;
     for (int64_t i = 0; i < n; i++)
-        x[i] = (real)(deviation * random_normal(17, testing_streams, (uint64_t)i));
+        x[i] = (real)(deviation * random_normal(17, testing.random_streams, (uint64_t)i));
+}
+
+static inline real *zero_buffer(int64_t n) {
+    return test_buffer(n * (int64_t)sizeof(real));
+}
+
+static inline double *double_buffer(int64_t n) {
+    return test_buffer(n * (int64_t)sizeof(double));
 }
 
 static inline real *random_buffer(int64_t n) {
-    real *x = cf_alloc(n * (int64_t)sizeof(real), "test");
+    real *x = zero_buffer(n);
     fill_normal(x, n, 1);
     return x;
 }
 
 // NaN everywhere: what a kernel must write and does not, and what it must not read and does, shows.
 static inline real *poisoned_buffer(int64_t n) {
-    real *x = cf_alloc(n * (int64_t)sizeof(real), "test");
+    real *x = zero_buffer(n);
     for (int64_t i = 0; i < n; i++) x[i] = (real)NAN;
     return x;
-}
-
-static inline real *zero_buffer(int64_t n) {
-    return cf_alloc(n * (int64_t)sizeof(real), "test");
-}
-
-static inline double *double_buffer(int64_t n) {
-    return cf_alloc(n * (int64_t)sizeof(double), "test");
 }
 
 static inline real *copy_buffer(const real *x, int64_t n) {
@@ -53,7 +70,7 @@ static inline real *copy_buffer(const real *x, int64_t n) {
 
 // low … high, both included
 static inline int64_t random_size(int64_t low, int64_t high) {
-    return low + (int64_t)(random_uniform(18, 0, ++testing_streams) * (double)(high - low + 1));
+    return low + (int64_t)(random_uniform(18, 0, ++testing.random_streams) * (double)(high - low + 1));
 }
 
 static inline double mean_magnitude(const real *x, int64_t n) {
@@ -82,6 +99,20 @@ static inline void assert_same_bits(const char *name, const real *x, const real 
 static inline void assert_untouched(const char *name, const real *x, int64_t n) {
     for (int64_t i = 0; i < n; i++)
         if (!isnan(x[i])) fail_msg("%s[%lld] was written: %.9g", name, (long long)i, (double)x[i]);
+}
+
+// run(context, out) gives the same bits in out (n), which starts as `start`, on one, two and three threads.
+static inline void assert_threads_do_not_matter(const char *name, void (*run)(void *, real *), void *context,
+                                                const real *start, int64_t n) {
+    real *out[3];
+    for (int threads = 1; threads <= 3; threads++) {
+        cf_device_threads(threads);
+        out[threads - 1] = copy_buffer(start, n);
+        run(context, out[threads - 1]);
+    }
+    cf_device_threads(2);
+    assert_same_bits(name, out[1], out[0], n);
+    assert_same_bits(name, out[2], out[0], n);
 }
 
 static inline double dot(const real *x, const real *y, int64_t n) {
