@@ -49,7 +49,10 @@ int main(int argc, char **argv) {
     if (argc != 12) cf_die_together("see the top of this file", "%d arguments, 11 are needed", argc - 1);
     int64_t T = atoll(argv[3]), B = atoll(argv[4]);
     cf_transport *transport = cf_transport_mpi_create(&argc, &argv);
-    cf_context context = {.transport = transport, .stream = cf_stream_create(), .trace = cf_trace_create(), .step = 0};
+    cf_context context = {.transport = transport,
+                          .stream = cf_stream_create(),
+                          .trace = cf_trace_create(),
+                          .step = 0};
     cf_mesh mesh;
     cf_mesh_init(&mesh, transport->size, transport->rank, atoi(argv[5]), atoi(argv[6]));
     transport->bind(transport, &mesh.world_group);
@@ -67,7 +70,8 @@ int main(int argc, char **argv) {
     model.hooks = optimizer_hooks(&optimizer);
     params_read(&model.params, read_weights, file);
 
-    int32_t *inputs = malloc((size_t)(T * B) * sizeof *inputs), *targets = malloc((size_t)(T * B) * sizeof *targets);
+    int32_t *inputs = malloc((size_t)(T * B) * sizeof *inputs),
+            *targets = malloc((size_t)(T * B) * sizeof *targets);
     tokens *data = tokens_open(argv[2], T);
     for (int64_t b = 0; b < B; b++) tokens_read(data, mesh.dp_group.rank * B + b, f.V, b, B, inputs, targets);
     double count = (double)(T * B * mesh.dp);
