@@ -1,7 +1,5 @@
-"""data/prepare.py --encoding gpt2: known tokens, documents, pieces, the vocabulary file.
-
-python: venv
-"""
+"""data/prepare.py --encoding gpt2: known tokens, documents, pieces, the vocabulary file."""
+# python: venv
 import json
 import os
 import struct
