@@ -76,8 +76,8 @@ static int exchange(builder *b, int send_to, cf_place from, int send_slice, int 
     return append(b, step);
 }
 
-static int collective(builder *b, cf_place from, cf_place at, int first, int wait0, int wait1) {
-    cf_step step = blank(CF_COLLECTIVE, wait0, wait1);
+static int collective(builder *b, cf_place from, cf_place at, int first, int wait) {
+    cf_step step = blank(CF_COLLECTIVE, wait, -1);
     step.from = from, step.at = at;
     step.first = first, step.count = b->s->ranks, step.stride = b->s->slices;
     return append(b, step);
@@ -226,18 +226,19 @@ static void alltoall_before(builder *b) {
 
 // M slices; the collective of slice k runs behind the computation of slice k ± 1. With M = 1 and
 // `blocking` this is mode none: the whole collective, then (or after) one monolithic computation.
+// A collective waits for no other: libraries demand that all ranks start their collectives in one order, and
+// only the order of this list, which is the same everywhere, gives them one.
 static void native(builder *b) {
     cf_schedule *s = b->s;
     int N = s->ranks, M = s->slices;
     bool gather = s->operation == CF_ALLGATHER, reduce = s->operation == CF_REDUCE_SCATTER;
     cf_buffer to = gather ? CF_FULL : CF_RESULT;
     s->slice_major = reduce && M > 1;
-    int newest = -1;
     for (int k = 0; k < M; k++) {
         int computed = -1;
         if (s->side == CF_COMPUTE_BEFORE) computed = compute(b, (cf_place){CF_FULL, k}, k, N, M, -1);
         cf_place from = {CF_FULL, gather ? slice(s, s->rank, k) : k};
-        newest = *exchange_at(b, 0, k) = collective(b, from, (cf_place){to, k}, k, computed, newest);
+        *exchange_at(b, 0, k) = collective(b, from, (cf_place){to, k}, k, computed);
     }
     s->begin = s->count;
     if (s->side == CF_COMPUTE_AFTER)
