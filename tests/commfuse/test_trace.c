@@ -1,0 +1,275 @@
+// ranks: 1
+//
+// The trace: the two figures of a step, the events, and the file for chrome://tracing and Perfetto.
+#include "tests/death.h"
+#include <cjson/cJSON.h>
+#include <math.h>
+#include "commfuse/device.h"
+#include "commfuse/die.h"
+#include "commfuse/trace.h"
+
+static const double TOLERANCE_MS = 1e-6;
+
+static void assert_near(double a, double b) {
+    if (fabs(a - b) > TOLERANCE_MS) fail_msg("%.9f is not %.9f", a, b);
+}
+
+typedef struct interval {
+    double begin, end;
+} interval;
+
+static double union_of(const interval *intervals, int count) {
+    cf_trace *trace = cf_trace_create();
+    double now = cf_now_ms();
+    cf_trace_step(trace, 1);
+    for (int i = 0; i < count; i++)
+        cf_trace_add(trace, CF_TRACE_COMM, "send", 0, i, 1, 8, now + intervals[i].begin,
+                     now + intervals[i].end);
+    double comm = cf_trace_comm_ms(trace);
+    assert_near(cf_trace_comm_ms(trace), comm); // asking changes nothing
+    assert_near(cf_trace_exposed_ms(trace), 0);
+    cf_trace_free(trace);
+    return comm;
+}
+#define UNION_OF(...)                                                                                        \
+    union_of((const interval[]){__VA_ARGS__},                                                                \
+             (int)(sizeof((const interval[]){__VA_ARGS__}) / sizeof(interval)))
+
+static void comm_is_a_union(void **state) {
+    (void)state;
+    assert_near(UNION_OF({0, 10}), 10);
+    assert_near(UNION_OF({0, 10}, {5, 15}), 15);
+    assert_near(UNION_OF({0, 10}, {10, 12}), 12);
+    assert_near(UNION_OF({0, 10}, {20, 25}), 15);
+    assert_near(UNION_OF({0, 10}, {2, 3}, {4, 5}), 10);
+    assert_near(UNION_OF({0, 10}, {0, 10}, {0, 10}), 10);
+    assert_near(UNION_OF({3, 3}), 0);
+}
+
+// Transfers are noted when they have been waited for, which is not the order in which they began.
+static void comm_is_a_union_in_any_order(void **state) {
+    (void)state;
+    assert_near(UNION_OF({20, 25}, {0, 10}), 15);
+    assert_near(UNION_OF({4, 5}, {2, 3}, {0, 10}), 10);
+    assert_near(UNION_OF({20, 30}, {0, 10}, {5, 25}), 30);
+    assert_near(UNION_OF({20, 30}, {0, 10}, {40, 50}, {9, 41}), 50);
+    interval scattered[200];
+    for (int i = 0; i < 200; i++) { // tenths that overlap their neighbours, shuffled: 0 … 20.5
+        int k = i * 77 % 200;
+        scattered[i] = (interval){k * 0.1, k * 0.1 + 0.6};
+    }
+    assert_near(union_of(scattered, 200), 20.5);
+    for (int i = 0; i < 200; i++) scattered[i].end = scattered[i].begin + 0.05; // no longer
+    assert_near(union_of(scattered, 200), 10);
+}
+
+static void exposed_is_a_sum_of_waits(void **state) {
+    (void)state;
+    cf_trace *trace = cf_trace_create();
+    double now = cf_now_ms();
+    cf_trace_step(trace, 1);
+    cf_trace_add(trace, CF_TRACE_WAIT, "wait", 0, 0, 1, 0, now, now + 2);
+    cf_trace_add(trace, CF_TRACE_COMPUTE, "gemm", 0, 0, -1, 0, now + 2, now + 9);
+    cf_trace_add(trace, CF_TRACE_WAIT, "wait", 0, 1, 1, 0, now + 9, now + 9.5);
+    assert_near(cf_trace_exposed_ms(trace), 2.5);
+    assert_near(cf_trace_comm_ms(trace), 0); // neither waiting nor computing is communication
+    cf_trace_free(trace);
+}
+
+static void a_step_starts_from_zero(void **state) {
+    (void)state;
+    cf_trace *trace = cf_trace_create();
+    for (int step = 0; step < 50; step++) {
+        double now = cf_now_ms();
+        cf_trace_step(trace, step);
+        assert_near(cf_trace_comm_ms(trace), 0);
+        assert_near(cf_trace_exposed_ms(trace), 0);
+        cf_trace_add(trace, CF_TRACE_COMM, "send", 0, 0, 1, 8, now, now + 1 + step);
+        cf_trace_add(trace, CF_TRACE_WAIT, "wait", 0, 0, 1, 8, now, now + 0.5);
+        assert_near(cf_trace_comm_ms(trace), 1 + step);
+        assert_near(cf_trace_exposed_ms(trace), 0.5);
+    }
+    int64_t count = -1;
+    cf_trace_events(trace, &count);
+    assert_int_equal(count, 0); // nothing is kept unless asked for
+    cf_trace_free(trace);
+}
+
+static void events_are_kept_on_demand(void **state) {
+    (void)state;
+    cf_trace *trace = cf_trace_create();
+    double now = cf_now_ms();
+    cf_trace_step(trace, 1);
+    cf_trace_add(trace, CF_TRACE_COMM, "unseen", 0, 0, 1, 8, now, now + 1);
+    cf_trace_record(trace, true);
+    for (int i = 0; i < 5000; i++) {
+        cf_trace_step(trace, 2 + i / 1000);
+        cf_trace_add(trace,
+                     i % 3 == 0   ? CF_TRACE_COMPUTE
+                     : i % 3 == 1 ? CF_TRACE_WAIT
+                                  : CF_TRACE_COMM,
+                     "a name longer than the forty bytes that an event has for it", i % 12, i, i % 8,
+                     3 * (int64_t)i, now + i, now + i + 0.25);
+    }
+    cf_trace_record(trace, false);
+    cf_trace_add(trace, CF_TRACE_COMM, "unseen", 0, 0, 1, 8, now, now + 1);
+    int64_t count = 0;
+    const cf_trace_event *events = cf_trace_events(trace, &count);
+    assert_int_equal(count, 5000);
+    for (int i = 0; i < count; i++) {
+        assert_int_equal(events[i].row, i % 3 == 0   ? CF_TRACE_COMPUTE
+                                        : i % 3 == 1 ? CF_TRACE_WAIT
+                                                     : CF_TRACE_COMM);
+        assert_memory_equal(events[i].name, "a name longer than the forty bytes", 34);
+        assert_true(memchr(events[i].name, 0, sizeof events[i].name) != NULL);
+        assert_int_equal(events[i].layer, i % 12);
+        assert_int_equal(events[i].slice, i);
+        assert_int_equal(events[i].peer, i % 8);
+        assert_int_equal(events[i].step, 2 + i / 1000);
+        assert_int_equal(events[i].bytes, 3 * i);
+        assert_near(events[i].end_ms - events[i].begin_ms, 0.25);
+        assert_near(events[i].begin_ms - events[0].begin_ms, i);
+    }
+    assert_true(events[0].begin_ms >= -TOLERANCE_MS && events[0].begin_ms < 1000); // since cf_trace_create
+    cf_trace_free(trace);
+}
+
+// ------------------------------------------------------------------------------------------- the file
+
+static cJSON *read_json(const char *path) {
+    FILE *file = fopen(path, "rb");
+    assert_non_null(file);
+    assert_int_equal(fseek(file, 0, SEEK_END), 0);
+    long bytes = ftell(file);
+    rewind(file);
+    char *text = malloc((size_t)bytes + 1);
+    assert_non_null(text);
+    assert_int_equal(fread(text, 1, (size_t)bytes, file), bytes);
+    text[bytes] = 0;
+    fclose(file);
+    cJSON *json = cJSON_Parse(text);
+    if (!json) fail_msg("not JSON, at: %.60s", cJSON_GetErrorPtr());
+    free(text);
+    return json;
+}
+
+// The n-th event with a duration ("ph": "X") of a process; metadata is left out.
+static const cJSON *find_event(const cJSON *json, int rank, int n) {
+    const cJSON *events = cJSON_IsArray(json) ? json : cJSON_GetObjectItem(json, "traceEvents"), *event;
+    assert_true(cJSON_IsArray(events));
+    cJSON_ArrayForEach(event, events) {
+        const char *phase = cJSON_GetStringValue(cJSON_GetObjectItem(event, "ph"));
+        assert_non_null(phase);
+        const cJSON *process = cJSON_GetObjectItem(event, "pid");
+        if (strcmp(phase, "X") == 0 && process && process->valueint == rank && n-- == 0) return event;
+    }
+    return NULL;
+}
+
+static double number(const cJSON *event, const char *name) {
+    const cJSON *item = cJSON_GetObjectItem(event, name);
+    assert_true(cJSON_IsNumber(item));
+    return item->valuedouble;
+}
+
+static const char *const awkward[] = {"mlp.fc2",        "a \"quoted\" name",
+                                      "back\\slash \\", "line\nbreak\ttab",
+                                      "\x01\x1f\x7f",   "Größe → λ",
+                                      "%s%n%d",         ""};
+enum { AWKWARD = sizeof awkward / sizeof awkward[0], RANKS = 3 };
+
+// Control characters have no place in a name and may become spaces; all else is kept.
+static bool same_name(const char *given, const char *written) {
+    for (; *given; given++, written++) {
+        bool control = (unsigned char)*given < ' ';
+        if (*written != *given && !(control && *written == ' ')) return false;
+    }
+    return *written == 0;
+}
+
+static void file_is_a_chrome_trace(void **state) {
+    (void)state;
+    cf_trace_event events[RANKS][AWKWARD] = {0};
+    const cf_trace_event *lists[RANKS];
+    int64_t counts[RANKS];
+    for (int r = 0; r < RANKS; r++) {
+        for (int i = 0; i < AWKWARD; i++) {
+            cf_trace_event *e = &events[r][i];
+            *e = (cf_trace_event){.row = i % 3,
+                                  .layer = i - 1,
+                                  .slice = i,
+                                  .peer = r - 1,
+                                  .step = 9,
+                                  .bytes = (int64_t)5 << 32,
+                                  .begin_ms = 1.5 * i + 1e6 * r,
+                                  .end_ms = 1.5 * i + 1e6 * r + 0.75};
+            snprintf(e->name, sizeof e->name, "%s", awkward[i]);
+        }
+        lists[r] = events[r];
+        counts[r] = r == 1 ? 0 : AWKWARD; // a rank may have nothing to tell
+    }
+    char path[] = "/tmp/commfuse_trace_XXXXXX";
+    int descriptor = mkstemp(path);
+    assert_true(descriptor >= 0);
+    close(descriptor);
+    cf_trace_write(path, RANKS, lists, counts);
+    cJSON *json = read_json(path);
+    unlink(path);
+    for (int r = 0; r < RANKS; r++) {
+        for (int i = 0; i < counts[r]; i++) {
+            const cJSON *event = find_event(json, r, i);
+            assert_non_null(event);
+            const char *name = cJSON_GetStringValue(cJSON_GetObjectItem(event, "name"));
+            assert_non_null(name);
+            if (!same_name(awkward[i], name)) fail_msg("'%s' became '%s'", awkward[i], name);
+            assert_true(fabs(number(event, "ts") - 1e3 * events[r][i].begin_ms) < 0.01); // microseconds
+            assert_true(fabs(number(event, "dur") - 750) < 0.01);
+            assert_int_equal((int)number(event, "tid"),
+                             (int)number(find_event(json, r, i % 3), "tid")); // its row
+            const cJSON *about = cJSON_GetObjectItem(event, "args");
+            assert_int_equal((int)number(about, "step"), 9);
+            assert_true(number(about, "bytes") == 5.0 * 4294967296.0);
+        }
+        assert_null(find_event(json, r, (int)counts[r]));
+    }
+    assert_true(number(find_event(json, 0, 0), "tid") != number(find_event(json, 0, 1), "tid"));
+    assert_true(number(find_event(json, 0, 1), "tid") != number(find_event(json, 0, 2), "tid"));
+    cJSON_Delete(json);
+}
+
+static void an_empty_trace_is_a_trace(void **state) {
+    (void)state;
+    const cf_trace_event *none[1] = {NULL};
+    char path[] = "/tmp/commfuse_trace_XXXXXX";
+    int descriptor = mkstemp(path);
+    assert_true(descriptor >= 0);
+    close(descriptor);
+    cf_trace_write(path, 1, none, (const int64_t[]){0});
+    cJSON *json = read_json(path);
+    unlink(path);
+    assert_null(find_event(json, 0, 0));
+    cJSON_Delete(json);
+}
+
+static void write_errors_die(void **state) {
+    (void)state;
+    static cf_trace_event events[4096]; // more than a buffer, so that the disk is asked before the end
+    for (int i = 0; i < 4096; i++) strcpy(events[i].name, "name");
+    const cf_trace_event *lists[1] = {events};
+    const int64_t counts[1] = {4096}, few[1] = {1};
+    ASSERT_DIES(cf_trace_write("/nowhere/trace.json", 1, lists, counts), "/nowhere/trace.json");
+    if (access("/dev/full", W_OK) != 0) return;
+    ASSERT_DIES(cf_trace_write("/dev/full", 1, lists, counts), "/dev/full", "space");
+    ASSERT_DIES(cf_trace_write("/dev/full", 1, lists, few), "/dev/full",
+                "space"); // noticed when it is closed
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(comm_is_a_union),           cmocka_unit_test(comm_is_a_union_in_any_order),
+        cmocka_unit_test(exposed_is_a_sum_of_waits), cmocka_unit_test(a_step_starts_from_zero),
+        cmocka_unit_test(events_are_kept_on_demand), cmocka_unit_test(file_is_a_chrome_trace),
+        cmocka_unit_test(an_empty_trace_is_a_trace), cmocka_unit_test(write_errors_die),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,381 @@
+// ranks: 2 4
+//
+// The transport by itself: requests filled by hand, as the executor would fill them. Every message carries
+// bytes that depend on sender, receiver and tag, so a message that takes another one's place is seen.
+#include "tests/commfuse/ranks.h"
+#include <sys/resource.h>
+#include <time.h>
+
+enum { TIMEOUT_S = 60, MESSAGES = 32, CHAIN = 24, IDLE_MS = 1000, IDLE_CPU_MS = 50 };
+
+static cf_transport *transport;
+static cf_mesh mesh; // tp = all ranks
+static cf_stream *stream;
+
+static int ring(int by) {
+    return ((mesh.tp_group.rank + by) % mesh.tp + mesh.tp) % mesh.tp;
+}
+
+static unsigned char byte_of(int from, int to, int tag, int64_t i) {
+    return (unsigned char)(31 * from + 17 * to + 7 * tag + i + i / 251);
+}
+
+static void fill(unsigned char *data, int from, int to, int tag, int64_t count) {
+    for (int64_t i = 0; i < count; i++) data[i] = byte_of(from, to, tag, i);
+}
+
+static void expect(const unsigned char *data, int from, int to, int tag, int64_t count) {
+    for (int64_t i = 0; i < count; i++)
+        CHECK(data[i] == byte_of(from, to, tag, i), "rank %d to %d, tag %d: byte %lld of %lld is %d", from,
+              to, tag, (long long)i, (long long)count, data[i]);
+}
+
+static void *allocate(int64_t bytes) {
+    void *memory = calloc(1, (size_t)bytes + 1);
+    CHECK(memory, "out of memory for %lld bytes", (long long)bytes);
+    return memory;
+}
+
+static cf_request exchange(int to, const void *send, int from, void *recv, int64_t count, int tag) {
+    return (cf_request){.kind = CF_REQUEST_EXCHANGE,
+                        .group = &mesh.tp_group,
+                        .dtype = CF_BYTE,
+                        .send_to = to,
+                        .recv_from = from,
+                        .send_tag = tag,
+                        .recv_tag = tag,
+                        .send = send,
+                        .recv = recv,
+                        .send_count = to >= 0 ? count : 0,
+                        .recv_count = from >= 0 ? count : 0,
+                        .label = "test exchange",
+                        .layer = -1,
+                        .step = -1};
+}
+
+static void post(cf_request *request) {
+    transport->post(transport, request, stream);
+}
+static void finish(cf_request *request) {
+    transport->wait(transport, request, stream);
+    cf_stream_sync(stream);
+    CHECK(transport->test(transport, request), "%s: waited for and not done", request->label);
+    CHECK(request->end_ms >= request->begin_ms && request->end_ms <= cf_now_ms(),
+          "%s: in flight from %g to %g ms", request->label, request->begin_ms, request->end_ms);
+}
+static void run(cf_request request) {
+    post(&request);
+    finish(&request);
+}
+static void barrier(void) {
+    run((cf_request){.kind = CF_REQUEST_BARRIER,
+                     .group = &mesh.world_group,
+                     .label = "test barrier",
+                     .layer = -1,
+                     .step = -1});
+}
+
+static void knows_its_world(void) {
+    CHECK(transport->size == mesh.tp && transport->rank == mesh.tp_group.rank, "rank %d of %d",
+          transport->rank, transport->size);
+    CHECK(transport->local_size == transport->size && transport->local_rank == transport->rank,
+          "all ranks are on this host, yet this is local rank %d of %d", transport->local_rank,
+          transport->local_size);
+    CHECK(transport->name && *transport->name, "a transport without a name");
+}
+
+// Sends in one order, receives in another: messages are told apart by their tags.
+static void tags_out_of_order(void) {
+    unsigned char out[MESSAGES][40], in[MESSAGES][40];
+    cf_request sends[MESSAGES], receives[MESSAGES];
+    int me = mesh.tp_group.rank, next = ring(1), previous = ring(-1);
+    for (int i = 0; i < MESSAGES; i++) {
+        fill(out[i], me, next, i, 40);
+        sends[i] = exchange(next, out[i], -1, NULL, 40, i);
+        receives[i] = exchange(-1, NULL, previous, in[i], 40, i);
+    }
+    for (int i = 0; i < MESSAGES; i++) {
+        post(&sends[i]);
+        post(&receives[(11 * i + 5) % MESSAGES]);
+    }
+    for (int i = MESSAGES - 1; i >= 0; i--) {
+        finish(&sends[i]);
+        finish(&receives[i]);
+        expect(in[i], previous, me, i, 40);
+    }
+}
+
+// Same tag, same pair: matched in the order posted.
+static void one_tag_keeps_order(void) {
+    unsigned char out[MESSAGES][8], in[MESSAGES][8];
+    cf_request both[MESSAGES];
+    for (int i = 0; i < MESSAGES; i++) {
+        fill(out[i], ring(0), ring(1), i, 8);
+        both[i] = exchange(ring(1), out[i], ring(-1), in[i], 8, 3);
+        post(&both[i]);
+    }
+    for (int i = 0; i < MESSAGES; i++) {
+        finish(&both[i]);
+        expect(in[i], ring(-1), ring(0), i, 8);
+    }
+}
+
+// A payload goes round the ring CHAIN times, each hop posted in advance and started by the one before it.
+static void chain_of_after(void) {
+    int64_t count = 3000;
+    unsigned char *hop[CHAIN + 1];
+    cf_request requests[CHAIN];
+    for (int i = 0; i <= CHAIN; i++) hop[i] = allocate(count);
+    fill(hop[0], ring(0), 0, 99, count);
+    for (int i = 0; i < CHAIN; i++) {
+        requests[i] = exchange(ring(1), hop[i], ring(-1), hop[i + 1], count, i);
+        if (i > 0) requests[i].after[i % 2] = &requests[i - 1]; // either place counts
+        if (i > 1) requests[i].after[1 - i % 2] = &requests[i - 2];
+        post(&requests[i]);
+    }
+    finish(&requests[CHAIN - 1]);
+    for (int i = 0; i < CHAIN; i++) {
+        CHECK(transport->test(transport, &requests[i]), "hop %d is not done, the last one is", i);
+        CHECK(i == 0 || requests[i].begin_ms >= requests[i - 1].end_ms,
+              "hop %d began before hop %d had ended", i, i - 1);
+        expect(hop[i + 1], ring(-1 - i), 0, 99, count);
+    }
+    for (int i = 0; i <= CHAIN; i++) free(hop[i]);
+}
+
+// A request that must wait for one that waits for a slow peer does not keep others from overtaking it.
+static void unrelated_requests_overtake(void) {
+    unsigned char held[4] = {0}, follows[4] = {0}, free_one[4] = {0}, out[3][4];
+    int me = mesh.tp_group.rank, peer = me ^ 1;
+    for (int tag = 0; tag < 3; tag++) fill(out[tag], me, peer, tag, 4);
+    cf_request receive = exchange(-1, NULL, peer, held, 4, 0), send = exchange(peer, out[0], -1, NULL, 4, 0);
+    cf_request behind = exchange(peer, out[1], peer, follows, 4, 1);
+    cf_request other = exchange(peer, out[2], peer, free_one, 4, 2);
+    behind.after[0] = &receive;
+    post(&receive);
+    post(&behind);
+    post(&other);
+    finish(&other); // though nobody has sent tag 0 yet
+    CHECK(!transport->test(transport, &receive) && !transport->test(transport, &behind),
+          "done before anything was sent");
+    barrier(); // both have seen that
+    post(&send);
+    finish(&behind);
+    finish(&receive);
+    finish(&send);
+    expect(held, peer, me, 0, 4);
+    expect(follows, peer, me, 1, 4);
+    expect(free_one, peer, me, 2, 4);
+}
+
+static void nothing_to_carry(void) { // zero bytes, and halves that are absent
+    unsigned char out = 0, in = 0;
+    run(exchange(ring(1), &out, ring(-1), &in, 0, 0));
+    run(exchange(ring(1), NULL, ring(-1), NULL, 0, 1));
+    run(exchange(-1, NULL, -1, NULL, 0, 2));
+    cf_request uneven = exchange(ring(1), &out, ring(-1), &in, 1, 3); // one half empty, the other not
+    bool sends = mesh.tp_group.rank % 2 == 0;                         // (the number of ranks is even)
+    out = 77;
+    if (sends)
+        uneven.recv_count = 0;
+    else
+        uneven.send_count = 0;
+    run(uneven);
+    CHECK(in == (sends ? 0 : 77), "received %d", in);
+}
+
+static void one_byte_to_64_mib(void) {
+    for (int64_t count = 1; count <= (int64_t)64 << 20; count *= 4) {
+        int64_t odd = count > 1 ? count - 1 : 1;
+        unsigned char *out = allocate(odd), *in = allocate(odd + 1);
+        fill(out, ring(0), ring(1), 5, odd);
+        in[odd] = 0x5A;
+        run(exchange(ring(1), out, ring(-1), in, odd, 5));
+        expect(in, ring(-1), ring(0), 5, odd);
+        CHECK(in[odd] == 0x5A, "a byte behind a message of %lld", (long long)odd);
+        free(out);
+        free(in);
+        barrier(); // not more than one size in memory
+    }
+}
+
+static void bytes_are_counted(void) {
+    float out[10] = {0}, in[10];
+    int64_t before = transport->bytes_sent(transport);
+    cf_request request = exchange(ring(1), out, ring(-1), in, 10, 0);
+    request.dtype = CF_FP32;
+    run(request);
+    run(exchange(-1, NULL, -1, NULL, 0, 1));
+    barrier();
+    int64_t sent = transport->bytes_sent(transport) - before;
+    CHECK(sent == 40, "%lld bytes counted for 10 floats", (long long)sent);
+}
+
+// ---------------------------------------------------------------------------------------- collectives
+
+static int64_t number(int from, int to, int64_t i) {
+    return 1000 * from + 100 * to + i % 97;
+}
+
+static cf_request collective(cf_request_kind kind, const void *send, void *recv, int64_t count,
+                             int64_t stride, bool blocking) {
+    return (cf_request){.kind = kind,
+                        .blocking = blocking,
+                        .group = &mesh.tp_group,
+                        .dtype = CF_INT64,
+                        .send_to = -1,
+                        .recv_from = -1,
+                        .send = send,
+                        .recv = recv,
+                        .send_count = count,
+                        .stride = stride,
+                        .label = "test collective",
+                        .layer = -1,
+                        .step = -1};
+}
+
+static void gathers(int64_t count, int64_t stride, bool blocking, bool in_place) {
+    int64_t *all = allocate(mesh.tp * stride * 8 + 8), *own = allocate(count * 8);
+    for (int64_t i = 0; i < mesh.tp * stride; i++) all[i] = -1;
+    int64_t *source = in_place ? all + mesh.tp_group.rank * stride : own;
+    for (int64_t i = 0; i < count; i++) source[i] = number(mesh.tp_group.rank, 0, i);
+    run(collective(CF_REQUEST_ALLGATHER, source, all, count, stride, blocking));
+    for (int r = 0; r < mesh.tp; r++)
+        for (int64_t i = 0; i < stride; i++) {
+            int64_t right = i < count ? number(r, 0, i) : -1; // gaps stay as they are
+            CHECK(all[r * stride + i] == right, "all-gather of %lld every %lld: block %d holds %lld at %lld",
+                  (long long)count, (long long)stride, r, (long long)all[r * stride + i], (long long)i);
+        }
+    free(all);
+    free(own);
+}
+
+static void reduces(int64_t count, bool blocking) {
+    int64_t *blocks = allocate(mesh.tp * count * 8), *own = allocate(count * 8);
+    for (int r = 0; r < mesh.tp; r++)
+        for (int64_t i = 0; i < count; i++) blocks[r * count + i] = number(mesh.tp_group.rank, r, i);
+    run(collective(CF_REQUEST_REDUCE_SCATTER, blocks, own, count, count, blocking));
+    for (int64_t i = 0; i < count; i++) {
+        int64_t sum = 0;
+        for (int r = 0; r < mesh.tp; r++) sum += number(r, mesh.tp_group.rank, i);
+        CHECK(own[i] == sum, "reduce-scatter of %lld: %lld at %lld, not %lld", (long long)count,
+              (long long)own[i], (long long)i, (long long)sum);
+    }
+    free(blocks);
+    free(own);
+}
+
+static void exchanges_all(int64_t count, int64_t stride, bool blocking) {
+    int64_t *out = allocate(mesh.tp * stride * 8 + 8), *in = allocate(mesh.tp * stride * 8 + 8);
+    for (int r = 0; r < mesh.tp; r++)
+        for (int64_t i = 0; i < stride; i++) {
+            out[r * stride + i] = i < count ? number(mesh.tp_group.rank, r, i) : -2;
+            in[r * stride + i] = -1;
+        }
+    run(collective(CF_REQUEST_ALLTOALL, out, in, count, stride, blocking));
+    for (int r = 0; r < mesh.tp; r++)
+        for (int64_t i = 0; i < stride; i++) {
+            int64_t right = i < count ? number(r, mesh.tp_group.rank, i) : -1;
+            CHECK(in[r * stride + i] == right, "all-to-all of %lld every %lld: block %d holds %lld at %lld",
+                  (long long)count, (long long)stride, r, (long long)in[r * stride + i], (long long)i);
+        }
+    free(out);
+    free(in);
+}
+
+static void native_collectives(void) {
+    static const int64_t counts[] = {0, 1, 7, 1000, 65537};
+    for (int blocking = 0; blocking < 2; blocking++)
+        for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
+            reduces(counts[i], blocking);
+            for (int64_t gap = 0; gap <= 5; gap += 5) {
+                gathers(counts[i], counts[i] + gap, blocking, false);
+                gathers(counts[i], counts[i] + gap, blocking, true);
+                exchanges_all(counts[i], counts[i] + gap, blocking);
+            }
+        }
+}
+
+// Collectives and messages of two groups, all in flight, finished in another order than posted.
+static void all_at_once(void) {
+    cf_mesh grid = ranks_mesh(transport, mesh.tp / 2, 2);
+    int64_t count = 5000, *sums = allocate(2 * count * 8), *sum = allocate(count * 8);
+    int64_t *all = allocate(mesh.tp * count * 8), *own = allocate(count * 8);
+    unsigned char *out = allocate(count), *in = allocate(count);
+    for (int64_t i = 0; i < count; i++) {
+        own[i] = number(mesh.tp_group.rank, 0, i);
+        for (int r = 0; r < 2; r++) sums[r * count + i] = number(mesh.tp_group.rank, r, i);
+    }
+    fill(out, ring(0), ring(1), 1, count);
+    cf_request reduce = collective(CF_REQUEST_REDUCE_SCATTER, sums, sum, count, count, false);
+    reduce.group = &grid.dp_group;
+    cf_request gather = collective(CF_REQUEST_ALLGATHER, own, all, count, count, false);
+    cf_request message = exchange(ring(1), out, ring(-1), in, count, 1);
+    post(&gather);
+    post(&reduce);
+    post(&message);
+    finish(&message);
+    finish(&reduce);
+    finish(&gather);
+    expect(in, ring(-1), ring(0), 1, count);
+    for (int64_t i = 0; i < count; i++) {
+        const cf_group *dp = &grid.dp_group;
+        int64_t right = number(dp->world[0], dp->rank, i) + number(dp->world[1], dp->rank, i);
+        CHECK(sum[i] == right, "reduce-scatter over dp: %lld, not %lld", (long long)sum[i], (long long)right);
+        for (int r = 0; r < mesh.tp; r++)
+            CHECK(all[r * count + i] == number(r, 0, i), "all-gather: block %d", r);
+    }
+    free(sums), free(sum), free(all), free(own), free(out), free(in);
+    cf_mesh_free(&grid);
+}
+
+static void requests_can_be_reused(void) {
+    unsigned char out[16], in[16];
+    cf_request request = exchange(ring(1), out, ring(-1), in, 16, 9);
+    for (int i = 0; i < 200; i++) {
+        fill(out, ring(0), ring(1), i, 16);
+        request.state = 0;
+        post(&request);
+        finish(&request);
+        expect(in, ring(-1), ring(0), i, 16);
+    }
+}
+
+// The progress thread polls while something is in flight and must not while nothing is.
+static void sleeps_when_idle(void) {
+    barrier();
+    struct timespec begin, end, pause = {IDLE_MS / 1000, IDLE_MS % 1000 * 1000000};
+    nanosleep(&(struct timespec){0, 100000000}, NULL); // what the barrier left to do
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &begin);
+    nanosleep(&pause, NULL);
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &end);
+    double ms = (double)(end.tv_sec - begin.tv_sec) * 1e3 + (double)(end.tv_nsec - begin.tv_nsec) * 1e-6;
+    CHECK(ms < IDLE_CPU_MS, "%g ms of processor time in %d ms of idleness", ms, IDLE_MS);
+    barrier(); // and wakes up again
+}
+
+int main(int argc, char **argv) {
+    transport = cf_transport_mpi_create(&argc, &argv);
+    cf_transport_mpi_configure(transport, 1, TIMEOUT_S);
+    stream = cf_stream_create();
+    mesh = ranks_mesh(transport, transport->size, 1);
+    static const ranks_case cases[] = {
+        RANKS_CASE(knows_its_world),
+        RANKS_CASE(tags_out_of_order),
+        RANKS_CASE(one_tag_keeps_order),
+        RANKS_CASE(chain_of_after),
+        RANKS_CASE(unrelated_requests_overtake),
+        RANKS_CASE(nothing_to_carry),
+        RANKS_CASE(one_byte_to_64_mib),
+        RANKS_CASE(bytes_are_counted),
+        RANKS_CASE(native_collectives),
+        RANKS_CASE(all_at_once),
+        RANKS_CASE(requests_can_be_reused),
+        RANKS_CASE(sleeps_when_idle),
+    };
+    int status = ranks_run(transport->rank, cases, sizeof cases / sizeof cases[0]);
+    cf_mesh_free(&mesh);
+    cf_stream_free(stream);
+    transport->close(transport);
+    return status;
+}
