@@ -28,8 +28,9 @@ static inline real sqrt_real(real x) {
 
 #else
 
-static inline float exponent_bits(int32_t n) { // 2ⁿ for −127 < n < 128
-    int32_t bits = (n + 127) * (1 << 23);
+// 2^(e − 127), where e is the low eight bits, neither 0 nor 255
+static inline float power_of_two(uint32_t biased) {
+    uint32_t bits = biased << 23;
     float power;
     memcpy(&power, &bits, sizeof power);
     return power;
@@ -38,12 +39,13 @@ static inline float exponent_bits(int32_t n) { // 2ⁿ for −127 < n < 128
 static inline real exp_real(real x) {
     x = x > 89.0f ? 89.0f : x; // beyond these the result is infinity or zero anyway; NaN passes
     x = x < -104.0f ? -104.0f : x;
-    const float to_nearest = 12582912.0f; // 1.5 · 2²³: adding it leaves round(x / ln 2) in the low bits
-    float shifted = fmaf(x, 1.44269504f, to_nearest);
-    float n = shifted - to_nearest;
-    int32_t bits;
-    memcpy(&bits, &shifted, sizeof bits);
-    int32_t exponent = (bits & 0x7fffff) - 0x400000;
+    // Adding 1.5 · 2²³ rounds to an integer and leaves it in the low bits; 254 is twice the exponent's bias.
+    const float rounding = 12582912.0f + 254;
+    float shifted = fmaf(x, 0x1.715476p+0f, rounding);
+    float n = shifted - rounding;
+    uint32_t biased, half;
+    memcpy(&biased, &shifted, sizeof biased); // n + 254
+    half = biased >> 1;
     float r = fmaf(n, -0x1.62e400p-1f, x);
     r = fmaf(n, -0x1.7f7d1cp-20f, r);
     float p = 1.0f / 5040;
@@ -54,8 +56,7 @@ static inline real exp_real(real x) {
     p = fmaf(p, r, 0.5f);
     p = fmaf(p, r, 1.0f);
     p = fmaf(p, r, 1.0f);
-    int32_t half = exponent >> 1;
-    return p * exponent_bits(half) * exponent_bits(exponent - half);
+    return p * power_of_two(half) * power_of_two(biased - half);
 }
 
 static inline real log_real(real x) {

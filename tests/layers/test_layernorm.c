@@ -67,7 +67,7 @@ static void forward_survives_an_offset(void **state) {
     problem p = problem_new(4, 500);
     for (int64_t i = 0; i < p.R * p.C; i++) p.x[i] += 1000;
     forward(&p, p.out);
-    assert_forward(&p, 5e-4);
+    assert_forward(&p, 2e-3); // neighbours in float are 6e-5 apart there
 }
 
 static void nan_stays_in_its_row(void **state) {
