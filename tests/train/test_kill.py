@@ -16,7 +16,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import harness
 
 TIMEOUT, GRACE = 3, 5
-STATUSES = ["sh", "-c", 'folder=$1; shift; "$@"; echo $? > $folder/status.$OMPI_COMM_WORLD_RANK', "sh"]
+STATUSES = ["sh", "-c", 'trap : TERM; folder=$1; shift; "$@"; echo $? > $folder/status.$OMPI_COMM_WORLD_RANK', "sh"]
 
 
 class Death(harness.Case):
@@ -73,7 +73,7 @@ class Death(harness.Case):
                     found[int(name.split(".")[1])] = int(written)
             return found
         others = set(range(ranks)) - {victim}
-        harness.wait_until(lambda: others <= set(statuses()), GRACE, "the shells' notes")
+        harness.wait_until(lambda: others <= set(statuses()), GRACE, f"the shells' notes: {statuses()}{started.result()}")
         for rank in others:
             self.assertNotEqual(statuses()[rank], 0, f"rank {rank} ended as if all were well{started.result()}")
 

@@ -99,7 +99,7 @@ class Trace(harness.Case):
 
     def traced(self, ranks, **more):
         path = self.fresh("trace.json")
-        self.train(ranks, steps=4, trace=path, trace_steps="1:3", overlap="commfuse", **more)
+        self.train(ranks, steps=4, trace=path, trace_steps="1:3", **more)
         with open(path, encoding="utf-8") as file:
             trace = json.load(file)
         rows = {(e["pid"], e["tid"]): e["args"]["name"] for e in trace["traceEvents"]
@@ -118,7 +118,8 @@ class Trace(harness.Case):
         self.assertEqual({e["args"]["step"] for e in intervals}, {1, 2}, "--trace-steps 1:3")
         for e in intervals:
             self.assertIn((e["pid"], e["tid"]), rows)
-            self.assertTrue(e["ts"] >= 0 and e["dur"] >= 0 and e["name"], e)
+            # A transfer that began before the first traced step may end in it.
+            self.assertTrue((e["ts"] >= 0 or e["cat"] == "comm") and e["dur"] >= 0 and e["name"], e)
             self.assertTrue(math.isfinite(e["ts"] + e["dur"]), e)
         for (rank, row), name in rows.items():
             if "compute" in name or "wait" in name:
@@ -136,33 +137,31 @@ class Trace(harness.Case):
                 self.assertLessEqual(e["ts"] + e["dur"], open_until[-1] + slack, e)
             open_until.append(e["ts"] + e["dur"])
 
-    def late_transfers(self, intervals):
-        """Reduce-scatters seen, and their transfers that begin when the operation's last computation is over."""
+    def tails(self, **more):
+        """Of all reduce-scatters with computation in slices, the share with a transfer that begins when the last
+        computation is over."""
         computes, transfers = {}, {}
-        for e in intervals:
+        for e in self.traced(2, tp=2, **more)[1]:
             key = e["pid"], e["args"]["step"], e["args"].get("layer")
             if e["cat"] == "compute":
                 computes.setdefault((*key, e["name"]), []).append(e["ts"] + e["dur"])
             elif e["cat"] == "comm" and e["name"].startswith("reduce-scatter "):
                 transfers.setdefault((*key, e["name"].split(" ", 1)[1]), []).append(e["ts"])
         fused = [key for key in transfers if len(computes.get(key, ())) > 1]
-        late = [(key, begin - max(computes[key])) for key in fused for begin in transfers[key]
-                if begin > max(computes[key])]
-        return fused, late
+        # At least attention's projection and the MLP's second linear: 2 layers, 2 steps, 2 ranks.
+        self.assertGreaterEqual(len(fused), 16, list(transfers))
+        return sum(max(transfers[key]) > max(computes[key]) for key in fused) / len(fused)
 
-    def test_no_reduce_scatter_sends_after_its_last_computation(self):
-        # A schedule with a tail has one in every operation of every run; a progress thread that the machine woke
-        # late makes one look so now and then. Three runs tell them apart.
+    def test_commfuse_has_no_tail_and_slicing_has(self):
+        # A busy machine may wake the progress thread so late that an operation of microseconds seems to have a
+        # tail now and then; a schedule that has one has it in every operation of every run.
+        self.assertEqual(self.tails(overlap="slice", slices=2), 1, "the control: data slicing must show its tail")
         for mesh in (dict(route="ring"), dict(route="direct"), dict(route="ring", slices=2)):
             with self.subTest(**mesh):
-                for attempt in range(3):
-                    _, intervals = self.traced(2, tp=2, **mesh)
-                    fused, late = self.late_transfers(intervals)
-                    # At least attention out-projection and MLP second linear, 2 layers, 2 steps, 2 ranks.
-                    self.assertGreaterEqual(len(fused), 16, sorted({e["name"] for e in intervals}))
-                    if not late:
-                        break
-                self.assertFalse(late, "key, microseconds")
+                shares = []
+                while not shares or shares[-1] > 0.1 and len(shares) < 4:
+                    shares.append(self.tails(**mesh))
+                self.assertLessEqual(shares[-1], 0.1, f"shares with a tail in {len(shares)} runs: {shares}")
 
 
 class DryRun(harness.Case):
@@ -220,7 +219,7 @@ class Help(unittest.TestCase):
     def test_lists_every_option(self):
         result = harness.run(["--help"], timeout=10)
         self.assertEqual(result.status, 0, str(result))
-        listed = re.findall(r"^\s+--([a-z0-9-]+)", result.out, re.MULTILINE)
+        listed = re.findall(r"^ {1,4}--([a-z0-9-]+)", result.out, re.MULTILINE)
         self.assertEqual(sorted(listed), sorted(OPTIONS))
 
     def test_is_printed_once(self):
