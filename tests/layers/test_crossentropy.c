@@ -120,6 +120,10 @@ static void masked_logits(void **state) {
     forward(&p);
     double loss = naive_lse(&p, 0) - (double)p.logits[3000];
     assert_close("loss", p.losses, &loss, 1, 3e-6, 1);
+    for (int64_t v = 0; v < 9000; v++) p.logits[v] = (real)-INFINITY;
+    p.logits[5000] = (real)NAN; // no maximum, yet not nothing
+    forward(&p);
+    assert_true(isnan(p.stats[1]) && isnan(p.losses[0]));
 }
 
 // The loss is what watches for NaN, so none may get lost on the way, wherever it stands.

@@ -106,7 +106,7 @@ static void naive_backward(const problem *p, double *gradients) {
 
 static void backward_equals_naive(void **state) {
     (void)state;
-    static const int64_t shapes[][2] = {{0, 3}, {1, 5}, {31, 7}, {33, 130}, {65, 33}, {200, 768}};
+    static const int64_t shapes[][2] = {{0, 3}, {1, 5}, {31, 7}, {33, 130}, {64, 9}, {65, 33}, {200, 768}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         problem p = problem_new(shapes[i][0], shapes[i][1]);
         int64_t n = p.R * p.C + 2 * p.C;
