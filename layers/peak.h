@@ -9,7 +9,7 @@ extern "C" {
 #endif
 
 // Floating-point operations per second of this rank's device, and where the figure is from. CPU: the best
-// of several matrix products of a large shape on this rank's threads, timed now (takes some 0.3 s; to see what
+// of several matrix products of a large shape on this rank's threads, timed now (takes about half a second; to see what
 // ranks on one host can reach together, all call it at the same time). 0: unknown.
 double peak_flops(const char **source, cf_stream *stream);
 
