@@ -93,13 +93,10 @@ class Log(harness.Case):
         self.assertEqual(texts(2, tp=2), alone)
 
 
-class Trace(harness.Case):
-    """One run with matrices large enough that a computation takes longer than waking a thread."""
-    shape, T, samples = reference.Shape(maxT=128, V=256, L=2, heads=4, C=256, Vp=256), 128, 8
-
+class Traced(harness.Case):
     def traced(self, ranks, **more):
         path = self.fresh("trace.json")
-        self.train(ranks, steps=4, trace=path, trace_steps="1:3", **more)
+        self.train(ranks, trace=path, **{**dict(steps=4, trace_steps="1:3"), **more})
         with open(path, encoding="utf-8") as file:
             trace = json.load(file)
         rows = {(e["pid"], e["tid"]): e["args"]["name"] for e in trace["traceEvents"]
@@ -108,6 +105,8 @@ class Trace(harness.Case):
         self.assertEqual({e["ph"] for e in trace["traceEvents"]}, {"M", "X"})
         return rows, intervals
 
+
+class Trace(Traced):
     def test_rows_and_intervals(self):
         rows, intervals = self.traced(2, tp=2)
         for rank in (0, 1):
@@ -137,31 +136,42 @@ class Trace(harness.Case):
                 self.assertLessEqual(e["ts"] + e["dur"], open_until[-1] + slack, e)
             open_until.append(e["ts"] + e["dur"])
 
-    def tails(self, **more):
-        """Of all reduce-scatters with computation in slices, the share with a transfer that begins when the last
-        computation is over."""
-        computes, transfers = {}, {}
-        for e in self.traced(2, tp=2, **more)[1]:
-            key = e["pid"], e["args"]["step"], e["args"].get("layer")
-            if e["cat"] == "compute":
-                computes.setdefault((*key, e["name"]), []).append(e["ts"] + e["dur"])
-            elif e["cat"] == "comm" and e["name"].startswith("reduce-scatter "):
-                transfers.setdefault((*key, e["name"].split(" ", 1)[1]), []).append(e["ts"])
-        fused = [key for key in transfers if len(computes.get(key, ())) > 1]
-        # At least attention's projection and the MLP's second linear: 2 layers, 2 steps, 2 ranks.
-        self.assertGreaterEqual(len(fused), 16, list(transfers))
-        return sum(max(transfers[key]) > max(computes[key]) for key in fused) / len(fused)
+
+class Tails(Traced):
+    """Matrices so large that computing a part takes longer than a busy machine needs to wake a thread."""
+    shape, T, samples = reference.Shape(maxT=256, V=2048, L=1, heads=8, C=512, Vp=2048), 256, 8
+
+    def tails(self, parts, **more):
+        """Of all reduce-scatters behind computation in so many parts, the share with a transfer that begins when
+        the last part is computed."""
+        found = {}  # (rank, step, layer, place in the model) -> kind -> [(begin, end)]
+        for e in self.traced(2, tp=2, steps=2, trace_steps="1:2", **more)[1]:
+            kind, name = (e["cat"], e["name"]) if e["cat"] == "compute" else e["name"].partition(" ")[::2]
+            key = e["pid"], e["args"]["step"], e["args"].get("layer"), name
+            found.setdefault(key, {}).setdefault(kind, []).append((e["ts"], e["ts"] + e["dur"]))
+        late = []
+        for key, kinds in found.items():
+            computes, scatters = sorted(kinds.get("compute", ())), kinds.get("reduce-scatter")
+            if not scatters or len(computes) < parts or key[-1] == "embedding":  # a look-up takes no time
+                continue
+            # Row-parallel layers scatter in forward, which comes first. Column-parallel ones scatter in backward,
+            # behind dgrad: before it stands forward, which has as many parts, and after it wgrad.
+            forward = min(scatters) < min(kinds.get("all-gather", [(math.inf, 0)]))
+            own = computes[:parts] if forward else computes[parts:2 * parts]
+            late.append(max(scatters)[0] > max(end for _, end in own))
+        self.assertEqual(len(late), 10, f"head and four linear layers on 2 ranks; there are {list(found)}")
+        return sum(late) / len(late)
 
     def test_commfuse_has_no_tail_and_slicing_has(self):
-        # A busy machine may wake the progress thread so late that an operation of microseconds seems to have a
-        # tail now and then; a schedule that has one has it in every operation of every run.
-        self.assertEqual(self.tails(overlap="slice", slices=2), 1, "the control: data slicing must show its tail")
+        # A busy machine may wake the progress thread so late that some operations seem to have a tail; a schedule
+        # that has one has it in every operation of every run.
+        self.assertEqual(self.tails(4, overlap="slice"), 1, "the control: data slicing must show its tail")
         for mesh in (dict(route="ring"), dict(route="direct"), dict(route="ring", slices=2)):
             with self.subTest(**mesh):
                 shares = []
-                while not shares or shares[-1] > 0.1 and len(shares) < 4:
-                    shares.append(self.tails(**mesh))
-                self.assertLessEqual(shares[-1], 0.1, f"shares with a tail in {len(shares)} runs: {shares}")
+                while not shares or shares[-1] >= 0.5 and len(shares) < 4:
+                    shares.append(self.tails(2 * mesh.get("slices", 1), **mesh))
+                self.assertLess(shares[-1], 0.5, f"shares with a tail in {len(shares)} runs: {shares}")
 
 
 class DryRun(harness.Case):
@@ -199,10 +209,10 @@ class DryRun(harness.Case):
         self.dry(train=path)
 
     def test_checks_what_the_run_would_check(self):
-        for more, word in ((dict(tp=5), "heads"), (dict(train=self.path("none.bin")), "none.bin"),
+        for more, word in ((dict(tp=5), "--tp"), (dict(train=self.path("none.bin")), "none.bin"),
                            (dict(micro_batch=3), "batch")):
-            result = harness.run(self.arguments(dry_run=True, **more), timeout=10)
-            self.assertFails(result, word)
+            with self.subTest(**more):
+                self.assertFails(harness.run(self.arguments(dry_run=True, **more), timeout=10), word)
 
     def test_writes_nothing(self):
         log, out, trace = (self.fresh(name) for name in ("log", "out", "trace"))
