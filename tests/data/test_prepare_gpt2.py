@@ -125,7 +125,7 @@ class GPT2(PrepareCase):
         self.write("bpe/encoder.json", json.dumps(tokens))
         self.assertIn("do not belong together", error())
         self.write("bpe/encoder.json", "{")
-        self.assertIn("damaged", error())
+        self.assertIn("damaged or do not belong together (JSONDecodeError", error())
         self.assertEqual(self.listing(), [])
 
 
