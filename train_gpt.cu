@@ -11,6 +11,7 @@
 // backward), optimizer (norm, non-finite check, clip, update, weights on their way), log. Every rank takes
 // the same path, so operations are begun in the same order everywhere; only rank 0 prints.
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -561,6 +562,7 @@ int main(int argc, char **argv) {
     refuse_what_is_not_built(&t.o);
     t.transport = cf_transport_mpi_create(&argc, &argv);
     cf_die_on_terminate();
+    signal(SIGXFSZ, SIG_IGN); // a file size limit is then a write error, which is reported and cleaned up
     make_mesh(&t);
     make_context(&t);
     make_batch(&t);

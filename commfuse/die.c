@@ -66,7 +66,7 @@ static void print(const char *hint, const char *format, va_list arguments) {
 }
 
 // In a signal handler: only write() and _exit(), on text made beforehand.
-static char farewell[160];
+static char farewell[256];
 
 static void terminated(int signal_number) {
     (void)signal_number;
