@@ -10,8 +10,9 @@
 #include "tests/commfuse/ranks.h"
 #include "tests/death.h"
 #include "commfuse/fuse.h"
+#include <time.h>
 
-enum { GUARD_BYTES = 64, GUARD = 0xA5, JOBS_MAX = 8, PATIENCE_S = 60 };
+enum { GUARD_BYTES = 64, GUARD = 0xA5, JOBS_MAX = 8, PATIENCE_S = 60, HOLD_BACK_MS = 400 };
 
 static cf_context context;
 static cf_mesh mesh; // tp = all ranks
@@ -333,6 +334,29 @@ static void advance_to_the_end(void) {
         }
 }
 
+// While the others hold back, advance takes the own slice, finds nothing else and says so at once.
+static void advance_does_not_wait(void) {
+    if (mesh.tp == 1) return;
+    job j = job_create(&mesh.tp_group, CF_ALLGATHER, CF_COMPUTE_AFTER, CF_MODE_COMMFUSE, CF_RING, 1, CF_FP32,
+                       100);
+    cf_barrier(&context, &mesh.tp_group);
+    double begin = cf_now_ms();
+    if (mesh.tp_group.rank != 0)
+        while (cf_now_ms() < begin + HOLD_BACK_MS) nanosleep(&(struct timespec){0, 1000000}, NULL);
+    job_begin(&j, 10, 10, 8);
+    if (mesh.tp_group.rank == 0) {
+        bool ended = cf_fuse_advance(j.fuse);
+        double took = cf_now_ms() - begin;
+        CHECK(!ended && took < HOLD_BACK_MS / 2, "advance %s after %g ms, the others begin after %d ms",
+              ended ? "came to the end" : "returned", took, HOLD_BACK_MS);
+        CHECK(j.covered[0] == 1 && j.covered[10] == 0,
+              "the own slice is computed %d times, the next one %d times", j.covered[0], j.covered[10]);
+    }
+    job_finish(&j);
+    job_release(&j);
+    cf_fuse_free(j.fuse);
+}
+
 static void one_operation_many_times(void) {
     for (cf_operation operation = CF_ALLGATHER; operation <= CF_ALLTOALL; operation++) {
         cf_side side = operation == CF_ALLGATHER ? CF_COMPUTE_AFTER : CF_COMPUTE_BEFORE;
@@ -501,6 +525,7 @@ int main(int argc, char **argv) {
         RANKS_CASE(megabytes),
         RANKS_CASE(several_in_flight),
         RANKS_CASE(advance_to_the_end),
+        RANKS_CASE(advance_does_not_wait),
         RANKS_CASE(one_operation_many_times),
         RANKS_CASE(sums_have_one_order),
         RANKS_CASE(volume_is_what_must_travel),

@@ -19,14 +19,14 @@ GRACE_S = 12  # start-up, and ten seconds at worst for a library that does not l
 
 @unittest.skipUnless(os.path.exists(TOOL), f"{TOOL} is not built: make build-tests")
 class SilentPeer(unittest.TestCase):
-    def wait(self, how, peer=True):
+    def wait(self, how, peer=True, ranks=2):
         start = time.monotonic()
-        done = subprocess.run([os.path.join(ROOT, "scripts/mpirun.sh"), "-np", "2", TOOL, how, str(TIMEOUT_S)],
+        done = subprocess.run([os.path.join(ROOT, "scripts/mpirun.sh"), "-np", str(ranks), TOOL, how, str(TIMEOUT_S)],
                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                               timeout=60, check=False)
         seconds = time.monotonic() - start
         self.assertEqual(done.returncode, 1, done.stdout)
-        message = re.search(r"^error: rank 0 of 2 .*$", done.stdout, re.MULTILINE)
+        message = re.search(r"^error: rank 0 of \d .*$", done.stdout, re.MULTILINE)
         self.assertIsNotNone(message, done.stdout)
         self.assertIn("reduce-scatter mlp.fc2", message[0])
         self.assertRegex(message[0], r"\blayer 7\b")
@@ -38,6 +38,9 @@ class SilentPeer(unittest.TestCase):
 
     def test_exchange(self):
         self.wait("exchange")
+
+    def test_exchange_that_has_received(self):
+        self.wait("send", ranks=3)  # rank 2 has delivered: naming it alone is wrong
 
     def test_collective(self):
         self.wait("collective", peer=False)  # all others are waited for, together

@@ -1,6 +1,7 @@
-// For test_timeout.py: rank 1 of 2 goes silent, rank 0 waits for it in the way the argument names.
+// For test_timeout.py: rank 1 goes silent, the others wait for it in the way the argument names. send: rank 0 has
+// received what rank 2 owes it, and only its own message to rank 1 is stuck.
 //
-//     mpirun -np 2 tool_silent_peer exchange|collective|blocking|barrier|fuse TIMEOUT_S
+//     mpirun -np RANKS tool_silent_peer exchange|send|collective|blocking|barrier|fuse TIMEOUT_S
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +9,7 @@
 #include "commfuse/die.h"
 #include "commfuse/fuse.h"
 
-enum { SILENCE_S = 120, COUNT = 1000 };
+enum { SILENCE_S = 120, COUNT = 4 << 20 }; // more than a library sends before it is asked for
 
 static void wait_by_hand(cf_transport *transport, const cf_group *group, const char *how) {
     static float out[2 * COUNT], in[COUNT];
@@ -28,6 +29,10 @@ static void wait_by_hand(cf_transport *transport, const cf_group *group, const c
         request.recv_from = 1;
         request.recv_count = COUNT;
         request.send_count = 0;
+    } else if (strcmp(how, "send") == 0) {
+        request.send_to = transport->rank == 0 ? 1 : 0;
+        request.recv_from = transport->rank == 0 ? 2 : -1;
+        request.recv_count = transport->rank == 0 ? COUNT : 0;
     } else if (strcmp(how, "barrier") == 0)
         request.kind = CF_REQUEST_BARRIER;
     else
@@ -35,6 +40,7 @@ static void wait_by_hand(cf_transport *transport, const cf_group *group, const c
     request.blocking = strcmp(how, "blocking") == 0;
     transport->post(transport, &request, stream);
     transport->wait(transport, &request, stream);
+    if (transport->rank != 0) sleep(SILENCE_S); // rank 2 has nothing to wait for
 }
 
 static void wait_in_fuse(cf_transport *transport, const cf_group *group) {
@@ -51,12 +57,13 @@ static void wait_in_fuse(cf_transport *transport, const cf_group *group) {
 
 int main(int argc, char **argv) {
     cf_transport *transport = cf_transport_mpi_create(&argc, &argv);
-    if (argc != 3 || transport->size != 2)
-        cf_die_together("mpirun -np 2 tool_silent_peer exchange|collective|blocking|barrier|fuse TIMEOUT_S",
-                        "%d arguments on %d ranks", argc - 1, transport->size);
+    if (argc != 3 || transport->size < 2)
+        cf_die_together(
+            "mpirun -np RANKS tool_silent_peer exchange|send|collective|blocking|barrier|fuse TIMEOUT_S",
+            "%d arguments on %d ranks", argc - 1, transport->size);
     cf_transport_mpi_configure(transport, 1, atof(argv[2]));
     cf_mesh mesh;
-    cf_mesh_init(&mesh, 2, transport->rank, 2, 1);
+    cf_mesh_init(&mesh, transport->size, transport->rank, transport->size, 1);
     transport->bind(transport, &mesh.tp_group);
     if (transport->rank == 1) {
         sleep(SILENCE_S);
