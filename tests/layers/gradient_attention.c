@@ -118,8 +118,8 @@ static void backward_shuffled_ranges(void **state) {
 static void backward_many_tiles(void **state) {
     (void)state;
     // Few heads: cut into blocks of keys. Wide heads: small tiles, so several in a block.
-    check_backward(530, 1, 2, 3, (int64_t[]){0, 530}, 1, 20);
-    check_backward(131, 1, 1, 1000, (int64_t[]){0, 131}, 1, 10);
+    check_backward(530, 1, 2, 3, (int64_t[]){0, 530}, 1, 15);
+    check_backward(131, 1, 1, 1000, (int64_t[]){0, 131}, 1, 5);
     check_backward(126, 1, 1, 300, (int64_t[]){0, 50, 93, 126}, 3, 20); // too short to be cut
 }
 
