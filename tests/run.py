@@ -134,7 +134,7 @@ def environment(build, ranks):
     e["OMP_NUM_THREADS"] = "1" if ranks > 1 else "2"
     e.pop("CMOCKA_XML_FILE", None)
     options = {
-        "ASAN_OPTIONS": "detect_stack_use_after_return=1:strict_string_checks=1",
+        "ASAN_OPTIONS": "detect_stack_use_after_return=1:strict_string_checks=1:fast_unwind_on_malloc=0",
         "LSAN_OPTIONS": "print_suppressions=0",
         "UBSAN_OPTIONS": "print_stacktrace=1",
         "TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1",
