@@ -296,16 +296,25 @@ static void megabytes(void) {
             }
 }
 
+// All in one mode (turns 0 to 2), or every operation in another one: what one mode has in flight must not keep
+// a native collective of another from starting, nor a blocking collective what is in flight.
+enum { TURNS = 6 };
+static cf_mode mode_of(int turn, int operation) {
+    return (cf_mode)((turn + (turn < 3 ? 0 : operation)) % (CF_MODE_COMMFUSE + 1));
+}
+
 static void several_in_flight(void) {
-    for (cf_mode mode = CF_MODE_NONE; mode <= CF_MODE_COMMFUSE; mode++)
+    const cf_group *g = &mesh.tp_group;
+    for (int turn = 0; turn < TURNS; turn++)
         for (int backwards = 0; backwards < 2; backwards++) {
-            const cf_group *g = &mesh.tp_group;
             job jobs[] = {
-                job_create(g, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, mode, CF_RING, 2, CF_FP32, 5000),
-                job_create(g, CF_ALLGATHER, CF_COMPUTE_AFTER, mode, CF_DIRECT, 1, CF_INT64, 5000),
-                job_create(g, CF_ALLTOALL, CF_NO_COMPUTE, mode, CF_DIRECT, 1, CF_FP32, 5000),
-                job_create(g, CF_ALLGATHER, CF_NO_COMPUTE, mode, CF_RING, 1, CF_FP64, 5000),
-                job_create(g, CF_REDUCE_SCATTER, CF_NO_COMPUTE, mode, CF_DIRECT, 1, CF_FP64, 5000),
+                job_create(g, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, mode_of(turn, 0), CF_RING, 2, CF_FP32,
+                           5000),
+                job_create(g, CF_ALLGATHER, CF_COMPUTE_AFTER, mode_of(turn, 1), CF_DIRECT, 1, CF_INT64, 5000),
+                job_create(g, CF_ALLTOALL, CF_NO_COMPUTE, mode_of(turn, 2), CF_DIRECT, 1, CF_FP32, 5000),
+                job_create(g, CF_ALLGATHER, CF_NO_COMPUTE, mode_of(turn, 3), CF_RING, 1, CF_FP64, 5000),
+                job_create(g, CF_REDUCE_SCATTER, CF_NO_COMPUTE, mode_of(turn, 4), CF_DIRECT, 1, CF_FP64,
+                           5000),
             };
             int count = sizeof jobs / sizeof jobs[0];
             for (int i = 0; i < count; i++) job_begin(&jobs[i], 11 + i, 40 + i, i);
@@ -407,14 +416,18 @@ static void two_groups_at_once(void) {
     int ranks = mesh.tp;
     if (ranks % 2 != 0 || !context.transport) return;
     cf_mesh grid = ranks_mesh(context.transport, ranks / 2, 2);
-    for (cf_mode mode = CF_MODE_NONE; mode <= CF_MODE_COMMFUSE; mode++) {
+    for (int turn = 0; turn < TURNS; turn++) {
         job jobs[] = {
-            job_create(&grid.dp_group, CF_REDUCE_SCATTER, CF_NO_COMPUTE, mode, CF_RING, 1, CF_FP32, 4000),
-            job_create(&grid.tp_group, CF_ALLGATHER, CF_COMPUTE_AFTER, mode, CF_RING, 2, CF_FP32, 4000),
-            job_create(&grid.dp_group, CF_ALLGATHER, CF_NO_COMPUTE, mode, CF_RING, 1, CF_FP32, 4000),
-            job_create(&grid.tp_group, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, mode, CF_DIRECT, 1, CF_FP32,
+            job_create(&grid.dp_group, CF_REDUCE_SCATTER, CF_NO_COMPUTE, mode_of(turn, 0), CF_RING, 1,
+                       CF_FP32, 4000),
+            job_create(&grid.tp_group, CF_ALLGATHER, CF_COMPUTE_AFTER, mode_of(turn, 1), CF_RING, 2, CF_FP32,
                        4000),
-            job_create(&grid.world_group, CF_ALLTOALL, CF_COMPUTE_BEFORE, mode, CF_RING, 1, CF_FP32, 4000),
+            job_create(&grid.dp_group, CF_ALLGATHER, CF_NO_COMPUTE, mode_of(turn, 2), CF_RING, 1, CF_FP32,
+                       4000),
+            job_create(&grid.tp_group, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, mode_of(turn, 3), CF_DIRECT, 1,
+                       CF_FP32, 4000),
+            job_create(&grid.world_group, CF_ALLTOALL, CF_COMPUTE_BEFORE, mode_of(turn, 4), CF_RING, 1,
+                       CF_FP32, 4000),
         };
         int count = sizeof jobs / sizeof jobs[0];
         for (int again = 0; again < 3; again++) {
