@@ -56,24 +56,32 @@ typedef struct trainer {
     int trace_from, trace_to; // steps [from, to)
 } trainer;
 
-static bool root(const trainer *t) { return t->mesh.world_group.rank == 0; }
+static bool root(const trainer *t) {
+    return t->mesh.world_group.rank == 0;
+}
 
 // --- options → mesh, shape, data ---
 
 static void refuse_what_is_not_built(const options *o) {
     if (strcmp(o->strategy, "up") == 0)
         cf_die_together("use --strategy tpsp", "--strategy up is not part of this version");
-    if (strcmp(o->dtype, "bf16") == 0) cf_die_together("use --dtype fp32", "--dtype bf16 needs a GPU; this is the CPU program");
+    if (strcmp(o->dtype, "bf16") == 0)
+        cf_die_together("use --dtype fp32", "--dtype bf16 needs a GPU; this is the CPU program");
     if (strcmp(o->transport, "nccl") == 0 || strcmp(o->transport, "ipc") == 0)
-        cf_die_together("use --transport mpi", "--transport %s needs a GPU; this is the CPU program", o->transport);
+        cf_die_together("use --transport mpi", "--transport %s needs a GPU; this is the CPU program",
+                        o->transport);
     if (strcmp(o->overlap, "nowire") == 0 && *o->out)
         cf_die_together("leave --out away, or choose another --overlap",
-                        "--overlap nowire computes wrong results by construction and saves nothing, but --out %s is given",
+                        "--overlap nowire computes wrong results by construction and saves nothing, but "
+                        "--out %s is given",
                         o->out);
-    if (o->save_every > 0 && !*o->out) cf_die_together("name a directory with --out DIR", "--save-every needs --out");
-    if (o->min_lr > o->lr) cf_die_together("lower --min-lr", "--min-lr %g is above --lr %g", o->min_lr, o->lr);
+    if (o->save_every > 0 && !*o->out)
+        cf_die_together("name a directory with --out DIR", "--save-every needs --out");
+    if (o->min_lr > o->lr)
+        cf_die_together("lower --min-lr", "--min-lr %g is above --lr %g", o->min_lr, o->lr);
     if (!*o->train && !o->dry_run && o->steps > 0)
-        cf_die_together("make token files with data/prepare.py, then: --train 'DIR/train_*.bin'", "--train is missing");
+        cf_die_together("make token files with data/prepare.py, then: --train 'DIR/train_*.bin'",
+                        "--train is missing");
 }
 
 static void make_mesh(trainer *t) {
@@ -108,8 +116,8 @@ static void make_batch(trainer *t) {
     if (o->batch == 0) o->batch = pass;
     if (o->batch % pass != 0)
         cf_die_together("batch = micro-batch x dp x accumulation steps",
-                        "--batch %lld is not a multiple of --micro-batch %lld x --dp %lld = %lld", (long long)o->batch,
-                        (long long)o->micro_batch, (long long)o->dp, (long long)pass);
+                        "--batch %lld is not a multiple of --micro-batch %lld x --dp %lld = %lld",
+                        (long long)o->batch, (long long)o->micro_batch, (long long)o->dp, (long long)pass);
     t->accumulation = (int)(o->batch / pass);
 }
 
@@ -117,7 +125,8 @@ static gpt_shape shape_of_file(trainer *t) {
     const char *fixed[] = {"model", "layers", "channels", "heads", "vocab"};
     for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++)
         if (options_given(&t->o, fixed[i]))
-            cf_die_together("leave that option away", "--%s is set by the model file %s", fixed[i], t->o.init_from);
+            cf_die_together("leave that option away", "--%s is set by the model file %s", fixed[i],
+                            t->o.init_from);
     t->start = model_file_open(t->o.init_from);
     model_shape f = model_file_shape(t->start);
     if (!options_given(&t->o, "seq") && t->o.seq > f.maxT) t->o.seq = f.maxT;
@@ -129,12 +138,17 @@ static gpt_shape shape_of_options(trainer *t) {
     static const struct {
         const char *name;
         int64_t layers, channels, heads;
-    } named[] = {{"d6", 6, 384, 6}, {"d12", 12, 768, 12}, {"d24", 24, 1024, 16}, {"d36", 36, 1280, 20}, {"d48", 48, 1600, 25}};
+    } named[] = {{"d6", 6, 384, 6},
+                 {"d12", 12, 768, 12},
+                 {"d24", 24, 1024, 16},
+                 {"d36", 36, 1280, 20},
+                 {"d48", 48, 1600, 25}};
     const options *o = &t->o;
     gpt_shape s;
     memset(&s, 0, sizeof s);
     for (size_t i = 0; i < sizeof named / sizeof *named; i++)
-        if (strcmp(o->model, named[i].name) == 0) s.L = named[i].layers, s.C = named[i].channels, s.H = named[i].heads;
+        if (strcmp(o->model, named[i].name) == 0)
+            s.L = named[i].layers, s.C = named[i].channels, s.H = named[i].heads;
     if (o->layers > 0) s.L = o->layers;
     if (o->channels > 0) s.C = o->channels;
     if (o->heads > 0) s.H = o->heads;
@@ -165,8 +179,10 @@ static void make_model(trainer *t) {
     optimizer_create(&t->optimizer, &t->context, &t->mesh, &t->model.params, overlap_of(&t->o));
     t->model.hooks = optimizer_hooks(&t->optimizer);
     if (t->o.dry_run) return;
-    if (t->start) params_read(&t->model.params, read_weights, t->start);
-    else params_init(&t->model.params, (uint64_t)t->o.seed);
+    if (t->start)
+        params_read(&t->model.params, read_weights, t->start);
+    else
+        params_init(&t->model.params, (uint64_t)t->o.seed);
     int64_t bytes = t->o.seq * t->o.micro_batch * (int64_t)sizeof(int32_t);
     t->inputs = (int32_t *)cf_alloc(bytes, "tokens");
     t->targets = (int32_t *)cf_alloc(bytes, "tokens");
@@ -178,8 +194,8 @@ static void open_data(trainer *t) {
     if (*o->val) t->val = tokens_open(o->val, o->seq);
     if (t->val && o->val_every > 0 && tokens_samples(t->val) < o->batch)
         cf_die_together("use a larger validation set, or a smaller --batch or --seq",
-                        "validation set %s has %lld samples of %lld tokens, fewer than one batch of %lld", o->val,
-                        (long long)tokens_samples(t->val), (long long)o->seq, (long long)o->batch);
+                        "validation set %s has %lld samples of %lld tokens, fewer than one batch of %lld",
+                        o->val, (long long)tokens_samples(t->val), (long long)o->seq, (long long)o->batch);
 }
 
 static void check_output(const trainer *t) {
@@ -188,16 +204,18 @@ static void check_output(const trainer *t) {
     if (mkdir(out, 0777) == 0) return;
     struct stat s;
     if (stat(out, &s) != 0 || !S_ISDIR(s.st_mode) || access(out, W_OK) != 0)
-        cf_die("choose another --out DIR that can be written", "--out %s cannot be used as a directory: %s", out,
+        cf_die("choose another --out DIR that can be written", "--out %s cannot be used as a directory: %s",
+               out,
                stat(out, &s) == 0 && !S_ISDIR(s.st_mode) ? "it is a file" : "it cannot be made or written");
 }
 
 static void parse_trace_steps(trainer *t) {
     int used = 0;
     const char *text = t->o.trace_steps;
-    if (sscanf(text, "%d:%d%n", &t->trace_from, &t->trace_to, &used) != 2 || text[used] || t->trace_from < 0 ||
-        t->trace_to <= t->trace_from)
-        cf_die_together("give two steps A:B, A < B, as in --trace-steps 3:5", "--trace-steps %s is not a range of steps", text);
+    if (sscanf(text, "%d:%d%n", &t->trace_from, &t->trace_to, &used) != 2 || text[used] ||
+        t->trace_from < 0 || t->trace_to <= t->trace_from)
+        cf_die_together("give two steps A:B, A < B, as in --trace-steps 3:5",
+                        "--trace-steps %s is not a range of steps", text);
 }
 
 // --- banner and dry run ---
@@ -214,9 +232,12 @@ static void log_config(trainer *t) {
     for (int i = 0; i < rows; i++) {
         options_value(&t->o, &table[i], text, sizeof text);
         const char *field = (const char *)&t->o + table[i].offset;
-        if (table[i].type == OPTION_INT) log_int(t->log, table[i].name, *(const int64_t *)field);
-        else if (table[i].type == OPTION_REAL) log_real(t->log, table[i].name, *(const double *)field);
-        else log_text(t->log, table[i].name, text);
+        if (table[i].type == OPTION_INT)
+            log_int(t->log, table[i].name, *(const int64_t *)field);
+        else if (table[i].type == OPTION_REAL)
+            log_real(t->log, table[i].name, *(const double *)field);
+        else
+            log_text(t->log, table[i].name, text);
     }
     log_int(t->log, "parameters", params_count(&t->model.params.shape));
     log_real(t->log, "peak_tflops_all_ranks", t->peak * 1e-12);
@@ -228,21 +249,27 @@ static void banner(const trainer *t) {
     const options *o = &t->o;
     const gpt_shape *s = &t->model.params.shape;
     overlap how = overlap_of(o);
-    printf("commfuse %s: GPT of %lld layers, %lld channels, %lld heads, %lld tokens of vocabulary: %.2f M parameters\n",
-           VERSION, (long long)s->L, (long long)s->C, (long long)s->H, (long long)s->V, (double)params_count(s) * 1e-6);
-    printf("mesh      %d ranks = tp %d x dp %d, %lld threads each, %s over %s\n", t->ranks, t->mesh.tp, t->mesh.dp,
-           (long long)o->threads, o->strategy, t->transport->name);
-    printf("overlap   %s%s%s, %d slice%s\n", cf_mode_name(how.mode), how.mode == CF_MODE_COMMFUSE ? " by " : "",
-           how.mode == CF_MODE_COMMFUSE ? cf_route_name(how.route) : "", how.slices, how.slices == 1 ? "" : "s");
+    printf("commfuse %s: GPT of %lld layers, %lld channels, %lld heads, %lld tokens of vocabulary: %.2f M "
+           "parameters\n",
+           VERSION, (long long)s->L, (long long)s->C, (long long)s->H, (long long)s->V,
+           (double)params_count(s) * 1e-6);
+    printf("mesh      %d ranks = tp %d x dp %d, %lld threads each, %s over %s\n", t->ranks, t->mesh.tp,
+           t->mesh.dp, (long long)o->threads, o->strategy, t->transport->name);
+    printf("overlap   %s%s%s, %d slice%s\n", cf_mode_name(how.mode),
+           how.mode == CF_MODE_COMMFUSE ? " by " : "",
+           how.mode == CF_MODE_COMMFUSE ? cf_route_name(how.route) : "", how.slices,
+           how.slices == 1 ? "" : "s");
     printf("batch     %lld sequences of %lld tokens = micro-batch %lld x dp %d x %d accumulation steps\n",
            (long long)o->batch, (long long)o->seq, (long long)o->micro_batch, t->mesh.dp, t->accumulation);
     if (t->train)
-        printf("data      %lld tokens in %d files, %lld samples an epoch\n", (long long)tokens_count(t->train),
-               tokens_files(t->train), (long long)tokens_samples(t->train));
+        printf("data      %lld tokens in %d files, %lld samples an epoch\n",
+               (long long)tokens_count(t->train), tokens_files(t->train),
+               (long long)tokens_samples(t->train));
     if (t->peak > 0) printf("peak      %.1f GFLOP/s over all ranks (%s)\n", t->peak * 1e-9, t->peak_source);
     printf("memory    %.1f MiB per rank\n", (double)cf_memory_bytes() / 1048576);
     if (how.mode == CF_MODE_NOWIRE)
-        printf("NOWIRE    transfers are left out: results are wrong by construction, this run only measures time\n");
+        printf("NOWIRE    transfers are left out: results are wrong by construction, this run only measures "
+               "time\n");
     fflush(stdout);
 }
 
@@ -272,7 +299,8 @@ static double learning_rate(const options *o, int64_t step) {
     double span = (double)(o->steps - o->warmup), done = (double)(step - o->warmup) / (span > 1 ? span : 1);
     if (strcmp(o->schedule, "constant") == 0) return o->lr;
     if (strcmp(o->schedule, "linear") == 0) return o->lr + (o->min_lr - o->lr) * done;
-    if (strcmp(o->schedule, "cosine") == 0) return o->min_lr + (o->lr - o->min_lr) * 0.5 * (1 + cos(M_PI * done));
+    if (strcmp(o->schedule, "cosine") == 0)
+        return o->min_lr + (o->lr - o->min_lr) * 0.5 * (1 + cos(M_PI * done));
     double hold = 0.8 * (double)o->steps; // wsd: hold, then fall by 1 − sqrt over the last fifth
     if ((double)step < hold) return o->lr;
     return o->min_lr + (o->lr - o->min_lr) * (1 - sqrt(((double)step - hold) / ((double)o->steps - hold)));
@@ -311,16 +339,18 @@ static double flops_per_token(const trainer *t) {
     return 6 * P + 6 * (double)(s->L * s->C * t->o.seq);
 }
 
-static void report_step(trainer *t, int64_t step, step_result r, double lr, const double times[3], double eta_s) {
+static void report_step(trainer *t, int64_t step, step_result r, double lr, const double times[3],
+                        double eta_s) {
     const options *o = &t->o;
     double tokens_per_s = (double)(o->batch * o->seq) / (times[0] * 1e-3);
     double mfu = t->peak > 0 ? tokens_per_s * flops_per_token(t) / t->peak : NAN;
     char line[256], share[32] = "n/a";
     if (t->peak > 0) snprintf(share, sizeof share, "%.1f %%", 100 * mfu);
     snprintf(line, sizeof line,
-             "step %5lld/%lld  loss %.4f  norm %.3f  lr %.2e  %.1f ms  %.0f tok/s  MFU %s  exposed %.2f ms  ETA %d:%02d",
-             (long long)step + 1, (long long)o->steps, r.loss, r.grad_norm, lr, times[0], tokens_per_s, share, times[1],
-             (int)eta_s / 60, (int)eta_s % 60);
+             "step %5lld/%lld  loss %.4f  norm %.3f  lr %.2e  %.1f ms  %.0f tok/s  MFU %s  exposed %.2f ms  "
+             "ETA %d:%02d",
+             (long long)step + 1, (long long)o->steps, r.loss, r.grad_norm, lr, times[0], tokens_per_s, share,
+             times[1], (int)eta_s / 60, (int)eta_s % 60);
     if (root(t)) progress_show(line, step + 1 == o->steps);
     log_begin(t->log, "step");
     log_int(t->log, "step", step);
@@ -384,7 +414,8 @@ static void generate(trainer *t, int64_t step, char *text) {
         int64_t padded = (length + tp - 1) / tp * tp; // tokens behind `length` are not seen by those before
         gpt_forward(&t->model, t->inputs, NULL, padded, 1);
         gpt_next_logits(&t->model, length - 1, 0, logits);
-        int32_t token = draw(logits, V, random_uniform((uint64_t)t->o.seed, SAMPLE_STREAM + (uint64_t)step, (uint64_t)i));
+        int32_t token =
+            draw(logits, V, random_uniform((uint64_t)t->o.seed, SAMPLE_STREAM + (uint64_t)step, (uint64_t)i));
         text += vocabulary_bytes(t->words, token, text);
         if (length == T) {
             length = T / 2;
@@ -476,8 +507,9 @@ static void write_trace(trainer *t) {
     }
     if (root(t)) cf_trace_write(t->o.trace, t->ranks, lists, counts);
     if (root(t)) progress_break();
-    if (root(t)) printf("trace of steps %d to %d: %s (open it in https://ui.perfetto.dev)\n", t->trace_from,
-                        t->trace_to - 1, t->o.trace);
+    if (root(t))
+        printf("trace of steps %d to %d: %s (open it in https://ui.perfetto.dev)\n", t->trace_from,
+               t->trace_to - 1, t->o.trace);
     cf_free(all);
     free(counts);
     free(lists);
@@ -497,7 +529,9 @@ static void measure_peak(trainer *t) {
     t->peak = optimizer_sum_replicas(&t->optimizer, mine) * t->mesh.tp;
 }
 
-static bool due(int64_t every, int64_t step) { return every > 0 && step % every == 0; }
+static bool due(int64_t every, int64_t step) {
+    return every > 0 && step % every == 0;
+}
 
 static void watch(trainer *t, int64_t step, bool last) {
     const options *o = &t->o;
@@ -521,7 +555,8 @@ static void train(trainer *t) {
         optimizer_maximum(&t->optimizer, times, 3);
         spent += times[0];
         report_step(t, step, r, lr, times, spent / (double)(step + 1) * (double)(o->steps - step - 1) * 1e-3);
-        if (*o->trace && (step + 1 == t->trace_to || (step + 1 == o->steps && step >= t->trace_from && step < t->trace_to)))
+        if (*o->trace && (step + 1 == t->trace_to ||
+                          (step + 1 == o->steps && step >= t->trace_from && step < t->trace_to)))
             write_trace(t);
     }
     watch(t, o->steps, true);

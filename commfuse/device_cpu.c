@@ -56,9 +56,13 @@ cf_stream *cf_stream_create(void) {
     return stream;
 }
 
-void cf_stream_free(cf_stream *stream) { free(stream); }
+void cf_stream_free(cf_stream *stream) {
+    free(stream);
+}
 
-void cf_stream_sync(cf_stream *stream) { (void)stream; }
+void cf_stream_sync(cf_stream *stream) {
+    (void)stream;
+}
 
 void cf_device_threads(int threads) {
 #ifdef _OPENMP
@@ -68,7 +72,9 @@ void cf_device_threads(int threads) {
 #endif
 }
 
-void cf_device_plan_only(bool on) { memory.plan_only = on; }
+void cf_device_plan_only(bool on) {
+    memory.plan_only = on;
+}
 
 static int purpose_index(const char *name) {
     for (int i = 0; i < memory.purposes; i++)
@@ -79,7 +85,8 @@ static int purpose_index(const char *name) {
 }
 
 static void *reserve(int64_t bytes) {
-    void *address = mmap(NULL, (size_t)bytes + 1, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *address =
+        mmap(NULL, (size_t)bytes + 1, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     return address == MAP_FAILED ? NULL : address;
 }
 
@@ -117,8 +124,10 @@ void cf_free(void *address) {
     *at = b->next;
     memory.purpose[b->purpose].bytes -= b->bytes;
     pthread_mutex_unlock(&memory.lock);
-    if (b->reserved) munmap(address, (size_t)b->bytes + 1);
-    else free(address);
+    if (b->reserved)
+        munmap(address, (size_t)b->bytes + 1);
+    else
+        free(address);
     free(b);
 }
 
@@ -132,22 +141,27 @@ void cf_zero(void *to, int64_t bytes, cf_stream *stream) {
     if (bytes > 0) memset(to, 0, (size_t)bytes);
 }
 
-#define ADD(type)                                                                                                      \
-    {                                                                                                                  \
-        type *restrict t = (type *)to;                                                                                 \
-        const type *restrict f = (const type *)from;                                                                   \
-        _Pragma("omp parallel for simd if (count >= PARALLEL_MIN)") for (int64_t i = 0; i < count; i++) t[i] += f[i];  \
-        return;                                                                                                        \
+#define ADD(type)                                                                                            \
+    {                                                                                                        \
+        type *restrict t = (type *)to;                                                                       \
+        const type *restrict f = (const type *)from;                                                         \
+        _Pragma("omp parallel for simd if (count >= PARALLEL_MIN)") for (int64_t i = 0; i < count; i++)      \
+            t[i] += f[i];                                                                                    \
+        return;                                                                                              \
     }
 
 void cf_add(void *to, const void *from, int64_t count, cf_dtype dtype, cf_stream *stream) {
     (void)stream;
     switch (dtype) {
-    case CF_FP32: ADD(float)
-    case CF_FP64: ADD(double)
-    case CF_INT64: ADD(int64_t)
+    case CF_FP32:
+        ADD(float)
+    case CF_FP64:
+        ADD(double)
+    case CF_INT64:
+        ADD(int64_t)
     case CF_BF16:
-    case CF_BYTE: break;
+    case CF_BYTE:
+        break;
     }
     cf_die(NULL, "cf_add: the CPU does not add %s", cf_dtype_name(dtype));
 }
@@ -163,7 +177,8 @@ void cf_memory_report(FILE *file) {
     fprintf(file, "%-32s %12s %7s\n", "memory for", "MiB", "share");
     for (int i = 0; i < memory.purposes; i++)
         if (memory.purpose[i].bytes > 0)
-            fprintf(file, "%-32s %12.1f %6.1f%%\n", memory.purpose[i].name, (double)memory.purpose[i].bytes / 1048576,
+            fprintf(file, "%-32s %12.1f %6.1f%%\n", memory.purpose[i].name,
+                    (double)memory.purpose[i].bytes / 1048576,
                     100.0 * (double)memory.purpose[i].bytes / (double)total);
     fprintf(file, "%-32s %12.1f\n", "total", (double)total / 1048576);
 }

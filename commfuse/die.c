@@ -30,8 +30,10 @@ static int from_environment(const char *const *names, int fallback) {
 }
 
 static void find_self(void) {
-    static const char *const ranks[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID", "RANK", NULL};
-    static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS", "WORLD_SIZE", NULL};
+    static const char *const ranks[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK",
+                                        "SLURM_PROCID",         "RANK",     NULL};
+    static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS", "WORLD_SIZE",
+                                        NULL};
     if (self.rank < 0) self.rank = from_environment(ranks, 0);
     if (self.size < 0) self.size = from_environment(sizes, 1);
 }
@@ -59,8 +61,8 @@ static void print(const char *hint, const char *format, va_list arguments) {
     fflush(stdout);
     // One write, so that messages of several ranks do not mix.
     char message[4096];
-    snprintf(message, sizeof message, "\nerror: rank %d of %d (%s): %s\n%s%s%s", self.rank, self.size, host, text,
-             hint ? "hint:  " : "", hint ? hint : "", hint ? "\n" : "");
+    snprintf(message, sizeof message, "\nerror: rank %d of %d (%s): %s\n%s%s%s", self.rank, self.size, host,
+             text, hint ? "hint:  " : "", hint ? hint : "", hint ? "\n" : "");
     fputs(message, stderr);
     fflush(stderr);
 }
@@ -79,7 +81,8 @@ void cf_die_on_terminate(void) {
     char host[64] = "unknown host";
     gethostname(host, sizeof host - 1);
     snprintf(farewell, sizeof farewell,
-             "\nerror: rank %d of %d (%s): told to end (SIGTERM): the launcher gave up, perhaps because another rank died\n",
+             "\nerror: rank %d of %d (%s): told to end (SIGTERM): the launcher gave up, perhaps because "
+             "another rank died\n",
              self.rank, self.size, host);
     signal(SIGTERM, terminated);
 }

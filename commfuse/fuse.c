@@ -34,7 +34,9 @@ struct cf_fuse {
 
 // --- plan ---
 
-static bool on_wire(const cf_step *step) { return step->kind == CF_EXCHANGE || step->kind == CF_COLLECTIVE; }
+static bool on_wire(const cf_step *step) {
+    return step->kind == CF_EXCHANGE || step->kind == CF_COLLECTIVE;
+}
 
 static int64_t staging_bytes(const cf_fuse *f) {
     return f->schedule->stage_slots / f->schedule->slices * f->plan.capacity * cf_dtype_size(f->plan.dtype);
@@ -76,14 +78,22 @@ void cf_fuse_free(cf_fuse *f) {
     free(f);
 }
 
-const cf_schedule *cf_fuse_schedule(const cf_fuse *f) { return f->schedule; }
-const cf_fuse_plan *cf_fuse_get_plan(const cf_fuse *f) { return &f->plan; }
+const cf_schedule *cf_fuse_schedule(const cf_fuse *f) {
+    return f->schedule;
+}
+const cf_fuse_plan *cf_fuse_get_plan(const cf_fuse *f) {
+    return &f->plan;
+}
 
 // --- where things lie ---
 
 // Slice k of any shard is rows [offset(k), offset(k + 1)) of it: sizes differ by at most one row.
-static int64_t offset_of(const cf_fuse *f, int k) { return f->rows * k / f->schedule->slices; }
-static int64_t rows_of(const cf_fuse *f, int k) { return offset_of(f, k + 1) - offset_of(f, k); }
+static int64_t offset_of(const cf_fuse *f, int k) {
+    return f->rows * k / f->schedule->slices;
+}
+static int64_t rows_of(const cf_fuse *f, int k) {
+    return offset_of(f, k + 1) - offset_of(f, k);
+}
 
 static int64_t first_row(const cf_fuse *f, cf_place place) {
     int m = f->schedule->slices, owner = place.slot / m, k = place.slot % m;
@@ -99,8 +109,11 @@ static char *place_of(const cf_fuse *f, cf_place place) {
 
 static cf_span span_of(const cf_fuse *f, const cf_step *step) {
     int m = f->schedule->slices, k = step->first % m;
-    cf_span span = {.row = step->first / m * f->rows + offset_of(f, k), .rows = rows_of(f, k), .blocks = step->count,
-                    .row_stride = f->rows, .data = place_of(f, step->at)};
+    cf_span span = {.row = step->first / m * f->rows + offset_of(f, k),
+                    .rows = rows_of(f, k),
+                    .blocks = step->count,
+                    .row_stride = f->rows,
+                    .data = place_of(f, step->at)};
     int64_t between = f->schedule->slice_major && step->at.buffer == CF_FULL ? span.rows : f->rows;
     span.data_stride = between * f->row_bytes;
     if (span.rows == span.row_stride && between == span.rows) { // side by side: one block
@@ -117,9 +130,9 @@ static void trace_request(cf_fuse *f, int index) {
     const cf_step *step = &f->schedule->step[index];
     bool exchange = step->kind == CF_EXCHANGE;
     int peer = !exchange ? -1 : step->send_to >= 0 ? step->send_to : step->recv_from;
-    cf_trace_add(f->context->trace, CF_TRACE_COMM, f->label, f->layer, exchange ? step->send_slice : step->first,
-                 peer < 0 ? -1 : f->plan.group->world[peer], r->send_count * cf_dtype_size(r->dtype), r->begin_ms,
-                 r->end_ms);
+    cf_trace_add(f->context->trace, CF_TRACE_COMM, f->label, f->layer,
+                 exchange ? step->send_slice : step->first, peer < 0 ? -1 : f->plan.group->world[peer],
+                 r->send_count * cf_dtype_size(r->dtype), r->begin_ms, r->end_ms);
 }
 
 static void wait_for(cf_fuse *f, int index) {
@@ -139,19 +152,21 @@ static void take_compute(cf_fuse *f, const cf_step *step) {
     if (span.rows == 0) return;
     double begin = cf_now_ms();
     f->compute(f->argument, &span, f->context->stream);
-    cf_trace_add(f->context->trace, CF_TRACE_COMPUTE, f->plan.name, f->layer, step->first, -1, 0, begin, cf_now_ms());
+    cf_trace_add(f->context->trace, CF_TRACE_COMPUTE, f->plan.name, f->layer, step->first, -1, 0, begin,
+                 cf_now_ms());
 }
 
 static void take_add(cf_fuse *f, const cf_step *step) {
     int64_t elements = rows_of(f, step->at.slot % f->schedule->slices) * f->row_elements;
     double begin = cf_now_ms();
     cf_add(place_of(f, step->at), place_of(f, step->from), elements, f->plan.dtype, f->context->stream);
-    cf_trace_add(f->context->trace, CF_TRACE_COMPUTE, "add", f->layer, step->at.slot, -1, 0, begin, cf_now_ms());
+    cf_trace_add(f->context->trace, CF_TRACE_COMPUTE, "add", f->layer, step->at.slot, -1, 0, begin,
+                 cf_now_ms());
 }
 
 static void take_copy(cf_fuse *f, const cf_step *step) {
-    cf_copy(place_of(f, step->at), place_of(f, step->from), rows_of(f, step->at.slot % f->schedule->slices) * f->row_bytes,
-            f->context->stream);
+    cf_copy(place_of(f, step->at), place_of(f, step->from),
+            rows_of(f, step->at.slot % f->schedule->slices) * f->row_bytes, f->context->stream);
 }
 
 // --- steps on the wire ---
@@ -174,7 +189,8 @@ static void fill_exchange(cf_fuse *f, const cf_step *step, cf_request *r) {
 }
 
 static void fill_collective(cf_fuse *f, const cf_step *step, cf_request *r) {
-    static const cf_request_kind kinds[] = {CF_REQUEST_ALLGATHER, CF_REQUEST_REDUCE_SCATTER, CF_REQUEST_ALLTOALL};
+    static const cf_request_kind kinds[] = {CF_REQUEST_ALLGATHER, CF_REQUEST_REDUCE_SCATTER,
+                                            CF_REQUEST_ALLTOALL};
     r->kind = kinds[f->schedule->operation];
     r->blocking = f->schedule->blocking;
     r->send = place_of(f, step->from);
@@ -186,10 +202,17 @@ static void fill_collective(cf_fuse *f, const cf_step *step, cf_request *r) {
 static void post(cf_fuse *f, int index) {
     const cf_step *step = &f->schedule->step[index];
     cf_request *r = &f->request[index];
-    *r = (cf_request){.group = f->plan.group, .dtype = f->plan.dtype, .send_to = -1, .recv_from = -1,
-                      .label = f->label, .layer = f->layer, .step = f->context->step};
-    if (step->kind == CF_EXCHANGE) fill_exchange(f, step, r);
-    else fill_collective(f, step, r);
+    *r = (cf_request){.group = f->plan.group,
+                      .dtype = f->plan.dtype,
+                      .send_to = -1,
+                      .recv_from = -1,
+                      .label = f->label,
+                      .layer = f->layer,
+                      .step = f->context->step};
+    if (step->kind == CF_EXCHANGE)
+        fill_exchange(f, step, r);
+    else
+        fill_collective(f, step, r);
     for (int i = 0, n = 0; i < 2; i++)
         if (step->wait[i] >= 0 && on_wire(&f->schedule->step[step->wait[i]]) && !f->waited[step->wait[i]])
             r->after[n++] = &f->request[step->wait[i]];
@@ -206,16 +229,20 @@ static void take(cf_fuse *f, int index) {
         return;
     }
     for (int i = 0; i < 2; i++) wait_for(f, step->wait[i]);
-    if (step->kind == CF_COMPUTE) take_compute(f, step);
-    else if (step->kind == CF_ADD) take_add(f, step);
-    else take_copy(f, step);
+    if (step->kind == CF_COMPUTE)
+        take_compute(f, step);
+    else if (step->kind == CF_ADD)
+        take_add(f, step);
+    else
+        take_copy(f, step);
 }
 
 static bool would_wait(cf_fuse *f, const cf_step *step) {
     cf_transport *t = f->context->transport;
     for (int i = 0; i < 2 && !on_wire(step); i++) {
         int index = step->wait[i];
-        if (index >= 0 && on_wire(&f->schedule->step[index]) && !f->waited[index] && !t->test(t, &f->request[index]))
+        if (index >= 0 && on_wire(&f->schedule->step[index]) && !f->waited[index] &&
+            !t->test(t, &f->request[index]))
             return true;
     }
     return false;
@@ -263,8 +290,13 @@ void *cf_fuse_run(cf_fuse *f, void *full, int64_t rows_per_rank, int64_t row_ele
 
 void cf_barrier(cf_context *context, const cf_group *group) {
     if (group->size == 1) return;
-    cf_request r = {.kind = CF_REQUEST_BARRIER, .group = group, .send_to = -1, .recv_from = -1, .label = "barrier",
-                    .layer = -1, .step = context->step};
+    cf_request r = {.kind = CF_REQUEST_BARRIER,
+                    .group = group,
+                    .send_to = -1,
+                    .recv_from = -1,
+                    .label = "barrier",
+                    .layer = -1,
+                    .step = context->step};
     context->transport->post(context->transport, &r, context->stream);
     context->transport->wait(context->transport, &r, context->stream);
 }

@@ -36,7 +36,7 @@ typedef struct cf_context {
 typedef struct cf_span {
     int64_t row, rows;
     int blocks;
-    int64_t row_stride;  // rows between the starts of two blocks
+    int64_t row_stride; // rows between the starts of two blocks
     char *data;
     int64_t data_stride; // bytes between the starts of two blocks
 } cf_span;
@@ -64,8 +64,8 @@ const cf_fuse_plan *cf_fuse_get_plan(const cf_fuse *fuse);
 // Payload: `full` holds ranks · rows_per_rank rows of row_elements elements, rank i's shard at row
 // i · rows_per_rank. all-gather: the own shard must be in place. compute and argument: NULL without
 // compute. layer: for messages and traces, -1 none. rows_per_rank may be smaller than the number of slices.
-void cf_fuse_begin(cf_fuse *fuse, void *full, int64_t rows_per_rank, int64_t row_elements, cf_compute *compute,
-                   void *argument, int layer);
+void cf_fuse_begin(cf_fuse *fuse, void *full, int64_t rows_per_rank, int64_t row_elements,
+                   cf_compute *compute, void *argument, int layer);
 // Take what steps can be taken without waiting; true when none is left.
 bool cf_fuse_advance(cf_fuse *fuse);
 // Take the remaining steps. Returns: reduce-scatter: the reduced own shard; all-to-all: slices by

@@ -8,11 +8,11 @@ extern "C" {
 #endif
 
 typedef struct cf_group {
-    const char *name;  // "tp", "dp", "world"
-    int size;          // ranks in the group
-    int rank;          // this process's rank in it
-    int *world;        // world[i]: world rank of member i
-    void *native;      // the transport's handle, set by cf_transport.bind
+    const char *name; // "tp", "dp", "world"
+    int size;         // ranks in the group
+    int rank;         // this process's rank in it
+    int *world;       // world[i]: world rank of member i
+    void *native;     // the transport's handle, set by cf_transport.bind, freed when it closes
 } cf_group;
 
 typedef struct cf_mesh {

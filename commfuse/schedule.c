@@ -27,9 +27,15 @@ typedef struct builder {
     int *exchange;    // [round · m + k]: index of that EXCHANGE
 } builder;
 
-static int left(const cf_schedule *s, int i) { return ((s->rank - i) % s->ranks + s->ranks) % s->ranks; }
-static int right(const cf_schedule *s, int i) { return (s->rank + i) % s->ranks; }
-static int slice(const cf_schedule *s, int owner, int k) { return owner * s->slices + k; }
+static int left(const cf_schedule *s, int i) {
+    return ((s->rank - i) % s->ranks + s->ranks) % s->ranks;
+}
+static int right(const cf_schedule *s, int i) {
+    return (s->rank + i) % s->ranks;
+}
+static int slice(const cf_schedule *s, int owner, int k) {
+    return owner * s->slices + k;
+}
 
 // --- appending steps ---
 
@@ -68,8 +74,8 @@ static int add(builder *b, cf_place at, cf_place from, int wait0, int wait1) {
     return append(b, step);
 }
 
-static int exchange(builder *b, int send_to, cf_place from, int send_slice, int recv_from, cf_place at, int recv_slice,
-                    int wait0, int wait1) {
+static int exchange(builder *b, int send_to, cf_place from, int send_slice, int recv_from, cf_place at,
+                    int recv_slice, int wait0, int wait1) {
     cf_step step = blank(CF_EXCHANGE, wait0, wait1);
     step.send_to = send_to, step.from = from, step.send_slice = send_slice;
     step.recv_from = recv_from, step.at = at, step.recv_slice = recv_slice;
@@ -83,8 +89,12 @@ static int collective(builder *b, cf_place from, cf_place at, int first, int wai
     return append(b, step);
 }
 
-static int *exchange_at(builder *b, int round, int k) { return &b->exchange[round * b->s->slices + k]; }
-static int exchange_before(builder *b, int round, int k) { return round > 0 ? *exchange_at(b, round - 1, k) : -1; }
+static int *exchange_at(builder *b, int round, int k) {
+    return &b->exchange[round * b->s->slices + k];
+}
+static int exchange_before(builder *b, int round, int k) {
+    return round > 0 ? *exchange_at(b, round - 1, k) : -1;
+}
 
 // --- all-gather (Algorithm 1) ---
 
@@ -152,14 +162,15 @@ static void direct_reduce_scatter(builder *b) {
             if (paced) compute_one(b, CF_FULL, number, -1);
             if (i == N - 1) continue;
             if (paced && i > 1) add(b, sum, newest, *exchange_at(b, i - 1, k), *exchange_at(b, 0, k));
-            *exchange_at(b, i, k) = exchange(b, owner, (cf_place){CF_FULL, number}, number, right(s, i + 1), newest,
-                                             own, b->last_compute, paced ? -1 : exchange_before(b, i, k));
+            *exchange_at(b, i, k) =
+                exchange(b, owner, (cf_place){CF_FULL, number}, number, right(s, i + 1), newest, own,
+                         b->last_compute, paced ? -1 : exchange_before(b, i, k));
         }
     s->begin = s->count;
     for (int k = 0; k < m && N > 1; k++) {
         for (int i = paced ? N - 2 : 1; i <= N - 2 && i >= 1; i++)
-            add(b, (cf_place){CF_STAGE, k}, (cf_place){CF_STAGE, paced ? m + k : i * m + k}, *exchange_at(b, i, k),
-                *exchange_at(b, 0, k));
+            add(b, (cf_place){CF_STAGE, k}, (cf_place){CF_STAGE, paced ? m + k : i * m + k},
+                *exchange_at(b, i, k), *exchange_at(b, 0, k));
         add(b, (cf_place){CF_FULL, slice(s, s->rank, k)}, (cf_place){CF_STAGE, k}, *exchange_at(b, 0, k), -1);
     }
 }
@@ -186,9 +197,9 @@ static void alltoall_after(builder *b) {
     for (int i = 0; wire && i < s->ranks - 1; i++)
         for (int k = 0; k < s->slices; k++) {
             int to = right(s, i + 1), from = left(s, i + 1);
-            *exchange_at(b, i, k) = exchange(b, to, (cf_place){CF_FULL, slice(s, to, k)}, slice(s, to, k), from,
-                                             (cf_place){CF_RESULT, slice(s, from, k)}, slice(s, s->rank, k),
-                                             exchange_before(b, i, k), -1);
+            *exchange_at(b, i, k) = exchange(b, to, (cf_place){CF_FULL, slice(s, to, k)}, slice(s, to, k),
+                                             from, (cf_place){CF_RESULT, slice(s, from, k)},
+                                             slice(s, s->rank, k), exchange_before(b, i, k), -1);
         }
     s->begin = s->count;
     for (int i = 0; i < s->ranks; i++)
@@ -215,9 +226,9 @@ static void alltoall_before(builder *b) {
             bool own = i == s->ranks - 1;
             compute_one(b, own ? CF_RESULT : CF_FULL, slice(s, to, k), -1);
             if (wire && !own)
-                *exchange_at(b, i, k) = exchange(b, to, (cf_place){CF_FULL, slice(s, to, k)}, slice(s, to, k), from,
-                                                 (cf_place){CF_RESULT, slice(s, from, k)}, slice(s, s->rank, k),
-                                                 b->last_compute, -1);
+                *exchange_at(b, i, k) = exchange(b, to, (cf_place){CF_FULL, slice(s, to, k)}, slice(s, to, k),
+                                                 from, (cf_place){CF_RESULT, slice(s, from, k)},
+                                                 slice(s, s->rank, k), b->last_compute, -1);
         }
     s->begin = s->count;
 }
@@ -260,14 +271,21 @@ static void check_arguments(cf_operation operation, cf_side side, int ranks, int
 static void generate(builder *b) {
     cf_schedule *s = b->s;
     bool fused = s->mode == CF_MODE_COMMFUSE || s->mode == CF_MODE_NOWIRE;
-    if (!fused && s->ranks > 1) native(b);
-    else if (s->operation == CF_ALLGATHER) fused_allgather(b);
+    if (!fused && s->ranks > 1)
+        native(b);
+    else if (s->operation == CF_ALLGATHER)
+        fused_allgather(b);
     else if (s->operation == CF_ALLTOALL) {
-        if (s->side == CF_COMPUTE_BEFORE) alltoall_before(b);
-        else alltoall_after(b);
-    } else if (s->mode == CF_MODE_NOWIRE) nowire_reduce_scatter(b);
-    else if (s->route == CF_RING) ring_reduce_scatter(b);
-    else direct_reduce_scatter(b);
+        if (s->side == CF_COMPUTE_BEFORE)
+            alltoall_before(b);
+        else
+            alltoall_after(b);
+    } else if (s->mode == CF_MODE_NOWIRE)
+        nowire_reduce_scatter(b);
+    else if (s->route == CF_RING)
+        ring_reduce_scatter(b);
+    else
+        direct_reduce_scatter(b);
 }
 
 cf_schedule *cf_schedule_create(cf_operation operation, cf_side side, cf_mode mode, cf_route route, int ranks,
@@ -305,7 +323,9 @@ const char *cf_mode_name(cf_mode mode) {
     return name[mode];
 }
 
-const char *cf_route_name(cf_route route) { return route == CF_RING ? "ring" : "direct"; }
+const char *cf_route_name(cf_route route) {
+    return route == CF_RING ? "ring" : "direct";
+}
 
 typedef struct text {
     char *at;
@@ -337,8 +357,11 @@ static void print_place(text *t, cf_place place) {
 static void print_step(text *t, const cf_step *step) {
     switch (step->kind) {
     case CF_COMPUTE:
-        if (step->count == 1) print(t, "compute    slice %d in ", step->first);
-        else print(t, "compute    %d slices %d, %d, … from ", step->count, step->first, step->first + step->stride);
+        if (step->count == 1)
+            print(t, "compute    slice %d in ", step->first);
+        else
+            print(t, "compute    %d slices %d, %d, … from ", step->count, step->first,
+                  step->first + step->stride);
         print_place(t, step->at);
         break;
     case CF_EXCHANGE:
@@ -361,7 +384,8 @@ static void print_step(text *t, const cf_step *step) {
         break;
     }
     for (int i = 0; i < 2; i++)
-        if (step->wait[i] >= 0) print(t, "%s%d", i == 0 || step->wait[0] < 0 ? "  after " : ", ", step->wait[i]);
+        if (step->wait[i] >= 0)
+            print(t, "%s%d", i == 0 || step->wait[0] < 0 ? "  after " : ", ", step->wait[i]);
     print(t, "\n");
 }
 

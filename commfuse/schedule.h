@@ -63,10 +63,10 @@ typedef struct cf_schedule {
     // FULL is ordered [owner][k] except for a sliced reduce-scatter: [k][owner], so that each native
     // collective finds its N slices side by side.
     bool slice_major;
-    int stage_slots;  // STAGE slots used
-    cf_place result;  // reduce-scatter: first slice of the reduced own shard
-    bool blocking;    // COLLECTIVE steps are waited for where they stand (mode none)
-    int begin;        // cf_fuse_begin() takes steps [0, begin), cf_fuse_finish() the rest
+    int stage_slots; // STAGE slots used
+    cf_place result; // reduce-scatter: first slice of the reduced own shard
+    bool blocking;   // COLLECTIVE steps are waited for where they stand (mode none)
+    int begin;       // cf_fuse_begin() takes steps [0, begin), cf_fuse_finish() the rest
     int count;
     cf_step *step;
 } cf_schedule;

@@ -42,9 +42,13 @@ void cf_trace_free(cf_trace *trace) {
     free(trace);
 }
 
-void cf_trace_zero(cf_trace *trace, double now_ms) { trace->zero_ms = now_ms; }
+void cf_trace_zero(cf_trace *trace, double now_ms) {
+    trace->zero_ms = now_ms;
+}
 
-void cf_trace_record(cf_trace *trace, bool on) { trace->record = on; }
+void cf_trace_record(cf_trace *trace, bool on) {
+    trace->record = on;
+}
 
 void cf_trace_step(cf_trace *trace, int step) {
     trace->step = step;
@@ -56,12 +60,14 @@ static void *grown(void *array, int64_t *capacity, int64_t wanted, size_t size) 
     if (wanted <= *capacity) return array;
     *capacity = wanted < 1024 ? 1024 : 2 * wanted;
     array = realloc(array, (size_t)*capacity * size);
-    if (!array) cf_die("trace fewer steps: --trace-steps A:B", "out of memory for %lld trace events", (long long)*capacity);
+    if (!array)
+        cf_die("trace fewer steps: --trace-steps A:B", "out of memory for %lld trace events",
+               (long long)*capacity);
     return array;
 }
 
-void cf_trace_add(cf_trace *trace, cf_trace_row row, const char *name, int layer, int slice, int peer, int64_t bytes,
-                  double begin_ms, double end_ms) {
+void cf_trace_add(cf_trace *trace, cf_trace_row row, const char *name, int layer, int slice, int peer,
+                  int64_t bytes, double begin_ms, double end_ms) {
     interval when = {begin_ms - trace->zero_ms, end_ms - trace->zero_ms};
     if (row == CF_TRACE_WAIT) trace->exposed_ms += end_ms - begin_ms;
     if (row == CF_TRACE_COMM) {
@@ -69,10 +75,17 @@ void cf_trace_add(cf_trace *trace, cf_trace_row row, const char *name, int layer
         trace->comm[trace->comms++] = when;
     }
     if (!trace->record) return;
-    trace->event = (cf_trace_event *)grown(trace->event, &trace->event_capacity, trace->events + 1, sizeof *trace->event);
+    trace->event = (cf_trace_event *)grown(trace->event, &trace->event_capacity, trace->events + 1,
+                                           sizeof *trace->event);
     cf_trace_event *event = &trace->event[trace->events++];
-    *event = (cf_trace_event){.row = row, .layer = layer, .slice = slice, .peer = peer, .step = trace->step,
-                              .bytes = bytes, .begin_ms = when.begin, .end_ms = when.end};
+    *event = (cf_trace_event){.row = row,
+                              .layer = layer,
+                              .slice = slice,
+                              .peer = peer,
+                              .step = trace->step,
+                              .bytes = bytes,
+                              .begin_ms = when.begin,
+                              .end_ms = when.end};
     snprintf(event->name, sizeof event->name, "%s", name);
 }
 
@@ -94,7 +107,9 @@ double cf_trace_comm_ms(cf_trace *trace) {
     return total;
 }
 
-double cf_trace_exposed_ms(cf_trace *trace) { return trace->exposed_ms; }
+double cf_trace_exposed_ms(cf_trace *trace) {
+    return trace->exposed_ms;
+}
 
 const cf_trace_event *cf_trace_events(const cf_trace *trace, int64_t *count) {
     *count = trace->events;
@@ -111,7 +126,8 @@ static void write_text(FILE *file, const char *text) {
 }
 
 static void write_row_name(FILE *file, int rank, int row, const char *name) {
-    fprintf(file, "{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"", rank, row);
+    fprintf(file, "{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"", rank,
+            row);
     write_text(file, name);
     fprintf(file, "\"}},\n");
 }
@@ -124,14 +140,16 @@ static int comm_row(double *taken, const cf_trace_event *event) {
 }
 
 static int event_by_begin(const void *a, const void *b) {
-    double x = (*(const cf_trace_event *const *)a)->begin_ms, y = (*(const cf_trace_event *const *)b)->begin_ms;
+    double x = (*(const cf_trace_event *const *)a)->begin_ms,
+           y = (*(const cf_trace_event *const *)b)->begin_ms;
     return (x > y) - (x < y);
 }
 
 static void write_event(FILE *file, int rank, int row, const cf_trace_event *e) {
     static const char *const category[] = {"compute", "wait", "comm"};
-    fprintf(file, ",\n{\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f,\"cat\":\"%s\",\"name\":\"", rank, row,
-            e->begin_ms * 1e3, (e->end_ms - e->begin_ms) * 1e3, category[e->row]);
+    fprintf(file,
+            ",\n{\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f,\"cat\":\"%s\",\"name\":\"",
+            rank, row, e->begin_ms * 1e3, (e->end_ms - e->begin_ms) * 1e3, category[e->row]);
     write_text(file, e->name);
     fprintf(file, "\",\"args\":{\"step\":%d", e->step);
     if (e->layer >= 0) fprintf(file, ",\"layer\":%d", e->layer);
@@ -167,11 +185,12 @@ void cf_trace_write(const char *path, int ranks, const cf_trace_event *const *ev
         write_row_name(file, rank, CF_TRACE_COMPUTE, "compute");
         write_row_name(file, rank, CF_TRACE_WAIT, "waiting (exposed)");
         for (int i = 0; i < COMM_ROWS_MAX; i++) write_row_name(file, rank, CF_TRACE_COMM + i, "comm");
-        fprintf(file, "{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":%d,\"args\":{\"name\":\"rank %d\"}}%s", rank, rank,
-                rank + 1 < ranks ? ",\n" : "");
+        fprintf(file, "{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":%d,\"args\":{\"name\":\"rank %d\"}}%s",
+                rank, rank, rank + 1 < ranks ? ",\n" : "");
     }
     for (int rank = 0; rank < ranks; rank++) write_rank(file, rank, events[rank], counts[rank]);
     fprintf(file, "\n]}\n");
     bool failed = ferror(file) != 0;
-    if (fclose(file) != 0 || failed) cf_die("is the disk full?", "cannot write trace %s: %s", path, strerror(errno));
+    if (fclose(file) != 0 || failed)
+        cf_die("is the disk full?", "cannot write trace %s: %s", path, strerror(errno));
 }

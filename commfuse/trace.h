@@ -21,8 +21,8 @@ typedef struct cf_trace cf_trace;
 
 typedef struct cf_trace_event {
     char name[40];
-    int row;                 // cf_trace_row
-    int layer, slice, peer;  // -1: none
+    int row;                // cf_trace_row
+    int layer, slice, peer; // -1: none
     int step;
     int64_t bytes;
     double begin_ms, end_ms; // since the zero of cf_trace_zero, else since cf_trace_create
@@ -34,9 +34,9 @@ void cf_trace_free(cf_trace *trace);
 void cf_trace_zero(cf_trace *trace, double now_ms); // the moment that all ranks call zero
 void cf_trace_record(cf_trace *trace, bool on); // keep events from here on (otherwise only the two figures)
 void cf_trace_step(cf_trace *trace, int step);  // a new step: the figures start from zero
-void cf_trace_add(cf_trace *trace, cf_trace_row row, const char *name, int layer, int slice, int peer, int64_t bytes,
-                  double begin_ms, double end_ms); // times on the cf_now_ms clock
-double cf_trace_comm_ms(cf_trace *trace);          // of the current step, so far
+void cf_trace_add(cf_trace *trace, cf_trace_row row, const char *name, int layer, int slice, int peer,
+                  int64_t bytes, double begin_ms, double end_ms); // times on the cf_now_ms clock
+double cf_trace_comm_ms(cf_trace *trace);                         // of the current step, so far
 double cf_trace_exposed_ms(cf_trace *trace);
 
 const cf_trace_event *cf_trace_events(const cf_trace *trace, int64_t *count);

@@ -32,10 +32,11 @@
 enum { IDLE, POSTED, ACTIVE, DONE };
 enum {
     ACTIVE_MAX = 4096, // requests in flight
+    GROUPS_MAX = 16,
     POLLS_BEFORE_REST = 32,
-    REST_NS = 20000,      // ranks outnumber cores: sleep between polls
-    SPIN_MS = 2,          // cores to spare: a waiting compute thread polls this long before it sleeps
-    LOOK_MS = 100,        // how often a sleeping waiter looks at its deadline
+    REST_NS = 20000, // ranks outnumber cores: sleep between polls
+    SPIN_MS = 2,     // cores to spare: a waiting compute thread polls this long before it sleeps
+    LOOK_MS = 100,   // how often a sleeping waiter looks at its deadline
     HWTHREADS_OF_ONE_CORE = 2
 };
 static const int64_t CHUNK = 1 << 30;
@@ -64,6 +65,8 @@ typedef struct mpi_state {
     atomic_bool crowded; // ranks · (threads + 1) > cores
     atomic_llong bytes;
     double timeout_ms;
+    MPI_Comm comm[GROUPS_MAX]; // of the groups bound
+    int comms;
     // Only the progress thread touches these
     cf_request *pending, *pending_last; // in order, `after` not done yet
     flight active[ACTIVE_MAX];
@@ -75,19 +78,25 @@ static void check(int code, const char *call, const cf_request *r) {
     char text[MPI_MAX_ERROR_STRING];
     int length = 0;
     MPI_Error_string(code, text, &length);
-    cf_die("see the messages of the other ranks; a rank may have died", "%s failed: %s (%s, layer %d, step %d)", call,
-           text, r ? r->label : "-", r ? r->layer : -1, r ? r->step : -1);
+    cf_die("see the messages of the other ranks; a rank may have died",
+           "%s failed: %s (%s, layer %d, step %d)", call, text, r ? r->label : "-", r ? r->layer : -1,
+           r ? r->step : -1);
 }
 
 // --- start of a request ---
 
 static MPI_Datatype mpi_type(const cf_request *r) {
     switch (r->dtype) {
-    case CF_FP32: return MPI_FLOAT;
-    case CF_FP64: return MPI_DOUBLE;
-    case CF_INT64: return MPI_INT64_T;
-    case CF_BYTE: return MPI_BYTE;
-    case CF_BF16: break;
+    case CF_FP32:
+        return MPI_FLOAT;
+    case CF_FP64:
+        return MPI_DOUBLE;
+    case CF_INT64:
+        return MPI_INT64_T;
+    case CF_BYTE:
+        return MPI_BYTE;
+    case CF_BF16:
+        break;
     }
     if (r->kind != CF_REQUEST_REDUCE_SCATTER) return MPI_UINT16_T;
     cf_die("use --dtype fp32", "MPI has no sum of bf16 (%s)", r->label);
@@ -96,12 +105,14 @@ static MPI_Datatype mpi_type(const cf_request *r) {
 static int mpi_count(const cf_request *r, int64_t count) {
     if (count > INT_MAX)
         cf_die("use --overlap commfuse, or --overlap slice with more --slices",
-               "%s: a native collective of %lld elements per rank; MPI counts end at %d", r->label, (long long)count,
-               INT_MAX);
+               "%s: a native collective of %lld elements per rank; MPI counts end at %d", r->label,
+               (long long)count, INT_MAX);
     return (int)count;
 }
 
-static int chunks(int64_t bytes) { return bytes == 0 ? 1 : (int)((bytes + CHUNK - 1) / CHUNK); }
+static int chunks(int64_t bytes) {
+    return bytes == 0 ? 1 : (int)((bytes + CHUNK - 1) / CHUNK);
+}
 
 static void start_exchange(mpi_state *s, flight *f, cf_request *r) {
     int64_t size = cf_dtype_size(r->dtype), send = r->send_count * size, recv = r->recv_count * size;
@@ -112,12 +123,14 @@ static void start_exchange(mpi_state *s, flight *f, cf_request *r) {
     for (int i = 0; i < recvs; i++) {
         int64_t at = i * CHUNK, length = recv - at < CHUNK ? recv - at : CHUNK;
         check(MPI_Irecv((char *)r->recv + at, (int)length, MPI_BYTE, r->recv_from, r->recv_tag, comm,
-                        &f->part[f->parts++]), "MPI_Irecv", r);
+                        &f->part[f->parts++]),
+              "MPI_Irecv", r);
     }
     for (int i = 0; i < sends; i++) {
         int64_t at = i * CHUNK, length = send - at < CHUNK ? send - at : CHUNK;
         check(MPI_Isend((const char *)r->send + at, (int)length, MPI_BYTE, r->send_to, r->send_tag, comm,
-                        &f->part[f->parts++]), "MPI_Isend", r);
+                        &f->part[f->parts++]),
+              "MPI_Isend", r);
     }
     if (sends) atomic_fetch_add(&s->bytes, send);
 }
@@ -139,7 +152,8 @@ static void call_allgather(flight *f, cf_request *r, MPI_Comm comm, MPI_Datatype
     char *own = (char *)r->recv + r->group->rank * r->stride * cf_dtype_size(r->dtype);
     const void *send = r->send == own ? MPI_IN_PLACE : r->send;
     int recv_count = plain ? count : 1;
-    if (r->blocking) check(MPI_Allgather(send, count, type, r->recv, recv_count, into, comm), "MPI_Allgather", r);
+    if (r->blocking)
+        check(MPI_Allgather(send, count, type, r->recv, recv_count, into, comm), "MPI_Allgather", r);
     else
         check(MPI_Iallgather(send, count, type, r->recv, recv_count, into, comm, &f->part[f->parts++]),
               "MPI_Iallgather", r);
@@ -148,7 +162,8 @@ static void call_allgather(flight *f, cf_request *r, MPI_Comm comm, MPI_Datatype
 
 static void call_reduce_scatter(flight *f, cf_request *r, MPI_Comm comm, MPI_Datatype type, int count) {
     if (r->blocking)
-        check(MPI_Reduce_scatter_block(r->send, r->recv, count, type, MPI_SUM, comm), "MPI_Reduce_scatter_block", r);
+        check(MPI_Reduce_scatter_block(r->send, r->recv, count, type, MPI_SUM, comm),
+              "MPI_Reduce_scatter_block", r);
     else
         check(MPI_Ireduce_scatter_block(r->send, r->recv, count, type, MPI_SUM, comm, &f->part[f->parts++]),
               "MPI_Ireduce_scatter_block", r);
@@ -158,8 +173,11 @@ static void call_alltoall(flight *f, cf_request *r, MPI_Comm comm, MPI_Datatype 
     bool plain = r->stride == r->send_count;
     MPI_Datatype each = plain ? type : strided(r, type, count);
     int n = plain ? count : 1;
-    if (r->blocking) check(MPI_Alltoall(r->send, n, each, r->recv, n, each, comm), "MPI_Alltoall", r);
-    else check(MPI_Ialltoall(r->send, n, each, r->recv, n, each, comm, &f->part[f->parts++]), "MPI_Ialltoall", r);
+    if (r->blocking)
+        check(MPI_Alltoall(r->send, n, each, r->recv, n, each, comm), "MPI_Alltoall", r);
+    else
+        check(MPI_Ialltoall(r->send, n, each, r->recv, n, each, comm, &f->part[f->parts++]), "MPI_Ialltoall",
+              r);
     if (!plain) MPI_Type_free(&each);
 }
 
@@ -173,9 +191,12 @@ static void start_collective(flight *f, cf_request *r) {
     }
     MPI_Datatype type = mpi_type(r);
     int count = mpi_count(r, r->send_count);
-    if (r->kind == CF_REQUEST_ALLGATHER) call_allgather(f, r, comm, type, count);
-    else if (r->kind == CF_REQUEST_REDUCE_SCATTER) call_reduce_scatter(f, r, comm, type, count);
-    else call_alltoall(f, r, comm, type, count);
+    if (r->kind == CF_REQUEST_ALLGATHER)
+        call_allgather(f, r, comm, type, count);
+    else if (r->kind == CF_REQUEST_REDUCE_SCATTER)
+        call_reduce_scatter(f, r, comm, type, count);
+    else
+        call_alltoall(f, r, comm, type, count);
 }
 
 static void start(mpi_state *s, cf_request *r) {
@@ -184,13 +205,17 @@ static void start(mpi_state *s, cf_request *r) {
     *f = (flight){.request = r};
     r->begin_ms = cf_now_ms();
     __atomic_store_n(&r->state, ACTIVE, __ATOMIC_RELEASE);
-    if (r->kind == CF_REQUEST_EXCHANGE) start_exchange(s, f, r);
-    else start_collective(f, r);
+    if (r->kind == CF_REQUEST_EXCHANGE)
+        start_exchange(s, f, r);
+    else
+        start_collective(f, r);
 }
 
 // --- the progress thread ---
 
-static bool is_done(const cf_request *r) { return !r || __atomic_load_n(&r->state, __ATOMIC_ACQUIRE) == DONE; }
+static bool is_done(const cf_request *r) {
+    return !r || __atomic_load_n(&r->state, __ATOMIC_ACQUIRE) == DONE;
+}
 
 static void announce(mpi_state *s) {
     if (atomic_load(&s->waiters) == 0) return;
@@ -224,7 +249,8 @@ static bool test_active(mpi_state *s) {
     for (int i = 0; i < s->actives;) {
         flight *f = &s->active[i];
         int all = 1;
-        if (f->parts) check(MPI_Testall(f->parts, f->part, &all, MPI_STATUSES_IGNORE), "MPI_Testall", f->request);
+        if (f->parts)
+            check(MPI_Testall(f->parts, f->part, &all, MPI_STATUSES_IGNORE), "MPI_Testall", f->request);
         if (!all) {
             i++;
             continue;
@@ -249,8 +275,10 @@ static bool take_posted(mpi_state *s) {
     bool quit = s->quit;
     pthread_mutex_unlock(&s->lock);
     if (first) {
-        if (s->pending_last) s->pending_last->next = first;
-        else s->pending = first;
+        if (s->pending_last)
+            s->pending_last->next = first;
+        else
+            s->pending = first;
         s->pending_last = last;
     }
     return !quit || s->pending || s->actives > 0;
@@ -258,8 +286,10 @@ static bool take_posted(mpi_state *s) {
 
 static void rest(mpi_state *s, int idle) {
     if (!atomic_load(&s->crowded)) return;
-    if (idle % POLLS_BEFORE_REST != 0) sched_yield();
-    else nanosleep(&(struct timespec){0, REST_NS}, NULL);
+    if (idle % POLLS_BEFORE_REST != 0)
+        sched_yield();
+    else
+        nanosleep(&(struct timespec){0, REST_NS}, NULL);
 }
 
 static void *progress(void *argument) {
@@ -283,8 +313,10 @@ static void post(cf_transport *t, cf_request *r, cf_stream *stream) {
     r->next = NULL;
     __atomic_store_n(&r->state, POSTED, __ATOMIC_RELEASE);
     pthread_mutex_lock(&s->lock);
-    if (s->last) s->last->next = r;
-    else s->first = r;
+    if (s->last)
+        s->last->next = r;
+    else
+        s->first = r;
     s->last = r;
     pthread_cond_signal(&s->posted);
     pthread_mutex_unlock(&s->lock);
@@ -302,8 +334,8 @@ CF_NORETURN static void time_out(mpi_state *s, const cf_request *r) {
     if (r->layer >= 0) snprintf(layer, sizeof layer, ", layer %d", r->layer);
     if (r->step >= 0) snprintf(step, sizeof step, ", step %d", r->step);
     cf_die("that rank may be dead, frozen or slow; see its messages, or allow more time with --timeout",
-           "rank %d waits for %s: %s%s%s; nothing came for %.0f s", r->group->world[r->group->rank], peer, r->label,
-           layer, step, s->timeout_ms / 1e3);
+           "rank %d waits for %s: %s%s%s; nothing came for %.0f s", r->group->world[r->group->rank], peer,
+           r->label, layer, step, s->timeout_ms / 1e3);
 }
 
 static void wait_asleep(mpi_state *s, const cf_request *r, double deadline_ms) {
@@ -333,27 +365,31 @@ static void wait(cf_transport *t, cf_request *r, cf_stream *stream) {
     if (!is_done(r)) wait_asleep(s, r, begin + s->timeout_ms);
 }
 
-static int64_t bytes_sent(cf_transport *t) { return (int64_t)atomic_load(&((mpi_state *)t->state)->bytes); }
+static int64_t bytes_sent(cf_transport *t) {
+    return (int64_t)atomic_load(&((mpi_state *)t->state)->bytes);
+}
 
 // --- start and end ---
 
-// Before the progress thread has anything to do, so MPI may be called from here. The communicator is made
-// once; the group's `native` is freed at close with MPI itself.
+// Before the progress thread has anything to do, so MPI may be called from here.
 static void bind_group(cf_transport *t, cf_group *group) {
-    (void)t;
+    mpi_state *s = (mpi_state *)t->state;
     MPI_Group all, members;
-    MPI_Comm *comm = malloc(sizeof *comm);
-    if (!comm) cf_die(NULL, "out of memory for group %s", group->name);
+    if (s->comms == GROUPS_MAX) cf_die(NULL, "more than %d groups of ranks", GROUPS_MAX);
+    MPI_Comm *comm = &s->comm[s->comms++];
     check(MPI_Comm_group(MPI_COMM_WORLD, &all), "MPI_Comm_group", NULL);
     check(MPI_Group_incl(all, group->size, group->world, &members), "MPI_Group_incl", NULL);
-    check(MPI_Comm_create_group(MPI_COMM_WORLD, members, group->world[0], comm), "MPI_Comm_create_group", NULL);
+    check(MPI_Comm_create_group(MPI_COMM_WORLD, members, group->world[0], comm), "MPI_Comm_create_group",
+          NULL);
     check(MPI_Comm_set_errhandler(*comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler", NULL);
     MPI_Group_free(&all);
     MPI_Group_free(&members);
     group->native = comm;
 }
 
-static void abort_all(int status) { MPI_Abort(MPI_COMM_WORLD, status); }
+static void abort_all(int status) {
+    MPI_Abort(MPI_COMM_WORLD, status);
+}
 
 static void widen_binding(void) {
     cpu_set_t set;
@@ -365,7 +401,8 @@ static void widen_binding(void) {
 // How many ranks share this host, and over how many cores all of them together may run.
 static void look_around(cf_transport *t) {
     MPI_Comm local;
-    check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &local), "MPI_Comm_split_type", NULL);
+    check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &local),
+          "MPI_Comm_split_type", NULL);
     MPI_Comm_rank(local, &t->local_rank);
     MPI_Comm_size(local, &t->local_size);
     cpu_set_t mine, all;
@@ -383,6 +420,7 @@ static void close_transport(cf_transport *t) {
     pthread_cond_signal(&s->posted);
     pthread_mutex_unlock(&s->lock);
     pthread_join(s->thread, NULL);
+    for (int i = 0; i < s->comms; i++) MPI_Comm_free(&s->comm[i]);
     cf_die_setup(t->rank, t->size, NULL);
     MPI_Finalize();
     free(s);
@@ -402,12 +440,19 @@ cf_transport *cf_transport_mpi_create(int *argc, char ***argv) {
     // Blocking collectives of Open MPI spin; where ranks outnumber cores they must yield to those that compute.
     setenv("OMPI_MCA_mpi_yield_when_idle", "1", 0);
     int provided = 0;
-    if (MPI_Init_thread(argc, argv, MPI_THREAD_SERIALIZED, &provided) != MPI_SUCCESS || provided < MPI_THREAD_SERIALIZED)
-        cf_die_together("use an MPI library built with thread support", "MPI gives thread level %d, needed is %d",
-                        provided, MPI_THREAD_SERIALIZED);
+    if (MPI_Init_thread(argc, argv, MPI_THREAD_SERIALIZED, &provided) != MPI_SUCCESS ||
+        provided < MPI_THREAD_SERIALIZED)
+        cf_die_together("use an MPI library built with thread support",
+                        "MPI gives thread level %d, needed is %d", provided, MPI_THREAD_SERIALIZED);
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
-    *t = (cf_transport){.name = "mpi", .state = s, .bind = bind_group, .post = post, .test = test, .wait = wait,
-                        .bytes_sent = bytes_sent, .close = close_transport};
+    *t = (cf_transport){.name = "mpi",
+                        .state = s,
+                        .bind = bind_group,
+                        .post = post,
+                        .test = test,
+                        .wait = wait,
+                        .bytes_sent = bytes_sent,
+                        .close = close_transport};
     MPI_Comm_rank(MPI_COMM_WORLD, &t->rank);
     MPI_Comm_size(MPI_COMM_WORLD, &t->size);
     cf_die_setup(t->rank, t->size, abort_all);

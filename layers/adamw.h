@@ -10,8 +10,8 @@ extern "C" {
 
 typedef struct adamw {
     double lr, beta1, beta2, eps, weight_decay;
-    double scale;  // gradients are multiplied by this first (clip factor)
-    int64_t step;  // 1, 2, …: bias correction
+    double scale; // gradients are multiplied by this first (clip factor)
+    int64_t step; // 1, 2, …: bias correction
 } adamw;
 
 // w, m, v (n): one step on n elements. m and v: first and second moments.

@@ -13,8 +13,8 @@ extern "C" {
 
 // out (T, B, H, D) rows t0 … t0 + n − 1, and lse (T, B, H): log of the sum of exp of the scaled scores.
 // Scale 1/sqrt(D). Only those rows of out and lse are written.
-void attention_forward(real *out, real *lse, const real *qkv, int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H,
-                       int64_t D, cf_stream *stream);
+void attention_forward(real *out, real *lse, const real *qkv, int64_t t0, int64_t n, int64_t T, int64_t B,
+                       int64_t H, int64_t D, cf_stream *stream);
 // dqkv (T, B, 3, H, D) += gradients from query rows t0 … t0 + n − 1: dq at these rows, dk and dv at rows
 // 0 … t0 + n − 1. dout (T, B, H, D): only those rows are read. The caller zeroes dqkv before the first range.
 // Calls on disjoint ranges in any order sum to the whole gradient. scratch: attention_scratch() elements.

@@ -9,15 +9,20 @@
 #include "linear.h"
 
 typedef struct job {
-    real *out;                      // forward (T·B, OC); backward: dw
-    const real *in, *w, *bias;      // in: dy in backward
+    real *out;                 // forward (T·B, OC); backward: dw
+    const real *in, *w, *bias; // in: dy in backward
     int64_t B, IC, OC;
 } job;
 
-void column_create(column_linear *c, cf_context *context, const cf_group *group, const char *name, int64_t capacity,
-                   overlap o) {
-    cf_fuse_plan plan = {.name = name, .group = group, .mode = o.mode, .route = o.route, .slices = o.slices,
-                         .dtype = REAL_DTYPE, .capacity = capacity};
+void column_create(column_linear *c, cf_context *context, const cf_group *group, const char *name,
+                   int64_t capacity, overlap o) {
+    cf_fuse_plan plan = {.name = name,
+                         .group = group,
+                         .mode = o.mode,
+                         .route = o.route,
+                         .slices = o.slices,
+                         .dtype = REAL_DTYPE,
+                         .capacity = capacity};
     plan.operation = CF_ALLGATHER, plan.side = CF_COMPUTE_AFTER;
     c->forward = cf_fuse_create(context, plan);
     c->gather = cf_fuse_create(context, plan);
@@ -58,8 +63,8 @@ static void wgrad_slice(void *argument, const cf_span *span, cf_stream *stream) 
     }
 }
 
-void column_forward(column_linear *c, real *out, real *full, const real *w, const real *bias, int64_t Ts, int64_t B,
-                    int64_t IC, int64_t OC, int layer) {
+void column_forward(column_linear *c, real *out, real *full, const real *w, const real *bias, int64_t Ts,
+                    int64_t B, int64_t IC, int64_t OC, int layer) {
     job j = {.out = out, .w = w, .bias = bias, .B = B, .IC = IC, .OC = OC};
     cf_fuse_run(c->forward, full, Ts, B * IC, forward_slice, &j, layer);
 }
@@ -70,7 +75,8 @@ real *column_backward(column_linear *c, real *dw, const real *dy, real *full, bo
     job wgrad = {.out = dw, .in = dy, .B = B, .IC = IC, .OC = OC};
     if (!gathered) cf_fuse_begin(c->gather, full, Ts, B * IC, wgrad_slice, &wgrad, layer);
     cf_fuse_begin(c->dgrad, partial, Ts, B * IC, dgrad_slice, &dgrad, layer);
-    if (!gathered) cf_fuse_finish(c->gather);
+    if (!gathered)
+        cf_fuse_finish(c->gather);
     else {
         const cf_fuse_plan *plan = cf_fuse_get_plan(c->dgrad);
         cf_span all = {.row = 0, .rows = plan->group->size * Ts, .blocks = 1, .data = (char *)full};

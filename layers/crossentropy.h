@@ -16,7 +16,8 @@ void crossentropy_stats(real *stats, const real *logits, const int32_t *targets,
                         int64_t R, int64_t V, cf_stream *stream);
 // losses (R) and total (R, 2) = maximum and sum over the whole vocabulary, from all ranks' stats:
 // stats of rank i at all + i · R · 3. Ranks are combined in order.
-void crossentropy_combine(real *losses, real *total, const real *all, int64_t ranks, int64_t R, cf_stream *stream);
+void crossentropy_combine(real *losses, real *total, const real *all, int64_t ranks, int64_t R,
+                          cf_stream *stream);
 // logits becomes its own gradient: (softmax − one-hot target) · scale; padding columns become 0.
 void crossentropy_backward(real *logits, const real *total, const int32_t *targets, real scale, int64_t first,
                            int64_t valid, int64_t R, int64_t V, cf_stream *stream);

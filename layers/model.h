@@ -26,28 +26,29 @@ typedef struct gpt {
     cf_context *context;
     const cf_mesh *mesh;
     parameters params;
-    gpt_hooks hooks; // may be NULL functions
-    int64_t T, B;    // capacity
+    gpt_hooks hooks;                                             // may be NULL functions
+    int64_t T, B;                                                // capacity
     int64_t vocabulary_first, vocabulary_rows, vocabulary_valid; // of this rank, padding included, real ones
     tpsp block;
-    tpsp_saved *saved; // [L]
-    real **x;          // [L + 1] (Ts, B, C): residual stream before each block and after the last
-    real *mean, *rstd; // (Ts, B) final layer norm
-    real *logits;      // (T·B, vocabulary_rows); backward turns them into their gradient
-    real *stats;       // (tp, T·B, 3)
-    real *total;       // (T·B, 2)
-    real *losses;      // (T·B)
-    real *dx;          // (Ts, B, C)
-    real *next;        // (tp, vocabulary_rows): logits of one position, for sampling
+    tpsp_saved *saved;         // [L]
+    real **x;                  // [L + 1] (Ts, B, C): residual stream before each block and after the last
+    real *mean, *rstd;         // (Ts, B) final layer norm
+    real *logits;              // (T·B, vocabulary_rows); backward turns them into their gradient
+    real *stats;               // (tp, T·B, 3)
+    real *total;               // (T·B, 2)
+    real *losses;              // (T·B)
+    real *dx;                  // (Ts, B, C)
+    real *next;                // (tp, vocabulary_rows): logits of one position, for sampling
     int32_t *inputs, *targets; // (T, B)
     cf_fuse *lookup, *scatter, *gather_stats, *gather_logits, *collect;
-    real *pieces;      // (tp, COLLECT): pieces of a tensor on their way into a file
+    real *pieces; // (tp, COLLECT): pieces of a tensor on their way into a file
     column_linear head;
     int64_t pass_T, pass_B; // of the pass in progress
 } gpt;
 
 // Dies (together) where shape, mesh and T do not fit. Parameters are zero until initialised or loaded.
-void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, gpt_shape shape, int64_t T, int64_t B, overlap o);
+void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, gpt_shape shape, int64_t T, int64_t B,
+                overlap o);
 void gpt_free(gpt *g);
 
 // Sum of the losses of the replica's T·B tokens, in double. Keeps what backward needs.
@@ -62,11 +63,12 @@ void gpt_next_logits(gpt *g, int64_t t, int64_t b, float *out);
 
 // The whole model (or its gradient) in the order of llm.c's files: every rank of the replica calls this,
 // its first rank's `append` gets the elements. values: params.weight or params.grad.
-void gpt_collect(gpt *g, const real *values, void (*append)(void *argument, const float *values, int64_t count),
-                 void *argument);
+void gpt_collect(gpt *g, const real *values,
+                 void (*append)(void *argument, const float *values, int64_t count), void *argument);
 
 // Every operation of the model, for --dry-run: calls visit for each.
-void gpt_operations(gpt *g, void (*visit)(void *argument, const char *place, const cf_fuse *fuse), void *argument);
+void gpt_operations(gpt *g, void (*visit)(void *argument, const char *place, const cf_fuse *fuse),
+                    void *argument);
 
 #ifdef __cplusplus
 }

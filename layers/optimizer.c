@@ -15,10 +15,16 @@
 
 static cf_fuse *plan_bucket(zero_optimizer *o, const param_bucket *b, cf_operation operation, overlap how) {
     if (b->group->size == 1) return NULL;
-    return cf_fuse_create(o->context, (cf_fuse_plan){.name = operation == CF_ALLGATHER ? "weights" : "gradients",
-                                                     .group = b->group, .operation = operation,
-                                                     .side = CF_NO_COMPUTE, .mode = how.mode, .route = how.route,
-                                                     .slices = 1, .dtype = REAL_DTYPE, .capacity = b->shard});
+    return cf_fuse_create(o->context,
+                          (cf_fuse_plan){.name = operation == CF_ALLGATHER ? "weights" : "gradients",
+                                         .group = b->group,
+                                         .operation = operation,
+                                         .side = CF_NO_COMPUTE,
+                                         .mode = how.mode,
+                                         .route = how.route,
+                                         .slices = 1,
+                                         .dtype = REAL_DTYPE,
+                                         .capacity = b->shard});
 }
 
 static void *array(int count, size_t size) {
@@ -27,7 +33,8 @@ static void *array(int count, size_t size) {
     return memory;
 }
 
-void optimizer_create(zero_optimizer *o, cf_context *context, const cf_mesh *mesh, parameters *p, overlap how) {
+void optimizer_create(zero_optimizer *o, cf_context *context, const cf_mesh *mesh, parameters *p,
+                      overlap how) {
     int n = p->buckets;
     *o = (zero_optimizer){.context = context, .mesh = mesh, .params = p, .eager = how.mode != CF_MODE_NONE};
     o->state = array(n, sizeof *o->state);
@@ -47,10 +54,15 @@ void optimizer_create(zero_optimizer *o, cf_context *context, const cf_mesh *mes
     o->v = cf_alloc(owned * (int64_t)sizeof(real), "optimizer state");
     int world = mesh->world_group.size;
     o->report = cf_alloc(world * REPORT * (int64_t)sizeof(double), "optimizer state");
-    o->exchange_report = cf_fuse_create(
-        context, (cf_fuse_plan){.name = "report", .group = &mesh->world_group, .operation = CF_ALLGATHER,
-                                .side = CF_NO_COMPUTE, .mode = how.mode, .route = how.route, .slices = 1,
-                                .dtype = CF_FP64, .capacity = REPORT});
+    o->exchange_report = cf_fuse_create(context, (cf_fuse_plan){.name = "report",
+                                                                .group = &mesh->world_group,
+                                                                .operation = CF_ALLGATHER,
+                                                                .side = CF_NO_COMPUTE,
+                                                                .mode = how.mode,
+                                                                .route = how.route,
+                                                                .slices = 1,
+                                                                .dtype = CF_FP64,
+                                                                .capacity = REPORT});
 }
 
 void optimizer_free(zero_optimizer *o) {
@@ -74,7 +86,8 @@ void optimizer_free(zero_optimizer *o) {
 
 static void begin_reduce(zero_optimizer *o, int i) {
     const param_bucket *b = &o->params->bucket[i];
-    if (o->reduce[i]) cf_fuse_begin(o->reduce[i], o->params->grad + b->first, b->shard, 1, NULL, NULL, b->layer);
+    if (o->reduce[i])
+        cf_fuse_begin(o->reduce[i], o->params->grad + b->first, b->shard, 1, NULL, NULL, b->layer);
     o->reducing[i] = true;
 }
 
@@ -133,7 +146,9 @@ static int forward_order(const zero_optimizer *o, int i) {
 
 // --- reports ---
 
-static double *own_report(zero_optimizer *o) { return o->report + o->mesh->world_group.rank * REPORT; }
+static double *own_report(zero_optimizer *o) {
+    return o->report + o->mesh->world_group.rank * REPORT;
+}
 
 static void exchange_reports(zero_optimizer *o) {
     cf_fuse_run(o->exchange_report, o->report, 1, REPORT, NULL, NULL, -1);
@@ -150,7 +165,8 @@ void optimizer_maximum(zero_optimizer *o, double *values, int count) {
 // Sum over replicas of column j of the reports: the ranks of one tp group hold the same number.
 static double sum_replicas(const zero_optimizer *o, int j) {
     double sum = 0;
-    for (int rank = 0; rank < o->mesh->world_group.size; rank += o->mesh->tp) sum += o->report[rank * REPORT + j];
+    for (int rank = 0; rank < o->mesh->world_group.size; rank += o->mesh->tp)
+        sum += o->report[rank * REPORT + j];
     return sum;
 }
 
@@ -170,19 +186,23 @@ static double first_bad_tensor(zero_optimizer *o) {
         int tensor = 0;
         if (at < 0) continue;
         int64_t element = b->first + (b->group->size == 1 ? 0 : b->group->rank * b->shard) + at;
-        if (params_find(o->params, element, &tensor, &layer, &rest)) return (double)(tensor + TENSORS * layer);
+        if (params_find(o->params, element, &tensor, &layer, &rest))
+            return (double)(tensor + TENSORS * layer);
     }
     return -1;
 }
 
 CF_NORETURN static void die_nonfinite(zero_optimizer *o, double loss, double norm) {
-    const char *hint = "lower --lr, raise --warmup, or look at the data of this step; nothing was written by this step";
+    const char *hint =
+        "lower --lr, raise --warmup, or look at the data of this step; nothing was written by this step";
     for (int rank = 0; rank < o->mesh->world_group.size; rank++) {
         int bad = (int)o->report[rank * REPORT + 2];
         if (bad < 0) continue;
         char layer[32] = "";
-        if (params_layers(&o->params->shape, bad % TENSORS) > 1) snprintf(layer, sizeof layer, " of layer %d", bad / TENSORS);
-        cf_die_together(hint, "step %d: loss %g, gradient norm %g: the gradient of %s%s on rank %d is not finite",
+        if (params_layers(&o->params->shape, bad % TENSORS) > 1)
+            snprintf(layer, sizeof layer, " of layer %d", bad / TENSORS);
+        cf_die_together(hint,
+                        "step %d: loss %g, gradient norm %g: the gradient of %s%s on rank %d is not finite",
                         o->context->step, loss, norm, params_name(bad % TENSORS), layer, rank);
     }
     cf_die_together(hint, "step %d: loss %g, gradient norm %g: not finite, though every gradient tensor is",
@@ -201,8 +221,8 @@ static void update_bucket(zero_optimizer *o, int i, adamw a) {
         if (rest > b->shard - done) rest = b->shard - done;
         a.weight_decay = found && params_decays(tensor) ? decay : 0;
         if (found)
-            adamw_update(o->params->weight + first + done, o->m + o->state[i] + done, o->v + o->state[i] + done,
-                         o->shard[i] + done, rest, a, o->context->stream);
+            adamw_update(o->params->weight + first + done, o->m + o->state[i] + done,
+                         o->v + o->state[i] + done, o->shard[i] + done, rest, a, o->context->stream);
         decay_free = rest; // padding lies behind the last tensor of a bucket
     }
 }
@@ -215,7 +235,8 @@ step_result optimizer_step(zero_optimizer *o, adamw a, double clip, double loss_
     int n = o->params->buckets, world = o->mesh->world_group.size;
     double squares = 0;
     for (int i = 0; i < n; i++) finish_reduce(o, backward_order(o, i));
-    for (int i = 0; i < n; i++) squares += sum_of_squares(o->shard[i], o->params->bucket[i].shard, o->context->stream);
+    for (int i = 0; i < n; i++)
+        squares += sum_of_squares(o->shard[i], o->params->bucket[i].shard, o->context->stream);
     own_report(o)[0] = loss_sum;
     own_report(o)[1] = squares;
     own_report(o)[2] = isfinite(squares) ? -1 : first_bad_tensor(o);
@@ -224,18 +245,23 @@ step_result optimizer_step(zero_optimizer *o, adamw a, double clip, double loss_
     step_result result = {.loss = sum_replicas(o, 0) / (double)tokens};
     for (int rank = 0; rank < world; rank++) result.grad_norm += o->report[rank * REPORT + 1];
     result.grad_norm = sqrt(result.grad_norm);
-    if (!isfinite(result.loss) || !isfinite(result.grad_norm)) die_nonfinite(o, result.loss, result.grad_norm);
+    if (!isfinite(result.loss) || !isfinite(result.grad_norm))
+        die_nonfinite(o, result.loss, result.grad_norm);
 
     a.scale = clip > 0 && result.grad_norm > clip ? clip / result.grad_norm : 1;
     for (int i = 0; i < n; i++) {
         int b = forward_order(o, i);
+        double begin = cf_now_ms();
         update_bucket(o, b, a);
+        cf_trace_add(o->context->trace, CF_TRACE_COMPUTE, "update", o->params->bucket[b].layer, -1, -1, 0,
+                     begin, cf_now_ms());
         begin_gather(o, b);
     }
     return result;
 }
 
-void optimizer_operations(zero_optimizer *o, void (*visit)(void *argument, const char *place, const cf_fuse *fuse),
+void optimizer_operations(zero_optimizer *o,
+                          void (*visit)(void *argument, const char *place, const cf_fuse *fuse),
                           void *argument) {
     int n = o->params->buckets; // the first layer's pair and the embeddings' stand for all
     for (int i = 0; i < n; i++) {

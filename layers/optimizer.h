@@ -33,7 +33,8 @@ typedef struct step_result {
     double grad_norm; // before clipping
 } step_result;
 
-void optimizer_create(zero_optimizer *o, cf_context *context, const cf_mesh *mesh, parameters *p, overlap overlap);
+void optimizer_create(zero_optimizer *o, cf_context *context, const cf_mesh *mesh, parameters *p,
+                      overlap overlap);
 void optimizer_free(zero_optimizer *o);
 gpt_hooks optimizer_hooks(zero_optimizer *o); // for the model
 
@@ -51,7 +52,8 @@ enum { REPORT = 4 };
 void optimizer_maximum(zero_optimizer *o, double *values, int count);
 double optimizer_sum_replicas(zero_optimizer *o, double value);
 
-void optimizer_operations(zero_optimizer *o, void (*visit)(void *argument, const char *place, const cf_fuse *fuse),
+void optimizer_operations(zero_optimizer *o,
+                          void (*visit)(void *argument, const char *place, const cf_fuse *fuse),
                           void *argument);
 
 #ifdef __cplusplus

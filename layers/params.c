@@ -16,31 +16,50 @@ typedef struct kind {
 } kind;
 
 static const kind kinds[TENSORS] = {
-    [WTE] = {"wte", ROWS, false, true, 0.02},        [WPE] = {"wpe", WHOLE, false, true, 0.02},
-    [LN1W] = {"ln1w", WHOLE, true, false, -1},       [LN1B] = {"ln1b", WHOLE, true, false, 0},
-    [QKVW] = {"qkvw", HEADS, true, true, 0.02},      [QKVB] = {"qkvb", HEADS, true, false, 0},
-    [ATTPROJW] = {"attprojw", COLUMNS, true, true, 0.02}, [ATTPROJB] = {"attprojb", WHOLE, true, false, 0},
-    [LN2W] = {"ln2w", WHOLE, true, false, -1},       [LN2B] = {"ln2b", WHOLE, true, false, 0},
-    [FCW] = {"fcw", ROWS, true, true, 0.02},         [FCB] = {"fcb", ROWS, true, false, 0},
-    [FCPROJW] = {"fcprojw", COLUMNS, true, true, 0.02}, [FCPROJB] = {"fcprojb", WHOLE, true, false, 0},
-    [LNFW] = {"lnfw", WHOLE, false, false, -1},      [LNFB] = {"lnfb", WHOLE, false, false, 0},
+    [WTE] = {"wte", ROWS, false, true, 0.02},
+    [WPE] = {"wpe", WHOLE, false, true, 0.02},
+    [LN1W] = {"ln1w", WHOLE, true, false, -1},
+    [LN1B] = {"ln1b", WHOLE, true, false, 0},
+    [QKVW] = {"qkvw", HEADS, true, true, 0.02},
+    [QKVB] = {"qkvb", HEADS, true, false, 0},
+    [ATTPROJW] = {"attprojw", COLUMNS, true, true, 0.02},
+    [ATTPROJB] = {"attprojb", WHOLE, true, false, 0},
+    [LN2W] = {"ln2w", WHOLE, true, false, -1},
+    [LN2B] = {"ln2b", WHOLE, true, false, 0},
+    [FCW] = {"fcw", ROWS, true, true, 0.02},
+    [FCB] = {"fcb", ROWS, true, false, 0},
+    [FCPROJW] = {"fcprojw", COLUMNS, true, true, 0.02},
+    [FCPROJB] = {"fcprojb", WHOLE, true, false, 0},
+    [LNFW] = {"lnfw", WHOLE, false, false, -1},
+    [LNFB] = {"lnfb", WHOLE, false, false, 0},
 };
 
 // --- whole tensors ---
 
-const char *params_name(int tensor) { return kinds[tensor].name; }
-bool params_decays(int tensor) { return kinds[tensor].decays; }
-int64_t params_layers(const gpt_shape *s, int tensor) { return kinds[tensor].per_layer ? s->L : 1; }
+const char *params_name(int tensor) {
+    return kinds[tensor].name;
+}
+bool params_decays(int tensor) {
+    return kinds[tensor].decays;
+}
+int64_t params_layers(const gpt_shape *s, int tensor) {
+    return kinds[tensor].per_layer ? s->L : 1;
+}
 
 int64_t params_rows(const gpt_shape *s, int tensor) {
     switch (tensor) {
-    case WTE: return s->Vp;
-    case WPE: return s->maxT;
+    case WTE:
+        return s->Vp;
+    case WPE:
+        return s->maxT;
     case QKVW:
-    case QKVB: return 3 * s->C;
+    case QKVB:
+        return 3 * s->C;
     case FCW:
-    case FCB: return 4 * s->C;
-    default: return s->C;
+    case FCB:
+        return 4 * s->C;
+    default:
+        return s->C;
     }
 }
 
@@ -50,9 +69,12 @@ int64_t params_columns(const gpt_shape *s, int tensor) {
     case WPE:
     case QKVW:
     case ATTPROJW:
-    case FCW: return s->C;
-    case FCPROJW: return 4 * s->C;
-    default: return 1;
+    case FCW:
+        return s->C;
+    case FCPROJW:
+        return 4 * s->C;
+    default:
+        return 1;
     }
 }
 
@@ -75,7 +97,9 @@ static int64_t local_columns(const parameters *p, int tensor) {
     return kinds[tensor].split == COLUMNS ? columns / p->tp : columns;
 }
 
-int64_t params_local_count(const parameters *p, int tensor) { return local_rows(p, tensor) * local_columns(p, tensor); }
+int64_t params_local_count(const parameters *p, int tensor) {
+    return local_rows(p, tensor) * local_columns(p, tensor);
+}
 
 real *params_weight(const parameters *p, int tensor, int64_t layer) {
     return p->weight + p->first[tensor][0] + layer * p->first[tensor][1];
@@ -95,13 +119,17 @@ param_run params_run(const parameters *p, int tensor, int tp_rank, int64_t run) 
     int64_t mine = local_rows(p, tensor), width = local_columns(p, tensor);
     switch (kinds[tensor].split) {
     case ROWS: { // the last ranks may hold fewer rows than the others
-        int64_t from = tp_rank * mine < rows ? tp_rank * mine : rows, to = from + mine < rows ? from + mine : rows;
+        int64_t from = tp_rank * mine < rows ? tp_rank * mine : rows,
+                to = from + mine < rows ? from + mine : rows;
         return (param_run){from * columns, 0, (to - from) * columns};
     }
     case HEADS: // run 0: queries, 1: keys, 2: values
-        return (param_run){(run * rows / 3 + tp_rank * mine / 3) * columns, run * mine / 3 * columns, mine / 3 * columns};
-    case COLUMNS: return (param_run){run * columns + tp_rank * width, run * width, width};
-    case WHOLE: break;
+        return (param_run){(run * rows / 3 + tp_rank * mine / 3) * columns, run * mine / 3 * columns,
+                           mine / 3 * columns};
+    case COLUMNS:
+        return (param_run){run * columns + tp_rank * width, run * width, width};
+    case WHOLE:
+        break;
     }
     return (param_run){0, 0, rows * columns};
 }
@@ -138,11 +166,11 @@ static void lay_bucket(parameters *p, const cf_group *group, int layer, bool who
 
 static void check_shape(gpt_shape s, const cf_mesh *mesh) {
     if (s.C % s.H != 0)
-        cf_die_together("--channels must be a multiple of --heads", "%lld channels in %lld heads", (long long)s.C,
-                        (long long)s.H);
+        cf_die_together("--channels must be a multiple of --heads", "%lld channels in %lld heads",
+                        (long long)s.C, (long long)s.H);
     if (s.H % mesh->tp != 0)
-        cf_die_together("choose --tp so that it divides the number of heads", "%lld heads do not divide over --tp %d",
-                        (long long)s.H, mesh->tp);
+        cf_die_together("choose --tp so that it divides the number of heads",
+                        "%lld heads do not divide over --tp %d", (long long)s.H, mesh->tp);
 }
 
 void params_create(parameters *p, gpt_shape shape, const cf_mesh *mesh) {
@@ -185,22 +213,25 @@ void params_read(parameters *p, params_reader *read, void *argument) {
         for (int64_t layer = 0; layer < params_layers(&p->shape, tensor); layer++)
             for (int64_t run = 0; run < params_runs(p, tensor); run++) {
                 param_run r = params_run(p, tensor, p->tp_rank, run);
-                read_run(params_weight(p, tensor, layer) + r.local, read, argument, tensor, layer, r.whole, r.count);
+                read_run(params_weight(p, tensor, layer) + r.local, read, argument, tensor, layer, r.whole,
+                         r.count);
             }
 }
 
-void params_place(const parameters *p, int tensor, int tp_rank, int64_t first, int64_t n, const real *piece, float *out) {
+void params_place(const parameters *p, int tensor, int tp_rank, int64_t first, int64_t n, const real *piece,
+                  float *out) {
     for (int64_t run = 0; run < params_runs(p, tensor); run++) {
         param_run r = params_run(p, tensor, tp_rank, run);
-        int64_t end = r.local + r.count, from = r.local > first ? r.local : first, to = end < first + n ? end : first + n;
+        int64_t end = r.local + r.count, from = r.local > first ? r.local : first,
+                to = end < first + n ? end : first + n;
         for (int64_t i = from; i < to; i++) out[r.whole + i - r.local] = (float)piece[i - first];
     }
 }
 
 // --- initial weights ---
 
-static void init_run(real *out, const kind *k, double deviation, uint64_t seed, uint64_t stream, int64_t whole,
-                     int64_t count) {
+static void init_run(real *out, const kind *k, double deviation, uint64_t seed, uint64_t stream,
+                     int64_t whole, int64_t count) {
 #pragma omp parallel for
     for (int64_t i = 0; i < count; i++)
         out[i] = k->init <= 0 ? (real)-k->init

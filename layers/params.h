@@ -21,7 +21,22 @@ extern "C" {
 #endif
 
 enum {
-    WTE, WPE, LN1W, LN1B, QKVW, QKVB, ATTPROJW, ATTPROJB, LN2W, LN2B, FCW, FCB, FCPROJW, FCPROJB, LNFW, LNFB,
+    WTE,
+    WPE,
+    LN1W,
+    LN1B,
+    QKVW,
+    QKVB,
+    ATTPROJW,
+    ATTPROJB,
+    LN2W,
+    LN2B,
+    FCW,
+    FCB,
+    FCPROJW,
+    FCPROJB,
+    LNFW,
+    LNFB,
     TENSORS
 };
 
@@ -39,11 +54,11 @@ typedef struct param_bucket {
 typedef struct parameters {
     gpt_shape shape;
     int tp, tp_rank;
-    int64_t elements;      // of this rank, padding included
-    real *weight, *grad;   // (elements)
+    int64_t elements;          // of this rank, padding included
+    real *weight, *grad;       // (elements)
     int64_t first[TENSORS][2]; // offset of layer 0, distance between layers
     int buckets;
-    param_bucket *bucket;        // split(layer 0), whole(layer 0), …, split(embedding), whole(embedding)
+    param_bucket *bucket; // split(layer 0), whole(layer 0), …, split(embedding), whole(embedding)
 } parameters;
 
 // Dies (together) unless heads divide channels, and tp divides heads. Weights and gradients are zero.
@@ -51,12 +66,12 @@ void params_create(parameters *p, gpt_shape shape, const cf_mesh *mesh);
 void params_free(parameters *p);
 
 const char *params_name(int tensor);
-int64_t params_layers(const gpt_shape *shape, int tensor);  // copies of it: L or 1
-int64_t params_rows(const gpt_shape *shape, int tensor);    // whole tensor, one layer
-int64_t params_columns(const gpt_shape *shape, int tensor); // 1 for vectors
-bool params_decays(int tensor);                             // weight decay: matrices and embeddings
-int64_t params_count(const gpt_shape *shape);               // all tensors, whole
-int64_t params_local_count(const parameters *p, int tensor);    // local elements of one layer
+int64_t params_layers(const gpt_shape *shape, int tensor);   // copies of it: L or 1
+int64_t params_rows(const gpt_shape *shape, int tensor);     // whole tensor, one layer
+int64_t params_columns(const gpt_shape *shape, int tensor);  // 1 for vectors
+bool params_decays(int tensor);                              // weight decay: matrices and embeddings
+int64_t params_count(const gpt_shape *shape);                // all tensors, whole
+int64_t params_local_count(const parameters *p, int tensor); // local elements of one layer
 
 // Local part of one layer's tensor.
 real *params_weight(const parameters *p, int tensor, int64_t layer);
@@ -74,12 +89,13 @@ bool params_find(const parameters *p, int64_t element, int *tensor, int64_t *lay
 
 // Fill the local weights from a whole model: `read` gives `count` elements from element `first` of one
 // layer's tensor.
-typedef void params_reader(void *argument, int tensor, int64_t layer, int64_t first, int64_t count, float *out);
+typedef void params_reader(void *argument, int tensor, int64_t layer, int64_t first, int64_t count,
+                           float *out);
 void params_read(parameters *p, params_reader *read, void *argument);
 // Put `count` local elements, from local element `first`, of a rank's part of one layer's tensor where they
 // belong in the whole tensor.
-void params_place(const parameters *p, int tensor, int tp_rank, int64_t first, int64_t count, const real *piece,
-                  float *whole);
+void params_place(const parameters *p, int tensor, int tp_rank, int64_t first, int64_t count,
+                  const real *piece, float *whole);
 
 // GPT-2's initial weights, a function of (seed, tensor, layer, index) alone.
 void params_init(parameters *p, uint64_t seed);

@@ -21,24 +21,38 @@ typedef struct job {
 
 static job make_job(tpsp *t, tpsp_saved *s, const parameters *p, int tensor, int layer) {
     int64_t N = t->group->size;
-    return (job){.t = t, .s = s, .w = params_weight(p, tensor, layer), .dw = params_grad(p, tensor, layer),
-                 .C = p->shape.C, .Cl = p->shape.C / N, .Fl = 4 * p->shape.C / N, .Hl = p->shape.H / N,
+    return (job){.t = t,
+                 .s = s,
+                 .w = params_weight(p, tensor, layer),
+                 .dw = params_grad(p, tensor, layer),
+                 .C = p->shape.C,
+                 .Cl = p->shape.C / N,
+                 .Fl = 4 * p->shape.C / N,
+                 .Hl = p->shape.H / N,
                  .D = p->shape.C / p->shape.H};
 }
 
 // --- planning ---
 
 static cf_fuse *plan_row(tpsp *t, const char *name, int64_t capacity, overlap o, bool forward) {
-    cf_fuse_plan plan = {.name = name, .group = t->group, .mode = o.mode, .route = o.route, .slices = o.slices,
-                         .dtype = REAL_DTYPE, .capacity = capacity};
+    cf_fuse_plan plan = {.name = name,
+                         .group = t->group,
+                         .mode = o.mode,
+                         .route = o.route,
+                         .slices = o.slices,
+                         .dtype = REAL_DTYPE,
+                         .capacity = capacity};
     plan.operation = forward ? CF_REDUCE_SCATTER : CF_ALLGATHER;
     plan.side = forward ? CF_COMPUTE_BEFORE : CF_COMPUTE_AFTER;
     return cf_fuse_create(t->context, plan);
 }
 
-static real *take(int64_t elements, const char *purpose) { return cf_alloc(elements * (int64_t)sizeof(real), purpose); }
+static real *take(int64_t elements, const char *purpose) {
+    return cf_alloc(elements * (int64_t)sizeof(real), purpose);
+}
 
-void tpsp_create(tpsp *t, cf_context *context, const cf_group *group, gpt_shape shape, int64_t T, int64_t B, overlap o) {
+void tpsp_create(tpsp *t, cf_context *context, const cf_group *group, gpt_shape shape, int64_t T, int64_t B,
+                 overlap o) {
     int64_t N = group->size, C = shape.C, rows = T * B, shard = rows / N * C;
     *t = (tpsp){.context = context, .group = group, .T = T, .B = B};
     column_create(&t->qkv, context, group, "att.qkv", shard, o);
@@ -62,8 +76,8 @@ void tpsp_free(tpsp *t) {
     column_free(&t->fc);
     cf_fuse *operations[] = {t->attproj_forward, t->attproj_backward, t->fcproj_forward, t->fcproj_backward};
     for (int i = 0; i < 4; i++) cf_fuse_free(operations[i]);
-    real *memory[] = {t->wide, t->partial, t->hidden, t->dhidden, t->dheads, t->dqkv, t->norm_scratch,
-                      t->attention_scratch};
+    real *memory[] = {t->wide,   t->partial, t->hidden,       t->dhidden,
+                      t->dheads, t->dqkv,    t->norm_scratch, t->attention_scratch};
     for (int i = 0; i < 8; i++) cf_free(memory[i]);
 }
 
@@ -111,7 +125,9 @@ static void mlp_slice(void *argument, const cf_span *span, cf_stream *stream) {
 }
 
 // The own shard's place in a whole (T, B, C) buffer.
-static real *own(const tpsp *t, real *full, int64_t C) { return full + t->group->rank * (t->T / t->group->size) * t->B * C; }
+static real *own(const tpsp *t, real *full, int64_t C) {
+    return full + t->group->rank * (t->T / t->group->size) * t->B * C;
+}
 
 void tpsp_forward(tpsp *t, tpsp_saved *s, const parameters *p, int layer, real *out) {
     cf_stream *stream = t->context->stream;
@@ -119,16 +135,17 @@ void tpsp_forward(tpsp *t, tpsp_saved *s, const parameters *p, int layer, real *
 
     layernorm_forward(own(t, t->wide, C), s->mean1, s->rstd1, s->x, params_weight(p, LN1W, layer),
                       params_weight(p, LN1B, layer), rows, C, stream);
-    column_forward(&t->qkv, s->qkv, t->wide, params_weight(p, QKVW, layer), params_weight(p, QKVB, layer), Ts, B, C,
-                   3 * C / N, layer);
+    column_forward(&t->qkv, s->qkv, t->wide, params_weight(p, QKVW, layer), params_weight(p, QKVB, layer), Ts,
+                   B, C, 3 * C / N, layer);
     job attention = make_job(t, s, p, ATTPROJW, layer);
-    const real *y = cf_fuse_run(t->attproj_forward, t->partial, Ts, B * C, attention_slice, &attention, layer);
+    const real *y =
+        cf_fuse_run(t->attproj_forward, t->partial, Ts, B * C, attention_slice, &attention, layer);
     residual_forward(s->x2, s->x, y, params_weight(p, ATTPROJB, layer), rows, C, stream);
 
     layernorm_forward(own(t, t->wide, C), s->mean2, s->rstd2, s->x2, params_weight(p, LN2W, layer),
                       params_weight(p, LN2B, layer), rows, C, stream);
-    column_forward(&t->fc, s->fch, t->wide, params_weight(p, FCW, layer), params_weight(p, FCB, layer), Ts, B, C,
-                   4 * C / N, layer);
+    column_forward(&t->fc, s->fch, t->wide, params_weight(p, FCW, layer), params_weight(p, FCB, layer), Ts, B,
+                   C, 4 * C / N, layer);
     job mlp = make_job(t, s, p, FCPROJW, layer);
     y = cf_fuse_run(t->fcproj_forward, t->partial, Ts, B * C, mlp_slice, &mlp, layer);
     residual_forward(out, s->x2, y, params_weight(p, FCPROJB, layer), rows, C, stream);
@@ -157,17 +174,17 @@ static void attention_slice_backward(void *argument, const cf_span *span, cf_str
         int64_t t0 = span->row + i * span->row_stride, n = span->rows, rows = n * t->B, row = t0 * t->B;
         const real *dy = (const real *)(span->data + i * span->data_stride); // (n, B, C)
         linear_dgrad(t->dheads + row * j->Cl, dy, j->w, rows, j->Cl, j->C, stream);
-        attention_backward(t->dqkv, t->dheads, j->s->heads, j->s->lse, j->s->qkv, t->attention_scratch, t0, n, t->T,
-                           t->B, j->Hl, j->D, stream);
+        attention_backward(t->dqkv, t->dheads, j->s->heads, j->s->lse, j->s->qkv, t->attention_scratch, t0, n,
+                           t->T, t->B, j->Hl, j->D, stream);
         linear_wgrad(j->dw, dy, j->s->heads + row * j->Cl, rows, j->Cl, j->C, stream);
     }
 }
 
 // dx += gradient through layer norm and column-parallel layer, from dy (T·B, OC) of its output. The
 // layer norm's output is computed again: it is the input that all ranks need for wgrad.
-static void norm_column_backward(tpsp *t, column_linear *c, const parameters *p, int layer, const int tensor[4],
-                                 const real *x, const real *mean, const real *rstd, const real *dy, int64_t OC,
-                                 real *dx) {
+static void norm_column_backward(tpsp *t, column_linear *c, const parameters *p, int layer,
+                                 const int tensor[4], const real *x, const real *mean, const real *rstd,
+                                 const real *dy, int64_t OC, real *dx) {
     cf_stream *stream = t->context->stream;
     int64_t C = p->shape.C, Ts = t->T / t->group->size, rows = Ts * t->B;
     const real *ln_w = params_weight(p, tensor[0], layer), *ln_b = params_weight(p, tensor[1], layer);
@@ -175,8 +192,8 @@ static void norm_column_backward(tpsp *t, column_linear *c, const parameters *p,
     linear_bias_grad(params_grad(p, tensor[3], layer), dy, t->T * t->B, OC, stream);
     const real *dnorm = column_backward(c, params_grad(p, tensor[2], layer), dy, t->wide, false, t->partial,
                                         params_weight(p, tensor[2], layer), Ts, t->B, C, OC, layer);
-    layernorm_backward(dx, params_grad(p, tensor[0], layer), params_grad(p, tensor[1], layer), dnorm, x, ln_w, mean,
-                       rstd, t->norm_scratch, rows, C, stream);
+    layernorm_backward(dx, params_grad(p, tensor[0], layer), params_grad(p, tensor[1], layer), dnorm, x, ln_w,
+                       mean, rstd, t->norm_scratch, rows, C, stream);
 }
 
 void tpsp_backward(tpsp *t, tpsp_saved *s, const parameters *p, int layer, real *dx) {

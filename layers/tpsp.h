@@ -48,16 +48,17 @@ typedef struct tpsp {
 
 // What one layer keeps from forward for backward.
 typedef struct tpsp_saved {
-    real *x;                // (Ts, B, C) input; shared with the previous layer's output
-    real *mean1, *rstd1;    // (Ts, B)
-    real *qkv;              // (T, B, 3 Cl)
-    real *heads, *lse;      // (T, B, Cl), (T, B, Hl)
-    real *x2;               // (Ts, B, C)
-    real *mean2, *rstd2;    // (Ts, B)
-    real *fch;              // (T, B, Fl) before GELU; backward turns it into its gradient
+    real *x;             // (Ts, B, C) input; shared with the previous layer's output
+    real *mean1, *rstd1; // (Ts, B)
+    real *qkv;           // (T, B, 3 Cl)
+    real *heads, *lse;   // (T, B, Cl), (T, B, Hl)
+    real *x2;            // (Ts, B, C)
+    real *mean2, *rstd2; // (Ts, B)
+    real *fch;           // (T, B, Fl) before GELU; backward turns it into its gradient
 } tpsp_saved;
 
-void tpsp_create(tpsp *t, cf_context *context, const cf_group *group, gpt_shape shape, int64_t T, int64_t B, overlap o);
+void tpsp_create(tpsp *t, cf_context *context, const cf_group *group, gpt_shape shape, int64_t T, int64_t B,
+                 overlap o);
 void tpsp_free(tpsp *t);
 void tpsp_saved_create(tpsp_saved *s, gpt_shape shape, int tp, int64_t T, int64_t B);
 void tpsp_saved_free(tpsp_saved *s);
@@ -68,11 +69,11 @@ void tpsp_forward(tpsp *t, tpsp_saved *s, const parameters *p, int layer, real *
 void tpsp_backward(tpsp *t, tpsp_saved *s, const parameters *p, int layer, real *dx);
 
 // out (T·B, OC) = gathered x · wᵀ + bias; the own shard of x is in place at full + rank · Ts.
-void column_create(column_linear *c, cf_context *context, const cf_group *group, const char *name, int64_t capacity,
-                   overlap o);
+void column_create(column_linear *c, cf_context *context, const cf_group *group, const char *name,
+                   int64_t capacity, overlap o);
 void column_free(column_linear *c);
-void column_forward(column_linear *c, real *out, real *full, const real *w, const real *bias, int64_t Ts, int64_t B,
-                    int64_t IC, int64_t OC, int layer);
+void column_forward(column_linear *c, real *out, real *full, const real *w, const real *bias, int64_t Ts,
+                    int64_t B, int64_t IC, int64_t OC, int layer);
 // dw (OC, IC) += dyᵀ · x, and the gradient of the own shard of x is returned (valid until the next run).
 // full: the own shard of x in place, gathered here; or all of x where `gathered`. partial (T, B, IC): scratch.
 real *column_backward(column_linear *c, real *dw, const real *dy, real *full, bool gathered, real *partial,
