@@ -69,7 +69,8 @@ void cf_fuse_begin(cf_fuse *fuse, void *full, int64_t rows_per_rank, int64_t row
 // Take what steps can be taken without waiting; true when none is left.
 bool cf_fuse_advance(cf_fuse *fuse);
 // Take the remaining steps. Returns: reduce-scatter: the reduced own shard; all-to-all: slices by
-// source; all-gather: full. Valid until the next begin.
+// source (with compute after, the own ones stay in full in commfuse mode and on one rank); all-gather: full.
+// Valid until the next begin.
 void *cf_fuse_finish(cf_fuse *fuse);
 // begin and finish.
 void *cf_fuse_run(cf_fuse *fuse, void *full, int64_t rows_per_rank, int64_t row_elements, cf_compute *compute,

@@ -46,6 +46,7 @@ typedef struct cf_request {
     int layer, step;
     // Set by the transport
     int state;               // atomic: 0 idle, 1 posted, 2 active, 3 done
+    int received;            // atomic: the receiving half is done
     double begin_ms, end_ms; // in flight between these (cf_now_ms clock)
     struct cf_request *next; // the transport's queue
     void *native;            // the transport's own

@@ -51,8 +51,8 @@ static inline void cpu_relax(void) {
 
 typedef struct flight { // an active request's own MPI requests
     cf_request *request;
-    MPI_Request *part;
-    int parts;
+    MPI_Request *part; // those that receive come first
+    int parts, receiving;
 } flight;
 
 typedef struct mpi_state {
@@ -120,6 +120,7 @@ static void start_exchange(mpi_state *s, flight *f, cf_request *r) {
     MPI_Comm comm = *(MPI_Comm *)r->group->native;
     f->part = malloc((size_t)(sends + recvs + 1) * sizeof *f->part);
     if (!f->part) cf_die(NULL, "out of memory for %s", r->label);
+    f->receiving = recvs;
     for (int i = 0; i < recvs; i++) {
         int64_t at = i * CHUNK, length = recv - at < CHUNK ? recv - at : CHUNK;
         check(MPI_Irecv((char *)r->recv + at, (int)length, MPI_BYTE, r->recv_from, r->recv_tag, comm,
@@ -244,14 +245,23 @@ static bool start_pending(mpi_state *s) {
     return started;
 }
 
+// Parts are tested one by one, so that a time-out can tell which half is missing.
+static bool test_parts(flight *f) {
+    int done = 1, all = 1, received = 1;
+    for (int i = 0; i < f->parts; i++) {
+        check(MPI_Test(&f->part[i], &done, MPI_STATUS_IGNORE), "MPI_Test", f->request);
+        all &= done;
+        if (i < f->receiving) received &= done;
+    }
+    __atomic_store_n(&f->request->received, received, __ATOMIC_RELAXED);
+    return all;
+}
+
 static bool test_active(mpi_state *s) {
     bool finished = false;
     for (int i = 0; i < s->actives;) {
         flight *f = &s->active[i];
-        int all = 1;
-        if (f->parts)
-            check(MPI_Testall(f->parts, f->part, &all, MPI_STATUSES_IGNORE), "MPI_Testall", f->request);
-        if (!all) {
+        if (!test_parts(f)) {
             i++;
             continue;
         }
@@ -311,6 +321,7 @@ static void post(cf_transport *t, cf_request *r, cf_stream *stream) {
     mpi_state *s = (mpi_state *)t->state;
     cf_stream_sync(stream); // the data to send is complete
     r->next = NULL;
+    r->received = 0;
     __atomic_store_n(&r->state, POSTED, __ATOMIC_RELEASE);
     pthread_mutex_lock(&s->lock);
     if (s->last)
@@ -327,10 +338,19 @@ static bool test(cf_transport *t, cf_request *r) {
     return is_done(r);
 }
 
+// The peer whose half is missing, as a world rank; -1: any. A request that has not started waits for another.
+static int missing_peer(const cf_request *r) {
+    for (int i = 0; i < 2; i++)
+        if (!is_done(r->after[i])) return missing_peer(r->after[i]);
+    bool received = r->recv_from < 0 || __atomic_load_n(&r->received, __ATOMIC_RELAXED);
+    int rank = received ? r->send_to : r->recv_from;
+    return rank < 0 ? -1 : r->group->world[rank];
+}
+
 CF_NORETURN static void time_out(mpi_state *s, const cf_request *r) {
     char peer[64] = "the other ranks", layer[32] = "", step[32] = "";
-    int rank = r->recv_from >= 0 ? r->recv_from : r->send_to;
-    if (rank >= 0) snprintf(peer, sizeof peer, "rank %d", r->group->world[rank]);
+    int rank = missing_peer(r);
+    if (rank >= 0) snprintf(peer, sizeof peer, "rank %d", rank);
     if (r->layer >= 0) snprintf(layer, sizeof layer, ", layer %d", r->layer);
     if (r->step >= 0) snprintf(step, sizeof step, ", step %d", r->step);
     cf_die("that rank may be dead, frozen or slow; see its messages, or allow more time with --timeout",

@@ -217,6 +217,10 @@ class Options(BadInput):
             with self.subTest(value=text):
                 self.fails("--trace-steps", trace=self.fresh("trace.json"), trace_steps=text)
 
+    def test_trace_of_steps_that_never_come(self):
+        trace = self.fresh("trace.json")
+        self.fails("--trace-steps", "7:9", "--steps", trace=trace, trace_steps="7:9", steps=3)
+
     def test_what_this_build_cannot_do(self):
         self.fails("bf16", dtype="bf16")
         self.fails("nccl", transport="nccl", ranks=2, tp=2)
@@ -241,22 +245,12 @@ class Output(BadInput):
             os.mkdir(locked, 0o555)
             yield os.path.join(locked, "below"), "permission"
 
-    def test_log(self):
-        for path, why in self.unwritable():
-            with self.subTest(path=path):
-                self.fails(path, why, log=path)
-
-    def test_out(self):
-        for path, _ in self.unwritable():
-            with self.subTest(path=path):
-                result = self.fails(path, out=path)
-                # Said before any work is done, not after the last step.
-                self.assertNotRegex(result.out, r"(?m)^step\s+\d", str(result))
-
-    def test_trace(self):
-        for path, why in self.unwritable():
-            with self.subTest(path=path):
-                self.fails(path, trace=path)
+    def test_said_before_any_work_is_done(self):
+        for option in ("log", "out", "trace"):
+            for path, why in self.unwritable():
+                with self.subTest(option=option, path=path):
+                    result = self.fails(path, why, **{option: path})
+                    self.assertNotRegex(result.out, r"(?m)^step\s+\d", str(result))
 
     def test_out_is_a_file(self):
         self.fails(self.tokens, out=self.tokens)
