@@ -2,15 +2,16 @@
 
     python3 scripts/compare_runs.py NAME=LOG.jsonl NAME=LOG.jsonl …
 
-Medians over the steps after the first fifth, in which caches and buffers warm up. The exit status is 1 if the
-losses of any step differ by more than 1e-5 of their size from those of the first run.
+Medians and quartiles are over the steps after the first fifth, in which caches and buffers warm up. Where the
+quartiles lie far apart, other work disturbed the run. The exit status is 1 if the losses of any step differ by
+more than 1e-5 of their size from those of the first run.
 """
 import json
 import statistics
 import sys
 
 TOLERANCE = 1e-5
-MEDIANS = ("step_ms", "median step, ms"), ("comm_ms", "communication, ms"), ("exposed_comm_ms", "exposed, ms")
+TIMES = ("step_ms", "step, ms"), ("comm_ms", "communication, ms"), ("exposed_comm_ms", "exposed, ms")
 
 
 def read(path):
@@ -19,8 +20,9 @@ def read(path):
     return [line for line in lines if line["event"] == "step"]
 
 
-def median(steps, key):
-    return statistics.median(step[key] for step in steps[len(steps) // 5:])
+def quartiles(steps, key):
+    values = [step[key] for step in steps[len(steps) // 5:]]
+    return statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
 
 
 def difference(steps, reference):
@@ -41,14 +43,16 @@ def main():
     differences = [difference(steps, reference) for steps in runs.values()]
 
     def row(title, values):
-        print(f"{title:<24}" + "".join(f"{value:>14}" for value in values))
+        print(f"{title:<28}" + "".join(f"{value:>16}" for value in values))
 
     row("overlap", runs)
     row("loss, first step", [f"{steps[0]['loss']:.6f}" for steps in runs.values()])
     row("loss, last step", [f"{steps[-1]['loss']:.6f}" for steps in runs.values()])
     row("largest difference", [f"{d:.1e}" for d in differences])
-    for key, title in MEDIANS:
-        row(title, [f"{median(steps, key):.2f}" for steps in runs.values()])
+    for key, title in TIMES:
+        spread = [quartiles(steps, key) for steps in runs.values()]
+        row(f"{title}, median", [f"{middle:.1f}" for _, middle, _ in spread])
+        row("    quartiles", [f"{low:.1f} – {high:.1f}" for low, _, high in spread])
     if max(differences) > TOLERANCE:
         sys.exit(f"error: losses differ by {max(differences):.1e} of their size, more than {TOLERANCE:g}")
 
