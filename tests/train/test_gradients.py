@@ -20,7 +20,7 @@ from reference import Shape
 
 TOLERANCE = 1e-4  # relative, fp32 against float64
 
-# tp, dp, overlap, route, slices
+# overlap, route, slices; tp, dp
 MODES = [("none", "ring", 1), ("slice", "ring", 3), ("commfuse", "ring", 1), ("commfuse", "direct", 1)]
 MESHES = [(1, 1), (2, 1), (1, 2), (2, 2), (3, 1), (4, 1)]
 
@@ -95,8 +95,9 @@ def compare(name, found, expected):
         largest = np.abs(a - b).max() / np.abs(b).max()
         if not (norm < TOLERANCE and largest < TOLERANCE):
             at = np.unravel_index(np.abs(a - b).argmax(), a.shape)
-            lines.append(f"{name}{f' of layer {l}' if layered else ''}: relative error {norm:.2e} (norm), {largest:.2e} "
-                         f"(largest, at {tuple(int(i) for i in at)}: {a[at]:.6e}, expected {b[at]:.6e})")
+            place = f"{name} of layer {l}" if layered else name
+            lines.append(f"{place}: relative error {norm:.2e} (norm), {largest:.2e} (largest, "
+                         f"at {tuple(int(i) for i in at)}: {a[at]:.6e}, expected {b[at]:.6e})")
     return lines
 
 

@@ -73,7 +73,7 @@ class Death(harness.Case):
                     found[int(name.split(".")[1])] = int(written)
             return found
         others = set(range(ranks)) - {victim}
-        harness.wait_until(lambda: others <= set(statuses()), GRACE, f"the shells' notes: {statuses()}{started.result()}")
+        harness.wait_until(lambda: others <= set(statuses()), GRACE, f"the shells' notes{started.result()}")
         for rank in others:
             self.assertNotEqual(statuses()[rank], 0, f"rank {rank} ended as if all were well{started.result()}")
 

@@ -22,7 +22,7 @@ STEP_FIELDS = ["step", "loss", "grad_norm", "lr", "step_ms", "tokens_per_s", "mf
 
 class Log(harness.Case):
     def test_lines_and_fields(self):
-        log, result = self.train(2, tp=2, steps=6, val=self.tokens, val_every=2, val_batches=1, sample_every=3, seed=5)
+        log, _ = self.train(2, tp=2, steps=6, val=self.tokens, val_every=2, val_batches=1, sample_every=3, seed=5)
         kinds = [entry["event"] for entry in log]
         self.assertEqual((kinds[0], kinds[-1]), ("config", "end"), kinds)
         self.assertEqual((kinds.count("config"), kinds.count("end")), (1, 1))
@@ -35,10 +35,10 @@ class Log(harness.Case):
             self.assertLessEqual(set(STEP_FIELDS), set(step), step)
             for name in STEP_FIELDS:
                 self.assertIsInstance(step[name], (int, float), (name, step))
-            self.assertTrue(0 < step["exposed_comm_ms"] + 1e-9 and step["exposed_comm_ms"] <= step["step_ms"], step)
+            self.assertTrue(0 <= step["exposed_comm_ms"] <= step["step_ms"], step)
             self.assertTrue(0 < step["comm_ms"] <= step["step_ms"] * 1.01, step)
-            tokens = self.samples * self.T
-            self.assertAlmostEqual(step["tokens_per_s"], tokens / step["step_ms"] * 1e3, delta=0.01 * step["tokens_per_s"])
+            rate = self.samples * self.T / step["step_ms"] * 1e3
+            self.assertAlmostEqual(step["tokens_per_s"], rate, delta=0.01 * rate)
         validations, samples = harness.events(log, "val"), harness.events(log, "sample")
         self.assertGreaterEqual(len(validations), 3)
         self.assertTrue(all(0 < v["loss"] < 10 and isinstance(v["step"], int) for v in validations), validations)
