@@ -374,7 +374,7 @@ def show(outcome):
         failed = [name for name, result in outcome.cases.items() if result == FAILED]
         print("      failed: " + ", ".join(failed))
         for text in outcome.output.rstrip().splitlines():
-            print("      | " + text)
+            print("      | " + "".join(c if c.isprintable() or c == "\t" else repr(c)[1:-1] for c in text))
         sys.stdout.flush()
 
 
