@@ -10,6 +10,7 @@
 // Order of things in a step: micro-batches forward and backward (the last one sends gradients behind its
 // backward), optimizer (norm, non-finite check, clip, update, weights on their way), log. Every rank takes
 // the same path, so operations are begun in the same order everywhere; only rank 0 prints.
+#include <errno.h>
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
@@ -198,15 +199,21 @@ static void open_data(trainer *t) {
                         o->val, (long long)tokens_samples(t->val), (long long)o->seq, (long long)o->batch);
 }
 
+// Said before any work is done, not after it.
 static void check_output(const trainer *t) {
-    const char *out = t->o.out;
-    if (!*out || !root(t)) return;
-    if (mkdir(out, 0777) == 0) return;
+    const char *out = t->o.out, *trace = t->o.trace;
+    if (!root(t)) return;
     struct stat s;
-    if (stat(out, &s) != 0 || !S_ISDIR(s.st_mode) || access(out, W_OK) != 0)
-        cf_die("choose another --out DIR that can be written", "--out %s cannot be used as a directory: %s",
-               out,
-               stat(out, &s) == 0 && !S_ISDIR(s.st_mode) ? "it is a file" : "it cannot be made or written");
+    if (*out && mkdir(out, 0777) != 0) {
+        bool directory = stat(out, &s) == 0 && S_ISDIR(s.st_mode);
+        if (!directory || access(out, W_OK) != 0)
+            cf_die("choose another --out DIR that can be written",
+                   "--out %s cannot be used as a directory: %s", out, strerror(errno));
+    }
+    if (!*trace) return;
+    FILE *file = fopen(trace, "w");
+    if (!file) cf_die("choose another --trace FILE", "cannot write trace %s: %s", trace, strerror(errno));
+    fclose(file);
 }
 
 static void parse_trace_steps(trainer *t) {
@@ -216,6 +223,11 @@ static void parse_trace_steps(trainer *t) {
         t->trace_from < 0 || t->trace_to <= t->trace_from)
         cf_die_together("give two steps A:B, A < B, as in --trace-steps 3:5",
                         "--trace-steps %s is not a range of steps", text);
+    if (*t->o.trace && t->trace_from >= t->o.steps)
+        cf_die_together(
+            "choose steps that the run takes with --trace-steps A:B, counted from 0, or raise --steps",
+            "--trace-steps %s: the run ends after %lld steps and would leave --trace %s empty", text,
+            (long long)t->o.steps, t->o.trace);
 }
 
 // --- banner and dry run ---
@@ -591,7 +603,7 @@ int main(int argc, char **argv) {
     static trainer t;
     options_parse(&t.o, argc, argv);
     if (t.o.help) {
-        options_help(stdout);
+        if (cf_die_rank() == 0) options_help(stdout);
         return 0;
     }
     refuse_what_is_not_built(&t.o);
@@ -604,12 +616,12 @@ int main(int argc, char **argv) {
     parse_trace_steps(&t);
     t.words = *t.o.train ? vocabulary_beside(t.o.train) : NULL;
     make_model(&t);
+    open_data(&t);
     if (t.o.dry_run) {
         dry_run(&t);
         close_trainer(&t);
         return 0;
     }
-    open_data(&t);
     check_output(&t);
     if (root(&t)) t.log = log_open(t.o.log);
     measure_peak(&t);

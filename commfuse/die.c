@@ -113,7 +113,9 @@ void cf_die_together(const char *hint, const char *format, ...) {
         print(hint, format, arguments);
         va_end(arguments);
     } else {
-        sleep(FAREWELL_S); // let rank 0 speak before a launcher that sees this exit silences everyone
+        // Rank 0 speaks for all, and the launcher may end this rank meanwhile: nothing to add.
+        signal(SIGTERM, SIG_IGN);
+        sleep(FAREWELL_S);
     }
     leave();
 }

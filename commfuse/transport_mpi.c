@@ -8,7 +8,9 @@
 //
 // Who may use a core:
 //   nothing in flight            the progress thread sleeps on a condition variable
-//   cores to spare on this host  it polls, and a waiting compute thread polls its flag for a while too
+//   cores to spare on this host  it polls, lingers a moment before it sleeps (a woken thread may find itself
+//                                on the core of the one that computes), and a waiting compute thread polls
+//                                its flag for a while too
 //   ranks outnumber the cores    both sleep between looks, so that the compute threads get the cores
 // Launchers bind a rank to a single core when there are few ranks (Open MPI up to two), which would put the
 // compute threads and this one on the same core: such a binding is widened to all cores at start.
@@ -35,6 +37,7 @@ enum {
     GROUPS_MAX = 16,
     POLLS_BEFORE_REST = 32,
     REST_NS = 20000, // ranks outnumber cores: sleep between polls
+    LINGER_MS = 5,   // cores to spare: the progress thread looks this long for more before it sleeps
     SPIN_MS = 2,     // cores to spare: a waiting compute thread polls this long before it sleeps
     LOOK_MS = 100,   // how often a sleeping waiter looks at its deadline
     HWTHREADS_OF_ONE_CORE = 2
@@ -59,7 +62,8 @@ typedef struct mpi_state {
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t posted, done; // new work for the progress thread; news for waiting compute threads
-    cf_request *first, *last;    // posted, not yet seen by the progress thread
+    cf_request *first,
+        *last; // posted, not yet seen by the progress thread; `first` is looked at without the lock
     bool quit;
     atomic_int waiters;
     atomic_bool crowded; // ranks · (threads + 1) > cores
@@ -276,12 +280,25 @@ static bool test_active(mpi_state *s) {
     return finished;
 }
 
+static bool has_news(const mpi_state *s) {
+    return __atomic_load_n(&s->first, __ATOMIC_ACQUIRE) != NULL;
+}
+
+static void linger(mpi_state *s) {
+    double begin = cf_now_ms();
+    while (!has_news(s) && !atomic_load(&s->crowded) && cf_now_ms() - begin < LINGER_MS) cpu_relax();
+}
+
 // Move posted requests to the pending list; sleep while there is nothing at all to do. False: go home.
 static bool take_posted(mpi_state *s) {
+    bool busy = s->pending || s->actives > 0;
+    if (busy && !has_news(s)) return true;
+    if (!busy) linger(s);
     pthread_mutex_lock(&s->lock);
     while (!s->first && !s->pending && s->actives == 0 && !s->quit) pthread_cond_wait(&s->posted, &s->lock);
     cf_request *first = s->first, *last = s->last;
-    s->first = s->last = NULL;
+    __atomic_store_n(&s->first, NULL, __ATOMIC_RELEASE);
+    s->last = NULL;
     bool quit = s->quit;
     pthread_mutex_unlock(&s->lock);
     if (first) {
@@ -327,7 +344,7 @@ static void post(cf_transport *t, cf_request *r, cf_stream *stream) {
     if (s->last)
         s->last->next = r;
     else
-        s->first = r;
+        __atomic_store_n(&s->first, r, __ATOMIC_RELEASE);
     s->last = r;
     pthread_cond_signal(&s->posted);
     pthread_mutex_unlock(&s->lock);
@@ -475,7 +492,7 @@ cf_transport *cf_transport_mpi_create(int *argc, char ***argv) {
                         .close = close_transport};
     MPI_Comm_rank(MPI_COMM_WORLD, &t->rank);
     MPI_Comm_size(MPI_COMM_WORLD, &t->size);
-    cf_die_setup(t->rank, t->size, abort_all);
+    cf_die_setup(t->rank, t->size, t->size > 1 ? abort_all : NULL);
     widen_binding();
     look_around(t);
     pthread_mutex_init(&s->lock, NULL);

@@ -8,9 +8,9 @@
 extern "C" {
 #endif
 
-// Floating-point operations per second of this rank's device, and where the figure is from. CPU: the best
-// of several matrix products of a large shape on this rank's threads, timed now (takes about half a second; to see what
-// ranks on one host can reach together, all call it at the same time). 0: unknown.
+// Floating-point operations per second of this rank's device, and where the figure is from; 0: unknown.
+// CPU: the best of matrix products of several large shapes on this rank's threads, timed now, which takes about
+// a second. To see what the ranks of one host reach together, all call it at the same time.
 double peak_flops(const char **source, cf_stream *stream);
 
 #ifdef __cplusplus
