@@ -470,12 +470,19 @@ void cf_transport_mpi_configure(cf_transport *t, int threads, double timeout_s) 
     atomic_store(&s->crowded, t->local_size * (threads + 1) > t->local_cores);
 }
 
+// Open MPI's own waiting spins; where ranks outnumber the cores it has to yield. It must be told before it
+// starts, so all that is known are the ranks of this host, which its launcher tells.
+static void yield_if_crowded(void) {
+    const char *ranks = getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
+    if (ranks && 2 * atol(ranks) > sysconf(_SC_NPROCESSORS_ONLN))
+        setenv("OMPI_MCA_mpi_yield_when_idle", "1", 0);
+}
+
 cf_transport *cf_transport_mpi_create(int *argc, char ***argv) {
     cf_transport *t = calloc(1, sizeof *t);
     mpi_state *s = calloc(1, sizeof *s);
     if (!t || !s) cf_die(NULL, "out of memory for the MPI transport");
-    // Blocking collectives of Open MPI spin; where ranks outnumber cores they must yield to those that compute.
-    setenv("OMPI_MCA_mpi_yield_when_idle", "1", 0);
+    yield_if_crowded();
     int provided = 0;
     if (MPI_Init_thread(argc, argv, MPI_THREAD_SERIALIZED, &provided) != MPI_SUCCESS ||
         provided < MPI_THREAD_SERIALIZED)
