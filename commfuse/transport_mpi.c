@@ -13,7 +13,7 @@
 //                                its flag for a while too
 //   ranks outnumber the cores    both sleep between looks, so that the compute threads get the cores
 // Launchers bind a rank to a single core when there are few ranks (Open MPI up to two), which would put the
-// compute threads and this one on the same core: such a binding is widened to all cores at start.
+// compute threads and this one on the same core: such a binding is widened at start.
 //
 // Life of the state: made before MPI_Init returns to the caller, freed in close(), which first sends the
 // progress thread home. Messages of more than CHUNK bytes travel as several, since MPI counts are ints.
@@ -428,11 +428,12 @@ static void abort_all(int status) {
     MPI_Abort(MPI_COMM_WORLD, status);
 }
 
+// From one core to all that the launcher itself may use (which `taskset … mpirun` and the like still limit).
 static void widen_binding(void) {
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) != 0 || CPU_COUNT(&set) > HWTHREADS_OF_ONE_CORE) return;
-    memset(&set, 0xff, sizeof set); // the kernel takes those that exist and that we are allowed to use
-    sched_setaffinity(0, sizeof set, &set);
+    cpu_set_t mine, launcher;
+    if (sched_getaffinity(0, sizeof mine, &mine) != 0 || CPU_COUNT(&mine) > HWTHREADS_OF_ONE_CORE) return;
+    if (sched_getaffinity(getppid(), sizeof launcher, &launcher) != 0) return;
+    if (CPU_COUNT(&launcher) > CPU_COUNT(&mine)) sched_setaffinity(0, sizeof launcher, &launcher);
 }
 
 // How many ranks share this host, and over how many cores all of them together may run.
