@@ -36,8 +36,16 @@
 #define VERSION "unknown"
 #endif
 
-enum { VOCABULARY_PADDING = 128, SAMPLE_TOKENS = 256, PATH_LENGTH = 4096 };
+enum { VOCABULARY_PADDING = 128, SAMPLE_TOKENS = 256, PATH_LENGTH = 4096, RANKS_MAX = 1 << 20 };
+enum { SAVE_PATIENCE = 10 };      // times --timeout: how long ranks wait for the one that writes a file
 enum { SAMPLE_STREAM = 1 << 20 }; // of the random numbers, apart from those of the tensors
+
+// Tensors have one order in memory and in files: a division by zero here says that it was broken.
+enum {
+    SAME_ORDER =
+        1 / (WTE == (int)MODEL_WTE && QKVW == (int)MODEL_QKVW && ATTPROJB == (int)MODEL_ATTPROJB &&
+             FCPROJW == (int)MODEL_FCPROJW && LNFB == (int)MODEL_LNFB && TENSORS == (int)MODEL_TENSORS)
+};
 
 typedef struct trainer {
     options o;
@@ -90,6 +98,9 @@ static void make_mesh(trainer *t) {
     int world = t->transport->size, rank = t->transport->rank;
     if (o->tp == 0) o->tp = o->dp > 0 && world % o->dp == 0 ? world / o->dp : 1;
     if (o->dp == 0) o->dp = world % o->tp == 0 ? world / o->tp : 1;
+    if (o->tp * o->dp > RANKS_MAX)
+        cf_die_together("lower --tp or --dp", "--tp %lld x --dp %lld is more than %d ranks", (long long)o->tp,
+                        (long long)o->dp, RANKS_MAX);
     if (o->dry_run && world == 1) world = (int)(o->tp * o->dp); // rank 0 of the mesh asked for
     cf_mesh_init(&t->mesh, world, rank, (int)o->tp, (int)o->dp);
     t->ranks = world;
@@ -101,8 +112,10 @@ static void make_mesh(trainer *t) {
 
 static void make_context(trainer *t) {
     options *o = &t->o;
-    int share = t->transport->local_cores / t->transport->local_size;
-    if (o->threads == 0) o->threads = share > 1 ? share : 1;
+    // From three cores per rank on, one is worth giving to the thread that moves the bytes.
+    int share = t->transport->local_cores / t->transport->local_size,
+        spare = t->ranks > 1 && share >= 3 ? 1 : 0;
+    if (o->threads == 0) o->threads = share > 1 ? share - spare : 1;
     cf_device_threads((int)o->threads);
     cf_transport_mpi_configure(t->transport, (int)o->threads, o->timeout);
     t->context.transport = t->transport;
@@ -175,6 +188,9 @@ static void read_weights(void *file, int tensor, int64_t layer, int64_t first, i
 
 static void make_model(trainer *t) {
     gpt_shape shape = *t->o.init_from ? shape_of_file(t) : shape_of_options(t);
+    options *o = &t->o; // from here on the options say what is run, wherever it came from
+    o->layers = shape.L, o->channels = shape.C, o->heads = shape.H, o->vocab = shape.V;
+    o->slices = overlap_of(o).slices;
     if (t->o.dry_run) cf_device_plan_only(true);
     gpt_create(&t->model, &t->context, &t->mesh, shape, t->o.seq, t->o.micro_batch, overlap_of(&t->o));
     optimizer_create(&t->optimizer, &t->context, &t->mesh, &t->model.params, overlap_of(&t->o));
@@ -216,18 +232,14 @@ static void check_output(const trainer *t) {
     fclose(file);
 }
 
-static void parse_trace_steps(trainer *t) {
-    int used = 0;
-    const char *text = t->o.trace_steps;
-    if (sscanf(text, "%d:%d%n", &t->trace_from, &t->trace_to, &used) != 2 || text[used] ||
-        t->trace_from < 0 || t->trace_to <= t->trace_from)
-        cf_die_together("give two steps A:B, A < B, as in --trace-steps 3:5",
-                        "--trace-steps %s is not a range of steps", text);
+// The parser has seen to the form A:B, A < B.
+static void set_trace_steps(trainer *t) {
+    sscanf(t->o.trace_steps, "%d:%d", &t->trace_from, &t->trace_to);
     if (*t->o.trace && t->trace_from >= t->o.steps)
         cf_die_together(
             "choose steps that the run takes with --trace-steps A:B, counted from 0, or raise --steps",
-            "--trace-steps %s: the run ends after %lld steps and would leave --trace %s empty", text,
-            (long long)t->o.steps, t->o.trace);
+            "--trace-steps %s: the run ends after %lld steps and would leave --trace %s empty",
+            t->o.trace_steps, (long long)t->o.steps, t->o.trace);
 }
 
 // --- banner and dry run ---
@@ -413,8 +425,8 @@ static int32_t draw(const float *logits, int64_t V, double u) {
     return (int32_t)(V - 1);
 }
 
-// The first replica writes a text token by token; when the window of seq tokens is full, its older half is
-// dropped. The ranks of the replica draw with the same random numbers.
+// A text, token by token; when the window of seq tokens is full, its older half is dropped. Every rank draws with
+// the same random numbers, and every replica writes the same text: the others would only wait for the first.
 static void generate(trainer *t, int64_t step, char *text) {
     int64_t T = t->o.seq, V = t->model.params.shape.V, tp = t->mesh.tp, length = 1;
     float *logits = (float *)malloc((size_t)V * sizeof *logits);
@@ -428,7 +440,9 @@ static void generate(trainer *t, int64_t step, char *text) {
         gpt_next_logits(&t->model, length - 1, 0, logits);
         int32_t token =
             draw(logits, V, random_uniform((uint64_t)t->o.seed, SAMPLE_STREAM + (uint64_t)step, (uint64_t)i));
-        text += vocabulary_bytes(t->words, token, text);
+        int bytes = vocabulary_bytes(t->words, token, text);
+        for (int j = 0; j < bytes; j++, text++)
+            if (*text == 0) *text = ' '; // a text ends at a byte 0
         if (length == T) {
             length = T / 2;
             memmove(t->inputs, t->inputs + T - length, (size_t)length * sizeof *t->inputs);
@@ -442,8 +456,7 @@ static void generate(trainer *t, int64_t step, char *text) {
 static void sample(trainer *t, int64_t step) {
     static char text[SAMPLE_TOKENS * 256];
     if (t->o.seq < 2) return;
-    optimizer_settle(&t->optimizer); // on every rank, before the first replica goes on alone
-    if (t->mesh.dp_group.rank == 0) generate(t, step, text);
+    generate(t, step, text);
     if (!root(t)) return;
     progress_break();
     printf("step %5lld  sample\n%s\n---\n", (long long)step, text);
@@ -458,21 +471,25 @@ static void append_values(void *writer, const float *values, int64_t count) {
     model_writer_append((model_writer *)writer, values, count);
 }
 
+static model_writer *open_writer(const trainer *t, char *path, size_t size) {
+    const gpt_shape *s = &t->model.params.shape;
+    model_shape f = {s->maxT, s->V, s->L, s->H, s->C, s->Vp};
+    if (snprintf(path, size, "%s/model.bin", t->o.out) >= (int)size)
+        cf_die("choose a shorter --out DIR", "--out is too long");
+    return model_writer_open(path, &f, 3);
+}
+
+// The first replica collects, its first rank writes, the others wait, longer than for anything else.
 static void save(trainer *t, int64_t step) {
-    optimizer_settle(&t->optimizer);
-    if (t->mesh.dp_group.rank != 0) return;
     char path[PATH_LENGTH];
-    model_writer *writer = NULL;
-    if (root(t)) {
-        const gpt_shape *s = &t->model.params.shape;
-        model_shape f = {s->maxT, s->V, s->L, s->H, s->C, s->Vp};
-        if (snprintf(path, sizeof path, "%s/model.bin", t->o.out) >= (int)sizeof path)
-            cf_die("choose a shorter --out DIR", "--out is too long");
-        writer = model_writer_open(path, &f, 3);
-    }
-    gpt_collect(&t->model, t->model.params.weight, append_values, writer);
+    optimizer_settle(&t->optimizer);
+    cf_transport_mpi_configure(t->transport, (int)t->o.threads, SAVE_PATIENCE * t->o.timeout);
+    model_writer *writer = root(t) ? open_writer(t, path, sizeof path) : NULL;
+    if (t->mesh.dp_group.rank == 0) gpt_collect(&t->model, t->model.params.weight, append_values, writer);
+    if (writer) model_writer_commit(writer);
+    cf_barrier(&t->context, &t->mesh.world_group);
+    cf_transport_mpi_configure(t->transport, (int)t->o.threads, t->o.timeout);
     if (!writer) return;
-    model_writer_commit(writer);
     progress_break();
     printf("step %5lld  saved %s\n", (long long)step, path);
     fflush(stdout);
@@ -537,8 +554,7 @@ static void measure_peak(trainer *t) {
     }
     cf_barrier(&t->context, &t->mesh.world_group);
     double mine = peak_flops(&t->peak_source, t->context.stream);
-    // Ranks on slower hosts count with their own speed: the peak of the mesh is the sum.
-    t->peak = optimizer_sum_replicas(&t->optimizer, mine) * t->mesh.tp;
+    t->peak = optimizer_sum(&t->optimizer, mine); // ranks on slower hosts count with their own speed
 }
 
 static bool due(int64_t every, int64_t step) {
@@ -559,6 +575,7 @@ static void train(trainer *t) {
         t->context.step = (int)step;
         watch(t, step, false);
         if (*o->trace && step == t->trace_from) start_trace(t);
+        cf_barrier(&t->context, &t->mesh.world_group); // what came before the step is not the step's time
         double lr = learning_rate(o, step), step_begin = cf_now_ms();
         cf_trace_step(t->context.trace, (int)step);
         step_result r = train_step(t, step, lr);
@@ -613,7 +630,7 @@ int main(int argc, char **argv) {
     make_mesh(&t);
     make_context(&t);
     make_batch(&t);
-    parse_trace_steps(&t);
+    set_trace_steps(&t);
     t.words = *t.o.train ? vocabulary_beside(t.o.train) : NULL;
     make_model(&t);
     open_data(&t);

@@ -1,6 +1,6 @@
 // See die.h. The order of things when a rank gives up:
 //   1. print and flush, so the message is out before anything can go wrong;
-//   2. arm an alarm that ends the process in ten seconds whatever happens next;
+//   2. arm an alarm that ends the process in a few seconds whatever happens next;
 //   3. let the transport end the other ranks (its abort may hang: that is what 2 is for);
 //   4. _exit without running exit handlers, which may wait for threads stuck in a library.
 // Several threads may die at once (compute and progress): the first one does the above, the others stop.
@@ -13,7 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { STATUS = 1, LAST_RESORT_S = 10, FAREWELL_S = 2 };
+enum { STATUS = 1, LAST_RESORT_S = 4, FAREWELL_S = 3 };
 
 static struct {
     int rank, size;
@@ -107,15 +107,15 @@ void cf_die(const char *hint, const char *format, ...) {
 void cf_die_together(const char *hint, const char *format, ...) {
     pthread_mutex_lock(&self.dying);
     find_self();
-    if (self.rank == 0) {
-        va_list arguments;
-        va_start(arguments, format);
-        print(hint, format, arguments);
-        va_end(arguments);
-    } else {
-        // Rank 0 speaks for all, and the launcher may end this rank meanwhile: nothing to add.
-        signal(SIGTERM, SIG_IGN);
+    if (self.rank != 0) {
+        // Rank 0 speaks for all, and its abort ends this rank meanwhile. Still here: rank 0 did not see the
+        // error (a file that only this host lacks, say), so this rank speaks itself.
+        signal(SIGTERM, SIG_DFL);
         sleep(FAREWELL_S);
     }
+    va_list arguments;
+    va_start(arguments, format);
+    print(hint, format, arguments);
+    va_end(arguments);
     leave();
 }

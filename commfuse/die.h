@@ -4,7 +4,7 @@
 //     error: rank 3 of 8 (host): WHAT AND WHY
 //     hint:  WHAT TO DO NEXT
 // Standard output and error are flushed, the abort hook (the transport's) ends the other ranks, and
-// whatever that library does, the process is gone with status 1 after ten seconds.
+// whatever that library does, the process is gone with status 1 after four seconds.
 #ifndef CF_DIE_H
 #define CF_DIE_H
 
@@ -28,8 +28,8 @@ int cf_die_rank(void);
 // This rank alone has found an error: print it, end all ranks. hint may be NULL.
 CF_NORETURN void cf_die(const char *hint, const char *format, ...) CF_PRINTF(2, 3);
 
-// Every rank finds the same error at the same place (options, shapes, files): rank 0 prints it once,
-// the others leave silently with the same status.
+// Every rank finds the same error at the same place (options, shapes, files): rank 0 prints it once for
+// all. A rank that is still there seconds later was alone with it and prints it too.
 CF_NORETURN void cf_die_together(const char *hint, const char *format, ...) CF_PRINTF(2, 3);
 
 // When a launcher ends this rank because another one is gone, say so before leaving (SIGTERM).

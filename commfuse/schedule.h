@@ -4,7 +4,7 @@
 // s = owner · m + k, 0 <= s < N · m. A schedule is ONE rank's list of steps. Steps are taken in list
 // order: COMPUTE, ADD and COPY run one after another on the compute stream; EXCHANGE and COLLECTIVE are posted
 // when the list reaches them and run behind whatever follows. Each step names the earlier steps it must
-// wait for. (PAPER: Algorithm 1 is all-gather by ring, 2 reduce-scatter by ring, 3 their use in linear
+// wait for. (arXiv 2604.24013: Algorithm 1 is all-gather by ring, 2 reduce-scatter by ring, 3 their use in linear
 // layers, 4 Query-Split attention, 5 all-to-all.)
 //
 // Buffers a step refers to:

@@ -7,6 +7,7 @@
 #include "trace.h"
 #include "die.h"
 #include <errno.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -132,7 +133,7 @@ static void write_row_name(FILE *file, int rank, int row, const char *name) {
     fprintf(file, "\"}},\n");
 }
 
-// First free comm row: events come in order of completion, rows remember until when they are taken.
+// First free comm row: events come in order of beginning, rows remember until when they are taken.
 static int comm_row(double *taken, const cf_trace_event *event) {
     for (int i = 0; i < COMM_ROWS_MAX - 1; i++)
         if (taken[i] <= event->begin_ms) return i;
@@ -160,7 +161,8 @@ static void write_event(FILE *file, int rank, int row, const cf_trace_event *e) 
 }
 
 static void write_rank(FILE *file, int rank, const cf_trace_event *events, int64_t count) {
-    double taken[COMM_ROWS_MAX] = {0};
+    double taken[COMM_ROWS_MAX];
+    for (int i = 0; i < COMM_ROWS_MAX; i++) taken[i] = -INFINITY; // a transfer may have begun before zero
     const cf_trace_event **sorted = malloc((size_t)(count + 1) * sizeof *sorted);
     if (!sorted) cf_die(NULL, "out of memory for writing a trace");
     for (int64_t i = 0; i < count; i++) sorted[i] = &events[i];

@@ -28,6 +28,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -35,11 +36,12 @@ enum { IDLE, POSTED, ACTIVE, DONE };
 enum {
     ACTIVE_MAX = 4096, // requests in flight
     GROUPS_MAX = 16,
-    POLLS_BEFORE_REST = 32,
-    REST_NS = 20000, // ranks outnumber cores: sleep between polls
-    LINGER_MS = 5,   // cores to spare: the progress thread looks this long for more before it sleeps
-    SPIN_MS = 2,     // cores to spare: a waiting compute thread polls this long before it sleeps
-    LOOK_MS = 100,   // how often a sleeping waiter looks at its deadline
+    POLLS_BEFORE_REST = 8,
+    REST_NS = 20000,   // ranks outnumber cores: sleep between polls
+    SLICE_NS = 100000, // the shortest time slice that Linux grants
+    LINGER_MS = 5,     // cores to spare: the progress thread looks this long for more before it sleeps
+    SPIN_MS = 2,       // cores to spare: a waiting compute thread polls this long before it sleeps
+    LOOK_MS = 100,     // how often a sleeping waiter looks at its deadline
     HWTHREADS_OF_ONE_CORE = 2
 };
 static const int64_t CHUNK = 1 << 30;
@@ -54,8 +56,9 @@ static inline void cpu_relax(void) {
 
 typedef struct flight { // an active request's own MPI requests
     cf_request *request;
-    MPI_Request *part; // those that receive come first
-    int parts, receiving;
+    int parts, receiving; // those that receive come first
+    MPI_Request few[2];
+    MPI_Request *many; // instead, for messages beyond CHUNK
 } flight;
 
 typedef struct mpi_state {
@@ -69,6 +72,7 @@ typedef struct mpi_state {
     atomic_bool crowded; // ranks · (threads + 1) > cores
     atomic_llong bytes;
     double timeout_ms;
+    int tag_max;
     MPI_Comm comm[GROUPS_MAX]; // of the groups bound
     int comms;
     // Only the progress thread touches these
@@ -88,6 +92,13 @@ static void check(int code, const char *call, const cf_request *r) {
 }
 
 // --- start of a request ---
+
+static MPI_Request *parts_of(flight *f) {
+    return f->many ? f->many : f->few;
+}
+static MPI_Request *next_part(flight *f) {
+    return &parts_of(f)[f->parts++];
+}
 
 static MPI_Datatype mpi_type(const cf_request *r) {
     switch (r->dtype) {
@@ -119,22 +130,25 @@ static int chunks(int64_t bytes) {
 }
 
 static void start_exchange(mpi_state *s, flight *f, cf_request *r) {
+    if (r->send_tag > s->tag_max || r->recv_tag > s->tag_max)
+        cf_die("use fewer slices or ranks", "%s: message tag %d, this MPI library allows %d", r->label,
+               r->send_tag, s->tag_max);
     int64_t size = cf_dtype_size(r->dtype), send = r->send_count * size, recv = r->recv_count * size;
     int sends = r->send_to >= 0 ? chunks(send) : 0, recvs = r->recv_from >= 0 ? chunks(recv) : 0;
     MPI_Comm comm = *(MPI_Comm *)r->group->native;
-    f->part = malloc((size_t)(sends + recvs + 1) * sizeof *f->part);
-    if (!f->part) cf_die(NULL, "out of memory for %s", r->label);
+    if (sends + recvs > 2 && !(f->many = malloc((size_t)(sends + recvs) * sizeof *f->many)))
+        cf_die(NULL, "out of memory for %s", r->label);
     f->receiving = recvs;
     for (int i = 0; i < recvs; i++) {
         int64_t at = i * CHUNK, length = recv - at < CHUNK ? recv - at : CHUNK;
         check(MPI_Irecv((char *)r->recv + at, (int)length, MPI_BYTE, r->recv_from, r->recv_tag, comm,
-                        &f->part[f->parts++]),
+                        next_part(f)),
               "MPI_Irecv", r);
     }
     for (int i = 0; i < sends; i++) {
         int64_t at = i * CHUNK, length = send - at < CHUNK ? send - at : CHUNK;
         check(MPI_Isend((const char *)r->send + at, (int)length, MPI_BYTE, r->send_to, r->send_tag, comm,
-                        &f->part[f->parts++]),
+                        next_part(f)),
               "MPI_Isend", r);
     }
     if (sends) atomic_fetch_add(&s->bytes, send);
@@ -160,7 +174,7 @@ static void call_allgather(flight *f, cf_request *r, MPI_Comm comm, MPI_Datatype
     if (r->blocking)
         check(MPI_Allgather(send, count, type, r->recv, recv_count, into, comm), "MPI_Allgather", r);
     else
-        check(MPI_Iallgather(send, count, type, r->recv, recv_count, into, comm, &f->part[f->parts++]),
+        check(MPI_Iallgather(send, count, type, r->recv, recv_count, into, comm, next_part(f)),
               "MPI_Iallgather", r);
     if (!plain) MPI_Type_free(&into); // freed when the last use has ended
 }
@@ -170,7 +184,7 @@ static void call_reduce_scatter(flight *f, cf_request *r, MPI_Comm comm, MPI_Dat
         check(MPI_Reduce_scatter_block(r->send, r->recv, count, type, MPI_SUM, comm),
               "MPI_Reduce_scatter_block", r);
     else
-        check(MPI_Ireduce_scatter_block(r->send, r->recv, count, type, MPI_SUM, comm, &f->part[f->parts++]),
+        check(MPI_Ireduce_scatter_block(r->send, r->recv, count, type, MPI_SUM, comm, next_part(f)),
               "MPI_Ireduce_scatter_block", r);
 }
 
@@ -181,17 +195,14 @@ static void call_alltoall(flight *f, cf_request *r, MPI_Comm comm, MPI_Datatype 
     if (r->blocking)
         check(MPI_Alltoall(r->send, n, each, r->recv, n, each, comm), "MPI_Alltoall", r);
     else
-        check(MPI_Ialltoall(r->send, n, each, r->recv, n, each, comm, &f->part[f->parts++]), "MPI_Ialltoall",
-              r);
+        check(MPI_Ialltoall(r->send, n, each, r->recv, n, each, comm, next_part(f)), "MPI_Ialltoall", r);
     if (!plain) MPI_Type_free(&each);
 }
 
 static void start_collective(flight *f, cf_request *r) {
     MPI_Comm comm = *(MPI_Comm *)r->group->native;
-    f->part = malloc(sizeof *f->part);
-    if (!f->part) cf_die(NULL, "out of memory for %s", r->label);
     if (r->kind == CF_REQUEST_BARRIER) {
-        check(MPI_Ibarrier(comm, &f->part[f->parts++]), "MPI_Ibarrier", r);
+        check(MPI_Ibarrier(comm, next_part(f)), "MPI_Ibarrier", r);
         return;
     }
     MPI_Datatype type = mpi_type(r);
@@ -253,7 +264,7 @@ static bool start_pending(mpi_state *s) {
 static bool test_parts(flight *f) {
     int done = 1, all = 1, received = 1;
     for (int i = 0; i < f->parts; i++) {
-        check(MPI_Test(&f->part[i], &done, MPI_STATUS_IGNORE), "MPI_Test", f->request);
+        check(MPI_Test(&parts_of(f)[i], &done, MPI_STATUS_IGNORE), "MPI_Test", f->request);
         all &= done;
         if (i < f->receiving) received &= done;
     }
@@ -269,7 +280,7 @@ static bool test_active(mpi_state *s) {
             i++;
             continue;
         }
-        free(f->part);
+        free(f->many);
         cf_request *r = f->request;
         r->end_ms = cf_now_ms();
         s->active[i] = s->active[--s->actives];
@@ -319,9 +330,24 @@ static void rest(mpi_state *s, int idle) {
         nanosleep(&(struct timespec){0, REST_NS}, NULL);
 }
 
+// A rest of microseconds shall be one, and the thread shall get its core back at once although a compute thread
+// holds it: Linux (6.12 and later) lets a waking thread with a short time slice through. Where the kernel knows
+// neither, both calls do nothing.
+static void wake_promptly(void) {
+    struct { // struct sched_attr, which C libraries before 2.41 lack
+        uint32_t size, policy;
+        uint64_t flags;
+        int32_t nice;
+        uint32_t priority;
+        uint64_t slice_ns, deadline_ns, period_ns;
+    } attributes = {.size = sizeof attributes, .slice_ns = SLICE_NS};
+    prctl(PR_SET_TIMERSLACK, 1UL);
+    syscall(SYS_sched_setattr, 0, &attributes, 0);
+}
+
 static void *progress(void *argument) {
     mpi_state *s = (mpi_state *)argument;
-    prctl(PR_SET_TIMERSLACK, 1UL); // so that a rest of microseconds is one
+    wake_promptly();
     int idle = 0;
     while (take_posted(s)) {
         bool moved = start_pending(s);
@@ -501,6 +527,9 @@ cf_transport *cf_transport_mpi_create(int *argc, char ***argv) {
     MPI_Comm_rank(MPI_COMM_WORLD, &t->rank);
     MPI_Comm_size(MPI_COMM_WORLD, &t->size);
     cf_die_setup(t->rank, t->size, t->size > 1 ? abort_all : NULL);
+    int *tag_max = NULL, known = 0;
+    MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &tag_max, &known);
+    s->tag_max = known ? *tag_max : 32767; // what every MPI library allows
     widen_binding();
     look_around(t);
     pthread_mutex_init(&s->lock, NULL);

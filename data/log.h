@@ -1,4 +1,4 @@
-// The log: one JSON object a line (DESIGN 6), flushed line by line, each number with all its digits.
+// The log: one JSON object a line, flushed line by line, each number with all its digits.
 // Only rank 0 writes. A NULL log swallows everything, so callers need no if.
 //
 //     log_begin(log, "step"); log_int(log, "step", 7); log_real(log, "loss", 3.2); log_end(log);

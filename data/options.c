@@ -73,7 +73,7 @@ static const option_row table[] = {
         "sequences per replica per pass; the rest of a batch is accumulated"),
     INT(steps, "steps", "40", 0, 1e9, "optimizer steps"),
     REAL(lr, "lr", "3e-4", 0, 100, "highest learning rate"),
-    REAL(min_lr, "min-lr", "0", 0, 100, "learning rate at the last step"),
+    REAL(min_lr, "min-lr", "0", 0, 100, "learning rate that the schedule falls towards"),
     INT(warmup, "warmup", "0", 0, 1e9, "steps over which the learning rate rises linearly from 0"),
     CHOICE(schedule, "schedule", "cosine", "cosine|linear|constant|wsd",
            "learning rate after the warm-up; wsd: constant, then down over the last fifth"),

@@ -182,9 +182,14 @@ static int64_t key_blocks(int64_t keys, int64_t pairs) {
     return max(1, min(ceil_div(TASKS, pairs), keys / (2 * ROWS_MIN)));
 }
 
+// Fewer heads are cut into more blocks, so the largest demand may come from fewer sequences than B.
 int64_t attention_scratch(int64_t T, int64_t B, int64_t H, int64_t D) {
-    int64_t blocks = key_blocks(T, B * H);
-    return T * B * H + (blocks > 1 ? blocks * T * B * H * D : 0);
+    int64_t most = 0;
+    for (int64_t b = 1; b <= B; b++) {
+        int64_t blocks = key_blocks(T, b * H);
+        most = max(most, T * b * H + (blocks > 1 ? blocks * T * b * H * D : 0));
+    }
+    return most;
 }
 
 // A tile of keys and values with their gradients, packed.

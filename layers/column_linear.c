@@ -15,7 +15,7 @@ typedef struct job {
 } job;
 
 void column_create(column_linear *c, cf_context *context, const cf_group *group, const char *name,
-                   int64_t capacity, overlap o) {
+                   int64_t capacity, overlap o, bool gathers) {
     cf_fuse_plan plan = {.name = name,
                          .group = group,
                          .mode = o.mode,
@@ -25,7 +25,7 @@ void column_create(column_linear *c, cf_context *context, const cf_group *group,
                          .capacity = capacity};
     plan.operation = CF_ALLGATHER, plan.side = CF_COMPUTE_AFTER;
     c->forward = cf_fuse_create(context, plan);
-    c->gather = cf_fuse_create(context, plan);
+    c->gather = gathers ? cf_fuse_create(context, plan) : NULL;
     plan.operation = CF_REDUCE_SCATTER, plan.side = CF_COMPUTE_BEFORE;
     c->dgrad = cf_fuse_create(context, plan);
 }
@@ -69,13 +69,13 @@ void column_forward(column_linear *c, real *out, real *full, const real *w, cons
     cf_fuse_run(c->forward, full, Ts, B * IC, forward_slice, &j, layer);
 }
 
-real *column_backward(column_linear *c, real *dw, const real *dy, real *full, bool gathered, real *partial,
-                      const real *w, int64_t Ts, int64_t B, int64_t IC, int64_t OC, int layer) {
+real *column_backward(column_linear *c, real *dw, const real *dy, real *full, real *partial, const real *w,
+                      int64_t Ts, int64_t B, int64_t IC, int64_t OC, int layer) {
     job dgrad = {.in = dy, .w = w, .B = B, .IC = IC, .OC = OC};
     job wgrad = {.out = dw, .in = dy, .B = B, .IC = IC, .OC = OC};
-    if (!gathered) cf_fuse_begin(c->gather, full, Ts, B * IC, wgrad_slice, &wgrad, layer);
+    if (c->gather) cf_fuse_begin(c->gather, full, Ts, B * IC, wgrad_slice, &wgrad, layer);
     cf_fuse_begin(c->dgrad, partial, Ts, B * IC, dgrad_slice, &dgrad, layer);
-    if (!gathered)
+    if (c->gather)
         cf_fuse_finish(c->gather);
     else {
         const cf_fuse_plan *plan = cf_fuse_get_plan(c->dgrad);

@@ -2,8 +2,8 @@
 //
 //   forward    (lookup ▸ reduce-scatter) + positions → L blocks → layer norm → (all-gather ▸ head)
 //              → three numbers per token gathered over tp → loss
-//   backward   logits turn into their gradient → (dgrad ▸ reduce-scatter) with wgrad behind it, the head's
-//              input still being gathered → layer norm → L blocks → (all-gather ▸ scatter-add), positions
+//   backward   logits turn into their gradient → (dgrad ▸ reduce-scatter) with wgrad behind it, on the input
+//              that forward has gathered → layer norm → L blocks → (all-gather ▸ scatter-add), positions
 //
 // The model announces through its hooks when it needs a bucket of parameters and when a bucket's gradient is
 // complete; who moves buckets, and when, is the optimizer's affair.
@@ -68,7 +68,7 @@ static void plan_operations(gpt *g, overlap o) {
     g->gather_logits = cf_fuse_create(g->context, plan);
     plan.name = "save", plan.capacity = COLLECT;
     g->collect = cf_fuse_create(g->context, plan);
-    column_create(&g->head, g->context, tp, "head", shard, o);
+    column_create(&g->head, g->context, tp, "head", shard, o, false);
 }
 
 static void take_memory(gpt *g) {
@@ -206,7 +206,7 @@ static void head_backward(gpt *g, double scale) {
     crossentropy_backward(g->logits, g->total, g->targets, (real)scale, g->vocabulary_first,
                           g->vocabulary_valid, rows, g->vocabulary_rows, stream);
     const real *dnorm =
-        column_backward(&g->head, params_grad(p, WTE, 0), g->logits, g->block.wide, true, g->block.partial,
+        column_backward(&g->head, params_grad(p, WTE, 0), g->logits, g->block.wide, g->block.partial,
                         params_weight(p, WTE, 0), Ts, B, C, g->vocabulary_rows, -1);
     cf_zero(g->dx, Ts * B * C * (int64_t)sizeof(real), stream);
     layernorm_backward(g->dx, params_grad(p, LNFW, 0), params_grad(p, LNFB, 0), dnorm, g->x[p->shape.L],

@@ -53,6 +53,7 @@ void optimizer_create(zero_optimizer *o, cf_context *context, const cf_mesh *mes
     o->m = cf_alloc(owned * (int64_t)sizeof(real), "optimizer state");
     o->v = cf_alloc(owned * (int64_t)sizeof(real), "optimizer state");
     int world = mesh->world_group.size;
+    if (how.mode == CF_MODE_NOWIRE) how.mode = CF_MODE_COMMFUSE; // figures about a run are never left out
     o->report = cf_alloc(world * REPORT * (int64_t)sizeof(double), "optimizer state");
     o->exchange_report = cf_fuse_create(context, (cf_fuse_plan){.name = "report",
                                                                 .group = &mesh->world_group,
@@ -170,6 +171,14 @@ static double sum_replicas(const zero_optimizer *o, int j) {
     return sum;
 }
 
+double optimizer_sum(zero_optimizer *o, double value) {
+    own_report(o)[0] = value;
+    exchange_reports(o);
+    double sum = 0;
+    for (int rank = 0; rank < o->mesh->world_group.size; rank++) sum += o->report[rank * REPORT];
+    return sum;
+}
+
 double optimizer_sum_replicas(zero_optimizer *o, double value) {
     own_report(o)[0] = value;
     exchange_reports(o);
@@ -234,7 +243,10 @@ void optimizer_zero_grad(zero_optimizer *o) {
 step_result optimizer_step(zero_optimizer *o, adamw a, double clip, double loss_sum, int64_t tokens) {
     int n = o->params->buckets, world = o->mesh->world_group.size;
     double squares = 0;
-    for (int i = 0; i < n; i++) finish_reduce(o, backward_order(o, i));
+    for (int i = 0; i < n; i++) {
+        finish_reduce(o, backward_order(o, i));
+        advance(o);
+    }
     for (int i = 0; i < n; i++)
         squares += sum_of_squares(o->shard[i], o->params->bucket[i].shard, o->context->stream);
     own_report(o)[0] = loss_sum;

@@ -47,9 +47,11 @@ step_result optimizer_step(zero_optimizer *o, adamw a, double clip, double loss_
 // Wait until every weight is here: before saving, or at the end.
 void optimizer_settle(zero_optimizer *o);
 
-// values[i] becomes the maximum (or the sum of one rank per replica) over all ranks, i < count <= REPORT.
+// values[i] becomes the maximum over all ranks, i < count <= REPORT; the sum over all ranks; the sum over
+// replicas of a number that the ranks of one tp group share. Every rank gets the result.
 enum { REPORT = 4 };
 void optimizer_maximum(zero_optimizer *o, double *values, int count);
+double optimizer_sum(zero_optimizer *o, double value);
 double optimizer_sum_replicas(zero_optimizer *o, double value);
 
 void optimizer_operations(zero_optimizer *o,

@@ -55,8 +55,8 @@ void tpsp_create(tpsp *t, cf_context *context, const cf_group *group, gpt_shape 
                  overlap o) {
     int64_t N = group->size, C = shape.C, rows = T * B, shard = rows / N * C;
     *t = (tpsp){.context = context, .group = group, .T = T, .B = B};
-    column_create(&t->qkv, context, group, "att.qkv", shard, o);
-    column_create(&t->fc, context, group, "mlp.fc1", shard, o);
+    column_create(&t->qkv, context, group, "att.qkv", shard, o, true);
+    column_create(&t->fc, context, group, "mlp.fc1", shard, o, true);
     t->attproj_forward = plan_row(t, "att.proj", shard, o, true);
     t->attproj_backward = plan_row(t, "att.proj", shard, o, false);
     t->fcproj_forward = plan_row(t, "mlp.fc2", shard, o, true);
@@ -190,7 +190,7 @@ static void norm_column_backward(tpsp *t, column_linear *c, const parameters *p,
     const real *ln_w = params_weight(p, tensor[0], layer), *ln_b = params_weight(p, tensor[1], layer);
     layernorm_forward(own(t, t->wide, C), NULL, NULL, x, ln_w, ln_b, rows, C, stream);
     linear_bias_grad(params_grad(p, tensor[3], layer), dy, t->T * t->B, OC, stream);
-    const real *dnorm = column_backward(c, params_grad(p, tensor[2], layer), dy, t->wide, false, t->partial,
+    const real *dnorm = column_backward(c, params_grad(p, tensor[2], layer), dy, t->wide, t->partial,
                                         params_weight(p, tensor[2], layer), Ts, t->B, C, OC, layer);
     layernorm_backward(dx, params_grad(p, tensor[0], layer), params_grad(p, tensor[1], layer), dnorm, x, ln_w,
                        mean, rstd, t->norm_scratch, rows, C, stream);

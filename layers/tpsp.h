@@ -27,7 +27,8 @@ typedef struct overlap { // how every operation of the model communicates
 
 // A column-parallel linear layer: whole rows in, own columns out. Also the language-model head.
 typedef struct column_linear {
-    cf_fuse *forward, *dgrad, *gather;
+    cf_fuse *forward, *dgrad;
+    cf_fuse *gather; // of the saved input; NULL where the input is still there when backward comes (the head)
 } column_linear;
 
 // Shared by all layers: planned operations and scratch memory. One layer runs at a time.
@@ -70,14 +71,15 @@ void tpsp_backward(tpsp *t, tpsp_saved *s, const parameters *p, int layer, real 
 
 // out (T·B, OC) = gathered x · wᵀ + bias; the own shard of x is in place at full + rank · Ts.
 void column_create(column_linear *c, cf_context *context, const cf_group *group, const char *name,
-                   int64_t capacity, overlap o);
+                   int64_t capacity, overlap o, bool gathers);
 void column_free(column_linear *c);
 void column_forward(column_linear *c, real *out, real *full, const real *w, const real *bias, int64_t Ts,
                     int64_t B, int64_t IC, int64_t OC, int layer);
 // dw (OC, IC) += dyᵀ · x, and the gradient of the own shard of x is returned (valid until the next run).
-// full: the own shard of x in place, gathered here; or all of x where `gathered`. partial (T, B, IC): scratch.
-real *column_backward(column_linear *c, real *dw, const real *dy, real *full, bool gathered, real *partial,
-                      const real *w, int64_t Ts, int64_t B, int64_t IC, int64_t OC, int layer);
+// full: the own shard of x in place, the rest gathered here; all of x where c->gather is NULL.
+// partial (T, B, IC): scratch.
+real *column_backward(column_linear *c, real *dw, const real *dy, real *full, real *partial, const real *w,
+                      int64_t Ts, int64_t B, int64_t IC, int64_t OC, int layer);
 
 #ifdef __cplusplus
 }

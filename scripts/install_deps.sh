@@ -36,7 +36,7 @@ make|program make|the build
 openmpi-bin|open_mpi|mpirun: several ranks on one machine or many
 libopenmpi-dev|program mpicc|MPI: transfers between ranks
 libdnnl-dev|header dnnl.h|oneDNN: matrix multiplication on CPUs
-libcjson-dev|header cjson/cJSON.h|cJSON: the log, checkpoints, traces
+libcjson-dev|header cjson/cJSON.h|cJSON: the log
 libcmocka-dev|header cmocka.h|cmocka: the C tests
 python3|program python3|data preparation, the test runner
 python3-numpy|module numpy|data preparation, reference results in tests
