@@ -1,7 +1,7 @@
 """What the end-to-end tests share: starting the program, reading its log, finding its processes.
 
 Every test runs the real executable in processes of their own, as a user would: one process directly, more
-through mpirun. Nothing sleeps for a fixed time: wait_until() polls a condition against a deadline, and a
+through scripts/mpirun.sh. Nothing sleeps for a fixed time: wait_until() polls a condition against a deadline, and a
 program that does not come back is killed together with all its children and fails the test with what it
 had printed.
 
@@ -30,7 +30,7 @@ BUILD = os.path.join(ROOT, os.environ.get("BUILD", "build/release"))
 PROGRAM = os.path.join(BUILD, "train_gpt")
 GRADIENTS = os.path.join(BUILD, "tests", "layers", "tool_gradients")
 PATIENCE = 8 if "san-" in os.path.basename(BUILD) else 1  # sanitizers slow everything down
-MPIRUN = ["mpirun", "--oversubscribe", "--bind-to", "none"]
+MPIRUN = os.path.join(ROOT, "scripts", "mpirun.sh")
 MARK = "COMMFUSE_TEST_RUN"  # environment variable by which a run's processes are found
 
 # 12 heads and T = 36, 40: not powers of two, three heads a rank for tp = 4; vocabulary and position table
@@ -42,8 +42,7 @@ def environment(**more):
     # Leaks are looked for by the tests of the parts: here Open MPI's own come in hundreds, and without the whole
     # stacks, which take minutes to gather, nothing tells them from ours.
     sanitizer = os.environ.get("ASAN_OPTIONS", "") + ":detect_leaks=0"
-    return dict(os.environ, ASAN_OPTIONS=sanitizer, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
-                OMPI_MCA_mpi_yield_when_idle="1", OMP_NUM_THREADS="1", **more)
+    return dict(os.environ, ASAN_OPTIONS=sanitizer, OMP_NUM_THREADS="1", **more)
 
 
 def options(**values):
@@ -81,7 +80,7 @@ class Run:
     def __init__(self, arguments, ranks=1, program=PROGRAM, mpi=(), env=None, wrapper=(), **popen):
         self.mark = uuid.uuid4().hex
         self.program = program
-        launcher = MPIRUN + ["-np", str(ranks), *mpi] if ranks > 1 or mpi else []
+        launcher = [MPIRUN, "-np", str(ranks), *mpi] if ranks > 1 or mpi else []
         self.command = [*launcher, *wrapper, program, *map(str, arguments)]
         self.begin = time.monotonic()
         self.files = tempfile.TemporaryFile(), tempfile.TemporaryFile()

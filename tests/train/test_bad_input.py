@@ -224,11 +224,12 @@ class Options(BadInput):
     def test_what_this_build_cannot_do(self):
         self.fails("bf16", dtype="bf16")
         self.fails("nccl", transport="nccl", ranks=2, tp=2)
-
-    def test_strategy_up_works_or_says_that_it_cannot(self):
-        result = harness.run(self.arguments(strategy="up", tp=2), 2, timeout=2 * SOON)
-        if result.status != 0:
-            self.assertFails(result, "--strategy", "up")
+        for ranks in (1, 2):
+            with self.subTest(strategy="up", ranks=ranks):
+                result = self.fails("--strategy up is not part of this version", "use --strategy tpsp", strategy="up",
+                                    ranks=ranks, tp=ranks)
+                self.assertEqual(result.err.count("error:"), 1, str(result))
+                self.assertEqual(result.out, "", str(result))
 
     def test_saving_without_a_place(self):
         self.fails("--save-every", "--out", save_every=1)

@@ -125,6 +125,15 @@ class Training(harness.Case):
         self.assertFails(result, "nowire", "--out")
         self.assertFalse(os.path.exists(os.path.join(out, "model.bin")))
 
+    def test_nowire_goes_all_its_way_with_replicas(self):
+        for tp, dp, accumulate in ((1, 2, 1), (1, 2, 2), (2, 2, 1)):
+            for route in ("ring", "direct"):
+                with self.subTest(tp=tp, dp=dp, accumulate=accumulate, route=route):
+                    steps = self.ten_steps(tp, dp, accumulate, overlap="nowire", route=route)
+                    self.assertEqual([step["step"] for step in steps], list(range(STEPS)))
+                    for step in steps:
+                        self.assertTrue(step["step_ms"] > 0 and step["mfu"] > 0, step)
+
 
 class Order(harness.Case):
     """Which samples a step uses depends on seed and step alone."""

@@ -29,8 +29,7 @@ class Log(harness.Case):
         self.assertLessEqual(set(kinds), {"config", "step", "val", "sample", "end"})
 
         steps = harness.events(log, "step")
-        self.assertEqual([s["step"] for s in steps], list(range(steps[0]["step"], steps[0]["step"] + 6)))
-        self.assertIn(steps[0]["step"], (0, 1))
+        self.assertEqual([s["step"] for s in steps], list(range(6)))
         for step in steps:
             self.assertLessEqual(set(STEP_FIELDS), set(step), step)
             for name in STEP_FIELDS:
@@ -40,9 +39,10 @@ class Log(harness.Case):
             rate = self.samples * self.T / step["step_ms"] * 1e3
             self.assertAlmostEqual(step["tokens_per_s"], rate, delta=0.01 * rate)
         validations, samples = harness.events(log, "val"), harness.events(log, "sample")
-        self.assertGreaterEqual(len(validations), 3)
-        self.assertTrue(all(0 < v["loss"] < 10 and isinstance(v["step"], int) for v in validations), validations)
-        self.assertGreaterEqual(len(samples), 2)
+        # So many steps have been taken; the last is the trained model's.
+        self.assertEqual([v["step"] for v in validations], [0, 2, 4, 6])
+        self.assertTrue(all(0 < v["loss"] < 10 for v in validations), validations)
+        self.assertEqual([s["step"] for s in samples], [3, 6])
         self.assertTrue(all(isinstance(s.get("text"), str) and s["text"] for s in samples), samples)
 
     def test_config_has_every_option_and_the_place(self):
@@ -56,16 +56,42 @@ class Log(harness.Case):
         self.assertEqual((config["ranks"], int(config["dp"]), int(config["seed"])), (2, 2, 77))
         self.assertEqual(config["train"], self.tokens)
 
+    def test_config_says_what_was_run_wherever_it_came_from(self):
+        def config(ranks=1, **more):
+            unset = dict(train=None, seq=None, batch=None, micro_batch=None, threads=None, steps=0)
+            return self.train(ranks, **{**unset, **more})[0][0]
+
+        def found(config):
+            return tuple(config[name] for name in ("layers", "channels", "heads", "vocab", "seq", "slices", "batch"))
+        s = self.shape
+        cases = {"--init-from": (dict(), (s.L, s.C, s.heads, s.V, s.maxT, 1, 4)),
+                 "--model": (dict(init_from=None, model="d6", seq=64, overlap="slice"), (6, 384, 6, 256, 64, 4, 4)),
+                 "defaults": (dict(init_from=None, layers=1), (1, 768, 12, 256, 1024, 1, 4)),
+                 "options": (dict(init_from=None, layers=1, channels=48, heads=3, vocab=101, seq=9, slices=2, batch=6,
+                                  micro_batch=3, threads=2), (1, 48, 3, 101, 9, 2, 6))}
+        for source, (more, expected) in cases.items():
+            with self.subTest(source):
+                said = config(**more)
+                self.assertEqual(found(said), expected)
+                self.assertEqual((said["tp"], said["dp"]), (1, 1))
+                self.assertTrue(said["threads"] == 2 if "threads" in more else said["threads"] > 0, said["threads"])
+        with self.subTest("a mesh"):
+            said = config(4, tp=2)
+            self.assertEqual((said["tp"], said["dp"], said["batch"]), (2, 2, 8))
+            self.assertGreater(said["threads"], 0)
+
     def test_mfu_is_what_its_formula_says(self):
-        # Peak 0.001 TFLOP/s per rank; tokens/s (6 P + 6 L C T) / peak, P without the position embedding.
+        # Peak 0.001 TFLOP/s per rank; tokens/s (6 P + 6 L C T) / peak. P is all parameters, with the vocabulary's
+        # padding (it is computed) and without the position embedding (it is not).
         log, _ = self.train(2, tp=2, steps=3, peak_tflops=0.001)
         s = self.shape
-        parameters = s.V * s.C + s.L * (12 * s.C ** 2 + 13 * s.C) + 2 * s.C
-        padded = parameters + (s.Vp - s.V) * s.C
-        for step in harness.events(log, "step"):
-            per_token = [6 * p + 6 * s.L * s.C * self.T for p in (parameters, padded)]
-            low, high = (step["tokens_per_s"] * flops / 2e9 for flops in per_token)
-            self.assertTrue(0.99 * low < step["mfu"] < 1.01 * high, (low, step["mfu"], high))
+        P = s.Vp * s.C + s.L * (12 * s.C ** 2 + 13 * s.C) + 2 * s.C
+        self.assertEqual(log[0]["parameters"], P + s.maxT * s.C)
+        steps = harness.events(log, "step")
+        self.assertEqual(len(steps), 3)
+        for step in steps:
+            expected = step["tokens_per_s"] * (6 * P + 6 * s.L * s.C * self.T) / 2e9
+            self.assertAlmostEqual(step["mfu"], expected, delta=1e-9 * expected)
 
     def test_validation_loss_is_that_of_the_model(self):
         inputs, targets = reference.samples(reference.read_tokens(self.tokens), self.T)
@@ -73,8 +99,7 @@ class Log(harness.Case):
         for ranks, mesh in ((1, {}), (2, dict(tp=2)), (2, dict(dp=2, micro_batch=4))):
             log, _ = self.train(ranks, steps=2, lr=0, val=self.tokens, val_every=1, val_batches=1, **mesh)
             found = [v["loss"] for v in harness.events(log, "val")]
-            self.assertTrue(found)
-            np.testing.assert_allclose(found, expected, rtol=1e-5, err_msg=str(mesh))
+            np.testing.assert_allclose(found, [expected] * 3, rtol=1e-5, err_msg=str(mesh))
 
     def test_intervals_of_zero_mean_never(self):
         log, _ = self.train(steps=3, val=self.tokens, val_every=0, sample_every=0)
@@ -89,8 +114,27 @@ class Log(harness.Case):
             log, _ = self.train(ranks, steps=2, sample_every=2, lr=1e-4, **mesh)
             return [entry["text"] for entry in harness.events(log, "sample")]
         alone = texts(1)
-        self.assertTrue(alone)
-        self.assertEqual(texts(2, tp=2), alone)
+        self.assertEqual(len(alone), 1)
+        for ranks, mesh in ((2, dict(tp=2)), (2, dict(dp=2, micro_batch=4)), (4, dict(tp=2, dp=2, micro_batch=4))):
+            with self.subTest(**mesh):
+                self.assertEqual(texts(ranks, **mesh), alone)
+
+    def test_sampling_and_saving_leave_the_training_alone(self):
+        for ranks, mesh in ((2, dict(tp=1, dp=2)), (4, dict(tp=2, dp=2))):
+            with self.subTest(**mesh):
+                plain, watched = self.fresh("plain"), self.fresh("watched")
+                mesh.update(steps=7, micro_batch=2, lr=3e-3)
+                expected, _ = self.train(ranks, out=plain, **mesh)
+                log, _ = self.train(ranks, out=watched, sample_every=2, save_every=3, **mesh)
+                samples = harness.events(log, "sample")
+                self.assertEqual([s["step"] for s in samples], [2, 4, 6, 7])
+                self.assertTrue(all(s["text"] for s in samples), samples)
+                losses, others = ([(step["step"], step["loss"], step["grad_norm"]) for step in harness.events(a, "step")]
+                                  for a in (log, expected))
+                self.assertEqual(len(losses), 7)
+                self.assertEqual(losses, others)
+                with open(os.path.join(plain, "model.bin"), "rb") as a, open(os.path.join(watched, "model.bin"), "rb") as b:
+                    self.assertTrue(a.read() == b.read(), "model.bin differs")
 
 
 class Traced(harness.Case):
@@ -302,9 +346,7 @@ class Saving(harness.Case):
                 self.assertFalse(values.any(), name)
             else:
                 expected = 0.02 / math.sqrt(2 * shape.L) if name in ("attprojw", "fcprojw") else 0.02
-                # wpe may be 0.01 or 0.02: both are in use.
-                spread = values.std() / expected
-                self.assertTrue(0.95 < spread < 1.05 or name == "wpe" and 0.45 < spread < 0.55, (name, values.std()))
+                self.assertTrue(0.95 < values.std() / expected < 1.05, (name, values.std()))
                 self.assertLess(abs(values.mean()), 5 * expected / math.sqrt(values.size), name)
                 self.assertGreater(len(np.unique(values)), 0.98 * values.size, f"{name}: values repeat")
 

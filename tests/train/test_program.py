@@ -1,0 +1,88 @@
+"""The whole program at once, on one rank and on meshes: gradient accumulation, validation, samples, the trace and
+saving in one run each. The other files look at each of these closely; this one is short enough for sanitizers.
+"""
+# sanitizers: too
+# limit: 120
+import json
+import os
+import sys
+import unittest
+
+import numpy as np
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import harness
+import reference
+
+STEPS, ACCUMULATE = 4, 2
+
+
+class Program(harness.Case):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.alone = None
+
+    def everything(self, tp, dp, **more):
+        """The run's losses, grad norms, validation losses, samples and last model."""
+        out, trace = self.fresh("out"), self.fresh("trace.json")
+        log, _ = self.train(tp * dp, tp=tp, dp=dp, steps=STEPS, micro_batch=self.samples // dp // ACCUMULATE, lr=1e-3,
+                            val=self.tokens, val_every=2, val_batches=1, sample_every=2, out=out, save_every=3,
+                            trace=trace, trace_steps="1:3", **more)
+        steps, validations, samples = (harness.events(log, kind) for kind in ("step", "val", "sample"))
+        self.assertEqual([s["step"] for s in steps], list(range(STEPS)))
+        self.assertEqual([v["step"] for v in validations], [0, 2, 4])
+        self.assertEqual([s["step"] for s in samples], [2, 4])
+        self.assertEqual(os.listdir(out), ["model.bin"])
+        self.assertTraced(trace, tp, dp)
+        shape, model = reference.read_model(os.path.join(out, "model.bin"))
+        self.assertEqual(shape, self.shape)
+        return dict(loss=[s["loss"] for s in steps], norm=[s["grad_norm"] for s in steps],
+                    val=[v["loss"] for v in validations], samples=[s["text"] for s in samples], model=model)
+
+    def assertTraced(self, path, tp, dp):
+        """Each rank has computed in each of the steps, and sent something where there is somebody to send it to."""
+        with open(path, encoding="utf-8") as file:
+            intervals = [e for e in json.load(file)["traceEvents"] if e["ph"] == "X"]
+        kinds = {(e["pid"], e["args"]["step"], e["cat"]) for e in intervals}
+        for rank in range(tp * dp):
+            for step in (1, 2):
+                self.assertIn((rank, step, "compute"), kinds)
+                if tp * dp > 1:
+                    self.assertIn((rank, step, "comm"), kinds)
+
+    def agrees(self, tp, dp, **mode):
+        cls = type(self)
+        if cls.alone is None:
+            cls.alone = self.everything(1, 1)
+        found = self.everything(tp, dp, **mode)
+        for name, tolerance in (("loss", 1e-5), ("norm", 1e-3), ("val", 1e-5)):
+            np.testing.assert_allclose(found[name], cls.alone[name], rtol=tolerance, err_msg=name)
+        self.assertEqual(found["samples"], cls.alone["samples"])
+        for name in reference.NAMES:
+            if name == "qkvb":  # keys' biases do not change the loss: rounding alone moves them
+                continue
+            moved = np.linalg.norm(cls.alone["model"][name] - self.parameters[name])
+            self.assertGreater(moved, 0, name)
+            apart = np.linalg.norm(found["model"][name] - cls.alone["model"][name])
+            self.assertLess(apart, 0.01 * moved, name)
+
+    def test_one_rank(self):
+        self.agrees(1, 1)
+        inputs, targets = reference.samples(reference.read_tokens(self.tokens), self.T)
+        expected = reference.forward(self.shape, self.parameters, inputs, targets)[0]
+        self.assertAlmostEqual(self.alone["val"][0], expected, delta=1e-5 * expected)
+        self.assertLess(self.alone["val"][-1], self.alone["val"][0])
+
+    def test_tensor_parallel(self):
+        self.agrees(2, 1, overlap="commfuse", route="ring")
+
+    def test_tensor_and_data_parallel(self):
+        self.agrees(2, 2, overlap="commfuse", route="direct", slices=2)
+
+    def test_tensor_and_data_parallel_with_native_collectives(self):
+        self.agrees(2, 2, overlap="slice", slices=3)
+
+
+if __name__ == "__main__":
+    unittest.main()
