@@ -55,9 +55,14 @@ $(B)/train_gpt: $(B)/train_gpt.o $(program)
 	$(CC) $(CFLAGS) -o $@ $^ $(LIBS)
 
 # train_gpt.cu is C when cc compiles it and C++ when nvcc does.
-$(B)/train_gpt.o: train_gpt.cu
+$(B)/train_gpt.o: train_gpt.cu $(B)/version
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -Wc++-compat -DVERSION='"$(VERSION)"' -MMD -MP -x c -c -o $@ $<
+
+# Changes only when the version does, so that the program always tells the one it was built from.
+$(B)/version: FORCE
+	@mkdir -p $(@D)
+	@echo '$(VERSION)' | cmp -s - $@ || echo '$(VERSION)' > $@
 
 $(B)/commfuse/transport_mpi.o: CFLAGS += $(MPI_CFLAGS)
 $(B)/%.o: %.c
@@ -116,5 +121,5 @@ clean: ## remove everything that was built
 help: ## this list
 	@grep -hE '^[a-z_-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z_-]+):.*## /  make \1\t/' | expand -t 20
 
-.PHONY: all build-tests tests test bench demo deps config format format-check clean help
+.PHONY: FORCE all build-tests tests test bench demo deps config format format-check clean help
 .DELETE_ON_ERROR:

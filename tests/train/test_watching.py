@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import pathlib
 import re
 import sys
 import unittest
@@ -129,12 +130,12 @@ class Log(harness.Case):
                 samples = harness.events(log, "sample")
                 self.assertEqual([s["step"] for s in samples], [2, 4, 6, 7])
                 self.assertTrue(all(s["text"] for s in samples), samples)
-                losses, others = ([(step["step"], step["loss"], step["grad_norm"]) for step in harness.events(a, "step")]
-                                  for a in (log, expected))
+                losses, others = ([(s["step"], s["loss"], s["grad_norm"]) for s in harness.events(entries, "step")]
+                                  for entries in (log, expected))
                 self.assertEqual(len(losses), 7)
                 self.assertEqual(losses, others)
-                with open(os.path.join(plain, "model.bin"), "rb") as a, open(os.path.join(watched, "model.bin"), "rb") as b:
-                    self.assertTrue(a.read() == b.read(), "model.bin differs")
+                models = [pathlib.Path(out, "model.bin").read_bytes() for out in (plain, watched)]
+                self.assertTrue(models[0] == models[1], "model.bin differs")
 
 
 class Traced(harness.Case):
