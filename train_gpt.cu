@@ -280,8 +280,9 @@ static void banner(const trainer *t) {
     printf("mesh      %d ranks = tp %d x dp %d, %lld threads each, %s over %s\n", t->ranks, t->mesh.tp,
            t->mesh.dp, (long long)o->threads, o->strategy, t->transport->name);
     if (t->ranks > 1 && t->transport->local_size * (o->threads + 1) > t->transport->local_cores)
-        printf("cores     %d for %d ranks: the threads that move the bytes share them with those that compute\n",
-               t->transport->local_cores, t->transport->local_size);
+        printf(
+            "cores     %d for %d ranks: the threads that move the bytes share them with those that compute\n",
+            t->transport->local_cores, t->transport->local_size);
     printf("overlap   %s%s%s, %d slice%s\n", cf_mode_name(how.mode),
            how.mode == CF_MODE_COMMFUSE ? " by " : "",
            how.mode == CF_MODE_COMMFUSE ? cf_route_name(how.route) : "", how.slices,
