@@ -629,7 +629,6 @@ int main(int argc, char **argv) {
     }
     refuse_what_is_not_built(&t.o);
     t.transport = cf_transport_mpi_create(&argc, &argv);
-    cf_die_on_terminate();
     signal(SIGXFSZ, SIG_IGN); // a file size limit is then a write error, which is reported and cleaned up
     make_mesh(&t);
     make_context(&t);
@@ -648,6 +647,7 @@ int main(int argc, char **argv) {
     measure_peak(&t);
     log_config(&t);
     if (root(&t)) banner(&t);
+    cf_die_on_terminate(); // from here on; before, every rank finds the same errors and rank 0 tells them
     train(&t);
     close_trainer(&t);
     return 0;
