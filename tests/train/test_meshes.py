@@ -6,6 +6,7 @@ the order is, and that it does not depend on the mesh, has a test of its own.
 
 commfuse promises more than agreement: the same bits from run to run and from route to route.
 """
+# sanitizers: too
 # limit: 240
 import json
 import os

@@ -1,4 +1,5 @@
 """What a run tells: the log, the trace, the dry run, the help; and what it leaves behind in --out."""
+# sanitizers: too
 # limit: 180
 import json
 import math
