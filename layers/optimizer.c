@@ -83,6 +83,11 @@ void optimizer_free(zero_optimizer *o) {
     free(o->shard);
 }
 
+// First local element of the shard of a bucket that this rank owns.
+static int64_t first_owned(const param_bucket *b) {
+    return b->first + (b->group->size == 1 ? 0 : b->group->rank * b->shard);
+}
+
 // --- transfers ---
 
 static void begin_reduce(zero_optimizer *o, int i) {
@@ -194,8 +199,7 @@ static double first_bad_tensor(zero_optimizer *o) {
         int64_t at = first_nonfinite(o->shard[i], b->shard, o->context->stream), layer = 0, rest = 0;
         int tensor = 0;
         if (at < 0) continue;
-        int64_t element = b->first + (b->group->size == 1 ? 0 : b->group->rank * b->shard) + at;
-        if (params_find(o->params, element, &tensor, &layer, &rest))
+        if (params_find(o->params, first_owned(b) + at, &tensor, &layer, &rest))
             return (double)(tensor + TENSORS * layer);
     }
     return -1;
@@ -221,18 +225,18 @@ CF_NORETURN static void die_nonfinite(zero_optimizer *o, double loss, double nor
 // AdamW on the own shard of one bucket, tensor by tensor, since only matrices and embeddings decay.
 static void update_bucket(zero_optimizer *o, int i, adamw a) {
     const param_bucket *b = &o->params->bucket[i];
-    int64_t first = b->first + (b->group->size == 1 ? 0 : b->group->rank * b->shard), decay_free = 0;
+    int64_t first = first_owned(b), count = 0;
     double decay = a.weight_decay;
-    for (int64_t done = 0; done < b->shard; done += decay_free) {
+    for (int64_t done = 0; done < b->shard; done += count) {
         int tensor = 0;
-        int64_t layer = 0, rest = b->shard - done;
-        bool found = params_find(o->params, first + done, &tensor, &layer, &rest);
-        if (rest > b->shard - done) rest = b->shard - done;
-        a.weight_decay = found && params_decays(tensor) ? decay : 0;
-        if (found)
-            adamw_update(o->params->weight + first + done, o->m + o->state[i] + done,
-                         o->v + o->state[i] + done, o->shard[i] + done, rest, a, o->context->stream);
-        decay_free = rest; // padding lies behind the last tensor of a bucket
+        int64_t layer = 0;
+        count = b->shard - done;
+        bool found = params_find(o->params, first + done, &tensor, &layer, &count);
+        if (!found) break; // padding lies behind the last tensor of a bucket
+        if (count > b->shard - done) count = b->shard - done;
+        a.weight_decay = params_decays(tensor) ? decay : 0;
+        adamw_update(o->params->weight + first + done, o->m + o->state[i] + done, o->v + o->state[i] + done,
+                     o->shard[i] + done, count, a, o->context->stream);
     }
 }
 
