@@ -43,7 +43,7 @@ static int64_t staging_bytes(const cf_fuse *f) {
 }
 
 static int64_t result_bytes(const cf_fuse *f) {
-    if (f->schedule->result.buffer != CF_RESULT) return 0;
+    if (f->schedule->result.buffer != CF_RESULT || f->plan.result_given) return 0;
     int64_t shards = f->schedule->operation == CF_ALLTOALL ? f->schedule->ranks : 1;
     return shards * f->plan.capacity * cf_dtype_size(f->plan.dtype);
 }
@@ -71,11 +71,17 @@ void cf_fuse_free(cf_fuse *f) {
     if (!f) return;
     if (f->running) cf_die(NULL, "%s is freed while it runs", f->label);
     cf_free(f->stage);
-    cf_free(f->result);
+    if (!f->plan.result_given) cf_free(f->result);
     cf_schedule_free(f->schedule);
     free(f->request);
     free(f->waited);
     free(f);
+}
+
+void cf_fuse_result(cf_fuse *f, void *result) {
+    if (!f->plan.result_given || f->running)
+        cf_die(NULL, "%s %s", f->label, f->running ? "is running" : "has a place of its own for its result");
+    f->result = result;
 }
 
 const cf_schedule *cf_fuse_schedule(const cf_fuse *f) {
@@ -109,7 +115,8 @@ static char *place_of(const cf_fuse *f, cf_place place) {
 
 static cf_span span_of(const cf_fuse *f, const cf_step *step) {
     int m = f->schedule->slices, k = step->first % m;
-    cf_span span = {.row = step->first / m * f->rows + offset_of(f, k),
+    cf_span span = {.side = step->side,
+                    .row = step->first / m * f->rows + offset_of(f, k),
                     .rows = rows_of(f, k),
                     .blocks = step->count,
                     .row_stride = f->rows,
@@ -254,6 +261,7 @@ void cf_fuse_begin(cf_fuse *f, void *full, int64_t rows_per_rank, int64_t row_el
     if (rows_per_rank < 0 || row_elements < 0 || rows_per_rank * row_elements > f->plan.capacity)
         cf_die(NULL, "%s: a shard of %lld x %lld elements exceeds the capacity of %lld", f->label,
                (long long)rows_per_rank, (long long)row_elements, (long long)f->plan.capacity);
+    if (f->plan.result_given && !f->result) cf_die(NULL, "%s: no place for its result", f->label);
     if ((compute != NULL) != (f->plan.side != CF_NO_COMPUTE))
         cf_die(NULL, "%s: %s a computation", f->label, compute ? "planned without" : "needs");
     f->running = true;

@@ -32,8 +32,9 @@ typedef struct cf_context {
 
 // The part of the payload one call of the callback works on: `blocks` runs of `rows` consecutive rows.
 // Block i is rows [row + i·row_stride, …+ rows) of the N · rows_per_rank rows of the payload and lies at
-// data + i · data_stride bytes. Compute after: read it. Compute before: write it.
+// data + i · data_stride bytes. side CF_COMPUTE_AFTER: read it. CF_COMPUTE_BEFORE: write it.
 typedef struct cf_span {
+    cf_side side;
     int64_t row, rows;
     int blocks;
     int64_t row_stride; // rows between the starts of two blocks
@@ -51,7 +52,8 @@ typedef struct cf_fuse_plan {
     cf_route route;
     int slices;
     cf_dtype dtype;
-    int64_t capacity; // elements of one rank's shard, at most
+    int64_t capacity;  // elements of one rank's shard, at most
+    bool result_given; // all-to-all: the caller says before every begin where the result goes
 } cf_fuse_plan;
 
 typedef struct cf_fuse cf_fuse;
@@ -60,6 +62,9 @@ cf_fuse *cf_fuse_create(cf_context *context, cf_fuse_plan plan);
 void cf_fuse_free(cf_fuse *fuse);
 const cf_schedule *cf_fuse_schedule(const cf_fuse *fuse);
 const cf_fuse_plan *cf_fuse_get_plan(const cf_fuse *fuse);
+
+// Where the slices by source of an all-to-all planned with result_given go: ranks · capacity elements.
+void cf_fuse_result(cf_fuse *fuse, void *result);
 
 // Payload: `full` holds ranks · rows_per_rank rows of row_elements elements, rank i's shard at row
 // i · rows_per_rank. all-gather: the own shard must be in place. compute and argument: NULL without

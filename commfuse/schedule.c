@@ -6,7 +6,8 @@
 //
 //   all-gather       compute own, r−1, r−2, …   slices arrive in that order while the one before is computed
 //   reduce-scatter   compute r−1, r−2, …, own   partial sums leave as soon as they are computed
-//   all-to-all       after: own first, as all-gather; before: own last, as reduce-scatter
+//   all-to-all       after: own first, as all-gather; before: own last, as reduce-scatter; both: the one
+//                    follows the other, and the own slices, last and first, hide what is still on its way
 //
 // Ring: every transfer is with a neighbour, data of distant ranks is forwarded (all-gather) or summed up
 // on the way (reduce-scatter). Direct: the same slices at the same time, but straight between the rank
@@ -57,15 +58,20 @@ static cf_step blank(cf_step_kind kind, int wait0, int wait1) {
     return step;
 }
 
-static int compute(builder *b, cf_place at, int first, int count, int stride, int wait) {
+static int compute(builder *b, cf_side side, cf_place at, int first, int count, int stride, int wait) {
     cf_step step = blank(CF_COMPUTE, wait, -1);
+    step.side = side;
     step.at = at;
     step.first = first, step.count = count, step.stride = stride;
     return append(b, step);
 }
 
-static int compute_one(builder *b, cf_buffer buffer, int number, int wait) {
-    return compute(b, (cf_place){buffer, number}, number, 1, 1, wait);
+static int compute_before(builder *b, cf_buffer buffer, int number) {
+    return compute(b, CF_COMPUTE_BEFORE, (cf_place){buffer, number}, number, 1, 1, -1);
+}
+
+static int compute_after(builder *b, cf_buffer buffer, int number, int wait) {
+    return compute(b, CF_COMPUTE_AFTER, (cf_place){buffer, number}, number, 1, 1, wait);
 }
 
 static int add(builder *b, cf_place at, cf_place from, int wait0, int wait1) {
@@ -121,7 +127,7 @@ static void fused_allgather(builder *b) {
     if (s->side == CF_NO_COMPUTE) return;
     for (int i = 0; i < s->ranks; i++)
         for (int k = 0; k < s->slices; k++)
-            compute_one(b, CF_FULL, slice(s, left(s, i), k), wire ? exchange_before(b, i, k) : -1);
+            compute_after(b, CF_FULL, slice(s, left(s, i), k), wire ? exchange_before(b, i, k) : -1);
 }
 
 // --- reduce-scatter (Algorithms 2–4) ---
@@ -135,7 +141,7 @@ static void ring_reduce_scatter(builder *b) {
         for (int k = 0; k < s->slices; k++) {
             int number = slice(s, left(s, i + 1), k), arrived = exchange_before(b, i, k);
             cf_place here = {CF_FULL, number}, staged = {CF_STAGE, k};
-            if (s->side == CF_COMPUTE_BEFORE) compute_one(b, CF_FULL, number, -1);
+            if (s->side == CF_COMPUTE_BEFORE) compute_before(b, CF_FULL, number);
             if (i == s->ranks - 1) continue; // own slices: added below, behind the last compute
             if (i > 0) add(b, here, staged, arrived, -1);
             *exchange_at(b, i, k) = exchange(b, right(s, 1), here, number, left(s, 1), staged,
@@ -159,7 +165,7 @@ static void direct_reduce_scatter(builder *b) {
         for (int k = 0; k < m; k++) {
             int owner = left(s, i + 1), own = slice(s, s->rank, k), number = slice(s, owner, k);
             cf_place sum = {CF_STAGE, k}, newest = {CF_STAGE, i == 0 ? k : paced ? m + k : i * m + k};
-            if (paced) compute_one(b, CF_FULL, number, -1);
+            if (paced) compute_before(b, CF_FULL, number);
             if (i == N - 1) continue;
             if (paced && i > 1) add(b, sum, newest, *exchange_at(b, i - 1, k), *exchange_at(b, 0, k));
             *exchange_at(b, i, k) =
@@ -182,7 +188,7 @@ static void nowire_reduce_scatter(builder *b) {
     for (int i = 0; i < s->ranks; i++)
         for (int k = 0; k < s->slices; k++) {
             int number = slice(s, left(s, i + 1), k);
-            if (s->side == CF_COMPUTE_BEFORE) compute_one(b, CF_FULL, number, -1);
+            if (s->side == CF_COMPUTE_BEFORE) compute_before(b, CF_FULL, number);
             if (i > 0) add(b, (cf_place){CF_FULL, number}, (cf_place){CF_STAGE, k}, -1, -1);
         }
     s->begin = s->count;
@@ -206,7 +212,7 @@ static void alltoall_after(builder *b) {
         for (int k = 0; k < s->slices; k++) {
             int number = slice(s, left(s, i), k);
             if (s->side == CF_COMPUTE_AFTER)
-                compute_one(b, i == 0 ? CF_FULL : CF_RESULT, number, wire ? exchange_before(b, i, k) : -1);
+                compute_after(b, i == 0 ? CF_FULL : CF_RESULT, number, wire ? exchange_before(b, i, k) : -1);
             else if (i == 0) {
                 cf_step step = blank(CF_COPY, -1, -1);
                 step.at = (cf_place){CF_RESULT, number}, step.from = (cf_place){CF_FULL, number};
@@ -216,7 +222,8 @@ static void alltoall_after(builder *b) {
 }
 
 // Round i computes for rank r − 1 − i and sends; what arrives comes from r + 1 + i. Own slices last,
-// computed where the result is wanted.
+// computed where the result is wanted. With compute on both sides, the own slices are then the first to be
+// worked on, and the others follow in the order in which they were sent.
 static void alltoall_before(builder *b) {
     cf_schedule *s = b->s;
     bool wire = s->mode == CF_MODE_COMMFUSE;
@@ -224,13 +231,16 @@ static void alltoall_before(builder *b) {
         for (int k = 0; k < s->slices; k++) {
             int to = left(s, i + 1), from = right(s, i + 1);
             bool own = i == s->ranks - 1;
-            compute_one(b, own ? CF_RESULT : CF_FULL, slice(s, to, k), -1);
+            compute_before(b, own ? CF_RESULT : CF_FULL, slice(s, to, k));
             if (wire && !own)
                 *exchange_at(b, i, k) = exchange(b, to, (cf_place){CF_FULL, slice(s, to, k)}, slice(s, to, k),
                                                  from, (cf_place){CF_RESULT, slice(s, from, k)},
                                                  slice(s, s->rank, k), b->last_compute, -1);
         }
     s->begin = s->count;
+    for (int i = 0; i < s->ranks && s->side == CF_COMPUTE_BOTH; i++)
+        for (int k = 0; k < s->slices; k++)
+            compute_after(b, CF_RESULT, slice(s, right(s, i), k), wire ? exchange_before(b, i, k) : -1);
 }
 
 // --- the baselines: native collectives ---
@@ -247,13 +257,14 @@ static void native(builder *b) {
     s->slice_major = reduce && M > 1;
     for (int k = 0; k < M; k++) {
         int computed = -1;
-        if (s->side == CF_COMPUTE_BEFORE) computed = compute(b, (cf_place){CF_FULL, k}, k, N, M, -1);
+        if (s->side == CF_COMPUTE_BEFORE || s->side == CF_COMPUTE_BOTH)
+            computed = compute(b, CF_COMPUTE_BEFORE, (cf_place){CF_FULL, k}, k, N, M, -1);
         cf_place from = {CF_FULL, gather ? slice(s, s->rank, k) : k};
         *exchange_at(b, 0, k) = collective(b, from, (cf_place){to, k}, k, computed);
     }
     s->begin = s->count;
-    if (s->side == CF_COMPUTE_AFTER)
-        for (int k = 0; k < M; k++) compute(b, (cf_place){to, k}, k, N, M, *exchange_at(b, 0, k));
+    for (int k = 0; k < M && (s->side == CF_COMPUTE_AFTER || s->side == CF_COMPUTE_BOTH); k++)
+        compute(b, CF_COMPUTE_AFTER, (cf_place){to, k}, k, N, M, *exchange_at(b, 0, k));
     if (reduce) s->result = (cf_place){CF_RESULT, 0};
     s->blocking = s->mode == CF_MODE_NONE;
 }
@@ -276,7 +287,7 @@ static void generate(builder *b) {
     else if (s->operation == CF_ALLGATHER)
         fused_allgather(b);
     else if (s->operation == CF_ALLTOALL) {
-        if (s->side == CF_COMPUTE_BEFORE)
+        if (s->side == CF_COMPUTE_BEFORE || s->side == CF_COMPUTE_BOTH)
             alltoall_before(b);
         else
             alltoall_after(b);
@@ -355,12 +366,13 @@ static void print_place(text *t, cf_place place) {
 }
 
 static void print_step(text *t, const cf_step *step) {
+    const char *what = step->side == CF_COMPUTE_BEFORE ? "compute   " : "work on   ";
     switch (step->kind) {
     case CF_COMPUTE:
         if (step->count == 1)
-            print(t, "compute    slice %d in ", step->first);
+            print(t, "%s slice %d in ", what, step->first);
         else
-            print(t, "compute    %d slices %d, %d, … from ", step->count, step->first,
+            print(t, "%s %d slices %d, %d, … from ", what, step->count, step->first,
                   step->first + step->stride);
         print_place(t, step->at);
         break;

@@ -11,8 +11,8 @@
 //   CF_FULL    the caller's payload. all-gather: filled by this operation, own shard there from the start.
 //              reduce-scatter: this rank's partial sums. all-to-all: slices by destination.
 //   CF_STAGE   slots of one slice each, owned by the operation: partial sums on their way.
-//   CF_RESULT  all-to-all: slices by source (with compute after, the own slices stay in FULL in commfuse
-//              mode: nothing moves them). reduce-scatter by native collective: the own shard, reduced.
+//   CF_RESULT  all-to-all: slices by source (with compute after alone, the own slices stay in FULL in
+//              commfuse mode: nothing moves them; with compute before, they are computed here). reduce-scatter by native collective: the own shard, reduced.
 // The reduced own shard of a reduce-scatter lies in cf_schedule.result.
 #ifndef CF_SCHEDULE_H
 #define CF_SCHEDULE_H
@@ -26,8 +26,9 @@ extern "C" {
 typedef enum { CF_ALLGATHER, CF_REDUCE_SCATTER, CF_ALLTOALL } cf_operation;
 // What is computed, and on which side of the communication:
 // all-gather computes after it (on arriving slices), reduce-scatter before it (partial sums),
-// all-to-all on either side; CF_NO_COMPUTE moves data only.
-typedef enum { CF_NO_COMPUTE, CF_COMPUTE_BEFORE, CF_COMPUTE_AFTER } cf_side;
+// all-to-all on either side or on both: slices are computed, travel, and are worked on where they arrive.
+// CF_NO_COMPUTE moves data only.
+typedef enum { CF_NO_COMPUTE, CF_COMPUTE_BEFORE, CF_COMPUTE_AFTER, CF_COMPUTE_BOTH } cf_side;
 typedef enum { CF_MODE_NONE, CF_MODE_SLICE, CF_MODE_COMMFUSE, CF_MODE_NOWIRE } cf_mode;
 typedef enum { CF_RING, CF_DIRECT } cf_route; // all-to-all: both send straight to the owner
 
@@ -44,7 +45,9 @@ typedef struct cf_step {
     int wait[2]; // indices of earlier steps that must be complete first; -1: none
     // COMPUTE and COLLECTIVE: slices first, first + stride, …, `count` of them
     int first, count, stride;
-    // COMPUTE: where its (first) slice is read (after) or written (before)
+    // COMPUTE: CF_COMPUTE_BEFORE writes slices that will travel, CF_COMPUTE_AFTER reads those that have arrived,
+    // the first of them at `at`
+    cf_side side;
     // ADD:     at = at + from.   COPY: at = from (the own slices of an all-to-all without compute).
     // EXCHANGE: sends `from`, receives into `at`.   COLLECTIVE: from → at
     cf_place at, from;

@@ -20,8 +20,10 @@ bool progress_on_terminal(void) {
 
 void progress_show(const char *line, bool last) {
     int length = (int)strlen(line);
-    if (!progress_on_terminal()) printf("%s\n", line);
-    else printf("\r%s%*s%s", line, shown > length ? shown - length : 0, "", last ? "\n" : "");
+    if (!progress_on_terminal())
+        printf("%s\n", line);
+    else
+        printf("\r%s%*s%s", line, shown > length ? shown - length : 0, "", last ? "\n" : "");
     shown = last || !progress_on_terminal() ? 0 : length;
     fflush(stdout);
 }
