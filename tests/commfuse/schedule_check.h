@@ -2,7 +2,8 @@
 // the first property they violate. It is written from commfuse/schedule.h alone.
 //
 //   form        waits name earlier steps, slots and peers exist, no COMPUTE where nothing is computed
-//   coverage    each rank computes every slice it must, once
+//   side        each COMPUTE is on a side on which the operation computes
+//   coverage    each rank computes every slice it must, once; with compute on both sides, once on each
 //   volume      commfuse: (N-1)·m slices sent and as many received by each rank, no collective;
 //               none and slice: native collectives cover every slice once; nowire: nothing travels
 //   matching    the k-th send from r to p is the k-th receive of p from r: same slice, hence same size
@@ -12,7 +13,12 @@
 //   data        what a step reads is there when it reads it, and the result is complete
 //   sum order   reduce-scatter in commfuse adds slice j in the order j+1, j+2, …, j
 //   own slice   compute after: own slices first and behind the first transfer; before: own slices last
-//   tail        no EXCHANGE is posted behind the last COMPUTE
+//   arrival     compute after: the other slices in the order in which their transfers were posted
+//   tail        no EXCHANGE is posted behind the last COMPUTE; if there is compute before, behind the last of it
+//   begin       begin computes before and posts every transfer, finish computes after (all modes)
+//
+// Nothing more needs to be said of what is on the wire behind the last COMPUTE before: by volume and data every
+// transfer of an operation with compute after brings a slice that is worked on, and by race not too early.
 //
 // Races. A transfer may read its source until just before it completes and may write its destination as soon
 // as it is posted, and nothing orders two transfers, or a transfer and a computation, but the waits named.
@@ -127,6 +133,10 @@ static cf_place place_ahead(cf_place place, int slots) {
     return (cf_place){place.buffer, place.slot + slots};
 }
 
+static bool computes(const checker *c, cf_side side) {
+    return c->side == side || (c->side == CF_COMPUTE_BOTH && side != CF_NO_COMPUTE);
+}
+
 static touched *touch(touched *list, cf_place place, bool writes) {
     *list = (touched){.place = place_number(place), .writes = writes};
     return list + 1;
@@ -138,7 +148,7 @@ static int accesses(const checker *c, int rank, const cf_step *step, touched *li
     switch (step->kind) {
     case CF_COMPUTE:
         for (int i = 0; i < step->count; i++)
-            end = touch(end, place_ahead(step->at, i * step->stride), c->side == CF_COMPUTE_BEFORE);
+            end = touch(end, place_ahead(step->at, i * step->stride), step->side == CF_COMPUTE_BEFORE);
         break;
     case CF_ADD:
     case CF_COPY:
@@ -177,6 +187,9 @@ static const char *check_step_form(const checker *c, int r, int i) {
             return violated("form", r, i, "waits for step %d", step->wait[w]);
     if (step->kind == CF_COMPUTE && c->side == CF_NO_COMPUTE)
         return violated("form", r, i, "COMPUTE of nothing");
+    bool one_side = step->side == CF_COMPUTE_BEFORE || step->side == CF_COMPUTE_AFTER;
+    if (step->kind == CF_COMPUTE && (!one_side || !computes(c, step->side)))
+        return violated("side", r, i, "computes on side %d, the operation on %d", step->side, c->side);
     if (step->kind == CF_ADD && c->operation != CF_REDUCE_SCATTER)
         return violated("form", r, i, "ADD of what?");
     if (step->kind == CF_COPY && c->operation != CF_ALLTOALL) return violated("form", r, i, "COPY of what?");
@@ -245,13 +258,15 @@ static const char *check_form(const checker *c) {
     return NULL;
 }
 
-static const char *check_once(const checker *c, int r, cf_step_kind kind, const char *property) {
+// Steps of one kind and side (transfers have none) name every slice once.
+static const char *check_once(const checker *c, int r, cf_step_kind kind, cf_side side,
+                              const char *property) {
     const cf_schedule *s = c->schedule[r];
     bool seen[SLICES_MAX] = {false};
     int sum = 0;
     for (int i = 0; i < s->count; i++) {
         const cf_step *step = &s->step[i];
-        if (step->kind != kind) continue;
+        if (step->kind != kind || step->side != side) continue;
         for (int k = 0; k < step->count; k++, sum++) {
             int slice = step->first + k * step->stride;
             if (seen[slice]) return violated(property, r, i, "slice %d a second time", slice);
@@ -263,10 +278,11 @@ static const char *check_once(const checker *c, int r, cf_step_kind kind, const 
 }
 
 static const char *check_coverage(const checker *c) {
-    for (int r = 0; r < c->ranks && c->side != CF_NO_COMPUTE; r++) {
-        const char *property = check_once(c, r, CF_COMPUTE, "coverage");
-        if (property) return property;
-    }
+    for (int r = 0; r < c->ranks && c->side != CF_NO_COMPUTE; r++)
+        for (cf_side side = CF_COMPUTE_BEFORE; side <= CF_COMPUTE_AFTER; side++) {
+            const char *property = computes(c, side) ? check_once(c, r, CF_COMPUTE, side, "coverage") : NULL;
+            if (property) return property;
+        }
     return NULL;
 }
 
@@ -291,7 +307,7 @@ static const char *check_volume(const checker *c) {
         bool native = c->mode == CF_MODE_NONE || c->mode == CF_MODE_SLICE;
         if (!native && collectives > 0) return violated("volume", r, -1, "%d collectives", collectives);
         if (native && (c->ranks > 1 || collectives > 0)) {
-            const char *property = check_once(c, r, CF_COLLECTIVE, "volume");
+            const char *property = check_once(c, r, CF_COLLECTIVE, CF_NO_COMPUTE, "volume");
             if (property) return property;
         }
     }
@@ -487,7 +503,7 @@ static value add(checker *c, int r, int i, value to, value from) {
 static void start_data(checker *c) {
     for (int r = 0; r < c->ranks; r++) {
         for (int p = 0; p < PLACES_MAX; p++) c->held[r][p] = (value){-1, 0, 0};
-        if (c->side == CF_COMPUTE_BEFORE) continue;
+        if (computes(c, CF_COMPUTE_BEFORE)) continue;
         for (int slice = 0; slice < c->total; slice++)
             if (c->operation != CF_ALLGATHER || slice / c->slices == r)
                 c->held[r][slice] = own_value(c, r, slice);
@@ -506,7 +522,7 @@ static void take_compute(checker *c, int r, int i) {
     for (int k = 0; k < step->count; k++) {
         int slice = step->first + k * step->stride;
         value *place = &c->held[r][place_number(place_ahead(step->at, k * step->stride))];
-        if (c->side == CF_COMPUTE_BEFORE)
+        if (step->side == CF_COMPUTE_BEFORE)
             *place = own_value(c, r, slice);
         else if (!c->wrong && !same(*place, arrived_value(c, r, slice)))
             note(c, violated("data", r, i, "computes on slice %d, finds slice %d", slice, place->slice));
@@ -671,38 +687,71 @@ static const char *check_run(checker *c) {
 
 // ----------------------------------------------------------------------------------------------- order
 
-static const char *check_own_slice(const checker *c, int r) {
+static const char *check_own_slice(const checker *c, int r, cf_side side) {
     const cf_schedule *s = c->schedule[r];
-    int first_exchange = -1, taken = 0;
+    bool after = side == CF_COMPUTE_AFTER, wire = c->mode == CF_MODE_COMMFUSE && c->ranks > 1;
+    int first_exchange = -1, taken = 0, first_own = after ? 0 : c->total - c->slices;
     for (int i = 0; i < s->count; i++) {
         const cf_step *step = &s->step[i];
         if (step->kind == CF_EXCHANGE && first_exchange < 0) first_exchange = i;
-        if (step->kind != CF_COMPUTE) continue;
-        int before_own = c->side == CF_COMPUTE_AFTER ? 0 : c->total - c->slices;
-        bool own = taken >= before_own && taken < before_own + c->slices;
+        if (step->kind != CF_COMPUTE || step->side != side) continue;
+        bool own = taken >= first_own && taken < first_own + c->slices;
         for (int k = 0; k < step->count; k++, taken++)
             if ((step->first / c->slices == r) != own || step->count > 1)
                 return violated("own slice", r, i, "slice %d is computed as number %d", step->first, taken);
-        if (own && c->operation == CF_ALLGATHER && (step->wait[0] >= 0 || step->wait[1] >= 0))
+        if (own && after && (step->wait[0] >= 0 || step->wait[1] >= 0))
             return violated("own slice", r, i, "waits, though it is here");
-        bool overlaps = c->side == CF_COMPUTE_BEFORE || c->mode == CF_MODE_NOWIRE || c->ranks == 1;
-        if (taken == 1 && !overlaps && first_exchange < 0)
+        if (taken == 1 && after && wire && first_exchange < 0)
             return violated("own slice", r, i, "no transfer runs behind the first computation");
+    }
+    return NULL;
+}
+
+// Who works on what was posted later first stands and waits while something to work on is there.
+static const char *check_arrival(const checker *c, int r) {
+    const cf_schedule *s = c->schedule[r];
+    for (int i = 0, newest = -1; i < s->count; i++) {
+        const cf_step *step = &s->step[i];
+        int awaited = step->wait[0] > step->wait[1] ? step->wait[0] : step->wait[1];
+        if (step->kind != CF_COMPUTE || step->side != CF_COMPUTE_AFTER) continue;
+        if (awaited >= 0 && awaited < newest)
+            return violated("arrival", r, i, "waits for step %d, the one before for %d", awaited, newest);
+        if (awaited >= 0) newest = awaited;
+    }
+    return NULL;
+}
+
+static const char *check_tail(const checker *c, int r) {
+    const cf_schedule *s = c->schedule[r];
+    cf_side last = computes(c, CF_COMPUTE_BEFORE) ? CF_COMPUTE_BEFORE : CF_COMPUTE_AFTER;
+    for (int i = s->count - 1; i >= 0 && (s->step[i].kind != CF_COMPUTE || s->step[i].side != last); i--)
+        if (s->step[i].kind == CF_EXCHANGE)
+            return violated("tail", r, i, "posted behind the last computation");
+    return NULL;
+}
+
+static const char *check_begin(const checker *c, int r) {
+    const cf_schedule *s = c->schedule[r];
+    for (int i = 0; i < s->count; i++) {
+        const cf_step *step = &s->step[i];
+        if (step->kind == CF_ADD) continue; // on either side, as needed
+        bool first = !on_stream(step) || step->side == CF_COMPUTE_BEFORE;
+        if (first != (i < s->begin)) return violated("begin", r, i, "begin takes %d steps", s->begin);
     }
     return NULL;
 }
 
 static const char *check_order(const checker *c) {
     bool fused = c->mode == CF_MODE_COMMFUSE || c->mode == CF_MODE_NOWIRE;
-    for (int r = 0; r < c->ranks && fused && c->side != CF_NO_COMPUTE; r++) {
-        const cf_schedule *s = c->schedule[r];
-        const char *property = check_own_slice(c, r);
-        if (property) return property;
-        for (int i = s->count - 1; i >= 0 && s->step[i].kind != CF_COMPUTE; i--)
-            if (s->step[i].kind == CF_EXCHANGE)
-                return violated("tail", r, i, "posted behind the last computation");
+    const char *property = NULL;
+    for (int r = 0; r < c->ranks && c->side != CF_NO_COMPUTE && !property; r++) {
+        for (cf_side side = CF_COMPUTE_BEFORE; side <= CF_COMPUTE_AFTER && fused && !property; side++)
+            if (computes(c, side)) property = check_own_slice(c, r, side);
+        if (!property) property = check_arrival(c, r);
+        if (!property && fused) property = check_tail(c, r);
+        if (!property) property = check_begin(c, r);
     }
-    return NULL;
+    return property;
 }
 
 // NULL, or the name of the property that the schedules of ranks 0 … N-1 violate (check_where says where).
@@ -724,7 +773,7 @@ static const char *check(cf_schedule *const *schedule) {
     return property;
 }
 
-// nowire is an honest bound: it computes what commfuse computes, in the same order.
+// nowire is an honest bound: it computes what commfuse computes, in the same order, on the same side.
 static const char *check_nowire(const cf_schedule *nowire, const cf_schedule *commfuse) {
     int i = 0, j = 0;
     for (;; i++, j++) {
@@ -732,8 +781,10 @@ static const char *check_nowire(const cf_schedule *nowire, const cf_schedule *co
         while (j < commfuse->count && commfuse->step[j].kind != CF_COMPUTE) j++;
         if (i == nowire->count || j == commfuse->count) break;
         const cf_step *a = &nowire->step[i], *b = &commfuse->step[j];
-        if (a->first != b->first || a->count != b->count || (a->count > 1 && a->stride != b->stride))
-            return violated("nowire", nowire->rank, i, "computes slice %d, commfuse %d", a->first, b->first);
+        if (a->side != b->side || a->first != b->first || a->count != b->count ||
+            (a->count > 1 && a->stride != b->stride))
+            return violated("nowire", nowire->rank, i, "slice %d on side %d, commfuse %d on %d", a->first,
+                            a->side, b->first, b->side);
     }
     if (i < nowire->count || j < commfuse->count)
         return violated("nowire", nowire->rank, i, "number of steps");

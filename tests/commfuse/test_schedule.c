@@ -23,14 +23,15 @@ typedef struct set { // the schedules of all ranks
     cf_schedule *of[RANKS_MAX];
 } set;
 
-enum { AG_ALONE, AG, RS_ALONE, RS, A2A_ALONE, BEFORE_A2A, AFTER_A2A, KINDS };
+enum { AG_ALONE, AG, RS_ALONE, RS, A2A_ALONE, BEFORE_A2A, AFTER_A2A, BOTH_A2A, KINDS };
 static const kind kinds[KINDS] = {
     [AG_ALONE] = {CF_ALLGATHER, CF_NO_COMPUTE},      [AG] = {CF_ALLGATHER, CF_COMPUTE_AFTER},
     [RS_ALONE] = {CF_REDUCE_SCATTER, CF_NO_COMPUTE}, [RS] = {CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE},
     [A2A_ALONE] = {CF_ALLTOALL, CF_NO_COMPUTE},      [BEFORE_A2A] = {CF_ALLTOALL, CF_COMPUTE_BEFORE},
-    [AFTER_A2A] = {CF_ALLTOALL, CF_COMPUTE_AFTER},
+    [AFTER_A2A] = {CF_ALLTOALL, CF_COMPUTE_AFTER},   [BOTH_A2A] = {CF_ALLTOALL, CF_COMPUTE_BOTH},
 };
-static const char *const side_name[] = {"no compute", "compute before", "compute after"};
+static const char *const side_name[] = {"no compute", "compute before", "compute after",
+                                        "compute on both sides"};
 
 static set set_create(kind of, cf_mode mode, cf_route route, int ranks, int slices) {
     set all = {.ranks = ranks};
@@ -145,9 +146,26 @@ static cf_step *nth(const cf_schedule *s, cf_step_kind of, int n) {
     return &s->step[find(s, of, n)];
 }
 
-// Move step `from` to index `to`; waits follow the steps they name.
+// The same among the computations of one side.
+static int find_compute(const cf_schedule *s, cf_side side, int n) {
+    int i = n < 0 ? s->count - 1 : 0, by = n < 0 ? -1 : 1;
+    for (n = n < 0 ? -n - 1 : n; i >= 0 && i < s->count; i += by)
+        if (s->step[i].kind == CF_COMPUTE && s->step[i].side == side && n-- == 0) return i;
+    fail_msg("the schedule computes too few slices on side %d to plant this fault", side);
+    return -1;
+}
+
+static cf_step *nth_compute(const cf_schedule *s, cf_side side, int n) {
+    return &s->step[find_compute(s, side, n)];
+}
+
+// Move step `from` to index `to`; waits follow the steps they name, and what begin took it still takes.
 static void move(cf_schedule *s, int from, int to) {
     cf_step moved = s->step[from];
+    if (from >= s->begin && to < s->begin)
+        s->begin++;
+    else if (from < s->begin && to >= s->begin)
+        s->begin--;
     int by = from < to ? 1 : -1;
     for (int i = from; i != to; i += by) s->step[i] = s->step[i + by];
     s->step[to] = moved;
@@ -172,7 +190,7 @@ static void insert(cf_schedule *s, int at, cf_step step) {
 static void drop(cf_schedule *s, int at) {
     move(s, at, s->count - 1);
     s->count--;
-    if (s->begin > s->count) s->begin = s->count;
+    if (s->begin > s->count) s->begin = s->count; // the last step, taken by begin, has not moved
     for (int i = 0; i < s->count; i++)
         for (int w = 0; w < 2; w++)
             if (s->step[i].wait[w] == s->count) s->step[i].wait[w] = -1;
@@ -213,6 +231,17 @@ static void result_in_pieces(set *all) {
 static void compute_nothing(set *all) {
     insert(all->of[0], 0, (cf_step){.kind = CF_COMPUTE, .wait = {-1, -1}, .count = 1, .stride = 1});
 }
+// side
+static void other_side(set *all) {
+    cf_step *step = nth(all->of[2], CF_COMPUTE, 1);
+    step->side = step->side == CF_COMPUTE_BEFORE ? CF_COMPUTE_AFTER : CF_COMPUTE_BEFORE;
+}
+static void no_side(set *all) {
+    nth(all->of[2], CF_COMPUTE, 1)->side = CF_NO_COMPUTE;
+}
+static void both_sides_at_once(set *all) {
+    nth(all->of[2], CF_COMPUTE, 1)->side = CF_COMPUTE_BOTH;
+}
 // coverage
 static void compute_twice(set *all) {
     insert(all->of[3], 0, *nth(all->of[3], CF_COMPUTE, 0));
@@ -222,6 +251,15 @@ static void compute_less(set *all) {
 }
 static void compute_another(set *all) {
     nth(all->of[3], CF_COMPUTE, 1)->first = nth(all->of[3], CF_COMPUTE, 2)->first;
+}
+static void work_less(set *all) {
+    drop(all->of[3], find_compute(all->of[3], CF_COMPUTE_AFTER, -1));
+}
+static void work_twice(set *all) {
+    insert(all->of[3], all->of[3]->count, *nth_compute(all->of[3], CF_COMPUTE_AFTER, 0));
+}
+static void compute_instead_of_work(set *all) { // the number of computations is right
+    nth_compute(all->of[3], CF_COMPUTE_AFTER, -1)->side = CF_COMPUTE_BEFORE;
 }
 static void compute_too_wide(set *all) {
     nth(all->of[0], CF_COMPUTE, 0)->count = 2, nth(all->of[0], CF_COMPUTE, 0)->stride = 1;
@@ -247,7 +285,7 @@ static void collective_in_commfuse(set *all) {
                          .wait = {-1, -1},
                          .count = all->ranks,
                          .stride = 1,
-                         .from.slot = r});
+                         .from.slot = all->of[r]->operation == CF_ALLGATHER ? r : 0});
 }
 static void collective_left_out(set *all) {
     for (int r = 0; r < all->ranks; r++) drop(all->of[r], find(all->of[r], CF_COLLECTIVE, 1));
@@ -261,11 +299,11 @@ static void collective_twice(set *all) {
 // matching
 static void redirect_send(set *all) {
     cf_step *step = nth(all->of[2], CF_EXCHANGE, 0);
-    step->send_to = (step->send_to + 1) % all->ranks;
+    step->send_to = (step->send_to + 2) % all->ranks; // + 1 or - 1 is the rank itself
 }
 static void redirect_receive(set *all) {
     cf_step *step = nth(all->of[2], CF_EXCHANGE, -1);
-    step->recv_from = (step->recv_from + 2) % all->ranks; // + 1 is the rank itself
+    step->recv_from = (step->recv_from + 2) % all->ranks;
 }
 static void rename_send(set *all) {
     cf_step *step = nth(all->of[1], CF_EXCHANGE, 1);
@@ -300,6 +338,14 @@ static void add_too_early(set *all) {
 }
 static void reduce_too_early(set *all) {
     forget_waits(nth(all->of[1], CF_COLLECTIVE, -1));
+}
+static void compute_again_where_sent(set *all) { // the own slices next to one that is still leaving
+    cf_schedule *s = all->of[1];
+    nth_compute(s, CF_COMPUTE_BEFORE, -1)->at = nth_compute(s, CF_COMPUTE_BEFORE, 0)->at;
+}
+static void receive_over_own(set *all) { // what arrives lands where the own slices are computed
+    cf_schedule *s = all->of[1];
+    nth(s, CF_EXCHANGE, -1)->at = nth_compute(s, CF_COMPUTE_BEFORE, -1)->at;
 }
 static void one_stage_slot(set *all) {
     cf_schedule *s = all->of[1];
@@ -355,6 +401,24 @@ static void swap_places(set *all) {
     a->at = b->at;
     b->at = kept;
 }
+static void sources_mixed_up(set *all) { // transfers and work agree, but on each other's places
+    cf_schedule *s = all->of[1];
+    int m = s->slices;
+    cf_step *one = nth(s, CF_EXCHANGE, 0), *other = nth(s, CF_EXCHANGE, m);
+    cf_place kept = one->at;
+    one->at = nth_compute(s, CF_COMPUTE_AFTER, m)->at = other->at;
+    other->at = nth_compute(s, CF_COMPUTE_AFTER, 2 * m)->at = kept;
+}
+static void own_slices_stay(set *all) { // computed in the payload, looked for in the result
+    nth_compute(all->of[1], CF_COMPUTE_BEFORE, -1)->at.buffer = CF_FULL;
+}
+static void work_on_payload(set *all) { // on what this rank has for the others
+    nth_compute(all->of[1], CF_COMPUTE_AFTER, -1)->at.buffer = CF_FULL;
+}
+static void work_before_computed(set *all) {
+    cf_schedule *s = all->of[1];
+    move(s, find_compute(s, CF_COMPUTE_AFTER, 0), find_compute(s, CF_COMPUTE_BEFORE, -1));
+}
 static void result_elsewhere(set *all) {
     all->of[1]->result.slot = (all->of[1]->result.slot + 1) % all->ranks;
 }
@@ -395,13 +459,39 @@ static void own_slice_last(set *all) {
 static void own_slice_waits(set *all) {
     nth(all->of[1], CF_COMPUTE, 0)->wait[0] = find(all->of[1], CF_EXCHANGE, 0);
 }
+static void own_computed_first(set *all) {
+    cf_schedule *s = all->of[2];
+    for (int k = 0; k < s->slices; k++) move(s, find_compute(s, CF_COMPUTE_BEFORE, -1), 0);
+}
+static void own_work_last(set *all) {
+    move(all->of[2], find_compute(all->of[2], CF_COMPUTE_AFTER, 0), all->of[2]->count - 1);
+}
+static void own_work_waits(set *all) {
+    nth_compute(all->of[2], CF_COMPUTE_AFTER, 0)->wait[0] = find(all->of[2], CF_EXCHANGE, -1);
+}
 static void nothing_overlaps(set *all) {
     move(all->of[1], find(all->of[1], CF_COMPUTE, 0), 0);
+}
+// arrival
+static void later_first(set *all) {
+    cf_schedule *s = all->of[2];
+    move(s, find_compute(s, CF_COMPUTE_AFTER, -1), find_compute(s, CF_COMPUTE_AFTER, -2));
 }
 // tail
 static void transfer_at_end(set *all) {
     for (int r = 0; r < all->ranks; r++)
         move(all->of[r], find(all->of[r], CF_EXCHANGE, -1), find(all->of[r], CF_COMPUTE, -1));
+}
+static void transfer_behind_compute(set *all) { // early enough to be worked on, too late to be hidden
+    for (int r = 0; r < all->ranks; r++)
+        move(all->of[r], find(all->of[r], CF_EXCHANGE, -1), find_compute(all->of[r], CF_COMPUTE_BEFORE, -1));
+}
+// begin
+static void begin_less(set *all) {
+    all->of[3]->begin--;
+}
+static void begin_more(set *all) {
+    all->of[3]->begin++;
 }
 
 enum { FUSED = CF_MODE_COMMFUSE, SLICED = CF_MODE_SLICE };
@@ -424,6 +514,24 @@ static const struct fault {
     {FAULT(rank_mixed_up), "form", BEFORE_A2A, FUSED, CF_DIRECT, 4, 1},
     {FAULT(result_in_pieces), "form", RS, FUSED, CF_DIRECT, 4, 2},
     {FAULT(compute_nothing), "form", AG_ALONE, FUSED, CF_RING, 4, 1},
+    {FAULT(other_side), "side", AG, FUSED, CF_RING, 4, 1},
+    {FAULT(other_side), "side", AG, SLICED, CF_RING, 4, 4},
+    {FAULT(other_side), "side", RS, FUSED, CF_RING, 4, 2},
+    {FAULT(other_side), "side", RS, FUSED, CF_DIRECT, 4, 2},
+    {FAULT(other_side), "side", RS, SLICED, CF_RING, 4, 2},
+    {FAULT(other_side), "side", BEFORE_A2A, FUSED, CF_DIRECT, 4, 1},
+    {FAULT(other_side), "side", AFTER_A2A, FUSED, CF_DIRECT, 4, 1},
+    {FAULT(no_side), "side", AG, FUSED, CF_DIRECT, 4, 1},
+    {FAULT(no_side), "side", BOTH_A2A, FUSED, CF_DIRECT, 4, 1},
+    {FAULT(both_sides_at_once), "side", BOTH_A2A, SLICED, CF_DIRECT, 4, 2},
+    {FAULT(other_side), "coverage", BOTH_A2A, FUSED, CF_DIRECT, 4, 1},
+    {FAULT(compute_twice), "coverage", BOTH_A2A, FUSED, CF_DIRECT, 4, 2},
+    {FAULT(compute_less), "coverage", BOTH_A2A, FUSED, CF_DIRECT, 4, 1},
+    {FAULT(work_less), "coverage", BOTH_A2A, FUSED, CF_DIRECT, 4, 2},
+    {FAULT(work_less), "coverage", BOTH_A2A, SLICED, CF_DIRECT, 4, 3},
+    {FAULT(work_twice), "coverage", BOTH_A2A, FUSED, CF_RING, 4, 2},
+    {FAULT(compute_instead_of_work), "coverage", BOTH_A2A, FUSED, CF_DIRECT, 4, 1},
+    {FAULT(compute_instead_of_work), "coverage", BOTH_A2A, CF_MODE_NOWIRE, CF_DIRECT, 4, 1},
     {FAULT(compute_twice), "coverage", AG, FUSED, CF_RING, 4, 1},
     {FAULT(compute_twice), "coverage", RS, FUSED, CF_DIRECT, 5, 4},
     {FAULT(compute_less), "coverage", RS, FUSED, CF_RING, 4, 1},
@@ -437,6 +545,18 @@ static const struct fault {
     {FAULT(collective_in_commfuse), "volume", AG, FUSED, CF_DIRECT, 4, 1},
     {FAULT(collective_left_out), "volume", RS, SLICED, CF_RING, 4, 4},
     {FAULT(collective_twice), "volume", AG, SLICED, CF_RING, 4, 3},
+    {FAULT(drop_send), "volume", BOTH_A2A, FUSED, CF_DIRECT, 4, 1},
+    {FAULT(drop_exchange), "volume", BOTH_A2A, FUSED, CF_DIRECT, 4, 2},
+    {FAULT(exchange_at_end), "volume", BOTH_A2A, FUSED, CF_RING, 4, 2},
+    {FAULT(collective_in_commfuse), "volume", BOTH_A2A, FUSED, CF_DIRECT, 4, 1},
+    {FAULT(collective_in_commfuse), "volume", BOTH_A2A, CF_MODE_NOWIRE, CF_DIRECT, 4, 1},
+    {FAULT(collective_twice), "volume", BOTH_A2A, SLICED, CF_RING, 4, 3},
+    {FAULT(redirect_send), "matching", BOTH_A2A, FUSED, CF_DIRECT, 4, 1},
+    {FAULT(redirect_receive), "matching", BOTH_A2A, FUSED, CF_RING, 4, 2},
+    {FAULT(rename_send), "matching", BOTH_A2A, FUSED, CF_DIRECT, 4, 2},
+    {FAULT(wrong_size), "matching", BOTH_A2A, FUSED, CF_DIRECT, 4, 2},
+    {FAULT(swap_sends), "matching", BOTH_A2A, FUSED, CF_DIRECT, 4, 2},
+    {FAULT(swap_collectives), "matching", BOTH_A2A, SLICED, CF_DIRECT, 4, 2},
     {FAULT(redirect_send), "matching", AG, FUSED, CF_DIRECT, 4, 1},
     {FAULT(redirect_send), "matching", RS, FUSED, CF_RING, 4, 1},
     {FAULT(redirect_receive), "matching", RS, FUSED, CF_RING, 4, 2},
@@ -456,6 +576,16 @@ static const struct fault {
     {FAULT(reduce_too_early), "race", RS, SLICED, CF_RING, 4, 4},
     {FAULT(one_stage_slot), "race", RS, FUSED, CF_DIRECT, 4, 1},
     {FAULT(receive_over_source), "race", AG, FUSED, CF_RING, 4, 1},
+    {FAULT(compute_too_early), "race", BOTH_A2A, FUSED, CF_DIRECT, 4, 1},
+    {FAULT(compute_too_early), "race", BOTH_A2A, SLICED, CF_DIRECT, 4, 4},
+    {FAULT(send_too_early), "race", BOTH_A2A, FUSED, CF_DIRECT, 4, 2},
+    {FAULT(reduce_too_early), "race", BOTH_A2A, SLICED, CF_DIRECT, 4, 2},
+    {FAULT(compute_again_where_sent), "race", BOTH_A2A, FUSED, CF_DIRECT, 4, 1},
+    {FAULT(swap_places), "race", BOTH_A2A, FUSED, CF_DIRECT, 4, 1},
+    {FAULT(receive_over_own), "race", BOTH_A2A, FUSED, CF_DIRECT, 4, 1},
+    {FAULT(all_send_first), "deadlock", BOTH_A2A, FUSED, CF_DIRECT, 4, 2},
+    {FAULT(all_receive_first), "deadlock", BOTH_A2A, FUSED, CF_DIRECT, 4, 1},
+    {FAULT(host_stands_in_front), "deadlock", BOTH_A2A, FUSED, CF_DIRECT, 2, 1},
     {FAULT(all_send_first), "deadlock", AG, FUSED, CF_RING, 4, 1},
     {FAULT(all_send_first), "deadlock", RS, FUSED, CF_RING, 5, 2},
     {FAULT(all_receive_first), "deadlock", AG, FUSED, CF_DIRECT, 4, 1},
@@ -467,6 +597,13 @@ static const struct fault {
     {FAULT(result_elsewhere), "data", RS, FUSED, CF_RING, 4, 1},
     {FAULT(add_less), "data", RS, FUSED, CF_RING, 4, 1},
     {FAULT(collective_elsewhere), "data", BEFORE_A2A, SLICED, CF_RING, 4, 2},
+    {FAULT(sources_mixed_up), "data", BOTH_A2A, FUSED, CF_DIRECT, 4, 1},
+    {FAULT(sources_mixed_up), "data", BOTH_A2A, FUSED, CF_RING, 4, 2},
+    {FAULT(collective_elsewhere), "race", BOTH_A2A, SLICED, CF_RING, 4, 2},
+    {FAULT(own_slices_stay), "data", BOTH_A2A, FUSED, CF_DIRECT, 4, 2},
+    {FAULT(own_slices_stay), "data", BEFORE_A2A, FUSED, CF_DIRECT, 4, 1},
+    {FAULT(work_on_payload), "data", BOTH_A2A, FUSED, CF_DIRECT, 4, 1},
+    {FAULT(work_before_computed), "data", BOTH_A2A, FUSED, CF_DIRECT, 4, 1},
     {FAULT(other_order), "sum order", RS, FUSED, CF_DIRECT, 4, 1},
     {FAULT(add_twice), "sum order", RS, FUSED, CF_RING, 4, 1},
     {FAULT(add_twice), "sum order", RS, FUSED, CF_DIRECT, 4, 2},
@@ -476,6 +613,23 @@ static const struct fault {
     {FAULT(own_slice_last), "own slice", AFTER_A2A, FUSED, CF_RING, 4, 1},
     {FAULT(own_slice_waits), "own slice", AG, FUSED, CF_DIRECT, 4, 1},
     {FAULT(nothing_overlaps), "own slice", AG, FUSED, CF_RING, 4, 1},
+    {FAULT(own_computed_first), "own slice", BOTH_A2A, CF_MODE_NOWIRE, CF_DIRECT, 4, 1},
+    {FAULT(own_computed_first), "own slice", BOTH_A2A, FUSED, CF_DIRECT, 4, 2},
+    {FAULT(own_work_last), "own slice", BOTH_A2A, FUSED, CF_DIRECT, 4, 2},
+    {FAULT(own_work_last), "own slice", BOTH_A2A, CF_MODE_NOWIRE, CF_DIRECT, 4, 1},
+    {FAULT(own_work_waits), "own slice", BOTH_A2A, FUSED, CF_DIRECT, 4, 2},
+    {FAULT(own_slice_waits), "own slice", AFTER_A2A, FUSED, CF_DIRECT, 4, 1},
+    {FAULT(later_first), "arrival", BOTH_A2A, FUSED, CF_DIRECT, 4, 2},
+    {FAULT(later_first), "arrival", BOTH_A2A, SLICED, CF_DIRECT, 4, 3},
+    {FAULT(later_first), "arrival", AG, FUSED, CF_RING, 4, 1},
+    {FAULT(transfer_behind_compute), "tail", BOTH_A2A, FUSED, CF_DIRECT, 4, 1},
+    {FAULT(transfer_behind_compute), "tail", BOTH_A2A, FUSED, CF_RING, 4, 4},
+    {FAULT(begin_less), "begin", RS, FUSED, CF_DIRECT, 4, 1},
+    {FAULT(begin_less), "begin", AG, SLICED, CF_RING, 4, 2},
+    {FAULT(begin_less), "begin", BOTH_A2A, FUSED, CF_DIRECT, 4, 2},
+    {FAULT(begin_less), "begin", BOTH_A2A, CF_MODE_NONE, CF_DIRECT, 4, 2},
+    {FAULT(begin_more), "begin", BOTH_A2A, FUSED, CF_DIRECT, 4, 2},
+    {FAULT(begin_more), "begin", AFTER_A2A, FUSED, CF_DIRECT, 4, 1},
     {FAULT(transfer_at_end), "tail", RS, FUSED, CF_DIRECT, 4, 1},
     {FAULT(transfer_at_end), "tail", BEFORE_A2A, FUSED, CF_DIRECT, 4, 2},
 };
@@ -502,6 +656,10 @@ static void nowire_differs(void **state) {
     a->first = b->first;
     assert_string_equal(check_nowire(bad.of[1], good.of[1]), "nowire");
     a->first = nth(good.of[1], CF_COMPUTE, 1)->first;
+    a->side = CF_COMPUTE_AFTER;
+    assert_string_equal(check_nowire(bad.of[1], good.of[1]), "nowire");
+    a->side = CF_COMPUTE_BEFORE;
+    assert_null(check_nowire(bad.of[1], good.of[1]));
     drop(bad.of[1], find(bad.of[1], CF_COMPUTE, -1));
     assert_string_equal(check_nowire(bad.of[1], good.of[1]), "nowire");
     copy_free(&bad);
@@ -534,6 +692,7 @@ int main(void) {
         {"all-to-all", every_schedule, NULL, NULL, (void *)&kinds[A2A_ALONE]},
         {"compute → all-to-all", every_schedule, NULL, NULL, (void *)&kinds[BEFORE_A2A]},
         {"all-to-all → compute", every_schedule, NULL, NULL, (void *)&kinds[AFTER_A2A]},
+        {"compute → all-to-all → compute", every_schedule, NULL, NULL, (void *)&kinds[BOTH_A2A]},
         cmocka_unit_test(same_call_same_schedule),
         cmocka_unit_test(every_fault_is_named),
         cmocka_unit_test(nowire_differs),
