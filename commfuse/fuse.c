@@ -43,13 +43,16 @@ static int64_t staging_bytes(const cf_fuse *f) {
 }
 
 static int64_t result_bytes(const cf_fuse *f) {
-    if (f->schedule->result.buffer != CF_RESULT || f->plan.result_given) return 0;
+    if (f->schedule->result.buffer != CF_RESULT) return 0;
     int64_t shards = f->schedule->operation == CF_ALLTOALL ? f->schedule->ranks : 1;
     return shards * f->plan.capacity * cf_dtype_size(f->plan.dtype);
 }
 
 cf_fuse *cf_fuse_create(cf_context *context, cf_fuse_plan plan) {
     if (plan.capacity < 0) cf_die(NULL, "%s: capacity of %lld elements", plan.name, (long long)plan.capacity);
+    if (plan.result_given && plan.operation != CF_ALLTOALL)
+        cf_die(NULL, "%s: the result of %s cannot be given, only that of all-to-all", plan.name,
+               cf_operation_name(plan.operation));
     cf_fuse *f = calloc(1, sizeof *f);
     if (!f) cf_die(NULL, "out of memory for operation %s", plan.name);
     f->context = context;
@@ -62,7 +65,7 @@ cf_fuse *cf_fuse_create(cf_context *context, cf_fuse_plan plan) {
     f->tag = context->tags;
     context->tags += plan.group->size * f->schedule->slices;
     f->stage = cf_alloc(staging_bytes(f), "communication staging");
-    f->result = cf_alloc(result_bytes(f), "communication staging");
+    if (!plan.result_given) f->result = cf_alloc(result_bytes(f), "communication staging");
     snprintf(f->label, sizeof f->label, "%s %s", cf_operation_name(plan.operation), plan.name);
     return f;
 }
@@ -261,7 +264,8 @@ void cf_fuse_begin(cf_fuse *f, void *full, int64_t rows_per_rank, int64_t row_el
     if (rows_per_rank < 0 || row_elements < 0 || rows_per_rank * row_elements > f->plan.capacity)
         cf_die(NULL, "%s: a shard of %lld x %lld elements exceeds the capacity of %lld", f->label,
                (long long)rows_per_rank, (long long)row_elements, (long long)f->plan.capacity);
-    if (f->plan.result_given && !f->result) cf_die(NULL, "%s: no place for its result", f->label);
+    if (f->plan.result_given && !f->result)
+        cf_die("call cf_fuse_result() before every begin", "%s: no place for its result", f->label);
     if ((compute != NULL) != (f->plan.side != CF_NO_COMPUTE))
         cf_die(NULL, "%s: %s a computation", f->label, compute ? "planned without" : "needs");
     f->running = true;
@@ -287,7 +291,9 @@ void *cf_fuse_finish(cf_fuse *f) {
     while (f->next < f->schedule->count) take(f, f->next++);
     for (int i = 0; i < f->schedule->count; i++) wait_for(f, i);
     f->running = false;
-    return f->schedule->operation == CF_ALLGATHER ? f->full : place_of(f, f->schedule->result);
+    char *result = f->schedule->operation == CF_ALLGATHER ? f->full : place_of(f, f->schedule->result);
+    if (f->plan.result_given) f->result = NULL; // the caller's again: no later run may write there unasked
+    return result;
 }
 
 void *cf_fuse_run(cf_fuse *f, void *full, int64_t rows_per_rank, int64_t row_elements, cf_compute *compute,

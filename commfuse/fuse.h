@@ -63,7 +63,8 @@ void cf_fuse_free(cf_fuse *fuse);
 const cf_schedule *cf_fuse_schedule(const cf_fuse *fuse);
 const cf_fuse_plan *cf_fuse_get_plan(const cf_fuse *fuse);
 
-// Where the slices by source of an all-to-all planned with result_given go: ranks · capacity elements.
+// Where the slices by source of an all-to-all planned with result_given go in its next run, and in that
+// alone: ranks · capacity elements.
 void cf_fuse_result(cf_fuse *fuse, void *result);
 
 // Payload: `full` holds ranks · rows_per_rank rows of row_elements elements, rank i's shard at row
