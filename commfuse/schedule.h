@@ -11,8 +11,9 @@
 //   CF_FULL    the caller's payload. all-gather: filled by this operation, own shard there from the start.
 //              reduce-scatter: this rank's partial sums. all-to-all: slices by destination.
 //   CF_STAGE   slots of one slice each, owned by the operation: partial sums on their way.
-//   CF_RESULT  all-to-all: slices by source (with compute after alone, the own slices stay in FULL in
-//              commfuse mode: nothing moves them; with compute before, they are computed here). reduce-scatter by native collective: the own shard, reduced.
+//   CF_RESULT  all-to-all: slices by source. In commfuse mode nothing moves the own slices: with compute
+//              before they are computed here, with compute after alone they stay in FULL.
+//              reduce-scatter by native collective: the own shard, reduced.
 // The reduced own shard of a reduce-scatter lies in cf_schedule.result.
 #ifndef CF_SCHEDULE_H
 #define CF_SCHEDULE_H
@@ -45,8 +46,8 @@ typedef struct cf_step {
     int wait[2]; // indices of earlier steps that must be complete first; -1: none
     // COMPUTE and COLLECTIVE: slices first, first + stride, …, `count` of them
     int first, count, stride;
-    // COMPUTE: CF_COMPUTE_BEFORE writes slices that will travel, CF_COMPUTE_AFTER reads those that have arrived,
-    // the first of them at `at`
+    // COMPUTE: CF_COMPUTE_BEFORE writes slices that will travel, CF_COMPUTE_AFTER reads those that have
+    // arrived, the first of them at `at`
     cf_side side;
     // ADD:     at = at + from.   COPY: at = from (the own slices of an all-to-all without compute).
     // EXCHANGE: sends `from`, receives into `at`.   COLLECTIVE: from → at
