@@ -2,8 +2,9 @@
 //
 // The executor on real ranks. Payloads are integers small enough that every sum is exact in every type, so
 // results are compared with ==; a value depends on who made it and on its row and column, so nothing that
-// lands in a wrong place can go unseen. Callbacks check their spans: inside the payload, each row once and,
-// for compute after, already filled. Guards behind each payload must survive.
+// lands in a wrong place can go unseen. Callbacks check their spans: inside the payload, on a side on which
+// the operation computes, each row once on each and, for compute after, already filled; for accumulating
+// compute before, still as the caller left it. Guards behind each payload and each given result must survive.
 //
 // Where the order of a sum matters (commfuse promises j+1, j+2, …, j on both routes), fractions are summed
 // and compared bit by bit with the sum made here.
@@ -12,7 +13,7 @@
 #include "commfuse/fuse.h"
 #include <time.h>
 
-enum { GUARD_BYTES = 64, GUARD = 0xA5, JOBS_MAX = 8, PATIENCE_S = 60, HOLD_BACK_MS = 600 };
+enum { GUARD_BYTES = 64, GUARD = 0xA5, JOBS_MAX = 8, PATIENCE_S = 60, HOLD_BACK_MS = 600, EARLIER = 1000 };
 
 static cf_context context;
 static cf_mesh mesh; // tp = all ranks
@@ -22,24 +23,49 @@ typedef struct job { // one operation, its payload and what its callback saw
     cf_fuse_plan plan;
     int64_t rows, elements; // of one shard; of a row
     int seed;
-    bool fractions; // values that are not exact: reduce-scatter only
-    char *full, *result;
+    bool fractions;   // values that are not exact: reduce-scatter only
+    bool accumulates; // onto what the payload holds already, values of seed + EARLIER: reduce-scatter only
+    char *full, *result, *given; // given: NULL, or the memory that the result must be in
     int64_t full_bytes;
-    int *covered; // times each row was computed
-    int64_t first_row;
-    int64_t sent_before; // bytes
+    int *covered[CF_COMPUTE_AFTER + 1];  // [side]: times each row was computed
+    int64_t first_worked, last_computed; // rows; -1: none
+    int64_t sent_before;                 // bytes
 } job;
+
+// Every operation that computes, on each side on which it can.
+typedef struct computing {
+    cf_operation operation;
+    cf_side side;
+} computing;
+static const computing every_computing[] = {{CF_ALLGATHER, CF_COMPUTE_AFTER},
+                                            {CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE},
+                                            {CF_ALLTOALL, CF_COMPUTE_BEFORE},
+                                            {CF_ALLTOALL, CF_COMPUTE_AFTER},
+                                            {CF_ALLTOALL, CF_COMPUTE_BOTH}};
+enum { COMPUTINGS = sizeof every_computing / sizeof every_computing[0] };
+
+static bool computes(const job *j, cf_side side) {
+    return j->plan.side == side || (j->plan.side == CF_COMPUTE_BOTH && side != CF_NO_COMPUTE);
+}
 
 // ---------------------------------------------------------------------------------------------- values
 
 // What member `member` of the group makes for a row of the payload; fits every type, and so do sums over ranks.
-static int64_t whole(const job *j, int member, int64_t row, int64_t column) {
-    int64_t mixed = 37 * j->plan.group->world[member] + 101 * row + 7 * column + 13 * j->seed;
+static int64_t seeded(const job *j, int member, int64_t row, int64_t column, int seed) {
+    int64_t mixed = 37 * j->plan.group->world[member] + 101 * row + 7 * column + 13 * seed;
     return mixed % 509 - 254;
 }
 
-static float fraction(const job *j, int member, int64_t row, int64_t column) {
-    uint32_t mixed = (uint32_t)(whole(j, member, row, column) * 2654435761 + row * 40503 + column * 69069);
+static int64_t whole(const job *j, int member, int64_t row, int64_t column) {
+    return seeded(j, member, row, column, j->seed);
+}
+
+static int64_t earlier(const job *j, int member, int64_t row, int64_t column) {
+    return seeded(j, member, row, column, j->seed + EARLIER);
+}
+
+static float fraction(int64_t number, int64_t row, int64_t column) {
+    uint32_t mixed = (uint32_t)(number * 2654435761 + row * 40503 + column * 69069);
     mixed ^= mixed >> 15;
     mixed *= 2246822519u;
     mixed ^= mixed >> 13;
@@ -87,23 +113,26 @@ static int64_t row_bytes(const job *j) {
     return j->elements * cf_dtype_size(j->plan.dtype);
 }
 
-static void fill_row(const job *j, char *data, int64_t row) { // as this rank
+typedef int64_t made_by(const job *j, int member, int64_t row, int64_t column);
+
+static void fill_row(const job *j, char *data, int64_t row, made_by *make) { // as this rank
     for (int64_t column = 0; column < j->elements; column++) {
+        int64_t value = make(j, j->plan.group->rank, row, column);
         if (j->fractions)
-            ((float *)data)[column] = fraction(j, j->plan.group->rank, row, column);
+            ((float *)data)[column] = fraction(value, row, column);
         else
-            put(j, data, column, whole(j, j->plan.group->rank, row, column));
+            put(j, data, column, value);
     }
 }
 
 static const char *describe(const job *j) {
-    static const char *const side[] = {"alone", "after compute", "before compute"};
+    static const char *const side[] = {"alone", "after compute", "before compute", "between computes"};
     static char text[256];
     const cf_fuse_plan *p = &j->plan;
-    snprintf(text, sizeof text, "%s %s, %s by %s, %d slices, %s, %lld rows of %lld, rank %d of %d (%s)",
+    snprintf(text, sizeof text, "%s %s, %s by %s, %d slices, %s%s, %lld rows of %lld, rank %d of %d (%s)",
              cf_operation_name(p->operation), side[p->side], cf_mode_name(p->mode), cf_route_name(p->route),
-             p->slices, cf_dtype_name(p->dtype), (long long)j->rows, (long long)j->elements, p->group->rank,
-             p->group->size, p->group->name);
+             p->slices, cf_dtype_name(p->dtype), p->result_given ? ", result given" : "", (long long)j->rows,
+             (long long)j->elements, p->group->rank, p->group->size, p->group->name);
     return text;
 }
 
@@ -117,19 +146,40 @@ static void check_arrived(const job *j, const char *data, int64_t row) {
               describe(j), (long long)row, (long long)column);
 }
 
+// Adds what this rank makes for the row, which nobody has touched since the caller left it.
+static void accumulate_row(const job *j, char *data, int64_t row) {
+    int rank = j->plan.group->rank;
+    for (int64_t column = 0; column < j->elements; column++) {
+        int64_t value = whole(j, rank, row, column), old = earlier(j, rank, row, column);
+        float was = fraction(old, row, column);
+        bool kept = j->fractions ? memcmp(&((float *)data)[column], &was, sizeof was) == 0
+                                 : holds(j, data, column, old);
+        CHECK(kept, "%s: row %lld column %lld has changed before it is computed", describe(j), (long long)row,
+              (long long)column);
+        if (j->fractions)
+            ((float *)data)[column] += fraction(value, row, column);
+        else
+            put(j, data, column, old + value);
+    }
+}
+
+// What a member has for a row of a reduce-scatter, and with fractions the same as one rounded number.
+static int64_t part_of(const job *j, int member, int64_t row, int64_t column, float *rounded) {
+    int64_t value = whole(j, member, row, column), old = earlier(j, member, row, column);
+    *rounded = fraction(value, row, column);
+    if (j->accumulates) *rounded += fraction(old, row, column);
+    return value + (j->accumulates ? old : 0);
+}
+
 static void check_reduced(const job *j, const char *data, int64_t row) {
     const cf_group *g = j->plan.group;
     for (int64_t column = 0; column < j->elements; column++) {
         int64_t sum = 0;
         float running = 0; // in the promised order: the rank behind the owner first, the owner last
         for (int i = 1; i <= g->size; i++) {
-            int member = (g->rank + i) % g->size;
-            if (j->fractions && i == 1)
-                running = fraction(j, member, row, column);
-            else if (j->fractions)
-                running += fraction(j, member, row, column);
-            else
-                sum += whole(j, member, row, column);
+            float part;
+            sum += part_of(j, (g->rank + i) % g->size, row, column, &part);
+            running = i == 1 ? part : running + part;
         }
         bool right = j->fractions ? memcmp(&((const float *)data)[column], &running, sizeof running) == 0
                                   : holds(j, data, column, sum);
@@ -143,6 +193,8 @@ static void compute(void *argument, const cf_span *span, cf_stream *stream) {
     job *j = argument;
     cf_stream_sync(stream);
     int64_t rows = j->plan.group->size * j->rows;
+    CHECK((span->side == CF_COMPUTE_BEFORE || span->side == CF_COMPUTE_AFTER) && computes(j, span->side),
+          "%s: a span on side %d", describe(j), span->side);
     CHECK(stream == context.stream && span->blocks >= 1 && span->rows >= 0 && span->row >= 0,
           "%s: span of %d blocks of %lld rows from %lld", describe(j), span->blocks, (long long)span->rows,
           (long long)span->row);
@@ -152,12 +204,17 @@ static void compute(void *argument, const cf_span *span, cf_stream *stream) {
             char *data = span->data + i * span->data_stride + k * row_bytes(j);
             CHECK(row >= 0 && row < rows, "%s: span reaches row %lld of %lld", describe(j), (long long)row,
                   (long long)rows);
-            if (j->first_row < 0) j->first_row = row;
-            j->covered[row]++;
-            if (j->plan.side == CF_COMPUTE_BEFORE)
-                fill_row(j, data, row);
-            else if (j->plan.mode != CF_MODE_NOWIRE)
-                check_arrived(j, data, row);
+            j->covered[span->side][row]++;
+            if (span->side == CF_COMPUTE_AFTER) {
+                if (j->first_worked < 0) j->first_worked = row;
+                if (j->plan.mode != CF_MODE_NOWIRE) check_arrived(j, data, row);
+                continue;
+            }
+            j->last_computed = row;
+            if (j->accumulates)
+                accumulate_row(j, data, row);
+            else
+                fill_row(j, data, row, whole);
         }
 }
 
@@ -167,18 +224,42 @@ static job job_create(const cf_group *group, cf_operation operation, cf_side sid
     return (job){.plan = plan, .fuse = cf_fuse_create(&context, plan)};
 }
 
+// An all-to-all whose result goes where the job says, another place in every run.
+static job job_create_given(cf_side side, cf_mode mode, cf_route route, int slices, cf_dtype dtype,
+                            int64_t capacity) {
+    cf_fuse_plan plan = {"test.place", &mesh.tp_group, CF_ALLTOALL, side,     mode,
+                         route,        slices,         dtype,       capacity, true};
+    return (job){.plan = plan, .fuse = cf_fuse_create(&context, plan)};
+}
+
+static char *guarded(int64_t bytes) {
+    char *memory = malloc((size_t)bytes + GUARD_BYTES);
+    CHECK(memory, "out of memory");
+    return memset(memory, GUARD, (size_t)bytes + GUARD_BYTES);
+}
+
+static void check_guard(const job *j, const char *memory, const char *what) {
+    for (int i = 0; i < GUARD_BYTES; i++)
+        CHECK((unsigned char)memory[j->full_bytes + i] == GUARD, "%s: byte %d behind %s", describe(j), i,
+              what);
+}
+
 static void job_begin(job *j, int64_t rows, int64_t elements, int seed) {
     const cf_group *g = j->plan.group;
-    j->rows = rows, j->elements = elements, j->seed = seed, j->first_row = -1;
+    j->rows = rows, j->elements = elements, j->seed = seed, j->first_worked = j->last_computed = -1;
     j->full_bytes = g->size * rows * row_bytes(j);
-    j->full = malloc((size_t)j->full_bytes + GUARD_BYTES);
-    j->covered = calloc((size_t)(g->size * rows) + 1, sizeof *j->covered);
-    CHECK(j->full && j->covered, "out of memory");
-    memset(j->full, GUARD, (size_t)j->full_bytes + GUARD_BYTES);
+    j->full = guarded(j->full_bytes);
+    j->given = j->plan.result_given ? guarded(j->full_bytes) : NULL;
+    if (j->given) cf_fuse_result(j->fuse, j->given);
+    for (cf_side side = CF_NO_COMPUTE; side <= CF_COMPUTE_AFTER; side++) {
+        j->covered[side] = calloc((size_t)(g->size * rows) + 1, sizeof *j->covered[side]);
+        CHECK(j->covered[side], "out of memory");
+    }
     for (int64_t row = 0; row < g->size * rows; row++) {
         bool mine =
-            j->plan.operation == CF_ALLGATHER ? row / rows == g->rank : j->plan.side != CF_COMPUTE_BEFORE;
-        if (mine) fill_row(j, j->full + row * row_bytes(j), row);
+            j->plan.operation == CF_ALLGATHER ? row / rows == g->rank : !computes(j, CF_COMPUTE_BEFORE);
+        if (mine || j->accumulates)
+            fill_row(j, j->full + row * row_bytes(j), row, j->accumulates ? earlier : whole);
     }
     j->sent_before = context.transport ? context.transport->bytes_sent(context.transport) : 0;
     cf_fuse_begin(j->fuse, j->full, rows, elements, j->plan.side == CF_NO_COMPUTE ? NULL : compute, j, 7);
@@ -204,25 +285,36 @@ static void check_result(const job *j) {
     }
 }
 
+// Each row once on each side on which the operation computes, own rows last before and first after.
+static void check_coverage(const job *j) {
+    const cf_group *g = j->plan.group;
+    for (cf_side side = CF_COMPUTE_BEFORE; side <= CF_COMPUTE_AFTER; side++)
+        for (int64_t row = 0; row < g->size * j->rows; row++)
+            CHECK(j->covered[side][row] == computes(j, side), "%s: row %lld computed %d times on side %d",
+                  describe(j), (long long)row, j->covered[side][row], side);
+    if (j->plan.mode < CF_MODE_COMMFUSE || j->rows < j->plan.slices) return;
+    if (computes(j, CF_COMPUTE_BEFORE))
+        CHECK(j->last_computed / j->rows == g->rank, "%s: ends with row %lld", describe(j),
+              (long long)j->last_computed);
+    if (computes(j, CF_COMPUTE_AFTER))
+        CHECK(j->first_worked / j->rows == g->rank, "%s: begins with row %lld", describe(j),
+              (long long)j->first_worked);
+}
+
 static void job_finish(job *j) {
     j->result = cf_fuse_finish(j->fuse);
     cf_stream_sync(context.stream);
-    const cf_group *g = j->plan.group;
-    for (int64_t row = 0; row < g->size * j->rows; row++)
-        CHECK(j->covered[row] == (j->plan.side != CF_NO_COMPUTE), "%s: row %lld computed %d times",
-              describe(j), (long long)row, j->covered[row]);
-    for (int i = 0; i < GUARD_BYTES; i++)
-        CHECK((unsigned char)j->full[j->full_bytes + i] == GUARD, "%s: byte %d behind the payload",
-              describe(j), i);
+    check_coverage(j);
+    check_guard(j, j->full, "the payload");
+    if (j->given) check_guard(j, j->given, "the given result");
+    CHECK(!j->given || j->result == j->given, "%s: the result is not in the memory given", describe(j));
     if (j->plan.mode != CF_MODE_NOWIRE) check_result(j);
-    if (j->plan.mode == CF_MODE_COMMFUSE && j->plan.side == CF_COMPUTE_AFTER && j->rows >= j->plan.slices)
-        CHECK(j->first_row / j->rows == g->rank, "%s: begins with row %lld", describe(j),
-              (long long)j->first_row);
 }
 
 static void job_release(job *j) { // the payload; the operation can be begun again
     free(j->full);
-    free(j->covered);
+    free(j->given);
+    for (cf_side side = CF_NO_COMPUTE; side <= CF_COMPUTE_AFTER; side++) free(j->covered[side]);
 }
 
 static void job_run(job *j, int64_t rows, int64_t elements, int seed) {
@@ -270,14 +362,80 @@ static void compute_then_alltoall(void) {
 static void alltoall_then_compute(void) {
     every_mode(CF_ALLTOALL, CF_COMPUTE_AFTER);
 }
+static void alltoall_between_computes(void) {
+    every_mode(CF_ALLTOALL, CF_COMPUTE_BOTH);
+}
+
+// Two runs into two places: the second leaves the first one's result alone.
+static void two_places(job *j, int64_t rows, int64_t more_rows, int64_t elements, int seed) {
+    job_begin(j, rows, elements, seed);
+    job_finish(j);
+    job first = *j;
+    job_begin(j, more_rows, elements, seed + 1);
+    job_finish(j);
+    CHECK(first.given != j->given, "%s: one place for two results", describe(j));
+    check_guard(&first, first.given, "the result before");
+    if (j->plan.mode != CF_MODE_NOWIRE) check_result(&first);
+    job_release(&first);
+    job_release(j);
+}
+
+static void result_in_given_memory(void) {
+    static const int64_t rows[] = {1, 3, 5, 17, 0, 2};
+    static const cf_dtype dtypes[] = {CF_FP32, CF_INT64, CF_BF16};
+    int turn = 0, count = sizeof rows / sizeof rows[0];
+    for (cf_side side = CF_NO_COMPUTE; side <= CF_COMPUTE_BOTH; side++)
+        for (cf_mode mode = CF_MODE_NONE; mode <= CF_MODE_NOWIRE; mode++)
+            for (cf_route route = CF_RING; route <= CF_DIRECT; route++)
+                for (int slices = 1; slices <= 4; slices++, turn++) {
+                    int64_t before = cf_memory_bytes();
+                    job j = job_create_given(side, mode, route, slices, dtypes[turn % 3], 17 * 9);
+                    CHECK(cf_memory_bytes() == before, "%s: takes %lld bytes", describe(&j),
+                          (long long)(cf_memory_bytes() - before));
+                    for (int i = 0; i < count; i++)
+                        two_places(&j, rows[i], rows[(i + 1) % count], 1 + (i + turn) % 9, turn);
+                    char *place = guarded(0);
+                    cf_fuse_result(j.fuse, place);
+                    cf_fuse_free(j.fuse); // and not the place
+                    free(place);
+                    job own = job_create(&mesh.tp_group, CF_ALLTOALL, side, mode, route, slices, CF_FP32, 5);
+                    CHECK(cf_memory_bytes() == before + mesh.tp * 5 * 4, "%s: takes %lld bytes",
+                          describe(&own), (long long)(cf_memory_bytes() - before));
+                    cf_fuse_free(own.fuse);
+                }
+}
+
+// Partial sums of earlier passes are in the payload and grow: gradients over several micro-steps, of which
+// the last one communicates. Sliced natively with more than one slice, FULL has another order of rows.
+static void accumulate_then_reduce_scatter(void) {
+    static const int64_t rows[] = {1, 3, 5, 17, 0, 22};
+    static const cf_dtype dtypes[] = {CF_FP32, CF_FP64, CF_INT64};
+    int turn = 0;
+    for (cf_mode mode = CF_MODE_NONE; mode <= CF_MODE_COMMFUSE; mode++)
+        for (cf_route route = CF_RING; route <= CF_DIRECT; route++)
+            for (int slices = 1; slices <= (mode == CF_MODE_SLICE ? 1 : 4); slices++, turn++) {
+                job j = job_create(&mesh.tp_group, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, mode, route, slices,
+                                   dtypes[turn % 3], 22 * 31);
+                j.accumulates = true;
+                for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) job_run(&j, rows[i], 31, turn);
+                cf_fuse_free(j.fuse);
+                if (mode != CF_MODE_COMMFUSE) continue; // libraries sum in any order
+                job bits = job_create(&mesh.tp_group, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, mode, route,
+                                      slices, CF_FP32, 22 * 31);
+                bits.accumulates = bits.fractions = true;
+                for (int again = 0; again < 2; again++) job_run(&bits, 22, 31, turn);
+                cf_fuse_free(bits.fuse);
+            }
+}
 
 // Every type with every operation, in the mode that matters.
 static void every_type(void) {
-    for (cf_operation operation = CF_ALLGATHER; operation <= CF_ALLTOALL; operation++)
+    for (int of = 0; of < COMPUTINGS; of++)
         for (cf_dtype dtype = CF_FP32; dtype <= CF_BYTE; dtype++) {
-            if (operation == CF_REDUCE_SCATTER && dtype > CF_INT64) continue;
-            cf_side side = operation == CF_ALLGATHER ? CF_COMPUTE_AFTER : CF_COMPUTE_BEFORE;
-            job j = job_create(&mesh.tp_group, operation, side, CF_MODE_COMMFUSE, CF_RING, 2, dtype, 9 * 31);
+            computing c = every_computing[of];
+            if (c.operation == CF_REDUCE_SCATTER && dtype > CF_INT64) continue;
+            job j =
+                job_create(&mesh.tp_group, c.operation, c.side, CF_MODE_COMMFUSE, CF_RING, 2, dtype, 9 * 31);
             job_run(&j, 9, 31, dtype);
             cf_fuse_free(j.fuse);
         }
@@ -285,12 +443,13 @@ static void every_type(void) {
 
 static void megabytes(void) {
     int64_t rows = 1051, elements = 600; // 2.4 MiB a shard: beyond what a library sends eagerly
-    for (cf_operation operation = CF_ALLGATHER; operation <= CF_ALLTOALL; operation++)
+    for (int of = 0; of < COMPUTINGS; of++)
         for (cf_mode mode = CF_MODE_NONE; mode <= CF_MODE_COMMFUSE; mode++)
             for (cf_route route = CF_RING; route <= (mode == CF_MODE_COMMFUSE ? CF_DIRECT : CF_RING);
                  route++) {
-                cf_side side = operation == CF_ALLGATHER ? CF_COMPUTE_AFTER : CF_COMPUTE_BEFORE;
-                job j = job_create(&mesh.tp_group, operation, side, mode, route, 2, CF_FP32, rows * elements);
+                computing c = every_computing[of];
+                job j =
+                    job_create(&mesh.tp_group, c.operation, c.side, mode, route, 2, CF_FP32, rows * elements);
                 job_run(&j, rows, elements, (int)mode);
                 cf_fuse_free(j.fuse);
             }
@@ -315,6 +474,8 @@ static void several_in_flight(void) {
                 job_create(g, CF_ALLGATHER, CF_NO_COMPUTE, mode_of(turn, 3), CF_RING, 1, CF_FP64, 5000),
                 job_create(g, CF_REDUCE_SCATTER, CF_NO_COMPUTE, mode_of(turn, 4), CF_DIRECT, 1, CF_FP64,
                            5000),
+                job_create(g, CF_ALLTOALL, CF_COMPUTE_BOTH, mode_of(turn, 5), CF_DIRECT, 2, CF_FP32, 5000),
+                job_create_given(CF_COMPUTE_BOTH, mode_of(turn, 6), CF_RING, 1, CF_INT64, 5000),
             };
             int count = sizeof jobs / sizeof jobs[0];
             for (int i = 0; i < count; i++) job_begin(&jobs[i], 11 + i, 40 + i, i);
@@ -328,10 +489,10 @@ static void several_in_flight(void) {
 
 // Polling alone brings an operation to its end, and finish after that has nothing left to do.
 static void advance_to_the_end(void) {
-    for (cf_operation operation = CF_ALLGATHER; operation <= CF_ALLTOALL; operation++)
+    for (int of = 0; of < COMPUTINGS; of++)
         for (cf_mode mode = CF_MODE_NONE; mode <= CF_MODE_NOWIRE; mode++) {
-            cf_side side = operation == CF_REDUCE_SCATTER ? CF_COMPUTE_BEFORE : CF_COMPUTE_AFTER;
-            job j = job_create(&mesh.tp_group, operation, side, mode, CF_RING, 3, CF_FP32, 10000);
+            computing c = every_computing[of];
+            job j = job_create(&mesh.tp_group, c.operation, c.side, mode, CF_RING, 3, CF_FP32, 10000);
             job_begin(&j, 100, 100, 3);
             double give_up = cf_now_ms() + PATIENCE_S * 1e3;
             while (!cf_fuse_advance(j.fuse))
@@ -343,11 +504,10 @@ static void advance_to_the_end(void) {
         }
 }
 
-// While the others hold back, advance takes the own slice, finds nothing else and says so at once.
-static void advance_does_not_wait(void) {
-    if (mesh.tp == 1) return;
-    job j = job_create(&mesh.tp_group, CF_ALLGATHER, CF_COMPUTE_AFTER, CF_MODE_COMMFUSE, CF_RING, 1, CF_FP32,
-                       100);
+// While the others hold back, advance takes the own slice, finds nothing else and says so at once. What is
+// to be computed before, begin has computed.
+static void hold_back(cf_operation operation, cf_side side) {
+    job j = job_create(&mesh.tp_group, operation, side, CF_MODE_COMMFUSE, CF_RING, 1, CF_FP32, 100);
     cf_barrier(&context, &mesh.tp_group);
     double begin = cf_now_ms();
     if (mesh.tp_group.rank != 0)
@@ -358,19 +518,28 @@ static void advance_does_not_wait(void) {
         double took = cf_now_ms() - begin;
         CHECK(!ended && took < HOLD_BACK_MS, "advance %s after %g ms, the others begin after %d ms",
               ended ? "came to the end" : "returned", took, HOLD_BACK_MS);
-        CHECK(j.covered[0] == 1 && j.covered[10] == 0,
-              "the own slice is computed %d times, the next one %d times", j.covered[0], j.covered[10]);
+        const int *worked = j.covered[CF_COMPUTE_AFTER], *made = j.covered[CF_COMPUTE_BEFORE];
+        for (int64_t row = 0; row < mesh.tp * 10; row++)
+            CHECK(worked[row] == (row < 10) && made[row] == computes(&j, CF_COMPUTE_BEFORE),
+                  "%s: row %lld is computed %d times before, %d after", describe(&j), (long long)row,
+                  made[row], worked[row]);
     }
     job_finish(&j);
     job_release(&j);
     cf_fuse_free(j.fuse);
 }
 
+static void advance_does_not_wait(void) {
+    if (mesh.tp == 1) return;
+    hold_back(CF_ALLGATHER, CF_COMPUTE_AFTER);
+    hold_back(CF_ALLTOALL, CF_COMPUTE_BOTH);
+}
+
 static void one_operation_many_times(void) {
-    for (cf_operation operation = CF_ALLGATHER; operation <= CF_ALLTOALL; operation++) {
-        cf_side side = operation == CF_ALLGATHER ? CF_COMPUTE_AFTER : CF_COMPUTE_BEFORE;
-        job j = job_create(&mesh.tp_group, operation, side, CF_MODE_COMMFUSE, operation == CF_ALLTOALL, 2,
-                           CF_FP32, 22 * 49);
+    for (int of = 0; of < COMPUTINGS; of++) {
+        computing c = every_computing[of];
+        job j = job_create(&mesh.tp_group, c.operation, c.side, CF_MODE_COMMFUSE,
+                           c.operation == CF_ALLTOALL ? CF_DIRECT : CF_RING, 2, CF_FP32, 22 * 49);
         int64_t before = cf_memory_bytes();
         for (int i = 0; i < 100; i++) job_run(&j, i * 7 % 23, 1 + i * 13 % 49, i);
         CHECK(cf_memory_bytes() == before, "%s: memory grew by %lld bytes in 100 runs", describe(&j),
@@ -397,11 +566,11 @@ static void sums_have_one_order(void) {
 
 static void volume_is_what_must_travel(void) {
     if (!context.transport) return;
-    for (cf_operation operation = CF_ALLGATHER; operation <= CF_ALLTOALL; operation++)
+    for (int of = 0; of < COMPUTINGS; of++)
         for (cf_mode mode = CF_MODE_NONE; mode <= CF_MODE_NOWIRE; mode++)
             for (cf_route route = CF_RING; route <= CF_DIRECT; route++) {
-                cf_side side = operation == CF_ALLGATHER ? CF_COMPUTE_AFTER : CF_COMPUTE_BEFORE;
-                job j = job_create(&mesh.tp_group, operation, side, mode, route, 3, CF_FP64, 17 * 9);
+                computing c = every_computing[of];
+                job j = job_create(&mesh.tp_group, c.operation, c.side, mode, route, 3, CF_FP64, 17 * 9);
                 job_run(&j, 17, 9, 4);
                 int64_t sent = context.transport->bytes_sent(context.transport) - j.sent_before;
                 int64_t expected = mode == CF_MODE_COMMFUSE ? (mesh.tp - 1) * 17 * 9 * 8 : 0;
@@ -428,6 +597,8 @@ static void two_groups_at_once(void) {
                        CF_FP32, 4000),
             job_create(&grid.world_group, CF_ALLTOALL, CF_COMPUTE_BEFORE, mode_of(turn, 4), CF_RING, 1,
                        CF_FP32, 4000),
+            job_create(&grid.tp_group, CF_ALLTOALL, CF_COMPUTE_BOTH, mode_of(turn, 5), CF_DIRECT, 2, CF_FP32,
+                       4000),
         };
         int count = sizeof jobs / sizeof jobs[0];
         for (int again = 0; again < 3; again++) {
@@ -475,10 +646,10 @@ static void alone_without_transport(void) {
     if (mesh.tp > 1) return;
     cf_transport *kept = context.transport;
     context.transport = NULL;
-    for (cf_operation operation = CF_ALLGATHER; operation <= CF_ALLTOALL; operation++)
+    for (int of = 0; of < COMPUTINGS; of++)
         for (cf_mode mode = CF_MODE_NONE; mode <= CF_MODE_NOWIRE; mode++) {
-            cf_side side = operation == CF_REDUCE_SCATTER ? CF_COMPUTE_BEFORE : CF_COMPUTE_AFTER;
-            job j = job_create(&mesh.tp_group, operation, side, mode, CF_RING, 3, CF_FP32, 7 * 11);
+            computing c = every_computing[of];
+            job j = job_create(&mesh.tp_group, c.operation, c.side, mode, CF_RING, 3, CF_FP32, 7 * 11);
             job_run(&j, 7, 11, 6);
             cf_fuse_free(j.fuse);
         }
@@ -489,6 +660,41 @@ static void alone_without_transport(void) {
     ASSERT_DIES((cf_die_setup(0, 1, NULL), cf_fuse_begin(j.fuse, payload, 2, 6, NULL, NULL, -1)),
                 "test.place", "all-gather", "2 x 6", "10"); // the child has no MPI that it could abort
     cf_fuse_free(j.fuse);
+    context.transport = kept;
+}
+
+// Where the result goes: said before every begin, not while it runs, and only of what was planned so.
+static void a_result_needs_one_place(void) {
+    if (mesh.tp > 1) return; // as above: the child has no transport
+    cf_transport *kept = context.transport;
+    context.transport = NULL;
+    for (cf_mode mode = CF_MODE_NONE; mode <= CF_MODE_NOWIRE; mode++) {
+        job j = job_create_given(CF_COMPUTE_BOTH, mode, CF_DIRECT, 2, CF_FP32, 40);
+        float payload[40], result[40];
+        ASSERT_DIES((cf_die_setup(0, 1, NULL), cf_fuse_begin(j.fuse, payload, 4, 10, compute, &j, -1)),
+                    "all-to-all test.place", "no place for its result");
+        job_begin(&j, 4, 10, 1);
+        ASSERT_DIES((cf_die_setup(0, 1, NULL), cf_fuse_result(j.fuse, result)), "all-to-all test.place",
+                    "is running");
+        job_finish(&j);
+        job_release(&j);
+        ASSERT_DIES((cf_die_setup(0, 1, NULL), cf_fuse_begin(j.fuse, payload, 4, 10, compute, &j, -1)),
+                    "all-to-all test.place", "no place for its result"); // that was for one run
+        cf_fuse_free(j.fuse);
+    }
+    for (int of = 0; of < COMPUTINGS; of++) {
+        computing c = every_computing[of];
+        job j = job_create(&mesh.tp_group, c.operation, c.side, CF_MODE_COMMFUSE, CF_RING, 1, CF_FP32, 40);
+        float result[40];
+        ASSERT_DIES((cf_die_setup(0, 1, NULL), cf_fuse_result(j.fuse, result)), "test.place",
+                    "a place of its own");
+        cf_fuse_plan plan = j.plan;
+        plan.result_given = true;
+        if (c.operation != CF_ALLTOALL)
+            ASSERT_DIES((cf_die_setup(0, 1, NULL), cf_fuse_create(&context, plan)), "test.place",
+                        cf_operation_name(c.operation), "all-to-all");
+        cf_fuse_free(j.fuse);
+    }
     context.transport = kept;
 }
 
@@ -535,6 +741,9 @@ int main(int argc, char **argv) {
         RANKS_CASE(alltoall_alone),
         RANKS_CASE(compute_then_alltoall),
         RANKS_CASE(alltoall_then_compute),
+        RANKS_CASE(alltoall_between_computes),
+        RANKS_CASE(result_in_given_memory),
+        RANKS_CASE(accumulate_then_reduce_scatter),
         RANKS_CASE(every_type),
         RANKS_CASE(megabytes),
         RANKS_CASE(several_in_flight),
@@ -547,6 +756,7 @@ int main(int argc, char **argv) {
         RANKS_CASE(trace_sees_the_wire),
         RANKS_CASE(an_operation_knows_its_plan),
         RANKS_CASE(alone_without_transport),
+        RANKS_CASE(a_result_needs_one_place),
         RANKS_CASE(barrier_holds_everybody),
     };
     int status = ranks_run(transport->rank, cases, sizeof cases / sizeof cases[0]);
