@@ -72,8 +72,6 @@ static bool root(const trainer *t) {
 // --- options → mesh, shape, data ---
 
 static void refuse_what_is_not_built(const options *o) {
-    if (strcmp(o->strategy, "up") == 0)
-        cf_die_together("use --strategy tpsp", "--strategy up is not part of this version");
     if (strcmp(o->dtype, "bf16") == 0)
         cf_die_together("use --dtype fp32", "--dtype bf16 needs a GPU; this is the CPU program");
     if (strcmp(o->transport, "nccl") == 0 || strcmp(o->transport, "ipc") == 0)
@@ -192,9 +190,9 @@ static void make_model(trainer *t) {
     o->layers = shape.L, o->channels = shape.C, o->heads = shape.H, o->vocab = shape.V;
     o->slices = overlap_of(o).slices;
     if (t->o.dry_run) cf_device_plan_only(true);
-    gpt_create(&t->model, &t->context, &t->mesh, shape, t->o.seq, t->o.micro_batch, overlap_of(&t->o));
-    optimizer_create(&t->optimizer, &t->context, &t->mesh, &t->model.params, overlap_of(&t->o));
-    t->model.hooks = optimizer_hooks(&t->optimizer);
+    parallel_strategy strategy = strcmp(o->strategy, "up") == 0 ? STRATEGY_UP : STRATEGY_TPSP;
+    gpt_create(&t->model, &t->context, &t->mesh, shape, strategy, o->seq, o->micro_batch, overlap_of(o));
+    optimizer_create(&t->optimizer, &t->model, overlap_of(o));
     if (t->o.dry_run) return;
     if (t->start)
         params_read(&t->model.params, read_weights, t->start);
@@ -304,6 +302,7 @@ static void banner(const trainer *t) {
 static void print_operation(void *argument, const char *place, const cf_fuse *fuse) {
     (void)argument;
     const cf_fuse_plan *plan = cf_fuse_get_plan(fuse);
+    if (plan->group->size == 1 && *plan->group->name == 's') return; // this rank alone: nothing ever travels
     char *text = cf_schedule_print(cf_fuse_schedule(fuse));
     printf("\n%s (%s, over %s, %.2f MiB per shard)\n%s", plan->name, place, plan->group->name,
            (double)(plan->capacity * cf_dtype_size(plan->dtype)) / 1048576, text);
@@ -315,6 +314,8 @@ static void dry_run(trainer *t) {
     banner(t);
     printf("\n");
     cf_memory_report(stdout);
+    printf("\n");
+    optimizer_explain(&t->optimizer, stdout);
     printf("\nSchedules of rank 0; steps marked ' are taken when the operation is finished\n");
     gpt_operations(&t->model, print_operation, NULL);
     optimizer_operations(&t->optimizer, print_operation, NULL);
@@ -405,7 +406,7 @@ static void validate(trainer *t, int64_t step) {
             load_micro_batch(t, t->val, false, i * o->batch, micro);
             sum += gpt_forward(&t->model, t->inputs, t->targets, o->seq, o->micro_batch);
         }
-    double loss = optimizer_sum_replicas(&t->optimizer, sum) / (double)(batches * o->batch * o->seq);
+    double loss = optimizer_sum(&t->optimizer, sum) / (double)(batches * o->batch * o->seq);
     if (root(t)) {
         progress_break();
         printf("step %5lld  validation loss %.4f\n", (long long)step, loss);

@@ -21,10 +21,12 @@ void cf_mesh_init(cf_mesh *mesh, int world_size, int world_rank, int tp, int dp)
     mesh->tp_group = make_group("tp", tp, tp_rank, dp_rank * tp, 1);
     mesh->dp_group = make_group("dp", dp, dp_rank, tp_rank, tp);
     mesh->world_group = make_group("world", world_size, world_rank, 0, 1);
+    mesh->self_group = make_group("self", 1, 0, world_rank, 1);
 }
 
 void cf_mesh_free(cf_mesh *mesh) {
     free(mesh->tp_group.world);
     free(mesh->dp_group.world);
     free(mesh->world_group.world);
+    free(mesh->self_group.world);
 }

@@ -8,7 +8,7 @@ extern "C" {
 #endif
 
 typedef struct cf_group {
-    const char *name; // "tp", "dp", "world"
+    const char *name; // "tp", "dp", "world", "self"
     int size;         // ranks in the group
     int rank;         // this process's rank in it
     int *world;       // world[i]: world rank of member i
@@ -18,6 +18,7 @@ typedef struct cf_group {
 typedef struct cf_mesh {
     int tp, dp;
     cf_group tp_group, dp_group, world_group;
+    cf_group self_group; // this rank alone: nothing travels, so it needs no bind
 } cf_mesh;
 
 // Fills *mesh for one rank. Dies (together) unless tp, dp >= 1 and tp · dp = world_size.

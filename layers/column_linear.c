@@ -3,7 +3,7 @@
 // Backward has two transfers and two computations that do not depend on one another's transfers:
 //     begin   all-gather of the saved input              (its slices travel behind dgrad)
 //     begin   dgrad ▸ reduce-scatter, own slice last     (sums travel behind dgrad and wgrad)
-//     finish  wgrad of each input slice as it arrives    (hides what is left of both)
+//     finish  wgrad of each input slice as it arrives    (hides what is left of both; or left to the caller)
 //     finish  the reduce-scatter's last addition
 #include "tpsp.h"
 #include "linear.h"
@@ -56,7 +56,7 @@ static void dgrad_slice(void *argument, const cf_span *span, cf_stream *stream) 
 
 static void wgrad_slice(void *argument, const cf_span *span, cf_stream *stream) {
     job *j = (job *)argument;
-    for (int i = 0; i < span->blocks; i++) {
+    for (int i = 0; i < span->blocks && j->out; i++) {
         int64_t row = (span->row + i * span->row_stride) * j->B;
         const real *x = (const real *)(span->data + i * span->data_stride);
         linear_wgrad(j->out, j->in + row * j->OC, x, span->rows * j->B, j->IC, j->OC, stream);

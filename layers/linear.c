@@ -30,14 +30,29 @@ void linear_forward(real *out, const real *x, const real *w, const real *bias, i
     }
 }
 
+void linear_forward_add(real *out, const real *x, const real *w, int64_t R, int64_t IC, int64_t OC,
+                        cf_stream *stream) {
+    gemm(false, true, R, OC, IC, x, IC, w, IC, 1, out, OC, stream);
+}
+
 void linear_dgrad(real *dx, const real *dy, const real *w, int64_t R, int64_t IC, int64_t OC,
                   cf_stream *stream) {
     gemm(false, false, R, IC, OC, dy, OC, w, IC, 0, dx, IC, stream);
 }
 
+void linear_dgrad_add(real *dx, const real *dy, const real *w, int64_t R, int64_t IC, int64_t OC,
+                      cf_stream *stream) {
+    gemm(false, false, R, IC, OC, dy, OC, w, IC, 1, dx, IC, stream);
+}
+
 void linear_wgrad(real *dw, const real *dy, const real *x, int64_t R, int64_t IC, int64_t OC,
                   cf_stream *stream) {
-    gemm(true, false, OC, IC, R, dy, OC, x, IC, 1, dw, IC, stream);
+    linear_wgrad_rows(dw, dy, OC, x, R, IC, OC, stream);
+}
+
+void linear_wgrad_rows(real *dw, const real *dy, int64_t dy_row, const real *x, int64_t R, int64_t IC,
+                       int64_t rows, cf_stream *stream) {
+    gemm(true, false, rows, IC, R, dy, dy_row, x, IC, 1, dw, IC, stream);
 }
 
 // sum (columns) = sum of rows of dy, in row order; four at a time, since the sums are in the cache and dy is not

@@ -11,12 +11,21 @@ extern "C" {
 // out (R, OC) = x (R, IC) · wᵀ + bias. bias (OC) may be NULL.
 void linear_forward(real *out, const real *x, const real *w, const real *bias, int64_t R, int64_t IC,
                     int64_t OC, cf_stream *stream);
+// The same without bias, added to out: products over groups of inputs that arrive one after another.
+void linear_forward_add(real *out, const real *x, const real *w, int64_t R, int64_t IC, int64_t OC,
+                        cf_stream *stream);
 // dx (R, IC) = dy (R, OC) · w
 void linear_dgrad(real *dx, const real *dy, const real *w, int64_t R, int64_t IC, int64_t OC,
                   cf_stream *stream);
+// The same, added to dx.
+void linear_dgrad_add(real *dx, const real *dy, const real *w, int64_t R, int64_t IC, int64_t OC,
+                      cf_stream *stream);
 // dw (OC, IC) += dyᵀ · x
 void linear_wgrad(real *dw, const real *dy, const real *x, int64_t R, int64_t IC, int64_t OC,
                   cf_stream *stream);
+// Some rows of it: dw (rows, IC) += dyᵀ · x, dy (R, rows) with dy_row elements from one row to the next
+void linear_wgrad_rows(real *dw, const real *dy, int64_t dy_row, const real *x, int64_t R, int64_t IC,
+                       int64_t rows, cf_stream *stream);
 // db (OC) += sum over rows of dy (R, OC); each column is summed in row order within fixed blocks of rows
 void linear_bias_grad(real *db, const real *dy, int64_t R, int64_t OC, cf_stream *stream);
 

@@ -1,9 +1,11 @@
 // See model.h. Order of things in a step, for one replica:
 //
 //   forward    (lookup ▸ reduce-scatter) + positions → L blocks → layer norm → (all-gather ▸ head)
-//              → three numbers per token gathered over tp → loss
+//              → three numbers per token gathered over the ranks that split the vocabulary → loss
 //   backward   logits turn into their gradient → (dgrad ▸ reduce-scatter) with wgrad behind it, on the input
-//              that forward has gathered → layer norm → L blocks → (all-gather ▸ scatter-add), positions
+//              that forward has gathered → layer norm → L blocks; inside the first block, as soon as the
+//              gradient of its input is complete, (all-gather ▸ scatter-add) and positions; what is left of
+//              that block's weight gradients comes last, so that the embedding's transfers hide behind it
 //
 // The model announces through its hooks when it needs a bucket of parameters and when a bucket's gradient is
 // complete; who moves buckets, and when, is the optimizer's affair.
@@ -14,27 +16,30 @@
 #include "layernorm.h"
 #include <stdlib.h>
 
-static void need(gpt *g, int number) {
-    if (g->hooks.need) g->hooks.need(g->hooks.argument, number);
+// --- hooks ---
+
+static bool up_strategy(const gpt *g) {
+    return g->params.strategy == STRATEGY_UP;
 }
 
-static void ready(gpt *g, int number, bool last) {
-    if (last && g->hooks.ready) g->hooks.ready(g->hooks.argument, number);
+static void need(gpt *g, int bucket) {
+    if (g->pass.hooks.need) g->pass.hooks.need(g->pass.hooks.argument, bucket);
 }
 
-// Buckets come in pairs, split and whole; the embeddings' pair is the last.
-static int pair(const gpt *g, int64_t layer) {
-    return 2 * (int)(layer < 0 ? g->params.shape.L : layer);
+static void need_layer(gpt *g, int64_t layer) {
+    int first = params_first_bucket(&g->params, layer);
+    for (int i = 0; i < g->params.layer_buckets; i++) need(g, first + i);
 }
 
-static void need_pair(gpt *g, int64_t layer) {
-    need(g, pair(g, layer));
-    need(g, pair(g, layer) + 1);
+static void ready(gpt *g, int bucket) {
+    if (g->pass.last && g->pass.hooks.ready) g->pass.hooks.ready(g->pass.hooks.argument, bucket);
 }
 
-static void ready_pair(gpt *g, int64_t layer, bool last) {
-    ready(g, pair(g, layer), last);
-    ready(g, pair(g, layer) + 1, last);
+static int table(const gpt *g) {
+    return params_first_bucket(&g->params, -1);
+}
+static int positions(const gpt *g) {
+    return table(g) + 1;
 }
 
 // In a timeline the parts of a pass enclose their operations; what is between those is work on the own shard.
@@ -49,37 +54,71 @@ static real *take(int64_t elements, const char *purpose) {
 }
 
 static void plan_operations(gpt *g, overlap o) {
-    const cf_group *tp = &g->mesh->tp_group;
-    int64_t shard = g->T / tp->size * g->B * g->params.shape.C;
-    cf_fuse_plan plan = {.group = tp,
+    int64_t shard = g->T / g->mesh->tp * g->B * g->params.shape.C;
+    cf_fuse_plan plan = {.group = g->split,
+                         .operation = CF_ALLGATHER,
+                         .side = CF_NO_COMPUTE,
                          .mode = o.mode,
                          .route = o.route,
-                         .slices = o.slices,
-                         .dtype = REAL_DTYPE,
-                         .capacity = shard};
-    plan.name = "embedding", plan.operation = CF_REDUCE_SCATTER, plan.side = CF_COMPUTE_BEFORE;
-    g->lookup = cf_fuse_create(g->context, plan);
-    plan.operation = CF_ALLGATHER, plan.side = CF_COMPUTE_AFTER;
-    g->scatter = cf_fuse_create(g->context, plan);
-    plan.side = CF_NO_COMPUTE;
+                         .slices = 1,
+                         .dtype = REAL_DTYPE};
     plan.name = "loss", plan.capacity = g->T * g->B * 3;
     g->gather_stats = cf_fuse_create(g->context, plan);
-    plan.name = "sample", plan.capacity = g->vocabulary_rows;
-    g->gather_logits = cf_fuse_create(g->context, plan);
     plan.name = "save", plan.capacity = COLLECT;
     g->collect = cf_fuse_create(g->context, plan);
-    column_create(&g->head, g->context, tp, "head", shard, o, false);
+    plan.name = "sample", plan.capacity = g->vocabulary_rows, plan.group = &g->mesh->tp_group;
+    g->gather_logits = cf_fuse_create(g->context, plan);
+    column_create(&g->head, g->context, g->split, "head", shard, o, false);
+    lookup_create(&g->embedding, g->context, g->mesh, &g->params, g->split, g->T, g->B, o);
+}
+
+static void *table_of(int64_t count, size_t size) {
+    void *memory = calloc((size_t)count, size);
+    if (!memory) cf_die(NULL, "out of memory for %lld layers", (long long)count);
+    return memory;
+}
+
+static void create_blocks(gpt *g, overlap o) {
+    const gpt_shape *s = &g->params.shape;
+    const cf_group *tp = &g->mesh->tp_group;
+    if (up_strategy(g)) {
+        up_create(&g->up_block, g->context, tp, &g->pass, *s, g->T, g->B, o);
+        g->up_layers = table_of(s->L, sizeof *g->up_layers);
+        for (int64_t l = 0; l < s->L; l++) up_saved_create(&g->up_layers[l], *s, tp->size, g->T, g->B);
+        for (int64_t l = 0; l < s->L; l++) g->up_layers[l].x = g->x[l];
+        g->wide = g->up_block.norm, g->partial = g->up_block.dnorm,
+        g->norm_scratch = g->up_block.norm_scratch;
+    } else {
+        tpsp_create(&g->tpsp_block, g->context, tp, &g->pass, *s, g->T, g->B, o);
+        g->tpsp_layers = table_of(s->L, sizeof *g->tpsp_layers);
+        for (int64_t l = 0; l < s->L; l++) tpsp_saved_create(&g->tpsp_layers[l], *s, tp->size, g->T, g->B);
+        for (int64_t l = 0; l < s->L; l++) g->tpsp_layers[l].x = g->x[l];
+        g->wide = g->tpsp_block.wide, g->partial = g->tpsp_block.partial,
+        g->norm_scratch = g->tpsp_block.norm_scratch;
+    }
+}
+
+static void free_blocks(gpt *g) {
+    for (int64_t l = 0; l < g->params.shape.L; l++) {
+        if (up_strategy(g))
+            up_saved_free(&g->up_layers[l]);
+        else
+            tpsp_saved_free(&g->tpsp_layers[l]);
+    }
+    free(g->up_layers);
+    free(g->tpsp_layers);
+    if (up_strategy(g))
+        up_free(&g->up_block);
+    else
+        tpsp_free(&g->tpsp_block);
 }
 
 static void take_memory(gpt *g) {
-    int64_t L = g->params.shape.L, rows = g->T * g->B, N = g->mesh->tp, shard_rows = rows / N;
+    int64_t L = g->params.shape.L, shard_rows = g->T * g->B / g->mesh->tp, N = g->split->size,
+            rows = N * shard_rows;
     const char *shared = "activations, shared";
-    g->saved = calloc((size_t)L, sizeof *g->saved);
-    g->x = calloc((size_t)L + 1, sizeof *g->x);
-    if (!g->saved || !g->x) cf_die(NULL, "out of memory for %lld layers", (long long)L);
-    for (int64_t l = 0; l < L; l++) tpsp_saved_create(&g->saved[l], g->params.shape, (int)N, g->T, g->B);
+    g->x = table_of(L + 1, sizeof *g->x);
     for (int64_t l = 0; l <= L; l++) g->x[l] = take(shard_rows * g->params.shape.C, "activations, per layer");
-    for (int64_t l = 0; l < L; l++) g->saved[l].x = g->x[l];
     g->mean = take(shard_rows, shared);
     g->rstd = take(shard_rows, shared);
     g->logits = take(rows * g->vocabulary_rows, "logits");
@@ -87,14 +126,14 @@ static void take_memory(gpt *g) {
     g->total = take(rows * 2, shared);
     g->losses = take(rows, shared);
     g->dx = take(shard_rows * g->params.shape.C, shared);
-    g->next = take(N * g->vocabulary_rows, shared);
+    g->next = take(g->mesh->tp * g->vocabulary_rows, shared);
     g->pieces = take(N * COLLECT, shared);
-    g->inputs = cf_alloc(rows * (int64_t)sizeof(int32_t), shared);
-    g->targets = cf_alloc(rows * (int64_t)sizeof(int32_t), shared);
+    g->inputs = cf_alloc(g->T * g->B * (int64_t)sizeof(int32_t), shared);
+    g->targets = cf_alloc(g->T * g->B * (int64_t)sizeof(int32_t), shared);
 }
 
-void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, gpt_shape shape, int64_t T, int64_t B,
-                overlap o) {
+void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, gpt_shape shape, parallel_strategy strategy,
+                int64_t T, int64_t B, overlap o) {
     if (T % mesh->tp != 0)
         cf_die_together("choose --seq as a multiple of --tp", "--seq %lld does not divide over --tp %d",
                         (long long)T, mesh->tp);
@@ -103,79 +142,66 @@ void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, gpt_shape shap
                         "--seq %lld is longer than the model's %lld positions", (long long)T,
                         (long long)shape.maxT);
     *g = (gpt){.context = context, .mesh = mesh, .T = T, .B = B};
-    params_create(&g->params, shape, mesh);
-    int64_t rows = (shape.Vp + mesh->tp - 1) / mesh->tp, first = mesh->tp_group.rank * rows,
-            valid = shape.V - first;
+    params_create(&g->params, shape, mesh, strategy);
+    g->split = up_strategy(g) ? &mesh->self_group : &mesh->tp_group;
+    int64_t rows = params_local_rows(&g->params, WTE), first = g->split->rank * rows, valid = shape.V - first;
     g->vocabulary_rows = rows;
     g->vocabulary_first = first;
     g->vocabulary_valid = valid < 0 ? 0 : valid > rows ? rows : valid;
-    tpsp_create(&g->block, context, &mesh->tp_group, shape, T, B, o);
     take_memory(g);
+    create_blocks(g, o);
     plan_operations(g, o);
 }
 
 void gpt_free(gpt *g) {
-    for (int64_t l = 0; l < g->params.shape.L; l++) tpsp_saved_free(&g->saved[l]);
+    free_blocks(g);
     for (int64_t l = 0; l <= g->params.shape.L; l++) cf_free(g->x[l]);
-    free(g->saved);
     free(g->x);
     real *memory[] = {g->mean, g->rstd, g->logits, g->stats, g->total, g->losses, g->dx, g->next, g->pieces};
     for (int i = 0; i < 9; i++) cf_free(memory[i]);
     cf_free(g->inputs);
     cf_free(g->targets);
-    cf_fuse *operations[] = {g->lookup, g->scatter, g->gather_stats, g->gather_logits, g->collect};
-    for (int i = 0; i < 5; i++) cf_fuse_free(operations[i]);
+    cf_fuse_free(g->gather_stats);
+    cf_fuse_free(g->gather_logits);
+    cf_fuse_free(g->collect);
+    lookup_free(&g->embedding);
     column_free(&g->head);
-    tpsp_free(&g->block);
     params_free(&g->params);
 }
 
 // --- embedding ---
 
-static void lookup_slice(void *argument, const cf_span *span, cf_stream *stream) {
-    gpt *g = (gpt *)argument;
-    for (int i = 0; i < span->blocks; i++) {
-        int64_t row = (span->row + i * span->row_stride) * g->pass_B;
-        embedding_forward((real *)(span->data + i * span->data_stride), g->inputs + row,
-                          params_weight(&g->params, WTE, 0), g->vocabulary_first, g->vocabulary_rows,
-                          span->rows * g->pass_B, g->params.shape.C, stream);
-    }
-}
-
-static void scatter_slice(void *argument, const cf_span *span, cf_stream *stream) {
-    gpt *g = (gpt *)argument;
-    for (int i = 0; i < span->blocks; i++) {
-        int64_t row = (span->row + i * span->row_stride) * g->pass_B;
-        embedding_backward(params_grad(&g->params, WTE, 0),
-                           (const real *)(span->data + i * span->data_stride), g->inputs + row,
-                           g->vocabulary_first, g->vocabulary_rows, span->rows * g->pass_B, g->params.shape.C,
-                           stream);
-    }
-}
-
 static int64_t shard_rows(const gpt *g) {
     return g->pass_T / g->mesh->tp;
 } // Ts
 
+// Tokens of the rows that head and lookup work on: all, or those of the own shard.
+static int64_t first_token(const gpt *g) {
+    return (g->mesh->tp_group.rank - g->split->rank) * shard_rows(g) * g->pass_B;
+}
+
 static real *own_wide(gpt *g) {
-    return g->block.wide + g->mesh->tp_group.rank * shard_rows(g) * g->pass_B * g->params.shape.C;
+    return g->wide + g->split->rank * shard_rows(g) * g->pass_B * g->params.shape.C;
 }
 
 static void embed(gpt *g) {
+    const gpt_hooks *hooks = &g->pass.hooks;
     int64_t C = g->params.shape.C, Ts = shard_rows(g), B = g->pass_B;
-    need_pair(g, -1);
-    const real *mine = cf_fuse_run(g->lookup, g->block.partial, Ts, B * C, lookup_slice, g, -1);
-    cf_copy(g->x[0], mine, Ts * B * C * (int64_t)sizeof(real), g->context->stream);
+    bool fresh = g->embedding.far && hooks->pending && hooks->pending(hooks->argument, table(g));
+    if (!fresh) need(g, table(g));
+    lookup_forward(&g->embedding, g->x[0], g->inputs + first_token(g), Ts, B, fresh, g->partial);
+    need(g, positions(g));
     position_forward(g->x[0], params_weight(&g->params, WPE, 0), g->mesh->tp_group.rank * Ts, Ts, B, C,
                      g->context->stream);
 }
 
 static void embed_backward(gpt *g) {
     int64_t C = g->params.shape.C, Ts = shard_rows(g), B = g->pass_B;
+    lookup_backward(&g->embedding, g->dx, g->inputs + first_token(g), g->pass.last, g->partial);
     position_backward(params_grad(&g->params, WPE, 0), g->dx, g->mesh->tp_group.rank * Ts, Ts, B, C,
                       g->context->stream);
-    cf_copy(own_wide(g), g->dx, Ts * B * C * (int64_t)sizeof(real), g->context->stream);
-    cf_fuse_run(g->scatter, g->block.wide, Ts, B * C, scatter_slice, g, -1);
+    if (!g->embedding.far) ready(g, table(g));
+    ready(g, positions(g));
 }
 
 // --- head and loss ---
@@ -183,53 +209,93 @@ static void embed_backward(gpt *g) {
 static void head_forward(gpt *g) {
     const parameters *p = &g->params;
     int64_t C = p->shape.C, Ts = shard_rows(g), B = g->pass_B;
+    need(g, table(g));
     layernorm_forward(own_wide(g), g->mean, g->rstd, g->x[p->shape.L], params_weight(p, LNFW, 0),
                       params_weight(p, LNFB, 0), Ts * B, C, g->context->stream);
-    column_forward(&g->head, g->logits, g->block.wide, params_weight(p, WTE, 0), NULL, Ts, B, C,
-                   g->vocabulary_rows, -1);
+    column_forward(&g->head, g->logits, g->wide, params_weight(p, WTE, 0), NULL, Ts, B, C, g->vocabulary_rows,
+                   -1);
 }
 
 static double loss(gpt *g) {
-    int64_t rows = g->pass_T * g->pass_B;
+    int64_t own = shard_rows(g) * g->pass_B, rows = g->split->size * own;
     cf_stream *stream = g->context->stream;
-    crossentropy_stats(g->stats + g->mesh->tp_group.rank * rows * 3, g->logits, g->targets,
+    crossentropy_stats(g->stats + g->split->rank * rows * 3, g->logits, g->targets + first_token(g),
                        g->vocabulary_first, g->vocabulary_valid, rows, g->vocabulary_rows, stream);
     cf_fuse_run(g->gather_stats, g->stats, rows, 3, NULL, NULL, -1);
-    crossentropy_combine(g->losses, g->total, g->stats, g->mesh->tp, rows, stream);
-    return crossentropy_sum(g->losses, rows, stream);
+    crossentropy_combine(g->losses, g->total, g->stats, g->split->size, rows, stream);
+    return crossentropy_sum(g->losses + g->split->rank * own, own, stream);
 }
 
 static void head_backward(gpt *g, double scale) {
     const parameters *p = &g->params;
-    int64_t C = p->shape.C, Ts = shard_rows(g), B = g->pass_B, rows = g->pass_T * B;
+    int64_t C = p->shape.C, Ts = shard_rows(g), B = g->pass_B, rows = g->split->size * Ts * B;
     cf_stream *stream = g->context->stream;
-    crossentropy_backward(g->logits, g->total, g->targets, (real)scale, g->vocabulary_first,
+    bool later = weight_gradient_fuses(&g->pass, p, WTE, -1);
+    crossentropy_backward(g->logits, g->total, g->targets + first_token(g), (real)scale, g->vocabulary_first,
                           g->vocabulary_valid, rows, g->vocabulary_rows, stream);
     const real *dnorm =
-        column_backward(&g->head, params_grad(p, WTE, 0), g->logits, g->block.wide, g->block.partial,
+        column_backward(&g->head, later ? NULL : params_grad(p, WTE, 0), g->logits, g->wide, g->partial,
                         params_weight(p, WTE, 0), Ts, B, C, g->vocabulary_rows, -1);
     cf_zero(g->dx, Ts * B * C * (int64_t)sizeof(real), stream);
     layernorm_backward(g->dx, params_grad(p, LNFW, 0), params_grad(p, LNFB, 0), dnorm, g->x[p->shape.L],
-                       params_weight(p, LNFW, 0), g->mean, g->rstd, g->block.norm_scratch, Ts * B, C, stream);
+                       params_weight(p, LNFW, 0), g->mean, g->rstd, g->norm_scratch, Ts * B, C, stream);
+    const real *dy[1] = {g->logits}, *x[1] = {g->wide};
+    weight_gradient w = {.dy = dy, .x = x, .R = rows, .OC = g->vocabulary_rows, .IC = C, .parts = 1};
+    if (later) weight_gradient_take(&g->pass, p, WTE, -1, w, stream);
+    if (g->embedding.far) ready(g, table(g)); // the lookup's part goes its own way
 }
 
 // --- passes ---
+
+static void block_forward(gpt *g, int64_t l) {
+    if (up_strategy(g))
+        up_forward(&g->up_block, &g->up_layers[l], &g->params, (int)l, g->x[l + 1]);
+    else
+        tpsp_forward(&g->tpsp_block, &g->tpsp_layers[l], &g->params, (int)l, g->x[l + 1]);
+}
+
+static void block_backward(gpt *g, int64_t l) {
+    if (up_strategy(g))
+        up_backward(&g->up_block, &g->up_layers[l], &g->params, (int)l, g->dx);
+    else
+        tpsp_backward(&g->tpsp_block, &g->tpsp_layers[l], &g->params, (int)l, g->dx);
+}
+
+// What block_backward has left to do, behind the transfers of the embedding and of the layer's other buckets.
+static void block_backward_rest(gpt *g, int64_t l) {
+    if (up_strategy(g))
+        up_backward_qkvw(&g->up_block, &g->params, (int)l);
+    else
+        tpsp_backward_qkvw(&g->tpsp_block, &g->params, (int)l);
+}
+
+static void layer_backward(gpt *g, int64_t l) {
+    int first = params_first_bucket(&g->params, l), rest = params_own_bucket(&g->params, QKVW, l);
+    double begin = cf_now_ms();
+    block_backward(g, l);
+    for (int i = first; i < first + g->params.layer_buckets; i++)
+        if (i != rest) ready(g, i);
+    if (l == 0) embed_backward(g);
+    block_backward_rest(g, l);
+    if (rest >= 0) ready(g, rest);
+    trace(g, "block backward", l, begin);
+}
 
 double gpt_forward(gpt *g, const int32_t *inputs, const int32_t *targets, int64_t T, int64_t B) {
     if (T < 1 || B < 1 || T > g->T || B > g->B || T % g->mesh->tp != 0)
         cf_die(NULL, "forward of %lld x %lld tokens on a model made for %lld x %lld", (long long)T,
                (long long)B, (long long)g->T, (long long)g->B);
-    g->pass_T = g->block.T = T;
-    g->pass_B = g->block.B = B;
+    g->pass_T = g->tpsp_block.T = g->up_block.T = T;
+    g->pass_B = g->tpsp_block.B = g->up_block.B = B;
     cf_copy(g->inputs, inputs, T * B * (int64_t)sizeof *inputs, g->context->stream);
     if (targets) cf_copy(g->targets, targets, T * B * (int64_t)sizeof *targets, g->context->stream);
     double begin = cf_now_ms();
     embed(g);
     trace(g, "embedding forward", -1, begin);
     for (int64_t l = 0; l < g->params.shape.L; l++) {
-        need_pair(g, l);
+        need_layer(g, l);
         begin = cf_now_ms();
-        tpsp_forward(&g->block, &g->saved[l], &g->params, (int)l, g->x[l + 1]);
+        block_forward(g, l);
         trace(g, "block forward", l, begin);
     }
     begin = cf_now_ms();
@@ -241,38 +307,33 @@ double gpt_forward(gpt *g, const int32_t *inputs, const int32_t *targets, int64_
 
 void gpt_backward(gpt *g, double scale, bool last) {
     double begin = cf_now_ms();
+    g->pass.last = last;
     head_backward(g, scale);
     trace(g, "head backward", -1, begin);
-    for (int64_t l = g->params.shape.L - 1; l >= 0; l--) {
-        begin = cf_now_ms();
-        tpsp_backward(&g->block, &g->saved[l], &g->params, (int)l, g->dx);
-        trace(g, "block backward", l, begin);
-        ready_pair(g, l, last);
-    }
-    begin = cf_now_ms();
-    embed_backward(g);
-    trace(g, "embedding backward", -1, begin);
-    ready_pair(g, -1, last);
+    for (int64_t l = g->params.shape.L - 1; l >= 0; l--) layer_backward(g, l);
 }
 
 void gpt_next_logits(gpt *g, int64_t t, int64_t b, float *out) {
     int64_t rows = g->vocabulary_rows, V = g->params.shape.V;
-    cf_copy(g->next + g->mesh->tp_group.rank * rows, g->logits + (t * g->pass_B + b) * rows,
-            rows * (int64_t)sizeof(real), g->context->stream);
+    int64_t row = t * g->pass_B + b - first_token(g), all = g->split->size * shard_rows(g) * g->pass_B;
+    if (row >= 0 && row < all)
+        cf_copy(g->next + g->mesh->tp_group.rank * rows, g->logits + row * rows, rows * (int64_t)sizeof(real),
+                g->context->stream);
     cf_fuse_run(g->gather_logits, g->next, 1, rows, NULL, NULL, -1);
     cf_stream_sync(g->context->stream);
-    for (int64_t v = 0; v < V; v++) out[v] = (float)g->next[v];
+    // The vocabulary's parts side by side or, with UP, the whole of it from the rank that has the position.
+    const real *found = g->next + (up_strategy(g) ? t / shard_rows(g) * rows : 0);
+    for (int64_t v = 0; v < V; v++) out[v] = (float)found[v];
 }
 
 static void collect_tensor(gpt *g, const real *local, int tensor, float *whole) {
     int64_t count = params_local_count(&g->params, tensor);
     for (int64_t first = 0; first < count; first += COLLECT) {
         int64_t n = count - first < COLLECT ? count - first : COLLECT;
-        cf_copy(g->pieces + g->mesh->tp_group.rank * n, local + first, n * (int64_t)sizeof(real),
-                g->context->stream);
+        cf_copy(g->pieces + g->split->rank * n, local + first, n * (int64_t)sizeof(real), g->context->stream);
         cf_fuse_run(g->collect, g->pieces, n, 1, NULL, NULL, -1);
         cf_stream_sync(g->context->stream);
-        for (int rank = 0; whole && rank < g->mesh->tp; rank++)
+        for (int rank = 0; whole && rank < g->split->size; rank++)
             params_place(&g->params, tensor, rank, first, n, g->pieces + rank * n, whole);
     }
 }
@@ -294,21 +355,40 @@ void gpt_collect(gpt *g, const real *values,
     }
 }
 
-void gpt_operations(gpt *g, void (*visit)(void *argument, const char *place, const cf_fuse *fuse),
-                    void *argument) {
-    visit(argument, "forward", g->lookup);
-    visit(argument, "forward", g->block.qkv.forward);
-    visit(argument, "forward", g->block.attproj_forward);
-    visit(argument, "forward", g->block.fc.forward);
-    visit(argument, "forward", g->block.fcproj_forward);
+static void tpsp_operations(gpt *g, void (*visit)(void *argument, const char *place, const cf_fuse *fuse),
+                            void *argument) {
+    visit(argument, "forward", g->tpsp_block.qkv.forward);
+    visit(argument, "forward", g->tpsp_block.attproj_forward);
+    visit(argument, "forward", g->tpsp_block.fc.forward);
+    visit(argument, "forward", g->tpsp_block.fcproj_forward);
     visit(argument, "forward", g->head.forward);
     visit(argument, "forward", g->gather_stats);
     visit(argument, "backward", g->head.dgrad);
-    visit(argument, "backward", g->block.fcproj_backward);
-    visit(argument, "backward", g->block.fc.gather);
-    visit(argument, "backward", g->block.fc.dgrad);
-    visit(argument, "backward", g->block.attproj_backward);
-    visit(argument, "backward", g->block.qkv.gather);
-    visit(argument, "backward", g->block.qkv.dgrad);
-    visit(argument, "backward", g->scatter);
+    visit(argument, "backward", g->tpsp_block.fcproj_backward);
+    visit(argument, "backward", g->tpsp_block.fc.gather);
+    visit(argument, "backward", g->tpsp_block.fc.dgrad);
+    visit(argument, "backward", g->tpsp_block.attproj_backward);
+    visit(argument, "backward", g->tpsp_block.qkv.gather);
+    visit(argument, "backward", g->tpsp_block.qkv.dgrad);
+}
+
+static void up_operations(gpt *g, void (*visit)(void *argument, const char *place, const cf_fuse *fuse),
+                          void *argument) {
+    visit(argument, "forward", g->up_block.qkv_forward);
+    visit(argument, "forward", g->up_block.att_forward);
+    visit(argument, "backward", g->up_block.att_backward);
+    visit(argument, "backward", g->up_block.qkv_backward);
+}
+
+void gpt_operations(gpt *g, void (*visit)(void *argument, const char *place, const cf_fuse *fuse),
+                    void *argument) {
+    const lookup *l = &g->embedding;
+    if (l->far) visit(argument, "forward, behind an update", l->far_forward);
+    visit(argument, l->far ? "forward, other micro-batches" : "forward", l->near_forward);
+    if (up_strategy(g))
+        up_operations(g, visit, argument);
+    else
+        tpsp_operations(g, visit, argument);
+    visit(argument, l->far ? "backward, other micro-batches" : "backward", l->near_backward);
+    if (l->far) visit(argument, "backward, last micro-batch", l->far_backward);
 }

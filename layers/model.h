@@ -6,19 +6,13 @@
 #ifndef MODEL_H
 #define MODEL_H
 
+#include "lookup.h"
 #include "tpsp.h"
+#include "up.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-// When the model touches a bucket of parameters (params.h), so that their transfers can run behind other
-// computation: `need` is called before the first use in forward, `ready` when its gradient is complete.
-typedef struct gpt_hooks {
-    void *argument;
-    void (*need)(void *argument, int number);
-    void (*ready)(void *argument, int number);
-} gpt_hooks;
 
 enum { COLLECT = 1 << 18 }; // elements of each rank's part that are collected at a time
 
@@ -26,36 +20,42 @@ typedef struct gpt {
     cf_context *context;
     const cf_mesh *mesh;
     parameters params;
-    gpt_hooks hooks;                                             // may be NULL functions
+    const cf_group *split;
+    backward_pass pass;
     int64_t T, B;                                                // capacity
     int64_t vocabulary_first, vocabulary_rows, vocabulary_valid; // of this rank, padding included, real ones
-    tpsp block;
-    tpsp_saved *saved;         // [L]
+    tpsp tpsp_block;                                             // the one of the strategy is in use
+    up up_block;
+    tpsp_saved *tpsp_layers; // [L]
+    up_saved *up_layers;     // [L]
+    lookup embedding;
+    real *wide, *partial;      // (split · Ts, B, C) scratch, the block's
+    real *norm_scratch;        // the block's
     real **x;                  // [L + 1] (Ts, B, C): residual stream before each block and after the last
     real *mean, *rstd;         // (Ts, B) final layer norm
-    real *logits;              // (T·B, vocabulary_rows); backward turns them into their gradient
-    real *stats;               // (tp, T·B, 3)
-    real *total;               // (T·B, 2)
-    real *losses;              // (T·B)
+    real *logits;              // (R, vocabulary_rows), R = split · Ts · B; backward: their gradient
+    real *stats;               // (split, R, 3)
+    real *total;               // (R, 2)
+    real *losses;              // (R)
     real *dx;                  // (Ts, B, C)
     real *next;                // (tp, vocabulary_rows): logits of one position, for sampling
     int32_t *inputs, *targets; // (T, B)
-    cf_fuse *lookup, *scatter, *gather_stats, *gather_logits, *collect;
-    real *pieces; // (tp, COLLECT): pieces of a tensor on their way into a file
+    cf_fuse *gather_stats, *gather_logits, *collect;
+    real *pieces; // (split, COLLECT): pieces of a tensor on their way into a file
     column_linear head;
     int64_t pass_T, pass_B; // of the pass in progress
 } gpt;
 
 // Dies (together) where shape, mesh and T do not fit. Parameters are zero until initialised or loaded.
-void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, gpt_shape shape, int64_t T, int64_t B,
-                overlap o);
+void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, gpt_shape shape, parallel_strategy strategy,
+                int64_t T, int64_t B, overlap o);
 void gpt_free(gpt *g);
 
-// Sum of the losses of the replica's T·B tokens, in double. Keeps what backward needs.
+// Sum of the losses of the tokens of this rank's shard, in double. Keeps what backward needs.
 // targets NULL: no loss, returns 0; then gpt_next_logits() may follow.
 double gpt_forward(gpt *g, const int32_t *inputs, const int32_t *targets, int64_t T, int64_t B);
 // After gpt_forward with targets: adds gradients of scale · (sum of losses).
-// last: this micro-batch completes the gradients, so `ready` is called.
+// last: this micro-batch completes the gradients, so they are given to the hooks.
 void gpt_backward(gpt *g, double scale, bool last);
 
 // After gpt_forward: logits (V) at position t of sequence b, on every rank, into out (host memory).

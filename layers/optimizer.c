@@ -1,8 +1,13 @@
 // See optimizer.h. Life of one bucket in a step:
 //
-//   ready     (backward has completed its gradient)   reduce-scatter begun, advanced at every later `ready`
-//   step      finished in the order begun; norm of the own shards; AdamW on the own shard; all-gather begun
-//   need      (next forward is about to use it)       all-gather finished
+//   compute   (backward computes its gradient, owner by owner)   reduce-scatter, all but its last additions
+//   ready     (backward has completed its gradient otherwise)    reduce-scatter begun, advanced at every later `ready`
+//   step      finished in the order begun; norm of the own shards; AdamW on the own shard
+//   gather    begun for the first layers while the rest is updated, then a few layers ahead of forward
+//   need      (next forward is about to use it)                  all-gather finished
+//
+// Gathers are begun no earlier because transfers queue: what forward needs at once, between the ranks of a
+// tp group above all, must not stand behind all the weights.
 //
 // A bucket whose group has a single member never travels. Every element of every tensor is owned by exactly
 // one rank of the world, so the global norm is the sum of the ranks' own sums, added in rank order.
@@ -11,76 +16,96 @@
 #include <math.h>
 #include <stdlib.h>
 
+enum { LAYERS_AHEAD = 4 }; // whose weights are on their way while a layer is computed
+
 // --- life ---
 
-static cf_fuse *plan_bucket(zero_optimizer *o, const param_bucket *b, cf_operation operation, overlap how) {
+static bool overlaps(const zero_optimizer *o) {
+    return o->mode == CF_MODE_COMMFUSE || o->mode == CF_MODE_NOWIRE;
+}
+
+static cf_fuse *plan_bucket(zero_optimizer *o, const param_bucket *b, const char *name,
+                            cf_operation operation, cf_side side, overlap how) {
     if (b->group->size == 1) return NULL;
-    return cf_fuse_create(o->context,
-                          (cf_fuse_plan){.name = operation == CF_ALLGATHER ? "weights" : "gradients",
-                                         .group = b->group,
-                                         .operation = operation,
-                                         .side = CF_NO_COMPUTE,
-                                         .mode = how.mode,
-                                         .route = how.route,
-                                         .slices = 1,
-                                         .dtype = REAL_DTYPE,
-                                         .capacity = b->shard});
+    return cf_fuse_create(o->context, (cf_fuse_plan){.name = name,
+                                                     .group = b->group,
+                                                     .operation = operation,
+                                                     .side = side,
+                                                     .mode = how.mode,
+                                                     .route = how.route,
+                                                     .slices = 1,
+                                                     .dtype = REAL_DTYPE,
+                                                     .capacity = b->shard});
 }
 
-static void *array(int count, size_t size) {
-    void *memory = calloc((size_t)count, size);
-    if (!memory) cf_die(NULL, "out of memory for %d buckets", count);
-    return memory;
+// A matrix of its own computes its gradient inside the reduce-scatter; the tied table only if the lookup's part
+// goes another way.
+static bool computes(const zero_optimizer *o, const param_bucket *b) {
+    return overlaps(o) && b->tensor >= 0 && (b->tensor != WTE || o->embedding->far);
 }
 
-void optimizer_create(zero_optimizer *o, cf_context *context, const cf_mesh *mesh, parameters *p,
-                      overlap how) {
-    int n = p->buckets;
-    *o = (zero_optimizer){.context = context, .mesh = mesh, .params = p, .eager = how.mode != CF_MODE_NONE};
-    o->state = array(n, sizeof *o->state);
-    o->reduce = array(n, sizeof *o->reduce);
-    o->gather = array(n, sizeof *o->gather);
-    o->reducing = array(n, sizeof *o->reducing);
-    o->gathering = array(n, sizeof *o->gathering);
-    o->shard = array(n, sizeof *o->shard);
-    int64_t owned = 0;
-    for (int i = 0; i < n; i++) {
-        o->state[i] = owned;
-        owned += p->bucket[i].shard;
-        o->reduce[i] = plan_bucket(o, &p->bucket[i], CF_REDUCE_SCATTER, how);
-        o->gather[i] = plan_bucket(o, &p->bucket[i], CF_ALLGATHER, how);
-    }
-    o->m = cf_alloc(owned * (int64_t)sizeof(real), "optimizer state");
-    o->v = cf_alloc(owned * (int64_t)sizeof(real), "optimizer state");
-    int world = mesh->world_group.size;
+static void create_bucket(zero_optimizer *o, int i, int64_t state, overlap how) {
+    const param_bucket *b = &o->params->bucket[i];
+    bucket_sync *s = &o->bucket[i];
+    snprintf(s->name, sizeof s->name, "%s",
+             b->tensor >= 0 ? params_name(b->tensor)
+             : b->layer < 0 ? "wpe, lnf"
+                            : "rest of layer");
+    s->state = state;
+    s->fused = computes(o, b) && b->group->size > 1;
+    s->reduce =
+        plan_bucket(o, b, s->name, CF_REDUCE_SCATTER, s->fused ? CF_COMPUTE_BEFORE : CF_NO_COMPUTE, how);
+    s->gather = plan_bucket(o, b, s->name, CF_ALLGATHER, CF_NO_COMPUTE, how);
+}
+
+static void create_report(zero_optimizer *o, overlap how) {
+    int world = o->mesh->world_group.size;
     if (how.mode == CF_MODE_NOWIRE) how.mode = CF_MODE_COMMFUSE; // figures about a run are never left out
     o->report = cf_alloc(world * REPORT * (int64_t)sizeof(double), "optimizer state");
-    o->exchange_report = cf_fuse_create(context, (cf_fuse_plan){.name = "report",
-                                                                .group = &mesh->world_group,
-                                                                .operation = CF_ALLGATHER,
-                                                                .side = CF_NO_COMPUTE,
-                                                                .mode = how.mode,
-                                                                .route = how.route,
-                                                                .slices = 1,
-                                                                .dtype = CF_FP64,
-                                                                .capacity = REPORT});
+    o->exchange_report = cf_fuse_create(o->context, (cf_fuse_plan){.name = "report",
+                                                                   .group = &o->mesh->world_group,
+                                                                   .operation = CF_ALLGATHER,
+                                                                   .side = CF_NO_COMPUTE,
+                                                                   .mode = how.mode,
+                                                                   .route = how.route,
+                                                                   .slices = 1,
+                                                                   .dtype = CF_FP64,
+                                                                   .capacity = REPORT});
+}
+
+static void take_part(zero_optimizer *o, gpt *model);
+
+void optimizer_create(zero_optimizer *o, gpt *model, overlap how) {
+    parameters *p = &model->params;
+    *o = (zero_optimizer){.context = model->context,
+                          .mesh = model->mesh,
+                          .params = p,
+                          .embedding = &model->embedding,
+                          .mode = how.mode};
+    o->bucket = calloc((size_t)p->buckets, sizeof *o->bucket);
+    if (!o->bucket) cf_die(NULL, "out of memory for %d buckets", p->buckets);
+    int64_t owned = 0;
+    for (int i = 0; i < p->buckets; i++) {
+        create_bucket(o, i, owned, how);
+        owned += p->bucket[i].shard;
+    }
+    o->gathers_begun = p->buckets;
+    o->m = cf_alloc(owned * (int64_t)sizeof(real), "optimizer state");
+    o->v = cf_alloc(owned * (int64_t)sizeof(real), "optimizer state");
+    create_report(o, how);
+    take_part(o, model);
 }
 
 void optimizer_free(zero_optimizer *o) {
     for (int i = 0; i < o->params->buckets; i++) {
-        cf_fuse_free(o->reduce[i]);
-        cf_fuse_free(o->gather[i]);
+        cf_fuse_free(o->bucket[i].reduce);
+        cf_fuse_free(o->bucket[i].gather);
     }
     cf_fuse_free(o->exchange_report);
     cf_free(o->m);
     cf_free(o->v);
     cf_free(o->report);
-    free(o->state);
-    free(o->reduce);
-    free(o->gather);
-    free(o->reducing);
-    free(o->gathering);
-    free(o->shard);
+    free(o->bucket);
 }
 
 // First local element of the shard of a bucket that this rank owns.
@@ -88,66 +113,115 @@ static int64_t first_owned(const param_bucket *b) {
     return b->first + (b->group->size == 1 ? 0 : b->group->rank * b->shard);
 }
 
-// --- transfers ---
+// --- gradients ---
 
-static void begin_reduce(zero_optimizer *o, int i) {
+static void begin_reduce(zero_optimizer *o, int i, cf_compute *wgrad, void *job) {
     const param_bucket *b = &o->params->bucket[i];
-    if (o->reduce[i])
-        cf_fuse_begin(o->reduce[i], o->params->grad + b->first, b->shard, 1, NULL, NULL, b->layer);
-    o->reducing[i] = true;
+    bucket_sync *s = &o->bucket[i];
+    if (s->reduce)
+        cf_fuse_begin(s->reduce, o->params->grad + b->first, b->shard / b->row, b->row, wgrad, job, b->layer);
+    s->reducing = true;
+}
+
+// Gradients that lie complete in memory need nothing computed.
+static void computed_already(void *argument, const cf_span *span, cf_stream *stream) {
+    (void)argument, (void)span, (void)stream;
 }
 
 static void finish_reduce(zero_optimizer *o, int i) {
-    if (!o->reducing[i]) begin_reduce(o, i);
-    o->shard[i] = o->reduce[i] ? cf_fuse_finish(o->reduce[i]) : o->params->grad + o->params->bucket[i].first;
-    o->reducing[i] = false;
+    bucket_sync *s = &o->bucket[i];
+    if (!s->reducing) begin_reduce(o, i, s->fused ? computed_already : NULL, NULL);
+    s->shard = s->reduce ? cf_fuse_finish(s->reduce) : o->params->grad + o->params->bucket[i].first;
+    s->reducing = false;
 }
 
 static void advance(zero_optimizer *o) {
-    for (int i = 0; i < o->params->buckets; i++) {
-        if (o->reducing[i] && o->reduce[i]) cf_fuse_advance(o->reduce[i]);
-    }
+    for (int i = 0; i < o->params->buckets; i++)
+        if (o->bucket[i].reducing && o->bucket[i].reduce) cf_fuse_advance(o->bucket[i].reduce);
 }
 
-static void begin_gather(zero_optimizer *o, int i) {
-    const param_bucket *b = &o->params->bucket[i];
-    if (!o->gather[i]) return;
-    cf_fuse_begin(o->gather[i], o->params->weight + b->first, b->shard, 1, NULL, NULL, b->layer);
-    o->gathering[i] = true;
+static bool gradient_fuses(void *argument, int i) {
+    return ((zero_optimizer *)argument)->bucket[i].fused;
 }
 
-static void finish_gather(void *argument, int i) {
-    zero_optimizer *o = (zero_optimizer *)argument;
-    if (!o->gathering[i]) return;
-    cf_fuse_finish(o->gather[i]);
-    o->gathering[i] = false;
+static void gradient_compute(void *argument, int i, cf_compute *wgrad, void *job) {
+    begin_reduce((zero_optimizer *)argument, i, wgrad, job);
 }
 
 static void gradient_ready(void *argument, int i) {
     zero_optimizer *o = (zero_optimizer *)argument;
-    if (!o->eager) return;
-    begin_reduce(o, i);
+    if (o->mode == CF_MODE_NONE) return;
+    if (!o->bucket[i].reducing) begin_reduce(o, i, o->bucket[i].fused ? computed_already : NULL, NULL);
     advance(o);
 }
 
-gpt_hooks optimizer_hooks(zero_optimizer *o) {
-    return (gpt_hooks){.argument = o, .need = finish_gather, .ready = gradient_ready};
+// --- weights ---
+
+// Forward needs positions first, then layer by layer, then, for the head, the table; where the whole table travels,
+// the lookup needs it before anything else.
+static int forward_order(const zero_optimizer *o, int place) {
+    int n = o->params->buckets;
+    if (place == 0) return n - 1;
+    if (o->embedding->far) return place - 1;
+    return place == 1 ? n - 2 : place - 2;
+}
+
+static void begin_gather(zero_optimizer *o, int i) {
+    const param_bucket *b = &o->params->bucket[i];
+    bucket_sync *s = &o->bucket[i];
+    if (s->weights != WEIGHTS_OWN) return;
+    cf_fuse_begin(s->gather, o->params->weight + b->first, b->shard, 1, NULL, NULL, b->layer);
+    s->weights = WEIGHTS_COMING;
+}
+
+// The layer for which a bucket's weights are needed; the head counts as the one behind the last.
+static int64_t needed_for(const zero_optimizer *o, int i) {
+    const param_bucket *b = &o->params->bucket[i];
+    if (b->layer >= 0) return b->layer;
+    return b->tensor == WTE && o->embedding->far ? o->params->shape.L : 0;
+}
+
+// Begins the gathers of all that is needed for layers up to `layer`.
+static void begin_gathers(zero_optimizer *o, int64_t layer) {
+    for (; o->gathers_begun < o->params->buckets; o->gathers_begun++) {
+        int i = forward_order(o, o->gathers_begun);
+        if (needed_for(o, i) > layer) return;
+        begin_gather(o, i);
+    }
+}
+
+static bool weights_pending(void *argument, int i) {
+    return ((zero_optimizer *)argument)->bucket[i].weights != WEIGHTS_HERE;
+}
+
+static void finish_gather(void *argument, int i) {
+    zero_optimizer *o = (zero_optimizer *)argument;
+    if (o->bucket[i].weights == WEIGHTS_HERE) return;
+    begin_gathers(o, needed_for(o, i) + LAYERS_AHEAD);
+    cf_fuse_finish(o->bucket[i].gather);
+    o->bucket[i].weights = WEIGHTS_HERE;
 }
 
 void optimizer_settle(zero_optimizer *o) {
-    for (int i = 0; i < o->params->buckets; i++) finish_gather(o, i);
+    for (int i = 0; i < o->params->buckets; i++) finish_gather(o, forward_order(o, i));
 }
 
-// The order in which backward completes buckets: layers from the last to the first, then the embeddings.
-static int backward_order(const zero_optimizer *o, int i) {
-    int n = o->params->buckets;
-    return i < n - 2 ? (n - 4 - i / 2 * 2) + i % 2 : i;
+static void take_part(zero_optimizer *o, gpt *model) {
+    model->pass.hooks = (gpt_hooks){.argument = o,
+                                    .pending = weights_pending,
+                                    .need = finish_gather,
+                                    .ready = gradient_ready,
+                                    .fuses = gradient_fuses,
+                                    .compute = gradient_compute};
 }
 
-// The order in which forward needs them: embeddings, then layers.
-static int forward_order(const zero_optimizer *o, int i) {
-    int n = o->params->buckets;
-    return i < 2 ? n - 2 + i : i - 2;
+// The order in which backward completes buckets: where it matters little, the table first or last as it travels,
+// then layers from the last to the first.
+static int backward_order(const zero_optimizer *o, int place) {
+    int n = o->params->buckets, per_layer = o->params->layer_buckets, layers = (n - 2) / per_layer;
+    if (o->embedding->far) place = place == 0 ? n - 2 : place == n - 1 ? n - 1 : place - 1;
+    if (place >= n - 2) return place;
+    return (layers - 1 - place / per_layer) * per_layer + place % per_layer;
 }
 
 // --- reports ---
@@ -168,26 +242,17 @@ void optimizer_maximum(zero_optimizer *o, double *values, int count) {
         for (int j = 0; j < count; j++) values[j] = fmax(values[j], o->report[rank * REPORT + j]);
 }
 
-// Sum over replicas of column j of the reports: the ranks of one tp group hold the same number.
-static double sum_replicas(const zero_optimizer *o, int j) {
+// Sum over all ranks of column j of the reports.
+static double sum_reports(const zero_optimizer *o, int j) {
     double sum = 0;
-    for (int rank = 0; rank < o->mesh->world_group.size; rank += o->mesh->tp)
-        sum += o->report[rank * REPORT + j];
+    for (int rank = 0; rank < o->mesh->world_group.size; rank++) sum += o->report[rank * REPORT + j];
     return sum;
 }
 
 double optimizer_sum(zero_optimizer *o, double value) {
     own_report(o)[0] = value;
     exchange_reports(o);
-    double sum = 0;
-    for (int rank = 0; rank < o->mesh->world_group.size; rank++) sum += o->report[rank * REPORT];
-    return sum;
-}
-
-double optimizer_sum_replicas(zero_optimizer *o, double value) {
-    own_report(o)[0] = value;
-    exchange_reports(o);
-    return sum_replicas(o, 0);
+    return sum_reports(o, 0);
 }
 
 // --- the step ---
@@ -196,7 +261,7 @@ double optimizer_sum_replicas(zero_optimizer *o, double value) {
 static double first_bad_tensor(zero_optimizer *o) {
     for (int i = 0; i < o->params->buckets; i++) {
         const param_bucket *b = &o->params->bucket[i];
-        int64_t at = first_nonfinite(o->shard[i], b->shard, o->context->stream), layer = 0, rest = 0;
+        int64_t at = first_nonfinite(o->bucket[i].shard, b->shard, o->context->stream), layer = 0, rest = 0;
         int tensor = 0;
         if (at < 0) continue;
         if (params_find(o->params, first_owned(b) + at, &tensor, &layer, &rest))
@@ -225,6 +290,7 @@ CF_NORETURN static void die_nonfinite(zero_optimizer *o, double loss, double nor
 // AdamW on the own shard of one bucket, tensor by tensor, since only matrices and embeddings decay.
 static void update_bucket(zero_optimizer *o, int i, adamw a) {
     const param_bucket *b = &o->params->bucket[i];
+    const bucket_sync *s = &o->bucket[i];
     int64_t first = first_owned(b), count = 0;
     double decay = a.weight_decay;
     for (int64_t done = 0; done < b->shard; done += count) {
@@ -235,8 +301,9 @@ static void update_bucket(zero_optimizer *o, int i, adamw a) {
         if (!found) break; // padding lies behind the last tensor of a bucket
         if (count > b->shard - done) count = b->shard - done;
         a.weight_decay = params_decays(tensor) ? decay : 0;
-        adamw_update(o->params->weight + first + done, o->m + o->state[i] + done, o->v + o->state[i] + done,
-                     o->shard[i] + done, count, a, o->context->stream);
+        int64_t at = s->state + done;
+        adamw_update(o->params->weight + first + done, o->m + at, o->v + at, s->shard + done, count, a,
+                     o->context->stream);
     }
 }
 
@@ -244,45 +311,114 @@ void optimizer_zero_grad(zero_optimizer *o) {
     cf_zero(o->params->grad, o->params->elements * (int64_t)sizeof(real), o->context->stream);
 }
 
-step_result optimizer_step(zero_optimizer *o, adamw a, double clip, double loss_sum, int64_t tokens) {
-    int n = o->params->buckets, world = o->mesh->world_group.size;
-    double squares = 0;
+// Finishes all reductions: the table's first if rows of the lookup are still to be added to it.
+static void finish_reductions(zero_optimizer *o) {
+    int n = o->params->buckets, table = n - 2;
     for (int i = 0; i < n; i++) {
         finish_reduce(o, backward_order(o, i));
         advance(o);
     }
-    for (int i = 0; i < n; i++)
-        squares += sum_of_squares(o->shard[i], o->params->bucket[i].shard, o->context->stream);
+    lookup_finish(o->embedding, o->bucket[table].shard);
+}
+
+static double own_squares(const zero_optimizer *o) {
+    double squares = 0;
+    for (int i = 0; i < o->params->buckets; i++)
+        squares += sum_of_squares(o->bucket[i].shard, o->params->bucket[i].shard, o->context->stream);
+    return squares;
+}
+
+// Updates own shards in the order in which forward needs them, and sends the first off at once.
+static void update(zero_optimizer *o, adamw a) {
+    int n = o->params->buckets;
+    o->gathers_begun = n;
+    for (int place = 0; place < n; place++) {
+        int i = forward_order(o, place);
+        double begin = cf_now_ms();
+        update_bucket(o, i, a);
+        cf_trace_add(o->context->trace, CF_TRACE_COMPUTE, "update", o->params->bucket[i].layer, -1, -1, 0,
+                     begin, cf_now_ms());
+        if (o->bucket[i].gather) o->bucket[i].weights = WEIGHTS_OWN;
+        if (!overlaps(o) || needed_for(o, i) < LAYERS_AHEAD) begin_gather(o, i);
+    }
+    o->gathers_begun = 0;
+}
+
+step_result optimizer_step(zero_optimizer *o, adamw a, double clip, double loss_sum, int64_t tokens) {
+    finish_reductions(o);
+    double squares = own_squares(o);
     own_report(o)[0] = loss_sum;
     own_report(o)[1] = squares;
     own_report(o)[2] = isfinite(squares) ? -1 : first_bad_tensor(o);
     exchange_reports(o);
 
-    step_result result = {.loss = sum_replicas(o, 0) / (double)tokens};
-    for (int rank = 0; rank < world; rank++) result.grad_norm += o->report[rank * REPORT + 1];
-    result.grad_norm = sqrt(result.grad_norm);
+    step_result result = {.loss = sum_reports(o, 0) / (double)tokens, .grad_norm = sqrt(sum_reports(o, 1))};
     if (!isfinite(result.loss) || !isfinite(result.grad_norm))
         die_nonfinite(o, result.loss, result.grad_norm);
-
     a.scale = clip > 0 && result.grad_norm > clip ? clip / result.grad_norm : 1;
-    for (int i = 0; i < n; i++) {
-        int b = forward_order(o, i);
-        double begin = cf_now_ms();
-        update_bucket(o, b, a);
-        cf_trace_add(o->context->trace, CF_TRACE_COMPUTE, "update", o->params->bucket[b].layer, -1, -1, 0,
-                     begin, cf_now_ms());
-        begin_gather(o, b);
-    }
+    update(o, a);
     return result;
 }
+
+// --- for --dry-run ---
 
 void optimizer_operations(zero_optimizer *o,
                           void (*visit)(void *argument, const char *place, const cf_fuse *fuse),
                           void *argument) {
-    int n = o->params->buckets; // the first layer's pair and the embeddings' stand for all
+    int n = o->params->buckets; // the first layer stands for all
     for (int i = 0; i < n; i++) {
-        if (!o->reduce[i] || (i >= 2 && i < n - 2)) continue;
-        visit(argument, i < 2 ? "behind backward, each layer" : "behind backward, embeddings", o->reduce[i]);
-        visit(argument, i < 2 ? "behind forward, each layer" : "behind forward, embeddings", o->gather[i]);
+        const bucket_sync *s = &o->bucket[i];
+        if (!s->reduce || (i >= o->params->layer_buckets && i < n - 2)) continue;
+        const char *each = i < n - 2 ? ", each layer" : "";
+        char place[80];
+        snprintf(place, sizeof place, "%s%s", s->fused ? "gradient computed owner by owner" : "gradient",
+                 each);
+        visit(argument, place, s->reduce);
+        snprintf(place, sizeof place, "weights, behind update and forward%s", each);
+        visit(argument, place, s->gather);
     }
+}
+
+static void explain_bucket(const zero_optimizer *o, int i, FILE *out) {
+    const param_bucket *b = &o->params->bucket[i];
+    int64_t rows = b->shard / b->row;
+    int N = b->group->size;
+    double mib = (double)(b->count * (int64_t)sizeof(real)) / (1 << 20);
+    fprintf(out, "  %-14s %8.2f MiB over %-5s ", o->bucket[i].name, mib, b->group->name);
+    if (N == 1)
+        fprintf(out, "one owner, does not travel\n");
+    else if (o->mode == CF_MODE_NONE)
+        fprintf(out, "%d owners; native collectives at the end of backward\n", N);
+    else if (o->bucket[i].fused)
+        fprintf(
+            out,
+            "%d owners of %lld rows (at least %d): wgrad owner by owner > reduce-scatter, own rows last\n", N,
+            (long long)rows, OWNER_ROWS_MIN);
+    else if (b->tensor == WTE)
+        fprintf(out, "%d owners; complete only at the end of backward, since the whole table travels\n", N);
+    else
+        fprintf(out, "%d owners; sent when complete, behind what backward has left\n", N);
+}
+
+static void explain_thin(const zero_optimizer *o, FILE *out) {
+    static const int matrices[] = {QKVW, ATTPROJW, FCW, FCPROJW};
+    for (int i = 0; i < 4; i++) {
+        int64_t rows = params_local_rows(o->params, matrices[i]);
+        int N =
+            o->params
+                ->bucket[params_own_bucket(o->params, matrices[i], 0) >= 0 ? 0 : o->params->layer_buckets - 2]
+                .group->size;
+        if (params_own_bucket(o->params, matrices[i], 0) < 0)
+            fprintf(out, "  %-14s in rest of layer: %lld rows are fewer than %d for each of %d owners\n",
+                    params_name(matrices[i]), (long long)rows, OWNER_ROWS_MIN, N);
+    }
+}
+
+void optimizer_explain(const zero_optimizer *o, FILE *out) {
+    fprintf(out, "Gradients and weights of each layer, and of the embeddings\n");
+    for (int i = 0; i < o->params->layer_buckets; i++) explain_bucket(o, i, out);
+    explain_thin(o, out);
+    for (int i = o->params->buckets - 2; i < o->params->buckets; i++) explain_bucket(o, i, out);
+    fprintf(out, "  ");
+    lookup_explain(o->embedding, out);
 }

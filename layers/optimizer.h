@@ -1,9 +1,11 @@
-// Gradient synchronisation and AdamW, with the optimizer state sharded over the replicas (ZeRO-1).
+// Gradient synchronisation and AdamW, with the optimizer state sharded over the replicas (ZeRO-1; with UP over
+// the whole world, since every rank has all weights).
 //
 // For every bucket of parameters: reduce-scatter of the gradient, AdamW on the own shard, all-gather of the
-// weights. In the overlapping modes the reduce-scatter is posted when backward has completed the bucket and
-// runs behind the layers before it; the all-gather is posted after the update and waited for where the next
-// forward needs the bucket. In mode none both are native collectives at the end of backward.
+// weights. In the overlapping modes a matrix that is a bucket of its own is reduced while its gradient is
+// computed, owner by owner, the own rows last (commfuse), or posted with the others when backward has completed
+// them, to run behind what backward has left; weights are gathered behind the updates and behind the next forward,
+// a few layers ahead of their use. In mode none both are native collectives at the end of backward.
 #ifndef OPTIMIZER_H
 #define OPTIMIZER_H
 
@@ -14,17 +16,29 @@
 extern "C" {
 #endif
 
+// Weights of a bucket: all here, only the own shard, or the others' on their way.
+typedef enum { WEIGHTS_HERE, WEIGHTS_OWN, WEIGHTS_COMING } weights_state;
+
+typedef struct bucket_sync {
+    cf_fuse *reduce, *gather; // NULL where the bucket's group has one member
+    bool fused;               // reduce computes the gradient it sends
+    bool reducing;            // begun, not finished
+    weights_state weights;
+    real *shard;   // the reduced own shard of the gradient
+    int64_t state; // where the bucket's moments begin in m and v
+    char name[32]; // in messages and traces
+} bucket_sync;
+
 typedef struct zero_optimizer {
     cf_context *context;
     const cf_mesh *mesh;
     parameters *params;
-    bool eager;                 // post behind backward (every mode but none)
-    real *m, *v;                // moments of the own shards, bucket by bucket
-    int64_t *state;             // [buckets] offset of the bucket in m and v
-    cf_fuse **reduce, **gather; // [buckets]; NULL where the bucket's group has one member
-    bool *reducing, *gathering; // [buckets] posted, not finished
-    real **shard;               // [buckets] the reduced own shard of the gradient
-    double *report;             // (world, REPORT) numbers every rank tells the others
+    lookup *embedding;
+    cf_mode mode;
+    bucket_sync *bucket; // [params->buckets]
+    int gathers_begun;   // in forward order, since the last update
+    real *m, *v;         // moments of the own shards, bucket by bucket
+    double *report;      // (world, REPORT) numbers every rank tells the others
     cf_fuse *exchange_report;
 } zero_optimizer;
 
@@ -33,30 +47,31 @@ typedef struct step_result {
     double grad_norm; // before clipping
 } step_result;
 
-void optimizer_create(zero_optimizer *o, cf_context *context, const cf_mesh *mesh, parameters *p,
-                      overlap overlap);
+// Takes part in the model's passes from here on (its hooks).
+void optimizer_create(zero_optimizer *o, gpt *model, overlap overlap);
 void optimizer_free(zero_optimizer *o);
-gpt_hooks optimizer_hooks(zero_optimizer *o); // for the model
 
 void optimizer_zero_grad(zero_optimizer *o);
 // After the last backward: finishes the reduction, takes the global norm, clips to `clip` (0: no clipping),
-// updates. loss_sum: this rank's sum of losses; the ranks of one tp group give the same number.
+// updates. loss_sum: this rank's sum of losses, as gpt_forward gives it.
 // tokens: of the whole batch. Dies before anything is written if the loss or a gradient is not finite,
 // naming step, rank and tensor.
 step_result optimizer_step(zero_optimizer *o, adamw a, double clip, double loss_sum, int64_t tokens);
 // Wait until every weight is here: before saving, or at the end.
 void optimizer_settle(zero_optimizer *o);
 
-// values[i] becomes the maximum over all ranks, i < count <= REPORT; the sum over all ranks; the sum over
-// replicas of a number that the ranks of one tp group share. Every rank gets the result.
+// values[i] becomes the maximum over all ranks, i < count <= REPORT; the sum over all ranks. Every rank gets
+// the result.
 enum { REPORT = 4 };
 void optimizer_maximum(zero_optimizer *o, double *values, int count);
 double optimizer_sum(zero_optimizer *o, double value);
-double optimizer_sum_replicas(zero_optimizer *o, double value);
 
 void optimizer_operations(zero_optimizer *o,
                           void (*visit)(void *argument, const char *place, const cf_fuse *fuse),
                           void *argument);
+
+// For --dry-run: which bucket travels how, and why.
+void optimizer_explain(const zero_optimizer *o, FILE *out);
 
 #ifdef __cplusplus
 }

@@ -1,5 +1,6 @@
-// See params.h. Local memory order: for each layer its split tensors, padding, its whole tensors, padding;
-// then wte, padding, wpe, lnfw, lnfb, padding. So a bucket is always one run.
+// See params.h. Local memory order is the order of the buckets, each followed by its padding, so that a
+// bucket is always one run: for each layer the matrices that are buckets of their own, its other split
+// tensors, its whole tensors; then wte; then wpe, lnfw, lnfb.
 #include "params.h"
 #include "../commfuse/die.h"
 #include "random.h"
@@ -86,19 +87,35 @@ int64_t params_count(const gpt_shape *s) {
 
 // --- the local part ---
 
-static int64_t local_rows(const parameters *p, int tensor) {
-    int64_t rows = params_rows(&p->shape, tensor);
-    bool cut = kinds[tensor].split == ROWS || kinds[tensor].split == HEADS;
-    return cut ? (rows + p->tp - 1) / p->tp : rows;
+static bool attention_tensor(int tensor) {
+    return tensor == QKVW || tensor == QKVB || tensor == ATTPROJW;
 }
 
-static int64_t local_columns(const parameters *p, int tensor) {
+// The parts of a tensor that this rank holds, and of how many.
+static int held(const parameters *p, int tensor) {
+    return attention_tensor(tensor) ? p->parts : 1;
+}
+static int ways(const parameters *p, int tensor) {
+    return p->ways * held(p, tensor);
+}
+
+static int64_t part_rows(const parameters *p, int tensor) {
+    int64_t rows = params_rows(&p->shape, tensor);
+    bool cut = kinds[tensor].split == ROWS || kinds[tensor].split == HEADS;
+    return cut ? (rows + ways(p, tensor) - 1) / ways(p, tensor) : rows;
+}
+
+int64_t params_local_rows(const parameters *p, int tensor) {
+    return held(p, tensor) * part_rows(p, tensor);
+}
+
+int64_t params_local_columns(const parameters *p, int tensor) {
     int64_t columns = params_columns(&p->shape, tensor);
-    return kinds[tensor].split == COLUMNS ? columns / p->tp : columns;
+    return kinds[tensor].split == COLUMNS ? columns / ways(p, tensor) : columns;
 }
 
 int64_t params_local_count(const parameters *p, int tensor) {
-    return local_rows(p, tensor) * local_columns(p, tensor);
+    return params_local_rows(p, tensor) * params_local_columns(p, tensor);
 }
 
 real *params_weight(const parameters *p, int tensor, int64_t layer) {
@@ -109,29 +126,40 @@ real *params_grad(const parameters *p, int tensor, int64_t layer) {
     return p->grad + p->first[tensor][0] + layer * p->first[tensor][1];
 }
 
-int64_t params_runs(const parameters *p, int tensor) {
+static int64_t runs_of_part(const parameters *p, int tensor) {
     split s = kinds[tensor].split;
     return s == HEADS ? 3 : s == COLUMNS ? params_rows(&p->shape, tensor) : 1;
 }
 
-param_run params_run(const parameters *p, int tensor, int tp_rank, int64_t run) {
+int64_t params_runs(const parameters *p, int tensor) {
+    return held(p, tensor) * runs_of_part(p, tensor);
+}
+
+// Run number `run` of part `part`; local elements counted from the start of the part.
+static param_run run_of_part(const parameters *p, int tensor, int64_t part, int64_t run) {
     int64_t rows = params_rows(&p->shape, tensor), columns = params_columns(&p->shape, tensor);
-    int64_t mine = local_rows(p, tensor), width = local_columns(p, tensor);
+    int64_t mine = part_rows(p, tensor), width = params_local_columns(p, tensor);
     switch (kinds[tensor].split) {
-    case ROWS: { // the last ranks may hold fewer rows than the others
-        int64_t from = tp_rank * mine < rows ? tp_rank * mine : rows,
-                to = from + mine < rows ? from + mine : rows;
+    case ROWS: { // the last parts may have fewer rows than the others
+        int64_t from = part * mine < rows ? part * mine : rows, to = from + mine < rows ? from + mine : rows;
         return (param_run){from * columns, 0, (to - from) * columns};
     }
     case HEADS: // run 0: queries, 1: keys, 2: values
-        return (param_run){(run * rows / 3 + tp_rank * mine / 3) * columns, run * mine / 3 * columns,
+        return (param_run){(run * rows / 3 + part * mine / 3) * columns, run * mine / 3 * columns,
                            mine / 3 * columns};
     case COLUMNS:
-        return (param_run){run * columns + tp_rank * width, run * width, width};
+        return (param_run){run * columns + part * width, run * width, width};
     case WHOLE:
         break;
     }
     return (param_run){0, 0, rows * columns};
+}
+
+param_run params_run(const parameters *p, int tensor, int tp_rank, int64_t run) {
+    int64_t runs = runs_of_part(p, tensor), behind = run / runs; // behind: parts held before it
+    param_run r = run_of_part(p, tensor, p->ways > 1 ? tp_rank : behind, run % runs);
+    r.local += behind * part_rows(p, tensor) * params_local_columns(p, tensor);
+    return r;
 }
 
 bool params_find(const parameters *p, int64_t element, int *tensor, int64_t *layer, int64_t *remaining) {
@@ -148,20 +176,70 @@ bool params_find(const parameters *p, int64_t element, int *tensor, int64_t *lay
 
 // --- layout ---
 
-// Lay the tensors of one layer (or the embeddings) that are split or whole side by side, as one bucket.
-static void lay_bucket(parameters *p, const cf_group *group, int layer, bool whole) {
+// Over whom the gradients of a tensor are partial.
+static const cf_group *group_of(const parameters *p, int tensor, const cf_mesh *mesh) {
+    return kinds[tensor].split == WHOLE || p->strategy == STRATEGY_UP ? &mesh->world_group : &mesh->dp_group;
+}
+
+static bool travels_alone(const parameters *p, int tensor, const cf_mesh *mesh) {
+    if (tensor == WTE) return true;
+    bool matrix = kinds[tensor].per_layer && params_columns(&p->shape, tensor) > 1;
+    return matrix &&
+           params_local_rows(p, tensor) >= (int64_t)OWNER_ROWS_MIN * group_of(p, tensor, mesh)->size;
+}
+
+static param_bucket *open_bucket(parameters *p, const cf_group *group, int layer, int tensor) {
     param_bucket *b = &p->bucket[p->buckets++];
-    *b = (param_bucket){.group = group, .layer = layer, .first = p->elements};
-    for (int i = 0; i < TENSORS; i++) {
-        if (kinds[i].per_layer != (layer >= 0) || (kinds[i].split == WHOLE) != whole) continue;
-        if (layer <= 0) p->first[i][0] = p->elements;
-        if (layer == 1) p->first[i][1] = p->elements - p->first[i][0];
-        p->elements += params_local_count(p, i);
-    }
-    int64_t count = p->elements - b->first;
-    b->shard = (count + group->size - 1) / group->size;
-    b->count = b->shard * group->size;
+    *b = (param_bucket){.group = group, .layer = layer, .tensor = tensor, .first = p->elements, .row = 1};
+    if (tensor >= 0) b->row = params_local_columns(p, tensor);
+    return b;
+}
+
+static void lay_tensor(parameters *p, int tensor, int layer) {
+    if (layer <= 0) p->first[tensor][0] = p->elements;
+    if (layer == 1) p->first[tensor][1] = p->elements - p->first[tensor][0];
+    p->elements += params_local_count(p, tensor);
+}
+
+static void close_bucket(parameters *p, param_bucket *b) {
+    int64_t rows = (p->elements - b->first + b->row - 1) / b->row;
+    b->shard = (rows + b->group->size - 1) / b->group->size * b->row;
+    b->count = b->shard * b->group->size;
     p->elements = b->first + b->count;
+}
+
+static void lay_matrix(parameters *p, int tensor, int layer, const cf_mesh *mesh) {
+    param_bucket *b = open_bucket(p, group_of(p, tensor, mesh), layer, tensor);
+    lay_tensor(p, tensor, layer);
+    close_bucket(p, b);
+}
+
+// The tensors of one layer (or the embeddings) that share a bucket, split or whole ones.
+static void lay_others(parameters *p, int layer, bool whole, const cf_mesh *mesh) {
+    param_bucket *b = open_bucket(p, group_of(p, whole ? LN1W : QKVB, mesh), layer, -1);
+    for (int i = 0; i < TENSORS; i++)
+        if (kinds[i].per_layer == (layer >= 0) && (kinds[i].split == WHOLE) == whole &&
+            !travels_alone(p, i, mesh))
+            lay_tensor(p, i, layer);
+    close_bucket(p, b);
+}
+
+static void lay_layer(parameters *p, int layer, const cf_mesh *mesh) {
+    for (int i = 0; i < TENSORS; i++)
+        if (kinds[i].per_layer && travels_alone(p, i, mesh)) lay_matrix(p, i, layer, mesh);
+    lay_others(p, layer, false, mesh);
+    lay_others(p, layer, true, mesh);
+}
+
+int params_first_bucket(const parameters *p, int64_t layer) {
+    return (int)(layer < 0 ? p->shape.L : layer) * p->layer_buckets;
+}
+
+int params_own_bucket(const parameters *p, int tensor, int64_t layer) {
+    int first = params_first_bucket(p, layer);
+    for (int i = first; i < p->buckets && p->bucket[i].layer == p->bucket[first].layer; i++)
+        if (p->bucket[i].tensor == tensor) return i;
+    return -1;
 }
 
 static void check_shape(gpt_shape s, const cf_mesh *mesh) {
@@ -173,17 +251,21 @@ static void check_shape(gpt_shape s, const cf_mesh *mesh) {
                         "%lld heads do not divide over --tp %d", (long long)s.H, mesh->tp);
 }
 
-void params_create(parameters *p, gpt_shape shape, const cf_mesh *mesh) {
+void params_create(parameters *p, gpt_shape shape, const cf_mesh *mesh, parallel_strategy strategy) {
     check_shape(shape, mesh);
-    *p = (parameters){.shape = shape, .tp = mesh->tp, .tp_rank = mesh->tp_group.rank};
-    p->bucket = calloc((size_t)(2 * shape.L + 2), sizeof *p->bucket);
-    if (!p->bucket) cf_die(NULL, "out of memory for %lld buckets", (long long)(2 * shape.L + 2));
-    for (int l = 0; l < shape.L; l++) {
-        lay_bucket(p, &mesh->dp_group, l, false);
-        lay_bucket(p, &mesh->world_group, l, true);
-    }
-    lay_bucket(p, &mesh->dp_group, -1, false);
-    lay_bucket(p, &mesh->world_group, -1, true);
+    bool up = strategy == STRATEGY_UP;
+    *p = (parameters){.shape = shape,
+                      .strategy = strategy,
+                      .tp_rank = mesh->tp_group.rank,
+                      .ways = up ? 1 : mesh->tp,
+                      .parts = up ? mesh->tp : 1};
+    int64_t most = (TENSORS + 2) * shape.L + 2;
+    p->bucket = calloc((size_t)most, sizeof *p->bucket);
+    if (!p->bucket) cf_die(NULL, "out of memory for %lld buckets", (long long)most);
+    for (int l = 0; l < shape.L; l++) lay_layer(p, l, mesh);
+    p->layer_buckets = p->buckets / (int)shape.L;
+    lay_matrix(p, WTE, -1, mesh);
+    lay_others(p, -1, true, mesh);
     p->weight = cf_alloc(p->elements * (int64_t)sizeof(real), "weights");
     p->grad = cf_alloc(p->elements * (int64_t)sizeof(real), "gradients");
 }

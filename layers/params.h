@@ -1,15 +1,19 @@
 // The parameters of a GPT: sixteen tensors (in the order of llm.c's model files), how each is split over
 // the tp group, where the local part lies, and the buckets in which gradients and weights travel.
 //
-// tensor      of one layer   split over tp
-// wte         (Vp, C)        rows (vocabulary), ceil(Vp / tp) per rank; missing rows are zero
-// qkvw, qkvb  (3C, C)        by heads: the same rows of q, k and v
-// attprojw    (C, C)         columns        fcprojw (C, 4C)  columns
-// fcw, fcb    (4C, C)        rows           everything else  whole on every rank
+// tensor      of one layer   TPSP: split over tp                                 UP: held by every rank
+// wte         (Vp, C)        rows (vocabulary), ceil(Vp / tp); missing: zero     whole
+// qkvw, qkvb  (3C, C)        by heads: the same rows of q, k and v               the tp parts, one behind another
+// attprojw    (C, C)         columns                                             the tp parts, one behind another
+// fcprojw     (C, 4C)        columns                                             whole
+// fcw, fcb    (4C, C)        rows                                                whole
+// all others                 whole on every rank                                 whole
 //
-// A bucket is a run of local elements that is reduced and gathered as one: for each layer the split
-// tensors (over the dp group) and the whole ones (over the world: their gradients are partial on every
-// tp rank), and the same for the embeddings. Buckets are padded to a multiple of their group.
+// A bucket is a run of local elements that is reduced and gathered as one. Tensors that are split over tp
+// travel among the replicas (the dp group), all others among the whole world: their gradients are partial on
+// every rank. A matrix large enough is a bucket of its own, owned by whole rows, so that its gradient can
+// be computed owner by owner and leave while the next owner's is computed; what is left of a layer are two
+// buckets, split and whole. Buckets are padded to a multiple of their group.
 #ifndef PARAMS_H
 #define PARAMS_H
 
@@ -44,25 +48,37 @@ typedef struct gpt_shape {
     int64_t maxT, V, Vp, L, H, C; // positions, vocabulary, padded, layers, heads, channels
 } gpt_shape;
 
+typedef enum { STRATEGY_TPSP, STRATEGY_UP } parallel_strategy;
+
+// A matrix is a bucket of its own if each owner gets at least so many rows: below, its share of the
+// weight-gradient product is too thin to be computed well (`make bench` prints the loss).
+enum { OWNER_ROWS_MIN = 64 };
+
 typedef struct param_bucket {
     const cf_group *group; // reduced and gathered over this
     int layer;             // -1: embeddings and final layer norm
+    int tensor;            // the one matrix it holds; -1: several tensors
     int64_t first, count;  // local elements, count a multiple of group->size
     int64_t shard;         // count / group->size; member i owns [first + i · shard, …+ shard)
+    int64_t row;           // elements of a row; the shard is a multiple of it. 1: several tensors
 } param_bucket;
 
 typedef struct parameters {
     gpt_shape shape;
-    int tp, tp_rank;
+    parallel_strategy strategy;
+    int tp_rank;
+    int ways;                  // over how many ranks matrices and vocabulary are split: tp or, with UP, 1
+    int parts;                 // of the attention's matrices, held one behind another: 1 or, with UP, tp
     int64_t elements;          // of this rank, padding included
     real *weight, *grad;       // (elements)
     int64_t first[TENSORS][2]; // offset of layer 0, distance between layers
-    int buckets;
-    param_bucket *bucket; // split(layer 0), whole(layer 0), …, split(embedding), whole(embedding)
+    // Buckets of layer 0, …, of the last layer, wte, {wpe, lnfw, lnfb}.
+    int buckets, layer_buckets; // of all; of one layer
+    param_bucket *bucket;
 } parameters;
 
 // Dies (together) unless heads divide channels, and tp divides heads. Weights and gradients are zero.
-void params_create(parameters *p, gpt_shape shape, const cf_mesh *mesh);
+void params_create(parameters *p, gpt_shape shape, const cf_mesh *mesh, parallel_strategy strategy);
 void params_free(parameters *p);
 
 const char *params_name(int tensor);
@@ -72,6 +88,15 @@ int64_t params_columns(const gpt_shape *shape, int tensor);  // 1 for vectors
 bool params_decays(int tensor);                              // weight decay: matrices and embeddings
 int64_t params_count(const gpt_shape *shape);                // all tensors, whole
 int64_t params_local_count(const parameters *p, int tensor); // local elements of one layer
+
+// Rows and columns of the local part, all parts together.
+int64_t params_local_rows(const parameters *p, int tensor);
+int64_t params_local_columns(const parameters *p, int tensor);
+
+// The bucket that holds this matrix alone; -1: it shares one.
+int params_own_bucket(const parameters *p, int tensor, int64_t layer);
+// First bucket of a layer; of the embeddings: -1 gives wte's, the one behind it is {wpe, lnfw, lnfb}.
+int params_first_bucket(const parameters *p, int64_t layer);
 
 // Local part of one layer's tensor.
 real *params_weight(const parameters *p, int tensor, int64_t layer);

@@ -15,7 +15,7 @@ typedef struct job {
     tpsp *t;
     tpsp_saved *s;
     const real *w; // of the row-parallel layer (C, columns)
-    real *dw;
+    real *dw;      // NULL: computed afterwards
     int64_t C, Cl, Fl, Hl, D;
 } job;
 
@@ -24,7 +24,8 @@ static job make_job(tpsp *t, tpsp_saved *s, const parameters *p, int tensor, int
     return (job){.t = t,
                  .s = s,
                  .w = params_weight(p, tensor, layer),
-                 .dw = params_grad(p, tensor, layer),
+                 .dw =
+                     weight_gradient_fuses(t->pass, p, tensor, layer) ? NULL : params_grad(p, tensor, layer),
                  .C = p->shape.C,
                  .Cl = p->shape.C / N,
                  .Fl = 4 * p->shape.C / N,
@@ -51,10 +52,10 @@ static real *take(int64_t elements, const char *purpose) {
     return cf_alloc(elements * (int64_t)sizeof(real), purpose);
 }
 
-void tpsp_create(tpsp *t, cf_context *context, const cf_group *group, gpt_shape shape, int64_t T, int64_t B,
-                 overlap o) {
+void tpsp_create(tpsp *t, cf_context *context, const cf_group *group, const backward_pass *pass,
+                 gpt_shape shape, int64_t T, int64_t B, overlap o) {
     int64_t N = group->size, C = shape.C, rows = T * B, shard = rows / N * C;
-    *t = (tpsp){.context = context, .group = group, .T = T, .B = B};
+    *t = (tpsp){.context = context, .group = group, .pass = pass, .T = T, .B = B};
     column_create(&t->qkv, context, group, "att.qkv", shard, o, true);
     column_create(&t->fc, context, group, "mlp.fc1", shard, o, true);
     t->attproj_forward = plan_row(t, "att.proj", shard, o, true);
@@ -119,8 +120,9 @@ static void mlp_slice(void *argument, const cf_span *span, cf_stream *stream) {
     for (int i = 0; i < span->blocks; i++) {
         int64_t row = (span->row + i * span->row_stride) * j->t->B, rows = span->rows * j->t->B;
         real *out = (real *)(span->data + i * span->data_stride); // (rows, C)
-        gelu_forward(j->t->hidden, j->s->fch + row * j->Fl, rows * j->Fl, stream);
-        linear_forward(out, j->t->hidden, j->w, NULL, rows, j->Fl, j->C, stream);
+        real *hidden = j->t->hidden + row * j->Fl;                // (rows, Fl)
+        gelu_forward(hidden, j->s->fch + row * j->Fl, rows * j->Fl, stream);
+        linear_forward(out, hidden, j->w, NULL, rows, j->Fl, j->C, stream);
     }
 }
 
@@ -158,11 +160,11 @@ static void mlp_slice_backward(void *argument, const cf_span *span, cf_stream *s
     tpsp *t = j->t;
     for (int i = 0; i < span->blocks; i++) {
         int64_t row = (span->row + i * span->row_stride) * t->B, rows = span->rows * t->B;
-        const real *dy = (const real *)(span->data + i * span->data_stride); // (rows, C)
-        real *fch = j->s->fch + row * j->Fl;                                 // (rows, Fl)
+        const real *dy = (const real *)(span->data + i * span->data_stride);    // (rows, C)
+        real *fch = j->s->fch + row * j->Fl, *hidden = t->hidden + row * j->Fl; // (rows, Fl)
         linear_dgrad(t->dhidden, dy, j->w, rows, j->Fl, j->C, stream);
-        gelu_forward(t->hidden, fch, rows * j->Fl, stream);
-        linear_wgrad(j->dw, dy, t->hidden, rows, j->Fl, j->C, stream);
+        gelu_forward(hidden, fch, rows * j->Fl, stream);
+        if (j->dw) linear_wgrad(j->dw, dy, hidden, rows, j->Fl, j->C, stream);
         gelu_backward(fch, t->dhidden, fch, rows * j->Fl, stream); // from here on fch holds its gradient
     }
 }
@@ -176,8 +178,21 @@ static void attention_slice_backward(void *argument, const cf_span *span, cf_str
         linear_dgrad(t->dheads + row * j->Cl, dy, j->w, rows, j->Cl, j->C, stream);
         attention_backward(t->dqkv, t->dheads, j->s->heads, j->s->lse, j->s->qkv, t->attention_scratch, t0, n,
                            t->T, t->B, j->Hl, j->D, stream);
-        linear_wgrad(j->dw, dy, j->s->heads + row * j->Cl, rows, j->Cl, j->C, stream);
+        if (j->dw) linear_wgrad(j->dw, dy, j->s->heads + row * j->Cl, rows, j->Cl, j->C, stream);
     }
+}
+
+// The weight gradient of a whole local matrix from dy (T·B, OC) and x (T·B, IC).
+static void take_weight_gradient(const tpsp *t, const parameters *p, int tensor, int layer, const real *dy,
+                                 const real *x) {
+    const real *dys[1] = {dy}, *xs[1] = {x};
+    weight_gradient g = {.dy = dys,
+                         .x = xs,
+                         .R = t->T * t->B,
+                         .OC = params_local_rows(p, tensor),
+                         .IC = params_local_columns(p, tensor),
+                         .parts = 1};
+    weight_gradient_take(t->pass, p, tensor, layer, g, t->context->stream);
 }
 
 // dx += gradient through layer norm and column-parallel layer, from dy (T·B, OC) of its output. The
@@ -188,30 +203,49 @@ static void norm_column_backward(tpsp *t, column_linear *c, const parameters *p,
     cf_stream *stream = t->context->stream;
     int64_t C = p->shape.C, Ts = t->T / t->group->size, rows = Ts * t->B;
     const real *ln_w = params_weight(p, tensor[0], layer), *ln_b = params_weight(p, tensor[1], layer);
+    bool later = weight_gradient_fuses(t->pass, p, tensor[2], layer);
     layernorm_forward(own(t, t->wide, C), NULL, NULL, x, ln_w, ln_b, rows, C, stream);
     linear_bias_grad(params_grad(p, tensor[3], layer), dy, t->T * t->B, OC, stream);
-    const real *dnorm = column_backward(c, params_grad(p, tensor[2], layer), dy, t->wide, t->partial,
-                                        params_weight(p, tensor[2], layer), Ts, t->B, C, OC, layer);
+    const real *dnorm =
+        column_backward(c, later ? NULL : params_grad(p, tensor[2], layer), dy, t->wide, t->partial,
+                        params_weight(p, tensor[2], layer), Ts, t->B, C, OC, layer);
     layernorm_backward(dx, params_grad(p, tensor[0], layer), params_grad(p, tensor[1], layer), dnorm, x, ln_w,
                        mean, rstd, t->norm_scratch, rows, C, stream);
 }
 
-void tpsp_backward(tpsp *t, tpsp_saved *s, const parameters *p, int layer, real *dx) {
-    static const int att[4] = {LN1W, LN1B, QKVW, QKVB}, mlp[4] = {LN2W, LN2B, FCW, FCB};
+static void mlp_backward(tpsp *t, tpsp_saved *s, const parameters *p, int layer, real *dx) {
+    static const int tensor[4] = {LN2W, LN2B, FCW, FCB};
     cf_stream *stream = t->context->stream;
     int64_t C = p->shape.C, N = t->group->size, Ts = t->T / N, rows = Ts * t->B;
-    int64_t shard_bytes = rows * C * (int64_t)sizeof(real);
-
     linear_bias_grad(params_grad(p, FCPROJB, layer), dx, rows, C, stream);
-    cf_copy(own(t, t->wide, C), dx, shard_bytes, stream);
+    cf_copy(own(t, t->wide, C), dx, rows * C * (int64_t)sizeof(real), stream);
     job j = make_job(t, s, p, FCPROJW, layer);
     cf_fuse_run(t->fcproj_backward, t->wide, Ts, t->B * C, mlp_slice_backward, &j, layer);
-    norm_column_backward(t, &t->fc, p, layer, mlp, s->x2, s->mean2, s->rstd2, s->fch, 4 * C / N, dx);
+    if (!j.dw) take_weight_gradient(t, p, FCPROJW, layer, t->wide, t->hidden);
+    norm_column_backward(t, &t->fc, p, layer, tensor, s->x2, s->mean2, s->rstd2, s->fch, 4 * C / N, dx);
+    if (weight_gradient_fuses(t->pass, p, FCW, layer))
+        take_weight_gradient(t, p, FCW, layer, s->fch, t->wide);
+}
 
+static void attention_half_backward(tpsp *t, tpsp_saved *s, const parameters *p, int layer, real *dx) {
+    static const int tensor[4] = {LN1W, LN1B, QKVW, QKVB};
+    cf_stream *stream = t->context->stream;
+    int64_t C = p->shape.C, N = t->group->size, Ts = t->T / N, rows = Ts * t->B;
     linear_bias_grad(params_grad(p, ATTPROJB, layer), dx, rows, C, stream);
-    cf_copy(own(t, t->wide, C), dx, shard_bytes, stream);
+    cf_copy(own(t, t->wide, C), dx, rows * C * (int64_t)sizeof(real), stream);
     cf_zero(t->dqkv, t->T * t->B * 3 * C / N * (int64_t)sizeof(real), stream);
-    j = make_job(t, s, p, ATTPROJW, layer);
+    job j = make_job(t, s, p, ATTPROJW, layer);
     cf_fuse_run(t->attproj_backward, t->wide, Ts, t->B * C, attention_slice_backward, &j, layer);
-    norm_column_backward(t, &t->qkv, p, layer, att, s->x, s->mean1, s->rstd1, t->dqkv, 3 * C / N, dx);
+    if (!j.dw) take_weight_gradient(t, p, ATTPROJW, layer, t->wide, s->heads);
+    norm_column_backward(t, &t->qkv, p, layer, tensor, s->x, s->mean1, s->rstd1, t->dqkv, 3 * C / N, dx);
+}
+
+void tpsp_backward(tpsp *t, tpsp_saved *s, const parameters *p, int layer, real *dx) {
+    mlp_backward(t, s, p, layer, dx);
+    attention_half_backward(t, s, p, layer, dx);
+}
+
+void tpsp_backward_qkvw(tpsp *t, const parameters *p, int layer) {
+    if (weight_gradient_fuses(t->pass, p, QKVW, layer))
+        take_weight_gradient(t, p, QKVW, layer, t->dqkv, t->wide);
 }

@@ -7,23 +7,19 @@
 //              (dgrad ▸ reduce-scatter) with the all-gather of the saved input behind it, wgrad as its
 //              slices arrive, for the column-parallel half
 //
+// Where a weight gradient leaves owner by owner (block.h), it is computed after these, from what they have
+// gathered; that of QKV last of all, when the gradient of the block's input is already on its way.
+//
 // N = tp ranks, Ts = T / N. A shard is (Ts, B, C), the whole sequence (T, B, C); Hl = H / N local heads,
 // Cl = C / N, Fl = 4C / N.
 #ifndef TPSP_H
 #define TPSP_H
 
-#include "../commfuse/fuse.h"
-#include "params.h"
+#include "block.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-typedef struct overlap { // how every operation of the model communicates
-    cf_mode mode;
-    cf_route route;
-    int slices;
-} overlap;
 
 // A column-parallel linear layer: whole rows in, own columns out. Also the language-model head.
 typedef struct column_linear {
@@ -35,12 +31,13 @@ typedef struct column_linear {
 typedef struct tpsp {
     cf_context *context;
     const cf_group *group;
+    const backward_pass *pass;
     int64_t T, B; // of the pass in progress
     column_linear qkv, fc;
     cf_fuse *attproj_forward, *attproj_backward, *fcproj_forward, *fcproj_backward;
     real *wide;    // (T, B, C) what all-gather fills
     real *partial; // (T, B, C) what reduce-scatter sums
-    real *hidden;  // (T, B, Fl) GELU of a slice, or of all with one monolithic computation
+    real *hidden;  // (T, B, Fl) GELU
     real *dhidden; // (T, B, Fl)
     real *dheads;  // (T, B, Cl)
     real *dqkv;    // (T, B, 3 Cl)
@@ -58,16 +55,19 @@ typedef struct tpsp_saved {
     real *fch;           // (T, B, Fl) before GELU; backward turns it into its gradient
 } tpsp_saved;
 
-void tpsp_create(tpsp *t, cf_context *context, const cf_group *group, gpt_shape shape, int64_t T, int64_t B,
-                 overlap o);
+void tpsp_create(tpsp *t, cf_context *context, const cf_group *group, const backward_pass *pass,
+                 gpt_shape shape, int64_t T, int64_t B, overlap o);
 void tpsp_free(tpsp *t);
 void tpsp_saved_create(tpsp_saved *s, gpt_shape shape, int tp, int64_t T, int64_t B);
 void tpsp_saved_free(tpsp_saved *s);
 
 // out (Ts, B, C) = block(s->x)
 void tpsp_forward(tpsp *t, tpsp_saved *s, const parameters *p, int layer, real *out);
-// dx (Ts, B, C): gradient of the output in, of the input out. Adds to the gradients of p.
+// dx (Ts, B, C): gradient of the output in, of the input out. Adds to the gradients of p, all but QKV's weights
+// if those leave owner by owner: they are left to tpsp_backward_qkvw, before which anything but `partial`
+// must be left as it is.
 void tpsp_backward(tpsp *t, tpsp_saved *s, const parameters *p, int layer, real *dx);
+void tpsp_backward_qkvw(tpsp *t, const parameters *p, int layer);
 
 // out (T·B, OC) = gathered x · wᵀ + bias; the own shard of x is in place at full + rank · Ts.
 void column_create(column_linear *c, cf_context *context, const cf_group *group, const char *name,
@@ -75,7 +75,8 @@ void column_create(column_linear *c, cf_context *context, const cf_group *group,
 void column_free(column_linear *c);
 void column_forward(column_linear *c, real *out, real *full, const real *w, const real *bias, int64_t Ts,
                     int64_t B, int64_t IC, int64_t OC, int layer);
-// dw (OC, IC) += dyᵀ · x, and the gradient of the own shard of x is returned (valid until the next run).
+// dw (OC, IC) += dyᵀ · x (NULL: left to the caller, all of x is in full then), and the gradient of the own shard
+// of x is returned (valid until the next run).
 // full: the own shard of x in place, the rest gathered here; all of x where c->gather is NULL.
 // partial (T, B, IC): scratch.
 real *column_backward(column_linear *c, real *dw, const real *dy, real *full, real *partial, const real *w,

@@ -39,9 +39,10 @@ static void gradients_into_weights(gpt *g, zero_optimizer *o) {
     for (int i = 0; i < p->buckets; i++) {
         const param_bucket *b = &p->bucket[i];
         int owner = b->group->size == 1 ? 0 : b->group->rank;
-        memcpy(p->weight + b->first + owner * b->shard, o->m + o->state[i], (size_t)b->shard * sizeof(real));
-        if (!o->gather[i]) continue;
-        cf_fuse_run(o->gather[i], p->weight + b->first, b->shard, 1, NULL, NULL, -1);
+        memcpy(p->weight + b->first + owner * b->shard, o->m + o->bucket[i].state,
+               (size_t)b->shard * sizeof(real));
+        if (!o->bucket[i].gather) continue;
+        cf_fuse_run(o->bucket[i].gather, p->weight + b->first, b->shard, 1, NULL, NULL, -1);
     }
 }
 
@@ -65,9 +66,10 @@ int main(int argc, char **argv) {
     model_shape f = model_file_shape(file);
     static gpt model;
     static zero_optimizer optimizer;
-    gpt_create(&model, &context, &mesh, (gpt_shape){f.maxT, f.V, f.Vp, f.L, f.heads, f.C}, T, B, how);
-    optimizer_create(&optimizer, &context, &mesh, &model.params, how);
-    model.hooks = optimizer_hooks(&optimizer);
+    parallel_strategy strategy = strcmp(argv[7], "up") == 0 ? STRATEGY_UP : STRATEGY_TPSP;
+    gpt_create(&model, &context, &mesh, (gpt_shape){f.maxT, f.V, f.Vp, f.L, f.heads, f.C}, strategy, T, B,
+               how);
+    optimizer_create(&optimizer, &model, how);
     params_read(&model.params, read_weights, file);
 
     int32_t *inputs = malloc((size_t)(T * B) * sizeof *inputs),
@@ -75,7 +77,7 @@ int main(int argc, char **argv) {
     tokens *data = tokens_open(argv[2], T);
     for (int64_t b = 0; b < B; b++) tokens_read(data, mesh.dp_group.rank * B + b, f.V, b, B, inputs, targets);
     double count = (double)(T * B * mesh.dp);
-    double loss = optimizer_sum_replicas(&optimizer, gpt_forward(&model, inputs, targets, T, B)) / count;
+    double loss = optimizer_sum(&optimizer, gpt_forward(&model, inputs, targets, T, B)) / count;
     gpt_backward(&model, 1 / count, true);
     gradients_into_weights(&model, &optimizer);
 

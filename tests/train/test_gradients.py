@@ -25,9 +25,10 @@ MODES = [("none", "ring", 1), ("slice", "ring", 3), ("commfuse", "ring", 1), ("c
 MESHES = [(1, 1), (2, 1), (1, 2), (2, 2), (3, 1), (4, 1)]
 
 
-class Gradients(unittest.TestCase):
-    strategy = "tpsp"
+STRATEGIES = ("tpsp", "up")
 
+
+class Gradients(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         if not os.path.exists(harness.GRADIENTS):
@@ -45,9 +46,9 @@ class Gradients(unittest.TestCase):
         self.inputs, self.targets = reference.samples(tokens, T)
         self.expected = {}  # by batch: one reference pass serves every mode
 
-    def check(self, B, tp, dp, overlap, route, slices):
-        command = [self.model, self.tokens, self.T, B, tp, dp, self.strategy, overlap, route, slices, self.out]
-        with self.subTest(tp=tp, dp=dp, overlap=overlap, route=route, slices=slices, B=B):
+    def check(self, B, strategy, tp, dp, overlap, route, slices):
+        command = [self.model, self.tokens, self.T, B, tp, dp, strategy, overlap, route, slices, self.out]
+        with self.subTest(strategy=strategy, tp=tp, dp=dp, overlap=overlap, route=route, slices=slices, B=B):
             if os.path.exists(self.out):
                 os.remove(self.out)
             result = harness.run(command, ranks=tp * dp, program=harness.GRADIENTS)
@@ -65,23 +66,35 @@ class Gradients(unittest.TestCase):
             self.assertFalse(worse, "\n" + "\n".join(worse) + str(result))
 
     def test_many_meshes_and_modes(self):
+        # Matrices of a layer are buckets of their own for two replicas, and share one where owners get few rows.
         self.prepare(Shape(maxT=24, V=101, L=2, heads=12, C=96, Vp=128), T=24, samples=6)
-        for tp, dp in MESHES:
-            for mode in MODES if tp * dp > 1 else MODES[:1]:
-                self.check(3, tp, dp, *mode)
+        for strategy in STRATEGIES:
+            for tp, dp in MESHES:
+                for mode in MODES if tp * dp > 1 else MODES[:1]:
+                    self.check(3, strategy, tp, dp, *mode)
 
     def test_other_shape(self):
         # Heads of 10 channels, 20 positions of 29, a vocabulary that no tp divides, one block.
         self.prepare(Shape(maxT=29, V=67, L=1, heads=6, C=60, Vp=67), T=20, samples=4)
-        for tp, dp, *mode in ((1, 1, "commfuse", "ring", 2), (2, 1, "commfuse", "ring", 2),
-                              (2, 2, "commfuse", "direct", 3), (2, 1, "slice", "ring", 4), (1, 2, "none", "ring", 1)):
-            self.check(2, tp, dp, *mode)
+        for strategy in STRATEGIES:
+            for tp, dp, *mode in ((1, 1, "commfuse", "ring", 2), (2, 1, "commfuse", "ring", 2),
+                                  (2, 2, "commfuse", "direct", 3), (2, 1, "slice", "ring", 4), (1, 2, "none", "ring", 1)):
+                self.check(2, strategy, tp, dp, *mode)
+
+    def test_large_vocabulary(self):
+        # Fewer rows are looked up than the table has: the lookup's gradient travels as rows, straight to their owners.
+        self.prepare(Shape(maxT=16, V=1001, L=2, heads=4, C=64, Vp=1024), T=16, samples=8)
+        for strategy in STRATEGIES:
+            for tp, dp in ((1, 2), (2, 1), (2, 2), (4, 1), (1, 4)):
+                for mode in MODES[2:] + [("commfuse", "ring", 2)]:
+                    self.check(2, strategy, tp, dp, *mode)
 
     def test_more_slices_than_rows(self):
         # Four positions per rank, one sequence, and up to seven slices of them: some slices are empty.
         self.prepare(Shape(maxT=8, V=32, L=3, heads=2, C=16, Vp=64), T=8, samples=1)
-        for mode in (("commfuse", "ring", 7), ("commfuse", "direct", 7), ("slice", "ring", 7)):
-            self.check(1, 2, 1, *mode)
+        for strategy in STRATEGIES:
+            for mode in (("commfuse", "ring", 7), ("commfuse", "direct", 7), ("slice", "ring", 7)):
+                self.check(1, strategy, 2, 1, *mode)
 
 
 def compare(name, found, expected):

@@ -1,0 +1,162 @@
+// See lookup.h.
+#include "lookup.h"
+#include "embedding.h"
+
+static const param_bucket *table_bucket(const lookup *l) {
+    return &l->p->bucket[params_first_bucket(l->p, -1)];
+}
+
+// --- life ---
+
+static cf_fuse *plan(const lookup *l, const cf_group *group, cf_operation operation, cf_side side, overlap o,
+                     cf_dtype dtype, int64_t capacity) {
+    return cf_fuse_create(l->context, (cf_fuse_plan){.name = "embedding",
+                                                     .group = group,
+                                                     .operation = operation,
+                                                     .side = side,
+                                                     .mode = o.mode,
+                                                     .route = o.route,
+                                                     .slices = o.slices,
+                                                     .dtype = dtype,
+                                                     .capacity = capacity});
+}
+
+// Elements that one rank receives, both directions of a step, beyond what both ways have in common.
+static void count_elements(lookup *l, int64_t shard) {
+    const param_bucket *b = table_bucket(l);
+    int64_t world = l->mesh->world_group.size;
+    l->sparse = 2 * (world - 1) * shard;
+    l->dense = 2 * (l->near->size - 1) * shard + 2 * (b->group->size - 1) * b->shard;
+}
+
+static void create_far(lookup *l, int64_t T, int64_t B, overlap o) {
+    const cf_group *world = &l->mesh->world_group;
+    int64_t shard_rows = T / l->mesh->tp * B, C = l->p->shape.C;
+    overlap once = {o.mode, o.route, 1};
+    l->ids =
+        plan(l, world, CF_ALLGATHER, CF_NO_COMPUTE, once, CF_BYTE, shard_rows * (int64_t)sizeof(int32_t));
+    l->far_forward = plan(l, world, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, o, REAL_DTYPE, shard_rows * C);
+    l->far_backward = plan(l, world, CF_ALLGATHER, CF_COMPUTE_AFTER, o, REAL_DTYPE, shard_rows * C);
+    l->tokens = cf_alloc(world->size * shard_rows * (int64_t)sizeof(int32_t), "activations, shared");
+    l->rows = cf_alloc(world->size * shard_rows * C * (int64_t)sizeof(real), "activations, shared");
+}
+
+void lookup_create(lookup *l, cf_context *context, const cf_mesh *mesh, const parameters *p,
+                   const cf_group *near, int64_t T, int64_t B, overlap o) {
+    int64_t shard = T / mesh->tp * B * p->shape.C;
+    *l = (lookup){.context = context, .mesh = mesh, .p = p, .near = near};
+    l->near_forward = plan(l, near, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, o, REAL_DTYPE, shard);
+    l->near_backward = plan(l, near, CF_ALLGATHER, CF_COMPUTE_AFTER, o, REAL_DTYPE, shard);
+    count_elements(l, shard);
+    bool order_is_ours =
+        o.mode == CF_MODE_COMMFUSE || o.mode == CF_MODE_NOWIRE; // the baselines send the table
+    l->far = order_is_ours && table_bucket(l)->group->size > 1 && l->sparse <= l->dense;
+    if (l->far) create_far(l, T, B, o);
+}
+
+void lookup_free(lookup *l) {
+    cf_fuse *operations[] = {l->near_forward, l->near_backward, l->ids, l->far_forward, l->far_backward};
+    for (int i = 0; i < 5; i++) cf_fuse_free(operations[i]);
+    cf_free(l->tokens);
+    cf_free(l->rows);
+}
+
+// --- what is computed ---
+
+static void lookup_slice(void *argument, const cf_span *span, cf_stream *stream) {
+    lookup *l = (lookup *)argument;
+    for (int i = 0; i < span->blocks; i++)
+        embedding_forward((real *)(span->data + i * span->data_stride),
+                          l->inputs + (span->row + i * span->row_stride) * l->B, l->table, l->first, l->count,
+                          span->rows * l->B, l->p->shape.C, stream);
+}
+
+static void scatter_slice(void *argument, const cf_span *span, cf_stream *stream) {
+    lookup *l = (lookup *)argument;
+    for (int i = 0; i < span->blocks; i++)
+        embedding_backward(l->table, (const real *)(span->data + i * span->data_stride),
+                           l->inputs + (span->row + i * span->row_stride) * l->B, l->first, l->count,
+                           span->rows * l->B, l->p->shape.C, stream);
+}
+
+// --- near and far ---
+
+// The rows held here are those of this rank's part of the vocabulary.
+static void look_near(lookup *l, real *table, const int32_t *inputs) {
+    l->table = table;
+    l->inputs = inputs;
+    l->count = params_local_rows(l->p, WTE);
+    l->first = l->near->rank * l->count;
+}
+
+// The rows owned here are those of this rank's shard of the bucket.
+static void look_far(lookup *l, real *table) {
+    const param_bucket *b = table_bucket(l);
+    int64_t rows = b->shard / l->p->shape.C, held = params_local_rows(l->p, WTE),
+            begin = b->group->rank * rows;
+    l->table = table;
+    l->inputs = l->tokens;
+    l->first = l->near->rank * held + begin;
+    l->count = begin + rows <= held ? rows : begin < held ? held - begin : 0;
+}
+
+// Every rank's tokens, to every rank.
+static void gather_tokens(lookup *l, const int32_t *inputs) {
+    int64_t rows = l->Ts * l->B, bytes = rows * (int64_t)sizeof *inputs;
+    cf_copy(l->tokens + l->mesh->world_group.rank * rows, inputs + l->near->rank * rows, bytes,
+            l->context->stream);
+    cf_fuse_run(l->ids, l->tokens, bytes, 1, NULL, NULL, -1);
+}
+
+void lookup_forward(lookup *l, real *x, const int32_t *inputs, int64_t Ts, int64_t B, bool fresh,
+                    real *scratch) {
+    int64_t C = l->p->shape.C, row = B * C;
+    const real *found;
+    l->Ts = Ts, l->B = B;
+    if (l->far) gather_tokens(l, inputs);
+    if (fresh) {
+        const param_bucket *b = table_bucket(l);
+        look_far(l, l->p->weight + b->first + b->group->rank * b->shard);
+        found = cf_fuse_run(l->far_forward, l->rows, Ts, row, lookup_slice, l, -1);
+    } else {
+        look_near(l, params_weight(l->p, WTE, 0), inputs);
+        found = cf_fuse_run(l->near_forward, scratch, Ts, row, lookup_slice, l, -1);
+    }
+    cf_copy(x, found, Ts * row * (int64_t)sizeof(real), l->context->stream);
+}
+
+void lookup_backward(lookup *l, const real *dx, const int32_t *inputs, bool last, real *scratch) {
+    int64_t row = l->B * l->p->shape.C, shard = l->Ts * row, bytes = shard * (int64_t)sizeof(real);
+    if (last && l->far) {
+        cf_copy(l->rows + l->mesh->world_group.rank * shard, dx, bytes, l->context->stream);
+        cf_fuse_begin(l->far_backward, l->rows, l->Ts, row, scatter_slice, l, -1);
+        l->scattering = true;
+        return;
+    }
+    look_near(l, params_grad(l->p, WTE, 0), inputs);
+    cf_copy(scratch + l->near->rank * shard, dx, bytes, l->context->stream);
+    cf_fuse_run(l->near_backward, scratch, l->Ts, row, scatter_slice, l, -1);
+}
+
+void lookup_finish(lookup *l, real *shard) {
+    if (!l->scattering) return;
+    l->scattering = false;
+    look_far(l, shard);
+    cf_fuse_finish(l->far_backward);
+}
+
+void lookup_explain(const lookup *l, FILE *out) {
+    double mib = (double)sizeof(real) / (1 << 20);
+    const param_bucket *b = table_bucket(l);
+    fprintf(out, "token embedding: ");
+    if (b->group->size == 1)
+        fprintf(out, "one copy, nothing to keep equal\n");
+    else
+        fprintf(
+            out,
+            "%s; a rank receives %.2f MiB a step by rows, %.2f MiB by the table, of which nothing hides%s\n",
+            l->far ? "rows travel, the head's gradient leaves at the start of backward"
+                   : "the table travels, behind the end of backward",
+            (double)l->sparse * mib, (double)l->dense * mib,
+            l->far || l->sparse > l->dense ? "" : " (baselines send the table)");
+}

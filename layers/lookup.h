@@ -1,0 +1,66 @@
+// The token embedding through schedules: lookup forward, scatter-add of its gradient backward.
+//
+// The table may be split by rows over the tp group (TPSP) or whole on every rank (UP); so it is looked up near
+// by, among the ranks that hold one copy of it together, and this is what every pass can do:
+//
+//   forward    lookup of the rows held here ▸ reduce-scatter
+//   backward   all-gather ▸ scatter-add into the local gradient
+//
+// But the table is also the largest bucket (params.h), needed at the very start of forward when its gather
+// has just begun, and tied to the head, so that its gradient is complete only at the very end of backward:
+// both would leave a dense vocabulary with nothing to hide behind. So where fewer elements travel that
+// way, the pass behind an update and the pass before one go far, over the world, with the rows that are
+// looked up and only the shard of the table that each rank owns:
+//
+//   forward    lookup of the rows owned here ▸ reduce-scatter: the gather of the table hides behind all layers
+//   backward   all-gather ▸ scatter-add into the owned shard: the head's part has left at the start of backward
+//
+// Both ways add the same numbers (one row and zeros) forward, so the bits are the same.
+#ifndef LOOKUP_H
+#define LOOKUP_H
+
+#include <stdio.h>
+#include "block.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct lookup {
+    cf_context *context;
+    const cf_mesh *mesh;
+    const parameters *p;
+    const cf_group *near;                      // holds one copy of the table together
+    bool far;                                  // rows go over the world, rather than the whole table
+    cf_fuse *near_forward, *near_backward;     //
+    cf_fuse *ids, *far_forward, *far_backward; // far only
+    int32_t *tokens;                           // (world, Ts, B) far only
+    real *rows;                                // (world, Ts, B, C) far only
+    real *table;                               // where scatter-add goes
+    int64_t first, count;                      // rows of the vocabulary looked up or scattered
+    const int32_t *inputs;                     // tokens of the payload's rows
+    int64_t Ts, B;                             // of the pass in progress
+    int64_t dense, sparse;                     // elements per rank and step, by the table and by rows
+    bool scattering;                           // far_backward is begun
+} lookup;
+
+// T, B: capacity. near: tp group, or this rank alone.
+void lookup_create(lookup *l, cf_context *context, const cf_mesh *mesh, const parameters *p,
+                   const cf_group *near, int64_t T, int64_t B, overlap o);
+void lookup_free(lookup *l);
+
+// x (Ts, B, C) = rows of wte for inputs (near->size · Ts, B). scratch (near->size · Ts, B, C).
+// fresh: only the owned shard of the table is sure to be here; needs l->far.
+void lookup_forward(lookup *l, real *x, const int32_t *inputs, int64_t Ts, int64_t B, bool fresh,
+                    real *scratch);
+// The gradient dx (Ts, B, C) of x is added to wte's. last and far: only begun here, dx may change afterwards.
+void lookup_backward(lookup *l, const real *dx, const int32_t *inputs, bool last, real *scratch);
+// If begun: finishes, adding to the reduced gradient of the owned shard.
+void lookup_finish(lookup *l, real *shard);
+
+void lookup_explain(const lookup *l, FILE *out); // a line for --dry-run: which way, and why
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,70 @@
+// One transformer block in UP (Ulysses parallelism): activations stay sharded by sequence, weights are whole on
+// every rank, and attention is sharded by heads, so that an all-to-all stands before and after it. Each is a
+// fused operation of commfuse (arXiv 2604.24013, Algorithm 5):
+//
+//   forward    layer norm → (QKV per destination's heads, own last ▸ all-to-all)
+//              → (attention per query slice, own last ▸ all-to-all to the slice's owner ▸ out-projection
+//                 accumulating per head group, own first) → residual
+//              layer norm → fc1, GELU, fc2 → residual: nothing travels
+//   backward   the mirror: (projection dgrad per destination's heads, own last ▸ all-to-all ▸ attention backward
+//              per query slice, own first) with the projection's wgrad behind it,
+//              (all-to-all ▸ QKV dgrad accumulating per head group, own first)
+//
+// N = tp ranks, Ts = T / N, Hl = H / N heads of D channels and Cl = C / N channels per head group. QKV and
+// projection weights lie head group by head group (params.h).
+#ifndef UP_H
+#define UP_H
+
+#include "block.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Shared by all layers: planned operations and scratch memory. One layer runs at a time.
+typedef struct up {
+    cf_context *context;
+    const cf_group *group;
+    const backward_pass *pass;
+    int64_t T, B; // of the pass in progress
+    cf_fuse *qkv_forward, *att_forward, *att_backward, *qkv_backward;
+    real *norm;                // (Ts, B, C) a layer norm's output, then its gradient's place is dnorm
+    real *dnorm;               // (Ts, B, C)
+    real *y;                   // (Ts, B, C) output of projection or MLP
+    real *qkv_out;             // (N, Ts, B, 3 Cl) by destination; backward: (T, B, 3 Cl) dqkv
+    real *dheads_out, *dheads; // (N, Ts, B, Cl) by destination, (T, B, Cl) arrived
+    real *dqkv;                // (N, Ts, B, 3 Cl) arrived, by head group
+    real *hidden, *dhidden;    // (Ts, B, 4C)
+    const real **dy, **x;      // [N] head group by head group, for the weight gradients
+    real *norm_scratch, *attention_scratch;
+} up;
+
+// What one layer keeps from forward for backward.
+typedef struct up_saved {
+    real *x;             // (Ts, B, C) input; shared with the previous layer's output
+    real *mean1, *rstd1; // (Ts, B)
+    real *qkv;           // (T, B, 3 Cl)
+    real *heads, *lse;   // (T, B, Cl), (T, B, Hl)
+    real *groups;        // (N, Ts, B, Cl) arrived: the own rows' heads, group by group
+    real *x2;            // (Ts, B, C)
+    real *mean2, *rstd2; // (Ts, B)
+    real *fch;           // (Ts, B, 4C) before GELU; backward turns it into its gradient
+} up_saved;
+
+void up_create(up *u, cf_context *context, const cf_group *group, const backward_pass *pass, gpt_shape shape,
+               int64_t T, int64_t B, overlap o);
+void up_free(up *u);
+void up_saved_create(up_saved *s, gpt_shape shape, int tp, int64_t T, int64_t B);
+void up_saved_free(up_saved *s);
+
+// out (Ts, B, C) = block(s->x)
+void up_forward(up *u, up_saved *s, const parameters *p, int layer, real *out);
+// dx (Ts, B, C): gradient of the output in, of the input out. Adds to the gradients of p, all but QKV's weights
+// if those leave owner by owner: they are left to up_backward_qkvw.
+void up_backward(up *u, up_saved *s, const parameters *p, int layer, real *dx);
+void up_backward_qkvw(up *u, const parameters *p, int layer);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
