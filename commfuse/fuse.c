@@ -5,8 +5,8 @@
 //   EXCHANGE, COLLECTIVE post a request; transfers named become the request's `after`; computations named
 //                        are earlier in the stream, which post() is given
 //
-// A run begins (steps up to schedule.begin), may be advanced (as far as no wait is needed), and is finished
-// (the rest, then every request is waited for, so that all memory may be reused). Memory and requests are
+// A run begins (steps up to schedule.begin) and is finished (the rest, then every request is waited for, so that
+// all memory may be reused). So what is posted, and in which order, never depends on how fast things go. Memory and requests are
 // made once, in create. Where a slice lies is decided in one place, place_of().
 #include "fuse.h"
 #include "die.h"
@@ -247,17 +247,6 @@ static void take(cf_fuse *f, int index) {
         take_copy(f, step);
 }
 
-static bool would_wait(cf_fuse *f, const cf_step *step) {
-    cf_transport *t = f->context->transport;
-    for (int i = 0; i < 2 && !on_wire(step); i++) {
-        int index = step->wait[i];
-        if (index >= 0 && on_wire(&f->schedule->step[index]) && !f->waited[index] &&
-            !t->test(t, &f->request[index]))
-            return true;
-    }
-    return false;
-}
-
 void cf_fuse_begin(cf_fuse *f, void *full, int64_t rows_per_rank, int64_t row_elements, cf_compute *compute,
                    void *argument, int layer) {
     if (f->running) cf_die(NULL, "%s is begun while it runs", f->label);
@@ -279,11 +268,6 @@ void cf_fuse_begin(cf_fuse *f, void *full, int64_t rows_per_rank, int64_t row_el
     f->layer = layer;
     memset(f->waited, 0, (size_t)f->schedule->count * sizeof *f->waited);
     while (f->next < f->schedule->begin) take(f, f->next++);
-}
-
-bool cf_fuse_advance(cf_fuse *f) {
-    while (f->next < f->schedule->count && !would_wait(f, &f->schedule->step[f->next])) take(f, f->next++);
-    return f->next == f->schedule->count;
 }
 
 void *cf_fuse_finish(cf_fuse *f) {

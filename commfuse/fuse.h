@@ -72,8 +72,6 @@ void cf_fuse_result(cf_fuse *fuse, void *result);
 // compute. layer: for messages and traces, -1 none. rows_per_rank may be smaller than the number of slices.
 void cf_fuse_begin(cf_fuse *fuse, void *full, int64_t rows_per_rank, int64_t row_elements,
                    cf_compute *compute, void *argument, int layer);
-// Take what steps can be taken without waiting; true when none is left.
-bool cf_fuse_advance(cf_fuse *fuse);
 // Take the remaining steps. Returns: reduce-scatter: the reduced own shard; all-to-all: slices by
 // source (with compute after, the own ones stay in full in commfuse mode and on one rank); all-gather: full.
 // Valid until the next begin.

@@ -141,13 +141,13 @@ static void ring_reduce_scatter(builder *b) {
         for (int k = 0; k < s->slices; k++) {
             int number = slice(s, left(s, i + 1), k), arrived = exchange_before(b, i, k);
             cf_place here = {CF_FULL, number}, staged = {CF_STAGE, k};
-            if (s->side == CF_COMPUTE_BEFORE) compute_before(b, CF_FULL, number);
+            compute_before(b, CF_FULL, number);
             if (i == s->ranks - 1) continue; // own slices: added below, behind the last compute
             if (i > 0) add(b, here, staged, arrived, -1);
             *exchange_at(b, i, k) = exchange(b, right(s, 1), here, number, left(s, 1), staged,
                                              slice(s, left(s, i + 2), k), b->last_compute, arrived);
         }
-    s->begin = s->side == CF_NO_COMPUTE ? (s->ranks > 1) : s->count;
+    s->begin = s->count;
     for (int k = 0; k < s->slices && s->ranks > 1; k++)
         add(b, (cf_place){CF_FULL, slice(s, s->rank, k)}, (cf_place){CF_STAGE, k},
             exchange_before(b, s->ranks - 1, k), -1);
@@ -303,6 +303,7 @@ cf_schedule *cf_schedule_create(cf_operation operation, cf_side side, cf_mode mo
                                 int rank, int slices) {
     check_arguments(operation, side, ranks, rank, slices);
     if (mode == CF_MODE_NONE || side == CF_NO_COMPUTE || ranks == 1) slices = 1;
+    if (operation == CF_REDUCE_SCATTER && side == CF_NO_COMPUTE) route = CF_DIRECT;
     cf_schedule *s = calloc(1, sizeof *s);
     int *exchanges = malloc((size_t)ranks * (size_t)slices * sizeof *exchanges);
     if (!s || !exchanges) cf_die(NULL, "out of memory for a schedule");

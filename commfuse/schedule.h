@@ -77,6 +77,8 @@ typedef struct cf_schedule {
 
 // The schedule of group rank `rank` of `ranks`. slices >= 1: slices per rank's shard: m of commfuse and
 // nowire, M of slice; ignored (1) by none, without compute (nothing to slice behind) and on one rank.
+// A reduce-scatter without compute goes direct on both routes: on the ring a rank would have to come back
+// and add between any two transfers, and what is on the wire would depend on when it does.
 cf_schedule *cf_schedule_create(cf_operation operation, cf_side side, cf_mode mode, cf_route route, int ranks,
                                 int rank, int slices);
 void cf_schedule_free(cf_schedule *schedule);

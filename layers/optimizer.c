@@ -1,7 +1,7 @@
 // See optimizer.h. Life of one bucket in a step:
 //
 //   compute   (backward computes its gradient, owner by owner)   reduce-scatter, all but its last additions
-//   ready     (backward has completed its gradient otherwise)    reduce-scatter begun, advanced at every later `ready`
+//   ready     (backward has completed its gradient otherwise)    reduce-scatter begun
 //   step      finished in the order begun; norm of the own shards; AdamW on the own shard
 //   gather    begun for the first layers while the rest is updated, then a few layers ahead of forward
 //   need      (next forward is about to use it)                  all-gather finished
@@ -135,11 +135,6 @@ static void finish_reduce(zero_optimizer *o, int i) {
     s->reducing = false;
 }
 
-static void advance(zero_optimizer *o) {
-    for (int i = 0; i < o->params->buckets; i++)
-        if (o->bucket[i].reducing && o->bucket[i].reduce) cf_fuse_advance(o->bucket[i].reduce);
-}
-
 static bool gradient_fuses(void *argument, int i) {
     return ((zero_optimizer *)argument)->bucket[i].fused;
 }
@@ -152,7 +147,6 @@ static void gradient_ready(void *argument, int i) {
     zero_optimizer *o = (zero_optimizer *)argument;
     if (o->mode == CF_MODE_NONE) return;
     if (!o->bucket[i].reducing) begin_reduce(o, i, o->bucket[i].fused ? computed_already : NULL, NULL);
-    advance(o);
 }
 
 // --- weights ---
@@ -314,10 +308,7 @@ void optimizer_zero_grad(zero_optimizer *o) {
 // Finishes all reductions: the table's first if rows of the lookup are still to be added to it.
 static void finish_reductions(zero_optimizer *o) {
     int n = o->params->buckets, table = n - 2;
-    for (int i = 0; i < n; i++) {
-        finish_reduce(o, backward_order(o, i));
-        advance(o);
-    }
+    for (int i = 0; i < n; i++) finish_reduce(o, backward_order(o, i));
     lookup_finish(o->embedding, o->bucket[table].shard);
 }
 

@@ -214,21 +214,23 @@ static void lay_matrix(parameters *p, int tensor, int layer, const cf_mesh *mesh
     close_bucket(p, b);
 }
 
-// The tensors of one layer (or the embeddings) that share a bucket, split or whole ones.
-static void lay_others(parameters *p, int layer, bool whole, const cf_mesh *mesh) {
-    param_bucket *b = open_bucket(p, group_of(p, whole ? LN1W : QKVB, mesh), layer, -1);
-    for (int i = 0; i < TENSORS; i++)
-        if (kinds[i].per_layer == (layer >= 0) && (kinds[i].split == WHOLE) == whole &&
-            !travels_alone(p, i, mesh))
-            lay_tensor(p, i, layer);
-    close_bucket(p, b);
+// The other tensors of one layer (or the embeddings), one bucket for each group over which they travel.
+static void lay_others(parameters *p, const cf_group *group, int layer, const cf_mesh *mesh) {
+    param_bucket *b = NULL;
+    for (int i = 0; i < TENSORS; i++) {
+        bool here = kinds[i].per_layer == (layer >= 0) && group_of(p, i, mesh) == group;
+        if (!here || travels_alone(p, i, mesh)) continue;
+        if (!b) b = open_bucket(p, group, layer, -1);
+        lay_tensor(p, i, layer);
+    }
+    if (b) close_bucket(p, b);
 }
 
 static void lay_layer(parameters *p, int layer, const cf_mesh *mesh) {
     for (int i = 0; i < TENSORS; i++)
         if (kinds[i].per_layer && travels_alone(p, i, mesh)) lay_matrix(p, i, layer, mesh);
-    lay_others(p, layer, false, mesh);
-    lay_others(p, layer, true, mesh);
+    lay_others(p, &mesh->dp_group, layer, mesh);
+    lay_others(p, &mesh->world_group, layer, mesh);
 }
 
 int params_first_bucket(const parameters *p, int64_t layer) {
@@ -265,7 +267,7 @@ void params_create(parameters *p, gpt_shape shape, const cf_mesh *mesh, parallel
     for (int l = 0; l < shape.L; l++) lay_layer(p, l, mesh);
     p->layer_buckets = p->buckets / (int)shape.L;
     lay_matrix(p, WTE, -1, mesh);
-    lay_others(p, -1, true, mesh);
+    lay_others(p, &mesh->world_group, -1, mesh);
     p->weight = cf_alloc(p->elements * (int64_t)sizeof(real), "weights");
     p->grad = cf_alloc(p->elements * (int64_t)sizeof(real), "gradients");
 }

@@ -12,8 +12,8 @@
 // A bucket is a run of local elements that is reduced and gathered as one. Tensors that are split over tp
 // travel among the replicas (the dp group), all others among the whole world: their gradients are partial on
 // every rank. A matrix large enough is a bucket of its own, owned by whole rows, so that its gradient can
-// be computed owner by owner and leave while the next owner's is computed; what is left of a layer are two
-// buckets, split and whole. Buckets are padded to a multiple of their group.
+// be computed owner by owner and leave while the next owner's is computed; what is left of a layer is one
+// bucket for each group. Buckets are padded to a multiple of their group.
 #ifndef PARAMS_H
 #define PARAMS_H
 
