@@ -140,9 +140,9 @@ static void trace_request(cf_fuse *f, int index) {
     const cf_step *step = &f->schedule->step[index];
     bool exchange = step->kind == CF_EXCHANGE;
     int peer = !exchange ? -1 : step->send_to >= 0 ? step->send_to : step->recv_from;
-    cf_trace_add(f->context->trace, CF_TRACE_COMM, f->label, f->layer,
-                 exchange ? step->send_slice : step->first, peer < 0 ? -1 : f->plan.group->world[peer],
-                 r->send_count * cf_dtype_size(r->dtype), r->begin_ms, r->end_ms);
+    cf_trace_transfer(f->context->trace, f->label, f->layer, exchange ? step->send_slice : step->first,
+                      peer < 0 ? -1 : f->plan.group->world[peer], r->send_count * cf_dtype_size(r->dtype),
+                      r->posted_ms, r->begin_ms, r->end_ms);
 }
 
 static void wait_for(cf_fuse *f, int index) {
@@ -218,7 +218,8 @@ static void post(cf_fuse *f, int index) {
                       .recv_from = -1,
                       .label = f->label,
                       .layer = f->layer,
-                      .step = f->context->step};
+                      .step = f->context->step,
+                      .posted_ms = cf_now_ms()};
     if (step->kind == CF_EXCHANGE)
         fill_exchange(f, step, r);
     else

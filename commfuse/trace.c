@@ -67,8 +67,8 @@ static void *grown(void *array, int64_t *capacity, int64_t wanted, size_t size) 
     return array;
 }
 
-void cf_trace_add(cf_trace *trace, cf_trace_row row, const char *name, int layer, int slice, int peer,
-                  int64_t bytes, double begin_ms, double end_ms) {
+static void add(cf_trace *trace, cf_trace_row row, const char *name, int layer, int slice, int peer,
+                int64_t bytes, double posted_ms, double begin_ms, double end_ms) {
     interval when = {begin_ms - trace->zero_ms, end_ms - trace->zero_ms};
     if (row == CF_TRACE_WAIT) trace->exposed_ms += end_ms - begin_ms;
     if (row == CF_TRACE_COMM) {
@@ -86,8 +86,19 @@ void cf_trace_add(cf_trace *trace, cf_trace_row row, const char *name, int layer
                               .step = trace->step,
                               .bytes = bytes,
                               .begin_ms = when.begin,
-                              .end_ms = when.end};
+                              .end_ms = when.end,
+                              .posted_ms = posted_ms - trace->zero_ms};
     snprintf(event->name, sizeof event->name, "%s", name);
+}
+
+void cf_trace_add(cf_trace *trace, cf_trace_row row, const char *name, int layer, int slice, int peer,
+                  int64_t bytes, double begin_ms, double end_ms) {
+    add(trace, row, name, layer, slice, peer, bytes, begin_ms, begin_ms, end_ms);
+}
+
+void cf_trace_transfer(cf_trace *trace, const char *name, int layer, int slice, int peer, int64_t bytes,
+                       double posted_ms, double begin_ms, double end_ms) {
+    add(trace, CF_TRACE_COMM, name, layer, slice, peer, bytes, posted_ms, begin_ms, end_ms);
 }
 
 static int by_begin(const void *a, const void *b) {
@@ -157,6 +168,7 @@ static void write_event(FILE *file, int rank, int row, const cf_trace_event *e) 
     if (e->slice >= 0) fprintf(file, ",\"slice\":%d", e->slice);
     if (e->peer >= 0) fprintf(file, ",\"peer\":%d", e->peer);
     if (e->bytes > 0) fprintf(file, ",\"bytes\":%lld", (long long)e->bytes);
+    if (e->row == CF_TRACE_COMM) fprintf(file, ",\"posted\":%.3f", e->posted_ms * 1e3);
     fprintf(file, "}}");
 }
 

@@ -26,6 +26,7 @@ typedef struct cf_trace_event {
     int step;
     int64_t bytes;
     double begin_ms, end_ms; // since the zero of cf_trace_zero, else since cf_trace_create
+    double posted_ms;        // communication: when the compute thread asked for it; others: begin_ms
 } cf_trace_event;
 
 cf_trace *cf_trace_create(void);
@@ -36,7 +37,10 @@ void cf_trace_record(cf_trace *trace, bool on); // keep events from here on (oth
 void cf_trace_step(cf_trace *trace, int step);  // a new step: the figures start from zero
 void cf_trace_add(cf_trace *trace, cf_trace_row row, const char *name, int layer, int slice, int peer,
                   int64_t bytes, double begin_ms, double end_ms); // times on the cf_now_ms clock
-double cf_trace_comm_ms(cf_trace *trace);                         // of the current step, so far
+// A transfer: asked for at posted_ms, in flight from begin_ms to end_ms.
+void cf_trace_transfer(cf_trace *trace, const char *name, int layer, int slice, int peer, int64_t bytes,
+                       double posted_ms, double begin_ms, double end_ms);
+double cf_trace_comm_ms(cf_trace *trace); // of the current step, so far
 double cf_trace_exposed_ms(cf_trace *trace);
 
 const cf_trace_event *cf_trace_events(const cf_trace *trace, int64_t *count);

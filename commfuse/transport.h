@@ -44,6 +44,7 @@ typedef struct cf_request {
     // For messages: "reduce-scatter mlp.fc2", layer or -1, step or -1
     const char *label;
     int layer, step;
+    double posted_ms; // when it was posted, for traces; on the same clock as begin_ms
     // Set by the transport
     int state;               // atomic: 0 idle, 1 posted, 2 active, 3 done
     int received;            // atomic: the receiving half is done

@@ -1,0 +1,113 @@
+"""What travels in a step, read from traces: as many bytes as the formula says, and no gradient behind the last computation.
+
+When a transfer was asked for does not depend on the machine: the compute thread asks in the order of its program.
+So "no exchange follows the last computation" is exact: nothing of the gradient sync may be asked for after
+the last computation of backward has begun. What is in flight when does depend on the machine, so it is asked of the
+best of several steps only.
+"""
+# limit: 120
+import os
+import sys
+import unittest
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import harness
+import reference
+import traffic
+
+STEPS = 9
+WIDE = reference.Shape(maxT=32, V=2000, L=2, heads=4, C=128, Vp=2048)   # rows of the lookup travel
+SMALL = reference.Shape(maxT=32, V=30, L=2, heads=4, C=128, Vp=32)      # the whole table does
+
+
+class Traffic(harness.Case):
+    def traced(self, shape, strategy, tp, dp, micro_batch=2, accumulation=1, **more):
+        tokens, model, trace = (self.fresh(name) for name in ("tokens", "model", "trace"))
+        batch = micro_batch * dp * accumulation
+        reference.write_tokens(tokens, harness.random_tokens(batch * shape.maxT + 1, shape.V))
+        reference.write_model(model, shape, reference.random_model(shape, seed=1))
+        result = harness.run(harness.options(
+            train=tokens, init_from=model, strategy=strategy, tp=tp, dp=dp, batch=batch, micro_batch=micro_batch,
+            seq=shape.maxT, steps=STEPS, threads=1, val_every=0, trace=trace, trace_steps=f"1:{STEPS}", peak_tflops=1,
+            **more), ranks=tp * dp)
+        self.assertEqual(result.status, 0, str(result))
+        return traffic.Trace(trace)
+
+
+MESHES = (("tpsp", 2, 1), ("tpsp", 1, 2), ("tpsp", 2, 2), ("tpsp", 1, 4), ("up", 2, 1), ("up", 1, 2), ("up", 2, 2),
+          ("up", 4, 1))
+
+
+class Bytes(Traffic):
+    def assertBytes(self, shape, strategy, tp, dp, accumulation=1, **more):
+        with self.subTest(strategy=strategy, tp=tp, dp=dp, vocabulary=shape.Vp, accumulation=accumulation, **more):
+            trace = self.traced(shape, strategy, tp, dp, accumulation=accumulation, **more)
+            expected = traffic.formula(shape, strategy, tp, dp, shape.maxT, 2, accumulation)
+            self.assertEqual(trace.ranks, list(range(tp * dp)))
+            for step in trace.steps[1:]:  # the first one traced waits for weights that were sent before
+                for rank in trace.ranks:
+                    self.assertEqual(trace.bytes_sent(rank, step), expected, f"rank {rank}, step {step}")
+
+    def test_as_the_formula_says(self):
+        for strategy, tp, dp in MESHES:
+            for shape in (WIDE, SMALL):
+                self.assertEqual(traffic.rows_travel(shape, strategy, tp, dp, shape.maxT, 2),
+                                 shape is WIDE and (dp > 1 or strategy == "up"))
+                self.assertBytes(shape, strategy, tp, dp)
+
+    def test_with_accumulation_gradients_travel_once(self):
+        for strategy, tp, dp in (("tpsp", 2, 2), ("up", 2, 1)):
+            self.assertBytes(WIDE, strategy, tp, dp, accumulation=3)
+
+    def test_on_the_direct_route_and_in_slices(self):
+        for strategy, tp, dp in (("tpsp", 2, 2), ("up", 2, 2)):
+            self.assertBytes(WIDE, strategy, tp, dp, route="direct", slices=3)
+
+
+class Tail(Traffic):
+    def late(self, trace):
+        """(rank, step, name) of what was asked for after the last computation had begun."""
+        found = []
+        for rank in trace.ranks:
+            for step in trace.steps:
+                begin, _ = trace.last_computation(rank, step)
+                sync = trace.gradient_sync(rank, step)
+                self.assertTrue(sync, f"no gradient has travelled: rank {rank}, step {step}")
+                found += [(rank, step, e["name"], e["args"].get("layer")) for e in sync if e["args"]["posted"] > begin]
+        return found
+
+    def test_no_exchange_follows_the_last_computation(self):
+        for strategy, tp, dp in MESHES:
+            if strategy == "tpsp" and dp == 1:
+                continue  # only what every rank holds whole travels: biases and norms
+            for route in ("ring", "direct"):
+                with self.subTest(strategy=strategy, tp=tp, dp=dp, route=route):
+                    self.assertEqual(self.late(self.traced(WIDE, strategy, tp, dp, route=route)), [])
+
+    def test_a_tail_is_seen(self):
+        # The baselines' last gradients, and a table that travels whole, leave behind the last computation.
+        for shape, strategy, tp, dp, overlap in ((WIDE, "tpsp", 1, 2, "slice"), (WIDE, "up", 2, 1, "none")):
+            with self.subTest(vocabulary=shape.Vp, strategy=strategy, overlap=overlap):
+                late = self.late(self.traced(shape, strategy, tp, dp, overlap=overlap))
+                self.assertIn("reduce-scatter wte", {name for _, _, name, _ in late})
+
+    def test_the_wire_is_quiet_behind_it(self):
+        # In the best of the steps, most of the time of the gradient's transfers lies before the end of backward.
+        for strategy, tp, dp in (("tpsp", 1, 2), ("up", 2, 1)):
+            with self.subTest(strategy=strategy, tp=tp, dp=dp):
+                trace = self.traced(WIDE, strategy, tp, dp, micro_batch=8)
+                behind = [self.share_behind(trace, step) for step in trace.steps]
+                self.assertLess(min(behind), 0.5, f"share of the time behind backward, by step: {behind}")
+
+    def share_behind(self, trace, step):
+        inside = outside = 0
+        for rank in trace.ranks:
+            _, end = trace.last_computation(rank, step)
+            for e in trace.gradient_sync(rank, step):
+                outside += max(0, e["ts"] + e["dur"] - max(end, e["ts"]))
+                inside += max(0, min(end, e["ts"] + e["dur"]) - e["ts"])
+        return outside / (inside + outside)
+
+
+if __name__ == "__main__":
+    unittest.main()

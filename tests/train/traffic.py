@@ -1,0 +1,130 @@
+"""What a training step puts on the wire: the formula, and what a trace says.
+
+The formula knows the algorithms, not the program: per rank and step, in bytes sent, for --overlap commfuse. With
+N = tp, D = dp, W = N·D ranks, a micro-batch of B sequences of T tokens a replica, A micro-batches a step, and
+S = T/N · B · C elements in a shard of activations:
+
+  TPSP     a layer gathers and scatters 4 times forward and 6 times backward, (N − 1)·S each; the head once each
+           way, and three numbers a token for the loss
+  UP       a layer exchanges queries, keys and values (3·S) and heads (S) forward, the same backward, of which a rank
+           keeps 1/N: 8·(N − 1)/N·S
+  weights  gradients leave by reduce-scatter, weights come back by all-gather: (G − 1) shards of every bucket, G = D
+           for what is split over tp (TPSP), W otherwise
+  lookup   near: (N − 1)·S each way (TPSP; UP: nothing). As rows: (W − 1)·S each way, and the tokens
+"""
+import collections
+import json
+
+OWNER_ROWS_MIN = 64  # layers/params.h
+NAMES = ("wte", "wpe", "ln1w", "ln1b", "qkvw", "qkvb", "attprojw", "attprojb", "ln2w", "ln2b", "fcw", "fcb", "fcprojw",
+         "fcprojb", "lnfw", "lnfb")
+SPLIT = {"wte", "qkvw", "qkvb", "attprojw", "fcw", "fcb", "fcprojw"}
+BUCKETS = {*NAMES, "rest of layer", "wpe, lnf"}
+REAL, TOKEN = 4, 4  # bytes
+
+
+def sizes(shape):
+    """Rows and columns of one layer's tensors."""
+    C = shape.C
+    return {"wte": (shape.Vp, C), "wpe": (shape.maxT, C), "ln1w": (C, 1), "ln1b": (C, 1), "qkvw": (3 * C, C),
+            "qkvb": (3 * C, 1), "attprojw": (C, C), "attprojb": (C, 1), "ln2w": (C, 1), "ln2b": (C, 1),
+            "fcw": (4 * C, C), "fcb": (4 * C, 1), "fcprojw": (C, 4 * C), "fcprojb": (C, 1), "lnfw": (C, 1), "lnfb": (C, 1)}
+
+
+def ceil_div(a, b):
+    return -(-a // b)
+
+
+def local(name, size, strategy, tp):
+    """Rows and columns that one rank holds."""
+    rows, columns = size
+    if name == "attprojw" and strategy == "up":  # head group by head group
+        return tp * rows, columns // tp
+    if strategy == "up" or name not in SPLIT:
+        return rows, columns
+    return (rows, columns // tp) if name in ("attprojw", "fcprojw") else (ceil_div(rows, tp), columns)
+
+
+def bucket_shards(shape, strategy, tp, dp):
+    """[(members of the group, elements of a shard)] of every bucket of the model."""
+    def group(name):
+        return dp if strategy == "tpsp" and name in SPLIT else tp * dp
+
+    def buckets(names):
+        shards, others = [], collections.Counter()
+        for name in names:
+            rows, columns = local(name, sizes(shape)[name], strategy, tp)
+            if name == "wte" or (name != "wpe" and columns > 1 and rows >= OWNER_ROWS_MIN * group(name)):
+                shards.append((group(name), ceil_div(rows, group(name)) * columns))
+            else:  # split and whole tensors lie in buckets of their own, also where both groups are of one size
+                others[group(name), strategy == "tpsp" and name in SPLIT] += rows * columns
+        return shards + [(members, ceil_div(count, members)) for (members, _), count in others.items()]
+
+    outer = ("wte", "wpe", "lnfw", "lnfb")
+    return shape.L * buckets([name for name in NAMES if name not in outer]) + buckets(outer)
+
+
+def rows_travel(shape, strategy, tp, dp, T, micro_batch):
+    """Whether the lookup travels as rows rather than as the whole table (layers/lookup.h)."""
+    near, members = (1, tp * dp) if strategy == "up" else (tp, dp)
+    table = ceil_div(shape.Vp, near)
+    rows = T // tp * micro_batch
+    return members > 1 and (tp * dp - near) * rows <= (members - 1) * ceil_div(table, members)
+
+
+def formula(shape, strategy, tp, dp, T, micro_batch, accumulation=1):
+    """Bytes that each rank sends in a step, by what they are."""
+    W, S = tp * dp, T // tp * micro_batch * shape.C
+    if strategy == "tpsp":
+        activations = (tp - 1) * (10 * shape.L * S + 2 * S + 3 * T * micro_batch)
+    else:
+        activations = (tp - 1) * 8 * shape.L * S // tp
+    near = 2 * (tp - 1) * S * REAL if strategy == "tpsp" else 0
+    lookup = accumulation * near
+    if rows_travel(shape, strategy, tp, dp, T, micro_batch):
+        lookup = (accumulation - 1) * near + 2 * (W - 1) * S * REAL + accumulation * (W - 1) * T // tp * micro_batch * TOKEN
+    parameters = REAL * sum((members - 1) * shard for members, shard in bucket_shards(shape, strategy, tp, dp))
+    return {"activations": accumulation * activations * REAL, "lookup": lookup, "gradients": parameters,
+            "weights": parameters}
+
+
+def kind(event):
+    """What a transfer carries; None: a report."""
+    operation, name = event["name"].split(" ", 1)
+    if name in BUCKETS:
+        return "gradients" if operation == "reduce-scatter" else "weights"
+    return {"embedding": "lookup", "report": None}.get(name, "activations")
+
+
+class Trace:
+    def __init__(self, path):
+        with open(path) as file:
+            events = [e for e in json.load(file)["traceEvents"] if e["ph"] == "X"]
+        self.ranks = sorted({e["pid"] for e in events})
+        self.steps = sorted({e["args"]["step"] for e in events})
+        self.events = events
+
+    def of(self, rank, step, category):
+        return [e for e in self.events if e["pid"] == rank and e["args"]["step"] == step and e["cat"] == category]
+
+    def bytes_sent(self, rank, step):
+        sent = dict.fromkeys(("activations", "lookup", "gradients", "weights"), 0)
+        for event in self.of(rank, step, "comm"):
+            if kind(event):
+                sent[kind(event)] += event["args"].get("bytes", 0)
+        return sent
+
+    def last_computation(self, rank, step):
+        """Begin and end of the last computation of backward: additions wait for what has been sent, they are none."""
+        compute = self.of(rank, step, "compute")
+        block = max((e for e in compute if e["name"] == "block backward"), key=lambda e: e["ts"])
+        inside = [e for e in compute if e["name"] not in ("add", "block backward")
+                  and block["ts"] <= e["ts"] <= block["ts"] + block["dur"]]
+        last = max(inside, key=lambda e: e["ts"]) if inside else block
+        return last["ts"], block["ts"] + block["dur"]
+
+    def gradient_sync(self, rank, step):
+        """Transfers of gradients, the lookup's rows among them, from backward on."""
+        begin = min(e["ts"] for e in self.of(rank, step, "compute") if e["name"] == "head backward")
+        return [e for e in self.of(rank, step, "comm") if e["args"]["posted"] >= begin
+                and (kind(e) == "gradients" or e["name"] == "all-gather embedding")]
