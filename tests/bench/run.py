@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""make bench: what this machine reaches. Prints four tables; nothing is compared with a stored figure.
+"""make bench: what this machine reaches. Prints five tables; nothing is compared with a stored figure.
 
 1. One process, d12, B 4, T 1024, all cores: step time, share of the GEMM peak measured in the same run, memory.
 2. The layers one by one (bench_layers).
 3. Fused operations over MPI shared memory, two ranks, a core to spare per rank (bench_fuse).
-4. Training steps of two ranks, d12, B 4, T 256, as tp 2 and as dp 2, in every overlap mode.
+4. Training steps of two ranks, d12, B 4, T 256, as tp 2 (TPSP and UP) and as dp 2, in every overlap mode.
+5. Bytes on the wire in a step of d6 for each strategy and mesh, counted and by the formula.
 
-Options: --build DIR (where the programs are), --only step|layers|fuse|train, --steps N, --ranks N.
+Options: --build DIR (where the programs are), --only step|layers|fuse|train|bytes, --steps N, --ranks N.
 """
 import argparse
 import array
@@ -18,8 +19,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import types
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "train"))
+import traffic
 VOCAB, T, B = 50257, 1024, 4
 
 
@@ -52,12 +56,24 @@ def bench_step(build, steps):
     print(f"  peak memory    {end['peak_rss_mib']:8.0f} MiB   asked: at most 6144\n", flush=True)
 
 
-def train_two_ranks(build, tokens, log, tp, dp, mode, steps):
-    command = [ROOT / "scripts/mpirun.sh", "-np", "2", f"{build}/train_gpt", "--tp", str(tp), "--dp", str(dp), "--model",
-               "d12", "--vocab", str(VOCAB), "--train", tokens, "--batch", str(B), "--micro-batch", str(B // dp), "--seq",
-               "256", "--steps", str(steps), "--threads", "1", "--val-every", "0", "--overlap", mode, "--log", log]
+def train(build, folder, model, strategy, tp, dp, micro_batch, mode, steps, trace_steps):
+    """Steps of a run of tp x dp ranks, and its trace."""
+    log, trace = f"{folder}/log", f"{folder}/trace"
+    command = [ROOT / "scripts/mpirun.sh", "-np", str(tp * dp), f"{build}/train_gpt", "--strategy", strategy, "--tp",
+               str(tp), "--dp", str(dp), "--model", model, "--vocab", str(VOCAB), "--train", f"{folder}/tokens.bin",
+               "--batch", str(micro_batch * dp), "--micro-batch", str(micro_batch), "--seq", "256", "--steps", str(steps),
+               "--threads", "1", "--val-every", "0", "--overlap", mode, "--log", log, "--trace", trace, "--trace-steps",
+               trace_steps]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return [line for line in map(json.loads, open(log)) if line["event"] == "step"]
+    return [line for line in map(json.loads, open(log)) if line["event"] == "step"], traffic.Trace(trace)
+
+
+def tail_ms(trace, step):
+    """How long gradients are still in flight behind the last computation of backward."""
+    def behind(rank):
+        _, end = trace.last_computation(rank, step)
+        return max([e["ts"] + e["dur"] - end for e in trace.gradient_sync(rank, step)], default=0)
+    return max(0, max(map(behind, trace.ranks)) / 1e3)
 
 
 def bench_train(build, steps):
@@ -65,22 +81,44 @@ def bench_train(build, steps):
     print(f"two ranks of one compute thread and one progress thread on {cores} cores"
           f"{'' if cores >= 4 else ' (TOO FEW: 4 are needed to conclude anything)'}; d12, B {B}, T 256, fp32, "
           f"median of {steps - 1} steps (min - max)")
-    print(f"{'mesh':6}{'overlap':10}{'step, ms':>28}{'exposed, ms':>13}{'MFU':>8}{'of nowire':>11}{'loss differs by':>18}")
+    print(f"{'mesh':11}{'overlap':10}{'step, ms':>24}{'exposed, ms':>13}{'tail, ms':>10}{'MFU':>8}{'of nowire':>11}"
+          f"{'loss differs by':>17}")
     with tempfile.TemporaryDirectory() as folder:
-        tokens = f"{folder}/tokens.bin"
-        write_random_tokens(tokens, 8 * B * T + 1)
-        for tp, dp in ((2, 1), (1, 2)):
-            runs = {mode: train_two_ranks(build, tokens, f"{folder}/log", tp, dp, mode, steps)
+        write_random_tokens(f"{folder}/tokens.bin", 8 * B * T + 1)
+        for strategy, tp, dp in (("tpsp", 2, 1), ("up", 2, 1), ("tpsp", 1, 2)):
+            runs = {mode: train(build, folder, "d12", strategy, tp, dp, B // dp, mode, steps, f"1:{steps}")
                     for mode in ("nowire", "none", "slice", "commfuse")}
-            bound = statistics.median(s["step_ms"] for s in runs["nowire"][1:])
-            for mode, lines in runs.items():
+            bound = statistics.median(s["step_ms"] for s in runs["nowire"][0][1:])
+            for mode, (lines, trace) in runs.items():
                 ms = [s["step_ms"] for s in lines[1:]]
                 exposed = statistics.median(s["exposed_comm_ms"] for s in lines[1:])
+                tail = "" if mode == "nowire" else f"{statistics.median(tail_ms(trace, i) for i in trace.steps):.1f}"
                 share = 100 * statistics.median(s["mfu"] for s in lines[1:])
-                apart = max(abs(a["loss"] / b["loss"] - 1) for a, b in zip(lines, runs["none"]))
+                apart = max(abs(a["loss"] / b["loss"] - 1) for a, b in zip(lines, runs["none"][0]))
                 step = f"{statistics.median(ms):.0f} ({min(ms):.0f} - {max(ms):.0f})"
-                print(f"tp{tp}dp{dp} {mode:10}{step:>28}{exposed:13.1f}{share:7.1f}%{statistics.median(ms) / bound:11.3f}"
-                      f"{'by construction' if mode == 'nowire' else f'{apart:.0e}':>18}", flush=True)
+                print(f"{f'{strategy} {tp}x{dp}':11}{mode:10}{step:>24}{exposed:13.1f}{tail:>10}{share:7.1f}%"
+                      f"{statistics.median(ms) / bound:11.3f}"
+                      f"{'by construction' if mode == 'nowire' else f'{apart:.0e}':>17}", flush=True)
+
+
+def bench_bytes(build):
+    d6 = types.SimpleNamespace(maxT=256, V=VOCAB, Vp=50304, L=6, heads=6, C=384)
+    kinds = ("activations", "lookup", "gradients", "weights")
+    print("MiB that each rank sends in a step of d6 (50257 tokens of vocabulary), T 256, 2 sequences a replica, fp32,\n"
+          "--overlap commfuse; in brackets by the formula of tests/train/traffic.py where they differ")
+    print(f"{'mesh':11}{''.join(f'{kind:>16}' for kind in kinds)}{'all':>16}  equal to the byte")
+    with tempfile.TemporaryDirectory() as folder:
+        write_random_tokens(f"{folder}/tokens.bin", 8 * B * T + 1)
+        for strategy, tp, dp in (("tpsp", 2, 1), ("tpsp", 1, 2), ("tpsp", 2, 2), ("up", 2, 1), ("up", 2, 2)):
+            _, trace = train(build, folder, "d6", strategy, tp, dp, 2, "commfuse", 3, "1:3")
+            expected = traffic.formula(d6, strategy, tp, dp, 256, 2)
+            counted = [trace.bytes_sent(rank, trace.steps[-1]) for rank in trace.ranks]
+            row = f"{f'{strategy} {tp}x{dp}':11}"
+            for kind in kinds:
+                wrong = [sent[kind] for sent in counted if sent[kind] != expected[kind]]
+                row += f"{f'{counted[0][kind] / 2**20:.2f}' + (f' ({expected[kind] / 2**20:.2f})' if wrong else ''):>16}"
+            print(f"{row}{sum(counted[0].values()) / 2**20:16.2f}  "
+                  f"{'yes, on every rank' if all(sent == expected for sent in counted) else 'NO'}", flush=True)
 
 
 def bench_fuse(build, ranks):
@@ -92,7 +130,7 @@ def bench_fuse(build, ranks):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", default="build/release")
-    parser.add_argument("--only", choices=("step", "layers", "fuse", "train"))
+    parser.add_argument("--only", choices=("step", "layers", "fuse", "train", "bytes"))
     parser.add_argument("--steps", type=int, default=11)
     parser.add_argument("--ranks", type=int, default=2)
     o = parser.parse_args()
@@ -106,6 +144,9 @@ def main():
         print()
     if o.only in (None, "train"):
         bench_train(o.build, o.steps)
+        print()
+    if o.only in (None, "bytes"):
+        bench_bytes(o.build)
 
 
 if __name__ == "__main__":
