@@ -146,17 +146,23 @@ void lookup_finish(lookup *l, real *shard) {
 }
 
 void lookup_explain(const lookup *l, FILE *out) {
-    double mib = (double)sizeof(real) / (1 << 20);
-    const param_bucket *b = table_bucket(l);
+    double mib = (double)sizeof(real) / (1 << 20), rows = (double)l->sparse * mib,
+           table = (double)l->dense * mib;
     fprintf(out, "token embedding: ");
-    if (b->group->size == 1)
+    if (table_bucket(l)->group->size == 1)
         fprintf(out, "one copy, nothing to keep equal\n");
-    else
+    else if (l->far)
         fprintf(
             out,
-            "%s; a rank receives %.2f MiB a step by rows, %.2f MiB by the table, of which nothing hides%s\n",
-            l->far ? "rows travel, the head's gradient leaves at the start of backward"
-                   : "the table travels, behind the end of backward",
-            (double)l->sparse * mib, (double)l->dense * mib,
-            l->far || l->sparse > l->dense ? "" : " (baselines send the table)");
+            "rows travel: %.2f MiB to each rank in a step; the table would be %.2f MiB with nothing to hide "
+            "behind. The head's gradient leaves at the start of backward\n",
+            rows, table);
+    else if (l->sparse <= l->dense)
+        fprintf(out, "the table travels, behind the end of backward: the baselines' way\n");
+    else
+        fprintf(out,
+                "the table travels, behind the end of backward: %.2f MiB to each rank in a step, where rows "
+                "would "
+                "be %.2f MiB\n",
+                table, rows);
 }

@@ -21,13 +21,23 @@
 
 enum { VARIANTS = 7, MONOLITH = 0, NATIVE, NONE, SLICE, RING, DIRECT, NOWIRE, REPETITIONS_MIN = 10 };
 
-typedef enum { GATHER_GEMM, GEMM_SCATTER, ATTENTION_SCATTER } work_kind;
+typedef enum {
+    GATHER_GEMM,
+    GEMM_SCATTER,
+    ATTENTION_SCATTER,
+    GEMM_ALLTOALL,      // UP: QKV per destination's heads
+    ATTENTION_ALLTOALL, // UP: attention per query slice, projection per head group
+    ALLTOALL_GEMM,      // UP, backward: QKV dgrad per head group
+    WGRAD_SCATTER,      // data parallel: weight gradient owner by owner
+    WORK_KINDS
+} work_kind;
 
 typedef struct shape {
     work_kind kind;
     const char *model; // whose layer this is
     const char *place;
-    int64_t T, B, C, columns, H; // columns: of the whole layer, all ranks
+    int64_t T, B, C, columns,
+        H; // columns: of the whole layer, all ranks; of WGRAD_SCATTER: rows of the weight
 } shape;
 
 typedef struct bench {
@@ -40,7 +50,8 @@ typedef struct bench {
 
 typedef struct work {
     shape s;
-    int64_t N, D, Hl, local; // local: columns of this rank
+    int64_t N, D, Hl, local;    // local: columns of this rank
+    int64_t rows, row_elements; // of a shard of the payload
     real *full, *out, *w, *qkv, *heads, *lse;
 } work;
 
@@ -74,10 +85,80 @@ static void attention_scatter(void *argument, const cf_span *span, cf_stream *st
     }
 }
 
-static cf_compute *computation(work_kind kind) {
-    static cf_compute *const all[] = {gather_gemm, gemm_scatter, attention_scatter};
-    return all[kind];
+// Slices of a span that lie in one shard: f(k, shard, row in the shard, rows, data).
+typedef void on_piece(work *k, int64_t shard, int64_t row, int64_t rows, real *data);
+
+static void each_piece(work *k, const cf_span *span, on_piece *f) {
+    for (int i = 0; i < span->blocks; i++)
+        for (int64_t row = span->row + i * span->row_stride, end = row + span->rows, n; row < end; row += n) {
+            n = k->rows - row % k->rows < end - row ? k->rows - row % k->rows : end - row;
+            int64_t behind = row - span->row - i * span->row_stride;
+            f(k, row / k->rows, row % k->rows, n,
+              (real *)(span->data + i * span->data_stride) + behind * k->row_elements);
+        }
 }
+
+// Own rows (rows, B, C) in out, weights of all head groups (N, 3Cl, C).
+static void qkv_piece(work *k, int64_t shard, int64_t row, int64_t rows, real *data) {
+    linear_forward(data, k->out + row * k->s.B * k->s.C, k->w + shard * k->local * k->s.C, NULL,
+                   rows * k->s.B, k->s.C, k->local, NULL);
+}
+
+static void qkv_dgrad_piece(work *k, int64_t shard, int64_t row, int64_t rows, real *data) {
+    linear_dgrad_add(k->out + row * k->s.B * k->s.C, data, k->w + shard * k->local * k->s.C, rows * k->s.B,
+                     k->s.C, k->local, NULL);
+}
+
+static void projection_piece(work *k, int64_t shard, int64_t row, int64_t rows, real *data) {
+    linear_forward_add(k->out + row * k->s.B * k->s.C, data, k->w + shard * k->local * k->s.C, rows * k->s.B,
+                       k->local, k->s.C, NULL);
+}
+
+static void gemm_alltoall(void *argument, const cf_span *span, cf_stream *stream) {
+    (void)stream;
+    each_piece((work *)argument, span, qkv_piece);
+}
+
+static void alltoall_gemm(void *argument, const cf_span *span, cf_stream *stream) {
+    (void)stream;
+    each_piece((work *)argument, span, qkv_dgrad_piece);
+}
+
+static void attention_alltoall(void *argument, const cf_span *span, cf_stream *stream) {
+    work *k = (work *)argument;
+    if (span->side == CF_COMPUTE_AFTER) {
+        each_piece(k, span, projection_piece);
+        return;
+    }
+    for (int i = 0; i < span->blocks; i++) {
+        int64_t t0 = span->row + i * span->row_stride;
+        attention_forward((real *)(span->data + i * span->data_stride) - t0 * k->row_elements, k->lse, k->qkv,
+                          t0, span->rows, k->s.T, k->s.B, k->Hl, k->D, stream);
+    }
+}
+
+static void wgrad_scatter(void *argument, const cf_span *span, cf_stream *stream) {
+    work *k = (work *)argument;
+    for (int i = 0; i < span->blocks; i++)
+        linear_wgrad_rows((real *)(span->data + i * span->data_stride),
+                          k->out + span->row + i * span->row_stride, k->s.columns, k->heads, k->s.T * k->s.B,
+                          k->s.C, span->rows, stream);
+}
+
+static const struct {
+    const char *name;
+    cf_compute *compute;
+    cf_operation operation;
+    cf_side side;
+} works[WORK_KINDS] = {
+    [GATHER_GEMM] = {"all-gather > GEMM", gather_gemm, CF_ALLGATHER, CF_COMPUTE_AFTER},
+    [GEMM_SCATTER] = {"GEMM > reduce-scatter", gemm_scatter, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE},
+    [ATTENTION_SCATTER] = {"attention > reduce-sc.", attention_scatter, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE},
+    [GEMM_ALLTOALL] = {"GEMM > all-to-all", gemm_alltoall, CF_ALLTOALL, CF_COMPUTE_BEFORE},
+    [ATTENTION_ALLTOALL] = {"att. > a-to-a > GEMM", attention_alltoall, CF_ALLTOALL, CF_COMPUTE_BOTH},
+    [ALLTOALL_GEMM] = {"all-to-all > GEMM", alltoall_gemm, CF_ALLTOALL, CF_COMPUTE_AFTER},
+    [WGRAD_SCATTER] = {"wgrad > reduce-scatter", wgrad_scatter, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE},
+};
 
 // --- one shape ---
 
@@ -88,15 +169,19 @@ static real *filled(int64_t elements) {
 }
 
 static work make_work(const bench *b, shape s) {
-    int64_t N = b->mesh.tp, rows = s.T * s.B;
+    int64_t N = b->mesh.tp, all = s.T * s.B;
     work k = {.s = s, .N = N, .local = s.columns / N, .D = s.C / s.H, .Hl = s.H / N};
-    k.full = filled(rows * s.C);
-    k.out = filled(rows * k.local);
-    k.w = filled(k.local * s.C);
-    if (s.kind != ATTENTION_SCATTER) return k;
-    k.qkv = filled(rows * 3 * k.local);
-    k.heads = filled(rows * k.local);
-    k.lse = filled(rows * k.Hl);
+    bool exchanged = works[s.kind].operation == CF_ALLTOALL;
+    k.rows = s.kind == WGRAD_SCATTER ? s.columns / N : s.T / N;
+    k.row_elements = s.kind == WGRAD_SCATTER ? s.C : exchanged ? s.B * k.local : s.B * s.C;
+    k.full = filled(N * k.rows * k.row_elements);
+    k.out = filled(s.kind == WGRAD_SCATTER ? all * s.columns : exchanged ? all / N * s.C : all * k.local);
+    k.w = filled((exchanged ? s.columns : k.local) * s.C);
+    if (s.kind == WGRAD_SCATTER) k.heads = filled(all * s.C);
+    if (s.kind != ATTENTION_SCATTER && s.kind != ATTENTION_ALLTOALL) return k;
+    k.qkv = filled(all * 3 * k.local);
+    k.heads = filled(all * k.local);
+    k.lse = filled(all * k.Hl);
     return k;
 }
 
@@ -106,16 +191,15 @@ static void free_work(work *k) {
 }
 
 static void make_operations(bench *b, const work *k, cf_fuse *operation[VARIANTS]) {
-    bool gather = k->s.kind == GATHER_GEMM;
     cf_fuse_plan plan = {.name = "bench",
                          .group = &b->mesh.tp_group,
                          .dtype = REAL_DTYPE,
                          .slices = 1,
-                         .operation = gather ? CF_ALLGATHER : CF_REDUCE_SCATTER,
-                         .capacity = k->s.T / k->N * k->s.B * k->s.C};
+                         .operation = works[k->s.kind].operation,
+                         .capacity = k->rows * k->row_elements};
     plan.side = CF_NO_COMPUTE, plan.mode = CF_MODE_NONE;
     operation[NATIVE] = cf_fuse_create(&b->context, plan);
-    plan.side = gather ? CF_COMPUTE_AFTER : CF_COMPUTE_BEFORE;
+    plan.side = works[k->s.kind].side;
     operation[NONE] = cf_fuse_create(&b->context, plan);
     plan.mode = CF_MODE_SLICE, plan.slices = 4;
     operation[SLICE] = cf_fuse_create(&b->context, plan);
@@ -135,17 +219,24 @@ static double maximum(bench *b, double ms) {
     return ms;
 }
 
+static void monolith(bench *b, work *k) {
+    cf_side side = works[k->s.kind].side;
+    cf_span all = {.rows = k->N * k->rows,
+                   .blocks = 1,
+                   .row_stride = k->N * k->rows,
+                   .data = (char *)k->full};
+    for (all.side = CF_COMPUTE_BEFORE; all.side <= CF_COMPUTE_AFTER; all.side++)
+        if (side == all.side || side == CF_COMPUTE_BOTH) works[k->s.kind].compute(k, &all, b->context.stream);
+}
+
 static double run_once(bench *b, work *k, cf_fuse *operation, int variant) {
-    int64_t Ts = k->s.T / k->N, width = k->s.B * k->s.C;
+    cf_compute *compute = works[k->s.kind].compute;
     cf_barrier(&b->context, &b->mesh.world_group);
     double begin = cf_now_ms();
-    if (variant == MONOLITH) {
-        cf_span all = {.row = 0, .rows = k->s.T, .blocks = 1, .row_stride = k->s.T, .data = (char *)k->full};
-        computation(k->s.kind)(k, &all, b->context.stream);
-    } else if (variant == NATIVE)
-        cf_fuse_run(operation, k->full, Ts, width, NULL, NULL, -1);
+    if (variant == MONOLITH)
+        monolith(b, k);
     else
-        cf_fuse_run(operation, k->full, Ts, width, computation(k->s.kind), k, -1);
+        cf_fuse_run(operation, k->full, k->rows, k->row_elements, variant == NATIVE ? NULL : compute, k, -1);
     return maximum(b, cf_now_ms() - begin);
 }
 
@@ -159,11 +250,9 @@ static double percentile(double *sorted, int n, int percent) {
 }
 
 static void print_row(const shape *s, const double ms[VARIANTS], double spread) {
-    static const char *const kinds[] = {"all-gather > GEMM", "GEMM > reduce-scatter",
-                                        "attention > reduce-sc."};
-    printf("%-22s %-4s %-9s %5lld x %lld %8.2f %7.2f %5.2f %8.2f %8.2f %8.2f %8.2f", kinds[s->kind], s->model,
-           s->place, (long long)s->T, (long long)s->B, ms[MONOLITH], ms[NATIVE], ms[NATIVE] / ms[MONOLITH],
-           ms[NONE], ms[SLICE], ms[RING], ms[DIRECT]);
+    printf("%-22s %-4s %-9s %5lld x %lld %8.2f %7.2f %5.2f %8.2f %8.2f %8.2f %8.2f", works[s->kind].name,
+           s->model, s->place, (long long)s->T, (long long)s->B, ms[MONOLITH], ms[NATIVE],
+           ms[NATIVE] / ms[MONOLITH], ms[NONE], ms[SLICE], ms[RING], ms[DIRECT]);
     for (int v = SLICE; v <= DIRECT; v++) printf(" %6.1f%%", 100 * (1 - (ms[v] - ms[MONOLITH]) / ms[NATIVE]));
     printf(" %7.1f%% %5.1f%%\n", 100 * (ms[NOWIRE] - ms[MONOLITH]) / ms[MONOLITH], 100 * spread);
     fflush(stdout);
@@ -208,6 +297,15 @@ int main(int argc, char **argv) {
         {ATTENTION_SCATTER, "d6", "att", 256, 4, 384, 384, 6},
         {ATTENTION_SCATTER, "d12", "att", 1024, 4, 768, 768, 12},
         {ATTENTION_SCATTER, "d24", "att", 1024, 4, 1024, 1024, 16},
+        {GEMM_ALLTOALL, "d12", "att.qkv", 1024, 4, 768, 3 * 768, 12},
+        {ATTENTION_ALLTOALL, "d12", "att", 1024, 4, 768, 768, 12},
+        {ALLTOALL_GEMM, "d12", "att.qkv", 1024, 4, 768, 3 * 768, 12},
+        {WGRAD_SCATTER, "d12", "attprojw", 256, 2, 768, 768, 12},
+        {WGRAD_SCATTER, "d12", "fcw", 256, 2, 768, 4 * 768, 12},
+        {WGRAD_SCATTER, "d12", "fcw", 1024, 2, 768, 4 * 768, 12},
+        // The smallest share of an owner that is still computed on its own (params.h), and half of it.
+        {WGRAD_SCATTER, "64 r.", "owner", 1024, 2, 768, 128, 12},
+        {WGRAD_SCATTER, "32 r.", "owner", 1024, 2, 768, 64, 12},
     };
     static bench b;
     cf_transport *transport = cf_transport_mpi_create(&argc, &argv);
