@@ -381,10 +381,8 @@ static void explain_bucket(const zero_optimizer *o, int i, FILE *out) {
     else if (o->mode == CF_MODE_NONE)
         fprintf(out, "%d owners; native collectives at the end of backward\n", N);
     else if (o->bucket[i].fused)
-        fprintf(
-            out,
-            "%d owners of %lld rows (at least %d): wgrad owner by owner > reduce-scatter, own rows last\n", N,
-            (long long)rows, OWNER_ROWS_MIN);
+        fprintf(out, "%d owners of %lld rows: wgrad owner by owner > reduce-scatter, own rows last\n", N,
+                (long long)rows);
     else if (b->tensor == WTE)
         fprintf(out, "%d owners; complete only at the end of backward, since the whole table travels\n", N);
     else
@@ -393,15 +391,14 @@ static void explain_bucket(const zero_optimizer *o, int i, FILE *out) {
 
 static void explain_thin(const zero_optimizer *o, FILE *out) {
     static const int matrices[] = {QKVW, ATTPROJW, FCW, FCPROJW};
+    const parameters *p = o->params;
     for (int i = 0; i < 4; i++) {
-        int64_t rows = params_local_rows(o->params, matrices[i]);
-        int N =
-            o->params
-                ->bucket[params_own_bucket(o->params, matrices[i], 0) >= 0 ? 0 : o->params->layer_buckets - 2]
-                .group->size;
-        if (params_own_bucket(o->params, matrices[i], 0) < 0)
-            fprintf(out, "  %-14s in rest of layer: %lld rows are fewer than %d for each of %d owners\n",
-                    params_name(matrices[i]), (long long)rows, OWNER_ROWS_MIN, N);
+        const param_bucket *b = p->bucket;
+        if (params_own_bucket(p, matrices[i], 0) >= 0) continue;
+        while (b->first + b->count <= p->first[matrices[i]][0]) b++;
+        fprintf(out, "  %-14s in rest of layer: %lld rows are fewer than %d for each of %d owners\n",
+                params_name(matrices[i]), (long long)params_local_rows(p, matrices[i]), OWNER_ROWS_MIN,
+                b->group->size);
     }
 }
 
