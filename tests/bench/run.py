@@ -4,7 +4,9 @@
 1. One process, d12, B 4, T 1024, all cores: step time, share of the GEMM peak measured in the same run, memory.
 2. The layers one by one (bench_layers).
 3. Fused operations over MPI shared memory, two ranks, a core to spare per rank (bench_fuse).
-4. Training steps of two ranks, d12, B 4, T 256, as tp 2 (TPSP and UP) and as dp 2, in every overlap mode.
+4. What causal attention does to hiding, over links of several speeds (bench_causal, simulated from measured slices),
+   and the same for the ranks of this machine, real and simulated. A link that is really slow: slow_link.sh.
+5. Training steps of two ranks, d12, B 4, T 256, as tp 2 (TPSP and UP) and as dp 2, in every overlap mode.
 5. Bytes on the wire in a step of d6 for each strategy and mesh, counted and by the formula.
 
 Options: --build DIR (where the programs are), --only step|layers|fuse|train|bytes, --steps N, --ranks N.
@@ -121,10 +123,9 @@ def bench_bytes(build):
                   f"{'yes, on every rank' if all(sent == expected for sent in counted) else 'NO'}", flush=True)
 
 
-def bench_fuse(build, ranks):
-    environment = dict(os.environ, OMP_NUM_THREADS="1")
-    subprocess.run([ROOT / "scripts/mpirun.sh", "-np", str(ranks), f"{build}/tests/bench/bench_fuse"], check=True,
-                   env=environment)
+def run_ranks(ranks, program):
+    subprocess.run([ROOT / "scripts/mpirun.sh", "-np", str(ranks), program], check=True,
+                   env=dict(os.environ, OMP_NUM_THREADS="1"))
 
 
 def main():
@@ -140,7 +141,12 @@ def main():
         subprocess.run([f"{o.build}/tests/bench/bench_layers"], check=True)
         print()
     if o.only in (None, "fuse"):
-        bench_fuse(o.build, o.ranks)
+        run_ranks(o.ranks, f"{o.build}/tests/bench/bench_fuse")
+        print()
+    if o.only in (None, "causal"):
+        run_ranks(1, f"{o.build}/tests/bench/bench_causal")
+        print()
+        run_ranks(o.ranks, f"{o.build}/tests/bench/bench_causal")
         print()
     if o.only in (None, "train"):
         bench_train(o.build, o.steps)
