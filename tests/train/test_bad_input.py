@@ -17,6 +17,7 @@ import harness
 import reference
 
 SOON = 10  # seconds; most take less than one
+STRATEGIES = "tpsp", "up"
 
 
 class BadInput(harness.Case):
@@ -24,6 +25,12 @@ class BadInput(harness.Case):
         result = harness.run(self.arguments(**more), ranks, timeout=SOON)
         self.assertFails(result, *words)
         return result
+
+    def fails_once(self, *words, **more):
+        """One message, before anything is done."""
+        result = self.fails(*words, **more)
+        self.assertEqual(result.err.count("error:"), 1, str(result))
+        self.assertEqual(result.out, "", str(result))
 
     def file_of(self, data, name="file.bin"):
         path = self.fresh(name)
@@ -168,10 +175,14 @@ class Shapes(BadInput):
         shape = reference.Shape(48, 101, 1, 3, 48, 128)
         path = self.fresh("model.bin")
         reference.write_model(path, shape, reference.random_model(shape))
-        self.fails("heads", "3", "--tp", ranks=2, tp=2, init_from=path)
+        for strategy in STRATEGIES:
+            with self.subTest(strategy=strategy):
+                self.fails_once("3 heads", "--tp 2", ranks=2, tp=2, strategy=strategy, init_from=path)
 
     def test_sequence_not_divisible_by_tp(self):
-        self.fails("--seq", "35", "--tp", ranks=2, tp=2, seq=35)
+        for strategy in STRATEGIES:
+            with self.subTest(strategy=strategy):
+                self.fails_once("--seq 35", "--tp 2", ranks=2, tp=2, strategy=strategy, seq=35)
 
     def test_batch_not_divisible(self):
         self.fails("batch", "8", "3", micro_batch=3)
@@ -224,12 +235,12 @@ class Options(BadInput):
     def test_what_this_build_cannot_do(self):
         self.fails("bf16", dtype="bf16")
         self.fails("nccl", transport="nccl", ranks=2, tp=2)
+
+    def test_unknown_strategy(self):
         for ranks in (1, 2):
-            with self.subTest(strategy="up", ranks=ranks):
-                result = self.fails("--strategy up is not part of this version", "use --strategy tpsp", strategy="up",
-                                    ranks=ranks, tp=ranks)
-                self.assertEqual(result.err.count("error:"), 1, str(result))
-                self.assertEqual(result.out, "", str(result))
+            for text in ("ulysses", "UP"):
+                with self.subTest(ranks=ranks, strategy=text):
+                    self.fails_once(f"--strategy '{text}' is none of tpsp|up", ranks=ranks, tp=ranks, strategy=text)
 
     def test_saving_without_a_place(self):
         self.fails("--save-every", "--out", save_every=1)
@@ -344,22 +355,37 @@ class Numbers(BadInput):
                 self.assertIn("step 0", result.err, str(result))
 
     def test_infinity_on_two_ranks(self):
-        for mesh in (dict(tp=2), dict(dp=2, micro_batch=4)):
-            with self.subTest(**mesh):
-                self.check(2, init_from=self.poisoned("qkvw", np.inf), **mesh)
+        for strategy in STRATEGIES:
+            for mesh in (dict(tp=2), dict(dp=2, micro_batch=4)):
+                with self.subTest(strategy=strategy, **mesh):
+                    self.check(2, init_from=self.poisoned("qkvw", np.inf), strategy=strategy, **mesh)
 
-    def test_gradient_that_overflows_is_named(self):
-        # Forward, the last block's MLP adds nothing (fcprojw is 0) and the loss is huge but finite. Backward,
-        # fcprojw's gradient is about 1e28 (from lnfw) times 1e12 (from fcb), more than fp32 holds, and no other's is.
+    def overflowing(self, tensor):
+        """A model whose loss is huge but finite, because a projection of the last block is 0; its gradient is about
+        1e28 (from lnfw) times 1e12 (from the bias before it), more than fp32 holds, and no other's is."""
         model = {key: w.copy() for key, w in self.parameters.items()}
-        model["fcw"][-1], model["fcb"][-1], model["fcprojw"][-1], model["lnfw"][:] = 0, 1e12, 0, 1e32
+        model["lnfw"][:] = 1e32
+        model["fcprojw"][-1] = 0
+        if tensor == "fcprojw":
+            model["fcw"][-1], model["fcb"][-1] = 0, 1e12
+        else:
+            model["attprojw"][-1], model["qkvb"][-1, 2 * self.shape.C:] = 0, 1e12  # the values'
         path = self.fresh("model.bin")
         reference.write_model(path, self.shape, model)
-        for ranks, mesh in ((1, {}), (2, dict(tp=2))):
-            with self.subTest(ranks=ranks):
-                result = self.check(ranks, init_from=path, **mesh)
-                self.assertIn("fcprojw", result.err, str(result))
-                self.assertIn("step 0", result.err, str(result))
+        return path
+
+    def test_gradient_that_overflows_is_named(self):
+        # One owner of all of it, or two: of parts of a bucket of its own (attprojw with UP and tp = 2: 192 rows)
+        # or of one that tensors share.
+        for tensor in ("fcprojw", "attprojw"):
+            path = self.overflowing(tensor)
+            for strategy in STRATEGIES:
+                for ranks, mesh in ((1, {}), (2, dict(tp=2)), (2, dict(dp=2, micro_batch=4))):
+                    with self.subTest(tensor=tensor, strategy=strategy, ranks=ranks, **mesh):
+                        result = self.check(ranks, init_from=path, strategy=strategy, **mesh)
+                        self.assertIn(f"the gradient of {tensor} of layer {self.shape.L - 1} on rank", result.err,
+                                      str(result))
+                        self.assertIn("step 0", result.err, str(result))
 
 
 class Once(BadInput):

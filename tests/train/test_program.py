@@ -83,6 +83,9 @@ class Program(harness.Case):
     def test_tensor_and_data_parallel_with_native_collectives(self):
         self.agrees(2, 2, overlap="slice", slices=3)
 
+    def test_ulysses_parallel(self):
+        self.agrees(2, 2, strategy="up", overlap="commfuse", route="ring", slices=2)
+
 
 if __name__ == "__main__":
     unittest.main()

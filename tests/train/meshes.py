@@ -1,0 +1,263 @@
+"""What test_meshes.py and test_meshes_up.py share: ten steps of training are the same ten steps on every mesh, in
+every mode, by every route, with every accumulation, and the right ones. Each file runs all of it with its strategy.
+
+The token file holds exactly one batch, so that every step sees every sample and the expected losses do not depend on
+the order in which the program visits them: reference.py trains the same model on its own. What all runs are compared
+with besides, more closely, is one rank that never communicates. commfuse promises more than agreement: the same bits
+from run to run and from route to route.
+
+Three shapes, so that every choice in the code is taken, which --dry-run is asked to confirm:
+
+Matrix      the whole matrix of runs. Of a layer's matrices some are buckets of their own and some share one; a batch
+            in one pass is more rows than the vocabulary has, in three fewer: the table travels, or rows of it do. Six
+            layers, more than are gathered ahead, so that an update leaves some gathers for forward to begin.
+Uneven      owners get different numbers of rows of a matrix, of the table, and of a vocabulary's parts.
+Few         nine rows of the table, of which one owner of four has none; fewer rows of positions than slices; no matrix
+            large enough to be a bucket of its own for four owners.
+"""
+import json
+import os
+import pathlib
+import re
+import sys
+
+import numpy as np
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import harness
+import reference
+
+STEPS = 10
+RECIPE = dict(schedule="cosine", lr=3e-3, min_lr=3e-4, warmup=3)
+ADAMW = dict(beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, clip=1.5)
+BETWEEN_MESHES, TO_REFERENCE = 1e-5, 1e-4  # relative, of every loss
+ROUTES = "ring", "direct"
+STRATEGIES = "tpsp", "up"
+
+
+def commfuse(route, slices):
+    return dict(overlap="commfuse", route=route, slices=slices)
+
+
+class Training(harness.Case):
+    """Ten steps, what they must be, and what the program says about how they travel."""
+    strategy = None  # a subclass says
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.cache = {}
+        batch = reference.samples(reference.read_tokens(cls.tokens), cls.T)
+        cls.expected_model = {name: w.copy() for name, w in cls.parameters.items()}
+        cls.expected = reference.train(cls.shape, cls.expected_model, [batch] * STEPS, **RECIPE, **ADAMW)
+
+    def recipe(self, tp, dp, accumulate=1, **more):
+        micro_batch, rest = divmod(self.samples, dp * accumulate)
+        self.assertEqual(rest, 0, "the batch does not divide")
+        return dict(strategy=self.strategy, tp=tp, dp=dp, steps=STEPS, batch=self.samples, micro_batch=micro_batch,
+                    **RECIPE, **ADAMW) | more
+
+    def logged(self, tp, dp, accumulate=1, **more):
+        return self.train(tp * dp, **self.recipe(tp, dp, accumulate, **more))[0]
+
+    def ten_steps(self, *mesh, **more):
+        """The log's steps of one run."""
+        return harness.events(self.logged(*mesh, **more), "step")
+
+    def one_rank(self):
+        if "one rank" not in self.cache:
+            self.cache["one rank"] = self.ten_steps(1, 1, strategy="tpsp", overlap="none")
+        return self.cache["one rank"]
+
+    def assertSameTraining(self, steps):
+        self.assertEqual(len(steps), STEPS)
+        for step, alone, (loss, norm, lr) in zip(steps, self.one_rank(), self.expected):
+            where = f"step {step['step']}: {json.dumps(step)}"
+            self.assertLess(abs(step["loss"] / alone["loss"] - 1), BETWEEN_MESHES, where)
+            self.assertLess(abs(step["loss"] / loss - 1), TO_REFERENCE, f"expected {loss}, {where}")
+            self.assertLess(abs(step["grad_norm"] / norm - 1), 10 * TO_REFERENCE, f"expected {norm}, {where}")
+            self.assertLess(abs(step["grad_norm"] / alone["grad_norm"] - 1), 100 * BETWEEN_MESHES, where)
+            self.assertLess(abs(step["lr"] / lr - 1), 1e-6, f"expected {lr}, {where}")
+
+    def assertSameModel(self, path, other=None):
+        """The weights have moved as the reference's (or another's) have. Relative to the movement, not the weights."""
+        shape, found = reference.read_model(path)
+        self.assertEqual(shape, self.shape)
+        expected = reference.read_model(other)[1] if other else self.expected_model
+        for name in reference.NAMES:
+            tensors = [self.parameters[name], expected[name], found[name]]
+            if name == "qkvb":  # keys' biases do not change the loss: what moves them is rounding and AdamW's eps
+                tensors = [np.delete(x, slice(shape.C, 2 * shape.C), axis=1) for x in tensors]
+            if name == "wte":  # padding rows: nothing but decay moves them, and nothing reads them
+                tensors = [x[:shape.V] for x in tensors]
+            start, end, ours = tensors
+            moved = np.linalg.norm(end - start)
+            self.assertGreater(moved, 0, name)
+            self.assertLess(np.linalg.norm(ours - end), 0.01 * moved, name)
+
+    def trained(self, *mesh, **more):
+        """One run held to everything; its figures and its model as bits, to compare with another's."""
+        out = self.fresh("out")
+        steps = self.ten_steps(*mesh, out=out, **more)
+        path = os.path.join(out, "model.bin")
+        self.assertSameTraining(steps)
+        self.assertSameModel(path)
+        return [(s["loss"], s["grad_norm"]) for s in steps], pathlib.Path(path).read_bytes()
+
+    def check_routes(self, *mesh, rerun=False, **more):
+        """commfuse by every route and, where asked, once again: the same bits."""
+        first = None
+        for route in ROUTES + ("ring",) * rerun:
+            with self.subTest(mesh=mesh, route=route, **more):
+                bits = self.trained(*mesh, overlap="commfuse", route=route, **more)
+                first = first or bits
+                self.assertEqual(bits[0], first[0], "losses differ")
+                self.assertTrue(bits[1] == first[1], "model.bin differs")
+
+    def plan(self, *mesh, **more):
+        """The part of --dry-run on gradients and weights: what it says of each bucket and matrix."""
+        result = harness.run(self.arguments(dry_run=True, **self.recipe(*mesh, **more)), timeout=10)
+        self.assertEqual(result.status, 0, str(result))
+        part = re.search(r"^Gradients and weights of each layer.*\n((?:  .*\n)+)", result.out, re.MULTILINE)
+        self.assertTrue(part, str(result))
+        lines = {}
+        for line in part.group(1).splitlines():
+            name, text = re.match(r"  (token embedding|rest of layer|wpe, lnf|\w+):? +(.*)", line).groups()
+            lines.setdefault(name, []).append(text)
+        return {name: "\n".join(texts) for name, texts in lines.items()}
+
+    def is_split_among_owners(self, dp):
+        """Do ranks own parts of matrices? In TPSP only the replicas do."""
+        return self.strategy == "up" or dp > 1
+
+
+class Matrix(Training):
+    """Modes × routes × accumulation on each mesh. Three heads a rank for tp = 4, five rows of positions."""
+    shape, T, samples = reference.Shape(maxT=23, V=197, L=6, heads=12, C=96, Vp=206), 20, 12
+
+    def check_plan(self, tp, dp, accumulate):
+        plan = self.plan(tp, dp, accumulate, overlap="commfuse")
+        if tp * dp == 1:
+            return
+        if not self.is_split_among_owners(dp):
+            self.assertIn("one copy", plan["token embedding"])
+            self.assertIn("one owner", plan["qkvw"])
+            return
+        for matrix in ("qkvw", "fcw"):
+            self.assertIn("owner by owner", plan[matrix])
+        self.assertIn("in rest of layer", plan["fcprojw"])
+        self.assertIn("rows travel" if accumulate == 3 else "the table travels", plan["token embedding"])
+
+    def check_mesh(self, tp, dp):
+        for accumulate in (1, 3):
+            self.check_plan(tp, dp, accumulate)
+            for overlap in ("none", "slice"):
+                for route in ROUTES:
+                    with self.subTest(accumulate=accumulate, overlap=overlap, route=route):
+                        more = dict(slices=3) if overlap == "slice" else {}
+                        self.assertSameTraining(self.ten_steps(tp, dp, accumulate, overlap=overlap, route=route, **more))
+            self.check_routes(tp, dp, accumulate, slices=accumulate, rerun=True)
+
+    def test_learns_at_all(self):
+        steps = self.one_rank()
+        self.assertSameTraining(steps)
+        self.assertLess(steps[-1]["loss"], steps[0]["loss"] - 0.3)
+        self.assertTrue(any(norm > ADAMW["clip"] for _, norm, _ in self.expected), "clipping is not exercised")
+        self.assertTrue(any(norm < ADAMW["clip"] for _, norm, _ in self.expected), "all steps are clipped")
+
+    def test_1x1(self):
+        self.check_mesh(1, 1)
+
+    def test_2x1(self):
+        self.check_mesh(2, 1)
+
+    def test_1x2(self):
+        self.check_mesh(1, 2)
+
+    def test_2x2(self):
+        self.check_mesh(2, 2)
+
+    def test_4x1(self):
+        self.check_mesh(4, 1)
+
+    def test_1x4(self):
+        self.check_mesh(1, 4)
+
+    def test_two_threads(self):
+        for mesh in ((2, 1), (1, 2)):
+            self.check_routes(*mesh, 3, slices=2, threads=2, rerun=True)
+
+    def test_watching_changes_nothing(self):
+        """Of the passes behind an update the first finds weights on their way, others find all of them: the first is
+        validation (even steps), a sample (3, 9), the next step (1, 7), or behind a save there is none (5)."""
+        for mesh in ((2, 1, 3), (2, 2, 3), (1, 4, 3), (4, 1, 1)):
+            with self.subTest(mesh=mesh):
+                plain, watched = self.fresh("plain"), self.fresh("watched")
+                expected = self.ten_steps(*mesh, out=plain, **commfuse("direct", 3))
+                self.assertSameTraining(expected)
+                log = self.logged(*mesh, out=watched, val=self.tokens, val_every=2, val_batches=1, sample_every=3,
+                                  save_every=5, **commfuse("direct", 3))
+                steps, validations, samples = (harness.events(log, kind) for kind in ("step", "val", "sample"))
+                self.assertEqual(*([(s["loss"], s["grad_norm"]) for s in which] for which in (steps, expected)))
+                self.assertEqual([v["step"] for v in validations], [0, 2, 4, 6, 8, 10])
+                for v in validations[:-1]:  # on the training samples, before the step that is trained on them
+                    self.assertLess(abs(v["loss"] / steps[v["step"]]["loss"] - 1), BETWEEN_MESHES, v)
+                self.assertEqual([s["step"] for s in samples], [3, 6, 9, 10])
+                models = [pathlib.Path(out, "model.bin").read_bytes() for out in (plain, watched)]
+                self.assertTrue(models[0] == models[1], "model.bin differs")
+
+    def test_nowire_goes_all_its_way(self):
+        for mesh in ((2, 1, 1), (1, 2, 1), (1, 2, 3), (2, 2, 1), (2, 2, 3)):
+            for route in ROUTES:
+                with self.subTest(mesh=mesh, route=route):
+                    log, result = self.train(mesh[0] * mesh[1], **self.recipe(*mesh, overlap="nowire", route=route))
+                    self.assertIn("wrong", result.text.lower(), str(result))
+                    steps = harness.events(log, "step")
+                    self.assertEqual([step["step"] for step in steps], list(range(STEPS)))
+                    for step in steps:
+                        self.assertTrue(step["step_ms"] > 0 and step["mfu"] > 0, step)
+                    self.assertGreater(abs(steps[-1]["loss"] / self.expected[-1][0] - 1), TO_REFERENCE,
+                                       "without transfers the losses cannot be right")
+
+    def test_nowire_does_not_save(self):
+        out = self.fresh("out")
+        result = harness.run(self.arguments(strategy=self.strategy, tp=2, overlap="nowire", out=out), 2)
+        self.assertFails(result, "nowire", "--out")
+        self.assertFalse(os.path.exists(os.path.join(out, "model.bin")))
+
+
+class Uneven(Training):
+    """Heads of 15 channels. 270 rows of a matrix do not divide among four owners (with TPSP and tp = 2, 135 not among
+    two), 251 of the table among no number of owners. Three ranks are no power of two."""
+    shape, T, samples = reference.Shape(maxT=19, V=250, L=2, heads=6, C=90, Vp=251), 18, 18
+
+    def test_owners_with_fewer_rows(self):
+        for tp, dp, rows in ((2, 2, 68), (1, 3, 90), (3, 1, 90), (2, 1, 135), (1, 2, 135)):
+            if self.is_split_among_owners(dp):
+                owners = tp * dp if self.strategy == "up" else dp
+                plan = self.plan(tp, dp, 3, overlap="commfuse")
+                self.assertIn(f"{owners} owners of {rows} rows", plan["qkvw"])
+                self.assertIn("rows travel", plan["token embedding"])
+            self.check_routes(tp, dp, 3, slices=4)
+            with self.subTest(tp=tp, dp=dp, overlap="slice"):
+                self.assertSameTraining(self.ten_steps(tp, dp, 1, overlap="slice", slices=4))
+
+
+class Few(Training):
+    shape, T, samples = reference.Shape(maxT=4, V=9, L=6, heads=4, C=32, Vp=9), 4, 12
+
+    def test_owners_without_rows_and_slices_without_rows(self):
+        # One position on a rank of four. Of nine rows of the table, four owners get 3, 3, 3 and 0.
+        ways = set()
+        for tp, dp, accumulate in ((4, 1, 12), (4, 1, 3), (2, 2, 6), (2, 2, 3), (1, 4, 3), (2, 1, 6)):
+            plan = self.plan(tp, dp, accumulate, overlap="commfuse")
+            if self.strategy == "up" and tp * dp == 4:
+                self.assertIn("in rest of layer", plan["fcw"])
+                self.assertIn("4 owners", plan["wte"])
+                ways.add("rows travel" in plan["token embedding"])
+            self.check_routes(tp, dp, accumulate, slices=3)
+            for more in (dict(overlap="none"), dict(overlap="slice", slices=3)):
+                with self.subTest(tp=tp, dp=dp, accumulate=accumulate, **more):
+                    self.assertSameTraining(self.ten_steps(tp, dp, accumulate, **more))
+        if self.strategy == "up":
+            self.assertEqual(ways, {True, False}, "both ways of the lookup, with an owner without rows")
