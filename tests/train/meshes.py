@@ -154,8 +154,8 @@ class Matrix(Training):
             for overlap in ("none", "slice"):
                 for route in ROUTES:
                     with self.subTest(accumulate=accumulate, overlap=overlap, route=route):
-                        more = dict(slices=3) if overlap == "slice" else {}
-                        self.assertSameTraining(self.ten_steps(tp, dp, accumulate, overlap=overlap, route=route, **more))
+                        more = dict(route=route, **dict(slices=3) if overlap == "slice" else {})
+                        self.assertSameTraining(self.ten_steps(tp, dp, accumulate, overlap=overlap, **more))
             self.check_routes(tp, dp, accumulate, slices=accumulate, rerun=True)
 
     def test_learns_at_all(self):
