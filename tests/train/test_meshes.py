@@ -1,6 +1,6 @@
 """TPSP on every mesh (see meshes.py), and what does not depend on the strategy: order of samples, learning rates."""
 # sanitizers: too
-# limit: 240
+# limit: 300
 import os
 import sys
 import unittest
