@@ -1,7 +1,7 @@
 // The executor. It walks one rank's list of steps and knows no algorithm: which slice, which peer and what
 // must be complete first all stand in the step.
 //
-//   COMPUTE, ADD, COPY   wait on the stream for the transfers named, then enqueue the work
+//   COMPUTE, ADD, COPY   wait on the stream for what the transfers named bring, then enqueue the work
 //   EXCHANGE, COLLECTIVE post a request; transfers named become the request's `after`; computations named
 //                        are earlier in the stream, which post() is given
 //
@@ -18,7 +18,7 @@ struct cf_fuse {
     cf_fuse_plan plan;
     cf_schedule *schedule;
     cf_request *request; // one per step; unused for steps on the compute stream
-    bool *waited;        // per step: its request has been waited for and traced
+    bool *arrived;       // per step: what its request brings is known to be here
     int tag;             // of slice 0
     char *stage, *result;
     char label[64];
@@ -60,8 +60,8 @@ cf_fuse *cf_fuse_create(cf_context *context, cf_fuse_plan plan) {
     f->schedule = cf_schedule_create(plan.operation, plan.side, plan.mode, plan.route, plan.group->size,
                                      plan.group->rank, plan.slices);
     f->request = calloc((size_t)f->schedule->count + 1, sizeof *f->request);
-    f->waited = calloc((size_t)f->schedule->count + 1, sizeof *f->waited);
-    if (!f->request || !f->waited) cf_die(NULL, "out of memory for operation %s", plan.name);
+    f->arrived = calloc((size_t)f->schedule->count + 1, sizeof *f->arrived);
+    if (!f->request || !f->arrived) cf_die(NULL, "out of memory for operation %s", plan.name);
     f->tag = context->tags;
     context->tags += plan.group->size * f->schedule->slices;
     f->stage = cf_alloc(staging_bytes(f), "communication staging");
@@ -77,7 +77,7 @@ void cf_fuse_free(cf_fuse *f) {
     if (!f->plan.result_given) cf_free(f->result);
     cf_schedule_free(f->schedule);
     free(f->request);
-    free(f->waited);
+    free(f->arrived);
     free(f);
 }
 
@@ -145,16 +145,18 @@ static void trace_request(cf_fuse *f, int index) {
                       r->posted_ms, r->begin_ms, r->end_ms);
 }
 
-static void wait_for(cf_fuse *f, int index) {
-    if (index < 0 || !on_wire(&f->schedule->step[index]) || f->waited[index]) return;
+static void wait_until(cf_fuse *f, int index, cf_point point) {
     cf_transport *t = f->context->transport;
-    if (!t->test(t, &f->request[index])) {
-        double begin = cf_now_ms();
-        t->wait(t, &f->request[index], f->context->stream);
-        cf_trace_add(f->context->trace, CF_TRACE_WAIT, f->label, f->layer, -1, -1, 0, begin, cf_now_ms());
-    }
-    f->waited[index] = true;
-    trace_request(f, index);
+    if (t->test(t, &f->request[index], point)) return;
+    double begin = cf_now_ms();
+    t->wait(t, &f->request[index], point, f->context->stream);
+    cf_trace_add(f->context->trace, CF_TRACE_WAIT, f->label, f->layer, -1, -1, 0, begin, cf_now_ms());
+}
+
+static void wait_for_arrival(cf_fuse *f, int index) {
+    if (index < 0 || !on_wire(&f->schedule->step[index]) || f->arrived[index]) return;
+    wait_until(f, index, CF_ARRIVED);
+    f->arrived[index] = true;
 }
 
 static void take_compute(cf_fuse *f, const cf_step *step) {
@@ -225,7 +227,7 @@ static void post(cf_fuse *f, int index) {
     else
         fill_collective(f, step, r);
     for (int i = 0, n = 0; i < 2; i++)
-        if (step->wait[i] >= 0 && on_wire(&f->schedule->step[step->wait[i]]) && !f->waited[step->wait[i]])
+        if (step->wait[i] >= 0 && on_wire(&f->schedule->step[step->wait[i]]) && !f->arrived[step->wait[i]])
             r->after[n++] = &f->request[step->wait[i]];
     f->context->transport->post(f->context->transport, r, f->context->stream);
 }
@@ -236,10 +238,10 @@ static void take(cf_fuse *f, int index) {
     const cf_step *step = &f->schedule->step[index];
     if (on_wire(step)) {
         post(f, index);
-        if (f->schedule->blocking) wait_for(f, index);
+        if (f->schedule->blocking) wait_for_arrival(f, index);
         return;
     }
-    for (int i = 0; i < 2; i++) wait_for(f, step->wait[i]);
+    for (int i = 0; i < 2; i++) wait_for_arrival(f, step->wait[i]);
     if (step->kind == CF_COMPUTE)
         take_compute(f, step);
     else if (step->kind == CF_ADD)
@@ -267,14 +269,18 @@ void cf_fuse_begin(cf_fuse *f, void *full, int64_t rows_per_rank, int64_t row_el
     f->compute = compute;
     f->argument = argument;
     f->layer = layer;
-    memset(f->waited, 0, (size_t)f->schedule->count * sizeof *f->waited);
+    memset(f->arrived, 0, (size_t)f->schedule->count * sizeof *f->arrived);
     while (f->next < f->schedule->begin) take(f, f->next++);
 }
 
 void *cf_fuse_finish(cf_fuse *f) {
     if (!f->running) cf_die(NULL, "%s is finished but was not begun", f->label);
     while (f->next < f->schedule->count) take(f, f->next++);
-    for (int i = 0; i < f->schedule->count; i++) wait_for(f, i);
+    for (int i = 0; i < f->schedule->count; i++) {
+        if (!on_wire(&f->schedule->step[i])) continue;
+        wait_until(f, i, CF_COMPLETE);
+        trace_request(f, i);
+    }
     f->running = false;
     char *result = f->schedule->operation == CF_ALLGATHER ? f->full : place_of(f, f->schedule->result);
     if (f->plan.result_given) f->result = NULL; // the caller's again: no later run may write there unasked
@@ -297,5 +303,5 @@ void cf_barrier(cf_context *context, const cf_group *group) {
                     .layer = -1,
                     .step = context->step};
     context->transport->post(context->transport, &r, context->stream);
-    context->transport->wait(context->transport, &r, context->stream);
+    context->transport->wait(context->transport, &r, CF_COMPLETE, context->stream);
 }

@@ -1,10 +1,11 @@
 // What moves bytes between ranks. One struct of functions; transport_mpi.c fills it on CPUs.
 // A transport knows requests, not schedules: pointers, sizes, peers and what to wait for.
 //
-// Life of a request: the executor fills it and posts it; the transport starts it once every request in
-// `after` is done, moves the data, and marks it done. Requests between one pair of ranks with the same
+// Life of a request: the executor fills it and posts it; the transport starts it once what every request in
+// `after` brings has arrived, moves the data, and marks it arrived and then complete. Requests between one pair of ranks with the same
 // tag are matched in the order posted. Memory of a request belongs to the caller and must stay valid
-// until it is done.
+// until it is complete. The sending half of an exchange lasts until its peer is ready to receive; who only needs
+// what the other half brings does not wait for that peer.
 #ifndef CF_TRANSPORT_H
 #define CF_TRANSPORT_H
 
@@ -25,6 +26,11 @@ typedef enum {
     CF_REQUEST_BARRIER
 } cf_request_kind;
 
+typedef enum {
+    CF_ARRIVED, // what it brings is here; a request that only sends, and a collective: complete
+    CF_COMPLETE // its memory may be reused
+} cf_point;
+
 typedef struct cf_request {
     cf_request_kind kind;
     bool blocking; // collectives: the library's blocking call (mode none) rather than its non-blocking one
@@ -40,14 +46,14 @@ typedef struct cf_request {
     //   REDUCE_SCATTER  send holds N blocks side by side, recv gets the own one; no overlap
     //   ALLTOALL        block for rank i is read at send + i · stride, from rank i lands at recv + i · stride
     int64_t stride;
-    const struct cf_request *after[2]; // start only when these are done; NULL: none
+    const struct cf_request *after[2]; // start only when what these bring has arrived; NULL: none
     // For messages: "reduce-scatter mlp.fc2", layer or -1, step or -1
     const char *label;
     int layer, step;
     double posted_ms; // when it was posted, for traces; on the same clock as begin_ms
     // Set by the transport
     int state;               // atomic: 0 idle, 1 posted, 2 active, 3 done
-    int received;            // atomic: the receiving half is done
+    int received;            // atomic: the receiving half is done, if there is one
     double begin_ms, end_ms; // in flight between these (cf_now_ms clock)
     struct cf_request *next; // the transport's queue
     void *native;            // the transport's own
@@ -62,10 +68,10 @@ struct cf_transport {
     void *state;
     void (*bind)(cf_transport *, cf_group *group); // collective over the group: prepare its communicator
     void (*post)(cf_transport *, cf_request *request, cf_stream *stream);
-    bool (*test)(cf_transport *, cf_request *request);
-    // Work enqueued on `stream` afterwards sees the request done. CPU: blocks, at most timeout_s, then dies
+    bool (*test)(cf_transport *, cf_request *request, cf_point point);
+    // Work enqueued on `stream` afterwards sees the request at that point. CPU: blocks, at most timeout_s, then dies
     // naming operation, layer, step and the peer waited for.
-    void (*wait)(cf_transport *, cf_request *request, cf_stream *stream);
+    void (*wait)(cf_transport *, cf_request *request, cf_point point, cf_stream *stream);
     int64_t (*bytes_sent)(cf_transport *); // EXCHANGE payload this rank has sent since start
     void (*close)(cf_transport *);         // collective; frees the transport
 };

@@ -229,8 +229,9 @@ static void start(mpi_state *s, cf_request *r) {
 
 // --- the progress thread ---
 
-static bool is_done(const cf_request *r) {
-    return !r || __atomic_load_n(&r->state, __ATOMIC_ACQUIRE) == DONE;
+static bool reached(const cf_request *r, cf_point point) {
+    if (!r || __atomic_load_n(&r->state, __ATOMIC_ACQUIRE) == DONE) return true;
+    return point == CF_ARRIVED && __atomic_load_n(&r->received, __ATOMIC_ACQUIRE);
 }
 
 static void announce(mpi_state *s) {
@@ -247,7 +248,7 @@ static bool start_pending(mpi_state *s) {
     cf_request **at = &s->pending, *previous = NULL;
     while (*at) {
         cf_request *r = *at;
-        if (is_done(r->after[0]) && is_done(r->after[1])) {
+        if (reached(r->after[0], CF_ARRIVED) && reached(r->after[1], CF_ARRIVED)) {
             *at = r->next;
             if (s->pending_last == r) s->pending_last = previous;
             start(s, r);
@@ -260,23 +261,27 @@ static bool start_pending(mpi_state *s) {
     return started;
 }
 
-// Parts are tested one by one, so that a time-out can tell which half is missing.
-static bool test_parts(flight *f) {
-    int done = 1, all = 1, received = 1;
+// Are all parts done? Those that receive come first and are watched by themselves: others may go on once they
+// are done, and a time-out tells which half is missing.
+static bool test_parts(flight *f, bool *news) {
+    int done = 1, all = 1, received = f->receiving > 0;
     for (int i = 0; i < f->parts; i++) {
         check(MPI_Test(&parts_of(f)[i], &done, MPI_STATUS_IGNORE), "MPI_Test", f->request);
         all &= done;
         if (i < f->receiving) received &= done;
     }
-    __atomic_store_n(&f->request->received, received, __ATOMIC_RELAXED);
+    if (received && !f->request->received) {
+        __atomic_store_n(&f->request->received, 1, __ATOMIC_SEQ_CST);
+        *news = true;
+    }
     return all;
 }
 
 static bool test_active(mpi_state *s) {
-    bool finished = false;
+    bool news = false;
     for (int i = 0; i < s->actives;) {
         flight *f = &s->active[i];
-        if (!test_parts(f)) {
+        if (!test_parts(f, &news)) {
             i++;
             continue;
         }
@@ -285,10 +290,10 @@ static bool test_active(mpi_state *s) {
         r->end_ms = cf_now_ms();
         s->active[i] = s->active[--s->actives];
         __atomic_store_n(&r->state, DONE, __ATOMIC_SEQ_CST); // from here on the caller may reuse *r
-        finished = true;
+        news = true;
     }
-    if (finished) announce(s);
-    return finished;
+    if (news) announce(s);
+    return news;
 }
 
 static bool has_news(const mpi_state *s) {
@@ -376,16 +381,16 @@ static void post(cf_transport *t, cf_request *r, cf_stream *stream) {
     pthread_mutex_unlock(&s->lock);
 }
 
-static bool test(cf_transport *t, cf_request *r) {
+static bool test(cf_transport *t, cf_request *r, cf_point point) {
     (void)t;
-    return is_done(r);
+    return reached(r, point);
 }
 
 // The peer whose half is missing, as a world rank; -1: any. A request that has not started waits for another.
 static int missing_peer(const cf_request *r) {
     for (int i = 0; i < 2; i++)
-        if (!is_done(r->after[i])) return missing_peer(r->after[i]);
-    bool received = r->recv_from < 0 || __atomic_load_n(&r->received, __ATOMIC_RELAXED);
+        if (!reached(r->after[i], CF_ARRIVED)) return missing_peer(r->after[i]);
+    bool received = r->recv_from < 0 || reached(r, CF_ARRIVED);
     int rank = received ? r->send_to : r->recv_from;
     return rank < 0 ? -1 : r->group->world[rank];
 }
@@ -401,17 +406,17 @@ CF_NORETURN static void time_out(mpi_state *s, const cf_request *r) {
            r->label, layer, step, s->timeout_ms / 1e3);
 }
 
-static void wait_asleep(mpi_state *s, const cf_request *r, double deadline_ms) {
+static void wait_asleep(mpi_state *s, const cf_request *r, cf_point point, double deadline_ms) {
     atomic_fetch_add(&s->waiters, 1);
     pthread_mutex_lock(&s->lock);
-    while (!is_done(r)) {
+    while (!reached(r, point)) {
         struct timespec until;
         clock_gettime(CLOCK_REALTIME, &until);
         until.tv_nsec += LOOK_MS * 1000000L;
         until.tv_sec += until.tv_nsec / 1000000000L;
         until.tv_nsec %= 1000000000L;
         pthread_cond_timedwait(&s->done, &s->lock, &until);
-        if (is_done(r) || s->timeout_ms <= 0 || cf_now_ms() < deadline_ms) continue;
+        if (reached(r, point) || s->timeout_ms <= 0 || cf_now_ms() < deadline_ms) continue;
         pthread_mutex_unlock(&s->lock);
         time_out(s, r);
     }
@@ -419,13 +424,13 @@ static void wait_asleep(mpi_state *s, const cf_request *r, double deadline_ms) {
     atomic_fetch_sub(&s->waiters, 1);
 }
 
-static void wait(cf_transport *t, cf_request *r, cf_stream *stream) {
+static void wait(cf_transport *t, cf_request *r, cf_point point, cf_stream *stream) {
     (void)stream;
     mpi_state *s = (mpi_state *)t->state;
     double begin = cf_now_ms();
     if (!atomic_load(&s->crowded))
-        while (!is_done(r) && cf_now_ms() - begin < SPIN_MS) cpu_relax();
-    if (!is_done(r)) wait_asleep(s, r, begin + s->timeout_ms);
+        while (!reached(r, point) && cf_now_ms() - begin < SPIN_MS) cpu_relax();
+    if (!reached(r, point)) wait_asleep(s, r, point, begin + s->timeout_ms);
 }
 
 static int64_t bytes_sent(cf_transport *t) {

@@ -212,8 +212,8 @@ static void measure_costs(bench *b, work *k) {
     for (int i = 0; i <= b->repetitions; i++) time_all(k, &sample[i], b->context.stream); // 0 is to warm up
     if (t->size > 1) {
         t->post(t, &release, b->context.stream);
-        t->wait(t, &release, b->context.stream);
-        t->wait(t, &pending, b->context.stream);
+        t->wait(t, &release, CF_COMPLETE, b->context.stream);
+        t->wait(t, &pending, CF_COMPLETE, b->context.stream);
         b->context.tags++;
     }
     double *mine = b->all + b->mesh.world_group.rank * COSTS;

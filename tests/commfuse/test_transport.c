@@ -57,9 +57,9 @@ static void post(cf_request *request) {
     transport->post(transport, request, stream);
 }
 static void finish(cf_request *request) {
-    transport->wait(transport, request, stream);
+    transport->wait(transport, request, CF_COMPLETE, stream);
     cf_stream_sync(stream);
-    CHECK(transport->test(transport, request), "%s: waited for and not done", request->label);
+    CHECK(transport->test(transport, request, CF_COMPLETE), "%s: waited for and not done", request->label);
     CHECK(request->end_ms >= request->begin_ms && request->end_ms <= cf_now_ms(),
           "%s: in flight from %g to %g ms", request->label, request->begin_ms, request->end_ms);
 }
@@ -135,12 +135,48 @@ static void chain_of_after(void) {
     }
     finish(&requests[CHAIN - 1]);
     for (int i = 0; i < CHAIN; i++) {
-        CHECK(transport->test(transport, &requests[i]), "hop %d is not done, the last one is", i);
-        CHECK(i == 0 || requests[i].begin_ms >= requests[i - 1].end_ms,
-              "hop %d began before hop %d had ended", i, i - 1);
+        CHECK(transport->test(transport, &requests[i], CF_ARRIVED),
+              "hop %d has not arrived, the last one has", i);
+        CHECK(i == 0 || requests[i].begin_ms >= requests[i - 1].begin_ms, "hop %d began before hop %d", i,
+              i - 1);
+        finish(&requests[i]); // its sending half may last longer
         expect(hop[i + 1], ring(-1 - i), 0, 99, count);
     }
     for (int i = 0; i <= CHAIN; i++) free(hop[i]);
+}
+
+// What an exchange brings is there, and what waits for it starts, while its own message still waits for a peer that
+// does not receive yet. The message is longer than what a library sends off without being asked.
+static void arrival_does_not_wait_for_the_receiver(void) {
+    int64_t count = 8 << 20;
+    int me = mesh.tp_group.rank, next = ring(1), before = ring(-1);
+    unsigned char *out = allocate(count), *in = allocate(count), small[4] = {0}, word[4], follows[4] = {0};
+    fill(out, me, next, 0, count);
+    fill(word, me, next, 1, 4);
+    cf_request big = exchange(next, out, before, small, 4, 0),
+               late = exchange(-1, NULL, before, in, count, 0);
+    cf_request little = exchange(next, word, -1, NULL, 4, 1);
+    big.send_count = count;
+    big.recv_tag = little.send_tag; // what arrives is the neighbour's little message
+    cf_request behind = exchange(next, word, before, follows, 4, 2);
+    behind.after[0] = &big;
+    post(&big);
+    post(&behind);
+    post(&little);
+    transport->wait(transport, &big, CF_ARRIVED, stream);
+    finish(&behind);
+    expect(small, before, me, 1, 4);
+    expect(follows, before, me, 1, 4);
+    CHECK(!transport->test(transport, &big, CF_COMPLETE),
+          "a message of %lld bytes is gone, and nobody has received it", (long long)count);
+    barrier(); // all have seen that
+    post(&late);
+    finish(&late);
+    finish(&big);
+    finish(&little);
+    expect(in, before, me, 0, count);
+    free(out);
+    free(in);
 }
 
 // A request that must wait for one that waits for a slow peer does not keep others from overtaking it.
@@ -156,7 +192,8 @@ static void unrelated_requests_overtake(void) {
     post(&behind);
     post(&other);
     finish(&other); // though nobody has sent tag 0 yet
-    CHECK(!transport->test(transport, &receive) && !transport->test(transport, &behind),
+    CHECK(!transport->test(transport, &receive, CF_ARRIVED) &&
+              !transport->test(transport, &behind, CF_ARRIVED),
           "done before anything was sent");
     barrier(); // both have seen that
     post(&send);
@@ -365,6 +402,7 @@ int main(int argc, char **argv) {
         RANKS_CASE(one_tag_keeps_order),
         RANKS_CASE(chain_of_after),
         RANKS_CASE(unrelated_requests_overtake),
+        RANKS_CASE(arrival_does_not_wait_for_the_receiver),
         RANKS_CASE(nothing_to_carry),
         RANKS_CASE(one_byte_to_64_mib),
         RANKS_CASE(bytes_are_counted),

@@ -39,7 +39,7 @@ static void wait_by_hand(cf_transport *transport, const cf_group *group, const c
         request.kind = CF_REQUEST_REDUCE_SCATTER;
     request.blocking = strcmp(how, "blocking") == 0;
     transport->post(transport, &request, stream);
-    transport->wait(transport, &request, stream);
+    transport->wait(transport, &request, CF_COMPLETE, stream);
     if (transport->rank != 0) sleep(SILENCE_S); // rank 2 has nothing to wait for
 }
 

@@ -1,8 +1,9 @@
 // ranks: 1
-// The matrix product and the linear layer against naive loops. Products have small integers in them, so the
-// result is exact and compared without tolerance.
+// The matrix product, the linear layer and the weight gradient of a matrix in parts, against naive loops. Products
+// have small integers in them, so the result is exact and compared without tolerance.
 #include "kernel_testing.h"
 #include "../death.h"
+#include "layers/block.h"
 #include "layers/gemm.h"
 #include "layers/linear.h"
 
@@ -121,6 +122,198 @@ static void linear_is_exact_on_integers(void **state) {
     for (int i = 0; i < 20; i++) check_linear(random_size(1, 60), random_size(1, 40), random_size(1, 40));
 }
 
+static void check_added(int64_t R, int64_t IC, int64_t OC) {
+    real *x = integer_buffer(R * IC), *w = integer_buffer(OC * IC), *dy = integer_buffer(R * OC);
+    real *y = integer_buffer(R * OC), *dx = integer_buffer(R * IC);
+    real *y_before = copy_buffer(y, R * OC), *dx_before = copy_buffer(dx, R * IC);
+    linear_forward_add(y, x, w, R, IC, OC, NULL);
+    linear_dgrad_add(dx, dy, w, R, IC, OC, NULL);
+    for (int64_t r = 0; r < R; r++) {
+        for (int64_t o = 0; o < OC; o++)
+            assert_true((double)y[r * OC + o] ==
+                        (double)y_before[r * OC + o] + dot(x + r * IC, w + o * IC, IC));
+        for (int64_t i = 0; i < IC; i++) {
+            double sum = (double)dx_before[r * IC + i];
+            for (int64_t o = 0; o < OC; o++) sum += (double)dy[r * OC + o] * (double)w[o * IC + i];
+            assert_true((double)dx[r * IC + i] == sum);
+        }
+    }
+}
+
+// Some columns of a dy that is wider; the others are NaN, and rows of dw behind those asked for stay NaN.
+static void check_rows(int64_t R, int64_t IC, int64_t rows, int64_t dy_row) {
+    real *x = integer_buffer(R * IC), *dy = padded_integers(R, rows, dy_row);
+    real *dw = poisoned_buffer((rows + 1) * IC), *before = integer_buffer(rows * IC);
+    cf_copy(dw, before, rows * IC * (int64_t)sizeof *dw, NULL);
+    linear_wgrad_rows(dw, dy, dy_row, x, R, IC, rows, NULL);
+    for (int64_t o = 0; o < rows; o++)
+        for (int64_t i = 0; i < IC; i++) {
+            double sum = (double)before[o * IC + i];
+            for (int64_t r = 0; r < R; r++) sum += (double)dy[r * dy_row + o] * (double)x[r * IC + i];
+            assert_true((double)dw[o * IC + i] == sum);
+        }
+    assert_untouched("behind the rows", dw + rows * IC, IC);
+}
+
+static void adding_is_exact_on_integers(void **state) {
+    (void)state;
+    check_added(1, 1, 1);
+    check_added(0, 3, 5);
+    for (int i = 0; i < 20; i++) check_added(random_size(1, 60), random_size(1, 40), random_size(1, 40));
+}
+
+static void some_rows_of_the_weight_gradient(void **state) {
+    (void)state;
+    check_rows(1, 1, 1, 2);
+    check_rows(0, 3, 5, 7);
+    for (int i = 0; i < 20; i++) {
+        int64_t rows = random_size(1, 40);
+        check_rows(random_size(1, 60), random_size(1, 40), rows, rows + random_size(1, 30));
+    }
+}
+
+// --- the weight gradient of a matrix in parts (block.h) ---
+
+enum { PART_ROWS = 7 };
+
+// UP on 2 x 2 ranks: QKV's 270 rows are two parts of 135 and a bucket of its own, 68 rows for each of four
+// owners, the last two of them padding. The projection's 180 rows are too few for that.
+static void create_parts(parameters *p, cf_mesh *mesh) {
+    cf_mesh_init(mesh, 4, 1, 2, 2);
+    params_create(p, (gpt_shape){.maxT = 4, .V = 8, .Vp = 8, .L = 2, .H = 6, .C = 90}, mesh, STRATEGY_UP);
+}
+
+static void free_parts(parameters *p, cf_mesh *mesh) {
+    params_free(p);
+    cf_mesh_free(mesh);
+}
+
+typedef struct product {
+    int tensor;
+    const real *dy[2], *x[2];
+    weight_gradient g;
+    real *before; // of the gradient
+    double *whole;
+} product;
+
+static void make_product(product *q, const parameters *p, int tensor) {
+    int64_t OC = params_local_rows(p, tensor) / 2, IC = params_local_columns(p, tensor), count = 2 * OC * IC;
+    q->tensor = tensor;
+    q->g = (weight_gradient){.dy = q->dy, .x = q->x, .R = PART_ROWS, .OC = OC, .IC = IC, .parts = 2};
+    q->before = integer_buffer(count);
+    q->whole = double_buffer(count);
+    for (int part = 0; part < 2; part++) {
+        q->dy[part] = integer_buffer(PART_ROWS * OC), q->x[part] = integer_buffer(PART_ROWS * IC);
+        for (int64_t i = 0; i < OC * IC; i++) {
+            double *sum = &q->whole[part * OC * IC + i];
+            *sum = (double)q->before[part * OC * IC + i];
+            for (int64_t r = 0; r < PART_ROWS; r++)
+                *sum += (double)q->dy[part][r * OC + i / IC] * (double)q->x[part][r * IC + i % IC];
+        }
+    }
+}
+
+static void assert_product(const product *q, const real *gradient) {
+    for (int64_t i = 0; i < 2 * q->g.OC * q->g.IC; i++)
+        if ((double)gradient[i] != q->whole[i])
+            fail_msg("row %lld of %s: %g, expected %g", (long long)(i / q->g.IC), params_name(q->tensor),
+                     (double)gradient[i], q->whole[i]);
+}
+
+// Computes the gradient of layer 1 where it lies: nobody takes part in it.
+static void check_in_place(const backward_pass *pass, const parameters *p, int tensor) {
+    product q;
+    make_product(&q, p, tensor);
+    int64_t count = 2 * q.g.OC * q.g.IC;
+    real *gradient = params_grad(p, tensor, 1), *around = copy_buffer(p->grad, p->elements);
+    cf_copy(gradient, q.before, count * (int64_t)sizeof *gradient, NULL);
+    assert_false(weight_gradient_fuses(pass, p, tensor, 1));
+    weight_gradient_take(pass, p, tensor, 1, q.g, NULL);
+    assert_product(&q, gradient);
+    int64_t first = gradient - p->grad, end = first + count;
+    assert_same_bits("before the gradient", p->grad, around, first);
+    assert_same_bits("behind the gradient", p->grad + end, around + end, p->elements - end);
+}
+
+// Stands for the optimizer: computes slices of uneven size, in an order of its own, in memory of its own.
+typedef struct taker {
+    int bucket, calls;
+    bool fuses;
+    int64_t row; // elements
+    real *gradient;
+} taker;
+
+static bool taker_fuses(void *argument, int bucket) {
+    const taker *t = argument;
+    assert_true(bucket >= 0); // a matrix without a bucket of its own is not asked about
+    return t->fuses && bucket == t->bucket;
+}
+
+static void taker_compute(void *argument, int bucket, cf_compute *wgrad, void *job) {
+    // over the border of the parts at 135, within a part, to the padding behind 270, two blocks at once
+    static const struct {
+        int64_t row, rows, stride;
+        int blocks;
+    } slices[] = {{130, 71, 0, 1}, {0, 1, 0, 1},   {201, 71, 0, 1},
+                  {1, 13, 81, 2},  {14, 68, 0, 1}, {95, 35, 0, 1}};
+    taker *t = argument;
+    assert_int_equal(bucket, t->bucket);
+    t->calls++;
+    for (size_t i = 0; i < sizeof slices / sizeof *slices; i++) {
+        cf_span span = {.side = CF_COMPUTE_BEFORE,
+                        .row = slices[i].row,
+                        .rows = slices[i].rows,
+                        .blocks = slices[i].blocks,
+                        .row_stride = slices[i].stride,
+                        .data = (char *)(t->gradient + slices[i].row * t->row),
+                        .data_stride = slices[i].stride * t->row * (int64_t)sizeof(real)};
+        wgrad(job, &span, NULL);
+    }
+}
+
+static void weight_gradient_stays_where_nobody_takes_it(void **state) {
+    (void)state;
+    static parameters p;
+    cf_mesh mesh;
+    create_parts(&p, &mesh);
+    taker t = {.bucket = params_own_bucket(&p, QKVW, 1), .fuses = true};
+    gpt_hooks hooks = {.argument = &t, .fuses = taker_fuses, .compute = taker_compute};
+    backward_pass nobody = {.last = true}, early = {.hooks = hooks}, last = {.hooks = hooks, .last = true};
+    check_in_place(&nobody, &p, QKVW);
+    check_in_place(&early, &p, QKVW);
+    check_in_place(&last, &p, ATTPROJW); // shares a bucket
+    t.fuses = false;
+    check_in_place(&last, &p, QKVW);
+    assert_int_equal(t.calls, 0);
+    free_parts(&p, &mesh);
+}
+
+static void weight_gradient_owner_by_owner(void **state) {
+    (void)state;
+    static parameters p;
+    cf_mesh mesh;
+    create_parts(&p, &mesh);
+    taker t = {.bucket = params_own_bucket(&p, QKVW, 1), .fuses = true};
+    const param_bucket *b = &p.bucket[t.bucket];
+    assert_int_equal(b->count / b->row, 272);
+    backward_pass pass = {.hooks = {.argument = &t, .fuses = taker_fuses, .compute = taker_compute},
+                          .last = true};
+    product q;
+    make_product(&q, &p, QKVW);
+    real *untouched = copy_buffer(p.grad, p.elements);
+    t.row = b->row;
+    t.gradient = poisoned_buffer(b->count);
+    cf_copy(t.gradient, q.before, 2 * q.g.OC * q.g.IC * (int64_t)sizeof(real), NULL);
+    assert_true(weight_gradient_fuses(&pass, &p, QKVW, 1));
+    assert_false(weight_gradient_fuses(&pass, &p, QKVW, 0)); // another bucket
+    weight_gradient_take(&pass, &p, QKVW, 1, q.g, NULL);
+    assert_int_equal(t.calls, 1);
+    assert_product(&q, t.gradient);
+    assert_untouched("padding", t.gradient + 270 * b->row, 2 * b->row);
+    assert_same_bits("the gradient's usual place", p.grad, untouched, p.elements);
+    free_parts(&p, &mesh);
+}
+
 typedef struct bias_problem {
     int64_t R, OC;
     const real *dy;
@@ -155,6 +348,10 @@ int main(void) {
         KERNEL_TEST(gemm_of_nothing),
         KERNEL_TEST(gemm_inside_a_parallel_region),
         KERNEL_TEST(linear_is_exact_on_integers),
+        KERNEL_TEST(adding_is_exact_on_integers),
+        KERNEL_TEST(some_rows_of_the_weight_gradient),
+        KERNEL_TEST(weight_gradient_stays_where_nobody_takes_it),
+        KERNEL_TEST(weight_gradient_owner_by_owner),
         KERNEL_TEST(bias_gradient),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
