@@ -1,0 +1,506 @@
+// ranks: 1
+// Where parameters lie: what each rank holds of every tensor, in which bucket, and who owns it. A mesh needs no
+// other process here: every rank of it is made in this one. Expected places come from formulas of their own
+// (params.h's table), element by element.
+#include "kernel_testing.h"
+#include "../death.h"
+#include "commfuse/die.h"
+#include "layers/params.h"
+
+enum { RANKS_MAX = 12 };
+
+// Every rank of one mesh.
+typedef struct world {
+    gpt_shape shape;
+    parallel_strategy strategy;
+    int tp, dp, ranks;
+    cf_mesh mesh[RANKS_MAX];
+    parameters rank[RANKS_MAX];
+} world;
+
+// Vocabularies that do not divide, one of them so small that the last rank of four has none of it; matrices
+// that are buckets of their own on all meshes, on some, and on hardly any.
+static const gpt_shape shapes[] = {
+    {.maxT = 6, .V = 131, .Vp = 133, .L = 3, .H = 12, .C = 24},
+    {.maxT = 7, .V = 5, .Vp = 5, .L = 2, .H = 12, .C = 96},
+    {.maxT = 5, .V = 127, .Vp = 128, .L = 1, .H = 12, .C = 204},
+};
+enum { SHAPES = sizeof shapes / sizeof *shapes };
+
+static void open_world(world *w, gpt_shape shape, parallel_strategy strategy, int tp, int dp) {
+    w->shape = shape, w->strategy = strategy, w->tp = tp, w->dp = dp, w->ranks = tp * dp;
+    for (int r = 0; r < w->ranks; r++) {
+        cf_mesh_init(&w->mesh[r], w->ranks, r, tp, dp);
+        params_create(&w->rank[r], shape, &w->mesh[r], strategy);
+    }
+}
+
+static void close_world(world *w) {
+    for (int r = 0; r < w->ranks; r++) {
+        params_free(&w->rank[r]);
+        cf_mesh_free(&w->mesh[r]);
+    }
+}
+
+typedef void check_rank(const world *w, int rank);
+
+static void on_every_rank(const gpt_shape *of, int shapes_count, check_rank *check) {
+    static world w;
+    for (int s = 0; s < shapes_count; s++)
+        for (int strategy = STRATEGY_TPSP; strategy <= STRATEGY_UP; strategy++)
+            for (int tp = 1; tp <= 4; tp++)
+                for (int dp = 1; dp <= 3; dp++) {
+                    open_world(&w, of[s], (parallel_strategy)strategy, tp, dp);
+                    for (int r = 0; r < w.ranks; r++) {
+                        check(&w, r);
+                        release_buffers(NULL);
+                    }
+                    close_world(&w);
+                }
+}
+
+CF_NORETURN static void fail_at(const world *w, int rank, const char *what, int tensor, int64_t element) {
+    fail_msg("%s, C %lld, tp %d, dp %d, rank %d: %s: %s[%lld]", w->strategy == STRATEGY_UP ? "UP" : "TPSP",
+             (long long)w->shape.C, w->tp, w->dp, rank, what, tensor < 0 ? "element" : params_name(tensor),
+             (long long)element);
+    abort();
+}
+
+// --- the table of params.h, in its own words ---
+
+static bool is_split(int tensor) {
+    return tensor == WTE || tensor == QKVW || tensor == QKVB || tensor == ATTPROJW || tensor == FCW ||
+           tensor == FCB || tensor == FCPROJW;
+}
+
+static bool is_attention(int tensor) {
+    return tensor == QKVW || tensor == QKVB || tensor == ATTPROJW;
+}
+
+static int64_t whole_count(const gpt_shape *s, int tensor) {
+    return params_rows(s, tensor) * params_columns(s, tensor);
+}
+
+// Size of part `part` of `parts` and, for each of its elements, the element of the whole tensor; −1: padding.
+static int64_t part_of(const gpt_shape *s, int tensor, int64_t part, int64_t parts, int64_t *whole) {
+    int64_t rows = params_rows(s, tensor), columns = params_columns(s, tensor), C = s->C, n = 0;
+    bool by_columns = tensor == ATTPROJW || tensor == FCPROJW, by_heads = tensor == QKVW || tensor == QKVB;
+    int64_t mine = by_columns || !is_split(tensor) ? rows : (rows + parts - 1) / parts;
+    int64_t width = by_columns ? columns / parts : columns, left = by_columns ? part * width : 0;
+    for (int64_t i = 0; i < mine; i++) {
+        int64_t row = !is_split(tensor) || by_columns ? i : part * mine + i;
+        if (by_heads) row = i / (C / parts) * C + part * (C / parts) + i % (C / parts);
+        for (int64_t j = 0; j < width; j++) whole[n++] = row < rows ? row * columns + left + j : -1;
+    }
+    return n;
+}
+
+// The same of all that a rank holds; whole must have room for two elements more than the tensor per part.
+static int64_t expected_map(const world *w, int tensor, int tp_rank, int64_t *whole) {
+    bool parts = is_attention(tensor) && w->strategy == STRATEGY_UP;
+    if (!parts && w->strategy == STRATEGY_UP) return part_of(&w->shape, tensor, 0, 1, whole);
+    if (!parts) return part_of(&w->shape, tensor, tp_rank, w->tp, whole);
+    int64_t n = 0;
+    for (int64_t part = 0; part < w->tp; part++) n += part_of(&w->shape, tensor, part, w->tp, whole + n);
+    return n;
+}
+
+static int64_t *index_buffer(int64_t n) {
+    return test_buffer(n * (int64_t)sizeof(int64_t));
+}
+
+static int64_t room(const gpt_shape *s, int tensor) {
+    return whole_count(s, tensor) + 4 * params_columns(s, tensor);
+}
+
+// For each local element its place in the whole tensor, by params_run. Runs must not meet or leave the part.
+static void map_of_runs(const world *w, int rank, int tensor, int tp_rank, int64_t *whole) {
+    const parameters *p = &w->rank[rank];
+    int64_t count = params_local_count(p, tensor);
+    for (int64_t i = 0; i < count; i++) whole[i] = -1;
+    for (int64_t run = 0; run < params_runs(p, tensor); run++) {
+        param_run r = params_run(p, tensor, tp_rank, run);
+        if (r.whole < 0 || r.local < 0 || r.count < 0 || r.local + r.count > count ||
+            r.whole + r.count > whole_count(&w->shape, tensor))
+            fail_at(w, rank, "a run leaves the tensor", tensor, r.local);
+        for (int64_t i = 0; i < r.count; i++) {
+            if (whole[r.local + i] >= 0) fail_at(w, rank, "two runs meet in", tensor, r.local + i);
+            whole[r.local + i] = r.whole + i;
+        }
+    }
+}
+
+// --- runs ---
+
+// On every rank once; or, in TPSP, split tensors once over the ranks of the tp group.
+static void check_cover(const world *w, int rank) {
+    bool over_ranks = w->strategy == STRATEGY_TPSP;
+    for (int tensor = 0; tensor < TENSORS; tensor++) {
+        bool split = over_ranks && is_split(tensor);
+        int64_t count = whole_count(&w->shape, tensor), *whole = index_buffer(room(&w->shape, tensor));
+        int64_t *seen = index_buffer(count);
+        for (int tp_rank = split ? 0 : rank % w->tp; tp_rank < (split ? w->tp : rank % w->tp + 1);
+             tp_rank++) {
+            map_of_runs(w, rank, tensor, tp_rank, whole);
+            for (int64_t i = 0; i < params_local_count(&w->rank[rank], tensor); i++)
+                if (whole[i] >= 0) seen[whole[i]]++;
+        }
+        for (int64_t i = 0; i < count; i++)
+            if (seen[i] != 1) fail_at(w, rank, seen[i] ? "held twice" : "held by nobody", tensor, i);
+    }
+}
+
+static void runs_cover_every_tensor_once(void **state) {
+    (void)state;
+    on_every_rank(shapes, SHAPES, check_cover);
+}
+
+static void check_places(const world *w, int rank) {
+    const parameters *p = &w->rank[rank];
+    for (int tensor = 0; tensor < TENSORS; tensor++) {
+        int64_t *expected = index_buffer(room(&w->shape, tensor)),
+                *whole = index_buffer(room(&w->shape, tensor));
+        int64_t count = expected_map(w, tensor, rank % w->tp, expected);
+        assert_int_equal(params_local_count(p, tensor), count);
+        assert_int_equal(params_local_rows(p, tensor) * params_local_columns(p, tensor), count);
+        map_of_runs(w, rank, tensor, rank % w->tp, whole);
+        for (int64_t i = 0; i < count; i++)
+            if (whole[i] != expected[i]) fail_at(w, rank, "not where the table says", tensor, i);
+    }
+}
+
+static void runs_lie_where_the_table_says(void **state) {
+    (void)state;
+    on_every_rank(shapes, SHAPES, check_places);
+}
+
+static void up_holds_the_parts_of_tpsp_one_behind_another(void **state) {
+    (void)state;
+    static const int tensors[] = {QKVW, QKVB, ATTPROJW};
+    static world up, tpsp;
+    for (int tp = 1; tp <= 4; tp++) {
+        open_world(&up, shapes[1], STRATEGY_UP, tp, 1);
+        open_world(&tpsp, shapes[1], STRATEGY_TPSP, tp, 1);
+        for (int i = 0; i < 3; i++) {
+            int64_t count = whole_count(&up.shape, tensors[i]), *together = index_buffer(count);
+            int64_t part = count / tp, *parts = index_buffer(count);
+            map_of_runs(&up, tp - 1, tensors[i], tp - 1, together);
+            for (int r = 0; r < tp; r++) map_of_runs(&tpsp, r, tensors[i], r, parts + r * part);
+            assert_memory_equal(together, parts, (size_t)count * sizeof *parts);
+        }
+        close_world(&up);
+        close_world(&tpsp);
+    }
+}
+
+// --- in and out ---
+
+// Exact in single precision, and different for neighbours, layers and tensors.
+static float value_of(int tensor, int64_t layer, int64_t element) {
+    return (float)((element * 7 + layer * 100003 + tensor * 10007) % 8388593);
+}
+
+static void read_value(void *argument, int tensor, int64_t layer, int64_t first, int64_t count, float *out) {
+    const gpt_shape *s = argument;
+    if (first < 0 || first + count > whole_count(s, tensor))
+        fail_msg("%s is read to %lld", params_name(tensor), (long long)(first + count));
+    for (int64_t i = 0; i < count; i++) out[i] = value_of(tensor, layer, first + i);
+}
+
+// The parts of a whole tensor, placed in pieces that begin and end anywhere, from the last to the first: what is
+// taken from behind a piece is NaN and stays.
+static void place_tensor(const world *w, int tensor, int64_t layer, int64_t most, float *whole) {
+    int last = w->strategy == STRATEGY_TPSP && is_split(tensor) ? w->tp : 1;
+    for (int r = 0; r < last; r++) {
+        const parameters *p = &w->rank[r];
+        int64_t count = params_local_count(p, tensor);
+        real *piece = poisoned_buffer(count);
+        for (int64_t first = (count - 1) / most * most; first >= 0; first -= most) {
+            int64_t n = count - first < most ? count - first : most;
+            cf_copy(piece, params_weight(p, tensor, layer) + first, n * (int64_t)sizeof *piece, NULL);
+            params_place(p, tensor, r, first, n, piece, whole);
+            for (int64_t i = 0; i < n; i++) piece[i] = (real)NAN;
+        }
+    }
+}
+
+static void check_round_trip(const world *w, int rank) {
+    static const int64_t pieces[] = {1 << 20, 1009, 30};
+    if (rank > 0) return; // all ranks at once
+    gpt_shape shape = w->shape;
+    for (int r = 0; r < w->ranks; r++) params_read((parameters *)&w->rank[r], read_value, &shape);
+    for (int tensor = 0; tensor < TENSORS; tensor++)
+        for (int64_t layer = 0; layer < params_layers(&shape, tensor); layer++) {
+            int64_t count = whole_count(&shape, tensor);
+            float *whole = test_buffer((count + 1) * (int64_t)sizeof *whole);
+            for (int64_t i = 0; i <= count; i++) whole[i] = -1;
+            place_tensor(w, tensor, layer, pieces[(tensor + layer) % 3], whole);
+            for (int64_t i = 0; i < count; i++)
+                if (whole[i] != value_of(tensor, layer, i)) fail_at(w, rank, "not what was read", tensor, i);
+            assert_true(whole[count] == -1);
+        }
+}
+
+static void what_is_read_can_be_placed(void **state) {
+    (void)state;
+    on_every_rank(shapes, SHAPES, check_round_trip);
+}
+
+// --- buckets ---
+
+static const cf_group *expected_group(const world *w, int rank, int tensor) {
+    bool replicas = w->strategy == STRATEGY_TPSP && is_split(tensor);
+    return replicas ? &w->mesh[rank].dp_group : &w->mesh[rank].world_group;
+}
+
+static void check_partition(const world *w, int rank) {
+    const parameters *p = &w->rank[rank];
+    int64_t end = 0, L = w->shape.L;
+    assert_int_equal(p->buckets, L * p->layer_buckets + 2);
+    for (int i = 0; i < p->buckets; i++) {
+        const param_bucket *b = &p->bucket[i];
+        if (b->first != end) fail_at(w, rank, "buckets overlap or leave a gap", -1, b->first);
+        end = b->first + b->count;
+        assert_int_equal(b->count, b->shard * b->group->size);
+        assert_int_equal(b->layer, i < L * p->layer_buckets ? i / p->layer_buckets : -1);
+        assert_int_equal(b->shard % b->row, 0);
+        assert_int_equal(b->row, b->tensor < 0 ? 1 : params_local_columns(p, b->tensor));
+        if (b->tensor >= 0) {
+            assert_ptr_equal(b->group, expected_group(w, rank, b->tensor));
+            assert_int_equal(b->first, params_weight(p, b->tensor, b->layer) - p->weight);
+        }
+    }
+    assert_int_equal(end, p->elements);
+}
+
+static void buckets_partition_the_memory(void **state) {
+    (void)state;
+    on_every_rank(shapes, SHAPES, check_partition);
+}
+
+// Padding is less than the shard that each member would have anyway, and a row of it at most per member.
+static void check_padding(const world *w, int rank) {
+    const parameters *p = &w->rank[rank];
+    for (int i = 0; i < p->buckets; i++) {
+        const param_bucket *b = &p->bucket[i];
+        int64_t held = 0;
+        for (int64_t e = b->first; e < b->first + b->count; e++) {
+            int tensor;
+            int64_t layer, remaining;
+            held += params_find(p, e, &tensor, &layer, &remaining);
+        }
+        if (b->count - held >= b->row * b->group->size)
+            fail_at(w, rank, "more padding than needed in bucket", -1, i);
+    }
+}
+
+static void padding_is_no_more_than_needed(void **state) {
+    (void)state;
+    on_every_rank(shapes, 1, check_padding);
+}
+
+// For each local element tensor + TENSORS · layer; −1: padding.
+static int64_t *names_of(const world *w, int rank) {
+    const parameters *p = &w->rank[rank];
+    int64_t *name = index_buffer(p->elements);
+    for (int64_t e = 0; e < p->elements; e++) name[e] = -1;
+    for (int tensor = 0; tensor < TENSORS; tensor++)
+        for (int64_t layer = 0; layer < params_layers(&w->shape, tensor); layer++) {
+            int64_t first = params_weight(p, tensor, layer) - p->weight, n = params_local_count(p, tensor);
+            assert_int_equal(params_grad(p, tensor, layer) - p->grad, first);
+            assert_true(first >= 0 && first + n <= p->elements);
+            for (int64_t e = first; e < first + n; e++) {
+                if (name[e] >= 0) fail_at(w, rank, "shared with another tensor", tensor, e - first);
+                name[e] = tensor + TENSORS * layer;
+            }
+        }
+    return name;
+}
+
+static void check_find(const world *w, int rank) {
+    const parameters *p = &w->rank[rank];
+    int64_t *name = names_of(w, rank);
+    int tensor = 0;
+    int64_t layer = 0, remaining = 0;
+    for (int64_t e = 0; e < p->elements; e++) {
+        bool found = params_find(p, e, &tensor, &layer, &remaining);
+        if (found != (name[e] >= 0)) fail_at(w, rank, found ? "padding is found" : "lost", -1, e);
+        if (!found) continue;
+        int64_t first = params_weight(p, tensor, layer) - p->weight;
+        if (tensor + TENSORS * layer != name[e]) fail_at(w, rank, "goes by another's name", -1, e);
+        if (remaining != first + params_local_count(p, tensor) - e)
+            fail_at(w, rank, "wrong count of what remains behind", tensor, e - first);
+    }
+    assert_false(params_find(p, p->elements, &tensor, &layer, &remaining));
+    assert_false(params_find(p, -1, &tensor, &layer, &remaining));
+}
+
+static void every_element_is_found_by_name(void **state) {
+    (void)state;
+    on_every_rank(shapes, SHAPES, check_find);
+}
+
+// The bucket in which a tensor lies, all of it.
+static const param_bucket *bucket_around(const world *w, int rank, int tensor, int64_t layer) {
+    const parameters *p = &w->rank[rank];
+    int64_t first = params_weight(p, tensor, layer) - p->weight, end = first + params_local_count(p, tensor);
+    for (int i = 0; i < p->buckets; i++)
+        if (p->bucket[i].first <= first && end <= p->bucket[i].first + p->bucket[i].count)
+            return &p->bucket[i];
+    fail_at(w, rank, "not in one bucket", tensor, 0);
+}
+
+static int own_buckets, shared_buckets; // of matrices, over all meshes
+
+static bool large_enough(const world *w, int rank, int tensor) {
+    if (tensor == WTE) return true;
+    bool matrix = tensor == QKVW || tensor == ATTPROJW || tensor == FCW || tensor == FCPROJW;
+    if (!matrix) return false;
+    bool own =
+        params_local_rows(&w->rank[rank], tensor) >= 64 * (int64_t)expected_group(w, rank, tensor)->size;
+    own_buckets += own, shared_buckets += !own;
+    return own;
+}
+
+static void check_own(const world *w, int rank) {
+    const parameters *p = &w->rank[rank];
+    for (int tensor = 0; tensor < TENSORS; tensor++)
+        for (int64_t i = 0; i < params_layers(&w->shape, tensor); i++) {
+            bool in_layer = tensor != WTE && tensor != WPE && tensor != LNFW && tensor != LNFB;
+            int64_t layer = in_layer ? i : -1;
+            const param_bucket *b = bucket_around(w, rank, tensor, i);
+            int number = (int)(b - p->bucket), own = params_own_bucket(p, tensor, layer);
+            bool alone = large_enough(w, rank, tensor);
+            assert_int_equal(b->layer, layer);
+            assert_ptr_equal(b->group, expected_group(w, rank, tensor));
+            assert_int_equal(b->tensor, alone ? tensor : -1);
+            if (own != (alone ? number : -1)) fail_at(w, rank, "wrong own bucket", tensor, own);
+        }
+}
+
+static void large_matrices_are_buckets_of_their_own(void **state) {
+    (void)state;
+    own_buckets = shared_buckets = 0;
+    on_every_rank(shapes, SHAPES, check_own);
+    assert_true(own_buckets > 100 && shared_buckets > 100); // both are met, often
+}
+
+static void check_first(const world *w, int rank) {
+    const parameters *p = &w->rank[rank];
+    for (int64_t layer = -1; layer < w->shape.L; layer++) {
+        int first = params_first_bucket(p, layer), expected = 0;
+        while (p->bucket[expected].layer != layer) expected++;
+        assert_int_equal(first, expected);
+    }
+    int table = params_first_bucket(p, -1);
+    assert_int_equal(table, p->buckets - 2);
+    assert_int_equal(p->bucket[table].tensor, WTE);
+    assert_ptr_equal(bucket_around(w, rank, WPE, 0), &p->bucket[table + 1]);
+    assert_ptr_equal(bucket_around(w, rank, LNFW, 0), &p->bucket[table + 1]);
+    assert_ptr_equal(bucket_around(w, rank, LNFB, 0), &p->bucket[table + 1]);
+}
+
+static void first_buckets_are_those_of_the_list(void **state) {
+    (void)state;
+    on_every_rank(shapes, SHAPES, check_first);
+}
+
+// --- initial weights ---
+
+static const uint64_t SEED = 11;
+static float *reference[TENSORS]; // of one rank alone: layer behind layer
+
+static void make_reference(const gpt_shape *shape) {
+    static world alone;
+    open_world(&alone, *shape, STRATEGY_TPSP, 1, 1);
+    params_init(&alone.rank[0], SEED);
+    for (int tensor = 0; tensor < TENSORS; tensor++) {
+        int64_t count = whole_count(shape, tensor), layers = params_layers(shape, tensor);
+        reference[tensor] = malloc((size_t)(count * layers) * sizeof(float));
+        for (int64_t l = 0; l < layers; l++)
+            for (int64_t i = 0; i < count; i++)
+                reference[tensor][l * count + i] = (float)params_weight(&alone.rank[0], tensor, l)[i];
+    }
+    close_world(&alone);
+}
+
+static void check_init(const world *w, int rank) {
+    parameters *p = (parameters *)&w->rank[rank];
+    params_init(p, SEED);
+    for (int tensor = 0; tensor < TENSORS; tensor++)
+        for (int64_t layer = 0; layer < params_layers(&w->shape, tensor); layer++) {
+            int64_t *whole = index_buffer(room(&w->shape, tensor));
+            int64_t count = expected_map(w, tensor, rank % w->tp, whole);
+            const float *expected = reference[tensor] + layer * whole_count(&w->shape, tensor);
+            const real *weight = params_weight(p, tensor, layer);
+            for (int64_t i = 0; i < count; i++)
+                if ((float)weight[i] != (whole[i] < 0 ? 0 : expected[whole[i]]))
+                    fail_at(w, rank, "another initial weight", tensor, i);
+        }
+}
+
+static double deviation_of(int tensor, int64_t first, int64_t count) {
+    double sum = 0, squares = 0;
+    for (int64_t i = first; i < first + count; i++)
+        sum += reference[tensor][i], squares += (double)reference[tensor][i] * reference[tensor][i];
+    double mean = sum / (double)count;
+    assert_true(fabs(mean) < 0.02 * 5 / sqrt((double)count));
+    return sqrt(squares / (double)count - mean * mean);
+}
+
+// GPT-2's: 0.02, residual projections by 1 / sqrt(2 L) of it, norms 1, biases 0, padded words 0.
+static void check_distribution(const gpt_shape *s) {
+    int64_t C = s->C, residual = s->L * C * C;
+    assert_true(fabs(deviation_of(WTE, 0, s->V * C) - 0.02) < 1e-3);
+    assert_true(fabs(deviation_of(QKVW, 0, 3 * residual) - 0.02) < 1e-3);
+    assert_true(fabs(deviation_of(ATTPROJW, 0, residual) - 0.02 / sqrt(2.0 * (double)s->L)) < 1e-3);
+    assert_true(fabs(deviation_of(FCPROJW, 0, 4 * residual) - 0.02 / sqrt(2.0 * (double)s->L)) < 1e-3);
+    for (int64_t i = s->V * C; i < s->Vp * C; i++) assert_true(reference[WTE][i] == 0);
+    for (int64_t i = 0; i < s->L * C; i++) assert_true(reference[LN1W][i] == 1 && reference[LN2W][i] == 1);
+    for (int64_t i = 0; i < s->L * C; i++) assert_true(reference[LN1B][i] == 0 && reference[FCB][i] == 0);
+    int64_t equal = 0; // layers and tensors draw from streams of their own
+    for (int64_t i = 0; i < C * C; i++)
+        equal += (reference[QKVW][i] == reference[QKVW][3 * C * C + i]) +
+                 (reference[QKVW][i] == reference[FCW][i]);
+    assert_true(equal < 10);
+}
+
+static void initial_weights_do_not_depend_on_the_mesh(void **state) {
+    (void)state;
+    make_reference(&shapes[0]);
+    check_distribution(&shapes[0]);
+    on_every_rank(shapes, 1, check_init);
+    for (int tensor = 0; tensor < TENSORS; tensor++) free(reference[tensor]);
+}
+
+// --- refusals ---
+
+static void create(int64_t C, int64_t H, int tp) {
+    cf_mesh mesh;
+    parameters p;
+    cf_mesh_init(&mesh, tp, 0, tp, 1);
+    params_create(&p, (gpt_shape){.maxT = 4, .V = 8, .Vp = 8, .L = 1, .H = H, .C = C}, &mesh, STRATEGY_UP);
+}
+
+static void heads_that_do_not_divide_are_refused(void **state) {
+    (void)state;
+    ASSERT_DIES(create(26, 12, 1), "26 channels in 12 heads", "--channels");
+    ASSERT_DIES(create(24, 12, 5), "12 heads do not divide over --tp 5", "--tp");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        KERNEL_TEST(heads_that_do_not_divide_are_refused), // before there are threads: it forks
+        KERNEL_TEST(runs_cover_every_tensor_once),
+        KERNEL_TEST(runs_lie_where_the_table_says),
+        KERNEL_TEST(up_holds_the_parts_of_tpsp_one_behind_another),
+        KERNEL_TEST(what_is_read_can_be_placed),
+        KERNEL_TEST(buckets_partition_the_memory),
+        KERNEL_TEST(padding_is_no_more_than_needed),
+        KERNEL_TEST(every_element_is_found_by_name),
+        KERNEL_TEST(large_matrices_are_buckets_of_their_own),
+        KERNEL_TEST(first_buckets_are_those_of_the_list),
+        KERNEL_TEST(initial_weights_do_not_depend_on_the_mesh),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
