@@ -20,8 +20,9 @@
 // Nothing more needs to be said of what is on the wire behind the last COMPUTE before: by volume and data every
 // transfer of an operation with compute after brings a slice that is worked on, and by race not too early.
 //
-// Races. A transfer may read its source until just before it completes and may write its destination as soon
-// as it is posted, and nothing orders two transfers, or a transfer and a computation, but the waits named.
+// Races. A transfer may write its destination as soon as it is posted, and nothing orders two transfers, or a
+// transfer and a computation, but the waits named. To wait for an exchange is to wait for what it brings; what
+// it sends it may read until the end of the run, so nothing may be written there any more.
 // Only computations are ordered among themselves: they share a stream. So step b is "after" step a exactly if
 // a path of waits and of stream order leads from a to b, and any two conflicting steps must be so ordered.
 // Every rank must be able to show this from its own list; order that only messages imply is not accepted.
@@ -64,6 +65,7 @@ typedef struct value { // slice < 0: nothing is there
 typedef struct touched { // a step touches a place
     int place, step;
     bool writes;
+    bool sends;  // read by the sending half of a transfer
     int earlier; // the access to the same place before this one; -1 none
 } touched;
 
@@ -156,7 +158,10 @@ static int accesses(const checker *c, int rank, const cf_step *step, touched *li
         end = touch(end, step->at, true);
         break;
     case CF_EXCHANGE:
-        if (step->send_to >= 0) end = touch(end, step->from, false);
+        if (step->send_to >= 0) {
+            end = touch(end, step->from, false);
+            end[-1].sends = true;
+        }
         if (step->recv_from >= 0) end = touch(end, step->at, true);
         break;
     case CF_COLLECTIVE:
@@ -427,7 +432,7 @@ static const char *check_access(checker *c, int rank, int number) {
     for (int other = mine->earlier; other >= 0; other = c->access[other].earlier) {
         const touched *theirs = &c->access[other];
         if (mine->writes || theirs->writes)
-            if (theirs->step == mine->step || !is_before(c, theirs->step, mine->step))
+            if (theirs->step == mine->step || theirs->sends || !is_before(c, theirs->step, mine->step))
                 return violated("race", rank, mine->step, "not ordered behind step %d", theirs->step);
         if (theirs->writes) return NULL;
     }

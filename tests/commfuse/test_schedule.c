@@ -333,6 +333,10 @@ static void forward_too_early(set *all) {
 static void send_too_early(set *all) {
     forget_waits(nth(all->of[1], CF_EXCHANGE, 0));
 }
+static void write_what_is_sent(set *all) { // though what the exchange brings has arrived
+    cf_schedule *own = all->of[1];
+    nth(own, CF_ADD, -1)->at = nth(own, CF_EXCHANGE, -1)->from;
+}
 static void add_too_early(set *all) {
     forget_waits(nth(all->of[1], CF_ADD, 0));
 }
@@ -571,6 +575,7 @@ static const struct fault {
     {FAULT(send_too_early), "race", RS, FUSED, CF_DIRECT, 4, 1},
     {FAULT(send_too_early), "race", BEFORE_A2A, FUSED, CF_RING, 4, 2},
     {FAULT(forward_too_early), "race", RS, FUSED, CF_RING, 4, 2},
+    {FAULT(write_what_is_sent), "race", RS, FUSED, CF_RING, 4, 1},
     {FAULT(add_too_early), "race", RS, FUSED, CF_RING, 4, 1},
     {FAULT(add_too_early), "race", RS, FUSED, CF_DIRECT, 4, 1},
     {FAULT(reduce_too_early), "race", RS, SLICED, CF_RING, 4, 4},
