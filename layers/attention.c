@@ -7,24 +7,32 @@
 // tiles are packed first (in qkv two rows of a head are B·3·H·D elements apart). Tiles above the diagonal
 // are never touched; on it, columns that no query of the tile may see are left out.
 //
-// Forward: a task is a block of queries of one head; it packs a tile of keys and values once and runs all
-// its query tiles against it. Backward: a task is a block of keys of one head, whose dk and dv it alone
-// sums. If there are enough heads to feed many threads, a block is the whole head, and dq is summed
-// straight into dqkv. If not, a head is cut into several blocks, each with its own partial dq in the
-// scratch, and the partials are added in order. The cuts depend on shapes alone, so the order of every
-// sum is the same for any number of threads.
+// Forward: a task is a block of query tiles of one head; it packs a tile of keys and values once and runs all
+// its query tiles against it. So large blocks are better, and they are cut only as far as threads need tasks: a
+// range of few queries, as Query-Split has them, must not cost more per query than all of them.
+//
+// Backward: a task is a block of keys of one head, whose dk and dv it alone sums. If there are enough heads to
+// feed many threads, a block is the whole head, and dq is summed straight into dqkv. If not, a head is cut
+// into several blocks, each with its own partial dq in the scratch, and the partials are added in order.
+//
+// The cuts of backward depend on shapes alone, and those of forward do not touch the tiles, so the order of
+// every sum is the same for any number of threads.
 #include "attention.h"
 #include "gemm.h"
 #include "math_real.h"
 #include "../commfuse/die.h"
+#ifdef _OPENMP
+#include <omp.h>
+#endif
 
 enum {
-    QUERY_TILE = 64,              // rows of scores at once
-    KEY_TILE = 512,               // columns
-    QUERY_BLOCK = 512,            // rows of a forward task, at most
-    TASKS = 32,                   // heads are cut until there are so many tasks,
-    ROWS_MIN = 32,                // but not into fewer rows than these
-    PACK = KEY_TILE * 64,         // elements of a packed tile of keys: heads wider than 64 get fewer rows
+    QUERY_TILE = 64,      // rows of scores at once
+    KEY_TILE = 512,       // columns
+    QUERY_BLOCK = 512,    // rows of a forward task, at most
+    TASKS_PER_THREAD = 4, // forward: blocks are cut until there are so many tasks, or into single tiles
+    TASKS = 32,           // backward: heads are cut until there are so many tasks,
+    ROWS_MIN = 32,        // but not into fewer rows than these
+    PACK = KEY_TILE * 64, // elements of a packed tile of keys: heads wider than 64 get fewer rows
     PACK_QUERY = QUERY_TILE * 128 // the same for queries
 };
 
@@ -53,6 +61,14 @@ static int64_t length(span s) {
     return s.end - s.begin;
 }
 
+static int64_t threads(void) {
+#ifdef _OPENMP
+    return omp_get_max_threads();
+#else
+    return 1;
+#endif
+}
+
 static shape shape_of(int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t D) {
     if (D > PACK_QUERY)
         cf_die("use more heads", "attention: %lld channels per head, at most %d", (long long)D, PACK_QUERY);
@@ -62,8 +78,10 @@ static shape shape_of(int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, in
     s.out_row = B * H * D;
     s.key_tile = min(KEY_TILE, PACK / D);
     s.query_tile = min(QUERY_TILE, PACK_QUERY / D);
-    s.query_block = min(QUERY_BLOCK, PACK / D);
-    while (s.query_block > ROWS_MIN && s.pairs * ceil_div(n, s.query_block) < TASKS) s.query_block /= 2;
+    int64_t tiles = min(QUERY_BLOCK, PACK / D) / s.query_tile;
+    while (tiles > 1 && s.pairs * ceil_div(n, tiles * s.query_tile) < TASKS_PER_THREAD * threads())
+        tiles /= 2;
+    s.query_block = tiles * s.query_tile;
     s.scale = 1 / sqrt_real((real)D);
     return s;
 }
