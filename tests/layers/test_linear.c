@@ -1,6 +1,6 @@
 // ranks: 1
-// The matrix product, the linear layer and the weight gradient of a matrix in parts, against naive loops. Products
-// have small integers in them, so the result is exact and compared without tolerance.
+// The matrix product, the linear layer and the weight gradient of a matrix in parts, against naive loops.
+// Products have small integers in them, so the result is exact and compared without tolerance.
 #include "kernel_testing.h"
 #include "../death.h"
 #include "layers/block.h"

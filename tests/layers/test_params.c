@@ -1,7 +1,7 @@
 // ranks: 1
-// Where parameters lie: what each rank holds of every tensor, in which bucket, and who owns it. A mesh needs no
-// other process here: every rank of it is made in this one. Expected places come from formulas of their own
-// (params.h's table), element by element.
+// Where parameters lie: what each rank holds of every tensor, in which bucket, and who owns it. A mesh needs
+// no other process here: every rank of it is made in this one. Expected places come from formulas of their
+// own (params.h's table), element by element.
 #include "kernel_testing.h"
 #include "../death.h"
 #include "commfuse/die.h"
@@ -207,8 +207,8 @@ static void read_value(void *argument, int tensor, int64_t layer, int64_t first,
     for (int64_t i = 0; i < count; i++) out[i] = value_of(tensor, layer, first + i);
 }
 
-// The parts of a whole tensor, placed in pieces that begin and end anywhere, from the last to the first: what is
-// taken from behind a piece is NaN and stays.
+// The parts of a whole tensor, placed in pieces that begin and end anywhere, from the last to the first: what
+// is taken from behind a piece is NaN and stays.
 static void place_tensor(const world *w, int tensor, int64_t layer, int64_t most, float *whole) {
     int last = w->strategy == STRATEGY_TPSP && is_split(tensor) ? w->tp : 1;
     for (int r = 0; r < last; r++) {
