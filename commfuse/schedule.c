@@ -153,31 +153,47 @@ static void ring_reduce_scatter(builder *b) {
             exchange_before(b, s->ranks - 1, k), -1);
 }
 
+// Where round i's part arrives.
+static cf_place window_slot(const builder *b, int round, int window, int k) {
+    int slot = round == 0 ? 0 : 1 + (round - 1) % (window - 1);
+    return (cf_place){CF_STAGE, slot * b->s->slices + k};
+}
+
+// sum += the part of that round
+static void add_part(builder *b, int round, int window, int k) {
+    add(b, window_slot(b, 0, window, k), window_slot(b, round, window, k), *exchange_at(b, round, k),
+        *exchange_at(b, 0, k));
+}
+
 // Direct. Round i: compute the slice of rank r − 1 − i and send it there; what arrives is rank r + 1 + i's
-// part of the own slice. Stage slots: [0, m) hold the sum so far, then one slot per k for the newest part,
-// or, without compute to pace the rounds, one slot per round and k, so that all are posted at once.
+// part of the own slice, into a slot of a window. Slot 0 holds the sum so far; another is used again once what
+// it brought has been added. Where a rank's slices cost more than another's, its parts come late, and the
+// wider the window, the longer nobody waits for them. Without compute to pace the rounds, all are posted at
+// once, each into a slot of its own.
+enum { WINDOW = 4 };
+
 static void direct_reduce_scatter(builder *b) {
     cf_schedule *s = b->s;
     int N = s->ranks, m = s->slices;
     bool paced = s->side == CF_COMPUTE_BEFORE;
-    s->stage_slots = N < 2 ? 0 : N == 2 ? m : paced ? 2 * m : (N - 1) * m;
+    int window = paced && N - 1 > WINDOW ? WINDOW : N - 1;
+    s->stage_slots = window * m;
     for (int i = 0; i < N; i++)
         for (int k = 0; k < m; k++) {
             int owner = left(s, i + 1), own = slice(s, s->rank, k), number = slice(s, owner, k);
-            cf_place sum = {CF_STAGE, k}, newest = {CF_STAGE, i == 0 ? k : paced ? m + k : i * m + k};
             if (paced) compute_before(b, CF_FULL, number);
             if (i == N - 1) continue;
-            if (paced && i > 1) add(b, sum, newest, *exchange_at(b, i - 1, k), *exchange_at(b, 0, k));
-            *exchange_at(b, i, k) =
-                exchange(b, owner, (cf_place){CF_FULL, number}, number, right(s, i + 1), newest, own,
-                         b->last_compute, paced ? -1 : exchange_before(b, i, k));
+            int free = i - (window - 1); // the round whose slot this one takes
+            if (free > 0) add_part(b, free, window, k);
+            *exchange_at(b, i, k) = exchange(b, owner, (cf_place){CF_FULL, number}, number, right(s, i + 1),
+                                             window_slot(b, i, window, k), own, b->last_compute,
+                                             paced ? -1 : exchange_before(b, i, k));
         }
     s->begin = s->count;
     for (int k = 0; k < m && N > 1; k++) {
-        for (int i = paced ? N - 2 : 1; i <= N - 2 && i >= 1; i++)
-            add(b, (cf_place){CF_STAGE, k}, (cf_place){CF_STAGE, paced ? m + k : i * m + k},
-                *exchange_at(b, i, k), *exchange_at(b, 0, k));
-        add(b, (cf_place){CF_FULL, slice(s, s->rank, k)}, (cf_place){CF_STAGE, k}, *exchange_at(b, 0, k), -1);
+        for (int i = N - window > 1 ? N - window : 1; i <= N - 2; i++) add_part(b, i, window, k);
+        add(b, (cf_place){CF_FULL, slice(s, s->rank, k)}, window_slot(b, 0, window, k), *exchange_at(b, 0, k),
+            -1);
     }
 }
 
