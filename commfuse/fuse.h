@@ -41,6 +41,7 @@ typedef struct cf_span {
     char *data;
     int64_t data_stride; // bytes between the starts of two blocks
 } cf_span;
+// begin() makes all calls with CF_COMPUTE_BEFORE, finish() all with CF_COMPUTE_AFTER.
 typedef void cf_compute(void *argument, const cf_span *span, cf_stream *stream);
 
 typedef struct cf_fuse_plan {

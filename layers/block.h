@@ -28,7 +28,7 @@ typedef struct gpt_hooks {
     // Does the bucket take its gradient as a computation? If so, wgrad computes rows of it: span->row and
     // span->rows count rows of the local matrix, span->data is where they lie.
     bool (*fuses)(void *argument, int bucket);
-    void (*compute)(void *argument, int bucket, cf_compute *wgrad, void *job);
+    void (*compute)(void *argument, int bucket, cf_compute *wgrad, void *job); // job may go when it returns
 } gpt_hooks;
 
 typedef struct backward_pass {

@@ -8,9 +8,9 @@ static const param_bucket *table_bucket(const lookup *l) {
 
 // --- life ---
 
-static cf_fuse *plan(const lookup *l, const cf_group *group, cf_operation operation, cf_side side, overlap o,
-                     cf_dtype dtype, int64_t capacity) {
-    return cf_fuse_create(l->context, (cf_fuse_plan){.name = "embedding",
+static cf_fuse *plan(const lookup *l, const char *name, const cf_group *group, cf_operation operation,
+                     cf_side side, overlap o, cf_dtype dtype, int64_t capacity) {
+    return cf_fuse_create(l->context, (cf_fuse_plan){.name = name,
                                                      .group = group,
                                                      .operation = operation,
                                                      .side = side,
@@ -21,7 +21,8 @@ static cf_fuse *plan(const lookup *l, const cf_group *group, cf_operation operat
                                                      .capacity = capacity});
 }
 
-// Elements that one rank receives, both directions of a step, beyond what both ways have in common.
+// Elements that one rank receives in a step with nothing to hide behind, if rows travel or if the table does. (The
+// table travels in both cases, but in the first one behind other computation.)
 static void count_elements(lookup *l, int64_t shard) {
     const param_bucket *b = table_bucket(l);
     int64_t world = l->mesh->world_group.size;
@@ -33,10 +34,12 @@ static void create_far(lookup *l, int64_t T, int64_t B, overlap o) {
     const cf_group *world = &l->mesh->world_group;
     int64_t shard_rows = T / l->mesh->tp * B, C = l->p->shape.C;
     overlap once = {o.mode, o.route, 1};
-    l->ids =
-        plan(l, world, CF_ALLGATHER, CF_NO_COMPUTE, once, CF_BYTE, shard_rows * (int64_t)sizeof(int32_t));
-    l->far_forward = plan(l, world, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, o, REAL_DTYPE, shard_rows * C);
-    l->far_backward = plan(l, world, CF_ALLGATHER, CF_COMPUTE_AFTER, o, REAL_DTYPE, shard_rows * C);
+    l->ids = plan(l, "embedding", world, CF_ALLGATHER, CF_NO_COMPUTE, once, CF_BYTE,
+                  shard_rows * (int64_t)sizeof(int32_t));
+    l->far_forward =
+        plan(l, "embedding", world, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, o, REAL_DTYPE, shard_rows * C);
+    l->far_backward =
+        plan(l, "embedding", world, CF_ALLGATHER, CF_COMPUTE_AFTER, o, REAL_DTYPE, shard_rows * C);
     l->tokens = cf_alloc(world->size * shard_rows * (int64_t)sizeof(int32_t), "activations, shared");
     l->rows = cf_alloc(world->size * shard_rows * C * (int64_t)sizeof(real), "activations, shared");
 }
@@ -45,8 +48,8 @@ void lookup_create(lookup *l, cf_context *context, const cf_mesh *mesh, const pa
                    const cf_group *near, int64_t T, int64_t B, overlap o) {
     int64_t shard = T / mesh->tp * B * p->shape.C;
     *l = (lookup){.context = context, .mesh = mesh, .p = p, .near = near};
-    l->near_forward = plan(l, near, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, o, REAL_DTYPE, shard);
-    l->near_backward = plan(l, near, CF_ALLGATHER, CF_COMPUTE_AFTER, o, REAL_DTYPE, shard);
+    l->near_forward = plan(l, "embedding", near, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, o, REAL_DTYPE, shard);
+    l->near_backward = plan(l, "embedding", near, CF_ALLGATHER, CF_COMPUTE_AFTER, o, REAL_DTYPE, shard);
     count_elements(l, shard);
     bool order_is_ours =
         o.mode == CF_MODE_COMMFUSE || o.mode == CF_MODE_NOWIRE; // the baselines send the table
@@ -113,8 +116,9 @@ void lookup_forward(lookup *l, real *x, const int32_t *inputs, int64_t Ts, int64
     int64_t C = l->p->shape.C, row = B * C;
     const real *found;
     l->Ts = Ts, l->B = B;
-    if (l->far) gather_tokens(l, inputs);
+    l->have_tokens = fresh;
     if (fresh) {
+        gather_tokens(l, inputs);
         const param_bucket *b = table_bucket(l);
         look_far(l, l->p->weight + b->first + b->group->rank * b->shard);
         found = cf_fuse_run(l->far_forward, l->rows, Ts, row, lookup_slice, l, -1);
@@ -128,6 +132,7 @@ void lookup_forward(lookup *l, real *x, const int32_t *inputs, int64_t Ts, int64
 void lookup_backward(lookup *l, const real *dx, const int32_t *inputs, bool last, real *scratch) {
     int64_t row = l->B * l->p->shape.C, shard = l->Ts * row, bytes = shard * (int64_t)sizeof(real);
     if (last && l->far) {
+        if (!l->have_tokens) gather_tokens(l, inputs);
         cf_copy(l->rows + l->mesh->world_group.rank * shard, dx, bytes, l->context->stream);
         cf_fuse_begin(l->far_backward, l->rows, l->Ts, row, scatter_slice, l, -1);
         l->scattering = true;

@@ -8,11 +8,11 @@
 //
 // But the table is also the largest bucket (params.h), needed at the very start of forward when its gather
 // has just begun, and tied to the head, so that its gradient is complete only at the very end of backward:
-// both would leave a dense vocabulary with nothing to hide behind. So where fewer elements travel that
+// both would leave a dense vocabulary with nothing to hide behind. So where fewer elements are left exposed that
 // way, the pass behind an update and the pass before one go far, over the world, with the rows that are
 // looked up and only the shard of the table that each rank owns:
 //
-//   forward    lookup of the rows owned here ▸ reduce-scatter: the gather of the table hides behind all layers
+//   forward    lookup of the rows owned here ▸ reduce-scatter: the gather of the table hides behind the layers
 //   backward   all-gather ▸ scatter-add into the owned shard: the head's part has left at the start of backward
 //
 // Both ways add the same numbers (one row and zeros) forward, so the bits are the same.
@@ -40,7 +40,8 @@ typedef struct lookup {
     int64_t first, count;                      // rows of the vocabulary looked up or scattered
     const int32_t *inputs;                     // tokens of the payload's rows
     int64_t Ts, B;                             // of the pass in progress
-    int64_t dense, sparse;                     // elements per rank and step, by the table and by rows
+    int64_t dense, sparse;                     // elements per rank and step with nothing to hide behind
+    bool have_tokens;                          // of all ranks, of this pass
     bool scattering;                           // far_backward is begun
 } lookup;
 
@@ -53,7 +54,8 @@ void lookup_free(lookup *l);
 // fresh: only the owned shard of the table is sure to be here; needs l->far.
 void lookup_forward(lookup *l, real *x, const int32_t *inputs, int64_t Ts, int64_t B, bool fresh,
                     real *scratch);
-// The gradient dx (Ts, B, C) of x is added to wte's. last and far: only begun here, dx may change afterwards.
+// The gradient dx (Ts, B, C) of x is added to wte's. last and far: only begun here, dx may change afterwards, and
+// lookup_finish must follow before anything else. inputs: those of forward.
 void lookup_backward(lookup *l, const real *dx, const int32_t *inputs, bool last, real *scratch);
 // If begun: finishes, adding to the reduced gradient of the owned shard.
 void lookup_finish(lookup *l, real *shard);

@@ -158,7 +158,7 @@ void gpt_free(gpt *g) {
     for (int64_t l = 0; l <= g->params.shape.L; l++) cf_free(g->x[l]);
     free(g->x);
     real *memory[] = {g->mean, g->rstd, g->logits, g->stats, g->total, g->losses, g->dx, g->next, g->pieces};
-    for (int i = 0; i < 9; i++) cf_free(memory[i]);
+    for (int i = 0; i < (int)(sizeof memory / sizeof *memory); i++) cf_free(memory[i]);
     cf_free(g->inputs);
     cf_free(g->targets);
     cf_fuse_free(g->gather_stats);
@@ -241,8 +241,7 @@ static void head_backward(gpt *g, double scale) {
                        params_weight(p, LNFW, 0), g->mean, g->rstd, g->norm_scratch, Ts * B, C, stream);
     const real *dy[1] = {g->logits}, *x[1] = {g->wide};
     weight_gradient w = {.dy = dy, .x = x, .R = rows, .OC = g->vocabulary_rows, .IC = C, .parts = 1};
-    if (later) weight_gradient_take(&g->pass, p, WTE, -1, w, stream);
-    if (g->embedding.far) ready(g, table(g)); // the lookup's part goes its own way
+    if (later) weight_gradient_take(&g->pass, p, WTE, -1, w, stream); // the lookup's part goes its own way
 }
 
 // --- passes ---

@@ -20,7 +20,7 @@ typedef struct gpt {
     cf_context *context;
     const cf_mesh *mesh;
     parameters params;
-    const cf_group *split;
+    const cf_group *split; // holds one copy of the vocabulary together
     backward_pass pass;
     int64_t T, B;                                                // capacity
     int64_t vocabulary_first, vocabulary_rows, vocabulary_valid; // of this rank, padding included, real ones
@@ -29,6 +29,7 @@ typedef struct gpt {
     tpsp_saved *tpsp_layers; // [L]
     up_saved *up_layers;     // [L]
     lookup embedding;
+    // wide: also the head's input, from forward to its backward
     real *wide, *partial;      // (split · Ts, B, C) scratch, the block's
     real *norm_scratch;        // the block's
     real **x;                  // [L + 1] (Ts, B, C): residual stream before each block and after the last
@@ -55,7 +56,8 @@ void gpt_free(gpt *g);
 // targets NULL: no loss, returns 0; then gpt_next_logits() may follow.
 double gpt_forward(gpt *g, const int32_t *inputs, const int32_t *targets, int64_t T, int64_t B);
 // After gpt_forward with targets: adds gradients of scale · (sum of losses).
-// last: this micro-batch completes the gradients, so they are given to the hooks.
+// last: this micro-batch completes the gradients, so they are given to the hooks; the optimizer's step must follow,
+// which finishes what is still on its way.
 void gpt_backward(gpt *g, double scale, bool last);
 
 // After gpt_forward: logits (V) at position t of sequence b, on every rank, into out (host memory).

@@ -2,7 +2,7 @@
 //
 //   compute   (backward computes its gradient, owner by owner)   reduce-scatter, all but its last additions
 //   ready     (backward has completed its gradient otherwise)    reduce-scatter begun
-//   step      finished in the order begun; norm of the own shards; AdamW on the own shard
+//   step      finished, the layers begun first before the others; norm of the own shards; AdamW on the own shard
 //   gather    begun for the first layers while the rest is updated, then a few layers ahead of forward
 //   need      (next forward is about to use it)                  all-gather finished
 //
@@ -47,10 +47,12 @@ static bool computes(const zero_optimizer *o, const param_bucket *b) {
 static void create_bucket(zero_optimizer *o, int i, int64_t state, overlap how) {
     const param_bucket *b = &o->params->bucket[i];
     bucket_sync *s = &o->bucket[i];
-    snprintf(s->name, sizeof s->name, "%s",
-             b->tensor >= 0 ? params_name(b->tensor)
-             : b->layer < 0 ? "wpe, lnf"
-                            : "rest of layer");
+    if (b->tensor >= 0)
+        snprintf(s->name, sizeof s->name, "%s", params_name(b->tensor));
+    else if (b->layer < 0)
+        snprintf(s->name, sizeof s->name, "wpe, lnf");
+    else
+        snprintf(s->name, sizeof s->name, "rest of layer, %s", b->group->name);
     s->state = state;
     s->fused = computes(o, b) && b->group->size > 1;
     s->reduce =
@@ -123,14 +125,9 @@ static void begin_reduce(zero_optimizer *o, int i, cf_compute *wgrad, void *job)
     s->reducing = true;
 }
 
-// Gradients that lie complete in memory need nothing computed.
-static void computed_already(void *argument, const cf_span *span, cf_stream *stream) {
-    (void)argument, (void)span, (void)stream;
-}
-
 static void finish_reduce(zero_optimizer *o, int i) {
     bucket_sync *s = &o->bucket[i];
-    if (!s->reducing) begin_reduce(o, i, s->fused ? computed_already : NULL, NULL);
+    if (!s->reducing) begin_reduce(o, i, NULL, NULL);
     s->shard = s->reduce ? cf_fuse_finish(s->reduce) : o->params->grad + o->params->bucket[i].first;
     s->reducing = false;
 }
@@ -146,18 +143,26 @@ static void gradient_compute(void *argument, int i, cf_compute *wgrad, void *job
 static void gradient_ready(void *argument, int i) {
     zero_optimizer *o = (zero_optimizer *)argument;
     if (o->mode == CF_MODE_NONE) return;
-    if (!o->bucket[i].reducing) begin_reduce(o, i, o->bucket[i].fused ? computed_already : NULL, NULL);
+    if (!o->bucket[i].reducing) begin_reduce(o, i, NULL, NULL);
 }
 
 // --- weights ---
 
-// Forward needs positions first, then layer by layer, then, for the head, the table; where the whole table travels,
-// the lookup needs it before anything else.
+// Forward needs positions first, then layer by layer, then, for the head, the table. That is as large as five
+// layers of GPT-2 124M, so it sets out halfway; where the whole table travels, the lookup needs it before
+// anything else.
 static int forward_order(const zero_optimizer *o, int place) {
-    int n = o->params->buckets;
+    int n = o->params->buckets, early = (int)(o->params->shape.L / 2) * o->params->layer_buckets;
     if (place == 0) return n - 1;
-    if (o->embedding->far) return place - 1;
-    return place == 1 ? n - 2 : place - 2;
+    if (!o->embedding->far) early = 0;
+    return place <= early ? place - 1 : place == early + 1 ? n - 2 : place - 2;
+}
+
+// The layer with which a bucket's gather is begun.
+static int64_t turn_of(const zero_optimizer *o, int i) {
+    const param_bucket *b = &o->params->bucket[i];
+    if (b->layer >= 0) return b->layer;
+    return b->tensor == WTE && o->embedding->far ? o->params->shape.L / 2 : 0;
 }
 
 static void begin_gather(zero_optimizer *o, int i) {
@@ -168,18 +173,11 @@ static void begin_gather(zero_optimizer *o, int i) {
     s->weights = WEIGHTS_COMING;
 }
 
-// The layer for which a bucket's weights are needed; the head counts as the one behind the last.
-static int64_t needed_for(const zero_optimizer *o, int i) {
-    const param_bucket *b = &o->params->bucket[i];
-    if (b->layer >= 0) return b->layer;
-    return b->tensor == WTE && o->embedding->far ? o->params->shape.L : 0;
-}
-
-// Begins the gathers of all that is needed for layers up to `layer`.
+// Begins the gathers of all buckets whose turn comes with a layer up to this one.
 static void begin_gathers(zero_optimizer *o, int64_t layer) {
     for (; o->gathers_begun < o->params->buckets; o->gathers_begun++) {
         int i = forward_order(o, o->gathers_begun);
-        if (needed_for(o, i) > layer) return;
+        if (turn_of(o, i) > layer) return;
         begin_gather(o, i);
     }
 }
@@ -191,7 +189,7 @@ static bool weights_pending(void *argument, int i) {
 static void finish_gather(void *argument, int i) {
     zero_optimizer *o = (zero_optimizer *)argument;
     if (o->bucket[i].weights == WEIGHTS_HERE) return;
-    begin_gathers(o, needed_for(o, i) + LAYERS_AHEAD);
+    begin_gathers(o, turn_of(o, i) + LAYERS_AHEAD);
     cf_fuse_finish(o->bucket[i].gather);
     o->bucket[i].weights = WEIGHTS_HERE;
 }
@@ -209,8 +207,8 @@ static void take_part(zero_optimizer *o, gpt *model) {
                                     .compute = gradient_compute};
 }
 
-// The order in which backward completes buckets: where it matters little, the table first or last as it travels,
-// then layers from the last to the first.
+// The order in which reductions are finished: layers from the last to the first, as backward begins them. The
+// table's comes before them if the head's part has left at the start of backward, behind them otherwise.
 static int backward_order(const zero_optimizer *o, int place) {
     int n = o->params->buckets, per_layer = o->params->layer_buckets, layers = (n - 2) / per_layer;
     if (o->embedding->far) place = place == 0 ? n - 2 : place == n - 1 ? n - 1 : place - 1;
@@ -321,16 +319,14 @@ static double own_squares(const zero_optimizer *o) {
 
 // Updates own shards in the order in which forward needs them, and sends the first off at once.
 static void update(zero_optimizer *o, adamw a) {
-    int n = o->params->buckets;
-    o->gathers_begun = n;
-    for (int place = 0; place < n; place++) {
+    for (int place = 0; place < o->params->buckets; place++) {
         int i = forward_order(o, place);
         double begin = cf_now_ms();
         update_bucket(o, i, a);
         cf_trace_add(o->context->trace, CF_TRACE_COMPUTE, "update", o->params->bucket[i].layer, -1, -1, 0,
                      begin, cf_now_ms());
         if (o->bucket[i].gather) o->bucket[i].weights = WEIGHTS_OWN;
-        if (!overlaps(o) || needed_for(o, i) < LAYERS_AHEAD) begin_gather(o, i);
+        if (!overlaps(o) || turn_of(o, i) < LAYERS_AHEAD) begin_gather(o, i);
     }
     o->gathers_begun = 0;
 }
@@ -375,7 +371,7 @@ static void explain_bucket(const zero_optimizer *o, int i, FILE *out) {
     int64_t rows = b->shard / b->row;
     int N = b->group->size;
     double mib = (double)(b->count * (int64_t)sizeof(real)) / (1 << 20);
-    fprintf(out, "  %-14s %8.2f MiB over %-5s ", o->bucket[i].name, mib, b->group->name);
+    fprintf(out, "  %-20s %8.2f MiB over %-5s ", o->bucket[i].name, mib, b->group->name);
     if (N == 1)
         fprintf(out, "one owner, does not travel\n");
     else if (o->mode == CF_MODE_NONE)
@@ -396,9 +392,11 @@ static void explain_thin(const zero_optimizer *o, FILE *out) {
         const param_bucket *b = p->bucket;
         if (params_own_bucket(p, matrices[i], 0) >= 0) continue;
         while (b->first + b->count <= p->first[matrices[i]][0]) b++;
-        fprintf(out, "  %-14s in rest of layer: %lld rows are fewer than %d for each of %d owners\n",
-                params_name(matrices[i]), (long long)params_local_rows(p, matrices[i]), OWNER_ROWS_MIN,
-                b->group->size);
+        if (b->group->size > 1)
+            fprintf(out,
+                    "  %-20s in the rest of its layer: %lld rows are fewer than %d for each of %d owners\n",
+                    params_name(matrices[i]), (long long)params_local_rows(p, matrices[i]), OWNER_ROWS_MIN,
+                    b->group->size);
     }
 }
 

@@ -95,14 +95,14 @@ static bool attention_tensor(int tensor) {
 static int held(const parameters *p, int tensor) {
     return attention_tensor(tensor) ? p->parts : 1;
 }
-static int ways(const parameters *p, int tensor) {
+static int cuts(const parameters *p, int tensor) {
     return p->ways * held(p, tensor);
 }
 
 static int64_t part_rows(const parameters *p, int tensor) {
     int64_t rows = params_rows(&p->shape, tensor);
     bool cut = kinds[tensor].split == ROWS || kinds[tensor].split == HEADS;
-    return cut ? (rows + ways(p, tensor) - 1) / ways(p, tensor) : rows;
+    return cut ? (rows + cuts(p, tensor) - 1) / cuts(p, tensor) : rows;
 }
 
 int64_t params_local_rows(const parameters *p, int tensor) {
@@ -111,7 +111,7 @@ int64_t params_local_rows(const parameters *p, int tensor) {
 
 int64_t params_local_columns(const parameters *p, int tensor) {
     int64_t columns = params_columns(&p->shape, tensor);
-    return kinds[tensor].split == COLUMNS ? columns / ways(p, tensor) : columns;
+    return kinds[tensor].split == COLUMNS ? columns / cuts(p, tensor) : columns;
 }
 
 int64_t params_local_count(const parameters *p, int tensor) {

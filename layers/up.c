@@ -94,7 +94,7 @@ void up_free(up *u) {
     for (int i = 0; i < 4; i++) cf_fuse_free(operations[i]);
     real *memory[] = {u->norm, u->dnorm,  u->y,       u->qkv_out,      u->dheads_out,       u->dheads,
                       u->dqkv, u->hidden, u->dhidden, u->norm_scratch, u->attention_scratch};
-    for (int i = 0; i < 11; i++) cf_free(memory[i]);
+    for (int i = 0; i < (int)(sizeof memory / sizeof *memory); i++) cf_free(memory[i]);
     free(u->dy);
     free(u->x);
 }
@@ -117,7 +117,7 @@ void up_saved_create(up_saved *s, gpt_shape shape, int tp, int64_t T, int64_t B)
 void up_saved_free(up_saved *s) {
     real *memory[] = {s->mean1,  s->rstd1, s->qkv,   s->heads, s->lse,
                       s->groups, s->x2,    s->mean2, s->rstd2, s->fch};
-    for (int i = 0; i < 10; i++) cf_free(memory[i]);
+    for (int i = 0; i < (int)(sizeof memory / sizeof *memory); i++) cf_free(memory[i]);
 }
 
 // --- pieces of a span ---

@@ -60,7 +60,8 @@ void up_saved_free(up_saved *s);
 // out (Ts, B, C) = block(s->x)
 void up_forward(up *u, up_saved *s, const parameters *p, int layer, real *out);
 // dx (Ts, B, C): gradient of the output in, of the input out. Adds to the gradients of p, all but QKV's weights
-// if those leave owner by owner: they are left to up_backward_qkvw.
+// if those leave owner by owner: they are left to up_backward_qkvw, before which anything but `dnorm` and `y`
+// must be left as it is.
 void up_backward(up *u, up_saved *s, const parameters *p, int layer, real *dx);
 void up_backward_qkvw(up *u, const parameters *p, int layer);
 

@@ -10,7 +10,8 @@ S = T/N · B · C elements in a shard of activations:
            keeps 1/N: 8·(N − 1)/N·S
   weights  gradients leave by reduce-scatter, weights come back by all-gather: (G − 1) shards of every bucket, G = D
            for what is split over tp (TPSP), W otherwise
-  lookup   near: (N − 1)·S each way (TPSP; UP: nothing). As rows: (W − 1)·S each way, and the tokens
+  lookup   near: (N − 1)·S each way (TPSP; UP: nothing). As rows, forward of the first micro-batch and backward of the
+           last one: (W − 1)·S each way, and the tokens of either
 """
 import collections
 import json
@@ -19,7 +20,7 @@ OWNER_ROWS_MIN = 64  # layers/params.h
 NAMES = ("wte", "wpe", "ln1w", "ln1b", "qkvw", "qkvb", "attprojw", "attprojb", "ln2w", "ln2b", "fcw", "fcb", "fcprojw",
          "fcprojb", "lnfw", "lnfb")
 SPLIT = {"wte", "qkvw", "qkvb", "attprojw", "fcw", "fcb", "fcprojw"}
-BUCKETS = {*NAMES, "rest of layer", "wpe, lnf"}
+BUCKETS = {*NAMES, "rest of layer, dp", "rest of layer, world", "wpe, lnf"}
 REAL, TOKEN = 4, 4  # bytes
 
 
@@ -82,7 +83,7 @@ def formula(shape, strategy, tp, dp, T, micro_batch, accumulation=1):
     near = 2 * (tp - 1) * S * REAL if strategy == "tpsp" else 0
     lookup = accumulation * near
     if rows_travel(shape, strategy, tp, dp, T, micro_batch):
-        lookup = (accumulation - 1) * near + 2 * (W - 1) * S * REAL + accumulation * (W - 1) * T // tp * micro_batch * TOKEN
+        lookup = (accumulation - 1) * near + 2 * (W - 1) * S * REAL + min(accumulation, 2) * (W - 1) * T // tp * micro_batch * TOKEN
     parameters = REAL * sum((members - 1) * shard for members, shard in bucket_shards(shape, strategy, tp, dp))
     return {"activations": accumulation * activations * REAL, "lookup": lookup, "gradients": parameters,
             "weights": parameters}
@@ -93,7 +94,7 @@ def kind(event):
     operation, name = event["name"].split(" ", 1)
     if name in BUCKETS:
         return "gradients" if operation == "reduce-scatter" else "weights"
-    return {"embedding": "lookup", "report": None}.get(name, "activations")
+    return {"embedding": "lookup", "tokens": "lookup", "report": None}.get(name, "activations")
 
 
 class Trace:
