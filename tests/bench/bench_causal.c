@@ -9,9 +9,10 @@
 //   sequence  rank j has queries j of N
 //   pairs     rank j has half-slices j and 2N − 1 − j: every shard costs the same. With m slices per shard, each
 //             is a pair again: piece k from the front of the one half and piece k from the back of the other
-// and m = 1, 2, 4 slices per shard. "arrival" is the sequence layout under an executor that does not exist yet: one
-// whose steps wait for the receiving half of an EXCHANGE alone. The costs of all slices are measured, on one
-// thread, as they are computed in the model; the order of things comes from the schedules (simulate.h).
+// and m = 1, 2, 4 slices per shard. The model has the sequence layout; pairs are what it would give. "coupled" is the
+// sequence layout on a transport whose transfers end as one, both halves together, where a rank with cheap slices
+// stands waiting until one with expensive slices is ready to receive. The costs of all slices are measured, on
+// one thread, as they are computed in the model; the order of things comes from the schedules (simulate.h).
 //
 // Each cell: (time − compute) / compute, and the share of T_comm that is hidden, 1 − (time − compute) / T_comm.
 // compute is one monolithic computation, T_comm the (N − 1) transfers of a shard one after another. Cutting
@@ -230,7 +231,7 @@ typedef struct setting { // of one simulated operation
     layout layout;
     int cut;
     double shard_ms; // a shard's transfer, without latency
-    bool arrival;    // machine.arrival_suffices
+    bool coupled;    // machine.coupled
 } setting;
 
 static double cost_of(const void *argument, const cf_schedule *s, const cf_step *step) {
@@ -257,7 +258,7 @@ static double simulated(kind what, cf_mode mode, cf_route route, int N, const se
     cf_schedule *schedule[RANKS_MAX];
     for (int r = 0; r < N; r++)
         schedule[r] = cf_schedule_create(operation_of(what), side_of(what), mode, route, N, r, cut[set->cut]);
-    machine imagined = {cost_of, transfer_of, set, latency_ms, set->arrival};
+    machine imagined = {cost_of, transfer_of, set, latency_ms, set->coupled};
     double ms = simulate(schedule, N, &imagined).finished_ms;
     for (int r = 0; r < N; r++) cf_schedule_free(schedule[r]);
     return ms;
@@ -296,7 +297,7 @@ static void print_costs(const work *k, const setting *set) {
 typedef struct column {
     layout layout;
     int cut;
-    bool arrival; // simulated alone: a reduce-scatter's additions wait for arrivals alone
+    bool coupled; // simulated alone
 } column;
 static const column columns[] = {
     {SEQUENCE, 0, false}, {SEQUENCE, 1, false}, {SEQUENCE, 2, false}, {PAIRS, 0, false},
@@ -308,7 +309,7 @@ static void print_head(const char *first, const char *second, int shown) {
     printf("  %-19s %6s", first, second);
     for (const column *c = columns; c < columns + shown; c++)
         printf("  %8s m=%d",
-               c->arrival              ? "arrival"
+               c->coupled              ? "coupled"
                : c->layout == SEQUENCE ? "sequence"
                                        : "pairs",
                cut[c->cut]);
@@ -329,7 +330,7 @@ static void table_of_links(const work *k, setting set, cf_route route) {
         set.shard_ms = fmax(0, comm / (k->N - 1) - latency_ms);
         printf("  %-19s %6.2f", name_of(k->kind, route), ratios[i]);
         for (const column *c = columns; c < columns + COLUMNS; c++) {
-            set.layout = c->layout, set.cut = c->cut, set.arrival = c->arrival;
+            set.layout = c->layout, set.cut = c->cut, set.coupled = c->coupled;
             print_cell(simulated(k->kind, CF_MODE_COMMFUSE, route, k->N, &set, latency_ms) - whole, whole,
                        comm);
         }

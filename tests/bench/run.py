@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""make bench: what this machine reaches. Prints five tables; nothing is compared with a stored figure.
+"""make bench: what this machine reaches. Prints six tables; nothing is compared with a stored figure.
 
 1. One process, d12, B 4, T 1024, all cores: step time, share of the GEMM peak measured in the same run, memory.
 2. The layers one by one (bench_layers).
@@ -7,9 +7,9 @@
 4. What causal attention does to hiding, over links of several speeds (bench_causal, simulated from measured slices),
    and the same for the ranks of this machine, real and simulated. A link that is really slow: slow_link.sh.
 5. Training steps of two ranks, d12, B 4, T 256, as tp 2 (TPSP and UP) and as dp 2, in every overlap mode.
-5. Bytes on the wire in a step of d6 for each strategy and mesh, counted and by the formula.
+6. Bytes on the wire in a step of d6 for each strategy and mesh, counted and by the formula.
 
-Options: --build DIR (where the programs are), --only step|layers|fuse|train|bytes, --steps N, --ranks N.
+Options: --build DIR (where the programs are), --only step|layers|fuse|causal|train|bytes, --steps N, --ranks N.
 """
 import argparse
 import array
@@ -131,7 +131,7 @@ def run_ranks(ranks, program):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", default="build/release")
-    parser.add_argument("--only", choices=("step", "layers", "fuse", "train", "bytes"))
+    parser.add_argument("--only", choices=("step", "layers", "fuse", "causal", "train", "bytes"))
     parser.add_argument("--steps", type=int, default=11)
     parser.add_argument("--ranks", type=int, default=2)
     o = parser.parse_args()

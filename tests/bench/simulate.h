@@ -4,8 +4,8 @@
 //
 //   COMPUTE, ADD, COPY  in list order, one after another, each once the transfers it names are done
 //   EXCHANGE            posted when the list reaches it, ready once the transfers it names are done, done when
-//                       both its halves are (arrival_suffices: for the steps that name it, when its receiving
-//                       half is)
+//                       both its halves are, but for the steps that name it when its receiving half is
+//                       (coupled: when both are)
 //   a transfer          starts when both its ends are ready (rendezvous, as MPI and NCCL do for messages of
 //                       this size) and the sender's egress and the receiver's ingress are free; holds both
 //                       for transfer_ms, and is there latency_ms later. Links are full duplex. What is ready
@@ -28,8 +28,7 @@ typedef struct machine {
     double (*transfer_ms)(const void *argument, const cf_schedule *schedule, const cf_step *exchange);
     const void *argument; // of both
     double latency_ms;
-    bool
-        arrival_suffices; // an executor that waits for what arrives alone, and for what it sent only at the end
+    bool coupled; // a transfer's two halves end as one, as in a NCCL group
 } machine;
 
 typedef struct outcome {
@@ -85,7 +84,7 @@ static inline void sim_start(simulation *s, cf_schedule *const *schedule) {
 static inline bool sim_done(const simulation *s, const sim_rank *rank, int step) {
     if (step < 0 || rank->schedule->step[step].kind != CF_EXCHANGE) return true; // earlier on the stream
     const sim_exchange *e = &rank->exchange[step];
-    return (s->machine->arrival_suffices || e->sent_ms <= s->now_ms) && e->received_ms <= s->now_ms;
+    return (!s->machine->coupled || e->sent_ms <= s->now_ms) && e->received_ms <= s->now_ms;
 }
 
 static inline bool sim_waits_done(const simulation *s, const sim_rank *rank, const cf_step *step) {
