@@ -393,8 +393,7 @@ static void explain_thin(const zero_optimizer *o, FILE *out) {
         if (params_own_bucket(p, matrices[i], 0) >= 0) continue;
         while (b->first + b->count <= p->first[matrices[i]][0]) b++;
         if (b->group->size > 1)
-            fprintf(out,
-                    "  %-20s in the rest of its layer: %lld rows are fewer than %d for each of %d owners\n",
+            fprintf(out, "  %-20s in rest of layer: %lld rows are fewer than %d for each of %d owners\n",
                     params_name(matrices[i]), (long long)params_local_rows(p, matrices[i]), OWNER_ROWS_MIN,
                     b->group->size);
     }
