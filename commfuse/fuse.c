@@ -5,9 +5,9 @@
 //   EXCHANGE, COLLECTIVE post a request; transfers named become the request's `after`; computations named
 //                        are earlier in the stream, which post() is given
 //
-// A run begins (steps up to schedule.begin) and is finished (the rest, then every request is waited for, so that
-// all memory may be reused). So what is posted, and in which order, never depends on how fast things go. Memory and requests are
-// made once, in create. Where a slice lies is decided in one place, place_of().
+// A run begins (steps up to schedule.begin) and is finished (the rest, then every request is waited for, so
+// that all memory may be reused). So what is posted, and in which order, never depends on how fast things go.
+// Memory and requests are made once, in create. Where a slice lies is decided in one place, place_of().
 #include "fuse.h"
 #include "die.h"
 #include <stdlib.h>

@@ -2,10 +2,10 @@
 // A transport knows requests, not schedules: pointers, sizes, peers and what to wait for.
 //
 // Life of a request: the executor fills it and posts it; the transport starts it once what every request in
-// `after` brings has arrived, moves the data, and marks it arrived and then complete. Requests between one pair of ranks with the same
-// tag are matched in the order posted. Memory of a request belongs to the caller and must stay valid
-// until it is complete. The sending half of an exchange lasts until its peer is ready to receive; who only needs
-// what the other half brings does not wait for that peer.
+// `after` brings has arrived, moves the data, and marks it arrived and then complete. Requests between one
+// pair of ranks with the same tag are matched in the order posted. Memory of a request belongs to the caller
+// and must stay valid until it is complete. The sending half of an exchange lasts until its peer is ready to
+// receive; who only needs what the other half brings does not wait for that peer.
 #ifndef CF_TRANSPORT_H
 #define CF_TRANSPORT_H
 
@@ -69,8 +69,8 @@ struct cf_transport {
     void (*bind)(cf_transport *, cf_group *group); // collective over the group: prepare its communicator
     void (*post)(cf_transport *, cf_request *request, cf_stream *stream);
     bool (*test)(cf_transport *, cf_request *request, cf_point point);
-    // Work enqueued on `stream` afterwards sees the request at that point. CPU: blocks, at most timeout_s, then dies
-    // naming operation, layer, step and the peer waited for.
+    // Work enqueued on `stream` afterwards sees the request at that point. CPU: blocks, at most timeout_s, then
+    // dies naming operation, layer, step and the peer waited for.
     void (*wait)(cf_transport *, cf_request *request, cf_point point, cf_stream *stream);
     int64_t (*bytes_sent)(cf_transport *); // EXCHANGE payload this rank has sent since start
     void (*close)(cf_transport *);         // collective; frees the transport

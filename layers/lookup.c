@@ -21,8 +21,8 @@ static cf_fuse *plan(const lookup *l, const char *name, const cf_group *group, c
                                                      .capacity = capacity});
 }
 
-// Elements that one rank receives in a step with nothing to hide behind, if rows travel or if the table does. (The
-// table travels in both cases, but in the first one behind other computation.)
+// Elements that one rank receives in a step with nothing to hide behind, if rows travel or if the table does.
+// (The table travels in both cases, but in the first one behind other computation.)
 static void count_elements(lookup *l, int64_t shard) {
     const param_bucket *b = table_bucket(l);
     int64_t world = l->mesh->world_group.size;

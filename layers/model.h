@@ -56,8 +56,8 @@ void gpt_free(gpt *g);
 // targets NULL: no loss, returns 0; then gpt_next_logits() may follow.
 double gpt_forward(gpt *g, const int32_t *inputs, const int32_t *targets, int64_t T, int64_t B);
 // After gpt_forward with targets: adds gradients of scale · (sum of losses).
-// last: this micro-batch completes the gradients, so they are given to the hooks; the optimizer's step must follow,
-// which finishes what is still on its way.
+// last: this micro-batch completes the gradients, so they are given to the hooks; the optimizer's step must
+// follow, which finishes what is still on its way.
 void gpt_backward(gpt *g, double scale, bool last);
 
 // After gpt_forward: logits (V) at position t of sequence b, on every rank, into out (host memory).

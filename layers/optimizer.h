@@ -3,9 +3,10 @@
 //
 // For every bucket of parameters: reduce-scatter of the gradient, AdamW on the own shard, all-gather of the
 // weights. In the overlapping modes a matrix that is a bucket of its own is reduced while its gradient is
-// computed, owner by owner, the own rows last (commfuse), or posted with the others when backward has completed
-// them, to run behind what backward has left; weights are gathered behind the updates and behind the next forward,
-// a few layers ahead of their use. In mode none both are native collectives at the end of backward.
+// computed, owner by owner, the own rows last (commfuse), or posted with the others when backward has
+// completed them, to run behind what backward has left; weights are gathered behind the updates and behind
+// the next forward, a few layers ahead of their use. In mode none both are native collectives at the end of
+// backward.
 #ifndef OPTIMIZER_H
 #define OPTIMIZER_H
 

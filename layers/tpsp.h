@@ -75,8 +75,8 @@ void column_create(column_linear *c, cf_context *context, const cf_group *group,
 void column_free(column_linear *c);
 void column_forward(column_linear *c, real *out, real *full, const real *w, const real *bias, int64_t Ts,
                     int64_t B, int64_t IC, int64_t OC, int layer);
-// dw (OC, IC) += dyᵀ · x (NULL: left to the caller, all of x is in full then), and the gradient of the own shard
-// of x is returned (valid until the next run).
+// dw (OC, IC) += dyᵀ · x (NULL: left to the caller, all of x is in full then), and the gradient of the own
+// shard of x is returned (valid until the next run).
 // full: the own shard of x in place, the rest gathered here; all of x where c->gather is NULL.
 // partial (T, B, IC): scratch.
 real *column_backward(column_linear *c, real *dw, const real *dy, real *full, real *partial, const real *w,
