@@ -302,7 +302,7 @@ static void banner(const trainer *t) {
 static void print_operation(void *argument, const char *place, const cf_fuse *fuse) {
     (void)argument;
     const cf_fuse_plan *plan = cf_fuse_get_plan(fuse);
-    if (plan->group->size == 1 && *plan->group->name == 's') return; // this rank alone: nothing ever travels
+    if (strcmp(plan->group->name, "self") == 0) return; // this rank alone: nothing ever travels
     char *text = cf_schedule_print(cf_fuse_schedule(fuse));
     printf("\n%s (%s, over %s, %.2f MiB per shard)\n%s", plan->name, place, plan->group->name,
            (double)(plan->capacity * cf_dtype_size(plan->dtype)) / 1048576, text);
