@@ -191,8 +191,8 @@ static void attention_half_forward(up *u, up_saved *s, const parameters *p, int 
     j.w = params_weight(p, ATTPROJW, layer);
     cf_fuse_result(u->att_forward, s->groups);
     cf_fuse_run(u->att_forward, s->heads, j.Ts, j.B * j.Cl, attention_slice, &j, layer);
-    int64_t own =
-        j.own * j.Ts * j.B * j.Cl; // in commfuse computed among the arrivals: backward looks for it here
+    // In commfuse the own rows are computed among the arrivals; backward looks for them here.
+    int64_t own = j.own * j.Ts * j.B * j.Cl;
     cf_copy(s->heads + own, s->groups + own, j.Ts * j.B * j.Cl * (int64_t)sizeof(real), stream);
     residual_forward(s->x2, s->x, u->y, params_weight(p, ATTPROJB, layer), j.Ts * j.B, j.C, stream);
 }
