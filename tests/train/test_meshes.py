@@ -1,6 +1,6 @@
 """TPSP on every mesh (see meshes.py), and what does not depend on the strategy: order of samples, learning rates."""
 # sanitizers: too
-# limit: 300
+# limit: 600
 import os
 import sys
 import unittest

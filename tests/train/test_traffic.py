@@ -5,7 +5,7 @@ So "no exchange follows the last computation" is exact: nothing of the gradient 
 the last computation of backward has begun. What is in flight when does depend on the machine, so it is asked of the
 best of several steps only.
 """
-# limit: 120
+# limit: 240
 import os
 import sys
 import unittest
