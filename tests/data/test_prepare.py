@@ -123,7 +123,9 @@ class Errors(PrepareCase):
                   "os.fsync = lambda file: (print('written', flush=True), time.sleep(60));"
                   "runpy.run_path(sys.argv[0], run_name='__main__')")
         child = subprocess.Popen([sys.executable, "-c", script, SCRIPT, "--input", text, "--out", self.out],
-                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                 # Tests in the background of a shell inherit that it ignores SIGINT.
+                                 preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
         self.assertEqual(child.stdout.readline(), "written\n")
         self.assertNotEqual(self.listing(), [])  # a temporary file
         child.send_signal(signal.SIGINT)
