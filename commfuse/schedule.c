@@ -183,8 +183,8 @@ static void direct_reduce_scatter(builder *b) {
             int owner = left(s, i + 1), own = slice(s, s->rank, k), number = slice(s, owner, k);
             if (paced) compute_before(b, CF_FULL, number);
             if (i == N - 1) continue;
-            int free = i - (window - 1); // the round whose slot this one takes
-            if (free > 0) add_part(b, free, window, k);
+            int before = i - (window - 1); // the round whose slot this one takes
+            if (before > 0) add_part(b, before, window, k);
             *exchange_at(b, i, k) = exchange(b, owner, (cf_place){CF_FULL, number}, number, right(s, i + 1),
                                              window_slot(b, i, window, k), own, b->last_compute,
                                              paced ? -1 : exchange_before(b, i, k));

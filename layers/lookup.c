@@ -166,8 +166,7 @@ void lookup_explain(const lookup *l, FILE *out) {
         fprintf(out, "the table travels, behind the end of backward: the baselines' way\n");
     else
         fprintf(out,
-                "the table travels, behind the end of backward: %.2f MiB to each rank in a step, where rows "
-                "would "
-                "be %.2f MiB\n",
+                "the table travels, behind the end of backward: %.2f MiB to each rank in a step; rows: %.2f "
+                "MiB\n",
                 table, rows);
 }

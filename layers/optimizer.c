@@ -207,11 +207,10 @@ static void take_part(zero_optimizer *o, gpt *model) {
                                     .compute = gradient_compute};
 }
 
-// The order in which reductions are finished: layers from the last to the first, as backward begins them. The
-// table's comes before them if the head's part has left at the start of backward, behind them otherwise.
+// The order in which reductions are finished: layers from the last to the first, as backward begins them, then the
+// embeddings.
 static int backward_order(const zero_optimizer *o, int place) {
     int n = o->params->buckets, per_layer = o->params->layer_buckets, layers = (n - 2) / per_layer;
-    if (o->embedding->far) place = place == 0 ? n - 2 : place == n - 1 ? n - 1 : place - 1;
     if (place >= n - 2) return place;
     return (layers - 1 - place / per_layer) * per_layer + place % per_layer;
 }
@@ -303,7 +302,7 @@ void optimizer_zero_grad(zero_optimizer *o) {
     cf_zero(o->params->grad, o->params->elements * (int64_t)sizeof(real), o->context->stream);
 }
 
-// Finishes all reductions: the table's first if rows of the lookup are still to be added to it.
+// Finishes all reductions, and adds the looked-up rows to the table's.
 static void finish_reductions(zero_optimizer *o) {
     int n = o->params->buckets, table = n - 2;
     for (int i = 0; i < n; i++) finish_reduce(o, backward_order(o, i));
