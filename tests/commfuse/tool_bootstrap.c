@@ -1,0 +1,65 @@
+// For test_bootstrap.py: one rank that is started by its environment.
+//
+//     tool_bootstrap TIMEOUT_S gather        give and gather numbers of several sizes, say who this is
+//     tool_bootstrap TIMEOUT_S wait          say who this is, then stay until ended
+//     tool_bootstrap TIMEOUT_S die:RANK      that rank gives up, the others stay until ended
+//     tool_bootstrap TIMEOUT_S leave:RANK    that rank ends without a goodbye
+//     tool_bootstrap TIMEOUT_S freeze:RANK   that rank does not take part in an allgather
+//     tool_bootstrap TIMEOUT_S unequal       ranks give different sizes
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include "commfuse/bootstrap.h"
+#include "commfuse/die.h"
+
+enum { STAY_S = 120, ROUNDS = 4 };
+static const int64_t counts[ROUNDS] = {1, 0, 77, 100000};
+
+static int64_t expected(int rank, int round, int64_t i) {
+    return (int64_t)rank * 1000003 + round * 101 + i;
+}
+
+static void gather(cf_bootstrap *b) {
+    for (int round = 0; round < ROUNDS; round++) {
+        int64_t count = counts[round], bytes = count * (int64_t)sizeof(int64_t);
+        int64_t *mine = malloc((size_t)bytes + 1), *all = malloc((size_t)(bytes * b->size) + 1);
+        if (!mine || !all) cf_die(NULL, "out of memory");
+        for (int64_t i = 0; i < count; i++) mine[i] = expected(b->rank, round, i);
+        b->allgather(b, mine, all, bytes);
+        for (int rank = 0; rank < b->size; rank++)
+            for (int64_t i = 0; i < count; i++)
+                if (all[rank * count + i] != expected(rank, round, i))
+                    cf_die(NULL, "round %d: rank %d's element %" PRId64 " is %" PRId64, round, rank, i,
+                           all[rank * count + i]);
+        free(mine);
+        free(all);
+    }
+}
+
+static void stay(void) {
+    sleep(STAY_S);
+    _exit(3); // nobody has ended this rank
+}
+
+int main(int argc, char **argv) {
+    if (argc != 3) return 2;
+    cf_bootstrap *b = cf_bootstrap_create(&argc, &argv, atof(argv[1]));
+    const char *what = argv[2], *colon = strchr(what, ':');
+    int chosen = colon ? atoi(colon + 1) : -1;
+    printf("%s: rank %d of %d, %d of %d on this host\n", b->name, b->rank, b->size, b->local_rank,
+           b->local_size);
+    fflush(stdout);
+    if (strcmp(what, "wait") == 0) stay();
+    if (chosen == b->rank && strncmp(what, "die", 3) == 0) cf_die("a hint", "rank %d has had enough", chosen);
+    if (chosen == b->rank && strncmp(what, "leave", 5) == 0) _exit(0);
+    if (chosen == b->rank && strncmp(what, "freeze", 6) == 0) stay();
+    if (chosen >= 0 && strncmp(what, "freeze", 6) != 0) stay();
+    char mine[16] = "", all[16 * 64];
+    if (strcmp(what, "unequal") == 0) b->allgather(b, mine, all, 8 + b->rank % 2);
+    gather(b);
+    printf("gathered\n");
+    b->close(b);
+    return 0;
+}
