@@ -1,0 +1,649 @@
+// Calls every function of the layers that has a twin on the other device, on the same inputs everywhere, and
+// writes what comes out into a file, for tests/layers/compare_twins.py to compare with another build's:
+//
+//     tool_twins OUT [--seed N] [--round] [--repeat] [--small] [--only NAME] [--threads N]
+//
+//     --round    inputs of type `real` are rounded to bf16 in every build, so that a float build can be compared
+//                with a bf16 build, which demands it
+//     --repeat   each case twice: the same bits, and no more memory than after the first time
+//     --small    leave the large cases out, for sanitizers
+//     --only     cases of this name: linear, attention, layernorm, elementwise, embedding, crossentropy, adamw,
+//                device
+//     --threads  of a CPU build, which must not change a bit of most results
+//
+// One case is one shape of one header's functions. It makes its inputs from (seed, case, tensor, index), so the
+// same case sees the same inputs in every build and in every run; outputs that a function must write whole start
+// as NaN, outputs that it adds to start as random numbers, scratch memory as NaN. Every second case starts its
+// tensors one element behind an aligned address. Rows that a function must leave alone, and what lies around each
+// tensor, must still be what it was. A fault found here is told at once and the exit status is 1.
+//
+// The file: a line of JSON that says what wrote it, then for each output a line of JSON (function, tensor, case,
+// type f4 or f8, count) and its elements, in the order of this machine's bytes.
+#include "tensors.h"
+#include "layers/adamw.h"
+#include "layers/attention.h"
+#include "layers/crossentropy.h"
+#include "layers/elementwise.h"
+#include "layers/embedding.h"
+#include "layers/layernorm.h"
+#include "layers/linear.h"
+#include <stdarg.h>
+#include <stdio.h>
+
+enum { TENSORS_MAX = 64, NUMBERS = 6, PARTS = 5 };
+
+typedef struct tool {
+    cf_stream *stream;
+    uint64_t seed, case_number, draws; // draws: random tensors and sizes of this case so far
+    bool round, repeat, small;
+    const char *only;
+    int64_t shift;
+    char shape[128];
+    tensor tensors[TENSORS_MAX]; // of this case
+    int count;
+    char *records; // of this case
+    int64_t size, capacity;
+    int faults, cases;
+    FILE *out;
+} tool;
+
+static void fault(tool *t, const char *format, ...) CF_PRINTF(2, 3);
+static void fault(tool *t, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    fprintf(stderr, "FAULT %s: ", t->shape);
+    vfprintf(stderr, format, arguments);
+    fprintf(stderr, "\n");
+    va_end(arguments);
+    t->faults++;
+}
+
+static void shape_is(tool *t, const char *format, ...) CF_PRINTF(2, 3);
+static void shape_is(tool *t, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    int length = vsnprintf(t->shape, sizeof t->shape, format, arguments);
+    va_end(arguments);
+    snprintf(t->shape + length, sizeof t->shape - (size_t)length, " shift %lld", (long long)t->shift);
+}
+
+// --- tensors of a case ---
+
+static uint64_t next_number(tool *t) {
+    return t->case_number << 16 | ++t->draws;
+}
+
+static tensor *poisoned(tool *t, element of, int64_t count) {
+    if (t->count == TENSORS_MAX) cf_die(NULL, "%s: more than %d tensors", t->shape, TENSORS_MAX);
+    tensor *x = &t->tensors[t->count++];
+    *x = tensor_create(of, count, t->shift, t->stream);
+    return x;
+}
+
+static tensor *randoms(tool *t, element of, int64_t count, double middle, double spread) {
+    tensor *x = poisoned(t, of, count);
+    tensor_random(x, t->seed, next_number(t), middle, spread, t->round && of == OF_REAL, t->stream);
+    return x;
+}
+
+static tensor *integers(tool *t, element of, int64_t count, int64_t low, int64_t high) {
+    tensor *x = poisoned(t, of, count);
+    tensor_integers(x, t->seed, next_number(t), low, high, t->stream);
+    return x;
+}
+
+static tensor *copy_of(tool *t, const tensor *x) {
+    tensor *y = poisoned(t, x->of, x->count);
+    cf_copy(y->at, x->at, tensor_bytes(x), t->stream);
+    return y;
+}
+
+static int64_t draw(tool *t, int64_t low, int64_t high) { // both included
+    return low + (int64_t)(random_uniform(t->seed, next_number(t), 0) * (double)(high - low + 1));
+}
+
+// --- records ---
+
+static void append(tool *t, const void *bytes, int64_t size) {
+    if (t->size + size > t->capacity) {
+        t->capacity = 2 * (t->size + size);
+        t->records = realloc(t->records, (size_t)t->capacity);
+        if (!t->records) cf_die("use --small", "out of memory for %lld bytes", (long long)t->capacity);
+    }
+    memcpy(t->records + t->size, bytes, (size_t)size);
+    t->size += size;
+}
+
+// Rows of a tensor, `row` elements each.
+static void keep_rows(tool *t, const char *function, const char *name, const tensor *x, int64_t first,
+                      int64_t rows, int64_t row) {
+    bool wide = element_size(x->of) == 8;
+    char line[512], *host = tensor_read(x, t->stream);
+    int64_t count = rows * row;
+    int length =
+        snprintf(line, sizeof line,
+                 "{\"function\":\"%s\",\"tensor\":\"%s\",\"case\":\"%s\",\"type\":\"%s\",\"count\":%lld}\n",
+                 function, name, t->shape, wide ? "f8" : "f4", (long long)count);
+    append(t, line, length);
+    for (int64_t i = 0; i < count; i++) {
+        double value = element_get(host, x->of, first * row + i);
+        float narrow = (float)value;
+        append(t, wide ? (void *)&value : (void *)&narrow, wide ? 8 : 4);
+    }
+    free(host);
+}
+
+static void keep(tool *t, const char *function, const char *name, const tensor *x) {
+    keep_rows(t, function, name, x, 0, 1, x->count);
+}
+
+static void keep_number(tool *t, const char *function, const char *name, double value) {
+    tensor *x = poisoned(t, OF_DOUBLE, 1);
+    tensor_write(x, &value, t->stream);
+    keep(t, function, name, x);
+}
+
+// Rows [first, first + rows) are written, the others are still poison.
+static void others_untouched(tool *t, const char *function, const char *name, const tensor *x, int64_t first,
+                             int64_t rows, int64_t row) {
+    char *host = tensor_read(x, t->stream);
+    int64_t bytes = row * element_size(x->of), before = first * bytes, after = (first + rows) * bytes;
+    if (!all_poison(host, before) || !all_poison(host + after, tensor_bytes(x) - after))
+        fault(t, "%s has written rows of %s outside %lld … %lld", function, name, (long long)first,
+              (long long)(first + rows - 1));
+    free(host);
+}
+
+// --- linear ---
+
+static void linear_wgrads(tool *t, const tensor *dy, const tensor *x, int64_t R, int64_t IC, int64_t OC) {
+    int64_t from = draw(t, 0, OC - 1), rows = draw(t, 1, OC - from);
+    tensor *dw = randoms(t, OF_PRECISE, OC * IC, 0, 1), *db = randoms(t, OF_PRECISE, OC, 0, 1),
+           *some = randoms(t, OF_PRECISE, rows * IC, 0, 1);
+    linear_wgrad(precises(dw), reals(dy), reals(x), R, IC, OC, t->stream);
+    keep(t, "linear_wgrad", "dw", dw);
+    linear_wgrad_rows(precises(some), reals(dy) + from, OC, reals(x), R, IC, rows, t->stream);
+    keep(t, "linear_wgrad_rows", "dw", some);
+    linear_bias_grad(precises(db), reals(dy), R, OC, t->stream);
+    keep(t, "linear_bias_grad", "db", db);
+}
+
+static void run_linear(tool *t, const int64_t *n) {
+    int64_t R = n[0], IC = n[1], OC = n[2];
+    shape_is(t, "R %lld IC %lld OC %lld", (long long)R, (long long)IC, (long long)OC);
+    tensor *x = randoms(t, OF_REAL, R * IC, 0, 1), *w = randoms(t, OF_REAL, OC * IC, 0, 1 / sqrt((double)IC)),
+           *bias = randoms(t, OF_REAL, OC, 0, 1), *dy = randoms(t, OF_REAL, R * OC, 0, 1),
+           *out = poisoned(t, OF_REAL, R * OC), *plain = poisoned(t, OF_REAL, R * OC),
+           *sum = randoms(t, OF_REAL, R * OC, 0, 1), *dx = poisoned(t, OF_REAL, R * IC),
+           *dx_sum = randoms(t, OF_REAL, R * IC, 0, 1);
+    linear_forward(reals(out), reals(x), reals(w), reals(bias), R, IC, OC, t->stream);
+    keep(t, "linear_forward", "out", out);
+    linear_forward(reals(plain), reals(x), reals(w), NULL, R, IC, OC, t->stream);
+    keep(t, "linear_forward", "out, no bias", plain);
+    linear_forward_add(reals(sum), reals(x), reals(w), R, IC, OC, t->stream);
+    keep(t, "linear_forward_add", "out", sum);
+    linear_dgrad(reals(dx), reals(dy), reals(w), R, IC, OC, t->stream);
+    keep(t, "linear_dgrad", "dx", dx);
+    linear_dgrad_add(reals(dx_sum), reals(dy), reals(w), R, IC, OC, t->stream);
+    keep(t, "linear_dgrad_add", "dx", dx_sum);
+    linear_wgrads(t, dy, x, R, IC, OC);
+}
+
+// --- attention ---
+
+typedef struct heads {
+    int64_t T, B, H, D;
+    tensor *qkv, *dout, *out, *lse, *scratch;
+} heads;
+
+typedef struct ranges {
+    int count;
+    int64_t begin[PARTS], length[PARTS];
+} ranges;
+
+// [0, T) cut at random places. Lengths may be 1, and 0 where T is small.
+static ranges cut(tool *t, int64_t T) {
+    ranges r = {.count = PARTS};
+    int64_t at = 0;
+    for (int i = 0; i < PARTS; i++) {
+        r.begin[i] = at;
+        r.length[i] = i == PARTS - 1 ? T - at : draw(t, 0, 2 * (T - at) / (PARTS - i));
+        if (r.length[i] > T - at) r.length[i] = T - at;
+        at += r.length[i];
+    }
+    return r;
+}
+
+static void swap(ranges *r, int a, int b) {
+    int64_t begin = r->begin[a], length = r->length[a];
+    r->begin[a] = r->begin[b], r->length[a] = r->length[b];
+    r->begin[b] = begin, r->length[b] = length;
+}
+
+static void reverse(ranges *r) {
+    for (int i = 0; i < r->count / 2; i++) swap(r, i, r->count - 1 - i);
+}
+
+static void shuffle(tool *t, ranges *r) {
+    for (int i = r->count - 1; i > 0; i--) swap(r, i, (int)draw(t, 0, i));
+}
+
+static void attention_forwards(tool *t, heads *h, const ranges *parts, int64_t t0, int64_t n) {
+    const int64_t T = h->T, B = h->B, H = h->H, D = h->D;
+    h->out = poisoned(t, OF_REAL, T * B * H * D), h->lse = poisoned(t, OF_PRECISE, T * B * H);
+    attention_forward(reals(h->out), precises(h->lse), reals(h->qkv), 0, T, T, B, H, D, t->stream);
+    keep(t, "attention_forward", "out", h->out);
+    keep(t, "attention_forward", "lse", h->lse);
+    tensor *out = poisoned(t, OF_REAL, T * B * H * D), *lse = poisoned(t, OF_PRECISE, T * B * H);
+    for (int i = 0; i < parts->count; i++)
+        attention_forward(reals(out), precises(lse), reals(h->qkv), parts->begin[i], parts->length[i], T, B,
+                          H, D, t->stream);
+    keep(t, "attention_forward", "out, in ranges", out);
+    keep(t, "attention_forward", "lse, in ranges", lse);
+    tensor *some = poisoned(t, OF_REAL, T * B * H * D), *some_lse = poisoned(t, OF_PRECISE, T * B * H);
+    attention_forward(reals(some), precises(some_lse), reals(h->qkv), t0, n, T, B, H, D, t->stream);
+    keep_rows(t, "attention_forward", "out, one range", some, t0, n, B * H * D);
+    others_untouched(t, "attention_forward", "out", some, t0, n, B * H * D);
+    others_untouched(t, "attention_forward", "lse", some_lse, t0, n, B * H);
+}
+
+// Gradients of these ranges in this order. dqkv: what is added to; NULL: nothing is there yet.
+static void attention_backwards(tool *t, const heads *h, const char *name, ranges r, tensor *dqkv) {
+    bool first = !dqkv;
+    if (first) dqkv = poisoned(t, OF_REAL, h->qkv->count);
+    for (int i = 0; i < r.count; i++)
+        attention_backward(reals(dqkv), reals(h->dout), reals(h->out), precises(h->lse), reals(h->qkv),
+                           precises(h->scratch), r.begin[i], r.length[i], h->T, h->B, h->H, h->D,
+                           first && i == 0, t->stream);
+    keep(t, "attention_backward", name, dqkv);
+}
+
+static void run_attention(tool *t, const int64_t *n) {
+    heads h = {.T = n[0], .B = n[1], .H = n[2], .D = n[3]};
+    shape_is(t, "T %lld B %lld H %lld D %lld", (long long)h.T, (long long)h.B, (long long)h.H,
+             (long long)h.D);
+    h.qkv = randoms(t, OF_REAL, h.T * h.B * 3 * h.H * h.D, 0, 1);
+    h.dout = randoms(t, OF_REAL, h.T * h.B * h.H * h.D, 0, 1);
+    h.scratch = poisoned(t, OF_PRECISE, attention_scratch(h.T, h.B, h.H, h.D));
+    ranges parts = cut(t, h.T);
+    int64_t t0 = draw(t, 0, h.T - 1), some = draw(t, 1, h.T - t0);
+    attention_forwards(t, &h, &parts, t0, some);
+    attention_backwards(t, &h, "dqkv", (ranges){1, {0}, {h.T}}, NULL);
+    attention_backwards(t, &h, "dqkv, ranges rising", parts, NULL);
+    reverse(&parts);
+    attention_backwards(t, &h, "dqkv, ranges falling", parts, NULL);
+    shuffle(t, &parts);
+    attention_backwards(t, &h, "dqkv, ranges shuffled", parts, NULL);
+    attention_backwards(t, &h, "dqkv, one range", (ranges){1, {t0}, {some}}, NULL);
+    attention_backwards(t, &h, "dqkv, added to", (ranges){1, {t0}, {some}},
+                        randoms(t, OF_REAL, h.qkv->count, 0, 0.5));
+}
+
+// --- layer norm ---
+
+static void run_layernorm(tool *t, const int64_t *n) {
+    int64_t R = n[0], C = n[1];
+    shape_is(t, "R %lld C %lld", (long long)R, (long long)C);
+    tensor *x = randoms(t, OF_REAL, R * C, 0.5, 2), *w = randoms(t, OF_REAL, C, 1, 0.5),
+           *b = randoms(t, OF_REAL, C, 0, 1), *dy = randoms(t, OF_REAL, R * C, 0, 1),
+           *out = poisoned(t, OF_REAL, R * C), *plain = poisoned(t, OF_REAL, R * C),
+           *mean = poisoned(t, OF_PRECISE, R), *rstd = poisoned(t, OF_PRECISE, R),
+           *dx = randoms(t, OF_REAL, R * C, 0, 0.5), *dw = randoms(t, OF_PRECISE, C, 0, 1),
+           *db = randoms(t, OF_PRECISE, C, 0, 1), *scratch = poisoned(t, OF_PRECISE, layernorm_scratch(C));
+    layernorm_forward(reals(out), precises(mean), precises(rstd), reals(x), reals(w), reals(b), R, C,
+                      t->stream);
+    keep(t, "layernorm_forward", "out", out);
+    keep(t, "layernorm_forward", "mean", mean);
+    keep(t, "layernorm_forward", "rstd", rstd);
+    layernorm_forward(reals(plain), NULL, NULL, reals(x), reals(w), reals(b), R, C, t->stream);
+    keep(t, "layernorm_forward", "out, nothing kept", plain);
+    layernorm_backward(reals(dx), precises(dw), precises(db), reals(dy), reals(x), reals(w), precises(mean),
+                       precises(rstd), precises(scratch), R, C, t->stream);
+    keep(t, "layernorm_backward", "dx", dx);
+    keep(t, "layernorm_backward", "dw", dw);
+    keep(t, "layernorm_backward", "db", db);
+}
+
+// --- GELU and residual ---
+
+static void run_elementwise(tool *t, const int64_t *n) {
+    int64_t R = n[0], C = n[1], count = R * C;
+    shape_is(t, "R %lld C %lld", (long long)R, (long long)C);
+    tensor *x = randoms(t, OF_REAL, count, 0, 2), *y = randoms(t, OF_REAL, count, 0, 1),
+           *bias = randoms(t, OF_REAL, C, 0, 1), *out = poisoned(t, OF_REAL, count),
+           *dx = poisoned(t, OF_REAL, count), *dy = copy_of(t, y), *over = copy_of(t, x),
+           *sum = poisoned(t, OF_REAL, count), *in_place = copy_of(t, x);
+    gelu_forward(reals(out), reals(x), count, t->stream);
+    keep(t, "gelu_forward", "out", out);
+    gelu_backward(reals(dx), reals(y), reals(x), count, t->stream);
+    keep(t, "gelu_backward", "dx", dx);
+    gelu_backward(reals(dy), reals(dy), reals(x), count, t->stream);
+    keep(t, "gelu_backward", "dx is dy", dy);
+    gelu_backward(reals(over), reals(y), reals(over), count, t->stream);
+    keep(t, "gelu_backward", "dx is x", over);
+    residual_forward(reals(sum), reals(x), reals(y), NULL, R, C, t->stream);
+    keep(t, "residual_forward", "out, no bias", sum);
+    residual_forward(reals(in_place), reals(in_place), reals(y), reals(bias), R, C, t->stream);
+    keep(t, "residual_forward", "out is x", in_place);
+}
+
+// --- embeddings ---
+
+// Tokens of a vocabulary of V, of which rows [first, first + count) are held here.
+static void run_embedding(tool *t, const int64_t *n) {
+    int64_t T = n[0], B = n[1], C = n[2], V = n[3], first = n[4], count = n[5], R = T * B, t0 = T / 3;
+    shape_is(t, "T %lld B %lld C %lld V %lld rows %lld to %lld", (long long)T, (long long)B, (long long)C,
+             (long long)V, (long long)first, (long long)(first + count - 1));
+    tensor *tokens = integers(t, OF_INT32, R, 0, V), *wte = randoms(t, OF_REAL, count * C, 0, 1),
+           *wpe = randoms(t, OF_REAL, (t0 + T) * C, 0, 1), *dout = randoms(t, OF_REAL, R * C, 0, 1),
+           *out = poisoned(t, OF_REAL, R * C), *x = randoms(t, OF_REAL, R * C, 0, 1),
+           *dwte = randoms(t, OF_PRECISE, count * C, 0, 1),
+           *dwpe = randoms(t, OF_PRECISE, (t0 + T) * C, 0, 1);
+    embedding_forward(reals(out), tokens_of(tokens), reals(wte), first, count, R, C, t->stream);
+    keep(t, "embedding_forward", "out", out);
+    embedding_backward(precises(dwte), reals(dout), tokens_of(tokens), first, count, R, C, t->stream);
+    keep(t, "embedding_backward", "dwte", dwte);
+    position_forward(reals(x), reals(wpe), t0, T, B, C, t->stream);
+    keep(t, "position_forward", "x", x);
+    position_backward(precises(dwpe), reals(dout), t0, T, B, C, t->stream);
+    keep(t, "position_backward", "dwpe", dwpe);
+}
+
+// --- cross-entropy ---
+
+// The three numbers of each row as several ranks would give them; the last rank holds padding alone.
+static tensor *stats_of_ranks(tool *t, int64_t ranks, int64_t R) {
+    tensor *all = poisoned(t, OF_PRECISE, ranks * R * 3);
+    uint64_t number = next_number(t);
+    void *host = host_memory(tensor_bytes(all));
+    for (int64_t i = 0; i < ranks * R; i++) {
+        int64_t rank = i / R, row = i % R;
+        double u = random_uniform(t->seed, number, (uint64_t)i);
+        bool padding = rank == ranks - 1;
+        element_set(host, OF_PRECISE, 3 * i, padding ? -(double)INFINITY : 10 * u);
+        element_set(host, OF_PRECISE, 3 * i + 1, padding ? 0 : 1 + 100 * u * u);
+        element_set(host, OF_PRECISE, 3 * i + 2, row % (ranks - 1) == rank ? 5 * u : 0);
+    }
+    tensor_write(all, host, t->stream);
+    free(host);
+    return all;
+}
+
+static void run_crossentropy(tool *t, const int64_t *n) {
+    int64_t R = n[0], V = n[1], valid = n[2], first = n[3], vocabulary = n[4], ranks = 4;
+    shape_is(t, "R %lld V %lld valid %lld first %lld of %lld", (long long)R, (long long)V, (long long)valid,
+             (long long)first, (long long)vocabulary);
+    tensor *logits = randoms(t, OF_REAL, R * V, 0, 3), *targets = integers(t, OF_INT32, R, 0, vocabulary),
+           *stats = poisoned(t, OF_PRECISE, R * 3), *all = stats_of_ranks(t, ranks, R),
+           *losses = poisoned(t, OF_PRECISE, R), *total = poisoned(t, OF_PRECISE, R * 2),
+           *whole_losses = poisoned(t, OF_PRECISE, R), *whole = poisoned(t, OF_PRECISE, R * 2),
+           *sum = randoms(t, OF_DOUBLE, 1, 3, 1);
+    crossentropy_stats(precises(stats), reals(logits), tokens_of(targets), first, valid, R, V, t->stream);
+    keep(t, "crossentropy_stats", "stats", stats);
+    crossentropy_combine(precises(losses), precises(total), precises(all), ranks, R, t->stream);
+    keep(t, "crossentropy_combine", "losses", losses);
+    keep(t, "crossentropy_combine", "total", total);
+    crossentropy_sum(doubles(sum), precises(losses), R, t->stream);
+    keep(t, "crossentropy_sum", "sum", sum);
+    if (valid > 0) {
+        crossentropy_combine(precises(whole_losses), precises(whole), precises(stats), 1, R, t->stream);
+        keep(t, "crossentropy_combine", "losses, one rank", whole_losses);
+    }
+    crossentropy_backward(reals(logits), precises(valid > 0 ? whole : total), tokens_of(targets),
+                          1 / (double)R, first, valid, R, V, t->stream);
+    keep(t, "crossentropy_backward", "logits", logits);
+}
+
+// --- AdamW ---
+
+static void updates(tool *t, int64_t n, int64_t step, bool master) {
+    adamw a = {
+        .lr = 0.1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .scale = 0.5, .step = step};
+    tensor *w = master ? poisoned(t, OF_REAL, n) : randoms(t, OF_REAL, n, 0, 0.1),
+           *exact = randoms(t, OF_PRECISE, n, 0, 0.1), *m = randoms(t, OF_PRECISE, n, 0, 0.1),
+           *v = randoms(t, OF_PRECISE, n, 0.5, 0.2), *g = randoms(t, OF_PRECISE, n, 0, 1);
+    adamw_update(reals(w), master ? precises(exact) : NULL, precises(m), precises(v), precises(g), n, a,
+                 t->stream);
+    keep(t, "adamw_update", master ? "w, of a master" : "w", w);
+    keep(t, "adamw_update", "m", m);
+    keep(t, "adamw_update", "v", v);
+    if (master) keep(t, "adamw_update", "master", exact);
+}
+
+static void nonfinite(tool *t, int64_t n) {
+    tensor *x = randoms(t, OF_PRECISE, n, 0, 1);
+    keep_number(t, "first_nonfinite", "none", (double)first_nonfinite(precises(x), n, t->stream));
+    void *host = tensor_read(x, t->stream);
+    element_set(host, OF_PRECISE, draw(t, 0, n - 1), NAN);
+    element_set(host, OF_PRECISE, draw(t, 0, n - 1), -(double)INFINITY);
+    tensor_write(x, host, t->stream);
+    free(host);
+    keep_number(t, "first_nonfinite", "of two", (double)first_nonfinite(precises(x), n, t->stream));
+}
+
+static void run_adamw(tool *t, const int64_t *n) {
+    int64_t count = n[0];
+    shape_is(t, "n %lld step %lld", (long long)count, (long long)n[1]);
+    updates(t, count, n[1], true);
+    if (!t->round) updates(t, count, n[1], false); // otherwise a weight would have lost what bf16 cannot hold
+    tensor *w = randoms(t, OF_REAL, count, 0, 1), *master = poisoned(t, OF_PRECISE, count),
+           *g = randoms(t, OF_PRECISE, count, 0, 1), *sum = randoms(t, OF_DOUBLE, 1, 3, 1),
+           *scratch = poisoned(t, OF_DOUBLE, SQUARES_SCRATCH);
+    adamw_master(precises(master), reals(w), count, t->stream);
+    keep(t, "adamw_master", "master", master);
+    sum_of_squares(doubles(sum), doubles(scratch), precises(g), count, t->stream);
+    keep(t, "sum_of_squares", "sum", sum);
+    nonfinite(t, count);
+}
+
+// --- the device's own ---
+
+static void added(tool *t, const char *name, element of, cf_dtype dtype, int64_t n) {
+    bool whole = of == OF_INT64;
+    tensor *to = whole ? integers(t, of, n, -1000000, 1000000) : randoms(t, of, n, 0, 1),
+           *from = whole ? integers(t, of, n, -1000000, 1000000) : randoms(t, of, n, 0, 1);
+    cf_add(to->at, from->at, n, dtype, t->stream);
+    keep(t, "cf_add", name, to);
+}
+
+static void run_device(tool *t, const int64_t *n) {
+    int64_t count = n[0], skip = count / 3, some = count - skip - count / 5;
+    shape_is(t, "n %lld", (long long)count);
+    added(t, "real", OF_REAL, REAL_DTYPE, count);
+    added(t, "precise", OF_PRECISE, PRECISE_DTYPE, count);
+    added(t, "fp64", OF_DOUBLE, CF_FP64, count);
+    added(t, "int64", OF_INT64, CF_INT64, count);
+    tensor *from = randoms(t, OF_REAL, count, 0, 1), *to = poisoned(t, OF_REAL, count),
+           *zeros = randoms(t, OF_REAL, count, 0, 1);
+    cf_copy(reals(to) + skip, reals(from) + skip, some * (int64_t)sizeof(real), t->stream);
+    keep_rows(t, "cf_copy", "to", to, skip, some, 1);
+    others_untouched(t, "cf_copy", "to", to, skip, some, 1);
+    cf_zero(reals(zeros) + skip, some * (int64_t)sizeof(real), t->stream);
+    keep(t, "cf_zero", "to", zeros);
+}
+
+// --- cases ---
+
+typedef struct test_case {
+    const char *name;
+    void (*run)(tool *, const int64_t *numbers);
+    int64_t n[NUMBERS];
+    bool large;
+} test_case;
+
+static const test_case fixed[] = {
+    {"linear", run_linear, {1, 1, 1}, false},
+    {"linear", run_linear, {3, 8, 16}, false},
+    {"linear", run_linear, {130, 24, 136}, false},
+    {"linear", run_linear, {129, 65, 131}, false},
+    {"linear", run_linear, {67, 768, 2304}, true},  // d12's QKV
+    {"linear", run_linear, {5, 3072, 768}, true},   // its second MLP matrix
+    {"linear", run_linear, {33, 1600, 1600}, true}, // d48's projection
+    {"linear", run_linear, {640, 320, 512}, true},
+    {"linear", run_linear, {7, 48, 50304}, true}, // a vocabulary
+    {"linear", run_linear, {7, 48, 50257}, true},
+    {"attention", run_attention, {1, 1, 1, 64}, false},
+    {"attention", run_attention, {2, 3, 1, 16}, false},
+    {"attention", run_attention, {37, 2, 3, 64}, false},
+    {"attention", run_attention, {65, 1, 2, 32}, false},
+    {"attention", run_attention, {128, 1, 2, 64}, false},
+    {"attention", run_attention, {200, 2, 12, 64}, true}, // d12's heads
+    {"attention", run_attention, {257, 1, 25, 64}, true}, // d48's
+    {"attention", run_attention, {1024, 1, 2, 64}, true},
+    {"attention", run_attention, {140, 1, 2, 128}, true},
+    {"layernorm", run_layernorm, {1, 3}, false},
+    {"layernorm", run_layernorm, {3, 8}, false},
+    {"layernorm", run_layernorm, {67, 97}, false},
+    {"layernorm", run_layernorm, {300, 384}, false},
+    {"layernorm", run_layernorm, {1000, 768}, true},
+    {"layernorm", run_layernorm, {77, 1600}, true},
+    {"layernorm", run_layernorm, {5, 6400}, true},
+    {"elementwise", run_elementwise, {1, 1}, false},
+    {"elementwise", run_elementwise, {3, 24}, false},
+    {"elementwise", run_elementwise, {7, 33}, false},
+    {"elementwise", run_elementwise, {129, 3072}, true},
+    {"elementwise", run_elementwise, {63, 1600}, true},
+    {"embedding", run_embedding, {1, 1, 1, 3, 0, 3}, false},
+    {"embedding", run_embedding, {29, 3, 40, 101, 20, 50}, false},
+    {"embedding", run_embedding, {29, 3, 33, 11, 0, 11}, false},
+    {"embedding", run_embedding, {128, 4, 768, 50257, 0, 3000}, true},
+    {"embedding", run_embedding, {256, 4, 384, 300, 100, 200}, true},
+    {"crossentropy", run_crossentropy, {1, 1, 1, 0, 1}, false},
+    {"crossentropy", run_crossentropy, {13, 128, 101, 0, 101}, false},
+    {"crossentropy", run_crossentropy, {37, 77, 77, 77, 231}, false},
+    {"crossentropy", run_crossentropy, {5, 64, 0, 128, 101}, false},
+    {"crossentropy", run_crossentropy, {65, 50304, 50257, 0, 50257}, true},
+    {"crossentropy", run_crossentropy, {9, 12577, 12575, 12577, 50257}, true},
+    {"adamw", run_adamw, {1, 1}, false},
+    {"adamw", run_adamw, {1003, 3}, false},
+    {"adamw", run_adamw, {1000003, 1000}, true},
+    {"device", run_device, {1}, false},
+    {"device", run_device, {4099}, false},
+    {"device", run_device, {1000003}, true},
+};
+
+// What no table has thought of: sizes drawn from the seed.
+static test_case drawn(tool *t, int i) {
+    int64_t a = draw(t, 1, 150), b = draw(t, 1, 150), c = draw(t, 1, 150), V = draw(t, 2, 600);
+    int64_t first = draw(t, 0, V - 1), rows = draw(t, 1, V - first), head = 8 * draw(t, 1, 12);
+    switch (i % 6) {
+    case 0:
+        return (test_case){"linear", run_linear, {a, b, c}, false};
+    case 1:
+        return (test_case){"attention", run_attention, {a, 1 + b % 3, 1 + c % 4, head}, false};
+    case 2:
+        return (test_case){"layernorm", run_layernorm, {a, b * 3}, false};
+    case 3:
+        return (test_case){"elementwise", run_elementwise, {a, b}, false};
+    case 4:
+        return (test_case){"embedding", run_embedding, {a, 1 + b % 5, c, V, first, rows}, false};
+    default:
+        return (test_case){"crossentropy", run_crossentropy, {a, V, rows, first, V + first}, false};
+    }
+}
+
+static void run_once(tool *t, const test_case *c) {
+    t->draws = 1000; // apart from those that chose the sizes
+    t->count = 0;
+    c->run(t, c->n);
+    for (int i = 0; i < t->count; i++) {
+        if (!tensor_guards(&t->tensors[i], t->stream))
+            fault(t, "%s: written beyond an end of tensor %d, which has %lld elements", c->name, i,
+                  (long long)t->tensors[i].count);
+        tensor_free(&t->tensors[i]);
+    }
+}
+
+// The record that holds byte `at`, by its function and tensor.
+static const char *record_at(const tool *t, int64_t at) {
+    static char name[512];
+    for (int64_t begin = 0; begin < t->size;) {
+        const char *line = t->records + begin, *count = strstr(line, "\"count\":"),
+                   *type = strstr(line, "\"type\":\"f");
+        int64_t length = (const char *)memchr(line, '\n', (size_t)(t->size - begin)) - line + 1;
+        snprintf(name, sizeof name, "%.*s", (int)(type - line), line);
+        begin += length + strtoll(count + 8, NULL, 10) * (type[9] - '0');
+        if (at < begin) return name;
+    }
+    return "?";
+}
+
+static void check_repetition(tool *t, const test_case *c) {
+    int64_t size = t->size, memory = cf_memory_bytes(), at = 0;
+    run_once(t, c);
+    if (cf_memory_bytes() != memory)
+        fault(t, "%s: %lld bytes are allocated after the second time, %lld after the first", c->name,
+              (long long)cf_memory_bytes(), (long long)memory);
+    if (t->size == 2 * size && memcmp(t->records, t->records + size, (size_t)size) == 0) {
+        t->size = size;
+        return;
+    }
+    while (at < size && t->records[at] == t->records[size + at]) at++;
+    fault(t, "the second time gives other bits: %s", record_at(t, at));
+    t->size = size;
+}
+
+static void run_case(tool *t, const test_case *c) {
+    if ((t->small && c->large) || (*t->only && strcmp(t->only, c->name) != 0)) return;
+    t->cases++;
+    t->shift = (int64_t)(t->case_number % 2);
+    t->size = 0;
+    run_once(t, c);
+    if (t->repeat) check_repetition(t, c);
+    if (fwrite(t->records, 1, (size_t)t->size, t->out) != (size_t)t->size)
+        cf_die("free space on its disk", "the records cannot be written");
+}
+
+static void parse(tool *t, int count, char **words, int64_t *threads) {
+    for (int i = 2; i < count; i++) {
+        const char *value = i + 1 < count ? words[i + 1] : NULL;
+        if (strcmp(words[i], "--round") == 0)
+            t->round = true;
+        else if (strcmp(words[i], "--repeat") == 0)
+            t->repeat = true;
+        else if (strcmp(words[i], "--small") == 0)
+            t->small = true;
+        else if (strcmp(words[i], "--seed") == 0 && value)
+            t->seed = strtoull(words[++i], NULL, 10);
+        else if (strcmp(words[i], "--only") == 0 && value)
+            t->only = words[++i];
+        else if (strcmp(words[i], "--threads") == 0 && value)
+            *threads = strtoll(words[++i], NULL, 10);
+        else
+            cf_die("see the top of tests/layers/tool_twins.c", "tool_twins: bad argument %s", words[i]);
+    }
+    if (REAL_DTYPE == CF_BF16 && !t->round)
+        cf_die("add --round, here and for the other build", "this build has bf16 inputs alone");
+}
+
+int main(int count, char **words) {
+    static tool t = {.seed = 1, .only = ""};
+    int64_t threads = 0;
+    if (count < 2 || words[1][0] == '-')
+        cf_die("usage: tool_twins OUT [--seed N] [--round] [--repeat] [--small] [--only NAME] [--threads N]",
+               "tool_twins: no file to write");
+    parse(&t, count, words, &threads);
+    cf_device_open(0);
+    if (threads > 0) cf_device_threads((int)threads);
+    t.stream = cf_stream_create();
+    t.out = fopen(words[1], "wb");
+    if (!t.out) cf_die("choose another file", "cannot write %s", words[1]);
+    fprintf(t.out, "{\"twins\":1,\"device\":\"%s\",\"real\":\"%s\",\"seed\":%llu,\"round\":%s}\n",
+            cf_device_name(), cf_dtype_name(REAL_DTYPE), (unsigned long long)t.seed,
+            t.round ? "true" : "false");
+    for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++) {
+        t.case_number++;
+        run_case(&t, &fixed[i]);
+    }
+    for (int i = 0; i < 24; i++) {
+        t.case_number++;
+        t.draws = 0;
+        test_case c = drawn(&t, i);
+        run_case(&t, &c);
+    }
+    if (fclose(t.out) != 0) cf_die("free space on its disk", "%s cannot be written", words[1]);
+    printf("%s, %s: %d cases, %d faults\n", cf_device_name(), cf_dtype_name(REAL_DTYPE), t.cases, t.faults);
+    cf_stream_free(t.stream);
+    free(t.records);
+    return t.faults > 0;
+}
