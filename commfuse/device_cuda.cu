@@ -1,0 +1,371 @@
+// A GPU as a device: functions that take a stream enqueue on it and return. See device.h.
+//
+// Streams. All are non-blocking, so that nothing waits for the legacy stream by accident. Those for communication
+// have the highest priority: their kernels are given the next free multiprocessor while a matrix product still
+// has blocks in line. Nothing here waits for a stream but cf_stream_sync(), which looks at an event, first
+// closely, then with rests, and lets the transport look at its peers meanwhile: a wait inside the CUDA library
+// could not be left when a peer is gone.
+//
+// Moments are events in a ring: the running count is the moment's number, so a moment older than the ring is
+// known to be forgotten rather than taken for another. Events tell differences, not times: a base event, recorded
+// and waited for on a stream of its own, was at a known time on the host's clock, and a new one is taken now and
+// then, before the two clocks drift apart.
+//
+// Sums (cf_add) have one addition per element, so there is no order to fix; bf16 is added in float and rounded
+// once.
+#include "cuda.h"
+#include <cuda_bf16.h>
+#include <nvtx3/nvToolsExt.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum {
+    MOMENTS = 1 << 16,
+    MOMENT_BLOCK = 1 << 10, // events are created so many at a time
+    ADD_THREADS = 256,
+    ADD_WAVES = 8,    // blocks per multiprocessor, at most
+    MAJOR_MIN = 8,    // compute capability that this program is built for
+    CLOSELY_US = 100, // a wait of this long does not give the core away
+    AWAKE_US = 2000,  // one of this long yields, but does not sleep
+    REST_US = 20,
+    LOOK_MS = 5, // between two looks of the watcher
+    BASE_TRIES = 3
+};
+static const double BASE_AGE_MS = 1000;
+
+struct cf_stream {
+    cudaStream_t stream;
+    cudaEvent_t done; // of cf_stream_sync
+};
+
+static struct {
+    cudaDeviceProp properties;
+    int least, greatest; // priorities
+    void (*look)(void *argument);
+    void *argument;
+    cudaEvent_t event[MOMENTS];
+    int64_t moments, created; // taken so far; events that exist
+    cudaStream_t clock;       // the base is recorded here, where nothing else is
+    cudaEvent_t base;
+    double base_ms;      // on the cf_now_ms clock
+    int64_t base_number; // moments taken before
+} device;
+
+// --- what CUDA says ---
+
+static const char *hint_for(cudaError_t code) {
+    switch (code) {
+    case cudaErrorMemoryAllocation:
+        return "lower --micro-batch or --seq, or use more ranks; --dry-run prints memory per purpose";
+    case cudaErrorNoDevice:
+    case cudaErrorInvalidDevice:
+        return "look at nvidia-smi and CUDA_VISIBLE_DEVICES; ./train_gpt is the CPU program";
+    case cudaErrorInsufficientDriver:
+    case cudaErrorSystemDriverMismatch:
+        return "the driver is older than the CUDA version this program was built with: update it, or build "
+               "with an older CUDA";
+    case cudaErrorNoKernelImageForDevice:
+    case cudaErrorUnsupportedPtxVersion:
+        return "this program was built for other GPUs: build it on this machine with make cuda";
+    case cudaErrorIllegalAddress:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorLaunchFailure:
+    case cudaErrorHardwareStackError:
+        return "a kernel before this call went wrong: run it under compute-sanitizer, or with "
+               "CUDA_LAUNCH_BLOCKING=1 to see which";
+    case cudaErrorECCUncorrectable:
+        return "the GPU is broken: look at nvidia-smi -q, take this host out";
+    default:
+        return "CUDA_LAUNCH_BLOCKING=1 shows the call that is to blame; the driver's own words are in dmesg";
+    }
+}
+
+void cf_cuda_check(cudaError_t code, const char *call, const char *file, int line) {
+    if (code == cudaSuccess) return;
+    cf_die(hint_for(code), "%s:%d: %s: %s (%s)", file, line, call, cudaGetErrorString(code),
+           cudaGetErrorName(code));
+}
+
+int64_t cf_dtype_size(cf_dtype dtype) {
+    static const int64_t size[] = {4, 8, 8, 2, 1};
+    return size[dtype];
+}
+
+const char *cf_dtype_name(cf_dtype dtype) {
+    static const char *const name[] = {"fp32", "fp64", "int64", "bf16", "byte"};
+    return name[dtype];
+}
+
+// --- the device ---
+
+void cf_device_open(int local_rank) {
+    int count = 0;
+    cudaError_t code = cudaGetDeviceCount(&count);
+    if (code != cudaSuccess)
+        cf_die_together("use ./train_gpt, the CPU program, or look at nvidia-smi",
+                        "no CUDA device: cudaGetDeviceCount says %s", cudaGetErrorString(code));
+    if (count == 0)
+        cf_die_together("use ./train_gpt, the CPU program, or look at nvidia-smi and CUDA_VISIBLE_DEVICES",
+                        "no CUDA device: cudaGetDeviceCount says there are 0");
+    CF_CUDA(cudaSetDevice(local_rank % count));
+    CF_CUDA(cudaGetDeviceProperties(&device.properties, local_rank % count));
+    if (device.properties.major < MAJOR_MIN)
+        cf_die("use ./train_gpt, the CPU program, or a newer GPU",
+               "%s has compute capability %d.%d; this program needs %d.0", device.properties.name,
+               device.properties.major, device.properties.minor, MAJOR_MIN);
+    CF_CUDA(cudaFree(NULL)); // takes hold of it
+    CF_CUDA(cudaDeviceGetStreamPriorityRange(&device.least, &device.greatest));
+    CF_CUDA(cudaStreamCreateWithFlags(&device.clock, cudaStreamNonBlocking));
+    CF_CUDA(cudaEventCreate(&device.base));
+}
+
+const char *cf_device_name(void) {
+    return device.properties.name;
+}
+
+void cf_device_threads(int threads) {
+    (void)threads;
+}
+
+int cf_cuda_multiprocessors(void) {
+    return device.properties.multiProcessorCount;
+}
+
+void cf_device_watch(void (*look)(void *argument), void *argument) {
+    device.look = look;
+    device.argument = argument;
+}
+
+double cf_now_ms(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
+}
+
+// --- streams ---
+
+static cf_stream *stream_of_priority(int priority) {
+    cf_stream *stream = (cf_stream *)calloc(1, sizeof *stream);
+    if (!stream) cf_die(NULL, "out of memory for a stream");
+    CF_CUDA(cudaStreamCreateWithPriority(&stream->stream, cudaStreamNonBlocking, priority));
+    CF_CUDA(cudaEventCreateWithFlags(&stream->done, cudaEventDisableTiming));
+    return stream;
+}
+
+cf_stream *cf_stream_create(void) {
+    return stream_of_priority(device.least);
+}
+
+cf_stream *cf_stream_create_urgent(void) {
+    return stream_of_priority(device.greatest);
+}
+
+void cf_stream_free(cf_stream *stream) {
+    if (!stream) return;
+    CF_CUDA(cudaEventDestroy(stream->done));
+    CF_CUDA(cudaStreamDestroy(stream->stream));
+    free(stream);
+}
+
+cudaStream_t cf_cuda_stream(cf_stream *stream) {
+    if (!stream) cf_die(NULL, "work for no stream");
+    return stream->stream;
+}
+
+static void rest(double waited_ms) {
+    if (waited_ms * 1e3 < CLOSELY_US) return;
+    if (waited_ms * 1e3 < AWAKE_US) {
+        sched_yield();
+        return;
+    }
+    struct timespec pause = {0, REST_US * 1000L};
+    nanosleep(&pause, NULL);
+}
+
+// Nothing is ahead of it on its stream, so it is recorded within microseconds; the quickest of a few tries is
+// the one that was disturbed least.
+static void take_base(void) {
+    double quickest_ms = 1e300;
+    cudaEvent_t fresh;
+    for (int i = 0; i < BASE_TRIES; i++) {
+        CF_CUDA(cudaEventCreate(&fresh));
+        double before_ms = cf_now_ms();
+        CF_CUDA(cudaEventRecord(fresh, device.clock));
+        CF_CUDA(cudaEventSynchronize(fresh));
+        double after_ms = cf_now_ms();
+        cudaEvent_t slower = fresh;
+        if (after_ms - before_ms < quickest_ms) {
+            quickest_ms = after_ms - before_ms;
+            slower = device.base;
+            device.base = fresh;
+            device.base_ms = (before_ms + after_ms) / 2;
+        }
+        CF_CUDA(cudaEventDestroy(slower));
+    }
+    device.base_number = device.moments;
+}
+
+static bool event_passed(cudaEvent_t event) {
+    cudaError_t code = cudaEventQuery(event);
+    if (code == cudaErrorNotReady) return false;
+    CF_CUDA(code);
+    return true;
+}
+
+void cf_stream_sync(cf_stream *stream) {
+    CF_CUDA(cudaEventRecord(stream->done, cf_cuda_stream(stream)));
+    double begin_ms = cf_now_ms(), looked_ms = begin_ms;
+    while (!event_passed(stream->done)) {
+        double now_ms = cf_now_ms();
+        rest(now_ms - begin_ms);
+        if (!device.look || now_ms - looked_ms < LOOK_MS) continue;
+        looked_ms = now_ms;
+        device.look(device.argument);
+    }
+    if (cf_now_ms() - device.base_ms > BASE_AGE_MS) take_base();
+}
+
+// --- moments ---
+
+static cudaEvent_t event_of(cf_moment moment) {
+    if (moment.number <= 0 || moment.number > device.moments)
+        cf_die(NULL, "moment %lld was never taken", (long long)moment.number);
+    if (moment.number <= device.moments - MOMENTS)
+        cf_die("ask for it sooner, or synchronise more often",
+               "moment %lld is forgotten: %lld have been taken since, %d are remembered",
+               (long long)moment.number, (long long)(device.moments - moment.number), MOMENTS);
+    return device.event[moment.number % MOMENTS];
+}
+
+cf_moment cf_moment_now(cf_stream *stream) {
+    if (device.base_ms == 0) take_base();
+    int64_t number = device.moments + 1;
+    if (number % MOMENTS >= device.created || device.created == 0) {
+        int64_t until = device.created + MOMENT_BLOCK;
+        for (; device.created < until; device.created++)
+            CF_CUDA(cudaEventCreate(&device.event[device.created]));
+    }
+    device.moments = number;
+    CF_CUDA(cudaEventRecord(device.event[number % MOMENTS], cf_cuda_stream(stream)));
+    cf_moment moment = {0, number};
+    return moment;
+}
+
+// The earlier of two events goes first, so that no difference is negative, but for events of different streams
+// that were enqueued in one order and passed in the other.
+double cf_moment_ms(cf_moment moment) {
+    cudaEvent_t event = event_of(moment);
+    float ms = 0;
+    if (moment.number > device.base_number) {
+        CF_CUDA(cudaEventElapsedTime(&ms, device.base, event));
+        return device.base_ms + ms;
+    }
+    CF_CUDA(cudaEventElapsedTime(&ms, event, device.base));
+    return device.base_ms - ms;
+}
+
+bool cf_moment_passed(cf_moment moment) {
+    return event_passed(event_of(moment));
+}
+
+void cf_stream_after(cf_stream *stream, cf_moment moment) {
+    CF_CUDA(cudaStreamWaitEvent(cf_cuda_stream(stream), event_of(moment), 0));
+}
+
+void cf_range_begin(const char *name) {
+    nvtxRangePushA(name);
+}
+
+void cf_range_end(void) {
+    nvtxRangePop();
+}
+
+// --- work ---
+
+static bool pageable(const void *memory) {
+    cudaPointerAttributes attributes;
+    CF_CUDA(cudaPointerGetAttributes(&attributes, memory));
+    return attributes.type == cudaMemoryTypeUnregistered;
+}
+
+// A copy to pageable memory returns when it is done, so it is better to wait where the peers are watched.
+void cf_copy(void *to, const void *from, int64_t bytes, cf_stream *stream) {
+    if (bytes <= 0) return;
+    if (pageable(to)) cf_stream_sync(stream);
+    CF_CUDA(cudaMemcpyAsync(to, from, (size_t)bytes, cudaMemcpyDefault, cf_cuda_stream(stream)));
+}
+
+void cf_zero(void *to, int64_t bytes, cf_stream *stream) {
+    if (bytes > 0) CF_CUDA(cudaMemsetAsync(to, 0, (size_t)bytes, cf_cuda_stream(stream)));
+}
+
+template <typename T> static __device__ T sum(T a, T b) {
+    return a + b;
+}
+
+template <> __device__ __nv_bfloat16 sum(__nv_bfloat16 a, __nv_bfloat16 b) {
+    return __float2bfloat16_rn(__bfloat162float(a) + __bfloat162float(b));
+}
+
+// Element i of thread t: packs t, t + threads, …; then what is left behind the last pack, one element a thread.
+template <typename T>
+static __global__ void add_packs(cf_pack<T> *to, const cf_pack<T> *from, int64_t packs, T *to_rest,
+                                 const T *from_rest, int64_t elements) {
+    int64_t first = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, threads = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t i = first; i < packs; i += threads) {
+        cf_pack<T> a = to[i], b = from[i];
+        for (int k = 0; k < cf_pack<T>::N; k++) a.value[k] = sum(a.value[k], b.value[k]);
+        to[i] = a;
+    }
+    for (int64_t i = first; i < elements; i += threads) to_rest[i] = sum(to_rest[i], from_rest[i]);
+}
+
+template <typename T> static void add(void *to, const void *from, int64_t count, cf_stream *stream) {
+    bool aligned = ((uintptr_t)to | (uintptr_t)from) % sizeof(cf_pack<T>) == 0;
+    int64_t packs = aligned ? count / cf_pack<T>::N : 0, left = count - packs * cf_pack<T>::N;
+    int64_t work = packs > left ? packs : left, blocks = (work + ADD_THREADS - 1) / ADD_THREADS;
+    int64_t most = (int64_t)ADD_WAVES * cf_cuda_multiprocessors();
+    T *to_rest = (T *)to + packs * cf_pack<T>::N;
+    const T *from_rest = (const T *)from + packs * cf_pack<T>::N;
+    cf_launch(add_packs<T>, dim3((unsigned)(blocks < most ? blocks : most)), dim3(ADD_THREADS), stream,
+              (cf_pack<T> *)to, (const cf_pack<T> *)from, packs, to_rest, from_rest, left);
+}
+
+void cf_add(void *to, const void *from, int64_t count, cf_dtype dtype, cf_stream *stream) {
+    switch (dtype) {
+    case CF_FP32:
+        return add<float>(to, from, count, stream);
+    case CF_FP64:
+        return add<double>(to, from, count, stream);
+    case CF_INT64:
+        return add<int64_t>(to, from, count, stream);
+    case CF_BF16:
+        return add<__nv_bfloat16>(to, from, count, stream);
+    case CF_BYTE:
+        break;
+    }
+    cf_die(NULL, "cf_add: bytes are not added");
+}
+
+// --- memory ---
+
+void *cf_device_take(int64_t bytes) {
+    void *memory = NULL;
+    cudaError_t code = cudaMalloc(&memory, bytes > 0 ? (size_t)bytes : 1);
+    if (code == cudaErrorMemoryAllocation) {
+        cudaGetLastError(); // it is told by NULL, not by the next call
+        return NULL;
+    }
+    CF_CUDA(code);
+    CF_CUDA(cudaMemsetAsync(memory, 0, bytes > 0 ? (size_t)bytes : 1, device.clock));
+    CF_CUDA(cudaStreamSynchronize(device.clock));
+    return memory;
+}
+
+void cf_device_give(void *memory) {
+    CF_CUDA(cudaFree(memory));
+}
