@@ -1,0 +1,441 @@
+// Streams, events, devices, launches.
+//
+// A stream is an OS thread that takes work from a queue, in order. Two streams run at the same time, so what one
+// writes and another reads without an event between them is a race here as on a GPU: it shows as a wrong result, the
+// more so with EMULATOR_JITTER=n (each piece of work begins up to n microseconds late), or in the thread
+// sanitizer's report, since nothing but events, synchronisation and stream order is shared by two streams.
+//
+// An event is a name for its latest record. cudaStreamWaitEvent waits for what is the latest when it is called.
+//
+// EMULATOR_DEVICES=n: how many GPUs there seem to be (8). They differ in number alone. 0: cudaErrorNoDevice.
+#include "emulator.h"
+#include "include/cuda.h"
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdarg>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <vector>
+
+namespace emulator {
+
+void fail(const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    fflush(stdout);
+    fprintf(stderr, "emulator: ");
+    vfprintf(stderr, format, arguments);
+    fprintf(stderr, "\n");
+    fflush(stderr);
+    va_end(arguments);
+    abort();
+}
+
+int64_t setting(const char *name, int64_t otherwise) {
+    const char *text = getenv(name);
+    if (!text || !*text) return otherwise;
+    char *end;
+    int64_t value = strtoll(text, &end, 10);
+    if (*end || value < 0) fail("%s=%s: not a number", name, text);
+    return value;
+}
+
+int devices() {
+    static const int count = (int)setting("EMULATOR_DEVICES", 8);
+    return count;
+}
+
+static thread_local cudaError_t last_error = cudaSuccess;
+
+cudaError_t remember(cudaError_t error) {
+    if (error != cudaSuccess && error != cudaErrorNotReady) last_error = error;
+    return error;
+}
+
+struct Record { // one moment of a stream
+    std::mutex lock;
+    std::condition_variable changed;
+    bool passed = false;
+    std::chrono::steady_clock::time_point time;
+
+    void pass() {
+        std::lock_guard<std::mutex> hold(lock);
+        passed = true;
+        time = std::chrono::steady_clock::now();
+        changed.notify_all();
+    }
+    void wait() {
+        std::unique_lock<std::mutex> hold(lock);
+        changed.wait(hold, [this] { return passed; });
+    }
+    bool has_passed() {
+        std::lock_guard<std::mutex> hold(lock);
+        return passed;
+    }
+};
+
+} // namespace emulator
+
+struct CUevent_st {
+    bool timed = true;
+    std::shared_ptr<emulator::Record> latest; // nullptr: never recorded
+};
+
+struct CUstream_st {
+    std::mutex lock;
+    std::condition_variable changed;
+    std::deque<std::function<void()>> queue;
+    bool busy = false, closing = false;
+};
+
+namespace emulator {
+
+// Never destroyed: at exit streams may still be at work.
+static std::mutex &streams_lock = *new std::mutex;
+static std::set<cudaStream_t> &streams = *new std::set<cudaStream_t>;
+
+static void serve(cudaStream_t stream, uint64_t number) {
+    int64_t jitter = setting("EMULATOR_JITTER", 0);
+    Random random(number + (uint64_t)setting("EMULATOR_SEED", 0) * 1000);
+    std::unique_lock<std::mutex> hold(stream->lock);
+    for (;;) {
+        stream->changed.wait(hold, [&] { return !stream->queue.empty() || stream->closing; });
+        if (stream->queue.empty()) break;
+        {
+            std::function<void()> work = std::move(stream->queue.front());
+            stream->queue.pop_front();
+            stream->busy = true;
+            hold.unlock();
+            if (jitter) std::this_thread::sleep_for(std::chrono::microseconds(random.below(jitter + 1)));
+            work();
+        }
+        hold.lock();
+        stream->busy = false;
+        if (stream->queue.empty()) stream->changed.notify_all();
+    }
+    hold.unlock();
+    delete stream;
+}
+
+static void check(cudaStream_t stream, const char *what) {
+    if ((uintptr_t)stream <= 2) fail("%s on the default stream: give it a stream of its own", what);
+    std::lock_guard<std::mutex> hold(streams_lock);
+    if (!streams.count(stream)) fail("%s on a stream that does not exist (any more)", what);
+}
+
+void enqueue(cudaStream_t stream, const char *what, std::function<void()> work) {
+    check(stream, what);
+    std::lock_guard<std::mutex> hold(stream->lock);
+    stream->queue.push_back(std::move(work));
+    stream->changed.notify_all();
+}
+
+} // namespace emulator
+
+using namespace emulator;
+
+// -------------------------------------------------------------------------------------------------------- launches
+
+cudaError_t emulator_launch(const cudaLaunchConfig_t *config, std::function<void()> thread) {
+    dim3 g = config->gridDim, b = config->blockDim;
+    if (config->numAttrs) fail("launch attributes are not emulated");
+    if (config->dynamicSmemBytes) fail("dynamic shared memory is not emulated: declare static arrays");
+    if (g.x < 1 || g.y < 1 || g.z < 1 || g.x > 0x7fffffffu || g.y > 65535 || g.z > 65535 || b.x < 1 ||
+        b.y < 1 || b.z < 1 || b.z > 64 || (uint64_t)b.x * b.y * b.z > 1024)
+        return remember(cudaErrorInvalidConfiguration);
+    enqueue(config->stream, "a kernel", [g, b, thread = std::move(thread)] {
+        run_grid({g.x, g.y, g.z}, {b.x, b.y, b.z}, thread);
+    });
+    return cudaSuccess;
+}
+
+// --------------------------------------------------------------------------------------------------------- streams
+
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned, int) {
+    if (devices() == 0) return remember(cudaErrorNoDevice);
+    *stream = new CUstream_st;
+    std::lock_guard<std::mutex> hold(streams_lock);
+    static uint64_t number = 0;
+    streams.insert(*stream);
+    std::thread(serve, *stream, ++number).detach();
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
+    return cudaStreamCreateWithPriority(stream, flags, 0);
+}
+
+cudaError_t cudaStreamCreate(cudaStream_t *stream) {
+    return cudaStreamCreateWithPriority(stream, 0, 0);
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream) { // returns at once; its thread ends when its work is done
+    check(stream, "cudaStreamDestroy");
+    {
+        std::lock_guard<std::mutex> hold(streams_lock);
+        streams.erase(stream);
+    }
+    std::lock_guard<std::mutex> hold(stream->lock);
+    stream->closing = true;
+    stream->changed.notify_all();
+    return cudaSuccess;
+}
+
+static void drain(cudaStream_t stream) {
+    auto record = std::make_shared<Record>(); // of what has been enqueued up to now, not of what comes later
+    enqueue(stream, "cudaStreamSynchronize", [record] { record->pass(); });
+    record->wait();
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+    drain(stream);
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+    check(stream, "cudaStreamQuery");
+    std::lock_guard<std::mutex> hold(stream->lock);
+    return stream->busy || !stream->queue.empty() ? cudaErrorNotReady : cudaSuccess;
+}
+
+cudaError_t cudaDeviceSynchronize() {
+    if (devices() == 0) return remember(cudaErrorNoDevice);
+    std::vector<cudaStream_t> all;
+    {
+        std::lock_guard<std::mutex> hold(streams_lock);
+        all.assign(streams.begin(), streams.end());
+    }
+    for (cudaStream_t stream : all) drain(stream);
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+    check(stream, "cudaStreamWaitEvent");
+    if (auto record = event->latest) enqueue(stream, "cudaStreamWaitEvent", [record] { record->wait(); });
+    return cudaSuccess;
+}
+
+// ---------------------------------------------------------------------------------------------------------- events
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
+    if (devices() == 0) return remember(cudaErrorNoDevice);
+    *event = new CUevent_st{!(flags & cudaEventDisableTiming), nullptr};
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventCreate(cudaEvent_t *event) {
+    return cudaEventCreateWithFlags(event, 0);
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+    delete event;
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+    auto record = std::make_shared<Record>();
+    enqueue(stream, "cudaEventRecord", [record] { record->pass(); });
+    event->latest = record;
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+    return !event->latest || event->latest->has_passed() ? cudaSuccess : cudaErrorNotReady;
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+    if (event->latest) event->latest->wait();
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end) {
+    if (!start->timed || !end->timed || !start->latest || !end->latest)
+        return remember(cudaErrorInvalidResourceHandle);
+    if (!start->latest->has_passed() || !end->latest->has_passed()) return cudaErrorNotReady;
+    *ms = std::chrono::duration<float, std::milli>(end->latest->time - start->latest->time).count();
+    return cudaSuccess;
+}
+
+// ------------------------------------------------------------------------------------- words in memory, the driver's
+
+// Between processes: acquire here and release below make what the peer wrote before visible after.
+CUresult cuStreamWaitValue32(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned flags) {
+    if ((flags & ~(unsigned)CU_STREAM_WAIT_VALUE_FLUSH) > CU_STREAM_WAIT_VALUE_EQ)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    if (address & 3) return CUDA_ERROR_INVALID_VALUE;
+    uint32_t *word = (uint32_t *)(uintptr_t)address;
+    memory_type(word, 4, "cuStreamWaitValue32");
+    bool equal = flags & CU_STREAM_WAIT_VALUE_EQ;
+    enqueue(stream, "cuStreamWaitValue32", [=] {
+        for (int tries = 0;; tries++) {
+            uint32_t now = __atomic_load_n(word, __ATOMIC_ACQUIRE);
+            if (equal ? now == value : (int32_t)(now - value) >= 0) return;
+            if (tries < 100)
+                std::this_thread::yield();
+            else
+                std::this_thread::sleep_for(std::chrono::microseconds(20));
+        }
+    });
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamWriteValue32(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned) {
+    if (address & 3) return CUDA_ERROR_INVALID_VALUE;
+    uint32_t *word = (uint32_t *)(uintptr_t)address;
+    memory_type(word, 4, "cuStreamWriteValue32");
+    enqueue(stream, "cuStreamWriteValue32", [=] { __atomic_store_n(word, value, __ATOMIC_RELEASE); });
+    return CUDA_SUCCESS;
+}
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned,
+                                             unsigned long long,
+                                             enum cudaDriverEntryPointQueryResult *status) {
+    static const struct {
+        const char *name;
+        void *function;
+    } table[] = {{"cuStreamWaitValue32", (void *)cuStreamWaitValue32},
+                 {"cuStreamWriteValue32", (void *)cuStreamWriteValue32},
+                 {"cuMemGetAddressRange", (void *)cuMemGetAddressRange}};
+    *function = nullptr;
+    for (const auto &entry : table)
+        if (strcmp(symbol, entry.name) == 0) *function = entry.function;
+    if (status) *status = *function ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+    return cudaSuccess;
+}
+
+// --------------------------------------------------------------------------------------------------------- devices
+
+static thread_local int current_device = 0;
+
+static cudaError_t valid(int device) {
+    if (devices() == 0) return remember(cudaErrorNoDevice);
+    return remember(device >= 0 && device < devices() ? cudaSuccess : cudaErrorInvalidDevice);
+}
+
+cudaError_t cudaGetDeviceCount(int *count) {
+    *count = devices();
+    return remember(*count ? cudaSuccess : cudaErrorNoDevice);
+}
+
+cudaError_t cudaSetDevice(int device) {
+    cudaError_t error = valid(device);
+    if (error == cudaSuccess) current_device = device;
+    return error;
+}
+
+cudaError_t cudaGetDevice(int *device) {
+    *device = current_device;
+    return valid(*device);
+}
+
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
+    if (valid(device) != cudaSuccess) return valid(device);
+    *p = cudaDeviceProp{};
+    snprintf(p->name, sizeof p->name, "Emulated GPU");
+    memcpy(p->uuid.bytes, &device, sizeof device);
+    p->totalGlobalMem = (size_t)setting("EMULATOR_MEMORY", 8192) << 20;
+    p->sharedMemPerBlock = 48 << 10, p->sharedMemPerMultiprocessor = 100 << 10;
+    p->regsPerBlock = 65536, p->warpSize = 32, p->maxThreadsPerBlock = 1024;
+    p->maxThreadsDim[0] = p->maxThreadsDim[1] = 1024, p->maxThreadsDim[2] = 64;
+    p->maxGridSize[0] = 0x7fffffff, p->maxGridSize[1] = p->maxGridSize[2] = 65535;
+    p->major = 8, p->minor = 0, p->multiProcessorCount = 5;
+    p->pciBusID = device + 1;
+    p->memoryBusWidth = 64, p->l2CacheSize = 1 << 20, p->maxThreadsPerMultiProcessor = 2048;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device) {
+    cudaDeviceProp p;
+    cudaError_t error = cudaGetDeviceProperties(&p, device);
+    if (error != cudaSuccess) return error;
+    switch (attribute) {
+    case cudaDevAttrMaxThreadsPerBlock:
+        *value = p.maxThreadsPerBlock;
+        break;
+    case cudaDevAttrMultiProcessorCount:
+        *value = p.multiProcessorCount;
+        break;
+    case cudaDevAttrComputeCapabilityMajor:
+        *value = p.major;
+        break;
+    case cudaDevAttrComputeCapabilityMinor:
+        *value = p.minor;
+        break;
+    }
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetPCIBusId(char *name, int length, int device) {
+    if (valid(device) == cudaSuccess) snprintf(name, (size_t)length, "0000:%02X:00.0", device + 1);
+    return valid(device);
+}
+
+cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer) {
+    if (valid(device) != cudaSuccess || valid(peer) != cudaSuccess) return cudaErrorInvalidDevice;
+    *can = device != peer;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned) {
+    return valid(peer);
+}
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
+    *least = 0, *greatest = -5;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDriverGetVersion(int *version) {
+    *version = CUDART_VERSION;
+    return cudaSuccess;
+}
+
+cudaError_t cudaRuntimeGetVersion(int *version) {
+    return cudaDriverGetVersion(version);
+}
+
+cudaError_t cudaGetLastError() {
+    cudaError_t error = last_error;
+    last_error = cudaSuccess;
+    return error;
+}
+
+cudaError_t cudaPeekAtLastError() {
+    return last_error;
+}
+
+const char *cudaGetErrorName(cudaError_t error) {
+    switch (error) {
+#define NAME(error)                                                                                          \
+    case error:                                                                                              \
+        return #error;
+        NAME(cudaSuccess)
+        NAME(cudaErrorInvalidValue)
+        NAME(cudaErrorMemoryAllocation)
+        NAME(cudaErrorInvalidConfiguration)
+        NAME(cudaErrorInsufficientDriver)
+        NAME(cudaErrorNoDevice)
+        NAME(cudaErrorInvalidDevice)
+        NAME(cudaErrorDeviceUninitialized)
+        NAME(cudaErrorMapBufferObjectFailed)
+        NAME(cudaErrorInvalidResourceHandle)
+        NAME(cudaErrorSymbolNotFound)
+        NAME(cudaErrorNotReady)
+        NAME(cudaErrorPeerAccessAlreadyEnabled)
+        NAME(cudaErrorHostMemoryAlreadyRegistered)
+        NAME(cudaErrorHostMemoryNotRegistered)
+        NAME(cudaErrorLaunchFailure)
+        NAME(cudaErrorNotSupported)
+        NAME(cudaErrorUnknown)
+#undef NAME
+    }
+    return "unrecognized error code";
+}
+
+const char *cudaGetErrorString(cudaError_t error) {
+    return cudaGetErrorName(error);
+}
