@@ -1,0 +1,125 @@
+// AdamW on the GPU, and the two looks at the gradients that come before it.
+//
+// The update is one pass: five arrays are read and four written, all loads of a thread's pack in flight
+// together. The norm is a sum of doubles over SQUARES_SCRATCH blocks, whatever the GPU, each leaving one
+// partial sum, which a single block then adds.
+#include "adamw.h"
+#include "kernel.h"
+
+enum { THREADS = 256, FLIGHT = 4, PRECISE_PACK = cf_pack<precise>::N };
+
+// m = β1 m + (1 − β1) g;  v = β2 v + (1 − β2) g²;  w −= lr · (m̂ / (sqrt(v̂) + ε) + decay · w),
+// m̂ and v̂ being m and v over 1 − βᵗ.
+struct update_map {
+    real *w;
+    precise *master, *m, *v;
+    const precise *g;
+    float scale, beta1, beta2, eps, rest1, rest2, rate, second, decay;
+
+    template <int W> __device__ void at(int64_t i) const {
+        values<W> weight = master ? load<W>(master + i) : load<W>(w + i);
+        values<W> g1 = load<W>(g + i), m1 = load<W>(m + i), v1 = load<W>(v + i);
+#pragma unroll
+        for (int k = 0; k < W; k++) {
+            float gradient = scale * g1.at[k];
+            m1.at[k] = beta1 * m1.at[k] + rest1 * gradient;
+            v1.at[k] = beta2 * v1.at[k] + rest2 * gradient * gradient;
+            weight.at[k] -= rate * m1.at[k] / (sqrtf(v1.at[k] * second) + eps) + decay * weight.at[k];
+        }
+        store<W>(m + i, m1);
+        store<W>(v + i, v1);
+        if (master) store<W>(master + i, weight);
+        store<W>(w + i, weight);
+    }
+};
+
+void adamw_update(real *w, precise *master, precise *m, precise *v, const precise *g, int64_t n, adamw a,
+                  cf_stream *stream) {
+    update_map map = {.w = w,
+                      .master = master,
+                      .m = m,
+                      .v = v,
+                      .g = g,
+                      .scale = (float)a.scale,
+                      .beta1 = (float)a.beta1,
+                      .beta2 = (float)a.beta2,
+                      .eps = (float)a.eps,
+                      .rest1 = (float)(1 - a.beta1),
+                      .rest2 = (float)(1 - a.beta2),
+                      .rate = (float)(a.lr / (1 - pow(a.beta1, (double)a.step))),
+                      .second = (float)(1 / (1 - pow(a.beta2, (double)a.step))),
+                      .decay = (float)(a.lr * a.weight_decay)};
+    each(map, n, packable(0, w, master, m, v, g), stream);
+}
+
+struct master_map {
+    precise *master;
+    const real *w;
+
+    template <int W> __device__ void at(int64_t i) const { store<W>(master + i, load<W>(w + i)); }
+};
+
+void adamw_master(precise *master, const real *w, int64_t n, cf_stream *stream) {
+    each(master_map{master, w}, n, packable(0, master, w), stream);
+}
+
+static __device__ inline double square(float x) {
+    return (double)x * (double)x;
+}
+
+// partial (gridDim.x). Blocks take groups of THREADS packs in turn, and so what is left over, element by element.
+static __global__ void __launch_bounds__(THREADS)
+    squares_kernel(double *partial, const precise *x, int64_t packs, int64_t n) {
+    int64_t step = (int64_t)gridDim.x * THREADS;
+    double sum[1] = {0};
+    for (int64_t p = (int64_t)blockIdx.x * THREADS + threadIdx.x; p < packs; p += step * FLIGHT) {
+        values<PRECISE_PACK> v[FLIGHT];
+#pragma unroll
+        for (int k = 0; k < FLIGHT; k++)
+            v[k] = p + k * step < packs ? load<PRECISE_PACK>(x + (p + k * step) * PRECISE_PACK)
+                                        : values<PRECISE_PACK>{};
+#pragma unroll
+        for (int k = 0; k < FLIGHT; k++)
+#pragma unroll
+            for (int i = 0; i < PRECISE_PACK; i++) sum[0] += square(v[k].at[i]);
+    }
+    for (int64_t i = packs * PRECISE_PACK + (int64_t)blockIdx.x * THREADS + threadIdx.x; i < n; i += step)
+        sum[0] += square(x[i]);
+    block_sum(sum);
+    if (threadIdx.x == 0) partial[blockIdx.x] = sum[0];
+}
+
+void sum_of_squares(double *sum, double *scratch, const precise *x, int64_t n, cf_stream *stream) {
+    int64_t packs = (uintptr_t)x % 16 == 0 ? n / PRECISE_PACK : 0;
+    int64_t blocks = ceil_div(n, THREADS * FLIGHT * PRECISE_PACK); // fewer for small n
+    if (blocks > SQUARES_SCRATCH) blocks = SQUARES_SCRATCH;
+    cf_launch(squares_kernel, dim3((unsigned)blocks), dim3(THREADS), stream, scratch, x, packs, n);
+    cf_launch(sum_kernel<double>, dim3(n > 0), dim3(SUM_THREADS), stream, sum, (const double *)scratch,
+              blocks);
+}
+
+enum { LOOK_BLOCKS = 1024 };
+
+// first (LOOK_BLOCKS): the first NaN or infinity that the block finds, n if none. No speed is asked of it.
+static __global__ void nonfinite_kernel(int64_t *first, const precise *x, int64_t n) {
+    __shared__ int64_t of_thread[THREADS];
+    int64_t found = n;
+    for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < n; i += LOOK_BLOCKS * THREADS)
+        if (x[i] - x[i] != 0 && i < found) found = i; // NaN of NaN and infinity
+    of_thread[threadIdx.x] = found;
+    __syncthreads();
+    if (threadIdx.x > 0) return;
+    for (int t = 1; t < THREADS; t++) found = of_thread[t] < found ? of_thread[t] : found;
+    first[blockIdx.x] = found;
+}
+
+int64_t first_nonfinite(const precise *x, int64_t n, cf_stream *stream) {
+    int64_t found[LOOK_BLOCKS], first = n;
+    int64_t *first_of_block = (int64_t *)cf_alloc(sizeof found, "search for NaN");
+    cf_launch(nonfinite_kernel, dim3(LOOK_BLOCKS), dim3(THREADS), stream, first_of_block, x, n);
+    cf_copy(found, first_of_block, sizeof found, stream);
+    cf_stream_sync(stream);
+    cf_free(first_of_block);
+    for (int i = 0; i < LOOK_BLOCKS; i++) first = found[i] < first ? found[i] : first;
+    return first < n ? first : -1;
+}

@@ -1,0 +1,155 @@
+// Softmax cross-entropy on the GPU: the logits are the largest tensor of a step, so each function reads them
+// from memory once. A block takes a row, whatever its alignment (row_cut): a thread takes every THREADS-th
+// pack, FLIGHT of them loaded at a time.
+//
+// Statistics: each thread keeps the maximum so far and the sum of exponentials relative to it; a new maximum
+// rescales the sum. Then the block finds its maximum, every thread rescales once more, and the sums are added
+// (kernel.h: in a fixed order). A maximum passes over NaN, but the sum takes it up, and so does the loss; an
+// infinite logit makes NaN of infinity minus infinity.
+//
+// Backward is in place: a pack is loaded, becomes its gradient and is stored by the same thread.
+#include "crossentropy.h"
+#include "kernel.h"
+
+enum { THREADS = 512, FLIGHT = 4, COMBINE_THREADS = 128 };
+
+typedef struct softmax {
+    float maximum, sum; // sum of exp(logit − maximum)
+} softmax;
+
+static __device__ inline float shift_of(float maximum) {
+    return maximum == -INFINITY ? 0 : maximum; // −inf − (−inf) would be NaN
+}
+
+template <int W> static __device__ inline softmax include(softmax s, const values<W> &x) {
+    float maximum = s.maximum;
+#pragma unroll
+    for (int i = 0; i < W; i++) maximum = fmaxf(maximum, x.at[i]);
+    float shift = shift_of(maximum), sum = s.sum * expf(s.maximum - shift);
+#pragma unroll
+    for (int i = 0; i < W; i++) sum += expf(x.at[i] - shift);
+    return {maximum, sum};
+}
+
+static __device__ inline softmax merge(softmax a, softmax b) {
+    float maximum = a.maximum > b.maximum ? a.maximum : b.maximum;
+    if (maximum == -INFINITY) return {maximum, a.sum + b.sum}; // nothing, or NaN on its way
+    return {maximum, a.sum * expf(a.maximum - maximum) + b.sum * expf(b.maximum - maximum)};
+}
+
+static __device__ inline softmax softmax_of(const real *row, int64_t n) {
+    softmax s = {-INFINITY, 0};
+    row_cut cut = cut_row(row, n);
+    if (threadIdx.x < cut.singles) s = include(s, load<1>(row + single_column(cut, threadIdx.x)));
+    for (int64_t p = threadIdx.x; p < cut.packs; p += THREADS * FLIGHT) {
+        values<PACK> x[FLIGHT];
+#pragma unroll
+        for (int k = 0; k < FLIGHT; k++)
+            if (p + k * THREADS < cut.packs) x[k] = load<PACK>(row + cut.head + (p + k * THREADS) * PACK);
+#pragma unroll
+        for (int k = 0; k < FLIGHT; k++)
+            if (p + k * THREADS < cut.packs) s = include(s, x[k]);
+    }
+    float maximum = block_max(s.maximum), sum[1] = {s.sum * expf(s.maximum - shift_of(maximum))};
+    block_sum(sum);
+    return {maximum, sum[0]};
+}
+
+static __device__ inline bool held(int32_t target, int64_t first, int64_t valid) {
+    return target >= first && target < first + valid;
+}
+
+static __global__ void __launch_bounds__(THREADS)
+    stats_kernel(precise *stats, const real *logits, const int32_t *targets, int64_t first, int64_t valid,
+                 int64_t V) {
+    int64_t r = blockIdx.x;
+    const real *row = logits + r * V;
+    softmax s = softmax_of(row, valid);
+    if (threadIdx.x > 0) return;
+    stats[r * 3] = s.maximum;
+    stats[r * 3 + 1] = s.sum;
+    stats[r * 3 + 2] = held(targets[r], first, valid) ? to_float(row[targets[r] - first]) : 0;
+}
+
+void crossentropy_stats(precise *stats, const real *logits, const int32_t *targets, int64_t first,
+                        int64_t valid, int64_t R, int64_t V, cf_stream *stream) {
+    cf_launch(stats_kernel, dim3((unsigned)R), dim3(THREADS), stream, stats, logits, targets, first, valid,
+              V);
+}
+
+static __global__ void combine_kernel(precise *losses, precise *total, const precise *all, int64_t ranks,
+                                      int64_t R) {
+    int64_t r = (int64_t)blockIdx.x * COMBINE_THREADS + threadIdx.x;
+    if (r >= R) return;
+    softmax s = {-INFINITY, 0};
+    float target = 0;
+    for (int64_t i = 0; i < ranks; i++) {
+        const precise *stats = all + (i * R + r) * 3;
+        s = merge(s, {stats[0], stats[1]});
+        target += stats[2];
+    }
+    total[r * 2] = s.maximum;
+    total[r * 2 + 1] = s.sum;
+    losses[r] = logf(s.sum) + s.maximum - target;
+}
+
+void crossentropy_combine(precise *losses, precise *total, const precise *all, int64_t ranks, int64_t R,
+                          cf_stream *stream) {
+    cf_launch(combine_kernel, dim3((unsigned)ceil_div(R, COMBINE_THREADS)), dim3(COMBINE_THREADS), stream,
+              losses, total, all, ranks, R);
+}
+
+typedef struct row_gradient {
+    float maximum, factor, scale;
+    int64_t target, valid; // target: its column, −1 if not here
+} row_gradient;
+
+// x becomes the gradient of columns c … c + W − 1.
+template <int W> static __device__ inline void differentiate(values<W> &x, row_gradient g, int64_t c) {
+    int target = g.target >= c && g.target < c + W ? (int)(g.target - c) : -1;
+    int valid = g.valid - c < W ? (int)(g.valid - c) : W;
+#pragma unroll
+    for (int i = 0; i < W; i++) {
+        float gradient = expf(x.at[i] - g.maximum) * g.factor - (i == target ? g.scale : 0);
+        x.at[i] = i < valid ? gradient : 0;
+    }
+}
+
+static __global__ void __launch_bounds__(THREADS)
+    backward_kernel(real *logits, const precise *total, const int32_t *targets, float scale, int64_t first,
+                    int64_t valid, int64_t V) {
+    int64_t r = blockIdx.x;
+    real *row = logits + r * V;
+    row_gradient g = {total[r * 2], scale / total[r * 2 + 1], scale,
+                      held(targets[r], first, valid) ? targets[r] - first : -1, valid};
+    row_cut cut = cut_row(row, V);
+    if (threadIdx.x < cut.singles) {
+        int64_t c = single_column(cut, threadIdx.x);
+        values<1> x = load<1>(row + c);
+        differentiate(x, g, c);
+        store<1>(row + c, x);
+    }
+    for (int64_t p = threadIdx.x; p < cut.packs; p += THREADS * FLIGHT) {
+        values<PACK> x[FLIGHT];
+#pragma unroll
+        for (int k = 0; k < FLIGHT; k++)
+            if (p + k * THREADS < cut.packs) x[k] = load<PACK>(row + cut.head + (p + k * THREADS) * PACK);
+#pragma unroll
+        for (int k = 0; k < FLIGHT; k++) {
+            int64_t c = cut.head + (p + k * THREADS) * PACK;
+            if (p + k * THREADS >= cut.packs) break;
+            differentiate(x[k], g, c);
+            store<PACK>(row + c, x[k]);
+        }
+    }
+}
+
+void crossentropy_backward(real *logits, const precise *total, const int32_t *targets, double scale,
+                           int64_t first, int64_t valid, int64_t R, int64_t V, cf_stream *stream) {
+    cf_launch(backward_kernel, dim3((unsigned)R), dim3(THREADS), stream, logits, total, targets, (float)scale,
+              first, valid, V);
+}
+
+void crossentropy_sum(double *sum, const precise *losses, int64_t n, cf_stream *stream) {
+    cf_launch(sum_kernel<precise>, dim3(n > 0), dim3(SUM_THREADS), stream, sum, losses, n);
+}

@@ -1,0 +1,85 @@
+// GELU and residual additions on the GPU: one pass over memory each, sixteen bytes a thread at a time.
+//
+// The formulas are the CPU twin's: (1 + tanh u) / 2 = 1 / (1 + exp(−2u)). The arithmetic of GELU is about as
+// long as its memory traffic, so exp is the fast one; its error, some 2⁻²² times the argument, is far below
+// what matters where the sigmoid is neither 0 nor 1.
+//
+// Residual: a thread keeps its columns' bias and takes TILE_ROWS rows. All loads come before the first store,
+// because the compiler must take it that out is x, which it may be.
+#include "elementwise.h"
+#include "kernel.h"
+
+#define TWICE_ROOT 1.5957691216057308f // 2 · sqrt(2/pi)
+#define CUBIC      0.044715f
+
+static __device__ inline float sigmoid_of_gelu(float v) {
+    return 1 / (1 + __expf(-TWICE_ROOT * (v + CUBIC * v * v * v)));
+}
+
+struct gelu_map {
+    real *out;
+    const real *x;
+
+    template <int W> __device__ void at(int64_t i) const {
+        values<W> v = load<W>(x + i);
+#pragma unroll
+        for (int k = 0; k < W; k++) v.at[k] *= sigmoid_of_gelu(v.at[k]);
+        store<W>(out + i, v);
+    }
+};
+
+void gelu_forward(real *out, const real *x, int64_t count, cf_stream *stream) {
+    each(gelu_map{out, x}, count, packable(0, out, x), stream);
+}
+
+struct gelu_slope_map {
+    real *dx;
+    const real *dy, *x;
+
+    static __device__ float slope(float v) {
+        v = v > 100 ? 100 : v; // the derivative is 1 or 0 far before; keeps inf · 0 away, lets NaN pass
+        v = v < -100 ? -100 : v;
+        float s = sigmoid_of_gelu(v);
+        return s + v * s * (1 - s) * TWICE_ROOT * (1 + 3 * CUBIC * v * v);
+    }
+
+    template <int W> __device__ void at(int64_t i) const {
+        values<W> v = load<W>(x + i), d = load<W>(dy + i);
+#pragma unroll
+        for (int k = 0; k < W; k++) d.at[k] *= slope(v.at[k]);
+        store<W>(dx + i, d);
+    }
+};
+
+void gelu_backward(real *dx, const real *dy, const real *x, int64_t count, cf_stream *stream) {
+    each(gelu_slope_map{dx, dy, x}, count, packable(0, dx, dy, x), stream);
+}
+
+template <int W>
+static __global__ void residual_kernel(real *out, const real *x, const real *y, const real *bias, int64_t R,
+                                       int64_t C) {
+    int64_t c = tile_column<W>(), first = (int64_t)blockIdx.x * TILE_ROWS;
+    if (c >= C) return;
+    values<W> b = {}, sum[TILE_ROWS], add[TILE_ROWS];
+    if (bias) b = load<W>(bias + c);
+#pragma unroll
+    for (int k = 0; k < TILE_ROWS; k++) {
+        int64_t r = first + k < R ? first + k : R - 1;
+        sum[k] = load<W>(x + r * C + c);
+        add[k] = load<W>(y + r * C + c);
+    }
+#pragma unroll
+    for (int k = 0; k < TILE_ROWS; k++) {
+#pragma unroll
+        for (int i = 0; i < W; i++) sum[k].at[i] = sum[k].at[i] + add[k].at[i] + b.at[i];
+        if (first + k < R) store<W>(out + (first + k) * C + c, sum[k]);
+    }
+}
+
+void residual_forward(real *out, const real *x, const real *y, const real *bias, int64_t R, int64_t C,
+                      cf_stream *stream) {
+    bool packed = packable(C, out, x, y, bias);
+    tiling t = tile(R, C, packed ? PACK : 1);
+    cf_launch(packed ? residual_kernel<PACK> : residual_kernel<1>, t.blocks, t.threads, stream, out, x, y,
+              bias, R, C);
+}

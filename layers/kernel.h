@@ -1,0 +1,192 @@
+// What the model's own kernels share. For .cu files alone.
+//
+// All of them are limited by memory, so they differ little: a thread moves sixteen bytes at a time where
+// addresses allow (PACK elements of real, W = PACK below) and single elements elsewhere (W = 1), arithmetic is
+// in float whatever the element type, and a value is rounded once, when it is stored. Three ways to cut work:
+//
+//   each()      n independent elements: packs first, and the elements left over by threads of the same kernel
+//   tile        rows that have columns in common: a thread keeps its columns and takes several rows
+//   row cut     a long row for one block: elements before the first sixteen-byte boundary, packs, the rest
+//
+// Sums have a fixed order: within a thread that of the elements, within a warp a butterfly (which gives every
+// lane the same bits, addition being commutative), within a block that of the warps. The number of blocks, too,
+// follows from the shape alone, never from the GPU.
+#ifndef KERNEL_H
+#define KERNEL_H
+
+#include <math.h>
+#include "../commfuse/cuda.h"
+#include "real.h"
+
+enum { WARP = 32, PACK = cf_pack<real>::N };
+
+static inline int64_t ceil_div(int64_t n, int64_t d) {
+    return (n + d - 1) / d;
+}
+
+// --- elements ---
+
+static __device__ inline float to_float(float x) {
+    return x;
+}
+static __device__ inline void set(float &to, float x) {
+    to = x;
+}
+#ifdef REAL_IS_BF16
+static __device__ inline float to_float(real x) {
+    return __bfloat162float(x);
+}
+static __device__ inline void set(real &to, float x) {
+    to = __float2bfloat16_rn(x);
+}
+#endif
+
+template <int W> struct values { float at[W]; };
+
+// W elements, where W is 1, or from and to lie on sixteen-byte boundaries and W elements fill some of them.
+template <int W, typename T> static __device__ inline values<W> load(const T *from) {
+    values<W> x;
+    if constexpr (W == 1) {
+        x.at[0] = to_float(*from);
+    } else {
+        static_assert(W % cf_pack<T>::N == 0, "whole packs");
+#pragma unroll
+        for (int p = 0; p < W / cf_pack<T>::N; p++) {
+            cf_pack<T> pack = ((const cf_pack<T> *)from)[p];
+#pragma unroll
+            for (int i = 0; i < cf_pack<T>::N; i++) x.at[p * cf_pack<T>::N + i] = to_float(pack.value[i]);
+        }
+    }
+    return x;
+}
+
+template <int W, typename T> static __device__ inline void store(T *to, const values<W> &x) {
+    if constexpr (W == 1) {
+        set(*to, x.at[0]);
+    } else {
+#pragma unroll
+        for (int p = 0; p < W / cf_pack<T>::N; p++) {
+            cf_pack<T> pack;
+#pragma unroll
+            for (int i = 0; i < cf_pack<T>::N; i++) set(pack.value[i], x.at[p * cf_pack<T>::N + i]);
+            ((cf_pack<T> *)to)[p] = pack;
+        }
+    }
+}
+
+// Whether packs may be used at these addresses (NULL counts as such) and at whole rows behind them.
+template <typename... T> static inline bool packable(int64_t row, const T *...addresses) {
+    return row % PACK == 0 && (((uintptr_t)addresses | ...) % 16) == 0;
+}
+
+// --- n independent elements ---
+
+enum { EACH_THREADS = 256, EACH_ITEMS = 4 }; // items per thread
+
+// An item is a pack or, behind the last pack, one element.
+template <typename Map> static __global__ void each_kernel(Map map, int64_t packs, int64_t items) {
+    int64_t i = (int64_t)blockIdx.x * (EACH_THREADS * EACH_ITEMS) + threadIdx.x;
+#pragma unroll 1
+    for (int k = 0; k < EACH_ITEMS; k++, i += EACH_THREADS) {
+        if (i < packs)
+            map.template at<PACK>(i * PACK);
+        else if (i < items)
+            map.template at<1>(i + packs * (PACK - 1));
+    }
+}
+
+// map.at<W>(i) treats elements i … i + W − 1, with W = PACK only if packed. Every element gets its turn once.
+template <typename Map> static void each(Map map, int64_t n, bool packed, cf_stream *stream) {
+    int64_t packs = packed ? n / PACK : 0, items = n - packs * (PACK - 1);
+    cf_launch(each_kernel<Map>, dim3((unsigned)ceil_div(items, EACH_THREADS * EACH_ITEMS)),
+              dim3(EACH_THREADS), stream, map, packs, items);
+}
+
+// --- rows with columns in common ---
+
+enum { TILE_ROWS = 4, TILE_THREADS_MAX = 256 };
+
+// blocks.x over groups of TILE_ROWS rows, blocks.y over columns, a thread for W columns.
+typedef struct tiling {
+    dim3 blocks, threads;
+} tiling;
+
+static inline tiling tile(int64_t rows, int64_t C, int64_t W) {
+    int64_t wide = ceil_div(C, W), across = ceil_div(wide, TILE_THREADS_MAX);
+    int64_t threads = across > 0 ? ceil_div(ceil_div(wide, across), WARP) * WARP : 0;
+    return {dim3((unsigned)ceil_div(rows, TILE_ROWS), (unsigned)across), dim3((unsigned)threads)};
+}
+
+// First column of this thread.
+template <int W> static __device__ inline int64_t tile_column(void) {
+    return ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * W;
+}
+
+// --- one long row ---
+
+typedef struct row_cut {
+    int64_t head, packs, singles; // elements before the packs, packs, elements before and behind them
+} row_cut;
+
+static __device__ inline row_cut cut_row(const real *row, int64_t n) {
+    int64_t head = (int64_t)((16 - (uintptr_t)row % 16) % 16 / sizeof *row);
+    if (head > n) head = n;
+    int64_t packs = (n - head) / PACK;
+    return {head, packs, n - packs * PACK};
+}
+
+static __device__ inline int64_t single_column(row_cut cut, int64_t i) { // of single i
+    return i < cut.head ? i : i + cut.packs * PACK;
+}
+
+// --- reductions: warps are whole, every thread of the block calls, every thread has the result ---
+
+template <typename T> static __device__ inline T warp_sum(T x) {
+#pragma unroll
+    for (int distance = WARP / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
+    return x;
+}
+
+// N sums at once.
+template <int N, typename T> static __device__ inline void block_sum(T (&x)[N]) {
+    __shared__ T of_warp[WARP][N];
+    int warps = (int)blockDim.x / WARP, warp = (int)threadIdx.x / WARP;
+#pragma unroll
+    for (int n = 0; n < N; n++) x[n] = warp_sum(x[n]);
+    __syncthreads(); // the sums of an earlier call have been read
+    if (threadIdx.x % WARP == 0)
+        for (int n = 0; n < N; n++) of_warp[warp][n] = x[n];
+    __syncthreads();
+#pragma unroll
+    for (int n = 0; n < N; n++) x[n] = of_warp[0][n];
+    for (int w = 1; w < warps; w++)
+#pragma unroll
+        for (int n = 0; n < N; n++) x[n] += of_warp[w][n];
+}
+
+// NaN is passed over.
+static __device__ inline float block_max(float x) {
+    __shared__ float of_warp[WARP];
+    int warps = (int)blockDim.x / WARP;
+#pragma unroll
+    for (int distance = WARP / 2; distance > 0; distance /= 2)
+        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, distance));
+    __syncthreads();
+    if (threadIdx.x % WARP == 0) of_warp[threadIdx.x / WARP] = x;
+    __syncthreads();
+    x = of_warp[0];
+    for (int w = 1; w < warps; w++) x = fmaxf(x, of_warp[w]);
+    return x;
+}
+
+// *sum += the sum of x (n), by one block.
+enum { SUM_THREADS = 512 };
+template <typename T> static __global__ void sum_kernel(double *sum, const T *x, int64_t n) {
+    double total[1] = {0};
+#pragma unroll 4
+    for (int64_t i = threadIdx.x; i < n; i += SUM_THREADS) total[0] += (double)x[i];
+    block_sum(total);
+    if (threadIdx.x == 0) *sum += total[0];
+}
+
+#endif

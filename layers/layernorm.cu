@@ -1,0 +1,214 @@
+// Layer normalisation on the GPU.
+//
+// A block is as wide as a row: a thread holds W neighbouring columns in registers, so the row is read once
+// and its variance is that of the differences from the mean. ROWS rows are treated at once, so that their loads
+// are in flight together and one block-wide reduction serves all of them. Rows that are too long for that, or
+// long and not on sixteen-byte boundaries, are walked through several times by the kernels with `long` in
+// their name; the cache has them by then.
+//
+// Backward: the rows are cut into at most PARTIALS stretches, whatever the GPU, a block for each. A thread adds
+// up dw and db of its columns over the block's rows in row order and leaves them in the block's part of the
+// scratch. A second kernel adds these partial sums: a warp takes 32 columns and a fixed share of the partials, in
+// order, and the warps' sums are added in order.
+#include "layernorm.h"
+#include "kernel.h"
+
+enum { PARTIALS = 512, THREADS_MAX = 512, LONG_THREADS = 256, ADD_WARPS = 16 };
+enum { ROWS = PACK == 8 ? 2 : 4 }; // what registers allow without spills
+#define EPS 1e-5f
+
+// Threads for rows of C columns, W a thread; 0: too long.
+static int64_t threads_of_row(int64_t C, int64_t W) {
+    int64_t threads = ceil_div(ceil_div(C, W), WARP) * WARP;
+    return threads <= THREADS_MAX ? threads : 0;
+}
+
+template <int W>
+static __global__ void __launch_bounds__(THREADS_MAX)
+    forward_kernel(real *out, precise *mean, precise *rstd, const real *x, const real *w, const real *b,
+                   int64_t R, int64_t C) {
+    int64_t c = (int64_t)threadIdx.x * W, first = (int64_t)blockIdx.x * ROWS;
+    bool mine = c < C;
+    values<W> row[ROWS], scale = {}, shift = {};
+    float m[ROWS], s[ROWS];
+#pragma unroll
+    for (int k = 0; k < ROWS; k++) {
+        int64_t r = first + k < R ? first + k : R - 1;
+        row[k] = mine ? load<W>(x + r * C + c) : values<W>{};
+    }
+    if (mine) scale = load<W>(w + c), shift = load<W>(b + c);
+#pragma unroll
+    for (int k = 0; k < ROWS; k++) {
+        m[k] = 0;
+#pragma unroll
+        for (int i = 0; i < W; i++) m[k] += row[k].at[i];
+    }
+    block_sum(m);
+#pragma unroll
+    for (int k = 0; k < ROWS; k++) {
+        m[k] /= (float)C;
+        s[k] = 0;
+#pragma unroll
+        for (int i = 0; i < W; i++) {
+            row[k].at[i] -= m[k];
+            if (mine) s[k] += row[k].at[i] * row[k].at[i];
+        }
+    }
+    block_sum(s);
+#pragma unroll
+    for (int k = 0; k < ROWS; k++) {
+        if (first + k >= R) break;
+        float rs = 1 / sqrtf(s[k] / (float)C + EPS);
+#pragma unroll
+        for (int i = 0; i < W; i++) row[k].at[i] = row[k].at[i] * rs * scale.at[i] + shift.at[i];
+        if (mine) store<W>(out + (first + k) * C + c, row[k]);
+        if (threadIdx.x == 0 && mean) mean[first + k] = m[k];
+        if (threadIdx.x == 0 && rstd) rstd[first + k] = rs;
+    }
+}
+
+// A block per row.
+static __global__ void forward_long_kernel(real *out, precise *mean, precise *rstd, const real *x,
+                                           const real *w, const real *b, int64_t C) {
+    const real *row = x + blockIdx.x * C;
+    real *out_row = out + blockIdx.x * C;
+    float sum[1] = {0}, squares[1] = {0};
+    for (int64_t c = threadIdx.x; c < C; c += LONG_THREADS) sum[0] += to_float(row[c]);
+    block_sum(sum);
+    float m = sum[0] / (float)C;
+    for (int64_t c = threadIdx.x; c < C; c += LONG_THREADS)
+        squares[0] += (to_float(row[c]) - m) * (to_float(row[c]) - m);
+    block_sum(squares);
+    float s = 1 / sqrtf(squares[0] / (float)C + EPS);
+    for (int64_t c = threadIdx.x; c < C; c += LONG_THREADS)
+        set(out_row[c], (to_float(row[c]) - m) * s * to_float(w[c]) + to_float(b[c]));
+    if (threadIdx.x == 0 && mean) mean[blockIdx.x] = m;
+    if (threadIdx.x == 0 && rstd) rstd[blockIdx.x] = s;
+}
+
+void layernorm_forward(real *out, precise *mean, precise *rstd, const real *x, const real *w, const real *b,
+                       int64_t R, int64_t C, cf_stream *stream) {
+    bool packed = packable(C, out, x, w, b);
+    int64_t threads = threads_of_row(C, packed ? PACK : 1);
+    if (threads > 0)
+        cf_launch(packed ? forward_kernel<PACK> : forward_kernel<1>, dim3((unsigned)ceil_div(R, ROWS)),
+                  dim3((unsigned)threads), stream, out, mean, rstd, x, w, b, R, C);
+    else
+        cf_launch(forward_long_kernel, dim3((unsigned)R), dim3(LONG_THREADS), stream, out, mean, rstd, x, w,
+                  b, C);
+}
+
+int64_t layernorm_scratch(int64_t C) {
+    return PARTIALS * 2 * C;
+}
+
+// With h = (x − mean) · rstd and g = dy · w:  dx += rstd · (g − mean(g) − h · mean(g · h)).
+// partial (stretches, 2, C): dw and db of each stretch of rows.
+template <int W>
+static __global__ void __launch_bounds__(THREADS_MAX)
+    backward_kernel(real *dx, precise *partial, const real *dy, const real *x, const real *w,
+                    const precise *mean, const precise *rstd, int64_t stretch, int64_t R, int64_t C) {
+    int64_t c = (int64_t)threadIdx.x * W, begin = blockIdx.x * stretch;
+    int64_t end = begin + stretch < R ? begin + stretch : R;
+    bool mine = c < C;
+    values<W> dw = {}, db = {}, scale = mine ? load<W>(w + c) : values<W>{};
+    for (int64_t first = begin; first < end; first += ROWS) {
+        values<W> h[ROWS], d[ROWS], old[ROWS];
+        float m[ROWS], s[ROWS], sum[2 * ROWS]; // of g, of g · h
+#pragma unroll
+        for (int k = 0; k < ROWS; k++) {
+            int64_t r = first + k < end ? first + k : end - 1;
+            h[k] = mine ? load<W>(x + r * C + c) : values<W>{};
+            d[k] = mine ? load<W>(dy + r * C + c) : values<W>{};
+            old[k] = mine ? load<W>(dx + r * C + c) : values<W>{};
+            m[k] = mean[r];
+            s[k] = rstd[r];
+        }
+#pragma unroll
+        for (int k = 0; k < ROWS; k++) {
+            sum[2 * k] = sum[2 * k + 1] = 0;
+#pragma unroll
+            for (int i = 0; i < W; i++) {
+                h[k].at[i] = (h[k].at[i] - m[k]) * s[k];
+                sum[2 * k] += d[k].at[i] * scale.at[i];
+                sum[2 * k + 1] += d[k].at[i] * scale.at[i] * h[k].at[i];
+            }
+            if (!mine) sum[2 * k] = sum[2 * k + 1] = 0; // 0 · infinity
+        }
+        block_sum(sum);
+#pragma unroll
+        for (int k = 0; k < ROWS; k++) {
+            if (first + k >= end) break;
+            float mean_g = sum[2 * k] / (float)C, mean_gh = sum[2 * k + 1] / (float)C;
+#pragma unroll
+            for (int i = 0; i < W; i++) {
+                dw.at[i] += d[k].at[i] * h[k].at[i];
+                db.at[i] += d[k].at[i];
+                old[k].at[i] += s[k] * (d[k].at[i] * scale.at[i] - mean_g - h[k].at[i] * mean_gh);
+            }
+            if (mine) store<W>(dx + (first + k) * C + c, old[k]);
+        }
+    }
+    precise *part = partial + blockIdx.x * 2 * C;
+    if (mine) store<W>(part + c, dw), store<W>(part + C + c, db);
+}
+
+// The same for long rows: dw and db add up in the scratch, each element by one thread.
+static __global__ void backward_long_kernel(real *dx, precise *partial, const real *dy, const real *x,
+                                            const real *w, const precise *mean, const precise *rstd,
+                                            int64_t stretch, int64_t R, int64_t C) {
+    int64_t begin = blockIdx.x * stretch, end = begin + stretch < R ? begin + stretch : R;
+    precise *dw = partial + blockIdx.x * 2 * C, *db = dw + C;
+    for (int64_t c = threadIdx.x; c < C; c += LONG_THREADS) dw[c] = db[c] = 0;
+    for (int64_t r = begin; r < end; r++) {
+        float m = mean[r], s = rstd[r], sum[2] = {0, 0};
+        for (int64_t c = threadIdx.x; c < C; c += LONG_THREADS) {
+            float d = to_float(dy[r * C + c]), g = d * to_float(w[c]), h = (to_float(x[r * C + c]) - m) * s;
+            dw[c] += d * h;
+            db[c] += d;
+            sum[0] += g;
+            sum[1] += g * h;
+        }
+        block_sum(sum);
+        float mean_g = sum[0] / (float)C, mean_gh = sum[1] / (float)C;
+        for (int64_t c = threadIdx.x; c < C; c += LONG_THREADS) {
+            float g = to_float(dy[r * C + c]) * to_float(w[c]), h = (to_float(x[r * C + c]) - m) * s;
+            set(dx[r * C + c], to_float(dx[r * C + c]) + s * (g - mean_g - h * mean_gh));
+        }
+    }
+}
+
+// dw, db (C) += the sum over stretches of partial (stretches, 2, C)
+static __global__ void add_partials_kernel(precise *dw, precise *db, const precise *partial,
+                                           int64_t stretches, int64_t C) {
+    __shared__ precise of_warp[ADD_WARPS][WARP];
+    int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP;
+    int64_t column = (int64_t)blockIdx.x * WARP + lane; // dw's columns and behind them db's
+    int64_t share = (stretches + ADD_WARPS - 1) / ADD_WARPS, begin = warp * share;
+    int64_t end = begin + share < stretches ? begin + share : stretches;
+    precise sum = 0;
+    if (column < 2 * C)
+#pragma unroll 8
+        for (int64_t i = begin; i < end; i++) sum += partial[i * 2 * C + column];
+    of_warp[warp][lane] = sum;
+    __syncthreads();
+    if (warp > 0 || column >= 2 * C) return;
+    for (int i = 1; i < ADD_WARPS; i++) sum += of_warp[i][lane];
+    precise *to = column < C ? dw + column : db + column - C;
+    *to += sum;
+}
+
+void layernorm_backward(real *dx, precise *dw, precise *db, const real *dy, const real *x, const real *w,
+                        const precise *mean, const precise *rstd, precise *scratch, int64_t R, int64_t C,
+                        cf_stream *stream) {
+    if (R == 0) return;
+    bool packed = packable(C, dx, dy, x, w, scratch);
+    int64_t threads = threads_of_row(C, packed ? PACK : 1);
+    int64_t stretch = ceil_div(R, PARTIALS), stretches = ceil_div(R, stretch);
+    auto kernel = threads == 0 ? backward_long_kernel : packed ? backward_kernel<PACK> : backward_kernel<1>;
+    if (threads == 0) threads = LONG_THREADS;
+    cf_launch(kernel, dim3((unsigned)stretches), dim3((unsigned)threads), stream, dx, scratch, dy, x, w, mean,
+              rstd, stretch, R, C);
+    cf_launch(add_partials_kernel, dim3((unsigned)ceil_div(2 * C, WARP)), dim3(ADD_WARPS * WARP), stream, dw,
+              db, scratch, stretches, C);
+}
