@@ -1,0 +1,497 @@
+// What one training step is made of: every kernel of it at the sizes of a model, timed on the device, and what cutting
+// it into slices costs.
+//
+//     bench_gpu L C H B T V [repetitions] [JSON]         default 12 768 12 16 1024 50304 12: d12, 16 sequences
+//
+// The first table has a line for each kernel of a step of one rank: time of a call, calls in a step, their time in the
+// step, TFLOP/s with the share of the device's peak, GB/s with the share of what a plain copy reaches in this run.
+// FLOP of attention count causal work alone, half of T × T. GB count each tensor once per pass over memory that the
+// algorithm needs. AdamW, the norm and zeroing are timed on at most 2^27 parameters and scaled to all of them.
+//
+// The second table is chunking loss: an operation as one of N ranks has it, computed whole and in the N slices in
+// which CommFuse computes it, nothing sent. loss = (slices − whole) / whole, which no schedule can win back.
+//
+// A time is between two moments of the stream around as many calls as take half a millisecond; printed is the median
+// of the repetitions, after two to warm up, and the spread, slowest − fastest in percent of the median. Tensors of
+// the residual stream rotate through POOL copies, so that a second-level cache does not hold them; what is written
+// goes to copies that are not read as residuals, so that no number grows from call to call until it is infinite.
+// A source for either device: on a CPU use small sizes.
+#include "commfuse/die.h"
+#include "layers/adamw.h"
+#include "layers/attention.h"
+#include "layers/crossentropy.h"
+#include "layers/elementwise.h"
+#include "layers/embedding.h"
+#include "layers/layernorm.h"
+#include "layers/linear.h"
+#include "layers/peak.h"
+#include "tests/layers/tensors.h"
+#include <stdio.h>
+
+enum {
+    POOL = 6,
+    WARM_UP = 2,
+    REPETITIONS_MIN = 10,
+    REPETITIONS_MAX = 1000,
+    CALLS_MAX = 64,
+    SEED_ELEMENTS = 1 << 20
+};
+enum { STATE_MAX = 1 << 27 };
+static const double SAMPLE_MS = 0.5;
+
+typedef struct sizes {
+    int64_t L, C, H, B, T, V, repetitions;
+    int64_t R, D, P, S; // rows B·T, channels per head, parameters, how many of them are timed
+} sizes;
+
+typedef struct bench {
+    sizes s;
+    cf_stream *stream;
+    FILE *json;
+    double peak, copy_gbs; // FLOP/s; GB/s
+    int turn;              // of the pool
+    real *narrow[POOL];    // (R, C) read
+    real *written[POOL];   // (R, C)
+    real *wide, *wide2, *dqkv, *weight, *table, *logits;
+    precise *dweight, *dtable, *vectors, *rows, *scratch, *lse;
+    real *w;
+    precise *master, *m, *v, *g; // (S)
+    double *sums;
+    int32_t *tokens;
+} bench;
+
+static real *residual(bench *b, int which) {
+    return b->narrow[(b->turn + which) % POOL];
+}
+static real *sink(bench *b, int which) {
+    return b->written[(b->turn + which) % POOL];
+}
+
+// --- buffers ---
+
+// Random numbers in the first part, copies of it behind: kernels must not be timed on zeros.
+static void *filled(bench *b, element of, int64_t count) {
+    int64_t seeds = count < SEED_ELEMENTS ? count : SEED_ELEMENTS, size = element_size(of);
+    char *memory = (char *)cf_alloc(count * size, "benchmark");
+    tensor x = {.of = of, .count = seeds, .at = memory};
+    tensor_random(&x, 1, (uint64_t)count, 0, 0.5, false, b->stream);
+    for (int64_t have = seeds; have < count; have *= 2)
+        cf_copy(memory + have * size, memory, (have < count - have ? have : count - have) * size, b->stream);
+    return memory;
+}
+
+static int64_t largest(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
+
+static void make_buffers(bench *b) {
+    const sizes *s = &b->s;
+    for (int i = 0; i < POOL; i++) b->narrow[i] = filled(b, OF_REAL, s->R * s->C);
+    for (int i = 0; i < POOL; i++) b->written[i] = filled(b, OF_REAL, s->R * s->C);
+    b->wide = filled(b, OF_REAL, s->R * 4 * s->C);
+    b->wide2 = filled(b, OF_REAL, s->R * 4 * s->C);
+    b->dqkv = filled(b, OF_REAL, s->R * 3 * s->C);
+    b->weight = filled(b, OF_REAL, 4 * s->C * s->C);
+    b->table = filled(b, OF_REAL, s->V * s->C);
+    b->logits = filled(b, OF_REAL, s->R * s->V);
+    b->dweight = filled(b, OF_PRECISE, 4 * s->C * s->C);
+    b->dtable = filled(b, OF_PRECISE, largest(s->V, s->T) * s->C);
+    b->vectors = filled(b, OF_PRECISE, 8 * s->C);
+    b->rows = filled(b, OF_PRECISE, 8 * s->R);
+    b->lse = filled(b, OF_PRECISE, s->R * s->H);
+    b->scratch =
+        filled(b, OF_PRECISE, largest(layernorm_scratch(s->C), attention_scratch(s->T, s->B, s->H, s->D)));
+    b->w = filled(b, OF_REAL, s->S);
+    b->master = filled(b, OF_PRECISE, s->S);
+    b->m = filled(b, OF_PRECISE, s->S);
+    b->v = filled(b, OF_PRECISE, s->S);
+    b->g = filled(b, OF_PRECISE, s->S);
+    b->sums = cf_alloc((SQUARES_SCRATCH + 1) * (int64_t)sizeof(double), "benchmark");
+    b->tokens = cf_alloc(s->R * (int64_t)sizeof(int32_t), "benchmark");
+    tensor tokens = {.of = OF_INT32, .count = s->R, .at = b->tokens};
+    tensor_integers(&tokens, 1, 2, 0, s->V, b->stream);
+    cf_stream_sync(b->stream);
+}
+
+// --- time ---
+
+typedef struct timing {
+    double ms, spread; // median of a call; (slowest − fastest) / median
+} timing;
+
+typedef void work(bench *b, const int64_t *numbers);
+
+static double sample(bench *b, work *run, const int64_t *numbers, int calls) {
+    cf_moment begin = cf_moment_now(b->stream);
+    for (int i = 0; i < calls; i++, b->turn++) run(b, numbers);
+    cf_moment end = cf_moment_now(b->stream);
+    cf_stream_sync(b->stream);
+    return (cf_moment_ms(end) - cf_moment_ms(begin)) / calls;
+}
+
+static int ascending(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static timing time_of(bench *b, work *run, const int64_t *numbers) {
+    double ms[REPETITIONS_MAX], once = 0;
+    for (int i = 0; i < WARM_UP; i++) once = sample(b, run, numbers, 1);
+    int calls = once * CALLS_MAX < SAMPLE_MS ? CALLS_MAX : 1 + (int)(SAMPLE_MS / once);
+    for (int64_t i = 0; i < b->s.repetitions; i++) ms[i] = sample(b, run, numbers, calls);
+    qsort(ms, (size_t)b->s.repetitions, sizeof *ms, ascending);
+    double median = ms[b->s.repetitions / 2];
+    return (timing){median, (ms[b->s.repetitions - 1] - ms[0]) / median};
+}
+
+// --- the kernels of a step ---
+
+// numbers: IC, OC
+static void forward(bench *b, const int64_t *n) {
+    linear_forward(n[1] > n[0] ? b->wide : sink(b, 0), n[1] > n[0] ? residual(b, 1) : b->wide, b->weight,
+                   NULL, b->s.R, n[0], n[1], b->stream);
+}
+static void dgrad(bench *b, const int64_t *n) {
+    linear_dgrad(n[1] > n[0] ? sink(b, 0) : b->wide, n[1] > n[0] ? b->wide : residual(b, 1), b->weight,
+                 b->s.R, n[0], n[1], b->stream);
+}
+static void wgrad(bench *b, const int64_t *n) {
+    linear_wgrad(b->dweight, n[1] > n[0] ? b->wide : residual(b, 0), n[1] > n[0] ? residual(b, 1) : b->wide,
+                 b->s.R, n[0], n[1], b->stream);
+}
+static void bias_grad(bench *b, const int64_t *n) {
+    linear_bias_grad(b->vectors, n[0] > b->s.C ? b->wide : residual(b, 0), b->s.R, n[0], b->stream);
+}
+static void head_forward(bench *b, const int64_t *n) {
+    (void)n;
+    linear_forward(b->logits, residual(b, 0), b->table, NULL, b->s.R, b->s.C, b->s.V, b->stream);
+}
+static void head_dgrad(bench *b, const int64_t *n) {
+    (void)n;
+    linear_dgrad(sink(b, 0), b->logits, b->table, b->s.R, b->s.C, b->s.V, b->stream);
+}
+static void head_wgrad(bench *b, const int64_t *n) {
+    (void)n;
+    linear_wgrad(b->dtable, b->logits, residual(b, 0), b->s.R, b->s.C, b->s.V, b->stream);
+}
+
+static void attention(bench *b, const int64_t *n) {
+    (void)n;
+    const sizes *s = &b->s;
+    attention_forward(sink(b, 0), b->lse, b->wide, 0, s->T, s->T, s->B, s->H, s->D, b->stream);
+}
+static void attention_gradient(bench *b, const int64_t *n) {
+    (void)n;
+    const sizes *s = &b->s;
+    attention_backward(b->dqkv, residual(b, 0), residual(b, 1), b->lse, b->wide, b->scratch, 0, s->T, s->T,
+                       s->B, s->H, s->D, true, b->stream);
+}
+
+static void norm(bench *b, const int64_t *n) {
+    (void)n;
+    layernorm_forward(sink(b, 0), b->rows, b->rows + b->s.R, residual(b, 1), b->weight, b->weight + b->s.C,
+                      b->s.R, b->s.C, b->stream);
+}
+static void norm_gradient(bench *b, const int64_t *n) {
+    (void)n;
+    layernorm_backward(sink(b, 0), b->vectors, b->vectors + b->s.C, residual(b, 1), residual(b, 2), b->weight,
+                       b->rows, b->rows + b->s.R, b->scratch, b->s.R, b->s.C, b->stream);
+}
+static void gelu(bench *b, const int64_t *n) {
+    (void)n;
+    gelu_forward(b->wide2, b->wide, b->s.R * 4 * b->s.C, b->stream);
+}
+static void gelu_gradient(bench *b, const int64_t *n) {
+    (void)n;
+    gelu_backward(b->wide2, b->wide2, b->wide, b->s.R * 4 * b->s.C, b->stream);
+}
+static void residual_add(bench *b, const int64_t *n) {
+    (void)n;
+    residual_forward(sink(b, 0), residual(b, 1), residual(b, 2), b->weight, b->s.R, b->s.C, b->stream);
+}
+static void row_copy(bench *b, const int64_t *n) {
+    (void)n;
+    cf_copy(sink(b, 0), residual(b, 1), b->s.R * b->s.C * (int64_t)sizeof(real), b->stream);
+}
+
+static void lookup(bench *b, const int64_t *n) {
+    (void)n;
+    embedding_forward(sink(b, 0), b->tokens, b->table, 0, b->s.V, b->s.R, b->s.C, b->stream);
+}
+static void lookup_gradient(bench *b, const int64_t *n) {
+    (void)n;
+    embedding_backward(b->dtable, residual(b, 0), b->tokens, 0, b->s.V, b->s.R, b->s.C, b->stream);
+}
+static void position(bench *b, const int64_t *n) {
+    (void)n;
+    position_forward(sink(b, 0), b->wide, 0, b->s.T, b->s.B, b->s.C, b->stream);
+}
+static void position_gradient(bench *b, const int64_t *n) {
+    (void)n;
+    position_backward(b->dtable, residual(b, 0), 0, b->s.T, b->s.B, b->s.C, b->stream);
+}
+
+static void loss_stats(bench *b, const int64_t *n) {
+    (void)n;
+    crossentropy_stats(b->rows, b->logits, b->tokens, 0, b->s.V, b->s.R, b->s.V, b->stream);
+}
+static void loss_combine(bench *b, const int64_t *n) {
+    (void)n;
+    crossentropy_combine(b->rows + 3 * b->s.R, b->rows + 4 * b->s.R, b->rows, 1, b->s.R, b->stream);
+}
+static void loss_sum(bench *b, const int64_t *n) {
+    (void)n;
+    crossentropy_sum(b->sums, b->rows + 3 * b->s.R, b->s.R, b->stream);
+}
+static void loss_gradient(bench *b,
+                          const int64_t *n) { // again and again on its own result: values do not matter
+    (void)n;
+    crossentropy_backward(b->logits, b->rows + 4 * b->s.R, b->tokens, 1, 0, b->s.V, b->s.R, b->s.V,
+                          b->stream);
+}
+
+static void update(bench *b, const int64_t *n) {
+    (void)n;
+    adamw a = {
+        .lr = 1e-6, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .scale = 1, .step = 9};
+    adamw_update(b->w, sizeof(real) < sizeof(precise) ? b->master : NULL, b->m, b->v, b->g, b->s.S, a,
+                 b->stream);
+}
+static void squares(bench *b, const int64_t *n) {
+    (void)n;
+    sum_of_squares(b->sums + SQUARES_SCRATCH, b->sums, b->g, b->s.S, b->stream);
+}
+static void zero_gradients(bench *b, const int64_t *n) {
+    (void)n;
+    cf_zero(b->g, b->s.S * (int64_t)sizeof(precise), b->stream);
+}
+static void large_copy(bench *b, const int64_t *n) {
+    (void)n;
+    cf_copy(b->m, b->v, b->s.S * (int64_t)sizeof(precise), b->stream);
+}
+
+// flops and bytes of a call; 0: not the bound, left out
+static void report(bench *b, const char *name, work *run, const int64_t *numbers, double calls, double flops,
+                   double bytes) {
+    timing t = time_of(b, run, numbers);
+    printf("%-24s %9.4f %6.0f%% %7.4g %9.3f", name, t.ms, 100 * t.spread, calls, t.ms * calls);
+    if (flops > 0)
+        printf(" %8.1f %6.1f%%", flops / t.ms * 1e-9, b->peak > 0 ? 100 * flops / t.ms * 1e3 / b->peak : NAN);
+    if (bytes > 0)
+        printf(" %*.0f %6.1f%%", flops > 0 ? 8 : 25, bytes / t.ms * 1e-6,
+               100 * bytes / t.ms * 1e-6 / b->copy_gbs);
+    printf("\n");
+    fflush(stdout);
+    if (b->json)
+        fprintf(
+            b->json,
+            "{\"kernel\":\"%s\",\"ms\":%.6g,\"spread\":%.4g,\"calls\":%.6g,\"step_ms\":%.6g,\"tflops\":%.6g,"
+            "\"gb_per_s\":%.6g}\n",
+            name, t.ms, t.spread, calls, t.ms * calls, flops / t.ms * 1e-9, bytes / t.ms * 1e-6);
+}
+
+static void report_linear(bench *b, const char *name, int64_t IC, int64_t OC) {
+    const int64_t n[] = {IC, OC};
+    const double flops = 2 * (double)(b->s.R * IC * OC), L = (double)b->s.L;
+    char line[40];
+    snprintf(line, sizeof line, "%s forward", name);
+    report(b, line, forward, n, L, flops, 0);
+    snprintf(line, sizeof line, "%s dgrad", name);
+    report(b, line, dgrad, n, L, flops, 0);
+    snprintf(line, sizeof line, "%s wgrad", name);
+    report(b, line, wgrad, n, L, flops, 0);
+}
+
+static void report_layers(bench *b) {
+    const sizes *s = &b->s;
+    const double L = (double)s->L, narrow = (double)(s->R * s->C) * sizeof(real), wide = 4 * narrow,
+                 causal = (double)(s->R * (s->T + 1) / 2 * s->C);
+    const int64_t C3 = 3 * s->C, C4 = 4 * s->C;
+    report_linear(b, "qkv", s->C, C3);
+    report_linear(b, "attproj", s->C, s->C);
+    report_linear(b, "fc", s->C, C4);
+    report_linear(b, "fcproj", C4, s->C);
+    report(b, "attention forward", attention, NULL, L, 4 * causal, 0);
+    report(b, "attention backward", attention_gradient, NULL, L, 10 * causal, 0);
+    report(b, "bias gradient C", bias_grad, (int64_t[]){s->C}, 2 * L, 0, narrow);
+    report(b, "bias gradient 3C", bias_grad, &C3, L, 0, 3 * narrow);
+    report(b, "bias gradient 4C", bias_grad, &C4, L, 0, wide);
+    report(b, "layernorm forward", norm, NULL, 4 * L + 1, 0, 2 * narrow); // backward computes them once more
+    report(b, "layernorm backward", norm_gradient, NULL, 2 * L + 1, 0, 4 * narrow);
+    report(b, "gelu forward", gelu, NULL, 2 * L, 0, 2 * wide);
+    report(b, "gelu backward", gelu_gradient, NULL, L, 0, 3 * wide);
+    report(b, "residual", residual_add, NULL, 2 * L, 0, 3 * narrow);
+    report(b, "copy of rows", row_copy, NULL, 2 * L + 2, 0, 2 * narrow);
+}
+
+static void report_ends(bench *b) {
+    const sizes *s = &b->s;
+    const double R = (double)s->R, narrow = R * (double)s->C * sizeof(real), logits = R * (double)s->V,
+                 positions = (double)(s->T * s->C), P = (double)s->P, of_all = P / (double)s->S,
+                 state = (double)(s->S * (int64_t)sizeof(precise));
+    report(b, "head forward", head_forward, NULL, 1, 2 * logits * (double)s->C, 0);
+    report(b, "head dgrad", head_dgrad, NULL, 1, 2 * logits * (double)s->C, 0);
+    report(b, "head wgrad", head_wgrad, NULL, 1, 2 * logits * (double)s->C, 0);
+    report(b, "crossentropy stats", loss_stats, NULL, 1, 0, logits * sizeof(real));
+    report(b, "crossentropy combine", loss_combine, NULL, 1, 0, 0);
+    report(b, "crossentropy sum", loss_sum, NULL, 1, 0, 0);
+    report(b, "crossentropy backward", loss_gradient, NULL, 1, 0, 2 * logits * sizeof(real));
+    report(b, "embedding forward", lookup, NULL, 1, 0, 2 * narrow);
+    report(b, "embedding backward", lookup_gradient, NULL, 1, 0,
+           narrow + 2 * R * (double)s->C * sizeof(precise));
+    report(b, "position forward", position, NULL, 1, 0, 2 * narrow + positions * sizeof(real));
+    report(b, "position backward", position_gradient, NULL, 1, 0, narrow + 2 * positions * sizeof(precise));
+    bool rounded = sizeof(real) < sizeof(precise); // then w is written only
+    report(b, "adamw", update, NULL, of_all, 0, 7 * state + (rounded ? (double)s->S * sizeof(real) : 0));
+    report(b, "sum of squares", squares, NULL, of_all, 0, state);
+    report(b, "zero gradients", zero_gradients, NULL, of_all, 0, state);
+}
+
+// --- chunking loss ---
+
+typedef struct operation {
+    const char *name;
+    work *run;  // numbers: N ranks, slices
+    bool heads; // N must divide the heads
+} operation;
+
+// Rows of slice i and where they begin.
+static int64_t slice_rows(const bench *b, const int64_t *n) {
+    return b->s.R / n[1];
+}
+
+static void qkv_gather(bench *b, const int64_t *n) {
+    int64_t rows = slice_rows(b, n), C = b->s.C, local = 3 * C / n[0];
+    for (int64_t i = 0; i < n[1]; i++)
+        linear_forward(b->wide + i * rows * local, residual(b, 0) + i * rows * C, b->weight, NULL, rows, C,
+                       local, b->stream);
+}
+static void fc_gather(bench *b, const int64_t *n) {
+    int64_t rows = slice_rows(b, n), C = b->s.C, local = 4 * C / n[0];
+    for (int64_t i = 0; i < n[1]; i++)
+        linear_forward(b->wide + i * rows * local, residual(b, 0) + i * rows * C, b->weight, NULL, rows, C,
+                       local, b->stream);
+}
+static void fcproj_scatter(bench *b, const int64_t *n) {
+    int64_t rows = slice_rows(b, n), C = b->s.C, local = 4 * C / n[0];
+    for (int64_t i = 0; i < n[1]; i++) {
+        gelu_forward(b->wide2 + i * rows * local, b->wide + i * rows * local, rows * local, b->stream);
+        linear_forward(sink(b, 0) + i * rows * C, b->wide2 + i * rows * local, b->weight, NULL, rows, local,
+                       C, b->stream);
+    }
+}
+static void fc_dgrad_scatter(bench *b, const int64_t *n) {
+    int64_t rows = slice_rows(b, n), C = b->s.C, local = 4 * C / n[0];
+    for (int64_t i = 0; i < n[1]; i++)
+        linear_dgrad(sink(b, 0) + i * rows * C, b->wide + i * rows * local, b->weight, rows, C, local,
+                     b->stream);
+}
+static void fc_wgrad_gather(bench *b, const int64_t *n) {
+    int64_t rows = slice_rows(b, n), C = b->s.C, local = 4 * C / n[0];
+    for (int64_t i = 0; i < n[1]; i++)
+        linear_wgrad(b->dweight, b->wide + i * rows * local, residual(b, 0) + i * rows * C, rows, C, local,
+                     b->stream);
+}
+static void fc_wgrad_scatter(bench *b,
+                             const int64_t *n) { // data parallel: owner by owner, nothing is split by tp
+    int64_t C = b->s.C, rows = 4 * C / n[1];
+    for (int64_t i = 0; i < n[1]; i++)
+        linear_wgrad_rows(b->dweight + i * rows * C, b->wide + i * rows, 4 * C, residual(b, 0), b->s.R, C,
+                          rows, b->stream);
+}
+static void attention_scatter(bench *b, const int64_t *n) {
+    const sizes *s = &b->s;
+    int64_t times = s->T / n[1], H = s->H / n[0], local = H * s->D, rows = times * s->B;
+    for (int64_t i = 0; i < n[1]; i++) {
+        attention_forward(sink(b, 0), b->lse, b->wide, i * times, times, s->T, s->B, H, s->D, b->stream);
+        linear_forward(sink(b, 1) + i * rows * s->C, sink(b, 0) + i * rows * local, b->weight, NULL, rows,
+                       local, s->C, b->stream);
+    }
+}
+static void attention_gather(bench *b, const int64_t *n) { // backward
+    const sizes *s = &b->s;
+    int64_t times = s->T / n[1], H = s->H / n[0], local = H * s->D, rows = times * s->B;
+    for (int64_t i = 0; i < n[1]; i++) {
+        linear_dgrad(sink(b, 0) + i * rows * local, residual(b, 1) + i * rows * s->C, b->weight, rows, local,
+                     s->C, b->stream);
+        attention_backward(b->dqkv, sink(b, 0), residual(b, 2), b->lse, b->wide, b->scratch, i * times, times,
+                           s->T, s->B, H, s->D, i == 0, b->stream);
+    }
+}
+
+static void report_chunks(bench *b, const operation *o, int64_t N) {
+    const sizes *s = &b->s;
+    if ((o->heads && s->H % N != 0) || s->C % N != 0 || s->T % N != 0) return;
+    timing whole = time_of(b, o->run, (int64_t[]){N, 1}), slices = time_of(b, o->run, (int64_t[]){N, N});
+    double loss = slices.ms / whole.ms - 1;
+    printf("%-30s %3lld %9.4f %9.4f %7.1f%% %6.0f%%\n", o->name, (long long)N, whole.ms, slices.ms,
+           100 * loss, 100 * (whole.spread > slices.spread ? whole.spread : slices.spread));
+    fflush(stdout);
+    if (b->json)
+        fprintf(b->json,
+                "{\"operation\":\"%s\",\"ranks\":%lld,\"whole_ms\":%.6g,\"slices_ms\":%.6g,\"loss\":%.4g}\n",
+                o->name, (long long)N, whole.ms, slices.ms, loss);
+}
+
+static void report_all_chunks(bench *b) {
+    static const operation operations[] = {
+        {"AG ▸ qkv", qkv_gather, false},
+        {"AG ▸ fc", fc_gather, false},
+        {"gelu, fcproj ▸ RS", fcproj_scatter, false},
+        {"attention, attproj ▸ RS", attention_scatter, true},
+        {"fc dgrad ▸ RS", fc_dgrad_scatter, false},
+        {"AG ▸ fc wgrad", fc_wgrad_gather, false},
+        {"AG ▸ attproj, attention dgrad", attention_gather, true},
+        {"fc wgrad by owners ▸ RS (dp)", fc_wgrad_scatter, false},
+    };
+    static const int64_t ranks[] = {2, 4, 5, 8};
+    printf("\n%-30s %3s %9s %9s %8s %7s\n", "operation of one of N ranks", "N", "whole ms", "slices ms",
+           "loss", "spread");
+    for (size_t i = 0; i < sizeof operations / sizeof *operations; i++)
+        for (size_t j = 0; j < sizeof ranks / sizeof *ranks; j++)
+            if (ranks[j] != 5 || (operations[i].heads && b->s.H % 5 == 0))
+                report_chunks(b, &operations[i], ranks[j]);
+}
+
+// --- the run ---
+
+static sizes sizes_from(int count, char **words) {
+    int64_t number[] = {12, 768, 12, 16, 1024, 50304, 12};
+    for (int i = 1; i < count && i <= 7; i++) number[i - 1] = strtoll(words[i], NULL, 10);
+    for (int i = 0; i < 7; i++)
+        if (number[i] < 1 || number[i] > 1 << 24 || count > 9)
+            cf_die("usage: bench_gpu [L C H B T V] [repetitions] [JSON]", "bench_gpu: bad argument");
+    sizes s = {number[0], number[1], number[2], number[3], number[4], number[5], number[6], 0, 0, 0, 0};
+    if (s.C % s.H || s.repetitions < REPETITIONS_MIN || s.repetitions > REPETITIONS_MAX)
+        cf_die("C must be a multiple of H, repetitions from 10 to 1000",
+               "bench_gpu: C %lld, H %lld, repetitions %lld", (long long)s.C, (long long)s.H,
+               (long long)s.repetitions);
+    s.R = s.B * s.T, s.D = s.C / s.H;
+    s.P = (s.V + s.T) * s.C + s.L * (12 * s.C * s.C + 13 * s.C) + 2 * s.C;
+    s.S = s.P < STATE_MAX ? s.P : STATE_MAX;
+    return s;
+}
+
+int main(int count, char **words) {
+    static bench b;
+    const char *source = "";
+    b.s = sizes_from(count, words);
+    cf_device_open(0);
+    b.stream = cf_stream_create();
+    b.json = count > 8 ? fopen(words[8], "w") : NULL;
+    if (count > 8 && !b.json) cf_die("choose another file", "cannot write %s", words[8]);
+    b.peak = peak_flops(&source, b.stream);
+    make_buffers(&b);
+    b.copy_gbs = 2 * (double)(b.s.S * (int64_t)sizeof(precise)) / time_of(&b, large_copy, NULL).ms * 1e-6;
+    printf("%s, %s: L %lld, C %lld, H %lld, B %lld, T %lld, V %lld; peak %.1f TFLOP/s (%s), copy %.0f GB/s\n",
+           cf_device_name(), cf_dtype_name(REAL_DTYPE), (long long)b.s.L, (long long)b.s.C, (long long)b.s.H,
+           (long long)b.s.B, (long long)b.s.T, (long long)b.s.V, b.peak * 1e-12, source, b.copy_gbs);
+    printf("%-24s %9s %7s %7s %9s %8s %7s %8s %7s\n", "kernel", "ms", "spread", "calls", "ms a step",
+           "TFLOP/s", "peak", "GB/s", "copy");
+    report_layers(&b);
+    report_ends(&b);
+    report_all_chunks(&b);
+    if (b.json && fclose(b.json) != 0) cf_die("free space on its disk", "%s cannot be written", words[8]);
+    cf_stream_free(b.stream);
+    return 0;
+}
