@@ -410,27 +410,10 @@ cudaError_t cudaPeekAtLastError() {
 
 const char *cudaGetErrorName(cudaError_t error) {
     switch (error) {
-#define NAME(error)                                                                                          \
-    case error:                                                                                              \
-        return #error;
-        NAME(cudaSuccess)
-        NAME(cudaErrorInvalidValue)
-        NAME(cudaErrorMemoryAllocation)
-        NAME(cudaErrorInvalidConfiguration)
-        NAME(cudaErrorInsufficientDriver)
-        NAME(cudaErrorNoDevice)
-        NAME(cudaErrorInvalidDevice)
-        NAME(cudaErrorDeviceUninitialized)
-        NAME(cudaErrorMapBufferObjectFailed)
-        NAME(cudaErrorInvalidResourceHandle)
-        NAME(cudaErrorSymbolNotFound)
-        NAME(cudaErrorNotReady)
-        NAME(cudaErrorPeerAccessAlreadyEnabled)
-        NAME(cudaErrorHostMemoryAlreadyRegistered)
-        NAME(cudaErrorHostMemoryNotRegistered)
-        NAME(cudaErrorLaunchFailure)
-        NAME(cudaErrorNotSupported)
-        NAME(cudaErrorUnknown)
+#define NAME(name, value)                                                                                    \
+    case name:                                                                                               \
+        return #name;
+        EMULATOR_ERRORS(NAME)
 #undef NAME
     }
     return "unrecognized error code";

@@ -1,0 +1,447 @@
+// cuBLASLt: D = alpha · op(A) · op(B) + beta · C, with a bias to each row of D if asked for.
+//
+// Everything that the real library would refuse, or accept and do something else with, is checked here: sizes that
+// do not fit, leading dimensions that are too small, a combination of types that it does not have, a workspace that
+// is announced and not there, memory that ends before the matrix does, a pointer less aligned than what the
+// preference promised to the heuristic (256 bytes unless it says otherwise), an algorithm found for other shapes.
+// What it does not tell: which shapes are slow, and what the real heuristic returns.
+//
+// The product is computed in float (double for CUDA_R_64F), k in order, and rounded once.
+#include "emulator.h"
+#include "include/cublasLt.h"
+#include "include/cuda_bf16.h"
+#include <algorithm>
+#include <cstdarg>
+#include <vector>
+
+using namespace emulator;
+
+struct cublasLtContext {
+    int unused;
+};
+
+namespace {
+
+// What the opaque structs hold.
+struct Layout {
+    cudaDataType type;
+    int32_t order, batch;
+    int64_t rows, cols, ld, stride;
+};
+struct Desc {
+    cublasComputeType_t compute;
+    cudaDataType scale, bias_type;
+    bool bias_type_given;
+    int32_t transpose[2], epilogue;
+    const void *bias;
+};
+struct Preference {
+    uint64_t workspace;
+    uint32_t alignment[4];
+};
+struct Algorithm {
+    uint32_t magic, alignment[4];
+    uint64_t workspace, shape;
+};
+static_assert(sizeof(Layout) <= sizeof(cublasLtMatrixLayoutOpaque_t), "fits");
+static_assert(sizeof(Desc) <= sizeof(cublasLtMatmulDescOpaque_t), "fits");
+static_assert(sizeof(Preference) <= sizeof(cublasLtMatmulPreferenceOpaque_t), "fits");
+static_assert(sizeof(Algorithm) <= sizeof(cublasLtMatmulAlgo_t), "fits");
+constexpr uint32_t MAGIC = 0x6c74616c;
+
+Layout &of(cublasLtMatrixLayout_t layout) {
+    return *(Layout *)layout->data;
+}
+Desc &of(cublasLtMatmulDesc_t desc) {
+    return *(Desc *)desc->data;
+}
+Preference &of(cublasLtMatmulPreference_t preference) {
+    return *(Preference *)preference->data;
+}
+
+__attribute__((format(printf, 1, 2))) cublasStatus_t refuse(const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    fprintf(stderr, "emulator: cublasLt: ");
+    vfprintf(stderr, format, arguments);
+    fprintf(stderr, "\n");
+    va_end(arguments);
+    return CUBLAS_STATUS_INVALID_VALUE;
+}
+
+template <typename T> cublasStatus_t take(T &field, const void *value, size_t bytes) {
+    if (!value || bytes != sizeof field)
+        return refuse("an attribute of %zu bytes given as %zu", sizeof field, bytes);
+    memcpy(&field, value, bytes);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+size_t size_of(cudaDataType type) {
+    return type == CUDA_R_64F ? 8 : type == CUDA_R_16BF ? 2 : 4;
+}
+
+// Bytes from the first element to behind the last one.
+size_t extent(const Layout &l) {
+    int64_t lines = l.order == CUBLASLT_ORDER_COL ? l.cols : l.rows,
+            length = l.order == CUBLASLT_ORDER_COL ? l.rows : l.cols;
+    if (lines == 0 || length == 0) return 0;
+    return (size_t)((l.batch - 1) * l.stride + (lines - 1) * l.ld + length) * size_of(l.type);
+}
+
+uint64_t hash(const Desc &desc, const Layout *const layout[4]) {
+    uint64_t h = 1469598103934665603u;
+    auto mix = [&h](int64_t x) { h = (h ^ (uint64_t)x) * 1099511628211u; };
+    mix(desc.compute), mix(desc.transpose[0]), mix(desc.transpose[1]), mix(desc.epilogue);
+    for (int i = 0; i < 4; i++)
+        mix(layout[i]->type), mix(layout[i]->order), mix(layout[i]->rows), mix(layout[i]->cols),
+            mix(layout[i]->ld), mix(layout[i]->batch);
+    return h;
+}
+
+cublasStatus_t check(const Desc &desc, const Layout *const layout[4], int64_t *m, int64_t *n, int64_t *k) {
+    static const char name[] = "ABCD";
+    for (int i = 0; i < 4; i++) {
+        const Layout &l = *layout[i];
+        if (l.ld < (l.order == CUBLASLT_ORDER_COL ? l.rows : l.cols))
+            return refuse("%c is %lld by %lld and ld %lld too small for it", name[i], (long long)l.rows,
+                          (long long)l.cols, (long long)l.ld);
+        if (l.batch != layout[3]->batch) return refuse("%c has another batch count than D", name[i]);
+    }
+    const Layout &a = *layout[0], &b = *layout[1], &c = *layout[2], &d = *layout[3];
+    bool ta = desc.transpose[0], tb = desc.transpose[1];
+    *m = ta ? a.cols : a.rows, *k = ta ? a.rows : a.cols, *n = tb ? b.rows : b.cols;
+    int64_t k2 = tb ? b.cols : b.rows;
+    if (*k != k2 || d.rows != *m || d.cols != *n || c.rows != *m || c.cols != *n)
+        return refuse("op(A) %lld by %lld, op(B) %lld by %lld, C %lld by %lld, D %lld by %lld", (long long)*m,
+                      (long long)*k, (long long)k2, (long long)*n, (long long)c.rows, (long long)c.cols,
+                      (long long)d.rows, (long long)d.cols);
+    bool wide = desc.compute == CUBLAS_COMPUTE_64F || desc.compute == CUBLAS_COMPUTE_64F_PEDANTIC;
+    bool fits = wide ? a.type == CUDA_R_64F && d.type == CUDA_R_64F && desc.scale == CUDA_R_64F
+                     : desc.scale == CUDA_R_32F && ((a.type == CUDA_R_32F && d.type == CUDA_R_32F) ||
+                                                    (a.type == CUDA_R_16BF && d.type != CUDA_R_64F));
+    if (!fits || a.type != b.type || c.type != d.type || c.order != d.order)
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (desc.epilogue != CUBLASLT_EPILOGUE_DEFAULT && desc.epilogue != CUBLASLT_EPILOGUE_BIAS)
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    cudaDataType bias = desc.bias_type_given ? desc.bias_type : d.type;
+    if (bias != d.type && bias != a.type) return CUBLAS_STATUS_NOT_SUPPORTED;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+// ------------------------------------------------------------------------------------------------------ the product
+
+template <typename T> T element(const void *memory, cudaDataType type, int64_t i) {
+    if (type == CUDA_R_64F) return (T)((const double *)memory)[i];
+    if (type == CUDA_R_16BF) return (T)(float)((const __nv_bfloat16 *)memory)[i];
+    return (T)((const float *)memory)[i];
+}
+
+template <typename T> void put(void *memory, cudaDataType type, int64_t i, T value) {
+    if (type == CUDA_R_64F)
+        ((double *)memory)[i] = (double)value;
+    else if (type == CUDA_R_16BF)
+        ((__nv_bfloat16 *)memory)[i] = __nv_bfloat16((float)value);
+    else
+        ((float *)memory)[i] = (float)value;
+}
+
+int64_t index(const Layout &l, int64_t row, int64_t col) {
+    return l.order == CUBLASLT_ORDER_COL ? row + col * l.ld : row * l.ld + col;
+}
+
+// op(matrix), rows by cols, by columns and without gaps.
+template <typename T>
+std::vector<T> packed(const char *memory, const Layout &l, bool transpose, int64_t rows, int64_t cols) {
+    std::vector<T> p((size_t)(rows * cols));
+    for (int64_t j = 0; j < cols; j++)
+        for (int64_t i = 0; i < rows; i++)
+            p[(size_t)(i + j * rows)] =
+                element<T>(memory, l.type, transpose ? index(l, j, i) : index(l, i, j));
+    return p;
+}
+
+struct Product {
+    Desc desc;
+    Layout a, b, c, d;
+    const char *A, *B, *C;
+    char *D;
+    double alpha, beta;
+    int64_t m, n, k;
+};
+
+// sum (rows, 4) = a (rows, k) · b (k, 4), a by columns of m
+template <typename T>
+void strip(T *sum, const T *a, int64_t rows, int64_t m, const T *const b[4], int64_t k) {
+    std::fill(sum, sum + 4 * rows, T(0));
+    T *s0 = sum, *s1 = sum + rows, *s2 = sum + 2 * rows, *s3 = sum + 3 * rows;
+    for (int64_t l = 0; l < k; l++) {
+        const T *column = a + l * m;
+        T b0 = b[0][l], b1 = b[1][l], b2 = b[2][l], b3 = b[3][l];
+#pragma omp simd
+        for (int64_t i = 0; i < rows; i++) {
+            s0[i] += column[i] * b0;
+            s1[i] += column[i] * b1;
+            s2[i] += column[i] * b2;
+            s3[i] += column[i] * b3;
+        }
+    }
+}
+
+template <typename T> void multiply(const Product &p) {
+    enum { ROWS = 256 };
+    cudaDataType bias_type = p.desc.bias_type_given ? p.desc.bias_type : p.d.type;
+    bool with_bias = p.desc.epilogue == CUBLASLT_EPILOGUE_BIAS;
+    std::vector<T> sum(4 * ROWS);
+    for (int64_t batch = 0; batch < p.d.batch; batch++) {
+        auto at = [batch](const Layout &l) { return batch * l.stride * (int64_t)size_of(l.type); };
+        std::vector<T> a = packed<T>(p.A + at(p.a), p.a, p.desc.transpose[0], p.m, p.k);
+        std::vector<T> b = packed<T>(p.B + at(p.b), p.b, p.desc.transpose[1], p.k, p.n);
+        for (int64_t j = 0; j < p.n; j += 4) {
+            const T *column[4];
+            for (int64_t q = 0; q < 4; q++) column[q] = b.data() + std::min(j + q, p.n - 1) * p.k;
+            for (int64_t i = 0; i < p.m; i += ROWS) {
+                int64_t rows = std::min<int64_t>(ROWS, p.m - i);
+                strip(sum.data(), a.data() + i, rows, p.m, column, p.k);
+                for (int64_t q = 0; q < std::min<int64_t>(4, p.n - j); q++)
+                    for (int64_t r = 0; r < rows; r++) {
+                        T value = (T)p.alpha * sum[(size_t)(q * rows + r)];
+                        if (p.beta != 0) // C is not read for beta = 0: it may hold NaN
+                            value +=
+                                (T)p.beta * element<T>(p.C + at(p.c), p.c.type, index(p.c, i + r, j + q));
+                        if (with_bias) value += element<T>(p.desc.bias, bias_type, i + r);
+                        put<T>(p.D + at(p.d), p.d.type, index(p.d, i + r, j + q), value);
+                    }
+            }
+        }
+    }
+}
+
+} // namespace
+
+// --------------------------------------------------------------------------------------------------- the library
+
+const char *cublasLtGetStatusName(cublasStatus_t status) {
+    switch (status) {
+    case CUBLAS_STATUS_SUCCESS:
+        return "CUBLAS_STATUS_SUCCESS";
+    case CUBLAS_STATUS_INVALID_VALUE:
+        return "CUBLAS_STATUS_INVALID_VALUE";
+    case CUBLAS_STATUS_NOT_SUPPORTED:
+        return "CUBLAS_STATUS_NOT_SUPPORTED";
+    default:
+        return "CUBLAS_STATUS_(other)";
+    }
+}
+
+const char *cublasLtGetStatusString(cublasStatus_t status) {
+    return cublasLtGetStatusName(status);
+}
+size_t cublasLtGetVersion(void) {
+    return 130000;
+}
+
+cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) {
+    if (devices() == 0) return CUBLAS_STATUS_NOT_INITIALIZED;
+    *handle = new cublasLtContext{};
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) {
+    delete handle;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDataType type, uint64_t rows,
+                                          uint64_t cols, int64_t ld) {
+    *layout = new cublasLtMatrixLayoutOpaque_t{};
+    of(*layout) = {type, CUBLASLT_ORDER_COL, 1, (int64_t)rows, (int64_t)cols, ld, 0};
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
+    delete layout;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
+                                                cublasLtMatrixLayoutAttribute_t attribute, const void *value,
+                                                size_t bytes) {
+    Layout &l = of(layout);
+    switch (attribute) {
+    case CUBLASLT_MATRIX_LAYOUT_TYPE:
+        return take(l.type, value, bytes);
+    case CUBLASLT_MATRIX_LAYOUT_ORDER:
+        return take(l.order, value, bytes);
+    case CUBLASLT_MATRIX_LAYOUT_ROWS:
+        return take(l.rows, value, bytes);
+    case CUBLASLT_MATRIX_LAYOUT_COLS:
+        return take(l.cols, value, bytes);
+    case CUBLASLT_MATRIX_LAYOUT_LD:
+        return take(l.ld, value, bytes);
+    case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT:
+        return take(l.batch, value, bytes);
+    case CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET:
+        return take(l.stride, value, bytes);
+    }
+    return CUBLAS_STATUS_INVALID_VALUE;
+}
+
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *desc, cublasComputeType_t compute,
+                                        cudaDataType scale) {
+    *desc = new cublasLtMatmulDescOpaque_t{};
+    of(*desc) = {compute, scale, CUDA_R_32F, false, {CUBLAS_OP_N, CUBLAS_OP_N}, CUBLASLT_EPILOGUE_DEFAULT,
+                 nullptr};
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t desc) {
+    delete desc;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
+                                              cublasLtMatmulDescAttributes_t attribute, const void *value,
+                                              size_t bytes) {
+    Desc &d = of(desc);
+    int32_t number = 0;
+    switch (attribute) {
+    case CUBLASLT_MATMUL_DESC_COMPUTE_TYPE:
+        return take(d.compute, value, bytes);
+    case CUBLASLT_MATMUL_DESC_SCALE_TYPE:
+        return take(d.scale, value, bytes);
+    case CUBLASLT_MATMUL_DESC_TRANSA:
+        return take(d.transpose[0], value, bytes);
+    case CUBLASLT_MATMUL_DESC_TRANSB:
+        return take(d.transpose[1], value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE:
+        return take(d.epilogue, value, bytes);
+    case CUBLASLT_MATMUL_DESC_BIAS_POINTER:
+        return take(d.bias, value, bytes);
+    case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE:
+        d.bias_type_given = true;
+        return take(d.bias_type, value, bytes);
+    case CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET:
+        return take(number, value, bytes);
+    case CUBLASLT_MATMUL_DESC_POINTER_MODE:
+    case CUBLASLT_MATMUL_DESC_TRANSC: // only their defaults
+        if (take(number, value, bytes) != CUBLAS_STATUS_SUCCESS) return CUBLAS_STATUS_INVALID_VALUE;
+        return number == 0 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+    }
+    return CUBLAS_STATUS_INVALID_VALUE;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *preference) {
+    *preference = new cublasLtMatmulPreferenceOpaque_t{};
+    of(*preference) = {0, {256, 256, 256, 256}};
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference) {
+    delete preference;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
+                                                    cublasLtMatmulPreferenceAttributes_t attribute,
+                                                    const void *value, size_t bytes) {
+    Preference &p = of(preference);
+    uint32_t mask = 0;
+    switch (attribute) {
+    case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES:
+        return take(p.workspace, value, bytes);
+    case CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK:
+        return take(mask, value, bytes);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES:
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES:
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES:
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES:
+        return take(p.alignment[attribute - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES], value, bytes);
+    }
+    return CUBLAS_STATUS_INVALID_VALUE;
+}
+
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t desc,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                              cublasLtMatmulPreference_t preference, int requested,
+                                              cublasLtMatmulHeuristicResult_t results[], int *found) {
+    *found = 0;
+    if (requested < 1) return CUBLAS_STATUS_INVALID_VALUE;
+    const Layout *layout[4] = {&of(a), &of(b), &of(c), &of(d)};
+    int64_t m, n, k;
+    cublasStatus_t status = check(of(desc), layout, &m, &n, &k);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+    const Preference &p = of(preference);
+    Algorithm algorithm = {MAGIC,
+                           {p.alignment[0], p.alignment[1], p.alignment[2], p.alignment[3]},
+                           std::min<uint64_t>(p.workspace, 1024),
+                           hash(of(desc), layout)};
+    results[0] = {};
+    memcpy(&results[0].algo, &algorithm, sizeof algorithm);
+    results[0].workspaceSize = algorithm.workspace;
+    results[0].state = CUBLAS_STATUS_SUCCESS;
+    results[0].wavesCount = 1;
+    *found = 1;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void *alpha,
+                              const void *a, cublasLtMatrixLayout_t a_layout, const void *b,
+                              cublasLtMatrixLayout_t b_layout, const void *beta, const void *c,
+                              cublasLtMatrixLayout_t c_layout, void *d, cublasLtMatrixLayout_t d_layout,
+                              const cublasLtMatmulAlgo_t *algorithm, void *workspace, size_t workspace_bytes,
+                              cudaStream_t stream) {
+    const Layout *layout[4] = {&of(a_layout), &of(b_layout), &of(c_layout), &of(d_layout)};
+    Product p = {of(desc),
+                 *layout[0],
+                 *layout[1],
+                 *layout[2],
+                 *layout[3],
+                 (const char *)a,
+                 (const char *)b,
+                 (const char *)c,
+                 (char *)d,
+                 0,
+                 0,
+                 0,
+                 0,
+                 0};
+    if (!handle || !alpha || !beta) return refuse("NULL handle, alpha or beta");
+    cublasStatus_t status = check(p.desc, layout, &p.m, &p.n, &p.k);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+    p.alpha = element<double>(alpha, p.desc.scale, 0);
+    p.beta = element<double>(beta, p.desc.scale, 0);
+    const void *const pointer[4] = {a, b, p.beta == 0 ? d : c, d};
+    Algorithm chosen = {MAGIC, {256, 256, 256, 256}, 0, hash(p.desc, layout)};
+    if (algorithm) memcpy(&chosen, algorithm, sizeof chosen);
+    if (chosen.magic != MAGIC) return refuse("an algorithm that no heuristic returned");
+    if (chosen.shape != hash(p.desc, layout))
+        return refuse("an algorithm that was found for another product");
+    for (int i = 0; i < 4; i++) {
+        if ((uintptr_t)pointer[i] % size_of(layout[i]->type))
+            return refuse("%c at %p is misaligned", "ABCD"[i], pointer[i]);
+        if (algorithm && (uintptr_t)pointer[i] % chosen.alignment[i])
+            return refuse("%c at %p: the preference promised an alignment of %u bytes", "ABCD"[i], pointer[i],
+                          chosen.alignment[i]);
+        need_device(pointer[i], extent(*layout[i]), "cublasLtMatmul");
+    }
+    if (workspace_bytes < chosen.workspace || (workspace_bytes > 0 && !workspace))
+        return refuse("a workspace of %zu bytes at %p for an algorithm that uses %llu", workspace_bytes,
+                      workspace, (unsigned long long)chosen.workspace);
+    need_device(workspace, workspace_bytes, "the workspace of cublasLtMatmul");
+    if (p.desc.epilogue == CUBLASLT_EPILOGUE_BIAS) {
+        if (!p.desc.bias) return refuse("a bias epilogue without a bias");
+        cudaDataType type = p.desc.bias_type_given ? p.desc.bias_type : p.d.type;
+        need_device(p.desc.bias, (size_t)p.m * size_of(type), "the bias of cublasLtMatmul");
+    }
+    if (p.m == 0 || p.n == 0) return CUBLAS_STATUS_SUCCESS;
+    size_t used = (size_t)chosen.workspace; // written, so that a workspace that two streams share shows
+    enqueue(stream, "cublasLtMatmul", [p, workspace, used] {
+        if (used) memset(workspace, 0xFB, used);
+        if (p.d.type == CUDA_R_64F)
+            multiply<double>(p);
+        else
+            multiply<float>(p);
+    });
+    return CUBLAS_STATUS_SUCCESS;
+}
