@@ -1,0 +1,415 @@
+// Bytes between GPUs: chooses for each group how they travel, and keeps watch over what is under way.
+//
+//   nccl   one communicator and one stream per group; every pair of ranks, also across hosts
+//   ipc    copy engines, no multiprocessors; groups within one host whose GPUs can map each other's memory
+//   auto   exchanges by ipc where it can be had, else by nccl; native collectives always by nccl
+//
+// Nothing here blocks but bind, close and, now and then, post: it lets the host run at most RUN_AHEAD requests
+// ahead of the GPU. Queues of launches are finite, and a host that is stuck in a full one, inside the CUDA
+// library, could not find out any more that a peer is gone. A request never depends on one that is posted after
+// it, here or elsewhere (all ranks post in one order), so that whoever holds back will go on.
+//
+// Watch. While the host waits, for a stream or for requests to complete, look() asks the libraries for errors
+// and finds the oldest request that has begun and not ended. If it stays the same one for timeout_s of waiting,
+// its peer is dead, frozen or slow, and this rank dies saying so, which ends all ranks through the bootstrap.
+// (No library is asked to abort: that needs the ranks that are gone.) Two threads help: the bootstrap's reader
+// notices connections that break, and the one of patience guards calls at start that may never return.
+#include "transport_cuda.h"
+#include <pthread.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+    RUN_AHEAD = 256,
+    GROUPS_MAX = 16,
+    BUS_LENGTH = 32,
+    HOST_LENGTH = 64,
+    REST_US = 20,
+    LOOK_MS = 5,
+    GAP_MS = 1000 // between two looks: the host was busy with something else, and the clock starts anew
+};
+// Streams of one process that must not share a hardware queue, where one that waits would hold up the others.
+static const char *const CONNECTIONS = "32";
+
+typedef struct flight { // what is remembered of a request: its own memory may be used for another one since
+    char label[64];
+    int layer, step;
+    int rank, send_to, recv_from; // in the world; -1: none
+    cf_moment begin, arrival, end;
+} flight;
+
+typedef struct binding { // a group's native
+    cf_wire *exchange, *collective;
+} binding;
+
+typedef struct cuda_state {
+    cf_bootstrap *bootstrap;
+    bool ipc, nccl; // allowed by --transport
+    double timeout_ms;
+    binding *bound[GROUPS_MAX];
+    int bindings;
+    flight flight[RUN_AHEAD]; // request i at i % RUN_AHEAD
+    int64_t posted, oldest;   // requests so far; the first that is not known to be complete
+    int64_t stuck;            // the one found by the last look, -1: none
+    double stuck_ms, look_ms; // since when; when that was
+    int64_t bytes;
+} cuda_state;
+
+// --- patience ---
+
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t over;
+    pthread_t thread;
+    const char *what;
+    double timeout_s;
+    bool running, done;
+} patience = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, NULL, 0, false, false};
+
+static void *lose_patience(void *argument) {
+    (void)argument;
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += (time_t)patience.timeout_s + 1;
+    pthread_mutex_lock(&patience.lock);
+    int code = 0;
+    while (!patience.done && code == 0) code = pthread_cond_timedwait(&patience.over, &patience.lock, &until);
+    if (!patience.done)
+        cf_die(
+            "a rank may be dead, frozen or unreachable: see its messages, run with NCCL_DEBUG=INFO, or allow "
+            "more time with --timeout",
+            "rank %d waits for the other ranks: %s; nothing came for %.0f s", cf_die_rank(), patience.what,
+            patience.timeout_s);
+    pthread_mutex_unlock(&patience.lock);
+    return NULL;
+}
+
+void cf_patience_begin(const char *what, double timeout_s) {
+    if (timeout_s <= 0) return;
+    patience.what = what;
+    patience.timeout_s = timeout_s;
+    patience.done = false;
+    patience.running = pthread_create(&patience.thread, NULL, lose_patience, NULL) == 0;
+    if (!patience.running) cf_die(NULL, "cannot start a thread");
+}
+
+void cf_patience_end(void) {
+    if (!patience.running) return;
+    pthread_mutex_lock(&patience.lock);
+    patience.done = true;
+    pthread_cond_signal(&patience.over);
+    pthread_mutex_unlock(&patience.lock);
+    pthread_join(patience.thread, NULL);
+    patience.running = false;
+}
+
+// --- watch ---
+
+static flight *flight_at(cuda_state *s, int64_t index) {
+    return &s->flight[index % RUN_AHEAD];
+}
+
+static void forget_complete(cuda_state *s) {
+    while (s->oldest < s->posted && cf_moment_passed(flight_at(s, s->oldest)->end)) s->oldest++;
+}
+
+// The oldest that has begun and not ended; -1: none. Those of other groups may have overtaken it.
+static int64_t find_stuck(cuda_state *s) {
+    forget_complete(s);
+    for (int64_t i = s->oldest; i < s->posted; i++) {
+        const flight *f = flight_at(s, i);
+        if (cf_moment_passed(f->begin) && !cf_moment_passed(f->end)) return i;
+    }
+    return -1;
+}
+
+static void name_peers(const flight *f, char *text, size_t length) {
+    bool received = f->recv_from < 0 || cf_moment_passed(f->arrival);
+    if (!received && f->send_to >= 0 && f->send_to != f->recv_from && f->arrival.number == f->end.number)
+        snprintf(text, length, "rank %d or %d", f->recv_from, f->send_to); // both halves end together
+    else if (!received)
+        snprintf(text, length, "rank %d", f->recv_from);
+    else if (f->send_to >= 0)
+        snprintf(text, length, "rank %d", f->send_to);
+    else
+        snprintf(text, length, "the other ranks");
+}
+
+CF_NORETURN static void time_out(cuda_state *s, const flight *f) {
+    char peers[64], layer[32] = "", step[32] = "";
+    name_peers(f, peers, sizeof peers);
+    if (f->layer >= 0) snprintf(layer, sizeof layer, ", layer %d", f->layer);
+    if (f->step >= 0) snprintf(step, sizeof step, ", step %d", f->step);
+    cf_die("that rank may be dead, frozen or slow; see its messages, or allow more time with --timeout",
+           "rank %d waits for %s: %s%s%s; nothing came for %.0f s", f->rank, peers, f->label, layer, step,
+           s->timeout_ms / 1e3);
+}
+
+// Called again and again while the host waits.
+static void look(void *argument) {
+    cuda_state *s = (cuda_state *)argument;
+    for (int i = 0; i < s->bindings; i++) {
+        binding *b = s->bound[i];
+        if (b->exchange) b->exchange->look(b->exchange);
+        if (b->collective && b->collective != b->exchange) b->collective->look(b->collective);
+    }
+    int64_t stuck = find_stuck(s);
+    double now_ms = cf_now_ms();
+    if (stuck != s->stuck || now_ms - s->look_ms > GAP_MS) s->stuck_ms = now_ms;
+    s->stuck = stuck;
+    s->look_ms = now_ms;
+    if (stuck >= 0 && s->timeout_ms > 0 && now_ms - s->stuck_ms > s->timeout_ms)
+        time_out(s, flight_at(s, stuck));
+}
+
+static void keep_pace(cuda_state *s) {
+    double looked_ms = cf_now_ms();
+    for (forget_complete(s); s->posted - s->oldest == RUN_AHEAD; forget_complete(s)) {
+        struct timespec rest = {0, REST_US * 1000L};
+        nanosleep(&rest, NULL);
+        if (cf_now_ms() - looked_ms < LOOK_MS) continue;
+        look(s);
+        looked_ms = cf_now_ms();
+    }
+}
+
+static void remember(cuda_state *s, const cf_request *r) {
+    const cf_group *group = r->group;
+    bool exchange = r->kind == CF_REQUEST_EXCHANGE;
+    flight *f = flight_at(s, s->posted++);
+    snprintf(f->label, sizeof f->label, "%s", r->label);
+    f->layer = r->layer;
+    f->step = r->step;
+    f->rank = group->world[group->rank];
+    f->send_to = exchange && r->send_to >= 0 ? group->world[r->send_to] : -1;
+    f->recv_from = exchange && r->recv_from >= 0 ? group->world[r->recv_from] : -1;
+    f->begin = r->begin;
+    f->arrival = r->arrival;
+    f->end = r->end;
+}
+
+// --- requests ---
+
+static cf_wire *wire_for(const cf_request *r) {
+    binding *b = (binding *)r->group->native;
+    if (!b) cf_die(NULL, "%s: group %s is not bound", r->label, r->group->name);
+    bool exchange = r->kind == CF_REQUEST_EXCHANGE || r->kind == CF_REQUEST_BARRIER;
+    cf_wire *wire = exchange ? b->exchange : b->collective;
+    if (wire) return wire;
+    if (r->group->size == 1) cf_die(NULL, "%s: group %s has one member", r->label, r->group->name);
+    cf_die_together("use --overlap commfuse, or --transport nccl",
+                    "%s: native collectives need NCCL, which does not serve the %s group", r->label,
+                    r->group->name);
+}
+
+static void post(cf_transport *t, cf_request *r, cf_stream *stream) {
+    cuda_state *s = (cuda_state *)t->state;
+    cf_wire *wire = wire_for(r);
+    keep_pace(s);
+    if (r->kind == CF_REQUEST_EXCHANGE && r->send_to >= 0)
+        s->bytes += r->send_count * cf_dtype_size(r->dtype);
+    wire->post(wire, r, stream);
+    remember(s, r);
+}
+
+static bool test(cf_transport *t, cf_request *r, cf_point point) {
+    (void)t, (void)r, (void)point;
+    return false;
+}
+
+static void wait(cf_transport *t, cf_request *r, cf_point point, cf_stream *stream) {
+    (void)t;
+    cf_stream_after(stream, point == CF_ARRIVED ? r->arrival : r->end);
+}
+
+static int64_t bytes_sent(cf_transport *t) {
+    return ((cuda_state *)t->state)->bytes;
+}
+
+// --- bind ---
+
+typedef struct card { // which GPU a rank has
+    char host[HOST_LENGTH], bus[BUS_LENGTH];
+} card;
+
+static card own_card(void) {
+    card c;
+    memset(&c, 0, sizeof c);
+    FILE *file = fopen("/proc/sys/kernel/random/boot_id", "r"); // the same in all containers of one host
+    if (!file || !fgets(c.host, sizeof c.host, file)) gethostname(c.host, sizeof c.host - 1);
+    if (file) fclose(file);
+    int device = 0;
+    CF_CUDA(cudaGetDevice(&device));
+    CF_CUDA(cudaDeviceGetPCIBusId(c.bus, sizeof c.bus, device));
+    return c;
+}
+
+// Two members of the group with one GPU: world ranks in a and b.
+static bool share_gpu(cf_bootstrap *bootstrap, const cf_group *group, int *a, int *b) {
+    card mine = own_card(), *all = (card *)calloc((size_t)bootstrap->size, sizeof *all);
+    if (!all) cf_die(NULL, "out of memory to bind group %s", group->name);
+    bootstrap->allgather(bootstrap, &mine, all, sizeof mine);
+    bool shared = false;
+    for (int i = 0; i < group->size; i++)
+        for (int j = 0; j < i && !shared; j++) {
+            *a = group->world[j], *b = group->world[i];
+            shared = memcmp(&all[*a], &all[*b], sizeof *all) == 0;
+        }
+    free(all);
+    return shared;
+}
+
+static bool nccl_told_to_share(void) {
+    return getenv("NCCL_HOSTID") || getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+}
+
+static void choose(cuda_state *s, binding *b, const cf_group *group) {
+    int one = 0, other = 0;
+    char why[128] = "";
+    bool shared = share_gpu(s->bootstrap, group, &one, &other) && !nccl_told_to_share();
+    if (s->ipc) b->exchange = cf_wire_ipc(s->bootstrap, group, why);
+    if (s->ipc && !s->nccl && !b->exchange)
+        cf_die_together("use --transport auto or nccl", "--transport ipc cannot serve the %s group: %s",
+                        group->name, why);
+    if (s->nccl && shared && !b->exchange)
+        cf_die_together(
+            "give every rank a GPU of its own (CUDA_VISIBLE_DEVICES, fewer ranks), or for tests a "
+            "different NCCL_HOSTID",
+            "ranks %d and %d share a GPU, which NCCL refuses%s%s", one, other, *why ? "; and ipc: " : "",
+            why);
+    b->collective = cf_wire_nccl(s->bootstrap, group, s->nccl && !shared, s->timeout_ms / 1e3);
+    if (!b->exchange) b->exchange = b->collective;
+}
+
+// One exchange of each ordered pair: connections are made now rather than in the first step, and what arrives
+// is looked at, as some machines map memory between GPUs and then lose what is written there.
+static void meet_all(cf_transport *t, const cf_group *group) {
+    cf_stream *stream = cf_stream_create();
+    int64_t mine = group->world[group->rank];
+    int64_t *out = (int64_t *)cf_alloc(sizeof *out, "communication staging");
+    int64_t *in = (int64_t *)cf_alloc(group->size * (int64_t)sizeof *in, "communication staging");
+    int64_t *seen = (int64_t *)calloc((size_t)group->size, sizeof *seen);
+    if (!seen) cf_die(NULL, "out of memory to bind group %s", group->name);
+    cf_copy(out, &mine, sizeof mine, stream);
+    for (int i = 1; i < group->size; i++) {
+        cf_request r;
+        memset(&r, 0, sizeof r);
+        r.kind = CF_REQUEST_EXCHANGE;
+        r.group = group;
+        r.dtype = CF_INT64;
+        r.send_to = (group->rank + i) % group->size;
+        r.recv_from = (group->rank - i + group->size) % group->size;
+        r.send = out;
+        r.recv = in + r.recv_from;
+        r.send_count = r.recv_count = 1;
+        r.label = "first meeting";
+        r.layer = r.step = -1;
+        post(t, &r, stream);
+        wait(t, &r, CF_COMPLETE, stream);
+    }
+    cf_copy(seen, in, group->size * (int64_t)sizeof *in, stream);
+    cf_stream_sync(stream);
+    for (int i = 0; i < group->size; i++)
+        if (i != group->rank && seen[i] != group->world[i])
+            cf_die("try --transport nccl; between GPUs without NVLink look at the IOMMU and PCI ACS settings",
+                   "data does not arrive from rank %d: it sent %d, %lld came", group->world[i],
+                   group->world[i], (long long)seen[i]);
+    free(seen);
+    cf_free(in);
+    cf_free(out);
+    cf_stream_free(stream);
+}
+
+static void bind_group(cf_transport *t, cf_group *group) {
+    cuda_state *s = (cuda_state *)t->state;
+    if (s->bindings == GROUPS_MAX) cf_die(NULL, "more than %d groups of ranks", GROUPS_MAX);
+    binding *b = (binding *)calloc(1, sizeof *b);
+    if (!b) cf_die(NULL, "out of memory to bind group %s", group->name);
+    group->native = s->bound[s->bindings++] = b;
+    if (group->size == 1) return; // on all ranks: groups of one name are of one size
+    int64_t bytes = s->bytes;
+    choose(s, b, group);
+    meet_all(t, group);
+    s->bytes = bytes;
+}
+
+// --- start and end ---
+
+static void configure(cf_transport *t, int threads, double timeout_s) {
+    (void)threads;
+    ((cuda_state *)t->state)->timeout_ms = timeout_s * 1e3;
+}
+
+static void all_are_here(cf_bootstrap *bootstrap) {
+    char mine = 0, *all = (char *)calloc((size_t)bootstrap->size, 1);
+    if (!all) cf_die(NULL, "out of memory to close the transport");
+    bootstrap->allgather(bootstrap, &mine, all, 1);
+    free(all);
+}
+
+static void close_binding(binding *b) {
+    if (b->collective && b->collective != b->exchange) b->collective->close(b->collective);
+    if (b->exchange) b->exchange->close(b->exchange);
+    free(b);
+}
+
+static void close_transport(cf_transport *t) {
+    cuda_state *s = (cuda_state *)t->state;
+    cf_stream *stream = cf_stream_create();
+    for (int64_t i = s->oldest; i < s->posted; i++) cf_stream_after(stream, flight_at(s, i)->end);
+    cf_stream_sync(stream);
+    cf_stream_free(stream);
+    cf_device_watch(NULL, NULL);
+    all_are_here(s->bootstrap);
+    for (int i = 0; i < s->bindings; i++)
+        if (s->bound[i]->exchange) s->bound[i]->exchange->detach(s->bound[i]->exchange);
+    all_are_here(s->bootstrap);
+    for (int i = s->bindings - 1; i >= 0; i--) close_binding(s->bound[i]);
+    s->bootstrap->close(s->bootstrap);
+    free(s);
+    free(t);
+}
+
+static int cores(void) {
+    cpu_set_t mine;
+    CPU_ZERO(&mine);
+    return sched_getaffinity(0, sizeof mine, &mine) == 0 ? CPU_COUNT(&mine) : 1;
+}
+
+cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, double timeout_s) {
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", CONNECTIONS, 0); // before anything of CUDA is used
+    cf_bootstrap *bootstrap = cf_bootstrap_create(argc, argv, timeout_s);
+    bool choice = strcmp(name, "auto") == 0, ipc = strcmp(name, "ipc") == 0, nccl = strcmp(name, "nccl") == 0;
+    if (!choice && !ipc && !nccl)
+        cf_die_together("use --transport auto, nccl or ipc",
+                        "--transport %s moves nothing between GPUs: this is the program for them", name);
+    cf_device_open(bootstrap->local_rank);
+    cf_transport *t = (cf_transport *)calloc(1, sizeof *t);
+    cuda_state *s = (cuda_state *)calloc(1, sizeof *s);
+    if (!t || !s) cf_die(NULL, "out of memory for the transport");
+    s->bootstrap = bootstrap;
+    s->ipc = ipc || choice;
+    s->nccl = nccl || choice;
+    s->timeout_ms = timeout_s * 1e3;
+    s->stuck = -1;
+    t->name = ipc ? "ipc" : nccl ? "nccl" : "auto";
+    t->rank = bootstrap->rank;
+    t->size = bootstrap->size;
+    t->local_rank = bootstrap->local_rank;
+    t->local_size = bootstrap->local_size;
+    t->local_cores = cores();
+    t->state = s;
+    t->configure = configure;
+    t->bind = bind_group;
+    t->post = post;
+    t->test = test;
+    t->wait = wait;
+    t->bytes_sent = bytes_sent;
+    t->close = close_transport;
+    cf_device_watch(look, s);
+    return t;
+}

@@ -1,0 +1,39 @@
+// What transport_cuda.cu and its two ways to move bytes, transport_nccl.cu and transport_ipc.cu, share. Never
+// included by C.
+#ifndef CF_TRANSPORT_CUDA_H
+#define CF_TRANSPORT_CUDA_H
+
+#include "bootstrap.h"
+#include "cuda.h"
+#include "transport.h"
+
+// One group's way to move bytes. Made by bind, collectively; everything post() does is enqueued.
+typedef struct cf_wire cf_wire;
+struct cf_wire {
+    const char *name; // "nccl", "ipc"
+    const cf_group *group;
+    void *state;
+    // Enqueue the transfer behind the work enqueued on `stream` so far and behind what `after` brings; set
+    // begin, arrival and end.
+    void (*post)(cf_wire *, cf_request *request, cf_stream *stream);
+    void (*look)(cf_wire *); // dies if the library knows that a peer is gone
+    // All transfers are complete on all ranks. detach lets go of the other ranks' memory; when all have, close
+    // frees the wire.
+    void (*detach)(cf_wire *);
+    void (*close)(cf_wire *);
+};
+
+// Both are called by all ranks of the world at once, each with its own group, and use the bootstrap equally
+// often whatever they find, so that groups may differ.
+
+// wanted: false where this group shall not have one; then NULL.
+cf_wire *cf_wire_nccl(cf_bootstrap *bootstrap, const cf_group *group, bool wanted, double timeout_s);
+// NULL, for all members alike, if not every member can map the memory of every other one; `why` says so in words.
+cf_wire *cf_wire_ipc(cf_bootstrap *bootstrap, const cf_group *group, char why[128]);
+
+// Between the two, a call that may hang when a peer does: after timeout_s (0: never) the process dies, saying
+// what it was waiting for.
+void cf_patience_begin(const char *what, double timeout_s);
+void cf_patience_end(void);
+
+#endif

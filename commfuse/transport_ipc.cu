@@ -1,0 +1,361 @@
+// Exchanges of a group within one host by the GPUs' copy engines: no multiprocessor moves a byte.
+//
+// Every rank keeps, for each other one, a staging queue of SLOTS slots in its own memory, which that rank has
+// mapped. A message goes through it in chunks:
+//
+//   sender's stream to that peer              receiver's stream from that peer
+//   wait until slot n is free                 wait until chunk n is written
+//   copy chunk → slot, across the link        copy slot → destination, within the GPU
+//   written = n + 1                           freed = n + 1
+//
+// The two counters of a pair are words of host memory that both processes share and both GPUs see; the waits and
+// writes are operations of the streams themselves. They count on from message to message and wrap around:
+// "at least" is meant cyclically.
+//
+// Why staging, and not straight into the destination? Because then everything is enqueued when a request is
+// posted, and nothing needs a host afterwards. The destination's address and the moment when it may be written
+// are known to the receiver alone; a sender that needed them would have to ask a host thread, and a host that
+// is blocked in a full launch queue, waiting for what that thread shall send, never answers. The price is a copy
+// within the GPU, at ten times the speed of the link.
+//
+// A stream for each peer and each direction: no transfer stands behind one of another pair, and the two halves of
+// an exchange do not wait for each other. For that the streams must not share a hardware queue, hence
+// CUDA_DEVICE_MAX_CONNECTIONS in transport_cuda.cu. A last stream joins both halves for the moment when a
+// request is complete.
+#include "transport_cuda.h"
+#include <cuda.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { SLOTS = 4, LINE = 64, NAME_LENGTH = 48, MEMBERS_MAX = 64, ENTRY_VERSION = 12000 };
+static const int64_t SLOT_BYTES = 4 << 20, CHUNK_MIN = 1 << 20;
+static const uint64_t MAGIC = 0xCF0B001BC0DEull;
+
+typedef struct counters { // of one ordered pair, each on a cache line of its own
+    uint32_t written, pad_written[LINE / 4 - 1];
+    uint32_t freed, pad_freed[LINE / 4 - 1];
+} counters;
+
+typedef struct segment { // shared by the processes of the group
+    uint64_t magic, nonce;
+    uint64_t pad[LINE / 8 - 2];
+    counters pair[]; // [source · N + destination]
+} segment;
+
+typedef struct lane { // one direction of one pair
+    cf_stream *stream;
+    counters *count;
+    char *slots;   // of the receiver; the sender's mapping of them
+    uint32_t next; // chunk
+} lane;
+
+typedef CUresult stream_word(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned flags);
+
+typedef struct ipc_wire {
+    cf_wire wire;
+    segment *shared;
+    int64_t shared_bytes;
+    bool registered;
+    char *staging;             // (N, SLOTS, SLOT_BYTES) by source; the own part is unused
+    void *mapped[MEMBERS_MAX]; // the staging of the others
+    lane send[MEMBERS_MAX], recv[MEMBERS_MAX];
+    cf_stream *join;
+    stream_word *wait_value, *write_value;
+} ipc_wire;
+
+// --- a transfer ---
+
+static void word(ipc_wire *w, stream_word *operation, const lane *l, uint32_t *at, uint32_t value,
+                 unsigned flags) {
+    CUresult code = operation((CUstream)cf_cuda_stream(l->stream), (CUdeviceptr)(uintptr_t)at, value, flags);
+    if (code != CUDA_SUCCESS)
+        cf_die("use --transport nccl", "the %s group: a stream cannot %s a word of memory: driver error %d",
+               w->wire.group->name, operation == w->wait_value ? "wait for" : "write", (int)code);
+}
+
+// Small enough that a message keeps all slots busy, large enough for a copy engine. Both sides agree.
+static int64_t chunk_of(int64_t bytes) {
+    int64_t even = (bytes + SLOTS - 1) / SLOTS;
+    return even < CHUNK_MIN ? CHUNK_MIN : even > SLOT_BYTES ? SLOT_BYTES : even;
+}
+
+static void send_chunk(ipc_wire *w, lane *l, const char *from, int64_t bytes) {
+    uint32_t n = l->next++;
+    word(w, w->wait_value, l, &l->count->freed, n + 1 - SLOTS, CU_STREAM_WAIT_VALUE_GEQ);
+    cf_copy(l->slots + n % SLOTS * SLOT_BYTES, from, bytes, l->stream);
+    word(w, w->write_value, l, &l->count->written, n + 1, CU_STREAM_WRITE_VALUE_DEFAULT);
+}
+
+static void recv_chunk(ipc_wire *w, lane *l, char *to, int64_t bytes) {
+    uint32_t n = l->next++;
+    word(w, w->wait_value, l, &l->count->written, n + 1, CU_STREAM_WAIT_VALUE_GEQ);
+    cf_copy(to, l->slots + n % SLOTS * SLOT_BYTES, bytes, l->stream);
+    word(w, w->write_value, l, &l->count->freed, n + 1, CU_STREAM_WRITE_VALUE_DEFAULT);
+}
+
+// An exchange of nothing sends nothing; a barrier, no bytes but a chunk.
+static void send_all(ipc_wire *w, lane *l, const void *from, int64_t bytes) {
+    for (int64_t at = 0, chunk = chunk_of(bytes); at < bytes; at += chunk)
+        send_chunk(w, l, (const char *)from + at, bytes - at < chunk ? bytes - at : chunk);
+}
+
+static void recv_all(ipc_wire *w, lane *l, void *to, int64_t bytes) {
+    for (int64_t at = 0, chunk = chunk_of(bytes); at < bytes; at += chunk)
+        recv_chunk(w, l, (char *)to + at, bytes - at < chunk ? bytes - at : chunk);
+}
+
+static void start_after(const cf_request *r, lane *l, cf_moment ready) {
+    cf_stream_after(l->stream, ready);
+    for (int i = 0; i < 2; i++)
+        if (r->after[i]) cf_stream_after(l->stream, r->after[i]->arrival);
+}
+
+static void exchange(ipc_wire *w, cf_request *r, cf_moment ready) {
+    int64_t size = cf_dtype_size(r->dtype);
+    cf_moment sent = ready, arrived = ready;
+    if (r->recv_from >= 0) {
+        lane *l = &w->recv[r->recv_from];
+        start_after(r, l, ready);
+        r->begin = cf_moment_now(l->stream);
+        recv_all(w, l, r->recv, r->recv_count * size);
+        arrived = cf_moment_now(l->stream);
+    }
+    if (r->send_to >= 0) {
+        lane *l = &w->send[r->send_to];
+        start_after(r, l, ready);
+        if (r->recv_from < 0) r->begin = cf_moment_now(l->stream);
+        send_all(w, l, r->send, r->send_count * size);
+        sent = cf_moment_now(l->stream);
+    }
+    cf_stream_after(w->join, sent);
+    cf_stream_after(w->join, arrived);
+    r->end = cf_moment_now(w->join);
+    r->arrival = r->recv_from >= 0 ? arrived : r->end;
+}
+
+static void barrier(ipc_wire *w, cf_request *r, cf_moment ready) {
+    cf_stream_after(w->join, ready);
+    r->begin = cf_moment_now(w->join);
+    for (int i = 0; i < r->group->size; i++) {
+        if (i == r->group->rank) continue;
+        cf_stream_after(w->send[i].stream, ready);
+        send_chunk(w, &w->send[i], NULL, 0);
+        cf_stream_after(w->join, cf_moment_now(w->send[i].stream));
+    }
+    for (int i = 0; i < r->group->size; i++) {
+        if (i == r->group->rank) continue;
+        cf_stream_after(w->recv[i].stream, ready);
+        recv_chunk(w, &w->recv[i], NULL, 0);
+        cf_stream_after(w->join, cf_moment_now(w->recv[i].stream));
+    }
+    r->arrival = r->end = cf_moment_now(w->join);
+}
+
+static void post(cf_wire *wire, cf_request *r, cf_stream *stream) {
+    ipc_wire *w = (ipc_wire *)wire->state;
+    cf_moment ready = cf_moment_now(stream);
+    if (r->kind == CF_REQUEST_EXCHANGE)
+        exchange(w, r, ready);
+    else
+        barrier(w, r, ready); // transport_cuda.cu gives native collectives to NCCL
+}
+
+static void look(cf_wire *wire) {
+    (void)wire; // copy engines know nothing of peers
+}
+
+// --- start and end ---
+
+typedef struct offer { // what a rank shows to the others of its group
+    cudaIpcMemHandle_t staging;
+    uint64_t nonce;                  // member 0's: of the segment
+    char name[NAME_LENGTH], why[80]; // why: it has nothing to offer
+} offer;
+
+static uint64_t random_number(void) {
+    uint64_t value = 0;
+    FILE *file = fopen("/dev/urandom", "rb");
+    if (!file || fread(&value, sizeof value, 1, file) != 1)
+        value = (uint64_t)getpid() << 32 ^ (uint64_t)(cf_now_ms() * 1e6);
+    if (file) fclose(file);
+    return value;
+}
+
+static int64_t segment_bytes(const cf_group *group) {
+    return (int64_t)sizeof(segment) + (int64_t)group->size * group->size * (int64_t)sizeof(counters);
+}
+
+static segment *map_segment(int fd, int64_t bytes) {
+    void *memory = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    close(fd);
+    return memory == MAP_FAILED ? NULL : (segment *)memory;
+}
+
+static void make_segment(ipc_wire *w, offer *mine) {
+    mine->nonce = random_number();
+    snprintf(mine->name, sizeof mine->name, "/commfuse-%d-%016llx", (int)getpid(),
+             (unsigned long long)mine->nonce);
+    int fd = shm_open(mine->name, O_CREAT | O_EXCL | O_RDWR, 0600);
+    bool sized = fd >= 0 && ftruncate(fd, w->shared_bytes) == 0; // zeroes
+    if (sized)
+        w->shared = map_segment(fd, w->shared_bytes);
+    else if (fd >= 0)
+        close(fd);
+    if (!w->shared) {
+        snprintf(mine->why, sizeof mine->why, "no shared memory: %s", strerror(errno));
+        return;
+    }
+    w->shared->magic = MAGIC;
+    w->shared->nonce = mine->nonce;
+}
+
+static void open_segment(ipc_wire *w, const offer *first, offer *mine) {
+    int fd = shm_open(first->name, O_RDWR, 0600);
+    off_t length = fd >= 0 ? lseek(fd, 0, SEEK_END) : 0;
+    if (fd >= 0 && length >= w->shared_bytes)
+        w->shared = map_segment(fd, w->shared_bytes);
+    else if (fd >= 0)
+        close(fd);
+    if (w->shared && w->shared->magic == MAGIC && w->shared->nonce == first->nonce) return;
+    snprintf(mine->why, sizeof mine->why, "not all ranks are on one host (or share its /dev/shm)");
+}
+
+static stream_word *driver_function(const char *name) {
+    void *function = NULL;
+    enum cudaDriverEntryPointQueryResult found;
+    cudaError_t code =
+        cudaGetDriverEntryPointByVersion(name, &function, ENTRY_VERSION, cudaEnableDefault, &found);
+    return code == cudaSuccess && found == cudaDriverEntryPointSuccess ? (stream_word *)function : NULL;
+}
+
+static int64_t queue_bytes(void) {
+    return SLOTS * SLOT_BYTES;
+}
+
+// Streams of this wire that may wait while others have to go on, and those of the host's own work.
+static bool enough_connections(const cf_group *group) {
+    const char *text = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+    return !text || atoi(text) >= 2 * group->size;
+}
+
+static void make_offer(ipc_wire *w, const cf_group *group, offer *mine) {
+    memset(mine, 0, sizeof *mine);
+    w->shared_bytes = segment_bytes(group);
+    w->wait_value = driver_function("cuStreamWaitValue32");
+    w->write_value = driver_function("cuStreamWriteValue32");
+    if (group->size > MEMBERS_MAX)
+        snprintf(mine->why, sizeof mine->why, "more than %d ranks", MEMBERS_MAX);
+    else if (!enough_connections(group))
+        snprintf(mine->why, sizeof mine->why, "CUDA_DEVICE_MAX_CONNECTIONS=%.8s makes streams share queues",
+                 getenv("CUDA_DEVICE_MAX_CONNECTIONS"));
+    else if (!w->wait_value || !w->write_value)
+        snprintf(mine->why, sizeof mine->why, "the driver's streams cannot wait for memory");
+    if (*mine->why) return;
+    w->staging = (char *)cf_alloc(group->size * queue_bytes(), "communication staging");
+    cudaError_t code = cudaIpcGetMemHandle(&mine->staging, w->staging);
+    if (code != cudaSuccess) {
+        snprintf(mine->why, sizeof mine->why, "no handle of GPU memory: %s", cudaGetErrorName(code));
+        cudaGetLastError();
+    }
+    if (group->rank == 0 && !*mine->why) make_segment(w, mine);
+}
+
+// Registered memory has one address for host and GPU on every system that CUDA IPC works on.
+static void take_offers(ipc_wire *w, const cf_group *group, const offer *all, offer *mine) {
+    if (group->rank != 0) open_segment(w, &all[group->world[0]], mine);
+    if (*mine->why) return;
+    cudaError_t code = cudaHostRegister(w->shared, (size_t)w->shared_bytes, cudaHostRegisterPortable);
+    w->registered = code == cudaSuccess;
+    for (int i = 0; i < group->size && code == cudaSuccess; i++) {
+        if (i == group->rank) continue;
+        code =
+            cudaIpcOpenMemHandle(&w->mapped[i], all[group->world[i]].staging, cudaIpcMemLazyEnablePeerAccess);
+    }
+    if (code == cudaSuccess) return;
+    snprintf(mine->why, sizeof mine->why, "GPU memory cannot be mapped: %s", cudaGetErrorName(code));
+    cudaGetLastError();
+}
+
+// The first reason that a member gives; false: nobody gives one.
+static bool any_reason(cf_bootstrap *bootstrap, const cf_group *group, const offer *mine, offer *all,
+                       char why[128]) {
+    bootstrap->allgather(bootstrap, mine, all, sizeof *mine);
+    for (int i = 0; i < group->size && !*why; i++) {
+        offer *theirs = &all[group->world[i]];
+        theirs->why[sizeof theirs->why - 1] = theirs->name[NAME_LENGTH - 1] = 0;
+        if (*theirs->why) snprintf(why, 128, "rank %d: %s", group->world[i], theirs->why);
+    }
+    return *why != 0;
+}
+
+static void give_back(ipc_wire *w) {
+    for (int i = 0; i < MEMBERS_MAX; i++) {
+        if (w->mapped[i]) CF_CUDA(cudaIpcCloseMemHandle(w->mapped[i]));
+        cf_stream_free(w->send[i].stream);
+        cf_stream_free(w->recv[i].stream);
+    }
+    cf_stream_free(w->join);
+    if (w->registered) CF_CUDA(cudaHostUnregister(w->shared));
+    if (w->shared) munmap(w->shared, (size_t)w->shared_bytes);
+}
+
+static void detach(cf_wire *wire) {
+    give_back((ipc_wire *)wire->state);
+}
+
+static void close_wire(cf_wire *wire) {
+    ipc_wire *w = (ipc_wire *)wire->state;
+    cf_free(w->staging);
+    free(w);
+}
+
+static void make_lanes(ipc_wire *w, const cf_group *group) {
+    for (int i = 0; i < group->size; i++) {
+        if (i == group->rank) continue;
+        w->send[i].stream = cf_stream_create_urgent();
+        w->recv[i].stream = cf_stream_create_urgent();
+        w->send[i].slots = (char *)w->mapped[i] + group->rank * queue_bytes();
+        w->recv[i].slots = w->staging + i * queue_bytes();
+        w->send[i].count = &w->shared->pair[group->rank * group->size + i];
+        w->recv[i].count = &w->shared->pair[i * group->size + group->rank];
+    }
+    w->join = cf_stream_create_urgent();
+}
+
+cf_wire *cf_wire_ipc(cf_bootstrap *bootstrap, const cf_group *group, char why[128]) {
+    ipc_wire *w = (ipc_wire *)calloc(1, sizeof *w);
+    offer mine, *all = (offer *)calloc((size_t)bootstrap->size, sizeof *all);
+    if (!w || !all) cf_die(NULL, "out of memory to bind group %s", group->name);
+    *why = 0;
+    make_offer(w, group, &mine);
+    if (!any_reason(bootstrap, group, &mine, all, why)) take_offers(w, group, all, &mine);
+    char name[NAME_LENGTH];
+    memcpy(name, mine.name, sizeof name);
+    bool refused = any_reason(bootstrap, group, &mine, all, why);
+    if (*name) shm_unlink(name); // all who can have mapped it
+    if (refused) {
+        give_back(w);
+        bootstrap->allgather(bootstrap, why, all, 1); // nobody has it mapped any more
+        cf_free(w->staging);
+        free(all);
+        free(w);
+        return NULL;
+    }
+    bootstrap->allgather(bootstrap, why, all, 1); // all groups alike
+    free(all);
+    make_lanes(w, group);
+    w->wire.name = "ipc";
+    w->wire.group = group;
+    w->wire.state = w;
+    w->wire.post = post;
+    w->wire.look = look;
+    w->wire.detach = detach;
+    w->wire.close = close_wire;
+    return &w->wire;
+}
