@@ -1,7 +1,9 @@
 # commfuse.c: `make help` lists the targets, `make config` prints what was found on this machine.
 #
-# One variable changes what is built: SAN=address,undefined or SAN=thread gives sanitizer builds in a
-# build directory of their own. Objects mirror the source tree under build/VARIANT/.
+# Objects mirror the source tree under build/VARIANT/. Variants:
+#   release        the CPU program and its tests
+#   san-…          the same with SAN=address,undefined or SAN=thread
+#   cuda-bf16 -fp32  the GPU program, once for each element type (make cuda)
 
 CC      ?= cc
 PYTHON  ?= $(shell scripts/find_python.sh)
@@ -10,6 +12,9 @@ empty   :=
 comma   := ,
 variant := $(if $(SAN),san-$(subst $(comma),-,$(SAN)),release)
 B       := build/$(variant)
+
+# NVCC, CUDA_INCLUDES, CUDA_LIBS, CUDA_ARCH: empty unless all of CUDA, cuBLAS, cuDNN and NCCL are here.
+$(eval $(shell PYTHON='$(PYTHON)' scripts/find_cuda.sh make))
 
 # The C subset that nvcc must also take: -Wc++-compat keeps it honest for train_gpt.cu and every header.
 WARN    := -Wall -Wextra -Werror -Wshadow -Wpointer-arith -Wstrict-prototypes -Wmissing-prototypes -Wvla
@@ -29,7 +34,9 @@ CFLAGS  += -std=gnu11 -g $(OPT) $(OMP) $(WARN)
 VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 LIBS    := -ldnnl -lcjson $(MPI_LIBS) -lpthread -lm
 
-commfuse := $(patsubst %.c,$(B)/%.o,$(filter-out %_cuda.c,$(wildcard commfuse/*.c)))
+# What is C and yet of the GPU program alone: transports on GPUs are set up by other means than MPI's.
+bootstrap := commfuse/bootstrap.c commfuse/bootstrap_mpi.c
+commfuse := $(patsubst %.c,$(B)/%.o,$(filter-out $(bootstrap),$(wildcard commfuse/*.c)))
 layers   := $(patsubst %.c,$(B)/%.o,$(filter-out layers/gemm_ref.c,$(wildcard layers/*.c)))
 data     := $(patsubst %.c,$(B)/%.o,$(wildcard data/*.c))
 program  := $(commfuse) $(layers) $(data)
@@ -65,6 +72,7 @@ $(B)/version: FORCE
 	@echo '$(VERSION)' | cmp -s - $@ || echo '$(VERSION)' > $@
 
 $(B)/commfuse/transport_mpi.o: CFLAGS += $(MPI_CFLAGS)
+%/commfuse/bootstrap_mpi.o: CFLAGS += $(MPI_CFLAGS) $(if $(MPI_LIBS),-DCF_WITH_MPI)
 $(B)/%.o: %.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -MMD -MP -c -o $@ $<
@@ -78,6 +86,56 @@ $(B)/tests/%: tests/%.c $(program)
 $(patsubst %.c,$(B)/%,$(grad_sources)): $(B)/tests/%: tests/%.c $(commfuse) $(layers64)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -DREAL_IS_DOUBLE -MMD -MP -I. -o $@ $< $(commfuse) $(layers64) -lcmocka $(LIBS)
+
+$(B)/tests/commfuse/tool_bootstrap: $(bootstrap:%.c=$(B)/%.o)
+$(B)/tests/commfuse/tool_bootstrap: LIBS := $(bootstrap:%.c=$(B)/%.o) $(LIBS)
+
+# --- the GPU program: twins of the device, of the transports and of the layers; all else is the same source ---
+
+NVCCFLAGS := -std=c++17 -O3 -lineinfo $(CUDA_ARCH) -Werror all-warnings \
+             -Xcompiler -Wall,-Wextra,-Werror -Xptxas --warn-on-spills,--warning-as-error
+cuda_sources := $(wildcard commfuse/*.cu layers/*.cu)
+twinned := $(cuda_sources:%.cu=%.c) commfuse/device_cpu.c commfuse/transport_mpi.c layers/gemm.c layers/gemm_ref.c
+shared_sources := $(filter-out $(twinned),$(wildcard commfuse/*.c layers/*.c data/*.c))
+gpu_objects := $(cuda_sources:%.cu=%.cuda.o) $(shared_sources:%.c=%.o)
+real_bf16 := -DREAL_IS_BF16
+name_bf16 := train_gpt_cuda
+name_fp32 := train_gpt_cuda_fp32
+
+cuda: $(name_bf16) $(name_fp32) ## build ./train_gpt_cuda for NVIDIA GPUs (bf16), and its fp32 form beside it
+ifeq ($(NVCC),)
+$(name_bf16) $(name_fp32):
+	@echo "make cuda: something is missing"; scripts/find_cuda.sh report; exit 1
+endif
+
+# gpu_variant TYPE, OTHER TYPE
+define gpu_variant
+build/cuda-$(1)/%.o: %.c
+	@mkdir -p $$(@D)
+	$$(CC) $$(CFLAGS) $$(real_$(1)) -MMD -MP -c -o $$@ $$<
+build/cuda-$(1)/%.cuda.o: %.cu
+	@mkdir -p $$(@D)
+	$$(NVCC) $$(NVCCFLAGS) $$(CUDA_INCLUDES) $$(real_$(1)) -MMD -MP -c -o $$@ $$<
+build/cuda-$(1)/train_gpt.o: train_gpt.cu $$(B)/version
+	@mkdir -p $$(@D)
+	$$(NVCC) $$(NVCCFLAGS) $$(CUDA_INCLUDES) $$(real_$(1)) -DVERSION='"$$(VERSION)"' -DOTHER_PROGRAM='"$$(name_$(2))"' -MMD -MP -c -o $$@ $$<
+build/cuda-$(1)/train_gpt: build/cuda-$(1)/train_gpt.o $$(gpu_objects:%=build/cuda-$(1)/%)
+	$$(NVCC) -Xcompiler -fopenmp -o $$@ $$^ $$(CUDA_LIBS) -lcjson $$(MPI_LINK) -lpthread -lm
+build/cuda-$(1)/tests/%: tests/%.c $$(gpu_objects:%=build/cuda-$(1)/%)
+	@mkdir -p $$(@D)
+	$$(CC) $$(CFLAGS) $$(real_$(1)) -MMD -MP -I. -c -o $$@.o $$<
+	$$(NVCC) -Xcompiler -fopenmp -o $$@ $$@.o $$(filter %.o,$$^) $$(CUDA_LIBS) -lcjson $$(MPI_LINK) -lpthread -lm
+ifneq ($$(NVCC),)
+$$(name_$(1)): build/cuda-$(1)/train_gpt
+	cp -f $$< $$@
+endif
+-include $$(shell find build/cuda-$(1) -name '*.d' 2>/dev/null)
+endef
+# nvcc does not know the options of compilers that MPI's wrappers give.
+MPI_LINK := $(patsubst -Wl$(comma)%,-Xlinker %,$(filter -L% -l% -Wl$(comma)%,$(MPI_LIBS)))
+$(eval $(call gpu_variant,bf16,fp32))
+$(eval $(call gpu_variant,fp32,bf16))
+.SECONDARY:
 
 -include $(shell find $(B) -name '*.d' 2>/dev/null)
 
@@ -104,6 +162,7 @@ config: ## what was found on this machine
 	@echo "cJSON        $$(printf '#include <cjson/cJSON.h>\n' | $(CC) -E -x c - >/dev/null 2>&1 && echo found || echo missing: scripts/install_deps.sh)"
 	@echo "cmocka       $$(printf '#include <stdarg.h>\n#include <stddef.h>\n#include <stdint.h>\n#include <setjmp.h>\n#include <cmocka.h>\n' | $(CC) -E -x c - >/dev/null 2>&1 && echo found || echo missing: scripts/install_deps.sh)"
 	@echo "python       $(PYTHON): $$($(PYTHON) -c 'import sys, numpy, matplotlib; print(sys.version.split()[0], "numpy", numpy.__version__, "matplotlib", matplotlib.__version__)' 2>/dev/null || echo 'numpy or matplotlib missing: scripts/install_deps.sh')"
+	@scripts/find_cuda.sh report
 	@echo "cores        $$(nproc)"
 	@echo "build        $(B), version $(VERSION)"
 
@@ -116,10 +175,10 @@ format-check:
 	clang-format --dry-run --Werror $(wildcard train_gpt.cu */*.h */*.c */*.cu tests/*/*.c tests/*/*.h)
 
 clean: ## remove everything that was built
-	rm -rf build train_gpt compile_commands.json
+	rm -rf build train_gpt $(name_bf16) $(name_fp32) compile_commands.json
 
 help: ## this list
 	@grep -hE '^[a-z_-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z_-]+):.*## /  make \1\t/' | expand -t 20
 
-.PHONY: FORCE all build-tests tests test bench demo deps config format format-check clean help
+.PHONY: FORCE all cuda build-tests tests test bench demo deps config format format-check clean help
 .DELETE_ON_ERROR:

@@ -3,9 +3,9 @@
 //     ./train_gpt --train data.bin                              one process, all cores
 //     mpirun -np 4 ./train_gpt --tp 2 --dp 2 --train data.bin   two replicas of two ranks each
 //
-// This file is the common subset of C and C++: `cc -x c` builds it for CPUs, nvcc for GPUs. It knows no
-// kernel and no transport; who talks to whom, and when, is decided in commfuse/, what is computed in
-// layers/, what touches the disk in data/.
+// This file is the common subset of C and C++: `cc -x c` builds it for CPUs, nvcc for GPUs, where there is one
+// program for each element type (--dtype finds the right one). It knows no kernel and no transport; who talks to
+// whom, and when, is decided in commfuse/, what is computed in layers/, what touches the disk in data/.
 //
 // Order of things in a step: micro-batches forward and backward (the last one sends gradients behind its
 // backward), optimizer (norm, non-finite check, clip, update, weights on their way), log. Every rank takes
@@ -59,7 +59,8 @@ typedef struct trainer {
     vocabulary *words;
     model_file *start;
     logfile *log;
-    int32_t *inputs, *targets; // (T, B) of one micro-batch
+    int32_t *inputs, *targets; // (T, B) of one micro-batch, the host's
+    double *loss;              // sum of losses of this rank's tokens, in the device's memory
     double peak;               // flop/s of all ranks, 0: unknown
     const char *peak_source;
     int trace_from, trace_to; // steps [from, to)
@@ -71,12 +72,26 @@ static bool root(const trainer *t) {
 
 // --- options → mesh, shape, data ---
 
-static void refuse_what_is_not_built(const options *o) {
-    if (strcmp(o->dtype, "bf16") == 0)
-        cf_die_together("use --dtype fp32", "--dtype bf16 needs a GPU; this is the CPU program");
-    if (strcmp(o->transport, "nccl") == 0 || strcmp(o->transport, "ipc") == 0)
-        cf_die_together("use --transport mpi", "--transport %s needs a GPU; this is the CPU program",
-                        o->transport);
+// Element types are fixed when layers are compiled. The GPU program for the other one lies beside this one.
+static void choose_program(options *o, char **argv) {
+    if (strcmp(o->dtype, "auto") == 0) o->dtype = cf_dtype_name(REAL_DTYPE);
+    if (strcmp(o->dtype, cf_dtype_name(REAL_DTYPE)) == 0) return;
+#ifdef OTHER_PROGRAM
+    char path[PATH_LENGTH];
+    ssize_t length = readlink("/proc/self/exe", path, sizeof path - sizeof OTHER_PROGRAM);
+    path[length > 0 ? length : 0] = 0;
+    char *name = strrchr(path, '/');
+    strcpy(name ? name + 1 : path, OTHER_PROGRAM);
+    execv(path, argv);
+    cf_die_together("build it with: make cuda", "--dtype %s needs the program %s: %s", o->dtype, path,
+                    strerror(errno));
+#else
+    (void)argv;
+    cf_die_together("use --dtype fp32", "--dtype %s needs a GPU; this is the CPU program", o->dtype);
+#endif
+}
+
+static void refuse_what_cannot_be(const options *o) {
     if (strcmp(o->overlap, "nowire") == 0 && *o->out)
         cf_die_together("leave --out away, or choose another --overlap",
                         "--overlap nowire computes wrong results by construction and saves nothing, but "
@@ -115,7 +130,7 @@ static void make_context(trainer *t) {
         spare = t->ranks > 1 && share >= 3 ? 1 : 0;
     if (o->threads == 0) o->threads = share > 1 ? share - spare : 1;
     cf_device_threads((int)o->threads);
-    cf_transport_mpi_configure(t->transport, (int)o->threads, o->timeout);
+    t->transport->configure(t->transport, (int)o->threads, o->timeout);
     t->context.transport = t->transport;
     t->context.stream = cf_stream_create();
     t->context.trace = cf_trace_create();
@@ -195,12 +210,14 @@ static void make_model(trainer *t) {
     optimizer_create(&t->optimizer, &t->model, overlap_of(o));
     if (t->o.dry_run) return;
     if (t->start)
-        params_read(&t->model.params, read_weights, t->start);
+        params_read(&t->model.params, read_weights, t->start, t->context.stream);
     else
-        params_init(&t->model.params, (uint64_t)t->o.seed);
-    int64_t bytes = t->o.seq * t->o.micro_batch * (int64_t)sizeof(int32_t);
-    t->inputs = (int32_t *)cf_alloc(bytes, "tokens");
-    t->targets = (int32_t *)cf_alloc(bytes, "tokens");
+        params_init(&t->model.params, (uint64_t)t->o.seed, t->context.stream);
+    optimizer_start(&t->optimizer);
+    t->loss = (double *)cf_alloc((int64_t)sizeof(double), "tokens");
+    t->inputs = (int32_t *)calloc((size_t)(t->o.seq * t->o.micro_batch), sizeof *t->inputs);
+    t->targets = (int32_t *)calloc((size_t)(t->o.seq * t->o.micro_batch), sizeof *t->targets);
+    if (!t->inputs || !t->targets) cf_die(NULL, "out of memory for the tokens of a micro-batch");
 }
 
 static void open_data(trainer *t) {
@@ -275,9 +292,12 @@ static void banner(const trainer *t) {
            "parameters\n",
            VERSION, (long long)s->L, (long long)s->C, (long long)s->H, (long long)s->V,
            (double)params_count(s) * 1e-6);
-    printf("mesh      %d ranks = tp %d x dp %d, %lld threads each, %s over %s\n", t->ranks, t->mesh.tp,
-           t->mesh.dp, (long long)o->threads, o->strategy, t->transport->name);
-    if (t->ranks > 1 && t->transport->local_size * (o->threads + 1) > t->transport->local_cores)
+    printf("device    %s, %s; %lld threads of the host a rank\n", cf_device_name(), o->dtype,
+           (long long)o->threads);
+    printf("mesh      %d ranks = tp %d x dp %d, %s over %s\n", t->ranks, t->mesh.tp, t->mesh.dp, o->strategy,
+           t->transport->name);
+    if (t->ranks > 1 && strcmp(cf_device_name(), "CPU") == 0 &&
+        t->transport->local_size * (o->threads + 1) > t->transport->local_cores)
         printf(
             "cores     %d for %d ranks: the threads that move the bytes share them with those that compute\n",
             t->transport->local_cores, t->transport->local_size);
@@ -291,7 +311,10 @@ static void banner(const trainer *t) {
         printf("data      %lld tokens in %d files, %lld samples an epoch\n",
                (long long)tokens_count(t->train), tokens_files(t->train),
                (long long)tokens_samples(t->train));
-    if (t->peak > 0) printf("peak      %.1f GFLOP/s over all ranks (%s)\n", t->peak * 1e-9, t->peak_source);
+    if (t->peak > 0)
+        printf("peak      %.3f TFLOP/s over all ranks (%s)\n", t->peak * 1e-12, t->peak_source);
+    else
+        printf("peak      unknown, no MFU (%s)\n", t->peak_source);
     printf("memory    %.1f MiB per rank\n", (double)cf_memory_bytes() / 1048576);
     if (how.mode == CF_MODE_NOWIRE)
         printf("NOWIRE    transfers are left out: results are wrong by construction, this run only measures "
@@ -348,18 +371,21 @@ static void load_micro_batch(trainer *t, const tokens *data, bool shuffled, int6
 
 static step_result train_step(trainer *t, int64_t step, double lr) {
     const options *o = &t->o;
-    double loss_sum = 0, batch_tokens = (double)(o->batch * o->seq);
+    double batch_tokens = (double)(o->batch * o->seq);
     optimizer_zero_grad(&t->optimizer);
+    cf_zero(t->loss, (int64_t)sizeof *t->loss, t->context.stream);
     for (int micro = 0; micro < t->accumulation; micro++) {
         load_micro_batch(t, t->train, true, step * o->batch, micro);
-        loss_sum += gpt_forward(&t->model, t->inputs, t->targets, o->seq, o->micro_batch);
+        gpt_forward(&t->model, t->inputs, t->targets, o->seq, o->micro_batch, t->loss);
         gpt_backward(&t->model, 1 / batch_tokens, micro == t->accumulation - 1);
     }
     adamw a;
     memset(&a, 0, sizeof a);
     a.lr = lr, a.beta1 = o->beta1, a.beta2 = o->beta2, a.eps = o->eps, a.weight_decay = o->weight_decay;
     a.step = step + 1;
-    return optimizer_step(&t->optimizer, a, o->clip, loss_sum, o->batch * o->seq);
+    step_result result = optimizer_step(&t->optimizer, a, o->clip, t->loss, o->batch * o->seq);
+    cf_stream_sync(t->context.stream); // the step's time ends when its work does
+    return result;
 }
 
 static double flops_per_token(const trainer *t) {
@@ -394,6 +420,12 @@ static void report_step(trainer *t, int64_t step, step_result r, double lr, cons
     log_end(t->log);
 }
 
+// Every rank is here, and its device has nothing left to do.
+static void meet(trainer *t) {
+    cf_barrier(&t->context, &t->mesh.world_group);
+    cf_stream_sync(t->context.stream);
+}
+
 // --- validation, samples, saving ---
 
 static void validate(trainer *t, int64_t step) {
@@ -401,11 +433,14 @@ static void validate(trainer *t, int64_t step) {
     int64_t batches = tokens_samples(t->val) / o->batch;
     if (batches > o->val_batches) batches = o->val_batches;
     double sum = 0;
+    cf_zero(t->loss, (int64_t)sizeof *t->loss, t->context.stream);
     for (int64_t i = 0; i < batches; i++)
         for (int micro = 0; micro < t->accumulation; micro++) {
             load_micro_batch(t, t->val, false, i * o->batch, micro);
-            sum += gpt_forward(&t->model, t->inputs, t->targets, o->seq, o->micro_batch);
+            gpt_forward(&t->model, t->inputs, t->targets, o->seq, o->micro_batch, t->loss);
         }
+    cf_copy(&sum, t->loss, (int64_t)sizeof sum, t->context.stream);
+    cf_stream_sync(t->context.stream);
     double loss = optimizer_sum(&t->optimizer, sum) / (double)(batches * o->batch * o->seq);
     if (root(t)) {
         progress_break();
@@ -441,7 +476,7 @@ static void generate(trainer *t, int64_t step, char *text) {
     t->inputs[0] = end_of_text >= 0 && end_of_text < V ? (int32_t)end_of_text : V > '\n' ? '\n' : 0;
     for (int i = 0; i < SAMPLE_TOKENS; i++) {
         int64_t padded = (length + tp - 1) / tp * tp; // tokens behind `length` are not seen by those before
-        gpt_forward(&t->model, t->inputs, NULL, padded, 1);
+        gpt_forward(&t->model, t->inputs, NULL, padded, 1, NULL);
         gpt_next_logits(&t->model, length - 1, 0, logits);
         int32_t token =
             draw(logits, V, random_uniform((uint64_t)t->o.seed, SAMPLE_STREAM + (uint64_t)step, (uint64_t)i));
@@ -481,19 +516,19 @@ static model_writer *open_writer(const trainer *t, char *path, size_t size) {
     model_shape f = {s->maxT, s->V, s->L, s->H, s->C, s->Vp};
     if (snprintf(path, size, "%s/model.bin", t->o.out) >= (int)size)
         cf_die("choose a shorter --out DIR", "--out is too long");
-    return model_writer_open(path, &f, 3);
+    return model_writer_open(path, &f, REAL_DTYPE == CF_BF16 ? 5 : 3);
 }
 
 // The first replica collects, its first rank writes, the others wait, longer than for anything else.
 static void save(trainer *t, int64_t step) {
     char path[PATH_LENGTH];
     optimizer_settle(&t->optimizer);
-    cf_transport_mpi_configure(t->transport, (int)t->o.threads, SAVE_PATIENCE * t->o.timeout);
+    t->transport->configure(t->transport, (int)t->o.threads, SAVE_PATIENCE * t->o.timeout);
     model_writer *writer = root(t) ? open_writer(t, path, sizeof path) : NULL;
-    if (t->mesh.dp_group.rank == 0) gpt_collect(&t->model, t->model.params.weight, append_values, writer);
+    if (t->mesh.dp_group.rank == 0) gpt_collect(&t->model, append_values, writer);
     if (writer) model_writer_commit(writer);
-    cf_barrier(&t->context, &t->mesh.world_group);
-    cf_transport_mpi_configure(t->transport, (int)t->o.threads, t->o.timeout);
+    meet(t);
+    t->transport->configure(t->transport, (int)t->o.threads, t->o.timeout);
     if (!writer) return;
     progress_break();
     printf("step %5lld  saved %s\n", (long long)step, path);
@@ -505,7 +540,7 @@ static void save(trainer *t, int64_t step) {
 // Events of all ranks come to rank 0 by an all-gather of bytes. On one host the clocks are one; otherwise
 // zero is the moment every rank left a barrier.
 static void start_trace(trainer *t) {
-    cf_barrier(&t->context, &t->mesh.world_group);
+    meet(t);
     double zero = cf_now_ms();
     if (t->transport->local_size == t->ranks) optimizer_maximum(&t->optimizer, &zero, 1);
     cf_trace_zero(t->context.trace, zero);
@@ -520,8 +555,8 @@ static void write_trace(trainer *t) {
     optimizer_maximum(&t->optimizer, &most, 1);
     int64_t block = ((int64_t)most + 1) * size, *counts = (int64_t *)calloc((size_t)t->ranks, sizeof *counts);
     const cf_trace_event **lists = (const cf_trace_event **)calloc((size_t)t->ranks, sizeof *lists);
-    char *all = (char *)cf_alloc(t->ranks * block, "trace"), *own = all + t->mesh.world_group.rank * block;
-    if (!counts || !lists) cf_die(NULL, "out of memory for the trace");
+    char *all = (char *)malloc((size_t)(t->ranks * block)), *own = all + t->mesh.world_group.rank * block;
+    if (!counts || !lists || !all) cf_die(NULL, "out of memory for the trace");
     cf_trace_event head; // in front of each rank's events: how many they are
     memset(&head, 0, sizeof head);
     head.bytes = mine;
@@ -533,8 +568,13 @@ static void write_trace(trainer *t) {
     plan.mode = overlap_of(&t->o).mode == CF_MODE_NOWIRE ? CF_MODE_COMMFUSE : overlap_of(&t->o).mode;
     plan.slices = 1, plan.dtype = CF_BYTE, plan.capacity = block;
     cf_fuse *gather = cf_fuse_create(&t->context, plan);
-    cf_fuse_run(gather, all, block, 1, NULL, NULL, -1);
+    char *device = (char *)cf_alloc(t->ranks * block, "trace");
+    cf_copy(device + t->mesh.world_group.rank * block, own, block, t->context.stream);
+    cf_fuse_run(gather, device, block, 1, NULL, NULL, -1);
+    cf_copy(all, device, t->ranks * block, t->context.stream);
+    cf_stream_sync(t->context.stream);
     cf_fuse_free(gather);
+    cf_free(device);
     for (int rank = 0; rank < t->ranks; rank++) {
         lists[rank] = (const cf_trace_event *)(all + rank * block + size);
         counts[rank] = ((const cf_trace_event *)(all + rank * block))->bytes;
@@ -544,7 +584,7 @@ static void write_trace(trainer *t) {
     if (root(t))
         printf("trace of steps %d to %d: %s (open it in https://ui.perfetto.dev)\n", t->trace_from,
                t->trace_to - 1, t->o.trace);
-    cf_free(all);
+    free(all);
     free(counts);
     free(lists);
 }
@@ -557,7 +597,7 @@ static void measure_peak(trainer *t) {
         t->peak_source = "--peak-tflops";
         return;
     }
-    cf_barrier(&t->context, &t->mesh.world_group);
+    meet(t);
     double mine = peak_flops(&t->peak_source, t->context.stream);
     t->peak = optimizer_sum(&t->optimizer, mine); // ranks on slower hosts count with their own speed
 }
@@ -580,7 +620,7 @@ static void train(trainer *t) {
         t->context.step = (int)step;
         watch(t, step, false);
         if (*o->trace && step == t->trace_from) start_trace(t);
-        cf_barrier(&t->context, &t->mesh.world_group); // what came before the step is not the step's time
+        meet(t); // what came before the step is not the step's time
         double lr = learning_rate(o, step), step_begin = cf_now_ms();
         cf_trace_step(t->context.trace, (int)step);
         step_result r = train_step(t, step, lr);
@@ -613,8 +653,9 @@ static void close_trainer(trainer *t) {
     if (t->val) tokens_close(t->val);
     if (t->start) model_file_close(t->start);
     if (t->words) vocabulary_close(t->words);
-    cf_free(t->inputs);
-    cf_free(t->targets);
+    cf_free(t->loss);
+    free(t->inputs);
+    free(t->targets);
     cf_trace_free(t->context.trace);
     cf_stream_free(t->context.stream);
     t->transport->close(t->transport);
@@ -628,8 +669,9 @@ int main(int argc, char **argv) {
         if (cf_die_rank() == 0) options_help(stdout);
         return 0;
     }
-    refuse_what_is_not_built(&t.o);
-    t.transport = cf_transport_mpi_create(&argc, &argv);
+    choose_program(&t.o, argv);
+    refuse_what_cannot_be(&t.o);
+    t.transport = cf_transport_create(t.o.transport, &argc, &argv, t.o.timeout);
     signal(SIGXFSZ, SIG_IGN); // a file size limit is then a write error, which is reported and cleaned up
     make_mesh(&t);
     make_context(&t);

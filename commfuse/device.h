@@ -1,17 +1,15 @@
 // The machine a rank computes on: memory, streams, the few operations the executor itself needs.
 //
 // device_cpu.c: a stream runs at once, so every function here has finished when it returns.
-// A CUDA twin enqueues on the stream instead; callers must not tell the difference, that is, they
-// read results on the host only after cf_stream_sync().
-//
-// Memory is taken before the first step and given back at exit. Each allocation names its purpose, so
-// that --dry-run can print memory per purpose; in plan-only mode addresses are reserved, never backed.
+// device_cuda.cu: functions that take a stream enqueue on it and return; callers must not tell the difference.
+// So memory of the device (memory.h) is touched by kernels and by cf_copy alone, and the host reads what was
+// copied to it only after cf_stream_sync(). cf_copy from the host's own memory has read it when it returns.
 #ifndef CF_DEVICE_H
 #define CF_DEVICE_H
 
 #include <stdbool.h>
 #include <stdint.h>
-#include <stdio.h>
+#include "memory.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -21,28 +19,45 @@ typedef enum { CF_FP32, CF_FP64, CF_INT64, CF_BF16, CF_BYTE } cf_dtype;
 int64_t cf_dtype_size(cf_dtype dtype); // bytes per element
 const char *cf_dtype_name(cf_dtype dtype);
 
+// Take hold of the device of this process, before anything else of the device is used: the GPU number
+// local_rank modulo the GPUs of this host. Dies where there is none.
+void cf_device_open(int local_rank);
+const char *cf_device_name(void);    // "CPU", "NVIDIA H100 80GB HBM3"
+void cf_device_threads(int threads); // compute threads of this process; CPU only, ignored on a GPU
+
 typedef struct cf_stream cf_stream; // an ordered queue of device work
 
 cf_stream *cf_stream_create(void);
+cf_stream *cf_stream_create_urgent(void); // for communication: its work goes before that of other streams
 void cf_stream_free(cf_stream *stream);
 void cf_stream_sync(cf_stream *stream); // returns when all work enqueued on it is done
+// While cf_stream_sync() waits, it calls look(argument) again and again: to find out that a peer is gone.
+void cf_device_watch(void (*look)(void *argument), void *argument);
 
-void cf_device_threads(int threads); // compute threads of this process; CPU only, ignored on a GPU
-void cf_device_plan_only(bool on);   // from here on cf_alloc() reserves addresses without memory
+// A moment in a stream: when all work enqueued on it so far is done. GPU: the latest 2^16 are remembered.
+typedef struct cf_moment {
+    double ms;      // CPU: on the cf_now_ms clock
+    int64_t number; // GPU
+} cf_moment;
+cf_moment cf_moment_now(cf_stream *stream);
+double cf_moment_ms(cf_moment moment);                     // on the cf_now_ms clock; after cf_stream_sync()
+bool cf_moment_passed(cf_moment moment);                   // does not wait
+void cf_stream_after(cf_stream *stream, cf_moment moment); // what is enqueued from here on starts after it
 
-// Zeroed, 64-byte aligned; dies naming purpose and size when there is none. bytes = 0 gives a valid pointer.
-void *cf_alloc(int64_t bytes, const char *purpose);
-void cf_free(void *memory); // NULL is allowed
+// The host's time line shows what is enqueued by these names (NVTX on a GPU). They nest.
+void cf_range_begin(const char *name);
+void cf_range_end(void);
 
 void cf_copy(void *to, const void *from, int64_t bytes, cf_stream *stream);
 void cf_zero(void *to, int64_t bytes, cf_stream *stream);
-// to[i] = to[i] + from[i], i < count, elements of dtype (not CF_BYTE).
+// to[i] = to[i] + from[i], i < count, elements of dtype (not CF_BYTE; CF_BF16 on a GPU only).
 void cf_add(void *to, const void *from, int64_t count, cf_dtype dtype, cf_stream *stream);
 
-int64_t cf_memory_bytes(void);     // bytes allocated now
-void cf_memory_report(FILE *file); // a table: purpose, bytes, share
-
 double cf_now_ms(void); // monotonic clock, milliseconds
+
+// For memory.c alone: zeroed memory of the device, 256-byte aligned; NULL where there is none.
+void *cf_device_take(int64_t bytes);
+void cf_device_give(void *memory);
 
 #ifdef __cplusplus
 }

@@ -142,15 +142,15 @@ static void trace_request(cf_fuse *f, int index) {
     int peer = !exchange ? -1 : step->send_to >= 0 ? step->send_to : step->recv_from;
     cf_trace_transfer(f->context->trace, f->label, f->layer, exchange ? step->send_slice : step->first,
                       peer < 0 ? -1 : f->plan.group->world[peer], r->send_count * cf_dtype_size(r->dtype),
-                      r->posted_ms, r->begin_ms, r->end_ms);
+                      r->posted, r->begin, r->end);
 }
 
 static void wait_until(cf_fuse *f, int index, cf_point point) {
     cf_transport *t = f->context->transport;
     if (t->test(t, &f->request[index], point)) return;
-    double begin = cf_now_ms();
+    cf_moment begin = cf_trace_begin(f->context->trace, CF_TRACE_WAIT, f->label, f->context->stream);
     t->wait(t, &f->request[index], point, f->context->stream);
-    cf_trace_add(f->context->trace, CF_TRACE_WAIT, f->label, f->layer, -1, -1, 0, begin, cf_now_ms());
+    cf_trace_end(f->context->trace, CF_TRACE_WAIT, f->label, f->layer, -1, begin, f->context->stream);
 }
 
 static void wait_for_arrival(cf_fuse *f, int index) {
@@ -162,18 +162,18 @@ static void wait_for_arrival(cf_fuse *f, int index) {
 static void take_compute(cf_fuse *f, const cf_step *step) {
     cf_span span = span_of(f, step);
     if (span.rows == 0) return;
-    double begin = cf_now_ms();
-    f->compute(f->argument, &span, f->context->stream);
-    cf_trace_add(f->context->trace, CF_TRACE_COMPUTE, f->plan.name, f->layer, step->first, -1, 0, begin,
-                 cf_now_ms());
+    cf_stream *stream = f->context->stream;
+    cf_moment begin = cf_trace_begin(f->context->trace, CF_TRACE_COMPUTE, f->plan.name, stream);
+    f->compute(f->argument, &span, stream);
+    cf_trace_end(f->context->trace, CF_TRACE_COMPUTE, f->plan.name, f->layer, step->first, begin, stream);
 }
 
 static void take_add(cf_fuse *f, const cf_step *step) {
     int64_t elements = rows_of(f, step->at.slot % f->schedule->slices) * f->row_elements;
-    double begin = cf_now_ms();
-    cf_add(place_of(f, step->at), place_of(f, step->from), elements, f->plan.dtype, f->context->stream);
-    cf_trace_add(f->context->trace, CF_TRACE_COMPUTE, "add", f->layer, step->at.slot, -1, 0, begin,
-                 cf_now_ms());
+    cf_stream *stream = f->context->stream;
+    cf_moment begin = cf_trace_begin(f->context->trace, CF_TRACE_COMPUTE, "add", stream);
+    cf_add(place_of(f, step->at), place_of(f, step->from), elements, f->plan.dtype, stream);
+    cf_trace_end(f->context->trace, CF_TRACE_COMPUTE, "add", f->layer, step->at.slot, begin, stream);
 }
 
 static void take_copy(cf_fuse *f, const cf_step *step) {
@@ -221,7 +221,7 @@ static void post(cf_fuse *f, int index) {
                       .label = f->label,
                       .layer = f->layer,
                       .step = f->context->step,
-                      .posted_ms = cf_now_ms()};
+                      .posted = cf_moment_now(f->context->stream)};
     if (step->kind == CF_EXCHANGE)
         fill_exchange(f, step, r);
     else

@@ -17,6 +17,11 @@ typedef struct interval {
     double begin, end;
 } interval;
 
+typedef struct span { // an event whose moments have not become times yet
+    cf_trace_event event;
+    cf_moment posted, begin, end;
+} span;
+
 struct cf_trace {
     double zero_ms;
     bool record;
@@ -24,6 +29,8 @@ struct cf_trace {
     double exposed_ms;
     interval *comm;
     int64_t comms, comm_capacity;
+    span *span;
+    int64_t spans, span_capacity;
     cf_trace_event *event;
     int64_t events, event_capacity;
 };
@@ -39,6 +46,7 @@ cf_trace *cf_trace_create(void) {
 void cf_trace_free(cf_trace *trace) {
     if (!trace) return;
     free(trace->comm);
+    free(trace->span);
     free(trace->event);
     free(trace);
 }
@@ -49,12 +57,6 @@ void cf_trace_zero(cf_trace *trace, double now_ms) {
 
 void cf_trace_record(cf_trace *trace, bool on) {
     trace->record = on;
-}
-
-void cf_trace_step(cf_trace *trace, int step) {
-    trace->step = step;
-    trace->comms = 0;
-    trace->exposed_ms = 0;
 }
 
 static void *grown(void *array, int64_t *capacity, int64_t wanted, size_t size) {
@@ -96,9 +98,63 @@ void cf_trace_add(cf_trace *trace, cf_trace_row row, const char *name, int layer
     add(trace, row, name, layer, slice, peer, bytes, begin_ms, begin_ms, end_ms);
 }
 
+// --- between moments ---
+
+static bool kept(const cf_trace *trace, cf_trace_row row) {
+    return row != CF_TRACE_COMPUTE || trace->record;
+}
+
+cf_moment cf_trace_begin(cf_trace *trace, cf_trace_row row, const char *name, cf_stream *stream) {
+    cf_range_begin(name);
+    return kept(trace, row) ? cf_moment_now(stream) : (cf_moment){0};
+}
+
+static void keep(cf_trace *trace, span s, const char *name) {
+    trace->span = (span *)grown(trace->span, &trace->span_capacity, trace->spans + 1, sizeof s);
+    trace->span[trace->spans] = s;
+    snprintf(trace->span[trace->spans++].event.name, sizeof s.event.name, "%s", name);
+}
+
+void cf_trace_end(cf_trace *trace, cf_trace_row row, const char *name, int layer, int slice, cf_moment begin,
+                  cf_stream *stream) {
+    cf_range_end();
+    if (!kept(trace, row)) return;
+    keep(trace,
+         (span){.event = {.row = row, .layer = layer, .slice = slice, .peer = -1},
+                .posted = begin,
+                .begin = begin,
+                .end = cf_moment_now(stream)},
+         name);
+}
+
 void cf_trace_transfer(cf_trace *trace, const char *name, int layer, int slice, int peer, int64_t bytes,
-                       double posted_ms, double begin_ms, double end_ms) {
-    add(trace, CF_TRACE_COMM, name, layer, slice, peer, bytes, posted_ms, begin_ms, end_ms);
+                       cf_moment posted, cf_moment begin, cf_moment end) {
+    keep(trace,
+         (span){.event = {.row = CF_TRACE_COMM, .layer = layer, .slice = slice, .peer = peer, .bytes = bytes},
+                .posted = posted,
+                .begin = begin,
+                .end = end},
+         name);
+}
+
+// Moments become times.
+static void settle(cf_trace *trace) {
+    for (int64_t i = 0; i < trace->spans; i++) {
+        const span *s = &trace->span[i];
+        const cf_trace_event *e = &s->event;
+        add(trace, (cf_trace_row)e->row, e->name, e->layer, e->slice, e->peer, e->bytes,
+            cf_moment_ms(s->posted), cf_moment_ms(s->begin), cf_moment_ms(s->end));
+    }
+    trace->spans = 0;
+}
+
+// --- figures ---
+
+void cf_trace_step(cf_trace *trace, int step) {
+    settle(trace);
+    trace->step = step;
+    trace->comms = 0;
+    trace->exposed_ms = 0;
 }
 
 static int by_begin(const void *a, const void *b) {
@@ -107,6 +163,7 @@ static int by_begin(const void *a, const void *b) {
 }
 
 double cf_trace_comm_ms(cf_trace *trace) {
+    settle(trace);
     if (trace->comms == 0) return 0;
     qsort(trace->comm, (size_t)trace->comms, sizeof *trace->comm, by_begin);
     double total = 0, reached = -1e300;
@@ -120,10 +177,12 @@ double cf_trace_comm_ms(cf_trace *trace) {
 }
 
 double cf_trace_exposed_ms(cf_trace *trace) {
+    settle(trace);
     return trace->exposed_ms;
 }
 
-const cf_trace_event *cf_trace_events(const cf_trace *trace, int64_t *count) {
+const cf_trace_event *cf_trace_events(cf_trace *trace, int64_t *count) {
+    settle(trace);
     *count = trace->events;
     return trace->event;
 }

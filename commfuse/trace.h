@@ -4,7 +4,8 @@
 //   comm_ms     the union of the intervals in which transfers were in flight
 //   exposed_ms  the time the compute stream stood waiting for them
 //
-// Only the compute thread writes here: the executor copies a transfer's times when it has waited for it.
+// Only the compute thread writes here: the executor copies a transfer's moments when it has waited for it. On a
+// GPU moments become times when the stream has been synchronised, so figures and events may be asked for only then.
 #ifndef CF_TRACE_H
 #define CF_TRACE_H
 
@@ -37,13 +38,18 @@ void cf_trace_record(cf_trace *trace, bool on); // keep events from here on (oth
 void cf_trace_step(cf_trace *trace, int step);  // a new step: the figures start from zero
 void cf_trace_add(cf_trace *trace, cf_trace_row row, const char *name, int layer, int slice, int peer,
                   int64_t bytes, double begin_ms, double end_ms); // times on the cf_now_ms clock
-// A transfer: asked for at posted_ms, in flight from begin_ms to end_ms.
+// The same between two moments of a stream. begin() opens a range by that name on the host's time line, end()
+// closes it; a computation's moments are taken only while events are recorded.
+cf_moment cf_trace_begin(cf_trace *trace, cf_trace_row row, const char *name, cf_stream *stream);
+void cf_trace_end(cf_trace *trace, cf_trace_row row, const char *name, int layer, int slice, cf_moment begin,
+                  cf_stream *stream);
+// A transfer: asked for at `posted`, in flight from `begin` to `end`.
 void cf_trace_transfer(cf_trace *trace, const char *name, int layer, int slice, int peer, int64_t bytes,
-                       double posted_ms, double begin_ms, double end_ms);
+                       cf_moment posted, cf_moment begin, cf_moment end);
 double cf_trace_comm_ms(cf_trace *trace); // of the current step, so far
 double cf_trace_exposed_ms(cf_trace *trace);
 
-const cf_trace_event *cf_trace_events(const cf_trace *trace, int64_t *count);
+const cf_trace_event *cf_trace_events(cf_trace *trace, int64_t *count);
 // Chrome trace of several ranks: events of rank i are events[i][0 … counts[i]). Dies on write errors.
 void cf_trace_write(const char *path, int ranks, const cf_trace_event *const *events, const int64_t *counts);
 

@@ -1,4 +1,5 @@
-// What moves bytes between ranks. One struct of functions; transport_mpi.c fills it on CPUs.
+// What moves bytes between ranks. One struct of functions; transport_mpi.c fills it on CPUs, transport_nccl.cu
+// and transport_ipc.cu on GPUs, where transport_cuda.cu chooses between the two for each group.
 // A transport knows requests, not schedules: pointers, sizes, peers and what to wait for.
 //
 // Life of a request: the executor fills it and posts it; the transport starts it once what every request in
@@ -50,11 +51,12 @@ typedef struct cf_request {
     // For messages: "reduce-scatter mlp.fc2", layer or -1, step or -1
     const char *label;
     int layer, step;
-    double posted_ms; // when it was posted, for traces; on the same clock as begin_ms
+    cf_moment posted; // when it was posted, for traces
     // Set by the transport
     int state;               // atomic: 0 idle, 1 posted, 2 active, 3 done
     int received;            // atomic: the receiving half is done, if there is one
-    double begin_ms, end_ms; // in flight between these (cf_now_ms clock)
+    cf_moment begin, end;    // in flight between these
+    cf_moment arrival;       // GPU: what it brings is here
     struct cf_request *next; // the transport's queue
     void *native;            // the transport's own
 } cf_request;
@@ -66,21 +68,23 @@ struct cf_transport {
     int local_rank, local_size; // among the ranks of this host
     int local_cores;            // cores that the ranks of this host may use together
     void *state;
+    // timeout_s: longest wait for a peer, 0: for ever. threads: that compute in each rank (CPU).
+    void (*configure)(cf_transport *, int threads, double timeout_s);
     void (*bind)(cf_transport *, cf_group *group); // collective over the group: prepare its communicator
+    // Moves the data when the work enqueued on `stream` so far is done.
     void (*post)(cf_transport *, cf_request *request, cf_stream *stream);
-    bool (*test)(cf_transport *, cf_request *request, cf_point point);
-    // Work enqueued on `stream` afterwards sees the request at that point. CPU: blocks, at most timeout_s, then
-    // dies naming operation, layer, step and the peer waited for.
+    bool (*test)(cf_transport *, cf_request *request, cf_point point); // true: no need to wait. GPU: false
+    // Work enqueued on `stream` afterwards sees the request at that point. CPU: blocks. Who waits longer than
+    // timeout_s (GPU: in cf_stream_sync) dies naming operation, layer, step and the peer waited for.
     void (*wait)(cf_transport *, cf_request *request, cf_point point, cf_stream *stream);
     int64_t (*bytes_sent)(cf_transport *); // EXCHANGE payload this rank has sent since start
     void (*close)(cf_transport *);         // collective; frees the transport
 };
 
-// Start MPI. Makes all MPI calls after start-up from one progress thread, which sleeps while nothing is
-// in flight and gives the core away between polls when ranks · (threads + 1) outnumber the cores.
-// timeout_s: longest wait for a peer, 0: for ever.
-cf_transport *cf_transport_mpi_create(int *argc, char ***argv);
-void cf_transport_mpi_configure(cf_transport *, int threads, double timeout_s);
+// The transport of this program, by the name in --transport: "auto", "mpi" (CPU), "nccl", "ipc" (GPU). Dies
+// (together) on one that it does not have. Also takes hold of the device and tells die who this process is.
+// timeout_s: as in configure, also for ranks to appear.
+cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, double timeout_s);
 
 #ifdef __cplusplus
 }

@@ -219,7 +219,7 @@ static void start(mpi_state *s, cf_request *r) {
     if (s->actives == ACTIVE_MAX) cf_die(NULL, "more than %d requests in flight", ACTIVE_MAX);
     flight *f = &s->active[s->actives++];
     *f = (flight){.request = r};
-    r->begin_ms = cf_now_ms();
+    r->begin = cf_moment_now(NULL);
     __atomic_store_n(&r->state, ACTIVE, __ATOMIC_RELEASE);
     if (r->kind == CF_REQUEST_EXCHANGE)
         start_exchange(s, f, r);
@@ -287,7 +287,7 @@ static bool test_active(mpi_state *s) {
         }
         free(f->many);
         cf_request *r = f->request;
-        r->end_ms = cf_now_ms();
+        r->end = cf_moment_now(NULL);
         s->active[i] = s->active[--s->actives];
         __atomic_store_n(&r->state, DONE, __ATOMIC_SEQ_CST); // from here on the caller may reuse *r
         news = true;
@@ -496,7 +496,7 @@ static void close_transport(cf_transport *t) {
     free(t);
 }
 
-void cf_transport_mpi_configure(cf_transport *t, int threads, double timeout_s) {
+static void configure(cf_transport *t, int threads, double timeout_s) {
     mpi_state *s = (mpi_state *)t->state;
     s->timeout_ms = timeout_s * 1e3;
     atomic_store(&s->crowded, t->local_size * (threads + 1) > t->local_cores);
@@ -510,7 +510,9 @@ static void yield_if_crowded(void) {
         setenv("OMPI_MCA_mpi_yield_when_idle", "1", 0);
 }
 
-cf_transport *cf_transport_mpi_create(int *argc, char ***argv) {
+cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, double timeout_s) {
+    if (strcmp(name, "auto") != 0 && strcmp(name, "mpi") != 0)
+        cf_die_together("use --transport mpi", "--transport %s needs a GPU; this is the CPU program", name);
     cf_transport *t = calloc(1, sizeof *t);
     mpi_state *s = calloc(1, sizeof *s);
     if (!t || !s) cf_die(NULL, "out of memory for the MPI transport");
@@ -523,6 +525,7 @@ cf_transport *cf_transport_mpi_create(int *argc, char ***argv) {
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     *t = (cf_transport){.name = "mpi",
                         .state = s,
+                        .configure = configure,
                         .bind = bind_group,
                         .post = post,
                         .test = test,
@@ -537,10 +540,11 @@ cf_transport *cf_transport_mpi_create(int *argc, char ***argv) {
     s->tag_max = known ? *tag_max : 32767; // what every MPI library allows
     widen_binding();
     look_around(t);
+    cf_device_open(t->local_rank);
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->posted, NULL);
     pthread_cond_init(&s->done, NULL);
-    cf_transport_mpi_configure(t, 1, 60);
+    configure(t, 1, timeout_s);
     if (pthread_create(&s->thread, NULL, progress, s) != 0) cf_die(NULL, "cannot start the progress thread");
     return t;
 }

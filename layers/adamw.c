@@ -5,7 +5,7 @@
 #include "adamw.h"
 #include "math_real.h"
 
-enum { BLOCKS = 256, PARALLEL_MIN = 1 << 14 };
+enum { BLOCKS = 256 /* <= SQUARES_SCRATCH */, PARALLEL_MIN = 1 << 14 };
 
 typedef struct range {
     int64_t begin, end;
@@ -19,9 +19,8 @@ static range block_range(int64_t i, int64_t n) {
 
 // m = β1 m + (1 − β1) g;  v = β2 v + (1 − β2) g²;  w −= lr · (m̂ / (sqrt(v̂) + ε) + decay · w),
 // m̂ and v̂ being m and v over 1 − βᵗ.
-void adamw_update(real *restrict w, real *restrict m, real *restrict v, const real *restrict g, int64_t n,
-                  adamw a, cf_stream *stream) {
-    (void)stream;
+static void update(precise *restrict w, precise *restrict m, precise *restrict v, const precise *restrict g,
+                   int64_t n, adamw a) {
     const real scale = (real)a.scale, beta1 = (real)a.beta1, beta2 = (real)a.beta2, eps = (real)a.eps;
     const real rest1 = (real)(1 - a.beta1), rest2 = (real)(1 - a.beta2);
     const real rate = (real)(a.lr / (1 - pow(a.beta1, (double)a.step)));
@@ -36,23 +35,30 @@ void adamw_update(real *restrict w, real *restrict m, real *restrict v, const re
     }
 }
 
-double sum_of_squares(const real *x, int64_t n, cf_stream *stream) {
+void adamw_update(real *w, precise *master, precise *m, precise *v, const precise *g, int64_t n, adamw a,
+                  cf_stream *stream) {
+    update(master ? master : w, m, v, g, n, a);
+    if (master) cf_copy(w, master, n * (int64_t)sizeof *w, stream);
+}
+
+void adamw_master(precise *master, const real *w, int64_t n, cf_stream *stream) {
+    cf_copy(master, w, n * (int64_t)sizeof *w, stream); // here weights are precise
+}
+
+void sum_of_squares(double *sum, double *partial, const precise *x, int64_t n, cf_stream *stream) {
     (void)stream;
-    double partial[BLOCKS];
 #pragma omp parallel for if (n >= PARALLEL_MIN)
     for (int64_t i = 0; i < BLOCKS; i++) {
         range block = block_range(i, n);
-        double sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (int64_t j = block.begin; j < block.end; j++) sum += (double)x[j] * (double)x[j];
-        partial[i] = sum;
+        double squares = 0;
+#pragma omp simd reduction(+ : squares)
+        for (int64_t j = block.begin; j < block.end; j++) squares += (double)x[j] * (double)x[j];
+        partial[i] = squares;
     }
-    double sum = 0;
-    for (int64_t i = 0; i < BLOCKS; i++) sum += partial[i];
-    return sum;
+    for (int64_t i = 0; i < BLOCKS; i++) *sum += partial[i];
 }
 
-int64_t first_nonfinite(const real *x, int64_t n, cf_stream *stream) {
+int64_t first_nonfinite(const precise *x, int64_t n, cf_stream *stream) {
     (void)stream;
     int64_t first = n;
 #pragma omp parallel for reduction(min : first) if (n >= PARALLEL_MIN)

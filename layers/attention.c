@@ -180,7 +180,7 @@ static void forward_block(real *out, real *lse, const real *qkv, int64_t pair, s
     }
 }
 
-void attention_forward(real *out, real *lse, const real *qkv, int64_t t0, int64_t n, int64_t T, int64_t B,
+void attention_forward(real *out, precise *lse, const real *qkv, int64_t t0, int64_t n, int64_t T, int64_t B,
                        int64_t H, int64_t D, cf_stream *stream) {
     (void)stream;
     if (n == 0) return;
@@ -301,10 +301,10 @@ static void add_partials(real *dqkv, const real *partials, int64_t blocks, int64
                     partials + (i * s->n + t - s->t0) * s->out_row + pair * s->D, s->D);
 }
 
-void attention_backward(real *dqkv, const real *dout, const real *out, const real *lse, const real *qkv,
-                        real *scratch, int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t D,
-                        cf_stream *stream) {
-    (void)stream;
+void attention_backward(real *dqkv, const real *dout, const real *out, const precise *lse, const real *qkv,
+                        precise *scratch, int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t D,
+                        bool first, cf_stream *stream) {
+    if (first) cf_zero(dqkv, T * B * 3 * H * D * (int64_t)sizeof(real), stream);
     if (n == 0) return;
     const shape s = shape_of(t0, n, T, B, H, D);
     const int64_t keys = t0 + n, blocks = key_blocks(keys, s.pairs), block = ceil_div(keys, blocks);

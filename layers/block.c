@@ -2,6 +2,13 @@
 #include "block.h"
 #include "linear.h"
 
+real *take_real(int64_t elements, const char *purpose) {
+    return cf_alloc(elements * (int64_t)sizeof(real), purpose);
+}
+precise *take_precise(int64_t elements, const char *purpose) {
+    return cf_alloc(elements * (int64_t)sizeof(precise), purpose);
+}
+
 static int64_t min(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
@@ -11,7 +18,7 @@ static int64_t max(int64_t a, int64_t b) {
 
 // Rows [first, first + rows) of the local matrix, which may lie in several parts; dw: the first of them. Rows
 // behind the last part are padding.
-static void some_rows(const weight_gradient *g, int64_t first, int64_t rows, real *dw, cf_stream *stream) {
+static void some_rows(const weight_gradient *g, int64_t first, int64_t rows, precise *dw, cf_stream *stream) {
     for (int part = 0; part < g->parts; part++) {
         int64_t begin = max(first, part * g->OC), end = min(first + rows, (part + 1) * g->OC);
         if (begin < end)
@@ -24,7 +31,7 @@ static void slice_of_rows(void *argument, const cf_span *span, cf_stream *stream
     const weight_gradient *g = (const weight_gradient *)argument;
     for (int i = 0; i < span->blocks; i++)
         some_rows(g, span->row + i * span->row_stride, span->rows,
-                  (real *)(span->data + i * span->data_stride), stream);
+                  (precise *)(span->data + i * span->data_stride), stream);
 }
 
 bool weight_gradient_fuses(const backward_pass *pass, const parameters *p, int tensor, int64_t layer) {

@@ -19,6 +19,10 @@ typedef struct overlap { // how every operation of the model communicates
     int slices;
 } overlap;
 
+// Device memory of so many elements.
+real *take_real(int64_t elements, const char *purpose);
+precise *take_precise(int64_t elements, const char *purpose);
+
 // NULL functions: nobody takes part; weights are here and gradients stay here.
 typedef struct gpt_hooks {
     void *argument;

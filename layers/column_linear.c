@@ -9,7 +9,8 @@
 #include "linear.h"
 
 typedef struct job {
-    real *out;                 // forward (T·B, OC); backward: dw
+    real *out;                 // (T·B, OC)
+    precise *dw;               // NULL: left to the caller
     const real *in, *w, *bias; // in: dy in backward
     int64_t B, IC, OC;
 } job;
@@ -56,10 +57,10 @@ static void dgrad_slice(void *argument, const cf_span *span, cf_stream *stream) 
 
 static void wgrad_slice(void *argument, const cf_span *span, cf_stream *stream) {
     job *j = (job *)argument;
-    for (int i = 0; i < span->blocks && j->out; i++) {
+    for (int i = 0; i < span->blocks && j->dw; i++) {
         int64_t row = (span->row + i * span->row_stride) * j->B;
         const real *x = (const real *)(span->data + i * span->data_stride);
-        linear_wgrad(j->out, j->in + row * j->OC, x, span->rows * j->B, j->IC, j->OC, stream);
+        linear_wgrad(j->dw, j->in + row * j->OC, x, span->rows * j->B, j->IC, j->OC, stream);
     }
 }
 
@@ -69,10 +70,11 @@ void column_forward(column_linear *c, real *out, real *full, const real *w, cons
     cf_fuse_run(c->forward, full, Ts, B * IC, forward_slice, &j, layer);
 }
 
-real *column_backward(column_linear *c, real *dw, const real *dy, real *full, real *partial, const real *w,
-                      int64_t Ts, int64_t B, int64_t IC, int64_t OC, int layer) {
+real *column_backward(column_linear *c, cf_stream *stream, precise *dw, const real *dy, real *full,
+                      real *partial, const real *w, int64_t Ts, int64_t B, int64_t IC, int64_t OC,
+                      int layer) {
     job dgrad = {.in = dy, .w = w, .B = B, .IC = IC, .OC = OC};
-    job wgrad = {.out = dw, .in = dy, .B = B, .IC = IC, .OC = OC};
+    job wgrad = {.dw = dw, .in = dy, .B = B, .IC = IC, .OC = OC};
     if (c->gather) cf_fuse_begin(c->gather, full, Ts, B * IC, wgrad_slice, &wgrad, layer);
     cf_fuse_begin(c->dgrad, partial, Ts, B * IC, dgrad_slice, &dgrad, layer);
     if (c->gather)
@@ -80,7 +82,7 @@ real *column_backward(column_linear *c, real *dw, const real *dy, real *full, re
     else {
         const cf_fuse_plan *plan = cf_fuse_get_plan(c->dgrad);
         cf_span all = {.row = 0, .rows = plan->group->size * Ts, .blocks = 1, .data = (char *)full};
-        wgrad_slice(&wgrad, &all, NULL);
+        wgrad_slice(&wgrad, &all, stream);
     }
     return (real *)cf_fuse_finish(c->dgrad);
 }

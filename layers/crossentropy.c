@@ -46,8 +46,8 @@ static bool held(int32_t target, int64_t first, int64_t valid) {
     return target >= first && target < first + valid;
 }
 
-void crossentropy_stats(real *stats, const real *logits, const int32_t *targets, int64_t first, int64_t valid,
-                        int64_t R, int64_t V, cf_stream *stream) {
+void crossentropy_stats(precise *stats, const real *logits, const int32_t *targets, int64_t first,
+                        int64_t valid, int64_t R, int64_t V, cf_stream *stream) {
     (void)stream;
 #pragma omp parallel for
     for (int64_t r = 0; r < R; r++) {
@@ -59,14 +59,14 @@ void crossentropy_stats(real *stats, const real *logits, const int32_t *targets,
     }
 }
 
-void crossentropy_combine(real *losses, real *total, const real *all, int64_t ranks, int64_t R,
+void crossentropy_combine(precise *losses, precise *total, const precise *all, int64_t ranks, int64_t R,
                           cf_stream *stream) {
     (void)stream;
     for (int64_t r = 0; r < R; r++) {
         softmax s = {-INFINITY, 0};
         real target = 0;
         for (int64_t i = 0; i < ranks; i++) {
-            const real *stats = all + (i * R + r) * 3;
+            const precise *stats = all + (i * R + r) * 3;
             s = merge(s, (softmax){stats[0], stats[1]});
             target += stats[2];
         }
@@ -76,23 +76,21 @@ void crossentropy_combine(real *losses, real *total, const real *all, int64_t ra
     }
 }
 
-void crossentropy_backward(real *logits, const real *total, const int32_t *targets, real scale, int64_t first,
-                           int64_t valid, int64_t R, int64_t V, cf_stream *stream) {
+void crossentropy_backward(real *logits, const precise *total, const int32_t *targets, double scale,
+                           int64_t first, int64_t valid, int64_t R, int64_t V, cf_stream *stream) {
     (void)stream;
 #pragma omp parallel for
     for (int64_t r = 0; r < R; r++) {
         real *row = logits + r * V;
-        real maximum = total[r * 2], factor = scale / total[r * 2 + 1];
+        real maximum = total[r * 2], factor = (real)scale / total[r * 2 + 1];
 #pragma omp simd
         for (int64_t v = 0; v < valid; v++) row[v] = exp_real(row[v] - maximum) * factor;
         for (int64_t v = valid; v < V; v++) row[v] = 0;
-        if (held(targets[r], first, valid)) row[targets[r] - first] -= scale;
+        if (held(targets[r], first, valid)) row[targets[r] - first] -= (real)scale;
     }
 }
 
-double crossentropy_sum(const real *losses, int64_t n, cf_stream *stream) {
+void crossentropy_sum(double *sum, const precise *losses, int64_t n, cf_stream *stream) {
     (void)stream;
-    double sum = 0;
-    for (int64_t i = 0; i < n; i++) sum += (double)losses[i];
-    return sum;
+    for (int64_t i = 0; i < n; i++) *sum += (double)losses[i];
 }

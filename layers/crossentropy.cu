@@ -137,9 +137,10 @@ static __global__ void __launch_bounds__(THREADS)
 #pragma unroll
         for (int k = 0; k < FLIGHT; k++) {
             int64_t c = cut.head + (p + k * THREADS) * PACK;
-            if (p + k * THREADS >= cut.packs) break;
-            differentiate(x[k], g, c);
-            store<PACK>(row + c, x[k]);
+            if (p + k * THREADS < cut.packs) {
+                differentiate(x[k], g, c);
+                store<PACK>(row + c, x[k]);
+            }
         }
     }
 }

@@ -12,17 +12,17 @@ extern "C" {
 
 // stats (R, 3) of the local columns: maximum, sum of exp(logit − maximum), logit of the target (or 0 where
 // another rank holds it). valid = 0 gives maximum −infinity, sum 0.
-void crossentropy_stats(real *stats, const real *logits, const int32_t *targets, int64_t first, int64_t valid,
-                        int64_t R, int64_t V, cf_stream *stream);
+void crossentropy_stats(precise *stats, const real *logits, const int32_t *targets, int64_t first,
+                        int64_t valid, int64_t R, int64_t V, cf_stream *stream);
 // losses (R) and total (R, 2) = maximum and sum over the whole vocabulary, from all ranks' stats:
 // stats of rank i at all + i · R · 3. Ranks are combined in order.
-void crossentropy_combine(real *losses, real *total, const real *all, int64_t ranks, int64_t R,
+void crossentropy_combine(precise *losses, precise *total, const precise *all, int64_t ranks, int64_t R,
                           cf_stream *stream);
 // logits becomes its own gradient: (softmax − one-hot target) · scale; padding columns become 0.
-void crossentropy_backward(real *logits, const real *total, const int32_t *targets, real scale, int64_t first,
-                           int64_t valid, int64_t R, int64_t V, cf_stream *stream);
-// Sum of n losses in double, in a fixed order (for the mean over the batch).
-double crossentropy_sum(const real *losses, int64_t n, cf_stream *stream);
+void crossentropy_backward(real *logits, const precise *total, const int32_t *targets, double scale,
+                           int64_t first, int64_t valid, int64_t R, int64_t V, cf_stream *stream);
+// *sum += the sum of n losses in double, in a fixed order. sum lies in the device's memory.
+void crossentropy_sum(double *sum, const precise *losses, int64_t n, cf_stream *stream);
 
 #ifdef __cplusplus
 }

@@ -29,7 +29,7 @@ void embedding_forward(real *out, const int32_t *tokens, const real *wte, int64_
     }
 }
 
-void embedding_backward(real *dwte, const real *dout, const int32_t *tokens, int64_t first, int64_t count,
+void embedding_backward(precise *dwte, const real *dout, const int32_t *tokens, int64_t first, int64_t count,
                         int64_t R, int64_t C, cf_stream *stream) {
     (void)stream;
 #pragma omp parallel for
@@ -49,7 +49,7 @@ void position_forward(real *x, const real *wpe, int64_t t0, int64_t T, int64_t B
         for (int64_t b = 0; b < B; b++) add(x + (t * B + b) * C, wpe + (t0 + t) * C, C);
 }
 
-void position_backward(real *dwpe, const real *dx, int64_t t0, int64_t T, int64_t B, int64_t C,
+void position_backward(precise *dwpe, const real *dx, int64_t t0, int64_t T, int64_t B, int64_t C,
                        cf_stream *stream) {
     (void)stream;
 #pragma omp parallel for

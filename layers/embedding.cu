@@ -95,7 +95,7 @@ static __device__ inline void load_digits(int (&digit)[KEYS], const int32_t *key
     if (i + KEYS <= R) {
 #pragma unroll
         for (int p = 0; p < KEYS / N; p++) {
-            cf_pack<int32_t> pack = ((const cf_pack<int32_t> *)(keys + i))[p];
+            cf_pack<int32_t> pack = load_pack(keys + i + p * N);
 #pragma unroll
             for (int k = 0; k < N; k++) digit[p * N + k] = digit_of(pack.value[k], shift);
         }

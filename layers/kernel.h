@@ -15,6 +15,7 @@
 #define KERNEL_H
 
 #include <math.h>
+#include <string.h>
 #include "../commfuse/cuda.h"
 #include "real.h"
 
@@ -43,6 +44,22 @@ static __device__ inline void set(real &to, float x) {
 
 template <int W> struct values { float at[W]; };
 
+// Sixteen bytes in one register tuple: left to itself, the compiler takes some stores of packs apart.
+typedef uint4 __attribute__((may_alias)) sixteen_bytes;
+
+template <typename T> static __device__ inline cf_pack<T> load_pack(const T *from) {
+    sixteen_bytes bits = *(const sixteen_bytes *)from;
+    cf_pack<T> pack;
+    memcpy(&pack, &bits, sizeof pack);
+    return pack;
+}
+
+template <typename T> static __device__ inline void store_pack(T *to, const cf_pack<T> &pack) {
+    sixteen_bytes bits;
+    memcpy(&bits, &pack, sizeof bits);
+    *(sixteen_bytes *)to = bits;
+}
+
 // W elements, where W is 1, or from and to lie on sixteen-byte boundaries and W elements fill some of them.
 template <int W, typename T> static __device__ inline values<W> load(const T *from) {
     values<W> x;
@@ -52,7 +69,7 @@ template <int W, typename T> static __device__ inline values<W> load(const T *fr
         static_assert(W % cf_pack<T>::N == 0, "whole packs");
 #pragma unroll
         for (int p = 0; p < W / cf_pack<T>::N; p++) {
-            cf_pack<T> pack = ((const cf_pack<T> *)from)[p];
+            cf_pack<T> pack = load_pack(from + p * cf_pack<T>::N);
 #pragma unroll
             for (int i = 0; i < cf_pack<T>::N; i++) x.at[p * cf_pack<T>::N + i] = to_float(pack.value[i]);
         }
@@ -69,7 +86,7 @@ template <int W, typename T> static __device__ inline void store(T *to, const va
             cf_pack<T> pack;
 #pragma unroll
             for (int i = 0; i < cf_pack<T>::N; i++) set(pack.value[i], x.at[p * cf_pack<T>::N + i]);
-            ((cf_pack<T> *)to)[p] = pack;
+            store_pack(to + p * cf_pack<T>::N, pack);
         }
     }
 }

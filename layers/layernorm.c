@@ -10,7 +10,7 @@
 enum { BLOCKS = 32 };
 static const real EPS = (real)1e-5;
 
-void layernorm_forward(real *out, real *mean, real *rstd, const real *x, const real *w, const real *b,
+void layernorm_forward(real *out, precise *mean, precise *rstd, const real *x, const real *w, const real *b,
                        int64_t R, int64_t C, cf_stream *stream) {
     (void)stream;
 #pragma omp parallel for
@@ -37,8 +37,9 @@ int64_t layernorm_scratch(int64_t C) {
 
 // dx (C) += the gradient of one row; dw, db (C) += its share.
 // With h = (x − mean) · rstd and g = dy · w:  dx += rstd · (g − mean(g) − h · mean(g · h)).
-static void backward_row(real *restrict dx, real *restrict dw, real *restrict db, const real *restrict dy,
-                         const real *restrict x, const real *restrict w, real mean, real rstd, int64_t C) {
+static void backward_row(real *restrict dx, precise *restrict dw, precise *restrict db,
+                         const real *restrict dy, const real *restrict x, const real *restrict w, real mean,
+                         real rstd, int64_t C) {
     real sum_g = 0, sum_gh = 0;
 #pragma omp simd reduction(+ : sum_g, sum_gh)
     for (int64_t c = 0; c < C; c++) {
@@ -53,21 +54,21 @@ static void backward_row(real *restrict dx, real *restrict dw, real *restrict db
     for (int64_t c = 0; c < C; c++) dx[c] += rstd * (dy[c] * w[c] - mean_g - (x[c] - mean) * rstd * mean_gh);
 }
 
-void layernorm_backward(real *dx, real *dw, real *db, const real *dy, const real *x, const real *w,
-                        const real *mean, const real *rstd, real *scratch, int64_t R, int64_t C,
+void layernorm_backward(real *dx, precise *dw, precise *db, const real *dy, const real *x, const real *w,
+                        const precise *mean, const precise *rstd, precise *scratch, int64_t R, int64_t C,
                         cf_stream *stream) {
     (void)stream;
     int64_t block = (R + BLOCKS - 1) / BLOCKS;
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < BLOCKS; i++) {
-        real *block_dw = scratch + i * 2 * C, *block_db = block_dw + C; // (C), (C)
-        memset(block_dw, 0, (size_t)(2 * C) * sizeof(real));
+        precise *block_dw = scratch + i * 2 * C, *block_db = block_dw + C; // (C), (C)
+        memset(block_dw, 0, (size_t)(2 * C) * sizeof(precise));
         int64_t end = (i + 1) * block < R ? (i + 1) * block : R;
         for (int64_t r = i * block; r < end; r++)
             backward_row(dx + r * C, block_dw, block_db, dy + r * C, x + r * C, w, mean[r], rstd[r], C);
     }
     for (int64_t i = 0; i < BLOCKS && i * block < R; i++) {
-        const real *block_dw = scratch + i * 2 * C, *block_db = block_dw + C;
+        const precise *block_dw = scratch + i * 2 * C, *block_db = block_dw + C;
 #pragma omp simd
         for (int64_t c = 0; c < C; c++) {
             dw[c] += block_dw[c];

@@ -45,12 +45,12 @@ void linear_dgrad_add(real *dx, const real *dy, const real *w, int64_t R, int64_
     gemm(false, false, R, IC, OC, dy, OC, w, IC, 1, dx, IC, stream);
 }
 
-void linear_wgrad(real *dw, const real *dy, const real *x, int64_t R, int64_t IC, int64_t OC,
+void linear_wgrad(precise *dw, const real *dy, const real *x, int64_t R, int64_t IC, int64_t OC,
                   cf_stream *stream) {
     linear_wgrad_rows(dw, dy, OC, x, R, IC, OC, stream);
 }
 
-void linear_wgrad_rows(real *dw, const real *dy, int64_t dy_row, const real *x, int64_t R, int64_t IC,
+void linear_wgrad_rows(precise *dw, const real *dy, int64_t dy_row, const real *x, int64_t R, int64_t IC,
                        int64_t rows, cf_stream *stream) {
     gemm(true, false, rows, IC, R, dy, dy_row, x, IC, 1, dw, IC, stream);
 }
@@ -69,7 +69,7 @@ static void sum_rows(real *restrict sum, const real *restrict dy, int64_t rows, 
     }
 }
 
-void linear_bias_grad(real *db, const real *dy, int64_t R, int64_t OC, cf_stream *stream) {
+void linear_bias_grad(precise *db, const real *dy, int64_t R, int64_t OC, cf_stream *stream) {
     (void)stream;
     real partial[BLOCKS][COLUMNS];
     int64_t block = (R + BLOCKS - 1) / BLOCKS;

@@ -21,13 +21,13 @@ void linear_dgrad(real *dx, const real *dy, const real *w, int64_t R, int64_t IC
 void linear_dgrad_add(real *dx, const real *dy, const real *w, int64_t R, int64_t IC, int64_t OC,
                       cf_stream *stream);
 // dw (OC, IC) += dyᵀ · x
-void linear_wgrad(real *dw, const real *dy, const real *x, int64_t R, int64_t IC, int64_t OC,
+void linear_wgrad(precise *dw, const real *dy, const real *x, int64_t R, int64_t IC, int64_t OC,
                   cf_stream *stream);
 // Some rows of it: dw (rows, IC) += dyᵀ · x, dy (R, rows) with dy_row elements from one row to the next
-void linear_wgrad_rows(real *dw, const real *dy, int64_t dy_row, const real *x, int64_t R, int64_t IC,
+void linear_wgrad_rows(precise *dw, const real *dy, int64_t dy_row, const real *x, int64_t R, int64_t IC,
                        int64_t rows, cf_stream *stream);
 // db (OC) += sum over rows of dy (R, OC); each column is summed in row order within fixed blocks of rows
-void linear_bias_grad(real *db, const real *dy, int64_t R, int64_t OC, cf_stream *stream);
+void linear_bias_grad(precise *db, const real *dy, int64_t R, int64_t OC, cf_stream *stream);
 
 #ifdef __cplusplus
 }

@@ -21,13 +21,14 @@ static cf_fuse *plan(const lookup *l, const char *name, const cf_group *group, c
                                                      .capacity = capacity});
 }
 
-// Elements that one rank receives in a step with nothing to hide behind, if rows travel or if the table does.
+// Bytes that one rank receives in a step with nothing to hide behind, if rows travel or if the table does.
 // (The table travels in both cases, but in the first one behind other computation.)
-static void count_elements(lookup *l, int64_t shard) {
+static void count_bytes(lookup *l, int64_t shard) {
     const param_bucket *b = table_bucket(l);
     int64_t world = l->mesh->world_group.size;
-    l->sparse = 2 * (world - 1) * shard;
-    l->dense = 2 * (l->near->size - 1) * shard + 2 * (b->group->size - 1) * b->shard;
+    int64_t here = (int64_t)sizeof(real), both = (int64_t)(sizeof(real) + sizeof(precise));
+    l->sparse = 2 * (world - 1) * shard * here;
+    l->dense = 2 * (l->near->size - 1) * shard * here + (b->group->size - 1) * b->shard * both;
 }
 
 static void create_far(lookup *l, int64_t T, int64_t B, overlap o) {
@@ -50,7 +51,7 @@ void lookup_create(lookup *l, cf_context *context, const cf_mesh *mesh, const pa
     *l = (lookup){.context = context, .mesh = mesh, .p = p, .near = near};
     l->near_forward = plan(l, "embedding", near, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, o, REAL_DTYPE, shard);
     l->near_backward = plan(l, "embedding", near, CF_ALLGATHER, CF_COMPUTE_AFTER, o, REAL_DTYPE, shard);
-    count_elements(l, shard);
+    count_bytes(l, shard);
     bool order_is_ours =
         o.mode == CF_MODE_COMMFUSE || o.mode == CF_MODE_NOWIRE; // the baselines send the table
     l->far = order_is_ours && table_bucket(l)->group->size > 1 && l->sparse <= l->dense;
@@ -77,7 +78,7 @@ static void lookup_slice(void *argument, const cf_span *span, cf_stream *stream)
 static void scatter_slice(void *argument, const cf_span *span, cf_stream *stream) {
     lookup *l = (lookup *)argument;
     for (int i = 0; i < span->blocks; i++)
-        embedding_backward(l->table, (const real *)(span->data + i * span->data_stride),
+        embedding_backward(l->gradient, (const real *)(span->data + i * span->data_stride),
                            l->inputs + (span->row + i * span->row_stride) * l->B, l->first, l->count,
                            span->rows * l->B, l->p->shape.C, stream);
 }
@@ -85,19 +86,21 @@ static void scatter_slice(void *argument, const cf_span *span, cf_stream *stream
 // --- near and far ---
 
 // The rows held here are those of this rank's part of the vocabulary.
-static void look_near(lookup *l, real *table, const int32_t *inputs) {
-    l->table = table;
+static void look_near(lookup *l, const int32_t *inputs) {
+    l->table = params_weight(l->p, WTE, 0);
+    l->gradient = params_grad(l->p, WTE, 0);
     l->inputs = inputs;
     l->count = params_local_rows(l->p, WTE);
     l->first = l->near->rank * l->count;
 }
 
-// The rows owned here are those of this rank's shard of the bucket.
-static void look_far(lookup *l, real *table) {
+// The rows owned here are those of this rank's shard of the bucket. gradient: of the shard.
+static void look_far(lookup *l, precise *gradient) {
     const param_bucket *b = table_bucket(l);
     int64_t rows = b->shard / l->p->shape.C, held = params_local_rows(l->p, WTE),
             begin = b->group->rank * rows;
-    l->table = table;
+    l->table = l->p->weight + b->first + b->group->rank * b->shard;
+    l->gradient = gradient;
     l->inputs = l->tokens;
     l->first = l->near->rank * held + begin;
     l->count = begin + rows <= held ? rows : begin < held ? held - begin : 0;
@@ -119,11 +122,10 @@ void lookup_forward(lookup *l, real *x, const int32_t *inputs, int64_t Ts, int64
     l->have_tokens = fresh;
     if (fresh) {
         gather_tokens(l, inputs);
-        const param_bucket *b = table_bucket(l);
-        look_far(l, l->p->weight + b->first + b->group->rank * b->shard);
+        look_far(l, NULL);
         found = cf_fuse_run(l->far_forward, l->rows, Ts, row, lookup_slice, l, -1);
     } else {
-        look_near(l, params_weight(l->p, WTE, 0), inputs);
+        look_near(l, inputs);
         found = cf_fuse_run(l->near_forward, scratch, Ts, row, lookup_slice, l, -1);
     }
     cf_copy(x, found, Ts * row * (int64_t)sizeof(real), l->context->stream);
@@ -138,12 +140,12 @@ void lookup_backward(lookup *l, const real *dx, const int32_t *inputs, bool last
         l->scattering = true;
         return;
     }
-    look_near(l, params_grad(l->p, WTE, 0), inputs);
+    look_near(l, inputs);
     cf_copy(scratch + l->near->rank * shard, dx, bytes, l->context->stream);
     cf_fuse_run(l->near_backward, scratch, l->Ts, row, scatter_slice, l, -1);
 }
 
-void lookup_finish(lookup *l, real *shard) {
+void lookup_finish(lookup *l, precise *shard) {
     if (!l->scattering) return;
     l->scattering = false;
     look_far(l, shard);
@@ -151,8 +153,7 @@ void lookup_finish(lookup *l, real *shard) {
 }
 
 void lookup_explain(const lookup *l, FILE *out) {
-    double mib = (double)sizeof(real) / (1 << 20), rows = (double)l->sparse * mib,
-           table = (double)l->dense * mib;
+    double mib = 1.0 / (1 << 20), rows = (double)l->sparse * mib, table = (double)l->dense * mib;
     fprintf(out, "token embedding: ");
     if (table_bucket(l)->group->size == 1)
         fprintf(out, "one copy, nothing to keep equal\n");

@@ -36,11 +36,12 @@ typedef struct lookup {
     cf_fuse *ids, *far_forward, *far_backward; // far only
     int32_t *tokens;                           // (world, Ts, B) far only
     real *rows;                                // (world, Ts, B, C) far only
-    real *table;                               // where scatter-add goes
+    const real *table;                         // of lookup
+    precise *gradient;                         // of scatter-add
     int64_t first, count;                      // rows of the vocabulary looked up or scattered
     const int32_t *inputs;                     // tokens of the payload's rows
     int64_t Ts, B;                             // of the pass in progress
-    int64_t dense, sparse;                     // elements per rank and step with nothing to hide behind
+    int64_t dense, sparse;                     // bytes per rank and step with nothing to hide behind
     bool have_tokens;                          // of all ranks, of this pass
     bool scattering;                           // far_backward is begun
 } lookup;
@@ -58,7 +59,7 @@ void lookup_forward(lookup *l, real *x, const int32_t *inputs, int64_t Ts, int64
 // lookup_finish must follow before anything else. inputs: those of forward.
 void lookup_backward(lookup *l, const real *dx, const int32_t *inputs, bool last, real *scratch);
 // If begun: finishes, adding to the reduced gradient of the owned shard.
-void lookup_finish(lookup *l, real *shard);
+void lookup_finish(lookup *l, precise *shard);
 
 void lookup_explain(const lookup *l, FILE *out); // a line for --dry-run: which way, and why
 

@@ -43,15 +43,15 @@ static int positions(const gpt *g) {
 }
 
 // In a timeline the parts of a pass enclose their operations; what is between those is work on the own shard.
-static void trace(gpt *g, const char *name, int64_t layer, double begin_ms) {
-    cf_trace_add(g->context->trace, CF_TRACE_COMPUTE, name, (int)layer, -1, -1, 0, begin_ms, cf_now_ms());
+static cf_moment trace_begin(gpt *g, const char *name) {
+    return cf_trace_begin(g->context->trace, CF_TRACE_COMPUTE, name, g->context->stream);
+}
+
+static void trace_end(gpt *g, const char *name, int64_t layer, cf_moment begin) {
+    cf_trace_end(g->context->trace, CF_TRACE_COMPUTE, name, (int)layer, -1, begin, g->context->stream);
 }
 
 // --- life ---
-
-static real *take(int64_t elements, const char *purpose) {
-    return cf_alloc(elements * (int64_t)sizeof(real), purpose);
-}
 
 static void plan_operations(gpt *g, overlap o) {
     int64_t shard = g->T / g->mesh->tp * g->B * g->params.shape.C;
@@ -62,8 +62,9 @@ static void plan_operations(gpt *g, overlap o) {
                          .route = o.route,
                          .slices = 1,
                          .dtype = REAL_DTYPE};
-    plan.name = "loss", plan.capacity = g->T * g->B * 3;
+    plan.name = "loss", plan.capacity = g->T * g->B * 3, plan.dtype = PRECISE_DTYPE;
     g->gather_stats = cf_fuse_create(g->context, plan);
+    plan.dtype = REAL_DTYPE;
     plan.name = "save", plan.capacity = COLLECT;
     g->collect = cf_fuse_create(g->context, plan);
     plan.name = "sample", plan.capacity = g->vocabulary_rows, plan.group = &g->mesh->tp_group;
@@ -74,7 +75,7 @@ static void plan_operations(gpt *g, overlap o) {
 
 static void *table_of(int64_t count, size_t size) {
     void *memory = calloc((size_t)count, size);
-    if (!memory) cf_die(NULL, "out of memory for %lld layers", (long long)count);
+    if (!memory) cf_die(NULL, "out of memory for a table of %lld", (long long)count);
     return memory;
 }
 
@@ -118,16 +119,17 @@ static void take_memory(gpt *g) {
             rows = N * shard_rows;
     const char *shared = "activations, shared";
     g->x = table_of(L + 1, sizeof *g->x);
-    for (int64_t l = 0; l <= L; l++) g->x[l] = take(shard_rows * g->params.shape.C, "activations, per layer");
-    g->mean = take(shard_rows, shared);
-    g->rstd = take(shard_rows, shared);
-    g->logits = take(rows * g->vocabulary_rows, "logits");
-    g->stats = take(N * rows * 3, shared);
-    g->total = take(rows * 2, shared);
-    g->losses = take(rows, shared);
-    g->dx = take(shard_rows * g->params.shape.C, shared);
-    g->next = take(g->mesh->tp * g->vocabulary_rows, shared);
-    g->pieces = take(N * COLLECT, shared);
+    for (int64_t l = 0; l <= L; l++)
+        g->x[l] = take_real(shard_rows * g->params.shape.C, "activations, per layer");
+    g->mean = take_precise(shard_rows, shared);
+    g->rstd = take_precise(shard_rows, shared);
+    g->logits = take_real(rows * g->vocabulary_rows, "logits");
+    g->stats = take_precise(N * rows * 3, shared);
+    g->total = take_precise(rows * 2, shared);
+    g->losses = take_precise(rows, shared);
+    g->dx = take_real(shard_rows * g->params.shape.C, shared);
+    g->next = take_real(g->mesh->tp * g->vocabulary_rows, shared);
+    g->pieces = take_real(N * COLLECT, shared);
     g->inputs = cf_alloc(g->T * g->B * (int64_t)sizeof(int32_t), shared);
     g->targets = cf_alloc(g->T * g->B * (int64_t)sizeof(int32_t), shared);
 }
@@ -157,7 +159,7 @@ void gpt_free(gpt *g) {
     free_blocks(g);
     for (int64_t l = 0; l <= g->params.shape.L; l++) cf_free(g->x[l]);
     free(g->x);
-    real *memory[] = {g->mean, g->rstd, g->logits, g->stats, g->total, g->losses, g->dx, g->next, g->pieces};
+    void *memory[] = {g->mean, g->rstd, g->logits, g->stats, g->total, g->losses, g->dx, g->next, g->pieces};
     for (int i = 0; i < (int)(sizeof memory / sizeof *memory); i++) cf_free(memory[i]);
     cf_free(g->inputs);
     cf_free(g->targets);
@@ -216,14 +218,14 @@ static void head_forward(gpt *g) {
                    -1);
 }
 
-static double loss(gpt *g) {
+static void add_loss(gpt *g, double *sum) {
     int64_t own = shard_rows(g) * g->pass_B, rows = g->split->size * own;
     cf_stream *stream = g->context->stream;
     crossentropy_stats(g->stats + g->split->rank * rows * 3, g->logits, g->targets + first_token(g),
                        g->vocabulary_first, g->vocabulary_valid, rows, g->vocabulary_rows, stream);
     cf_fuse_run(g->gather_stats, g->stats, rows, 3, NULL, NULL, -1);
     crossentropy_combine(g->losses, g->total, g->stats, g->split->size, rows, stream);
-    return crossentropy_sum(g->losses + g->split->rank * own, own, stream);
+    crossentropy_sum(sum, g->losses + g->split->rank * own, own, stream);
 }
 
 static void head_backward(gpt *g, double scale) {
@@ -231,11 +233,11 @@ static void head_backward(gpt *g, double scale) {
     int64_t C = p->shape.C, Ts = shard_rows(g), B = g->pass_B, rows = g->split->size * Ts * B;
     cf_stream *stream = g->context->stream;
     bool later = weight_gradient_fuses(&g->pass, p, WTE, -1);
-    crossentropy_backward(g->logits, g->total, g->targets + first_token(g), (real)scale, g->vocabulary_first,
+    crossentropy_backward(g->logits, g->total, g->targets + first_token(g), scale, g->vocabulary_first,
                           g->vocabulary_valid, rows, g->vocabulary_rows, stream);
     const real *dnorm =
-        column_backward(&g->head, later ? NULL : params_grad(p, WTE, 0), g->logits, g->wide, g->partial,
-                        params_weight(p, WTE, 0), Ts, B, C, g->vocabulary_rows, -1);
+        column_backward(&g->head, stream, later ? NULL : params_grad(p, WTE, 0), g->logits, g->wide,
+                        g->partial, params_weight(p, WTE, 0), Ts, B, C, g->vocabulary_rows, -1);
     cf_zero(g->dx, Ts * B * C * (int64_t)sizeof(real), stream);
     layernorm_backward(g->dx, params_grad(p, LNFW, 0), params_grad(p, LNFB, 0), dnorm, g->x[p->shape.L],
                        params_weight(p, LNFW, 0), g->mean, g->rstd, g->norm_scratch, Ts * B, C, stream);
@@ -270,17 +272,18 @@ static void block_backward_rest(gpt *g, int64_t l) {
 
 static void layer_backward(gpt *g, int64_t l) {
     int first = params_first_bucket(&g->params, l), rest = params_own_bucket(&g->params, QKVW, l);
-    double begin = cf_now_ms();
+    cf_moment begin = trace_begin(g, "block backward");
     block_backward(g, l);
     for (int i = first; i < first + g->params.layer_buckets; i++)
         if (i != rest) ready(g, i);
     if (l == 0) embed_backward(g);
     block_backward_rest(g, l);
     if (rest >= 0) ready(g, rest);
-    trace(g, "block backward", l, begin);
+    trace_end(g, "block backward", l, begin);
 }
 
-double gpt_forward(gpt *g, const int32_t *inputs, const int32_t *targets, int64_t T, int64_t B) {
+void gpt_forward(gpt *g, const int32_t *inputs, const int32_t *targets, int64_t T, int64_t B,
+                 double *loss_sum) {
     if (T < 1 || B < 1 || T > g->T || B > g->B || T % g->mesh->tp != 0)
         cf_die(NULL, "forward of %lld x %lld tokens on a model made for %lld x %lld", (long long)T,
                (long long)B, (long long)g->T, (long long)g->B);
@@ -288,27 +291,26 @@ double gpt_forward(gpt *g, const int32_t *inputs, const int32_t *targets, int64_
     g->pass_B = g->tpsp_block.B = g->up_block.B = B;
     cf_copy(g->inputs, inputs, T * B * (int64_t)sizeof *inputs, g->context->stream);
     if (targets) cf_copy(g->targets, targets, T * B * (int64_t)sizeof *targets, g->context->stream);
-    double begin = cf_now_ms();
+    cf_moment begin = trace_begin(g, "embedding forward");
     embed(g);
-    trace(g, "embedding forward", -1, begin);
+    trace_end(g, "embedding forward", -1, begin);
     for (int64_t l = 0; l < g->params.shape.L; l++) {
         need_layer(g, l);
-        begin = cf_now_ms();
+        begin = trace_begin(g, "block forward");
         block_forward(g, l);
-        trace(g, "block forward", l, begin);
+        trace_end(g, "block forward", l, begin);
     }
-    begin = cf_now_ms();
+    begin = trace_begin(g, "head forward");
     head_forward(g);
-    double sum = targets ? loss(g) : 0;
-    trace(g, "head forward", -1, begin);
-    return sum;
+    if (targets) add_loss(g, loss_sum);
+    trace_end(g, "head forward", -1, begin);
 }
 
 void gpt_backward(gpt *g, double scale, bool last) {
-    double begin = cf_now_ms();
+    cf_moment begin = trace_begin(g, "head backward");
     g->pass.last = last;
     head_backward(g, scale);
-    trace(g, "head backward", -1, begin);
+    trace_end(g, "head backward", -1, begin);
     for (int64_t l = g->params.shape.L - 1; l >= 0; l--) layer_backward(g, l);
 }
 
@@ -319,39 +321,44 @@ void gpt_next_logits(gpt *g, int64_t t, int64_t b, float *out) {
         cf_copy(g->next + g->mesh->tp_group.rank * rows, g->logits + row * rows, rows * (int64_t)sizeof(real),
                 g->context->stream);
     cf_fuse_run(g->gather_logits, g->next, 1, rows, NULL, NULL, -1);
-    cf_stream_sync(g->context->stream);
     // The vocabulary's parts side by side or, with UP, the whole of it from the rank that has the position.
     const real *found = g->next + (up_strategy(g) ? t / shard_rows(g) * rows : 0);
-    for (int64_t v = 0; v < V; v++) out[v] = (float)found[v];
+    real *logits = table_of(V, sizeof *logits);
+    cf_copy(logits, found, V * (int64_t)sizeof *logits, g->context->stream);
+    cf_stream_sync(g->context->stream);
+    for (int64_t v = 0; v < V; v++) out[v] = float_of(logits[v]);
+    free(logits);
 }
 
-static void collect_tensor(gpt *g, const real *local, int tensor, float *whole) {
-    int64_t count = params_local_count(&g->params, tensor);
+// pieces: the host's copy of g->pieces.
+static void collect_tensor(gpt *g, const real *local, int tensor, real *pieces, float *whole) {
+    int64_t count = params_local_count(&g->params, tensor), size = (int64_t)sizeof *pieces;
     for (int64_t first = 0; first < count; first += COLLECT) {
         int64_t n = count - first < COLLECT ? count - first : COLLECT;
-        cf_copy(g->pieces + g->split->rank * n, local + first, n * (int64_t)sizeof(real), g->context->stream);
+        cf_copy(g->pieces + g->split->rank * n, local + first, n * size, g->context->stream);
         cf_fuse_run(g->collect, g->pieces, n, 1, NULL, NULL, -1);
+        if (whole) cf_copy(pieces, g->pieces, g->split->size * n * size, g->context->stream);
         cf_stream_sync(g->context->stream);
         for (int rank = 0; whole && rank < g->split->size; rank++)
-            params_place(&g->params, tensor, rank, first, n, g->pieces + rank * n, whole);
+            params_place(&g->params, tensor, rank, first, n, pieces + rank * n, whole);
     }
 }
 
-void gpt_collect(gpt *g, const real *values,
-                 void (*append)(void *argument, const float *values, int64_t count), void *argument) {
+void gpt_collect(gpt *g, void (*append)(void *argument, const float *values, int64_t count), void *argument) {
     const gpt_shape *shape = &g->params.shape;
+    real *pieces = table_of(g->split->size * COLLECT, sizeof *pieces);
     for (int tensor = 0; tensor < TENSORS; tensor++) {
         int64_t count = params_rows(shape, tensor) * params_columns(shape, tensor);
         float *whole = g->mesh->tp_group.rank == 0 ? calloc((size_t)count, sizeof *whole) : NULL;
         if (g->mesh->tp_group.rank == 0 && !whole)
             cf_die(NULL, "out of memory for collecting %s", params_name(tensor));
         for (int64_t layer = 0; layer < params_layers(shape, tensor); layer++) {
-            const real *local = values + (params_weight(&g->params, tensor, layer) - g->params.weight);
-            collect_tensor(g, local, tensor, whole);
+            collect_tensor(g, params_weight(&g->params, tensor, layer), tensor, pieces, whole);
             if (whole) append(argument, whole, count);
         }
         free(whole);
     }
+    free(pieces);
 }
 
 static void tpsp_operations(gpt *g, void (*visit)(void *argument, const char *place, const cf_fuse *fuse),

@@ -31,13 +31,13 @@ typedef struct gpt {
     lookup embedding;
     // wide: also the head's input, from forward to its backward
     real *wide, *partial;      // (split · Ts, B, C) scratch, the block's
-    real *norm_scratch;        // the block's
+    precise *norm_scratch;     // the block's
     real **x;                  // [L + 1] (Ts, B, C): residual stream before each block and after the last
-    real *mean, *rstd;         // (Ts, B) final layer norm
+    precise *mean, *rstd;      // (Ts, B) final layer norm
     real *logits;              // (R, vocabulary_rows), R = split · Ts · B; backward: their gradient
-    real *stats;               // (split, R, 3)
-    real *total;               // (R, 2)
-    real *losses;              // (R)
+    precise *stats;            // (split, R, 3)
+    precise *total;            // (R, 2)
+    precise *losses;           // (R)
     real *dx;                  // (Ts, B, C)
     real *next;                // (tp, vocabulary_rows): logits of one position, for sampling
     int32_t *inputs, *targets; // (T, B)
@@ -52,9 +52,10 @@ void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, gpt_shape shap
                 int64_t T, int64_t B, overlap o);
 void gpt_free(gpt *g);
 
-// Sum of the losses of the tokens of this rank's shard, in double. Keeps what backward needs.
-// targets NULL: no loss, returns 0; then gpt_next_logits() may follow.
-double gpt_forward(gpt *g, const int32_t *inputs, const int32_t *targets, int64_t T, int64_t B);
+// *loss_sum, in the device's memory, += the sum of the losses of the tokens of this rank's shard. Keeps what
+// backward needs. inputs and targets are the host's. targets NULL: no loss; then gpt_next_logits() may follow.
+void gpt_forward(gpt *g, const int32_t *inputs, const int32_t *targets, int64_t T, int64_t B,
+                 double *loss_sum);
 // After gpt_forward with targets: adds gradients of scale · (sum of losses).
 // last: this micro-batch completes the gradients, so they are given to the hooks; the optimizer's step must
 // follow, which finishes what is still on its way.
@@ -63,10 +64,9 @@ void gpt_backward(gpt *g, double scale, bool last);
 // After gpt_forward: logits (V) at position t of sequence b, on every rank, into out (host memory).
 void gpt_next_logits(gpt *g, int64_t t, int64_t b, float *out);
 
-// The whole model (or its gradient) in the order of llm.c's files: every rank of the replica calls this,
-// its first rank's `append` gets the elements. values: params.weight or params.grad.
-void gpt_collect(gpt *g, const real *values,
-                 void (*append)(void *argument, const float *values, int64_t count), void *argument);
+// The whole model in the order of llm.c's files: every rank of the replica calls this, its first rank's
+// `append` gets the elements.
+void gpt_collect(gpt *g, void (*append)(void *argument, const float *values, int64_t count), void *argument);
 
 // The operations of a training step, for --dry-run: calls visit for each.
 void gpt_operations(gpt *g, void (*visit)(void *argument, const char *place, const cf_fuse *fuse),

@@ -25,7 +25,7 @@ static bool overlaps(const zero_optimizer *o) {
 }
 
 static cf_fuse *plan_bucket(zero_optimizer *o, const param_bucket *b, const char *name,
-                            cf_operation operation, cf_side side, overlap how) {
+                            cf_operation operation, cf_side side, cf_dtype dtype, overlap how) {
     if (b->group->size == 1) return NULL;
     return cf_fuse_create(o->context, (cf_fuse_plan){.name = name,
                                                      .group = b->group,
@@ -34,7 +34,7 @@ static cf_fuse *plan_bucket(zero_optimizer *o, const param_bucket *b, const char
                                                      .mode = how.mode,
                                                      .route = how.route,
                                                      .slices = 1,
-                                                     .dtype = REAL_DTYPE,
+                                                     .dtype = dtype,
                                                      .capacity = b->shard});
 }
 
@@ -55,15 +55,18 @@ static void create_bucket(zero_optimizer *o, int i, int64_t state, overlap how) 
         snprintf(s->name, sizeof s->name, "rest of layer, %s", b->group->name);
     s->state = state;
     s->fused = computes(o, b) && b->group->size > 1;
-    s->reduce =
-        plan_bucket(o, b, s->name, CF_REDUCE_SCATTER, s->fused ? CF_COMPUTE_BEFORE : CF_NO_COMPUTE, how);
-    s->gather = plan_bucket(o, b, s->name, CF_ALLGATHER, CF_NO_COMPUTE, how);
+    cf_side side = s->fused ? CF_COMPUTE_BEFORE : CF_NO_COMPUTE;
+    s->reduce = plan_bucket(o, b, s->name, CF_REDUCE_SCATTER, side, PRECISE_DTYPE, how);
+    s->gather = plan_bucket(o, b, s->name, CF_ALLGATHER, CF_NO_COMPUTE, REAL_DTYPE, how);
 }
 
 static void create_report(zero_optimizer *o, overlap how) {
     int world = o->mesh->world_group.size;
     if (how.mode == CF_MODE_NOWIRE) how.mode = CF_MODE_COMMFUSE; // figures about a run are never left out
     o->report = cf_alloc(world * REPORT * (int64_t)sizeof(double), "optimizer state");
+    o->squares = cf_alloc(SQUARES_SCRATCH * (int64_t)sizeof(double), "optimizer state");
+    o->told = calloc((size_t)(world * REPORT), sizeof *o->told);
+    if (!o->told) cf_die(NULL, "out of memory for the reports of %d ranks", world);
     o->exchange_report = cf_fuse_create(o->context, (cf_fuse_plan){.name = "report",
                                                                    .group = &o->mesh->world_group,
                                                                    .operation = CF_ALLGATHER,
@@ -92,8 +95,9 @@ void optimizer_create(zero_optimizer *o, gpt *model, overlap how) {
         owned += p->bucket[i].shard;
     }
     o->gathers_begun = p->buckets;
-    o->m = cf_alloc(owned * (int64_t)sizeof(real), "optimizer state");
-    o->v = cf_alloc(owned * (int64_t)sizeof(real), "optimizer state");
+    o->m = take_precise(owned, "optimizer state");
+    o->v = take_precise(owned, "optimizer state");
+    if (REAL_DTYPE != PRECISE_DTYPE) o->master = take_precise(owned, "master weights");
     create_report(o, how);
     take_part(o, model);
 }
@@ -106,13 +110,24 @@ void optimizer_free(zero_optimizer *o) {
     cf_fuse_free(o->exchange_report);
     cf_free(o->m);
     cf_free(o->v);
+    cf_free(o->master);
     cf_free(o->report);
+    cf_free(o->squares);
+    free(o->told);
     free(o->bucket);
 }
 
 // First local element of the shard of a bucket that this rank owns.
 static int64_t first_owned(const param_bucket *b) {
     return b->first + (b->group->size == 1 ? 0 : b->group->rank * b->shard);
+}
+
+void optimizer_start(zero_optimizer *o) {
+    for (int i = 0; i < o->params->buckets && o->master; i++) {
+        const param_bucket *b = &o->params->bucket[i];
+        adamw_master(o->master + o->bucket[i].state, o->params->weight + first_owned(b), b->shard,
+                     o->context->stream);
+    }
 }
 
 // --- gradients ---
@@ -223,26 +238,31 @@ static double *own_report(zero_optimizer *o) {
 
 static void exchange_reports(zero_optimizer *o) {
     cf_fuse_run(o->exchange_report, o->report, 1, REPORT, NULL, NULL, -1);
+    int64_t bytes = o->mesh->world_group.size * REPORT * (int64_t)sizeof(double);
+    cf_copy(o->told, o->report, bytes, o->context->stream);
     cf_stream_sync(o->context->stream);
 }
 
-void optimizer_maximum(zero_optimizer *o, double *values, int count) {
-    for (int j = 0; j < count; j++) own_report(o)[j] = values[j];
+static void report(zero_optimizer *o, const double *values, int count) {
+    cf_copy(own_report(o), values, count * (int64_t)sizeof(double), o->context->stream);
     exchange_reports(o);
+}
+
+void optimizer_maximum(zero_optimizer *o, double *values, int count) {
+    report(o, values, count);
     for (int rank = 0; rank < o->mesh->world_group.size; rank++)
-        for (int j = 0; j < count; j++) values[j] = fmax(values[j], o->report[rank * REPORT + j]);
+        for (int j = 0; j < count; j++) values[j] = fmax(values[j], o->told[rank * REPORT + j]);
 }
 
 // Sum over all ranks of column j of the reports.
 static double sum_reports(const zero_optimizer *o, int j) {
     double sum = 0;
-    for (int rank = 0; rank < o->mesh->world_group.size; rank++) sum += o->report[rank * REPORT + j];
+    for (int rank = 0; rank < o->mesh->world_group.size; rank++) sum += o->told[rank * REPORT + j];
     return sum;
 }
 
 double optimizer_sum(zero_optimizer *o, double value) {
-    own_report(o)[0] = value;
-    exchange_reports(o);
+    report(o, &value, 1);
     return sum_reports(o, 0);
 }
 
@@ -262,10 +282,12 @@ static double first_bad_tensor(zero_optimizer *o) {
 }
 
 CF_NORETURN static void die_nonfinite(zero_optimizer *o, double loss, double norm) {
+    double mine = first_bad_tensor(o);
+    report(o, &mine, 1);
     const char *hint =
         "lower --lr, raise --warmup, or look at the data of this step; nothing was written by this step";
     for (int rank = 0; rank < o->mesh->world_group.size; rank++) {
-        int bad = (int)o->report[rank * REPORT + 2];
+        int bad = (int)o->told[rank * REPORT];
         if (bad < 0) continue;
         char layer[32] = "";
         if (params_layers(&o->params->shape, bad % TENSORS) > 1)
@@ -293,13 +315,13 @@ static void update_bucket(zero_optimizer *o, int i, adamw a) {
         if (count > b->shard - done) count = b->shard - done;
         a.weight_decay = params_decays(tensor) ? decay : 0;
         int64_t at = s->state + done;
-        adamw_update(o->params->weight + first + done, o->m + at, o->v + at, s->shard + done, count, a,
-                     o->context->stream);
+        adamw_update(o->params->weight + first + done, o->master ? o->master + at : NULL, o->m + at,
+                     o->v + at, s->shard + done, count, a, o->context->stream);
     }
 }
 
 void optimizer_zero_grad(zero_optimizer *o) {
-    cf_zero(o->params->grad, o->params->elements * (int64_t)sizeof(real), o->context->stream);
+    cf_zero(o->params->grad, o->params->elements * (int64_t)sizeof(precise), o->context->stream);
 }
 
 // Finishes all reductions, and adds the looked-up rows to the table's.
@@ -309,34 +331,33 @@ static void finish_reductions(zero_optimizer *o) {
     lookup_finish(o->embedding, o->bucket[table].shard);
 }
 
-static double own_squares(const zero_optimizer *o) {
-    double squares = 0;
+static void add_own_squares(const zero_optimizer *o, double *sum) {
     for (int i = 0; i < o->params->buckets; i++)
-        squares += sum_of_squares(o->bucket[i].shard, o->params->bucket[i].shard, o->context->stream);
-    return squares;
+        sum_of_squares(sum, o->squares, o->bucket[i].shard, o->params->bucket[i].shard, o->context->stream);
 }
 
 // Updates own shards in the order in which forward needs them, and sends the first off at once.
 static void update(zero_optimizer *o, adamw a) {
     for (int place = 0; place < o->params->buckets; place++) {
         int i = forward_order(o, place);
-        double begin = cf_now_ms();
+        cf_stream *stream = o->context->stream;
+        cf_moment begin = cf_trace_begin(o->context->trace, CF_TRACE_COMPUTE, "update", stream);
         update_bucket(o, i, a);
-        cf_trace_add(o->context->trace, CF_TRACE_COMPUTE, "update", o->params->bucket[i].layer, -1, -1, 0,
-                     begin, cf_now_ms());
+        cf_trace_end(o->context->trace, CF_TRACE_COMPUTE, "update", o->params->bucket[i].layer, -1, begin,
+                     stream);
         if (o->bucket[i].gather) o->bucket[i].weights = WEIGHTS_OWN;
         if (!overlaps(o) || turn_of(o, i) < LAYERS_AHEAD) begin_gather(o, i);
     }
     o->gathers_begun = 0;
 }
 
-step_result optimizer_step(zero_optimizer *o, adamw a, double clip, double loss_sum, int64_t tokens) {
+step_result optimizer_step(zero_optimizer *o, adamw a, double clip, const double *loss_sum, int64_t tokens) {
+    double *mine = own_report(o);
     finish_reductions(o);
-    double squares = own_squares(o);
-    own_report(o)[0] = loss_sum;
-    own_report(o)[1] = squares;
-    own_report(o)[2] = isfinite(squares) ? -1 : first_bad_tensor(o);
-    exchange_reports(o);
+    cf_copy(&mine[0], loss_sum, (int64_t)sizeof *mine, o->context->stream);
+    cf_zero(&mine[1], (int64_t)sizeof *mine, o->context->stream);
+    add_own_squares(o, &mine[1]);
+    exchange_reports(o); // the one place of a step where the host waits for the device
 
     step_result result = {.loss = sum_reports(o, 0) / (double)tokens, .grad_norm = sqrt(sum_reports(o, 1))};
     if (!isfinite(result.loss) || !isfinite(result.grad_norm))

@@ -25,9 +25,9 @@ typedef struct bucket_sync {
     bool fused;               // reduce computes the gradient it sends
     bool reducing;            // begun, not finished
     weights_state weights;
-    real *shard;   // the reduced own shard of the gradient
-    int64_t state; // where the bucket's moments begin in m and v
-    char name[32]; // in messages and traces
+    precise *shard; // the reduced own shard of the gradient
+    int64_t state;  // where the bucket's moments begin in m and v
+    char name[32];  // in messages and traces
 } bucket_sync;
 
 typedef struct zero_optimizer {
@@ -38,8 +38,11 @@ typedef struct zero_optimizer {
     cf_mode mode;
     bucket_sync *bucket; // [params->buckets]
     int gathers_begun;   // in forward order, since the last update
-    real *m, *v;         // moments of the own shards, bucket by bucket
-    double *report;      // (world, REPORT) numbers every rank tells the others
+    precise *m, *v;      // moments of the own shards, bucket by bucket
+    precise *master;     // the own shards' weights where `real` is not precise; else NULL
+    double *report;      // (world, REPORT) numbers every rank tells the others, on the device
+    double *told;        // the same, once they have been exchanged, for the host
+    double *squares;     // (SQUARES_SCRATCH)
     cf_fuse *exchange_report;
 } zero_optimizer;
 
@@ -52,12 +55,14 @@ typedef struct step_result {
 void optimizer_create(zero_optimizer *o, gpt *model, overlap overlap);
 void optimizer_free(zero_optimizer *o);
 
+// When weights have been initialised or read, before the first step.
+void optimizer_start(zero_optimizer *o);
 void optimizer_zero_grad(zero_optimizer *o);
 // After the last backward: finishes the reduction, takes the global norm, clips to `clip` (0: no clipping),
-// updates. loss_sum: this rank's sum of losses, as gpt_forward gives it.
+// updates. loss_sum: this rank's sum of losses, as gpt_forward gives it, in the device's memory.
 // tokens: of the whole batch. Dies before anything is written if the loss or a gradient is not finite,
 // naming step, rank and tensor.
-step_result optimizer_step(zero_optimizer *o, adamw a, double clip, double loss_sum, int64_t tokens);
+step_result optimizer_step(zero_optimizer *o, adamw a, double clip, const double *loss_sum, int64_t tokens);
 // Wait until every weight is here: before saving, or at the end.
 void optimizer_settle(zero_optimizer *o);
 

@@ -122,7 +122,7 @@ real *params_weight(const parameters *p, int tensor, int64_t layer) {
     return p->weight + p->first[tensor][0] + layer * p->first[tensor][1];
 }
 
-real *params_grad(const parameters *p, int tensor, int64_t layer) {
+precise *params_grad(const parameters *p, int tensor, int64_t layer) {
     return p->grad + p->first[tensor][0] + layer * p->first[tensor][1];
 }
 
@@ -269,7 +269,7 @@ void params_create(parameters *p, gpt_shape shape, const cf_mesh *mesh, parallel
     lay_matrix(p, WTE, -1, mesh);
     lay_others(p, &mesh->world_group, -1, mesh);
     p->weight = cf_alloc(p->elements * (int64_t)sizeof(real), "weights");
-    p->grad = cf_alloc(p->elements * (int64_t)sizeof(real), "gradients");
+    p->grad = cf_alloc(p->elements * (int64_t)sizeof(precise), "gradients");
 }
 
 void params_free(parameters *p) {
@@ -280,26 +280,44 @@ void params_free(parameters *p) {
 
 // --- in and out ---
 
-enum { READ_AT_ONCE = 4096 };
+enum { AT_ONCE = 1 << 16 }; // elements on their way from the host to the device
 
-static void read_run(real *out, params_reader *read, void *argument, int tensor, int64_t layer, int64_t first,
-                     int64_t count) {
-    float piece[READ_AT_ONCE];
-    for (int64_t done = 0; done < count; done += READ_AT_ONCE) {
-        int64_t n = count - done < READ_AT_ONCE ? count - done : READ_AT_ONCE;
-        read(argument, tensor, layer, first + done, n, piece);
-        for (int64_t i = 0; i < n; i++) out[done + i] = (real)piece[i];
+typedef struct filling { // of a run of weights
+    real *piece;         // (AT_ONCE) the host's
+    float *read;         // (AT_ONCE) what a file gives
+    cf_stream *stream;
+} filling;
+
+static filling begin_filling(cf_stream *stream) {
+    filling f = {malloc(AT_ONCE * sizeof *f.piece), malloc(AT_ONCE * sizeof *f.read), stream};
+    if (!f.piece || !f.read) cf_die(NULL, "out of memory for %d weights on their way", AT_ONCE);
+    return f;
+}
+
+static void end_filling(filling f) {
+    cf_stream_sync(f.stream);
+    free(f.piece);
+    free(f.read);
+}
+
+static void read_run(filling f, real *out, params_reader *read, void *argument, int tensor, int64_t layer,
+                     param_run run) {
+    for (int64_t done = 0; done < run.count; done += AT_ONCE) {
+        int64_t n = run.count - done < AT_ONCE ? run.count - done : AT_ONCE;
+        read(argument, tensor, layer, run.whole + done, n, f.read);
+        for (int64_t i = 0; i < n; i++) f.piece[i] = real_of((double)f.read[i]);
+        cf_copy(out + run.local + done, f.piece, n * (int64_t)sizeof *out, f.stream);
     }
 }
 
-void params_read(parameters *p, params_reader *read, void *argument) {
+void params_read(parameters *p, params_reader *read, void *argument, cf_stream *stream) {
+    filling f = begin_filling(stream);
     for (int tensor = 0; tensor < TENSORS; tensor++)
         for (int64_t layer = 0; layer < params_layers(&p->shape, tensor); layer++)
-            for (int64_t run = 0; run < params_runs(p, tensor); run++) {
-                param_run r = params_run(p, tensor, p->tp_rank, run);
-                read_run(params_weight(p, tensor, layer) + r.local, read, argument, tensor, layer, r.whole,
-                         r.count);
-            }
+            for (int64_t run = 0; run < params_runs(p, tensor); run++)
+                read_run(f, params_weight(p, tensor, layer), read, argument, tensor, layer,
+                         params_run(p, tensor, p->tp_rank, run));
+    end_filling(f);
 }
 
 void params_place(const parameters *p, int tensor, int tp_rank, int64_t first, int64_t n, const real *piece,
@@ -308,21 +326,26 @@ void params_place(const parameters *p, int tensor, int tp_rank, int64_t first, i
         param_run r = params_run(p, tensor, tp_rank, run);
         int64_t end = r.local + r.count, from = r.local > first ? r.local : first,
                 to = end < first + n ? end : first + n;
-        for (int64_t i = from; i < to; i++) out[r.whole + i - r.local] = (float)piece[i - first];
+        for (int64_t i = from; i < to; i++) out[r.whole + i - r.local] = float_of(piece[i - first]);
     }
 }
 
 // --- initial weights ---
 
-static void init_run(real *out, const kind *k, double deviation, uint64_t seed, uint64_t stream,
+static void init_run(filling f, real *out, const kind *k, double deviation, uint64_t seed, uint64_t stream,
                      int64_t whole, int64_t count) {
+    for (int64_t done = 0; done < count; done += AT_ONCE) {
+        int64_t n = count - done < AT_ONCE ? count - done : AT_ONCE;
 #pragma omp parallel for
-    for (int64_t i = 0; i < count; i++)
-        out[i] = k->init <= 0 ? (real)-k->init
-                              : (real)(deviation * random_normal(seed, stream, (uint64_t)(whole + i)));
+        for (int64_t i = 0; i < n; i++)
+            f.piece[i] =
+                real_of(k->init <= 0 ? -k->init
+                                     : deviation * random_normal(seed, stream, (uint64_t)(whole + done + i)));
+        cf_copy(out + done, f.piece, n * (int64_t)sizeof *out, f.stream);
+    }
 }
 
-static void init_tensor(parameters *p, int tensor, uint64_t seed) {
+static void init_tensor(filling f, parameters *p, int tensor, uint64_t seed) {
     const kind *k = &kinds[tensor];
     bool residual = tensor == ATTPROJW || tensor == FCPROJW; // GPT-2: L layers add 2L times to the residual
     double deviation = residual ? k->init / sqrt(2.0 * (double)p->shape.L) : k->init;
@@ -332,11 +355,13 @@ static void init_tensor(parameters *p, int tensor, uint64_t seed) {
             param_run run = params_run(p, tensor, p->tp_rank, r);
             int64_t rest = run.whole < real_elements ? real_elements - run.whole : 0;
             uint64_t stream = (uint64_t)tensor + (uint64_t)TENSORS * (uint64_t)l;
-            init_run(params_weight(p, tensor, l) + run.local, k, deviation, seed, stream, run.whole,
+            init_run(f, params_weight(p, tensor, l) + run.local, k, deviation, seed, stream, run.whole,
                      run.count < rest ? run.count : rest);
         }
 }
 
-void params_init(parameters *p, uint64_t seed) {
-    for (int i = 0; i < TENSORS; i++) init_tensor(p, i, seed);
+void params_init(parameters *p, uint64_t seed, cf_stream *stream) {
+    filling f = begin_filling(stream);
+    for (int i = 0; i < TENSORS; i++) init_tensor(f, p, i, seed);
+    end_filling(f);
 }

@@ -70,7 +70,8 @@ typedef struct parameters {
     int ways;                  // over how many ranks matrices and vocabulary are split: tp or, with UP, 1
     int parts;                 // of the attention's matrices, held one behind another: 1 or, with UP, tp
     int64_t elements;          // of this rank, padding included
-    real *weight, *grad;       // (elements)
+    real *weight;              // (elements)
+    precise *grad;             // (elements)
     int64_t first[TENSORS][2]; // offset of layer 0, distance between layers
     // Buckets of layer 0, …, of the last layer, wte, {wpe, lnfw, lnfb}.
     int buckets, layer_buckets; // of all; of one layer
@@ -98,9 +99,9 @@ int params_own_bucket(const parameters *p, int tensor, int64_t layer);
 // First bucket of a layer; of the embeddings: -1 gives wte's, the one behind it is {wpe, lnfw, lnfb}.
 int params_first_bucket(const parameters *p, int64_t layer);
 
-// Local part of one layer's tensor.
+// Local part of one layer's tensor, in the device's memory.
 real *params_weight(const parameters *p, int tensor, int64_t layer);
-real *params_grad(const parameters *p, int tensor, int64_t layer);
+precise *params_grad(const parameters *p, int tensor, int64_t layer);
 
 // The local part as runs of consecutive elements of the whole tensor.
 typedef struct param_run {
@@ -116,14 +117,14 @@ bool params_find(const parameters *p, int64_t element, int *tensor, int64_t *lay
 // layer's tensor.
 typedef void params_reader(void *argument, int tensor, int64_t layer, int64_t first, int64_t count,
                            float *out);
-void params_read(parameters *p, params_reader *read, void *argument);
+void params_read(parameters *p, params_reader *read, void *argument, cf_stream *stream);
 // Put `count` local elements, from local element `first`, of a rank's part of one layer's tensor where they
-// belong in the whole tensor.
+// belong in the whole tensor. Both are the host's.
 void params_place(const parameters *p, int tensor, int tp_rank, int64_t first, int64_t count,
                   const real *piece, float *whole);
 
 // GPT-2's initial weights, a function of (seed, tensor, layer, index) alone.
-void params_init(parameters *p, uint64_t seed);
+void params_init(parameters *p, uint64_t seed, cf_stream *stream);
 
 #ifdef __cplusplus
 }

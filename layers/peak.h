@@ -9,6 +9,7 @@ extern "C" {
 #endif
 
 // Floating-point operations per second of this rank's device, and where the figure is from; 0: unknown.
+// GPU: the data sheet's figure for dense products in the program's element type (fp32: without TF32).
 // CPU: the best of matrix products of several large shapes on this rank's threads, timed now, which takes about
 // a second. To see what the ranks of one host reach together, all call it at the same time.
 double peak_flops(const char **source, cf_stream *stream);

@@ -1,16 +1,66 @@
-// The element type of weights and activations. float in the program; the gradient tests compile the same
-// sources with -DREAL_IS_DOUBLE to compare with central differences.
+// The two element types of a model, fixed when the layers are compiled.
+//
+//              real: weights, activations    precise: gradients of weights, statistics, moments, master weights
+// (default)    float                         float
+// REAL_IS_BF16 bf16 (GPU only)               float
+// REAL_IS_DOUBLE double                      double; for tests that compare with central differences
+//
+// C knows bf16 as two bytes that it can move and convert; kernels know it as CUDA's own type.
 #ifndef REAL_H
 #define REAL_H
 
 #include "../commfuse/device.h"
 
-#ifdef REAL_IS_DOUBLE
-typedef double real;
-#define REAL_DTYPE CF_FP64
+#if defined(REAL_IS_DOUBLE)
+typedef double real, precise;
+#define REAL_DTYPE    CF_FP64
+#define PRECISE_DTYPE CF_FP64
+#elif defined(REAL_IS_BF16)
+#ifdef __CUDACC__
+#include <cuda_bf16.h>
+typedef __nv_bfloat16 real;
 #else
-typedef float real;
-#define REAL_DTYPE CF_FP32
+typedef struct real {
+    uint16_t bits;
+} real;
+#endif
+typedef float precise;
+#define REAL_DTYPE    CF_BF16
+#define PRECISE_DTYPE CF_FP32
+#else
+typedef float real, precise;
+#define REAL_DTYPE    CF_FP32
+#define PRECISE_DTYPE CF_FP32
+#endif
+
+// On the host, one at a time: to the nearest, ties to even.
+#if defined(REAL_IS_BF16) && !defined(__CUDACC__)
+#include <string.h>
+
+static inline float float_of(real x) {
+    uint32_t bits = (uint32_t)x.bits << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static inline real real_of(double x) {
+    float value = (float)x;
+    uint32_t bits;
+    real rounded;
+    memcpy(&bits, &value, sizeof bits);
+    if (value == value) bits += 0x7fff + (bits >> 16 & 1); // NaN must not be rounded to infinity
+    rounded.bits = (uint16_t)(bits >> 16 | (value == value ? 0 : 0x40));
+    return rounded;
+}
+#else
+static inline float float_of(real x) {
+    return (float)x;
+}
+
+static inline real real_of(double x) {
+    return (real)x;
+}
 #endif
 
 #endif

@@ -15,7 +15,8 @@ typedef struct job {
     tpsp *t;
     tpsp_saved *s;
     const real *w; // of the row-parallel layer (C, columns)
-    real *dw;      // NULL: computed afterwards
+    precise *dw;   // NULL: computed afterwards
+    bool first;    // attention backward: no range has been done
     int64_t C, Cl, Fl, Hl, D;
 } job;
 
@@ -26,6 +27,7 @@ static job make_job(tpsp *t, tpsp_saved *s, const parameters *p, int tensor, int
                  .w = params_weight(p, tensor, layer),
                  .dw =
                      weight_gradient_fuses(t->pass, p, tensor, layer) ? NULL : params_grad(p, tensor, layer),
+                 .first = true,
                  .C = p->shape.C,
                  .Cl = p->shape.C / N,
                  .Fl = 4 * p->shape.C / N,
@@ -48,10 +50,6 @@ static cf_fuse *plan_row(tpsp *t, const char *name, int64_t capacity, overlap o,
     return cf_fuse_create(t->context, plan);
 }
 
-static real *take(int64_t elements, const char *purpose) {
-    return cf_alloc(elements * (int64_t)sizeof(real), purpose);
-}
-
 void tpsp_create(tpsp *t, cf_context *context, const cf_group *group, const backward_pass *pass,
                  gpt_shape shape, int64_t T, int64_t B, overlap o) {
     int64_t N = group->size, C = shape.C, rows = T * B, shard = rows / N * C;
@@ -62,14 +60,15 @@ void tpsp_create(tpsp *t, cf_context *context, const cf_group *group, const back
     t->attproj_backward = plan_row(t, "att.proj", shard, o, false);
     t->fcproj_forward = plan_row(t, "mlp.fc2", shard, o, true);
     t->fcproj_backward = plan_row(t, "mlp.fc2", shard, o, false);
-    t->wide = take(rows * C, "activations, shared");
-    t->partial = take(rows * C, "activations, shared");
-    t->hidden = take(rows * 4 * C / N, "activations, shared");
-    t->dhidden = take(rows * 4 * C / N, "activations, shared");
-    t->dheads = take(rows * C / N, "activations, shared");
-    t->dqkv = take(rows * 3 * C / N, "activations, shared");
-    t->norm_scratch = take(layernorm_scratch(C), "activations, shared");
-    t->attention_scratch = take(attention_scratch(T, B, shape.H / N, C / shape.H), "activations, shared");
+    t->wide = take_real(rows * C, "activations, shared");
+    t->partial = take_real(rows * C, "activations, shared");
+    t->hidden = take_real(rows * 4 * C / N, "activations, shared");
+    t->dhidden = take_real(rows * 4 * C / N, "activations, shared");
+    t->dheads = take_real(rows * C / N, "activations, shared");
+    t->dqkv = take_real(rows * 3 * C / N, "activations, shared");
+    t->norm_scratch = take_precise(layernorm_scratch(C), "activations, shared");
+    t->attention_scratch =
+        take_precise(attention_scratch(T, B, shape.H / N, C / shape.H), "activations, shared");
 }
 
 void tpsp_free(tpsp *t) {
@@ -77,7 +76,7 @@ void tpsp_free(tpsp *t) {
     column_free(&t->fc);
     cf_fuse *operations[] = {t->attproj_forward, t->attproj_backward, t->fcproj_forward, t->fcproj_backward};
     for (int i = 0; i < 4; i++) cf_fuse_free(operations[i]);
-    real *memory[] = {t->wide,   t->partial, t->hidden,       t->dhidden,
+    void *memory[] = {t->wide,   t->partial, t->hidden,       t->dhidden,
                       t->dheads, t->dqkv,    t->norm_scratch, t->attention_scratch};
     for (int i = 0; i < 8; i++) cf_free(memory[i]);
 }
@@ -85,19 +84,19 @@ void tpsp_free(tpsp *t) {
 void tpsp_saved_create(tpsp_saved *s, gpt_shape shape, int tp, int64_t T, int64_t B) {
     const char *purpose = "activations, per layer";
     int64_t C = shape.C, rows = T * B, shard_rows = rows / tp;
-    s->mean1 = take(shard_rows, purpose);
-    s->rstd1 = take(shard_rows, purpose);
-    s->qkv = take(rows * 3 * C / tp, purpose);
-    s->heads = take(rows * C / tp, purpose);
-    s->lse = take(rows * shape.H / tp, purpose);
-    s->x2 = take(shard_rows * C, purpose);
-    s->mean2 = take(shard_rows, purpose);
-    s->rstd2 = take(shard_rows, purpose);
-    s->fch = take(rows * 4 * C / tp, purpose);
+    s->mean1 = take_precise(shard_rows, purpose);
+    s->rstd1 = take_precise(shard_rows, purpose);
+    s->qkv = take_real(rows * 3 * C / tp, purpose);
+    s->heads = take_real(rows * C / tp, purpose);
+    s->lse = take_precise(rows * shape.H / tp, purpose);
+    s->x2 = take_real(shard_rows * C, purpose);
+    s->mean2 = take_precise(shard_rows, purpose);
+    s->rstd2 = take_precise(shard_rows, purpose);
+    s->fch = take_real(rows * 4 * C / tp, purpose);
 }
 
 void tpsp_saved_free(tpsp_saved *s) {
-    real *memory[] = {s->mean1, s->rstd1, s->qkv, s->heads, s->lse, s->x2, s->mean2, s->rstd2, s->fch};
+    void *memory[] = {s->mean1, s->rstd1, s->qkv, s->heads, s->lse, s->x2, s->mean2, s->rstd2, s->fch};
     for (int i = 0; i < 9; i++) cf_free(memory[i]);
 }
 
@@ -177,7 +176,8 @@ static void attention_slice_backward(void *argument, const cf_span *span, cf_str
         const real *dy = (const real *)(span->data + i * span->data_stride); // (n, B, C)
         linear_dgrad(t->dheads + row * j->Cl, dy, j->w, rows, j->Cl, j->C, stream);
         attention_backward(t->dqkv, t->dheads, j->s->heads, j->s->lse, j->s->qkv, t->attention_scratch, t0, n,
-                           t->T, t->B, j->Hl, j->D, stream);
+                           t->T, t->B, j->Hl, j->D, j->first, stream);
+        j->first = false;
         if (j->dw) linear_wgrad(j->dw, dy, j->s->heads + row * j->Cl, rows, j->Cl, j->C, stream);
     }
 }
@@ -198,7 +198,7 @@ static void take_weight_gradient(const tpsp *t, const parameters *p, int tensor,
 // dx += gradient through layer norm and column-parallel layer, from dy (T·B, OC) of its output. The
 // layer norm's output is computed again: it is the input that all ranks need for wgrad.
 static void norm_column_backward(tpsp *t, column_linear *c, const parameters *p, int layer,
-                                 const int tensor[4], const real *x, const real *mean, const real *rstd,
+                                 const int tensor[4], const real *x, const precise *mean, const precise *rstd,
                                  const real *dy, int64_t OC, real *dx) {
     cf_stream *stream = t->context->stream;
     int64_t C = p->shape.C, Ts = t->T / t->group->size, rows = Ts * t->B;
@@ -207,7 +207,7 @@ static void norm_column_backward(tpsp *t, column_linear *c, const parameters *p,
     layernorm_forward(own(t, t->wide, C), NULL, NULL, x, ln_w, ln_b, rows, C, stream);
     linear_bias_grad(params_grad(p, tensor[3], layer), dy, t->T * t->B, OC, stream);
     const real *dnorm =
-        column_backward(c, later ? NULL : params_grad(p, tensor[2], layer), dy, t->wide, t->partial,
+        column_backward(c, stream, later ? NULL : params_grad(p, tensor[2], layer), dy, t->wide, t->partial,
                         params_weight(p, tensor[2], layer), Ts, t->B, C, OC, layer);
     layernorm_backward(dx, params_grad(p, tensor[0], layer), params_grad(p, tensor[1], layer), dnorm, x, ln_w,
                        mean, rstd, t->norm_scratch, rows, C, stream);
@@ -233,7 +233,6 @@ static void attention_half_backward(tpsp *t, tpsp_saved *s, const parameters *p,
     int64_t C = p->shape.C, N = t->group->size, Ts = t->T / N, rows = Ts * t->B;
     linear_bias_grad(params_grad(p, ATTPROJB, layer), dx, rows, C, stream);
     cf_copy(own(t, t->wide, C), dx, rows * C * (int64_t)sizeof(real), stream);
-    cf_zero(t->dqkv, t->T * t->B * 3 * C / N * (int64_t)sizeof(real), stream);
     job j = make_job(t, s, p, ATTPROJW, layer);
     cf_fuse_run(t->attproj_backward, t->wide, Ts, t->B * C, attention_slice_backward, &j, layer);
     if (!j.dw) take_weight_gradient(t, p, ATTPROJW, layer, t->wide, s->heads);

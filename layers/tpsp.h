@@ -41,18 +41,19 @@ typedef struct tpsp {
     real *dhidden; // (T, B, Fl)
     real *dheads;  // (T, B, Cl)
     real *dqkv;    // (T, B, 3 Cl)
-    real *norm_scratch, *attention_scratch;
+    precise *norm_scratch, *attention_scratch;
 } tpsp;
 
 // What one layer keeps from forward for backward.
 typedef struct tpsp_saved {
-    real *x;             // (Ts, B, C) input; shared with the previous layer's output
-    real *mean1, *rstd1; // (Ts, B)
-    real *qkv;           // (T, B, 3 Cl)
-    real *heads, *lse;   // (T, B, Cl), (T, B, Hl)
-    real *x2;            // (Ts, B, C)
-    real *mean2, *rstd2; // (Ts, B)
-    real *fch;           // (T, B, Fl) before GELU; backward turns it into its gradient
+    real *x;                // (Ts, B, C) input; shared with the previous layer's output
+    precise *mean1, *rstd1; // (Ts, B)
+    real *qkv;              // (T, B, 3 Cl)
+    real *heads;            // (T, B, Cl)
+    precise *lse;           // (T, B, Hl)
+    real *x2;               // (Ts, B, C)
+    precise *mean2, *rstd2; // (Ts, B)
+    real *fch;              // (T, B, Fl) before GELU; backward turns it into its gradient
 } tpsp_saved;
 
 void tpsp_create(tpsp *t, cf_context *context, const cf_group *group, const backward_pass *pass,
@@ -79,8 +80,8 @@ void column_forward(column_linear *c, real *out, real *full, const real *w, cons
 // shard of x is returned (valid until the next run).
 // full: the own shard of x in place, the rest gathered here; all of x where c->gather is NULL.
 // partial (T, B, IC): scratch.
-real *column_backward(column_linear *c, real *dw, const real *dy, real *full, real *partial, const real *w,
-                      int64_t Ts, int64_t B, int64_t IC, int64_t OC, int layer);
+real *column_backward(column_linear *c, cf_stream *stream, precise *dw, const real *dy, real *full,
+                      real *partial, const real *w, int64_t Ts, int64_t B, int64_t IC, int64_t OC, int layer);
 
 #ifdef __cplusplus
 }

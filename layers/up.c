@@ -20,6 +20,7 @@ typedef struct job {
     const real *w; // of all head groups: QKV (N, 3Cl, C), projection (N, C, Cl)
     const real *bias;
     const real *dx; // (Ts, B, C)
+    bool first;     // attention backward: no range has been done
     int64_t N, own, Ts, B, C, Cl, Hl, D;
 } job;
 
@@ -30,6 +31,7 @@ static job make_job(up *u, up_saved *s, const parameters *p, int tensor, int lay
                  .p = p,
                  .layer = layer,
                  .w = params_weight(p, tensor, layer),
+                 .first = true,
                  .N = N,
                  .own = u->group->rank,
                  .Ts = u->T / N,
@@ -55,10 +57,6 @@ static cf_fuse *plan_alltoall(up *u, const char *name, cf_side side, int64_t cap
                                                      .result_given = true});
 }
 
-static real *take(int64_t elements, const char *purpose) {
-    return cf_alloc(elements * (int64_t)sizeof(real), purpose);
-}
-
 static const real **pointers(int64_t count) {
     const real **array = calloc((size_t)count, sizeof *array);
     if (!array) cf_die(NULL, "out of memory for %lld head groups", (long long)count);
@@ -74,25 +72,25 @@ void up_create(up *u, cf_context *context, const cf_group *group, const backward
     u->att_forward = plan_alltoall(u, "att", CF_COMPUTE_BOTH, shard_rows * Cl, o);
     u->att_backward = plan_alltoall(u, "att", CF_COMPUTE_BOTH, shard_rows * Cl, o);
     u->qkv_backward = plan_alltoall(u, "att.qkv", CF_COMPUTE_AFTER, shard_rows * 3 * Cl, o);
-    u->norm = take(shard_rows * C, shared);
-    u->dnorm = take(shard_rows * C, shared);
-    u->y = take(shard_rows * C, shared);
-    u->qkv_out = take(rows * 3 * Cl, shared);
-    u->dheads_out = take(rows * Cl, shared);
-    u->dheads = take(rows * Cl, shared);
-    u->dqkv = take(rows * 3 * Cl, shared);
-    u->hidden = take(shard_rows * 4 * C, shared);
-    u->dhidden = take(shard_rows * 4 * C, shared);
+    u->norm = take_real(shard_rows * C, shared);
+    u->dnorm = take_real(shard_rows * C, shared);
+    u->y = take_real(shard_rows * C, shared);
+    u->qkv_out = take_real(rows * 3 * Cl, shared);
+    u->dheads_out = take_real(rows * Cl, shared);
+    u->dheads = take_real(rows * Cl, shared);
+    u->dqkv = take_real(rows * 3 * Cl, shared);
+    u->hidden = take_real(shard_rows * 4 * C, shared);
+    u->dhidden = take_real(shard_rows * 4 * C, shared);
     u->dy = pointers(N);
     u->x = pointers(N);
-    u->norm_scratch = take(layernorm_scratch(C), shared);
-    u->attention_scratch = take(attention_scratch(T, B, shape.H / N, C / shape.H), shared);
+    u->norm_scratch = take_precise(layernorm_scratch(C), shared);
+    u->attention_scratch = take_precise(attention_scratch(T, B, shape.H / N, C / shape.H), shared);
 }
 
 void up_free(up *u) {
     cf_fuse *operations[] = {u->qkv_forward, u->att_forward, u->att_backward, u->qkv_backward};
     for (int i = 0; i < 4; i++) cf_fuse_free(operations[i]);
-    real *memory[] = {u->norm, u->dnorm,  u->y,       u->qkv_out,      u->dheads_out,       u->dheads,
+    void *memory[] = {u->norm, u->dnorm,  u->y,       u->qkv_out,      u->dheads_out,       u->dheads,
                       u->dqkv, u->hidden, u->dhidden, u->norm_scratch, u->attention_scratch};
     for (int i = 0; i < (int)(sizeof memory / sizeof *memory); i++) cf_free(memory[i]);
     free(u->dy);
@@ -102,20 +100,20 @@ void up_free(up *u) {
 void up_saved_create(up_saved *s, gpt_shape shape, int tp, int64_t T, int64_t B) {
     const char *purpose = "activations, per layer";
     int64_t C = shape.C, rows = T * B, shard_rows = rows / tp;
-    s->mean1 = take(shard_rows, purpose);
-    s->rstd1 = take(shard_rows, purpose);
-    s->qkv = take(rows * 3 * C / tp, purpose);
-    s->heads = take(rows * C / tp, purpose);
-    s->lse = take(rows * shape.H / tp, purpose);
-    s->groups = take(rows * C / tp, purpose);
-    s->x2 = take(shard_rows * C, purpose);
-    s->mean2 = take(shard_rows, purpose);
-    s->rstd2 = take(shard_rows, purpose);
-    s->fch = take(shard_rows * 4 * C, purpose);
+    s->mean1 = take_precise(shard_rows, purpose);
+    s->rstd1 = take_precise(shard_rows, purpose);
+    s->qkv = take_real(rows * 3 * C / tp, purpose);
+    s->heads = take_real(rows * C / tp, purpose);
+    s->lse = take_precise(rows * shape.H / tp, purpose);
+    s->groups = take_real(rows * C / tp, purpose);
+    s->x2 = take_real(shard_rows * C, purpose);
+    s->mean2 = take_precise(shard_rows, purpose);
+    s->rstd2 = take_precise(shard_rows, purpose);
+    s->fch = take_real(shard_rows * 4 * C, purpose);
 }
 
 void up_saved_free(up_saved *s) {
-    real *memory[] = {s->mean1,  s->rstd1, s->qkv,   s->heads, s->lse,
+    void *memory[] = {s->mean1,  s->rstd1, s->qkv,   s->heads, s->lse,
                       s->groups, s->x2,    s->mean2, s->rstd2, s->fch};
     for (int i = 0; i < (int)(sizeof memory / sizeof *memory); i++) cf_free(memory[i]);
 }
@@ -259,7 +257,8 @@ static void attention_slice_backward(void *argument, const cf_span *span, cf_str
         const real *dheads =
             (const real *)(span->data + i * span->data_stride) - t0 * j->B * j->Cl; // time step 0
         attention_backward(u->qkv_out, dheads, j->s->heads, j->s->lse, j->s->qkv, u->attention_scratch, t0,
-                           span->rows, u->T, j->B, j->Hl, j->D, stream);
+                           span->rows, u->T, j->B, j->Hl, j->D, j->first, stream);
+        j->first = false;
     }
 }
 
@@ -284,7 +283,6 @@ static void attention_and_projection_backward(up *u, job *j, const real *dx) {
     j->w = params_weight(j->p, ATTPROJW, j->layer);
     j->dx = dx;
     linear_bias_grad(params_grad(j->p, ATTPROJB, j->layer), dx, j->Ts * j->B, j->C, stream);
-    cf_zero(u->qkv_out, u->T * j->B * 3 * j->Cl * (int64_t)sizeof(real), stream);
     cf_fuse_result(u->att_backward, u->dheads);
     cf_fuse_begin(u->att_backward, u->dheads_out, j->Ts, j->B * j->Cl, attention_slice_backward, j, j->layer);
     for (int64_t i = 0; i < j->N; i++) u->dy[i] = dx, u->x[i] = j->s->groups + i * j->Ts * j->B * j->Cl;

@@ -36,19 +36,20 @@ typedef struct up {
     real *dqkv;                // (N, Ts, B, 3 Cl) arrived, by head group
     real *hidden, *dhidden;    // (Ts, B, 4C)
     const real **dy, **x;      // [N] head group by head group, for the weight gradients
-    real *norm_scratch, *attention_scratch;
+    precise *norm_scratch, *attention_scratch;
 } up;
 
 // What one layer keeps from forward for backward.
 typedef struct up_saved {
-    real *x;             // (Ts, B, C) input; shared with the previous layer's output
-    real *mean1, *rstd1; // (Ts, B)
-    real *qkv;           // (T, B, 3 Cl)
-    real *heads, *lse;   // (T, B, Cl), (T, B, Hl)
-    real *groups;        // (N, Ts, B, Cl) arrived: the own rows' heads, group by group
-    real *x2;            // (Ts, B, C)
-    real *mean2, *rstd2; // (Ts, B)
-    real *fch;           // (Ts, B, 4C) before GELU; backward turns it into its gradient
+    real *x;                // (Ts, B, C) input; shared with the previous layer's output
+    precise *mean1, *rstd1; // (Ts, B)
+    real *qkv;              // (T, B, 3 Cl)
+    real *heads;            // (T, B, Cl)
+    precise *lse;           // (T, B, Hl)
+    real *groups;           // (N, Ts, B, Cl) arrived: the own rows' heads, group by group
+    real *x2;               // (Ts, B, C)
+    precise *mean2, *rstd2; // (Ts, B)
+    real *fch;              // (Ts, B, 4C) before GELU; backward turns it into its gradient
 } up_saved;
 
 void up_create(up *u, cf_context *context, const cf_group *group, const backward_pass *pass, gpt_shape shape,

@@ -466,13 +466,13 @@ int main(int argc, char **argv) {
                                 {"d12", 4096, 1, 768, 12}};
     static const shape d24 = {"d24", 4096, 1, 1024, 16};
     static bench b;
-    cf_transport *transport = cf_transport_mpi_create(&argc, &argv);
+    cf_transport *transport = cf_transport_create("auto", &argc, &argv, 60);
     int N = transport->size;
     b.repetitions = argc > 1 ? atoi(argv[1]) : REPETITIONS_MIN;
     if (b.repetitions < REPETITIONS_MIN) cf_die_together(NULL, "at least %d repetitions", REPETITIONS_MIN);
     if (N > RANKS_MAX) cf_die_together(NULL, "at most %d ranks", RANKS_MAX);
     cf_device_threads(1);
-    cf_transport_mpi_configure(transport, 1, 60);
+    transport->configure(transport, 1, 60);
     b.context = (cf_context){.transport = transport,
                              .stream = cf_stream_create(),
                              .trace = cf_trace_create(),

@@ -308,11 +308,11 @@ int main(int argc, char **argv) {
         {WGRAD_SCATTER, "32 r.", "owner", 1024, 2, 768, 64, 12},
     };
     static bench b;
-    cf_transport *transport = cf_transport_mpi_create(&argc, &argv);
+    cf_transport *transport = cf_transport_create("auto", &argc, &argv, 60);
     b.repetitions = argc > 1 ? atoi(argv[1]) : 2 * REPETITIONS_MIN;
     if (b.repetitions < REPETITIONS_MIN) cf_die_together(NULL, "at least %d repetitions", REPETITIONS_MIN);
     cf_device_threads(1);
-    cf_transport_mpi_configure(transport, 1, 60);
+    transport->configure(transport, 1, 60);
     b.context = (cf_context){.transport = transport,
                              .stream = cf_stream_create(),
                              .trace = cf_trace_create(),

@@ -124,7 +124,7 @@ static void run_attention_forward(bench *b) { // qkv: three quarters of wide
 }
 static void run_attention_backward(bench *b) {
     attention_backward(b->wide2, b->narrow2, b->narrow, b->lse, b->wide, b->scratch, 0, b->s.T, b->s.T,
-                       b->s.B, b->s.H, b->s.D, NULL);
+                       b->s.B, b->s.H, b->s.D, true, NULL);
 }
 
 static void run_crossentropy_stats(bench *b) {
@@ -141,11 +141,14 @@ static void run_crossentropy_backward(bench *b) { // repeated on its own result:
 static void run_adamw(bench *b) {
     adamw a = {
         .lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .scale = 1, .step = 1};
-    adamw_update(b->table, b->moments, b->moments + b->s.V * b->s.C, b->dtable, b->s.V * b->s.C, a, NULL);
+    adamw_update(b->table, NULL, b->moments, b->moments + b->s.V * b->s.C, b->dtable, b->s.V * b->s.C, a,
+                 NULL);
 }
 static volatile double keep; // results nobody reads must still be computed
 static void run_sum_of_squares(bench *b) {
-    keep = sum_of_squares(b->table, b->s.V * b->s.C, NULL);
+    double scratch[SQUARES_SCRATCH], sum = 0;
+    sum_of_squares(&sum, scratch, b->table, b->s.V * b->s.C, NULL);
+    keep = sum;
 }
 static void run_first_nonfinite(bench *b) {
     keep = (double)first_nonfinite(b->table, b->s.V * b->s.C, NULL);

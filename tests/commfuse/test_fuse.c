@@ -710,8 +710,8 @@ static void barrier_holds_everybody(void) { // nobody leaves before the last one
 }
 
 int main(int argc, char **argv) {
-    cf_transport *transport = cf_transport_mpi_create(&argc, &argv);
-    cf_transport_mpi_configure(transport, 1, PATIENCE_S);
+    cf_transport *transport = cf_transport_create("auto", &argc, &argv, 60);
+    transport->configure(transport, 1, PATIENCE_S);
     cf_device_threads(1);
     mesh = ranks_mesh(transport, transport->size, 1);
     context = (cf_context){.transport = transport,

@@ -56,12 +56,12 @@ static void wait_in_fuse(cf_transport *transport, const cf_group *group) {
 }
 
 int main(int argc, char **argv) {
-    cf_transport *transport = cf_transport_mpi_create(&argc, &argv);
+    cf_transport *transport = cf_transport_create("auto", &argc, &argv, 60);
     if (argc != 3 || transport->size < 2)
         cf_die_together(
             "mpirun -np RANKS tool_silent_peer exchange|send|collective|blocking|barrier|fuse TIMEOUT_S",
             "%d arguments on %d ranks", argc - 1, transport->size);
-    cf_transport_mpi_configure(transport, 1, atof(argv[2]));
+    transport->configure(transport, 1, atof(argv[2]));
     cf_mesh mesh;
     cf_mesh_init(&mesh, transport->size, transport->rank, transport->size, 1);
     transport->bind(transport, &mesh.tp_group);

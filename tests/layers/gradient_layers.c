@@ -175,7 +175,9 @@ static double crossentropy_loss(void *context) {
         crossentropy_stats(p->stats + i * p->R * 3, p->logits + i * p->R * p->V, p->targets, p->first[i],
                            p->valid[i], p->R, p->V, NULL);
     crossentropy_combine(p->losses, p->total, p->stats, p->shards, p->R, NULL);
-    return p->scale * crossentropy_sum(p->losses, p->R, NULL);
+    double sum = 0;
+    crossentropy_sum(&sum, p->losses, p->R, NULL);
+    return p->scale * sum;
 }
 
 static void check_crossentropy(int64_t shards, int64_t R, int64_t V, const int64_t *valid) {

@@ -12,7 +12,7 @@ typedef struct problem {
 // w, m, v lie one behind the other
 static void run_update(void *context, real *all) {
     problem *p = context;
-    adamw_update(all, all + p->n, all + 2 * p->n, p->g, p->n, p->options, NULL);
+    adamw_update(all, NULL, all + p->n, all + 2 * p->n, p->g, p->n, p->options, NULL);
 }
 
 static void textbook_update(double *w, double *m, double *v, double g, const adamw *a) {
@@ -61,8 +61,31 @@ static void no_gradient_leaves_decay(void **state) {
     real w = 2, m = 0, v = 0, g = 0;
     adamw a = {
         .lr = 0.5, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.25, .scale = 1, .step = 1};
-    adamw_update(&w, &m, &v, &g, 1, a, NULL);
+    adamw_update(&w, NULL, &m, &v, &g, 1, a, NULL);
     assert_true(w == (real)1.75 && m == 0 && v == 0);
+}
+
+static double squares_of(const real *x, int64_t n) {
+    double scratch[SQUARES_SCRATCH], sum = 0, more = 1e9;
+    sum_of_squares(&sum, scratch, x, n, NULL);
+    sum_of_squares(&more, scratch, x, n, NULL); // added to what is there already
+    assert_true(!(sum < 1e6) || fabs(more - 1e9 - sum) < 1e-6);
+    return sum;
+}
+
+// Master weights are what is updated; w is their copy.
+static void master_weights(void **state) {
+    (void)state;
+    real w[3] = {1, 2, 3}, alone[3] = {1, 2, 3}, g[3] = {1, -1, 0.5}, master[3], m[3] = {0}, v[3] = {0};
+    adamw a = {.lr = 0.1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .scale = 1, .step = 1};
+    adamw_master(master, w, 3, NULL);
+    memset(w, 0xff, sizeof w); // only written
+    adamw_update(w, master, m, v, g, 3, a, NULL);
+    memset(m, 0, sizeof m);
+    memset(v, 0, sizeof v);
+    adamw_update(alone, NULL, m, v, g, 3, a, NULL);
+    assert_memory_equal(w, alone, sizeof w);
+    assert_memory_equal(master, alone, sizeof w);
 }
 
 static void sum_of_squares_is_exact_and_fixed(void **state) {
@@ -74,15 +97,15 @@ static void sum_of_squares_is_exact_and_fixed(void **state) {
         double expected = dot(x, x, n), sum[3];
         for (int threads = 1; threads <= 3; threads++) {
             cf_device_threads(threads);
-            sum[threads - 1] = sum_of_squares(x, n, NULL);
+            sum[threads - 1] = squares_of(x, n);
         }
         assert_true(fabs(sum[0] - expected) <= 1e-12 * expected);
         assert_true(sum[1] == sum[0] && sum[2] == sum[0]);
     }
     real huge[] = {3e30f, 4e30f}; // their squares are beyond float
-    assert_true(fabs(sum_of_squares(huge, 2, NULL) - 25e60) < 1e55);
+    assert_true(fabs(squares_of(huge, 2) - 25e60) < 1e55);
     huge[1] = (real)NAN;
-    assert_true(isnan(sum_of_squares(huge, 2, NULL)));
+    assert_true(isnan(squares_of(huge, 2)));
 }
 
 static void first_nonfinite_finds_the_first(void **state) {
@@ -115,6 +138,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         KERNEL_TEST(update_equals_textbook),
         KERNEL_TEST(no_gradient_leaves_decay),
+        KERNEL_TEST(master_weights),
         KERNEL_TEST(sum_of_squares_is_exact_and_fixed),
         KERNEL_TEST(first_nonfinite_finds_the_first),
     };

@@ -69,7 +69,7 @@ static void run_backward(void *context, real *dqkv) {
     problem *p = context;
     real *scratch = poisoned_buffer(attention_scratch(p->T, p->B, p->H, p->D));
     attention_backward(dqkv, p->dout, p->out, p->lse, p->qkv, scratch, p->t0, p->n, p->T, p->B, p->H, p->D,
-                       NULL);
+                       false, NULL);
 }
 
 static void check(int64_t T, int64_t B, int64_t H, int64_t D, int64_t t0, int64_t n, double deviation) {

@@ -126,6 +126,12 @@ static void masked_logits(void **state) {
     assert_true(isnan(p.stats[1]) && isnan(p.losses[0]));
 }
 
+static double sum_of(const precise *losses, int64_t n) {
+    double sum = 0;
+    crossentropy_sum(&sum, losses, n, NULL);
+    return sum;
+}
+
 // The loss is what watches for NaN, so none may get lost on the way, wherever it stands.
 static void nan_and_infinity_reach_the_loss(void **state) {
     (void)state;
@@ -137,7 +143,7 @@ static void nan_and_infinity_reach_the_loss(void **state) {
             p.logits[p.V + places[i]] = kind ? (real)NAN : (real)INFINITY;
             forward(&p);
             assert_true(isfinite(p.losses[0]) && !isfinite(p.losses[1]) && isfinite(p.losses[2]));
-            assert_true(!isfinite(crossentropy_sum(p.losses, p.R, NULL)));
+            assert_true(!isfinite(sum_of(p.losses, p.R)));
         }
 }
 
@@ -146,8 +152,8 @@ static void sum_in_double(void **state) {
     const int64_t n = 100001;
     real *losses = zero_buffer(n);
     for (int64_t i = 0; i < n; i++) losses[i] = 0.1f;
-    assert_true(fabs(crossentropy_sum(losses, n, NULL) - 0.1f * (double)n) < 1e-6);
-    assert_true(crossentropy_sum(losses, 0, NULL) == 0);
+    assert_true(fabs(sum_of(losses, n) - 0.1f * (double)n) < 1e-6);
+    assert_true(sum_of(losses, 0) == 0);
 }
 
 int main(void) {

@@ -228,7 +228,7 @@ static void check_round_trip(const world *w, int rank) {
     static const int64_t pieces[] = {1 << 20, 1009, 30};
     if (rank > 0) return; // all ranks at once
     gpt_shape shape = w->shape;
-    for (int r = 0; r < w->ranks; r++) params_read((parameters *)&w->rank[r], read_value, &shape);
+    for (int r = 0; r < w->ranks; r++) params_read((parameters *)&w->rank[r], read_value, &shape, NULL);
     for (int tensor = 0; tensor < TENSORS; tensor++)
         for (int64_t layer = 0; layer < params_layers(&shape, tensor); layer++) {
             int64_t count = whole_count(&shape, tensor);
@@ -413,7 +413,7 @@ static float *reference[TENSORS]; // of one rank alone: layer behind layer
 static void make_reference(const gpt_shape *shape) {
     static world alone;
     open_world(&alone, *shape, STRATEGY_TPSP, 1, 1);
-    params_init(&alone.rank[0], SEED);
+    params_init(&alone.rank[0], SEED, NULL);
     for (int tensor = 0; tensor < TENSORS; tensor++) {
         int64_t count = whole_count(shape, tensor), layers = params_layers(shape, tensor);
         reference[tensor] = malloc((size_t)(count * layers) * sizeof(float));
@@ -426,7 +426,7 @@ static void make_reference(const gpt_shape *shape) {
 
 static void check_init(const world *w, int rank) {
     parameters *p = (parameters *)&w->rank[rank];
-    params_init(p, SEED);
+    params_init(p, SEED, NULL);
     for (int tensor = 0; tensor < TENSORS; tensor++)
         for (int64_t layer = 0; layer < params_layers(&w->shape, tensor); layer++) {
             int64_t *whole = index_buffer(room(&w->shape, tensor));

@@ -32,15 +32,16 @@ static overlap parse_overlap(const char *mode, const char *route, const char *sl
 // owned shards; those are then gathered as if they were weights.
 static void gradients_into_weights(gpt *g, zero_optimizer *o) {
     parameters *p = &g->params;
-    memset(p->weight, 0, (size_t)p->elements * sizeof(real));
+    cf_zero(p->weight, p->elements * (int64_t)sizeof(real), o->context->stream);
     adamw keep = {.lr = 0, .beta1 = 0, .beta2 = 0, .eps = 1, .step = 1};
-    optimizer_step(o, keep, 0, 0, 1);
+    const double no_loss = 0;
+    optimizer_step(o, keep, 0, &no_loss, 1);
     optimizer_settle(o);
     for (int i = 0; i < p->buckets; i++) {
         const param_bucket *b = &p->bucket[i];
         int owner = b->group->size == 1 ? 0 : b->group->rank;
-        memcpy(p->weight + b->first + owner * b->shard, o->m + o->bucket[i].state,
-               (size_t)b->shard * sizeof(real));
+        cf_copy(p->weight + b->first + owner * b->shard, o->m + o->bucket[i].state,
+                b->shard * (int64_t)sizeof(real), o->context->stream);
         if (!o->bucket[i].gather) continue;
         cf_fuse_run(o->bucket[i].gather, p->weight + b->first, b->shard, 1, NULL, NULL, -1);
     }
@@ -49,7 +50,7 @@ static void gradients_into_weights(gpt *g, zero_optimizer *o) {
 int main(int argc, char **argv) {
     if (argc != 12) cf_die_together("see the top of this file", "%d arguments, 11 are needed", argc - 1);
     int64_t T = atoll(argv[3]), B = atoll(argv[4]);
-    cf_transport *transport = cf_transport_mpi_create(&argc, &argv);
+    cf_transport *transport = cf_transport_create("auto", &argc, &argv, 60);
     cf_context context = {.transport = transport,
                           .stream = cf_stream_create(),
                           .trace = cf_trace_create(),
@@ -70,22 +71,27 @@ int main(int argc, char **argv) {
     gpt_create(&model, &context, &mesh, (gpt_shape){f.maxT, f.V, f.Vp, f.L, f.heads, f.C}, strategy, T, B,
                how);
     optimizer_create(&optimizer, &model, how);
-    params_read(&model.params, read_weights, file);
+    params_read(&model.params, read_weights, file, context.stream);
+    optimizer_start(&optimizer);
 
     int32_t *inputs = malloc((size_t)(T * B) * sizeof *inputs),
             *targets = malloc((size_t)(T * B) * sizeof *targets);
     tokens *data = tokens_open(argv[2], T);
     for (int64_t b = 0; b < B; b++) tokens_read(data, mesh.dp_group.rank * B + b, f.V, b, B, inputs, targets);
     double count = (double)(T * B * mesh.dp);
-    double loss = optimizer_sum(&optimizer, gpt_forward(&model, inputs, targets, T, B)) / count;
+    double *sum = cf_alloc((int64_t)sizeof *sum, "loss"), loss = 0;
+    gpt_forward(&model, inputs, targets, T, B, sum);
+    cf_copy(&loss, sum, (int64_t)sizeof loss, context.stream);
+    loss = optimizer_sum(&optimizer, loss) / count;
     gpt_backward(&model, 1 / count, true);
     gradients_into_weights(&model, &optimizer);
 
     bool root = mesh.world_group.rank == 0;
     if (root) printf("loss %.17g\n", loss);
     model_writer *writer = root ? model_writer_open(argv[11], &f, 3) : NULL;
-    if (mesh.dp_group.rank == 0) gpt_collect(&model, model.params.weight, append_values, writer);
+    if (mesh.dp_group.rank == 0) gpt_collect(&model, append_values, writer);
     if (writer) model_writer_commit(writer);
+    cf_free(sum);
     free(inputs);
     free(targets);
     tokens_close(data);

@@ -1,0 +1,35 @@
+// Who the ranks are, and the few words they exchange before (and beside) the transports: at start, at the end,
+// never in a step. Two ways to start a run, and the environment tells which:
+//   mpirun, or srun with PMI     MPI (if the program was built with it)
+//   torchrun, srun, by hand      RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT:
+//                                rank 0 listens there, the others connect; a lost connection ends the run
+// and without either the process is alone.
+#ifndef CF_BOOTSTRAP_H
+#define CF_BOOTSTRAP_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct cf_bootstrap cf_bootstrap;
+struct cf_bootstrap {
+    const char *name; // "mpi", "sockets", "alone"
+    int rank, size;
+    int local_rank, local_size; // among the ranks of this host
+    void *state;
+    // all (size, bytes) = what every rank gives, on every rank. Collective.
+    void (*allgather)(cf_bootstrap *, const void *mine, void *all, int64_t bytes);
+    void (*close)(cf_bootstrap *); // collective; frees the bootstrap
+};
+
+// Also tells die who this process is and how to end the others. timeout_s: longest wait for a rank to appear.
+cf_bootstrap *cf_bootstrap_create(int *argc, char ***argv, double timeout_s);
+// For cf_bootstrap_create: NULL where the program was built without MPI or was not started by it.
+cf_bootstrap *cf_bootstrap_mpi(int *argc, char ***argv);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

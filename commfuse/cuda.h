@@ -1,0 +1,38 @@
+// What .cu files share. Never included by C.
+//
+// Every call is checked at once (CF_CUDA and its like say file, line and what to do), kernels are launched by
+// cf_launch alone, and memory is read and written sixteen bytes at a time through cf_pack where addresses allow.
+#ifndef CF_CUDA_H
+#define CF_CUDA_H
+
+#include <cuda_runtime.h>
+#include <stdint.h>
+#include "device.h"
+#include "die.h"
+
+#define CF_CUDA(call) cf_cuda_check((call), #call, __FILE__, __LINE__)
+// Dies unless code is cudaSuccess, naming the call, where it stands, and what may be done.
+void cf_cuda_check(cudaError_t code, const char *call, const char *file, int line);
+
+cudaStream_t cf_cuda_stream(cf_stream *stream); // dies on NULL
+int cf_cuda_multiprocessors(void);              // of the device in use
+
+// Launch kernel<<<blocks, threads, 0, stream>>>(arguments...). Nothing is launched for 0 blocks.
+template <typename... Parameters, typename... Arguments>
+void cf_launch(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, cf_stream *stream,
+               Arguments... arguments) {
+    if ((int64_t)blocks.x * blocks.y * blocks.z == 0) return;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = blocks;
+    config.blockDim = threads;
+    config.stream = cf_cuda_stream(stream);
+    CF_CUDA(cudaLaunchKernelEx(&config, kernel, (Parameters)arguments...));
+}
+
+// Sixteen bytes of T, moved by one instruction.
+template <typename T> struct alignas(16) cf_pack {
+    enum { N = 16 / sizeof(T) };
+    T value[N];
+};
+
+#endif

@@ -1,0 +1,29 @@
+// Memory of the device, by purpose. Taken before the first step and given back at exit. Each allocation names
+// its purpose, so that --dry-run and the banner can say where the memory goes. In plan-only mode addresses are
+// reserved with mmap(PROT_NONE): the model is built as always, costs nothing, and a stray access is a fault
+// rather than a wrong figure.
+#ifndef CF_MEMORY_H
+#define CF_MEMORY_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+void cf_device_plan_only(bool on); // from here on cf_alloc() reserves addresses without memory
+
+// Zeroed, 64-byte aligned; dies naming purpose and size when there is none. bytes = 0 gives a valid pointer.
+// The host must not touch it (device.h).
+void *cf_alloc(int64_t bytes, const char *purpose);
+void cf_free(void *memory); // NULL is allowed
+
+int64_t cf_memory_bytes(void);     // bytes allocated now
+void cf_memory_report(FILE *file); // a table: purpose, bytes, share
+
+#ifdef __cplusplus
+}
+#endif
+#endif
