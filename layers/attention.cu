@@ -1,0 +1,486 @@
+// Causal attention on the GPU.
+//
+// Two engines. bf16 goes to cuDNN's fused attention (attention_cudnn.cu, which says when it is not used and how to
+// tell). The kernels here are for fp32, which cuDNN does not do, and for what it does not take; they compute in
+// float whatever `real` is.
+//
+// All three kernels are one idea. A block of 128 threads owns ROWS rows of one head: queries (forward and dq) or
+// keys (dk and dv). It walks over the other kind in tiles of OTHERS rows, and for each tile does
+//   multiply    scores (ROWS, OTHERS) = own rows · other rowsᵀ, in steps of CHUNK channels
+//   a function of the scores, element by element, in registers; its result goes to shared memory as weights
+//   accumulate  own sums (ROWS, WIDTH) += weights · other rows, in steps of some other rows
+// so all work is in two small matrix products. In both, thread (y, x) of 8 × 16 holds PER consecutive rows and
+// 4 or WIDTH / 16 columns, so that per step it reads 4 + PER floats from shared memory for 4·PER multiply-adds.
+// Operands are staged in shared memory transposed, row index last, with PAD floats between channels.
+//
+// WIDTH is the head's number of channels rounded up to 64 or 128, the rest being zeros; ROWS·WIDTH = 4096 keeps
+// the sums of a thread at 32 registers.
+//
+// Forward keeps maximum and sum of exponentials of each row and rescales sums when the maximum grows. Backward
+// has delta = sum of dout ∘ out first, then
+//   P = exp(scale · q·k − lse), dS = P ∘ (dout·v − delta) · scale, dv = Pᵀ·dout, dk = dSᵀ·q, dq = dS·k
+// with dq in one kernel and dk, dv in another: each gradient is summed by one block alone, tile after tile in
+// order of time, so nothing is added atomically and every run gives the same bits. P is computed twice for it.
+//
+// Tiles that the mask hides are never touched. Blocks with the longest walk start first.
+#include "attention.h"
+#include "attention_cudnn.h"
+#include "../commfuse/cuda.h"
+
+enum {
+    LANES = 16,               // threads of a block that share its rows
+    GROUPS = 8,               // times so many
+    THREADS = LANES * GROUPS, // blockDim.x
+    OTHERS = 64,              // rows of the other kind at once
+    CHUNK = 32,               // channels at once
+    PAD = 4,
+    SUMS = 4096, // ROWS · WIDTH, and elements of other rows staged by accumulate
+    WIDTH_MAX = 128
+};
+
+typedef struct shape {
+    int t0, n, end;           // end = t0 + n
+    int H, D, pairs;          // B·H: a pair is one head of one sequence
+    int64_t qkv_row, out_row; // elements from one time step to the next
+    float scale;
+    bool packs; // rows can be read sixteen bytes at a time
+} shape;
+
+static shape shape_of(int64_t t0, int64_t n, int64_t B, int64_t H, int64_t D) {
+    if (D > WIDTH_MAX)
+        cf_die("use more heads", "attention: %lld channels per head, at most %d", (long long)D, WIDTH_MAX);
+    if (t0 + n > INT32_MAX || B * H > INT32_MAX)
+        cf_die("use more ranks", "attention: %lld time steps, %lld heads in all", (long long)(t0 + n),
+               (long long)(B * H));
+    shape s = {};
+    s.t0 = (int)t0, s.n = (int)n, s.end = (int)(t0 + n);
+    s.H = (int)H, s.D = (int)D, s.pairs = (int)(B * H);
+    s.qkv_row = B * 3 * H * D;
+    s.out_row = B * H * D;
+    s.scale = 1 / sqrtf((float)D);
+    return s;
+}
+
+static bool can_pack(const shape *s, const void *a, const void *b) {
+    return s->D % cf_pack<real>::N == 0 && (uintptr_t)a % 16 == 0 && (uintptr_t)b % 16 == 0;
+}
+
+static int64_t ceil_div(int64_t a, int64_t b) {
+    return (a + b - 1) / b;
+}
+
+// Rows of one head, one for each time step.
+struct matrix {
+    const real *first; // time 0
+    int64_t row;       // elements from one time step to the next
+    int end, D;        // time steps, channels; beyond them are zeros
+    bool packs;
+};
+
+enum { QUERY, KEY, VALUE };
+
+// Where one head's queries, keys or values begin in qkv (T, B, 3, H, D).
+static __device__ int64_t part_at(int part, int pair, const shape &s) {
+    return ((int64_t)(pair / s.H * 3 + part) * s.H + pair % s.H) * s.D;
+}
+
+static __device__ matrix part_of(const real *qkv, int part, int pair, const shape &s) {
+    return {qkv + part_at(part, pair, s), s.qkv_row, s.end, s.D, s.packs};
+}
+
+// One head of out (T, B, H, D).
+static __device__ matrix head_of(const real *out, int pair, const shape &s) {
+    return {out + (int64_t)pair * s.D, s.out_row, s.end, s.D, s.packs};
+}
+
+// Sixteen bytes of row t from channel d on, zeros beyond the matrix.
+static __device__ void read_pack(float *x, const matrix &m, int t, int d) {
+    typedef cf_pack<real> pack;
+    const real *from = m.first + t * m.row + d;
+    if (m.packs && t < m.end && d < m.D) {
+        pack p = *(const pack *)from;
+#pragma unroll
+        for (int i = 0; i < pack::N; i++) x[i] = (float)p.value[i];
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < pack::N; i++) x[i] = t < m.end && d + i < m.D ? (float)from[i] : 0;
+}
+
+// What a block keeps in shared memory, and what a thread of it knows.
+template <int WIDTH> struct tile {
+    enum {
+        ROWS = SUMS / WIDTH,
+        PER = ROWS / GROUPS,     // rows of a thread
+        COLUMNS = WIDTH / LANES, // columns of its sums, four in a row
+        STAGED = SUMS / WIDTH,   // other rows that accumulate stages at once
+        STAGE = CHUNK * (ROWS + OTHERS + 2 * PAD) > SUMS ? CHUNK *(ROWS + OTHERS + 2 * PAD) : SUMS
+    };
+};
+
+static int64_t rows_of_block(int64_t D) {
+    return D <= 64 ? (int64_t)tile<64>::ROWS : (int64_t)tile<128>::ROWS;
+}
+
+static __device__ int row_group() {
+    return threadIdx.x / LANES;
+}
+static __device__ int lane() {
+    return threadIdx.x % LANES;
+}
+// Column of scores: two neighbours in the first half, two in the second, so that no two lanes meet in a bank.
+static __device__ int score_column(int j) {
+    return j / 2 * (OTHERS / 2) + lane() * 2 + j % 2;
+}
+// Column of sums.
+static __device__ int sum_column(int j) {
+    return j / 4 * (LANES * 4) + lane() * 4 + j % 4;
+}
+
+template <int N> static __device__ void read_floats(float *to, const float *from) {
+    struct alignas(N * 4) pack {
+        float value[N];
+    };
+    pack p = *(const pack *)from;
+#pragma unroll
+    for (int i = 0; i < N; i++) to[i] = p.value[i];
+}
+
+static __device__ void write_four(float *to, const float *from) {
+    cf_pack<float> p;
+#pragma unroll
+    for (int i = 0; i < 4; i++) p.value[i] = from[i];
+    *(cf_pack<float> *)to = p;
+}
+
+// to (CHUNK, N + PAD) = channels d … of rows t … t + N − 1, transposed. Two threads read neighbouring packs of a row,
+// sixteen such pairs neighbouring rows: whole sectors from memory, few collisions in shared memory.
+template <int N> static __device__ void stage_transposed(float *to, const matrix &m, int t, int d) {
+    enum { PACK = cf_pack<real>::N, PAIRS = CHUNK / PACK / 2 };
+#pragma unroll
+    for (int step = 0; step < N * 2 * PAIRS / THREADS; step++) {
+        const int i = step * THREADS + threadIdx.x, rest = i / 32;
+        const int channel = (rest % PAIRS * 2 + i % 2) * PACK, row = rest / PAIRS * 16 + i / 2 % 16;
+        float x[PACK];
+        read_pack(x, m, t + row, d + channel);
+#pragma unroll
+        for (int j = 0; j < PACK; j++) to[(channel + j) * (N + PAD) + row] = x[j];
+    }
+}
+
+// to (STAGED, WIDTH) = rows t …
+template <int WIDTH> static __device__ void stage_rows(float *to, const matrix &m, int t) {
+    enum { PACK = cf_pack<real>::N };
+#pragma unroll
+    for (int step = 0; step < SUMS / PACK / THREADS; step++) {
+        const int i = (step * THREADS + threadIdx.x) * PACK;
+        float x[PACK];
+        read_pack(x, m, t + i / WIDTH, i % WIDTH);
+#pragma unroll
+        for (int j = 0; j < PACK; j += 4) write_four(to + i + j, x + j);
+    }
+}
+
+// score (PER, 4) of each thread = rows t … of `own` times rows u … of `other`. Begins with a barrier.
+template <int WIDTH>
+static __device__ void multiply(float (&score)[tile<WIDTH>::PER][4], float *stage, const matrix &own, int t,
+                                const matrix &other, int u) {
+    enum { ROWS = tile<WIDTH>::ROWS, PER = tile<WIDTH>::PER };
+    float *a = stage, *b = stage + CHUNK * (ROWS + PAD);
+#pragma unroll
+    for (int i = 0; i < PER; i++)
+        for (int j = 0; j < 4; j++) score[i][j] = 0;
+    for (int d = 0; d < own.D; d += CHUNK) {
+        __syncthreads();
+        stage_transposed<ROWS>(a, own, t, d);
+        stage_transposed<OTHERS>(b, other, u, d);
+        __syncthreads();
+#pragma unroll 8
+        for (int c = 0; c < CHUNK; c++) {
+            float x[PER], y[4];
+#pragma unroll
+            for (int i = 0; i < PER; i += 4)
+                read_floats<4>(x + i, a + c * (ROWS + PAD) + row_group() * PER + i);
+            read_floats<2>(y, b + c * (OTHERS + PAD) + score_column(0));
+            read_floats<2>(y + 2, b + c * (OTHERS + PAD) + score_column(2));
+#pragma unroll
+            for (int i = 0; i < PER; i++)
+#pragma unroll
+                for (int j = 0; j < 4; j++) score[i][j] = fmaf(x[i], y[j], score[i][j]);
+        }
+    }
+}
+
+// weights (OTHERS, ROWS + PAD): transposed. To be called when all threads are done with those before.
+template <int WIDTH>
+static __device__ void keep_weights(float *weights, const float (&score)[tile<WIDTH>::PER][4]) {
+    enum { ROWS = tile<WIDTH>::ROWS, PER = tile<WIDTH>::PER };
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+#pragma unroll
+        for (int i = 0; i < PER; i += 4) {
+            const float four[4] = {score[i][j], score[i + 1][j], score[i + 2][j], score[i + 3][j]};
+            write_four(weights + score_column(j) * (ROWS + PAD) + row_group() * PER + i, four);
+        }
+}
+
+// sum (PER, COLUMNS) of each thread += weights · rows u … of `other`. Begins with a barrier.
+template <int WIDTH>
+static __device__ void accumulate(float (&sum)[tile<WIDTH>::PER][tile<WIDTH>::COLUMNS], float *stage,
+                                  const float *weights, const matrix &other, int u) {
+    enum { ROWS = tile<WIDTH>::ROWS, PER = tile<WIDTH>::PER, COLUMNS = tile<WIDTH>::COLUMNS };
+    enum { STAGED = tile<WIDTH>::STAGED };
+    for (int k = 0; k < OTHERS; k += STAGED) {
+        __syncthreads();
+        stage_rows<WIDTH>(stage, other, u + k);
+        __syncthreads();
+#pragma unroll 8
+        for (int r = 0; r < STAGED; r++) {
+            float w[PER], x[COLUMNS];
+#pragma unroll
+            for (int i = 0; i < PER; i += 4)
+                read_floats<4>(w + i, weights + (k + r) * (ROWS + PAD) + row_group() * PER + i);
+#pragma unroll
+            for (int j = 0; j < COLUMNS; j += 4) read_floats<4>(x + j, stage + r * WIDTH + sum_column(j));
+#pragma unroll
+            for (int i = 0; i < PER; i++)
+#pragma unroll
+                for (int j = 0; j < COLUMNS; j++) sum[i][j] = fmaf(w[i], x[j], sum[i][j]);
+        }
+    }
+}
+
+// Over the lanes that share a row; all of them get it.
+static __device__ float row_maximum(float x) {
+#pragma unroll
+    for (int distance = LANES / 2; distance > 0; distance /= 2)
+        x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, distance));
+    return x;
+}
+static __device__ float row_total(float x) {
+#pragma unroll
+    for (int distance = LANES / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffff, x, distance);
+    return x;
+}
+
+// Scores become exp(scale · score − maximum), zero for keys that are not seen; a new maximum rescales the row's sum
+// of exponentials and its sums. Key 0 is seen by every row, so the maximum is finite from the first tile on.
+template <int WIDTH>
+static __device__ void softmax(float (&score)[tile<WIDTH>::PER][4],
+                               float (&sum)[tile<WIDTH>::PER][tile<WIDTH>::COLUMNS], float *maximum,
+                               float *total, int t, int u, float scale) {
+#pragma unroll
+    for (int i = 0; i < tile<WIDTH>::PER; i++) {
+        const int query = t + row_group() * tile<WIDTH>::PER + i;
+        float highest = -INFINITY, added = 0;
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            score[i][j] = u + score_column(j) <= query ? scale * score[i][j] : -INFINITY;
+            highest = fmaxf(highest, score[i][j]);
+        }
+        const float now = fmaxf(maximum[i], row_maximum(highest)), correction = expf(maximum[i] - now);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            score[i][j] = expf(score[i][j] - now);
+            added += score[i][j];
+        }
+        total[i] = total[i] * correction + row_total(added);
+        maximum[i] = now;
+#pragma unroll
+        for (int j = 0; j < tile<WIDTH>::COLUMNS; j++) sum[i][j] *= correction;
+    }
+}
+
+template <int WIDTH> static __global__ void forward_rows(real *out, precise *lse, const real *qkv, shape s) {
+    typedef tile<WIDTH> size;
+    __shared__ alignas(16) float stage[size::STAGE];
+    __shared__ alignas(16) float weights[OTHERS * (size::ROWS + PAD)];
+    const int tiles = (s.n + size::ROWS - 1) / size::ROWS, pair = blockIdx.x % s.pairs;
+    const int t = s.t0 + (tiles - 1 - (int)(blockIdx.x / s.pairs)) * size::ROWS; // the longest rows first
+    const matrix q = part_of(qkv, QUERY, pair, s), k = part_of(qkv, KEY, pair, s),
+                 v = part_of(qkv, VALUE, pair, s);
+    float sum[size::PER][size::COLUMNS] = {}, score[size::PER][4], maximum[size::PER], total[size::PER];
+    for (int i = 0; i < size::PER; i++) maximum[i] = -INFINITY, total[i] = 0;
+    for (int u = 0; u < t + size::ROWS && u < s.end; u += OTHERS) {
+        multiply<WIDTH>(score, stage, q, t, k, u);
+        softmax<WIDTH>(score, sum, maximum, total, t, u, s.scale);
+        keep_weights<WIDTH>(weights, score);
+        accumulate<WIDTH>(sum, stage, weights, v, u);
+    }
+#pragma unroll
+    for (int i = 0; i < size::PER; i++) {
+        const int query = t + row_group() * size::PER + i;
+        if (query >= s.end) continue;
+        if (lane() == 0) lse[(int64_t)query * s.pairs + pair] = maximum[i] + logf(total[i]);
+#pragma unroll
+        for (int j = 0; j < size::COLUMNS; j++)
+            if (sum_column(j) < s.D)
+                out[query * s.out_row + (int64_t)pair * s.D + sum_column(j)] = (real)(sum[i][j] / total[i]);
+    }
+}
+
+void attention_forward(real *out, precise *lse, const real *qkv, int64_t t0, int64_t n, int64_t T, int64_t B,
+                       int64_t H, int64_t D, cf_stream *stream) {
+    if (n == 0 || B * H * D == 0) return;
+    if (attention_cudnn_forward(out, lse, qkv, t0, n, T, B, H, D, stream)) return;
+    shape s = shape_of(t0, n, B, H, D);
+    s.packs = can_pack(&s, qkv, qkv);
+    const int64_t rows = rows_of_block(D);
+    const dim3 blocks((unsigned)(ceil_div(n, rows) * s.pairs)), threads(THREADS);
+    if (D <= 64)
+        cf_launch(forward_rows<64>, blocks, threads, stream, out, lse, qkv, s);
+    else
+        cf_launch(forward_rows<128>, blocks, threads, stream, out, lse, qkv, s);
+}
+
+int64_t attention_scratch(int64_t T, int64_t B, int64_t H, int64_t D) {
+    const int64_t own = T * B * H, cudnn = attention_cudnn_scratch(T, B, H, D);
+    return own > cudnn ? own : cudnn;
+}
+
+// delta (n, B, H) = sum over D of dout · out; a warp for each.
+static __global__ void output_dot_gradient(float *delta, const real *dout, const real *out, shape s) {
+    const int64_t i = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+    if (i >= (int64_t)s.n * s.pairs) return;
+    const int64_t first = s.t0 * s.out_row + i * s.D;
+    float sum = 0;
+    for (int d = threadIdx.x % 32; d < s.D; d += 32)
+        sum = fmaf((float)dout[first + d], (float)out[first + d], sum);
+    for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xffffffff, sum, distance);
+    if (threadIdx.x % 32 == 0) delta[i] = sum;
+}
+
+// What both backward kernels read.
+struct backward {
+    const real *dout, *qkv;
+    const precise *lse, *delta; // (T, B, H), (n, B, H)
+    bool first;                 // gradients are written, not added
+};
+
+// One probability of the softmax, zero where the key is not seen or there is no such query.
+static __device__ float probability(float score, int query, int key, int pair, const backward &a,
+                                    const shape &s) {
+    return key <= query && query < s.end ? expf(s.scale * score - a.lse[(int64_t)query * s.pairs + pair]) : 0;
+}
+
+static __device__ float delta_of(int query, int pair, const backward &a, const shape &s) {
+    return query < s.end ? a.delta[(int64_t)(query - s.t0) * s.pairs + pair] : 0;
+}
+
+// Gradients of rows t … of one head, from the sums of a block's threads.
+template <int WIDTH>
+static __device__ void write_gradient(real *dqkv, const float (&sum)[tile<WIDTH>::PER][tile<WIDTH>::COLUMNS],
+                                      int part, int t, int pair, bool first, const shape &s) {
+#pragma unroll
+    for (int i = 0; i < tile<WIDTH>::PER; i++) {
+        const int time = t + row_group() * tile<WIDTH>::PER + i;
+        real *to = dqkv + time * s.qkv_row + part_at(part, pair, s);
+#pragma unroll
+        for (int j = 0; j < tile<WIDTH>::COLUMNS; j++) {
+            const int d = sum_column(j);
+            if (time < s.end && d < s.D) to[d] = (real)(first ? sum[i][j] : (float)to[d] + sum[i][j]);
+        }
+    }
+}
+
+template <int WIDTH> static __global__ void backward_queries(real *dqkv, backward a, shape s) {
+    typedef tile<WIDTH> size;
+    __shared__ alignas(16) float stage[size::STAGE];
+    __shared__ alignas(16) float weights[OTHERS * (size::ROWS + PAD)];
+    const int tiles = (s.n + size::ROWS - 1) / size::ROWS, pair = blockIdx.x % s.pairs;
+    const int t = s.t0 + (tiles - 1 - (int)(blockIdx.x / s.pairs)) * size::ROWS;
+    const matrix q = part_of(a.qkv, QUERY, pair, s), k = part_of(a.qkv, KEY, pair, s),
+                 v = part_of(a.qkv, VALUE, pair, s), dout = head_of(a.dout, pair, s);
+    float dq[size::PER][size::COLUMNS] = {}, score[size::PER][4], dscore[size::PER][4];
+    for (int u = 0; u < t + size::ROWS && u < s.end; u += OTHERS) {
+        multiply<WIDTH>(score, stage, q, t, k, u);
+        multiply<WIDTH>(dscore, stage, dout, t, v, u);
+#pragma unroll
+        for (int i = 0; i < size::PER; i++) {
+            const int query = t + row_group() * size::PER + i;
+            const float delta = delta_of(query, pair, a, s);
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                dscore[i][j] = probability(score[i][j], query, u + score_column(j), pair, a, s) *
+                               (dscore[i][j] - delta) * s.scale;
+        }
+        keep_weights<WIDTH>(weights, dscore);
+        accumulate<WIDTH>(dq, stage, weights, k, u);
+    }
+    write_gradient<WIDTH>(dqkv, dq, QUERY, t, pair, a.first, s);
+}
+
+// The same with the roles of queries and keys exchanged: scores are (keys, queries).
+template <int WIDTH> static __global__ void backward_keys(real *dqkv, backward a, shape s) {
+    typedef tile<WIDTH> size;
+    __shared__ alignas(16) float stage[size::STAGE];
+    __shared__ alignas(16) float weights[OTHERS * (size::ROWS + PAD)];
+    const int pair = blockIdx.x % s.pairs,
+              t = blockIdx.x / s.pairs * size::ROWS;                // first keys: most queries
+    const int hidden = t > s.t0 ? (t - s.t0) / OTHERS * OTHERS : 0; // queries before all keys of the block
+    const matrix q = part_of(a.qkv, QUERY, pair, s), k = part_of(a.qkv, KEY, pair, s),
+                 v = part_of(a.qkv, VALUE, pair, s), dout = head_of(a.dout, pair, s);
+    float dk[size::PER][size::COLUMNS] = {}, dv[size::PER][size::COLUMNS] = {};
+    float score[size::PER][4], dscore[size::PER][4];
+    for (int u = s.t0 + hidden; u < s.end; u += OTHERS) {
+        multiply<WIDTH>(score, stage, k, t, q, u);
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+#pragma unroll
+            for (int i = 0; i < size::PER; i++)
+                score[i][j] = probability(score[i][j], u + score_column(j), t + row_group() * size::PER + i,
+                                          pair, a, s);
+        keep_weights<WIDTH>(weights, score);
+        accumulate<WIDTH>(dv, stage, weights, dout, u);
+        multiply<WIDTH>(dscore, stage, v, t, dout, u);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const float delta = delta_of(u + score_column(j), pair, a, s);
+#pragma unroll
+            for (int i = 0; i < size::PER; i++) dscore[i][j] = score[i][j] * (dscore[i][j] - delta) * s.scale;
+        }
+        keep_weights<WIDTH>(weights, dscore);
+        accumulate<WIDTH>(dk, stage, weights, q, u);
+    }
+    write_gradient<WIDTH>(dqkv, dk, KEY, t, pair, a.first, s);
+    write_gradient<WIDTH>(dqkv, dv, VALUE, t, pair, a.first, s);
+}
+
+// Queries' gradients of dqkv (rows, 3, H·D) = 0; a block for each row.
+static __global__ void zero_queries(real *dqkv, int64_t HD) {
+    real *row = dqkv + (int64_t)blockIdx.x * 3 * HD;
+    for (int64_t i = threadIdx.x; i < HD; i += THREADS) row[i] = (real)0.f;
+}
+
+// What a first call does not write: queries before the range, everything behind it.
+static void zero_outside(real *dqkv, int64_t t0, int64_t n, int64_t T, int64_t B, int64_t HD,
+                         cf_stream *stream) {
+    const int64_t row = B * 3 * HD, end = t0 + n;
+    cf_launch(zero_queries, dim3((unsigned)(t0 * B)), dim3(THREADS), stream, dqkv, HD);
+    cf_zero(dqkv + end * row, (T - end) * row * (int64_t)sizeof(real), stream);
+}
+
+void attention_backward(real *dqkv, const real *dout, const real *out, const precise *lse, const real *qkv,
+                        precise *scratch, int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t D,
+                        bool first, cf_stream *stream) {
+    if (B * H * D == 0) return;
+    if (first) zero_outside(dqkv, n > 0 ? t0 : 0, n, T, B, H * D, stream);
+    if (n == 0) return;
+    if (attention_cudnn_backward(dqkv, dout, out, lse, qkv, scratch, t0, n, T, B, H, D, first, stream))
+        return;
+    shape s = shape_of(t0, n, B, H, D);
+    s.packs = can_pack(&s, qkv, dout);
+    const backward a = {dout, qkv, lse, scratch, first};
+    const int64_t rows = rows_of_block(D);
+    const dim3 query_blocks((unsigned)(ceil_div(n, rows) * s.pairs)), threads(THREADS);
+    const dim3 key_blocks((unsigned)(ceil_div(s.end, rows) * s.pairs));
+    cf_launch(output_dot_gradient, dim3((unsigned)ceil_div(n * s.pairs, THREADS / 32)), threads, stream,
+              scratch, dout, out, s);
+    if (D <= 64) {
+        cf_launch(backward_keys<64>, key_blocks, threads, stream, dqkv, a, s);
+        cf_launch(backward_queries<64>, query_blocks, threads, stream, dqkv, a, s);
+    } else {
+        cf_launch(backward_keys<128>, key_blocks, threads, stream, dqkv, a, s);
+        cf_launch(backward_queries<128>, query_blocks, threads, stream, dqkv, a, s);
+    }
+}

@@ -1,0 +1,654 @@
+// Attention by cuDNN.
+//
+// cuDNN is given a graph of small operations on tensors that mostly never exist (product, scale, mask, softmax,
+// product) and knows the pattern: one fused kernel comes out of it. So what is written here has the shape
+// cuDNN looks for, operation by operation; it is the public C interface (cudnnBackend…) and no other header.
+//
+//   forward   S = Q·Kᵀ · scale, masked; m = max, l = sum of exp(S − m); stats = m + log l; O = (exp(S − m) / l)·V
+//   backward  delta = sum(dO ∘ O); P = exp(S − stats); dV = Pᵀ·dO; dS = P ∘ (dO·Vᵀ − delta) · scale;
+//             dK = dSᵀ·Q; dQ = dS·K
+//
+// Mask: query row r of the range may see column c if r + keys − n >= c: the causal diagonal ends in the bottom
+// right corner. Where the range starts at 0, keys = n and the shift is left out.
+//
+// dQ is the direct result of its product. (With a sum in fp32 between them cuDNN would add partial sums in
+// whatever order blocks finish.) So two runs give the same bits, at the price of a workspace of
+// 2·B·H·n·keys bytes; engines that cuDNN marks as not deterministic are passed over.
+//
+// Statistics travel in cuDNN's own order (B, H, n): no version before 9.26 reads any other in backward.
+//
+// A plan is made on the first call with a shape (a second of compilation) and kept until the process ends, as is
+// one workspace per stream, as large as the largest plan's. Which engine runs: where cuDNN is not used, rank 0
+// says so and why on standard error, once; where it is, kernels in a profile have sdpa in their names, and
+// CUDNN_LOGLEVEL_DBG=3 makes cuDNN log each call.
+#include "attention_cudnn.h"
+
+#if defined(REAL_IS_BF16) && __has_include(<cudnn.h>)
+
+#include <cudnn.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include "../commfuse/cuda.h"
+
+typedef cudnnBackendDescriptor_t descriptor;
+
+typedef struct four {
+    int64_t at[4];
+} four;
+
+// Tensors that exist have these names in a graph; the others are numbered from VIRTUAL.
+enum {
+    Q = 1,
+    K,
+    V,
+    O,
+    STATS,
+    DO,
+    DQ,
+    DK,
+    DV,
+    DELTA,
+    SCALE,
+    LOWEST,
+    KEYS,
+    QUERIES,
+    ONE,
+    NAMES,
+    VIRTUAL = 100
+};
+
+enum { STREAMS_MAX = 8, OPERATIONS_MAX = 32, CANDIDATES = 8 };
+
+// BACKWARD_ADD: dk and dv go to the scratch, from where they are added.
+typedef enum { FORWARD, BACKWARD_FIRST, BACKWARD_ADD } direction;
+
+typedef struct problem {
+    direction pass;
+    int64_t n, keys, B, H, D;
+} problem;
+
+// The first status that is no success is kept, and what comes after it does nothing.
+typedef struct graph {
+    cudnnStatus_t status;
+    int64_t next; // name of the next virtual tensor
+    int operations;
+    descriptor operation[OPERATIONS_MAX];
+} graph;
+
+typedef struct plan {
+    problem of;
+    descriptor execution; // NULL: cuDNN cannot
+    int64_t workspace;    // bytes
+    // Scalars: cuDNN reads them from the host when a plan is run.
+    float scale, lowest, one;
+    int32_t keys, queries;
+} plan;
+
+static struct {
+    bool off;
+    bool told; // that the own kernels are used
+    cudnnHandle_t handle;
+    int64_t plans;
+    plan **plan;
+    struct {
+        cf_stream *stream;
+        char *memory;
+        int64_t bytes;
+    } workspace[STREAMS_MAX];
+} cudnn;
+
+void attention_cudnn_enable(bool on) {
+    cudnn.off = !on;
+}
+
+static bool unsupported(const char *why) {
+    if (!cudnn.told && cf_die_rank() == 0)
+        fprintf(stderr, "note: attention by the own kernels, not by cuDNN %lld: %s\n",
+                (long long)cudnnGetVersion(), why);
+    cudnn.told = true;
+    return false;
+}
+
+// ---- descriptors
+
+static descriptor create(graph *g, cudnnBackendDescriptorType_t type) {
+    descriptor d = NULL;
+    if (g->status == CUDNN_STATUS_SUCCESS) g->status = cudnnBackendCreateDescriptor(type, &d);
+    return d;
+}
+
+static void set(graph *g, descriptor d, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type,
+                int64_t count, const void *values) {
+    if (g->status == CUDNN_STATUS_SUCCESS) g->status = cudnnBackendSetAttribute(d, name, type, count, values);
+}
+
+static void set_one(graph *g, descriptor d, cudnnBackendAttributeName_t name, descriptor value) {
+    set(g, d, name, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &value);
+}
+
+static descriptor finish(graph *g, descriptor d) {
+    if (g->status == CUDNN_STATUS_SUCCESS) g->status = cudnnBackendFinalize(d);
+    return d;
+}
+
+// ---- tensors
+
+static descriptor tensor(graph *g, int64_t name, cudnnDataType_t type, four size, four stride,
+                         bool by_value) {
+    const int64_t alignment = 16;
+    const bool is_virtual = name >= VIRTUAL;
+    descriptor d = create(g, CUDNN_BACKEND_TENSOR_DESCRIPTOR);
+    set(g, d, CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, 1, &name);
+    set(g, d, CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type);
+    set(g, d, CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, 4, size.at);
+    set(g, d, CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, 4, stride.at);
+    set(g, d, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, 1, &alignment);
+    set(g, d, CUDNN_ATTR_TENSOR_IS_VIRTUAL, CUDNN_TYPE_BOOLEAN, 1, &is_virtual);
+    set(g, d, CUDNN_ATTR_TENSOR_IS_BY_VALUE, CUDNN_TYPE_BOOLEAN, 1, &by_value);
+    return finish(g, d);
+}
+
+static four packed(four size) {
+    return {{size.at[1] * size.at[2] * size.at[3], size.at[2] * size.at[3], size.at[3], 1}};
+}
+
+static four transposed(four f) {
+    return {{f.at[0], f.at[1], f.at[3], f.at[2]}};
+}
+
+static descriptor in_memory(graph *g, int64_t name, cudnnDataType_t type, four size, four stride) {
+    return tensor(g, name, type, size, stride, false);
+}
+
+static descriptor between(graph *g, cudnnDataType_t type, four size) {
+    return tensor(g, g->next++, type, size, packed(size), false);
+}
+
+static descriptor scalar(graph *g, int64_t name, cudnnDataType_t type) {
+    return tensor(g, name, type, {{1, 1, 1, 1}}, {{1, 1, 1, 1}}, true);
+}
+
+// ---- operations
+
+static void add_operation(graph *g, descriptor operation) {
+    finish(g, operation);
+    if (g->operations == OPERATIONS_MAX) cf_die(NULL, "attention: more than %d operations", OPERATIONS_MAX);
+    g->operation[g->operations++] = operation;
+}
+
+static void matmul(graph *g, descriptor c, descriptor a, descriptor b) {
+    const cudnnDataType_t precision = CUDNN_DATA_FLOAT;
+    descriptor kind = create(g, CUDNN_BACKEND_MATMUL_DESCRIPTOR);
+    set(g, kind, CUDNN_ATTR_MATMUL_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &precision);
+    finish(g, kind);
+    descriptor d = create(g, CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR);
+    set_one(g, d, CUDNN_ATTR_OPERATION_MATMUL_ADESC, a);
+    set_one(g, d, CUDNN_ATTR_OPERATION_MATMUL_BDESC, b);
+    set_one(g, d, CUDNN_ATTR_OPERATION_MATMUL_CDESC, c);
+    set_one(g, d, CUDNN_ATTR_OPERATION_MATMUL_DESC, kind);
+    add_operation(g, d);
+}
+
+static void reduce(graph *g, cudnnReduceTensorOp_t mode, descriptor y, descriptor x) {
+    const cudnnDataType_t precision = CUDNN_DATA_FLOAT;
+    descriptor kind = create(g, CUDNN_BACKEND_REDUCTION_DESCRIPTOR);
+    set(g, kind, CUDNN_ATTR_REDUCTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &precision);
+    set(g, kind, CUDNN_ATTR_REDUCTION_OPERATOR, CUDNN_TYPE_REDUCTION_OPERATOR_TYPE, 1, &mode);
+    finish(g, kind);
+    descriptor d = create(g, CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR);
+    set_one(g, d, CUDNN_ATTR_OPERATION_REDUCTION_XDESC, x);
+    set_one(g, d, CUDNN_ATTR_OPERATION_REDUCTION_YDESC, y);
+    set_one(g, d, CUDNN_ATTR_OPERATION_REDUCTION_DESC, kind);
+    add_operation(g, d);
+}
+
+static void view(graph *g, descriptor y, descriptor x) {
+    descriptor d = create(g, CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR);
+    set_one(g, d, CUDNN_ATTR_OPERATION_RESHAPE_XDESC, x);
+    set_one(g, d, CUDNN_ATTR_OPERATION_RESHAPE_YDESC, y);
+    add_operation(g, d);
+}
+
+// y = mode(x), mode(x, b), or t ? x : b. b and t may be NULL; axis < 0: none.
+static void pointwise(graph *g, cudnnPointwiseMode_t mode, cudnnDataType_t precision, int64_t axis,
+                      descriptor y, descriptor x, descriptor b, descriptor t) {
+    descriptor kind = create(g, CUDNN_BACKEND_POINTWISE_DESCRIPTOR);
+    set(g, kind, CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, 1, &mode);
+    set(g, kind, CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, 1, &precision);
+    if (axis >= 0) set(g, kind, CUDNN_ATTR_POINTWISE_AXIS, CUDNN_TYPE_INT64, 1, &axis);
+    finish(g, kind);
+    descriptor d = create(g, CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
+    set_one(g, d, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, kind);
+    set_one(g, d, CUDNN_ATTR_OPERATION_POINTWISE_XDESC, x);
+    if (b) set_one(g, d, CUDNN_ATTR_OPERATION_POINTWISE_BDESC, b);
+    if (t) set_one(g, d, CUDNN_ATTR_OPERATION_POINTWISE_TDESC, t);
+    set_one(g, d, CUDNN_ATTR_OPERATION_POINTWISE_YDESC, y);
+    add_operation(g, d);
+}
+
+// A new tensor in fp32: mode(x) or mode(x, b).
+static descriptor apply(graph *g, cudnnPointwiseMode_t mode, four size, descriptor x, descriptor b) {
+    descriptor y = between(g, CUDNN_DATA_FLOAT, size);
+    pointwise(g, mode, CUDNN_DATA_FLOAT, -1, y, x, b, NULL);
+    return y;
+}
+
+static descriptor index_along(graph *g, int64_t axis, four size, descriptor x) {
+    descriptor y = between(g, CUDNN_DATA_INT32, size);
+    pointwise(g, CUDNN_POINTWISE_GEN_INDEX, CUDNN_DATA_FLOAT, axis, y, x, NULL, NULL);
+    return y;
+}
+
+static descriptor shift(graph *g, cudnnPointwiseMode_t mode, four size, descriptor x, descriptor by) {
+    descriptor y = between(g, CUDNN_DATA_INT32, size);
+    pointwise(g, mode, CUDNN_DATA_INT32, -1, y, x, by, NULL);
+    return y;
+}
+
+// ---- the two graphs
+
+typedef struct sizes {
+    four query, key, score, row; // (B, H, n, D), (B, H, keys, D), (B, H, n, keys), (B, H, n, 1)
+    four qkv, out, dkv;          // strides: of a part of qkv or dqkv, of out or dout, of where dk and dv go
+} sizes;
+
+static sizes sizes_of(const problem *p) {
+    const int64_t B = p->B, H = p->H, D = p->D, parts = p->pass == BACKWARD_ADD ? 2 : 3;
+    return {{{B, H, p->n, D}},
+            {{B, H, p->keys, D}},
+            {{B, H, p->n, p->keys}},
+            {{B, H, p->n, 1}},
+            {{3 * H * D, D, B * 3 * H * D, 1}},
+            {{H * D, D, B * H * D, 1}},
+            {{parts * H * D, D, B * parts * H * D, 1}}};
+}
+
+static descriptor causal_mask(graph *g, const problem *p, four score, descriptor x) {
+    descriptor row = index_along(g, 2, score, x), column = index_along(g, 3, score, x);
+    if (p->keys > p->n) {
+        row = shift(g, CUDNN_POINTWISE_ADD, score, row, scalar(g, KEYS, CUDNN_DATA_INT32));
+        row = shift(g, CUDNN_POINTWISE_SUB, score, row, scalar(g, QUERIES, CUDNN_DATA_INT32));
+    }
+    descriptor seen = between(g, CUDNN_DATA_BOOLEAN, score), y = between(g, CUDNN_DATA_FLOAT, score);
+    pointwise(g, CUDNN_POINTWISE_CMP_GE, CUDNN_DATA_BOOLEAN, -1, seen, row, column, NULL);
+    pointwise(g, CUDNN_POINTWISE_BINARY_SELECT, CUDNN_DATA_FLOAT, -1, y, x,
+              scalar(g, LOWEST, CUDNN_DATA_FLOAT), seen);
+    return y;
+}
+
+static void build_forward(graph *g, const problem *p) {
+    const cudnnDataType_t bf16 = CUDNN_DATA_BFLOAT16, fp32 = CUDNN_DATA_FLOAT;
+    const sizes s = sizes_of(p);
+    descriptor q = in_memory(g, Q, bf16, s.query, s.qkv);
+    descriptor k = in_memory(g, K, bf16, transposed(s.key), transposed(s.qkv));
+    descriptor v = in_memory(g, V, bf16, s.key, s.qkv);
+    descriptor o = in_memory(g, O, bf16, s.query, s.out);
+    descriptor stats = in_memory(g, STATS, fp32, s.row, packed(s.row));
+
+    descriptor x = between(g, fp32, s.score);
+    matmul(g, x, q, k);
+    x = apply(g, CUDNN_POINTWISE_MUL, s.score, x, scalar(g, SCALE, fp32));
+    x = causal_mask(g, p, s.score, x);
+
+    descriptor maximum = between(g, fp32, s.row), sum = between(g, fp32, s.row);
+    reduce(g, CUDNN_REDUCE_TENSOR_MAX, maximum, x);
+    x = apply(g, CUDNN_POINTWISE_SUB, s.score, x, maximum);
+    x = apply(g, CUDNN_POINTWISE_EXP, s.score, x, NULL);
+    reduce(g, CUDNN_REDUCE_TENSOR_ADD, sum, x);
+    descriptor log_sum = apply(g, CUDNN_POINTWISE_LOG, s.row, sum, NULL);
+    pointwise(g, CUDNN_POINTWISE_ADD, fp32, -1, stats, maximum, log_sum, NULL);
+
+    descriptor probability = between(g, bf16, s.score);
+    pointwise(g, CUDNN_POINTWISE_DIV, fp32, -1, probability, x, sum, NULL);
+    matmul(g, o, probability, v);
+}
+
+// The same elements seen as (B, H, keys, n).
+static descriptor transposed_view(graph *g, four score, descriptor x) {
+    descriptor y =
+        tensor(g, g->next++, CUDNN_DATA_BFLOAT16, transposed(score), transposed(packed(score)), false);
+    view(g, y, x);
+    return y;
+}
+
+static void build_backward(graph *g, const problem *p) {
+    const cudnnDataType_t bf16 = CUDNN_DATA_BFLOAT16, fp32 = CUDNN_DATA_FLOAT;
+    const sizes s = sizes_of(p);
+    descriptor q = in_memory(g, Q, bf16, s.query, s.qkv);
+    descriptor k = in_memory(g, K, bf16, transposed(s.key), transposed(s.qkv));
+    descriptor v = in_memory(g, V, bf16, transposed(s.key), transposed(s.qkv));
+    descriptor o = in_memory(g, O, bf16, s.query, s.out), dout = in_memory(g, DO, bf16, s.query, s.out);
+    descriptor stats = in_memory(g, STATS, fp32, s.row, packed(s.row));
+    descriptor dq = in_memory(g, DQ, bf16, s.query, s.qkv);
+    descriptor dk = in_memory(g, DK, bf16, s.key, s.dkv), dv = in_memory(g, DV, bf16, s.key, s.dkv);
+    descriptor scale = scalar(g, SCALE, fp32);
+
+    descriptor product = apply(g, CUDNN_POINTWISE_MUL, s.query, dout, o);
+    descriptor sum = between(g, fp32, s.row), delta = in_memory(g, DELTA, fp32, s.row, packed(s.row));
+    reduce(g, CUDNN_REDUCE_TENSOR_ADD, sum, product);
+    pointwise(g, CUDNN_POINTWISE_MUL, fp32, -1, delta, sum, scalar(g, ONE, fp32), NULL);
+
+    descriptor x = between(g, fp32, s.score);
+    matmul(g, x, q, k);
+    x = apply(g, CUDNN_POINTWISE_MUL, s.score, x, scale);
+    x = apply(g, CUDNN_POINTWISE_SUB, s.score, x, stats);
+    x = causal_mask(g, p, s.score, x);
+    descriptor probability = apply(g, CUDNN_POINTWISE_EXP, s.score, x, NULL);
+    matmul(g, dv, transposed_view(g, s.score, probability), dout);
+
+    x = between(g, fp32, s.score);
+    matmul(g, x, dout, v);
+    x = apply(g, CUDNN_POINTWISE_SUB, s.score, x, delta);
+    x = apply(g, CUDNN_POINTWISE_MUL, s.score, x, probability);
+    x = apply(g, CUDNN_POINTWISE_MUL, s.score, x, scale);
+    matmul(g, dk, transposed_view(g, s.score, x), q);
+
+    descriptor keys = tensor(g, g->next++, bf16, s.key, s.qkv, false);
+    view(g, keys, k);
+    matmul(g, dq, x, keys);
+}
+
+// ---- plans
+
+// Does cuDNN say that the engine of this configuration gives the same bits every time?
+static bool deterministic(descriptor configuration) {
+    graph g = {};
+    descriptor engine = create(&g, CUDNN_BACKEND_ENGINE_DESCRIPTOR);
+    cudnnBackendNumericalNote_t note[CUDNN_NUMERICAL_NOTE_TYPE_COUNT];
+    int64_t count = 0;
+    bool result = true;
+    if (g.status == CUDNN_STATUS_SUCCESS)
+        g.status = cudnnBackendGetAttribute(configuration, CUDNN_ATTR_ENGINECFG_ENGINE,
+                                            CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &count, &engine);
+    if (g.status == CUDNN_STATUS_SUCCESS)
+        g.status =
+            cudnnBackendGetAttribute(engine, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE,
+                                     CUDNN_NUMERICAL_NOTE_TYPE_COUNT, &count, note);
+    if (g.status != CUDNN_STATUS_SUCCESS) return false;
+    for (int64_t i = 0; i < count; i++)
+        if (note[i] == CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC) result = false;
+    cudnnBackendDestroyDescriptor(engine);
+    return result;
+}
+
+static bool plan_from(plan *p, descriptor configuration) {
+    graph g = {};
+    int64_t count = 0;
+    if (!deterministic(configuration)) return false;
+    descriptor d = create(&g, CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
+    set(&g, d, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, &cudnn.handle);
+    set_one(&g, d, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, configuration);
+    finish(&g, d);
+    if (g.status == CUDNN_STATUS_SUCCESS)
+        g.status = cudnnBackendGetAttribute(d, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1,
+                                            &count, &p->workspace);
+    if (g.status != CUDNN_STATUS_SUCCESS) return false;
+    p->execution = d;
+    return true;
+}
+
+// The first engine of the heuristic's list that takes the graph.
+static void choose_engine(plan *p, graph *g) {
+    const cudnnBackendHeurMode_t mode = CUDNN_HEUR_MODE_A;
+    descriptor whole = create(g, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
+    set(g, whole, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, g->operations, g->operation);
+    set(g, whole, CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, 1, &cudnn.handle);
+    finish(g, whole);
+    descriptor heuristic = create(g, CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
+    set_one(g, heuristic, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, whole);
+    set(g, heuristic, CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, 1, &mode);
+    finish(g, heuristic);
+    descriptor candidate[CANDIDATES];
+    for (int i = 0; i < CANDIDATES; i++) candidate[i] = create(g, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
+    int64_t count = 0;
+    if (g->status == CUDNN_STATUS_SUCCESS)
+        g->status = cudnnBackendGetAttribute(heuristic, CUDNN_ATTR_ENGINEHEUR_RESULTS,
+                                             CUDNN_TYPE_BACKEND_DESCRIPTOR, CANDIDATES, &count, candidate);
+    if (g->status != CUDNN_STATUS_SUCCESS) return;
+    for (int64_t i = 0; i < count && i < CANDIDATES; i++)
+        if (plan_from(p, candidate[i])) return;
+}
+
+static plan *plan_new(const problem *of) {
+    plan *p = (plan *)calloc(1, sizeof *p);
+    plan **list = (plan **)realloc(cudnn.plan, (size_t)(cudnn.plans + 1) * sizeof *list);
+    if (!p || !list) cf_die(NULL, "out of memory for a plan of attention");
+    cudnn.plan = list;
+    cudnn.plan[cudnn.plans++] = p;
+    p->of = *of;
+    p->scale = 1 / sqrtf((float)of->D);
+    p->lowest = cudnnGetVersion() < 91000 ? -3.402823466e38f : -INFINITY;
+    p->one = 1;
+    p->keys = (int32_t)of->keys;
+    p->queries = (int32_t)of->n;
+    graph g = {};
+    g.next = VIRTUAL;
+    if (of->pass == FORWARD)
+        build_forward(&g, of);
+    else
+        build_backward(&g, of);
+    choose_engine(p, &g);
+    return p;
+}
+
+static plan *plan_for(const problem *of) {
+    for (int64_t i = 0; i < cudnn.plans; i++) {
+        const problem *p = &cudnn.plan[i]->of;
+        if (p->pass == of->pass && p->n == of->n && p->keys == of->keys && p->B == of->B && p->H == of->H &&
+            p->D == of->D)
+            return cudnn.plan[i];
+    }
+    return plan_new(of);
+}
+
+static char *workspace(int64_t bytes, cf_stream *stream) {
+    for (int i = 0; i < STREAMS_MAX; i++) {
+        if (cudnn.workspace[i].stream && cudnn.workspace[i].stream != stream) continue;
+        cudnn.workspace[i].stream = stream;
+        if (cudnn.workspace[i].bytes < bytes) {
+            cf_stream_sync(stream); // what is enqueued may still use the smaller one
+            cf_free(cudnn.workspace[i].memory);
+            cudnn.workspace[i].memory = (char *)cf_alloc(bytes, "attention workspace (cuDNN)");
+            cudnn.workspace[i].bytes = bytes;
+        }
+        return cudnn.workspace[i].memory;
+    }
+    cf_die("call attention on fewer streams", "attention: more than %d streams", STREAMS_MAX);
+}
+
+// What is wrong with this problem; NULL: nothing that is known before cuDNN is asked.
+static const char *objection(const problem *p) {
+    static int major = -1;
+    const size_t version = cudnnGetVersion();
+    if (major < 0) {
+        int device = 0;
+        CF_CUDA(cudaGetDevice(&device));
+        CF_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+    }
+    if (version < 90600 || version == 91000 || version == 91001) return "this version is wrong for it";
+    if (p->D % 8 != 0 || p->D > 128) return "channels per head are not a multiple of 8 up to 128";
+    if (p->n < 2) return "a range of one query";
+    if (p->pass != FORWARD && version <= 91500 && p->keys % 128 != 0)
+        return "before 9.15.1 its backward is wrong unless the number of keys is a multiple of 128";
+    if (p->pass != FORWARD && major >= 10) return "its backward is not deterministic on this GPU";
+    return NULL;
+}
+
+static bool aligned(const void *pointer) {
+    return (uintptr_t)pointer % 16 == 0;
+}
+
+// NULL: not supported, and said so.
+static plan *supported(const problem *of) {
+    const char *why = objection(of);
+    if (!why && !cudnn.handle && cudnnCreate(&cudnn.handle) != CUDNN_STATUS_SUCCESS) {
+        cudnn.handle = NULL;
+        why = "it does not start on this machine";
+    }
+    plan *p = why ? NULL : plan_for(of);
+    if (!why && !p->execution) why = "it has no deterministic engine for this shape";
+    if (!why) return p;
+    unsupported(why);
+    return NULL;
+}
+
+static void run(plan *p, void *const pointer[NAMES], void *workspace_memory, cf_stream *stream) {
+    int64_t name[NAMES], count = 0;
+    void *address[NAMES];
+    for (int64_t i = 1; i < NAMES; i++)
+        if (pointer[i]) name[count] = i, address[count++] = pointer[i];
+    graph g = {};
+    descriptor pack = create(&g, CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
+    set(&g, pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, count, name);
+    set(&g, pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, count, address);
+    set(&g, pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &workspace_memory);
+    finish(&g, pack);
+    if (g.status == CUDNN_STATUS_SUCCESS) g.status = cudnnSetStream(cudnn.handle, cf_cuda_stream(stream));
+    if (g.status == CUDNN_STATUS_SUCCESS) g.status = cudnnBackendExecute(cudnn.handle, p->execution, pack);
+    if (g.status != CUDNN_STATUS_SUCCESS) {
+        char last[512] = "";
+        cudnnGetLastErrorString(last, sizeof last);
+        cf_die("CUDNN_LOGERR_DBG=1 CUDNN_LOGDEST_DBG=stderr tells more",
+               "attention by cuDNN, %lld queries, %lld keys, B %lld, H %lld, D %lld: %s: %s",
+               (long long)p->of.n, (long long)p->of.keys, (long long)p->of.B, (long long)p->of.H,
+               (long long)p->of.D, cudnnGetErrorString(g.status), last);
+    }
+    cudnnBackendDestroyDescriptor(pack);
+}
+
+static void set_scalars(void *pointer[NAMES], plan *p) {
+    pointer[SCALE] = &p->scale;
+    pointer[LOWEST] = &p->lowest;
+    if (p->of.pass != FORWARD) pointer[ONE] = &p->one;
+    if (p->of.keys == p->of.n) return;
+    pointer[KEYS] = &p->keys;
+    pointer[QUERIES] = &p->queries;
+}
+
+// ---- own kernels around it
+
+enum { THREADS = 256 };
+
+static dim3 blocks_for(int64_t count) {
+    return dim3((unsigned)((count + THREADS - 1) / THREADS));
+}
+
+// lse (n, B·H) = stats (B·H, n)
+static __global__ void unpack_stats(float *lse, const float *stats, int64_t n, int64_t pairs) {
+    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (i < n * pairs) lse[i] = stats[i % pairs * n + i / pairs];
+}
+
+static __global__ void pack_stats(float *stats, const float *lse, int64_t n, int64_t pairs) {
+    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (i < n * pairs) stats[i % pairs * n + i / pairs] = lse[i];
+}
+
+// Keys and values of dqkv (rows, 3, H·D) += dkv (rows, 2, H·D); HD is a multiple of 8.
+static __global__ void add_keys_and_values(real *dqkv, const real *dkv, int64_t rows, int64_t HD) {
+    typedef cf_pack<real> pack;
+    const int64_t packs = 2 * HD / pack::N, i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (i >= rows * packs) return;
+    pack *to = (pack *)(dqkv + i / packs * 3 * HD + HD) + i % packs, sum = *to, more = ((const pack *)dkv)[i];
+    for (int j = 0; j < pack::N; j++) sum.value[j] = (real)((float)sum.value[j] + (float)more.value[j]);
+    *to = sum;
+}
+
+// ---- what attention.cu calls
+
+bool attention_cudnn_forward(real *out, precise *lse, const real *qkv, int64_t t0, int64_t n, int64_t T,
+                             int64_t B, int64_t H, int64_t D, cf_stream *stream) {
+    (void)T;
+    if (cudnn.off) return false;
+    if (!aligned(out) || !aligned(qkv)) return unsupported("an address is not a multiple of 16 bytes");
+    const problem of = {FORWARD, n, t0 + n, B, H, D};
+    plan *p = supported(&of);
+    if (!p) return false;
+    const int64_t HD = H * D, statistics = (n * B * H * 4 + 255) / 256 * 256; // bytes
+    char *memory = workspace(statistics + p->workspace, stream);
+    float *stats = (float *)memory; // (B, H, n)
+    void *pointer[NAMES] = {};
+    pointer[Q] = (void *)(qkv + t0 * B * 3 * HD);
+    pointer[K] = (void *)(qkv + HD);
+    pointer[V] = (void *)(qkv + 2 * HD);
+    pointer[O] = out + t0 * B * HD;
+    pointer[STATS] = stats;
+    set_scalars(pointer, p);
+    run(p, pointer, memory + statistics, stream);
+    cf_launch(unpack_stats, blocks_for(n * B * H), dim3(THREADS), stream, lse + t0 * B * H, stats, n, B * H);
+    return true;
+}
+
+// scratch: statistics (B, H, n), delta (B, H, n), each padded to 256 bytes, and dk and dv (keys, B, 2, H, D).
+static int64_t padded_rows(int64_t rows) {
+    return (rows + 63) / 64 * 64;
+}
+
+int64_t attention_cudnn_scratch(int64_t T, int64_t B, int64_t H, int64_t D) {
+    return 2 * padded_rows(T * B * H) + T * B * H * D;
+}
+
+bool attention_cudnn_backward(real *dqkv, const real *dout, const real *out, const precise *lse,
+                              const real *qkv, precise *scratch, int64_t t0, int64_t n, int64_t T, int64_t B,
+                              int64_t H, int64_t D, bool first, cf_stream *stream) {
+    (void)T;
+    if (cudnn.off) return false;
+    if (!aligned(dqkv) || !aligned(dout) || !aligned(out) || !aligned(qkv) || !aligned(scratch))
+        return unsupported("an address is not a multiple of 16 bytes");
+    const problem of = {first ? BACKWARD_FIRST : BACKWARD_ADD, n, t0 + n, B, H, D};
+    plan *p = supported(&of);
+    if (!p) return false;
+    const int64_t HD = H * D, rows = n * B * H, keys = t0 + n;
+    float *stats = scratch, *delta = stats + padded_rows(rows);
+    real *dkv = (real *)(delta + padded_rows(rows)); // (keys, B, 2, H, D)
+    cf_launch(pack_stats, blocks_for(rows), dim3(THREADS), stream, stats, lse + t0 * B * H, n, B * H);
+    void *pointer[NAMES] = {};
+    pointer[Q] = (void *)(qkv + t0 * B * 3 * HD);
+    pointer[K] = (void *)(qkv + HD);
+    pointer[V] = (void *)(qkv + 2 * HD);
+    pointer[O] = (void *)(out + t0 * B * HD);
+    pointer[DO] = (void *)(dout + t0 * B * HD);
+    pointer[STATS] = stats;
+    pointer[DELTA] = delta;
+    pointer[DQ] = dqkv + t0 * B * 3 * HD;
+    pointer[DK] = first ? dqkv + HD : dkv;
+    pointer[DV] = first ? dqkv + 2 * HD : dkv + HD;
+    set_scalars(pointer, p);
+    run(p, pointer, workspace(p->workspace, stream), stream);
+    if (!first)
+        cf_launch(add_keys_and_values, blocks_for(keys * B * 2 * HD / cf_pack<real>::N), dim3(THREADS),
+                  stream, dqkv, dkv, keys * B, HD);
+    return true;
+}
+
+#else // fp32, or no cuDNN on the machine that compiled it
+
+#ifdef REAL_IS_BF16
+#include "../commfuse/die.h"
+#include <stdio.h>
+#endif
+
+bool attention_cudnn_forward(real *, precise *, const real *, int64_t, int64_t, int64_t, int64_t, int64_t,
+                             int64_t, cf_stream *) {
+#ifdef REAL_IS_BF16
+    static bool told;
+    if (!told && cf_die_rank() == 0)
+        fprintf(stderr, "note: attention by the own kernels: cuDNN was not there when this was compiled\n");
+    told = true;
+#endif
+    return false;
+}
+
+bool attention_cudnn_backward(real *, const real *, const real *, const precise *, const real *, precise *,
+                              int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, bool, cf_stream *) {
+    return false;
+}
+
+int64_t attention_cudnn_scratch(int64_t, int64_t, int64_t, int64_t) {
+    return 0;
+}
+
+void attention_cudnn_enable(bool) {}
+
+#endif

@@ -1,0 +1,26 @@
+// The fast engine of attention.cu: cuDNN's fused attention, bf16 alone. Same arguments and the same results as the
+// functions of attention.h; false: not for this build, library, device, shape or alignment, and nothing was done.
+#ifndef ATTENTION_CUDNN_H
+#define ATTENTION_CUDNN_H
+
+#include "real.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+bool attention_cudnn_forward(real *out, precise *lse, const real *qkv, int64_t t0, int64_t n, int64_t T,
+                             int64_t B, int64_t H, int64_t D, cf_stream *stream);
+// first: rows beyond the range and the other queries' gradients are left to the caller.
+bool attention_cudnn_backward(real *dqkv, const real *dout, const real *out, const precise *lse,
+                              const real *qkv, precise *scratch, int64_t t0, int64_t n, int64_t T, int64_t B,
+                              int64_t H, int64_t D, bool first, cf_stream *stream);
+int64_t attention_cudnn_scratch(int64_t T, int64_t B, int64_t H, int64_t D);
+
+// Off: both functions above say false, so that tests and benchmarks can hold one engine against the other.
+void attention_cudnn_enable(bool on);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,316 @@
+// Linear layer on the GPU: products by cuBLASLt, and the sum that a bias gradient is.
+//
+// cuBLASLt thinks in columns. Our row-major c = op(a)·op(b) is its column-major cᵀ = op(b)ᵀ·op(a)ᵀ, and a row-major
+// matrix is its own transpose there: so operands change places and nothing is moved. A bias, one value for each
+// column of ours, is one for each row of cuBLASLt's, as its fused epilogue wants it.
+//
+// Sums are taken in fp32. real = float computes in fp32 throughout, TF32 is off; real = bf16 reads bf16 and writes
+// bf16 (forward, dgrad) or fp32 (wgrad, which adds to the gradient in place).
+//
+// Which algorithm: cuBLASLt's heuristic is asked once for each kind of product, told how far the real addresses are
+// aligned (odd leading dimensions are allowed), and the first of its list is kept. Nothing is timed, so that the
+// choice, and with it the bits, is the same in every run. Algorithms that split the inner dimension may only do so
+// through the workspace, in fp32 and in a fixed order.
+//
+// The workspace belongs to a stream: two streams must not share one. It also holds the partial sums of a bias
+// gradient, which is enqueued on the same stream and so never meets a product.
+//
+// Called by the host's compute thread alone.
+#include "linear.h"
+#include <cublasLt.h>
+#include <string.h>
+#include "../commfuse/cuda.h"
+
+enum { CANDIDATES = 8, STREAMS_MAX = 8, PLANS_MAX = 512 };
+static const int64_t WORKSPACE = 32 << 20; // bytes; what cuBLAS recommends for Hopper
+
+#ifdef REAL_IS_BF16
+static const cudaDataType_t REAL_TYPE = CUDA_R_16BF;
+#else
+static const cudaDataType_t REAL_TYPE = CUDA_R_32F;
+#endif
+
+// One kind of product, row-major: c (m, n) = op(a) (m, k) · op(b) (k, n) + beta · c + bias. Numbers alone, of one
+// type, so that two of them can be compared byte by byte.
+typedef struct product {
+    int64_t transpose_a, transpose_b;
+    int64_t m, n, k, lda, ldb, ldc;
+    int64_t c_type;                                        // cudaDataType_t
+    int64_t beta;                                          // 0 or 1
+    int64_t with_bias;                                     // 0 or 1
+    int64_t aligned_a, aligned_b, aligned_c, aligned_bias; // bytes
+} product;
+
+typedef struct plan {
+    product of;
+    bool possible;
+    cublasLtMatmulDesc_t operation;
+    cublasLtMatrixLayout_t a, b, c; // ours
+    cublasLtMatmulAlgo_t algorithm;
+} plan;
+
+static struct {
+    cublasLtHandle_t handle;
+    int plans;
+    plan plan[PLANS_MAX];
+    struct {
+        cf_stream *stream;
+        void *memory;
+    } workspace[STREAMS_MAX];
+} blas;
+
+#define CHECK(call, product) check((call), #call, product)
+
+static void check(cublasStatus_t status, const char *call, const product *p) {
+    if (status == CUBLAS_STATUS_SUCCESS) return;
+    cf_die(
+        "CUBLASLT_LOG_LEVEL=2 in the environment tells more; a kernel that failed before may show only here",
+        "%.*s: %s: product (%lld, %lld) · (%lld, %lld)%s%s%s, rows of %lld, %lld, %lld elements",
+        (int)strcspn(call, "("), call, cublasLtGetStatusString(status), (long long)p->m, (long long)p->k,
+        (long long)p->k, (long long)p->n, p->transpose_a ? ", first transposed" : "",
+        p->transpose_b ? ", second transposed" : "", p->with_bias ? ", with bias" : "", (long long)p->lda,
+        (long long)p->ldb, (long long)p->ldc);
+}
+
+static void *workspace(cf_stream *stream) {
+    for (int i = 0; i < STREAMS_MAX; i++) {
+        if (blas.workspace[i].stream == stream) return blas.workspace[i].memory;
+        if (blas.workspace[i].stream) continue;
+        blas.workspace[i].stream = stream;
+        return blas.workspace[i].memory = cf_alloc(WORKSPACE, "workspace of matrix products");
+    }
+    cf_die("call linear layers on fewer streams", "linear: more than %d streams", STREAMS_MAX);
+}
+
+// Of an address, in bytes; more than sixteen makes no difference to any algorithm.
+static int64_t alignment(const void *address) {
+    int64_t bytes = 16;
+    while ((uintptr_t)address % (uintptr_t)bytes != 0) bytes /= 2;
+    return bytes;
+}
+
+static void set_operation(plan *p, cublasLtMatmulDescAttributes_t name, const void *value, size_t bytes) {
+    CHECK(cublasLtMatmulDescSetAttribute(p->operation, name, value, bytes), &p->of);
+}
+
+static void describe(plan *p, const real *bias) {
+    const product *of = &p->of;
+    const cublasOperation_t keep = CUBLAS_OP_N, transpose = CUBLAS_OP_T;
+    const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
+    CHECK(cublasLtMatmulDescCreate(&p->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), of);
+    // Theirs: the first operand is our second.
+    set_operation(p, CUBLASLT_MATMUL_DESC_TRANSA, of->transpose_b ? &transpose : &keep, sizeof keep);
+    set_operation(p, CUBLASLT_MATMUL_DESC_TRANSB, of->transpose_a ? &transpose : &keep, sizeof keep);
+    if (bias) set_operation(p, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
+    if (bias) set_operation(p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
+    // Columns of theirs are rows of ours as stored.
+    CHECK(cublasLtMatrixLayoutCreate(&p->a, REAL_TYPE, (uint64_t)(of->transpose_a ? of->m : of->k),
+                                     (uint64_t)(of->transpose_a ? of->k : of->m), of->lda),
+          of);
+    CHECK(cublasLtMatrixLayoutCreate(&p->b, REAL_TYPE, (uint64_t)(of->transpose_b ? of->k : of->n),
+                                     (uint64_t)(of->transpose_b ? of->n : of->k), of->ldb),
+          of);
+    CHECK(cublasLtMatrixLayoutCreate(&p->c, (cudaDataType_t)of->c_type, (uint64_t)of->n, (uint64_t)of->m,
+                                     of->ldc),
+          of);
+}
+
+static void prefer(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t name,
+                   int64_t value, const product *of) {
+    const uint32_t v = (uint32_t)value;
+    CHECK(cublasLtMatmulPreferenceSetAttribute(preference, name, &v, sizeof v), of);
+}
+
+static void choose_algorithm(plan *p) {
+    const product *of = &p->of;
+    const uint64_t bytes = (uint64_t)WORKSPACE;
+    const int64_t aligned_d = of->aligned_c < of->aligned_bias ? of->aligned_c : of->aligned_bias;
+    cublasLtMatmulPreference_t preference;
+    cublasLtMatmulHeuristicResult_t result[CANDIDATES];
+    int found = 0;
+    CHECK(cublasLtMatmulPreferenceCreate(&preference), of);
+    CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes,
+                                               sizeof bytes),
+          of);
+    prefer(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE,
+           of);
+    prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, of->aligned_b, of);
+    prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, of->aligned_a, of);
+    prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, of->aligned_c, of);
+    prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, aligned_d, of);
+    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(blas.handle, p->operation, p->b, p->a, p->c, p->c,
+                                                           preference, CANDIDATES, result, &found);
+    if (status != CUBLAS_STATUS_NOT_SUPPORTED) CHECK(status, of);
+    for (int i = 0; i < found && !p->possible; i++) {
+        if (result[i].state != CUBLAS_STATUS_SUCCESS) continue;
+        p->possible = true;
+        p->algorithm = result[i].algo;
+    }
+    CHECK(cublasLtMatmulPreferenceDestroy(preference), of);
+}
+
+static plan *plan_for(const product *of, const real *bias) {
+    for (int i = 0; i < blas.plans; i++)
+        if (memcmp(&blas.plan[i].of, of, sizeof *of) == 0) return &blas.plan[i];
+    if (!blas.handle) CHECK(cublasLtCreate(&blas.handle), of);
+    if (blas.plans == PLANS_MAX) cf_die(NULL, "linear: more than %d kinds of products", PLANS_MAX);
+    plan *p = &blas.plan[blas.plans++];
+    p->of = *of;
+    describe(p, bias);
+    choose_algorithm(p);
+    return p;
+}
+
+// False: cuBLASLt has no algorithm that adds this bias.
+static bool multiply(product of, const real *a, const real *b, void *c, const real *bias, cf_stream *stream) {
+    const float one = 1, beta = (float)of.beta;
+    of.with_bias = bias != NULL;
+    of.aligned_a = alignment(a);
+    of.aligned_b = alignment(b);
+    of.aligned_c = alignment(c);
+    of.aligned_bias = alignment(bias);
+    plan *p = plan_for(&of, bias);
+    if (!p->possible && bias) return false;
+    if (!p->possible) CHECK(CUBLAS_STATUS_NOT_SUPPORTED, &of);
+    if (bias) set_operation(p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
+    CHECK(cublasLtMatmul(blas.handle, p->operation, &one, b, p->b, a, p->a, &beta, c, p->c, c, p->c,
+                         &p->algorithm, workspace(stream), (size_t)WORKSPACE, cf_cuda_stream(stream)),
+          &of);
+    return true;
+}
+
+// c (m, n) of `real` = op(a) (m, k) · op(b) (k, n) + beta · c, rows without gaps
+static product dense(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, int64_t beta) {
+    product of = {};
+    of.transpose_a = transpose_a, of.transpose_b = transpose_b;
+    of.m = m, of.n = n, of.k = k;
+    of.lda = transpose_a ? m : k, of.ldb = transpose_b ? k : n, of.ldc = n;
+    of.c_type = REAL_TYPE;
+    of.beta = beta;
+    return of;
+}
+
+// Products over nothing: what is added to stays, what is written becomes zero.
+static bool over_nothing(product of, real *c, cf_stream *stream) {
+    if (of.m == 0 || of.n == 0) return true;
+    if (of.k > 0) return false;
+    if (of.beta == 0) cf_zero(c, of.m * of.n * (int64_t)sizeof(real), stream);
+    return true;
+}
+
+enum { LANES = 32, WARPS = 8, THREADS = LANES * WARPS };
+
+static __global__ void fill_with_bias(real *out, const real *bias, int64_t count, int64_t OC) {
+    const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (i < count) out[i] = bias[i % OC];
+}
+
+void linear_forward(real *out, const real *x, const real *w, const real *bias, int64_t R, int64_t IC,
+                    int64_t OC, cf_stream *stream) {
+    if (R == 0 || OC == 0) return;
+    if (bias) {
+        if (IC > 0 && multiply(dense(false, true, R, OC, IC, 0), x, w, out, bias, stream)) return;
+        cf_launch(fill_with_bias, dim3((unsigned)((R * OC + THREADS - 1) / THREADS)), dim3(THREADS), stream,
+                  out, bias, R * OC, OC);
+    }
+    const product of = dense(false, true, R, OC, IC, bias ? 1 : 0);
+    if (!over_nothing(of, out, stream)) multiply(of, x, w, out, NULL, stream);
+}
+
+void linear_forward_add(real *out, const real *x, const real *w, int64_t R, int64_t IC, int64_t OC,
+                        cf_stream *stream) {
+    const product of = dense(false, true, R, OC, IC, 1);
+    if (!over_nothing(of, out, stream)) multiply(of, x, w, out, NULL, stream);
+}
+
+void linear_dgrad(real *dx, const real *dy, const real *w, int64_t R, int64_t IC, int64_t OC,
+                  cf_stream *stream) {
+    const product of = dense(false, false, R, IC, OC, 0);
+    if (!over_nothing(of, dx, stream)) multiply(of, dy, w, dx, NULL, stream);
+}
+
+void linear_dgrad_add(real *dx, const real *dy, const real *w, int64_t R, int64_t IC, int64_t OC,
+                      cf_stream *stream) {
+    const product of = dense(false, false, R, IC, OC, 1);
+    if (!over_nothing(of, dx, stream)) multiply(of, dy, w, dx, NULL, stream);
+}
+
+void linear_wgrad(precise *dw, const real *dy, const real *x, int64_t R, int64_t IC, int64_t OC,
+                  cf_stream *stream) {
+    linear_wgrad_rows(dw, dy, OC, x, R, IC, OC, stream);
+}
+
+void linear_wgrad_rows(precise *dw, const real *dy, int64_t dy_row, const real *x, int64_t R, int64_t IC,
+                       int64_t rows, cf_stream *stream) {
+    if (R == 0 || IC == 0 || rows == 0) return;
+    product of = dense(true, false, rows, IC, R, 1);
+    of.lda = dy_row;
+    of.c_type = CUDA_R_32F;
+    multiply(of, dy, x, dw, NULL, stream);
+}
+
+// Bias gradient. First each block sums some rows of LANES · N columns: a warp takes consecutive rows, a lane N
+// neighbouring columns (sixteen bytes, or one column where rows are not aligned), and the warps' sums are added in
+// order. Then each thread adds up one column's blocks in order. Cuts depend on R and OC alone.
+enum { BLOCKS_MAX = 64, ROWS_MIN = 64 };
+
+// partial (blocks, OC), blocks = gridDim.y
+template <int N>
+static __global__ void sum_rows(float *partial, const real *dy, int64_t R, int64_t OC, int64_t rows) {
+    struct alignas(N * sizeof(real)) pack {
+        real value[N];
+    };
+    __shared__ float of_warp[WARPS][LANES * N];
+    const int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
+    const int64_t first = (int64_t)blockIdx.x * LANES * N, column = first + lane * N;
+    const int64_t each = (rows + WARPS - 1) / WARPS, begin = blockIdx.y * rows + warp * each;
+    const int64_t block_end = blockIdx.y * rows + rows < R ? blockIdx.y * rows + rows : R;
+    const int64_t end = begin + each < block_end ? begin + each : block_end;
+    float sum[N] = {};
+    if (column < OC) {
+#pragma unroll 4
+        for (int64_t r = begin; r < end; r++) {
+            const pack p = *(const pack *)(dy + r * OC + column);
+#pragma unroll
+            for (int i = 0; i < N; i++) sum[i] += (float)p.value[i];
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++) of_warp[warp][lane * N + i] = sum[i];
+    __syncthreads();
+    const int c = threadIdx.x;
+    if (c >= LANES * N || first + c >= OC) return;
+    float total = of_warp[0][c];
+    for (int w = 1; w < WARPS; w++) total += of_warp[w][c];
+    partial[blockIdx.y * OC + first + c] = total;
+}
+
+static __global__ void add_partial(precise *db, const float *partial, int64_t blocks, int64_t OC) {
+    const int64_t c = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (c >= OC) return;
+    float sum = partial[c];
+    for (int64_t i = 1; i < blocks; i++) sum += partial[i * OC + c];
+    db[c] += sum;
+}
+
+void linear_bias_grad(precise *db, const real *dy, int64_t R, int64_t OC, cf_stream *stream) {
+    if (R == 0 || OC == 0) return;
+    enum { PACK = cf_pack<real>::N };
+    const bool packs = OC % PACK == 0 && (uintptr_t)dy % 16 == 0;
+    const int64_t columns = LANES * (packs ? PACK : 1), fit = WORKSPACE / (OC * (int64_t)sizeof(float));
+    int64_t blocks = (R + ROWS_MIN - 1) / ROWS_MIN;
+    if (blocks > BLOCKS_MAX) blocks = BLOCKS_MAX;
+    if (blocks > fit) blocks = fit;
+    if (blocks < 1)
+        cf_die("use more ranks", "linear: the gradient of a bias of %lld values does not fit the workspace",
+               (long long)OC);
+    const int64_t rows = (R + blocks - 1) / blocks; // of a block
+    const dim3 grid((unsigned)((OC + columns - 1) / columns), (unsigned)blocks);
+    float *partial = (float *)workspace(stream); // (blocks, OC)
+    if (packs)
+        cf_launch(sum_rows<PACK>, grid, dim3(THREADS), stream, partial, dy, R, OC, rows);
+    else
+        cf_launch(sum_rows<1>, grid, dim3(THREADS), stream, partial, dy, R, OC, rows);
+    cf_launch(add_partial, dim3((unsigned)((OC + THREADS - 1) / THREADS)), dim3(THREADS), stream, db, partial,
+              blocks, OC);
+}
