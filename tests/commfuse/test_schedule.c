@@ -688,6 +688,144 @@ static void no_step_is_spare(void **state) {
             }
 }
 
+// ------------------------------------------------------------------------------- operations in flight
+
+typedef enum { ONE_AFTER_THE_OTHER, OVERLAPPED, NESTED, ORDERS } order;
+
+static void append_items(program *p, int operation, int from, int to) {
+    for (int i = from; i < to; i++) p->list[p->count++] = (item){operation, i};
+}
+
+// begin and finish of operations 0 and 1
+static void write_program(program *p, const cf_schedule *first, const cf_schedule *second, order how) {
+    *p = (program){.operation = {first, second}};
+    append_items(p, 0, 0, first->begin);
+    if (how == ONE_AFTER_THE_OTHER) append_items(p, 0, first->begin, first->count);
+    append_items(p, 1, 0, second->begin);
+    if (how == NESTED) append_items(p, 1, second->begin, second->count);
+    if (how != ONE_AFTER_THE_OTHER) append_items(p, 0, first->begin, first->count);
+    if (how != NESTED) append_items(p, 1, second->begin, second->count);
+}
+
+// Each rank as it likes: when an operation is finished is nobody else's business.
+static void every_order_on_one_wire(const set *first, const set *second) {
+    static program of[WIRE_RANKS_MAX];
+    for (int how = 0; how <= ORDERS; how++) {
+        for (int r = 0; r < first->ranks; r++)
+            write_program(&of[r], first->of[r], second->of[r], (order)(how < ORDERS ? how : r % ORDERS));
+        const char *property = check_wire(of, first->ranks);
+        if (property)
+            fail_msg("%s and %s, N = %d, order %d: %s (%s)", cf_operation_name(first->of[0]->operation),
+                     cf_operation_name(second->of[0]->operation), first->ranks, how, property, check_where);
+    }
+}
+
+static void two_operations_on_one_wire(void **state) {
+    (void)state;
+    static const int sizes[] = {2, 3, 4, 5, 8, 16};
+    for (int a = 0; a < KINDS; a++)
+        for (int b = 0; b < KINDS; b++)
+            for (size_t n = 0; n < sizeof sizes / sizeof *sizes; n++)
+                for (int how = 0; how < 16; how++) { // routes, modes
+                    cf_mode mode[2] = {how & 1 ? CF_MODE_SLICE : CF_MODE_COMMFUSE,
+                                       how & 2 ? CF_MODE_SLICE : CF_MODE_COMMFUSE};
+                    set first = set_create(kinds[a], mode[0], how & 4 ? CF_RING : CF_DIRECT, sizes[n], 1);
+                    set second = set_create(kinds[b], mode[1], how & 8 ? CF_RING : CF_DIRECT, sizes[n], 3);
+                    every_order_on_one_wire(&first, &second);
+                    set_free(&first), set_free(&second);
+                }
+}
+
+static void swap_operations(program *of, const set *first,
+                            const set *second) { // rank 1 begins the other one first
+    (void)first, (void)second;
+    for (int i = 0; i < of[1].count; i++) of[1].list[i].operation = 1 - of[1].list[i].operation;
+    const cf_schedule *kept = of[1].operation[0];
+    of[1].operation[0] = of[1].operation[1], of[1].operation[1] = kept;
+}
+
+static int find_item(const program *p, cf_step_kind of, int n) {
+    for (int i = 0; i < p->count; i++)
+        if (p->operation[p->list[i].operation]->step[p->list[i].step].kind == of && n-- == 0) return i;
+    fail_msg("too few steps of kind %d to plant this fault", of);
+    return -1;
+}
+
+static void swap_transfers(program *of, const set *first,
+                           const set *second) { // rank 2 posts in another order
+    (void)first, (void)second;
+    int i = find_item(&of[2], CF_EXCHANGE, 0), j = find_item(&of[2], CF_EXCHANGE, 1);
+    item kept = of[2].list[i];
+    of[2].list[i] = of[2].list[j], of[2].list[j] = kept;
+}
+
+static void transfer_left_out(program *of, const set *first, const set *second) {
+    (void)first, (void)second;
+    int at = find_item(&of[0], CF_EXCHANGE, 0);
+    memmove(&of[0].list[at], &of[0].list[at + 1], (size_t)(--of[0].count - at) * sizeof of[0].list[0]);
+}
+
+static void work_in_front(program *of, const set *first,
+                          const set *second) { // of its own transfer, on rank 1
+    (void)second;
+    int last = of[1].count - 1;
+    while (of[1].list[last].operation != 0) last--;
+    item waits = of[1].list[last];
+    assert_true(on_stream(&first->of[1]->step[waits.step]));
+    memmove(&of[1].list[1], &of[1].list[0], (size_t)last * sizeof waits);
+    of[1].list[0] = waits;
+}
+
+static void halves_apart(program *of, const set *first, const set *second) { // all send before they receive
+    (void)second;
+    for (int r = 0; r < first->ranks; r++) {
+        cf_schedule *s = first->of[r];
+        int at = find(s, CF_EXCHANGE, 0);
+        cf_step receive = s->step[at];
+        receive.send_to = -1;
+        s->step[at].recv_from = -1;
+        insert(s, at + 1, receive);
+        for (int i = at + 2; i < s->count; i++)
+            for (int w = 0; w < 2; w++)
+                if (s->step[i].wait[w] == at) s->step[i].wait[w] = at + 1;
+        write_program(&of[r], s, of[r].operation[1], OVERLAPPED);
+    }
+}
+
+static void every_fault_on_the_wire_is_named(void **state) {
+    (void)state;
+    static const struct {
+        const char *name;
+        void (*plant)(program *of, const set *first, const set *second);
+        const char *property;
+        int first, second;
+        cf_route route;
+    } planted[] = {
+        {FAULT(swap_operations), "wire order", AG, RS, CF_RING},
+        {FAULT(swap_operations), "wire order", BEFORE_A2A, AFTER_A2A, CF_DIRECT},
+        {FAULT(swap_transfers), "wire order", AG, AG, CF_RING},
+        {FAULT(transfer_left_out), "wire order", RS, AG, CF_DIRECT},
+        {FAULT(work_in_front), "wire deadlock", AG, RS, CF_RING},
+        {FAULT(work_in_front), "wire deadlock", AFTER_A2A, AG, CF_DIRECT},
+        {FAULT(halves_apart), "wire deadlock", AG, RS, CF_RING},
+        {FAULT(halves_apart), "wire deadlock", AFTER_A2A, RS, CF_DIRECT},
+    };
+    static program of[WIRE_RANKS_MAX];
+    for (size_t i = 0; i < sizeof planted / sizeof *planted; i++) {
+        set good = set_create(kinds[planted[i].first], CF_MODE_COMMFUSE, planted[i].route, 4, 1);
+        set second = set_create(kinds[planted[i].second], CF_MODE_COMMFUSE, planted[i].route, 4, 1);
+        set first = set_copy(&good);
+        for (int r = 0; r < 4; r++) write_program(&of[r], first.of[r], second.of[r], OVERLAPPED);
+        assert_null(check_wire(of, 4));
+        planted[i].plant(of, &first, &second);
+        const char *property = check_wire(of, 4);
+        if (!property || strcmp(property, planted[i].property) != 0)
+            fail_msg("%s: %s, not %s", planted[i].name, property ? property : "nothing", planted[i].property);
+        copy_free(&first);
+        set_free(&good), set_free(&second);
+    }
+}
+
 int main(void) {
     struct CMUnitTest tests[] = {
         {"allgather", every_schedule, NULL, NULL, (void *)&kinds[AG_ALONE]},
@@ -702,6 +840,8 @@ int main(void) {
         cmocka_unit_test(every_fault_is_named),
         cmocka_unit_test(nowire_differs),
         cmocka_unit_test(no_step_is_spare),
+        cmocka_unit_test(two_operations_on_one_wire),
+        cmocka_unit_test(every_fault_on_the_wire_is_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
