@@ -405,6 +405,277 @@ static void test_ipc() {
     fork_ranks(2, ipc_rank, shared_memory());
 }
 
+// --------------------------------------------------------------------------------------------------------- cublasLt
+
+struct Case {
+    int64_t m, n, k;
+    bool ta, tb, bias;
+    float alpha, beta;
+    int64_t gap; // added to every leading dimension
+};
+
+static cudaDataType type_of(float) {
+    return CUDA_R_32F;
+}
+static cudaDataType type_of(__nv_bfloat16) {
+    return CUDA_R_16BF;
+}
+
+template <typename T, typename Out> static void matmul_case(const Case &c) {
+    cudaStream_t stream = new_stream();
+    int64_t a_rows = c.ta ? c.k : c.m, a_cols = c.ta ? c.m : c.k, b_rows = c.tb ? c.n : c.k,
+            b_cols = c.tb ? c.k : c.n;
+    int64_t lda = a_rows + c.gap, ldb = b_rows + c.gap, ldd = c.m + c.gap;
+    auto numbers = [](int64_t count, int64_t prime, auto type) {
+        std::vector<decltype(type)> v;
+        for (int64_t i = 0; i < count; i++)
+            v.push_back((decltype(type))((float)(i * i % prime) / 8.0f - 5.0f));
+        return v;
+    };
+    auto a = numbers(lda * a_cols, 83, T()), b = numbers(ldb * b_cols, 89, T());
+    auto d = numbers(ldd * c.n, 97, Out()), bias = numbers(c.m, 79, Out());
+    T *A = on_device(a, stream), *B = on_device(b, stream);
+    Out *D = on_device(d, stream), *bias_there = on_device(bias, stream);
+
+    cublasLtHandle_t handle;
+    cublasLtMatmulDesc_t desc;
+    cublasLtMatrixLayout_t la, lb, ld;
+    cublasLtMatmulPreference_t preference;
+    cublasLtMatmulHeuristicResult_t found;
+    size_t room = 4096;
+    int count;
+    void *workspace = on_device<char>((int64_t)room);
+    int32_t ta = c.ta, tb = c.tb, epilogue = CUBLASLT_EPILOGUE_BIAS;
+    CHECK(cublasLtCreate(&handle) == 0);
+    CHECK(cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F) == 0);
+    CHECK(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, &ta, sizeof ta) == 0);
+    CHECK(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSB, &tb, sizeof tb) == 0);
+    if (c.bias) {
+        CHECK(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue,
+                                             sizeof epilogue) == 0);
+        CHECK(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias_there,
+                                             sizeof bias_there) == 0);
+    }
+    CHECK(cublasLtMatrixLayoutCreate(&la, type_of(T()), (uint64_t)a_rows, (uint64_t)a_cols, lda) == 0);
+    CHECK(cublasLtMatrixLayoutCreate(&lb, type_of(T()), (uint64_t)b_rows, (uint64_t)b_cols, ldb) == 0);
+    CHECK(cublasLtMatrixLayoutCreate(&ld, type_of(Out()), (uint64_t)c.m, (uint64_t)c.n, ldd) == 0);
+    CHECK(cublasLtMatmulPreferenceCreate(&preference) == 0);
+    CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &room,
+                                               sizeof room) == 0);
+    CHECK(cublasLtMatmulAlgoGetHeuristic(handle, desc, la, lb, ld, ld, preference, 1, &found, &count) == 0);
+    CHECK(count == 1);
+    CHECK(cublasLtMatmul(handle, desc, &c.alpha, A, la, B, lb, &c.beta, D, ld, D, ld, &found.algo, workspace,
+                         room, stream) == 0);
+    auto got = on_host(D, ldd * c.n, stream);
+    for (int64_t j = 0; j < c.n; j++)
+        for (int64_t i = 0; i < ldd; i++) {
+            size_t at = (size_t)(i + j * ldd);
+            if (i >= c.m) { // the gap is left alone
+                CHECK((float)got[at] == (float)d[at]);
+                continue;
+            }
+            double sum = 0, size = 1;
+            for (int64_t l = 0; l < c.k; l++) {
+                double x = (double)(float)a[(size_t)(c.ta ? l + i * lda : i + l * lda)] *
+                           (double)(float)b[(size_t)(c.tb ? j + l * ldb : l + j * ldb)];
+                sum += x, size += fabs(x);
+            }
+            sum =
+                c.alpha * sum + c.beta * (double)(float)d[at] + (c.bias ? (double)(float)bias[(size_t)i] : 0);
+            double rounding = sizeof(Out) == 2 ? fabs(sum) / 256 : 0;
+            CHECK(fabs((double)(float)got[at] - sum) <= size * 1e-6 + rounding);
+        }
+    CHECK(cublasLtMatmulDescDestroy(desc) == 0 && cublasLtMatmulPreferenceDestroy(preference) == 0);
+    CHECK(cublasLtMatrixLayoutDestroy(la) == 0 && cublasLtMatrixLayoutDestroy(lb) == 0);
+    CHECK(cublasLtMatrixLayoutDestroy(ld) == 0 && cublasLtDestroy(handle) == 0);
+}
+
+static void test_matmul() {
+    for (int transposes = 0; transposes < 4; transposes++)
+        for (int64_t gap : {0, 3}) {
+            bool ta = transposes & 1, tb = transposes & 2;
+            for (Case c :
+                 {Case{5, 7, 9, ta, tb, true, 1, 0, gap}, Case{300, 17, 33, ta, tb, false, 0.5f, 2, gap},
+                  Case{1, 1, 1, ta, tb, true, 1, 1, gap}, Case{64, 30, 100, ta, tb, true, 1, 0, gap}}) {
+                matmul_case<float, float>(c);
+                matmul_case<__nv_bfloat16, __nv_bfloat16>(c);
+                matmul_case<__nv_bfloat16, float>(c);
+            }
+        }
+}
+
+// What cublasLtMatmul says to a product that is `wrong` in one respect, and to it put right.
+static void refused(const char *wrong) {
+    cudaStream_t stream = new_stream();
+    auto is = [wrong](const char *what) { return strcmp(wrong, what) == 0; };
+    cublasLtHandle_t handle;
+    cublasLtMatmulDesc_t desc;
+    cublasLtMatrixLayout_t square, narrow;
+    cublasLtMatmulPreference_t preference;
+    cublasLtMatmulHeuristicResult_t found;
+    int count;
+    float one = 1, zero = 0, *x = on_device<float>(16 * 16 + 1);
+    cublasLtCreate(&handle);
+    cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    cublasLtMatrixLayoutCreate(&square, CUDA_R_32F, 16, 16, 16);
+    cublasLtMatrixLayoutCreate(&narrow, CUDA_R_32F, 16, 16, 15);
+    cublasLtMatmulPreferenceCreate(&preference);
+    CHECK(cublasLtMatmulAlgoGetHeuristic(handle, desc, square, square, square, square, preference, 1, &found,
+                                         &count) == 0);
+    cublasLtMatrixLayout_t b = is("ld") ? narrow : square;
+    const float *a = is("alignment") ? x + 1 : x;
+    cublasStatus_t status = cublasLtMatmul(handle, desc, &one, a, square, x, b, &zero, x, square, x, square,
+                                           &found.algo, nullptr, is("workspace") ? 64 : 0, stream);
+    CHECK(status == (is("nothing") ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE));
+    if (!is("nothing")) _exit(1);
+}
+static void test_nothing_refused() {
+    refused("nothing");
+}
+static void dies_ld() {
+    refused("ld");
+}
+static void dies_alignment() {
+    refused("alignment");
+}
+static void dies_workspace() {
+    refused("workspace");
+}
+
+// ------------------------------------------------------------------------------------------------------------- nccl
+
+static ncclComm_t connect(int rank, int ranks, char *shared, bool blocking = true) {
+    int *ready = (int *)(shared + NCCL_UNIQUE_ID_BYTES);
+    if (rank == 0) {
+        NCCL(ncclGetUniqueId((ncclUniqueId *)shared));
+        __atomic_store_n(ready, 1, __ATOMIC_RELEASE);
+    }
+    while (!__atomic_load_n(ready, __ATOMIC_ACQUIRE)) usleep(100);
+    ncclComm_t comm;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = blocking;
+    CHECK(ncclCommInitRankConfig(&comm, ranks, *(ncclUniqueId *)shared, rank, &config) ==
+          (blocking ? ncclSuccess : ncclInProgress));
+    return comm;
+}
+
+// A token goes around, and every rank adds one to it; then the collectives.
+static void nccl_rank(int rank, int ranks, char *shared) {
+    enum { N = 70001 }; // more than a connection holds
+    setenv("EMULATOR_JITTER", "100", 1);
+    cudaStream_t stream = new_stream();
+    ncclComm_t comm = connect(rank, ranks, shared);
+    int next = (rank + 1) % ranks, previous = (rank + ranks - 1) % ranks;
+    int *x = on_device<int>(N), *y = on_device<int>(N);
+    launch(fill, dim3(8), dim3(64), stream, x, (int)N, rank);
+    for (int round = 1; round <= 2 * ranks; round++) {
+        NCCL(ncclGroupStart());
+        NCCL(ncclSend(x, N, ncclInt32, next, comm, stream));
+        NCCL(ncclRecv(y, N, ncclInt32, previous, comm, stream));
+        NCCL(ncclGroupEnd());
+        std::swap(x, y);
+        auto got = on_host(x, N, stream);
+        for (int value : got) CHECK(value == (rank + 2 * ranks - round) % ranks);
+    }
+    float *all = on_device<float>(5 * ranks), *mine = on_device<float>(5), *sum = on_device<float>(5);
+    std::vector<float> five(5, (float)rank + 1);
+    CUDA(cudaMemcpyAsync(mine, five.data(), 20, cudaMemcpyDefault, stream));
+    NCCL(ncclAllGather(mine, all, 5, ncclFloat32, comm, stream));
+    auto gathered = on_host(all, 5 * ranks, stream);
+    for (int i = 0; i < 5 * ranks; i++) CHECK(gathered[(size_t)i] == (float)(i / 5 + 1));
+    NCCL(ncclReduceScatter(all, sum, 5, ncclFloat32, ncclSum, comm, stream));
+    for (float value : on_host(sum, 5, stream)) CHECK(value == (float)(ranks * (rank + 1)));
+    NCCL(ncclAllReduce(mine, mine, 5, ncclFloat32, ncclSum, comm, stream));
+    for (float value : on_host(mine, 5, stream)) CHECK(value == (float)(ranks * (ranks + 1) / 2));
+    NCCL(ncclGroupStart());
+    for (int root = 0; root < ranks; root++)
+        NCCL(ncclBroadcast(sum, all + 5 * root, 5, ncclFloat32, root, comm, stream));
+    NCCL(ncclGroupEnd());
+    NCCL(ncclAlltoAll(all, all, 0, ncclFloat32, comm, stream)); // of nothing
+    gathered = on_host(all, 5 * ranks, stream);
+    for (int i = 0; i < 5 * ranks; i++) CHECK(gathered[(size_t)i] == (float)(ranks * (i / 5 + 1)));
+    NCCL(ncclGroupStart()); // every rank to every rank, itself included
+    for (int peer = 0; peer < ranks; peer++) {
+        NCCL(ncclSend(x + peer, 1, ncclInt32, peer, comm, stream));
+        NCCL(ncclRecv(y + peer, 1, ncclInt32, peer, comm, stream));
+    }
+    NCCL(ncclGroupEnd());
+    auto last = on_host(y, ranks, stream);
+    for (int peer = 0; peer < ranks; peer++) CHECK(last[(size_t)peer] == peer);
+    NCCL(ncclCommDestroy(comm));
+}
+static void test_nccl() {
+    for (int ranks : {1, 2, 4}) fork_ranks(ranks, nccl_rank, shared_memory());
+}
+
+// Two streams, one communicator: operations meet in the order issued.
+static void two_streams_rank(int rank, int ranks, char *shared) {
+    setenv("EMULATOR_JITTER", "200", 1);
+    ncclComm_t comm = connect(rank, ranks, shared);
+    cudaStream_t stream[2] = {new_stream(), new_stream()};
+    int *x = on_device<int>(100);
+    if (rank == 0)
+        for (int i = 0; i < 100; i++) launch(fill, dim3(1), dim3(1), stream[i % 2], x + i, 1, i);
+    for (int i = 0; i < 100; i++)
+        NCCL(rank == 0 ? ncclSend(x + i, 1, ncclInt32, 1, comm, stream[i % 2])
+                       : ncclRecv(x + i, 1, ncclInt32, 0, comm, stream[i % 2]));
+    CUDA(cudaDeviceSynchronize());
+    auto got = on_host(x, 100, stream[0]);
+    for (int i = 0; i < 100; i++) CHECK(got[(size_t)i] == i);
+    NCCL(ncclCommDestroy(comm));
+}
+static void test_nccl_two_streams() {
+    fork_ranks(2, two_streams_rank, shared_memory());
+}
+
+static void patient_rank(int rank, int ranks, char *shared) {
+    ncclComm_t comm = connect(rank, ranks, shared, false);
+    auto finish = [comm] {
+        ncclResult_t result = ncclInProgress;
+        while (result == ncclInProgress) NCCL(ncclCommGetAsyncError(comm, &result));
+        CHECK(result == ncclSuccess);
+    };
+    finish();
+    cudaStream_t stream = new_stream();
+    int *x = on_device<int>(1);
+    launch(fill, dim3(1), dim3(1), stream, x, 1, rank + 1);
+    CHECK(ncclAllReduce(x, x, 1, ncclInt32, ncclMax, comm, stream) == ncclInProgress);
+    CHECK(on_host(x, 1, stream)[0] == rank + 1); // nothing has been asked, nothing has begun
+    finish();
+    CHECK(on_host(x, 1, stream)[0] == ranks);
+    NCCL(ncclCommDestroy(comm));
+}
+static void test_nccl_nonblocking() {
+    fork_ranks(3, patient_rank, shared_memory());
+}
+
+static void leaving_rank(int rank, int ranks, char *shared) {
+    ncclComm_t comm = connect(rank, ranks, shared);
+    if (rank == 1) _exit(0); // without a word
+    cudaStream_t stream = new_stream();
+    int *x = on_device<int>(1);
+    NCCL(ncclRecv(x, 1, ncclInt32, 1, comm, stream));
+    ncclResult_t result = ncclSuccess;
+    while (result == ncclSuccess) NCCL(ncclCommGetAsyncError(comm, &result));
+    CHECK(result == ncclRemoteError && cudaStreamQuery(stream) == cudaErrorNotReady);
+    NCCL(ncclCommAbort(comm));
+    CUDA(cudaStreamSynchronize(stream));
+}
+static void test_nccl_lost_peer() {
+    fork_ranks(2, leaving_rank, shared_memory());
+}
+
+static void mismatching_rank(int rank, int ranks, char *shared) {
+    ncclComm_t comm = connect(rank, ranks, shared);
+    cudaStream_t stream = new_stream();
+    int *x = on_device<int>(8);
+    NCCL(rank == 0 ? ncclSend(x, 7, ncclInt32, 1, comm, stream) : ncclRecv(x, 8, ncclInt32, 0, comm, stream));
+    CUDA(cudaStreamSynchronize(stream));
+}
+static void dies_mismatch() {
+    fork_ranks(2, mismatching_rank, shared_memory());
+}
+
 // -------------------------------------------------------------------------------------------------------------- run
 
 static const struct {
@@ -432,6 +703,16 @@ static const struct {
     {"copy too long", dies_long_copy, "901 bytes at"},
     {"no device", test_no_device, nullptr},
     {"ipc", test_ipc, nullptr},
+    {"matmul", test_matmul, nullptr},
+    {"matmul accepted", test_nothing_refused, nullptr},
+    {"ld too small", dies_ld, "B is 16 by 16 and ld 15 too small for it"},
+    {"less aligned than promised", dies_alignment, "the preference promised an alignment of 256 bytes"},
+    {"no workspace", dies_workspace, "a workspace of 64 bytes at (nil)"},
+    {"nccl", test_nccl, nullptr},
+    {"nccl on two streams", test_nccl_two_streams, nullptr},
+    {"nccl non-blocking", test_nccl_nonblocking, nullptr},
+    {"nccl lost peer", test_nccl_lost_peer, nullptr},
+    {"nccl mismatch", dies_mismatch, "sends 28 bytes (send and receive) to rank 1, which expects 32 bytes"},
 };
 
 int main(int argc, char **argv) {
