@@ -23,7 +23,7 @@
 // CUDNN_LOGLEVEL_DBG=3 makes cuDNN log each call.
 #include "attention_cudnn.h"
 
-#if defined(REAL_IS_BF16) && __has_include(<cudnn.h>)
+#if defined(REAL_IS_BF16) && defined(__NVCC__) && __has_include(<cudnn.h>)
 
 #include <cudnn.h>
 #include <math.h>
@@ -90,7 +90,7 @@ static struct {
     bool told; // that the own kernels are used
     cudnnHandle_t handle;
     int64_t plans;
-    plan **plan;
+    plan **list;
     struct {
         cf_stream *stream;
         char *memory;
@@ -412,10 +412,10 @@ static void choose_engine(plan *p, graph *g) {
 
 static plan *plan_new(const problem *of) {
     plan *p = (plan *)calloc(1, sizeof *p);
-    plan **list = (plan **)realloc(cudnn.plan, (size_t)(cudnn.plans + 1) * sizeof *list);
+    plan **list = (plan **)realloc(cudnn.list, (size_t)(cudnn.plans + 1) * sizeof *list);
     if (!p || !list) cf_die(NULL, "out of memory for a plan of attention");
-    cudnn.plan = list;
-    cudnn.plan[cudnn.plans++] = p;
+    cudnn.list = list;
+    cudnn.list[cudnn.plans++] = p;
     p->of = *of;
     p->scale = 1 / sqrtf((float)of->D);
     p->lowest = cudnnGetVersion() < 91000 ? -3.402823466e38f : -INFINITY;
@@ -434,10 +434,10 @@ static plan *plan_new(const problem *of) {
 
 static plan *plan_for(const problem *of) {
     for (int64_t i = 0; i < cudnn.plans; i++) {
-        const problem *p = &cudnn.plan[i]->of;
+        const problem *p = &cudnn.list[i]->of;
         if (p->pass == of->pass && p->n == of->n && p->keys == of->keys && p->B == of->B && p->H == of->H &&
             p->D == of->D)
-            return cudnn.plan[i];
+            return cudnn.list[i];
     }
     return plan_new(of);
 }
@@ -622,7 +622,7 @@ bool attention_cudnn_backward(real *dqkv, const real *dout, const real *out, con
     return true;
 }
 
-#else // fp32, or no cuDNN on the machine that compiled it
+#else // fp32, or no cuDNN where it was compiled
 
 #ifdef REAL_IS_BF16
 #include "../commfuse/die.h"

@@ -52,7 +52,7 @@ typedef struct plan {
 static struct {
     cublasLtHandle_t handle;
     int plans;
-    plan plan[PLANS_MAX];
+    plan list[PLANS_MAX];
     struct {
         cf_stream *stream;
         void *memory;
@@ -151,10 +151,10 @@ static void choose_algorithm(plan *p) {
 
 static plan *plan_for(const product *of, const real *bias) {
     for (int i = 0; i < blas.plans; i++)
-        if (memcmp(&blas.plan[i].of, of, sizeof *of) == 0) return &blas.plan[i];
+        if (memcmp(&blas.list[i].of, of, sizeof *of) == 0) return &blas.list[i];
     if (!blas.handle) CHECK(cublasLtCreate(&blas.handle), of);
     if (blas.plans == PLANS_MAX) cf_die(NULL, "linear: more than %d kinds of products", PLANS_MAX);
-    plan *p = &blas.plan[blas.plans++];
+    plan *p = &blas.list[blas.plans++];
     p->of = *of;
     describe(p, bias);
     choose_algorithm(p);
