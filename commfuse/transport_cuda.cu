@@ -52,10 +52,10 @@ typedef struct cuda_state {
     double timeout_ms;
     binding *bound[GROUPS_MAX];
     int bindings;
-    flight flight[RUN_AHEAD]; // request i at i % RUN_AHEAD
-    int64_t posted, oldest;   // requests so far; the first that is not known to be complete
-    int64_t stuck;            // the one found by the last look, -1: none
-    double stuck_ms, look_ms; // since when; when that was
+    flight flights[RUN_AHEAD]; // request i at i % RUN_AHEAD
+    int64_t posted, oldest;    // requests so far; the first that is not known to be complete
+    int64_t stuck;             // the one found by the last look, -1: none
+    double stuck_ms, look_ms;  // since when; when that was
     int64_t bytes;
 } cuda_state;
 
@@ -110,7 +110,7 @@ void cf_patience_end(void) {
 // --- watch ---
 
 static flight *flight_at(cuda_state *s, int64_t index) {
-    return &s->flight[index % RUN_AHEAD];
+    return &s->flights[index % RUN_AHEAD];
 }
 
 static void forget_complete(cuda_state *s) {
