@@ -9,7 +9,7 @@
 #include "linear.h"
 
 typedef struct job {
-    real *out;                 // (T·B, OC)
+    real *out, *activated;     // (T·B, OC)
     precise *dw;               // NULL: left to the caller
     const real *in, *w, *bias; // in: dy in backward
     int64_t B, IC, OC;
@@ -42,7 +42,12 @@ static void forward_slice(void *argument, const cf_span *span, cf_stream *stream
     for (int i = 0; i < span->blocks; i++) {
         int64_t row = (span->row + i * span->row_stride) * j->B; // of (T·B)
         const real *x = (const real *)(span->data + i * span->data_stride);
-        linear_forward(j->out + row * j->OC, x, j->w, j->bias, span->rows * j->B, j->IC, j->OC, stream);
+        real *out = j->out + row * j->OC;
+        if (j->activated)
+            linear_forward_gelu(j->activated + row * j->OC, out, x, j->w, j->bias, span->rows * j->B, j->IC,
+                                j->OC, stream);
+        else
+            linear_forward(out, x, j->w, j->bias, span->rows * j->B, j->IC, j->OC, stream);
     }
 }
 
@@ -64,9 +69,9 @@ static void wgrad_slice(void *argument, const cf_span *span, cf_stream *stream) 
     }
 }
 
-void column_forward(column_linear *c, real *out, real *full, const real *w, const real *bias, int64_t Ts,
-                    int64_t B, int64_t IC, int64_t OC, int layer) {
-    job j = {.out = out, .w = w, .bias = bias, .B = B, .IC = IC, .OC = OC};
+void column_forward(column_linear *c, real *out, real *activated, real *full, const real *w, const real *bias,
+                    int64_t Ts, int64_t B, int64_t IC, int64_t OC, int layer) {
+    job j = {.out = out, .activated = activated, .w = w, .bias = bias, .B = B, .IC = IC, .OC = OC};
     cf_fuse_run(c->forward, full, Ts, B * IC, forward_slice, &j, layer);
 }
 

@@ -1,5 +1,6 @@
 // Linear layer on the CPU: three products, and the two things a bias needs.
 #include "linear.h"
+#include "elementwise.h"
 #include "gemm.h"
 
 // Rows of out per product when there is a bias: the block just filled with it is still in the cache
@@ -35,6 +36,12 @@ void linear_forward_add(real *out, const real *x, const real *w, int64_t R, int6
     gemm(false, true, R, OC, IC, x, IC, w, IC, 1, out, OC, stream);
 }
 
+void linear_forward_gelu(real *out, real *pre, const real *x, const real *w, const real *bias, int64_t R,
+                         int64_t IC, int64_t OC, cf_stream *stream) {
+    linear_forward(pre, x, w, bias, R, IC, OC, stream);
+    gelu_forward(out, pre, R * OC, stream);
+}
+
 void linear_dgrad(real *dx, const real *dy, const real *w, int64_t R, int64_t IC, int64_t OC,
                   cf_stream *stream) {
     gemm(false, false, R, IC, OC, dy, OC, w, IC, 0, dx, IC, stream);
@@ -43,6 +50,12 @@ void linear_dgrad(real *dx, const real *dy, const real *w, int64_t R, int64_t IC
 void linear_dgrad_add(real *dx, const real *dy, const real *w, int64_t R, int64_t IC, int64_t OC,
                       cf_stream *stream) {
     gemm(false, false, R, IC, OC, dy, OC, w, IC, 1, dx, IC, stream);
+}
+
+void linear_dgrad_gelu(real *dpre, const real *dy, const real *w, const real *pre, int64_t R, int64_t IC,
+                       int64_t OC, cf_stream *stream) {
+    linear_dgrad(dpre, dy, w, R, IC, OC, stream);
+    gelu_backward(dpre, dpre, pre, R * IC, stream);
 }
 
 void linear_wgrad(precise *dw, const real *dy, const real *x, int64_t R, int64_t IC, int64_t OC,

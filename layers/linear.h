@@ -14,12 +14,18 @@ void linear_forward(real *out, const real *x, const real *w, const real *bias, i
 // The same without bias, added to out: products over groups of inputs that arrive one after another.
 void linear_forward_add(real *out, const real *x, const real *w, int64_t R, int64_t IC, int64_t OC,
                         cf_stream *stream);
+// pre (R, OC) = x · wᵀ + bias, out = gelu(pre): both are kept, pre for backward.
+void linear_forward_gelu(real *out, real *pre, const real *x, const real *w, const real *bias, int64_t R,
+                         int64_t IC, int64_t OC, cf_stream *stream);
 // dx (R, IC) = dy (R, OC) · w
 void linear_dgrad(real *dx, const real *dy, const real *w, int64_t R, int64_t IC, int64_t OC,
                   cf_stream *stream);
 // The same, added to dx.
 void linear_dgrad_add(real *dx, const real *dy, const real *w, int64_t R, int64_t IC, int64_t OC,
                       cf_stream *stream);
+// Where x = gelu(pre), the gradient of pre: dpre (R, IC) = (dy (R, OC) · w) · gelu'(pre). dpre is not pre.
+void linear_dgrad_gelu(real *dpre, const real *dy, const real *w, const real *pre, int64_t R, int64_t IC,
+                       int64_t OC, cf_stream *stream);
 // dw (OC, IC) += dyᵀ · x
 void linear_wgrad(precise *dw, const real *dy, const real *x, int64_t R, int64_t IC, int64_t OC,
                   cf_stream *stream);

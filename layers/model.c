@@ -214,8 +214,8 @@ static void head_forward(gpt *g) {
     need(g, table(g));
     layernorm_forward(own_wide(g), g->mean, g->rstd, g->x[p->shape.L], params_weight(p, LNFW, 0),
                       params_weight(p, LNFB, 0), Ts * B, C, g->context->stream);
-    column_forward(&g->head, g->logits, g->wide, params_weight(p, WTE, 0), NULL, Ts, B, C, g->vocabulary_rows,
-                   -1);
+    column_forward(&g->head, g->logits, NULL, g->wide, params_weight(p, WTE, 0), NULL, Ts, B, C,
+                   g->vocabulary_rows, -1);
 }
 
 static void add_loss(gpt *g, double *sum) {

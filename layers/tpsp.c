@@ -119,9 +119,7 @@ static void mlp_slice(void *argument, const cf_span *span, cf_stream *stream) {
     for (int i = 0; i < span->blocks; i++) {
         int64_t row = (span->row + i * span->row_stride) * j->t->B, rows = span->rows * j->t->B;
         real *out = (real *)(span->data + i * span->data_stride); // (rows, C)
-        real *hidden = j->t->hidden + row * j->Fl;                // (rows, Fl)
-        gelu_forward(hidden, j->s->fch + row * j->Fl, rows * j->Fl, stream);
-        linear_forward(out, hidden, j->w, NULL, rows, j->Fl, j->C, stream);
+        linear_forward(out, j->t->hidden + row * j->Fl, j->w, NULL, rows, j->Fl, j->C, stream);
     }
 }
 
@@ -136,8 +134,8 @@ void tpsp_forward(tpsp *t, tpsp_saved *s, const parameters *p, int layer, real *
 
     layernorm_forward(own(t, t->wide, C), s->mean1, s->rstd1, s->x, params_weight(p, LN1W, layer),
                       params_weight(p, LN1B, layer), rows, C, stream);
-    column_forward(&t->qkv, s->qkv, t->wide, params_weight(p, QKVW, layer), params_weight(p, QKVB, layer), Ts,
-                   B, C, 3 * C / N, layer);
+    column_forward(&t->qkv, s->qkv, NULL, t->wide, params_weight(p, QKVW, layer),
+                   params_weight(p, QKVB, layer), Ts, B, C, 3 * C / N, layer);
     job attention = make_job(t, s, p, ATTPROJW, layer);
     const real *y =
         cf_fuse_run(t->attproj_forward, t->partial, Ts, B * C, attention_slice, &attention, layer);
@@ -145,8 +143,8 @@ void tpsp_forward(tpsp *t, tpsp_saved *s, const parameters *p, int layer, real *
 
     layernorm_forward(own(t, t->wide, C), s->mean2, s->rstd2, s->x2, params_weight(p, LN2W, layer),
                       params_weight(p, LN2B, layer), rows, C, stream);
-    column_forward(&t->fc, s->fch, t->wide, params_weight(p, FCW, layer), params_weight(p, FCB, layer), Ts, B,
-                   C, 4 * C / N, layer);
+    column_forward(&t->fc, s->fch, t->hidden, t->wide, params_weight(p, FCW, layer),
+                   params_weight(p, FCB, layer), Ts, B, C, 4 * C / N, layer);
     job mlp = make_job(t, s, p, FCPROJW, layer);
     y = cf_fuse_run(t->fcproj_forward, t->partial, Ts, B * C, mlp_slice, &mlp, layer);
     residual_forward(out, s->x2, y, params_weight(p, FCPROJB, layer), rows, C, stream);
@@ -161,10 +159,9 @@ static void mlp_slice_backward(void *argument, const cf_span *span, cf_stream *s
         int64_t row = (span->row + i * span->row_stride) * t->B, rows = span->rows * t->B;
         const real *dy = (const real *)(span->data + i * span->data_stride);    // (rows, C)
         real *fch = j->s->fch + row * j->Fl, *hidden = t->hidden + row * j->Fl; // (rows, Fl)
-        linear_dgrad(t->dhidden, dy, j->w, rows, j->Fl, j->C, stream);
+        linear_dgrad_gelu(t->dhidden + row * j->Fl, dy, j->w, fch, rows, j->Fl, j->C, stream);
         gelu_forward(hidden, fch, rows * j->Fl, stream);
         if (j->dw) linear_wgrad(j->dw, dy, hidden, rows, j->Fl, j->C, stream);
-        gelu_backward(fch, t->dhidden, fch, rows * j->Fl, stream); // from here on fch holds its gradient
     }
 }
 
@@ -222,9 +219,9 @@ static void mlp_backward(tpsp *t, tpsp_saved *s, const parameters *p, int layer,
     job j = make_job(t, s, p, FCPROJW, layer);
     cf_fuse_run(t->fcproj_backward, t->wide, Ts, t->B * C, mlp_slice_backward, &j, layer);
     if (!j.dw) take_weight_gradient(t, p, FCPROJW, layer, t->wide, t->hidden);
-    norm_column_backward(t, &t->fc, p, layer, tensor, s->x2, s->mean2, s->rstd2, s->fch, 4 * C / N, dx);
+    norm_column_backward(t, &t->fc, p, layer, tensor, s->x2, s->mean2, s->rstd2, t->dhidden, 4 * C / N, dx);
     if (weight_gradient_fuses(t->pass, p, FCW, layer))
-        take_weight_gradient(t, p, FCW, layer, s->fch, t->wide);
+        take_weight_gradient(t, p, FCW, layer, t->dhidden, t->wide);
 }
 
 static void attention_half_backward(tpsp *t, tpsp_saved *s, const parameters *p, int layer, real *dx) {

@@ -2,7 +2,7 @@
 // everything is split by sequence. Every exchange is a fused operation of commfuse:
 //
 //   forward    layer norm → (all-gather ▸ QKV) → (attention ▸ projection ▸ reduce-scatter) → residual
-//              layer norm → (all-gather ▸ fc1) → (GELU ▸ fc2 ▸ reduce-scatter) → residual
+//              layer norm → (all-gather ▸ fc1, GELU) → (fc2 ▸ reduce-scatter) → residual
 //   backward   the mirror: (all-gather of dY ▸ dgrad, wgrad per slice) for the row-parallel half, and
 //              (dgrad ▸ reduce-scatter) with the all-gather of the saved input behind it, wgrad as its
 //              slices arrive, for the column-parallel half
@@ -38,7 +38,7 @@ typedef struct tpsp {
     real *wide;    // (T, B, C) what all-gather fills
     real *partial; // (T, B, C) what reduce-scatter sums
     real *hidden;  // (T, B, Fl) GELU
-    real *dhidden; // (T, B, Fl)
+    real *dhidden; // (T, B, Fl) gradient in front of the GELU
     real *dheads;  // (T, B, Cl)
     real *dqkv;    // (T, B, 3 Cl)
     precise *norm_scratch, *attention_scratch;
@@ -53,7 +53,7 @@ typedef struct tpsp_saved {
     precise *lse;           // (T, B, Hl)
     real *x2;               // (Ts, B, C)
     precise *mean2, *rstd2; // (Ts, B)
-    real *fch;              // (T, B, Fl) before GELU; backward turns it into its gradient
+    real *fch;              // (T, B, Fl) before GELU
 } tpsp_saved;
 
 void tpsp_create(tpsp *t, cf_context *context, const cf_group *group, const backward_pass *pass,
@@ -70,12 +70,13 @@ void tpsp_forward(tpsp *t, tpsp_saved *s, const parameters *p, int layer, real *
 void tpsp_backward(tpsp *t, tpsp_saved *s, const parameters *p, int layer, real *dx);
 void tpsp_backward_qkvw(tpsp *t, const parameters *p, int layer);
 
-// out (T·B, OC) = gathered x · wᵀ + bias; the own shard of x is in place at full + rank · Ts.
+// out (T·B, OC) = gathered x · wᵀ + bias; the own shard of x is in place at full + rank · Ts. activated: its GELU;
+// NULL: not wanted.
 void column_create(column_linear *c, cf_context *context, const cf_group *group, const char *name,
                    int64_t capacity, overlap o, bool gathers);
 void column_free(column_linear *c);
-void column_forward(column_linear *c, real *out, real *full, const real *w, const real *bias, int64_t Ts,
-                    int64_t B, int64_t IC, int64_t OC, int layer);
+void column_forward(column_linear *c, real *out, real *activated, real *full, const real *w, const real *bias,
+                    int64_t Ts, int64_t B, int64_t IC, int64_t OC, int layer);
 // dw (OC, IC) += dyᵀ · x (NULL: left to the caller, all of x is in full then), and the gradient of the own
 // shard of x is returned (valid until the next run).
 // full: the own shard of x in place, the rest gathered here; all of x where c->gather is NULL.

@@ -201,9 +201,8 @@ void up_forward(up *u, up_saved *s, const parameters *p, int layer, real *out) {
     attention_half_forward(u, s, p, layer);
     layernorm_forward(u->norm, s->mean2, s->rstd2, s->x2, params_weight(p, LN2W, layer),
                       params_weight(p, LN2B, layer), rows, C, stream);
-    linear_forward(s->fch, u->norm, params_weight(p, FCW, layer), params_weight(p, FCB, layer), rows, C,
-                   4 * C, stream);
-    gelu_forward(u->hidden, s->fch, rows * 4 * C, stream);
+    linear_forward_gelu(u->hidden, s->fch, u->norm, params_weight(p, FCW, layer),
+                        params_weight(p, FCB, layer), rows, C, 4 * C, stream);
     linear_forward(u->y, u->hidden, params_weight(p, FCPROJW, layer), NULL, rows, 4 * C, C, stream);
     residual_forward(out, s->x2, u->y, params_weight(p, FCPROJB, layer), rows, C, stream);
 }
@@ -225,15 +224,14 @@ static void mlp_backward(up *u, up_saved *s, const parameters *p, int layer, rea
     int64_t C = p->shape.C, rows = u->T / u->group->size * u->B;
     const real *ln_w = params_weight(p, LN2W, layer), *ln_b = params_weight(p, LN2B, layer);
     linear_bias_grad(params_grad(p, FCPROJB, layer), dx, rows, C, stream);
-    linear_dgrad(u->dhidden, dx, params_weight(p, FCPROJW, layer), rows, 4 * C, C, stream);
+    linear_dgrad_gelu(u->dhidden, dx, params_weight(p, FCPROJW, layer), s->fch, rows, 4 * C, C, stream);
     gelu_forward(u->hidden, s->fch, rows * 4 * C, stream);
     u->dy[0] = dx, u->x[0] = u->hidden;
     take_weight_gradient(u, p, FCPROJW, layer, 1);
-    gelu_backward(s->fch, u->dhidden, s->fch, rows * 4 * C, stream); // from here on fch holds its gradient
-    linear_bias_grad(params_grad(p, FCB, layer), s->fch, rows, 4 * C, stream);
-    linear_dgrad(u->dnorm, s->fch, params_weight(p, FCW, layer), rows, C, 4 * C, stream);
+    linear_bias_grad(params_grad(p, FCB, layer), u->dhidden, rows, 4 * C, stream);
+    linear_dgrad(u->dnorm, u->dhidden, params_weight(p, FCW, layer), rows, C, 4 * C, stream);
     layernorm_forward(u->norm, NULL, NULL, s->x2, ln_w, ln_b, rows, C, stream);
-    u->dy[0] = s->fch, u->x[0] = u->norm;
+    u->dy[0] = u->dhidden, u->x[0] = u->norm;
     take_weight_gradient(u, p, FCW, layer, 1);
     layernorm_backward(dx, params_grad(p, LN2W, layer), params_grad(p, LN2B, layer), u->dnorm, s->x2, ln_w,
                        s->mean2, s->rstd2, u->norm_scratch, rows, C, stream);

@@ -49,7 +49,7 @@ typedef struct up_saved {
     real *groups;           // (N, Ts, B, Cl) arrived: the own rows' heads, group by group
     real *x2;               // (Ts, B, C)
     precise *mean2, *rstd2; // (Ts, B)
-    real *fch;              // (Ts, B, 4C) before GELU; backward turns it into its gradient
+    real *fch;              // (Ts, B, 4C) before GELU
 } up_saved;
 
 void up_create(up *u, cf_context *context, const cf_group *group, const backward_pass *pass, gpt_shape shape,
