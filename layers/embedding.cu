@@ -139,10 +139,11 @@ static int64_t scratch_length(int64_t R) {
     return ceil_div(R, KEYS) * KEYS;
 }
 
-static void grow_scratch(int64_t R) {
+static void grow_scratch(int64_t R, cf_stream *stream) {
     if (R <= scratch.R) return;
     if (R > INT32_MAX - STRETCH)
         cf_die("lower --micro-batch or --seq", "embedding: %lld rows in one pass", (long long)R);
+    if (scratch.memory) cf_stream_sync(stream); // an earlier call may be using it
     cf_free(scratch.memory);
     scratch.R = R;
     scratch.memory =
@@ -154,7 +155,7 @@ typedef struct order {
 } order;
 
 static order sort_rows(const int32_t *tokens, int64_t first, int64_t count, int64_t R, cf_stream *stream) {
-    grow_scratch(R);
+    grow_scratch(R, stream);
     int64_t length = scratch_length(R);
     int32_t *keys = scratch.memory, *rows = keys + length, *other_keys = rows + length,
             *other_rows = other_keys + length;

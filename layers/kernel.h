@@ -44,20 +44,21 @@ static __device__ inline void set(real &to, float x) {
 
 template <int W> struct values { float at[W]; };
 
-// Sixteen bytes in one register tuple: left to itself, the compiler takes some stores of packs apart.
-typedef uint4 __attribute__((may_alias)) sixteen_bytes;
-
 template <typename T> static __device__ inline cf_pack<T> load_pack(const T *from) {
-    sixteen_bytes bits = *(const sixteen_bytes *)from;
-    cf_pack<T> pack;
-    memcpy(&pack, &bits, sizeof pack);
-    return pack;
+    return *(const cf_pack<T> *)from;
 }
 
+// In so many words, because the compiler takes some of these stores apart.
 template <typename T> static __device__ inline void store_pack(T *to, const cf_pack<T> &pack) {
-    sixteen_bytes bits;
-    memcpy(&bits, &pack, sizeof bits);
-    *(sixteen_bytes *)to = bits;
+#ifdef __CUDA_ARCH__
+    unsigned word[4];
+    memcpy(word, &pack, sizeof word);
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(word[0]), "r"(word[1]),
+                 "r"(word[2]), "r"(word[3])
+                 : "memory");
+#else
+    *(cf_pack<T> *)to = pack;
+#endif
 }
 
 // W elements, where W is 1, or from and to lie on sixteen-byte boundaries and W elements fill some of them.
