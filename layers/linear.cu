@@ -4,6 +4,9 @@
 // matrix is its own transpose there: so operands change places and nothing is moved. A bias, one value for each
 // column of ours, is one for each row of cuBLASLt's, as its fused epilogue wants it.
 //
+// GELU and its derivative are applied in epilogues too (the tanh approximation, as ours), where cuBLASLt offers them:
+// the widest activation is then written once instead of written, read and written. Elsewhere kernels follow.
+//
 // Sums are taken in fp32. real = float computes in fp32 throughout, TF32 is off; real = bf16 reads bf16 and writes
 // bf16 (forward, dgrad) or fp32 (wgrad, which adds to the gradient in place).
 //
@@ -20,6 +23,7 @@
 #include <cublasLt.h>
 #include <string.h>
 #include "../commfuse/cuda.h"
+#include "elementwise.h"
 
 enum { CANDIDATES = 8, STREAMS_MAX = 8, PLANS_MAX = 512 };
 static const int64_t WORKSPACE = 32 << 20; // bytes; what cuBLAS recommends for Hopper
@@ -30,15 +34,23 @@ static const cudaDataType_t REAL_TYPE = CUDA_R_16BF;
 static const cudaDataType_t REAL_TYPE = CUDA_R_32F;
 #endif
 
-// One kind of product, row-major: c (m, n) = op(a) (m, k) · op(b) (k, n) + beta · c + bias. Numbers alone, of one
-// type, so that two of them can be compared byte by byte.
+// What is done to a product before it is written: a bias is added; its GELU is taken, and `pre` gets what was in
+// front of it; it is multiplied by the derivative of GELU at `pre`. NULL: not that.
+typedef struct epilogue {
+    cublasLtEpilogue_t kind;
+    const real *bias, *pre;
+} epilogue;
+static const epilogue PLAIN = {CUBLASLT_EPILOGUE_DEFAULT, NULL, NULL};
+
+// One kind of product, row-major: c (m, n) = op(a) (m, k) · op(b) (k, n) + beta · c, and an epilogue. Numbers
+// alone, of one type, so that two of them can be compared byte by byte.
 typedef struct product {
     int64_t transpose_a, transpose_b;
     int64_t m, n, k, lda, ldb, ldc;
-    int64_t c_type;                                        // cudaDataType_t
-    int64_t beta;                                          // 0 or 1
-    int64_t with_bias;                                     // 0 or 1
-    int64_t aligned_a, aligned_b, aligned_c, aligned_bias; // bytes
+    int64_t c_type;                                                     // cudaDataType_t
+    int64_t beta;                                                       // 0 or 1
+    int64_t epilogue;                                                   // cublasLtEpilogue_t
+    int64_t aligned_a, aligned_b, aligned_c, aligned_bias, aligned_pre; // bytes
 } product;
 
 typedef struct plan {
@@ -68,7 +80,8 @@ static void check(cublasStatus_t status, const char *call, const product *p) {
         "%.*s: %s: product (%lld, %lld) · (%lld, %lld)%s%s%s, rows of %lld, %lld, %lld elements",
         (int)strcspn(call, "("), call, cublasLtGetStatusString(status), (long long)p->m, (long long)p->k,
         (long long)p->k, (long long)p->n, p->transpose_a ? ", first transposed" : "",
-        p->transpose_b ? ", second transposed" : "", p->with_bias ? ", with bias" : "", (long long)p->lda,
+        p->transpose_b ? ", second transposed" : "",
+        p->epilogue == CUBLASLT_EPILOGUE_DEFAULT ? "" : ", with an epilogue", (long long)p->lda,
         (long long)p->ldb, (long long)p->ldc);
 }
 
@@ -93,16 +106,22 @@ static void set_operation(plan *p, cublasLtMatmulDescAttributes_t name, const vo
     CHECK(cublasLtMatmulDescSetAttribute(p->operation, name, value, bytes), &p->of);
 }
 
-static void describe(plan *p, const real *bias) {
+// Addresses change from call to call, all else of a plan stays.
+static void set_addresses(plan *p, const epilogue *e) {
+    if (e->bias) set_operation(p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &e->bias, sizeof e->bias);
+    if (e->pre) set_operation(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &e->pre, sizeof e->pre);
+}
+
+static void describe(plan *p, const epilogue *e) {
     const product *of = &p->of;
     const cublasOperation_t keep = CUBLAS_OP_N, transpose = CUBLAS_OP_T;
-    const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
     CHECK(cublasLtMatmulDescCreate(&p->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), of);
     // Theirs: the first operand is our second.
     set_operation(p, CUBLASLT_MATMUL_DESC_TRANSA, of->transpose_b ? &transpose : &keep, sizeof keep);
     set_operation(p, CUBLASLT_MATMUL_DESC_TRANSB, of->transpose_a ? &transpose : &keep, sizeof keep);
-    if (bias) set_operation(p, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
-    if (bias) set_operation(p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
+    set_operation(p, CUBLASLT_MATMUL_DESC_EPILOGUE, &e->kind, sizeof e->kind);
+    if (e->pre) set_operation(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &of->ldc, sizeof of->ldc);
+    set_addresses(p, e);
     // Columns of theirs are rows of ours as stored.
     CHECK(cublasLtMatrixLayoutCreate(&p->a, REAL_TYPE, (uint64_t)(of->transpose_a ? of->m : of->k),
                                      (uint64_t)(of->transpose_a ? of->k : of->m), of->lda),
@@ -124,7 +143,8 @@ static void prefer(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferen
 static void choose_algorithm(plan *p) {
     const product *of = &p->of;
     const uint64_t bytes = (uint64_t)WORKSPACE;
-    const int64_t aligned_d = of->aligned_c < of->aligned_bias ? of->aligned_c : of->aligned_bias;
+    int64_t aligned_d = of->aligned_c < of->aligned_bias ? of->aligned_c : of->aligned_bias;
+    if (of->aligned_pre < aligned_d) aligned_d = of->aligned_pre;
     cublasLtMatmulPreference_t preference;
     cublasLtMatmulHeuristicResult_t result[CANDIDATES];
     int found = 0;
@@ -149,30 +169,31 @@ static void choose_algorithm(plan *p) {
     CHECK(cublasLtMatmulPreferenceDestroy(preference), of);
 }
 
-static plan *plan_for(const product *of, const real *bias) {
+static plan *plan_for(const product *of, const epilogue *e) {
     for (int i = 0; i < blas.plans; i++)
         if (memcmp(&blas.list[i].of, of, sizeof *of) == 0) return &blas.list[i];
     if (!blas.handle) CHECK(cublasLtCreate(&blas.handle), of);
     if (blas.plans == PLANS_MAX) cf_die(NULL, "linear: more than %d kinds of products", PLANS_MAX);
     plan *p = &blas.list[blas.plans++];
     p->of = *of;
-    describe(p, bias);
+    describe(p, e);
     choose_algorithm(p);
     return p;
 }
 
-// False: cuBLASLt has no algorithm that adds this bias.
-static bool multiply(product of, const real *a, const real *b, void *c, const real *bias, cf_stream *stream) {
+// False: cuBLASLt has no algorithm with this epilogue.
+static bool multiply(product of, const real *a, const real *b, void *c, epilogue e, cf_stream *stream) {
     const float one = 1, beta = (float)of.beta;
-    of.with_bias = bias != NULL;
+    of.epilogue = e.kind;
     of.aligned_a = alignment(a);
     of.aligned_b = alignment(b);
     of.aligned_c = alignment(c);
-    of.aligned_bias = alignment(bias);
-    plan *p = plan_for(&of, bias);
-    if (!p->possible && bias) return false;
+    of.aligned_bias = alignment(e.bias);
+    of.aligned_pre = alignment(e.pre);
+    plan *p = plan_for(&of, &e);
+    if (!p->possible && e.kind != CUBLASLT_EPILOGUE_DEFAULT) return false;
     if (!p->possible) CHECK(CUBLAS_STATUS_NOT_SUPPORTED, &of);
-    if (bias) set_operation(p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
+    set_addresses(p, &e);
     CHECK(cublasLtMatmul(blas.handle, p->operation, &one, b, p->b, a, p->a, &beta, c, p->c, c, p->c,
                          &p->algorithm, workspace(stream), (size_t)WORKSPACE, cf_cuda_stream(stream)),
           &of);
@@ -209,30 +230,49 @@ void linear_forward(real *out, const real *x, const real *w, const real *bias, i
                     int64_t OC, cf_stream *stream) {
     if (R == 0 || OC == 0) return;
     if (bias) {
-        if (IC > 0 && multiply(dense(false, true, R, OC, IC, 0), x, w, out, bias, stream)) return;
+        const epilogue e = {CUBLASLT_EPILOGUE_BIAS, bias, NULL};
+        if (IC > 0 && multiply(dense(false, true, R, OC, IC, 0), x, w, out, e, stream)) return;
         cf_launch(fill_with_bias, dim3((unsigned)((R * OC + THREADS - 1) / THREADS)), dim3(THREADS), stream,
                   out, bias, R * OC, OC);
     }
     const product of = dense(false, true, R, OC, IC, bias ? 1 : 0);
-    if (!over_nothing(of, out, stream)) multiply(of, x, w, out, NULL, stream);
+    if (!over_nothing(of, out, stream)) multiply(of, x, w, out, PLAIN, stream);
 }
 
 void linear_forward_add(real *out, const real *x, const real *w, int64_t R, int64_t IC, int64_t OC,
                         cf_stream *stream) {
     const product of = dense(false, true, R, OC, IC, 1);
-    if (!over_nothing(of, out, stream)) multiply(of, x, w, out, NULL, stream);
+    if (!over_nothing(of, out, stream)) multiply(of, x, w, out, PLAIN, stream);
+}
+
+void linear_forward_gelu(real *out, real *pre, const real *x, const real *w, const real *bias, int64_t R,
+                         int64_t IC, int64_t OC, cf_stream *stream) {
+    const epilogue e = {CUBLASLT_EPILOGUE_GELU_AUX_BIAS, bias, pre};
+    if (R == 0 || OC == 0) return;
+    if (IC > 0 && multiply(dense(false, true, R, OC, IC, 0), x, w, out, e, stream)) return;
+    linear_forward(pre, x, w, bias, R, IC, OC, stream);
+    gelu_forward(out, pre, R * OC, stream);
 }
 
 void linear_dgrad(real *dx, const real *dy, const real *w, int64_t R, int64_t IC, int64_t OC,
                   cf_stream *stream) {
     const product of = dense(false, false, R, IC, OC, 0);
-    if (!over_nothing(of, dx, stream)) multiply(of, dy, w, dx, NULL, stream);
+    if (!over_nothing(of, dx, stream)) multiply(of, dy, w, dx, PLAIN, stream);
 }
 
 void linear_dgrad_add(real *dx, const real *dy, const real *w, int64_t R, int64_t IC, int64_t OC,
                       cf_stream *stream) {
     const product of = dense(false, false, R, IC, OC, 1);
-    if (!over_nothing(of, dx, stream)) multiply(of, dy, w, dx, NULL, stream);
+    if (!over_nothing(of, dx, stream)) multiply(of, dy, w, dx, PLAIN, stream);
+}
+
+void linear_dgrad_gelu(real *dpre, const real *dy, const real *w, const real *pre, int64_t R, int64_t IC,
+                       int64_t OC, cf_stream *stream) {
+    const epilogue e = {CUBLASLT_EPILOGUE_DGELU, NULL, pre};
+    if (R == 0 || IC == 0) return;
+    if (OC > 0 && multiply(dense(false, false, R, IC, OC, 0), dy, w, dpre, e, stream)) return;
+    linear_dgrad(dpre, dy, w, R, IC, OC, stream);
+    gelu_backward(dpre, dpre, pre, R * IC, stream);
 }
 
 void linear_wgrad(precise *dw, const real *dy, const real *x, int64_t R, int64_t IC, int64_t OC,
@@ -246,7 +286,7 @@ void linear_wgrad_rows(precise *dw, const real *dy, int64_t dy_row, const real *
     product of = dense(true, false, rows, IC, R, 1);
     of.lda = dy_row;
     of.c_type = CUDA_R_32F;
-    multiply(of, dy, x, dw, NULL, stream);
+    multiply(of, dy, x, dw, PLAIN, stream);
 }
 
 // Bias gradient. First each block sums some rows of LANES · N columns: a warp takes consecutive rows, a lane N
