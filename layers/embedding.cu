@@ -1,19 +1,20 @@
 // Token and position embedding on the GPU.
 //
 // The scatter-add of token gradients must have the same bits every time, so nothing is added atomically:
-// every element of the table is summed by one thread in row order. For that the rows are sorted by token, rows of
-// the same token staying in order, and a block then adds the run of rows that belongs to its token. Tokens
-// are few bytes beside the rows they stand for, so the sort is a plain one, by digits of eight bits, lowest first,
-// one kernel a digit: a block per value of the digit, which reads all keys twice. First it counts those
-// that go before its own, and so knows where they begin; then it writes its own down in order, finding
-// the place of each by a prefix sum over the block. Tokens held elsewhere get the key `count` and go last.
+// every element of the table is summed by one thread in row order. For that the rows are sorted by token,
+// rows of the same token staying in order, and a block then adds the run of rows that belongs to its token.
+// Tokens are few bytes beside the rows they stand for, so the sort is a plain one, by digits of eight bits,
+// lowest first, one kernel a digit: a block per value of the digit, which reads all keys twice. First it
+// counts those that go before its own, and so knows where they begin; then it writes its own down in order,
+// finding the place of each by a prefix sum over the block. Tokens held elsewhere get the key `count` and go
+// last.
 //
-// 65536 rows and 50257 tokens: two digits, 4 · 256 reads of 256 KiB, all from the L2 cache. What a
-// run costs is its length, as the sum is serial: FLIGHT rows are loaded at a time. The longest runs are those of
-// the commonest tokens, some per cent of the rows.
+// 65536 rows and 50257 tokens: two digits, 4 · 256 reads of 256 KiB, all from the L2 cache. What a run costs
+// is its length, as the sum is serial: FLIGHT rows are loaded at a time. The longest runs are those of the
+// commonest tokens, some per cent of the rows.
 //
-// Keys and rows lie in scratch of this file, grown at the first call with more rows than before, and used by one
-// stream at a time.
+// Keys and rows lie in scratch of this file, grown at the first call with more rows than before, and used by
+// one stream at a time.
 #include "embedding.h"
 #include "kernel.h"
 

@@ -1,16 +1,17 @@
 // What the model's own kernels share. For .cu files alone.
 //
 // All of them are limited by memory, so they differ little: a thread moves sixteen bytes at a time where
-// addresses allow (PACK elements of real, W = PACK below) and single elements elsewhere (W = 1), arithmetic is
-// in float whatever the element type, and a value is rounded once, when it is stored. Three ways to cut work:
+// addresses allow (PACK elements of real, W = PACK below) and single elements elsewhere (W = 1), arithmetic
+// is in float whatever the element type, and a value is rounded once, when it is stored. Three ways to cut
+// work:
 //
 //   each()      n independent elements: packs first, and the elements left over by threads of the same kernel
 //   tile        rows that have columns in common: a thread keeps its columns and takes several rows
 //   row cut     a long row for one block: elements before the first sixteen-byte boundary, packs, the rest
 //
 // Sums have a fixed order: within a thread that of the elements, within a warp a butterfly (which gives every
-// lane the same bits, addition being commutative), within a block that of the warps. The number of blocks, too,
-// follows from the shape alone, never from the GPU.
+// lane the same bits, addition being commutative), within a block that of the warps. The number of blocks,
+// too, follows from the shape alone, never from the GPU.
 #ifndef KERNEL_H
 #define KERNEL_H
 

@@ -1,15 +1,15 @@
 // Layer normalisation on the GPU.
 //
 // A block is as wide as a row: a thread holds W neighbouring columns in registers, so the row is read once
-// and its variance is that of the differences from the mean. ROWS rows are treated at once, so that their loads
-// are in flight together and one block-wide reduction serves all of them. Rows that are too long for that, or
-// long and not on sixteen-byte boundaries, are walked through several times by the kernels with `long` in
-// their name; the cache has them by then.
+// and its variance is that of the differences from the mean. ROWS rows are treated at once, so that their
+// loads are in flight together and one block-wide reduction serves all of them. Rows that are too long for
+// that, or long and not on sixteen-byte boundaries, are walked through several times by the kernels with
+// `long` in their name; the cache has them by then.
 //
-// Backward: the rows are cut into at most PARTIALS stretches, whatever the GPU, a block for each. A thread adds
-// up dw and db of its columns over the block's rows in row order and leaves them in the block's part of the
-// scratch. A second kernel adds these partial sums: a warp takes 32 columns and a fixed share of the partials, in
-// order, and the warps' sums are added in order.
+// Backward: the rows are cut into at most PARTIALS stretches, whatever the GPU, a block for each. A thread
+// adds up dw and db of its columns over the block's rows in row order and leaves them in the block's part of
+// the scratch. A second kernel adds these partial sums: a warp takes 32 columns and a fixed share of the
+// partials, in order, and the warps' sums are added in order.
 #include "layernorm.h"
 #include "kernel.h"
 
