@@ -1,14 +1,14 @@
 // Calls every function of the layers that has a twin on the other device, on the same inputs everywhere, and
 // writes what comes out into a file, for tests/layers/compare_twins.py to compare with another build's:
 //
-//     tool_twins OUT [--seed N] [--round] [--repeat] [--small] [--only NAME] [--threads N]
+//     tool_twins OUT [--seed N] [--round] [--repeat] [--small] [--only NAMES] [--threads N]
 //
 //     --round    inputs of type `real` are rounded to bf16 in every build, so that a float build can be compared
 //                with a bf16 build, which demands it
 //     --repeat   each case twice: the same bits, and no more memory than after the first time
 //     --small    leave the large cases out, for sanitizers
-//     --only     cases of this name: linear, attention, layernorm, elementwise, embedding, crossentropy, adamw,
-//                device
+//     --only     cases of these names, with commas between them: linear, attention, layernorm, elementwise,
+//                embedding, crossentropy, adamw, device
 //     --threads  of a CPU build, which must not change a bit of most results
 //
 // One case is one shape of one header's functions. It makes its inputs from (seed, case, tensor, index), so the
@@ -18,7 +18,7 @@
 // tensor, must still be what it was. A fault found here is told at once and the exit status is 1.
 //
 // The file: a line of JSON that says what wrote it, then for each output a line of JSON (function, tensor, case,
-// type f4 or f8, count) and its elements, in the order of this machine's bytes.
+// whether it is of type `real`, type f4 or f8, count) and its elements, in the order of this machine's bytes.
 #include "tensors.h"
 #include "layers/adamw.h"
 #include "layers/attention.h"
@@ -122,8 +122,10 @@ static void keep_rows(tool *t, const char *function, const char *name, const ten
     int64_t count = rows * row;
     int length =
         snprintf(line, sizeof line,
-                 "{\"function\":\"%s\",\"tensor\":\"%s\",\"case\":\"%s\",\"type\":\"%s\",\"count\":%lld}\n",
-                 function, name, t->shape, wide ? "f8" : "f4", (long long)count);
+                 "{\"function\":\"%s\",\"tensor\":\"%s\",\"case\":\"%s\",\"real\":%s,\"type\":\"%s\","
+                 "\"count\":%lld}\n",
+                 function, name, t->shape, x->of == OF_REAL ? "true" : "false", wide ? "f8" : "f4",
+                 (long long)count);
     append(t, line, length);
     for (int64_t i = 0; i < count; i++) {
         double value = element_get(host, x->of, first * row + i);
@@ -583,8 +585,16 @@ static void check_repetition(tool *t, const test_case *c) {
     t->size = size;
 }
 
+static bool wanted(const tool *t, const test_case *c) {
+    size_t length = strlen(c->name);
+    if (t->small && c->large) return false;
+    for (const char *at = t->only; *at; at += strcspn(at, ","), at += *at == ',')
+        if (strcspn(at, ",") == length && strncmp(at, c->name, length) == 0) return true;
+    return !*t->only;
+}
+
 static void run_case(tool *t, const test_case *c) {
-    if ((t->small && c->large) || (*t->only && strcmp(t->only, c->name) != 0)) return;
+    if (!wanted(t, c)) return;
     t->cases++;
     t->shift = (int64_t)(t->case_number % 2);
     t->size = 0;
@@ -620,7 +630,7 @@ int main(int count, char **words) {
     static tool t = {.seed = 1, .only = ""};
     int64_t threads = 0;
     if (count < 2 || words[1][0] == '-')
-        cf_die("usage: tool_twins OUT [--seed N] [--round] [--repeat] [--small] [--only NAME] [--threads N]",
+        cf_die("usage: tool_twins OUT [--seed N] [--round] [--repeat] [--small] [--only NAMES] [--threads N]",
                "tool_twins: no file to write");
     parse(&t, count, words, &threads);
     cf_device_open(0);
@@ -642,6 +652,7 @@ int main(int count, char **words) {
         run_case(&t, &c);
     }
     if (fclose(t.out) != 0) cf_die("free space on its disk", "%s cannot be written", words[1]);
+    if (t.cases == 0) cf_die("see the top of tests/layers/tool_twins.c", "--only %s names no case", t.only);
     printf("%s, %s: %d cases, %d faults\n", cf_device_name(), cf_dtype_name(REAL_DTYPE), t.cases, t.faults);
     cf_stream_free(t.stream);
     free(t.records);

@@ -1,0 +1,116 @@
+#!/usr/bin/env python3
+"""The same GPT-2 in PyTorch, to compare step times with: what a user would write today, no less.
+
+    torch_gpt.py LAYERS CHANNELS HEADS BATCH SEQ [--vocab 50304] [--steps 12] [--warmup 5] [--no-compile]
+
+fp32 master weights under bf16 autocast, torch.compile, flash attention (scaled_dot_product_attention), fused AdamW,
+gradient clipping by the global norm, tied embeddings, biases, GELU by tanh: the model and the recipe of train_gpt, one
+micro-batch a step, random tokens that are on the GPU already. Times are between two CUDA events around a step. Prints
+one JSON object: median step_ms of the timed steps and their spread (slowest - fastest) / median, tokens_per_s,
+flops_per_token = 6 P + 6 L C T with P without the position embedding, peak memory, seconds that compiling took, the
+last loss.
+"""
+import argparse
+import json
+import math
+import statistics
+import sys
+import time
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self, channels, heads):
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(channels), nn.LayerNorm(channels)
+        self.qkv, self.attproj = nn.Linear(channels, 3 * channels), nn.Linear(channels, channels)
+        self.fc, self.fcproj = nn.Linear(channels, 4 * channels), nn.Linear(4 * channels, channels)
+
+    def forward(self, x):  # (B, T, C)
+        B, T, C = x.shape
+        q, k, v = (part.view(B, T, self.heads, -1).transpose(1, 2) for part in self.qkv(self.norm1(x)).chunk(3, -1))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.attproj(mixed.transpose(1, 2).reshape(B, T, C))
+        return x + self.fcproj(F.gelu(self.fc(self.norm2(x)), approximate="tanh"))
+
+
+class GPT(nn.Module):
+    def __init__(self, layers, channels, heads, seq, vocab):
+        super().__init__()
+        self.wte, self.wpe = nn.Embedding(vocab, channels), nn.Embedding(seq, channels)
+        self.blocks = nn.ModuleList(Block(channels, heads) for _ in range(layers))
+        self.norm = nn.LayerNorm(channels)
+        for name, w in self.named_parameters():
+            if w.dim() == 2:
+                nn.init.normal_(w, std=0.02 / math.sqrt(2 * layers) if "proj" in name else 0.02)
+
+    def forward(self, inputs, targets):  # (B, T)
+        x = self.wte(inputs) + self.wpe.weight[:inputs.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        logits = F.linear(self.norm(x), self.wte.weight)
+        return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1))
+
+
+def optimizer_of(model):
+    matrices = [p for p in model.parameters() if p.dim() == 2]
+    vectors = [p for p in model.parameters() if p.dim() < 2]
+    groups = [dict(params=matrices, weight_decay=0.1), dict(params=vectors, weight_decay=0.0)]
+    return torch.optim.AdamW(groups, lr=3e-4, betas=(0.9, 0.95), eps=1e-8, fused=True)
+
+
+def train(model, run, inputs, targets, steps):
+    """Times of the steps in ms, and the last loss."""
+    optimizer = optimizer_of(model)
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
+    marks[0].record()
+    for step in range(steps):
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = run(inputs, targets)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        marks[step + 1].record()
+    torch.cuda.synchronize()
+    return [a.elapsed_time(b) for a, b in zip(marks, marks[1:])], float(loss)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("layers", "channels", "heads", "batch", "seq"):
+        parser.add_argument(name, type=int)
+    parser.add_argument("--vocab", type=int, default=50304)
+    parser.add_argument("--steps", type=int, default=12, help="timed")
+    parser.add_argument("--warmup", type=int, default=5)
+    parser.add_argument("--no-compile", action="store_true")
+    o = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("torch sees no GPU")
+    torch.manual_seed(1)
+    torch.set_float32_matmul_precision("high")  # what is left in fp32 may use TF32
+    model = GPT(o.layers, o.channels, o.heads, o.seq, o.vocab).cuda()
+    run = model if o.no_compile else torch.compile(model)
+    inputs, targets = torch.randint(o.vocab, (2, o.batch, o.seq), device="cuda")
+    begin = time.monotonic()
+    train(model, run, inputs, targets, 1)
+    first_s = time.monotonic() - begin
+    ms, loss = train(model, run, inputs, targets, o.warmup + o.steps)
+    ms = ms[o.warmup:]
+    median = statistics.median(ms)
+    parameters = sum(p.numel() for p in model.parameters()) - model.wpe.weight.numel()
+    print(json.dumps({
+        "framework": f"torch {torch.__version__}", "device": torch.cuda.get_device_name(), "layers": o.layers,
+        "channels": o.channels, "heads": o.heads, "batch": o.batch, "seq": o.seq, "vocab": o.vocab,
+        "compiled": not o.no_compile, "steps": len(ms), "step_ms": median, "spread": (max(ms) - min(ms)) / median,
+        "tokens_per_s": o.batch * o.seq / median * 1e3,
+        "flops_per_token": 6 * parameters + 6 * o.layers * o.channels * o.seq,
+        "memory_mib": torch.cuda.max_memory_allocated() / 2**20, "first_step_s": first_s, "loss": loss}))
+
+
+if __name__ == "__main__":
+    main()
