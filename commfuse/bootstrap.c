@@ -158,6 +158,10 @@ static int rank_of(const sockets *s, int index) {
 }
 
 CF_NORETURN static void lost(const sockets *s, int rank, const char *host) {
+    if (rank == 0) { // perhaps because of an error that this rank is about to find, too
+        nap();
+        cf_die_heard();
+    }
     cf_die("see the messages of that rank: it has ended, was killed, or its host is gone",
            "rank %d%s%s%s is gone; rank %d cannot go on without it", rank, *host ? " (" : "", host,
            *host ? ")" : "", s->rank);

@@ -104,6 +104,12 @@ void cf_die(const char *hint, const char *format, ...) {
     leave();
 }
 
+static int listening; // atomic
+
+void cf_die_heard(void) {
+    if (__atomic_load_n(&listening, __ATOMIC_ACQUIRE)) _exit(STATUS);
+}
+
 void cf_die_together(const char *hint, const char *format, ...) {
     pthread_mutex_lock(&self.dying);
     find_self();
@@ -111,7 +117,9 @@ void cf_die_together(const char *hint, const char *format, ...) {
         // Rank 0 speaks for all, and its abort ends this rank meanwhile. Still here: rank 0 did not see the
         // error (a file that only this host lacks, say), so this rank speaks itself.
         signal(SIGTERM, SIG_DFL);
+        __atomic_store_n(&listening, 1, __ATOMIC_RELEASE);
         sleep(FAREWELL_S);
+        __atomic_store_n(&listening, 0, __ATOMIC_RELEASE);
     }
     va_list arguments;
     va_start(arguments, format);

@@ -32,6 +32,10 @@ CF_NORETURN void cf_die(const char *hint, const char *format, ...) CF_PRINTF(2, 
 // all. A rank that is still there seconds later was alone with it and prints it too.
 CF_NORETURN void cf_die_together(const char *hint, const char *format, ...) CF_PRINTF(2, 3);
 
+// Rank 0 has ended: if this rank waits in cf_die_together() for it to speak, it has, and this rank leaves. For
+// transports whose abort cannot end other processes.
+void cf_die_heard(void);
+
 // When a launcher ends this rank because another one is gone, say so before leaving (SIGTERM).
 void cf_die_on_terminate(void);
 

@@ -165,6 +165,11 @@ class Bootstrap(unittest.TestCase):
         process = self.start(1, 2, "gather", timeout_s=2)
         self.assertRegex(self.end(process, 1), r"rank 1 cannot reach rank 0 at 127.0.0.1 port \d+ within 2 s: .*refused")
 
+    def test_all_find_the_same_error(self):
+        processes = self.start_all(4, "together")
+        texts = [self.end(process, 1) for process in processes]
+        self.assertEqual([text.count("all of us are wrong") for text in texts], [1, 0, 0, 0], "".join(texts))
+
     # --- wrong from the start ---
 
     def test_port_is_taken(self):

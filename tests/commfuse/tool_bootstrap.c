@@ -5,6 +5,7 @@
 //     tool_bootstrap TIMEOUT_S die:RANK      that rank gives up, the others stay until ended
 //     tool_bootstrap TIMEOUT_S leave:RANK    that rank ends without a goodbye
 //     tool_bootstrap TIMEOUT_S freeze:RANK   that rank does not take part in an allgather
+//     tool_bootstrap TIMEOUT_S together      all ranks find the same error
 //     tool_bootstrap TIMEOUT_S unequal       ranks give different sizes
 #include <inttypes.h>
 #include <stdio.h>
@@ -52,6 +53,7 @@ int main(int argc, char **argv) {
            b->local_size);
     fflush(stdout);
     if (strcmp(what, "wait") == 0) stay();
+    if (strcmp(what, "together") == 0) cf_die_together(NULL, "all of us are wrong");
     if (chosen == b->rank && strncmp(what, "die", 3) == 0) cf_die("a hint", "rank %d has had enough", chosen);
     if (chosen == b->rank && strncmp(what, "leave", 5) == 0) _exit(0);
     if (chosen == b->rank && strncmp(what, "freeze", 6) == 0) stay();
