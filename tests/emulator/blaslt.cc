@@ -1,4 +1,5 @@
-// cuBLASLt: D = alpha · op(A) · op(B) + beta · C, with a bias to each row of D if asked for.
+// cuBLASLt: D = alpha · op(A) · op(B) + beta · C, and what an epilogue makes of it: a bias to each
+// row, GELU (its tanh form) and its gradient, sums of rows.
 //
 // Everything that the real library would refuse, or accept and do something else with, is checked here: sizes that
 // do not fit, leading dimensions that are too small, a combination of types that it does not have, a workspace that
@@ -34,7 +35,20 @@ struct Desc {
     bool bias_type_given;
     int32_t transpose[2], epilogue;
     const void *bias;
+    char *aux; // what goes into GELU
+    int64_t aux_ld;
+    cudaDataType aux_type;
+    bool aux_type_given;
 };
+enum {
+    BIAS = 4,
+    ROW_SUMS = 16,
+    GELU = 32,
+    GELU_SLOPE = 64,
+    AUX = 128,
+    SUMS_OF_A = 256,
+    SUMS_OF_B = 512
+}; // epilogues' bits
 struct Preference {
     uint64_t workspace;
     uint32_t alignment[4];
@@ -98,6 +112,17 @@ uint64_t hash(const Desc &desc, const Layout *const layout[4]) {
     return h;
 }
 
+cudaDataType bias_type(const Desc &desc, const Layout &d) {
+    return desc.bias_type_given ? desc.bias_type : d.type;
+}
+cudaDataType aux_type(const Desc &desc, const Layout &d) {
+    return desc.aux_type_given ? desc.aux_type : d.type;
+}
+// Elements of the bias, or of the sums that are written in its place.
+int64_t bias_length(int32_t epilogue, int64_t m, int64_t n) {
+    return epilogue & (BIAS | ROW_SUMS | SUMS_OF_A) ? m : epilogue & SUMS_OF_B ? n : 0;
+}
+
 cublasStatus_t check(const Desc &desc, const Layout *const layout[4], int64_t *m, int64_t *n, int64_t *k) {
     static const char name[] = "ABCD";
     for (int i = 0; i < 4; i++) {
@@ -121,10 +146,11 @@ cublasStatus_t check(const Desc &desc, const Layout *const layout[4], int64_t *m
                                                     (a.type == CUDA_R_16BF && d.type != CUDA_R_64F));
     if (!fits || a.type != b.type || c.type != d.type || c.order != d.order)
         return CUBLAS_STATUS_NOT_SUPPORTED;
-    if (desc.epilogue != CUBLASLT_EPILOGUE_DEFAULT && desc.epilogue != CUBLASLT_EPILOGUE_BIAS)
-        return CUBLAS_STATUS_NOT_SUPPORTED;
-    cudaDataType bias = desc.bias_type_given ? desc.bias_type : d.type;
-    if (bias != d.type && bias != a.type) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (desc.epilogue & AUX && (desc.aux_ld < *m || desc.aux_ld % 8))
+        return refuse("aux has ld %lld; it must be at least %lld and a multiple of 8", (long long)desc.aux_ld,
+                      (long long)*m);
+    cudaDataType bias = bias_type(desc, d), aux = aux_type(desc, d);
+    if ((bias != d.type && bias != a.type) || aux != d.type) return CUBLAS_STATUS_NOT_SUPPORTED;
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -187,11 +213,33 @@ void strip(T *sum, const T *a, int64_t rows, int64_t m, const T *const b[4], int
     }
 }
 
+template <typename T> T gelu(T x) {
+    return T(0.5) * x * (T(1) + std::tanh(T(0.7978845608028654) * (x + T(0.044715) * x * x * x)));
+}
+
+template <typename T> T gelu_slope(T x) {
+    const T root = T(0.7978845608028654), cube = T(0.044715), t = std::tanh(root * (x + cube * x * x * x));
+    return T(0.5) * (T(1) + t) + T(0.5) * x * (T(1) - t * t) * root * (T(1) + 3 * cube * x * x);
+}
+
+// One element of the product on its way to D.
+template <typename T> T finish(const Product &p, int64_t row, int64_t col, T sum, const char *c) {
+    const Desc &desc = p.desc;
+    T value = (T)p.alpha * sum;
+    if (p.beta != 0) // C is not read for beta = 0: it may hold NaN
+        value += (T)p.beta * element<T>(c, p.c.type, index(p.c, row, col));
+    if (desc.epilogue & BIAS) value += element<T>(desc.bias, bias_type(desc, p.d), row);
+    int64_t aux = row + col * desc.aux_ld;
+    if (desc.epilogue & GELU && desc.epilogue & AUX) put<T>(desc.aux, aux_type(desc, p.d), aux, value);
+    if (desc.epilogue & GELU) value = gelu(value);
+    if (desc.epilogue & GELU_SLOPE) value *= gelu_slope(element<T>(desc.aux, aux_type(desc, p.d), aux));
+    return value;
+}
+
 template <typename T> void multiply(const Product &p) {
     enum { ROWS = 256 };
-    cudaDataType bias_type = p.desc.bias_type_given ? p.desc.bias_type : p.d.type;
-    bool with_bias = p.desc.epilogue == CUBLASLT_EPILOGUE_BIAS;
-    std::vector<T> sum(4 * ROWS);
+    int32_t epilogue = p.desc.epilogue;
+    std::vector<T> sum(4 * ROWS), sums((size_t)bias_length(epilogue, p.m, p.n));
     for (int64_t batch = 0; batch < p.d.batch; batch++) {
         auto at = [batch](const Layout &l) { return batch * l.stride * (int64_t)size_of(l.type); };
         std::vector<T> a = packed<T>(p.A + at(p.a), p.a, p.desc.transpose[0], p.m, p.k);
@@ -204,16 +252,21 @@ template <typename T> void multiply(const Product &p) {
                 strip(sum.data(), a.data() + i, rows, p.m, column, p.k);
                 for (int64_t q = 0; q < std::min<int64_t>(4, p.n - j); q++)
                     for (int64_t r = 0; r < rows; r++) {
-                        T value = (T)p.alpha * sum[(size_t)(q * rows + r)];
-                        if (p.beta != 0) // C is not read for beta = 0: it may hold NaN
-                            value +=
-                                (T)p.beta * element<T>(p.C + at(p.c), p.c.type, index(p.c, i + r, j + q));
-                        if (with_bias) value += element<T>(p.desc.bias, bias_type, i + r);
+                        T value = finish(p, i + r, j + q, sum[(size_t)(q * rows + r)], p.C + at(p.c));
                         put<T>(p.D + at(p.d), p.d.type, index(p.d, i + r, j + q), value);
+                        if (epilogue & ROW_SUMS) sums[(size_t)(i + r)] += value;
                     }
             }
         }
+        for (int64_t l = 0; l < p.k; l++) {
+            for (int64_t i = 0; i < p.m && epilogue & SUMS_OF_A; i++)
+                sums[(size_t)i] += a[(size_t)(i + l * p.m)];
+            for (int64_t j = 0; j < p.n && epilogue & SUMS_OF_B; j++)
+                sums[(size_t)j] += b[(size_t)(l + j * p.k)];
+        }
     }
+    for (size_t i = 0; i < sums.size() && !(epilogue & BIAS); i++)
+        put<T>((void *)p.desc.bias, bias_type(p.desc, p.d), (int64_t)i, sums[i]);
 }
 
 } // namespace
@@ -320,6 +373,13 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
     case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE:
         d.bias_type_given = true;
         return take(d.bias_type, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER:
+        return take(d.aux, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD:
+        return take(d.aux_ld, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE:
+        d.aux_type_given = true;
+        return take(d.aux_type, value, bytes);
     case CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET:
         return take(number, value, bytes);
     case CUBLASLT_MATMUL_DESC_POINTER_MODE:
@@ -429,10 +489,18 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
         return refuse("a workspace of %zu bytes at %p for an algorithm that uses %llu", workspace_bytes,
                       workspace, (unsigned long long)chosen.workspace);
     need_device(workspace, workspace_bytes, "the workspace of cublasLtMatmul");
-    if (p.desc.epilogue == CUBLASLT_EPILOGUE_BIAS) {
+    if (int64_t length = bias_length(p.desc.epilogue, p.m, p.n)) {
         if (!p.desc.bias) return refuse("a bias epilogue without a bias");
-        cudaDataType type = p.desc.bias_type_given ? p.desc.bias_type : p.d.type;
-        need_device(p.desc.bias, (size_t)p.m * size_of(type), "the bias of cublasLtMatmul");
+        if ((int)p.d.batch > 1) return CUBLAS_STATUS_NOT_SUPPORTED;
+        need_device(p.desc.bias, (size_t)length * size_of(bias_type(p.desc, p.d)),
+                    "the bias of cublasLtMatmul");
+    }
+    if (p.desc.epilogue & AUX) {
+        if (!p.desc.aux || (uintptr_t)p.desc.aux % 16)
+            return refuse("aux at %p: not aligned to 16 bytes", p.desc.aux);
+        size_t elements = (size_t)((p.n - 1) * p.desc.aux_ld + p.m);
+        if (p.n > 0)
+            need_device(p.desc.aux, elements * size_of(aux_type(p.desc, p.d)), "the aux of cublasLtMatmul");
     }
     if (p.m == 0 || p.n == 0) return CUBLAS_STATUS_SUCCESS;
     size_t used = (size_t)chosen.workspace; // written, so that a workspace that two streams share shows

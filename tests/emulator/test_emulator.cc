@@ -409,7 +409,8 @@ static void test_ipc() {
 
 struct Case {
     int64_t m, n, k;
-    bool ta, tb, bias;
+    bool ta, tb;
+    int32_t epilogue;
     float alpha, beta;
     int64_t gap; // added to every leading dimension
 };
@@ -433,9 +434,11 @@ template <typename T, typename Out> static void matmul_case(const Case &c) {
         return v;
     };
     auto a = numbers(lda * a_cols, 83, T()), b = numbers(ldb * b_cols, 89, T());
-    auto d = numbers(ldd * c.n, 97, Out()), bias = numbers(c.m, 79, Out());
+    int64_t ld_aux = (c.m + 7) / 8 * 8;
+    auto d = numbers(ldd * c.n, 97, Out()), bias = numbers(c.m + c.n, 79, Out());
+    auto aux = numbers(ld_aux * c.n, 61, Out());
     T *A = on_device(a, stream), *B = on_device(b, stream);
-    Out *D = on_device(d, stream), *bias_there = on_device(bias, stream);
+    Out *D = on_device(d, stream), *bias_there = on_device(bias, stream), *aux_there = on_device(aux, stream);
 
     cublasLtHandle_t handle;
     cublasLtMatmulDesc_t desc;
@@ -445,17 +448,19 @@ template <typename T, typename Out> static void matmul_case(const Case &c) {
     size_t room = 4096;
     int count;
     void *workspace = on_device<char>((int64_t)room);
-    int32_t ta = c.ta, tb = c.tb, epilogue = CUBLASLT_EPILOGUE_BIAS;
+    int32_t ta = c.ta, tb = c.tb;
     CHECK(cublasLtCreate(&handle) == 0);
     CHECK(cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F) == 0);
     CHECK(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, &ta, sizeof ta) == 0);
     CHECK(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSB, &tb, sizeof tb) == 0);
-    if (c.bias) {
-        CHECK(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue,
-                                             sizeof epilogue) == 0);
-        CHECK(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias_there,
-                                             sizeof bias_there) == 0);
-    }
+    CHECK(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &c.epilogue,
+                                         sizeof c.epilogue) == 0);
+    CHECK(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias_there,
+                                         sizeof bias_there) == 0);
+    CHECK(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &aux_there,
+                                         sizeof aux_there) == 0);
+    CHECK(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &ld_aux,
+                                         sizeof ld_aux) == 0);
     CHECK(cublasLtMatrixLayoutCreate(&la, type_of(T()), (uint64_t)a_rows, (uint64_t)a_cols, lda) == 0);
     CHECK(cublasLtMatrixLayoutCreate(&lb, type_of(T()), (uint64_t)b_rows, (uint64_t)b_cols, ldb) == 0);
     CHECK(cublasLtMatrixLayoutCreate(&ld, type_of(Out()), (uint64_t)c.m, (uint64_t)c.n, ldd) == 0);
@@ -466,25 +471,49 @@ template <typename T, typename Out> static void matmul_case(const Case &c) {
     CHECK(count == 1);
     CHECK(cublasLtMatmul(handle, desc, &c.alpha, A, la, B, lb, &c.beta, D, ld, D, ld, &found.algo, workspace,
                          room, stream) == 0);
-    auto got = on_host(D, ldd * c.n, stream);
+    auto got = on_host(D, ldd * c.n, stream), kept = on_host(aux_there, ld_aux * c.n, stream);
+    auto sums = on_host(bias_there, c.m + c.n, stream);
+    bool with_bias = c.epilogue & 4, gelu = c.epilogue & 32, slope = c.epilogue & 64;
+    bool of_d = c.epilogue & 16, of_a = c.epilogue & 256, of_b = c.epilogue & 512;
+    auto A_at = [&](int64_t i, int64_t l) {
+        return (double)(float)a[(size_t)(c.ta ? l + i * lda : i + l * lda)];
+    };
+    auto B_at = [&](int64_t l, int64_t j) {
+        return (double)(float)b[(size_t)(c.tb ? j + l * ldb : l + j * ldb)];
+    };
+    const double root = sqrt(2 / M_PI), rounding = sizeof(Out) == 2 ? 1.0 / 256 : 0;
+    std::vector<double> sum_of_d((size_t)c.m), size_of_d((size_t)c.m);
     for (int64_t j = 0; j < c.n; j++)
         for (int64_t i = 0; i < ldd; i++) {
-            size_t at = (size_t)(i + j * ldd);
+            size_t at = (size_t)(i + j * ldd), at_aux = (size_t)(i + j * ld_aux);
             if (i >= c.m) { // the gap is left alone
                 CHECK((float)got[at] == (float)d[at]);
                 continue;
             }
             double sum = 0, size = 1;
-            for (int64_t l = 0; l < c.k; l++) {
-                double x = (double)(float)a[(size_t)(c.ta ? l + i * lda : i + l * lda)] *
-                           (double)(float)b[(size_t)(c.tb ? j + l * ldb : l + j * ldb)];
-                sum += x, size += fabs(x);
-            }
-            sum =
-                c.alpha * sum + c.beta * (double)(float)d[at] + (c.bias ? (double)(float)bias[(size_t)i] : 0);
-            double rounding = sizeof(Out) == 2 ? fabs(sum) / 256 : 0;
-            CHECK(fabs((double)(float)got[at] - sum) <= size * 1e-6 + rounding);
+            for (int64_t l = 0; l < c.k; l++)
+                sum += A_at(i, l) * B_at(l, j), size += fabs(A_at(i, l) * B_at(l, j));
+            sum = c.alpha * sum + c.beta * (double)(float)d[at] +
+                  (with_bias ? (double)(float)bias[(size_t)i] : 0);
+            if (gelu && c.epilogue & 128)
+                CHECK(fabs((double)(float)kept[at_aux] - sum) <= size * 1e-6 + fabs(sum) * rounding);
+            if (gelu) sum *= 0.5 * (1 + tanh(root * (sum + 0.044715 * sum * sum * sum)));
+            double x = (double)(float)aux[at_aux], h = 1e-5;
+            auto f = [root](double v) { return 0.5 * v * (1 + tanh(root * (v + 0.044715 * v * v * v))); };
+            if (slope) sum *= (f(x + h) - f(x - h)) / (2 * h);
+            CHECK(fabs((double)(float)got[at] - sum) <= size * 2e-6 + fabs(sum) * rounding);
+            sum_of_d[(size_t)i] += sum, size_of_d[(size_t)i] += size;
         }
+    for (int64_t i = 0; i < c.m && of_d; i++) {
+        double sum = sum_of_d[(size_t)i];
+        CHECK(fabs((double)(float)sums[(size_t)i] - sum) <=
+              size_of_d[(size_t)i] * 2e-6 + fabs(sum) * rounding);
+    }
+    for (int64_t i = 0; i < (of_a ? c.m : of_b ? c.n : 0); i++) {
+        double sum = 0;
+        for (int64_t l = 0; l < c.k; l++) sum += of_a ? A_at(i, l) : B_at(l, i);
+        CHECK(fabs((double)(float)sums[(size_t)i] - sum) <= 1e-3 + fabs(sum) * rounding);
+    }
     CHECK(cublasLtMatmulDescDestroy(desc) == 0 && cublasLtMatmulPreferenceDestroy(preference) == 0);
     CHECK(cublasLtMatrixLayoutDestroy(la) == 0 && cublasLtMatrixLayoutDestroy(lb) == 0);
     CHECK(cublasLtMatrixLayoutDestroy(ld) == 0 && cublasLtDestroy(handle) == 0);
@@ -494,9 +523,14 @@ static void test_matmul() {
     for (int transposes = 0; transposes < 4; transposes++)
         for (int64_t gap : {0, 3}) {
             bool ta = transposes & 1, tb = transposes & 2;
-            for (Case c :
-                 {Case{5, 7, 9, ta, tb, true, 1, 0, gap}, Case{300, 17, 33, ta, tb, false, 0.5f, 2, gap},
-                  Case{1, 1, 1, ta, tb, true, 1, 1, gap}, Case{64, 30, 100, ta, tb, true, 1, 0, gap}}) {
+            for (Case c : {Case{5, 7, 9, ta, tb, CUBLASLT_EPILOGUE_BIAS, 1, 0, gap},
+                           Case{300, 17, 33, ta, tb, CUBLASLT_EPILOGUE_DEFAULT, 0.5f, 2, gap},
+                           Case{1, 1, 1, ta, tb, CUBLASLT_EPILOGUE_BIAS, 1, 1, gap},
+                           Case{64, 30, 100, ta, tb, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, 0.01f, 0, gap},
+                           Case{33, 9, 21, ta, tb, CUBLASLT_EPILOGUE_GELU, 0.02f, 0, gap},
+                           Case{40, 12, 50, ta, tb, CUBLASLT_EPILOGUE_DGELU_BGRAD, 1, 0, gap},
+                           Case{21, 14, 35, ta, tb, CUBLASLT_EPILOGUE_BGRADA, 1, 1, gap},
+                           Case{21, 14, 35, ta, tb, CUBLASLT_EPILOGUE_BGRADB, 1, 1, gap}}) {
                 matmul_case<float, float>(c);
                 matmul_case<__nv_bfloat16, __nv_bfloat16>(c);
                 matmul_case<__nv_bfloat16, float>(c);
@@ -678,6 +712,20 @@ static void dies_mismatch() {
 
 // -------------------------------------------------------------------------------------------------------------- run
 
+// A sanitizer says some things earlier and in its own words.
+#if defined(__SANITIZE_ADDRESS__)
+#define BEHIND "use-after-poison"
+#define BEFORE "use-after-poison"
+#else
+#define BEHIND "a byte 1000 from the start of 1000 bytes"
+#define BEFORE "a byte -1 from the start of 1000 bytes"
+#endif
+#if defined(__SANITIZE_THREAD__)
+#define RACE "ThreadSanitizer: data race"
+#else
+#define RACE nullptr
+#endif
+
 static const struct {
     const char *name;
     void (*run)();
@@ -692,14 +740,14 @@ static const struct {
     {"two barriers at once", dies_two_places, "__syncthreads: some threads of a block are at"},
     {"shuffle from outside", dies_bad_shuffle, "a shuffle reads lane 20, which is not in mask 0000ffff"},
     {"events", test_events, nullptr},
-    {"missing event", test_missing_event, nullptr},
+    {"missing event", test_missing_event, RACE},
     {"latest record", test_wait_is_for_the_latest_record, nullptr},
     {"elapsed time", test_elapsed_time, nullptr},
     {"default stream", dies_default_stream, "on the default stream"},
     {"memory", test_memory, nullptr},
     {"pinned memory", test_pinned_is_asynchronous, nullptr},
-    {"written behind", dies_behind, "a byte 1000 from the start of 1000 bytes"},
-    {"written before", dies_before, "a byte -1 from the start of 1000 bytes"},
+    {"written behind", dies_behind, BEHIND},
+    {"written before", dies_before, BEFORE},
     {"copy too long", dies_long_copy, "901 bytes at"},
     {"no device", test_no_device, nullptr},
     {"ipc", test_ipc, nullptr},

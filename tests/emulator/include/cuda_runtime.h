@@ -217,8 +217,8 @@ inline double max(double a, double b) {
 // One list for the enumeration and for cudaGetErrorName.
 #define EMULATOR_ERRORS(_)                                                                                   \
     _(cudaSuccess, 0)                                                                                        \
-    _(cudaErrorInvalidValue, 1) _(cudaErrorMemoryAllocation, 2) _(cudaErrorInitializationError,              \
-                                                                  3) _(cudaErrorInvalidConfiguration, 9)     \
+    _(cudaErrorInvalidValue, 1)                                                                              \
+    _(cudaErrorMemoryAllocation, 2) _(cudaErrorInitializationError, 3) _(cudaErrorInvalidConfiguration, 9)   \
         _(cudaErrorStubLibrary, 34) _(cudaErrorInsufficientDriver, 35) _(cudaErrorDevicesUnavailable, 46)    \
             _(cudaErrorInvalidDeviceFunction, 98) _(cudaErrorNoDevice, 100) _(cudaErrorInvalidDevice, 101)   \
                 _(cudaErrorDeviceUninitialized, 201) _(cudaErrorMapBufferObjectFailed, 205)                  \
