@@ -18,7 +18,7 @@ emulated_flags := -g -march=native -fno-math-errno -fno-trapping-math $(emulated
 emulated_openmp := $(if $(findstring thread,$(SAN)),-fopenmp-simd,-fopenmp)
 emulated_c  := $(emulated_flags) -std=gnu11 $(emulated_openmp)
 emulated_cu := $(emulated_flags) -std=gnu++17 -fno-strict-aliasing -fopenmp-simd -x c++ -D__CUDACC__ -Itests/emulator/include \
-               -Wno-unknown-pragmas -Wno-missing-field-initializers -Wno-unused-function
+               -Wno-shadow -Wno-unknown-pragmas -Wno-missing-field-initializers -Wno-unused-function
 
 emulated_cuda    := $(filter-out layers/attention_cudnn.cu,$(wildcard commfuse/*.cu layers/*.cu))
 emulated_twinned := $(emulated_cuda:%.cu=%.c) commfuse/device_cpu.c commfuse/transport_mpi.c layers/gemm.c layers/gemm_ref.c
