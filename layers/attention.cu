@@ -34,8 +34,13 @@ enum {
     OTHERS = 64,              // rows of the other kind at once
     CHUNK = 32,               // channels at once
     PAD = 4,
+    PACK = 4,    // channels that are read by one instruction
     SUMS = 4096, // ROWS · WIDTH, and elements of other rows staged by accumulate
     WIDTH_MAX = 128
+};
+
+struct alignas(PACK * sizeof(real)) pack {
+    real value[PACK];
 };
 
 typedef struct shape {
@@ -43,7 +48,7 @@ typedef struct shape {
     int H, D, pairs;          // B·H: a pair is one head of one sequence
     int64_t qkv_row, out_row; // elements from one time step to the next
     float scale;
-    bool packs; // rows can be read sixteen bytes at a time
+    bool packs; // rows can be read pack by pack
 } shape;
 
 static shape shape_of(int64_t t0, int64_t n, int64_t B, int64_t H, int64_t D) {
@@ -62,7 +67,7 @@ static shape shape_of(int64_t t0, int64_t n, int64_t B, int64_t H, int64_t D) {
 }
 
 static bool can_pack(const shape *s, const void *a, const void *b) {
-    return s->D % cf_pack<real>::N == 0 && (uintptr_t)a % 16 == 0 && (uintptr_t)b % 16 == 0;
+    return s->D % PACK == 0 && (uintptr_t)a % sizeof(pack) == 0 && (uintptr_t)b % sizeof(pack) == 0;
 }
 
 static int64_t ceil_div(int64_t a, int64_t b) {
@@ -93,18 +98,17 @@ static __device__ matrix head_of(const real *out, int pair, const shape &s) {
     return {out + (int64_t)pair * s.D, s.out_row, s.end, s.D, s.packs};
 }
 
-// Sixteen bytes of row t from channel d on, zeros beyond the matrix.
+// PACK channels of row t from channel d on, zeros beyond the matrix.
 static __device__ void read_pack(float *x, const matrix &m, int t, int d) {
-    typedef cf_pack<real> pack;
     const real *from = m.first + t * m.row + d;
     if (m.packs && t < m.end && d < m.D) {
-        pack p = *(const pack *)from;
+        const pack p = *(const pack *)from;
 #pragma unroll
-        for (int i = 0; i < pack::N; i++) x[i] = (float)p.value[i];
+        for (int i = 0; i < PACK; i++) x[i] = (float)p.value[i];
         return;
     }
 #pragma unroll
-    for (int i = 0; i < pack::N; i++) x[i] = t < m.end && d + i < m.D ? (float)from[i] : 0;
+    for (int i = 0; i < PACK; i++) x[i] = t < m.end && d + i < m.D ? (float)from[i] : 0;
 }
 
 // What a block keeps in shared memory, and what a thread of it knows.
@@ -156,8 +160,8 @@ static __device__ void write_four(float *to, const float *from) {
 // to (CHUNK, N + PAD) = channels d … of rows t … t + N − 1, transposed. Two threads read neighbouring packs of a row,
 // sixteen such pairs neighbouring rows: whole sectors from memory, few collisions in shared memory.
 template <int N> static __device__ void stage_transposed(float *to, const matrix &m, int t, int d) {
-    enum { PACK = cf_pack<real>::N, PAIRS = CHUNK / PACK / 2 };
-#pragma unroll
+    enum { PAIRS = CHUNK / PACK / 2 };
+#pragma unroll 2
     for (int step = 0; step < N * 2 * PAIRS / THREADS; step++) {
         const int i = step * THREADS + threadIdx.x, rest = i / 32;
         const int channel = (rest % PAIRS * 2 + i % 2) * PACK, row = rest / PAIRS * 16 + i / 2 % 16;
@@ -170,14 +174,12 @@ template <int N> static __device__ void stage_transposed(float *to, const matrix
 
 // to (STAGED, WIDTH) = rows t …
 template <int WIDTH> static __device__ void stage_rows(float *to, const matrix &m, int t) {
-    enum { PACK = cf_pack<real>::N };
-#pragma unroll
+#pragma unroll 4
     for (int step = 0; step < SUMS / PACK / THREADS; step++) {
         const int i = (step * THREADS + threadIdx.x) * PACK;
         float x[PACK];
         read_pack(x, m, t + i / WIDTH, i % WIDTH);
-#pragma unroll
-        for (int j = 0; j < PACK; j += 4) write_four(to + i + j, x + j);
+        write_four(to + i, x);
     }
 }
 
@@ -195,7 +197,7 @@ static __device__ void multiply(float (&score)[tile<WIDTH>::PER][4], float *stag
         stage_transposed<ROWS>(a, own, t, d);
         stage_transposed<OTHERS>(b, other, u, d);
         __syncthreads();
-#pragma unroll 8
+#pragma unroll 4
         for (int c = 0; c < CHUNK; c++) {
             float x[PER], y[4];
 #pragma unroll
@@ -224,6 +226,20 @@ static __device__ void keep_weights(float *weights, const float (&score)[tile<WI
         }
 }
 
+// The same back: each thread what it kept itself.
+template <int WIDTH>
+static __device__ void recall_weights(float (&score)[tile<WIDTH>::PER][4], const float *weights) {
+    enum { ROWS = tile<WIDTH>::ROWS, PER = tile<WIDTH>::PER };
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+#pragma unroll
+        for (int i = 0; i < PER; i += 4) {
+            float four[4];
+            read_floats<4>(four, weights + score_column(j) * (ROWS + PAD) + row_group() * PER + i);
+            for (int e = 0; e < 4; e++) score[i + e][j] = four[e];
+        }
+}
+
 // sum (PER, COLUMNS) of each thread += weights · rows u … of `other`. Begins with a barrier.
 template <int WIDTH>
 static __device__ void accumulate(float (&sum)[tile<WIDTH>::PER][tile<WIDTH>::COLUMNS], float *stage,
@@ -234,7 +250,7 @@ static __device__ void accumulate(float (&sum)[tile<WIDTH>::PER][tile<WIDTH>::CO
         __syncthreads();
         stage_rows<WIDTH>(stage, other, u + k);
         __syncthreads();
-#pragma unroll 8
+#pragma unroll 4
         for (int r = 0; r < STAGED; r++) {
             float w[PER], x[COLUMNS];
 #pragma unroll
@@ -291,7 +307,9 @@ static __device__ void softmax(float (&score)[tile<WIDTH>::PER][4],
     }
 }
 
-template <int WIDTH> static __global__ void forward_rows(real *out, precise *lse, const real *qkv, shape s) {
+template <int WIDTH>
+static __global__ void __launch_bounds__(THREADS, 3)
+    forward_rows(real *out, precise *lse, const real *qkv, shape s) {
     typedef tile<WIDTH> size;
     __shared__ alignas(16) float stage[size::STAGE];
     __shared__ alignas(16) float weights[OTHERS * (size::ROWS + PAD)];
@@ -383,7 +401,8 @@ static __device__ void write_gradient(real *dqkv, const float (&sum)[tile<WIDTH>
     }
 }
 
-template <int WIDTH> static __global__ void backward_queries(real *dqkv, backward a, shape s) {
+template <int WIDTH>
+static __global__ void __launch_bounds__(THREADS, 3) backward_queries(real *dqkv, backward a, shape s) {
     typedef tile<WIDTH> size;
     __shared__ alignas(16) float stage[size::STAGE];
     __shared__ alignas(16) float weights[OTHERS * (size::ROWS + PAD)];
@@ -394,15 +413,20 @@ template <int WIDTH> static __global__ void backward_queries(real *dqkv, backwar
     float dq[size::PER][size::COLUMNS] = {}, score[size::PER][4], dscore[size::PER][4];
     for (int u = 0; u < t + size::ROWS && u < s.end; u += OTHERS) {
         multiply<WIDTH>(score, stage, q, t, k, u);
-        multiply<WIDTH>(dscore, stage, dout, t, v, u);
 #pragma unroll
-        for (int i = 0; i < size::PER; i++) {
-            const int query = t + row_group() * size::PER + i;
-            const float delta = delta_of(query, pair, a, s);
+        for (int i = 0; i < size::PER; i++)
 #pragma unroll
             for (int j = 0; j < 4; j++)
-                dscore[i][j] = probability(score[i][j], query, u + score_column(j), pair, a, s) *
-                               (dscore[i][j] - delta) * s.scale;
+                score[i][j] = probability(score[i][j], t + row_group() * size::PER + i, u + score_column(j),
+                                          pair, a, s);
+        keep_weights<WIDTH>(weights, score);
+        multiply<WIDTH>(dscore, stage, dout, t, v, u);
+        recall_weights<WIDTH>(score, weights);
+#pragma unroll
+        for (int i = 0; i < size::PER; i++) {
+            const float delta = delta_of(t + row_group() * size::PER + i, pair, a, s);
+#pragma unroll
+            for (int j = 0; j < 4; j++) dscore[i][j] = score[i][j] * (dscore[i][j] - delta) * s.scale;
         }
         keep_weights<WIDTH>(weights, dscore);
         accumulate<WIDTH>(dq, stage, weights, k, u);
@@ -411,7 +435,8 @@ template <int WIDTH> static __global__ void backward_queries(real *dqkv, backwar
 }
 
 // The same with the roles of queries and keys exchanged: scores are (keys, queries).
-template <int WIDTH> static __global__ void backward_keys(real *dqkv, backward a, shape s) {
+template <int WIDTH>
+static __global__ void __launch_bounds__(THREADS, 3) backward_keys(real *dqkv, backward a, shape s) {
     typedef tile<WIDTH> size;
     __shared__ alignas(16) float stage[size::STAGE];
     __shared__ alignas(16) float weights[OTHERS * (size::ROWS + PAD)];
@@ -433,6 +458,7 @@ template <int WIDTH> static __global__ void backward_keys(real *dqkv, backward a
         keep_weights<WIDTH>(weights, score);
         accumulate<WIDTH>(dv, stage, weights, dout, u);
         multiply<WIDTH>(dscore, stage, v, t, dout, u);
+        recall_weights<WIDTH>(score, weights); // rather than hold 4·PER registers all the while
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             const float delta = delta_of(u + score_column(j), pair, a, s);

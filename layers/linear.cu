@@ -160,7 +160,9 @@ static void choose_algorithm(plan *p) {
     prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, aligned_d, of);
     cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(blas.handle, p->operation, p->b, p->a, p->c, p->c,
                                                            preference, CANDIDATES, result, &found);
-    if (status != CUBLAS_STATUS_NOT_SUPPORTED) CHECK(status, of);
+    // What an epilogue cannot do (odd leading dimensions, for one) is told in more than one way.
+    if (of->epilogue == CUBLASLT_EPILOGUE_DEFAULT && status != CUBLAS_STATUS_NOT_SUPPORTED) CHECK(status, of);
+    if (status != CUBLAS_STATUS_SUCCESS) found = 0;
     for (int i = 0; i < found && !p->possible; i++) {
         if (result[i].state != CUBLAS_STATUS_SUCCESS) continue;
         p->possible = true;
