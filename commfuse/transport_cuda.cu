@@ -10,8 +10,8 @@
 // it, here or elsewhere (all ranks post in one order), so that whoever holds back will go on.
 //
 // Watch. While the host waits, for a stream or for requests to complete, look() asks the libraries for errors
-// and finds the oldest request that has begun and not ended. If it stays the same one for timeout_s of waiting,
-// its peer is dead, frozen or slow, and this rank dies saying so, which ends all ranks through the bootstrap.
+// and counts for each request how long it has been under way meanwhile. After timeout_s of that its peer is dead,
+// frozen or slow, and this rank dies saying so, which ends all ranks through the bootstrap.
 // (No library is asked to abort: that needs the ranks that are gone.) Two threads help: the bootstrap's reader
 // notices connections that break, and the one of patience guards calls at start that may never return.
 #include "transport_cuda.h"
@@ -30,7 +30,7 @@ enum {
     HOST_LENGTH = 64,
     REST_US = 20,
     LOOK_MS = 5,
-    GAP_MS = 1000 // between two looks: the host was busy with something else, and the clock starts anew
+    GAP_MS = 1000 // between two looks: the host was busy with something else, which is no waiting
 };
 // Streams of one process that must not share a hardware queue, where one that waits would hold up the others.
 static const char *const CONNECTIONS = "32";
@@ -40,6 +40,7 @@ typedef struct flight { // what is remembered of a request: its own memory may b
     int layer, step;
     int rank, send_to, recv_from; // in the world; -1: none
     cf_moment begin, arrival, end;
+    double waiting_ms; // looks have found it begun and not ended for so long
 } flight;
 
 typedef struct binding { // a group's native
@@ -54,8 +55,7 @@ typedef struct cuda_state {
     int bindings;
     flight flights[RUN_AHEAD]; // request i at i % RUN_AHEAD
     int64_t posted, oldest;    // requests so far; the first that is not known to be complete
-    int64_t stuck;             // the one found by the last look, -1: none
-    double stuck_ms, look_ms;  // since when; when that was
+    double look_ms;            // when the last look was
     int64_t bytes;
 } cuda_state;
 
@@ -117,14 +117,17 @@ static void forget_complete(cuda_state *s) {
     while (s->oldest < s->posted && cf_moment_passed(flight_at(s, s->oldest)->end)) s->oldest++;
 }
 
-// The oldest that has begun and not ended; -1: none. Those of other groups may have overtaken it.
-static int64_t find_stuck(cuda_state *s) {
+// The one that has waited longest; NULL: none. Those of other groups may overtake it.
+static flight *longest_waiting(cuda_state *s, double waited_ms) {
+    flight *longest = NULL;
     forget_complete(s);
     for (int64_t i = s->oldest; i < s->posted; i++) {
-        const flight *f = flight_at(s, i);
-        if (cf_moment_passed(f->begin) && !cf_moment_passed(f->end)) return i;
+        flight *f = flight_at(s, i);
+        if (!cf_moment_passed(f->begin) || cf_moment_passed(f->end)) continue;
+        f->waiting_ms += waited_ms;
+        if (!longest || f->waiting_ms > longest->waiting_ms) longest = f;
     }
-    return -1;
+    return longest;
 }
 
 static void name_peers(const flight *f, char *text, size_t length) {
@@ -157,13 +160,10 @@ static void look(void *argument) {
         if (b->exchange) b->exchange->look(b->exchange);
         if (b->collective && b->collective != b->exchange) b->collective->look(b->collective);
     }
-    int64_t stuck = find_stuck(s);
-    double now_ms = cf_now_ms();
-    if (stuck != s->stuck || now_ms - s->look_ms > GAP_MS) s->stuck_ms = now_ms;
-    s->stuck = stuck;
+    double now_ms = cf_now_ms(), waited_ms = now_ms - s->look_ms;
     s->look_ms = now_ms;
-    if (stuck >= 0 && s->timeout_ms > 0 && now_ms - s->stuck_ms > s->timeout_ms)
-        time_out(s, flight_at(s, stuck));
+    const flight *f = longest_waiting(s, waited_ms < GAP_MS ? waited_ms : 0);
+    if (f && s->timeout_ms > 0 && f->waiting_ms > s->timeout_ms) time_out(s, f);
 }
 
 static void keep_pace(cuda_state *s) {
@@ -190,6 +190,7 @@ static void remember(cuda_state *s, const cf_request *r) {
     f->begin = r->begin;
     f->arrival = r->arrival;
     f->end = r->end;
+    f->waiting_ms = 0;
 }
 
 // --- requests ---
@@ -395,7 +396,6 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
     s->ipc = ipc || choice;
     s->nccl = nccl || choice;
     s->timeout_ms = timeout_s * 1e3;
-    s->stuck = -1;
     t->name = ipc ? "ipc" : nccl ? "nccl" : "auto";
     t->rank = bootstrap->rank;
     t->size = bootstrap->size;
