@@ -1,26 +1,31 @@
 // Causal attention on the GPU.
 //
-// Two engines. bf16 goes to cuDNN's fused attention (attention_cudnn.cu, which says when it is not used and how to
-// tell). The kernels here are for fp32, which cuDNN does not do, and for what it does not take; they compute in
-// float whatever `real` is.
+// Two engines. bf16 goes to cuDNN's fused attention (attention_cudnn.cu, which says when it is not used and
+// how to tell). The kernels here are for fp32, which cuDNN does not do, and for what it does not take; they
+// compute in float whatever `real` is.
 //
-// All three kernels are one idea. A block of 128 threads owns ROWS rows of one head: queries (forward and dq) or
-// keys (dk and dv). It walks over the other kind in tiles of OTHERS rows, and for each tile does
+// All three kernels are one idea. A block of 128 threads owns ROWS rows of one head: queries (forward and
+// dq) or keys (dk and dv). It walks over the other kind in tiles of OTHERS rows, and for each tile does
 //   multiply    scores (ROWS, OTHERS) = own rows · other rowsᵀ, in steps of CHUNK channels
 //   a function of the scores, element by element, in registers; its result goes to shared memory as weights
 //   accumulate  own sums (ROWS, WIDTH) += weights · other rows, in steps of some other rows
-// so all work is in two small matrix products. In both, thread (y, x) of 8 × 16 holds PER consecutive rows and
-// 4 or WIDTH / 16 columns, so that per step it reads 4 + PER floats from shared memory for 4·PER multiply-adds.
-// Operands are staged in shared memory transposed, row index last, with PAD floats between channels.
+// so all work is in two small matrix products. In both, thread (y, x) of 8 × 16 holds PER consecutive rows
+// and 4 or WIDTH / 16 columns, so that per step it reads 4 + PER floats from shared memory for 4·PER
+// multiply-adds. Operands are staged in shared memory transposed, row index last, with PAD floats between
+// channels.
 //
-// WIDTH is the head's number of channels rounded up to 64 or 128, the rest being zeros; ROWS·WIDTH = 4096 keeps
-// the sums of a thread at 32 registers.
+// WIDTH is the head's number of channels rounded up to 64 or 128, the rest being zeros; ROWS·WIDTH = 4096
+// keeps the sums of a thread at 32 registers.
 //
-// Forward keeps maximum and sum of exponentials of each row and rescales sums when the maximum grows. Backward
-// has delta = sum of dout ∘ out first, then
+// Forward keeps maximum and sum of exponentials of each row and rescales sums when the maximum grows.
+// Backward has delta = sum of dout ∘ out first, then
 //   P = exp(scale · q·k − lse), dS = P ∘ (dout·v − delta) · scale, dv = Pᵀ·dout, dk = dSᵀ·q, dq = dS·k
-// with dq in one kernel and dk, dv in another: each gradient is summed by one block alone, tile after tile in
-// order of time, so nothing is added atomically and every run gives the same bits. P is computed twice for it.
+// with dq in one kernel and dk, dv in another: each gradient is summed by one block alone, tile after tile
+// in order of time, so nothing is added atomically and every run gives the same bits. P is computed twice
+// for it.
+//
+// P waits in shared memory while dout·v is computed: three blocks fit on a multiprocessor that way, which
+// hides the time that reading takes.
 //
 // Tiles that the mask hides are never touched. Blocks with the longest walk start first.
 #include "attention.h"
@@ -157,8 +162,9 @@ static __device__ void write_four(float *to, const float *from) {
     *(cf_pack<float> *)to = p;
 }
 
-// to (CHUNK, N + PAD) = channels d … of rows t … t + N − 1, transposed. Two threads read neighbouring packs of a row,
-// sixteen such pairs neighbouring rows: whole sectors from memory, few collisions in shared memory.
+// to (CHUNK, N + PAD) = channels d … of rows t … t + N − 1, transposed. Two threads read neighbouring packs
+// of a row, sixteen such pairs neighbouring rows: whole sectors from memory, few collisions in shared
+// memory.
 template <int N> static __device__ void stage_transposed(float *to, const matrix &m, int t, int d) {
     enum { PAIRS = CHUNK / PACK / 2 };
 #pragma unroll 2
@@ -279,8 +285,9 @@ static __device__ float row_total(float x) {
     return x;
 }
 
-// Scores become exp(scale · score − maximum), zero for keys that are not seen; a new maximum rescales the row's sum
-// of exponentials and its sums. Key 0 is seen by every row, so the maximum is finite from the first tile on.
+// Scores become exp(scale · score − maximum), zero for keys that are not seen; a new maximum rescales the
+// row's sum of exponentials and its sums. Key 0 is seen by every row, so the maximum is finite from the
+// first tile on.
 template <int WIDTH>
 static __device__ void softmax(float (&score)[tile<WIDTH>::PER][4],
                                float (&sum)[tile<WIDTH>::PER][tile<WIDTH>::COLUMNS], float *maximum,

@@ -1,15 +1,17 @@
 // Attention by cuDNN.
 //
-// cuDNN is given a graph of small operations on tensors that mostly never exist (product, scale, mask, softmax,
-// product) and knows the pattern: one fused kernel comes out of it. So what is written here has the shape
-// cuDNN looks for, operation by operation; it is the public C interface (cudnnBackend…) and no other header.
+// cuDNN is given a graph of small operations on tensors that mostly never exist (product, scale, mask,
+// softmax, product) and knows the pattern: one fused kernel comes out of it. So what is written here has the
+// shape cuDNN looks for, operation by operation; it is the public C interface (cudnnBackend…) and no other
+// header.
 //
-//   forward   S = Q·Kᵀ · scale, masked; m = max, l = sum of exp(S − m); stats = m + log l; O = (exp(S − m) / l)·V
+//   forward   S = Q·Kᵀ · scale, masked; m = max S, l = sum of exp(S − m); stats = m + log l;
+//             O = (exp(S − m) / l)·V
 //   backward  delta = sum(dO ∘ O); P = exp(S − stats); dV = Pᵀ·dO; dS = P ∘ (dO·Vᵀ − delta) · scale;
 //             dK = dSᵀ·Q; dQ = dS·K
 //
-// Mask: query row r of the range may see column c if r + keys − n >= c: the causal diagonal ends in the bottom
-// right corner. Where the range starts at 0, keys = n and the shift is left out.
+// Mask: query row r of the range may see column c if r + keys − n >= c: the causal diagonal ends in the
+// bottom right corner. Where the range starts at 0, keys = n and the shift is left out.
 //
 // dQ is the direct result of its product. (With a sum in fp32 between them cuDNN would add partial sums in
 // whatever order blocks finish.) So two runs give the same bits, at the price of a workspace of
@@ -17,16 +19,17 @@
 //
 // Statistics travel in cuDNN's own order (B, H, n): no version before 9.26 reads any other in backward.
 //
-// A plan is made on the first call with a shape (a second of compilation) and kept until the process ends, as is
-// one workspace per stream, as large as the largest plan's. Which engine runs: where cuDNN is not used, rank 0
-// says so and why on standard error, once; where it is, kernels in a profile have sdpa in their names, and
-// CUDNN_LOGLEVEL_DBG=3 makes cuDNN log each call.
+// A plan is made on the first call with a shape (a second of compilation, by libnvrtc) and kept until the
+// process ends, as is one workspace per stream, as large as the largest plan's. Which engine runs: where
+// cuDNN is not used, rank 0 says so and why on standard error, once; where it is, kernels in a profile have
+// sdpa in their names, and CUDNN_LOGLEVEL_DBG=3 makes cuDNN log each call.
 #include "attention_cudnn.h"
 
 #if defined(REAL_IS_BF16) && defined(__NVCC__) && __has_include(<cudnn.h>)
 
 #include <cudnn.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include "../commfuse/cuda.h"
@@ -78,8 +81,9 @@ typedef struct graph {
 
 typedef struct plan {
     problem of;
-    descriptor execution; // NULL: cuDNN cannot
-    int64_t workspace;    // bytes
+    descriptor execution;  // NULL: cuDNN cannot,
+    cudnnStatus_t refusal; // and says so
+    int64_t workspace;     // bytes
     // Scalars: cuDNN reads them from the host when a plan is run.
     float scale, lowest, one;
     int32_t keys, queries;
@@ -375,6 +379,7 @@ static bool deterministic(descriptor configuration) {
 static bool plan_from(plan *p, descriptor configuration) {
     graph g = {};
     int64_t count = 0;
+    p->refusal = CUDNN_STATUS_NOT_SUPPORTED;
     if (!deterministic(configuration)) return false;
     descriptor d = create(&g, CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
     set(&g, d, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, 1, &cudnn.handle);
@@ -383,6 +388,7 @@ static bool plan_from(plan *p, descriptor configuration) {
     if (g.status == CUDNN_STATUS_SUCCESS)
         g.status = cudnnBackendGetAttribute(d, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1,
                                             &count, &p->workspace);
+    p->refusal = g.status;
     if (g.status != CUDNN_STATUS_SUCCESS) return false;
     p->execution = d;
     return true;
@@ -405,6 +411,7 @@ static void choose_engine(plan *p, graph *g) {
     if (g->status == CUDNN_STATUS_SUCCESS)
         g->status = cudnnBackendGetAttribute(heuristic, CUDNN_ATTR_ENGINEHEUR_RESULTS,
                                              CUDNN_TYPE_BACKEND_DESCRIPTOR, CANDIDATES, &count, candidate);
+    p->refusal = g->status;
     if (g->status != CUDNN_STATUS_SUCCESS) return;
     for (int64_t i = 0; i < count && i < CANDIDATES; i++)
         if (plan_from(p, candidate[i])) return;
@@ -487,9 +494,14 @@ static plan *supported(const problem *of) {
         why = "it does not start on this machine";
     }
     plan *p = why ? NULL : plan_for(of);
-    if (!why && !p->execution) why = "it has no deterministic engine for this shape";
-    if (!why) return p;
-    unsupported(why);
+    if (p && p->execution) return p;
+    char refusal[256];
+    if (p)
+        snprintf(refusal, sizeof refusal,
+                 "no deterministic engine for %lld queries, %lld keys, B %lld, H %lld, D %lld: %s",
+                 (long long)of->n, (long long)of->keys, (long long)of->B, (long long)of->H, (long long)of->D,
+                 cudnnGetErrorString(p->refusal));
+    unsupported(p ? refusal : why);
     return NULL;
 }
 

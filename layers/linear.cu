@@ -1,19 +1,20 @@
 // Linear layer on the GPU: products by cuBLASLt, and the sum that a bias gradient is.
 //
-// cuBLASLt thinks in columns. Our row-major c = op(a)·op(b) is its column-major cᵀ = op(b)ᵀ·op(a)ᵀ, and a row-major
-// matrix is its own transpose there: so operands change places and nothing is moved. A bias, one value for each
-// column of ours, is one for each row of cuBLASLt's, as its fused epilogue wants it.
+// cuBLASLt thinks in columns. Our row-major c = op(a)·op(b) is its column-major cᵀ = op(b)ᵀ·op(a)ᵀ, and a
+// row-major matrix is its own transpose there: so operands change places and nothing is moved. A bias, one
+// value for each column of ours, is one for each row of cuBLASLt's, as its fused epilogue wants it.
 //
-// GELU and its derivative are applied in epilogues too (the tanh approximation, as ours), where cuBLASLt offers them:
-// the widest activation is then written once instead of written, read and written. Elsewhere kernels follow.
+// GELU and its derivative are applied in epilogues too (the tanh approximation, as ours), where cuBLASLt
+// offers them: the widest activation is then written once instead of written, read and written. Elsewhere
+// kernels follow.
 //
-// Sums are taken in fp32. real = float computes in fp32 throughout, TF32 is off; real = bf16 reads bf16 and writes
-// bf16 (forward, dgrad) or fp32 (wgrad, which adds to the gradient in place).
+// Sums are taken in fp32. real = float computes in fp32 throughout, TF32 is off; real = bf16 reads bf16 and
+// writes bf16 (forward, dgrad) or fp32 (wgrad, which adds to the gradient in place).
 //
-// Which algorithm: cuBLASLt's heuristic is asked once for each kind of product, told how far the real addresses are
-// aligned (odd leading dimensions are allowed), and the first of its list is kept. Nothing is timed, so that the
-// choice, and with it the bits, is the same in every run. Algorithms that split the inner dimension may only do so
-// through the workspace, in fp32 and in a fixed order.
+// Which algorithm: cuBLASLt's heuristic is asked once for each kind of product, told how far the real
+// addresses are aligned (odd leading dimensions are allowed), and the first of its list is kept. Nothing is
+// timed, so that the choice, and with it the bits, is the same in every run. Algorithms that split the inner
+// dimension may only do so through the workspace, in fp32 and in a fixed order.
 //
 // The workspace belongs to a stream: two streams must not share one. It also holds the partial sums of a bias
 // gradient, which is enqueued on the same stream and so never meets a product.
@@ -34,8 +35,8 @@ static const cudaDataType_t REAL_TYPE = CUDA_R_16BF;
 static const cudaDataType_t REAL_TYPE = CUDA_R_32F;
 #endif
 
-// What is done to a product before it is written: a bias is added; its GELU is taken, and `pre` gets what was in
-// front of it; it is multiplied by the derivative of GELU at `pre`. NULL: not that.
+// What is done to a product before it is written: a bias is added; its GELU is taken, and `pre` gets what
+// was in front of it; it is multiplied by the derivative of GELU at `pre`. NULL: not that.
 typedef struct epilogue {
     cublasLtEpilogue_t kind;
     const real *bias, *pre;
@@ -291,9 +292,9 @@ void linear_wgrad_rows(precise *dw, const real *dy, int64_t dy_row, const real *
     multiply(of, dy, x, dw, PLAIN, stream);
 }
 
-// Bias gradient. First each block sums some rows of LANES · N columns: a warp takes consecutive rows, a lane N
-// neighbouring columns (sixteen bytes, or one column where rows are not aligned), and the warps' sums are added in
-// order. Then each thread adds up one column's blocks in order. Cuts depend on R and OC alone.
+// Bias gradient. First each block sums some rows of LANES · N columns: a warp takes consecutive rows, a lane
+// N neighbouring columns (sixteen bytes, or one column where rows are not aligned), and the warps' sums are
+// added in order. Then each thread adds up one column's blocks in order. Cuts depend on R and OC alone.
 enum { BLOCKS_MAX = 64, ROWS_MIN = 64 };
 
 // partial (blocks, OC), blocks = gridDim.y
