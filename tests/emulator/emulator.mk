@@ -35,6 +35,7 @@ emulated-$(1): $(2)/train_gpt $(2)/tests/emulator/test_emulator
 $(2)/%.o: %.c
 	@mkdir -p $$(@D)
 	$$(CC) $$(emulated_c) $$(emulated_real_$(1)) -MMD -MP -c -o $$@ $$<
+$(2)/commfuse/bootstrap_mpi.o: emulated_c += $$(MPI_CFLAGS) $$(if $$(MPI_LIBS),-DCF_WITH_MPI)
 $(2)/%.cuda.o: %.cu
 	@mkdir -p $$(@D)
 	$$(CXX) $$(emulated_cu) $$(emulated_real_$(1)) -MMD -MP -c -o $$@ $$<
@@ -45,7 +46,7 @@ $(2)/train_gpt.o: train_gpt.cu
 	@mkdir -p $$(@D)
 	$$(CXX) $$(emulated_cu) $$(emulated_real_$(1)) -DVERSION='"$$(VERSION)"' -DOTHER_PROGRAM='"the other one"' -MMD -MP -c -o $$@ $$<
 $(2)/train_gpt: $(2)/train_gpt.o $$(emulated_objects:%=$(2)/%)
-	$$(CXX) $$(emulated_optimise) $$(emulated_openmp) -o $$@ $$^ -lcjson -lpthread -lm
+	$$(CXX) $$(emulated_optimise) $$(emulated_openmp) -o $$@ $$^ -lcjson $$(MPI_LIBS) -lpthread -lm
 $(2)/tests/emulator/test_emulator: $(2)/tests/emulator/test_emulator.o \
                                    $$(patsubst %.cc,$(2)/%.o,$$(filter-out %/attention_cudnn.cc,$$(emulated_library)))
 	$$(CXX) $$(emulated_optimise) -o $$@ $$^ -lpthread -lm
@@ -53,7 +54,7 @@ $(2)/tests/emulator/test_emulator: $(2)/tests/emulator/test_emulator.o \
 $(2)/tests/%: tests/%.c $$(emulated_objects:%=$(2)/%)
 	@mkdir -p $$(@D)
 	$$(CC) $$(emulated_c) $$(emulated_real_$(1)) -MMD -MP -I. -c -o $$@.o $$<
-	$$(CXX) $$(emulated_optimise) $$(emulated_openmp) -o $$@ $$@.o $$(filter %.o,$$^) -lcmocka -lcjson -lpthread -lm
+	$$(CXX) $$(emulated_optimise) $$(emulated_openmp) -o $$@ $$@.o $$(filter %.o,$$^) -lcmocka -lcjson $$(MPI_LIBS) -lpthread -lm
 -include $$(shell find $(2) -name '*.d' 2>/dev/null)
 endef
 $(eval $(call emulated_variant,fp32,build/emulated-fp32$(emulated_suffix)))
