@@ -102,15 +102,26 @@ const char *cf_dtype_name(cf_dtype dtype) {
 
 // --- the device ---
 
+// Without any driver CUDA calls it an old one.
+static void find_devices(int *count) {
+    static const char *const hint = "use ./train_gpt, the CPU program, or look at nvidia-smi";
+    int driver = 0;
+    cudaError_t code = cudaGetDeviceCount(count);
+    if (code != cudaSuccess && cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0)
+        cf_die_together(hint, "no CUDA device: this host has no NVIDIA driver (cudaGetDeviceCount says: %s)",
+                        cudaGetErrorString(code));
+    if (code == cudaErrorInsufficientDriver)
+        cf_die_together(hint_for(code),
+                        "no CUDA device: cudaGetDeviceCount says: %s; the driver knows CUDA %d.%d",
+                        cudaGetErrorString(code), driver / 1000, driver % 1000 / 10);
+    if (code != cudaSuccess)
+        cf_die_together(hint, "no CUDA device: cudaGetDeviceCount says: %s", cudaGetErrorString(code));
+    if (*count == 0) cf_die_together(hint, "no CUDA device: cudaGetDeviceCount says there are 0");
+}
+
 void cf_device_open(int local_rank) {
     int count = 0;
-    cudaError_t code = cudaGetDeviceCount(&count);
-    if (code != cudaSuccess)
-        cf_die_together("use ./train_gpt, the CPU program, or look at nvidia-smi",
-                        "no CUDA device: cudaGetDeviceCount says %s", cudaGetErrorString(code));
-    if (count == 0)
-        cf_die_together("use ./train_gpt, the CPU program, or look at nvidia-smi and CUDA_VISIBLE_DEVICES",
-                        "no CUDA device: cudaGetDeviceCount says there are 0");
+    find_devices(&count);
     CF_CUDA(cudaSetDevice(local_rank % count));
     CF_CUDA(cudaGetDeviceProperties(&device.properties, local_rank % count));
     if (device.properties.major < MAJOR_MIN)

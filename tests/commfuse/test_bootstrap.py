@@ -163,7 +163,8 @@ class Bootstrap(unittest.TestCase):
 
     def test_rank_0_never_appears(self):
         process = self.start(1, 2, "gather", timeout_s=2)
-        self.assertRegex(self.end(process, 1), r"rank 1 cannot reach rank 0 at 127.0.0.1 port \d+ within 2 s: .*refused")
+        self.assertRegex(self.end(process, 1),
+                         r"rank 1 cannot reach rank 0 at 127.0.0.1 port \d+ within 2 s: .*refused")
 
     def test_all_find_the_same_error(self):
         processes = self.start_all(4, "together")
