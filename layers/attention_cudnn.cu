@@ -63,8 +63,7 @@ enum {
 
 enum { STREAMS_MAX = 8, OPERATIONS_MAX = 32, CANDIDATES = 8 };
 
-// BACKWARD_ADD: dk and dv go to the scratch, from where they are added.
-typedef enum { FORWARD, BACKWARD_FIRST, BACKWARD_ADD } direction;
+typedef enum { FORWARD, BACKWARD } direction;
 
 typedef struct problem {
     direction pass;
@@ -254,18 +253,17 @@ static descriptor shift(graph *g, cudnnPointwiseMode_t mode, four size, descript
 
 typedef struct sizes {
     four query, key, score, row; // (B, H, n, D), (B, H, keys, D), (B, H, n, keys), (B, H, n, 1)
-    four qkv, out, dkv;          // strides: of a part of qkv or dqkv, of out or dout, of where dk and dv go
+    four qkv, out;               // strides: of a part of qkv or dqkv, of out or dout
 } sizes;
 
 static sizes sizes_of(const problem *p) {
-    const int64_t B = p->B, H = p->H, D = p->D, parts = p->pass == BACKWARD_ADD ? 2 : 3;
+    const int64_t B = p->B, H = p->H, D = p->D;
     return {{{B, H, p->n, D}},
             {{B, H, p->keys, D}},
             {{B, H, p->n, p->keys}},
             {{B, H, p->n, 1}},
             {{3 * H * D, D, B * 3 * H * D, 1}},
-            {{H * D, D, B * H * D, 1}},
-            {{parts * H * D, D, B * parts * H * D, 1}}};
+            {{H * D, D, B * H * D, 1}}};
 }
 
 static descriptor causal_mask(graph *g, const problem *p, four score, descriptor x) {
@@ -325,7 +323,7 @@ static void build_backward(graph *g, const problem *p) {
     descriptor o = in_memory(g, O, bf16, s.query, s.out), dout = in_memory(g, DO, bf16, s.query, s.out);
     descriptor stats = in_memory(g, STATS, fp32, s.row, packed(s.row));
     descriptor dq = in_memory(g, DQ, bf16, s.query, s.qkv);
-    descriptor dk = in_memory(g, DK, bf16, s.key, s.dkv), dv = in_memory(g, DV, bf16, s.key, s.dkv);
+    descriptor dk = in_memory(g, DK, bf16, s.key, s.qkv), dv = in_memory(g, DV, bf16, s.key, s.qkv);
     descriptor scale = scalar(g, SCALE, fp32);
 
     descriptor product = apply(g, CUDNN_POINTWISE_MUL, s.query, dout, o);
@@ -557,14 +555,16 @@ static __global__ void pack_stats(float *stats, const float *lse, int64_t n, int
     if (i < n * pairs) stats[i % pairs * n + i / pairs] = lse[i];
 }
 
-// Keys and values of dqkv (rows, 3, H·D) += dkv (rows, 2, H·D); HD is a multiple of 8.
-static __global__ void add_keys_and_values(real *dqkv, const real *dkv, int64_t rows, int64_t HD) {
+// dqkv (rows, 3, H·D) += more, of the first t0_rows rows keys and values alone; HD is a multiple of 8.
+static __global__ void add_gradients(real *dqkv, const real *more, int64_t rows, int64_t t0_rows,
+                                     int64_t HD) {
     typedef cf_pack<real> pack;
-    const int64_t packs = 2 * HD / pack::N, i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (i >= rows * packs) return;
-    pack *to = (pack *)(dqkv + i / packs * 3 * HD + HD) + i % packs, sum = *to, more = ((const pack *)dkv)[i];
-    for (int j = 0; j < pack::N; j++) sum.value[j] = (real)((float)sum.value[j] + (float)more.value[j]);
-    *to = sum;
+    const int64_t packs = 3 * HD / pack::N, i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (i >= rows * packs || (i < t0_rows * packs && i % packs < packs / 3)) return;
+    pack sum = ((const pack *)dqkv)[i];
+    const pack added = ((const pack *)more)[i];
+    for (int j = 0; j < pack::N; j++) sum.value[j] = (real)((float)sum.value[j] + (float)added.value[j]);
+    ((pack *)dqkv)[i] = sum;
 }
 
 // ---- what attention.cu calls
@@ -592,13 +592,14 @@ bool attention_cudnn_forward(real *out, precise *lse, const real *qkv, int64_t t
     return true;
 }
 
-// scratch: statistics (B, H, n), delta (B, H, n), each padded to 256 bytes, and dk and dv (keys, B, 2, H, D).
+// scratch: statistics (B, H, n), delta (B, H, n), each padded to 256 bytes, and gradients (keys, B, 3, H, D)
+// that are added to those before.
 static int64_t padded_rows(int64_t rows) {
     return (rows + 63) / 64 * 64;
 }
 
 int64_t attention_cudnn_scratch(int64_t T, int64_t B, int64_t H, int64_t D) {
-    return 2 * padded_rows(T * B * H) + T * B * H * D;
+    return 2 * padded_rows(T * B * H) + (T * B * 3 * H * D + 1) / 2;
 }
 
 bool attention_cudnn_backward(real *dqkv, const real *dout, const real *out, const precise *lse,
@@ -608,12 +609,12 @@ bool attention_cudnn_backward(real *dqkv, const real *dout, const real *out, con
     if (cudnn.off) return false;
     if (!aligned(dqkv) || !aligned(dout) || !aligned(out) || !aligned(qkv) || !aligned(scratch))
         return unsupported("an address is not a multiple of 16 bytes");
-    const problem of = {first ? BACKWARD_FIRST : BACKWARD_ADD, n, t0 + n, B, H, D};
+    const problem of = {BACKWARD, n, t0 + n, B, H, D};
     plan *p = supported(&of);
     if (!p) return false;
     const int64_t HD = H * D, rows = n * B * H, keys = t0 + n;
     float *stats = scratch, *delta = stats + padded_rows(rows);
-    real *dkv = (real *)(delta + padded_rows(rows)); // (keys, B, 2, H, D)
+    real *gradients = first ? dqkv : (real *)(delta + padded_rows(rows)); // (keys, B, 3, H, D)
     cf_launch(pack_stats, blocks_for(rows), dim3(THREADS), stream, stats, lse + t0 * B * H, n, B * H);
     void *pointer[NAMES] = {};
     pointer[Q] = (void *)(qkv + t0 * B * 3 * HD);
@@ -623,14 +624,14 @@ bool attention_cudnn_backward(real *dqkv, const real *dout, const real *out, con
     pointer[DO] = (void *)(dout + t0 * B * HD);
     pointer[STATS] = stats;
     pointer[DELTA] = delta;
-    pointer[DQ] = dqkv + t0 * B * 3 * HD;
-    pointer[DK] = first ? dqkv + HD : dkv;
-    pointer[DV] = first ? dqkv + 2 * HD : dkv + HD;
+    pointer[DQ] = gradients + t0 * B * 3 * HD;
+    pointer[DK] = gradients + HD;
+    pointer[DV] = gradients + 2 * HD;
     set_scalars(pointer, p);
     run(p, pointer, workspace(p->workspace, stream), stream);
     if (!first)
-        cf_launch(add_keys_and_values, blocks_for(keys * B * 2 * HD / cf_pack<real>::N), dim3(THREADS),
-                  stream, dqkv, dkv, keys * B, HD);
+        cf_launch(add_gradients, blocks_for(keys * B * 3 * HD / cf_pack<real>::N), dim3(THREADS), stream,
+                  dqkv, gradients, keys * B, t0 * B, HD);
     return true;
 }
 
