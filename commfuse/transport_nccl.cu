@@ -6,9 +6,9 @@
 // tests/commfuse/schedule_check.h holds all of them against that (wire order, wire deadlock). Requests that `after`
 // names are of the same group, so the stream's order is enough.
 //
-// NCCL's kernels stand on multiprocessors that a matrix product wants, too: the number of blocks is limited, for
-// the native collectives as well, as they share the communicator. Groups have communicators of their own, and
-// with so few blocks the kernels of all of them find room beside each other, whatever order they start in.
+// NCCL's kernels stand on multiprocessors that a matrix product wants, too, so the blocks of an exchange are limited.
+// Groups have communicators of their own, and with so few blocks the kernels of all of them find room beside each
+// other, whatever order they start in.
 //
 // Communicators are blocking ones. A non-blocking one starts a thread for every call, and all that it can be
 // interrupted for are calls at start, which patience guards here. In the steps nothing waits inside NCCL, as all
@@ -17,7 +17,9 @@
 #include <nccl.h>
 #include <stdlib.h>
 
-enum { BLOCKS_MAX = 16 }; // of each kernel; NCCL_MAX_CTAS in the environment goes before it
+// Thread blocks of a point-to-point kernel, which runs beside a matrix product. Native collectives keep what NCCL
+// gives them: they are what commfuse is compared with.
+static const char *const EXCHANGE_BLOCKS = "16";
 
 typedef struct nccl_wire {
     cf_wire wire;
@@ -154,7 +156,7 @@ cf_wire *cf_wire_nccl(cf_bootstrap *bootstrap, const cf_group *group, bool wante
     nccl_wire *w = (nccl_wire *)calloc(1, sizeof *w);
     if (!w) cf_die(NULL, "out of memory to bind group %s", group->name);
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.maxCTAs = BLOCKS_MAX;
+    setenv("NCCL_MAX_P2P_NCHANNELS", EXCHANGE_BLOCKS, 0);
     cf_patience_begin("NCCL connects the ranks", timeout_s);
     CHECK(ncclCommInitRankConfig(&w->comm, group->size, id, group->rank, &config), NULL);
     cf_patience_end();
