@@ -26,19 +26,15 @@ namespace {
 // What the opaque structs hold.
 struct Layout {
     cudaDataType type;
-    int32_t order, batch;
-    int64_t rows, cols, ld, stride;
+    int64_t rows, cols, ld; // by columns
 };
 struct Desc {
     cublasComputeType_t compute;
-    cudaDataType scale, bias_type;
-    bool bias_type_given;
+    cudaDataType scale;
     int32_t transpose[2], epilogue;
     const void *bias;
     char *aux; // what goes into GELU
     int64_t aux_ld;
-    cudaDataType aux_type;
-    bool aux_type_given;
 };
 enum {
     BIAS = 4,
@@ -96,10 +92,7 @@ size_t size_of(cudaDataType type) {
 
 // Bytes from the first element to behind the last one.
 size_t extent(const Layout &l) {
-    int64_t lines = l.order == CUBLASLT_ORDER_COL ? l.cols : l.rows,
-            length = l.order == CUBLASLT_ORDER_COL ? l.rows : l.cols;
-    if (lines == 0 || length == 0) return 0;
-    return (size_t)((l.batch - 1) * l.stride + (lines - 1) * l.ld + length) * size_of(l.type);
+    return l.rows == 0 || l.cols == 0 ? 0 : (size_t)((l.cols - 1) * l.ld + l.rows) * size_of(l.type);
 }
 
 uint64_t hash(const Desc &desc, const Layout *const layout[4]) {
@@ -107,17 +100,10 @@ uint64_t hash(const Desc &desc, const Layout *const layout[4]) {
     auto mix = [&h](int64_t x) { h = (h ^ (uint64_t)x) * 1099511628211u; };
     mix(desc.compute), mix(desc.transpose[0]), mix(desc.transpose[1]), mix(desc.epilogue);
     for (int i = 0; i < 4; i++)
-        mix(layout[i]->type), mix(layout[i]->order), mix(layout[i]->rows), mix(layout[i]->cols),
-            mix(layout[i]->ld), mix(layout[i]->batch);
+        mix(layout[i]->type), mix(layout[i]->rows), mix(layout[i]->cols), mix(layout[i]->ld);
     return h;
 }
 
-cudaDataType bias_type(const Desc &desc, const Layout &d) {
-    return desc.bias_type_given ? desc.bias_type : d.type;
-}
-cudaDataType aux_type(const Desc &desc, const Layout &d) {
-    return desc.aux_type_given ? desc.aux_type : d.type;
-}
 // Elements of the bias, or of the sums that are written in its place.
 int64_t bias_length(int32_t epilogue, int64_t m, int64_t n) {
     return epilogue & (BIAS | ROW_SUMS | SUMS_OF_A) ? m : epilogue & SUMS_OF_B ? n : 0;
@@ -127,10 +113,9 @@ cublasStatus_t check(const Desc &desc, const Layout *const layout[4], int64_t *m
     static const char name[] = "ABCD";
     for (int i = 0; i < 4; i++) {
         const Layout &l = *layout[i];
-        if (l.ld < (l.order == CUBLASLT_ORDER_COL ? l.rows : l.cols))
+        if (l.ld < l.rows)
             return refuse("%c is %lld by %lld and ld %lld too small for it", name[i], (long long)l.rows,
                           (long long)l.cols, (long long)l.ld);
-        if (l.batch != layout[3]->batch) return refuse("%c has another batch count than D", name[i]);
     }
     const Layout &a = *layout[0], &b = *layout[1], &c = *layout[2], &d = *layout[3];
     bool ta = desc.transpose[0], tb = desc.transpose[1];
@@ -144,13 +129,10 @@ cublasStatus_t check(const Desc &desc, const Layout *const layout[4], int64_t *m
     bool fits = wide ? a.type == CUDA_R_64F && d.type == CUDA_R_64F && desc.scale == CUDA_R_64F
                      : desc.scale == CUDA_R_32F && ((a.type == CUDA_R_32F && d.type == CUDA_R_32F) ||
                                                     (a.type == CUDA_R_16BF && d.type != CUDA_R_64F));
-    if (!fits || a.type != b.type || c.type != d.type || c.order != d.order)
-        return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (!fits || a.type != b.type || c.type != d.type) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (desc.epilogue & AUX && (desc.aux_ld < *m || desc.aux_ld % 8))
         return refuse("aux has ld %lld; it must be at least %lld and a multiple of 8", (long long)desc.aux_ld,
                       (long long)*m);
-    cudaDataType bias = bias_type(desc, d), aux = aux_type(desc, d);
-    if ((bias != d.type && bias != a.type) || aux != d.type) return CUBLAS_STATUS_NOT_SUPPORTED;
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -172,7 +154,7 @@ template <typename T> void put(void *memory, cudaDataType type, int64_t i, T val
 }
 
 int64_t index(const Layout &l, int64_t row, int64_t col) {
-    return l.order == CUBLASLT_ORDER_COL ? row + col * l.ld : row * l.ld + col;
+    return row + col * l.ld;
 }
 
 // op(matrix), rows by cols, by columns and without gaps.
@@ -223,16 +205,16 @@ template <typename T> T gelu_slope(T x) {
 }
 
 // One element of the product on its way to D.
-template <typename T> T finish(const Product &p, int64_t row, int64_t col, T sum, const char *c) {
+template <typename T> T finish(const Product &p, int64_t row, int64_t col, T sum) {
     const Desc &desc = p.desc;
     T value = (T)p.alpha * sum;
     if (p.beta != 0) // C is not read for beta = 0: it may hold NaN
-        value += (T)p.beta * element<T>(c, p.c.type, index(p.c, row, col));
-    if (desc.epilogue & BIAS) value += element<T>(desc.bias, bias_type(desc, p.d), row);
+        value += (T)p.beta * element<T>(p.C, p.c.type, index(p.c, row, col));
+    if (desc.epilogue & BIAS) value += element<T>(desc.bias, p.d.type, row);
     int64_t aux = row + col * desc.aux_ld;
-    if (desc.epilogue & GELU && desc.epilogue & AUX) put<T>(desc.aux, aux_type(desc, p.d), aux, value);
+    if (desc.epilogue & GELU && desc.epilogue & AUX) put<T>(desc.aux, p.d.type, aux, value);
     if (desc.epilogue & GELU) value = gelu(value);
-    if (desc.epilogue & GELU_SLOPE) value *= gelu_slope(element<T>(desc.aux, aux_type(desc, p.d), aux));
+    if (desc.epilogue & GELU_SLOPE) value *= gelu_slope(element<T>(desc.aux, p.d.type, aux));
     return value;
 }
 
@@ -240,33 +222,28 @@ template <typename T> void multiply(const Product &p) {
     enum { ROWS = 256 };
     int32_t epilogue = p.desc.epilogue;
     std::vector<T> sum(4 * ROWS), sums((size_t)bias_length(epilogue, p.m, p.n));
-    for (int64_t batch = 0; batch < p.d.batch; batch++) {
-        auto at = [batch](const Layout &l) { return batch * l.stride * (int64_t)size_of(l.type); };
-        std::vector<T> a = packed<T>(p.A + at(p.a), p.a, p.desc.transpose[0], p.m, p.k);
-        std::vector<T> b = packed<T>(p.B + at(p.b), p.b, p.desc.transpose[1], p.k, p.n);
-        for (int64_t j = 0; j < p.n; j += 4) {
-            const T *column[4];
-            for (int64_t q = 0; q < 4; q++) column[q] = b.data() + std::min(j + q, p.n - 1) * p.k;
-            for (int64_t i = 0; i < p.m; i += ROWS) {
-                int64_t rows = std::min<int64_t>(ROWS, p.m - i);
-                strip(sum.data(), a.data() + i, rows, p.m, column, p.k);
-                for (int64_t q = 0; q < std::min<int64_t>(4, p.n - j); q++)
-                    for (int64_t r = 0; r < rows; r++) {
-                        T value = finish(p, i + r, j + q, sum[(size_t)(q * rows + r)], p.C + at(p.c));
-                        put<T>(p.D + at(p.d), p.d.type, index(p.d, i + r, j + q), value);
-                        if (epilogue & ROW_SUMS) sums[(size_t)(i + r)] += value;
-                    }
-            }
-        }
-        for (int64_t l = 0; l < p.k; l++) {
-            for (int64_t i = 0; i < p.m && epilogue & SUMS_OF_A; i++)
-                sums[(size_t)i] += a[(size_t)(i + l * p.m)];
-            for (int64_t j = 0; j < p.n && epilogue & SUMS_OF_B; j++)
-                sums[(size_t)j] += b[(size_t)(l + j * p.k)];
+    std::vector<T> a = packed<T>(p.A, p.a, p.desc.transpose[0], p.m, p.k);
+    std::vector<T> b = packed<T>(p.B, p.b, p.desc.transpose[1], p.k, p.n);
+    for (int64_t j = 0; j < p.n; j += 4) {
+        const T *column[4];
+        for (int64_t q = 0; q < 4; q++) column[q] = b.data() + std::min(j + q, p.n - 1) * p.k;
+        for (int64_t i = 0; i < p.m; i += ROWS) {
+            int64_t rows = std::min<int64_t>(ROWS, p.m - i);
+            strip(sum.data(), a.data() + i, rows, p.m, column, p.k);
+            for (int64_t q = 0; q < std::min<int64_t>(4, p.n - j); q++)
+                for (int64_t r = 0; r < rows; r++) {
+                    T value = finish(p, i + r, j + q, sum[(size_t)(q * rows + r)]);
+                    put<T>(p.D, p.d.type, index(p.d, i + r, j + q), value);
+                    if (epilogue & ROW_SUMS) sums[(size_t)(i + r)] += value;
+                }
         }
     }
+    for (int64_t l = 0; l < p.k; l++) {
+        for (int64_t i = 0; i < p.m && epilogue & SUMS_OF_A; i++) sums[(size_t)i] += a[(size_t)(i + l * p.m)];
+        for (int64_t j = 0; j < p.n && epilogue & SUMS_OF_B; j++) sums[(size_t)j] += b[(size_t)(l + j * p.k)];
+    }
     for (size_t i = 0; i < sums.size() && !(epilogue & BIAS); i++)
-        put<T>((void *)p.desc.bias, bias_type(p.desc, p.d), (int64_t)i, sums[i]);
+        put<T>((void *)p.desc.bias, p.d.type, (int64_t)i, sums[i]);
 }
 
 } // namespace
@@ -307,7 +284,7 @@ cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) {
 cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDataType type, uint64_t rows,
                                           uint64_t cols, int64_t ld) {
     *layout = new cublasLtMatrixLayoutOpaque_t{};
-    of(*layout) = {type, CUBLASLT_ORDER_COL, 1, (int64_t)rows, (int64_t)cols, ld, 0};
+    of(*layout) = {type, (int64_t)rows, (int64_t)cols, ld};
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -316,34 +293,10 @@ cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
     return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
-                                                cublasLtMatrixLayoutAttribute_t attribute, const void *value,
-                                                size_t bytes) {
-    Layout &l = of(layout);
-    switch (attribute) {
-    case CUBLASLT_MATRIX_LAYOUT_TYPE:
-        return take(l.type, value, bytes);
-    case CUBLASLT_MATRIX_LAYOUT_ORDER:
-        return take(l.order, value, bytes);
-    case CUBLASLT_MATRIX_LAYOUT_ROWS:
-        return take(l.rows, value, bytes);
-    case CUBLASLT_MATRIX_LAYOUT_COLS:
-        return take(l.cols, value, bytes);
-    case CUBLASLT_MATRIX_LAYOUT_LD:
-        return take(l.ld, value, bytes);
-    case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT:
-        return take(l.batch, value, bytes);
-    case CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET:
-        return take(l.stride, value, bytes);
-    }
-    return CUBLAS_STATUS_INVALID_VALUE;
-}
-
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *desc, cublasComputeType_t compute,
                                         cudaDataType scale) {
     *desc = new cublasLtMatmulDescOpaque_t{};
-    of(*desc) = {compute, scale, CUDA_R_32F, false, {CUBLAS_OP_N, CUBLAS_OP_N}, CUBLASLT_EPILOGUE_DEFAULT,
-                 nullptr};
+    of(*desc) = {compute, scale, {CUBLAS_OP_N, CUBLAS_OP_N}, CUBLASLT_EPILOGUE_DEFAULT, nullptr, nullptr, 0};
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -356,12 +309,7 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
                                               cublasLtMatmulDescAttributes_t attribute, const void *value,
                                               size_t bytes) {
     Desc &d = of(desc);
-    int32_t number = 0;
     switch (attribute) {
-    case CUBLASLT_MATMUL_DESC_COMPUTE_TYPE:
-        return take(d.compute, value, bytes);
-    case CUBLASLT_MATMUL_DESC_SCALE_TYPE:
-        return take(d.scale, value, bytes);
     case CUBLASLT_MATMUL_DESC_TRANSA:
         return take(d.transpose[0], value, bytes);
     case CUBLASLT_MATMUL_DESC_TRANSB:
@@ -370,22 +318,10 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
         return take(d.epilogue, value, bytes);
     case CUBLASLT_MATMUL_DESC_BIAS_POINTER:
         return take(d.bias, value, bytes);
-    case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE:
-        d.bias_type_given = true;
-        return take(d.bias_type, value, bytes);
     case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER:
         return take(d.aux, value, bytes);
     case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD:
         return take(d.aux_ld, value, bytes);
-    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE:
-        d.aux_type_given = true;
-        return take(d.aux_type, value, bytes);
-    case CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET:
-        return take(number, value, bytes);
-    case CUBLASLT_MATMUL_DESC_POINTER_MODE:
-    case CUBLASLT_MATMUL_DESC_TRANSC: // only their defaults
-        if (take(number, value, bytes) != CUBLAS_STATUS_SUCCESS) return CUBLAS_STATUS_INVALID_VALUE;
-        return number == 0 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
     }
     return CUBLAS_STATUS_INVALID_VALUE;
 }
@@ -491,16 +427,13 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     need_device(workspace, workspace_bytes, "the workspace of cublasLtMatmul");
     if (int64_t length = bias_length(p.desc.epilogue, p.m, p.n)) {
         if (!p.desc.bias) return refuse("a bias epilogue without a bias");
-        if ((int)p.d.batch > 1) return CUBLAS_STATUS_NOT_SUPPORTED;
-        need_device(p.desc.bias, (size_t)length * size_of(bias_type(p.desc, p.d)),
-                    "the bias of cublasLtMatmul");
+        need_device(p.desc.bias, (size_t)length * size_of(p.d.type), "the bias of cublasLtMatmul");
     }
     if (p.desc.epilogue & AUX) {
         if (!p.desc.aux || (uintptr_t)p.desc.aux % 16)
             return refuse("aux at %p: not aligned to 16 bytes", p.desc.aux);
         size_t elements = (size_t)((p.n - 1) * p.desc.aux_ld + p.m);
-        if (p.n > 0)
-            need_device(p.desc.aux, elements * size_of(aux_type(p.desc, p.d)), "the aux of cublasLtMatmul");
+        if (p.n > 0) need_device(p.desc.aux, elements * size_of(p.d.type), "the aux of cublasLtMatmul");
     }
     if (p.m == 0 || p.n == 0) return CUBLAS_STATUS_SUCCESS;
     size_t used = (size_t)chosen.workspace; // written, so that a workspace that two streams share shows

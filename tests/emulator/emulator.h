@@ -1,9 +1,25 @@
-// What the files of the emulator share. The tests see only the CUDA headers in include/.
+// The emulator: CUDA, cuBLASLt and NCCL as far as this project uses them, on CPUs, for machines that have no GPU.
+//
+// The project's .cu files are compiled by g++ against the headers in include/ and linked to this library instead of
+// NVIDIA's. What they compute, in which order streams may run, what ranks tell each other: all of it happens, and
+// mistakes in it show. fiber.cc runs the threads of a block, stream.cc streams and events, memory.cc memory and what
+// processes share of it, blaslt.cc matrix products, nccl.cc communication; emulator.mk builds.
+//
+// What a test passed here does not say:
+//   - how fast anything is; times are those of a CPU
+//   - that the compiler for GPUs takes the code, that registers and shared memory suffice (make cuda says the first)
+//   - what the memory model allows: stores here are seen in order, and the threads of a block take turns, so a
+//     missing __syncthreads shows only through EMULATOR_SEED, a missing fence between GPUs not at all
+//   - that the host keeps its hands off device memory, which it could touch here
+//   - that addresses are aligned as packs need it, unless built with SAN=alignment
+//   - what the real libraries return or refuse beyond what is written here, and in which order they add
+//   - anything of cuDNN: attention_cudnn.cc says that it is not supported
 #ifndef EMULATOR_H
 #define EMULATOR_H
 
 #include "include/cuda_runtime.h"
 
+// What the files of the emulator share; the tests see only the CUDA headers.
 namespace emulator {
 
 // Prints what the program did that a GPU would not have forgiven, and aborts.

@@ -248,10 +248,6 @@ cudaError_t cudaMallocHost(void **memory, size_t bytes, unsigned) {
     return cudaSuccess;
 }
 
-cudaError_t cudaHostAlloc(void **memory, size_t bytes, unsigned flags) {
-    return cudaMallocHost(memory, bytes, flags);
-}
-
 cudaError_t cudaFreeHost(void *memory) {
     if (!memory) return cudaSuccess;
     cudaDeviceSynchronize();
@@ -283,35 +279,20 @@ static bool allows(enum cudaMemcpyKind kind, bool from_device, bool to_device) {
     return kind == cudaMemcpyDefault || kind == fits[from_device][to_device];
 }
 
-static void move_rows(char *to, size_t to_pitch, const char *from, size_t from_pitch, size_t width,
-                      size_t height) {
-    for (size_t row = 0; row < height; row++) memmove(to + row * to_pitch, from + row * from_pitch, width);
-}
-
-cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
-                              size_t height, enum cudaMemcpyKind kind, cudaStream_t stream) {
-    if (width == 0 || height == 0) return cudaSuccess;
-    if (height > 1 && (width > to_pitch || width > from_pitch)) return remember(cudaErrorInvalidValue);
-    size_t from_bytes = (height - 1) * from_pitch + width;
-    cudaMemoryType source = memory_type(from, from_bytes, "cudaMemcpyAsync, from");
-    cudaMemoryType target = memory_type(to, (height - 1) * to_pitch + width, "cudaMemcpyAsync, to");
-    if (!allows(kind, source == cudaMemoryTypeDevice, target == cudaMemoryTypeDevice))
-        fail("cudaMemcpyAsync: kind %d does not fit memory of types %d and %d", kind, source, target);
-    char *t = (char *)to;
-    const char *f = (const char *)from;
-    if (source == cudaMemoryTypeUnregistered && target != cudaMemoryTypeUnregistered) {
-        auto read = std::make_shared<std::vector<char>>(f, f + from_bytes);
-        enqueue(stream, "cudaMemcpyAsync",
-                [=] { move_rows(t, to_pitch, read->data(), from_pitch, width, height); });
-        return cudaSuccess;
-    }
-    enqueue(stream, "cudaMemcpyAsync", [=] { move_rows(t, to_pitch, f, from_pitch, width, height); });
-    return target == cudaMemoryTypeUnregistered ? cudaStreamSynchronize(stream) : cudaSuccess;
-}
-
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
                             cudaStream_t stream) {
-    return cudaMemcpy2DAsync(to, bytes, from, bytes, bytes, 1, kind, stream);
+    if (bytes == 0) return cudaSuccess;
+    cudaMemoryType source = memory_type(from, bytes, "cudaMemcpyAsync, from");
+    cudaMemoryType target = memory_type(to, bytes, "cudaMemcpyAsync, to");
+    if (!allows(kind, source == cudaMemoryTypeDevice, target == cudaMemoryTypeDevice))
+        fail("cudaMemcpyAsync: kind %d does not fit memory of types %d and %d", kind, source, target);
+    if (source == cudaMemoryTypeUnregistered && target != cudaMemoryTypeUnregistered) {
+        auto read = std::make_shared<std::vector<char>>((const char *)from, (const char *)from + bytes);
+        enqueue(stream, "cudaMemcpyAsync", [=] { memcpy(to, read->data(), bytes); });
+        return cudaSuccess;
+    }
+    enqueue(stream, "cudaMemcpyAsync", [=] { memmove(to, from, bytes); });
+    return target == cudaMemoryTypeUnregistered ? cudaStreamSynchronize(stream) : cudaSuccess;
 }
 
 cudaError_t cudaMemsetAsync(void *to, int byte, size_t bytes, cudaStream_t stream) {

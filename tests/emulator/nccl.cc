@@ -379,18 +379,6 @@ ncclResult_t ncclBroadcast(const void *send, void *recv, size_t count, ncclDataT
     return issue({BROADCAST, from, (char *)recv, count, type, ncclSum, root, comm, stream});
 }
 
-ncclResult_t ncclAlltoAll(const void *send, void *recv, size_t count, ncclDataType_t type, ncclComm_t comm,
-                          cudaStream_t stream) {
-    if (!comm) return ncclInvalidArgument;
-    ncclGroupStart();
-    size_t bytes = count * size_of(type);
-    for (int i = 0; i < comm->ranks; i++) {
-        ncclSend((const char *)send + (size_t)i * bytes, count, type, i, comm, stream);
-        ncclRecv((char *)recv + (size_t)i * bytes, count, type, i, comm, stream);
-    }
-    return ncclGroupEnd();
-}
-
 // ----------------------------------------------------------------------------------------------------- communicators
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
@@ -510,21 +498,6 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
     if (comm->setup.joinable()) comm->setup.join();
     for (int connection : comm->to) shutdown(connection, SHUT_RDWR);
     for (int connection : comm->from) shutdown(connection, SHUT_RDWR);
-    return ncclSuccess;
-}
-
-ncclResult_t ncclCommCount(const ncclComm_t comm, int *count) {
-    *count = comm->ranks;
-    return ncclSuccess;
-}
-
-ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank) {
-    *rank = comm->rank;
-    return ncclSuccess;
-}
-
-ncclResult_t ncclGetVersion(int *version) {
-    *version = NCCL_VERSION_CODE;
     return ncclSuccess;
 }
 

@@ -169,10 +169,6 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
     return cudaStreamCreateWithPriority(stream, flags, 0);
 }
 
-cudaError_t cudaStreamCreate(cudaStream_t *stream) {
-    return cudaStreamCreateWithPriority(stream, 0, 0);
-}
-
 cudaError_t cudaStreamDestroy(cudaStream_t stream) { // returns at once; its thread ends when its work is done
     check(stream, "cudaStreamDestroy");
     {
@@ -348,40 +344,9 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
     return cudaSuccess;
 }
 
-cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device) {
-    cudaDeviceProp p;
-    cudaError_t error = cudaGetDeviceProperties(&p, device);
-    if (error != cudaSuccess) return error;
-    switch (attribute) {
-    case cudaDevAttrMaxThreadsPerBlock:
-        *value = p.maxThreadsPerBlock;
-        break;
-    case cudaDevAttrMultiProcessorCount:
-        *value = p.multiProcessorCount;
-        break;
-    case cudaDevAttrComputeCapabilityMajor:
-        *value = p.major;
-        break;
-    case cudaDevAttrComputeCapabilityMinor:
-        *value = p.minor;
-        break;
-    }
-    return cudaSuccess;
-}
-
 cudaError_t cudaDeviceGetPCIBusId(char *name, int length, int device) {
     if (valid(device) == cudaSuccess) snprintf(name, (size_t)length, "0000:%02X:00.0", device + 1);
     return valid(device);
-}
-
-cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer) {
-    if (valid(device) != cudaSuccess || valid(peer) != cudaSuccess) return cudaErrorInvalidDevice;
-    *can = device != peer;
-    return cudaSuccess;
-}
-
-cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned) {
-    return valid(peer);
 }
 
 cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
@@ -394,18 +359,10 @@ cudaError_t cudaDriverGetVersion(int *version) {
     return cudaSuccess;
 }
 
-cudaError_t cudaRuntimeGetVersion(int *version) {
-    return cudaDriverGetVersion(version);
-}
-
 cudaError_t cudaGetLastError() {
     cudaError_t error = last_error;
     last_error = cudaSuccess;
     return error;
-}
-
-cudaError_t cudaPeekAtLastError() {
-    return last_error;
 }
 
 const char *cudaGetErrorName(cudaError_t error) {

@@ -17,25 +17,12 @@ struct alignas(2) __nv_bfloat16 {
         return (unsigned short)((u + 0x7fffu + (u >> 16 & 1)) >> 16);
     }
 };
-typedef __nv_bfloat16 nv_bfloat16;
-struct alignas(4) __nv_bfloat162 {
-    __nv_bfloat16 x, y;
-};
 
 inline __nv_bfloat16 __float2bfloat16_rn(float f) {
     return __nv_bfloat16(f);
 }
-inline __nv_bfloat16 __float2bfloat16(float f) {
-    return __nv_bfloat16(f);
-}
 inline float __bfloat162float(__nv_bfloat16 b) {
     return (float)b;
-}
-inline float2 __bfloat1622float2(__nv_bfloat162 b) {
-    return {(float)b.x, (float)b.y};
-}
-inline __nv_bfloat162 __float22bfloat162_rn(float2 f) {
-    return {__nv_bfloat16(f.x), __nv_bfloat16(f.y)};
 }
 
 #endif

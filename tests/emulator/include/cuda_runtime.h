@@ -33,7 +33,7 @@
 #define alignas(bytes) __attribute__((aligned(bytes)))
 #endif
 
-// ----------------------------------------------------------------------------------------------- vector types
+// ----------------------------------------------------------------------------------------------- indices
 
 struct uint3 {
     unsigned x, y, z;
@@ -43,40 +43,6 @@ struct dim3 {
     constexpr dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
     constexpr dim3(uint3 v) : x(v.x), y(v.y), z(v.z) {}
 };
-#define EMULATOR_VECTOR(type, name)                                                                          \
-    struct alignas(2 * sizeof(type)) name##2 {                                                               \
-        type x, y;                                                                                           \
-    };                                                                                                       \
-    struct name##3 {                                                                                         \
-        type x, y, z;                                                                                        \
-    };                                                                                                       \
-    struct alignas(4 * sizeof(type) > 16 ? 16 : 4 * sizeof(type)) name##4 {                                  \
-        type x, y, z, w;                                                                                     \
-    };                                                                                                       \
-    inline name##2 make_##name##2(type x, type y) {                                                          \
-        return {x, y};                                                                                       \
-    }                                                                                                        \
-    inline name##3 make_##name##3(type x, type y, type z) {                                                  \
-        return {x, y, z};                                                                                    \
-    }                                                                                                        \
-    inline name##4 make_##name##4(type x, type y, type z, type w) {                                          \
-        return {x, y, z, w};                                                                                 \
-    }
-EMULATOR_VECTOR(float, float)
-EMULATOR_VECTOR(int, int)
-EMULATOR_VECTOR(double, double)
-struct alignas(8) uint2 {
-    unsigned x, y;
-};
-struct alignas(16) uint4 {
-    unsigned x, y, z, w;
-};
-inline uint2 make_uint2(unsigned x, unsigned y) {
-    return {x, y};
-}
-inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) {
-    return {x, y, z, w};
-}
 
 // -------------------------------------------------------------------------------------------- inside a kernel
 
@@ -152,14 +118,8 @@ template <typename T> T __ldg(const T *address) {
 inline float __expf(float x) {
     return expf(x);
 }
-inline float __logf(float x) {
-    return logf(x);
-}
 inline float rsqrtf(float x) {
     return 1.0f / sqrtf(x);
-}
-inline float __fdividef(float x, float y) {
-    return x / y;
 }
 inline float __int_as_float(int x) {
     float f;
@@ -170,21 +130,6 @@ inline int __float_as_int(float f) {
     int x;
     std::memcpy(&x, &f, 4);
     return x;
-}
-inline int __popc(unsigned x) {
-    return __builtin_popcount(x);
-}
-inline int __ffs(int x) {
-    return __builtin_ffs(x);
-}
-inline int __clz(int x) {
-    return x == 0 ? 32 : __builtin_clz((unsigned)x);
-}
-inline void __threadfence() {
-    __atomic_thread_fence(__ATOMIC_SEQ_CST);
-}
-[[noreturn]] inline void __trap() {
-    std::abort();
 }
 #define EMULATOR_MIN_MAX(type)                                                                               \
     inline type min(type a, type b) {                                                                        \
@@ -218,16 +163,17 @@ inline double max(double a, double b) {
 #define EMULATOR_ERRORS(_)                                                                                   \
     _(cudaSuccess, 0)                                                                                        \
     _(cudaErrorInvalidValue, 1)                                                                              \
-    _(cudaErrorMemoryAllocation, 2) _(cudaErrorInitializationError, 3) _(cudaErrorInvalidConfiguration, 9)   \
-        _(cudaErrorStubLibrary, 34) _(cudaErrorInsufficientDriver, 35) _(cudaErrorDevicesUnavailable, 46)    \
-            _(cudaErrorInvalidDeviceFunction, 98) _(cudaErrorNoDevice, 100) _(cudaErrorInvalidDevice, 101)   \
-                _(cudaErrorDeviceUninitialized, 201) _(cudaErrorMapBufferObjectFailed, 205)                  \
-                    _(cudaErrorAlreadyMapped, 208) _(cudaErrorNoKernelImageForDevice, 209)                   \
-                        _(cudaErrorECCUncorrectable, 214) _(cudaErrorPeerAccessUnsupported, 217)             \
-                            _(cudaErrorInvalidPtx, 218) _(cudaErrorUnsupportedPtxVersion,                    \
-                                                          222) _(cudaErrorOperatingSystem,                   \
-                                                                 304) _(cudaErrorInvalidResourceHandle,      \
-                                                                        400) _(cudaErrorSymbolNotFound, 500) \
+    _(cudaErrorMemoryAllocation, 2)                                                                          \
+    _(cudaErrorInitializationError, 3)                                                                       \
+    _(cudaErrorInvalidConfiguration, 9) _(cudaErrorStubLibrary, 34) _(cudaErrorInsufficientDriver, 35)       \
+        _(cudaErrorDevicesUnavailable, 46) _(cudaErrorInvalidDeviceFunction, 98) _(cudaErrorNoDevice, 100)   \
+            _(cudaErrorInvalidDevice, 101) _(cudaErrorDeviceUninitialized, 201)                              \
+                _(cudaErrorMapBufferObjectFailed, 205) _(cudaErrorAlreadyMapped, 208)                        \
+                    _(cudaErrorNoKernelImageForDevice, 209) _(cudaErrorECCUncorrectable, 214)                \
+                        _(cudaErrorPeerAccessUnsupported, 217) _(cudaErrorInvalidPtx,                        \
+                                                                 218) _(cudaErrorUnsupportedPtxVersion, 222) \
+                            _(cudaErrorOperatingSystem, 304) _(cudaErrorInvalidResourceHandle,               \
+                                                               400) _(cudaErrorSymbolNotFound, 500)          \
                                 _(cudaErrorNotReady, 600) _(cudaErrorIllegalAddress,                         \
                                                             700) _(cudaErrorLaunchOutOfResources, 701)       \
                                     _(cudaErrorLaunchTimeout, 702) _(cudaErrorPeerAccessAlreadyEnabled, 704) \
@@ -291,12 +237,6 @@ enum {
 typedef struct cudaIpcMemHandle_st {
     char reserved[64];
 } cudaIpcMemHandle_t;
-enum cudaDeviceAttr {
-    cudaDevAttrMaxThreadsPerBlock = 1,
-    cudaDevAttrMultiProcessorCount = 16,
-    cudaDevAttrComputeCapabilityMajor = 75,
-    cudaDevAttrComputeCapabilityMinor = 76
-};
 struct cudaDeviceProp {
     char name[256];
     struct {
@@ -323,20 +263,15 @@ typedef struct cudaLaunchConfig_st {
 const char *cudaGetErrorName(cudaError_t error);
 const char *cudaGetErrorString(cudaError_t error);
 cudaError_t cudaGetLastError();
-cudaError_t cudaPeekAtLastError();
 
 cudaError_t cudaGetDeviceCount(int *count);
 cudaError_t cudaSetDevice(int device);
 cudaError_t cudaGetDevice(int *device);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int device);
-cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device);
 cudaError_t cudaDeviceGetPCIBusId(char *name, int length, int device);
-cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer);
-cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags);
 cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest);
 cudaError_t cudaDeviceSynchronize();
 cudaError_t cudaDriverGetVersion(int *version);
-cudaError_t cudaRuntimeGetVersion(int *version);
 cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned version,
                                              unsigned long long flags,
                                              enum cudaDriverEntryPointQueryResult *status = nullptr);
@@ -350,7 +285,6 @@ cudaError_t cudaMallocHost(void **memory, size_t bytes, unsigned flags = 0);
 template <typename T> cudaError_t cudaMallocHost(T **memory, size_t bytes, unsigned flags = 0) {
     return cudaMallocHost((void **)memory, bytes, flags);
 }
-cudaError_t cudaHostAlloc(void **memory, size_t bytes, unsigned flags);
 cudaError_t cudaFreeHost(void *memory);
 cudaError_t cudaHostRegister(void *memory, size_t bytes, unsigned flags);
 cudaError_t cudaHostUnregister(void *memory);
@@ -358,14 +292,11 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes);
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *attributes, const void *memory);
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
                             cudaStream_t stream);
-cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
-                              size_t height, enum cudaMemcpyKind kind, cudaStream_t stream);
 cudaError_t cudaMemsetAsync(void *to, int byte, size_t bytes, cudaStream_t stream);
 cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *handle, void *memory);
 cudaError_t cudaIpcOpenMemHandle(void **memory, cudaIpcMemHandle_t handle, unsigned flags);
 cudaError_t cudaIpcCloseMemHandle(void *memory);
 
-cudaError_t cudaStreamCreate(cudaStream_t *stream);
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags);
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority);
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
