@@ -5,8 +5,8 @@
     build      make the programs, the twins tool and the benchmark, for both element types
     device     what this machine is: GPU, driver, CUDA, cuDNN, NCCL
     twins      every kernel against the CPU's, on random odd shapes, fp32 and bf16, twice for the same bits
-    losses     ten steps of training against an independent reference in float64, and the CPU program if it is there
-    ranks      2 and 4 ranks on the one GPU, every transport, mode and route: the losses of one rank, the same bits again
+    losses     ten steps of training against an independent reference in float64, and the CPU program where it runs
+    ranks      2 and 4 ranks on the one GPU, every transport, mode and route: losses as of one rank, the same bits again
     sanitizer  compute-sanitizer over kernels and a training step
     times      step times, MFU and memory of d12 to d48, and of the same models in PyTorch
     kernels    which kernel takes which part of a step, at which share of the peak; what slicing costs
@@ -200,7 +200,8 @@ class Check:
 def stage_build(check):
     targets = [f"{build}/{name}" for build in check.build.values()
                for name in ("train_gpt", "tests/layers/tool_twins", "tests/bench/bench_gpu")]
-    result = check.runner.run(["make", "-k", "-j", os.cpu_count(), *targets, f"{check.o.ref_build}/tests/layers/tool_twins"])
+    targets.append(f"{check.o.ref_build}/tests/layers/tool_twins")
+    result = check.runner.run(["make", "-k", "-j", os.cpu_count(), *targets])
     check.verdict("make", FAIL if result.status else OK,
                   "\n".join(result.output.splitlines()[-20:]) if result.status else f"{result.seconds:.0f} s")
 
@@ -214,8 +215,9 @@ def printed(check, *command):
 
 
 def python_with_torch(check):
+    ask = "import torch; print(torch.__version__, torch.version.cuda)"
     for python in dict.fromkeys((sys.executable, shutil.which("python3"), "/usr/bin/python3")):
-        if python and (version := printed(check, python, "-c", "import torch; print(torch.__version__, torch.version.cuda)")):
+        if python and (version := printed(check, python, "-c", ask)):
             return python, version.splitlines()[-1]
     return None, ""
 
@@ -350,7 +352,7 @@ class Small:
     steps: int = 10
 
 
-SMALL = Small("d2 of 128 channels, T 64", 2, 128, 2, 64, 101, 8, 3e-3), Small("d6, T 256", 6, 384, 6, 256, 256, 4, 1e-3)
+SMALL = Small("d2 of 128 channels, T 64", 2, 128, 2, 64, 101, 8, 3e-3), Small("d6, T 256", 6, 384, 6, 256, 256, 2, 1e-3)
 LOSS_BAND = {"fp32": 1e-4, "bf16": 2e-2}
 NORM_BAND = {"fp32": 1e-3, "bf16": 1e-1}
 
@@ -364,18 +366,27 @@ def shape_words(small):
     return dict(layers=small.layers, channels=small.channels, heads=small.heads, vocab=small.vocabulary)
 
 
-def reference_losses(small, tokens, model):
-    """Writes the model file; losses and norms of an independent implementation in float64 (tests/train/reference.py)."""
+def reference(small, tokens, model):
+    """In a process of its own: writes the model file, then prints losses and norms of an independent implementation in
+    float64 (tests/train/reference.py)."""
     sys.path.insert(0, os.path.join(ROOT, "tests", "train"))
-    import reference
+    import reference as gpt
     padded = (small.vocabulary + 127) // 128 * 128
-    shape = reference.Shape(small.seq, small.vocabulary, small.layers, small.heads, small.channels, padded)
-    weights = reference.random_model(shape, scale=0.05)
-    reference.write_model(model, shape, weights)
-    batch = reference.samples(reference.read_tokens(tokens), small.seq)
-    history = reference.train(shape, weights, [batch] * small.steps, schedule="cosine", lr=small.lr,
-                              min_lr=small.lr / 10, warmup=3, clip=1.5, weight_decay=0.1)
-    return [h[0] for h in history], [h[1] for h in history]
+    shape = gpt.Shape(small.seq, small.vocabulary, small.layers, small.heads, small.channels, padded)
+    weights = gpt.random_model(shape, scale=0.05)
+    gpt.write_model(model, shape, weights)
+    batch = gpt.samples(gpt.read_tokens(tokens), small.seq)
+    history = gpt.train(shape, weights, [batch] * small.steps, schedule="cosine", lr=small.lr, min_lr=small.lr / 10,
+                        warmup=3, clip=1.5, weight_decay=0.1)
+    print(json.dumps([[h[0] for h in history], [h[1] for h in history]]))
+
+
+def have_numpy():
+    try:
+        import numpy  # noqa: F401, only to know whether it is there
+        return True
+    except ImportError:
+        return False
 
 
 def agree(check, what, kind, steps, result, expected):
@@ -390,37 +401,48 @@ def agree(check, what, kind, steps, result, expected):
                          f"{steps[0]['loss']:.4f} to {steps[-1]['loss']:.4f}")
 
 
+def expected_losses(check, small, tokens, model):
+    """([losses], [norms]) of the reference, or None; and the options that start a program from the same weights."""
+    if not have_numpy():
+        check.verdict(f"{small.name}: float64 reference", SKIP, "no numpy")
+        return None, shape_words(small)
+    command = [sys.executable, "scripts/gpu_check.py", "--reference", SMALL.index(small), tokens, model]
+    result = check.runner.run(command, limit=0.6 * check.runner.left())
+    if result.status:
+        check.verdict(f"{small.name}: float64 reference", SKIP, result.last)
+        return None, dict(init_from=model) if os.path.exists(model) else shape_words(small)
+    return json.loads(result.output), dict(init_from=model)
+
+
+def losses_of(check, small, cpu):
+    tokens, model = check.path("tokens.bin"), check.path("model.bin")
+    write_tokens(tokens, small.batch * small.seq + 1, small.vocabulary)
+    expected, start = expected_losses(check, small, tokens, model)
+    record = check.data["losses"][small.name] = {"reference": expected and expected[0]}
+    if cpu:
+        steps, _, result = train(check, cpu, train=tokens, peak_tflops=1, **start, **recipe(small))
+        record["cpu"] = [s["loss"] for s in steps]
+        if expected:
+            agree(check, f"{small.name}: CPU program and reference", "fp32", steps, result, expected)
+        elif result.status == 0:
+            expected = [s["loss"] for s in steps], [s["grad_norm"] for s in steps]
+    if not expected:
+        return check.verdict(small.name, SKIP, "neither the reference nor the CPU program is here to compare with")
+    for kind in TYPES:
+        program = check.program(kind)
+        if program:
+            steps, _, result = train(check, program, train=tokens, **start, **recipe(small))
+            record[kind] = [s["loss"] for s in steps]
+            agree(check, f"{small.name}: {kind}", kind, steps, result, expected)
+    return None
+
+
 def stage_losses(check):
     cpu = os.path.join(ROOT, check.o.cpu_program)
     cpu_runs = os.access(cpu, os.X_OK) and check.runner.run([cpu, "--help"]).status == 0
     check.data["losses"] = {}
     for small in SMALL:
-        tokens, model, start, expected = check.path("tokens.bin"), check.path("model.bin"), {}, None
-        write_tokens(tokens, small.batch * small.seq + 1, small.vocabulary)
-        try:
-            import numpy  # noqa: F401, only to know whether it is there
-            expected = reference_losses(small, tokens, model)
-            start = dict(init_from=model)
-        except ImportError:
-            check.verdict(f"{small.name}: float64 reference", SKIP, "no numpy")
-            start = shape_words(small)
-        record = check.data["losses"][small.name] = {"reference": expected and expected[0]}
-        if cpu_runs:
-            steps, _, result = train(check, cpu, train=tokens, peak_tflops=1, **start, **recipe(small))
-            record["cpu"] = [s["loss"] for s in steps]
-            if expected:
-                agree(check, f"{small.name}: CPU program and reference", "fp32", steps, result, expected)
-            elif result.status == 0:
-                expected = [s["loss"] for s in steps], [s["grad_norm"] for s in steps]
-        if not expected:
-            check.verdict(small.name, SKIP, "neither numpy nor the CPU program is here to compare with")
-            continue
-        for kind in TYPES:
-            program = check.program(kind)
-            if program:
-                steps, _, result = train(check, program, train=tokens, **start, **recipe(small))
-                record[kind] = [s["loss"] for s in steps]
-                agree(check, f"{small.name}: {kind}", kind, steps, result, expected)
+        losses_of(check, small, cpu if cpu_runs else None)
 
 
 # ------------------------------------------------------------------------------------------ ranks
@@ -508,7 +530,6 @@ def stage_ranks(check):
             judge_mesh(check, mesh, steps, result, alone[mesh.kind], bits)
     if late:
         check.verdict(f"{late} of {len(plan)} meshes", LATE, "not run, time is over")
-        raise Late
 
 
 def judge_mesh(check, mesh, steps, result, expected, bits):
@@ -541,7 +562,8 @@ def stage_sanitizer(check):
         return check.verdict("compute-sanitizer", SKIP, "not installed")
     tokens = check.path("tokens.bin")
     write_tokens(tokens, 200, 101)
-    tiny = words_of(train=tokens, layers=1, channels=64, heads=1, vocab=101, seq=24, micro_batch=2, steps=1, val_every=0)
+    tiny = words_of(train=tokens, layers=1, channels=64, heads=1, vocab=101, seq=24, micro_batch=2, steps=1,
+                    val_every=0)
     work = []
     for tool in ("memcheck", "racecheck", "initcheck"):
         for kind in TYPES:
@@ -551,16 +573,16 @@ def stage_sanitizer(check):
             rounding = ["--round"] if kind == "bf16" else []
             line = [sanitizer, "--tool", tool, "--error-exitcode", "9", "--print-limit", "5"]
             only = [] if tool == "memcheck" else ["--only", OWN_KERNELS]
-            work.append((f"{tool}, {kind} kernels", [*line, twins, check.path("twins.bin"), "--small", *rounding, *only]))
+            work.append((f"{tool}, {kind} kernels",
+                         [*line, twins, check.path("twins.bin"), "--small", *rounding, *only]))
             if tool == "memcheck":
-                work.append((f"{tool}, a {kind} step", [*line, os.path.join(ROOT, check.build[kind], "train_gpt"), *tiny]))
-    late = 0
+                program = os.path.join(ROOT, check.build[kind], "train_gpt")
+                work.append((f"{tool}, a {kind} step", [*line, program, *tiny]))
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         for (name, _), future in zip(work, [pool.submit(check.runner.run, command) for _, command in work]):
             try:
                 result = future.result()
             except Late:
-                late += 1
                 check.verdict(name, LATE, "did not end in time")
                 continue
             summary = re.findall(r"=+ ((?:ERROR|RACECHECK) SUMMARY.*)", result.output)
@@ -568,8 +590,6 @@ def stage_sanitizer(check):
                           summary[-1] if summary else result.last)
             if result.status:
                 check.say("\n".join("        " + line for line in result.output.splitlines()[:25]))
-    if late:
-        raise Late
     return None
 
 
@@ -606,8 +626,9 @@ class Compiling:
         for model in models:
             if self.stopped:
                 return
-            process = subprocess.Popen(torch_command(self.check, model, model.torch_batch, 1, 0), cwd=ROOT, env=self.env(),
-                                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+            process = subprocess.Popen(torch_command(self.check, model, model.torch_batch, 1, 0), cwd=ROOT,
+                                       env=self.env(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                                       start_new_session=True)
             self.processes.append(process)
             process.wait()
 
@@ -623,8 +644,8 @@ class Compiling:
 
 
 def torch_command(check, model, batch, steps, warmup):
-    return [check.torch, "tests/bench/torch_gpt.py", *map(str, (model.layers, model.channels, model.heads, batch, SEQ)),
-            "--vocab", str(VOCABULARY_PADDED), "--steps", str(steps), "--warmup", str(warmup)]
+    words = model.layers, model.channels, model.heads, batch, SEQ, "--vocab", VOCABULARY_PADDED
+    return [check.torch, "tests/bench/torch_gpt.py", *map(str, (*words, "--steps", steps, "--warmup", warmup))]
 
 
 class MemoryWatch:
@@ -660,8 +681,9 @@ def our_time(check, program, model, batch, tokens):
     at = min(steps[WARM_UP:], key=lambda s: abs(s["step_ms"] - ms))
     return {"model": model.name, "program": "commfuse", "batch": batch, "step_ms": ms,
             "spread": (max(timed) - min(timed)) / ms, "tokens_per_s": batch * SEQ / ms * 1e3,
-            "mfu": at["mfu"] and at["mfu"] * at["step_ms"] / ms, "memory_mib": memory.most, "first_step_ms": steps[0]["step_ms"],
-            "start_s": result.seconds - sum(s["step_ms"] for s in steps) / 1e3, "losses": [s["loss"] for s in steps],
+            "mfu": at["mfu"] and at["mfu"] * at["step_ms"] / ms, "memory_mib": memory.most,
+            "first_step_ms": steps[0]["step_ms"], "losses": [s["loss"] for s in steps],
+            "start_s": result.seconds - sum(s["step_ms"] for s in steps) / 1e3,
             "peak_tflops": config.get("peak_tflops_all_ranks")}
 
 
@@ -723,8 +745,8 @@ def stage_times(check):
         check.verdict("PyTorch", SKIP, "no Python here has it")
     tokens = check.path("tokens.bin")
     write_tokens(tokens, 64 * SEQ * 2 + 1, VOCABULARY)
-    check.say(f"        {'model':<5} {'program':<9} {'batch':>5} {'step ms':>9} {'spread':>7} {'tokens/s':>10} {'MFU':>8} "
-              f"{'mem GiB':>9} {'start s':>7}   (T {SEQ}, bf16; median of {TIMED} steps after {WARM_UP})")
+    check.say(f"        {'model':<5} {'program':<9} {'batch':>5} {'step ms':>9} {'spread':>7} {'tokens/s':>10} "
+              f"{'MFU':>8} {'mem GiB':>9} {'start s':>7}   (T {SEQ}, bf16; median of {TIMED} steps after {WARM_UP})")
     for model in MODELS:
         model_times(check, program, model, tokens)
 
@@ -749,8 +771,8 @@ def share_of_step(check, model, batch, rows):
               + (f"{step:.1f} ms" if times else "(not measured)"))
     for group, ms in groups.most_common():
         check.say(f"        {group:<24} {ms:>9.2f} ms {100 * ms / step:>6.1f} %")
-    check.data.setdefault("shares", {})[model.name] = {"batch": batch, "kernels_ms": total, "step_ms": step if times else None,
-                                                       "groups": dict(groups)}
+    check.data.setdefault("shares", {})[model.name] = {"batch": batch, "kernels_ms": total, "groups": dict(groups),
+                                                       "step_ms": step if times else None}
 
 
 def stage_kernels(check):
@@ -759,7 +781,8 @@ def stage_kernels(check):
         return
     for model in MODELS[:2]:
         file, batch = check.path("kernels.jsonl"), model.torch_batch
-        result = check.runner.run([bench, model.layers, model.channels, model.heads, batch, SEQ, VOCABULARY_PADDED, 10, file])
+        sizes = model.layers, model.channels, model.heads, batch, SEQ, VOCABULARY_PADDED
+        result = check.runner.run([bench, *sizes, 10, file])
         check.say("\n".join("        " + line for line in result.output.splitlines()))
         if not check.verdict(f"{model.name}: kernels timed", FAIL if result.status else OK, f"{result.seconds:.0f} s"):
             continue
@@ -845,6 +868,7 @@ def parse():
     parser.add_argument("--fp32-build", default="build/cuda-fp32")
     parser.add_argument("--bf16-build", default="build/cuda-bf16")
     parser.add_argument("--ref-build", default="build/ref", help="the CPU's twins, without any library")
+    parser.add_argument("--reference", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--cpu-program", default="train_gpt", help="compared with where it runs")
     return parser.parse_args()
 
@@ -852,6 +876,9 @@ def parse():
 def main():
     options = parse()
     os.chdir(ROOT)
+    if options.reference:
+        number, tokens, model = options.reference
+        return reference(SMALL[int(number)], tokens, model)
     plan = plan_of(chosen(options), options.budget)
     if options.plan:
         for stage, seconds, planned in plan:

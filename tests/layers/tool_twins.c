@@ -286,7 +286,7 @@ static void run_attention(tool *t, const int64_t *n) {
 static void run_layernorm(tool *t, const int64_t *n) {
     int64_t R = n[0], C = n[1];
     shape_is(t, "R %lld C %lld", (long long)R, (long long)C);
-    tensor *x = randoms(t, OF_REAL, R * C, 0.5, 2), *w = randoms(t, OF_REAL, C, 1, 0.5),
+    tensor *x = randoms(t, OF_REAL, R * C, 4, 2), *w = randoms(t, OF_REAL, C, 1, 0.5),
            *b = randoms(t, OF_REAL, C, 0, 1), *dy = randoms(t, OF_REAL, R * C, 0, 1),
            *out = poisoned(t, OF_REAL, R * C), *plain = poisoned(t, OF_REAL, R * C),
            *mean = poisoned(t, OF_PRECISE, R), *rstd = poisoned(t, OF_PRECISE, R),

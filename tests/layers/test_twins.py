@@ -1,0 +1,110 @@
+"""tool_twins writes the same outputs whatever the number of threads, and compare_twins.py finds what is wrong.
+
+limit: 200
+"""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import compare_twins
+
+BUILD = os.environ.get("BUILD", "build/release")
+TOOL = os.path.join(BUILD, "tests", "layers", "tool_twins")
+
+
+class Twins(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        if not os.path.exists(TOOL):
+            raise unittest.SkipTest(f"{TOOL} is not built")
+        cls.folder = tempfile.TemporaryDirectory(prefix="commfuse-test-")
+        cls.addClassCleanup(cls.folder.cleanup)
+        cls.two = cls.write("two.bin", "--threads", "2", "--repeat")
+
+    @classmethod
+    def path(cls, name):
+        return os.path.join(cls.folder.name, name)
+
+    @classmethod
+    def write(cls, name, *words):
+        subprocess.run([TOOL, cls.path(name), "--small", *words], check=True, stdout=subprocess.DEVNULL)
+        return cls.path(name)
+
+    def compare(self, found, expected):
+        script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "compare_twins.py")
+        return subprocess.run([sys.executable, script, found, expected], capture_output=True, text=True)
+
+    def planted(self, change):
+        """The file with one record changed: change(record's head, its bytes) gives the new ones, None drops it."""
+        path, done = self.path("planted.bin"), False
+        with open(self.two, "rb") as source, open(path, "wb") as target:
+            target.write(source.readline())
+            while line := source.readline():
+                head = json.loads(line)
+                data = source.read(head["count"] * int(head["type"][1]))
+                if not done and head["function"] == "linear_dgrad" and head["count"] > 1000:
+                    done, changed = True, change(head, data)
+                    if changed is None:
+                        continue
+                    head, data = changed
+                target.write(json.dumps(head).encode() + b"\n" + data)
+        self.assertTrue(done, "no record to change")
+        return self.compare(path, self.two)
+
+    def test_threads_change_no_bit(self):
+        one = self.write("one.bin", "--threads", "1")
+        with open(one, "rb") as a, open(self.two, "rb") as b:
+            self.assertEqual(a.read(), b.read())
+
+    def test_a_file_agrees_with_itself(self):
+        result = self.compare(self.two, self.two)
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        self.assertIn(" 0 do not", result.stdout)
+
+    def test_rounded_inputs_are_other_inputs(self):
+        rounded = self.write("rounded.bin", "--round")
+        self.assertNotEqual(self.compare(rounded, self.two).returncode, 0)
+
+    def test_one_wrong_element_is_found(self):
+        result = self.planted(lambda head, data: (head, data[:400] + b"\x00\x00\x80\x3f" + data[404:]))
+        self.assertEqual(result.returncode, 1, result.stdout)
+        self.assertIn("1 do not", result.stdout)
+        self.assertIn("FAIL linear_dgrad", result.stdout)
+
+    def test_nan_never_passes(self):
+        result = self.planted(lambda head, data: (head, data[:400] + b"\xff\xff\xff\xff" + data[404:]))
+        self.assertEqual(result.returncode, 1, result.stdout)
+        self.assertIn("NaN", result.stdout)
+
+    def test_a_nan_in_both_does_not_pass(self):
+        self.planted(lambda head, data: (head, data[:400] + b"\xff\xff\xff\xff" + data[404:]))
+        result = self.compare(self.path("planted.bin"), self.path("planted.bin"))
+        self.assertEqual(result.returncode, 1, result.stdout)
+
+    def test_a_missing_output_is_found(self):
+        result = self.planted(lambda head, data: None)
+        self.assertEqual(result.returncode, 1, result.stdout)
+        self.assertIn("only in one of the files", result.stdout)
+
+    def test_a_short_output_is_found(self):
+        result = self.planted(lambda head, data: (dict(head, count=head["count"] - 1), data[:-4]))
+        self.assertEqual(result.returncode, 1, result.stdout)
+        self.assertIn("expected", result.stdout)
+
+    def test_both_ways_to_compare_agree(self):
+        if compare_twins.numpy is None:
+            self.skipTest("no numpy")
+        _, records = compare_twins.read_records(self.two)
+        for (kind, data, real) in [r for r in records.values() if 20 < compare_twins.count(r) < 2000][:40]:
+            other = kind, data[4:] + data[:4], real
+            for a, b in zip(compare_twins.errors_numpy(other, (kind, data, real)),
+                            compare_twins.errors_plain(other, (kind, data, real))):
+                self.assertTrue(a == b or abs(a / b - 1) < 1e-6, (a, b))
+
+
+if __name__ == "__main__":
+    unittest.main()
