@@ -4,9 +4,7 @@
 #     make emulated SAN=thread     with a sanitizer, in build/emulated-fp32-san-thread/ …
 #     build/emulated-fp32/tests/emulator/test_emulator     the emulator's own test
 #
-# Included by the Makefile, or used alone: make -f tests/emulator/emulator.mk emulated
-# Everything after `fiber.cc stream.cc …` is found by wildcard, as the Makefile finds it; a .c file with a .cu twin
-# gives way to it. cuDNN is not emulated: attention_cudnn.cc says "not supported" in place of attention_cudnn.cu.
+# Included by the Makefile. Sources are found by wildcard; a .c file with a .cu twin gives way to it. cuDNN is not emulated: attention_cudnn.cc says "not supported" in place of attention_cudnn.cu.
 # SAN=alignment: misaligned packs, which fault on a GPU, are reported.
 
 CXX     ?= g++
