@@ -4,7 +4,8 @@
 #     make emulated SAN=thread     with a sanitizer, in build/emulated-fp32-san-thread/ …
 #     build/emulated-fp32/tests/emulator/test_emulator     the emulator's own test
 #
-# Included by the Makefile. Sources are found by wildcard; a .c file with a .cu twin gives way to it. cuDNN is not emulated: attention_cudnn.cc says "not supported" in place of attention_cudnn.cu.
+# Included by the Makefile. Sources are found by wildcard; a .c file with a .cu twin gives way to it. cuDNN is
+# not emulated: attention_cudnn.cc says "not supported" in place of attention_cudnn.cu.
 # SAN=alignment: misaligned packs, which fault on a GPU, are reported.
 
 CXX     ?= g++
