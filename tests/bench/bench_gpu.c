@@ -275,8 +275,8 @@ static void report(bench *b, const char *name, work *run, const int64_t *numbers
                    double bytes) {
     timing t = time_of(b, run, numbers);
     printf("%-24s %9.4f %6.0f%% %7.4g %9.3f", name, t.ms, 100 * t.spread, calls, t.ms * calls);
-    if (flops > 0)
-        printf(" %8.1f %6.1f%%", flops / t.ms * 1e-9, b->peak > 0 ? 100 * flops / t.ms * 1e3 / b->peak : NAN);
+    if (flops > 0) printf(" %8.1f", flops / t.ms * 1e-9);
+    if (flops > 0 && b->peak > 0) printf(" %6.1f%%", 100 * flops / t.ms * 1e3 / b->peak);
     if (bytes > 0)
         printf(" %*.0f %6.1f%%", flops > 0 ? 8 : 25, bytes / t.ms * 1e-6,
                100 * bytes / t.ms * 1e-6 / b->copy_gbs);
