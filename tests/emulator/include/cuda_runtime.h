@@ -160,35 +160,25 @@ inline double max(double a, double b) {
 // ------------------------------------------------------------------------------------------------ runtime API
 
 // One list for the enumeration and for cudaGetErrorName.
-#define EMULATOR_ERRORS(_)                                                                                   \
-    _(cudaSuccess, 0)                                                                                        \
-    _(cudaErrorInvalidValue, 1)                                                                              \
-    _(cudaErrorMemoryAllocation, 2)                                                                          \
-    _(cudaErrorInitializationError, 3)                                                                       \
-    _(cudaErrorInvalidConfiguration, 9) _(cudaErrorStubLibrary, 34) _(cudaErrorInsufficientDriver, 35)       \
-        _(cudaErrorDevicesUnavailable, 46) _(cudaErrorInvalidDeviceFunction, 98) _(cudaErrorNoDevice, 100)   \
-            _(cudaErrorInvalidDevice, 101) _(cudaErrorDeviceUninitialized, 201)                              \
-                _(cudaErrorMapBufferObjectFailed, 205) _(cudaErrorAlreadyMapped, 208)                        \
-                    _(cudaErrorNoKernelImageForDevice, 209) _(cudaErrorECCUncorrectable, 214)                \
-                        _(cudaErrorPeerAccessUnsupported, 217) _(cudaErrorInvalidPtx,                        \
-                                                                 218) _(cudaErrorUnsupportedPtxVersion, 222) \
-                            _(cudaErrorOperatingSystem, 304) _(cudaErrorInvalidResourceHandle,               \
-                                                               400) _(cudaErrorSymbolNotFound, 500)          \
-                                _(cudaErrorNotReady, 600) _(cudaErrorIllegalAddress,                         \
-                                                            700) _(cudaErrorLaunchOutOfResources, 701)       \
-                                    _(cudaErrorLaunchTimeout, 702) _(cudaErrorPeerAccessAlreadyEnabled, 704) \
-                                        _(cudaErrorPeerAccessNotEnabled, 705) _(cudaErrorAssert, 710)        \
-                                            _(cudaErrorHostMemoryAlreadyRegistered,                          \
-                                              712) _(cudaErrorHostMemoryNotRegistered, 713)                  \
-                                                _(cudaErrorHardwareStackError, 714)                          \
-                                                    _(cudaErrorIllegalInstruction, 715)                      \
-                                                        _(cudaErrorMisalignedAddress, 716)                   \
-                                                            _(cudaErrorInvalidAddressSpace, 717)             \
-                                                                _(cudaErrorLaunchFailure, 719)               \
-                                                                    _(cudaErrorNotSupported, 801)            \
-                                                                        _(cudaErrorSystemNotReady, 802)      \
-                                                                            _(cudaErrorSystemDriverMismatch, \
-                                                                              803) _(cudaErrorUnknown, 999)
+// clang-format off
+#define EMULATOR_ERRORS(_) \
+    _(cudaSuccess, 0) _(cudaErrorInvalidValue, 1) _(cudaErrorMemoryAllocation, 2) \
+    _(cudaErrorInitializationError, 3) _(cudaErrorInvalidConfiguration, 9) _(cudaErrorStubLibrary, 34) \
+    _(cudaErrorInsufficientDriver, 35) _(cudaErrorDevicesUnavailable, 46) \
+    _(cudaErrorInvalidDeviceFunction, 98) _(cudaErrorNoDevice, 100) _(cudaErrorInvalidDevice, 101) \
+    _(cudaErrorDeviceUninitialized, 201) _(cudaErrorMapBufferObjectFailed, 205) \
+    _(cudaErrorAlreadyMapped, 208) _(cudaErrorNoKernelImageForDevice, 209) \
+    _(cudaErrorECCUncorrectable, 214) _(cudaErrorPeerAccessUnsupported, 217) _(cudaErrorInvalidPtx, 218) \
+    _(cudaErrorUnsupportedPtxVersion, 222) _(cudaErrorOperatingSystem, 304) \
+    _(cudaErrorInvalidResourceHandle, 400) _(cudaErrorSymbolNotFound, 500) _(cudaErrorNotReady, 600) \
+    _(cudaErrorIllegalAddress, 700) _(cudaErrorLaunchOutOfResources, 701) _(cudaErrorLaunchTimeout, 702) \
+    _(cudaErrorPeerAccessAlreadyEnabled, 704) _(cudaErrorPeerAccessNotEnabled, 705) \
+    _(cudaErrorAssert, 710) _(cudaErrorHostMemoryAlreadyRegistered, 712) \
+    _(cudaErrorHostMemoryNotRegistered, 713) _(cudaErrorHardwareStackError, 714) \
+    _(cudaErrorIllegalInstruction, 715) _(cudaErrorMisalignedAddress, 716) \
+    _(cudaErrorInvalidAddressSpace, 717) _(cudaErrorLaunchFailure, 719) _(cudaErrorNotSupported, 801) \
+    _(cudaErrorSystemNotReady, 802) _(cudaErrorSystemDriverMismatch, 803) _(cudaErrorUnknown, 999)
+// clang-format on
 #define EMULATOR_ENUMERATOR(name, value) name = value,
 enum cudaError { EMULATOR_ERRORS(EMULATOR_ENUMERATOR) };
 typedef enum cudaError cudaError_t;
