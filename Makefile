@@ -4,6 +4,8 @@
 #   release        the CPU program and its tests
 #   san-…          the same with SAN=address,undefined or SAN=thread
 #   cuda-bf16 -fp32  the GPU program, once for each element type (make cuda)
+#   emulated-…     the same on the CPU, slow and exact (tests/emulator)
+#   ref            the layers over plain loops
 
 CC      ?= cc
 PYTHON  ?= $(shell scripts/find_python.sh)
@@ -90,6 +92,22 @@ $(patsubst %.c,$(B)/%,$(grad_sources)): $(B)/tests/%: tests/%.c $(commfuse) $(la
 $(B)/tests/commfuse/tool_bootstrap: $(bootstrap:%.c=$(B)/%.o)
 $(B)/tests/commfuse/tool_bootstrap: LIBS := $(bootstrap:%.c=$(B)/%.o) $(LIBS)
 
+# --- the layers' twins with no library at all, for machines that have a GPU and little else ---
+
+reference := $(addprefix commfuse/,device_cpu.c memory.c die.c) layers/gemm_ref.c layers/random.c \
+             $(addprefix layers/,adamw.c attention.c crossentropy.c elementwise.c embedding.c layernorm.c linear.c)
+build/ref/tests/layers/tool_twins: tests/layers/tool_twins.c $(reference:%.c=build/ref/%.o)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -MMD -MP -I. -o $@ $^ -lpthread -lm
+build/ref/%.o: %.c
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -MMD -MP -c -o $@ $<
+-include $(shell find build/ref -name '*.d' 2>/dev/null)
+
+# --- the GPU program without a GPU: what tests run ---
+
+include tests/emulator/emulator.mk
+
 # --- the GPU program: twins of the device, of the transports and of the layers; all else is the same source ---
 
 NVCCFLAGS := -std=c++17 -O3 -lineinfo $(CUDA_ARCH) -Werror all-warnings \
@@ -136,10 +154,11 @@ MPI_LINK := $(patsubst -Wl$(comma)%,-Xlinker %,$(filter -L% -l% -Wl$(comma)%,$(M
 $(eval $(call gpu_variant,bf16,fp32))
 $(eval $(call gpu_variant,fp32,bf16))
 .SECONDARY:
+emulated-tools: $(foreach type,fp32 bf16,build/emulated-$(type)/tests/layers/tool_twins)
 
 -include $(shell find $(B) -name '*.d' 2>/dev/null)
 
-build-tests: all $(tests) $(tools) ## build everything that `make test` runs
+build-tests: all $(tests) $(tools) $(if $(SAN),,emulated emulated-tools $(if $(NVCC),cuda)) ## build everything that `make test` runs
 tests: build-tests
 
 test: ## all tests; one alone: make test T=fuse   with sanitizers: make test SAN=address,undefined
@@ -180,5 +199,5 @@ clean: ## remove everything that was built
 help: ## this list
 	@grep -hE '^[a-z_-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z_-]+):.*## /  make \1\t/' | expand -t 20
 
-.PHONY: FORCE all cuda build-tests tests test bench demo deps config format format-check clean help
+.PHONY: FORCE all cuda emulated-tools build-tests tests test bench demo deps config format format-check clean help
 .DELETE_ON_ERROR:

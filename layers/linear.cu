@@ -248,11 +248,17 @@ void linear_forward_add(real *out, const real *x, const real *w, int64_t R, int6
     if (!over_nothing(of, out, stream)) multiply(of, x, w, out, PLAIN, stream);
 }
 
+// What cuBLASLt asks of the matrix in front of the GELU.
+static bool takes_gelu(const real *pre, int64_t row) {
+    return row % 8 == 0 && (uintptr_t)pre % 16 == 0;
+}
+
 void linear_forward_gelu(real *out, real *pre, const real *x, const real *w, const real *bias, int64_t R,
                          int64_t IC, int64_t OC, cf_stream *stream) {
     const epilogue e = {CUBLASLT_EPILOGUE_GELU_AUX_BIAS, bias, pre};
     if (R == 0 || OC == 0) return;
-    if (IC > 0 && multiply(dense(false, true, R, OC, IC, 0), x, w, out, e, stream)) return;
+    if (IC > 0 && takes_gelu(pre, OC) && multiply(dense(false, true, R, OC, IC, 0), x, w, out, e, stream))
+        return;
     linear_forward(pre, x, w, bias, R, IC, OC, stream);
     gelu_forward(out, pre, R * OC, stream);
 }
@@ -273,7 +279,8 @@ void linear_dgrad_gelu(real *dpre, const real *dy, const real *w, const real *pr
                        int64_t OC, cf_stream *stream) {
     const epilogue e = {CUBLASLT_EPILOGUE_DGELU, NULL, pre};
     if (R == 0 || IC == 0) return;
-    if (OC > 0 && multiply(dense(false, false, R, IC, OC, 0), dy, w, dpre, e, stream)) return;
+    if (OC > 0 && takes_gelu(pre, IC) && multiply(dense(false, false, R, IC, OC, 0), dy, w, dpre, e, stream))
+        return;
     linear_dgrad(dpre, dy, w, R, IC, OC, stream);
     gelu_backward(dpre, dpre, pre, R * IC, stream);
 }

@@ -159,6 +159,13 @@ static void wgrad(bench *b, const int64_t *n) {
     linear_wgrad(b->dweight, n[1] > n[0] ? b->wide : residual(b, 0), n[1] > n[0] ? residual(b, 1) : b->wide,
                  b->s.R, n[0], n[1], b->stream);
 }
+static void forward_gelu(bench *b, const int64_t *n) {
+    linear_forward_gelu(b->wide2, b->wide, residual(b, 1), b->weight, b->weight, b->s.R, n[0], n[1],
+                        b->stream);
+}
+static void dgrad_gelu(bench *b, const int64_t *n) {
+    linear_dgrad_gelu(b->wide2, residual(b, 1), b->weight, b->wide, b->s.R, n[0], n[1], b->stream);
+}
 static void bias_grad(bench *b, const int64_t *n) {
     linear_bias_grad(b->vectors, n[0] > b->s.C ? b->wide : residual(b, 0), b->s.R, n[0], b->stream);
 }
@@ -290,14 +297,20 @@ static void report(bench *b, const char *name, work *run, const int64_t *numbers
             name, t.ms, t.spread, calls, t.ms * calls, flops / t.ms * 1e-9, bytes / t.ms * 1e-6);
 }
 
-static void report_linear(bench *b, const char *name, int64_t IC, int64_t OC) {
+// A step takes forward and dgrad without GELU, unless told that it takes them with it.
+static void report_linear(bench *b, const char *name, int64_t IC, int64_t OC, bool gelu_behind,
+                          bool gelu_before) {
     const int64_t n[] = {IC, OC};
     const double flops = 2 * (double)(b->s.R * IC * OC), L = (double)b->s.L;
     char line[40];
     snprintf(line, sizeof line, "%s forward", name);
-    report(b, line, forward, n, L, flops, 0);
+    report(b, line, forward, n, gelu_behind ? 0 : L, flops, 0);
+    snprintf(line, sizeof line, "%s forward, GELU", name);
+    if (gelu_behind) report(b, line, forward_gelu, n, L, flops, 0);
     snprintf(line, sizeof line, "%s dgrad", name);
-    report(b, line, dgrad, n, L, flops, 0);
+    report(b, line, dgrad, n, gelu_before ? 0 : L, flops, 0);
+    snprintf(line, sizeof line, "%s dgrad, GELU", name);
+    if (gelu_before) report(b, line, dgrad_gelu, n, L, flops, 0);
     snprintf(line, sizeof line, "%s wgrad", name);
     report(b, line, wgrad, n, L, flops, 0);
 }
@@ -307,10 +320,10 @@ static void report_layers(bench *b) {
     const double L = (double)s->L, narrow = (double)(s->R * s->C) * sizeof(real), wide = 4 * narrow,
                  causal = (double)(s->R * (s->T + 1) / 2 * s->C);
     const int64_t C3 = 3 * s->C, C4 = 4 * s->C;
-    report_linear(b, "qkv", s->C, C3);
-    report_linear(b, "attproj", s->C, s->C);
-    report_linear(b, "fc", s->C, C4);
-    report_linear(b, "fcproj", C4, s->C);
+    report_linear(b, "qkv", s->C, C3, false, false);
+    report_linear(b, "attproj", s->C, s->C, false, false);
+    report_linear(b, "fc", s->C, C4, true, false);
+    report_linear(b, "fcproj", C4, s->C, false, true);
     report(b, "attention forward", attention, NULL, L, 4 * causal, 0);
     report(b, "attention backward", attention_gradient, NULL, L, 10 * causal, 0);
     report(b, "bias gradient C", bias_grad, (int64_t[]){s->C}, 2 * L, 0, narrow);
@@ -318,8 +331,8 @@ static void report_layers(bench *b) {
     report(b, "bias gradient 4C", bias_grad, &C4, L, 0, wide);
     report(b, "layernorm forward", norm, NULL, 4 * L + 1, 0, 2 * narrow); // backward computes them once more
     report(b, "layernorm backward", norm_gradient, NULL, 2 * L + 1, 0, 4 * narrow);
-    report(b, "gelu forward", gelu, NULL, 2 * L, 0, 2 * wide);
-    report(b, "gelu backward", gelu_gradient, NULL, L, 0, 3 * wide);
+    report(b, "gelu forward", gelu, NULL, L, 0, 2 * wide); // once more in backward
+    report(b, "gelu backward", gelu_gradient, NULL, 0, 0, 3 * wide);
     report(b, "residual", residual_add, NULL, 2 * L, 0, 3 * narrow);
     report(b, "copy of rows", row_copy, NULL, 2 * L + 2, 0, 2 * narrow);
 }
@@ -369,16 +382,14 @@ static void qkv_gather(bench *b, const int64_t *n) {
 static void fc_gather(bench *b, const int64_t *n) {
     int64_t rows = slice_rows(b, n), C = b->s.C, local = 4 * C / n[0];
     for (int64_t i = 0; i < n[1]; i++)
-        linear_forward(b->wide + i * rows * local, residual(b, 0) + i * rows * C, b->weight, NULL, rows, C,
-                       local, b->stream);
+        linear_forward_gelu(b->wide2 + i * rows * local, b->wide + i * rows * local,
+                            residual(b, 0) + i * rows * C, b->weight, b->weight, rows, C, local, b->stream);
 }
 static void fcproj_scatter(bench *b, const int64_t *n) {
     int64_t rows = slice_rows(b, n), C = b->s.C, local = 4 * C / n[0];
-    for (int64_t i = 0; i < n[1]; i++) {
-        gelu_forward(b->wide2 + i * rows * local, b->wide + i * rows * local, rows * local, b->stream);
+    for (int64_t i = 0; i < n[1]; i++)
         linear_forward(sink(b, 0) + i * rows * C, b->wide2 + i * rows * local, b->weight, NULL, rows, local,
                        C, b->stream);
-    }
 }
 static void fc_dgrad_scatter(bench *b, const int64_t *n) {
     int64_t rows = slice_rows(b, n), C = b->s.C, local = 4 * C / n[0];

@@ -170,6 +170,17 @@ static void linear_wgrads(tool *t, const tensor *dy, const tensor *x, int64_t R,
     keep(t, "linear_bias_grad", "db", db);
 }
 
+static void run_linear_gelu(tool *t, tensor *x, tensor *w, tensor *bias, tensor *dy, const int64_t *n) {
+    int64_t R = n[0], IC = n[1], OC = n[2];
+    tensor *pre = poisoned(t, OF_REAL, R * OC), *out = poisoned(t, OF_REAL, R * OC),
+           *dpre = poisoned(t, OF_REAL, R * IC);
+    linear_forward_gelu(reals(out), reals(pre), reals(x), reals(w), reals(bias), R, IC, OC, t->stream);
+    keep(t, "linear_forward_gelu", "out", out);
+    keep(t, "linear_forward_gelu", "pre", pre);
+    linear_dgrad_gelu(reals(dpre), reals(dy), reals(w), reals(x), R, IC, OC, t->stream);
+    keep(t, "linear_dgrad_gelu", "dpre", dpre);
+}
+
 static void run_linear(tool *t, const int64_t *n) {
     int64_t R = n[0], IC = n[1], OC = n[2];
     shape_is(t, "R %lld IC %lld OC %lld", (long long)R, (long long)IC, (long long)OC);
@@ -189,6 +200,7 @@ static void run_linear(tool *t, const int64_t *n) {
     linear_dgrad_add(reals(dx_sum), reals(dy), reals(w), R, IC, OC, t->stream);
     keep(t, "linear_dgrad_add", "dx", dx_sum);
     linear_wgrads(t, dy, x, R, IC, OC);
+    run_linear_gelu(t, x, w, bias, dy, n);
 }
 
 // --- attention ---

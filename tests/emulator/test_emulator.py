@@ -1,0 +1,62 @@
+"""The emulator itself (test_emulator.cc), and the GPU kernels on it against their CPU twins.
+
+limit: 400
+"""
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+BUILD = os.path.join(ROOT, os.environ.get("BUILD", "build/release"))
+COMPARE = os.path.join(ROOT, "tests", "layers", "compare_twins.py")
+TYPES = "fp32", "bf16"
+
+
+def built(*parts):
+    path = os.path.join(ROOT, *parts)
+    if not os.path.exists(path):
+        raise unittest.SkipTest(f"{path} is not built")
+    return path
+
+
+class Emulator(unittest.TestCase):
+    def test_itself(self):
+        for kind in TYPES:
+            with self.subTest(type=kind):
+                program = built("build", f"emulated-{kind}", "tests", "emulator", "test_emulator")
+                result = subprocess.run([program], capture_output=True, text=True, timeout=100)
+                self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+                plan = re.search(r"^1\.\.(\d+)$", result.stdout, re.MULTILINE)  # it speaks TAP
+                self.assertTrue(plan, result.stdout)
+                self.assertEqual(len(re.findall(r"^ok \d+ - ", result.stdout, re.MULTILINE)), int(plan.group(1)))
+
+
+class Twins(unittest.TestCase):
+    """Every function of the layers on random odd shapes; the order of threads and blocks is shuffled."""
+
+    def write(self, tool, path, *words):
+        result = subprocess.run([tool, path, "--small", *words], capture_output=True, text=True, timeout=300,
+                                env=dict(os.environ, EMULATOR_SEED="3"))
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+
+    def check(self, kind, *words):
+        with tempfile.TemporaryDirectory(prefix="commfuse-test-") as folder:
+            found, expected = os.path.join(folder, "found"), os.path.join(folder, "expected")
+            self.write(built("build", f"emulated-{kind}", "tests", "layers", "tool_twins"), found, "--repeat", *words)
+            self.write(built(BUILD, "tests", "layers", "tool_twins"), expected, *words)
+            result = subprocess.run([sys.executable, COMPARE, found, expected], capture_output=True, text=True)
+            self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+            self.assertIn(" 0 do not", result.stdout)
+
+    def test_fp32(self):
+        self.check("fp32")
+
+    def test_bf16(self):
+        self.check("bf16", "--round")
+
+
+if __name__ == "__main__":
+    unittest.main()
