@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { COMM_ROWS_MAX = 16 };
+enum { COMM_ROWS_MAX = 16, SPANS_BETWEEN_LOOKS = 1024 };
 
 typedef struct interval {
     double begin, end;
@@ -29,8 +29,8 @@ struct cf_trace {
     double exposed_ms;
     interval *comm;
     int64_t comms, comm_capacity;
-    span *span;
-    int64_t spans, span_capacity;
+    span *span; // [settled, spans) have not become times
+    int64_t settled, spans, span_capacity;
     cf_trace_event *event;
     int64_t events, event_capacity;
 };
@@ -109,7 +109,22 @@ cf_moment cf_trace_begin(cf_trace *trace, cf_trace_row row, const char *name, cf
     return kept(trace, row) ? cf_moment_now(stream) : (cf_moment){0};
 }
 
+// Moments of the first spans become times: of all of them, or of those that have passed. A GPU does not remember
+// moments for ever, and a step may take more than it remembers.
+static void settle(cf_trace *trace, bool all) {
+    while (trace->settled < trace->spans) {
+        const span *s = &trace->span[trace->settled];
+        const cf_trace_event *e = &s->event;
+        if (!all && !cf_moment_passed(s->end)) break;
+        add(trace, (cf_trace_row)e->row, e->name, e->layer, e->slice, e->peer, e->bytes,
+            cf_moment_ms(s->posted), cf_moment_ms(s->begin), cf_moment_ms(s->end));
+        trace->settled++;
+    }
+    if (trace->settled == trace->spans) trace->settled = trace->spans = 0;
+}
+
 static void keep(cf_trace *trace, span s, const char *name) {
+    if (trace->spans % SPANS_BETWEEN_LOOKS == SPANS_BETWEEN_LOOKS - 1) settle(trace, false);
     trace->span = (span *)grown(trace->span, &trace->span_capacity, trace->spans + 1, sizeof s);
     trace->span[trace->spans] = s;
     snprintf(trace->span[trace->spans++].event.name, sizeof s.event.name, "%s", name);
@@ -137,21 +152,10 @@ void cf_trace_transfer(cf_trace *trace, const char *name, int layer, int slice, 
          name);
 }
 
-// Moments become times.
-static void settle(cf_trace *trace) {
-    for (int64_t i = 0; i < trace->spans; i++) {
-        const span *s = &trace->span[i];
-        const cf_trace_event *e = &s->event;
-        add(trace, (cf_trace_row)e->row, e->name, e->layer, e->slice, e->peer, e->bytes,
-            cf_moment_ms(s->posted), cf_moment_ms(s->begin), cf_moment_ms(s->end));
-    }
-    trace->spans = 0;
-}
-
 // --- figures ---
 
 void cf_trace_step(cf_trace *trace, int step) {
-    settle(trace);
+    settle(trace, true);
     trace->step = step;
     trace->comms = 0;
     trace->exposed_ms = 0;
@@ -163,7 +167,7 @@ static int by_begin(const void *a, const void *b) {
 }
 
 double cf_trace_comm_ms(cf_trace *trace) {
-    settle(trace);
+    settle(trace, true);
     if (trace->comms == 0) return 0;
     qsort(trace->comm, (size_t)trace->comms, sizeof *trace->comm, by_begin);
     double total = 0, reached = -1e300;
@@ -177,12 +181,12 @@ double cf_trace_comm_ms(cf_trace *trace) {
 }
 
 double cf_trace_exposed_ms(cf_trace *trace) {
-    settle(trace);
+    settle(trace, true);
     return trace->exposed_ms;
 }
 
 const cf_trace_event *cf_trace_events(cf_trace *trace, int64_t *count) {
-    settle(trace);
+    settle(trace, true);
     *count = trace->events;
     return trace->event;
 }

@@ -1,0 +1,107 @@
+"""The GPU program without a GPU: its kernels, transports and streams on the emulator (tests/emulator), which is real
+as to the order of things and to every number, and says nothing about speed.
+
+The same ten steps as in meshes.py, and the same promises: agreement with one rank and with the reference, and from
+commfuse the same bits by every route, over either transport, and however streams are delayed against one another.
+"""
+# limit: 900
+import os
+import signal
+import sys
+import time
+import unittest
+
+os.environ["BUILD"] = "build/emulated-fp32"
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import harness
+import meshes
+
+MESHES = (2, 1), (1, 2), (2, 2)
+DELAYS = {"EMULATOR_JITTER": "300", "EMULATOR_SEED": "5"}  # microseconds; order of threads in a block
+
+
+class Emulated(meshes.Training):
+    strategy = "tpsp"
+
+    def environment(self, **values):
+        for name, value in values.items():
+            os.environ[name] = value
+            self.addCleanup(os.environ.pop, name)
+
+    def bits(self, *mesh, **more):
+        steps = self.ten_steps(*mesh, **more)
+        self.assertSameTraining(steps)
+        return [(s["loss"], s["grad_norm"]) for s in steps]
+
+    def check_strategy(self, strategy):
+        for mesh in MESHES:
+            for more in (dict(overlap="none"), dict(overlap="slice", slices=3)):
+                with self.subTest(strategy=strategy, mesh=mesh, **more):
+                    self.bits(*mesh, strategy=strategy, transport="nccl", **more)
+            first = None
+            for transport, route, slices in (("nccl", "ring", 2), ("ipc", "ring", 2), ("ipc", "direct", 2)):
+                with self.subTest(strategy=strategy, mesh=mesh, transport=transport, route=route):
+                    found = self.bits(*mesh, 2, strategy=strategy, transport=transport,
+                                      **meshes.commfuse(route, slices))
+                    first = first or found
+                    self.assertEqual(found, first, "bits differ")
+
+    def test_one_rank(self):
+        self.assertSameTraining(self.one_rank())
+
+    def test_tpsp(self):
+        self.check_strategy("tpsp")
+
+    def test_up(self):
+        self.check_strategy("up")
+
+    def test_delays_and_the_order_of_threads_change_no_bit(self):
+        for transport in ("nccl", "ipc"):
+            for mesh in ((2, 1), (1, 2)):
+                with self.subTest(transport=transport, mesh=mesh):
+                    more = dict(transport=transport, steps=meshes.STEPS, **meshes.commfuse("ring", 1))
+                    plain = self.bits(*mesh, **more)
+                    self.environment(**DELAYS)
+                    self.assertEqual(self.bits(*mesh, **more), plain)
+                    self.doCleanups()
+
+    def test_saves_validates_and_samples(self):
+        out = self.fresh("out")
+        log = self.logged(2, 2, out=out, val=self.tokens, val_every=5, sample_every=5, save_every=5,
+                          **meshes.commfuse("direct", 3))
+        self.assertSameTraining(harness.events(log, "step"))
+        self.assertEqual(len(harness.events(log, "val")), 3)
+        self.assertEqual(len(harness.events(log, "sample")), 2)
+        self.assertSameModel(os.path.join(out, "model.bin"))
+
+
+class Trouble(harness.Case):
+    def test_without_a_device(self):
+        result = harness.run(self.arguments(), env={"EMULATOR_DEVICES": "0"})
+        self.assertFails(result, "no CUDA device", "./train_gpt")
+
+    def test_fewer_devices_than_ranks_share_them(self):
+        result = harness.run(self.arguments(tp=2, transport="ipc"), 2, env={"EMULATOR_DEVICES": "1"})
+        self.assertEqual(result.status, 0, str(result))
+
+    def stop_one(self, how, *words):
+        started = harness.Run(self.arguments(tp=2, steps=10 ** 6, timeout=3), 2)
+        self.addCleanup(started.close)
+        harness.wait_until(lambda: "step " in started.texts()[0], 60, "no step was printed")
+        begin = time.monotonic()
+        os.kill(started.processes()[1], how)
+        harness.wait_until(lambda: 0 not in started.processes(), 3 + 5 + 2, "rank 0 goes on")
+        self.assertLess(time.monotonic() - begin, 3 + 5 + 2)
+        result_text = "".join(started.texts())
+        for word in words:
+            self.assertIn(word, result_text)
+
+    def test_a_frozen_rank_is_named(self):
+        self.stop_one(signal.SIGSTOP, "rank 0 waits for rank 1", "step ")
+
+    def test_a_dead_rank_ends_the_others(self):
+        self.stop_one(signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    unittest.main()
