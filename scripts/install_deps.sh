@@ -31,6 +31,7 @@ certificates() { [ -e "${SSL_CERT_FILE:-/etc/ssl/certs/ca-certificates.crt}" ]; 
 # package | probe | reason
 needed="\
 gcc|program cc|the C compiler
+g++|program g++|compiles the GPU sources for the emulator in the tests
 libc6-dev|header stdio.h|the C library's headers
 make|program make|the build
 openmpi-bin|open_mpi|mpirun: several ranks on one machine or many
