@@ -1,25 +1,31 @@
 // What the schedules do to one operation, by size, over whatever transport the ranks have:
-//     mpirun -np N bench_fuse [repetitions]
+//     mpirun -np N bench_fuse [--repetitions R]
+//     mpirun -np N bench_fuse --op NAME --shape T,B,C,COLUMNS,H [--repetitions R] [--json]
 //
-// For every operation and shape:
+// The first form prints a table of fixed shapes, a line each:
 //   compute     one monolithic computation, no communication (ms)
 //   comm        the native collective alone (ms)
 //   none …      the fused operation in each mode (ms)
 //   hidden      1 − (fused − compute) / comm: the share of the communication that costs no time
 //   chunking    (nowire − compute) / compute: what cutting the computation into slices costs by itself; it
 //               is part of the fused times and therefore also lowers "hidden"
-// Before each repetition a barrier; the time is the maximum over ranks; printed is the median, the spread in
-// the last column is (90th − 10th percentile) / median of commfuse by ring. All modes take turns within one
-// repetition, so that a drift of the machine meets all of them.
+//   spread      (90th − 10th percentile) / median of commfuse by ring
+// The second form measures one operation in every variant there is and prints a line for each, as JSON if
+// asked: it draws no conclusion, scripts/experiments does. nowire with n slices is what n slices cost to
+// compute, of commfuse and of slice alike: both cut a shard into that many.
+//
+// Before each repetition a barrier; the time is the maximum over ranks; printed is the median. All variants
+// take turns within one repetition, so that a drift of the machine meets all of them.
 #include "../../commfuse/die.h"
 #include "../../commfuse/fuse.h"
 #include "../../layers/attention.h"
 #include "../../layers/linear.h"
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { VARIANTS = 7, MONOLITH = 0, NATIVE, NONE, SLICE, RING, DIRECT, NOWIRE, REPETITIONS_MIN = 10 };
+enum { REPETITIONS_MIN = 10, REPETITIONS_MAX = 10000, SIZE_MAX_EACH = 1 << 16 };
 
 typedef enum {
     GATHER_GEMM,
@@ -47,6 +53,38 @@ typedef struct bench {
     double *all;    // [ranks]
     int repetitions;
 } bench;
+
+typedef struct variant {
+    const char *name;
+    enum { MONOLITHIC, NATIVE, FUSED } what;
+    cf_mode mode;
+    cf_route route;
+    int slices;
+} variant;
+
+typedef struct result {
+    double ms, p10_ms, p90_ms; // median and percentiles
+} result;
+
+#define COMPUTE_ALONE                                                                                        \
+    { "compute", MONOLITHIC, CF_MODE_NONE, CF_RING, 1 }
+#define COMM_ALONE                                                                                           \
+    { "comm", NATIVE, CF_MODE_NONE, CF_RING, 1 }
+#define NO_OVERLAP                                                                                           \
+    { "none", FUSED, CF_MODE_NONE, CF_RING, 1 }
+#define SLICE(M)                                                                                             \
+    { "slice", FUSED, CF_MODE_SLICE, CF_RING, M }
+#define RING(m)                                                                                              \
+    { "commfuse", FUSED, CF_MODE_COMMFUSE, CF_RING, m }
+#define DIRECT(m)                                                                                            \
+    { "commfuse", FUSED, CF_MODE_COMMFUSE, CF_DIRECT, m }
+#define NOWIRE(m)                                                                                            \
+    { "nowire", FUSED, CF_MODE_NOWIRE, CF_RING, m }
+
+static const variant every_variant[] = {COMPUTE_ALONE, COMM_ALONE, NO_OVERLAP, SLICE(2),  SLICE(4),
+                                        SLICE(8),      RING(1),    RING(2),    DIRECT(1), DIRECT(2),
+                                        NOWIRE(1),     NOWIRE(2),  NOWIRE(4),  NOWIRE(8)};
+enum { VARIANTS = sizeof every_variant / sizeof *every_variant };
 
 typedef struct work {
     shape s;
@@ -146,18 +184,22 @@ static void wgrad_scatter(void *argument, const cf_span *span, cf_stream *stream
 }
 
 static const struct {
-    const char *name;
+    const char *op, *name;
     cf_compute *compute;
     cf_operation operation;
     cf_side side;
 } works[WORK_KINDS] = {
-    [GATHER_GEMM] = {"all-gather > GEMM", gather_gemm, CF_ALLGATHER, CF_COMPUTE_AFTER},
-    [GEMM_SCATTER] = {"GEMM > reduce-scatter", gemm_scatter, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE},
-    [ATTENTION_SCATTER] = {"attention > reduce-sc.", attention_scatter, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE},
-    [GEMM_ALLTOALL] = {"GEMM > all-to-all", gemm_alltoall, CF_ALLTOALL, CF_COMPUTE_BEFORE},
-    [ATTENTION_ALLTOALL] = {"att. > a-to-a > GEMM", attention_alltoall, CF_ALLTOALL, CF_COMPUTE_BOTH},
-    [ALLTOALL_GEMM] = {"all-to-all > GEMM", alltoall_gemm, CF_ALLTOALL, CF_COMPUTE_AFTER},
-    [WGRAD_SCATTER] = {"wgrad > reduce-scatter", wgrad_scatter, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE},
+    [GATHER_GEMM] = {"gather_gemm", "all-gather > GEMM", gather_gemm, CF_ALLGATHER, CF_COMPUTE_AFTER},
+    [GEMM_SCATTER] = {"gemm_scatter", "GEMM > reduce-scatter", gemm_scatter, CF_REDUCE_SCATTER,
+                      CF_COMPUTE_BEFORE},
+    [ATTENTION_SCATTER] = {"attention_scatter", "attention > reduce-sc.", attention_scatter,
+                           CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE},
+    [GEMM_ALLTOALL] = {"gemm_alltoall", "GEMM > all-to-all", gemm_alltoall, CF_ALLTOALL, CF_COMPUTE_BEFORE},
+    [ATTENTION_ALLTOALL] = {"attention_alltoall", "att. > a-to-a > GEMM", attention_alltoall, CF_ALLTOALL,
+                            CF_COMPUTE_BOTH},
+    [ALLTOALL_GEMM] = {"alltoall_gemm", "all-to-all > GEMM", alltoall_gemm, CF_ALLTOALL, CF_COMPUTE_AFTER},
+    [WGRAD_SCATTER] = {"wgrad_scatter", "wgrad > reduce-scatter", wgrad_scatter, CF_REDUCE_SCATTER,
+                       CF_COMPUTE_BEFORE},
 };
 
 // --- one shape ---
@@ -166,6 +208,10 @@ static real *filled(int64_t elements) {
     real *memory = cf_alloc(elements * (int64_t)sizeof(real), "benchmark");
     for (int64_t i = 0; i < elements; i++) memory[i] = (real)((i * 7919) % 1000) / 1000 - (real)0.5;
     return memory;
+}
+
+static bool is_attention(work_kind kind) {
+    return kind == ATTENTION_SCATTER || kind == ATTENTION_ALLTOALL;
 }
 
 static work make_work(const bench *b, shape s) {
@@ -178,7 +224,7 @@ static work make_work(const bench *b, shape s) {
     k.out = filled(s.kind == WGRAD_SCATTER ? all * s.columns : exchanged ? all / N * s.C : all * k.local);
     k.w = filled((exchanged ? s.columns : k.local) * s.C);
     if (s.kind == WGRAD_SCATTER) k.heads = filled(all * s.C);
-    if (s.kind != ATTENTION_SCATTER && s.kind != ATTENTION_ALLTOALL) return k;
+    if (!is_attention(s.kind)) return k;
     k.qkv = filled(all * 3 * k.local);
     k.heads = filled(all * k.local);
     k.lse = filled(all * k.Hl);
@@ -190,25 +236,18 @@ static void free_work(work *k) {
     for (int i = 0; i < 6; i++) cf_free(memory[i]);
 }
 
-static void make_operations(bench *b, const work *k, cf_fuse *operation[VARIANTS]) {
-    cf_fuse_plan plan = {.name = "bench",
-                         .group = &b->mesh.tp_group,
-                         .dtype = REAL_DTYPE,
-                         .slices = 1,
-                         .operation = works[k->s.kind].operation,
-                         .capacity = k->rows * k->row_elements};
-    plan.side = CF_NO_COMPUTE, plan.mode = CF_MODE_NONE;
-    operation[NATIVE] = cf_fuse_create(&b->context, plan);
-    plan.side = works[k->s.kind].side;
-    operation[NONE] = cf_fuse_create(&b->context, plan);
-    plan.mode = CF_MODE_SLICE, plan.slices = 4;
-    operation[SLICE] = cf_fuse_create(&b->context, plan);
-    plan.mode = CF_MODE_COMMFUSE, plan.slices = 1;
-    operation[RING] = cf_fuse_create(&b->context, plan);
-    plan.route = CF_DIRECT;
-    operation[DIRECT] = cf_fuse_create(&b->context, plan);
-    plan.mode = CF_MODE_NOWIRE, plan.route = CF_RING;
-    operation[NOWIRE] = cf_fuse_create(&b->context, plan);
+static cf_fuse *make_operation(bench *b, const work *k, const variant *v) {
+    if (v->what == MONOLITHIC) return NULL;
+    return cf_fuse_create(&b->context,
+                          (cf_fuse_plan){.name = "bench",
+                                         .group = &b->mesh.tp_group,
+                                         .operation = works[k->s.kind].operation,
+                                         .side = v->what == NATIVE ? CF_NO_COMPUTE : works[k->s.kind].side,
+                                         .mode = v->mode,
+                                         .route = v->route,
+                                         .slices = v->slices,
+                                         .dtype = REAL_DTYPE,
+                                         .capacity = k->rows * k->row_elements});
 }
 
 static double maximum(bench *b, double ms) {
@@ -229,14 +268,15 @@ static void monolith(bench *b, work *k) {
         if (side == all.side || side == CF_COMPUTE_BOTH) works[k->s.kind].compute(k, &all, b->context.stream);
 }
 
-static double run_once(bench *b, work *k, cf_fuse *operation, int variant) {
-    cf_compute *compute = works[k->s.kind].compute;
+static double run_once(bench *b, work *k, const variant *v, cf_fuse *operation) {
+    cf_compute *compute = v->what == NATIVE ? NULL : works[k->s.kind].compute;
     cf_barrier(&b->context, &b->mesh.world_group);
     double begin = cf_now_ms();
-    if (variant == MONOLITH)
+    if (v->what == MONOLITHIC)
         monolith(b, k);
     else
-        cf_fuse_run(operation, k->full, k->rows, k->row_elements, variant == NATIVE ? NULL : compute, k, -1);
+        cf_fuse_run(operation, k->full, k->rows, k->row_elements, compute, k, -1);
+    cf_stream_sync(b->context.stream);
     return maximum(b, cf_now_ms() - begin);
 }
 
@@ -249,42 +289,59 @@ static double percentile(double *sorted, int n, int percent) {
     return sorted[(n - 1) * percent / 100];
 }
 
-static void print_row(const shape *s, const double ms[VARIANTS], double spread) {
-    printf("%-22s %-4s %-9s %5lld x %lld %8.2f %7.2f %5.2f %8.2f %8.2f %8.2f %8.2f", works[s->kind].name,
-           s->model, s->place, (long long)s->T, (long long)s->B, ms[MONOLITH], ms[NATIVE],
-           ms[NATIVE] / ms[MONOLITH], ms[NONE], ms[SLICE], ms[RING], ms[DIRECT]);
-    for (int v = SLICE; v <= DIRECT; v++) printf(" %6.1f%%", 100 * (1 - (ms[v] - ms[MONOLITH]) / ms[NATIVE]));
-    printf(" %7.1f%% %5.1f%%\n", 100 * (ms[NOWIRE] - ms[MONOLITH]) / ms[MONOLITH], 100 * spread);
+static void measure(bench *b, work *k, const variant *variants, int count, result *results) {
+    cf_fuse *operation[VARIANTS];
+    double *samples = malloc((size_t)(count * b->repetitions) * sizeof *samples);
+    if (!samples) cf_die(NULL, "out of memory for %d repetitions", b->repetitions);
+    for (int v = 0; v < count; v++) operation[v] = make_operation(b, k, &variants[v]);
+    for (int i = -2; i < b->repetitions; i++) // two to warm up
+        for (int v = 0; v < count; v++) {
+            double ms = run_once(b, k, &variants[v], operation[v]);
+            if (i >= 0) samples[v * b->repetitions + i] = ms;
+        }
+    for (int v = 0; v < count; v++) {
+        double *mine = samples + v * b->repetitions;
+        qsort(mine, (size_t)b->repetitions, sizeof *mine, ascending);
+        results[v] = (result){.ms = percentile(mine, b->repetitions, 50),
+                              .p10_ms = percentile(mine, b->repetitions, 10),
+                              .p90_ms = percentile(mine, b->repetitions, 90)};
+        cf_fuse_free(operation[v]);
+    }
+    free(samples);
+}
+
+// --- the table of fixed shapes ---
+
+enum { COLUMN_COMPUTE, COLUMN_COMM, COLUMN_NONE, COLUMN_SLICE, COLUMN_RING, COLUMN_DIRECT, COLUMN_NOWIRE };
+static const variant columns[] = {COMPUTE_ALONE, COMM_ALONE, NO_OVERLAP, SLICE(4),
+                                  RING(1),       DIRECT(1),  NOWIRE(1)};
+enum { COLUMNS = sizeof columns / sizeof *columns };
+
+static void print_heading(const bench *b) {
+    const cf_transport *t = b->context.transport;
+    printf("%d ranks of one compute thread and one progress thread on %d cores%s; fp32, ms, median of %d\n",
+           t->size, t->local_cores,
+           2 * t->local_size > t->local_cores ? " (TOO FEW: a core per thread is needed to conclude anything)"
+                                              : "",
+           b->repetitions);
+    printf("%-22s %-4s %-9s %9s %8s %7s %5s %8s %8s %8s %8s %7s %7s %7s %8s %6s\n", "operation", "", "",
+           "T x B", "compute", "comm", "ratio", "none", "slice 4", "ring", "direct", "hidden:", "ring",
+           "direct", "chunking", "spread");
+}
+
+static void print_row(const shape *s, const result r[COLUMNS]) {
+    double compute = r[COLUMN_COMPUTE].ms, comm = r[COLUMN_COMM].ms;
+    printf("%-22s %-4s %-9s %5lld x %lld %8.2f %7.2f %5.2f", works[s->kind].name, s->model, s->place,
+           (long long)s->T, (long long)s->B, compute, comm, comm / compute);
+    for (int c = COLUMN_NONE; c <= COLUMN_DIRECT; c++) printf(" %8.2f", r[c].ms);
+    for (int c = COLUMN_SLICE; c <= COLUMN_DIRECT; c++)
+        printf(" %6.1f%%", 100 * (1 - (r[c].ms - compute) / comm));
+    printf(" %7.1f%% %5.1f%%\n", 100 * (r[COLUMN_NOWIRE].ms - compute) / compute,
+           100 * (r[COLUMN_RING].p90_ms - r[COLUMN_RING].p10_ms) / r[COLUMN_RING].ms);
     fflush(stdout);
 }
 
-static void measure(bench *b, shape s) {
-    work k = make_work(b, s);
-    cf_fuse *operation[VARIANTS] = {NULL};
-    make_operations(b, &k, operation);
-    double *samples = malloc((size_t)(VARIANTS * b->repetitions) * sizeof *samples), median[VARIANTS],
-           spread = 0;
-    if (!samples) cf_die(NULL, "out of memory for %d repetitions", b->repetitions);
-    for (int i = -2; i < b->repetitions; i++) // two to warm up
-        for (int v = 0; v < VARIANTS; v++) {
-            double ms = run_once(b, &k, operation[v], v);
-            if (i >= 0) samples[v * b->repetitions + i] = ms;
-        }
-    for (int v = 0; v < VARIANTS; v++) {
-        double *mine = samples + v * b->repetitions;
-        qsort(mine, (size_t)b->repetitions, sizeof *mine, ascending);
-        median[v] = percentile(mine, b->repetitions, 50);
-        if (v == RING)
-            spread =
-                (percentile(mine, b->repetitions, 90) - percentile(mine, b->repetitions, 10)) / median[v];
-    }
-    if (b->mesh.world_group.rank == 0) print_row(&s, median, spread);
-    for (int v = 0; v < VARIANTS; v++) cf_fuse_free(operation[v]);
-    free(samples);
-    free_work(&k);
-}
-
-int main(int argc, char **argv) {
+static void print_table(bench *b) {
     static const shape shapes[] = {
         {GATHER_GEMM, "d6", "att.qkv", 256, 4, 384, 3 * 384, 6},
         {GATHER_GEMM, "d12", "att.qkv", 1024, 4, 768, 3 * 768, 12},
@@ -307,10 +364,130 @@ int main(int argc, char **argv) {
         {WGRAD_SCATTER, "64 r.", "owner", 1024, 2, 768, 128, 12},
         {WGRAD_SCATTER, "32 r.", "owner", 1024, 2, 768, 64, 12},
     };
+    bool speaks = b->mesh.world_group.rank == 0;
+    if (speaks) print_heading(b);
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        if (shapes[i].H % b->mesh.tp) continue;
+        work k = make_work(b, shapes[i]);
+        result results[COLUMNS];
+        measure(b, &k, columns, COLUMNS, results);
+        if (speaks) print_row(&shapes[i], results);
+        free_work(&k);
+    }
+}
+
+// --- one operation in every variant ---
+
+static const char *route_of(const variant *v) {
+    return v->what == FUSED && (v->mode == CF_MODE_COMMFUSE || v->mode == CF_MODE_NOWIRE)
+               ? cf_route_name(v->route)
+               : "";
+}
+
+static void print_variant(const variant *v, const result *r, int64_t bytes, bool json) {
+    if (v->what == MONOLITHIC || v->mode == CF_MODE_NOWIRE) bytes = 0;
+    printf(json ? "{\"variant\":\"%s\",\"route\":\"%s\",\"slices\":%d,\"ms\":%.4f,\"p10_ms\":%.4f,"
+                  "\"p90_ms\":%.4f,\"bytes\":%lld}\n"
+                : "%-9s %-7s slices %d %10.3f ms (%.3f to %.3f), %lld bytes sent by each rank\n",
+           v->name, route_of(v), v->slices, r->ms, r->p10_ms, r->p90_ms, (long long)bytes);
+    fflush(stdout);
+}
+
+static void print_variants(bench *b, shape s, bool json) {
+    work k = make_work(b, s);
+    result results[VARIANTS];
+    measure(b, &k, every_variant, VARIANTS, results);
+    int64_t bytes = (k.N - 1) * k.rows * k.row_elements * (int64_t)sizeof(real);
+    if (b->mesh.world_group.rank == 0)
+        for (int v = 0; v < VARIANTS; v++) print_variant(&every_variant[v], &results[v], bytes, json);
+    free_work(&k);
+}
+
+// --- command line ---
+
+typedef struct choice {
+    bool op_given, shape_given, json;
+    shape s;
+    int repetitions;
+} choice;
+
+static const char usage[] =
+    "bench_fuse [--op NAME --shape T,B,C,COLUMNS,H [--json]] [--repetitions R], NAME one of gather_gemm "
+    "gemm_scatter attention_scatter gemm_alltoall attention_alltoall alltoall_gemm wgrad_scatter";
+
+// Exactly `count` numbers from 1 to `most`, separated by commas.
+static void parse_numbers(const char *option, const char *text, int count, int64_t most, int64_t *numbers) {
+    const char *at = text;
+    for (int i = 0; i < count; i++) {
+        char *end;
+        errno = 0;
+        numbers[i] = *at >= '0' && *at <= '9' ? strtoll(at, &end, 10) : 0;
+        if (numbers[i] < 1 || numbers[i] > most || errno || *end != (i + 1 < count ? ',' : 0))
+            cf_die_together(usage, "%s %s: not %d whole number%s from 1 to %lld", option, text, count,
+                            count > 1 ? "s, separated by commas," : "", (long long)most);
+        at = end + 1;
+    }
+}
+
+static work_kind parse_op(const char *text) {
+    for (int kind = 0; kind < WORK_KINDS; kind++)
+        if (strcmp(text, works[kind].op) == 0) return (work_kind)kind;
+    cf_die_together(usage, "--op %s: there is no such operation", text);
+}
+
+// Returns how many arguments the option took.
+static int parse_option(choice *c, const char *option, const char *value) {
+    int64_t n[5];
+    bool op = !strcmp(option, "--op"), sizes = !strcmp(option, "--shape"),
+         repetitions = !strcmp(option, "--repetitions");
+    if (!strcmp(option, "--json")) {
+        c->json = true;
+        return 1;
+    }
+    if (!op && !sizes && !repetitions) cf_die_together(usage, "unknown option %s", option);
+    if (!value) cf_die_together(usage, "%s needs a value", option);
+    if (op) {
+        c->s.kind = parse_op(value), c->op_given = true;
+    } else if (sizes) {
+        parse_numbers(option, value, 5, SIZE_MAX_EACH, n);
+        c->s.T = n[0], c->s.B = n[1], c->s.C = n[2], c->s.columns = n[3], c->s.H = n[4];
+        c->shape_given = true;
+    } else {
+        parse_numbers(option, value, 1, REPETITIONS_MAX, n);
+        c->repetitions = (int)n[0];
+    }
+    return 2;
+}
+
+static choice parse(int argc, char **argv) {
+    choice c = {.s = {.model = "", .place = ""}, .repetitions = 2 * REPETITIONS_MIN};
+    for (int i = 1; i < argc;) i += parse_option(&c, argv[i], i + 1 < argc ? argv[i + 1] : NULL);
+    if (c.repetitions < REPETITIONS_MIN)
+        cf_die_together(usage, "--repetitions %d: at least %d", c.repetitions, REPETITIONS_MIN);
+    if (c.op_given != c.shape_given) cf_die_together(usage, "--op and --shape go together");
+    if (c.json && !c.op_given) cf_die_together(usage, "--json is for one operation: --op and --shape");
+    return c;
+}
+
+static void check_shape(const shape *s, int ranks) {
+    if (ranks < 2)
+        cf_die_together("start it by scripts/mpirun.sh -np 2", "one rank has nobody to communicate with");
+    if ((s->kind != WGRAD_SCATTER && s->T % ranks) || s->columns % ranks)
+        cf_die_together(usage, "--shape: T %lld and COLUMNS %lld cannot be shared by %d ranks",
+                        (long long)s->T, (long long)s->columns, ranks);
+    if (is_attention(s->kind) && (s->columns != s->C || s->C % s->H || s->H % ranks))
+        cf_die_together(usage,
+                        "--shape: attention wants COLUMNS = C, and heads that divide C and can be shared "
+                        "by %d ranks; these are %lld, %lld and %lld heads",
+                        ranks, (long long)s->columns, (long long)s->C, (long long)s->H);
+}
+
+int main(int argc, char **argv) {
     static bench b;
     cf_transport *transport = cf_transport_create("auto", &argc, &argv, 60);
-    b.repetitions = argc > 1 ? atoi(argv[1]) : 2 * REPETITIONS_MIN;
-    if (b.repetitions < REPETITIONS_MIN) cf_die_together(NULL, "at least %d repetitions", REPETITIONS_MIN);
+    choice c = parse(argc, argv);
+    if (c.op_given) check_shape(&c.s, transport->size);
+    b.repetitions = c.repetitions;
     cf_device_threads(1);
     transport->configure(transport, 1, 60);
     b.context = (cf_context){.transport = transport,
@@ -327,20 +504,10 @@ int main(int argc, char **argv) {
                                                         .dtype = CF_FP64,
                                                         .capacity = 1});
     b.all = cf_alloc(transport->size * (int64_t)sizeof *b.all, "benchmark");
-    if (transport->rank == 0) {
-        printf(
-            "%d ranks of one compute thread and one progress thread on %d cores%s; fp32, ms, median of %d\n",
-            transport->size, transport->local_cores,
-            2 * transport->local_size > transport->local_cores
-                ? " (TOO FEW: a core per thread is needed to conclude anything)"
-                : "",
-            b.repetitions);
-        printf("%-22s %-4s %-9s %9s %8s %7s %5s %8s %8s %8s %8s %7s %7s %7s %8s %6s\n", "operation", "", "",
-               "T x B", "compute", "comm", "ratio", "none", "slice 4", "ring", "direct", "hidden:", "ring",
-               "direct", "chunking", "spread");
-    }
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-        if (shapes[i].H % transport->size == 0) measure(&b, shapes[i]);
+    if (c.op_given)
+        print_variants(&b, c.s, c.json);
+    else
+        print_table(&b);
     cf_fuse_free(b.times);
     transport->close(transport);
     return 0;
