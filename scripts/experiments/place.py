@@ -1,0 +1,136 @@
+"""Where an experiment runs: on the hosts of a lab (scripts/lab.py), or on this machine as it is.
+
+    with open_place("auto") as place:
+        place.link(2e9, delay_ms=0.05)
+        output = place.run(2, ["build/release/tests/bench/bench_fuse", …])
+
+A lab has a link whose rate and delay are asked for; the local place has shared memory, whose speed is the machine's.
+Both give a rank one thread to compute, and both say how many ranks the machine serves honestly: one core to compute
+and one for progress each.
+"""
+import contextlib
+import os
+import pathlib
+import platform
+import re
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+import lab as laboratory
+
+TIMEOUT_S = 300
+
+
+class PlaceError(RuntimeError):
+    pass
+
+
+def processor():
+    with contextlib.suppress(OSError):
+        found = re.search(r"^model name\s*:\s*(.+)$", pathlib.Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        if found:
+            return found[1]
+    return platform.machine()
+
+
+def mpi_version():
+    with contextlib.suppress(OSError):
+        return subprocess.run(["mpirun", "--version"], capture_output=True, text=True).stdout.splitlines()[0]
+    return "none"
+
+
+class Place:
+    kind = None
+    hosts = 1
+    rate, delay_ms, jitter_ms = None, 0.0, 0.0
+
+    def __init__(self):
+        self.cores = len(os.sched_getaffinity(0))
+        self.slowed = {}
+
+    @property
+    def ranks(self):
+        return self.cores // laboratory.CORES_PER_RANK
+
+    def cores_needed(self, ranks):
+        return laboratory.CORES_PER_RANK * ranks
+
+    def enough(self, ranks):
+        need = self.cores_needed(ranks)
+        return self.cores >= need, (f"{ranks} ranks need {need} cores (one to compute and one for progress each), "
+                                    f"this machine gives {self.cores}")
+
+    def link(self, rate_bits_per_s, delay_ms=0, jitter_ms=0):
+        raise PlaceError(f"the link of this machine's shared memory cannot be set to {rate_bits_per_s / 1e9:g} Gbit/s; "
+                         "a lab can: scripts/lab.py (Linux, root)")
+
+    def slow(self, host, factor):
+        raise PlaceError("only the hosts of a lab can be slowed down: scripts/lab.py (Linux, root)")
+
+    def link_text(self):
+        return "shared memory"
+
+    def describe(self):
+        return {"place": self.kind, "hosts": self.hosts, "ranks": self.ranks, "processor": processor(),
+                "cores": self.cores, "kernel": platform.release(), "system": platform.system(), "mpi": mpi_version(),
+                "link": self.link_text()}
+
+    def run(self, ranks, command, env=None, timeout=TIMEOUT_S):
+        done = self.start(ranks, list(map(str, command)), env or {}, timeout)
+        if done.returncode:
+            why = f"ran past {timeout} s" if done.returncode in (124, 137) else f"exit status {done.returncode}"
+            raise PlaceError(f"{why}: {' '.join(map(str, command))} on {ranks} ranks ({self.kind}, {self.link_text()})\n"
+                             + (done.stdout + done.stderr)[-4000:])
+        return done.stdout
+
+
+class LocalPlace(Place):
+    kind = "local"
+
+    def start(self, ranks, command, env, timeout):
+        return subprocess.run(["timeout", "--kill-after=5", str(timeout), ROOT / "scripts/mpirun.sh", "-np", str(ranks),
+                               *command], env={**os.environ, "OMP_NUM_THREADS": "1", **env}, cwd=ROOT,
+                              capture_output=True, text=True)
+
+
+class LabPlace(Place):
+    kind = "lab"
+
+    def __init__(self, lab):
+        super().__init__()
+        self.lab, self.hosts = lab, lab.hosts
+
+    @property
+    def ranks(self):
+        return self.lab.ranks()
+
+    def link(self, rate_bits_per_s, delay_ms=0, jitter_ms=0):
+        self.lab.set_link(rate_bits_per_s, delay_ms, jitter_ms)
+        self.rate, self.delay_ms, self.jitter_ms = rate_bits_per_s, delay_ms, jitter_ms
+
+    def slow(self, host, factor):
+        self.lab.slow(host, factor)
+
+    def link_text(self):
+        if self.rate is None:
+            return "TCP, no rate set"
+        return (f"TCP, {self.rate / 1e9:g} Gbit/s each way, {self.delay_ms:g} ms delay"
+                + (f", {self.jitter_ms:g} ms jitter" if self.jitter_ms else ""))
+
+    def start(self, ranks, command, env, timeout):
+        return self.lab.run(ranks, command, env, timeout, cwd=ROOT, capture_output=True)
+
+
+@contextlib.contextmanager
+def open_place(kind="auto", hosts=None):
+    """kind: lab, local, or auto (a lab where one can be had). As many hosts as the cores serve, two at least."""
+    if kind == "auto":
+        kind = "lab" if not laboratory.obstacle() and laboratory.Lab().enough()[0] else "local"
+    if kind == "local":
+        yield LocalPlace()
+        return
+    hosts = hosts or max(2, min(8, len(os.sched_getaffinity(0)) // laboratory.CORES_PER_RANK))
+    with laboratory.Lab(hosts) as lab:
+        yield LabPlace(lab)
