@@ -1,6 +1,6 @@
 // What the schedules do to one operation, by size, over whatever transport the ranks have:
 //     mpirun -np N bench_fuse [--repetitions R]
-//     mpirun -np N bench_fuse --op NAME --shape T,B,C,COLUMNS,H [--repetitions R] [--json]
+//     mpirun -np N bench_fuse --op NAME --shape T,B,C,COLUMNS,H [--only VARIANT] [--repetitions R] [--json]
 //
 // The first form prints a table of fixed shapes, a line each:
 //   compute     one monolithic computation, no communication (ms)
@@ -10,8 +10,8 @@
 //   chunking    (nowire − compute) / compute: what cutting the computation into slices costs by itself; it
 //               is part of the fused times and therefore also lowers "hidden"
 //   spread      (90th − 10th percentile) / median of commfuse by ring
-// The second form measures one operation in every variant there is and prints a line for each, as JSON if
-// asked: it draws no conclusion, scripts/experiments does. nowire with n slices is what n slices cost to
+// The second form measures one operation in every variant there is, or in those of one name alone, and prints
+// a line for each, as JSON if asked: it draws no conclusion, scripts/experiments does. nowire with n slices is what n slices cost to
 // compute, of commfuse and of slice alike: both cut a shard into that many.
 //
 // Before each repetition a barrier; the time is the maximum over ranks; printed is the median. All variants
@@ -81,8 +81,9 @@ typedef struct result {
 #define NOWIRE(m)                                                                                            \
     { "nowire", FUSED, CF_MODE_NOWIRE, CF_RING, m }
 
-static const variant every_variant[] = {COMPUTE_ALONE, COMM_ALONE, NO_OVERLAP, SLICE(2),  SLICE(4),
-                                        SLICE(8),      RING(1),    RING(2),    DIRECT(1), DIRECT(2),
+static const variant every_variant[] = {COMPUTE_ALONE, COMM_ALONE, NO_OVERLAP, SLICE(2),
+                                        SLICE(4),      SLICE(8),   RING(1),    RING(2),
+                                        RING(4),       DIRECT(1),  DIRECT(2),  DIRECT(4),
                                         NOWIRE(1),     NOWIRE(2),  NOWIRE(4),  NOWIRE(8)};
 enum { VARIANTS = sizeof every_variant / sizeof *every_variant };
 
@@ -393,13 +394,18 @@ static void print_variant(const variant *v, const result *r, int64_t bytes, bool
     fflush(stdout);
 }
 
-static void print_variants(bench *b, shape s, bool json) {
+// only: NULL for all.
+static void print_variants(bench *b, shape s, const char *only, bool json) {
     work k = make_work(b, s);
+    variant chosen[VARIANTS];
     result results[VARIANTS];
-    measure(b, &k, every_variant, VARIANTS, results);
+    int count = 0;
+    for (int v = 0; v < VARIANTS; v++)
+        if (!only || strcmp(only, every_variant[v].name) == 0) chosen[count++] = every_variant[v];
+    measure(b, &k, chosen, count, results);
     int64_t bytes = (k.N - 1) * k.rows * k.row_elements * (int64_t)sizeof(real);
     if (b->mesh.world_group.rank == 0)
-        for (int v = 0; v < VARIANTS; v++) print_variant(&every_variant[v], &results[v], bytes, json);
+        for (int v = 0; v < count; v++) print_variant(&chosen[v], &results[v], bytes, json);
     free_work(&k);
 }
 
@@ -407,13 +413,16 @@ static void print_variants(bench *b, shape s, bool json) {
 
 typedef struct choice {
     bool op_given, shape_given, json;
+    const char *only;
     shape s;
     int repetitions;
 } choice;
 
 static const char usage[] =
-    "bench_fuse [--op NAME --shape T,B,C,COLUMNS,H [--json]] [--repetitions R], NAME one of gather_gemm "
-    "gemm_scatter attention_scatter gemm_alltoall attention_alltoall alltoall_gemm wgrad_scatter";
+    "bench_fuse [--op NAME --shape T,B,C,COLUMNS,H [--only compute|comm|none|slice|commfuse|nowire] "
+    "[--json]] "
+    "[--repetitions R], NAME one of gather_gemm gemm_scatter attention_scatter gemm_alltoall "
+    "attention_alltoall alltoall_gemm wgrad_scatter";
 
 // Exactly `count` numbers from 1 to `most`, separated by commas.
 static void parse_numbers(const char *option, const char *text, int count, int64_t most, int64_t *numbers) {
@@ -435,20 +444,28 @@ static work_kind parse_op(const char *text) {
     cf_die_together(usage, "--op %s: there is no such operation", text);
 }
 
+static const char *parse_only(const char *text) {
+    for (int v = 0; v < VARIANTS; v++)
+        if (strcmp(text, every_variant[v].name) == 0) return every_variant[v].name;
+    cf_die_together(usage, "--only %s: there is no such variant", text);
+}
+
 // Returns how many arguments the option took.
 static int parse_option(choice *c, const char *option, const char *value) {
     int64_t n[5];
-    bool op = !strcmp(option, "--op"), sizes = !strcmp(option, "--shape"),
-         repetitions = !strcmp(option, "--repetitions");
     if (!strcmp(option, "--json")) {
         c->json = true;
         return 1;
     }
-    if (!op && !sizes && !repetitions) cf_die_together(usage, "unknown option %s", option);
+    if (strcmp(option, "--op") && strcmp(option, "--shape") && strcmp(option, "--only") &&
+        strcmp(option, "--repetitions"))
+        cf_die_together(usage, "unknown option %s", option);
     if (!value) cf_die_together(usage, "%s needs a value", option);
-    if (op) {
+    if (!strcmp(option, "--op")) {
         c->s.kind = parse_op(value), c->op_given = true;
-    } else if (sizes) {
+    } else if (!strcmp(option, "--only")) {
+        c->only = parse_only(value);
+    } else if (!strcmp(option, "--shape")) {
         parse_numbers(option, value, 5, SIZE_MAX_EACH, n);
         c->s.T = n[0], c->s.B = n[1], c->s.C = n[2], c->s.columns = n[3], c->s.H = n[4];
         c->shape_given = true;
@@ -465,7 +482,8 @@ static choice parse(int argc, char **argv) {
     if (c.repetitions < REPETITIONS_MIN)
         cf_die_together(usage, "--repetitions %d: at least %d", c.repetitions, REPETITIONS_MIN);
     if (c.op_given != c.shape_given) cf_die_together(usage, "--op and --shape go together");
-    if (c.json && !c.op_given) cf_die_together(usage, "--json is for one operation: --op and --shape");
+    if ((c.json || c.only) && !c.op_given)
+        cf_die_together(usage, "--json and --only are for one operation: --op and --shape");
     return c;
 }
 
@@ -505,7 +523,7 @@ int main(int argc, char **argv) {
                                                         .capacity = 1});
     b.all = cf_alloc(transport->size * (int64_t)sizeof *b.all, "benchmark");
     if (c.op_given)
-        print_variants(&b, c.s, c.json);
+        print_variants(&b, c.s, c.only, c.json);
     else
         print_table(&b);
     cf_fuse_free(b.times);
