@@ -58,7 +58,7 @@ cf_fuse *cf_fuse_create(cf_context *context, cf_fuse_plan plan) {
     f->context = context;
     f->plan = plan;
     f->schedule = cf_schedule_create(plan.operation, plan.side, plan.mode, plan.route, plan.group->size,
-                                     plan.group->rank, plan.slices);
+                                     plan.group->rank, plan.slices, plan.folds);
     f->request = calloc((size_t)f->schedule->count + 1, sizeof *f->request);
     f->arrived = calloc((size_t)f->schedule->count + 1, sizeof *f->arrived);
     if (!f->request || !f->arrived) cf_die(NULL, "out of memory for operation %s", plan.name);
@@ -119,6 +119,7 @@ static char *place_of(const cf_fuse *f, cf_place place) {
 static cf_span span_of(const cf_fuse *f, const cf_step *step) {
     int m = f->schedule->slices, k = step->first % m;
     cf_span span = {.side = step->side,
+                    .accumulate = step->accumulate,
                     .row = step->first / m * f->rows + offset_of(f, k),
                     .rows = rows_of(f, k),
                     .blocks = step->count,

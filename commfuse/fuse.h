@@ -32,16 +32,18 @@ typedef struct cf_context {
 
 // The part of the payload one call of the callback works on: `blocks` runs of `rows` consecutive rows.
 // Block i is rows [row + i·row_stride, …+ rows) of the N · rows_per_rank rows of the payload and lies at
-// data + i · data_stride bytes. side CF_COMPUTE_AFTER: read it. CF_COMPUTE_BEFORE: write it.
+// data + i · data_stride bytes. side CF_COMPUTE_AFTER: read it. CF_COMPUTE_BEFORE: write it, or, if accumulate
+// (only where the plan says that it folds), add to it.
 typedef struct cf_span {
     cf_side side;
+    bool accumulate;
     int64_t row, rows;
     int blocks;
     int64_t row_stride; // rows between the starts of two blocks
     char *data;
     int64_t data_stride; // bytes between the starts of two blocks
 } cf_span;
-// begin() makes all calls with CF_COMPUTE_BEFORE, finish() all with CF_COMPUTE_AFTER.
+// begin() makes the calls with CF_COMPUTE_BEFORE, finish() those with CF_COMPUTE_AFTER, or with accumulate.
 typedef void cf_compute(void *argument, const cf_span *span, cf_stream *stream);
 
 typedef struct cf_fuse_plan {
@@ -55,6 +57,7 @@ typedef struct cf_fuse_plan {
     cf_dtype dtype;
     int64_t capacity;  // elements of one rank's shard, at most
     bool result_given; // all-to-all: the caller says before every begin where the result goes
+    bool folds;        // reduce-scatter: compute can add to what is there, and what it writes elsewhere is new
 } cf_fuse_plan;
 
 typedef struct cf_fuse cf_fuse;

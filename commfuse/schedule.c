@@ -74,6 +74,13 @@ static int compute_after(builder *b, cf_buffer buffer, int number, int wait) {
     return compute(b, CF_COMPUTE_AFTER, (cf_place){buffer, number}, number, 1, 1, wait);
 }
 
+// The own slice, onto what all others have for it.
+static int compute_onto(builder *b, cf_place sum, int number, int wait) {
+    int index = compute(b, CF_COMPUTE_BEFORE, sum, number, 1, 1, wait);
+    b->s->step[index].accumulate = true;
+    return index;
+}
+
 static int add(builder *b, cf_place at, cf_place from, int wait0, int wait1) {
     cf_step step = blank(CF_ADD, wait0, wait1);
     step.at = at, step.from = from;
@@ -132,6 +139,15 @@ static void fused_allgather(builder *b) {
 
 // --- reduce-scatter (Algorithms 2–4) ---
 
+// What is done with own slice k once all other ranks' sum for it lies in slot k of the stage.
+static void finish_own(builder *b, int k, int arrived) {
+    int own = slice(b->s, b->s->rank, k);
+    if (b->s->folds)
+        compute_onto(b, (cf_place){CF_STAGE, k}, own, arrived);
+    else
+        add(b, (cf_place){CF_FULL, own}, (cf_place){CF_STAGE, k}, arrived, -1);
+}
+
 // Ring. Round i: compute the slice of rank r − 1 − i, add the running sum that came from the left
 // neighbour, send it on to the right. One stage slot per k is enough: it is free again once added.
 static void ring_reduce_scatter(builder *b) {
@@ -141,16 +157,15 @@ static void ring_reduce_scatter(builder *b) {
         for (int k = 0; k < s->slices; k++) {
             int number = slice(s, left(s, i + 1), k), arrived = exchange_before(b, i, k);
             cf_place here = {CF_FULL, number}, staged = {CF_STAGE, k};
-            compute_before(b, CF_FULL, number);
-            if (i == s->ranks - 1) continue; // own slices: added below, behind the last compute
+            bool own = i == s->ranks - 1;
+            if (!own || !s->folds) compute_before(b, CF_FULL, number);
+            if (own) continue; // finished below, behind all else
             if (i > 0) add(b, here, staged, arrived, -1);
             *exchange_at(b, i, k) = exchange(b, right(s, 1), here, number, left(s, 1), staged,
                                              slice(s, left(s, i + 2), k), b->last_compute, arrived);
         }
     s->begin = s->count;
-    for (int k = 0; k < s->slices && s->ranks > 1; k++)
-        add(b, (cf_place){CF_FULL, slice(s, s->rank, k)}, (cf_place){CF_STAGE, k},
-            exchange_before(b, s->ranks - 1, k), -1);
+    for (int k = 0; k < s->slices && s->ranks > 1; k++) finish_own(b, k, exchange_before(b, s->ranks - 1, k));
 }
 
 // Where round i's part arrives.
@@ -181,7 +196,7 @@ static void direct_reduce_scatter(builder *b) {
     for (int i = 0; i < N; i++)
         for (int k = 0; k < m; k++) {
             int owner = left(s, i + 1), own = slice(s, s->rank, k), number = slice(s, owner, k);
-            if (paced) compute_before(b, CF_FULL, number);
+            if (paced && (i < N - 1 || !s->folds)) compute_before(b, CF_FULL, number);
             if (i == N - 1) continue;
             int before = i - (window - 1); // the round whose slot this one takes
             if (before > 0) add_part(b, before, window, k);
@@ -192,8 +207,7 @@ static void direct_reduce_scatter(builder *b) {
     s->begin = s->count;
     for (int k = 0; k < m && N > 1; k++) {
         for (int i = N - window > 1 ? N - window : 1; i <= N - 2; i++) add_part(b, i, window, k);
-        add(b, (cf_place){CF_FULL, slice(s, s->rank, k)}, window_slot(b, 0, window, k), *exchange_at(b, 0, k),
-            -1);
+        finish_own(b, k, *exchange_at(b, 0, k));
     }
 }
 
@@ -204,10 +218,12 @@ static void nowire_reduce_scatter(builder *b) {
     for (int i = 0; i < s->ranks; i++)
         for (int k = 0; k < s->slices; k++) {
             int number = slice(s, left(s, i + 1), k);
+            if (i == s->ranks - 1 && s->folds) continue;
             if (s->side == CF_COMPUTE_BEFORE) compute_before(b, CF_FULL, number);
             if (i > 0) add(b, (cf_place){CF_FULL, number}, (cf_place){CF_STAGE, k}, -1, -1);
         }
     s->begin = s->count;
+    for (int k = 0; k < s->slices && s->folds; k++) finish_own(b, k, -1);
 }
 
 // --- all-to-all (Algorithm 5) ---
@@ -316,7 +332,7 @@ static void generate(builder *b) {
 }
 
 cf_schedule *cf_schedule_create(cf_operation operation, cf_side side, cf_mode mode, cf_route route, int ranks,
-                                int rank, int slices) {
+                                int rank, int slices, bool folds) {
     check_arguments(operation, side, ranks, rank, slices);
     if (mode == CF_MODE_NONE || side == CF_NO_COMPUTE || ranks == 1) slices = 1;
     if (operation == CF_REDUCE_SCATTER && side == CF_NO_COMPUTE) route = CF_DIRECT;
@@ -328,6 +344,10 @@ cf_schedule *cf_schedule_create(cf_operation operation, cf_side side, cf_mode mo
     s->result = (cf_place){operation == CF_ALLTOALL ? CF_RESULT : CF_FULL,
                            operation == CF_REDUCE_SCATTER ? rank * slices : 0};
     builder b = {.s = s, .last_compute = -1, .exchange = exchanges};
+    bool fused = mode == CF_MODE_COMMFUSE || mode == CF_MODE_NOWIRE;
+    s->folds =
+        folds && fused && operation == CF_REDUCE_SCATTER && slices > 1; // hence several ranks, and compute
+    if (s->folds) s->result = (cf_place){CF_STAGE, 0};
     generate(&b);
     free(exchanges);
     return s;
@@ -383,7 +403,9 @@ static void print_place(text *t, cf_place place) {
 }
 
 static void print_step(text *t, const cf_step *step) {
-    const char *what = step->side == CF_COMPUTE_BEFORE ? "compute   " : "work on   ";
+    const char *what = step->side == CF_COMPUTE_AFTER ? "work on   "
+                       : step->accumulate             ? "compute + "
+                                                      : "compute   ";
     switch (step->kind) {
     case CF_COMPUTE:
         if (step->count == 1)

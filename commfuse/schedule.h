@@ -49,6 +49,7 @@ typedef struct cf_step {
     // COMPUTE: CF_COMPUTE_BEFORE writes slices that will travel, CF_COMPUTE_AFTER reads those that have
     // arrived, the first of them at `at`
     cf_side side;
+    bool accumulate; // adds to the sum that lies at `at` instead of writing
     // ADD:     at = at + from.   COPY: at = from (the own slices of an all-to-all without compute).
     // EXCHANGE: sends `from`, receives into `at`.   COLLECTIVE: from → at
     cf_place at, from;
@@ -67,6 +68,7 @@ typedef struct cf_schedule {
     // FULL is ordered [owner][k] except for a sliced reduce-scatter: [k][owner], so that each native
     // collective finds its N slices side by side.
     bool slice_major;
+    bool folds;      // reduce-scatter: the own slices are computed onto the sums that have arrived
     int stage_slots; // STAGE slots used
     cf_place result; // reduce-scatter: first slice of the reduced own shard
     bool blocking;   // COLLECTIVE steps are waited for where they stand (mode none)
@@ -79,8 +81,13 @@ typedef struct cf_schedule {
 // nowire, M of slice; ignored (1) by none, without compute (nothing to slice behind) and on one rank.
 // A reduce-scatter without compute goes direct on both routes: on the ring a rank would have to come back
 // and add between any two transfers, and what is on the wire would depend on when it does.
+//
+// folds: the computation of a reduce-scatter can add to what is there. With slices >= 2 the own slices, last of
+// all, are then computed onto the sums that have arrived for them, which saves a pass over memory each (the last
+// addition); a sum has the time of slices - 1 computations to arrive in. With one slice it has none: the sum is
+// added afterwards, as without.
 cf_schedule *cf_schedule_create(cf_operation operation, cf_side side, cf_mode mode, cf_route route, int ranks,
-                                int rank, int slices);
+                                int rank, int slices, bool folds);
 void cf_schedule_free(cf_schedule *schedule);
 
 // One readable line per step, into a malloc'ed string: for --dry-run and for tests that fail.

@@ -4,7 +4,7 @@
 //     begin   all-gather of the saved input              (its slices travel behind dgrad)
 //     begin   dgrad ▸ reduce-scatter, own slice last     (sums travel behind dgrad and wgrad)
 //     finish  wgrad of each input slice as it arrives    (hides what is left of both; or left to the caller)
-//     finish  the reduce-scatter's last addition
+//     finish  the reduce-scatter's last addition (with slices, the own slices' dgrad, onto what has arrived)
 #include "tpsp.h"
 #include "linear.h"
 
@@ -27,7 +27,7 @@ void column_create(column_linear *c, cf_context *context, const cf_group *group,
     plan.operation = CF_ALLGATHER, plan.side = CF_COMPUTE_AFTER;
     c->forward = cf_fuse_create(context, plan);
     c->gather = gathers ? cf_fuse_create(context, plan) : NULL;
-    plan.operation = CF_REDUCE_SCATTER, plan.side = CF_COMPUTE_BEFORE;
+    plan.operation = CF_REDUCE_SCATTER, plan.side = CF_COMPUTE_BEFORE, plan.folds = true;
     c->dgrad = cf_fuse_create(context, plan);
 }
 
@@ -56,7 +56,10 @@ static void dgrad_slice(void *argument, const cf_span *span, cf_stream *stream) 
     for (int i = 0; i < span->blocks; i++) {
         int64_t row = (span->row + i * span->row_stride) * j->B;
         real *dx = (real *)(span->data + i * span->data_stride);
-        linear_dgrad(dx, j->in + row * j->OC, j->w, span->rows * j->B, j->IC, j->OC, stream);
+        if (span->accumulate)
+            linear_dgrad_add(dx, j->in + row * j->OC, j->w, span->rows * j->B, j->IC, j->OC, stream);
+        else
+            linear_dgrad(dx, j->in + row * j->OC, j->w, span->rows * j->B, j->IC, j->OC, stream);
     }
 }
 

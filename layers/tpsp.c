@@ -47,6 +47,7 @@ static cf_fuse *plan_row(tpsp *t, const char *name, int64_t capacity, overlap o,
                          .capacity = capacity};
     plan.operation = forward ? CF_REDUCE_SCATTER : CF_ALLGATHER;
     plan.side = forward ? CF_COMPUTE_BEFORE : CF_COMPUTE_AFTER;
+    plan.folds = forward;
     return cf_fuse_create(t->context, plan);
 }
 
@@ -102,6 +103,15 @@ void tpsp_saved_free(tpsp_saved *s) {
 
 // --- forward ---
 
+// A row-parallel product, for rows that travel or onto what has arrived.
+static void project(real *out, const real *x, const real *w, int64_t rows, int64_t IC, int64_t OC,
+                    bool accumulate, cf_stream *stream) {
+    if (accumulate)
+        linear_forward_add(out, x, w, rows, IC, OC, stream);
+    else
+        linear_forward(out, x, w, NULL, rows, IC, OC, stream);
+}
+
 // Query-Split: attention of these query rows against all keys before them, and their projection.
 static void attention_slice(void *argument, const cf_span *span, cf_stream *stream) {
     job *j = (job *)argument;
@@ -110,7 +120,7 @@ static void attention_slice(void *argument, const cf_span *span, cf_stream *stre
         int64_t t0 = span->row + i * span->row_stride, n = span->rows;
         real *out = (real *)(span->data + i * span->data_stride); // (n, B, C)
         attention_forward(j->s->heads, j->s->lse, j->s->qkv, t0, n, t->T, t->B, j->Hl, j->D, stream);
-        linear_forward(out, j->s->heads + t0 * t->B * j->Cl, j->w, NULL, n * t->B, j->Cl, j->C, stream);
+        project(out, j->s->heads + t0 * t->B * j->Cl, j->w, n * t->B, j->Cl, j->C, span->accumulate, stream);
     }
 }
 
@@ -119,7 +129,7 @@ static void mlp_slice(void *argument, const cf_span *span, cf_stream *stream) {
     for (int i = 0; i < span->blocks; i++) {
         int64_t row = (span->row + i * span->row_stride) * j->t->B, rows = span->rows * j->t->B;
         real *out = (real *)(span->data + i * span->data_stride); // (rows, C)
-        linear_forward(out, j->t->hidden + row * j->Fl, j->w, NULL, rows, j->Fl, j->C, stream);
+        project(out, j->t->hidden + row * j->Fl, j->w, rows, j->Fl, j->C, span->accumulate, stream);
     }
 }
 

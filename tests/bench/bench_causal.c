@@ -255,9 +255,10 @@ static cf_side side_of(kind what) {
 
 static double simulated(kind what, cf_mode mode, cf_route route, int N, const setting *set,
                         double latency_ms) {
-    cf_schedule *schedule[RANKS_MAX];
+    cf_schedule *schedule[RANKS_MAX] = {NULL};
     for (int r = 0; r < N; r++)
-        schedule[r] = cf_schedule_create(operation_of(what), side_of(what), mode, route, N, r, cut[set->cut]);
+        schedule[r] =
+            cf_schedule_create(operation_of(what), side_of(what), mode, route, N, r, cut[set->cut], false);
     machine imagined = {cost_of, transfer_of, set, latency_ms, set->coupled};
     double ms = simulate(schedule, N, &imagined).finished_ms;
     for (int r = 0; r < N; r++) cf_schedule_free(schedule[r]);

@@ -105,12 +105,20 @@ static void gather_gemm(void *argument, const cf_span *span, cf_stream *stream) 
     }
 }
 
+// A product for rows that travel, or onto what has arrived.
+static void project(work *k, real *out, const real *x, int64_t rows, bool accumulate, cf_stream *stream) {
+    if (accumulate)
+        linear_forward_add(out, x, k->w, rows, k->local, k->s.C, stream);
+    else
+        linear_forward(out, x, k->w, NULL, rows, k->local, k->s.C, stream);
+}
+
 static void gemm_scatter(void *argument, const cf_span *span, cf_stream *stream) {
     work *k = (work *)argument;
     for (int i = 0; i < span->blocks; i++) {
         int64_t row = (span->row + i * span->row_stride) * k->s.B;
-        linear_forward((real *)(span->data + i * span->data_stride), k->out + row * k->local, k->w, NULL,
-                       span->rows * k->s.B, k->local, k->s.C, stream);
+        project(k, (real *)(span->data + i * span->data_stride), k->out + row * k->local, span->rows * k->s.B,
+                span->accumulate, stream);
     }
 }
 
@@ -119,8 +127,8 @@ static void attention_scatter(void *argument, const cf_span *span, cf_stream *st
     for (int i = 0; i < span->blocks; i++) {
         int64_t t0 = span->row + i * span->row_stride;
         attention_forward(k->heads, k->lse, k->qkv, t0, span->rows, k->s.T, k->s.B, k->Hl, k->D, stream);
-        linear_forward((real *)(span->data + i * span->data_stride), k->heads + t0 * k->s.B * k->local, k->w,
-                       NULL, span->rows * k->s.B, k->local, k->s.C, stream);
+        project(k, (real *)(span->data + i * span->data_stride), k->heads + t0 * k->s.B * k->local,
+                span->rows * k->s.B, span->accumulate, stream);
     }
 }
 
@@ -248,7 +256,9 @@ static cf_fuse *make_operation(bench *b, const work *k, const variant *v) {
                                          .route = v->route,
                                          .slices = v->slices,
                                          .dtype = REAL_DTYPE,
-                                         .capacity = k->rows * k->row_elements});
+                                         .capacity = k->rows * k->row_elements,
+                                         .folds = works[k->s.kind].compute == gemm_scatter ||
+                                                  works[k->s.kind].compute == attention_scatter});
 }
 
 static double maximum(bench *b, double ms) {

@@ -16,6 +16,8 @@
 //   arrival     compute after: the other slices in the order in which their transfers were posted
 //   tail        no EXCHANGE is posted behind the last COMPUTE; if there is compute before, behind the last of it
 //   begin       begin computes before and posts every transfer, finish computes after (all modes)
+//   fold        a schedule that folds computes its own slices, and no others, onto the sums of all others' parts,
+//               in finish
 //
 // Nothing more needs to be said of what is on the wire behind the last COMPUTE before: by volume and data every
 // transfer of an operation with compute after brings a slice that is worked on, and by race not too early.
@@ -249,10 +251,10 @@ static const char *check_form(const checker *c) {
             return violated("form", r, -1, "begin %d of %d", s->begin, s->count);
         if (s->slice_major && (c->operation != CF_REDUCE_SCATTER || c->mode != CF_MODE_SLICE))
             return violated("form", r, -1, "slice-major payload outside of a sliced reduce-scatter");
-        if (c->operation == CF_REDUCE_SCATTER) { // m slices side by side; slots of the stage are not
+        if (c->operation == CF_REDUCE_SCATTER) { // m slices side by side
             cf_place last = place_ahead(s->result, c->slices - 1);
             if (!place_exists(c, s, s->result) || !place_exists(c, s, last) ||
-                (s->result.buffer == CF_STAGE && c->slices > 1))
+                (s->result.buffer == CF_STAGE && s->result.slot % c->slices != 0))
                 return violated("form", r, -1, "result at place %d:%d", s->result.buffer, s->result.slot);
         }
         for (int i = 0; i < s->count; i++) {
@@ -527,7 +529,9 @@ static void take_compute(checker *c, int r, int i) {
     for (int k = 0; k < step->count; k++) {
         int slice = step->first + k * step->stride;
         value *place = &c->held[r][place_number(place_ahead(step->at, k * step->stride))];
-        if (step->side == CF_COMPUTE_BEFORE)
+        if (step->accumulate)
+            *place = add(c, r, i, *place, own_value(c, r, slice));
+        else if (step->side == CF_COMPUTE_BEFORE)
             *place = own_value(c, r, slice);
         else if (!c->wrong && !same(*place, arrived_value(c, r, slice)))
             note(c, violated("data", r, i, "computes on slice %d, finds slice %d", slice, place->slice));
@@ -740,8 +744,22 @@ static const char *check_begin(const checker *c, int r) {
     for (int i = 0; i < s->count; i++) {
         const cf_step *step = &s->step[i];
         if (step->kind == CF_ADD) continue; // on either side, as needed
-        bool first = !on_stream(step) || step->side == CF_COMPUTE_BEFORE;
+        bool first = !on_stream(step) || (step->side == CF_COMPUTE_BEFORE && !step->accumulate);
         if (first != (i < s->begin)) return violated("begin", r, i, "begin takes %d steps", s->begin);
+    }
+    return NULL;
+}
+
+static const char *check_fold(const checker *c, int r) {
+    const cf_schedule *s = c->schedule[r];
+    if (s->folds && (c->operation != CF_REDUCE_SCATTER || c->side != CF_COMPUTE_BEFORE))
+        return violated("fold", r, -1, "an operation without sums of computations");
+    for (int i = 0; i < s->count; i++) {
+        const cf_step *step = &s->step[i];
+        bool own = step->kind == CF_COMPUTE && step->first / c->slices == r;
+        if (step->accumulate != (s->folds && own))
+            return violated("fold", r, i, "slice %d is %scomputed onto another", step->first,
+                            step->accumulate ? "" : "not ");
     }
     return NULL;
 }
@@ -755,6 +773,7 @@ static const char *check_order(const checker *c) {
         if (!property) property = check_arrival(c, r);
         if (!property && fused) property = check_tail(c, r);
         if (!property) property = check_begin(c, r);
+        if (!property) property = check_fold(c, r);
     }
     return property;
 }

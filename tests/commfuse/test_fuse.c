@@ -163,6 +163,23 @@ static void accumulate_row(const job *j, char *data, int64_t row) {
     }
 }
 
+// Adds what this rank makes for a row of its own to the sum of all others' parts, which must be there already.
+static void compute_onto_sum(const job *j, char *data, int64_t row) {
+    const cf_group *g = j->plan.group;
+    CHECK(row / j->rows == g->rank, "%s: row %lld is computed onto another", describe(j), (long long)row);
+    for (int64_t column = 0; column < j->elements; column++) {
+        int64_t mine = whole(j, g->rank, row, column), others = 0;
+        for (int i = 1; i < g->size; i++) others += whole(j, (g->rank + i) % g->size, row, column);
+        bool arrived = j->fractions || j->plan.mode == CF_MODE_NOWIRE || holds(j, data, column, others);
+        CHECK(arrived, "%s: row %lld column %lld is computed onto an incomplete sum", describe(j),
+              (long long)row, (long long)column);
+        if (j->fractions)
+            ((float *)data)[column] += fraction(mine, row, column);
+        else
+            put(j, data, column, others + mine);
+    }
+}
+
 // What a member has for a row of a reduce-scatter, and with fractions the same as one rounded number.
 static int64_t part_of(const job *j, int member, int64_t row, int64_t column, float *rounded) {
     int64_t value = whole(j, member, row, column), old = earlier(j, member, row, column);
@@ -211,7 +228,9 @@ static void compute(void *argument, const cf_span *span, cf_stream *stream) {
                 continue;
             }
             j->last_computed = row;
-            if (j->accumulates)
+            if (span->accumulate)
+                compute_onto_sum(j, data, row);
+            else if (j->accumulates)
                 accumulate_row(j, data, row);
             else
                 fill_row(j, data, row, whole);
@@ -220,15 +239,31 @@ static void compute(void *argument, const cf_span *span, cf_stream *stream) {
 
 static job job_create(const cf_group *group, cf_operation operation, cf_side side, cf_mode mode,
                       cf_route route, int slices, cf_dtype dtype, int64_t capacity) {
-    cf_fuse_plan plan = {"test.place", group, operation, side, mode, route, slices, dtype, capacity, false};
+    cf_fuse_plan plan = {"test.place", group, operation, side,  mode, route,
+                         slices,       dtype, capacity,  false, false};
+    return (job){.plan = plan, .fuse = cf_fuse_create(&context, plan)};
+}
+
+// A reduce-scatter whose computation can add to what is there.
+static job job_create_folding(cf_mode mode, cf_route route, int slices, cf_dtype dtype, int64_t capacity) {
+    cf_fuse_plan plan = {.name = "test.place",
+                         .group = &mesh.tp_group,
+                         .operation = CF_REDUCE_SCATTER,
+                         .side = CF_COMPUTE_BEFORE,
+                         .mode = mode,
+                         .route = route,
+                         .slices = slices,
+                         .dtype = dtype,
+                         .capacity = capacity,
+                         .folds = true};
     return (job){.plan = plan, .fuse = cf_fuse_create(&context, plan)};
 }
 
 // An all-to-all whose result goes where the job says, another place in every run.
 static job job_create_given(cf_side side, cf_mode mode, cf_route route, int slices, cf_dtype dtype,
                             int64_t capacity) {
-    cf_fuse_plan plan = {"test.place", &mesh.tp_group, CF_ALLTOALL, side,     mode,
-                         route,        slices,         dtype,       capacity, true};
+    cf_fuse_plan plan = {"test.place", &mesh.tp_group, CF_ALLTOALL, side, mode, route,
+                         slices,       dtype,          capacity,    true, false};
     return (job){.plan = plan, .fuse = cf_fuse_create(&context, plan)};
 }
 
@@ -423,6 +458,28 @@ static void accumulate_then_reduce_scatter(void) {
                 job bits = job_create(&mesh.tp_group, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, mode, route,
                                       slices, CF_FP32, 22 * 31);
                 bits.accumulates = bits.fractions = true;
+                for (int again = 0; again < 2; again++) job_run(&bits, 22, 31, turn);
+                cf_fuse_free(bits.fuse);
+            }
+}
+
+// The own slices are computed onto the sums that have arrived: the same result, and from both routes the same bits.
+static void fold_then_reduce_scatter(void) {
+    static const int64_t rows[] = {1, 3, 5, 17, 0, 22};
+    static const cf_dtype dtypes[] = {CF_FP32, CF_FP64, CF_INT64};
+    int turn = 0;
+    for (cf_mode mode = CF_MODE_NONE; mode <= CF_MODE_NOWIRE; mode++)
+        for (cf_route route = CF_RING; route <= CF_DIRECT; route++)
+            for (int slices = 1; slices <= 4; slices++, turn++) {
+                job j = job_create_folding(mode, route, slices, dtypes[turn % 3], 22 * 31);
+                bool fused = mode == CF_MODE_COMMFUSE || mode == CF_MODE_NOWIRE;
+                CHECK(cf_fuse_schedule(j.fuse)->folds == (fused && slices > 1 && mesh.tp > 1),
+                      "%s: folds or not", describe(&j));
+                for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) job_run(&j, rows[i], 31, turn);
+                cf_fuse_free(j.fuse);
+                if (mode != CF_MODE_COMMFUSE) continue;
+                job bits = job_create_folding(mode, route, slices, CF_FP32, 22 * 31);
+                bits.fractions = true;
                 for (int again = 0; again < 2; again++) job_run(&bits, 22, 31, turn);
                 cf_fuse_free(bits.fuse);
             }
@@ -698,7 +755,7 @@ static void barrier_holds_everybody(void) { // nobody leaves before the last one
         memcpy(all + 2 * mesh.tp_group.rank, stamps, sizeof stamps);
         cf_fuse_plan plan = {
             "stamps", &mesh.tp_group, CF_ALLGATHER, CF_NO_COMPUTE, CF_MODE_NONE, CF_RING, 1, CF_FP64,
-            2,        false};
+            2,        false,          false};
         cf_fuse *gather = cf_fuse_create(&context, plan);
         cf_fuse_run(gather, all, 1, 2, NULL, NULL, -1);
         for (int r = 0; r < mesh.tp; r++)
@@ -729,6 +786,7 @@ int main(int argc, char **argv) {
         RANKS_CASE(alltoall_between_computes),
         RANKS_CASE(result_in_given_memory),
         RANKS_CASE(accumulate_then_reduce_scatter),
+        RANKS_CASE(fold_then_reduce_scatter),
         RANKS_CASE(every_type),
         RANKS_CASE(megabytes),
         RANKS_CASE(several_in_flight),

@@ -16,6 +16,7 @@ enum { SLICES_PER_RANK = 4, ROOM = 16 }; // m at most; steps that a planted faul
 typedef struct kind {
     cf_operation operation;
     cf_side side;
+    bool folds;
 } kind;
 
 typedef struct set { // the schedules of all ranks
@@ -23,12 +24,17 @@ typedef struct set { // the schedules of all ranks
     cf_schedule *of[RANKS_MAX];
 } set;
 
-enum { AG_ALONE, AG, RS_ALONE, RS, A2A_ALONE, BEFORE_A2A, AFTER_A2A, BOTH_A2A, KINDS };
+enum { AG_ALONE, AG, RS_ALONE, RS, RS_FOLDED, A2A_ALONE, BEFORE_A2A, AFTER_A2A, BOTH_A2A, KINDS };
 static const kind kinds[KINDS] = {
-    [AG_ALONE] = {CF_ALLGATHER, CF_NO_COMPUTE},      [AG] = {CF_ALLGATHER, CF_COMPUTE_AFTER},
-    [RS_ALONE] = {CF_REDUCE_SCATTER, CF_NO_COMPUTE}, [RS] = {CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE},
-    [A2A_ALONE] = {CF_ALLTOALL, CF_NO_COMPUTE},      [BEFORE_A2A] = {CF_ALLTOALL, CF_COMPUTE_BEFORE},
-    [AFTER_A2A] = {CF_ALLTOALL, CF_COMPUTE_AFTER},   [BOTH_A2A] = {CF_ALLTOALL, CF_COMPUTE_BOTH},
+    [AG_ALONE] = {CF_ALLGATHER, CF_NO_COMPUTE},
+    [AG] = {CF_ALLGATHER, CF_COMPUTE_AFTER},
+    [RS_ALONE] = {CF_REDUCE_SCATTER, CF_NO_COMPUTE},
+    [RS] = {CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE},
+    [RS_FOLDED] = {CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, true},
+    [A2A_ALONE] = {CF_ALLTOALL, CF_NO_COMPUTE},
+    [BEFORE_A2A] = {CF_ALLTOALL, CF_COMPUTE_BEFORE},
+    [AFTER_A2A] = {CF_ALLTOALL, CF_COMPUTE_AFTER},
+    [BOTH_A2A] = {CF_ALLTOALL, CF_COMPUTE_BOTH},
 };
 static const char *const side_name[] = {"no compute", "compute before", "compute after",
                                         "compute on both sides"};
@@ -36,7 +42,7 @@ static const char *const side_name[] = {"no compute", "compute before", "compute
 static set set_create(kind of, cf_mode mode, cf_route route, int ranks, int slices) {
     set all = {.ranks = ranks};
     for (int r = 0; r < ranks; r++) {
-        all.of[r] = cf_schedule_create(of.operation, of.side, mode, route, ranks, r, slices);
+        all.of[r] = cf_schedule_create(of.operation, of.side, mode, route, ranks, r, slices, of.folds);
         assert_non_null(all.of[r]);
     }
     return all;
@@ -75,6 +81,7 @@ static void check_all_modes(kind of, cf_route route, int ranks, int slices) {
         assert_int_equal(all.of[0]->mode, mode);
         assert_int_equal(all.of[0]->ranks, ranks);
         assert_int_equal(all.of[0]->slices, expected_slices(of.side, mode, ranks, slices));
+        assert_int_equal(all.of[0]->folds, of.folds && mode == CF_MODE_COMMFUSE && all.of[0]->slices > 1);
         assert_property(&all, NULL, NULL);
         if (mode == CF_MODE_COMMFUSE) {
             set bound = set_create(of, CF_MODE_NOWIRE, route, ranks, slices);
@@ -98,9 +105,9 @@ static void every_schedule(void **state) {
 static void same_call_same_schedule(void **state) {
     (void)state;
     cf_schedule *a =
-        cf_schedule_create(CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, CF_MODE_COMMFUSE, CF_RING, 5, 3, 2);
+        cf_schedule_create(CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, CF_MODE_COMMFUSE, CF_RING, 5, 3, 2, false);
     cf_schedule *b =
-        cf_schedule_create(CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, CF_MODE_COMMFUSE, CF_RING, 5, 3, 2);
+        cf_schedule_create(CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, CF_MODE_COMMFUSE, CF_RING, 5, 3, 2, false);
     char *first = cf_schedule_print(a), *second = cf_schedule_print(b);
     assert_string_equal(first, second);
     int lines = 0;
@@ -226,7 +233,7 @@ static void rank_mixed_up(set *all) {
     all->of[0]->rank = 1;
 }
 static void result_in_pieces(set *all) {
-    all->of[0]->result = (cf_place){CF_STAGE, 0};
+    all->of[0]->result = (cf_place){CF_STAGE, 1};
 }
 static void compute_nothing(set *all) {
     insert(all->of[0], 0, (cf_step){.kind = CF_COMPUTE, .wait = {-1, -1}, .count = 1, .stride = 1});
@@ -453,6 +460,26 @@ static void other_order(set *all) { // all is well, but slice j is summed as j+1
 static void add_twice(set *all) {
     insert(all->of[1], find(all->of[1], CF_ADD, -1), *nth(all->of[1], CF_ADD, -1));
 }
+// the own slices onto what has arrived
+static void fold_too_early(set *all) {
+    forget_waits(nth(all->of[1], CF_COMPUTE, -1));
+}
+static void write_over_sum(set *all) {
+    nth(all->of[1], CF_COMPUTE, -1)->accumulate = false;
+}
+static void fold_elsewhere(set *all) { // the two own slices onto each other's sums
+    cf_step *a = nth(all->of[1], CF_COMPUTE, -1), *b = nth(all->of[1], CF_COMPUTE, -2);
+    cf_place kept = a->at;
+    a->at = b->at, b->at = kept;
+    int waited = a->wait[0];
+    a->wait[0] = b->wait[0], b->wait[0] = waited;
+}
+static void result_in_full(set *all) {
+    all->of[1]->result = (cf_place){CF_FULL, all->of[1]->slices};
+}
+static void says_it_does_not_fold(set *all) {
+    all->of[1]->folds = false;
+}
 // own slice
 static void own_slice_first(set *all) {
     move(all->of[2], find(all->of[2], CF_COMPUTE, -1), 0);
@@ -636,6 +663,15 @@ static const struct fault {
     {FAULT(begin_more), "begin", BOTH_A2A, FUSED, CF_DIRECT, 4, 2},
     {FAULT(begin_more), "begin", AFTER_A2A, FUSED, CF_DIRECT, 4, 1},
     {FAULT(transfer_at_end), "tail", RS, FUSED, CF_DIRECT, 4, 1},
+    {FAULT(fold_too_early), "race", RS_FOLDED, FUSED, CF_RING, 4, 2},
+    {FAULT(fold_too_early), "race", RS_FOLDED, FUSED, CF_DIRECT, 2, 3},
+    {FAULT(write_over_sum), "data", RS_FOLDED, FUSED, CF_RING, 4, 2},
+    {FAULT(fold_elsewhere), "data", RS_FOLDED, FUSED, CF_RING, 4, 2},
+    {FAULT(result_in_full), "data", RS_FOLDED, FUSED, CF_DIRECT, 4, 2},
+    {FAULT(add_twice), "sum order", RS_FOLDED, FUSED, CF_DIRECT, 4, 2},
+    {FAULT(own_slice_first), "own slice", RS_FOLDED, CF_MODE_NOWIRE, CF_RING, 4, 2},
+    {FAULT(says_it_does_not_fold), "fold", RS_FOLDED, FUSED, CF_RING, 4, 2},
+    {FAULT(begin_more), "begin", RS_FOLDED, FUSED, CF_RING, 4, 2},
     {FAULT(transfer_at_end), "tail", BEFORE_A2A, FUSED, CF_DIRECT, 4, 2},
 };
 
@@ -832,6 +868,7 @@ int main(void) {
         {"allgather → compute", every_schedule, NULL, NULL, (void *)&kinds[AG]},
         {"reduce-scatter", every_schedule, NULL, NULL, (void *)&kinds[RS_ALONE]},
         {"compute → reduce-scatter", every_schedule, NULL, NULL, (void *)&kinds[RS]},
+        {"compute → reduce-scatter, folded", every_schedule, NULL, NULL, (void *)&kinds[RS_FOLDED]},
         {"all-to-all", every_schedule, NULL, NULL, (void *)&kinds[A2A_ALONE]},
         {"compute → all-to-all", every_schedule, NULL, NULL, (void *)&kinds[BEFORE_A2A]},
         {"all-to-all → compute", every_schedule, NULL, NULL, (void *)&kinds[AFTER_A2A]},
