@@ -1,0 +1,315 @@
+"""One transformer layer in every mode, drawn from traces of training: the paper's picture, but measured.
+
+    scripts/experiments/timeline.py --out FILE none=a.json slice=b.json commfuse=c.json
+
+draws traces that train_gpt has written (--trace FILE --trace-steps A:B), of any machine. As an experiment, it makes
+them: a mesh of two ranks, a link whose transfers take half as long as computing.
+
+Of all layers and steps that a trace holds, but not the outermost layers, the one of median length is drawn, the same
+for all ranks. Both directions start at zero, so that panels of different modes can be laid over each other.
+"""
+import argparse
+import collections
+import json
+import pathlib
+import statistics
+import sys
+import tempfile
+
+import numpy as np
+
+if __package__:
+    from . import training
+else:
+    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+    from experiments import training
+
+NAME, TITLE = "timeline", "One layer on the time line"
+MODES = {"none": "none", "slice": "slice", "commfuse": "commfuse ring"}  # → modes of training
+DIRECTIONS = "forward", "backward"
+STEPS = 5
+
+
+def points(place, quick):
+    size = dict(model="d6", vocab=8192, seq=256, batch=4) if quick else dict(model="d12", vocab=8192, seq=512, batch=2)
+    ratio = 0.5 if place.kind == "lab" else None
+    strategies = ("tpsp",) if quick else ("tpsp", "up")
+    return [dict(size, strategy=strategy, tp=2, dp=1, steps=STEPS, ratio=ratio) for strategy in strategies]
+
+
+def seconds(point):
+    return 4 * point["steps"] * (3.5 if point["model"] == "d12" else 0.6) + 10
+
+
+def measure(place, point):
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="commfuse-report-") as folder:
+        training.write_tokens(f"{folder}/tokens.bin", point["vocab"], point["batch"] * (point["steps"] + 1) *
+                              point["seq"] + 1)
+        rate = None
+        if point["ratio"]:
+            place.link(training.FREE_LINK)
+            _, steps, _ = training.train(place, point, folder, "nowire", point["steps"])
+            step_ms = float(np.median([step["step_ms"] for step in steps[1:]]))
+            rate = sum(training.bytes_of_step(point).values()) * 8 / (point["ratio"] * step_ms * 1e-3)
+            place.link(rate)
+        for mode, mode_of_training in MODES.items():
+            training.train(place, point, folder, mode_of_training, point["steps"], "--trace", f"{folder}/trace.json",
+                           "--trace-steps", f"1:{point['steps']}")
+            with open(f"{folder}/trace.json", encoding="utf-8") as file:
+                rows += [{"mesh": training.mesh_name(point), "model": point["model"], "seq": point["seq"],
+                          "batch": point["batch"], "link_bits_per_s": rate, "mode": mode, **row}
+                         for row in layer_of(json.load(file)["traceEvents"])]
+    return rows
+
+
+# --- traces ---
+
+
+def layer_of(events):
+    """Rows of the median layer: what happened from the begin of its block to its end, in ms from that begin. Transfers
+    of its own count wherever they end; those of gradients and weights, which belong to no product, are named so."""
+    events = [event for event in events if event["ph"] == "X"]
+    blocks = collections.defaultdict(dict)  # (step, layer) → (rank, direction) → event
+    for event in events:
+        if event["name"] in ("block forward", "block backward"):
+            key = event["args"]["step"], event["args"]["layer"]
+            blocks[key][event["pid"], event["name"].split()[1]] = event
+    whole = {key: block for key, block in blocks.items() if len(block) == max(map(len, blocks.values()))}
+    if not whole:
+        sys.exit("the trace holds no layer: choose steps that the run takes with --trace-steps A:B")
+    last = max(layer for _, layer in whole)
+    inner = {key: block for key, block in whole.items() if 0 < key[1] < last} or whole
+    length = {key: sum(event["dur"] for event in block.values()) for key, block in inner.items()}
+    step, layer = min(length, key=lambda key: abs(length[key] - statistics.median_low(length.values())))
+    rows = []
+    for direction in DIRECTIONS:
+        mine = {rank: event for (rank, way), event in inner[step, layer].items() if way == direction}
+        origin = min(event["ts"] for event in mine.values())
+        for rank, block in sorted(mine.items()):
+            begin, end = block["ts"], block["ts"] + block["dur"]
+            rows.append(row_of(block, origin, direction, layer, "block"))
+            rows += [row_of(event, origin, direction, layer, event["cat"]) for event in events
+                     if event["pid"] == rank and event is not block and event["ts"] < end
+                     and event["ts"] + event["dur"] > begin and not event["name"].startswith("block ")]
+    return rows
+
+
+def row_of(event, origin, direction, layer, kind):
+    return {"direction": direction, "rank": event["pid"], "kind": kind, "layer": layer, "name": event["name"],
+            "slice": event["args"].get("slice"), "begin_ms": (event["ts"] - origin) / 1e3,
+            "end_ms": (event["ts"] + event["dur"] - origin) / 1e3, "bytes": event["args"].get("bytes", 0)}
+
+
+def total(rows, kind):
+    return sum(row["end_ms"] - row["begin_ms"] for row in rows if row["kind"] == kind)
+
+
+def tail_ms(rows):
+    """Waiting between the last computation that a transfer follows and the end of the layer: what has nothing left to
+    hide behind. Of the worst rank."""
+    def of(rank):
+        mine = [row for row in rows if row["rank"] == rank]
+        ends = [row["end_ms"] for row in mine if row["kind"] == "compute" and row["name"] != "add"]
+        return sum(row["end_ms"] - row["begin_ms"] for row in mine
+                   if row["kind"] == "wait" and row["begin_ms"] >= max(ends, default=0) - 0.01)
+    return max(map(of, {row["rank"] for row in rows}))
+
+
+# --- table ---
+
+
+def select(rows, **values):
+    return [row for row in rows if all(row[name] == value for name, value in values.items())]
+
+
+def distinct(rows, name):
+    return list(dict.fromkeys(row[name] for row in rows))
+
+
+def union_ms(rows):
+    """Time in which at least one transfer was in flight."""
+    sum_ms, reached = 0.0, -1e300
+    for row in sorted(rows, key=lambda row: row["begin_ms"]):
+        sum_ms += max(0.0, row["end_ms"] - max(reached, row["begin_ms"]))
+        reached = max(reached, row["end_ms"])
+    return sum_ms
+
+
+def tables(rows):
+    text = ["Waiting is the compute thread's, of all of the layer; the tail is what of it comes after the layer's last "
+            "computation. Each figure is the worst rank's. One layer of one step, the one of median length: a picture, "
+            "not a statistic.", ""]
+    for mesh in distinct(rows, "mesh"):
+        text += [f"### {mesh}", "", f"![{mesh}]({file_name(mesh)}.png)", "",
+                 "| mode | direction | layer, ms | waiting, ms | tail, ms | transfers in flight, ms | MB sent |",
+                 "|---|---|---|---|---|---|---|"]
+        for mode in distinct(rows, "mode"):
+            for direction in DIRECTIONS:
+                mine = select(rows, mesh=mesh, mode=mode, direction=direction)
+                each = [select(mine, rank=rank) for rank in distinct(mine, "rank")]
+                text.append(
+                    f"| {mode} | {direction} | {max(total(rank, 'block') for rank in each):.1f} | "
+                    f"{max(total(rank, 'wait') for rank in each):.1f} | {tail_ms(mine):.1f} | "
+                    f"{max(union_ms(select(rank, kind='comm')) for rank in each):.1f} | "
+                    f"{max(sum(row['bytes'] for row in select(rank, kind='comm')) for rank in each) / 1e6:.2f} |")
+        text.append("")
+    return "\n".join(text)
+
+
+# --- picture ---
+
+PLACES = {"att.qkv": ("QKV", "#7fb3d5"), "att.proj": ("attention", "#76d7c4"), "mlp.fc1": ("MLP 1", "#f7dc6f"),
+          "mlp.fc2": ("MLP 2", "#d7a8e0")}
+OTHER, WAITING, BETWEEN = "#c8ccd0", "#d62718", "#e6e8ea"
+NAMES = {"none": "none: blocking collectives", "slice": "slice: data slicing, 4 slices",
+         "commfuse": "commfuse", "nowire": "nowire: no transfers, the bound"}
+COMPUTE_HEIGHT, WIRE_HEIGHT, GAP = 0.62, 0.42, 0.18
+HEAD_INCHES, PANEL_INCHES, AXIS_INCHES, FOOT_INCHES = 0.65, 1.4, 0.6, 0.5
+
+
+def place_of(name):
+    return next(((label, colour) for place, (label, colour) in PLACES.items() if name.split(" ")[-1] == place),
+                ("", OTHER))
+
+
+def lanes(events):
+    """Each transfer with the first free lane, and how many lanes there are: transfers overlap one another."""
+    free, placed = [], []
+    for event in sorted(events, key=lambda event: event["begin_ms"]):
+        lane = next((i for i, until in enumerate(free) if until <= event["begin_ms"]), len(free))
+        free[lane:lane + 1] = [event["end_ms"]]
+        placed.append((lane, event))
+    return placed, max(1, len(free))
+
+
+def box(axes, event, bottom, height, colour, end, **style):
+    begin, until = max(0, event["begin_ms"]), min(event["end_ms"], end)
+    if until > begin:
+        axes.broken_barh([(begin, until - begin)], (bottom, height), facecolors=colour, **style)
+    return begin, until
+
+
+def write_inside(axes, begin, until, middle, text, width, size=7):
+    """Only where it fits: a letter is about 0.6 of its height wide."""
+    if (until - begin) * axes.bbox.width / width > len(text) * size * 0.6 * axes.figure.dpi / 72:
+        axes.text((begin + until) / 2, middle, text, ha="center", va="center", fontsize=size, clip_on=True)
+
+
+def draw_rank(axes, events, top, width):
+    """Two rows: what the compute thread does (waiting in red), and what is on the wire."""
+    block = next(event for event in events if event["kind"] == "block")
+    bottom = top - COMPUTE_HEIGHT
+    box(axes, block, bottom, COMPUTE_HEIGHT, BETWEEN, width)
+    for event in events:
+        if event["kind"] not in ("compute", "wait"):
+            continue
+        label, colour = place_of(event["name"])
+        waits = event["kind"] == "wait"
+        style = dict(edgecolor="white", linewidth=0.5)
+        begin, until = box(axes, event, bottom, COMPUTE_HEIGHT, WAITING if waits else colour, width, **style)
+        if not waits:
+            write_inside(axes, begin, until, bottom + COMPUTE_HEIGHT / 2, label, width)
+    bottom -= WIRE_HEIGHT + 0.04
+    placed, count = lanes([event for event in events if event["kind"] == "comm"])
+    for lane, event in placed:
+        height = WIRE_HEIGHT / count
+        box(axes, event, bottom + height * (count - 1 - lane), height, place_of(event["name"])[1], width, hatch="////",
+            edgecolor="#5d6d7e", linewidth=0.4)
+    return block["end_ms"]
+
+
+def draw_panel(axes, rows, mode, width, last):
+    ranks = distinct(rows, "rank")[:2]
+    step = COMPUTE_HEIGHT + WIRE_HEIGHT + GAP
+    ticks, labels, ends = [], [], []
+    for i, rank in enumerate(ranks):
+        top = (len(ranks) - i) * step
+        ends.append(draw_rank(axes, select(rows, rank=rank), top, width))
+        ticks += [top - COMPUTE_HEIGHT / 2, top - COMPUTE_HEIGHT - 0.04 - WIRE_HEIGHT / 2]
+        labels += [f"rank {rank} compute", "on the wire"]
+    end = max(ends)
+    waiting = max(total(select(rows, rank=rank), "wait") for rank in ranks)
+    axes.axvline(end, color="black", linewidth=1.2)
+    axes.set_title(f"{NAMES.get(mode, mode)}  –  {end:.0f} ms, of which {waiting:.0f} ms waiting", fontsize=9, loc="left",
+                   pad=3)
+    axes.set_ylim(GAP / 2, len(ranks) * step + 0.08)
+    axes.set_xlim(0, width)
+    axes.set_yticks(ticks, labels, fontsize=7)
+    axes.tick_params(axis="y", length=0)
+    axes.tick_params(axis="x", labelsize=8, labelbottom=last)
+    axes.grid(axis="x", alpha=0.35, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+
+
+def legend(figure):
+    from matplotlib.patches import Patch
+    whole = {"attention": "attention and projection", "MLP 1": "MLP, first product", "MLP 2": "MLP, second product"}
+    handles = [Patch(facecolor=colour, label=whole.get(label, label)) for label, colour in PLACES.values()]
+    handles += [Patch(facecolor=BETWEEN, label="layer norm, GELU, sums"),
+                Patch(facecolor=WAITING, label="waiting: exposed communication"),
+                Patch(facecolor="white", hatch="////", edgecolor="#5d6d7e", label="transfer, in the colour of its product")]
+    figure.legend(handles=handles, loc="lower center", ncol=4, frameon=False, fontsize=8)
+
+
+def draw(rows, path, title):
+    """PATH.png and PATH.svg: forward above, backward below, a panel for each mode, one time axis in each direction."""
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    modes = distinct(rows, "mode")
+    block = PANEL_INCHES * len(modes)
+    height = HEAD_INCHES + len(DIRECTIONS) * (block + AXIS_INCHES) + FOOT_INCHES
+    figure = plt.figure(figsize=(10, height), dpi=120)
+    for i, direction in enumerate(DIRECTIONS):
+        way = select(rows, direction=direction)
+        width = 1.02 * max(row["end_ms"] for row in way if row["kind"] == "block")
+        top = height - HEAD_INCHES - i * (block + AXIS_INCHES)
+        panels = figure.add_gridspec(len(modes), 1, left=0.095, right=0.99, top=top / height,
+                                     bottom=(top - block + AXIS_INCHES / 2) / height, hspace=0.3).subplots(squeeze=False)
+        for axes, mode in zip(panels[:, 0], modes):
+            draw_panel(axes, select(way, mode=mode), mode, width, mode == modes[-1])
+        panels[-1][0].set_xlabel(f"{direction}: ms since the layer began", fontsize=9)
+    legend(figure)
+    figure.suptitle(title, fontsize=11)
+    for extension in ("png", "svg"):
+        figure.savefig(f"{path}.{extension}")
+    plt.close(figure)
+
+
+def file_name(mesh):
+    return f"{NAME}-{mesh.replace(' ', '-')}"
+
+
+def figures(rows, folder):
+    names = []
+    for mesh in distinct(rows, "mesh"):
+        mine = select(rows, mesh=mesh)
+        row = mine[0]
+        link = f"link of {row['link_bits_per_s'] / 1e6:.0f} Mbit/s" if row["link_bits_per_s"] else "shared memory"
+        draw(mine, f"{folder}/{file_name(mesh)}", f"One layer of {row['model']} in training, {mesh}, "
+             f"{row['batch']} x {row['seq']} tokens, {link}")
+        names += [f"{file_name(mesh)}.png", f"{file_name(mesh)}.svg"]
+    return names
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("traces", nargs="+", metavar="MODE=TRACE", help="traces of train_gpt, in the order to be drawn")
+    parser.add_argument("--out", default="timeline", metavar="FILE", help="FILE.png and FILE.svg (default: timeline)")
+    parser.add_argument("--title", default="One layer in training")
+    o = parser.parse_args()
+    rows = []
+    for argument in o.traces:
+        mode, equals, path = argument.partition("=")
+        if not equals:
+            parser.error(f"'{argument}' is not MODE=TRACE, such as none=trace.json")
+        with open(path, encoding="utf-8") as file:
+            rows += [{"mode": mode, **row} for row in layer_of(json.load(file)["traceEvents"])]
+    draw(rows, o.out.removesuffix(".png"), o.title)
+    print(f"{o.out.removesuffix('.png')}.png and .svg")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,347 @@
+"""Training steps end to end: every mode on every mesh, over a link whose transfers take half as long as computing.
+
+A measurement is one mesh. Its link is chosen first: the bytes of a step (tests/train/traffic.py's formula) over the
+line rate are `ratio` times the step without transfers. Then the library's own collectives are timed alone
+(bench_fuse), and all modes take turns, round by round, each in short runs whose first step is dropped, so that a
+drift of the machine meets all of them. Rows are single steps.
+
+What arithmetic predicts, from the step without transfers (nowire) and the collectives' measured rates:
+
+  none       nowire + the time of every collective: they block
+  commfuse   nowire + what cannot hide. A place whose slices take c to compute and w to travel, in m slices of each of
+             N ranks' parts, hides all but (N - 1)·w + c/m - N·c; the lookup has nothing to hide behind
+
+and the trainer's own account must agree with the clock: step(commfuse) - step(nowire) = exposed(commfuse) -
+exposed(nowire). What is left of that difference is computation made slower, by slices or by the thread that moves
+bytes; it has a column of its own.
+"""
+import array
+import collections
+import json
+import pathlib
+import random
+import shlex
+import sys
+import tempfile
+import types
+
+import numpy as np
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "train"))
+import traffic
+
+NAME, TITLE = "training", "Training steps, end to end"
+PROGRAM, BENCH = "build/release/train_gpt", "build/release/tests/bench/bench_fuse"
+MODES = {  # in the order of the figures
+    "none": ("--overlap", "none"),
+    "slice": ("--overlap", "slice"),
+    "commfuse ring": ("--overlap", "commfuse", "--route", "ring"),
+    "commfuse direct": ("--overlap", "commfuse", "--route", "direct"),
+    "commfuse ring, 2 slices": ("--overlap", "commfuse", "--route", "ring", "--slices", "2"),
+    "nowire": ("--overlap", "nowire"),
+}
+SLICES = {"commfuse ring": 1, "commfuse direct": 1, "commfuse ring, 2 slices": 2}
+SHAPES = {"d12": (12, 768, 12), "d6": (6, 384, 6)}  # layers, channels, heads
+FREE_LINK = 40e9       # bits/s while the step without transfers is timed: it has a few bytes to send all the same
+LOSS_TOLERANCE = 1e-5  # relative, of every step, against mode none
+BOUND, PREDICTION = 1.03, 0.05                    # commfuse over nowire; measured ratio against the predicted one
+EXPOSED_SHARE, EXPOSED_MS = 0.10, 1.0             # step difference against the logged exposed time
+
+
+def points(place, quick):
+    size = dict(model="d6", vocab=8192, seq=256, batch=4, rounds=2, steps=5) if quick else \
+        dict(model="d12", vocab=8192, seq=512, batch=2, rounds=3, steps=6)
+    meshes = [("tpsp", 2, 1), ("up", 2, 1), ("tpsp", 1, 2)]
+    if place.ranks >= 4 and not quick:
+        meshes.append(("tpsp", 2, 2))
+    ratio = 0.5 if place.kind == "lab" else None  # None: shared memory, as fast as it is
+    return [dict(size, strategy=strategy, tp=tp, dp=dp, ratio=ratio) for strategy, tp, dp in meshes]
+
+
+def seconds(point):
+    """How long a measurement takes, roughly: for the first estimate of the time left."""
+    return len(MODES) * point["rounds"] * point["steps"] * (3.5 if point["model"] == "d12" else 0.6) + 20
+
+
+def mesh_name(point):
+    return f"{point['strategy']} {point['tp']}x{point['dp']}"
+
+
+# --- measuring ---
+
+
+def write_tokens(path, vocab, count):
+    """A token file (data/tokens.h) whose content does not matter, only its size and range."""
+    draw = random.Random(1)
+    with open(path, "wb") as file:
+        array.array("i", [20240520, 1, count] + [0] * 253).tofile(file)
+        array.array("H", (draw.randrange(vocab) for _ in range(count))).tofile(file)
+
+
+def train(place, point, folder, mode, steps, *options):
+    """One run's log: configuration, steps, end."""
+    log = f"{folder}/log.jsonl"
+    command = [PROGRAM, "--model", point["model"], "--vocab", str(point["vocab"]), "--seq", str(point["seq"]),
+               "--train", f"{folder}/tokens.bin", "--strategy", point["strategy"], "--tp", str(point["tp"]),
+               "--dp", str(point["dp"]), "--batch", str(point["batch"]), "--micro-batch",
+               str(point["batch"] // point["dp"]), "--steps", str(steps), "--threads", "1", "--val-every", "0",
+               *MODES[mode], "--log", log, *options]
+    place.run(point["tp"] * point["dp"], command, timeout=600)
+    with open(log, encoding="utf-8") as file:
+        lines = [json.loads(line) for line in file]
+    return lines[0], [line for line in lines if line["event"] == "step"], lines[-1]
+
+
+def bytes_of_step(point):
+    """Bytes that each rank sends in a step, by kind of collective."""
+    layers, channels, heads = SHAPES[point["model"]]
+    shape = types.SimpleNamespace(maxT=point["seq"], V=point["vocab"], Vp=-(-point["vocab"] // 128) * 128, L=layers,
+                                  heads=heads, C=channels)
+    kinds = traffic.formula(shape, point["strategy"], point["tp"], point["dp"], point["seq"],
+                            point["batch"] // point["dp"])
+    if point["strategy"] == "up":
+        return {"alltoall": kinds["activations"], "gather": kinds["weights"] + kinds["lookup"] / 2,
+                "scatter": kinds["gradients"] + kinds["lookup"] / 2}
+    gathers = (6 * layers + 1) / (10 * layers + 2)  # of activations: 2 forward, 4 backward, and the head's
+    return {"alltoall": 0, "gather": kinds["activations"] * gathers + kinds["weights"] + kinds["lookup"] / 2,
+            "scatter": kinds["activations"] * (1 - gathers) + kinds["gradients"] + kinds["lookup"] / 2}
+
+
+def native_ms(place, point, size):
+    """What the library's collectives take for the bytes of a step, at the rates that they reach alone. They are timed
+    with a message of the size that most bytes travel in: activations if tp > 1, else a matrix's gradient."""
+    _, C, heads = SHAPES[point["model"]]
+    T, B = (point["seq"], point["batch"] // point["dp"]) if point["tp"] > 1 else (4 * C, 1)
+    operation = {"gather": "gather_gemm", "scatter": "gemm_scatter", "alltoall": "alltoall_gemm"}
+    total = 0
+    for kind, sent in size.items():
+        if sent == 0:
+            continue
+        columns = 3 * C if kind == "alltoall" else heads  # next to nothing to compute
+        text = place.run(point["tp"] * point["dp"], [BENCH, "--op", operation[kind], "--shape",
+                         f"{T},{B},{C},{columns},{heads}", "--repetitions", "10", "--json"], timeout=600)
+        rows = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+        alone = next(row for row in rows if row.get("variant") == "comm")
+        total += sent / alone["bytes"] * alone["ms"]
+    return total
+
+
+def measure(place, point):
+    size = bytes_of_step(point)
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="commfuse-report-") as folder:
+        samples = point["batch"] * (point["steps"] + 1)
+        write_tokens(f"{folder}/tokens.bin", point["vocab"], samples * point["seq"] + 1)
+        if point["ratio"]:
+            place.link(FREE_LINK)
+        config, steps, _ = train(place, point, folder, "nowire", point["steps"])
+        free_ms = float(np.median([step["step_ms"] for step in steps[1:]]))
+        rate = sum(size.values()) * 8 / (point["ratio"] * free_ms * 1e-3) if point["ratio"] else None
+        if rate:
+            place.link(rate)
+        peak = config["peak_tflops_all_ranks"] / config["ranks"]
+        shared = {"mesh": mesh_name(point), "ranks": config["ranks"], "model": point["model"], "seq": point["seq"],
+                  "batch": point["batch"], "parameters": config["parameters"], "link_bits_per_s": rate,
+                  "line_ms": sum(size.values()) * 8e3 / rate if rate else None,
+                  "native_ms": native_ms(place, point, size), "peak_tflops_per_rank": peak}
+        for number in range(point["rounds"]):
+            names = list(MODES)
+            for mode in names[number % len(names):] + names[:number % len(names)]:
+                _, steps, end = train(place, point, folder, mode, point["steps"], "--peak-tflops", repr(peak))
+                rows += [{**shared, "mode": mode, "round": number, "step": step["step"], "step_ms": step["step_ms"],
+                          "tokens_per_s": step["tokens_per_s"], "mfu_share": step["mfu"],
+                          "exposed_ms": step["exposed_comm_ms"], "comm_ms": step["comm_ms"], "loss": step["loss"],
+                          "bytes_sent_per_step": end["bytes_sent_rank0"] / point["steps"]} for step in steps]
+    return rows
+
+
+# --- what follows from the rows ---
+
+
+def by_mesh(rows):
+    """mesh → mode → rows of all rounds"""
+    meshes = collections.defaultdict(lambda: collections.defaultdict(list))
+    for row in rows:
+        meshes[row["mesh"]][row["mode"]].append(row)
+    return meshes
+
+
+def warm(rows, field):
+    return np.array([row[field] for row in rows if row["step"] > 0], dtype=float)
+
+
+def median(rows, field):
+    return float(np.median(warm(rows, field)))
+
+
+def loss_difference(rows, reference):
+    """The largest relative one of all steps, the first included."""
+    expected = {(row["round"], row["step"]): row["loss"] for row in reference}
+    return max(abs(row["loss"] / expected[row["round"], row["step"]] - 1) for row in rows)
+
+
+def exposed_by_arithmetic(modes, mode):
+    """What commfuse cannot hide of a TPSP step, in ms; nothing is said of UP, whose transfers wait for each other."""
+    row, nowire = modes["nowire"][0], median(modes["nowire"], "step_ms")
+    strategy, mesh = row["mesh"].split()
+    N, dp = map(int, mesh.split("x"))
+    if strategy != "tpsp":
+        return None
+    if N == 1:
+        return 0.0
+    L, C, _ = SHAPES[row["model"]]
+    T, tokens = row["seq"], row["seq"] * row["batch"]
+    speed = (6 * row["parameters"] + 6 * L * C * T) * tokens / row["ranks"] / nowire  # flop a ms and rank, as it is
+    rows_of_slice = tokens / dp / N
+    per_byte = row["native_ms"] / sum(bytes_of_step(dict(model=row["model"], vocab=8192, seq=T, batch=row["batch"],
+                                                         strategy=strategy, tp=N, dp=dp)).values())
+    w = rows_of_slice * C * 4 * per_byte
+    product = 2 * rows_of_slice * C * C / N / speed       # of a slice with a (C, C) matrix split over the ranks
+    attention = 2 * rows_of_slice * T * C / N / speed     # causal: half of the keys on average
+    places = [  # computation of a slice, transfers
+        (3 * product, 1), (product + attention, 1), (4 * product, 1), (4 * product, 1),              # forward
+        (8 * product, 1), (8 * product, 2), (2 * product + 2.5 * attention, 1), (6 * product, 2)]    # backward
+    m = SLICES[mode]
+    left = sum(max(0, (N - 1) * transfers * w + c / m - N * c) for c, transfers in places)
+    return L * left + 2 * (N - 1) * w  # and the lookup, forward and backward
+
+
+def prediction(modes, mode):
+    """step_ms by arithmetic; None: it says nothing."""
+    nowire, native = median(modes["nowire"], "step_ms"), modes["nowire"][0]["native_ms"]
+    if mode in ("none", "nowire"):
+        return nowire + native * (mode == "none")
+    if mode not in SLICES:
+        return None
+    left = exposed_by_arithmetic(modes, mode)
+    return None if left is None else nowire + left
+
+
+def ratios(rows):
+    """The figures in which two reports must agree."""
+    found = {}
+    for mesh, modes in by_mesh(rows).items():
+        bound = median(modes["nowire"], "step_ms")
+        for mode in modes:
+            if mode != "nowire":
+                found[f"{mesh}, step({mode}) / step(nowire)"] = median(modes[mode], "step_ms") / bound
+    return found
+
+
+def problems(rows):
+    """What must not be, whatever the machine."""
+    return [f"training {mesh}: losses of {mode} differ from those of none by {difference:.1e}, "
+            f"more than {LOSS_TOLERANCE:g}"
+            for mesh, modes in by_mesh(rows).items() for mode in modes if mode != "nowire"
+            for difference in [loss_difference(modes[mode], modes["none"])] if not difference <= LOSS_TOLERANCE]
+
+
+# --- tables and figures ---
+
+
+def yes(condition):
+    return "yes" if condition else "**no**"
+
+
+def loss_cell(modes, mode):
+    if mode == "nowire":
+        return "wrong by construction"
+    difference = loss_difference(modes[mode], modes["none"])
+    return f"{difference:.0e}" if difference <= LOSS_TOLERANCE else f"**ERROR** {difference:.0e}"
+
+
+def steps_table(modes):
+    lines = ["| mode | step, ms | p10 – p90 | of nowire | predicted, ms | tokens/s | MFU | exposed, ms | comm, ms | "
+             "loss differs by |", "|---|---|---|---|---|---|---|---|---|---|"]
+    bound = median(modes["nowire"], "step_ms")
+    for mode in [mode for mode in MODES if mode in modes]:
+        steps = modes[mode]
+        low, high = np.percentile(warm(steps, "step_ms"), [10, 90])
+        expected = prediction(modes, mode)
+        lines.append(
+            f"| {mode} | {median(steps, 'step_ms'):.1f} | {low:.1f} – {high:.1f} | "
+            f"{median(steps, 'step_ms') / bound:.3f} | {'–' if expected is None else f'{expected:.1f}'} | "
+            f"{median(steps, 'tokens_per_s'):.0f} | {100 * median(steps, 'mfu_share'):.1f} % | "
+            f"{median(steps, 'exposed_ms'):.1f} | {median(steps, 'comm_ms'):.1f} | {loss_cell(modes, mode)} |")
+    return lines
+
+
+def checks_table(modes):
+    """Each commfuse variant: against the bound, against arithmetic, and the trainer's account against the clock."""
+    bound, native = median(modes["nowire"], "step_ms"), modes["nowire"][0]["native_ms"]
+    none = median(modes["none"], "step_ms")
+    lines = [f"| | of nowire | at most {BOUND} | none / commfuse | predicted | within {100 * PREDICTION:.0f} % | "
+             "step − nowire, ms | exposed more, ms | rest, ms | within 10 % or 1 ms |", "|---|---|---|---|---|---|---|---|---|---|"]
+    for mode in [mode for mode in SLICES if mode in modes]:
+        step = median(modes[mode], "step_ms")
+        expected = prediction(modes, mode)
+        ratio = None if expected is None else (bound + native) / expected
+        exposed = median(modes[mode], "exposed_ms") - median(modes["nowire"], "exposed_ms")
+        rest = step - bound - exposed
+        lines.append(
+            f"| {mode} | {step / bound:.3f} | {yes(step <= BOUND * bound)} | {none / step:.3f} | "
+            f"{'– | –' if ratio is None else f'{ratio:.3f} | {yes(abs(none / step / ratio - 1) <= PREDICTION)}'} | "
+            f"{step - bound:.1f} | {exposed:.1f} | {rest:.1f} | "
+            f"{yes(abs(rest) <= max(EXPOSED_MS, EXPOSED_SHARE * abs(exposed)))} |")
+    return lines
+
+
+def describe_mesh(modes):
+    row = modes["nowire"][0]
+    bound = median(modes["nowire"], "step_ms")
+    text = (f"{row['ranks']} ranks, {row['model']} with {row['parameters'] / 1e6:.1f} M parameters, "
+            f"{row['batch']} sequences of {row['seq']} tokens a step, fp32, one thread a rank, "
+            f"{len(warm(modes['nowire'], 'step_ms'))} steps a mode in {1 + max(r['round'] for r in modes['nowire'])} "
+            f"rounds. ")
+    sent = median(modes["commfuse ring"], "bytes_sent_per_step") / 1e6
+    if row["link_bits_per_s"]:
+        text += (f"Link of {row['link_bits_per_s'] / 1e6:.0f} Mbit/s each way: {sent:.1f} MB a rank and step take "
+                 f"{row['line_ms']:.0f} ms on the line, {row['line_ms'] / bound:.2f} of the step without transfers, "
+                 f"and {row['native_ms']:.0f} ms by the library's own collectives at the rates measured alone.")
+    else:
+        text += (f"Shared memory, as fast as it is: {sent:.1f} MB a rank and step take {row['native_ms']:.1f} ms by the "
+                 f"library's own collectives, {row['native_ms'] / bound:.3f} of the step without transfers.")
+    return text
+
+
+def tables(rows):
+    text = [__doc__.split("\n\n", 1)[1].replace("  none  ", "- none  ").replace("  commfuse  ", "- commfuse  ").strip(), ""]
+    for mesh, modes in by_mesh(rows).items():
+        text += [f"### {mesh}", "", describe_mesh(modes), "", *steps_table(modes), "", *checks_table(modes), ""]
+    return "\n".join(text)
+
+
+COLOURS = {"none": "#b03a2e", "slice": "#d68910", "commfuse ring": "#1f618d", "commfuse direct": "#5499c7",
+           "commfuse ring, 2 slices": "#154360"}
+
+
+def figures(rows, folder):
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    meshes = by_mesh(rows)
+    modes = [mode for mode in COLOURS if any(mode in mesh for mesh in meshes.values())]
+    figure, axes = plt.subplots(1, len(meshes), figsize=(10, 4.6), squeeze=False)
+    figure.subplots_adjust(left=0.08, right=0.99, top=0.86, bottom=0.16)
+    for axis, (mesh, runs) in zip(axes[0], meshes.items()):
+        bound = median(runs["nowire"], "step_ms")
+        for i, mode in enumerate(modes):
+            low, middle, high = np.percentile(warm(runs[mode], "step_ms"), [10, 50, 90])
+            axis.bar(i, middle, color=COLOURS[mode], width=0.75, label=mode)
+            axis.errorbar(i, middle, [[middle - low], [high - middle]], color="#333333", capsize=3, linewidth=1)
+            axis.annotate(f"{middle / bound:.2f}", (i, high), xytext=(0, 3), textcoords="offset points", ha="center",
+                          fontsize=9)
+        axis.axhline(bound, color="black", linestyle="--", linewidth=1.2, label="nowire: no transfers, the bound")
+        axis.set_title(mesh, fontsize=11)
+        axis.set_xticks([])
+        axis.set_ylim(0, 1.12 * axis.get_ylim()[1])
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0][0].set_ylabel("step, ms: median, 10th to 90th percentile")
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="lower center", ncol=3, frameon=False, fontsize=9)
+    figure.suptitle("Training step by mode; above a bar: times the step without transfers", fontsize=11)
+    names = [f"{NAME}.png", f"{NAME}.svg"]
+    for name in names:
+        figure.savefig(f"{folder}/{name}", dpi=120)
+    plt.close(figure)
+    return names
