@@ -23,6 +23,7 @@ show the machine's scheduler, not the schedules; the lab then refuses, unless to
 import argparse
 import math
 import os
+import pathlib
 import re
 import shutil
 import signal
@@ -33,6 +34,17 @@ CORES_PER_RANK = 2  # one computes, one makes progress
 MTU = 9000
 TOOLS = {"ip": "iproute2", "tc": "iproute2", "mpirun": "openmpi-bin", "unshare": "util-linux", "nsenter": "util-linux",
          "taskset": "util-linux", "mount": "mount", "hostname": "hostname"}
+# A bucket that a few of the largest segments fill, or a fraction of a millisecond: timers are late by tens of
+# microseconds, and what the bucket does not hold then is lost for the rate.
+BURST_BYTES_MIN, BURST_S = 128 << 10, 250e-6
+QUEUE_BYTES = 64 << 20  # nothing is dropped
+# Windows wide enough for a long link, though little that is unsent waits in a socket: a message that the other side
+# waits for would have to wait behind it. A link that was idle for a moment does not start slowly again.
+TCP = {"tcp_rmem": "4096 4194304 33554432", "tcp_wmem": "4096 4194304 33554432", "tcp_notsent_lowat": "131072",
+       "tcp_slow_start_after_idle": "0", "tcp_no_metrics_save": "1"}
+DELAY_LINE = "/dev/shm/delay_line"
+HERE = pathlib.Path(__file__).resolve().parent
+SLOWER_MAX = 10  # what takes more of a core than this is held back by the kernel's own limit on real-time processes
 SETUP_S = 20
 UNITS = {"bit": 1, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 TIMES = {"us": 1e-3, "ms": 1, "s": 1e3}
@@ -45,22 +57,41 @@ case $host in {cases}
 exec nsenter --target $pid --net --uts --mount -- env TMPDIR=/dev/shm taskset -c $cores sh -c "cd '$PWD'; $*"
 """
 
-# A rank. commfuse widens a binding of two hardware threads or fewer to that of the parent process, which is
-# meant for launchers that bind to one core; this shell stays, so that the parent has the same two.
+# A rank: its main thread computes, on a core of its own; its other threads, which are the transport's, get another.
+# The program makes its threads when it likes, so they are sorted for as long as it may still be starting. commfuse
+# widens a binding of one core to that of the parent process, which is this shell, so that does no harm.
 RANK = """#!/bin/sh
 case $OMPI_COMM_WORLD_RANK in {cases} esac
-taskset -cp $cores $$ >/dev/null
-"$@"
-exit $?
+taskset -cp $compute,$progress $$ >/dev/null
+"$@" <&0 &
+child=$!
+trap 'kill -TERM $child' TERM
+sort_threads() {
+    for task in /proc/$child/task/*; do
+        [ -d $task ] || return
+        [ ${task##*/} = $child ] && core=$compute || core=$progress
+        taskset -cp $core ${task##*/} >/dev/null 2>&1
+    done
+}
+(for pause in 0.2 0.3 0.5 1 2 4; do sleep $pause; sort_threads; done) &
+sorter=$!
+while :; do
+    wait $child
+    status=$?
+    kill -0 $child 2>/dev/null || break
+done
+kill $sorter 2>/dev/null
+exit $status
 """
+RANK_ON_SHARED_CORES = "#!/bin/sh\nexec \"$@\"\n"
 
 # Takes a share of a core: busy for that share of every period, asleep for the rest.
 COMPETITOR = """
 import os, sys, time
 core, share, period = int(sys.argv[1]), float(sys.argv[2]), 0.002
 os.sched_setaffinity(0, {core})
-os.setpriority(os.PRIO_PROCESS, 0, -20)
-print("ready", flush=True)
+os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+print(os.getpid(), flush=True)
 begin = time.perf_counter()
 while True:
     while time.perf_counter() < begin + share * period: pass
@@ -129,7 +160,8 @@ class Lab:
         self.init = None        # the first process; its end is the lab's
         self.first_pid = None   # as the machine sees it
         self.host_pids = []     # of each host's first process, as the lab sees them
-        self.competitors = {}   # host → the process that slows it down
+        self.lines = []         # each host's delay line, if there is a delay
+        self.competitors = {}   # host → the processes that slow it down
 
     # --- what it is ---
 
@@ -192,7 +224,8 @@ class Lab:
 
     def start(self):
         # /proc still shows the machine's processes when the first process reads its number there.
-        script = "read pid rest </proc/self/stat && mount -t proc proc /proc && echo $pid && exec cat"
+        script = ("read pid rest </proc/self/stat && mount -t proc proc /proc && mount -t tmpfs -o mode=1777 tmpfs /dev/shm"
+                  " && echo $pid && exec cat")
         self.init = subprocess.Popen(
             ["unshare", "--pid", "--fork", "--net", "--mount", "--uts", "sh", "-c", script],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
@@ -221,6 +254,8 @@ class Lab:
         self.at(host, "ip", "link", "set", "lo", "up")
         self.at(host, "ip", "address", "add", f"{self.address(host)}/24", "dev", "eth0")
         self.at(host, "ip", "link", "set", "eth0", "up")
+        for name, value in TCP.items():
+            self.at(host, "sh", "-c", f"echo {value} >/proc/sys/net/ipv4/{name}")
 
     def write_files(self, host):
         names = "127.0.0.1 localhost\n" + "".join(f"{self.address(h)} {self.host_name(h)}\n" for h in range(self.hosts))
@@ -228,10 +263,13 @@ class Lab:
         self.at(host, "mount", "--bind", "/dev/shm/hosts", "/etc/hosts")
         agent = " ".join(f"{self.host_name(h)}) pid={pid} cores={core_list(self.host_cores(h))};;"
                          for h, pid in enumerate(self.host_pids))
-        ranks = " ".join(f"{r}) cores={core_list(self.rank_cores(r))};;" for r in range(self.ranks()))
+        rank = RANK_ON_SHARED_CORES
+        if self.enough()[0]:
+            rank = RANK.replace("{cases}", " ".join(
+                "{}) compute={} progress={};;".format(r, *self.rank_cores(r)) for r in range(self.ranks())))
         slots = "".join(f"{self.host_name(h)} slots={self.ranks_per_host}\n" for h in range(self.hosts))
         self.write(host, "/dev/shm/agent", AGENT.replace("{cases}", agent))
-        self.write(host, "/dev/shm/rank", RANK.replace("{cases}", ranks))
+        self.write(host, "/dev/shm/rank", rank)
         self.write(host, "/dev/shm/hostfile", slots)
         self.at(host, "chmod", "+x", "/dev/shm/agent", "/dev/shm/rank")
 
@@ -244,7 +282,7 @@ class Lab:
         self.init.stdin.close()
         self.init.wait()
         self.init.stdout.close()
-        self.init, self.host_pids, self.competitors = None, [], {}
+        self.init, self.host_pids, self.lines, self.competitors = None, [], [], {}
 
     # --- entering it ---
 
@@ -263,36 +301,82 @@ class Lab:
     # --- its links and its speeds ---
 
     def set_link(self, rate_bits_per_s, delay_ms=0.0, jitter_ms=0.0):
-        """What every host can send, and how long it is under way."""
-        if delay_ms or jitter_ms:
-            raise LabError("delay: not yet")
-        # A bucket of one large segment at least, else of a hundred microseconds; a queue that drops nothing.
-        burst = max(2 * 65536, math.ceil(rate_bits_per_s / 8 * 100e-6))
-        for host in range(self.hosts):
-            self.at(host, "tc", "qdisc", "replace", "dev", "eth0", "root", "tbf", "rate", f"{rate_bits_per_s:.0f}bit",
-                    "burst", str(burst), "limit", str(64 << 20))
+        """What every host can send, and how long that is under way."""
+        if rate_bits_per_s <= 0 or delay_ms < 0 or not 0 <= jitter_ms <= delay_ms:
+            raise LabError(f"no such link: {rate_bits_per_s:g} bit/s, delay {delay_ms:g} ms, jitter {jitter_ms:g} ms "
+                           "(the jitter is at most the delay)")
+        self.set_rate(rate_bits_per_s)
+        if (delay_ms, jitter_ms) != (self.delay_ms, self.jitter_ms):
+            self.set_delay(delay_ms, jitter_ms)
         self.rate, self.delay_ms, self.jitter_ms = rate_bits_per_s, delay_ms, jitter_ms
+
+    def set_rate(self, rate):
+        burst = max(BURST_BYTES_MIN, math.ceil(rate / 8 * BURST_S))
+        for host in range(self.hosts):
+            self.at(host, "tc", "qdisc", "replace", "dev", "eth0", "root", "tbf", "rate", f"{rate:.0f}bit",
+                    "burst", str(burst), "limit", str(QUEUE_BYTES))
+
+    def set_delay(self, delay_ms, jitter_ms):
+        """What a host sends comes in at its port, is redirected into the delay line and enters the bridge from there.
+        The bridge must not learn from that where the host is: that stays the port."""
+        for host, line in enumerate(self.lines):
+            self.at_hub("tc", "qdisc", "del", "dev", f"port{host}", "clsact")
+            self.end_helper(line)
+        self.lines = []
+        if not delay_ms:
+            return
+        self.build_delay_line()
+        for host in range(self.hosts):
+            device, port = f"delay{host}", f"port{host}"
+            core = self.rank_cores(host * self.ranks_per_host)[-1]
+            self.lines.append(self.start_helper(self.hub(), ["taskset", "-c", str(core), DELAY_LINE, device,
+                                                             f"{delay_ms * 1e3:g}", f"{jitter_ms * 1e3:g}"]))
+            self.at_hub("ip", "link", "set", device, "mtu", str(MTU), "master", "bridge", "up")
+            self.at_hub("bridge", "link", "set", "dev", device, "learning", "off", "flood", "off", "mcast_flood", "off",
+                        "bcast_flood", "off")
+            self.at_hub("tc", "qdisc", "add", "dev", port, "clsact")
+            self.at_hub("tc", "filter", "add", "dev", port, "ingress", "protocol", "all", "u32", "match", "u32", "0", "0",
+                        "action", "mirred", "egress", "redirect", "dev", device)
+
+    def build_delay_line(self):
+        try:
+            self.at_hub("test", "-x", DELAY_LINE)
+        except LabError:
+            self.at_hub("cc", "-std=gnu11", "-O2", "-o", DELAY_LINE, str(HERE / "delay_line.c"))
 
     def slow(self, host, factor):
         """From now on this host computes `factor` times slower; 1 ends it."""
-        for process in self.competitors.pop(host, []):
-            process.stdin.close()
-            process.kill()
-            process.wait()
-            process.stdout.close()
-        if factor == 1:
-            return
-        raise LabError("slow: not yet")
+        for competitor in self.competitors.pop(host, []):
+            self.end_helper(competitor)
+        if not 1 <= factor <= SLOWER_MAX:
+            raise LabError(f"a host can be made 1 to {SLOWER_MAX} times slower, not {factor:g} times")
+        if factor > 1:
+            self.competitors[host] = [
+                self.start_helper(self.enter(host), [sys.executable, "-c", COMPETITOR, str(self.rank_cores(rank)[0]),
+                                                     str(1 - 1 / factor)]) for rank in self.host_ranks(host)]
+
+    def start_helper(self, entrance, command):
+        """A process that says its number once it is ready, and lives until it or the lab is ended."""
+        helper = subprocess.Popen([*entrance, *command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                  stderr=subprocess.PIPE, text=True, start_new_session=True)
+        helper.number = helper.stdout.readline().strip()
+        if not helper.number:
+            raise LabError(f"{command[0]}: {helper.stderr.read().strip()}")
+        return helper
+
+    def end_helper(self, helper):
+        self.at_hub("kill", helper.number)  # not helper.kill(), which would only end nsenter
+        helper.communicate()
 
     # --- programs ---
 
     def mpirun(self, ranks, env=None, timeout_s=None):
         """The command that goes before PROGRAM ARGUMENTS. Open MPI would push a whole message into the connection
         at once, and what it says about the next one would wait behind it, so the two directions of a link would take
-        turns: flags 9 make it send fragments, and small socket buffers keep the queue before the link short."""
+        turns: flags 9 make it send fragments. The sizes of socket buffers are left to the kernel (see TCP)."""
         settings = {"plm_rsh_agent": "/dev/shm/agent", "pml": "ob1", "btl": "tcp,self", "btl_tcp_if_include": "eth0",
                     "oob_tcp_if_include": "eth0", "btl_tcp_links": "1", "btl_tcp_flags": "9",
-                    "btl_tcp_sndbuf": "131072", "btl_tcp_rcvbuf": "131072", "orte_tmpdir_base": "/dev/shm"}
+                    "btl_tcp_sndbuf": "0", "btl_tcp_rcvbuf": "0", "orte_tmpdir_base": "/dev/shm"}
         exports = {"OMP_NUM_THREADS": "1", **(env or {})}
         command = [*self.enter(0), "env", "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
                    "TMPDIR=/dev/shm", "taskset", "-c", core_list(self.host_cores(0))]
