@@ -1,0 +1,453 @@
+#!/usr/bin/env python3
+"""make report: run the experiments that fit this machine, and write a report of them.
+
+    scripts/report.py [--out DIR] [--place auto|lab|local] [--only NAME[,NAME]] [--quick] [--fresh]
+    scripts/report.py --sweep FILE.jsonl [--only sweep]     with the runs that scripts/mfu_sweep has collected
+    scripts/report.py --compare DIR DIR                     how far the ratios of two reports are apart
+
+DIR (build/report) then holds report.md, a CSV of every row of each experiment, figures as PNG and SVG, and rows.jsonl:
+a first line that says where the rows were measured, then a line for each point, written when it has been measured.
+That file is the report; all else is drawn from it. An interrupted report is resumed by the same command, which skips
+the points that are there. Rows of another machine, program or place do not belong in one table: then nothing is
+resumed until --fresh, or another --out, is given.
+
+An experiment is a module of scripts/experiments with NAME, TITLE, points, measure, tables and figures; it may also say
+how long a point takes (seconds), what must not be (problems), and in which figures two reports must agree (ratios;
+without it, those are the columns that end in _ratio or _share).
+"""
+import argparse
+import csv
+import datetime
+import fcntl
+import hashlib
+import importlib
+import json
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+EXPERIMENTS = "operations", "paper", "training", "timeline", "sensitivity"  # in the order of the report
+SWEEP = "sweep"  # rows that scripts/mfu_sweep has collected
+ROWS = "rows.jsonl"
+NOT_OF_THE_SETUP = "date", "link", "ranks", "enough"  # may differ between rows of one report
+TOLERANCE = 0.03
+SECONDS_UNKNOWN = 30
+INTERRUPTED, REFUSED = 130, 2
+
+
+def load(name):
+    return importlib.import_module(f"experiments.{name}")
+
+
+# --- where it runs ---
+
+
+def first_line(command):
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip().splitlines()[0]
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        return "unknown"
+
+
+def onednn_version():
+    numbers = subprocess.run(["cc", "-E", "-P", "-x", "c", "-"], capture_output=True, text=True, input=
+                             "#include <dnnl.h>\nDNNL_VERSION_MAJOR DNNL_VERSION_MINOR DNNL_VERSION_PATCH\n").stdout
+    found = re.search(r"(\d+) (\d+) (\d+)\s*$", numbers)
+    return ".".join(found.groups()) if found else "unknown"
+
+
+def program_hash():
+    program = ROOT / "build/release/train_gpt"
+    return hashlib.sha256(program.read_bytes()).hexdigest()[:12] if program.exists() else "not built"
+
+
+def setup_of(place, quick):
+    """What the rows depend on, and with whose they may not be mixed."""
+    version = ROOT / "build/release/version"
+    return {**place.describe(), "compiler": first_line(["cc", "--version"]), "onednn": onednn_version(),
+            "version": version.read_text().strip() if version.exists() else
+            first_line(["git", "-C", str(ROOT), "describe", "--always", "--dirty"]),
+            "program": program_hash(), "length": "quick" if quick else "full",
+            "date": datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
+            "enough": list(place.enough(2))}
+
+
+def caption(setup):
+    cores = "" if setup["enough"][0] else f" (**too few cores**: {setup['enough'][1]})"
+    links = {"lab": f"lab of {setup['hosts']} hosts, link as named", "local": "one host, shared memory"}
+    return (f"{setup['processor']}, {setup['cores']} cores{cores}; {setup['system']} {setup['kernel']}; "
+            f"{setup['compiler']}; {setup['mpi']}; oneDNN {setup['onednn']}; commfuse {setup['version']} "
+            f"({setup['program']}); {links.get(setup['place'], setup['place'])}; {setup['date']}")
+
+
+class Recorder:
+    """A place that remembers what was run on it, as commands that can be typed."""
+
+    def __init__(self, place):
+        self.place, self.commands, self.wire, self.slowed = place, [], [], []
+
+    def __getattr__(self, name):
+        return getattr(self.place, name)
+
+    def link(self, rate_bits_per_s, delay_ms=0, jitter_ms=0):
+        self.place.link(rate_bits_per_s, delay_ms, jitter_ms)
+        self.wire = ["--rate", f"{rate_bits_per_s / 1e6:.6g}mbit"]
+        self.wire += ["--delay", f"{delay_ms:g}ms"] if delay_ms else []
+        self.wire += ["--jitter", f"{jitter_ms:g}ms"] if jitter_ms else []
+
+    def slow(self, host, factor):
+        self.place.slow(host, factor)
+        self.slowed = [f"host {host} slowed down to 1/{factor:g}"] if factor != 1 else []
+
+    def run(self, ranks, command, env=None, **options):
+        launcher = (["scripts/lab.py", "--hosts", str(ranks), *self.wire, "--"] if self.place.kind == "lab" else
+                    ["scripts/mpirun.sh", "-np", str(ranks)])
+        text = shlex.join([*(f"{name}={value}" for name, value in (env or {}).items()), *launcher, *map(str, command)])
+        text = re.sub(r"\S*/commfuse-report-\w+/", "$DIR/", text) + "".join(f"  # {note}" for note in self.slowed)
+        if text not in self.commands:
+            self.commands.append(text)
+        return self.place.run(ranks, command, env, **options)
+
+
+# --- rows ---
+
+
+def identity(point):
+    return json.dumps(point, sort_keys=True)
+
+
+class Rows:
+    """DIR/rows.jsonl, held by one report at a time. A line cut short by a kill is dropped."""
+
+    def __init__(self, folder, setup, fresh):
+        self.path = folder / ROWS
+        self.file = open(self.path, "a+", encoding="utf-8")
+        try:
+            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            refuse(f"{self.path} is being written by another report", "wait for it, or choose another --out DIR")
+        self.setup, self.done = setup, []
+        if fresh:
+            self.file.truncate(0)
+        kept = read_rows(self.path)
+        if kept:
+            self.resume(*kept)
+        else:
+            self.file.truncate(0)
+            self.append({"setup": setup})
+
+    def resume(self, setup, done, length):
+        here, there = ({name: value for name, value in side.items() if name not in NOT_OF_THE_SETUP}
+                       for side in (self.setup, setup))
+        different = [f"{name} was {there.get(name)!r} and is {here.get(name)!r}" for name in {**there, **here}
+                     if there.get(name) != here.get(name)]
+        if different:
+            refuse(f"{self.path} holds rows measured elsewhere: {'; '.join(different)}",
+                   "start anew with --fresh, or choose another --out DIR")
+        self.file.truncate(length)
+        self.setup, self.done = setup, done
+
+    def append(self, line):
+        self.file.write(json.dumps(line) + "\n")
+        self.file.flush()
+        os.fsync(self.file.fileno())
+
+    def add(self, line):
+        self.append(line)
+        self.done.append(line)
+
+    def has(self, name, point):
+        return any(line["experiment"] == name and identity(line["point"]) == identity(point) for line in self.done)
+
+
+def read_rows(path):
+    """(setup, lines, bytes that are good), or None if not even the setup is whole."""
+    lines, good = [], 0
+    for raw in pathlib.Path(path).read_bytes().splitlines(keepends=True):
+        try:
+            if not raw.endswith(b"\n"):
+                break
+            lines.append(json.loads(raw))
+        except ValueError:
+            break
+        good += len(raw)
+    if not lines or "setup" not in lines[0]:
+        return None
+    return lines[0]["setup"], lines[1:], good
+
+
+def refuse(what, hint):
+    print(f"report.py: {what}\n  {hint}", file=sys.stderr)
+    sys.exit(REFUSED)
+
+
+# --- running ---
+
+
+class Progress:
+    """One line, rewritten every second on a terminal; else a line for each point's begin and end."""
+
+    def __init__(self, modules, todo, rows):
+        self.modules, self.todo, self.done, self.rows = modules, todo, 0, rows
+        self.terminal = sys.stderr.isatty()
+
+    def left_s(self, since):
+        """What the points not yet measured will take: as those of their experiment did, else as it says."""
+        def estimate(name, point):
+            took = [line["seconds"] for line in self.rows.done if line["experiment"] == name]
+            said = getattr(self.modules[name], "seconds", None)
+            return sum(took) / len(took) if took else said(point) if said else SECONDS_UNKNOWN
+        ahead = [estimate(*item) for item in self.todo[self.done:]]
+        return max(0, ahead[0] - since) + sum(ahead[1:]) if ahead else 0
+
+    def text(self, name, point, since):
+        left = self.left_s(since)
+        return (f"[{self.done + 1}/{len(self.todo)}] {name} {short(point)}  {since:.0f} s, "
+                f"{f'{left / 60:.0f} min' if left > 90 else f'{left:.0f} s'} left")
+
+    def during(self, name, point, work):
+        begin, finished = time.monotonic(), threading.Event()
+
+        def tick():
+            while not finished.wait(1):
+                line = self.text(name, point, time.monotonic() - begin)
+                print(f"\r\033[K{line[:shutil.get_terminal_size().columns - 1]}", end="", file=sys.stderr, flush=True)
+        print(self.text(name, point, 0), end="" if self.terminal else "\n", file=sys.stderr, flush=True)
+        ticker = threading.Thread(target=tick, daemon=True)
+        if self.terminal:
+            ticker.start()
+        try:
+            return work()
+        finally:
+            finished.set()
+            if self.terminal:
+                ticker.join()
+                print("\r\033[K", end="", file=sys.stderr)
+            self.done += 1
+
+
+def short(point):
+    """A point for people."""
+    return " ".join(str(value) for value in point.values() if isinstance(value, (str, int, float)))[:70]
+
+
+def interrupted(number, frame):
+    """mpirun, started behind timeout(1), is in a process group of its own, which Ctrl-C does not reach."""
+    for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        try:
+            head, _, rest = stat.read_text().rpartition(") ")
+            if int(rest.split()[1]) == os.getpid() and head.endswith("(timeout"):
+                os.kill(int(stat.parent.name), signal.SIGTERM)
+        except (OSError, ValueError, IndexError):
+            pass  # gone meanwhile
+    raise KeyboardInterrupt
+
+
+def run(place, modules, rows, quick):
+    """Measures what is missing. Points that fail are told and left out; the rest goes on."""
+    todo = [(name, point) for name, module in modules.items() for point in module.points(place, quick)
+            if not rows.has(name, point)]
+    kept = len(rows.done)
+    print(f"{len(todo)} points to measure" + (f", {kept} are there already" if kept else ""), file=sys.stderr)
+    progress, failures = Progress(modules, todo, rows), []
+    for name, point in todo:
+        recorder, begin = Recorder(place), time.monotonic()
+        try:
+            found = progress.during(name, point, lambda: modules[name].measure(recorder, point))
+        except Exception as error:  # whatever it is, the other points are worth having
+            failures.append(f"{name} {short(point)}: {error}")
+            print(f"failed: {failures[-1]}", file=sys.stderr)
+            continue
+        rows.add({"experiment": name, "point": point, "rows": found, "seconds": round(time.monotonic() - begin, 2),
+                  "commands": recorder.commands})
+    return failures
+
+
+# --- writing ---
+
+
+def write_csv(path, rows):
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def section(module, lines, folder, where):
+    """Tables, figures, rows and commands of one experiment."""
+    rows = [row for line in lines for row in line["rows"]]
+    write_csv(folder / f"{module.NAME}.csv", rows)
+    tables = module.tables(rows)
+    pictures = [name for name in module.figures(rows, str(folder)) if name.endswith(".png")]
+    text = [f"## {module.TITLE}", "", tables.strip(), ""]
+    for name in pictures:
+        if f"({name})" not in tables:
+            text += [f"![{module.TITLE}]({name})", ""]
+    text += [f"*{where}.* Every row: [{module.NAME}.csv]({module.NAME}.csv); figures also as SVG.", ""]
+    commands = list(dict.fromkeys(command for line in lines for command in line.get("commands", ())))
+    if commands:
+        text += [f"<details><summary>{len(commands)} commands</summary>", "", "```sh", *commands, "```", "", "</details>", ""]
+    return "\n".join(text)
+
+
+def write_report(folder, setup, modules, done, failures, sweep, command):
+    by_name = {name: [line for line in done if line["experiment"] == name] for name in modules}
+    present = {name: lines for name, lines in by_name.items() if any(line["rows"] for line in lines)}
+    where = caption(setup)
+    text = [] if setup["enough"][0] else [f"**Too few cores: {setup['enough'][1]}. Threads that move bytes take turns with "
+                                          "those that compute, so no time below says what the schedules do.**", ""]
+    text += ["# What overlapping brings, measured", "", f"{where}.", "", "To repeat all of it:", "", "```sh", "make",
+             command, "```", "", "Single runs are listed behind each experiment; `$DIR` is any folder, and `$DIR/tokens.bin` "
+             "any token file (`data/prepare.py`): contents do not change times.", ""]
+    problems = [problem for name, lines in present.items() if hasattr(modules[name], "problems")
+                for problem in modules[name].problems([row for line in lines for row in line["rows"]])]
+    if problems or failures:
+        text += ["## What went wrong", "", *(f"- **ERROR** {' '.join(problem.split())}" for problem in problems),
+                 *(f"- not measured: {' '.join(failure.split())[:600]}" for failure in failures), ""]
+    text += [section(modules[name], lines, folder, where) for name, lines in present.items()]
+    if sweep:
+        text.append(section(load(SWEEP), [{"rows": sweep, "commands": [row["command"] for row in sweep]}], folder,
+                            "Machine and version stand in each row"))
+    path = folder / "report.md"
+    path.write_text("\n".join(text), encoding="utf-8")
+    return path, problems
+
+
+# --- comparing ---
+
+
+def ratios_of(name, lines):
+    """figure → value; shares are compared as they are, ratios by their quotient."""
+    try:
+        module = load(name)
+    except ModuleNotFoundError:
+        module = None
+    if hasattr(module, "ratios"):
+        return module.ratios([row for line in lines for row in line["rows"]])
+    found = {}
+    for line in lines:
+        for i, row in enumerate(line["rows"]):
+            label = ", ".join(str(value) for value in row.values() if isinstance(value, str)) or str(i)
+            for column, value in row.items():
+                if column.endswith(("_ratio", "_share")) and isinstance(value, (int, float)):
+                    found[f"{short(line['point'])}, {i} {label}, {column}"] = value
+    return found
+
+
+def distance(name, a, b):
+    return abs(a - b) if name.endswith("_share") else abs(a / b - 1) if b else float(a != b)
+
+
+def compare(folders, tolerance):
+    """Prints every figure that two reports have in common; 1 if one is further apart than `tolerance`."""
+    reports = []
+    for folder in folders:
+        path = pathlib.Path(folder) / ROWS
+        kept = read_rows(path) if path.exists() else None
+        if not kept:
+            refuse(f"{path} is no report's rows", "give the folders of two reports: --compare DIR DIR")
+        reports.append(kept)
+    a, b = ({line["experiment"]: [other for other in done if other["experiment"] == line["experiment"]] for line in done}
+            for _, done, _ in reports)
+    worst, count = 0.0, 0
+    for name in a:
+        if name not in b:
+            continue
+        first, second = ratios_of(name, a[name]), ratios_of(name, b[name])
+        for figure in [figure for figure in first if figure in second]:
+            apart = distance(figure, first[figure], second[figure])
+            worst, count = max(worst, apart), count + 1
+            print(f"{'  ' if apart <= tolerance else '! '}{name}: {figure}: {first[figure]:.4f} and {second[figure]:.4f}, "
+                  f"{100 * apart:.2f} % apart")
+    if count == 0:
+        refuse("the two reports have no figure in common", "run the same experiments, with or without --quick alike")
+    print(f"{count} figures, at most {100 * worst:.2f} % apart; asked: {100 * tolerance:g} %")
+    return int(worst > tolerance)
+
+
+# --- the command ---
+
+
+def options():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", default="build/report", help="folder of the report (default: build/report)")
+    parser.add_argument("--place", default="auto", choices=("auto", "lab", "local"))
+    parser.add_argument("--only", metavar="NAME[,NAME]", help=f"of {', '.join((*EXPERIMENTS, SWEEP))}")
+    parser.add_argument("--quick", action="store_true", help="smaller models, fewer repetitions: under five minutes")
+    parser.add_argument("--fresh", action="store_true", help="forget rows that are there")
+    parser.add_argument("--sweep", metavar="FILE", help="add what scripts/mfu_sweep has collected in FILE")
+    parser.add_argument("--compare", nargs=2, metavar="DIR", help="compare the ratios of two reports, and do nothing else")
+    parser.add_argument("--tolerance", type=float, default=TOLERANCE, help="of --compare (default: %(default)s)")
+    o = parser.parse_args()
+    o.only = o.only.split(",") if o.only else [*EXPERIMENTS, *([SWEEP] if o.sweep else [])]
+    for name in o.only:
+        if name not in (*EXPERIMENTS, SWEEP):
+            parser.error(f"--only {name}: experiments are {', '.join((*EXPERIMENTS, SWEEP))}")
+    if SWEEP in o.only and not o.sweep:
+        parser.error("--only sweep needs the rows that scripts/mfu_sweep has collected: --sweep FILE.jsonl")
+    return o
+
+
+def read_sweep(path):
+    try:
+        with open(path, encoding="utf-8") as file:
+            rows = [json.loads(line) for line in file if line.strip()]
+    except (OSError, ValueError) as error:
+        refuse(f"--sweep {path}: {error}", "collect runs with scripts/mfu_sweep --out FILE.jsonl")
+    return load(SWEEP).latest(rows)
+
+
+def measure_all(o, folder):
+    """Setup, lines and failures of a report whose missing points have been measured."""
+    from experiments.place import open_place
+    modules = {name: load(name) for name in EXPERIMENTS if name in o.only}
+    if not modules:  # nothing to run: what is there, if anything, is drawn again
+        path = folder / ROWS
+        kept = read_rows(path) if path.exists() else None
+        with open_place("local") as place:
+            return (*kept[:2], []) if kept else (setup_of(place, o.quick), [], [])
+    rows = None
+    try:
+        with open_place(o.place) as place:
+            rows = Rows(folder, setup_of(place, o.quick), o.fresh)
+            if not rows.setup["enough"][0]:
+                print(f"TOO FEW CORES: {rows.setup['enough'][1]}; times will say little", file=sys.stderr)
+            failures = run(place, modules, rows, o.quick)
+            return rows.setup, rows.done, failures
+    except KeyboardInterrupt:
+        print(f"\ninterrupted: {len(rows.done) if rows else 0} points are kept in {folder / ROWS}; the same command goes on "
+              "from there", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+
+
+def main():
+    o = options()
+    if o.compare:
+        return compare(o.compare, o.tolerance)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupted)
+    folder, sweep = pathlib.Path(o.out), read_sweep(o.sweep) if o.sweep else None
+    folder.mkdir(parents=True, exist_ok=True)
+    setup, done, failures = measure_all(o, folder)
+    modules = {name: load(name) for name in EXPERIMENTS if any(line["experiment"] == name for line in done)}
+    command = shlex.join(["scripts/report.py", *[argument for argument in sys.argv[1:] if argument != "--fresh"]])
+    path, problems = write_report(folder, setup, modules, done, failures, sweep, command)
+    for problem in problems:
+        print(f"ERROR {problem}", file=sys.stderr)
+    print(path)
+    return int(bool(problems or failures))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
