@@ -158,7 +158,7 @@ emulated-tools: $(foreach type,fp32 bf16,build/emulated-$(type)/tests/layers/too
 
 -include $(shell find $(B) -name '*.d' 2>/dev/null)
 
-build-tests: all $(tests) $(tools) $(if $(SAN),,emulated emulated-tools $(if $(NVCC),cuda)) ## build everything that `make test` runs
+build-tests: all $(tests) $(tools) $(benches) $(if $(SAN),,emulated emulated-tools $(if $(NVCC),cuda)) ## build everything that `make test` runs
 tests: build-tests
 
 test: ## all tests; one alone: make test T=fuse   with sanitizers: make test SAN=address,undefined

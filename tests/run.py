@@ -408,7 +408,7 @@ def targets(programs, build):
     """What make has to build for these programs."""
     binaries = [p.binary(build) for p in programs if not p.python]
     if any(p.python for p in programs):
-        tools = sorted(glob.glob("tests/*/tool_*.c"))
+        tools = sorted(glob.glob("tests/*/tool_*.c") + glob.glob("tests/bench/bench_*.c"))
         return ["all", *binaries, *(f"{build}/{os.path.splitext(tool)[0]}" for tool in tools)]
     return binaries
 

@@ -1,0 +1,169 @@
+"""One fused operation, measured by bench_fuse, and the arithmetic that says what a schedule hides.
+
+bench_fuse lets all variants of an operation take turns and gives a line for each; accounts() sets them against each
+other. Two things are taken for the time of the communication, side by side: T_comm, the native collective alone as the
+MPI library does it, and the wire's, payload over line rate, which no transfer can beat. A share of the first flatters
+whoever moves bytes better than the library; the second holds the schedule alone to account (headers, some 4 % of what
+TCP sends, are not in it).
+
+    hidden    1 − (T − T_compute) / T_comm; T_compute is one monolithic computation without communication
+    chunking  T_nowire − T_compute: what cutting into as many slices costs by itself, part of T and never taken off
+    exposed   T − T_nowire: what communication costs beside that
+
+At most 1 − 1/(N·m) of the computation can hide transfers: an all-gather's last slice is computed after it has arrived,
+a reduce-scatter's first is computed before it leaves. So two ranks with one slice each hide a transfer of at most half
+the computation, however fast everything else is; see hideable().
+"""
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import weakref
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+ELEMENT = 4  # bytes, fp32
+
+TITLES = {
+    "gather_gemm": "all-gather ▸ GEMM",
+    "gemm_scatter": "GEMM ▸ reduce-scatter",
+    "attention_scatter": "attention + projection ▸ reduce-scatter",
+    "gemm_alltoall": "GEMM ▸ all-to-all",
+    "attention_alltoall": "attention ▸ all-to-all ▸ projection",
+    "alltoall_gemm": "all-to-all ▸ GEMM",
+    "wgrad_scatter": "wgrad ▸ reduce-scatter",
+}
+EQUAL_SLICES = {"gather_gemm", "gemm_scatter", "gemm_alltoall", "alltoall_gemm", "wgrad_scatter"}  # causal ones differ
+VARIANTS = ("compute", "comm", "none", "slice 2", "slice 4", "slice 8", "ring 1", "ring 2", "ring 4", "direct 1",
+            "direct 2", "direct 4", "nowire 1", "nowire 2", "nowire 4", "nowire 8")
+SHARES = "hidden_share", "hidden_wire_share", "hidden_error_share", "chunking_ms", "exposed_ms"
+FUSED = [name for name in VARIANTS if name.split()[0] in ("none", "slice", "ring", "direct")]
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    T: int
+    B: int
+    C: int
+    columns: int
+    H: int
+
+    @classmethod
+    def of(cls, point):
+        return cls(*(point[field.name] for field in dataclasses.fields(cls)))
+
+    def text(self):
+        return ",".join(str(value) for value in dataclasses.astuple(self))
+
+
+def label(line):
+    """How tables call a variant: "none", "slice 4", "ring 2"."""
+    name = line["route"] if line["variant"] == "commfuse" else line["variant"]
+    return name if name in ("compute", "comm", "none") else f"{name} {line['slices']}"
+
+
+def payload_bytes(operation, shape, ranks):
+    """What each rank sends in one run, headers left out."""
+    if operation == "wgrad_scatter":
+        return (ranks - 1) * (shape.columns // ranks) * shape.C * ELEMENT
+    width = shape.columns // ranks if "alltoall" in operation else shape.C
+    return (ranks - 1) * (shape.T // ranks) * shape.B * width * ELEMENT
+
+
+def hideable(ratio, ranks, slices):
+    """The share of the wire's time that N ranks with m slices of equal cost hide at best."""
+    return min(1.0, (1 - 1 / (ranks * slices)) / ratio)
+
+
+def ranks_for(place, heads=16):
+    """As many as the place serves honestly and the shapes can be shared by; 0 where two are too many."""
+    return max((n for n in (2, 4, 8) if n <= place.ranks and heads % n == 0), default=0)
+
+
+# ------------------------------------------------------------------------------------------ running
+
+
+def run(place, ranks, operation, shape, repetitions, only=None):
+    """bench_fuse's lines, each with its label."""
+    command = [str(ROOT / os.environ.get("BUILD", "build/release") / "tests/bench/bench_fuse"), "--op", operation,
+               "--shape", shape.text(), "--repetitions", str(repetitions), "--json"]
+    output = place.run(ranks, command + (["--only", only] if only else []))
+    lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    if not lines:
+        raise RuntimeError(f"{' '.join(command)} printed no result:\n{output[-2000:]}")
+    return [dict(line, label=label(line)) for line in lines]
+
+
+computed = weakref.WeakKeyDictionary()  # of a place: an operation's computation is timed once for all its ratios
+
+
+def compute_ms(place, ranks, operation, shape):
+    known, key = computed.setdefault(place, {}), (ranks, operation, shape)
+    if key not in known:
+        known[key] = run(place, ranks, operation, shape, 10, only="compute")[0]["ms"]
+    return known[key]
+
+
+def rate_for(operation, shape, ranks, wire_ms):
+    """Bits per second at which the payload takes that long."""
+    return payload_bytes(operation, shape, ranks) * 8 / (wire_ms / 1e3)
+
+
+def repetitions_for(compute, ratio, seconds):
+    """As many as fit, at least 10. The library's collective is taken to need twice the wire's time."""
+    native = 2 * ratio
+    in_computations = 6 + 2 * native + 3 * max(1, native) + 6 * max(1, ratio + 0.3)
+    return max(10, min(40, int(seconds * 1e3 / (compute * in_computations)) - 2))
+
+
+# ------------------------------------------------------------------------------------------ arithmetic
+
+
+def median_error_ms(line, repetitions):
+    """Standard error of a median of normal samples, their deviation taken from the 10th and 90th percentile."""
+    return 1.2533 * (line["p90_ms"] - line["p10_ms"]) / 2.5631 / math.sqrt(repetitions)
+
+
+def accounts(lines, repetitions, wire_ms=None):
+    """The lines with compute_ms, comm_ms and wire_ms of the operation, and for fused ones hidden_share (of the native
+    collective), hidden_wire_share, hidden_error_share (one standard error), chunking_ms and exposed_ms."""
+    by = {line["label"]: line for line in lines}
+    compute, comm = by["compute"], by["comm"]
+    rows = []
+    for line in lines:
+        row = dict(line, repetitions=repetitions, compute_ms=compute["ms"], comm_ms=comm["ms"], wire_ms=wire_ms)
+        row.update(dict.fromkeys(SHARES))
+        if line["label"] in FUSED:
+            alone = compute if line["label"] == "none" else by[f"nowire {line['slices']}"]
+            above = line["ms"] - compute["ms"]
+            error = math.hypot(median_error_ms(line, repetitions), median_error_ms(compute, repetitions))
+            row.update(hidden_share=1 - above / comm["ms"], hidden_error_share=error / comm["ms"],
+                       hidden_wire_share=None if wire_ms is None else 1 - above / wire_ms,
+                       chunking_ms=alone["ms"] - compute["ms"], exposed_ms=line["ms"] - alone["ms"])
+        rows.append(row)
+    return rows
+
+
+# ------------------------------------------------------------------------------------------ tables and figures
+
+
+def table(heading, lines):
+    """Markdown; the first column to the left, the others to the right."""
+    text = ["| " + " | ".join(heading) + " |", "|---|" + "---:|" * (len(heading) - 1)]
+    text += ["| " + " | ".join(line) + " |" for line in lines]
+    return "\n".join(text) + "\n"
+
+
+def percent(share, digits=1):
+    return "–" if share is None else f"{100 * share:.{digits}f}".replace("-", "−")
+
+
+def milliseconds(ms):
+    return "–" if ms is None else f"{ms:.2f}".replace("-", "−")
+
+
+def save(figure, folder, name):
+    names = [f"{name}.png", f"{name}.svg"]
+    for file in names:
+        figure.savefig(os.path.join(folder, file), dpi=150)
+    return names

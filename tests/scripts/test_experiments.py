@@ -1,0 +1,304 @@
+"""Experiments on operations: which points there are, their arithmetic, tables and figures from rows made up with known
+answers, and the lines of a real bench_fuse of two ranks.
+
+limit: 240
+"""
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+from experiments import fused, operations, paper
+
+BENCH = ROOT / os.environ.get("BUILD", "build/release") / "tests/bench/bench_fuse"
+SMALL = fused.Shape(64, 1, 64, 64, 2)
+try:
+    import matplotlib  # noqa: F401
+    DRAWS = True
+except ImportError:
+    DRAWS = False
+
+
+class MadeUpPlace:
+    """A machine whose computation takes 100 ms, cutting into s slices s ms more, and whose link is as asked.
+
+    The native collective takes twice the wire's time, a schedule exposes a tenth of the wire's: every share can be
+    worked out by hand."""
+    hosts = 2
+
+    def __init__(self, kind="lab", ranks=2):
+        self.kind, self.ranks, self.rate, self.commands = kind, ranks, 8e8 if kind == "local" else None, []
+
+    def link(self, rate_bits_per_s, delay_ms=0, jitter_ms=0):
+        if self.kind == "local":
+            raise AssertionError("shared memory has no rate to set")
+        self.rate = rate_bits_per_s
+
+    def time(self, variant, slices, wire):
+        return {"compute": 100, "comm": 2 * wire, "none": 100 + 2 * wire, "nowire": 100 + slices,
+                "slice": 100 + slices + 4 * wire, "commfuse": 100 + slices + 0.1 * wire}[variant]
+
+    def run(self, ranks, command, env=None, timeout=None):
+        self.commands.append(command)
+        option = dict(zip(command[1::2], command[2::2])) if "--json" not in command else dict(
+            zip([c for c in command[1:] if c.startswith("--") and c != "--json"],
+                [c for c in command[1:] if not c.startswith("--")]))
+        shape = fused.Shape(*map(int, option["--shape"].split(",")))
+        sent = fused.payload_bytes(option["--op"], shape, ranks)
+        wire = sent * 8e3 / self.rate if self.rate else 0
+        lines = []
+        for name in fused.VARIANTS:
+            mode, slices = (name.split() + ["1"])[:2]
+            variant = "commfuse" if mode in ("ring", "direct") else mode
+            route = mode if variant == "commfuse" else "ring" if mode == "nowire" else ""
+            ms = self.time(variant, int(slices), wire)
+            if option.get("--only", variant) == variant:
+                lines.append(json.dumps({"variant": variant, "route": route, "slices": int(slices), "ms": ms,
+                                         "p10_ms": ms - 1, "p90_ms": ms + 1,
+                                         "bytes": 0 if variant in ("compute", "nowire") else sent}))
+        return "\n".join(["a line of mpirun's", *lines, ""])
+
+
+def rows_of(module, place, quick=False):
+    return [row for point in module.points(place, quick) for row in module.measure(place, point)]
+
+
+def text_rows(markdown):
+    return [line for line in markdown.splitlines() if line.startswith("|")]
+
+
+class PointsTest(unittest.TestCase):
+    def test_points_are_stable_unique_and_plain(self):
+        for module in (operations, paper):
+            for kind in ("lab", "local"):
+                for quick in (False, True):
+                    place = MadeUpPlace(kind)
+                    texts = [json.dumps(point, sort_keys=True) for point in module.points(place, quick)]
+                    again = [json.dumps(point, sort_keys=True) for point in module.points(MadeUpPlace(kind), quick)]
+                    self.assertEqual(texts, again)
+                    self.assertEqual(len(texts), len(set(texts)))
+                    self.assertGreater(len(texts), 1)
+                    self.assertEqual(place.commands, [], "saying what there is to measure measures nothing")
+
+    def test_quick_is_two_ratios_of_two_operations(self):
+        points = operations.points(MadeUpPlace(), True)
+        self.assertEqual(len({point["operation"] for point in points}), 2)
+        self.assertEqual(len({point["ratio"] for point in points}), 2)
+        self.assertEqual(len(points), 4)
+
+    def test_full_has_every_operation_from_a_tenth_to_three(self):
+        points = operations.points(MadeUpPlace(), False)
+        for operation in fused.TITLES:
+            ratios = {point["ratio"] for point in points if point["operation"] == operation}
+            self.assertEqual((min(ratios), max(ratios)), (0.1, 3.0), operation)
+
+    def test_ranks_are_those_the_place_serves(self):
+        for serves, ranks in ((1, set()), (2, {2}), (3, {2}), (4, {4})):
+            for module in (operations, paper):
+                self.assertEqual({point["ranks"] for point in module.points(MadeUpPlace(ranks=serves), False)}, ranks)
+        self.assertIn("Nothing was measured", operations.tables([]))
+        self.assertIn("Nothing was measured", paper.tables([]))
+        self.assertEqual((operations.figures([], "."), paper.figures([], ".")), ([], []))
+
+    def test_shapes_can_be_shared(self):
+        for serves in (2, 4, 8):
+            for module in (operations, paper):
+                for kind in ("lab", "local"):
+                    for point in module.points(MadeUpPlace(kind, serves), False):
+                        self.assertEqual([point[key] % point["ranks"] for key in ("T", "columns", "H")], 3 * [0], point)
+
+
+class ArithmeticTest(unittest.TestCase):
+    LINES = [dict(variant=variant, route=route, slices=slices, label=label, ms=ms, p10_ms=ms - 1, p90_ms=ms + 1)
+             for variant, route, slices, label, ms in (
+                 ("compute", "", 1, "compute", 100.0), ("comm", "", 1, "comm", 50.0), ("none", "", 1, "none", 148.0),
+                 ("slice", "", 4, "slice 4", 120.0), ("commfuse", "ring", 1, "ring 1", 103.0),
+                 ("nowire", "ring", 1, "nowire 1", 102.0), ("nowire", "ring", 4, "nowire 4", 110.0))]
+
+    def test_known_answers(self):
+        rows = {row["label"]: row for row in fused.accounts(self.LINES, 10, wire_ms=40.0)}
+        expected = {"none": (0.04, -0.2, 0.0, 48.0), "slice 4": (0.6, 0.5, 10.0, 10.0),
+                    "ring 1": (0.94, 0.925, 2.0, 1.0)}
+        for label, answers in expected.items():
+            for key, value in zip(("hidden_share", "hidden_wire_share", "chunking_ms", "exposed_ms"), answers):
+                self.assertAlmostEqual(rows[label][key], value, msg=f"{label} {key}")
+        for label in ("compute", "comm", "nowire 1"):
+            self.assertIsNone(rows[label]["hidden_share"])
+        # Deviation 2/2.5631 of both medians of ten; of their difference √2 times that; 50 ms are all of it.
+        self.assertAlmostEqual(rows["ring 1"]["hidden_error_share"], 1.2533 * 2 / 2.5631 / 10**0.5 * 2**0.5 / 50)
+
+    def test_no_wire_where_no_rate_is_known(self):
+        self.assertTrue(all(row["hidden_wire_share"] is None for row in fused.accounts(self.LINES, 10)))
+
+    def test_payload(self):
+        shape = fused.Shape(8, 3, 10, 20, 2)
+        self.assertEqual(fused.payload_bytes("gemm_scatter", shape, 2), 4 * 3 * 10 * 4)
+        self.assertEqual(fused.payload_bytes("gather_gemm", shape, 4), 3 * 2 * 3 * 10 * 4)
+        self.assertEqual(fused.payload_bytes("gemm_alltoall", shape, 2), 4 * 3 * 10 * 4)
+        self.assertEqual(fused.payload_bytes("alltoall_gemm", shape, 4), 3 * 2 * 3 * 5 * 4)
+        self.assertEqual(fused.payload_bytes("wgrad_scatter", shape, 2), 10 * 10 * 4)
+        self.assertAlmostEqual(fused.rate_for("gemm_scatter", shape, 2, 1.0), 480 * 8 * 1000)
+
+    def test_hideable(self):
+        self.assertEqual(fused.hideable(0.5, 2, 1), 1)
+        self.assertAlmostEqual(fused.hideable(1, 2, 1), 0.5)
+        self.assertAlmostEqual(fused.hideable(1, 2, 4), 0.875)
+        self.assertAlmostEqual(fused.hideable(3, 4, 1), 0.25)
+
+    def test_repetitions_are_at_least_ten_and_fit(self):
+        self.assertEqual(fused.repetitions_for(1000, 3, 1), 10)
+        self.assertEqual(fused.repetitions_for(1, 0.1, 60), 40)
+        self.assertLess(fused.repetitions_for(100, 1, 35), fused.repetitions_for(100, 0.1, 35))
+
+    def test_line_is_where_slice_and_transfer_take_equally_long(self):
+        """Per rank 2 · 1000 · 10 · 100 flop in 1 ms are 2 Gflop/s; half the output, 20000 bytes, go in 0.5 ms at
+        40 MB/s: the transfer of a slice takes as long as its computation, so the threshold is the 100 columns."""
+        row = dict(operation="gemm_scatter", T=1000, B=1, C=10, columns=200, H=1, ranks=2, compute_ms=1.0, comm_ms=9.0,
+                   wire_ms=0.5)
+        self.assertAlmostEqual(operations.threshold(row), 100)
+        self.assertAlmostEqual(operations.threshold(dict(row, operation="gather_gemm", wire_ms=0.25)), 50)
+        self.assertAlmostEqual(operations.threshold(dict(row, comm_ms=1.0, wire_ms=None)), 200)
+        self.assertIsNone(operations.threshold(dict(row, operation="wgrad_scatter")))
+
+    def test_made_up_place_through_the_first_experiment(self):
+        point = next(p for p in operations.points(MadeUpPlace(), False) if p["ratio"] == 0.5)
+        place = MadeUpPlace()
+        rows = {row["label"]: row for row in operations.measure(place, point)}
+        self.assertEqual(set(rows), set(fused.VARIANTS))
+        self.assertAlmostEqual(rows["ring 2"]["wire_ms"], 50)
+        self.assertAlmostEqual(rows["ring 2"]["ratio"], 0.5)
+        self.assertAlmostEqual(rows["ring 2"]["hidden_share"], 1 - 7 / 100)
+        self.assertAlmostEqual(rows["ring 2"]["hidden_wire_share"], 1 - 7 / 50)
+        self.assertAlmostEqual(rows["ring 2"]["exposed_ms"], 5)
+        self.assertAlmostEqual(rows["slice 8"]["hidden_share"], 1 - 208 / 100)
+        self.assertAlmostEqual(place.rate, fused.payload_bytes(point["operation"], fused.Shape.of(point), 2) * 8 / 0.05)
+
+    def test_paper_links_are_matched(self):
+        for point in paper.points(MadeUpPlace(), False):
+            row = paper.measure(MadeUpPlace(), point)[0]
+            matched = row["ratio"] if point["match"] == "native" else row["wire_ms"] / row["compute_ms"]
+            self.assertAlmostEqual(matched / row["ratio_asked"], 1, delta=0.03, msg=str(point))
+
+    def test_paper_cuts(self):
+        vanilla = dict(ms=140.0, compute_ms=100.0, exposed_ms=40.0)
+        cut = paper.cuts(dict(ms=105.0, compute_ms=100.0, exposed_ms=1.0), vanilla)
+        self.assertAlmostEqual(cut.overhead, 0.875)
+        self.assertAlmostEqual(cut.exposed, 0.975)
+        self.assertAlmostEqual(cut.whole, 0.25)
+        # The paper's own percentages follow from its milliseconds.
+        for kind, ms in (("overhead", paper.MLP_OVERHEAD), ("whole", paper.MLP)):
+            for column, cut in paper.MLP_CUT[kind].items():
+                self.assertAlmostEqual(1 - ms[column] / ms["vanilla"], cut, delta=0.0015)
+
+    def test_row_parallel_is_attention_and_then_the_projection(self):
+        whole = [dict(label="compute", ms=100.0)]
+        projection = [dict(label=label, ms=ms, p10_ms=ms, p90_ms=ms, compute_ms=30.0)
+                      for label, ms in (("compute", 30.0), ("comm", 9.0), ("ring 1", 36.0))]
+        row, = paper.behind_attention(projection, whole)
+        self.assertEqual((row["label"], row["layout"]), ("ring 1", "row-parallel"))
+        self.assertEqual((row["ms"], row["compute_ms"]), (106.0, 100.0))
+
+
+class TablesTest(unittest.TestCase):
+    def test_every_row_of_operations_is_there(self):
+        for kind in ("lab", "local"):
+            rows = rows_of(operations, MadeUpPlace(kind))
+            lines = text_rows(operations.tables(rows))
+            times = [line for line in lines if "…" in line]
+            self.assertEqual(sum(line.count("…") for line in times), len(rows))
+            hidden = sum(line.count("±") for line in lines)
+            self.assertEqual(hidden, sum(row["hidden_share"] is not None for row in rows))
+            losing = fused.percent(min(row["hidden_share"] for row in rows if row["hidden_share"] is not None))
+            self.assertTrue(losing.startswith("−") and any(losing in line for line in lines), losing)
+
+    def test_every_row_of_the_paper_is_there(self):
+        for kind in ("lab", "local"):
+            rows = rows_of(paper, MadeUpPlace(kind))
+            text = paper.tables(rows)
+            self.assertEqual(sum("…" in line for line in text_rows(text)), len(rows))
+            for figure in ("99.8", "31.4", "77.9 to 85.2", "279.7", "230.9", "145.1"):
+                self.assertIn(figure, text)
+
+    def test_cells_are_as_many_as_headings(self):
+        for module in (operations, paper):
+            width = None
+            for line in module.tables(rows_of(module, MadeUpPlace(), True)).splitlines():
+                cells = line.count("|") if line.startswith("|") else None
+                if cells and width:
+                    self.assertEqual(cells, width, line)
+                width = cells
+
+    @unittest.skipUnless(DRAWS, "no matplotlib: scripts/install_deps.sh")
+    def test_figures_are_written(self):
+        for module in (operations, paper):
+            for kind in ("lab", "local"):
+                with tempfile.TemporaryDirectory() as folder:
+                    names = module.figures(rows_of(module, MadeUpPlace(kind)), folder)
+                    self.assertIn(f"{module.NAME}.png", names)
+                    self.assertEqual(sorted(names), sorted(os.listdir(folder)))
+                    for name in names:
+                        with open(f"{folder}/{name}", "rb") as file:
+                            head = file.read(200)
+                        self.assertIn(b"PNG" if name.endswith(".png") else b"<?xml", head, name)
+
+
+class BenchTest(unittest.TestCase):
+    """The program itself, two ranks on this machine; its times do not matter here."""
+
+    def start(self, *options, ranks=2):
+        return subprocess.run(["scripts/mpirun.sh", "-np", str(ranks), BENCH, *options], cwd=ROOT, capture_output=True,
+                              text=True, timeout=100, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+    def test_lines_of_all_operations(self):
+        class Here:
+            def run(_, ranks, command, env=None, timeout=None):
+                done = self.start(*command[1:], ranks=ranks)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                return done.stdout
+        for operation in fused.TITLES:
+            lines = fused.run(Here(), 2, operation, SMALL, 10)
+            self.assertEqual([line["label"] for line in lines], list(fused.VARIANTS), operation)
+            for line in lines:
+                self.assertLessEqual(0, line["p10_ms"])
+                self.assertLessEqual(line["p10_ms"], line["ms"])
+                self.assertLessEqual(line["ms"], line["p90_ms"])
+                sent = 0 if line["variant"] in ("compute", "nowire") else fused.payload_bytes(operation, SMALL, 2)
+                self.assertEqual(line["bytes"], sent, line)
+        only = fused.run(Here(), 2, "gemm_scatter", SMALL, 10, only="commfuse")
+        by_commfuse = [name for name in fused.VARIANTS if name.split()[0] in ("ring", "direct")]
+        self.assertEqual([line["label"] for line in only], by_commfuse)
+
+    def test_malformed_options_are_refused(self):
+        good = ["--op", "gemm_scatter", "--shape", SMALL.text()]
+        for options, why in ((["10"], "unknown option 10"), ([*good, "--jsno"], "unknown option --jsno"),
+                             (["--op", "gemm"], "no such operation"), ([*good, "--only", "ring"], "no such variant"),
+                             (["--op", "gemm_scatter"], "go together"), (["--shape", SMALL.text()], "go together"),
+                             (["--json"], "for one operation"), (["--only", "comm"], "for one operation"),
+                             ([*good, "--repetitions"], "needs a value"),
+                             ([*good, "--repetitions", "9"], "at least 10"),
+                             ([*good, "--repetitions", "1e2"], "whole number"),
+                             ([*good, "--repetitions", "-20"], "whole number"),
+                             (["--op", "gemm_scatter", "--shape", "64,1,64,64"], "5 whole numbers"),
+                             (["--op", "gemm_scatter", "--shape", "64,1,64,64,2,"], "5 whole numbers"),
+                             (["--op", "gemm_scatter", "--shape", "64, 1,64,64,2"], "5 whole numbers"),
+                             (["--op", "gemm_scatter", "--shape", "0,1,64,64,2"], "from 1 to"),
+                             (["--op", "gemm_scatter", "--shape", f"{2**70},1,64,64,2"], "from 1 to"),
+                             (["--op", "gemm_scatter", "--shape", "63,1,64,64,2"], "cannot be shared"),
+                             (["--op", "attention_scatter", "--shape", "64,1,64,128,2"], "attention wants")):
+            done = self.start(*options)
+            self.assertNotEqual(done.returncode, 0, options)
+            self.assertEqual(done.stdout.strip(), "", options)
+            self.assertEqual(done.stderr.count("error: "), 1, done.stderr)
+            self.assertIn(why, done.stderr, options)
+        alone = self.start(*good, ranks=1)
+        self.assertNotEqual(alone.returncode, 0)
+        self.assertIn("nobody to communicate with", alone.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
