@@ -166,8 +166,8 @@ def point_text(key, rows):
     first = rows[0]
     link = "" if first["rate_mbit_per_s"] is None else (f"; link {first['rate_mbit_per_s']:.0f} Mbit/s, wire "
                                                         f"{first['wire_ms']:.2f} ms, matched by {first['match']}")
-    return (f"**{key[0]}**, C {first['C']}, {first['columns']} columns, {first['H']} heads, {first['ranks']} ranks (the paper: 4). Native collective "
-            f"{first['comm_ms']:.2f} ms to a computation of {vanilla_of(rows)['compute_ms']:.2f} ms: ratio "
+    return (f"**{key[0]}**, C {first['C']}, {first['columns']} columns, {first['H']} heads, {first['ranks']} ranks "
+            f"(the paper: 4). Native collective {first['comm_ms']:.2f} ms to a computation of {vanilla_of(rows)['compute_ms']:.2f} ms: ratio "
             f"{first['ratio']:.3f}, the paper's {first['ratio_asked']:.3f}{link}; median of {first['repetitions']}.\n")
 
 
@@ -198,8 +198,8 @@ def linear_table(table, rows):
         lines.append(times_line(row) + [fused.milliseconds(row["ms"] - row["compute_ms"]), fused.percent(cut.overhead),
                                         fused.percent(cut.exposed), papers_cell(table, "overhead", column),
                                         fused.percent(cut.whole), papers_cell(table, "whole", column)])
-    return fused.table(["", "ms", "above compute, ms", "overhead cut, %", "without chunking, %", "paper", "whole cut, %",
-                        "paper"], lines)
+    heading = ["", "ms", "above compute, ms", "overhead cut, %", "without chunking, %", "paper", "whole cut, %", "paper"]
+    return fused.table(heading, lines)
 
 
 def attention_table(rows):
