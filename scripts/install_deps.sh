@@ -1,7 +1,7 @@
 #!/bin/sh
 # Install what building, testing and the demo need and this machine lacks, on Debian, Ubuntu and their kin.
 #
-#     scripts/install_deps.sh                compiler, make, MPI, oneDNN, cJSON, cmocka, numpy, matplotlib
+#     scripts/install_deps.sh                compiler, make, MPI, oneDNN, cJSON, xxHash, cmocka, numpy, matplotlib
 #     scripts/install_deps.sh --bpe          also build/venv with tiktoken, for data/prepare.py --encoding gpt2
 #     scripts/install_deps.sh --download     also the certificates that downloads over https need
 #
@@ -38,6 +38,7 @@ openmpi-bin|open_mpi|mpirun: several ranks on one machine or many
 libopenmpi-dev|program mpicc|MPI: transfers between ranks
 libdnnl-dev|header dnnl.h|oneDNN: matrix multiplication on CPUs
 libcjson-dev|header cjson/cJSON.h|cJSON: the log
+libxxhash-dev|header xxhash.h|xxHash: the hashes of checkpoints
 libcmocka-dev|header cmocka.h|cmocka: the C tests
 python3|program python3|data preparation, the test runner
 python3-numpy|module numpy|data preparation, reference results in tests

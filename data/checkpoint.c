@@ -1,0 +1,387 @@
+// See checkpoint.h. A directory's name says what it is:
+//     step_00000123            a checkpoint
+//     step_00000123.tmp        being written, or being removed
+//     step_00000123.replaced   was a checkpoint, and the new one of its step is about to take its place
+// and each change from one to another is a rename, so a process may be killed between any two calls. The order of a
+// save, which a power cut may stop anywhere too:
+//     1. mkdir step.tmp
+//     2. each rank: write its file beside, sync it, rename it
+//     3. manifest: write, sync; sync step.tmp, so that all names in it last
+//     4. rename step.tmp to step (if that is there already: first that to step.replaced)
+//     5. sync OUT; only now remove what is older
+// checkpoint_store_open finds what a dead run has left of that: step.replaced becomes step again if step is missing,
+// and is removed otherwise; step.tmp is removed, however complete. It may do so because it holds the lock: a file
+// that stays in OUT for ever, as removing it would race with whoever is just opening it; the lock on it goes with the
+// process that holds it, so none is ever stale. What is written in it is only for people.
+//
+// Reading takes no lock. A checkpoint that is removed while it is looked at is found incomplete and passed over.
+#include "checkpoint.h"
+#include "durable.h"
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+typedef enum { FINISHED, UNFINISHED, REPLACED } stage;
+static const char *const stage_suffix[] = {"", ".tmp", ".replaced"};
+static const char manifest_name[] = "manifest.json";
+static const int64_t max_step = INT64_C(999999999999999); // as in the manifest
+enum { NOTHING_BEGUN = -1 };
+
+struct checkpoint_store {
+    char out[PATH_MAX];
+    int lock;
+    int64_t begun; // step, or NOTHING_BEGUN
+};
+
+typedef struct found {
+    int64_t step;
+    stage stage;
+} found;
+
+typedef struct listing {
+    found *entries; // (count) newest first
+    int64_t count;
+} listing;
+
+// --- names -------------------------------------------------------------------------------------------------
+
+// "OUT/step_00000123.tmp/NAME"; without a name, the directory.
+static void path_of(const char *out, found f, const char *name, char path[PATH_MAX]) {
+    int length = snprintf(path, PATH_MAX, "%s/step_%08lld%s%s%s", out, (long long)f.step,
+                          stage_suffix[f.stage], *name ? "/" : "", name);
+    if (length >= PATH_MAX)
+        cf_die("choose a shorter --out", "the name of a checkpoint is too long: %.100s…", out);
+}
+
+void checkpoint_file_path(const char *out, int64_t step, int64_t rank, bool unfinished, char path[PATH_MAX]) {
+    char name[MANIFEST_FILE_NAME];
+    manifest_file_name(rank, name);
+    path_of(out, (found){step, unfinished ? UNFINISHED : FINISHED}, name, path);
+}
+
+// Is it a name that path_of makes?
+static bool read_name(const char *name, found *f) {
+    if (strncmp(name, "step_", 5) != 0) return false;
+    char *end, again[64];
+    errno = 0;
+    f->step = strtoll(name + 5, &end, 10);
+    if (errno || f->step < 0 || f->step > max_step) return false;
+    for (f->stage = FINISHED; f->stage <= REPLACED; f->stage = (stage)(f->stage + 1))
+        if (strcmp(end, stage_suffix[f->stage]) == 0) {
+            snprintf(again, sizeof again, "step_%08lld%s", (long long)f->step, stage_suffix[f->stage]);
+            return strcmp(name, again) == 0;
+        }
+    return false;
+}
+
+static int newest_first(const void *a, const void *b) {
+    const found *x = a, *y = b;
+    return x->step != y->step ? (x->step > y->step ? -1 : 1) : (int)x->stage - (int)y->stage;
+}
+
+// What OUT holds; an empty list if there is no OUT.
+static bool list(const char *out, listing *l, problem *why) {
+    *l = (listing){NULL, 0};
+    DIR *directory = opendir(out);
+    if (!directory) return errno == ENOENT || durable_problem(why, "cannot list", out, -1);
+    int64_t room = 0;
+    found f;
+    for (struct dirent *entry; (entry = readdir(directory));) {
+        if (!read_name(entry->d_name, &f)) continue;
+        if (l->count == room) {
+            room = room ? 2 * room : 64;
+            l->entries = realloc(l->entries, (size_t)room * sizeof *l->entries);
+            if (!l->entries) cf_die(NULL, "out of memory for the list of checkpoints in %s", out);
+        }
+        l->entries[l->count++] = f;
+    }
+    closedir(directory);
+    if (l->count) qsort(l->entries, (size_t)l->count, sizeof *l->entries, newest_first);
+    return true;
+}
+
+// --- the store ---------------------------------------------------------------------------------------------
+
+static bool write_owner(int lock) {
+    char host[256] = "", text[300];
+    gethostname(host, sizeof host - 1);
+    int length = snprintf(text, sizeof text, "%s %ld\n", host, (long)getpid());
+    return ftruncate(lock, 0) == 0 && durable_write(lock, text, length);
+}
+
+// "process 1234 on host NAME", of the run that has the lock.
+static void read_owner(int lock, char *text, size_t size) {
+    char line[300], host[256];
+    long process;
+    ssize_t n = pread(lock, line, sizeof line - 1, 0);
+    line[n > 0 ? n : 0] = 0;
+    if (sscanf(line, "%255s %ld", host, &process) == 2)
+        snprintf(text, size, "process %ld on host %s", process, host);
+    else
+        snprintf(text, size, "a process that has not yet said its name");
+}
+
+static bool take_lock(checkpoint_store *s, problem *why) {
+    char path[PATH_MAX + 8], owner[320];
+    snprintf(path, sizeof path, "%s/lock", s->out);
+    s->lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (s->lock < 0) return durable_problem(why, "cannot open lock", path, -1);
+    if (flock(s->lock, LOCK_EX | LOCK_NB) != 0) {
+        if (errno == EWOULDBLOCK) {
+            read_owner(s->lock, owner, sizeof owner);
+            return problem_set(why, "wait for it, end it, or choose another --out",
+                               "another run saves to %s: %s", s->out, owner);
+        }
+        // Some cluster file systems have no locks. A run that cannot save at all would be worse than one unguarded.
+        fprintf(stderr, "note: %s cannot be locked (%s): see to it that no other run saves there\n", s->out,
+                strerror(errno));
+    }
+    return write_owner(s->lock) || durable_problem(why, "cannot write lock", path, 300);
+}
+
+static bool move(const char *out, found from, stage to, problem *why) {
+    char old[PATH_MAX], new[PATH_MAX];
+    path_of(out, from, "", old);
+    path_of(out, (found){from.step, to}, "", new);
+    return rename(old, new) == 0 || durable_problem(why, "cannot rename", old, -1);
+}
+
+// A checkpoint stops being one at once, however long its removal takes.
+static bool remove_one(const char *out, found f, problem *why) {
+    char path[PATH_MAX];
+    path_of(out, (found){f.step, UNFINISHED}, "", path);
+    if (!durable_remove_directory(path)) return durable_problem(why, "cannot remove", path, -1);
+    if (f.stage == UNFINISHED) return true;
+    if (!move(out, f, UNFINISHED, why)) return false;
+    return durable_remove_directory(path) || durable_problem(why, "cannot remove", path, -1);
+}
+
+static bool holds(const listing *l, found f) {
+    return bsearch(&f, l->entries, (size_t)l->count, sizeof f, newest_first) != NULL;
+}
+
+// See on top. What cannot be removed is left: it is no checkpoint.
+static bool tidy(const char *out, problem *why) {
+    listing l;
+    problem ignored;
+    if (!list(out, &l, why)) return false;
+    bool sound = true;
+    for (int64_t i = 0; i < l.count && sound; i++) {
+        found f = l.entries[i];
+        if (f.stage == REPLACED && !holds(&l, (found){f.step, FINISHED}))
+            sound = move(out, f, FINISHED, why);
+        else if (f.stage != FINISHED)
+            remove_one(out, f, &ignored);
+    }
+    free(l.entries);
+    return sound;
+}
+
+checkpoint_store *checkpoint_store_open(const char *out, problem *why) {
+    checkpoint_store *s = calloc(1, sizeof *s);
+    if (!s) cf_die(NULL, "out of memory for the checkpoints in %s", out);
+    *s = (checkpoint_store){.lock = -1, .begun = NOTHING_BEGUN};
+    bool sound = durable_make_directories(out) || durable_problem(why, "cannot make directory", out, -1);
+    if (sound) memcpy(s->out, out, strlen(out) + 1); // it is no longer than a path may be
+    if (sound && take_lock(s, why) && tidy(out, why)) return s;
+    checkpoint_store_close(s);
+    return NULL;
+}
+
+void checkpoint_store_close(checkpoint_store *s) {
+    if (!s) return;
+    checkpoint_abandon(s);
+    if (s->lock >= 0) close(s->lock);
+    free(s);
+}
+
+// --- saving ------------------------------------------------------------------------------------------------
+
+bool checkpoint_begin(checkpoint_store *s, int64_t step, problem *why) {
+    if (step < 0 || step > max_step) cf_die(NULL, "a checkpoint of step %lld", (long long)step);
+    if (s->begun != NOTHING_BEGUN)
+        cf_die(NULL, "a checkpoint of step %lld while that of %lld is being written", (long long)step,
+               (long long)s->begun);
+    char path[PATH_MAX];
+    path_of(s->out, (found){step, UNFINISHED}, "", path);
+    if (!durable_remove_directory(path)) return durable_problem(why, "cannot remove", path, -1);
+    if (mkdir(path, 0777) != 0) return durable_problem(why, "cannot make checkpoint directory", path, -1);
+    s->begun = step;
+    return true;
+}
+
+void checkpoint_abandon(checkpoint_store *s) {
+    problem ignored;
+    if (s->begun != NOTHING_BEGUN) remove_one(s->out, (found){s->begun, UNFINISHED}, &ignored);
+    s->begun = NOTHING_BEGUN;
+}
+
+static bool write_manifest(const char *path, const manifest *m, problem *why) {
+    int64_t size;
+    char *text = manifest_print(m, &size);
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    bool written = fd >= 0 && durable_write(fd, text, size) && fsync(fd) == 0;
+    if (!written) durable_problem(why, "cannot write", path, size);
+    if (fd >= 0 && close(fd) != 0 && written) written = durable_problem(why, "cannot close", path, size);
+    free(text);
+    return written;
+}
+
+// Each file that the manifest names is there and as long as it says.
+static bool check_files(const char *out, found f, const manifest *m, problem *why) {
+    for (int64_t rank = 0; rank < m->ranks; rank++) {
+        char name[MANIFEST_FILE_NAME], path[PATH_MAX];
+        struct stat status;
+        manifest_file_name(rank, name);
+        path_of(out, f, name, path);
+        if (stat(path, &status) != 0) return durable_problem(why, "cannot find", path, -1);
+        if (!S_ISREG(status.st_mode)) return problem_set(why, NULL, "%s is not a regular file", path);
+        if (status.st_size != m->file[rank].bytes)
+            return problem_set(why, NULL, "%s has %lld bytes, its manifest says %lld", path,
+                               (long long)status.st_size, (long long)m->file[rank].bytes);
+    }
+    return true;
+}
+
+// The new checkpoint takes its name, if need be from an older one of the same step.
+static bool take_place(const char *out, int64_t step, problem *why) {
+    found old = {step, FINISHED}, replaced = {step, REPLACED}, new = {step, UNFINISHED};
+    char path[PATH_MAX];
+    problem ignored;
+    path_of(out, replaced, "", path);
+    if (!durable_remove_directory(path)) return durable_problem(why, "cannot remove", path, -1);
+    path_of(out, old, "", path);
+    bool replaces = access(path, F_OK) == 0;
+    if (replaces && !move(out, old, REPLACED, why)) return false;
+    if (!move(out, new, FINISHED, why)) {
+        if (replaces) move(out, replaced, FINISHED, &ignored);
+        return false;
+    }
+    return true;
+}
+
+bool checkpoint_commit(checkpoint_store *s, const manifest *m, problem *why) {
+    if (s->begun != m->step) cf_die(NULL, "a checkpoint of step %lld was not begun", (long long)m->step);
+    found new = {m->step, UNFINISHED}, replaced = {m->step, REPLACED};
+    char directory[PATH_MAX], path[PATH_MAX];
+    path_of(s->out, new, "", directory);
+    path_of(s->out, new, manifest_name, path);
+    bool written =
+        check_files(s->out, new, m, why) && write_manifest(path, m, why) &&
+        (durable_sync_directory(directory) || durable_problem(why, "cannot sync", directory, -1)) &&
+        take_place(s->out, m->step, why);
+    if (!written) {
+        checkpoint_abandon(s);
+        return false;
+    }
+    s->begun = NOTHING_BEGUN;
+    if (!durable_sync_directory(s->out)) return durable_problem(why, "cannot sync", s->out, -1);
+    path_of(s->out, replaced, "", path);
+    durable_remove_directory(path); // what is left of it, if anything, tidy() removes
+    return true;
+}
+
+bool checkpoint_prune(checkpoint_store *s, int64_t keep, int64_t keep_every, problem *why) {
+    listing l;
+    problem ignored;
+    if (keep == 0) return true;
+    if (!list(s->out, &l, why)) return false;
+    bool removed = true;
+    int64_t kept = 0;
+    for (int64_t i = 0; i < l.count; i++) {
+        found f = l.entries[i];
+        if (f.stage == FINISHED && kept < keep) { // still looking for those to keep
+            manifest *m = checkpoint_manifest(s->out, f.step, &ignored);
+            kept += m && check_files(s->out, f, m, &ignored);
+            manifest_free(m);
+        } else if (f.stage == REPLACED && !holds(&l, (found){f.step, FINISHED})) {
+            continue; // the only one of its step; tidy() gives it its name back
+        } else if (f.stage == FINISHED && keep_every > 0 && f.step % keep_every == 0) {
+            continue;
+        } else if (f.step != s->begun) {
+            removed &= remove_one(s->out, f, why);
+        }
+    }
+    free(l.entries);
+    return removed;
+}
+
+// --- loading -----------------------------------------------------------------------------------------------
+
+static char *read_text(const char *path, int64_t *size, problem *why) {
+    struct stat status;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    char *text = NULL;
+    if (fd < 0 || fstat(fd, &status) != 0) {
+        durable_problem(why, "cannot open", path, -1);
+    } else if (!S_ISREG(status.st_mode) || status.st_size > MANIFEST_MAX_BYTES) {
+        problem_set(why, NULL, "%s is not a file of at most %d bytes", path, MANIFEST_MAX_BYTES);
+    } else {
+        ssize_t n = 1;
+        text = malloc((size_t)status.st_size + 1);
+        if (!text) cf_die(NULL, "out of memory for %s", path);
+        for (*size = 0; *size < status.st_size && n > 0; *size += n > 0 ? n : 0)
+            n = read(fd, text + *size, (size_t)(status.st_size - *size));
+        if (n < 0) {
+            durable_problem(why, "cannot read", path, -1);
+            free(text);
+            text = NULL;
+        }
+    }
+    if (fd >= 0) close(fd);
+    return text;
+}
+
+manifest *checkpoint_manifest(const char *out, int64_t step, problem *why) {
+    char path[PATH_MAX];
+    path_of(out, (found){step, FINISHED}, manifest_name, path);
+    int64_t size;
+    char *text = read_text(path, &size, why);
+    if (!text) return NULL;
+    manifest *m = manifest_parse(text, size, path, why);
+    free(text);
+    if (m && m->step != step) {
+        problem_set(why, NULL, "%s is that of step %lld", path, (long long)m->step);
+        manifest_free(m);
+        return NULL;
+    }
+    return m;
+}
+
+manifest *checkpoint_latest(const char *out, int64_t below, problem *skipped) {
+    listing l;
+    problem why;
+    *skipped = (problem){.what = "", .hint = ""};
+    if (!list(out, &l, skipped)) return NULL;
+    manifest *m = NULL;
+    for (int64_t i = 0; i < l.count && !m; i++) {
+        found f = l.entries[i];
+        if (f.stage != FINISHED || f.step >= below) continue;
+        m = checkpoint_manifest(out, f.step, &why);
+        if (m && check_files(out, f, m, &why)) break;
+        manifest_free(m);
+        m = NULL;
+        problem_add(skipped, &why);
+    }
+    free(l.entries);
+    return m;
+}
+
+bool checkpoint_verify(const char *out, const manifest *m, int64_t rank, problem *why) {
+    if (rank < 0 || rank >= m->ranks)
+        cf_die(NULL, "file of rank %lld of a checkpoint of %lld ranks", (long long)rank, (long long)m->ranks);
+    char path[PATH_MAX];
+    int64_t bytes;
+    uint64_t hash;
+    checkpoint_file_path(out, m->step, rank, false, path);
+    if (!durable_hash(path, &bytes, &hash)) return durable_problem(why, "cannot read", path, -1);
+    if (bytes == m->file[rank].bytes && hash == m->file[rank].hash) return true;
+    return problem_set(why, NULL,
+                       "%s is damaged: %lld bytes with hash %016llx, its manifest says %lld with %016llx",
+                       path, (long long)bytes, (unsigned long long)hash, (long long)m->file[rank].bytes,
+                       (unsigned long long)m->file[rank].hash);
+}

@@ -1,0 +1,60 @@
+// Checkpoints on the disk: OUT/step_00000123/ with manifest.json and one safetensors file per rank. Knows nothing
+// of ranks but their number: who writes what and who tells whom is the caller's.
+//
+// Saving                                                    who
+//     checkpoint_begin(store, step, &why)                   rank 0; then all ranks wait for it
+//     checkpoint_file_path(out, step, rank, true, path)     each rank: safetensors_create(path, …), append, commit
+//     sizes, hashes and failures to rank 0                  the caller's collective
+//     checkpoint_commit(store, &manifest, &why)             rank 0, if all ranks have written; else
+//     checkpoint_abandon(store)                             rank 0: as if nothing had been begun
+//     checkpoint_prune(store, keep, keep_every, &why)       rank 0
+//
+// Loading, newest first, until one is sound on all ranks:
+//     manifest *m = checkpoint_latest(out, INT64_MAX, &skipped)
+//     checkpoint_verify(out, m, file, &why)                 each file by some rank; then a collective
+//     m = checkpoint_latest(out, m->step, &skipped)         if any is damaged
+//
+// Nothing here ends the run because of the disk: what is wrong is told in a `problem`, and a save that fails leaves
+// what was there before, and nothing else.
+#ifndef CHECKPOINT_H
+#define CHECKPOINT_H
+
+#include <limits.h>
+#include "manifest.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// The directory OUT, made if it is missing, and the right to write into it until close or the end of the process.
+// NULL if another run has it, naming host and process. What dead runs have left unfinished is removed.
+typedef struct checkpoint_store checkpoint_store;
+checkpoint_store *checkpoint_store_open(const char *out, problem *why);
+void checkpoint_store_close(checkpoint_store *store); // abandons what is begun and not committed
+
+bool checkpoint_begin(checkpoint_store *store, int64_t step, problem *why);
+// Of manifest->step, which has been begun; an older checkpoint of the same step is replaced.
+bool checkpoint_commit(checkpoint_store *store, const manifest *m, problem *why);
+void checkpoint_abandon(checkpoint_store *store);
+
+// Removes all complete and incomplete checkpoints but the `keep` newest complete ones (0: removes none), the steps
+// that are multiples of `keep_every` (0: no such), and whatever is newer than those. False if something could not be
+// removed: it is no checkpoint any more, and is tried again the next time.
+bool checkpoint_prune(checkpoint_store *store, int64_t keep, int64_t keep_every, problem *why);
+
+// The newest checkpoint of a step below `below` that is complete: a sound manifest, and each file there with the
+// right size. NULL if there is none. `skipped` tells, a line each, which newer ones were passed over and why, or ""
+// if none was. The caller frees the manifest.
+manifest *checkpoint_latest(const char *out, int64_t below, problem *skipped);
+// The manifest of one step; NULL: see why.
+manifest *checkpoint_manifest(const char *out, int64_t step, problem *why);
+// Reads a rank's file whole and compares size and hash with the manifest.
+bool checkpoint_verify(const char *out, const manifest *m, int64_t rank, problem *why);
+
+// Where a rank's file is, or, unfinished, where it is to be written.
+void checkpoint_file_path(const char *out, int64_t step, int64_t rank, bool unfinished, char path[PATH_MAX]);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

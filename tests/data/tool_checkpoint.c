@@ -1,0 +1,129 @@
+// Small checkpoints from a shell, for test_checkpoint_kill.py.
+//
+//     tool_checkpoint save OUT STEP SEED RANKS KEEP    saves one of RANKS files and prunes to KEEP
+//     tool_checkpoint latest OUT                       tidies OUT, then prints step and seed of the newest sound
+//                                                      checkpoint, all of whose values must be those of its seed
+//     tool_checkpoint look OUT                         the same without tidying, as a reader beside a run
+//
+// Exit status 0; 1 and the problem on standard error; 2 if what is there is wrong.
+#include "data/checkpoint.h"
+#include "data/safetensors.h"
+#include <stdlib.h>
+
+enum { MAX_RANKS = 8, COLUMNS = 100, ROWS = 3000 }; // more than one write for a file
+
+static const tensor_entry table[] = {{"moments", TENSOR_F32, 2, {ROWS, COLUMNS}},
+                                     {"weights", TENSOR_BF16, 1, {COLUMNS}}};
+enum { TENSORS = sizeof table / sizeof *table };
+
+static void fill(unsigned char *bytes, int64_t count, int64_t seed, int64_t rank, int64_t tensor) {
+    uint32_t x = (uint32_t)(seed * 1000 + rank * 10 + tensor) * 2654435761u + 1;
+    for (int64_t i = 0; i < count; i++) {
+        x = x * 1664525u + 1013904223u;
+        bytes[i] = (unsigned char)(x >> 24);
+    }
+}
+
+static unsigned char *expected(int64_t tensor, int64_t seed, int64_t rank, int64_t *count) {
+    *count = tensor_entry_bytes(&table[tensor]);
+    unsigned char *bytes = malloc((size_t)*count);
+    if (!bytes) abort();
+    fill(bytes, *count, seed, rank, tensor);
+    return bytes;
+}
+
+static bool save_rank(const char *out, int64_t step, int64_t seed, int64_t rank, manifest_file *file,
+                      problem *why) {
+    char path[PATH_MAX];
+    checkpoint_file_path(out, step, rank, true, path);
+    safetensors_writer *w = safetensors_create(path, table, TENSORS);
+    for (int64_t tensor = 0; tensor < TENSORS; tensor++) {
+        int64_t count;
+        unsigned char *bytes = expected(tensor, seed, rank, &count);
+        safetensors_append(w, bytes, count);
+        free(bytes);
+    }
+    return safetensors_commit(w, &file->bytes, &file->hash, why);
+}
+
+static bool save(const char *out, int64_t step, int64_t seed, int64_t ranks, int64_t keep, problem *why) {
+    checkpoint_store *store = checkpoint_store_open(out, why);
+    if (!store) return false;
+    manifest_file files[MAX_RANKS];
+    char text[32];
+    snprintf(text, sizeof text, "%lld", (long long)seed);
+    manifest_option option = {"seed", text};
+    manifest m = {.step = step, .ranks = ranks, .options = 1, .file = files, .option = &option};
+    bool sound = checkpoint_begin(store, step, why);
+    for (int64_t rank = 0; sound && rank < ranks; rank++)
+        sound = save_rank(out, step, seed, rank, &files[rank], why);
+    sound = sound && checkpoint_commit(store, &m, why) && checkpoint_prune(store, keep, 0, why);
+    checkpoint_store_close(store);
+    return sound;
+}
+
+static bool right(const char *out, const manifest *m, int64_t seed, int64_t rank) {
+    char path[PATH_MAX];
+    problem why;
+    checkpoint_file_path(out, m->step, rank, false, path);
+    safetensors *file = safetensors_open(path, &why);
+    bool same = file && safetensors_count(file) == TENSORS;
+    for (int64_t tensor = 0; same && tensor < TENSORS; tensor++) {
+        int64_t at = safetensors_find(file, table[tensor].name), count;
+        unsigned char *bytes = expected(tensor, seed, rank, &count);
+        same = at >= 0 && tensor_entry_bytes(safetensors_entry(file, at)) == count &&
+               memcmp(safetensors_data(file, at), bytes, (size_t)count) == 0;
+        free(bytes);
+    }
+    safetensors_close(file);
+    return same;
+}
+
+// Newest first, down to one whose files have the right hashes.
+static manifest *newest_sound(const char *out, problem *why) {
+    problem skipped;
+    manifest *m = checkpoint_latest(out, INT64_MAX, &skipped);
+    while (m) {
+        int64_t rank = 0, step = m->step;
+        while (rank < m->ranks && checkpoint_verify(out, m, rank, why)) rank++;
+        if (rank == m->ranks) return m;
+        manifest_free(m);
+        fprintf(stderr, "%s\n", why->what);
+        m = checkpoint_latest(out, step, &skipped);
+    }
+    problem_set(why, NULL, "no checkpoint in %s; %s", out, skipped.what);
+    return NULL;
+}
+
+static int latest(const char *out, problem *why) {
+    manifest *m = newest_sound(out, why);
+    if (!m) return 1;
+    const char *seed = manifest_value(m, "seed");
+    for (int64_t rank = 0; rank < m->ranks; rank++)
+        if (!seed || !right(out, m, atoll(seed), rank)) {
+            fprintf(stderr, "step %lld: file %lld is not what was saved\n", (long long)m->step,
+                    (long long)rank);
+            return 2;
+        }
+    printf("%lld %s\n", (long long)m->step, seed);
+    manifest_free(m);
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    problem why = {.what = ""};
+    int status = 1;
+    if (argc == 7 && strcmp(argv[1], "save") == 0 && atoll(argv[5]) <= MAX_RANKS) {
+        status = !save(argv[2], atoll(argv[3]), atoll(argv[4]), atoll(argv[5]), atoll(argv[6]), &why);
+    } else if (argc == 3 && strcmp(argv[1], "latest") == 0) {
+        checkpoint_store *store = checkpoint_store_open(argv[2], &why);
+        if (store) status = latest(argv[2], &why);
+        checkpoint_store_close(store);
+    } else if (argc == 3 && strcmp(argv[1], "look") == 0) {
+        status = latest(argv[2], &why);
+    } else {
+        problem_set(&why, NULL, "see the top of tests/data/tool_checkpoint.c");
+    }
+    if (status == 1) fprintf(stderr, "error: %s\nhint:  %s\n", why.what, why.hint);
+    return status;
+}
