@@ -134,8 +134,8 @@ def time_cell(row):
 def operation_tables(operation, columns):
     """columns: [{label: row}], a point each."""
     rows = [next(iter(by.values())) for by in columns]
-    text = [f"### {fused.TITLES[operation]}\n", f"{rows[0]['ranks']} ranks. A column is a point: model and place, batch, "
-            "and in bold the ratio of communication to computation.\n"]
+    text = [f"### {fused.TITLES[operation]}\n", f"{rows[0]['ranks']} ranks. A column is a point: model and place, "
+            "batch, and in bold the ratio of communication to computation.\n"]
     titles = [column_title(by) for by in columns]
 
     def block(caption, labels, cell):
@@ -272,8 +272,8 @@ def line_figure(grouped, plt):
     axes.plot(ends, ends, color="#1f4e79", linewidth=1.2, label="columns = e·F/(2B)")
     axes.fill_between(ends, [ends[0] / 10] * 2, ends, color="#1f4e79", alpha=0.06, linewidth=0)
     axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends,
-             xlabel="columns per rank: K of GEMM ▸ reduce-scatter, n of all-gather ▸ GEMM", ylabel="e·F/(2B) as measured",
-             title="Below the line one slice per rank hides all")
+             xlabel="columns per rank: K of GEMM ▸ reduce-scatter, n of all-gather ▸ GEMM",
+             ylabel="e·F/(2B) as measured", title="Below the line one slice per rank hides all")
     figure.colorbar(drawn, label="hidden share, ring, one slice per rank")
     axes.legend(frameon=False, fontsize=8)
     axes.grid(alpha=0.2, which="both")

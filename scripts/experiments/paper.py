@@ -167,7 +167,8 @@ def point_text(key, rows):
     link = "" if first["rate_mbit_per_s"] is None else (f"; link {first['rate_mbit_per_s']:.0f} Mbit/s, wire "
                                                         f"{first['wire_ms']:.2f} ms, matched by {first['match']}")
     return (f"**{key[0]}**, C {first['C']}, {first['columns']} columns, {first['H']} heads, {first['ranks']} ranks "
-            f"(the paper: 4). Native collective {first['comm_ms']:.2f} ms to a computation of {vanilla_of(rows)['compute_ms']:.2f} ms: ratio "
+            f"(the paper: 4). Native collective {first['comm_ms']:.2f} ms to a computation of "
+            f"{vanilla_of(rows)['compute_ms']:.2f} ms: ratio "
             f"{first['ratio']:.3f}, the paper's {first['ratio_asked']:.3f}{link}; median of {first['repetitions']}.\n")
 
 
