@@ -65,7 +65,7 @@ case $OMPI_COMM_WORLD_RANK in {cases} esac
 taskset -cp $compute,$progress $$ >/dev/null
 "$@" <&0 &
 child=$!
-trap 'kill -TERM $child' TERM
+trap 'kill -TERM $child 2>/dev/null' TERM
 sort_threads() {
     for task in /proc/$child/task/*; do
         [ -d $task ] || return
@@ -159,7 +159,8 @@ class Lab:
         self.rate, self.delay_ms, self.jitter_ms = None, 0.0, 0.0
         self.init = None        # the first process; its end is the lab's
         self.first_pid = None   # as the machine sees it
-        self.host_pids = []     # of each host's first process, as the lab sees them
+        self.holders = []       # each host's first process
+        self.host_pids = []     # its number, as the lab sees it
         self.lines = []         # each host's delay line, if there is a delay
         self.competitors = {}   # host → the processes that slow it down
 
@@ -244,10 +245,10 @@ class Lab:
         script = f"hostname {self.host_name(host)} && mount -t tmpfs -o mode=1777 tmpfs /dev/shm && echo $$ && exec sleep infinity"
         holder = subprocess.Popen([*self.hub(), "unshare", "--net", "--uts", "--mount", "sh", "-c", script],
                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, start_new_session=True)
-        line = holder.stdout.readline()
-        if not line:
+        self.holders.append(holder)
+        self.host_pids.append(holder.stdout.readline().strip())
+        if not self.host_pids[host]:
             raise LabError(f"host {host} did not start")
-        self.host_pids.append(line.strip())
         self.at_hub("ip", "link", "add", f"port{host}", "mtu", str(MTU), "type", "veth",
                     "peer", "name", "eth0", "mtu", str(MTU), "netns", self.host_pids[host])
         self.at_hub("ip", "link", "set", f"port{host}", "master", "bridge", "up")
@@ -279,10 +280,10 @@ class Lab:
     def close(self):
         if self.init is None:
             return
-        self.init.stdin.close()
-        self.init.wait()
-        self.init.stdout.close()
-        self.init, self.host_pids, self.lines, self.competitors = None, [], [], {}
+        for process in [self.init, *self.holders, *self.lines, *sum(self.competitors.values(), [])]:
+            process.communicate()  # closes the pipe to the first one, and waits
+        self.init, self.holders, self.host_pids, self.lines, self.competitors = None, [], [], [], {}
+        self.delay_ms, self.jitter_ms = 0.0, 0.0
 
     # --- entering it ---
 
