@@ -19,7 +19,7 @@ TITLE = "Operations by ratio of communication to computation"
 
 RATIOS = (0.1, 0.25, 0.5, 0.8, 1.0, 1.5, 3.0)
 QUICK_RATIOS = (0.5, 1.5)
-SECONDS = 35  # of one point, about
+SECONDS, QUICK_SECONDS = 35, 8  # of one point, about; at least ten repetitions in any case
 # operation, model, place, T, B, C, columns, heads
 LAB = (
     ("gather_gemm", "d24", "mlp.fc1", 1024, 4, 1024, 4096, 16),
@@ -56,7 +56,7 @@ def points(place, quick):
     found = []
 
     def add(work, **more):
-        point = dict(zip(FIELDS, work), **more)
+        point = dict(zip(FIELDS, work), seconds=QUICK_SECONDS if quick else SECONDS, **more)
         point["ranks"] = fused.ranks_for(place, point["H"])
         if point["ranks"]:
             found.append(point)
@@ -80,7 +80,7 @@ def measure(place, point):
         rate = fused.rate_for(operation, shape, ranks, point["ratio"] * compute)
         wire_ms = fused.payload_bytes(operation, shape, ranks) * 8e3 / rate
         place.link(rate)
-    repetitions = fused.repetitions_for(compute, point.get("ratio", 1), SECONDS)
+    repetitions = fused.repetitions_for(compute, point.get("ratio", 1), point["seconds"])
     lines = fused.run(place, ranks, operation, shape, repetitions)
     about = {key: point[key] for key in FIELDS + ("ranks",)}
     about["ratio_asked"] = point.get("ratio")
