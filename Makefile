@@ -167,6 +167,9 @@ test: ## all tests; one alone: make test T=fuse   with sanitizers: make test SAN
 bench: all $(benches) ## benchmarks: share of the GEMM peak, hidden share of the fused operations
 	@$(PYTHON) tests/bench/run.py --build $(B)
 
+report: all $(benches) ## run the experiments that fit, write build/report/report.md; QUICK=1: under five minutes
+	@$(PYTHON) scripts/report.py $(if $(filter-out 0,$(QUICK)),--quick) $(if $(ONLY),--only '$(ONLY)')
+
 demo: ## train a small GPT on two ranks for a few minutes, with text, figures and a plot
 	@scripts/demo.sh
 
@@ -199,5 +202,5 @@ clean: ## remove everything that was built
 help: ## this list
 	@grep -hE '^[a-z_-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z_-]+):.*## /  make \1\t/' | expand -t 20
 
-.PHONY: FORCE all cuda emulated-tools build-tests tests test bench demo deps config format format-check clean help
+.PHONY: FORCE all cuda emulated-tools build-tests tests test bench report demo deps config format format-check clean help
 .DELETE_ON_ERROR:

@@ -113,7 +113,8 @@ class Recorder:
         launcher = (["scripts/lab.py", "--hosts", str(ranks), *self.wire, "--"] if self.place.kind == "lab" else
                     ["scripts/mpirun.sh", "-np", str(ranks)])
         text = shlex.join([*(f"{name}={value}" for name, value in (env or {}).items()), *launcher, *map(str, command)])
-        text = re.sub(r"\S*/commfuse-report-\w+/", "$DIR/", text) + "".join(f"  # {note}" for note in self.slowed)
+        text = re.sub(r"\S*/commfuse-report-\w+/", "$DIR/", text).replace(f"{ROOT}/", "")
+        text += "".join(f"  # {note}" for note in self.slowed)
         if text not in self.commands:
             self.commands.append(text)
         return self.place.run(ranks, command, env, **options)
@@ -297,7 +298,8 @@ def section(module, lines, folder, where):
     text += [f"*{where}.* Every row: [{module.NAME}.csv]({module.NAME}.csv); figures also as SVG.", ""]
     commands = list(dict.fromkeys(command for line in lines for command in line.get("commands", ())))
     if commands:
-        text += [f"<details><summary>{len(commands)} commands</summary>", "", "```sh", *commands, "```", "", "</details>", ""]
+        text += [f"<details><summary>{len(commands)} commands</summary>", "", "```sh", *commands, "```", "",
+                 "</details>", ""]
     return "\n".join(text)
 
 
@@ -305,11 +307,13 @@ def write_report(folder, setup, modules, done, failures, sweep, command):
     by_name = {name: [line for line in done if line["experiment"] == name] for name in modules}
     present = {name: lines for name, lines in by_name.items() if any(line["rows"] for line in lines)}
     where = caption(setup)
-    text = [] if setup["enough"][0] else [f"**Too few cores: {setup['enough'][1]}. Threads that move bytes take turns with "
-                                          "those that compute, so no time below says what the schedules do.**", ""]
+    text = []
+    if not setup["enough"][0]:
+        text = [f"**Too few cores: {setup['enough'][1]}. Threads that move bytes take turns with those that compute, "
+                "so no time below says what the schedules do.**", ""]
     text += ["# What overlapping brings, measured", "", f"{where}.", "", "To repeat all of it:", "", "```sh", "make",
-             command, "```", "", "Single runs are listed behind each experiment; `$DIR` is any folder, and `$DIR/tokens.bin` "
-             "any token file (`data/prepare.py`): contents do not change times.", ""]
+             command, "```", "", "Single runs are listed behind each experiment; `$DIR` is any folder, and "
+             "`$DIR/tokens.bin` any token file (`data/prepare.py`): contents do not change times.", ""]
     problems = [problem for name, lines in present.items() if hasattr(modules[name], "problems")
                 for problem in modules[name].problems([row for line in lines for row in line["rows"]])]
     if problems or failures:
@@ -346,7 +350,10 @@ def ratios_of(name, lines):
 
 
 def distance(name, a, b):
-    return abs(a - b) if name.endswith("_share") else abs(a / b - 1) if b else float(a != b)
+    """Relative, whichever comes first; of shares, which may be nearly zero, the difference."""
+    if name.endswith("_share"):
+        return abs(a - b)
+    return max(a / b, b / a) - 1 if a > 0 and b > 0 else float(a != b)
 
 
 def compare(folders, tolerance):
@@ -358,18 +365,15 @@ def compare(folders, tolerance):
         if not kept:
             refuse(f"{path} is no report's rows", "give the folders of two reports: --compare DIR DIR")
         reports.append(kept)
-    a, b = ({line["experiment"]: [other for other in done if other["experiment"] == line["experiment"]] for line in done}
-            for _, done, _ in reports)
     worst, count = 0.0, 0
-    for name in a:
-        if name not in b:
-            continue
-        first, second = ratios_of(name, a[name]), ratios_of(name, b[name])
+    for name in dict.fromkeys(line["experiment"] for line in reports[0][1]):
+        first, second = (ratios_of(name, [line for line in done if line["experiment"] == name])
+                         for _, done, _ in reports)
         for figure in [figure for figure in first if figure in second]:
             apart = distance(figure, first[figure], second[figure])
             worst, count = max(worst, apart), count + 1
-            print(f"{'  ' if apart <= tolerance else '! '}{name}: {figure}: {first[figure]:.4f} and {second[figure]:.4f}, "
-                  f"{100 * apart:.2f} % apart")
+            print(f"{'  ' if apart <= tolerance else '! '}{name}: {figure}: {first[figure]:.4f} and "
+                  f"{second[figure]:.4f}, {100 * apart:.2f} % apart")
     if count == 0:
         refuse("the two reports have no figure in common", "run the same experiments, with or without --quick alike")
     print(f"{count} figures, at most {100 * worst:.2f} % apart; asked: {100 * tolerance:g} %")
@@ -387,7 +391,7 @@ def options():
     parser.add_argument("--quick", action="store_true", help="smaller models, fewer repetitions: under five minutes")
     parser.add_argument("--fresh", action="store_true", help="forget rows that are there")
     parser.add_argument("--sweep", metavar="FILE", help="add what scripts/mfu_sweep has collected in FILE")
-    parser.add_argument("--compare", nargs=2, metavar="DIR", help="compare the ratios of two reports, and do nothing else")
+    parser.add_argument("--compare", nargs=2, metavar="DIR", help="compare the ratios of two reports, nothing else")
     parser.add_argument("--tolerance", type=float, default=TOLERANCE, help="of --compare (default: %(default)s)")
     o = parser.parse_args()
     o.only = o.only.split(",") if o.only else [*EXPERIMENTS, *([SWEEP] if o.sweep else [])]
@@ -426,8 +430,8 @@ def measure_all(o, folder):
             failures = run(place, modules, rows, o.quick)
             return rows.setup, rows.done, failures
     except KeyboardInterrupt:
-        print(f"\ninterrupted: {len(rows.done) if rows else 0} points are kept in {folder / ROWS}; the same command goes on "
-              "from there", file=sys.stderr)
+        print(f"\ninterrupted: {len(rows.done) if rows else 0} points are kept in {folder / ROWS}; the same command "
+              "goes on from there", file=sys.stderr)
         sys.exit(INTERRUPTED)
 
 

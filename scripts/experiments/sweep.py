@@ -30,15 +30,15 @@ def number(row, name, form, scale=1.0):
 
 def tables(rows):
     bounds = {configuration(row): row["step_ms"] for row in rows if row["mode"] == "nowire" and row["status"] == "ok"}
-    lines = ["Median of the steps behind the first; spread from the 10th to the 90th percentile. The last column is the "
-             "step against that without transfers (nowire), whose losses are wrong by construction.", "",
+    lines = ["Median of the steps behind the first; spread from the 10th to the 90th percentile. The last column is "
+             "the step against that without transfers (nowire), whose losses are wrong by construction.", "",
              "| model | mesh | ranks | device | mode | step, ms | spread | tokens/s | MFU | exposed, ms | of nowire |",
              "|---|---|---|---|---|---|---|---|---|---|---|"]
     for row in rows:
         head = f"| {row['model']} | {row['strategy']} {row['tp']}x{row['dp']} | {row['ranks']} | "
         if row["status"] != "ok":
-            lines.append(f"{head}– | {row['mode']} | **failed** {' '.join(row['reason'].split())[:160].replace('|', '/')} "
-                         "| | | | | |")
+            why = " ".join(row["reason"].split())[:160].replace("|", "/")
+            lines.append(f"{head}– | {row['mode']} | **failed** {why} | | | | | |")
             continue
         bound = bounds.get(configuration(row))
         lines.append(

@@ -38,7 +38,7 @@ def points(place, quick):
 
 
 def seconds(point):
-    return 4 * point["steps"] * (3.5 if point["model"] == "d12" else 0.6) + 10
+    return 4 * point["steps"] * (4 if point["model"] == "d12" else 0.6) + 10
 
 
 def measure(place, point):
@@ -231,8 +231,8 @@ def draw_panel(axes, rows, mode, width, last):
     end = max(ends)
     waiting = max(total(select(rows, rank=rank), "wait") for rank in ranks)
     axes.axvline(end, color="black", linewidth=1.2)
-    axes.set_title(f"{NAMES.get(mode, mode)}  –  {end:.0f} ms, of which {waiting:.0f} ms waiting", fontsize=9, loc="left",
-                   pad=3)
+    axes.set_title(f"{NAMES.get(mode, mode)}  –  {end:.0f} ms, of which {waiting:.0f} ms waiting", fontsize=9,
+                   loc="left", pad=3)
     axes.set_ylim(GAP / 2, len(ranks) * step + 0.08)
     axes.set_xlim(0, width)
     axes.set_yticks(ticks, labels, fontsize=7)
@@ -249,7 +249,8 @@ def legend(figure):
     handles = [Patch(facecolor=colour, label=whole.get(label, label)) for label, colour in PLACES.values()]
     handles += [Patch(facecolor=BETWEEN, label="layer norm, GELU, sums"),
                 Patch(facecolor=WAITING, label="waiting: exposed communication"),
-                Patch(facecolor="white", hatch="////", edgecolor="#5d6d7e", label="transfer, in the colour of its product")]
+                Patch(facecolor="white", hatch="////", edgecolor="#5d6d7e",
+                      label="transfer, in the colour of its product")]
     figure.legend(handles=handles, loc="lower center", ncol=4, frameon=False, fontsize=8)
 
 
@@ -266,8 +267,9 @@ def draw(rows, path, title):
         way = select(rows, direction=direction)
         width = 1.02 * max(row["end_ms"] for row in way if row["kind"] == "block")
         top = height - HEAD_INCHES - i * (block + AXIS_INCHES)
-        panels = figure.add_gridspec(len(modes), 1, left=0.095, right=0.99, top=top / height,
-                                     bottom=(top - block + AXIS_INCHES / 2) / height, hspace=0.3).subplots(squeeze=False)
+        grid = figure.add_gridspec(len(modes), 1, left=0.095, right=0.99, top=top / height,
+                                   bottom=(top - block + AXIS_INCHES / 2) / height, hspace=0.3)
+        panels = grid.subplots(squeeze=False)
         for axes, mode in zip(panels[:, 0], modes):
             draw_panel(axes, select(way, mode=mode), mode, width, mode == modes[-1])
         panels[-1][0].set_xlabel(f"{direction}: ms since the layer began", fontsize=9)

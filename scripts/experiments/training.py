@@ -20,7 +20,6 @@ import collections
 import json
 import pathlib
 import random
-import shlex
 import sys
 import tempfile
 import types
@@ -32,7 +31,8 @@ sys.path.insert(0, str(ROOT / "tests" / "train"))
 import traffic
 
 NAME, TITLE = "training", "Training steps, end to end"
-PROGRAM, BENCH = "build/release/train_gpt", "build/release/tests/bench/bench_fuse"
+BUILD = ROOT / "build/release"
+PROGRAM, BENCH = str(BUILD / "train_gpt"), str(BUILD / "tests/bench/bench_fuse")
 MODES = {  # in the order of the figures
     "none": ("--overlap", "none"),
     "slice": ("--overlap", "slice"),
@@ -41,6 +41,7 @@ MODES = {  # in the order of the figures
     "commfuse ring, 2 slices": ("--overlap", "commfuse", "--route", "ring", "--slices", "2"),
     "nowire": ("--overlap", "nowire"),
 }
+QUICK_MODES = "none", "slice", "commfuse ring", "nowire"
 SLICES = {"commfuse ring": 1, "commfuse direct": 1, "commfuse ring, 2 slices": 2}
 SHAPES = {"d12": (12, 768, 12), "d6": (6, 384, 6)}  # layers, channels, heads
 FREE_LINK = 40e9       # bits/s while the step without transfers is timed: it has a few bytes to send all the same
@@ -50,18 +51,19 @@ EXPOSED_SHARE, EXPOSED_MS = 0.10, 1.0             # step difference against the 
 
 
 def points(place, quick):
-    size = dict(model="d6", vocab=8192, seq=256, batch=4, rounds=2, steps=5) if quick else \
-        dict(model="d12", vocab=8192, seq=512, batch=2, rounds=3, steps=6)
-    meshes = [("tpsp", 2, 1), ("up", 2, 1), ("tpsp", 1, 2)]
-    if place.ranks >= 4 and not quick:
-        meshes.append(("tpsp", 2, 2))
+    if quick:
+        size = dict(model="d6", vocab=8192, seq=256, batch=4, rounds=2, steps=5, modes=list(QUICK_MODES))
+        meshes = [("tpsp", 2, 1), ("tpsp", 1, 2)]
+    else:
+        size = dict(model="d12", vocab=8192, seq=512, batch=2, rounds=3, steps=6, modes=list(MODES))
+        meshes = [("tpsp", 2, 1), ("up", 2, 1), ("tpsp", 1, 2)] + [("tpsp", 2, 2)] * (place.ranks >= 4)
     ratio = 0.5 if place.kind == "lab" else None  # None: shared memory, as fast as it is
     return [dict(size, strategy=strategy, tp=tp, dp=dp, ratio=ratio) for strategy, tp, dp in meshes]
 
 
 def seconds(point):
     """How long a measurement takes, roughly: for the first estimate of the time left."""
-    return len(MODES) * point["rounds"] * point["steps"] * (3.5 if point["model"] == "d12" else 0.6) + 20
+    return len(point["modes"]) * point["rounds"] * (point["steps"] * (4 if point["model"] == "d12" else 0.6) + 3) + 15
 
 
 def mesh_name(point):
@@ -146,8 +148,8 @@ def measure(place, point):
                   "line_ms": sum(size.values()) * 8e3 / rate if rate else None,
                   "native_ms": native_ms(place, point, size), "peak_tflops_per_rank": peak}
         for number in range(point["rounds"]):
-            names = list(MODES)
-            for mode in names[number % len(names):] + names[:number % len(names)]:
+            first = number % len(point["modes"])
+            for mode in point["modes"][first:] + point["modes"][:first]:
                 _, steps, end = train(place, point, folder, mode, point["steps"], "--peak-tflops", repr(peak))
                 rows += [{**shared, "mode": mode, "round": number, "step": step["step"], "step_ms": step["step_ms"],
                           "tokens_per_s": step["tokens_per_s"], "mfu_share": step["mfu"],
@@ -272,7 +274,8 @@ def checks_table(modes):
     bound, native = median(modes["nowire"], "step_ms"), modes["nowire"][0]["native_ms"]
     none = median(modes["none"], "step_ms")
     lines = [f"| | of nowire | at most {BOUND} | none / commfuse | predicted | within {100 * PREDICTION:.0f} % | "
-             "step − nowire, ms | exposed more, ms | rest, ms | within 10 % or 1 ms |", "|---|---|---|---|---|---|---|---|---|---|"]
+             "step − nowire, ms | exposed more, ms | rest, ms | within 10 % or 1 ms |",
+             "|---|---|---|---|---|---|---|---|---|---|"]
     for mode in [mode for mode in SLICES if mode in modes]:
         step = median(modes[mode], "step_ms")
         expected = prediction(modes, mode)
@@ -300,13 +303,14 @@ def describe_mesh(modes):
                  f"{row['line_ms']:.0f} ms on the line, {row['line_ms'] / bound:.2f} of the step without transfers, "
                  f"and {row['native_ms']:.0f} ms by the library's own collectives at the rates measured alone.")
     else:
-        text += (f"Shared memory, as fast as it is: {sent:.1f} MB a rank and step take {row['native_ms']:.1f} ms by the "
-                 f"library's own collectives, {row['native_ms'] / bound:.3f} of the step without transfers.")
+        text += (f"Shared memory, as fast as it is: {sent:.1f} MB a rank and step take {row['native_ms']:.1f} ms by "
+                 f"the library's own collectives, {row['native_ms'] / bound:.3f} of the step without transfers.")
     return text
 
 
 def tables(rows):
-    text = [__doc__.split("\n\n", 1)[1].replace("  none  ", "- none  ").replace("  commfuse  ", "- commfuse  ").strip(), ""]
+    explained = __doc__.split("\n\n", 1)[1].replace("  none  ", "- none  ").replace("  commfuse  ", "- commfuse  ")
+    text = [explained.strip(), ""]
     for mesh, modes in by_mesh(rows).items():
         text += [f"### {mesh}", "", describe_mesh(modes), "", *steps_table(modes), "", *checks_table(modes), ""]
     return "\n".join(text)

@@ -1,0 +1,456 @@
+"""scripts/report.py, what it is made of, and scripts/mfu_sweep.
+
+Reports are made of a tiny experiment in processes of their own, interrupted at known points; tables, arithmetic and
+pictures of rows and traces written by hand, of which it is known what must come out.
+"""
+# limit: 300
+import contextlib
+import csv
+import io
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+PROGRAM = ROOT / os.environ.get("BUILD", "build/release") / "train_gpt"
+
+try:
+    import matplotlib
+    import numpy
+    matplotlib.use("Agg")
+    import report
+    from experiments import sweep, timeline, training
+except ImportError as error:
+    raise unittest.SkipTest(f"no numpy or matplotlib: {error}") from None
+
+POINTS = 5
+# Writes down each point that it begins, and stays in the one that the file `hold` names until that file is gone.
+FAKE = """
+import os, pathlib, time
+NAME, TITLE = "fake", "A fake experiment"
+folder = pathlib.Path(os.environ["FAKE"])
+
+def points(place, quick):
+    return [{"size": i, "quick": quick} for i in range(int(os.environ.get("FAKE_POINTS", 5)))]
+
+def measure(place, point):
+    with open(folder / "begun", "a") as file:
+        file.write(f"{point['size']}\\n")
+    hold = folder / "hold"
+    while hold.exists() and hold.read_text() == str(point["size"]):
+        time.sleep(0.02)
+    if os.environ.get("FAKE_BROKEN") == str(point["size"]):
+        raise RuntimeError("this point cannot be measured")
+    place.run(1, ["echo", f"point {point['size']}"])
+    return [{"size": point["size"], "way": way, "step_ms": 10.5 * point["size"] + way, "hidden_share": 0.5}
+            for way in (1, 2)]
+
+def tables(rows):
+    return "\\n".join(f"| {row['size']} | {row['way']} | {row['step_ms']:.1f} |" for row in rows)
+
+def figures(rows, folder):
+    for name in ("fake.png", "fake.svg"):
+        pathlib.Path(folder, name).write_text(f"{len(rows)} rows")
+    return ["fake.png", "fake.svg"]
+"""
+DRIVER = """
+import sys
+sys.path[:0] = [sys.argv.pop(1), sys.argv.pop(1)]
+import report, fake
+report.EXPERIMENTS, report.load = ("fake",), {"fake": fake}.__getitem__
+sys.exit(report.main())
+"""
+
+
+def wait_until(condition, what, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {seconds} s in vain: {what}")
+        time.sleep(0.02)
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="commfuse-test-")
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.out = self.folder / "report"
+
+
+class ReportOfAFakeExperiment(Case):
+    def setUp(self):
+        super().setUp()
+        (self.folder / "fake.py").write_text(FAKE)
+        (self.folder / "driver.py").write_text(DRIVER)
+
+    def start(self, *arguments, **environment):
+        return subprocess.Popen(
+            [sys.executable, self.folder / "driver.py", ROOT / "scripts", self.folder, "--out", self.out, "--place",
+             "local", *arguments], env={**os.environ, "FAKE": str(self.folder), **environment}, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def make(self, *arguments, status=0, **environment):
+        process = self.start(*arguments, **environment)
+        out, err = process.communicate(timeout=120)
+        self.assertEqual(process.returncode, status, out + err)
+        return out + err
+
+    def begun(self):
+        path = self.folder / "begun"
+        return path.read_text().split() if path.exists() else []
+
+    def lines(self):
+        return [json.loads(line) for line in (self.out / "rows.jsonl").read_text().splitlines()]
+
+    def interrupt_in(self, point, number):
+        """A report that is sent a signal while it measures a point."""
+        (self.folder / "hold").write_text(str(point))
+        process = self.start()
+        wait_until(lambda: self.begun()[-1:] == [str(point)], "the point is begun")
+        process.send_signal(number)
+        output = "".join(process.communicate(timeout=60))
+        (self.folder / "hold").unlink()
+        return process.returncode, output
+
+    def test_a_report_is_complete(self):
+        output = self.make()
+        self.assertIn(f"[{POINTS}/{POINTS}]", output)
+        text = (self.out / "report.md").read_text()
+        for size in range(POINTS):
+            for way in (1, 2):
+                self.assertIn(f"| {size} | {way} | {10.5 * size + way:.1f} |", text)
+            self.assertIn(f"scripts/mpirun.sh -np 1 echo 'point {size}'", text)
+        self.assertIn("(fake.png)", text)
+        self.assertTrue((self.out / "fake.svg").exists())
+        with open(self.out / "fake.csv", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        self.assertEqual([(int(row["size"]), int(row["way"])) for row in rows],
+                         [(size, way) for size in range(POINTS) for way in (1, 2)])
+        setup = self.lines()[0]["setup"]
+        for name in ("processor", "kernel", "compiler", "mpi", "onednn", "version", "date"):
+            self.assertIn(setup[name], text)
+            self.assertTrue(setup[name])
+        self.assertIn("scripts/report.py --out", text)
+
+    def test_ctrl_c_leaves_what_is_measured_and_the_same_command_goes_on(self):
+        status, output = self.interrupt_in(2, signal.SIGINT)
+        self.assertEqual(status, report.INTERRUPTED, output)
+        self.assertIn("2 points are kept", output)
+        self.assertFalse((self.out / "report.md").exists())
+        output = self.make()
+        self.assertIn("3 points to measure, 2 are there already", output)
+        self.assertEqual(self.begun(), ["0", "1", "2", "2", "3", "4"])
+        self.assertEqual([line["point"]["size"] for line in self.lines()[1:]], list(range(POINTS)))
+
+    def test_a_killed_report_and_a_line_cut_short(self):
+        status, output = self.interrupt_in(3, signal.SIGKILL)
+        self.assertEqual(status, -signal.SIGKILL, output)
+        with open(self.out / "rows.jsonl", "a", encoding="utf-8") as file:
+            file.write('{"experiment": "fake", "point": {"si')
+        self.make()
+        self.assertEqual(self.begun(), ["0", "1", "2", "3", "3", "4"])
+        self.assertEqual([line["point"]["size"] for line in self.lines()[1:]], list(range(POINTS)))
+        before = (self.out / "report.md").read_text()
+        self.make()  # nothing left to do: the same report
+        self.assertEqual(len(self.begun()), 6)
+        self.assertEqual((self.out / "report.md").read_text(), before)
+
+    def test_rows_measured_elsewhere_are_not_mixed(self):
+        self.make(FAKE_POINTS="2")
+        whole = self.lines()
+        for name, other in (("processor", "Another Processor"), ("version", "0000000"), ("place", "lab")):
+            changed = [{"setup": {**whole[0]["setup"], name: other}}, *whole[1:]]
+            text = "".join(json.dumps(line) + "\n" for line in changed)
+            (self.out / "rows.jsonl").write_text(text)
+            output = self.make(status=report.REFUSED)
+            self.assertIn(f"{name} was {other!r}", output)
+            self.assertIn("--fresh", output)
+            self.assertEqual((self.out / "rows.jsonl").read_text(), text)
+        (self.out / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in whole))
+        self.assertIn("length was 'full' and is 'quick'", self.make("--quick", status=report.REFUSED))
+        self.make("--fresh", "--quick", FAKE_POINTS="2")
+        self.assertEqual([line["point"] for line in self.lines()[1:]], [{"size": i, "quick": True} for i in range(2)])
+
+    def test_a_point_that_fails_is_told_and_the_others_go_on(self):
+        output = self.make(status=1, FAKE_BROKEN="1")
+        self.assertIn("this point cannot be measured", output)
+        self.assertIn("this point cannot be measured", (self.out / "report.md").read_text())
+        self.assertEqual([line["point"]["size"] for line in self.lines()[1:]], [0, 2, 3, 4])
+        self.make()  # tried again
+        self.assertEqual(self.begun()[POINTS:], ["1"])
+
+    def test_two_reports_do_not_write_one_file(self):
+        (self.folder / "hold").write_text("0")
+        first = self.start()
+        wait_until(lambda: self.begun(), "the first report has begun")
+        self.assertIn("another report", self.make(status=report.REFUSED))
+        (self.folder / "hold").unlink()
+        first.communicate(timeout=120)
+        self.assertEqual(first.returncode, 0)
+
+
+def steps(mode, step_ms, exposed_ms=0.0, loss=5.0, mesh="tpsp 1x2", native_ms=500.0):
+    return [{"mesh": mesh, "mode": mode, "round": number, "step": step, "step_ms": step_ms + (1000 if step == 0 else 0),
+             "exposed_ms": exposed_ms, "comm_ms": 500.0, "loss": loss - 0.1 * step, "tokens_per_s": 1e6 / step_ms,
+             "mfu_share": 0.5, "ranks": 2, "model": "d6", "seq": 256, "batch": 4, "parameters": 13891584,
+             "link_bits_per_s": 1e9, "line_ms": 490.0, "native_ms": native_ms, "bytes_sent_per_step": 61e6}
+            for number in range(2) for step in range(4)]
+
+
+def training_rows(**changed):
+    """1000 ms without transfers, 500 ms of transfers of which commfuse leaves 20."""
+    table = {"none": (1500.0, 500.0), "slice": (1200.0, 180.0), "commfuse ring": (1020.0, 20.0),
+             "commfuse direct": (1600.0, 600.0), "commfuse ring, 2 slices": (1021.0, 20.0), "nowire": (1000.0, 0.0)}
+    return sum((steps(mode, *table[mode], **changed.get(mode.split()[0], {})) for mode in table), [])
+
+
+class Training(Case):
+    def row(self, text, mode, which):
+        return [line for line in text.splitlines() if line.startswith(f"| {mode} |")][which].split(" | ")
+
+    def test_every_mode_is_in_the_tables_the_losing_ones_too(self):
+        text = training.tables(training_rows())
+        for mode in training.MODES:
+            self.assertIn(f"| {mode} |", text)
+        self.assertEqual(self.row(text, "commfuse direct", 0)[3], "1.600")
+        self.assertEqual(self.row(text, "none", 0)[1], "1500.0")  # the first step of each round does not count
+        self.assertEqual(self.row(text, "none", 0)[4], "1500.0")  # nowire and every transfer
+        self.assertIn("wrong by construction", self.row(text, "nowire", 0)[-1])
+        self.assertEqual(training.problems(training_rows()), [])
+
+    def test_verdicts(self):
+        text = training.tables(training_rows())
+        ring, direct, two = (self.row(text, mode, 1) for mode in training.SLICES)
+        self.assertEqual(ring[1:7], ["1.020", "yes", "1.471", "1.500", "yes", "20.0"])
+        self.assertEqual(ring[7:], ["20.0", "0.0", "yes |"])
+        self.assertEqual((direct[2], direct[5], direct[9]), ("**no**", "**no**", "yes |"))
+        self.assertEqual(two[8:], ["1.0", "yes |"])  # 1 ms of 20 is allowed
+        rows = [{**row, "exposed_ms": 5.0} if row["mode"] == "commfuse ring" else row for row in training_rows()]
+        self.assertEqual(self.row(training.tables(rows), "commfuse ring", 1)[7:], ["5.0", "15.0", "**no** |"])
+
+    def test_a_loss_that_differs_is_an_error(self):
+        rows = training_rows(slice={"loss": 5.0 * (1 + 3e-5)})
+        self.assertIn("**ERROR**", training.tables(rows))
+        self.assertEqual(len(training.problems(rows)), 1)
+        self.assertIn("slice", training.problems(rows)[0])
+        self.assertEqual(training.problems(training_rows(slice={"loss": float("nan")}))[0].count("slice"), 1)
+        self.assertEqual(training.problems(training_rows(slice={"loss": 5.0 * (1 + 3e-6)})), [])
+
+    def test_what_cannot_hide_by_arithmetic(self):
+        fast = {mode: {"mesh": "tpsp 2x1", "native_ms": 1e-6} for mode in ("none", "slice", "commfuse", "nowire")}
+        modes = training.by_mesh(training_rows(**fast))["tpsp 2x1"]
+        self.assertAlmostEqual(training.exposed_by_arithmetic(modes, "commfuse ring"), 0, places=5)
+        slow = {mode: {"mesh": "tpsp 2x1", "native_ms": 1e6} for mode in fast}
+        modes = training.by_mesh(training_rows(**slow))["tpsp 2x1"]
+        left = training.exposed_by_arithmetic(modes, "commfuse ring")
+        self.assertTrue(0.9e6 < left + 1000 < 1.01e6, left)  # a wire that slow hides next to nothing
+        self.assertLess(training.exposed_by_arithmetic(modes, "commfuse ring, 2 slices"), left)
+
+    def test_bytes_are_those_of_the_formula(self):
+        point = dict(model="d6", vocab=8192, seq=256, batch=4, strategy="tpsp", tp=2, dp=1)
+        shard = 128 * 4 * 384 * 4  # of activations, in bytes
+        self.assertGreater(training.bytes_of_step(point)["gather"], (6 * 6 + 1) * shard)
+        self.assertEqual(training.bytes_of_step(point)["alltoall"], 0)
+        self.assertEqual(training.bytes_of_step({**point, "strategy": "up"})["alltoall"], 8 * 6 * shard / 2)
+
+    def test_figure(self):
+        self.assertEqual(training.figures(training_rows(), str(self.folder)), ["training.png", "training.svg"])
+        self.assertGreater((self.folder / "training.png").stat().st_size, 10000)
+
+
+class Comparison(Case):
+    def write(self, name, experiment, rows):
+        folder = self.folder / name
+        folder.mkdir()
+        lines = {"setup": {}}, {"experiment": experiment, "point": {"model": "d6"}, "rows": rows, "seconds": 1}
+        (folder / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return folder
+
+    def compare(self, *folders):
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output):
+            status = report.compare(folders, 0.03)
+        return status, output.getvalue()
+
+    def test_ratios_are_compared_not_times(self):
+        rows = training_rows()
+        a = self.write("a", "training", rows)
+        b = self.write("b", "training", [{**row, "step_ms": 2 * row["step_ms"]} for row in rows])
+        status, output = self.compare(a, b)
+        self.assertEqual(status, 0, output)
+        self.assertIn("5 figures, at most 0.00 % apart", output)
+
+    def test_four_percent_are_too_many(self):
+        a = self.write("a", "training", training_rows())
+        b = self.write("b", "training", [{**row, "step_ms": 1.04 * row["step_ms"]} if row["mode"] == "slice" else row
+                                         for row in training_rows()])
+        status, output = self.compare(a, b)
+        self.assertEqual(status, 1)
+        self.assertIn("! training: tpsp 1x2, step(slice) / step(nowire): 1.2000 and 1.2480, 4.00 % apart", output)
+        self.assertEqual(output.count("! "), 1)
+
+    def test_columns_of_other_experiments(self):
+        row = {"op": "gather_gemm", "hidden_share": 0.01, "fused_ratio": 1.0, "step_ms": 3.0}
+        a = self.write("a", "other", [row])
+        b = self.write("b", "other", [{**row, "hidden_share": 0.03, "fused_ratio": 1.1, "step_ms": 9.0}])
+        status, output = self.compare(a, b)
+        self.assertEqual(status, 1)
+        self.assertIn("2.00 % apart", output)  # a share by its difference, however small it is
+        self.assertIn("10.00 % apart", output)
+        self.assertIn("2 figures", output)
+
+    def test_nothing_in_common_is_an_error(self):
+        a = self.write("a", "training", training_rows())
+        b = self.write("b", "other", [{"a_ratio": 1}])
+        with self.assertRaises(SystemExit), contextlib.redirect_stderr(io.StringIO()):
+            self.compare(a, b)
+
+
+def event(rank, name, kind, begin, end, layer=None, step=1, **more):
+    arguments = {"step": step, **({} if layer is None else {"layer": layer}), **more}
+    return {"ph": "X", "pid": rank, "tid": 0, "ts": 1e3 * begin, "dur": 1e3 * (end - begin), "cat": kind, "name": name,
+            "args": arguments}
+
+
+def trace():
+    """Four layers of 10, 30, 20 and 50 ms each way, on two ranks; the third is the median of the inner two's lower."""
+    events, at = [], 0
+    for direction, layers in (("forward", range(4)), ("backward", range(3, -1, -1))):
+        for layer in layers:
+            long = (10, 30, 20, 50)[layer]
+            for rank in range(2):
+                events += [event(rank, f"block {direction}", "compute", at + rank, at + long, layer),
+                           event(rank, "att.qkv", "compute", at + 2, at + 8, layer, slice=0),
+                           event(rank, "reduce-scatter mlp.fc2", "comm", at + 5, at + long, layer, slice=0, bytes=1000),
+                           event(rank, "reduce-scatter mlp.fc2", "wait", at + 8, at + long - rank, layer)]
+            at += long
+    return events
+
+
+class Timeline(Case):
+    def test_the_layer_of_median_length(self):
+        rows = timeline.layer_of(trace())
+        self.assertEqual({row["layer"] for row in rows if row["kind"] == "block"}, {2})
+        forward = timeline.select(rows, direction="forward", rank=1)
+        self.assertEqual([(row["kind"], row["begin_ms"], row["end_ms"]) for row in forward],
+                         [("block", 1, 20), ("compute", 2, 8), ("comm", 5, 20), ("wait", 8, 19)])
+
+    def test_table_and_figures(self):
+        rows = [{"mesh": "tpsp 2x1", "model": "d6", "seq": 256, "batch": 4, "link_bits_per_s": 1e9, "mode": mode, **row}
+                for mode in timeline.MODES for row in timeline.layer_of(trace())]
+        text = timeline.tables(rows)
+        for mode in timeline.MODES:
+            self.assertIn(f"| {mode} | forward | 20.0 | 12.0 | 12.0 | 15.0 | 0.00 |", text)
+        names = timeline.figures(rows, str(self.folder))
+        self.assertEqual(names, ["timeline-tpsp-2x1.png", "timeline-tpsp-2x1.svg"])
+        self.assertIn("(timeline-tpsp-2x1.png)", text)
+        self.assertGreater((self.folder / names[0]).stat().st_size, 10000)
+
+    def test_transfers_at_the_same_time_lie_in_lanes(self):
+        spans = [(0, 10), (2, 5), (5, 8), (3, 12), (11, 13)]
+        placed, count = timeline.lanes([{"begin_ms": begin, "end_ms": end} for begin, end in spans])
+        self.assertEqual(count, 3)
+        self.assertEqual([lane for lane, _ in placed], [0, 1, 2, 1, 0])
+        self.assertEqual(timeline.union_ms([{"begin_ms": begin, "end_ms": end} for begin, end in spans]), 13)
+
+    def test_a_trace_without_layers(self):
+        with self.assertRaisesRegex(SystemExit, "--trace-steps"):
+            timeline.layer_of([event(0, "update", "compute", 0, 1)])
+
+    def test_draws_traces_given_by_name(self):
+        path = self.folder / "trace.json"
+        path.write_text(json.dumps({"traceEvents": trace()}))
+        subprocess.run([sys.executable, ROOT / "scripts/experiments/timeline.py", "--out", self.folder / "layer",
+                        f"none={path}", f"commfuse={path}"], check=True, stdout=subprocess.DEVNULL)
+        self.assertTrue((self.folder / "layer.png").exists() and (self.folder / "layer.svg").exists())
+
+
+class FirstLine(Case):
+    def test_says_that_cores_do_not_suffice(self):
+        self.out.mkdir()
+        setup = {"processor": "P", "cores": 2, "system": "Linux", "kernel": "6", "compiler": "cc", "mpi": "m",
+                 "onednn": "2", "version": "v", "program": "h", "place": "local", "hosts": 1, "date": "today",
+                 "enough": [False, "2 ranks need 4 cores, this machine gives 2"]}
+        modules = {"training": training}
+        done = [{"experiment": "training", "point": {}, "rows": training_rows(), "seconds": 1, "commands": ["one"]}]
+        path, problems = report.write_report(self.out, setup, modules, done, [], None, "scripts/report.py")
+        lines = path.read_text().splitlines()
+        self.assertIn("Too few cores: 2 ranks need 4 cores", lines[0])
+        self.assertIn("too few cores", next(line for line in lines if line.startswith("*P")))
+        self.assertEqual(problems, [])
+        path, _ = report.write_report(self.out, {**setup, "enough": [True, ""]}, modules, done, [], None, "c")
+        self.assertTrue(path.read_text().startswith("# "))
+
+
+@unittest.skipUnless(PROGRAM.exists(), f"{PROGRAM} is not built")
+class Sweep(Case):
+    def setUp(self):
+        super().setUp()
+        self.tokens, self.file = self.folder / "tokens.bin", self.folder / "sweep.jsonl"
+        training.write_tokens(self.tokens, 101, 16 * 36 + 1)
+
+    def sweep(self, *more, status=0, launcher=f"{ROOT}/scripts/mpirun.sh -np {{ranks}}"):
+        done = subprocess.run(
+            [sys.executable, ROOT / "scripts/mfu_sweep", "--launcher", launcher, "--program", PROGRAM, "--models", "d6",
+             "--train", self.tokens, "--steps", "3", "--out", self.file, *more, "--", "--layers", "2", "--channels",
+             "96", "--heads", "6", "--vocab", "101", "--seq", "36", "--micro-batch", "2", "--threads", "1",
+             "--peak-tflops", "1"], capture_output=True, text=True, timeout=240)
+        self.assertEqual(done.returncode, status, done.stdout + done.stderr)
+        return done.stdout
+
+    def rows(self):
+        return [json.loads(line) for line in self.file.read_text().splitlines()]
+
+    def test_two_ranks_end_to_end_resumed_and_reported(self):
+        mesh = "--tp", "1,2,4", "--dp", "1", "--strategies", "tpsp,up", "--modes", "none,commfuse"
+        output = self.sweep(*mesh)
+        self.assertEqual([(row["tp"], row["strategy"], row["mode"], row["status"]) for row in self.rows()],
+                         [(1, "tpsp", "none", "ok"), (2, "tpsp", "none", "ok"), (2, "tpsp", "commfuse", "ok"),
+                          (2, "up", "none", "ok"), (2, "up", "commfuse", "ok")])
+        self.assertIn("6 heads do not divide over --tp 4", output)
+        self.assertIn("one rank: nothing travels", output)
+        for row in self.rows():
+            self.assertEqual((row["steps"], row["device"], row["config"]["ranks"]), (2, "CPU", row["ranks"]))
+            self.assertAlmostEqual(row["loss"], self.rows()[0]["loss"], delta=1e-4)
+            self.assertGreater(row["tokens_per_s"], 0)
+            self.assertGreater(row["mfu_share"], 0)
+        output = self.sweep(*mesh, "--ranks-max", "2")
+        self.assertEqual(len(self.rows()), 5)
+        self.assertEqual(output.count("already"), 5)
+        self.assertIn("more than --ranks-max 2", output)
+        subprocess.run([sys.executable, ROOT / "scripts/report.py", "--sweep", self.file, "--only", "sweep", "--out",
+                        self.out], check=True, capture_output=True, timeout=120)
+        text = (self.out / "report.md").read_text()
+        for row in self.rows():
+            self.assertIn(f"| d6 | {row['strategy']} {row['tp']}x1 | {row['ranks']} | CPU | {row['mode']} | "
+                          f"{row['step_ms']:.1f} |", text)
+            self.assertIn(row["command"], text)
+        self.assertTrue((self.out / "sweep.png").exists() and (self.out / "sweep.csv").exists())
+
+    def test_skips_what_does_not_fit(self):
+        output = self.sweep("--tp", "2", "--strategies", "tpsp", "--modes", "none", "--memory-gib", "0.0001", status=1)
+        self.assertRegex(output, r"skipped, \d+ MiB a rank do not fit into 0 MiB")
+        self.assertFalse(self.file.exists())
+
+    def test_a_run_that_fails_is_kept_with_its_reason_and_tried_again(self):
+        broken = self.folder / "launcher"
+        broken.write_text('#!/bin/sh\n[ "$1" = 1 ] || { echo "error: no such nodes"; exit 3; }\nshift\nexec "$@"\n')
+        broken.chmod(0o755)
+        mesh = "--tp", "2", "--strategies", "tpsp", "--modes", "commfuse"
+        output = self.sweep(*mesh, status=1, launcher=f"{broken} {{ranks}}")
+        self.assertIn("**failed** error: no such nodes", output)
+        self.assertEqual([row["status"] for row in self.rows()], ["failed"])
+        self.sweep(*mesh)
+        self.assertEqual([row["status"] for row in sweep.latest(self.rows())], ["ok"])
+
+
+if __name__ == "__main__":
+    unittest.main()
