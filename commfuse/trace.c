@@ -55,10 +55,6 @@ void cf_trace_zero(cf_trace *trace, double now_ms) {
     trace->zero_ms = now_ms;
 }
 
-void cf_trace_record(cf_trace *trace, bool on) {
-    trace->record = on;
-}
-
 static void *grown(void *array, int64_t *capacity, int64_t wanted, size_t size) {
     if (wanted <= *capacity) return array;
     *capacity = wanted < 1024 ? 1024 : 2 * wanted;
@@ -153,6 +149,11 @@ void cf_trace_transfer(cf_trace *trace, const char *name, int layer, int slice, 
 }
 
 // --- figures ---
+
+void cf_trace_record(cf_trace *trace, bool on) {
+    settle(trace, true); // what came before belongs to before
+    trace->record = on;
+}
 
 void cf_trace_step(cf_trace *trace, int step) {
     settle(trace, true);

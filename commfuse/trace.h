@@ -34,8 +34,9 @@ cf_trace *cf_trace_create(void);
 void cf_trace_free(cf_trace *trace);
 
 void cf_trace_zero(cf_trace *trace, double now_ms); // the moment that all ranks call zero
-void cf_trace_record(cf_trace *trace, bool on); // keep events from here on (otherwise only the two figures)
-void cf_trace_step(cf_trace *trace, int step);  // a new step: the figures start from zero
+// Keep events from here on (otherwise only the two figures). As with figures, the stream has been synchronised.
+void cf_trace_record(cf_trace *trace, bool on);
+void cf_trace_step(cf_trace *trace, int step); // a new step: the figures start from zero
 void cf_trace_add(cf_trace *trace, cf_trace_row row, const char *name, int layer, int slice, int peer,
                   int64_t bytes, double begin_ms, double end_ms); // times on the cf_now_ms clock
 // The same between two moments of a stream. begin() opens a range by that name on the host's time line, end()
