@@ -32,7 +32,8 @@ import sys
 
 CORES_PER_RANK = 2  # one computes, one makes progress
 MTU = 9000
-TOOLS = {"ip": "iproute2", "tc": "iproute2", "mpirun": "openmpi-bin", "unshare": "util-linux", "nsenter": "util-linux",
+HOSTS_MAX = 250  # of one /24 network
+TOOLS = {"ip": "iproute2", "tc": "iproute2", "bridge": "iproute2", "mpirun": "openmpi-bin", "unshare": "util-linux", "nsenter": "util-linux",
          "taskset": "util-linux", "mount": "mount", "hostname": "hostname"}
 # A bucket that a few of the largest segments fill, or a fraction of a millisecond: timers are late by tens of
 # microseconds, and what the bucket does not hold then is lost for the rate.
@@ -65,23 +66,20 @@ case $OMPI_COMM_WORLD_RANK in {cases} esac
 taskset -cp $compute,$progress $$ >/dev/null
 "$@" <&0 &
 child=$!
-trap 'kill -TERM $child 2>/dev/null' TERM
 sort_threads() {
     for task in /proc/$child/task/*; do
-        [ -d $task ] || return
+        [ -d $task ] || exit
         [ ${task##*/} = $child ] && core=$compute || core=$progress
-        taskset -cp $core ${task##*/} >/dev/null 2>&1
+        taskset -cp $core ${task##*/}
     done
 }
-(for pause in 0.2 0.3 0.5 1 2 4; do sleep $pause; sort_threads; done) &
-sorter=$!
+(for pause in 0.2 0.3 0.5 1 2 4; do sleep $pause; sort_threads; done) </dev/null >/dev/null 2>&1 &
+trap 'kill -TERM $child 2>/dev/null' TERM
 while :; do
     wait $child
     status=$?
-    kill -0 $child 2>/dev/null || break
+    kill -0 $child 2>/dev/null || exit $status
 done
-kill $sorter 2>/dev/null
-exit $status
 """
 RANK_ON_SHARED_CORES = "#!/bin/sh\nexec \"$@\"\n"
 
@@ -154,6 +152,8 @@ class Lab:
     """with Lab(hosts=2) as lab: lab.set_link(2e9, delay_ms=0.05); lab.run(2, ["build/release/train_gpt", …])"""
 
     def __init__(self, hosts=2, ranks_per_host=1, share_cores=False):
+        if not 1 <= hosts <= HOSTS_MAX or ranks_per_host < 1:
+            raise LabError(f"no such lab: {hosts} hosts (1 to {HOSTS_MAX}) of {ranks_per_host} ranks")
         self.hosts, self.ranks_per_host, self.share_cores = hosts, ranks_per_host, share_cores
         self.cores = sorted(os.sched_getaffinity(0))
         self.rate, self.delay_ms, self.jitter_ms = None, 0.0, 0.0
@@ -172,6 +172,10 @@ class Lab:
     @staticmethod
     def address(host):
         return f"10.0.0.{host + 1}"
+
+    @staticmethod
+    def hardware_address(host):
+        return f"02:00:00:00:00:{host + 1:02x}"
 
     def ranks(self):
         return self.hosts * self.ranks_per_host
@@ -224,9 +228,10 @@ class Lab:
         self.close()
 
     def start(self):
-        # /proc still shows the machine's processes when the first process reads its number there.
+        # /proc still shows the machine's processes when the first process reads its number there. It stays a shell,
+        # which takes note of the deaths of orphans.
         script = ("read pid rest </proc/self/stat && mount -t proc proc /proc && mount -t tmpfs -o mode=1777 tmpfs /dev/shm"
-                  " && echo $pid && exec cat")
+                  " && exec 3<&0 && { cat <&3 >/dev/null & } && echo $pid && exec 3<&- >&- && wait")
         self.init = subprocess.Popen(
             ["unshare", "--pid", "--fork", "--net", "--mount", "--uts", "sh", "-c", script],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
@@ -250,8 +255,11 @@ class Lab:
         if not self.host_pids[host]:
             raise LabError(f"host {host} did not start")
         self.at_hub("ip", "link", "add", f"port{host}", "mtu", str(MTU), "type", "veth",
-                    "peer", "name", "eth0", "mtu", str(MTU), "netns", self.host_pids[host])
+                    "peer", "name", "eth0", "address", self.hardware_address(host), "mtu", str(MTU),
+                    "netns", self.host_pids[host])
         self.at_hub("ip", "link", "set", f"port{host}", "master", "bridge", "up")
+        self.at_hub("bridge", "link", "set", "dev", f"port{host}", "learning", "off")
+        self.at_hub("bridge", "fdb", "add", self.hardware_address(host), "dev", f"port{host}", "master", "static")
         self.at(host, "ip", "link", "set", "lo", "up")
         self.at(host, "ip", "address", "add", f"{self.address(host)}/24", "dev", "eth0")
         self.at(host, "ip", "link", "set", "eth0", "up")
@@ -319,7 +327,7 @@ class Lab:
 
     def set_delay(self, delay_ms, jitter_ms):
         """What a host sends comes in at its port, is redirected into the delay line and enters the bridge from there.
-        The bridge must not learn from that where the host is: that stays the port."""
+        The bridge never learns where a host is, it has been told: what is for the host still leaves by its port."""
         for host, line in enumerate(self.lines):
             self.at_hub("tc", "qdisc", "del", "dev", f"port{host}", "clsact")
             self.end_helper(line)
@@ -332,9 +340,10 @@ class Lab:
             core = self.rank_cores(host * self.ranks_per_host)[-1]
             self.lines.append(self.start_helper(self.hub(), ["taskset", "-c", str(core), DELAY_LINE, device,
                                                              f"{delay_ms * 1e3:g}", f"{jitter_ms * 1e3:g}"]))
-            self.at_hub("ip", "link", "set", device, "mtu", str(MTU), "master", "bridge", "up")
+            self.at_hub("ip", "link", "set", device, "mtu", str(MTU), "master", "bridge")
             self.at_hub("bridge", "link", "set", "dev", device, "learning", "off", "flood", "off", "mcast_flood", "off",
                         "bcast_flood", "off")
+            self.at_hub("ip", "link", "set", device, "up")
             self.at_hub("tc", "qdisc", "add", "dev", port, "clsact")
             self.at_hub("tc", "filter", "add", "dev", port, "ingress", "protocol", "all", "u32", "match", "u32", "0", "0",
                         "action", "mirred", "egress", "redirect", "dev", device)
@@ -407,14 +416,14 @@ def main():
     parser.add_argument("--plan", action="store_true", help="say what would be created and on which cores; create nothing")
     parser.add_argument("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM ARGUMENTS")
     o = parser.parse_args()
-    lab = Lab(o.hosts, o.ranks_per_host, o.share_cores)
-    if o.plan:
-        print(lab.plan())
-        return 0
     program = o.program[1:] if o.program[:1] == ["--"] else o.program
-    if not program:
+    if not program and not o.plan:
         parser.error("no program given; --plan shows what would be created")
     try:
+        lab = Lab(o.hosts, o.ranks_per_host, o.share_cores)
+        if o.plan:
+            print(lab.plan())
+            return 0
         with lab:
             lab.set_link(o.rate, o.delay, o.jitter)
             if not lab.enough()[0]:
