@@ -12,8 +12,9 @@ the points that are there. Rows of another machine, program or place do not belo
 resumed until --fresh, or another --out, is given.
 
 An experiment is a module of scripts/experiments with NAME, TITLE, points, measure, tables and figures; it may also say
-how long a point takes (seconds), what must not be (problems), and in which figures two reports must agree (ratios;
-without it, those are the columns that end in _ratio or _share).
+how long a point takes (seconds, as a function or in the point), what must not be (problems), and in which figures two
+reports must agree (ratios; without it: of a row with ms and compute_ms their quotient, else columns that end in _ratio
+or _share).
 """
 import argparse
 import csv
@@ -206,8 +207,8 @@ class Progress:
         """What the points not yet measured will take: as those of their experiment did, else as it says."""
         def estimate(name, point):
             took = [line["seconds"] for line in self.rows.done if line["experiment"] == name]
-            said = getattr(self.modules[name], "seconds", None)
-            return sum(took) / len(took) if took else said(point) if said else SECONDS_UNKNOWN
+            said = getattr(self.modules[name], "seconds", lambda point: point.get("seconds", SECONDS_UNKNOWN))
+            return sum(took) / len(took) if took else said(point)
         ahead = [estimate(*item) for item in self.todo[self.done:]]
         return max(0, ahead[0] - since) + sum(ahead[1:]) if ahead else 0
 
@@ -343,9 +344,11 @@ def ratios_of(name, lines):
     for line in lines:
         for i, row in enumerate(line["rows"]):
             label = ", ".join(str(value) for value in row.values() if isinstance(value, str)) or str(i)
-            for column, value in row.items():
-                if column.endswith(("_ratio", "_share")) and isinstance(value, (int, float)):
-                    found[f"{short(line['point'])}, {i} {label}, {column}"] = value
+            quotients = {column: value for column, value in row.items() if column.endswith(("_ratio", "_share"))}
+            if row.get("ms") and row.get("compute_ms"):  # shares of a fast link would only magnify its noise
+                quotients = {"ms / compute_ms": row["ms"] / row["compute_ms"]}
+            found |= {f"{short(line['point'])}, {i} {label}, {column}": value for column, value in quotients.items()
+                      if isinstance(value, (int, float))}
     return found
 
 

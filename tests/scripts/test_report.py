@@ -307,6 +307,15 @@ class Comparison(Case):
         self.assertIn("10.00 % apart", output)
         self.assertIn("2 figures", output)
 
+    def test_quotient_of_times(self):
+        row = {"variant": "commfuse", "ms": 11.0, "compute_ms": 10.0, "hidden_share": 0.1}
+        a = self.write("a", "other", [row])
+        b = self.write("b", "other", [{**row, "ms": 22.2, "compute_ms": 20.0, "hidden_share": 0.9}])
+        status, output = self.compare(a, b)
+        self.assertEqual(status, 0, output)
+        self.assertIn("1.1000 and 1.1100, 0.91 % apart", output)
+        self.assertIn("1 figures", output)
+
     def test_nothing_in_common_is_an_error(self):
         a = self.write("a", "training", training_rows())
         b = self.write("b", "other", [{"a_ratio": 1}])
