@@ -1,0 +1,25 @@
+// Model files: every element of every tensor of what is taken is read.
+#include "tests/fuzz/fuzz.h"
+#include "data/model_file.h"
+
+static void use(const char *path) {
+    static float values[1 << 18];
+    model_file *file = model_file_open(path);
+    model_shape shape = model_file_shape(file);
+    int64_t read = 0;
+    for (int tensor = 0; tensor < MODEL_TENSORS; tensor++)
+        for (int64_t layer = 0; layer < model_tensor_layers(&shape, tensor); layer++) {
+            int64_t count = model_tensor_rows(&shape, tensor) * model_tensor_columns(&shape, tensor);
+            FUZZ_CHECK(count >= 1 && count <= (int64_t)(sizeof values / sizeof *values));
+            model_file_read(file, tensor, layer, 0, count, values);
+            read += count;
+        }
+    FUZZ_CHECK(read == model_parameters(&shape));
+    model_file_close(file);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
+    const char *path = fuzz_headed_file(0, bytes, size);
+    FUZZ_TRY(use(path));
+    return 0;
+}

@@ -1,0 +1,49 @@
+// The command line, an argument a line. Values that are taken come out the same when they are given again.
+#include "tests/fuzz/fuzz.h"
+#include "data/options.h"
+
+enum { ARGUMENTS = 64, VALUE = 8192 };
+
+static int split(char *text, char **argv) {
+    static char program[] = "train_gpt";
+    int argc = 1;
+    argv[0] = program;
+    for (char *line = strtok(text, "\n"); line && argc < ARGUMENTS; line = strtok(NULL, "\n"))
+        argv[argc++] = line;
+    argv[argc] = NULL;
+    return argc;
+}
+
+static void give_again(const options *o) {
+    static char value[VALUE], again[VALUE], argument[VALUE + 64];
+    int rows;
+    const option_row *table = options_table(&rows);
+    for (const option_row *row = table; row < table + rows; row++) {
+        options_value(o, row, value, sizeof value);
+        FUZZ_CHECK(memchr(value, 0, sizeof value));
+        if (row->type == OPTION_FLAG || !options_given(o, row->name)) continue;
+        snprintf(argument, sizeof argument, "--%s=%s", row->name, value);
+        options second;
+        options_problem problem;
+        char *argv[] = {argument, argument, NULL};
+        FUZZ_CHECK(options_try(&second, 2, argv, &problem) && options_given(&second, row->name));
+        options_value(&second, row, again, sizeof again);
+        FUZZ_CHECK(strcmp(value, again) == 0);
+    }
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
+    char *text = malloc(size + 1), *argv[ARGUMENTS + 1];
+    FUZZ_CHECK(text);
+    memcpy(text, bytes, size);
+    text[size] = 0;
+    options o;
+    options_problem problem = {.what = ""};
+    if (options_try(&o, split(text, argv), argv, &problem))
+        give_again(&o);
+    else
+        FUZZ_CHECK(*problem.what && memchr(problem.what, 0, sizeof problem.what) &&
+                   memchr(problem.hint, 0, sizeof problem.hint));
+    free(text);
+    return 0;
+}

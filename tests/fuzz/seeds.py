@@ -1,0 +1,79 @@
+"""Write inputs for a fuzz target to start from, sound ones mostly:  python3 tests/fuzz/seeds.py TARGET FOLDER"""
+import json
+import os
+import struct
+import sys
+
+
+def headed(words, data):
+    return bytes([len(words)]) + struct.pack(f"<{len(words)}i", *words) + data
+
+
+def raw(words, data):
+    return b"\xff" + struct.pack("<256i", *words, *[0] * (256 - len(words))) + data
+
+
+def tokens():
+    for count in 0, 9, 300:
+        data = struct.pack(f"<{count}H", *(i * 37 % 50000 for i in range(count)))
+        for T in 0, 7, 63, 128 + 20:
+            yield bytes([T]) + headed((20240520, 1, count), data)
+    yield bytes([7]) + raw((20240520, 1, 300), data)
+    yield bytes([7]) + headed((20240801, 1, 300), data)
+
+
+def model():
+    for maxT, V, L, heads, C, Vp in (1, 1, 1, 1, 1, 1), (2, 3, 2, 2, 4, 5), (3, 5, 1, 3, 3, 8):
+        parameters = Vp * C + maxT * C + L * (12 * C * C + 13 * C) + 2 * C
+        for version, width in (3, 4), (5, 2):
+            data = bytes(i * 11 % 256 for i in range(parameters * width))
+            yield headed((20240326, version, maxT, V, L, heads, C, Vp), data)
+            yield raw((20240326, version, maxT, V, L, heads, C, Vp), data)
+
+
+def safetensors():
+    widths = {"F64": 8, "I64": 8, "F32": 4, "BF16": 2, "U8": 1}
+    for shapes in [], [("F32", [2, 3])], [("F64", [1]), ("I64", []), ("F32", [0, 9]), ("BF16", [2, 1, 1, 3]), ("U8", [5])]:
+        header, end = {"__metadata__": {"format": "pt"}} if shapes else {}, 0
+        for i, (dtype, shape) in enumerate(shapes):
+            begin, count = end, 1
+            for extent in shape:
+                count *= extent
+            end += count * widths[dtype]
+            header[f"tensor.{i}"] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+        text, data = json.dumps(header).encode(), bytes(i % 256 for i in range(end))
+        yield b"\x01" + text + b"\0" + data
+        text += b" " * (-len(text) % 8)
+        yield b"\0" + struct.pack("<Q", len(text)) + text + data
+
+
+def manifest():
+    for ranks, options in (1, {}), (3, {"tp": "2", "train": "a \"b\"\n", "é": ""}):
+        files = [{"name": f"rank_{rank:05d}.safetensors", "bytes": 4096 + rank, "xxh64": f"{rank * 12345:016x}"}
+                 for rank in range(ranks)]
+        text = json.dumps({"format": "commfuse checkpoint", "version": 1, "step": 123, "ranks": ranks,
+                           "options": options, "files": files})
+        yield b"\x01" + text[:-1].encode() + b",\n"
+        yield b"\0" + text.encode()
+
+
+def options():
+    yield b""
+    yield b"--help\n--dry-run"
+    yield b"--model\nd12\n--seq=64\n--tp=2\n--dp\n2\n--overlap=commfuse\n--route\nring\n--slices=4"
+    yield b"--layers=3\n--channels=96\n--heads=4\n--lr=3e-4\n--beta2=0.95\n--clip=1\n--warmup=10\n--schedule=wsd"
+    yield b"--train=a*.bin\n--val\nb.bin\n--trace=t.json\n--trace-steps=3:7\n--timeout=30\n--dtype=bf16"
+
+
+def main():
+    if len(sys.argv) != 3 or sys.argv[1] not in ("tokens", "model", "safetensors", "manifest", "options"):
+        sys.exit(__doc__)
+    target, folder = sys.argv[1:]
+    os.makedirs(folder, exist_ok=True)
+    for i, seed in enumerate(globals()[target]()):
+        with open(os.path.join(folder, f"seed_{i:02d}"), "wb") as file:
+            file.write(seed)
+
+
+if __name__ == "__main__":
+    main()
