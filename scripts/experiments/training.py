@@ -39,10 +39,11 @@ MODES = {  # in the order of the figures
     "commfuse ring": ("--overlap", "commfuse", "--route", "ring"),
     "commfuse direct": ("--overlap", "commfuse", "--route", "direct"),
     "commfuse ring, 2 slices": ("--overlap", "commfuse", "--route", "ring", "--slices", "2"),
+    "commfuse ring, 4 slices": ("--overlap", "commfuse", "--route", "ring", "--slices", "4"),
     "nowire": ("--overlap", "nowire"),
 }
 QUICK_MODES = "none", "slice", "commfuse ring", "nowire"
-SLICES = {"commfuse ring": 1, "commfuse direct": 1, "commfuse ring, 2 slices": 2}
+SLICES = {"commfuse ring": 1, "commfuse direct": 1, "commfuse ring, 2 slices": 2, "commfuse ring, 4 slices": 4}
 SHAPES = {"d12": (12, 768, 12), "d6": (6, 384, 6)}  # layers, channels, heads
 FREE_LINK = 40e9       # bits/s while the step without transfers is timed: it has a few bytes to send all the same
 LOSS_TOLERANCE = 1e-5  # relative, of every step, against mode none
@@ -317,7 +318,7 @@ def tables(rows):
 
 
 COLOURS = {"none": "#b03a2e", "slice": "#d68910", "commfuse ring": "#1f618d", "commfuse direct": "#5499c7",
-           "commfuse ring, 2 slices": "#154360"}
+           "commfuse ring, 2 slices": "#154360", "commfuse ring, 4 slices": "#0b2239"}
 
 
 def figures(rows, folder):
@@ -330,7 +331,7 @@ def figures(rows, folder):
     figure.subplots_adjust(left=0.08, right=0.99, top=0.86, bottom=0.16)
     for axis, (mesh, runs) in zip(axes[0], meshes.items()):
         bound = median(runs["nowire"], "step_ms")
-        for i, mode in enumerate(modes):
+        for i, mode in [(i, mode) for i, mode in enumerate(modes) if mode in runs]:
             low, middle, high = np.percentile(warm(runs[mode], "step_ms"), [10, 50, 90])
             axis.bar(i, middle, color=COLOURS[mode], width=0.75, label=mode)
             axis.errorbar(i, middle, [[middle - low], [high - middle]], color="#333333", capsize=3, linewidth=1)
