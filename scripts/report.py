@@ -43,6 +43,7 @@ ROWS = "rows.jsonl"
 NOT_OF_THE_SETUP = "date", "link", "ranks", "enough"  # may differ between rows of one report
 TOLERANCE = 0.03
 SECONDS_UNKNOWN = 30
+NOT_BUILT = "not built"
 INTERRUPTED, REFUSED = 130, 2
 
 
@@ -69,7 +70,7 @@ def onednn_version():
 
 def program_hash():
     program = ROOT / "build/release/train_gpt"
-    return hashlib.sha256(program.read_bytes()).hexdigest()[:12] if program.exists() else "not built"
+    return hashlib.sha256(program.read_bytes()).hexdigest()[:12] if program.exists() else NOT_BUILT
 
 
 def setup_of(place, quick):
@@ -312,9 +313,10 @@ def write_report(folder, setup, modules, done, failures, sweep, command):
     if not setup["enough"][0]:
         text = [f"**Too few cores: {setup['enough'][1]}. Threads that move bytes take turns with those that compute, "
                 "so no time below says what the schedules do.**", ""]
-    text += ["# What overlapping brings, measured", "", f"{where}.", "", "To repeat all of it:", "", "```sh", "make",
-             command, "```", "", "Single runs are listed behind each experiment; `$DIR` is any folder, and "
-             "`$DIR/tokens.bin` any token file (`data/prepare.py`): contents do not change times.", ""]
+    text += ["# What overlapping brings, measured", "", f"{where}.", "", "To repeat all of it:", "", "```sh",
+             "make all build/release/tests/bench/bench_fuse", command, "```", "",
+             "Single runs are listed behind each experiment; `$DIR` is any folder, and `$DIR/tokens.bin` any "
+             "token file (`data/prepare.py`): contents do not change times.", ""]
     problems = [problem for name, lines in present.items() if hasattr(modules[name], "problems")
                 for problem in modules[name].problems([row for line in lines for row in line["rows"]])]
     if problems or failures:
@@ -415,6 +417,17 @@ def read_sweep(path):
     return load(SWEEP).latest(rows)
 
 
+def check_what_is_needed():
+    """Before hours are spent, not after them."""
+    try:
+        importlib.import_module("numpy")
+        importlib.import_module("matplotlib")
+    except ImportError as error:
+        refuse(f"{error}, in {sys.executable}",
+               '"$(scripts/find_python.sh)" scripts/report.py finds a Python that has it; '
+               "scripts/install_deps.sh installs it")
+
+
 def measure_all(o, folder):
     """Setup, lines and failures of a report whose missing points have been measured."""
     from experiments.place import open_place
@@ -428,6 +441,8 @@ def measure_all(o, folder):
     try:
         with open_place(o.place) as place:
             rows = Rows(folder, setup_of(place, o.quick), o.fresh)
+            if rows.setup["program"] == NOT_BUILT:
+                refuse("build/release/train_gpt is missing", "make report builds what it needs")
             if not rows.setup["enough"][0]:
                 print(f"TOO FEW CORES: {rows.setup['enough'][1]}; times will say little", file=sys.stderr)
             failures = run(place, modules, rows, o.quick)
@@ -442,13 +457,15 @@ def main():
     o = options()
     if o.compare:
         return compare(o.compare, o.tolerance)
+    check_what_is_needed()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, interrupted)
     folder, sweep = pathlib.Path(o.out), read_sweep(o.sweep) if o.sweep else None
     folder.mkdir(parents=True, exist_ok=True)
     setup, done, failures = measure_all(o, folder)
     modules = {name: load(name) for name in EXPERIMENTS if any(line["experiment"] == name for line in done)}
-    command = shlex.join(["scripts/report.py", *[argument for argument in sys.argv[1:] if argument != "--fresh"]])
+    arguments = [argument for argument in sys.argv[1:] if argument != "--fresh"]
+    command = '"$(scripts/find_python.sh)" ' + shlex.join(["scripts/report.py", *arguments])
     path, problems = write_report(folder, setup, modules, done, failures, sweep, command)
     for problem in problems:
         print(f"ERROR {problem}", file=sys.stderr)
