@@ -139,13 +139,21 @@ static void fused_allgather(builder *b) {
 
 // --- reduce-scatter (Algorithms 2–4) ---
 
-// What is done with own slice k once all other ranks' sum for it lies in slot k of the stage.
+// Is slice k of `owner` computed before any sum has arrived for it?
+static bool computed_early(const cf_schedule *s, int owner, int k) {
+    return !s->folds || owner != s->rank || k == s->slices - 1;
+}
+
+// What is done with own slice k once all other ranks' sum for it lies in slot k of the stage. If others are computed
+// onto their sums, the result is wanted there.
 static void finish_own(builder *b, int k, int arrived) {
-    int own = slice(b->s, b->s->rank, k);
-    if (b->s->folds)
-        compute_onto(b, (cf_place){CF_STAGE, k}, own, arrived);
+    cf_place own = {CF_FULL, slice(b->s, b->s->rank, k)}, sum = {CF_STAGE, k};
+    if (!computed_early(b->s, b->s->rank, k))
+        compute_onto(b, sum, own.slot, arrived);
+    else if (b->s->folds)
+        add(b, sum, own, arrived, -1);
     else
-        add(b, (cf_place){CF_FULL, own}, (cf_place){CF_STAGE, k}, arrived, -1);
+        add(b, own, sum, arrived, -1);
 }
 
 // Ring. Round i: compute the slice of rank r − 1 − i, add the running sum that came from the left
@@ -157,9 +165,8 @@ static void ring_reduce_scatter(builder *b) {
         for (int k = 0; k < s->slices; k++) {
             int number = slice(s, left(s, i + 1), k), arrived = exchange_before(b, i, k);
             cf_place here = {CF_FULL, number}, staged = {CF_STAGE, k};
-            bool own = i == s->ranks - 1;
-            if (!own || !s->folds) compute_before(b, CF_FULL, number);
-            if (own) continue; // finished below, behind all else
+            if (computed_early(s, left(s, i + 1), k)) compute_before(b, CF_FULL, number);
+            if (i == s->ranks - 1) continue; // own slices: finished below, behind all else
             if (i > 0) add(b, here, staged, arrived, -1);
             *exchange_at(b, i, k) = exchange(b, right(s, 1), here, number, left(s, 1), staged,
                                              slice(s, left(s, i + 2), k), b->last_compute, arrived);
@@ -196,7 +203,7 @@ static void direct_reduce_scatter(builder *b) {
     for (int i = 0; i < N; i++)
         for (int k = 0; k < m; k++) {
             int owner = left(s, i + 1), own = slice(s, s->rank, k), number = slice(s, owner, k);
-            if (paced && (i < N - 1 || !s->folds)) compute_before(b, CF_FULL, number);
+            if (paced && computed_early(s, owner, k)) compute_before(b, CF_FULL, number);
             if (i == N - 1) continue;
             int before = i - (window - 1); // the round whose slot this one takes
             if (before > 0) add_part(b, before, window, k);
@@ -218,12 +225,13 @@ static void nowire_reduce_scatter(builder *b) {
     for (int i = 0; i < s->ranks; i++)
         for (int k = 0; k < s->slices; k++) {
             int number = slice(s, left(s, i + 1), k);
-            if (i == s->ranks - 1 && s->folds) continue;
-            if (s->side == CF_COMPUTE_BEFORE) compute_before(b, CF_FULL, number);
-            if (i > 0) add(b, (cf_place){CF_FULL, number}, (cf_place){CF_STAGE, k}, -1, -1);
+            bool own = i == s->ranks - 1;
+            if (s->side == CF_COMPUTE_BEFORE && computed_early(s, left(s, i + 1), k))
+                compute_before(b, CF_FULL, number);
+            if (i > 0 && !own) add(b, (cf_place){CF_FULL, number}, (cf_place){CF_STAGE, k}, -1, -1);
         }
     s->begin = s->count;
-    for (int k = 0; k < s->slices && s->folds; k++) finish_own(b, k, -1);
+    for (int k = 0; k < s->slices && s->ranks > 1; k++) finish_own(b, k, -1);
 }
 
 // --- all-to-all (Algorithm 5) ---

@@ -68,7 +68,7 @@ typedef struct cf_schedule {
     // FULL is ordered [owner][k] except for a sliced reduce-scatter: [k][owner], so that each native
     // collective finds its N slices side by side.
     bool slice_major;
-    bool folds;      // reduce-scatter: the own slices are computed onto the sums that have arrived
+    bool folds;      // reduce-scatter: own slices but the last are computed onto the sums that have arrived
     int stage_slots; // STAGE slots used
     cf_place result; // reduce-scatter: first slice of the reduced own shard
     bool blocking;   // COLLECTIVE steps are waited for where they stand (mode none)
@@ -84,8 +84,9 @@ typedef struct cf_schedule {
 //
 // folds: the computation of a reduce-scatter can add to what is there. With slices >= 2 the own slices, last of
 // all, are then computed onto the sums that have arrived for them, which saves a pass over memory each (the last
-// addition); a sum has the time of slices - 1 computations to arrive in. With one slice it has none: the sum is
-// added afterwards, as without.
+// addition). The sum that arrives last of all must not be waited for: the slice it belongs to, number m − 1, is
+// computed first of the own ones, and its sum is added at the end. So the others have the time of one more
+// computation to arrive in, and whatever hides without folding hides with it.
 cf_schedule *cf_schedule_create(cf_operation operation, cf_side side, cf_mode mode, cf_route route, int ranks,
                                 int rank, int slices, bool folds);
 void cf_schedule_free(cf_schedule *schedule);

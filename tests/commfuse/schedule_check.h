@@ -16,8 +16,8 @@
 //   arrival     compute after: the other slices in the order in which their transfers were posted
 //   tail        no EXCHANGE is posted behind the last COMPUTE; if there is compute before, behind the last of it
 //   begin       begin computes before and posts every transfer, finish computes after (all modes)
-//   fold        a schedule that folds computes its own slices, and no others, onto the sums of all others' parts,
-//               in finish
+//   fold        a schedule that folds computes its own slices but number m − 1, and no others, onto the sums of all
+//               others' parts, in finish
 //
 // Nothing more needs to be said of what is on the wire behind the last COMPUTE before: by volume and data every
 // transfer of an operation with compute after brings a slice that is worked on, and by race not too early.
@@ -756,8 +756,9 @@ static const char *check_fold(const checker *c, int r) {
         return violated("fold", r, -1, "an operation without sums of computations");
     for (int i = 0; i < s->count; i++) {
         const cf_step *step = &s->step[i];
-        bool own = step->kind == CF_COMPUTE && step->first / c->slices == r;
-        if (step->accumulate != (s->folds && own))
+        bool own = step->kind == CF_COMPUTE && step->first / c->slices == r,
+             last = step->first % c->slices == c->slices - 1;
+        if (step->accumulate != (s->folds && own && !last))
             return violated("fold", r, i, "slice %d is %scomputed onto another", step->first,
                             step->accumulate ? "" : "not ");
     }

@@ -477,6 +477,16 @@ static void fold_elsewhere(set *all) { // the two own slices onto each other's s
 static void result_in_full(set *all) {
     all->of[1]->result = (cf_place){CF_FULL, all->of[1]->slices};
 }
+static void
+fold_the_last(set *all) { // whose sum must not be waited for: the addition becomes the computation
+    cf_schedule *s = all->of[1];
+    cf_step *addition = nth(s, CF_ADD, -1), *early = nth(s, CF_COMPUTE, -2);
+    int number = early->first, waited = addition->wait[0];
+    cf_place sum = addition->at;
+    *addition = *early;
+    addition->accumulate = true, addition->at = sum, addition->first = number, addition->wait[0] = waited;
+    drop(s, find(s, CF_COMPUTE, -3));
+}
 static void says_it_does_not_fold(set *all) {
     all->of[1]->folds = false;
 }
@@ -666,11 +676,12 @@ static const struct fault {
     {FAULT(fold_too_early), "race", RS_FOLDED, FUSED, CF_RING, 4, 2},
     {FAULT(fold_too_early), "race", RS_FOLDED, FUSED, CF_DIRECT, 2, 3},
     {FAULT(write_over_sum), "data", RS_FOLDED, FUSED, CF_RING, 4, 2},
-    {FAULT(fold_elsewhere), "data", RS_FOLDED, FUSED, CF_RING, 4, 2},
+    {FAULT(fold_elsewhere), "data", RS_FOLDED, FUSED, CF_RING, 4, 3},
     {FAULT(result_in_full), "data", RS_FOLDED, FUSED, CF_DIRECT, 4, 2},
     {FAULT(add_twice), "sum order", RS_FOLDED, FUSED, CF_DIRECT, 4, 2},
     {FAULT(own_slice_first), "own slice", RS_FOLDED, CF_MODE_NOWIRE, CF_RING, 4, 2},
     {FAULT(says_it_does_not_fold), "fold", RS_FOLDED, FUSED, CF_RING, 4, 2},
+    {FAULT(fold_the_last), "fold", RS_FOLDED, FUSED, CF_RING, 4, 2},
     {FAULT(begin_more), "begin", RS_FOLDED, FUSED, CF_RING, 4, 2},
     {FAULT(transfer_at_end), "tail", BEFORE_A2A, FUSED, CF_DIRECT, 4, 2},
 };
