@@ -37,9 +37,10 @@ bool checkpoint_begin(checkpoint_store *store, int64_t step, problem *why);
 bool checkpoint_commit(checkpoint_store *store, const manifest *m, problem *why);
 void checkpoint_abandon(checkpoint_store *store);
 
-// Removes all complete and incomplete checkpoints but the `keep` newest complete ones (0: removes none), the steps
-// that are multiples of `keep_every` (0: no such), and whatever is newer than those. False if something could not be
-// removed: it is no checkpoint any more, and is tried again the next time.
+// Keeps the `keep` newest complete checkpoints (0: all there are), whatever is newer than the oldest of them, and the
+// steps that are multiples of `keep_every` (0: no such); removes the rest, damaged ones included. While fewer than
+// `keep` are complete nothing is removed. False if something could not be removed: it is no checkpoint any more, and
+// is tried again the next time.
 bool checkpoint_prune(checkpoint_store *store, int64_t keep, int64_t keep_every, problem *why);
 
 // The newest checkpoint of a step below `below` that is complete: a sound manifest, and each file there with the

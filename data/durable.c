@@ -83,11 +83,11 @@ bool durable_problem(problem *why, const char *doing, const char *path, int64_t 
     if (error == ENOSPC && bytes >= 0 && statvfs(slash ? directory : ".", &space) == 0)
         snprintf(need, sizeof need, ", which needs %lld bytes where %llu are free", (long long)bytes,
                  (unsigned long long)space.f_bavail * space.f_frsize);
-    const char *hint = error == ENOSPC || error == EDQUOT ? "free space, or save elsewhere"
-                       : error == EFBIG ? "a limit on the size of files stands in the way; see ulimit -f"
-                       : error == EROFS || error == EACCES || error == EPERM
-                           ? "make it writable, or save elsewhere"
-                           : NULL;
+    const char *hint = NULL;
+    if (error == ENOSPC || error == EDQUOT) hint = "free space, or save elsewhere";
+    if (error == EFBIG) hint = "a limit on the size of files stands in the way; see ulimit -f";
+    if (error == EROFS || error == EACCES || error == EPERM) hint = "make it writable, or save elsewhere";
+    if (error == ENOENT) hint = "is it on a file system that all hosts share?";
     return problem_set(why, hint, "%s %.1500s%s: %s", doing, path, need, strerror(error));
 }
 

@@ -798,6 +798,15 @@ static void test_full_device(void **state) {
     checkpoint_store_close(store);
 }
 
+// A rank on a host that does not see the directory that rank 0 has made.
+static void test_no_directory(void **state) {
+    (void)state;
+    manifest_file file;
+    assert_false(write_tensors(scratch_path("nowhere/rank_00000.safetensors"), table, 2, 1, &file));
+    ASSERT_SAYS("cannot create", "nowhere/rank_00000.safetensors", "needs 184 bytes", "No such file");
+    assert_non_null(strstr(why.hint, "all hosts share"));
+}
+
 static void test_directories_that_cannot_be(void **state) {
     (void)state;
     scratch_write("plain", "x", 1);
@@ -855,6 +864,7 @@ int main(void) {
         cmocka_unit_test(test_prune_that_cannot),
         cmocka_unit_test(test_file_size_limit),
         cmocka_unit_test(test_full_device),
+        cmocka_unit_test(test_no_directory),
         cmocka_unit_test(test_directories_that_cannot_be),
     };
     return cmocka_run_group_tests(tests, scratch_make, clean);
