@@ -98,6 +98,26 @@ while True:
 """
 
 
+ECHO = """
+import socket
+server = socket.create_server(("0.0.0.0", 0))
+print(server.getsockname()[1], flush=True)
+peer, _ = server.accept()
+peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+while data := peer.recv(8): peer.sendall(data)
+"""
+PING = """
+import socket, statistics, sys, time
+peer, times = socket.create_connection((sys.argv[1], int(sys.argv[2]))), []
+peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+for _ in range(100):
+    begin = time.perf_counter()
+    peer.sendall(bytes(8)); peer.recv(8)
+    times.append(time.perf_counter() - begin)
+print(1e3 * statistics.median(times))
+"""
+
+
 class LabError(RuntimeError):
     pass
 
@@ -353,6 +373,11 @@ class Lab:
             self.at_hub("test", "-x", DELAY_LINE)
         except LabError:
             self.at_hub("cc", "-std=gnu11", "-O2", "-o", DELAY_LINE, str(HERE / "delay_line.c"))
+
+    def round_trip_ms(self):
+        """Of eight bytes from host 0 to host 1 and back, the median: the delay as it really is, processes included."""
+        with subprocess.Popen([*self.enter(1), sys.executable, "-c", ECHO], stdout=subprocess.PIPE, text=True) as echo:
+            return float(self.at(0, sys.executable, "-c", PING, self.address(1), echo.stdout.readline().strip()))
 
     def slow(self, host, factor):
         """From now on this host computes `factor` times slower; 1 ends it."""

@@ -48,7 +48,6 @@ class Place:
 
     def __init__(self):
         self.cores = len(os.sched_getaffinity(0))
-        self.slowed = {}
 
     @property
     def ranks(self):
@@ -68,6 +67,9 @@ class Place:
 
     def slow(self, host, factor):
         raise PlaceError("only the hosts of a lab can be slowed down: scripts/lab.py (Linux, root)")
+
+    def round_trip_ms(self):
+        raise PlaceError("shared memory has no round trip; a lab's link has")
 
     def link_text(self):
         return "shared memory"
@@ -112,6 +114,9 @@ class LabPlace(Place):
 
     def slow(self, host, factor):
         self.lab.slow(host, factor)
+
+    def round_trip_ms(self):
+        return self.lab.round_trip_ms()
 
     def link_text(self):
         if self.rate is None:

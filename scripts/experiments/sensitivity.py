@@ -1,0 +1,223 @@
+"""Experiment 4: where the tail returns. One operation of each kind and a training step, over links whose delay grows,
+whose delay varies, and with one host that computes slower than the others.
+
+A transfer of w ms that is under way for another d ms hides behind the c ms of the slice computed meanwhile as long as
+w + d is at most c, and N ranks do this N − 1 times, so a ring's tail must be
+
+    (N − 1) · max(0, w + d − c),    c = compute / N,    w = wire / (N − 1)
+
+which is the column "expected", with half of the measured round trip for d. At a ratio of 0.5 two ranks have w = c:
+there is nothing in reserve and every delay shows; at 0.25 half of c is in reserve. None of the modes is immune: what
+commfuse leaves out is the transfer that nothing is computed behind, not the delay of those that are too long for it.
+
+The slow host: its computation alone is slowed, and everybody waits for it. All variants then become slower by nearly
+the same time, nowire included, and what is asked is whether the time exposed beside that stays what it was.
+
+A delay of 0 is the bare link. The shortest delay that can be made adds some tens of microseconds of its own; the
+column "round trip" is measured, and says what it was.
+"""
+import contextlib
+import tempfile
+
+import numpy as np
+
+from . import fused, training
+
+NAME, TITLE = "sensitivity", "Delay, jitter and a slow host: where the tail returns"
+
+DELAYS_MS = (0, 0.01, 0.1, 0.25, 0.5, 1, 2, 5)
+JITTERS = ((1, 0.5), (5, 2.5))  # delay, jitter
+SLOWER = (1.25, 1.5, 2)         # host 1 computes so many times slower
+RATIOS = (0.25, 0.5)            # of the wire's time to the computation
+TRAINING_RATIO = 0.5
+OPERATIONS = {"gather_gemm": "mlp.fc1", "gemm_scatter": "mlp.fc2"}
+SHAPE = fused.Shape(T=1024, B=2, C=768, columns=3072, H=12)
+QUICK_SHAPE = fused.Shape(T=512, B=1, C=768, columns=3072, H=12)
+SECONDS, QUICK_SECONDS = 12, 4
+VARIANTS = "none", "slice 4", "ring 1", "ring 2", "direct 1", "nowire 1"  # in the tables; rows have all
+MODES = "none", "slice", "commfuse ring", "commfuse direct", "nowire"
+TRAINING = "training"
+
+
+def conditions(quick):
+    """(delay, jitter, slower)"""
+    if quick:
+        return [(0, 0, 1), (1, 0, 1), (0, 0, 1.5)]
+    return [(delay, 0, 1) for delay in DELAYS_MS] + [(*pair, 1) for pair in JITTERS] + [(0, 0, f) for f in SLOWER]
+
+
+def points(place, quick):
+    if place.kind != "lab" or fused.ranks_for(place) < 2:
+        return []  # neither shared memory nor a host among many ranks on few cores can be slowed down
+    found = []
+    for delay, jitter, slower in conditions(quick):
+        at = {"delay_ms": delay, "jitter_ms": jitter, "slower": slower, "ranks": 2, "quick": quick}
+        for ratio in RATIOS[-1:] if quick else RATIOS:
+            if ratio == RATIOS[-1] or (jitter == 0 and slower == 1):
+                found += [{"what": operation, "ratio": ratio, **at} for operation in OPERATIONS]
+        found.append({"what": TRAINING, "ratio": TRAINING_RATIO, **at})
+    return found
+
+
+def seconds(point):
+    if point["what"] == TRAINING:
+        return len(MODES) * (8 if point["quick"] else 15)
+    return QUICK_SECONDS + 4 if point["quick"] else SECONDS + 8
+
+
+# --- measuring ---
+
+
+@contextlib.contextmanager
+def conditions_of(place, point, rate):
+    """The link and the slow host, for a while; gives the round trip."""
+    place.link(rate, point["delay_ms"], point["jitter_ms"])
+    place.slow(1, point["slower"])
+    try:
+        yield place.round_trip_ms() if point["slower"] == 1 else None  # a slow host answers late
+    finally:
+        place.slow(1, 1)
+        place.link(rate)
+
+
+def measure(place, point):
+    return (measure_training if point["what"] == TRAINING else measure_operation)(place, point)
+
+
+def measure_operation(place, point):
+    shape, ranks, operation = QUICK_SHAPE if point["quick"] else SHAPE, point["ranks"], point["what"]
+    compute = fused.compute_ms(place, ranks, operation, shape)
+    wire_ms = point["ratio"] * compute
+    repetitions = fused.repetitions_for(compute * point["slower"], point["ratio"], seconds(point) - 8)
+    with conditions_of(place, point, fused.rate_for(operation, shape, ranks, wire_ms)) as round_trip:
+        lines = fused.run(place, ranks, operation, shape, repetitions)
+    rows = fused.accounts(lines, repetitions, wire_ms)
+    return [{**point, **row, "round_trip_ms": round_trip, "expected_ms": expected_ms(row, ranks, round_trip)} for row in rows]
+
+
+def expected_ms(row, ranks, round_trip):
+    """Of the ring with one slice for each rank."""
+    if row["label"] != "ring 1" or round_trip is None:
+        return None
+    hop = row["wire_ms"] / (ranks - 1) + round_trip / 2
+    return (ranks - 1) * max(0.0, hop - row["compute_ms"] / ranks)
+
+
+free_step = {}  # quick or not → ms of a step without transfers
+
+
+def measure_training(place, point):
+    run = {"model": "d6", "vocab": 8192, "seq": 256, "batch": 4, "strategy": "tpsp", "tp": 2, "dp": 1}
+    steps = 6 if point["quick"] else 12
+    with tempfile.TemporaryDirectory(prefix="commfuse-report-") as folder:
+        training.write_tokens(f"{folder}/tokens.bin", run["vocab"], run["batch"] * (steps + 1) * run["seq"] + 1)
+        key = id(place), point["quick"]
+        if key not in free_step:
+            place.link(training.FREE_LINK)
+            free_step[key] = median_step(training.train(place, run, folder, "nowire", steps)[1])
+        size = sum(training.bytes_of_step(run).values())
+        with conditions_of(place, point, size * 8e3 / (point["ratio"] * free_step[key])) as round_trip:
+            logs = {mode: training.train(place, run, folder, mode, steps)[1] for mode in MODES}
+    bound = median_step(logs["nowire"])
+    rows = []
+    for mode, log in logs.items():
+        ms = [step["step_ms"] for step in log[1:]]
+        low, high = np.percentile(ms, [10, 90])
+        rows.append({**point, "label": mode, "ms": float(np.median(ms)), "p10_ms": float(low), "p90_ms": float(high),
+                     "wire_ms": point["ratio"] * free_step[key], "exposed_ms": float(np.median(ms)) - bound,
+                     "logged_exposed_ms": float(np.median([step["exposed_comm_ms"] for step in log[1:]])),
+                     "round_trip_ms": round_trip})
+    return rows
+
+
+def median_step(log):
+    return float(np.median([step["step_ms"] for step in log[1:]]))  # the first step takes memory from the system
+
+
+# --- tables and figures ---
+
+
+def by_condition(rows, what, ratio):
+    """condition → label → row"""
+    found = {}
+    for row in rows:
+        if (row["what"], row["ratio"]) == (what, ratio):
+            found.setdefault((row["slower"], row["jitter_ms"], row["delay_ms"]), {})[row["label"]] = row
+    return dict(sorted(found.items()))
+
+
+def subjects(rows):
+    return sorted({(row["what"], row["ratio"]) for row in rows}, key=lambda s: (s[0] == TRAINING, s))
+
+
+def condition_text(condition):
+    slower, jitter, delay = condition
+    return ", ".join([f"{delay:g} ms" + (f" ± {jitter:g}" if jitter else "")]
+                     + ([f"host 1 {slower:g} times slower"] if slower != 1 else []))
+
+
+def names_of(what):
+    return MODES if what == TRAINING else VARIANTS
+
+
+def title_of(what, ratio):
+    name = "training step, d6, tp 2" if what == TRAINING else fused.TITLES[what]
+    return f"{name}, wire {ratio:g} of the computation"
+
+
+def times_table(conditions, names):
+    heading = ["delay", "round trip, ms", *(f"{name}, ms" for name in names)]
+    return fused.table(heading, [[condition_text(key), fused.milliseconds(at[names[0]]["round_trip_ms"]),
+                                  *(f"{fused.milliseconds(at[name]['ms'])} ({fused.milliseconds(at[name]['p10_ms'])} – "
+                                    f"{fused.milliseconds(at[name]['p90_ms'])})" for name in names)]
+                                 for key, at in conditions.items()])
+
+
+def exposed_table(conditions, names, expected):
+    shown = [name for name in names if not name.startswith("nowire")]
+    heading = ["delay", *(f"{name}, ms" for name in shown)] + ["expected of ring 1, ms"] * expected
+    return fused.table(heading, [[condition_text(key), *(fused.milliseconds(at[name]["exposed_ms"]) for name in shown)]
+                                 + [fused.milliseconds(at["ring 1"]["expected_ms"])] * expected
+                                 for key, at in conditions.items()] if expected else
+                       [[condition_text(key), *(fused.milliseconds(at[name]["exposed_ms"]) for name in shown)]
+                        for key, at in conditions.items()])
+
+
+def tables(rows):
+    text = [__doc__.split("\n\n", 1)[1].strip(), ""]
+    for what, ratio in subjects(rows):
+        conditions, names = by_condition(rows, what, ratio), names_of(what)
+        text += [f"### {title_of(what, ratio)}", "", "Median (10th – 90th percentile):", "",
+                 times_table(conditions, names), "Exposed, time above nowire with as many slices:", "",
+                 exposed_table(conditions, names, what != TRAINING)]
+    return "\n".join(text)
+
+
+COLOURS = {"none": "#b03a2e", "slice": "#d68910", "slice 4": "#d68910", "ring 1": "#1f618d", "ring 2": "#154360",
+           "direct 1": "#5499c7", "commfuse ring": "#1f618d", "commfuse direct": "#5499c7"}
+
+
+def figures(rows, folder):
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    shown = subjects(rows)
+    figure, axes = plt.subplots(1, len(shown), figsize=(4 * len(shown), 4.2), squeeze=False, layout="constrained")
+    for axis, (what, ratio) in zip(axes[0], shown):
+        conditions = {key[2]: at for key, at in by_condition(rows, what, ratio).items() if key[:2] == (1, 0)}
+        for name in names_of(what):
+            if name in COLOURS:
+                axis.plot(list(conditions), [at[name]["exposed_ms"] for at in conditions.values()], "o-", markersize=3,
+                          color=COLOURS[name], label=name)
+        if what != TRAINING:
+            axis.plot(list(conditions), [at["ring 1"]["expected_ms"] for at in conditions.values()], "k:",
+                      label="ring 1, expected")
+        axis.set_xscale("symlog", linthresh=0.1)
+        axis.set_title(title_of(what, ratio), fontsize=8)
+        axis.set_xlabel("delay each way, ms")
+        axis.set_ylabel("exposed, ms above nowire")
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=7)
+    names = fused.save(figure, folder, NAME)
+    plt.close(figure)
+    return names
