@@ -1,4 +1,4 @@
-"""Write inputs for a fuzz target to start from, sound ones mostly:  python3 tests/fuzz/seeds.py TARGET FOLDER"""
+"""Write inputs for a fuzz target to start from, sound ones and some that are nearly so:  python3 tests/fuzz/seeds.py TARGET FOLDER"""
 import json
 import os
 import struct
@@ -47,6 +47,13 @@ def safetensors():
         yield b"\0" + struct.pack("<Q", len(text)) + text + data
 
 
+    for offsets in (0, 2, 2, 4), (0, 2, 1, 3), (0, 2, 3, 5), (0, 2, 2, 9), (2, 4, 0, 2):
+        for names in "ab", "aa":
+            entries = (f'"{name}":{{"dtype":"U8","shape":[2],"data_offsets":[{begin},{end}]}}'
+                       for name, begin, end in zip(names, offsets[0::2], offsets[1::2]))
+            yield b"\x01{" + ",".join(entries).encode() + b"}\0" + bytes(max(offsets) if max(offsets) < 9 else 4)
+
+
 def manifest():
     for ranks, options in (1, {}), (3, {"tp": "2", "train": "a \"b\"\n", "é": ""}):
         files = [{"name": f"rank_{rank:05d}.safetensors", "bytes": 4096 + rank, "xxh64": f"{rank * 12345:016x}"}
@@ -55,6 +62,8 @@ def manifest():
                            "options": options, "files": files})
         yield b"\x01" + text[:-1].encode() + b",\n"
         yield b"\0" + text.encode()
+        yield b"\x01" + text[:-1].replace('"tp": "2"', '"tp": "2", "tp": "4"').encode() + b",\n"
+        yield b"\x01" + text[:-1].replace("123", "999999999999999").encode() + b",\n"
 
 
 def options():
