@@ -2,19 +2,21 @@
 //     step_00000123            a checkpoint
 //     step_00000123.tmp        being written, or being removed
 //     step_00000123.replaced   was a checkpoint, and the new one of its step is about to take its place
-// and each change from one to another is a rename, so a process may be killed between any two calls. The order of a
-// save, which a power cut may stop anywhere too:
+// and each change from one to another is a rename, so a process may be killed between any two calls. The
+// order of a save, which a power cut may stop anywhere too:
 //     1. mkdir step.tmp
 //     2. each rank: write its file beside, sync it, rename it
 //     3. manifest: write, sync; sync step.tmp, so that all names in it last
 //     4. rename step.tmp to step (if that is there already: first that to step.replaced)
 //     5. sync OUT; only now remove what is older
-// checkpoint_store_open finds what a dead run has left of that: step.replaced becomes step again if step is missing,
-// and is removed otherwise; step.tmp is removed, however complete. It may do so because it holds the lock: a file
-// that stays in OUT for ever, as removing it would race with whoever is just opening it; the lock on it goes with the
-// process that holds it, so none is ever stale. What is written in it is only for people.
+// checkpoint_store_open finds what a dead run has left of that: step.replaced becomes step again if step is
+// missing, and is removed otherwise; step.tmp is removed, however complete. It may do so because it holds the
+// lock: a file that stays in OUT for ever, as removing it would race with whoever is just opening it; the
+// lock on it goes with the process that holds it, so none is ever stale. What is written in it is only for
+// people.
 //
-// Reading takes no lock. A checkpoint that is removed while it is looked at is found incomplete and passed over.
+// Reading takes no lock. A checkpoint that is removed while it is looked at is found incomplete and passed
+// over.
 #include "checkpoint.h"
 #include "durable.h"
 #include <dirent.h>
@@ -136,7 +138,8 @@ static bool take_lock(checkpoint_store *s, problem *why) {
             return problem_set(why, "wait for it, end it, or choose another --out",
                                "another run saves to %s: %s", s->out, owner);
         }
-        // Some cluster file systems have no locks. A run that cannot save at all would be worse than one unguarded.
+        // Some cluster file systems have no locks. A run that cannot save at all would be worse than one
+        // unguarded.
         fprintf(stderr, "note: %s cannot be locked (%s): see to it that no other run saves there\n", s->out,
                 strerror(errno));
     }

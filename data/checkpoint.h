@@ -1,9 +1,9 @@
-// Checkpoints on the disk: OUT/step_00000123/ with manifest.json and one safetensors file per rank. Knows nothing
-// of ranks but their number: who writes what and who tells whom is the caller's.
+// Checkpoints on the disk: OUT/step_00000123/ with manifest.json and one safetensors file per rank. Knows
+// nothing of ranks but their number: who writes what and who tells whom is the caller's.
 //
 // Saving                                                    who
 //     checkpoint_begin(store, step, &why)                   rank 0; then all ranks wait for it
-//     checkpoint_file_path(out, step, rank, true, path)     each rank: safetensors_create(path, …), append, commit
+//     checkpoint_file_path(out, step, rank, true, path)     each rank, which writes it (safetensors.h)
 //     sizes, hashes and failures to rank 0                  the caller's collective
 //     checkpoint_commit(store, &manifest, &why)             rank 0, if all ranks have written; else
 //     checkpoint_abandon(store)                             rank 0: as if nothing had been begun
@@ -14,8 +14,9 @@
 //     checkpoint_verify(out, m, file, &why)                 each file by some rank; then a collective
 //     m = checkpoint_latest(out, m->step, &skipped)         if any is damaged
 //
-// Nothing here ends the run because of the disk: what is wrong is told in a `problem`, and a save that fails leaves
-// what was there before, and nothing else.
+// Nothing here ends the run because of the disk: what is wrong is told in a `problem`, and a save that fails
+// leaves what was there before, and nothing else. (A limit on the size of files, ulimit -f, ends a process by
+// SIGXFSZ unless the program ignores that signal; then it is told like the rest.)
 #ifndef CHECKPOINT_H
 #define CHECKPOINT_H
 
@@ -26,8 +27,9 @@
 extern "C" {
 #endif
 
-// The directory OUT, made if it is missing, and the right to write into it until close or the end of the process.
-// NULL if another run has it, naming host and process. What dead runs have left unfinished is removed.
+// The directory OUT, made if it is missing, and the right to write into it until close or the end of the
+// process. NULL if another run has it, naming host and process. What dead runs have left unfinished is
+// removed.
 typedef struct checkpoint_store checkpoint_store;
 checkpoint_store *checkpoint_store_open(const char *out, problem *why);
 void checkpoint_store_close(checkpoint_store *store); // abandons what is begun and not committed
@@ -37,15 +39,15 @@ bool checkpoint_begin(checkpoint_store *store, int64_t step, problem *why);
 bool checkpoint_commit(checkpoint_store *store, const manifest *m, problem *why);
 void checkpoint_abandon(checkpoint_store *store);
 
-// Keeps the `keep` newest complete checkpoints (0: all there are), whatever is newer than the oldest of them, and the
-// steps that are multiples of `keep_every` (0: no such); removes the rest, damaged ones included. While fewer than
-// `keep` are complete nothing is removed. False if something could not be removed: it is no checkpoint any more, and
-// is tried again the next time.
+// Keeps the `keep` newest complete checkpoints (0: all there are), whatever is newer than the oldest of them,
+// and the steps that are multiples of `keep_every` (0: no such); removes the rest, damaged ones included.
+// While fewer than `keep` are complete nothing is removed. False if something could not be removed: it is no
+// checkpoint any more, and is tried again the next time.
 bool checkpoint_prune(checkpoint_store *store, int64_t keep, int64_t keep_every, problem *why);
 
-// The newest checkpoint of a step below `below` that is complete: a sound manifest, and each file there with the
-// right size. NULL if there is none. `skipped` tells, a line each, which newer ones were passed over and why, or ""
-// if none was. The caller frees the manifest.
+// The newest checkpoint of a step below `below` that is complete: a sound manifest, and each file there with
+// the right size. NULL if there is none. `skipped` tells, a line each, which newer ones were passed over and
+// why, or "" if none was. The caller frees the manifest.
 manifest *checkpoint_latest(const char *out, int64_t below, problem *skipped);
 // The manifest of one step; NULL: see why.
 manifest *checkpoint_manifest(const char *out, int64_t step, problem *why);

@@ -1,5 +1,5 @@
-// The steps that files are made of which must survive a kill and a power cut: write all, sync, rename, sync the
-// directory. All return false with errno set.
+// The steps that files are made of which must survive a kill and a power cut: write all, sync, rename, sync
+// the directory. All return false with errno set.
 #ifndef DURABLE_H
 #define DURABLE_H
 
@@ -16,8 +16,8 @@ bool durable_remove_directory(const char *path); // and the files in it; true if
 // "cannot write PATH, which needs N bytes: no space …"; from errno. Returns false.
 bool durable_problem(problem *why, const char *doing, const char *path, int64_t bytes);
 
-// XXH64, seed 0, of a whole file, as xxh64sum prints it. Reads it anew: an unreadable sector is an error here,
-// and would be SIGBUS in a map.
+// XXH64, seed 0, of a whole file, as xxh64sum prints it. Reads it anew: an unreadable sector is an error
+// here, and would be SIGBUS in a map.
 bool durable_hash(const char *path, int64_t *bytes, uint64_t *hash);
 
 #endif

@@ -1,6 +1,7 @@
-// See manifest.h. The line with the manifest's own hash is always the last and always of the same form, so it is
-// compared as text: there is one right ending for a given text above it, and any other is damage. Only then is the
-// rest parsed, and it is still believed nothing: a manifest may be sealed and wrong, written by another program.
+// See manifest.h. The line with the manifest's own hash is always the last and always of the same form, so it
+// is compared as text: there is one right ending for a given text above it, and any other is damage. Only
+// then is the rest parsed, and it is still believed nothing: a manifest may be sealed and wrong, written by
+// another program.
 #include "manifest.h"
 #include <cjson/cJSON.h>
 #include <inttypes.h>
@@ -28,7 +29,8 @@ static void make_seal(const char *text, int64_t size, char seal[SEAL]) {
 
 // --- writing -----------------------------------------------------------------------------------------------
 
-// cJSON returns NULL for want of memory, and takes NULL for an object; so looking once at the end is not enough.
+// cJSON returns NULL for want of memory, and takes NULL for an object; so looking once at the end is not
+// enough.
 static void *got(void *item) {
     if (!item) cf_die(NULL, "out of memory for a checkpoint's manifest");
     return item;

@@ -1,5 +1,5 @@
-// What a checkpoint says of itself, manifest.json: its step, one file per rank with size and XXH64, and texts that
-// are the program's business (mesh, hyper-parameters, position in the data).
+// What a checkpoint says of itself, manifest.json: its step, one file per rank with size and XXH64, and texts
+// that are the program's business (mesh, hyper-parameters, position in the data).
 //
 //   { "format": "commfuse checkpoint", "version": 1, "step": 123, "ranks": 2,
 //     "options": {"tp": "2", …},

@@ -1,13 +1,14 @@
-// See safetensors.h. Reading trusts nothing in this order: the header's length lies inside the file; the header is
-// one JSON object and no byte more; each entry has its three fields, once each and of the right kind; numbers are
-// whole and of at most fifteen digits, which cJSON's doubles keep and its printing too; a shape's product does not overflow and is as
-// long as its offsets say; and, sorted by offset, the tensors fill the data from the first byte to the last. After
-// that every pointer handed out is inside the map, and none of them changes while the file is open: the map is
-// private. A file that someone truncates meanwhile is SIGBUS; checkpoints are renamed into place and never written
+// See safetensors.h. Reading trusts nothing in this order: the header's length lies inside the file; the
+// header is one JSON object and no byte more; each entry has its three fields, once each and of the right
+// kind; numbers are whole and of at most fifteen digits, which cJSON's doubles keep and its printing too; a
+// shape's product does not overflow and is as long as its offsets say; and, sorted by offset, the tensors
+// fill the data from the first byte to the last. After that every pointer handed out is inside the map. A
+// file that someone truncates meanwhile is SIGBUS; checkpoints are renamed into place and never written
 // again, so nobody does.
 //
-// The header is padded until the data start at a multiple of 64 bytes, so tensors are aligned as their types need
-// if larger types come first; a file whose elements lie askew is refused, as a pointer to them could not be used.
+// The header is padded until the data start at a multiple of 64 bytes, so tensors are aligned as their types
+// need if larger types come first; a file whose elements lie askew is refused, as a pointer to them could not
+// be used.
 #include "safetensors.h"
 #include "durable.h"
 #include <cjson/cJSON.h>

@@ -37,7 +37,7 @@ make|program make|the build
 openmpi-bin|open_mpi|mpirun: several ranks on one machine or many
 libopenmpi-dev|program mpicc|MPI: transfers between ranks
 libdnnl-dev|header dnnl.h|oneDNN: matrix multiplication on CPUs
-libcjson-dev|header cjson/cJSON.h|cJSON: the log
+libcjson-dev|header cjson/cJSON.h|cJSON: the log, the descriptions of checkpoints
 libxxhash-dev|header xxhash.h|xxHash: the hashes of checkpoints
 libcmocka-dev|header cmocka.h|cmocka: the C tests
 python3|program python3|data preparation, the test runner

@@ -1,6 +1,6 @@
-// Stands between a program and the calls that change a disk (LD_PRELOAD), and counts them: open for writing, write,
-// ftruncate, fsync, rename, unlinkat, rmdir, mkdir. Built and used by test_checkpoint_kill.py; the environment says
-// what for:
+// Stands between a program and the calls that change a disk (LD_PRELOAD), and counts them: open for writing,
+// write, ftruncate, fsync, rename, unlinkat, rmdir, mkdir. Built and used by test_checkpoint_kill.py; the
+// environment says what for:
 //     CALLS_LOG=FILE      a line for each call: its name and what it is about
 //     KILL_AT=N           SIGKILL before the N-th, from 1; in the middle of it if it is a write
 //     FAIL_AT=N           the N-th fails with errno FAIL_WITH

@@ -358,8 +358,8 @@ static void rewrite(int64_t step, const char *name, const char *bytes, size_t si
     scratch_write(path, bytes, size);
 }
 
-// What a program does that loads: the newest of all whose hashes are right; -1 if there is none. `why` tells what was
-// passed over.
+// What a program does that loads: the newest of all whose hashes are right; -1 if there is none. `why` tells
+// what was passed over.
 static int64_t newest_sound(void) {
     problem skipped, damage;
     int64_t step = INT64_MAX;

@@ -194,8 +194,8 @@ class Stopped(unittest.TestCase):
                                   '"$1" save "$2/x" 20 2 3 1 && exit 2\n'
                                   'find "$2/x" | sort | cmp - "$2/list" || exit 3\n'
                                   'test "$("$1" latest "$2/x")" = "10 1" || exit 4\n')
-        self.assertRegex(said, r"cannot write \S+/rank_00001.safetensors, which needs 12\d{5} bytes where \d+ are free: "
-                               "No space left on device")
+        self.assertRegex(said, r"cannot write \S+/rank_00001.safetensors, which needs 12\d{5} bytes where \d+ "
+                               "are free: No space left on device")
         self.assertIn("hint:  free space, or save elsewhere", said)
 
     @unittest.skipUnless(shutil.which("unshare"), "no unshare")

@@ -1,8 +1,8 @@
 // Small checkpoints from a shell, for test_checkpoint_kill.py.
 //
 //     tool_checkpoint save OUT STEP SEED RANKS KEEP    saves one of RANKS files and prunes to KEEP
-//     tool_checkpoint latest OUT                       tidies OUT, then prints step and seed of the newest sound
-//                                                      checkpoint, all of whose values must be those of its seed
+//     tool_checkpoint latest OUT                       tidies OUT, prints step and seed of the newest sound
+//                                                      checkpoint, whose values must be those of its seed
 //     tool_checkpoint look OUT                         the same without tidying, as a reader beside a run
 //
 // Exit status 0; 1 and the problem on standard error; 2 if what is there is wrong.

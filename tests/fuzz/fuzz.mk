@@ -1,6 +1,6 @@
 # Fuzzing of whatever reads files or arguments: libFuzzer programs of clang in build/fuzz/.
 #
-#     make fuzz                         RUNS=10000000 inputs for each parser; what was found is kept in build/fuzz/corpus/
+#     make fuzz                         RUNS=10000000 inputs for each parser, kept in build/fuzz/corpus/
 #     make fuzz FUZZ=options RUNS=1000  one of them
 #     build/fuzz/fuzz_options FILE      an input again, for instance build/fuzz/options-crash-…
 #

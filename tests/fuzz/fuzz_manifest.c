@@ -1,5 +1,5 @@
-// Manifests. One byte: 0, the text follows as it is; else it gets its right hash. What is taken comes out the same
-// when it is printed and parsed again.
+// Manifests. One byte: 0, the text follows as it is; else it gets its right hash. What is taken comes out the
+// same when it is printed and parsed again.
 #include "tests/fuzz/fuzz.h"
 #include "data/manifest.h"
 #define XXH_INLINE_ALL

@@ -1,5 +1,5 @@
-// Safetensors files. One byte: 0, the file follows; else the header's text up to a zero byte, which gets the right
-// length in front and is padded to a multiple of 8, and then the data.
+// Safetensors files. One byte: 0, the file follows; else the header's text up to a zero byte, which gets the
+// right length in front and is padded to a multiple of 8, and then the data.
 #include "tests/fuzz/fuzz.h"
 #include "data/safetensors.h"
 
@@ -27,8 +27,8 @@ static const char *put(const uint8_t *bytes, size_t size, uint64_t *data) {
 
 static volatile unsigned keep; // so that reading is not optimised away
 
-// The tensors follow each other from the first byte of the data to the last, each is found by its name, and all of
-// their bytes can be read.
+// The tensors follow each other from the first byte of the data to the last, each is found by its name, and
+// all of their bytes can be read.
 static void use(const safetensors *f, uint64_t size) {
     const char *next = NULL;
     int64_t total = 0;

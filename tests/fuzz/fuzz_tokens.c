@@ -1,4 +1,5 @@
-// Token files: one byte says tokens per sample and whether a second, sound file stands beside; the rest is the file.
+// Token files: one byte says tokens per sample and whether a second, sound file stands beside; the rest is
+// the file.
 #include "tests/fuzz/fuzz.h"
 #include "data/tokens.h"
 

@@ -1,4 +1,5 @@
-// Put in front of parsers that may die (cc -include): whatever they take and give back is entered in a ledger.
+// Put in front of parsers that may die (cc -include): whatever they take and give back is entered in a
+// ledger.
 #ifndef LEDGER_H
 #define LEDGER_H
 

@@ -1,4 +1,7 @@
-"""Write inputs for a fuzz target to start from, sound ones and some that are nearly so:  python3 tests/fuzz/seeds.py TARGET FOLDER"""
+"""Write inputs for a fuzz target to start from, sound ones and some that are nearly so.
+
+    python3 tests/fuzz/seeds.py TARGET FOLDER
+"""
 import json
 import os
 import struct
@@ -33,7 +36,8 @@ def model():
 
 def safetensors():
     widths = {"F64": 8, "I64": 8, "F32": 4, "BF16": 2, "U8": 1}
-    for shapes in [], [("F32", [2, 3])], [("F64", [1]), ("I64", []), ("F32", [0, 9]), ("BF16", [2, 1, 1, 3]), ("U8", [5])]:
+    for shapes in [], [("F32", [2, 3])], [("F64", [1]), ("I64", []), ("F32", [0, 9]),
+                                         ("BF16", [2, 1, 1, 3]), ("U8", [5])]:
         header, end = {"__metadata__": {"format": "pt"}} if shapes else {}, 0
         for i, (dtype, shape) in enumerate(shapes):
             begin, count = end, 1
