@@ -26,7 +26,7 @@ try:
     import numpy
     matplotlib.use("Agg")
     import report
-    from experiments import sweep, timeline, training
+    from experiments import place, sweep, timeline, training
 except ImportError as error:
     raise unittest.SkipTest(f"no numpy or matplotlib: {error}") from None
 
@@ -383,6 +383,42 @@ class Timeline(Case):
         subprocess.run([sys.executable, ROOT / "scripts/experiments/timeline.py", "--out", self.folder / "layer",
                         f"none={path}", f"commfuse={path}"], check=True, stdout=subprocess.DEVNULL)
         self.assertTrue((self.folder / "layer.png").exists() and (self.folder / "layer.svg").exists())
+
+
+BUILT = os.path.exists(training.PROGRAM) and os.path.exists(training.BENCH)
+
+
+@unittest.skipUnless(BUILT, "make bench builds what it needs")
+class Measured(Case):
+    """Two real ranks over shared memory, of a size that says nothing about times."""
+    point = dict(model="d6", vocab=128, seq=32, batch=2, strategy="tpsp", tp=2, dp=1, rounds=2, steps=3, ratio=None,
+                 modes=["none", "commfuse ring", "nowire"])
+
+    def test_training(self):
+        rows = training.measure(place.LocalPlace(), self.point)
+        self.assertEqual(len(rows), 3 * 2 * 3)
+        self.assertEqual([row["mode"] for row in rows[9::3]], ["commfuse ring", "nowire", "none"])  # in turns
+        self.assertEqual(training.problems(rows), [])
+        self.assertEqual(len({row["loss"] for row in rows if row["mode"] == "commfuse ring"}), 3)
+        ring = next(row for row in rows if row["mode"] == "commfuse ring")
+        expected = sum(training.bytes_of_step(self.point).values())
+        self.assertTrue(expected <= ring["bytes_sent_per_step"] <= 1.01 * expected, (expected, ring))
+        text = training.tables(rows)
+        for mode in self.point["modes"]:
+            self.assertIn(f"| {mode} |", text)
+        training.figures(rows, str(self.folder))
+
+    def test_timeline(self):
+        rows = timeline.measure(place.LocalPlace(), self.point)
+        self.assertEqual(timeline.distinct(rows, "mode"), list(timeline.MODES))
+        for mode in timeline.MODES:
+            blocks = timeline.select(rows, mode=mode, kind="block")
+            self.assertEqual([(row["direction"], row["rank"]) for row in blocks],
+                             [("forward", 0), ("forward", 1), ("backward", 0), ("backward", 1)])
+            names = {row["name"] for row in timeline.select(rows, mode=mode, kind="compute")}
+            self.assertTrue({"att.qkv", "att.proj", "mlp.fc1", "mlp.fc2"} <= names, names)
+            self.assertTrue(timeline.select(rows, mode=mode, kind="comm"))
+        timeline.figures(rows, str(self.folder))
 
 
 class FirstLine(Case):
