@@ -107,6 +107,7 @@ build/ref/%.o: %.c
 # --- the GPU program without a GPU: what tests run ---
 
 include tests/emulator/emulator.mk
+include tests/fuzz/fuzz.mk
 
 # --- the GPU program: twins of the device, of the transports and of the layers; all else is the same source ---
 
@@ -170,6 +171,9 @@ bench: all $(benches) ## benchmarks: share of the GEMM peak, hidden share of the
 report: all $(benches) ## run the experiments that fit, write build/report/report.md; QUICK=1: under five minutes
 	@$(PYTHON) scripts/report.py $(if $(filter-out 0,$(QUICK)),--quick) $(if $(ONLY),--only '$(ONLY)')
 
+lab: all $(benches) ## the same experiments on two hosts made of one machine, over links of known speed (Linux, root)
+	@scripts/lab.py --plan && scripts/lab.py -- true && $(PYTHON) scripts/report.py --place lab --out build/lab $(if $(filter-out 0,$(QUICK)),--quick) $(if $(ONLY),--only '$(ONLY)')
+
 demo: ## train a small GPT on two ranks for a few minutes, with text, figures and a plot
 	@scripts/demo.sh
 
@@ -182,6 +186,7 @@ config: ## what was found on this machine
 	@echo "mpi          $$(mpirun --version 2>/dev/null | head -1 || true) [$(if $(MPI_LIBS),found,missing: scripts/install_deps.sh)]"
 	@echo "oneDNN       $$(printf '#include <dnnl.h>\n' | $(CC) -E -x c - >/dev/null 2>&1 && echo found || echo missing: scripts/install_deps.sh)"
 	@echo "cJSON        $$(printf '#include <cjson/cJSON.h>\n' | $(CC) -E -x c - >/dev/null 2>&1 && echo found || echo missing: scripts/install_deps.sh)"
+	@echo "xxHash       $$(printf '#include <xxhash.h>\n' | $(CC) -E -x c - >/dev/null 2>&1 && echo found || echo missing: scripts/install_deps.sh)"
 	@echo "cmocka       $$(printf '#include <stdarg.h>\n#include <stddef.h>\n#include <stdint.h>\n#include <setjmp.h>\n#include <cmocka.h>\n' | $(CC) -E -x c - >/dev/null 2>&1 && echo found || echo missing: scripts/install_deps.sh)"
 	@echo "python       $(PYTHON): $$($(PYTHON) -c 'import sys, numpy, matplotlib; print(sys.version.split()[0], "numpy", numpy.__version__, "matplotlib", matplotlib.__version__)' 2>/dev/null || echo 'numpy or matplotlib missing: scripts/install_deps.sh')"
 	@scripts/find_cuda.sh report
@@ -202,5 +207,5 @@ clean: ## remove everything that was built
 help: ## this list
 	@grep -hE '^[a-z_-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z_-]+):.*## /  make \1\t/' | expand -t 20
 
-.PHONY: FORCE all cuda emulated-tools build-tests tests test bench report demo deps config format format-check clean help
+.PHONY: FORCE all cuda emulated-tools build-tests tests test bench report lab demo deps config format format-check clean help
 .DELETE_ON_ERROR:

@@ -18,6 +18,7 @@ column "round trip" is measured, and says what it was.
 """
 import contextlib
 import tempfile
+import weakref
 
 import numpy as np
 
@@ -61,7 +62,7 @@ def points(place, quick):
 
 def seconds(point):
     if point["what"] == TRAINING:
-        return len(MODES) * (8 if point["quick"] else 15)
+        return len(MODES) * (3 if point["quick"] else 15)
     return QUICK_SECONDS + 4 if point["quick"] else SECONDS + 8
 
 
@@ -92,7 +93,8 @@ def measure_operation(place, point):
     with conditions_of(place, point, fused.rate_for(operation, shape, ranks, wire_ms)) as round_trip:
         lines = fused.run(place, ranks, operation, shape, repetitions)
     rows = fused.accounts(lines, repetitions, wire_ms)
-    return [{**point, **row, "round_trip_ms": round_trip, "expected_ms": expected_ms(row, ranks, round_trip)} for row in rows]
+    return [{**point, **row, "round_trip_ms": round_trip, "expected_ms": expected_ms(row, ranks, round_trip)}
+            for row in rows]
 
 
 def expected_ms(row, ranks, round_trip):
@@ -103,20 +105,22 @@ def expected_ms(row, ranks, round_trip):
     return (ranks - 1) * max(0.0, hop - row["compute_ms"] / ranks)
 
 
-free_step = {}  # quick or not → ms of a step without transfers
+free_step = weakref.WeakKeyDictionary()  # of a place: quick or not → ms of a step without transfers
 
 
 def measure_training(place, point):
-    run = {"model": "d6", "vocab": 8192, "seq": 256, "batch": 4, "strategy": "tpsp", "tp": 2, "dp": 1}
-    steps = 6 if point["quick"] else 12
+    quick = point["quick"]
+    run = {"model": "d6", "vocab": 8192, "seq": 256, "batch": 2 if quick else 4, "strategy": "tpsp", "tp": 2, "dp": 1}
+    steps = 4 if quick else 12
     with tempfile.TemporaryDirectory(prefix="commfuse-report-") as folder:
         training.write_tokens(f"{folder}/tokens.bin", run["vocab"], run["batch"] * (steps + 1) * run["seq"] + 1)
-        key = id(place), point["quick"]
-        if key not in free_step:
+        known = free_step.setdefault(place, {})
+        if quick not in known:
             place.link(training.FREE_LINK)
-            free_step[key] = median_step(training.train(place, run, folder, "nowire", steps)[1])
+            known[quick] = median_step(training.train(place, run, folder, "nowire", steps)[1])
+        wire_ms = point["ratio"] * known[quick]
         size = sum(training.bytes_of_step(run).values())
-        with conditions_of(place, point, size * 8e3 / (point["ratio"] * free_step[key])) as round_trip:
+        with conditions_of(place, point, size * 8e3 / wire_ms) as round_trip:
             logs = {mode: training.train(place, run, folder, mode, steps)[1] for mode in MODES}
     bound = median_step(logs["nowire"])
     rows = []
@@ -124,7 +128,7 @@ def measure_training(place, point):
         ms = [step["step_ms"] for step in log[1:]]
         low, high = np.percentile(ms, [10, 90])
         rows.append({**point, "label": mode, "ms": float(np.median(ms)), "p10_ms": float(low), "p90_ms": float(high),
-                     "wire_ms": point["ratio"] * free_step[key], "exposed_ms": float(np.median(ms)) - bound,
+                     "wire_ms": wire_ms, "exposed_ms": float(np.median(ms)) - bound,
                      "logged_exposed_ms": float(np.median([step["exposed_comm_ms"] for step in log[1:]])),
                      "round_trip_ms": round_trip})
     return rows
@@ -175,12 +179,12 @@ def times_table(conditions, names):
 
 def exposed_table(conditions, names, expected):
     shown = [name for name in names if not name.startswith("nowire")]
-    heading = ["delay", *(f"{name}, ms" for name in shown)] + ["expected of ring 1, ms"] * expected
-    return fused.table(heading, [[condition_text(key), *(fused.milliseconds(at[name]["exposed_ms"]) for name in shown)]
-                                 + [fused.milliseconds(at["ring 1"]["expected_ms"])] * expected
-                                 for key, at in conditions.items()] if expected else
-                       [[condition_text(key), *(fused.milliseconds(at[name]["exposed_ms"]) for name in shown)]
-                        for key, at in conditions.items()])
+    heading, lines = ["delay", *(f"{name}, ms" for name in shown)], []
+    for key, at in conditions.items():
+        lines.append([condition_text(key), *(fused.milliseconds(at[name]["exposed_ms"]) for name in shown)])
+        if expected:
+            lines[-1].append(fused.milliseconds(at["ring 1"]["expected_ms"]))
+    return fused.table(heading + ["expected of ring 1, ms"] * expected, lines)
 
 
 def tables(rows):
