@@ -5,11 +5,12 @@ line rate are `ratio` times the step without transfers. Then the library's own c
 (bench_fuse), and all modes take turns, round by round, each in short runs whose first step is dropped, so that a
 drift of the machine meets all of them. Rows are single steps.
 
-What arithmetic predicts, from the step without transfers (nowire) and the collectives' measured rates:
+What arithmetic predicts, from the step without transfers (nowire):
 
-  none       nowire + the time of every collective: they block
-  commfuse   nowire + what cannot hide. A place whose slices take c to compute and w to travel, in m slices of each of
-             N ranks' parts, hides all but (N - 1)·w + c/m - N·c; the lookup has nothing to hide behind
+  none       nowire + the time of every collective, at the rates measured alone: they block
+  commfuse   nowire + what cannot hide. A place whose slices take c to compute and w on the line, in m slices of each
+             of N ranks' parts, hides all but (N - 1)·w + c/m - N·c; the lookup has nothing to hide behind; gradients
+             and weights are taken to hide behind the layers
 
 and the trainer's own account must agree with the clock: step(commfuse) - step(nowire) = exposed(commfuse) -
 exposed(nowire). What is left of that difference is computation made slower, by slices or by the thread that moves
@@ -53,7 +54,7 @@ EXPOSED_SHARE, EXPOSED_MS = 0.10, 1.0             # step difference against the 
 
 def points(place, quick):
     if quick:
-        size = dict(model="d6", vocab=8192, seq=256, batch=4, rounds=2, steps=5, modes=list(QUICK_MODES))
+        size = dict(model="d6", vocab=8192, seq=256, batch=4, rounds=2, steps=4, modes=list(QUICK_MODES))
         meshes = [("tpsp", 2, 1), ("tpsp", 1, 2)]
     else:
         size = dict(model="d12", vocab=8192, seq=512, batch=2, rounds=3, steps=6, modes=list(MODES))
@@ -96,13 +97,18 @@ def train(place, point, folder, mode, steps, *options):
     return lines[0], [line for line in lines if line["event"] == "step"], lines[-1]
 
 
-def bytes_of_step(point):
-    """Bytes that each rank sends in a step, by kind of collective."""
+def kinds_of_step(point):
+    """Bytes that each rank sends in a step, by what they are."""
     layers, channels, heads = SHAPES[point["model"]]
     shape = types.SimpleNamespace(maxT=point["seq"], V=point["vocab"], Vp=-(-point["vocab"] // 128) * 128, L=layers,
                                   heads=heads, C=channels)
-    kinds = traffic.formula(shape, point["strategy"], point["tp"], point["dp"], point["seq"],
-                            point["batch"] // point["dp"])
+    return traffic.formula(shape, point["strategy"], point["tp"], point["dp"], point["seq"],
+                           point["batch"] // point["dp"])
+
+
+def bytes_of_step(point):
+    """The same by kind of collective."""
+    layers, kinds = SHAPES[point["model"]][0], kinds_of_step(point)
     if point["strategy"] == "up":
         return {"alltoall": kinds["activations"], "gather": kinds["weights"] + kinds["lookup"] / 2,
                 "scatter": kinds["gradients"] + kinds["lookup"] / 2}
@@ -144,8 +150,9 @@ def measure(place, point):
         if rate:
             place.link(rate)
         peak = config["peak_tflops_all_ranks"] / config["ranks"]
-        shared = {"mesh": mesh_name(point), "ranks": config["ranks"], "model": point["model"], "seq": point["seq"],
-                  "batch": point["batch"], "parameters": config["parameters"], "link_bits_per_s": rate,
+        shared = {"mesh": mesh_name(point), "ranks": config["ranks"], "model": point["model"], "vocab": point["vocab"],
+                  "seq": point["seq"], "batch": point["batch"], "parameters": config["parameters"],
+                  "link_bits_per_s": rate,
                   "line_ms": sum(size.values()) * 8e3 / rate if rate else None,
                   "native_ms": native_ms(place, point, size), "peak_tflops_per_rank": peak}
         for number in range(point["rounds"]):
@@ -185,20 +192,22 @@ def loss_difference(rows, reference):
 
 
 def exposed_by_arithmetic(modes, mode):
-    """What commfuse cannot hide of a TPSP step, in ms; nothing is said of UP, whose transfers wait for each other."""
+    """What commfuse cannot hide of a TPSP step, in ms; nothing is said of UP, whose transfers wait for each other. Its
+    transfers run at the line's rate, or, where that is not known, at that of the library's collectives."""
     row, nowire = modes["nowire"][0], median(modes["nowire"], "step_ms")
     strategy, mesh = row["mesh"].split()
     N, dp = map(int, mesh.split("x"))
     if strategy != "tpsp":
         return None
+    point = {name: row[name] for name in ("model", "vocab", "seq", "batch")} | dict(strategy=strategy, tp=N, dp=dp)
+    per_byte = (row["line_ms"] or row["native_ms"]) / sum(bytes_of_step(point).values())
+    lookup = kinds_of_step(point)["lookup"] * per_byte
     if N == 1:
-        return 0.0
+        return lookup
     L, C, _ = SHAPES[row["model"]]
     T, tokens = row["seq"], row["seq"] * row["batch"]
     speed = (6 * row["parameters"] + 6 * L * C * T) * tokens / row["ranks"] / nowire  # flop a ms and rank, as it is
     rows_of_slice = tokens / dp / N
-    per_byte = row["native_ms"] / sum(bytes_of_step(dict(model=row["model"], vocab=8192, seq=T, batch=row["batch"],
-                                                         strategy=strategy, tp=N, dp=dp)).values())
     w = rows_of_slice * C * 4 * per_byte
     product = 2 * rows_of_slice * C * C / N / speed       # of a slice with a (C, C) matrix split over the ranks
     attention = 2 * rows_of_slice * T * C / N / speed     # causal: half of the keys on average
@@ -207,7 +216,7 @@ def exposed_by_arithmetic(modes, mode):
         (8 * product, 1), (8 * product, 2), (2 * product + 2.5 * attention, 1), (6 * product, 2)]    # backward
     m = SLICES[mode]
     left = sum(max(0, (N - 1) * transfers * w + c / m - N * c) for c, transfers in places)
-    return L * left + 2 * (N - 1) * w  # and the lookup, forward and backward
+    return L * left + lookup
 
 
 def prediction(modes, mode):
