@@ -150,7 +150,8 @@ def obstacle():
         return f"the lab needs tools that are missing: apt-get install {' '.join(missing)}"
     done = subprocess.run(["unshare", "--net", "--pid", "--fork", "--mount", "true"], capture_output=True, text=True)
     if done.returncode:
-        return f"the lab needs namespaces, which this system refuses: {done.stderr.strip()} (a container without CAP_SYS_ADMIN?)"
+        return ("the lab needs namespaces, which this system refuses (a container without CAP_SYS_ADMIN?): "
+                + done.stderr.strip())
     if "Open MPI" not in subprocess.run(["mpirun", "--version"], capture_output=True, text=True).stdout:
         return "the lab needs Open MPI; the mpirun found is another"
     return None
@@ -256,8 +257,8 @@ class Lab:
     def start(self):
         # /proc still shows the machine's processes when the first process reads its number there. It stays a shell,
         # which takes note of the deaths of orphans.
-        script = ("read pid rest </proc/self/stat && mount -t proc proc /proc && mount -t tmpfs -o mode=1777 tmpfs /dev/shm"
-                  " && exec 3<&0 && { cat <&3 >/dev/null & } && echo $pid && exec 3<&- >&- && wait")
+        script = ("read pid rest </proc/self/stat && mount -t proc proc /proc"
+                  " && mount -t tmpfs -o mode=1777 tmpfs /dev/shm && exec 3<&0 && { cat <&3 >/dev/null & } && echo $pid && exec 3<&- >&- && wait")
         self.init = subprocess.Popen(
             ["unshare", "--pid", "--fork", "--net", "--mount", "--uts", "sh", "-c", script],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
@@ -273,7 +274,8 @@ class Lab:
             self.write_files(host)
 
     def add_host(self, host):
-        script = f"hostname {self.host_name(host)} && mount -t tmpfs -o mode=1777 tmpfs /dev/shm && echo $$ && exec sleep infinity"
+        script = (f"hostname {self.host_name(host)} && mount -t tmpfs -o mode=1777 tmpfs /dev/shm && echo $$"
+                  " && exec sleep infinity")
         holder = subprocess.Popen([*self.hub(), "unshare", "--net", "--uts", "--mount", "sh", "-c", script],
                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, start_new_session=True)
         self.holders.append(holder)
@@ -371,8 +373,8 @@ class Lab:
                         "bcast_flood", "off")
             self.at_hub("ip", "link", "set", device, "up")
             self.at_hub("tc", "qdisc", "add", "dev", port, "clsact")
-            self.at_hub("tc", "filter", "add", "dev", port, "ingress", "protocol", "all", "u32", "match", "u32", "0", "0",
-                        "action", "mirred", "egress", "redirect", "dev", device)
+            self.at_hub("tc", "filter", "add", "dev", port, "ingress", "protocol", "all", "u32",
+                        "match", "u32", "0", "0", "action", "mirred", "egress", "redirect", "dev", device)
 
     def build_delay_line(self):
         try:
@@ -440,11 +442,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--ranks-per-host", type=int, default=1)
-    parser.add_argument("--rate", type=parse_rate, default=1e9, help="what each host can send: 500mbit, 2gbit (default 1gbit)")
+    parser.add_argument("--rate", type=parse_rate, default=1e9, help="of each host: 500mbit, 2gbit (default 1gbit)")
     parser.add_argument("--delay", type=parse_ms, default=0, help="how long a packet is under way: 0.05ms, 50us")
     parser.add_argument("--jitter", type=parse_ms, default=0, help="by how much that varies, up and down")
-    parser.add_argument("--share-cores", action="store_true", help="run although cores do not suffice; times mean nothing")
-    parser.add_argument("--plan", action="store_true", help="say what would be created and on which cores; create nothing")
+    parser.add_argument("--share-cores", action="store_true", help="run on too few cores; times mean nothing")
+    parser.add_argument("--plan", action="store_true", help="say what would be created, create nothing")
     parser.add_argument("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM ARGUMENTS")
     o = parser.parse_args()
     program = o.program[1:] if o.program[:1] == ["--"] else o.program

@@ -1,10 +1,11 @@
 """Experiment 4: where the tail returns. One operation of each kind and a training step, over links whose delay grows,
 whose delay varies, and with one host that computes slower than the others.
 
-A transfer of w ms that is under way for another d ms hides behind the c ms of the slice computed meanwhile as long as
-w + d is at most c, and N ranks do this N − 1 times, so a ring's tail must be
+A transfer that keeps the line busy for w ms and is under way for d ms hides behind the c ms of the slice computed
+meanwhile only if all of it fits into c. MPI announces a message of more than 64 KiB, waits for the answer and then
+sends it, so the delay is paid three times; N ranks do this N − 1 times. A ring's tail must be
 
-    (N − 1) · max(0, w + d − c),    c = compute / N,    w = wire / (N − 1)
+    (N − 1) · max(0, w + 3·d − c),    c = compute / N,    w = wire / (N − 1)
 
 which is the column "expected", with half of the measured round trip for d. At a ratio of 0.5 two ranks have w = c:
 there is nothing in reserve and every delay shows; at 0.25 half of c is in reserve. None of the modes is immune: what
@@ -101,7 +102,7 @@ def expected_ms(row, ranks, round_trip):
     """Of the ring with one slice for each rank."""
     if row["label"] != "ring 1" or round_trip is None:
         return None
-    hop = row["wire_ms"] / (ranks - 1) + round_trip / 2
+    hop = row["wire_ms"] / (ranks - 1) + 3 * round_trip / 2
     return (ranks - 1) * max(0.0, hop - row["compute_ms"] / ranks)
 
 
@@ -172,9 +173,12 @@ def title_of(what, ratio):
 def times_table(conditions, names):
     heading = ["delay", "round trip, ms", *(f"{name}, ms" for name in names)]
     return fused.table(heading, [[condition_text(key), fused.milliseconds(at[names[0]]["round_trip_ms"]),
-                                  *(f"{fused.milliseconds(at[name]['ms'])} ({fused.milliseconds(at[name]['p10_ms'])} – "
-                                    f"{fused.milliseconds(at[name]['p90_ms'])})" for name in names)]
-                                 for key, at in conditions.items()])
+                                  *(time_text(at[name]) for name in names)] for key, at in conditions.items()])
+
+
+def time_text(row):
+    median, low, high = (fused.milliseconds(row[field]) for field in ("ms", "p10_ms", "p90_ms"))
+    return f"{median} ({low} – {high})"
 
 
 def exposed_table(conditions, names, expected):
