@@ -258,7 +258,8 @@ class Lab:
         # /proc still shows the machine's processes when the first process reads its number there. It stays a shell,
         # which takes note of the deaths of orphans.
         script = ("read pid rest </proc/self/stat && mount -t proc proc /proc"
-                  " && mount -t tmpfs -o mode=1777 tmpfs /dev/shm && exec 3<&0 && { cat <&3 >/dev/null & } && echo $pid && exec 3<&- >&- && wait")
+                  " && mount -t tmpfs -o mode=1777 tmpfs /dev/shm"
+                  " && exec 3<&0 && { cat <&3 >/dev/null & } && echo $pid && exec 3<&- >&- && wait")
         self.init = subprocess.Popen(
             ["unshare", "--pid", "--fork", "--net", "--mount", "--uts", "sh", "-c", script],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
