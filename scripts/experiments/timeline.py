@@ -245,7 +245,7 @@ def draw_panel(axes, rows, mode, width, last):
 
 def legend(figure):
     from matplotlib.patches import Patch
-    whole = {"attention": "attention and projection", "MLP 1": "MLP, first product", "MLP 2": "MLP, second product"}
+    whole = {"attention": "attention and projection", "MLP 1": "MLP 1: first product", "MLP 2": "MLP 2: second product"}
     handles = [Patch(facecolor=colour, label=whole.get(label, label)) for label, colour in PLACES.values()]
     handles += [Patch(facecolor=BETWEEN, label="layer norm, GELU, sums"),
                 Patch(facecolor=WAITING, label="waiting: exposed communication"),

@@ -65,7 +65,7 @@ def points(place, quick):
 
 def seconds(point):
     """How long a measurement takes, roughly: for the first estimate of the time left."""
-    return len(point["modes"]) * point["rounds"] * (point["steps"] * (4 if point["model"] == "d12" else 0.6) + 3) + 15
+    return len(point["modes"]) * point["rounds"] * (point["steps"] * (4 if point["model"] == "d12" else 0.6) + 2) + 6
 
 
 def mesh_name(point):
