@@ -24,8 +24,9 @@
 typedef struct builder {
     cf_schedule *s;
     int capacity;
-    int last_compute; // index of the newest step on the compute stream, -1: none
-    int *exchange;    // [round · m + k]: index of that EXCHANGE
+    int last_compute;  // index of the newest step on the compute stream, -1: none
+    int last_exchange; // index of the newest EXCHANGE, -1: none
+    int *exchange;     // [round · m + k]: index of that EXCHANGE
 } builder;
 
 static int left(const cf_schedule *s, int i) {
@@ -49,6 +50,7 @@ static int append(builder *b, cf_step step) {
     }
     s->step[s->count] = step;
     if (step.kind != CF_EXCHANGE && step.kind != CF_COLLECTIVE) b->last_compute = s->count;
+    if (step.kind == CF_EXCHANGE) b->last_exchange = s->count;
     return s->count++;
 }
 
@@ -112,17 +114,18 @@ static int exchange_before(builder *b, int round, int k) {
 // --- all-gather (Algorithm 1) ---
 
 // Round i brings the shard of rank r − 1 − i. Nothing here depends on a computation of this operation, so
-// all rounds are posted at once; each starts when the round before has delivered what it forwards (ring),
-// or so that arrivals keep their order (direct).
+// all transfers are posted at once; each starts when the one before has arrived: then what it forwards is there
+// (ring), and slices arrive one after another, as they are worked on, instead of sharing the wire and arriving
+// together at the end.
 static void post_allgather(builder *b) {
     cf_schedule *s = b->s;
     for (int i = 0; i < s->ranks - 1; i++)
         for (int k = 0; k < s->slices; k++) {
             bool ring = s->route == CF_RING;
             int send = slice(s, ring ? left(s, i) : s->rank, k), recv = slice(s, left(s, i + 1), k);
-            *exchange_at(b, i, k) = exchange(b, right(s, ring ? 1 : i + 1), (cf_place){CF_FULL, send}, send,
-                                             left(s, ring ? 1 : i + 1), (cf_place){CF_FULL, recv}, recv,
-                                             exchange_before(b, i, k), -1);
+            *exchange_at(b, i, k) =
+                exchange(b, right(s, ring ? 1 : i + 1), (cf_place){CF_FULL, send}, send,
+                         left(s, ring ? 1 : i + 1), (cf_place){CF_FULL, recv}, recv, b->last_exchange, -1);
         }
 }
 
@@ -236,7 +239,7 @@ static void nowire_reduce_scatter(builder *b) {
 
 // --- all-to-all (Algorithm 5) ---
 
-// Round i sends to rank r + 1 + i and receives from r − 1 − i.
+// Round i sends to rank r + 1 + i and receives from r − 1 − i; one transfer after another, as in an all-gather.
 static void alltoall_after(builder *b) {
     cf_schedule *s = b->s;
     bool wire = s->mode == CF_MODE_COMMFUSE;
@@ -245,7 +248,7 @@ static void alltoall_after(builder *b) {
             int to = right(s, i + 1), from = left(s, i + 1);
             *exchange_at(b, i, k) = exchange(b, to, (cf_place){CF_FULL, slice(s, to, k)}, slice(s, to, k),
                                              from, (cf_place){CF_RESULT, slice(s, from, k)},
-                                             slice(s, s->rank, k), exchange_before(b, i, k), -1);
+                                             slice(s, s->rank, k), b->last_exchange, -1);
         }
     s->begin = s->count;
     for (int i = 0; i < s->ranks; i++)
@@ -287,8 +290,9 @@ static void alltoall_before(builder *b) {
 
 // M slices; the collective of slice k runs behind the computation of slice k ± 1. With M = 1 and
 // `blocking` this is mode none: the whole collective, then (or after) one monolithic computation.
-// A collective waits for no other: libraries demand that all ranks start their collectives in one order, and
-// only the order of this list, which is the same everywhere, gives them one.
+// A collective names no other to wait for: libraries demand that all ranks start their collectives in one order, and
+// only the order of this list, which is the same everywhere, gives them one. Transports run those of a group one after
+// another in that order, as a stream does.
 static void native(builder *b) {
     cf_schedule *s = b->s;
     int N = s->ranks, M = s->slices;
@@ -351,7 +355,7 @@ cf_schedule *cf_schedule_create(cf_operation operation, cf_side side, cf_mode mo
     s->ranks = ranks, s->rank = rank, s->slices = slices;
     s->result = (cf_place){operation == CF_ALLTOALL ? CF_RESULT : CF_FULL,
                            operation == CF_REDUCE_SCATTER ? rank * slices : 0};
-    builder b = {.s = s, .last_compute = -1, .exchange = exchanges};
+    builder b = {.s = s, .last_compute = -1, .last_exchange = -1, .exchange = exchanges};
     bool fused = mode == CF_MODE_COMMFUSE || mode == CF_MODE_NOWIRE;
     s->folds =
         folds && fused && operation == CF_REDUCE_SCATTER && slices > 1; // hence several ranks, and compute

@@ -241,6 +241,22 @@ static void announce(mpi_state *s) {
     pthread_mutex_unlock(&s->lock);
 }
 
+// Collectives of a group run one after another in the order of the program, as they do on a stream: at once they
+// would share the wire, and the first would end with the last.
+static bool group_is_busy(const mpi_state *s, const cf_request *r) {
+    for (int i = 0; i < s->actives; i++)
+        if (s->active[i].request->kind != CF_REQUEST_EXCHANGE && s->active[i].request->group == r->group)
+            return true;
+    for (const cf_request *p = s->pending; p != r; p = p->next)
+        if (p->kind != CF_REQUEST_EXCHANGE && p->group == r->group) return true;
+    return false;
+}
+
+static bool may_start(const mpi_state *s, const cf_request *r) {
+    if (!reached(r->after[0], CF_ARRIVED) || !reached(r->after[1], CF_ARRIVED)) return false;
+    return r->kind == CF_REQUEST_EXCHANGE || !group_is_busy(s, r);
+}
+
 // Start what may start. Order is kept among requests that are ready, so that the messages of one pair of
 // ranks with one tag are posted in the order of the program.
 static bool start_pending(mpi_state *s) {
@@ -248,7 +264,7 @@ static bool start_pending(mpi_state *s) {
     cf_request **at = &s->pending, *previous = NULL;
     while (*at) {
         cf_request *r = *at;
-        if (reached(r->after[0], CF_ARRIVED) && reached(r->after[1], CF_ARRIVED)) {
+        if (may_start(s, r)) {
             *at = r->next;
             if (s->pending_last == r) s->pending_last = previous;
             start(s, r);
