@@ -431,6 +431,7 @@ def check_what_is_needed():
 def measure_all(o, folder):
     """Setup, lines and failures of a report whose missing points have been measured."""
     from experiments.place import open_place
+    from lab import LabError
     modules = {name: load(name) for name in EXPERIMENTS if name in o.only}
     if not modules:  # nothing to run: what is there, if anything, is drawn again
         path = folder / ROWS
@@ -447,6 +448,8 @@ def measure_all(o, folder):
                 print(f"TOO FEW CORES: {rows.setup['enough'][1]}; times will say little", file=sys.stderr)
             failures = run(place, modules, rows, o.quick)
             return rows.setup, rows.done, failures
+    except LabError as error:
+        refuse(str(error), "--place local measures over shared memory")
     except KeyboardInterrupt:
         print(f"\ninterrupted: {len(rows.done) if rows else 0} points are kept in {folder / ROWS}; the same command "
               "goes on from there", file=sys.stderr)
