@@ -291,8 +291,7 @@ static void alltoall_before(builder *b) {
 // M slices; the collective of slice k runs behind the computation of slice k ± 1. With M = 1 and
 // `blocking` this is mode none: the whole collective, then (or after) one monolithic computation.
 // A collective names no other to wait for: libraries demand that all ranks start their collectives in one order, and
-// only the order of this list, which is the same everywhere, gives them one. Transports run those of a group one after
-// another in that order, as a stream does.
+// only the order of this list, which is the same everywhere, gives them one.
 static void native(builder *b) {
     cf_schedule *s = b->s;
     int N = s->ranks, M = s->slices;

@@ -241,20 +241,25 @@ static void announce(mpi_state *s) {
     pthread_mutex_unlock(&s->lock);
 }
 
-// Collectives of a group run one after another in the order of the program, as they do on a stream: at once they
-// would share the wire, and the first would end with the last.
-static bool group_is_busy(const mpi_state *s, const cf_request *r) {
-    for (int i = 0; i < s->actives; i++)
-        if (s->active[i].request->kind != CF_REQUEST_EXCHANGE && s->active[i].request->group == r->group)
-            return true;
+// A library wants the collectives of a group started in one order on all ranks: that of the program. Of those that only
+// move data one runs at a time, as on a stream: at once they would share the wire, and the first would end with the
+// last. Reductions come as they are computed, and what libraries make of them leaves the wire idle for much of the
+// time: they may run beside one another.
+static bool only_moves(const cf_request *r) {
+    return r->kind == CF_REQUEST_ALLGATHER || r->kind == CF_REQUEST_ALLTOALL;
+}
+
+static bool must_queue(const mpi_state *s, const cf_request *r) {
     for (const cf_request *p = s->pending; p != r; p = p->next)
         if (p->kind != CF_REQUEST_EXCHANGE && p->group == r->group) return true;
+    for (int i = 0; i < s->actives && only_moves(r); i++)
+        if (only_moves(s->active[i].request) && s->active[i].request->group == r->group) return true;
     return false;
 }
 
 static bool may_start(const mpi_state *s, const cf_request *r) {
     if (!reached(r->after[0], CF_ARRIVED) || !reached(r->after[1], CF_ARRIVED)) return false;
-    return r->kind == CF_REQUEST_EXCHANGE || !group_is_busy(s, r);
+    return r->kind == CF_REQUEST_EXCHANGE || !must_queue(s, r);
 }
 
 // Start what may start. Order is kept among requests that are ready, so that the messages of one pair of
