@@ -36,7 +36,8 @@ TITLES = {
 EQUAL_SLICES = {"gather_gemm", "gemm_scatter", "gemm_alltoall", "alltoall_gemm", "wgrad_scatter"}  # causal ones differ
 VARIANTS = ("compute", "comm", "none", "slice 2", "slice 4", "slice 8", "ring 1", "ring 2", "ring 4", "direct 1",
             "direct 2", "direct 4", "nowire 1", "nowire 2", "nowire 4", "nowire 8")
-SHARES = "hidden_share", "hidden_wire_share", "hidden_error_share", "chunking_ms", "exposed_ms"
+SHARES = ("hidden_share", "hidden_wire_share", "hidden_alone_share", "hidden_error_share", "chunking_ms",
+          "exposed_ms")
 FUSED = [name for name in VARIANTS if name.split()[0] in ("none", "slice", "ring", "direct")]
 
 
@@ -126,7 +127,8 @@ def median_error_ms(line, repetitions):
 
 def accounts(lines, repetitions, wire_ms=None):
     """The lines with compute_ms, comm_ms and wire_ms of the operation, and for fused ones hidden_share (of the native
-    collective), hidden_wire_share, hidden_error_share (one standard error), chunking_ms and exposed_ms."""
+    collective), hidden_wire_share, hidden_alone_share (of the wire where it is known, chunking not counted),
+    hidden_error_share (one standard error), chunking_ms and exposed_ms."""
     by = {line["label"]: line for line in lines}
     compute, comm = by["compute"], by["comm"]
     rows = []
@@ -139,6 +141,7 @@ def accounts(lines, repetitions, wire_ms=None):
             error = math.hypot(median_error_ms(line, repetitions), median_error_ms(compute, repetitions))
             row.update(hidden_share=1 - above / comm["ms"], hidden_error_share=error / comm["ms"],
                        hidden_wire_share=None if wire_ms is None else 1 - above / wire_ms,
+                       hidden_alone_share=1 - (line["ms"] - alone["ms"]) / (wire_ms or comm["ms"]),
                        chunking_ms=alone["ms"] - compute["ms"], exposed_ms=line["ms"] - alone["ms"])
         rows.append(row)
     return rows

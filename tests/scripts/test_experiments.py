@@ -174,6 +174,7 @@ class ArithmeticTest(unittest.TestCase):
         self.assertAlmostEqual(rows["ring 2"]["ratio"], 0.5)
         self.assertAlmostEqual(rows["ring 2"]["hidden_share"], 1 - 7 / 100)
         self.assertAlmostEqual(rows["ring 2"]["hidden_wire_share"], 1 - 7 / 50)
+        self.assertAlmostEqual(rows["ring 2"]["hidden_alone_share"], 1 - rows["ring 2"]["exposed_ms"] / 50)
         self.assertAlmostEqual(rows["ring 2"]["exposed_ms"], 5)
         self.assertAlmostEqual(rows["slice 8"]["hidden_share"], 1 - 208 / 100)
         self.assertAlmostEqual(place.rate, fused.payload_bytes(point["operation"], fused.Shape.of(point), 2) * 8 / 0.05)
