@@ -4,7 +4,7 @@ as to the order of things and to every number, and says nothing about speed.
 The same ten steps as in meshes.py, and the same promises: agreement with one rank and with the reference, and from
 commfuse the same bits by every route, over either transport, and however streams are delayed against one another.
 """
-# limit: 900
+# limit: 1800
 import os
 import signal
 import sys
