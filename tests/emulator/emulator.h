@@ -13,7 +13,7 @@
 //   - that the host keeps its hands off device memory, which it could touch here
 //   - that addresses are aligned as packs need it, unless built with SAN=alignment
 //   - what the real libraries return or refuse beyond what is written here, and in which order they add
-//   - anything of cuDNN: attention_cudnn.cc says that it is not supported
+//   - anything of cuDNN: compiled without it, attention_cudnn.cu says that it is not supported
 #ifndef EMULATOR_H
 #define EMULATOR_H
 

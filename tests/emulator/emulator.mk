@@ -5,7 +5,7 @@
 #     build/emulated-fp32/tests/emulator/test_emulator     the emulator's own test
 #
 # Included by the Makefile. Sources are found by wildcard; a .c file with a .cu twin gives way to it. cuDNN is
-# not emulated: attention_cudnn.cc says "not supported" in place of attention_cudnn.cu.
+# not emulated: compiled without it, attention_cudnn.cu says "not supported".
 # SAN=alignment: misaligned packs, which fault on a GPU, are reported.
 
 CXX     ?= g++
@@ -19,7 +19,7 @@ emulated_c  := $(emulated_flags) -std=gnu11 $(emulated_openmp)
 emulated_cu := $(emulated_flags) -std=gnu++17 -fno-strict-aliasing -fopenmp-simd -x c++ -D__CUDACC__ -Itests/emulator/include \
                -Wno-shadow -Wno-unknown-pragmas -Wno-missing-field-initializers -Wno-unused-function
 
-emulated_cuda    := $(filter-out layers/attention_cudnn.cu,$(wildcard commfuse/*.cu layers/*.cu))
+emulated_cuda    := $(wildcard commfuse/*.cu layers/*.cu)
 emulated_twinned := $(emulated_cuda:%.cu=%.c) commfuse/device_cpu.c commfuse/transport_mpi.c layers/gemm.c layers/gemm_ref.c
 emulated_shared  := $(filter-out $(emulated_twinned),$(wildcard commfuse/*.c layers/*.c data/*.c))
 emulated_library := $(filter-out tests/emulator/test_%,$(wildcard tests/emulator/*.cc))
@@ -47,7 +47,7 @@ $(2)/train_gpt.o: train_gpt.cu
 $(2)/train_gpt: $(2)/train_gpt.o $$(emulated_objects:%=$(2)/%)
 	$$(CXX) $$(emulated_optimise) $$(emulated_openmp) -o $$@ $$^ -lcjson $$(MPI_LIBS) -lpthread -lm
 $(2)/tests/emulator/test_emulator: $(2)/tests/emulator/test_emulator.o \
-                                   $$(patsubst %.cc,$(2)/%.o,$$(filter-out %/attention_cudnn.cc,$$(emulated_library)))
+                                   $$(patsubst %.cc,$(2)/%.o,$$(emulated_library))
 	$$(CXX) $$(emulated_optimise) -o $$@ $$^ -lpthread -lm
 # Any cmocka test of the layers or the executor, over the emulator.
 $(2)/tests/%: tests/%.c $$(emulated_objects:%=$(2)/%)
