@@ -98,7 +98,16 @@ static const option_row table[] = {
 #undef GROUP
 #define GROUP "output"
     TEXT(out, "out", "", "DIR", "directory for what is saved"),
-    INT(save_every, "save-every", "0", 0, 1e9, "steps between saves; 0: never"),
+    INT(save_every, "save-every", "0", 0, 1e9,
+        "steps between checkpoints; 0: only at the end, or when a signal ends the run"),
+    INT(keep, "keep", "2", 0, 1e6, "checkpoints to keep, the newest; 0: all"),
+    INT(keep_every, "keep-every", "0", 0, 1e9, "steps whose multiples' checkpoints are kept too; 0: none"),
+    CHOICE(resume, "resume", "auto", "auto|no",
+           "auto: go on from the newest sound checkpoint in --out; no: refuse if there is one"),
+    FLAG(force, "force", "resume although options that change the run are not those of the checkpoint"),
+    TEXT(export_to, "export", "", "FILE",
+         "write the model of a checkpoint in --out as a model file (llm.c format), then stop"),
+    INT(export_step, "export-step", "0", 0, 1e9, "step of that checkpoint; 0: the newest"),
 #undef GROUP
 #define GROUP "machine"
     INT(threads, "threads", "0", 0, 4096,
@@ -107,6 +116,9 @@ static const option_row table[] = {
          "peak of one rank's device, for the MFU; 0: known for GPUs, measured with a GEMM on CPUs"),
     REAL(timeout, "timeout", "60", 0, 604800,
          "seconds a rank waits for another before it gives up; 0: for ever"),
+    INT(skip_nonfinite, "skip-nonfinite", "0", 0, 1e9,
+        "steps in a row that may be left out because loss or gradient is not finite; one more ends the run"),
+    FLAG(check_wire, "check-wire", "checksums on what ranks exchange (commfuse), to find silent corruption"),
     FLAG(dry_run, "dry-run", "check everything, print mesh, shape and memory per purpose, then stop"),
     FLAG(help, "help", "this list"),
 #undef GROUP

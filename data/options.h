@@ -36,11 +36,14 @@ typedef struct options {
     const char *log, *trace, *trace_steps;
     // output
     const char *out;
-    int64_t save_every;
+    int64_t save_every, keep, keep_every;
+    const char *resume, *export_to;
+    int64_t export_step;
     // machine
     int64_t threads; // 0: share the cores between the ranks of a host
     double peak_tflops, timeout;
-    bool dry_run, help;
+    int64_t skip_nonfinite;
+    bool force, check_wire, dry_run, help;
     uint64_t given; // one bit a row of the table: was on the command line
 } options;
 
