@@ -49,20 +49,27 @@ int cf_die_rank(void) {
     return self.rank;
 }
 
+void cf_die_name(char *name, size_t size) {
+    char host[64] = "unknown host";
+    gethostname(host, sizeof host - 1);
+    find_self();
+    snprintf(name, size, "rank %d of %d (%s)", self.rank, self.size, host);
+}
+
 static void last_resort(int signal_number) {
     (void)signal_number;
     _exit(STATUS);
 }
 
 static void print(const char *hint, const char *format, va_list arguments) {
-    char host[64] = "unknown host", text[2048];
-    gethostname(host, sizeof host - 1);
+    char who[128], text[2048];
+    cf_die_name(who, sizeof who);
     vsnprintf(text, sizeof text, format, arguments);
     fflush(stdout);
     // One write, so that messages of several ranks do not mix.
     char message[4096];
-    snprintf(message, sizeof message, "\nerror: rank %d of %d (%s): %s\n%s%s%s", self.rank, self.size, host,
-             text, hint ? "hint:  " : "", hint ? hint : "", hint ? "\n" : "");
+    snprintf(message, sizeof message, "\nerror: %s: %s\n%s%s%s", who, text, hint ? "hint:  " : "",
+             hint ? hint : "", hint ? "\n" : "");
     fputs(message, stderr);
     fflush(stderr);
 }

@@ -8,6 +8,8 @@
 #ifndef CF_DIE_H
 #define CF_DIE_H
 
+#include <stddef.h>
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -24,6 +26,7 @@ extern "C" {
 // (Open MPI, MPICH, Slurm, torchrun), or 0 of 1. `abort_all` may be NULL.
 void cf_die_setup(int rank, int size, void (*abort_all)(int status));
 int cf_die_rank(void);
+void cf_die_name(char *name, size_t size); // "rank 3 of 8 (host)"
 
 // This rank alone has found an error: print it, end all ranks. hint may be NULL.
 CF_NORETURN void cf_die(const char *hint, const char *format, ...) CF_PRINTF(2, 3);

@@ -1,0 +1,138 @@
+// See stop.h. A handler may call little more than write(), and printf is not of it. So who this rank is was
+// written down beforehand, the rest is put together by hand, and a line leaves in one piece.
+//
+// The kernel gives a signal of the process to any thread. What is waited for belongs to the thread that listens and
+// may be gone at any time when another one looks, so a signal that meets another thread is passed on to that one.
+#include "stop.h"
+#include "die.h"
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdint.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { STATUS = 1, SAME_MS = 500 };
+
+static const struct {
+    int number;
+    const char *name;
+} signals[] = {{SIGTERM, "SIGTERM"}, {SIGINT, "SIGINT"}, {SIGUSR1, "SIGUSR1"}};
+enum { SIGNALS = sizeof signals / sizeof *signals };
+
+static struct {
+    char who[128]; // "rank 2 of 4 (host)"
+    pthread_t listener;
+    int asked;           // atomic
+    int64_t asked_ms;    // the handler's
+    const cf_wait *wait; // atomic
+} stop;
+
+// --- a line, as a handler may write it ---
+
+typedef struct line {
+    char text[512];
+    size_t length;
+} line;
+
+static void add(line *l, const char *text) {
+    for (; *text && l->length < sizeof l->text - 1; text++) l->text[l->length++] = *text;
+}
+
+static void add_number(line *l, const char *before, int number) {
+    char digits[16], *at = digits + sizeof digits;
+    *--at = 0;
+    do *--at = (char)('0' + number % 10);
+    while ((number /= 10) > 0);
+    add(l, before);
+    add(l, at);
+}
+
+static void add_wait(line *l) {
+    const cf_wait *w = __atomic_load_n(&stop.wait, __ATOMIC_ACQUIRE);
+    if (!w) return;
+    add(l, "; it waits for ");
+    if (w->peer >= 0)
+        add_number(l, "rank ", w->peer);
+    else
+        add(l, "the other ranks");
+    add(l, ": ");
+    add(l, w->label);
+    if (w->layer >= 0) add_number(l, ", layer ", w->layer);
+    if (w->step >= 0) add_number(l, ", step ", w->step);
+}
+
+static void say(line *l) {
+    add(l, "\n");
+    l->text[l->length - 1] = '\n'; // also where it was too long
+    ssize_t ignored = write(STDERR_FILENO, l->text, l->length);
+    (void)ignored;
+}
+
+// --- the handler ---
+
+static const char *name_of(int number) {
+    for (int i = 0; i < SIGNALS; i++)
+        if (signals[i].number == number) return signals[i].name;
+    return "a signal";
+}
+
+static int64_t now_ms(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
+static void first(int number) {
+    line l = {.length = 0};
+    stop.asked_ms = now_ms();
+    __atomic_store_n(&stop.asked, number, __ATOMIC_RELEASE);
+    add(&l, "\n");
+    add(&l, stop.who);
+    add(&l, ": ");
+    add(&l, name_of(number));
+    add(&l, ": ends after this step; a second signal ends it at once, or the launcher where another rank is "
+            "gone");
+    add_wait(&l);
+    say(&l);
+}
+
+static void second(int number) {
+    line l = {.length = 0};
+    add(&l, "\nerror: ");
+    add(&l, stop.who);
+    add(&l, ": told to end at once (");
+    add(&l, name_of(number));
+    add(&l, ")");
+    add_wait(&l);
+    say(&l);
+    _exit(STATUS);
+}
+
+static void heard(int number) {
+    int saved = errno;
+    if (!pthread_equal(pthread_self(), stop.listener))
+        pthread_kill(stop.listener, number);
+    else if (!cf_stop_asked())
+        first(number);
+    else if (now_ms() - stop.asked_ms > SAME_MS)
+        second(number);
+    errno = saved;
+}
+
+void cf_stop_listen(void) {
+    cf_die_name(stop.who, sizeof stop.who);
+    stop.listener = pthread_self();
+    struct sigaction action = {.sa_handler = heard, .sa_flags = SA_RESTART};
+    sigemptyset(&action.sa_mask); // no second handler inside the first
+    for (int i = 0; i < SIGNALS; i++) sigaddset(&action.sa_mask, signals[i].number);
+    for (int i = 0; i < SIGNALS; i++) sigaction(signals[i].number, &action, NULL);
+}
+
+int cf_stop_asked(void) {
+    return __atomic_load_n(&stop.asked, __ATOMIC_ACQUIRE);
+}
+
+void cf_stop_waits(const cf_wait *wait) {
+    __atomic_store_n(&stop.wait, wait, __ATOMIC_RELEASE);
+}
