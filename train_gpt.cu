@@ -21,6 +21,7 @@
 #include <unistd.h>
 #include "commfuse/die.h"
 #include "commfuse/fuse.h"
+#include "commfuse/stop.h"
 #include "data/detokenize.h"
 #include "data/log.h"
 #include "data/model_file.h"
@@ -31,14 +32,21 @@
 #include "layers/optimizer.h"
 #include "layers/peak.h"
 #include "layers/random.h"
+#include "run/accounts.h"
+#include "run/resume.h"
+#include "run/saver.h"
 
 #ifndef VERSION
 #define VERSION "unknown"
 #endif
 
 enum { VOCABULARY_PADDING = 128, SAMPLE_TOKENS = 256, PATH_LENGTH = 4096, RANKS_MAX = 1 << 20 };
-enum { SAVE_PATIENCE = 10 };      // times --timeout: how long ranks wait for the one that writes a file
+enum { PATIENCE = 10 };           // times --timeout: how long ranks wait for one that reads or writes files
+enum { STATUS_STOPPED = 75 };     // a signal has ended the run, which is saved: the same command goes on
 enum { SAMPLE_STREAM = 1 << 20 }; // of the random numbers, apart from those of the tensors
+
+// What every rank tells the others after a step; the saver's word first.
+enum { TELL_SAVER, TELL_STOP, TELL_STEP, TELL_MS, TELL_EXPOSED, TELL_COMM, TELLS };
 
 // Tensors have one order in memory and in files: a division by zero here says that it was broken.
 enum {
@@ -64,6 +72,12 @@ typedef struct trainer {
     double peak;               // flop/s of all ranks, 0: unknown
     const char *peak_source;
     int trace_from, trace_to; // steps [from, to)
+    checkpoint_store *store;  // rank 0's, with --out
+    saver *checkpoints;       // with --out
+    int64_t first, skipped;   // step that the run begins or goes on with; steps left out in a row
+    bool watched;             // validation and samples before step `first` are done
+    accounts time;            // rank 0's
+    double begun_ms, watch_ms, save_ms;
 } trainer;
 
 static bool root(const trainer *t) {
@@ -97,11 +111,18 @@ static void refuse_what_cannot_be(const options *o) {
                         "--overlap nowire computes wrong results by construction and saves nothing, but "
                         "--out %s is given",
                         o->out);
-    if (o->save_every > 0 && !*o->out)
-        cf_die_together("name a directory with --out DIR", "--save-every needs --out");
+    if ((o->save_every > 0 || *o->export_to) && !*o->out)
+        cf_die_together("name a directory with --out DIR", "--%s needs --out",
+                        *o->export_to ? "export" : "save-every");
+    if (o->check_wire && strcmp(o->overlap, "commfuse") != 0)
+        cf_die_together(
+            "use --overlap commfuse, or leave --check-wire away",
+            "--check-wire looks at what ranks exchange in mode commfuse; with --overlap %s there is "
+            "nothing for it to look at",
+            o->overlap);
     if (o->min_lr > o->lr)
         cf_die_together("lower --min-lr", "--min-lr %g is above --lr %g", o->min_lr, o->lr);
-    if (!*o->train && !o->dry_run && o->steps > 0)
+    if (!*o->train && !o->dry_run && !*o->export_to && o->steps > 0)
         cf_die_together("make token files with data/prepare.py, then: --train 'DIR/train_*.bin'",
                         "--train is missing");
 }
@@ -161,6 +182,27 @@ static gpt_shape shape_of_file(trainer *t) {
     return s;
 }
 
+static gpt_shape shape_of_checkpoint(options *o) {
+    problem why = {"", ""};
+    manifest *m = o->export_step > 0 ? checkpoint_manifest(o->out, o->export_step, &why)
+                                     : checkpoint_latest(o->out, INT64_MAX, &why);
+    if (!m)
+        cf_die_together("ls it; checkpoints are its directories step_*", "no checkpoint to export in %s%s%s",
+                        o->out, *why.what ? ": " : "", why.what);
+    gpt_shape s;
+    memset(&s, 0, sizeof s);
+    s.maxT = resume_number(m, "positions", 0), s.L = resume_number(m, "layers", 0);
+    s.C = resume_number(m, "channels", 0), s.H = resume_number(m, "heads", 0),
+    s.V = resume_number(m, "vocab", 0);
+    s.Vp = (s.V + VOCABULARY_PADDING - 1) / VOCABULARY_PADDING * VOCABULARY_PADDING;
+    if (s.maxT < 1 || s.L < 1 || s.C < 1 || s.H < 1 || s.V < 1)
+        cf_die_together(NULL, "the checkpoint of step %lld in %s does not say which model it is of",
+                        (long long)m->step, o->out);
+    o->export_step = m->step, o->seq = s.maxT, o->micro_batch = 1;
+    manifest_free(m);
+    return s;
+}
+
 static gpt_shape shape_of_options(trainer *t) {
     static const struct {
         const char *name;
@@ -200,7 +242,9 @@ static void read_weights(void *file, int tensor, int64_t layer, int64_t first, i
 }
 
 static void make_model(trainer *t) {
-    gpt_shape shape = *t->o.init_from ? shape_of_file(t) : shape_of_options(t);
+    gpt_shape shape = *t->o.export_to   ? shape_of_checkpoint(&t->o)
+                      : *t->o.init_from ? shape_of_file(t)
+                                        : shape_of_options(t);
     options *o = &t->o; // from here on the options say what is run, wherever it came from
     o->layers = shape.L, o->channels = shape.C, o->heads = shape.H, o->vocab = shape.V;
     o->slices = overlap_of(o).slices;
@@ -209,11 +253,6 @@ static void make_model(trainer *t) {
     gpt_create(&t->model, &t->context, &t->mesh, shape, strategy, o->seq, o->micro_batch, overlap_of(o));
     optimizer_create(&t->optimizer, &t->model, overlap_of(o));
     if (t->o.dry_run) return;
-    if (t->start)
-        params_read(&t->model.params, read_weights, t->start, t->context.stream);
-    else
-        params_init(&t->model.params, (uint64_t)t->o.seed, t->context.stream);
-    optimizer_start(&t->optimizer);
     t->loss = (double *)cf_alloc((int64_t)sizeof(double), "tokens");
     t->inputs = (int32_t *)calloc((size_t)(t->o.seq * t->o.micro_batch), sizeof *t->inputs);
     t->targets = (int32_t *)calloc((size_t)(t->o.seq * t->o.micro_batch), sizeof *t->targets);
@@ -231,7 +270,7 @@ static void open_data(trainer *t) {
 }
 
 // Said before any work is done, not after it.
-static void check_output(const trainer *t) {
+static void check_output(trainer *t) {
     const char *out = t->o.out, *trace = t->o.trace;
     if (!root(t)) return;
     struct stat s;
@@ -241,6 +280,8 @@ static void check_output(const trainer *t) {
             cf_die("choose another --out DIR that can be written",
                    "--out %s cannot be used as a directory: %s", out, strerror(errno));
     }
+    problem why;
+    if (*out && !(t->store = checkpoint_store_open(out, &why))) cf_die(why.hint, "%s", why.what);
     if (!*trace) return;
     FILE *file = fopen(trace, "w");
     if (!file) cf_die("choose another --trace FILE", "cannot write trace %s: %s", trace, strerror(errno));
@@ -257,13 +298,84 @@ static void set_trace_steps(trainer *t) {
             t->o.trace_steps, (long long)t->o.steps, t->o.trace);
 }
 
+// --- where the run begins ---
+
+// Reading and writing files takes one rank longer than another.
+static void be_patient(trainer *t, bool patient) {
+    t->transport->configure(t->transport, (int)t->o.threads, (patient ? PATIENCE : 1) * t->o.timeout);
+}
+
+static resume_facts facts_of(const trainer *t, bool watched) {
+    resume_facts facts;
+    facts.positions = t->model.params.shape.maxT;
+    facts.train_tokens = t->train ? tokens_count(t->train) : 0;
+    facts.skipped = t->skipped;
+    facts.watched = watched;
+    facts.version = VERSION;
+    return facts;
+}
+
+static void begin_anew(trainer *t) {
+    if (t->start)
+        params_read(&t->model.params, read_weights, t->start, t->context.stream);
+    else
+        params_init(&t->model.params, (uint64_t)t->o.seed, t->context.stream);
+    optimizer_start(&t->optimizer);
+}
+
+static void go_on(trainer *t, const manifest *m) {
+    const options *o = &t->o;
+    resume_facts facts = facts_of(t, false);
+    if (strcmp(o->resume, "no") == 0)
+        cf_die_together("choose another --out, or leave --resume away to go on",
+                        "--resume no, but %s holds a checkpoint of step %lld", o->out, (long long)m->step);
+    resume_compare(o, &facts, m);
+    resume_give(&t->optimizer, o->out, m);
+    t->first = m->step;
+    t->skipped = resume_number(m, "skipped", 0);
+    t->watched = resume_number(m, "watched", 0) == 1;
+    if (root(t))
+        printf("resume    from step %lld in %s, saved by %lld ranks (%s, tp %s x dp %s, version %s)\n",
+               (long long)m->step, o->out, (long long)m->ranks, manifest_value(m, "strategy"),
+               manifest_value(m, "tp"), manifest_value(m, "dp"), manifest_value(m, "version"));
+}
+
+// The newest sound checkpoint, or else the beginning.
+static void load_state(trainer *t) {
+    be_patient(t, true);
+    manifest *m = *t->o.out ? resume_find(&t->optimizer, t->o.out, INT64_MAX) : NULL;
+    if (m)
+        go_on(t, m);
+    else
+        begin_anew(t);
+    manifest_free(m);
+    be_patient(t, false);
+}
+
 // --- banner and dry run ---
+
+// A run that goes on keeps the first line of its log.
+static void log_resume(trainer *t, const char *host) {
+    log_begin(t->log, "resume");
+    log_int(t->log, "step", t->first);
+    log_text(t->log, "version", VERSION);
+    log_text(t->log, "host", host);
+    log_int(t->log, "ranks", t->ranks);
+    log_text(t->log, "strategy", t->o.strategy);
+    log_int(t->log, "tp", t->o.tp);
+    log_int(t->log, "dp", t->o.dp);
+    log_end(t->log);
+}
 
 static void log_config(trainer *t) {
     int rows = 0;
     const option_row *table = options_table(&rows);
     char host[64] = "unknown", text[PATH_LENGTH];
     gethostname(host, sizeof host - 1);
+    if (t->first > 0 && !log_empty(t->log)) {
+        log_resume(t, host);
+        return;
+    }
     log_begin(t->log, "config");
     log_text(t->log, "version", VERSION);
     log_text(t->log, "host", host);
@@ -383,7 +495,8 @@ static step_result train_step(trainer *t, int64_t step, double lr) {
     memset(&a, 0, sizeof a);
     a.lr = lr, a.beta1 = o->beta1, a.beta2 = o->beta2, a.eps = o->eps, a.weight_decay = o->weight_decay;
     a.step = step + 1;
-    step_result result = optimizer_step(&t->optimizer, a, o->clip, t->loss, o->batch * o->seq);
+    step_result result =
+        optimizer_step(&t->optimizer, a, o->clip, t->loss, o->batch * o->seq, t->skipped < o->skip_nonfinite);
     cf_stream_sync(t->context.stream); // the step's time ends when its work does
     return result;
 }
@@ -394,30 +507,114 @@ static double flops_per_token(const trainer *t) {
     return 6 * P + 6 * (double)(s->L * s->C * t->o.seq);
 }
 
-static void report_step(trainer *t, int64_t step, step_result r, double lr, const double times[3],
-                        double eta_s) {
+// What a step took, as all ranks have told.
+typedef struct step_times {
+    double ms, exposed_ms, comm_ms,
+        lag_ms;        // the longest; how much longer the slowest rank computes than the median
+    int slowest, stop; // rank; signal that has asked for the end, 0: none
+} step_times;
+
+static int ascending(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+// Time in which a rank does not wait for others tells which one the others wait for.
+static void find_slowest(step_times *times, const double *told, int ranks) {
+    double *busy = (double *)malloc((size_t)ranks * sizeof *busy), most = -1;
+    if (!busy) cf_die(NULL, "out of memory for %d ranks", ranks);
+    for (int rank = 0; rank < ranks; rank++) {
+        busy[rank] = told[rank * REPORT + TELL_MS] - told[rank * REPORT + TELL_EXPOSED];
+        if (busy[rank] > most) most = busy[rank], times->slowest = rank;
+    }
+    qsort(busy, (size_t)ranks, sizeof *busy, ascending);
+    times->lag_ms = most - busy[(ranks - 1) / 2];
+    free(busy);
+}
+
+// A rank that has left out a step sends what looks like another step's: nothing hangs, and all is wrong.
+static void check_steps(const trainer *t, const double *told, int64_t step) {
+    for (int rank = 0; rank < t->ranks; rank++)
+        if ((int64_t)told[rank * REPORT + TELL_STEP] != step)
+            cf_die("a fault of this program or of a library under it: please report it; the checkpoints are "
+                   "sound",
+                   "the ranks are out of step: rank %d is in step %.0f, this rank in step %lld", rank,
+                   told[rank * REPORT + TELL_STEP], (long long)step);
+}
+
+static step_times exchange_times(trainer *t, int64_t step, double begin_ms) {
+    double mine[TELLS] = {t->checkpoints ? saver_tell(t->checkpoints) : 0,
+                          (double)cf_stop_asked(),
+                          (double)step,
+                          cf_now_ms() - begin_ms,
+                          cf_trace_exposed_ms(t->context.trace),
+                          cf_trace_comm_ms(t->context.trace)};
+    const double *told = optimizer_exchange(&t->optimizer, mine, TELLS);
+    step_times times;
+    memset(&times, 0, sizeof times);
+    check_steps(t, told, step);
+    for (int rank = 0; rank < t->ranks; rank++) {
+        const double *r = told + rank * REPORT;
+        times.ms = fmax(times.ms, r[TELL_MS]);
+        times.exposed_ms = fmax(times.exposed_ms, r[TELL_EXPOSED]);
+        times.comm_ms = fmax(times.comm_ms, r[TELL_COMM]);
+        if (r[TELL_STOP] > 0) times.stop = (int)r[TELL_STOP];
+    }
+    find_slowest(&times, told, t->ranks);
+    if (t->checkpoints) saver_look(t->checkpoints, told, REPORT); // it may exchange more, so it comes last
+    return times;
+}
+
+static void report_skip(trainer *t, int64_t step, const step_result *r) {
+    if (root(t)) {
+        progress_break();
+        printf("step %5lld  left out: loss %g, gradient norm %g: not finite: %s, rank %d; %lld in a row, at "
+               "most %lld\n",
+               (long long)step + 1, r->loss, r->grad_norm, r->nonfinite, r->nonfinite_rank,
+               (long long)t->skipped, (long long)t->o.skip_nonfinite);
+        fflush(stdout);
+    }
+    log_begin(t->log, "skip");
+    log_int(t->log, "step", step);
+    log_text(t->log, "tensor", r->nonfinite);
+    log_int(t->log, "rank", r->nonfinite_rank);
+    log_int(t->log, "in_a_row", t->skipped);
+    log_end(t->log);
+}
+
+static void show_step(const trainer *t, int64_t step, const step_result *r, double lr,
+                      const step_times *times, double tokens_per_s, double mfu, double eta_s) {
     const options *o = &t->o;
-    double tokens_per_s = (double)(o->batch * o->seq) / (times[0] * 1e-3);
-    double mfu = t->peak > 0 ? tokens_per_s * flops_per_token(t) / t->peak : NAN;
     char line[256], share[32] = "n/a";
     if (t->peak > 0) snprintf(share, sizeof share, "%.1f %%", 100 * mfu);
     snprintf(line, sizeof line,
              "step %5lld/%lld  loss %.4f  norm %.3f  lr %.2e  %.1f ms  %.0f tok/s  MFU %s  exposed %.2f ms  "
              "ETA %d:%02d",
-             (long long)step + 1, (long long)o->steps, r.loss, r.grad_norm, lr, times[0], tokens_per_s, share,
-             times[1], (int)eta_s / 60, (int)eta_s % 60);
-    if (root(t)) progress_show(line, step + 1 == o->steps);
+             (long long)step + 1, (long long)o->steps, r->loss, r->grad_norm, lr, times->ms, tokens_per_s,
+             share, times->exposed_ms, (int)eta_s / 60, (int)eta_s % 60);
+    progress_show(line, step + 1 == o->steps);
+}
+
+static void report_step(trainer *t, int64_t step, const step_result *r, double lr, const step_times *times,
+                        double eta_s) {
+    const options *o = &t->o;
+    double tokens_per_s = (double)(o->batch * o->seq) / (times->ms * 1e-3);
+    double mfu = t->peak > 0 ? tokens_per_s * flops_per_token(t) / t->peak : NAN;
+    if (root(t)) show_step(t, step, r, lr, times, tokens_per_s, mfu, eta_s);
     log_begin(t->log, "step");
     log_int(t->log, "step", step);
-    log_real(t->log, "loss", r.loss);
-    log_real(t->log, "grad_norm", r.grad_norm);
+    log_real(t->log, "loss", r->loss);
+    log_real(t->log, "grad_norm", r->grad_norm);
     log_real(t->log, "lr", lr);
-    log_real(t->log, "step_ms", times[0]);
+    log_real(t->log, "step_ms", times->ms);
     log_real(t->log, "tokens_per_s", tokens_per_s);
     log_real(t->log, "mfu", mfu);
-    log_real(t->log, "comm_ms", times[2]);
-    log_real(t->log, "exposed_comm_ms", times[1]);
+    log_real(t->log, "comm_ms", times->comm_ms);
+    log_real(t->log, "exposed_comm_ms", times->exposed_ms);
+    log_int(t->log, "slowest_rank", times->slowest);
+    log_real(t->log, "lag_ms", times->lag_ms);
     log_end(t->log);
+    if (r->skipped) report_skip(t, step, r);
 }
 
 // Every rank is here, and its device has nothing left to do.
@@ -511,28 +708,48 @@ static void append_values(void *writer, const float *values, int64_t count) {
     model_writer_append((model_writer *)writer, values, count);
 }
 
-static model_writer *open_writer(const trainer *t, char *path, size_t size) {
+static model_writer *open_writer(const trainer *t, const char *path) {
     const gpt_shape *s = &t->model.params.shape;
     model_shape f = {s->maxT, s->V, s->L, s->H, s->C, s->Vp};
-    if (snprintf(path, size, "%s/model.bin", t->o.out) >= (int)size)
-        cf_die("choose a shorter --out DIR", "--out is too long");
     return model_writer_open(path, &f, REAL_DTYPE == CF_BF16 ? 5 : 3);
 }
 
 // The first replica collects, its first rank writes, the others wait, longer than for anything else.
-static void save(trainer *t, int64_t step) {
-    char path[PATH_LENGTH];
+static void write_model(trainer *t, int64_t step, const char *path) {
     optimizer_settle(&t->optimizer);
-    t->transport->configure(t->transport, (int)t->o.threads, SAVE_PATIENCE * t->o.timeout);
-    model_writer *writer = root(t) ? open_writer(t, path, sizeof path) : NULL;
+    be_patient(t, true);
+    model_writer *writer = root(t) ? open_writer(t, path) : NULL;
     if (t->mesh.dp_group.rank == 0) gpt_collect(&t->model, append_values, writer);
     if (writer) model_writer_commit(writer);
     meet(t);
-    t->transport->configure(t->transport, (int)t->o.threads, t->o.timeout);
+    be_patient(t, false);
     if (!writer) return;
     progress_break();
     printf("step %5lld  saved %s\n", (long long)step, path);
     fflush(stdout);
+}
+
+// The run stands while the state is copied, and as long as an earlier checkpoint is still being written.
+static bool save(trainer *t, int64_t step, bool watched) {
+    double begin = cf_now_ms();
+    int64_t count = 0;
+    resume_facts facts = facts_of(t, watched);
+    manifest_option *list = resume_describe(&t->o, &facts, &count);
+    be_patient(t, true);
+    bool begun = saver_begin(t->checkpoints, step, list, count);
+    be_patient(t, false);
+    free(list);
+    t->save_ms += cf_now_ms() - begin;
+    return begun;
+}
+
+static bool wait_until_saved(trainer *t) {
+    double begin = cf_now_ms();
+    be_patient(t, true);
+    bool saved = saver_finish(t->checkpoints);
+    be_patient(t, false);
+    t->save_ms += cf_now_ms() - begin;
+    return saved;
 }
 
 // --- trace ---
@@ -608,44 +825,122 @@ static bool due(int64_t every, int64_t step) {
 
 static void watch(trainer *t, int64_t step, bool last) {
     const options *o = &t->o;
+    double begin = cf_now_ms();
     if (t->val && o->val_every > 0 && (due(o->val_every, step) || last)) validate(t, step);
     if (o->sample_every > 0 && step > 0 && (due(o->sample_every, step) || last)) sample(t, step);
-    if (*o->out && (last || (step > 0 && due(o->save_every, step)))) save(t, step);
+    t->watch_ms += cf_now_ms() - begin;
 }
 
-static void train(trainer *t) {
+// What comes between steps: before step `step`, unless a checkpoint has been made behind it already.
+static void between_steps(trainer *t, int64_t step) {
+    bool resumed = step == t->first && step > 0;
+    if (!resumed || !t->watched) watch(t, step, false);
+    if (t->checkpoints && step > 0 && !resumed && due(t->o.save_every, step)) save(t, step, true);
+    if (*t->o.trace && step == t->trace_from) start_trace(t);
+}
+
+static void end_of_trace(trainer *t, int64_t step) {
+    double begin = cf_now_ms();
+    bool last = step + 1 == t->o.steps && step >= t->trace_from && step < t->trace_to;
+    if (*t->o.trace && (step + 1 == t->trace_to || last)) write_trace(t);
+    t->watch_ms += cf_now_ms() - begin;
+}
+
+static void account(trainer *t, int64_t step, double step_ms) {
+    accounts_add(&t->time, TIME_WATCH, t->watch_ms);
+    accounts_add(&t->time, TIME_SAVE, t->save_ms);
+    t->watch_ms = t->save_ms = 0;
+    if (step >= 0) accounts_step(&t->time, step, step_ms);
+    if (root(t)) accounts_store(&t->time, step < 0);
+}
+
+// Takes the steps that are left. Returns the one that the run has come to, before --steps if a signal has asked for
+// the end.
+static int64_t train(trainer *t, int *stop) {
     const options *o = &t->o;
-    double begin = cf_now_ms(), spent = 0;
-    for (int64_t step = 0; step < o->steps; step++) {
+    double spent = 0;
+    if (t->first < o->steps) accounts_add(&t->time, TIME_START, cf_now_ms() - t->begun_ms);
+    for (int64_t step = t->first; step < o->steps; step++) {
         t->context.step = (int)step;
-        watch(t, step, false);
-        if (*o->trace && step == t->trace_from) start_trace(t);
+        between_steps(t, step);
         meet(t); // what came before the step is not the step's time
-        double lr = learning_rate(o, step), step_begin = cf_now_ms();
+        double lr = learning_rate(o, step), begin = cf_now_ms();
         cf_trace_step(t->context.trace, (int)step);
         step_result r = train_step(t, step, lr);
-        double times[3] = {cf_now_ms() - step_begin, cf_trace_exposed_ms(t->context.trace),
-                           cf_trace_comm_ms(t->context.trace)};
-        optimizer_maximum(&t->optimizer, times, 3);
-        spent += times[0];
-        report_step(t, step, r, lr, times, spent / (double)(step + 1) * (double)(o->steps - step - 1) * 1e-3);
-        if (*o->trace && (step + 1 == t->trace_to ||
-                          (step + 1 == o->steps && step >= t->trace_from && step < t->trace_to)))
-            write_trace(t);
+        t->skipped = r.skipped ? t->skipped + 1 : 0;
+        step_times times = exchange_times(t, step, begin);
+        spent += times.ms;
+        report_step(t, step, &r, lr, &times,
+                    spent / (double)(step + 1 - t->first) * (double)(o->steps - step - 1) * 1e-3);
+        end_of_trace(t, step);
+        account(t, step, times.ms);
+        *stop = times.stop;
+        if (*stop && step + 1 < o->steps) return step + 1;
     }
-    watch(t, o->steps, true);
-    optimizer_settle(&t->optimizer);
+    return o->steps;
+}
+
+static void log_the_end(trainer *t, int64_t step, double begin_ms, int stop) {
     struct rusage usage;
     getrusage(RUSAGE_SELF, &usage);
     log_begin(t->log, "end");
-    log_int(t->log, "steps", o->steps);
-    log_real(t->log, "total_s", (cf_now_ms() - begin) * 1e-3);
+    log_int(t->log, "steps", step);
+    if (stop) log_text(t->log, "stopped_by", strsignal(stop));
+    log_real(t->log, "total_s", (cf_now_ms() - begin_ms) * 1e-3);
     log_real(t->log, "peak_rss_mib", (double)usage.ru_maxrss / 1024);
     log_int(t->log, "bytes_sent_rank0", t->transport->bytes_sent(t->transport));
+    accounts_log(&t->time, t->log);
     log_end(t->log);
 }
 
+// The whole run is done: what it has come to, and its model.
+static bool finish(trainer *t) {
+    int64_t steps = t->o.steps;
+    char path[PATH_LENGTH];
+    watch(t, steps, true);
+    if (!t->checkpoints) return true;
+    if (t->first < steps) save(t, steps, true);
+    if (snprintf(path, sizeof path, "%s/model.bin", t->o.out) >= (int)sizeof path)
+        cf_die_together("choose a shorter --out DIR", "--out is too long");
+    write_model(t, steps, path);
+    return wait_until_saved(t);
+}
+
+static bool stop_early(trainer *t, int64_t step, int stop) {
+    if (!t->checkpoints)
+        cf_die_together("with --out DIR a signal saves the run, and the same command goes on",
+                        "%s ends the run after %lld of %lld steps; nothing was saved", strsignal(stop),
+                        (long long)step, (long long)t->o.steps);
+    return save(t, step, false) && wait_until_saved(t);
+}
+
+static int run(trainer *t) {
+    double begin = cf_now_ms();
+    int stop = 0;
+    int64_t step = train(t, &stop);
+    bool stopped = step < t->o.steps, saved = stopped ? stop_early(t, step, stop) : finish(t);
+    optimizer_settle(&t->optimizer);
+    account(t, -1, 0);
+    log_the_end(t, step, begin, stopped ? stop : 0);
+    if (root(t)) {
+        progress_break();
+        if (stopped && saved)
+            printf(
+                "stopped   by a signal (%s) after %lld of %lld steps; the same command goes on from there\n",
+                strsignal(stop), (long long)step, (long long)t->o.steps);
+        if (*t->o.out) accounts_print(&t->time, stdout);
+        fflush(stdout);
+    }
+    if (!saved)
+        cf_die_together(
+            "see the warnings above; the same command goes on from the last checkpoint that is there",
+            "the state after step %lld was not saved", (long long)step);
+    return stopped ? STATUS_STOPPED : 0;
+}
+
 static void close_trainer(trainer *t) {
+    saver_free(t->checkpoints);
+    checkpoint_store_close(t->store);
     log_close(t->log);
     optimizer_free(&t->optimizer);
     gpt_free(&t->model);
@@ -662,8 +957,39 @@ static void close_trainer(trainer *t) {
     cf_mesh_free(&t->mesh);
 }
 
+static int export_model(trainer *t) {
+    be_patient(t, true);
+    manifest *m = resume_find(&t->optimizer, t->o.out, t->o.export_step + 1);
+    if (!m || m->step != t->o.export_step)
+        cf_die_together("choose another with --export-step",
+                        "the checkpoint of step %lld in %s cannot be exported", (long long)t->o.export_step,
+                        t->o.out);
+    resume_give(&t->optimizer, t->o.out, m);
+    be_patient(t, false);
+    write_model(t, m->step, t->o.export_to);
+    manifest_free(m);
+    return 0;
+}
+
+static int train_model(trainer *t) {
+    check_output(t);
+    load_state(t);
+    if (root(t)) t->log = t->first > 0 ? log_continue(t->o.log, t->first) : log_open(t->o.log);
+    if (root(t)) accounts_open(&t->time, t->o.out);
+    if (*t->o.out) {
+        saver_plan plan = {t->o.out, t->store, t->o.keep, t->o.keep_every, t->log};
+        t->checkpoints = saver_create(&t->optimizer, plan);
+    }
+    measure_peak(t);
+    log_config(t);
+    if (root(t)) banner(t);
+    cf_stop_listen(); // from here on; before, every rank finds the same errors and rank 0 tells them
+    return run(t);
+}
+
 int main(int argc, char **argv) {
     static trainer t;
+    t.begun_ms = cf_now_ms();
     options_parse(&t.o, argc, argv);
     if (t.o.help) {
         if (cf_die_rank() == 0) options_help(stdout);
@@ -679,19 +1005,16 @@ int main(int argc, char **argv) {
     set_trace_steps(&t);
     t.words = *t.o.train ? vocabulary_beside(t.o.train) : NULL;
     make_model(&t);
-    open_data(&t);
-    if (t.o.dry_run) {
-        dry_run(&t);
-        close_trainer(&t);
-        return 0;
+    int status = 0;
+    if (*t.o.export_to) {
+        status = export_model(&t);
+    } else {
+        open_data(&t);
+        if (t.o.dry_run)
+            dry_run(&t);
+        else
+            status = train_model(&t);
     }
-    check_output(&t);
-    if (root(&t)) t.log = log_open(t.o.log);
-    measure_peak(&t);
-    log_config(&t);
-    if (root(&t)) banner(&t);
-    cf_die_on_terminate(); // from here on; before, every rank finds the same errors and rank 0 tells them
-    train(&t);
     close_trainer(&t);
-    return 0;
+    return status;
 }

@@ -4,10 +4,13 @@
 #include "../commfuse/die.h"
 #include <cjson/cJSON.h>
 #include <errno.h>
+#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 struct logfile {
     FILE *file;
@@ -15,15 +18,78 @@ struct logfile {
     cJSON *line; // between log_begin and log_end
 };
 
-logfile *log_open(const char *path) {
+CF_NORETURN static void die_unwritable(const char *path) {
+    cf_die("free space on its disk, or give another --log", "log %s cannot be written: %s", path,
+           strerror(errno));
+}
+
+static logfile *open_as(const char *path, const char *mode) {
     if (!path || !*path) return NULL;
     logfile *log = calloc(1, sizeof *log);
     if (log) log->path = strdup(path);
     if (!log || !log->path) cf_die(NULL, "out of memory for log %s", path);
-    log->file = fopen(path, "w");
-    if (!log->file) cf_die("see --log", "log %s cannot be written: %s", path, strerror(errno));
+    log->file = fopen(path, mode);
+    if (!log->file) die_unwritable(path);
     return log;
 }
+
+logfile *log_open(const char *path) {
+    return open_as(path, "w");
+}
+
+// --- going on ---
+
+// A line that is no object of ours is somebody's, and stays.
+static bool belongs(const char *line, int64_t step) {
+    cJSON *object = cJSON_Parse(line);
+    const cJSON *event = cJSON_GetObjectItemCaseSensitive(object, "event"),
+                *at = cJSON_GetObjectItemCaseSensitive(object, "step");
+    bool stays = true;
+    if (cJSON_IsString(event) && strcmp(event->valuestring, "end") == 0) stays = false;
+    if (cJSON_IsString(event) && cJSON_IsNumber(at)) {
+        bool taken = strcmp(event->valuestring, "step") == 0 || strcmp(event->valuestring, "skip") == 0;
+        stays = at->valuedouble < (double)step + !taken;
+    }
+    cJSON_Delete(object);
+    return stays;
+}
+
+static void keep_lines(FILE *from, FILE *to, int64_t step) {
+    char *line = NULL;
+    size_t room = 0;
+    for (ssize_t length; (length = getline(&line, &room, from)) > 0;)
+        if (line[length - 1] == '\n' && belongs(line, step)) fwrite(line, 1, (size_t)length, to);
+    free(line);
+}
+
+logfile *log_continue(const char *path, int64_t step) {
+    char kept[PATH_MAX];
+    struct stat status;
+    if (!path || !*path) return NULL;
+    if (stat(path, &status) != 0 || !S_ISREG(status.st_mode)) return open_as(path, "w"); // new, or a pipe
+    FILE *from = fopen(path, "r");
+    if (!from) die_unwritable(path);
+    if (snprintf(kept, sizeof kept, "%s.tmp", path) >= (int)sizeof kept)
+        cf_die("choose a shorter --log", "the name of log %s is too long", path);
+    FILE *to = fopen(kept, "w");
+    if (!to) die_unwritable(kept);
+    keep_lines(from, to, step);
+    bool read = !ferror(from), written = !ferror(to) && fflush(to) == 0 && fsync(fileno(to)) == 0;
+    fclose(from);
+    if (fclose(to) != 0 || !written || !read || rename(kept, path) != 0) {
+        int error = errno;
+        unlink(kept);
+        errno = error;
+        die_unwritable(path);
+    }
+    return open_as(path, "a");
+}
+
+bool log_empty(const logfile *log) {
+    return !log || (fseek(log->file, 0, SEEK_END) == 0 && ftell(log->file) == 0);
+}
+
+// --- writing ---
 
 // Every addition comes through here: the object is there, and cJSON had memory.
 static void check(const logfile *log, const void *added, const char *name) {
@@ -89,9 +155,7 @@ void log_end(logfile *log) {
     check(log, log->line, "log_end");
     char *text = cJSON_PrintUnformatted(log->line);
     check(log, text, "the line");
-    if (fprintf(log->file, "%s\n", text) < 0 || fflush(log->file) != 0)
-        cf_die("free space on its disk, or give another --log", "log %s cannot be written: %s", log->path,
-               strerror(errno));
+    if (fprintf(log->file, "%s\n", text) < 0 || fflush(log->file) != 0) die_unwritable(log->path);
     cJSON_free(text);
     cJSON_Delete(log->line);
     log->line = NULL;

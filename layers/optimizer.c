@@ -117,15 +117,10 @@ void optimizer_free(zero_optimizer *o) {
     free(o->bucket);
 }
 
-// First local element of the shard of a bucket that this rank owns.
-static int64_t first_owned(const param_bucket *b) {
-    return b->first + (b->group->size == 1 ? 0 : b->group->rank * b->shard);
-}
-
 void optimizer_start(zero_optimizer *o) {
     for (int i = 0; i < o->params->buckets && o->master; i++) {
         const param_bucket *b = &o->params->bucket[i];
-        adamw_master(o->master + o->bucket[i].state, o->params->weight + first_owned(b), b->shard,
+        adamw_master(o->master + o->bucket[i].state, o->params->weight + params_first_owned(b), b->shard,
                      o->context->stream);
     }
 }
@@ -248,6 +243,11 @@ static void report(zero_optimizer *o, const double *values, int count) {
     exchange_reports(o);
 }
 
+const double *optimizer_exchange(zero_optimizer *o, const double *values, int count) {
+    report(o, values, count);
+    return o->told;
+}
+
 void optimizer_maximum(zero_optimizer *o, double *values, int count) {
     report(o, values, count);
     for (int rank = 0; rank < o->mesh->world_group.size; rank++)
@@ -275,36 +275,48 @@ static double first_bad_tensor(zero_optimizer *o) {
         int64_t at = first_nonfinite(o->bucket[i].shard, b->shard, o->context->stream), layer = 0, rest = 0;
         int tensor = 0;
         if (at < 0) continue;
-        if (params_find(o->params, first_owned(b) + at, &tensor, &layer, &rest))
+        if (params_find(o->params, params_first_owned(b) + at, &tensor, &layer, &rest))
             return (double)(tensor + TENSORS * layer);
     }
     return -1;
 }
 
-CF_NORETURN static void die_nonfinite(zero_optimizer *o, double loss, double norm) {
+// The first rank that has such a tensor, and the tensor's name; false if none has. Collective.
+static bool find_nonfinite(zero_optimizer *o, int *rank, char name[static NONFINITE_NAME]) {
     double mine = first_bad_tensor(o);
     report(o, &mine, 1);
-    const char *hint =
-        "lower --lr, raise --warmup, or look at the data of this step; nothing was written by this step";
-    for (int rank = 0; rank < o->mesh->world_group.size; rank++) {
-        int bad = (int)o->told[rank * REPORT];
+    for (*rank = 0; *rank < o->mesh->world_group.size; ++*rank) {
+        int bad = (int)o->told[*rank * REPORT];
         if (bad < 0) continue;
-        char layer[32] = "";
-        if (params_layers(&o->params->shape, bad % TENSORS) > 1)
-            snprintf(layer, sizeof layer, " of layer %d", bad / TENSORS);
-        cf_die_together(hint,
-                        "step %d: loss %g, gradient norm %g: the gradient of %s%s on rank %d is not finite",
-                        o->context->step, loss, norm, params_name(bad % TENSORS), layer, rank);
+        bool layered = params_layers(&o->params->shape, bad % TENSORS) > 1;
+        snprintf(name, NONFINITE_NAME, layered ? "%s of layer %d" : "%s", params_name(bad % TENSORS),
+                 bad / TENSORS);
+        return true;
     }
+    return false;
+}
+
+// Says what is not finite. Ends the run unless this step may be left out.
+static void meet_nonfinite(zero_optimizer *o, step_result *r, bool may_skip) {
+    const char *hint = "lower --lr, raise --warmup, or look at the data of this step; nothing was written by "
+                       "this step; --skip-nonfinite N leaves such steps out";
+    bool named = find_nonfinite(o, &r->nonfinite_rank, r->nonfinite);
+    if (!named) r->nonfinite_rank = -1, snprintf(r->nonfinite, sizeof r->nonfinite, "the loss alone");
+    r->skipped = true;
+    if (may_skip) return;
+    if (named)
+        cf_die_together(hint,
+                        "step %d: loss %g, gradient norm %g: the gradient of %s on rank %d is not finite",
+                        o->context->step, r->loss, r->grad_norm, r->nonfinite, r->nonfinite_rank);
     cf_die_together(hint, "step %d: loss %g, gradient norm %g: not finite, though every gradient tensor is",
-                    o->context->step, loss, norm);
+                    o->context->step, r->loss, r->grad_norm);
 }
 
 // AdamW on the own shard of one bucket, tensor by tensor, since only matrices and embeddings decay.
 static void update_bucket(zero_optimizer *o, int i, adamw a) {
     const param_bucket *b = &o->params->bucket[i];
     const bucket_sync *s = &o->bucket[i];
-    int64_t first = first_owned(b), count = 0;
+    int64_t first = params_first_owned(b), count = 0;
     double decay = a.weight_decay;
     for (int64_t done = 0; done < b->shard; done += count) {
         int tensor = 0;
@@ -351,7 +363,8 @@ static void update(zero_optimizer *o, adamw a) {
     o->gathers_begun = 0;
 }
 
-step_result optimizer_step(zero_optimizer *o, adamw a, double clip, const double *loss_sum, int64_t tokens) {
+step_result optimizer_step(zero_optimizer *o, adamw a, double clip, const double *loss_sum, int64_t tokens,
+                           bool may_skip) {
     double *mine = own_report(o);
     finish_reductions(o);
     cf_copy(&mine[0], loss_sum, (int64_t)sizeof *mine, o->context->stream);
@@ -360,8 +373,10 @@ step_result optimizer_step(zero_optimizer *o, adamw a, double clip, const double
     exchange_reports(o); // the one place of a step where the host waits for the device
 
     step_result result = {.loss = sum_reports(o, 0) / (double)tokens, .grad_norm = sqrt(sum_reports(o, 1))};
-    if (!isfinite(result.loss) || !isfinite(result.grad_norm))
-        die_nonfinite(o, result.loss, result.grad_norm);
+    if (!isfinite(result.loss) || !isfinite(result.grad_norm)) {
+        meet_nonfinite(o, &result, may_skip);
+        return result;
+    }
     a.scale = clip > 0 && result.grad_norm > clip ? clip / result.grad_norm : 1;
     update(o, a);
     return result;

@@ -46,9 +46,13 @@ typedef struct zero_optimizer {
     cf_fuse *exchange_report;
 } zero_optimizer;
 
+enum { NONFINITE_NAME = 48 };
 typedef struct step_result {
-    double loss;      // mean over the batch
-    double grad_norm; // before clipping
+    double loss;        // mean over the batch
+    double grad_norm;   // before clipping
+    bool skipped;       // not finite: nothing was updated
+    int nonfinite_rank; // skipped: where the first tensor is whose gradient is not finite, -1: nowhere
+    char nonfinite[NONFINITE_NAME]; // "fcw of layer 3"
 } step_result;
 
 // Takes part in the model's passes from here on (its hooks).
@@ -60,15 +64,19 @@ void optimizer_start(zero_optimizer *o);
 void optimizer_zero_grad(zero_optimizer *o);
 // After the last backward: finishes the reduction, takes the global norm, clips to `clip` (0: no clipping),
 // updates. loss_sum: this rank's sum of losses, as gpt_forward gives it, in the device's memory.
-// tokens: of the whole batch. Dies before anything is written if the loss or a gradient is not finite,
-// naming step, rank and tensor.
-step_result optimizer_step(zero_optimizer *o, adamw a, double clip, const double *loss_sum, int64_t tokens);
+// tokens: of the whole batch. If the loss or a gradient is not finite nothing is written: the step is left out
+// where it may be, and otherwise the run ends, naming step, rank and tensor.
+step_result optimizer_step(zero_optimizer *o, adamw a, double clip, const double *loss_sum, int64_t tokens,
+                           bool may_skip);
 // Wait until every weight is here: before saving, or at the end.
 void optimizer_settle(zero_optimizer *o);
 
+// What every rank has to tell: (world, REPORT) numbers, of which `count` are values; valid until the next call.
+const double *optimizer_exchange(zero_optimizer *o, const double *values, int count);
+
 // values[i] becomes the maximum over all ranks, i < count <= REPORT; the sum over all ranks. Every rank gets
 // the result.
-enum { REPORT = 4 };
+enum { REPORT = 8 };
 void optimizer_maximum(zero_optimizer *o, double *values, int count);
 double optimizer_sum(zero_optimizer *o, double value);
 

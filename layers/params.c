@@ -174,6 +174,30 @@ bool params_find(const parameters *p, int64_t element, int *tensor, int64_t *lay
     return false;
 }
 
+// Runs lie one behind another; what is behind the last is padding: rows that the whole tensor does not have.
+bool params_locate(const parameters *p, int64_t element, param_place *place) {
+    int64_t rest = 0;
+    place->count = INT64_MAX; // behind the last tensor of a bucket
+    if (!params_find(p, element, &place->tensor, &place->layer, &rest)) return false;
+    int64_t at = params_local_count(p, place->tensor) - rest, low = 0, high = params_runs(p, place->tensor);
+    while (high - low > 1) {
+        int64_t middle = low + (high - low) / 2;
+        if (params_run(p, place->tensor, p->tp_rank, middle).local <= at)
+            low = middle;
+        else
+            high = middle;
+    }
+    param_run run = params_run(p, place->tensor, p->tp_rank, low);
+    int64_t inside = at - run.local;
+    place->whole = run.whole + inside;
+    place->count = inside < run.count ? run.count - inside : rest;
+    return inside < run.count;
+}
+
+int64_t params_first_owned(const param_bucket *b) {
+    return b->first + (b->group->size == 1 ? 0 : b->group->rank * b->shard);
+}
+
 // --- layout ---
 
 // Over whom the gradients of a tensor are partial.

@@ -113,6 +113,17 @@ param_run params_run(const parameters *p, int tensor, int tp_rank, int64_t run);
 // Which tensor and layer a local element belongs to; false for padding.
 bool params_find(const parameters *p, int64_t element, int *tensor, int64_t *layer, int64_t *remaining);
 
+// Where a local element belongs in the whole model: element `whole` of that tensor and layer, and `count`
+// elements from it on lie side by side here and there. False: padding, `count` elements of it.
+typedef struct param_place {
+    int tensor;
+    int64_t layer, whole, count;
+} param_place;
+bool params_locate(const parameters *p, int64_t element, param_place *place);
+// First local element of the shard of a bucket that this rank owns. Each element of the whole model is owned by
+// one rank of the world.
+int64_t params_first_owned(const param_bucket *b);
+
 // Fill the local weights from a whole model: `read` gives `count` elements from element `first` of one
 // layer's tensor.
 typedef void params_reader(void *argument, int tensor, int64_t layer, int64_t first, int64_t count,

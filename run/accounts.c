@@ -1,0 +1,112 @@
+// See accounts.h. Book-keeping never ends a run: a file that cannot be read is begun anew, one that cannot be
+// written is left out.
+#include "accounts.h"
+#include "../commfuse/device.h"
+#include <cjson/cJSON.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { BETWEEN_STORES_MS = 200, MAX_BYTES = 4096 };
+static const char *const purpose_name[TIMES] = {"start", "train", "redo", "save", "watch", "down"};
+
+static double wall_s(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static double field(const cJSON *object, const char *name) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, name);
+    return cJSON_IsNumber(item) && isfinite(item->valuedouble) && item->valuedouble >= 0 &&
+                   item->valuedouble < 1e15
+               ? item->valuedouble
+               : 0;
+}
+
+static void read_back(accounts *a, const char *text) {
+    cJSON *object = cJSON_Parse(text);
+    double down = (wall_s() - field(object, "written_unix_s")) * 1e3;
+    for (int i = 0; i < TIMES && object; i++) a->ms[i] = field(object, purpose_name[i]) * 1e3;
+    a->starts = (int64_t)field(object, "starts");
+    a->steps = (int64_t)field(object, "steps");
+    bool ended = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(object, "ended"));
+    if (object && !ended && down > 0) a->ms[TIME_DOWN] += down;
+    cJSON_Delete(object);
+}
+
+void accounts_open(accounts *a, const char *out) {
+    char text[MAX_BYTES + 1];
+    memset(a, 0, sizeof *a);
+    if (!*out || snprintf(a->path, sizeof a->path, "%s/accounts.json", out) >= (int)sizeof a->path) {
+        a->path[0] = 0;
+    } else {
+        FILE *file = fopen(a->path, "r");
+        if (file) {
+            text[fread(text, 1, MAX_BYTES, file)] = 0;
+            fclose(file);
+            read_back(a, text);
+        }
+    }
+    a->starts++;
+}
+
+void accounts_add(accounts *a, time_purpose purpose, double ms) {
+    a->ms[purpose] += ms;
+}
+
+void accounts_step(accounts *a, int64_t step, double ms) {
+    accounts_add(a, step < a->steps ? TIME_REDO : TIME_TRAIN, ms);
+    if (a->steps <= step) a->steps = step + 1;
+}
+
+void accounts_store(accounts *a, bool ended) {
+    char beside[PATH_MAX + 8];
+    if (!*a->path || (!ended && cf_now_ms() - a->stored_ms < BETWEEN_STORES_MS)) return;
+    cJSON *object = cJSON_CreateObject();
+    cJSON_AddNumberToObject(object, "starts", (double)a->starts);
+    cJSON_AddNumberToObject(object, "steps", (double)a->steps);
+    for (int i = 0; i < TIMES; i++) cJSON_AddNumberToObject(object, purpose_name[i], a->ms[i] * 1e-3);
+    cJSON_AddNumberToObject(object, "written_unix_s", wall_s());
+    cJSON_AddBoolToObject(object, "ended", ended);
+    char *text = cJSON_Print(object);
+    cJSON_Delete(object);
+    snprintf(beside, sizeof beside, "%s.tmp", a->path);
+    FILE *file = text ? fopen(beside, "w") : NULL;
+    bool written = file && fprintf(file, "%s\n", text) > 0;
+    if (file) written &= fclose(file) == 0;
+    if (!written || rename(beside, a->path) != 0) unlink(beside);
+    cJSON_free(text);
+    a->stored_ms = cf_now_ms();
+}
+
+static double total_ms(const accounts *a) {
+    double total = 0;
+    for (int i = 0; i < TIMES; i++) total += a->ms[i];
+    return total;
+}
+
+double accounts_goodput(const accounts *a) {
+    double total = total_ms(a);
+    return total > 0 ? a->ms[TIME_TRAIN] / total : 0;
+}
+
+void accounts_print(const accounts *a, FILE *file) {
+    fprintf(file, "goodput   %.1f %% of %.1f s:", 100 * accounts_goodput(a), total_ms(a) * 1e-3);
+    for (int i = 0; i < TIMES; i++)
+        fprintf(file, "%s %s %.1f s", i > 0 ? "," : "", purpose_name[i], a->ms[i] * 1e-3);
+    fprintf(file, "; %lld start%s\n", (long long)a->starts, a->starts == 1 ? "" : "s");
+    fflush(file);
+}
+
+void accounts_log(const accounts *a, logfile *log) {
+    char name[32];
+    log_real(log, "goodput", accounts_goodput(a));
+    log_int(log, "starts", a->starts);
+    for (int i = 0; i < TIMES; i++) {
+        snprintf(name, sizeof name, "%s_s", purpose_name[i]);
+        log_real(log, name, a->ms[i] * 1e-3);
+    }
+}

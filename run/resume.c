@@ -1,0 +1,168 @@
+// See resume.h. A manifest holds all options of the run it belongs to. Most may change when a run goes on: the mesh,
+// how communication overlaps, what is watched. Those in the tables below may not, since what comes out would be
+// neither the old run nor a new one.
+#include "resume.h"
+#include "../commfuse/die.h"
+#include "../data/checkpoint.h"
+#include "../data/saved_state.h"
+#include <stdlib.h>
+
+enum { VALUE_MAX = PATH_MAX, FACTS = 5 };
+
+static const char *const shape_options[] = {"layers", "channels", "heads", "vocab", "positions", NULL};
+static const char *const run_options[] = {"seq",    "batch",    "lr",           "min-lr",
+                                          "warmup", "schedule", "weight-decay", "beta1",
+                                          "beta2",  "eps",      "clip",         "seed",
+                                          "dtype",  "steps",    "train-tokens", NULL};
+
+// --- facts -------------------------------------------------------------------------------------------------
+
+// Texts lie behind the list, in the same piece of memory.
+manifest_option *resume_describe(const options *o, const resume_facts *facts, int64_t *count) {
+    int rows = 0;
+    const option_row *table = options_table(&rows);
+    manifest_option *list = calloc(1, (size_t)(rows + FACTS) * (sizeof *list + VALUE_MAX));
+    if (!list) cf_die(NULL, "out of memory for a manifest");
+    char *text = (char *)(list + rows + FACTS);
+    int64_t n = 0;
+    for (int i = 0; i < rows; i++) {
+        if (table[i].type == OPTION_FLAG) continue;
+        list[n].name = table[i].name, list[n].value = text + n * VALUE_MAX;
+        options_value(o, &table[i], text + n * VALUE_MAX, VALUE_MAX);
+        n++;
+    }
+    const struct {
+        const char *name;
+        int64_t value;
+    } more[] = {{"positions", facts->positions},
+                {"train-tokens", facts->train_tokens},
+                {"skipped", facts->skipped},
+                {"watched", facts->watched}};
+    for (size_t i = 0; i < sizeof more / sizeof *more; i++, n++) {
+        list[n].name = more[i].name, list[n].value = text + n * VALUE_MAX;
+        snprintf(text + n * VALUE_MAX, VALUE_MAX, "%lld", (long long)more[i].value);
+    }
+    list[n].name = "version", list[n].value = facts->version;
+    *count = n + 1;
+    return list;
+}
+
+int64_t resume_number(const manifest *m, const char *name, int64_t missing) {
+    const char *text = manifest_value(m, name);
+    char *end = NULL;
+    long long value = text ? strtoll(text, &end, 10) : 0;
+    return text && *text && !*end ? value : missing;
+}
+
+// --- comparison --------------------------------------------------------------------------------------------
+
+static const char *value_of(const manifest_option *list, int64_t count, const char *name) {
+    for (int64_t i = 0; i < count; i++)
+        if (strcmp(list[i].name, name) == 0) return list[i].value;
+    return "";
+}
+
+// Without a schedule that falls towards the end a run may be made longer or shorter.
+static bool matters(const options *o, const manifest *m, const char *name) {
+    const char *schedule = manifest_value(m, "schedule");
+    bool constant = strcmp(o->schedule, "constant") == 0 && schedule && strcmp(schedule, o->schedule) == 0;
+    return strcmp(name, "steps") != 0 || !constant;
+}
+
+// "--lr 0.1 (the checkpoint: 0.2), …"; how many.
+static int differences(const options *o, const manifest *m, const char *const *names,
+                       const manifest_option *mine, int64_t count, char *text, size_t size) {
+    int found = 0;
+    for (text[0] = 0; *names; names++) {
+        const char *now = value_of(mine, count, *names), *then = manifest_value(m, *names);
+        if (!matters(o, m, *names) || (then && strcmp(now, then) == 0)) continue;
+        size_t length = strlen(text);
+        snprintf(text + length, size - length, "%s--%s %s (the checkpoint: %s)", found++ ? ", " : "", *names,
+                 now, then ? then : "not told");
+    }
+    return found;
+}
+
+void resume_compare(const options *o, const resume_facts *facts, const manifest *m) {
+    char text[1024];
+    int64_t count = 0;
+    manifest_option *mine = resume_describe(o, facts, &count);
+    if (differences(o, m, shape_options, mine, count, text, sizeof text) > 0)
+        cf_die_together("give the options of the checkpoint, or another --out",
+                        "the checkpoint of step %lld in %s is of another model: %s", (long long)m->step,
+                        o->out, text);
+    if (differences(o, m, run_options, mine, count, text, sizeof text) > 0 && !o->force)
+        cf_die_together(
+            "give the options of the checkpoint; or --force to go on with the new ones; or another "
+            "--out",
+            "the run in %s, saved at step %lld, would be changed by: %s", o->out, (long long)m->step, text);
+    free(mine);
+}
+
+// --- finding -----------------------------------------------------------------------------------------------
+
+static void warn(const problem *why) {
+    fflush(stdout);
+    fprintf(stderr, "warning: rank %d: passed over a checkpoint: %s\n", cf_die_rank(), why->what);
+    fflush(stderr);
+}
+
+// Rank 0 looks; the others take its word and read the same manifest.
+static manifest *agree(zero_optimizer *o, const char *out, int64_t below, bool *sound) {
+    problem why = {.what = ""};
+    const cf_group *world = &o->mesh->world_group;
+    manifest *m = world->rank == 0 ? checkpoint_latest(out, below, &why) : NULL;
+    if (*why.what) warn(&why);
+    double step = m ? (double)m->step : -1;
+    step = optimizer_exchange(o, &step, 1)[0];
+    if (world->rank > 0 && step >= 0) {
+        m = checkpoint_manifest(out, (int64_t)step, &why);
+        if (!m)
+            cf_die("do all hosts share --out?", "rank 0 has found a checkpoint of step %.0f: %s", step,
+                   why.what);
+    }
+    *sound = true;
+    for (int64_t file = m ? world->rank : 0; m && file < m->ranks; file += world->size) {
+        if (checkpoint_verify(out, m, file, &why)) continue;
+        *sound = false;
+        warn(&why);
+    }
+    return m;
+}
+
+manifest *resume_find(zero_optimizer *o, const char *out, int64_t below) {
+    for (;;) {
+        bool sound = true;
+        manifest *m = agree(o, out, below, &sound);
+        if (!m || optimizer_sum(o, sound ? 0 : 1) == 0) return m;
+        below = m->step;
+        manifest_free(m);
+    }
+}
+
+// --- giving ------------------------------------------------------------------------------------------------
+
+typedef struct source {
+    const saved_state *state;
+    const char *out;
+    int64_t step;
+} source;
+
+static void read_values(void *argument, state_kind kind, int tensor, int64_t layer, int64_t first,
+                        int64_t count, precise *out) {
+    static const int saved_kind[STATE_KINDS] = {SAVED_WEIGHT, SAVED_M, SAVED_V};
+    const source *from = argument;
+    problem why;
+    if (!saved_state_read(from->state, saved_kind[kind], tensor, layer, first, count, (float *)out, &why))
+        cf_die(why.hint, "the checkpoint of step %lld in %s is not that of this model: %s",
+               (long long)from->step, from->out, why.what);
+}
+
+void resume_give(zero_optimizer *o, const char *out, const manifest *m) {
+    problem why;
+    saved_state *state = saved_state_open(out, m, &why);
+    if (!state) cf_die(why.hint, "%s", why.what);
+    source from = {state, out, m->step};
+    state_give(o, read_values, &from);
+    saved_state_close(state);
+}

@@ -1,0 +1,38 @@
+// Going on from a checkpoint, whatever mesh it was saved on.
+#ifndef RESUME_H
+#define RESUME_H
+
+#include "../data/manifest.h"
+#include "../data/options.h"
+#include "../layers/state.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Collective. The newest checkpoint in `out` of a step below `below` whose files are all true to their hashes, each
+// read by one of the ranks. NULL: there is none. Rank 0 says which newer ones were passed over and why.
+manifest *resume_find(zero_optimizer *o, const char *out, int64_t below);
+// Collective. Weights, masters and moments of a checkpoint that was found. Dies if it is not that of such a model.
+void resume_give(zero_optimizer *o, const char *out, const manifest *m);
+
+// What a manifest says of a run: all options by name, and texts of its own. The caller frees the list, texts are
+// part of it.
+typedef struct resume_facts {
+    int64_t positions, train_tokens, skipped;
+    bool watched; // validation and samples of this step are done
+    const char *version;
+} resume_facts;
+manifest_option *resume_describe(const options *o, const resume_facts *facts, int64_t *count);
+
+// Dies together, naming every option that would change the run, unless o->force; what gives weights another shape cannot
+// be forced.
+void resume_compare(const options *o, const resume_facts *facts, const manifest *m);
+
+// A number in a manifest; `missing` if it is not there.
+int64_t resume_number(const manifest *m, const char *name, int64_t missing);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

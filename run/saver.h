@@ -1,0 +1,48 @@
+// Checkpoints of a run, written while it trains.
+//
+//   begin   all ranks, between two steps: rank 0 makes the directory, every rank copies its state (the only time the
+//           run stands) and starts a thread that writes the copy to the disk and makes no collective
+//   tell    with what ranks tell each other after every step goes how far the own thread is
+//   look    once all have written: sizes and hashes to rank 0, whose thread writes the manifest, gives the checkpoint
+//           its name and removes older ones
+//   finish  waits for all that
+//
+// A checkpoint that cannot be written is reported by every rank that has failed, leaves nothing behind, and does not
+// end the run, whose last checkpoint stays; it is tried again when the next one is due.
+#ifndef SAVER_H
+#define SAVER_H
+
+#include "../data/checkpoint.h"
+#include "../data/log.h"
+#include "../layers/state.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct saver saver;
+
+typedef struct saver_plan {
+    const char *out;
+    checkpoint_store *store; // rank 0's; else NULL
+    int64_t keep, keep_every;
+    logfile *log; // rank 0's
+} saver_plan;
+
+saver *saver_create(zero_optimizer *o, saver_plan plan);
+void saver_free(saver *s); // a checkpoint that is not finished is given up
+
+// Collective. `option`: what the manifest says of the run; copied. Waits for a checkpoint that is being written. False if
+// nothing could be begun.
+bool saver_begin(saver *s, int64_t step, const manifest_option *option, int64_t options);
+double saver_tell(saver *s);
+// Collective. told: (world, stride) what every rank has told, of its saver first; may be what optimizer_exchange has
+// returned, which is no longer valid then.
+void saver_look(saver *s, const double *told, int stride);
+// Collective. False: the last checkpoint was not written.
+bool saver_finish(saver *s);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
