@@ -41,8 +41,7 @@ bootstrap := commfuse/bootstrap.c commfuse/bootstrap_mpi.c
 commfuse := $(patsubst %.c,$(B)/%.o,$(filter-out $(bootstrap),$(wildcard commfuse/*.c)))
 layers   := $(patsubst %.c,$(B)/%.o,$(filter-out layers/gemm_ref.c,$(wildcard layers/*.c)))
 data     := $(patsubst %.c,$(B)/%.o,$(wildcard data/*.c))
-run      := $(patsubst %.c,$(B)/%.o,$(wildcard run/*.c))
-program  := $(commfuse) $(layers) $(data) $(run)
+program  := $(commfuse) $(layers) $(data)
 # The same layers in double precision over the reference GEMM, for the gradient tests.
 layers64 := $(patsubst layers/%.c,$(B)/layers64/%.o,$(filter-out layers/gemm.c,$(wildcard layers/*.c)))
 
@@ -116,7 +115,7 @@ NVCCFLAGS := -std=c++17 -O3 -lineinfo $(CUDA_ARCH) -Werror all-warnings \
              -Xcompiler -Wall,-Wextra,-Werror -Xptxas --warn-on-spills,--warning-as-error
 cuda_sources := $(wildcard commfuse/*.cu layers/*.cu)
 twinned := $(cuda_sources:%.cu=%.c) commfuse/device_cpu.c commfuse/transport_mpi.c layers/gemm.c layers/gemm_ref.c
-shared_sources := $(filter-out $(twinned),$(wildcard commfuse/*.c layers/*.c data/*.c run/*.c))
+shared_sources := $(filter-out $(twinned),$(wildcard commfuse/*.c layers/*.c data/*.c))
 gpu_objects := $(cuda_sources:%.cu=%.cuda.o) $(shared_sources:%.c=%.o)
 real_bf16 := -DREAL_IS_BF16
 name_bf16 := train_gpt_cuda

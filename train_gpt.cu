@@ -5,33 +5,90 @@
 //
 // This file is the common subset of C and C++: `cc -x c` builds it for CPUs, nvcc for GPUs, where there is one
 // program for each element type (--dtype finds the right one). It knows no kernel and no transport; who talks to
-// whom, and when, is decided in commfuse/, what is computed in layers/, what touches the disk in data/, and what
-// else a run is made of (start, saving, resuming, reporting) in run/.
+// whom, and when, is decided in commfuse/, what is computed in layers/, what touches the disk in data/.
 //
 // Order of things in a step: micro-batches forward and backward (the last one sends gradients behind its
-// backward), optimizer (norm, non-finite check, clip, update, weights on their way), what ranks tell each other, log.
-// Every rank takes the same path, so operations are begun in the same order everywhere; only rank 0 prints.
+// backward), optimizer (norm, non-finite check, clip, update, weights on their way), log. Every rank takes
+// the same path, so operations are begun in the same order everywhere; only rank 0 prints.
 #include <errno.h>
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include "commfuse/die.h"
+#include "commfuse/fuse.h"
 #include "commfuse/stop.h"
+#include "commfuse/timeline.h"
+#include "data/accounts.h"
+#include "data/detokenize.h"
+#include "data/log.h"
+#include "data/model_file.h"
+#include "data/options.h"
 #include "data/progress.h"
+#include "data/resume.h"
+#include "data/saver.h"
+#include "data/tokens.h"
+#include "layers/generate.h"
+#include "layers/model.h"
+#include "layers/optimizer.h"
 #include "layers/peak.h"
-#include "run/evaluate.h"
-#include "run/keep.h"
-#include "run/report.h"
-#include "run/timeline.h"
+#include "layers/state.h"
 
 #ifndef VERSION
 #define VERSION "unknown"
 #endif
 
-enum { STATUS_STOPPED = 75 }; // a signal has ended the run, which is saved: the same command goes on
+enum { VOCABULARY_PADDING = 128, SAMPLE_TOKENS = 256, PATH_LENGTH = 4096, RANKS_MAX = 1 << 20 };
+enum { PATIENCE = 10 };           // times --timeout: how long ranks wait for one that reads or writes files
+enum { STATUS_STOPPED = 75 };     // a signal has ended the run, which is saved: the same command goes on
+enum { SAMPLE_STREAM = 1 << 20 }; // of the random numbers, apart from those of the tensors
+
+// What every rank tells the others after a step; the saver's word first.
+enum { TELL_SAVER, TELL_STOP, TELL_STEP, TELL_MS, TELL_EXPOSED, TELL_COMM, TELLS };
+
+// Tensors have one order in memory and in files: a division by zero here says that it was broken.
+enum {
+    SAME_ORDER =
+        1 / (WTE == (int)MODEL_WTE && QKVW == (int)MODEL_QKVW && ATTPROJB == (int)MODEL_ATTPROJB &&
+             FCPROJW == (int)MODEL_FCPROJW && LNFB == (int)MODEL_LNFB && TENSORS == (int)MODEL_TENSORS)
+};
+
+typedef struct trainer {
+    options o;
+    int ranks, accumulation;
+    cf_transport *transport;
+    cf_context context;
+    cf_mesh mesh;
+    gpt model;
+    zero_optimizer optimizer;
+    tokens *train, *val;
+    vocabulary *words;
+    model_file *start;
+    logfile *log;
+    int32_t *inputs, *targets; // (T, B) of one micro-batch, the host's
+    double *loss;              // sum of losses of this rank's tokens, in the device's memory
+    double peak;               // flop/s of all ranks, 0: unknown
+    const char *peak_source;
+    int trace_from, trace_to; // steps [from, to)
+    checkpoint_store *store;  // rank 0's, with --out
+    saver *checkpoints;       // with --out
+    rank_state copy;          // of this rank's state, while it is being saved
+    saved_run *copy_runs;     // (copy.runs)
+    int64_t first, skipped;   // step that the run begins or goes on with; steps left out in a row
+    bool watched;             // validation and samples before step `first` are done
+    accounts time;            // rank 0's
+    double begun_ms, watch_ms, save_ms;
+} trainer;
+
+static bool root(const trainer *t) {
+    return t->mesh.world_group.rank == 0;
+}
+
+// --- options → mesh, shape, data ---
 
 // Element types are fixed when layers are compiled. The GPU program for the other one lies beside this one.
 static void choose_program(options *o, char **argv) {
@@ -52,6 +109,394 @@ static void choose_program(options *o, char **argv) {
 #endif
 }
 
+static void refuse_what_cannot_be(const options *o) {
+    if (strcmp(o->overlap, "nowire") == 0 && *o->out)
+        cf_die_together("leave --out away, or choose another --overlap",
+                        "--overlap nowire computes wrong results by construction and saves nothing, but "
+                        "--out %s is given",
+                        o->out);
+    if ((o->save_every > 0 || *o->export_to) && !*o->out)
+        cf_die_together("name a directory with --out DIR", "--%s needs --out",
+                        *o->export_to ? "export" : "save-every");
+    if (o->check_wire && strcmp(o->overlap, "commfuse") != 0)
+        cf_die_together(
+            "use --overlap commfuse, or leave --check-wire away",
+            "--check-wire looks at what ranks exchange in mode commfuse; with --overlap %s there is "
+            "nothing for it to look at",
+            o->overlap);
+    if (o->min_lr > o->lr)
+        cf_die_together("lower --min-lr", "--min-lr %g is above --lr %g", o->min_lr, o->lr);
+    if (!*o->train && !o->dry_run && !*o->export_to && o->steps > 0)
+        cf_die_together("make token files with data/prepare.py, then: --train 'DIR/train_*.bin'",
+                        "--train is missing");
+}
+
+static void make_mesh(trainer *t) {
+    options *o = &t->o;
+    int world = t->transport->size, rank = t->transport->rank;
+    if (o->tp == 0) o->tp = o->dp > 0 && world % o->dp == 0 ? world / o->dp : 1;
+    if (o->dp == 0) o->dp = world % o->tp == 0 ? world / o->tp : 1;
+    if (o->tp * o->dp > RANKS_MAX)
+        cf_die_together("lower --tp or --dp", "--tp %lld x --dp %lld is more than %d ranks", (long long)o->tp,
+                        (long long)o->dp, RANKS_MAX);
+    if (o->dry_run && world == 1) world = (int)(o->tp * o->dp); // rank 0 of the mesh asked for
+    cf_mesh_init(&t->mesh, world, rank, (int)o->tp, (int)o->dp);
+    t->ranks = world;
+    if (t->transport->size < world) return;
+    t->transport->bind(t->transport, &t->mesh.world_group);
+    t->transport->bind(t->transport, &t->mesh.tp_group);
+    t->transport->bind(t->transport, &t->mesh.dp_group);
+}
+
+static void make_context(trainer *t) {
+    options *o = &t->o;
+    // From three cores per rank on, one is worth giving to the thread that moves the bytes.
+    int share = t->transport->local_cores / t->transport->local_size,
+        spare = t->ranks > 1 && share >= 3 ? 1 : 0;
+    if (o->threads == 0) o->threads = share > 1 ? share - spare : 1;
+    cf_device_threads((int)o->threads);
+    t->transport->configure(t->transport, (int)o->threads, o->timeout);
+    t->context.transport = t->transport;
+    t->context.stream = cf_stream_create();
+    t->context.trace = cf_trace_create();
+    t->context.step = -1;
+}
+
+static void make_batch(trainer *t) {
+    options *o = &t->o;
+    int64_t pass = o->micro_batch * o->dp;
+    if (o->batch == 0) o->batch = pass;
+    if (o->batch % pass != 0)
+        cf_die_together("batch = micro-batch x dp x accumulation steps",
+                        "--batch %lld is not a multiple of --micro-batch %lld x --dp %lld = %lld",
+                        (long long)o->batch, (long long)o->micro_batch, (long long)o->dp, (long long)pass);
+    t->accumulation = (int)(o->batch / pass);
+}
+
+static gpt_shape shape_of_file(trainer *t) {
+    const char *fixed[] = {"model", "layers", "channels", "heads", "vocab"};
+    for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++)
+        if (options_given(&t->o, fixed[i]))
+            cf_die_together("leave that option away", "--%s is set by the model file %s", fixed[i],
+                            t->o.init_from);
+    t->start = model_file_open(t->o.init_from);
+    model_shape f = model_file_shape(t->start);
+    if (!options_given(&t->o, "seq") && t->o.seq > f.maxT) t->o.seq = f.maxT;
+    gpt_shape s = {f.maxT, f.V, f.Vp, f.L, f.heads, f.C};
+    return s;
+}
+
+static gpt_shape shape_of_checkpoint(options *o) {
+    problem why = {"", ""};
+    manifest *m = o->export_step > 0 ? checkpoint_manifest(o->out, o->export_step, &why)
+                                     : checkpoint_latest(o->out, INT64_MAX, &why);
+    if (!m)
+        cf_die_together("ls it; checkpoints are its directories step_*", "no checkpoint to export in %s%s%s",
+                        o->out, *why.what ? ": " : "", why.what);
+    gpt_shape s;
+    memset(&s, 0, sizeof s);
+    s.maxT = resume_number(m, "positions", 0), s.L = resume_number(m, "layers", 0);
+    s.C = resume_number(m, "channels", 0), s.H = resume_number(m, "heads", 0),
+    s.V = resume_number(m, "vocab", 0);
+    s.Vp = (s.V + VOCABULARY_PADDING - 1) / VOCABULARY_PADDING * VOCABULARY_PADDING;
+    if (s.maxT < 1 || s.L < 1 || s.C < 1 || s.H < 1 || s.V < 1)
+        cf_die_together(NULL, "the checkpoint of step %lld in %s does not say which model it is of",
+                        (long long)m->step, o->out);
+    o->export_step = m->step, o->seq = s.maxT, o->micro_batch = 1;
+    manifest_free(m);
+    return s;
+}
+
+static gpt_shape shape_of_options(trainer *t) {
+    static const struct {
+        const char *name;
+        int64_t layers, channels, heads;
+    } named[] = {{"d6", 6, 384, 6},
+                 {"d12", 12, 768, 12},
+                 {"d24", 24, 1024, 16},
+                 {"d36", 36, 1280, 20},
+                 {"d48", 48, 1600, 25}};
+    const options *o = &t->o;
+    gpt_shape s;
+    memset(&s, 0, sizeof s);
+    for (size_t i = 0; i < sizeof named / sizeof *named; i++)
+        if (strcmp(o->model, named[i].name) == 0)
+            s.L = named[i].layers, s.C = named[i].channels, s.H = named[i].heads;
+    if (o->layers > 0) s.L = o->layers;
+    if (o->channels > 0) s.C = o->channels;
+    if (o->heads > 0) s.H = o->heads;
+    s.maxT = o->seq;
+    s.V = o->vocab > 0 ? o->vocab : vocabulary_size(t->words);
+    s.Vp = (s.V + VOCABULARY_PADDING - 1) / VOCABULARY_PADDING * VOCABULARY_PADDING;
+    return s;
+}
+
+static overlap overlap_of(const options *o) {
+    overlap how;
+    memset(&how, 0, sizeof how);
+    for (int mode = CF_MODE_NONE; mode <= CF_MODE_NOWIRE; mode++)
+        if (strcmp(o->overlap, cf_mode_name((cf_mode)mode)) == 0) how.mode = (cf_mode)mode;
+    how.route = strcmp(o->route, "direct") == 0 ? CF_DIRECT : CF_RING;
+    how.slices = o->slices > 0 ? (int)o->slices : how.mode == CF_MODE_SLICE ? 4 : 1;
+    return how;
+}
+
+static void read_weights(void *file, int tensor, int64_t layer, int64_t first, int64_t count, float *out) {
+    model_file_read((const model_file *)file, tensor, layer, first, count, out);
+}
+
+static void make_model(trainer *t) {
+    gpt_shape shape = *t->o.export_to   ? shape_of_checkpoint(&t->o)
+                      : *t->o.init_from ? shape_of_file(t)
+                                        : shape_of_options(t);
+    options *o = &t->o; // from here on the options say what is run, wherever it came from
+    o->layers = shape.L, o->channels = shape.C, o->heads = shape.H, o->vocab = shape.V;
+    o->slices = overlap_of(o).slices;
+    if (t->o.dry_run) cf_device_plan_only(true);
+    parallel_strategy strategy = strcmp(o->strategy, "up") == 0 ? STRATEGY_UP : STRATEGY_TPSP;
+    gpt_create(&t->model, &t->context, &t->mesh, shape, strategy, o->seq, o->micro_batch, overlap_of(o));
+    optimizer_create(&t->optimizer, &t->model, overlap_of(o));
+    if (t->o.dry_run) return;
+    t->loss = (double *)cf_alloc((int64_t)sizeof(double), "tokens");
+    t->inputs = (int32_t *)calloc((size_t)(t->o.seq * t->o.micro_batch), sizeof *t->inputs);
+    t->targets = (int32_t *)calloc((size_t)(t->o.seq * t->o.micro_batch), sizeof *t->targets);
+    if (!t->inputs || !t->targets) cf_die(NULL, "out of memory for the tokens of a micro-batch");
+}
+
+static void open_data(trainer *t) {
+    const options *o = &t->o;
+    if (*o->train) t->train = tokens_open(o->train, o->seq);
+    if (*o->val) t->val = tokens_open(o->val, o->seq);
+    if (t->val && o->val_every > 0 && tokens_samples(t->val) < o->batch)
+        cf_die_together("use a larger validation set, or a smaller --batch or --seq",
+                        "validation set %s has %lld samples of %lld tokens, fewer than one batch of %lld",
+                        o->val, (long long)tokens_samples(t->val), (long long)o->seq, (long long)o->batch);
+}
+
+// Said before any work is done, not after it.
+static void check_output(trainer *t) {
+    const char *out = t->o.out, *trace = t->o.trace;
+    if (!root(t)) return;
+    struct stat s;
+    if (*out && mkdir(out, 0777) != 0) {
+        bool directory = stat(out, &s) == 0 && S_ISDIR(s.st_mode);
+        if (!directory || access(out, W_OK) != 0)
+            cf_die("choose another --out DIR that can be written",
+                   "--out %s cannot be used as a directory: %s", out, strerror(errno));
+    }
+    problem why;
+    if (*out && !(t->store = checkpoint_store_open(out, &why))) cf_die(why.hint, "%s", why.what);
+    if (!*trace) return;
+    FILE *file = fopen(trace, "w");
+    if (!file) cf_die("choose another --trace FILE", "cannot write trace %s: %s", trace, strerror(errno));
+    fclose(file);
+}
+
+// The parser has seen to the form A:B, A < B.
+static void set_trace_steps(trainer *t) {
+    sscanf(t->o.trace_steps, "%d:%d", &t->trace_from, &t->trace_to);
+    if (*t->o.trace && t->trace_from >= t->o.steps)
+        cf_die_together(
+            "choose steps that the run takes with --trace-steps A:B, counted from 0, or raise --steps",
+            "--trace-steps %s: the run ends after %lld steps and would leave --trace %s empty",
+            t->o.trace_steps, (long long)t->o.steps, t->o.trace);
+}
+
+// --- where the run begins ---
+
+static const double *exchange(void *argument, const double *values, int count) {
+    return optimizer_exchange((zero_optimizer *)argument, values, count);
+}
+
+static together all_ranks(trainer *t) {
+    together all = {t->mesh.world_group.rank, t->ranks, REPORT, exchange, &t->optimizer};
+    return all;
+}
+
+// Reading and writing files takes one rank longer than another.
+static void be_patient(trainer *t, bool patient) {
+    t->transport->configure(t->transport, (int)t->o.threads, (patient ? PATIENCE : 1) * t->o.timeout);
+}
+
+static resume_facts facts_of(const trainer *t, bool watched) {
+    resume_facts facts;
+    facts.positions = t->model.params.shape.maxT;
+    facts.train_tokens = t->train ? tokens_count(t->train) : 0;
+    facts.skipped = t->skipped;
+    facts.watched = watched;
+    facts.version = VERSION;
+    return facts;
+}
+
+typedef struct source {
+    const saved_state *state;
+    const char *out;
+    int64_t step;
+} source;
+
+static void read_state(void *argument, state_kind kind, int tensor, int64_t layer, int64_t first,
+                       int64_t count, precise *out) {
+    const source *from = (const source *)argument;
+    problem why;
+    if (!saved_state_read(from->state, (int)kind, tensor, layer, first, count, out, &why))
+        cf_die(why.hint, "the checkpoint of step %lld in %s is not that of this model: %s",
+               (long long)from->step, from->out, why.what);
+}
+
+static void take_state(trainer *t, const manifest *m) {
+    problem why;
+    saved_state *state = saved_state_open(t->o.out, m, &why);
+    if (!state) cf_die(why.hint, "%s", why.what);
+    source from = {state, t->o.out, m->step};
+    state_give(&t->optimizer, read_state, &from);
+    saved_state_close(state);
+}
+
+static void begin_anew(trainer *t) {
+    if (t->start)
+        params_read(&t->model.params, read_weights, t->start, t->context.stream);
+    else
+        params_init(&t->model.params, (uint64_t)t->o.seed, t->context.stream);
+    optimizer_start(&t->optimizer);
+}
+
+static void go_on(trainer *t, const manifest *m) {
+    const options *o = &t->o;
+    resume_facts facts = facts_of(t, false);
+    if (strcmp(o->resume, "no") == 0)
+        cf_die_together("choose another --out, or leave --resume away to go on",
+                        "--resume no, but %s holds a checkpoint of step %lld", o->out, (long long)m->step);
+    resume_compare(o, &facts, m);
+    if (m->step > o->steps)
+        cf_die_together("raise --steps", "the run in %s has taken %lld steps already, more than --steps %lld",
+                        o->out, (long long)m->step, (long long)o->steps);
+    take_state(t, m);
+    t->first = m->step;
+    t->skipped = resume_number(m, "skipped", 0);
+    t->watched = resume_number(m, "watched", 0) == 1;
+    if (root(t))
+        printf("resume    from step %lld in %s, saved by %lld ranks (%s, tp %s x dp %s, version %s)\n",
+               (long long)m->step, o->out, (long long)m->ranks, manifest_value(m, "strategy"),
+               manifest_value(m, "tp"), manifest_value(m, "dp"), manifest_value(m, "version"));
+}
+
+// The newest sound checkpoint, or else the beginning.
+static void load_state(trainer *t) {
+    together all = all_ranks(t);
+    be_patient(t, true);
+    manifest *m = *t->o.out ? resume_find(&all, t->o.out, INT64_MAX) : NULL;
+    if (m)
+        go_on(t, m);
+    else
+        begin_anew(t);
+    manifest_free(m);
+    be_patient(t, false);
+}
+
+// --- banner and dry run ---
+
+// A run that goes on keeps the first line of its log.
+static void log_resume(trainer *t, const char *host) {
+    log_begin(t->log, "resume");
+    log_int(t->log, "step", t->first);
+    log_text(t->log, "version", VERSION);
+    log_text(t->log, "host", host);
+    log_int(t->log, "ranks", t->ranks);
+    log_text(t->log, "strategy", t->o.strategy);
+    log_int(t->log, "tp", t->o.tp);
+    log_int(t->log, "dp", t->o.dp);
+    log_end(t->log);
+}
+
+static void log_config(trainer *t) {
+    int rows = 0;
+    const option_row *table = options_table(&rows);
+    char host[64] = "unknown", text[PATH_LENGTH];
+    gethostname(host, sizeof host - 1);
+    if (t->first > 0 && !log_empty(t->log)) {
+        log_resume(t, host);
+        return;
+    }
+    log_begin(t->log, "config");
+    log_text(t->log, "version", VERSION);
+    log_text(t->log, "host", host);
+    log_int(t->log, "ranks", t->ranks);
+    for (int i = 0; i < rows; i++) {
+        options_value(&t->o, &table[i], text, sizeof text);
+        const char *field = (const char *)&t->o + table[i].offset;
+        if (table[i].type == OPTION_INT)
+            log_int(t->log, table[i].name, *(const int64_t *)field);
+        else if (table[i].type == OPTION_REAL)
+            log_real(t->log, table[i].name, *(const double *)field);
+        else
+            log_text(t->log, table[i].name, text);
+    }
+    log_int(t->log, "parameters", params_count(&t->model.params.shape));
+    log_real(t->log, "peak_tflops_all_ranks", t->peak * 1e-12);
+    log_text(t->log, "peak_source", t->peak_source ? t->peak_source : "unknown");
+    log_end(t->log);
+}
+
+static void banner(const trainer *t) {
+    const options *o = &t->o;
+    const gpt_shape *s = &t->model.params.shape;
+    overlap how = overlap_of(o);
+    printf("commfuse %s: GPT of %lld layers, %lld channels, %lld heads, %lld tokens of vocabulary: %.2f M "
+           "parameters\n",
+           VERSION, (long long)s->L, (long long)s->C, (long long)s->H, (long long)s->V,
+           (double)params_count(s) * 1e-6);
+    printf("device    %s, %s; %lld threads of the host a rank\n", cf_device_name(), o->dtype,
+           (long long)o->threads);
+    printf("mesh      %d ranks = tp %d x dp %d, %s over %s\n", t->ranks, t->mesh.tp, t->mesh.dp, o->strategy,
+           t->transport->name);
+    if (t->ranks > 1 && strcmp(cf_device_name(), "CPU") == 0 &&
+        t->transport->local_size * (o->threads + 1) > t->transport->local_cores)
+        printf(
+            "cores     %d for %d ranks: the threads that move the bytes share them with those that compute\n",
+            t->transport->local_cores, t->transport->local_size);
+    printf("overlap   %s%s%s, %d slice%s\n", cf_mode_name(how.mode),
+           how.mode == CF_MODE_COMMFUSE ? " by " : "",
+           how.mode == CF_MODE_COMMFUSE ? cf_route_name(how.route) : "", how.slices,
+           how.slices == 1 ? "" : "s");
+    printf("batch     %lld sequences of %lld tokens = micro-batch %lld x dp %d x %d accumulation steps\n",
+           (long long)o->batch, (long long)o->seq, (long long)o->micro_batch, t->mesh.dp, t->accumulation);
+    if (t->train)
+        printf("data      %lld tokens in %d files, %lld samples an epoch\n",
+               (long long)tokens_count(t->train), tokens_files(t->train),
+               (long long)tokens_samples(t->train));
+    if (t->peak > 0)
+        printf("peak      %.3f TFLOP/s over all ranks (%s)\n", t->peak * 1e-12, t->peak_source);
+    else
+        printf("peak      unknown, no MFU (%s)\n", t->peak_source);
+    printf("memory    %.1f MiB per rank\n", (double)cf_memory_bytes() / 1048576);
+    if (how.mode == CF_MODE_NOWIRE)
+        printf("NOWIRE    transfers are left out: results are wrong by construction, this run only measures "
+               "time\n");
+    fflush(stdout);
+}
+
+static void print_operation(void *argument, const char *place, const cf_fuse *fuse) {
+    (void)argument;
+    const cf_fuse_plan *plan = cf_fuse_get_plan(fuse);
+    if (strcmp(plan->group->name, "self") == 0) return; // this rank alone: nothing ever travels
+    char *text = cf_schedule_print(cf_fuse_schedule(fuse));
+    printf("\n%s (%s, over %s, %.2f MiB per shard)\n%s", plan->name, place, plan->group->name,
+           (double)(plan->capacity * cf_dtype_size(plan->dtype)) / 1048576, text);
+    free(text);
+}
+
+static void dry_run(trainer *t) {
+    if (!root(t)) return;
+    banner(t);
+    printf("\n");
+    cf_memory_report(stdout);
+    printf("\n");
+    optimizer_explain(&t->optimizer, stdout);
+    printf("\nSchedules of rank 0; steps marked ' are taken when the operation is finished\n");
+    gpt_operations(&t->model, print_operation, NULL);
+    optimizer_operations(&t->optimizer, print_operation, NULL);
+}
+
 // --- one step ---
 
 static double learning_rate(const options *o, int64_t step) {
@@ -66,13 +511,24 @@ static double learning_rate(const options *o, int64_t step) {
     return o->min_lr + (o->lr - o->min_lr) * (1 - sqrt(((double)step - hold) / ((double)o->steps - hold)));
 }
 
+// Fill inputs and targets with this replica's sequences of micro-batch `micro` of the batch that starts at
+// sample number `first` of an order: training order (shuffled) or as they stand in the file (validation).
+static void load_micro_batch(trainer *t, const tokens *data, bool shuffled, int64_t first, int micro) {
+    int64_t B = t->o.micro_batch;
+    for (int64_t b = 0; b < B; b++) {
+        int64_t sample = first + (micro * t->mesh.dp + t->mesh.dp_group.rank) * B + b;
+        if (shuffled) sample = tokens_shuffled(data, (uint64_t)t->o.seed, sample);
+        tokens_read(data, sample, t->model.params.shape.V, b, B, t->inputs, t->targets);
+    }
+}
+
 static step_result train_step(trainer *t, int64_t step, double lr) {
     const options *o = &t->o;
     double batch_tokens = (double)(o->batch * o->seq);
     optimizer_zero_grad(&t->optimizer);
     cf_zero(t->loss, (int64_t)sizeof *t->loss, t->context.stream);
     for (int micro = 0; micro < t->accumulation; micro++) {
-        trainer_load(t, t->train, true, step * o->batch, micro);
+        load_micro_batch(t, t->train, true, step * o->batch, micro);
         gpt_forward(&t->model, t->inputs, t->targets, o->seq, o->micro_batch, t->loss);
         gpt_backward(&t->model, 1 / batch_tokens, micro == t->accumulation - 1);
     }
@@ -86,6 +542,267 @@ static step_result train_step(trainer *t, int64_t step, double lr) {
     return result;
 }
 
+static double flops_per_token(const trainer *t) {
+    const gpt_shape *s = &t->model.params.shape;
+    double P = (double)(params_count(s) - s->maxT * s->C);
+    return 6 * P + 6 * (double)(s->L * s->C * t->o.seq);
+}
+
+// What a step took, as all ranks have told.
+typedef struct step_times {
+    double ms, exposed_ms, comm_ms,
+        lag_ms;        // the longest; how much longer the slowest rank computes than the median
+    int slowest, stop; // rank; signal that has asked for the end, 0: none
+} step_times;
+
+static int ascending(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+// Time in which a rank does not wait for others tells which one the others wait for.
+static void find_slowest(step_times *times, const double *told, int ranks) {
+    double *busy = (double *)malloc((size_t)ranks * sizeof *busy), most = -1;
+    if (!busy) cf_die(NULL, "out of memory for %d ranks", ranks);
+    for (int rank = 0; rank < ranks; rank++) {
+        busy[rank] = told[rank * REPORT + TELL_MS] - told[rank * REPORT + TELL_EXPOSED];
+        if (busy[rank] > most) most = busy[rank], times->slowest = rank;
+    }
+    qsort(busy, (size_t)ranks, sizeof *busy, ascending);
+    times->lag_ms = most - busy[(ranks - 1) / 2];
+    free(busy);
+}
+
+// A rank that has left out a step sends what looks like another step's: nothing hangs, and all is wrong.
+static void check_steps(const trainer *t, const double *told, int64_t step) {
+    for (int rank = 0; rank < t->ranks; rank++)
+        if ((int64_t)told[rank * REPORT + TELL_STEP] != step)
+            cf_die("a fault of this program or of a library under it: please report it; the checkpoints are "
+                   "sound",
+                   "the ranks are out of step: rank %d is in step %.0f, this rank in step %lld", rank,
+                   told[rank * REPORT + TELL_STEP], (long long)step);
+}
+
+static step_times exchange_times(trainer *t, int64_t step, double begin_ms) {
+    double mine[TELLS] = {t->checkpoints ? saver_tell(t->checkpoints) : 0,
+                          (double)cf_stop_asked(),
+                          (double)step,
+                          cf_now_ms() - begin_ms,
+                          cf_trace_exposed_ms(t->context.trace),
+                          cf_trace_comm_ms(t->context.trace)};
+    const double *told = optimizer_exchange(&t->optimizer, mine, TELLS);
+    step_times times;
+    memset(&times, 0, sizeof times);
+    check_steps(t, told, step);
+    for (int rank = 0; rank < t->ranks; rank++) {
+        const double *r = told + rank * REPORT;
+        times.ms = fmax(times.ms, r[TELL_MS]);
+        times.exposed_ms = fmax(times.exposed_ms, r[TELL_EXPOSED]);
+        times.comm_ms = fmax(times.comm_ms, r[TELL_COMM]);
+        if (r[TELL_STOP] > 0) times.stop = (int)r[TELL_STOP];
+    }
+    find_slowest(&times, told, t->ranks);
+    if (t->checkpoints) saver_look(t->checkpoints, told); // it may exchange more, so it comes last
+    return times;
+}
+
+static void report_skip(trainer *t, int64_t step, const step_result *r) {
+    if (root(t)) {
+        progress_break();
+        printf("step %5lld  left out: loss %g, gradient norm %g: not finite: %s, rank %d; %lld in a row, at "
+               "most %lld\n",
+               (long long)step + 1, r->loss, r->grad_norm, r->nonfinite, r->nonfinite_rank,
+               (long long)t->skipped, (long long)t->o.skip_nonfinite);
+        fflush(stdout);
+    }
+    log_begin(t->log, "skip");
+    log_int(t->log, "step", step);
+    log_text(t->log, "tensor", r->nonfinite);
+    log_int(t->log, "rank", r->nonfinite_rank);
+    log_int(t->log, "in_a_row", t->skipped);
+    log_end(t->log);
+}
+
+static void show_step(const trainer *t, int64_t step, const step_result *r, double lr,
+                      const step_times *times, double tokens_per_s, double mfu, double eta_s) {
+    const options *o = &t->o;
+    char line[256], share[32] = "n/a";
+    if (t->peak > 0) snprintf(share, sizeof share, "%.1f %%", 100 * mfu);
+    snprintf(line, sizeof line,
+             "step %5lld/%lld  loss %.4f  norm %.3f  lr %.2e  %.1f ms  %.0f tok/s  MFU %s  exposed %.2f ms  "
+             "ETA %d:%02d",
+             (long long)step + 1, (long long)o->steps, r->loss, r->grad_norm, lr, times->ms, tokens_per_s,
+             share, times->exposed_ms, (int)eta_s / 60, (int)eta_s % 60);
+    progress_show(line, step + 1 == o->steps);
+}
+
+static void report_step(trainer *t, int64_t step, const step_result *r, double lr, const step_times *times,
+                        double eta_s) {
+    const options *o = &t->o;
+    double tokens_per_s = (double)(o->batch * o->seq) / (times->ms * 1e-3);
+    double mfu = t->peak > 0 ? tokens_per_s * flops_per_token(t) / t->peak : NAN;
+    if (root(t)) show_step(t, step, r, lr, times, tokens_per_s, mfu, eta_s);
+    log_begin(t->log, "step");
+    log_int(t->log, "step", step);
+    log_real(t->log, "loss", r->loss);
+    log_real(t->log, "grad_norm", r->grad_norm);
+    log_real(t->log, "lr", lr);
+    log_real(t->log, "step_ms", times->ms);
+    log_real(t->log, "tokens_per_s", tokens_per_s);
+    log_real(t->log, "mfu", mfu);
+    log_real(t->log, "comm_ms", times->comm_ms);
+    log_real(t->log, "exposed_comm_ms", times->exposed_ms);
+    log_int(t->log, "slowest_rank", times->slowest);
+    log_real(t->log, "lag_ms", times->lag_ms);
+    log_end(t->log);
+    if (r->skipped) report_skip(t, step, r);
+}
+
+// Every rank is here, and its device has nothing left to do.
+static void meet(trainer *t) {
+    cf_barrier(&t->context, &t->mesh.world_group);
+    cf_stream_sync(t->context.stream);
+}
+
+// --- validation, samples, saving ---
+
+static void validate(trainer *t, int64_t step) {
+    const options *o = &t->o;
+    int64_t batches = tokens_samples(t->val) / o->batch;
+    if (batches > o->val_batches) batches = o->val_batches;
+    double sum = 0;
+    cf_zero(t->loss, (int64_t)sizeof *t->loss, t->context.stream);
+    for (int64_t i = 0; i < batches; i++)
+        for (int micro = 0; micro < t->accumulation; micro++) {
+            load_micro_batch(t, t->val, false, i * o->batch, micro);
+            gpt_forward(&t->model, t->inputs, t->targets, o->seq, o->micro_batch, t->loss);
+        }
+    cf_copy(&sum, t->loss, (int64_t)sizeof sum, t->context.stream);
+    cf_stream_sync(t->context.stream);
+    double loss = optimizer_sum(&t->optimizer, sum) / (double)(batches * o->batch * o->seq);
+    if (root(t)) {
+        progress_break();
+        printf("step %5lld  validation loss %.4f\n", (long long)step, loss);
+        fflush(stdout);
+    }
+    log_begin(t->log, "val");
+    log_int(t->log, "step", step);
+    log_real(t->log, "loss", loss);
+    log_end(t->log);
+}
+
+// Every replica writes the same text: the others would only wait for the first.
+static void sample(trainer *t, int64_t step) {
+    static char text[SAMPLE_TOKENS * 256];
+    int32_t token[SAMPLE_TOKENS];
+    if (t->o.seq < 2) return;
+    int64_t V = t->model.params.shape.V, end_of_text = vocabulary_end_of_text(t->words);
+    int32_t first = end_of_text >= 0 && end_of_text < V ? (int32_t)end_of_text : V > '\n' ? '\n' : 0;
+    gpt_generate(&t->model, first, (uint64_t)t->o.seed, SAMPLE_STREAM + (uint64_t)step, t->o.seq, t->inputs,
+                 token, SAMPLE_TOKENS);
+    if (!root(t)) return;
+    char *end = text;
+    for (int i = 0; i < SAMPLE_TOKENS; i++)
+        for (int bytes = vocabulary_bytes(t->words, token[i], end); bytes > 0; bytes--, end++)
+            if (*end == 0) *end = ' '; // a text ends at a byte 0
+    *end = 0;
+    progress_break();
+    printf("step %5lld  sample\n%s\n---\n", (long long)step, text);
+    fflush(stdout);
+    log_begin(t->log, "sample");
+    log_int(t->log, "step", step);
+    log_text(t->log, "text", text);
+    log_end(t->log);
+}
+
+static void append_values(void *writer, const float *values, int64_t count) {
+    model_writer_append((model_writer *)writer, values, count);
+}
+
+static model_writer *open_writer(const trainer *t, const char *path) {
+    const gpt_shape *s = &t->model.params.shape;
+    model_shape f = {s->maxT, s->V, s->L, s->H, s->C, s->Vp};
+    return model_writer_open(path, &f, REAL_DTYPE == CF_BF16 ? 5 : 3);
+}
+
+// The first replica collects, its first rank writes, the others wait, longer than for anything else.
+static void write_model(trainer *t, int64_t step, const char *path) {
+    optimizer_settle(&t->optimizer);
+    be_patient(t, true);
+    model_writer *writer = root(t) ? open_writer(t, path) : NULL;
+    if (t->mesh.dp_group.rank == 0) gpt_collect(&t->model, append_values, writer);
+    if (writer) model_writer_commit(writer);
+    meet(t);
+    be_patient(t, false);
+    if (!writer) return;
+    progress_break();
+    printf("step %5lld  saved %s\n", (long long)step, path);
+    fflush(stdout);
+}
+
+static void copy_state(trainer *t) {
+    rank_state *copy = &t->copy;
+    if (!t->copy_runs) {
+        state_create(copy, &t->optimizer);
+        t->copy_runs = (saved_run *)calloc((size_t)copy->runs + 1, sizeof *t->copy_runs);
+        if (!t->copy_runs) cf_die(NULL, "out of memory for a checkpoint");
+        for (int64_t i = 0; i < copy->runs; i++) {
+            saved_run run = {copy->run[i].tensor, copy->run[i].layer, copy->run[i].whole, copy->run[i].count,
+                             copy->run[i].at};
+            t->copy_runs[i] = run;
+        }
+    }
+    state_take(copy, &t->optimizer);
+}
+
+// The run stands while the state is copied, and as long as an earlier checkpoint is still being written.
+static bool save(trainer *t, int64_t step, bool watched) {
+    double begin = cf_now_ms();
+    int64_t count = 0;
+    resume_facts facts = facts_of(t, watched);
+    manifest_option *list = resume_describe(&t->o, &facts, &count);
+    be_patient(t, true);
+    bool begun = saver_begin(t->checkpoints, step, list, count);
+    if (begun) {
+        copy_state(t);
+        const float *values[STATE_KINDS] = {t->copy.value[STATE_WEIGHT], t->copy.value[STATE_M],
+                                            t->copy.value[STATE_V]};
+        saver_write(t->checkpoints, t->copy_runs, t->copy.runs, values, t->copy.elements);
+    }
+    be_patient(t, false);
+    free(list);
+    t->save_ms += cf_now_ms() - begin;
+    return begun;
+}
+
+static bool wait_until_saved(trainer *t) {
+    double begin = cf_now_ms();
+    be_patient(t, true);
+    bool saved = saver_finish(t->checkpoints);
+    be_patient(t, false);
+    t->save_ms += cf_now_ms() - begin;
+    return saved;
+}
+
+// --- trace ---
+
+// On one host the clocks are one; otherwise zero is the moment every rank left a barrier.
+static void start_trace(trainer *t) {
+    meet(t);
+    double zero = cf_now_ms();
+    if (t->transport->local_size == t->ranks) optimizer_maximum(&t->optimizer, &zero, 1);
+    cf_timeline_start(&t->context, zero);
+}
+
+static void write_trace(trainer *t) {
+    cf_timeline_write(&t->context, &t->mesh.world_group, overlap_of(&t->o).mode, t->o.trace);
+    if (!root(t)) return;
+    progress_break();
+    printf("trace of steps %d to %d: %s (open it in https://ui.perfetto.dev)\n", t->trace_from,
+           t->trace_to - 1, t->o.trace);
+    fflush(stdout);
+}
+
 // --- the run ---
 
 static void measure_peak(trainer *t) {
@@ -94,7 +811,7 @@ static void measure_peak(trainer *t) {
         t->peak_source = "--peak-tflops";
         return;
     }
-    trainer_meet(t);
+    meet(t);
     double mine = peak_flops(&t->peak_source, t->context.stream);
     t->peak = optimizer_sum(&t->optimizer, mine); // ranks on slower hosts count with their own speed
 }
@@ -106,8 +823,8 @@ static bool due(int64_t every, int64_t step) {
 static void watch(trainer *t, int64_t step, bool last) {
     const options *o = &t->o;
     double begin = cf_now_ms();
-    if (t->val && o->val_every > 0 && (due(o->val_every, step) || last)) evaluate_loss(t, step);
-    if (o->sample_every > 0 && step > 0 && (due(o->sample_every, step) || last)) evaluate_sample(t, step);
+    if (t->val && o->val_every > 0 && (due(o->val_every, step) || last)) validate(t, step);
+    if (o->sample_every > 0 && step > 0 && (due(o->sample_every, step) || last)) sample(t, step);
     t->watch_ms += cf_now_ms() - begin;
 }
 
@@ -115,14 +832,14 @@ static void watch(trainer *t, int64_t step, bool last) {
 static void between_steps(trainer *t, int64_t step) {
     bool resumed = step == t->first && step > 0;
     if (!resumed || !t->watched) watch(t, step, false);
-    if (t->checkpoints && step > 0 && !resumed && due(t->o.save_every, step)) keep_save(t, step, true);
-    if (*t->o.trace && step == t->trace_from) timeline_start(t);
+    if (t->checkpoints && step > 0 && !resumed && due(t->o.save_every, step)) save(t, step, true);
+    if (*t->o.trace && step == t->trace_from) start_trace(t);
 }
 
 static void end_of_trace(trainer *t, int64_t step) {
     double begin = cf_now_ms();
     bool last = step + 1 == t->o.steps && step >= t->trace_from && step < t->trace_to;
-    if (*t->o.trace && (step + 1 == t->trace_to || last)) timeline_write(t);
+    if (*t->o.trace && (step + 1 == t->trace_to || last)) write_trace(t);
     t->watch_ms += cf_now_ms() - begin;
 }
 
@@ -131,7 +848,7 @@ static void account(trainer *t, int64_t step, double step_ms) {
     accounts_add(&t->time, TIME_SAVE, t->save_ms);
     t->watch_ms = t->save_ms = 0;
     if (step >= 0) accounts_step(&t->time, step, step_ms);
-    if (trainer_root(t)) accounts_store(&t->time, step < 0);
+    if (root(t)) accounts_store(&t->time, step < 0);
 }
 
 // Takes the steps that are left. Returns the one that the run has come to, before --steps if a signal has asked for
@@ -143,12 +860,12 @@ static int64_t train(trainer *t, int *stop) {
     for (int64_t step = t->first; step < o->steps; step++) {
         t->context.step = (int)step;
         between_steps(t, step);
-        trainer_meet(t); // what came before the step is not the step's time
+        meet(t); // what came before the step is not the step's time
         double lr = learning_rate(o, step), begin = cf_now_ms();
         cf_trace_step(t->context.trace, (int)step);
         step_result r = train_step(t, step, lr);
         t->skipped = r.skipped ? t->skipped + 1 : 0;
-        step_times times = tell_step(t, step, begin);
+        step_times times = exchange_times(t, step, begin);
         spent += times.ms;
         report_step(t, step, &r, lr, &times,
                     spent / (double)(step + 1 - t->first) * (double)(o->steps - step - 1) * 1e-3);
@@ -160,6 +877,19 @@ static int64_t train(trainer *t, int *stop) {
     return o->steps;
 }
 
+static void log_the_end(trainer *t, int64_t step, double begin_ms, int stop) {
+    struct rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    log_begin(t->log, "end");
+    log_int(t->log, "steps", step);
+    if (stop) log_text(t->log, "stopped_by", strsignal(stop));
+    log_real(t->log, "total_s", (cf_now_ms() - begin_ms) * 1e-3);
+    log_real(t->log, "peak_rss_mib", (double)usage.ru_maxrss / 1024);
+    log_int(t->log, "bytes_sent_rank0", t->transport->bytes_sent(t->transport));
+    accounts_log(&t->time, t->log);
+    log_end(t->log);
+}
+
 // The whole run is done: what it has come to, and its model.
 static bool finish(trainer *t) {
     int64_t steps = t->o.steps;
@@ -167,11 +897,11 @@ static bool finish(trainer *t) {
     bool done_before = t->first == steps && t->watched;
     if (!done_before) watch(t, steps, true);
     if (!t->checkpoints) return true;
-    if (t->first < steps) keep_save(t, steps, true);
+    if (t->first < steps) save(t, steps, true);
     if (snprintf(path, sizeof path, "%s/model.bin", t->o.out) >= (int)sizeof path)
         cf_die_together("choose a shorter --out DIR", "--out is too long");
-    keep_model(t, steps, path);
-    return keep_wait(t);
+    write_model(t, steps, path);
+    return wait_until_saved(t);
 }
 
 static bool stop_early(trainer *t, int64_t step, int stop) {
@@ -179,7 +909,7 @@ static bool stop_early(trainer *t, int64_t step, int stop) {
         cf_die_together("with --out DIR a signal saves the run, and the same command goes on",
                         "%s ends the run after %lld of %lld steps; nothing was saved", strsignal(stop),
                         (long long)step, (long long)t->o.steps);
-    return keep_save(t, step, false) && keep_wait(t);
+    return save(t, step, false) && wait_until_saved(t);
 }
 
 static int run(trainer *t) {
@@ -189,8 +919,8 @@ static int run(trainer *t) {
     bool stopped = step < t->o.steps, saved = stopped ? stop_early(t, step, stop) : finish(t);
     optimizer_settle(&t->optimizer);
     account(t, -1, 0);
-    report_end(t, step, begin, stopped ? stop : 0);
-    if (trainer_root(t)) {
+    log_the_end(t, step, begin, stopped ? stop : 0);
+    if (root(t)) {
         progress_break();
         if (stopped && saved)
             printf(
@@ -206,18 +936,54 @@ static int run(trainer *t) {
     return stopped ? STATUS_STOPPED : 0;
 }
 
+static void close_trainer(trainer *t) {
+    saver_free(t->checkpoints);
+    checkpoint_store_close(t->store);
+    state_free(&t->copy);
+    free(t->copy_runs);
+    log_close(t->log);
+    optimizer_free(&t->optimizer);
+    gpt_free(&t->model);
+    if (t->train) tokens_close(t->train);
+    if (t->val) tokens_close(t->val);
+    if (t->start) model_file_close(t->start);
+    if (t->words) vocabulary_close(t->words);
+    cf_free(t->loss);
+    free(t->inputs);
+    free(t->targets);
+    cf_trace_free(t->context.trace);
+    cf_stream_free(t->context.stream);
+    t->transport->close(t->transport);
+    cf_mesh_free(&t->mesh);
+}
+
+static int export_model(trainer *t) {
+    together all = all_ranks(t);
+    be_patient(t, true);
+    manifest *m = resume_find(&all, t->o.out, t->o.export_step + 1);
+    if (!m || m->step != t->o.export_step)
+        cf_die_together("choose another with --export-step",
+                        "the checkpoint of step %lld in %s cannot be exported", (long long)t->o.export_step,
+                        t->o.out);
+    take_state(t, m);
+    be_patient(t, false);
+    write_model(t, m->step, t->o.export_to);
+    manifest_free(m);
+    return 0;
+}
+
 static int train_model(trainer *t) {
-    keep_open(t);
-    keep_begin(t);
-    if (trainer_root(t)) t->log = t->first > 0 ? log_continue(t->o.log, t->first) : log_open(t->o.log);
-    if (trainer_root(t)) accounts_open(&t->time, t->o.out);
+    check_output(t);
+    load_state(t);
+    if (root(t)) t->log = t->first > 0 ? log_continue(t->o.log, t->first) : log_open(t->o.log);
+    if (root(t)) accounts_open(&t->time, t->o.out);
     if (*t->o.out) {
-        saver_plan plan = {t->o.out, t->store, t->o.keep, t->o.keep_every, t->log};
-        t->checkpoints = saver_create(&t->optimizer, plan);
+        saver_plan plan = {all_ranks(t), t->o.out, t->store, t->o.keep, t->o.keep_every, t->log};
+        t->checkpoints = saver_create(plan);
     }
     measure_peak(t);
-    report_config(t);
-    if (trainer_root(t)) report_banner(t);
+    log_config(t);
+    if (root(t)) banner(t);
     cf_stop_listen(); // from here on; before, every rank finds the same errors and rank 0 tells them
     return run(t);
 }
@@ -225,21 +991,31 @@ static int train_model(trainer *t) {
 int main(int argc, char **argv) {
     static trainer t;
     t.begun_ms = cf_now_ms();
-    t.version = VERSION;
     options_parse(&t.o, argc, argv);
     if (t.o.help) {
         if (cf_die_rank() == 0) options_help(stdout);
         return 0;
     }
     choose_program(&t.o, argv);
-    trainer_open(&t, &argc, &argv);
+    refuse_what_cannot_be(&t.o);
+    t.transport = cf_transport_create(t.o.transport, &argc, &argv, t.o.timeout);
+    signal(SIGXFSZ, SIG_IGN); // a file size limit is then a write error, which is reported and cleaned up
+    make_mesh(&t);
+    make_context(&t);
+    make_batch(&t);
+    set_trace_steps(&t);
+    t.words = *t.o.train ? vocabulary_beside(t.o.train) : NULL;
+    make_model(&t);
     int status = 0;
-    if (t.o.dry_run)
-        report_plan(&t);
-    else if (*t.o.export_to)
-        keep_export(&t);
-    else
-        status = train_model(&t);
-    trainer_close(&t);
+    if (*t.o.export_to) {
+        status = export_model(&t);
+    } else {
+        open_data(&t);
+        if (t.o.dry_run)
+            dry_run(&t);
+        else
+            status = train_model(&t);
+    }
+    close_trainer(&t);
     return status;
 }

@@ -1,7 +1,8 @@
 // Checkpoints of a run, written while it trains.
 //
-//   begin   all ranks, between two steps: rank 0 makes the directory, every rank copies its state (the only time the
-//           run stands) and starts a thread that writes the copy to the disk and makes no collective
+//   begin   all ranks, between two steps: rank 0 makes the directory
+//   write   every rank, which has copied its state meanwhile (the only time the run stands), starts a thread that writes
+//           the copy to the disk and makes no collective
 //   tell    with what ranks tell each other after every step goes how far the own thread is
 //   look    once all have written: sizes and hashes to rank 0, whose thread writes the manifest, gives the checkpoint
 //           its name and removes older ones
@@ -12,9 +13,10 @@
 #ifndef SAVER_H
 #define SAVER_H
 
-#include "../data/checkpoint.h"
-#include "../data/log.h"
-#include "../layers/state.h"
+#include "checkpoint.h"
+#include "log.h"
+#include "saved_state.h"
+#include "together.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -23,22 +25,24 @@ extern "C" {
 typedef struct saver saver;
 
 typedef struct saver_plan {
+    together all;
     const char *out;
     checkpoint_store *store; // rank 0's; else NULL
     int64_t keep, keep_every;
     logfile *log; // rank 0's
 } saver_plan;
 
-saver *saver_create(zero_optimizer *o, saver_plan plan);
+saver *saver_create(saver_plan plan);
 void saver_free(saver *s); // a checkpoint that is not finished is given up
 
 // Collective. `option`: what the manifest says of the run; copied. Waits for a checkpoint that is being written. False if
 // nothing could be begun.
 bool saver_begin(saver *s, int64_t step, const manifest_option *option, int64_t options);
+// This rank's copy, which must not change until the next saver_begin has returned: see saved_state_write.
+void saver_write(saver *s, const saved_run *run, int64_t runs, const float *const *values, int64_t elements);
 double saver_tell(saver *s);
-// Collective. told: (world, stride) what every rank has told, of its saver first; may be what optimizer_exchange has
-// returned, which is no longer valid then.
-void saver_look(saver *s, const double *told, int stride);
+// Collective. told: what every rank has told, of its saver first; no longer valid afterwards.
+void saver_look(saver *s, const double *told);
 // Collective. False: the last checkpoint was not written.
 bool saver_finish(saver *s);
 

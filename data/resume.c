@@ -2,9 +2,7 @@
 // how communication overlaps, what is watched. Those in the tables below may not, since what comes out would be
 // neither the old run nor a new one.
 #include "resume.h"
-#include "../commfuse/die.h"
-#include "../data/checkpoint.h"
-#include "../data/saved_state.h"
+#include "checkpoint.h"
 #include <stdlib.h>
 
 enum { VALUE_MAX = PATH_MAX, FACTS = 5 };
@@ -108,21 +106,20 @@ static void warn(const problem *why) {
 }
 
 // Rank 0 looks; the others take its word and read the same manifest.
-static manifest *agree(zero_optimizer *o, const char *out, int64_t below, bool *sound) {
+static manifest *agree(const together *t, const char *out, int64_t below, bool *sound) {
     problem why = {.what = ""};
-    const cf_group *world = &o->mesh->world_group;
-    manifest *m = world->rank == 0 ? checkpoint_latest(out, below, &why) : NULL;
+    manifest *m = t->rank == 0 ? checkpoint_latest(out, below, &why) : NULL;
     if (*why.what) warn(&why);
     double step = m ? (double)m->step : -1;
-    step = optimizer_exchange(o, &step, 1)[0];
-    if (world->rank > 0 && step >= 0) {
+    step = t->exchange(t->argument, &step, 1)[0];
+    if (t->rank > 0 && step >= 0) {
         m = checkpoint_manifest(out, (int64_t)step, &why);
         if (!m)
             cf_die("do all hosts share --out?", "rank 0 has found a checkpoint of step %.0f: %s", step,
                    why.what);
     }
     *sound = true;
-    for (int64_t file = m ? world->rank : 0; m && file < m->ranks; file += world->size) {
+    for (int64_t file = m ? t->rank : 0; m && file < m->ranks; file += t->ranks) {
         if (checkpoint_verify(out, m, file, &why)) continue;
         *sound = false;
         warn(&why);
@@ -130,39 +127,20 @@ static manifest *agree(zero_optimizer *o, const char *out, int64_t below, bool *
     return m;
 }
 
-manifest *resume_find(zero_optimizer *o, const char *out, int64_t below) {
+static bool sound_everywhere(const together *t, bool here) {
+    double mine = here;
+    const double *told = t->exchange(t->argument, &mine, 1);
+    for (int rank = 0; rank < t->ranks; rank++)
+        if (told[rank * t->stride] == 0) return false;
+    return true;
+}
+
+manifest *resume_find(const together *t, const char *out, int64_t below) {
     for (;;) {
         bool sound = true;
-        manifest *m = agree(o, out, below, &sound);
-        if (!m || optimizer_sum(o, sound ? 0 : 1) == 0) return m;
+        manifest *m = agree(t, out, below, &sound);
+        if (sound_everywhere(t, sound) || !m) return m;
         below = m->step;
         manifest_free(m);
     }
-}
-
-// --- giving ------------------------------------------------------------------------------------------------
-
-typedef struct source {
-    const saved_state *state;
-    const char *out;
-    int64_t step;
-} source;
-
-static void read_values(void *argument, state_kind kind, int tensor, int64_t layer, int64_t first,
-                        int64_t count, precise *out) {
-    static const int saved_kind[STATE_KINDS] = {SAVED_WEIGHT, SAVED_M, SAVED_V};
-    const source *from = argument;
-    problem why;
-    if (!saved_state_read(from->state, saved_kind[kind], tensor, layer, first, count, (float *)out, &why))
-        cf_die(why.hint, "the checkpoint of step %lld in %s is not that of this model: %s",
-               (long long)from->step, from->out, why.what);
-}
-
-void resume_give(zero_optimizer *o, const char *out, const manifest *m) {
-    problem why;
-    saved_state *state = saved_state_open(out, m, &why);
-    if (!state) cf_die(why.hint, "%s", why.what);
-    source from = {state, out, m->step};
-    state_give(o, read_values, &from);
-    saved_state_close(state);
 }

@@ -2,9 +2,9 @@
 #ifndef RESUME_H
 #define RESUME_H
 
-#include "../data/manifest.h"
-#include "../data/options.h"
-#include "../layers/state.h"
+#include "manifest.h"
+#include "options.h"
+#include "together.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -12,9 +12,7 @@ extern "C" {
 
 // Collective. The newest checkpoint in `out` of a step below `below` whose files are all true to their hashes, each
 // read by one of the ranks. NULL: there is none. Rank 0 says which newer ones were passed over and why.
-manifest *resume_find(zero_optimizer *o, const char *out, int64_t below);
-// Collective. Weights, masters and moments of a checkpoint that was found. Dies if it is not that of such a model.
-void resume_give(zero_optimizer *o, const char *out, const manifest *m);
+manifest *resume_find(const together *ranks, const char *out, int64_t below);
 
 // What a manifest says of a run: all options by name, and texts of its own. The caller frees the list, texts are
 // part of it.

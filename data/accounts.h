@@ -18,7 +18,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
-#include "../data/log.h"
+#include "log.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -29,7 +29,7 @@ typedef enum { TIME_START, TIME_TRAIN, TIME_REDO, TIME_SAVE, TIME_WATCH, TIME_DO
 typedef struct accounts {
     double ms[TIMES];
     int64_t starts, steps; // steps: one behind the last that was ever taken
-    double stored_ms;      // on the cf_now_ms clock
+    double stored_s;       // when, unix time
     char path[PATH_MAX];   // "": not kept
 } accounts;
 

@@ -1,7 +1,6 @@
 // See accounts.h. Book-keeping never ends a run: a file that cannot be read is begun anew, one that cannot be
 // written is left out.
 #include "accounts.h"
-#include "../commfuse/device.h"
 #include <cjson/cJSON.h>
 #include <math.h>
 #include <stdlib.h>
@@ -9,7 +8,8 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { BETWEEN_STORES_MS = 200, MAX_BYTES = 4096 };
+enum { MAX_BYTES = 4096 };
+static const double between_stores_s = 0.2;
 static const char *const purpose_name[TIMES] = {"start", "train", "redo", "save", "watch", "down"};
 
 static double wall_s(void) {
@@ -64,7 +64,7 @@ void accounts_step(accounts *a, int64_t step, double ms) {
 
 void accounts_store(accounts *a, bool ended) {
     char beside[PATH_MAX + 8];
-    if (!*a->path || (!ended && cf_now_ms() - a->stored_ms < BETWEEN_STORES_MS)) return;
+    if (!*a->path || (!ended && wall_s() - a->stored_s < between_stores_s)) return;
     cJSON *object = cJSON_CreateObject();
     cJSON_AddNumberToObject(object, "starts", (double)a->starts);
     cJSON_AddNumberToObject(object, "steps", (double)a->steps);
@@ -79,7 +79,7 @@ void accounts_store(accounts *a, bool ended) {
     if (file) written &= fclose(file) == 0;
     if (!written || rename(beside, a->path) != 0) unlink(beside);
     cJSON_free(text);
-    a->stored_ms = cf_now_ms();
+    a->stored_s = wall_s();
 }
 
 static double total_ms(const accounts *a) {

@@ -6,30 +6,27 @@
 //   IDLE → WRITING → WRITTEN or FAILED → (all told so) COMMITTING → (rank 0 told DONE or FAILED) IDLE
 //
 // The thread of a rank owns the copy of its state while WRITING, rank 0's owns the store while COMMITTING; each sets
-// the stage as its last act. The copy is made once, at the first save: a run that never saves never pays for it.
+// the stage as its last act.
 #define _GNU_SOURCE
 #include "saver.h"
-#include "../commfuse/device.h"
-#include "../commfuse/die.h"
-#include "../data/progress.h"
-#include "../data/saved_state.h"
+#include "progress.h"
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/resource.h>
+#include <time.h>
 #include <unistd.h>
 
 typedef enum { IDLE, WRITING, WRITTEN, COMMITTING, DONE, FAILED } stage;
 enum { NICE = 10 }; // the writer yields to those that compute
 enum { BYTES, HASH_HIGH, HASH_LOW, WELL, RESULT };
-_Static_assert((int)RESULT <= (int)REPORT, "a result fits into what ranks tell each other");
 
 struct saver {
-    zero_optimizer *o;
     saver_plan plan;
     int rank, ranks;
-    rank_state copy;
-    saved_run *run; // (copy.runs)
+    const saved_run *run; // (runs) this rank's copy
+    int64_t runs, elements;
+    const float *values[SAVED_KINDS]; // (elements)
     pthread_t thread;
     bool threaded;
     atomic_int stage;
@@ -44,13 +41,23 @@ struct saver {
     double begun_ms, stall_ms;
 };
 
-saver *saver_create(zero_optimizer *o, saver_plan plan) {
+static double now_ms(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
+}
+
+static const double *exchange(saver *s, const double *values, int count) {
+    return s->plan.all.exchange(s->plan.all.argument, values, count);
+}
+
+saver *saver_create(saver_plan plan) {
+    if (plan.all.stride < RESULT) cf_die(NULL, "ranks cannot tell each other %d numbers", RESULT);
     saver *s = calloc(1, sizeof *s);
     if (!s) cf_die(NULL, "out of memory for checkpoints");
-    s->o = o;
     s->plan = plan;
-    s->rank = o->mesh->world_group.rank;
-    s->ranks = o->mesh->world_group.size;
+    s->rank = plan.all.rank;
+    s->ranks = plan.all.ranks;
     s->file = calloc((size_t)s->ranks, sizeof *s->file);
     if (!s->file) cf_die(NULL, "out of memory for checkpoints");
     return s;
@@ -76,8 +83,6 @@ void saver_free(saver *s) {
     join(s);
     if (s->plan.store) checkpoint_abandon(s->plan.store);
     forget_options(s);
-    state_free(&s->copy);
-    free(s->run);
     free(s->file);
     free(s);
 }
@@ -98,11 +103,8 @@ static void *write_copy(void *argument) {
     saver *s = argument;
     char path[PATH_MAX];
     if (s->threaded) be_nice();
-    const float *values[SAVED_KINDS] = {(const float *)s->copy.value[STATE_WEIGHT],
-                                        (const float *)s->copy.value[STATE_M],
-                                        (const float *)s->copy.value[STATE_V]};
     checkpoint_file_path(s->plan.out, s->step, s->rank, true, path);
-    bool well = saved_state_write(path, s->run, s->copy.runs, values, s->copy.elements, &s->written, &s->why);
+    bool well = saved_state_write(path, s->run, s->runs, s->values, s->elements, &s->written, &s->why);
     atomic_store(&s->stage, well ? WRITTEN : FAILED);
     return NULL;
 }
@@ -134,7 +136,7 @@ static void warn(const saver *s) {
 static void report(const saver *s) {
     int64_t bytes = 0;
     for (int rank = 0; rank < s->ranks; rank++) bytes += s->file[rank].bytes;
-    double written_ms = cf_now_ms() - s->begun_ms;
+    double written_ms = now_ms() - s->begun_ms;
     progress_break();
     printf("step %5lld  saved %s/step_%08lld: %.1f MiB, the run stood for %.1f ms, written after %.0f ms\n",
            (long long)s->step, s->plan.out, (long long)s->step, (double)bytes / 1048576, s->stall_ms,
@@ -162,19 +164,8 @@ static void keep_options(saver *s, const manifest_option *option, int64_t option
     }
 }
 
-static void make_copy(saver *s) {
-    if (s->run) return;
-    state_create(&s->copy, s->o);
-    s->run = malloc((size_t)(s->copy.runs + 1) * sizeof *s->run);
-    if (!s->run) cf_die(NULL, "out of memory for a checkpoint");
-    for (int64_t i = 0; i < s->copy.runs; i++) {
-        state_run r = s->copy.run[i];
-        s->run[i] = (saved_run){r.tensor, r.layer, r.whole, r.count, r.at};
-    }
-}
-
 bool saver_begin(saver *s, int64_t step, const manifest_option *option, int64_t options) {
-    double begun = cf_now_ms(), well = 1;
+    double begun = now_ms(), well = 1;
     saver_finish(s);
     s->step = step;
     s->begun_ms = begun;
@@ -184,13 +175,15 @@ bool saver_begin(saver *s, int64_t step, const manifest_option *option, int64_t 
         well = checkpoint_begin(s->plan.store, step, &s->why);
         if (!well) warn(s);
     }
-    s->failed = optimizer_exchange(s->o, &well, 1)[0] == 0;
-    if (s->failed) return false;
-    make_copy(s);
-    state_take(&s->copy, s->o);
-    s->stall_ms = cf_now_ms() - begun;
+    s->failed = exchange(s, &well, 1)[0] == 0;
+    return !s->failed;
+}
+
+void saver_write(saver *s, const saved_run *run, int64_t runs, const float *const *values, int64_t elements) {
+    s->run = run, s->runs = runs, s->elements = elements;
+    memcpy(s->values, values, sizeof s->values);
+    s->stall_ms = now_ms() - s->begun_ms;
     start(s, write_copy, WRITING);
-    return true;
 }
 
 double saver_tell(saver *s) {
@@ -201,9 +194,9 @@ double saver_tell(saver *s) {
 static bool exchange_results(saver *s) {
     double mine[RESULT] = {(double)s->written.bytes, (double)(s->written.hash >> 32),
                            (double)(s->written.hash & 0xffffffff), atomic_load(&s->stage) == WRITTEN};
-    const double *told = optimizer_exchange(s->o, mine, RESULT);
+    const double *told = exchange(s, mine, RESULT);
     bool well = true;
-    for (int rank = 0; rank < s->ranks; rank++, told += REPORT) {
+    for (int rank = 0; rank < s->ranks; rank++, told += s->plan.all.stride) {
         s->file[rank].bytes = (int64_t)told[BYTES];
         s->file[rank].hash = (uint64_t)told[HASH_HIGH] << 32 | (uint64_t)told[HASH_LOW];
         well &= told[WELL] != 0;
@@ -232,7 +225,7 @@ static void committed(saver *s, bool well) {
 }
 
 // Reads all of `told` before it exchanges anything, which overwrites it.
-void saver_look(saver *s, const double *told, int stride) {
+void saver_look(saver *s, const double *told) {
     int first = (int)told[0]; // rank 0's
     if (first == IDLE) return;
     if (first == COMMITTING || first == DONE) {
@@ -241,8 +234,8 @@ void saver_look(saver *s, const double *told, int stride) {
     }
     bool committing = false, writing = first == WRITING;
     for (int rank = 1; rank < s->ranks; rank++) {
-        writing |= (int)told[rank * stride] == WRITING;
-        committing |= (int)told[rank * stride] == COMMITTING;
+        writing |= (int)told[rank * s->plan.all.stride] == WRITING;
+        committing |= (int)told[rank * s->plan.all.stride] == COMMITTING;
     }
     if (committing) // the others wait for rank 0, which has failed
         committed(s, false);
@@ -254,8 +247,8 @@ bool saver_finish(saver *s) {
     for (;;) {
         join(s);
         double mine = saver_tell(s);
-        const double *told = optimizer_exchange(s->o, &mine, 1);
+        const double *told = exchange(s, &mine, 1);
         if ((int)told[0] == IDLE) return !s->failed;
-        saver_look(s, told, REPORT);
+        saver_look(s, told);
     }
 }

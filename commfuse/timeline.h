@@ -1,0 +1,21 @@
+// The timeline of all ranks in one file (trace.h). Events come to rank 0 by an all-gather of bytes, by the same
+// schedules as everything else.
+#ifndef CF_TIMELINE_H
+#define CF_TIMELINE_H
+
+#include "fuse.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Both are collective over `world`, which holds all ranks.
+// zero_ms: a moment that all ranks share, on the cf_now_ms clock of this one.
+void cf_timeline_start(cf_context *context, double zero_ms);
+// Stops recording; rank 0 writes.
+void cf_timeline_write(cf_context *context, const cf_group *world, cf_mode mode, const char *path);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,40 @@
+// See generate.h.
+#include "generate.h"
+#include "../commfuse/die.h"
+#include "random.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+// A token drawn from softmax(logits) with the uniform number u.
+static int32_t draw(const float *logits, int64_t V, double u) {
+    double maximum = -INFINITY, sum = 0, so_far = 0;
+    for (int64_t v = 0; v < V; v++) maximum = fmax(maximum, logits[v]);
+    for (int64_t v = 0; v < V; v++) sum += exp(logits[v] - maximum);
+    for (int64_t v = 0; v < V; v++) {
+        so_far += exp(logits[v] - maximum);
+        if (so_far > u * sum) return (int32_t)v;
+    }
+    return (int32_t)(V - 1);
+}
+
+void gpt_generate(gpt *g, int32_t first, uint64_t seed, uint64_t stream, int64_t T, int32_t *inputs,
+                  int32_t *token, int count) {
+    int64_t V = g->params.shape.V, tp = g->mesh->tp, length = 1;
+    float *logits = malloc((size_t)V * sizeof *logits);
+    if (!logits) cf_die(NULL, "out of memory for a sample");
+    memset(inputs, 0, (size_t)T * sizeof *inputs);
+    inputs[0] = first;
+    for (int i = 0; i < count; i++) {
+        int64_t padded = (length + tp - 1) / tp * tp; // tokens behind `length` are not seen by those before
+        gpt_forward(g, inputs, NULL, padded, 1, NULL);
+        gpt_next_logits(g, length - 1, 0, logits);
+        token[i] = draw(logits, V, random_uniform(seed, stream, (uint64_t)i));
+        if (length == T) {
+            length = T / 2;
+            memmove(inputs, inputs + T - length, (size_t)length * sizeof *inputs);
+        }
+        inputs[length++] = token[i];
+    }
+    free(logits);
+}
