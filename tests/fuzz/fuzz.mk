@@ -10,7 +10,7 @@
 FUZZ_CC ?= clang
 PYTHON  ?= $(shell scripts/find_python.sh)
 RUNS    ?= 10000000
-FUZZ    ?= tokens model safetensors manifest options
+FUZZ    ?= tokens model safetensors manifest state options
 
 # What each is about. Those of the first line die of bad input, see tests/fuzz/fuzz.h.
 fuzz_dying       := tokens model_file
@@ -18,6 +18,7 @@ fuzz_tokens      := tokens
 fuzz_model       := model_file
 fuzz_safetensors := safetensors durable
 fuzz_manifest    := manifest
+fuzz_state       := saved_state safetensors durable
 fuzz_options     := options
 
 fuzz_flags := -std=gnu11 -g -O1 -fno-omit-frame-pointer -Wall -Wextra -Werror -I. -MMD -MP \

@@ -58,6 +58,20 @@ def safetensors():
             yield b"\x01{" + ",".join(entries).encode() + b"}\0" + bytes(max(offsets) if max(offsets) < 9 else 4)
 
 
+def state():
+    def runs(*each):
+        return b"".join(bytes(run) for run in each)
+
+    ask = bytes([255, 0, 0, 0, 20, 0, 0, 5, 10, 1, 2, 0, 8, 3, 3, 0, 1])
+    second = 128  # of the two files
+    yield bytes([20]) + runs((0, 0, 0, 20, 0)) + ask
+    yield bytes([20]) + runs((0, 0, 0, 10, 0), (0, 0, 10, 10 + second, 5), (1, 2, 0, 8, 10)) + ask
+    yield bytes([20]) + runs((0, 0, 10, 10, 0), (0, 0, 0, 10, 10), (1, 2, 4, 4 + second, 0), (1, 2, 0, 4, 3)) + ask
+    yield bytes([20]) + runs((0, 0, 0, 11, 0), (0, 0, 10, 10, 10)) + ask  # an element twice
+    yield bytes([20]) + runs((0, 0, 0, 21, 0)) + ask                      # outside of the file
+    yield bytes([20]) + runs((0, 0, 121, 10, 122), (120, 0, 0, 1, 1)) + ask
+
+
 def manifest():
     for ranks, options in (1, {}), (3, {"tp": "2", "train": "a \"b\"\n", "é": ""}):
         files = [{"name": f"rank_{rank:05d}.safetensors", "bytes": 4096 + rank, "xxh64": f"{rank * 12345:016x}"}

@@ -55,6 +55,9 @@ class Fuzz(unittest.TestCase):
     def test_tokens(self):
         self.fuzz("tokens")
 
+    def test_state(self):
+        self.fuzz("state")
+
     def test_model(self):
         self.fuzz("model")
 
