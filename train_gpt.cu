@@ -897,11 +897,11 @@ static bool finish(trainer *t) {
     bool done_before = t->first == steps && t->watched;
     if (!done_before) watch(t, steps, true);
     if (!t->checkpoints) return true;
-    if (t->first < steps) save(t, steps, true);
+    bool saved = t->first == steps || (save(t, steps, true) && wait_until_saved(t));
     if (snprintf(path, sizeof path, "%s/model.bin", t->o.out) >= (int)sizeof path)
         cf_die_together("choose a shorter --out DIR", "--out is too long");
     write_model(t, steps, path);
-    return wait_until_saved(t);
+    return saved;
 }
 
 static bool stop_early(trainer *t, int64_t step, int stop) {
