@@ -28,7 +28,7 @@ static double field(const cJSON *object, const char *name) {
 
 static void read_back(accounts *a, const char *text) {
     cJSON *object = cJSON_Parse(text);
-    double down = (wall_s() - field(object, "written_unix_s")) * 1e3;
+    double written = field(object, "written_unix_s"), down = written > 0 ? (wall_s() - written) * 1e3 : 0;
     for (int i = 0; i < TIMES && object; i++) a->ms[i] = field(object, purpose_name[i]) * 1e3;
     a->starts = (int64_t)field(object, "starts");
     a->steps = (int64_t)field(object, "steps");

@@ -39,30 +39,35 @@ logfile *log_open(const char *path) {
 
 // --- going on ---
 
+static bool is(const cJSON *event, const char *name) {
+    return strcmp(event->valuestring, name) == 0;
+}
+
 // A line that is no object of ours is somebody's, and stays.
-static bool belongs(const char *line, int64_t step) {
+static bool belongs(const char *line, int64_t step, bool watched) {
     cJSON *object = cJSON_Parse(line);
     const cJSON *event = cJSON_GetObjectItemCaseSensitive(object, "event"),
                 *at = cJSON_GetObjectItemCaseSensitive(object, "step");
     bool stays = true;
-    if (cJSON_IsString(event) && strcmp(event->valuestring, "end") == 0) stays = false;
+    if (cJSON_IsString(event) && is(event, "end")) stays = false;
     if (cJSON_IsString(event) && cJSON_IsNumber(at)) {
-        bool taken = strcmp(event->valuestring, "step") == 0 || strcmp(event->valuestring, "skip") == 0;
-        stays = at->valuedouble < (double)step + !taken;
+        bool again =
+            is(event, "step") || is(event, "skip") || (!watched && (is(event, "val") || is(event, "sample")));
+        stays = at->valuedouble < (double)step + !again;
     }
     cJSON_Delete(object);
     return stays;
 }
 
-static void keep_lines(FILE *from, FILE *to, int64_t step) {
+static void keep_lines(FILE *from, FILE *to, int64_t step, bool watched) {
     char *line = NULL;
     size_t room = 0;
     for (ssize_t length; (length = getline(&line, &room, from)) > 0;)
-        if (line[length - 1] == '\n' && belongs(line, step)) fwrite(line, 1, (size_t)length, to);
+        if (line[length - 1] == '\n' && belongs(line, step, watched)) fwrite(line, 1, (size_t)length, to);
     free(line);
 }
 
-logfile *log_continue(const char *path, int64_t step) {
+logfile *log_continue(const char *path, int64_t step, bool watched) {
     char kept[PATH_MAX];
     struct stat status;
     if (!path || !*path) return NULL;
@@ -73,7 +78,7 @@ logfile *log_continue(const char *path, int64_t step) {
         cf_die("choose a shorter --log", "the name of log %s is too long", path);
     FILE *to = fopen(kept, "w");
     if (!to) die_unwritable(kept);
-    keep_lines(from, to, step);
+    keep_lines(from, to, step, watched);
     bool read = !ferror(from), written = !ferror(to) && fflush(to) == 0 && fsync(fileno(to)) == 0;
     fclose(from);
     if (fclose(to) != 0 || !written || !read || rename(kept, path) != 0) {

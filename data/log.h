@@ -15,9 +15,10 @@ extern "C" {
 typedef struct logfile logfile;
 logfile *log_open(const char *path); // truncates; dies if it cannot be written; NULL or "" gives NULL
 // Goes on with the log of a run that begins again at `step`: keeps the lines of what came before, steps below it and all
-// else up to it, and drops what will be written again, that run's "end", and a line cut short. What is kept takes the
-// old file's place before anything is added. If there is no such file: as log_open.
-logfile *log_continue(const char *path, int64_t step);
+// else up to it (validation and samples at `step` itself only if they are `watched`, that is not done again), and drops
+// what will be written again, that run's "end", and a line cut short. What is kept takes the old file's place before
+// anything is added. If there is no such file: as log_open.
+logfile *log_continue(const char *path, int64_t step, bool watched);
 bool log_empty(const logfile *log); // no line yet
 void log_begin(logfile *log, const char *event);
 void log_int(logfile *log, const char *name, int64_t value);

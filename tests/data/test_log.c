@@ -154,10 +154,133 @@ static void test_errors(void **state) {
     log_close(log);
 }
 
+// --- going on ---
+
+static int no_log(void **state) {
+    (void)state;
+    unlink(scratch_path("log"));
+    return 0;
+}
+
+static void write_log(const char *text) {
+    scratch_write("log", text, strlen(text));
+}
+
+// What is left of a log when the run goes on, and one line more.
+static void assert_continues(const char *before, int64_t step, bool watched, const char *kept) {
+    write_log(before);
+    logfile *log = log_continue(scratch_path("log"), step, watched);
+    assert_int_equal(log_empty(log), !*kept);
+    char *text = written();
+    assert_string_equal(text, kept);
+    free(text);
+    log_begin(log, "resume");
+    log_end(log);
+    assert_false(log_empty(log));
+    log_close(log);
+    text = written();
+    assert_memory_equal(text, kept, strlen(kept));
+    assert_string_equal(text + strlen(kept), "{\"event\":\"resume\"}\n");
+    free(text);
+    assert_int_equal(scratch_entries(), 1); // nothing beside it
+    unlink(scratch_path("log"));
+}
+
+#define CONFIG    "{\"event\":\"config\",\"version\":\"x\"}\n"
+#define STEP(n)   "{\"event\":\"step\",\"step\":" #n ",\"loss\":0.1}\n"
+#define SKIP(n)   "{\"event\":\"skip\",\"step\":" #n ",\"tensor\":\"fcw\"}\n"
+#define VAL(n)    "{\"event\":\"val\",\"step\":" #n ",\"loss\":0.2}\n"
+#define TEXT(n)   "{\"event\":\"sample\",\"step\":" #n ",\"text\":\"\\n\"}\n"
+#define SAVE(n)   "{\"event\":\"save\",\"step\":" #n ",\"bytes\":1}\n"
+#define RESUME(n) "{\"event\":\"resume\",\"step\":" #n ",\"host\":\"h\"}\n"
+#define END       "{\"event\":\"end\",\"steps\":3}\n"
+
+static void test_continue(void **state) {
+    (void)state;
+    assert_continues(CONFIG STEP(0) STEP(1) STEP(2) END, 3, true, CONFIG STEP(0) STEP(1) STEP(2));
+    assert_continues(CONFIG STEP(0) STEP(1) STEP(2), 1, true, CONFIG STEP(0));
+    assert_continues(CONFIG STEP(0) STEP(1), 7, true, CONFIG STEP(0) STEP(1));
+    assert_continues(CONFIG VAL(0) STEP(0) SKIP(0) STEP(1) SKIP(1) SKIP(2), 1, true,
+                     CONFIG VAL(0) STEP(0) SKIP(0)); // a step that was left out was taken
+    // What belongs between steps was done before the step that it is numbered with.
+    assert_continues(CONFIG STEP(0) VAL(1) TEXT(1) SAVE(1) STEP(1) VAL(2) SAVE(2) STEP(2), 1, true,
+                     CONFIG STEP(0) VAL(1) TEXT(1) SAVE(1));
+    // A checkpoint is logged once it is written, some steps later.
+    assert_continues(CONFIG STEP(0) STEP(1) SAVE(1) STEP(2) SAVE(2), 1, true, CONFIG STEP(0) SAVE(1));
+    assert_continues(CONFIG STEP(0) RESUME(1) STEP(1) STEP(2) RESUME(2) STEP(2) END, 2, true,
+                     CONFIG STEP(0) RESUME(1) STEP(1) RESUME(2));
+}
+
+// Validation and samples that have not been done when the state was saved are done again.
+static void test_continue_unwatched(void **state) {
+    (void)state;
+    assert_continues(CONFIG STEP(0) VAL(1) TEXT(1) SAVE(1) STEP(1) VAL(2), 1, false, CONFIG STEP(0) SAVE(1));
+    assert_continues(CONFIG VAL(0) STEP(0) VAL(1) STEP(1), 2, false, CONFIG VAL(0) STEP(0) VAL(1) STEP(1));
+}
+
+static void test_continue_damaged(void **state) {
+    (void)state;
+    assert_continues("", 3, true, "");
+    assert_continues("{\"event\":\"con", 3, true, ""); // cut short: not even a first line
+    assert_continues(CONFIG STEP(0) "{\"event\":\"step\",\"step\":1,\"lo", 3, true, CONFIG STEP(0));
+    assert_continues(CONFIG STEP(0) "{\"event\":\"step\",\"step\":1,\"loss\":2}", 3, true, CONFIG STEP(0));
+    // What this program has not written is not its to remove.
+    assert_continues("# a note\n" CONFIG "\n[]\n7\n{}\n{\"event\":7,\"step\":9}\n{\"event\":\"step\"}\n"
+                     "{\"event\":\"step\",\"step\":\"9\"}\n" STEP(9),
+                     3, true,
+                     "# a note\n" CONFIG "\n[]\n7\n{}\n{\"event\":7,\"step\":9}\n{\"event\":\"step\"}\n"
+                     "{\"event\":\"step\",\"step\":\"9\"}\n");
+}
+
+// Whoever has the old file open, or is killed while the new one is written, has all of it.
+static void test_continue_replaces_as_a_whole(void **state) {
+    (void)state;
+    size_t size;
+    write_log(CONFIG STEP(0) STEP(1) END);
+    assert_int_equal(link(scratch_path("log"), scratch_path("old")), 0);
+    scratch_write("log.tmp", "left behind", 11);
+    log_close(log_continue(scratch_path("log"), 1, true));
+    char *text = scratch_read(scratch_path("old"), &size);
+    assert_string_equal(text, CONFIG STEP(0) STEP(1) END);
+    free(text);
+    text = written();
+    assert_string_equal(text, CONFIG STEP(0));
+    free(text);
+    assert_int_equal(scratch_entries(), 2);
+    unlink(scratch_path("old"));
+    unlink(scratch_path("log"));
+}
+
+static void test_continue_nothing(void **state) {
+    (void)state;
+    assert_null(log_continue(NULL, 3, true));
+    assert_null(log_continue("", 3, true));
+    assert_true(log_empty(NULL));
+    logfile *log = log_continue(scratch_path("log"), 3, true); // there is none yet
+    assert_true(log_empty(log));
+    log_begin(log, "config");
+    log_end(log);
+    log_close(log);
+    char *text = written();
+    assert_string_equal(text, "{\"event\":\"config\"}\n");
+    free(text);
+    log_close(log_continue("/dev/null", 3, true)); // no file to be replaced
+    ASSERT_DIES(log_continue(scratch_path("nowhere/log"), 3, true), "nowhere/log cannot be written");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_lines),      cmocka_unit_test(test_null_log), cmocka_unit_test(test_numbers),
-        cmocka_unit_test(test_not_finite), cmocka_unit_test(test_utf8),     cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_lines),
+        cmocka_unit_test(test_null_log),
+        cmocka_unit_test(test_numbers),
+        cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_utf8),
+        cmocka_unit_test(test_errors),
+        cmocka_unit_test_setup(test_continue, no_log),
+        cmocka_unit_test_setup(test_continue_unwatched, no_log),
+        cmocka_unit_test_setup(test_continue_damaged, no_log),
+        cmocka_unit_test_setup(test_continue_replaces_as_a_whole, no_log),
+        cmocka_unit_test_setup(test_continue_nothing, no_log),
     };
     return cmocka_run_group_tests(tests, scratch_make, scratch_remove);
 }

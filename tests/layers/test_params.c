@@ -1,117 +1,8 @@
 // ranks: 1
 // Where parameters lie: what each rank holds of every tensor, in which bucket, and who owns it. A mesh needs
-// no other process here: every rank of it is made in this one. Expected places come from formulas of their
-// own (params.h's table), element by element.
-#include "kernel_testing.h"
+// no other process here: every rank of it is made in this one (worlds.h).
+#include "worlds.h"
 #include "../death.h"
-#include "commfuse/die.h"
-#include "layers/params.h"
-
-enum { RANKS_MAX = 12 };
-
-// Every rank of one mesh.
-typedef struct world {
-    gpt_shape shape;
-    parallel_strategy strategy;
-    int tp, dp, ranks;
-    cf_mesh mesh[RANKS_MAX];
-    parameters rank[RANKS_MAX];
-} world;
-
-// Vocabularies that do not divide, one of them so small that the last rank of four has none of it; matrices
-// that are buckets of their own on all meshes, on some, and on hardly any.
-static const gpt_shape shapes[] = {
-    {.maxT = 6, .V = 131, .Vp = 133, .L = 3, .H = 12, .C = 24},
-    {.maxT = 7, .V = 5, .Vp = 5, .L = 2, .H = 12, .C = 96},
-    {.maxT = 5, .V = 127, .Vp = 128, .L = 1, .H = 12, .C = 204},
-};
-enum { SHAPES = sizeof shapes / sizeof *shapes };
-
-static void open_world(world *w, gpt_shape shape, parallel_strategy strategy, int tp, int dp) {
-    w->shape = shape, w->strategy = strategy, w->tp = tp, w->dp = dp, w->ranks = tp * dp;
-    for (int r = 0; r < w->ranks; r++) {
-        cf_mesh_init(&w->mesh[r], w->ranks, r, tp, dp);
-        params_create(&w->rank[r], shape, &w->mesh[r], strategy);
-    }
-}
-
-static void close_world(world *w) {
-    for (int r = 0; r < w->ranks; r++) {
-        params_free(&w->rank[r]);
-        cf_mesh_free(&w->mesh[r]);
-    }
-}
-
-typedef void check_rank(const world *w, int rank);
-
-static void on_every_rank(const gpt_shape *of, int shapes_count, check_rank *check) {
-    static world w;
-    for (int s = 0; s < shapes_count; s++)
-        for (int strategy = STRATEGY_TPSP; strategy <= STRATEGY_UP; strategy++)
-            for (int tp = 1; tp <= 4; tp++)
-                for (int dp = 1; dp <= 3; dp++) {
-                    open_world(&w, of[s], (parallel_strategy)strategy, tp, dp);
-                    for (int r = 0; r < w.ranks; r++) {
-                        check(&w, r);
-                        release_buffers(NULL);
-                    }
-                    close_world(&w);
-                }
-}
-
-CF_NORETURN static void fail_at(const world *w, int rank, const char *what, int tensor, int64_t element) {
-    fail_msg("%s, C %lld, tp %d, dp %d, rank %d: %s: %s[%lld]", w->strategy == STRATEGY_UP ? "UP" : "TPSP",
-             (long long)w->shape.C, w->tp, w->dp, rank, what, tensor < 0 ? "element" : params_name(tensor),
-             (long long)element);
-    abort();
-}
-
-// --- the table of params.h, in its own words ---
-
-static bool is_split(int tensor) {
-    return tensor == WTE || tensor == QKVW || tensor == QKVB || tensor == ATTPROJW || tensor == FCW ||
-           tensor == FCB || tensor == FCPROJW;
-}
-
-static bool is_attention(int tensor) {
-    return tensor == QKVW || tensor == QKVB || tensor == ATTPROJW;
-}
-
-static int64_t whole_count(const gpt_shape *s, int tensor) {
-    return params_rows(s, tensor) * params_columns(s, tensor);
-}
-
-// Size of part `part` of `parts` and, for each of its elements, the element of the whole tensor; −1: padding.
-static int64_t part_of(const gpt_shape *s, int tensor, int64_t part, int64_t parts, int64_t *whole) {
-    int64_t rows = params_rows(s, tensor), columns = params_columns(s, tensor), C = s->C, n = 0;
-    bool by_columns = tensor == ATTPROJW || tensor == FCPROJW, by_heads = tensor == QKVW || tensor == QKVB;
-    int64_t mine = by_columns || !is_split(tensor) ? rows : (rows + parts - 1) / parts;
-    int64_t width = by_columns ? columns / parts : columns, left = by_columns ? part * width : 0;
-    for (int64_t i = 0; i < mine; i++) {
-        int64_t row = !is_split(tensor) || by_columns ? i : part * mine + i;
-        if (by_heads) row = i / (C / parts) * C + part * (C / parts) + i % (C / parts);
-        for (int64_t j = 0; j < width; j++) whole[n++] = row < rows ? row * columns + left + j : -1;
-    }
-    return n;
-}
-
-// The same of all that a rank holds; whole must have room for two elements more than the tensor per part.
-static int64_t expected_map(const world *w, int tensor, int tp_rank, int64_t *whole) {
-    bool parts = is_attention(tensor) && w->strategy == STRATEGY_UP;
-    if (!parts && w->strategy == STRATEGY_UP) return part_of(&w->shape, tensor, 0, 1, whole);
-    if (!parts) return part_of(&w->shape, tensor, tp_rank, w->tp, whole);
-    int64_t n = 0;
-    for (int64_t part = 0; part < w->tp; part++) n += part_of(&w->shape, tensor, part, w->tp, whole + n);
-    return n;
-}
-
-static int64_t *index_buffer(int64_t n) {
-    return test_buffer(n * (int64_t)sizeof(int64_t));
-}
-
-static int64_t room(const gpt_shape *s, int tensor) {
-    return whole_count(s, tensor) + 4 * params_columns(s, tensor);
-}
 
 // For each local element its place in the whole tensor, by params_run. Runs must not meet or leave the part.
 static void map_of_runs(const world *w, int rank, int tensor, int tp_rank, int64_t *whole) {
@@ -405,6 +296,85 @@ static void first_buckets_are_those_of_the_list(void **state) {
     on_every_rank(shapes, SHAPES, check_first);
 }
 
+// --- owned elements ---
+
+static bool same_place(const element_place *expected, const param_place *found) {
+    return expected->tensor == found->tensor && expected->layer == found->layer &&
+           expected->whole == found->whole;
+}
+
+// One answer of params_locate for [e, end): all of its elements, and what it says of those inside. How many they are.
+static int64_t check_located(const world *w, int rank, const element_place *expected, int64_t e,
+                             int64_t end) {
+    const parameters *p = &w->rank[rank];
+    param_place place, inside;
+    bool found = params_locate(p, e, &place);
+    if (place.count < 1) fail_at(w, rank, "no elements", -1, e);
+    int64_t count = place.count < end - e ? place.count : end - e;
+    for (int64_t i = 0; i < count; i++) {
+        element_place x = expected[e + i];
+        if (found != (x.whole >= 0)) fail_at(w, rank, found ? "padding is located" : "is lost", -1, e + i);
+        param_place here = {place.tensor, place.layer, place.whole + i, 0};
+        if (found && !same_place(&x, &here)) fail_at(w, rank, "located elsewhere", place.tensor, e + i);
+    }
+    for (int64_t i = count - 1; i > 0; i /= 2) { // from the last to the second
+        if (params_locate(p, e + i, &inside) != found) fail_at(w, rank, "unlike its neighbours", -1, e + i);
+        if (found && (!same_place(&expected[e + i], &inside) || inside.count != place.count - i))
+            fail_at(w, rank, "not behind its neighbours", place.tensor, e + i);
+    }
+    return count;
+}
+
+static void check_locate(const world *w, int rank) {
+    const parameters *p = &w->rank[rank];
+    const element_place *expected = expected_places(w, rank);
+    for (int i = 0; i < p->buckets; i++) {
+        const param_bucket *b = &p->bucket[i];
+        for (int64_t e = b->first; e < b->first + b->count;)
+            e += check_located(w, rank, expected, e, b->first + b->count);
+    }
+}
+
+static void every_element_is_located(void **state) {
+    (void)state;
+    on_every_rank(shapes, SHAPES, check_locate);
+}
+
+// Marks what a rank owns in (layers, elements) of every tensor; padding is nobody's.
+static void mark_owned(const world *w, int rank, int64_t *const *seen) {
+    const parameters *p = &w->rank[rank];
+    param_place place;
+    for (int i = 0; i < p->buckets; i++) {
+        const param_bucket *b = &p->bucket[i];
+        int64_t first = params_first_owned(b);
+        if (first < b->first || first + b->shard > b->first + b->count)
+            fail_at(w, rank, "owns what it does not hold", b->tensor, first);
+        for (int64_t done = 0; done < b->shard; done += place.count) {
+            bool found = params_locate(p, first + done, &place);
+            for (int64_t n = 0; found && n < place.count && n < b->shard - done; n++)
+                seen[place.tensor][place.layer * whole_count(&w->shape, place.tensor) + place.whole + n]++;
+            if (place.count > b->shard - done) break;
+        }
+    }
+}
+
+static void check_owners(const world *w, int rank) {
+    int64_t *seen[TENSORS];
+    if (rank > 0) return; // all ranks at once
+    for (int tensor = 0; tensor < TENSORS; tensor++)
+        seen[tensor] = index_buffer(params_layers(&w->shape, tensor) * whole_count(&w->shape, tensor));
+    for (int r = 0; r < w->ranks; r++) mark_owned(w, r, seen);
+    for (int tensor = 0; tensor < TENSORS; tensor++)
+        for (int64_t i = 0; i < params_layers(&w->shape, tensor) * whole_count(&w->shape, tensor); i++)
+            if (seen[tensor][i] != 1)
+                fail_at(w, rank, seen[tensor][i] ? "owned twice" : "owned by nobody", tensor, i);
+}
+
+static void every_element_is_owned_once(void **state) {
+    (void)state;
+    on_every_rank(shapes, SHAPES, check_owners);
+}
+
 // --- initial weights ---
 
 static const uint64_t SEED = 11;
@@ -498,6 +468,8 @@ int main(void) {
         KERNEL_TEST(buckets_partition_the_memory),
         KERNEL_TEST(padding_is_no_more_than_needed),
         KERNEL_TEST(every_element_is_found_by_name),
+        KERNEL_TEST(every_element_is_located),
+        KERNEL_TEST(every_element_is_owned_once),
         KERNEL_TEST(large_matrices_are_buckets_of_their_own),
         KERNEL_TEST(first_buckets_are_those_of_the_list),
         KERNEL_TEST(initial_weights_do_not_depend_on_the_mesh),

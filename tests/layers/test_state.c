@@ -1,0 +1,315 @@
+// ranks: 1
+// A run's state, from any mesh to any other: taken rank by rank, written, read back, given to every rank of the other
+// mesh, and compared bit by bit, weights and moments, with what it was. What ranks hold is filled and compared by places
+// of the test's own (worlds.h), so nothing here trusts the code under test to undo its own mistakes.
+#include "worlds.h"
+#include "../data/scratch.h"
+#include "data/durable.h"
+#include "data/saved_state.h"
+#include "data/checkpoint.h"
+#include "layers/state.h"
+#include <sys/stat.h>
+
+enum { STEP = 7, MESHES_MAX = 24 };
+static cf_context context; // the default stream
+
+// Exact in single precision; different for neighbours, layers, tensors and kinds.
+static float value_of(int kind, int64_t tensor, int64_t layer, int64_t element) {
+    return (float)((element * 7 + layer * 100003 + tensor * 10007 + kind * 1299709) % 8388593 + 1);
+}
+
+// --- optimizers without transport ---
+
+typedef struct states {
+    world w;
+    bool master;
+    zero_optimizer rank[RANKS_MAX];
+} states;
+
+static int64_t owned(const zero_optimizer *o) {
+    int64_t count = 0;
+    for (int i = 0; i < o->params->buckets; i++) count += o->params->bucket[i].shard;
+    return count;
+}
+
+static void open_optimizer(zero_optimizer *o, world *w, int rank, bool master) {
+    int64_t state = 0;
+    *o = (zero_optimizer){.context = &context, .mesh = &w->mesh[rank], .params = &w->rank[rank]};
+    o->bucket = calloc((size_t)o->params->buckets, sizeof *o->bucket);
+    assert_non_null(o->bucket);
+    for (int i = 0; i < o->params->buckets; i++) {
+        o->bucket[i].state = state;
+        state += o->params->bucket[i].shard;
+    }
+    o->m = cf_alloc((state + 1) * (int64_t)sizeof *o->m, "test");
+    o->v = cf_alloc((state + 1) * (int64_t)sizeof *o->v, "test");
+    if (master) o->master = cf_alloc((state + 1) * (int64_t)sizeof *o->master, "test");
+}
+
+static void open_states(states *s, gpt_shape shape, parallel_strategy strategy, int tp, int dp, bool master) {
+    open_world(&s->w, shape, strategy, tp, dp);
+    s->master = master;
+    for (int r = 0; r < s->w.ranks; r++) open_optimizer(&s->rank[r], &s->w, r, master);
+}
+
+static void close_states(states *s) {
+    for (int r = 0; r < s->w.ranks; r++) {
+        cf_free(s->rank[r].m);
+        cf_free(s->rank[r].v);
+        cf_free(s->rank[r].master);
+        free(s->rank[r].bucket);
+    }
+    close_world(&s->w);
+}
+
+// What a rank holds at each place: what is there, or, for what it owns, in the optimizer's state.
+typedef void visit_value(const states *s, int rank, element_place place, int kind, real *value);
+
+static void each_value(states *s, int rank, visit_value *visit) {
+    zero_optimizer *o = &s->rank[rank];
+    const parameters *p = o->params;
+    const element_place *place = expected_places(&s->w, rank);
+    for (int64_t e = 0; e < p->elements; e++) visit(s, rank, place[e], STATE_WEIGHT, &p->weight[e]);
+    for (int i = 0; i < p->buckets; i++) {
+        const param_bucket *b = &p->bucket[i];
+        int64_t first = b->first + b->group->rank * b->shard;
+        for (int64_t n = 0; n < b->shard; n++) {
+            int64_t at = o->bucket[i].state + n;
+            visit(s, rank, place[first + n], STATE_M, &o->m[at]);
+            visit(s, rank, place[first + n], STATE_V, &o->v[at]);
+            if (s->master) visit(s, rank, place[first + n], STATE_WEIGHT, &o->master[at]);
+        }
+    }
+}
+
+static void fill(const states *s, int rank, element_place place, int kind, real *value) {
+    (void)s, (void)rank;
+    *value = place.whole < 0 ? 0 : value_of(kind, place.tensor, place.layer, place.whole);
+}
+
+// Weights' padding is zero from the start, and never written.
+static void poison(const states *s, int rank, element_place place, int kind, real *value) {
+    (void)s, (void)rank;
+    *value = place.whole < 0 && kind == STATE_WEIGHT ? 0 : (real)NAN;
+}
+
+static void compare(const states *s, int rank, element_place place, int kind, real *value) {
+    static const char *const names[] = {"another weight", "another m", "another v"};
+    real expected;
+    fill(s, rank, place, kind, &expected);
+    if (memcmp(value, &expected, sizeof expected) != 0)
+        fail_at(&s->w, rank, names[kind], (int)place.tensor, place.whole);
+}
+
+// --- to the disk and back ---
+
+static void save_rank(const states *s, int rank, manifest_file *file) {
+    char path[PATH_MAX];
+    problem why;
+    rank_state copy;
+    state_create(&copy, &s->rank[rank]);
+    state_take(&copy, &s->rank[rank]);
+    assert_int_equal(copy.elements, owned(&s->rank[rank]));
+    const float *values[SAVED_KINDS] = {copy.value[STATE_WEIGHT], copy.value[STATE_M], copy.value[STATE_V]};
+    saved_run *run = malloc((size_t)(copy.runs + 1) * sizeof *run);
+    assert_non_null(run);
+    for (int64_t i = 0; i < copy.runs; i++)
+        run[i] = (saved_run){copy.run[i].tensor, copy.run[i].layer, copy.run[i].whole, copy.run[i].count,
+                             copy.run[i].at};
+    checkpoint_file_path(scratch, STEP, rank, false, path);
+    if (!saved_state_write(path, run, copy.runs, values, copy.elements, file, &why)) fail_msg("%s", why.what);
+    free(run);
+    state_free(&copy);
+}
+
+static saved_state *save(const states *s) {
+    char path[PATH_MAX];
+    problem why;
+    manifest_file file[RANKS_MAX];
+    manifest m = {.step = STEP, .ranks = s->w.ranks, .file = file};
+    checkpoint_file_path(scratch, STEP, 0, false, path);
+    *strrchr(path, '/') = 0;
+    assert_true(durable_remove_directory(path) && mkdir(path, 0777) == 0);
+    for (int r = 0; r < s->w.ranks; r++) save_rank(s, r, &file[r]);
+    saved_state *saved = saved_state_open(scratch, &m, &why);
+    if (!saved) fail_msg("%s", why.what);
+    return saved;
+}
+
+static void read_saved(void *saved, state_kind kind, int tensor, int64_t layer, int64_t first, int64_t count,
+                       precise *out) {
+    problem why;
+    if (!saved_state_read(saved, (int)kind, tensor, layer, first, count, out, &why)) fail_msg("%s", why.what);
+}
+
+static void give_and_compare(states *to, saved_state *saved) {
+    for (int r = 0; r < to->w.ranks; r++) {
+        each_value(to, r, poison);
+        state_give(&to->rank[r], read_saved, saved);
+        each_value(to, r, compare);
+        release_buffers(NULL);
+    }
+}
+
+// --- what is in the copies of all ranks together ---
+
+static void assemble_rank(const states *s, int rank, int kind, float *const *whole) {
+    rank_state copy;
+    state_create(&copy, &s->rank[rank]);
+    state_take(&copy, &s->rank[rank]);
+    for (int64_t i = 0; i < copy.runs; i++) {
+        state_run r = copy.run[i];
+        float *to = whole[r.tensor] + r.layer * whole_count(&s->w.shape, (int)r.tensor) + r.whole;
+        for (int64_t n = 0; n < r.count; n++) {
+            if (to[n] != 0) fail_at(&s->w, rank, "saved twice", (int)r.tensor, r.whole + n);
+            to[n] = copy.value[kind][r.at + n];
+        }
+    }
+    state_free(&copy);
+}
+
+static void check_assembled(const states *s) {
+    const gpt_shape *shape = &s->w.shape;
+    for (int kind = 0; kind < STATE_KINDS; kind++) {
+        float *whole[TENSORS];
+        for (int tensor = 0; tensor < TENSORS; tensor++)
+            whole[tensor] = test_buffer((params_layers(shape, tensor) * whole_count(shape, tensor) + 1) *
+                                        (int64_t)sizeof(float));
+        for (int r = 0; r < s->w.ranks; r++) assemble_rank(s, r, kind, whole);
+        for (int tensor = 0; tensor < TENSORS; tensor++)
+            for (int64_t i = 0; i < params_layers(shape, tensor) * whole_count(shape, tensor); i++) {
+                int64_t count = whole_count(shape, tensor);
+                if (whole[tensor][i] != value_of(kind, tensor, i / count, i % count))
+                    fail_at(&s->w, 0, "not saved as it is", tensor, i);
+            }
+        release_buffers(NULL);
+    }
+}
+
+// --- tests ---
+
+typedef struct mesh_size {
+    parallel_strategy strategy;
+    int tp, dp;
+} mesh_size;
+
+static int list_meshes(int tp_max, int dp_max, mesh_size *list) {
+    int count = 0;
+    for (int strategy = STRATEGY_TPSP; strategy <= STRATEGY_UP; strategy++)
+        for (int tp = 1; tp <= tp_max; tp++)
+            for (int dp = 1; dp <= dp_max; dp++)
+                list[count++] = (mesh_size){(parallel_strategy)strategy, tp, dp};
+    return count;
+}
+
+static void fill_all(states *s) {
+    for (int r = 0; r < s->w.ranks; r++) {
+        each_value(s, r, fill);
+        release_buffers(NULL);
+    }
+}
+
+// From every mesh to every mesh.
+static void check_all_pairs(gpt_shape shape, int tp_max, int dp_max, bool from_master, bool to_master) {
+    static states from, to;
+    mesh_size mesh[MESHES_MAX];
+    int meshes = list_meshes(tp_max, dp_max, mesh);
+    for (int i = 0; i < meshes; i++) {
+        open_states(&from, shape, mesh[i].strategy, mesh[i].tp, mesh[i].dp, from_master);
+        fill_all(&from);
+        saved_state *saved = save(&from);
+        close_states(&from);
+        for (int j = 0; j < meshes; j++) {
+            open_states(&to, shape, mesh[j].strategy, mesh[j].tp, mesh[j].dp, to_master);
+            give_and_compare(&to, saved);
+            close_states(&to);
+        }
+        saved_state_close(saved);
+    }
+}
+
+static void state_goes_from_every_mesh_to_every_mesh(void **state) {
+    (void)state;
+    check_all_pairs(shapes[0], 4, 3, false, false);
+}
+
+static void so_it_does_with_matrices_that_travel_alone(void **state) {
+    (void)state;
+    check_all_pairs(shapes[1], 4, 2, false, false);
+    check_all_pairs(shapes[2], 2, 2, false, false);
+}
+
+// Masters are saved instead of weights, and read back beside them.
+static void so_it_does_between_programs_with_masters_and_without(void **state) {
+    (void)state;
+    check_all_pairs(shapes[0], 2, 2, true, true);
+    check_all_pairs(shapes[0], 2, 2, true, false);
+    check_all_pairs(shapes[0], 2, 2, false, true);
+}
+
+static void masters_are_what_is_saved(void **state) {
+    (void)state;
+    static states s;
+    open_states(&s, shapes[0], STRATEGY_TPSP, 2, 1, true);
+    fill_all(&s);
+    for (int r = 0; r < s.w.ranks; r++) // as if rounded
+        for (int64_t e = 0; e < s.w.rank[r].elements; e++) s.w.rank[r].weight[e] = -1;
+    check_assembled(&s);
+    close_states(&s);
+}
+
+static void every_element_is_saved_once(void **state) {
+    (void)state;
+    static states s;
+    mesh_size mesh[MESHES_MAX];
+    for (int i = 0; i < SHAPES; i++)
+        for (int j = 0, meshes = list_meshes(4, 3, mesh); j < meshes; j++) {
+            open_states(&s, shapes[i], mesh[j].strategy, mesh[j].tp, mesh[j].dp, false);
+            fill_all(&s);
+            check_assembled(&s);
+            close_states(&s);
+        }
+}
+
+// A copy is of its moment: training goes on beside it.
+static void a_copy_stays_what_it_was(void **state) {
+    (void)state;
+    static states s;
+    rank_state copy, again;
+    open_states(&s, shapes[0], STRATEGY_UP, 2, 2, false);
+    fill_all(&s);
+    state_create(&copy, &s.rank[3]);
+    state_create(&again, &s.rank[3]);
+    state_take(&copy, &s.rank[3]);
+    state_take(&again, &s.rank[3]);
+    each_value(&s, 3, poison);
+    release_buffers(NULL);
+    for (int kind = 0; kind < STATE_KINDS; kind++)
+        assert_memory_equal(copy.value[kind], again.value[kind], (size_t)copy.elements * sizeof(precise));
+    state_take(&again, &s.rank[3]); // and a second one replaces the first
+    for (int kind = 0; kind < STATE_KINDS; kind++)
+        for (int64_t i = 0; i < again.runs; i++) assert_true(isnan(again.value[kind][again.run[i].at]));
+    state_free(&copy);
+    state_free(&again);
+    close_states(&s);
+}
+
+static int remove_all(void **state) {
+    char path[PATH_MAX];
+    checkpoint_file_path(scratch, STEP, 0, false, path);
+    *strrchr(path, '/') = 0;
+    durable_remove_directory(path);
+    return scratch_remove(state);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        KERNEL_TEST(every_element_is_saved_once),
+        KERNEL_TEST(masters_are_what_is_saved),
+        KERNEL_TEST(a_copy_stays_what_it_was),
+        KERNEL_TEST(state_goes_from_every_mesh_to_every_mesh),
+        KERNEL_TEST(so_it_does_with_matrices_that_travel_alone),
+        KERNEL_TEST(so_it_does_between_programs_with_masters_and_without),
+    };
+    return cmocka_run_group_tests(tests, scratch_make, remove_all);
+}
