@@ -975,7 +975,7 @@ static int export_model(trainer *t) {
 static int train_model(trainer *t) {
     check_output(t);
     load_state(t);
-    if (root(t)) t->log = t->first > 0 ? log_continue(t->o.log, t->first) : log_open(t->o.log);
+    if (root(t)) t->log = t->first > 0 ? log_continue(t->o.log, t->first, t->watched) : log_open(t->o.log);
     if (root(t)) accounts_open(&t->time, t->o.out);
     if (*t->o.out) {
         saver_plan plan = {all_ranks(t), t->o.out, t->store, t->o.keep, t->o.keep_every, t->log};
