@@ -3,6 +3,10 @@
 //
 // The kernel gives a signal of the process to any thread. What is waited for belongs to the thread that listens and
 // may be gone at any time when another one looks, so a signal that meets another thread is passed on to that one.
+//
+// oneDNN's matrix products (2.6) keep values below the stack pointer, where the kernel puts a handler's frame: results
+// would be wrong, or the heap damaged, once in some signals. So the handler has a stack of its own, and the other
+// threads that compute never run it.
 #include "stop.h"
 #include "die.h"
 #include <errno.h>
@@ -12,7 +16,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { STATUS = 1, SAME_MS = 500 };
+enum { STATUS = 1, SAME_MS = 500, STACK_BYTES = 1 << 16 };
 
 static const struct {
     int number;
@@ -120,12 +124,26 @@ static void heard(int number) {
     errno = saved;
 }
 
+// A sanitizer may have given this thread such a stack already.
+static void use_own_stack(void) {
+    static char room[STACK_BYTES];
+    stack_t now, own = {.ss_sp = room, .ss_size = sizeof room};
+    if (sigaltstack(NULL, &now) == 0 && (now.ss_flags & SS_DISABLE)) sigaltstack(&own, NULL);
+}
+
+static void keep_from_others(const sigset_t *set) {
+#pragma omp parallel
+    if (!pthread_equal(pthread_self(), stop.listener)) pthread_sigmask(SIG_BLOCK, set, NULL);
+}
+
 void cf_stop_listen(void) {
     cf_die_name(stop.who, sizeof stop.who);
     stop.listener = pthread_self();
-    struct sigaction action = {.sa_handler = heard, .sa_flags = SA_RESTART};
+    struct sigaction action = {.sa_handler = heard, .sa_flags = SA_RESTART | SA_ONSTACK};
     sigemptyset(&action.sa_mask); // no second handler inside the first
     for (int i = 0; i < SIGNALS; i++) sigaddset(&action.sa_mask, signals[i].number);
+    use_own_stack();
+    keep_from_others(&action.sa_mask);
     for (int i = 0; i < SIGNALS; i++) sigaction(signals[i].number, &action, NULL);
 }
 

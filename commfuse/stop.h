@@ -10,7 +10,8 @@
 extern "C" {
 #endif
 
-// Call once, from the thread that computes. Threads that are started later may get the signals too.
+// Call once, from the thread that computes, after cf_device_threads. Threads that are started later may get the signals
+// too.
 void cf_stop_listen(void);
 
 // The signal that has asked for the end, or 0.
