@@ -95,6 +95,8 @@ void cf_die_on_terminate(void) {
 }
 
 CF_NORETURN static void leave(void) {
+    signal(SIGTERM, last_resort); // all has been said
+    signal(SIGINT, last_resort);
     signal(SIGALRM, last_resort);
     alarm(LAST_RESORT_S);
     if (self.abort_all) self.abort_all(STATUS);

@@ -15,11 +15,16 @@
 // Launchers bind a rank to a single core when there are few ranks (Open MPI up to two), which would put the
 // compute threads and this one on the same core: such a binding is widened at start.
 //
+// What is waited for is kept for the watch (watch.h), which finds out about the other ranks when nothing comes. Who
+// gives up leaves the others time to do so too before it ends the run, so that every rank says what it sees.
+//
 // Life of the state: made before MPI_Init returns to the caller, freed in close(), which first sends the
 // progress thread home. Messages of more than CHUNK bytes travel as several, since MPI counts are ints.
 #define _GNU_SOURCE
 #include "transport.h"
 #include "die.h"
+#include "inquiry.h"
+#include "watch.h"
 #include <limits.h>
 #include <mpi.h>
 #include <pthread.h>
@@ -35,13 +40,14 @@
 enum { IDLE, POSTED, ACTIVE, DONE };
 enum {
     ACTIVE_MAX = 4096, // requests in flight
-    GROUPS_MAX = 16,
+    GROUPS_MAX = CF_INQUIRY_GROUPS,
     POLLS_BEFORE_REST = 8,
     REST_NS = 20000,   // ranks outnumber cores: sleep between polls
     SLICE_NS = 100000, // the shortest time slice that Linux grants
     LINGER_MS = 5,     // cores to spare: the progress thread looks this long for more before it sleeps
     SPIN_MS = 2,       // cores to spare: a waiting compute thread polls this long before it sleeps
     LOOK_MS = 100,     // how often a sleeping waiter looks at its deadline
+    HEED_MS = 200,     // who still waits so long after another rank has given up does so too
     HWTHREADS_OF_ONE_CORE = 2
 };
 static const int64_t CHUNK = 1 << 30;
@@ -72,6 +78,7 @@ typedef struct mpi_state {
     atomic_bool crowded; // ranks · (threads + 1) > cores
     atomic_llong bytes;
     double timeout_ms;
+    cf_watch *watch;
     int tag_max;
     MPI_Comm comm[GROUPS_MAX]; // of the groups bound
     int comms;
@@ -386,9 +393,14 @@ static void *progress(void *argument) {
 
 // --- called by compute threads ---
 
+static int number_of(const mpi_state *s, const cf_group *group) {
+    return (int)((const MPI_Comm *)group->native - s->comm);
+}
+
 static void post(cf_transport *t, cf_request *r, cf_stream *stream) {
     mpi_state *s = (mpi_state *)t->state;
     cf_stream_sync(stream); // the data to send is complete
+    cf_watch_posted(s->watch, number_of(s, r->group), r->label, r->layer, r->step);
     r->next = NULL;
     r->received = 0;
     __atomic_store_n(&r->state, POSTED, __ATOMIC_RELEASE);
@@ -407,27 +419,45 @@ static bool test(cf_transport *t, cf_request *r, cf_point point) {
     return reached(r, point);
 }
 
-// The peer whose half is missing, as a world rank; -1: any. A request that has not started waits for another.
-static int missing_peer(const cf_request *r) {
+// A request that has not started waits for another.
+static const cf_request *awaited(const cf_request *r) {
     for (int i = 0; i < 2; i++)
-        if (!reached(r->after[i], CF_ARRIVED)) return missing_peer(r->after[i]);
+        if (!reached(r->after[i], CF_ARRIVED)) return awaited(r->after[i]);
+    return r;
+}
+
+// The peer whose half is missing, as a world rank; -1: any.
+static int missing_peer(const cf_request *r) {
     bool received = r->recv_from < 0 || reached(r, CF_ARRIVED);
     int rank = received ? r->send_to : r->recv_from;
     return rank < 0 ? -1 : r->group->world[rank];
 }
 
-CF_NORETURN static void time_out(mpi_state *s, const cf_request *r) {
-    char peer[64] = "the other ranks", layer[32] = "", step[32] = "";
-    int rank = missing_peer(r);
+static void tell_watch(const mpi_state *s, const cf_request *r) {
+    const cf_request *for_whom = awaited(r);
+    cf_watch_waits(s->watch, number_of(s, for_whom->group), for_whom->group, missing_peer(for_whom), r->label,
+                   r->layer, r->step);
+}
+
+CF_NORETURN static void give_up(mpi_state *s, const cf_request *r, double waited_ms) {
+    char peer[64] = "the other ranks", layer[32] = "", step[32] = "", verdict[1536];
+    int rank = missing_peer(awaited(r));
     if (rank >= 0) snprintf(peer, sizeof peer, "rank %d", rank);
     if (r->layer >= 0) snprintf(layer, sizeof layer, ", layer %d", r->layer);
     if (r->step >= 0) snprintf(step, sizeof step, ", step %d", r->step);
-    cf_die("that rank may be dead, frozen or slow; see its messages, or allow more time with --timeout",
-           "rank %d waits for %s: %s%s%s; nothing came for %.0f s", r->group->world[r->group->rank], peer,
-           r->label, layer, step, s->timeout_ms / 1e3);
+    const char *hint = cf_watch_inquire(s->watch, verdict, sizeof verdict);
+    cf_die(hint, "rank %d waits for %s: %s%s%s; nothing came for %.*f s%s", r->group->world[r->group->rank],
+           peer, r->label, layer, step, waited_ms < 1e4, waited_ms / 1e3, verdict);
 }
 
-static void wait_asleep(mpi_state *s, const cf_request *r, cf_point point, double deadline_ms) {
+// Too long by its own measure, or another rank has given up, so that the run is at its end.
+static bool too_long(const mpi_state *s, double begin_ms) {
+    double now_ms = cf_now_ms(), told_ms = cf_watch_told_ms(s->watch);
+    if (s->timeout_ms > 0 && now_ms - begin_ms >= s->timeout_ms) return true;
+    return told_ms > 0 && now_ms - (told_ms > begin_ms ? told_ms : begin_ms) >= HEED_MS;
+}
+
+static void wait_asleep(mpi_state *s, const cf_request *r, cf_point point, double begin_ms) {
     atomic_fetch_add(&s->waiters, 1);
     pthread_mutex_lock(&s->lock);
     while (!reached(r, point)) {
@@ -436,13 +466,15 @@ static void wait_asleep(mpi_state *s, const cf_request *r, cf_point point, doubl
         until.tv_nsec += LOOK_MS * 1000000L;
         until.tv_sec += until.tv_nsec / 1000000000L;
         until.tv_nsec %= 1000000000L;
+        tell_watch(s, r);
         pthread_cond_timedwait(&s->done, &s->lock, &until);
-        if (reached(r, point) || s->timeout_ms <= 0 || cf_now_ms() < deadline_ms) continue;
+        if (reached(r, point) || !too_long(s, begin_ms)) continue;
         pthread_mutex_unlock(&s->lock);
-        time_out(s, r);
+        give_up(s, r, cf_now_ms() - begin_ms);
     }
     pthread_mutex_unlock(&s->lock);
     atomic_fetch_sub(&s->waiters, 1);
+    cf_watch_goes_on(s->watch);
 }
 
 static void wait(cf_transport *t, cf_request *r, cf_point point, cf_stream *stream) {
@@ -451,7 +483,7 @@ static void wait(cf_transport *t, cf_request *r, cf_point point, cf_stream *stre
     double begin = cf_now_ms();
     if (!atomic_load(&s->crowded))
         while (!reached(r, point) && cf_now_ms() - begin < SPIN_MS) cpu_relax();
-    if (!reached(r, point)) wait_asleep(s, r, point, begin + s->timeout_ms);
+    if (!reached(r, point)) wait_asleep(s, r, point, begin);
 }
 
 static int64_t bytes_sent(cf_transport *t) {
@@ -477,6 +509,7 @@ static void bind_group(cf_transport *t, cf_group *group) {
 }
 
 static void abort_all(int status) {
+    cf_watch_farewell();
     MPI_Abort(MPI_COMM_WORLD, status);
 }
 
@@ -503,6 +536,12 @@ static void look_around(cf_transport *t) {
     MPI_Comm_free(&local);
 }
 
+static void gather(void *argument, const void *mine, void *all, int64_t bytes) {
+    (void)argument;
+    check(MPI_Allgather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, MPI_COMM_WORLD),
+          "MPI_Allgather", NULL);
+}
+
 static void close_transport(cf_transport *t) {
     mpi_state *s = (mpi_state *)t->state;
     pthread_mutex_lock(&s->lock);
@@ -510,6 +549,7 @@ static void close_transport(cf_transport *t) {
     pthread_cond_signal(&s->posted);
     pthread_mutex_unlock(&s->lock);
     pthread_join(s->thread, NULL);
+    cf_watch_close(s->watch);
     for (int i = 0; i < s->comms; i++) MPI_Comm_free(&s->comm[i]);
     cf_die_setup(t->rank, t->size, NULL);
     MPI_Finalize();
@@ -562,6 +602,7 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
     widen_binding();
     look_around(t);
     cf_device_open(t->local_rank);
+    s->watch = cf_watch_open(t->rank, t->size, gather, NULL);
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->posted, NULL);
     pthread_cond_init(&s->done, NULL);

@@ -1,0 +1,51 @@
+// The watch of a run: every rank knows where it is and tells whoever asks, whatever its threads are doing. So a rank
+// that has waited too long learns whether the others are dead, frozen, slow, or somewhere else in the program.
+//
+// Each rank has a UDP socket and a thread that sleeps in it. That is beside the transport on purpose: the
+// transport is what does not come back. Where ranks cannot reach each other this way (a firewall), the run says so
+// at start and time-outs say less.
+#ifndef CF_WATCH_H
+#define CF_WATCH_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include "mesh.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct cf_watch cf_watch;
+
+// all (size, bytes) = what every rank gives, on every rank. Collective.
+typedef void cf_watch_gather(void *argument, const void *mine, void *all, int64_t bytes);
+
+// Collective, both. A run of one rank has none: everything below takes NULL too.
+cf_watch *cf_watch_open(int rank, int size, cf_watch_gather *gather, void *argument);
+void cf_watch_close(cf_watch *watch);
+
+// A request in the group of that number has been posted. The label is copied.
+void cf_watch_posted(cf_watch *watch, int group, const char *label, int layer, int step);
+
+// The thread that computes waits for that world rank (-1: for all others of the group); until cf_watch_goes_on().
+// May be called again while it waits, when the peer has changed. Group and label must stay until then.
+void cf_watch_waits(cf_watch *watch, int number, const cf_group *group, int peer, const char *label,
+                    int layer, int step);
+void cf_watch_goes_on(cf_watch *watch);
+
+// When a rank told that it gives up, or 0: the run is about to end, so that who waits may as well give up too.
+double cf_watch_told_ms(cf_watch *watch);
+
+// This rank gives up waiting, as cf_watch_waits() says. Tells the others, asks them for up to some seconds, and says
+// what is to be added to the message, and the hint.
+const char *cf_watch_inquire(cf_watch *watch, char *text, size_t bytes);
+
+// Between the message and the end of the run: time for the others to give up too and to say what they see. No
+// time at all if this rank has not given up.
+void cf_watch_farewell(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
