@@ -74,26 +74,6 @@ static void print(const char *hint, const char *format, va_list arguments) {
     fflush(stderr);
 }
 
-// In a signal handler: only write() and _exit(), on text made beforehand.
-static char farewell[256];
-
-static void terminated(int signal_number) {
-    (void)signal_number;
-    ssize_t ignored = write(STDERR_FILENO, farewell, strlen(farewell));
-    (void)ignored;
-    _exit(STATUS);
-}
-
-void cf_die_on_terminate(void) {
-    char host[64] = "unknown host";
-    gethostname(host, sizeof host - 1);
-    snprintf(farewell, sizeof farewell,
-             "\nerror: rank %d of %d (%s): told to end (SIGTERM): the launcher gave up, perhaps because "
-             "another rank died\n",
-             self.rank, self.size, host);
-    signal(SIGTERM, terminated);
-}
-
 CF_NORETURN static void leave(void) {
     signal(SIGTERM, last_resort); // all has been said
     signal(SIGINT, last_resort);

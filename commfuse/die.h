@@ -39,9 +39,6 @@ CF_NORETURN void cf_die_together(const char *hint, const char *format, ...) CF_P
 // transports whose abort cannot end other processes.
 void cf_die_heard(void);
 
-// When a launcher ends this rank because another one is gone, say so before leaving (SIGTERM).
-void cf_die_on_terminate(void);
-
 #ifdef __cplusplus
 }
 #endif

@@ -435,8 +435,8 @@ static int missing_peer(const cf_request *r) {
 
 static void tell_watch(const mpi_state *s, const cf_request *r) {
     const cf_request *for_whom = awaited(r);
-    cf_watch_waits(s->watch, number_of(s, for_whom->group), for_whom->group, missing_peer(for_whom), r->label,
-                   r->layer, r->step);
+    cf_wait wait = {missing_peer(for_whom), r->label, r->layer, r->step};
+    cf_watch_waits(s->watch, number_of(s, for_whom->group), for_whom->group, wait);
 }
 
 CF_NORETURN static void give_up(mpi_state *s, const cf_request *r, double waited_ms) {

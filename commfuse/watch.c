@@ -18,7 +18,6 @@
 #include "device.h"
 #include "die.h"
 #include "inquiry.h"
-#include "stop.h"
 #include <arpa/inet.h>
 #include <errno.h>
 #include <ifaddrs.h>
@@ -260,12 +259,11 @@ void cf_watch_posted(cf_watch *w, int number, const char *label, int layer, int 
     pthread_mutex_unlock(&w->lock);
 }
 
-void cf_watch_waits(cf_watch *w, int number, const cf_group *group, int peer, const char *label, int layer,
-                    int step) {
+void cf_watch_waits(cf_watch *w, int number, const cf_group *group, cf_wait wait) {
     if (!w) return;
     pthread_mutex_lock(&w->lock);
     if (!w->group) w->since_ms = cf_now_ms();
-    w->wait = (cf_wait){peer, label, layer, step};
+    w->wait = wait;
     w->number = number;
     w->group = group;
     pthread_mutex_unlock(&w->lock);

@@ -11,6 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include "mesh.h"
+#include "stop.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -28,10 +29,9 @@ void cf_watch_close(cf_watch *watch);
 // A request in the group of that number has been posted. The label is copied.
 void cf_watch_posted(cf_watch *watch, int group, const char *label, int layer, int step);
 
-// The thread that computes waits for that world rank (-1: for all others of the group); until cf_watch_goes_on().
-// May be called again while it waits, when the peer has changed. Group and label must stay until then.
-void cf_watch_waits(cf_watch *watch, int number, const cf_group *group, int peer, const char *label,
-                    int layer, int step);
+// The thread that computes waits for members of that group, until cf_watch_goes_on(). May be called again while it
+// waits, when the peer has changed. Group and label must stay until then.
+void cf_watch_waits(cf_watch *watch, int number, const cf_group *group, cf_wait wait);
 void cf_watch_goes_on(cf_watch *watch);
 
 // When a rank told that it gives up, or 0: the run is about to end, so that who waits may as well give up too.

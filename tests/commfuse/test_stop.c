@@ -1,12 +1,109 @@
 // ranks: 1
+//
+// Signals that ask for the end: the first is remembered and answered with a line, repeats of it are not, a second one
+// ends the process. Each of these cases runs in a process of its own, whose standard error is read back.
+//
 // A signal may come at any moment, so also within a matrix product, which must not notice: neither its result nor the
 // heap. Where handlers run on the stack of a product, this test ends in "munmap_chunk(): invalid pointer".
 #include "tests/death.h"
 #include "commfuse/device.h"
+#include "commfuse/die.h"
 #include "commfuse/stop.h"
 #include "layers/gemm.h"
+#include <pthread.h>
 #include <signal.h>
 #include <time.h>
+
+// --- words ---
+
+enum { UNEXPECTED = 50, LATER_MS = 600 };
+
+static const cf_wait awaited = {1, "reduce-scatter mlp.fc2", 7, 41};
+
+static void rest(int ms) {
+    nanosleep(&(struct timespec){ms / 1000, ms % 1000 * 1000000L}, NULL);
+}
+
+static void expect(int asked) {
+    if (cf_stop_asked() != asked) _exit(UNEXPECTED);
+}
+
+static void listen_as_rank_2(void) {
+    cf_die_setup(2, 4, NULL);
+    cf_stop_listen();
+    expect(0);
+}
+
+static void told_once(int number) {
+    listen_as_rank_2();
+    raise(number);
+    expect(number);
+    raise(SIGTERM); // within a moment: the same
+    raise(number);
+    expect(number);
+    write(STDERR_FILENO, "goes on\n", 8) == 8 ? _exit(1) : _exit(UNEXPECTED);
+}
+
+static void told_twice(void) {
+    listen_as_rank_2();
+    cf_stop_waits(&awaited);
+    raise(SIGUSR1);
+    cf_stop_waits(NULL);
+    rest(LATER_MS);
+    expect(SIGUSR1);
+    raise(SIGINT);
+}
+
+static void told_while_it_waits_for_all(void) {
+    static const cf_wait barrier = {-1, "barrier", -1, 1234567890};
+    listen_as_rank_2();
+    cf_stop_waits(&barrier);
+    raise(SIGTERM);
+    _exit(1);
+}
+
+static void *raise_here(void *unused) {
+    pthread_kill(pthread_self(), SIGTERM);
+    return unused;
+}
+
+// What another thread gets is passed on to the one that listens and waits.
+static void told_in_another_thread(void) {
+    pthread_t thread;
+    listen_as_rank_2();
+    cf_stop_waits(&awaited);
+    pthread_create(&thread, NULL, raise_here, NULL);
+    pthread_join(thread, NULL);
+    expect(SIGTERM);
+    rest(LATER_MS);
+    pthread_create(&thread, NULL, raise_here, NULL);
+    pthread_join(thread, NULL);
+}
+
+static void the_first_is_remembered(void **state) {
+    (void)state;
+    ASSERT_DIES(told_once(SIGTERM), "\nrank 2 of 4 (",
+                "): SIGTERM: ends after this step; a second signal ends it", "goes on");
+    ASSERT_DIES(told_once(SIGINT), ": SIGINT: ends after", "goes on");
+    ASSERT_DIES(told_once(SIGUSR1), ": SIGUSR1: ends after", "goes on");
+}
+
+static void the_second_ends_the_process(void **state) {
+    (void)state;
+    ASSERT_DIES(told_twice(), "): SIGUSR1: ends after this step",
+                "; it waits for rank 1: reduce-scatter mlp.fc2, layer 7, step 41\n", "\nerror: rank 2 of 4 (",
+                "): told to end at once (SIGINT)\n");
+}
+
+static void what_it_waits_for_is_told(void **state) {
+    (void)state;
+    ASSERT_DIES(told_while_it_waits_for_all(), "; it waits for the other ranks: barrier, step 1234567890\n");
+    ASSERT_DIES(
+        told_in_another_thread(), "; it waits for rank 1: reduce-scatter mlp.fc2, layer 7, step 41\n",
+        "told to end at once (SIGTERM); it waits for rank 1: reduce-scatter mlp.fc2, layer 7, step 41\n");
+}
+
+// --- matrix products ---
 
 enum { M = 288, N = 192, K = 96, SIGNALS_MS = 250 }; // repeats within half a second are one signal
 
@@ -72,6 +169,10 @@ static void products_do_not_notice_signals(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(products_do_not_notice_signals)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_first_is_remembered), cmocka_unit_test(the_second_ends_the_process),
+        cmocka_unit_test(what_it_waits_for_is_told),
+        cmocka_unit_test(products_do_not_notice_signals), // starts threads, so it comes behind what forks
+    };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

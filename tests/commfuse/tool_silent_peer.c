@@ -1,7 +1,16 @@
-// For test_timeout.py: rank 1 goes silent, the others wait for it in the way the argument names. send: rank 0 has
-// received what rank 2 owes it, and only its own message to rank 1 is stuck.
+// For test_timeout.py: rank 1 does not do its part, in the way PEER says, and the others wait for it in the way HOW
+// says. Before that, all meet in a barrier and rank 0 says "ready".
 //
-//     mpirun -np RANKS tool_silent_peer exchange|send|collective|blocking|barrier|fuse TIMEOUT_S
+//     mpirun -np RANKS tool_silent_peer HOW PEER TIMEOUT_S
+//
+// HOW: exchange, collective, blocking, barrier, fuse
+//      send    rank 0 has received what rank 2 owes it, and only its own message to rank 1 is stuck
+//      late    as exchange, but rank 2 begins to wait a second later than rank 0
+// PEER: dead, frozen
+//       computes   for a long time
+//       elsewhere  waits for rank 0 in another operation
+//       chain      waits for rank 2 in another operation, which is frozen
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,40 +20,71 @@
 
 enum { SILENCE_S = 120, COUNT = 4 << 20 }; // more than a library sends before it is asked for
 
-static void wait_by_hand(cf_transport *transport, const cf_group *group, const char *how) {
-    static float out[2 * COUNT], in[COUNT];
+static const char usage[] =
+    "mpirun -np RANKS tool_silent_peer exchange|send|late|collective|blocking|barrier|fuse "
+    "dead|frozen|computes|elsewhere|chain TIMEOUT_S";
+
+static float out[2 * COUNT], in[COUNT];
+
+static bool is(const char *word, const char *name) {
+    return strcmp(word, name) == 0;
+}
+
+static void run(cf_transport *transport, cf_request request) {
     cf_stream *stream = cf_stream_create();
-    cf_request request = {.group = group,
-                          .dtype = CF_FP32,
-                          .send_to = -1,
-                          .recv_from = -1,
-                          .send = out,
-                          .recv = in,
-                          .send_count = COUNT,
-                          .stride = COUNT,
-                          .label = "reduce-scatter mlp.fc2",
-                          .layer = 7,
-                          .step = 41};
-    if (strcmp(how, "exchange") == 0) {
-        request.recv_from = 1;
-        request.recv_count = COUNT;
-        request.send_count = 0;
-    } else if (strcmp(how, "send") == 0) {
-        request.send_to = transport->rank == 0 ? 1 : 0;
-        request.recv_from = transport->rank == 0 ? 2 : -1;
-        request.recv_count = transport->rank == 0 ? COUNT : 0;
-    } else if (strcmp(how, "barrier") == 0)
-        request.kind = CF_REQUEST_BARRIER;
-    else
-        request.kind = CF_REQUEST_REDUCE_SCATTER;
-    request.blocking = strcmp(how, "blocking") == 0;
     transport->post(transport, &request, stream);
     transport->wait(transport, &request, CF_COMPLETE, stream);
+    cf_stream_free(stream);
+}
+
+static cf_request receive(const cf_group *group, int from, const char *label, int layer, int step) {
+    return (cf_request){.group = group,
+                        .dtype = CF_FP32,
+                        .send_to = -1,
+                        .recv_from = from,
+                        .recv = in,
+                        .recv_count = COUNT,
+                        .label = label,
+                        .layer = layer,
+                        .step = step};
+}
+
+// --- rank 1, and who else does not do its part ---
+
+static void freeze(void) {
+    raise(SIGSTOP);
+    sleep(SILENCE_S);
+}
+
+static void fail(cf_transport *transport, const cf_group *group, const char *how) {
+    if (is(how, "dead")) raise(SIGKILL);
+    if (is(how, "frozen")) freeze();
+    if (is(how, "elsewhere")) run(transport, receive(group, 0, "all-gather att.qkv", 2, 42));
+    if (is(how, "chain")) run(transport, receive(group, 2, "all-gather att.qkv", 2, 42));
+    sleep(SILENCE_S);
+}
+
+// --- the others ---
+
+static void wait_by_hand(cf_transport *transport, const cf_group *group, const char *how) {
+    cf_request request = receive(group, 1, "reduce-scatter mlp.fc2", 7, 41);
+    request.send = out;
+    request.send_count = request.stride = COUNT;
+    if (is(how, "send")) {
+        request.send_to = transport->rank == 0 ? 1 : 0;
+        request.recv_from = transport->rank == 0 ? 2 : -1;
+    } else if (is(how, "barrier"))
+        request.kind = CF_REQUEST_BARRIER;
+    else if (is(how, "collective") || is(how, "blocking"))
+        request.kind = CF_REQUEST_REDUCE_SCATTER;
+    if (request.kind != CF_REQUEST_EXCHANGE) request.send_to = request.recv_from = -1;
+    request.blocking = is(how, "blocking");
+    if (is(how, "late") && transport->rank == 2) sleep(1);
+    run(transport, request);
     if (transport->rank != 0) sleep(SILENCE_S); // rank 2 has nothing to wait for
 }
 
 static void wait_in_fuse(cf_transport *transport, const cf_group *group) {
-    static float full[2 * COUNT];
     cf_context context = {.transport = transport,
                           .stream = cf_stream_create(),
                           .trace = cf_trace_create(),
@@ -52,26 +92,35 @@ static void wait_in_fuse(cf_transport *transport, const cf_group *group) {
     cf_fuse *fuse =
         cf_fuse_create(&context, (cf_fuse_plan){"mlp.fc2", group, CF_REDUCE_SCATTER, CF_NO_COMPUTE,
                                                 CF_MODE_COMMFUSE, CF_RING, 1, CF_FP32, COUNT, false, false});
-    cf_fuse_run(fuse, full, COUNT, 1, NULL, NULL, 7);
+    cf_fuse_run(fuse, out, COUNT, 1, NULL, NULL, 7);
+}
+
+static void meet(cf_transport *transport, const cf_group *group) {
+    cf_request barrier = receive(group, -1, "barrier", -1, 41);
+    barrier.kind = CF_REQUEST_BARRIER;
+    run(transport, barrier);
+    if (transport->rank == 0) printf("ready\n");
+    fflush(stdout);
 }
 
 int main(int argc, char **argv) {
     cf_transport *transport = cf_transport_create("auto", &argc, &argv, 60);
-    if (argc != 3 || transport->size < 2)
-        cf_die_together(
-            "mpirun -np RANKS tool_silent_peer exchange|send|collective|blocking|barrier|fuse TIMEOUT_S",
-            "%d arguments on %d ranks", argc - 1, transport->size);
-    transport->configure(transport, 1, atof(argv[2]));
+    if (argc != 4 || transport->size < 2)
+        cf_die_together(usage, "%d arguments on %d ranks", argc - 1, transport->size);
+    const char *how = argv[1], *peer = argv[2];
+    transport->configure(transport, 1, atof(argv[3]));
     cf_mesh mesh;
     cf_mesh_init(&mesh, transport->size, transport->rank, transport->size, 1);
+    const cf_group *group = &mesh.tp_group;
     transport->bind(transport, &mesh.tp_group);
-    if (transport->rank == 1) {
-        sleep(SILENCE_S);
-        return 3; // nobody has ended this rank
-    }
-    if (strcmp(argv[1], "fuse") == 0)
-        wait_in_fuse(transport, &mesh.tp_group);
+    meet(transport, group);
+    if (transport->rank == 2 && is(peer, "chain"))
+        freeze();
+    else if (transport->rank == 1)
+        fail(transport, group, peer);
+    else if (is(how, "fuse"))
+        wait_in_fuse(transport, group);
     else
-        wait_by_hand(transport, &mesh.tp_group, argv[1]);
-    return 4; // the wait has returned
+        wait_by_hand(transport, group, how);
+    return 4; // nobody has ended this rank
 }

@@ -1,10 +1,10 @@
 """A rank that dies or stops takes the run down with it, soon and with a reason; nothing hangs, and every
-survivor says itself why it ends.
+survivor says itself why it ends, and which rank is to blame.
 
 mpirun by itself ends all ranks when one is killed, so the program's own time-out is never put to the test:
-SIGCONT, SIGTERM, and SIGKILL a second later, or (Open MPI 4.1) as soon as the first of them has ended. So the first
-survivor to end has had its word, and any other that was not ended by SIGKILL. With --enable-recovery the others
-live (orte_abort_on_non_zero_status is about exit codes only and changes nothing here), and all must speak.
+SIGCONT, SIGTERM, and SIGKILL a second later. A rank answers SIGTERM with a line that says for whom it waits, and is
+killed. With --enable-recovery the others live (orte_abort_on_non_zero_status is about exit codes only and changes
+nothing here), and find out themselves.
 
 mpirun's own exit status says little about the ranks, so a witness of each rank writes its status down.
 """
@@ -20,7 +20,8 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import harness
 
 TIMEOUT, GRACE = 3, 5
-WAITS, TERMINATED = r"rank {rank} waits for .*; nothing came for \d+ s", r"told to end \(SIGTERM\): .*"
+WAITS = r"error: {who}: rank {rank} waits for .*; nothing came for [\d.]+ s.*"
+TERMINATED = r"{who}: SIGTERM: ends after this step; .*"
 KILLED = 128 + signal.SIGKILL
 
 # mpirun signals the process group of what it has started, and the program is in it as always. The witness is its
