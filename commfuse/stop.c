@@ -95,8 +95,8 @@ static void first(int number) {
     add(&l, stop.who);
     add(&l, ": ");
     add(&l, name_of(number));
-    add(&l, ": ends after this step; a second signal ends it at once, or the launcher where another rank is "
-            "gone");
+    add(&l,
+        ": ends after this step; a second signal ends it at once (so does a launcher that has lost a rank)");
     add_wait(&l);
     say(&l);
 }
