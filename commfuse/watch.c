@@ -3,6 +3,7 @@
 //   QUESTION   where are you?
 //   ANSWER     here
 //   FAREWELL   I have waited too long and give up
+//   SILENCE    and you have not answered: a process that was stopped learns it when it goes on
 //
 // The thread of the watch answers questions and keeps farewells. Questions are asked from a socket of their own by the
 // thread that gives up: the answers come back to it, and so does the word of a host on which nobody listens at that
@@ -39,6 +40,7 @@ enum {
     QUESTION = 1,
     ANSWER,
     FAREWELL,
+    SILENCE,
     ADDRESSES_MAX = 6,
     PEERS_MAX = 8192, // told in one packet
     LOOK_MS = 50,
@@ -83,7 +85,8 @@ struct cf_watch {
     cf_answer *farewells;
     int told; // which rank gave up first; -1: none has
     double told_ms;
-    packet heard; // the thread's
+    int missed_by; // who has asked this rank in vain; -1: nobody
+    packet heard;  // the thread's
 };
 
 static atomic_bool gave_up; // this process
@@ -227,6 +230,12 @@ static void hear_farewell(cf_watch *w, const packet *p) {
     pthread_mutex_unlock(&w->lock);
 }
 
+static void hear_silence(cf_watch *w, const packet *p) {
+    pthread_mutex_lock(&w->lock);
+    if (w->missed_by < 0) w->missed_by = p->from;
+    pthread_mutex_unlock(&w->lock);
+}
+
 static void *listen_to_others(void *argument) {
     cf_watch *w = (cf_watch *)argument;
     for (;;) {
@@ -236,6 +245,7 @@ static void *listen_to_others(void *argument) {
         ssize_t length = recvfrom(w->socket, p, sizeof *p, 0, (struct sockaddr *)&from, &size);
         if (!sound(w, p, length)) continue;
         if (p->kind == FAREWELL) hear_farewell(w, p);
+        if (p->kind == SILENCE) hear_silence(w, p);
         if (p->kind != QUESTION) continue;
         length = (ssize_t)write_packet(w, ANSWER, p);
         sendto(w->socket, p, (size_t)length, MSG_DONTWAIT, (struct sockaddr *)&from, size);
@@ -406,6 +416,12 @@ static void ask_around(inquiry *q) {
     }
 }
 
+static void tell_the_silent(inquiry *q) {
+    size_t length = write_packet(q->w, SILENCE, &q->packet);
+    for (int i = 0; i < q->w->size; i++)
+        if (q->answers[i].kind == CF_SILENT) send_packet(q->w, q->socket, i, &q->packet, length);
+}
+
 static void say_farewell(inquiry *q) {
     size_t length = write_packet(q->w, FAREWELL, &q->packet);
     read_packet(&q->packet, &q->answers[q->w->rank]); // is also where this rank is
@@ -413,21 +429,30 @@ static void say_farewell(inquiry *q) {
         if (i != q->w->rank) send_packet(q->w, q->socket, i, &q->packet, length);
 }
 
+static const char *inquire(cf_watch *w, char *text, size_t bytes) {
+    inquiry *q = begin_inquiry(w);
+    say_farewell(q);
+    ask_around(q);
+    tell_the_silent(q);
+    const char *hint = cf_inquiry_verdict(q->answers, w->size, w->rank, text, bytes);
+    end_inquiry(q);
+    return hint;
+}
+
 const char *cf_watch_inquire(cf_watch *w, char *text, size_t bytes) {
     *text = 0;
     if (!w || w->deaf)
         return "that rank may be dead, frozen or slow; see its messages, or allow more time with --timeout";
-    inquiry *q = begin_inquiry(w);
     atomic_store(&gave_up, true);
     pthread_mutex_lock(&w->lock);
-    if (w->told >= 0) snprintf(text, bytes, "; rank %d has given up", w->told);
+    int told = w->told, missed_by = w->missed_by;
     pthread_mutex_unlock(&w->lock);
-    say_farewell(q);
-    ask_around(q);
-    size_t length = strlen(text);
-    const char *hint = cf_inquiry_verdict(q->answers, w->size, w->rank, text + length, bytes - length);
-    end_inquiry(q);
-    return hint;
+    if (missed_by >= 0) {
+        snprintf(text, bytes, "; rank %d has given up: this rank did not answer it", missed_by);
+        return "this process stood still: was it stopped, or its host asleep or swapping?";
+    }
+    int length = told >= 0 ? snprintf(text, bytes, "; rank %d has given up", told) : 0;
+    return inquire(w, text + length, bytes - (size_t)length);
 }
 
 void cf_watch_farewell(void) {
@@ -476,7 +501,7 @@ cf_watch *cf_watch_open(int rank, int size, cf_watch_gather *gather, void *argum
     w->rank = rank;
     w->size = size;
     w->last.layer = w->last.step = -1;
-    w->told = -1;
+    w->told = w->missed_by = -1;
     w->since_ms = cf_now_ms();
     pthread_mutex_init(&w->lock, NULL);
     card mine = own_card();
