@@ -108,7 +108,8 @@ void cf_zero(void *to, int64_t bytes, cf_stream *stream) {
     {                                                                                                        \
         type *restrict t = (type *)to;                                                                       \
         const type *restrict f = (const type *)from;                                                         \
-        _Pragma("omp parallel for simd if (count >= PARALLEL_MIN)") for (int64_t i = 0; i < count; i++)      \
+        const int64_t n = count;                                                                             \
+        _Pragma("omp parallel for simd if (parallel : n >= PARALLEL_MIN)") for (int64_t i = 0; i < n; i++)   \
             t[i] += f[i];                                                                                    \
         return;                                                                                              \
     }
