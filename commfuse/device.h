@@ -53,6 +53,22 @@ void cf_zero(void *to, int64_t bytes, cf_stream *stream);
 // to[i] = to[i] + from[i], i < count, elements of dtype (not CF_BYTE; CF_BF16 on a GPU only).
 void cf_add(void *to, const void *from, int64_t count, cf_dtype dtype, cf_stream *stream);
 
+// A checksum of `bytes` bytes at `data`, any address, is added to *sum. It is a sum over their words of eight bytes, the
+// last one filled up with zeros, of a number made of word and index: any change of one word changes it. All devices
+// and any number of threads give the same.
+void cf_checksum(uint64_t *sum, const void *data, int64_t bytes, cf_stream *stream);
+
+// The first difference that was found between two lists of checksums.
+enum { CF_ABOUTS = 5 };
+typedef struct cf_difference {
+    int64_t place;            // 1 + index in the lists; 0: none was found
+    int64_t about[CF_ABOUTS]; // of what: the caller's own words
+    uint64_t expected, found;
+} cf_difference;
+// Unless *difference holds one already: one between the lists, if there is one, with `about` of *what.
+void cf_compare(const uint64_t *expected, const uint64_t *found, int64_t count, const cf_difference *what,
+                cf_difference *difference, cf_stream *stream);
+
 double cf_now_ms(void); // monotonic clock, milliseconds
 
 // For memory.c alone: zeroed memory of the device, 256-byte aligned; NULL where there is none.

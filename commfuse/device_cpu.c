@@ -1,5 +1,6 @@
 // The CPU as a device: a stream runs at once, memory is the process's own.
 #include "device.h"
+#include "checksum.h"
 #include "die.h"
 #include <stdlib.h>
 #include <string.h>
@@ -128,6 +129,35 @@ void cf_add(void *to, const void *from, int64_t count, cf_dtype dtype, cf_stream
         break;
     }
     cf_die(NULL, "cf_add: the CPU does not add %s", cf_dtype_name(dtype));
+}
+
+static uint64_t word_at(const char *data, int64_t i, size_t bytes) {
+    uint64_t word = 0;
+    memcpy(&word, data + 8 * i, bytes);
+    return word;
+}
+
+void cf_checksum(uint64_t *sum, const void *data, int64_t bytes, cf_stream *stream) {
+    (void)stream;
+    const char *at = (const char *)data;
+    int64_t words = bytes / 8;
+    uint64_t total = 0;
+#pragma omp parallel for simd reduction(+ : total) if (parallel : words >= PARALLEL_MIN)
+    for (int64_t i = 0; i < words; i++) total += cf_checksum_word(word_at(at, i, 8), (uint64_t)i);
+    if (bytes % 8) total += cf_checksum_word(word_at(at, words, (size_t)(bytes % 8)), (uint64_t)words);
+    *sum += total;
+}
+
+void cf_compare(const uint64_t *expected, const uint64_t *found, int64_t count, const cf_difference *what,
+                cf_difference *difference, cf_stream *stream) {
+    (void)stream;
+    for (int64_t i = 0; i < count && difference->place == 0; i++) {
+        if (expected[i] == found[i]) continue;
+        *difference = *what;
+        difference->place = 1 + i;
+        difference->expected = expected[i];
+        difference->found = found[i];
+    }
 }
 
 double cf_now_ms(void) {

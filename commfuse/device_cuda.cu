@@ -12,7 +12,8 @@
 // then, before the two clocks drift apart.
 //
 // Sums (cf_add) have one addition per element, so there is no order to fix; bf16 is added in float and rounded
-// once.
+// once. Checksums are sums of integers, which have no order, so blocks add theirs atomically.
+#include "checksum.h"
 #include "cuda.h"
 #include <cuda_bf16.h>
 #include <nvtx3/nvToolsExt.h>
@@ -25,7 +26,10 @@ enum {
     MOMENTS = 1 << 16,
     MOMENT_BLOCK = 1 << 10, // events are created so many at a time
     ADD_THREADS = 256,
-    ADD_WAVES = 8,    // blocks per multiprocessor, at most
+    ADD_WAVES = 8, // blocks per multiprocessor, at most
+    SUM_THREADS = 256,
+    SUM_WAVES = 4,    // few: a checksum shares the GPU with what waits for it
+    SUM_FLIGHT = 4,   // words of a thread that are loaded together
     MAJOR_MIN = 8,    // compute capability that this program is built for
     CLOSELY_US = 100, // a wait of this long does not give the core away
     AWAKE_US = 2000,  // one of this long yields, but does not sleep
@@ -360,6 +364,82 @@ void cf_add(void *to, const void *from, int64_t count, cf_dtype dtype, cf_stream
         break;
     }
     cf_die(NULL, "cf_add: bytes are not added");
+}
+
+// Word number i, made of elements of T, to which `data` is aligned; `bytes` in all.
+template <typename T> static __device__ uint64_t word_at(const T *data, int64_t i, int64_t bytes) {
+    const int parts = 8 / sizeof(T);
+    int64_t left = (bytes - 8 * i) / (int64_t)sizeof(T);
+    uint64_t word = 0;
+    for (int k = 0; k < parts; k++)
+        if (k < left) word |= (uint64_t)data[parts * i + k] << (k * sizeof(T) * 8 % 64);
+    return word;
+}
+
+static __device__ uint64_t warp_sum(uint64_t mine) {
+    for (int distance = warpSize / 2; distance > 0; distance /= 2)
+        mine += __shfl_xor_sync(0xffffffffu, mine, distance);
+    return mine;
+}
+
+// Whole words by all threads; what is left behind the last one, byte by byte by the very first.
+template <typename T>
+static __global__ void __launch_bounds__(SUM_THREADS)
+    checksum_words(unsigned long long *sum, const T *data, int64_t bytes) {
+    int64_t first = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, threads = (int64_t)gridDim.x * blockDim.x;
+    int64_t words = bytes / 8;
+    uint64_t mine = 0;
+    for (int64_t i = first; i < words; i += threads * SUM_FLIGHT) {
+        uint64_t word[SUM_FLIGHT];
+#pragma unroll
+        for (int k = 0; k < SUM_FLIGHT; k++) {
+            int64_t at = i + k * threads;
+            word[k] = at < words ? word_at(data, at, 8 * words) : 0;
+        }
+#pragma unroll
+        for (int k = 0; k < SUM_FLIGHT; k++) {
+            int64_t at = i + k * threads;
+            if (at < words) mine += cf_checksum_word(word[k], (uint64_t)at);
+        }
+    }
+    if (first == 0 && bytes % 8)
+        mine += cf_checksum_word(word_at((const uint8_t *)data, words, bytes), (uint64_t)words);
+    mine = warp_sum(mine);
+    if (threadIdx.x % warpSize == 0) atomicAdd(sum, (unsigned long long)mine);
+}
+
+template <typename T>
+static void checksum(uint64_t *sum, const void *data, int64_t bytes, cf_stream *stream) {
+    int64_t words = (bytes + 7) / 8,
+            blocks = (words + SUM_THREADS * SUM_FLIGHT - 1) / (SUM_THREADS * SUM_FLIGHT);
+    int64_t most = (int64_t)SUM_WAVES * cf_cuda_multiprocessors();
+    cf_launch(checksum_words<T>, dim3((unsigned)(blocks < most ? blocks : most)), dim3(SUM_THREADS), stream,
+              (unsigned long long *)sum, (const T *)data, bytes);
+}
+
+void cf_checksum(uint64_t *sum, const void *data, int64_t bytes, cf_stream *stream) {
+    if ((uintptr_t)data % 8 == 0) return checksum<uint64_t>(sum, data, bytes, stream);
+    if ((uintptr_t)data % 4 == 0) return checksum<uint32_t>(sum, data, bytes, stream);
+    if ((uintptr_t)data % 2 == 0) return checksum<uint16_t>(sum, data, bytes, stream);
+    checksum<uint8_t>(sum, data, bytes, stream);
+}
+
+static __global__ void compare_words(const uint64_t *expected, const uint64_t *found, int64_t count,
+                                     cf_difference what, cf_difference *difference) {
+    for (int64_t i = threadIdx.x; i < count; i += blockDim.x) {
+        if (expected[i] == found[i]) continue;
+        unsigned long long *place = (unsigned long long *)&difference->place;
+        if (atomicCAS(place, 0ull, (unsigned long long)(1 + i)) != 0) continue;
+        for (int k = 0; k < CF_ABOUTS; k++) difference->about[k] = what.about[k];
+        difference->expected = expected[i];
+        difference->found = found[i];
+    }
+}
+
+void cf_compare(const uint64_t *expected, const uint64_t *found, int64_t count, const cf_difference *what,
+                cf_difference *difference, cf_stream *stream) {
+    cf_launch(compare_words, dim3(count > 0), dim3(SUM_THREADS), stream, expected, found, count, *what,
+              difference);
 }
 
 // --- memory ---

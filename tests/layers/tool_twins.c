@@ -460,6 +460,41 @@ static void added(tool *t, const char *name, element of, cf_dtype dtype, int64_t
     keep(t, "cf_add", name, to);
 }
 
+// Of all alignments and all lengths of the last word; a double holds half a checksum.
+static void summed(tool *t, int64_t n) {
+    tensor *from = integers(t, OF_INT64, n + 3, -1000000, 1000000), *sums = integers(t, OF_INT64, 16, 0, 0),
+           *halves = poisoned(t, OF_DOUBLE, 32);
+    for (int i = 0; i < 16; i++)
+        cf_checksum((uint64_t *)sums->at + i, (char *)from->at + i % 8, 8 * (n + 1) - i, t->stream);
+    uint64_t *host = (uint64_t *)(void *)tensor_read(sums, t->stream);
+    double split[32];
+    for (int i = 0; i < 16; i++) {
+        split[2 * i] = (double)(host[i] >> 32);
+        split[2 * i + 1] = (double)(host[i] & 0xffffffffu);
+    }
+    cf_copy(halves->at, split, (int64_t)sizeof split, t->stream);
+    keep(t, "cf_checksum", "sum", halves);
+    free(host);
+}
+
+// Of two lists that differ in one place; after which another difference changes nothing.
+static void compared(tool *t, int64_t n) {
+    tensor *a = integers(t, OF_INT64, n, 0, 1000), *b = copy_of(t, a), *kept = integers(t, OF_INT64, 8, 0, 0);
+    cf_difference what = {0, {1, 2, 3, 4, 5}, 0, 0}, *found = (cf_difference *)kept->at;
+    uint64_t *x = (uint64_t *)a->at, *y = (uint64_t *)b->at;
+    cf_compare(x, y, n, &what, found, t->stream);
+    keep(t, "cf_compare", "equal", kept);
+    cf_checksum(y + n / 2, x, 8, t->stream); // another number there
+    cf_compare(x, y, n / 2, &what, found, t->stream);
+    keep(t, "cf_compare", "equal so far", kept);
+    cf_compare(x, y, n, &what, found, t->stream);
+    keep(t, "cf_compare", "different", kept);
+    cf_checksum(y, x, 8, t->stream);
+    what.about[0] = 6;
+    cf_compare(x, y, n, &what, found, t->stream);
+    keep(t, "cf_compare", "the first is kept", kept);
+}
+
 static void run_device(tool *t, const int64_t *n) {
     int64_t count = n[0], skip = count / 3, some = count - skip - count / 5;
     shape_is(t, "n %lld", (long long)count);
@@ -474,6 +509,8 @@ static void run_device(tool *t, const int64_t *n) {
     others_untouched(t, "cf_copy", "to", to, skip, some, 1);
     cf_zero(reals(zeros) + skip, some * (int64_t)sizeof(real), t->stream);
     keep(t, "cf_zero", "to", zeros);
+    summed(t, count);
+    compared(t, count);
 }
 
 // --- cases ---

@@ -112,6 +112,15 @@ inline unsigned __ballot_sync(unsigned mask, int predicate, EMULATOR_CALLER) {
     return votes;
 }
 
+inline unsigned long long atomicAdd(unsigned long long *at, unsigned long long by) {
+    return __atomic_fetch_add(at, by, __ATOMIC_RELAXED);
+}
+inline unsigned long long atomicCAS(unsigned long long *at, unsigned long long expected,
+                                    unsigned long long wanted) {
+    __atomic_compare_exchange_n(at, &expected, wanted, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+    return expected;
+}
+
 template <typename T> T __ldg(const T *address) {
     return *address;
 }
