@@ -7,7 +7,8 @@
 //
 // A run begins (steps up to schedule.begin) and is finished (the rest, then every request is waited for, so
 // that all memory may be reused). So what is posted, and in which order, never depends on how fast things go.
-// Memory and requests are made once, in create. Where a slice lies is decided in one place, place_of().
+// Memory and requests are made once, in create. Where a slice lies is decided in one place, place_of(). If the
+// context has a check, checksums travel beside the payload (check.c): posted behind it, compared in finish.
 #include "fuse.h"
 #include "die.h"
 #include <stdlib.h>
@@ -20,6 +21,7 @@ struct cf_fuse {
     cf_request *request; // one per step; unused for steps on the compute stream
     bool *arrived;       // per step: what its request brings is known to be here
     int tag;             // of slice 0
+    cf_checksums *sums;  // NULL: none are made
     char *stage, *result;
     char label[64];
     // The run in progress
@@ -62,17 +64,20 @@ cf_fuse *cf_fuse_create(cf_context *context, cf_fuse_plan plan) {
     f->request = calloc((size_t)f->schedule->count + 1, sizeof *f->request);
     f->arrived = calloc((size_t)f->schedule->count + 1, sizeof *f->arrived);
     if (!f->request || !f->arrived) cf_die(NULL, "out of memory for operation %s", plan.name);
-    f->tag = context->tags;
-    context->tags += plan.group->size * f->schedule->slices;
     f->stage = cf_alloc(staging_bytes(f), "communication staging");
     if (!plan.result_given) f->result = cf_alloc(result_bytes(f), "communication staging");
     snprintf(f->label, sizeof f->label, "%s %s", cf_operation_name(plan.operation), plan.name);
+    int tags = plan.group->size * f->schedule->slices;
+    f->tag = context->tags;
+    f->sums = cf_checksums_create(context->check, f->schedule, plan.group, f->label, tags);
+    context->tags += f->sums ? 2 * tags : tags;
     return f;
 }
 
 void cf_fuse_free(cf_fuse *f) {
     if (!f) return;
     if (f->running) cf_die(NULL, "%s is freed while it runs", f->label);
+    cf_checksums_free(f->sums, f->context->stream);
     cf_free(f->stage);
     if (!f->plan.result_given) cf_free(f->result);
     cf_schedule_free(f->schedule);
@@ -96,9 +101,9 @@ const cf_fuse_plan *cf_fuse_get_plan(const cf_fuse *f) {
 
 // --- where things lie ---
 
-// Slice k of any shard is rows [offset(k), offset(k + 1)) of it: sizes differ by at most one row.
+// Slice k of any shard is rows [offset(k), offset(k + 1)) of it.
 static int64_t offset_of(const cf_fuse *f, int k) {
-    return f->rows * k / f->schedule->slices;
+    return cf_schedule_row(f->schedule, f->rows, k);
 }
 static int64_t rows_of(const cf_fuse *f, int k) {
     return offset_of(f, k + 1) - offset_of(f, k);
@@ -146,18 +151,24 @@ static void trace_request(cf_fuse *f, int index) {
                       r->posted, r->begin, r->end);
 }
 
-static void wait_until(cf_fuse *f, int index, cf_point point) {
+static void wait_until(cf_fuse *f, cf_request *request, cf_point point) {
     cf_transport *t = f->context->transport;
-    if (t->test(t, &f->request[index], point)) return;
+    if (t->test(t, request, point)) return;
     cf_moment begin = cf_trace_begin(f->context->trace, CF_TRACE_WAIT, f->label, f->context->stream);
-    t->wait(t, &f->request[index], point, f->context->stream);
+    t->wait(t, request, point, f->context->stream);
     cf_trace_end(f->context->trace, CF_TRACE_WAIT, f->label, f->layer, -1, begin, f->context->stream);
+}
+
+static void wait_for_step(cf_fuse *f, int index, cf_point point) {
+    wait_until(f, &f->request[index], point);
+    if (f->sums && !f->arrived[index])
+        cf_checksums_arrived(f->sums, index, &f->request[index], f->context->stream);
+    f->arrived[index] = true;
 }
 
 static void wait_for_arrival(cf_fuse *f, int index) {
     if (index < 0 || !on_wire(&f->schedule->step[index]) || f->arrived[index]) return;
-    wait_until(f, index, CF_ARRIVED);
-    f->arrived[index] = true;
+    wait_for_step(f, index, CF_ARRIVED);
 }
 
 static void take_compute(cf_fuse *f, const cf_step *step) {
@@ -231,6 +242,7 @@ static void post(cf_fuse *f, int index) {
         if (step->wait[i] >= 0 && on_wire(&f->schedule->step[step->wait[i]]) && !f->arrived[step->wait[i]])
             r->after[n++] = &f->request[step->wait[i]];
     f->context->transport->post(f->context->transport, r, f->context->stream);
+    if (f->sums) cf_checksums_post(f->sums, index, r, f->context->transport, f->context->stream);
 }
 
 // --- a run ---
@@ -271,7 +283,16 @@ void cf_fuse_begin(cf_fuse *f, void *full, int64_t rows_per_rank, int64_t row_el
     f->argument = argument;
     f->layer = layer;
     memset(f->arrived, 0, (size_t)f->schedule->count * sizeof *f->arrived);
+    if (f->sums)
+        cf_checksums_begin(f->sums, f->rows, f->row_bytes, layer, f->context->step, f->context->stream);
     while (f->next < f->schedule->begin) take(f, f->next++);
+}
+
+static void finish_checksums(cf_fuse *f) {
+    for (int i = 0; i < f->schedule->count; i++)
+        if (f->schedule->step[i].kind == CF_EXCHANGE)
+            wait_until(f, cf_checksums_request(f->sums, i), CF_COMPLETE);
+    cf_checksums_compare(f->sums, f->context->stream);
 }
 
 void *cf_fuse_finish(cf_fuse *f) {
@@ -279,9 +300,10 @@ void *cf_fuse_finish(cf_fuse *f) {
     while (f->next < f->schedule->count) take(f, f->next++);
     for (int i = 0; i < f->schedule->count; i++) {
         if (!on_wire(&f->schedule->step[i])) continue;
-        wait_until(f, i, CF_COMPLETE);
+        wait_for_step(f, i, CF_COMPLETE);
         trace_request(f, i);
     }
+    if (f->sums) finish_checksums(f);
     f->running = false;
     char *result = f->schedule->operation == CF_ALLGATHER ? f->full : place_of(f, f->schedule->result);
     if (f->plan.result_given) f->result = NULL; // the caller's again: no later run may write there unasked

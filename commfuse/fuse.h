@@ -11,6 +11,7 @@
 #ifndef CF_FUSE_H
 #define CF_FUSE_H
 
+#include "check.h"
 #include "device.h"
 #include "mesh.h"
 #include "schedule.h"
@@ -26,8 +27,9 @@ typedef struct cf_context {
     cf_transport *transport;
     cf_stream *stream;
     cf_trace *trace;
-    int step; // for messages and traces; -1 outside of training
-    int tags; // message tags given out so far: all ranks create the same operations in the same order
+    int step;        // for messages and traces; -1 outside of training
+    int tags;        // message tags given out so far: all ranks create the same operations in the same order
+    cf_check *check; // checksums on what is exchanged, set before the first operation is created; NULL: none
 } cf_context;
 
 // The part of the payload one call of the callback works on: `blocks` runs of `rows` consecutive rows.
@@ -57,7 +59,7 @@ typedef struct cf_fuse_plan {
     cf_dtype dtype;
     int64_t capacity;  // elements of one rank's shard, at most
     bool result_given; // all-to-all: the caller says before every begin where the result goes
-    bool folds;        // reduce-scatter: compute can add to what is there, and what it writes elsewhere is new
+    bool folds; // reduce-scatter: compute can add to what is there, and what it writes elsewhere is new
 } cf_fuse_plan;
 
 typedef struct cf_fuse cf_fuse;

@@ -370,6 +370,10 @@ void cf_schedule_free(cf_schedule *schedule) {
     free(schedule);
 }
 
+int64_t cf_schedule_row(const cf_schedule *s, int64_t rows, int k) {
+    return rows * k / s->slices;
+}
+
 // --- printing ---
 
 const char *cf_operation_name(cf_operation operation) {

@@ -19,6 +19,7 @@
 #define CF_SCHEDULE_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -90,6 +91,9 @@ typedef struct cf_schedule {
 cf_schedule *cf_schedule_create(cf_operation operation, cf_side side, cf_mode mode, cf_route route, int ranks,
                                 int rank, int slices, bool folds);
 void cf_schedule_free(cf_schedule *schedule);
+
+// First row of slice k, 0 <= k <= m, of a shard of `rows` rows: sizes differ by at most one row.
+int64_t cf_schedule_row(const cf_schedule *schedule, int64_t rows, int k);
 
 // One readable line per step, into a malloc'ed string: for --dry-run and for tests that fail.
 char *cf_schedule_print(const cf_schedule *schedule);

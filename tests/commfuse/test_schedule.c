@@ -783,6 +783,59 @@ static void two_operations_on_one_wire(void **state) {
                 }
 }
 
+// What the executor makes of a schedule when it checks what arrives: behind each exchange on the stream a checksum of
+// what it sends, on the wire an exchange of checksums, numbered apart; at the end a comparison, which waits for all.
+static cf_schedule *with_checksums(const cf_schedule *s) {
+    static int now_at[STEPS_MAX];
+    const cf_step made = {.kind = CF_ADD, .wait = {-1, -1}};
+    cf_schedule *all = malloc(sizeof *all);
+    assert_non_null(all);
+    *all = *s;
+    all->step = calloc(3 * (size_t)s->count + 1, sizeof *all->step);
+    assert_non_null(all->step);
+    all->count = 0;
+    for (int i = 0; i < s->count; i++) {
+        if (i == s->begin) all->begin = all->count;
+        cf_step step = s->step[i];
+        for (int w = 0; w < 2; w++)
+            if (step.wait[w] >= 0) step.wait[w] = now_at[step.wait[w]];
+        now_at[i] = all->count;
+        all->step[all->count++] = step;
+        if (step.kind != CF_EXCHANGE) continue;
+        forget_waits(&step);
+        step.send_slice += SLICES_MAX, step.recv_slice += SLICES_MAX;
+        all->step[all->count++] = made;
+        all->step[all->count++] = step;
+    }
+    if (s->begin == s->count) all->begin = all->count;
+    int last = all->count - 1;
+    while (last >= 0 && all->step[last].kind != CF_EXCHANGE) last--;
+    all->step[all->count] = made;
+    all->step[all->count++].wait[0] = last;
+    return all;
+}
+
+static set set_with_checksums(kind of, cf_route route, int ranks, int slices) {
+    set plain = set_create(of, CF_MODE_COMMFUSE, route, ranks, slices), all = {.ranks = ranks};
+    for (int r = 0; r < ranks; r++) all.of[r] = with_checksums(plain.of[r]);
+    set_free(&plain);
+    return all;
+}
+
+static void checksums_on_the_wire(void **state) {
+    (void)state;
+    static const int sizes[] = {2, 3, 4, 5, 8, 16};
+    for (int a = 0; a < KINDS; a++)
+        for (int b = 0; b < KINDS; b++)
+            for (size_t n = 0; n < sizeof sizes / sizeof *sizes; n++)
+                for (int how = 0; how < 4; how++) { // routes
+                    set first = set_with_checksums(kinds[a], how & 1 ? CF_RING : CF_DIRECT, sizes[n], 1);
+                    set second = set_with_checksums(kinds[b], how & 2 ? CF_RING : CF_DIRECT, sizes[n], 3);
+                    every_order_on_one_wire(&first, &second);
+                    copy_free(&first), copy_free(&second);
+                }
+}
+
 static void swap_operations(program *of, const set *first,
                             const set *second) { // rank 1 begins the other one first
     (void)first, (void)second;
@@ -889,6 +942,7 @@ int main(void) {
         cmocka_unit_test(nowire_differs),
         cmocka_unit_test(no_step_is_spare),
         cmocka_unit_test(two_operations_on_one_wire),
+        cmocka_unit_test(checksums_on_the_wire),
         cmocka_unit_test(every_fault_on_the_wire_is_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

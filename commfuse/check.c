@@ -1,0 +1,259 @@
+// See check.h. Beside every EXCHANGE travels a second one of eight bytes each way: the checksum of what is sent. The
+// receiver makes its own of what has arrived, before it is used, and compares when the operation is finished, when all
+// of them are here. So nobody waits for a checksum that is still on its way but at the very end.
+//
+//   posted, behind the payload    checksum of what is sent, once for each slice however often it is sent
+//   arrived, before the first use checksum of what has arrived; a stage slot may be written again later
+//   finish                        both lists compared; the first difference is kept on the device
+//   verdict                       the host reads it, and dies
+//
+// Forwarded slices. A ring all-gather posts before it has what it will forward, so there is nothing yet to make a
+// checksum of. It need not be made: what is forwarded shall be what was received, so the checksum that came with it
+// is forwarded too, by a request that starts when the one that brings it has arrived. All ranks down the ring
+// then compare with the owner's checksum; the one next to where the damage was done is the first to find it.
+// Only where a slice is sent from the place where it has arrived is it forwarded (a ring reduce-scatter sends sums).
+//
+// Order. Each exchange is followed at once by its checksum's, between the same ranks, on all of them alike; so
+// libraries that match messages by order find them in order, and what could not deadlock before cannot now
+// (tests/commfuse/test_schedule.c holds doubled schedules against both).
+//
+// Memory: three words per step, made with the operation. Steps that receive nothing keep zero in both lists.
+#include "check.h"
+#include "die.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { OPERATION, LAYER, STEP, ROWS, ROW_BYTES }; // what a difference is about
+
+struct cf_check {
+    cf_difference *difference; // in the device's memory
+    bool compared;             // since the last look
+    int64_t operations;        // created so far
+    cf_checksums *first;       // those that exist
+};
+
+struct cf_checksums {
+    cf_check *check;
+    int64_t number; // of the operation
+    const cf_schedule *schedule;
+    const cf_group *group;
+    const char *label;
+    int tags;
+    uint64_t *sent, *found, *told; // (steps) each, of one allocation: own, of what has arrived, received
+    int *made_by;                  // per step: the one whose word is sent …
+    bool *forwards;                // … from told, rather than from sent
+    cf_request *request;           // one per step
+    cf_difference about;           // of the run in progress
+    cf_checksums *next;
+};
+
+// --- a process ---
+
+cf_check *cf_check_create(void) {
+    cf_check *check = calloc(1, sizeof *check);
+    if (!check) cf_die(NULL, "out of memory for checksums");
+    check->difference = cf_alloc((int64_t)sizeof *check->difference, "checksums");
+    return check;
+}
+
+void cf_check_free(cf_check *check) {
+    if (!check) return;
+    if (check->first) cf_die(NULL, "checksums are freed before %s", check->first->label);
+    cf_free(check->difference);
+    free(check);
+}
+
+static const cf_checksums *operation_of(const cf_check *check, const cf_difference *d) {
+    const cf_checksums *c = check->first;
+    while (c && c->number != d->about[OPERATION]) c = c->next;
+    if (!c) cf_die(NULL, "a difference in operation %lld, which is no more", (long long)d->about[OPERATION]);
+    return c;
+}
+
+// Not by the one that made it: in the ring of an all-gather.
+static bool passed_on(const cf_schedule *s, const cf_step *step) {
+    return s->operation == CF_ALLGATHER && step->recv_slice / s->slices != step->recv_from;
+}
+
+static int64_t bytes_of(const cf_schedule *s, int slice, const cf_difference *d) {
+    int k = slice % s->slices;
+    int64_t rows = d->about[ROWS];
+    return (cf_schedule_row(s, rows, k + 1) - cf_schedule_row(s, rows, k)) * d->about[ROW_BYTES];
+}
+
+static void describe(const cf_checksums *c, const cf_difference *d, char *text, char *hint) {
+    const cf_schedule *s = c->schedule;
+    const cf_step *step = &s->step[d->place - 1];
+    int rank = c->group->world[c->group->rank], peer = c->group->world[step->recv_from];
+    char layer[32] = "", number[32] = "", sender[96] = "it", before[64] = "";
+    if (d->about[LAYER] >= 0) snprintf(layer, sizeof layer, ", layer %lld", (long long)d->about[LAYER]);
+    if (d->about[STEP] >= 0) snprintf(number, sizeof number, ", step %lld", (long long)d->about[STEP]);
+    if (passed_on(s, step)) {
+        snprintf(sender, sizeof sender, "rank %d, whose they are,",
+                 c->group->world[step->recv_slice / s->slices]);
+        snprintf(before, sizeof before, ", unless rank %d has found the same: then those before it", peer);
+    }
+    snprintf(
+        text, CF_CHECK_TEXT,
+        "rank %d got other bytes from rank %d than %s sent: %s%s%s, slice %d of %d, %lld bytes: checksum "
+        "%016llx, expected %016llx",
+        rank, peer, sender, c->label, layer, number, step->recv_slice, s->ranks * s->slices,
+        (long long)bytes_of(s, step->recv_slice, d), (unsigned long long)d->found,
+        (unsigned long long)d->expected);
+    snprintf(hint, CF_CHECK_TEXT,
+             "suspect memory or network of the hosts of ranks %d and %d%s; the last checkpoint is sound",
+             peer, rank, before);
+}
+
+bool cf_check_look(cf_check *check, cf_stream *stream, char text[CF_CHECK_TEXT], char hint[CF_CHECK_TEXT]) {
+    if (!check || !check->compared) return false;
+    cf_difference d;
+    cf_copy(&d, check->difference, (int64_t)sizeof d, stream);
+    cf_stream_sync(stream);
+    check->compared = false;
+    if (d.place == 0) return false;
+    describe(operation_of(check, &d), &d, text, hint);
+    cf_zero(check->difference, (int64_t)sizeof d, stream);
+    return true;
+}
+
+void cf_check_verdict(cf_check *check, cf_stream *stream) {
+    char text[CF_CHECK_TEXT], hint[CF_CHECK_TEXT];
+    if (cf_check_look(check, stream, text, hint)) cf_die(hint, "%s", text);
+}
+
+// --- an operation ---
+
+static bool writes(const cf_step *step, cf_place place) {
+    if (step->kind == CF_COMPUTE && step->side != CF_COMPUTE_BEFORE) return false;
+    int count = step->kind == CF_COMPUTE ? step->count : 1;
+    for (int i = 0; i < count; i++)
+        if (step->at.buffer == place.buffer && step->at.slot + i * step->stride == place.slot) return true;
+    return false;
+}
+
+static bool same(cf_place a, cf_place b) {
+    return a.buffer == b.buffer && a.slot == b.slot;
+}
+
+// Whose word a step sends: that of the last earlier step which has sent or received what lies there, else its own.
+static void find_word(cf_checksums *c, int index) {
+    const cf_step *step = &c->schedule->step[index];
+    c->made_by[index] = index;
+    for (int i = index - 1; i >= 0; i--) {
+        const cf_step *earlier = &c->schedule->step[i];
+        if (earlier->kind != CF_EXCHANGE) {
+            if (writes(earlier, step->from)) return;
+        } else if (earlier->recv_from >= 0 && same(earlier->at, step->from)) {
+            c->made_by[index] = i;
+            c->forwards[index] = true;
+            return;
+        } else if (earlier->send_to >= 0 && same(earlier->from, step->from)) {
+            c->made_by[index] = c->made_by[i];
+            c->forwards[index] = c->forwards[i];
+            return;
+        }
+    }
+}
+
+static bool exchanges(const cf_schedule *s) {
+    for (int i = 0; i < s->count; i++)
+        if (s->step[i].kind == CF_EXCHANGE) return true;
+    return false;
+}
+
+cf_checksums *cf_checksums_create(cf_check *check, const cf_schedule *schedule, const cf_group *group,
+                                  const char *label, int tags) {
+    if (!check || !exchanges(schedule)) return NULL;
+    cf_checksums *c = calloc(1, sizeof *c);
+    size_t count = (size_t)schedule->count;
+    if (!c) cf_die(NULL, "out of memory for the checksums of %s", label);
+    *c = (cf_checksums){.check = check,
+                        .number = check->operations++,
+                        .schedule = schedule,
+                        .group = group,
+                        .label = label,
+                        .tags = tags,
+                        .sent = cf_alloc(3 * schedule->count * (int64_t)sizeof *c->sent, "checksums"),
+                        .made_by = calloc(count, sizeof *c->made_by),
+                        .forwards = calloc(count, sizeof *c->forwards),
+                        .request = calloc(count, sizeof *c->request),
+                        .next = check->first};
+    if (!c->made_by || !c->forwards || !c->request)
+        cf_die(NULL, "out of memory for the checksums of %s", label);
+    c->found = c->sent + count;
+    c->told = c->found + count;
+    for (int i = 0; i < schedule->count; i++)
+        if (schedule->step[i].kind == CF_EXCHANGE && schedule->step[i].send_to >= 0) find_word(c, i);
+    check->first = c;
+    return c;
+}
+
+void cf_checksums_free(cf_checksums *c, cf_stream *stream) {
+    if (!c) return;
+    cf_check_verdict(c->check, stream); // while it is known what it is about
+    cf_checksums **at = &c->check->first;
+    while (*at != c) at = &(*at)->next;
+    *at = c->next;
+    cf_free(c->sent);
+    free(c->made_by);
+    free(c->forwards);
+    free(c->request);
+    free(c);
+}
+
+// --- a run ---
+
+void cf_checksums_begin(cf_checksums *c, int64_t rows, int64_t row_bytes, int layer, int step,
+                        cf_stream *stream) {
+    int64_t *about = c->about.about;
+    about[OPERATION] = c->number;
+    about[LAYER] = layer;
+    about[STEP] = step;
+    about[ROWS] = rows;
+    about[ROW_BYTES] = row_bytes;
+    cf_zero(c->sent, 2 * c->schedule->count * (int64_t)sizeof *c->sent, stream); // and found
+}
+
+// The payload may be on its way already, so of its request only what the caller has filled in is looked at.
+void cf_checksums_post(cf_checksums *c, int step, const cf_request *payload, cf_transport *transport,
+                       cf_stream *stream) {
+    int from = c->made_by[step];
+    bool sends = payload->send_to >= 0, receives = payload->recv_from >= 0, forwards = c->forwards[step];
+    if (sends && from == step)
+        cf_checksum(&c->sent[step], payload->send, payload->send_count * cf_dtype_size(payload->dtype),
+                    stream);
+    cf_request *r = &c->request[step];
+    *r = (cf_request){.kind = CF_REQUEST_EXCHANGE,
+                      .group = payload->group,
+                      .dtype = CF_INT64,
+                      .send_to = payload->send_to,
+                      .recv_from = payload->recv_from,
+                      .send_tag = payload->send_tag + c->tags,
+                      .recv_tag = payload->recv_tag + c->tags,
+                      .send = forwards ? &c->told[from] : &c->sent[from],
+                      .recv = &c->told[step],
+                      .send_count = sends,
+                      .recv_count = receives,
+                      .after = {forwards ? &c->request[from] : NULL},
+                      .label = payload->label,
+                      .layer = payload->layer,
+                      .step = payload->step};
+    transport->post(transport, r, stream);
+}
+
+void cf_checksums_arrived(cf_checksums *c, int step, const cf_request *payload, cf_stream *stream) {
+    if (payload->recv_from >= 0)
+        cf_checksum(&c->found[step], payload->recv, payload->recv_count * cf_dtype_size(payload->dtype),
+                    stream);
+}
+
+cf_request *cf_checksums_request(cf_checksums *c, int step) {
+    return &c->request[step];
+}
+
+void cf_checksums_compare(cf_checksums *c, cf_stream *stream) {
+    cf_compare(c->told, c->found, c->schedule->count, &c->about, c->check->difference, stream);
+    c->check->compared = true;
+}
