@@ -68,6 +68,13 @@ class Emulated(meshes.Training):
                     self.assertEqual(self.bits(*mesh, **more), plain)
                     self.doCleanups()
 
+    def test_checksums_change_no_bit(self):
+        for transport, route in (("nccl", "ring"), ("ipc", "direct")):
+            for mesh in ((2, 1), (1, 2)):
+                with self.subTest(transport=transport, mesh=mesh, route=route):
+                    more = dict(transport=transport, **meshes.commfuse(route, 2))
+                    self.assertEqual(self.bits(*mesh, check_wire=True, **more), self.bits(*mesh, **more))
+
     def test_saves_validates_and_samples(self):
         out = self.fresh("out")
         log = self.logged(2, 2, out=out, val=self.tokens, val_every=5, sample_every=5, save_every=5,
