@@ -3,7 +3,7 @@
 // A cf_check is of a process, like the cf_context that names it; cf_checksums are of one operation and are used by
 // the executor alone. What was found waits in the device's memory until somebody asks for the verdict, at a point
 // where the host waits for the device anyway and before anything is done that cannot be undone: the optimizer does
-// before it writes weights.
+// before it writes weights. What was wrong before it was sent is not seen, nor what native collectives move.
 #ifndef CF_CHECK_H
 #define CF_CHECK_H
 
