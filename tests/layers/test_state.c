@@ -230,13 +230,13 @@ static void check_all_pairs(gpt_shape shape, int tp_max, int dp_max, bool from_m
 
 static void state_goes_from_every_mesh_to_every_mesh(void **state) {
     (void)state;
-    check_all_pairs(shapes[0], 4, 3, false, false);
+    check_all_pairs(shapes[0], 4, 2, false, false);
 }
 
 static void so_it_does_with_matrices_that_travel_alone(void **state) {
     (void)state;
-    check_all_pairs(shapes[1], 4, 2, false, false);
-    check_all_pairs(shapes[2], 2, 2, false, false);
+    check_all_pairs(shapes[1], 2, 2, false, false);
+    check_all_pairs(shapes[2], 3, 1, false, false);
 }
 
 // Masters are saved instead of weights, and read back beside them.

@@ -1,0 +1,197 @@
+"""Signals: the first asks a run to end, which it does after the step it is in, saved and with status 75; the same command
+goes on, until the run is the one that was never stopped. A second signal ends it at once.
+
+Open MPI's mpirun passes SIGUSR1 on. Told to end (SIGTERM, SIGINT), it sends SIGCONT, waits, SIGTERM, waits, SIGKILL, by
+default a second each, and its own status is no longer that of the ranks.
+"""
+# limit: 240
+import os
+import re
+import shutil
+import signal
+import sys
+import time
+import unittest
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import checkpoints
+import harness
+
+SAME_S = 0.5  # signals closer together are one
+
+
+class Stopping(checkpoints.Case):
+    samples, steps = 16, 120
+
+    @classmethod
+    def recipe(cls, *mesh, **more):
+        return super().recipe(*mesh, **dict(val_every=25) | more)
+
+    def steps_of(self, log):
+        return [s["step"] for s in harness.events(harness.read_log(log), "step")]
+
+    def in_training(self, started, out, log, steps=5):
+        """Waits until this start has taken some steps."""
+        first = checkpoints.newest(out)
+        harness.wait_until(lambda: started.ended() or "MFU" in started.texts()[0], 30, "the first step")
+        harness.wait_until(lambda: started.ended() or len(self.steps_of(log)) >= first + steps, 30, "some steps")
+        self.assertFalse(started.ended(), str(started.result()))
+
+    def stop(self, number, to, out, log, told=None, status=checkpoints.STOPPED, **values):
+        """One start, ended by a signal to rank `to` (None: to what was started). The step it has come to."""
+        started = self.start(out=out, log=log, **values)
+        self.in_training(started, out, log)
+        pid = started.process.pid if to is None else started.processes()[to]
+        os.kill(pid, number)
+        result = started.wait(60)
+        self.assertEqual(result.status, status, str(result))
+        self.assertFalse(started.processes())
+        reason = signal.strsignal(told or number)
+        said = re.search(rf"^stopped   by a signal \({reason}\) after (\d+) of {self.steps} steps", result.out, re.MULTILINE)
+        self.assertTrue(said, str(result))
+        step = int(said.group(1))
+        end = harness.read_log(log)[-1]
+        self.assertEqual((end["event"], end["steps"], end["stopped_by"]), ("end", step, reason))
+        self.assertEqual(self.steps_of(log), list(range(step)))
+        self.assertEqual(checkpoints.newest(out), step)
+        self.assertFalse(os.path.exists(os.path.join(out, "model.bin")))
+        return step
+
+    def goes_on(self, out, log, expected, starts, **values):
+        self.run_with(out=out, log=log, **values)
+        found = self.assertSameRun(log, expected[1])
+        self.assertSameEnd(out, expected[0])
+        self.assertEqual(len(harness.events(found, "resume")), starts - 1)
+        self.assertEqual(found[-1]["starts"], starts)
+        self.assertEqual(found[-1]["redo_s"], 0)
+        self.assertGreater(found[-1]["save_s"], 0)
+
+
+class Stop(Stopping):
+    def check_mesh(self, stops, tp=1, dp=1, **more):
+        expected = self.undisturbed(tp, dp, save_every=0, **more)
+        out, log, come_to = self.fresh("out"), self.fresh("log.jsonl"), [0]
+        for number, to in stops:
+            come_to.append(self.stop(number, to, out, log, tp=tp, dp=dp, **more))
+            self.assertGreater(come_to[-1], come_to[-2])
+        self.goes_on(out, log, expected, len(stops) + 1, tp=tp, dp=dp, **more)
+
+    def test_1x1(self):
+        self.check_mesh([(signal.SIGTERM, None), (signal.SIGINT, None), (signal.SIGUSR1, None)])
+
+    def test_2x1(self):
+        self.check_mesh([(signal.SIGTERM, 0), (signal.SIGINT, 1), (signal.SIGUSR1, None)], 2, 1)
+
+    def test_1x2_up(self):
+        self.check_mesh([(signal.SIGINT, 0), (signal.SIGUSR1, 1), (signal.SIGTERM, 1)], 1, 2, strategy="up")
+
+    def test_2x2(self):
+        self.check_mesh([(signal.SIGUSR1, None), (signal.SIGTERM, 3), (signal.SIGINT, 2)], 2, 2, route="direct")
+
+    def test_without_overlap(self):
+        self.check_mesh([(signal.SIGTERM, 1), (signal.SIGUSR1, 0)], 2, 1, overlap="none")
+
+    def test_sliced(self):
+        self.check_mesh([(signal.SIGTERM, 1), (signal.SIGUSR1, 0)], 1, 2, overlap="slice")
+
+    def test_every_rank_at_once(self):
+        out, log = self.fresh("out"), self.fresh("log.jsonl")
+        started = self.start(tp=2, dp=2, out=out, log=log)
+        self.in_training(started, out, log)
+        for pid in started.processes().values():
+            os.kill(pid, signal.SIGTERM)
+        result = started.wait()
+        self.assertEqual(result.status, checkpoints.STOPPED, str(result))
+        self.assertEqual(result.err.count("ends after this step"), 4, str(result))
+        expected = self.undisturbed(2, 2, save_every=0, route="direct")  # routes give the same bits
+        self.goes_on(out, log, expected, 2, tp=2, dp=2)
+
+    def test_stopped_and_killed(self):
+        """What is watched before a step is in the log once, though it is done again: the run is stopped, goes on, watches,
+        and is killed before it saves."""
+        more = dict(val_every=1, sample_every=40)
+        expected = self.undisturbed(1, 1, save_every=0, **more)
+        out, log = self.fresh("out"), self.fresh("log.jsonl")
+        first = self.stop(signal.SIGTERM, None, out, log, **more)
+        started = self.start(out=out, log=log, **more)
+        self.in_training(started, out, log)
+        started.kill()
+        self.assertEqual(checkpoints.newest(out), first)
+        self.assertIn(first, [v["step"] for v in harness.events(harness.read_log(log), "val")])
+        self.run_with(out=out, log=log, **more)
+        found = self.assertSameRun(log, expected[1])
+        self.assertSameEnd(out, expected[0])
+        self.assertEqual(*([(s["step"], s["text"]) for s in harness.events(which, "sample")]
+                           for which in (found, harness.read_log(expected[1]))))
+        self.assertEqual(found[-1]["starts"], 3)
+        self.assertGreater(found[-1]["redo_s"], 0)
+
+    def test_the_second_signal(self):
+        """Rank 0 waits for one that is frozen: the first signal changes nothing, nor do its repeats; the next ends it."""
+        out, log = self.fresh("out"), self.fresh("log.jsonl")
+        first = self.stop(signal.SIGTERM, 0, out, log, tp=2)
+        started = self.start(tp=2, out=out, log=log, timeout=60)
+        self.in_training(started, out, log)
+        ranks = started.processes()
+        os.kill(ranks[1], signal.SIGSTOP)
+        os.kill(ranks[0], signal.SIGTERM)
+        harness.wait_until(lambda: "ends after this step" in started.texts()[1], 10, "an answer")
+        os.kill(ranks[0], signal.SIGTERM)  # launchers send it twice
+        time.sleep(SAME_S + 0.2)
+        self.assertIn(0, started.processes())
+        os.kill(ranks[0], signal.SIGTERM)
+        result = started.wait(30)
+        self.assertNotIn(result.status, (0, checkpoints.STOPPED), str(result))
+        self.assertRegex(result.err, r"error: rank 0 of 2 \(.*\): told to end at once \(SIGTERM\)")
+        self.assertEqual(checkpoints.steps_in(out), [first])
+        self.assertFalse(started.processes())
+        expected = self.undisturbed(2, 1, save_every=0)
+        self.run_with(tp=2, out=out, log=log)
+        self.assertSameRun(log, expected[1])
+        self.assertSameEnd(out, expected[0])
+
+    def test_without_out(self):
+        started = self.start(tp=2, log=self.fresh("log.jsonl"))
+        harness.wait_until(lambda: started.ended() or "MFU" in started.texts()[0], 30, "the first step")
+        os.kill(started.processes()[1], signal.SIGTERM)
+        result = started.wait()
+        self.assertEqual(result.status, 1, str(result))
+        self.assertFails(result, "nothing was saved", "Terminated", "--out")
+
+    def test_in_the_last_step_it_is_done(self):
+        """A signal that comes too late to stop anything: the run ends as it would have."""
+        expected = self.undisturbed(1, 1, save_every=0)
+        out, log = self.fresh("out"), self.fresh("log.jsonl")
+        started = self.start(out=out, log=log)
+        harness.wait_until(lambda: started.ended() or len(self.steps_of(log)) == self.steps, 30, "the last step",
+                           interval=0)
+        if not started.ended():
+            os.kill(started.process.pid, signal.SIGTERM)
+        result = started.wait()
+        self.assertIn(result.status, (0, -signal.SIGTERM), str(result))
+        if result.status == 0:
+            self.assertSameRun(log, expected[1])
+            self.assertSameEnd(out, expected[0])
+
+
+@unittest.skipUnless(shutil.which("ompi_info"), "only Open MPI's mpirun is known this well")
+class Mpirun(Stopping):
+    """mpirun is told to end. It takes a second until the ranks hear of it, and more to save would take a larger
+    odls_base_sigkill_timeout."""
+    steps = 400
+
+    def test_ended_by_mpirun(self):
+        expected = self.undisturbed(2, 1, save_every=0)
+        out, log = self.fresh("out"), self.fresh("log.jsonl")
+        self.stop(signal.SIGTERM, None, out, log, told=signal.SIGTERM, status=1, tp=2)
+        self.goes_on(out, log, expected, 2, tp=2)
+
+    def test_from_the_keyboard(self):
+        expected = self.undisturbed(2, 1, save_every=0)
+        out, log = self.fresh("out"), self.fresh("log.jsonl")
+        self.stop(signal.SIGINT, None, out, log, told=signal.SIGTERM, status=1, tp=2)
+        self.goes_on(out, log, expected, 2, tp=2)
+
+
+if __name__ == "__main__":
+    unittest.main()
