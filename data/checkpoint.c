@@ -36,7 +36,7 @@ enum { NOTHING_BEGUN = -1 };
 struct checkpoint_store {
     char out[PATH_MAX];
     int lock;
-    int64_t begun; // step, or NOTHING_BEGUN
+    int64_t begun, committed; // steps, or NOTHING_BEGUN; the last that was committed
 };
 
 typedef struct found {
@@ -187,7 +187,7 @@ static bool tidy(const char *out, problem *why) {
 checkpoint_store *checkpoint_store_open(const char *out, problem *why) {
     checkpoint_store *s = calloc(1, sizeof *s);
     if (!s) cf_die(NULL, "out of memory for the checkpoints in %s", out);
-    *s = (checkpoint_store){.lock = -1, .begun = NOTHING_BEGUN};
+    *s = (checkpoint_store){.lock = -1, .begun = NOTHING_BEGUN, .committed = NOTHING_BEGUN};
     bool sound = durable_make_directories(out) || durable_problem(why, "cannot make directory", out, -1);
     if (sound) memcpy(s->out, out, strlen(out) + 1); // it is no longer than a path may be
     if (sound && take_lock(s, why) && tidy(out, why)) return s;
@@ -282,6 +282,7 @@ bool checkpoint_commit(checkpoint_store *s, const manifest *m, problem *why) {
         return false;
     }
     s->begun = NOTHING_BEGUN;
+    s->committed = m->step;
     if (!durable_sync_directory(s->out)) return durable_problem(why, "cannot sync", s->out, -1);
     path_of(s->out, replaced, "", path);
     durable_remove_directory(path); // what is left of it, if anything, tidy() removes
@@ -297,7 +298,9 @@ bool checkpoint_prune(checkpoint_store *s, int64_t keep, int64_t keep_every, pro
     int64_t kept = 0;
     for (int64_t i = 0; i < l.count; i++) {
         found f = l.entries[i];
-        if (f.stage == FINISHED && kept < keep) { // still looking for those to keep
+        if (f.stage == FINISHED && s->committed != NOTHING_BEGUN && f.step > s->committed) {
+            continue;                                    // this run has begun below it, since it is not sound
+        } else if (f.stage == FINISHED && kept < keep) { // still looking for those to keep
             manifest *m = checkpoint_manifest(s->out, f.step, &ignored);
             kept += m && check_files(s->out, f, m, &ignored);
             manifest_free(m);

@@ -105,11 +105,22 @@ static void warn(const problem *why) {
     fflush(stderr);
 }
 
+static void warn_of_nothing(const char *out) {
+    fprintf(stderr,
+            "warning: rank %d: none of the checkpoints in %s is sound: a run begins anew there\n"
+            "hint:    end it if they can be had from a copy; they stay until sound ones take their places\n",
+            cf_die_rank(), out);
+    fflush(stderr);
+}
+
 // Rank 0 looks; the others take its word and read the same manifest.
-static manifest *agree(const together *t, const char *out, int64_t below, bool *sound) {
+static manifest *agree(const together *t, const char *out, int64_t below, bool *sound, bool *passed) {
     problem why = {.what = ""};
     manifest *m = t->rank == 0 ? checkpoint_latest(out, below, &why) : NULL;
-    if (*why.what) warn(&why);
+    if (*why.what) {
+        warn(&why);
+        *passed = true;
+    }
     double step = m ? (double)m->step : -1;
     step = t->exchange(t->argument, &step, 1)[0];
     if (t->rank > 0 && step >= 0) {
@@ -136,10 +147,14 @@ static bool sound_everywhere(const together *t, bool here) {
 }
 
 manifest *resume_find(const together *t, const char *out, int64_t below) {
-    for (;;) {
+    for (bool passed = false;;) {
         bool sound = true;
-        manifest *m = agree(t, out, below, &sound);
-        if (sound_everywhere(t, sound) || !m) return m;
+        manifest *m = agree(t, out, below, &sound, &passed);
+        if (sound_everywhere(t, sound) || !m) {
+            if (!m && passed) warn_of_nothing(out);
+            return m;
+        }
+        passed = t->rank == 0;
         below = m->step;
         manifest_free(m);
     }

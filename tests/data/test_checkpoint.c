@@ -732,6 +732,26 @@ static void test_prune(void **state) {
     checkpoint_store_close(store);
 }
 
+// A run that has passed over newer ones, and begun below them, keeps what it saves: they may look complete.
+static void test_prune_below_newer_ones(void **state) {
+    (void)state;
+    checkpoint_store_close(nine());
+    checkpoint_store *store = open_store();
+    save(store, 20, 2);
+    assert_true(checkpoint_prune(store, 1, 0, &why));
+    assert_string_equal(left(), "23456789");
+    save(store, 30, 2); // takes the place of the older one
+    assert_true(checkpoint_prune(store, 2, 0, &why));
+    assert_string_equal(left(), "23456789");
+    save(store, 60, 2);
+    assert_true(checkpoint_prune(store, 1, 0, &why));
+    assert_string_equal(left(), "6789");
+    save(store, 90, 2);
+    assert_true(checkpoint_prune(store, 1, 0, &why));
+    assert_string_equal(left(), "9");
+    checkpoint_store_close(store);
+}
+
 static void test_prune_that_cannot(void **state) {
     (void)state;
     checkpoint_store *store = nine();
@@ -861,6 +881,7 @@ int main(void) {
         cmocka_unit_test(test_leftovers),
         cmocka_unit_test(test_begin_and_abandon),
         cmocka_unit_test(test_prune),
+        cmocka_unit_test(test_prune_below_newer_ones),
         cmocka_unit_test(test_prune_that_cannot),
         cmocka_unit_test(test_file_size_limit),
         cmocka_unit_test(test_full_device),

@@ -1,0 +1,151 @@
+"""Checkpoints that are damaged: named, passed over, and never gone on with.
+
+One byte, anywhere in any file of a checkpoint, changes what the run was; so does a file that is cut short, missing or
+another's. The run goes on from the checkpoint before, and comes to the same end.
+"""
+# limit: 180
+import os
+import shutil
+import sys
+import unittest
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import checkpoints
+import harness
+
+OLD, NEW = 4, 8
+
+
+def flipped(share):
+    return lambda path: checkpoints.damage(path, share)
+
+
+def cut(path):
+    os.truncate(path, os.path.getsize(path) - 1)
+
+
+def longer(path):
+    with open(path, "ab") as file:
+        file.write(b"\n")
+
+
+def empty(path):
+    os.truncate(path, 0)
+
+
+def a_directory(path):
+    os.remove(path)
+    os.mkdir(path)
+
+
+class Damage(checkpoints.Case):
+    def damaged(self, name, how, steps=(NEW,)):
+        """A new OUT with checkpoints OLD and NEW, files of these steps damaged; and the files."""
+        out = self.with_only(self.undisturbed(2, 1)[0], OLD, NEW)
+        paths = [os.path.join(checkpoints.directory(out, step), name) for step in steps]
+        for path in paths:
+            how(path)
+        return out, paths
+
+    def goes_on(self, out, first, *words, ranks=2, **more):
+        """From step `first` to the same end, with a warning that has these words."""
+        result = self.run_with(tp=ranks, out=out, **more)
+        if first:
+            self.assertIn(f"resume    from step {first} in {out}", result.out)
+        else:
+            self.assertNotIn("resume ", result.out)
+        warnings = "".join(line for line in result.err.splitlines(True) if line.startswith("warning: rank "))
+        for word in words:
+            self.assertIn(word, warnings, str(result))
+        expected = self.undisturbed(ranks, 1)[0]
+        if ranks == 2:
+            self.assertSameEnd(out, expected)
+        shutil.rmtree(out)
+        return result
+
+    def test_one_byte_of_the_manifest(self):
+        for share in (0, 0.02, 0.3, 0.6, 0.9, 0.98, 1):
+            with self.subTest(share=share):
+                out, (path,) = self.damaged("manifest.json", flipped(share))
+                self.goes_on(out, OLD, path, "passed over")
+
+    def test_one_byte_of_a_rank(self):
+        for rank in (0, 1):
+            for share in (0, 0.0005, 0.01, 0.35, 0.7, 1):
+                with self.subTest(rank=rank, share=share):
+                    out, (path,) = self.damaged(f"rank_{rank:05d}.safetensors", flipped(share))
+                    self.goes_on(out, OLD, path, "is damaged", "hash")
+
+    def test_one_rank_reads_all(self):
+        out, (path,) = self.damaged("rank_00001.safetensors", flipped(0.5))
+        self.goes_on(out, OLD, path, "is damaged", ranks=1)
+
+    def test_more_ranks_than_files(self):
+        out, (path,) = self.damaged("rank_00001.safetensors", flipped(0.5))
+        self.goes_on(out, OLD, path, "warning: rank 1", ranks=4)
+
+    def test_other_damage(self):
+        for name in ("manifest.json", "rank_00000.safetensors", "rank_00001.safetensors"):
+            for how in (cut, longer, empty, os.remove, a_directory):
+                with self.subTest(name=name, how=how.__name__):
+                    out, (path,) = self.damaged(name, how)
+                    self.goes_on(out, OLD, path, "passed over")
+
+    def test_files_of_another_step(self):
+        """Each file is sound, but not of this checkpoint."""
+        for name in ("manifest.json", "rank_00001.safetensors"):
+            with self.subTest(name=name):
+                out, (path,) = self.damaged(name, lambda path: shutil.copy(path.replace(
+                    f"{NEW:08d}", f"{OLD:08d}"), path))
+                self.goes_on(out, OLD, path)
+
+    def test_what_is_no_checkpoint(self):
+        """Somebody's files, names that are nearly right, what a killed run has left unfinished."""
+        out, _ = self.damaged("manifest.json", lambda path: None)
+        os.mkdir(checkpoints.directory(out, 9))
+        os.mkdir(os.path.join(out, "step_9"))
+        shutil.copytree(checkpoints.directory(out, NEW), os.path.join(out, "step_00000012.tmp"))
+        shutil.copytree(checkpoints.directory(out, NEW), os.path.join(out, "step_00000009 (copy)"))
+        with open(os.path.join(out, "step_00000011"), "w", encoding="ascii") as file:
+            file.write("a file\n")
+        result = self.run_with(tp=2, out=out, keep=0)
+        self.assertIn(f"resume    from step {NEW}", result.out)
+        for step in (9, 11):
+            self.assertIn(checkpoints.directory(out, step), result.err)
+        self.assertSameEnd(out, self.undisturbed(2, 1)[0])
+        self.assertFalse(os.path.exists(os.path.join(out, "step_00000012.tmp")))
+        self.assertTrue(os.path.exists(os.path.join(out, "step_00000009 (copy)")))
+        self.assertTrue(os.path.exists(os.path.join(out, "step_9")))
+
+    def test_all_are_damaged(self):
+        """The run begins anew, and says so."""
+        out, paths = self.damaged("rank_00000.safetensors", flipped(0.5), (OLD, NEW))
+        result = self.goes_on(out, 0, *paths)
+        self.assertIn(f"none of the checkpoints in {out} is sound: a run begins anew there", result.err, str(result))
+
+    def test_new_checkpoints_are_kept_beside_newer_damaged_ones(self):
+        """A run that has begun anew ends before it has come to the damaged steps: what it has saved is there, and they
+        are as they were. They go when the run has passed them."""
+        more = dict(schedule="constant")  # may be made longer
+        before, log = self.undisturbed(2, 1, **more)
+        out = self.with_only(before, OLD, NEW)
+        for step in (OLD, NEW):
+            checkpoints.damage(os.path.join(checkpoints.directory(out, step), "rank_00001.safetensors"), 0.5)
+        damaged = {step: checkpoints.saved_bytes(out, step) for step in (OLD, NEW)}
+        path = self.fresh("log.jsonl")
+        self.run_with(tp=2, out=out, log=path, save_every=1, steps=3, **more)
+        self.assertEqual(checkpoints.steps_in(out), [2, 3, OLD, NEW])
+        for step, content in damaged.items():
+            self.assertTrue(checkpoints.saved_bytes(out, step) == content, step)
+        result = self.run_with(tp=2, out=out, log=path, save_every=1, steps=6, **more)
+        self.assertIn(f"resume    from step 3 in {out}", result.out)
+        self.assertEqual(checkpoints.steps_in(out), [5, 6, NEW])
+        self.run_with(tp=2, out=out, log=path, save_every=1, **more)
+        self.assertEqual(checkpoints.steps_in(out), [9, 10])
+        self.assertEqual([s["loss"] for s in harness.events(harness.read_log(path), "step")],
+                         [s["loss"] for s in harness.events(harness.read_log(log), "step")])
+        self.assertSameEnd(out, before)
+
+
+if __name__ == "__main__":
+    unittest.main()
