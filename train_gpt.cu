@@ -160,6 +160,7 @@ static void make_context(trainer *t) {
     t->context.stream = cf_stream_create();
     t->context.trace = cf_trace_create();
     t->context.step = -1;
+    if (o->check_wire) t->context.check = cf_check_create();
 }
 
 static void make_batch(trainer *t) {
@@ -944,6 +945,7 @@ static void close_trainer(trainer *t) {
     log_close(t->log);
     optimizer_free(&t->optimizer);
     gpt_free(&t->model);
+    cf_check_free(t->context.check);
     if (t->train) tokens_close(t->train);
     if (t->val) tokens_close(t->val);
     if (t->start) model_file_close(t->start);

@@ -206,6 +206,7 @@ static void finish_gather(void *argument, int i) {
 
 void optimizer_settle(zero_optimizer *o) {
     for (int i = 0; i < o->params->buckets; i++) finish_gather(o, forward_order(o, i));
+    cf_check_verdict(o->context->check, o->context->stream);
 }
 
 static void take_part(zero_optimizer *o, gpt *model) {
@@ -371,6 +372,7 @@ step_result optimizer_step(zero_optimizer *o, adamw a, double clip, const double
     cf_zero(&mine[1], (int64_t)sizeof *mine, o->context->stream);
     add_own_squares(o, &mine[1]);
     exchange_reports(o); // the one place of a step where the host waits for the device
+    cf_check_verdict(o->context->check, o->context->stream);
 
     step_result result = {.loss = sum_reports(o, 0) / (double)tokens, .grad_norm = sqrt(sum_reports(o, 1))};
     if (!isfinite(result.loss) || !isfinite(result.grad_norm)) {
