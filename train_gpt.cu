@@ -280,10 +280,12 @@ static void check_output(trainer *t) {
     if (!root(t)) return;
     struct stat s;
     if (*out && mkdir(out, 0777) != 0) {
+        int error = errno;
         bool directory = stat(out, &s) == 0 && S_ISDIR(s.st_mode);
-        if (!directory || access(out, W_OK) != 0)
+        if (directory) error = access(out, W_OK) == 0 ? 0 : errno;
+        if (error)
             cf_die("choose another --out DIR that can be written",
-                   "--out %s cannot be used as a directory: %s", out, strerror(errno));
+                   "--out %s cannot be used as a directory: %s", out, strerror(error));
     }
     problem why;
     if (*out && !(t->store = checkpoint_store_open(out, &why))) cf_die(why.hint, "%s", why.what);

@@ -1,0 +1,283 @@
+"""What keeps a run from saving or from going on: other options, another run, a directory that cannot be written, a full
+disk. Nothing of what is there is lost, and what is wrong is named.
+"""
+# limit: 180
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import unittest
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import checkpoints
+import harness
+
+AT = 4
+
+
+class Refusals(checkpoints.Case):
+    def refused(self, *words, ranks=1, **values):
+        """Ended with status 1 and these words; OUT is as it was."""
+        out = values.setdefault("out", self.with_only(self.undisturbed(1, 1)[0], AT))
+        log = self.fresh("log.jsonl")
+        shutil.copy(self.undisturbed(1, 1)[1], log)
+        before = checkpoints.saved_bytes(out, AT), checkpoints.read_bytes(log)
+        values = self.recipe(log=log, **values)
+        result = harness.run(harness.options(**values), ranks)
+        self.assertFails(result, *words)
+        self.assertEqual(result.err.count("error:"), 1, str(result))
+        self.assertEqual(checkpoints.steps_in(out), [AT])
+        self.assertTrue((checkpoints.saved_bytes(out, AT), checkpoints.read_bytes(log)) == before)
+        self.assertFalse(os.path.exists(os.path.join(out, "model.bin")))
+
+    def test_other_options(self):
+        for values in (dict(lr=1e-3), dict(min_lr=1e-3), dict(warmup=2), dict(schedule="linear"), dict(weight_decay=0.2),
+                       dict(beta1=0.8), dict(beta2=0.9), dict(eps=1e-7), dict(clip=1), dict(seed=7), dict(steps=20),
+                       dict(batch=4), dict(seq=12)):
+            with self.subTest(**values):
+                (name, value), = values.items()
+                name = name.replace("_", "-")
+                then = self.recipe(out=None).get(name.replace("-", "_"))
+                self.refused(f"--{name} {value:g} (the checkpoint: " if not isinstance(value, str) else f"--{name} {value}",
+                             f"(the checkpoint: {then}" if name in ("seed", "batch", "steps") and then else "",
+                             "--force", **values)
+
+    def test_several_at_once(self):
+        self.refused("--lr 0.001 (the checkpoint: 0.003)", "--batch 4 (the checkpoint: 8)", "--seed 7", lr=1e-3, batch=4,
+                     seed=7)
+
+    def test_on_two_ranks(self):
+        self.refused("--lr 0.001 (the checkpoint: 0.003)", ranks=2, tp=2, lr=1e-3)
+
+    def test_other_data(self):
+        self.refused("--train-tokens 289 (the checkpoint: 865)", train=self.tokens)
+
+    def test_resume_no(self):
+        self.refused("--resume no", f"a checkpoint of step {AT}", resume="no")
+
+    def test_fewer_steps_than_are_done(self):
+        out = self.with_only(self.undisturbed(1, 1, schedule="constant")[0], AT)
+        self.refused("--steps 3", f"{AT} steps", out=out, schedule="constant", steps=3)
+
+    def test_another_model(self):
+        more = dict(init_from=None, layers=2, channels=96, heads=12, vocab=101, seq=self.T)
+        self.refused("another model", "--layers 3 (the checkpoint: 2)", **more | dict(layers=3))
+        for force in (False, True):
+            with self.subTest(force=force):
+                self.refused("another model", "--heads 6 (the checkpoint: 12)", "--channels 48 (the checkpoint: 96)",
+                             force=force, **more | dict(heads=6, channels=48))
+        self.refused("another model", "--vocab 120 (the checkpoint: 101)", force=True, **more | dict(vocab=120))
+        self.refused("another model", f"--positions {self.T} (the checkpoint: 48)", force=True, **more)
+
+    def test_forced(self):
+        """Goes on with the new options: what it does then is what they say."""
+        out = self.with_only(self.undisturbed(1, 1)[0], AT)
+        log = self.fresh("log.jsonl")
+        self.run_with(out=out, log=log, force=True, lr=1e-3, steps=12, clip=0.5)
+        steps = harness.events(harness.read_log(log), "step")
+        self.assertEqual([s["step"] for s in steps], list(range(AT, 12)))
+        self.assertLess(steps[0]["lr"], 1e-3)
+        old = harness.events(harness.read_log(self.undisturbed(1, 1)[1]), "step")
+        self.assertEqual(steps[0]["loss"], old[AT]["loss"])
+        self.assertNotEqual(steps[1]["loss"], old[AT + 1]["loss"])
+        self.run_with(out=out, lr=1e-3, steps=12, clip=0.5)  # these are the run's options now
+
+    def test_what_may_change(self):
+        """The mesh, what is watched, how often is saved: no --force."""
+        out = self.with_only(self.undisturbed(1, 1)[0], AT)
+        self.run_with(out=out, tp=2, micro_batch=8, strategy="up", overlap="slice", val=None, val_every=0, save_every=5,
+                      keep=1, timeout=20)
+        self.assertEqual(checkpoints.steps_in(out), [self.steps])
+
+    def test_a_constant_rate_may_go_on_for_longer(self):
+        long, log = self.undisturbed(1, 1, schedule="constant")
+        out, path = self.fresh("out"), self.fresh("log.jsonl")
+        for steps in (3, 6, self.steps):
+            self.run_with(out=out, log=path, schedule="constant", steps=steps)
+        found, expected = (harness.events(harness.read_log(which), "step") for which in (path, log))
+        self.assertEqual([s["loss"] for s in found], [s["loss"] for s in expected])
+        self.assertSameEnd(out, long)
+
+    def test_options_that_need_out(self):
+        for values in (dict(save_every=2), dict(export=self.path("model"))):
+            with self.subTest(**values):
+                self.assertFails(harness.run(harness.options(**self.recipe(**values))), "--out")
+
+
+class Lock(checkpoints.Case):
+    steps = 100000
+
+    def test_two_runs_in_one_directory(self):
+        out, log = self.fresh("out"), self.fresh("log.jsonl")
+        first = self.start(tp=2, out=out, log=log, save_every=10)
+        harness.wait_until(lambda: first.ended() or checkpoints.newest(out) >= 20, 30, "checkpoints")
+        holder = first.processes()[0]
+        for ranks in (1, 2):
+            with self.subTest(ranks=ranks):
+                begun = checkpoints.newest(out)
+                other = self.fresh("other.jsonl")
+                result = harness.run(harness.options(**self.recipe(out=out, tp=ranks, log=other)), ranks)
+                self.assertFails(result, "another run saves to", out, f"process {holder}", socket.gethostname())
+                self.assertFalse(os.path.exists(other))
+                harness.wait_until(lambda: first.ended() or checkpoints.newest(out) >= begun + 20, 30, "more checkpoints")
+        os.kill(holder, signal.SIGTERM)
+        result = first.wait()
+        self.assertEqual(result.status, checkpoints.STOPPED, str(result))
+        self.assertNotIn("warning", result.err)
+        taken = [s["step"] for s in harness.events(harness.read_log(log), "step")]
+        self.assertEqual(taken, list(range(len(taken))))
+        self.assertEqual(len(checkpoints.steps_in(out)), 2)
+
+    def test_the_lock_of_a_dead_run_is_none(self):
+        out = self.fresh("out")
+        first = self.start(out=out, save_every=5)
+        harness.wait_until(lambda: first.ended() or checkpoints.newest(out) >= 5, 30, "a checkpoint")
+        first.kill()
+        second = self.start(out=out)
+        harness.wait_until(lambda: second.ended() or "MFU" in second.texts()[0], 30, "the first step")
+        os.kill(second.process.pid, signal.SIGTERM)
+        result = second.wait()
+        self.assertEqual(result.status, checkpoints.STOPPED, str(result))
+        self.assertIn("resume    from step", result.out)
+
+
+class Disk(checkpoints.Case):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.bytes = 3 * os.path.getsize(cls.model)  # of a checkpoint: weights and two moments
+        cls.shim = cls.path("preload_disk.so")
+        subprocess.run([os.environ.get("CC", "cc"), "-std=gnu11", "-O1", "-shared", "-fPIC", "-o", cls.shim,
+                        os.path.join(harness.ROOT, "tests/train/preload_disk.c"), "-ldl"], check=True)
+
+    def full(self, rank, path):
+        return dict(LD_PRELOAD=self.shim, FULL_RANK=str(rank), FULL_PATH=path)
+
+    def test_no_checkpoint_can_be_written(self):
+        """The run goes on to its end, and says each time that it could not save; what was there stays."""
+        expected, expected_log = self.undisturbed(1, 1)
+        out, log = self.with_only(expected, AT), self.fresh("log.jsonl")
+        before = checkpoints.saved_bytes(out, AT)
+        shutil.copy(expected_log, log)
+        result = self.start(out=out, log=log, save_every=2, env=self.full(0, "/step_")).wait()
+        self.assertEqual(result.status, 1, str(result))
+        for step in (6, 8, 10):
+            self.assertRegex(result.err, rf"warning: rank 0 of 1: no checkpoint of step {step}: cannot write .*"
+                                         rf"step_{step:08d}.tmp/rank_00000.safetensors.*: No space left on device")
+        self.assertRegex(result.err, "error: .*the state after step 10 was not saved")
+        self.assertEqual(checkpoints.steps_in(out), [AT])
+        self.assertTrue(checkpoints.saved_bytes(out, AT) == before)
+        self.assertEqual([s["step"] for s in harness.events(harness.read_log(log), "step")], list(range(10)))
+        self.run_with(out=out, log=log)
+        self.assertSameRun(log, expected_log)
+        self.assertSameEnd(out, expected)
+
+    def test_one_rank_cannot_write(self):
+        """Of two ranks one fails, at its own file, or rank 0 at the manifest: there is no checkpoint, and both know it."""
+        expected, _ = self.undisturbed(1, 2)
+        for rank, path in ((0, "rank_00000.safetensors"), (1, "rank_00001.safetensors"), (0, "manifest.json")):
+            with self.subTest(path=path):
+                out = self.with_only(expected, AT)
+                result = self.start(dp=2, out=out, save_every=3, env=self.full(rank, path)).wait()
+                self.assertEqual(result.status, 1, str(result))
+                for step in (6, 9, 10):
+                    self.assertRegex(result.err, rf"warning: rank {rank} of 2: no checkpoint of step {step}: cannot write "
+                                                 rf".*/{path}")
+                self.assertNotIn(f"warning: rank {1 - rank} of 2", result.err)
+                self.assertEqual(checkpoints.steps_in(out), [AT])
+                self.run_with(dp=2, out=out)
+                self.assertSameEnd(out, expected)
+
+    def test_a_model_file_that_cannot_be_written(self):
+        """The last checkpoint is there all the same, and the next start has only the model to write."""
+        expected, _ = self.undisturbed(1, 2)
+        out = self.with_only(expected, AT)
+        result = self.start(dp=2, out=out, env=self.full(0, "model.bin")).wait()
+        self.assertFails(result, "model.bin", "No space left on device")
+        result = self.run_with(dp=2, out=out)
+        self.assertIn(f"resume    from step {self.steps}", result.out)
+        self.assertSameEnd(out, expected)
+
+    def test_a_signal_and_no_space(self):
+        """What a signal stops cannot be saved: status 1, not the one that says that it was."""
+        out, log = self.fresh("out"), self.fresh("log.jsonl")
+        started = self.start(out=out, log=log, steps=100000, env=self.full(0, "/step_"))
+        harness.wait_until(lambda: started.ended() or len(harness.read_log(log)) > 5, 30, "some steps")
+        os.kill(started.process.pid, signal.SIGTERM)
+        result = started.wait()
+        self.assertEqual(result.status, 1, str(result))
+        self.assertFails(result, "was not saved")
+        self.assertNotIn("stopped  ", result.out)
+        self.assertEqual(checkpoints.steps_in(out), [])
+
+    @unittest.skipUnless(shutil.which("unshare"), "no unshare")
+    def test_full_disk(self):
+        """Room for two checkpoints, not for three: those of steps 2 and 4 are saved, then there is none but what was, and
+        the next run, with more room, goes on from there."""
+        expected, expected_log = self.undisturbed(1, 1)
+        disk, after, log = self.fresh("disk"), self.fresh("after"), self.fresh("log.jsonl")
+        os.mkdir(disk)
+        values = self.recipe(out=os.path.join(disk, "out"), save_every=2)
+        size = int(2.4 * self.bytes) // 4096 * 4096
+        script = f'mount -t tmpfs -o size={size} tmpfs "$1" || exit 77; shift; "$@"; status=$?; ' \
+                 f'cp -r "{disk}/out" "{after}"; exit $status'
+        done = subprocess.run(["unshare", "-rm", "sh", "-c", script, "sh", disk, harness.PROGRAM,
+                               *harness.options(**values, log=log)], capture_output=True, text=True, timeout=60,
+                              env=harness.environment())
+        if "unshare:" in done.stderr or done.returncode == 77:
+            self.skipTest("no file system can be mounted here: " + done.stderr.strip())
+        self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+        self.assertRegex(done.stderr, r"no checkpoint of step 6: cannot write .*, which needs \d+ bytes where \d+ are "
+                                      "free: No space left on device")
+        self.assertRegex(done.stderr, "hint: .*earlier checkpoints stay as they are")
+        self.assertEqual(checkpoints.steps_in(after), [2, 4])
+        result = self.run_with(out=after, log=log)
+        self.assertIn(f"resume    from step 4 in {after}", result.out)
+        self.assertSameRun(log, expected_log)
+        self.assertSameEnd(after, expected)
+
+    @unittest.skipUnless(shutil.which("unshare"), "no unshare")
+    def test_a_disk_that_was_full(self):
+        """Room is made meanwhile: the next checkpoint that is due is written."""
+        disk, after = self.fresh("disk"), self.fresh("after")
+        os.mkdir(disk)
+        values = self.recipe(out=os.path.join(disk, "out"), save_every=2, schedule="constant", steps=400, val=None)
+        size = int(5 * self.bytes) // 4096 * 4096
+        script = f'mount -t tmpfs -o size={size} tmpfs "$1" || exit 77; shift; ' \
+                 f'head -c {int(4.5 * self.bytes)} /dev/zero > {disk}/ballast; "$@" 2> {after}.err & run=$!; ' \
+                 f'until grep -q "no checkpoint of step" {after}.err || ! kill -0 $run 2>/dev/null; do sleep 0.01; done; ' \
+                 f'rm {disk}/ballast; wait $run; status=$?; cp -r "{disk}/out" "{after}"; exit $status'
+        done = subprocess.run(["unshare", "-rm", "sh", "-c", script, "sh", disk, harness.PROGRAM,
+                               *harness.options(**values)], capture_output=True, text=True, timeout=60,
+                              env=harness.environment())
+        if "unshare:" in done.stderr or done.returncode == 77:
+            self.skipTest("no file system can be mounted here: " + done.stderr.strip())
+        said = checkpoints.read_bytes(f"{after}.err").decode()
+        self.assertEqual(done.returncode, 0, done.stdout + said)
+        self.assertIn("no checkpoint of step 2: ", said)
+        self.assertNotIn("no checkpoint of step 398", said)
+        self.assertEqual(checkpoints.steps_in(after), [398, 400])
+        self.assertTrue(os.path.exists(os.path.join(after, "model.bin")))
+
+    @unittest.skipUnless(os.geteuid() == 0 and shutil.which("setpriv"), "not root, or no setpriv")
+    def test_directories_that_cannot_be_written(self):
+        nobody = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
+        os.chmod(self.folder, 0o755)
+        if subprocess.run([*nobody, "test", "-x", harness.PROGRAM], check=False).returncode != 0:
+            self.skipTest("others cannot reach the program")
+        locked = self.with_only(self.undisturbed(1, 1)[0], AT)
+        os.chmod(locked, 0o555)
+        below = os.path.join(locked, "out")
+        a_file = self.fresh("file")
+        shutil.copy(self.model, a_file)
+        for out, said in ((locked, "Permission denied"), (below, "Permission denied"), (a_file, "File exists")):
+            with self.subTest(out=out):
+                started = self.start(out=out, wrapper=nobody)
+                self.assertFails(started.wait(), out, said, "--out")
+        self.assertEqual(checkpoints.steps_in(locked), [AT])
+
+
+if __name__ == "__main__":
+    unittest.main()
