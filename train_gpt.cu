@@ -198,12 +198,12 @@ static gpt_shape shape_of_checkpoint(options *o) {
     memset(&s, 0, sizeof s);
     s.maxT = resume_number(m, "positions", 0), s.L = resume_number(m, "layers", 0);
     s.C = resume_number(m, "channels", 0), s.H = resume_number(m, "heads", 0),
-    s.V = resume_number(m, "vocab", 0);
-    s.Vp = (s.V + VOCABULARY_PADDING - 1) / VOCABULARY_PADDING * VOCABULARY_PADDING;
-    if (s.maxT < 1 || s.L < 1 || s.C < 1 || s.H < 1 || s.V < 1)
+    s.V = resume_number(m, "vocab", 0), s.Vp = resume_number(m, "padded-vocab", 0);
+    if (s.maxT < 1 || s.L < 1 || s.C < 1 || s.H < 1 || s.V < 1 || s.Vp < s.V)
         cf_die_together(NULL, "the checkpoint of step %lld in %s does not say which model it is of",
                         (long long)m->step, o->out);
-    o->export_step = m->step, o->seq = s.maxT, o->micro_batch = 1;
+    o->export_step = m->step;
+    o->seq = o->tp < s.maxT ? o->tp : s.maxT, o->micro_batch = 1; // nothing is computed: the least there can be
     manifest_free(m);
     return s;
 }
@@ -324,6 +324,7 @@ static void be_patient(trainer *t, bool patient) {
 static resume_facts facts_of(const trainer *t, bool watched) {
     resume_facts facts;
     facts.positions = t->model.params.shape.maxT;
+    facts.padded_vocab = t->model.params.shape.Vp;
     facts.train_tokens = t->train ? tokens_count(t->train) : 0;
     facts.skipped = t->skipped;
     facts.watched = watched;

@@ -5,9 +5,10 @@
 #include "checkpoint.h"
 #include <stdlib.h>
 
-enum { VALUE_MAX = PATH_MAX, FACTS = 5 };
+enum { VALUE_MAX = PATH_MAX, FACTS = 6 };
 
-static const char *const shape_options[] = {"layers", "channels", "heads", "vocab", "positions", NULL};
+static const char *const shape_options[] = {"layers",       "channels",  "heads", "vocab",
+                                            "padded-vocab", "positions", NULL};
 static const char *const run_options[] = {"seq",    "batch",    "lr",           "min-lr",
                                           "warmup", "schedule", "weight-decay", "beta1",
                                           "beta2",  "eps",      "clip",         "seed",
@@ -33,6 +34,7 @@ manifest_option *resume_describe(const options *o, const resume_facts *facts, in
         const char *name;
         int64_t value;
     } more[] = {{"positions", facts->positions},
+                {"padded-vocab", facts->padded_vocab},
                 {"train-tokens", facts->train_tokens},
                 {"skipped", facts->skipped},
                 {"watched", facts->watched}};

@@ -27,12 +27,12 @@ def directory(out, step):
     return os.path.join(out, f"step_{step:08d}")
 
 
-def steps_in(out):
-    """The checkpoints in a directory, and that nothing unfinished is beside them."""
+def steps_in(out, killed=False):
+    """The checkpoints in a directory; and, unless the run was killed, nothing unfinished is beside them."""
     names = [name for name in os.listdir(out) if name.startswith("step_")]
     unfinished = [name for name in names if not name[5:].isdigit()]
-    assert not unfinished, unfinished
-    return sorted(int(name[5:]) for name in names)
+    assert killed or not unfinished, unfinished
+    return sorted(int(name[5:]) for name in names if name not in unfinished)
 
 
 def newest(out):

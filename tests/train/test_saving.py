@@ -2,6 +2,7 @@
 disk. Nothing of what is there is lost, and what is wrong is named.
 """
 # limit: 180
+import dataclasses
 import os
 import shutil
 import signal
@@ -13,6 +14,7 @@ import unittest
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import checkpoints
 import harness
+import reference
 
 AT = 4
 
@@ -69,6 +71,10 @@ class Refusals(checkpoints.Case):
                 self.refused("another model", "--heads 6 (the checkpoint: 12)", "--channels 48 (the checkpoint: 96)",
                              force=force, **more | dict(heads=6, channels=48))
         self.refused("another model", "--vocab 120 (the checkpoint: 101)", force=True, **more | dict(vocab=120))
+        padded = self.fresh("model.bin")
+        shape = dataclasses.replace(self.shape, Vp=110)
+        reference.write_model(padded, shape, reference.random_model(shape))
+        self.refused("another model", "--padded-vocab 110 (the checkpoint: 128)", init_from=padded)
         self.refused("another model", f"--positions {self.T} (the checkpoint: 48)", force=True, **more)
 
     def test_forced(self):
