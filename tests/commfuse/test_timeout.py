@@ -1,9 +1,8 @@
 """A peer that does not do its part: whoever waits for it gives up in time, says for whom and for what it has waited
 and what has become of that rank, and takes all ranks with it. Every rank that waits has its word.
-
-sanitizers: too
-limit: 300
 """
+# sanitizers: too
+# limit: 300
 import os
 import re
 import signal
