@@ -47,6 +47,7 @@ enum {
     LINGER_MS = 5,     // cores to spare: the progress thread looks this long for more before it sleeps
     SPIN_MS = 2,       // cores to spare: a waiting compute thread polls this long before it sleeps
     LOOK_MS = 100,     // how often a sleeping waiter looks at its deadline
+    GAP_MS = 1000,     // no look for so long: this process itself was stopped, and nobody is late
     HEED_MS = 200,     // who still waits so long after another rank has given up does so too
     HWTHREADS_OF_ONE_CORE = 2
 };
@@ -458,6 +459,7 @@ static bool too_long(const mpi_state *s, double begin_ms) {
 }
 
 static void wait_asleep(mpi_state *s, const cf_request *r, cf_point point, double begin_ms) {
+    double looked_ms = begin_ms;
     atomic_fetch_add(&s->waiters, 1);
     pthread_mutex_lock(&s->lock);
     while (!reached(r, point)) {
@@ -468,6 +470,9 @@ static void wait_asleep(mpi_state *s, const cf_request *r, cf_point point, doubl
         until.tv_nsec %= 1000000000L;
         tell_watch(s, r);
         pthread_cond_timedwait(&s->done, &s->lock, &until);
+        double gap_ms = cf_now_ms() - looked_ms;
+        if (gap_ms > GAP_MS) begin_ms += gap_ms;
+        looked_ms += gap_ms;
         if (reached(r, point) || !too_long(s, begin_ms)) continue;
         pthread_mutex_unlock(&s->lock);
         give_up(s, r, cf_now_ms() - begin_ms);
