@@ -1,0 +1,39 @@
+"""Ranks killed at random, six times in sixty steps (see chaos.py, which does more of it): the same model, the same log."""
+# limit: 180
+import os
+import random
+import shutil
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import chaos
+import harness
+
+STEPS, KILLS = 60, 6
+
+
+@unittest.skipUnless(os.path.exists(harness.PROGRAM), f"{harness.PROGRAM} is not built")
+class Chaos(unittest.TestCase):
+    def check(self, tp, dp):
+        seed = random.SystemRandom().randrange(10**6)
+        folder = tempfile.mkdtemp(prefix="commfuse-test-")
+        self.addCleanup(shutil.rmtree, folder, True)
+        print(f"tp {tp}, dp {dp}, seed {seed}")
+        result = chaos.run(folder, STEPS, KILLS, tp, dp, seed)
+        print(chaos.describe(result))
+        self.assertGreaterEqual(sum(result.kills.values()), KILLS - 2)  # one may come when all is done
+        self.assertGreater(result.kills["training"] + result.kills["saving"], 0)
+        self.assertGreater(result.end["starts"], 1)
+        self.assertTrue(0 < result.end["goodput"] < 1)
+
+    def test_two_by_two(self):
+        self.check(2, 2)
+
+    def test_one_rank(self):
+        self.check(1, 1)
+
+
+if __name__ == "__main__":
+    unittest.main()
