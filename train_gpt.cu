@@ -290,7 +290,7 @@ static void check_output(trainer *t) {
     problem why;
     if (*out && !(t->store = checkpoint_store_open(out, &why))) cf_die(why.hint, "%s", why.what);
     if (!*trace) return;
-    FILE *file = fopen(trace, "w");
+    FILE *file = fopen(trace, "a"); // a run that goes on behind its steps leaves it as it is
     if (!file) cf_die("choose another --trace FILE", "cannot write trace %s: %s", trace, strerror(errno));
     fclose(file);
 }
@@ -837,6 +837,7 @@ static void between_steps(trainer *t, int64_t step) {
     bool resumed = step == t->first && step > 0;
     if (!resumed || !t->watched) watch(t, step, false);
     if (t->checkpoints && step > 0 && !resumed && due(t->o.save_every, step)) save(t, step, true);
+    if (resumed && step > t->trace_from && step < t->trace_to) t->trace_from = (int)step;
     if (*t->o.trace && step == t->trace_from) start_trace(t);
 }
 

@@ -111,19 +111,18 @@ class Chaos:
         return not started.ended()
 
     def disturbed(self):
-        """One start, and one kill if `hits` are left. What was hit, or None."""
+        """One start, and one kill if any are left. What was hit, or None."""
         started = self.start(out=self.out, log=self.log, save_every=self.save_every)
         try:
             if self.hits < self.kills and self.choose_moment(started):
-                ranks = started.processes()
-                if ranks:
-                    where, rank = self.where(started), self.random.choice(sorted(ranks))
+                ranks = harness.wait_until(lambda: started.processes() or started.ended() and {None: 0}, 30, "a rank",
+                                           interval=0.001)
+                where, rank = self.where(started), self.random.choice(list(ranks))
+                if not started.ended():
                     os.kill(ranks[rank], signal.SIGKILL)
-                    result = started.wait(60)
-                    assert not started.processes(), f"ranks live on: {started.processes()}"
-                    if result.status != 0:
-                        return where
-                    return None  # it was done a moment before
+                result = started.wait(60)
+                assert not started.processes(), f"ranks live on: {started.processes()}"
+                return where if result.status != 0 else None  # None: it was done a moment before
             result = started.wait(60 + 0.2 * self.steps)
             assert result.status == 0, f"ended by itself, and not well:{result}"
             self.done = True

@@ -4,6 +4,7 @@ every mode. Each file asks it of its strategy.
 
 A run that saves after each step leaves a directory for every place at which it might have been stopped.
 """
+import json
 import os
 import shutil
 import sys
@@ -100,6 +101,18 @@ class Resume(checkpoints.Case):
         self.run_with(strategy=self.strategy, out=out)  # the last step in any case
         self.assertEqual(checkpoints.steps_in(out), [10])
         self.assertEqual(sorted(os.listdir(out)), ["accounts.json", "lock", "model.bin", "step_00000010"])
+
+    def test_a_trace(self):
+        """Of the steps that are left of it; where none are, it stays as it is."""
+        out, _ = self.undisturbed(2, 1, strategy=self.strategy)
+        trace = self.fresh("trace.json")
+        for step, steps in ((2, [4, 5]), (5, [5]), (6, [5]), (10, [5])):
+            with self.subTest(resumed=step):
+                self.run_with(tp=2, strategy=self.strategy, out=self.with_only(out, step), trace=trace, trace_steps="4:6")
+                with open(trace, encoding="utf-8") as file:
+                    found = {event["args"]["step"] for event in json.load(file)["traceEvents"]
+                             if event.get("args", {}).get("step", -1) >= 0}
+                self.assertEqual(sorted(found), steps)
 
     def test_a_run_without_out_saves_nothing(self):
         folder = self.fresh("empty")
