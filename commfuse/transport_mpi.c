@@ -8,9 +8,10 @@
 //
 // Who may use a core:
 //   nothing in flight            the progress thread sleeps on a condition variable
-//   cores to spare on this host  it polls, lingers a moment before it sleeps (a woken thread may find itself
-//                                on the core of the one that computes), and a waiting compute thread polls
-//                                its flag for a while too
+//   cores to spare on this host  it polls, naps for microseconds while nothing moves (the host may be busier than it
+//                                seems, and who never sleeps is the last to get its core back), lingers a moment
+//                                before it sleeps (a woken thread may find itself on the core of the one that
+//                                computes), and a waiting compute thread polls its flag for a while too
 //   ranks outnumber the cores    both sleep between looks, so that the compute threads get the cores
 // Launchers bind a rank to a single core when there are few ranks (Open MPI up to two), which would put the
 // compute threads and this one on the same core: such a binding is widened at start.
@@ -42,7 +43,9 @@ enum {
     ACTIVE_MAX = 4096, // requests in flight
     GROUPS_MAX = CF_INQUIRY_GROUPS,
     POLLS_BEFORE_REST = 8,
-    REST_NS = 20000,   // ranks outnumber cores: sleep between polls
+    REST_NS = 20000, // ranks outnumber cores: sleep between polls
+    POLLS_BEFORE_NAP = 64,
+    NAP_NS = 10000,    // cores to spare, but nothing has moved for a while
     SLICE_NS = 100000, // the shortest time slice that Linux grants
     LINGER_MS = 5,     // cores to spare: the progress thread looks this long for more before it sleeps
     SPIN_MS = 2,       // cores to spare: a waiting compute thread polls this long before it sleeps
@@ -59,6 +62,14 @@ static inline void cpu_relax(void) {
 #elif defined(__aarch64__)
     __asm__ volatile("yield");
 #endif
+}
+
+// Between two looks at a flag. Who has looked often lets others run, if any wait for this core.
+static void poll_again(int polls) {
+    if (polls < POLLS_BEFORE_NAP)
+        cpu_relax();
+    else
+        sched_yield();
 }
 
 typedef struct flight { // an active request's own MPI requests
@@ -331,7 +342,8 @@ static bool has_news(const mpi_state *s) {
 
 static void linger(mpi_state *s) {
     double begin = cf_now_ms();
-    while (!has_news(s) && !atomic_load(&s->crowded) && cf_now_ms() - begin < LINGER_MS) cpu_relax();
+    for (int polls = 0; !has_news(s) && !atomic_load(&s->crowded) && cf_now_ms() - begin < LINGER_MS; polls++)
+        poll_again(polls);
 }
 
 // Move posted requests to the pending list; sleep while there is nothing at all to do. False: go home.
@@ -357,7 +369,10 @@ static bool take_posted(mpi_state *s) {
 }
 
 static void rest(mpi_state *s, int idle) {
-    if (!atomic_load(&s->crowded)) return;
+    if (!atomic_load(&s->crowded)) {
+        if (idle > POLLS_BEFORE_NAP) nanosleep(&(struct timespec){0, NAP_NS}, NULL);
+        return;
+    }
     if (idle % POLLS_BEFORE_REST != 0)
         sched_yield();
     else
@@ -487,7 +502,7 @@ static void wait(cf_transport *t, cf_request *r, cf_point point, cf_stream *stre
     mpi_state *s = (mpi_state *)t->state;
     double begin = cf_now_ms();
     if (!atomic_load(&s->crowded))
-        while (!reached(r, point) && cf_now_ms() - begin < SPIN_MS) cpu_relax();
+        for (int polls = 0; !reached(r, point) && cf_now_ms() - begin < SPIN_MS; polls++) poll_again(polls);
     if (!reached(r, point)) wait_asleep(s, r, point, begin);
 }
 
