@@ -174,6 +174,10 @@ report: all $(benches) ## run the experiments that fit, write build/report/repor
 lab: all $(benches) ## the same experiments on two hosts made of one machine, over links of known speed (Linux, root)
 	@scripts/lab.py --plan && scripts/lab.py -- true && $(PYTHON) scripts/report.py --place lab --out build/lab $(if $(filter-out 0,$(QUICK)),--quick) $(if $(ONLY),--only '$(ONLY)')
 
+chaos: all ## a thousand steps with a hundred ranks killed, and fifty ranks frozen (about half an hour)
+	$(PYTHON) tests/train/chaos.py
+	FREEZES=50 $(PYTHON) tests/train/test_freeze.py
+
 demo: ## train a small GPT on two ranks for a few minutes, with text, figures and a plot
 	@scripts/demo.sh
 
@@ -207,5 +211,5 @@ clean: ## remove everything that was built
 help: ## this list
 	@grep -hE '^[a-z_-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z_-]+):.*## /  make \1\t/' | expand -t 20
 
-.PHONY: FORCE all cuda emulated-tools build-tests tests test bench report lab demo deps config format format-check clean help
+.PHONY: FORCE all cuda emulated-tools build-tests tests test bench report lab chaos demo deps config format format-check clean help
 .DELETE_ON_ERROR:
