@@ -203,7 +203,8 @@ static gpt_shape shape_of_checkpoint(options *o) {
         cf_die_together(NULL, "the checkpoint of step %lld in %s does not say which model it is of",
                         (long long)m->step, o->out);
     o->export_step = m->step;
-    o->seq = o->tp < s.maxT ? o->tp : s.maxT, o->micro_batch = 1; // nothing is computed: the least there can be
+    o->seq = o->tp < s.maxT ? o->tp : s.maxT,
+    o->micro_batch = 1; // nothing is computed: the least there can be
     manifest_free(m);
     return s;
 }
