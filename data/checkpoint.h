@@ -41,9 +41,9 @@ void checkpoint_abandon(checkpoint_store *store);
 
 // Keeps the `keep` newest complete checkpoints (0: all there are), whatever is newer than the oldest of them,
 // and the steps that are multiples of `keep_every` (0: no such); removes the rest, damaged ones included.
-// While fewer than `keep` are complete nothing is removed. What is newer than the last that this store has committed
-// neither counts nor goes: the run has passed it over, though it may look complete. False if something could not be removed: it is no
-// checkpoint any more, and is tried again the next time.
+// While fewer than `keep` are complete nothing is removed. What is newer than the last that this store has
+// committed neither counts nor goes: the run has passed it over, though it may look complete. False if
+// something could not be removed: it is no checkpoint any more, and is tried again the next time.
 bool checkpoint_prune(checkpoint_store *store, int64_t keep, int64_t keep_every, problem *why);
 
 // The newest checkpoint of a step below `below` that is complete: a sound manifest, and each file there with
