@@ -86,7 +86,9 @@ struct cf_watch {
     int told; // which rank gave up first; -1: none has
     double told_ms;
     int missed_by; // who has asked this rank in vain; -1: nobody
-    packet heard;  // the thread's
+    packet heard;  // the thread's, and from whom: not on its stack, which is never left in good order
+    struct sockaddr_in from;
+    socklen_t from_size;
 };
 
 static atomic_bool gave_up; // this process
@@ -240,15 +242,14 @@ static void *listen_to_others(void *argument) {
     cf_watch *w = (cf_watch *)argument;
     for (;;) {
         packet *p = &w->heard;
-        struct sockaddr_in from;
-        socklen_t size = sizeof from;
-        ssize_t length = recvfrom(w->socket, p, sizeof *p, 0, (struct sockaddr *)&from, &size);
+        w->from_size = sizeof w->from;
+        ssize_t length = recvfrom(w->socket, p, sizeof *p, 0, (struct sockaddr *)&w->from, &w->from_size);
         if (!sound(w, p, length)) continue;
         if (p->kind == FAREWELL) hear_farewell(w, p);
         if (p->kind == SILENCE) hear_silence(w, p);
         if (p->kind != QUESTION) continue;
         length = (ssize_t)write_packet(w, ANSWER, p);
-        sendto(w->socket, p, (size_t)length, MSG_DONTWAIT, (struct sockaddr *)&from, size);
+        sendto(w->socket, p, (size_t)length, MSG_DONTWAIT, (struct sockaddr *)&w->from, w->from_size);
     }
     return NULL;
 }
