@@ -95,8 +95,10 @@ static void be_nice(void) {
 
 static void start(saver *s, void *(*work)(void *argument), stage now) {
     atomic_store(&s->stage, now);
-    s->threaded = pthread_create(&s->thread, NULL, work, s) == 0;
-    if (!s->threaded) work(s); // slower, but the checkpoint is what counts
+    s->threaded = true; // which the thread reads
+    if (pthread_create(&s->thread, NULL, work, s) == 0) return;
+    s->threaded = false;
+    work(s); // slower, but the checkpoint is what counts
 }
 
 static void *write_copy(void *argument) {
