@@ -389,7 +389,7 @@ static void go_on(trainer *t, const manifest *m) {
 static void load_state(trainer *t) {
     together all = all_ranks(t);
     be_patient(t, true);
-    manifest *m = *t->o.out ? resume_find(&all, t->o.out, INT64_MAX) : NULL;
+    manifest *m = *t->o.out ? resume_find(&all, t->o.out, INT64_MAX, t->o.force) : NULL;
     if (m)
         go_on(t, m);
     else
@@ -967,7 +967,7 @@ static void close_trainer(trainer *t) {
 static int export_model(trainer *t) {
     together all = all_ranks(t);
     be_patient(t, true);
-    manifest *m = resume_find(&all, t->o.out, t->o.export_step + 1);
+    manifest *m = resume_find(&all, t->o.out, t->o.export_step + 1, false);
     if (!m || m->step != t->o.export_step)
         cf_die_together("choose another with --export-step",
                         "the checkpoint of step %lld in %s cannot be exported", (long long)t->o.export_step,

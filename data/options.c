@@ -104,7 +104,7 @@ static const option_row table[] = {
     INT(keep_every, "keep-every", "0", 0, 1e9, "steps whose multiples' checkpoints are kept too; 0: none"),
     CHOICE(resume, "resume", "auto", "auto|no",
            "auto: go on from the newest sound checkpoint in --out; no: refuse if there is one"),
-    FLAG(force, "force", "resume although options that change the run are not those of the checkpoint"),
+    FLAG(force, "force", "go on although options would change the run, or begin anew where no checkpoint is sound"),
     TEXT(export_to, "export", "", "FILE",
          "write the model of a checkpoint in --out as a model file (llm.c format), then stop"),
     INT(export_step, "export-step", "0", 0, 1e9, "step of that checkpoint; 0: the newest"),

@@ -107,10 +107,11 @@ static void warn(const problem *why) {
     fflush(stderr);
 }
 
-static void warn_of_nothing(const char *out) {
-    fprintf(stderr,
-            "warning: rank %d: none of the checkpoints in %s is sound: a run begins anew there\n"
-            "hint:    end it if they can be had from a copy; they stay until sound ones take their places\n",
+static void nothing_sound(const char *out, bool anew) {
+    if (!anew)
+        cf_die("bring one back from a copy; or choose another --out; or begin anew beside them with --force",
+               "none of the checkpoints in %s is sound", out);
+    fprintf(stderr, "warning: rank %d: none of the checkpoints in %s is sound: a run begins anew there\n",
             cf_die_rank(), out);
     fflush(stderr);
 }
@@ -148,12 +149,12 @@ static bool sound_everywhere(const together *t, bool here) {
     return true;
 }
 
-manifest *resume_find(const together *t, const char *out, int64_t below) {
+manifest *resume_find(const together *t, const char *out, int64_t below, bool anew) {
     for (bool passed = false;;) {
         bool sound = true;
         manifest *m = agree(t, out, below, &sound, &passed);
         if (sound_everywhere(t, sound) || !m) {
-            if (!m && passed) warn_of_nothing(out);
+            if (!m && passed) nothing_sound(out, anew);
             return m;
         }
         passed = t->rank == 0;

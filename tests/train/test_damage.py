@@ -118,9 +118,17 @@ class Damage(checkpoints.Case):
         self.assertTrue(os.path.exists(os.path.join(out, "step_9")))
 
     def test_all_are_damaged(self):
-        """The run begins anew, and says so."""
+        """It is for a person to say that the run begins anew; nothing is touched before."""
         out, paths = self.damaged("rank_00000.safetensors", flipped(0.5), (OLD, NEW))
-        result = self.goes_on(out, 0, *paths)
+        found, log = {step: checkpoints.saved_bytes(out, step) for step in (OLD, NEW)}, self.fresh("log.jsonl")
+        with open(log, "w", encoding="ascii") as file:
+            file.write("the log so far\n")
+        result = harness.run(self.arguments(tp=2, out=out, log=log), 2)
+        self.assertFails(result, f"none of the checkpoints in {out} is sound")
+        self.assertEqual({step: checkpoints.saved_bytes(out, step) for step in (OLD, NEW)}, found)
+        with open(log, encoding="ascii") as file:
+            self.assertEqual(file.read(), "the log so far\n")
+        result = self.goes_on(out, 0, *paths, force=True)
         self.assertIn(f"none of the checkpoints in {out} is sound: a run begins anew there", result.err, str(result))
 
     def test_new_checkpoints_are_kept_beside_newer_damaged_ones(self):
@@ -133,7 +141,7 @@ class Damage(checkpoints.Case):
             checkpoints.damage(os.path.join(checkpoints.directory(out, step), "rank_00001.safetensors"), 0.5)
         damaged = {step: checkpoints.saved_bytes(out, step) for step in (OLD, NEW)}
         path = self.fresh("log.jsonl")
-        self.run_with(tp=2, out=out, log=path, save_every=1, steps=3, **more)
+        self.run_with(tp=2, out=out, log=path, save_every=1, steps=3, force=True, **more)
         self.assertEqual(checkpoints.steps_in(out), [2, 3, OLD, NEW])
         for step, content in damaged.items():
             self.assertTrue(checkpoints.saved_bytes(out, step) == content, step)
