@@ -264,6 +264,11 @@ class Hosts(unittest.TestCase):
             array.array("H", (i * i % 251 for i in range(4096))).tofile(file)
 
 
+def heed_interrupts():
+    """Also where these tests run in the background of a shell, which makes its children deaf to them."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Ends(unittest.TestCase):
     """Whatever ends the lab: its processes and namespaces go, and nothing of it was ever outside them."""
 
@@ -271,7 +276,7 @@ class Ends(unittest.TestCase):
         before = things_of_the_machine()
         lab = subprocess.Popen([sys.executable, LAB, "--share-cores", "--delay", "1ms", "--", "sh", "-c",
                                 "echo started; exec sleep 100"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                               text=True, start_new_session=True)
+                               text=True, start_new_session=True, preexec_fn=heed_interrupts)
         with lab:
             self.assertEqual([lab.stdout.readline(), lab.stdout.readline()], ["started\n"] * 2)
             inside = {namespace(pid, "pid") for pid in processes() if parent(parent(pid) or 0) == lab.pid}
