@@ -93,7 +93,7 @@ def options():
 
 
 def main():
-    if len(sys.argv) != 3 or sys.argv[1] not in ("tokens", "model", "safetensors", "manifest", "options"):
+    if len(sys.argv) != 3 or sys.argv[1] not in ("tokens", "model", "safetensors", "manifest", "state", "options"):
         sys.exit(__doc__)
     target, folder = sys.argv[1:]
     os.makedirs(folder, exist_ok=True)
