@@ -82,6 +82,7 @@ typedef struct trainer {
     bool watched;             // validation and samples before step `first` are done
     accounts time;            // rank 0's
     double begun_ms, watch_ms, save_ms;
+    double *busy; // (ranks) scratch of find_slowest
 } trainer;
 
 static bool root(const trainer *t) {
@@ -262,7 +263,8 @@ static void make_model(trainer *t) {
     t->loss = (double *)cf_alloc((int64_t)sizeof(double), "tokens");
     t->inputs = (int32_t *)calloc((size_t)(t->o.seq * t->o.micro_batch), sizeof *t->inputs);
     t->targets = (int32_t *)calloc((size_t)(t->o.seq * t->o.micro_batch), sizeof *t->targets);
-    if (!t->inputs || !t->targets) cf_die(NULL, "out of memory for the tokens of a micro-batch");
+    t->busy = (double *)calloc((size_t)t->ranks, sizeof *t->busy);
+    if (!t->inputs || !t->targets || !t->busy) cf_die(NULL, "out of memory for the tokens of a micro-batch");
 }
 
 static void open_data(trainer *t) {
@@ -566,16 +568,14 @@ static int ascending(const void *a, const void *b) {
 }
 
 // Time in which a rank does not wait for others tells which one the others wait for.
-static void find_slowest(step_times *times, const double *told, int ranks) {
-    double *busy = (double *)malloc((size_t)ranks * sizeof *busy), most = -1;
-    if (!busy) cf_die(NULL, "out of memory for %d ranks", ranks);
+static void find_slowest(step_times *times, const double *told, double *busy, int ranks) {
+    double most = -1;
     for (int rank = 0; rank < ranks; rank++) {
         busy[rank] = told[rank * REPORT + TELL_MS] - told[rank * REPORT + TELL_EXPOSED];
         if (busy[rank] > most) most = busy[rank], times->slowest = rank;
     }
     qsort(busy, (size_t)ranks, sizeof *busy, ascending);
     times->lag_ms = most - busy[(ranks - 1) / 2];
-    free(busy);
 }
 
 // A rank that has left out a step sends what looks like another step's: nothing hangs, and all is wrong.
@@ -606,7 +606,7 @@ static step_times exchange_times(trainer *t, int64_t step, double begin_ms) {
         times.comm_ms = fmax(times.comm_ms, r[TELL_COMM]);
         if (r[TELL_STOP] > 0) times.stop = (int)r[TELL_STOP];
     }
-    find_slowest(&times, told, t->ranks);
+    find_slowest(&times, told, t->busy, t->ranks);
     if (t->checkpoints) saver_look(t->checkpoints, told); // it may exchange more, so it comes last
     return times;
 }
@@ -958,6 +958,7 @@ static void close_trainer(trainer *t) {
     cf_free(t->loss);
     free(t->inputs);
     free(t->targets);
+    free(t->busy);
     cf_trace_free(t->context.trace);
     cf_stream_free(t->context.stream);
     t->transport->close(t->transport);

@@ -8,12 +8,12 @@
 // would be wrong, or the heap damaged, once in some signals. So the handler has a stack of its own, and the other
 // threads that compute never run it.
 #include "stop.h"
+#include "device.h"
 #include "die.h"
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdint.h>
-#include <time.h>
 #include <unistd.h>
 
 enum { STATUS = 1, SAME_MS = 500, STACK_BYTES = 1 << 16 };
@@ -28,7 +28,7 @@ static struct {
     char who[128]; // "rank 2 of 4 (host)"
     pthread_t listener;
     int asked;           // atomic
-    int64_t asked_ms;    // the handler's
+    double asked_ms;     // the handler's
     const cf_wait *wait; // atomic
 } stop;
 
@@ -81,15 +81,9 @@ static const char *name_of(int number) {
     return "a signal";
 }
 
-static int64_t now_ms(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
-}
-
 static void first(int number) {
     line l = {.length = 0};
-    stop.asked_ms = now_ms();
+    stop.asked_ms = cf_now_ms();
     __atomic_store_n(&stop.asked, number, __ATOMIC_RELEASE);
     add(&l, "\n");
     add(&l, stop.who);
@@ -119,7 +113,7 @@ static void heard(int number) {
         pthread_kill(stop.listener, number);
     else if (!cf_stop_asked())
         first(number);
-    else if (now_ms() - stop.asked_ms > SAME_MS)
+    else if (cf_now_ms() - stop.asked_ms > SAME_MS)
         second(number);
     errno = saved;
 }

@@ -9,12 +9,12 @@
 // the stage as its last act.
 #define _GNU_SOURCE
 #include "saver.h"
+#include "../commfuse/device.h"
 #include "progress.h"
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/resource.h>
-#include <time.h>
 #include <unistd.h>
 
 typedef enum { IDLE, WRITING, WRITTEN, COMMITTING, DONE, FAILED } stage;
@@ -40,12 +40,6 @@ struct saver {
     int64_t options;
     double begun_ms, stall_ms;
 };
-
-static double now_ms(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
-}
 
 static const double *exchange(saver *s, const double *values, int count) {
     return s->plan.all.exchange(s->plan.all.argument, values, count);
@@ -138,7 +132,7 @@ static void warn(const saver *s) {
 static void report(const saver *s) {
     int64_t bytes = 0;
     for (int rank = 0; rank < s->ranks; rank++) bytes += s->file[rank].bytes;
-    double written_ms = now_ms() - s->begun_ms;
+    double written_ms = cf_now_ms() - s->begun_ms;
     progress_break();
     printf("step %5lld  saved %s/step_%08lld: %.1f MiB, the run stood for %.1f ms, written after %.0f ms\n",
            (long long)s->step, s->plan.out, (long long)s->step, (double)bytes / 1048576, s->stall_ms,
@@ -167,7 +161,7 @@ static void keep_options(saver *s, const manifest_option *option, int64_t option
 }
 
 bool saver_begin(saver *s, int64_t step, const manifest_option *option, int64_t options) {
-    double begun = now_ms(), well = 1;
+    double begun = cf_now_ms(), well = 1;
     saver_finish(s);
     s->step = step;
     s->begun_ms = begun;
@@ -184,7 +178,7 @@ bool saver_begin(saver *s, int64_t step, const manifest_option *option, int64_t 
 void saver_write(saver *s, const saved_run *run, int64_t runs, const float *const *values, int64_t elements) {
     s->run = run, s->runs = runs, s->elements = elements;
     memcpy(s->values, values, sizeof s->values);
-    s->stall_ms = now_ms() - s->begun_ms;
+    s->stall_ms = cf_now_ms() - s->begun_ms;
     start(s, write_copy, WRITING);
 }
 

@@ -1,5 +1,6 @@
 // ranks: 1
 #include "tests/death.h"
+#include "tests/data/says.h"
 #include "tests/data/scratch.h"
 #include "data/checkpoint.h"
 #include "data/durable.h"
@@ -8,14 +9,6 @@
 #include <sys/stat.h>
 
 enum { STEP = 12, ELEMENTS = 10 };
-static problem why; // of the last thing that went wrong
-
-#define ASSERT_SAYS(...)                                                                                     \
-    do {                                                                                                     \
-        const char *const words_expected[] = {__VA_ARGS__, NULL};                                            \
-        for (const char *const *word = words_expected; *word; word++)                                        \
-            if (!strstr(why.what, *word)) fail_msg("'%s' does not say '%s'", why.what, *word);               \
-    } while (0)
 
 // --- a checkpoint of two ranks ---
 
