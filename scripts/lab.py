@@ -422,8 +422,9 @@ class Lab:
                     "oob_tcp_if_include": "eth0", "btl_tcp_links": "1", "btl_tcp_flags": "9",
                     "btl_tcp_sndbuf": "0", "btl_tcp_rcvbuf": "0", "orte_tmpdir_base": "/dev/shm"}
         exports = {"OMP_NUM_THREADS": "1", **(env or {})}
-        command = [*self.enter(0), "env", "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
-                   "TMPDIR=/dev/shm", "taskset", "-c", core_list(self.host_cores(0))]
+        # Entering a mount namespace leads to /, and PROGRAM may be named from where its user stands.
+        command = [*self.enter(0), "env", f"--chdir={os.getcwd()}", "OMPI_ALLOW_RUN_AS_ROOT=1",
+                   "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "TMPDIR=/dev/shm", "taskset", "-c", core_list(self.host_cores(0))]
         if timeout_s:
             command += ["timeout", "--kill-after=5", str(timeout_s)]
         command += ["mpirun", "-np", str(ranks), "--hostfile", "/dev/shm/hostfile", "--bind-to", "none"]

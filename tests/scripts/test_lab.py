@@ -228,6 +228,15 @@ class Hosts(unittest.TestCase):
         cores = self.lab.cores
         self.assertEqual(lines, [f"{rank} {{{cores[2 * rank]}}} {{{cores[2 * rank + 1]}}}" for rank in (0, 1)])
 
+    def test_a_program_named_from_where_its_user_stands(self):
+        with tempfile.TemporaryDirectory() as folder:
+            with open(f"{folder}/here", "w", encoding="utf-8") as file:
+                file.write("#!/bin/sh\npwd\n")
+            os.chmod(file.name, 0o700)
+            done = subprocess.run([sys.executable, LAB, "--share-cores", "--", "./here"], cwd=folder, text=True,
+                                  capture_output=True, timeout=60)
+            self.assertEqual(done.stdout.split(), 2 * [os.path.realpath(folder)], done.stderr)
+
     def test_status_of_the_program(self):
         self.assertEqual(self.lab.run(2, ["sh", "-c", "exit 3"], capture_output=True).returncode, 3)
 
