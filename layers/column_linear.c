@@ -11,12 +11,12 @@
 typedef struct job {
     real *out, *activated;     // (T·B, OC)
     precise *dw;               // NULL: left to the caller
-    const real *in, *w, *bias; // in: dy in backward
+    const real *in, *w, *bias; // in: dy in backward; w: prepared in forward
     int64_t B, IC, OC;
 } job;
 
 void column_create(column_linear *c, cf_context *context, const cf_group *group, const char *name,
-                   int64_t capacity, overlap o, bool gathers) {
+                   int64_t capacity, int64_t IC, int64_t OC, overlap o, bool gathers) {
     cf_fuse_plan plan = {.name = name,
                          .group = group,
                          .mode = o.mode,
@@ -29,12 +29,14 @@ void column_create(column_linear *c, cf_context *context, const cf_group *group,
     c->gather = gathers ? cf_fuse_create(context, plan) : NULL;
     plan.operation = CF_REDUCE_SCATTER, plan.side = CF_COMPUTE_BEFORE, plan.folds = true;
     c->dgrad = cf_fuse_create(context, plan);
+    c->prepared = take_real(linear_prepared_size(IC, OC), "weights, prepared");
 }
 
 void column_free(column_linear *c) {
     cf_fuse_free(c->forward);
     cf_fuse_free(c->gather);
     cf_fuse_free(c->dgrad);
+    cf_free(c->prepared);
 }
 
 static void forward_slice(void *argument, const cf_span *span, cf_stream *stream) {
@@ -72,10 +74,13 @@ static void wgrad_slice(void *argument, const cf_span *span, cf_stream *stream) 
     }
 }
 
-void column_forward(column_linear *c, real *out, real *activated, real *full, const real *w, const real *bias,
-                    int64_t Ts, int64_t B, int64_t IC, int64_t OC, int layer) {
-    job j = {.out = out, .activated = activated, .w = w, .bias = bias, .B = B, .IC = IC, .OC = OC};
-    cf_fuse_run(c->forward, full, Ts, B * IC, forward_slice, &j, layer);
+void column_forward(column_linear *c, cf_stream *stream, real *out, real *activated, real *full,
+                    const real *w, const real *bias, int64_t Ts, int64_t B, int64_t IC, int64_t OC,
+                    int layer) {
+    job j = {.out = out, .activated = activated, .bias = bias, .B = B, .IC = IC, .OC = OC};
+    cf_fuse_begin(c->forward, full, Ts, B * IC, forward_slice, &j, layer);
+    j.w = linear_prepare(c->prepared, w, IC, OC, stream); // behind the first transfers
+    cf_fuse_finish(c->forward);
 }
 
 real *column_backward(column_linear *c, cf_stream *stream, precise *dw, const real *dy, real *full,

@@ -6,8 +6,36 @@
 // Rows of out per product when there is a bias: the block just filled with it is still in the cache
 // when the product adds to it.
 enum { ROW_BLOCK = 1024 };
+// A tile of a transposition: rows that fill a cache line of what is written, columns of a few lines each.
+enum { TILE_ROWS = 16, TILE_COLUMNS = 128 };
 // Bias gradient: so many columns at once, each summed in so many blocks of rows.
 enum { COLUMNS = 1024, BLOCKS = 16 };
+
+// to (columns, OC) = from (rows, IC)ᵀ, both within larger matrices
+static void transpose_tile(real *restrict to, const real *restrict from, int64_t rows, int64_t columns,
+                           int64_t IC, int64_t OC) {
+    for (int64_t c = 0; c < columns; c++) {
+#pragma omp simd
+        for (int64_t r = 0; r < rows; r++) to[c * OC + r] = from[r * IC + c];
+    }
+}
+
+int64_t linear_prepared_size(int64_t IC, int64_t OC) {
+    return IC * OC;
+}
+
+const real *linear_prepare(real *prepared, const real *w, int64_t IC, int64_t OC, cf_stream *stream) {
+    (void)stream;
+#pragma omp parallel for
+    for (int64_t r = 0; r < OC; r += TILE_ROWS) {
+        int64_t rows = OC - r < TILE_ROWS ? OC - r : TILE_ROWS;
+        for (int64_t c = 0; c < IC; c += TILE_COLUMNS) {
+            int64_t columns = IC - c < TILE_COLUMNS ? IC - c : TILE_COLUMNS;
+            transpose_tile(prepared + c * OC + r, w + r * IC + c, rows, columns, IC, OC);
+        }
+    }
+    return prepared;
+}
 
 static void fill_with_bias(real *out, const real *bias, int64_t R, int64_t OC) {
 #pragma omp parallel for
@@ -21,19 +49,19 @@ static void fill_with_bias(real *out, const real *bias, int64_t R, int64_t OC) {
 void linear_forward(real *out, const real *x, const real *w, const real *bias, int64_t R, int64_t IC,
                     int64_t OC, cf_stream *stream) {
     if (!bias) {
-        gemm(false, true, R, OC, IC, x, IC, w, IC, 0, out, OC, stream);
+        gemm(false, false, R, OC, IC, x, IC, w, OC, 0, out, OC, stream);
         return;
     }
     for (int64_t r = 0; r < R; r += ROW_BLOCK) {
         int64_t rows = R - r < ROW_BLOCK ? R - r : ROW_BLOCK;
         fill_with_bias(out + r * OC, bias, rows, OC);
-        gemm(false, true, rows, OC, IC, x + r * IC, IC, w, IC, 1, out + r * OC, OC, stream);
+        gemm(false, false, rows, OC, IC, x + r * IC, IC, w, OC, 1, out + r * OC, OC, stream);
     }
 }
 
 void linear_forward_add(real *out, const real *x, const real *w, int64_t R, int64_t IC, int64_t OC,
                         cf_stream *stream) {
-    gemm(false, true, R, OC, IC, x, IC, w, IC, 1, out, OC, stream);
+    gemm(false, false, R, OC, IC, x, IC, w, OC, 1, out, OC, stream);
 }
 
 void linear_forward_gelu(real *out, real *pre, const real *x, const real *w, const real *bias, int64_t R,

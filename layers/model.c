@@ -69,7 +69,8 @@ static void plan_operations(gpt *g, overlap o) {
     g->collect = cf_fuse_create(g->context, plan);
     plan.name = "sample", plan.capacity = g->vocabulary_rows, plan.group = &g->mesh->tp_group;
     g->gather_logits = cf_fuse_create(g->context, plan);
-    column_create(&g->head, g->context, g->split, "head", shard, o, false);
+    column_create(&g->head, g->context, g->split, "head", shard, g->params.shape.C, g->vocabulary_rows, o,
+                  false);
     lookup_create(&g->embedding, g->context, g->mesh, &g->params, g->split, g->T, g->B, o);
 }
 
@@ -214,8 +215,8 @@ static void head_forward(gpt *g) {
     need(g, table(g));
     layernorm_forward(own_wide(g), g->mean, g->rstd, g->x[p->shape.L], params_weight(p, LNFW, 0),
                       params_weight(p, LNFB, 0), Ts * B, C, g->context->stream);
-    column_forward(&g->head, g->logits, NULL, g->wide, params_weight(p, WTE, 0), NULL, Ts, B, C,
-                   g->vocabulary_rows, -1);
+    column_forward(&g->head, g->context->stream, g->logits, NULL, g->wide, params_weight(p, WTE, 0), NULL, Ts,
+                   B, C, g->vocabulary_rows, -1);
 }
 
 static void add_loss(gpt *g, double *sum) {

@@ -14,7 +14,7 @@
 typedef struct job {
     tpsp *t;
     tpsp_saved *s;
-    const real *w; // of the row-parallel layer (C, columns)
+    const real *w; // of the row-parallel layer (C, columns); prepared in forward
     precise *dw;   // NULL: computed afterwards
     bool first;    // attention backward: no range has been done
     int64_t C, Cl, Fl, Hl, D;
@@ -55,8 +55,8 @@ void tpsp_create(tpsp *t, cf_context *context, const cf_group *group, const back
                  gpt_shape shape, int64_t T, int64_t B, overlap o) {
     int64_t N = group->size, C = shape.C, rows = T * B, shard = rows / N * C;
     *t = (tpsp){.context = context, .group = group, .pass = pass, .T = T, .B = B};
-    column_create(&t->qkv, context, group, "att.qkv", shard, o, true);
-    column_create(&t->fc, context, group, "mlp.fc1", shard, o, true);
+    column_create(&t->qkv, context, group, "att.qkv", shard, C, 3 * C / N, o, true);
+    column_create(&t->fc, context, group, "mlp.fc1", shard, C, 4 * C / N, o, true);
     t->attproj_forward = plan_row(t, "att.proj", shard, o, true);
     t->attproj_backward = plan_row(t, "att.proj", shard, o, false);
     t->fcproj_forward = plan_row(t, "mlp.fc2", shard, o, true);
@@ -67,6 +67,7 @@ void tpsp_create(tpsp *t, cf_context *context, const cf_group *group, const back
     t->dhidden = take_real(rows * 4 * C / N, "activations, shared");
     t->dheads = take_real(rows * C / N, "activations, shared");
     t->dqkv = take_real(rows * 3 * C / N, "activations, shared");
+    t->prepared = take_real(linear_prepared_size(4 * C / N, C), "weights, prepared");
     t->norm_scratch = take_precise(layernorm_scratch(C), "activations, shared");
     t->attention_scratch =
         take_precise(attention_scratch(T, B, shape.H / N, C / shape.H), "activations, shared");
@@ -77,9 +78,9 @@ void tpsp_free(tpsp *t) {
     column_free(&t->fc);
     cf_fuse *operations[] = {t->attproj_forward, t->attproj_backward, t->fcproj_forward, t->fcproj_backward};
     for (int i = 0; i < 4; i++) cf_fuse_free(operations[i]);
-    void *memory[] = {t->wide,   t->partial, t->hidden,       t->dhidden,
-                      t->dheads, t->dqkv,    t->norm_scratch, t->attention_scratch};
-    for (int i = 0; i < 8; i++) cf_free(memory[i]);
+    void *memory[] = {t->wide, t->partial,  t->hidden,       t->dhidden,          t->dheads,
+                      t->dqkv, t->prepared, t->norm_scratch, t->attention_scratch};
+    for (int i = 0; i < 9; i++) cf_free(memory[i]);
 }
 
 void tpsp_saved_create(tpsp_saved *s, gpt_shape shape, int tp, int64_t T, int64_t B) {
@@ -144,18 +145,20 @@ void tpsp_forward(tpsp *t, tpsp_saved *s, const parameters *p, int layer, real *
 
     layernorm_forward(own(t, t->wide, C), s->mean1, s->rstd1, s->x, params_weight(p, LN1W, layer),
                       params_weight(p, LN1B, layer), rows, C, stream);
-    column_forward(&t->qkv, s->qkv, NULL, t->wide, params_weight(p, QKVW, layer),
+    column_forward(&t->qkv, stream, s->qkv, NULL, t->wide, params_weight(p, QKVW, layer),
                    params_weight(p, QKVB, layer), Ts, B, C, 3 * C / N, layer);
     job attention = make_job(t, s, p, ATTPROJW, layer);
+    attention.w = linear_prepare(t->prepared, attention.w, attention.Cl, C, stream);
     const real *y =
         cf_fuse_run(t->attproj_forward, t->partial, Ts, B * C, attention_slice, &attention, layer);
     residual_forward(s->x2, s->x, y, params_weight(p, ATTPROJB, layer), rows, C, stream);
 
     layernorm_forward(own(t, t->wide, C), s->mean2, s->rstd2, s->x2, params_weight(p, LN2W, layer),
                       params_weight(p, LN2B, layer), rows, C, stream);
-    column_forward(&t->fc, s->fch, t->hidden, t->wide, params_weight(p, FCW, layer),
+    column_forward(&t->fc, stream, s->fch, t->hidden, t->wide, params_weight(p, FCW, layer),
                    params_weight(p, FCB, layer), Ts, B, C, 4 * C / N, layer);
     job mlp = make_job(t, s, p, FCPROJW, layer);
+    mlp.w = linear_prepare(t->prepared, mlp.w, mlp.Fl, C, stream);
     y = cf_fuse_run(t->fcproj_forward, t->partial, Ts, B * C, mlp_slice, &mlp, layer);
     residual_forward(out, s->x2, y, params_weight(p, FCPROJB, layer), rows, C, stream);
 }

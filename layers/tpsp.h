@@ -25,6 +25,7 @@ extern "C" {
 typedef struct column_linear {
     cf_fuse *forward, *dgrad;
     cf_fuse *gather; // of the saved input; NULL where the input is still there when backward comes (the head)
+    real *prepared;  // weights, in forward
 } column_linear;
 
 // Shared by all layers: planned operations and scratch memory. One layer runs at a time.
@@ -35,12 +36,13 @@ typedef struct tpsp {
     int64_t T, B; // of the pass in progress
     column_linear qkv, fc;
     cf_fuse *attproj_forward, *attproj_backward, *fcproj_forward, *fcproj_backward;
-    real *wide;    // (T, B, C) what all-gather fills
-    real *partial; // (T, B, C) what reduce-scatter sums
-    real *hidden;  // (T, B, Fl) GELU
-    real *dhidden; // (T, B, Fl) gradient in front of the GELU
-    real *dheads;  // (T, B, Cl)
-    real *dqkv;    // (T, B, 3 Cl)
+    real *wide;     // (T, B, C) what all-gather fills
+    real *partial;  // (T, B, C) what reduce-scatter sums
+    real *hidden;   // (T, B, Fl) GELU
+    real *dhidden;  // (T, B, Fl) gradient in front of the GELU
+    real *dheads;   // (T, B, Cl)
+    real *dqkv;     // (T, B, 3 Cl)
+    real *prepared; // weights of a row-parallel layer, in forward
     precise *norm_scratch, *attention_scratch;
 } tpsp;
 
@@ -73,10 +75,11 @@ void tpsp_backward_qkvw(tpsp *t, const parameters *p, int layer);
 // out (T·B, OC) = gathered x · wᵀ + bias; the own shard of x is in place at full + rank · Ts. activated: its GELU;
 // NULL: not wanted.
 void column_create(column_linear *c, cf_context *context, const cf_group *group, const char *name,
-                   int64_t capacity, overlap o, bool gathers);
+                   int64_t capacity, int64_t IC, int64_t OC, overlap o, bool gathers);
 void column_free(column_linear *c);
-void column_forward(column_linear *c, real *out, real *activated, real *full, const real *w, const real *bias,
-                    int64_t Ts, int64_t B, int64_t IC, int64_t OC, int layer);
+void column_forward(column_linear *c, cf_stream *stream, real *out, real *activated, real *full,
+                    const real *w, const real *bias, int64_t Ts, int64_t B, int64_t IC, int64_t OC,
+                    int layer);
 // dw (OC, IC) += dyᵀ · x (NULL: left to the caller, all of x is in full then), and the gradient of the own
 // shard of x is returned (valid until the next run).
 // full: the own shard of x in place, the rest gathered here; all of x where c->gather is NULL.

@@ -17,7 +17,7 @@ typedef struct job {
     up_saved *s;
     const parameters *p;
     int layer;
-    const real *w; // of all head groups: QKV (N, 3Cl, C), projection (N, C, Cl)
+    const real *w; // of all head groups: QKV (N, 3Cl, C), projection (N, C, Cl); prepared in forward
     const real *bias;
     const real *dx; // (Ts, B, C)
     bool first;     // attention backward: no range has been done
@@ -81,6 +81,7 @@ void up_create(up *u, cf_context *context, const cf_group *group, const backward
     u->dqkv = take_real(rows * 3 * Cl, shared);
     u->hidden = take_real(shard_rows * 4 * C, shared);
     u->dhidden = take_real(shard_rows * 4 * C, shared);
+    u->prepared = take_real(linear_prepared_size(4 * C, C), "weights, prepared");
     u->dy = pointers(N);
     u->x = pointers(N);
     u->norm_scratch = take_precise(layernorm_scratch(C), shared);
@@ -90,8 +91,8 @@ void up_create(up *u, cf_context *context, const cf_group *group, const backward
 void up_free(up *u) {
     cf_fuse *operations[] = {u->qkv_forward, u->att_forward, u->att_backward, u->qkv_backward};
     for (int i = 0; i < 4; i++) cf_fuse_free(operations[i]);
-    void *memory[] = {u->norm, u->dnorm,  u->y,       u->qkv_out,      u->dheads_out,       u->dheads,
-                      u->dqkv, u->hidden, u->dhidden, u->norm_scratch, u->attention_scratch};
+    void *memory[] = {u->norm, u->dnorm,  u->y,       u->qkv_out,  u->dheads_out,   u->dheads,
+                      u->dqkv, u->hidden, u->dhidden, u->prepared, u->norm_scratch, u->attention_scratch};
     for (int i = 0; i < (int)(sizeof memory / sizeof *memory); i++) cf_free(memory[i]);
     free(u->dy);
     free(u->x);
@@ -144,6 +145,14 @@ static void own_first(job *j, const cf_span *span, int64_t row_elements, work_on
 
 // --- forward ---
 
+// Weights (OC, IC) of each head group, one behind another, for products group by group.
+static const real *prepare_groups(up *u, const real *w, int64_t IC, int64_t OC) {
+    const real *first = linear_prepare(u->prepared, w, IC, OC, u->context->stream);
+    for (int64_t i = 1; i < u->group->size; i++)
+        linear_prepare(u->prepared + i * IC * OC, w + i * IC * OC, IC, OC, u->context->stream);
+    return first;
+}
+
 // The queries, keys and values of one head group for some rows of the own shard.
 static void qkv_piece(job *j, int64_t group, int64_t first, int64_t rows, real *out) {
     linear_forward(out, j->u->norm + first * j->B * j->C, j->w + group * 3 * j->Cl * j->C,
@@ -181,14 +190,16 @@ static void attention_slice(void *argument, const cf_span *span, cf_stream *stre
 static void attention_half_forward(up *u, up_saved *s, const parameters *p, int layer) {
     cf_stream *stream = u->context->stream;
     job j = make_job(u, s, p, QKVW, layer);
+    j.w = prepare_groups(u, j.w, j.C, 3 * j.Cl);
     j.bias = params_weight(p, QKVB, layer);
     layernorm_forward(u->norm, s->mean1, s->rstd1, s->x, params_weight(p, LN1W, layer),
                       params_weight(p, LN1B, layer), j.Ts * j.B, j.C, stream);
     cf_fuse_result(u->qkv_forward, s->qkv);
     cf_fuse_run(u->qkv_forward, u->qkv_out, j.Ts, j.B * 3 * j.Cl, qkv_slice, &j, layer);
-    j.w = params_weight(p, ATTPROJW, layer);
     cf_fuse_result(u->att_forward, s->groups);
-    cf_fuse_run(u->att_forward, s->heads, j.Ts, j.B * j.Cl, attention_slice, &j, layer);
+    cf_fuse_begin(u->att_forward, s->heads, j.Ts, j.B * j.Cl, attention_slice, &j, layer);
+    j.w = prepare_groups(u, params_weight(p, ATTPROJW, layer), j.Cl, j.C); // behind the last transfers
+    cf_fuse_finish(u->att_forward);
     // In commfuse the own rows are computed among the arrivals; backward looks for them here.
     int64_t own = j.own * j.Ts * j.B * j.Cl;
     cf_copy(s->heads + own, s->groups + own, j.Ts * j.B * j.Cl * (int64_t)sizeof(real), stream);
@@ -201,9 +212,10 @@ void up_forward(up *u, up_saved *s, const parameters *p, int layer, real *out) {
     attention_half_forward(u, s, p, layer);
     layernorm_forward(u->norm, s->mean2, s->rstd2, s->x2, params_weight(p, LN2W, layer),
                       params_weight(p, LN2B, layer), rows, C, stream);
-    linear_forward_gelu(u->hidden, s->fch, u->norm, params_weight(p, FCW, layer),
-                        params_weight(p, FCB, layer), rows, C, 4 * C, stream);
-    linear_forward(u->y, u->hidden, params_weight(p, FCPROJW, layer), NULL, rows, 4 * C, C, stream);
+    const real *w = linear_prepare(u->prepared, params_weight(p, FCW, layer), C, 4 * C, stream);
+    linear_forward_gelu(u->hidden, s->fch, u->norm, w, params_weight(p, FCB, layer), rows, C, 4 * C, stream);
+    w = linear_prepare(u->prepared, params_weight(p, FCPROJW, layer), 4 * C, C, stream);
+    linear_forward(u->y, u->hidden, w, NULL, rows, 4 * C, C, stream);
     residual_forward(out, s->x2, u->y, params_weight(p, FCPROJB, layer), rows, C, stream);
 }
 

@@ -21,7 +21,6 @@
 #include "../../commfuse/die.h"
 #include "../../commfuse/fuse.h"
 #include "../../layers/attention.h"
-#include "../../layers/gemm.h"
 #include "../../layers/linear.h"
 #include "simulate.h"
 #include <stdio.h>
@@ -43,8 +42,9 @@ typedef struct work {
     kind kind;
     layout layout;
     int N, rank;
-    int64_t D, Hl, Cl;                        // per head; heads and channels of this rank
-    real *qkv, *heads, *lse, *w, *full, *out; // full: the payload
+    int64_t D, Hl, Cl; // per head; heads and channels of this rank
+    real *qkv, *heads, *lse, *w, *full,
+        *out; // w: prepared weights, as numbers do not matter; full: the payload
 } work;
 
 // Milliseconds. An array of doubles throughout, so that medians and ranks can be gone through alike.
@@ -90,8 +90,12 @@ static void attend_pair(work *k, const cf_span *span, cf_stream *stream) {
 // out (rows of the own shard, C) += one head group of them (rows, Cl) · its columns of the weights (C, C)
 static void project(work *k, const cf_span *span, cf_stream *stream) {
     int64_t shard = k->s.T / k->N, group = span->row / shard, row = span->row % shard * k->s.B;
-    gemm(false, true, span->rows * k->s.B, k->s.C, k->Cl, (const real *)span->data, k->Cl,
-         k->w + group * k->Cl, k->s.C, group == k->rank ? 0 : 1, k->out + row * k->s.C, k->s.C, stream);
+    int64_t rows = span->rows * k->s.B;
+    real *out = k->out + row * k->s.C, *w = k->w + group * k->Cl * k->s.C;
+    if (group == k->rank)
+        linear_forward(out, (const real *)span->data, w, NULL, rows, k->Cl, k->s.C, stream);
+    else
+        linear_forward_add(out, (const real *)span->data, w, rows, k->Cl, k->s.C, stream);
 }
 
 static void compute(void *argument, const cf_span *span, cf_stream *stream) {

@@ -91,7 +91,9 @@ typedef struct work {
     shape s;
     int64_t N, D, Hl, local;    // local: columns of this rank
     int64_t rows, row_elements; // of a shard of the payload
-    real *full, *out, *w, *qkv, *heads, *lse;
+    real *full, *out, *w, *prepared, *qkv, *heads, *lse;
+    int64_t groups, IC, OC; // of the weights of a forward product
+    const real *ready;      // prepared
 } work;
 
 // --- computations ---
@@ -100,7 +102,7 @@ static void gather_gemm(void *argument, const cf_span *span, cf_stream *stream) 
     work *k = (work *)argument;
     for (int i = 0; i < span->blocks; i++) {
         int64_t row = (span->row + i * span->row_stride) * k->s.B;
-        linear_forward(k->out + row * k->local, (const real *)(span->data + i * span->data_stride), k->w,
+        linear_forward(k->out + row * k->local, (const real *)(span->data + i * span->data_stride), k->ready,
                        NULL, span->rows * k->s.B, k->s.C, k->local, stream);
     }
 }
@@ -108,9 +110,9 @@ static void gather_gemm(void *argument, const cf_span *span, cf_stream *stream) 
 // A product for rows that travel, or onto what has arrived.
 static void project(work *k, real *out, const real *x, int64_t rows, bool accumulate, cf_stream *stream) {
     if (accumulate)
-        linear_forward_add(out, x, k->w, rows, k->local, k->s.C, stream);
+        linear_forward_add(out, x, k->ready, rows, k->local, k->s.C, stream);
     else
-        linear_forward(out, x, k->w, NULL, rows, k->local, k->s.C, stream);
+        linear_forward(out, x, k->ready, NULL, rows, k->local, k->s.C, stream);
 }
 
 static void gemm_scatter(void *argument, const cf_span *span, cf_stream *stream) {
@@ -147,7 +149,7 @@ static void each_piece(work *k, const cf_span *span, on_piece *f) {
 
 // Own rows (rows, B, C) in out, weights of all head groups (N, 3Cl, C).
 static void qkv_piece(work *k, int64_t shard, int64_t row, int64_t rows, real *data) {
-    linear_forward(data, k->out + row * k->s.B * k->s.C, k->w + shard * k->local * k->s.C, NULL,
+    linear_forward(data, k->out + row * k->s.B * k->s.C, k->ready + shard * k->local * k->s.C, NULL,
                    rows * k->s.B, k->s.C, k->local, NULL);
 }
 
@@ -157,8 +159,8 @@ static void qkv_dgrad_piece(work *k, int64_t shard, int64_t row, int64_t rows, r
 }
 
 static void projection_piece(work *k, int64_t shard, int64_t row, int64_t rows, real *data) {
-    linear_forward_add(k->out + row * k->s.B * k->s.C, data, k->w + shard * k->local * k->s.C, rows * k->s.B,
-                       k->local, k->s.C, NULL);
+    linear_forward_add(k->out + row * k->s.B * k->s.C, data, k->ready + shard * k->local * k->s.C,
+                       rows * k->s.B, k->local, k->s.C, NULL);
 }
 
 static void gemm_alltoall(void *argument, const cf_span *span, cf_stream *stream) {
@@ -192,23 +194,34 @@ static void wgrad_scatter(void *argument, const cf_span *span, cf_stream *stream
                           k->s.C, span->rows, stream);
 }
 
+// Once per operation, as layers do.
+static void prepare(work *k, cf_stream *stream) {
+    if (!k->prepared) return;
+    int64_t size = k->IC * k->OC;
+    for (int64_t i = k->groups - 1; i >= 0; i--)
+        k->ready = linear_prepare(k->prepared + i * size, k->w + i * size, k->IC, k->OC, stream);
+}
+
 static const struct {
     const char *op, *name;
     cf_compute *compute;
     cf_operation operation;
     cf_side side;
+    bool forward; // its product is a layer's forward one, with prepared weights
 } works[WORK_KINDS] = {
-    [GATHER_GEMM] = {"gather_gemm", "all-gather > GEMM", gather_gemm, CF_ALLGATHER, CF_COMPUTE_AFTER},
+    [GATHER_GEMM] = {"gather_gemm", "all-gather > GEMM", gather_gemm, CF_ALLGATHER, CF_COMPUTE_AFTER, true},
     [GEMM_SCATTER] = {"gemm_scatter", "GEMM > reduce-scatter", gemm_scatter, CF_REDUCE_SCATTER,
-                      CF_COMPUTE_BEFORE},
+                      CF_COMPUTE_BEFORE, true},
     [ATTENTION_SCATTER] = {"attention_scatter", "attention > reduce-sc.", attention_scatter,
-                           CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE},
-    [GEMM_ALLTOALL] = {"gemm_alltoall", "GEMM > all-to-all", gemm_alltoall, CF_ALLTOALL, CF_COMPUTE_BEFORE},
+                           CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, true},
+    [GEMM_ALLTOALL] = {"gemm_alltoall", "GEMM > all-to-all", gemm_alltoall, CF_ALLTOALL, CF_COMPUTE_BEFORE,
+                       true},
     [ATTENTION_ALLTOALL] = {"attention_alltoall", "att. > a-to-a > GEMM", attention_alltoall, CF_ALLTOALL,
-                            CF_COMPUTE_BOTH},
-    [ALLTOALL_GEMM] = {"alltoall_gemm", "all-to-all > GEMM", alltoall_gemm, CF_ALLTOALL, CF_COMPUTE_AFTER},
+                            CF_COMPUTE_BOTH, true},
+    [ALLTOALL_GEMM] = {"alltoall_gemm", "all-to-all > GEMM", alltoall_gemm, CF_ALLTOALL, CF_COMPUTE_AFTER,
+                       false},
     [WGRAD_SCATTER] = {"wgrad_scatter", "wgrad > reduce-scatter", wgrad_scatter, CF_REDUCE_SCATTER,
-                       CF_COMPUTE_BEFORE},
+                       CF_COMPUTE_BEFORE, false},
 };
 
 // --- one shape ---
@@ -232,6 +245,13 @@ static work make_work(const bench *b, shape s) {
     k.full = filled(N * k.rows * k.row_elements);
     k.out = filled(s.kind == WGRAD_SCATTER ? all * s.columns : exchanged ? all / N * s.C : all * k.local);
     k.w = filled((exchanged ? s.columns : k.local) * s.C);
+    k.groups = exchanged ? N : 1;
+    k.IC = s.kind == GATHER_GEMM || s.kind == GEMM_ALLTOALL ? s.C : k.local;
+    k.OC = s.kind == GATHER_GEMM || s.kind == GEMM_ALLTOALL ? k.local : s.C;
+    k.prepared =
+        works[s.kind].forward
+            ? cf_alloc(k.groups * linear_prepared_size(k.IC, k.OC) * (int64_t)sizeof(real), "benchmark")
+            : NULL;
     if (s.kind == WGRAD_SCATTER) k.heads = filled(all * s.C);
     if (!is_attention(s.kind)) return k;
     k.qkv = filled(all * 3 * k.local);
@@ -241,8 +261,8 @@ static work make_work(const bench *b, shape s) {
 }
 
 static void free_work(work *k) {
-    real *memory[] = {k->full, k->out, k->w, k->qkv, k->heads, k->lse};
-    for (int i = 0; i < 6; i++) cf_free(memory[i]);
+    real *memory[] = {k->full, k->out, k->w, k->prepared, k->qkv, k->heads, k->lse};
+    for (int i = 0; i < 7; i++) cf_free(memory[i]);
 }
 
 static cf_fuse *make_operation(bench *b, const work *k, const variant *v) {
@@ -270,6 +290,7 @@ static double maximum(bench *b, double ms) {
 }
 
 static void monolith(bench *b, work *k) {
+    prepare(k, b->context.stream);
     cf_side side = works[k->s.kind].side;
     cf_span all = {.rows = k->N * k->rows,
                    .blocks = 1,
@@ -279,14 +300,24 @@ static void monolith(bench *b, work *k) {
         if (side == all.side || side == CF_COMPUTE_BOTH) works[k->s.kind].compute(k, &all, b->context.stream);
 }
 
+// Weights are prepared where layers do it: behind the first transfers of what comes in, else in front.
+static void fused(bench *b, work *k, cf_fuse *operation) {
+    cf_stream *stream = b->context.stream;
+    if (works[k->s.kind].side == CF_COMPUTE_BEFORE) prepare(k, stream);
+    cf_fuse_begin(operation, k->full, k->rows, k->row_elements, works[k->s.kind].compute, k, -1);
+    if (works[k->s.kind].side != CF_COMPUTE_BEFORE) prepare(k, stream);
+    cf_fuse_finish(operation);
+}
+
 static double run_once(bench *b, work *k, const variant *v, cf_fuse *operation) {
-    cf_compute *compute = v->what == NATIVE ? NULL : works[k->s.kind].compute;
     cf_barrier(&b->context, &b->mesh.world_group);
     double begin = cf_now_ms();
     if (v->what == MONOLITHIC)
         monolith(b, k);
+    else if (v->what == NATIVE)
+        cf_fuse_run(operation, k->full, k->rows, k->row_elements, NULL, NULL, -1);
     else
-        cf_fuse_run(operation, k->full, k->rows, k->row_elements, compute, k, -1);
+        fused(b, k, operation);
     cf_stream_sync(b->context.stream);
     return maximum(b, cf_now_ms() - begin);
 }

@@ -91,7 +91,7 @@ static void make_buffers(bench *b) {
     b->wide = filled(b, OF_REAL, s->R * 4 * s->C);
     b->wide2 = filled(b, OF_REAL, s->R * 4 * s->C);
     b->dqkv = filled(b, OF_REAL, s->R * 3 * s->C);
-    b->weight = filled(b, OF_REAL, 4 * s->C * s->C);
+    b->weight = filled(b, OF_REAL, 4 * s->C * s->C); // forward products read weights as they lie on a GPU
     b->table = filled(b, OF_REAL, s->V * s->C);
     b->logits = filled(b, OF_REAL, s->R * s->V);
     b->dweight = filled(b, OF_PRECISE, 4 * s->C * s->C);

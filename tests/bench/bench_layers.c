@@ -31,8 +31,8 @@ typedef struct sizes {
 typedef struct bench {
     sizes s;
     double peak; // GFLOP/s
-    real *wide, *wide2, *narrow, *narrow2, *narrow3, *weight, *dweight, *bias, *row_stats, *scratch, *logits,
-        *table;
+    real *wide, *wide2, *narrow, *narrow2, *narrow3, *weight, *prepared, *dweight, *bias, *row_stats,
+        *scratch, *logits, *table;
     real *dtable, *lse, *moments;
     int32_t *tokens;
 } bench;
@@ -56,6 +56,7 @@ static void bench_buffers(bench *b) {
     b->narrow2 = normal_buffer(s->R * s->C);
     b->narrow3 = normal_buffer(s->R * s->C);
     b->weight = normal_buffer(4 * s->C * s->C);
+    b->prepared = normal_buffer(linear_prepared_size(s->C, 4 * s->C));
     b->dweight = normal_buffer(4 * s->C * s->C);
     b->bias = normal_buffer(4 * s->C);
     b->row_stats = normal_buffer(s->R * 8);
@@ -75,7 +76,8 @@ static void run_add(bench *b) {
 }
 
 static void run_fc_forward(bench *b) {
-    linear_forward(b->wide, b->narrow, b->weight, b->bias, b->s.R, b->s.C, 4 * b->s.C, NULL);
+    const real *w = linear_prepare(b->prepared, b->weight, b->s.C, 4 * b->s.C, NULL);
+    linear_forward(b->wide, b->narrow, w, b->bias, b->s.R, b->s.C, 4 * b->s.C, NULL);
 }
 static void run_fc_dgrad(bench *b) {
     linear_dgrad(b->narrow, b->wide, b->weight, b->s.R, b->s.C, 4 * b->s.C, NULL);

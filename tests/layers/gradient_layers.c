@@ -18,12 +18,13 @@ static void subtract(real *after, const real *before, int64_t n) {
 // x (R, IC) → linear → y (R, OC); the loss is y · dy
 typedef struct linear_problem {
     int64_t R, IC, OC;
-    real *x, *w, *bias, *y, *dy;
+    real *x, *w, *bias, *y, *dy, *prepared;
 } linear_problem;
 
 static double linear_loss(void *context) {
     linear_problem *p = context;
-    linear_forward(p->y, p->x, p->w, p->bias, p->R, p->IC, p->OC, NULL);
+    const real *w = linear_prepare(p->prepared, p->w, p->IC, p->OC, NULL);
+    linear_forward(p->y, p->x, w, p->bias, p->R, p->IC, p->OC, NULL);
     return dot(p->y, p->dy, p->R * p->OC);
 }
 
@@ -35,7 +36,8 @@ static void check_linear(int64_t R, int64_t IC, int64_t OC, bool with_bias) {
                         random_buffer(OC * IC),
                         NULL,
                         poisoned_buffer(R * OC),
-                        random_buffer(R * OC)};
+                        random_buffer(R * OC),
+                        poisoned_buffer(linear_prepared_size(IC, OC))};
     if (with_bias) p.bias = random_buffer(OC);
     real *dx = poisoned_buffer(R * IC), *dw = random_buffer(OC * IC), *db = random_buffer(OC);
     real *dw_before = copy_buffer(dw, OC * IC), *db_before = copy_buffer(db, OC);
@@ -213,15 +215,18 @@ typedef struct mlp_problem {
     int64_t R, C, F;
     real *x, *lnw, *lnb, *w1, *b1, *w2, *b2;          // parameters
     real *ln, *mean, *rstd, *hidden, *gelu, *mlp, *y; // activations
+    real *prepared;
     real *dy;
 } mlp_problem;
 
 static double mlp_loss(void *context) {
     mlp_problem *p = context;
     layernorm_forward(p->ln, p->mean, p->rstd, p->x, p->lnw, p->lnb, p->R, p->C, NULL);
-    linear_forward(p->hidden, p->ln, p->w1, p->b1, p->R, p->C, p->F, NULL);
+    const real *w = linear_prepare(p->prepared, p->w1, p->C, p->F, NULL);
+    linear_forward(p->hidden, p->ln, w, p->b1, p->R, p->C, p->F, NULL);
     gelu_forward(p->gelu, p->hidden, p->R * p->F, NULL);
-    linear_forward(p->mlp, p->gelu, p->w2, NULL, p->R, p->F, p->C, NULL);
+    w = linear_prepare(p->prepared, p->w2, p->F, p->C, NULL);
+    linear_forward(p->mlp, p->gelu, w, NULL, p->R, p->F, p->C, NULL);
     residual_forward(p->y, p->x, p->mlp, p->b2, p->R, p->C, NULL);
     return dot(p->y, p->dy, p->R * p->C);
 }
@@ -244,6 +249,7 @@ static void mlp_with_residual(void **state) {
     p.ln = poisoned_buffer(R * C), p.mean = poisoned_buffer(R), p.rstd = poisoned_buffer(R);
     p.hidden = poisoned_buffer(R * F), p.gelu = poisoned_buffer(R * F);
     p.mlp = poisoned_buffer(R * C), p.y = poisoned_buffer(R * C);
+    p.prepared = poisoned_buffer(linear_prepared_size(C, F));
     mlp_loss(&p);
 
     real *dx = parameter[0].gradient, *dhidden = poisoned_buffer(R * F), *dln = poisoned_buffer(R * C);

@@ -81,8 +81,9 @@ static void gemm_refusal_is_fatal(void **state) {
 static void check_linear(int64_t R, int64_t IC, int64_t OC) {
     real *x = integer_buffer(R * IC), *w = integer_buffer(OC * IC), *bias = integer_buffer(OC);
     real *y = poisoned_buffer(R * OC), *plain = poisoned_buffer(R * OC);
-    linear_forward(y, x, w, bias, R, IC, OC, NULL);
-    linear_forward(plain, x, w, NULL, R, IC, OC, NULL);
+    const real *ready = linear_prepare(poisoned_buffer(linear_prepared_size(IC, OC)), w, IC, OC, NULL);
+    linear_forward(y, x, ready, bias, R, IC, OC, NULL);
+    linear_forward(plain, x, ready, NULL, R, IC, OC, NULL);
     for (int64_t r = 0; r < R; r++)
         for (int64_t o = 0; o < OC; o++) {
             double sum = dot(x + r * IC, w + o * IC, IC);
@@ -126,7 +127,8 @@ static void check_added(int64_t R, int64_t IC, int64_t OC) {
     real *x = integer_buffer(R * IC), *w = integer_buffer(OC * IC), *dy = integer_buffer(R * OC);
     real *y = integer_buffer(R * OC), *dx = integer_buffer(R * IC);
     real *y_before = copy_buffer(y, R * OC), *dx_before = copy_buffer(dx, R * IC);
-    linear_forward_add(y, x, w, R, IC, OC, NULL);
+    const real *ready = linear_prepare(poisoned_buffer(linear_prepared_size(IC, OC)), w, IC, OC, NULL);
+    linear_forward_add(y, x, ready, R, IC, OC, NULL);
     linear_dgrad_add(dx, dy, w, R, IC, OC, NULL);
     for (int64_t r = 0; r < R; r++) {
         for (int64_t o = 0; o < OC; o++)
