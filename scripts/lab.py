@@ -49,6 +49,7 @@ QUEUE_BYTES = 64 << 20  # nothing is dropped
 # waits for would have to wait behind it. A link that was idle for a moment does not start slowly again.
 TCP = {"tcp_rmem": "4096 4194304 33554432", "tcp_wmem": "4096 4194304 33554432", "tcp_notsent_lowat": "131072",
        "tcp_slow_start_after_idle": "0", "tcp_no_metrics_save": "1"}
+EAGER_BYTES = 2 << 20
 DELAY_LINE = "/dev/shm/delay_line"
 HERE = pathlib.Path(__file__).resolve().parent
 SLOWER_MAX = 10  # what takes more of a core than this is held back by the kernel's own limit on real-time processes
@@ -417,9 +418,13 @@ class Lab:
     def mpirun(self, ranks, env=None, timeout_s=None):
         """The command that goes before PROGRAM ARGUMENTS. Open MPI would push a whole message into the connection
         at once, and what it says about the next one would wait behind it, so the two directions of a link would take
-        turns: flags 9 make it send fragments. The sizes of socket buffers are left to the kernel (see TCP)."""
+        turns: flags 9 make it send fragments. Nor should a message have to ask first whether it may come, and that
+        question wait behind what the other side sends: up to EAGER_BYTES it does not. What is longer, which is
+        gradients and weights, asks, and its fragments let the others through. The sizes of socket buffers are left to
+        the kernel (see TCP)."""
         settings = {"plm_rsh_agent": "/dev/shm/agent", "pml": "ob1", "btl": "tcp,self", "btl_tcp_if_include": "eth0",
                     "oob_tcp_if_include": "eth0", "btl_tcp_links": "1", "btl_tcp_flags": "9",
+                    "btl_tcp_eager_limit": str(EAGER_BYTES),
                     "btl_tcp_sndbuf": "0", "btl_tcp_rcvbuf": "0", "orte_tmpdir_base": "/dev/shm"}
         exports = {"OMP_NUM_THREADS": "1", **(env or {})}
         # Entering a mount namespace leads to /, and PROGRAM may be named from where its user stands.
