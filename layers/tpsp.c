@@ -67,7 +67,8 @@ void tpsp_create(tpsp *t, cf_context *context, const cf_group *group, const back
     t->dhidden = take_real(rows * 4 * C / N, "activations, shared");
     t->dheads = take_real(rows * C / N, "activations, shared");
     t->dqkv = take_real(rows * 3 * C / N, "activations, shared");
-    t->prepared = take_real(linear_prepared_size(4 * C / N, C), "weights, prepared");
+    t->prepared =
+        take_real(linear_prepared_size(4 * C / N, C), "weights, prepared"); // the projection's is smaller
     t->norm_scratch = take_precise(layernorm_scratch(C), "activations, shared");
     t->attention_scratch =
         take_precise(attention_scratch(T, B, shape.H / N, C / shape.H), "activations, shared");

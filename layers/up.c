@@ -17,7 +17,7 @@ typedef struct job {
     up_saved *s;
     const parameters *p;
     int layer;
-    const real *w; // of all head groups: QKV (N, 3Cl, C), projection (N, C, Cl); prepared in forward
+    const real *w; // of all head groups: QKV (N, 3Cl, C), projection (N, C, Cl); forward: u->ready
     const real *bias;
     const real *dx; // (Ts, B, C)
     bool first;     // attention backward: no range has been done
@@ -63,6 +63,15 @@ static const real **pointers(int64_t count) {
     return array;
 }
 
+// Of QKV's and the projection's head groups and the MLP's matrices.
+static int64_t largest_prepared(int64_t C, int64_t N) {
+    int64_t sizes[] = {N * linear_prepared_size(C, 3 * C / N), N * linear_prepared_size(C / N, C),
+                       linear_prepared_size(C, 4 * C), linear_prepared_size(4 * C, C)};
+    int64_t most = 0;
+    for (int i = 0; i < 4; i++) most = sizes[i] > most ? sizes[i] : most;
+    return most;
+}
+
 void up_create(up *u, cf_context *context, const cf_group *group, const backward_pass *pass, gpt_shape shape,
                int64_t T, int64_t B, overlap o) {
     const char *shared = "activations, shared";
@@ -81,7 +90,8 @@ void up_create(up *u, cf_context *context, const cf_group *group, const backward
     u->dqkv = take_real(rows * 3 * Cl, shared);
     u->hidden = take_real(shard_rows * 4 * C, shared);
     u->dhidden = take_real(shard_rows * 4 * C, shared);
-    u->prepared = take_real(linear_prepared_size(4 * C, C), "weights, prepared");
+    u->prepared = take_real(largest_prepared(C, N), "weights, prepared");
+    u->ready = pointers(N);
     u->dy = pointers(N);
     u->x = pointers(N);
     u->norm_scratch = take_precise(layernorm_scratch(C), shared);
@@ -94,6 +104,7 @@ void up_free(up *u) {
     void *memory[] = {u->norm, u->dnorm,  u->y,       u->qkv_out,  u->dheads_out,   u->dheads,
                       u->dqkv, u->hidden, u->dhidden, u->prepared, u->norm_scratch, u->attention_scratch};
     for (int i = 0; i < (int)(sizeof memory / sizeof *memory); i++) cf_free(memory[i]);
+    free(u->ready);
     free(u->dy);
     free(u->x);
 }
@@ -145,18 +156,17 @@ static void own_first(job *j, const cf_span *span, int64_t row_elements, work_on
 
 // --- forward ---
 
-// Weights (OC, IC) of each head group, one behind another, for products group by group.
-static const real *prepare_groups(up *u, const real *w, int64_t IC, int64_t OC) {
-    const real *first = linear_prepare(u->prepared, w, IC, OC, u->context->stream);
-    for (int64_t i = 1; i < u->group->size; i++)
-        linear_prepare(u->prepared + i * IC * OC, w + i * IC * OC, IC, OC, u->context->stream);
-    return first;
+// Weights (OC, IC) of each head group for products group by group.
+static void prepare_groups(up *u, const real *w, int64_t IC, int64_t OC) {
+    int64_t size = linear_prepared_size(IC, OC);
+    for (int64_t i = 0; i < u->group->size; i++)
+        u->ready[i] = linear_prepare(u->prepared + i * size, w + i * IC * OC, IC, OC, u->context->stream);
 }
 
 // The queries, keys and values of one head group for some rows of the own shard.
 static void qkv_piece(job *j, int64_t group, int64_t first, int64_t rows, real *out) {
-    linear_forward(out, j->u->norm + first * j->B * j->C, j->w + group * 3 * j->Cl * j->C,
-                   j->bias + group * 3 * j->Cl, rows * j->B, j->C, 3 * j->Cl, j->u->context->stream);
+    linear_forward(out, j->u->norm + first * j->B * j->C, j->u->ready[group], j->bias + group * 3 * j->Cl,
+                   rows * j->B, j->C, 3 * j->Cl, j->u->context->stream);
 }
 
 static void qkv_slice(void *argument, const cf_span *span, cf_stream *stream) {
@@ -167,7 +177,7 @@ static void qkv_slice(void *argument, const cf_span *span, cf_stream *stream) {
 // Out-projection of one head group, added to those before: the own group starts the sum.
 static void projection_piece(job *j, int64_t group, int64_t first, int64_t rows, real *heads) {
     real *y = j->u->y + first * j->B * j->C;
-    const real *w = j->w + group * j->C * j->Cl;
+    const real *w = j->u->ready[group];
     if (group == j->own)
         linear_forward(y, heads, w, NULL, rows * j->B, j->Cl, j->C, j->u->context->stream);
     else
@@ -190,7 +200,7 @@ static void attention_slice(void *argument, const cf_span *span, cf_stream *stre
 static void attention_half_forward(up *u, up_saved *s, const parameters *p, int layer) {
     cf_stream *stream = u->context->stream;
     job j = make_job(u, s, p, QKVW, layer);
-    j.w = prepare_groups(u, j.w, j.C, 3 * j.Cl);
+    prepare_groups(u, j.w, j.C, 3 * j.Cl);
     j.bias = params_weight(p, QKVB, layer);
     layernorm_forward(u->norm, s->mean1, s->rstd1, s->x, params_weight(p, LN1W, layer),
                       params_weight(p, LN1B, layer), j.Ts * j.B, j.C, stream);
@@ -198,7 +208,7 @@ static void attention_half_forward(up *u, up_saved *s, const parameters *p, int 
     cf_fuse_run(u->qkv_forward, u->qkv_out, j.Ts, j.B * 3 * j.Cl, qkv_slice, &j, layer);
     cf_fuse_result(u->att_forward, s->groups);
     cf_fuse_begin(u->att_forward, s->heads, j.Ts, j.B * j.Cl, attention_slice, &j, layer);
-    j.w = prepare_groups(u, params_weight(p, ATTPROJW, layer), j.Cl, j.C); // behind the last transfers
+    prepare_groups(u, params_weight(p, ATTPROJW, layer), j.Cl, j.C); // behind the last transfers
     cf_fuse_finish(u->att_forward);
     // In commfuse the own rows are computed among the arrivals; backward looks for them here.
     int64_t own = j.own * j.Ts * j.B * j.Cl;

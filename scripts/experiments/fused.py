@@ -8,7 +8,7 @@ TCP sends, are not in it).
 
     hidden    1 − (T − T_compute) / T_comm; T_compute is one monolithic computation without communication
     chunking  T_nowire − T_compute: what cutting into as many slices costs by itself, part of T and never taken off
-    exposed   T − T_nowire: what communication costs beside that
+    exposed   T − T_nowire: what communication costs beside that, compared repetition by repetition
 
 At most 1 − 1/(N·m) of the computation can hide transfers: an all-gather's last slice is computed after it has arrived,
 a reduce-scatter's first is computed before it leaves. So two ranks with one slice each hide a transfer of at most half
@@ -36,8 +36,8 @@ TITLES = {
 EQUAL_SLICES = {"gather_gemm", "gemm_scatter", "gemm_alltoall", "alltoall_gemm", "wgrad_scatter"}  # causal ones differ
 VARIANTS = ("compute", "comm", "none", "slice 2", "slice 4", "slice 8", "ring 1", "ring 2", "ring 4", "direct 1",
             "direct 2", "direct 4", "nowire 1", "nowire 2", "nowire 4", "nowire 8")
-SHARES = ("hidden_share", "hidden_wire_share", "hidden_alone_share", "hidden_error_share", "chunking_ms",
-          "exposed_ms")
+SHARES = ("hidden_share", "hidden_wire_share", "hidden_alone_share", "hidden_error_share",
+          "hidden_alone_error_share", "chunking_ms", "exposed_ms")
 FUSED = [name for name in VARIANTS if name.split()[0] in ("none", "slice", "ring", "direct")]
 
 
@@ -120,15 +120,15 @@ def repetitions_for(compute, ratio, seconds):
 # ------------------------------------------------------------------------------------------ arithmetic
 
 
-def median_error_ms(line, repetitions):
+def median_error_ms(line, repetitions, prefix=""):
     """Standard error of a median of normal samples, their deviation taken from the 10th and 90th percentile."""
-    return 1.2533 * (line["p90_ms"] - line["p10_ms"]) / 2.5631 / math.sqrt(repetitions)
+    return 1.2533 * (line[prefix + "p90_ms"] - line[prefix + "p10_ms"]) / 2.5631 / math.sqrt(repetitions)
 
 
 def accounts(lines, repetitions, wire_ms=None):
     """The lines with compute_ms, comm_ms and wire_ms of the operation, and for fused ones hidden_share (of the native
-    collective), hidden_wire_share, hidden_alone_share (of the wire where it is known, chunking not counted),
-    hidden_error_share (one standard error), chunking_ms and exposed_ms."""
+    collective), hidden_wire_share, hidden_alone_share (of the wire where it is known, chunking not counted), one
+    standard error of the first and the last, chunking_ms and exposed_ms."""
     by = {line["label"]: line for line in lines}
     compute, comm = by["compute"], by["comm"]
     rows = []
@@ -139,10 +139,12 @@ def accounts(lines, repetitions, wire_ms=None):
             alone = compute if line["label"] == "none" else by[f"nowire {line['slices']}"]
             above = line["ms"] - compute["ms"]
             error = math.hypot(median_error_ms(line, repetitions), median_error_ms(compute, repetitions))
+            exposed, exposed_error = line["exposed_ms"], median_error_ms(line, repetitions, "exposed_")
             row.update(hidden_share=1 - above / comm["ms"], hidden_error_share=error / comm["ms"],
                        hidden_wire_share=None if wire_ms is None else 1 - above / wire_ms,
-                       hidden_alone_share=1 - (line["ms"] - alone["ms"]) / (wire_ms or comm["ms"]),
-                       chunking_ms=alone["ms"] - compute["ms"], exposed_ms=line["ms"] - alone["ms"])
+                       hidden_alone_share=1 - exposed / (wire_ms or comm["ms"]),
+                       hidden_alone_error_share=exposed_error / (wire_ms or comm["ms"]),
+                       chunking_ms=alone["ms"] - compute["ms"], exposed_ms=exposed)
         rows.append(row)
     return rows
 

@@ -121,7 +121,8 @@ def hidden_cell(row):
         return "–"
     both = f"{fused.percent(row['hidden_share'])} ± {fused.percent(row['hidden_error_share'])}"
     wire = "" if row["hidden_wire_share"] is None else f" / {fused.percent(row['hidden_wire_share'])}"
-    return f"{both}{wire} / {fused.percent(row['hidden_alone_share'])}"
+    alone = f"{fused.percent(row['hidden_alone_share'])} ± {fused.percent(row['hidden_alone_error_share'])}"
+    return f"{both}{wire} / {alone}"
 
 
 def exposed_cell(row):
@@ -153,7 +154,7 @@ def operation_tables(operation, columns):
         ["repetitions"] + [str(r["repetitions"]) for r in rows]]))
     block("Time, ms: median (10th…90th percentile).", fused.VARIANTS, time_cell)
     block("Hidden share, %: of the native collective ± one standard error / of the wire's time / the same without what "
-          "chunking costs.", fused.FUSED, hidden_cell)
+          "chunking costs ± one standard error.", fused.FUSED, hidden_cell)
     block("Why not all of it, ms: chunking + exposed.", fused.FUSED, exposed_cell)
     return "\n".join(text)
 

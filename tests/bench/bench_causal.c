@@ -91,7 +91,7 @@ static void attend_pair(work *k, const cf_span *span, cf_stream *stream) {
 static void project(work *k, const cf_span *span, cf_stream *stream) {
     int64_t shard = k->s.T / k->N, group = span->row / shard, row = span->row % shard * k->s.B;
     int64_t rows = span->rows * k->s.B;
-    real *out = k->out + row * k->s.C, *w = k->w + group * k->Cl * k->s.C;
+    real *out = k->out + row * k->s.C, *w = k->w + group * linear_prepared_size(k->Cl, k->s.C);
     if (group == k->rank)
         linear_forward(out, (const real *)span->data, w, NULL, rows, k->Cl, k->s.C, stream);
     else
@@ -126,7 +126,7 @@ static work make_work(shape s, kind what, int N, int rank) {
     k.qkv = filled(rows * 3 * k.Cl);
     k.heads = filled(rows * k.Cl);
     k.lse = filled(rows * k.Hl);
-    k.w = filled(s.C * s.C);
+    k.w = filled(linear_prepared_size(s.C, s.C));
     k.full = filled(rows * s.C);
     k.out = filled(rows / N * s.C);
     return k;

@@ -64,6 +64,8 @@ typedef struct variant {
 
 typedef struct result {
     double ms, p10_ms, p90_ms; // median and percentiles
+    bool compared;             // with what takes no transfers, in the same repetition: how much longer it was
+    double exposed_ms, exposed_p10_ms, exposed_p90_ms;
 } result;
 
 #define COMPUTE_ALONE                                                                                        \
@@ -93,7 +95,7 @@ typedef struct work {
     int64_t rows, row_elements; // of a shard of the payload
     real *full, *out, *w, *prepared, *qkv, *heads, *lse;
     int64_t groups, IC, OC; // of the weights of a forward product
-    const real *ready;      // prepared
+    const real **ready;     // [groups] prepared
 } work;
 
 // --- computations ---
@@ -102,17 +104,17 @@ static void gather_gemm(void *argument, const cf_span *span, cf_stream *stream) 
     work *k = (work *)argument;
     for (int i = 0; i < span->blocks; i++) {
         int64_t row = (span->row + i * span->row_stride) * k->s.B;
-        linear_forward(k->out + row * k->local, (const real *)(span->data + i * span->data_stride), k->ready,
-                       NULL, span->rows * k->s.B, k->s.C, k->local, stream);
+        linear_forward(k->out + row * k->local, (const real *)(span->data + i * span->data_stride),
+                       k->ready[0], NULL, span->rows * k->s.B, k->s.C, k->local, stream);
     }
 }
 
 // A product for rows that travel, or onto what has arrived.
 static void project(work *k, real *out, const real *x, int64_t rows, bool accumulate, cf_stream *stream) {
     if (accumulate)
-        linear_forward_add(out, x, k->ready, rows, k->local, k->s.C, stream);
+        linear_forward_add(out, x, k->ready[0], rows, k->local, k->s.C, stream);
     else
-        linear_forward(out, x, k->ready, NULL, rows, k->local, k->s.C, stream);
+        linear_forward(out, x, k->ready[0], NULL, rows, k->local, k->s.C, stream);
 }
 
 static void gemm_scatter(void *argument, const cf_span *span, cf_stream *stream) {
@@ -149,8 +151,8 @@ static void each_piece(work *k, const cf_span *span, on_piece *f) {
 
 // Own rows (rows, B, C) in out, weights of all head groups (N, 3Cl, C).
 static void qkv_piece(work *k, int64_t shard, int64_t row, int64_t rows, real *data) {
-    linear_forward(data, k->out + row * k->s.B * k->s.C, k->ready + shard * k->local * k->s.C, NULL,
-                   rows * k->s.B, k->s.C, k->local, NULL);
+    linear_forward(data, k->out + row * k->s.B * k->s.C, k->ready[shard], NULL, rows * k->s.B, k->s.C,
+                   k->local, NULL);
 }
 
 static void qkv_dgrad_piece(work *k, int64_t shard, int64_t row, int64_t rows, real *data) {
@@ -159,8 +161,8 @@ static void qkv_dgrad_piece(work *k, int64_t shard, int64_t row, int64_t rows, r
 }
 
 static void projection_piece(work *k, int64_t shard, int64_t row, int64_t rows, real *data) {
-    linear_forward_add(k->out + row * k->s.B * k->s.C, data, k->ready + shard * k->local * k->s.C,
-                       rows * k->s.B, k->local, k->s.C, NULL);
+    linear_forward_add(k->out + row * k->s.B * k->s.C, data, k->ready[shard], rows * k->s.B, k->local, k->s.C,
+                       NULL);
 }
 
 static void gemm_alltoall(void *argument, const cf_span *span, cf_stream *stream) {
@@ -197,9 +199,9 @@ static void wgrad_scatter(void *argument, const cf_span *span, cf_stream *stream
 // Once per operation, as layers do.
 static void prepare(work *k, cf_stream *stream) {
     if (!k->prepared) return;
-    int64_t size = k->IC * k->OC;
-    for (int64_t i = k->groups - 1; i >= 0; i--)
-        k->ready = linear_prepare(k->prepared + i * size, k->w + i * size, k->IC, k->OC, stream);
+    int64_t size = linear_prepared_size(k->IC, k->OC);
+    for (int64_t i = 0; i < k->groups; i++)
+        k->ready[i] = linear_prepare(k->prepared + i * size, k->w + i * k->IC * k->OC, k->IC, k->OC, stream);
 }
 
 static const struct {
@@ -248,6 +250,8 @@ static work make_work(const bench *b, shape s) {
     k.groups = exchanged ? N : 1;
     k.IC = s.kind == GATHER_GEMM || s.kind == GEMM_ALLTOALL ? s.C : k.local;
     k.OC = s.kind == GATHER_GEMM || s.kind == GEMM_ALLTOALL ? k.local : s.C;
+    k.ready = calloc((size_t)k.groups, sizeof *k.ready);
+    if (!k.ready) cf_die(NULL, "out of memory for %lld head groups", (long long)k.groups);
     k.prepared =
         works[s.kind].forward
             ? cf_alloc(k.groups * linear_prepared_size(k.IC, k.OC) * (int64_t)sizeof(real), "benchmark")
@@ -263,6 +267,7 @@ static work make_work(const bench *b, shape s) {
 static void free_work(work *k) {
     real *memory[] = {k->full, k->out, k->w, k->prepared, k->qkv, k->heads, k->lse};
     for (int i = 0; i < 7; i++) cf_free(memory[i]);
+    free(k->ready);
 }
 
 static cf_fuse *make_operation(bench *b, const work *k, const variant *v) {
@@ -331,6 +336,29 @@ static double percentile(double *sorted, int n, int percent) {
     return sorted[(n - 1) * percent / 100];
 }
 
+// The variant that differs from this one by its transfers alone; -1: none was measured.
+static int without_transfers(const variant *variants, int count, const variant *v) {
+    bool whole = v->mode == CF_MODE_NONE;
+    for (int i = 0; i < count && v->what == FUSED && v->mode != CF_MODE_NOWIRE; i++)
+        if (whole ? variants[i].what == MONOLITHIC
+                  : variants[i].mode == CF_MODE_NOWIRE && variants[i].slices == v->slices)
+            return i;
+    return -1;
+}
+
+// Repetition by repetition, since the machine drifts by more than what is looked for.
+static void compare(const double *samples, const double *others, int n, result *r) {
+    double *more = malloc((size_t)n * sizeof *more);
+    if (!more) cf_die(NULL, "out of memory for %d repetitions", n);
+    for (int i = 0; i < n; i++) more[i] = samples[i] - others[i];
+    qsort(more, (size_t)n, sizeof *more, ascending);
+    r->compared = true;
+    r->exposed_ms = percentile(more, n, 50);
+    r->exposed_p10_ms = percentile(more, n, 10);
+    r->exposed_p90_ms = percentile(more, n, 90);
+    free(more);
+}
+
 static void measure(bench *b, work *k, const variant *variants, int count, result *results) {
     cf_fuse *operation[VARIANTS];
     double *samples = malloc((size_t)(count * b->repetitions) * sizeof *samples);
@@ -342,11 +370,18 @@ static void measure(bench *b, work *k, const variant *variants, int count, resul
             if (i >= 0) samples[v * b->repetitions + i] = ms;
         }
     for (int v = 0; v < count; v++) {
+        int other = without_transfers(variants, count, &variants[v]);
+        results[v] = (result){.compared = false};
+        if (other >= 0)
+            compare(samples + v * b->repetitions, samples + other * b->repetitions, b->repetitions,
+                    &results[v]);
+    }
+    for (int v = 0; v < count; v++) {
         double *mine = samples + v * b->repetitions;
         qsort(mine, (size_t)b->repetitions, sizeof *mine, ascending);
-        results[v] = (result){.ms = percentile(mine, b->repetitions, 50),
-                              .p10_ms = percentile(mine, b->repetitions, 10),
-                              .p90_ms = percentile(mine, b->repetitions, 90)};
+        results[v].ms = percentile(mine, b->repetitions, 50);
+        results[v].p10_ms = percentile(mine, b->repetitions, 10);
+        results[v].p90_ms = percentile(mine, b->repetitions, 90);
         cf_fuse_free(operation[v]);
     }
     free(samples);
@@ -429,9 +464,14 @@ static const char *route_of(const variant *v) {
 static void print_variant(const variant *v, const result *r, int64_t bytes, bool json) {
     if (v->what == MONOLITHIC || v->mode == CF_MODE_NOWIRE) bytes = 0;
     printf(json ? "{\"variant\":\"%s\",\"route\":\"%s\",\"slices\":%d,\"ms\":%.4f,\"p10_ms\":%.4f,"
-                  "\"p90_ms\":%.4f,\"bytes\":%lld}\n"
-                : "%-9s %-7s slices %d %10.3f ms (%.3f to %.3f), %lld bytes sent by each rank\n",
+                  "\"p90_ms\":%.4f,\"bytes\":%lld"
+                : "%-9s %-7s slices %d %10.3f ms (%.3f to %.3f), %lld bytes sent by each rank",
            v->name, route_of(v), v->slices, r->ms, r->p10_ms, r->p90_ms, (long long)bytes);
+    if (r->compared)
+        printf(json ? ",\"exposed_ms\":%.4f,\"exposed_p10_ms\":%.4f,\"exposed_p90_ms\":%.4f"
+                    : "; more than without transfers: %.3f ms (%.3f to %.3f)",
+               r->exposed_ms, r->exposed_p10_ms, r->exposed_p90_ms);
+    puts(json ? "}" : "");
     fflush(stdout);
 }
 

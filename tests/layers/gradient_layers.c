@@ -249,7 +249,7 @@ static void mlp_with_residual(void **state) {
     p.ln = poisoned_buffer(R * C), p.mean = poisoned_buffer(R), p.rstd = poisoned_buffer(R);
     p.hidden = poisoned_buffer(R * F), p.gelu = poisoned_buffer(R * F);
     p.mlp = poisoned_buffer(R * C), p.y = poisoned_buffer(R * C);
-    p.prepared = poisoned_buffer(linear_prepared_size(C, F));
+    p.prepared = poisoned_buffer(linear_prepared_size(F, C)); // the larger of the two
     mlp_loss(&p);
 
     real *dx = parameter[0].gradient, *dhidden = poisoned_buffer(R * F), *dln = poisoned_buffer(R * C);
