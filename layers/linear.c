@@ -1,4 +1,5 @@
-// Linear layer on the CPU: three products, and the two things a bias needs.
+// Linear layer on the CPU: three products, the form of the weights that the first reads, and the two things a bias
+// needs.
 #include "linear.h"
 #include "elementwise.h"
 #include "gemm.h"
@@ -11,12 +12,12 @@ enum { TILE_ROWS = 16, TILE_COLUMNS = 128 };
 // Behind each row of a transposed matrix: rows a power of two apart would fall on the same few places of the
 // cache, which costs 12 % of a product of 128 rows.
 enum { GAP = 16 };
+// Bias gradient: so many columns at once, each summed in so many blocks of rows.
+enum { COLUMNS = 1024, BLOCKS = 16 };
 
 static int64_t prepared_row(int64_t OC) {
     return OC + GAP;
 }
-// Bias gradient: so many columns at once, each summed in so many blocks of rows.
-enum { COLUMNS = 1024, BLOCKS = 16 };
 
 // to (columns, rows) = from (rows, columns)ᵀ, both within larger matrices
 static void transpose_tile(real *restrict to, int64_t to_row, const real *restrict from, int64_t from_row,

@@ -120,6 +120,7 @@ static void linear_is_exact_on_integers(void **state) {
     check_linear(1, 1, 1);
     check_linear(0, 3, 5);
     check_linear(1030, 2, 3); // more rows than are filled with bias at once
+    check_linear(3, 300, 50); // tiles of prepared weights, and what is left beside them
     for (int i = 0; i < 20; i++) check_linear(random_size(1, 60), random_size(1, 40), random_size(1, 40));
 }
 
