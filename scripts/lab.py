@@ -49,7 +49,7 @@ QUEUE_BYTES = 64 << 20  # nothing is dropped
 # waits for would have to wait behind it. A link that was idle for a moment does not start slowly again.
 TCP = {"tcp_rmem": "4096 4194304 33554432", "tcp_wmem": "4096 4194304 33554432", "tcp_notsent_lowat": "131072",
        "tcp_slow_start_after_idle": "0", "tcp_no_metrics_save": "1"}
-EAGER_BYTES = 2 << 20
+EAGER_BYTES = 4 << 20
 DELAY_LINE = "/dev/shm/delay_line"
 HERE = pathlib.Path(__file__).resolve().parent
 SLOWER_MAX = 10  # what takes more of a core than this is held back by the kernel's own limit on real-time processes

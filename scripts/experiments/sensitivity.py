@@ -2,7 +2,7 @@
 whose delay varies, and with one host that computes slower than the others.
 
 A transfer that keeps the line busy for w ms and is under way for d ms hides behind the c ms of the slice computed
-meanwhile only if all of it fits into c. MPI announces a message of more than 2 MiB (in the lab; 64 KiB elsewhere,
+meanwhile only if all of it fits into c. MPI announces a message of more than 4 MiB (in the lab; 64 KiB elsewhere,
 unless told otherwise), waits for the answer and then sends it, so the delay is paid three times, t = 3; a smaller one
 just comes, t = 1. N ranks do this N − 1 times. A ring's tail must be
 
