@@ -9,8 +9,7 @@
 enum { ROW_BLOCK = 1024 };
 // A tile of a transposition: rows that fill a cache line of what is written, columns of a few lines each.
 enum { TILE_ROWS = 16, TILE_COLUMNS = 128 };
-// Behind each row of a transposed matrix: rows a power of two apart would fall on the same few places of the
-// cache, which costs 12 % of a product of 128 rows.
+// Behind each row of a transposed matrix: rows a power of two apart would fall on the same few places of the cache.
 enum { GAP = 16 };
 // Bias gradient: so many columns at once, each summed in so many blocks of rows.
 enum { COLUMNS = 1024, BLOCKS = 16 };

@@ -10,7 +10,7 @@ extern "C" {
 
 // Weights as the forward products read them, made once per operation, however many slices it has. What is
 // returned is what these products take for w: on the CPU wᵀ in `prepared`, since a product with w as it lies
-// reorders it in every call, which costs 5 % of one of 256 rows; on a GPU w itself. Valid as long as neither w
+// reorders it in every call (bench_fuse, chunking); on a GPU w itself. Valid as long as neither w
 // nor `prepared` is written. prepared: this many elements, none on a GPU.
 int64_t linear_prepared_size(int64_t IC, int64_t OC);
 const real *linear_prepare(real *prepared, const real *w, int64_t IC, int64_t OC, cf_stream *stream);

@@ -229,6 +229,12 @@ class Training(Case):
         self.assertIn("wrong by construction", self.row(text, "nowire", 0)[-1])
         self.assertEqual(training.problems(training_rows()), [])
 
+    def test_ratios_are_taken_within_rounds(self):
+        slower = {("commfuse ring", 1): 2, ("nowire", 1): 2, ("commfuse ring", 2): 1.5}  # by what else the machine does
+        rows = training_rows() + [{**row, "round": 2} for row in training_rows() if row["round"] == 0]
+        rows = [{**row, "step_ms": row["step_ms"] * slower.get((row["mode"], row["round"]), 1)} for row in rows]
+        self.assertAlmostEqual(training.ratios(rows)["tpsp 1x2, step(commfuse ring) / step(nowire)"], 1.02)
+
     def test_verdicts(self):
         text = training.tables(training_rows())
         ring, direct, two, four = (self.row(text, mode, 1) for mode in training.SLICES)
