@@ -557,9 +557,10 @@ static double flops_per_token(const trainer *t) {
 
 // What a step took, as all ranks have told.
 typedef struct step_times {
-    double ms, exposed_ms, comm_ms,
-        lag_ms;        // the longest; how much longer the slowest rank computes than the median
-    int slowest, stop; // rank; signal that has asked for the end, 0: none
+    double ms, exposed_ms, comm_ms; // the longest
+    double exposed_mean_ms;         // over the ranks
+    double lag_ms;                  // how much longer the slowest rank computes than the median
+    int slowest, stop;              // rank; signal that has asked for the end, 0: none
 } step_times;
 
 static int ascending(const void *a, const void *b) {
@@ -603,6 +604,7 @@ static step_times exchange_times(trainer *t, int64_t step, double begin_ms) {
         const double *r = told + rank * REPORT;
         times.ms = fmax(times.ms, r[TELL_MS]);
         times.exposed_ms = fmax(times.exposed_ms, r[TELL_EXPOSED]);
+        times.exposed_mean_ms += r[TELL_EXPOSED] / t->ranks;
         times.comm_ms = fmax(times.comm_ms, r[TELL_COMM]);
         if (r[TELL_STOP] > 0) times.stop = (int)r[TELL_STOP];
     }
@@ -657,6 +659,7 @@ static void report_step(trainer *t, int64_t step, const step_result *r, double l
     log_real(t->log, "mfu", mfu);
     log_real(t->log, "comm_ms", times->comm_ms);
     log_real(t->log, "exposed_comm_ms", times->exposed_ms);
+    log_real(t->log, "exposed_mean_ms", times->exposed_mean_ms);
     log_int(t->log, "slowest_rank", times->slowest);
     log_real(t->log, "lag_ms", times->lag_ms);
     log_end(t->log);

@@ -230,6 +230,7 @@ static void post(cf_fuse *f, int index) {
                       .dtype = f->plan.dtype,
                       .send_to = -1,
                       .recv_from = -1,
+                      .bulk = f->plan.bulk,
                       .label = f->label,
                       .layer = f->layer,
                       .step = f->context->step,

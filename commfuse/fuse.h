@@ -60,6 +60,7 @@ typedef struct cf_fuse_plan {
     int64_t capacity;  // elements of one rank's shard, at most
     bool result_given; // all-to-all: the caller says before every begin where the result goes
     bool folds; // reduce-scatter: compute can add to what is there, and what it writes elsewhere is new
+    bool bulk;  // much, and not needed soon: what is posted later may pass it (weights, their gradients)
 } cf_fuse_plan;
 
 typedef struct cf_fuse cf_fuse;

@@ -47,6 +47,9 @@ typedef struct cf_request {
     //   REDUCE_SCATTER  send holds N blocks side by side, recv gets the own one; no overlap
     //   ALLTOALL        block for rank i is read at send + i · stride, from rank i lands at recv + i · stride
     int64_t stride;
+    // EXCHANGE: what is posted later may pass it, other bulk messages to the same peer may not. Both ends say the same.
+    // (On GPUs a group's requests run in the order posted, and groups beside one another.)
+    bool bulk;
     const struct cf_request *after[2]; // start only when what these bring has arrived; NULL: none
     // For messages: "reduce-scatter mlp.fc2", layer or -1, step or -1
     const char *label;

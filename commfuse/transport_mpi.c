@@ -19,6 +19,10 @@
 // What is waited for is kept for the watch (watch.h), which finds out about the other ranks when nothing comes. Who
 // gives up leaves the others time to do so too before it ends the run, so that every rank says what it sees.
 //
+// Left to itself, the library lets all messages in flight share the wire, so that the first arrives with the last, and
+// what is needed at once waits behind megabytes that are not. So bulk messages travel in small chunks, few at a time
+// to one peer and in the order posted; anything else goes in between.
+//
 // Life of the state: made before MPI_Init returns to the caller, freed in close(), which first sends the
 // progress thread home. Messages of more than CHUNK bytes travel as several, since MPI counts are ints.
 #define _GNU_SOURCE
@@ -52,7 +56,9 @@ enum {
     LOOK_MS = 100,     // how often a sleeping waiter looks at its deadline
     GAP_MS = 1000,     // no look for so long: this process itself was stopped, and nobody is late
     HEED_MS = 200,     // who still waits so long after another rank has given up does so too
-    HWTHREADS_OF_ONE_CORE = 2
+    HWTHREADS_OF_ONE_CORE = 2,
+    BULK_CHUNK = 256 << 10, // bytes: what others wait behind, twice
+    BULK_CHUNKS = 2         // of bulk messages under way to one peer: one travels, one is ready to follow
 };
 static const int64_t CHUNK = 1 << 30;
 
@@ -72,11 +78,12 @@ static void poll_again(int polls) {
         sched_yield();
 }
 
-typedef struct flight { // an active request's own MPI requests
+typedef struct flight { // an active request's own MPI requests: those that receive come first
     cf_request *request;
-    int parts, receiving; // those that receive come first
+    int recvs, sends;           // how many; a collective counts as one send
+    int posted, received, sent; // sends posted, and how many of either are done, in order
     MPI_Request few[2];
-    MPI_Request *many; // instead, for messages beyond CHUNK
+    MPI_Request *many; // instead, for messages of several chunks
 } flight;
 
 typedef struct mpi_state {
@@ -96,8 +103,9 @@ typedef struct mpi_state {
     int comms;
     // Only the progress thread touches these
     cf_request *pending, *pending_last; // in order, `after` not done yet
-    flight active[ACTIVE_MAX];
+    flight active[ACTIVE_MAX];          // in the order started
     int actives;
+    int *bulk; // chunks of bulk messages under way to each rank of the world
 } mpi_state;
 
 static void check(int code, const char *call, const cf_request *r) {
@@ -115,8 +123,9 @@ static void check(int code, const char *call, const cf_request *r) {
 static MPI_Request *parts_of(flight *f) {
     return f->many ? f->many : f->few;
 }
-static MPI_Request *next_part(flight *f) {
-    return &parts_of(f)[f->parts++];
+static MPI_Request *only_part(flight *f) {
+    f->sends = f->posted = 1;
+    return f->few;
 }
 
 static MPI_Datatype mpi_type(const cf_request *r) {
@@ -144,33 +153,63 @@ static int mpi_count(const cf_request *r, int64_t count) {
     return (int)count;
 }
 
-static int chunks(int64_t bytes) {
-    return bytes == 0 ? 1 : (int)((bytes + CHUNK - 1) / CHUNK);
+static int64_t chunk_bytes(const cf_request *r) {
+    return r->bulk ? BULK_CHUNK : CHUNK;
+}
+
+static int64_t send_bytes(const cf_request *r) {
+    return r->send_count * cf_dtype_size(r->dtype);
+}
+
+static int chunks(const cf_request *r, int64_t bytes) {
+    int64_t n = (bytes + chunk_bytes(r) - 1) / chunk_bytes(r);
+    if (n > INT_MAX / 2)
+        cf_die("use more slices or ranks", "%s: %lld bytes in one message", r->label, (long long)bytes);
+    return n == 0 ? 1 : (int)n;
+}
+
+static int chunk_length(const cf_request *r, int64_t bytes, int i) {
+    int64_t left = bytes - i * chunk_bytes(r);
+    return (int)(left < chunk_bytes(r) ? left : chunk_bytes(r));
+}
+
+// Chunks of bulk messages under way to the peer of this one; NULL: nobody counts.
+static int *bulk_to_peer(const mpi_state *s, const cf_request *r) {
+    return r->kind == CF_REQUEST_EXCHANGE && r->bulk && r->send_to >= 0
+               ? &s->bulk[r->group->world[r->send_to]]
+               : NULL;
+}
+
+// Sends what may be sent now. Called in the order in which exchanges were started.
+static bool send_more(mpi_state *s, flight *f) {
+    const cf_request *r = f->request;
+    int *bulk = bulk_to_peer(s, r), before = f->posted;
+    for (; f->posted < f->sends && (!bulk || *bulk < BULK_CHUNKS); f->posted++) {
+        check(MPI_Isend((const char *)r->send + f->posted * chunk_bytes(r),
+                        chunk_length(r, send_bytes(r), f->posted), MPI_BYTE, r->send_to, r->send_tag,
+                        *(MPI_Comm *)r->group->native, &parts_of(f)[f->recvs + f->posted]),
+              "MPI_Isend", r);
+        if (bulk) ++*bulk;
+    }
+    return f->posted > before;
 }
 
 static void start_exchange(mpi_state *s, flight *f, cf_request *r) {
     if (r->send_tag > s->tag_max || r->recv_tag > s->tag_max)
         cf_die("use fewer slices or ranks", "%s: message tag %d, this MPI library allows %d", r->label,
                r->send_tag, s->tag_max);
-    int64_t size = cf_dtype_size(r->dtype), send = r->send_count * size, recv = r->recv_count * size;
-    int sends = r->send_to >= 0 ? chunks(send) : 0, recvs = r->recv_from >= 0 ? chunks(recv) : 0;
-    MPI_Comm comm = *(MPI_Comm *)r->group->native;
-    if (sends + recvs > 2 && !(f->many = malloc((size_t)(sends + recvs) * sizeof *f->many)))
+    int64_t recv = r->recv_count * cf_dtype_size(r->dtype);
+    f->sends = r->send_to >= 0 ? chunks(r, send_bytes(r)) : 0;
+    f->recvs = r->recv_from >= 0 ? chunks(r, recv) : 0;
+    int parts = f->sends + f->recvs;
+    if (parts > 2 && !(f->many = malloc((size_t)parts * sizeof *f->many)))
         cf_die(NULL, "out of memory for %s", r->label);
-    f->receiving = recvs;
-    for (int i = 0; i < recvs; i++) {
-        int64_t at = i * CHUNK, length = recv - at < CHUNK ? recv - at : CHUNK;
-        check(MPI_Irecv((char *)r->recv + at, (int)length, MPI_BYTE, r->recv_from, r->recv_tag, comm,
-                        next_part(f)),
+    for (int i = 0; i < f->recvs; i++)
+        check(MPI_Irecv((char *)r->recv + i * chunk_bytes(r), chunk_length(r, recv, i), MPI_BYTE,
+                        r->recv_from, r->recv_tag, *(MPI_Comm *)r->group->native, &parts_of(f)[i]),
               "MPI_Irecv", r);
-    }
-    for (int i = 0; i < sends; i++) {
-        int64_t at = i * CHUNK, length = send - at < CHUNK ? send - at : CHUNK;
-        check(MPI_Isend((const char *)r->send + at, (int)length, MPI_BYTE, r->send_to, r->send_tag, comm,
-                        next_part(f)),
-              "MPI_Isend", r);
-    }
-    if (sends) atomic_fetch_add(&s->bytes, send);
+    send_more(s, f);
+    if (f->sends) atomic_fetch_add(&s->bytes, send_bytes(r));
 }
 
 // A block of `count` elements that starts again every `stride` elements: where rank i's block lies.
@@ -193,7 +232,7 @@ static void call_allgather(flight *f, cf_request *r, MPI_Comm comm, MPI_Datatype
     if (r->blocking)
         check(MPI_Allgather(send, count, type, r->recv, recv_count, into, comm), "MPI_Allgather", r);
     else
-        check(MPI_Iallgather(send, count, type, r->recv, recv_count, into, comm, next_part(f)),
+        check(MPI_Iallgather(send, count, type, r->recv, recv_count, into, comm, only_part(f)),
               "MPI_Iallgather", r);
     if (!plain) MPI_Type_free(&into); // freed when the last use has ended
 }
@@ -203,7 +242,7 @@ static void call_reduce_scatter(flight *f, cf_request *r, MPI_Comm comm, MPI_Dat
         check(MPI_Reduce_scatter_block(r->send, r->recv, count, type, MPI_SUM, comm),
               "MPI_Reduce_scatter_block", r);
     else
-        check(MPI_Ireduce_scatter_block(r->send, r->recv, count, type, MPI_SUM, comm, next_part(f)),
+        check(MPI_Ireduce_scatter_block(r->send, r->recv, count, type, MPI_SUM, comm, only_part(f)),
               "MPI_Ireduce_scatter_block", r);
 }
 
@@ -214,14 +253,14 @@ static void call_alltoall(flight *f, cf_request *r, MPI_Comm comm, MPI_Datatype 
     if (r->blocking)
         check(MPI_Alltoall(r->send, n, each, r->recv, n, each, comm), "MPI_Alltoall", r);
     else
-        check(MPI_Ialltoall(r->send, n, each, r->recv, n, each, comm, next_part(f)), "MPI_Ialltoall", r);
+        check(MPI_Ialltoall(r->send, n, each, r->recv, n, each, comm, only_part(f)), "MPI_Ialltoall", r);
     if (!plain) MPI_Type_free(&each);
 }
 
 static void start_collective(flight *f, cf_request *r) {
     MPI_Comm comm = *(MPI_Comm *)r->group->native;
     if (r->kind == CF_REQUEST_BARRIER) {
-        check(MPI_Ibarrier(comm, next_part(f)), "MPI_Ibarrier", r);
+        check(MPI_Ibarrier(comm, only_part(f)), "MPI_Ibarrier", r);
         return;
     }
     MPI_Datatype type = mpi_type(r);
@@ -276,8 +315,17 @@ static bool must_queue(const mpi_state *s, const cf_request *r) {
     return false;
 }
 
+// Bulk chunks that wait for others to be gone. A blocking call would keep this thread from sending them, and a peer
+// that needs them would never come to that call.
+static bool holds_back(const mpi_state *s) {
+    for (int i = 0; i < s->actives; i++)
+        if (s->active[i].posted < s->active[i].sends) return true;
+    return false;
+}
+
 static bool may_start(const mpi_state *s, const cf_request *r) {
     if (!reached(r->after[0], CF_ARRIVED) || !reached(r->after[1], CF_ARRIVED)) return false;
+    if (r->blocking && holds_back(s)) return false;
     return r->kind == CF_REQUEST_EXCHANGE || !must_queue(s, r);
 }
 
@@ -301,39 +349,47 @@ static bool start_pending(mpi_state *s) {
     return started;
 }
 
-// Are all parts done? Those that receive come first and are watched by themselves: others may go on once they
-// are done, and a time-out tells which half is missing.
-static bool test_parts(flight *f, bool *news) {
-    int done = 1, all = 1, received = f->receiving > 0;
-    for (int i = 0; i < f->parts; i++) {
-        check(MPI_Test(&parts_of(f)[i], &done, MPI_STATUS_IGNORE), "MPI_Test", f->request);
-        all &= done;
-        if (i < f->receiving) received &= done;
-    }
-    if (received && !f->request->received) {
+static bool part_done(flight *f, int i) {
+    int done = 0;
+    check(MPI_Test(&parts_of(f)[i], &done, MPI_STATUS_IGNORE), "MPI_Test", f->request);
+    return done;
+}
+
+// Are all parts done? Those that receive are watched by themselves: others may go on once they are done, and a time-out
+// tells which half is missing.
+static bool test_parts(const mpi_state *s, flight *f, bool *news) {
+    int *bulk = bulk_to_peer(s, f->request);
+    while (f->received < f->recvs && part_done(f, f->received)) f->received++;
+    for (; f->sent < f->posted && part_done(f, f->recvs + f->sent); f->sent++)
+        if (bulk) --*bulk;
+    if (f->recvs > 0 && f->received == f->recvs && !f->request->received) {
         __atomic_store_n(&f->request->received, 1, __ATOMIC_SEQ_CST);
         *news = true;
     }
-    return all;
+    return f->received == f->recvs && f->sent == f->sends;
 }
 
+// What is left in flight keeps its order: who was started first also sends first.
 static bool test_active(mpi_state *s) {
-    bool news = false;
-    for (int i = 0; i < s->actives;) {
+    bool news = false, sent = false;
+    int left = 0;
+    for (int i = 0; i < s->actives; i++) {
         flight *f = &s->active[i];
-        if (!test_parts(f, &news)) {
-            i++;
+        if (!test_parts(s, f, &news)) {
+            if (left < i) s->active[left] = *f;
+            left++;
             continue;
         }
         free(f->many);
         cf_request *r = f->request;
         r->end = cf_moment_now(NULL);
-        s->active[i] = s->active[--s->actives];
         __atomic_store_n(&r->state, DONE, __ATOMIC_SEQ_CST); // from here on the caller may reuse *r
         news = true;
     }
+    s->actives = left;
+    for (int i = 0; i < left; i++) sent |= send_more(s, &s->active[i]);
     if (news) announce(s);
-    return news;
+    return news || sent;
 }
 
 static bool has_news(const mpi_state *s) {
@@ -573,6 +629,7 @@ static void close_transport(cf_transport *t) {
     for (int i = 0; i < s->comms; i++) MPI_Comm_free(&s->comm[i]);
     cf_die_setup(t->rank, t->size, NULL);
     MPI_Finalize();
+    free(s->bulk);
     free(s);
     free(t);
 }
@@ -615,6 +672,8 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
                         .close = close_transport};
     MPI_Comm_rank(MPI_COMM_WORLD, &t->rank);
     MPI_Comm_size(MPI_COMM_WORLD, &t->size);
+    s->bulk = calloc((size_t)t->size, sizeof *s->bulk);
+    if (!s->bulk) cf_die(NULL, "out of memory for the MPI transport");
     cf_die_setup(t->rank, t->size, t->size > 1 ? abort_all : NULL);
     int *tag_max = NULL, known = 0;
     MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &tag_max, &known);

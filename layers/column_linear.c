@@ -3,17 +3,12 @@
 // Backward has two transfers and two computations that do not depend on one another's transfers:
 //     begin   all-gather of the saved input              (its slices travel behind dgrad)
 //     begin   dgrad ▸ reduce-scatter, own slice last     (sums travel behind dgrad and wgrad)
-//     finish  wgrad of each input slice as it arrives    (hides what is left of both; or left to the caller)
+//     finish  wgrad of each input slice as it arrives    (hides what is left of both)
 //     finish  the reduce-scatter's last addition (with slices, the own slices' dgrad, onto what has arrived)
+//
+// Where wgrad is left to the caller, the input goes on arriving behind what comes before it: column_input().
 #include "tpsp.h"
 #include "linear.h"
-
-typedef struct job {
-    real *out, *activated;     // (T·B, OC)
-    precise *dw;               // NULL: left to the caller
-    const real *in, *w, *bias; // in: dy in backward; w: prepared in forward
-    int64_t B, IC, OC;
-} job;
 
 void column_create(column_linear *c, cf_context *context, const cf_group *group, const char *name,
                    int64_t capacity, int64_t IC, int64_t OC, overlap o, bool gathers) {
@@ -40,7 +35,7 @@ void column_free(column_linear *c) {
 }
 
 static void forward_slice(void *argument, const cf_span *span, cf_stream *stream) {
-    job *j = (job *)argument;
+    column_job *j = (column_job *)argument;
     for (int i = 0; i < span->blocks; i++) {
         int64_t row = (span->row + i * span->row_stride) * j->B; // of (T·B)
         const real *x = (const real *)(span->data + i * span->data_stride);
@@ -54,7 +49,7 @@ static void forward_slice(void *argument, const cf_span *span, cf_stream *stream
 }
 
 static void dgrad_slice(void *argument, const cf_span *span, cf_stream *stream) {
-    job *j = (job *)argument;
+    column_job *j = (column_job *)argument;
     for (int i = 0; i < span->blocks; i++) {
         int64_t row = (span->row + i * span->row_stride) * j->B;
         real *dx = (real *)(span->data + i * span->data_stride);
@@ -66,7 +61,7 @@ static void dgrad_slice(void *argument, const cf_span *span, cf_stream *stream) 
 }
 
 static void wgrad_slice(void *argument, const cf_span *span, cf_stream *stream) {
-    job *j = (job *)argument;
+    column_job *j = (column_job *)argument;
     for (int i = 0; i < span->blocks && j->dw; i++) {
         int64_t row = (span->row + i * span->row_stride) * j->B;
         const real *x = (const real *)(span->data + i * span->data_stride);
@@ -77,7 +72,7 @@ static void wgrad_slice(void *argument, const cf_span *span, cf_stream *stream) 
 void column_forward(column_linear *c, cf_stream *stream, real *out, real *activated, real *full,
                     const real *w, const real *bias, int64_t Ts, int64_t B, int64_t IC, int64_t OC,
                     int layer) {
-    job j = {.out = out, .activated = activated, .bias = bias, .B = B, .IC = IC, .OC = OC};
+    column_job j = {.out = out, .activated = activated, .bias = bias, .B = B, .IC = IC, .OC = OC};
     cf_fuse_begin(c->forward, full, Ts, B * IC, forward_slice, &j, layer);
     j.w = linear_prepare(c->prepared, w, IC, OC, stream); // behind the first transfers
     cf_fuse_finish(c->forward);
@@ -86,16 +81,21 @@ void column_forward(column_linear *c, cf_stream *stream, real *out, real *activa
 real *column_backward(column_linear *c, cf_stream *stream, precise *dw, const real *dy, real *full,
                       real *partial, const real *w, int64_t Ts, int64_t B, int64_t IC, int64_t OC,
                       int layer) {
-    job dgrad = {.in = dy, .w = w, .B = B, .IC = IC, .OC = OC};
-    job wgrad = {.dw = dw, .in = dy, .B = B, .IC = IC, .OC = OC};
-    if (c->gather) cf_fuse_begin(c->gather, full, Ts, B * IC, wgrad_slice, &wgrad, layer);
+    column_job dgrad = {.in = dy, .w = w, .B = B, .IC = IC, .OC = OC};
+    c->wgrad = (column_job){.dw = dw, .in = dy, .B = B, .IC = IC, .OC = OC};
+    c->gathering = c->gather != NULL;
+    if (c->gather) cf_fuse_begin(c->gather, full, Ts, B * IC, wgrad_slice, &c->wgrad, layer);
     cf_fuse_begin(c->dgrad, partial, Ts, B * IC, dgrad_slice, &dgrad, layer);
-    if (c->gather)
-        cf_fuse_finish(c->gather);
-    else {
+    if (dw && c->gather) column_input(c);
+    if (dw && !c->gather) {
         const cf_fuse_plan *plan = cf_fuse_get_plan(c->dgrad);
         cf_span all = {.row = 0, .rows = plan->group->size * Ts, .blocks = 1, .data = (char *)full};
-        wgrad_slice(&wgrad, &all, stream);
+        wgrad_slice(&c->wgrad, &all, stream);
     }
     return (real *)cf_fuse_finish(c->dgrad);
+}
+
+void column_input(column_linear *c) {
+    if (c->gathering) cf_fuse_finish(c->gather);
+    c->gathering = false;
 }

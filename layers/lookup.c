@@ -133,23 +133,36 @@ void lookup_forward(lookup *l, real *x, const int32_t *inputs, int64_t Ts, int64
 
 void lookup_backward(lookup *l, const real *dx, const int32_t *inputs, bool last, real *scratch) {
     int64_t row = l->B * l->p->shape.C, shard = l->Ts * row, bytes = shard * (int64_t)sizeof(real);
+    real *all = scratch;
+    int rank = l->near->rank;
+    l->scattering = l->near_backward;
     if (last && l->far) {
         if (!l->have_tokens) gather_tokens(l, inputs);
-        cf_copy(l->rows + l->mesh->world_group.rank * shard, dx, bytes, l->context->stream);
-        cf_fuse_begin(l->far_backward, l->rows, l->Ts, row, scatter_slice, l, -1);
-        l->scattering = true;
-        return;
+        all = l->rows;
+        rank = l->mesh->world_group.rank;
+        l->scattering = l->far_backward;
+    } else {
+        look_near(l, inputs);
     }
-    look_near(l, inputs);
-    cf_copy(scratch + l->near->rank * shard, dx, bytes, l->context->stream);
-    cf_fuse_run(l->near_backward, scratch, l->Ts, row, scatter_slice, l, -1);
+    cf_copy(all + rank * shard, dx, bytes, l->context->stream);
+    cf_fuse_begin(l->scattering, all, l->Ts, row, scatter_slice, l, -1);
 }
 
-void lookup_finish(lookup *l, precise *shard) {
-    if (!l->scattering) return;
-    l->scattering = false;
+void lookup_finish_near(lookup *l) {
+    if (l->scattering != l->near_backward) return;
+    cf_fuse_finish(l->scattering);
+    l->scattering = NULL;
+}
+
+void lookup_finish_far(lookup *l, precise *shard) {
+    if (!l->scattering || l->scattering != l->far_backward) return;
     look_far(l, shard);
-    cf_fuse_finish(l->far_backward);
+    cf_fuse_finish(l->scattering);
+    l->scattering = NULL;
+}
+
+bool lookup_holds_up_table(const lookup *l) {
+    return !l->far && table_bucket(l)->group->size > 1;
 }
 
 void lookup_explain(const lookup *l, FILE *out) {

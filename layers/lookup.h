@@ -43,7 +43,7 @@ typedef struct lookup {
     int64_t Ts, B;                             // of the pass in progress
     int64_t dense, sparse;                     // bytes per rank and step with nothing to hide behind
     bool have_tokens;                          // of all ranks, of this pass
-    bool scattering;                           // far_backward is begun
+    cf_fuse *scattering;                       // the backward operation that is begun; NULL: none
 } lookup;
 
 // T, B: capacity. near: tp group, or this rank alone.
@@ -55,11 +55,15 @@ void lookup_free(lookup *l);
 // fresh: only the owned shard of the table is sure to be here; needs l->far.
 void lookup_forward(lookup *l, real *x, const int32_t *inputs, int64_t Ts, int64_t B, bool fresh,
                     real *scratch);
-// The gradient dx (Ts, B, C) of x is added to wte's. last and far: only begun here, dx may change afterwards, and
-// lookup_finish must follow before anything else. inputs: those of forward.
+// The gradient dx (Ts, B, C) of x is added to wte's: begun here, so that other computation can hide its transfers.
+// dx may change afterwards, inputs (those of forward) and scratch may not. What must follow before anything else
+// is asked of l: with last and far lookup_finish_far, which adds to the reduced gradient of the owned shard,
+// otherwise lookup_finish_near, which adds to the local one. Each does nothing where the other is asked for.
 void lookup_backward(lookup *l, const real *dx, const int32_t *inputs, bool last, real *scratch);
-// If begun: finishes, adding to the reduced gradient of the owned shard.
-void lookup_finish(lookup *l, precise *shard);
+void lookup_finish_near(lookup *l);
+void lookup_finish_far(lookup *l, precise *shard);
+// Must the whole table's gradient travel once the lookup's part is in it?
+bool lookup_holds_up_table(const lookup *l);
 
 void lookup_explain(const lookup *l, FILE *out); // a line for --dry-run: which way, and why
 

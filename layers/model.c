@@ -4,8 +4,8 @@
 //              → three numbers per token gathered over the ranks that split the vocabulary → loss
 //   backward   logits turn into their gradient → (dgrad ▸ reduce-scatter) with wgrad behind it, on the input
 //              that forward has gathered → layer norm → L blocks; inside the first block, as soon as the
-//              gradient of its input is complete, (all-gather ▸ scatter-add) and positions; what is left of
-//              that block's weight gradients comes last, so that the embedding's transfers hide behind it
+//              gradient of its input is complete, (all-gather ▸ scatter-add) and positions are begun; what is
+//              left of that block's weight gradients comes last, so that these transfers hide behind it
 //
 // The model announces through its hooks when it needs a bucket of parameters and when a bucket's gradient is
 // complete; who moves buckets, and when, is the optimizer's affair.
@@ -198,13 +198,23 @@ static void embed(gpt *g) {
                      g->context->stream);
 }
 
+static void table_backward(gpt *g) {
+    lookup_finish_near(&g->embedding);
+    if (!g->embedding.far) ready(g, table(g));
+}
+
 static void embed_backward(gpt *g) {
     int64_t C = g->params.shape.C, Ts = shard_rows(g), B = g->pass_B;
     lookup_backward(&g->embedding, g->dx, g->inputs + first_token(g), g->pass.last, g->partial);
     position_backward(params_grad(&g->params, WPE, 0), g->dx, g->mesh->tp_group.rank * Ts, Ts, B, C,
                       g->context->stream);
-    if (!g->embedding.far) ready(g, table(g));
+    if (lookup_holds_up_table(&g->embedding)) table_backward(g);
     ready(g, positions(g));
+}
+
+// Behind what else there is to compute, unless the table's own transfer needs that more.
+static void embed_backward_rest(gpt *g) {
+    if (!lookup_holds_up_table(&g->embedding)) table_backward(g);
 }
 
 // --- head and loss ---
@@ -272,14 +282,15 @@ static void block_backward_rest(gpt *g, int64_t l) {
 }
 
 static void layer_backward(gpt *g, int64_t l) {
-    int first = params_first_bucket(&g->params, l), rest = params_own_bucket(&g->params, QKVW, l);
+    int first = params_first_bucket(&g->params, l), rest = params_bucket_of(&g->params, QKVW, l);
     cf_moment begin = trace_begin(g, "block backward");
     block_backward(g, l);
     for (int i = first; i < first + g->params.layer_buckets; i++)
         if (i != rest) ready(g, i);
     if (l == 0) embed_backward(g);
     block_backward_rest(g, l);
-    if (rest >= 0) ready(g, rest);
+    ready(g, rest);
+    if (l == 0) embed_backward_rest(g);
     trace_end(g, "block backward", l, begin);
 }
 

@@ -35,7 +35,8 @@ static cf_fuse *plan_bucket(zero_optimizer *o, const param_bucket *b, const char
                                                      .route = how.route,
                                                      .slices = 1,
                                                      .dtype = dtype,
-                                                     .capacity = b->shard});
+                                                     .capacity = b->shard,
+                                                     .bulk = true});
 }
 
 // A matrix of its own computes its gradient inside the reduce-scatter; the tied table only if the lookup's part
@@ -337,16 +338,16 @@ void optimizer_zero_grad(zero_optimizer *o) {
     cf_zero(o->params->grad, o->params->elements * (int64_t)sizeof(precise), o->context->stream);
 }
 
-// Finishes all reductions, and adds the looked-up rows to the table's.
-static void finish_reductions(zero_optimizer *o) {
+// Finishes all reductions, adds the looked-up rows to the table's, and sums the squares of the own shards: of those
+// that are here while the last are on their way, so in this order always.
+static void finish_reductions(zero_optimizer *o, double *sum) {
     int n = o->params->buckets, table = n - 2;
-    for (int i = 0; i < n; i++) finish_reduce(o, backward_order(o, i));
-    lookup_finish(o->embedding, o->bucket[table].shard);
-}
-
-static void add_own_squares(const zero_optimizer *o, double *sum) {
-    for (int i = 0; i < o->params->buckets; i++)
+    for (int place = 0; place < n; place++) {
+        int i = backward_order(o, place);
+        finish_reduce(o, i);
+        if (i == table) lookup_finish_far(o->embedding, o->bucket[i].shard);
         sum_of_squares(sum, o->squares, o->bucket[i].shard, o->params->bucket[i].shard, o->context->stream);
+    }
 }
 
 // Updates own shards in the order in which forward needs them, and sends the first off at once.
@@ -367,10 +368,9 @@ static void update(zero_optimizer *o, adamw a) {
 step_result optimizer_step(zero_optimizer *o, adamw a, double clip, const double *loss_sum, int64_t tokens,
                            bool may_skip) {
     double *mine = own_report(o);
-    finish_reductions(o);
     cf_copy(&mine[0], loss_sum, (int64_t)sizeof *mine, o->context->stream);
     cf_zero(&mine[1], (int64_t)sizeof *mine, o->context->stream);
-    add_own_squares(o, &mine[1]);
+    finish_reductions(o, &mine[1]);
     exchange_reports(o); // the one place of a step where the host waits for the device
     cf_check_verdict(o->context->check, o->context->stream);
 
@@ -426,9 +426,8 @@ static void explain_thin(const zero_optimizer *o, FILE *out) {
     static const int matrices[] = {QKVW, ATTPROJW, FCW, FCPROJW};
     const parameters *p = o->params;
     for (int i = 0; i < 4; i++) {
-        const param_bucket *b = p->bucket;
+        const param_bucket *b = &p->bucket[params_bucket_of(p, matrices[i], 0)];
         if (params_own_bucket(p, matrices[i], 0) >= 0) continue;
-        while (b->first + b->count <= p->first[matrices[i]][0]) b++;
         if (b->group->size > 1)
             fprintf(out, "  %-20s in rest of layer: %lld rows are fewer than %d for each of %d owners\n",
                     params_name(matrices[i]), (long long)params_local_rows(p, matrices[i]), OWNER_ROWS_MIN,

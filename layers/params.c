@@ -268,6 +268,13 @@ int params_own_bucket(const parameters *p, int tensor, int64_t layer) {
     return -1;
 }
 
+int params_bucket_of(const parameters *p, int tensor, int64_t layer) {
+    int64_t at = p->first[tensor][0] + layer * p->first[tensor][1];
+    for (int i = params_first_bucket(p, layer); i < p->buckets; i++)
+        if (at >= p->bucket[i].first && at < p->bucket[i].first + p->bucket[i].count) return i;
+    cf_die(NULL, "%s of layer %lld lies in no bucket", params_name(tensor), (long long)layer);
+}
+
 static void check_shape(gpt_shape s, const cf_mesh *mesh) {
     if (s.C % s.H != 0)
         cf_die_together("--channels must be a multiple of --heads", "%lld channels in %lld heads",

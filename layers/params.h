@@ -96,6 +96,8 @@ int64_t params_local_columns(const parameters *p, int tensor);
 
 // The bucket that holds this matrix alone; -1: it shares one.
 int params_own_bucket(const parameters *p, int tensor, int64_t layer);
+// The bucket that holds this tensor of a layer, alone or with others.
+int params_bucket_of(const parameters *p, int tensor, int64_t layer);
 // First bucket of a layer; of the embeddings: -1 gives wte's, the one behind it is {wpe, lnfw, lnfb}.
 int params_first_bucket(const parameters *p, int64_t layer);
 

@@ -193,6 +193,11 @@ static void attention_slice_backward(void *argument, const cf_span *span, cf_str
     }
 }
 
+// Is this weight gradient computed when the rest of its half is done?
+static bool comes_later(const tpsp *t, const parameters *p, int tensor, int layer) {
+    return weight_gradient_fuses(t->pass, p, tensor, layer) || (tensor == QKVW && layer == 0);
+}
+
 // The weight gradient of a whole local matrix from dy (T·B, OC) and x (T·B, IC).
 static void take_weight_gradient(const tpsp *t, const parameters *p, int tensor, int layer, const real *dy,
                                  const real *x) {
@@ -214,7 +219,7 @@ static void norm_column_backward(tpsp *t, column_linear *c, const parameters *p,
     cf_stream *stream = t->context->stream;
     int64_t C = p->shape.C, Ts = t->T / t->group->size, rows = Ts * t->B;
     const real *ln_w = params_weight(p, tensor[0], layer), *ln_b = params_weight(p, tensor[1], layer);
-    bool later = weight_gradient_fuses(t->pass, p, tensor[2], layer);
+    bool later = comes_later(t, p, tensor[2], layer);
     layernorm_forward(own(t, t->wide, C), NULL, NULL, x, ln_w, ln_b, rows, C, stream);
     linear_bias_grad(params_grad(p, tensor[3], layer), dy, t->T * t->B, OC, stream);
     const real *dnorm =
@@ -234,8 +239,9 @@ static void mlp_backward(tpsp *t, tpsp_saved *s, const parameters *p, int layer,
     cf_fuse_run(t->fcproj_backward, t->wide, Ts, t->B * C, mlp_slice_backward, &j, layer);
     if (!j.dw) take_weight_gradient(t, p, FCPROJW, layer, t->wide, t->hidden);
     norm_column_backward(t, &t->fc, p, layer, tensor, s->x2, s->mean2, s->rstd2, t->dhidden, 4 * C / N, dx);
-    if (weight_gradient_fuses(t->pass, p, FCW, layer))
-        take_weight_gradient(t, p, FCW, layer, t->dhidden, t->wide);
+    if (!comes_later(t, p, FCW, layer)) return;
+    column_input(&t->fc);
+    take_weight_gradient(t, p, FCW, layer, t->dhidden, t->wide);
 }
 
 static void attention_half_backward(tpsp *t, tpsp_saved *s, const parameters *p, int layer, real *dx) {
@@ -256,6 +262,7 @@ void tpsp_backward(tpsp *t, tpsp_saved *s, const parameters *p, int layer, real 
 }
 
 void tpsp_backward_qkvw(tpsp *t, const parameters *p, int layer) {
-    if (weight_gradient_fuses(t->pass, p, QKVW, layer))
-        take_weight_gradient(t, p, QKVW, layer, t->dqkv, t->wide);
+    if (!comes_later(t, p, QKVW, layer)) return;
+    column_input(&t->qkv);
+    take_weight_gradient(t, p, QKVW, layer, t->dqkv, t->wide);
 }

@@ -8,7 +8,8 @@
 //              slices arrive, for the column-parallel half
 //
 // Where a weight gradient leaves owner by owner (block.h), it is computed after these, from what they have
-// gathered; that of QKV last of all, when the gradient of the block's input is already on its way.
+// gathered; that of QKV last of all, when the gradient of the block's input is already on its way. In layer 0 it
+// comes last in any case: behind it hides what the embedding sends.
 //
 // N = tp ranks, Ts = T / N. A shard is (Ts, B, C), the whole sequence (T, B, C); Hl = H / N local heads,
 // Cl = C / N, Fl = 4C / N.
@@ -22,10 +23,19 @@ extern "C" {
 #endif
 
 // A column-parallel linear layer: whole rows in, own columns out. Also the language-model head.
+typedef struct column_job {
+    real *out, *activated;     // (T·B, OC)
+    precise *dw;               // NULL: left to the caller
+    const real *in, *w, *bias; // in: dy in backward; w: prepared in forward
+    int64_t B, IC, OC;
+} column_job;
+
 typedef struct column_linear {
     cf_fuse *forward, *dgrad;
     cf_fuse *gather; // of the saved input; NULL where the input is still there when backward comes (the head)
     real *prepared;  // weights, in forward
+    column_job wgrad; // of the gather in progress
+    bool gathering;
 } column_linear;
 
 // Shared by all layers: planned operations and scratch memory. One layer runs at a time.
@@ -67,8 +77,8 @@ void tpsp_saved_free(tpsp_saved *s);
 // out (Ts, B, C) = block(s->x)
 void tpsp_forward(tpsp *t, tpsp_saved *s, const parameters *p, int layer, real *out);
 // dx (Ts, B, C): gradient of the output in, of the input out. Adds to the gradients of p, all but QKV's weights
-// if those leave owner by owner: they are left to tpsp_backward_qkvw, before which anything but `partial`
-// must be left as it is.
+// if those leave owner by owner or nothing is left below to hide transfers behind (layer 0): they are left to
+// tpsp_backward_qkvw, before which anything but `partial` must be left as it is.
 void tpsp_backward(tpsp *t, tpsp_saved *s, const parameters *p, int layer, real *dx);
 void tpsp_backward_qkvw(tpsp *t, const parameters *p, int layer);
 
@@ -80,12 +90,14 @@ void column_free(column_linear *c);
 void column_forward(column_linear *c, cf_stream *stream, real *out, real *activated, real *full,
                     const real *w, const real *bias, int64_t Ts, int64_t B, int64_t IC, int64_t OC,
                     int layer);
-// dw (OC, IC) += dyᵀ · x (NULL: left to the caller, all of x is in full then), and the gradient of the own
-// shard of x is returned (valid until the next run).
+// dw (OC, IC) += dyᵀ · x (NULL: left to the caller, who finds all of x in full after column_input), and the gradient
+// of the own shard of x is returned (valid until the next run).
 // full: the own shard of x in place, the rest gathered here; all of x where c->gather is NULL.
 // partial (T, B, IC): scratch.
 real *column_backward(column_linear *c, cf_stream *stream, precise *dw, const real *dy, real *full,
                       real *partial, const real *w, int64_t Ts, int64_t B, int64_t IC, int64_t OC, int layer);
+// Must follow a column_backward without dw, before full is read or written and before the next forward.
+void column_input(column_linear *c);
 
 #ifdef __cplusplus
 }

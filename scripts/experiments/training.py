@@ -3,8 +3,9 @@
 A measurement is one mesh. Its link is chosen first: the bytes of a step (tests/train/traffic.py's formula) over the
 line rate are `ratio` times the step without transfers. Then the library's own collectives are timed alone
 (bench_fuse), and all modes take turns, round by round, each in short runs whose first step is dropped, so that a
-drift of the machine meets all of them: ratios are taken within rounds, and their median is told. Rows are single
-steps.
+drift of the machine meets all of them. Rows are single steps. Whatever else a machine does only ever adds to a step, so
+modes are compared by the mean of the faster half of their steps; the standard error beside a ratio is what drawing
+other rounds from those measured makes of it. Medians and percentiles are of all steps.
 
 What arithmetic predicts, from the step without transfers (nowire):
 
@@ -14,8 +15,9 @@ What arithmetic predicts, from the step without transfers (nowire):
              and weights are taken to hide behind the layers
 
 and the trainer's own account must agree with the clock. What commfuse takes longer than nowire has three parts, each
-in a column of its own: chunking, nowire in as many slices less nowire; exposed time, as the trainer logs it, more than
-nowire's in as many slices; and the rest, computation made slower by the bytes that move beside it.
+in a column of its own: chunking, nowire in as many slices less nowire; exposed time, as the trainer logs it for the
+mean of the ranks, more than nowire's in as many slices; and the rest, computation made slower by the bytes that move
+beside it. All three are of the faster half of the steps.
 """
 import array
 import collections
@@ -56,6 +58,7 @@ FREE_LINK = 40e9       # bits/s while the step without transfers is timed: it ha
 LOSS_TOLERANCE = 1e-5  # relative, of every step, against mode none
 BOUND, PREDICTION = 1.03, 0.05                    # commfuse over nowire; measured ratio against the predicted one
 EXPOSED_SHARE, EXPOSED_MS = 0.10, 1.0             # step difference against the logged exposed time
+DRAWINGS = 200
 
 
 def points(place, quick):
@@ -64,7 +67,7 @@ def points(place, quick):
         meshes = [("tpsp", 2, 1), ("tpsp", 1, 2)]
     else:
         # GPT-2's own sequence: attention has as much to hide behind as in a real run.
-        size = dict(model="d12", vocab=8192, seq=1024, rounds=5, steps=4)
+        size = dict(model="d12", vocab=8192, seq=1024, rounds=6, steps=5)
         meshes = [("tpsp", 2, 1), ("up", 2, 1), ("tpsp", 1, 2)] + [("tpsp", 2, 2)] * (place.ranks >= 4)
     ratio = 0.5 if place.kind == "lab" else None  # None: shared memory, as fast as it is
     return [dict({"batch": dp, "modes": list(MODES if tp * dp > 2 else PAIR_MODES)}, **size, strategy=strategy, tp=tp,
@@ -169,7 +172,8 @@ def measure(place, point):
                 _, steps, end = train(place, point, folder, mode, point["steps"], "--peak-tflops", repr(peak))
                 rows += [{**shared, "mode": mode, "round": number, "step": step["step"], "step_ms": step["step_ms"],
                           "tokens_per_s": step["tokens_per_s"], "mfu_share": step["mfu"],
-                          "exposed_ms": step["exposed_comm_ms"], "comm_ms": step["comm_ms"], "loss": step["loss"],
+                          "exposed_ms": step["exposed_comm_ms"], "exposed_mean_ms": step["exposed_mean_ms"],
+                          "comm_ms": step["comm_ms"], "loss": step["loss"],
                           "bytes_sent_per_step": end["bytes_sent_rank0"] / point["steps"]} for step in steps]
     return rows
 
@@ -193,12 +197,25 @@ def median(rows, field):
     return float(np.median(warm(rows, field)))
 
 
-def step_of(modes, mode):
-    """step_ms of a mode: nowire's median times the ratio of the two. Modes are compared within a round, minutes apart,
-    and the median is over rounds: the machine drifts more than modes differ."""
-    rounds = [[np.median([row["step_ms"] for row in modes[each] if row["round"] == number and row["step"] > 0])
-               for each in (mode, "nowire")] for number in sorted({row["round"] for row in modes["nowire"]})]
-    return median(modes["nowire"], "step_ms") * float(np.median([one / other for one, other in rounds]))
+def undisturbed(rows, field="step_ms"):
+    """Mean over the faster half of the steps."""
+    fastest = np.argsort(warm(rows, "step_ms"), kind="stable")[:(len(warm(rows, "step_ms")) + 1) // 2]
+    return float(np.mean(warm(rows, field)[fastest]))
+
+
+def ratio_to_bound(modes, mode):
+    return undisturbed(modes[mode]) / undisturbed(modes["nowire"])
+
+
+def standard_error(modes, figure):
+    """Of figure(modes): its standard deviation over drawings of as many rounds from those measured."""
+    numbers = sorted({row["round"] for row in modes["nowire"]})
+    rounds = {mode: {number: [row for row in rows if row["round"] == number] for number in numbers}
+              for mode, rows in modes.items()}
+    draw = random.Random(1)
+    drawn = [draw.choices(numbers, k=len(numbers)) for _ in range(DRAWINGS)]
+    return float(np.std([figure({mode: sum((rounds[mode][number] for number in some), []) for mode in modes})
+                         for some in drawn]))
 
 
 def loss_difference(rows, reference):
@@ -210,7 +227,7 @@ def loss_difference(rows, reference):
 def exposed_by_arithmetic(modes, mode):
     """What commfuse cannot hide of a TPSP step, in ms; nothing is said of UP, whose transfers wait for each other. Its
     transfers run at the line's rate, or, where that is not known, at that of the library's collectives."""
-    row, nowire = modes["nowire"][0], median(modes["nowire"], "step_ms")
+    row, nowire = modes["nowire"][0], undisturbed(modes["nowire"])
     strategy, mesh = row["mesh"].split()
     N, dp = map(int, mesh.split("x"))
     if strategy != "tpsp":
@@ -237,7 +254,7 @@ def exposed_by_arithmetic(modes, mode):
 
 def prediction(modes, mode):
     """step_ms by arithmetic; None: it says nothing."""
-    nowire, native = median(modes["nowire"], "step_ms"), modes["nowire"][0]["native_ms"]
+    nowire, native = undisturbed(modes["nowire"]), modes["nowire"][0]["native_ms"]
     if mode in ("none", "nowire"):
         return nowire + native * (mode == "none")
     if mode not in SLICES:
@@ -250,10 +267,9 @@ def ratios(rows):
     """The figures in which two reports must agree."""
     found = {}
     for mesh, modes in by_mesh(rows).items():
-        bound = median(modes["nowire"], "step_ms")
         for mode in modes:
             if not mode.startswith("nowire"):
-                found[f"{mesh}, step({mode}) / step(nowire)"] = step_of(modes, mode) / bound
+                found[f"{mesh}, step({mode}) / step(nowire)"] = ratio_to_bound(modes, mode)
     return found
 
 
@@ -282,39 +298,49 @@ def loss_cell(modes, mode):
 def steps_table(modes):
     lines = ["| mode | step, ms | p10 – p90 | of nowire | predicted, ms | tokens/s | MFU | exposed, ms | comm, ms | "
              "loss differs by |", "|---|---|---|---|---|---|---|---|---|---|"]
-    bound = median(modes["nowire"], "step_ms")
     for mode in [mode for mode in MODES if mode in modes]:
         steps = modes[mode]
         low, high = np.percentile(warm(steps, "step_ms"), [10, 90])
         expected = prediction(modes, mode)
         lines.append(
             f"| {mode} | {median(steps, 'step_ms'):.1f} | {low:.1f} – {high:.1f} | "
-            f"{step_of(modes, mode) / bound:.3f} | {'–' if expected is None else f'{expected:.1f}'} | "
+            f"{ratio_to_bound(modes, mode):.3f} ± {standard_error(modes, lambda m: ratio_to_bound(m, mode)):.3f} | "
+            f"{'–' if expected is None else f'{expected:.1f}'} | "
             f"{median(steps, 'tokens_per_s'):.0f} | {100 * median(steps, 'mfu_share'):.1f} % | "
             f"{median(steps, 'exposed_ms'):.1f} | {median(steps, 'comm_ms'):.1f} | {loss_cell(modes, mode)} |")
     return lines
 
 
+def more_exposed(modes, mode, other):
+    return undisturbed(modes[mode], "exposed_mean_ms") - undisturbed(modes[other], "exposed_mean_ms")
+
+
+def computes_longer(modes, mode, other):
+    """What is left of the difference of two modes without what they wait."""
+    return undisturbed(modes[mode]) - undisturbed(modes[other]) - more_exposed(modes, mode, other)
+
+
 def checks_table(modes):
     """Each commfuse variant: against the bound, against arithmetic, and the trainer's account against the clock."""
-    bound, native = median(modes["nowire"], "step_ms"), modes["nowire"][0]["native_ms"]
-    none = step_of(modes, "none")
+    bound, native = undisturbed(modes["nowire"]), modes["nowire"][0]["native_ms"]
+    none = undisturbed(modes["none"])
     lines = [f"| | of nowire | at most {BOUND} | none / commfuse | predicted | within {100 * PREDICTION:.0f} % | "
              "step − nowire, ms | chunking, ms | exposed, ms | rest, ms | rest within 10 % or 1 ms |",
              "|---|---|---|---|---|---|---|---|---|---|---|"]
     for mode in [mode for mode in SLICES if mode in modes]:
-        step = step_of(modes, mode)
+        step = undisturbed(modes[mode])
         expected = prediction(modes, mode)
         ratio = None if expected is None else (bound + native) / expected
         same = SAME_SLICES.get(mode, "nowire")
         same = same if same in modes else "nowire"
-        chunking = step_of(modes, same) - bound
-        exposed = median(modes[mode], "exposed_ms") - median(modes[same], "exposed_ms")
-        rest = step - bound - chunking - exposed
+        chunking = undisturbed(modes[same]) - bound
+        exposed = more_exposed(modes, mode, same)
+        rest = computes_longer(modes, mode, same)
         lines.append(
             f"| {mode} | {step / bound:.3f} | {yes(step <= BOUND * bound)} | {none / step:.3f} | "
             f"{'– | –' if ratio is None else f'{ratio:.3f} | {yes(abs(none / step / ratio - 1) <= PREDICTION)}'} | "
-            f"{step - bound:.1f} | {chunking:.1f} | {exposed:.1f} | {rest:.1f} | "
+            f"{step - bound:.1f} | {chunking:.1f} | {exposed:.1f} | "
+            f"{rest:.1f} ± {standard_error(modes, lambda m: computes_longer(m, mode, same)):.1f} | "
             f"{yes(abs(rest) <= max(EXPOSED_MS, EXPOSED_SHARE * abs(exposed)))} |")
     return lines
 
@@ -363,8 +389,8 @@ def figures(rows, folder):
             low, middle, high = np.percentile(warm(runs[mode], "step_ms"), [10, 50, 90])
             axis.bar(i, middle, color=COLOURS[mode], width=0.75, label=mode)
             axis.errorbar(i, middle, [[middle - low], [high - middle]], color="#333333", capsize=3, linewidth=1)
-            axis.annotate(f"{step_of(runs, mode) / bound:.2f}", (i, high), xytext=(0, 3), textcoords="offset points", ha="center",
-                          fontsize=9)
+            axis.annotate(f"{ratio_to_bound(runs, mode):.2f}", (i, high), xytext=(0, 3), textcoords="offset points",
+                          ha="center", fontsize=9)
         axis.axhline(bound, color="black", linestyle="--", linewidth=1.2, label="nowire: no transfers, the bound")
         axis.set_title(mesh, fontsize=11)
         axis.set_xticks([])

@@ -239,8 +239,9 @@ static void compute(void *argument, const cf_span *span, cf_stream *stream) {
 
 static job job_create(const cf_group *group, cf_operation operation, cf_side side, cf_mode mode,
                       cf_route route, int slices, cf_dtype dtype, int64_t capacity) {
-    cf_fuse_plan plan = {"test.place", group, operation, side,  mode, route,
-                         slices,       dtype, capacity,  false, false};
+    bool bulk = slices % 2 == 0; // as good as any
+    cf_fuse_plan plan = {"test.place", group, operation, side,  mode,  route,
+                         slices,       dtype, capacity,  false, false, bulk};
     return (job){.plan = plan, .fuse = cf_fuse_create(&context, plan)};
 }
 
@@ -262,8 +263,8 @@ static job job_create_folding(cf_mode mode, cf_route route, int slices, cf_dtype
 // An all-to-all whose result goes where the job says, another place in every run.
 static job job_create_given(cf_side side, cf_mode mode, cf_route route, int slices, cf_dtype dtype,
                             int64_t capacity) {
-    cf_fuse_plan plan = {"test.place", &mesh.tp_group, CF_ALLTOALL, side, mode, route,
-                         slices,       dtype,          capacity,    true, false};
+    cf_fuse_plan plan = {"test.place", &mesh.tp_group, CF_ALLTOALL, side, mode,  route,
+                         slices,       dtype,          capacity,    true, false, false};
     return (job){.plan = plan, .fuse = cf_fuse_create(&context, plan)};
 }
 
@@ -755,7 +756,7 @@ static void barrier_holds_everybody(void) { // nobody leaves before the last one
         memcpy(all + 2 * mesh.tp_group.rank, stamps, sizeof stamps);
         cf_fuse_plan plan = {
             "stamps", &mesh.tp_group, CF_ALLGATHER, CF_NO_COMPUTE, CF_MODE_NONE, CF_RING, 1, CF_FP64,
-            2,        false,          false};
+            2,        false,          false,        false};
         cf_fuse *gather = cf_fuse_create(&context, plan);
         cf_fuse_run(gather, all, 1, 2, NULL, NULL, -1);
         for (int r = 0; r < mesh.tp; r++)

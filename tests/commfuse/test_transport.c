@@ -206,6 +206,68 @@ static void unrelated_requests_overtake(void) {
     expect(free_one, peer, me, 2, 4);
 }
 
+static cf_request bulk(int to, const void *send, int from, void *recv, int64_t count, int tag) {
+    cf_request request = exchange(to, send, from, recv, count, tag);
+    request.bulk = true;
+    return request;
+}
+
+// While the first of two bulk messages waits for its receiver the second does not come; what is not bulk, and bulk for
+// another peer, does.
+static void bulk_keeps_its_order_and_lets_others_pass(void) {
+    int64_t count = (3 << 20) + 5; // many chunks, longer than what a library sends off without being asked
+    int me = mesh.tp_group.rank, next = ring(1), before = ring(-1), after_next = ring(2),
+        before_that = ring(-2);
+    bool others = mesh.tp > 2;
+    unsigned char *out[3], *in[3], word[4], note[4] = {0};
+    for (int i = 0; i < 3; i++) {
+        out[i] = allocate(count), in[i] = allocate(count);
+        fill(out[i], me, i < 2 ? next : after_next, i, count);
+    }
+    fill(word, me, next, 3, 4);
+    cf_request first = bulk(next, out[0], -1, NULL, count, 0), late = bulk(-1, NULL, before, in[0], count, 0);
+    cf_request second = bulk(next, out[1], before, in[1], count, 1);
+    cf_request elsewhere = bulk(others ? after_next : -1, out[2], others ? before_that : -1, in[2], count, 2);
+    cf_request little = exchange(next, word, before, note, 4, 3);
+    post(&first);
+    post(&second);
+    post(&elsewhere);
+    post(&little);
+    finish(&little);
+    finish(&elsewhere);
+    expect(note, before, me, 3, 4);
+    if (others) expect(in[2], before_that, me, 2, count);
+    nanosleep(&(struct timespec){0, 50000000}, NULL); // time in which the second could come
+    CHECK(!transport->test(transport, &second, CF_ARRIVED), "the second bulk message has passed the first");
+    barrier(); // all have seen that
+    post(&late);
+    finish(&second);
+    finish(&late);
+    finish(&first);
+    for (int i = 0; i < 2; i++) expect(in[i], before, me, i, count);
+    for (int i = 0; i < 3; i++) free(out[i]), free(in[i]);
+}
+
+// Lengths around those of chunks, one tag: order and every byte.
+static void bulk_of_any_length(void) {
+    static const int64_t counts[] = {0, 1, 262143, 262144, 262145, 524288, 1 << 24, 3};
+    enum { COUNTS = sizeof counts / sizeof counts[0] };
+    unsigned char *out[COUNTS], *in[COUNTS];
+    cf_request both[COUNTS];
+    for (int i = 0; i < COUNTS; i++) {
+        out[i] = allocate(counts[i]), in[i] = allocate(counts[i]);
+        fill(out[i], ring(0), ring(1), i, counts[i]);
+        both[i] = bulk(ring(1), out[i], ring(-1), in[i], counts[i], 4);
+        post(&both[i]);
+    }
+    for (int i = COUNTS - 1; i >= 0; i--) {
+        finish(&both[i]);
+        expect(in[i], ring(-1), ring(0), i, counts[i]);
+        CHECK(in[i][counts[i]] == 0, "a byte behind a message of %lld", (long long)counts[i]);
+    }
+    for (int i = 0; i < COUNTS; i++) free(out[i]), free(in[i]);
+}
+
 static void nothing_to_carry(void) { // zero bytes, and halves that are absent
     unsigned char out = 0, in = 0;
     run(exchange(ring(1), &out, ring(-1), &in, 0, 0));
@@ -404,6 +466,8 @@ int main(int argc, char **argv) {
         RANKS_CASE(chain_of_after),
         RANKS_CASE(unrelated_requests_overtake),
         RANKS_CASE(arrival_does_not_wait_for_the_receiver),
+        RANKS_CASE(bulk_keeps_its_order_and_lets_others_pass),
+        RANKS_CASE(bulk_of_any_length),
         RANKS_CASE(nothing_to_carry),
         RANKS_CASE(one_byte_to_64_mib),
         RANKS_CASE(bytes_are_counted),

@@ -199,7 +199,7 @@ class ReportOfAFakeExperiment(Case):
 
 def steps(mode, step_ms, exposed_ms=0.0, loss=5.0, mesh="tpsp 1x2", native_ms=500.0, line_ms=490.0):
     return [{"mesh": mesh, "mode": mode, "round": number, "step": step, "step_ms": step_ms + (1000 if step == 0 else 0),
-             "exposed_ms": exposed_ms, "comm_ms": 500.0, "loss": loss - 0.1 * step, "tokens_per_s": 1e6 / step_ms,
+             "exposed_ms": exposed_ms, "exposed_mean_ms": exposed_ms, "comm_ms": 500.0, "loss": loss - 0.1 * step, "tokens_per_s": 1e6 / step_ms,
              "mfu_share": 0.5, "ranks": 2, "model": "d6", "seq": 256, "batch": 4, "parameters": 13891584,
              "link_bits_per_s": 1e9, "line_ms": line_ms, "vocab": 8192, "native_ms": native_ms,
              "bytes_sent_per_step": 61e6}
@@ -223,28 +223,43 @@ class Training(Case):
         text = training.tables(training_rows())
         for mode in training.MODES:
             self.assertIn(f"| {mode} |", text)
-        self.assertEqual(self.row(text, "commfuse direct", 0)[3], "1.600")
+        self.assertEqual(self.row(text, "commfuse direct", 0)[3], "1.600 ± 0.000")
         self.assertEqual(self.row(text, "none", 0)[1], "1500.0")  # the first step of each round does not count
         self.assertEqual(self.row(text, "none", 0)[4], "1500.0")  # nowire and every transfer
         self.assertIn("wrong by construction", self.row(text, "nowire", 0)[-1])
         self.assertEqual(training.problems(training_rows()), [])
 
-    def test_ratios_are_taken_within_rounds(self):
-        slower = {("commfuse ring", 1): 2, ("nowire", 1): 2, ("commfuse ring", 2): 1.5}  # by what else the machine does
-        rows = training_rows() + [{**row, "round": 2} for row in training_rows() if row["round"] == 0]
-        rows = [{**row, "step_ms": row["step_ms"] * slower.get((row["mode"], row["round"]), 1)} for row in rows]
+    def test_what_else_the_machine_does_is_left_out(self):
+        slower = {("commfuse ring", 1): 2, ("nowire", 0): 1.5}
+        rows = [{**row, "step_ms": row["step_ms"] * slower.get((row["mode"], row["round"]), 1)}
+                for row in training_rows()]
         self.assertAlmostEqual(training.ratios(rows)["tpsp 1x2, step(commfuse ring) / step(nowire)"], 1.02)
+
+    def test_exposed_time_is_that_of_the_steps_compared(self):
+        rows = [{**row, "step_ms": row["step_ms"] + 500, "exposed_mean_ms": row["exposed_mean_ms"] + 500}
+                if row["mode"] == "commfuse ring" and row["round"] == 1 else row for row in training_rows()]
+        self.assertEqual(self.row(training.tables(rows), "commfuse ring", 1)[7:9], ["0.0", "20.0"])
+
+    def test_rounds_that_differ_are_uncertain(self):
+        modes = training.by_mesh(training_rows())["tpsp 1x2"]
+        figure = lambda m: training.ratio_to_bound(m, "commfuse ring")
+        self.assertAlmostEqual(training.standard_error(modes, figure), 0)
+        for row in modes["commfuse ring"]:
+            row["step_ms"] += 100 * row["round"]  # both rounds, or one of them twice: 1.02, 1.02 or 1.12
+        error = training.standard_error(modes, figure)
+        self.assertTrue(0.03 < error < 0.05, error)
 
     def test_verdicts(self):
         text = training.tables(training_rows())
         ring, direct, two, four = (self.row(text, mode, 1) for mode in training.SLICES)
         self.assertEqual(ring[1:7], ["1.020", "yes", "1.471", "1.480", "yes", "20.0"])  # the lookup cannot hide
-        self.assertEqual(ring[7:], ["0.0", "20.0", "0.0", "yes |"])
+        self.assertEqual(ring[7:], ["0.0", "20.0", "0.0 ± 0.0", "yes |"])
         self.assertEqual((direct[2], direct[5], direct[10]), ("**no**", "**no**", "yes |"))
-        self.assertEqual(two[7:], ["5.0", "20.0", "1.0", "yes |"])  # chunking is what nowire loses in as many slices
-        self.assertEqual(four[7:], ["10.0", "20.0", "3.0", "**no** |"])  # 2 ms of 20 are allowed
-        rows = [{**row, "exposed_ms": 5.0} if row["mode"] == "commfuse ring" else row for row in training_rows()]
-        self.assertEqual(self.row(training.tables(rows), "commfuse ring", 1)[7:], ["0.0", "5.0", "15.0", "**no** |"])
+        self.assertEqual(two[7:], ["5.0", "20.0", "1.0 ± 0.0", "yes |"])  # chunking is what nowire loses in as many slices
+        self.assertEqual(four[7:], ["10.0", "20.0", "3.0 ± 0.0", "**no** |"])  # 2 ms of 20 are allowed
+        rows = [{**row, "exposed_mean_ms": 5.0} if row["mode"] == "commfuse ring" else row for row in training_rows()]
+        self.assertEqual(self.row(training.tables(rows), "commfuse ring", 1)[7:],
+                         ["0.0", "5.0", "15.0 ± 0.0", "**no** |"])
 
     def test_a_loss_that_differs_is_an_error(self):
         rows = training_rows(slice={"loss": 5.0 * (1 + 3e-5)})

@@ -20,7 +20,7 @@ OPTIONS = """model layers channels heads seq init-from train val vocab tp dp str
     val-every val-batches sample-every log trace trace-steps out save-every keep keep-every resume force export
     export-step threads peak-tflops timeout skip-nonfinite check-wire dry-run help""".split()
 STEP_FIELDS = ["step", "loss", "grad_norm", "lr", "step_ms", "tokens_per_s", "mfu", "comm_ms", "exposed_comm_ms",
-               "slowest_rank", "lag_ms"]
+               "exposed_mean_ms", "slowest_rank", "lag_ms"]
 
 
 class Log(harness.Case):
@@ -38,6 +38,8 @@ class Log(harness.Case):
             for name in STEP_FIELDS:
                 self.assertIsInstance(step[name], (int, float), (name, step))
             self.assertTrue(0 <= step["exposed_comm_ms"] <= step["step_ms"], step)
+            mean, largest = step["exposed_mean_ms"], step["exposed_comm_ms"]  # of two ranks
+            self.assertTrue(0.5 * largest * 0.999 <= mean <= largest * 1.001, step)
             self.assertTrue(0 < step["comm_ms"] <= step["step_ms"] * 1.01, step)
             rate = self.samples * self.T / step["step_ms"] * 1e3
             self.assertAlmostEqual(step["tokens_per_s"], rate, delta=0.01 * rate)
