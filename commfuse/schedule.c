@@ -24,9 +24,8 @@
 typedef struct builder {
     cf_schedule *s;
     int capacity;
-    int last_compute;  // index of the newest step on the compute stream, -1: none
-    int last_exchange; // index of the newest EXCHANGE, -1: none
-    int *exchange;     // [round · m + k]: index of that EXCHANGE
+    int last_compute; // index of the newest step on the compute stream, -1: none
+    int *exchange;    // [round · m + k]: index of that EXCHANGE
 } builder;
 
 static int left(const cf_schedule *s, int i) {
@@ -50,7 +49,6 @@ static int append(builder *b, cf_step step) {
     }
     s->step[s->count] = step;
     if (step.kind != CF_EXCHANGE && step.kind != CF_COLLECTIVE) b->last_compute = s->count;
-    if (step.kind == CF_EXCHANGE) b->last_exchange = s->count;
     return s->count++;
 }
 
@@ -114,18 +112,18 @@ static int exchange_before(builder *b, int round, int k) {
 // --- all-gather (Algorithm 1) ---
 
 // Round i brings the shard of rank r − 1 − i. Nothing here depends on a computation of this operation, so
-// all transfers are posted at once; each starts when the one before has arrived: then what it forwards is there
-// (ring), and slices arrive one after another, as they are worked on, instead of sharing the wire and arriving
-// together at the end.
+// all transfers are posted at once, in the order in which slices are worked on: to one peer they travel in that order.
+// A slice is forwarded when it is here (ring); a round to the next peer starts when the last has brought what it
+// brings (direct), rather than sharing the wire with it, so that both arrive together at the end.
 static void post_allgather(builder *b) {
     cf_schedule *s = b->s;
+    bool ring = s->route == CF_RING;
     for (int i = 0; i < s->ranks - 1; i++)
         for (int k = 0; k < s->slices; k++) {
-            bool ring = s->route == CF_RING;
             int send = slice(s, ring ? left(s, i) : s->rank, k), recv = slice(s, left(s, i + 1), k);
-            *exchange_at(b, i, k) =
-                exchange(b, right(s, ring ? 1 : i + 1), (cf_place){CF_FULL, send}, send,
-                         left(s, ring ? 1 : i + 1), (cf_place){CF_FULL, recv}, recv, b->last_exchange, -1);
+            *exchange_at(b, i, k) = exchange(b, right(s, ring ? 1 : i + 1), (cf_place){CF_FULL, send}, send,
+                                             left(s, ring ? 1 : i + 1), (cf_place){CF_FULL, recv}, recv,
+                                             exchange_before(b, i, ring ? k : s->slices - 1), -1);
         }
 }
 
@@ -212,7 +210,7 @@ static void direct_reduce_scatter(builder *b) {
             if (before > 0) add_part(b, before, window, k);
             *exchange_at(b, i, k) = exchange(b, owner, (cf_place){CF_FULL, number}, number, right(s, i + 1),
                                              window_slot(b, i, window, k), own, b->last_compute,
-                                             paced ? -1 : exchange_before(b, i, k));
+                                             paced ? -1 : exchange_before(b, i, m - 1));
         }
     s->begin = s->count;
     for (int k = 0; k < m && N > 1; k++) {
@@ -239,7 +237,7 @@ static void nowire_reduce_scatter(builder *b) {
 
 // --- all-to-all (Algorithm 5) ---
 
-// Round i sends to rank r + 1 + i and receives from r − 1 − i; one transfer after another, as in an all-gather.
+// Round i sends to rank r + 1 + i and receives from r − 1 − i; one round after another, as in an all-gather.
 static void alltoall_after(builder *b) {
     cf_schedule *s = b->s;
     bool wire = s->mode == CF_MODE_COMMFUSE;
@@ -248,7 +246,7 @@ static void alltoall_after(builder *b) {
             int to = right(s, i + 1), from = left(s, i + 1);
             *exchange_at(b, i, k) = exchange(b, to, (cf_place){CF_FULL, slice(s, to, k)}, slice(s, to, k),
                                              from, (cf_place){CF_RESULT, slice(s, from, k)},
-                                             slice(s, s->rank, k), b->last_exchange, -1);
+                                             slice(s, s->rank, k), exchange_before(b, i, s->slices - 1), -1);
         }
     s->begin = s->count;
     for (int i = 0; i < s->ranks; i++)
@@ -354,7 +352,7 @@ cf_schedule *cf_schedule_create(cf_operation operation, cf_side side, cf_mode mo
     s->ranks = ranks, s->rank = rank, s->slices = slices;
     s->result = (cf_place){operation == CF_ALLTOALL ? CF_RESULT : CF_FULL,
                            operation == CF_REDUCE_SCATTER ? rank * slices : 0};
-    builder b = {.s = s, .last_compute = -1, .last_exchange = -1, .exchange = exchanges};
+    builder b = {.s = s, .last_compute = -1, .exchange = exchanges};
     bool fused = mode == CF_MODE_COMMFUSE || mode == CF_MODE_NOWIRE;
     s->folds =
         folds && fused && operation == CF_REDUCE_SCATTER && slices > 1; // hence several ranks, and compute

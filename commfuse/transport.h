@@ -50,7 +50,7 @@ typedef struct cf_request {
     // EXCHANGE: what is posted later may pass it, other bulk messages to the same peer may not. Both ends say the same.
     // (On GPUs a group's requests run in the order posted, and groups beside one another.)
     bool bulk;
-    const struct cf_request *after[2]; // start only when what these bring has arrived; NULL: none
+    const struct cf_request *after[2]; // send only when what these bring has arrived; NULL: none
     // For messages: "reduce-scatter mlp.fc2", layer or -1, step or -1
     const char *label;
     int layer, step;

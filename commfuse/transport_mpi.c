@@ -2,9 +2,9 @@
 //
 // An MPI library makes progress only while somebody is inside it. Polling from the compute thread between
 // two matrix products leaves a good part of the communication exposed, so after start-up ALL MPI calls are
-// made by a thread of their own: it takes posted requests from a queue, starts each one when the requests
-// it comes `after` are done, tests what is in flight, and marks what is done. The compute thread only posts,
-// looks at flags and waits. (So MPI_THREAD_SERIALIZED is enough.)
+// made by a thread of their own: it takes posted requests from a queue, is ready to receive what they bring, sends
+// when the requests they come `after` are done, tests what is in flight, and marks what is done. The compute thread
+// only posts, looks at flags and waits. (So MPI_THREAD_SERIALIZED is enough.)
 //
 // Who may use a core:
 //   nothing in flight            the progress thread sleeps on a condition variable
@@ -20,11 +20,14 @@
 // gives up leaves the others time to do so too before it ends the run, so that every rank says what it sees.
 //
 // Left to itself, the library lets all messages in flight share the wire, so that the first arrives with the last, and
-// what is needed at once waits behind megabytes that are not. So bulk messages travel in small chunks, few at a time
-// to one peer and in the order posted; anything else goes in between.
+// what is needed at once waits behind megabytes that are not. So there are two lanes to each peer, one for bulk. In each
+// messages travel in the order posted, in small chunks of which few are under way, and what waits for another request
+// lets others pass. (No lane can be stuck for ever: who is at the head has a receiver, since all ranks post their
+// operations in one order, receive what they have posted whatever it comes after, and end an operation only when
+// what they send for it is gone.)
 //
 // Life of the state: made before MPI_Init returns to the caller, freed in close(), which first sends the
-// progress thread home. Messages of more than CHUNK bytes travel as several, since MPI counts are ints.
+// progress thread home.
 #define _GNU_SOURCE
 #include "transport.h"
 #include "die.h"
@@ -44,7 +47,6 @@
 
 enum { IDLE, POSTED, ACTIVE, DONE };
 enum {
-    ACTIVE_MAX = 4096, // requests in flight
     GROUPS_MAX = CF_INQUIRY_GROUPS,
     POLLS_BEFORE_REST = 8,
     REST_NS = 20000, // ranks outnumber cores: sleep between polls
@@ -57,10 +59,10 @@ enum {
     GAP_MS = 1000,     // no look for so long: this process itself was stopped, and nobody is late
     HEED_MS = 200,     // who still waits so long after another rank has given up does so too
     HWTHREADS_OF_ONE_CORE = 2,
-    BULK_CHUNK = 256 << 10, // bytes: what others wait behind, twice
-    BULK_CHUNKS = 2         // of bulk messages under way to one peer: one travels, one is ready to follow
+    CHUNK = 256 << 10, // bytes
+    BULK_CHUNK = 128 << 10,
+    UNDER_WAY = 2 // chunks of a lane: one travels, one is ready to follow. Of bulk beside other messages: one
 };
-static const int64_t CHUNK = 1 << 30;
 
 static inline void cpu_relax(void) {
 #if defined(__x86_64__) || defined(__i386__)
@@ -103,9 +105,9 @@ typedef struct mpi_state {
     int comms;
     // Only the progress thread touches these
     cf_request *pending, *pending_last; // in order, `after` not done yet
-    flight active[ACTIVE_MAX];          // in the order started
-    int actives;
-    int *bulk; // chunks of bulk messages under way to each rank of the world
+    flight *active;                     // in the order started
+    int actives, active_capacity;
+    int (*under_way)[2]; // chunks in the lanes to each rank of the world
 } mpi_state;
 
 static void check(int code, const char *call, const cf_request *r) {
@@ -116,6 +118,11 @@ static void check(int code, const char *call, const cf_request *r) {
     cf_die("see the messages of the other ranks; a rank may have died",
            "%s failed: %s (%s, layer %d, step %d)", call, text, r ? r->label : "-", r ? r->layer : -1,
            r ? r->step : -1);
+}
+
+static bool reached(const cf_request *r, cf_point point) {
+    if (!r || __atomic_load_n(&r->state, __ATOMIC_ACQUIRE) == DONE) return true;
+    return point == CF_ARRIVED && __atomic_load_n(&r->received, __ATOMIC_ACQUIRE);
 }
 
 // --- start of a request ---
@@ -157,13 +164,9 @@ static int64_t chunk_bytes(const cf_request *r) {
     return r->bulk ? BULK_CHUNK : CHUNK;
 }
 
-static int64_t send_bytes(const cf_request *r) {
-    return r->send_count * cf_dtype_size(r->dtype);
-}
-
 static int chunks(const cf_request *r, int64_t bytes) {
     int64_t n = (bytes + chunk_bytes(r) - 1) / chunk_bytes(r);
-    if (n > INT_MAX / 2)
+    if (n > INT_MAX / 4)
         cf_die("use more slices or ranks", "%s: %lld bytes in one message", r->label, (long long)bytes);
     return n == 0 ? 1 : (int)n;
 }
@@ -173,43 +176,54 @@ static int chunk_length(const cf_request *r, int64_t bytes, int i) {
     return (int)(left < chunk_bytes(r) ? left : chunk_bytes(r));
 }
 
-// Chunks of bulk messages under way to the peer of this one; NULL: nobody counts.
-static int *bulk_to_peer(const mpi_state *s, const cf_request *r) {
-    return r->kind == CF_REQUEST_EXCHANGE && r->bulk && r->send_to >= 0
-               ? &s->bulk[r->group->world[r->send_to]]
-               : NULL;
+// Chunks under way in the lane of this exchange, and whether one more may go. (Bulk never rests altogether: what is not
+// bulk may itself be stuck, until a peer has received bulk.)
+static int *lane_of(const mpi_state *s, const cf_request *r) {
+    return &s->under_way[r->group->world[r->send_to]][r->bulk];
 }
 
-// Sends what may be sent now. Called in the order in which exchanges were started.
-static bool send_more(mpi_state *s, flight *f) {
-    const cf_request *r = f->request;
-    int *bulk = bulk_to_peer(s, r), before = f->posted;
-    for (; f->posted < f->sends && (!bulk || *bulk < BULK_CHUNKS); f->posted++) {
-        check(MPI_Isend((const char *)r->send + f->posted * chunk_bytes(r),
-                        chunk_length(r, send_bytes(r), f->posted), MPI_BYTE, r->send_to, r->send_tag,
-                        *(MPI_Comm *)r->group->native, &parts_of(f)[f->recvs + f->posted]),
-              "MPI_Isend", r);
-        if (bulk) ++*bulk;
-    }
-    return f->posted > before;
+static bool lane_open(const mpi_state *s, const cf_request *r) {
+    const int *lanes = s->under_way[r->group->world[r->send_to]];
+    return lanes[r->bulk] < (r->bulk && lanes[false] > 0 ? 1 : UNDER_WAY);
 }
 
-static void start_exchange(mpi_state *s, flight *f, cf_request *r) {
-    if (r->send_tag > s->tag_max || r->recv_tag > s->tag_max)
+static void start_exchange(flight *f, cf_request *r, int tag_max) {
+    if (r->send_tag > tag_max || r->recv_tag > tag_max)
         cf_die("use fewer slices or ranks", "%s: message tag %d, this MPI library allows %d", r->label,
-               r->send_tag, s->tag_max);
-    int64_t recv = r->recv_count * cf_dtype_size(r->dtype);
-    f->sends = r->send_to >= 0 ? chunks(r, send_bytes(r)) : 0;
-    f->recvs = r->recv_from >= 0 ? chunks(r, recv) : 0;
+               r->send_tag, tag_max);
+    int64_t size = cf_dtype_size(r->dtype), bytes = r->recv_count * size;
+    f->sends = r->send_to >= 0 ? chunks(r, r->send_count * size) : 0;
+    f->recvs = r->recv_from >= 0 ? chunks(r, bytes) : 0;
     int parts = f->sends + f->recvs;
     if (parts > 2 && !(f->many = malloc((size_t)parts * sizeof *f->many)))
         cf_die(NULL, "out of memory for %s", r->label);
     for (int i = 0; i < f->recvs; i++)
-        check(MPI_Irecv((char *)r->recv + i * chunk_bytes(r), chunk_length(r, recv, i), MPI_BYTE,
+        check(MPI_Irecv((char *)r->recv + i * chunk_bytes(r), chunk_length(r, bytes, i), MPI_BYTE,
                         r->recv_from, r->recv_tag, *(MPI_Comm *)r->group->native, &parts_of(f)[i]),
               "MPI_Irecv", r);
-    send_more(s, f);
-    if (f->sends) atomic_fetch_add(&s->bytes, send_bytes(r));
+}
+
+static bool may_send(const flight *f) {
+    const cf_request *r = f->request;
+    return f->posted < f->sends && reached(r->after[0], CF_ARRIVED) && reached(r->after[1], CF_ARRIVED);
+}
+
+// Sends what may be sent now. Called in the order in which exchanges were posted.
+static bool send_more(mpi_state *s, flight *f) {
+    if (!may_send(f)) return false;
+    cf_request *r = f->request;
+    int before = f->posted;
+    int64_t bytes = r->send_count * cf_dtype_size(r->dtype);
+    for (; f->posted < f->sends && lane_open(s, r); f->posted++, ++*lane_of(s, r))
+        check(MPI_Isend((const char *)r->send + f->posted * chunk_bytes(r), chunk_length(r, bytes, f->posted),
+                        MPI_BYTE, r->send_to, r->send_tag, *(MPI_Comm *)r->group->native,
+                        &parts_of(f)[f->recvs + f->posted]),
+              "MPI_Isend", r);
+    if (before == 0 && f->posted > 0) {
+        r->begin = cf_moment_now(NULL);
+        atomic_fetch_add(&s->bytes, bytes);
+    }
+    return f->posted > before;
 }
 
 // A block of `count` elements that starts again every `stride` elements: where rank i's block lies.
@@ -274,23 +288,22 @@ static void start_collective(flight *f, cf_request *r) {
 }
 
 static void start(mpi_state *s, cf_request *r) {
-    if (s->actives == ACTIVE_MAX) cf_die(NULL, "more than %d requests in flight", ACTIVE_MAX);
+    if (s->actives == s->active_capacity) {
+        s->active_capacity = 2 * s->active_capacity + 64;
+        s->active = realloc(s->active, (size_t)s->active_capacity * sizeof *s->active);
+        if (!s->active) cf_die(NULL, "out of memory for %d requests in flight", s->active_capacity);
+    }
     flight *f = &s->active[s->actives++];
     *f = (flight){.request = r};
     r->begin = cf_moment_now(NULL);
     __atomic_store_n(&r->state, ACTIVE, __ATOMIC_RELEASE);
     if (r->kind == CF_REQUEST_EXCHANGE)
-        start_exchange(s, f, r);
+        start_exchange(f, r, s->tag_max);
     else
         start_collective(f, r);
 }
 
 // --- the progress thread ---
-
-static bool reached(const cf_request *r, cf_point point) {
-    if (!r || __atomic_load_n(&r->state, __ATOMIC_ACQUIRE) == DONE) return true;
-    return point == CF_ARRIVED && __atomic_load_n(&r->received, __ATOMIC_ACQUIRE);
-}
 
 static void announce(mpi_state *s) {
     if (atomic_load(&s->waiters) == 0) return;
@@ -309,28 +322,28 @@ static bool only_moves(const cf_request *r) {
 
 static bool must_queue(const mpi_state *s, const cf_request *r) {
     for (const cf_request *p = s->pending; p != r; p = p->next)
-        if (p->kind != CF_REQUEST_EXCHANGE && p->group == r->group) return true;
+        if (p->group == r->group) return true;
     for (int i = 0; i < s->actives && only_moves(r); i++)
         if (only_moves(s->active[i].request) && s->active[i].request->group == r->group) return true;
     return false;
 }
 
-// Bulk chunks that wait for others to be gone. A blocking call would keep this thread from sending them, and a peer
-// that needs them would never come to that call.
+// Chunks that wait for others to be gone. A blocking call would keep this thread from sending them, and a peer that needs
+// them would never come to that call.
 static bool holds_back(const mpi_state *s) {
     for (int i = 0; i < s->actives; i++)
-        if (s->active[i].posted < s->active[i].sends) return true;
+        if (may_send(&s->active[i])) return true;
     return false;
 }
 
 static bool may_start(const mpi_state *s, const cf_request *r) {
+    if (r->kind == CF_REQUEST_EXCHANGE) return true;
     if (!reached(r->after[0], CF_ARRIVED) || !reached(r->after[1], CF_ARRIVED)) return false;
-    if (r->blocking && holds_back(s)) return false;
-    return r->kind == CF_REQUEST_EXCHANGE || !must_queue(s, r);
+    return !must_queue(s, r) && !(r->blocking && holds_back(s));
 }
 
-// Start what may start. Order is kept among requests that are ready, so that the messages of one pair of
-// ranks with one tag are posted in the order of the program.
+// Start what may start: exchanges, so that the messages of one pair of ranks with one tag are received in the order of
+// the program, and of the collectives those whose turn it is.
 static bool start_pending(mpi_state *s) {
     bool started = false;
     cf_request **at = &s->pending, *previous = NULL;
@@ -349,6 +362,12 @@ static bool start_pending(mpi_state *s) {
     return started;
 }
 
+static bool send_what_may_go(mpi_state *s) {
+    bool sent = false;
+    for (int i = 0; i < s->actives; i++) sent |= send_more(s, &s->active[i]);
+    return sent;
+}
+
 static bool part_done(flight *f, int i) {
     int done = 0;
     check(MPI_Test(&parts_of(f)[i], &done, MPI_STATUS_IGNORE), "MPI_Test", f->request);
@@ -358,10 +377,10 @@ static bool part_done(flight *f, int i) {
 // Are all parts done? Those that receive are watched by themselves: others may go on once they are done, and a time-out
 // tells which half is missing.
 static bool test_parts(const mpi_state *s, flight *f, bool *news) {
-    int *bulk = bulk_to_peer(s, f->request);
+    const cf_request *r = f->request;
     while (f->received < f->recvs && part_done(f, f->received)) f->received++;
     for (; f->sent < f->posted && part_done(f, f->recvs + f->sent); f->sent++)
-        if (bulk) --*bulk;
+        if (r->kind == CF_REQUEST_EXCHANGE) --*lane_of(s, r);
     if (f->recvs > 0 && f->received == f->recvs && !f->request->received) {
         __atomic_store_n(&f->request->received, 1, __ATOMIC_SEQ_CST);
         *news = true;
@@ -371,7 +390,7 @@ static bool test_parts(const mpi_state *s, flight *f, bool *news) {
 
 // What is left in flight keeps its order: who was started first also sends first.
 static bool test_active(mpi_state *s) {
-    bool news = false, sent = false;
+    bool news = false;
     int left = 0;
     for (int i = 0; i < s->actives; i++) {
         flight *f = &s->active[i];
@@ -387,9 +406,8 @@ static bool test_active(mpi_state *s) {
         news = true;
     }
     s->actives = left;
-    for (int i = 0; i < left; i++) sent |= send_more(s, &s->active[i]);
     if (news) announce(s);
-    return news || sent;
+    return news;
 }
 
 static bool has_news(const mpi_state *s) {
@@ -456,6 +474,7 @@ static void *progress(void *argument) {
     int idle = 0;
     while (take_posted(s)) {
         bool moved = start_pending(s);
+        moved |= send_what_may_go(s);
         moved |= test_active(s);
         idle = moved ? 0 : idle + 1;
         if (idle) rest(s, idle);
@@ -629,7 +648,8 @@ static void close_transport(cf_transport *t) {
     for (int i = 0; i < s->comms; i++) MPI_Comm_free(&s->comm[i]);
     cf_die_setup(t->rank, t->size, NULL);
     MPI_Finalize();
-    free(s->bulk);
+    free(s->active);
+    free(s->under_way);
     free(s);
     free(t);
 }
@@ -672,8 +692,8 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
                         .close = close_transport};
     MPI_Comm_rank(MPI_COMM_WORLD, &t->rank);
     MPI_Comm_size(MPI_COMM_WORLD, &t->size);
-    s->bulk = calloc((size_t)t->size, sizeof *s->bulk);
-    if (!s->bulk) cf_die(NULL, "out of memory for the MPI transport");
+    s->under_way = calloc((size_t)t->size, sizeof *s->under_way);
+    if (!s->under_way) cf_die(NULL, "out of memory for the MPI transport");
     cf_die_setup(t->rank, t->size, t->size > 1 ? abort_all : NULL);
     int *tag_max = NULL, known = 0;
     MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &tag_max, &known);

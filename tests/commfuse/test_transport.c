@@ -147,7 +147,8 @@ static void chain_of_after(void) {
 }
 
 // What an exchange brings is there, and what waits for it starts, while its own message still waits for a peer that
-// does not receive yet. The message is longer than what a library sends off without being asked.
+// does not receive yet. The message is longer than what a library sends off without being asked, and bulk, which keeps
+// nothing else from coming.
 static void arrival_does_not_wait_for_the_receiver(void) {
     int64_t count = 8 << 20;
     int me = mesh.tp_group.rank, next = ring(1), before = ring(-1);
@@ -158,6 +159,7 @@ static void arrival_does_not_wait_for_the_receiver(void) {
                late = exchange(-1, NULL, before, in, count, 0);
     cf_request little = exchange(next, word, -1, NULL, 4, 1);
     big.send_count = count;
+    big.bulk = late.bulk = true;
     big.recv_tag = little.send_tag; // what arrives is the neighbour's little message
     cf_request behind = exchange(next, word, before, follows, 4, 2);
     behind.after[0] = &big;
@@ -250,7 +252,7 @@ static void bulk_keeps_its_order_and_lets_others_pass(void) {
 
 // Lengths around those of chunks, one tag: order and every byte.
 static void bulk_of_any_length(void) {
-    static const int64_t counts[] = {0, 1, 262143, 262144, 262145, 524288, 1 << 24, 3};
+    static const int64_t counts[] = {0, 1, 131071, 131072, 131073, 524288, 1 << 24, 3};
     enum { COUNTS = sizeof counts / sizeof counts[0] };
     unsigned char *out[COUNTS], *in[COUNTS];
     cf_request both[COUNTS];
