@@ -63,6 +63,7 @@ typedef struct variant {
 } variant;
 
 typedef struct result {
+    double *samples;           // as they came, ms
     double ms, p10_ms, p90_ms; // median and percentiles
     bool compared;             // with what takes no transfers, in the same repetition: how much longer it was
     double exposed_ms, exposed_p10_ms, exposed_p90_ms;
@@ -346,45 +347,51 @@ static int without_transfers(const variant *variants, int count, const variant *
     return -1;
 }
 
+static double *memory_for(int repetitions) {
+    double *memory = malloc((size_t)repetitions * sizeof *memory);
+    if (!memory) cf_die(NULL, "out of memory for %d repetitions", repetitions);
+    return memory;
+}
+
 // Repetition by repetition, since the machine drifts by more than what is looked for.
-static void compare(const double *samples, const double *others, int n, result *r) {
-    double *more = malloc((size_t)n * sizeof *more);
-    if (!more) cf_die(NULL, "out of memory for %d repetitions", n);
-    for (int i = 0; i < n; i++) more[i] = samples[i] - others[i];
+static void compare(const result *other, int n, result *r, double *more) {
+    for (int i = 0; i < n; i++) more[i] = r->samples[i] - other->samples[i];
     qsort(more, (size_t)n, sizeof *more, ascending);
     r->compared = true;
     r->exposed_ms = percentile(more, n, 50);
     r->exposed_p10_ms = percentile(more, n, 10);
     r->exposed_p90_ms = percentile(more, n, 90);
-    free(more);
+}
+
+static void summarize(int n, result *r, double *sorted) {
+    memcpy(sorted, r->samples, (size_t)n * sizeof *sorted);
+    qsort(sorted, (size_t)n, sizeof *sorted, ascending);
+    r->ms = percentile(sorted, n, 50);
+    r->p10_ms = percentile(sorted, n, 10);
+    r->p90_ms = percentile(sorted, n, 90);
+}
+
+static void free_results(result *results, int count) {
+    for (int v = 0; v < count; v++) free(results[v].samples);
 }
 
 static void measure(bench *b, work *k, const variant *variants, int count, result *results) {
     cf_fuse *operation[VARIANTS];
-    double *samples = malloc((size_t)(count * b->repetitions) * sizeof *samples);
-    if (!samples) cf_die(NULL, "out of memory for %d repetitions", b->repetitions);
+    double *scratch = memory_for(b->repetitions);
     for (int v = 0; v < count; v++) operation[v] = make_operation(b, k, &variants[v]);
+    for (int v = 0; v < count; v++) results[v] = (result){.samples = memory_for(b->repetitions)};
     for (int i = -2; i < b->repetitions; i++) // two to warm up
         for (int v = 0; v < count; v++) {
             double ms = run_once(b, k, &variants[v], operation[v]);
-            if (i >= 0) samples[v * b->repetitions + i] = ms;
+            if (i >= 0) results[v].samples[i] = ms;
         }
     for (int v = 0; v < count; v++) {
         int other = without_transfers(variants, count, &variants[v]);
-        results[v] = (result){.compared = false};
-        if (other >= 0)
-            compare(samples + v * b->repetitions, samples + other * b->repetitions, b->repetitions,
-                    &results[v]);
-    }
-    for (int v = 0; v < count; v++) {
-        double *mine = samples + v * b->repetitions;
-        qsort(mine, (size_t)b->repetitions, sizeof *mine, ascending);
-        results[v].ms = percentile(mine, b->repetitions, 50);
-        results[v].p10_ms = percentile(mine, b->repetitions, 10);
-        results[v].p90_ms = percentile(mine, b->repetitions, 90);
+        summarize(b->repetitions, &results[v], scratch);
+        if (other >= 0) compare(&results[other], b->repetitions, &results[v], scratch);
         cf_fuse_free(operation[v]);
     }
-    free(samples);
+    free(scratch);
 }
 
 // --- the table of fixed shapes ---
@@ -449,6 +456,7 @@ static void print_table(bench *b) {
         result results[COLUMNS];
         measure(b, &k, columns, COLUMNS, results);
         if (speaks) print_row(&shapes[i], results);
+        free_results(results, COLUMNS);
         free_work(&k);
     }
 }
@@ -461,7 +469,8 @@ static const char *route_of(const variant *v) {
                : "";
 }
 
-static void print_variant(const variant *v, const result *r, int64_t bytes, bool json) {
+// json: with every sample, in the order in which they were taken; sample i of all variants belongs together.
+static void print_variant(const variant *v, const result *r, int repetitions, int64_t bytes, bool json) {
     if (v->what == MONOLITHIC || v->mode == CF_MODE_NOWIRE) bytes = 0;
     printf(json ? "{\"variant\":\"%s\",\"route\":\"%s\",\"slices\":%d,\"ms\":%.4f,\"p10_ms\":%.4f,"
                   "\"p90_ms\":%.4f,\"bytes\":%lld"
@@ -471,7 +480,9 @@ static void print_variant(const variant *v, const result *r, int64_t bytes, bool
         printf(json ? ",\"exposed_ms\":%.4f,\"exposed_p10_ms\":%.4f,\"exposed_p90_ms\":%.4f"
                     : "; more than without transfers: %.3f ms (%.3f to %.3f)",
                r->exposed_ms, r->exposed_p10_ms, r->exposed_p90_ms);
-    puts(json ? "}" : "");
+    for (int i = 0; i < repetitions && json; i++)
+        printf(i ? ",%.4f" : ",\"samples_ms\":[%.4f", r->samples[i]);
+    puts(json ? "]}" : "");
     fflush(stdout);
 }
 
@@ -486,7 +497,8 @@ static void print_variants(bench *b, shape s, const char *only, bool json) {
     measure(b, &k, chosen, count, results);
     int64_t bytes = (k.N - 1) * k.rows * k.row_elements * (int64_t)sizeof(real);
     if (b->mesh.world_group.rank == 0)
-        for (int v = 0; v < count; v++) print_variant(&chosen[v], &results[v], bytes, json);
+        for (int v = 0; v < count; v++) print_variant(&chosen[v], &results[v], b->repetitions, bytes, json);
+    free_results(results, count);
     free_work(&k);
 }
 
