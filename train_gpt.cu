@@ -532,11 +532,11 @@ static void load_micro_batch(trainer *t, const tokens *data, bool shuffled, int6
 static step_result train_step(trainer *t, int64_t step, double lr) {
     const options *o = &t->o;
     double batch_tokens = (double)(o->batch * o->seq);
-    optimizer_zero_grad(&t->optimizer);
     cf_zero(t->loss, (int64_t)sizeof *t->loss, t->context.stream);
     for (int micro = 0; micro < t->accumulation; micro++) {
         load_micro_batch(t, t->train, true, step * o->batch, micro);
         gpt_forward(&t->model, t->inputs, t->targets, o->seq, o->micro_batch, t->loss);
+        if (micro == 0) optimizer_zero_grad(&t->optimizer);
         gpt_backward(&t->model, 1 / batch_tokens, micro == t->accumulation - 1);
     }
     adamw a;
@@ -760,6 +760,7 @@ static void copy_state(trainer *t) {
             t->copy_runs[i] = run;
         }
     }
+    optimizer_complete(&t->optimizer);
     state_take(copy, &t->optimizer);
 }
 

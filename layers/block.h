@@ -28,7 +28,8 @@ typedef struct gpt_hooks {
     void *argument;
     bool (*pending)(void *argument, int bucket); // only the own shard of its weights is sure to be here
     void (*need)(void *argument, int bucket);    // its weights are about to be used
-    void (*ready)(void *argument, int bucket);   // its gradient is complete
+    void (*meanwhile)(void *argument); // forward has only transfers to wait for: do what else there is
+    void (*ready)(void *argument, int bucket); // its gradient is complete
     // Does the bucket take its gradient as a computation? If so, wgrad computes rows of it: span->row and
     // span->rows count rows of the local matrix, span->data is where they lie.
     bool (*fuses)(void *argument, int bucket);

@@ -114,21 +114,23 @@ static void gather_tokens(lookup *l, const int32_t *inputs) {
     cf_fuse_run(l->ids, l->tokens, bytes, 1, NULL, NULL, -1);
 }
 
-void lookup_forward(lookup *l, real *x, const int32_t *inputs, int64_t Ts, int64_t B, bool fresh,
-                    real *scratch) {
-    int64_t C = l->p->shape.C, row = B * C;
-    const real *found;
+void lookup_forward(lookup *l, const int32_t *inputs, int64_t Ts, int64_t B, bool fresh, real *scratch) {
     l->Ts = Ts, l->B = B;
     l->have_tokens = fresh;
+    l->looking = fresh ? l->far_forward : l->near_forward;
     if (fresh) {
         gather_tokens(l, inputs);
         look_far(l, NULL);
-        found = cf_fuse_run(l->far_forward, l->rows, Ts, row, lookup_slice, l, -1);
     } else {
         look_near(l, inputs);
-        found = cf_fuse_run(l->near_forward, scratch, Ts, row, lookup_slice, l, -1);
     }
-    cf_copy(x, found, Ts * row * (int64_t)sizeof(real), l->context->stream);
+    cf_fuse_begin(l->looking, fresh ? l->rows : scratch, Ts, B * l->p->shape.C, lookup_slice, l, -1);
+}
+
+void lookup_finish_forward(lookup *l, real *x) {
+    const real *found = cf_fuse_finish(l->looking);
+    cf_copy(x, found, l->Ts * l->B * l->p->shape.C * (int64_t)sizeof(real), l->context->stream);
+    l->looking = NULL;
 }
 
 void lookup_backward(lookup *l, const real *dx, const int32_t *inputs, bool last, real *scratch) {

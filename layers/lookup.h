@@ -43,7 +43,7 @@ typedef struct lookup {
     int64_t Ts, B;                             // of the pass in progress
     int64_t dense, sparse;                     // bytes per rank and step with nothing to hide behind
     bool have_tokens;                          // of all ranks, of this pass
-    cf_fuse *scattering;                       // the backward operation that is begun; NULL: none
+    cf_fuse *looking, *scattering; // the operation that is begun, forward and backward; NULL: none
 } lookup;
 
 // T, B: capacity. near: tp group, or this rank alone.
@@ -51,10 +51,11 @@ void lookup_create(lookup *l, cf_context *context, const cf_mesh *mesh, const pa
                    const cf_group *near, int64_t T, int64_t B, overlap o);
 void lookup_free(lookup *l);
 
-// x (Ts, B, C) = rows of wte for inputs (near->size · Ts, B). scratch (near->size · Ts, B, C).
+// x (Ts, B, C) = rows of wte for inputs (near->size · Ts, B), in two parts, so that other computation can hide the
+// transfers. scratch (near->size · Ts, B, C), not to be touched in between.
 // fresh: only the owned shard of the table is sure to be here; needs l->far.
-void lookup_forward(lookup *l, real *x, const int32_t *inputs, int64_t Ts, int64_t B, bool fresh,
-                    real *scratch);
+void lookup_forward(lookup *l, const int32_t *inputs, int64_t Ts, int64_t B, bool fresh, real *scratch);
+void lookup_finish_forward(lookup *l, real *x);
 // The gradient dx (Ts, B, C) of x is added to wte's: begun here, so that other computation can hide its transfers.
 // dx may change afterwards, inputs (those of forward) and scratch may not. What must follow before anything else
 // is asked of l: with last and far lookup_finish_far, which adds to the reduced gradient of the owned shard,

@@ -1,6 +1,6 @@
 // See model.h. Order of things in a step, for one replica:
 //
-//   forward    (lookup ▸ reduce-scatter) + positions → L blocks → layer norm → (all-gather ▸ head)
+//   forward    (lookup ▸ reduce-scatter, an update behind it) + positions → L blocks → layer norm → (all-gather ▸ head)
 //              → three numbers per token gathered over the ranks that split the vocabulary → loss
 //   backward   logits turn into their gradient → (dgrad ▸ reduce-scatter) with wgrad behind it, on the input
 //              that forward has gathered → layer norm → L blocks; inside the first block, as soon as the
@@ -192,7 +192,9 @@ static void embed(gpt *g) {
     int64_t C = g->params.shape.C, Ts = shard_rows(g), B = g->pass_B;
     bool fresh = g->embedding.far && hooks->pending && hooks->pending(hooks->argument, table(g));
     if (!fresh) need(g, table(g));
-    lookup_forward(&g->embedding, g->x[0], g->inputs + first_token(g), Ts, B, fresh, g->partial);
+    lookup_forward(&g->embedding, g->inputs + first_token(g), Ts, B, fresh, g->partial);
+    if (hooks->meanwhile) hooks->meanwhile(hooks->argument);
+    lookup_finish_forward(&g->embedding, g->x[0]);
     need(g, positions(g));
     position_forward(g->x[0], params_weight(&g->params, WPE, 0), g->mesh->tp_group.rank * Ts, Ts, B, C,
                      g->context->stream);

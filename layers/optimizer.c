@@ -2,7 +2,9 @@
 //
 //   compute   (backward computes its gradient, owner by owner)   reduce-scatter, all but its last additions
 //   ready     (backward has completed its gradient otherwise)    reduce-scatter begun
-//   step      finished, the layers begun first before the others; norm of the own shards; AdamW on the own shard
+//   step      finished, the layers begun first before the others; norm of the own shards; AdamW on the own shards
+//             of positions and table, with which forward begins
+//   meanwhile (next forward waits for the rows looked up)        AdamW on the other own shards
 //   gather    begun for the first layers while the rest is updated, then a few layers ahead of forward
 //   need      (next forward is about to use it)                  all-gather finished
 //
@@ -193,19 +195,67 @@ static void begin_gathers(zero_optimizer *o, int64_t layer) {
     }
 }
 
+// AdamW on the own shard of one bucket, tensor by tensor, since only matrices and embeddings decay.
+static void update_bucket(zero_optimizer *o, int i) {
+    const param_bucket *b = &o->params->bucket[i];
+    const bucket_sync *s = &o->bucket[i];
+    int64_t first = params_first_owned(b), count = 0;
+    adamw a = o->update;
+    for (int64_t done = 0; done < b->shard; done += count) {
+        int tensor = 0;
+        int64_t layer = 0;
+        count = b->shard - done;
+        bool found = params_find(o->params, first + done, &tensor, &layer, &count);
+        if (!found) break; // padding lies behind the last tensor of a bucket
+        if (count > b->shard - done) count = b->shard - done;
+        a.weight_decay = params_decays(tensor) ? o->update.weight_decay : 0;
+        int64_t at = s->state + done;
+        adamw_update(o->params->weight + first + done, o->master ? o->master + at : NULL, o->m + at,
+                     o->v + at, s->shard + done, count, a, o->context->stream);
+    }
+}
+
+static void update(zero_optimizer *o, int i) {
+    bucket_sync *s = &o->bucket[i];
+    if (!s->due) return;
+    cf_stream *stream = o->context->stream;
+    cf_moment begin = cf_trace_begin(o->context->trace, CF_TRACE_COMPUTE, "update", stream);
+    update_bucket(o, i);
+    cf_trace_end(o->context->trace, CF_TRACE_COMPUTE, "update", o->params->bucket[i].layer, -1, begin,
+                 stream);
+    s->due = false;
+    if (s->gather) s->weights = WEIGHTS_OWN;
+}
+
+// Own shards in the order in which forward needs them; the first are sent off at once.
+static void update_rest(void *argument) {
+    zero_optimizer *o = (zero_optimizer *)argument;
+    for (int place = 0; place < o->params->buckets; place++) {
+        int i = forward_order(o, place);
+        update(o, i);
+        if (!overlaps(o) || turn_of(o, i) < LAYERS_AHEAD) begin_gather(o, i);
+    }
+}
+
 static bool weights_pending(void *argument, int i) {
     return ((zero_optimizer *)argument)->bucket[i].weights != WEIGHTS_HERE;
 }
 
 static void finish_gather(void *argument, int i) {
     zero_optimizer *o = (zero_optimizer *)argument;
+    update_rest(o);
     if (o->bucket[i].weights == WEIGHTS_HERE) return;
     begin_gathers(o, turn_of(o, i) + LAYERS_AHEAD);
     cf_fuse_finish(o->bucket[i].gather);
     o->bucket[i].weights = WEIGHTS_HERE;
 }
 
+void optimizer_complete(zero_optimizer *o) {
+    update_rest(o);
+}
+
 void optimizer_settle(zero_optimizer *o) {
+    optimizer_complete(o);
     for (int i = 0; i < o->params->buckets; i++) finish_gather(o, forward_order(o, i));
     cf_check_verdict(o->context->check, o->context->stream);
 }
@@ -214,6 +264,7 @@ static void take_part(zero_optimizer *o, gpt *model) {
     model->pass.hooks = (gpt_hooks){.argument = o,
                                     .pending = weights_pending,
                                     .need = finish_gather,
+                                    .meanwhile = update_rest,
                                     .ready = gradient_ready,
                                     .fuses = gradient_fuses,
                                     .compute = gradient_compute};
@@ -314,27 +365,8 @@ static void meet_nonfinite(zero_optimizer *o, step_result *r, bool may_skip) {
                     o->context->step, r->loss, r->grad_norm);
 }
 
-// AdamW on the own shard of one bucket, tensor by tensor, since only matrices and embeddings decay.
-static void update_bucket(zero_optimizer *o, int i, adamw a) {
-    const param_bucket *b = &o->params->bucket[i];
-    const bucket_sync *s = &o->bucket[i];
-    int64_t first = params_first_owned(b), count = 0;
-    double decay = a.weight_decay;
-    for (int64_t done = 0; done < b->shard; done += count) {
-        int tensor = 0;
-        int64_t layer = 0;
-        count = b->shard - done;
-        bool found = params_find(o->params, first + done, &tensor, &layer, &count);
-        if (!found) break; // padding lies behind the last tensor of a bucket
-        if (count > b->shard - done) count = b->shard - done;
-        a.weight_decay = params_decays(tensor) ? decay : 0;
-        int64_t at = s->state + done;
-        adamw_update(o->params->weight + first + done, o->master ? o->master + at : NULL, o->m + at,
-                     o->v + at, s->shard + done, count, a, o->context->stream);
-    }
-}
-
 void optimizer_zero_grad(zero_optimizer *o) {
+    optimizer_complete(o);
     cf_zero(o->params->grad, o->params->elements * (int64_t)sizeof(precise), o->context->stream);
 }
 
@@ -350,19 +382,15 @@ static void finish_reductions(zero_optimizer *o, double *sum) {
     }
 }
 
-// Updates own shards in the order in which forward needs them, and sends the first off at once.
-static void update(zero_optimizer *o, adamw a) {
-    for (int place = 0; place < o->params->buckets; place++) {
-        int i = forward_order(o, place);
-        cf_stream *stream = o->context->stream;
-        cf_moment begin = cf_trace_begin(o->context->trace, CF_TRACE_COMPUTE, "update", stream);
-        update_bucket(o, i, a);
-        cf_trace_end(o->context->trace, CF_TRACE_COMPUTE, "update", o->params->bucket[i].layer, -1, begin,
-                     stream);
-        if (o->bucket[i].gather) o->bucket[i].weights = WEIGHTS_OWN;
-        if (!overlaps(o) || turn_of(o, i) < LAYERS_AHEAD) begin_gather(o, i);
-    }
+// What forward begins with: rows of the table are looked up at once, and where they come from far away the positions
+// travel behind the update of all else.
+static void update_first(zero_optimizer *o, adamw a) {
+    int table = o->params->buckets - 2, positions = o->params->buckets - 1;
+    o->update = a;
     o->gathers_begun = 0;
+    for (int i = 0; i < o->params->buckets; i++) o->bucket[i].due = true;
+    update(o, positions);
+    update(o, table);
 }
 
 step_result optimizer_step(zero_optimizer *o, adamw a, double clip, const double *loss_sum, int64_t tokens,
@@ -380,7 +408,7 @@ step_result optimizer_step(zero_optimizer *o, adamw a, double clip, const double
         return result;
     }
     a.scale = clip > 0 && result.grad_norm > clip ? clip / result.grad_norm : 1;
-    update(o, a);
+    update_first(o, a);
     return result;
 }
 

@@ -2,7 +2,8 @@
 // the whole world, since every rank has all weights).
 //
 // For every bucket of parameters: reduce-scatter of the gradient, AdamW on the own shard, all-gather of the
-// weights. In the overlapping modes a matrix that is a bucket of its own is reduced while its gradient is
+// weights. Only what a forward pass begins with is updated in the step itself, the rest in that pass, behind the
+// transfers of its lookup. In the overlapping modes a matrix that is a bucket of its own is reduced while its gradient is
 // computed, owner by owner, the own rows last (commfuse), or posted with the others when backward has
 // completed them, to run behind what backward has left; weights are gathered behind the updates and behind
 // the next forward, a few layers ahead of their use. In mode none both are native collectives at the end of
@@ -25,6 +26,7 @@ typedef struct bucket_sync {
     bool fused;               // reduce computes the gradient it sends
     bool reducing;            // begun, not finished
     weights_state weights;
+    bool due;       // the own shard waits for its update
     precise *shard; // the reduced own shard of the gradient
     int64_t state;  // where the bucket's moments begin in m and v
     char name[32];  // in messages and traces
@@ -38,6 +40,7 @@ typedef struct zero_optimizer {
     cf_mode mode;
     bucket_sync *bucket; // [params->buckets]
     int gathers_begun;   // in forward order, since the last update
+    adamw update;        // what is due
     precise *m, *v;      // moments of the own shards, bucket by bucket
     precise *master;     // the own shards' weights where `real` is not precise; else NULL
     double *report;      // (world, REPORT) numbers every rank tells the others, on the device
@@ -61,14 +64,17 @@ void optimizer_free(zero_optimizer *o);
 
 // When weights have been initialised or read, before the first step.
 void optimizer_start(zero_optimizer *o);
+// Before the first backward of a step. The forward before it updates from the last step's gradients.
 void optimizer_zero_grad(zero_optimizer *o);
 // After the last backward: finishes the reduction, takes the global norm, clips to `clip` (0: no clipping),
-// updates. loss_sum: this rank's sum of losses, as gpt_forward gives it, in the device's memory.
+// updates, most of it in the next forward. loss_sum: this rank's sum of losses, as gpt_forward gives it, in the device's memory.
 // tokens: of the whole batch. If the loss or a gradient is not finite nothing is written: the step is left out
 // where it may be, and otherwise the run ends, naming step, rank and tensor.
 step_result optimizer_step(zero_optimizer *o, adamw a, double clip, const double *loss_sum, int64_t tokens,
                            bool may_skip);
-// Wait until every weight is here: before saving, or at the end.
+// Update what is due: before the own shards' state is read.
+void optimizer_complete(zero_optimizer *o);
+// The same, and wait until every weight is here: before saving a model, or at the end.
 void optimizer_settle(zero_optimizer *o);
 
 // What every rank has to tell: (world, REPORT) numbers, of which `count` are values; valid until the next call.
