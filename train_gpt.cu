@@ -529,6 +529,17 @@ static void load_micro_batch(trainer *t, const tokens *data, bool shuffled, int6
     }
 }
 
+static bool due(int64_t every, int64_t step) {
+    return every > 0 && step % every == 0;
+}
+
+// Does the run stand for something else before the next step? Then what is left of an update is not that thing's time
+// but this step's.
+static bool run_stands_behind(const trainer *t, int64_t step) {
+    const options *o = &t->o;
+    return due(o->val_every, step + 1) || due(o->sample_every, step + 1) || due(o->save_every, step + 1);
+}
+
 static step_result train_step(trainer *t, int64_t step, double lr) {
     const options *o = &t->o;
     double batch_tokens = (double)(o->batch * o->seq);
@@ -545,6 +556,7 @@ static step_result train_step(trainer *t, int64_t step, double lr) {
     a.step = step + 1;
     step_result result =
         optimizer_step(&t->optimizer, a, o->clip, t->loss, o->batch * o->seq, t->skipped < o->skip_nonfinite);
+    if (run_stands_behind(t, step)) optimizer_complete(&t->optimizer);
     cf_stream_sync(t->context.stream); // the step's time ends when its work does
     return result;
 }
@@ -823,10 +835,6 @@ static void measure_peak(trainer *t) {
     meet(t);
     double mine = peak_flops(&t->peak_source, t->context.stream);
     t->peak = optimizer_sum(&t->optimizer, mine); // ranks on slower hosts count with their own speed
-}
-
-static bool due(int64_t every, int64_t step) {
-    return every > 0 && step % every == 0;
 }
 
 static void watch(trainer *t, int64_t step, bool last) {

@@ -9,7 +9,7 @@
 //
 // Forwarded slices. A ring all-gather posts before it has what it will forward, so there is nothing yet to make a
 // checksum of. It need not be made: what is forwarded shall be what was received, so the checksum that came with it
-// is forwarded too, by a request that starts when the one that brings it has arrived. All ranks down the ring
+// is forwarded too, by a request that sends when the one that brings it has arrived. All ranks down the ring
 // then compare with the owner's checksum; the one next to where the damage was done is the first to find it.
 // Only where a slice is sent from the place where it has arrived is it forwarded (a ring reduce-scatter sends sums).
 //

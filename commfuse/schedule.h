@@ -44,7 +44,7 @@ typedef struct cf_place { // one slice of one buffer
 
 typedef struct cf_step {
     cf_step_kind kind;
-    int wait[2]; // indices of earlier steps that must be complete first; -1: none
+    int wait[2]; // indices of earlier steps that must be done first (transfers: have arrived); -1: none
     // COMPUTE and COLLECTIVE: slices first, first + stride, …, `count` of them
     int first, count, stride;
     // COMPUTE: CF_COMPUTE_BEFORE writes slices that will travel, CF_COMPUTE_AFTER reads those that have

@@ -80,12 +80,18 @@ static void poll_again(int polls) {
         sched_yield();
 }
 
+typedef struct part_list {
+    MPI_Request *part; // NULL: none
+    int capacity;
+} part_list;
+
 typedef struct flight { // an active request's own MPI requests: those that receive come first
     cf_request *request;
     int recvs, sends;           // how many; a collective counts as one send
     int posted, received, sent; // sends posted, and how many of either are done, in order
+    bool moving;                // the first chunk has been sent, or has come
     MPI_Request few[2];
-    MPI_Request *many; // instead, for messages of several chunks
+    part_list many; // instead, for messages of several chunks
 } flight;
 
 typedef struct mpi_state {
@@ -104,10 +110,12 @@ typedef struct mpi_state {
     MPI_Comm comm[GROUPS_MAX]; // of the groups bound
     int comms;
     // Only the progress thread touches these
-    cf_request *pending, *pending_last; // in order, `after` not done yet
+    cf_request *pending, *pending_last; // in order; collectives that may not start yet
     flight *active;                     // in the order started
     int actives, active_capacity;
     int (*under_way)[2]; // chunks in the lanes to each rank of the world
+    part_list *spare;    // lists for flights to come: after some steps nothing is allocated any more
+    int spares, spare_capacity;
 } mpi_state;
 
 static void check(int code, const char *call, const cf_request *r) {
@@ -128,7 +136,7 @@ static bool reached(const cf_request *r, cf_point point) {
 // --- start of a request ---
 
 static MPI_Request *parts_of(flight *f) {
-    return f->many ? f->many : f->few;
+    return f->many.part ? f->many.part : f->few;
 }
 static MPI_Request *only_part(flight *f) {
     f->sends = f->posted = 1;
@@ -187,20 +195,41 @@ static bool lane_open(const mpi_state *s, const cf_request *r) {
     return lanes[r->bulk] < (r->bulk && lanes[false] > 0 ? 1 : UNDER_WAY);
 }
 
-static void start_exchange(flight *f, cf_request *r, int tag_max) {
-    if (r->send_tag > tag_max || r->recv_tag > tag_max)
+static void take_list(mpi_state *s, flight *f, int parts) {
+    if (s->spares > 0) f->many = s->spare[--s->spares];
+    if (f->many.capacity >= parts) return;
+    f->many.capacity = parts;
+    f->many.part = realloc(f->many.part, (size_t)parts * sizeof *f->many.part);
+    if (!f->many.part) cf_die(NULL, "out of memory for %s", f->request->label);
+}
+
+static void give_list_back(mpi_state *s, flight *f) {
+    if (!f->many.part) return;
+    if (s->spares == s->spare_capacity) {
+        s->spare_capacity = 2 * s->spare_capacity + 64;
+        s->spare = realloc(s->spare, (size_t)s->spare_capacity * sizeof *s->spare);
+        if (!s->spare) cf_die(NULL, "out of memory for %d lists of messages", s->spare_capacity);
+    }
+    s->spare[s->spares++] = f->many;
+}
+
+static void start_exchange(mpi_state *s, flight *f, cf_request *r) {
+    if (r->send_tag > s->tag_max || r->recv_tag > s->tag_max)
         cf_die("use fewer slices or ranks", "%s: message tag %d, this MPI library allows %d", r->label,
-               r->send_tag, tag_max);
+               r->send_tag, s->tag_max);
     int64_t size = cf_dtype_size(r->dtype), bytes = r->recv_count * size;
     f->sends = r->send_to >= 0 ? chunks(r, r->send_count * size) : 0;
     f->recvs = r->recv_from >= 0 ? chunks(r, bytes) : 0;
-    int parts = f->sends + f->recvs;
-    if (parts > 2 && !(f->many = malloc((size_t)parts * sizeof *f->many)))
-        cf_die(NULL, "out of memory for %s", r->label);
+    if (f->sends + f->recvs > 2) take_list(s, f, f->sends + f->recvs);
     for (int i = 0; i < f->recvs; i++)
         check(MPI_Irecv((char *)r->recv + i * chunk_bytes(r), chunk_length(r, bytes, i), MPI_BYTE,
                         r->recv_from, r->recv_tag, *(MPI_Comm *)r->group->native, &parts_of(f)[i]),
               "MPI_Irecv", r);
+}
+
+static void now_moving(flight *f) {
+    if (!f->moving) f->request->begin = cf_moment_now(NULL);
+    f->moving = true;
 }
 
 static bool may_send(const flight *f) {
@@ -220,7 +249,7 @@ static bool send_more(mpi_state *s, flight *f) {
                         &parts_of(f)[f->recvs + f->posted]),
               "MPI_Isend", r);
     if (before == 0 && f->posted > 0) {
-        r->begin = cf_moment_now(NULL);
+        now_moving(f);
         atomic_fetch_add(&s->bytes, bytes);
     }
     return f->posted > before;
@@ -298,7 +327,7 @@ static void start(mpi_state *s, cf_request *r) {
     r->begin = cf_moment_now(NULL);
     __atomic_store_n(&r->state, ACTIVE, __ATOMIC_RELEASE);
     if (r->kind == CF_REQUEST_EXCHANGE)
-        start_exchange(f, r, s->tag_max);
+        start_exchange(s, f, r);
     else
         start_collective(f, r);
 }
@@ -376,9 +405,10 @@ static bool part_done(flight *f, int i) {
 
 // Are all parts done? Those that receive are watched by themselves: others may go on once they are done, and a time-out
 // tells which half is missing.
-static bool test_parts(const mpi_state *s, flight *f, bool *news) {
+static bool test_parts(mpi_state *s, flight *f, bool *news) {
     const cf_request *r = f->request;
     while (f->received < f->recvs && part_done(f, f->received)) f->received++;
+    if (f->received > 0) now_moving(f);
     for (; f->sent < f->posted && part_done(f, f->recvs + f->sent); f->sent++)
         if (r->kind == CF_REQUEST_EXCHANGE) --*lane_of(s, r);
     if (f->recvs > 0 && f->received == f->recvs && !f->request->received) {
@@ -399,7 +429,7 @@ static bool test_active(mpi_state *s) {
             left++;
             continue;
         }
-        free(f->many);
+        give_list_back(s, f);
         cf_request *r = f->request;
         r->end = cf_moment_now(NULL);
         __atomic_store_n(&r->state, DONE, __ATOMIC_SEQ_CST); // from here on the caller may reuse *r
@@ -648,6 +678,8 @@ static void close_transport(cf_transport *t) {
     for (int i = 0; i < s->comms; i++) MPI_Comm_free(&s->comm[i]);
     cf_die_setup(t->rank, t->size, NULL);
     MPI_Finalize();
+    for (int i = 0; i < s->spares; i++) free(s->spare[i].part);
+    free(s->spare);
     free(s->active);
     free(s->under_way);
     free(s);

@@ -21,7 +21,8 @@ static cf_fuse *plan(const lookup *l, const char *name, const cf_group *group, c
                                                      .capacity = capacity});
 }
 
-// Bytes that one rank receives in a step with nothing to hide behind, if rows travel or if the table does.
+// Bytes that one rank receives at both ends of a step, where little is left to hide behind, if rows travel or if the
+// table does.
 // (The table travels in both cases, but in the first one behind other computation.)
 static void count_bytes(lookup *l, int64_t shard) {
     const param_bucket *b = table_bucket(l);

@@ -8,8 +8,8 @@
 //
 // But the table is also the largest bucket (params.h), needed at the very start of forward when its gather
 // has just begun, and tied to the head, so that its gradient is complete only at the very end of backward:
-// both would leave a dense vocabulary with nothing to hide behind. So where fewer elements are left exposed that
-// way, the pass behind an update and the pass before one go far, over the world, with the rows that are
+// both would leave a dense vocabulary with little to hide behind. So where fewer bytes are left to either end of a
+// step that way, the pass behind an update and the pass before one go far, over the world, with the rows that are
 // looked up and only the shard of the table that each rank owns:
 //
 //   forward    lookup of the rows owned here ▸ reduce-scatter: the gather of the table hides behind the layers
@@ -41,7 +41,7 @@ typedef struct lookup {
     int64_t first, count;                      // rows of the vocabulary looked up or scattered
     const int32_t *inputs;                     // tokens of the payload's rows
     int64_t Ts, B;                             // of the pass in progress
-    int64_t dense, sparse;                     // bytes per rank and step with nothing to hide behind
+    int64_t dense, sparse;                     // bytes per rank at both ends of a step, the two ways
     bool have_tokens;                          // of all ranks, of this pass
     cf_fuse *looking, *scattering; // the operation that is begun, forward and backward; NULL: none
 } lookup;

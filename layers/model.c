@@ -200,6 +200,12 @@ static void embed(gpt *g) {
                      g->context->stream);
 }
 
+// Does the whole table's gradient travel, once the lookup's part is in it? Then it needs what is left to compute more
+// than the lookup does.
+static bool table_is_next(const gpt *g) {
+    return g->pass.last && lookup_holds_up_table(&g->embedding);
+}
+
 static void table_backward(gpt *g) {
     lookup_finish_near(&g->embedding);
     if (!g->embedding.far) ready(g, table(g));
@@ -210,13 +216,13 @@ static void embed_backward(gpt *g) {
     lookup_backward(&g->embedding, g->dx, g->inputs + first_token(g), g->pass.last, g->partial);
     position_backward(params_grad(&g->params, WPE, 0), g->dx, g->mesh->tp_group.rank * Ts, Ts, B, C,
                       g->context->stream);
-    if (lookup_holds_up_table(&g->embedding)) table_backward(g);
+    if (table_is_next(g)) table_backward(g);
     ready(g, positions(g));
 }
 
-// Behind what else there is to compute, unless the table's own transfer needs that more.
+// Behind what else there is to compute.
 static void embed_backward_rest(gpt *g) {
-    if (!lookup_holds_up_table(&g->embedding)) table_backward(g);
+    if (!table_is_next(g)) table_backward(g);
 }
 
 // --- head and loss ---
@@ -284,14 +290,14 @@ static void block_backward_rest(gpt *g, int64_t l) {
 }
 
 static void layer_backward(gpt *g, int64_t l) {
-    int first = params_first_bucket(&g->params, l), rest = params_bucket_of(&g->params, QKVW, l);
+    int first = params_first_bucket(&g->params, l), rest = params_own_bucket(&g->params, QKVW, l);
     cf_moment begin = trace_begin(g, "block backward");
     block_backward(g, l);
     for (int i = first; i < first + g->params.layer_buckets; i++)
         if (i != rest) ready(g, i);
     if (l == 0) embed_backward(g);
     block_backward_rest(g, l);
-    ready(g, rest);
+    if (rest >= 0) ready(g, rest);
     if (l == 0) embed_backward_rest(g);
     trace_end(g, "block backward", l, begin);
 }

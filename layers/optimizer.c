@@ -8,8 +8,8 @@
 //   gather    begun for the first layers while the rest is updated, then a few layers ahead of forward
 //   need      (next forward is about to use it)                  all-gather finished
 //
-// Gathers are begun no earlier because transfers queue: what forward needs at once, between the ranks of a
-// tp group above all, must not stand behind all the weights.
+// Gathers are begun no earlier because transfers queue: what forward needs at once must not stand behind all the
+// weights. (Over MPI it passes them; on GPUs it does so only in another group.)
 //
 // A bucket whose group has a single member never travels. Every element of every tensor is owned by exactly
 // one rank of the world, so the global norm is the sum of the ranks' own sums, added in rank order.
@@ -243,6 +243,7 @@ static bool weights_pending(void *argument, int i) {
 
 static void finish_gather(void *argument, int i) {
     zero_optimizer *o = (zero_optimizer *)argument;
+    if (!o->bucket[i].due && o->bucket[i].weights == WEIGHTS_HERE) return;
     update_rest(o);
     if (o->bucket[i].weights == WEIGHTS_HERE) return;
     begin_gathers(o, turn_of(o, i) + LAYERS_AHEAD);

@@ -6,8 +6,8 @@
 // transfers of its lookup. In the overlapping modes a matrix that is a bucket of its own is reduced while its gradient is
 // computed, owner by owner, the own rows last (commfuse), or posted with the others when backward has
 // completed them, to run behind what backward has left; weights are gathered behind the updates and behind
-// the next forward, a few layers ahead of their use. In mode none both are native collectives at the end of
-// backward.
+// the next forward, a few layers ahead of their use. In mode none both are native collectives, at the end of
+// backward and behind the update.
 #ifndef OPTIMIZER_H
 #define OPTIMIZER_H
 

@@ -193,9 +193,12 @@ static void attention_slice_backward(void *argument, const cf_span *span, cf_str
     }
 }
 
-// Is this weight gradient computed when the rest of its half is done?
+// Is this weight gradient computed when the rest of its half is done? In layer 0 QKV's is, unless others would wait for
+// it to travel with it.
 static bool comes_later(const tpsp *t, const parameters *p, int tensor, int layer) {
-    return weight_gradient_fuses(t->pass, p, tensor, layer) || (tensor == QKVW && layer == 0);
+    bool alone = params_own_bucket(p, tensor, layer) >= 0 ||
+                 p->bucket[params_bucket_of(p, tensor, layer)].group->size == 1;
+    return weight_gradient_fuses(t->pass, p, tensor, layer) || (tensor == QKVW && layer == 0 && alone);
 }
 
 // The weight gradient of a whole local matrix from dy (T·B, OC) and x (T·B, IC).

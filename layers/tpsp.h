@@ -77,7 +77,7 @@ void tpsp_saved_free(tpsp_saved *s);
 // out (Ts, B, C) = block(s->x)
 void tpsp_forward(tpsp *t, tpsp_saved *s, const parameters *p, int layer, real *out);
 // dx (Ts, B, C): gradient of the output in, of the input out. Adds to the gradients of p, all but QKV's weights
-// if those leave owner by owner or nothing is left below to hide transfers behind (layer 0): they are left to
+// if those leave owner by owner or are wanted to hide the embedding's transfers behind (layer 0): they are left to
 // tpsp_backward_qkvw, before which anything but `partial` must be left as it is.
 void tpsp_backward(tpsp *t, tpsp_saved *s, const parameters *p, int layer, real *dx);
 void tpsp_backward_qkvw(tpsp *t, const parameters *p, int layer);

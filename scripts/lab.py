@@ -419,9 +419,9 @@ class Lab:
         """The command that goes before PROGRAM ARGUMENTS. Open MPI would push a whole message into the connection
         at once, and what it says about the next one would wait behind it, so the two directions of a link would take
         turns: flags 9 make it send fragments. Nor should a message have to ask first whether it may come, and that
-        question wait behind what the other side sends: up to EAGER_BYTES it does not. What is longer, which is
-        gradients and weights, asks, and its fragments let the others through. The sizes of socket buffers are left to
-        the kernel (see TCP)."""
+        question wait behind what the other side sends: up to EAGER_BYTES it does not, which is more than a chunk of
+        ours (commfuse/transport_mpi.c) and than most of what the native collectives send. The sizes of socket buffers
+        are left to the kernel (see TCP)."""
         settings = {"plm_rsh_agent": "/dev/shm/agent", "pml": "ob1", "btl": "tcp,self", "btl_tcp_if_include": "eth0",
                     "oob_tcp_if_include": "eth0", "btl_tcp_links": "1", "btl_tcp_flags": "9",
                     "btl_tcp_eager_limit": str(EAGER_BYTES),

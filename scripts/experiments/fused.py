@@ -8,7 +8,11 @@ TCP sends, are not in it).
 
     hidden    1 − (T − T_compute) / T_comm; T_compute is one monolithic computation without communication
     chunking  T_nowire − T_compute: what cutting into as many slices costs by itself, part of T and never taken off
-    exposed   T − T_nowire: what communication costs beside that, compared repetition by repetition
+    exposed   T − T_nowire: what communication costs beside that
+
+Whatever else a machine does only ever adds to a time, so the times in these are means over the faster half of the
+repetitions. A standard error is what drawing other repetitions from those measured makes of a figure, the same ones
+for all variants, since they took turns. Medians and percentiles are of all repetitions.
 
 At most 1 − 1/(N·m) of the computation can hide transfers: an all-gather's last slice is computed after it has arrived,
 a reduce-scatter's first is computed before it leaves. So two ranks with one slice each hide a transfer of at most half
@@ -16,10 +20,11 @@ the computation, however fast everything else is; see hideable().
 """
 import dataclasses
 import json
-import math
 import os
 import pathlib
 import weakref
+
+import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 ELEMENT = 4  # bytes, fp32
@@ -120,31 +125,48 @@ def repetitions_for(compute, ratio, seconds):
 # ------------------------------------------------------------------------------------------ arithmetic
 
 
-def median_error_ms(line, repetitions, prefix=""):
-    """Standard error of a median of normal samples, their deviation taken from the 10th and 90th percentile."""
-    return 1.2533 * (line[prefix + "p90_ms"] - line[prefix + "p10_ms"]) / 2.5631 / math.sqrt(repetitions)
+DRAWINGS = 400
+
+
+def undisturbed_ms(samples):
+    """Mean over the faster half, for each row of samples."""
+    ordered = np.sort(samples, axis=-1)
+    return ordered[..., :(ordered.shape[-1] + 1) // 2].mean(axis=-1)
+
+
+def times_of(lines):
+    """{label: undisturbed ms}, and the same for DRAWINGS drawings of as many repetitions."""
+    count = len(lines[0]["samples_ms"])
+    drawn = np.random.default_rng(1).integers(count, size=(DRAWINGS, count))
+    samples = {line["label"]: np.array(line["samples_ms"]) for line in lines}
+    return ({name: float(undisturbed_ms(one)) for name, one in samples.items()},
+            {name: undisturbed_ms(one[drawn]) for name, one in samples.items()})
 
 
 def accounts(lines, repetitions, wire_ms=None):
     """The lines with compute_ms, comm_ms and wire_ms of the operation, and for fused ones hidden_share (of the native
     collective), hidden_wire_share, hidden_alone_share (of the wire where it is known, chunking not counted), one
     standard error of the first and the last, chunking_ms and exposed_ms."""
-    by = {line["label"]: line for line in lines}
-    compute, comm = by["compute"], by["comm"]
+    times, drawn = times_of(lines)
     rows = []
     for line in lines:
-        row = dict(line, repetitions=repetitions, compute_ms=compute["ms"], comm_ms=comm["ms"], wire_ms=wire_ms)
+        row = dict(line, repetitions=repetitions, compute_ms=times["compute"], comm_ms=times["comm"], wire_ms=wire_ms)
+        del row["samples_ms"]
         row.update(dict.fromkeys(SHARES))
         if line["label"] in FUSED:
-            alone = compute if line["label"] == "none" else by[f"nowire {line['slices']}"]
-            above = line["ms"] - compute["ms"]
-            error = math.hypot(median_error_ms(line, repetitions), median_error_ms(compute, repetitions))
-            exposed, exposed_error = line["exposed_ms"], median_error_ms(line, repetitions, "exposed_")
-            row.update(hidden_share=1 - above / comm["ms"], hidden_error_share=error / comm["ms"],
-                       hidden_wire_share=None if wire_ms is None else 1 - above / wire_ms,
-                       hidden_alone_share=1 - exposed / (wire_ms or comm["ms"]),
-                       hidden_alone_error_share=exposed_error / (wire_ms or comm["ms"]),
-                       chunking_ms=alone["ms"] - compute["ms"], exposed_ms=exposed)
+            name, alone = line["label"], "compute" if line["label"] == "none" else f"nowire {line['slices']}"
+
+            def hidden(times):
+                return 1 - (times[name] - times["compute"]) / times["comm"]
+
+            def hidden_alone(times):
+                return 1 - (times[name] - times[alone]) / (wire_ms or times["comm"])
+
+            row.update(hidden_share=hidden(times), hidden_error_share=float(np.std(hidden(drawn))),
+                       hidden_wire_share=None if wire_ms is None else 1 - (times[name] - times["compute"]) / wire_ms,
+                       hidden_alone_share=hidden_alone(times),
+                       hidden_alone_error_share=float(np.std(hidden_alone(drawn))),
+                       chunking_ms=times[alone] - times["compute"], exposed_ms=times[name] - times[alone])
         rows.append(row)
     return rows
 

@@ -2,11 +2,11 @@
 whose delay varies, and with one host that computes slower than the others.
 
 A transfer that keeps the line busy for w ms and is under way for d ms hides behind the c ms of the slice computed
-meanwhile only if all of it fits into c. MPI announces a message of more than 4 MiB (in the lab; 64 KiB elsewhere,
-unless told otherwise), waits for the answer and then sends it, so the delay is paid three times, t = 3; a smaller one
-just comes, t = 1. N ranks do this N − 1 times. A ring's tail must be
+meanwhile only if all of it fits into c. It comes in chunks, and in the lab MPI lets a chunk just come, so that the delay
+is paid once. (Elsewhere, unless told otherwise, it announces each chunk and waits for the answer.) N ranks do this
+N − 1 times. A ring's tail must be
 
-    (N − 1) · max(0, w + t·d − c),    c = compute / N,    w = wire / (N − 1)
+    (N − 1) · max(0, w + d − c),    c = compute / N,    w = wire / (N − 1)
 
 which is the column "expected", with half of the measured round trip for d. At a ratio of 0.5 two ranks have w = c:
 there is nothing in reserve and every delay shows; at 0.25 half of c is in reserve. None of the modes is immune: what
@@ -25,7 +25,6 @@ import weakref
 import numpy as np
 
 from . import fused, training
-from .place import laboratory
 
 NAME, TITLE = "sensitivity", "Delay, jitter and a slow host: where the tail returns"
 
@@ -96,17 +95,15 @@ def measure_operation(place, point):
     with conditions_of(place, point, fused.rate_for(operation, shape, ranks, wire_ms)) as round_trip:
         lines = fused.run(place, ranks, operation, shape, repetitions)
     rows = fused.accounts(lines, repetitions, wire_ms)
-    message = fused.payload_bytes(operation, shape, ranks) / (ranks - 1)
-    return [{**point, **row, "round_trip_ms": round_trip, "expected_ms": expected_ms(row, ranks, message, round_trip)}
+    return [{**point, **row, "round_trip_ms": round_trip, "expected_ms": expected_ms(row, ranks, round_trip)}
             for row in rows]
 
 
-def expected_ms(row, ranks, message_bytes, round_trip):
+def expected_ms(row, ranks, round_trip):
     """Of the ring with one slice for each rank."""
     if row["label"] != "ring 1" or round_trip is None:
         return None
-    ways = 3 if message_bytes > laboratory.EAGER_BYTES else 1
-    hop = row["wire_ms"] / (ranks - 1) + ways * round_trip / 2
+    hop = row["wire_ms"] / (ranks - 1) + round_trip / 2
     return (ranks - 1) * max(0.0, hop - row["compute_ms"] / ranks)
 
 
