@@ -52,7 +52,7 @@ class CheckWire(harness.Case):
         self.assertEqual(result.status, 0, str(result))
         return int(re.search(r"wire: (\d+) sends", result.err)[1])
 
-    def assertFound(self, result, rank):
+    def assertFound(self, result, rank, step=AT):
         self.assertGreater(result.status, 0, f"nobody has noticed{result}")
         planted = re.search(r"wire: send \d+ from rank (\d+) to rank (\d+), (\d+) bytes, is spoiled", result.err)
         self.assertTrue(planted, str(result))
@@ -62,7 +62,7 @@ class CheckWire(harness.Case):
         self.assertTrue(found, str(result))
         self.assertIn("the last checkpoint is sound", result.err)
         for message in found:
-            self.assertEqual((message["rank"], message["step"]), (message["named"], str(AT)), str(result))
+            self.assertEqual((message["rank"], message["step"]), (message["named"], str(step)), str(result))
             self.assertEqual(int(message["bytes"]), size, str(result))
             self.assertLess(int(message["slice"]), int(message["slices"]))
         here = [message for message in found if int(message["rank"]) == to]
@@ -79,10 +79,11 @@ class CheckWire(harness.Case):
         each = after - before
         self.assertGreater(each, 3)
         kinds = set()
-        for nth in (before + 1, before + 1 + each // 2, after):
+        # What is sent last for a step, up to half of it, are its weights, in the next forward.
+        for nth, step in (before + 1, AT), (before + 1 + each // 4, AT), (after, AT + 1):
             wire = {"WIRE_RANK": rank, "WIRE_NTH": nth, "WIRE_BIT": 32 * 17 + BIT}
             result = self.spoil(ranks, wire, check_wire=True, **more)
-            kinds.add(self.assertFound(result, rank))
+            kinds.add(self.assertFound(result, rank, step))
         unseen = self.fresh("log.jsonl")
         result = self.spoil(ranks, wire, log=unseen, **more)
         self.assertEqual(result.status, 0, str(result))
