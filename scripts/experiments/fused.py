@@ -151,7 +151,8 @@ def accounts(lines, repetitions, wire_ms=None):
     rows = []
     for line in lines:
         row = dict(line, repetitions=repetitions, compute_ms=times["compute"], comm_ms=times["comm"], wire_ms=wire_ms)
-        del row["samples_ms"]
+        for name in "samples_ms", "exposed_p10_ms", "exposed_p90_ms":  # of differences, which are not what is told here
+            row.pop(name, None)
         row.update(dict.fromkeys(SHARES))
         if line["label"] in FUSED:
             name, alone = line["label"], "compute" if line["label"] == "none" else f"nowire {line['slices']}"
