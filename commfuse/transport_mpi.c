@@ -8,10 +8,13 @@
 //
 // Who may use a core:
 //   nothing in flight            the progress thread sleeps on a condition variable
-//   cores to spare on this host  it polls, naps for microseconds while nothing moves (the host may be busier than it
-//                                seems, and who never sleeps is the last to get its core back), lingers a moment
-//                                before it sleeps (a woken thread may find itself on the core of the one that
-//                                computes), and a waiting compute thread polls its flag for a while too
+//   cores to spare on this host  it polls; when nothing moves it naps for an eighth of the time since something did, a
+//                                fifth of a millisecond at most (the host may be busier than it seems, and who never
+//                                sleeps is the last to get its core back; who wakes too often is a bad neighbour, on
+//                                a virtual machine more than elsewhere: each wake-up is a chance to be put beside the
+//                                thread that computes). A post or a wait ends a nap. It lingers a moment before it
+//                                sleeps (a woken thread may find itself on the core of the one that computes), and
+//                                a waiting compute thread polls its flag for a while too
 //   ranks outnumber the cores    both sleep between looks, so that the compute threads get the cores
 // Launchers bind a rank to a single core when there are few ranks (Open MPI up to two), which would put the
 // compute threads and this one on the same core: such a binding is widened at start.
@@ -51,7 +54,10 @@ enum {
     POLLS_BEFORE_REST = 8,
     REST_NS = 20000, // ranks outnumber cores: sleep between polls
     POLLS_BEFORE_NAP = 64,
-    NAP_NS = 10000,    // cores to spare, but nothing has moved for a while
+    NAP_NS =
+        10000, // cores to spare, but nothing has moved for a while: the shortest nap, and while somebody waits
+    NAP_NS_MAX = 200000,
+    NAP_SHARE = 8,     // of the time since something moved
     SLICE_NS = 100000, // the shortest time slice that Linux grants
     LINGER_MS = 5,     // cores to spare: the progress thread looks this long for more before it sleeps
     SPIN_MS = 2,       // cores to spare: a waiting compute thread polls this long before it sleeps
@@ -472,9 +478,26 @@ static bool take_posted(mpi_state *s) {
     return !quit || s->pending || s->actives > 0;
 }
 
-static void rest(mpi_state *s, int idle) {
+static long nap_ns(const mpi_state *s, double still_ms) {
+    double ns = still_ms * 1e6 / NAP_SHARE;
+    if (ns < NAP_NS || atomic_load(&s->waiters) > 0) return NAP_NS;
+    return ns < NAP_NS_MAX ? (long)ns : NAP_NS_MAX;
+}
+
+static void nap(mpi_state *s, double still_ms) {
+    struct timespec until;
+    pthread_mutex_lock(&s->lock);
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_nsec += nap_ns(s, still_ms);
+    until.tv_sec += until.tv_nsec / 1000000000L;
+    until.tv_nsec %= 1000000000L;
+    if (!s->first) pthread_cond_timedwait(&s->posted, &s->lock, &until);
+    pthread_mutex_unlock(&s->lock);
+}
+
+static void rest(mpi_state *s, int idle, double still_ms) {
     if (!atomic_load(&s->crowded)) {
-        if (idle > POLLS_BEFORE_NAP) nanosleep(&(struct timespec){0, NAP_NS}, NULL);
+        if (idle > POLLS_BEFORE_NAP) nap(s, still_ms);
         return;
     }
     if (idle % POLLS_BEFORE_REST != 0)
@@ -502,12 +525,15 @@ static void *progress(void *argument) {
     mpi_state *s = (mpi_state *)argument;
     wake_promptly();
     int idle = 0;
+    double moved_ms = 0;
     while (take_posted(s)) {
         bool moved = start_pending(s);
         moved |= send_what_may_go(s);
         moved |= test_active(s);
+        double now_ms = cf_now_ms();
         idle = moved ? 0 : idle + 1;
-        if (idle) rest(s, idle);
+        if (moved) moved_ms = now_ms;
+        if (idle) rest(s, idle, now_ms - moved_ms);
     }
     return NULL;
 }
@@ -580,7 +606,6 @@ static bool too_long(const mpi_state *s, double begin_ms) {
 
 static void wait_asleep(mpi_state *s, const cf_request *r, cf_point point, double begin_ms) {
     double looked_ms = begin_ms;
-    atomic_fetch_add(&s->waiters, 1);
     pthread_mutex_lock(&s->lock);
     while (!reached(r, point)) {
         struct timespec until;
@@ -598,17 +623,27 @@ static void wait_asleep(mpi_state *s, const cf_request *r, cf_point point, doubl
         give_up(s, r, cf_now_ms() - begin_ms);
     }
     pthread_mutex_unlock(&s->lock);
-    atomic_fetch_sub(&s->waiters, 1);
     cf_watch_goes_on(s->watch);
+}
+
+// From here on the progress thread naps no longer than it must.
+static void begin_waiting(mpi_state *s) {
+    atomic_fetch_add(&s->waiters, 1);
+    pthread_mutex_lock(&s->lock);
+    pthread_cond_signal(&s->posted);
+    pthread_mutex_unlock(&s->lock);
 }
 
 static void wait(cf_transport *t, cf_request *r, cf_point point, cf_stream *stream) {
     (void)stream;
     mpi_state *s = (mpi_state *)t->state;
+    if (reached(r, point)) return;
     double begin = cf_now_ms();
+    begin_waiting(s);
     if (!atomic_load(&s->crowded))
         for (int polls = 0; !reached(r, point) && cf_now_ms() - begin < SPIN_MS; polls++) poll_again(polls);
     if (!reached(r, point)) wait_asleep(s, r, point, begin);
+    atomic_fetch_sub(&s->waiters, 1);
 }
 
 static int64_t bytes_sent(cf_transport *t) {
@@ -700,6 +735,16 @@ static void yield_if_crowded(void) {
         setenv("OMPI_MCA_mpi_yield_when_idle", "1", 0);
 }
 
+// Naps are counted by a clock that nobody sets.
+static void init_conditions(mpi_state *s) {
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&s->posted, &monotonic);
+    pthread_cond_init(&s->done, NULL);
+    pthread_condattr_destroy(&monotonic);
+}
+
 cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, double timeout_s) {
     if (strcmp(name, "auto") != 0 && strcmp(name, "mpi") != 0)
         cf_die_together("use --transport mpi", "--transport %s needs a GPU; this is the CPU program", name);
@@ -735,8 +780,7 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
     cf_device_open(t->local_rank);
     s->watch = cf_watch_open(t->rank, t->size, gather, NULL);
     pthread_mutex_init(&s->lock, NULL);
-    pthread_cond_init(&s->posted, NULL);
-    pthread_cond_init(&s->done, NULL);
+    init_conditions(s);
     configure(t, 1, timeout_s);
     if (pthread_create(&s->thread, NULL, progress, s) != 0) cf_die(NULL, "cannot start the progress thread");
     return t;

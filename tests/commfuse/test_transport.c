@@ -121,7 +121,9 @@ static void one_tag_keeps_order(void) {
     }
 }
 
-// A payload goes round the ring CHAIN times, each hop posted in advance and started by the one before it.
+// A payload goes round the ring CHAIN times, each hop posted in advance and sent on after the one before it: what had
+// been sent sooner would be the zeros that its buffer held. (Moments prove nothing: two messages that come between two
+// looks may be seen in either order.)
 static void chain_of_after(void) {
     int64_t count = 3000;
     unsigned char *hop[CHAIN + 1];
@@ -136,10 +138,6 @@ static void chain_of_after(void) {
     }
     finish(&requests[CHAIN - 1]);
     for (int i = 0; i < CHAIN; i++) {
-        CHECK(transport->test(transport, &requests[i], CF_ARRIVED),
-              "hop %d has not arrived, the last one has", i);
-        CHECK(i == 0 || cf_moment_ms(requests[i].begin) >= cf_moment_ms(requests[i - 1].begin),
-              "hop %d began before hop %d", i, i - 1);
         finish(&requests[i]); // its sending half may last longer
         expect(hop[i + 1], ring(-1 - i), 0, 99, count);
     }
