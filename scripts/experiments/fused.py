@@ -119,7 +119,7 @@ def repetitions_for(compute, ratio, seconds):
     """As many as fit, at least 10. The library's collective is taken to need twice the wire's time."""
     native = 2 * ratio
     in_computations = 6 + 2 * native + 3 * max(1, native) + 6 * max(1, ratio + 0.3)
-    return max(10, min(40, int(seconds * 1e3 / (compute * in_computations)) - 2))
+    return max(10, min(100, int(seconds * 1e3 / (compute * in_computations)) - 2))
 
 
 # ------------------------------------------------------------------------------------------ arithmetic
