@@ -347,8 +347,9 @@ def ratios_of(name, lines):
         for i, row in enumerate(line["rows"]):
             label = ", ".join(str(value) for value in row.values() if isinstance(value, str)) or str(i)
             quotients = {column: value for column, value in row.items() if column.endswith(("_ratio", "_share"))}
-            if row.get("ms") and row.get("compute_ms"):  # shares of a fast link would only magnify its noise
-                quotients = {"ms / compute_ms": row["ms"] / row["compute_ms"]}
+            time = row.get("undisturbed_ms", row.get("ms"))
+            if time and row.get("compute_ms"):  # shares of a fast link would only magnify its noise
+                quotients = {"time / compute_ms": time / row["compute_ms"]}
             found |= {f"{short(line['point'])}, {i} {label}, {column}": value for column, value in quotients.items()
                       if isinstance(value, (int, float))}
     return found

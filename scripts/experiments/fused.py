@@ -144,15 +144,15 @@ def times_of(lines):
 
 
 def accounts(lines, repetitions, wire_ms=None):
-    """The lines with compute_ms, comm_ms and wire_ms of the operation, and for fused ones hidden_share (of the native
-    collective), hidden_wire_share, hidden_alone_share (of the wire where it is known, chunking not counted), one
-    standard error of the first and the last, chunking_ms and exposed_ms."""
+    """The lines with undisturbed_ms; compute_ms, comm_ms and wire_ms of the operation; and for fused ones hidden_share
+    (of the native collective), hidden_wire_share, hidden_alone_share (of the wire where it is known, chunking not
+    counted), one standard error of the first and the last, chunking_ms and exposed_ms."""
     times, drawn = times_of(lines)
     rows = []
     for line in lines:
         row = dict(line, repetitions=repetitions, compute_ms=times["compute"], comm_ms=times["comm"], wire_ms=wire_ms)
-        for name in "samples_ms", "exposed_p10_ms", "exposed_p90_ms":  # of differences, which are not what is told here
-            row.pop(name, None)
+        del row["samples_ms"]
+        row["undisturbed_ms"] = times[line["label"]]
         row.update(dict.fromkeys(SHARES))
         if line["label"] in FUSED:
             name, alone = line["label"], "compute" if line["label"] == "none" else f"nowire {line['slices']}"

@@ -11,8 +11,8 @@
 //               is part of the fused times and therefore also lowers "hidden"
 //   spread      (90th − 10th percentile) / median of commfuse by ring
 // The second form measures one operation in every variant there is, or in those of one name alone, and prints
-// a line for each, as JSON if asked: it draws no conclusion, scripts/experiments does. nowire with n slices is what n slices cost to
-// compute, of commfuse and of slice alike: both cut a shard into that many.
+// a line for each, as JSON if asked: it draws no conclusion, scripts/experiments does. nowire with n slices is
+// what n slices cost to compute, of commfuse and of slice alike: both cut a shard into that many.
 //
 // Before each repetition a barrier; the time is the maximum over ranks; printed is the median. All variants
 // take turns within one repetition, so that a drift of the machine meets all of them.
@@ -65,8 +65,6 @@ typedef struct variant {
 typedef struct result {
     double *samples;           // as they came, ms
     double ms, p10_ms, p90_ms; // median and percentiles
-    bool compared;             // with what takes no transfers, in the same repetition: how much longer it was
-    double exposed_ms, exposed_p10_ms, exposed_p90_ms;
 } result;
 
 #define COMPUTE_ALONE                                                                                        \
@@ -337,30 +335,10 @@ static double percentile(double *sorted, int n, int percent) {
     return sorted[(n - 1) * percent / 100];
 }
 
-// The variant that differs from this one by its transfers alone; -1: none was measured.
-static int without_transfers(const variant *variants, int count, const variant *v) {
-    bool whole = v->mode == CF_MODE_NONE;
-    for (int i = 0; i < count && v->what == FUSED && v->mode != CF_MODE_NOWIRE; i++)
-        if (whole ? variants[i].what == MONOLITHIC
-                  : variants[i].mode == CF_MODE_NOWIRE && variants[i].slices == v->slices)
-            return i;
-    return -1;
-}
-
 static double *memory_for(int repetitions) {
     double *memory = malloc((size_t)repetitions * sizeof *memory);
     if (!memory) cf_die(NULL, "out of memory for %d repetitions", repetitions);
     return memory;
-}
-
-// Repetition by repetition, since the machine drifts by more than what is looked for.
-static void compare(const result *other, int n, result *r, double *more) {
-    for (int i = 0; i < n; i++) more[i] = r->samples[i] - other->samples[i];
-    qsort(more, (size_t)n, sizeof *more, ascending);
-    r->compared = true;
-    r->exposed_ms = percentile(more, n, 50);
-    r->exposed_p10_ms = percentile(more, n, 10);
-    r->exposed_p90_ms = percentile(more, n, 90);
 }
 
 static void summarize(int n, result *r, double *sorted) {
@@ -386,9 +364,7 @@ static void measure(bench *b, work *k, const variant *variants, int count, resul
             if (i >= 0) results[v].samples[i] = ms;
         }
     for (int v = 0; v < count; v++) {
-        int other = without_transfers(variants, count, &variants[v]);
         summarize(b->repetitions, &results[v], scratch);
-        if (other >= 0) compare(&results[other], b->repetitions, &results[v], scratch);
         cf_fuse_free(operation[v]);
     }
     free(scratch);
@@ -476,10 +452,6 @@ static void print_variant(const variant *v, const result *r, int repetitions, in
                   "\"p90_ms\":%.4f,\"bytes\":%lld"
                 : "%-9s %-7s slices %d %10.3f ms (%.3f to %.3f), %lld bytes sent by each rank",
            v->name, route_of(v), v->slices, r->ms, r->p10_ms, r->p90_ms, (long long)bytes);
-    if (r->compared)
-        printf(json ? ",\"exposed_ms\":%.4f,\"exposed_p10_ms\":%.4f,\"exposed_p90_ms\":%.4f"
-                    : "; more than without transfers: %.3f ms (%.3f to %.3f)",
-               r->exposed_ms, r->exposed_p10_ms, r->exposed_p90_ms);
     for (int i = 0; i < repetitions && json; i++)
         printf(i ? ",%.4f" : ",\"samples_ms\":[%.4f", r->samples[i]);
     puts(json ? "]}" : "");

@@ -6,10 +6,11 @@
 //   EXCHANGE            posted when the list reaches it, ready once the transfers it names are done, done when
 //                       both its halves are, but for the steps that name it when its receiving half is
 //                       (coupled: when both are)
-//   a transfer          starts when both its ends are ready (rendezvous, as MPI and NCCL do for messages of
-//                       this size) and the sender's egress and the receiver's ingress are free; holds both
-//                       for transfer_ms, and is there latency_ms later. Links are full duplex. What is ready
-//                       first goes first; behind a transfer whose receiver is busy others may pass.
+//   a transfer          starts when the sender is ready, the receiver's EXCHANGE posted (coupled: ready), and
+//                       the sender's egress and the receiver's ingress free; holds both for transfer_ms, and
+//                       is there latency_ms later. Links are full duplex. Of a sender's transfers the first
+//                       posted goes first (transport_mpi.c); what is not ready or has a busy receiver lets
+//                       others pass. Of senders to one receiver the one that has been ready for longest.
 //
 // Native collectives are not replayed: their inner order is the library's own.
 //
@@ -121,7 +122,7 @@ static inline bool sim_make_ready(simulation *s, sim_rank *rank) {
     return moved;
 }
 
-// Of the transfers that could start now, starts the one whose ends have been ready for longest.
+// Of each sender's transfers that could start now takes the first posted, of these the one ready for longest.
 static inline bool sim_start_transfer(simulation *s) {
     sim_rank *sender = NULL, *receiver = NULL;
     sim_exchange *send = NULL, *recv = NULL;
@@ -133,9 +134,12 @@ static inline bool sim_start_transfer(simulation *s) {
             if (from->receiver_step < 0 || from->sent_ms < INFINITY) continue;
             sim_rank *b = &s->rank[a->schedule->step[i].send_to];
             sim_exchange *to = &b->exchange[from->receiver_step];
-            double ready = fmax(from->ready_ms, to->ready_ms);
-            if (b->ingress_ms > s->now_ms || ready >= since) continue;
-            sender = a, receiver = b, send = from, recv = to, chosen = &a->schedule->step[i], since = ready;
+            double ready = fmax(from->ready_ms, s->machine->coupled ? to->ready_ms : to->posted_ms);
+            if (b->ingress_ms > s->now_ms || ready == INFINITY) continue;
+            if (ready < since)
+                sender = a, receiver = b, send = from, recv = to, chosen = &a->schedule->step[i],
+                since = ready;
+            break;
         }
     if (!chosen) return false;
     double through = s->now_ms + s->machine->transfer_ms(s->machine->argument, sender->schedule, chosen);
