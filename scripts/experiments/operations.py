@@ -7,7 +7,7 @@ instead, and the ratio is that of the native collective.
 Sizes: a computation of 50 to 200 ms, so that timers and barriers do not count; above a ratio of 1 half the batch, so
 that a point stays below a minute. At a ratio of 0.1 one per cent of the communication is a thousandth of the
 computation, which two computations of the same thing differ by: there the column ± matters more than the share. An
-all-gather and a reduce-scatter that could hide altogether (up to 0.8) are repeated more often than the rest.
+all-gather and a reduce-scatter that could hide altogether (0.25 to 0.8) are repeated more often than the rest.
 Attention is causal, so its slices differ in cost, and the line of what can be hidden at best is not drawn for it.
 Not every schedule wins everywhere, and every one stays in the tables.
 """
@@ -22,7 +22,7 @@ RATIOS = (0.1, 0.25, 0.5, 0.8, 1.0, 1.5, 3.0)
 QUICK_RATIOS = (0.5, 1.5)
 SECONDS, QUICK_SECONDS = 35, 8  # of one point, about; at least ten repetitions in any case
 # Whether 99 % of an all-gather or reduce-scatter hide is a question of a millisecond: these points get more of them.
-DECISIVE, DECISIVE_RATIO_MAX, DECISIVE_SECONDS = ("mlp.fc1", "mlp.fc2"), 0.8, 180
+DECISIVE, DECISIVE_RATIOS, DECISIVE_SECONDS = ("mlp.fc1", "mlp.fc2"), (0.25, 0.5, 0.8), 180
 # operation, model, place, T, B, C, columns, heads
 LAB = (
     ("gather_gemm", "d24", "mlp.fc1", 1024, 4, 1024, 4096, 16),
@@ -60,7 +60,7 @@ def points(place, quick):
 
     def add(work, **more):
         point = dict(zip(FIELDS, work), **more)
-        decisive = point["where"] in DECISIVE and point.get("ratio", math.inf) <= DECISIVE_RATIO_MAX
+        decisive = point["where"] in DECISIVE and point.get("ratio") in DECISIVE_RATIOS
         point["seconds"] = QUICK_SECONDS if quick else DECISIVE_SECONDS if decisive else SECONDS
         point["ranks"] = fused.ranks_for(place, point["H"])
         if point["ranks"]:

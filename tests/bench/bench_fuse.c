@@ -15,17 +15,19 @@
 // what n slices cost to compute, of commfuse and of slice alike: both cut a shard into that many.
 //
 // Before each repetition a barrier; the time is the maximum over ranks; printed is the median. All variants
-// take turns within one repetition, so that a drift of the machine meets all of them.
+// take turns within one repetition, so that a drift of the machine meets all of them, and each time in another order, so
+// that none profits or suffers from the one before it.
 #include "../../commfuse/die.h"
 #include "../../commfuse/fuse.h"
 #include "../../layers/attention.h"
 #include "../../layers/linear.h"
+#include "../../layers/random.h"
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { REPETITIONS_MIN = 10, REPETITIONS_MAX = 10000, SIZE_MAX_EACH = 1 << 16 };
+enum { WARM_UPS = 2, REPETITIONS_MIN = 10, REPETITIONS_MAX = 10000, SIZE_MAX_EACH = 1 << 16 };
 
 typedef enum {
     GATHER_GEMM,
@@ -353,16 +355,32 @@ static void free_results(result *results, int count) {
     for (int v = 0; v < count; v++) free(results[v].samples);
 }
 
+// A permutation, the same on all ranks.
+static void draw_order(int *order, int count, int repetition) {
+    for (int i = 0; i < count; i++) order[i] = i;
+    for (int i = count - 1; i > 0; i--) {
+        uint32_t bits[4];
+        random_bits(0, (uint64_t)repetition, (uint64_t)i, bits);
+        int other = (int)(bits[0] % (uint32_t)(i + 1)), swapped = order[i];
+        order[i] = order[other];
+        order[other] = swapped;
+    }
+}
+
 static void measure(bench *b, work *k, const variant *variants, int count, result *results) {
     cf_fuse *operation[VARIANTS];
+    int order[VARIANTS];
     double *scratch = memory_for(b->repetitions);
     for (int v = 0; v < count; v++) operation[v] = make_operation(b, k, &variants[v]);
     for (int v = 0; v < count; v++) results[v] = (result){.samples = memory_for(b->repetitions)};
-    for (int i = -2; i < b->repetitions; i++) // two to warm up
-        for (int v = 0; v < count; v++) {
+    for (int i = -WARM_UPS; i < b->repetitions; i++) {
+        draw_order(order, count, i + WARM_UPS);
+        for (int n = 0; n < count; n++) {
+            int v = order[n];
             double ms = run_once(b, k, &variants[v], operation[v]);
             if (i >= 0) results[v].samples[i] = ms;
         }
+    }
     for (int v = 0; v < count; v++) {
         summarize(b->repetitions, &results[v], scratch);
         cf_fuse_free(operation[v]);
