@@ -2,10 +2,10 @@
 
 A measurement is one mesh. Its link is chosen first: the bytes of a step (tests/train/traffic.py's formula) over the
 line rate are `ratio` times the step without transfers. Then the library's own collectives are timed alone
-(bench_fuse), and all modes take turns, round by round, each in short runs whose first step is dropped, so that a
-drift of the machine meets all of them. Rows are single steps. Whatever else a machine does only ever adds to a step, so
-modes are compared by the mean of the faster half of their steps; the standard error beside a ratio is what drawing
-other rounds from those measured makes of it. Medians and percentiles are of all steps.
+(bench_fuse), and all modes take turns, round by round, in an order drawn anew for each round, in short runs whose
+first step is dropped, so that a drift of the machine meets all of them. Rows are single steps. Whatever else a machine
+does only ever adds to a step, so modes are compared by the mean of the faster half of their steps; the standard error
+beside a ratio is what drawing other rounds from those measured makes of it. Medians and percentiles are of all steps.
 
 What arithmetic predicts, from the step without transfers (nowire):
 
@@ -167,8 +167,7 @@ def measure(place, point):
                   "line_ms": sum(size.values()) * 8e3 / rate if rate else None,
                   "native_ms": native_ms(place, point, size), "peak_tflops_per_rank": peak}
         for number in range(point["rounds"]):
-            first = number % len(point["modes"])
-            for mode in point["modes"][first:] + point["modes"][:first]:
+            for mode in random.Random(number).sample(point["modes"], len(point["modes"])):
                 _, steps, end = train(place, point, folder, mode, point["steps"], "--peak-tflops", repr(peak))
                 rows += [{**shared, "mode": mode, "round": number, "step": step["step"], "step_ms": step["step_ms"],
                           "tokens_per_s": step["tokens_per_s"], "mfu_share": step["mfu"],
