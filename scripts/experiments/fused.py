@@ -39,8 +39,8 @@ TITLES = {
     "wgrad_scatter": "wgrad ▸ reduce-scatter",
 }
 EQUAL_SLICES = {"gather_gemm", "gemm_scatter", "gemm_alltoall", "alltoall_gemm", "wgrad_scatter"}  # causal ones differ
-VARIANTS = ("compute", "comm", "none", "slice 2", "slice 4", "slice 8", "ring 1", "ring 2", "ring 4", "direct 1",
-            "direct 2", "direct 4", "nowire 1", "nowire 2", "nowire 4", "nowire 8")
+VARIANTS = ("compute", "comm", "none", "slice 2", "slice 4", "slice 8", "ring 1", "ring 2", "ring 4", "ring 8",
+            "direct 1", "direct 2", "direct 4", "nowire 1", "nowire 2", "nowire 4", "nowire 8")
 SHARES = ("hidden_share", "hidden_wire_share", "hidden_alone_share", "hidden_error_share",
           "hidden_alone_error_share", "chunking_ms", "exposed_ms")
 FUSED = [name for name in VARIANTS if name.split()[0] in ("none", "slice", "ring", "direct")]
@@ -106,7 +106,8 @@ computed = weakref.WeakKeyDictionary()  # of a place: an operation's computation
 def compute_ms(place, ranks, operation, shape):
     known, key = computed.setdefault(place, {}), (ranks, operation, shape)
     if key not in known:
-        known[key] = run(place, ranks, operation, shape, 10, only="compute")[0]["ms"]
+        line, = run(place, ranks, operation, shape, 10, only="compute")
+        known[key] = float(undisturbed_ms(np.array(line["samples_ms"])))
     return known[key]
 
 
@@ -118,7 +119,7 @@ def rate_for(operation, shape, ranks, wire_ms):
 def repetitions_for(compute, ratio, seconds):
     """As many as fit, at least 10. The library's collective is taken to need twice the wire's time."""
     native = 2 * ratio
-    in_computations = 6 + 2 * native + 3 * max(1, native) + 6 * max(1, ratio + 0.3)
+    in_computations = 6 + 2 * native + 3 * max(1, native) + 7 * max(1, ratio + 0.3)
     return max(10, min(100, int(seconds * 1e3 / (compute * in_computations)) - 2))
 
 

@@ -84,10 +84,10 @@ typedef struct result {
 #define NOWIRE(m)                                                                                            \
     { "nowire", FUSED, CF_MODE_NOWIRE, CF_RING, m }
 
-static const variant every_variant[] = {COMPUTE_ALONE, COMM_ALONE, NO_OVERLAP, SLICE(2),
-                                        SLICE(4),      SLICE(8),   RING(1),    RING(2),
-                                        RING(4),       DIRECT(1),  DIRECT(2),  DIRECT(4),
-                                        NOWIRE(1),     NOWIRE(2),  NOWIRE(4),  NOWIRE(8)};
+static const variant every_variant[] = {COMPUTE_ALONE, COMM_ALONE, NO_OVERLAP, SLICE(2),  SLICE(4),
+                                        SLICE(8),      RING(1),    RING(2),    RING(4),   RING(8),
+                                        DIRECT(1),     DIRECT(2),  DIRECT(4),  NOWIRE(1), NOWIRE(2),
+                                        NOWIRE(4),     NOWIRE(8)};
 enum { VARIANTS = sizeof every_variant / sizeof *every_variant };
 
 typedef struct work {
