@@ -144,9 +144,9 @@ static void make_mesh(trainer *t) {
     cf_mesh_init(&t->mesh, world, rank, (int)o->tp, (int)o->dp);
     t->ranks = world;
     if (t->transport->size < world) return;
-    t->transport->bind(t->transport, &t->mesh.world_group);
-    t->transport->bind(t->transport, &t->mesh.tp_group);
+    t->transport->bind(t->transport, &t->mesh.tp_group); // first what moves most, should queues run short
     t->transport->bind(t->transport, &t->mesh.dp_group);
+    t->transport->bind(t->transport, &t->mesh.world_group);
 }
 
 static void make_context(trainer *t) {

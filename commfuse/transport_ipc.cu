@@ -20,8 +20,10 @@
 //
 // A stream for each peer and each direction: no transfer stands behind one of another pair, and the two halves of
 // an exchange do not wait for each other. For that the streams must not share a hardware queue, hence
-// CUDA_DEVICE_MAX_CONNECTIONS in transport_cuda.cu. A last stream joins both halves for the moment when a
-// request is complete.
+// CUDA_DEVICE_MAX_CONNECTIONS in transport_cuda.cu, and no more streams than that. Should copies of several streams
+// pass through one queue all the same, an exchange enqueues a chunk to be received behind those whose slots it frees:
+// what is in front of it then never waits for it. A last stream joins both halves for the moment when a request is
+// complete.
 #include "transport_cuda.h"
 #include <cuda.h>
 #include <errno.h>
@@ -33,7 +35,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { SLOTS = 4, LINE = 64, NAME_LENGTH = 48, MEMBERS_MAX = 64, ENTRY_VERSION = 12000 };
+enum { OTHER_STREAMS = 3, SLOTS = 4, LINE = 64, NAME_LENGTH = 48, MEMBERS_MAX = 64, ENTRY_VERSION = 12000 };
 static const int64_t SLOT_BYTES = 4 << 20, CHUNK_MIN = 1 << 20;
 static const uint64_t MAGIC = 0xCF0B001BC0DEull;
 
@@ -67,6 +69,8 @@ typedef struct ipc_wire {
     lane send[MEMBERS_MAX], recv[MEMBERS_MAX];
     cf_stream *join;
     stream_word *wait_value, *write_value;
+    unsigned
+        flush; // the flag of a wait behind which what peers wrote to this GPU is seen, 0 where not needed
 } ipc_wire;
 
 // --- a transfer ---
@@ -94,20 +98,24 @@ static void send_chunk(ipc_wire *w, lane *l, const char *from, int64_t bytes) {
 
 static void recv_chunk(ipc_wire *w, lane *l, char *to, int64_t bytes) {
     uint32_t n = l->next++;
-    word(w, w->wait_value, l, &l->count->written, n + 1, CU_STREAM_WAIT_VALUE_GEQ);
+    word(w, w->wait_value, l, &l->count->written, n + 1, CU_STREAM_WAIT_VALUE_GEQ | w->flush);
     cf_copy(to, l->slots + n % SLOTS * SLOT_BYTES, bytes, l->stream);
     word(w, w->write_value, l, &l->count->freed, n + 1, CU_STREAM_WRITE_VALUE_DEFAULT);
 }
 
-// An exchange of nothing sends nothing; a barrier, no bytes but a chunk.
-static void send_all(ipc_wire *w, lane *l, const void *from, int64_t bytes) {
-    for (int64_t at = 0, chunk = chunk_of(bytes); at < bytes; at += chunk)
-        send_chunk(w, l, (const char *)from + at, bytes - at < chunk ? bytes - at : chunk);
-}
-
-static void recv_all(ipc_wire *w, lane *l, void *to, int64_t bytes) {
-    for (int64_t at = 0, chunk = chunk_of(bytes); at < bytes; at += chunk)
-        recv_chunk(w, l, (char *)to + at, bytes - at < chunk ? bytes - at : chunk);
+// Both halves, SLOTS chunks sent in front of the first received. An exchange of nothing sends nothing; a barrier, no
+// bytes but a chunk.
+static void move(ipc_wire *w, lane *out, const char *from, int64_t send_bytes, lane *in, char *to,
+                 int64_t recv_bytes) {
+    int64_t send_size = chunk_of(send_bytes), recv_size = chunk_of(recv_bytes);
+    for (int64_t i = 0; i * send_size < send_bytes || (i - SLOTS) * recv_size < recv_bytes; i++) {
+        int64_t sent = i * send_size, received = (i - SLOTS) * recv_size;
+        if (received >= 0 && received < recv_bytes)
+            recv_chunk(w, in, to + received,
+                       recv_bytes - received < recv_size ? recv_bytes - received : recv_size);
+        if (sent < send_bytes)
+            send_chunk(w, out, from + sent, send_bytes - sent < send_size ? send_bytes - sent : send_size);
+    }
 }
 
 static void start_after(const cf_request *r, lane *l, cf_moment ready) {
@@ -118,21 +126,15 @@ static void start_after(const cf_request *r, lane *l, cf_moment ready) {
 
 static void exchange(ipc_wire *w, cf_request *r, cf_moment ready) {
     int64_t size = cf_dtype_size(r->dtype);
-    cf_moment sent = ready, arrived = ready;
-    if (r->recv_from >= 0) {
-        lane *l = &w->recv[r->recv_from];
-        start_after(r, l, ready);
-        r->begin = cf_moment_now(l->stream);
-        recv_all(w, l, r->recv, r->recv_count * size);
-        arrived = cf_moment_now(l->stream);
-    }
-    if (r->send_to >= 0) {
-        lane *l = &w->send[r->send_to];
-        start_after(r, l, ready);
-        if (r->recv_from < 0) r->begin = cf_moment_now(l->stream);
-        send_all(w, l, r->send, r->send_count * size);
-        sent = cf_moment_now(l->stream);
-    }
+    lane *out = r->send_to >= 0 ? &w->send[r->send_to] : NULL;
+    lane *in = r->recv_from >= 0 ? &w->recv[r->recv_from] : NULL;
+    if (out) start_after(r, out, ready);
+    if (in) start_after(r, in, ready);
+    r->begin = cf_moment_now((out ? out : in)->stream);
+    move(w, out, (const char *)r->send, out ? r->send_count * size : 0, in, (char *)r->recv,
+         in ? r->recv_count * size : 0);
+    cf_moment sent = out ? cf_moment_now(out->stream) : ready,
+              arrived = in ? cf_moment_now(in->stream) : ready;
     cf_stream_after(w->join, sent);
     cf_stream_after(w->join, arrived);
     r->end = cf_moment_now(w->join);
@@ -234,14 +236,27 @@ static stream_word *driver_function(const char *name) {
     return code == cudaSuccess && found == cudaDriverEntryPointSuccess ? (stream_word *)function : NULL;
 }
 
+static unsigned flush_flag(void) {
+    int device = 0, can = 0;
+    CF_CUDA(cudaGetDevice(&device));
+    CF_CUDA(cudaDeviceGetAttribute(&can, cudaDevAttrCanFlushRemoteWrites, device));
+    return can ? CU_STREAM_WAIT_VALUE_FLUSH : 0;
+}
+
 static int64_t queue_bytes(void) {
     return SLOTS * SLOT_BYTES;
 }
 
-// Streams of this wire that may wait while others have to go on, and those of the host's own work.
+// Streams of a wire may wait while others, and the host's own, have to go on.
+static int streams_of(const cf_group *group) {
+    return 2 * (group->size - 1) + 1;
+}
+
+static int streams_made; // by all wires of this process
+
 static bool enough_connections(const cf_group *group) {
     const char *text = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
-    return !text || atoi(text) >= 2 * group->size;
+    return !text || atoi(text) >= streams_made + streams_of(group) + OTHER_STREAMS;
 }
 
 static void make_offer(ipc_wire *w, const cf_group *group, offer *mine) {
@@ -249,11 +264,12 @@ static void make_offer(ipc_wire *w, const cf_group *group, offer *mine) {
     w->shared_bytes = segment_bytes(group);
     w->wait_value = driver_function("cuStreamWaitValue32");
     w->write_value = driver_function("cuStreamWriteValue32");
+    w->flush = flush_flag();
     if (group->size > MEMBERS_MAX)
         snprintf(mine->why, sizeof mine->why, "more than %d ranks", MEMBERS_MAX);
     else if (!enough_connections(group))
-        snprintf(mine->why, sizeof mine->why, "CUDA_DEVICE_MAX_CONNECTIONS=%.8s makes streams share queues",
-                 getenv("CUDA_DEVICE_MAX_CONNECTIONS"));
+        snprintf(mine->why, sizeof mine->why, "%d streams need queues, CUDA_DEVICE_MAX_CONNECTIONS=%.8s",
+                 streams_made + streams_of(group) + OTHER_STREAMS, getenv("CUDA_DEVICE_MAX_CONNECTIONS"));
     else if (!w->wait_value || !w->write_value)
         snprintf(mine->why, sizeof mine->why, "the driver's streams cannot wait for memory");
     if (*mine->why) return;
@@ -326,6 +342,7 @@ static void make_lanes(ipc_wire *w, const cf_group *group) {
         w->recv[i].count = &w->shared->pair[i * group->size + group->rank];
     }
     w->join = cf_stream_create_urgent();
+    streams_made += streams_of(group);
 }
 
 cf_wire *cf_wire_ipc(cf_bootstrap *bootstrap, const cf_group *group, char why[128]) {
