@@ -22,6 +22,7 @@
 // Called by the host's compute thread alone.
 #include "linear.h"
 #include <cublasLt.h>
+#include <stdio.h>
 #include <string.h>
 #include "../commfuse/cuda.h"
 #include "elementwise.h"
@@ -184,7 +185,38 @@ static plan *plan_for(const product *of, const epilogue *e) {
     return p;
 }
 
-// False: cuBLASLt has no algorithm with this epilogue.
+enum { LANES = 32, WARPS = 8, THREADS = LANES * WARPS };
+
+template <typename out>
+static __global__ void plain_product(out *c, const real *a, const real *b, product of) {
+    const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x, row = i / of.n, column = i % of.n;
+    if (row >= of.m) return;
+    const int64_t a_step = of.transpose_a ? of.lda : 1, b_step = of.transpose_b ? 1 : of.ldb;
+    const real *x = a + row * (of.transpose_a ? 1 : of.lda), *y = b + column * (of.transpose_b ? of.ldb : 1);
+    float sum = of.beta ? (float)c[row * of.ldc + column] : 0;
+    for (int64_t k = 0; k < of.k; k++) sum += (float)x[k * a_step] * (float)y[k * b_step];
+    c[row * of.ldc + column] = (out)sum;
+}
+
+// The reference, and what computes a product that the library has no algorithm for.
+static void multiply_plainly(const product *of, const real *a, const real *b, void *c, cf_stream *stream) {
+    static bool told;
+    if (!told)
+        fprintf(
+            stderr,
+            "note: a plain kernel computes (%lld, %lld) · (%lld, %lld), rows of %lld, %lld, %lld elements: "
+            "cuBLASLt has no algorithm for it\n",
+            (long long)of->m, (long long)of->k, (long long)of->k, (long long)of->n, (long long)of->lda,
+            (long long)of->ldb, (long long)of->ldc);
+    told = true;
+    const dim3 grid((unsigned)((of->m * of->n + THREADS - 1) / THREADS));
+    if (of->c_type == REAL_TYPE)
+        cf_launch(plain_product<real>, grid, dim3(THREADS), stream, (real *)c, a, b, *of);
+    else
+        cf_launch(plain_product<float>, grid, dim3(THREADS), stream, (float *)c, a, b, *of);
+}
+
+// False: cuBLASLt has no algorithm with this epilogue, or refuses the one that it named.
 static bool multiply(product of, const real *a, const real *b, void *c, epilogue e, cf_stream *stream) {
     const float one = 1, beta = (float)of.beta;
     of.epilogue = e.kind;
@@ -194,13 +226,16 @@ static bool multiply(product of, const real *a, const real *b, void *c, epilogue
     of.aligned_bias = alignment(e.bias);
     of.aligned_pre = alignment(e.pre);
     plan *p = plan_for(&of, &e);
-    if (!p->possible && e.kind != CUBLASLT_EPILOGUE_DEFAULT) return false;
-    if (!p->possible) CHECK(CUBLAS_STATUS_NOT_SUPPORTED, &of);
-    set_addresses(p, &e);
-    CHECK(cublasLtMatmul(blas.handle, p->operation, &one, b, p->b, a, p->a, &beta, c, p->c, c, p->c,
-                         &p->algorithm, workspace(stream), (size_t)WORKSPACE, cf_cuda_stream(stream)),
-          &of);
-    return true;
+    if (p->possible) {
+        set_addresses(p, &e);
+        cublasStatus_t status =
+            cublasLtMatmul(blas.handle, p->operation, &one, b, p->b, a, p->a, &beta, c, p->c, c, p->c,
+                           &p->algorithm, workspace(stream), (size_t)WORKSPACE, cf_cuda_stream(stream));
+        p->possible = status != CUBLAS_STATUS_NOT_SUPPORTED && status != CUBLAS_STATUS_INVALID_VALUE;
+        if (p->possible) check(status, "cublasLtMatmul", &of);
+    }
+    if (!p->possible && e.kind == CUBLASLT_EPILOGUE_DEFAULT) multiply_plainly(&of, a, b, c, stream);
+    return p->possible || e.kind == CUBLASLT_EPILOGUE_DEFAULT;
 }
 
 // c (m, n) of `real` = op(a) (m, k) · op(b) (k, n) + beta · c, rows without gaps
@@ -221,8 +256,6 @@ static bool over_nothing(product of, real *c, cf_stream *stream) {
     if (of.beta == 0) cf_zero(c, of.m * of.n * (int64_t)sizeof(real), stream);
     return true;
 }
-
-enum { LANES = 32, WARPS = 8, THREADS = LANES * WARPS };
 
 static __global__ void fill_with_bias(real *out, const real *bias, int64_t count, int64_t OC) {
     const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
@@ -258,9 +291,9 @@ void linear_forward_add(real *out, const real *x, const real *w, int64_t R, int6
     if (!over_nothing(of, out, stream)) multiply(of, x, w, out, PLAIN, stream);
 }
 
-// What cuBLASLt asks of the matrix in front of the GELU.
+// What cuBLASLt asks of the matrix in front of the GELU. It does not say how exact its tanh is: enough for bf16.
 static bool takes_gelu(const real *pre, int64_t row) {
-    return row % 8 == 0 && (uintptr_t)pre % 16 == 0;
+    return REAL_TYPE == CUDA_R_16BF && row % 8 == 0 && (uintptr_t)pre % 16 == 0;
 }
 
 void linear_forward_gelu(real *out, real *pre, const real *x, const real *w, const real *bias, int64_t R,

@@ -58,6 +58,7 @@ static_assert(sizeof(Desc) <= sizeof(cublasLtMatmulDescOpaque_t), "fits");
 static_assert(sizeof(Preference) <= sizeof(cublasLtMatmulPreferenceOpaque_t), "fits");
 static_assert(sizeof(Algorithm) <= sizeof(cublasLtMatmulAlgo_t), "fits");
 constexpr uint32_t MAGIC = 0x6c74616c;
+enum { REFUSES_TO_CHOOSE = 1, REFUSES_TO_MULTIPLY = 2 }; // EMULATOR_REFUSES: as for a product that it lacks
 
 Layout &of(cublasLtMatrixLayout_t layout) {
     return *(Layout *)layout->data;
@@ -363,6 +364,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
                                               cublasLtMatmulHeuristicResult_t results[], int *found) {
     *found = 0;
     if (requested < 1) return CUBLAS_STATUS_INVALID_VALUE;
+    if (setting("EMULATOR_REFUSES", 0) == REFUSES_TO_CHOOSE) return CUBLAS_STATUS_NOT_SUPPORTED;
     const Layout *layout[4] = {&of(a), &of(b), &of(c), &of(d)};
     int64_t m, n, k;
     cublasStatus_t status = check(of(desc), layout, &m, &n, &k);
@@ -403,6 +405,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
                  0,
                  0};
     if (!handle || !alpha || !beta) return refuse("NULL handle, alpha or beta");
+    if (setting("EMULATOR_REFUSES", 0) == REFUSES_TO_MULTIPLY) return CUBLAS_STATUS_NOT_SUPPORTED;
     cublasStatus_t status = check(p.desc, layout, &p.m, &p.n, &p.k);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
     p.alpha = element<double>(alpha, p.desc.scale, 0);

@@ -328,6 +328,12 @@ cudaError_t cudaGetDevice(int *device) {
     return valid(*device);
 }
 
+cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device) {
+    if (attribute != cudaDevAttrCanFlushRemoteWrites) return cudaErrorInvalidValue;
+    *value = 1;
+    return valid(device);
+}
+
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
     if (valid(device) != cudaSuccess) return valid(device);
     *p = cudaDeviceProp{};

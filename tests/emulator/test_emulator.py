@@ -37,15 +37,17 @@ class Emulator(unittest.TestCase):
 class Twins(unittest.TestCase):
     """Every function of the layers on random odd shapes; the order of threads and blocks is shuffled."""
 
-    def write(self, tool, path, *words):
+    def write(self, tool, path, *words, refuses=0):
         result = subprocess.run([tool, path, "--small", *words], capture_output=True, text=True, timeout=300,
-                                env=dict(os.environ, EMULATOR_SEED="3"))
+                                env=dict(os.environ, EMULATOR_SEED="3", EMULATOR_REFUSES=str(refuses)))
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        self.assertEqual("note: a plain kernel computes" in result.stderr, refuses > 0, result.stderr)
 
-    def check(self, kind, *words):
+    def check(self, kind, *words, refuses=0):
         with tempfile.TemporaryDirectory(prefix="commfuse-test-") as folder:
             found, expected = os.path.join(folder, "found"), os.path.join(folder, "expected")
-            self.write(built("build", f"emulated-{kind}", "tests", "layers", "tool_twins"), found, "--repeat", *words)
+            self.write(built("build", f"emulated-{kind}", "tests", "layers", "tool_twins"), found, "--repeat", *words,
+                       refuses=refuses)
             self.write(built(BUILD, "tests", "layers", "tool_twins"), expected, *words)
             result = subprocess.run([sys.executable, COMPARE, found, expected], capture_output=True, text=True)
             self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
@@ -56,6 +58,12 @@ class Twins(unittest.TestCase):
 
     def test_bf16(self):
         self.check("bf16", "--round")
+
+    def test_products_that_the_library_refuses(self):
+        for refuses in 1, 2:
+            with self.subTest(refuses=refuses):
+                self.check("fp32", "--only", "linear", refuses=refuses)
+                self.check("bf16", "--round", "--only", "linear", refuses=refuses)
 
 
 if __name__ == "__main__":
