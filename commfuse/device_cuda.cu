@@ -16,13 +16,19 @@
 #include "checksum.h"
 #include "cuda.h"
 #include <cuda_bf16.h>
-#include <nvtx3/nvToolsExt.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#if __has_include(<nvtx3/nvToolsExt.h>)
+#include <nvtx3/nvToolsExt.h>
+#else // a toolkit without it: profilers show no ranges
+#define nvtxRangePushA(name) ((void)(name))
+#define nvtxRangePop()       ((void)0)
+#endif
 
 enum {
+    STAGED_BYTES = 64 << 10, // of pageable memory: so much is taken at once, for more the library waits
     MOMENTS = 1 << 16,
     MOMENT_BLOCK = 1 << 10, // events are created so many at a time
     ADD_THREADS = 256,
@@ -307,10 +313,11 @@ static bool pageable(const void *memory) {
     return attributes.type == cudaMemoryTypeUnregistered;
 }
 
-// A copy to pageable memory returns when it is done, so it is better to wait where the peers are watched.
+// A copy to pageable memory returns when it is done, a large one from there when the stream has come to it, so it is
+// better to wait where the peers are watched.
 void cf_copy(void *to, const void *from, int64_t bytes, cf_stream *stream) {
     if (bytes <= 0) return;
-    if (pageable(to)) cf_stream_sync(stream);
+    if (pageable(to) || (bytes > STAGED_BYTES && pageable(from))) cf_stream_sync(stream);
     CF_CUDA(cudaMemcpyAsync(to, from, (size_t)bytes, cudaMemcpyDefault, cf_cuda_stream(stream)));
 }
 

@@ -53,12 +53,12 @@ look() {
 include_of() { look "$1" include "$2" "$3"; }
 library_of() { look "$1" "$LIBRARY_DIRECTORIES" "$2" "$3"; }
 
-# link_of DIRECTORY NAME: wheels hold libX.so.9 without the link libX.so that -lX needs
+# link_of DIRECTORY NAME: wheels hold libX.so.9 without the link libX.so that -lX needs, and nvcc takes no such file.
 link_of() {
     local directory=$1 name=$2 file
     [ -e "$directory/lib$name.so" ] && { echo "-L$directory -l$name -Xlinker -rpath=$directory"; return; }
     file=$(compgen -G "$directory/lib$name.so.*" | head -1)
-    [ -n "$file" ] && echo "$file -Xlinker -rpath=$directory"
+    [ -n "$file" ] && echo "-L$directory -Xlinker -l:$(basename "$file") -Xlinker -rpath=$directory"
 }
 
 locate() {
