@@ -83,7 +83,11 @@ class Judgement(unittest.TestCase):
 
     def test_a_refusal_is_no_failure_but_a_crash_is(self):
         refusal = "error: rank 0 of 2: native collectives need NCCL\nhint:  use --overlap commfuse\n"
-        self.assertEqual(self.judge([], 1, refusal), gpu_check.SKIP)
+        blocking = dataclasses.replace(self.mesh, overlap="none")
+        self.assertEqual(self.judge([], 1, refusal, mesh=blocking), gpu_check.SKIP)
+        self.assertEqual(self.judge([], 1, refusal), gpu_check.FAIL)  # commfuse asks for none
+        broken = "error: a stream cannot wait for a word of memory\nhint:  use --transport nccl\n"
+        self.assertEqual(self.judge([], 1, broken, mesh=blocking), gpu_check.FAIL)
         self.assertEqual(self.judge([], -11, "segmentation fault"), gpu_check.FAIL)
 
 

@@ -63,11 +63,15 @@ def read_records(path):
         if head.get("twins") != 1:
             sys.exit(f"{path} was not written by tool_twins")
         while line := file.readline():
+            if not line.endswith(b"\n"):
+                print(f"{path} ends within a line")
+                break
             record = json.loads(line)
             size = record["count"] * int(record["type"][1])
             data = file.read(size)
-            if len(data) < size:
-                sys.exit(f"{path} ends within {record}")
+            if len(data) < size:  # its writer came to an end; what is missing is told as such
+                print(f"{path} ends within {record}")
+                break
             records[record["function"], record["tensor"], record["case"]] = record["type"], data, record["real"]
     return head, records
 

@@ -652,12 +652,13 @@ static bool wanted(const tool *t, const test_case *c) {
 static void run_case(tool *t, const test_case *c) {
     if (!wanted(t, c)) return;
     t->cases++;
-    t->shift = (int64_t)(t->case_number % 2);
+    t->shift = (int64_t)(((uint64_t)t->case_number + t->seed) % 2);
     t->size = 0;
     run_once(t, c);
     if (t->repeat) check_repetition(t, c);
     if (fwrite(t->records, 1, (size_t)t->size, t->out) != (size_t)t->size)
         cf_die("free space on its disk", "the records cannot be written");
+    fflush(t->out); // should the next case be the last of this process
 }
 
 static void parse(tool *t, int count, char **words, int64_t *threads) {
