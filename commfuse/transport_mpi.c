@@ -8,13 +8,14 @@
 //
 // Who may use a core:
 //   nothing in flight            the progress thread sleeps on a condition variable
-//   cores to spare on this host  it polls; when nothing moves it naps for an eighth of the time since something did, a
-//                                fifth of a millisecond at most (the host may be busier than it seems, and who never
-//                                sleeps is the last to get its core back; who wakes too often is a bad neighbour, on
-//                                a virtual machine more than elsewhere: each wake-up is a chance to be put beside the
-//                                thread that computes). A post or a wait ends a nap. It lingers a moment before it
-//                                sleeps (a woken thread may find itself on the core of the one that computes), and
-//                                a waiting compute thread polls its flag for a while too
+//   cores to spare on this host  it polls while things move quickly, otherwise naps between looks: for a quarter of
+//                                the time from one movement to the next, or since the last, half a millisecond at
+//                                most. (The host may be busier than it seems, and who never sleeps is the last to
+//                                get its core back. Who wakes too often is a bad neighbour: each wake-up and each
+//                                poll are system calls beside a thread that computes, on the same core where a
+//                                virtual machine's processors are hardware threads.) A post or a wait ends a nap. It
+//                                lingers a moment before it sleeps (a woken thread may find itself on the core of
+//                                the one that computes), and a waiting compute thread polls its flag for a while too
 //   ranks outnumber the cores    both sleep between looks, so that the compute threads get the cores
 // Launchers bind a rank to a single core when there are few ranks (Open MPI up to two), which would put the
 // compute threads and this one on the same core: such a binding is widened at start.
@@ -53,11 +54,11 @@ enum {
     GROUPS_MAX = CF_INQUIRY_GROUPS,
     POLLS_BEFORE_REST = 8,
     REST_NS = 20000, // ranks outnumber cores: sleep between polls
-    POLLS_BEFORE_NAP = 64,
-    NAP_NS =
-        10000, // cores to spare, but nothing has moved for a while: the shortest nap, and while somebody waits
-    NAP_NS_MAX = 200000,
-    NAP_SHARE = 8,     // of the time since something moved
+    POLLS_BEFORE_YIELD = 64,
+    NAP_NS = 10000, // cores to spare: the shortest nap, and any while somebody waits
+    NAP_NS_MAX = 500000,
+    NAP_SHARE = 4,     // of the time since something moved, or from one to the next
+    PACE_SHARE = 4,    // of the newest of these times in their running mean
     SLICE_NS = 100000, // the shortest time slice that Linux grants
     LINGER_MS = 5,     // cores to spare: the progress thread looks this long for more before it sleeps
     SPIN_MS = 2,       // cores to spare: a waiting compute thread polls this long before it sleeps
@@ -80,7 +81,7 @@ static inline void cpu_relax(void) {
 
 // Between two looks at a flag. Who has looked often lets others run, if any wait for this core.
 static void poll_again(int polls) {
-    if (polls < POLLS_BEFORE_NAP)
+    if (polls < POLLS_BEFORE_YIELD)
         cpu_relax();
     else
         sched_yield();
@@ -122,6 +123,7 @@ typedef struct mpi_state {
     int (*under_way)[2]; // chunks in the lanes to each rank of the world
     part_list *spare;    // lists for flights to come: after some steps nothing is allocated any more
     int spares, spare_capacity;
+    double moved_ms, pace_ms; // when something moved last; from one to the next on average
 } mpi_state;
 
 static void check(int code, const char *call, const cf_request *r) {
@@ -468,6 +470,7 @@ static bool take_posted(mpi_state *s) {
     s->last = NULL;
     bool quit = s->quit;
     pthread_mutex_unlock(&s->lock);
+    if (!busy) s->moved_ms = cf_now_ms(); // nothing could move
     if (first) {
         if (s->pending_last)
             s->pending_last->next = first;
@@ -478,32 +481,41 @@ static bool take_posted(mpi_state *s) {
     return !quit || s->pending || s->actives > 0;
 }
 
-static long nap_ns(const mpi_state *s, double still_ms) {
-    double ns = still_ms * 1e6 / NAP_SHARE;
-    if (ns < NAP_NS || atomic_load(&s->waiters) > 0) return NAP_NS;
+static void has_moved(mpi_state *s) {
+    double now = cf_now_ms();
+    s->pace_ms += (now - s->moved_ms - s->pace_ms) / PACE_SHARE;
+    s->moved_ms = now;
+}
+
+// 0: something will move before a nap would end
+static long nap_ns(const mpi_state *s) {
+    double still_ms = cf_now_ms() - s->moved_ms;
+    double ns = (still_ms > s->pace_ms ? still_ms : s->pace_ms) * 1e6 / NAP_SHARE;
+    if (ns < NAP_NS) return 0;
+    if (atomic_load(&s->waiters) > 0) return NAP_NS;
     return ns < NAP_NS_MAX ? (long)ns : NAP_NS_MAX;
 }
 
-static void nap(mpi_state *s, double still_ms) {
+static void nap(mpi_state *s, long ns) {
     struct timespec until;
     pthread_mutex_lock(&s->lock);
     clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_nsec += nap_ns(s, still_ms);
+    until.tv_nsec += ns;
     until.tv_sec += until.tv_nsec / 1000000000L;
     until.tv_nsec %= 1000000000L;
     if (!s->first) pthread_cond_timedwait(&s->posted, &s->lock, &until);
     pthread_mutex_unlock(&s->lock);
 }
 
-static void rest(mpi_state *s, int idle, double still_ms) {
+static void rest(mpi_state *s, int idle) {
     if (!atomic_load(&s->crowded)) {
-        if (idle > POLLS_BEFORE_NAP) nap(s, still_ms);
-        return;
-    }
-    if (idle % POLLS_BEFORE_REST != 0)
+        long ns = nap_ns(s);
+        if (ns > 0) nap(s, ns);
+    } else if (idle % POLLS_BEFORE_REST != 0) {
         sched_yield();
-    else
+    } else {
         nanosleep(&(struct timespec){0, REST_NS}, NULL);
+    }
 }
 
 // A rest of microseconds shall be one, and the thread shall get its core back at once although a compute thread
@@ -525,15 +537,15 @@ static void *progress(void *argument) {
     mpi_state *s = (mpi_state *)argument;
     wake_promptly();
     int idle = 0;
-    double moved_ms = 0;
     while (take_posted(s)) {
         bool moved = start_pending(s);
         moved |= send_what_may_go(s);
         moved |= test_active(s);
-        double now_ms = cf_now_ms();
         idle = moved ? 0 : idle + 1;
-        if (moved) moved_ms = now_ms;
-        if (idle) rest(s, idle, now_ms - moved_ms);
+        if (moved)
+            has_moved(s);
+        else
+            rest(s, idle);
     }
     return NULL;
 }
