@@ -3,12 +3,13 @@
 
     scripts/report.py [--out DIR] [--place auto|lab|local] [--only NAME[,NAME]] [--quick] [--fresh]
     scripts/report.py --sweep FILE.jsonl [--only sweep]     with the runs that scripts/mfu_sweep has collected
+    scripts/report.py --links-of DIR …                      repeat a report on the very links that it had
     scripts/report.py --compare DIR DIR                     how far the ratios of two reports are apart
 
 DIR (build/report) then holds report.md, a CSV of every row of each experiment, figures as PNG and SVG, and rows.jsonl:
 a first line that says where the rows were measured, then a line for each point, written when it has been measured.
-That file is the report; all else is drawn from it. An interrupted report is resumed by the same command, which skips
-the points that are there. Rows of another machine, program or place do not belong in one table: then nothing is
+That file is the report; all else is drawn from it. An interrupted report holds the points measured so far and says so;
+the same command resumes it and skips the points that are there. Rows of another machine, program or place do not belong in one table: then nothing is
 resumed until --fresh, or another --out, is given.
 
 An experiment is a module of scripts/experiments with NAME, TITLE, points, measure, tables and figures; it may also say
@@ -87,6 +88,8 @@ def setup_of(place, quick):
 def caption(setup):
     cores = "" if setup["enough"][0] else f" (**too few cores**: {setup['enough'][1]})"
     links = {"lab": f"lab of {setup['hosts']} hosts, link as named", "local": "one host, shared memory"}
+    if setup.get("links_of"):
+        links["lab"] += f", those of the report of {setup['links_of']}"
     return (f"{setup['processor']}, {setup['cores']} cores{cores}; {setup['system']} {setup['kernel']}; "
             f"{setup['compiler']}; {setup['mpi']}; oneDNN {setup['onednn']}; commfuse {setup['version']} "
             f"({setup['program']}); {links.get(setup['place'], setup['place'])}; {setup['date']}")
@@ -171,6 +174,11 @@ class Rows:
 
     def has(self, name, point):
         return any(line["experiment"] == name and identity(line["point"]) == identity(point) for line in self.done)
+
+
+def bases_of(lines):
+    """What their links were chosen by (Place.base_ms)."""
+    return {what: ms for line in lines for what, ms in line.get("bases", {}).items()}
 
 
 def read_rows(path):
@@ -261,6 +269,7 @@ def run(place, modules, rows, quick):
     todo = [(name, point) for name, module in modules.items() for point in module.points(place, quick)
             if not rows.has(name, point)]
     kept = len(rows.done)
+    place.bases.update(bases_of(rows.done))
     print(f"{len(todo)} points to measure" + (f", {kept} are there already" if kept else ""), file=sys.stderr)
     progress, failures = Progress(modules, todo, rows), []
     for name, point in todo:
@@ -272,6 +281,7 @@ def run(place, modules, rows, quick):
             print(f"failed: {failures[-1]}", file=sys.stderr)
             continue
         rows.add({"experiment": name, "point": point, "rows": found, "seconds": round(time.monotonic() - begin, 2),
+                  "bases": {what: ms for what, ms in place.bases.items() if what not in bases_of(rows.done)},
                   "commands": recorder.commands})
     return failures
 
@@ -305,7 +315,7 @@ def section(module, lines, folder, where):
     return "\n".join(text)
 
 
-def write_report(folder, setup, modules, done, failures, sweep, command):
+def write_report(folder, setup, modules, done, failures, sweep, command, stopped=False):
     by_name = {name: [line for line in done if line["experiment"] == name] for name in modules}
     present = {name: lines for name, lines in by_name.items() if any(line["rows"] for line in lines)}
     where = caption(setup)
@@ -313,7 +323,10 @@ def write_report(folder, setup, modules, done, failures, sweep, command):
     if not setup["enough"][0]:
         text = [f"**Too few cores: {setup['enough'][1]}. Threads that move bytes take turns with those that compute, "
                 "so no time below says what the schedules do.**", ""]
-    text += ["# What overlapping brings, measured", "", f"{where}.", "", "To repeat all of it:", "", "```sh",
+    text += ["# What overlapping brings, measured", "", f"{where}.", ""]
+    if stopped:
+        text += [f"**Not complete: interrupted when {len(done)} points had been measured. The same command goes on.**", ""]
+    text += ["To repeat all of it:", "", "```sh",
              "make all build/release/tests/bench/bench_fuse", command, "```", "",
              "Single runs are listed behind each experiment; `$DIR` is any folder, and `$DIR/tokens.bin` any "
              "token file (`data/prepare.py`): contents do not change times.", ""]
@@ -396,6 +409,7 @@ def options():
     parser.add_argument("--only", metavar="NAME[,NAME]", help=f"of {', '.join((*EXPERIMENTS, SWEEP))}")
     parser.add_argument("--quick", action="store_true", help="smaller models, fewer repetitions: under five minutes")
     parser.add_argument("--fresh", action="store_true", help="forget rows that are there")
+    parser.add_argument("--links-of", metavar="DIR", help="repeat this report: its links, whatever computation takes")
     parser.add_argument("--sweep", metavar="FILE", help="add what scripts/mfu_sweep has collected in FILE")
     parser.add_argument("--compare", nargs=2, metavar="DIR", help="compare the ratios of two reports, nothing else")
     parser.add_argument("--tolerance", type=float, default=TOLERANCE, help="of --compare (default: %(default)s)")
@@ -418,6 +432,16 @@ def read_sweep(path):
     return load(SWEEP).latest(rows)
 
 
+def links_of(folder):
+    """Date and version of a report, and what its links were chosen by."""
+    path = pathlib.Path(folder) / ROWS
+    setup, lines, _ = (read_rows(path) if path.exists() else None) or ({}, [], 0)
+    if not bases_of(lines):
+        refuse(f"--links-of {folder}: {path} does not say what its links were chosen by",
+               "give the folder of a report that was measured in a lab")
+    return f"{setup['date']} ({setup['version']})", bases_of(lines)
+
+
 def check_what_is_needed():
     """Before hours are spent, not after them."""
     try:
@@ -430,7 +454,7 @@ def check_what_is_needed():
 
 
 def measure_all(o, folder):
-    """Setup, lines and failures of a report whose missing points have been measured."""
+    """Setup, lines and failures of a report whose missing points have been measured, and whether that was stopped."""
     from experiments.place import open_place
     from lab import LabError
     modules = {name: load(name) for name in EXPERIMENTS if name in o.only}
@@ -438,23 +462,28 @@ def measure_all(o, folder):
         path = folder / ROWS
         kept = read_rows(path) if path.exists() else None
         with open_place("local") as place:
-            return (*kept[:2], []) if kept else (setup_of(place, o.quick), [], [])
+            return (*kept[:2], [], False) if kept else (setup_of(place, o.quick), [], [], False)
     rows = None
     try:
         with open_place(o.place) as place:
-            rows = Rows(folder, setup_of(place, o.quick), o.fresh)
+            setup = setup_of(place, o.quick)
+            if o.links_of:
+                setup["links_of"], place.bases = links_of(o.links_of)
+            rows = Rows(folder, setup, o.fresh)
             if rows.setup["program"] == NOT_BUILT:
                 refuse("build/release/train_gpt is missing", "make report builds what it needs")
             if not rows.setup["enough"][0]:
                 print(f"TOO FEW CORES: {rows.setup['enough'][1]}; times will say little", file=sys.stderr)
             failures = run(place, modules, rows, o.quick)
-            return rows.setup, rows.done, failures
+            return rows.setup, rows.done, failures, False
     except LabError as error:
         refuse(str(error), "--place local measures over shared memory")
     except KeyboardInterrupt:
         print(f"\ninterrupted: {len(rows.done) if rows else 0} points are kept in {folder / ROWS}; the same command "
               "goes on from there", file=sys.stderr)
-        sys.exit(INTERRUPTED)
+        if not rows or not rows.done:
+            sys.exit(INTERRUPTED)
+        return rows.setup, rows.done, [], True
 
 
 def main():
@@ -466,15 +495,17 @@ def main():
         signal.signal(number, interrupted)
     folder, sweep = pathlib.Path(o.out), read_sweep(o.sweep) if o.sweep else None
     folder.mkdir(parents=True, exist_ok=True)
-    setup, done, failures = measure_all(o, folder)
+    setup, done, failures, stopped = measure_all(o, folder)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
     modules = {name: load(name) for name in EXPERIMENTS if any(line["experiment"] == name for line in done)}
     arguments = [argument for argument in sys.argv[1:] if argument != "--fresh"]
     command = '"$(scripts/find_python.sh)" ' + shlex.join(["scripts/report.py", *arguments])
-    path, problems = write_report(folder, setup, modules, done, failures, sweep, command)
+    path, problems = write_report(folder, setup, modules, done, failures, sweep, command, stopped)
     for problem in problems:
         print(f"ERROR {problem}", file=sys.stderr)
     print(path)
-    return int(bool(problems or failures))
+    return INTERRUPTED if stopped else int(bool(problems or failures))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ import dataclasses
 import json
 import os
 import pathlib
-import weakref
 
 import numpy as np
 
@@ -100,15 +99,12 @@ def run(place, ranks, operation, shape, repetitions, only=None):
     return [dict(line, label=label(line)) for line in lines]
 
 
-computed = weakref.WeakKeyDictionary()  # of a place: an operation's computation is timed once for all its ratios
-
-
 def compute_ms(place, ranks, operation, shape):
-    known, key = computed.setdefault(place, {}), (ranks, operation, shape)
-    if key not in known:
-        line, = run(place, ranks, operation, shape, 10, only="compute")
-        known[key] = float(undisturbed_ms(np.array(line["samples_ms"])))
-    return known[key]
+    def measure():
+        line, = run(place, ranks, operation, shape, 20, only="compute")
+        return float(undisturbed_ms(np.array(line["samples_ms"])))
+
+    return place.base_ms(f"{operation} {shape.text()} of {ranks} ranks", measure)
 
 
 def rate_for(operation, shape, ranks, wire_ms):

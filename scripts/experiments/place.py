@@ -48,6 +48,14 @@ class Place:
 
     def __init__(self):
         self.cores = len(os.sched_getaffinity(0))
+        self.bases = {}  # what → ms
+
+    def base_ms(self, what, measure):
+        """A time without transfers, by which links are chosen: measured once, so that all points of a report, and of one
+        that repeats it on the same links, are chosen by the same."""
+        if what not in self.bases:
+            self.bases[what] = measure()
+        return self.bases[what]
 
     @property
     def ranks(self):

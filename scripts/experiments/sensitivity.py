@@ -20,7 +20,6 @@ column "round trip" is measured, and says what it was.
 """
 import contextlib
 import tempfile
-import weakref
 
 import numpy as np
 
@@ -107,24 +106,21 @@ def expected_ms(row, ranks, round_trip):
     return (ranks - 1) * max(0.0, hop - row["compute_ms"] / ranks)
 
 
-free_step = weakref.WeakKeyDictionary()  # of a place: quick or not → ms of a step without transfers
-
-
 def measure_training(place, point):
     quick = point["quick"]
     run = {"model": "d6", "vocab": 8192, "seq": 256, "batch": 2 if quick else 4, "strategy": "tpsp", "tp": 2, "dp": 1}
     steps = 4 if quick else 12
     with tempfile.TemporaryDirectory(prefix="commfuse-report-") as folder:
         training.write_tokens(f"{folder}/tokens.bin", run["vocab"], run["batch"] * (steps + 1) * run["seq"] + 1)
-        known = free_step.setdefault(place, {})
-        if quick not in known:
+        def measure_step():
             place.link(training.FREE_LINK)
-            known[quick] = median_step(training.train(place, run, folder, "nowire", steps)[1])
-        wire_ms = point["ratio"] * known[quick]
+            return training.median_step(training.train(place, run, folder, "nowire", steps)[1])
+
+        wire_ms = point["ratio"] * place.base_ms(training.base_name(run), measure_step)
         size = sum(training.bytes_of_step(run).values())
         with conditions_of(place, point, size * 8e3 / wire_ms) as round_trip:
             logs = {mode: training.train(place, run, folder, mode, steps)[1] for mode in MODES}
-    bound = median_step(logs["nowire"])
+    bound = training.median_step(logs["nowire"])
     rows = []
     for mode, log in logs.items():
         ms = [step["step_ms"] for step in log[1:]]
@@ -134,10 +130,6 @@ def measure_training(place, point):
                      "logged_exposed_ms": float(np.median([step["exposed_comm_ms"] for step in log[1:]])),
                      "round_trip_ms": round_trip})
     return rows
-
-
-def median_step(log):
-    return float(np.median([step["step_ms"] for step in log[1:]]))  # the first step takes memory from the system
 
 
 # --- tables and figures ---

@@ -48,9 +48,11 @@ def measure(place, point):
                               point["seq"] + 1)
         rate = None
         if point["ratio"]:
-            place.link(training.FREE_LINK)
-            _, steps, _ = training.train(place, point, folder, "nowire", point["steps"])
-            step_ms = float(np.median([step["step_ms"] for step in steps[1:]]))
+            def measure_step():
+                place.link(training.FREE_LINK)
+                return training.median_step(training.train(place, point, folder, "nowire", point["steps"])[1])
+
+            step_ms = place.base_ms(training.base_name(point), measure_step)
             rate = sum(training.bytes_of_step(point).values()) * 8 / (point["ratio"] * step_ms * 1e-3)
             place.link(rate)
         for mode, mode_of_training in MODES.items():

@@ -147,6 +147,14 @@ def native_ms(place, point, size):
     return total
 
 
+def base_name(point):
+    return f"a step of {point['model']}, {mesh_name(point)}, {point['batch']} x {point['seq']} tokens"
+
+
+def median_step(steps):
+    return float(np.median([step["step_ms"] for step in steps[1:]]))  # the first takes memory from the system
+
+
 def measure(place, point):
     size = bytes_of_step(point)
     rows = []
@@ -156,9 +164,10 @@ def measure(place, point):
         if point["ratio"]:
             place.link(FREE_LINK)
         config, steps, _ = train(place, point, folder, "nowire", point["steps"])
-        free_ms = float(np.median([step["step_ms"] for step in steps[1:]]))
-        rate = sum(size.values()) * 8 / (point["ratio"] * free_ms * 1e-3) if point["ratio"] else None
-        if rate:
+        rate = None
+        if point["ratio"]:
+            free_ms = place.base_ms(base_name(point), lambda: median_step(steps))
+            rate = sum(size.values()) * 8 / (point["ratio"] * free_ms * 1e-3)
             place.link(rate)
         peak = config["peak_tflops_all_ranks"] / config["ranks"]
         shared = {"mesh": mesh_name(point), "ranks": config["ranks"], "model": point["model"], "vocab": point["vocab"],

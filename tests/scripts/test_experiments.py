@@ -14,6 +14,7 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 from experiments import fused, operations, paper
+from experiments.place import Place
 
 BENCH = ROOT / os.environ.get("BUILD", "build/release") / "tests/bench/bench_fuse"
 SMALL = fused.Shape(64, 1, 64, 64, 2)
@@ -30,9 +31,11 @@ class MadeUpPlace:
     The native collective takes twice the wire's time, a schedule exposes a tenth of the wire's: every share can be
     worked out by hand."""
     hosts = 2
+    base_ms = Place.base_ms
 
     def __init__(self, kind="lab", ranks=2):
         self.kind, self.ranks, self.rate, self.commands = kind, ranks, 8e8 if kind == "local" else None, []
+        self.bases = {}
 
     def link(self, rate_bits_per_s, delay_ms=0, jitter_ms=0):
         if self.kind == "local":
@@ -96,6 +99,19 @@ class PointsTest(unittest.TestCase):
         for operation in fused.TITLES:
             ratios = {point["ratio"] for point in points if point["operation"] == operation}
             self.assertEqual((min(ratios), max(ratios)), (0.1, 3.0), operation)
+
+    def test_links_of_an_operation_are_chosen_by_one_time(self):
+        place = MadeUpPlace()
+        found = [point for point in operations.points(place, False) if point["where"] == "mlp.fc2" and point["B"] == 4]
+        rates = {point["ratio"]: operations.measure(place, point)[0]["rate_mbit_per_s"] for point in found}
+        self.assertGreater(len(rates), 3)
+        self.assertEqual(sum("compute" in command for command in place.commands), 1)
+        again = MadeUpPlace()
+        again.bases = {what: 2 * ms for what, ms in place.bases.items()}  # of a report to repeat
+        for point in found:
+            rate = operations.measure(again, point)[0]["rate_mbit_per_s"]
+            self.assertAlmostEqual(rate, rates[point["ratio"]] / 2)
+        self.assertEqual(sum("compute" in command for command in again.commands), 0)
 
     def test_ranks_are_those_the_place_serves(self):
         for serves, ranks in ((1, set()), (2, {2}), (3, {2}), (4, {4})):

@@ -49,7 +49,8 @@ def measure(place, point):
     if os.environ.get("FAKE_BROKEN") == str(point["size"]):
         raise RuntimeError("this point cannot be measured")
     place.run(1, ["echo", f"point {point['size']}"])
-    return [{"size": point["size"], "way": way, "step_ms": 10.5 * point["size"] + way, "hidden_share": 0.5}
+    base = place.base_ms("fake", lambda: float(os.environ.get("FAKE_BASE", 5)))
+    return [{"size": point["size"], "way": way, "base_ms": base, "step_ms": 10.5 * point["size"] + way, "hidden_share": 0.5}
             for way in (1, 2)]
 
 def tables(rows):
@@ -144,11 +145,29 @@ class ReportOfAFakeExperiment(Case):
         status, output = self.interrupt_in(2, signal.SIGINT)
         self.assertEqual(status, report.INTERRUPTED, output)
         self.assertIn("2 points are kept", output)
-        self.assertFalse((self.out / "report.md").exists())
+        text = (self.out / "report.md").read_text()
+        self.assertIn("Not complete: interrupted when 2 points had been measured", text)
+        self.assertIn("| 1 | 2 | 12.5 |", text)
+        self.assertNotIn("| 2 | 1 | 22.0 |", text)
         output = self.make()
         self.assertIn("3 points to measure, 2 are there already", output)
+        self.assertNotIn("Not complete", (self.out / "report.md").read_text())
         self.assertEqual(self.begun(), ["0", "1", "2", "2", "3", "4"])
         self.assertEqual([line["point"]["size"] for line in self.lines()[1:]], list(range(POINTS)))
+
+    def test_a_report_is_repeated_on_the_same_links(self):
+        def bases():
+            return [row["base_ms"] for line in self.lines()[1:] for row in line["rows"]]
+
+        self.interrupt_in(2, signal.SIGINT)
+        self.make(FAKE_BASE="6")  # what is resumed keeps what it began with
+        self.assertEqual(bases(), [5.0] * 2 * POINTS)
+        first, self.out = self.out, self.folder / "again"
+        self.make("--links-of", first, FAKE_BASE="7")
+        self.assertEqual(bases(), [5.0] * 2 * POINTS)
+        self.assertIn(report.read_rows(first / "rows.jsonl")[0]["date"], self.lines()[0]["setup"]["links_of"])
+        output = self.make("--links-of", self.folder, status=report.REFUSED)
+        self.assertIn("does not say what its links were chosen by", output)
 
     def test_a_killed_report_and_a_line_cut_short(self):
         status, output = self.interrupt_in(3, signal.SIGKILL)
@@ -421,7 +440,8 @@ class Measured(Case):
     def test_training(self):
         rows = training.measure(place.LocalPlace(), self.point)
         self.assertEqual(len(rows), 3 * 2 * 3)
-        self.assertEqual([row["mode"] for row in rows[9::3]], ["commfuse ring", "nowire", "none"])  # in turns
+        for begin in (0, 9):  # a round: all modes in turns
+            self.assertEqual(sorted(row["mode"] for row in rows[begin:begin + 9:3]), sorted(self.point["modes"]))
         self.assertEqual(training.problems(rows), [])
         self.assertEqual(len({row["loss"] for row in rows if row["mode"] == "commfuse ring"}), 3)
         ring = next(row for row in rows if row["mode"] == "commfuse ring")
