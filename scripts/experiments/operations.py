@@ -236,12 +236,15 @@ def shares_figure(grouped, plt):
 
 
 def draw_panel(panel, operation, columns):
-    """On a lab a line over the ratios of the place that has most of them; else points, a shape each."""
-    wheres = [next(iter(by.values()))["where"] for by in columns]
-    first = next(iter(columns[0].values()))
+    """On a lab a line over the ratios of the model and place that have most of them; else points, a shape each."""
+    rows = [next(iter(by.values())) for by in columns]
+    wheres = [(row["model"], row["where"]) for row in rows]
+    first = rows[wheres.index(max(wheres, key=wheres.count))]
     shaped = first["wire_ms"] is not None
+    title = fused.TITLES[operation]
     if shaped:
-        columns = [by for by, where in zip(columns, wheres) if where == max(wheres, key=wheres.count)]
+        columns = [by for by, where in zip(columns, wheres) if where == (first["model"], first["where"])]
+        title += f", {first['model']}"
     share = "hidden_wire_share" if shaped else "hidden_share"
     for name in fused.FUSED[1:]:  # none hides nothing
         mode, slices = name.split()
@@ -259,10 +262,11 @@ def draw_panel(panel, operation, columns):
     panel.axvline(1, color="#6b7280", linewidth=0.8)
     panel.set_xscale("log")
     ticks = [tick for tick in (0.01, 0.03, 0.1, 0.3, 1, 3) if min(ratios) / 1.05 <= tick <= max(ratios) * 1.05]
-    panel.set_xticks(ticks or ratios[:1], [f"{tick:g}" for tick in ticks or ratios[:1]])
+    ticks = ticks if len(ticks) > 1 else ratios
+    panel.set_xticks(ticks, [f"{tick:.2g}" for tick in ticks])
     panel.minorticks_off()
     panel.set_ylim(FLOOR - 0.05, 1.15)
-    panel.set_title(fused.TITLES[operation], fontsize=9)
+    panel.set_title(title, fontsize=9)
     panel.set_xlabel("communication / computation")
     if panel.get_subplotspec().is_first_col():
         panel.set_ylabel(f"hidden share of {'the wire' if shaped else 'T_comm'}")
