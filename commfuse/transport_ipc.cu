@@ -69,8 +69,7 @@ typedef struct ipc_wire {
     lane send[MEMBERS_MAX], recv[MEMBERS_MAX];
     cf_stream *join;
     stream_word *wait_value, *write_value;
-    unsigned
-        flush; // the flag of a wait behind which what peers wrote to this GPU is seen, 0 where not needed
+    unsigned flush; // flag of a wait that has peers' writes to this GPU seen behind it, 0: none is needed
 } ipc_wire;
 
 // --- a transfer ---

@@ -9,8 +9,8 @@
 DIR (build/report) then holds report.md, a CSV of every row of each experiment, figures as PNG and SVG, and rows.jsonl:
 a first line that says where the rows were measured, then a line for each point, written when it has been measured.
 That file is the report; all else is drawn from it. An interrupted report holds the points measured so far and says so;
-the same command resumes it and skips the points that are there. Rows of another machine, program or place do not belong in one table: then nothing is
-resumed until --fresh, or another --out, is given.
+the same command resumes it and skips the points that are there. Rows of another machine, program or place do not belong
+in one table: then nothing is resumed until --fresh, or another --out, is given.
 
 An experiment is a module of scripts/experiments with NAME, TITLE, points, measure, tables and figures; it may also say
 how long a point takes (seconds, as a function or in the point), what must not be (problems), and in which figures two
@@ -281,8 +281,7 @@ def run(place, modules, rows, quick):
             print(f"failed: {failures[-1]}", file=sys.stderr)
             continue
         rows.add({"experiment": name, "point": point, "rows": found, "seconds": round(time.monotonic() - begin, 2),
-                  "bases": {what: ms for what, ms in place.bases.items() if what not in bases_of(rows.done)},
-                  "commands": recorder.commands})
+                  "bases": dict(place.bases), "commands": recorder.commands})
     return failures
 
 

@@ -50,8 +50,8 @@ def measure(place, point):
         raise RuntimeError("this point cannot be measured")
     place.run(1, ["echo", f"point {point['size']}"])
     base = place.base_ms("fake", lambda: float(os.environ.get("FAKE_BASE", 5)))
-    return [{"size": point["size"], "way": way, "base_ms": base, "step_ms": 10.5 * point["size"] + way, "hidden_share": 0.5}
-            for way in (1, 2)]
+    return [{"size": point["size"], "way": way, "base_ms": base, "step_ms": 10.5 * point["size"] + way,
+             "hidden_share": 0.5} for way in (1, 2)]
 
 def tables(rows):
     return "\\n".join(f"| {row['size']} | {row['way']} | {row['step_ms']:.1f} |" for row in rows)
@@ -440,8 +440,10 @@ class Measured(Case):
     def test_training(self):
         rows = training.measure(place.LocalPlace(), self.point)
         self.assertEqual(len(rows), 3 * 2 * 3)
-        for begin in (0, 9):  # a round: all modes in turns
-            self.assertEqual(sorted(row["mode"] for row in rows[begin:begin + 9:3]), sorted(self.point["modes"]))
+        orders = [[row["mode"] for row in rows[begin:begin + 9:3]] for begin in (0, 9)]  # of the rounds
+        for order in orders:
+            self.assertEqual(sorted(order), sorted(self.point["modes"]))
+        self.assertNotEqual(*orders)
         self.assertEqual(training.problems(rows), [])
         self.assertEqual(len({row["loss"] for row in rows if row["mode"] == "commfuse ring"}), 3)
         ring = next(row for row in rows if row["mode"] == "commfuse ring")
