@@ -326,7 +326,7 @@ def write_report(folder, setup, modules, done, failures, sweep, command, stopped
     if stopped:
         text += [f"**Not complete: interrupted when {len(done)} points had been measured. The same command goes on.**", ""]
     text += ["To repeat all of it:", "", "```sh",
-             "make all build/release/tests/bench/bench_fuse", command, "```", "",
+             "make all build/release/tests/bench/bench_fuse build/release/tests/bench/bench_train", command, "```", "",
              "Single runs are listed behind each experiment; `$DIR` is any folder, and `$DIR/tokens.bin` any "
              "token file (`data/prepare.py`): contents do not change times.", ""]
     problems = [problem for name, lines in present.items() if hasattr(modules[name], "problems")

@@ -19,7 +19,6 @@ A delay of 0 is the bare link. The shortest delay that can be made adds some ten
 column "round trip" is measured, and says what it was.
 """
 import contextlib
-import tempfile
 
 import numpy as np
 
@@ -109,26 +108,17 @@ def expected_ms(row, ranks, round_trip):
 def measure_training(place, point):
     quick = point["quick"]
     run = {"model": "d6", "vocab": 8192, "seq": 256, "batch": 2 if quick else 4, "strategy": "tpsp", "tp": 2, "dp": 1}
-    steps = 4 if quick else 12
-    with tempfile.TemporaryDirectory(prefix="commfuse-report-") as folder:
-        training.write_tokens(f"{folder}/tokens.bin", run["vocab"], run["batch"] * (steps + 1) * run["seq"] + 1)
-        def measure_step():
-            place.link(training.FREE_LINK)
-            return training.median_step(training.train(place, run, folder, "nowire", steps)[1])
-
-        wire_ms = point["ratio"] * place.base_ms(training.base_name(run), measure_step)
-        size = sum(training.bytes_of_step(run).values())
-        with conditions_of(place, point, size * 8e3 / wire_ms) as round_trip:
-            logs = {mode: training.train(place, run, folder, mode, steps)[1] for mode in MODES}
-    bound = training.median_step(logs["nowire"])
+    wire_ms = point["ratio"] * training.base_step_ms(place, run)
+    with conditions_of(place, point, sum(training.bytes_of_step(run).values()) * 8e3 / wire_ms) as round_trip:
+        _, steps = training.take_turns(place, run, MODES, 4 if quick else 12)
+    modes = {mode: [step for step in steps if step["mode"] == mode] for mode in MODES}
+    bound = training.median(modes["nowire"], "step_ms")
     rows = []
-    for mode, log in logs.items():
-        ms = [step["step_ms"] for step in log[1:]]
-        low, high = np.percentile(ms, [10, 90])
-        rows.append({**point, "label": mode, "ms": float(np.median(ms)), "p10_ms": float(low), "p90_ms": float(high),
-                     "wire_ms": wire_ms, "exposed_ms": float(np.median(ms)) - bound,
-                     "logged_exposed_ms": float(np.median([step["exposed_comm_ms"] for step in log[1:]])),
-                     "round_trip_ms": round_trip})
+    for mode, log in modes.items():
+        low, middle, high = np.percentile(training.warm(log, "step_ms"), [10, 50, 90])
+        rows.append({**point, "label": mode, "ms": float(middle), "p10_ms": float(low), "p90_ms": float(high),
+                     "wire_ms": wire_ms, "exposed_ms": float(middle) - bound,
+                     "logged_exposed_ms": training.median(log, "exposed_comm_ms"), "round_trip_ms": round_trip})
     return rows
 
 

@@ -46,14 +46,8 @@ def measure(place, point):
     with tempfile.TemporaryDirectory(prefix="commfuse-report-") as folder:
         training.write_tokens(f"{folder}/tokens.bin", point["vocab"], point["batch"] * (point["steps"] + 1) *
                               point["seq"] + 1)
-        rate = None
-        if point["ratio"]:
-            def measure_step():
-                place.link(training.FREE_LINK)
-                return training.median_step(training.train(place, point, folder, "nowire", point["steps"])[1])
-
-            step_ms = place.base_ms(training.base_name(point), measure_step)
-            rate = sum(training.bytes_of_step(point).values()) * 8 / (point["ratio"] * step_ms * 1e-3)
+        rate = training.rate_for(place, point) if point["ratio"] else None
+        if rate:
             place.link(rate)
         for mode, mode_of_training in MODES.items():
             training.train(place, point, folder, mode_of_training, point["steps"], "--trace", f"{folder}/trace.json",

@@ -2,10 +2,11 @@
 
 A measurement is one mesh. Its link is chosen first: the bytes of a step (tests/train/traffic.py's formula) over the
 line rate are `ratio` times the step without transfers. Then the library's own collectives are timed alone
-(bench_fuse), and all modes take turns, round by round, in an order drawn anew for each round, in short runs whose
-first step is dropped, so that a drift of the machine meets all of them. Rows are single steps. Whatever else a machine
-does only ever adds to a step, so modes are compared by the mean of the faster half of their steps; the standard error
-beside a ratio is what drawing other rounds from those measured makes of it. Medians and percentiles are of all steps.
+(bench_fuse), and all modes take turns in one process, a step each in an order drawn anew for each round (bench_train),
+so that seconds lie between the steps compared, and a drift of the machine meets all modes. Rows are single steps; the
+first round is not counted. Whatever else a machine does only ever adds to a step, so modes are compared by the mean of
+the faster half of their steps; the standard error beside a ratio is what drawing other rounds from those measured makes
+of it. Medians and percentiles are of all steps.
 
 What arithmetic predicts, from the step without transfers (nowire):
 
@@ -24,8 +25,8 @@ import collections
 import json
 import pathlib
 import random
+import re
 import sys
-import tempfile
 import types
 
 import numpy as np
@@ -33,50 +34,48 @@ import numpy as np
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "train"))
 import traffic
+from .place import PlaceError
 
 NAME, TITLE = "training", "Training steps, end to end"
 BUILD = ROOT / "build/release"
-PROGRAM, BENCH = str(BUILD / "train_gpt"), str(BUILD / "tests/bench/bench_fuse")
-MODES = {  # in the order of the figures
-    "none": ("--overlap", "none"),
-    "slice": ("--overlap", "slice"),
-    "commfuse ring": ("--overlap", "commfuse", "--route", "ring"),
-    "commfuse direct": ("--overlap", "commfuse", "--route", "direct"),
-    "commfuse ring, 2 slices": ("--overlap", "commfuse", "--route", "ring", "--slices", "2"),
-    "commfuse ring, 4 slices": ("--overlap", "commfuse", "--route", "ring", "--slices", "4"),
-    "nowire, 2 slices": ("--overlap", "nowire", "--slices", "2"),
-    "nowire, 4 slices": ("--overlap", "nowire", "--slices", "4"),
-    "nowire": ("--overlap", "nowire"),
+PROGRAM, BENCHES = str(BUILD / "train_gpt"), BUILD / "tests/bench"
+MODES = {  # overlap, route, slices; in the order of the figures
+    "none": ("none", "ring", 1),
+    "slice": ("slice", "ring", 4),
+    "commfuse ring": ("commfuse", "ring", 1),
+    "commfuse direct": ("commfuse", "direct", 1),
+    "commfuse ring, 2 slices": ("commfuse", "ring", 2),
+    "commfuse ring, 4 slices": ("commfuse", "ring", 4),
+    "nowire, 2 slices": ("nowire", "ring", 2),
+    "nowire, 4 slices": ("nowire", "ring", 4),
+    "nowire": ("nowire", "ring", 1),
 }
 # Of two ranks the ring is the direct route.
 PAIR_MODES = "none", "slice", "commfuse ring", "commfuse ring, 4 slices", "nowire, 4 slices", "nowire"
 SAME_SLICES = {"commfuse ring, 2 slices": "nowire, 2 slices", "commfuse ring, 4 slices": "nowire, 4 slices"}
 QUICK_MODES = "none", "slice", "commfuse ring", "nowire"
-SLICES = {"commfuse ring": 1, "commfuse direct": 1, "commfuse ring, 2 slices": 2, "commfuse ring, 4 slices": 4}
+SLICES = {name: slices for name, (overlap, _, slices) in MODES.items() if overlap == "commfuse"}
 SHAPES = {"d12": (12, 768, 12), "d6": (6, 384, 6)}  # layers, channels, heads
 FREE_LINK = 40e9       # bits/s while the step without transfers is timed: it has a few bytes to send all the same
 LOSS_TOLERANCE = 1e-5  # relative, of every step, against mode none
 BOUND, PREDICTION = 1.03, 0.05                    # commfuse over nowire; measured ratio against the predicted one
 EXPOSED_SHARE, EXPOSED_MS = 0.10, 1.0             # step difference against the logged exposed time
 DRAWINGS = 200
+SECONDS, QUICK_SECONDS, ROUNDS_MIN = 900, 12, 4  # of the turns of a mesh, about
+BASE_ROUNDS = 6
 
 
 def points(place, quick):
     if quick:
-        size = dict(model="d6", vocab=8192, seq=256, batch=4, modes=list(QUICK_MODES), rounds=2, steps=4)
+        size = dict(model="d6", vocab=8192, seq=256, batch=4, modes=list(QUICK_MODES), seconds=QUICK_SECONDS)
         meshes = [("tpsp", 2, 1), ("tpsp", 1, 2)]
     else:
         # GPT-2's own sequence: attention has as much to hide behind as in a real run.
-        size = dict(model="d12", vocab=8192, seq=1024, rounds=6, steps=5)
+        size = dict(model="d12", vocab=8192, seq=1024, seconds=SECONDS)
         meshes = [("tpsp", 2, 1), ("up", 2, 1), ("tpsp", 1, 2)] + [("tpsp", 2, 2)] * (place.ranks >= 4)
     ratio = 0.5 if place.kind == "lab" else None  # None: shared memory, as fast as it is
     return [dict({"batch": dp, "modes": list(MODES if tp * dp > 2 else PAIR_MODES)}, **size, strategy=strategy, tp=tp,
                  dp=dp, ratio=ratio) for strategy, tp, dp in meshes]
-
-
-def seconds(point):
-    """How long a measurement takes, roughly: for the first estimate of the time left."""
-    return len(point["modes"]) * point["rounds"] * (point["steps"] * (3.8 if point["model"] == "d12" else 0.6) + 2) + 6
 
 
 def mesh_name(point):
@@ -94,18 +93,28 @@ def write_tokens(path, vocab, count):
         array.array("H", (draw.randrange(vocab) for _ in range(count))).tofile(file)
 
 
+def model_options(point):
+    layers, channels, heads = SHAPES[point["model"]]
+    return ["--layers", layers, "--channels", channels, "--heads", heads, "--vocab", point["vocab"], "--seq",
+            point["seq"], "--strategy", point["strategy"], "--tp", point["tp"], "--dp", point["dp"], "--micro-batch",
+            point["batch"] // point["dp"], "--threads", 1]
+
+
 def train(place, point, folder, mode, steps, *options):
-    """One run's log: configuration, steps, end."""
-    log = f"{folder}/log.jsonl"
-    command = [PROGRAM, "--model", point["model"], "--vocab", str(point["vocab"]), "--seq", str(point["seq"]),
-               "--train", f"{folder}/tokens.bin", "--strategy", point["strategy"], "--tp", str(point["tp"]),
-               "--dp", str(point["dp"]), "--batch", str(point["batch"]), "--micro-batch",
-               str(point["batch"] // point["dp"]), "--steps", str(steps), "--threads", "1", "--val-every", "0",
-               *MODES[mode], "--log", log, *options]
-    place.run(point["tp"] * point["dp"], command, timeout=600)
-    with open(log, encoding="utf-8") as file:
-        lines = [json.loads(line) for line in file]
-    return lines[0], [line for line in lines if line["event"] == "step"], lines[-1]
+    """A run of the trainer."""
+    overlap, route, slices = MODES[mode]
+    place.run(point["tp"] * point["dp"], [PROGRAM, *model_options(point), "--train", f"{folder}/tokens.bin", "--batch",
+              point["batch"], "--steps", steps, "--val-every", 0, "--overlap", overlap, "--route", route, "--slices",
+              slices, *options], timeout=600)
+
+
+def take_turns(place, point, modes, rounds):
+    """Configuration, and the steps of all modes, in turns."""
+    names = {":".join(map(str, MODES[mode])): mode for mode in modes}
+    text = place.run(point["tp"] * point["dp"], [str(BENCHES / "bench_train"), "--modes", ",".join(names),
+                     *model_options(point), "--rounds", rounds, "--json"], timeout=7200)
+    config, *steps = (json.loads(line) for line in text.splitlines() if line.startswith("{"))
+    return config, [{**step, "mode": names[step["mode"]]} for step in steps]
 
 
 def kinds_of_step(point):
@@ -139,7 +148,7 @@ def native_ms(place, point, size):
         if sent == 0:
             continue
         columns = 3 * C if kind == "alltoall" else heads  # next to nothing to compute
-        text = place.run(point["tp"] * point["dp"], [BENCH, "--op", operation[kind], "--shape",
+        text = place.run(point["tp"] * point["dp"], [str(BENCHES / "bench_fuse"), "--op", operation[kind], "--shape",
                          f"{T},{B},{C},{columns},{heads}", "--repetitions", "10", "--json"], timeout=600)
         rows = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
         alone = next(row for row in rows if row.get("variant") == "comm")
@@ -151,39 +160,54 @@ def base_name(point):
     return f"a step of {point['model']}, {mesh_name(point)}, {point['batch']} x {point['seq']} tokens"
 
 
-def median_step(steps):
-    return float(np.median([step["step_ms"] for step in steps[1:]]))  # the first takes memory from the system
+def base_step_ms(place, point):
+    """The step without transfers, by which links are chosen. The link meanwhile is as good as none."""
+    def measure_step():
+        place.link(FREE_LINK)
+        return median(take_turns(place, point, ["nowire"], BASE_ROUNDS)[1], "step_ms")
+    return place.base_ms(base_name(point), measure_step)
+
+
+def rate_for(place, point):
+    return sum(bytes_of_step(point).values()) * 8e3 / (point["ratio"] * base_step_ms(place, point))
+
+
+def available_mib():
+    try:
+        text = pathlib.Path("/proc/meminfo").read_text()
+        return int(re.search(r"^MemAvailable: *(\d+) kB", text, re.MULTILINE)[1]) / 1024
+    except (OSError, TypeError):
+        return float("inf")  # no Linux
+
+
+def check_memory(config, modes):
+    """All modes have a model of their own, and a machine short of memory kills whom it likes."""
+    need, have = config["memory_mib"] * config["ranks"] * modes, available_mib()
+    if need > have:
+        raise PlaceError(f"{modes} modes on {config['ranks']} ranks need {need / 1024:.1f} GiB, {have / 1024:.1f} GiB "
+                         "are available")
 
 
 def measure(place, point):
     size = bytes_of_step(point)
-    rows = []
-    with tempfile.TemporaryDirectory(prefix="commfuse-report-") as folder:
-        samples = point["batch"] * (point["steps"] + 1)
-        write_tokens(f"{folder}/tokens.bin", point["vocab"], samples * point["seq"] + 1)
-        if point["ratio"]:
-            place.link(FREE_LINK)
-        config, steps, _ = train(place, point, folder, "nowire", point["steps"])
-        rate = None
-        if point["ratio"]:
-            free_ms = place.base_ms(base_name(point), lambda: median_step(steps))
-            rate = sum(size.values()) * 8 / (point["ratio"] * free_ms * 1e-3)
-            place.link(rate)
-        peak = config["peak_tflops_all_ranks"] / config["ranks"]
-        shared = {"mesh": mesh_name(point), "ranks": config["ranks"], "model": point["model"], "vocab": point["vocab"],
-                  "seq": point["seq"], "batch": point["batch"], "parameters": config["parameters"],
-                  "link_bits_per_s": rate,
-                  "line_ms": sum(size.values()) * 8e3 / rate if rate else None,
-                  "native_ms": native_ms(place, point, size), "peak_tflops_per_rank": peak}
-        for number in range(point["rounds"]):
-            for mode in random.Random(number).sample(point["modes"], len(point["modes"])):
-                _, steps, end = train(place, point, folder, mode, point["steps"], "--peak-tflops", repr(peak))
-                rows += [{**shared, "mode": mode, "round": number, "step": step["step"], "step_ms": step["step_ms"],
-                          "tokens_per_s": step["tokens_per_s"], "mfu_share": step["mfu"],
-                          "exposed_ms": step["exposed_comm_ms"], "exposed_mean_ms": step["exposed_mean_ms"],
-                          "comm_ms": step["comm_ms"], "loss": step["loss"],
-                          "bytes_sent_per_step": end["bytes_sent_rank0"] / point["steps"]} for step in steps]
-    return rows
+    rate = None
+    if point["ratio"]:
+        rate = rate_for(place, point)
+        place.link(rate)
+    native = native_ms(place, point, size)
+    alone, steps = take_turns(place, point, ["nowire"], 2)
+    check_memory(alone, len(point["modes"]))
+    round_ms = len(point["modes"]) * (1 + (point["ratio"] or 0) / 2) * median(steps, "step_ms")
+    config, steps = take_turns(place, point, point["modes"], max(ROUNDS_MIN, round(1e3 * point["seconds"] / round_ms)))
+    shared = {"mesh": mesh_name(point), "ranks": config["ranks"], "model": point["model"], "vocab": point["vocab"],
+              "seq": point["seq"], "batch": point["batch"], "parameters": config["parameters"],
+              "link_bits_per_s": rate, "line_ms": sum(size.values()) * 8e3 / rate if rate else None,
+              "native_ms": native, "peak_tflops_per_rank": config["peak_tflops_all_ranks"] / config["ranks"]}
+    return [{**shared, "mode": step["mode"], "round": step["round"], "step_ms": step["step_ms"],
+             "tokens_per_s": 1e3 * point["batch"] * point["seq"] / step["step_ms"], "mfu_share": step["mfu"],
+             "exposed_ms": step["exposed_comm_ms"], "exposed_mean_ms": step["exposed_mean_ms"],
+             "comm_ms": step["comm_ms"], "loss": step["loss"], "bytes_sent_per_step": step["bytes_sent_rank0"]}
+            for step in steps]
 
 
 # --- what follows from the rows ---
@@ -198,7 +222,7 @@ def by_mesh(rows):
 
 
 def warm(rows, field):
-    return np.array([row[field] for row in rows if row["step"] > 0], dtype=float)
+    return np.array([row[field] for row in rows if row["round"] > 0], dtype=float)
 
 
 def median(rows, field):
@@ -217,19 +241,18 @@ def ratio_to_bound(modes, mode):
 
 def standard_error(modes, figure):
     """Of figure(modes): its standard deviation over drawings of as many rounds from those measured."""
-    numbers = sorted({row["round"] for row in modes["nowire"]})
-    rounds = {mode: {number: [row for row in rows if row["round"] == number] for number in numbers}
-              for mode, rows in modes.items()}
+    numbers = sorted({row["round"] for row in modes["nowire"]} - {0})
+    rounds = {mode: {row["round"]: row for row in rows} for mode, rows in modes.items()}
     draw = random.Random(1)
     drawn = [draw.choices(numbers, k=len(numbers)) for _ in range(DRAWINGS)]
-    return float(np.std([figure({mode: sum((rounds[mode][number] for number in some), []) for mode in modes})
+    return float(np.std([figure({mode: [rounds[mode][number] for number in some] for mode in modes})
                          for some in drawn]))
 
 
 def loss_difference(rows, reference):
     """The largest relative one of all steps, the first included."""
-    expected = {(row["round"], row["step"]): row["loss"] for row in reference}
-    return max(abs(row["loss"] / expected[row["round"], row["step"]] - 1) for row in rows)
+    expected = {row["round"]: row["loss"] for row in reference}
+    return max(abs(row["loss"] / expected[row["round"]] - 1) for row in rows)
 
 
 def exposed_by_arithmetic(modes, mode):
@@ -358,8 +381,7 @@ def describe_mesh(modes):
     bound = median(modes["nowire"], "step_ms")
     text = (f"{row['ranks']} ranks, {row['model']} with {row['parameters'] / 1e6:.1f} M parameters, "
             f"{row['batch']} sequences of {row['seq']} tokens a step, fp32, one thread a rank, "
-            f"{len(warm(modes['nowire'], 'step_ms'))} steps a mode in {1 + max(r['round'] for r in modes['nowire'])} "
-            f"rounds. ")
+            f"{len(warm(modes['nowire'], 'step_ms'))} steps a mode, in turns. ")
     sent = median(modes["commfuse ring"], "bytes_sent_per_step") / 1e6
     if row["link_bits_per_s"]:
         text += (f"Link of {row['link_bits_per_s'] / 1e6:.0f} Mbit/s each way: {sent:.1f} MB a rank and step take "

@@ -1,0 +1,367 @@
+// Training steps in several overlap modes, which take turns: what a schedule does to the time of a whole step.
+//
+//     mpirun -np N bench_train --layers L --channels C --heads H --modes none,slice:4,commfuse:ring:4,nowire
+//                              [train_gpt's options] [--rounds R] [--json]
+//
+// Each mode trains a model of its own, from the same weights on the same random tokens, so that losses of the same
+// step must agree (those of nowire are wrong by construction). All of them live in one process, and a round is one
+// step of each, in an order drawn anew. So seconds lie between what is compared, not the minutes between one run and
+// the next, and whatever slows the machine down for longer than a step slows all modes alike. That is fair because
+// nothing is on its way between two steps: gradients have been reduced at the end of a step, and what is left of an
+// update, and all that it sends, is done in the next forward of the same model.
+//
+// The step is train_gpt's: barrier, forward, backward, norm, clip, update, and the maximum over ranks of the time that
+// this took; batch = micro-batch × dp. The first round is not counted. --json prints a line of configuration and then
+// one for each step, for scripts/experiments to draw conclusions from; otherwise a table of medians.
+//
+// A mode is written as train_gpt's --overlap, --route and --slices, joined by colons; what is left away is as there.
+#include "../../commfuse/die.h"
+#include "../../data/options.h"
+#include "../../layers/model.h"
+#include "../../layers/optimizer.h"
+#include "../../layers/peak.h"
+#include "../../layers/random.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { ENTRANTS_MAX = 16, ROUNDS_MAX = 100000, VOCABULARY_PADDING = 128, ORDER_STREAM = 1, TOKEN_STREAM = 2 };
+enum { TELL_MS, TELL_EXPOSED, TELL_COMM, TELLS };
+static const char hint[] =
+    "bench_train --layers L --channels C --heads H --modes MODE[:ROUTE][:SLICES],… [--rounds R] [--json]; "
+    "all else as for train_gpt";
+
+typedef struct step_row { // of one step; the longest of all ranks
+    double ms, exposed_ms, exposed_mean_ms, comm_ms, loss;
+    int64_t bytes;
+} step_row;
+
+typedef struct entrant {
+    char name[32]; // as asked for
+    overlap how;
+    gpt model;
+    zero_optimizer optimizer;
+    step_row *row; // [1 + rounds]
+} entrant;
+
+typedef struct bench {
+    options o;
+    const char *modes;
+    int64_t rounds;
+    bool json;
+    cf_transport *transport;
+    cf_context context;
+    cf_mesh mesh;
+    gpt_shape shape;
+    entrant entrant[ENTRANTS_MAX];
+    int entrants;
+    int32_t *tokens; // (T + 1, B): inputs, and targets a row later
+    double *loss;    // device
+    double peak;     // flop/s of all ranks
+    const char *peak_source;
+} bench;
+
+// --- command line ---
+
+static int64_t whole_number(const char *option, const char *text, int64_t most) {
+    char *end;
+    int64_t number = *text >= '0' && *text <= '9' ? strtoll(text, &end, 10) : 0;
+    if (number < 1 || number > most || *end)
+        cf_die_together(hint, "%s %s: not a whole number from 1 to %lld", option, text, (long long)most);
+    return number;
+}
+
+// What is left goes to train_gpt's parser.
+static void parse(bench *b, int argc, char **argv) {
+    int kept = 1;
+    b->rounds = 10;
+    for (int i = 1; i < argc; i++) {
+        bool modes = strcmp(argv[i], "--modes") == 0, rounds = strcmp(argv[i], "--rounds") == 0;
+        if ((modes || rounds) && i + 1 == argc) cf_die_together(hint, "%s needs a value", argv[i]);
+        if (modes)
+            b->modes = argv[++i];
+        else if (rounds)
+            b->rounds = whole_number("--rounds", argv[++i], ROUNDS_MAX);
+        else if (strcmp(argv[i], "--json") == 0)
+            b->json = true;
+        else
+            argv[kept++] = argv[i];
+    }
+    options_parse(&b->o, kept, argv);
+    if (!b->modes) cf_die_together(hint, "--modes is missing");
+    if (b->o.layers < 1 || b->o.channels < 1 || b->o.heads < 1)
+        cf_die_together(hint, "the model is not given by --layers, --channels and --heads");
+    if (b->o.vocab < 1) cf_die_together(hint, "--vocab is missing: there is no data to take it from");
+}
+
+static bool take_mode(overlap *how, const char *word) {
+    for (int mode = CF_MODE_NONE; mode <= CF_MODE_NOWIRE; mode++)
+        if (strcmp(word, cf_mode_name((cf_mode)mode)) == 0) {
+            how->mode = (cf_mode)mode;
+            how->slices = mode == CF_MODE_SLICE ? 4 : 1;
+            return true;
+        }
+    return false;
+}
+
+static bool take_route(overlap *how, const char *word) {
+    for (int route = CF_RING; route <= CF_DIRECT; route++)
+        if (strcmp(word, cf_route_name((cf_route)route)) == 0) {
+            how->route = (cf_route)route;
+            return true;
+        }
+    return false;
+}
+
+static void add_entrant(bench *b, const char *text, size_t length) {
+    if (b->entrants == ENTRANTS_MAX) cf_die_together(hint, "--modes: more than %d", ENTRANTS_MAX);
+    entrant *e = &b->entrant[b->entrants++];
+    char words[sizeof e->name], *rest = words;
+    if (length >= sizeof e->name) cf_die_together(hint, "--modes: there is no mode %.*s", (int)length, text);
+    snprintf(e->name, sizeof e->name, "%.*s", (int)length, text);
+    memcpy(words, e->name, sizeof words);
+    if (!take_mode(&e->how, strsep(&rest, ":")))
+        cf_die_together(hint, "--modes: there is no mode %s", e->name);
+    while (rest) {
+        const char *word = strsep(&rest, ":");
+        if (!take_route(&e->how, word)) e->how.slices = (int)whole_number("--modes: slices", word, 1024);
+    }
+}
+
+static void choose_entrants(bench *b) {
+    for (const char *at = b->modes;; at++) {
+        size_t length = strcspn(at, ",");
+        add_entrant(b, at, length);
+        at += length;
+        if (!*at) return;
+    }
+}
+
+// --- setting up ---
+
+static void make_mesh(bench *b) {
+    options *o = &b->o;
+    int ranks = b->transport->size;
+    if (o->tp == 0) o->tp = o->dp > 0 && ranks % o->dp == 0 ? ranks / o->dp : o->dp > 0 ? 1 : ranks;
+    if (o->dp == 0) o->dp = ranks % o->tp == 0 ? ranks / o->tp : 1;
+    cf_mesh_init(&b->mesh, ranks, b->transport->rank, (int)o->tp, (int)o->dp);
+    b->transport->bind(b->transport, &b->mesh.tp_group);
+    b->transport->bind(b->transport, &b->mesh.dp_group);
+    b->transport->bind(b->transport, &b->mesh.world_group);
+}
+
+static void make_context(bench *b) {
+    if (b->o.threads == 0) b->o.threads = 1;
+    cf_device_threads((int)b->o.threads);
+    b->transport->configure(b->transport, (int)b->o.threads, b->o.timeout);
+    b->context.transport = b->transport;
+    b->context.stream = cf_stream_create();
+    b->context.trace = cf_trace_create();
+    b->context.step = -1;
+}
+
+static void make_models(bench *b) {
+    const options *o = &b->o;
+    int64_t padded = (o->vocab + VOCABULARY_PADDING - 1) / VOCABULARY_PADDING * VOCABULARY_PADDING;
+    b->shape = (gpt_shape){o->seq, o->vocab, padded, o->layers, o->heads, o->channels};
+    parallel_strategy strategy = strcmp(o->strategy, "up") == 0 ? STRATEGY_UP : STRATEGY_TPSP;
+    for (int i = 0; i < b->entrants; i++) {
+        entrant *e = &b->entrant[i];
+        gpt_create(&e->model, &b->context, &b->mesh, b->shape, strategy, o->seq, o->micro_batch, e->how);
+        optimizer_create(&e->optimizer, &e->model, e->how);
+        params_init(&e->model.params, (uint64_t)o->seed, b->context.stream);
+        optimizer_start(&e->optimizer);
+        e->row = calloc((size_t)b->rounds + 1, sizeof *e->row);
+        if (!e->row) cf_die(NULL, "out of memory for %lld steps", (long long)b->rounds);
+    }
+    b->loss = cf_alloc((int64_t)sizeof *b->loss, "tokens");
+    b->tokens = calloc((size_t)((o->seq + 1) * o->micro_batch), sizeof *b->tokens);
+    if (!b->tokens) cf_die(NULL, "out of memory for the tokens of a micro-batch");
+}
+
+static void measure_peak(bench *b) {
+    b->peak = b->o.peak_tflops * 1e12 * b->transport->size;
+    b->peak_source = "--peak-tflops";
+    if (b->peak > 0) return;
+    cf_barrier(&b->context, &b->mesh.world_group);
+    double mine = peak_flops(&b->peak_source, b->context.stream);
+    b->peak = optimizer_sum(&b->entrant[0].optimizer, mine);
+}
+
+// --- measuring ---
+
+// The same for all modes, other ones for every round and replica.
+static void draw_tokens(bench *b, int64_t round) {
+    int64_t count = (b->o.seq + 1) * b->o.micro_batch;
+    uint64_t stream = TOKEN_STREAM + (uint64_t)(round * b->mesh.dp + b->mesh.dp_group.rank);
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t bits[4];
+        random_bits((uint64_t)b->o.seed, stream, (uint64_t)i, bits);
+        b->tokens[i] = (int32_t)(bits[0] % (uint64_t)b->o.vocab);
+    }
+}
+
+static double take_step(bench *b, entrant *e, int64_t round) {
+    const options *o = &b->o;
+    int64_t tokens = o->micro_batch * b->mesh.dp * o->seq;
+    adamw a = {.lr = o->lr,
+               .beta1 = o->beta1,
+               .beta2 = o->beta2,
+               .eps = o->eps,
+               .weight_decay = o->weight_decay,
+               .step = round + 1};
+    cf_zero(b->loss, (int64_t)sizeof *b->loss, b->context.stream);
+    gpt_forward(&e->model, b->tokens, b->tokens + o->micro_batch, o->seq, o->micro_batch, b->loss);
+    optimizer_zero_grad(&e->optimizer);
+    gpt_backward(&e->model, 1 / (double)tokens, true);
+    step_result result = optimizer_step(&e->optimizer, a, o->clip, b->loss, tokens, false);
+    cf_stream_sync(b->context.stream);
+    return result.loss;
+}
+
+static step_row measure_step(bench *b, entrant *e, int64_t round) {
+    cf_barrier(&b->context, &b->mesh.world_group);
+    int64_t sent = b->transport->bytes_sent(b->transport);
+    double begin = cf_now_ms();
+    b->context.step = (int)round;
+    cf_trace_step(b->context.trace, (int)round);
+    step_row row = {.loss = take_step(b, e, round)};
+    double mine[TELLS] = {cf_now_ms() - begin, cf_trace_exposed_ms(b->context.trace),
+                          cf_trace_comm_ms(b->context.trace)};
+    row.bytes = b->transport->bytes_sent(b->transport) - sent;
+    const double *told = optimizer_exchange(&e->optimizer, mine, TELLS);
+    for (int rank = 0; rank < b->transport->size; rank++) {
+        const double *r = told + rank * REPORT;
+        row.ms = fmax(row.ms, r[TELL_MS]);
+        row.exposed_ms = fmax(row.exposed_ms, r[TELL_EXPOSED]);
+        row.exposed_mean_ms += r[TELL_EXPOSED] / b->transport->size;
+        row.comm_ms = fmax(row.comm_ms, r[TELL_COMM]);
+    }
+    return row;
+}
+
+// A permutation, the same on all ranks.
+static void draw_order(const bench *b, int64_t round, int *order) {
+    for (int i = 0; i < b->entrants; i++) order[i] = i;
+    for (int i = b->entrants - 1; i > 0; i--) {
+        double drawn = random_uniform(ORDER_STREAM, (uint64_t)round, (uint64_t)i);
+        int other = (int)(drawn * (i + 1)), swapped = order[i];
+        order[i] = order[other];
+        order[other] = swapped;
+    }
+}
+
+// --- printing ---
+
+static double flops_per_step(const bench *b) {
+    const gpt_shape *s = &b->shape;
+    double P = (double)(params_count(s) - s->maxT * s->C);
+    double tokens = (double)(b->o.micro_batch * b->mesh.dp * b->o.seq);
+    return tokens * (6 * P + 6 * (double)(s->L * s->C * b->o.seq));
+}
+
+static void print_config(const bench *b) {
+    if (b->json)
+        printf("{\"event\":\"config\",\"ranks\":%d,\"parameters\":%lld,\"flops\":%.17g,\"peak_tflops_all_"
+               "ranks\":%.6g,"
+               "\"peak_source\":\"%s\",\"memory_mib\":%.1f}\n",
+               b->transport->size, (long long)params_count(&b->shape), flops_per_step(b), b->peak * 1e-12,
+               b->peak_source, (double)cf_memory_bytes() / 1048576);
+    else
+        printf("%d ranks = tp %d x dp %d, %s over %s: %lld layers, %lld channels, %lld sequences of %lld "
+               "tokens a "
+               "step; peak %.3f TFLOP/s (%s), %.0f MiB a rank\n",
+               b->transport->size, b->mesh.tp, b->mesh.dp, b->o.strategy, b->transport->name,
+               (long long)b->shape.L, (long long)b->shape.C, (long long)(b->o.micro_batch * b->mesh.dp),
+               (long long)b->o.seq, b->peak * 1e-12, b->peak_source, (double)cf_memory_bytes() / 1048576);
+    fflush(stdout);
+}
+
+static void print_step(const bench *b, const entrant *e, int64_t round) {
+    const step_row *r = &e->row[round];
+    printf(
+        "{\"event\":\"step\",\"mode\":\"%s\",\"round\":%lld,\"step_ms\":%.4f,\"exposed_comm_ms\":%.4f,"
+        "\"exposed_mean_ms\":%.4f,\"comm_ms\":%.4f,\"loss\":%.9g,\"mfu\":%.6g,\"bytes_sent_rank0\":%lld}\n",
+        e->name, (long long)round, r->ms, r->exposed_ms, r->exposed_mean_ms, r->comm_ms, r->loss,
+        flops_per_step(b) / (r->ms * 1e-3) / b->peak, (long long)r->bytes);
+    fflush(stdout);
+}
+
+static int ascending(const void *x, const void *y) {
+    double a = *(const double *)x, b = *(const double *)y;
+    return (a > b) - (a < b);
+}
+
+// The largest relative difference to the losses of the first mode.
+static double loss_difference(const bench *b, const entrant *e) {
+    double most = 0;
+    for (int64_t i = 0; i <= b->rounds; i++)
+        most = fmax(most, fabs(e->row[i].loss / b->entrant[0].row[i].loss - 1));
+    return most;
+}
+
+static void print_table(const bench *b) {
+    int64_t n = b->rounds;
+    double *ms = calloc((size_t)n, sizeof *ms), *exposed = calloc((size_t)n, sizeof *exposed);
+    if (!ms || !exposed) cf_die(NULL, "out of memory for a table");
+    printf("\n%-20s %10s %21s %8s %12s %10s\n", "mode", "step, ms", "p10 - p90", "MFU", "exposed, ms",
+           "loss apart");
+    for (int i = 0; i < b->entrants; i++) {
+        const entrant *e = &b->entrant[i];
+        for (int64_t k = 0; k < n; k++) ms[k] = e->row[1 + k].ms, exposed[k] = e->row[1 + k].exposed_ms;
+        qsort(ms, (size_t)n, sizeof *ms, ascending);
+        qsort(exposed, (size_t)n, sizeof *exposed, ascending);
+        double median = ms[n / 2];
+        printf("%-20s %10.1f %10.1f - %8.1f %7.1f%% %12.1f %10.0e\n", e->name, median, ms[n / 10],
+               ms[(n - 1) * 9 / 10], 100 * flops_per_step(b) / (median * 1e-3) / b->peak, exposed[n / 2],
+               loss_difference(b, e));
+    }
+    free(ms);
+    free(exposed);
+}
+
+static void run(bench *b) {
+    bool root = b->transport->rank == 0;
+    int order[ENTRANTS_MAX];
+    for (int64_t round = 0; round <= b->rounds; round++) {
+        draw_tokens(b, round);
+        draw_order(b, round, order);
+        for (int i = 0; i < b->entrants; i++) {
+            entrant *e = &b->entrant[order[i]];
+            e->row[round] = measure_step(b, e, round);
+            if (root && b->json) print_step(b, e, round);
+        }
+    }
+    if (root && !b->json) print_table(b);
+}
+
+static void close_bench(bench *b) {
+    for (int i = 0; i < b->entrants; i++) {
+        optimizer_settle(&b->entrant[i].optimizer);
+        optimizer_free(&b->entrant[i].optimizer);
+        gpt_free(&b->entrant[i].model);
+        free(b->entrant[i].row);
+    }
+    cf_free(b->loss);
+    free(b->tokens);
+    cf_trace_free(b->context.trace);
+    cf_stream_free(b->context.stream);
+    b->transport->close(b->transport);
+    cf_mesh_free(&b->mesh);
+}
+
+int main(int argc, char **argv) {
+    static bench b;
+    parse(&b, argc, argv);
+    choose_entrants(&b);
+    b.transport = cf_transport_create(b.o.transport, &argc, &argv, b.o.timeout);
+    make_mesh(&b);
+    make_context(&b);
+    make_models(&b);
+    measure_peak(&b);
+    if (b.transport->rank == 0) print_config(&b);
+    run(&b);
+    close_bench(&b);
+    return 0;
+}
