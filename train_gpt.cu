@@ -42,7 +42,7 @@
 #define VERSION "unknown"
 #endif
 
-enum { VOCABULARY_PADDING = 128, SAMPLE_TOKENS = 256, PATH_LENGTH = 4096, RANKS_MAX = 1 << 20 };
+enum { SAMPLE_TOKENS = 256, PATH_LENGTH = 4096, RANKS_MAX = 1 << 20 };
 enum { PATIENCE = 10 };           // times --timeout: how long ranks wait for one that reads or writes files
 enum { STATUS_STOPPED = 75 };     // a signal has ended the run, which is saved: the same command goes on
 enum { SAMPLE_STREAM = 1 << 20 }; // of the random numbers, apart from those of the tensors
@@ -211,20 +211,8 @@ static gpt_shape shape_of_checkpoint(options *o) {
 }
 
 static gpt_shape shape_of_options(trainer *t) {
-    static const struct {
-        const char *name;
-        int64_t layers, channels, heads;
-    } named[] = {{"d6", 6, 384, 6},
-                 {"d12", 12, 768, 12},
-                 {"d24", 24, 1024, 16},
-                 {"d36", 36, 1280, 20},
-                 {"d48", 48, 1600, 25}};
     const options *o = &t->o;
-    gpt_shape s;
-    memset(&s, 0, sizeof s);
-    for (size_t i = 0; i < sizeof named / sizeof *named; i++)
-        if (strcmp(o->model, named[i].name) == 0)
-            s.L = named[i].layers, s.C = named[i].channels, s.H = named[i].heads;
+    gpt_shape s = params_named(o->model);
     if (o->layers > 0) s.L = o->layers;
     if (o->channels > 0) s.C = o->channels;
     if (o->heads > 0) s.H = o->heads;
@@ -561,12 +549,6 @@ static step_result train_step(trainer *t, int64_t step, double lr) {
     return result;
 }
 
-static double flops_per_token(const trainer *t) {
-    const gpt_shape *s = &t->model.params.shape;
-    double P = (double)(params_count(s) - s->maxT * s->C);
-    return 6 * P + 6 * (double)(s->L * s->C * t->o.seq);
-}
-
 // What a step took, as all ranks have told.
 typedef struct step_times {
     double ms, exposed_ms, comm_ms; // the longest
@@ -659,7 +641,7 @@ static void report_step(trainer *t, int64_t step, const step_result *r, double l
                         double eta_s) {
     const options *o = &t->o;
     double tokens_per_s = (double)(o->batch * o->seq) / (times->ms * 1e-3);
-    double mfu = t->peak > 0 ? tokens_per_s * flops_per_token(t) / t->peak : NAN;
+    double mfu = t->peak > 0 ? tokens_per_s * params_flops(&t->model.params.shape, o->seq) / t->peak : NAN;
     if (root(t)) show_step(t, step, r, lr, times, tokens_per_s, mfu, eta_s);
     log_begin(t->log, "step");
     log_int(t->log, "step", step);

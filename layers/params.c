@@ -6,6 +6,7 @@
 #include "random.h"
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 typedef enum { WHOLE, ROWS, COLUMNS, HEADS } split;
 
@@ -83,6 +84,28 @@ int64_t params_count(const gpt_shape *s) {
     int64_t total = 0;
     for (int i = 0; i < TENSORS; i++) total += params_layers(s, i) * params_rows(s, i) * params_columns(s, i);
     return total;
+}
+
+double params_flops(const gpt_shape *s, int64_t T) {
+    double P = (double)(params_count(s) - s->maxT * s->C);
+    return 6 * P + 6 * (double)(s->L * s->C * T);
+}
+
+gpt_shape params_named(const char *model) {
+    static const struct {
+        const char *name;
+        int64_t layers, channels, heads;
+    } named[] = {{"d6", 6, 384, 6},
+                 {"d12", 12, 768, 12},
+                 {"d24", 24, 1024, 16},
+                 {"d36", 36, 1280, 20},
+                 {"d48", 48, 1600, 25}};
+    gpt_shape s;
+    memset(&s, 0, sizeof s);
+    for (size_t i = 0; i < sizeof named / sizeof *named; i++)
+        if (strcmp(model, named[i].name) == 0)
+            s.L = named[i].layers, s.C = named[i].channels, s.H = named[i].heads;
+    return s;
 }
 
 // --- the local part ---

@@ -48,6 +48,11 @@ typedef struct gpt_shape {
     int64_t maxT, V, Vp, L, H, C; // positions, vocabulary, padded, layers, heads, channels
 } gpt_shape;
 
+enum { VOCABULARY_PADDING = 128 }; // padded: a multiple of it
+
+// Layers, heads and channels of GPT-2 by depth, d6 to d48; nothing else is set, and nothing at all for another name.
+gpt_shape params_named(const char *model);
+
 typedef enum { STRATEGY_TPSP, STRATEGY_UP } parallel_strategy;
 
 // A matrix is a bucket of its own if each owner gets at least so many rows: below, its share of the
@@ -89,6 +94,9 @@ int64_t params_columns(const gpt_shape *shape, int tensor);  // 1 for vectors
 bool params_decays(int tensor);                              // weight decay: matrices and embeddings
 int64_t params_count(const gpt_shape *shape);                // all tensors, whole
 int64_t params_local_count(const parameters *p, int tensor); // local elements of one layer
+// Of a token in a sequence of T, forward and backward, as MFU counts them: 6 · P + 6 · L · C · T, P without the
+// position embedding, attention causal.
+double params_flops(const gpt_shape *shape, int64_t T);
 
 // Rows and columns of the local part, all parts together.
 int64_t params_local_rows(const parameters *p, int tensor);

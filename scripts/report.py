@@ -3,6 +3,7 @@
 
     scripts/report.py [--out DIR] [--place auto|lab|local] [--only NAME[,NAME]] [--quick] [--fresh]
     scripts/report.py --sweep FILE.jsonl [--only sweep]     with the runs that scripts/mfu_sweep has collected
+    scripts/report.py --patience 4 …                        measure every point four times as long: smaller errors
     scripts/report.py --links-of DIR …                      repeat a report on the very links that it had
     scripts/report.py --compare DIR DIR                     how far the ratios of two reports are apart
 
@@ -74,13 +75,14 @@ def program_hash():
     return hashlib.sha256(program.read_bytes()).hexdigest()[:12] if program.exists() else NOT_BUILT
 
 
-def setup_of(place, quick):
+def setup_of(place, quick, patience=1):
     """What the rows depend on, and with whose they may not be mixed."""
     version = ROOT / "build/release/version"
     return {**place.describe(), "compiler": first_line(["cc", "--version"]), "onednn": onednn_version(),
             "version": version.read_text().strip() if version.exists() else
             first_line(["git", "-C", str(ROOT), "describe", "--always", "--dirty"]),
-            "program": program_hash(), "length": "quick" if quick else "full",
+            "program": program_hash(), "length": ("quick" if quick else "full")
+            + (f", patience {patience:g}" if patience != 1 else ""),
             "date": datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
             "enough": list(place.enough(2))}
 
@@ -264,10 +266,16 @@ def interrupted(number, frame):
     raise KeyboardInterrupt
 
 
-def run(place, modules, rows, quick):
+def with_patience(point, patience):
+    """Points that say how many seconds they are measured take so many times as long; the others count something."""
+    return {**point, "seconds": patience * point["seconds"]} if patience != 1 and "seconds" in point else point
+
+
+def run(place, modules, rows, quick, patience=1):
     """Measures what is missing. Points that fail are told and left out; the rest goes on."""
-    todo = [(name, point) for name, module in modules.items() for point in module.points(place, quick)
-            if not rows.has(name, point)]
+    wanted = [(name, with_patience(point, patience)) for name, module in modules.items()
+              for point in module.points(place, quick)]
+    todo = [(name, point) for name, point in wanted if not rows.has(name, point)]
     kept = len(rows.done)
     place.bases.update(bases_of(rows.done))
     print(f"{len(todo)} points to measure" + (f", {kept} are there already" if kept else ""), file=sys.stderr)
@@ -324,7 +332,8 @@ def write_report(folder, setup, modules, done, failures, sweep, command, stopped
                 "so no time below says what the schedules do.**", ""]
     text += ["# What overlapping brings, measured", "", f"{where}.", ""]
     if stopped:
-        text += [f"**Not complete: interrupted when {len(done)} points had been measured. The same command goes on.**", ""]
+        text += [f"**Not complete: interrupted when {len(done)} points had been measured. The same command goes on.**",
+                 ""]
     text += ["To repeat all of it:", "", "```sh",
              "make all build/release/tests/bench/bench_fuse build/release/tests/bench/bench_train", command, "```", "",
              "Single runs are listed behind each experiment; `$DIR` is any folder, and `$DIR/tokens.bin` any "
@@ -407,6 +416,8 @@ def options():
     parser.add_argument("--place", default="auto", choices=("auto", "lab", "local"))
     parser.add_argument("--only", metavar="NAME[,NAME]", help=f"of {', '.join((*EXPERIMENTS, SWEEP))}")
     parser.add_argument("--quick", action="store_true", help="smaller models, fewer repetitions: under five minutes")
+    parser.add_argument("--patience", type=float, default=1, metavar="X",
+                        help="measure points X times as long, on a restless machine (default: %(default)s)")
     parser.add_argument("--fresh", action="store_true", help="forget rows that are there")
     parser.add_argument("--links-of", metavar="DIR", help="repeat this report: its links, whatever computation takes")
     parser.add_argument("--sweep", metavar="FILE", help="add what scripts/mfu_sweep has collected in FILE")
@@ -417,6 +428,8 @@ def options():
     for name in o.only:
         if name not in (*EXPERIMENTS, SWEEP):
             parser.error(f"--only {name}: experiments are {', '.join((*EXPERIMENTS, SWEEP))}")
+    if not 0 < o.patience < float("inf"):
+        parser.error(f"--patience {o.patience:g}: not a positive number")
     if SWEEP in o.only and not o.sweep:
         parser.error("--only sweep needs the rows that scripts/mfu_sweep has collected: --sweep FILE.jsonl")
     return o
@@ -465,7 +478,7 @@ def measure_all(o, folder):
     rows = None
     try:
         with open_place(o.place) as place:
-            setup = setup_of(place, o.quick)
+            setup = setup_of(place, o.quick, o.patience)
             if o.links_of:
                 setup["links_of"], place.bases = links_of(o.links_of)
             rows = Rows(folder, setup, o.fresh)
@@ -473,7 +486,7 @@ def measure_all(o, folder):
                 refuse("build/release/train_gpt is missing", "make report builds what it needs")
             if not rows.setup["enough"][0]:
                 print(f"TOO FEW CORES: {rows.setup['enough'][1]}; times will say little", file=sys.stderr)
-            failures = run(place, modules, rows, o.quick)
+            failures = run(place, modules, rows, o.quick, o.patience)
             return rows.setup, rows.done, failures, False
     except LabError as error:
         refuse(str(error), "--place local measures over shared memory")

@@ -88,11 +88,14 @@ def ranks_for(place, heads=16):
 # ------------------------------------------------------------------------------------------ running
 
 
+TIMEOUT_S = 7200  # ranks that hang end themselves after a minute
+
+
 def run(place, ranks, operation, shape, repetitions, only=None):
     """bench_fuse's lines, each with its label."""
     command = [str(ROOT / os.environ.get("BUILD", "build/release") / "tests/bench/bench_fuse"), "--op", operation,
                "--shape", shape.text(), "--repetitions", str(repetitions), "--json"]
-    output = place.run(ranks, command + (["--only", only] if only else []))
+    output = place.run(ranks, command + (["--only", only] if only else []), timeout=TIMEOUT_S)
     lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
     if not lines:
         raise RuntimeError(f"{' '.join(command)} printed no result:\n{output[-2000:]}")
@@ -116,7 +119,7 @@ def repetitions_for(compute, ratio, seconds):
     """As many as fit, at least 10. The library's collective is taken to need twice the wire's time."""
     native = 2 * ratio
     in_computations = 6 + 2 * native + 3 * max(1, native) + 7 * max(1, ratio + 0.3)
-    return max(10, min(100, int(seconds * 1e3 / (compute * in_computations)) - 2))
+    return max(10, min(1000, int(seconds * 1e3 / (compute * in_computations)) - 2))
 
 
 # ------------------------------------------------------------------------------------------ arithmetic

@@ -34,7 +34,8 @@ TRAINING_RATIO = 0.5
 OPERATIONS = {"gather_gemm": "mlp.fc1", "gemm_scatter": "mlp.fc2"}
 SHAPE = fused.Shape(T=1024, B=2, C=768, columns=3072, H=12)
 QUICK_SHAPE = fused.Shape(T=512, B=1, C=768, columns=3072, H=12)
-SECONDS, QUICK_SECONDS = 12, 4
+SECONDS, QUICK_SECONDS = 12, 3  # of an operation under one condition, about; at least ten repetitions in any case
+TRAINING_SECONDS, QUICK_TRAINING_SECONDS = 60, 8
 VARIANTS = "none", "slice 4", "ring 1", "ring 2", "direct 1", "nowire 1"  # in the tables; rows have all
 MODES = "none", "slice", "commfuse ring", "commfuse direct", "nowire"
 TRAINING = "training"
@@ -55,15 +56,11 @@ def points(place, quick):
         at = {"delay_ms": delay, "jitter_ms": jitter, "slower": slower, "ranks": 2, "quick": quick}
         for ratio in RATIOS[-1:] if quick else RATIOS:
             if ratio == RATIOS[-1] or (jitter == 0 and slower == 1):
-                found += [{"what": operation, "ratio": ratio, **at} for operation in OPERATIONS]
-        found.append({"what": TRAINING, "ratio": TRAINING_RATIO, **at})
+                found += [{"what": operation, "ratio": ratio, "seconds": QUICK_SECONDS if quick else SECONDS, **at}
+                          for operation in OPERATIONS]
+        found.append({"what": TRAINING, "ratio": TRAINING_RATIO,
+                      "seconds": QUICK_TRAINING_SECONDS if quick else TRAINING_SECONDS, **at})
     return found
-
-
-def seconds(point):
-    if point["what"] == TRAINING:
-        return len(MODES) * (3 if point["quick"] else 15)
-    return QUICK_SECONDS + 4 if point["quick"] else SECONDS + 8
 
 
 # --- measuring ---
@@ -89,7 +86,7 @@ def measure_operation(place, point):
     shape, ranks, operation = QUICK_SHAPE if point["quick"] else SHAPE, point["ranks"], point["what"]
     compute = fused.compute_ms(place, ranks, operation, shape)
     wire_ms = point["ratio"] * compute
-    repetitions = fused.repetitions_for(compute * point["slower"], point["ratio"], seconds(point) - 8)
+    repetitions = fused.repetitions_for(compute * point["slower"], point["ratio"], point["seconds"])
     with conditions_of(place, point, fused.rate_for(operation, shape, ranks, wire_ms)) as round_trip:
         lines = fused.run(place, ranks, operation, shape, repetitions)
     rows = fused.accounts(lines, repetitions, wire_ms)
@@ -106,11 +103,13 @@ def expected_ms(row, ranks, round_trip):
 
 
 def measure_training(place, point):
-    quick = point["quick"]
-    run = {"model": "d6", "vocab": 8192, "seq": 256, "batch": 2 if quick else 4, "strategy": "tpsp", "tp": 2, "dp": 1}
-    wire_ms = point["ratio"] * training.base_step_ms(place, run)
+    run = {"model": "d6", "vocab": 8192, "seq": 256, "batch": 2 if point["quick"] else 4, "strategy": "tpsp", "tp": 2,
+           "dp": 1}
+    step_ms = training.base_step_ms(place, run)
+    wire_ms = point["ratio"] * step_ms
+    rounds = training.rounds_for(point["seconds"], len(MODES), step_ms * point["slower"], point["ratio"])
     with conditions_of(place, point, sum(training.bytes_of_step(run).values()) * 8e3 / wire_ms) as round_trip:
-        _, steps = training.take_turns(place, run, MODES, 4 if quick else 12)
+        _, steps = training.take_turns(place, run, MODES, rounds)
     modes = {mode: [step for step in steps if step["mode"] == mode] for mode in MODES}
     bound = training.median(modes["nowire"], "step_ms")
     rows = []

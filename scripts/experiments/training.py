@@ -188,6 +188,11 @@ def check_memory(config, modes):
                          "are available")
 
 
+def rounds_for(seconds, modes, step_ms, ratio):
+    """As many as fit; a step waits for half of its transfers in the mean of the modes."""
+    return max(ROUNDS_MIN, round(seconds * 1e3 / (modes * step_ms * (1 + (ratio or 0) / 2))))
+
+
 def measure(place, point):
     size = bytes_of_step(point)
     rate = None
@@ -197,8 +202,8 @@ def measure(place, point):
     native = native_ms(place, point, size)
     alone, steps = take_turns(place, point, ["nowire"], 2)
     check_memory(alone, len(point["modes"]))
-    round_ms = len(point["modes"]) * (1 + (point["ratio"] or 0) / 2) * median(steps, "step_ms")
-    config, steps = take_turns(place, point, point["modes"], max(ROUNDS_MIN, round(1e3 * point["seconds"] / round_ms)))
+    rounds = rounds_for(point["seconds"], len(point["modes"]), median(steps, "step_ms"), point["ratio"])
+    config, steps = take_turns(place, point, point["modes"], rounds)
     shared = {"mesh": mesh_name(point), "ranks": config["ranks"], "model": point["model"], "vocab": point["vocab"],
               "seq": point["seq"], "batch": point["batch"], "parameters": config["parameters"],
               "link_bits_per_s": rate, "line_ms": sum(size.values()) * 8e3 / rate if rate else None,

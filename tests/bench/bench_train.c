@@ -1,7 +1,6 @@
 // Training steps in several overlap modes, which take turns: what a schedule does to the time of a whole step.
 //
-//     mpirun -np N bench_train --layers L --channels C --heads H --modes none,slice:4,commfuse:ring:4,nowire
-//                              [train_gpt's options] [--rounds R] [--json]
+//     mpirun -np N bench_train [--modes none,slice:4,commfuse:ring:4,nowire] [--rounds R] [--json] [train_gpt's options]
 //
 // Each mode trains a model of its own, from the same weights on the same random tokens, so that losses of the same
 // step must agree (those of nowire are wrong by construction). All of them live in one process, and a round is one
@@ -14,7 +13,8 @@
 // this took; batch = micro-batch × dp. The first round is not counted. --json prints a line of configuration and then
 // one for each step, for scripts/experiments to draw conclusions from; otherwise a table of medians.
 //
-// A mode is written as train_gpt's --overlap, --route and --slices, joined by colons; what is left away is as there.
+// A mode is written as train_gpt's --overlap, --route and --slices, joined by colons; what is left away is as there. Of
+// train_gpt's other options those apply that shape the model, the mesh, the micro-batch and the update.
 #include "../../commfuse/die.h"
 #include "../../data/options.h"
 #include "../../layers/model.h"
@@ -26,11 +26,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ENTRANTS_MAX = 16, ROUNDS_MAX = 100000, VOCABULARY_PADDING = 128, ORDER_STREAM = 1, TOKEN_STREAM = 2 };
+enum { ENTRANTS_MAX = 16, ROUNDS_MAX = 100000, GPT2_VOCABULARY = 50257, ORDER_STREAM = 1, TOKEN_STREAM = 2 };
 enum { TELL_MS, TELL_EXPOSED, TELL_COMM, TELLS };
-static const char hint[] =
-    "bench_train --layers L --channels C --heads H --modes MODE[:ROUTE][:SLICES],… [--rounds R] [--json]; "
-    "all else as for train_gpt";
+static const char usage[] =
+    "bench_train [--modes none|slice|commfuse|nowire[:ring|:direct][:SLICES],…] [--rounds R] [--json]";
+static const char *const applies[] = {"model",       "layers", "channels",     "heads",    "seq",
+                                      "vocab",       "tp",     "dp",           "strategy", "transport",
+                                      "micro-batch", "lr",     "weight-decay", "beta1",    "beta2",
+                                      "eps",         "clip",   "seed",         "threads",  "peak-tflops",
+                                      "timeout"};
 
 typedef struct step_row { // of one step; the longest of all ranks
     double ms, exposed_ms, exposed_mean_ms, comm_ms, loss;
@@ -68,17 +72,33 @@ static int64_t whole_number(const char *option, const char *text, int64_t most) 
     char *end;
     int64_t number = *text >= '0' && *text <= '9' ? strtoll(text, &end, 10) : 0;
     if (number < 1 || number > most || *end)
-        cf_die_together(hint, "%s %s: not a whole number from 1 to %lld", option, text, (long long)most);
+        cf_die_together(usage, "%s %s: not a whole number from 1 to %lld", option, text, (long long)most);
     return number;
+}
+
+static bool is_one_of(const char *name, const char *const *list, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        if (strcmp(name, list[i]) == 0) return true;
+    return false;
+}
+
+static void refuse_what_does_not_apply(const options *o) {
+    int rows = 0;
+    const option_row *table = options_table(&rows);
+    for (int i = 0; i < rows; i++)
+        if (options_given(o, table[i].name) &&
+            !is_one_of(table[i].name, applies, sizeof applies / sizeof *applies))
+            cf_die_together(usage, "--%s says nothing here", table[i].name);
 }
 
 // What is left goes to train_gpt's parser.
 static void parse(bench *b, int argc, char **argv) {
     int kept = 1;
     b->rounds = 10;
+    b->modes = "none,slice,commfuse,nowire";
     for (int i = 1; i < argc; i++) {
         bool modes = strcmp(argv[i], "--modes") == 0, rounds = strcmp(argv[i], "--rounds") == 0;
-        if ((modes || rounds) && i + 1 == argc) cf_die_together(hint, "%s needs a value", argv[i]);
+        if ((modes || rounds) && i + 1 == argc) cf_die_together(usage, "%s needs a value", argv[i]);
         if (modes)
             b->modes = argv[++i];
         else if (rounds)
@@ -89,10 +109,7 @@ static void parse(bench *b, int argc, char **argv) {
             argv[kept++] = argv[i];
     }
     options_parse(&b->o, kept, argv);
-    if (!b->modes) cf_die_together(hint, "--modes is missing");
-    if (b->o.layers < 1 || b->o.channels < 1 || b->o.heads < 1)
-        cf_die_together(hint, "the model is not given by --layers, --channels and --heads");
-    if (b->o.vocab < 1) cf_die_together(hint, "--vocab is missing: there is no data to take it from");
+    refuse_what_does_not_apply(&b->o);
 }
 
 static bool take_mode(overlap *how, const char *word) {
@@ -115,14 +132,14 @@ static bool take_route(overlap *how, const char *word) {
 }
 
 static void add_entrant(bench *b, const char *text, size_t length) {
-    if (b->entrants == ENTRANTS_MAX) cf_die_together(hint, "--modes: more than %d", ENTRANTS_MAX);
+    if (b->entrants == ENTRANTS_MAX) cf_die_together(usage, "--modes: more than %d", ENTRANTS_MAX);
     entrant *e = &b->entrant[b->entrants++];
     char words[sizeof e->name], *rest = words;
-    if (length >= sizeof e->name) cf_die_together(hint, "--modes: there is no mode %.*s", (int)length, text);
+    if (length >= sizeof e->name) cf_die_together(usage, "--modes: there is no mode %.*s", (int)length, text);
     snprintf(e->name, sizeof e->name, "%.*s", (int)length, text);
     memcpy(words, e->name, sizeof words);
     if (!take_mode(&e->how, strsep(&rest, ":")))
-        cf_die_together(hint, "--modes: there is no mode %s", e->name);
+        cf_die_together(usage, "--modes: there is no mode %s", e->name);
     while (rest) {
         const char *word = strsep(&rest, ":");
         if (!take_route(&e->how, word)) e->how.slices = (int)whole_number("--modes: slices", word, 1024);
@@ -161,10 +178,20 @@ static void make_context(bench *b) {
     b->context.step = -1;
 }
 
+static void choose_shape(bench *b) {
+    const options *o = &b->o;
+    gpt_shape *s = &b->shape;
+    *s = params_named(o->model);
+    if (o->layers > 0) s->L = o->layers;
+    if (o->channels > 0) s->C = o->channels;
+    if (o->heads > 0) s->H = o->heads;
+    s->maxT = o->seq;
+    s->V = o->vocab > 0 ? o->vocab : GPT2_VOCABULARY;
+    s->Vp = (s->V + VOCABULARY_PADDING - 1) / VOCABULARY_PADDING * VOCABULARY_PADDING;
+}
+
 static void make_models(bench *b) {
     const options *o = &b->o;
-    int64_t padded = (o->vocab + VOCABULARY_PADDING - 1) / VOCABULARY_PADDING * VOCABULARY_PADDING;
-    b->shape = (gpt_shape){o->seq, o->vocab, padded, o->layers, o->heads, o->channels};
     parallel_strategy strategy = strcmp(o->strategy, "up") == 0 ? STRATEGY_UP : STRATEGY_TPSP;
     for (int i = 0; i < b->entrants; i++) {
         entrant *e = &b->entrant[i];
@@ -198,7 +225,7 @@ static void draw_tokens(bench *b, int64_t round) {
     for (int64_t i = 0; i < count; i++) {
         uint32_t bits[4];
         random_bits((uint64_t)b->o.seed, stream, (uint64_t)i, bits);
-        b->tokens[i] = (int32_t)(bits[0] % (uint64_t)b->o.vocab);
+        b->tokens[i] = (int32_t)(bits[0] % (uint64_t)b->shape.V);
     }
 }
 
@@ -255,10 +282,7 @@ static void draw_order(const bench *b, int64_t round, int *order) {
 // --- printing ---
 
 static double flops_per_step(const bench *b) {
-    const gpt_shape *s = &b->shape;
-    double P = (double)(params_count(s) - s->maxT * s->C);
-    double tokens = (double)(b->o.micro_batch * b->mesh.dp * b->o.seq);
-    return tokens * (6 * P + 6 * (double)(s->L * s->C * b->o.seq));
+    return (double)(b->o.micro_batch * b->mesh.dp * b->o.seq) * params_flops(&b->shape, b->o.seq);
 }
 
 static void print_config(const bench *b) {
@@ -358,6 +382,7 @@ int main(int argc, char **argv) {
     b.transport = cf_transport_create(b.o.transport, &argc, &argv, b.o.timeout);
     make_mesh(&b);
     make_context(&b);
+    choose_shape(&b);
     make_models(&b);
     measure_peak(&b);
     if (b.transport->rank == 0) print_config(&b);

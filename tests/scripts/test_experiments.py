@@ -183,7 +183,7 @@ class ArithmeticTest(unittest.TestCase):
 
     def test_repetitions_are_at_least_ten_and_fit(self):
         self.assertEqual(fused.repetitions_for(1000, 3, 1), 10)
-        self.assertEqual(fused.repetitions_for(1, 0.1, 60), 100)
+        self.assertEqual(fused.repetitions_for(1, 0.1, 60), 1000)
         self.assertLess(fused.repetitions_for(100, 1, 35), fused.repetitions_for(100, 0.1, 35))
 
     def test_line_is_where_slice_and_transfer_take_equally_long(self):

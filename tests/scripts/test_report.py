@@ -38,7 +38,7 @@ NAME, TITLE = "fake", "A fake experiment"
 folder = pathlib.Path(os.environ["FAKE"])
 
 def points(place, quick):
-    return [{"size": i, "quick": quick} for i in range(int(os.environ.get("FAKE_POINTS", 5)))]
+    return [{"size": i, "quick": quick, "seconds": 2} for i in range(int(os.environ.get("FAKE_POINTS", 5)))]
 
 def measure(place, point):
     with open(folder / "begun", "a") as file:
@@ -196,7 +196,14 @@ class ReportOfAFakeExperiment(Case):
         (self.out / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in whole))
         self.assertIn("length was 'full' and is 'quick'", self.make("--quick", status=report.REFUSED))
         self.make("--fresh", "--quick", FAKE_POINTS="2")
-        self.assertEqual([line["point"] for line in self.lines()[1:]], [{"size": i, "quick": True} for i in range(2)])
+        self.assertEqual([line["point"] for line in self.lines()[1:]], [{"size": i, "quick": True, "seconds": 2} for i in range(2)])
+
+    def test_patience_measures_longer_and_does_not_mix(self):
+        self.make("--patience", "3", FAKE_POINTS="2")
+        self.assertEqual([line["point"]["seconds"] for line in self.lines()[1:]], [6, 6])
+        self.assertEqual(self.lines()[0]["setup"]["length"], "full, patience 3")
+        self.make(FAKE_POINTS="2", status=report.REFUSED)
+        self.assertIn("not a positive number", self.make("--patience", "0", status=2))
 
     def test_a_point_that_fails_is_told_and_the_others_go_on(self):
         output = self.make(status=1, FAKE_BROKEN="1")
@@ -467,7 +474,7 @@ class Measured(Case):
             training.check_memory({"memory_mib": 2**20, "ranks": 2}, 3)
 
     def test_bad_options_are_refused(self):
-        for options, says in ((["--modes", "nine"], "there is no mode nine"), ([], "--modes is missing"),
+        for options, says in ((["--modes", "nine"], "there is no mode nine"), (["--overlap", "none"], "says nothing here"),
                               (["--modes", "slice:0"], "not a whole number"), (["--rounds"], "needs a value"),
                               (["--modes", "none", "--nothing"], "--nothing")):
             done = subprocess.run([training.BENCHES / "bench_train", *map(str, training.model_options(self.point)),
