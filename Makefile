@@ -170,7 +170,7 @@ test: ## all tests; one alone: make test T=fuse   with sanitizers: make test SAN
 bench: all $(benches) ## benchmarks: share of the GEMM peak, hidden share of the fused operations
 	@$(PYTHON) tests/bench/run.py --build $(B)
 
-report: all $(benches) ## run the experiments that fit, write build/report/report.md; QUICK=1: under five minutes
+report: all $(benches) ## run the experiments that fit, write build/report/report.md; QUICK=1: under five minutes; PATIENCE=4: longer, smaller errors
 	@$(PYTHON) scripts/report.py $(if $(filter-out 0,$(QUICK)),--quick) $(if $(PATIENCE),--patience '$(PATIENCE)') $(if $(ONLY),--only '$(ONLY)')
 
 lab: all $(benches) ## the same experiments on two hosts made of one machine, over links of known speed (Linux, root)
