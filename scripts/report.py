@@ -31,6 +31,7 @@ import re
 import shlex
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import threading
@@ -392,19 +393,21 @@ def compare(folders, tolerance):
         if not kept:
             refuse(f"{path} is no report's rows", "give the folders of two reports: --compare DIR DIR")
         reports.append(kept)
-    worst, count = 0.0, 0
+    all_apart = []
     for name in dict.fromkeys(line["experiment"] for line in reports[0][1]):
         first, second = (ratios_of(name, [line for line in done if line["experiment"] == name])
                          for _, done, _ in reports)
         for figure in [figure for figure in first if figure in second]:
             apart = distance(figure, first[figure], second[figure])
-            worst, count = max(worst, apart), count + 1
+            all_apart.append(apart)
             print(f"{'  ' if apart <= tolerance else '! '}{name}: {figure}: {first[figure]:.4f} and "
                   f"{second[figure]:.4f}, {100 * apart:.2f} % apart")
-    if count == 0:
+    if not all_apart:
         refuse("the two reports have no figure in common", "run the same experiments, with or without --quick alike")
-    print(f"{count} figures, at most {100 * worst:.2f} % apart; asked: {100 * tolerance:g} %")
-    return int(worst > tolerance)
+    further = sum(apart > tolerance for apart in all_apart)
+    print(f"{len(all_apart)} figures: at most {100 * max(all_apart):.2f} % apart, "
+          f"{100 * statistics.median(all_apart):.2f} % in the median; {further} further than the {100 * tolerance:g} % asked")
+    return int(further > 0)
 
 
 # --- the command ---

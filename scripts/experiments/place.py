@@ -29,9 +29,12 @@ class PlaceError(RuntimeError):
 
 def processor():
     with contextlib.suppress(OSError):
-        found = re.search(r"^model name\s*:\s*(.+)$", pathlib.Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-        if found:
-            return found[1]
+        text = pathlib.Path("/proc/cpuinfo").read_text()
+        found = [re.search(rf"^{field}\s*:\s*(.+)$", text, re.MULTILINE) for field in ("model name", "cpu family", "model")]
+        if all(found):  # a virtual machine's name may say no more than who made it
+            return "{} (family {}, model {})".format(*(field[1] for field in found))
+        if found[0]:
+            return found[0][1]
     return platform.machine()
 
 

@@ -160,8 +160,8 @@ static void choose_entrants(bench *b) {
 static void make_mesh(bench *b) {
     options *o = &b->o;
     int ranks = b->transport->size;
-    if (o->tp == 0) o->tp = o->dp > 0 && ranks % o->dp == 0 ? ranks / o->dp : o->dp > 0 ? 1 : ranks;
-    if (o->dp == 0) o->dp = ranks % o->tp == 0 ? ranks / o->tp : 1;
+    if (o->tp == 0) o->tp = o->dp > 0 ? ranks / o->dp : ranks;
+    if (o->dp == 0) o->dp = o->tp > 0 ? ranks / o->tp : 1;
     cf_mesh_init(&b->mesh, ranks, b->transport->rank, (int)o->tp, (int)o->dp);
     b->transport->bind(b->transport, &b->mesh.tp_group);
     b->transport->bind(b->transport, &b->mesh.dp_group);
@@ -299,6 +299,10 @@ static void print_config(const bench *b) {
                b->transport->size, b->mesh.tp, b->mesh.dp, b->o.strategy, b->transport->name,
                (long long)b->shape.L, (long long)b->shape.C, (long long)(b->o.micro_batch * b->mesh.dp),
                (long long)b->o.seq, b->peak * 1e-12, b->peak_source, (double)cf_memory_bytes() / 1048576);
+    if (!b->json && b->transport->local_size * (b->o.threads + 1) > b->transport->local_cores)
+        printf("%d cores are TOO FEW for a conclusion: threads that move bytes take turns with those that "
+               "compute\n",
+               b->transport->local_cores);
     fflush(stdout);
 }
 

@@ -172,9 +172,16 @@ class Hosts(unittest.TestCase):
     def test_both_directions_run_at_the_rate_at_once(self):
         for rate in (2e8, 1e9):
             self.lab.set_link(rate)
-            for measured in self.throughput():
-                self.assertLess(measured, 1.01 * rate)
-                self.assertGreater(measured, 0.8 * rate)
+            self.check_rate(rate)
+
+    def check_rate(self, rate):
+        """Never more. No less, but the machine itself may be too busy with something else once or twice."""
+        for _ in range(3):
+            measured = self.throughput()
+            self.assertLess(max(measured), 1.01 * rate)
+            if min(measured) > 0.8 * rate:
+                return
+        self.fail(f"{measured} of {rate}, three times")
 
     def test_delay_is_what_was_asked_and_ends(self):
         for delay_ms in (1, 5):
@@ -182,8 +189,7 @@ class Hosts(unittest.TestCase):
             least, middle = self.round_trip_ms()
             self.assertGreaterEqual(least, 2 * delay_ms)
             self.assertLess(least, 2 * delay_ms + 1)
-        for measured in self.throughput():  # 5 ms and still the whole rate: windows are wide enough
-            self.assertGreater(measured, 0.8e9)
+        self.check_rate(1e9)  # 5 ms and still the whole rate: windows are wide enough
         self.lab.set_link(1e9)
         self.assertLess(self.round_trip_ms()[0], 1)
 

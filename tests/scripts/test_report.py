@@ -339,7 +339,7 @@ class Comparison(Case):
         b = self.write("b", "training", [{**row, "step_ms": 2 * row["step_ms"]} for row in rows])
         status, output = self.compare(a, b)
         self.assertEqual(status, 0, output)
-        self.assertIn("6 figures, at most 0.00 % apart", output)
+        self.assertIn("6 figures: at most 0.00 % apart, 0.00 % in the median; 0 further than the 3 % asked", output)
 
     def test_four_percent_are_too_many(self):
         a = self.write("a", "training", training_rows())
@@ -349,6 +349,7 @@ class Comparison(Case):
         self.assertEqual(status, 1)
         self.assertIn("! training: tpsp 1x2, step(slice) / step(nowire): 1.2000 and 1.2480, 4.00 % apart", output)
         self.assertEqual(output.count("! "), 1)
+        self.assertIn("at most 4.00 % apart, 0.00 % in the median; 1 further", output)
 
     def test_columns_of_other_experiments(self):
         row = {"op": "gather_gemm", "hidden_share": 0.01, "fused_ratio": 1.0, "step_ms": 3.0}

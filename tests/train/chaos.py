@@ -110,6 +110,15 @@ class Chaos:
         sleep(self.random.uniform(0, 1) * self.step_s)
         return not started.ended()
 
+    def end_of(self, started):
+        """Status of a start with a rank killed. All ranks end; mpirun does not always, if that rank was just joining it."""
+        harness.wait_until(lambda: started.ended() or not started.processes(), 60, "the end of the other ranks")
+        try:
+            return started.wait(60).status
+        except AssertionError:
+            self.tell("all ranks have ended, but mpirun hangs: killed")
+            return -signal.SIGKILL
+
     def disturbed(self):
         """One start, and one kill if any are left. What was hit, or None."""
         started = self.start(out=self.out, log=self.log, save_every=self.save_every)
@@ -120,9 +129,9 @@ class Chaos:
                 where, rank = self.where(started), self.random.choice(list(ranks))
                 if not started.ended():
                     os.kill(ranks[rank], signal.SIGKILL)
-                result = started.wait(60)
+                status = self.end_of(started)
                 assert not started.processes(), f"ranks live on: {started.processes()}"
-                return where if result.status != 0 else None  # None: it was done a moment before
+                return where if status != 0 else None  # None: it was done a moment before
             result = started.wait(60 + 0.2 * self.steps)
             assert result.status == 0, f"ended by itself, and not well:{result}"
             self.done = True
