@@ -294,6 +294,8 @@ class Training(Case):
         self.assertIn("slice", training.problems(rows)[0])
         self.assertEqual(training.problems(training_rows(slice={"loss": float("nan")}))[0].count("slice"), 1)
         self.assertEqual(training.problems(training_rows(slice={"loss": 5.0 * (1 + 3e-6)})), [])
+        late = [{**row, "round": training.LOSS_ROUNDS + row["round"]} for row in rows if row["round"] > 0]
+        self.assertEqual(training.problems(training_rows() + late), [])
 
     def test_what_cannot_hide_by_arithmetic(self):
         fast = {mode: {"mesh": "tpsp 2x1", "native_ms": 1e-6, "line_ms": 1e-6}
