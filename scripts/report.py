@@ -406,7 +406,8 @@ def compare(folders, tolerance):
         refuse("the two reports have no figure in common", "run the same experiments, with or without --quick alike")
     further = sum(apart > tolerance for apart in all_apart)
     print(f"{len(all_apart)} figures: at most {100 * max(all_apart):.2f} % apart, "
-          f"{100 * statistics.median(all_apart):.2f} % in the median; {further} further than the {100 * tolerance:g} % asked")
+          f"{100 * statistics.median(all_apart):.2f} % in the median; {further} further than the "
+          f"{100 * tolerance:g} % asked")
     return int(further > 0)
 
 

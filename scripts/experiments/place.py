@@ -30,7 +30,8 @@ class PlaceError(RuntimeError):
 def processor():
     with contextlib.suppress(OSError):
         text = pathlib.Path("/proc/cpuinfo").read_text()
-        found = [re.search(rf"^{field}\s*:\s*(.+)$", text, re.MULTILINE) for field in ("model name", "cpu family", "model")]
+        found = [re.search(rf"^{field}\s*:\s*(.+)$", text, re.MULTILINE)
+                 for field in ("model name", "cpu family", "model")]
         if all(found):  # a virtual machine's name may say no more than who made it
             return "{} (family {}, model {})".format(*(field[1] for field in found))
         if found[0]:

@@ -17,6 +17,7 @@
 // train_gpt's other options those apply that shape the model, the mesh, the micro-batch and the update.
 #include "../../commfuse/die.h"
 #include "../../data/options.h"
+#include "../../data/progress.h"
 #include "../../layers/model.h"
 #include "../../layers/optimizer.h"
 #include "../../layers/peak.h"
@@ -293,19 +294,20 @@ static double flops_per_step(const bench *b) {
 }
 
 static void print_config(const bench *b) {
-    if (b->json)
-        printf("{\"event\":\"config\",\"ranks\":%d,\"parameters\":%lld,\"flops\":%.17g,\"peak_tflops_all_"
-               "ranks\":%.6g,"
-               "\"peak_source\":\"%s\",\"memory_mib\":%.1f}\n",
-               b->transport->size, (long long)params_count(&b->shape), flops_per_step(b), b->peak * 1e-12,
-               b->peak_source, (double)cf_memory_bytes() / 1048576);
-    else
-        printf("%d ranks = tp %d x dp %d, %s over %s: %lld layers, %lld channels, %lld sequences of %lld "
-               "tokens a "
-               "step; peak %.3f TFLOP/s (%s), %.0f MiB a rank\n",
-               b->transport->size, b->mesh.tp, b->mesh.dp, b->o.strategy, b->transport->name,
-               (long long)b->shape.L, (long long)b->shape.C, (long long)(b->o.micro_batch * b->mesh.dp),
-               (long long)b->o.seq, b->peak * 1e-12, b->peak_source, (double)cf_memory_bytes() / 1048576);
+    double memory = (double)cf_memory_bytes() / 1048576;
+    if (b->json) {
+        printf("{\"event\":\"config\",\"ranks\":%d,\"parameters\":%lld,\"flops\":%.17g,", b->transport->size,
+               (long long)params_count(&b->shape), flops_per_step(b));
+        printf("\"peak_tflops_all_ranks\":%.6g,\"peak_source\":\"%s\",\"memory_mib\":%.1f}\n",
+               b->peak * 1e-12, b->peak_source, memory);
+    } else {
+        printf("%d ranks = tp %d x dp %d, %s over %s: %lld layers, %lld channels, ", b->transport->size,
+               b->mesh.tp, b->mesh.dp, b->o.strategy, b->transport->name, (long long)b->shape.L,
+               (long long)b->shape.C);
+        printf("%lld sequences of %lld tokens a step; peak %.3f TFLOP/s (%s), %.0f MiB a rank\n",
+               (long long)(b->o.micro_batch * b->mesh.dp), (long long)b->o.seq, b->peak * 1e-12,
+               b->peak_source, memory);
+    }
     if (!b->json && b->transport->local_size * (b->o.threads + 1) > b->transport->local_cores)
         printf("%d cores are TOO FEW for a conclusion: threads that move bytes take turns with those that "
                "compute\n",
@@ -357,6 +359,13 @@ static void print_table(const bench *b) {
     free(exposed);
 }
 
+static void show_round(const bench *b, int64_t round) {
+    char line[64];
+    if (!progress_on_terminal()) return;
+    snprintf(line, sizeof line, "round %lld of %lld", (long long)round, (long long)b->rounds);
+    progress_show(line, round == b->rounds);
+}
+
 static void run(bench *b) {
     bool root = b->transport->rank == 0;
     int order[ENTRANTS_MAX];
@@ -368,6 +377,7 @@ static void run(bench *b) {
             e->row[round] = measure_step(b, e, round);
             if (root && b->json) print_step(b, e, round);
         }
+        if (root && !b->json) show_round(b, round);
     }
     if (root && !b->json) print_table(b);
 }

@@ -1,4 +1,5 @@
-"""tool_twins writes the same outputs whatever the number of threads, products to rounding, and compare_twins.py finds what is wrong.
+"""tool_twins writes the same outputs whatever the number of threads, products to rounding, and compare_twins.py finds
+what is wrong.
 
 limit: 200
 """

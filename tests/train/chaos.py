@@ -111,13 +111,14 @@ class Chaos:
         return not started.ended()
 
     def end_of(self, started):
-        """Status of a start with a rank killed. All ranks end; mpirun does not always, if that rank was just joining it."""
-        harness.wait_until(lambda: started.ended() or not started.processes(), 60, "the end of the other ranks")
+        """Status of a start with a rank killed. Its ranks must end; mpirun may hang if that rank was just joining it."""
         try:
-            return started.wait(60).status
+            harness.wait_until(started.ended, 60, "the end of a start with a rank killed")
         except AssertionError:
+            assert not started.processes(), f"ranks live on: {started.processes()}"
             self.tell("all ranks have ended, but mpirun hangs: killed")
             return -signal.SIGKILL
+        return started.wait().status
 
     def disturbed(self):
         """One start, and one kill if any are left. What was hit, or None."""
