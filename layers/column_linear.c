@@ -74,17 +74,18 @@ void column_forward(column_linear *c, cf_stream *stream, real *out, real *activa
                     int layer) {
     column_job j = {.out = out, .activated = activated, .bias = bias, .B = B, .IC = IC, .OC = OC};
     cf_fuse_begin(c->forward, full, Ts, B * IC, forward_slice, &j, layer);
-    j.w = linear_prepare(c->prepared, w, IC, OC, stream); // behind the first transfers
+    j.w = linear_prepare_forward(c->prepared, w, IC, OC, stream); // behind the first transfers
     cf_fuse_finish(c->forward);
 }
 
 real *column_backward(column_linear *c, cf_stream *stream, precise *dw, const real *dy, real *full,
                       real *partial, const real *w, int64_t Ts, int64_t B, int64_t IC, int64_t OC,
                       int layer) {
-    column_job dgrad = {.in = dy, .w = w, .B = B, .IC = IC, .OC = OC};
+    column_job dgrad = {.in = dy, .B = B, .IC = IC, .OC = OC};
     c->wgrad = (column_job){.dw = dw, .in = dy, .B = B, .IC = IC, .OC = OC};
     c->gathering = c->gather != NULL;
     if (c->gather) cf_fuse_begin(c->gather, full, Ts, B * IC, wgrad_slice, &c->wgrad, layer);
+    dgrad.w = linear_prepare_dgrad(c->prepared, w, IC, OC, stream); // behind the first transfers
     cf_fuse_begin(c->dgrad, partial, Ts, B * IC, dgrad_slice, &dgrad, layer);
     if (dw && c->gather) column_input(c);
     if (dw && !c->gather) {

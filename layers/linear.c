@@ -1,21 +1,23 @@
-// Linear layer on the CPU: three products, the form of the weights that the first reads, and the two things a bias
+// Linear layer on the CPU: three products, the forms of the weights that two of them read, and the two things a bias
 // needs.
 #include "linear.h"
 #include "elementwise.h"
 #include "gemm.h"
+#include <string.h>
 
 // Rows of out per product when there is a bias: the block just filled with it is still in the cache
 // when the product adds to it.
 enum { ROW_BLOCK = 1024 };
 // A tile of a transposition: rows that fill a cache line of what is written, columns of a few lines each.
 enum { TILE_ROWS = 16, TILE_COLUMNS = 128 };
-// Behind each row of a transposed matrix: rows a power of two apart would fall on the same few places of the cache.
+// Behind each row of a prepared matrix: rows a power of two apart would fall on the same few places of the cache.
 enum { GAP = 16 };
 // Bias gradient: so many columns at once, each summed in so many blocks of rows.
 enum { COLUMNS = 1024, BLOCKS = 16 };
 
-static int64_t prepared_row(int64_t OC) {
-    return OC + GAP;
+// Elements from one row of so many to the next.
+static int64_t prepared_row(int64_t columns) {
+    return columns + GAP;
 }
 
 // to (columns, rows) = from (rows, columns)ᵀ, both within larger matrices
@@ -28,10 +30,10 @@ static void transpose_tile(real *restrict to, int64_t to_row, const real *restri
 }
 
 int64_t linear_prepared_size(int64_t IC, int64_t OC) {
-    return IC * prepared_row(OC);
+    return IC * OC + GAP * (IC > OC ? IC : OC);
 }
 
-const real *linear_prepare(real *prepared, const real *w, int64_t IC, int64_t OC, cf_stream *stream) {
+const real *linear_prepare_forward(real *prepared, const real *w, int64_t IC, int64_t OC, cf_stream *stream) {
     (void)stream;
     int64_t row = prepared_row(OC);
 #pragma omp parallel for
@@ -42,6 +44,14 @@ const real *linear_prepare(real *prepared, const real *w, int64_t IC, int64_t OC
             transpose_tile(prepared + c * row + r, row, w + r * IC + c, IC, rows, columns);
         }
     }
+    return prepared;
+}
+
+const real *linear_prepare_dgrad(real *prepared, const real *w, int64_t IC, int64_t OC, cf_stream *stream) {
+    (void)stream;
+#pragma omp parallel for
+    for (int64_t r = 0; r < OC; r++)
+        memcpy(prepared + r * prepared_row(IC), w + r * IC, (size_t)IC * sizeof *w);
     return prepared;
 }
 
@@ -80,12 +90,12 @@ void linear_forward_gelu(real *out, real *pre, const real *x, const real *w, con
 
 void linear_dgrad(real *dx, const real *dy, const real *w, int64_t R, int64_t IC, int64_t OC,
                   cf_stream *stream) {
-    gemm(false, false, R, IC, OC, dy, OC, w, IC, 0, dx, IC, stream);
+    gemm(false, false, R, IC, OC, dy, OC, w, prepared_row(IC), 0, dx, IC, stream);
 }
 
 void linear_dgrad_add(real *dx, const real *dy, const real *w, int64_t R, int64_t IC, int64_t OC,
                       cf_stream *stream) {
-    gemm(false, false, R, IC, OC, dy, OC, w, IC, 1, dx, IC, stream);
+    gemm(false, false, R, IC, OC, dy, OC, w, prepared_row(IC), 1, dx, IC, stream);
 }
 
 void linear_dgrad_gelu(real *dpre, const real *dy, const real *w, const real *pre, int64_t R, int64_t IC,

@@ -267,7 +267,12 @@ int64_t linear_prepared_size(int64_t IC, int64_t OC) {
     return 0;
 }
 
-const real *linear_prepare(real *prepared, const real *w, int64_t IC, int64_t OC, cf_stream *stream) {
+const real *linear_prepare_forward(real *prepared, const real *w, int64_t IC, int64_t OC, cf_stream *stream) {
+    (void)prepared, (void)IC, (void)OC, (void)stream;
+    return w;
+}
+
+const real *linear_prepare_dgrad(real *prepared, const real *w, int64_t IC, int64_t OC, cf_stream *stream) {
     (void)prepared, (void)IC, (void)OC, (void)stream;
     return w;
 }

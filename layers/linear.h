@@ -8,14 +8,17 @@
 extern "C" {
 #endif
 
-// Weights as the forward products read them, made once per operation, however many slices it has. What is
-// returned is what these products take for w: on the CPU wᵀ in `prepared`, since a product with w as it lies
-// reorders it in every call (bench_fuse, chunking); on a GPU w itself. Valid as long as neither w
-// nor `prepared` is written. prepared: this many elements, none on a GPU.
+// Weights as products read them, made once per operation, however many slices it has. What is returned is what
+// these products take for w: on the CPU a copy in `prepared`, on a GPU w itself. For forward the copy is wᵀ, since a
+// product with w as it lies reorders it in every call (bench_fuse, chunking); and there is a gap behind each of its
+// rows, in dgrad's copy too: rows as they lie may be so far apart that they fall on few places of the cache, and
+// a product of few rows reads them right there. Valid as long as neither w nor `prepared` is written. prepared: this
+// many elements, for either; none on a GPU.
 int64_t linear_prepared_size(int64_t IC, int64_t OC);
-const real *linear_prepare(real *prepared, const real *w, int64_t IC, int64_t OC, cf_stream *stream);
+typedef const real *linear_prepare(real *prepared, const real *w, int64_t IC, int64_t OC, cf_stream *stream);
+linear_prepare linear_prepare_forward, linear_prepare_dgrad;
 
-// out (R, OC) = x (R, IC) · wᵀ + bias, w prepared. bias (OC) may be NULL.
+// out (R, OC) = x (R, IC) · wᵀ + bias, w prepared for forward. bias (OC) may be NULL.
 void linear_forward(real *out, const real *x, const real *w, const real *bias, int64_t R, int64_t IC,
                     int64_t OC, cf_stream *stream);
 // The same without bias, added to out: products over groups of inputs that arrive one after another.
@@ -24,7 +27,7 @@ void linear_forward_add(real *out, const real *x, const real *w, int64_t R, int6
 // pre (R, OC) = x · wᵀ + bias, out = gelu(pre): both are kept, pre for backward.
 void linear_forward_gelu(real *out, real *pre, const real *x, const real *w, const real *bias, int64_t R,
                          int64_t IC, int64_t OC, cf_stream *stream);
-// dx (R, IC) = dy (R, OC) · w
+// dx (R, IC) = dy (R, OC) · w, prepared for dgrad
 void linear_dgrad(real *dx, const real *dy, const real *w, int64_t R, int64_t IC, int64_t OC,
                   cf_stream *stream);
 // The same, added to dx.

@@ -14,7 +14,7 @@
 typedef struct job {
     tpsp *t;
     tpsp_saved *s;
-    const real *w; // of the row-parallel layer (C, columns); prepared in forward
+    const real *w; // of the row-parallel layer (C, columns); prepared
     precise *dw;   // NULL: computed afterwards
     bool first;    // attention backward: no range has been done
     int64_t C, Cl, Fl, Hl, D;
@@ -149,7 +149,7 @@ void tpsp_forward(tpsp *t, tpsp_saved *s, const parameters *p, int layer, real *
     column_forward(&t->qkv, stream, s->qkv, NULL, t->wide, params_weight(p, QKVW, layer),
                    params_weight(p, QKVB, layer), Ts, B, C, 3 * C / N, layer);
     job attention = make_job(t, s, p, ATTPROJW, layer);
-    attention.w = linear_prepare(t->prepared, attention.w, attention.Cl, C, stream);
+    attention.w = linear_prepare_forward(t->prepared, attention.w, attention.Cl, C, stream);
     const real *y =
         cf_fuse_run(t->attproj_forward, t->partial, Ts, B * C, attention_slice, &attention, layer);
     residual_forward(s->x2, s->x, y, params_weight(p, ATTPROJB, layer), rows, C, stream);
@@ -159,7 +159,7 @@ void tpsp_forward(tpsp *t, tpsp_saved *s, const parameters *p, int layer, real *
     column_forward(&t->fc, stream, s->fch, t->hidden, t->wide, params_weight(p, FCW, layer),
                    params_weight(p, FCB, layer), Ts, B, C, 4 * C / N, layer);
     job mlp = make_job(t, s, p, FCPROJW, layer);
-    mlp.w = linear_prepare(t->prepared, mlp.w, mlp.Fl, C, stream);
+    mlp.w = linear_prepare_forward(t->prepared, mlp.w, mlp.Fl, C, stream);
     y = cf_fuse_run(t->fcproj_forward, t->partial, Ts, B * C, mlp_slice, &mlp, layer);
     residual_forward(out, s->x2, y, params_weight(p, FCPROJB, layer), rows, C, stream);
 }
@@ -239,7 +239,9 @@ static void mlp_backward(tpsp *t, tpsp_saved *s, const parameters *p, int layer,
     linear_bias_grad(params_grad(p, FCPROJB, layer), dx, rows, C, stream);
     cf_copy(own(t, t->wide, C), dx, rows * C * (int64_t)sizeof(real), stream);
     job j = make_job(t, s, p, FCPROJW, layer);
-    cf_fuse_run(t->fcproj_backward, t->wide, Ts, t->B * C, mlp_slice_backward, &j, layer);
+    cf_fuse_begin(t->fcproj_backward, t->wide, Ts, t->B * C, mlp_slice_backward, &j, layer);
+    j.w = linear_prepare_dgrad(t->prepared, j.w, j.Fl, C, stream); // behind the first transfers
+    cf_fuse_finish(t->fcproj_backward);
     if (!j.dw) take_weight_gradient(t, p, FCPROJW, layer, t->wide, t->hidden);
     norm_column_backward(t, &t->fc, p, layer, tensor, s->x2, s->mean2, s->rstd2, t->dhidden, 4 * C / N, dx);
     if (!comes_later(t, p, FCW, layer)) return;
@@ -254,7 +256,9 @@ static void attention_half_backward(tpsp *t, tpsp_saved *s, const parameters *p,
     linear_bias_grad(params_grad(p, ATTPROJB, layer), dx, rows, C, stream);
     cf_copy(own(t, t->wide, C), dx, rows * C * (int64_t)sizeof(real), stream);
     job j = make_job(t, s, p, ATTPROJW, layer);
-    cf_fuse_run(t->attproj_backward, t->wide, Ts, t->B * C, attention_slice_backward, &j, layer);
+    cf_fuse_begin(t->attproj_backward, t->wide, Ts, t->B * C, attention_slice_backward, &j, layer);
+    j.w = linear_prepare_dgrad(t->prepared, j.w, j.Cl, C, stream); // behind the first transfers
+    cf_fuse_finish(t->attproj_backward);
     if (!j.dw) take_weight_gradient(t, p, ATTPROJW, layer, t->wide, s->heads);
     norm_column_backward(t, &t->qkv, p, layer, tensor, s->x, s->mean1, s->rstd1, t->dqkv, 3 * C / N, dx);
 }

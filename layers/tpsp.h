@@ -26,14 +26,14 @@ extern "C" {
 typedef struct column_job {
     real *out, *activated;     // (T·B, OC)
     precise *dw;               // NULL: left to the caller
-    const real *in, *w, *bias; // in: dy in backward; w: prepared in forward
+    const real *in, *w, *bias; // in: dy in backward; w: prepared
     int64_t B, IC, OC;
 } column_job;
 
 typedef struct column_linear {
     cf_fuse *forward, *dgrad;
     cf_fuse *gather; // of the saved input; NULL where the input is still there when backward comes (the head)
-    real *prepared;  // weights, in forward
+    real *prepared;  // weights
     column_job wgrad; // of the gather in progress
     bool gathering;
 } column_linear;
@@ -52,7 +52,7 @@ typedef struct tpsp {
     real *dhidden;  // (T, B, Fl) gradient in front of the GELU
     real *dheads;   // (T, B, Cl)
     real *dqkv;     // (T, B, 3 Cl)
-    real *prepared; // weights of a row-parallel layer, in forward
+    real *prepared; // weights of a row-parallel layer
     precise *norm_scratch, *attention_scratch;
 } tpsp;
 

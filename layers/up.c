@@ -17,20 +17,18 @@ typedef struct job {
     up_saved *s;
     const parameters *p;
     int layer;
-    const real *w; // of all head groups: QKV (N, 3Cl, C), projection (N, C, Cl); forward: u->ready
     const real *bias;
     const real *dx; // (Ts, B, C)
     bool first;     // attention backward: no range has been done
     int64_t N, own, Ts, B, C, Cl, Hl, D;
 } job;
 
-static job make_job(up *u, up_saved *s, const parameters *p, int tensor, int layer) {
+static job make_job(up *u, up_saved *s, const parameters *p, int layer) {
     int64_t N = u->group->size;
     return (job){.u = u,
                  .s = s,
                  .p = p,
                  .layer = layer,
-                 .w = params_weight(p, tensor, layer),
                  .first = true,
                  .N = N,
                  .own = u->group->rank,
@@ -156,11 +154,11 @@ static void own_first(job *j, const cf_span *span, int64_t row_elements, work_on
 
 // --- forward ---
 
-// Weights (OC, IC) of each head group for products group by group.
-static void prepare_groups(up *u, const real *w, int64_t IC, int64_t OC) {
+// Weights (OC, IC) of each head group for products group by group: QKV (N, 3Cl, C), projection (N, C, Cl).
+static void prepare_groups(up *u, linear_prepare *prepare, const real *w, int64_t IC, int64_t OC) {
     int64_t size = linear_prepared_size(IC, OC);
     for (int64_t i = 0; i < u->group->size; i++)
-        u->ready[i] = linear_prepare(u->prepared + i * size, w + i * IC * OC, IC, OC, u->context->stream);
+        u->ready[i] = prepare(u->prepared + i * size, w + i * IC * OC, IC, OC, u->context->stream);
 }
 
 // The queries, keys and values of one head group for some rows of the own shard.
@@ -199,8 +197,8 @@ static void attention_slice(void *argument, const cf_span *span, cf_stream *stre
 
 static void attention_half_forward(up *u, up_saved *s, const parameters *p, int layer) {
     cf_stream *stream = u->context->stream;
-    job j = make_job(u, s, p, QKVW, layer);
-    prepare_groups(u, j.w, j.C, 3 * j.Cl);
+    job j = make_job(u, s, p, layer);
+    prepare_groups(u, linear_prepare_forward, params_weight(p, QKVW, layer), j.C, 3 * j.Cl);
     j.bias = params_weight(p, QKVB, layer);
     layernorm_forward(u->norm, s->mean1, s->rstd1, s->x, params_weight(p, LN1W, layer),
                       params_weight(p, LN1B, layer), j.Ts * j.B, j.C, stream);
@@ -208,7 +206,8 @@ static void attention_half_forward(up *u, up_saved *s, const parameters *p, int 
     cf_fuse_run(u->qkv_forward, u->qkv_out, j.Ts, j.B * 3 * j.Cl, qkv_slice, &j, layer);
     cf_fuse_result(u->att_forward, s->groups);
     cf_fuse_begin(u->att_forward, s->heads, j.Ts, j.B * j.Cl, attention_slice, &j, layer);
-    prepare_groups(u, params_weight(p, ATTPROJW, layer), j.Cl, j.C); // behind the last transfers
+    // behind the last transfers
+    prepare_groups(u, linear_prepare_forward, params_weight(p, ATTPROJW, layer), j.Cl, j.C);
     cf_fuse_finish(u->att_forward);
     // In commfuse the own rows are computed among the arrivals; backward looks for them here.
     int64_t own = j.own * j.Ts * j.B * j.Cl;
@@ -222,9 +221,9 @@ void up_forward(up *u, up_saved *s, const parameters *p, int layer, real *out) {
     attention_half_forward(u, s, p, layer);
     layernorm_forward(u->norm, s->mean2, s->rstd2, s->x2, params_weight(p, LN2W, layer),
                       params_weight(p, LN2B, layer), rows, C, stream);
-    const real *w = linear_prepare(u->prepared, params_weight(p, FCW, layer), C, 4 * C, stream);
+    const real *w = linear_prepare_forward(u->prepared, params_weight(p, FCW, layer), C, 4 * C, stream);
     linear_forward_gelu(u->hidden, s->fch, u->norm, w, params_weight(p, FCB, layer), rows, C, 4 * C, stream);
-    w = linear_prepare(u->prepared, params_weight(p, FCPROJW, layer), 4 * C, C, stream);
+    w = linear_prepare_forward(u->prepared, params_weight(p, FCPROJW, layer), 4 * C, C, stream);
     linear_forward(u->y, u->hidden, w, NULL, rows, 4 * C, C, stream);
     residual_forward(out, s->x2, u->y, params_weight(p, FCPROJB, layer), rows, C, stream);
 }
@@ -246,12 +245,14 @@ static void mlp_backward(up *u, up_saved *s, const parameters *p, int layer, rea
     int64_t C = p->shape.C, rows = u->T / u->group->size * u->B;
     const real *ln_w = params_weight(p, LN2W, layer), *ln_b = params_weight(p, LN2B, layer);
     linear_bias_grad(params_grad(p, FCPROJB, layer), dx, rows, C, stream);
-    linear_dgrad_gelu(u->dhidden, dx, params_weight(p, FCPROJW, layer), s->fch, rows, 4 * C, C, stream);
+    const real *w = linear_prepare_dgrad(u->prepared, params_weight(p, FCPROJW, layer), 4 * C, C, stream);
+    linear_dgrad_gelu(u->dhidden, dx, w, s->fch, rows, 4 * C, C, stream);
     gelu_forward(u->hidden, s->fch, rows * 4 * C, stream);
     u->dy[0] = dx, u->x[0] = u->hidden;
     take_weight_gradient(u, p, FCPROJW, layer, 1);
     linear_bias_grad(params_grad(p, FCB, layer), u->dhidden, rows, 4 * C, stream);
-    linear_dgrad(u->dnorm, u->dhidden, params_weight(p, FCW, layer), rows, C, 4 * C, stream);
+    w = linear_prepare_dgrad(u->prepared, params_weight(p, FCW, layer), C, 4 * C, stream);
+    linear_dgrad(u->dnorm, u->dhidden, w, rows, C, 4 * C, stream);
     layernorm_forward(u->norm, NULL, NULL, s->x2, ln_w, ln_b, rows, C, stream);
     u->dy[0] = u->dhidden, u->x[0] = u->norm;
     take_weight_gradient(u, p, FCW, layer, 1);
@@ -261,7 +262,7 @@ static void mlp_backward(up *u, up_saved *s, const parameters *p, int layer, rea
 
 // The gradient of one head group's output for some rows of the own shard.
 static void projection_dgrad_piece(job *j, int64_t group, int64_t first, int64_t rows, real *dheads) {
-    linear_dgrad(dheads, j->dx + first * j->B * j->C, j->w + group * j->C * j->Cl, rows * j->B, j->Cl, j->C,
+    linear_dgrad(dheads, j->dx + first * j->B * j->C, j->u->ready[group], rows * j->B, j->Cl, j->C,
                  j->u->context->stream);
 }
 
@@ -285,7 +286,7 @@ static void attention_slice_backward(void *argument, const cf_span *span, cf_str
 // Gradient of the layer norm's output from one head group, added to those before; the own group starts it.
 static void qkv_dgrad_piece(job *j, int64_t group, int64_t first, int64_t rows, real *dqkv) {
     real *dnorm = j->u->dnorm + first * j->B * j->C;
-    const real *w = j->w + group * 3 * j->Cl * j->C;
+    const real *w = j->u->ready[group];
     if (group == j->own)
         linear_dgrad(dnorm, dqkv, w, rows * j->B, j->C, 3 * j->Cl, j->u->context->stream);
     else
@@ -300,7 +301,7 @@ static void qkv_slice_backward(void *argument, const cf_span *span, cf_stream *s
 
 static void attention_and_projection_backward(up *u, job *j, const real *dx) {
     cf_stream *stream = u->context->stream;
-    j->w = params_weight(j->p, ATTPROJW, j->layer);
+    prepare_groups(u, linear_prepare_dgrad, params_weight(j->p, ATTPROJW, j->layer), j->Cl, j->C);
     j->dx = dx;
     linear_bias_grad(params_grad(j->p, ATTPROJB, j->layer), dx, j->Ts * j->B, j->C, stream);
     cf_fuse_result(u->att_backward, u->dheads);
@@ -315,10 +316,10 @@ static void norm_and_qkv_backward(up *u, job *j, real *dx) {
     const parameters *p = j->p;
     int64_t rows = j->Ts * j->B;
     const real *ln_w = params_weight(p, LN1W, j->layer), *ln_b = params_weight(p, LN1B, j->layer);
-    j->w = params_weight(p, QKVW, j->layer);
     cf_fuse_result(u->qkv_backward, u->dqkv);
     cf_fuse_begin(u->qkv_backward, u->qkv_out, j->Ts, j->B * 3 * j->Cl, qkv_slice_backward, j, j->layer);
     layernorm_forward(u->norm, NULL, NULL, j->s->x, ln_w, ln_b, rows, j->C, stream); // for wgrad
+    prepare_groups(u, linear_prepare_dgrad, params_weight(p, QKVW, j->layer), j->C, 3 * j->Cl);
     cf_fuse_finish(u->qkv_backward);
     for (int64_t i = 0; i < j->N; i++) {
         u->x[i] = u->norm;
@@ -332,7 +333,7 @@ static void norm_and_qkv_backward(up *u, job *j, real *dx) {
 
 void up_backward(up *u, up_saved *s, const parameters *p, int layer, real *dx) {
     mlp_backward(u, s, p, layer, dx);
-    job j = make_job(u, s, p, QKVW, layer);
+    job j = make_job(u, s, p, layer);
     attention_and_projection_backward(u, &j, dx);
     norm_and_qkv_backward(u, &j, dx);
 }

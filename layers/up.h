@@ -35,7 +35,7 @@ typedef struct up {
     real *dheads_out, *dheads; // (N, Ts, B, Cl) by destination, (T, B, Cl) arrived
     real *dqkv;                // (N, Ts, B, 3 Cl) arrived, by head group
     real *hidden, *dhidden;    // (Ts, B, 4C)
-    real *prepared;            // weights in forward
+    real *prepared;            // weights
     const real **ready;        // [N] of attention, head group by head group
     const real **dy, **x;      // [N] head group by head group, for the weight gradients
     precise *norm_scratch, *attention_scratch;

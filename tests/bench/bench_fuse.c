@@ -157,8 +157,8 @@ static void qkv_piece(work *k, int64_t shard, int64_t row, int64_t rows, real *d
 }
 
 static void qkv_dgrad_piece(work *k, int64_t shard, int64_t row, int64_t rows, real *data) {
-    linear_dgrad_add(k->out + row * k->s.B * k->s.C, data, k->w + shard * k->local * k->s.C, rows * k->s.B,
-                     k->s.C, k->local, NULL);
+    linear_dgrad_add(k->out + row * k->s.B * k->s.C, data, k->ready[shard], rows * k->s.B, k->s.C, k->local,
+                     NULL);
 }
 
 static void projection_piece(work *k, int64_t shard, int64_t row, int64_t rows, real *data) {
@@ -197,35 +197,37 @@ static void wgrad_scatter(void *argument, const cf_span *span, cf_stream *stream
                           k->s.C, span->rows, stream);
 }
 
-// Once per operation, as layers do.
-static void prepare(work *k, cf_stream *stream) {
-    if (!k->prepared) return;
-    int64_t size = linear_prepared_size(k->IC, k->OC);
-    for (int64_t i = 0; i < k->groups; i++)
-        k->ready[i] = linear_prepare(k->prepared + i * size, k->w + i * k->IC * k->OC, k->IC, k->OC, stream);
-}
-
 static const struct {
     const char *op, *name;
     cf_compute *compute;
     cf_operation operation;
     cf_side side;
-    bool forward; // its product is a layer's forward one, with prepared weights
+    linear_prepare *prepare; // the weights of its product
 } works[WORK_KINDS] = {
-    [GATHER_GEMM] = {"gather_gemm", "all-gather > GEMM", gather_gemm, CF_ALLGATHER, CF_COMPUTE_AFTER, true},
+    [GATHER_GEMM] = {"gather_gemm", "all-gather > GEMM", gather_gemm, CF_ALLGATHER, CF_COMPUTE_AFTER,
+                     linear_prepare_forward},
     [GEMM_SCATTER] = {"gemm_scatter", "GEMM > reduce-scatter", gemm_scatter, CF_REDUCE_SCATTER,
-                      CF_COMPUTE_BEFORE, true},
+                      CF_COMPUTE_BEFORE, linear_prepare_forward},
     [ATTENTION_SCATTER] = {"attention_scatter", "attention > reduce-sc.", attention_scatter,
-                           CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, true},
+                           CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, linear_prepare_forward},
     [GEMM_ALLTOALL] = {"gemm_alltoall", "GEMM > all-to-all", gemm_alltoall, CF_ALLTOALL, CF_COMPUTE_BEFORE,
-                       true},
+                       linear_prepare_forward},
     [ATTENTION_ALLTOALL] = {"attention_alltoall", "att. > a-to-a > GEMM", attention_alltoall, CF_ALLTOALL,
-                            CF_COMPUTE_BOTH, true},
+                            CF_COMPUTE_BOTH, linear_prepare_forward},
     [ALLTOALL_GEMM] = {"alltoall_gemm", "all-to-all > GEMM", alltoall_gemm, CF_ALLTOALL, CF_COMPUTE_AFTER,
-                       false},
+                       linear_prepare_dgrad},
     [WGRAD_SCATTER] = {"wgrad_scatter", "wgrad > reduce-scatter", wgrad_scatter, CF_REDUCE_SCATTER,
-                       CF_COMPUTE_BEFORE, false},
+                       CF_COMPUTE_BEFORE, NULL},
 };
+
+// Once per operation, as layers do.
+static void prepare(work *k, cf_stream *stream) {
+    if (!k->prepared) return;
+    int64_t size = linear_prepared_size(k->IC, k->OC);
+    for (int64_t i = 0; i < k->groups; i++)
+        k->ready[i] =
+            works[k->s.kind].prepare(k->prepared + i * size, k->w + i * k->IC * k->OC, k->IC, k->OC, stream);
+}
 
 // --- one shape ---
 
@@ -249,12 +251,12 @@ static work make_work(const bench *b, shape s) {
     k.out = filled(s.kind == WGRAD_SCATTER ? all * s.columns : exchanged ? all / N * s.C : all * k.local);
     k.w = filled((exchanged ? s.columns : k.local) * s.C);
     k.groups = exchanged ? N : 1;
-    k.IC = s.kind == GATHER_GEMM || s.kind == GEMM_ALLTOALL ? s.C : k.local;
-    k.OC = s.kind == GATHER_GEMM || s.kind == GEMM_ALLTOALL ? k.local : s.C;
+    bool widens = s.kind == GATHER_GEMM || s.kind == GEMM_ALLTOALL || s.kind == ALLTOALL_GEMM;
+    k.IC = widens ? s.C : k.local, k.OC = widens ? k.local : s.C;
     k.ready = calloc((size_t)k.groups, sizeof *k.ready);
     if (!k.ready) cf_die(NULL, "out of memory for %lld head groups", (long long)k.groups);
     k.prepared =
-        works[s.kind].forward
+        works[s.kind].prepare
             ? cf_alloc(k.groups * linear_prepared_size(k.IC, k.OC) * (int64_t)sizeof(real), "benchmark")
             : NULL;
     if (s.kind == WGRAD_SCATTER) k.heads = filled(all * s.C);

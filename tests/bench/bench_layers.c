@@ -76,11 +76,12 @@ static void run_add(bench *b) {
 }
 
 static void run_fc_forward(bench *b) {
-    const real *w = linear_prepare(b->prepared, b->weight, b->s.C, 4 * b->s.C, NULL);
+    const real *w = linear_prepare_forward(b->prepared, b->weight, b->s.C, 4 * b->s.C, NULL);
     linear_forward(b->wide, b->narrow, w, b->bias, b->s.R, b->s.C, 4 * b->s.C, NULL);
 }
 static void run_fc_dgrad(bench *b) {
-    linear_dgrad(b->narrow, b->wide, b->weight, b->s.R, b->s.C, 4 * b->s.C, NULL);
+    const real *w = linear_prepare_dgrad(b->prepared, b->weight, b->s.C, 4 * b->s.C, NULL);
+    linear_dgrad(b->narrow, b->wide, w, b->s.R, b->s.C, 4 * b->s.C, NULL);
 }
 static void run_fc_wgrad(bench *b) {
     linear_wgrad(b->dweight, b->wide, b->narrow, b->s.R, b->s.C, 4 * b->s.C, NULL);

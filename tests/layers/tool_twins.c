@@ -170,20 +170,24 @@ static void linear_wgrads(tool *t, const tensor *dy, const tensor *x, int64_t R,
     keep(t, "linear_bias_grad", "db", db);
 }
 
-static const real *prepared(tool *t, tensor *w, int64_t IC, int64_t OC) {
+static const real *for_forward(tool *t, tensor *w, int64_t IC, int64_t OC) {
     tensor *place = poisoned(t, OF_REAL, linear_prepared_size(IC, OC));
-    return linear_prepare(reals(place), reals(w), IC, OC, t->stream);
+    return linear_prepare_forward(reals(place), reals(w), IC, OC, t->stream);
+}
+static const real *for_dgrad(tool *t, tensor *w, int64_t IC, int64_t OC) {
+    tensor *place = poisoned(t, OF_REAL, linear_prepared_size(IC, OC));
+    return linear_prepare_dgrad(reals(place), reals(w), IC, OC, t->stream);
 }
 
 static void run_linear_gelu(tool *t, tensor *x, tensor *w, tensor *bias, tensor *dy, const int64_t *n) {
     int64_t R = n[0], IC = n[1], OC = n[2];
     tensor *pre = poisoned(t, OF_REAL, R * OC), *out = poisoned(t, OF_REAL, R * OC),
            *dpre = poisoned(t, OF_REAL, R * IC);
-    linear_forward_gelu(reals(out), reals(pre), reals(x), prepared(t, w, IC, OC), reals(bias), R, IC, OC,
+    linear_forward_gelu(reals(out), reals(pre), reals(x), for_forward(t, w, IC, OC), reals(bias), R, IC, OC,
                         t->stream);
     keep(t, "linear_forward_gelu", "out", out);
     keep(t, "linear_forward_gelu", "pre", pre);
-    linear_dgrad_gelu(reals(dpre), reals(dy), reals(w), reals(x), R, IC, OC, t->stream);
+    linear_dgrad_gelu(reals(dpre), reals(dy), for_dgrad(t, w, IC, OC), reals(x), R, IC, OC, t->stream);
     keep(t, "linear_dgrad_gelu", "dpre", dpre);
 }
 
@@ -195,16 +199,17 @@ static void run_linear(tool *t, const int64_t *n) {
            *out = poisoned(t, OF_REAL, R * OC), *plain = poisoned(t, OF_REAL, R * OC),
            *sum = randoms(t, OF_REAL, R * OC, 0, 1), *dx = poisoned(t, OF_REAL, R * IC),
            *dx_sum = randoms(t, OF_REAL, R * IC, 0, 1);
-    const real *ready = prepared(t, w, IC, OC);
+    const real *ready = for_forward(t, w, IC, OC);
     linear_forward(reals(out), reals(x), ready, reals(bias), R, IC, OC, t->stream);
     keep(t, "linear_forward", "out", out);
     linear_forward(reals(plain), reals(x), ready, NULL, R, IC, OC, t->stream);
     keep(t, "linear_forward", "out, no bias", plain);
     linear_forward_add(reals(sum), reals(x), ready, R, IC, OC, t->stream);
     keep(t, "linear_forward_add", "out", sum);
-    linear_dgrad(reals(dx), reals(dy), reals(w), R, IC, OC, t->stream);
+    ready = for_dgrad(t, w, IC, OC);
+    linear_dgrad(reals(dx), reals(dy), ready, R, IC, OC, t->stream);
     keep(t, "linear_dgrad", "dx", dx);
-    linear_dgrad_add(reals(dx_sum), reals(dy), reals(w), R, IC, OC, t->stream);
+    linear_dgrad_add(reals(dx_sum), reals(dy), ready, R, IC, OC, t->stream);
     keep(t, "linear_dgrad_add", "dx", dx_sum);
     linear_wgrads(t, dy, x, R, IC, OC);
     run_linear_gelu(t, x, w, bias, dy, n);
