@@ -1,7 +1,7 @@
 // A column-parallel linear layer through schedules (tpsp.h): QKV, the MLP's first layer, the head.
 //
 // Backward has two transfers and two computations that do not depend on one another's transfers:
-//     begin   all-gather of the saved input              (its slices travel behind dgrad)
+//     gather  all-gather of the saved input              (its slices travel behind whatever comes before)
 //     begin   dgrad ▸ reduce-scatter, own slice last     (sums travel behind dgrad and wgrad)
 //     finish  wgrad of each input slice as it arrives    (hides what is left of both)
 //     finish  the reduce-scatter's last addition (with slices, the own slices' dgrad, onto what has arrived)
@@ -78,14 +78,17 @@ void column_forward(column_linear *c, cf_stream *stream, real *out, real *activa
     cf_fuse_finish(c->forward);
 }
 
+void column_gather(column_linear *c, real *full, int64_t Ts, int64_t B, int64_t IC, int layer) {
+    cf_fuse_begin(c->gather, full, Ts, B * IC, wgrad_slice, &c->wgrad, layer);
+    c->gathering = true;
+}
+
 real *column_backward(column_linear *c, cf_stream *stream, precise *dw, const real *dy, real *full,
                       real *partial, const real *w, int64_t Ts, int64_t B, int64_t IC, int64_t OC,
                       int layer) {
     column_job dgrad = {.in = dy, .B = B, .IC = IC, .OC = OC};
     c->wgrad = (column_job){.dw = dw, .in = dy, .B = B, .IC = IC, .OC = OC};
-    c->gathering = c->gather != NULL;
-    if (c->gather) cf_fuse_begin(c->gather, full, Ts, B * IC, wgrad_slice, &c->wgrad, layer);
-    dgrad.w = linear_prepare_dgrad(c->prepared, w, IC, OC, stream); // behind the first transfers
+    dgrad.w = linear_prepare_dgrad(c->prepared, w, IC, OC, stream);
     cf_fuse_begin(c->dgrad, partial, Ts, B * IC, dgrad_slice, &dgrad, layer);
     if (dw && c->gather) column_input(c);
     if (dw && !c->gather) {

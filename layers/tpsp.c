@@ -62,6 +62,7 @@ void tpsp_create(tpsp *t, cf_context *context, const cf_group *group, const back
     t->fcproj_forward = plan_row(t, "mlp.fc2", shard, o, true);
     t->fcproj_backward = plan_row(t, "mlp.fc2", shard, o, false);
     t->wide = take_real(rows * C, "activations, shared");
+    t->wide2 = take_real(rows * C, "activations, shared");
     t->partial = take_real(rows * C, "activations, shared");
     t->hidden = take_real(rows * 4 * C / N, "activations, shared");
     t->dhidden = take_real(rows * 4 * C / N, "activations, shared");
@@ -79,9 +80,9 @@ void tpsp_free(tpsp *t) {
     column_free(&t->fc);
     cf_fuse *operations[] = {t->attproj_forward, t->attproj_backward, t->fcproj_forward, t->fcproj_backward};
     for (int i = 0; i < 4; i++) cf_fuse_free(operations[i]);
-    void *memory[] = {t->wide, t->partial,  t->hidden,       t->dhidden,          t->dheads,
-                      t->dqkv, t->prepared, t->norm_scratch, t->attention_scratch};
-    for (int i = 0; i < 9; i++) cf_free(memory[i]);
+    void *memory[] = {t->wide,   t->wide2, t->partial,  t->hidden,       t->dhidden,
+                      t->dheads, t->dqkv,  t->prepared, t->norm_scratch, t->attention_scratch};
+    for (int i = 0; i < (int)(sizeof memory / sizeof *memory); i++) cf_free(memory[i]);
 }
 
 void tpsp_saved_create(tpsp_saved *s, gpt_shape shape, int tp, int64_t T, int64_t B) {
@@ -214,53 +215,66 @@ static void take_weight_gradient(const tpsp *t, const parameters *p, int tensor,
     weight_gradient_take(t->pass, p, tensor, layer, g, t->context->stream);
 }
 
-// dx += gradient through layer norm and column-parallel layer, from dy (T·B, OC) of its output. The
-// layer norm's output is computed again: it is the input that all ranks need for wgrad.
+// Layer norm, column-parallel layer and its bias.
+static const int first_half[4] = {LN1W, LN1B, QKVW, QKVB}, second_half[4] = {LN2W, LN2B, FCW, FCB};
+
+// Starts to gather in full what all ranks need for wgrad, the layer norm's output; the own shard is computed again.
+static void gather_norm(tpsp *t, column_linear *c, const parameters *p, int layer, const int tensor[4],
+                        const real *x, real *full) {
+    int64_t C = p->shape.C, Ts = t->T / t->group->size;
+    layernorm_forward(own(t, full, C), NULL, NULL, x, params_weight(p, tensor[0], layer),
+                      params_weight(p, tensor[1], layer), Ts * t->B, C, t->context->stream);
+    column_gather(c, full, Ts, t->B, C, layer);
+}
+
+// dx += gradient through layer norm and column-parallel layer, from dy (T·B, OC) of its output; full: what
+// gather_norm was given.
 static void norm_column_backward(tpsp *t, column_linear *c, const parameters *p, int layer,
                                  const int tensor[4], const real *x, const precise *mean, const precise *rstd,
-                                 const real *dy, int64_t OC, real *dx) {
+                                 const real *dy, int64_t OC, real *full, real *dx) {
     cf_stream *stream = t->context->stream;
     int64_t C = p->shape.C, Ts = t->T / t->group->size, rows = Ts * t->B;
-    const real *ln_w = params_weight(p, tensor[0], layer), *ln_b = params_weight(p, tensor[1], layer);
+    const real *ln_w = params_weight(p, tensor[0], layer);
     bool later = comes_later(t, p, tensor[2], layer);
-    layernorm_forward(own(t, t->wide, C), NULL, NULL, x, ln_w, ln_b, rows, C, stream);
     linear_bias_grad(params_grad(p, tensor[3], layer), dy, t->T * t->B, OC, stream);
     const real *dnorm =
-        column_backward(c, stream, later ? NULL : params_grad(p, tensor[2], layer), dy, t->wide, t->partial,
+        column_backward(c, stream, later ? NULL : params_grad(p, tensor[2], layer), dy, full, t->partial,
                         params_weight(p, tensor[2], layer), Ts, t->B, C, OC, layer);
     layernorm_backward(dx, params_grad(p, tensor[0], layer), params_grad(p, tensor[1], layer), dnorm, x, ln_w,
                        mean, rstd, t->norm_scratch, rows, C, stream);
 }
 
 static void mlp_backward(tpsp *t, tpsp_saved *s, const parameters *p, int layer, real *dx) {
-    static const int tensor[4] = {LN2W, LN2B, FCW, FCB};
     cf_stream *stream = t->context->stream;
     int64_t C = p->shape.C, N = t->group->size, Ts = t->T / N, rows = Ts * t->B;
     linear_bias_grad(params_grad(p, FCPROJB, layer), dx, rows, C, stream);
     cf_copy(own(t, t->wide, C), dx, rows * C * (int64_t)sizeof(real), stream);
     job j = make_job(t, s, p, FCPROJW, layer);
     cf_fuse_begin(t->fcproj_backward, t->wide, Ts, t->B * C, mlp_slice_backward, &j, layer);
+    gather_norm(t, &t->fc, p, layer, second_half, s->x2, t->wide2);
     j.w = linear_prepare_dgrad(t->prepared, j.w, j.Fl, C, stream); // behind the first transfers
     cf_fuse_finish(t->fcproj_backward);
     if (!j.dw) take_weight_gradient(t, p, FCPROJW, layer, t->wide, t->hidden);
-    norm_column_backward(t, &t->fc, p, layer, tensor, s->x2, s->mean2, s->rstd2, t->dhidden, 4 * C / N, dx);
+    gather_norm(t, &t->qkv, p, layer, first_half, s->x, t->wide);
+    norm_column_backward(t, &t->fc, p, layer, second_half, s->x2, s->mean2, s->rstd2, t->dhidden, 4 * C / N,
+                         t->wide2, dx);
     if (!comes_later(t, p, FCW, layer)) return;
     column_input(&t->fc);
-    take_weight_gradient(t, p, FCW, layer, t->dhidden, t->wide);
+    take_weight_gradient(t, p, FCW, layer, t->dhidden, t->wide2);
 }
 
 static void attention_half_backward(tpsp *t, tpsp_saved *s, const parameters *p, int layer, real *dx) {
-    static const int tensor[4] = {LN1W, LN1B, QKVW, QKVB};
     cf_stream *stream = t->context->stream;
     int64_t C = p->shape.C, N = t->group->size, Ts = t->T / N, rows = Ts * t->B;
     linear_bias_grad(params_grad(p, ATTPROJB, layer), dx, rows, C, stream);
-    cf_copy(own(t, t->wide, C), dx, rows * C * (int64_t)sizeof(real), stream);
+    cf_copy(own(t, t->wide2, C), dx, rows * C * (int64_t)sizeof(real), stream);
     job j = make_job(t, s, p, ATTPROJW, layer);
-    cf_fuse_begin(t->attproj_backward, t->wide, Ts, t->B * C, attention_slice_backward, &j, layer);
+    cf_fuse_begin(t->attproj_backward, t->wide2, Ts, t->B * C, attention_slice_backward, &j, layer);
     j.w = linear_prepare_dgrad(t->prepared, j.w, j.Cl, C, stream); // behind the first transfers
     cf_fuse_finish(t->attproj_backward);
-    if (!j.dw) take_weight_gradient(t, p, ATTPROJW, layer, t->wide, s->heads);
-    norm_column_backward(t, &t->qkv, p, layer, tensor, s->x, s->mean1, s->rstd1, t->dqkv, 3 * C / N, dx);
+    if (!j.dw) take_weight_gradient(t, p, ATTPROJW, layer, t->wide2, s->heads);
+    norm_column_backward(t, &t->qkv, p, layer, first_half, s->x, s->mean1, s->rstd1, t->dqkv, 3 * C / N,
+                         t->wide, dx);
 }
 
 void tpsp_backward(tpsp *t, tpsp_saved *s, const parameters *p, int layer, real *dx) {

@@ -7,6 +7,9 @@
 //              (dgrad ▸ reduce-scatter) with the all-gather of the saved input behind it, wgrad as its
 //              slices arrive, for the column-parallel half
 //
+// The gather of a saved input waits for nothing that backward computes. It is posted one operation ahead, where there
+// is computation to spare: fc1's behind fc2's backward, QKV's behind fc1's, since QKV's has just enough for its sums.
+//
 // Where a weight gradient leaves owner by owner (block.h), it is computed after these, from what they have
 // gathered; that of QKV last of all, when the gradient of the block's input is already on its way. In layer 0 it
 // comes last in any case: behind it hides what the embedding sends.
@@ -46,7 +49,8 @@ typedef struct tpsp {
     int64_t T, B; // of the pass in progress
     column_linear qkv, fc;
     cf_fuse *attproj_forward, *attproj_backward, *fcproj_forward, *fcproj_backward;
-    real *wide;     // (T, B, C) what all-gather fills
+    real *wide;     // (T, B, C) what all-gather fills; in backward dY of the MLP, then QKV's input
+    real *wide2;    // (T, B, C) in backward fc1's input, then dY of attention
     real *partial;  // (T, B, C) what reduce-scatter sums
     real *hidden;   // (T, B, Fl) GELU
     real *dhidden;  // (T, B, Fl) gradient in front of the GELU
@@ -92,10 +96,13 @@ void column_forward(column_linear *c, cf_stream *stream, real *out, real *activa
                     int layer);
 // dw (OC, IC) += dyᵀ · x (NULL: left to the caller, who finds all of x in full after column_input), and the gradient
 // of the own shard of x is returned (valid until the next run).
-// full: the own shard of x in place, the rest gathered here; all of x where c->gather is NULL.
+// full: what column_gather was given; all of x where c->gather is NULL.
 // partial (T, B, IC): scratch.
 real *column_backward(column_linear *c, cf_stream *stream, precise *dw, const real *dy, real *full,
                       real *partial, const real *w, int64_t Ts, int64_t B, int64_t IC, int64_t OC, int layer);
+// Where c->gather is not NULL, must come before column_backward: starts the gather of x in full, whose own shard is in
+// place. It depends on nothing that backward computes, so it may come as early as full is free.
+void column_gather(column_linear *c, real *full, int64_t Ts, int64_t B, int64_t IC, int layer);
 // Must follow a column_backward without dw, before full is read or written and before the next forward.
 void column_input(column_linear *c);
 

@@ -284,7 +284,7 @@ def exposed_by_arithmetic(modes, mode):
     attention = 2 * rows_of_slice * T * C / N / speed     # causal: half of the keys on average
     places = [  # computation of a slice, transfers
         (3 * product, 1), (product + attention, 1), (4 * product, 1), (4 * product, 1),              # forward
-        (8 * product, 1), (8 * product, 2), (2 * product + 2.5 * attention, 1), (6 * product, 2)]    # backward
+        (8 * product, 2), (8 * product, 2), (2 * product + 2.5 * attention, 1), (6 * product, 1)]    # backward
     m = SLICES[mode]
     left = sum(max(0, (N - 1) * transfers * w + c / m - N * c) for c, transfers in places)
     return L * left + lookup
