@@ -39,11 +39,12 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
+from experiments import processors
 
 EXPERIMENTS = "operations", "paper", "training", "timeline", "sensitivity"  # in the order of the report
 SWEEP = "sweep"  # rows that scripts/mfu_sweep has collected
 ROWS = "rows.jsonl"
-NOT_OF_THE_SETUP = "date", "link", "ranks", "enough"  # may differ between rows of one report
+NOT_OF_THE_SETUP = "date", "link", "ranks", "enough", "processors"  # may differ between rows of one report
 TOLERANCE = 0.03
 SECONDS_UNKNOWN = 30
 NOT_BUILT = "not built"
@@ -90,6 +91,8 @@ def setup_of(place, quick, patience=1):
 
 def caption(setup):
     cores = "" if setup["enough"][0] else f" (**too few cores**: {setup['enough'][1]})"
+    if setup.get("processors"):
+        cores += f" ({processors.text(setup['processors'])})"
     links = {"lab": f"lab of {setup['hosts']} hosts, link as named", "local": "one host, shared memory"}
     if setup.get("links_of"):
         links["lab"] += f", those of the report of {setup['links_of']}"
@@ -331,6 +334,10 @@ def write_report(folder, setup, modules, done, failures, sweep, command, stopped
     if not setup["enough"][0]:
         text = [f"**Too few cores: {setup['enough'][1]}. Threads that move bytes take turns with those that compute, "
                 "so no time below says what the schedules do.**", ""]
+    elif not processors.suffice(setup.get("processors")):
+        text = [f"**These processors share their cores with others: {processors.text(setup['processors'])}. Times below "
+                "differ from minute to minute, and a step with transfers keeps more processors busy than one "
+                "without.**", ""]
     text += ["# What overlapping brings, measured", "", f"{where}.", ""]
     if stopped:
         text += [f"**Not complete: interrupted when {len(done)} points had been measured. The same command goes on.**",
@@ -482,7 +489,7 @@ def measure_all(o, folder):
     rows = None
     try:
         with open_place(o.place) as place:
-            setup = setup_of(place, o.quick, o.patience)
+            setup = setup_of(place, o.quick, o.patience) | {"processors": processors.measure()}
             if o.links_of:
                 setup["links_of"], place.bases = links_of(o.links_of)
             rows = Rows(folder, setup, o.fresh)
@@ -490,6 +497,9 @@ def measure_all(o, folder):
                 refuse("build/release/train_gpt is missing", "make report builds what it needs")
             if not rows.setup["enough"][0]:
                 print(f"TOO FEW CORES: {rows.setup['enough'][1]}; times will say little", file=sys.stderr)
+            elif not processors.suffice(rows.setup.get("processors")):
+                print(f"PROCESSORS SHARE THEIR CORES: {processors.text(rows.setup['processors'])}; times will "
+                      "differ from minute to minute", file=sys.stderr)
             failures = run(place, modules, rows, o.quick, o.patience)
             return rows.setup, rows.done, failures, False
     except LabError as error:

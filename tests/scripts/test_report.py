@@ -26,7 +26,7 @@ try:
     import numpy
     matplotlib.use("Agg")
     import report
-    from experiments import place, sweep, timeline, training
+    from experiments import place, processors, sweep, timeline, training
 except ImportError as error:
     raise unittest.SkipTest(f"no numpy or matplotlib: {error}") from None
 
@@ -513,6 +513,42 @@ class FirstLine(Case):
         self.assertEqual(problems, [])
         path, _ = report.write_report(self.out, {**setup, "enough": [True, ""]}, modules, done, [], None, "c")
         self.assertTrue(path.read_text().startswith("# "))
+
+    def test_says_that_processors_share_cores(self):
+        self.out.mkdir()
+        setup = {"processor": "P", "cores": 4, "system": "Linux", "kernel": "6", "compiler": "cc", "mpi": "m",
+                 "onednn": "2", "version": "v", "program": "h", "place": "local", "hosts": 1, "date": "today",
+                 "enough": [True, ""], "processors": {"work": 0.901, "slowed": 0.24}}
+        path, _ = report.write_report(self.out, setup, {}, [], [], None, "scripts/report.py")
+        lines = path.read_text().splitlines()
+        self.assertIn("share their cores", lines[0])
+        self.assertIn("90 % of what they can, and 24 % of the time", lines[0])
+        self.assertIn("P, 4 cores (when all work they do 90 %", path.read_text())
+        setup["processors"] = {"work": 0.97, "slowed": 0.02}
+        path, _ = report.write_report(self.out, setup, {}, [], [], None, "scripts/report.py")
+        self.assertTrue(path.read_text().startswith("# "))
+        self.assertIn("P, 4 cores (when all work they do 97 %", path.read_text())
+
+
+class Processors(Case):
+    def test_two_on_one_are_slowed_all_the_time(self):
+        one = min(os.sched_getaffinity(0))
+        for _ in range(3):  # it may do little alone too, if others use its core
+            found = processors.measure([one, one], seconds=0.5)
+            if found["slowed"] > 0.9:
+                break
+        self.assertGreater(found["slowed"], 0.9)
+        self.assertLess(found["work"], 0.75)
+        self.assertFalse(processors.suffice(found))
+
+    def test_speeds_are_of_what_each_can_do(self):
+        found = processors.measure(seconds=0.5)
+        self.assertTrue(0.1 < found["work"] <= 1 and 0 <= found["slowed"] <= 1, found)
+
+    def test_is_fine_until_somebody_is_slowed(self):
+        self.assertTrue(processors.suffice(None))
+        self.assertTrue(processors.suffice({"work": 0.97, "slowed": 0.02}))
+        self.assertFalse(processors.suffice({"work": 0.97, "slowed": 0.2}))
 
 
 @unittest.skipUnless(PROGRAM.exists(), f"{PROGRAM} is not built")

@@ -1,0 +1,76 @@
+"""What this machine's processors give when all of them work at once.
+
+A virtual machine's processors may be hyperthreads of cores that others use too, its own neighbours or another machine's,
+and lscpu does not say so: beside a busy one a processor does little more than half of what it can. Two ranks keep two
+processors busy, and four when bytes move; whatever else is on their cores, a step with transfers meets more of it than
+one without, and both differ from one minute to the next.
+
+    measure()    {"work": 0.91, "slowed": 0.24}
+
+One process per processor counts how often it gets through a short computation in slices of 20 ms, first alone, then all
+at the same time. The fastest slice is what a processor can do. work: what all do together, of what they can. slowed: share
+of the time in which one of them at least does less than three quarters of it.
+"""
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+ALONE_S, TOGETHER_S, SLICE_S = 0.2, 2.0, 0.02
+TURNS = 2000  # about 0.1 ms
+SLOW = 0.75
+SLOWED_MAX = 0.05  # of the time: what is measured beside it is a machine's, with more a host's
+
+
+def count_turns(processor, seconds):
+    """Turns a second, slice by slice."""
+    os.sched_setaffinity(0, {processor})
+    print("ready", flush=True)
+    sys.stdin.readline()
+    found, end = [], time.perf_counter() + seconds
+    while (begin := time.perf_counter()) < end:
+        turns, x = 0, 1
+        while (now := time.perf_counter()) < begin + SLICE_S:
+            for _ in range(TURNS):
+                x = x * 1103515245 + 12345 & 0x7fffffff
+            turns += 1
+        found.append(turns / (now - begin))
+    print(json.dumps(found))
+
+
+def counted(processors, seconds):
+    """Of processes that begin at the same time, one on each of these processors: turns a second, slice by slice."""
+    workers = [subprocess.Popen([sys.executable, __file__, str(processor), str(seconds)], stdin=subprocess.PIPE,
+                                stdout=subprocess.PIPE, text=True) for processor in processors]
+    for worker in workers:
+        worker.stdout.readline()
+    for worker in workers:
+        worker.stdin.write("\n")
+        worker.stdin.flush()
+    return [json.loads(worker.communicate()[0]) for worker in workers]
+
+
+def measure(processors=None, seconds=TOGETHER_S):
+    processors = sorted(os.sched_getaffinity(0)) if processors is None else processors
+    alone = {processor: max(counted([processor], ALONE_S)[0]) for processor in set(processors)}
+    together = counted(processors, seconds)
+    best = [max(alone[processor], *slices) for processor, slices in zip(processors, together)]
+    speeds = [[turns / most for turns in slices] for slices, most in zip(together, best)]
+    return {"work": statistics.fmean(statistics.fmean(slices) for slices in speeds),
+            "slowed": statistics.fmean(min(slices) < SLOW for slices in zip(*speeds))}
+
+
+def suffice(measured):
+    """None: nobody has looked."""
+    return not measured or measured["slowed"] <= SLOWED_MAX
+
+
+def text(measured):
+    return (f"when all work they do {100 * measured['work']:.0f} % of what they can, and {100 * measured['slowed']:.0f} % of "
+            f"the time one of them does less than {100 * SLOW:.0f} %")
+
+
+if __name__ == "__main__":
+    count_turns(int(sys.argv[1]), float(sys.argv[2]))
