@@ -383,6 +383,7 @@ static int cores(void) {
 
 cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, double timeout_s) {
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", CONNECTIONS, 0); // before anything of CUDA is used
+    cf_wire_nccl_environment();
     cf_bootstrap *bootstrap = cf_bootstrap_create(argc, argv, timeout_s);
     bool choice = strcmp(name, "auto") == 0, ipc = strcmp(name, "ipc") == 0, nccl = strcmp(name, "nccl") == 0;
     if (!choice && !ipc && !nccl)

@@ -150,13 +150,16 @@ static ncclUniqueId id_of_group(cf_bootstrap *bootstrap, const cf_group *group, 
     return mine;
 }
 
+void cf_wire_nccl_environment(void) {
+    setenv("NCCL_MAX_P2P_NCHANNELS", EXCHANGE_BLOCKS, 0);
+}
+
 cf_wire *cf_wire_nccl(cf_bootstrap *bootstrap, const cf_group *group, bool wanted, double timeout_s) {
     ncclUniqueId id = id_of_group(bootstrap, group, wanted);
     if (!wanted) return NULL;
     nccl_wire *w = (nccl_wire *)calloc(1, sizeof *w);
     if (!w) cf_die(NULL, "out of memory to bind group %s", group->name);
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    setenv("NCCL_MAX_P2P_NCHANNELS", EXCHANGE_BLOCKS, 0);
     cf_patience_begin("NCCL connects the ranks", timeout_s);
     CHECK(ncclCommInitRankConfig(&w->comm, group->size, id, group->rank, &config), NULL);
     cf_patience_end();

@@ -98,9 +98,8 @@ namespace emulator {
 static std::mutex &streams_lock = *new std::mutex;
 static std::set<cudaStream_t> &streams = *new std::set<cudaStream_t>;
 
-static void serve(cudaStream_t stream, uint64_t number) {
-    int64_t jitter = setting("EMULATOR_JITTER", 0);
-    Random random(number + (uint64_t)setting("EMULATOR_SEED", 0) * 1000);
+static void serve(cudaStream_t stream, int64_t jitter, uint64_t seed) {
+    Random random(seed);
     std::unique_lock<std::mutex> hold(stream->lock);
     for (;;) {
         stream->changed.wait(hold, [&] { return !stream->queue.empty() || stream->closing; });
@@ -161,7 +160,9 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned, int) {
     std::lock_guard<std::mutex> hold(streams_lock);
     static uint64_t number = 0;
     streams.insert(*stream);
-    std::thread(serve, *stream, ++number).detach();
+    // Read here, not by the thread: nobody may set the environment while another thread reads it.
+    uint64_t seed = ++number + (uint64_t)setting("EMULATOR_SEED", 0) * 1000;
+    std::thread(serve, *stream, setting("EMULATOR_JITTER", 0), seed).detach();
     return cudaSuccess;
 }
 

@@ -145,14 +145,14 @@ def run(arguments, ranks=1, timeout=60, **more):
 
 
 def wait_until(condition, timeout, what, interval=0.02):
-    """The first true value of condition(), or a failure that says what did not happen."""
+    """The first true value of condition(), or a failure that says what did not happen, a text or what gives one."""
     deadline = time.monotonic() + timeout * PATIENCE
     while True:
         value = condition()
         if value:
             return value
         if time.monotonic() > deadline:
-            raise AssertionError(f"waited {timeout * PATIENCE} s in vain: {what}")
+            raise AssertionError(f"waited {timeout * PATIENCE} s in vain: {what() if callable(what) else what}")
         time.sleep(interval)
 
 
