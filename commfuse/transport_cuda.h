@@ -23,8 +23,8 @@ struct cf_wire {
     void (*close)(cf_wire *);
 };
 
-// Sets what NCCL reads from the environment, unless the user has. Belongs to the start, while the process has one thread:
-// libraries read the environment in threads of theirs, and setenv may move it away under them.
+// Sets what NCCL reads from the environment, unless the user has. Belongs to the start, while the process has one
+// thread: libraries read the environment in threads of theirs, and setenv may move it away under them.
 void cf_wire_nccl_environment(void);
 
 // Both are called by all ranks of the world at once, each with its own group, and use the bootstrap equally
