@@ -157,7 +157,8 @@ MPI_LINK := $(patsubst -Wl$(comma)%,-Xlinker %,$(filter -L% -l% -Wl$(comma)%,$(M
 $(eval $(call gpu_variant,bf16,fp32))
 $(eval $(call gpu_variant,fp32,bf16))
 .SECONDARY:
-emulated-tools: $(foreach type,fp32 bf16,build/emulated-$(type)/tests/layers/tool_twins)
+emulated-tools: $(foreach type,fp32 bf16,build/emulated-$(type)/tests/layers/tool_twins) \
+                build/emulated-fp32/tests/commfuse/tool_silent_peer
 
 -include $(shell find $(B) -name '*.d' 2>/dev/null)
 

@@ -20,6 +20,7 @@
 #define _GNU_SOURCE
 #include "bootstrap.h"
 #include "die.h"
+#include "watch.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -172,6 +173,7 @@ static int lost_rank = -1;
 
 static void abort_all(int status) {
     (void)status;
+    cf_watch_farewell();
     sockets *s = of_process;
     frame f = {MAGIC, LOST, lost_rank >= 0 ? lost_rank : s->rank};
     for (int i = 0; i < s->peers; i++) {

@@ -7,6 +7,7 @@
 
 #ifdef CF_WITH_MPI
 #include "die.h"
+#include "watch.h"
 #include <limits.h>
 #include <mpi.h>
 #include <stdbool.h>
@@ -21,6 +22,7 @@ static bool started_by_mpi(void) {
 }
 
 static void abort_all(int status) {
+    cf_watch_farewell();
     MPI_Abort(MPI_COMM_WORLD, status);
 }
 

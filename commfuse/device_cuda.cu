@@ -240,13 +240,16 @@ static bool event_passed(cudaEvent_t event) {
 void cf_stream_sync(cf_stream *stream) {
     CF_CUDA(cudaEventRecord(stream->done, cf_cuda_stream(stream)));
     double begin_ms = cf_now_ms(), looked_ms = begin_ms;
+    bool looked = false;
     while (!event_passed(stream->done)) {
         double now_ms = cf_now_ms();
         rest(now_ms - begin_ms);
         if (!device.look || now_ms - looked_ms < LOOK_MS) continue;
         looked_ms = now_ms;
+        looked = true;
         device.look(device.argument);
     }
+    if (looked) device.look(device.argument); // sees that the wait is over
     if (cf_now_ms() - device.base_ms > BASE_AGE_MS) take_base();
 }
 

@@ -10,11 +10,15 @@
 // it, here or elsewhere (all ranks post in one order), so that whoever holds back will go on.
 //
 // Watch. While the host waits, for a stream or for requests to complete, look() asks the libraries for errors
-// and counts for each request how long it has been under way meanwhile. After timeout_s of that its peer is dead,
-// frozen or slow, and this rank dies saying so, which ends all ranks through the bootstrap.
-// (No library is asked to abort: that needs the ranks that are gone.) Two threads help: the bootstrap's reader
-// notices connections that break, and the one of patience guards calls at start that may never return.
+// and counts for each request how long it has been under way meanwhile. The one that has waited longest is what this
+// rank waits for, and is kept for the watch (watch.h). After timeout_s the rank finds out about its peers and dies
+// saying what it found, which ends all ranks through the bootstrap. (No library is asked to abort: that needs the
+// ranks that are gone.) Two threads help: the bootstrap's reader notices connections that break, and the one of
+// patience guards calls at start that may never return.
 #include "transport_cuda.h"
+#include "die.h"
+#include "inquiry.h"
+#include "watch.h"
 #include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
@@ -25,12 +29,13 @@
 
 enum {
     RUN_AHEAD = 256,
-    GROUPS_MAX = 16,
+    GROUPS_MAX = CF_INQUIRY_GROUPS,
     BUS_LENGTH = 32,
     HOST_LENGTH = 64,
     REST_US = 20,
     LOOK_MS = 5,
-    GAP_MS = 1000 // between two looks: the host was busy with something else, which is no waiting
+    GAP_MS = 1000, // between two looks: the host was busy with something else, which is no waiting
+    HEED_MS = 200  // who still waits so long after another rank has given up does so too
 };
 // Streams of one process that must not share a hardware queue, where one that waits would hold up the others.
 static const char *const CONNECTIONS = "32";
@@ -38,17 +43,21 @@ static const char *const CONNECTIONS = "32";
 typedef struct flight { // what is remembered of a request: its own memory may be used for another one since
     char label[64];
     int layer, step;
-    int rank, send_to, recv_from; // in the world; -1: none
+    const cf_group *group;
+    int send_to, recv_from; // in the world; -1: none
     cf_moment begin, arrival, end;
     double waiting_ms; // looks have found it begun and not ended for so long
 } flight;
 
 typedef struct binding { // a group's native
+    int number;          // in the order bound, the same on all ranks
     cf_wire *exchange, *collective;
 } binding;
 
 typedef struct cuda_state {
     cf_bootstrap *bootstrap;
+    cf_watch *watch;
+    bool waits;     // as the watch has been told
     bool ipc, nccl; // allowed by --transport
     double timeout_ms;
     binding *bound[GROUPS_MAX];
@@ -130,40 +139,86 @@ static flight *longest_waiting(cuda_state *s, double waited_ms) {
     return longest;
 }
 
-static void name_peers(const flight *f, char *text, size_t length) {
+// The one that has not done its half, as a world rank; -1: several may be it.
+static int missing_peer(const flight *f) {
     bool received = f->recv_from < 0 || cf_moment_passed(f->arrival);
-    if (!received && f->send_to >= 0 && f->send_to != f->recv_from && f->arrival.number == f->end.number)
-        snprintf(text, length, "rank %d or %d", f->recv_from, f->send_to); // both halves end together
-    else if (!received)
-        snprintf(text, length, "rank %d", f->recv_from);
-    else if (f->send_to >= 0)
-        snprintf(text, length, "rank %d", f->send_to);
+    bool together = f->arrival.number == f->end.number; // neither half ends before the other
+    if (!received && together && f->send_to >= 0 && f->send_to != f->recv_from) return -1;
+    return received ? f->send_to : f->recv_from;
+}
+
+static void name_peers(const flight *f, char *text, size_t length) {
+    int rank = missing_peer(f);
+    if (rank >= 0)
+        snprintf(text, length, "rank %d", rank);
+    else if (f->recv_from >= 0)
+        snprintf(text, length, "rank %d or %d", f->recv_from, f->send_to);
     else
         snprintf(text, length, "the other ranks");
 }
 
-CF_NORETURN static void time_out(cuda_state *s, const flight *f) {
-    char peers[64], layer[32] = "", step[32] = "";
+static int number_of(const cf_group *group) {
+    return ((const binding *)group->native)->number;
+}
+
+static void goes_on(cuda_state *s) {
+    if (s->waits) cf_watch_goes_on(s->watch);
+    s->waits = false;
+}
+
+// NULL: nothing is under way.
+static void tell_watch(cuda_state *s, const flight *f) {
+    if (!f) {
+        goes_on(s);
+        return;
+    }
+    s->waits = true;
+    cf_wait wait = {missing_peer(f), f->label, f->layer, f->step};
+    cf_watch_waits(s->watch, number_of(f->group), f->group, wait);
+}
+
+// f: what this rank waits for, NULL: nothing. news: what a library has reported, NULL: nothing, for too long.
+CF_NORETURN static void give_up(cuda_state *s, const flight *f, const char *news) {
+    char peers[64], layer[32] = "", step[32] = "", nothing[64], verdict[1024];
+    if (!f)
+        cf_die("see the messages of the other ranks: one may have died; NCCL_DEBUG=WARN says more", "%s",
+               news);
     name_peers(f, peers, sizeof peers);
     if (f->layer >= 0) snprintf(layer, sizeof layer, ", layer %d", f->layer);
     if (f->step >= 0) snprintf(step, sizeof step, ", step %d", f->step);
-    cf_die("that rank may be dead, frozen or slow; see its messages, or allow more time with --timeout",
-           "rank %d waits for %s: %s%s%s; nothing came for %.0f s", f->rank, peers, f->label, layer, step,
-           s->timeout_ms / 1e3);
+    snprintf(nothing, sizeof nothing, "nothing came for %.*f s", f->waiting_ms < 1e4, f->waiting_ms / 1e3);
+    const char *hint = cf_watch_inquire(s->watch, verdict, sizeof verdict);
+    cf_die(hint, "rank %d waits for %s: %s%s%s; %s%s", cf_die_rank(), peers, f->label, layer, step,
+           news ? news : nothing, verdict);
+}
+
+// Too long by its own measure, or another rank has given up, so that the run is at its end.
+static bool too_long(const cuda_state *s, const flight *f) {
+    double told_ms = cf_watch_told_ms(s->watch);
+    if (s->timeout_ms > 0 && f->waiting_ms >= s->timeout_ms) return true;
+    return told_ms > 0 && f->waiting_ms >= HEED_MS && cf_now_ms() - told_ms >= HEED_MS;
+}
+
+// What the libraries know of peers that are gone.
+static const char *ask_libraries(const cuda_state *s) {
+    const char *news = NULL;
+    for (int i = 0; i < s->bindings && !news; i++) {
+        const binding *b = s->bound[i];
+        if (b->exchange) news = b->exchange->look(b->exchange);
+        if (!news && b->collective && b->collective != b->exchange) news = b->collective->look(b->collective);
+    }
+    return news;
 }
 
 // Called again and again while the host waits.
 static void look(void *argument) {
     cuda_state *s = (cuda_state *)argument;
-    for (int i = 0; i < s->bindings; i++) {
-        binding *b = s->bound[i];
-        if (b->exchange) b->exchange->look(b->exchange);
-        if (b->collective && b->collective != b->exchange) b->collective->look(b->collective);
-    }
+    const char *news = ask_libraries(s);
     double now_ms = cf_now_ms(), waited_ms = now_ms - s->look_ms;
     s->look_ms = now_ms;
     const flight *f = longest_waiting(s, waited_ms < GAP_MS ? waited_ms : 0);
-    if (f && s->timeout_ms > 0 && f->waiting_ms > s->timeout_ms) time_out(s, f);
+    tell_watch(s, f);
+    if (news || (f && too_long(s, f))) give_up(s, f, news);
 }
 
 static void keep_pace(cuda_state *s) {
@@ -180,11 +235,13 @@ static void keep_pace(cuda_state *s) {
 static void remember(cuda_state *s, const cf_request *r) {
     const cf_group *group = r->group;
     bool exchange = r->kind == CF_REQUEST_EXCHANGE;
+    goes_on(s); // what it was told may be about to be overwritten
+    cf_watch_posted(s->watch, number_of(group), r->label, r->layer, r->step);
     flight *f = flight_at(s, s->posted++);
     snprintf(f->label, sizeof f->label, "%s", r->label);
     f->layer = r->layer;
     f->step = r->step;
-    f->rank = group->world[group->rank];
+    f->group = group;
     f->send_to = exchange && r->send_to >= 0 ? group->world[r->send_to] : -1;
     f->recv_from = exchange && r->recv_from >= 0 ? group->world[r->recv_from] : -1;
     f->begin = r->begin;
@@ -330,7 +387,8 @@ static void bind_group(cf_transport *t, cf_group *group) {
     if (s->bindings == GROUPS_MAX) cf_die(NULL, "more than %d groups of ranks", GROUPS_MAX);
     binding *b = (binding *)calloc(1, sizeof *b);
     if (!b) cf_die(NULL, "out of memory to bind group %s", group->name);
-    group->native = s->bound[s->bindings++] = b;
+    b->number = s->bindings++;
+    group->native = s->bound[b->number] = b;
     if (group->size == 1) return; // on all ranks: groups of one name are of one size
     int64_t bytes = s->bytes;
     choose(s, b, group);
@@ -365,14 +423,21 @@ static void close_transport(cf_transport *t) {
     cf_stream_sync(stream);
     cf_stream_free(stream);
     cf_device_watch(NULL, NULL);
+    goes_on(s);
     all_are_here(s->bootstrap);
     for (int i = 0; i < s->bindings; i++)
         if (s->bound[i]->exchange) s->bound[i]->exchange->detach(s->bound[i]->exchange);
     all_are_here(s->bootstrap);
     for (int i = s->bindings - 1; i >= 0; i--) close_binding(s->bound[i]);
+    cf_watch_close(s->watch);
     s->bootstrap->close(s->bootstrap);
     free(s);
     free(t);
+}
+
+static void gather(void *argument, const void *mine, void *all, int64_t bytes) {
+    cf_bootstrap *bootstrap = (cf_bootstrap *)argument;
+    bootstrap->allgather(bootstrap, mine, all, bytes);
 }
 
 static int cores(void) {
@@ -394,6 +459,7 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
     cuda_state *s = (cuda_state *)calloc(1, sizeof *s);
     if (!t || !s) cf_die(NULL, "out of memory for the transport");
     s->bootstrap = bootstrap;
+    s->watch = cf_watch_open(bootstrap->rank, bootstrap->size, gather, bootstrap);
     s->ipc = ipc || choice;
     s->nccl = nccl || choice;
     s->timeout_ms = timeout_s * 1e3;

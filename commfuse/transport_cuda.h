@@ -16,7 +16,8 @@ struct cf_wire {
     // Enqueue the transfer behind the work enqueued on `stream` so far and behind what `after` brings; set
     // begin, arrival and end.
     void (*post)(cf_wire *, cf_request *request, cf_stream *stream);
-    void (*look)(cf_wire *); // dies if the library knows that a peer is gone
+    // What the library knows of a peer that is gone, in words that stay; NULL: nothing.
+    const char *(*look)(cf_wire *);
     // All transfers are complete on all ranks. detach lets go of the other ranks' memory; when all have, close
     // frees the wire.
     void (*detach)(cf_wire *);

@@ -167,8 +167,9 @@ static void post(cf_wire *wire, cf_request *r, cf_stream *stream) {
         barrier(w, r, ready); // transport_cuda.cu gives native collectives to NCCL
 }
 
-static void look(cf_wire *wire) {
-    (void)wire; // copy engines know nothing of peers
+static const char *look(cf_wire *wire) {
+    (void)wire;
+    return NULL; // copy engines know nothing of peers
 }
 
 // --- start and end ---

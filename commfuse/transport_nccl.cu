@@ -15,6 +15,7 @@
 // pairs are connected by then.
 #include "transport_cuda.h"
 #include <nccl.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 // Thread blocks of a point-to-point kernel, which runs beside a matrix product. Native collectives keep what NCCL
@@ -26,6 +27,7 @@ typedef struct nccl_wire {
     ncclComm_t comm;
     cf_stream *stream;
     int32_t *flag; // what a barrier adds up
+    char news[512];
 } nccl_wire;
 
 static void check(ncclResult_t code, const char *call, ncclComm_t comm) {
@@ -117,14 +119,14 @@ static void post(cf_wire *wire, cf_request *r, cf_stream *stream) {
     r->arrival = r->end = cf_moment_now(w->stream);
 }
 
-static void look(cf_wire *wire) {
+static const char *look(cf_wire *wire) {
     nccl_wire *w = (nccl_wire *)wire->state;
     ncclResult_t error = ncclSuccess;
     CHECK(ncclCommGetAsyncError(w->comm, &error), w->comm);
-    if (error == ncclSuccess || error == ncclInProgress) return;
-    cf_die("see the messages of the other ranks: one may have died; NCCL_DEBUG=WARN says more",
-           "NCCL reports for the %s group: %s: %s", wire->group->name, ncclGetErrorString(error),
-           ncclGetLastError(w->comm));
+    if (error == ncclSuccess || error == ncclInProgress) return NULL;
+    snprintf(w->news, sizeof w->news, "NCCL reports for the %s group: %s: %s", wire->group->name,
+             ncclGetErrorString(error), ncclGetLastError(w->comm));
+    return w->news;
 }
 
 static void detach(cf_wire *wire) {

@@ -29,10 +29,13 @@ def waits(rank, peer, verdict, operation=FC2):
 
 @unittest.skipUnless(os.path.exists(TOOL), f"{TOOL} is not built: make build-tests")
 class SilentPeer(unittest.TestCase):
+    transport = "auto"
+
     def run_tool(self, how, peer, ranks):
         """What all of them have printed, and the seconds from the moment at which the peer failed."""
         mpi = ["--enable-recovery"] if peer == "dead" else []  # otherwise mpirun ends the others at once
-        command = [os.path.join(ROOT, "scripts/mpirun.sh"), "-np", str(ranks), *mpi, TOOL, how, peer, str(TIMEOUT_S)]
+        command = [os.path.join(ROOT, "scripts/mpirun.sh"), "-np", str(ranks), *mpi, TOOL, how, peer, str(TIMEOUT_S),
+                   self.transport]
         with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                               text=True, start_new_session=True) as process:
             before = []

@@ -1,7 +1,7 @@
 // For test_timeout.py: rank 1 does not do its part, in the way PEER says, and the others wait for it in the way HOW
 // says. Before that, all meet in a barrier and rank 0 says "ready".
 //
-//     mpirun -np RANKS tool_silent_peer HOW PEER TIMEOUT_S
+//     mpirun -np RANKS tool_silent_peer HOW PEER TIMEOUT_S [TRANSPORT]
 //
 // HOW: exchange, collective, blocking, barrier, fuse
 //      send    rank 0 has received what rank 2 owes it, and only its own message to rank 1 is stuck
@@ -22,9 +22,9 @@ enum { SILENCE_S = 120, COUNT = 4 << 20 }; // more than a library sends before i
 
 static const char usage[] =
     "mpirun -np RANKS tool_silent_peer exchange|send|late|collective|blocking|barrier|fuse "
-    "dead|frozen|computes|elsewhere|chain TIMEOUT_S";
+    "dead|frozen|computes|elsewhere|chain TIMEOUT_S [TRANSPORT]";
 
-static float out[2 * COUNT], in[COUNT];
+static float *out, *in; // (N, COUNT), (COUNT): device memory
 
 static bool is(const char *word, const char *name) {
     return strcmp(word, name) == 0;
@@ -34,6 +34,7 @@ static void run(cf_transport *transport, cf_request request) {
     cf_stream *stream = cf_stream_create();
     transport->post(transport, &request, stream);
     transport->wait(transport, &request, CF_COMPLETE, stream);
+    cf_stream_sync(stream);
     cf_stream_free(stream);
 }
 
@@ -93,6 +94,7 @@ static void wait_in_fuse(cf_transport *transport, const cf_group *group) {
                                                             CF_NO_COMPUTE, CF_MODE_COMMFUSE, CF_RING, 1,
                                                             CF_FP32, COUNT, false, false, false});
     cf_fuse_run(fuse, out, COUNT, 1, NULL, NULL, 7);
+    cf_stream_sync(context.stream);
 }
 
 static void meet(cf_transport *transport, const cf_group *group) {
@@ -104,8 +106,8 @@ static void meet(cf_transport *transport, const cf_group *group) {
 }
 
 int main(int argc, char **argv) {
-    cf_transport *transport = cf_transport_create("auto", &argc, &argv, 60);
-    if (argc != 4 || transport->size < 2)
+    cf_transport *transport = cf_transport_create(argc == 5 ? argv[4] : "auto", &argc, &argv, 60);
+    if (argc < 4 || argc > 5 || transport->size < 2)
         cf_die_together(usage, "%d arguments on %d ranks", argc - 1, transport->size);
     const char *how = argv[1], *peer = argv[2];
     transport->configure(transport, 1, atof(argv[3]));
@@ -113,6 +115,8 @@ int main(int argc, char **argv) {
     cf_mesh_init(&mesh, transport->size, transport->rank, transport->size, 1);
     const cf_group *group = &mesh.tp_group;
     transport->bind(transport, &mesh.tp_group);
+    out = cf_alloc(transport->size * (int64_t)COUNT * (int64_t)sizeof *out, "test");
+    in = cf_alloc(COUNT * (int64_t)sizeof *in, "test");
     meet(transport, group);
     if (transport->rank == 2 && is(peer, "chain"))
         freeze();

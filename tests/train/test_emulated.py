@@ -8,7 +8,6 @@ commfuse the same bits by every route, over either transport, and however stream
 import os
 import signal
 import sys
-import time
 import unittest
 
 os.environ["BUILD"] = "build/emulated-fp32"
@@ -94,7 +93,7 @@ class Trouble(harness.Case):
         result = harness.run(self.arguments(tp=2, transport="ipc"), 2, env={"EMULATOR_DEVICES": "1"})
         self.assertEqual(result.status, 0, str(result))
 
-    def stop_one(self, how, *words):
+    def test_a_dead_rank_ends_the_others(self):  # test_emulated_freeze.py has frozen ones
         timeout, grace = 5, 5
         started = harness.Run(self.arguments(tp=2, steps=10 ** 6, timeout=timeout), 2)
         self.addCleanup(started.close)
@@ -102,19 +101,9 @@ class Trouble(harness.Case):
                            lambda: f"no step was printed{started.result()}")
         processes = started.processes()
         self.assertEqual(sorted(processes), [0, 1], started.result())
-        begin = time.monotonic()
-        os.kill(processes[1], how)
+        os.kill(processes[1], signal.SIGKILL)
         harness.wait_until(lambda: 0 not in started.processes(), timeout + grace,
                            lambda: f"rank 0 goes on{started.result()}")
-        self.assertLess(time.monotonic() - begin, timeout + grace)
-        for word in words:
-            self.assertRegex("".join(started.texts()), word)
-
-    def test_a_frozen_rank_is_named(self):
-        self.stop_one(signal.SIGSTOP, r"rank 0 waits for (rank 1|the other ranks): ", r"step \d")
-
-    def test_a_dead_rank_ends_the_others(self):
-        self.stop_one(signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,19 @@
+"""Ranks of the GPU program, frozen at any moment of training, on the emulator: as on CPUs (test_freeze.py), every other
+one ends in time and names the frozen one.
+"""
+# limit: 300
+import os
+import sys
+import unittest
+
+os.environ["BUILD"] = "build/emulated-fp32"
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import test_freeze
+
+
+class Emulated(test_freeze.Freeze):
+    pass
+
+
+if __name__ == "__main__":
+    unittest.main()
