@@ -203,10 +203,11 @@ config: ## what was found on this machine
 compile_commands.json: Makefile $(wildcard */*.c tests/*/*.c)
 	@$(PYTHON) scripts/compile_commands.py '$(CC) $(CFLAGS) $(MPI_CFLAGS) -I.' train_gpt.cu $(wildcard */*.c tests/*/*.c) > $@
 
+formatted = $(wildcard train_gpt.cu */*.h */*.c */*.cu tests/*/*.c tests/*/*.h tests/*/*.cc)
 format: ## clang-format every C and CUDA file
-	clang-format -i $(wildcard train_gpt.cu */*.h */*.c */*.cu tests/*/*.c tests/*/*.h)
-format-check:
-	clang-format --dry-run --Werror $(wildcard train_gpt.cu */*.h */*.c */*.cu tests/*/*.c tests/*/*.h)
+	clang-format -i $(formatted)
+format-check: ## say what `make format` would change
+	clang-format --dry-run --Werror $(formatted)
 
 clean: ## remove everything that was built
 	rm -rf build train_gpt $(name_bf16) $(name_fp32) compile_commands.json
