@@ -34,8 +34,7 @@ enum {
     HOST_LENGTH = 64,
     REST_US = 20,
     LOOK_MS = 5,
-    GAP_MS = 1000, // between two looks: the host was busy with something else, which is no waiting
-    HEED_MS = 200  // who still waits so long after another rank has given up does so too
+    GAP_MS = 1000 // between two looks: the host was busy with something else, which is no waiting
 };
 // Streams of one process that must not share a hardware queue, where one that waits would hold up the others.
 static const char *const CONNECTIONS = "32";
@@ -166,6 +165,11 @@ static void goes_on(cuda_state *s) {
     s->waits = false;
 }
 
+static cf_wait wait_for(const flight *f) {
+    cf_wait wait = {missing_peer(f), f->label, f->layer, f->step};
+    return wait;
+}
+
 // NULL: nothing is under way.
 static void tell_watch(cuda_state *s, const flight *f) {
     if (!f) {
@@ -173,30 +177,22 @@ static void tell_watch(cuda_state *s, const flight *f) {
         return;
     }
     s->waits = true;
-    cf_wait wait = {missing_peer(f), f->label, f->layer, f->step};
-    cf_watch_waits(s->watch, number_of(f->group), f->group, wait);
+    cf_watch_waits(s->watch, number_of(f->group), f->group, wait_for(f));
 }
 
 // f: what this rank waits for, NULL: nothing. news: what a library has reported, NULL: nothing, for too long.
 CF_NORETURN static void give_up(cuda_state *s, const flight *f, const char *news) {
-    char peers[64], layer[32] = "", step[32] = "", nothing[64], verdict[1024];
+    char peers[64];
     if (!f)
         cf_die("see the messages of the other ranks: one may have died; NCCL_DEBUG=WARN says more", "%s",
                news);
     name_peers(f, peers, sizeof peers);
-    if (f->layer >= 0) snprintf(layer, sizeof layer, ", layer %d", f->layer);
-    if (f->step >= 0) snprintf(step, sizeof step, ", step %d", f->step);
-    snprintf(nothing, sizeof nothing, "nothing came for %.*f s", f->waiting_ms < 1e4, f->waiting_ms / 1e3);
-    const char *hint = cf_watch_inquire(s->watch, verdict, sizeof verdict);
-    cf_die(hint, "rank %d waits for %s: %s%s%s; %s%s", cf_die_rank(), peers, f->label, layer, step,
-           news ? news : nothing, verdict);
+    cf_watch_give_up(s->watch, peers, wait_for(f), f->waiting_ms, news);
 }
 
 // Too long by its own measure, or another rank has given up, so that the run is at its end.
 static bool too_long(const cuda_state *s, const flight *f) {
-    double told_ms = cf_watch_told_ms(s->watch);
-    if (s->timeout_ms > 0 && f->waiting_ms >= s->timeout_ms) return true;
-    return told_ms > 0 && f->waiting_ms >= HEED_MS && cf_now_ms() - told_ms >= HEED_MS;
+    return (s->timeout_ms > 0 && f->waiting_ms >= s->timeout_ms) || cf_watch_is_over(s->watch, f->waiting_ms);
 }
 
 // What the libraries know of peers that are gone.

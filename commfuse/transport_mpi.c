@@ -64,7 +64,6 @@ enum {
     SPIN_MS = 2,       // cores to spare: a waiting compute thread polls this long before it sleeps
     LOOK_MS = 100,     // how often a sleeping waiter looks at its deadline
     GAP_MS = 1000,     // no look for so long: this process itself was stopped, and nobody is late
-    HEED_MS = 200,     // who still waits so long after another rank has given up does so too
     HWTHREADS_OF_ONE_CORE = 2,
     CHUNK = 256 << 10, // bytes
     BULK_CHUNK = 128 << 10,
@@ -592,28 +591,27 @@ static int missing_peer(const cf_request *r) {
     return rank < 0 ? -1 : r->group->world[rank];
 }
 
+// For whom this thread waits, and for what.
+static cf_wait wait_for(const cf_request *r) {
+    return (cf_wait){missing_peer(awaited(r)), r->label, r->layer, r->step};
+}
+
 static void tell_watch(const mpi_state *s, const cf_request *r) {
-    const cf_request *for_whom = awaited(r);
-    cf_wait wait = {missing_peer(for_whom), r->label, r->layer, r->step};
-    cf_watch_waits(s->watch, number_of(s, for_whom->group), for_whom->group, wait);
+    const cf_group *group = awaited(r)->group;
+    cf_watch_waits(s->watch, number_of(s, group), group, wait_for(r));
 }
 
 CF_NORETURN static void give_up(mpi_state *s, const cf_request *r, double waited_ms) {
-    char peer[64] = "the other ranks", layer[32] = "", step[32] = "", verdict[1536];
-    int rank = missing_peer(awaited(r));
-    if (rank >= 0) snprintf(peer, sizeof peer, "rank %d", rank);
-    if (r->layer >= 0) snprintf(layer, sizeof layer, ", layer %d", r->layer);
-    if (r->step >= 0) snprintf(step, sizeof step, ", step %d", r->step);
-    const char *hint = cf_watch_inquire(s->watch, verdict, sizeof verdict);
-    cf_die(hint, "rank %d waits for %s: %s%s%s; nothing came for %.*f s%s", r->group->world[r->group->rank],
-           peer, r->label, layer, step, waited_ms < 1e4, waited_ms / 1e3, verdict);
+    char peer[32] = "the other ranks";
+    cf_wait wait = wait_for(r);
+    if (wait.peer >= 0) snprintf(peer, sizeof peer, "rank %d", wait.peer);
+    cf_watch_give_up(s->watch, peer, wait, waited_ms, NULL);
 }
 
 // Too long by its own measure, or another rank has given up, so that the run is at its end.
 static bool too_long(const mpi_state *s, double begin_ms) {
-    double now_ms = cf_now_ms(), told_ms = cf_watch_told_ms(s->watch);
-    if (s->timeout_ms > 0 && now_ms - begin_ms >= s->timeout_ms) return true;
-    return told_ms > 0 && now_ms - (told_ms > begin_ms ? told_ms : begin_ms) >= HEED_MS;
+    double waited_ms = cf_now_ms() - begin_ms;
+    return (s->timeout_ms > 0 && waited_ms >= s->timeout_ms) || cf_watch_is_over(s->watch, waited_ms);
 }
 
 static void wait_asleep(mpi_state *s, const cf_request *r, cf_point point, double begin_ms) {

@@ -47,6 +47,7 @@ enum {
     REPEAT_MS = 250,
     REFUSED_MS = 100, // who has several addresses may be met at another one
     SILENCE_MS = 2000,
+    HEED_MS = 200,   // who still waits so long after another rank has given up does so too
     LINGER_MS = 1500 // after the message: others have heard the farewell, ask and speak
 };
 
@@ -290,12 +291,12 @@ void cf_watch_goes_on(cf_watch *w) {
     pthread_mutex_unlock(&w->lock);
 }
 
-double cf_watch_told_ms(cf_watch *w) {
-    if (!w) return 0;
+bool cf_watch_is_over(cf_watch *w, double waited_ms) {
+    if (!w || waited_ms < HEED_MS) return false;
     pthread_mutex_lock(&w->lock);
     double told_ms = w->told_ms;
     pthread_mutex_unlock(&w->lock);
-    return told_ms;
+    return told_ms > 0 && cf_now_ms() - told_ms >= HEED_MS;
 }
 
 // --- the inquiry ---
@@ -440,7 +441,8 @@ static const char *inquire(cf_watch *w, char *text, size_t bytes) {
     return hint;
 }
 
-const char *cf_watch_inquire(cf_watch *w, char *text, size_t bytes) {
+// Says what is to be added to the message, and returns the hint.
+static const char *find_out(cf_watch *w, char *text, size_t bytes) {
     *text = 0;
     if (!w || w->deaf)
         return "that rank may be dead, frozen or slow; see its messages, or allow more time with --timeout";
@@ -454,6 +456,16 @@ const char *cf_watch_inquire(cf_watch *w, char *text, size_t bytes) {
     }
     int length = told >= 0 ? snprintf(text, bytes, "; rank %d has given up", told) : 0;
     return inquire(w, text + length, bytes - (size_t)length);
+}
+
+void cf_watch_give_up(cf_watch *w, const char *peers, cf_wait wait, double waited_ms, const char *news) {
+    char layer[32] = "", step[32] = "", nothing[64], verdict[1536];
+    if (wait.layer >= 0) snprintf(layer, sizeof layer, ", layer %d", wait.layer);
+    if (wait.step >= 0) snprintf(step, sizeof step, ", step %d", wait.step);
+    snprintf(nothing, sizeof nothing, "nothing came for %.*f s", waited_ms < 1e4, waited_ms / 1e3);
+    const char *hint = find_out(w, verdict, sizeof verdict);
+    cf_die(hint, "rank %d waits for %s: %s%s%s; %s%s", cf_die_rank(), peers, wait.label, layer, step,
+           news ? news : nothing, verdict);
 }
 
 void cf_watch_farewell(void) {

@@ -10,6 +10,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include "die.h"
 #include "mesh.h"
 #include "stop.h"
 
@@ -34,12 +35,13 @@ void cf_watch_posted(cf_watch *watch, int group, const char *label, int layer, i
 void cf_watch_waits(cf_watch *watch, int number, const cf_group *group, cf_wait wait);
 void cf_watch_goes_on(cf_watch *watch);
 
-// When a rank told that it gives up, or 0: the run is about to end, so that who waits may as well give up too.
-double cf_watch_told_ms(cf_watch *watch);
+// Another rank has given up, so that the run is about to end: who has waited for so long may as well give up too.
+bool cf_watch_is_over(cf_watch *watch, double waited_ms);
 
-// This rank gives up waiting, as cf_watch_waits() says. Tells the others, asks them for up to some seconds, and says
-// what is to be added to the message, and the hint.
-const char *cf_watch_inquire(cf_watch *watch, char *text, size_t bytes);
+// This rank gives up waiting, as cf_watch_waits() says: tells the others, asks them for up to some seconds, and dies.
+// peers: for whom it waits, in words; news: what a library has reported of them, NULL: nothing came for waited_ms.
+CF_NORETURN void cf_watch_give_up(cf_watch *watch, const char *peers, cf_wait wait, double waited_ms,
+                                  const char *news);
 
 // Between the message and the end of the run: time for the others to give up too and to say what they see. No
 // time at all if this rank has not given up.
