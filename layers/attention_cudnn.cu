@@ -495,12 +495,15 @@ static plan *supported(const problem *of) {
     }
     plan *p = why ? NULL : plan_for(of);
     if (p && p->execution) return p;
-    char refusal[256];
-    if (p)
+    char refusal[512], cause[256] = "";
+    if (p) {
+        if (!cudnn.told)
+            cudnnGetLastErrorString(cause, sizeof cause); // a library not found, for one, is told only here
         snprintf(refusal, sizeof refusal,
-                 "no deterministic engine for %lld queries, %lld keys, B %lld, H %lld, D %lld: %s",
+                 "no deterministic engine for %lld queries, %lld keys, B %lld, H %lld, D %lld: %s (%s)",
                  (long long)of->n, (long long)of->keys, (long long)of->B, (long long)of->H, (long long)of->D,
-                 cudnnGetErrorString(p->refusal));
+                 cudnnGetErrorString(p->refusal), cause);
+    }
     unsupported(p ? refusal : why);
     return NULL;
 }

@@ -18,6 +18,15 @@ static int32_t draw(const float *logits, int64_t V, double u) {
     return (int32_t)(V - 1);
 }
 
+// Tokens behind `length` are not seen by those before, so a pass may hold more of them. Every length would be another kind
+// of each product, whose plan a GPU's library takes up to a second to make: a window grows by UNIT tokens a rank.
+enum { UNIT = 64 };
+
+static int64_t padded(int64_t length, int64_t tp, int64_t T) {
+    int64_t unit = UNIT * tp, enough = (length + unit - 1) / unit * unit;
+    return enough < T ? enough : T;
+}
+
 void gpt_generate(gpt *g, int32_t first, uint64_t seed, uint64_t stream, int64_t T, int32_t *inputs,
                   int32_t *token, int count) {
     int64_t V = g->params.shape.V, tp = g->mesh->tp, length = 1;
@@ -26,8 +35,7 @@ void gpt_generate(gpt *g, int32_t first, uint64_t seed, uint64_t stream, int64_t
     memset(inputs, 0, (size_t)T * sizeof *inputs);
     inputs[0] = first;
     for (int i = 0; i < count; i++) {
-        int64_t padded = (length + tp - 1) / tp * tp; // tokens behind `length` are not seen by those before
-        gpt_forward(g, inputs, NULL, padded, 1, NULL);
+        gpt_forward(g, inputs, NULL, padded(length, tp, T), 1, NULL);
         gpt_next_logits(g, length - 1, 0, logits);
         token[i] = draw(logits, V, random_uniform(seed, stream, (uint64_t)i));
         if (length == T) {

@@ -49,10 +49,10 @@ static const epilogue PLAIN = {CUBLASLT_EPILOGUE_DEFAULT, NULL, NULL};
 typedef struct product {
     int64_t transpose_a, transpose_b;
     int64_t m, n, k, lda, ldb, ldc;
-    int64_t c_type;                                                     // cudaDataType_t
-    int64_t beta;                                                       // 0 or 1
-    int64_t epilogue;                                                   // cublasLtEpilogue_t
-    int64_t aligned_a, aligned_b, aligned_c, aligned_bias, aligned_pre; // bytes
+    int64_t c_type;                          // cudaDataType_t
+    int64_t beta;                            // 0 or 1
+    int64_t epilogue;                        // cublasLtEpilogue_t
+    int64_t aligned_a, aligned_b, aligned_c; // bytes
 } product;
 
 typedef struct plan {
@@ -65,7 +65,7 @@ typedef struct plan {
 
 static struct {
     cublasLtHandle_t handle;
-    int plans;
+    int64_t plans; // ever made
     plan list[PLANS_MAX];
     struct {
         cf_stream *stream;
@@ -145,8 +145,6 @@ static void prefer(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferen
 static void choose_algorithm(plan *p) {
     const product *of = &p->of;
     const uint64_t bytes = (uint64_t)WORKSPACE;
-    int64_t aligned_d = of->aligned_c < of->aligned_bias ? of->aligned_c : of->aligned_bias;
-    if (of->aligned_pre < aligned_d) aligned_d = of->aligned_pre;
     cublasLtMatmulPreference_t preference;
     cublasLtMatmulHeuristicResult_t result[CANDIDATES];
     int found = 0;
@@ -159,7 +157,7 @@ static void choose_algorithm(plan *p) {
     prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, of->aligned_b, of);
     prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, of->aligned_a, of);
     prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, of->aligned_c, of);
-    prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, aligned_d, of);
+    prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, of->aligned_c, of);
     cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(blas.handle, p->operation, p->b, p->a, p->c, p->c,
                                                            preference, CANDIDATES, result, &found);
     // What an epilogue cannot do (odd leading dimensions, for one) is told in more than one way.
@@ -173,12 +171,22 @@ static void choose_algorithm(plan *p) {
     CHECK(cublasLtMatmulPreferenceDestroy(preference), of);
 }
 
+// What has been enqueued no longer needs it.
+static void forget(plan *p) {
+    CHECK(cublasLtMatmulDescDestroy(p->operation), &p->of);
+    CHECK(cublasLtMatrixLayoutDestroy(p->a), &p->of);
+    CHECK(cublasLtMatrixLayoutDestroy(p->b), &p->of);
+    CHECK(cublasLtMatrixLayoutDestroy(p->c), &p->of);
+}
+
+// The oldest makes room.
 static plan *plan_for(const product *of, const epilogue *e) {
-    for (int i = 0; i < blas.plans; i++)
+    for (int64_t i = 0; i < blas.plans && i < PLANS_MAX; i++)
         if (memcmp(&blas.list[i].of, of, sizeof *of) == 0) return &blas.list[i];
     if (!blas.handle) CHECK(cublasLtCreate(&blas.handle), of);
-    if (blas.plans == PLANS_MAX) cf_die(NULL, "linear: more than %d kinds of products", PLANS_MAX);
-    plan *p = &blas.list[blas.plans++];
+    plan *p = &blas.list[blas.plans++ % PLANS_MAX];
+    if (p->operation) forget(p);
+    memset(p, 0, sizeof *p);
     p->of = *of;
     describe(p, e);
     choose_algorithm(p);
@@ -223,8 +231,6 @@ static bool multiply(product of, const real *a, const real *b, void *c, epilogue
     of.aligned_a = alignment(a);
     of.aligned_b = alignment(b);
     of.aligned_c = alignment(c);
-    of.aligned_bias = alignment(e.bias);
-    of.aligned_pre = alignment(e.pre);
     plan *p = plan_for(&of, &e);
     if (p->possible) {
         set_addresses(p, &e);
@@ -277,12 +283,18 @@ const real *linear_prepare_dgrad(real *prepared, const real *w, int64_t IC, int6
     return w;
 }
 
+// cuBLASLt is not told how far a bias is aligned, and its kernels may read sixteen bytes of it at once.
+static bool takes_bias(const real *bias) {
+    return (uintptr_t)bias % 16 == 0;
+}
+
 void linear_forward(real *out, const real *x, const real *w, const real *bias, int64_t R, int64_t IC,
                     int64_t OC, cf_stream *stream) {
     if (R == 0 || OC == 0) return;
     if (bias) {
         const epilogue e = {CUBLASLT_EPILOGUE_BIAS, bias, NULL};
-        if (IC > 0 && multiply(dense(false, true, R, OC, IC, 0), x, w, out, e, stream)) return;
+        if (IC > 0 && takes_bias(bias) && multiply(dense(false, true, R, OC, IC, 0), x, w, out, e, stream))
+            return;
         cf_launch(fill_with_bias, dim3((unsigned)((R * OC + THREADS - 1) / THREADS)), dim3(THREADS), stream,
                   out, bias, R * OC, OC);
     }
@@ -305,7 +317,8 @@ void linear_forward_gelu(real *out, real *pre, const real *x, const real *w, con
                          int64_t IC, int64_t OC, cf_stream *stream) {
     const epilogue e = {CUBLASLT_EPILOGUE_GELU_AUX_BIAS, bias, pre};
     if (R == 0 || OC == 0) return;
-    if (IC > 0 && takes_gelu(pre, OC) && multiply(dense(false, true, R, OC, IC, 0), x, w, out, e, stream))
+    if (IC > 0 && takes_gelu(pre, OC) && takes_bias(bias) &&
+        multiply(dense(false, true, R, OC, IC, 0), x, w, out, e, stream))
         return;
     linear_forward(pre, x, w, bias, R, IC, OC, stream);
     gelu_forward(out, pre, R * OC, stream);

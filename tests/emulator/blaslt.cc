@@ -429,7 +429,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
                       workspace, (unsigned long long)chosen.workspace);
     need_device(workspace, workspace_bytes, "the workspace of cublasLtMatmul");
     if (int64_t length = bias_length(p.desc.epilogue, p.m, p.n)) {
-        if (!p.desc.bias) return refuse("a bias epilogue without a bias");
+        if (!p.desc.bias || (uintptr_t)p.desc.bias % 16) // no preference tells how far it is aligned
+            return refuse("bias at %p: not aligned to 16 bytes", p.desc.bias);
         need_device(p.desc.bias, (size_t)length * size_of(p.d.type), "the bias of cublasLtMatmul");
     }
     if (p.desc.epilogue & AUX) {

@@ -215,6 +215,18 @@ static void run_linear(tool *t, const int64_t *n) {
     run_linear_gelu(t, x, w, bias, dy, n);
 }
 
+// More kinds of products than a library's plans are kept of, each of them twice.
+static void run_many_linears(tool *t, const int64_t *n) {
+    int64_t kinds = n[0], IC = 8, OC = 16;
+    shape_is(t, "kinds %lld", (long long)kinds);
+    tensor *x = randoms(t, OF_REAL, kinds * IC, 0, 1), *w = randoms(t, OF_REAL, OC * IC, 0, 1);
+    tensor *out = poisoned(t, OF_REAL, kinds * OC);
+    const real *ready = for_forward(t, w, IC, OC);
+    for (int64_t i = 0; i < 2 * kinds; i++)
+        linear_forward(reals(out), reals(x), ready, NULL, i % kinds + 1, IC, OC, t->stream);
+    keep(t, "linear_forward", "out, many kinds", out);
+}
+
 // --- attention ---
 
 typedef struct heads {
@@ -507,6 +519,21 @@ static void compared(tool *t, int64_t n) {
     keep(t, "cf_compare", "the first is kept", kept);
 }
 
+// More pieces than a device may have under way, of a size that no library takes at once, from memory that is used again.
+static void run_copies(tool *t, const int64_t *n) {
+    int64_t pieces = n[0], count = n[1];
+    shape_is(t, "pieces %lld n %lld", (long long)pieces, (long long)count);
+    tensor *to = poisoned(t, OF_INT64, pieces * count);
+    int64_t *host = malloc((size_t)count * sizeof *host);
+    if (!host) cf_die(NULL, "out of memory for %lld numbers", (long long)count);
+    for (int64_t i = 0; i < pieces; i++) {
+        for (int64_t k = 0; k < count; k++) host[k] = i * count + k;
+        cf_copy((int64_t *)to->at + i * count, host, count * (int64_t)sizeof *host, t->stream);
+    }
+    free(host);
+    keep(t, "cf_copy", "to, from the host", to);
+}
+
 static void run_device(tool *t, const int64_t *n) {
     int64_t count = n[0], skip = count / 3, some = count - skip - count / 5;
     shape_is(t, "n %lld", (long long)count);
@@ -545,6 +572,7 @@ static const test_case fixed[] = {
     {"linear", run_linear, {640, 320, 512}, true},
     {"linear", run_linear, {7, 48, 50304}, true}, // a vocabulary
     {"linear", run_linear, {7, 48, 50257}, true},
+    {"linear", run_many_linears, {600}, false},
     {"attention", run_attention, {1, 1, 1, 64}, false},
     {"attention", run_attention, {2, 3, 1, 16}, false},
     {"attention", run_attention, {37, 2, 3, 64}, false},
@@ -581,6 +609,7 @@ static const test_case fixed[] = {
     {"adamw", run_adamw, {1003, 3}, false},
     {"adamw", run_adamw, {1000003, 1000}, true},
     {"device", run_device, {1}, false},
+    {"device", run_copies, {11, 20011}, false},
     {"device", run_device, {4099}, false},
     {"device", run_device, {1000003}, true},
 };

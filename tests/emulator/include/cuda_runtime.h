@@ -124,6 +124,7 @@ inline unsigned long long atomicCAS(unsigned long long *at, unsigned long long e
 template <typename T> T __ldg(const T *address) {
     return *address;
 }
+inline float __fdividef(float a, float b) { return a / b; }
 inline float __expf(float x) {
     return expf(x);
 }
