@@ -130,16 +130,19 @@ static __global__ void __launch_bounds__(THREADS)
         store<1>(row + c, x);
     }
     for (int64_t p = threadIdx.x; p < cut.packs; p += THREADS * FLIGHT) {
-        values<PACK> x[FLIGHT];
+        cf_pack<real> raw[FLIGHT];
 #pragma unroll
         for (int k = 0; k < FLIGHT; k++)
-            if (p + k * THREADS < cut.packs) x[k] = load<PACK>(row + cut.head + (p + k * THREADS) * PACK);
+            if (p + k * THREADS < cut.packs) raw[k] = load_pack(row + cut.head + (p + k * THREADS) * PACK);
 #pragma unroll
         for (int k = 0; k < FLIGHT; k++) {
             int64_t c = cut.head + (p + k * THREADS) * PACK;
             if (p + k * THREADS < cut.packs) {
-                differentiate(x[k], g, c);
-                store<PACK>(row + c, x[k]);
+                values<PACK> x;
+#pragma unroll
+                for (int i = 0; i < PACK; i++) x.at[i] = to_float(raw[k].value[i]);
+                differentiate(x, g, c);
+                store<PACK>(row + c, x);
             }
         }
     }

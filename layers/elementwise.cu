@@ -13,7 +13,7 @@
 #define CUBIC      0.044715f
 
 static __device__ inline float sigmoid_of_gelu(float v) {
-    return 1 / (1 + __expf(-TWICE_ROOT * (v + CUBIC * v * v * v)));
+    return __fdividef(1, 1 + __expf(-TWICE_ROOT * (v + CUBIC * v * v * v)));
 }
 
 struct gelu_map {

@@ -185,19 +185,24 @@ static __global__ void __launch_bounds__(RUN_THREADS_MAX)
         bool more = true;
         for (int64_t i = begin; more; i += FLIGHT) {
             values<W> x[FLIGHT];
+            int32_t row[FLIGHT];
             int length = 0;
 #pragma unroll
             for (int k = 0; k < FLIGHT; k++) {
-                more = more && i + k < R && sorted.keys[i + k] == key;
-                if (more) x[k] = load<W>(dout + sorted.rows[i + k] * C + c);
+                int64_t at = i + k < R ? i + k : R - 1;
+                bool same = sorted.keys[at] == key;
+                row[k] = sorted.rows[at];
+                more = more && i + k < R && same;
                 length += more;
             }
 #pragma unroll
-            for (int k = 0; k < FLIGHT; k++) {
-                if (k >= length) break;
+            for (int k = 0; k < FLIGHT; k++) // behind the run: its first row again, which is not added
+                x[k] = load<W>(dout + (k < length ? row[k] : row[0]) * C + c);
 #pragma unroll
-                for (int j = 0; j < W; j++) sum.at[j] += x[k].at[j];
-            }
+            for (int k = 0; k < FLIGHT; k++)
+#pragma unroll
+                for (int j = 0; j < W; j++)
+                    if (k < length) sum.at[j] += x[k].at[j];
         }
         store<W>(dwte + key * C + c, sum);
     }

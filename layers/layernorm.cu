@@ -29,19 +29,21 @@ static __global__ void __launch_bounds__(THREADS_MAX)
                    int64_t R, int64_t C) {
     int64_t c = (int64_t)threadIdx.x * W, first = (int64_t)blockIdx.x * ROWS;
     bool mine = c < C;
-    values<W> row[ROWS], scale = {}, shift = {};
+    int64_t at = mine ? c : 0;
+    values<W> row[ROWS], scale, shift;
     float m[ROWS], s[ROWS];
 #pragma unroll
     for (int k = 0; k < ROWS; k++) {
         int64_t r = first + k < R ? first + k : R - 1;
-        row[k] = mine ? load<W>(x + r * C + c) : values<W>{};
+        row[k] = load<W>(x + r * C + at);
     }
-    if (mine) scale = load<W>(w + c), shift = load<W>(b + c);
+    scale = load<W>(w + at), shift = load<W>(b + at);
 #pragma unroll
     for (int k = 0; k < ROWS; k++) {
         m[k] = 0;
 #pragma unroll
         for (int i = 0; i < W; i++) m[k] += row[k].at[i];
+        if (!mine) m[k] = 0;
     }
     block_sum(m);
 #pragma unroll
