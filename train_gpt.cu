@@ -144,6 +144,7 @@ static void make_mesh(trainer *t) {
     cf_mesh_init(&t->mesh, world, rank, (int)o->tp, (int)o->dp);
     t->ranks = world;
     if (t->transport->size < world) return;
+    t->transport->collectives = strcmp(o->overlap, "none") == 0 || strcmp(o->overlap, "slice") == 0;
     t->transport->bind(t->transport, &t->mesh.tp_group); // first what moves most, should queues run short
     t->transport->bind(t->transport, &t->mesh.dp_group);
     t->transport->bind(t->transport, &t->mesh.world_group);

@@ -34,7 +34,7 @@ void cf_stream_sync(cf_stream *stream); // returns when all work enqueued on it 
 // While cf_stream_sync() waits, it calls look(argument) again and again: to find out that a peer is gone.
 void cf_device_watch(void (*look)(void *argument), void *argument);
 
-// A moment in a stream: when all work enqueued on it so far is done. GPU: the latest 2^16 are remembered.
+// A moment in a stream: when all work enqueued on it so far is done. GPU: the latest 2^18 are remembered.
 typedef struct cf_moment {
     double ms;      // CPU: on the cf_now_ms clock
     int64_t number; // GPU
@@ -42,6 +42,7 @@ typedef struct cf_moment {
 cf_moment cf_moment_now(cf_stream *stream);
 double cf_moment_ms(cf_moment moment);                     // on the cf_now_ms clock; after cf_stream_sync()
 bool cf_moment_passed(cf_moment moment);                   // does not wait
+bool cf_moment_remembered(cf_moment moment);               // those that are not must not be asked about
 void cf_stream_after(cf_stream *stream, cf_moment moment); // what is enqueued from here on starts after it
 
 // The host's time line shows what is enqueued by these names (NVTX on a GPU). They nest.

@@ -82,6 +82,11 @@ bool cf_moment_passed(cf_moment moment) {
     return true;
 }
 
+bool cf_moment_remembered(cf_moment moment) {
+    (void)moment;
+    return true;
+}
+
 void cf_stream_after(cf_stream *stream, cf_moment moment) {
     (void)stream;
     (void)moment;

@@ -105,12 +105,26 @@ cf_moment cf_trace_begin(cf_trace *trace, cf_trace_row row, const char *name, cf
     return kept(trace, row) ? cf_moment_now(stream) : (cf_moment){0};
 }
 
+// Said once: an event that is left out makes figures too small.
+static void tell_forgotten(const span *s) {
+    static bool told;
+    if (!told)
+        fprintf(stderr, "note: step takes too many moments for its figures: %s of layer %d is not in them\n",
+                s->event.name, s->event.layer);
+    told = true;
+}
+
 // Moments of the first spans become times: of all of them, or of those that have passed. A GPU does not remember
 // moments for ever, and a step may take more than it remembers.
 static void settle(cf_trace *trace, bool all) {
     while (trace->settled < trace->spans) {
         const span *s = &trace->span[trace->settled];
         const cf_trace_event *e = &s->event;
+        if (!cf_moment_remembered(s->posted)) { // the earliest of the three
+            tell_forgotten(s);
+            trace->settled++;
+            continue;
+        }
         if (!all && !cf_moment_passed(s->end)) break;
         add(trace, (cf_trace_row)e->row, e->name, e->layer, e->slice, e->peer, e->bytes,
             cf_moment_ms(s->posted), cf_moment_ms(s->begin), cf_moment_ms(s->end));

@@ -56,7 +56,7 @@ typedef struct cf_request {
     // For messages: "reduce-scatter mlp.fc2", layer or -1, step or -1
     const char *label;
     int layer, step;
-    cf_moment posted; // when it was posted, for traces
+    cf_moment posted; // when it was posted, on the stream it is posted on, for traces; or nothing
     // Set by the transport
     int state;               // atomic: 0 idle, 1 posted, 2 active, 3 done
     int received;            // atomic: the receiving half is done, if there is one
@@ -72,6 +72,7 @@ struct cf_transport {
     int rank, size;             // in the world
     int local_rank, local_size; // among the ranks of this host
     int local_cores;            // cores that the ranks of this host may use together
+    bool collectives; // the caller's, before bind. false: native ones will not be posted. At first true
     void *state;
     // timeout_s: longest wait for a peer, 0: for ever. threads: that compute in each rank (CPU).
     void (*configure)(cf_transport *, int threads, double timeout_s);

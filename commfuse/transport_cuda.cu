@@ -4,6 +4,9 @@
 //   ipc    copy engines, no multiprocessors; groups within one host whose GPUs can map each other's memory
 //   auto   exchanges by ipc where it can be had, else by nccl; native collectives always by nccl
 //
+// Both are connected when a group is bound, unless the caller says that a run has no use for native collectives: a
+// communicator takes seconds and memory.
+//
 // Nothing here blocks but bind, close and, now and then, post: it lets the host run at most RUN_AHEAD requests
 // ahead of the GPU. Queues of launches are finite, and a host that is stuck in a full one, inside the CUDA
 // library, could not find out any more that a peer is gone. A request never depends on one that is posted after
@@ -28,7 +31,8 @@
 #include <unistd.h>
 
 enum {
-    RUN_AHEAD = 256,
+    RUN_AHEAD = 64,       // of up to a dozen launches each: a queue is known to take a thousand
+    EXCHANGE_BLOCKS = 16, // of NCCL's point-to-point kernels, which run beside matrix products
     GROUPS_MAX = CF_INQUIRY_GROUPS,
     BUS_LENGTH = 32,
     HOST_LENGTH = 64,
@@ -48,9 +52,9 @@ typedef struct flight { // what is remembered of a request: its own memory may b
     double waiting_ms; // looks have found it begun and not ended for so long
 } flight;
 
-typedef struct binding { // a group's native
-    int number;          // in the order bound, the same on all ranks
-    cf_wire *exchange, *collective;
+typedef struct binding {            // a group's native
+    int number;                     // in the order bound, the same on all ranks
+    cf_wire *exchange, *collective; // NULL: none
 } binding;
 
 typedef struct cuda_state {
@@ -201,7 +205,7 @@ static const char *ask_libraries(const cuda_state *s) {
     for (int i = 0; i < s->bindings && !news; i++) {
         const binding *b = s->bound[i];
         if (b->exchange) news = b->exchange->look(b->exchange);
-        if (!news && b->collective && b->collective != b->exchange) news = b->collective->look(b->collective);
+        if (!news && b->collective) news = b->collective->look(b->collective);
     }
     return news;
 }
@@ -251,10 +255,10 @@ static void remember(cuda_state *s, const cf_request *r) {
 static cf_wire *wire_for(const cf_request *r) {
     binding *b = (binding *)r->group->native;
     if (!b) cf_die(NULL, "%s: group %s is not bound", r->label, r->group->name);
+    if (r->group->size == 1) cf_die(NULL, "%s: group %s has one member", r->label, r->group->name);
     bool exchange = r->kind == CF_REQUEST_EXCHANGE || r->kind == CF_REQUEST_BARRIER;
     cf_wire *wire = exchange ? b->exchange : b->collective;
     if (wire) return wire;
-    if (r->group->size == 1) cf_die(NULL, "%s: group %s has one member", r->label, r->group->name);
     cf_die_together("use --overlap commfuse, or --transport nccl",
                     "%s: native collectives need NCCL, which does not serve the %s group", r->label,
                     r->group->name);
@@ -321,7 +325,7 @@ static bool nccl_told_to_share(void) {
     return getenv("NCCL_HOSTID") || getenv("NCCL_MULTI_RANK_GPU_ENABLE");
 }
 
-static void choose(cuda_state *s, binding *b, const cf_group *group) {
+static void choose(cuda_state *s, binding *b, const cf_group *group, bool collectives) {
     int one = 0, other = 0;
     char why[128] = "";
     bool shared = share_gpu(s->bootstrap, group, &one, &other) && !nccl_told_to_share();
@@ -335,8 +339,11 @@ static void choose(cuda_state *s, binding *b, const cf_group *group) {
             "different NCCL_HOSTID",
             "ranks %d and %d share a GPU, which NCCL refuses%s%s", one, other, *why ? "; and ipc: " : "",
             why);
-    b->collective = cf_wire_nccl(s->bootstrap, group, s->nccl && !shared, s->timeout_ms / 1e3);
-    if (!b->exchange) b->exchange = b->collective;
+    bool can = s->nccl && !shared;
+    cf_wire *nccl =
+        cf_wire_nccl(s->bootstrap, group, can && !b->exchange, EXCHANGE_BLOCKS, s->timeout_ms / 1e3);
+    if (!b->exchange) b->exchange = nccl;
+    b->collective = cf_wire_nccl(s->bootstrap, group, can && collectives, 0, s->timeout_ms / 1e3);
 }
 
 // One exchange of each ordered pair: connections are made now rather than in the first step, and what arrives
@@ -387,8 +394,10 @@ static void bind_group(cf_transport *t, cf_group *group) {
     group->native = s->bound[b->number] = b;
     if (group->size == 1) return; // on all ranks: groups of one name are of one size
     int64_t bytes = s->bytes;
-    choose(s, b, group);
+    choose(s, b, group, t->collectives);
+    cf_patience_begin("the first meeting", s->timeout_ms / 1e3);
     meet_all(t, group);
+    cf_patience_end();
     s->bytes = bytes;
 }
 
@@ -407,7 +416,7 @@ static void all_are_here(cf_bootstrap *bootstrap) {
 }
 
 static void close_binding(binding *b) {
-    if (b->collective && b->collective != b->exchange) b->collective->close(b->collective);
+    if (b->collective) b->collective->close(b->collective);
     if (b->exchange) b->exchange->close(b->exchange);
     free(b);
 }
@@ -465,6 +474,7 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
     t->local_rank = bootstrap->local_rank;
     t->local_size = bootstrap->local_size;
     t->local_cores = cores();
+    t->collectives = true;
     t->state = s;
     t->configure = configure;
     t->bind = bind_group;

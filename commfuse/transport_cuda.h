@@ -24,6 +24,11 @@ struct cf_wire {
     void (*close)(cf_wire *);
 };
 
+// When a request may begin, as far as the stream it is posted on has a say.
+static inline cf_moment cf_request_ready(const cf_request *r, cf_stream *stream) {
+    return r->posted.number ? r->posted : cf_moment_now(stream);
+}
+
 // Sets what NCCL reads from the environment, unless the user has. Belongs to the start, while the process has one
 // thread: libraries read the environment in threads of theirs, and setenv may move it away under them.
 void cf_wire_nccl_environment(void);
@@ -31,8 +36,10 @@ void cf_wire_nccl_environment(void);
 // Both are called by all ranks of the world at once, each with its own group, and use the bootstrap equally
 // often whatever they find, so that groups may differ.
 
-// wanted: false where this group shall not have one; then NULL.
-cf_wire *cf_wire_nccl(cf_bootstrap *bootstrap, const cf_group *group, bool wanted, double timeout_s);
+// wanted: false where this group shall not have one; then NULL. blocks: thread blocks of a kernel, at most; 0: NCCL's own
+// choice.
+cf_wire *cf_wire_nccl(cf_bootstrap *bootstrap, const cf_group *group, bool wanted, int blocks,
+                      double timeout_s);
 // NULL, for all members alike, if not every member can map the memory of every other one; `why` says so in words.
 cf_wire *cf_wire_ipc(cf_bootstrap *bootstrap, const cf_group *group, char why[128]);
 

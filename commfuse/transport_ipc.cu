@@ -1,4 +1,5 @@
-// Exchanges of a group within one host by the GPUs' copy engines: no multiprocessor moves a byte.
+// Exchanges of a group within one host by the GPUs' copy engines, without a kernel. (The copy within a GPU may
+// be done by multiprocessors: the driver decides. tests/bench/bench_wires measures what it does.)
 //
 // Every rank keeps, for each other one, a staging queue of SLOTS slots in its own memory, which that rank has
 // mapped. A message goes through it in chunks:
@@ -20,10 +21,11 @@
 //
 // A stream for each peer and each direction: no transfer stands behind one of another pair, and the two halves of
 // an exchange do not wait for each other. For that the streams must not share a hardware queue, hence
-// CUDA_DEVICE_MAX_CONNECTIONS in transport_cuda.cu, and no more streams than that. Should copies of several streams
-// pass through one queue all the same, an exchange enqueues a chunk to be received behind those whose slots it frees:
-// what is in front of it then never waits for it. A last stream joins both halves for the moment when a request is
-// complete.
+// CUDA_DEVICE_MAX_CONNECTIONS in transport_cuda.cu. A group that has too many pairs for what queues are left gets a
+// stream for each direction: transfers then follow each other in the order posted, as over NCCL. Should copies of several
+// streams pass through one queue all the same, an exchange enqueues a chunk to be received behind those whose slots it
+// frees: what is in front of it then never waits for it. A last stream joins both halves for the moment when a request
+// is complete.
 #include "transport_cuda.h"
 #include <cuda.h>
 #include <errno.h>
@@ -35,7 +37,16 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { OTHER_STREAMS = 3, SLOTS = 4, LINE = 64, NAME_LENGTH = 48, MEMBERS_MAX = 64, ENTRY_VERSION = 12000 };
+enum {
+    OTHER_STREAMS = 3,
+    FEW_STREAMS = 3, // one for each direction, and the one that joins them
+    SLOTS = 4,
+    LINE = 64,
+    NAME_LENGTH = 48,
+    MEMBERS_MAX = 64,
+    STREAMS_MAX = 2 * MEMBERS_MAX,
+    ENTRY_VERSION = 12000
+};
 static const int64_t SLOT_BYTES = 4 << 20, CHUNK_MIN = 1 << 20;
 static const uint64_t MAGIC = 0xCF0B001BC0DEull;
 
@@ -67,7 +78,8 @@ typedef struct ipc_wire {
     char *staging;             // (N, SLOTS, SLOT_BYTES) by source; the own part is unused
     void *mapped[MEMBERS_MAX]; // the staging of the others
     lane send[MEMBERS_MAX], recv[MEMBERS_MAX];
-    cf_stream *join;
+    cf_stream *stream[STREAMS_MAX], *join;
+    int streams;
     stream_word *wait_value, *write_value;
     unsigned flush; // flag of a wait that has peers' writes to this GPU seen behind it, 0: none is needed
 } ipc_wire;
@@ -88,17 +100,23 @@ static int64_t chunk_of(int64_t bytes) {
     return even < CHUNK_MIN ? CHUNK_MIN : even > SLOT_BYTES ? SLOT_BYTES : even;
 }
 
+// Both ends lie in GPU memory, which cf_copy would ask the driver about for every chunk.
+static void copy(void *to, const void *from, int64_t bytes, const lane *l) {
+    if (bytes > 0)
+        CF_CUDA(cudaMemcpyAsync(to, from, (size_t)bytes, cudaMemcpyDefault, cf_cuda_stream(l->stream)));
+}
+
 static void send_chunk(ipc_wire *w, lane *l, const char *from, int64_t bytes) {
     uint32_t n = l->next++;
     word(w, w->wait_value, l, &l->count->freed, n + 1 - SLOTS, CU_STREAM_WAIT_VALUE_GEQ);
-    cf_copy(l->slots + n % SLOTS * SLOT_BYTES, from, bytes, l->stream);
+    copy(l->slots + n % SLOTS * SLOT_BYTES, from, bytes, l);
     word(w, w->write_value, l, &l->count->written, n + 1, CU_STREAM_WRITE_VALUE_DEFAULT);
 }
 
 static void recv_chunk(ipc_wire *w, lane *l, char *to, int64_t bytes) {
     uint32_t n = l->next++;
     word(w, w->wait_value, l, &l->count->written, n + 1, CU_STREAM_WAIT_VALUE_GEQ | w->flush);
-    cf_copy(to, l->slots + n % SLOTS * SLOT_BYTES, bytes, l->stream);
+    copy(to, l->slots + n % SLOTS * SLOT_BYTES, bytes, l);
     word(w, w->write_value, l, &l->count->freed, n + 1, CU_STREAM_WRITE_VALUE_DEFAULT);
 }
 
@@ -160,7 +178,7 @@ static void barrier(ipc_wire *w, cf_request *r, cf_moment ready) {
 
 static void post(cf_wire *wire, cf_request *r, cf_stream *stream) {
     ipc_wire *w = (ipc_wire *)wire->state;
-    cf_moment ready = cf_moment_now(stream);
+    cf_moment ready = cf_request_ready(r, stream);
     if (r->kind == CF_REQUEST_EXCHANGE)
         exchange(w, r, ready);
     else
@@ -247,16 +265,17 @@ static int64_t queue_bytes(void) {
     return SLOTS * SLOT_BYTES;
 }
 
-// Streams of a wire may wait while others, and the host's own, have to go on.
-static int streams_of(const cf_group *group) {
-    return 2 * (group->size - 1) + 1;
-}
-
 static int streams_made; // by all wires of this process
 
-static bool enough_connections(const cf_group *group) {
+// Streams of a wire may wait while others, and the host's own, have to go on.
+static bool enough_connections(int streams) {
     const char *text = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
-    return !text || atoi(text) >= streams_made + streams_of(group) + OTHER_STREAMS;
+    return !text || atoi(text) >= streams_made + streams + OTHER_STREAMS;
+}
+
+// A stream for each lane, if there are queues for so many, or one for each direction.
+static bool lanes_share(const cf_group *group) {
+    return !enough_connections(2 * (group->size - 1) + 1);
 }
 
 static void make_offer(ipc_wire *w, const cf_group *group, offer *mine) {
@@ -267,9 +286,9 @@ static void make_offer(ipc_wire *w, const cf_group *group, offer *mine) {
     w->flush = flush_flag();
     if (group->size > MEMBERS_MAX)
         snprintf(mine->why, sizeof mine->why, "more than %d ranks", MEMBERS_MAX);
-    else if (!enough_connections(group))
+    else if (!enough_connections(FEW_STREAMS))
         snprintf(mine->why, sizeof mine->why, "%d streams need queues, CUDA_DEVICE_MAX_CONNECTIONS=%.8s",
-                 streams_made + streams_of(group) + OTHER_STREAMS, getenv("CUDA_DEVICE_MAX_CONNECTIONS"));
+                 streams_made + FEW_STREAMS + OTHER_STREAMS, getenv("CUDA_DEVICE_MAX_CONNECTIONS"));
     else if (!w->wait_value || !w->write_value)
         snprintf(mine->why, sizeof mine->why, "the driver's streams cannot wait for memory");
     if (*mine->why) return;
@@ -311,11 +330,9 @@ static bool any_reason(cf_bootstrap *bootstrap, const cf_group *group, const off
 }
 
 static void give_back(ipc_wire *w) {
-    for (int i = 0; i < MEMBERS_MAX; i++) {
+    for (int i = 0; i < MEMBERS_MAX; i++)
         if (w->mapped[i]) CF_CUDA(cudaIpcCloseMemHandle(w->mapped[i]));
-        cf_stream_free(w->send[i].stream);
-        cf_stream_free(w->recv[i].stream);
-    }
+    for (int i = 0; i < w->streams; i++) cf_stream_free(w->stream[i]);
     cf_stream_free(w->join);
     if (w->registered) CF_CUDA(cudaHostUnregister(w->shared));
     if (w->shared) munmap(w->shared, (size_t)w->shared_bytes);
@@ -331,18 +348,23 @@ static void close_wire(cf_wire *wire) {
     free(w);
 }
 
+static cf_stream *new_stream(ipc_wire *w) {
+    return w->stream[w->streams++] = cf_stream_create_urgent();
+}
+
 static void make_lanes(ipc_wire *w, const cf_group *group) {
+    bool share = lanes_share(group);
     for (int i = 0; i < group->size; i++) {
         if (i == group->rank) continue;
-        w->send[i].stream = cf_stream_create_urgent();
-        w->recv[i].stream = cf_stream_create_urgent();
+        w->send[i].stream = share && w->streams ? w->stream[0] : new_stream(w);
+        w->recv[i].stream = share && w->streams > 1 ? w->stream[1] : new_stream(w);
         w->send[i].slots = (char *)w->mapped[i] + group->rank * queue_bytes();
         w->recv[i].slots = w->staging + i * queue_bytes();
         w->send[i].count = &w->shared->pair[group->rank * group->size + i];
         w->recv[i].count = &w->shared->pair[i * group->size + group->rank];
     }
     w->join = cf_stream_create_urgent();
-    streams_made += streams_of(group);
+    streams_made += w->streams + 1;
 }
 
 cf_wire *cf_wire_ipc(cf_bootstrap *bootstrap, const cf_group *group, char why[128]) {

@@ -703,6 +703,7 @@ static void look_around(cf_transport *t) {
     sched_getaffinity(0, sizeof mine, &mine);
     check(MPI_Allreduce(&mine, &all, (int)sizeof mine, MPI_BYTE, MPI_BOR, local), "MPI_Allreduce", NULL);
     t->local_cores = CPU_COUNT(&all);
+    t->collectives = true; // whether said or not: MPI connects them by itself
     MPI_Comm_free(&local);
 }
 

@@ -6,8 +6,9 @@
 // tests/commfuse/schedule_check.h holds all of them against that (wire order, wire deadlock). Requests that `after`
 // names are of the same group, so the stream's order is enough.
 //
-// NCCL's kernels stand on multiprocessors that a matrix product wants, too, so the blocks of an exchange are limited.
-// Groups have communicators of their own, and with so few blocks the kernels of all of them find room beside each
+// NCCL's kernels stand on multiprocessors that a matrix product wants, too, so the blocks of an exchange are limited, on a
+// communicator of their own: native collectives keep what NCCL gives them, as they are what commfuse is compared with.
+// Groups have communicators of their own, too, and with so few blocks the kernels of all of them find room beside each
 // other, whatever order they start in.
 //
 // Communicators are blocking ones. A non-blocking one starts a thread for every call, and all that it can be
@@ -17,10 +18,6 @@
 #include <nccl.h>
 #include <stdio.h>
 #include <stdlib.h>
-
-// Thread blocks of a point-to-point kernel, which runs beside a matrix product. Native collectives keep what NCCL
-// gives them: they are what commfuse is compared with.
-static const char *const EXCHANGE_BLOCKS = "16";
 
 typedef struct nccl_wire {
     cf_wire wire;
@@ -97,7 +94,7 @@ static void post(cf_wire *wire, cf_request *r, cf_stream *stream) {
     for (int i = 0; i < 2; i++)
         if (r->after[i] && r->after[i]->group != r->group)
             cf_die(NULL, "%s waits for a request of another group", r->label);
-    cf_stream_after(w->stream, cf_moment_now(stream));
+    cf_stream_after(w->stream, cf_request_ready(r, stream));
     r->begin = cf_moment_now(w->stream);
     switch (r->kind) {
     case CF_REQUEST_EXCHANGE:
@@ -153,15 +150,17 @@ static ncclUniqueId id_of_group(cf_bootstrap *bootstrap, const cf_group *group, 
 }
 
 void cf_wire_nccl_environment(void) {
-    setenv("NCCL_MAX_P2P_NCHANNELS", EXCHANGE_BLOCKS, 0);
+    setenv("NCCL_RUNTIME_CONNECT", "0", 0); // 1: collectives connect in the step that is first to need them
 }
 
-cf_wire *cf_wire_nccl(cf_bootstrap *bootstrap, const cf_group *group, bool wanted, double timeout_s) {
+cf_wire *cf_wire_nccl(cf_bootstrap *bootstrap, const cf_group *group, bool wanted, int blocks,
+                      double timeout_s) {
     ncclUniqueId id = id_of_group(bootstrap, group, wanted);
     if (!wanted) return NULL;
     nccl_wire *w = (nccl_wire *)calloc(1, sizeof *w);
     if (!w) cf_die(NULL, "out of memory to bind group %s", group->name);
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    if (blocks > 0) config.maxCTAs = blocks;
     cf_patience_begin("NCCL connects the ranks", timeout_s);
     CHECK(ncclCommInitRankConfig(&w->comm, group->size, id, group->rank, &config), NULL);
     cf_patience_end();
