@@ -246,7 +246,8 @@ static void make_model(trainer *t) {
     o->slices = overlap_of(o).slices;
     if (t->o.dry_run) cf_device_plan_only(true);
     parallel_strategy strategy = strcmp(o->strategy, "up") == 0 ? STRATEGY_UP : STRATEGY_TPSP;
-    gpt_create(&t->model, &t->context, &t->mesh, shape, strategy, o->seq, o->micro_batch, overlap_of(o));
+    gpt_create(&t->model, &t->context, &t->mesh, shape, strategy, o->seq, o->micro_batch, overlap_of(o),
+               o->recompute != 0);
     optimizer_create(&t->optimizer, &t->model, overlap_of(o));
     if (t->o.dry_run) return;
     t->loss = (double *)cf_alloc((int64_t)sizeof(double), "tokens");
@@ -462,8 +463,10 @@ static void banner(const trainer *t) {
                (long long)tokens_samples(t->train));
     if (t->peak > 0)
         printf("peak      %.3f TFLOP/s over all ranks (%s)\n", t->peak * 1e-12, t->peak_source);
-    else
+    else if (t->peak_source)
         printf("peak      unknown, no MFU (%s)\n", t->peak_source);
+    else
+        printf("peak      not measured by --dry-run\n");
     printf("memory    %.1f MiB per rank\n", (double)cf_memory_bytes() / 1048576);
     if (how.mode == CF_MODE_NOWIRE)
         printf("NOWIRE    transfers are left out: results are wrong by construction, this run only measures "

@@ -84,6 +84,8 @@ static const option_row table[] = {
     REAL(eps, "eps", "1e-8", 1e-30, 1, "AdamW's epsilon"),
     REAL(clip, "clip", "1.0", 0, 1e9, "largest global gradient norm; 0: never clip"),
     INT(seed, "seed", "1337", 0, INT_MAX_EXACT, "of initial weights and data order"),
+    INT(recompute, "recompute", "1", 0, 1,
+        "1: backward computes GELU and layer norms again; 0: they are kept, which is faster and takes more memory"),
     CHOICE(dtype, "dtype", "auto", "auto|fp32|bf16",
            "type of weights and activations, and of what is communicated; auto: fp32 on a CPU, bf16 on a GPU"),
 #undef GROUP

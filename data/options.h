@@ -29,7 +29,7 @@ typedef struct options {
     int64_t warmup;
     const char *schedule;
     double weight_decay, beta1, beta2, eps, clip;
-    int64_t seed;
+    int64_t seed, recompute;
     const char *dtype;
     // watching
     int64_t val_every, val_batches, sample_every;

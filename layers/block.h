@@ -19,6 +19,11 @@ typedef struct overlap { // how every operation of the model communicates
     int slices;
 } overlap;
 
+// What a layer keeps from forward for backward, or else scratch that all layers share.
+static inline real *kept(real *by_layer, real *of_all) {
+    return by_layer ? by_layer : of_all;
+}
+
 // Device memory of so many elements.
 real *take_real(int64_t elements, const char *purpose);
 precise *take_precise(int64_t elements, const char *purpose);

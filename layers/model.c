@@ -80,20 +80,22 @@ static void *table_of(int64_t count, size_t size) {
     return memory;
 }
 
-static void create_blocks(gpt *g, overlap o) {
+static void create_blocks(gpt *g, overlap o, bool recompute) {
     const gpt_shape *s = &g->params.shape;
     const cf_group *tp = &g->mesh->tp_group;
     if (up_strategy(g)) {
-        up_create(&g->up_block, g->context, tp, &g->pass, *s, g->T, g->B, o);
+        up_create(&g->up_block, g->context, tp, &g->pass, *s, g->T, g->B, o, recompute);
         g->up_layers = table_of(s->L, sizeof *g->up_layers);
-        for (int64_t l = 0; l < s->L; l++) up_saved_create(&g->up_layers[l], *s, tp->size, g->T, g->B);
+        for (int64_t l = 0; l < s->L; l++)
+            up_saved_create(&g->up_layers[l], *s, tp->size, g->T, g->B, recompute);
         for (int64_t l = 0; l < s->L; l++) g->up_layers[l].x = g->x[l];
         g->wide = g->up_block.norm, g->partial = g->up_block.dnorm,
         g->norm_scratch = g->up_block.norm_scratch;
     } else {
-        tpsp_create(&g->tpsp_block, g->context, tp, &g->pass, *s, g->T, g->B, o);
+        tpsp_create(&g->tpsp_block, g->context, tp, &g->pass, *s, g->T, g->B, o, recompute);
         g->tpsp_layers = table_of(s->L, sizeof *g->tpsp_layers);
-        for (int64_t l = 0; l < s->L; l++) tpsp_saved_create(&g->tpsp_layers[l], *s, tp->size, g->T, g->B);
+        for (int64_t l = 0; l < s->L; l++)
+            tpsp_saved_create(&g->tpsp_layers[l], *s, tp->size, g->T, g->B, recompute);
         for (int64_t l = 0; l < s->L; l++) g->tpsp_layers[l].x = g->x[l];
         g->wide = g->tpsp_block.wide, g->partial = g->tpsp_block.partial,
         g->norm_scratch = g->tpsp_block.norm_scratch;
@@ -136,7 +138,7 @@ static void take_memory(gpt *g) {
 }
 
 void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, gpt_shape shape, parallel_strategy strategy,
-                int64_t T, int64_t B, overlap o) {
+                int64_t T, int64_t B, overlap o, bool recompute) {
     if (T % mesh->tp != 0)
         cf_die_together("choose --seq as a multiple of --tp", "--seq %lld does not divide over --tp %d",
                         (long long)T, mesh->tp);
@@ -152,7 +154,7 @@ void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, gpt_shape shap
     g->vocabulary_first = first;
     g->vocabulary_valid = valid < 0 ? 0 : valid > rows ? rows : valid;
     take_memory(g);
-    create_blocks(g, o);
+    create_blocks(g, o, recompute);
     plan_operations(g, o);
 }
 
@@ -286,7 +288,7 @@ static void block_backward_rest(gpt *g, int64_t l) {
     if (up_strategy(g))
         up_backward_qkvw(&g->up_block, &g->params, (int)l);
     else
-        tpsp_backward_qkvw(&g->tpsp_block, &g->params, (int)l);
+        tpsp_backward_qkvw(&g->tpsp_block, &g->tpsp_layers[l], &g->params, (int)l);
 }
 
 static void layer_backward(gpt *g, int64_t l) {

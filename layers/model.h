@@ -47,9 +47,10 @@ typedef struct gpt {
     int64_t pass_T, pass_B; // of the pass in progress
 } gpt;
 
+// recompute: backward computes GELU and layer norms again, rather than finding them where each layer has kept them.
 // Dies (together) where shape, mesh and T do not fit. Parameters are zero until initialised or loaded.
 void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, gpt_shape shape, parallel_strategy strategy,
-                int64_t T, int64_t B, overlap o);
+                int64_t T, int64_t B, overlap o, bool recompute);
 void gpt_free(gpt *g);
 
 // *loss_sum, in the device's memory, += the sum of the losses of the tokens of this rank's shard. Keeps what

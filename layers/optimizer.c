@@ -195,20 +195,30 @@ static void begin_gathers(zero_optimizer *o, int64_t layer) {
     }
 }
 
-// AdamW on the own shard of one bucket, tensor by tensor, since only matrices and embeddings decay.
+// How many elements from this one, at most `limit`, belong to tensors that decay if it does; 0: padding, which lies behind
+// the last tensor of a bucket.
+static int64_t decays_alike(const parameters *p, int64_t element, int64_t limit, bool *decays) {
+    int64_t run = 0, layer = 0, rest = 0;
+    int tensor = 0;
+    while (run < limit && params_find(p, element + run, &tensor, &layer, &rest)) {
+        if (run == 0) *decays = params_decays(tensor);
+        if (params_decays(tensor) != *decays) break;
+        run += rest;
+    }
+    return run < limit ? run : limit;
+}
+
+// AdamW on the own shard of one bucket. Only matrices and embeddings decay.
 static void update_bucket(zero_optimizer *o, int i) {
     const param_bucket *b = &o->params->bucket[i];
     const bucket_sync *s = &o->bucket[i];
     int64_t first = params_first_owned(b), count = 0;
     adamw a = o->update;
+    bool decays = false;
     for (int64_t done = 0; done < b->shard; done += count) {
-        int tensor = 0;
-        int64_t layer = 0;
-        count = b->shard - done;
-        bool found = params_find(o->params, first + done, &tensor, &layer, &count);
-        if (!found) break; // padding lies behind the last tensor of a bucket
-        if (count > b->shard - done) count = b->shard - done;
-        a.weight_decay = params_decays(tensor) ? o->update.weight_decay : 0;
+        count = decays_alike(o->params, first + done, b->shard - done, &decays);
+        if (count == 0) break;
+        a.weight_decay = decays ? o->update.weight_decay : 0;
         int64_t at = s->state + done;
         adamw_update(o->params->weight + first + done, o->master ? o->master + at : NULL, o->m + at,
                      o->v + at, s->shard + done, count, a, o->context->stream);
@@ -372,15 +382,19 @@ void optimizer_zero_grad(zero_optimizer *o) {
 }
 
 // Finishes all reductions, adds the looked-up rows to the table's, and sums the squares of the own shards: of those
-// that are here while the last are on their way, so in this order always.
+// that are here while the last are on their way, so in this order always. One rank owns all there is, side by side.
 static void finish_reductions(zero_optimizer *o, double *sum) {
     int n = o->params->buckets, table = n - 2;
+    bool whole = o->mesh->world_group.size == 1;
     for (int place = 0; place < n; place++) {
         int i = backward_order(o, place);
         finish_reduce(o, i);
         if (i == table) lookup_finish_far(o->embedding, o->bucket[i].shard);
-        sum_of_squares(sum, o->squares, o->bucket[i].shard, o->params->bucket[i].shard, o->context->stream);
+        if (!whole)
+            sum_of_squares(sum, o->squares, o->bucket[i].shard, o->params->bucket[i].shard,
+                           o->context->stream);
     }
+    if (whole) sum_of_squares(sum, o->squares, o->params->grad, o->params->elements, o->context->stream);
 }
 
 // What forward begins with: rows of the table are looked up at once, and where they come from far away the positions

@@ -3,8 +3,8 @@
 // a `job`. Layer norms, biases of row-parallel layers and residuals work on the own shard, between the
 // operations; their weight gradients are partial sums that the optimizer adds up over the tp group.
 //
-// Recomputed rather than saved: layer-norm outputs and GELU, which cost little next to the products they
-// feed and would take half of the activation memory.
+// Layer-norm outputs and GELU may be computed again in backward: they cost little next to the products they feed and
+// would take more than a third of the activation memory. Where they are kept, by each layer, the scratch of all is not used.
 #include "tpsp.h"
 #include "attention.h"
 #include "elementwise.h"
@@ -16,6 +16,7 @@ typedef struct job {
     tpsp_saved *s;
     const real *w; // of the row-parallel layer (C, columns); prepared
     precise *dw;   // NULL: computed afterwards
+    real *hidden;  // (T, B, Fl) GELU
     bool first;    // attention backward: no range has been done
     int64_t C, Cl, Fl, Hl, D;
 } job;
@@ -27,6 +28,7 @@ static job make_job(tpsp *t, tpsp_saved *s, const parameters *p, int tensor, int
                  .w = params_weight(p, tensor, layer),
                  .dw =
                      weight_gradient_fuses(t->pass, p, tensor, layer) ? NULL : params_grad(p, tensor, layer),
+                 .hidden = kept(s->hidden, t->hidden),
                  .first = true,
                  .C = p->shape.C,
                  .Cl = p->shape.C / N,
@@ -52,7 +54,7 @@ static cf_fuse *plan_row(tpsp *t, const char *name, int64_t capacity, overlap o,
 }
 
 void tpsp_create(tpsp *t, cf_context *context, const cf_group *group, const backward_pass *pass,
-                 gpt_shape shape, int64_t T, int64_t B, overlap o) {
+                 gpt_shape shape, int64_t T, int64_t B, overlap o, bool recompute) {
     int64_t N = group->size, C = shape.C, rows = T * B, shard = rows / N * C;
     *t = (tpsp){.context = context, .group = group, .pass = pass, .T = T, .B = B};
     column_create(&t->qkv, context, group, "att.qkv", shard, C, 3 * C / N, o, true);
@@ -64,7 +66,7 @@ void tpsp_create(tpsp *t, cf_context *context, const cf_group *group, const back
     t->wide = take_real(rows * C, "activations, shared");
     t->wide2 = take_real(rows * C, "activations, shared");
     t->partial = take_real(rows * C, "activations, shared");
-    t->hidden = take_real(rows * 4 * C / N, "activations, shared");
+    if (recompute) t->hidden = take_real(rows * 4 * C / N, "activations, shared");
     t->dhidden = take_real(rows * 4 * C / N, "activations, shared");
     t->dheads = take_real(rows * C / N, "activations, shared");
     t->dqkv = take_real(rows * 3 * C / N, "activations, shared");
@@ -85,7 +87,7 @@ void tpsp_free(tpsp *t) {
     for (int i = 0; i < (int)(sizeof memory / sizeof *memory); i++) cf_free(memory[i]);
 }
 
-void tpsp_saved_create(tpsp_saved *s, gpt_shape shape, int tp, int64_t T, int64_t B) {
+void tpsp_saved_create(tpsp_saved *s, gpt_shape shape, int tp, int64_t T, int64_t B, bool recompute) {
     const char *purpose = "activations, per layer";
     int64_t C = shape.C, rows = T * B, shard_rows = rows / tp;
     s->mean1 = take_precise(shard_rows, purpose);
@@ -97,11 +99,17 @@ void tpsp_saved_create(tpsp_saved *s, gpt_shape shape, int tp, int64_t T, int64_
     s->mean2 = take_precise(shard_rows, purpose);
     s->rstd2 = take_precise(shard_rows, purpose);
     s->fch = take_real(rows * 4 * C / tp, purpose);
+    if (recompute) return;
+    s->hidden = take_real(rows * 4 * C / tp, purpose);
+    if (tp > 1) return;
+    s->norm1 = take_real(rows * C, purpose);
+    s->norm2 = take_real(rows * C, purpose);
 }
 
 void tpsp_saved_free(tpsp_saved *s) {
-    void *memory[] = {s->mean1, s->rstd1, s->qkv, s->heads, s->lse, s->x2, s->mean2, s->rstd2, s->fch};
-    for (int i = 0; i < 9; i++) cf_free(memory[i]);
+    void *memory[] = {s->mean1, s->rstd1, s->qkv, s->heads,  s->lse,   s->x2,
+                      s->mean2, s->rstd2, s->fch, s->hidden, s->norm1, s->norm2};
+    for (int i = 0; i < (int)(sizeof memory / sizeof *memory); i++) cf_free(memory[i]);
 }
 
 // --- forward ---
@@ -132,7 +140,7 @@ static void mlp_slice(void *argument, const cf_span *span, cf_stream *stream) {
     for (int i = 0; i < span->blocks; i++) {
         int64_t row = (span->row + i * span->row_stride) * j->t->B, rows = span->rows * j->t->B;
         real *out = (real *)(span->data + i * span->data_stride); // (rows, C)
-        project(out, j->t->hidden + row * j->Fl, j->w, rows, j->Fl, j->C, span->accumulate, stream);
+        project(out, j->hidden + row * j->Fl, j->w, rows, j->Fl, j->C, span->accumulate, stream);
     }
 }
 
@@ -145,9 +153,10 @@ void tpsp_forward(tpsp *t, tpsp_saved *s, const parameters *p, int layer, real *
     cf_stream *stream = t->context->stream;
     int64_t C = p->shape.C, N = t->group->size, B = t->B, Ts = t->T / N, rows = Ts * B;
 
-    layernorm_forward(own(t, t->wide, C), s->mean1, s->rstd1, s->x, params_weight(p, LN1W, layer),
+    real *norm = kept(s->norm1, t->wide);
+    layernorm_forward(own(t, norm, C), s->mean1, s->rstd1, s->x, params_weight(p, LN1W, layer),
                       params_weight(p, LN1B, layer), rows, C, stream);
-    column_forward(&t->qkv, stream, s->qkv, NULL, t->wide, params_weight(p, QKVW, layer),
+    column_forward(&t->qkv, stream, s->qkv, NULL, norm, params_weight(p, QKVW, layer),
                    params_weight(p, QKVB, layer), Ts, B, C, 3 * C / N, layer);
     job attention = make_job(t, s, p, ATTPROJW, layer);
     attention.w = linear_prepare_forward(t->prepared, attention.w, attention.Cl, C, stream);
@@ -155,11 +164,12 @@ void tpsp_forward(tpsp *t, tpsp_saved *s, const parameters *p, int layer, real *
         cf_fuse_run(t->attproj_forward, t->partial, Ts, B * C, attention_slice, &attention, layer);
     residual_forward(s->x2, s->x, y, params_weight(p, ATTPROJB, layer), rows, C, stream);
 
-    layernorm_forward(own(t, t->wide, C), s->mean2, s->rstd2, s->x2, params_weight(p, LN2W, layer),
-                      params_weight(p, LN2B, layer), rows, C, stream);
-    column_forward(&t->fc, stream, s->fch, t->hidden, t->wide, params_weight(p, FCW, layer),
-                   params_weight(p, FCB, layer), Ts, B, C, 4 * C / N, layer);
+    norm = kept(s->norm2, t->wide);
     job mlp = make_job(t, s, p, FCPROJW, layer);
+    layernorm_forward(own(t, norm, C), s->mean2, s->rstd2, s->x2, params_weight(p, LN2W, layer),
+                      params_weight(p, LN2B, layer), rows, C, stream);
+    column_forward(&t->fc, stream, s->fch, mlp.hidden, norm, params_weight(p, FCW, layer),
+                   params_weight(p, FCB, layer), Ts, B, C, 4 * C / N, layer);
     mlp.w = linear_prepare_forward(t->prepared, mlp.w, mlp.Fl, C, stream);
     y = cf_fuse_run(t->fcproj_forward, t->partial, Ts, B * C, mlp_slice, &mlp, layer);
     residual_forward(out, s->x2, y, params_weight(p, FCPROJB, layer), rows, C, stream);
@@ -173,9 +183,9 @@ static void mlp_slice_backward(void *argument, const cf_span *span, cf_stream *s
     for (int i = 0; i < span->blocks; i++) {
         int64_t row = (span->row + i * span->row_stride) * t->B, rows = span->rows * t->B;
         const real *dy = (const real *)(span->data + i * span->data_stride);    // (rows, C)
-        real *fch = j->s->fch + row * j->Fl, *hidden = t->hidden + row * j->Fl; // (rows, Fl)
+        real *fch = j->s->fch + row * j->Fl, *hidden = j->hidden + row * j->Fl; // (rows, Fl)
         linear_dgrad_gelu(t->dhidden + row * j->Fl, dy, j->w, fch, rows, j->Fl, j->C, stream);
-        gelu_forward(hidden, fch, rows * j->Fl, stream);
+        if (!j->s->hidden) gelu_forward(hidden, fch, rows * j->Fl, stream);
         if (j->dw) linear_wgrad(j->dw, dy, hidden, rows, j->Fl, j->C, stream);
     }
 }
@@ -215,15 +225,26 @@ static void take_weight_gradient(const tpsp *t, const parameters *p, int tensor,
     weight_gradient_take(t->pass, p, tensor, layer, g, t->context->stream);
 }
 
+// dy (T, B, C) of a row-parallel layer, to be gathered: the own shard is in its place. A single rank has all of it in dx,
+// which changes only when the half is done with it.
+static real *place_gradient(const tpsp *t, real *full, real *dx, int64_t C) {
+    if (t->group->size == 1) return dx;
+    cf_copy(own(t, full, C), dx, t->T / t->group->size * t->B * C * (int64_t)sizeof(real),
+            t->context->stream);
+    return full;
+}
+
 // Layer norm, column-parallel layer and its bias.
 static const int first_half[4] = {LN1W, LN1B, QKVW, QKVB}, second_half[4] = {LN2W, LN2B, FCW, FCB};
 
-// Starts to gather in full what all ranks need for wgrad, the layer norm's output; the own shard is computed again.
+// Starts to gather in full what all ranks need for wgrad, the layer norm's output; the own shard is computed again, unless
+// all of it is here.
 static void gather_norm(tpsp *t, column_linear *c, const parameters *p, int layer, const int tensor[4],
-                        const real *x, real *full) {
+                        const real *x, real *full, bool here) {
     int64_t C = p->shape.C, Ts = t->T / t->group->size;
-    layernorm_forward(own(t, full, C), NULL, NULL, x, params_weight(p, tensor[0], layer),
-                      params_weight(p, tensor[1], layer), Ts * t->B, C, t->context->stream);
+    if (!here)
+        layernorm_forward(own(t, full, C), NULL, NULL, x, params_weight(p, tensor[0], layer),
+                          params_weight(p, tensor[1], layer), Ts * t->B, C, t->context->stream);
     column_gather(c, full, Ts, t->B, C, layer);
 }
 
@@ -248,33 +269,34 @@ static void mlp_backward(tpsp *t, tpsp_saved *s, const parameters *p, int layer,
     cf_stream *stream = t->context->stream;
     int64_t C = p->shape.C, N = t->group->size, Ts = t->T / N, rows = Ts * t->B;
     linear_bias_grad(params_grad(p, FCPROJB, layer), dx, rows, C, stream);
-    cf_copy(own(t, t->wide, C), dx, rows * C * (int64_t)sizeof(real), stream);
+    real *dy = place_gradient(t, t->wide, dx, C);
     job j = make_job(t, s, p, FCPROJW, layer);
-    cf_fuse_begin(t->fcproj_backward, t->wide, Ts, t->B * C, mlp_slice_backward, &j, layer);
-    gather_norm(t, &t->fc, p, layer, second_half, s->x2, t->wide2);
+    cf_fuse_begin(t->fcproj_backward, dy, Ts, t->B * C, mlp_slice_backward, &j, layer);
+    real *norm2 = kept(s->norm2, t->wide2);
+    gather_norm(t, &t->fc, p, layer, second_half, s->x2, norm2, s->norm2 != NULL);
     j.w = linear_prepare_dgrad(t->prepared, j.w, j.Fl, C, stream); // behind the first transfers
     cf_fuse_finish(t->fcproj_backward);
-    if (!j.dw) take_weight_gradient(t, p, FCPROJW, layer, t->wide, t->hidden);
-    gather_norm(t, &t->qkv, p, layer, first_half, s->x, t->wide);
+    if (!j.dw) take_weight_gradient(t, p, FCPROJW, layer, dy, j.hidden);
+    gather_norm(t, &t->qkv, p, layer, first_half, s->x, kept(s->norm1, t->wide), s->norm1 != NULL);
     norm_column_backward(t, &t->fc, p, layer, second_half, s->x2, s->mean2, s->rstd2, t->dhidden, 4 * C / N,
-                         t->wide2, dx);
+                         norm2, dx);
     if (!comes_later(t, p, FCW, layer)) return;
     column_input(&t->fc);
-    take_weight_gradient(t, p, FCW, layer, t->dhidden, t->wide2);
+    take_weight_gradient(t, p, FCW, layer, t->dhidden, norm2);
 }
 
 static void attention_half_backward(tpsp *t, tpsp_saved *s, const parameters *p, int layer, real *dx) {
     cf_stream *stream = t->context->stream;
     int64_t C = p->shape.C, N = t->group->size, Ts = t->T / N, rows = Ts * t->B;
     linear_bias_grad(params_grad(p, ATTPROJB, layer), dx, rows, C, stream);
-    cf_copy(own(t, t->wide2, C), dx, rows * C * (int64_t)sizeof(real), stream);
+    real *dy = place_gradient(t, t->wide2, dx, C);
     job j = make_job(t, s, p, ATTPROJW, layer);
-    cf_fuse_begin(t->attproj_backward, t->wide2, Ts, t->B * C, attention_slice_backward, &j, layer);
+    cf_fuse_begin(t->attproj_backward, dy, Ts, t->B * C, attention_slice_backward, &j, layer);
     j.w = linear_prepare_dgrad(t->prepared, j.w, j.Cl, C, stream); // behind the first transfers
     cf_fuse_finish(t->attproj_backward);
-    if (!j.dw) take_weight_gradient(t, p, ATTPROJW, layer, t->wide2, s->heads);
+    if (!j.dw) take_weight_gradient(t, p, ATTPROJW, layer, dy, s->heads);
     norm_column_backward(t, &t->qkv, p, layer, first_half, s->x, s->mean1, s->rstd1, t->dqkv, 3 * C / N,
-                         t->wide, dx);
+                         kept(s->norm1, t->wide), dx);
 }
 
 void tpsp_backward(tpsp *t, tpsp_saved *s, const parameters *p, int layer, real *dx) {
@@ -282,8 +304,8 @@ void tpsp_backward(tpsp *t, tpsp_saved *s, const parameters *p, int layer, real 
     attention_half_backward(t, s, p, layer, dx);
 }
 
-void tpsp_backward_qkvw(tpsp *t, const parameters *p, int layer) {
+void tpsp_backward_qkvw(tpsp *t, const tpsp_saved *s, const parameters *p, int layer) {
     if (!comes_later(t, p, QKVW, layer)) return;
     column_input(&t->qkv);
-    take_weight_gradient(t, p, QKVW, layer, t->dqkv, t->wide);
+    take_weight_gradient(t, p, QKVW, layer, t->dqkv, kept(s->norm1, t->wide));
 }

@@ -52,7 +52,7 @@ typedef struct tpsp {
     real *wide;     // (T, B, C) what all-gather fills; in backward dY of the MLP, then QKV's input
     real *wide2;    // (T, B, C) in backward fc1's input, then dY of attention
     real *partial;  // (T, B, C) what reduce-scatter sums
-    real *hidden;   // (T, B, Fl) GELU
+    real *hidden;   // (T, B, Fl) GELU; NULL: layers keep theirs
     real *dhidden;  // (T, B, Fl) gradient in front of the GELU
     real *dheads;   // (T, B, Cl)
     real *dqkv;     // (T, B, 3 Cl)
@@ -70,12 +70,15 @@ typedef struct tpsp_saved {
     real *x2;               // (Ts, B, C)
     precise *mean2, *rstd2; // (Ts, B)
     real *fch;              // (T, B, Fl) before GELU
+    // NULL: backward computes them again
+    real *hidden;        // (T, B, Fl) GELU
+    real *norm1, *norm2; // (T, B, C) outputs of the layer norms; several ranks gather them again in any case
 } tpsp_saved;
 
 void tpsp_create(tpsp *t, cf_context *context, const cf_group *group, const backward_pass *pass,
-                 gpt_shape shape, int64_t T, int64_t B, overlap o);
+                 gpt_shape shape, int64_t T, int64_t B, overlap o, bool recompute);
 void tpsp_free(tpsp *t);
-void tpsp_saved_create(tpsp_saved *s, gpt_shape shape, int tp, int64_t T, int64_t B);
+void tpsp_saved_create(tpsp_saved *s, gpt_shape shape, int tp, int64_t T, int64_t B, bool recompute);
 void tpsp_saved_free(tpsp_saved *s);
 
 // out (Ts, B, C) = block(s->x)
@@ -84,7 +87,7 @@ void tpsp_forward(tpsp *t, tpsp_saved *s, const parameters *p, int layer, real *
 // if those leave owner by owner or are wanted to hide the embedding's transfers behind (layer 0): they are left to
 // tpsp_backward_qkvw, before which anything but `partial` must be left as it is.
 void tpsp_backward(tpsp *t, tpsp_saved *s, const parameters *p, int layer, real *dx);
-void tpsp_backward_qkvw(tpsp *t, const parameters *p, int layer);
+void tpsp_backward_qkvw(tpsp *t, const tpsp_saved *s, const parameters *p, int layer);
 
 // out (T·B, OC) = gathered x · wᵀ + bias; the own shard of x is in place at full + rank · Ts. activated: its GELU;
 // NULL: not wanted.

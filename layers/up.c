@@ -17,6 +17,7 @@ typedef struct job {
     up_saved *s;
     const parameters *p;
     int layer;
+    real *norm; // (Ts, B, C) output of the layer norm
     const real *bias;
     const real *dx; // (Ts, B, C)
     bool first;     // attention backward: no range has been done
@@ -71,7 +72,7 @@ static int64_t largest_prepared(int64_t C, int64_t N) {
 }
 
 void up_create(up *u, cf_context *context, const cf_group *group, const backward_pass *pass, gpt_shape shape,
-               int64_t T, int64_t B, overlap o) {
+               int64_t T, int64_t B, overlap o, bool recompute) {
     const char *shared = "activations, shared";
     int64_t N = group->size, C = shape.C, rows = T * B, shard_rows = rows / N, Cl = C / N;
     *u = (up){.context = context, .group = group, .pass = pass, .T = T, .B = B};
@@ -86,7 +87,7 @@ void up_create(up *u, cf_context *context, const cf_group *group, const backward
     u->dheads_out = take_real(rows * Cl, shared);
     u->dheads = take_real(rows * Cl, shared);
     u->dqkv = take_real(rows * 3 * Cl, shared);
-    u->hidden = take_real(shard_rows * 4 * C, shared);
+    if (recompute) u->hidden = take_real(shard_rows * 4 * C, shared);
     u->dhidden = take_real(shard_rows * 4 * C, shared);
     u->prepared = take_real(largest_prepared(C, N), "weights, prepared");
     u->ready = pointers(N);
@@ -107,7 +108,7 @@ void up_free(up *u) {
     free(u->x);
 }
 
-void up_saved_create(up_saved *s, gpt_shape shape, int tp, int64_t T, int64_t B) {
+void up_saved_create(up_saved *s, gpt_shape shape, int tp, int64_t T, int64_t B, bool recompute) {
     const char *purpose = "activations, per layer";
     int64_t C = shape.C, rows = T * B, shard_rows = rows / tp;
     s->mean1 = take_precise(shard_rows, purpose);
@@ -120,11 +121,15 @@ void up_saved_create(up_saved *s, gpt_shape shape, int tp, int64_t T, int64_t B)
     s->mean2 = take_precise(shard_rows, purpose);
     s->rstd2 = take_precise(shard_rows, purpose);
     s->fch = take_real(shard_rows * 4 * C, purpose);
+    if (recompute) return;
+    s->hidden = take_real(shard_rows * 4 * C, purpose);
+    s->norm1 = take_real(shard_rows * C, purpose);
+    s->norm2 = take_real(shard_rows * C, purpose);
 }
 
 void up_saved_free(up_saved *s) {
-    void *memory[] = {s->mean1,  s->rstd1, s->qkv,   s->heads, s->lse,
-                      s->groups, s->x2,    s->mean2, s->rstd2, s->fch};
+    void *memory[] = {s->mean1, s->rstd1, s->qkv, s->heads,  s->lse,   s->groups, s->x2,
+                      s->mean2, s->rstd2, s->fch, s->hidden, s->norm1, s->norm2};
     for (int i = 0; i < (int)(sizeof memory / sizeof *memory); i++) cf_free(memory[i]);
 }
 
@@ -163,7 +168,7 @@ static void prepare_groups(up *u, linear_prepare *prepare, const real *w, int64_
 
 // The queries, keys and values of one head group for some rows of the own shard.
 static void qkv_piece(job *j, int64_t group, int64_t first, int64_t rows, real *out) {
-    linear_forward(out, j->u->norm + first * j->B * j->C, j->u->ready[group], j->bias + group * 3 * j->Cl,
+    linear_forward(out, j->norm + first * j->B * j->C, j->u->ready[group], j->bias + group * 3 * j->Cl,
                    rows * j->B, j->C, 3 * j->Cl, j->u->context->stream);
 }
 
@@ -200,7 +205,8 @@ static void attention_half_forward(up *u, up_saved *s, const parameters *p, int 
     job j = make_job(u, s, p, layer);
     prepare_groups(u, linear_prepare_forward, params_weight(p, QKVW, layer), j.C, 3 * j.Cl);
     j.bias = params_weight(p, QKVB, layer);
-    layernorm_forward(u->norm, s->mean1, s->rstd1, s->x, params_weight(p, LN1W, layer),
+    j.norm = kept(s->norm1, u->norm);
+    layernorm_forward(j.norm, s->mean1, s->rstd1, s->x, params_weight(p, LN1W, layer),
                       params_weight(p, LN1B, layer), j.Ts * j.B, j.C, stream);
     cf_fuse_result(u->qkv_forward, s->qkv);
     cf_fuse_run(u->qkv_forward, u->qkv_out, j.Ts, j.B * 3 * j.Cl, qkv_slice, &j, layer);
@@ -218,13 +224,14 @@ static void attention_half_forward(up *u, up_saved *s, const parameters *p, int 
 void up_forward(up *u, up_saved *s, const parameters *p, int layer, real *out) {
     cf_stream *stream = u->context->stream;
     int64_t C = p->shape.C, rows = u->T / u->group->size * u->B;
+    real *norm = kept(s->norm2, u->norm), *hidden = kept(s->hidden, u->hidden);
     attention_half_forward(u, s, p, layer);
-    layernorm_forward(u->norm, s->mean2, s->rstd2, s->x2, params_weight(p, LN2W, layer),
+    layernorm_forward(norm, s->mean2, s->rstd2, s->x2, params_weight(p, LN2W, layer),
                       params_weight(p, LN2B, layer), rows, C, stream);
     const real *w = linear_prepare_forward(u->prepared, params_weight(p, FCW, layer), C, 4 * C, stream);
-    linear_forward_gelu(u->hidden, s->fch, u->norm, w, params_weight(p, FCB, layer), rows, C, 4 * C, stream);
+    linear_forward_gelu(hidden, s->fch, norm, w, params_weight(p, FCB, layer), rows, C, 4 * C, stream);
     w = linear_prepare_forward(u->prepared, params_weight(p, FCPROJW, layer), 4 * C, C, stream);
-    linear_forward(u->y, u->hidden, w, NULL, rows, 4 * C, C, stream);
+    linear_forward(u->y, hidden, w, NULL, rows, 4 * C, C, stream);
     residual_forward(out, s->x2, u->y, params_weight(p, FCPROJB, layer), rows, C, stream);
 }
 
@@ -247,14 +254,14 @@ static void mlp_backward(up *u, up_saved *s, const parameters *p, int layer, rea
     linear_bias_grad(params_grad(p, FCPROJB, layer), dx, rows, C, stream);
     const real *w = linear_prepare_dgrad(u->prepared, params_weight(p, FCPROJW, layer), 4 * C, C, stream);
     linear_dgrad_gelu(u->dhidden, dx, w, s->fch, rows, 4 * C, C, stream);
-    gelu_forward(u->hidden, s->fch, rows * 4 * C, stream);
-    u->dy[0] = dx, u->x[0] = u->hidden;
+    if (!s->hidden) gelu_forward(u->hidden, s->fch, rows * 4 * C, stream);
+    u->dy[0] = dx, u->x[0] = kept(s->hidden, u->hidden);
     take_weight_gradient(u, p, FCPROJW, layer, 1);
     linear_bias_grad(params_grad(p, FCB, layer), u->dhidden, rows, 4 * C, stream);
     w = linear_prepare_dgrad(u->prepared, params_weight(p, FCW, layer), C, 4 * C, stream);
     linear_dgrad(u->dnorm, u->dhidden, w, rows, C, 4 * C, stream);
-    layernorm_forward(u->norm, NULL, NULL, s->x2, ln_w, ln_b, rows, C, stream);
-    u->dy[0] = u->dhidden, u->x[0] = u->norm;
+    if (!s->norm2) layernorm_forward(u->norm, NULL, NULL, s->x2, ln_w, ln_b, rows, C, stream);
+    u->dy[0] = u->dhidden, u->x[0] = kept(s->norm2, u->norm);
     take_weight_gradient(u, p, FCW, layer, 1);
     layernorm_backward(dx, params_grad(p, LN2W, layer), params_grad(p, LN2B, layer), u->dnorm, s->x2, ln_w,
                        s->mean2, s->rstd2, u->norm_scratch, rows, C, stream);
@@ -318,11 +325,12 @@ static void norm_and_qkv_backward(up *u, job *j, real *dx) {
     const real *ln_w = params_weight(p, LN1W, j->layer), *ln_b = params_weight(p, LN1B, j->layer);
     cf_fuse_result(u->qkv_backward, u->dqkv);
     cf_fuse_begin(u->qkv_backward, u->qkv_out, j->Ts, j->B * 3 * j->Cl, qkv_slice_backward, j, j->layer);
-    layernorm_forward(u->norm, NULL, NULL, j->s->x, ln_w, ln_b, rows, j->C, stream); // for wgrad
+    if (!j->s->norm1) // for wgrad
+        layernorm_forward(u->norm, NULL, NULL, j->s->x, ln_w, ln_b, rows, j->C, stream);
     prepare_groups(u, linear_prepare_dgrad, params_weight(p, QKVW, j->layer), j->C, 3 * j->Cl);
     cf_fuse_finish(u->qkv_backward);
     for (int64_t i = 0; i < j->N; i++) {
-        u->x[i] = u->norm;
+        u->x[i] = kept(j->s->norm1, u->norm);
         linear_bias_grad(params_grad(p, QKVB, j->layer) + i * 3 * j->Cl, u->dy[i], rows, 3 * j->Cl, stream);
     }
     if (!weight_gradient_fuses(u->pass, p, QKVW, j->layer))

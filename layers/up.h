@@ -28,13 +28,13 @@ typedef struct up {
     const backward_pass *pass;
     int64_t T, B; // of the pass in progress
     cf_fuse *qkv_forward, *att_forward, *att_backward, *qkv_backward;
-    real *norm;                // (Ts, B, C) a layer norm's output, then its gradient's place is dnorm
+    real *norm;                // (Ts, B, C) a layer norm's output
     real *dnorm;               // (Ts, B, C)
     real *y;                   // (Ts, B, C) output of projection or MLP
     real *qkv_out;             // (N, Ts, B, 3 Cl) by destination; backward: (T, B, 3 Cl) dqkv
     real *dheads_out, *dheads; // (N, Ts, B, Cl) by destination, (T, B, Cl) arrived
     real *dqkv;                // (N, Ts, B, 3 Cl) arrived, by head group
-    real *hidden, *dhidden;    // (Ts, B, 4C)
+    real *hidden, *dhidden;    // (Ts, B, 4C); hidden NULL: layers keep theirs
     real *prepared;            // weights
     const real **ready;        // [N] of attention, head group by head group
     const real **dy, **x;      // [N] head group by head group, for the weight gradients
@@ -52,12 +52,15 @@ typedef struct up_saved {
     real *x2;               // (Ts, B, C)
     precise *mean2, *rstd2; // (Ts, B)
     real *fch;              // (Ts, B, 4C) before GELU
+    // NULL: backward computes them again
+    real *hidden;        // (Ts, B, 4C) GELU
+    real *norm1, *norm2; // (Ts, B, C) outputs of the layer norms
 } up_saved;
 
 void up_create(up *u, cf_context *context, const cf_group *group, const backward_pass *pass, gpt_shape shape,
-               int64_t T, int64_t B, overlap o);
+               int64_t T, int64_t B, overlap o, bool recompute);
 void up_free(up *u);
-void up_saved_create(up_saved *s, gpt_shape shape, int tp, int64_t T, int64_t B);
+void up_saved_create(up_saved *s, gpt_shape shape, int tp, int64_t T, int64_t B, bool recompute);
 void up_saved_free(up_saved *s);
 
 // out (Ts, B, C) = block(s->x)

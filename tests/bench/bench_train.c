@@ -203,7 +203,8 @@ static void make_models(bench *b) {
     parallel_strategy strategy = strcmp(o->strategy, "up") == 0 ? STRATEGY_UP : STRATEGY_TPSP;
     for (int i = 0; i < b->entrants; i++) {
         entrant *e = &b->entrant[i];
-        gpt_create(&e->model, &b->context, &b->mesh, b->shape, strategy, o->seq, o->micro_batch, e->how);
+        gpt_create(&e->model, &b->context, &b->mesh, b->shape, strategy, o->seq, o->micro_batch, e->how,
+                   o->recompute != 0);
         optimizer_create(&e->optimizer, &e->model, e->how);
         params_init(&e->model.params, (uint64_t)o->seed, b->context.stream);
         optimizer_start(&e->optimizer);

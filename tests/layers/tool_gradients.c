@@ -1,6 +1,6 @@
 // Loss and gradients of the whole model on the first samples of a token file, for comparison with an
 // independent reference:
-//     tool_gradients MODEL TOKENS T B tp dp strategy overlap route slices OUT
+//     tool_gradients MODEL TOKENS T B tp dp strategy overlap route slices recompute OUT
 // Sample i of the file belongs to replica i / B. Prints `loss %.17g`; OUT is a model file whose "weights" are
 // the gradients of the mean loss over all B · dp samples. Gradients take the path of training: backward, then
 // reduction over tp and dp by the optimizer's own operations.
@@ -48,7 +48,7 @@ static void gradients_into_weights(gpt *g, zero_optimizer *o) {
 }
 
 int main(int argc, char **argv) {
-    if (argc != 12) cf_die_together("see the top of this file", "%d arguments, 11 are needed", argc - 1);
+    if (argc != 13) cf_die_together("see the top of this file", "%d arguments, 12 are needed", argc - 1);
     int64_t T = atoll(argv[3]), B = atoll(argv[4]);
     cf_transport *transport = cf_transport_create("auto", &argc, &argv, 60);
     cf_context context = {.transport = transport,
@@ -69,7 +69,7 @@ int main(int argc, char **argv) {
     static zero_optimizer optimizer;
     parallel_strategy strategy = strcmp(argv[7], "up") == 0 ? STRATEGY_UP : STRATEGY_TPSP;
     gpt_create(&model, &context, &mesh, (gpt_shape){f.maxT, f.V, f.Vp, f.L, f.heads, f.C}, strategy, T, B,
-               how);
+               how, atoi(argv[11]) != 0);
     optimizer_create(&optimizer, &model, how);
     params_read(&model.params, read_weights, file, context.stream);
     optimizer_start(&optimizer);
@@ -88,7 +88,7 @@ int main(int argc, char **argv) {
 
     bool root = mesh.world_group.rank == 0;
     if (root) printf("loss %.17g\n", loss);
-    model_writer *writer = root ? model_writer_open(argv[11], &f, 3) : NULL;
+    model_writer *writer = root ? model_writer_open(argv[12], &f, 3) : NULL;
     if (mesh.dp_group.rank == 0) gpt_collect(&model, append_values, writer);
     if (writer) model_writer_commit(writer);
     cf_free(sum);

@@ -57,6 +57,29 @@ class Emulated(meshes.Training):
     def test_up(self):
         self.check_strategy("up")
 
+    def test_native_collectives_beside_exchanges_by_ipc(self):
+        for overlap in (dict(overlap="none"), dict(overlap="slice", slices=3), meshes.commfuse("ring", 2)):
+            with self.subTest(**overlap):
+                self.bits(2, 2, transport="auto", **overlap)
+
+    def test_fewer_queues_than_pairs(self):
+        # 4 ranks: two groups with 7 streams each and 3 others; with 9 queues both share a stream for each direction.
+        more = dict(transport="ipc", steps=meshes.STEPS, **meshes.commfuse("direct", 2))
+        plain = self.bits(4, 1, **more)
+        self.environment(CUDA_DEVICE_MAX_CONNECTIONS="9", **DELAYS)
+        self.assertEqual(self.bits(4, 1, **more), plain)
+        self.doCleanups()
+        self.environment(CUDA_DEVICE_MAX_CONNECTIONS="8")
+        result = harness.run(self.arguments(tp=4, transport="ipc"), 4)
+        self.assertFails(result, "9 streams need queues", "--transport auto or nccl")
+
+    def test_nothing_computed_again(self):
+        for strategy in meshes.STRATEGIES:
+            for mesh in ((1, 1), (2, 1)):
+                with self.subTest(strategy=strategy, mesh=mesh):
+                    more = dict(strategy=strategy, transport="auto")
+                    self.assertEqual(self.bits(*mesh, recompute=0, **more), self.bits(*mesh, **more))
+
     def test_delays_and_the_order_of_threads_change_no_bit(self):
         for transport in ("nccl", "ipc"):
             for mesh in ((2, 1), (1, 2)):

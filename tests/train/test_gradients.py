@@ -46,9 +46,10 @@ class Gradients(unittest.TestCase):
         self.inputs, self.targets = reference.samples(tokens, T)
         self.expected = {}  # by batch: one reference pass serves every mode
 
-    def check(self, B, strategy, tp, dp, overlap, route, slices):
-        command = [self.model, self.tokens, self.T, B, tp, dp, strategy, overlap, route, slices, self.out]
-        with self.subTest(strategy=strategy, tp=tp, dp=dp, overlap=overlap, route=route, slices=slices, B=B):
+    def check(self, B, strategy, tp, dp, overlap, route, slices, recompute=1):
+        command = [self.model, self.tokens, self.T, B, tp, dp, strategy, overlap, route, slices, recompute, self.out]
+        with self.subTest(strategy=strategy, tp=tp, dp=dp, overlap=overlap, route=route, slices=slices, B=B,
+                          recompute=recompute):
             if os.path.exists(self.out):
                 os.remove(self.out)
             result = harness.run(command, ranks=tp * dp, program=harness.GRADIENTS)
@@ -80,6 +81,13 @@ class Gradients(unittest.TestCase):
             for tp, dp, *mode in ((1, 1, "commfuse", "ring", 2), (2, 1, "commfuse", "ring", 2),
                                   (2, 2, "commfuse", "direct", 3), (2, 1, "slice", "ring", 4), (1, 2, "none", "ring", 1)):
                 self.check(2, strategy, tp, dp, *mode)
+
+    def test_nothing_computed_again(self):
+        self.prepare(Shape(maxT=24, V=101, L=2, heads=12, C=96, Vp=128), T=24, samples=6)
+        for strategy in STRATEGIES:
+            for tp, dp in MESHES:
+                for mode in (MODES[0], ("commfuse", "ring", 2)):
+                    self.check(3, strategy, tp, dp, *mode, recompute=0)
 
     def test_large_vocabulary(self):
         # Fewer rows are looked up than the table has: the lookup's gradient travels as rows, straight to their owners.
