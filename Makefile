@@ -119,6 +119,7 @@ cuda_sources := $(wildcard commfuse/*.cu layers/*.cu)
 twinned := $(cuda_sources:%.cu=%.c) commfuse/device_cpu.c commfuse/transport_mpi.c layers/gemm.c layers/gemm_ref.c
 shared_sources := $(filter-out $(twinned),$(wildcard commfuse/*.c layers/*.c data/*.c))
 gpu_objects := $(cuda_sources:%.cu=%.cuda.o) $(shared_sources:%.c=%.o)
+device_objects := commfuse/device_cuda.cuda.o commfuse/memory.o commfuse/die.o
 real_bf16 := -DREAL_IS_BF16
 name_bf16 := train_gpt_cuda
 name_fp32 := train_gpt_cuda_fp32
@@ -146,6 +147,11 @@ build/cuda-$(1)/tests/%: tests/%.c $$(gpu_objects:%=build/cuda-$(1)/%)
 	@mkdir -p $$(@D)
 	$$(CC) $$(CFLAGS) $$(real_$(1)) -MMD -MP -I. -c -o $$@.o $$<
 	$$(NVCC) -Xcompiler -fopenmp -o $$@ $$@.o $$(filter %.o,$$^) $$(CUDA_LIBS) -lcjson $$(MPI_LINK) -lpthread -lm
+# What measures the device needs no more than the device.
+build/cuda-$(1)/tests/%: tests/%.cu $$(device_objects:%=build/cuda-$(1)/%)
+	@mkdir -p $$(@D)
+	$$(NVCC) $$(NVCCFLAGS) $$(CUDA_INCLUDES) $$(real_$(1)) -MMD -MP -MT $$@ -I. -c -o $$@.o $$<
+	$$(NVCC) -o $$@ $$@.o $$(filter %.o,$$^) -lpthread
 ifneq ($$(NVCC),)
 $$(name_$(1)): build/cuda-$(1)/train_gpt
 	cp -f $$< $$@
@@ -203,7 +209,7 @@ config: ## what was found on this machine
 compile_commands.json: Makefile $(wildcard */*.c tests/*/*.c)
 	@$(PYTHON) scripts/compile_commands.py '$(CC) $(CFLAGS) $(MPI_CFLAGS) -I.' train_gpt.cu $(wildcard */*.c tests/*/*.c) > $@
 
-formatted = $(wildcard train_gpt.cu */*.h */*.c */*.cu tests/*/*.c tests/*/*.h tests/*/*.cc)
+formatted = $(wildcard train_gpt.cu */*.h */*.c */*.cu tests/*/*.c tests/*/*.cu tests/*/*.h tests/*/*.cc)
 format: ## clang-format every C and CUDA file
 	clang-format -i $(formatted)
 format-check: ## say what `make format` would change
