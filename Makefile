@@ -163,12 +163,13 @@ MPI_LINK := $(patsubst -Wl$(comma)%,-Xlinker %,$(filter -L% -l% -Wl$(comma)%,$(M
 $(eval $(call gpu_variant,bf16,fp32))
 $(eval $(call gpu_variant,fp32,bf16))
 .SECONDARY:
+cuda-tools: $(foreach tool,tests/layers/tool_twins tests/bench/bench_gpu tests/bench/bench_wires,build/cuda-bf16/$(tool))
 emulated-tools: $(foreach type,fp32 bf16,build/emulated-$(type)/tests/layers/tool_twins) \
                 build/emulated-fp32/tests/commfuse/tool_silent_peer
 
 -include $(shell find $(B) -name '*.d' 2>/dev/null)
 
-build-tests: all $(tests) $(tools) $(benches) $(if $(SAN),,emulated emulated-tools $(if $(NVCC),cuda)) ## build everything that `make test` runs
+build-tests: all $(tests) $(tools) $(benches) $(if $(SAN),,emulated emulated-tools $(if $(NVCC),cuda cuda-tools)) ## build everything that `make test` runs
 tests: build-tests
 
 test: ## all tests; one alone: make test T=fuse   with sanitizers: make test SAN=address,undefined
@@ -221,5 +222,5 @@ clean: ## remove everything that was built
 help: ## this list
 	@grep -hE '^[a-z_-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z_-]+):.*## /  make \1\t/' | expand -t 20
 
-.PHONY: FORCE all cuda emulated-tools build-tests tests test bench report lab chaos demo deps config format format-check clean help
+.PHONY: FORCE all cuda cuda-tools emulated-tools build-tests tests test bench report lab chaos demo deps config format format-check clean help
 .DELETE_ON_ERROR:

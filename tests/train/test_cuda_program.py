@@ -33,6 +33,12 @@ class Program(harness.Case):
         self.assertFails(self.start(PROGRAMS[0], "--dtype", "fp32"), "no CUDA device")
 
     @unittest.skipIf(shutil.which("nvidia-smi"), "this machine has a GPU")
+    def test_benchmarks_say_so_too(self):
+        for name in ("bench_gpu", "bench_wires"):
+            path = os.path.join(harness.ROOT, "build", "cuda-bf16", "tests", "bench", name)
+            self.assertFails(harness.run([], program=path), "no CUDA device", "driver")
+
+    @unittest.skipIf(shutil.which("nvidia-smi"), "this machine has a GPU")
     def test_ranks_started_by_environment_say_it_once(self):
         result = self.start(PROGRAMS[0], RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="29511")
         self.assertFails(result, "no CUDA device")
