@@ -2,19 +2,27 @@
 // it into slices costs.
 //
 //     bench_gpu L C H B T V [repetitions] [JSON]         default 12 768 12 16 1024 50304 12: d12, 16 sequences
+//     bench_gpu gemm [N ...]                             only what square products of N reach; default 4096 8192 16384
 //
 // The first table has a line for each kernel of a step of one rank: time of a call, calls in a step, their time in the
 // step, TFLOP/s with the share of the device's peak, GB/s with the share of what a plain copy reaches in this run.
 // FLOP of attention count causal work alone, half of T × T. GB count each tensor once per pass over memory that the
-// algorithm needs. AdamW, the norm and zeroing are timed on at most 2^27 parameters and scaled to all of them.
+// algorithm needs. AdamW, the norm and zeroing are timed on at most 2^27 parameters and scaled to all of them. Lines with
+// 0 calls are there to be compared. Calls are those of --recompute 0; backward with 1 takes 2 L more layer norms, L GELUs.
 //
-// The second table is chunking loss: an operation as one of N ranks has it, computed whole and in the N slices in
-// which CommFuse computes it, nothing sent. loss = (slices − whole) / whole, which no schedule can win back.
+// The second table tells whether GELU belongs into the epilogue of the MLP's products or into a kernel of its own.
+// ratio = fused / apart: below 1 the epilogue wins.
+//
+// The third table is chunking loss: an operation as one of N ranks has it, computed whole and in the N slices in
+// which CommFuse computes it, nothing sent. loss = (slices − whole) / whole, which no schedule can win back. Where N does
+// not divide T, sequences are shortened until it does, for both.
 //
 // A time is between two moments of the stream around as many calls as take half a millisecond; printed is the median
 // of the repetitions, after two to warm up, and the spread, slowest − fastest in percent of the median. Tensors of
 // the residual stream rotate through POOL copies, so that a second-level cache does not hold them; what is written
 // goes to copies that are not read as residuals, so that no number grows from call to call until it is infinite.
+// The rate of square products is the median over the better part of a second of each size, for a device that draws
+// all its power runs slower than in a burst.
 // A source for either device: on a CPU use small sizes.
 #include "commfuse/die.h"
 #include "layers/adamw.h"
@@ -34,10 +42,11 @@ enum {
     REPETITIONS_MIN = 10,
     REPETITIONS_MAX = 1000,
     CALLS_MAX = 64,
-    SEED_ELEMENTS = 1 << 20
+    SEED_ELEMENTS = 1 << 20,
+    SQUARES_MAX = 8 // sizes of square products
 };
 enum { STATE_MAX = 1 << 27 };
-static const double SAMPLE_MS = 0.5;
+static const double SAMPLE_MS = 0.5, SUSTAINED_MS = 700;
 
 typedef struct sizes {
     int64_t L, C, H, B, T, V, repetitions;
@@ -57,7 +66,7 @@ typedef struct bench {
     real *w;
     precise *master, *m, *v, *g; // (S)
     double *sums;
-    int32_t *tokens;
+    int32_t *tokens, *uniform; // (R) as uneven as words of text; each as likely as any
 } bench;
 
 static real *residual(bench *b, int which) {
@@ -84,6 +93,31 @@ static int64_t largest(int64_t a, int64_t b) {
     return a > b ? a : b;
 }
 
+// Token r of this order is drawn in proportion to 1 / (r + 2): the commonest of 50304 is one in twenty. Rows of one
+// token are added one after another, so that such a run can be what the whole lookup's gradient waits for.
+static void draw_tokens(bench *b) {
+    const int64_t V = b->s.V, R = b->s.R, apart = 7919; // a prime, so that common tokens are no neighbours
+    double *up_to = host_memory(V * (int64_t)sizeof *up_to), sum = 0;
+    int32_t *host = host_memory(R * (int64_t)sizeof *host);
+    for (int64_t r = 0; r < V; r++) up_to[r] = sum += 1 / (double)(r + 2);
+    for (int64_t i = 0; i < R; i++) {
+        double at = sum * random_uniform(1, 3, (uint64_t)i);
+        int64_t low = 0, high = V - 1;
+        while (low < high) {
+            int64_t middle = (low + high) / 2;
+            if (up_to[middle] > at)
+                high = middle;
+            else
+                low = middle + 1;
+        }
+        host[i] = (int32_t)(low * apart % V);
+    }
+    cf_copy(b->tokens, host, R * (int64_t)sizeof *host, b->stream);
+    cf_stream_sync(b->stream);
+    free(host);
+    free(up_to);
+}
+
 static void make_buffers(bench *b) {
     const sizes *s = &b->s;
     for (int i = 0; i < POOL; i++) b->narrow[i] = filled(b, OF_REAL, s->R * s->C);
@@ -108,9 +142,10 @@ static void make_buffers(bench *b) {
     b->g = filled(b, OF_PRECISE, s->S);
     b->sums = cf_alloc((SQUARES_SCRATCH + 1) * (int64_t)sizeof(double), "benchmark");
     b->tokens = cf_alloc(s->R * (int64_t)sizeof(int32_t), "benchmark");
-    tensor tokens = {.of = OF_INT32, .count = s->R, .at = b->tokens};
-    tensor_integers(&tokens, 1, 2, 0, s->V, b->stream);
-    cf_stream_sync(b->stream);
+    b->uniform = cf_alloc(s->R * (int64_t)sizeof(int32_t), "benchmark");
+    tensor uniform = {.of = OF_INT32, .count = s->R, .at = b->uniform};
+    tensor_integers(&uniform, 1, 2, 0, s->V, b->stream);
+    draw_tokens(b);
 }
 
 // --- time ---
@@ -212,6 +247,17 @@ static void gelu_gradient(bench *b, const int64_t *n) {
     (void)n;
     gelu_backward(b->wide2, b->wide2, b->wide, b->s.R * 4 * b->s.C, b->stream);
 }
+static void forward_then_gelu(bench *b, const int64_t *n) {
+    linear_forward(b->wide, residual(b, 1), b->weight, b->weight, b->s.R, n[0], n[1], b->stream);
+    gelu(b, n);
+}
+static void dgrad_then_gelu(bench *b, const int64_t *n) {
+    linear_dgrad(b->wide2, residual(b, 1), b->weight, b->s.R, n[0], n[1], b->stream);
+    gelu_gradient(b, n);
+}
+static void square(bench *b, const int64_t *n) {
+    linear_forward(b->wide2, b->wide, b->weight, NULL, n[0], n[0], n[0], b->stream);
+}
 static void residual_add(bench *b, const int64_t *n) {
     (void)n;
     residual_forward(sink(b, 0), residual(b, 1), residual(b, 2), b->weight, b->s.R, b->s.C, b->stream);
@@ -228,6 +274,10 @@ static void lookup(bench *b, const int64_t *n) {
 static void lookup_gradient(bench *b, const int64_t *n) {
     (void)n;
     embedding_backward(b->dtable, residual(b, 0), b->tokens, 0, b->s.V, b->s.R, b->s.C, b->stream);
+}
+static void lookup_gradient_uniform(bench *b, const int64_t *n) {
+    (void)n;
+    embedding_backward(b->dtable, residual(b, 0), b->uniform, 0, b->s.V, b->s.R, b->s.C, b->stream);
 }
 static void position(bench *b, const int64_t *n) {
     (void)n;
@@ -257,12 +307,25 @@ static void loss_gradient(bench *b,
                           b->stream);
 }
 
-static void update(bench *b, const int64_t *n) {
-    (void)n;
+static void update_some(bench *b, int64_t from, int64_t count) {
     adamw a = {
         .lr = 1e-6, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .scale = 1, .step = 9};
-    adamw_update(b->w, sizeof(real) < sizeof(precise) ? b->master : NULL, b->m, b->v, b->g, b->s.S, a,
-                 b->stream);
+    adamw_update(b->w + from, sizeof(real) < sizeof(precise) ? b->master + from : NULL, b->m + from,
+                 b->v + from, b->g + from, count, a, b->stream);
+}
+static void update(bench *b, const int64_t *n) {
+    (void)n;
+    update_some(b, 0, b->s.S);
+}
+static int64_t layer_elements(const sizes *s) {
+    return 12 * s->C * s->C + 13 * s->C;
+}
+// As the optimizer does: each matrix, and the vectors in two runs. Another layer's every time.
+static void update_layer(bench *b, const int64_t *n) {
+    (void)n;
+    const int64_t C = b->s.C, runs[] = {3 * C * C, C * C, 4 * C * C, 4 * C * C, 7 * C, 6 * C};
+    int64_t layer = layer_elements(&b->s), at = b->turn % (b->s.S / layer) * layer;
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; at += runs[i++]) update_some(b, at, runs[i]);
 }
 static void squares(bench *b, const int64_t *n) {
     (void)n;
@@ -281,7 +344,7 @@ static void large_copy(bench *b, const int64_t *n) {
 static void report(bench *b, const char *name, work *run, const int64_t *numbers, double calls, double flops,
                    double bytes) {
     timing t = time_of(b, run, numbers);
-    printf("%-24s %9.4f %6.0f%% %7.4g %9.3f", name, t.ms, 100 * t.spread, calls, t.ms * calls);
+    printf("%-28s %9.4f %6.0f%% %7.4g %9.3f", name, t.ms, 100 * t.spread, calls, t.ms * calls);
     if (flops > 0) printf(" %8.1f", flops / t.ms * 1e-9);
     if (flops > 0 && b->peak > 0) printf(" %6.1f%%", 100 * flops / t.ms * 1e3 / b->peak);
     if (bytes > 0)
@@ -329,12 +392,12 @@ static void report_layers(bench *b) {
     report(b, "bias gradient C", bias_grad, (int64_t[]){s->C}, 2 * L, 0, narrow);
     report(b, "bias gradient 3C", bias_grad, &C3, L, 0, 3 * narrow);
     report(b, "bias gradient 4C", bias_grad, &C4, L, 0, wide);
-    report(b, "layernorm forward", norm, NULL, 4 * L + 1, 0, 2 * narrow); // backward computes them once more
+    report(b, "layernorm forward", norm, NULL, 2 * L + 1, 0, 2 * narrow);
     report(b, "layernorm backward", norm_gradient, NULL, 2 * L + 1, 0, 4 * narrow);
-    report(b, "gelu forward", gelu, NULL, L, 0, 2 * wide); // once more in backward
+    report(b, "gelu forward", gelu, NULL, 0, 0, 2 * wide);
     report(b, "gelu backward", gelu_gradient, NULL, 0, 0, 3 * wide);
     report(b, "residual", residual_add, NULL, 2 * L, 0, 3 * narrow);
-    report(b, "copy of rows", row_copy, NULL, 2 * L + 2, 0, 2 * narrow);
+    report(b, "copy of rows", row_copy, NULL, 2, 0, 2 * narrow); // where several ranks gather rows, 2 L more
 }
 
 static void report_ends(bench *b) {
@@ -352,25 +415,56 @@ static void report_ends(bench *b) {
     report(b, "embedding forward", lookup, NULL, 1, 0, 2 * narrow);
     report(b, "embedding backward", lookup_gradient, NULL, 1, 0,
            narrow + 2 * R * (double)s->C * sizeof(precise));
+    report(b, "embedding backward, uniform", lookup_gradient_uniform, NULL, 0, 0,
+           narrow + 2 * R * (double)s->C * sizeof(precise));
     report(b, "position forward", position, NULL, 1, 0, 2 * narrow + positions * sizeof(real));
     report(b, "position backward", position_gradient, NULL, 1, 0, narrow + 2 * positions * sizeof(precise));
     bool rounded = sizeof(real) < sizeof(precise); // then w is written only
-    report(b, "adamw", update, NULL, of_all, 0, 7 * state + (rounded ? (double)s->S * sizeof(real) : 0));
+    double update_bytes = 7 * sizeof(precise) + (rounded ? sizeof(real) : 0);
+    report(b, "adamw", update, NULL, of_all, 0, (double)s->S * update_bytes);
+    report(b, "adamw, a layer's tensors", update_layer, NULL, 0, 0, (double)layer_elements(s) * update_bytes);
     report(b, "sum of squares", squares, NULL, of_all, 0, state);
     report(b, "zero gradients", zero_gradients, NULL, of_all, 0, state);
+}
+
+// --- GELU in the epilogue, or in a kernel of its own ---
+
+static void report_fused(bench *b, const char *name, work *fused, work *apart, int64_t IC, int64_t OC) {
+    const int64_t n[] = {IC, OC};
+    double ms[2] = {0, 0}, spread = 0;
+    for (int i = 0; i < 4; i++) { // in turns, for clocks drift
+        timing t = time_of(b, i % 2 ? apart : fused, n);
+        ms[i % 2] += t.ms / 2;
+        if (t.spread > spread) spread = t.spread;
+    }
+    char shape[64];
+    snprintf(shape, sizeof shape, "%s (%lld, %lld, %lld)", name, (long long)b->s.R, (long long)IC,
+             (long long)OC);
+    printf("%-40s %9.4f %9.4f %7.3f %6.0f%%\n", shape, ms[0], ms[1], ms[0] / ms[1], 100 * spread);
+    fflush(stdout);
+    if (b->json)
+        fprintf(b->json, "{\"fused\":\"%s\",\"fused_ms\":%.6g,\"apart_ms\":%.6g,\"ratio\":%.4g}\n", shape,
+                ms[0], ms[1], ms[0] / ms[1]);
+}
+
+static void report_all_fused(bench *b) {
+    const int64_t C = b->s.C;
+    printf("\n%-40s %9s %9s %7s %7s\n", "GELU in the epilogue or apart (R, IC, OC)", "fused ms", "apart ms",
+           "ratio", "spread");
+    report_fused(b, "fc forward", forward_gelu, forward_then_gelu, C, 4 * C);
+    report_fused(b, "fcproj dgrad", dgrad_gelu, dgrad_then_gelu, 4 * C, C);
 }
 
 // --- chunking loss ---
 
 typedef struct operation {
     const char *name;
-    work *run;  // numbers: N ranks, slices
+    work *run;  // numbers: N ranks, slices, T
     bool heads; // N must divide the heads
 } operation;
 
-// Rows of slice i and where they begin.
 static int64_t slice_rows(const bench *b, const int64_t *n) {
-    return b->s.R / n[1];
+    return n[2] * b->s.B / n[1];
 }
 
 static void qkv_gather(bench *b, const int64_t *n) {
@@ -407,41 +501,54 @@ static void fc_wgrad_scatter(bench *b,
                              const int64_t *n) { // data parallel: owner by owner, nothing is split by tp
     int64_t C = b->s.C, rows = 4 * C / n[1];
     for (int64_t i = 0; i < n[1]; i++)
-        linear_wgrad_rows(b->dweight + i * rows * C, b->wide + i * rows, 4 * C, residual(b, 0), b->s.R, C,
-                          rows, b->stream);
+        linear_wgrad_rows(b->dweight + i * rows * C, b->wide + i * rows, 4 * C, residual(b, 0), n[2] * b->s.B,
+                          C, rows, b->stream);
 }
 static void attention_scatter(bench *b, const int64_t *n) {
     const sizes *s = &b->s;
-    int64_t times = s->T / n[1], H = s->H / n[0], local = H * s->D, rows = times * s->B;
+    int64_t T = n[2], times = T / n[1], H = s->H / n[0], local = H * s->D, rows = times * s->B;
     for (int64_t i = 0; i < n[1]; i++) {
-        attention_forward(sink(b, 0), b->lse, b->wide, i * times, times, s->T, s->B, H, s->D, b->stream);
+        attention_forward(sink(b, 0), b->lse, b->wide, i * times, times, T, s->B, H, s->D, b->stream);
         linear_forward(sink(b, 1) + i * rows * s->C, sink(b, 0) + i * rows * local, b->weight, NULL, rows,
                        local, s->C, b->stream);
     }
 }
 static void attention_gather(bench *b, const int64_t *n) { // backward
     const sizes *s = &b->s;
-    int64_t times = s->T / n[1], H = s->H / n[0], local = H * s->D, rows = times * s->B;
+    int64_t T = n[2], times = T / n[1], H = s->H / n[0], local = H * s->D, rows = times * s->B;
     for (int64_t i = 0; i < n[1]; i++) {
         linear_dgrad(sink(b, 0) + i * rows * local, residual(b, 1) + i * rows * s->C, b->weight, rows, local,
                      s->C, b->stream);
         attention_backward(b->dqkv, sink(b, 0), residual(b, 2), b->lse, b->wide, b->scratch, i * times, times,
-                           s->T, s->B, H, s->D, i == 0, b->stream);
+                           T, s->B, H, s->D, i == 0, b->stream);
     }
+}
+
+static void print_chunks(bench *b, const operation *o, int64_t N, int64_t T) {
+    timing whole = time_of(b, o->run, (int64_t[]){N, 1, T}),
+           slices = time_of(b, o->run, (int64_t[]){N, N, T});
+    double loss = slices.ms / whole.ms - 1;
+    printf("%-30s %3lld %9.4f %9.4f %7.1f%% %6.0f%%", o->name, (long long)N, whole.ms, slices.ms, 100 * loss,
+           100 * (whole.spread > slices.spread ? whole.spread : slices.spread));
+    if (T != b->s.T) printf("  T %lld", (long long)T);
+    printf("\n");
+    fflush(stdout);
+    if (b->json)
+        fprintf(b->json,
+                "{\"operation\":\"%s\",\"ranks\":%lld,\"seq\":%lld,\"whole_ms\":%.6g,\"slices_ms\":%.6g,"
+                "\"loss\":%.4g}\n",
+                o->name, (long long)N, (long long)T, whole.ms, slices.ms, loss);
 }
 
 static void report_chunks(bench *b, const operation *o, int64_t N) {
     const sizes *s = &b->s;
-    if ((o->heads && s->H % N != 0) || s->C % N != 0 || s->T % N != 0) return;
-    timing whole = time_of(b, o->run, (int64_t[]){N, 1}), slices = time_of(b, o->run, (int64_t[]){N, N});
-    double loss = slices.ms / whole.ms - 1;
-    printf("%-30s %3lld %9.4f %9.4f %7.1f%% %6.0f%%\n", o->name, (long long)N, whole.ms, slices.ms,
-           100 * loss, 100 * (whole.spread > slices.spread ? whole.spread : slices.spread));
-    fflush(stdout);
-    if (b->json)
-        fprintf(b->json,
-                "{\"operation\":\"%s\",\"ranks\":%lld,\"whole_ms\":%.6g,\"slices_ms\":%.6g,\"loss\":%.4g}\n",
-                o->name, (long long)N, whole.ms, slices.ms, loss);
+    if (o->heads && s->H % N != 0)
+        printf("%-30s %3lld cannot be: %lld heads\n", o->name, (long long)N, (long long)s->H);
+    else if (s->C % N != 0 || s->T < N)
+        printf("%-30s %3lld cannot be: %lld channels, T %lld\n", o->name, (long long)N, (long long)s->C,
+               (long long)s->T);
+    else
+        print_chunks(b, o, N, s->T - s->T % N);
 }
 
 static void report_all_chunks(bench *b) {
@@ -483,12 +590,61 @@ static sizes sizes_from(int count, char **words) {
     return s;
 }
 
+// --- square products ---
+
+static double median_of_squares(bench *b, int64_t n) {
+    static double ms[REPETITIONS_MAX];
+    int taken = 0;
+    for (int i = 0; i < WARM_UP; i++) sample(b, square, &n, 1);
+    double begin = cf_now_ms();
+    do ms[taken++] = sample(b, square, &n, 1);
+    while (taken < REPETITIONS_MAX && (taken < REPETITIONS_MIN || cf_now_ms() - begin < SUSTAINED_MS));
+    qsort(ms, (size_t)taken, sizeof *ms, ascending);
+    return ms[taken / 2];
+}
+
+static void squares_only(bench *b, int count, char **words) {
+    int64_t n[SQUARES_MAX] = {4096, 8192, 16384}, most = 0;
+    int given = count < 3 ? 3 : count - 2;
+    double best = 0;
+    for (int i = 0; i < given && i < SQUARES_MAX; i++) {
+        if (count > 2) n[i] = strtoll(words[i + 2], NULL, 10);
+        most = largest(most, n[i]);
+        if (n[i] < 1 || n[i] > 1 << 16 || given > SQUARES_MAX)
+            cf_die("usage: bench_gpu gemm [N ...]: at most 8, of 1 to 65536", "bench_gpu: bad argument");
+    }
+    b->wide = filled(b, OF_REAL, most * most), b->weight = filled(b, OF_REAL, most * most);
+    b->wide2 = filled(b, OF_REAL, most * most);
+    for (int i = 0; i < given; i++) {
+        double ms = median_of_squares(b, n[i]),
+               flops = 2 * (double)n[i] * (double)n[i] * (double)n[i] / ms * 1e3;
+        printf("product of %lld cubed: %.4f ms, %.1f TFLOP/s\n", (long long)n[i], ms, flops * 1e-12);
+        if (flops > best) best = flops;
+    }
+    printf("best %.6g TFLOP/s\n", best * 1e-12);
+}
+
+static void all_tables(bench *b) {
+    printf("%-28s %9s %7s %7s %9s %8s %7s %8s %7s\n", "kernel", "ms", "spread", "calls", "ms a step",
+           "TFLOP/s", "peak", "GB/s", "copy");
+    report_layers(b);
+    report_ends(b);
+    report_all_fused(b);
+    report_all_chunks(b);
+}
+
 int main(int count, char **words) {
     static bench b;
     const char *source = "";
-    b.s = sizes_from(count, words);
+    bool gemm = count > 1 && strcmp(words[1], "gemm") == 0;
+    if (!gemm) b.s = sizes_from(count, words);
     cf_device_open(0);
     b.stream = cf_stream_create();
+    if (gemm) {
+        squares_only(&b, count, words);
+        cf_stream_free(b.stream);
+        return 0;
+    }
     b.json = count > 8 ? fopen(words[8], "w") : NULL;
     if (count > 8 && !b.json) cf_die("choose another file", "cannot write %s", words[8]);
     if (b.json) setvbuf(b.json, NULL, _IOLBF, 0); // whoever ends this process finds the lines written so far
@@ -498,11 +654,7 @@ int main(int count, char **words) {
     printf("%s, %s: L %lld, C %lld, H %lld, B %lld, T %lld, V %lld; peak %.1f TFLOP/s (%s), copy %.0f GB/s\n",
            cf_device_name(), cf_dtype_name(REAL_DTYPE), (long long)b.s.L, (long long)b.s.C, (long long)b.s.H,
            (long long)b.s.B, (long long)b.s.T, (long long)b.s.V, b.peak * 1e-12, source, b.copy_gbs);
-    printf("%-24s %9s %7s %7s %9s %8s %7s %8s %7s\n", "kernel", "ms", "spread", "calls", "ms a step",
-           "TFLOP/s", "peak", "GB/s", "copy");
-    report_layers(&b);
-    report_ends(&b);
-    report_all_chunks(&b);
+    all_tables(&b);
     if (b.json && fclose(b.json) != 0) cf_die("free space on its disk", "%s cannot be written", words[8]);
     cf_stream_free(b.stream);
     return 0;

@@ -1,13 +1,20 @@
 #!/usr/bin/env python3
 """The same GPT-2 in PyTorch, to compare step times with: what a user would write today, no less.
 
-    torch_gpt.py LAYERS CHANNELS HEADS BATCH SEQ [--vocab 50304] [--steps 12] [--warmup 5] [--no-compile]
+    torch_gpt.py LAYERS CHANNELS HEADS BATCH SEQ [--vocab 50304] [--steps 12] [--warmup 5] [--compile blocks|model|no]
 
 fp32 master weights under bf16 autocast, torch.compile, flash attention (scaled_dot_product_attention), fused AdamW,
 gradient clipping by the global norm, tied embeddings, biases, GELU by tanh: the model and the recipe of train_gpt, one
-micro-batch a step, random tokens that are on the GPU already. Times are between two CUDA events around a step. Prints
-one JSON object: median step_ms of the timed steps and their spread (slowest - fastest) / median, tokens_per_s,
-flops_per_token = 6 P + 6 L C T with P without the position embedding, peak memory, seconds that compiling took, the
+micro-batch a step, on the GPU already. Tokens are drawn as scripts/gpu_check.py draws them: as uneven as words of text.
+
+--compile blocks, the default, compiles the block once for all layers, and head with loss, as PyTorch advises for models of
+repeated blocks: what it takes does not grow with the layers, and what it leaves in the cache serves any number of them.
+--compile model compiles the model as a whole, which takes in the lookups of the embeddings too. Clipping and the update
+are kernels of PyTorch's own in either.
+
+Times are between two CUDA events around a step. Prints one JSON object: median step_ms of the timed steps and their
+spread (slowest - fastest) / median, tokens_per_s, flops_per_token = 6 P + 6 L C T with P without the position embedding,
+peak memory as the allocator counts it, seconds of the first step with compiling, how many graphs were compiled, the
 last loss.
 """
 import argparse
@@ -48,12 +55,39 @@ class GPT(nn.Module):
             if w.dim() == 2:
                 nn.init.normal_(w, std=0.02 / math.sqrt(2 * layers) if "proj" in name else 0.02)
 
+    def loss(self, x, targets):  # (B, T, C), (B, T)
+        logits = F.linear(self.norm(x), self.wte.weight)
+        return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1))
+
     def forward(self, inputs, targets):  # (B, T)
         x = self.wte(inputs) + self.wpe.weight[:inputs.shape[1]]
         for block in self.blocks:
             x = block(x)
-        logits = F.linear(self.norm(x), self.wte.weight)
-        return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1))
+        return self.loss(x, targets)
+
+
+def compiled(model, what):
+    """What is called in place of the model."""
+    if what == "model":
+        return torch.compile(model)
+    if what == "blocks":
+        for block in model.blocks:
+            block.compile()
+        model.loss = torch.compile(model.loss)
+    return model
+
+
+def graphs():
+    """Compiled so far. Of blocks: two or three, or the layers did not share theirs, and some may run uncompiled."""
+    from torch._dynamo.utils import counters
+    return counters["stats"]["unique_graphs"]
+
+
+def draw_tokens(vocab, batch, seq, device):
+    """Inputs and targets. The commonest token is one in twenty of 50304, the next ones 1/2, 1/3, ... as frequent."""
+    weights = 1 / (torch.arange(vocab, device=device, dtype=torch.float32) + 2)
+    of_rank = torch.randperm(vocab, device=device)
+    return of_rank[torch.multinomial(weights, 2 * batch * seq, replacement=True)].view(2, batch, seq)
 
 
 def optimizer_of(model):
@@ -80,25 +114,31 @@ def train(model, run, inputs, targets, steps):
     return [a.elapsed_time(b) for a, b in zip(marks, marks[1:])], float(loss)
 
 
-def main():
+def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("layers", "channels", "heads", "batch", "seq"):
         parser.add_argument(name, type=int)
     parser.add_argument("--vocab", type=int, default=50304)
-    parser.add_argument("--steps", type=int, default=12, help="timed")
+    parser.add_argument("--steps", type=int, default=12, help="timed; 0: none, only compile")
     parser.add_argument("--warmup", type=int, default=5)
-    parser.add_argument("--no-compile", action="store_true")
-    o = parser.parse_args()
+    parser.add_argument("--compile", choices=("blocks", "model", "no"), default="blocks")
+    return parser.parse_args()
+
+
+def main():
+    o = parse()
     if not torch.cuda.is_available():
         sys.exit("torch sees no GPU")
     torch.manual_seed(1)
     torch.set_float32_matmul_precision("high")  # what is left in fp32 may use TF32
     model = GPT(o.layers, o.channels, o.heads, o.seq, o.vocab).cuda()
-    run = model if o.no_compile else torch.compile(model)
-    inputs, targets = torch.randint(o.vocab, (2, o.batch, o.seq), device="cuda")
+    run = compiled(model, o.compile)
+    inputs, targets = draw_tokens(o.vocab, o.batch, o.seq, "cuda")
     begin = time.monotonic()
     train(model, run, inputs, targets, 1)
     first_s = time.monotonic() - begin
+    if not o.steps:
+        return
     ms, loss = train(model, run, inputs, targets, o.warmup + o.steps)
     ms = ms[o.warmup:]
     median = statistics.median(ms)
@@ -106,10 +146,10 @@ def main():
     print(json.dumps({
         "framework": f"torch {torch.__version__}", "device": torch.cuda.get_device_name(), "layers": o.layers,
         "channels": o.channels, "heads": o.heads, "batch": o.batch, "seq": o.seq, "vocab": o.vocab,
-        "compiled": not o.no_compile, "steps": len(ms), "step_ms": median, "spread": (max(ms) - min(ms)) / median,
-        "tokens_per_s": o.batch * o.seq / median * 1e3,
+        "compiled": o.compile, "graphs": graphs(), "steps": len(ms), "step_ms": median,
+        "spread": (max(ms) - min(ms)) / median, "tokens_per_s": o.batch * o.seq / median * 1e3,
         "flops_per_token": 6 * parameters + 6 * o.layers * o.channels * o.seq,
-        "memory_mib": torch.cuda.max_memory_allocated() / 2**20, "first_step_s": first_s, "loss": loss}))
+        "allocated_mib": torch.cuda.max_memory_allocated() / 2**20, "first_step_s": first_s, "loss": loss}))
 
 
 if __name__ == "__main__":

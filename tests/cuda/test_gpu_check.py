@@ -1,14 +1,23 @@
-"""What scripts/gpu_check.py does before and after a GPU is asked: its plan, its figures, its judgement.
+"""What scripts/gpu_check.py does before and after a GPU is asked: its plan, its figures, its judgement, and that what
+goes wrong is told as what it is.
 
-limit: 60
+limit: 120
 """
+import collections
+import contextlib
 import dataclasses
+import io
+import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import unittest
+from unittest import mock
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 SCRIPT = os.path.join(ROOT, "scripts", "gpu_check.sh")
@@ -20,16 +29,44 @@ class Recorder:
     """Takes verdicts in place of a whole check."""
 
     def __init__(self):
-        self.verdicts = []
+        self.verdicts, self.details = [], []
 
     def verdict(self, what, verdict, detail=""):
         self.verdicts.append(verdict)
+        self.details.append(detail)
         return verdict == gpu_check.OK
+
+
+class Quiet(unittest.TestCase):
+    """With a check whose reports go to a directory of their own."""
+
+    def setUp(self):
+        self.folder = tempfile.mkdtemp(prefix="commfuse-test-")
+        self.addCleanup(shutil.rmtree, self.folder)
+        silence = contextlib.redirect_stdout(io.StringIO())
+        silence.__enter__()
+        self.addCleanup(silence.__exit__, None, None, None)
+        self.check = gpu_check.Check(gpu_check.parse(["--out", self.folder]))
+        self.addCleanup(self.check.close)
+        self.check.stage = "test"
+
+    def script(self, name, text):
+        path = os.path.join(self.folder, name)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(path, 0o755)
+        return path
+
+    def verdicts(self):
+        return [row[2] for row in self.check.rows]
 
 
 class Plan(unittest.TestCase):
     def run_plan(self, *words):
         return subprocess.run([SCRIPT, "--plan", *words], capture_output=True, text=True)
+
+    def names(self, *words):
+        return [line.split()[0] for line in self.run_plan(*words).stdout.splitlines()]
 
     def test_all_stages_end_within_the_budget(self):
         result = self.run_plan("--budget", "540")
@@ -39,9 +76,14 @@ class Plan(unittest.TestCase):
         self.assertEqual(lines[-1].split()[-1], "540")
 
     def test_quick_leaves_times_out(self):
-        names = [line.split()[0] for line in self.run_plan("--quick").stdout.splitlines()]
+        names = self.names("--quick")
         self.assertIn("twins", names)
         self.assertNotIn("times", names)
+
+    def test_what_runs_programs_builds_them(self):
+        self.assertEqual(self.names("--only", "times"), ["build", "times"])
+        self.assertEqual(self.names("--only", "losses,twins"), ["build", "twins", "losses"])
+        self.assertEqual(self.names("--only", "device"), ["device"])
 
     def test_an_unknown_stage_is_named(self):
         result = self.run_plan("--only", "twins,nonsense")
@@ -49,23 +91,32 @@ class Plan(unittest.TestCase):
         self.assertIn("nonsense", result.stderr)
 
     def test_every_mesh_is_there_once(self):
-        plan = gpu_check.meshes(["ipc", "nccl"])
+        plan = gpu_check.meshes(["ipc", "auto", "nccl"])
         self.assertEqual(len(plan), len(set(plan)))
-        for transport in ("ipc", "nccl"):
-            modes = {m.overlap + m.route * (m.overlap == "commfuse") for m in plan if m.transport == transport}
-            self.assertEqual(modes, {"none", "slice", "commfusering", "commfusedirect"})
-            self.assertEqual({m.tp * m.dp for m in plan if m.transport == transport}, {2, 4})
+        for transport, sizes in ("ipc", {2, 4}), ("auto", {2}), ("nccl", {2, 4}):
+            mine = [m for m in plan if m.transport == transport]
+            self.assertEqual({m.tp * m.dp for m in mine}, sizes)
+            self.assertLessEqual({"none", "commfuse"}, {m.overlap for m in mine})
+        self.assertEqual({m.overlap + m.route * (m.overlap == "commfuse") for m in plan if m.transport == "nccl"},
+                         {"none", "slice", "commfusering", "commfusedirect"})
+        self.assertEqual(len([m for m in plan if m.transport == "ipc" and m.overlap != "commfuse"]), 1)
+
+    def test_what_tells_most_comes_first(self):
+        first = [(m.strategy, m.tp, m.dp, m.kind) for m in gpu_check.meshes(["nccl"])[:4]]
+        self.assertEqual(first, [("tpsp", 2, 1, "fp32"), ("up", 2, 1, "fp32"), ("tpsp", 2, 2, "fp32"),
+                                 ("tpsp", 2, 1, "bf16")])
 
 
 class Judgement(unittest.TestCase):
     mesh = gpu_check.Mesh("ipc", "tpsp", 2, 1, "commfuse")
     expected = [4.0, 3.0]
 
-    def judge(self, losses, status=0, output="", mesh=mesh, bits=None):
+    def judge(self, losses, status=0, output="", mesh=mesh, bits=None, seconds=1.0, **more):
         recorder = Recorder()
         steps = [{"loss": loss, "grad_norm": 1.0} for loss in losses]
-        gpu_check.judge_mesh(recorder, mesh, steps, gpu_check.Result(status, output, 1.0), self.expected,
-                             {} if bits is None else bits)
+        gpu_check.judge_mesh(recorder, mesh, steps, gpu_check.Result(status, output, seconds), self.expected,
+                             {} if bits is None else bits, **more)
+        self.detail = recorder.details[-1]
         return recorder.verdicts[-1]
 
     def test_losses_of_one_rank_pass(self):
@@ -75,11 +126,17 @@ class Judgement(unittest.TestCase):
         for losses in ([4.0, 3.001], [4.0], [], [4.0, float("nan")], [4.0, None]):
             self.assertEqual(self.judge(losses), gpu_check.FAIL, losses)
 
-    def test_another_route_must_give_the_same_bits(self):
-        bits, direct = {}, dataclasses.replace(self.mesh, route="direct")
+    def test_another_route_or_transport_must_give_the_same_bits(self):
+        bits = {}
+        direct, nccl = (dataclasses.replace(self.mesh, **what) for what in (dict(route="direct"), dict(transport="nccl")))
         self.assertEqual(self.judge([4.0, 3.0], bits=bits), gpu_check.OK)
-        self.assertEqual(self.judge([4.0, 3.0], mesh=direct, bits=bits), gpu_check.OK)
-        self.assertEqual(self.judge([4.0, 3.000001], mesh=direct, bits=bits), gpu_check.FAIL)
+        for other in direct, nccl:
+            self.assertEqual(self.judge([4.0, 3.0], mesh=other, bits=bits), gpu_check.OK)
+            self.assertEqual(self.judge([4.0, 3.000001], mesh=other, bits=bits), gpu_check.FAIL)
+            self.assertIn("DIFFER from ipc commfuse ring", self.detail)
+        bf16 = dataclasses.replace(self.mesh, kind="bf16")  # which has bits of its own
+        self.assertEqual(self.judge([4.0, 3.000001], mesh=bf16, bits=bits), gpu_check.OK)
+        self.assertEqual(self.judge([4.0, 3.0], mesh=dataclasses.replace(bf16, again=True), bits=bits), gpu_check.FAIL)
 
     def test_a_refusal_is_no_failure_but_a_crash_is(self):
         refusal = "error: rank 0 of 2: native collectives need NCCL\nhint:  use --overlap commfuse\n"
@@ -90,12 +147,84 @@ class Judgement(unittest.TestCase):
         self.assertEqual(self.judge([], 1, broken, mesh=blocking), gpu_check.FAIL)
         self.assertEqual(self.judge([], -11, "segmentation fault"), gpu_check.FAIL)
 
+    def test_one_time_out_beside_others_is_late_and_one_alone_a_failure(self):
+        self.assertEqual(self.judge([], -9, "error: ended after 35 s", seconds=35), gpu_check.LATE)
+        self.assertEqual(self.judge([], -9, "error: ended after 35 s", seconds=35, tries=2), gpu_check.FAIL)
+        self.assertEqual(self.judge([4.0, 3.0], seconds=35, tries=2), gpu_check.OK)
+
+    def test_memory_is_out_only_where_the_program_says_so(self):
+        for words in ("no memory: 1.0 MiB for logits, after 7.0 MiB already taken", "CUDA out of memory. Tried",
+                      "out of memory for a stream", "x: unknown (cudaErrorMemoryAllocation)"):
+            self.assertRegex("error: rank 0 of 1 (host): " + words, gpu_check.OUT_OF_MEMORY)
+        for words in ("an illegal memory access was encountered (cudaErrorIllegalAddress)", "memory for logits"):
+            self.assertNotRegex("error: rank 0 of 1 (host): " + words, gpu_check.OUT_OF_MEMORY)
+
+
+class Meshes(Quiet):
+    mesh = Judgement.mesh
+
+    def run_mesh(self, results):
+        """mesh_run where training gives these results, one after another."""
+        with mock.patch.object(gpu_check, "train_mesh", side_effect=[([], r) for r in results]) as train:
+            steps, result, tries = gpu_check.mesh_run(self.check, self.mesh, "tokens", gpu_check.Turns(3))
+        self.assertEqual(train.call_count, tries)
+        return result, tries
+
+    def test_only_what_has_timed_out_is_tried_again(self):
+        slow, good = gpu_check.Result(-9, "error: ended after 35 s", 35, True), gpu_check.Result(0, "", 9)
+        own_patience, crash = gpu_check.Result(1, "error: nothing came", 22), gpu_check.Result(1, "error: broken", 2)
+        self.assertEqual(self.run_mesh([slow, good]), (good, 2))
+        self.assertEqual(self.run_mesh([own_patience, good]), (good, 2))
+        self.assertEqual(self.run_mesh([slow, slow]), (slow, 2))
+        self.assertEqual(self.run_mesh([crash]), (crash, 1))
+
+    def test_without_time_for_a_second_try_the_first_is_told(self):
+        slow = gpu_check.Result(-9, "error: ended after 35 s", 35, True)
+        with mock.patch.object(gpu_check, "train_mesh", side_effect=[([], slow), gpu_check.Late()]):
+            self.assertEqual(gpu_check.mesh_run(self.check, self.mesh, "tokens", gpu_check.Turns(3)), ([], slow, 1))
+
+    def test_a_transport_is_given_up_after_two_hangs_alone_but_not_for_slow_runs(self):
+        slow, losses = gpu_check.Result(-9, "error: ended after 35 s", 35, True), [4.0]
+        for tries, fewest, most in (2, 2, 3), (1, 6, 6):  # one more may have begun before the second is judged
+            def run(*_):
+                time.sleep(0.2)
+                return [], slow, tries
+            self.check.rows.clear()
+            self.check.data["ranks"] = []
+            with mock.patch.object(gpu_check, "mesh_run", side_effect=run) as runs:
+                gpu_check.ranks_over(self.check, "nccl", gpu_check.meshes(["nccl"])[:6], "tokens",
+                                     {"fp32": losses, "bf16": losses}, {})
+            self.assertTrue(fewest <= runs.call_count <= most, runs.call_count)
+            self.assertEqual(any("has hung" in row[3] for row in self.check.rows), tries == 2)
+
+    def test_one_alone_has_nobody_beside_it(self):
+        turns, inside, most = gpu_check.Turns(3), collections.Counter(), collections.Counter()
+
+        def work(kind):
+            with getattr(turns, kind)():
+                inside[kind] += 1
+                most[kind] = max(most[kind], inside[kind])
+                if kind == "alone":
+                    self.lonely = self.lonely and sum(inside.values()) == 1
+                time.sleep(0.02)
+                inside[kind] -= 1
+
+        self.lonely = True
+        threads = [threading.Thread(target=work, args=("alone" if i % 4 == 0 else "one",)) for i in range(24)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        self.assertTrue(self.lonely)
+        self.assertGreater(most["one"], 1)
+
 
 class Running(unittest.TestCase):
     def setUp(self):
         self.log = tempfile.TemporaryFile("w")
         self.addCleanup(self.log.close)
         self.runner = gpu_check.Runner(self.log)
+        self.addCleanup(self.runner.close)
 
     def test_a_rank_that_fails_is_told_and_the_others_are_ended(self):
         commands = [["sh", "-c", "echo error: no device; exit 3"], ["sleep", "60"]]
@@ -103,7 +232,27 @@ class Running(unittest.TestCase):
         result = self.runner.ranks(commands, [{"RANK": "0"}, {"RANK": "1"}])
         self.assertEqual(result.status, 3)
         self.assertEqual(result.last, "error: no device")
+        self.assertFalse(result.ended)
+        self.assertIn("rank 1 had not ended", result.output)
         self.assertLess(time.monotonic() - begin, 30)
+
+    def test_the_first_to_fail_is_heard_not_the_first_in_line(self):
+        commands = [["sh", "-c", "sleep 1; echo error: rank 1 is gone; exit 1"],
+                    ["sh", "-c", "echo error: what was wrong; exit 4"]]
+        result = self.runner.ranks(commands, [{}, {}])
+        self.assertEqual((result.status, result.last), (4, "error: what was wrong"))
+
+    def test_a_hang_is_told_as_such_and_nobody_reports_who_was_ended_first(self):
+        """Rank 1 says so when it loses its connection to rank 0, as the program does."""
+        port = gpu_check.free_port()
+        serve = f"import socket, time; c = socket.create_server(('127.0.0.1', {port})).accept(); time.sleep(60)"
+        watch = ("import socket, sys, time; time.sleep(0.5)\n"
+                 f"s = socket.create_connection(('127.0.0.1', {port})); s.recv(1)\n"
+                 "print('error: rank 0 is gone', flush=True); sys.exit(1)")
+        result = self.runner.ranks([[sys.executable, "-c", serve], [sys.executable, "-c", watch]], [{}, {}], limit=3)
+        self.assertTrue(result.ended)
+        self.assertNotEqual(result.status, 0)
+        self.assertEqual(result.output.splitlines(), ["error: ended after 3 s"])
 
     def test_a_command_over_its_limit_fails_and_over_the_stage_is_late(self):
         self.assertNotEqual(self.runner.run(["sleep", "60"], limit=0.2).status, 0)
@@ -114,10 +263,187 @@ class Running(unittest.TestCase):
             self.runner.run(["true"])
 
     def test_ranks_know_each_other(self):
-        first, second = (gpu_check.environment(rank, 2, 1234, "nccl") for rank in range(2))
-        self.assertEqual((first["RANK"], second["RANK"], first["WORLD_SIZE"]), ("0", "1", "2"))
-        self.assertNotEqual(first["NCCL_HOSTID"], second["NCCL_HOSTID"])
+        for transport in "nccl", "auto":
+            first, second = (gpu_check.environment(rank, 2, 1234, transport) for rank in range(2))
+            self.assertEqual((first["RANK"], second["RANK"], first["WORLD_SIZE"]), ("0", "1", "2"))
+            self.assertNotEqual(first["NCCL_HOSTID"], second["NCCL_HOSTID"])
         self.assertNotIn("NCCL_HOSTID", gpu_check.environment(0, 2, 1234, "ipc"))
+
+    def test_a_killed_script_leaves_nothing_running(self):
+        seconds = f"60.{os.getpid()}"  # by which they are known
+        scratch = tempfile.mkdtemp(prefix="commfuse-test-")
+        program = ("import sys; sys.path.insert(0, 'scripts'); import gpu_check\n"
+                   f"gpu_check.Runner(sys.stderr, '{scratch}').run(['sh', '-c', 'sleep {seconds} & sleep {seconds}'])")
+        script = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stderr=subprocess.DEVNULL)
+        self.assertTrue(wait_until(lambda: running(seconds) >= 2))
+        script.send_signal(signal.SIGKILL)
+        script.wait()
+        self.assertTrue(wait_until(lambda: running(seconds) == 0), "still running")
+        self.assertTrue(wait_until(lambda: not os.path.exists(scratch)), "still there")
+
+
+def running(argument):
+    """How many processes sleep that long."""
+    found = 0
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+            found += file.read().split(b"\0")[:2] == [b"sleep", argument.encode()]
+    return found
+
+
+def wait_until(condition, seconds=10):
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.05)
+    return condition()
+
+
+class Files(Quiet):
+    def test_a_torn_line_of_a_log_ends_it(self):
+        log = self.script("log.jsonl", '{"event":"config"}\n{"event":"step","loss":4}\n{"event":"st')
+        self.assertEqual([event["event"] for event in gpu_check.read_log(log)], ["config", "step"])
+        self.assertEqual(gpu_check.read_log(log + ".none"), [])
+
+    def test_tokens_are_as_uneven_as_words(self):
+        path, count = os.path.join(self.folder, "tokens.bin"), 100000
+        gpu_check.write_tokens(path, count, 50257)
+        with open(path, "rb") as file:
+            header, tokens = file.read(1024), file.read()
+        self.assertEqual([int.from_bytes(header[i:i + 4], "little") for i in (0, 4, 8)], [20240520, 1, count])
+        self.assertEqual(len(tokens), 2 * count)
+        counts = collections.Counter(tokens[i] + 256 * tokens[i + 1] for i in range(0, len(tokens), 2))
+        self.assertLess(max(counts), 50257)
+        self.assertTrue(0.03 < counts.most_common(1)[0][1] / count < 0.08, counts.most_common(3))
+        self.assertGreater(len(counts), 2000)
+
+    def test_results_are_whole_from_the_first_moment_on(self):
+        path = os.path.join(self.folder, "results.json")
+        with open(path, encoding="utf-8") as file:
+            self.assertFalse(json.load(file)["complete"])
+        self.check.verdict("a thing", gpu_check.OK)
+        self.check.save()
+        with open(path, encoding="utf-8") as file:
+            self.assertEqual([row["what"] for row in json.load(file)["checks"]], ["a thing"])
+
+    def test_paths_are_never_given_twice(self):
+        paths, threads = [], []
+        for _ in range(8):
+            threads.append(threading.Thread(target=lambda: paths.extend(self.check.path("x") for _ in range(200))))
+            threads[-1].start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(len(set(paths)), 1600)
+
+    def test_a_library_that_the_loader_misses_is_named(self):
+        shared, program = os.path.join(self.folder, "libgone.so"), os.path.join(self.folder, "train_gpt")
+        compiler = shutil.which("cc") or self.skipTest("no C compiler")
+        library = self.script("gone.c", "int gone(void) { return 0; }")
+        main = self.script("main.c", "int gone(void); int main(void) { return gone(); }")
+        for words in ["-shared", "-fPIC", "-o", shared, library], ["-o", program, main, shared]:
+            subprocess.run([compiler, *words], check=True)
+        self.check.build["fp32"] = self.folder
+        gpu_check.starts(self.check, "fp32")
+        os.remove(shared)
+        gpu_check.starts(self.check, "fp32")
+        self.assertEqual(self.verdicts(), [gpu_check.OK, gpu_check.FAIL])
+        self.assertIn("libgone.so => not found", self.check.rows[-1][3])
+        self.assertIn("LD_LIBRARY_PATH", self.check.rows[-1][3])
+
+
+class Times(Quiet):
+    """The order of the runs, and what is told of them, where runs take no time."""
+
+    def setUp(self):
+        super().setUp()
+        self.runs, self.full = [], {}
+        self.check.data["times"], self.check.data["gemm_tflops"] = [], 500.0
+
+    def our_time(self, check, program, model, batch, tokens, recompute=0):
+        self.runs.append(("ours", model.name, batch, recompute))
+        if (model.name, batch) in self.full:
+            return None, gpu_check.Result(1, self.full[model.name, batch], 1)
+        row = dict(model=model.name, program="commfuse", batch=batch, recompute=recompute, step_ms=10.0, spread=0,
+                   tokens_per_s=1000.0 * min(batch, 32), mfu=0.4, tflops=400, memory_mib=None, start_s=1,
+                   peak_tflops=1000)
+        return row, gpu_check.Result(0, "", 1)
+
+    def torch_time(self, check, model, peak):
+        self.runs.append(("torch", model.name, model.torch_batch, 0))
+        row = dict(model=model.name, program="torch", batch=model.torch_batch, step_ms=20.0, spread=0, tokens_per_s=1.0,
+                   mfu=0.2, tflops=200, memory_mib=2048, start_s=9, framework="torch 2", compiled="blocks", graphs=2)
+        return row, gpu_check.Result(0, "", 1)
+
+    def stage(self):
+        self.check.built = lambda *_: "/bin/true"
+        self.check.torch.version = lambda _: "2"
+        with mock.patch.multiple(gpu_check, our_time=self.our_time, torch_time=self.torch_time,
+                                 too_large=lambda *_: "", gemm_rate=lambda _: 500.0,
+                                 printed=lambda *_: "--recompute", write_tokens=lambda *_: None):
+            gpu_check.stage_times(self.check)
+
+    def test_pytorch_comes_behind_all_of_ours_and_each_beside_one_of_ours(self):
+        self.stage()
+        first = next(i for i, run in enumerate(self.runs) if run[0] == "torch")
+        order = ["d12", "d48", "d24", "d36"]
+        self.assertEqual(list(dict.fromkeys(name for who, name, *_ in self.runs[:first])), order)
+        behind = self.runs[first:]
+        self.assertEqual([run[:2] for run in behind], [(who, name) for name in order for who in ("torch", "ours")])
+        self.assertTrue(all(a[2] == b[2] for a, b in zip(behind[::2], behind[1::2])), "other micro-batches")
+        self.assertEqual(self.check.data["torch_over_ours"], dict.fromkeys(order, 2.0))
+
+    def test_larger_batches_are_tried_until_they_do_not_pay(self):
+        self.stage()
+        self.assertEqual([run[2] for run in self.runs if run[1] == "d12"][:3], [16, 32, 64])
+        self.assertNotIn(128, [run[2] for run in self.runs])
+
+    def test_full_memory_ends_the_search_and_an_illegal_access_fails(self):
+        self.full = {("d24", 16): "error: no memory: 9 MiB for logits",
+                     ("d36", 16): "error: an illegal memory access was encountered"}
+        self.stage()
+        told = {row[1]: row[2] for row in self.check.rows if "micro-batch" in row[1]}
+        self.assertEqual(told["d24, micro-batch 16"], gpu_check.SKIP)
+        self.assertEqual(told["d36, micro-batch 16"], gpu_check.FAIL)
+
+    def test_what_there_is_no_time_for_is_named(self):
+        def late(*_):
+            raise gpu_check.Late
+        self.torch_time = late
+        self.stage()
+        self.assertEqual([row[1:3] for row in self.check.rows if row[2] == gpu_check.LATE],
+                         [("beside PyTorch: d12, d48, d24, d36", gpu_check.LATE)])
+
+    def test_what_cannot_fit_is_not_tried(self):
+        self.script("nvidia-smi", "#!/bin/sh\necho 80000 MiB\n")
+        program = self.script("program", "#!/bin/sh\necho 'memory    79500.0 MiB per rank'\n")
+        model = gpu_check.MODELS[0]
+        with mock.patch.dict(os.environ, PATH=self.folder + ":" + os.environ["PATH"]):
+            self.assertIn("77.6 GiB", gpu_check.too_large(self.check, program, model, 2 * model.torch_batch))
+            with mock.patch.object(gpu_check, "MEMORY_SPARED_MIB", 100):
+                self.assertEqual(gpu_check.too_large(self.check, program, model, 2 * model.torch_batch), "")
+
+    def test_memory_is_what_the_gpu_tells_or_unknown(self):
+        with mock.patch.dict(os.environ, PATH=self.folder):
+            with gpu_check.MemoryWatch() as nobody:
+                pass
+            self.assertIsNone(nobody.most)
+        self.script("nvidia-smi", "#!/bin/sh\necho 1234\n")
+        with mock.patch.dict(os.environ, PATH=self.folder + ":" + os.environ["PATH"]):
+            with gpu_check.MemoryWatch() as memory:
+                self.assertTrue(wait_until(lambda: memory.most))
+            self.assertEqual(memory.most, 1234)
+
+    def test_the_table_comes_last_and_the_end_is_short(self):
+        self.stage()
+        for i in range(300):
+            self.check.verdict(f"a check {i}", gpu_check.FAIL, "a word of it " * 40)
+        self.check.data["wires"] = ["a line of figures " * 5] * 100
+        text = gpu_check.last_words(self.check)
+        self.assertLessEqual(len(text), 12000)
+        self.assertLess(text.index("and 275 more"), text.index("of GEMM"))
+        self.assertIn("d36   torch", text[text.index("of GEMM"):])
+        self.assertIn("n/a", text[text.index("of GEMM"):])  # memory that nobody told
+        self.assertIn("(wires: see report.txt)", text)
+        self.assertRegex(text.splitlines()[-1], r"^\d+ ok, 300 failed")
 
 
 if __name__ == "__main__":
