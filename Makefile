@@ -165,7 +165,7 @@ $(eval $(call gpu_variant,fp32,bf16))
 .SECONDARY:
 cuda-tools: $(foreach tool,tests/layers/tool_twins tests/bench/bench_gpu tests/bench/bench_wires,build/cuda-bf16/$(tool))
 emulated-tools: $(foreach type,fp32 bf16,build/emulated-$(type)/tests/layers/tool_twins) \
-                build/emulated-fp32/tests/commfuse/tool_silent_peer
+                build/emulated-fp32/tests/commfuse/tool_silent_peer build/emulated-fp32/tests/commfuse/tool_moments
 
 -include $(shell find $(B) -name '*.d' 2>/dev/null)
 

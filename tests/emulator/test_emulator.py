@@ -34,6 +34,24 @@ class Emulator(unittest.TestCase):
                 self.assertEqual(len(re.findall(r"^ok \d+ - ", result.stdout, re.MULTILINE)), int(plan.group(1)))
 
 
+class Moments(unittest.TestCase):
+    """A step may take more moments than are remembered: figures are lost, not the run."""
+
+    def count(self, moments):
+        tool = built("build", "emulated-fp32", "tests", "commfuse", "tool_moments")
+        return subprocess.run([tool, str(moments)], capture_output=True, text=True, timeout=100)
+
+    def test_all_are_remembered(self):
+        result = self.count(2 ** 18)
+        self.assertEqual((result.returncode, result.stdout), (0, "remembered 1, events 2\n"), result.stderr)
+        self.assertNotIn("note:", result.stderr)
+
+    def test_the_first_is_forgotten(self):
+        result = self.count(2 ** 18 + 1)
+        self.assertEqual((result.returncode, result.stdout), (0, "remembered 0, events 1\n"), result.stderr)
+        self.assertIn("note: step takes too many moments for its figures: early of layer 3", result.stderr)
+
+
 class Twins(unittest.TestCase):
     """Every function of the layers on random odd shapes; the order of threads and blocks is shuffled."""
 

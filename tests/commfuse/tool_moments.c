@@ -1,0 +1,27 @@
+// More moments than a device remembers: a figure that is too late for them is left out, and the others stand.
+//     tool_moments COUNT
+// Prints whether the first of COUNT moments is remembered, and how many transfers were counted of two: one that began with
+// it, and one of the last moments.
+#include "../../commfuse/die.h"
+#include "../../commfuse/trace.h"
+#include <stdio.h>
+#include <stdlib.h>
+
+int main(int argc, char **argv) {
+    if (argc != 2) cf_die(NULL, "one argument is needed, see the top of this file");
+    cf_device_open(0);
+    cf_stream *stream = cf_stream_create();
+    cf_trace *trace = cf_trace_create();
+    cf_trace_record(trace, true);
+    cf_moment first = cf_moment_now(stream), last = first;
+    for (int64_t i = 1; i < atoll(argv[1]); i++) last = cf_moment_now(stream);
+    cf_trace_transfer(trace, "early", 3, 0, 0, 1, first, first, last);
+    cf_trace_transfer(trace, "late", 3, 0, 0, 1, last, last, last);
+    cf_stream_sync(stream);
+    int64_t events = 0;
+    cf_trace_events(trace, &events);
+    printf("remembered %d, events %lld\n", cf_moment_remembered(first), (long long)events);
+    cf_trace_free(trace);
+    cf_stream_free(stream);
+    return 0;
+}
