@@ -538,9 +538,9 @@ static step_result train_step(trainer *t, int64_t step, double lr) {
     cf_zero(t->loss, (int64_t)sizeof *t->loss, t->context.stream);
     for (int micro = 0; micro < t->accumulation; micro++) {
         load_micro_batch(t, t->train, true, step * o->batch, micro);
-        gpt_forward(&t->model, t->inputs, t->targets, o->seq, o->micro_batch, t->loss);
+        gpt_forward(&t->model, t->inputs, t->targets, o->seq, o->micro_batch, 1 / batch_tokens, t->loss);
         if (micro == 0) optimizer_zero_grad(&t->optimizer);
-        gpt_backward(&t->model, 1 / batch_tokens, micro == t->accumulation - 1);
+        gpt_backward(&t->model, micro == t->accumulation - 1);
     }
     adamw a;
     memset(&a, 0, sizeof a);
@@ -681,7 +681,7 @@ static void validate(trainer *t, int64_t step) {
     for (int64_t i = 0; i < batches; i++)
         for (int micro = 0; micro < t->accumulation; micro++) {
             load_micro_batch(t, t->val, false, i * o->batch, micro);
-            gpt_forward(&t->model, t->inputs, t->targets, o->seq, o->micro_batch, t->loss);
+            gpt_forward(&t->model, t->inputs, t->targets, o->seq, o->micro_batch, 0, t->loss);
         }
     cf_copy(&sum, t->loss, (int64_t)sizeof sum, t->context.stream);
     cf_stream_sync(t->context.stream);

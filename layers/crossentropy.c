@@ -42,7 +42,11 @@ static softmax softmax_of(const real *x, int64_t n) {
     return all;
 }
 
-static bool held(int32_t target, int64_t first, int64_t valid) {
+static real loss_of(softmax s, real target) {
+    return log_real(s.sum) + s.maximum - target;
+}
+
+static bool held(int64_t target, int64_t first, int64_t valid) {
     return target >= first && target < first + valid;
 }
 
@@ -72,21 +76,37 @@ void crossentropy_combine(precise *losses, precise *total, const precise *all, i
         }
         total[r * 2] = s.maximum;
         total[r * 2 + 1] = s.sum;
-        losses[r] = log_real(s.sum) + s.maximum - target;
+        losses[r] = loss_of(s, target);
     }
+}
+
+// A row of logits becomes its gradient; target: its column, which may be another rank's.
+static void differentiate(real *row, softmax s, real scale, int64_t target, int64_t valid, int64_t V) {
+    real factor = scale / s.sum;
+#pragma omp simd
+    for (int64_t v = 0; v < valid; v++) row[v] = exp_real(row[v] - s.maximum) * factor;
+    for (int64_t v = valid; v < V; v++) row[v] = 0;
+    if (held(target, 0, valid)) row[target] -= scale;
 }
 
 void crossentropy_backward(real *logits, const precise *total, const int32_t *targets, double scale,
                            int64_t first, int64_t valid, int64_t R, int64_t V, cf_stream *stream) {
     (void)stream;
 #pragma omp parallel for
+    for (int64_t r = 0; r < R; r++)
+        differentiate(logits + r * V, (softmax){total[r * 2], total[r * 2 + 1]}, (real)scale,
+                      targets[r] - first, valid, V);
+}
+
+void crossentropy_fused(precise *losses, real *logits, const int32_t *targets, double scale, int64_t valid,
+                        int64_t R, int64_t V, cf_stream *stream) {
+    (void)stream;
+#pragma omp parallel for
     for (int64_t r = 0; r < R; r++) {
         real *row = logits + r * V;
-        real maximum = total[r * 2], factor = (real)scale / total[r * 2 + 1];
-#pragma omp simd
-        for (int64_t v = 0; v < valid; v++) row[v] = exp_real(row[v] - maximum) * factor;
-        for (int64_t v = valid; v < V; v++) row[v] = 0;
-        if (held(targets[r], first, valid)) row[targets[r] - first] -= (real)scale;
+        softmax s = softmax_of(row, valid);
+        losses[r] = loss_of(s, row[targets[r]]);
+        differentiate(row, s, (real)scale, targets[r], valid, V);
     }
 }
 

@@ -8,6 +8,9 @@
 // infinite logit makes NaN of infinity minus infinity.
 //
 // Backward is in place: a pack is loaded, becomes its gradient and is stored by the same thread.
+//
+// Fused, a block reads its row a second time, from the end, which the caches have seen last. They hold it if few rows are
+// at work: the kernel's registers allow two blocks on a multiprocessor, 200 kB of rows of GPT-2's vocabulary in bf16.
 #include "crossentropy.h"
 #include "kernel.h"
 
@@ -42,20 +45,24 @@ static __device__ inline softmax softmax_of(const real *row, int64_t n) {
     row_cut cut = cut_row(row, n);
     if (threadIdx.x < cut.singles) s = include(s, load<1>(row + single_column(cut, threadIdx.x)));
     for (int64_t p = threadIdx.x; p < cut.packs; p += THREADS * FLIGHT) {
-        values<PACK> x[FLIGHT];
+        cf_pack<real> raw[FLIGHT];
 #pragma unroll
         for (int k = 0; k < FLIGHT; k++)
-            if (p + k * THREADS < cut.packs) x[k] = load<PACK>(row + cut.head + (p + k * THREADS) * PACK);
+            if (p + k * THREADS < cut.packs) raw[k] = load_pack(row + cut.head + (p + k * THREADS) * PACK);
 #pragma unroll
         for (int k = 0; k < FLIGHT; k++)
-            if (p + k * THREADS < cut.packs) s = include(s, x[k]);
+            if (p + k * THREADS < cut.packs) s = include(s, unpack(raw[k]));
     }
     float maximum = block_max(s.maximum), sum[1] = {s.sum * expf(s.maximum - shift_of(maximum))};
     block_sum(sum);
     return {maximum, sum[0]};
 }
 
-static __device__ inline bool held(int32_t target, int64_t first, int64_t valid) {
+static __device__ inline float loss_of(softmax s, float target) {
+    return logf(s.sum) + s.maximum - target;
+}
+
+static __device__ inline bool held(int64_t target, int64_t first, int64_t valid) {
     return target >= first && target < first + valid;
 }
 
@@ -90,7 +97,7 @@ static __global__ void combine_kernel(precise *losses, precise *total, const pre
     }
     total[r * 2] = s.maximum;
     total[r * 2 + 1] = s.sum;
-    losses[r] = logf(s.sum) + s.maximum - target;
+    losses[r] = loss_of(s, target);
 }
 
 void crossentropy_combine(precise *losses, precise *total, const precise *all, int64_t ranks, int64_t R,
@@ -115,13 +122,10 @@ template <int W> static __device__ inline void differentiate(values<W> &x, row_g
     }
 }
 
-static __global__ void __launch_bounds__(THREADS)
-    backward_kernel(real *logits, const precise *total, const int32_t *targets, float scale, int64_t first,
-                    int64_t valid, int64_t V) {
-    int64_t r = blockIdx.x;
-    real *row = logits + r * V;
-    row_gradient g = {total[r * 2], scale / total[r * 2 + 1], scale,
-                      held(targets[r], first, valid) ? targets[r] - first : -1, valid};
+// A row of logits becomes its gradient, the end first. target: its column, which may be another rank's.
+static __device__ inline void differentiate(real *row, softmax s, float scale, int64_t target, int64_t valid,
+                                            int64_t V) {
+    row_gradient g = {s.maximum, scale / s.sum, scale, held(target, 0, valid) ? target : -1, valid};
     row_cut cut = cut_row(row, V);
     if (threadIdx.x < cut.singles) {
         int64_t c = single_column(cut, threadIdx.x);
@@ -129,7 +133,8 @@ static __global__ void __launch_bounds__(THREADS)
         differentiate(x, g, c);
         store<1>(row + c, x);
     }
-    for (int64_t p = threadIdx.x; p < cut.packs; p += THREADS * FLIGHT) {
+    const int64_t stretch = THREADS * FLIGHT, last = (cut.packs - 1) / stretch;
+    for (int64_t p = last * stretch + threadIdx.x; p >= 0; p -= stretch) {
         cf_pack<real> raw[FLIGHT];
 #pragma unroll
         for (int k = 0; k < FLIGHT; k++)
@@ -138,9 +143,7 @@ static __global__ void __launch_bounds__(THREADS)
         for (int k = 0; k < FLIGHT; k++) {
             int64_t c = cut.head + (p + k * THREADS) * PACK;
             if (p + k * THREADS < cut.packs) {
-                values<PACK> x;
-#pragma unroll
-                for (int i = 0; i < PACK; i++) x.at[i] = to_float(raw[k].value[i]);
+                values<PACK> x = unpack(raw[k]);
                 differentiate(x, g, c);
                 store<PACK>(row + c, x);
             }
@@ -148,10 +151,34 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
+static __global__ void __launch_bounds__(THREADS)
+    backward_kernel(real *logits, const precise *total, const int32_t *targets, float scale, int64_t first,
+                    int64_t valid, int64_t V) {
+    int64_t r = blockIdx.x;
+    differentiate(logits + r * V, {total[r * 2], total[r * 2 + 1]}, scale, targets[r] - first, valid, V);
+}
+
 void crossentropy_backward(real *logits, const precise *total, const int32_t *targets, double scale,
                            int64_t first, int64_t valid, int64_t R, int64_t V, cf_stream *stream) {
     cf_launch(backward_kernel, dim3((unsigned)R), dim3(THREADS), stream, logits, total, targets, (float)scale,
               first, valid, V);
+}
+
+static __global__ void __launch_bounds__(THREADS, 2)
+    fused_kernel(precise *losses, real *logits, const int32_t *targets, float scale, int64_t valid,
+                 int64_t V) {
+    int64_t r = blockIdx.x, target = targets[r];
+    real *row = logits + r * V;
+    float at_target = to_float(row[target]); // before it changes: the sum below waits for all threads
+    softmax s = softmax_of(row, valid);
+    if (threadIdx.x == 0) losses[r] = loss_of(s, at_target);
+    differentiate(row, s, scale, target, valid, V);
+}
+
+void crossentropy_fused(precise *losses, real *logits, const int32_t *targets, double scale, int64_t valid,
+                        int64_t R, int64_t V, cf_stream *stream) {
+    cf_launch(fused_kernel, dim3((unsigned)R), dim3(THREADS), stream, losses, logits, targets, (float)scale,
+              valid, V);
 }
 
 void crossentropy_sum(double *sum, const precise *losses, int64_t n, cf_stream *stream) {

@@ -1,6 +1,6 @@
 // Softmax cross-entropy over a vocabulary sharded by columns: this rank holds columns [first, first + V)
 // of the logits, of which `valid` (<= V) are real and the rest padding that must not count.
-// Two passes with a reduction of three numbers per row between them.
+// Two passes with a reduction of three numbers per row between them; one, where this rank holds the whole vocabulary.
 #ifndef CROSSENTROPY_H
 #define CROSSENTROPY_H
 
@@ -21,6 +21,10 @@ void crossentropy_combine(precise *losses, precise *total, const precise *all, i
 // logits becomes its own gradient: (softmax − one-hot target) · scale; padding columns become 0.
 void crossentropy_backward(real *logits, const precise *total, const int32_t *targets, double scale,
                            int64_t first, int64_t valid, int64_t R, int64_t V, cf_stream *stream);
+// All of these at once for a rank that holds the whole vocabulary, first = 0, the same bits: losses (R), and logits
+// becomes its own gradient. A row is read from memory once.
+void crossentropy_fused(precise *losses, real *logits, const int32_t *targets, double scale, int64_t valid,
+                        int64_t R, int64_t V, cf_stream *stream);
 // *sum += the sum of n losses in double, in a fixed order. sum lies in the device's memory.
 void crossentropy_sum(double *sum, const precise *losses, int64_t n, cf_stream *stream);
 

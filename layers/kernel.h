@@ -62,6 +62,13 @@ template <typename T> static __device__ inline void store_pack(T *to, const cf_p
 #endif
 }
 
+template <typename T> static __device__ inline values<cf_pack<T>::N> unpack(const cf_pack<T> &pack) {
+    values<cf_pack<T>::N> x;
+#pragma unroll
+    for (int i = 0; i < cf_pack<T>::N; i++) x.at[i] = to_float(pack.value[i]);
+    return x;
+}
+
 // W elements, where W is 1, or from and to lie on sixteen-byte boundaries and W elements fill some of them.
 template <int W, typename T> static __device__ inline values<W> load(const T *from) {
     values<W> x;

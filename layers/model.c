@@ -239,23 +239,30 @@ static void head_forward(gpt *g) {
                    B, C, g->vocabulary_rows, -1);
 }
 
-static void add_loss(gpt *g, double *sum) {
-    int64_t own = shard_rows(g) * g->pass_B, rows = g->split->size * own;
+// scale 0: no backward follows.
+static void add_loss(gpt *g, double *sum, double scale) {
+    int64_t own = shard_rows(g) * g->pass_B, rows = g->split->size * own, V = g->vocabulary_rows;
+    int64_t first = g->vocabulary_first, valid = g->vocabulary_valid;
+    const int32_t *targets = g->targets + first_token(g);
     cf_stream *stream = g->context->stream;
-    crossentropy_stats(g->stats + g->split->rank * rows * 3, g->logits, g->targets + first_token(g),
-                       g->vocabulary_first, g->vocabulary_valid, rows, g->vocabulary_rows, stream);
-    cf_fuse_run(g->gather_stats, g->stats, rows, 3, NULL, NULL, -1);
-    crossentropy_combine(g->losses, g->total, g->stats, g->split->size, rows, stream);
+    if (g->split->size == 1 && scale != 0) {
+        crossentropy_fused(g->losses, g->logits, targets, scale, valid, rows, V, stream);
+    } else {
+        crossentropy_stats(g->stats + g->split->rank * rows * 3, g->logits, targets, first, valid, rows, V,
+                           stream);
+        cf_fuse_run(g->gather_stats, g->stats, rows, 3, NULL, NULL, -1);
+        crossentropy_combine(g->losses, g->total, g->stats, g->split->size, rows, stream);
+        if (scale != 0)
+            crossentropy_backward(g->logits, g->total, targets, scale, first, valid, rows, V, stream);
+    }
     crossentropy_sum(sum, g->losses + g->split->rank * own, own, stream);
 }
 
-static void head_backward(gpt *g, double scale) {
+static void head_backward(gpt *g) {
     const parameters *p = &g->params;
     int64_t C = p->shape.C, Ts = shard_rows(g), B = g->pass_B, rows = g->split->size * Ts * B;
     cf_stream *stream = g->context->stream;
     bool later = weight_gradient_fuses(&g->pass, p, WTE, -1);
-    crossentropy_backward(g->logits, g->total, g->targets + first_token(g), scale, g->vocabulary_first,
-                          g->vocabulary_valid, rows, g->vocabulary_rows, stream);
     const real *dnorm =
         column_backward(&g->head, stream, later ? NULL : params_grad(p, WTE, 0), g->logits, g->wide,
                         g->partial, params_weight(p, WTE, 0), Ts, B, C, g->vocabulary_rows, -1);
@@ -304,7 +311,7 @@ static void layer_backward(gpt *g, int64_t l) {
     trace_end(g, "block backward", l, begin);
 }
 
-void gpt_forward(gpt *g, const int32_t *inputs, const int32_t *targets, int64_t T, int64_t B,
+void gpt_forward(gpt *g, const int32_t *inputs, const int32_t *targets, int64_t T, int64_t B, double scale,
                  double *loss_sum) {
     if (T < 1 || B < 1 || T > g->T || B > g->B || T % g->mesh->tp != 0)
         cf_die(NULL, "forward of %lld x %lld tokens on a model made for %lld x %lld", (long long)T,
@@ -324,14 +331,14 @@ void gpt_forward(gpt *g, const int32_t *inputs, const int32_t *targets, int64_t 
     }
     begin = trace_begin(g, "head forward");
     head_forward(g);
-    if (targets) add_loss(g, loss_sum);
+    if (targets) add_loss(g, loss_sum, scale);
     trace_end(g, "head forward", -1, begin);
 }
 
-void gpt_backward(gpt *g, double scale, bool last) {
+void gpt_backward(gpt *g, bool last) {
     cf_moment begin = trace_begin(g, "head backward");
     g->pass.last = last;
-    head_backward(g, scale);
+    head_backward(g);
     trace_end(g, "head backward", -1, begin);
     for (int64_t l = g->params.shape.L - 1; l >= 0; l--) layer_backward(g, l);
 }

@@ -34,7 +34,7 @@ typedef struct gpt {
     precise *norm_scratch;     // the block's
     real **x;                  // [L + 1] (Ts, B, C): residual stream before each block and after the last
     precise *mean, *rstd;      // (Ts, B) final layer norm
-    real *logits;              // (R, vocabulary_rows), R = split · Ts · B; backward: their gradient
+    real *logits;              // (R, vocabulary_rows), R = split · Ts · B; with a scale: their gradient
     precise *stats;            // (split, R, 3)
     precise *total;            // (R, 2)
     precise *losses;           // (R)
@@ -55,12 +55,13 @@ void gpt_free(gpt *g);
 
 // *loss_sum, in the device's memory, += the sum of the losses of the tokens of this rank's shard. Keeps what
 // backward needs. inputs and targets are the host's. targets NULL: no loss; then gpt_next_logits() may follow.
-void gpt_forward(gpt *g, const int32_t *inputs, const int32_t *targets, int64_t T, int64_t B,
+// scale: backward follows, for gradients of scale · (sum of losses); 0: it does not.
+void gpt_forward(gpt *g, const int32_t *inputs, const int32_t *targets, int64_t T, int64_t B, double scale,
                  double *loss_sum);
-// After gpt_forward with targets: adds gradients of scale · (sum of losses).
+// After gpt_forward with a scale: adds the gradients.
 // last: this micro-batch completes the gradients, so they are given to the hooks; the optimizer's step must
 // follow, which finishes what is still on its way.
-void gpt_backward(gpt *g, double scale, bool last);
+void gpt_backward(gpt *g, bool last);
 
 // After gpt_forward: logits (V) at position t of sequence b, on every rank, into out (host memory).
 void gpt_next_logits(gpt *g, int64_t t, int64_t b, float *out);

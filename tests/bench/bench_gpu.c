@@ -296,6 +296,10 @@ static void loss_combine(bench *b, const int64_t *n) {
     (void)n;
     crossentropy_combine(b->rows + 3 * b->s.R, b->rows + 4 * b->s.R, b->rows, 1, b->s.R, b->stream);
 }
+static void loss_fused(bench *b, const int64_t *n) { // again and again on its own result, as below
+    (void)n;
+    crossentropy_fused(b->rows + 3 * b->s.R, b->logits, b->tokens, 1, b->s.V, b->s.R, b->s.V, b->stream);
+}
 static void loss_sum(bench *b, const int64_t *n) {
     (void)n;
     crossentropy_sum(b->sums, b->rows + 3 * b->s.R, b->s.R, b->stream);
@@ -408,10 +412,12 @@ static void report_ends(bench *b) {
     report(b, "head forward", head_forward, NULL, 1, 2 * logits * (double)s->C, 0);
     report(b, "head dgrad", head_dgrad, NULL, 1, 2 * logits * (double)s->C, 0);
     report(b, "head wgrad", head_wgrad, NULL, 1, 2 * logits * (double)s->C, 0);
-    report(b, "crossentropy stats", loss_stats, NULL, 1, 0, logits * sizeof(real));
-    report(b, "crossentropy combine", loss_combine, NULL, 1, 0, 0);
+    report(b, "crossentropy fused", loss_fused, NULL, 1, 0, 2 * logits * sizeof(real));
     report(b, "crossentropy sum", loss_sum, NULL, 1, 0, 0);
-    report(b, "crossentropy backward", loss_gradient, NULL, 1, 0, 2 * logits * sizeof(real));
+    report(b, "crossentropy stats", loss_stats, NULL, 0, 0,
+           logits * sizeof(real)); // where ranks share the vocabulary
+    report(b, "crossentropy combine", loss_combine, NULL, 0, 0, 0);
+    report(b, "crossentropy backward", loss_gradient, NULL, 0, 0, 2 * logits * sizeof(real));
     report(b, "embedding forward", lookup, NULL, 1, 0, 2 * narrow);
     report(b, "embedding backward", lookup_gradient, NULL, 1, 0,
            narrow + 2 * R * (double)s->C * sizeof(precise));

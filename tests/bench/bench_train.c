@@ -248,9 +248,10 @@ static double take_step(bench *b, entrant *e, int64_t round) {
                .weight_decay = o->weight_decay,
                .step = round + 1};
     cf_zero(b->loss, (int64_t)sizeof *b->loss, b->context.stream);
-    gpt_forward(&e->model, b->tokens, b->tokens + o->micro_batch, o->seq, o->micro_batch, b->loss);
+    gpt_forward(&e->model, b->tokens, b->tokens + o->micro_batch, o->seq, o->micro_batch, 1 / (double)tokens,
+                b->loss);
     optimizer_zero_grad(&e->optimizer);
-    gpt_backward(&e->model, 1 / (double)tokens, true);
+    gpt_backward(&e->model, true);
     step_result result = optimizer_step(&e->optimizer, a, o->clip, b->loss, tokens, false);
     cf_stream_sync(b->context.stream);
     return result.loss;

@@ -46,6 +46,11 @@ static void run_backward(void *context, real *logits) {
                               p->valid[i], p->R, p->V, NULL);
 }
 
+static void run_fused(void *context, real *logits) {
+    problem *p = context;
+    crossentropy_fused(p->losses, logits, p->targets, (real)0.25, p->valid[0], p->R, p->V, NULL);
+}
+
 static real *logit(const problem *p, real *all, int64_t r, int64_t token) {
     int64_t i = p->shards - 1;
     while (token < p->first[i] || p->valid[i] == 0) i--;
@@ -85,6 +90,25 @@ static void one_shard(void **state) {
     check(1, 0, 4, (int64_t[]){4}, 1);
     check(1, 7, 130, (int64_t[]){123}, 1);
     check(1, 5, 5000, (int64_t[]){4999}, 3); // several stretches
+}
+
+// Whoever holds the whole vocabulary may take either way.
+static void fused_gives_the_same_bits(void **state) {
+    (void)state;
+    static const int64_t sizes[][3] = {{1, 1, 1}, {0, 4, 4}, {7, 130, 123}, {5, 5000, 4999}};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        int64_t R = sizes[i][0], V = sizes[i][1];
+        problem p = problem_new(1, R, V, &sizes[i][2], 3);
+        forward(&p);
+        real *gradient = copy_buffer(p.logits, R * V), *losses = copy_buffer(p.losses, R);
+        run_backward(&p, gradient);
+        fill_normal(p.losses, R, 1);
+        assert_threads_do_not_matter("fused", run_fused, &p, p.logits, R * V);
+        real *fused = copy_buffer(p.logits, R * V);
+        run_fused(&p, fused);
+        assert_memory_equal(fused, gradient, (size_t)(R * V) * sizeof *fused);
+        assert_memory_equal(p.losses, losses, (size_t)R * sizeof *losses);
+    }
 }
 
 static void several_shards_with_padding(void **state) {
@@ -159,9 +183,13 @@ static void sum_in_double(void **state) {
 int main(void) {
     cf_device_threads(2);
     const struct CMUnitTest tests[] = {
-        KERNEL_TEST(one_shard),     KERNEL_TEST(several_shards_with_padding),
-        KERNEL_TEST(huge_logits),   KERNEL_TEST(empty_shard_is_neutral),
-        KERNEL_TEST(masked_logits), KERNEL_TEST(nan_and_infinity_reach_the_loss),
+        KERNEL_TEST(one_shard),
+        KERNEL_TEST(fused_gives_the_same_bits),
+        KERNEL_TEST(several_shards_with_padding),
+        KERNEL_TEST(huge_logits),
+        KERNEL_TEST(empty_shard_is_neutral),
+        KERNEL_TEST(masked_logits),
+        KERNEL_TEST(nan_and_infinity_reach_the_loss),
         KERNEL_TEST(sum_in_double),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

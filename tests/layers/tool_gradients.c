@@ -80,10 +80,10 @@ int main(int argc, char **argv) {
     for (int64_t b = 0; b < B; b++) tokens_read(data, mesh.dp_group.rank * B + b, f.V, b, B, inputs, targets);
     double count = (double)(T * B * mesh.dp);
     double *sum = cf_alloc((int64_t)sizeof *sum, "loss"), loss = 0;
-    gpt_forward(&model, inputs, targets, T, B, sum);
+    gpt_forward(&model, inputs, targets, T, B, 1 / count, sum);
     cf_copy(&loss, sum, (int64_t)sizeof loss, context.stream);
     loss = optimizer_sum(&optimizer, loss) / count;
-    gpt_backward(&model, 1 / count, true);
+    gpt_backward(&model, true);
     gradients_into_weights(&model, &optimizer);
 
     bool root = mesh.world_group.rank == 0;

@@ -415,6 +415,7 @@ static void run_crossentropy(tool *t, const int64_t *n) {
            *stats = poisoned(t, OF_PRECISE, R * 3), *all = stats_of_ranks(t, ranks, R),
            *losses = poisoned(t, OF_PRECISE, R), *total = poisoned(t, OF_PRECISE, R * 2),
            *whole_losses = poisoned(t, OF_PRECISE, R), *whole = poisoned(t, OF_PRECISE, R * 2),
+           *fused = copy_of(t, logits), *fused_losses = poisoned(t, OF_PRECISE, R),
            *sum = randoms(t, OF_DOUBLE, 1, 3, 1);
     crossentropy_stats(precises(stats), reals(logits), tokens_of(targets), first, valid, R, V, t->stream);
     keep(t, "crossentropy_stats", "stats", stats);
@@ -426,6 +427,12 @@ static void run_crossentropy(tool *t, const int64_t *n) {
     if (valid > 0) {
         crossentropy_combine(precises(whole_losses), precises(whole), precises(stats), 1, R, t->stream);
         keep(t, "crossentropy_combine", "losses, one rank", whole_losses);
+    }
+    if (first == 0 && valid == vocabulary) {
+        crossentropy_fused(precises(fused_losses), reals(fused), tokens_of(targets), 1 / (double)R, valid, R,
+                           V, t->stream);
+        keep(t, "crossentropy_fused", "losses", fused_losses);
+        keep(t, "crossentropy_fused", "logits", fused);
     }
     crossentropy_backward(reals(logits), precises(valid > 0 ? whole : total), tokens_of(targets),
                           1 / (double)R, first, valid, R, V, t->stream);
