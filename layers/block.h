@@ -46,15 +46,19 @@ typedef struct backward_pass {
     bool last; // this micro-batch completes the gradients
 } backward_pass;
 
-// Gradient of a local matrix of `parts` parts: part i (OC, IC) += dy[i]ᵀ · x[i], dy[i] (R, OC), x[i] (R, IC).
+// Gradient of a local matrix of `parts` parts: of part i (OC, IC) it is dy[i]ᵀ · x[i], dy[i] (R, OC), x[i] (R, IC).
 typedef struct weight_gradient {
     const real *const *dy, *const *x; // [parts]
     int64_t R, OC, IC;
     int parts;
+    matrix_gradient to; // weight_gradient_take() asks for it
 } weight_gradient;
 
 // Will weight_gradient_take() reduce it on the spot? Then it is best called when nothing else waits for it.
 bool weight_gradient_fuses(const backward_pass *pass, const parameters *p, int tensor, int64_t layer);
+// Where it goes if it is computed with the operation around it; at NULL: it will be taken.
+matrix_gradient weight_gradient_now(const backward_pass *pass, const parameters *p, int tensor,
+                                    int64_t layer);
 void weight_gradient_take(const backward_pass *pass, const parameters *p, int tensor, int64_t layer,
                           weight_gradient g, cf_stream *stream);
 

@@ -62,10 +62,11 @@ static void dgrad_slice(void *argument, const cf_span *span, cf_stream *stream) 
 
 static void wgrad_slice(void *argument, const cf_span *span, cf_stream *stream) {
     column_job *j = (column_job *)argument;
-    for (int i = 0; i < span->blocks && j->dw; i++) {
+    for (int i = 0; i < span->blocks && j->dw.at; i++) {
         int64_t row = (span->row + i * span->row_stride) * j->B;
         const real *x = (const real *)(span->data + i * span->data_stride);
-        linear_wgrad(j->dw, j->in + row * j->OC, x, span->rows * j->B, j->IC, j->OC, stream);
+        linear_wgrad(j->dw.at, j->in + row * j->OC, x, span->rows * j->B, j->IC, j->OC, j->dw.add, stream);
+        j->dw.add = true;
     }
 }
 
@@ -83,15 +84,15 @@ void column_gather(column_linear *c, real *full, int64_t Ts, int64_t B, int64_t 
     c->gathering = true;
 }
 
-real *column_backward(column_linear *c, cf_stream *stream, precise *dw, const real *dy, real *full,
+real *column_backward(column_linear *c, cf_stream *stream, matrix_gradient dw, const real *dy, real *full,
                       real *partial, const real *w, int64_t Ts, int64_t B, int64_t IC, int64_t OC,
                       int layer) {
     column_job dgrad = {.in = dy, .B = B, .IC = IC, .OC = OC};
     c->wgrad = (column_job){.dw = dw, .in = dy, .B = B, .IC = IC, .OC = OC};
     dgrad.w = linear_prepare_dgrad(c->prepared, w, IC, OC, stream);
     cf_fuse_begin(c->dgrad, partial, Ts, B * IC, dgrad_slice, &dgrad, layer);
-    if (dw && c->gather) column_input(c);
-    if (dw && !c->gather) {
+    if (dw.at && c->gather) column_input(c);
+    if (dw.at && !c->gather) {
         const cf_fuse_plan *plan = cf_fuse_get_plan(c->dgrad);
         cf_span all = {.row = 0, .rows = plan->group->size * Ts, .blocks = 1, .data = (char *)full};
         wgrad_slice(&c->wgrad, &all, stream);

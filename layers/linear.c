@@ -104,14 +104,14 @@ void linear_dgrad_gelu(real *dpre, const real *dy, const real *w, const real *pr
     gelu_backward(dpre, dpre, pre, R * IC, stream);
 }
 
-void linear_wgrad(precise *dw, const real *dy, const real *x, int64_t R, int64_t IC, int64_t OC,
+void linear_wgrad(precise *dw, const real *dy, const real *x, int64_t R, int64_t IC, int64_t OC, bool add,
                   cf_stream *stream) {
-    linear_wgrad_rows(dw, dy, OC, x, R, IC, OC, stream);
+    linear_wgrad_rows(dw, dy, OC, x, R, IC, OC, add, stream);
 }
 
 void linear_wgrad_rows(precise *dw, const real *dy, int64_t dy_row, const real *x, int64_t R, int64_t IC,
-                       int64_t rows, cf_stream *stream) {
-    gemm(true, false, rows, IC, R, dy, dy_row, x, IC, 1, dw, IC, stream);
+                       int64_t rows, bool add, cf_stream *stream) {
+    gemm(true, false, rows, IC, R, dy, dy_row, x, IC, add, dw, IC, stream);
 }
 
 // sum (columns) = sum of rows of dy, in row order; four at a time, since the sums are in the cache and dy is not

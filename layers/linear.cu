@@ -256,10 +256,10 @@ static product dense(bool transpose_a, bool transpose_b, int64_t m, int64_t n, i
 }
 
 // Products over nothing: what is added to stays, what is written becomes zero.
-static bool over_nothing(product of, real *c, cf_stream *stream) {
+template <typename out> static bool over_nothing(product of, out *c, cf_stream *stream) {
     if (of.m == 0 || of.n == 0) return true;
     if (of.k > 0) return false;
-    if (of.beta == 0) cf_zero(c, of.m * of.n * (int64_t)sizeof(real), stream);
+    if (of.beta == 0) cf_zero(c, of.m * of.n * (int64_t)sizeof(out), stream);
     return true;
 }
 
@@ -346,18 +346,17 @@ void linear_dgrad_gelu(real *dpre, const real *dy, const real *w, const real *pr
     gelu_backward(dpre, dpre, pre, R * IC, stream);
 }
 
-void linear_wgrad(precise *dw, const real *dy, const real *x, int64_t R, int64_t IC, int64_t OC,
+void linear_wgrad(precise *dw, const real *dy, const real *x, int64_t R, int64_t IC, int64_t OC, bool add,
                   cf_stream *stream) {
-    linear_wgrad_rows(dw, dy, OC, x, R, IC, OC, stream);
+    linear_wgrad_rows(dw, dy, OC, x, R, IC, OC, add, stream);
 }
 
 void linear_wgrad_rows(precise *dw, const real *dy, int64_t dy_row, const real *x, int64_t R, int64_t IC,
-                       int64_t rows, cf_stream *stream) {
-    if (R == 0 || IC == 0 || rows == 0) return;
-    product of = dense(true, false, rows, IC, R, 1);
+                       int64_t rows, bool add, cf_stream *stream) {
+    product of = dense(true, false, rows, IC, R, add);
     of.lda = dy_row;
     of.c_type = CUDA_R_32F;
-    multiply(of, dy, x, dw, PLAIN, stream);
+    if (!over_nothing(of, dw, stream)) multiply(of, dy, x, dw, PLAIN, stream);
 }
 
 // Bias gradient. First each block sums some rows of LANES · N columns: a warp takes consecutive rows, a lane

@@ -36,12 +36,12 @@ void linear_dgrad_add(real *dx, const real *dy, const real *w, int64_t R, int64_
 // Where x = gelu(pre), the gradient of pre: dpre (R, IC) = (dy (R, OC) · w) · gelu'(pre). dpre is not pre.
 void linear_dgrad_gelu(real *dpre, const real *dy, const real *w, const real *pre, int64_t R, int64_t IC,
                        int64_t OC, cf_stream *stream);
-// dw (OC, IC) += dyᵀ · x
-void linear_wgrad(precise *dw, const real *dy, const real *x, int64_t R, int64_t IC, int64_t OC,
+// dw (OC, IC) = dyᵀ · x or, with add, += that
+void linear_wgrad(precise *dw, const real *dy, const real *x, int64_t R, int64_t IC, int64_t OC, bool add,
                   cf_stream *stream);
-// Some rows of it: dw (rows, IC) += dyᵀ · x, dy (R, rows) with dy_row elements from one row to the next
+// Some rows of it: dw (rows, IC), dy (R, rows) with dy_row elements from one row to the next
 void linear_wgrad_rows(precise *dw, const real *dy, int64_t dy_row, const real *x, int64_t R, int64_t IC,
-                       int64_t rows, cf_stream *stream);
+                       int64_t rows, bool add, cf_stream *stream);
 // db (OC) += sum over rows of dy (R, OC); each column is summed in row order within fixed blocks of rows
 void linear_bias_grad(precise *db, const real *dy, int64_t R, int64_t OC, cf_stream *stream);
 

@@ -262,16 +262,15 @@ static void head_backward(gpt *g) {
     const parameters *p = &g->params;
     int64_t C = p->shape.C, Ts = shard_rows(g), B = g->pass_B, rows = g->split->size * Ts * B;
     cf_stream *stream = g->context->stream;
-    bool later = weight_gradient_fuses(&g->pass, p, WTE, -1);
-    const real *dnorm =
-        column_backward(&g->head, stream, later ? NULL : params_grad(p, WTE, 0), g->logits, g->wide,
-                        g->partial, params_weight(p, WTE, 0), Ts, B, C, g->vocabulary_rows, -1);
+    matrix_gradient dw = weight_gradient_now(&g->pass, p, WTE, -1);
+    const real *dnorm = column_backward(&g->head, stream, dw, g->logits, g->wide, g->partial,
+                                        params_weight(p, WTE, 0), Ts, B, C, g->vocabulary_rows, -1);
     cf_zero(g->dx, Ts * B * C * (int64_t)sizeof(real), stream);
     layernorm_backward(g->dx, params_grad(p, LNFW, 0), params_grad(p, LNFB, 0), dnorm, g->x[p->shape.L],
                        params_weight(p, LNFW, 0), g->mean, g->rstd, g->norm_scratch, Ts * B, C, stream);
     const real *dy[1] = {g->logits}, *x[1] = {g->wide};
     weight_gradient w = {.dy = dy, .x = x, .R = rows, .OC = g->vocabulary_rows, .IC = C, .parts = 1};
-    if (later) weight_gradient_take(&g->pass, p, WTE, -1, w, stream); // the lookup's part goes its own way
+    if (!dw.at) weight_gradient_take(&g->pass, p, WTE, -1, w, stream); // the lookup's part goes its own way
 }
 
 // --- passes ---

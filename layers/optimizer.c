@@ -378,7 +378,7 @@ static void meet_nonfinite(zero_optimizer *o, step_result *r, bool may_skip) {
 
 void optimizer_zero_grad(zero_optimizer *o) {
     optimizer_complete(o);
-    cf_zero(o->params->grad, o->params->elements * (int64_t)sizeof(precise), o->context->stream);
+    params_zero_grad(o->params, o->context->stream);
 }
 
 // Finishes all reductions, adds the looked-up rows to the table's, and sums the squares of the own shards: of those

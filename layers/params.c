@@ -149,6 +149,21 @@ precise *params_grad(const parameters *p, int tensor, int64_t layer) {
     return p->grad + p->first[tensor][0] + layer * p->first[tensor][1];
 }
 
+matrix_gradient params_matrix_grad(const parameters *p, int tensor, int64_t layer) {
+    int bucket = params_own_bucket(p, tensor, layer);
+    matrix_gradient g = {.at = params_grad(p, tensor, layer), .add = bucket < 0 || p->summed[bucket]};
+    if (bucket >= 0) p->summed[bucket] = true;
+    return g;
+}
+
+void params_zero_grad(const parameters *p, cf_stream *stream) {
+    for (int i = 0; i < p->buckets; i++) {
+        const param_bucket *b = &p->bucket[i];
+        p->summed[i] = false;
+        if (b->tensor < 0) cf_zero(p->grad + b->first, b->count * (int64_t)sizeof(precise), stream);
+    }
+}
+
 static int64_t runs_of_part(const parameters *p, int tensor) {
     split s = kinds[tensor].split;
     return s == HEADS ? 3 : s == COLUMNS ? params_rows(&p->shape, tensor) : 1;
@@ -322,6 +337,8 @@ void params_create(parameters *p, gpt_shape shape, const cf_mesh *mesh, parallel
     p->layer_buckets = p->buckets / (int)shape.L;
     lay_matrix(p, WTE, -1, mesh);
     lay_others(p, &mesh->world_group, -1, mesh);
+    p->summed = calloc((size_t)p->buckets, sizeof *p->summed);
+    if (!p->summed) cf_die(NULL, "out of memory for %d buckets", p->buckets);
     p->weight = cf_alloc(p->elements * (int64_t)sizeof(real), "weights");
     p->grad = cf_alloc(p->elements * (int64_t)sizeof(precise), "gradients");
 }
@@ -330,6 +347,7 @@ void params_free(parameters *p) {
     cf_free(p->weight);
     cf_free(p->grad);
     free(p->bucket);
+    free(p->summed);
 }
 
 // --- in and out ---

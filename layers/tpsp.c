@@ -14,10 +14,10 @@
 typedef struct job {
     tpsp *t;
     tpsp_saved *s;
-    const real *w; // of the row-parallel layer (C, columns); prepared
-    precise *dw;   // NULL: computed afterwards
-    real *hidden;  // (T, B, Fl) GELU
-    bool first;    // attention backward: no range has been done
+    const real *w;      // of the row-parallel layer (C, columns); prepared
+    real *hidden;       // (T, B, Fl) GELU
+    bool first;         // attention backward: no range has been done
+    matrix_gradient dw; // at NULL: computed afterwards
     int64_t C, Cl, Fl, Hl, D;
 } job;
 
@@ -26,8 +26,6 @@ static job make_job(tpsp *t, tpsp_saved *s, const parameters *p, int tensor, int
     return (job){.t = t,
                  .s = s,
                  .w = params_weight(p, tensor, layer),
-                 .dw =
-                     weight_gradient_fuses(t->pass, p, tensor, layer) ? NULL : params_grad(p, tensor, layer),
                  .hidden = kept(s->hidden, t->hidden),
                  .first = true,
                  .C = p->shape.C,
@@ -177,6 +175,14 @@ void tpsp_forward(tpsp *t, tpsp_saved *s, const parameters *p, int layer, real *
 
 // --- backward ---
 
+// The share of some rows in the weights' gradient, unless that is left to later.
+static void add_weight_gradient(job *j, const real *dy, const real *x, int64_t rows, int64_t IC,
+                                cf_stream *stream) {
+    if (!j->dw.at) return;
+    linear_wgrad(j->dw.at, dy, x, rows, IC, j->C, j->dw.add, stream);
+    j->dw.add = true;
+}
+
 static void mlp_slice_backward(void *argument, const cf_span *span, cf_stream *stream) {
     job *j = (job *)argument;
     tpsp *t = j->t;
@@ -186,7 +192,7 @@ static void mlp_slice_backward(void *argument, const cf_span *span, cf_stream *s
         real *fch = j->s->fch + row * j->Fl, *hidden = j->hidden + row * j->Fl; // (rows, Fl)
         linear_dgrad_gelu(t->dhidden + row * j->Fl, dy, j->w, fch, rows, j->Fl, j->C, stream);
         if (!j->s->hidden) gelu_forward(hidden, fch, rows * j->Fl, stream);
-        if (j->dw) linear_wgrad(j->dw, dy, hidden, rows, j->Fl, j->C, stream);
+        add_weight_gradient(j, dy, hidden, rows, j->Fl, stream);
     }
 }
 
@@ -200,7 +206,7 @@ static void attention_slice_backward(void *argument, const cf_span *span, cf_str
         attention_backward(t->dqkv, t->dheads, j->s->heads, j->s->lse, j->s->qkv, t->attention_scratch, t0, n,
                            t->T, t->B, j->Hl, j->D, j->first, stream);
         j->first = false;
-        if (j->dw) linear_wgrad(j->dw, dy, j->s->heads + row * j->Cl, rows, j->Cl, j->C, stream);
+        add_weight_gradient(j, dy, j->s->heads + row * j->Cl, rows, j->Cl, stream);
     }
 }
 
@@ -259,8 +265,8 @@ static void norm_column_backward(tpsp *t, column_linear *c, const parameters *p,
     bool later = comes_later(t, p, tensor[2], layer);
     linear_bias_grad(params_grad(p, tensor[3], layer), dy, t->T * t->B, OC, stream);
     const real *dnorm =
-        column_backward(c, stream, later ? NULL : params_grad(p, tensor[2], layer), dy, full, t->partial,
-                        params_weight(p, tensor[2], layer), Ts, t->B, C, OC, layer);
+        column_backward(c, stream, later ? (matrix_gradient){0} : params_matrix_grad(p, tensor[2], layer), dy,
+                        full, t->partial, params_weight(p, tensor[2], layer), Ts, t->B, C, OC, layer);
     layernorm_backward(dx, params_grad(p, tensor[0], layer), params_grad(p, tensor[1], layer), dnorm, x, ln_w,
                        mean, rstd, t->norm_scratch, rows, C, stream);
 }
@@ -271,12 +277,13 @@ static void mlp_backward(tpsp *t, tpsp_saved *s, const parameters *p, int layer,
     linear_bias_grad(params_grad(p, FCPROJB, layer), dx, rows, C, stream);
     real *dy = place_gradient(t, t->wide, dx, C);
     job j = make_job(t, s, p, FCPROJW, layer);
+    j.dw = weight_gradient_now(t->pass, p, FCPROJW, layer);
     cf_fuse_begin(t->fcproj_backward, dy, Ts, t->B * C, mlp_slice_backward, &j, layer);
     real *norm2 = kept(s->norm2, t->wide2);
     gather_norm(t, &t->fc, p, layer, second_half, s->x2, norm2, s->norm2 != NULL);
     j.w = linear_prepare_dgrad(t->prepared, j.w, j.Fl, C, stream); // behind the first transfers
     cf_fuse_finish(t->fcproj_backward);
-    if (!j.dw) take_weight_gradient(t, p, FCPROJW, layer, dy, j.hidden);
+    if (!j.dw.at) take_weight_gradient(t, p, FCPROJW, layer, dy, j.hidden);
     gather_norm(t, &t->qkv, p, layer, first_half, s->x, kept(s->norm1, t->wide), s->norm1 != NULL);
     norm_column_backward(t, &t->fc, p, layer, second_half, s->x2, s->mean2, s->rstd2, t->dhidden, 4 * C / N,
                          norm2, dx);
@@ -291,10 +298,11 @@ static void attention_half_backward(tpsp *t, tpsp_saved *s, const parameters *p,
     linear_bias_grad(params_grad(p, ATTPROJB, layer), dx, rows, C, stream);
     real *dy = place_gradient(t, t->wide2, dx, C);
     job j = make_job(t, s, p, ATTPROJW, layer);
+    j.dw = weight_gradient_now(t->pass, p, ATTPROJW, layer);
     cf_fuse_begin(t->attproj_backward, dy, Ts, t->B * C, attention_slice_backward, &j, layer);
     j.w = linear_prepare_dgrad(t->prepared, j.w, j.Cl, C, stream); // behind the first transfers
     cf_fuse_finish(t->attproj_backward);
-    if (!j.dw) take_weight_gradient(t, p, ATTPROJW, layer, dy, s->heads);
+    if (!j.dw.at) take_weight_gradient(t, p, ATTPROJW, layer, dy, s->heads);
     norm_column_backward(t, &t->qkv, p, layer, first_half, s->x, s->mean1, s->rstd1, t->dqkv, 3 * C / N,
                          kept(s->norm1, t->wide), dx);
 }

@@ -28,7 +28,7 @@ extern "C" {
 // A column-parallel linear layer: whole rows in, own columns out. Also the language-model head.
 typedef struct column_job {
     real *out, *activated;     // (T·B, OC)
-    precise *dw;               // NULL: left to the caller
+    matrix_gradient dw;        // at NULL: left to the caller
     const real *in, *w, *bias; // in: dy in backward; w: prepared
     int64_t B, IC, OC;
 } column_job;
@@ -97,11 +97,11 @@ void column_free(column_linear *c);
 void column_forward(column_linear *c, cf_stream *stream, real *out, real *activated, real *full,
                     const real *w, const real *bias, int64_t Ts, int64_t B, int64_t IC, int64_t OC,
                     int layer);
-// dw (OC, IC) += dyᵀ · x (NULL: left to the caller, who finds all of x in full after column_input), and the gradient
-// of the own shard of x is returned (valid until the next run).
+// dw (OC, IC): dyᵀ · x (dw.at NULL: left to the caller, who finds all of x in full after column_input). The gradient of
+// the own shard of x is returned (valid until the next run).
 // full: what column_gather was given; all of x where c->gather is NULL.
 // partial (T, B, IC): scratch.
-real *column_backward(column_linear *c, cf_stream *stream, precise *dw, const real *dy, real *full,
+real *column_backward(column_linear *c, cf_stream *stream, matrix_gradient dw, const real *dy, real *full,
                       real *partial, const real *w, int64_t Ts, int64_t B, int64_t IC, int64_t OC, int layer);
 // Where c->gather is not NULL, must come before column_backward: starts the gather of x in full, whose own shard is in
 // place. It depends on nothing that backward computes, so it may come as early as full is free.

@@ -194,7 +194,7 @@ static void wgrad_scatter(void *argument, const cf_span *span, cf_stream *stream
     for (int i = 0; i < span->blocks; i++)
         linear_wgrad_rows((real *)(span->data + i * span->data_stride),
                           k->out + span->row + i * span->row_stride, k->s.columns, k->heads, k->s.T * k->s.B,
-                          k->s.C, span->rows, stream);
+                          k->s.C, span->rows, false, stream);
 }
 
 static const struct {

@@ -84,7 +84,7 @@ static void run_fc_dgrad(bench *b) {
     linear_dgrad(b->narrow, b->wide, w, b->s.R, b->s.C, 4 * b->s.C, NULL);
 }
 static void run_fc_wgrad(bench *b) {
-    linear_wgrad(b->dweight, b->wide, b->narrow, b->s.R, b->s.C, 4 * b->s.C, NULL);
+    linear_wgrad(b->dweight, b->wide, b->narrow, b->s.R, b->s.C, 4 * b->s.C, true, NULL);
 }
 static void run_bias_grad(bench *b) {
     linear_bias_grad(b->bias, b->wide, b->s.R, 4 * b->s.C, NULL);

@@ -42,7 +42,7 @@ static void check_linear(int64_t R, int64_t IC, int64_t OC, bool with_bias) {
     real *dx = poisoned_buffer(R * IC), *dw = random_buffer(OC * IC), *db = random_buffer(OC);
     real *dw_before = copy_buffer(dw, OC * IC), *db_before = copy_buffer(db, OC);
     linear_dgrad(dx, p.dy, linear_prepare_dgrad(p.prepared, p.w, IC, OC, NULL), R, IC, OC, NULL);
-    linear_wgrad(dw, p.dy, p.x, R, IC, OC, NULL);
+    linear_wgrad(dw, p.dy, p.x, R, IC, OC, true, NULL);
     linear_bias_grad(db, p.dy, R, OC, NULL);
     subtract(dw, dw_before, OC * IC);
     subtract(db, db_before, OC);
@@ -256,11 +256,11 @@ static void mlp_with_residual(void **state) {
     real *scratch = poisoned_buffer(layernorm_scratch(C));
     cf_copy(dx, p.dy, R * C * (int64_t)sizeof(real), NULL);
     linear_bias_grad(parameter[6].gradient, p.dy, R, C, NULL);
-    linear_wgrad(parameter[5].gradient, p.dy, p.gelu, R, F, C, NULL);
+    linear_wgrad(parameter[5].gradient, p.dy, p.gelu, R, F, C, true, NULL);
     linear_dgrad(dhidden, p.dy, linear_prepare_dgrad(p.prepared, p.w2, F, C, NULL), R, F, C, NULL);
     gelu_backward(dhidden, dhidden, p.hidden, R * F, NULL);
     linear_bias_grad(parameter[4].gradient, dhidden, R, F, NULL);
-    linear_wgrad(parameter[3].gradient, dhidden, p.ln, R, C, F, NULL);
+    linear_wgrad(parameter[3].gradient, dhidden, p.ln, R, C, F, true, NULL);
     linear_dgrad(dln, dhidden, linear_prepare_dgrad(p.prepared, p.w1, C, F, NULL), R, C, F, NULL);
     layernorm_backward(dx, parameter[1].gradient, parameter[2].gradient, dln, p.x, p.lnw, p.mean, p.rstd,
                        scratch, R, C, NULL);

@@ -96,7 +96,7 @@ static void check_linear(int64_t R, int64_t IC, int64_t OC) {
     real *dw_before = copy_buffer(dw, OC * IC), *db_before = copy_buffer(db, OC);
     ready = linear_prepare_dgrad(poisoned_buffer(linear_prepared_size(IC, OC)), w, IC, OC, NULL);
     linear_dgrad(dx, y, ready, R, IC, OC, NULL);
-    linear_wgrad(dw, y, x, R, IC, OC, NULL);
+    linear_wgrad(dw, y, x, R, IC, OC, true, NULL);
     linear_bias_grad(db, y, R, OC, NULL);
     for (int64_t i = 0; i < IC; i++) {
         for (int64_t r = 0; r < R; r++) {
@@ -151,15 +151,19 @@ static void check_added(int64_t R, int64_t IC, int64_t OC) {
 static void check_rows(int64_t R, int64_t IC, int64_t rows, int64_t dy_row) {
     real *x = integer_buffer(R * IC), *dy = padded_integers(R, rows, dy_row);
     real *dw = poisoned_buffer((rows + 1) * IC), *before = integer_buffer(rows * IC);
+    real *written = poisoned_buffer((rows + 1) * IC);
     cf_copy(dw, before, rows * IC * (int64_t)sizeof *dw, NULL);
-    linear_wgrad_rows(dw, dy, dy_row, x, R, IC, rows, NULL);
+    linear_wgrad_rows(dw, dy, dy_row, x, R, IC, rows, true, NULL);
+    linear_wgrad_rows(written, dy, dy_row, x, R, IC, rows, false, NULL);
     for (int64_t o = 0; o < rows; o++)
         for (int64_t i = 0; i < IC; i++) {
-            double sum = (double)before[o * IC + i];
+            double sum = 0;
             for (int64_t r = 0; r < R; r++) sum += (double)dy[r * dy_row + o] * (double)x[r * IC + i];
-            assert_true((double)dw[o * IC + i] == sum);
+            assert_true((double)dw[o * IC + i] == sum + (double)before[o * IC + i]);
+            assert_true((double)written[o * IC + i] == sum);
         }
     assert_untouched("behind the rows", dw + rows * IC, IC);
+    assert_untouched("behind the rows written", written + rows * IC, IC);
 }
 
 static void adding_is_exact_on_integers(void **state) {
@@ -199,21 +203,21 @@ typedef struct product {
     int tensor;
     const real *dy[2], *x[2];
     weight_gradient g;
-    real *before; // of the gradient
+    real *before; // of the gradient; NaN where it must not count
     double *whole;
 } product;
 
-static void make_product(product *q, const parameters *p, int tensor) {
+static void make_product(product *q, const parameters *p, int tensor, bool add) {
     int64_t OC = params_local_rows(p, tensor) / 2, IC = params_local_columns(p, tensor), count = 2 * OC * IC;
     q->tensor = tensor;
     q->g = (weight_gradient){.dy = q->dy, .x = q->x, .R = PART_ROWS, .OC = OC, .IC = IC, .parts = 2};
-    q->before = integer_buffer(count);
+    q->before = add ? integer_buffer(count) : poisoned_buffer(count);
     q->whole = double_buffer(count);
     for (int part = 0; part < 2; part++) {
         q->dy[part] = integer_buffer(PART_ROWS * OC), q->x[part] = integer_buffer(PART_ROWS * IC);
         for (int64_t i = 0; i < OC * IC; i++) {
             double *sum = &q->whole[part * OC * IC + i];
-            *sum = (double)q->before[part * OC * IC + i];
+            *sum = add ? (double)q->before[part * OC * IC + i] : 0;
             for (int64_t r = 0; r < PART_ROWS; r++)
                 *sum += (double)q->dy[part][r * OC + i / IC] * (double)q->x[part][r * IC + i % IC];
         }
@@ -228,9 +232,9 @@ static void assert_product(const product *q, const real *gradient) {
 }
 
 // Computes the gradient of layer 1 where it lies: nobody takes part in it.
-static void check_in_place(const backward_pass *pass, const parameters *p, int tensor) {
+static void check_in_place(const backward_pass *pass, const parameters *p, int tensor, bool add) {
     product q;
-    make_product(&q, p, tensor);
+    make_product(&q, p, tensor, add);
     int64_t count = 2 * q.g.OC * q.g.IC;
     real *gradient = params_grad(p, tensor, 1), *around = copy_buffer(p->grad, p->elements);
     cf_copy(gradient, q.before, count * (int64_t)sizeof *gradient, NULL);
@@ -286,13 +290,37 @@ static void weight_gradient_stays_where_nobody_takes_it(void **state) {
     taker t = {.bucket = params_own_bucket(&p, QKVW, 1), .fuses = true};
     gpt_hooks hooks = {.argument = &t, .fuses = taker_fuses, .compute = taker_compute};
     backward_pass nobody = {.last = true}, early = {.hooks = hooks}, last = {.hooks = hooks, .last = true};
-    check_in_place(&nobody, &p, QKVW);
-    check_in_place(&early, &p, QKVW);
-    check_in_place(&last, &p, ATTPROJW); // shares a bucket
+    check_in_place(&nobody, &p, QKVW, false);
+    check_in_place(&nobody, &p, QKVW, true);
+    check_in_place(&early, &p, QKVW, true);
+    check_in_place(&last, &p, ATTPROJW, true); // shares a bucket, which is zero when a step begins
     t.fuses = false;
-    check_in_place(&last, &p, QKVW);
+    check_in_place(&last, &p, QKVW, true);
+    params_zero_grad(&p, NULL);
+    check_in_place(&early, &p, QKVW, false);
     assert_int_equal(t.calls, 0);
     free_parts(&p, &mesh);
+}
+
+// add: the step's second micro-batch. What was there before the first must not count.
+static void check_owners(const parameters *p, taker *t, bool add) {
+    const param_bucket *b = &p->bucket[t->bucket];
+    backward_pass pass = {.hooks = {.argument = t, .fuses = taker_fuses, .compute = taker_compute},
+                          .last = true};
+    product q;
+    make_product(&q, p, QKVW, add);
+    real *untouched = copy_buffer(p->grad, p->elements);
+    t->row = b->row;
+    t->calls = 0;
+    t->gradient = poisoned_buffer(b->count);
+    cf_copy(t->gradient, q.before, 2 * q.g.OC * q.g.IC * (int64_t)sizeof(real), NULL);
+    assert_true(weight_gradient_fuses(&pass, p, QKVW, 1));
+    assert_false(weight_gradient_fuses(&pass, p, QKVW, 0)); // another bucket
+    weight_gradient_take(&pass, p, QKVW, 1, q.g, NULL);
+    assert_int_equal(t->calls, 1);
+    assert_product(&q, t->gradient);
+    assert_untouched("padding", t->gradient + 270 * b->row, 2 * b->row);
+    assert_same_bits("the gradient's usual place", p->grad, untouched, p->elements);
 }
 
 static void weight_gradient_owner_by_owner(void **state) {
@@ -303,21 +331,8 @@ static void weight_gradient_owner_by_owner(void **state) {
     taker t = {.bucket = params_own_bucket(&p, QKVW, 1), .fuses = true};
     const param_bucket *b = &p.bucket[t.bucket];
     assert_int_equal(b->count / b->row, 272);
-    backward_pass pass = {.hooks = {.argument = &t, .fuses = taker_fuses, .compute = taker_compute},
-                          .last = true};
-    product q;
-    make_product(&q, &p, QKVW);
-    real *untouched = copy_buffer(p.grad, p.elements);
-    t.row = b->row;
-    t.gradient = poisoned_buffer(b->count);
-    cf_copy(t.gradient, q.before, 2 * q.g.OC * q.g.IC * (int64_t)sizeof(real), NULL);
-    assert_true(weight_gradient_fuses(&pass, &p, QKVW, 1));
-    assert_false(weight_gradient_fuses(&pass, &p, QKVW, 0)); // another bucket
-    weight_gradient_take(&pass, &p, QKVW, 1, q.g, NULL);
-    assert_int_equal(t.calls, 1);
-    assert_product(&q, t.gradient);
-    assert_untouched("padding", t.gradient + 270 * b->row, 2 * b->row);
-    assert_same_bits("the gradient's usual place", p.grad, untouched, p.elements);
+    check_owners(&p, &t, false);
+    check_owners(&p, &t, true);
     free_parts(&p, &mesh);
 }
 

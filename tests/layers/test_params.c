@@ -241,6 +241,10 @@ static const param_bucket *bucket_around(const world *w, int rank, int tensor, i
     fail_at(w, rank, "not in one bucket", tensor, 0);
 }
 
+static bool in_layer(int tensor) {
+    return tensor != WTE && tensor != WPE && tensor != LNFW && tensor != LNFB;
+}
+
 static int own_buckets, shared_buckets; // of matrices, over all meshes
 
 static bool large_enough(const world *w, int rank, int tensor) {
@@ -257,8 +261,7 @@ static void check_own(const world *w, int rank) {
     const parameters *p = &w->rank[rank];
     for (int tensor = 0; tensor < TENSORS; tensor++)
         for (int64_t i = 0; i < params_layers(&w->shape, tensor); i++) {
-            bool in_layer = tensor != WTE && tensor != WPE && tensor != LNFW && tensor != LNFB;
-            int64_t layer = in_layer ? i : -1;
+            int64_t layer = in_layer(tensor) ? i : -1;
             const param_bucket *b = bucket_around(w, rank, tensor, i);
             int number = (int)(b - p->bucket), own = params_own_bucket(p, tensor, layer);
             bool alone = large_enough(w, rank, tensor);
@@ -377,6 +380,35 @@ static void every_element_is_owned_once(void **state) {
 
 // --- initial weights ---
 
+// What is left of the step before: the first product of a matrix with a bucket of its own is written over it, all else
+// is zero.
+static void check_step_begins(const world *w, int rank) {
+    const parameters *p = &w->rank[rank];
+    for (int64_t i = 0; i < p->elements; i++) p->grad[i] = 7;
+    params_zero_grad(p, NULL);
+    for (int64_t i = 0; i < p->elements; i++) {
+        int tensor = 0;
+        int64_t layer = 0, rest = 0;
+        bool found = params_find(p, i, &tensor, &layer, &rest);
+        bool writes = found && params_own_bucket(p, tensor, in_layer(tensor) ? layer : -1) >= 0;
+        if (writes && p->grad[i] != 7) fail_at(w, rank, "needlessly zeroed", tensor, i);
+        if (found && !writes && p->grad[i] != 0) fail_at(w, rank, "of the step before", tensor, i);
+    }
+    for (int turn = 0; turn < 2; turn++)
+        for (int tensor = 0; tensor < TENSORS; tensor++)
+            for (int64_t l = 0; l < params_layers(&w->shape, tensor); l++) {
+                int64_t layer = in_layer(tensor) ? l : -1;
+                matrix_gradient g = params_matrix_grad(p, tensor, layer);
+                assert_ptr_equal(g.at, params_grad(p, tensor, layer));
+                assert_int_equal(g.add, turn > 0 || params_own_bucket(p, tensor, layer) < 0);
+            }
+}
+
+static void a_step_begins_without_the_last_one(void **state) {
+    (void)state;
+    on_every_rank(shapes, SHAPES, check_step_begins);
+}
+
 static const uint64_t SEED = 11;
 static float *reference[TENSORS]; // of one rank alone: layer behind layer
 
@@ -472,6 +504,7 @@ int main(void) {
         KERNEL_TEST(every_element_is_owned_once),
         KERNEL_TEST(large_matrices_are_buckets_of_their_own),
         KERNEL_TEST(first_buckets_are_those_of_the_list),
+        KERNEL_TEST(a_step_begins_without_the_last_one),
         KERNEL_TEST(initial_weights_do_not_depend_on_the_mesh),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

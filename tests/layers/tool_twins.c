@@ -162,10 +162,13 @@ static void linear_wgrads(tool *t, const tensor *dy, const tensor *x, int64_t R,
     int64_t from = draw(t, 0, OC - 1), rows = draw(t, 1, OC - from);
     tensor *dw = randoms(t, OF_PRECISE, OC * IC, 0, 1), *db = randoms(t, OF_PRECISE, OC, 0, 1),
            *some = randoms(t, OF_PRECISE, rows * IC, 0, 1);
-    linear_wgrad(precises(dw), reals(dy), reals(x), R, IC, OC, t->stream);
+    tensor *written = poisoned(t, OF_PRECISE, rows * IC);
+    linear_wgrad(precises(dw), reals(dy), reals(x), R, IC, OC, true, t->stream);
     keep(t, "linear_wgrad", "dw", dw);
-    linear_wgrad_rows(precises(some), reals(dy) + from, OC, reals(x), R, IC, rows, t->stream);
+    linear_wgrad_rows(precises(some), reals(dy) + from, OC, reals(x), R, IC, rows, true, t->stream);
     keep(t, "linear_wgrad_rows", "dw", some);
+    linear_wgrad_rows(precises(written), reals(dy) + from, OC, reals(x), R, IC, rows, false, t->stream);
+    keep(t, "linear_wgrad_rows", "dw, written", written);
     linear_bias_grad(precises(db), reals(dy), R, OC, t->stream);
     keep(t, "linear_bias_grad", "db", db);
 }
