@@ -1,21 +1,23 @@
 #!/usr/bin/env python3
 """The same GPT-2 in PyTorch, to compare step times with: what a user would write today, no less.
 
-    torch_gpt.py LAYERS CHANNELS HEADS BATCH SEQ [--vocab 50304] [--steps 12] [--warmup 5] [--compile blocks|model|no]
+    torch_gpt.py LAYERS CHANNELS HEADS BATCH SEQ [--vocab 50304] [--steps 12] [--warmup 5] [--accumulate 1]
+                 [--compile blocks|model|no]
 
 fp32 master weights under bf16 autocast, torch.compile, flash attention (scaled_dot_product_attention), fused AdamW,
-gradient clipping by the global norm, tied embeddings, biases, GELU by tanh: the model and the recipe of train_gpt, one
-micro-batch a step, on the GPU already. Tokens are drawn as scripts/gpu_check.py draws them: as uneven as words of text.
+gradient clipping by the global norm, tied embeddings, biases, GELU by tanh: the model and the recipe of train_gpt. A
+step has --accumulate micro-batches of BATCH sequences, on the GPU already, whose gradients are added up before one
+update. Tokens are drawn as scripts/gpu_check.py draws them: as uneven as words of text.
 
---compile blocks, the default, compiles the block once for all layers, and head with loss, as PyTorch advises for models of
-repeated blocks: what it takes does not grow with the layers, and what it leaves in the cache serves any number of them.
+--compile blocks, the default, compiles the block once for all layers, and head with loss, as PyTorch advises for models
+of repeated blocks: what it takes does not grow with the layers, and what it leaves in the cache serves any number.
 --compile model compiles the model as a whole, which takes in the lookups of the embeddings too. Clipping and the update
 are kernels of PyTorch's own in either.
 
 Times are between two CUDA events around a step. Prints one JSON object: median step_ms of the timed steps and their
-spread (slowest - fastest) / median, tokens_per_s, flops_per_token = 6 P + 6 L C T with P without the position embedding,
-peak memory as the allocator counts it, seconds of the first step with compiling, how many graphs were compiled, the
-last loss.
+spread (slowest - fastest) / median, tokens_per_s, flops_per_token = 6 P + 6 L C T with P without the position
+embedding, peak memory as the allocator counts it, seconds of the first step with compiling, how many graphs were
+compiled, the last loss.
 """
 import argparse
 import json
@@ -83,11 +85,13 @@ def graphs():
     return counters["stats"]["unique_graphs"]
 
 
-def draw_tokens(vocab, batch, seq, device):
-    """Inputs and targets. The commonest token is one in twenty of 50304, the next ones 1/2, 1/3, ... as frequent."""
+def draw_tokens(vocab, accumulate, batch, seq, device):
+    """Inputs and targets of all micro-batches. The commonest token is one in twenty of 50304, the next ones 1/2, 1/3,
+    ... as frequent."""
     weights = 1 / (torch.arange(vocab, device=device, dtype=torch.float32) + 2)
     of_rank = torch.randperm(vocab, device=device)
-    return of_rank[torch.multinomial(weights, 2 * batch * seq, replacement=True)].view(2, batch, seq)
+    drawn = torch.multinomial(weights, 2 * accumulate * batch * seq, replacement=True)
+    return of_rank[drawn].view(2, accumulate, batch, seq)
 
 
 def optimizer_of(model):
@@ -97,15 +101,24 @@ def optimizer_of(model):
     return torch.optim.AdamW(groups, lr=3e-4, betas=(0.9, 0.95), eps=1e-8, fused=True)
 
 
+def gradients(run, inputs, targets):
+    """Of the mean over all micro-batches, left in the parameters; and that mean."""
+    total = 0
+    for x, y in zip(inputs, targets):
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = run(x, y) / len(inputs)
+        loss.backward()
+        total += loss.detach()
+    return total
+
+
 def train(model, run, inputs, targets, steps):
     """Times of the steps in ms, and the last loss."""
     optimizer = optimizer_of(model)
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
     marks[0].record()
     for step in range(steps):
-        with torch.autocast("cuda", torch.bfloat16):
-            loss = run(inputs, targets)
-        loss.backward()
+        loss = gradients(run, inputs, targets)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -121,6 +134,7 @@ def parse():
     parser.add_argument("--vocab", type=int, default=50304)
     parser.add_argument("--steps", type=int, default=12, help="timed; 0: none, only compile")
     parser.add_argument("--warmup", type=int, default=5)
+    parser.add_argument("--accumulate", type=int, default=1, help="micro-batches a step")
     parser.add_argument("--compile", choices=("blocks", "model", "no"), default="blocks")
     return parser.parse_args()
 
@@ -133,7 +147,7 @@ def main():
     torch.set_float32_matmul_precision("high")  # what is left in fp32 may use TF32
     model = GPT(o.layers, o.channels, o.heads, o.seq, o.vocab).cuda()
     run = compiled(model, o.compile)
-    inputs, targets = draw_tokens(o.vocab, o.batch, o.seq, "cuda")
+    inputs, targets = draw_tokens(o.vocab, o.accumulate, o.batch, o.seq, "cuda")
     begin = time.monotonic()
     train(model, run, inputs, targets, 1)
     first_s = time.monotonic() - begin
@@ -145,9 +159,9 @@ def main():
     parameters = sum(p.numel() for p in model.parameters()) - model.wpe.weight.numel()
     print(json.dumps({
         "framework": f"torch {torch.__version__}", "device": torch.cuda.get_device_name(), "layers": o.layers,
-        "channels": o.channels, "heads": o.heads, "batch": o.batch, "seq": o.seq, "vocab": o.vocab,
-        "compiled": o.compile, "graphs": graphs(), "steps": len(ms), "step_ms": median,
-        "spread": (max(ms) - min(ms)) / median, "tokens_per_s": o.batch * o.seq / median * 1e3,
+        "channels": o.channels, "heads": o.heads, "batch": o.batch, "accumulation": o.accumulate, "seq": o.seq,
+        "vocab": o.vocab, "compiled": o.compile, "graphs": graphs(), "steps": len(ms), "step_ms": median,
+        "spread": (max(ms) - min(ms)) / median, "tokens_per_s": o.accumulate * o.batch * o.seq / median * 1e3,
         "flops_per_token": 6 * parameters + 6 * o.layers * o.channels * o.seq,
         "allocated_mib": torch.cuda.max_memory_allocated() / 2**20, "first_step_s": first_s, "loss": loss}))
 

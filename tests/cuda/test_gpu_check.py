@@ -1,11 +1,12 @@
 """What scripts/gpu_check.py does before and after a GPU is asked: its plan, its figures, its judgement, and that what
-goes wrong is told as what it is.
+goes wrong is told as what it is. It is tested by the modules of scripts/gpu.
 
 limit: 120
 """
 import collections
 import contextlib
 import dataclasses
+import importlib.util
 import io
 import json
 import os
@@ -23,6 +24,11 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 SCRIPT = os.path.join(ROOT, "scripts", "gpu_check.sh")
 sys.path.insert(0, os.path.join(ROOT, "scripts"))
 import gpu_check
+from gpu import build, kernels, meshes, models, nvidia, ours, plan, pytorch, ranks, summary, times, training
+from gpu.check import FAIL, LATE, OK, SKIP, Check
+from gpu.runner import Late, Result, Runner
+from gpu.tokens import write_tokens
+from gpu.turns import Turns
 
 
 class Recorder:
@@ -34,7 +40,7 @@ class Recorder:
     def verdict(self, what, verdict, detail=""):
         self.verdicts.append(verdict)
         self.details.append(detail)
-        return verdict == gpu_check.OK
+        return verdict == OK
 
 
 class Quiet(unittest.TestCase):
@@ -46,7 +52,7 @@ class Quiet(unittest.TestCase):
         silence = contextlib.redirect_stdout(io.StringIO())
         silence.__enter__()
         self.addCleanup(silence.__exit__, None, None, None)
-        self.check = gpu_check.Check(gpu_check.parse(["--out", self.folder]))
+        self.check = Check(gpu_check.parse(["--out", self.folder]))
         self.addCleanup(self.check.close)
         self.check.stage = "test"
 
@@ -72,7 +78,7 @@ class Plan(unittest.TestCase):
         result = self.run_plan("--budget", "540")
         self.assertEqual(result.returncode, 0, result.stderr)
         lines = result.stdout.splitlines()
-        self.assertEqual([line.split()[0] for line in lines], [s.name for s in gpu_check.STAGES])
+        self.assertEqual([line.split()[0] for line in lines], [s.name for s in plan.STAGES])
         self.assertEqual(lines[-1].split()[-1], "540")
 
     def test_quick_leaves_times_out(self):
@@ -90,8 +96,20 @@ class Plan(unittest.TestCase):
         self.assertNotEqual(result.returncode, 0)
         self.assertIn("nonsense", result.stderr)
 
+    def test_it_starts_from_any_directory_by_the_standard_library_alone(self):
+        folder = tempfile.mkdtemp(prefix="commfuse-test-")
+        self.addCleanup(shutil.rmtree, folder)
+        scripts = os.path.join(folder, "scripts")
+        shutil.copytree(os.path.join(ROOT, "scripts", "gpu"), os.path.join(scripts, "gpu"),
+                        ignore=shutil.ignore_patterns("__pycache__"))
+        copy = shutil.copy(os.path.join(ROOT, "scripts", "gpu_check.py"), scripts)
+        result = subprocess.run([sys.executable, "-I", "-S", "-B", copy, "--plan"], cwd="/", capture_output=True,
+                                text=True)
+        self.assertEqual((result.returncode, result.stderr), (0, ""))
+        self.assertEqual(result.stdout, self.run_plan().stdout)
+
     def test_every_mesh_is_there_once(self):
-        plan = gpu_check.meshes(["ipc", "auto", "nccl"])
+        plan = meshes.meshes(["ipc", "auto", "nccl"])
         self.assertEqual(len(plan), len(set(plan)))
         for transport, sizes in ("ipc", {2, 4}), ("auto", {2}), ("nccl", {2, 4}):
             mine = [m for m in plan if m.transport == transport]
@@ -102,62 +120,63 @@ class Plan(unittest.TestCase):
         self.assertEqual(len([m for m in plan if m.transport == "ipc" and m.overlap != "commfuse"]), 1)
 
     def test_what_tells_most_comes_first(self):
-        first = [(m.strategy, m.tp, m.dp, m.kind) for m in gpu_check.meshes(["nccl"])[:4]]
+        first = [(m.strategy, m.tp, m.dp, m.kind) for m in meshes.meshes(["nccl"])[:4]]
         self.assertEqual(first, [("tpsp", 2, 1, "fp32"), ("up", 2, 1, "fp32"), ("tpsp", 2, 2, "fp32"),
                                  ("tpsp", 2, 1, "bf16")])
 
 
 class Judgement(unittest.TestCase):
-    mesh = gpu_check.Mesh("ipc", "tpsp", 2, 1, "commfuse")
+    mesh = meshes.Mesh("ipc", "tpsp", 2, 1, "commfuse")
     expected = [4.0, 3.0]
 
     def judge(self, losses, status=0, output="", mesh=mesh, bits=None, seconds=1.0, **more):
         recorder = Recorder()
         steps = [{"loss": loss, "grad_norm": 1.0} for loss in losses]
-        gpu_check.judge_mesh(recorder, mesh, steps, gpu_check.Result(status, output, seconds), self.expected,
+        ranks.judge_mesh(recorder, mesh, steps, Result(status, output, seconds), self.expected,
                              {} if bits is None else bits, **more)
         self.detail = recorder.details[-1]
         return recorder.verdicts[-1]
 
     def test_losses_of_one_rank_pass(self):
-        self.assertEqual(self.judge([4.00001, 3.00001]), gpu_check.OK)
+        self.assertEqual(self.judge([4.00001, 3.00001]), OK)
 
     def test_other_losses_fail(self):
         for losses in ([4.0, 3.001], [4.0], [], [4.0, float("nan")], [4.0, None]):
-            self.assertEqual(self.judge(losses), gpu_check.FAIL, losses)
+            self.assertEqual(self.judge(losses), FAIL, losses)
 
     def test_another_route_or_transport_must_give_the_same_bits(self):
         bits = {}
-        direct, nccl = (dataclasses.replace(self.mesh, **what) for what in (dict(route="direct"), dict(transport="nccl")))
-        self.assertEqual(self.judge([4.0, 3.0], bits=bits), gpu_check.OK)
+        others = dict(route="direct"), dict(transport="nccl")
+        direct, nccl = (dataclasses.replace(self.mesh, **other) for other in others)
+        self.assertEqual(self.judge([4.0, 3.0], bits=bits), OK)
         for other in direct, nccl:
-            self.assertEqual(self.judge([4.0, 3.0], mesh=other, bits=bits), gpu_check.OK)
-            self.assertEqual(self.judge([4.0, 3.000001], mesh=other, bits=bits), gpu_check.FAIL)
+            self.assertEqual(self.judge([4.0, 3.0], mesh=other, bits=bits), OK)
+            self.assertEqual(self.judge([4.0, 3.000001], mesh=other, bits=bits), FAIL)
             self.assertIn("DIFFER from ipc commfuse ring", self.detail)
         bf16 = dataclasses.replace(self.mesh, kind="bf16")  # which has bits of its own
-        self.assertEqual(self.judge([4.0, 3.000001], mesh=bf16, bits=bits), gpu_check.OK)
-        self.assertEqual(self.judge([4.0, 3.0], mesh=dataclasses.replace(bf16, again=True), bits=bits), gpu_check.FAIL)
+        self.assertEqual(self.judge([4.0, 3.000001], mesh=bf16, bits=bits), OK)
+        self.assertEqual(self.judge([4.0, 3.0], mesh=dataclasses.replace(bf16, again=True), bits=bits), FAIL)
 
     def test_a_refusal_is_no_failure_but_a_crash_is(self):
         refusal = "error: rank 0 of 2: native collectives need NCCL\nhint:  use --overlap commfuse\n"
         blocking = dataclasses.replace(self.mesh, overlap="none")
-        self.assertEqual(self.judge([], 1, refusal, mesh=blocking), gpu_check.SKIP)
-        self.assertEqual(self.judge([], 1, refusal), gpu_check.FAIL)  # commfuse asks for none
+        self.assertEqual(self.judge([], 1, refusal, mesh=blocking), SKIP)
+        self.assertEqual(self.judge([], 1, refusal), FAIL)  # commfuse asks for none
         broken = "error: a stream cannot wait for a word of memory\nhint:  use --transport nccl\n"
-        self.assertEqual(self.judge([], 1, broken, mesh=blocking), gpu_check.FAIL)
-        self.assertEqual(self.judge([], -11, "segmentation fault"), gpu_check.FAIL)
+        self.assertEqual(self.judge([], 1, broken, mesh=blocking), FAIL)
+        self.assertEqual(self.judge([], -11, "segmentation fault"), FAIL)
 
     def test_one_time_out_beside_others_is_late_and_one_alone_a_failure(self):
-        self.assertEqual(self.judge([], -9, "error: ended after 35 s", seconds=35), gpu_check.LATE)
-        self.assertEqual(self.judge([], -9, "error: ended after 35 s", seconds=35, tries=2), gpu_check.FAIL)
-        self.assertEqual(self.judge([4.0, 3.0], seconds=35, tries=2), gpu_check.OK)
+        self.assertEqual(self.judge([], -9, "error: ended after 35 s", seconds=35), LATE)
+        self.assertEqual(self.judge([], -9, "error: ended after 35 s", seconds=35, tries=2), FAIL)
+        self.assertEqual(self.judge([4.0, 3.0], seconds=35, tries=2), OK)
 
     def test_memory_is_out_only_where_the_program_says_so(self):
         for words in ("no memory: 1.0 MiB for logits, after 7.0 MiB already taken", "CUDA out of memory. Tried",
                       "out of memory for a stream", "x: unknown (cudaErrorMemoryAllocation)"):
-            self.assertRegex("error: rank 0 of 1 (host): " + words, gpu_check.OUT_OF_MEMORY)
+            self.assertRegex("error: rank 0 of 1 (host): " + words, ours.OUT_OF_MEMORY)
         for words in ("an illegal memory access was encountered (cudaErrorIllegalAddress)", "memory for logits"):
-            self.assertNotRegex("error: rank 0 of 1 (host): " + words, gpu_check.OUT_OF_MEMORY)
+            self.assertNotRegex("error: rank 0 of 1 (host): " + words, ours.OUT_OF_MEMORY)
 
 
 class Meshes(Quiet):
@@ -165,40 +184,40 @@ class Meshes(Quiet):
 
     def run_mesh(self, results):
         """mesh_run where training gives these results, one after another."""
-        with mock.patch.object(gpu_check, "train_mesh", side_effect=[([], r) for r in results]) as train:
-            steps, result, tries = gpu_check.mesh_run(self.check, self.mesh, "tokens", gpu_check.Turns(3))
+        with mock.patch.object(ranks, "train_mesh", side_effect=[([], r) for r in results]) as train:
+            steps, result, tries = ranks.mesh_run(self.check, self.mesh, "tokens", Turns(3))
         self.assertEqual(train.call_count, tries)
         return result, tries
 
     def test_only_what_has_timed_out_is_tried_again(self):
-        slow, good = gpu_check.Result(-9, "error: ended after 35 s", 35, True), gpu_check.Result(0, "", 9)
-        own_patience, crash = gpu_check.Result(1, "error: nothing came", 22), gpu_check.Result(1, "error: broken", 2)
+        slow, good = Result(-9, "error: ended after 35 s", 35, True), Result(0, "", 9)
+        own_patience, crash = Result(1, "error: nothing came", 22), Result(1, "error: broken", 2)
         self.assertEqual(self.run_mesh([slow, good]), (good, 2))
         self.assertEqual(self.run_mesh([own_patience, good]), (good, 2))
         self.assertEqual(self.run_mesh([slow, slow]), (slow, 2))
         self.assertEqual(self.run_mesh([crash]), (crash, 1))
 
     def test_without_time_for_a_second_try_the_first_is_told(self):
-        slow = gpu_check.Result(-9, "error: ended after 35 s", 35, True)
-        with mock.patch.object(gpu_check, "train_mesh", side_effect=[([], slow), gpu_check.Late()]):
-            self.assertEqual(gpu_check.mesh_run(self.check, self.mesh, "tokens", gpu_check.Turns(3)), ([], slow, 1))
+        slow = Result(-9, "error: ended after 35 s", 35, True)
+        with mock.patch.object(ranks, "train_mesh", side_effect=[([], slow), Late()]):
+            self.assertEqual(ranks.mesh_run(self.check, self.mesh, "tokens", Turns(3)), ([], slow, 1))
 
     def test_a_transport_is_given_up_after_two_hangs_alone_but_not_for_slow_runs(self):
-        slow, losses = gpu_check.Result(-9, "error: ended after 35 s", 35, True), [4.0]
+        slow, losses = Result(-9, "error: ended after 35 s", 35, True), [4.0]
         for tries, fewest, most in (2, 2, 3), (1, 6, 6):  # one more may have begun before the second is judged
             def run(*_):
                 time.sleep(0.2)
                 return [], slow, tries
             self.check.rows.clear()
             self.check.data["ranks"] = []
-            with mock.patch.object(gpu_check, "mesh_run", side_effect=run) as runs:
-                gpu_check.ranks_over(self.check, "nccl", gpu_check.meshes(["nccl"])[:6], "tokens",
+            with mock.patch.object(ranks, "mesh_run", side_effect=run) as runs:
+                ranks.ranks_over(self.check, "nccl", meshes.meshes(["nccl"])[:6], "tokens",
                                      {"fp32": losses, "bf16": losses}, {})
             self.assertTrue(fewest <= runs.call_count <= most, runs.call_count)
             self.assertEqual(any("has hung" in row[3] for row in self.check.rows), tries == 2)
 
     def test_one_alone_has_nobody_beside_it(self):
-        turns, inside, most = gpu_check.Turns(3), collections.Counter(), collections.Counter()
+        turns, inside, most = Turns(3), collections.Counter(), collections.Counter()
 
         def work(kind):
             with getattr(turns, kind)():
@@ -223,7 +242,7 @@ class Running(unittest.TestCase):
     def setUp(self):
         self.log = tempfile.TemporaryFile("w")
         self.addCleanup(self.log.close)
-        self.runner = gpu_check.Runner(self.log)
+        self.runner = Runner(self.log)
         self.addCleanup(self.runner.close)
 
     def test_a_rank_that_fails_is_told_and_the_others_are_ended(self):
@@ -244,7 +263,7 @@ class Running(unittest.TestCase):
 
     def test_a_hang_is_told_as_such_and_nobody_reports_who_was_ended_first(self):
         """Rank 1 says so when it loses its connection to rank 0, as the program does."""
-        port = gpu_check.free_port()
+        port = training.free_port()
         serve = f"import socket, time; c = socket.create_server(('127.0.0.1', {port})).accept(); time.sleep(60)"
         watch = ("import socket, sys, time; time.sleep(0.5)\n"
                  f"s = socket.create_connection(('127.0.0.1', {port})); s.recv(1)\n"
@@ -257,23 +276,23 @@ class Running(unittest.TestCase):
     def test_a_command_over_its_limit_fails_and_over_the_stage_is_late(self):
         self.assertNotEqual(self.runner.run(["sleep", "60"], limit=0.2).status, 0)
         self.runner.deadline = time.monotonic() + 0.2
-        with self.assertRaises(gpu_check.Late):
+        with self.assertRaises(Late):
             self.runner.run(["sleep", "60"])
-        with self.assertRaises(gpu_check.Late):
+        with self.assertRaises(Late):
             self.runner.run(["true"])
 
     def test_ranks_know_each_other(self):
         for transport in "nccl", "auto":
-            first, second = (gpu_check.environment(rank, 2, 1234, transport) for rank in range(2))
+            first, second = (training.environment(rank, 2, 1234, transport) for rank in range(2))
             self.assertEqual((first["RANK"], second["RANK"], first["WORLD_SIZE"]), ("0", "1", "2"))
             self.assertNotEqual(first["NCCL_HOSTID"], second["NCCL_HOSTID"])
-        self.assertNotIn("NCCL_HOSTID", gpu_check.environment(0, 2, 1234, "ipc"))
+        self.assertNotIn("NCCL_HOSTID", training.environment(0, 2, 1234, "ipc"))
 
     def test_a_killed_script_leaves_nothing_running(self):
         seconds = f"60.{os.getpid()}"  # by which they are known
         scratch = tempfile.mkdtemp(prefix="commfuse-test-")
-        program = ("import sys; sys.path.insert(0, 'scripts'); import gpu_check\n"
-                   f"gpu_check.Runner(sys.stderr, '{scratch}').run(['sh', '-c', 'sleep {seconds} & sleep {seconds}'])")
+        program = ("import sys; sys.path.insert(0, 'scripts'); from gpu.runner import Runner\n"
+                   f"Runner(sys.stderr, '{scratch}').run(['sh', '-c', 'sleep {seconds} & sleep {seconds}'])")
         script = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stderr=subprocess.DEVNULL)
         self.assertTrue(wait_until(lambda: running(seconds) >= 2))
         script.send_signal(signal.SIGKILL)
@@ -301,12 +320,12 @@ def wait_until(condition, seconds=10):
 class Files(Quiet):
     def test_a_torn_line_of_a_log_ends_it(self):
         log = self.script("log.jsonl", '{"event":"config"}\n{"event":"step","loss":4}\n{"event":"st')
-        self.assertEqual([event["event"] for event in gpu_check.read_log(log)], ["config", "step"])
-        self.assertEqual(gpu_check.read_log(log + ".none"), [])
+        self.assertEqual([event["event"] for event in training.read_log(log)], ["config", "step"])
+        self.assertEqual(training.read_log(log + ".none"), [])
 
     def test_tokens_are_as_uneven_as_words(self):
         path, count = os.path.join(self.folder, "tokens.bin"), 100000
-        gpu_check.write_tokens(path, count, 50257)
+        write_tokens(path, count, 50257)
         with open(path, "rb") as file:
             header, tokens = file.read(1024), file.read()
         self.assertEqual([int.from_bytes(header[i:i + 4], "little") for i in (0, 4, 8)], [20240520, 1, count])
@@ -320,7 +339,7 @@ class Files(Quiet):
         path = os.path.join(self.folder, "results.json")
         with open(path, encoding="utf-8") as file:
             self.assertFalse(json.load(file)["complete"])
-        self.check.verdict("a thing", gpu_check.OK)
+        self.check.verdict("a thing", OK)
         self.check.save()
         with open(path, encoding="utf-8") as file:
             self.assertEqual([row["what"] for row in json.load(file)["checks"]], ["a thing"])
@@ -342,12 +361,50 @@ class Files(Quiet):
         for words in ["-shared", "-fPIC", "-o", shared, library], ["-o", program, main, shared]:
             subprocess.run([compiler, *words], check=True)
         self.check.build["fp32"] = self.folder
-        gpu_check.starts(self.check, "fp32")
+        build.starts(self.check, "fp32")
         os.remove(shared)
-        gpu_check.starts(self.check, "fp32")
-        self.assertEqual(self.verdicts(), [gpu_check.OK, gpu_check.FAIL])
+        build.starts(self.check, "fp32")
+        self.assertEqual(self.verdicts(), [OK, FAIL])
         self.assertIn("libgone.so => not found", self.check.rows[-1][3])
         self.assertIn("LD_LIBRARY_PATH", self.check.rows[-1][3])
+
+
+class Loss:
+    """What a model returns, as far as tests/bench/torch_gpt.py looks."""
+
+    def __init__(self, value, backward):
+        self.value, self.told = value, backward
+
+    def __truediv__(self, count):
+        return Loss(self.value / count, self.told)
+
+    def backward(self):
+        self.told.append(self.value)
+
+    def detach(self):
+        return self.value
+
+
+class Torch(unittest.TestCase):
+    def setUp(self):
+        """The program, where PyTorch is a name only."""
+        torch = mock.MagicMock()
+        torch.nn.Module = object
+        names = {"torch": torch, "torch.nn": torch.nn, "torch.nn.functional": torch.nn.functional}
+        with mock.patch.dict(sys.modules, names):
+            path = os.path.join(ROOT, "tests", "bench", "torch_gpt.py")
+            spec = importlib.util.spec_from_file_location("torch_gpt", path)
+            self.program = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(self.program)
+
+    def test_gradients_of_all_micro_batches_make_one_update(self):
+        backward, optimizer = [], mock.MagicMock()
+        with mock.patch.object(self.program, "optimizer_of", lambda _: optimizer):
+            times, loss = self.program.train(mock.MagicMock(), lambda x, y: Loss(x + y, backward),
+                                             [1, 2, 5], [0, 2, 2], steps=2)
+        self.assertEqual((len(times), loss), (2, 4.0))
+        self.assertEqual(backward, 2 * [1 / 3, 4 / 3, 7 / 3])
+        self.assertEqual((optimizer.step.call_count, optimizer.zero_grad.call_count), (2, 2))
 
 
 class Times(Quiet):
@@ -358,90 +415,179 @@ class Times(Quiet):
         self.runs, self.full = [], {}
         self.check.data["times"], self.check.data["gemm_tflops"] = [], 500.0
 
-    def our_time(self, check, program, model, batch, tokens, recompute=0):
-        self.runs.append(("ours", model.name, batch, recompute))
-        if (model.name, batch) in self.full:
-            return None, gpu_check.Result(1, self.full[model.name, batch], 1)
-        row = dict(model=model.name, program="commfuse", batch=batch, recompute=recompute, step_ms=10.0, spread=0,
-                   tokens_per_s=1000.0 * min(batch, 32), mfu=0.4, tflops=400, memory_mib=None, start_s=1,
+    def our_time(self, check, program, model, step, tokens):
+        self.runs.append(("ours", model.name, step))
+        if (model.name, step.batch) in self.full:
+            return None, Result(1, self.full[model.name, step.batch], 1)
+        row = dict(model=model.name, program="commfuse", batch=step.batch, accumulation=step.accumulation,
+                   recompute=step.recompute, step_ms=10.0 * step.accumulation, spread=0,
+                   tokens_per_s=1000.0 * min(step.batch, 32), mfu=0.4, tflops=400, memory_mib=None, start_s=1,
                    peak_tflops=1000)
-        return row, gpu_check.Result(0, "", 1)
+        return row, Result(0, "", 1)
 
-    def torch_time(self, check, model, peak):
-        self.runs.append(("torch", model.name, model.torch_batch, 0))
-        row = dict(model=model.name, program="torch", batch=model.torch_batch, step_ms=20.0, spread=0, tokens_per_s=1.0,
-                   mfu=0.2, tflops=200, memory_mib=2048, start_s=9, framework="torch 2", compiled="blocks", graphs=2)
-        return row, gpu_check.Result(0, "", 1)
+    def torch_time(self, check, model, step, peak):
+        self.runs.append(("torch", model.name, step))
+        row = dict(model=model.name, program="torch", batch=step.batch, accumulation=step.accumulation,
+                   step_ms=20.0 + 10 * step.accumulation, spread=0, tokens_per_s=1.0, mfu=0.2, tflops=200,
+                   memory_mib=2048, start_s=9, framework="torch 2", compiled="blocks", graphs=2)
+        return row, Result(0, "", 1)
 
     def stage(self):
         self.check.built = lambda *_: "/bin/true"
         self.check.torch.version = lambda _: "2"
-        with mock.patch.multiple(gpu_check, our_time=self.our_time, torch_time=self.torch_time,
-                                 too_large=lambda *_: "", gemm_rate=lambda _: 500.0,
-                                 printed=lambda *_: "--recompute", write_tokens=lambda *_: None):
-            gpu_check.stage_times(self.check)
+        with mock.patch.multiple(ours, measure=self.our_time, too_large=lambda *_: ""), \
+                mock.patch.object(pytorch, "measure", self.torch_time), \
+                mock.patch.object(self.check.runner, "printed", lambda *_: "--recompute"), \
+                mock.patch.multiple(times, gemm_rate=lambda _: 500.0, write_tokens=self.write_tokens):
+            times.run(self.check)
+
+    def write_tokens(self, path, count, vocabulary):
+        self.tokens = count
+
+    def names_of(self, runs):
+        return list(dict.fromkeys(name for _, name, _ in runs))
+
+    def late(self):
+        return [row[1] for row in self.check.rows if row[2] == LATE]
 
     def test_pytorch_comes_behind_all_of_ours_and_each_beside_one_of_ours(self):
         self.stage()
         first = next(i for i, run in enumerate(self.runs) if run[0] == "torch")
         order = ["d12", "d48", "d24", "d36"]
-        self.assertEqual(list(dict.fromkeys(name for who, name, *_ in self.runs[:first])), order)
+        self.assertEqual(self.names_of(self.runs[:first]), order)
         behind = self.runs[first:]
-        self.assertEqual([run[:2] for run in behind], [(who, name) for name in order for who in ("torch", "ours")])
-        self.assertTrue(all(a[2] == b[2] for a, b in zip(behind[::2], behind[1::2])), "other micro-batches")
-        self.assertEqual(self.check.data["torch_over_ours"], dict.fromkeys(order, 2.0))
+        self.assertEqual([run[:2] for run in behind],
+                         [(who, name) for name in [*order, *order[:2]] for who in ("torch", "ours")])
+        self.assertTrue(all(a[2] == b[2] for a, b in zip(behind[::2], behind[1::2])), "other steps")
+        self.assertEqual([run[2].accumulation for run in behind[::2]], [1, 1, 1, 1, 4, 4])
+        self.assertEqual(self.check.data["torch_over_ours"], dict.fromkeys(order, 3.0))
+        self.assertEqual(self.check.data["torch_over_ours_accumulated"], dict.fromkeys(order[:2], 1.5))
+
+    def test_steps_of_several_micro_batches_come_behind_all_of_one_and_before_pytorch(self):
+        self.stage()
+        mine = self.runs[:next(i for i, run in enumerate(self.runs) if run[0] == "torch")]
+        kinds = [(step.accumulation, step.recompute) for _, _, step in mine]
+        self.assertEqual(list(dict.fromkeys(kinds)), [(1, 0), (4, 0), (1, 1)])
+        self.assertEqual(kinds, sorted(kinds, key=[(1, 0), (4, 0), (1, 1)].index), "mixed")
+        self.assertEqual([(name, step.batch) for _, name, step in mine if step.accumulation == 4],
+                         [("d12", 32), ("d48", 16), ("d24", 32), ("d36", 32)])  # the best of each search
+        self.assertGreater(self.tokens, max(step.tokens for _, _, step in self.runs))
+
+    def test_a_model_of_which_no_micro_batch_runs_has_no_step_of_several(self):
+        self.full = {("d24", 8): "error: broken"}
+        self.stage()
+        self.assertEqual([name for who, name, step in self.runs if who == "ours" and step.accumulation == 4],
+                         ["d12", "d48", "d36", "d12", "d48"])
+
+    def test_a_step_of_several_micro_batches_is_asked_for_and_counted_whole(self):
+        program = self.script("program", f"#!{sys.executable}\n" '''
+import json, sys
+words = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+with open(words["--log"], "w") as log:
+    print(json.dumps({"event": "config", "peak_tflops_all_ranks": 1000}), file=log)
+    for step in range(int(words["--steps"])):
+        print(json.dumps({"event": "step", "loss": 1, "step_ms": 500 if step < 2 else 1000, "mfu": 0.5}), file=log)
+print(json.dumps(words))
+''')
+        for step, sequences, steps in (models.Step(8), "", 17), (models.Step(8, 4), "32", 7):
+            row, result = ours.measure(self.check, program, models.MODELS[1], step, "tokens")
+            words = json.loads(result.output)
+            self.assertEqual((words.get("--batch", ""), words["--micro-batch"]), (sequences, "8"))
+            self.assertEqual((words["--model"], len(row["losses"])), ("d48", steps))
+            self.assertEqual((row["batch"], row["accumulation"], row["step_ms"]), (8, step.accumulation, 1000))
+            self.assertEqual(row["tokens_per_s"], 8 * step.accumulation * 1024)
+            self.assertEqual((row["mfu"], row["tflops"], row["spread"]), (0.5, 500, 0))  # of the timed steps alone
+
+    def test_pytorch_is_asked_for_the_same_step(self):
+        told = json.dumps(dict(tokens_per_s=2e5, flops_per_token=1e9, batch=32))
+        self.check.torch.python = self.script("python", f"#!/bin/sh\necho \"$*\"\necho '{told}'\n")
+        row, result = pytorch.measure(self.check, models.MODELS[0], models.Step(32, 4), 1000)
+        self.assertIn("torch_gpt.py 12 768 12 32 1024 ", result.output)
+        self.assertIn(" --steps 5 --warmup 2 --compile blocks --accumulate 4", result.output)
+        self.assertEqual((row["program"], row["batch"], row["accumulation"]), ("torch", 32, 4))
+        self.assertEqual((row["tflops"], row["mfu"]), (200, 0.2))
+
+    def test_kernels_are_shares_of_a_step_of_one_micro_batch(self):
+        self.stage()
+        rows = [dict(kernel="fc forward", step_ms=4.0), dict(kernel="adamw", step_ms=1.0), dict(kernel="compared")]
+        kernels.share_of_step(self.check, models.MODELS[0], 32, rows)
+        shares = self.check.data["shares"]["d12"]
+        self.assertEqual((shares["step_ms"], shares["kernels_ms"]), (10.0, 5.0))
+        self.assertEqual(shares["groups"], {"products": 4.0, "adamw": 1.0})
 
     def test_larger_batches_are_tried_until_they_do_not_pay(self):
         self.stage()
-        self.assertEqual([run[2] for run in self.runs if run[1] == "d12"][:3], [16, 32, 64])
-        self.assertNotIn(128, [run[2] for run in self.runs])
+        self.assertEqual([step.batch for _, name, step in self.runs if name == "d12"][:3], [16, 32, 64])
+        self.assertNotIn(128, [step.batch for _, _, step in self.runs])
 
     def test_full_memory_ends_the_search_and_an_illegal_access_fails(self):
         self.full = {("d24", 16): "error: no memory: 9 MiB for logits",
                      ("d36", 16): "error: an illegal memory access was encountered"}
         self.stage()
         told = {row[1]: row[2] for row in self.check.rows if "micro-batch" in row[1]}
-        self.assertEqual(told["d24, micro-batch 16"], gpu_check.SKIP)
-        self.assertEqual(told["d36, micro-batch 16"], gpu_check.FAIL)
+        self.assertEqual(told["d24, micro-batch 16"], SKIP)
+        self.assertEqual(told["d36, micro-batch 16"], FAIL)
 
     def test_what_there_is_no_time_for_is_named(self):
         def late(*_):
-            raise gpu_check.Late
+            raise Late
         self.torch_time = late
         self.stage()
-        self.assertEqual([row[1:3] for row in self.check.rows if row[2] == gpu_check.LATE],
-                         [("beside PyTorch: d12, d48, d24, d36", gpu_check.LATE)])
+        self.assertEqual(self.late(), ["beside PyTorch: d12, d48, d24, d36",
+                                       "beside PyTorch, 4 micro-batches a step: d12, d48"])
+
+    def test_time_that_ends_leaves_out_what_counts_least(self):
+        def until_several(check, program, model, step, tokens):
+            if step.accumulation == 4 and model.name == "d24":
+                check.runner.deadline = time.monotonic()
+                raise Late
+            return take(check, program, model, step, tokens)
+        take, self.our_time = self.our_time, until_several
+        self.stage()
+        self.assertEqual(self.late(), ["ours, 4 micro-batches a step: d24, d36", "recomputing: d12, d48",
+                                       "beside PyTorch: d12, d48, d24, d36",
+                                       "beside PyTorch, 4 micro-batches a step: d12, d48"])
+        self.assertEqual([run[0] for run in self.runs if run[0] == "torch"], [])
+
+    def test_without_any_time_every_part_is_named(self):
+        self.check.runner.deadline = time.monotonic()
+        self.stage()
+        self.assertEqual((len(self.late()), self.runs), (5, []))
 
     def test_what_cannot_fit_is_not_tried(self):
         self.script("nvidia-smi", "#!/bin/sh\necho 80000 MiB\n")
         program = self.script("program", "#!/bin/sh\necho 'memory    79500.0 MiB per rank'\n")
-        model = gpu_check.MODELS[0]
+        model = models.MODELS[0]
         with mock.patch.dict(os.environ, PATH=self.folder + ":" + os.environ["PATH"]):
-            self.assertIn("77.6 GiB", gpu_check.too_large(self.check, program, model, 2 * model.torch_batch))
-            with mock.patch.object(gpu_check, "MEMORY_SPARED_MIB", 100):
-                self.assertEqual(gpu_check.too_large(self.check, program, model, 2 * model.torch_batch), "")
+            self.assertIn("77.6 GiB", ours.too_large(self.check, program, model, 2 * model.torch_batch))
+            with mock.patch.object(ours, "MEMORY_SPARED_MIB", 100):
+                self.assertEqual(ours.too_large(self.check, program, model, 2 * model.torch_batch), "")
 
     def test_memory_is_what_the_gpu_tells_or_unknown(self):
         with mock.patch.dict(os.environ, PATH=self.folder):
-            with gpu_check.MemoryWatch() as nobody:
+            with nvidia.MemoryWatch() as nobody:
                 pass
             self.assertIsNone(nobody.most)
         self.script("nvidia-smi", "#!/bin/sh\necho 1234\n")
         with mock.patch.dict(os.environ, PATH=self.folder + ":" + os.environ["PATH"]):
-            with gpu_check.MemoryWatch() as memory:
+            with nvidia.MemoryWatch() as memory:
                 self.assertTrue(wait_until(lambda: memory.most))
             self.assertEqual(memory.most, 1234)
 
     def test_the_table_comes_last_and_the_end_is_short(self):
         self.stage()
         for i in range(300):
-            self.check.verdict(f"a check {i}", gpu_check.FAIL, "a word of it " * 40)
+            self.check.verdict(f"a check {i}", FAIL, "a word of it " * 40)
         self.check.data["wires"] = ["a line of figures " * 5] * 100
-        text = gpu_check.last_words(self.check)
+        text = summary.last_words(self.check)
         self.assertLessEqual(len(text), 12000)
         self.assertLess(text.index("and 275 more"), text.index("of GEMM"))
         self.assertIn("d36   torch", text[text.index("of GEMM"):])
         self.assertIn("n/a", text[text.index("of GEMM"):])  # memory that nobody told
+        self.assertRegex(text, r"(?m)^d48   torch +8 +4 ")
+        self.assertIn("accum: micro-batches of a step", text)
+        self.assertIn("PyTorch's step over ours: d12 3.00", text)
+        self.assertIn("PyTorch's step over ours, 4 micro-batches a step: d12 1.50, d48 1.50", text)
         self.assertIn("(wires: see report.txt)", text)
         self.assertRegex(text.splitlines()[-1], r"^\d+ ok, 300 failed")
 

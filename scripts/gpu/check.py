@@ -1,0 +1,79 @@
+"""The whole check: options, programs, and what has been found so far, which is on the disk at any moment."""
+import itertools
+import json
+import os
+import tempfile
+import time
+
+from . import pytorch
+from .runner import ROOT, Runner
+
+OK, FAIL, SKIP, LATE = "ok", "FAIL", "skip", "LATE"
+TYPES = "fp32", "bf16"
+
+
+class Check:
+    """Options, programs, and what has been found so far."""
+
+    def __init__(self, options):
+        self.o = options
+        self.build = {"fp32": options.fp32_build, "bf16": options.bf16_build}
+        os.makedirs(options.out, exist_ok=True)
+        self.report = open(os.path.join(options.out, "report.txt"), "w", encoding="utf-8")
+        self.log = open(os.path.join(options.out, "commands.log"), "w", encoding="utf-8")
+        self.scratch = tempfile.mkdtemp(prefix="gpu-check-")
+        self.runner = Runner(self.log, self.scratch)
+        self.rows, self.data = [], {"complete": False, "stages": {}}
+        self.begin, self.stage = time.monotonic(), ""
+        self.names = itertools.count(1)  # several threads ask
+        self.torch = pytorch.Search(self.runner)
+        self.compiling = None            # fills PyTorch's cache behind the checks
+        self.recomputes = False          # whether the program can leave out what backward computes again
+        self.save()
+
+    def say(self, text=""):
+        print(text, flush=True)
+        print(text, file=self.report, flush=True)
+
+    def show(self, lines):
+        """Figures, set in from the verdicts that they belong to."""
+        self.say("\n".join("        " + line for line in lines))
+
+    def verdict(self, what, verdict, detail=""):
+        self.rows.append((self.stage, what, verdict, detail))
+        self.say(f"  {verdict:<5} {what}{'   ' + detail if detail else ''}")
+        return verdict == OK
+
+    def built(self, kind, name="train_gpt"):
+        path = os.path.join(ROOT, self.build[kind], name)
+        return path if os.access(path, os.X_OK) else None
+
+    def program(self, kind, name="train_gpt"):
+        """A built program, or None with a word about it."""
+        path = self.built(kind, name)
+        if not path:
+            self.verdict(f"{kind} {name}", SKIP, f"{self.build[kind]}/{name} is not built")
+        return path
+
+    def path(self, name):
+        return os.path.join(self.scratch, f"{next(self.names):03d}-{name}")
+
+    def save(self):
+        """Beside, synced and renamed: results.json is whole at any moment."""
+        self.data["checks"] = [dict(zip(("stage", "what", "verdict", "detail"), row)) for row in self.rows]
+        self.data.setdefault("device", {})["torch"] = self.torch.found
+        path = os.path.join(self.o.out, "results.json")
+        with open(path + ".new", "w", encoding="utf-8") as file:
+            json.dump(self.data, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(path + ".new", path)
+
+    def close(self):
+        if self.compiling:
+            self.compiling.stop()
+        self.torch.stop()
+        self.runner.close()  # and the scratch directory with it
+        self.save()
+        self.report.close()
+        self.log.close()

@@ -1,0 +1,41 @@
+"""What is timed: the models, and what a step of them is."""
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    name: str
+    layers: int
+    channels: int
+    heads: int
+    batches: tuple  # micro-batches to try, the smallest first
+    torch_batch: int
+
+
+# By importance: what time does not allow is left out from the end.
+MODELS = (Model("d12", 12, 768, 12, (16, 32, 64, 128), 32), Model("d48", 48, 1600, 25, (4, 8, 16), 8),
+          Model("d24", 24, 1024, 16, (8, 16, 32, 64), 16), Model("d36", 36, 1280, 20, (8, 16, 32), 16))
+CLOSER = MODELS[:2]  # at which the stages look more closely
+SEQ, VOCABULARY, VOCABULARY_PADDED = 1024, 50257, 50304
+ACCUMULATION = 4  # micro-batches of a step as training takes it, where the update counts for less
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    batch: int  # sequences of a micro-batch
+    accumulation: int = 1  # micro-batches, whose gradients are added up before the one update
+    recompute: int = 0
+
+    @property
+    def name(self):
+        several = f"{self.accumulation} micro-batches of {self.batch}"
+        return f"micro-batch {self.batch}" if self.accumulation == 1 else several
+
+    @property
+    def tokens(self):
+        return self.accumulation * self.batch * SEQ
+
+    @property
+    def repeated(self):
+        """How often it is done before it is timed, and then timed: long steps less often."""
+        return (5, 12) if self.accumulation == 1 else (2, 5)
