@@ -110,6 +110,12 @@ gpt_shape params_named(const char *model) {
 
 // --- the local part ---
 
+enum { PACK = 8 }; // elements that fill at least sixteen bytes
+
+static int64_t round_up(int64_t n, int64_t to) {
+    return (n + to - 1) / to * to;
+}
+
 static bool attention_tensor(int tensor) {
     return tensor == QKVW || tensor == QKVB || tensor == ATTPROJW;
 }
@@ -125,7 +131,8 @@ static int cuts(const parameters *p, int tensor) {
 static int64_t part_rows(const parameters *p, int tensor) {
     int64_t rows = params_rows(&p->shape, tensor);
     bool cut = kinds[tensor].split == ROWS || kinds[tensor].split == HEADS;
-    return cut ? (rows + cuts(p, tensor) - 1) / cuts(p, tensor) : rows;
+    if (cut) rows = (rows + cuts(p, tensor) - 1) / cuts(p, tensor);
+    return tensor == WTE ? round_up(rows, PACK) : rows; // rows of logits are as long
 }
 
 int64_t params_local_rows(const parameters *p, int tensor) {
@@ -266,6 +273,7 @@ static void lay_tensor(parameters *p, int tensor, int layer) {
 static void close_bucket(parameters *p, param_bucket *b) {
     int64_t rows = (p->elements - b->first + b->row - 1) / b->row;
     b->shard = (rows + b->group->size - 1) / b->group->size * b->row;
+    if (b->tensor < 0) b->shard = round_up(b->shard, PACK);
     b->count = b->shard * b->group->size;
     p->elements = b->first + b->count;
 }

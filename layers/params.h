@@ -2,7 +2,7 @@
 // the tp group, where the local part lies, and the buckets in which gradients and weights travel.
 //
 // tensor      of one layer   TPSP: split over tp                                 UP: held by every rank
-// wte         (Vp, C)        rows (vocabulary), ceil(Vp / tp); missing: zero     whole
+// wte         (Vp, C)        rows (vocabulary), a multiple of 8; missing: zero    whole, likewise
 // qkvw, qkvb  (3C, C)        by heads: the same rows of q, k and v               the tp parts, one behind another
 // attprojw    (C, C)         columns                                             the tp parts, one behind another
 // fcprojw     (C, 4C)        columns                                             whole
@@ -13,7 +13,9 @@
 // travel among the replicas (the dp group), all others among the whole world: their gradients are partial on
 // every rank. A matrix large enough is a bucket of its own, owned by whole rows, so that its gradient can
 // be computed owner by owner and leave while the next owner's is computed; what is left of a layer is one
-// bucket for each group. Buckets are padded to a multiple of their group.
+// bucket for each group. Shards of several tensors are a multiple of 8 elements, those of a matrix whole rows; what
+// that takes beyond the tensors is padding. So, for the usual numbers of channels, everything begins on sixteen bytes
+// on any mesh, which matrix products ask for.
 #ifndef PARAMS_H
 #define PARAMS_H
 

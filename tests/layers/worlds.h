@@ -18,7 +18,7 @@ typedef struct world {
     parameters rank[RANKS_MAX];
 } world;
 
-// Vocabularies that do not divide, one of them so small that the last rank of four has none of it; matrices
+// Vocabularies that do not divide, one of them so small that ranks behind the first have none of it; matrices
 // that are buckets of their own on all meshes, on some, and on hardly any.
 static const gpt_shape shapes[] = {
     {.maxT = 6, .V = 131, .Vp = 133, .L = 3, .H = 12, .C = 24},
@@ -87,6 +87,7 @@ static inline int64_t part_of(const gpt_shape *s, int tensor, int64_t part, int6
     int64_t rows = params_rows(s, tensor), columns = params_columns(s, tensor), C = s->C, n = 0;
     bool by_columns = tensor == ATTPROJW || tensor == FCPROJW, by_heads = tensor == QKVW || tensor == QKVB;
     int64_t mine = by_columns || !is_split(tensor) ? rows : (rows + parts - 1) / parts;
+    while (tensor == WTE && mine % 8 != 0) mine++;
     int64_t width = by_columns ? columns / parts : columns, left = by_columns ? part * width : 0;
     for (int64_t i = 0; i < mine; i++) {
         int64_t row = !is_split(tensor) || by_columns ? i : part * mine + i;
@@ -96,7 +97,7 @@ static inline int64_t part_of(const gpt_shape *s, int tensor, int64_t part, int6
     return n;
 }
 
-// The same of all that a rank holds; whole must have room for two elements more than the tensor per part.
+// The same of all that a rank holds; whole: as large as room() says.
 static inline int64_t expected_map(const world *w, int tensor, int tp_rank, int64_t *whole) {
     bool parts = is_attention(tensor) && w->strategy == STRATEGY_UP;
     if (!parts && w->strategy == STRATEGY_UP) return part_of(&w->shape, tensor, 0, 1, whole);
@@ -111,7 +112,7 @@ static inline int64_t *index_buffer(int64_t n) {
 }
 
 static inline int64_t room(const gpt_shape *s, int tensor) {
-    return whole_count(s, tensor) + 4 * params_columns(s, tensor);
+    return whole_count(s, tensor) + 4 * 8 * params_columns(s, tensor);
 }
 
 // Where a local element belongs in the whole model; whole −1: padding.

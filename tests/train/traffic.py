@@ -36,9 +36,15 @@ def ceil_div(a, b):
     return -(-a // b)
 
 
+def round_up(n, to=8):
+    return ceil_div(n, to) * to
+
+
 def local(name, size, strategy, tp):
     """Rows and columns that one rank holds."""
     rows, columns = size
+    if name == "wte":
+        return round_up(ceil_div(rows, 1 if strategy == "up" else tp)), columns
     if name == "attprojw" and strategy == "up":  # head group by head group
         return tp * rows, columns // tp
     if strategy == "up" or name not in SPLIT:
@@ -59,7 +65,7 @@ def bucket_shards(shape, strategy, tp, dp):
                 shards.append((group(name), ceil_div(rows, group(name)) * columns))
             else:  # split and whole tensors lie in buckets of their own, also where both groups are of one size
                 others[group(name), strategy == "tpsp" and name in SPLIT] += rows * columns
-        return shards + [(members, ceil_div(count, members)) for (members, _), count in others.items()]
+        return shards + [(members, round_up(ceil_div(count, members))) for (members, _), count in others.items()]
 
     outer = ("wte", "wpe", "lnfw", "lnfb")
     return shape.L * buckets([name for name in NAMES if name not in outer]) + buckets(outer)
@@ -68,7 +74,7 @@ def bucket_shards(shape, strategy, tp, dp):
 def rows_travel(shape, strategy, tp, dp, T, micro_batch):
     """Whether the lookup travels as rows rather than as the whole table (layers/lookup.h)."""
     near, members = (1, tp * dp) if strategy == "up" else (tp, dp)
-    table = ceil_div(shape.Vp, near)
+    table = round_up(ceil_div(shape.Vp, near))
     rows = T // tp * micro_batch
     return members > 1 and (tp * dp - near) * rows <= (members - 1) * ceil_div(table, members)
 
