@@ -147,3 +147,11 @@ void linear_bias_grad(precise *db, const real *dy, int64_t R, int64_t OC, cf_str
         }
     }
 }
+
+void linear_choose(int n) {
+    (void)n;
+}
+
+int linear_choices(void) {
+    return 1;
+}

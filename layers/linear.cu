@@ -53,6 +53,7 @@ typedef struct product {
     int64_t beta;                            // 0 or 1
     int64_t epilogue;                        // cublasLtEpilogue_t
     int64_t aligned_a, aligned_b, aligned_c; // bytes
+    int64_t choice;                          // of the heuristic's list; 0: the first
 } product;
 
 typedef struct plan {
@@ -61,11 +62,13 @@ typedef struct plan {
     cublasLtMatmulDesc_t operation;
     cublasLtMatrixLayout_t a, b, c; // ours
     cublasLtMatmulAlgo_t algorithm;
+    int proposed; // how many there were
 } plan;
 
 static struct {
     cublasLtHandle_t handle;
-    int64_t plans; // ever made
+    int choice, proposed; // linear_choose(), linear_choices()
+    int64_t plans;        // ever made
     plan list[PLANS_MAX];
     struct {
         cf_stream *stream;
@@ -163,8 +166,8 @@ static void choose_algorithm(plan *p) {
     // What an epilogue cannot do (odd leading dimensions, for one) is told in more than one way.
     if (of->epilogue == CUBLASLT_EPILOGUE_DEFAULT && status != CUBLAS_STATUS_NOT_SUPPORTED) CHECK(status, of);
     if (status != CUBLAS_STATUS_SUCCESS) found = 0;
-    for (int i = 0; i < found && !p->possible; i++) {
-        if (result[i].state != CUBLAS_STATUS_SUCCESS) continue;
+    for (int i = 0; i < found; i++) {
+        if (result[i].state != CUBLAS_STATUS_SUCCESS || p->proposed++ > of->choice) continue;
         p->possible = true;
         p->algorithm = result[i].algo;
     }
@@ -228,10 +231,12 @@ static void multiply_plainly(const product *of, const real *a, const real *b, vo
 static bool multiply(product of, const real *a, const real *b, void *c, epilogue e, cf_stream *stream) {
     const float one = 1, beta = (float)of.beta;
     of.epilogue = e.kind;
+    of.choice = blas.choice;
     of.aligned_a = alignment(a);
     of.aligned_b = alignment(b);
     of.aligned_c = alignment(c);
     plan *p = plan_for(&of, &e);
+    blas.proposed = p->proposed > 0 ? p->proposed : 1;
     if (p->possible) {
         set_addresses(p, &e);
         cublasStatus_t status =
@@ -423,4 +428,12 @@ void linear_bias_grad(precise *db, const real *dy, int64_t R, int64_t OC, cf_str
         cf_launch(sum_rows<1>, grid, dim3(THREADS), stream, partial, dy, R, OC, rows);
     cf_launch(add_partial, dim3((unsigned)((OC + THREADS - 1) / THREADS)), dim3(THREADS), stream, db, partial,
               blocks, OC);
+}
+
+void linear_choose(int n) {
+    blas.choice = n;
+}
+
+int linear_choices(void) {
+    return blas.proposed;
 }

@@ -45,6 +45,11 @@ void linear_wgrad_rows(precise *dw, const real *dy, int64_t dy_row, const real *
 // db (OC) += sum over rows of dy (R, OC); each column is summed in row order within fixed blocks of rows
 void linear_bias_grad(precise *db, const real *dy, int64_t R, int64_t OC, cf_stream *stream);
 
+// For benchmarks: products take the n-th algorithm of the library's list for them, or the last of it; 0 from the start,
+// the library's own choice. How many the list had for the last product; 1 where there is none.
+void linear_choose(int n);
+int linear_choices(void);
+
 #ifdef __cplusplus
 }
 #endif

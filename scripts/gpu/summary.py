@@ -17,13 +17,16 @@ def failures(check):
 
 
 def costs(check):
-    """Chunking loss by number of ranks, and GELU fused over apart, a line each."""
+    """GELU fused over apart, the library's first algorithms over its best, chunking loss by number of ranks, a line each."""
     lines = []
     for name, rows in check.data.get("kernels", {}).items():
         losses = collections.defaultdict(list)
         for row in rows:
             if "fused" in row and row["ratio"] is not None:
                 lines.append(f"{name} {row['fused']}: GELU in the epilogue takes {row['ratio']:.2f} of apart")
+            if "products" in row and row["ratio"] is not None:
+                lines.append(f"{name} products of a step: {row['first_ms']:.2f} ms by the library's first algorithms, "
+                             f"{row['best_ms']:.2f} by the best of its lists, {row['ratio']:.3f} of that")
             if "operation" in row and row["loss"] is not None:
                 losses[row["operation"]].append(f"{row['ranks']} ranks {100 * row['loss']:+.1f} %")
         lines += [f"{name} {operation}, in slices: {', '.join(each)}" for operation, each in losses.items()]

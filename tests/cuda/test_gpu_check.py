@@ -515,6 +515,17 @@ print(json.dumps(words))
         self.assertEqual((shares["step_ms"], shares["kernels_ms"]), (10.0, 5.0))
         self.assertEqual(shares["groups"], {"products": 4.0, "adamw": 1.0})
 
+    def test_costs_are_told_by_model(self):
+        self.check.data["kernels"] = {"d12": [
+            dict(kernel="adamw", step_ms=1.0), dict(fused="fc forward (1, 2, 3)", ratio=0.9),
+            dict(product="fc forward", first_ms=1.1, best_ms=1.0, ratio=1.1, best=2, choices=8),
+            dict(products="of a step", first_ms=44.0, best_ms=40.0, ratio=1.1),
+            dict(operation="AG ▸ fc", ranks=2, loss=0.01), dict(operation="AG ▸ fc", ranks=4, loss=None)]}
+        self.assertEqual(summary.costs(self.check), [
+            "d12 fc forward (1, 2, 3): GELU in the epilogue takes 0.90 of apart",
+            "d12 products of a step: 44.00 ms by the library's first algorithms, 40.00 by the best of its lists, "
+            "1.100 of that", "d12 AG ▸ fc, in slices: 2 ranks +1.0 %"])
+
     def test_larger_batches_are_tried_until_they_do_not_pay(self):
         self.stage()
         self.assertEqual([step.batch for _, name, step in self.runs if name == "d12"][:3], [16, 32, 64])

@@ -58,6 +58,7 @@ static_assert(sizeof(Desc) <= sizeof(cublasLtMatmulDescOpaque_t), "fits");
 static_assert(sizeof(Preference) <= sizeof(cublasLtMatmulPreferenceOpaque_t), "fits");
 static_assert(sizeof(Algorithm) <= sizeof(cublasLtMatmulAlgo_t), "fits");
 constexpr uint32_t MAGIC = 0x6c74616c;
+constexpr int PROPOSALS = 3;                             // of a heuristic
 enum { REFUSES_TO_CHOOSE = 1, REFUSES_TO_MULTIPLY = 2 }; // EMULATOR_REFUSES: as for a product that it lacks
 
 Layout &of(cublasLtMatrixLayout_t layout) {
@@ -374,12 +375,14 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
                            {p.alignment[0], p.alignment[1], p.alignment[2], p.alignment[3]},
                            std::min<uint64_t>(p.workspace, 1024),
                            hash(of(desc), layout)};
-    results[0] = {};
-    memcpy(&results[0].algo, &algorithm, sizeof algorithm);
-    results[0].workspaceSize = algorithm.workspace;
-    results[0].state = CUBLAS_STATUS_SUCCESS;
-    results[0].wavesCount = 1;
-    *found = 1;
+    *found = std::min(requested, PROPOSALS);
+    for (int i = 0; i < *found; i++) { // they do the same
+        results[i] = {};
+        memcpy(&results[i].algo, &algorithm, sizeof algorithm);
+        results[i].workspaceSize = algorithm.workspace;
+        results[i].state = CUBLAS_STATUS_SUCCESS;
+        results[i].wavesCount = 1;
+    }
     return CUBLAS_STATUS_SUCCESS;
 }
 

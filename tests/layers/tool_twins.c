@@ -207,6 +207,11 @@ static void run_linear(tool *t, const int64_t *n) {
     keep(t, "linear_forward", "out", out);
     linear_forward(reals(plain), reals(x), ready, NULL, R, IC, OC, t->stream);
     keep(t, "linear_forward", "out, no bias", plain);
+    tensor *other = poisoned(t, OF_REAL, R * OC);
+    linear_choose(linear_choices() - 1);
+    linear_forward(reals(other), reals(x), ready, NULL, R, IC, OC, t->stream);
+    linear_choose(0);
+    keep(t, "linear_forward", "out, by the last algorithm of the list", other);
     linear_forward_add(reals(sum), reals(x), ready, R, IC, OC, t->stream);
     keep(t, "linear_forward_add", "out", sum);
     ready = for_dgrad(t, w, IC, OC);
