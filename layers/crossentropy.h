@@ -21,8 +21,8 @@ void crossentropy_combine(precise *losses, precise *total, const precise *all, i
 // logits becomes its own gradient: (softmax − one-hot target) · scale; padding columns become 0.
 void crossentropy_backward(real *logits, const precise *total, const int32_t *targets, double scale,
                            int64_t first, int64_t valid, int64_t R, int64_t V, cf_stream *stream);
-// All of these at once for a rank that holds the whole vocabulary, first = 0, the same bits: losses (R), and logits
-// becomes its own gradient. A row is read from memory once.
+// All of these at once for a rank that holds the whole vocabulary, first = 0: losses (R), and logits becomes its own
+// gradient. A row is read from memory once.
 void crossentropy_fused(precise *losses, real *logits, const int32_t *targets, double scale, int64_t valid,
                         int64_t R, int64_t V, cf_stream *stream);
 // *sum += the sum of n losses in double, in a fixed order. sum lies in the device's memory.

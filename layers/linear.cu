@@ -6,15 +6,15 @@
 //
 // GELU and its derivative are applied in epilogues too (the tanh approximation, as ours), where cuBLASLt
 // offers them: the widest activation is then written once instead of written, read and written. Elsewhere
-// kernels follow.
+// kernels follow. The gradient of a bias is a kernel in any case: epilogues store it, ours is added to an fp32 sum.
 //
 // Sums are taken in fp32. real = float computes in fp32 throughout, TF32 is off; real = bf16 reads bf16 and
-// writes bf16 (forward, dgrad) or fp32 (wgrad, which adds to the gradient in place).
+// writes bf16 (forward, dgrad) or fp32 (wgrad, straight into the gradient).
 //
 // Which algorithm: cuBLASLt's heuristic is asked once for each kind of product, told how far the real
 // addresses are aligned (odd leading dimensions are allowed), and the first of its list is kept. Nothing is
-// timed, so that the choice, and with it the bits, is the same in every run. Algorithms that split the inner
-// dimension may only do so through the workspace, in fp32 and in a fixed order.
+// timed, so that the choice, and with it the bits, is the same in every run; bench_gpu tells what that costs.
+// Algorithms that split the inner dimension may only do so through the workspace, in fp32 and in a fixed order.
 //
 // The workspace belongs to a stream: two streams must not share one. It also holds the partial sums of a bias
 // gradient, which is enqueued on the same stream and so never meets a product.
@@ -231,7 +231,6 @@ static void multiply_plainly(const product *of, const real *a, const real *b, vo
 static bool multiply(product of, const real *a, const real *b, void *c, epilogue e, cf_stream *stream) {
     const float one = 1, beta = (float)of.beta;
     of.epilogue = e.kind;
-    of.choice = blas.choice;
     of.aligned_a = alignment(a);
     of.aligned_b = alignment(b);
     of.aligned_c = alignment(c);
@@ -245,6 +244,10 @@ static bool multiply(product of, const real *a, const real *b, void *c, epilogue
         p->possible = status != CUBLAS_STATUS_NOT_SUPPORTED && status != CUBLAS_STATUS_INVALID_VALUE;
         if (p->possible) check(status, "cublasLtMatmul", &of);
     }
+    if (!p->possible && of.choice > 0) { // others may be possible
+        of.choice = 0;
+        return multiply(of, a, b, c, e, stream);
+    }
     if (!p->possible && e.kind == CUBLASLT_EPILOGUE_DEFAULT) multiply_plainly(&of, a, b, c, stream);
     return p->possible || e.kind == CUBLASLT_EPILOGUE_DEFAULT;
 }
@@ -257,6 +260,7 @@ static product dense(bool transpose_a, bool transpose_b, int64_t m, int64_t n, i
     of.lda = transpose_a ? m : k, of.ldb = transpose_b ? k : n, of.ldc = n;
     of.c_type = REAL_TYPE;
     of.beta = beta;
+    of.choice = blas.choice;
     return of;
 }
 

@@ -171,6 +171,17 @@ static void nan_and_infinity_reach_the_loss(void **state) {
         }
 }
 
+static void they_reach_the_fused_loss_too(void **state) {
+    (void)state;
+    for (int kind = 0; kind < 3; kind++) {
+        problem p = problem_new(1, 3, 4100, (int64_t[]){4100}, 1);
+        for (int64_t r = 0; r < p.R; r++) p.targets[r] = 1;
+        p.logits[p.V + 2048] = kind == 0 ? (real)NAN : kind == 1 ? (real)INFINITY : (real)-INFINITY;
+        run_fused(&p, p.logits);
+        assert_true(isfinite(p.losses[0]) && !isfinite(p.losses[1]) == (kind < 2) && isfinite(p.losses[2]));
+    }
+}
+
 static void sum_in_double(void **state) {
     (void)state;
     const int64_t n = 100001;
@@ -190,6 +201,7 @@ int main(void) {
         KERNEL_TEST(empty_shard_is_neutral),
         KERNEL_TEST(masked_logits),
         KERNEL_TEST(nan_and_infinity_reach_the_loss),
+        KERNEL_TEST(they_reach_the_fused_loss_too),
         KERNEL_TEST(sum_in_double),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
