@@ -1,7 +1,7 @@
 """The GPU program without a GPU: its kernels, transports and streams on the emulator (tests/emulator), which is real
 as to the order of things and to every number, and says nothing about speed.
 
-The same ten steps as in meshes.py, and the same promises: agreement with one rank and with the reference, and from
+The steps of meshes.py, as many as two saves and two samples need since each takes a second, and the same promises: agreement with one rank and with the reference, and from
 commfuse the same bits by every route, over either transport, and however streams are delayed against one another.
 """
 # limit: 1800
@@ -20,9 +20,9 @@ DELAYS = {"EMULATOR_JITTER": "300", "EMULATOR_SEED": "5"}  # microseconds; order
 
 
 class Emulated(meshes.Training):
-    strategy = "tpsp"
+    strategy, steps = "tpsp", 6
 
-    def train(self, ranks=1, timeout=400, **more):  # ten steps of four ranks on two cores take a minute
+    def train(self, ranks=1, timeout=400, **more):  # of four ranks on two cores they take half a minute
         return super().train(ranks, timeout, **more)
 
     def environment(self, **values):
@@ -31,7 +31,7 @@ class Emulated(meshes.Training):
             self.addCleanup(os.environ.pop, name)
 
     def bits(self, *mesh, **more):
-        steps = self.ten_steps(*mesh, **more)
+        steps = self.steps_of(*mesh, **more)
         self.assertSameTraining(steps)
         return [(s["loss"], s["grad_norm"]) for s in steps]
 
@@ -64,7 +64,7 @@ class Emulated(meshes.Training):
 
     def test_fewer_queues_than_pairs(self):
         # 4 ranks: two groups with 7 streams each and 3 others; with 9 queues both share a stream for each direction.
-        more = dict(transport="ipc", steps=meshes.STEPS, **meshes.commfuse("direct", 2))
+        more = dict(transport="ipc", **meshes.commfuse("direct", 2))
         plain = self.bits(4, 1, **more)
         self.environment(CUDA_DEVICE_MAX_CONNECTIONS="9", **DELAYS)
         self.assertEqual(self.bits(4, 1, **more), plain)
@@ -84,7 +84,7 @@ class Emulated(meshes.Training):
         for transport in ("nccl", "ipc"):
             for mesh in ((2, 1), (1, 2)):
                 with self.subTest(transport=transport, mesh=mesh):
-                    more = dict(transport=transport, steps=meshes.STEPS, **meshes.commfuse("ring", 1))
+                    more = dict(transport=transport, **meshes.commfuse("ring", 1))
                     plain = self.bits(*mesh, **more)
                     self.environment(**DELAYS)
                     self.assertEqual(self.bits(*mesh, **more), plain)
@@ -99,7 +99,7 @@ class Emulated(meshes.Training):
 
     def test_saves_validates_and_samples(self):
         out = self.fresh("out")
-        log = self.logged(2, 2, out=out, val=self.tokens, val_every=5, sample_every=5, save_every=5,
+        log = self.logged(2, 2, out=out, val=self.tokens, val_every=3, sample_every=3, save_every=3,
                           **meshes.commfuse("direct", 3))
         self.assertSameTraining(harness.events(log, "step"))
         self.assertEqual(len(harness.events(log, "val")), 3)

@@ -1,7 +1,7 @@
 """The GPU program in bf16, on the emulator: losses within a band of the float64 reference, commfuse with the same bits
 by every route and over either transport, and what it saves can be trained on.
 
-The band: bf16 keeps eight bits, so a weight or an activation is off by up to 2^-9, 0.2 %; ten steps of a tiny model
+The band: bf16 keeps eight bits, so a weight or an activation is off by up to 2^-9, 0.2 %; six steps of a tiny model
 differ by less than 1 % in the loss.
 """
 # limit: 600
@@ -18,13 +18,13 @@ BAND = 0.01
 
 
 class Bf16(meshes.Training):
-    strategy = "tpsp"
+    strategy, steps = "tpsp", 6
 
     def train(self, ranks=1, timeout=400, **more):
         return super().train(ranks, timeout, **more)
 
     def losses(self, *mesh, **more):
-        steps = self.ten_steps(*mesh, **more)
+        steps = self.steps_of(*mesh, **more)
         for step, (loss, *_) in zip(steps, self.expected):
             self.assertLess(abs(step["loss"] / loss - 1), BAND, f"expected {loss}: {step}")
         return [step["loss"] for step in steps]

@@ -31,7 +31,7 @@ class Files(meshes.Training):
 
     def saved(self, *mesh, **more):
         out = self.fresh("out")
-        steps = self.ten_steps(*mesh, out=out, **more)
+        steps = self.steps_of(*mesh, out=out, **more)
         return os.path.join(out, "model.bin"), steps
 
     def test_what_is_saved_is_the_same_model(self):
@@ -50,7 +50,7 @@ class Files(meshes.Training):
                 with self.subTest(strategy=strategy, mesh=mesh):
                     again, _ = self.saved(*mesh, strategy=strategy, init_from=path, steps=0)
                     self.assertTrue(pathlib.Path(again).read_bytes() == pathlib.Path(path).read_bytes(), "bytes differ")
-                    steps = self.ten_steps(*mesh, strategy=strategy, init_from=path)
+                    steps = self.steps_of(*mesh, strategy=strategy, init_from=path)
                     self.assertLess(abs(steps[0]["loss"] / expected - 1), meshes.BETWEEN_MESHES)
                     self.assertLess(steps[-1]["loss"], steps[0]["loss"])
 
