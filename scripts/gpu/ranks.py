@@ -11,7 +11,7 @@ from .tokens import write_tokens
 from .training import relative, train
 from .turns import Turns
 
-# 12 heads of 16: for tp 4 three a rank. The vocabulary is padded, the last rank's part holds padding alone. With a
+# 12 heads of 16: for tp 4 three a rank. Of the vocabulary the last of four has five tokens, all else is padding. With a
 # larger lr losses jump on such tokens, and what is rounded in another order differs by more than the band.
 RANKS_MODEL = dict(layers=2, channels=192, heads=12, vocab=101, seq=40, batch=8, steps=5, lr=1e-3, timeout=20)
 MESH_LIMIT = 35  # s; the program's own patience ends before
