@@ -9,7 +9,7 @@ import re
 
 from . import ours, pytorch, table
 from .check import FAIL, LATE, OK, SKIP
-from .models import ACCUMULATION, CLOSER, MODELS, SEQ, VOCABULARY, Step
+from .models import ACCUMULATION, CLOSER, MODELS, VOCABULARY, Step
 from .runner import Late
 from .tokens import write_tokens
 
