@@ -540,7 +540,7 @@ static step_result train_step(trainer *t, int64_t step, double lr) {
         load_micro_batch(t, t->train, true, step * o->batch, micro);
         gpt_forward(&t->model, t->inputs, t->targets, o->seq, o->micro_batch, 1 / batch_tokens, t->loss);
         if (micro == 0) optimizer_zero_grad(&t->optimizer);
-        gpt_backward(&t->model, micro == t->accumulation - 1);
+        gpt_backward(&t->model, micro == 0, micro == t->accumulation - 1);
     }
     adamw a;
     memset(&a, 0, sizeof a);

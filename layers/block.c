@@ -43,12 +43,12 @@ bool weight_gradient_fuses(const backward_pass *pass, const parameters *p, int t
 matrix_gradient weight_gradient_now(const backward_pass *pass, const parameters *p, int tensor,
                                     int64_t layer) {
     if (weight_gradient_fuses(pass, p, tensor, layer)) return (matrix_gradient){0};
-    return params_matrix_grad(p, tensor, layer);
+    return params_matrix_grad(p, tensor, layer, pass->first);
 }
 
 void weight_gradient_take(const backward_pass *pass, const parameters *p, int tensor, int64_t layer,
                           weight_gradient g, cf_stream *stream) {
-    g.to = params_matrix_grad(p, tensor, layer);
+    g.to = params_matrix_grad(p, tensor, layer, pass->first);
     if (weight_gradient_fuses(pass, p, tensor, layer))
         pass->hooks.compute(pass->hooks.argument, params_own_bucket(p, tensor, layer), slice_of_rows, &g);
     else

@@ -43,7 +43,8 @@ typedef struct gpt_hooks {
 
 typedef struct backward_pass {
     gpt_hooks hooks;
-    bool last; // this micro-batch completes the gradients
+    bool first; // this micro-batch begins the gradients
+    bool last;  // this one completes them
 } backward_pass;
 
 // Gradient of a local matrix of `parts` parts: of part i (OC, IC) it is dy[i]ᵀ · x[i], dy[i] (R, OC), x[i] (R, IC).
@@ -51,7 +52,7 @@ typedef struct weight_gradient {
     const real *const *dy, *const *x; // [parts]
     int64_t R, OC, IC;
     int parts;
-    matrix_gradient to; // weight_gradient_take() asks for it
+    matrix_gradient to; // weight_gradient_take() fills it in
 } weight_gradient;
 
 // Will weight_gradient_take() reduce it on the spot? Then it is best called when nothing else waits for it.

@@ -335,9 +335,9 @@ void gpt_forward(gpt *g, const int32_t *inputs, const int32_t *targets, int64_t 
     trace_end(g, "head forward", -1, begin);
 }
 
-void gpt_backward(gpt *g, bool last) {
+void gpt_backward(gpt *g, bool first, bool last) {
     cf_moment begin = trace_begin(g, "head backward");
-    g->pass.last = last;
+    g->pass.first = first, g->pass.last = last;
     head_backward(g);
     trace_end(g, "head backward", -1, begin);
     for (int64_t l = g->params.shape.L - 1; l >= 0; l--) layer_backward(g, l);

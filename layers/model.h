@@ -59,9 +59,10 @@ void gpt_free(gpt *g);
 void gpt_forward(gpt *g, const int32_t *inputs, const int32_t *targets, int64_t T, int64_t B, double scale,
                  double *loss_sum);
 // After gpt_forward with a scale: adds the gradients.
-// last: this micro-batch completes the gradients, so they are given to the hooks; the optimizer's step must
-// follow, which finishes what is still on its way.
-void gpt_backward(gpt *g, bool last);
+// first: this micro-batch begins the gradients, which have been zeroed (params_zero_grad); large matrices hold what is
+// left of the step before, and it writes over that. last: it completes them, so they are given to the hooks; the
+// optimizer's step must follow, which finishes what is still on its way.
+void gpt_backward(gpt *g, bool first, bool last);
 
 // After gpt_forward: logits (V) at position t of sequence b, on every rank, into out (host memory).
 void gpt_next_logits(gpt *g, int64_t t, int64_t b, float *out);

@@ -156,17 +156,14 @@ precise *params_grad(const parameters *p, int tensor, int64_t layer) {
     return p->grad + p->first[tensor][0] + layer * p->first[tensor][1];
 }
 
-matrix_gradient params_matrix_grad(const parameters *p, int tensor, int64_t layer) {
-    int bucket = params_own_bucket(p, tensor, layer);
-    matrix_gradient g = {.at = params_grad(p, tensor, layer), .add = bucket < 0 || p->summed[bucket]};
-    if (bucket >= 0) p->summed[bucket] = true;
-    return g;
+matrix_gradient params_matrix_grad(const parameters *p, int tensor, int64_t layer, bool first) {
+    bool zeroed = params_own_bucket(p, tensor, layer) < 0;
+    return (matrix_gradient){.at = params_grad(p, tensor, layer), .add = zeroed || !first};
 }
 
 void params_zero_grad(const parameters *p, cf_stream *stream) {
     for (int i = 0; i < p->buckets; i++) {
         const param_bucket *b = &p->bucket[i];
-        p->summed[i] = false;
         if (b->tensor < 0) cf_zero(p->grad + b->first, b->count * (int64_t)sizeof(precise), stream);
     }
 }
@@ -345,8 +342,6 @@ void params_create(parameters *p, gpt_shape shape, const cf_mesh *mesh, parallel
     p->layer_buckets = p->buckets / (int)shape.L;
     lay_matrix(p, WTE, -1, mesh);
     lay_others(p, &mesh->world_group, -1, mesh);
-    p->summed = calloc((size_t)p->buckets, sizeof *p->summed);
-    if (!p->summed) cf_die(NULL, "out of memory for %d buckets", p->buckets);
     p->weight = cf_alloc(p->elements * (int64_t)sizeof(real), "weights");
     p->grad = cf_alloc(p->elements * (int64_t)sizeof(precise), "gradients");
 }
@@ -355,7 +350,6 @@ void params_free(parameters *p) {
     cf_free(p->weight);
     cf_free(p->grad);
     free(p->bucket);
-    free(p->summed);
 }
 
 // --- in and out ---

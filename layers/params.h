@@ -83,7 +83,6 @@ typedef struct parameters {
     // Buckets of layer 0, …, of the last layer, wte, {wpe, lnfw, lnfb}.
     int buckets, layer_buckets; // of all; of one layer
     param_bucket *bucket;
-    bool *summed; // [buckets] of a matrix alone: its gradient holds a product of this step
 } parameters;
 
 // Dies (together) unless heads divide channels, and tp divides heads. Weights and gradients are zero.
@@ -116,13 +115,13 @@ int params_first_bucket(const parameters *p, int64_t layer);
 real *params_weight(const parameters *p, int tensor, int64_t layer);
 precise *params_grad(const parameters *p, int tensor, int64_t layer);
 
-// Where the products that a matrix's gradient is a sum of go. add: to what is there; if not, what is there is of a step
-// before. To be asked for once by each computation of all of the local matrix. Layer of wte: −1.
+// Where to put a weight gradient. add: to what is there; if not, what is there is left of the step before. first: this
+// micro-batch is the step's first. Layer of wte: −1.
 typedef struct matrix_gradient {
     precise *at;
     bool add;
 } matrix_gradient;
-matrix_gradient params_matrix_grad(const parameters *p, int tensor, int64_t layer);
+matrix_gradient params_matrix_grad(const parameters *p, int tensor, int64_t layer, bool first);
 // A step begins: gradients are zero, but for matrices with a bucket of their own. Those have the size, and to write
 // their first product moves a third of the bytes of zeroing them and adding it.
 void params_zero_grad(const parameters *p, cf_stream *stream);

@@ -262,11 +262,11 @@ static void norm_column_backward(tpsp *t, column_linear *c, const parameters *p,
     cf_stream *stream = t->context->stream;
     int64_t C = p->shape.C, Ts = t->T / t->group->size, rows = Ts * t->B;
     const real *ln_w = params_weight(p, tensor[0], layer);
-    bool later = comes_later(t, p, tensor[2], layer);
+    matrix_gradient dw = {0};
+    if (!comes_later(t, p, tensor[2], layer)) dw = params_matrix_grad(p, tensor[2], layer, t->pass->first);
     linear_bias_grad(params_grad(p, tensor[3], layer), dy, t->T * t->B, OC, stream);
-    const real *dnorm =
-        column_backward(c, stream, later ? (matrix_gradient){0} : params_matrix_grad(p, tensor[2], layer), dy,
-                        full, t->partial, params_weight(p, tensor[2], layer), Ts, t->B, C, OC, layer);
+    const real *dnorm = column_backward(c, stream, dw, dy, full, t->partial,
+                                        params_weight(p, tensor[2], layer), Ts, t->B, C, OC, layer);
     layernorm_backward(dx, params_grad(p, tensor[0], layer), params_grad(p, tensor[1], layer), dnorm, x, ln_w,
                        mean, rstd, t->norm_scratch, rows, C, stream);
 }

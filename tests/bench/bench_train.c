@@ -251,7 +251,7 @@ static double take_step(bench *b, entrant *e, int64_t round) {
     gpt_forward(&e->model, b->tokens, b->tokens + o->micro_batch, o->seq, o->micro_batch, 1 / (double)tokens,
                 b->loss);
     optimizer_zero_grad(&e->optimizer);
-    gpt_backward(&e->model, true);
+    gpt_backward(&e->model, true, true);
     step_result result = optimizer_step(&e->optimizer, a, o->clip, b->loss, tokens, false);
     cf_stream_sync(b->context.stream);
     return result.loss;

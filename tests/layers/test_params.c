@@ -394,13 +394,13 @@ static void check_step_begins(const world *w, int rank) {
         if (writes && p->grad[i] != 7) fail_at(w, rank, "needlessly zeroed", tensor, i);
         if (found && !writes && p->grad[i] != 0) fail_at(w, rank, "of the step before", tensor, i);
     }
-    for (int turn = 0; turn < 2; turn++)
+    for (int first = 0; first < 2; first++)
         for (int tensor = 0; tensor < TENSORS; tensor++)
             for (int64_t l = 0; l < params_layers(&w->shape, tensor); l++) {
                 int64_t layer = in_layer(tensor) ? l : -1;
-                matrix_gradient g = params_matrix_grad(p, tensor, layer);
+                matrix_gradient g = params_matrix_grad(p, tensor, layer, first != 0);
                 assert_ptr_equal(g.at, params_grad(p, tensor, layer));
-                assert_int_equal(g.add, turn > 0 || params_own_bucket(p, tensor, layer) < 0);
+                assert_int_equal(g.add, !first || params_own_bucket(p, tensor, layer) < 0);
             }
 }
 

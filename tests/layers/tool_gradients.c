@@ -83,7 +83,7 @@ int main(int argc, char **argv) {
     gpt_forward(&model, inputs, targets, T, B, 1 / count, sum);
     cf_copy(&loss, sum, (int64_t)sizeof loss, context.stream);
     loss = optimizer_sum(&optimizer, loss) / count;
-    gpt_backward(&model, true);
+    gpt_backward(&model, true, true);
     gradients_into_weights(&model, &optimizer);
 
     bool root = mesh.world_group.rank == 0;
