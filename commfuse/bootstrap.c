@@ -3,6 +3,8 @@
 // Which of them: a full set RANK, WORLD_SIZE, MASTER_ADDR was given for this very process, so it goes before
 // the environment of an MPI launcher, which a torchrun inside of it only inherits; then MPI; then what srun
 // tells (SLURM_PROCID, SLURM_NTASKS; in a step only: in a batch script they are set too, for one process).
+// torchrun's agent listens at MASTER_PORT itself as long as its workers run, and tells them so: then ranks meet at the
+// next port.
 //
 // Sockets are a star. Rank 0 listens; every other rank connects, again and again until it is there, and says
 // hello: magic, rank, size, host. Nobody is believed: strangers are sent away, a rank out of range, a second one
@@ -44,6 +46,8 @@ enum {
     LOST,
     GOODBYE,
     RANKS_MAX = 1 << 20,
+    PORTS = 65536,
+    DEFAULT_PORT = 29500, // torchrun's
     HOST_LENGTH = 64,
     STRANGERS_MAX = 64, // connections that have not said hello yet
     RETRY_MS = 100,
@@ -54,7 +58,6 @@ enum {
 };
 static const uint32_t MAGIC = 0xCF0B0075;
 static const int64_t FRAME_MAX = 1 << 28;
-static const char *const DEFAULT_PORT = "29500"; // torchrun's
 
 typedef struct frame {
     uint32_t magic, kind;
@@ -83,8 +86,9 @@ typedef struct peer {
 typedef struct sockets {
     int rank, size;
     double timeout_s;
-    const char *address, *port; // of rank 0
-    int peers;                  // rank 0: one for each rank, the own one unused; others: rank 0 alone
+    const char *address; // of rank 0
+    char port[8];
+    int peers; // rank 0: one for each rank, the own one unused; others: rank 0 alone
     peer *peer;
     pthread_t reader;
     pthread_mutex_t lock; // of mailboxes and goodbyes
@@ -569,6 +573,13 @@ static const char *master_address(void) {
     return address;
 }
 
+static int master_port(void) {
+    const char *agent = given("TORCHELASTIC_USE_AGENT_STORE");
+    int port = given("MASTER_PORT") ? number("MASTER_PORT", 1, PORTS) : DEFAULT_PORT;
+    if (!agent || strcmp(agent, "True") != 0) return port;
+    return port + 1 < PORTS ? port + 1 : port - 1;
+}
+
 static cf_bootstrap *by_sockets(int rank, int size, double timeout_s) {
     cf_bootstrap *b = make("sockets", rank, size);
     sockets *s = calloc(1, sizeof *s);
@@ -577,8 +588,7 @@ static cf_bootstrap *by_sockets(int rank, int size, double timeout_s) {
     if (!s || !s->peer) cf_die(NULL, "out of memory for %d connections", peers);
     s->rank = rank, s->size = size, s->timeout_s = timeout_s, s->peers = peers;
     s->address = master_address();
-    s->port = given("MASTER_PORT") ? given("MASTER_PORT") : DEFAULT_PORT;
-    if (given("MASTER_PORT")) number("MASTER_PORT", 1, 65536);
+    snprintf(s->port, sizeof s->port, "%d", master_port());
     for (int i = 0; i < peers; i++) s->peer[i].fd = -1;
     name_host(s->peer[0].host); // rank 0's own; others learn it from no one, and need it not
     if (rank == 0) {

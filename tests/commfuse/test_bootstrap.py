@@ -3,6 +3,7 @@
 sanitizers: too
 limit: 180
 """
+import contextlib
 import os
 import re
 import signal
@@ -14,7 +15,7 @@ import unittest
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 BUILD = os.environ.get("BUILD", "build/release")
 TOOL = os.path.join(ROOT, BUILD, "tests/commfuse/tool_bootstrap")
-LAUNCHERS = re.compile(r"OMPI_|PMI_|PMIX_|MPI_|SLURM_|(LOCAL_)?RANK$|(LOCAL_)?WORLD_SIZE$|MASTER_")
+LAUNCHERS = re.compile(r"OMPI_|PMI_|PMIX_|MPI_|SLURM_|(LOCAL_)?RANK$|(LOCAL_)?WORLD_SIZE$|MASTER_|TORCHELASTIC_")
 BARE = {name: value for name, value in os.environ.items() if not LAUNCHERS.match(name)}
 PROMPT_S = 8  # far below the time-outs of the cases that end at once
 MAGIC = 0xCF0B0075
@@ -24,6 +25,14 @@ def free_port():
     with socket.socket(socket.AF_INET6) as probe:
         probe.bind(("::", 0))
         return probe.getsockname()[1]
+
+
+def free_pair():
+    """The first of two ports in a row."""
+    while True:
+        port = free_port()
+        with contextlib.suppress(OSError), socket.create_server(("", port + 1)):
+            return port
 
 
 def hello(rank, size, magic=MAGIC, kind=1):
@@ -76,6 +85,14 @@ class Bootstrap(unittest.TestCase):
     def test_alone(self):
         process = self.start(0, 1, "gather", RANK=None, WORLD_SIZE=None, MASTER_ADDR=None, MASTER_PORT=None)
         self.assertIn("alone: rank 0 of 1, 0 of 1 on this host", self.end(process, 0))
+
+    def test_ranks_meet_beside_the_store_of_torchruns_agent(self):
+        """It listens at MASTER_PORT as long as its workers run."""
+        for port in (free_pair(), 65535):
+            with self.subTest(port=port), socket.create_server(("127.0.0.1", port)):
+                changes = dict(MASTER_PORT=port, TORCHELASTIC_USE_AGENT_STORE="True")
+                for process in self.start_all(2, "gather", **changes):
+                    self.assertIn(" of 2", self.end(process, 0))
 
     def test_ranks_meet_and_gather(self):
         for size in (2, 5):
