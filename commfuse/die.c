@@ -1,7 +1,7 @@
 // See die.h. The order of things when a rank gives up:
-//   1. print and flush, so the message is out before anything can go wrong;
-//   2. arm an alarm that ends the process in a few seconds whatever happens next;
-//   3. let the transport end the other ranks (its abort may hang: that is what 2 is for);
+//   1. arm an alarm that ends the process in a few seconds whatever happens next;
+//   2. print the message; what stdout still holds comes after it, as a reader may have stopped reading that;
+//   3. let the transport end the other ranks (its abort may hang: that is what 1 is for);
 //   4. _exit without running exit handlers, which may wait for threads stuck in a library.
 // Several threads may die at once (compute and progress): the first one does the above, the others stop.
 #include "die.h"
@@ -61,24 +61,27 @@ static void last_resort(int signal_number) {
     _exit(STATUS);
 }
 
+static void arm(void) {
+    signal(SIGALRM, last_resort);
+    alarm(LAST_RESORT_S);
+}
+
 static void print(const char *hint, const char *format, va_list arguments) {
     char who[128], text[2048];
     cf_die_name(who, sizeof who);
     vsnprintf(text, sizeof text, format, arguments);
-    fflush(stdout);
     // One write, so that messages of several ranks do not mix.
     char message[4096];
     snprintf(message, sizeof message, "\nerror: %s: %s\n%s%s%s", who, text, hint ? "hint:  " : "",
              hint ? hint : "", hint ? "\n" : "");
     fputs(message, stderr);
     fflush(stderr);
+    fflush(stdout);
 }
 
 CF_NORETURN static void leave(void) {
     signal(SIGTERM, last_resort); // all has been said
     signal(SIGINT, last_resort);
-    signal(SIGALRM, last_resort);
-    alarm(LAST_RESORT_S);
     if (self.abort_all) self.abort_all(STATUS);
     _exit(STATUS);
 }
@@ -86,6 +89,7 @@ CF_NORETURN static void leave(void) {
 void cf_die(const char *hint, const char *format, ...) {
     pthread_mutex_lock(&self.dying); // never unlocked: the first to die speaks
     find_self();
+    arm();
     va_list arguments;
     va_start(arguments, format);
     print(hint, format, arguments);
@@ -110,6 +114,7 @@ void cf_die_together(const char *hint, const char *format, ...) {
         sleep(FAREWELL_S);
         __atomic_store_n(&listening, 0, __ATOMIC_RELEASE);
     }
+    arm();
     va_list arguments;
     va_start(arguments, format);
     print(hint, format, arguments);

@@ -92,7 +92,7 @@ static bool list(const char *out, listing *l, problem *why) {
     if (!directory) return errno == ENOENT || durable_problem(why, "cannot list", out, -1);
     int64_t room = 0;
     found f;
-    for (struct dirent *entry; (entry = readdir(directory));) {
+    for (struct dirent *entry; errno = 0, (entry = readdir(directory));) {
         if (!read_name(entry->d_name, &f)) continue;
         if (l->count == room) {
             room = room ? 2 * room : 64;
@@ -101,7 +101,13 @@ static bool list(const char *out, listing *l, problem *why) {
         }
         l->entries[l->count++] = f;
     }
+    // Checkpoints that could not be listed must not pass for none.
+    bool whole = errno == 0 || durable_problem(why, "cannot list", out, -1);
     closedir(directory);
+    if (!whole) {
+        free(l->entries);
+        return false;
+    }
     if (l->count) qsort(l->entries, (size_t)l->count, sizeof *l->entries, newest_first);
     return true;
 }

@@ -19,8 +19,10 @@ and its bytes.
 import argparse
 import array
 import codecs
+import errno
 import os
 import re
+import signal
 import struct
 import sys
 import time
@@ -236,6 +238,15 @@ class Output:
         return open(self.temporary(name), "wb")
 
     def commit(self):
+        """Old and new files do not belong together: who interrupts now is too late."""
+        before = [(number, signal.signal(number, signal.SIG_IGN)) for number in (signal.SIGINT, signal.SIGTERM)]
+        try:
+            self.replace()
+        finally:
+            for number, handler in before:
+                signal.signal(number, handler)
+
+    def replace(self):
         old = [name for name in os.listdir(self.directory)
                if re.fullmatch(r"(train|val)_\d{6}\.bin|tokenizer\.bin", name)]
         for name in self.names:
@@ -243,12 +254,25 @@ class Output:
         for name in sorted(set(old) - set(self.names)):
             os.remove(os.path.join(self.directory, name))
             print(f"removed {os.path.join(self.directory, name)}, left from an earlier run")
+        sync_directory(self.directory)
         self.names = []
 
     def abandon(self):
         for name in self.names:
             if os.path.exists(self.temporary(name)):
                 os.remove(self.temporary(name))
+
+
+def sync_directory(directory):
+    """New names last only once their directory is on the disk."""
+    opened = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a file system whose directories have no sync
+            raise
+    finally:
+        os.close(opened)
 
 
 def close_synced(file):

@@ -6,7 +6,9 @@
 //     FAIL_AT=N           the N-th fails with errno FAIL_WITH
 //     FAIL_FROM=N         so do it and all later ones but those that remove something
 //     NO_FLOCK=1          locks are not supported
+//     NO_READDIR=1        directories cannot be read: EIO
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -115,6 +117,14 @@ int unlinkat(int directory, const char *name, int flags) {
     char path[2 * PATH_MAX];
     snprintf(path, sizeof path, "%s/%s", path_of(directory), name);
     return count("unlink", path, "", NULL, NULL) ? REAL(unlinkat)(directory, name, flags) : -1;
+}
+
+struct dirent *readdir(DIR *directory) {
+    if (number("NO_READDIR")) {
+        errno = EIO;
+        return NULL;
+    }
+    return REAL(readdir)(directory);
 }
 
 int flock(int fd, int operation) {

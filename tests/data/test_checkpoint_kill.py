@@ -176,6 +176,14 @@ class Stopped(unittest.TestCase):
         self.assertIn("cannot be locked", done.stderr)
         self.assertEqual(self.newest("look"), (20, 2))
 
+    def test_a_directory_that_cannot_be_read_is_not_an_empty_one(self):
+        self.restart(old=True)
+        for how in ("look", "latest"):
+            done = self.tool(how, self.out, shim={"NO_READDIR": "1"})
+            self.assertEqual(done.returncode, 1)
+            self.assertIn(f"cannot list {self.out}: Input/output error", done.stderr)
+        self.assertEqual(self.newest("latest"), (10, 1))
+
     def mounted(self, size, script):
         """Runs a shell script over a small file system of its own at OUT, with the tool as $1, OUT as $2."""
         os.mkdir(self.out)
