@@ -85,11 +85,12 @@ static struct {
 static void *lose_patience(void *argument) {
     (void)argument;
     struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
+    clock_gettime(CLOCK_MONOTONIC, &until); // nobody sets it
     until.tv_sec += (time_t)patience.timeout_s + 1;
     pthread_mutex_lock(&patience.lock);
     int code = 0;
-    while (!patience.done && code == 0) code = pthread_cond_timedwait(&patience.over, &patience.lock, &until);
+    while (!patience.done && code == 0)
+        code = pthread_cond_clockwait(&patience.over, &patience.lock, CLOCK_MONOTONIC, &until);
     if (!patience.done)
         cf_die(
             "a rank may be dead, frozen or unreachable: see its messages, run with NCCL_DEBUG=INFO, or allow "
@@ -445,10 +446,23 @@ static void gather(void *argument, const void *mine, void *all, int64_t bytes) {
     bootstrap->allgather(bootstrap, mine, all, bytes);
 }
 
-static int cores(void) {
-    cpu_set_t mine;
-    CPU_ZERO(&mine);
-    return sched_getaffinity(0, sizeof mine, &mine) == 0 ? CPU_COUNT(&mine) : 1;
+typedef struct place {
+    char host[64];
+    cpu_set_t cores;
+} place;
+
+// Over how many cores all ranks of this host together may run: launchers bind ranks to the same or to others.
+static int cores_of_host(cf_bootstrap *b) {
+    place mine, *all = (place *)calloc((size_t)b->size, sizeof *all);
+    if (!all) cf_die(NULL, "out of memory for the places of %d ranks", b->size);
+    memset(&mine, 0, sizeof mine);
+    gethostname(mine.host, sizeof mine.host - 1);
+    if (sched_getaffinity(0, sizeof mine.cores, &mine.cores) != 0) CPU_SET(0, &mine.cores);
+    b->allgather(b, &mine, all, (int64_t)sizeof mine);
+    for (int rank = 0; rank < b->size; rank++)
+        if (strcmp(all[rank].host, mine.host) == 0) CPU_OR(&mine.cores, &mine.cores, &all[rank].cores);
+    free(all);
+    return CPU_COUNT(&mine.cores);
 }
 
 cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, double timeout_s) {
@@ -473,7 +487,7 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
     t->size = bootstrap->size;
     t->local_rank = bootstrap->local_rank;
     t->local_size = bootstrap->local_size;
-    t->local_cores = cores();
+    t->local_cores = cores_of_host(bootstrap);
     t->collectives = true;
     t->state = s;
     t->configure = configure;

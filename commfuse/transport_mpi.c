@@ -495,13 +495,19 @@ static long nap_ns(const mpi_state *s) {
     return ns < NAP_NS_MAX ? (long)ns : NAP_NS_MAX;
 }
 
-static void nap(mpi_state *s, long ns) {
+// The time when so many nanoseconds have passed.
+static struct timespec in_ns(long ns) {
     struct timespec until;
-    pthread_mutex_lock(&s->lock);
     clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_nsec += ns;
     until.tv_sec += until.tv_nsec / 1000000000L;
     until.tv_nsec %= 1000000000L;
+    return until;
+}
+
+static void nap(mpi_state *s, long ns) {
+    struct timespec until = in_ns(ns);
+    pthread_mutex_lock(&s->lock);
     if (!s->first) pthread_cond_timedwait(&s->posted, &s->lock, &until);
     pthread_mutex_unlock(&s->lock);
 }
@@ -618,11 +624,7 @@ static void wait_asleep(mpi_state *s, const cf_request *r, cf_point point, doubl
     double looked_ms = begin_ms;
     pthread_mutex_lock(&s->lock);
     while (!reached(r, point)) {
-        struct timespec until;
-        clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_nsec += LOOK_MS * 1000000L;
-        until.tv_sec += until.tv_nsec / 1000000000L;
-        until.tv_nsec %= 1000000000L;
+        struct timespec until = in_ns(LOOK_MS * 1000000L);
         tell_watch(s, r);
         pthread_cond_timedwait(&s->done, &s->lock, &until);
         double gap_ms = cf_now_ms() - looked_ms;
@@ -746,14 +748,28 @@ static void yield_if_crowded(void) {
         setenv("OMPI_MCA_mpi_yield_when_idle", "1", 0);
 }
 
-// Naps are counted by a clock that nobody sets.
+// Waits are counted by a clock that nobody sets.
 static void init_conditions(mpi_state *s) {
     pthread_condattr_t monotonic;
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&s->posted, &monotonic);
-    pthread_cond_init(&s->done, NULL);
+    pthread_cond_init(&s->done, &monotonic);
     pthread_condattr_destroy(&monotonic);
+}
+
+// Started by something that MPI does not know, every process would be rank 0 of a run of its own.
+static void refuse_strays(int size) {
+    static const char *const told[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS",
+                                       "WORLD_SIZE", NULL};
+    for (const char *const *name = told; size == 1 && *name; name++) {
+        const char *text = getenv(*name);
+        if (!text || atoi(text) < 2 || (strcmp(*name, "WORLD_SIZE") == 0 && !getenv("RANK"))) continue;
+        cf_die_together(
+            "start it with the mpirun of the MPI library that it was built with (make config names it); "
+            "under srun add --mpi=pmix or --mpi=pmi2",
+            "%s is %s, but MPI sees this process alone", *name, text);
+    }
 }
 
 cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, double timeout_s) {
@@ -780,6 +796,7 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
                         .close = close_transport};
     MPI_Comm_rank(MPI_COMM_WORLD, &t->rank);
     MPI_Comm_size(MPI_COMM_WORLD, &t->size);
+    refuse_strays(t->size);
     s->under_way = calloc((size_t)t->size, sizeof *s->under_way);
     if (!s->under_way) cf_die(NULL, "out of memory for the MPI transport");
     cf_die_setup(t->rank, t->size, t->size > 1 ? abort_all : NULL);
