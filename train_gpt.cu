@@ -17,7 +17,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
 #include <unistd.h>
 #include "commfuse/die.h"
 #include "commfuse/fuse.h"
@@ -119,6 +118,12 @@ static void refuse_what_cannot_be(const options *o) {
     if ((o->save_every > 0 || *o->export_to) && !*o->out)
         cf_die_together("name a directory with --out DIR", "--%s needs --out",
                         *o->export_to ? "export" : "save-every");
+    if (*o->export_to && (o->dry_run || *o->init_from))
+        cf_die_together("leave one of them away",
+                        "--export writes what --out DIR holds; --%s asks for something else",
+                        o->dry_run ? "dry-run" : "init-from");
+    if (o->export_step > 0 && !*o->export_to)
+        cf_die_together("name a file with --export FILE", "--export-step needs --export");
     if (o->check_wire && strcmp(o->overlap, "commfuse") != 0)
         cf_die_together(
             "use --overlap commfuse, or leave --check-wire away",
@@ -199,13 +204,12 @@ static gpt_shape shape_of_checkpoint(options *o) {
     gpt_shape s;
     memset(&s, 0, sizeof s);
     s.maxT = resume_number(m, "positions", 0), s.L = resume_number(m, "layers", 0);
-    s.C = resume_number(m, "channels", 0), s.H = resume_number(m, "heads", 0),
+    s.C = resume_number(m, "channels", 0), s.H = resume_number(m, "heads", 0);
     s.V = resume_number(m, "vocab", 0), s.Vp = resume_number(m, "padded-vocab", 0);
-    if (s.maxT < 1 || s.L < 1 || s.C < 1 || s.H < 1 || s.V < 1 || s.Vp < s.V)
-        cf_die_together(NULL, "the checkpoint of step %lld in %s does not say which model it is of",
-                        (long long)m->step, o->out);
+    model_shape f = {s.maxT, s.V, s.L, s.H, s.C, s.Vp};
+    model_shape_check(&f, "checkpoint in", o->out);
     o->export_step = m->step;
-    o->seq = o->tp < s.maxT ? o->tp : s.maxT,
+    o->seq = o->tp < s.maxT ? o->tp : s.maxT;
     o->micro_batch = 1; // nothing is computed: the least there can be
     manifest_free(m);
     return s;
@@ -269,19 +273,12 @@ static void open_data(trainer *t) {
 
 // Said before any work is done, not after it.
 static void check_output(trainer *t) {
-    const char *out = t->o.out, *trace = t->o.trace;
+    const char *out = t->o.out, *trace = t->o.trace, *hint = "choose another --out DIR that can be written";
     if (!root(t)) return;
-    struct stat s;
-    if (*out && mkdir(out, 0777) != 0) {
-        int error = errno;
-        bool directory = stat(out, &s) == 0 && S_ISDIR(s.st_mode);
-        if (directory) error = access(out, W_OK) == 0 ? 0 : errno;
-        if (error)
-            cf_die("choose another --out DIR that can be written",
-                   "--out %s cannot be used as a directory: %s", out, strerror(error));
-    }
     problem why;
-    if (*out && !(t->store = checkpoint_store_open(out, &why))) cf_die(why.hint, "%s", why.what);
+    if (*out && !(t->store = checkpoint_store_open(out, &why)))
+        cf_die(*why.hint ? why.hint : hint, "--out: %s", why.what);
+    if (*out && access(out, W_OK) != 0) cf_die(hint, "--out %s cannot be written: %s", out, strerror(errno));
     if (!*trace) return;
     FILE *file = fopen(trace, "a"); // a run that goes on behind its steps leaves it as it is
     if (!file) cf_die("choose another --trace FILE", "cannot write trace %s: %s", trace, strerror(errno));
@@ -307,6 +304,32 @@ static const double *exchange(void *argument, const double *values, int count) {
 static together all_ranks(trainer *t) {
     together all = {t->mesh.world_group.rank, t->ranks, REPORT, exchange, &t->optimizer};
     return all;
+}
+
+// Every rank is here, and its device has nothing left to do.
+static void meet(trainer *t) {
+    cf_barrier(&t->context, &t->mesh.world_group);
+    cf_stream_sync(t->context.stream);
+}
+
+// Each rank has opened what lies on its own host. Ranks of a replica share each sample, replicas share out the epoch:
+// on other files the run would go on, and learn nonsense.
+static void compare_data(trainer *t) {
+    static const char *const what[] = {"samples of --train", "the fingerprint of --train", "samples of --val",
+                                       "the fingerprint of --val", "words of the vocabulary"};
+    const tokens *train = t->train, *val = t->val;
+    const double facts[] = {train ? (double)tokens_samples(train) : 0,
+                            train ? (double)tokens_fingerprint(train) : 0,
+                            val ? (double)tokens_samples(val) : 0, val ? (double)tokens_fingerprint(val) : 0,
+                            (double)t->model.params.shape.V};
+    const int count = (int)(sizeof facts / sizeof *facts);
+    const double *told = optimizer_exchange(&t->optimizer, facts, count);
+    for (int rank = 1; rank < t->ranks; rank++)
+        for (int i = 0; i < count; i++)
+            if (told[rank * REPORT + i] != told[i])
+                cf_die_together("give every host the same token files; compare: ls -l, sha256sum",
+                                "rank %d has other data than rank 0: %s: %.0f, on rank 0 %.0f", rank, what[i],
+                                told[rank * REPORT + i], told[i]);
 }
 
 // Reading and writing files takes one rank longer than another.
@@ -387,6 +410,7 @@ static void load_state(trainer *t) {
     else
         begin_anew(t);
     manifest_free(m);
+    meet(t); // whoever has read faster waits here
     be_patient(t, false);
 }
 
@@ -525,9 +549,8 @@ static bool due(int64_t every, int64_t step) {
     return every > 0 && step % every == 0;
 }
 
-// Does the run stand for something else before the next step? Then what is left of an update is not that thing's time
-// but this step's.
-static bool run_stands_behind(const trainer *t, int64_t step) {
+// Does a validation, sample or save come before the next step? Then what is left of the update counts as this step's time.
+static bool something_follows(const trainer *t, int64_t step) {
     const options *o = &t->o;
     return due(o->val_every, step + 1) || due(o->sample_every, step + 1) || due(o->save_every, step + 1);
 }
@@ -548,7 +571,7 @@ static step_result train_step(trainer *t, int64_t step, double lr) {
     a.step = step + 1;
     step_result result =
         optimizer_step(&t->optimizer, a, o->clip, t->loss, o->batch * o->seq, t->skipped < o->skip_nonfinite);
-    if (run_stands_behind(t, step)) optimizer_complete(&t->optimizer);
+    if (something_follows(t, step)) optimizer_complete(&t->optimizer);
     cf_stream_sync(t->context.stream); // the step's time ends when its work does
     return result;
 }
@@ -635,9 +658,9 @@ static void show_step(const trainer *t, int64_t step, const step_result *r, doub
     if (t->peak > 0) snprintf(share, sizeof share, "%.1f %%", 100 * mfu);
     snprintf(line, sizeof line,
              "step %5lld/%lld  loss %.4f  norm %.3f  lr %.2e  %.1f ms  %.0f tok/s  MFU %s  exposed %.2f ms  "
-             "ETA %d:%02d",
+             "ETA %lld:%02lld",
              (long long)step + 1, (long long)o->steps, r->loss, r->grad_norm, lr, times->ms, tokens_per_s,
-             share, times->exposed_ms, (int)eta_s / 60, (int)eta_s % 60);
+             share, times->exposed_ms, (long long)eta_s / 60, (long long)eta_s % 60);
     progress_show(line, step + 1 == o->steps);
 }
 
@@ -662,12 +685,6 @@ static void report_step(trainer *t, int64_t step, const step_result *r, double l
     log_real(t->log, "lag_ms", times->lag_ms);
     log_end(t->log);
     if (r->skipped) report_skip(t, step, r);
-}
-
-// Every rank is here, and its device has nothing left to do.
-static void meet(trainer *t) {
-    cf_barrier(&t->context, &t->mesh.world_group);
-    cf_stream_sync(t->context.stream);
 }
 
 // --- validation, samples, saving ---
@@ -827,7 +844,7 @@ static void watch(trainer *t, int64_t step, bool last) {
     const options *o = &t->o;
     double begin = cf_now_ms();
     if (t->val && o->val_every > 0 && (due(o->val_every, step) || last)) validate(t, step);
-    if (o->sample_every > 0 && step > 0 && (due(o->sample_every, step) || last)) sample(t, step);
+    if (o->sample_every > 0 && (step > 0 || last) && (due(o->sample_every, step) || last)) sample(t, step);
     t->watch_ms += cf_now_ms() - begin;
 }
 
@@ -966,6 +983,9 @@ static void close_trainer(trainer *t) {
 static int export_model(trainer *t) {
     together all = all_ranks(t);
     be_patient(t, true);
+    const double found =
+        (double)t->o.export_step; // the newest, perhaps, that a rank has seen: a run may go on there
+    t->o.export_step = (int64_t)optimizer_exchange(&t->optimizer, &found, 1)[0];
     manifest *m = resume_find(&all, t->o.out, t->o.export_step + 1, false);
     if (!m || m->step != t->o.export_step)
         cf_die_together("choose another with --export-step",
@@ -980,6 +1000,7 @@ static int export_model(trainer *t) {
 
 static int train_model(trainer *t) {
     check_output(t);
+    compare_data(t);
     load_state(t);
     if (root(t)) t->log = t->first > 0 ? log_continue(t->o.log, t->first, t->watched) : log_open(t->o.log);
     if (root(t)) accounts_open(&t->time, t->o.out);
@@ -1010,7 +1031,7 @@ int main(int argc, char **argv) {
     make_context(&t);
     make_batch(&t);
     set_trace_steps(&t);
-    t.words = *t.o.train ? vocabulary_beside(t.o.train) : NULL;
+    t.words = *t.o.train ? vocabulary_beside(t.o.train) : *t.o.val ? vocabulary_beside(t.o.val) : NULL;
     make_model(&t);
     int status = 0;
     if (*t.o.export_to) {

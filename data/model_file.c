@@ -106,8 +106,7 @@ int64_t model_parameters(const model_shape *shape) {
     return total;
 }
 
-// Dies if the shape is none that a GPT can have; `path` says whose it is.
-static void check_shape(const model_shape *s, const char *path) {
+void model_shape_check(const model_shape *s, const char *of, const char *path) {
     const struct {
         const char *name;
         int64_t value, maximum;
@@ -119,14 +118,14 @@ static void check_shape(const model_shape *s, const char *path) {
                  {"padded vocabulary", s->Vp, MAX_V}};
     for (size_t i = 0; i < sizeof field / sizeof *field; i++)
         if (field[i].value < 1 || field[i].value > field[i].maximum)
-            cf_die_together(NULL, "model file %s: %s is %lld, allowed is 1 to %lld", path, field[i].name,
+            cf_die_together(NULL, "%s %s: %s is %lld, allowed is 1 to %lld", of, path, field[i].name,
                             (long long)field[i].value, (long long)field[i].maximum);
     if (s->C % s->heads != 0)
-        cf_die_together(NULL, "model file %s: %lld channels cannot be split into %lld heads", path,
+        cf_die_together(NULL, "%s %s: %lld channels cannot be split into %lld heads", of, path,
                         (long long)s->C, (long long)s->heads);
     if (s->Vp < s->V)
-        cf_die_together(NULL, "model file %s: padded vocabulary %lld is smaller than the vocabulary %lld",
-                        path, (long long)s->Vp, (long long)s->V);
+        cf_die_together(NULL, "%s %s: padded vocabulary %lld is smaller than the vocabulary %lld", of, path,
+                        (long long)s->Vp, (long long)s->V);
 }
 
 // --- bf16: the upper half of a float -----------------------------------------------------------------------
@@ -176,7 +175,7 @@ static void check_header(model_file *file, const char *path) {
                         VERSION_FP32, VERSION_BF16);
     file->bf16 = h[1] == VERSION_BF16;
     file->shape = (model_shape){.maxT = h[2], .V = h[3], .L = h[4], .heads = h[5], .C = h[6], .Vp = h[7]};
-    check_shape(&file->shape, path);
+    model_shape_check(&file->shape, "model file", path);
     int64_t expected = HEADER_BYTES + model_parameters(&file->shape) * (file->bf16 ? 2 : 4);
     if (file->bytes != expected)
         cf_die_together(
@@ -263,7 +262,7 @@ model_writer *model_writer_open(const char *path, const model_shape *shape, int 
     if (version != VERSION_FP32 && version != VERSION_BF16)
         cf_die(NULL, "model file %s: there is no version %d to write, only 3 (fp32) and 5 (bf16)", path,
                version);
-    check_shape(shape, path);
+    model_shape_check(shape, "model file", path);
     model_writer *w = calloc(1, sizeof *w);
     if (!w) cf_die(NULL, "out of memory for writing model file %s", path);
     w->bf16 = version == VERSION_BF16;

@@ -30,6 +30,8 @@ int64_t model_tensor_layers(const model_shape *shape, int tensor); // L, or 1 fo
 int64_t model_tensor_rows(const model_shape *shape, int tensor);   // of one layer; 1 for vectors
 int64_t model_tensor_columns(const model_shape *shape, int tensor);
 int64_t model_parameters(const model_shape *shape); // elements of all tensors
+// Dies (together) if the shape is none that a GPT can have. of, path: whose it is ("model file", "x.bin").
+void model_shape_check(const model_shape *shape, const char *of, const char *path);
 
 typedef struct model_file model_file;
 model_file *model_file_open(const char *path); // read-only, memory-mapped; dies together

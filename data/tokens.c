@@ -21,7 +21,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { MAGIC = 20240520, MAGIC_32_BIT = 20240801, VERSION = 1, HEADER = 256, FEISTEL_ROUNDS = 8 };
+enum {
+    MAGIC = 20240520,
+    MAGIC_32_BIT = 20240801,
+    VERSION = 1,
+    HEADER = 256,
+    FEISTEL_ROUNDS = 8,
+    FINGERPRINT_TOKENS = 1000
+};
 enum { HEADER_BYTES = HEADER * (int)sizeof(int32_t) };
 
 typedef struct token_file {
@@ -152,8 +159,6 @@ int tokens_files(const tokens *t) {
     return t->count;
 }
 
-// --- order -------------------------------------------------------------------------------------------------
-
 // splitmix64's finaliser: every bit of the result depends on every bit of x.
 static uint64_t mix(uint64_t x) {
     x += UINT64_C(0x9E3779B97F4A7C15);
@@ -161,6 +166,20 @@ static uint64_t mix(uint64_t x) {
     x = (x ^ (x >> 27)) * UINT64_C(0x94D049BB133111EB);
     return x ^ (x >> 31);
 }
+
+uint64_t tokens_fingerprint(const tokens *t) {
+    uint64_t print = (uint64_t)t->count;
+    for (int i = 0; i < t->count; i++) {
+        const token_file *f = &t->files[i];
+        int64_t some = f->count < FINGERPRINT_TOKENS ? f->count : FINGERPRINT_TOKENS;
+        print = mix(print ^ (uint64_t)f->count);
+        for (int64_t k = 0; k < some; k++)
+            print = mix(print ^ ((uint64_t)f->tokens[k] << 16 | f->tokens[f->count - 1 - k]));
+    }
+    return print >> 11;
+}
+
+// --- order -------------------------------------------------------------------------------------------------
 
 // A permutation of [0, 4^half_bits) chosen by key.
 static uint64_t feistel(uint64_t x, int half_bits, uint64_t key) {

@@ -23,6 +23,8 @@ void tokens_close(tokens *t);
 int64_t tokens_samples(const tokens *t); // samples in one epoch
 int64_t tokens_count(const tokens *t);   // tokens in all files
 int tokens_files(const tokens *t);
+// Of the files' sizes and of some tokens at both ends of each: 53 bits, so that a double holds it exactly.
+uint64_t tokens_fingerprint(const tokens *t);
 
 // The `position`-th sample of the training order: position = step · batch + i, any non-negative number.
 int64_t tokens_shuffled(const tokens *t, uint64_t seed, int64_t position);

@@ -109,6 +109,24 @@ class Tokens(BadInput):
         reference.write_tokens(path, harness.random_tokens(self.T + 1, self.shape.V))
         self.fails("val", val=path, val_every=1, val_batches=1)
 
+    def test_other_files_on_another_host(self):
+        """Each rank opens tokens.bin of a folder of its own."""
+        tokens = harness.random_tokens(self.samples * self.T + 1, self.shape.V)
+        another = tokens.copy()
+        another[-2] = (another[-2] + 1) % self.shape.V
+        for name, there, words in (("shorter", tokens[:-self.T], "samples of --train: 7, on rank 0 8"),
+                                   ("another", another, "the fingerprint of --train")):
+            folder = self.fresh(name)
+            for rank, found in enumerate((tokens, there)):
+                os.makedirs(f"{folder}/{rank}")
+                reference.write_tokens(f"{folder}/{rank}/tokens.bin", found)
+            for mesh in (dict(tp=2), dict(dp=2, micro_batch=4)):
+                with self.subTest(name, **mesh):
+                    result = harness.run(self.arguments(train="tokens.bin", steps=1, **mesh), 2, timeout=SOON, wrapper=[
+                        "sh", "-c", f'cd "{folder}/$OMPI_COMM_WORLD_RANK" && exec "$@"', "sh"])
+                    self.assertFails(result, "rank 1 has other data than rank 0", words, "the same token files")
+                    self.assertEqual(result.err.count("error:"), 1, str(result))
+
     def test_validation_missing(self):
         path = self.path("no_such_val.bin")
         self.fails(path, val=path, val_every=1)
@@ -247,6 +265,20 @@ class Options(BadInput):
     def test_saving_without_a_place(self):
         self.fails("--save-every", "--out", save_every=1)
 
+    def test_exporting_something_else(self):
+        out = dict(out=self.fresh("out"), export=self.fresh("model.bin"))
+        self.fails_once("--export", "--dry-run", init_from=None, dry_run=True, **out)
+        self.fails_once("--export", "--init-from", **out)
+        self.fails_once("--export-step needs --export", export_step=1)
+
+    def test_a_launcher_that_mpi_does_not_know(self):
+        """Two runs of one rank each, both called rank 0 of one, would not be what was asked for."""
+        for variables in (dict(RANK="0", WORLD_SIZE="2"), dict(SLURM_STEP_NUM_TASKS="2", SLURM_PROCID="0")):
+            with self.subTest(**variables):
+                result = harness.run(self.arguments(), timeout=SOON, env=variables)
+                self.assertFails(result, "is 2, but MPI sees this process alone", "mpirun")
+        self.assertEqual(harness.run(self.arguments(), timeout=SOON, env=dict(RANK="0", WORLD_SIZE="1")).status, 0)
+
 
 class Output(BadInput):
     def unwritable(self):
@@ -268,6 +300,11 @@ class Output(BadInput):
 
     def test_out_is_a_file(self):
         self.fails(self.tokens, out=self.tokens)
+
+    def test_out_is_made_with_its_parents(self):
+        out = os.path.join(self.fresh("out"), "of", "this")
+        self.train(out=out)
+        self.assertTrue(os.path.exists(os.path.join(out, "model.bin")))
 
     def test_log_is_a_directory(self):
         self.fails(self.folder, "directory", log=self.folder)

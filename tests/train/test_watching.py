@@ -114,6 +114,15 @@ class Log(harness.Case):
         log, _ = self.train(steps=0)
         self.assertEqual([entry["event"] for entry in log], ["config", "end"])
 
+    def test_a_model_is_evaluated_without_a_step(self):
+        for ranks in (1, 2):
+            with self.subTest(ranks=ranks):
+                log, _ = self.train(ranks, steps=0, tp=ranks, train=None, val=self.tokens, val_every=1, val_batches=1,
+                                    sample_every=1)
+                self.assertEqual([entry["event"] for entry in log], ["config", "val", "sample", "end"])
+                self.assertEqual([entry["step"] for entry in log[1:3]], [0, 0])
+                self.assertTrue(log[2]["text"])
+
     def test_samples_do_not_depend_on_the_mesh(self):
         def texts(ranks, **mesh):
             log, _ = self.train(ranks, steps=2, sample_every=2, lr=1e-4, **mesh)
