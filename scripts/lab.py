@@ -106,8 +106,9 @@ while True:
 
 
 ECHO = """
-import socket
+import socket, sys
 server = socket.create_server(("0.0.0.0", 0))
+server.settimeout(float(sys.argv[1]))
 print(server.getsockname()[1], flush=True)
 peer, _ = server.accept()
 peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -134,7 +135,10 @@ class NotEnoughCores(LabError):
 
 
 def run_checked(command, **options):
-    done = subprocess.run(command, capture_output=True, text=True, **options)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, **options)
+    except subprocess.TimeoutExpired as error:
+        raise LabError(f"{' '.join(command)}: not done within {error.timeout:g} s") from None
     if done.returncode:
         raise LabError(f"{' '.join(command)}: {(done.stderr or done.stdout).strip()}")
     return done.stdout
@@ -386,7 +390,8 @@ class Lab:
 
     def round_trip_ms(self):
         """Of eight bytes from host 0 to host 1 and back, the median: the delay as it really is, processes included."""
-        with subprocess.Popen([*self.enter(1), sys.executable, "-c", ECHO], stdout=subprocess.PIPE, text=True) as echo:
+        with subprocess.Popen([*self.enter(1), sys.executable, "-c", ECHO, str(SETUP_S)], stdout=subprocess.PIPE,
+                              text=True) as echo:
             return float(self.at(0, sys.executable, "-c", PING, self.address(1), echo.stdout.readline().strip()))
 
     def slow(self, host, factor):

@@ -46,9 +46,11 @@ SWEEP = "sweep"  # rows that scripts/mfu_sweep has collected
 ROWS = "rows.jsonl"
 NOT_OF_THE_SETUP = "date", "link", "ranks", "enough", "processors"  # may differ between rows of one report
 TOLERANCE = 0.03
+RANKS_MAX = 8  # of experiments.fused.ranks_for
 SECONDS_UNKNOWN = 30
 NOT_BUILT = "not built"
 INTERRUPTED, REFUSED = 130, 2
+ENDS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 
 
 def load(name):
@@ -66,15 +68,21 @@ def first_line(command):
 
 
 def onednn_version():
-    numbers = subprocess.run(["cc", "-E", "-P", "-x", "c", "-"], capture_output=True, text=True, input=
-                             "#include <dnnl.h>\nDNNL_VERSION_MAJOR DNNL_VERSION_MINOR DNNL_VERSION_PATCH\n").stdout
+    try:
+        numbers = subprocess.run(["cc", "-E", "-P", "-x", "c", "-"], capture_output=True, text=True, input=
+                                 "#include <dnnl.h>\nDNNL_VERSION_MAJOR DNNL_VERSION_MINOR DNNL_VERSION_PATCH\n").stdout
+    except OSError:
+        return "unknown"
     found = re.search(r"(\d+) (\d+) (\d+)\s*$", numbers)
     return ".".join(found.groups()) if found else "unknown"
 
 
 def program_hash():
-    program = ROOT / "build/release/train_gpt"
-    return hashlib.sha256(program.read_bytes()).hexdigest()[:12] if program.exists() else NOT_BUILT
+    """Of all that is run."""
+    programs = [ROOT / "build/release" / name for name in ("train_gpt", "tests/bench/bench_fuse", "tests/bench/bench_train")]
+    if not all(program.exists() for program in programs):
+        return NOT_BUILT
+    return hashlib.sha256(b"".join(program.read_bytes() for program in programs)).hexdigest()[:12]
 
 
 def setup_of(place, quick, patience=1):
@@ -87,6 +95,11 @@ def setup_of(place, quick, patience=1):
             + (f", patience {patience:g}" if patience != 1 else ""),
             "date": datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
             "enough": list(place.enough(2))}
+
+
+def cores_used(place):
+    """By the largest number of ranks that an experiment takes."""
+    return sorted(os.sched_getaffinity(0))[:max(1, place.cores_needed(min(RANKS_MAX, place.ranks)))]
 
 
 def caption(setup):
@@ -139,7 +152,7 @@ def identity(point):
 
 
 class Rows:
-    """DIR/rows.jsonl, held by one report at a time. A line cut short by a kill is dropped."""
+    """DIR/rows.jsonl, held by one report at a time. A last line cut short by a kill is dropped."""
 
     def __init__(self, folder, setup, fresh):
         self.path = folder / ROWS
@@ -183,24 +196,24 @@ class Rows:
 
 
 def bases_of(lines):
-    """What their links were chosen by (Place.base_ms)."""
+    """What their links were chosen by (Place.base)."""
     return {what: ms for line in lines for what, ms in line.get("bases", {}).items()}
 
 
 def read_rows(path):
-    """(setup, lines, bytes that are good), or None if not even the setup is whole."""
+    """(setup, lines, bytes that are good), or None if not even the setup is whole. What else is no row is no report's."""
     lines, good = [], 0
-    for raw in pathlib.Path(path).read_bytes().splitlines(keepends=True):
-        try:
-            if not raw.endswith(b"\n"):
-                break
-            lines.append(json.loads(raw))
-        except ValueError:
+    for number, raw in enumerate(pathlib.Path(path).read_bytes().splitlines(keepends=True), 1):
+        if not raw.endswith(b"\n"):
             break
+        try:
+            lines.append(json.loads(raw))
+            if ("experiment" if lines[1:] else "setup") not in lines[-1]:
+                raise ValueError
+        except (ValueError, TypeError):
+            refuse(f"{path}, line {number}, is no report's row", "mend it, or start anew with --fresh or another --out DIR")
         good += len(raw)
-    if not lines or "setup" not in lines[0]:
-        return None
-    return lines[0]["setup"], lines[1:], good
+    return (lines[0]["setup"], lines[1:], good) if lines else None
 
 
 def refuse(what, hint):
@@ -367,19 +380,22 @@ def ratios_of(name, lines):
     """figure → value; shares are compared as they are, ratios by their quotient."""
     try:
         module = load(name)
-    except ModuleNotFoundError:
+    except ModuleNotFoundError as error:  # rows of another version's experiment
+        if error.name != f"experiments.{name}":
+            raise
         module = None
     if hasattr(module, "ratios"):
         return module.ratios([row for line in lines for row in line["rows"]])
     found = {}
     for line in lines:
+        point = short({key: value for key, value in line["point"].items() if key != "seconds"})
         for i, row in enumerate(line["rows"]):
             label = ", ".join(str(value) for value in row.values() if isinstance(value, str)) or str(i)
             quotients = {column: value for column, value in row.items() if column.endswith(("_ratio", "_share"))}
             time = row.get("undisturbed_ms", row.get("ms"))
             if time and row.get("compute_ms"):  # shares of a fast link would only magnify its noise
-                quotients = {"time / compute_ms": time / row["compute_ms"]}
-            found |= {f"{short(line['point'])}, {i} {label}, {column}": value for column, value in quotients.items()
+                quotients = {"time / compute_ms": time / row["compute_ms"]} if row.get("label") != "compute" else {}
+            found |= {f"{point}, {i} {label}, {column}": value for column, value in quotients.items()
                       if isinstance(value, (int, float))}
     return found
 
@@ -400,10 +416,14 @@ def compare(folders, tolerance):
         if not kept:
             refuse(f"{path} is no report's rows", "give the folders of two reports: --compare DIR DIR")
         reports.append(kept)
-    all_apart = []
-    for name in dict.fromkeys(line["experiment"] for line in reports[0][1]):
+    places = [(setup.get("place"), setup.get("hosts")) for setup, _, _ in reports]
+    if places[0] != places[1]:
+        refuse(f"one report was measured on {places[0]}, the other on {places[1]}", "compare reports of one kind of place")
+    all_apart, lonely = [], 0
+    for name in dict.fromkeys(line["experiment"] for _, done, _ in reports for line in done):
         first, second = (ratios_of(name, [line for line in done if line["experiment"] == name])
                          for _, done, _ in reports)
+        lonely += len(first.keys() ^ second.keys())
         for figure in [figure for figure in first if figure in second]:
             apart = distance(figure, first[figure], second[figure])
             all_apart.append(apart)
@@ -414,7 +434,7 @@ def compare(folders, tolerance):
     further = sum(apart > tolerance for apart in all_apart)
     print(f"{len(all_apart)} figures: at most {100 * max(all_apart):.2f} % apart, "
           f"{100 * statistics.median(all_apart):.2f} % in the median; {further} further than the "
-          f"{100 * tolerance:g} % asked")
+          f"{100 * tolerance:g} % asked" + (f". {lonely} more are in one of the reports only" if lonely else ""))
     return int(further > 0)
 
 
@@ -489,12 +509,13 @@ def measure_all(o, folder):
     rows = None
     try:
         with open_place(o.place) as place:
-            setup = setup_of(place, o.quick, o.patience) | {"processors": processors.measure()}
+            setup = setup_of(place, o.quick, o.patience) | {"processors": processors.measure(cores_used(place))}
             if o.links_of:
                 setup["links_of"], place.bases = links_of(o.links_of)
+                place.repeats = True
             rows = Rows(folder, setup, o.fresh)
             if rows.setup["program"] == NOT_BUILT:
-                refuse("build/release/train_gpt is missing", "make report builds what it needs")
+                refuse("build/release lacks a program", "make report builds what it needs")
             if not rows.setup["enough"][0]:
                 print(f"TOO FEW CORES: {rows.setup['enough'][1]}; times will say little", file=sys.stderr)
             elif not processors.suffice(rows.setup.get("processors")):
@@ -514,15 +535,15 @@ def measure_all(o, folder):
 
 def main():
     o = options()
+    check_what_is_needed()
     if o.compare:
         return compare(o.compare, o.tolerance)
-    check_what_is_needed()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in ENDS:
         signal.signal(number, interrupted)
     folder, sweep = pathlib.Path(o.out), read_sweep(o.sweep) if o.sweep else None
     folder.mkdir(parents=True, exist_ok=True)
     setup, done, failures, stopped = measure_all(o, folder)
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in ENDS:
         signal.signal(number, signal.SIG_DFL)
     modules = {name: load(name) for name in EXPERIMENTS if any(line["experiment"] == name for line in done)}
     arguments = [argument for argument in sys.argv[1:] if argument != "--fresh"]

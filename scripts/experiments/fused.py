@@ -88,6 +88,7 @@ def ranks_for(place, heads=16):
 # ------------------------------------------------------------------------------------------ running
 
 
+BASE_REPETITIONS = 40
 TIMEOUT_S = 7200  # ranks that hang end themselves after a minute
 
 
@@ -102,12 +103,14 @@ def run(place, ranks, operation, shape, repetitions, only=None):
     return [dict(line, label=label(line)) for line in lines]
 
 
-def compute_ms(place, ranks, operation, shape):
+def compute_ms(place, ranks, operation, shape, purpose):
+    """By which links are chosen. purpose: whoever shares it has one link; for others it is timed anew, since a machine's
+    speed moves by several per cent in an hour, and a link does not."""
     def measure():
-        line, = run(place, ranks, operation, shape, 20, only="compute")
-        return float(undisturbed_ms(np.array(line["samples_ms"])))
+        line, = run(place, ranks, operation, shape, BASE_REPETITIONS, only="compute")
+        return float(undisturbed_ms(line["samples_ms"]))
 
-    return place.base_ms(f"{operation} {shape.text()} of {ranks} ranks", measure)
+    return place.base(f"{operation} {shape.text()} of {ranks} ranks, for {purpose}", measure)
 
 
 def rate_for(operation, shape, ranks, wire_ms):

@@ -1,6 +1,6 @@
 """Experiment 1: what every schedule hides of each operation, by how long the wire is busy against the computation.
 
-On a lab the computation is timed first, and the link then given the rate at which the payload takes `ratio` times as
+On a lab the computation is timed right before each point, and the link then given the rate at which the payload takes `ratio` times as
 long: the ratio is the wire's, bytes over line rate. On a local place shared memory is as fast as it is, so shapes vary
 instead, and the ratio is that of the native collective.
 
@@ -84,7 +84,7 @@ def points(place, quick):
 
 def measure(place, point):
     shape, operation, ranks = fused.Shape.of(point), point["operation"], point["ranks"]
-    compute = fused.compute_ms(place, ranks, operation, shape)
+    compute = fused.compute_ms(place, ranks, operation, shape, f"a ratio of {point.get('ratio')}")
     rate = wire_ms = None
     if "ratio" in point:
         rate = fused.rate_for(operation, shape, ranks, point["ratio"] * compute)

@@ -15,6 +15,7 @@ import platform
 import re
 import subprocess
 import sys
+import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -40,7 +41,7 @@ def processor():
 
 
 def mpi_version():
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, IndexError):
         return subprocess.run(["mpirun", "--version"], capture_output=True, text=True).stdout.splitlines()[0]
     return "none"
 
@@ -52,12 +53,15 @@ class Place:
 
     def __init__(self):
         self.cores = len(os.sched_getaffinity(0))
-        self.bases = {}  # what → ms
+        self.bases = {}       # what → number
+        self.repeats = False  # the links of another report: all that they are chosen by is known
 
-    def base_ms(self, what, measure):
-        """A time without transfers, by which links are chosen: measured once, so that all points of a report, and of one
-        that repeats it on the same links, are chosen by the same."""
+    def base(self, what, measure):
+        """A number by which links are chosen (a time without transfers, ms, or a rate, bits per second): measured once, so
+        that all points of a report, and of one that repeats it on the same links, are chosen by the same."""
         if what not in self.bases:
+            if self.repeats:
+                raise PlaceError(f"the report whose links are to be repeated did not measure this: {what}")
             self.bases[what] = measure()
         return self.bases[what]
 
@@ -92,9 +96,12 @@ class Place:
                 "link": self.link_text()}
 
     def run(self, ranks, command, env=None, timeout=TIMEOUT_S):
+        begin = time.monotonic()
         done = self.start(ranks, list(map(str, command)), env or {}, timeout)
         if done.returncode:
-            why = f"ran past {timeout} s" if done.returncode in (124, 137) else f"exit status {done.returncode}"
+            late = done.returncode in (124, 137) and time.monotonic() - begin >= timeout
+            why = (f"ran past {timeout} s" if late else "killed, perhaps for want of memory" if done.returncode == 137
+                   else f"exit status {done.returncode}")
             raise PlaceError(f"{why}: {' '.join(map(str, command))} on {ranks} ranks ({self.kind}, {self.link_text()})\n"
                              + (done.stdout + done.stderr)[-4000:])
         return done.stdout

@@ -84,7 +84,7 @@ def measure(place, point):
 
 def measure_operation(place, point):
     shape, ranks, operation = QUICK_SHAPE if point["quick"] else SHAPE, point["ranks"], point["what"]
-    compute = fused.compute_ms(place, ranks, operation, shape)
+    compute = fused.compute_ms(place, ranks, operation, shape, "all delays")
     wire_ms = point["ratio"] * compute
     repetitions = fused.repetitions_for(compute * point["slower"], point["ratio"], point["seconds"])
     with conditions_of(place, point, fused.rate_for(operation, shape, ranks, wire_ms)) as round_trip:
@@ -178,7 +178,9 @@ def tables(rows):
     for what, ratio in subjects(rows):
         conditions, names = by_condition(rows, what, ratio), names_of(what)
         text += [f"### {title_of(what, ratio)}", "", "Median (10th – 90th percentile):", "",
-                 times_table(conditions, names), "Exposed, time above nowire with as many slices:", "",
+                 times_table(conditions, names),
+                 "Median of the step, above that of nowire:" if what == TRAINING else
+                 "Exposed, mean of the faster half above that of nowire with as many slices:", "",
                  exposed_table(conditions, names, what != TRAINING)]
     return "\n".join(text)
 

@@ -64,6 +64,7 @@ EXPOSED_SHARE, EXPOSED_MS = 0.10, 1.0             # step difference against the 
 DRAWINGS = 200
 SECONDS, QUICK_SECONDS, ROUNDS_MIN = 900, 12, 4  # of the turns of a mesh, about
 BASE_ROUNDS = 6
+TURNS_TIMEOUT_S = 7200  # and twice the seconds asked for
 
 
 def points(place, quick):
@@ -113,7 +114,8 @@ def take_turns(place, point, modes, rounds):
     """Configuration, and the steps of all modes, in turns."""
     names = {":".join(map(str, MODES[mode])): mode for mode in modes}
     text = place.run(point["tp"] * point["dp"], [str(BENCHES / "bench_train"), "--modes", ",".join(names),
-                     *model_options(point), "--rounds", rounds, "--json"], timeout=7200)
+                     *model_options(point), "--rounds", rounds, "--json"],
+                     timeout=TURNS_TIMEOUT_S + 2 * point.get("seconds", 0))
     config, *steps = (json.loads(line) for line in text.splitlines() if line.startswith("{"))
     return config, [{**step, "mode": names[step["mode"]]} for step in steps]
 
@@ -166,7 +168,7 @@ def base_step_ms(place, point):
     def measure_step():
         place.link(FREE_LINK)
         return median(take_turns(place, point, ["nowire"], BASE_ROUNDS)[1], "step_ms")
-    return place.base_ms(base_name(point), measure_step)
+    return place.base(base_name(point), measure_step)
 
 
 def rate_for(place, point):
@@ -212,7 +214,8 @@ def measure(place, point):
     return [{**shared, "mode": step["mode"], "round": step["round"], "step_ms": step["step_ms"],
              "tokens_per_s": 1e3 * point["batch"] * point["seq"] / step["step_ms"], "mfu_share": step["mfu"],
              "exposed_ms": step["exposed_comm_ms"], "exposed_mean_ms": step["exposed_mean_ms"],
-             "comm_ms": step["comm_ms"], "loss": step["loss"], "bytes_sent_per_step": step["bytes_sent_rank0"]}
+             "comm_ms": step["comm_ms"], "loss": step["loss"],  # what a library's collectives send nobody counts
+             "bytes_sent_per_step": None if step["mode"] in ("none", "slice") else step["bytes_sent_rank0"]}
             for step in steps]
 
 
@@ -225,6 +228,11 @@ def by_mesh(rows):
     for row in rows:
         meshes[row["mesh"]][row["mode"]].append(row)
     return meshes
+
+
+def work_of(modes):
+    row = modes["nowire"][0]
+    return f"{row['model']}, {row['batch']} x {row['seq']} tokens"
 
 
 def warm(rows, field):
@@ -277,7 +285,8 @@ def exposed_by_arithmetic(modes, mode):
         return lookup
     L, C, _ = SHAPES[row["model"]]
     T, tokens = row["seq"], row["seq"] * row["batch"]
-    speed = (6 * row["parameters"] + 6 * L * C * T) * tokens / row["ranks"] / nowire  # flop a ms and rank, as it is
+    positions = T * C  # looked up, no product
+    speed = (6 * (row["parameters"] - positions) + 6 * L * C * T) * tokens / row["ranks"] / nowire  # flop a ms and rank, as it is
     rows_of_slice = tokens / dp / N
     w = rows_of_slice * C * 4 * per_byte
     product = 2 * rows_of_slice * C * C / N / speed       # of a slice with a (C, C) matrix split over the ranks
@@ -307,7 +316,7 @@ def ratios(rows):
     for mesh, modes in by_mesh(rows).items():
         for mode in modes:
             if not mode.startswith("nowire"):
-                found[f"{mesh}, step({mode}) / step(nowire)"] = ratio_to_bound(modes, mode)
+                found[f"{work_of(modes)}, {mesh}, step({mode}) / step(nowire)"] = ratio_to_bound(modes, mode)
     return found
 
 
@@ -434,7 +443,8 @@ def figures(rows, folder):
         axis.set_ylim(0, 1.12 * axis.get_ylim()[1])
         axis.spines[["top", "right"]].set_visible(False)
     axes[0][0].set_ylabel("step, ms: median, 10th to 90th percentile")
-    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="lower center", ncol=3, frameon=False, fontsize=9)
+    handles = {label: handle for axis in axes[0] for handle, label in zip(*axis.get_legend_handles_labels())}
+    figure.legend(handles.values(), handles, loc="lower center", ncol=3, frameon=False, fontsize=9)
     figure.suptitle("Training step by mode; above a bar: times the step without transfers", fontsize=11)
     names = [f"{NAME}.png", f"{NAME}.svg"]
     for name in names:

@@ -49,7 +49,7 @@ def measure(place, point):
     if os.environ.get("FAKE_BROKEN") == str(point["size"]):
         raise RuntimeError("this point cannot be measured")
     place.run(1, ["echo", f"point {point['size']}"])
-    base = place.base_ms("fake", lambda: float(os.environ.get("FAKE_BASE", 5)))
+    base = place.base("fake", lambda: float(os.environ.get("FAKE_BASE", 5)))
     return [{"size": point["size"], "way": way, "base_ms": base, "step_ms": 10.5 * point["size"] + way,
              "hidden_share": 0.5} for way in (1, 2)]
 
@@ -259,7 +259,7 @@ class Training(Case):
         slower = {("commfuse ring", 1): 2, ("nowire", 0): 1.5}
         rows = [{**row, "step_ms": row["step_ms"] * slower.get((row["mode"], row["round"] % 2), 1)}
                 for row in training_rows()]
-        self.assertAlmostEqual(training.ratios(rows)["tpsp 1x2, step(commfuse ring) / step(nowire)"], 1.02)
+        self.assertAlmostEqual(training.ratios(rows)["d6, 4 x 256 tokens, tpsp 1x2, step(commfuse ring) / step(nowire)"], 1.02)
 
     def test_exposed_time_is_that_of_the_steps_compared(self):
         rows = [{**row, "step_ms": row["step_ms"] + 500, "exposed_mean_ms": row["exposed_mean_ms"] + 500}
@@ -349,7 +349,7 @@ class Comparison(Case):
                                          for row in training_rows()])
         status, output = self.compare(a, b)
         self.assertEqual(status, 1)
-        self.assertIn("! training: tpsp 1x2, step(slice) / step(nowire): 1.2000 and 1.2480, 4.00 % apart", output)
+        self.assertIn("! training: d6, 4 x 256 tokens, tpsp 1x2, step(slice) / step(nowire): 1.2000 and 1.2480, 4.00 % apart", output)
         self.assertEqual(output.count("! "), 1)
         self.assertIn("at most 4.00 % apart, 0.00 % in the median; 1 further", output)
 
@@ -371,6 +371,43 @@ class Comparison(Case):
         self.assertEqual(status, 0, output)
         self.assertIn("1.1000 and 1.1100, 0.91 % apart", output)
         self.assertIn("1 figures", output)
+
+    def refused(self, *folders):
+        said = io.StringIO()
+        with self.assertRaises(SystemExit), contextlib.redirect_stderr(said):
+            self.compare(*folders)
+        return said.getvalue()
+
+    def test_rows_of_different_work_are_not_compared(self):
+        a = self.write("a", "training", training_rows())
+        b = self.write("b", "training", [{**row, "seq": 1024} for row in training_rows()])
+        self.assertIn("no figure in common", self.refused(a, b))
+
+    def test_what_only_one_report_has_is_counted(self):
+        a = self.write("a", "training", training_rows())
+        b = self.write("b", "training", [row for row in training_rows() if row["mode"] != "slice"])
+        self.assertIn("5 figures: at most 0.00 %", self.compare(a, b)[1])
+        self.assertIn("1 more are in one of the reports only", self.compare(a, b)[1])
+        self.assertIn("1 more are in one of the reports only", self.compare(b, a)[1])
+
+    def test_a_computation_is_not_compared_with_itself(self):
+        rows = [{"label": label, "ms": ms, "compute_ms": 10.0} for label, ms in (("compute", 10.0), ("ring 1", 11.0))]
+        a, b = (self.write(name, "other", rows) for name in "ab")
+        self.assertIn("1 figures", self.compare(a, b)[1])
+
+    def test_places_of_two_kinds(self):
+        a, b = (self.write(name, "training", training_rows()) for name in "ab")
+        text = (b / "rows.jsonl").read_text()
+        (b / "rows.jsonl").write_text(text.replace('{"setup": {}}', '{"setup": {"place": "local"}}'))
+        self.assertIn("one kind of place", self.refused(a, b))
+
+    def test_a_damaged_row_is_not_passed_over(self):
+        a, b = (self.write(name, "training", training_rows()) for name in "ab")
+        text = (b / "rows.jsonl").read_text()
+        (b / "rows.jsonl").write_text(text + "<<<<<<<\n" + text)
+        self.assertIn("line 3, is no report's row", self.refused(a, b))
+        (b / "rows.jsonl").write_text(text + '{"experiment": "tr')  # cut short by a kill
+        self.assertEqual(self.compare(a, b)[0], 0)
 
     def test_nothing_in_common_is_an_error(self):
         a = self.write("a", "training", training_rows())
