@@ -1,7 +1,7 @@
 // The machine a rank computes on: memory, streams, the few operations the executor itself needs.
 //
 // device_cpu.c: a stream runs at once, so every function here has finished when it returns.
-// device_cuda.cu: functions that take a stream enqueue on it and return; callers must not tell the difference.
+// device_cuda.cu: functions that take a stream enqueue on it and return; callers need not know which.
 // So memory of the device (memory.h) is touched by kernels and by cf_copy alone, and the host reads what was
 // copied to it only after cf_stream_sync(). cf_copy from the host's own memory has read it when it returns.
 #ifndef CF_DEVICE_H

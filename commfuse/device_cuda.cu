@@ -169,17 +169,6 @@ int cf_cuda_multiprocessors(void) {
     return device.properties.multiProcessorCount;
 }
 
-void cf_device_watch(void (*look)(void *argument), void *argument) {
-    device.look = look;
-    device.argument = argument;
-}
-
-double cf_now_ms(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
-}
-
 // --- streams ---
 
 static cf_stream *stream_of_priority(int priority) {
@@ -268,6 +257,11 @@ void cf_stream_sync(cf_stream *stream) {
     CF_CUDA(cudaEventRecord(stream->done, cf_cuda_stream(stream)));
     wait_for(stream->done);
     if (cf_now_ms() - device.base_ms > BASE_AGE_MS) take_base();
+}
+
+void cf_device_watch(void (*look)(void *argument), void *argument) {
+    device.look = look;
+    device.argument = argument;
 }
 
 // --- moments ---
@@ -483,6 +477,12 @@ void cf_compare(const uint64_t *expected, const uint64_t *found, int64_t count, 
                 cf_difference *difference, cf_stream *stream) {
     cf_launch(compare_words, dim3(count > 0), dim3(SUM_THREADS), stream, expected, found, count, *what,
               difference);
+}
+
+double cf_now_ms(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
 }
 
 // --- memory ---

@@ -55,7 +55,7 @@ typedef struct cf_fuse_plan {
     cf_side side;
     cf_mode mode;
     cf_route route;
-    int slices;
+    int slices; // of each rank's shard
     cf_dtype dtype;
     int64_t capacity;  // elements of one rank's shard, at most
     bool result_given; // all-to-all: the caller says before every begin where the result goes

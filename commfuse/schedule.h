@@ -83,11 +83,10 @@ typedef struct cf_schedule {
 // A reduce-scatter without compute goes direct on both routes: on the ring a rank would have to come back
 // and add between any two transfers, and what is on the wire would depend on when it does.
 //
-// folds: the computation of a reduce-scatter can add to what is there. With slices >= 2 the own slices, last of
-// all, are then computed onto the sums that have arrived for them, which saves a pass over memory each (the last
-// addition). The sum that arrives last of all must not be waited for: the slice it belongs to, number m − 1, is
-// computed first of the own ones, and its sum is added at the end. So the others have the time of one more
-// computation to arrive in, and whatever hides without folding hides with it.
+// folds: the computation of a reduce-scatter can add to what is there. With m >= 2 slices the own slices 0 … m − 2,
+// last of all, are then computed onto the sums that have arrived for them, which saves an addition each. Slice m − 1 is
+// computed first of the own ones, without its sum, which arrives last of all and is added at the very end: so no
+// computation waits for it, and whatever hides without folding hides with it.
 cf_schedule *cf_schedule_create(cf_operation operation, cf_side side, cf_mode mode, cf_route route, int ranks,
                                 int rank, int slices, bool folds);
 void cf_schedule_free(cf_schedule *schedule);

@@ -63,7 +63,6 @@ typedef struct cf_request {
     cf_moment begin, end;    // in flight between these
     cf_moment arrival;       // GPU: what it brings is here
     struct cf_request *next; // the transport's queue
-    void *native;            // the transport's own
 } cf_request;
 
 typedef struct cf_transport cf_transport;

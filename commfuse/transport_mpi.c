@@ -30,8 +30,7 @@
 // operations in one order, receive what they have posted whatever it comes after, and end an operation only when
 // what they send for it is gone.)
 //
-// Life of the state: made before MPI_Init returns to the caller, freed in close(), which first sends the
-// progress thread home.
+// mpi_state lives from cf_transport_create() to close(), which joins the progress thread before it frees anything.
 #define _GNU_SOURCE
 #include "transport.h"
 #include "die.h"

@@ -121,7 +121,7 @@ static const option_row table[] = {
     INT(skip_nonfinite, "skip-nonfinite", "0", 0, 1e9,
         "steps in a row that may be left out because loss or gradient is not finite; one more ends the run"),
     FLAG(check_wire, "check-wire", "checksums on what ranks exchange (commfuse), to find silent corruption"),
-    FLAG(dry_run, "dry-run", "check everything, print mesh, shape and memory per purpose, then stop"),
+    FLAG(dry_run, "dry-run", "check everything, print mesh, memory per purpose, how gradients travel and all schedules, then stop"),
     FLAG(help, "help", "this list"),
 #undef GROUP
 };

@@ -14,7 +14,7 @@ extern "C" {
 #endif
 
 typedef struct options {
-    // model; "" and 0: not given
+    // model; 0: as `model` says; init_from "": none; vocab 0: as the data say
     const char *model, *init_from;
     int64_t layers, channels, heads, seq, vocab;
     // data

@@ -45,7 +45,7 @@ void adamw_master(precise *master, const real *w, int64_t n, cf_stream *stream) 
     cf_copy(master, w, n * (int64_t)sizeof *w, stream); // here weights are precise
 }
 
-void sum_of_squares(double *sum, double *partial, const precise *x, int64_t n, cf_stream *stream) {
+void sum_of_squares(double *sum, double *scratch, const precise *x, int64_t n, cf_stream *stream) {
     (void)stream;
 #pragma omp parallel for if (n >= PARALLEL_MIN)
     for (int64_t i = 0; i < BLOCKS; i++) {
@@ -53,9 +53,9 @@ void sum_of_squares(double *sum, double *partial, const precise *x, int64_t n, c
         double squares = 0;
 #pragma omp simd reduction(+ : squares)
         for (int64_t j = block.begin; j < block.end; j++) squares += (double)x[j] * (double)x[j];
-        partial[i] = squares;
+        scratch[i] = squares;
     }
-    for (int64_t i = 0; i < BLOCKS; i++) *sum += partial[i];
+    for (int64_t i = 0; i < BLOCKS; i++) *sum += scratch[i];
 }
 
 int64_t first_nonfinite(const precise *x, int64_t n, cf_stream *stream) {

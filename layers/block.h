@@ -57,7 +57,7 @@ typedef struct weight_gradient {
 
 // Will weight_gradient_take() reduce it on the spot? Then it is best called when nothing else waits for it.
 bool weight_gradient_fuses(const backward_pass *pass, const parameters *p, int tensor, int64_t layer);
-// Where it goes if it is computed with the operation around it; at NULL: it will be taken.
+// Where a gradient is to be computed now, inside the operation around it; at NULL: weight_gradient_take() will do it.
 matrix_gradient weight_gradient_now(const backward_pass *pass, const parameters *p, int tensor,
                                     int64_t layer);
 void weight_gradient_take(const backward_pass *pass, const parameters *p, int tensor, int64_t layer,

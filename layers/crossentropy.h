@@ -10,7 +10,7 @@
 extern "C" {
 #endif
 
-// stats (R, 3) of the local columns: maximum, sum of exp(logit − maximum), logit of the target (or 0 where
+// logits (R, V), targets (R): all in the device's memory. stats (R, 3) of the local columns: maximum, sum of exp(logit − maximum), logit of the target (or 0 where
 // another rank holds it). valid = 0 gives maximum −infinity, sum 0.
 void crossentropy_stats(precise *stats, const real *logits, const int32_t *targets, int64_t first,
                         int64_t valid, int64_t R, int64_t V, cf_stream *stream);

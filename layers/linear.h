@@ -8,12 +8,11 @@
 extern "C" {
 #endif
 
-// Weights as products read them, made once per operation, however many slices it has. What is returned is what
-// these products take for w: on the CPU a copy in `prepared`, on a GPU w itself. For forward the copy is wᵀ, since a
-// product with w as it lies reorders it in every call (bench_fuse, chunking); and there is a gap behind each of its
-// rows, in dgrad's copy too: rows as they lie may be so far apart that they fall on few places of the cache, and
-// a product of few rows reads them right there. Valid as long as neither w nor `prepared` is written. prepared: this
-// many elements, for either; none on a GPU.
+// w (OC, IC) in the layout that products read fastest, made once per operation, however many slices it has. Returned is
+// what these products take for w: on the CPU a copy in `prepared`, on a GPU w itself. Forward's copy is wᵀ, since a product
+// with w as it lies reorders it in every call (bench_fuse, chunking). Rows of both copies have a gap behind them: without
+// it some shapes put many rows into the same few places of the cache. Valid until w or `prepared` is written. prepared:
+// linear_prepared_size() elements, enough for either; none on a GPU.
 int64_t linear_prepared_size(int64_t IC, int64_t OC);
 typedef const real *linear_prepare(real *prepared, const real *w, int64_t IC, int64_t OC, cf_stream *stream);
 linear_prepare linear_prepare_forward, linear_prepare_dgrad;

@@ -36,8 +36,8 @@ typedef struct lookup {
     cf_fuse *ids, *far_forward, *far_backward; // far only
     int32_t *tokens;                           // (world, Ts, B) far only
     real *rows;                                // (world, Ts, B, C) far only
-    const real *table;                         // of lookup
-    precise *gradient;                         // of scatter-add
+    const real *table;                         // (count, C) of lookup
+    precise *gradient;                         // (count, C) of scatter-add
     int64_t first, count;                      // rows of the vocabulary looked up or scattered
     const int32_t *inputs;                     // tokens of the payload's rows
     int64_t Ts, B;                             // of the pass in progress

@@ -22,9 +22,10 @@ typedef struct gpt {
     parameters params;
     const cf_group *split; // holds one copy of the vocabulary together
     backward_pass pass;
-    int64_t T, B;                                                // capacity
-    int64_t vocabulary_first, vocabulary_rows, vocabulary_valid; // of this rank, padding included, real ones
-    tpsp tpsp_block;                                             // the one of the strategy is in use
+    int64_t T, B; // capacity
+    int64_t vocabulary_first, vocabulary_rows,
+        vocabulary_valid; // held here: from where, with padding, real ones
+    tpsp tpsp_block;      // the one of the strategy is in use
     up up_block;
     tpsp_saved *tpsp_layers; // [L]
     up_saved *up_layers;     // [L]

@@ -2,8 +2,8 @@
 //
 //   compute   (backward computes its gradient, owner by owner)   reduce-scatter, all but its last additions
 //   ready     (backward has completed its gradient otherwise)    reduce-scatter begun
-//   step      finished, the layers begun first before the others; norm of the own shards; AdamW on the own shards
-//             of positions and table, with which forward begins
+//   step      reductions are finished in the order in which they were begun, last layer first; norm of the own
+//             shards; AdamW on the own shards of positions and table, with which forward begins
 //   meanwhile (next forward waits for the rows looked up)        AdamW on the other own shards
 //   gather    begun for the first layers while the rest is updated, then a few layers ahead of forward
 //   need      (next forward is about to use it)                  all-gather finished

@@ -27,7 +27,7 @@ typedef struct bucket_sync {
     bool reducing;            // begun, not finished
     weights_state weights;
     bool due;       // the own shard waits for its update
-    precise *shard; // the reduced own shard of the gradient
+    precise *shard; // (bucket's shard) the own one of the gradient, reduced
     int64_t state;  // where the bucket's moments begin in m and v
     char name[32];  // in messages and traces
 } bucket_sync;
@@ -41,7 +41,7 @@ typedef struct zero_optimizer {
     bucket_sync *bucket; // [params->buckets]
     int gathers_begun;   // in forward order, since the last update
     adamw update;        // what is due
-    precise *m, *v;      // moments of the own shards, bucket by bucket
+    precise *m, *v;      // (sum of all own shards) moments, bucket by bucket
     precise *master;     // the own shards' weights where `real` is not precise; else NULL
     double *report;      // (world, REPORT) numbers every rank tells the others, on the device
     double *told;        // the same, once they have been exchanged, for the host

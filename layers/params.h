@@ -3,10 +3,12 @@
 //
 // tensor      of one layer   TPSP: split over tp                                 UP: held by every rank
 // wte         (Vp, C)        rows (vocabulary), a multiple of 8; missing: zero    whole, likewise
-// qkvw, qkvb  (3C, C)        by heads: the same rows of q, k and v               the tp parts, one behind another
+// qkvw        (3C, C)        by heads: the same rows of q, k and v               the tp parts, one behind another
+// qkvb        (3C)           likewise                                            likewise
 // attprojw    (C, C)         columns                                             the tp parts, one behind another
 // fcprojw     (C, 4C)        columns                                             whole
-// fcw, fcb    (4C, C)        rows                                                whole
+// fcw         (4C, C)        rows                                                whole
+// fcb         (4C)           likewise                                            whole
 // all others                 whole on every rank                                 whole
 //
 // A bucket is a run of local elements that is reduced and gathered as one. Tensors that are split over tp

@@ -36,7 +36,7 @@ typedef struct column_job {
 typedef struct column_linear {
     cf_fuse *forward, *dgrad;
     cf_fuse *gather; // of the saved input; NULL where the input is still there when backward comes (the head)
-    real *prepared;  // weights
+    real *prepared;  // (linear_prepared_size(IC, OC)) weights
     column_job wgrad; // of the gather in progress
     bool gathering;
 } column_linear;
@@ -56,7 +56,7 @@ typedef struct tpsp {
     real *dhidden;  // (T, B, Fl) gradient in front of the GELU
     real *dheads;   // (T, B, Cl)
     real *dqkv;     // (T, B, 3 Cl)
-    real *prepared; // weights of a row-parallel layer
+    real *prepared; // (linear_prepared_size() of the larger) weights of a row-parallel layer
     precise *norm_scratch, *attention_scratch;
 } tpsp;
 
@@ -89,15 +89,15 @@ void tpsp_forward(tpsp *t, tpsp_saved *s, const parameters *p, int layer, real *
 void tpsp_backward(tpsp *t, tpsp_saved *s, const parameters *p, int layer, real *dx);
 void tpsp_backward_qkvw(tpsp *t, const tpsp_saved *s, const parameters *p, int layer);
 
-// out (T·B, OC) = gathered x · wᵀ + bias; the own shard of x is in place at full + rank · Ts. activated: its GELU;
-// NULL: not wanted.
+// out (T·B, OC) = gathered x · wᵀ + bias; w (OC, IC), bias (OC). full (T, B, IC): the own shard of x is in place at
+// full + rank · Ts. activated (T·B, OC): GELU of out; NULL: not wanted.
 void column_create(column_linear *c, cf_context *context, const cf_group *group, const char *name,
                    int64_t capacity, int64_t IC, int64_t OC, overlap o, bool gathers);
 void column_free(column_linear *c);
 void column_forward(column_linear *c, cf_stream *stream, real *out, real *activated, real *full,
                     const real *w, const real *bias, int64_t Ts, int64_t B, int64_t IC, int64_t OC,
                     int layer);
-// dw (OC, IC): dyᵀ · x (dw.at NULL: left to the caller, who finds all of x in full after column_input). The gradient of
+// dy (T·B, OC); dw (OC, IC): dyᵀ · x (dw.at NULL: left to the caller, who finds all of x in full after column_input). The gradient of
 // the own shard of x is returned (valid until the next run).
 // full: what column_gather was given; all of x where c->gather is NULL.
 // partial (T, B, IC): scratch.

@@ -35,8 +35,8 @@ typedef struct up {
     real *dheads_out, *dheads; // (N, Ts, B, Cl) by destination, (T, B, Cl) arrived
     real *dqkv;                // (N, Ts, B, 3 Cl) arrived, by head group
     real *hidden, *dhidden;    // (Ts, B, 4C); hidden NULL: layers keep theirs
-    real *prepared;            // weights
-    const real **ready;        // [N] of attention, head group by head group
+    real *prepared;            // (linear_prepared_size(), the largest) weights
+    const real **ready;        // [N] prepared weights of QKV or projection, head group by head group
     const real **dy, **x;      // [N] head group by head group, for the weight gradients
     precise *norm_scratch, *attention_scratch;
 } up;

@@ -54,8 +54,8 @@ def bench_step(build, steps):
     print(f"\nd12, B {B}, T {T}, {config['threads']} threads, fp32, median of {len(warm)} steps (min - max)")
     print(f"  step           {statistics.median(ms):8.0f} ms ({min(ms):.0f} - {max(ms):.0f})")
     print(f"  GEMM peak      {1e3 * config['peak_tflops_all_ranks']:8.1f} GFLOP/s, {config['peak_source']}")
-    print(f"  share of it    {statistics.median(share):8.1f} % ({min(share):.1f} - {max(share):.1f})   asked: 70, aim: 80")
-    print(f"  peak memory    {end['peak_rss_mib']:8.0f} MiB   asked: at most 6144\n", flush=True)
+    print(f"  share of it    {statistics.median(share):8.1f} % ({min(share):.1f} - {max(share):.1f})")
+    print(f"  peak memory    {end['peak_rss_mib']:8.0f} MiB\n", flush=True)
 
 
 def train(build, folder, model, strategy, tp, dp, micro_batch, mode, steps, trace_steps):
