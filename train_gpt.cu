@@ -403,15 +403,12 @@ static void go_on(trainer *t, const manifest *m) {
 // The newest sound checkpoint, or else the beginning.
 static void load_state(trainer *t) {
     together all = all_ranks(t);
-    be_patient(t, true);
     manifest *m = *t->o.out ? resume_find(&all, t->o.out, INT64_MAX, t->o.force) : NULL;
     if (m)
         go_on(t, m);
     else
         begin_anew(t);
     manifest_free(m);
-    meet(t); // whoever has read faster waits here
-    be_patient(t, false);
 }
 
 // --- banner and dry run ---
@@ -983,8 +980,8 @@ static void close_trainer(trainer *t) {
 static int export_model(trainer *t) {
     together all = all_ranks(t);
     be_patient(t, true);
-    const double found =
-        (double)t->o.export_step; // the newest, perhaps, that a rank has seen: a run may go on there
+    // The newest, perhaps, and a run may go on there: what rank 0 has seen counts.
+    const double found = (double)t->o.export_step;
     t->o.export_step = (int64_t)optimizer_exchange(&t->optimizer, &found, 1)[0];
     manifest *m = resume_find(&all, t->o.out, t->o.export_step + 1, false);
     if (!m || m->step != t->o.export_step)
@@ -999,9 +996,12 @@ static int export_model(trainer *t) {
 }
 
 static int train_model(trainer *t) {
+    be_patient(t, true);
     check_output(t);
     compare_data(t);
     load_state(t);
+    meet(t); // whoever has read faster waits here
+    be_patient(t, false);
     if (root(t)) t->log = t->first > 0 ? log_continue(t->o.log, t->first, t->watched) : log_open(t->o.log);
     if (root(t)) accounts_open(&t->time, t->o.out);
     if (*t->o.out) {
