@@ -88,7 +88,7 @@ def ranks_for(place, heads=16):
 # ------------------------------------------------------------------------------------------ running
 
 
-BASE_REPETITIONS = 40
+BASE_REPETITIONS = 40  # at least
 TIMEOUT_S = 7200  # ranks that hang end themselves after a minute
 
 
@@ -103,12 +103,16 @@ def run(place, ranks, operation, shape, repetitions, only=None):
     return [dict(line, label=label(line)) for line in lines]
 
 
-def compute_ms(place, ranks, operation, shape, purpose):
+def compute_ms(place, ranks, operation, shape, purpose, seconds):
     """By which links are chosen. purpose: whoever shares it has one link; for others it is timed anew, since a machine's
-    speed moves by several per cent in an hour, and a link does not."""
-    def measure():
-        line, = run(place, ranks, operation, shape, BASE_REPETITIONS, only="compute")
+    speed moves by several per cent in an hour, and a link does not. seconds: what is measured over that link; a tenth of
+    them is spent here, as what happens in one second is not what happens in a hundred."""
+    def timed(repetitions):
+        line, = run(place, ranks, operation, shape, repetitions, only="compute")
         return float(undisturbed_ms(line["samples_ms"]))
+
+    def measure():
+        return timed(max(BASE_REPETITIONS, int(0.1 * seconds * 1e3 / timed(BASE_REPETITIONS // 4))))
 
     return place.base(f"{operation} {shape.text()} of {ranks} ranks, for {purpose}", measure)
 

@@ -84,7 +84,7 @@ def points(place, quick):
 
 def measure(place, point):
     shape, operation, ranks = fused.Shape.of(point), point["operation"], point["ranks"]
-    compute = fused.compute_ms(place, ranks, operation, shape, f"a ratio of {point.get('ratio')}")
+    compute = fused.compute_ms(place, ranks, operation, shape, f"a ratio of {point.get('ratio')}", point["seconds"])
     rate = wire_ms = None
     if "ratio" in point:
         rate = fused.rate_for(operation, shape, ranks, point["ratio"] * compute)

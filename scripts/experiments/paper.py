@@ -98,7 +98,8 @@ def set_link(place, point, shape, compute):
 
 def measure(place, point):
     shape, operation, ranks = fused.Shape.of(point), operation_of(point), point["ranks"]
-    compute = fused.compute_ms(place, ranks, operation, shape, f"the paper's {point['table']}, {point['match']}")
+    compute = fused.compute_ms(place, ranks, operation, shape, f"the paper's {point['table']}, {point['match']}",
+                               point["seconds"])
     rate = wire_ms = None
     if point["match"] != "none":
         rate = set_link(place, point, shape, compute)

@@ -84,7 +84,7 @@ def measure(place, point):
 
 def measure_operation(place, point):
     shape, ranks, operation = QUICK_SHAPE if point["quick"] else SHAPE, point["ranks"], point["what"]
-    compute = fused.compute_ms(place, ranks, operation, shape, "all delays")
+    compute = fused.compute_ms(place, ranks, operation, shape, "all delays", point["seconds"])
     wire_ms = point["ratio"] * compute
     repetitions = fused.repetitions_for(compute * point["slower"], point["ratio"], point["seconds"])
     with conditions_of(place, point, fused.rate_for(operation, shape, ranks, wire_ms)) as round_trip:
@@ -104,7 +104,7 @@ def expected_ms(row, ranks, round_trip):
 
 def measure_training(place, point):
     run = {"model": "d6", "vocab": 8192, "seq": 256, "batch": 2 if point["quick"] else 4, "strategy": "tpsp", "tp": 2,
-           "dp": 1}
+           "dp": 1, "seconds": point["seconds"]}
     step_ms = training.base_step_ms(place, run)
     wire_ms = point["ratio"] * step_ms
     rounds = training.rounds_for(point["seconds"], len(MODES), step_ms * point["slower"], point["ratio"])

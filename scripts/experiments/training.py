@@ -63,7 +63,7 @@ BOUND, PREDICTION = 1.03, 0.05                    # commfuse over nowire; measur
 EXPOSED_SHARE, EXPOSED_MS = 0.10, 1.0             # step difference against the logged exposed time
 DRAWINGS = 200
 SECONDS, QUICK_SECONDS, ROUNDS_MIN = 900, 12, 4  # of the turns of a mesh, about
-BASE_ROUNDS = 6
+BASE_ROUNDS = 6  # at least; otherwise a tenth of the seconds for a mesh
 TURNS_TIMEOUT_S = 7200  # and twice the seconds asked for
 
 
@@ -165,9 +165,12 @@ def base_name(point):
 
 def base_step_ms(place, point):
     """The step without transfers, by which links are chosen. The link meanwhile is as good as none."""
+    def timed(rounds):
+        return undisturbed(take_turns(place, point, ["nowire"], rounds)[1])
+
     def measure_step():
         place.link(FREE_LINK)
-        return median(take_turns(place, point, ["nowire"], BASE_ROUNDS)[1], "step_ms")
+        return timed(max(BASE_ROUNDS, round(0.1 * point.get("seconds", 0) * 1e3 / timed(ROUNDS_MIN))))
     return place.base(base_name(point), measure_step)
 
 
