@@ -278,7 +278,7 @@ class Disk(checkpoints.Case):
         below = os.path.join(locked, "out")
         a_file = self.fresh("file")
         shutil.copy(self.model, a_file)
-        for out, said in ((locked, "Permission denied"), (below, "Permission denied"), (a_file, "File exists")):
+        for out, said in ((locked, "Permission denied"), (below, "Permission denied"), (a_file, "Not a directory")):
             with self.subTest(out=out):
                 started = self.start(out=out, wrapper=nobody)
                 self.assertFails(started.wait(), out, said, "--out")
