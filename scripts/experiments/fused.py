@@ -89,6 +89,8 @@ def ranks_for(place, heads=16):
 
 
 BASE_REPETITIONS = 40  # at least
+REPETITIONS_MIN = 10
+BLOCK_S, BLOCK_REPETITIONS = 12, 4  # about, and at least
 TIMEOUT_S = 7200  # ranks that hang end themselves after a minute
 
 
@@ -104,8 +106,7 @@ def run(place, ranks, operation, shape, repetitions, only=None):
 
 
 def compute_ms(place, ranks, operation, shape, purpose, seconds):
-    """By which links are chosen. purpose: whoever shares it has one link; for others it is timed anew, since a machine's
-    speed moves by several per cent in an hour, and a link does not. seconds: what is measured over that link; a tenth of
+    """By which links are chosen. purpose: whoever shares it has one link; for others it is timed anew. seconds: what is measured over that link; a tenth of
     them is spent here, as what happens in one second is not what happens in a hundred."""
     def timed(repetitions):
         line, = run(place, ranks, operation, shape, repetitions, only="compute")
@@ -123,10 +124,36 @@ def rate_for(operation, shape, ranks, wire_ms):
 
 
 def repetitions_for(compute, ratio, seconds):
-    """As many as fit, at least 10. The library's collective is taken to need twice the wire's time."""
+    """As many as fit, at least REPETITIONS_MIN. The library's collective is taken to need twice the wire's time."""
     native = 2 * ratio
     in_computations = 6 + 2 * native + 3 * max(1, native) + 7 * max(1, ratio + 0.3)
-    return max(10, min(1000, int(seconds * 1e3 / (compute * in_computations)) - 2))
+    return max(REPETITIONS_MIN, min(1000, int(seconds * 1e3 / (compute * in_computations)) - 2))
+
+
+def run_in_blocks(place, ranks, operation, shape, ratio, seconds):
+    """(lines, repetitions, wire's ms, bits per second) over a link whose wire takes `ratio` of the computation. The machine's
+    speed moves within minutes, a link does not: so it is set anew for every few seconds, by what a computation then takes."""
+    def timed(block):
+        return compute_ms(place, ranks, operation, shape, f"a ratio of {ratio:g}, block {block}", min(BLOCK_S, seconds))
+
+    repetitions = repetitions_for(timed(0), ratio, seconds)
+    blocks = max(1, min(round(seconds / BLOCK_S), repetitions // BLOCK_REPETITIONS))
+    found, wires, rates = [], [], []
+    for block in range(blocks):
+        compute = timed(block)
+        wires.append(ratio * compute)
+        rates.append(rate_for(operation, shape, ranks, wires[-1]))
+        place.link(rates[-1])
+        found.append(run(place, ranks, operation, shape, repetitions // blocks))
+    lines = [joined(same) for same in zip(*found)]
+    return lines, len(lines[0]["samples_ms"]), float(undisturbed_ms(wires)), float(np.mean(rates))
+
+
+def joined(lines):
+    """One variant's lines as one."""
+    samples = sum((line["samples_ms"] for line in lines), [])
+    low, middle, high = np.percentile(samples, [10, 50, 90])
+    return dict(lines[0], samples_ms=samples, ms=float(middle), p10_ms=float(low), p90_ms=float(high))
 
 
 # ------------------------------------------------------------------------------------------ arithmetic

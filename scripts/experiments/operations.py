@@ -1,8 +1,8 @@
 """Experiment 1: what every schedule hides of each operation, by how long the wire is busy against the computation.
 
-On a lab the computation is timed right before each point, and the link then given the rate at which the payload takes `ratio` times as
-long: the ratio is the wire's, bytes over line rate. On a local place shared memory is as fast as it is, so shapes vary
-instead, and the ratio is that of the native collective.
+On a lab the computation is timed again every twelve seconds, and the link then given the rate at which the payload takes
+`ratio` times as long: the ratio is the wire's, bytes over line rate. On a local place shared memory is as fast as it is,
+so shapes vary instead, and the ratio is that of the native collective.
 
 Sizes: a computation of 50 to 200 ms, so that timers and barriers do not count; above a ratio of 1 half the batch, so
 that a point stays below a minute. At a ratio of 0.1 one per cent of the communication is a thousandth of the
@@ -84,14 +84,14 @@ def points(place, quick):
 
 def measure(place, point):
     shape, operation, ranks = fused.Shape.of(point), point["operation"], point["ranks"]
-    compute = fused.compute_ms(place, ranks, operation, shape, f"a ratio of {point.get('ratio')}", point["seconds"])
-    rate = wire_ms = None
     if "ratio" in point:
-        rate = fused.rate_for(operation, shape, ranks, point["ratio"] * compute)
-        wire_ms = fused.payload_bytes(operation, shape, ranks) * 8e3 / rate
-        place.link(rate)
-    repetitions = fused.repetitions_for(compute, point.get("ratio", 1), point["seconds"])
-    lines = fused.run(place, ranks, operation, shape, repetitions)
+        lines, repetitions, wire_ms, rate = fused.run_in_blocks(place, ranks, operation, shape, point["ratio"],
+                                                                point["seconds"])
+    else:
+        rate = wire_ms = None
+        compute = fused.compute_ms(place, ranks, operation, shape, "shared memory", point["seconds"])
+        repetitions = fused.repetitions_for(compute, 1, point["seconds"])
+        lines = fused.run(place, ranks, operation, shape, repetitions)
     about = {key: point[key] for key in FIELDS + ("ranks",)}
     about["ratio_asked"] = point.get("ratio")
     about["rate_mbit_per_s"] = None if rate is None else rate / 1e6

@@ -100,12 +100,14 @@ class PointsTest(unittest.TestCase):
             ratios = {point["ratio"] for point in points if point["operation"] == operation}
             self.assertEqual((min(ratios), max(ratios)), (0.1, 3.0), operation)
 
-    def test_links_are_chosen_by_a_computation_timed_for_each_point(self):
+    def test_links_follow_a_machine_whose_speed_moves(self):
         place = MadeUpPlace()
         found = [point for point in operations.points(place, False) if point["where"] == "mlp.fc2" and point["B"] == 4]
         rates = {point["ratio"]: operations.measure(place, point)[0]["rate_mbit_per_s"] for point in found}
         self.assertGreater(len(rates), 3)
-        self.assertEqual(len([base for base in place.bases if "a ratio of" in base]), len(found))
+        for point in found:
+            blocks = [base for base in place.bases if f"a ratio of {point['ratio']:g}, block" in base]
+            self.assertIn(len(blocks), (2, 3), point)  # 35 s, a block 12 or at least four repetitions
 
     def test_links_of_another_report_are_repeated(self):
         place, again = MadeUpPlace(), MadeUpPlace()
