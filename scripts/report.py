@@ -50,7 +50,9 @@ RANKS_MAX = 8  # of experiments.fused.ranks_for
 SECONDS_UNKNOWN = 30
 NOT_BUILT = "not built"
 INTERRUPTED, REFUSED = 130, 2
-ENDS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+ENDS = [signal.SIGINT, signal.SIGTERM]
+if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup has it
+    ENDS.append(signal.SIGHUP)
 
 
 def load(name):

@@ -106,8 +106,8 @@ def run(place, ranks, operation, shape, repetitions, only=None):
 
 
 def compute_ms(place, ranks, operation, shape, purpose, seconds):
-    """By which links are chosen. purpose: whoever shares it has one link; for others it is timed anew. seconds: what is measured over that link; a tenth of
-    them is spent here, as what happens in one second is not what happens in a hundred."""
+    """By which links are chosen. purpose: whoever shares it has one link; for others it is timed anew. seconds: how long is
+    measured over that link; a tenth of them is spent here, as one second is a poor sample of a hundred."""
     def timed(repetitions):
         line, = run(place, ranks, operation, shape, repetitions, only="compute")
         return float(undisturbed_ms(line["samples_ms"]))
@@ -131,8 +131,9 @@ def repetitions_for(compute, ratio, seconds):
 
 
 def run_in_blocks(place, ranks, operation, shape, ratio, seconds):
-    """(lines, repetitions, wire's ms, bits per second) over a link whose wire takes `ratio` of the computation. The machine's
-    speed moves within minutes, a link does not: so it is set anew for every few seconds, by what a computation then takes."""
+    """(lines, repetitions, wire's ms, bits per second) over a link whose wire takes `ratio` of the computation. A machine's
+    speed moves within minutes, a link's does not: so it is set anew every few seconds, by what a computation takes by then.
+    The wire's time is, as all others, a mean over the faster half: the same blocks, by and large."""
     def timed(block):
         return compute_ms(place, ranks, operation, shape, f"a ratio of {ratio:g}, block {block}", min(BLOCK_S, seconds))
 

@@ -288,8 +288,8 @@ def exposed_by_arithmetic(modes, mode):
         return lookup
     L, C, _ = SHAPES[row["model"]]
     T, tokens = row["seq"], row["seq"] * row["batch"]
-    positions = T * C  # looked up, no product
-    speed = (6 * (row["parameters"] - positions) + 6 * L * C * T) * tokens / row["ranks"] / nowire  # flop a ms and rank, as it is
+    products = row["parameters"] - T * C  # positions are looked up
+    speed = (6 * products + 6 * L * C * T) * tokens / row["ranks"] / nowire  # flop a ms and rank, as it is
     rows_of_slice = tokens / dp / N
     w = rows_of_slice * C * 4 * per_byte
     product = 2 * rows_of_slice * C * C / N / speed       # of a slice with a (C, C) matrix split over the ranks
