@@ -427,6 +427,8 @@ class Lab:
         question wait behind what the other side sends: up to EAGER_BYTES it does not, which is more than a chunk of
         ours (commfuse/transport_mpi.c) and than most of what the native collectives send. The sizes of socket buffers
         are left to the kernel (see TCP)."""
+        if ranks > self.ranks():
+            raise LabError(f"{ranks} ranks on {self.hosts} hosts of {self.ranks_per_host}")
         settings = {"plm_rsh_agent": "/dev/shm/agent", "pml": "ob1", "btl": "tcp,self", "btl_tcp_if_include": "eth0",
                     "oob_tcp_if_include": "eth0", "btl_tcp_links": "1", "btl_tcp_flags": "9",
                     "btl_tcp_eager_limit": str(EAGER_BYTES),
@@ -445,8 +447,6 @@ class Lab:
         return [*command, "/dev/shm/rank"]
 
     def run(self, ranks, program, env=None, timeout_s=None, **options):
-        if ranks > self.ranks():
-            raise LabError(f"{ranks} ranks on {self.hosts} hosts of {self.ranks_per_host}")
         return subprocess.run([*self.mpirun(ranks, env, timeout_s), *program], text=True, **options)
 
 

@@ -4,7 +4,6 @@
     scripts/report.py [--out DIR] [--place auto|lab|local] [--only NAME[,NAME]] [--quick] [--fresh]
     scripts/report.py --sweep FILE.jsonl [--only sweep]     with the runs that scripts/mfu_sweep has collected
     scripts/report.py --patience 4 …                        measure every point four times as long: smaller errors
-    scripts/report.py --links-of DIR …                      repeat a report on the very links that it had
     scripts/report.py --compare DIR DIR                     how far the ratios of two reports are apart
 
 DIR (build/report) then holds report.md, a CSV of every row of each experiment, figures as PNG and SVG, and rows.jsonl:
@@ -109,8 +108,6 @@ def caption(setup):
     if setup.get("processors"):
         cores += f" ({processors.text(setup['processors'])})"
     links = {"lab": f"lab of {setup['hosts']} hosts, link as named", "local": "one host, shared memory"}
-    if setup.get("links_of"):
-        links["lab"] += f", those of the report of {setup['links_of']}"
     return (f"{setup['processor']}, {setup['cores']} cores{cores}; {setup['system']} {setup['kernel']}; "
             f"{setup['compiler']}; {setup['mpi']}; oneDNN {setup['onednn']}; commfuse {setup['version']} "
             f"({setup['program']}); {links.get(setup['place'], setup['place'])}; {setup['date']}")
@@ -195,11 +192,6 @@ class Rows:
 
     def has(self, name, point):
         return any(line["experiment"] == name and identity(line["point"]) == identity(point) for line in self.done)
-
-
-def bases_of(lines):
-    """What their links were chosen by (Place.base)."""
-    return {what: ms for line in lines for what, ms in line.get("bases", {}).items()}
 
 
 def read_rows(path):
@@ -296,7 +288,6 @@ def run(place, modules, rows, quick, patience=1):
               for point in module.points(place, quick)]
     todo = [(name, point) for name, point in wanted if not rows.has(name, point)]
     kept = len(rows.done)
-    place.bases.update(bases_of(rows.done))
     print(f"{len(todo)} points to measure" + (f", {kept} are there already" if kept else ""), file=sys.stderr)
     progress, failures = Progress(modules, todo, rows), []
     for name, point in todo:
@@ -308,7 +299,7 @@ def run(place, modules, rows, quick, patience=1):
             print(f"failed: {failures[-1]}", file=sys.stderr)
             continue
         rows.add({"experiment": name, "point": point, "rows": found, "seconds": round(time.monotonic() - begin, 2),
-                  "bases": dict(place.bases), "commands": recorder.commands})
+                  "commands": recorder.commands})
     return failures
 
 
@@ -452,7 +443,6 @@ def options():
     parser.add_argument("--patience", type=float, default=1, metavar="X",
                         help="measure points X times as long, on a restless machine (default: %(default)s)")
     parser.add_argument("--fresh", action="store_true", help="forget rows that are there")
-    parser.add_argument("--links-of", metavar="DIR", help="repeat this report: its links, whatever computation takes")
     parser.add_argument("--sweep", metavar="FILE", help="add what scripts/mfu_sweep has collected in FILE")
     parser.add_argument("--compare", nargs=2, metavar="DIR", help="compare the ratios of two reports, nothing else")
     parser.add_argument("--tolerance", type=float, default=TOLERANCE, help="of --compare (default: %(default)s)")
@@ -475,16 +465,6 @@ def read_sweep(path):
     except (OSError, ValueError) as error:
         refuse(f"--sweep {path}: {error}", "collect runs with scripts/mfu_sweep --out FILE.jsonl")
     return load(SWEEP).latest(rows)
-
-
-def links_of(folder):
-    """Date and version of a report, and what its links were chosen by."""
-    path = pathlib.Path(folder) / ROWS
-    setup, lines, _ = (read_rows(path) if path.exists() else None) or ({}, [], 0)
-    if not bases_of(lines):
-        refuse(f"--links-of {folder}: {path} does not say what its links were chosen by",
-               "give the folder of a report that was measured in a lab")
-    return f"{setup['date']} ({setup['version']})", bases_of(lines)
 
 
 def check_what_is_needed():
@@ -512,9 +492,6 @@ def measure_all(o, folder):
     try:
         with open_place(o.place) as place:
             setup = setup_of(place, o.quick, o.patience) | {"processors": processors.measure(cores_used(place))}
-            if o.links_of:
-                setup["links_of"], place.bases = links_of(o.links_of)
-                place.repeats = True
             rows = Rows(folder, setup, o.fresh)
             if rows.setup["program"] == NOT_BUILT:
                 refuse("build/release lacks a program", "make report builds what it needs")

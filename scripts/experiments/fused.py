@@ -14,6 +14,9 @@ Whatever else a machine does only ever adds to a time, so the times in these are
 repetitions. A standard error is what drawing other repetitions from those measured makes of a figure, the same ones
 for all variants, since they took turns. Medians and percentiles are of all repetitions.
 
+A machine's speed moves within minutes, a link's does not. So where a link is to take `ratio` of the computation, its rate
+is set anew every twelve seconds, by what the computation took in those before: measure() does that for all experiments.
+
 At most 1 − 1/(N·m) of the computation can hide transfers: an all-gather's last slice is computed after it has arrived,
 a reduce-scatter's first is computed before it leaves. So two ranks with one slice each hide a transfer of at most half
 the computation, however fast everything else is; see hideable().
@@ -24,6 +27,8 @@ import os
 import pathlib
 
 import numpy as np
+
+from .place import FREE_LINK
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 ELEMENT = 4  # bytes, fp32
@@ -88,10 +93,18 @@ def ranks_for(place, heads=16):
 # ------------------------------------------------------------------------------------------ running
 
 
-BASE_REPETITIONS = 40  # at least
 REPETITIONS_MIN = 10
-BLOCK_S, BLOCK_REPETITIONS = 12, 4  # about, and at least
+BLOCK_S, BLOCK_REPETITIONS = 12, 5  # about, and at least
+MATCHES, MATCHED_SHARE = 3, 0.03     # of a native collective: looked for so often, or until it is so near
 TIMEOUT_S = 7200  # ranks that hang end themselves after a minute
+
+
+@dataclasses.dataclass
+class Measured:
+    """Some operations over one link, as fused.measure() leaves them."""
+    lines: list             # of each operation, its bench_fuse lines
+    wire_ms: float = None   # of the first; None: nobody knows the rate
+    rate: float = None      # bits per second
 
 
 def run(place, ranks, operation, shape, repetitions, only=None):
@@ -105,19 +118,6 @@ def run(place, ranks, operation, shape, repetitions, only=None):
     return [dict(line, label=label(line)) for line in lines]
 
 
-def compute_ms(place, ranks, operation, shape, purpose, seconds):
-    """By which links are chosen. purpose: whoever shares it has one link; for others it is timed anew. seconds: how long is
-    measured over that link; a tenth of them is spent here, as one second is a poor sample of a hundred."""
-    def timed(repetitions):
-        line, = run(place, ranks, operation, shape, repetitions, only="compute")
-        return float(undisturbed_ms(line["samples_ms"]))
-
-    def measure():
-        return timed(max(BASE_REPETITIONS, int(0.1 * seconds * 1e3 / timed(BASE_REPETITIONS // 4))))
-
-    return place.base(f"{operation} {shape.text()} of {ranks} ranks, for {purpose}", measure)
-
-
 def rate_for(operation, shape, ranks, wire_ms):
     """Bits per second at which the payload takes that long."""
     return payload_bytes(operation, shape, ranks) * 8 / (wire_ms / 1e3)
@@ -126,28 +126,53 @@ def rate_for(operation, shape, ranks, wire_ms):
 def repetitions_for(compute, ratio, seconds):
     """As many as fit, at least REPETITIONS_MIN. The library's collective is taken to need twice the wire's time."""
     native = 2 * ratio
-    in_computations = 6 + 2 * native + 3 * max(1, native) + 7 * max(1, ratio + 0.3)
+    in_computations = 9 + 2 * native + 3 * max(1, native) + 7 * max(1, ratio + 0.3)
     return max(REPETITIONS_MIN, min(1000, int(seconds * 1e3 / (compute * in_computations)) - 2))
 
 
-def run_in_blocks(place, ranks, operation, shape, ratio, seconds):
-    """(lines, repetitions, wire's ms, bits per second) over a link whose wire takes `ratio` of the computation. A machine's
-    speed moves within minutes, a link's does not: so it is set anew every few seconds, by what a computation takes by then.
-    The wire's time is, as all others, a mean over the faster half: the same blocks, by and large."""
-    def timed(block):
-        return compute_ms(place, ranks, operation, shape, f"a ratio of {ratio:g}, block {block}", min(BLOCK_S, seconds))
+def time_of(lines, label):
+    """Mean over the faster half."""
+    return float(undisturbed_ms(next(line["samples_ms"] for line in lines if line["label"] == label)))
 
-    repetitions = repetitions_for(timed(0), ratio, seconds)
+
+def alone_ms(place, ranks, operation, shape, what):
+    return time_of(run(place, ranks, operation, shape, REPETITIONS_MIN, only=what), what)
+
+
+def measure(place, ranks, operations, shape, ratio, seconds, match="wire", link=None, slower=1):
+    """Measured, of operations of one shape in turns, block by block, over links that follow the first one's computation.
+    match: what takes `ratio` of it, the wire or the native collective; "none": the link is as it is. link(rate) sets it.
+    slower: as much longer than undisturbed do computations take at present."""
+    first, found, wires, rates = operations[0], [], [], []
+    link = link or place.link
+    compute = alone_ms(place, ranks, first, shape, "compute")
+    repetitions = repetitions_for(compute, ratio, seconds / len(operations))
+    if match == "none":
+        return Measured([run(place, ranks, operation, shape, repetitions) for operation in operations])
+    rate = min(FREE_LINK, rate_for(first, shape, ranks, ratio * compute / slower))
+    if match == "native":
+        rate = matched_rate(place, ranks, first, shape, ratio * compute / slower, rate, link)
     blocks = max(1, min(round(seconds / BLOCK_S), repetitions // BLOCK_REPETITIONS))
-    found, wires, rates = [], [], []
-    for block in range(blocks):
-        compute = timed(block)
-        wires.append(ratio * compute)
-        rates.append(rate_for(operation, shape, ranks, wires[-1]))
-        place.link(rates[-1])
-        found.append(run(place, ranks, operation, shape, repetitions // blocks))
-    lines = [joined(same) for same in zip(*found)]
-    return lines, len(lines[0]["samples_ms"]), float(undisturbed_ms(wires)), float(np.mean(rates))
+    for _ in range(blocks):
+        link(rate)
+        rates.append(rate)
+        wires.append(payload_bytes(first, shape, ranks) * 8e3 / rate)
+        found.append([run(place, ranks, operation, shape, repetitions // blocks) for operation in operations])
+        moved = wires[-1] if match == "wire" else time_of(found[-1][0], "comm")
+        rate = min(FREE_LINK, rate * moved / (ratio * time_of(found[-1][0], "compute") / slower))
+    return Measured([[joined(same) for same in zip(*lines)] for lines in zip(*found)],
+                    float(undisturbed_ms(wires)), float(np.mean(rates)))
+
+
+def matched_rate(place, ranks, operation, shape, wanted_ms, rate, link):
+    """At which the library's collective takes so long; `rate`: at which the wire does."""
+    for _ in range(MATCHES):
+        link(rate)
+        comm = alone_ms(place, ranks, operation, shape, "comm")
+        if abs(comm / wanted_ms - 1) < MATCHED_SHARE:
+            break
+        rate = min(FREE_LINK, rate * comm / wanted_ms)
+    return rate
 
 
 def joined(lines):
@@ -169,23 +194,28 @@ def undisturbed_ms(samples):
     return ordered[..., :(ordered.shape[-1] + 1) // 2].mean(axis=-1)
 
 
+def repetitions_of(lines):
+    """Of all variants; some have several turns in each."""
+    return min(len(line["samples_ms"]) for line in lines)
+
+
 def times_of(lines):
     """{label: undisturbed ms}, and the same for DRAWINGS drawings of as many repetitions."""
-    count = len(lines[0]["samples_ms"])
+    count = repetitions_of(lines)
     drawn = np.random.default_rng(1).integers(count, size=(DRAWINGS, count))
-    samples = {line["label"]: np.array(line["samples_ms"]) for line in lines}
-    return ({name: float(undisturbed_ms(one)) for name, one in samples.items()},
-            {name: undisturbed_ms(one[drawn]) for name, one in samples.items()})
+    samples = {line["label"]: np.reshape(line["samples_ms"], (count, -1)) for line in lines}
+    return ({name: float(undisturbed_ms(one.ravel())) for name, one in samples.items()},
+            {name: undisturbed_ms(one[drawn].reshape(DRAWINGS, -1)) for name, one in samples.items()})
 
 
-def accounts(lines, repetitions, wire_ms=None):
-    """The lines with undisturbed_ms; compute_ms, comm_ms and wire_ms of the operation; and for fused ones hidden_share
+def accounts(lines, wire_ms=None):
+    """The lines with repetitions and undisturbed_ms; compute_ms, comm_ms and wire_ms of the operation; and for fused ones hidden_share
     (of the native collective), hidden_wire_share, hidden_alone_share (of the wire where it is known, chunking not
     counted), one standard error of the first and the last, chunking_ms and exposed_ms."""
     times, drawn = times_of(lines)
     rows = []
     for line in lines:
-        row = dict(line, repetitions=repetitions, compute_ms=times["compute"], comm_ms=times["comm"], wire_ms=wire_ms)
+        row = dict(line, repetitions=repetitions_of(lines), compute_ms=times["compute"], comm_ms=times["comm"], wire_ms=wire_ms)
         del row["samples_ms"]
         row["undisturbed_ms"] = times[line["label"]]
         row.update(dict.fromkeys(SHARES))

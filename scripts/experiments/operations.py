@@ -1,7 +1,7 @@
 """Experiment 1: what every schedule hides of each operation, by how long the wire is busy against the computation.
 
-On a lab the computation is timed again every twelve seconds, and the link then given the rate at which the payload takes
-`ratio` times as long: the ratio is the wire's, bytes over line rate. On a local place shared memory is as fast as it is,
+On a lab the link has, at any time, the rate at which the payload takes `ratio` times as long as the computation does by
+then: the ratio is the wire's, bytes over line rate. On a local place shared memory is as fast as it is,
 so shapes vary instead, and the ratio is that of the native collective.
 
 Sizes: a computation of 50 to 200 ms, so that timers and barriers do not count; above a ratio of 1 half the batch, so
@@ -83,19 +83,12 @@ def points(place, quick):
 
 
 def measure(place, point):
-    shape, operation, ranks = fused.Shape.of(point), point["operation"], point["ranks"]
-    if "ratio" in point:
-        lines, repetitions, wire_ms, rate = fused.run_in_blocks(place, ranks, operation, shape, point["ratio"],
-                                                                point["seconds"])
-    else:
-        rate = wire_ms = None
-        compute = fused.compute_ms(place, ranks, operation, shape, "shared memory", point["seconds"])
-        repetitions = fused.repetitions_for(compute, 1, point["seconds"])
-        lines = fused.run(place, ranks, operation, shape, repetitions)
+    shape, match = fused.Shape.of(point), "wire" if "ratio" in point else "none"
+    found = fused.measure(place, point["ranks"], [point["operation"]], shape, point.get("ratio", 1), point["seconds"], match)
     about = {key: point[key] for key in FIELDS + ("ranks",)}
     about["ratio_asked"] = point.get("ratio")
-    about["rate_mbit_per_s"] = None if rate is None else rate / 1e6
-    rows = [{**about, **row} for row in fused.accounts(lines, repetitions, wire_ms)]
+    about["rate_mbit_per_s"] = None if found.rate is None else found.rate / 1e6
+    rows = [{**about, **row} for row in fused.accounts(found.lines[0], found.wire_ms)]
     for row in rows:
         row["ratio"] = ratio_of(row)
     return rows

@@ -40,8 +40,7 @@ MLP_SHAPE = dict(T=1024, B=4, C=1024, columns=4096, H=16)
 LENGTHS = (1024, 2048, 4096, 8192, 16384)
 ATTENTION_SHAPES = {"16 × 4096": dict(T=768, B=16, C=768, columns=768, H=12),
                     "4 × 8192": dict(T=1536, B=4, C=768, columns=768, H=12)}
-FASTEST = 40e9  # bits per second: what a link of memory copies is asked for at most
-RANKS = 4       # of the paper: more slices than its own would stand beside it
+RANKS = 4  # of the paper: more slices than its own would stand beside it
 
 
 def attention_ratio(case):
@@ -73,44 +72,14 @@ def ratio_wanted(point):
     return attention_ratio(point["case"]) if point["table"] == "attention" else MLP_RATIO
 
 
-def matched_rate(place, point, shape, wanted_ms, rate):
-    """At which the library's collective takes so long; `rate`: at which the wire does."""
-    for _ in range(3):
-        place.link(rate)
-        line, = fused.run(place, point["ranks"], operation_of(point), shape, 10, only="comm")
-        comm = fused.undisturbed_ms(line["samples_ms"])
-        if abs(comm / wanted_ms - 1) < 0.03:
-            break
-        rate = min(FASTEST, rate * comm / wanted_ms)
-    return rate
-
-
-def set_link(place, point, shape, compute):
-    """Bits per second at which the communication is to the computation as in the paper."""
-    operation, ranks, ratio = operation_of(point), point["ranks"], ratio_wanted(point)
-    rate = min(FASTEST, fused.rate_for(operation, shape, ranks, ratio * compute))
-    if point["match"] == "native":
-        what = f"rate at which a native {operation} {shape.text()} of {ranks} ranks takes {ratio:.3f} of its computation"
-        rate = place.base(what, lambda: matched_rate(place, point, shape, ratio * compute, rate))
-    place.link(rate)
-    return rate
-
-
 def measure(place, point):
-    shape, operation, ranks = fused.Shape.of(point), operation_of(point), point["ranks"]
-    compute = fused.compute_ms(place, ranks, operation, shape, f"the paper's {point['table']}, {point['match']}",
-                               point["seconds"])
-    rate = wire_ms = None
-    if point["match"] != "none":
-        rate = set_link(place, point, shape, compute)
-        wire_ms = fused.payload_bytes(operation, shape, ranks) * 8e3 / rate
-    seconds = point["seconds"] / (2 if point["table"] == "attention" else 1)  # which is measured twice
-    repetitions = fused.repetitions_for(compute, ratio_wanted(point), seconds)
-    rows = fused.accounts(fused.run(place, ranks, operation, shape, repetitions), repetitions, wire_ms)
-    if point["table"] == "attention":
-        projection = fused.accounts(fused.run(place, ranks, "gemm_scatter", shape, repetitions), repetitions, wire_ms)
-        rows = [dict(row, layout="query-split") for row in rows] + behind_attention(projection, rows)
-    about = dict(point, rate_mbit_per_s=None if rate is None else rate / 1e6, ratio_asked=ratio_wanted(point))
+    shape, operation, ratio = fused.Shape.of(point), operation_of(point), ratio_wanted(point)
+    operations = [operation, "gemm_scatter"] if point["table"] == "attention" else [operation]
+    found = fused.measure(place, point["ranks"], operations, shape, ratio, point["seconds"], point["match"])
+    rows, *projection = (fused.accounts(lines, found.wire_ms) for lines in found.lines)
+    if projection:
+        rows = [dict(row, layout="query-split") for row in rows] + behind_attention(*projection, rows)
+    about = dict(point, rate_mbit_per_s=None if found.rate is None else found.rate / 1e6, ratio_asked=ratio)
     return [{**about, **row, "ratio": row["comm_ms"] / row["compute_ms"]} for row in rows]
 
 

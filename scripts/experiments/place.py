@@ -15,6 +15,7 @@ import platform
 import re
 import subprocess
 import sys
+import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -22,6 +23,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import lab as laboratory
 
 TIMEOUT_S = 300
+FREE_LINK = 40e9  # bits per second: as good as none
 
 
 class PlaceError(RuntimeError):
@@ -53,17 +55,6 @@ class Place:
 
     def __init__(self):
         self.cores = len(os.sched_getaffinity(0))
-        self.bases = {}       # what → number
-        self.repeats = False  # the links of another report: all that they are chosen by is known
-
-    def base(self, what, measure):
-        """A number by which links are chosen (a time without transfers, ms, or a rate, bits per second): measured once, so
-        that all points of a report, and of one that repeats it on the same links, are chosen by the same."""
-        if what not in self.bases:
-            if self.repeats:
-                raise PlaceError(f"the report whose links are to be repeated did not measure this: {what}")
-            self.bases[what] = measure()
-        return self.bases[what]
 
     @property
     def ranks(self):
@@ -95,25 +86,43 @@ class Place:
                 "cores": self.cores, "kernel": platform.release(), "system": platform.system(), "mpi": mpi_version(),
                 "link": self.link_text()}
 
-    def run(self, ranks, command, env=None, timeout=TIMEOUT_S):
+    def run(self, ranks, command, env=None, timeout=TIMEOUT_S, each_line=None):
+        """What it prints; each_line(line) is called for every line as it comes."""
         begin = time.monotonic()
-        done = self.start(ranks, list(map(str, command)), env or {}, timeout)
-        if done.returncode:
-            late = done.returncode in (124, 137) and time.monotonic() - begin >= timeout
-            why = (f"ran past {timeout} s" if late else "killed, perhaps for want of memory" if done.returncode == 137
-                   else f"exit status {done.returncode}")
+        status, output, errors = listened(*self.start(ranks, list(map(str, command)), env or {}, timeout), each_line)
+        if status:
+            late = status in (124, 137) and time.monotonic() - begin >= timeout
+            why = (f"ran past {timeout} s" if late else "killed, perhaps for want of memory" if status == 137
+                   else f"exit status {status}")
             raise PlaceError(f"{why}: {' '.join(map(str, command))} on {ranks} ranks ({self.kind}, {self.link_text()})\n"
-                             + (done.stdout + done.stderr)[-4000:])
-        return done.stdout
+                             + (output + errors)[-4000:])
+        return output
+
+
+def listened(command, env, each_line=None):
+    """Status, output and errors of a command."""
+    with tempfile.TemporaryFile("w+") as errors, subprocess.Popen(command, env=env, cwd=ROOT, stdout=subprocess.PIPE,
+                                                                  stderr=errors, text=True) as process:
+        lines = []
+        try:
+            for line in process.stdout:
+                lines.append(line)
+                if each_line:
+                    each_line(line)
+        except BaseException:
+            process.terminate()
+            raise
+        status = process.wait()
+        errors.seek(0)
+        return status, "".join(lines), errors.read()
 
 
 class LocalPlace(Place):
     kind = "local"
 
     def start(self, ranks, command, env, timeout):
-        return subprocess.run(["timeout", "--kill-after=5", str(timeout), ROOT / "scripts/mpirun.sh", "-np", str(ranks),
-                               *command], env={**os.environ, "OMP_NUM_THREADS": "1", **env}, cwd=ROOT,
-                              capture_output=True, text=True)
+        return (["timeout", "--kill-after=5", str(timeout), ROOT / "scripts/mpirun.sh", "-np", str(ranks), *command],
+                {**os.environ, "OMP_NUM_THREADS": "1", **env})
 
 
 class LabPlace(Place):
@@ -144,7 +153,7 @@ class LabPlace(Place):
                 + (f", {self.jitter_ms:g} ms jitter" if self.jitter_ms else ""))
 
     def start(self, ranks, command, env, timeout):
-        return self.lab.run(ranks, command, env, timeout, cwd=ROOT, capture_output=True)
+        return [*self.lab.mpirun(ranks, env, timeout), *command], None
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ import contextlib
 import numpy as np
 
 from . import fused, training
+from .place import FREE_LINK
 
 NAME, TITLE = "sensitivity", "Delay, jitter and a slow host: where the tail returns"
 
@@ -34,7 +35,7 @@ TRAINING_RATIO = 0.5
 OPERATIONS = {"gather_gemm": "mlp.fc1", "gemm_scatter": "mlp.fc2"}
 SHAPE = fused.Shape(T=1024, B=2, C=768, columns=3072, H=12)
 QUICK_SHAPE = fused.Shape(T=512, B=1, C=768, columns=3072, H=12)
-SECONDS, QUICK_SECONDS = 12, 3  # of an operation under one condition, about; at least ten repetitions in any case
+SECONDS, QUICK_SECONDS = 12, 6  # of an operation under one condition, about; at least ten repetitions in any case
 TRAINING_SECONDS, QUICK_TRAINING_SECONDS = 60, 8
 VARIANTS = "none", "slice 4", "ring 1", "ring 2", "direct 1", "nowire 1"  # in the tables; rows have all
 MODES = "none", "slice", "commfuse ring", "commfuse direct", "nowire"
@@ -67,15 +68,17 @@ def points(place, quick):
 
 
 @contextlib.contextmanager
-def conditions_of(place, point, rate):
-    """The link and the slow host, for a while; gives the round trip."""
-    place.link(rate, point["delay_ms"], point["jitter_ms"])
+def conditions_of(place, point):
+    """The delay and the slow host, for a while; gives link(rate) and the round trip."""
+    def link(rate):
+        place.link(rate, point["delay_ms"], point["jitter_ms"])
+    link(FREE_LINK)
     place.slow(1, point["slower"])
     try:
-        yield place.round_trip_ms() if point["slower"] == 1 else None  # a slow host answers late
+        yield link, place.round_trip_ms() if point["slower"] == 1 else None  # a slow host answers late
     finally:
         place.slow(1, 1)
-        place.link(rate)
+        place.link(FREE_LINK)
 
 
 def measure(place, point):
@@ -83,15 +86,12 @@ def measure(place, point):
 
 
 def measure_operation(place, point):
-    shape, ranks, operation = QUICK_SHAPE if point["quick"] else SHAPE, point["ranks"], point["what"]
-    compute = fused.compute_ms(place, ranks, operation, shape, "all delays", point["seconds"])
-    wire_ms = point["ratio"] * compute
-    repetitions = fused.repetitions_for(compute * point["slower"], point["ratio"], point["seconds"])
-    with conditions_of(place, point, fused.rate_for(operation, shape, ranks, wire_ms)) as round_trip:
-        lines = fused.run(place, ranks, operation, shape, repetitions)
-    rows = fused.accounts(lines, repetitions, wire_ms)
-    return [{**point, **row, "round_trip_ms": round_trip, "expected_ms": expected_ms(row, ranks, round_trip)}
-            for row in rows]
+    shape = QUICK_SHAPE if point["quick"] else SHAPE
+    with conditions_of(place, point) as (link, round_trip):
+        found = fused.measure(place, point["ranks"], [point["what"]], shape, point["ratio"], point["seconds"], link=link,
+                              slower=point["slower"])
+    return [{**point, **row, "round_trip_ms": round_trip, "expected_ms": expected_ms(row, point["ranks"], round_trip)}
+            for row in fused.accounts(found.lines[0], found.wire_ms)]
 
 
 def expected_ms(row, ranks, round_trip):
@@ -104,19 +104,16 @@ def expected_ms(row, ranks, round_trip):
 
 def measure_training(place, point):
     run = {"model": "d6", "vocab": 8192, "seq": 256, "batch": 2 if point["quick"] else 4, "strategy": "tpsp", "tp": 2,
-           "dp": 1, "seconds": point["seconds"]}
-    step_ms = training.base_step_ms(place, run)
-    wire_ms = point["ratio"] * step_ms
-    rounds = training.rounds_for(point["seconds"], len(MODES), step_ms * point["slower"], point["ratio"])
-    with conditions_of(place, point, sum(training.bytes_of_step(run).values()) * 8e3 / wire_ms) as round_trip:
-        _, steps = training.take_turns(place, run, MODES, rounds)
+           "dp": 1, "seconds": point["seconds"], "ratio": point["ratio"], "modes": MODES}
+    with conditions_of(place, point) as (link, round_trip):
+        _, steps = training.measure_steps(place, run, link, point["slower"], training.NO_PEAK)
     modes = {mode: [step for step in steps if step["mode"] == mode] for mode in MODES}
     bound = training.median(modes["nowire"], "step_ms")
     rows = []
     for mode, log in modes.items():
         low, middle, high = np.percentile(training.warm(log, "step_ms"), [10, 50, 90])
         rows.append({**point, "label": mode, "ms": float(middle), "p10_ms": float(low), "p90_ms": float(high),
-                     "wire_ms": wire_ms, "exposed_ms": float(middle) - bound,
+                     "wire_ms": training.undisturbed(log, "line_ms"), "exposed_ms": float(middle) - bound,
                      "logged_exposed_ms": training.median(log, "exposed_comm_ms"), "round_trip_ms": round_trip})
     return rows
 

@@ -46,8 +46,10 @@ def measure(place, point):
     with tempfile.TemporaryDirectory(prefix="commfuse-report-") as folder:
         training.write_tokens(f"{folder}/tokens.bin", point["vocab"], point["batch"] * (point["steps"] + 1) *
                               point["seq"] + 1)
-        rate = training.rate_for(place, point) if point["ratio"] else None
-        if rate:
+        rate = None
+        if point["ratio"]:
+            _, steps = training.without_transfers(place, point, place.link)
+            rate = training.rate_for(point, training.undisturbed(steps))
             place.link(rate)
         for mode, mode_of_training in MODES.items():
             training.train(place, point, folder, mode_of_training, point["steps"], "--trace", f"{folder}/trace.json",

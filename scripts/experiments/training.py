@@ -1,9 +1,10 @@
 """Training steps end to end: every mode on every mesh, over a link whose transfers take half as long as computing.
 
-A measurement is one mesh. Its link is chosen first: the bytes of a step (tests/train/traffic.py's formula) over the
-line rate are `ratio` times the step without transfers. Then the library's own collectives are timed alone
-(bench_fuse), and all modes take turns in one process, a step each in an order drawn anew for each round (bench_train),
-so that seconds lie between the steps compared, and a drift of the machine meets all modes. Rows are single steps; the
+A measurement is one mesh. All modes take turns in one process, a step each in an order drawn anew for each round
+(bench_train), so that seconds lie between the steps compared, and a drift of the machine meets all modes. The bytes of a
+step (tests/train/traffic.py's formula) over the line rate are `ratio` times the step without transfers: every eight
+rounds the link is set anew, by what that step took in these. Then the library's own collectives are timed alone
+(bench_fuse). Rows are single steps; the
 first round is not counted. Whatever else a machine does only ever adds to a step, so modes are compared by the mean of
 the faster half of their steps; the standard error beside a ratio is what drawing other rounds from those measured makes
 of it. Medians and percentiles are of all steps.
@@ -34,7 +35,7 @@ import numpy as np
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "train"))
 import traffic
-from .place import PlaceError
+from .place import FREE_LINK, PlaceError
 
 NAME, TITLE = "training", "Training steps, end to end"
 BUILD = ROOT / "build/release"
@@ -56,14 +57,14 @@ SAME_SLICES = {"commfuse ring, 2 slices": "nowire, 2 slices", "commfuse ring, 4 
 QUICK_MODES = "none", "slice", "commfuse ring", "nowire"
 SLICES = {name: slices for name, (overlap, _, slices) in MODES.items() if overlap == "commfuse"}
 SHAPES = {"d12": (12, 768, 12), "d6": (6, 384, 6)}  # layers, channels, heads
-FREE_LINK = 40e9       # bits/s while the step without transfers is timed: it has a few bytes to send all the same
 LOSS_TOLERANCE = 1e-5  # relative, of every step, against mode none
 LOSS_ROUNDS = 100      # whose losses are compared: rounding alone drives two trainings apart some day
 BOUND, PREDICTION = 1.03, 0.05                    # commfuse over nowire; measured ratio against the predicted one
 EXPOSED_SHARE, EXPOSED_MS = 0.10, 1.0             # step difference against the logged exposed time
 DRAWINGS = 200
 SECONDS, QUICK_SECONDS, ROUNDS_MIN = 900, 12, 4  # of the turns of a mesh, about
-BASE_ROUNDS = 6  # at least; otherwise a tenth of the seconds for a mesh
+BASE_ROUNDS, BLOCK_ROUNDS = 6, 8  # by which the first link is chosen; and the next
+NO_PEAK = "--peak-tflops", 1  # is measured: nobody asks for MFU
 TURNS_TIMEOUT_S = 7200  # and twice the seconds asked for
 
 
@@ -110,14 +111,45 @@ def train(place, point, folder, mode, steps, *options):
               slices, *options], timeout=600)
 
 
-def take_turns(place, point, modes, rounds):
-    """Configuration, and the steps of all modes, in turns."""
+def take_turns(place, point, modes, rounds, link=None, options=()):
+    """Configuration, and the steps of all modes, in turns. link: a FollowingLink, which sees every step as it is done."""
     names = {":".join(map(str, MODES[mode])): mode for mode in modes}
-    text = place.run(point["tp"] * point["dp"], [str(BENCHES / "bench_train"), "--modes", ",".join(names),
-                     *model_options(point), "--rounds", rounds, "--json"],
-                     timeout=TURNS_TIMEOUT_S + 2 * point.get("seconds", 0))
-    config, *steps = (json.loads(line) for line in text.splitlines() if line.startswith("{"))
-    return config, [{**step, "mode": names[step["mode"]]} for step in steps]
+    config, steps, last = {}, [], {}
+
+    def each_line(line):
+        event = json.loads(line) if line.startswith("{") else {}
+        kind = event.get("event")
+        if kind == "step":
+            steps.append({**event, "mode": names[event["mode"]]})
+            if link:
+                link.step_done(steps[-1])
+        else:
+            (config if kind == "config" else last).update(event)
+    place.run(point["tp"] * point["dp"], [str(BENCHES / "bench_train"), "--modes", ",".join(names), *model_options(point),
+              *options, "--rounds", rounds, "--json"], timeout=TURNS_TIMEOUT_S + 2 * point.get("seconds", 0), each_line=each_line)
+    return config | last, steps
+
+
+class FollowingLink:
+    """Sets the rate at which the bytes of a step take `ratio` of one without transfers, anew after every few rounds, by what
+    these took without: a machine's speed moves within minutes, a link's does not."""
+
+    def __init__(self, set_rate, point, slower=1):
+        self.set_rate, self.point, self.slower = set_rate, point, slower
+        self.steps, self.nowire, self.rate = 0, [], None
+
+    def set(self, nowire_ms):
+        self.rate = rate_for(self.point, nowire_ms / self.slower)
+        self.set_rate(self.rate)
+
+    def step_done(self, step):
+        step["link_bits_per_s"] = self.rate
+        self.steps += 1
+        if step["mode"] == "nowire" and step["round"] > 0:
+            self.nowire.append(step)
+        if len(self.nowire) == BLOCK_ROUNDS and self.steps % len(self.point["modes"]) == 0:
+            self.set(undisturbed(self.nowire))
+            self.nowire = []
 
 
 def kinds_of_step(point):
@@ -159,23 +191,15 @@ def native_ms(place, point, size):
     return total
 
 
-def base_name(point):
-    return f"a step of {point['model']}, {mesh_name(point)}, {point['batch']} x {point['seq']} tokens"
+def rate_for(point, step_ms):
+    return sum(bytes_of_step(point).values()) * 8e3 / (point["ratio"] * step_ms)
 
 
-def base_step_ms(place, point):
-    """The step without transfers, by which links are chosen. The link meanwhile is as good as none."""
-    def timed(rounds):
-        return undisturbed(take_turns(place, point, ["nowire"], rounds)[1])
-
-    def measure_step():
-        place.link(FREE_LINK)
-        return timed(max(BASE_ROUNDS, round(0.1 * point.get("seconds", 0) * 1e3 / timed(ROUNDS_MIN))))
-    return place.base(base_name(point), measure_step)
-
-
-def rate_for(place, point):
-    return sum(bytes_of_step(point).values()) * 8e3 / (point["ratio"] * base_step_ms(place, point))
+def without_transfers(place, point, set_rate):
+    """Configuration and steps by which a link is chosen. It has a few bytes to carry meanwhile, and is as good as none."""
+    if point["ratio"]:
+        set_rate(FREE_LINK)
+    return take_turns(place, point, ["nowire"], BASE_ROUNDS, options=NO_PEAK)
 
 
 def available_mib():
@@ -199,23 +223,33 @@ def rounds_for(seconds, modes, step_ms, ratio):
     return max(ROUNDS_MIN, round(seconds * 1e3 / (modes * step_ms * (1 + (ratio or 0) / 2))))
 
 
-def measure(place, point):
-    size = bytes_of_step(point)
-    rate = None
-    if point["ratio"]:
-        rate = rate_for(place, point)
-        place.link(rate)
-    native = native_ms(place, point, size)
-    alone, steps = take_turns(place, point, ["nowire"], 2)
+def measure_steps(place, point, set_rate, slower=1, options=()):
+    """Configuration and steps, over a link that follows nowire if a ratio is asked for."""
+    alone, steps = without_transfers(place, point, set_rate)
     check_memory(alone, len(point["modes"]))
+    link = FollowingLink(set_rate, point, slower) if point["ratio"] else None
+    if link:
+        link.set(undisturbed(steps))
     rounds = rounds_for(point["seconds"], len(point["modes"]), median(steps, "step_ms"), point["ratio"])
-    config, steps = take_turns(place, point, point["modes"], rounds)
+    config, steps = take_turns(place, point, point["modes"], rounds, link, options)
+    bits = sum(bytes_of_step(point).values()) * 8e3
+    return config, [{**step, "line_ms": bits / step["link_bits_per_s"] if link else None} for step in steps]
+
+
+def measure(place, point):
+    config, steps = measure_steps(place, point, place.link)
+    size, nowire = bytes_of_step(point), [step for step in steps if step["mode"] == "nowire"]
+    if point["ratio"]:
+        place.link(sum(size.values()) * 8e3 / undisturbed(nowire, "line_ms"))
+    native = native_ms(place, point, size)
+    peak = config["peak_tflops_all_ranks"]
     shared = {"mesh": mesh_name(point), "ranks": config["ranks"], "model": point["model"], "vocab": point["vocab"],
               "seq": point["seq"], "batch": point["batch"], "parameters": config["parameters"],
-              "link_bits_per_s": rate, "line_ms": sum(size.values()) * 8e3 / rate if rate else None,
-              "native_ms": native, "peak_tflops_per_rank": config["peak_tflops_all_ranks"] / config["ranks"]}
+              "native_ms": native, "peak_tflops_per_rank": peak / config["ranks"]}
     return [{**shared, "mode": step["mode"], "round": step["round"], "step_ms": step["step_ms"],
-             "tokens_per_s": 1e3 * point["batch"] * point["seq"] / step["step_ms"], "mfu_share": step["mfu"],
+             "link_bits_per_s": step.get("link_bits_per_s"), "line_ms": step["line_ms"],
+             "tokens_per_s": 1e3 * point["batch"] * point["seq"] / step["step_ms"],
+             "mfu_share": config["flops"] / (step["step_ms"] * 1e-3) / (peak * 1e12),
              "exposed_ms": step["exposed_comm_ms"], "exposed_mean_ms": step["exposed_mean_ms"],
              "comm_ms": step["comm_ms"], "loss": step["loss"],  # what a library's collectives send nobody counts
              "bytes_sent_per_step": None if step["mode"] in ("none", "slice") else step["bytes_sent_rank0"]}
@@ -277,12 +311,13 @@ def exposed_by_arithmetic(modes, mode):
     """What commfuse cannot hide of a TPSP step, in ms; nothing is said of UP, whose transfers wait for each other. Its
     transfers run at the line's rate, or, where that is not known, at that of the library's collectives."""
     row, nowire = modes["nowire"][0], undisturbed(modes["nowire"])
+    line_ms = undisturbed(modes["nowire"], "line_ms") if row["line_ms"] else row["native_ms"]
     strategy, mesh = row["mesh"].split()
     N, dp = map(int, mesh.split("x"))
     if strategy != "tpsp":
         return None
     point = {name: row[name] for name in ("model", "vocab", "seq", "batch")} | dict(strategy=strategy, tp=N, dp=dp)
-    per_byte = (row["line_ms"] or row["native_ms"]) / sum(bytes_of_step(point).values())
+    per_byte = line_ms / sum(bytes_of_step(point).values())
     lookup = kinds_of_step(point)["lookup"] * per_byte
     if N == 1:
         return lookup
@@ -403,8 +438,10 @@ def describe_mesh(modes):
             f"{len(warm(modes['nowire'], 'step_ms'))} steps a mode, in turns. ")
     sent = median(modes["commfuse ring"], "bytes_sent_per_step") / 1e6
     if row["link_bits_per_s"]:
-        text += (f"Link of {row['link_bits_per_s'] / 1e6:.0f} Mbit/s each way: {sent:.1f} MB a rank and step take "
-                 f"{row['line_ms']:.0f} ms on the line, {row['line_ms'] / bound:.2f} of the step without transfers, "
+        low, high = np.percentile(warm(modes["nowire"], "link_bits_per_s"), [0, 100]) / 1e6
+        line_ms = undisturbed(modes["nowire"], "line_ms")
+        text += (f"Link of {low:.0f} to {high:.0f} Mbit/s each way: {sent:.1f} MB a rank and step take "
+                 f"{line_ms:.0f} ms on the line, {line_ms / undisturbed(modes['nowire']):.2f} of the step without transfers, "
                  f"and {row['native_ms']:.0f} ms by the library's own collectives at the rates measured alone.")
     else:
         text += (f"Shared memory, as fast as it is: {sent:.1f} MB a rank and step take {row['native_ms']:.1f} ms by "

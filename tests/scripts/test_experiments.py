@@ -14,7 +14,6 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 from experiments import fused, operations, paper
-from experiments.place import Place, PlaceError
 
 BENCH = ROOT / os.environ.get("BUILD", "build/release") / "tests/bench/bench_fuse"
 SMALL = fused.Shape(64, 1, 64, 64, 2)
@@ -31,22 +30,22 @@ class MadeUpPlace:
     The native collective takes twice the wire's time, a schedule exposes a tenth of the wire's: every share can be
     worked out by hand."""
     hosts = 2
-    base, repeats = Place.base, False
 
     def __init__(self, kind="lab", ranks=2):
-        self.kind, self.ranks, self.rate, self.commands = kind, ranks, 8e8 if kind == "local" else None, []
-        self.bases = {}
+        self.kind, self.ranks, self.commands, self.rates = kind, ranks, [], []
+        self.rate = 8e8 if kind == "local" else None
 
     def link(self, rate_bits_per_s, delay_ms=0, jitter_ms=0):
         if self.kind == "local":
             raise AssertionError("shared memory has no rate to set")
         self.rate = rate_bits_per_s
+        self.rates.append(self.rate)
 
     def time(self, variant, slices, wire):
         return {"compute": 100, "comm": 2 * wire, "none": 100 + 2 * wire, "nowire": 100 + slices,
                 "slice": 100 + slices + 4 * wire, "commfuse": 100 + slices + 0.1 * wire}[variant]
 
-    def run(self, ranks, command, env=None, timeout=None):
+    def run(self, ranks, command, env=None, timeout=None, each_line=None):
         self.commands.append(command)
         option = dict(zip(command[1::2], command[2::2])) if "--json" not in command else dict(
             zip([c for c in command[1:] if c.startswith("--") and c != "--json"],
@@ -62,7 +61,7 @@ class MadeUpPlace:
             ms = self.time(variant, int(slices), wire)
             if option.get("--only", variant) == variant:
                 lines.append(json.dumps({"variant": variant, "route": route, "slices": int(slices), "ms": ms,
-                                         "p10_ms": ms - 1, "p90_ms": ms + 1, "samples_ms": [ms, ms + 8, ms, ms],
+                                         "p10_ms": ms - 1, "p90_ms": ms + 1, "samples_ms": [ms] * (4 if variant == "compute" else 1),
                                          "bytes": 0 if variant in ("compute", "nowire") else sent}))
         return "\n".join(["a line of mpirun's", *lines, ""])
 
@@ -101,32 +100,29 @@ class PointsTest(unittest.TestCase):
             self.assertEqual((min(ratios), max(ratios)), (0.1, 3.0), operation)
 
     def test_links_follow_a_machine_whose_speed_moves(self):
+        """It slows down with every run, the link with it: a run's wire takes its share of the computation in the run before."""
+        class Tiring(MadeUpPlace):
+            def time(self, variant, slices, wire):
+                speed = 1 + 0.1 * len(self.commands)
+                return wire if variant == "comm" else speed * super().time(variant, slices, wire)
+
+        for point in operations.points(MadeUpPlace(), False):
+            if point["where"] == "mlp.fc2" and point["B"] == 4:
+                place = Tiring()
+                rows = operations.measure(place, {**point, "seconds": 120})
+                blocks = len(place.commands) - 1  # the first chose the first link
+                self.assertGreater(blocks, 3, point)
+                wires = [point["ratio"] * 100 * (1 + 0.1 * run) for run in range(1, blocks + 1)]
+                self.assertEqual(rows[0]["repetitions"], blocks)  # of one each, whatever was asked for
+                self.assertAlmostEqual(rows[0]["wire_ms"], fused.undisturbed_ms(wires))
+
+    def test_matched_links_follow_too(self):
+        point = next(point for point in paper.points(MadeUpPlace(), False) if point["match"] == "native")
         place = MadeUpPlace()
-        found = [point for point in operations.points(place, False) if point["where"] == "mlp.fc2" and point["B"] == 4]
-        rates = {point["ratio"]: operations.measure(place, point)[0]["rate_mbit_per_s"] for point in found}
-        self.assertGreater(len(rates), 3)
-        for point in found:
-            blocks = [base for base in place.bases if f"a ratio of {point['ratio']:g}, block" in base]
-            self.assertIn(len(blocks), (2, 3), point)  # 35 s, a block 12 or at least four repetitions
-
-    def test_links_of_another_report_are_repeated(self):
-        place, again = MadeUpPlace(), MadeUpPlace()
-        found = [point for point in operations.points(place, False) if point["where"] == "mlp.fc2" and point["B"] == 4]
-        rates = {point["ratio"]: operations.measure(place, point)[0]["rate_mbit_per_s"] for point in found}
-        again.bases, again.repeats = {what: 2 * ms for what, ms in place.bases.items()}, True
-        for point in found:
-            rate = operations.measure(again, point)[0]["rate_mbit_per_s"]
-            self.assertAlmostEqual(rate, rates[point["ratio"]] / 2)
-        self.assertEqual(sum("compute" in command for command in again.commands), 0)
-        with self.assertRaisesRegex(PlaceError, "did not measure this: gemm_scatter"):
-            operations.measure(again, {**found[0], "C": 512})
-
-    def test_matched_links_are_repeated(self):
-        place, again = MadeUpPlace(), MadeUpPlace()
-        point = next(point for point in paper.points(place, False) if point["match"] == "native")
-        rate = paper.measure(place, point)[0]["rate_mbit_per_s"]
-        again.bases, again.repeats = {what: number / 2 for what, number in place.bases.items()}, True
-        self.assertAlmostEqual(paper.measure(again, point)[0]["rate_mbit_per_s"], rate / 2)
+        paper.measure(place, point)
+        self.assertGreater(len(place.rates), 2)
+        wire = fused.payload_bytes("gemm_scatter", fused.Shape.of(point), 2) * 8e3 / place.rates[-1]
+        self.assertAlmostEqual(2 * wire / 100, paper.ratio_wanted(point), places=6)  # not only within what a match may be off
 
     def test_ranks_are_those_the_place_serves(self):
         for serves, ranks in ((1, set()), (2, {2}), (3, {2}), (4, {4})):
@@ -155,7 +151,7 @@ class ArithmeticTest(unittest.TestCase):
 
     def test_known_answers(self):
         third = 1 / 3  # the faster half of the samples is on the average so much below ms
-        rows = {row["label"]: row for row in fused.accounts(self.LINES, 6, wire_ms=40.0)}
+        rows = {row["label"]: row for row in fused.accounts(self.LINES, wire_ms=40.0)}
         comm = 50 - third
         expected = {"none": (1 - 48 / comm, -0.2, 0.0, 48.0), "slice 4": (1 - 20 / comm, 0.5, 10.0, 10.0),
                     "ring 1": (1 - 3 / comm, 0.925, 2.0, 1.0)}
@@ -173,13 +169,13 @@ class ArithmeticTest(unittest.TestCase):
         together = [dict(line, samples_ms=[line["ms"] + d for d in drift]) for line in self.LINES]
         apart = [dict(line, samples_ms=[line["ms"] + d * (-1)**n for d in drift]) for n, line in enumerate(self.LINES)]
         error = lambda lines: {row["label"]: row["hidden_alone_error_share"]
-                               for row in fused.accounts(lines, 8, wire_ms=40.0)}["ring 1"]
+                               for row in fused.accounts(lines, wire_ms=40.0)}["ring 1"]
         self.assertAlmostEqual(error(steady), 0)
         self.assertAlmostEqual(error(together), 0)
         self.assertGreater(error(apart), 0.01)
 
     def test_no_wire_where_no_rate_is_known(self):
-        self.assertTrue(all(row["hidden_wire_share"] is None for row in fused.accounts(self.LINES, 10)))
+        self.assertTrue(all(row["hidden_wire_share"] is None for row in fused.accounts(self.LINES)))
 
     def test_payload(self):
         shape = fused.Shape(8, 3, 10, 20, 2)
@@ -315,7 +311,7 @@ class BenchTest(unittest.TestCase):
                 self.assertLessEqual(0, line["p10_ms"])
                 self.assertLessEqual(line["p10_ms"], line["ms"])
                 self.assertLessEqual(line["ms"], line["p90_ms"])
-                self.assertEqual(len(line["samples_ms"]), 10)
+                self.assertEqual(len(line["samples_ms"]), 40 if line["variant"] == "compute" else 10)
                 self.assertTrue(min(line["samples_ms"]) <= line["ms"] <= max(line["samples_ms"]))
                 sent = 0 if line["variant"] in ("compute", "nowire") else fused.payload_bytes(operation, SMALL, 2)
                 self.assertEqual(line["bytes"], sent, line)

@@ -49,9 +49,8 @@ def measure(place, point):
     if os.environ.get("FAKE_BROKEN") == str(point["size"]):
         raise RuntimeError("this point cannot be measured")
     place.run(1, ["echo", f"point {point['size']}"])
-    base = place.base("fake", lambda: float(os.environ.get("FAKE_BASE", 5)))
-    return [{"size": point["size"], "way": way, "base_ms": base, "step_ms": 10.5 * point["size"] + way,
-             "hidden_share": 0.5} for way in (1, 2)]
+    return [{"size": point["size"], "way": way, "step_ms": 10.5 * point["size"] + way, "hidden_share": 0.5}
+            for way in (1, 2)]
 
 def tables(rows):
     return "\\n".join(f"| {row['size']} | {row['way']} | {row['step_ms']:.1f} |" for row in rows)
@@ -155,20 +154,6 @@ class ReportOfAFakeExperiment(Case):
         self.assertEqual(self.begun(), ["0", "1", "2", "2", "3", "4"])
         self.assertEqual([line["point"]["size"] for line in self.lines()[1:]], list(range(POINTS)))
 
-    def test_a_report_is_repeated_on_the_same_links(self):
-        def bases():
-            return [row["base_ms"] for line in self.lines()[1:] for row in line["rows"]]
-
-        self.interrupt_in(2, signal.SIGINT)
-        self.make(FAKE_BASE="6")  # what is resumed keeps what it began with
-        self.assertEqual(bases(), [5.0] * 2 * POINTS)
-        first, self.out = self.out, self.folder / "again"
-        self.make("--links-of", first, FAKE_BASE="7")
-        self.assertEqual(bases(), [5.0] * 2 * POINTS)
-        self.assertIn(report.read_rows(first / "rows.jsonl")[0]["date"], self.lines()[0]["setup"]["links_of"])
-        output = self.make("--links-of", self.folder, status=report.REFUSED)
-        self.assertIn("does not say what its links were chosen by", output)
-
     def test_a_killed_report_and_a_line_cut_short(self):
         status, output = self.interrupt_in(3, signal.SIGKILL)
         self.assertEqual(status, -signal.SIGKILL, output)
@@ -254,6 +239,23 @@ class Training(Case):
         self.assertEqual(self.row(text, "none", 0)[4], "1500.0")  # nowire and every transfer
         self.assertIn("wrong by construction", self.row(text, "nowire", 0)[-1])
         self.assertEqual(training.problems(training_rows()), [])
+
+    def test_links_follow_the_step_without_transfers(self):
+        point, rates = dict(model="d6", vocab=128, seq=32, batch=2, strategy="tpsp", tp=2, dp=1, ratio=0.5,
+                            modes=["none", "nowire"]), []
+        link = training.FollowingLink(rates.append, point, slower=2)
+        link.set(1000)
+        size = sum(training.bytes_of_step(point).values())
+        self.assertAlmostEqual(size * 8e3 / rates[0], 250)  # half of the second that it takes at half the speed
+        seen = []
+        for number in range(2 * training.BLOCK_ROUNDS + 1):
+            for mode in ("nowire", "none"):
+                seen.append({"mode": mode, "round": number, "step_ms": {"none": 9000, "nowire": 1000 if number else 5000}[mode]
+                             + 1000 * (number > training.BLOCK_ROUNDS)})
+                link.step_done(seen[-1])
+        self.assertEqual([round(size * 8e3 / rate) for rate in rates], [250, 250, 500])
+        self.assertEqual([step["link_bits_per_s"] for step in seen][::2 * training.BLOCK_ROUNDS + 2], rates[:1] + rates[1:2])
+        self.assertEqual(seen[2 * training.BLOCK_ROUNDS + 1]["link_bits_per_s"], rates[0], "a round ends on one link")
 
     def test_what_else_the_machine_does_is_left_out(self):
         slower = {("commfuse ring", 1): 2, ("nowire", 0): 1.5}
@@ -508,6 +510,20 @@ class Measured(Case):
         for mesh in dict(strategy="up"), dict(tp=1, dp=2):
             rows = training.measure(place.LocalPlace(), {**self.point, **mesh})
             self.assertEqual(training.problems(rows), [])
+
+    def test_lines_are_told_as_they_come(self):
+        told = []
+        with self.assertRaisesRegex(ZeroDivisionError, "enough"):
+            def each_line(line):
+                told.append((line, time.monotonic()))
+                if line == "second\n":
+                    raise ZeroDivisionError("enough")
+            place.listened(["sh", "-c", "echo first; sleep 0.3; echo second; exec sleep 60"], None, each_line)
+        (first, at), (second, later) = told
+        self.assertEqual((first, second), ("first\n", "second\n"))
+        self.assertGreater(later - at, 0.2)
+        self.assertLess(time.monotonic() - at, 30, "what nobody listens to is ended")
+        self.assertEqual(place.listened(["sh", "-c", "echo out; echo err >&2; exit 3"], None), (3, "out\n", "err\n"))
 
     def test_too_little_memory_is_told_before_it_is_taken(self):
         with self.assertRaisesRegex(place.PlaceError, "3 modes on 2 ranks need 6144.0 GiB"):
