@@ -15,7 +15,8 @@ repetitions. A standard error is what drawing other repetitions from those measu
 for all variants, since they took turns. Medians and percentiles are of all repetitions.
 
 A machine's speed moves within minutes, a link's does not. So where a link is to take `ratio` of the computation, its rate
-is set anew every twelve seconds, by what the computation took in those before: measure() does that for all experiments.
+is set anew every twelve seconds, or ten repetitions, by what the computation took in those before. (A point that is not
+measured longer than that has one link, chosen by ten repetitions of the computation alone.)
 
 At most 1 − 1/(N·m) of the computation can hide transfers: an all-gather's last slice is computed after it has arrived,
 a reduce-scatter's first is computed before it leaves. So two ranks with one slice each hide a transfer of at most half
@@ -94,7 +95,7 @@ def ranks_for(place, heads=16):
 
 
 REPETITIONS_MIN = 10
-BLOCK_S, BLOCK_REPETITIONS = 12, 5  # about, and at least
+BLOCK_S, BLOCK_REPETITIONS = 12, REPETITIONS_MIN  # about, and at least
 MATCHES, MATCHED_SHARE = 3, 0.03     # of a native collective: looked for so often, or until it is so near
 TIMEOUT_S = 7200  # ranks that hang end themselves after a minute
 
@@ -103,8 +104,8 @@ TIMEOUT_S = 7200  # ranks that hang end themselves after a minute
 class Measured:
     """Some operations over one link, as fused.measure() leaves them."""
     lines: list             # of each operation, its bench_fuse lines
-    wire_ms: float = None   # of the first; None: nobody knows the rate
-    rate: float = None      # bits per second
+    wire_ms: float = None   # of the first, meanwhile; None: nobody knows the rate
+    rate: float = None      # bits per second, on average
 
 
 def run(place, ranks, operation, shape, repetitions, only=None):
@@ -121,6 +122,10 @@ def run(place, ranks, operation, shape, repetitions, only=None):
 def rate_for(operation, shape, ranks, wire_ms):
     """Bits per second at which the payload takes that long."""
     return payload_bytes(operation, shape, ranks) * 8 / (wire_ms / 1e3)
+
+
+def wire_ms(operation, shape, ranks, rate):
+    return payload_bytes(operation, shape, ranks) * 8e3 / rate
 
 
 def repetitions_for(compute, ratio, seconds):
@@ -142,8 +147,8 @@ def alone_ms(place, ranks, operation, shape, what):
 def measure(place, ranks, operations, shape, ratio, seconds, match="wire", link=None, slower=1):
     """Measured, of operations of one shape in turns, block by block, over links that follow the first one's computation.
     match: what takes `ratio` of it, the wire or the native collective; "none": the link is as it is. link(rate) sets it.
-    slower: as much longer than undisturbed do computations take at present."""
-    first, found, wires, rates = operations[0], [], [], []
+    slower: so many times longer than undisturbed do computations take at present."""
+    first, found, rates = operations[0], [], []
     link = link or place.link
     compute = alone_ms(place, ranks, first, shape, "compute")
     repetitions = repetitions_for(compute, ratio, seconds / len(operations))
@@ -156,12 +161,20 @@ def measure(place, ranks, operations, shape, ratio, seconds, match="wire", link=
     for _ in range(blocks):
         link(rate)
         rates.append(rate)
-        wires.append(payload_bytes(first, shape, ranks) * 8e3 / rate)
         found.append([run(place, ranks, operation, shape, repetitions // blocks) for operation in operations])
-        moved = wires[-1] if match == "wire" else time_of(found[-1][0], "comm")
-        rate = min(FREE_LINK, rate * moved / (ratio * time_of(found[-1][0], "compute") / slower))
+        wanted = ratio * time_of(found[-1][0], "compute") / slower
+        moved = wire_ms(first, shape, ranks, rate) if match == "wire" else time_of(found[-1][0], "comm")
+        rate = min(FREE_LINK, rate * moved / wanted)
     return Measured([[joined(same) for same in zip(*lines)] for lines in zip(*found)],
-                    float(undisturbed_ms(wires)), float(np.mean(rates)))
+                    wire_of_the_undisturbed([wire_ms(first, shape, ranks, rate) for rate in rates],
+                                            [lines[0] for lines in found]), float(np.mean(rates)))
+
+
+def wire_of_the_undisturbed(wires, blocks):
+    """Mean of the wire's times, one of each block, over the repetitions that the computation's time is the mean of."""
+    samples = [next(line["samples_ms"] for line in lines if line["label"] == "compute") for lines in blocks]
+    wires = np.repeat(wires, [len(some) for some in samples])
+    return float(np.mean(wires[faster_half(np.concatenate(samples))]))
 
 
 def matched_rate(place, ranks, operation, shape, wanted_ms, rate, link):
@@ -188,10 +201,20 @@ def joined(lines):
 DRAWINGS = 400
 
 
+def faster_half(samples):
+    """Which they are."""
+    return np.argsort(samples, kind="stable")[:(len(samples) + 1) // 2]
+
+
 def undisturbed_ms(samples):
     """Mean over the faster half, for each row of samples."""
     ordered = np.sort(samples, axis=-1)
     return ordered[..., :(ordered.shape[-1] + 1) // 2].mean(axis=-1)
+
+
+def undisturbed_of_turns(samples):
+    """Of samples (…, repetitions, turns), turn by turn: the faster half of many is faster than that of a few."""
+    return undisturbed_ms(np.swapaxes(samples, -1, -2)).mean(axis=-1)
 
 
 def repetitions_of(lines):
@@ -204,18 +227,19 @@ def times_of(lines):
     count = repetitions_of(lines)
     drawn = np.random.default_rng(1).integers(count, size=(DRAWINGS, count))
     samples = {line["label"]: np.reshape(line["samples_ms"], (count, -1)) for line in lines}
-    return ({name: float(undisturbed_ms(one.ravel())) for name, one in samples.items()},
-            {name: undisturbed_ms(one[drawn].reshape(DRAWINGS, -1)) for name, one in samples.items()})
+    return ({name: float(undisturbed_of_turns(one)) for name, one in samples.items()},
+            {name: undisturbed_of_turns(one[drawn]) for name, one in samples.items()})
 
 
 def accounts(lines, wire_ms=None):
-    """The lines with repetitions and undisturbed_ms; compute_ms, comm_ms and wire_ms of the operation; and for fused ones hidden_share
-    (of the native collective), hidden_wire_share, hidden_alone_share (of the wire where it is known, chunking not
-    counted), one standard error of the first and the last, chunking_ms and exposed_ms."""
+    """The lines with repetitions and undisturbed_ms; compute_ms, comm_ms and wire_ms of the operation; and for fused ones
+    hidden_share (of the native collective), hidden_wire_share, hidden_alone_share (of the wire where it is known,
+    chunking not counted), one standard error of the first and the last, chunking_ms and exposed_ms."""
     times, drawn = times_of(lines)
+    repetitions = repetitions_of(lines)
     rows = []
     for line in lines:
-        row = dict(line, repetitions=repetitions_of(lines), compute_ms=times["compute"], comm_ms=times["comm"], wire_ms=wire_ms)
+        row = dict(line, repetitions=repetitions, compute_ms=times["compute"], comm_ms=times["comm"], wire_ms=wire_ms)
         del row["samples_ms"]
         row["undisturbed_ms"] = times[line["label"]]
         row.update(dict.fromkeys(SHARES))

@@ -84,7 +84,8 @@ def points(place, quick):
 
 def measure(place, point):
     shape, match = fused.Shape.of(point), "wire" if "ratio" in point else "none"
-    found = fused.measure(place, point["ranks"], [point["operation"]], shape, point.get("ratio", 1), point["seconds"], match)
+    found = fused.measure(place, point["ranks"], [point["operation"]], shape, point.get("ratio", 1), point["seconds"],
+                          match)
     about = {key: point[key] for key in FIELDS + ("ranks",)}
     about["ratio_asked"] = point.get("ratio")
     about["rate_mbit_per_s"] = None if found.rate is None else found.rate / 1e6

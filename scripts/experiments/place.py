@@ -103,16 +103,17 @@ def listened(command, env, each_line=None):
     """Status, output and errors of a command."""
     with tempfile.TemporaryFile("w+") as errors, subprocess.Popen(command, env=env, cwd=ROOT, stdout=subprocess.PIPE,
                                                                   stderr=errors, text=True) as process:
-        lines = []
-        try:
-            for line in process.stdout:
-                lines.append(line)
-                if each_line:
+        lines, problem = [], None
+        for line in process.stdout:
+            lines.append(line)
+            try:
+                if each_line and not problem:
                     each_line(line)
-        except BaseException:
-            process.terminate()
-            raise
+            except Exception as error:  # told when the command has ended: in a lab nobody here could end its ranks
+                problem = error
         status = process.wait()
+        if problem:
+            raise problem
         errors.seek(0)
         return status, "".join(lines), errors.read()
 

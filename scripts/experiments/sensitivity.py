@@ -15,8 +15,10 @@ commfuse leaves out is the transfer that nothing is computed behind, not the del
 The slow host: its computation alone is slowed, and everybody waits for it. All variants then become slower by nearly
 the same time, nowire included, and what is asked is whether the time exposed beside that stays what it was.
 
-A delay of 0 is the bare link. The shortest delay that can be made adds some tens of microseconds of its own; the
-column "round trip" is measured, and says what it was.
+The wire takes its share of the computation as it would be without the slow host. (A training step without transfers
+still has a few small exchanges, which the delay lengthens, so the wire takes a little longer too.) A delay of 0 is the
+bare link. The shortest delay that can be made adds some tens of microseconds of its own; the column "round trip" is
+measured, and says what it was.
 """
 import contextlib
 

@@ -3,11 +3,10 @@
 A measurement is one mesh. All modes take turns in one process, a step each in an order drawn anew for each round
 (bench_train), so that seconds lie between the steps compared, and a drift of the machine meets all modes. The bytes of a
 step (tests/train/traffic.py's formula) over the line rate are `ratio` times the step without transfers: every eight
-rounds the link is set anew, by what that step took in these. Then the library's own collectives are timed alone
-(bench_fuse). Rows are single steps; the
-first round is not counted. Whatever else a machine does only ever adds to a step, so modes are compared by the mean of
-the faster half of their steps; the standard error beside a ratio is what drawing other rounds from those measured makes
-of it. Medians and percentiles are of all steps.
+rounds the link is set anew, by what that step took in these (while the next step begins). Then the library's own
+collectives are timed alone (bench_fuse). Rows are single steps; the first round is not counted. Whatever else a machine
+does only ever adds to a step, so modes are compared by the mean of the faster half of their steps; the standard error
+beside a ratio is what drawing other rounds from those measured makes of it. Medians and percentiles are of all steps.
 
 What arithmetic predicts, from the step without transfers (nowire):
 
@@ -126,13 +125,14 @@ def take_turns(place, point, modes, rounds, link=None, options=()):
         else:
             (config if kind == "config" else last).update(event)
     place.run(point["tp"] * point["dp"], [str(BENCHES / "bench_train"), "--modes", ",".join(names), *model_options(point),
-              *options, "--rounds", rounds, "--json"], timeout=TURNS_TIMEOUT_S + 2 * point.get("seconds", 0), each_line=each_line)
+                                          *options, "--rounds", rounds, "--json"],
+              timeout=TURNS_TIMEOUT_S + 2 * point.get("seconds", 0), each_line=each_line)
     return config | last, steps
 
 
 class FollowingLink:
-    """Sets the rate at which the bytes of a step take `ratio` of one without transfers, anew after every few rounds, by what
-    these took without: a machine's speed moves within minutes, a link's does not."""
+    """Sets the rate at which the bytes of a step take `ratio` of one without transfers, anew after every few rounds, by
+    what these took without: a machine's speed moves within minutes, a link's does not."""
 
     def __init__(self, set_rate, point, slower=1):
         self.set_rate, self.point, self.slower = set_rate, point, slower
@@ -196,7 +196,7 @@ def rate_for(point, step_ms):
 
 
 def without_transfers(place, point, set_rate):
-    """Configuration and steps by which a link is chosen. It has a few bytes to carry meanwhile, and is as good as none."""
+    """Configuration and steps by which a link is chosen. It has a few bytes to carry meanwhile; it is as good as none."""
     if point["ratio"]:
         set_rate(FREE_LINK)
     return take_turns(place, point, ["nowire"], BASE_ROUNDS, options=NO_PEAK)
@@ -441,7 +441,7 @@ def describe_mesh(modes):
         low, high = np.percentile(warm(modes["nowire"], "link_bits_per_s"), [0, 100]) / 1e6
         line_ms = undisturbed(modes["nowire"], "line_ms")
         text += (f"Link of {low:.0f} to {high:.0f} Mbit/s each way: {sent:.1f} MB a rank and step take "
-                 f"{line_ms:.0f} ms on the line, {line_ms / undisturbed(modes['nowire']):.2f} of the step without transfers, "
+                 f"{line_ms:.0f} ms on the line, {line_ms / undisturbed(modes['nowire']):.2f} of that without transfers, "
                  f"and {row['native_ms']:.0f} ms by the library's own collectives at the rates measured alone.")
     else:
         text += (f"Shared memory, as fast as it is: {sent:.1f} MB a rank and step take {row['native_ms']:.1f} ms by "

@@ -357,7 +357,7 @@ static void print_table(const bench *b) {
                ms[(n - 1) * 9 / 10], 100 * flops_per_step(b) / (median * 1e-3) / b->peak, exposed[n / 2],
                loss_difference(b, e));
     }
-    printf("MFU: of %.3f TFLOP/s, before or after the steps (%s)\n", b->peak * 1e-12, b->peak_source);
+    printf("MFU: of %.3f TFLOP/s (%s)\n", b->peak * 1e-12, b->peak_source);
     free(ms);
     free(exposed);
 }
