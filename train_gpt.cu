@@ -973,6 +973,7 @@ static void close_trainer(trainer *t) {
     free(t->busy);
     cf_trace_free(t->context.trace);
     cf_stream_free(t->context.stream);
+    be_patient(t, true); // a log or a trace may take rank 0 longer than the others
     t->transport->close(t->transport);
     cf_mesh_free(&t->mesh);
 }

@@ -290,6 +290,7 @@ static void post_mail(sockets *s, int index, const void *from, int64_t bytes) {
 
 static void allgather_sockets(cf_bootstrap *b, const void *mine, void *all, int64_t bytes) {
     sockets *s = (sockets *)b->state;
+    s->timeout_s = b->timeout_s;
     if (bytes < 0 || bytes > FRAME_MAX / s->size)
         cf_die(NULL, "allgather of %lld bytes per rank at start", (long long)bytes);
     if (s->rank != 0) {
@@ -531,6 +532,7 @@ static void await_goodbyes(sockets *s) {
 
 static void close_sockets(cf_bootstrap *b) {
     sockets *s = (sockets *)b->state;
+    s->timeout_s = b->timeout_s;
     if (s->rank != 0) say_goodbye(s);
     await_goodbyes(s);
     if (s->rank == 0) say_goodbye(s);
@@ -586,7 +588,7 @@ static cf_bootstrap *by_sockets(int rank, int size, double timeout_s) {
     int peers = rank == 0 ? size : 1;
     if (s) s->peer = calloc((size_t)peers, sizeof *s->peer);
     if (!s || !s->peer) cf_die(NULL, "out of memory for %d connections", peers);
-    s->rank = rank, s->size = size, s->timeout_s = timeout_s, s->peers = peers;
+    s->rank = rank, s->size = size, s->timeout_s = b->timeout_s = timeout_s, s->peers = peers;
     s->address = master_address();
     snprintf(s->port, sizeof s->port, "%d", master_port());
     for (int i = 0; i < peers; i++) s->peer[i].fd = -1;
@@ -654,7 +656,7 @@ cf_bootstrap *cf_bootstrap_create(int *argc, char ***argv, double timeout_s) {
     if (given("RANK") && given("WORLD_SIZE") && given("MASTER_ADDR"))
         return with_local_rank(by_environment("RANK", "WORLD_SIZE", timeout_s), "LOCAL_RANK",
                                "LOCAL_WORLD_SIZE");
-    cf_bootstrap *b = cf_bootstrap_mpi(argc, argv);
+    cf_bootstrap *b = cf_bootstrap_mpi(argc, argv, timeout_s);
     if (b) return b;
     refuse_mpi_launcher();
     if (given("RANK") && given("WORLD_SIZE"))

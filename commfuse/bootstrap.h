@@ -18,6 +18,7 @@ struct cf_bootstrap {
     const char *name; // "mpi", "sockets", "alone"
     int rank, size;
     int local_rank, local_size; // among the ranks of this host
+    double timeout_s;           // longest wait for a rank from now on; 0: for ever
     void *state;
     // all (size, bytes) = what every rank gives, on every rank. Collective.
     void (*allgather)(cf_bootstrap *, const void *mine, void *all, int64_t bytes);
@@ -27,7 +28,7 @@ struct cf_bootstrap {
 // Also tells die who this process is and how to end the others. timeout_s: longest wait for a rank to appear.
 cf_bootstrap *cf_bootstrap_create(int *argc, char ***argv, double timeout_s);
 // For cf_bootstrap_create: NULL where the program was built without MPI or was not started by it.
-cf_bootstrap *cf_bootstrap_mpi(int *argc, char ***argv);
+cf_bootstrap *cf_bootstrap_mpi(int *argc, char ***argv, double timeout_s);
 
 #ifdef __cplusplus
 }

@@ -17,12 +17,12 @@
 // rank waits for, and is kept for the watch (watch.h). After timeout_s the rank finds out about its peers and dies
 // saying what it found, which ends all ranks through the bootstrap. (No library is asked to abort: that needs the
 // ranks that are gone.) Two threads help: the bootstrap's reader notices connections that break, and the one of
-// patience guards calls at start that may never return.
+// patience (patience.h) guards calls at start and at the end that may never return.
 #include "transport_cuda.h"
 #include "die.h"
 #include "inquiry.h"
+#include "patience.h"
 #include "watch.h"
-#include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -70,55 +70,6 @@ typedef struct cuda_state {
     double look_ms;            // when the last look was
     int64_t bytes;
 } cuda_state;
-
-// --- patience ---
-
-static struct {
-    pthread_mutex_t lock;
-    pthread_cond_t over;
-    pthread_t thread;
-    const char *what;
-    double timeout_s;
-    bool running, done;
-} patience = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, NULL, 0, false, false};
-
-static void *lose_patience(void *argument) {
-    (void)argument;
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until); // nobody sets it
-    until.tv_sec += (time_t)patience.timeout_s + 1;
-    pthread_mutex_lock(&patience.lock);
-    int code = 0;
-    while (!patience.done && code == 0)
-        code = pthread_cond_clockwait(&patience.over, &patience.lock, CLOCK_MONOTONIC, &until);
-    if (!patience.done)
-        cf_die(
-            "a rank may be dead, frozen or unreachable: see its messages, run with NCCL_DEBUG=INFO, or allow "
-            "more time with --timeout",
-            "rank %d waits for the other ranks: %s; nothing came for %.0f s", cf_die_rank(), patience.what,
-            patience.timeout_s);
-    pthread_mutex_unlock(&patience.lock);
-    return NULL;
-}
-
-void cf_patience_begin(const char *what, double timeout_s) {
-    if (timeout_s <= 0) return;
-    patience.what = what;
-    patience.timeout_s = timeout_s;
-    patience.done = false;
-    patience.running = pthread_create(&patience.thread, NULL, lose_patience, NULL) == 0;
-    if (!patience.running) cf_die(NULL, "cannot start a thread");
-}
-
-void cf_patience_end(void) {
-    if (!patience.running) return;
-    pthread_mutex_lock(&patience.lock);
-    patience.done = true;
-    pthread_cond_signal(&patience.over);
-    pthread_mutex_unlock(&patience.lock);
-    pthread_join(patience.thread, NULL);
-    patience.running = false;
-}
 
 // --- watch ---
 
@@ -406,7 +357,9 @@ static void bind_group(cf_transport *t, cf_group *group) {
 
 static void configure(cf_transport *t, int threads, double timeout_s) {
     (void)threads;
-    ((cuda_state *)t->state)->timeout_ms = timeout_s * 1e3;
+    cuda_state *s = (cuda_state *)t->state;
+    s->timeout_ms = timeout_s * 1e3;
+    s->bootstrap->timeout_s = timeout_s;
 }
 
 static void all_are_here(cf_bootstrap *bootstrap) {
@@ -434,7 +387,9 @@ static void close_transport(cf_transport *t) {
     for (int i = 0; i < s->bindings; i++)
         if (s->bound[i]->exchange) s->bound[i]->exchange->detach(s->bound[i]->exchange);
     all_are_here(s->bootstrap);
+    cf_patience_begin("groups end", s->timeout_ms / 1e3);
     for (int i = s->bindings - 1; i >= 0; i--) close_binding(s->bound[i]);
+    cf_patience_end();
     cf_watch_close(s->watch);
     s->bootstrap->close(s->bootstrap);
     free(s);

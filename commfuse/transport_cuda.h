@@ -43,9 +43,4 @@ cf_wire *cf_wire_nccl(cf_bootstrap *bootstrap, const cf_group *group, bool wante
 // NULL, for all members alike, if not every member can map the memory of every other one; `why` says so in words.
 cf_wire *cf_wire_ipc(cf_bootstrap *bootstrap, const cf_group *group, char why[128]);
 
-// Between the two, a call that may hang when a peer does: after timeout_s (0: never) the process dies, saying
-// what it was waiting for.
-void cf_patience_begin(const char *what, double timeout_s);
-void cf_patience_end(void);
-
 #endif

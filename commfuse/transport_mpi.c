@@ -35,6 +35,7 @@
 #include "transport.h"
 #include "die.h"
 #include "inquiry.h"
+#include "patience.h"
 #include "watch.h"
 #include <limits.h>
 #include <mpi.h>
@@ -663,12 +664,17 @@ static int64_t bytes_sent(cf_transport *t) {
 
 // --- start and end ---
 
+static double timeout_s_of(const cf_transport *t) {
+    return ((const mpi_state *)t->state)->timeout_ms / 1e3;
+}
+
 // Before the progress thread has anything to do, so MPI may be called from here.
 static void bind_group(cf_transport *t, cf_group *group) {
     mpi_state *s = (mpi_state *)t->state;
     MPI_Group all, members;
     if (s->comms == GROUPS_MAX) cf_die(NULL, "more than %d groups of ranks", GROUPS_MAX);
     MPI_Comm *comm = &s->comm[s->comms++];
+    cf_patience_begin("MPI makes a group", timeout_s_of(t));
     check(MPI_Comm_group(MPI_COMM_WORLD, &all), "MPI_Comm_group", NULL);
     check(MPI_Group_incl(all, group->size, group->world, &members), "MPI_Group_incl", NULL);
     check(MPI_Comm_create_group(MPI_COMM_WORLD, members, group->world[0], comm), "MPI_Comm_create_group",
@@ -676,6 +682,7 @@ static void bind_group(cf_transport *t, cf_group *group) {
     check(MPI_Comm_set_errhandler(*comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler", NULL);
     MPI_Group_free(&all);
     MPI_Group_free(&members);
+    cf_patience_end();
     group->native = comm;
 }
 
@@ -695,6 +702,7 @@ static void widen_binding(void) {
 // How many ranks share this host, and over how many cores all of them together may run.
 static void look_around(cf_transport *t) {
     MPI_Comm local;
+    cf_patience_begin("MPI looks who shares a host", timeout_s_of(t));
     check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &local),
           "MPI_Comm_split_type", NULL);
     MPI_Comm_rank(local, &t->local_rank);
@@ -706,12 +714,14 @@ static void look_around(cf_transport *t) {
     t->local_cores = CPU_COUNT(&all);
     t->collectives = true; // whether said or not: MPI connects them by itself
     MPI_Comm_free(&local);
+    cf_patience_end();
 }
 
 static void gather(void *argument, const void *mine, void *all, int64_t bytes) {
-    (void)argument;
+    cf_patience_begin("MPI gathers a few words of all", timeout_s_of((cf_transport *)argument));
     check(MPI_Allgather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, MPI_COMM_WORLD),
           "MPI_Allgather", NULL);
+    cf_patience_end();
 }
 
 static void close_transport(cf_transport *t) {
@@ -722,9 +732,11 @@ static void close_transport(cf_transport *t) {
     pthread_mutex_unlock(&s->lock);
     pthread_join(s->thread, NULL);
     cf_watch_close(s->watch);
+    cf_patience_begin("MPI ends", timeout_s_of(t));
     for (int i = 0; i < s->comms; i++) MPI_Comm_free(&s->comm[i]);
     cf_die_setup(t->rank, t->size, NULL);
     MPI_Finalize();
+    cf_patience_end();
     for (int i = 0; i < s->spares; i++) free(s->spare[i].part);
     free(s->spare);
     free(s->active);
@@ -779,8 +791,10 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
     if (!t || !s) cf_die(NULL, "out of memory for the MPI transport");
     yield_if_crowded();
     int provided = 0;
-    if (MPI_Init_thread(argc, argv, MPI_THREAD_SERIALIZED, &provided) != MPI_SUCCESS ||
-        provided < MPI_THREAD_SERIALIZED)
+    cf_patience_begin("MPI starts", timeout_s);
+    int code = MPI_Init_thread(argc, argv, MPI_THREAD_SERIALIZED, &provided);
+    cf_patience_end();
+    if (code != MPI_SUCCESS || provided < MPI_THREAD_SERIALIZED)
         cf_die_together("use an MPI library built with thread support",
                         "MPI gives thread level %d, needed is %d", provided, MPI_THREAD_SERIALIZED);
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
@@ -803,9 +817,10 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
     MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &tag_max, &known);
     s->tag_max = known ? *tag_max : 32767; // what every MPI library allows
     widen_binding();
+    s->timeout_ms = timeout_s * 1e3;
     look_around(t);
     cf_device_open(t->local_rank);
-    s->watch = cf_watch_open(t->rank, t->size, gather, NULL);
+    s->watch = cf_watch_open(t->rank, t->size, gather, t);
     pthread_mutex_init(&s->lock, NULL);
     init_conditions(s);
     configure(t, 1, timeout_s);

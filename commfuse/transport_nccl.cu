@@ -15,6 +15,7 @@
 // interrupted for are calls at start, which patience guards here. In the steps nothing waits inside NCCL, as all
 // pairs are connected by then.
 #include "transport_cuda.h"
+#include "patience.h"
 #include <nccl.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -11,15 +11,19 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import test_timeout
 from test_timeout import FROZEN, waits
 
+GATHERS = "MPI gathers a few words of all"
+
 
 class Ipc(test_timeout.SilentPeer):
     """Exchanges by ipc, collectives by nccl."""
 
+    at_bind = at_end = GATHERS
     test_exchange_that_has_received = None  # a sender does not wait for its peer
 
 
 class Nccl(test_timeout.SilentPeer):
     transport = "nccl"
+    at_bind = at_end = GATHERS
 
     test_collective_with_a_rank_that_is_elsewhere = None  # on the emulator that is an error of the program
 

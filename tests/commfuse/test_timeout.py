@@ -30,6 +30,7 @@ def waits(rank, peer, verdict, operation=FC2):
 @unittest.skipUnless(os.path.exists(TOOL), f"{TOOL} is not built: make build-tests")
 class SilentPeer(unittest.TestCase):
     transport = "auto"
+    at_bind, at_end = "MPI makes a group", "MPI ends"  # whom a library waits for there it does not tell
 
     def run_tool(self, how, peer, ranks):
         """What all of them have printed, and the seconds from the moment at which the peer failed."""
@@ -107,6 +108,11 @@ class SilentPeer(unittest.TestCase):
     def test_blocking_collective_with_a_rank_that_computes(self):
         self.told("blocking", "computes", {rank: waits(rank, "the other ranks", COMPUTES.format(1))
                                            for rank in (0, 2)}, ranks=3)
+
+    def test_start_and_end(self):
+        for how, what in ("bind", self.at_bind), ("end", self.at_end):
+            with self.subTest(how):
+                self.told(how, "frozen", {0: f"rank 0 waits for the other ranks: {what}; nothing came for 2 s"})
 
     def test_fused_operation(self):
         self.told("fuse", "frozen", {0: waits(0, "rank 1", FROZEN.format(1))})

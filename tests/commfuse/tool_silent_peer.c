@@ -3,7 +3,7 @@
 //
 //     mpirun -np RANKS tool_silent_peer HOW PEER TIMEOUT_S [TRANSPORT]
 //
-// HOW: exchange, collective, blocking, barrier, fuse
+// HOW: exchange, collective, blocking, barrier, fuse, bind, end
 //      send    rank 0 has received what rank 2 owes it, and only its own message to rank 1 is stuck
 //      late    as exchange, but rank 2 begins to wait a second later than rank 0
 // PEER: dead, frozen
@@ -21,7 +21,7 @@
 enum { SILENCE_S = 120, COUNT = 4 << 20 }; // more than a library sends before it is asked for
 
 static const char usage[] =
-    "mpirun -np RANKS tool_silent_peer exchange|send|late|collective|blocking|barrier|fuse "
+    "mpirun -np RANKS tool_silent_peer exchange|send|late|collective|blocking|barrier|fuse|bind|end "
     "dead|frozen|computes|elsewhere|chain TIMEOUT_S [TRANSPORT]";
 
 static float *out, *in; // (N, COUNT), (COUNT): device memory
@@ -124,6 +124,10 @@ int main(int argc, char **argv) {
         fail(transport, group, peer);
     else if (is(how, "fuse"))
         wait_in_fuse(transport, group);
+    else if (is(how, "bind"))
+        transport->bind(transport, &mesh.world_group);
+    else if (is(how, "end"))
+        transport->close(transport);
     else
         wait_by_hand(transport, group, how);
     return 4; // nobody has ended this rank

@@ -1,0 +1,23 @@
+// Deadlines of calls into libraries that hang when another rank does not come, and cannot be asked for whom they wait:
+// at start, when groups are made, and at the end. (For a transfer the transport waits itself, and asks the watch.)
+//
+//     cf_patience_begin("NCCL connects the ranks", timeout_s);
+//     …
+//     cf_patience_end();
+//
+// Between the two the calling thread may stay for timeout_s (0: for ever); then another thread ends the process, saying
+// what was being waited for. One such call at a time in a process; they do not nest.
+#ifndef CF_PATIENCE_H
+#define CF_PATIENCE_H
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+void cf_patience_begin(const char *what, double timeout_s); // what: words that stay
+void cf_patience_end(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
