@@ -151,7 +151,7 @@ build/cuda-$(1)/tests/%: tests/%.c $$(gpu_objects:%=build/cuda-$(1)/%)
 build/cuda-$(1)/tests/%: tests/%.cu $$(device_objects:%=build/cuda-$(1)/%)
 	@mkdir -p $$(@D)
 	$$(NVCC) $$(NVCCFLAGS) $$(CUDA_INCLUDES) $$(real_$(1)) -MMD -MP -MT $$@ -I. -c -o $$@.o $$<
-	$$(NVCC) -o $$@ $$@.o $$(filter %.o,$$^) -lpthread
+	$$(NVCC) -o $$@ $$@.o $$(filter %.o,$$^) $$(TOOL_LIBS) -lpthread
 ifneq ($$(NVCC),)
 $$(name_$(1)): build/cuda-$(1)/train_gpt
 	cp -f $$< $$@
@@ -163,7 +163,13 @@ MPI_LINK := $(patsubst -Wl$(comma)%,-Xlinker %,$(filter -L% -l% -Wl$(comma)%,$(M
 $(eval $(call gpu_variant,bf16,fp32))
 $(eval $(call gpu_variant,fp32,bf16))
 .SECONDARY:
-cuda-tools: $(foreach tool,tests/layers/tool_twins tests/bench/bench_gpu tests/bench/bench_wires,build/cuda-bf16/$(tool))
+# Asks cuDNN about GPUs that are not here, with a stand-in for their driver.
+build/cuda-bf16/tests/cuda/tool_plans: TOOL_LIBS := $(CUDA_LIBS) -ldl
+build/cuda-bf16/tests/cuda/driver/libcuda.so.1: tests/cuda/driver.c
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -shared -fPIC -o $@ $<
+cuda-tools: $(foreach tool,tests/layers/tool_twins tests/bench/bench_gpu tests/bench/bench_wires tests/cuda/tool_plans \
+                           tests/cuda/driver/libcuda.so.1,build/cuda-bf16/$(tool))
 emulated-tools: $(foreach type,fp32 bf16,build/emulated-$(type)/tests/layers/tool_twins) \
                 build/emulated-fp32/tests/commfuse/tool_silent_peer build/emulated-fp32/tests/commfuse/tool_moments
 
