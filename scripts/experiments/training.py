@@ -25,7 +25,6 @@ import collections
 import json
 import pathlib
 import random
-import re
 import sys
 import types
 
@@ -34,6 +33,7 @@ import numpy as np
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "train"))
 import traffic
+from . import memory
 from .place import FREE_LINK, PlaceError
 
 NAME, TITLE = "training", "Training steps, end to end"
@@ -202,17 +202,9 @@ def without_transfers(place, point, set_rate):
     return take_turns(place, point, ["nowire"], BASE_ROUNDS, options=NO_PEAK)
 
 
-def available_mib():
-    try:
-        text = pathlib.Path("/proc/meminfo").read_text()
-        return int(re.search(r"^MemAvailable: *(\d+) kB", text, re.MULTILINE)[1]) / 1024
-    except (OSError, TypeError):
-        return float("inf")  # no Linux
-
-
 def check_memory(config, modes):
     """All modes have a model of their own, and a machine short of memory kills whom it likes."""
-    need, have = config["memory_mib"] * config["ranks"] * modes, available_mib()
+    need, have = config["memory_mib"] * config["ranks"] * modes, memory.available_mib()
     if need > have:
         raise PlaceError(f"{modes} modes on {config['ranks']} ranks need {need / 1024:.1f} GiB, {have / 1024:.1f} GiB "
                          "are available")

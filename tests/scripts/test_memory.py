@@ -1,0 +1,75 @@
+"""Memory that a machine, a batch system or a container leaves, from made-up files of /proc and /sys/fs/cgroup.
+
+limit: 30
+"""
+import pathlib
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+from experiments import memory
+
+GIB = 2**30
+MEMINFO = "MemTotal:       16777216 kB\nMemFree:         1000 kB\nMemAvailable:    8388608 kB\n"
+
+
+class MemoryTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = pathlib.Path(folder.name)
+
+    def write(self, path, text):
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{text}\n")
+
+    def found_gib(self):
+        return memory.total_mib(self.root) / 1024, memory.available_mib(self.root) / 1024
+
+    def test_a_machine_without_groups(self):
+        self.write("proc/meminfo", MEMINFO)
+        self.assertEqual(self.found_gib(), (16, 8))
+
+    def test_no_linux(self):
+        self.assertEqual(self.found_gib(), (memory.UNKNOWN, memory.UNKNOWN))
+
+    def test_the_narrowest_group_decides(self):
+        """As Slurm has it: the job has a limit, its step none. What is cached of files does not count."""
+        self.write("proc/meminfo", MEMINFO)
+        self.write("proc/self/cgroup", "0::/slurm/job_7/step_0")
+        group = "sys/fs/cgroup/slurm"
+        for at, limit, used in (("", "max", 15 * GIB), ("/job_7", 4 * GIB, 3 * GIB), ("/job_7/step_0", "max", GIB)):
+            self.write(f"{group}{at}/memory.max", limit)
+            self.write(f"{group}{at}/memory.current", used)
+        self.write(f"{group}/job_7/memory.stat", f"anon 5\ninactive_file {2 * GIB}\nactive_file 7")
+        self.assertEqual(self.found_gib(), (4, 3))
+
+    def test_a_full_group_leaves_nothing(self):
+        self.write("proc/meminfo", MEMINFO)
+        self.write("proc/self/cgroup", "0::/")
+        self.write("sys/fs/cgroup/memory.max", GIB)
+        self.write("sys/fs/cgroup/memory.current", GIB + 4096)
+        self.assertEqual(self.found_gib(), (1, 0))
+
+    def test_groups_of_version_1(self):
+        """A container sees its own group as the first one, though its processes still name it by its whole path."""
+        self.write("proc/meminfo", MEMINFO)
+        self.write("proc/self/cgroup", "9:name=systemd:/\n5:memory:/docker/abc\n3:cpu,cpuacct:/\n0::/")
+        self.write("sys/fs/cgroup/memory/memory.limit_in_bytes", 6 * GIB)
+        self.write("sys/fs/cgroup/memory/memory.usage_in_bytes", 5 * GIB)
+        self.write("sys/fs/cgroup/memory/memory.stat", f"inactive_file 0\ntotal_inactive_file {GIB}")
+        self.assertEqual(self.found_gib(), (6, 2))
+
+    def test_a_limit_that_is_none(self):
+        self.write("proc/meminfo", MEMINFO)
+        self.write("proc/self/cgroup", "5:memory:/")
+        self.write("sys/fs/cgroup/memory/memory.limit_in_bytes", 9223372036854771712)
+        self.write("sys/fs/cgroup/memory/memory.usage_in_bytes", 15 * GIB)
+        self.assertEqual(self.found_gib(), (16, 8))
+
+
+if __name__ == "__main__":
+    unittest.main()
