@@ -40,7 +40,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 from experiments import processors
 
-EXPERIMENTS = "operations", "paper", "training", "timeline", "sensitivity"  # in the order of the report
+EXPERIMENTS = "operations", "paper", "training", "account", "timeline", "sensitivity"  # in the order of the report
 SWEEP = "sweep"  # rows that scripts/mfu_sweep has collected
 ROWS = "rows.jsonl"
 NOT_OF_THE_SETUP = "date", "link", "ranks", "enough", "processors"  # may differ between rows of one report

@@ -16,8 +16,6 @@ import statistics
 import sys
 import tempfile
 
-import numpy as np
-
 if __package__:
     from . import training
 else:

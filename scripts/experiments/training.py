@@ -350,12 +350,15 @@ def ratios(rows):
     return found
 
 
+def loss_problems(modes):
+    return [f"losses of {mode} differ from those of none by {difference:.1e}, more than {LOSS_TOLERANCE:g}"
+            for mode in modes if not mode.startswith("nowire")
+            for difference in [loss_difference(modes[mode], modes["none"])] if not difference <= LOSS_TOLERANCE]
+
+
 def problems(rows):
     """What must not be, whatever the machine."""
-    return [f"training {mesh}: losses of {mode} differ from those of none by {difference:.1e}, "
-            f"more than {LOSS_TOLERANCE:g}"
-            for mesh, modes in by_mesh(rows).items() for mode in modes if not mode.startswith("nowire")
-            for difference in [loss_difference(modes[mode], modes["none"])] if not difference <= LOSS_TOLERANCE]
+    return [f"training {mesh}: {problem}" for mesh, modes in by_mesh(rows).items() for problem in loss_problems(modes)]
 
 
 # --- tables and figures ---
@@ -392,9 +395,20 @@ def more_exposed(modes, mode, other):
     return undisturbed(modes[mode], "exposed_mean_ms") - undisturbed(modes[other], "exposed_mean_ms")
 
 
-def computes_longer(modes, mode, other):
-    """What is left of the difference of two modes without what they wait."""
-    return undisturbed(modes[mode]) - undisturbed(modes[other]) - more_exposed(modes, mode, other)
+def account(modes, mode):
+    """Where a mode's time goes beyond nowire's, in ms: (all of it, chunking, exposed, rest); see above."""
+    same = SAME_SLICES.get(mode, "nowire")
+    same = same if same in modes else "nowire"
+    bound, exposed = undisturbed(modes["nowire"]), more_exposed(modes, mode, same)
+    longer, chunking = undisturbed(modes[mode]) - bound, undisturbed(modes[same]) - bound
+    return longer, chunking, exposed, longer - chunking - exposed
+
+
+def rest_cells(modes, mode):
+    """The rest with one standard error, and if it is small."""
+    _, _, exposed, rest = account(modes, mode)
+    error = standard_error(modes, lambda drawn: account(drawn, mode)[3])
+    return f"{rest:.1f} ± {error:.1f}", yes(abs(rest) <= max(EXPOSED_MS, EXPOSED_SHARE * abs(exposed)))
 
 
 def checks_table(modes):
@@ -408,17 +422,11 @@ def checks_table(modes):
         step = undisturbed(modes[mode])
         expected = prediction(modes, mode)
         ratio = None if expected is None else (bound + native) / expected
-        same = SAME_SLICES.get(mode, "nowire")
-        same = same if same in modes else "nowire"
-        chunking = undisturbed(modes[same]) - bound
-        exposed = more_exposed(modes, mode, same)
-        rest = computes_longer(modes, mode, same)
+        longer, chunking, exposed, _ = account(modes, mode)
         lines.append(
             f"| {mode} | {step / bound:.3f} | {yes(step <= BOUND * bound)} | {none / step:.3f} | "
             f"{'– | –' if ratio is None else f'{ratio:.3f} | {yes(abs(none / step / ratio - 1) <= PREDICTION)}'} | "
-            f"{step - bound:.1f} | {chunking:.1f} | {exposed:.1f} | "
-            f"{rest:.1f} ± {standard_error(modes, lambda m: computes_longer(m, mode, same)):.1f} | "
-            f"{yes(abs(rest) <= max(EXPOSED_MS, EXPOSED_SHARE * abs(exposed)))} |")
+            f"{longer:.1f} | {chunking:.1f} | {exposed:.1f} | {' | '.join(rest_cells(modes, mode))} |")
     return lines
 
 

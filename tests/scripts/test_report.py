@@ -26,7 +26,7 @@ try:
     import numpy
     matplotlib.use("Agg")
     import report
-    from experiments import place, processors, sweep, timeline, training
+    from experiments import account, place, processors, sweep, timeline, training
 except ImportError as error:
     raise unittest.SkipTest(f"no numpy or matplotlib: {error}") from None
 
@@ -321,6 +321,60 @@ class Training(Case):
     def test_figure(self):
         self.assertEqual(training.figures(training_rows(), str(self.folder)), ["training.png", "training.svg"])
         self.assertGreater((self.folder / "training.png").stat().st_size, 10000)
+
+
+def account_rows(told=1.0, **changed):
+    """Links at which a ring waits for 0 to 150 ms, which the trainer logs, or a part of it, and computes 3 ms longer."""
+    rows = []
+    for ratio, waited in zip(account.RATIOS, (0, 10, 80, 150)):
+        for mode, exposed, more in (("none", 400 * ratio, 0), ("slice", 200 * ratio, 10), ("commfuse ring", waited, 3),
+                                    ("commfuse ring, 4 slices", waited / 2, 7), ("nowire, 4 slices", 0, 4), ("nowire", 0, 0)):
+            row = {"mode": mode, "ratio": ratio, "model": "d6", "seq": 256, "batch": 4, "step_ms": 600.0 + exposed + more,
+                   "exposed_mean_ms": 20 + told * exposed, "line_ms": 600 * ratio, "loss": 5.0}
+            rows += [{**row, "round": number} | changed.get(mode, {}) for number in range(4)]
+    return rows
+
+
+class Account(Case):
+    def lines(self, rows, mode):
+        return [line.strip("| ").split(" | ") for line in account.tables(rows).splitlines() if f"| {mode} |" in line]
+
+    def test_parts_of_a_step(self):
+        self.assertEqual(self.lines(account_rows(), "commfuse ring")[:-1],
+                         [["0.25", "commfuse ring", "603.0", "3.0", "0.0", "0.0", "3.0 ± 0.0", "**no**"],
+                          ["0.5", "commfuse ring", "613.0", "13.0", "0.0", "10.0", "3.0 ± 0.0", "**no**"],
+                          ["1", "commfuse ring", "683.0", "83.0", "0.0", "80.0", "3.0 ± 0.0", "yes"],
+                          ["1.5", "commfuse ring", "753.0", "153.0", "0.0", "150.0", "3.0 ± 0.0", "yes"]])
+        self.assertEqual(self.lines(account_rows(), "commfuse ring, 4 slices")[1][3:7], ["12.0", "4.0", "5.0", "3.0 ± 0.0"])
+
+    def test_a_wait_that_the_trainer_forgets_shows_in_the_slope(self):
+        for told, slope in (1.0, "1.000"), (0.8, "1.250"):
+            for mode in "none", "slice", "commfuse ring", "commfuse ring, 4 slices":
+                self.assertEqual(self.lines(account_rows(told), mode)[-1], [mode, slope])
+
+    def test_one_link_has_no_slope(self):
+        rows = [row for row in account_rows() if row["ratio"] == 1]
+        self.assertEqual(len(self.lines(rows, "none")), 1)
+        self.assertEqual(account.figures(rows, str(self.folder)), ["account.png", "account.svg"])
+
+    def test_figure_and_ratios(self):
+        account.figures(account_rows(), str(self.folder))
+        self.assertGreater((self.folder / "account.png").stat().st_size, 10000)
+        self.assertAlmostEqual(account.ratios(account_rows())["wire 1 of the step, step(commfuse ring) / step(nowire)"],
+                               683 / 600)
+        self.assertEqual(len(account.ratios(account_rows())), 16)
+
+    def test_losses_are_compared(self):
+        self.assertEqual(account.problems(account_rows()), [])
+        wrong = account.problems(account_rows(slice={"loss": 5.1}))
+        self.assertEqual(len(wrong), 4)
+        self.assertIn("account, wire 0.25 of the step: losses of slice differ", wrong[0])
+
+    def test_points(self):
+        lab = type("Lab", (), {"kind": "lab"})
+        self.assertEqual([point["ratio"] for point in account.points(lab, False)], list(account.RATIOS))
+        self.assertEqual(account.points(lab, True), [])
+        self.assertEqual(account.points(place.LocalPlace(), False), [])
 
 
 class Comparison(Case):
