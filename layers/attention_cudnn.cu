@@ -478,7 +478,8 @@ static const char *objection(const problem *p) {
     if (p->n < 2) return "a range of one query";
     if (p->pass != FORWARD && version <= 91500 && p->keys % 128 != 0)
         return "before 9.15.1 its backward is wrong unless the number of keys is a multiple of 128";
-    if (p->pass != FORWARD && major >= 10) return "its backward is not deterministic on this GPU";
+    if (p->pass != FORWARD && major >= 10 && version < 91800)
+        return "before 9.18 its backward is not deterministic on this GPU";
     return NULL;
 }
 
