@@ -258,7 +258,7 @@ static bool wait_for_news(sockets *s, double deadline_s) {
     if (left_s <= 0) return false;
     if (left_s > 3600) left_s = 3600;
     struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
+    clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_sec += (time_t)left_s + 1;
     pthread_cond_timedwait(&s->news, &s->lock, &until);
     return true;
@@ -438,6 +438,15 @@ static void gather_ranks(sockets *s) {
 
 // --- the other ranks ---
 
+// Nobody listens, and this end was given the very port that it asks for: the socket has met itself.
+static bool met_itself(int fd) {
+    struct sockaddr_storage here = {0}, there = {0};
+    socklen_t length = sizeof here, other = sizeof there;
+    return getsockname(fd, (struct sockaddr *)&here, &length) == 0 &&
+           getpeername(fd, (struct sockaddr *)&there, &other) == 0 && length == other &&
+           memcmp(&here, &there, length) == 0;
+}
+
 static int connect_within(const struct addrinfo *to, double deadline_s) {
     int fd = socket(to->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), error = 0;
     if (fd < 0) return -1;
@@ -452,6 +461,11 @@ static int connect_within(const struct addrinfo *to, double deadline_s) {
         connected = connected && error == 0;
     } else if (!connected)
         error = errno;
+    if (connected && met_itself(fd)) {
+        struct linger none = {.l_onoff = 1}; // so that rank 0 finds its port free
+        setsockopt(fd, SOL_SOCKET, SO_LINGER, &none, sizeof none);
+        connected = false, error = ECONNREFUSED;
+    }
     if (connected) {
         fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
         return fd;
@@ -561,8 +575,12 @@ static cf_bootstrap *make(const char *name, int rank, int size) {
 }
 
 static void start_reader(sockets *s) {
+    pthread_condattr_t monotonic; // waits are counted by a clock that nobody sets
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_mutex_init(&s->lock, NULL);
-    pthread_cond_init(&s->news, NULL);
+    pthread_cond_init(&s->news, &monotonic);
+    pthread_condattr_destroy(&monotonic);
     if (pthread_create(&s->reader, NULL, read_frames, s) != 0) cf_die(NULL, "cannot start the reader thread");
 }
 

@@ -508,7 +508,8 @@ static struct timespec in_ns(long ns) {
 static void nap(mpi_state *s, long ns) {
     struct timespec until = in_ns(ns);
     pthread_mutex_lock(&s->lock);
-    if (!s->first) pthread_cond_timedwait(&s->posted, &s->lock, &until);
+    bool hurry = ns > NAP_NS && atomic_load(&s->waiters) > 0; // whoever began to wait since has woken nobody
+    if (!s->first && !hurry) pthread_cond_timedwait(&s->posted, &s->lock, &until);
     pthread_mutex_unlock(&s->lock);
 }
 
@@ -516,7 +517,7 @@ static void rest(mpi_state *s, int idle) {
     if (!atomic_load(&s->crowded)) {
         long ns = nap_ns(s);
         if (ns > 0) nap(s, ns);
-    } else if (idle % POLLS_BEFORE_REST != 0) {
+    } else if (idle != 0) {
         sched_yield();
     } else {
         nanosleep(&(struct timespec){0, REST_NS}, NULL);
@@ -525,7 +526,7 @@ static void rest(mpi_state *s, int idle) {
 
 // A rest of microseconds shall be one, and the thread shall get its core back at once although a compute thread
 // holds it: Linux (6.12 and later) lets a waking thread with a short time slice through. Where the kernel knows
-// neither, both calls do nothing.
+// neither, nothing changes, nor for who has been given a real-time policy.
 static void wake_promptly(void) {
     struct { // struct sched_attr, which C libraries before 2.41 lack
         uint32_t size, policy;
@@ -533,20 +534,23 @@ static void wake_promptly(void) {
         int32_t nice;
         uint32_t priority;
         uint64_t slice_ns, deadline_ns, period_ns;
-    } attributes = {.size = sizeof attributes, .slice_ns = SLICE_NS};
+    } attributes = {.size = sizeof attributes};
     prctl(PR_SET_TIMERSLACK, 1UL);
+    if (syscall(SYS_sched_getattr, 0, &attributes, sizeof attributes, 0) != 0) return;
+    if (attributes.policy != SCHED_OTHER && attributes.policy != SCHED_BATCH) return;
+    attributes.slice_ns = SLICE_NS;
     syscall(SYS_sched_setattr, 0, &attributes, 0);
 }
 
 static void *progress(void *argument) {
     mpi_state *s = (mpi_state *)argument;
     wake_promptly();
-    int idle = 0;
+    int idle = 0; // of POLLS_BEFORE_REST
     while (take_posted(s)) {
         bool moved = start_pending(s);
         moved |= send_what_may_go(s);
         moved |= test_active(s);
-        idle = moved ? 0 : idle + 1;
+        idle = moved ? 0 : (idle + 1) % POLLS_BEFORE_REST;
         if (moved)
             has_moved(s);
         else
@@ -691,9 +695,11 @@ static void abort_all(int status) {
     MPI_Abort(MPI_COMM_WORLD, status);
 }
 
-// From one core to all that the launcher itself may use (which `taskset … mpirun` and the like still limit).
+// From one core to all that the launcher itself may use (which `taskset … mpirun` and the like still limit). Nobody but
+// Open MPI's launcher binds unasked; what others have bound stays so.
 static void widen_binding(void) {
     cpu_set_t mine, launcher;
+    if (!getenv("OMPI_COMM_WORLD_LOCAL_SIZE")) return;
     if (sched_getaffinity(0, sizeof mine, &mine) != 0 || CPU_COUNT(&mine) > HWTHREADS_OF_ONE_CORE) return;
     if (sched_getaffinity(getppid(), sizeof launcher, &launcher) != 0) return;
     if (CPU_COUNT(&launcher) > CPU_COUNT(&mine)) sched_setaffinity(0, sizeof launcher, &launcher);
@@ -709,7 +715,8 @@ static void look_around(cf_transport *t) {
     MPI_Comm_size(local, &t->local_size);
     cpu_set_t mine, all;
     CPU_ZERO(&mine);
-    sched_getaffinity(0, sizeof mine, &mine);
+    if (sched_getaffinity(0, sizeof mine, &mine) != 0) // more cores than the set can name
+        for (long i = 0; i < sysconf(_SC_NPROCESSORS_ONLN) && i < CPU_SETSIZE; i++) CPU_SET(i, &mine);
     check(MPI_Allreduce(&mine, &all, (int)sizeof mine, MPI_BYTE, MPI_BOR, local), "MPI_Allreduce", NULL);
     t->local_cores = CPU_COUNT(&all);
     t->collectives = true; // whether said or not: MPI connects them by itself
@@ -776,6 +783,7 @@ static void refuse_strays(int size) {
     for (const char *const *name = told; size == 1 && *name; name++) {
         const char *text = getenv(*name);
         if (!text || atoi(text) < 2 || (strcmp(*name, "WORLD_SIZE") == 0 && !getenv("RANK"))) continue;
+        if (strncmp(*name, "SLURM", 5) == 0 && getenv("OMPI_COMM_WORLD_SIZE")) continue; // its daemons' step
         cf_die_together(
             "start it with the mpirun of the MPI library that it was built with (make config names it); "
             "under srun add --mpi=pmix or --mpi=pmi2",

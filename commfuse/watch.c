@@ -215,9 +215,12 @@ static void send_packet(const cf_watch *w, int socket, int rank, const packet *p
     for (int i = -1; i < to->addresses; i++) {
         uint32_t address = i < 0 ? htonl(INADDR_LOOPBACK) : to->address[i];
         struct sockaddr_in name = {.sin_family = AF_INET, .sin_port = to->port, .sin_addr.s_addr = address};
-        // Refused, or no way there: whoever asks sees that no answer comes.
-        if (reaches(w, rank, address))
-            sendto(socket, p, length, MSG_DONTWAIT, (struct sockaddr *)&name, sizeof name);
+        // Refused, or no way there: whoever asks sees that no answer comes. But the first error may be told of an
+        // earlier packet, to somebody who is gone, and this one has not been sent.
+        for (int tries = 0; reaches(w, rank, address) && tries < 2; tries++)
+            if (sendto(socket, p, length, MSG_DONTWAIT, (struct sockaddr *)&name, sizeof name) >= 0 ||
+                errno != ECONNREFUSED)
+                break;
     }
 }
 

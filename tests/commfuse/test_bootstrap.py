@@ -109,6 +109,18 @@ class Bootstrap(unittest.TestCase):
         for process in [self.start(0, 3, "gather"), *late]:
             self.end(process, 0)
 
+    def test_a_rank_that_waits_does_not_meet_itself(self):
+        """Where nobody listens on a port from which connections start, a socket may be given it, and connect to itself.
+        Here it has no other choice, until rank 0 is there."""
+        if subprocess.run(["unshare", "--net", "ip", "link"], capture_output=True).returncode != 0:
+            self.skipTest("no network of its own: needs root, unshare and ip")
+        script = (f"ip link set lo up; echo '40000 40001' >/proc/sys/net/ipv4/ip_local_port_range; "
+                  f"RANK=1 '{TOOL}' 20 gather & sleep 1; RANK=0 '{TOOL}' 20 gather && wait $!")
+        done = subprocess.run(["unshare", "--net", "sh", "-c", script], capture_output=True, text=True, timeout=60,
+                              env=dict(BARE, WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="40000"))
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertIn("rank 1 of 2", done.stdout)
+
     def test_launcher_tells_local_ranks(self):
         processes = [self.start(rank, 2, "gather", LOCAL_RANK=0, LOCAL_WORLD_SIZE=1) for rank in range(2)]
         for rank, process in enumerate(processes):
