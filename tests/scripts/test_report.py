@@ -324,9 +324,9 @@ class Training(Case):
 
 
 def account_rows(told=1.0, **changed):
-    """Links at which a ring waits for 0 to 150 ms, which the trainer logs, or a part of it, and computes 3 ms longer."""
+    """Links at which a ring waits for 0 to 80 ms, which the trainer logs, or a part of it, and computes 3 ms longer."""
     rows = []
-    for ratio, waited in zip(account.RATIOS, (0, 10, 80, 150)):
+    for ratio, waited in zip(account.RATIOS, (0, 10, 80)):
         for mode, exposed, more in (("none", 400 * ratio, 0), ("slice", 200 * ratio, 10), ("commfuse ring", waited, 3),
                                     ("commfuse ring, 4 slices", waited / 2, 7), ("nowire, 4 slices", 0, 4), ("nowire", 0, 0)):
             row = {"mode": mode, "ratio": ratio, "model": "d6", "seq": 256, "batch": 4, "step_ms": 600.0 + exposed + more,
@@ -343,8 +343,7 @@ class Account(Case):
         self.assertEqual(self.lines(account_rows(), "commfuse ring")[:-1],
                          [["0.25", "commfuse ring", "603.0", "3.0", "0.0", "0.0", "3.0 ± 0.0", "**no**"],
                           ["0.5", "commfuse ring", "613.0", "13.0", "0.0", "10.0", "3.0 ± 0.0", "**no**"],
-                          ["1", "commfuse ring", "683.0", "83.0", "0.0", "80.0", "3.0 ± 0.0", "yes"],
-                          ["1.5", "commfuse ring", "753.0", "153.0", "0.0", "150.0", "3.0 ± 0.0", "yes"]])
+                          ["1", "commfuse ring", "683.0", "83.0", "0.0", "80.0", "3.0 ± 0.0", "yes"]])
         self.assertEqual(self.lines(account_rows(), "commfuse ring, 4 slices")[1][3:7], ["12.0", "4.0", "5.0", "3.0 ± 0.0"])
 
     def test_a_wait_that_the_trainer_forgets_shows_in_the_slope(self):
@@ -362,12 +361,12 @@ class Account(Case):
         self.assertGreater((self.folder / "account.png").stat().st_size, 10000)
         self.assertAlmostEqual(account.ratios(account_rows())["wire 1 of the step, step(commfuse ring) / step(nowire)"],
                                683 / 600)
-        self.assertEqual(len(account.ratios(account_rows())), 16)
+        self.assertEqual(len(account.ratios(account_rows())), 12)
 
     def test_losses_are_compared(self):
         self.assertEqual(account.problems(account_rows()), [])
         wrong = account.problems(account_rows(slice={"loss": 5.1}))
-        self.assertEqual(len(wrong), 4)
+        self.assertEqual(len(wrong), 3)
         self.assertIn("account, wire 0.25 of the step: losses of slice differ", wrong[0])
 
     def test_points(self):
