@@ -148,7 +148,7 @@ def measure(place, ranks, operations, shape, ratio, seconds, match="wire", link=
     """Measured, of operations of one shape in turns, block by block, over links that follow the first one's computation.
     match: what takes `ratio` of it, the wire or the native collective; "none": the link is as it is. link(rate) sets it.
     slower: so many times longer than undisturbed do computations take at present."""
-    first, found, rates = operations[0], [], []
+    first, found, rates, costs = operations[0], [], [], []
     link = link or place.link
     compute = alone_ms(place, ranks, first, shape, "compute")
     repetitions = repetitions_for(compute, ratio, seconds / len(operations))
@@ -163,8 +163,8 @@ def measure(place, ranks, operations, shape, ratio, seconds, match="wire", link=
         rates.append(rate)
         found.append([run(place, ranks, operation, shape, repetitions // blocks) for operation in operations])
         wanted = ratio * time_of(found[-1][0], "compute") / slower
-        moved = wire_ms(first, shape, ranks, rate) if match == "wire" else time_of(found[-1][0], "comm")
-        rate = min(FREE_LINK, rate * moved / wanted)
+        costs.append(rate * (wire_ms(first, shape, ranks, rate) if match == "wire" else time_of(found[-1][0], "comm")))
+        rate = min(FREE_LINK, float(np.mean(costs)) / wanted)  # the machine's speed moves, a collective's cost is noise
     return Measured([[joined(same) for same in zip(*lines)] for lines in zip(*found)],
                     wire_of_the_undisturbed([wire_ms(first, shape, ranks, rate) for rate in rates],
                                             [lines[0] for lines in found]), float(np.mean(rates)))

@@ -1,12 +1,13 @@
 """Training steps end to end: every mode on every mesh, over a link whose transfers take half as long as computing.
 
 A measurement is one mesh. All modes take turns in one process, a step each in an order drawn anew for each round
-(bench_train), so that seconds lie between the steps compared, and a drift of the machine meets all modes. The bytes of a
-step (tests/train/traffic.py's formula) over the line rate are `ratio` times the step without transfers: every eight
-rounds the link is set anew, by what that step took in these (while the next step begins). Then the library's own
-collectives are timed alone (bench_fuse). Rows are single steps; the first round is not counted. Whatever else a machine
-does only ever adds to a step, so modes are compared by the mean of the faster half of their steps; the standard error
-beside a ratio is what drawing other rounds from those measured makes of it. Medians and percentiles are of all steps.
+(bench_train), so that seconds lie between the steps compared, and a drift of the machine meets all modes; after some rounds
+another process goes on. The bytes of a step (tests/train/traffic.py's formula) over the line rate are `ratio` times the step
+without transfers: every eight rounds the link is set anew, by what that step took in these (while the next step begins).
+Then the library's own collectives are timed alone (bench_fuse). Rows are single steps; a process's first round is not
+counted. Whatever else a machine does only ever adds to a step, so modes are compared by the mean of the faster half of their
+steps; the standard error beside a ratio is what drawing other rounds from those measured makes of it. Medians and
+percentiles are of all steps.
 
 What arithmetic predicts, from the step without transfers (nowire):
 
@@ -63,6 +64,8 @@ EXPOSED_SHARE, EXPOSED_MS = 0.10, 1.0             # step difference against the 
 DRAWINGS = 200
 SECONDS, QUICK_SECONDS, ROUNDS_MIN = 900, 12, 4  # of the turns of a mesh, about
 BASE_ROUNDS, BLOCK_ROUNDS = 6, 8  # by which the first link is chosen; and the next
+PROCESS_ROUNDS = 24               # of one process, at least
+PEAK = "peak_tflops_all_ranks"
 NO_PEAK = "--peak-tflops", 1  # is measured: nobody asks for MFU
 TURNS_TIMEOUT_S = 7200  # and twice the seconds asked for
 
@@ -128,6 +131,16 @@ def take_turns(place, point, modes, rounds, link=None, options=()):
                                           *options, "--rounds", rounds, "--json"],
               timeout=TURNS_TIMEOUT_S + 2 * point.get("seconds", 0), each_line=each_line)
     return config | last, steps
+
+
+def take_blocks(place, point, modes, rounds, link=None, options=()):
+    """The same of several processes one after the other: memory, and what the library chooses at its start, is another's in
+    each. The first round of all but the first is left out."""
+    blocks = max(1, rounds // PROCESS_ROUNDS)
+    found = [take_turns(place, point, modes, rounds // blocks, link, options) for _ in range(blocks)]
+    config = found[0][0] | ({PEAK: float(np.mean([one[PEAK] for one, _ in found]))} if PEAK in found[0][0] else {})
+    return config, [{**step, "round": step["round"] + number * (rounds // blocks)} for number, (_, steps) in enumerate(found)
+                    for step in steps if step["round"] > 0 or number == 0]
 
 
 class FollowingLink:
@@ -223,7 +236,7 @@ def measure_steps(place, point, set_rate, slower=1, options=()):
     if link:
         link.set(undisturbed(steps))
     rounds = rounds_for(point["seconds"], len(point["modes"]), median(steps, "step_ms"), point["ratio"])
-    config, steps = take_turns(place, point, point["modes"], rounds, link, options)
+    config, steps = take_blocks(place, point, point["modes"], rounds, link, options)
     bits = sum(bytes_of_step(point).values()) * 8e3
     return config, [{**step, "line_ms": bits / step["link_bits_per_s"] if link else None} for step in steps]
 
@@ -234,7 +247,7 @@ def measure(place, point):
     if point["ratio"]:
         place.link(sum(size.values()) * 8e3 / undisturbed(nowire, "line_ms"))
     native = native_ms(place, point, size)
-    peak = config["peak_tflops_all_ranks"]
+    peak = config[PEAK]
     shared = {"mesh": mesh_name(point), "ranks": config["ranks"], "model": point["model"], "vocab": point["vocab"],
               "seq": point["seq"], "batch": point["batch"], "parameters": config["parameters"],
               "native_ms": native, "peak_tflops_per_rank": peak / config["ranks"]}

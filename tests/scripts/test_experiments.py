@@ -204,6 +204,15 @@ class SensitivityTest(unittest.TestCase):
             self.assertEqual(rows["nowire"]["ms"], 500 * slower)
             self.assertGreater(int(place.commands[-1][place.commands[-1].index("--rounds") + 1]), training.BLOCK_ROUNDS)
 
+    def test_many_rounds_are_those_of_several_processes(self):
+        place, run = SlowPlace(), {"model": "d6", "vocab": 8192, "seq": 256, "batch": 4, "strategy": "tpsp", "tp": 2, "dp": 1,
+                                   "seconds": 150, "ratio": 0.5, "modes": ["none", "nowire"]}
+        _, steps = training.measure_steps(place, run, place.link)
+        started = [dict(zip(command[1::2], command[2::2]))["--rounds"] for command in place.commands]
+        self.assertEqual(started, [training.BASE_ROUNDS] + 5 * [training.PROCESS_ROUNDS])  # 150 s of 2 x 0.5 s, and a quarter
+        rounds = [step["round"] for step in steps if step["mode"] == "none"]
+        self.assertEqual(rounds, list(range(5 * training.PROCESS_ROUNDS + 1)))
+
     def test_every_condition_is_in_the_tables(self):
         rows = [row for point in sensitivity.points(SlowPlace(), False) for row in sensitivity.measure(SlowPlace(), point)]
         text = sensitivity.tables(rows)
