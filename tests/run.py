@@ -65,7 +65,7 @@ def read_program(source):
         text = file.read()
 
     def note(key):
-        found = re.search(rf"^\s*(?://|#|\*)\s*{key}:\s*([\w. ]+?)\s*$", text, re.MULTILINE)
+        found = re.search(rf"^\s*(?://|#|\*)?\s*{key}:\s*([\w. ]+?)\s*$", text, re.MULTILINE)
         return found.group(1) if found else None
 
     return Program(source, tuple(int(n) for n in (note("ranks") or "1").split()), float(note("limit") or 120),
