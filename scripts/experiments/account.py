@@ -3,8 +3,8 @@
 Training on two ranks (tpsp 2x1) over links from one that is busy for a quarter of the step without transfers to one that
 is busy as long as it; modes in turns, and the parts of a step, as in "Training steps, end to end". By so much is a mode
 `longer` than nowire by the clock; of that, chunking is measured without transfers, and the trainer has logged what is
-exposed. The rest is neither: computation made slower, by bytes that move beside it and by data that arrives in another
-core's cache, where nowire finds what was there before in its own (and, of slice, its chunking).
+exposed. The rest is neither: computation made slower, most likely by bytes that move beside it and by data that arrives in
+another core's cache, where nowire finds what was there before in its own (and, of slice, its chunking).
 
 Over a fast link little is exposed, and the rest is much of what there is. But it must not grow with what is exposed. By
 how much longer − chunking grows for each millisecond that the trainer logs more is in the second table and the legend
