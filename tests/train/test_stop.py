@@ -177,8 +177,9 @@ class Stop(Stopping):
 @unittest.skipUnless(shutil.which("ompi_info"), "only Open MPI's mpirun is known this well")
 class Mpirun(Stopping):
     """mpirun is told to end. It takes a second until the ranks hear of it, and more to save would take a larger
-    odls_base_sigkill_timeout."""
-    steps = 400
+    odls_base_sigkill_timeout. Meanwhile it sleeps and reads nothing: a rank that has printed some 18 kB waits in its
+    write until it is killed. So these steps are longer, and fewer than 160 in that second."""
+    samples, steps = 64, 160
 
     def test_ended_by_mpirun(self):
         expected = self.undisturbed(2, 1, save_every=0)
