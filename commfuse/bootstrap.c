@@ -21,6 +21,7 @@
 // a word are noticed by TCP's keep-alive.
 #define _GNU_SOURCE
 #include "bootstrap.h"
+#include "condition.h"
 #include "die.h"
 #include "watch.h"
 #include <errno.h>
@@ -256,11 +257,7 @@ static void *read_frames(void *argument) {
 static bool wait_for_news(sockets *s, double deadline_s) {
     double left_s = deadline_s - now_s();
     if (left_s <= 0) return false;
-    if (left_s > 3600) left_s = 3600;
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += (time_t)left_s + 1;
-    pthread_cond_timedwait(&s->news, &s->lock, &until);
+    cf_condition_wait(&s->news, &s->lock, left_s);
     return true;
 }
 
@@ -575,12 +572,8 @@ static cf_bootstrap *make(const char *name, int rank, int size) {
 }
 
 static void start_reader(sockets *s) {
-    pthread_condattr_t monotonic; // waits are counted by a clock that nobody sets
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_mutex_init(&s->lock, NULL);
-    pthread_cond_init(&s->news, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    cf_condition_init(&s->news);
     if (pthread_create(&s->reader, NULL, read_frames, s) != 0) cf_die(NULL, "cannot start the reader thread");
 }
 

@@ -1,10 +1,10 @@
 // See patience.h.
 #define _GNU_SOURCE
 #include "patience.h"
+#include "condition.h"
 #include "die.h"
 #include <pthread.h>
 #include <stdbool.h>
-#include <time.h>
 
 enum { NAP_S = 1, GRACE_S = 1 };
 
@@ -21,12 +21,8 @@ static struct {
 static void *lose_patience(void *argument) {
     (void)argument;
     pthread_mutex_lock(&patience.lock);
-    for (double waited_s = 0; !patience.done && waited_s < patience.timeout_s + GRACE_S; waited_s += NAP_S) {
-        struct timespec until;
-        clock_gettime(CLOCK_MONOTONIC, &until); // nobody sets it
-        until.tv_sec += NAP_S;
-        pthread_cond_timedwait(&patience.over, &patience.lock, &until);
-    }
+    for (double waited_s = 0; !patience.done && waited_s < patience.timeout_s + GRACE_S; waited_s += NAP_S)
+        cf_condition_wait(&patience.over, &patience.lock, NAP_S);
     bool done = patience.done;
     pthread_mutex_unlock(&patience.lock);
     if (!done)
@@ -42,11 +38,7 @@ void cf_patience_begin(const char *what, double timeout_s) {
     patience.what = what;
     patience.timeout_s = timeout_s;
     patience.done = false;
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&patience.over, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    cf_condition_init(&patience.over);
     patience.running = pthread_create(&patience.thread, NULL, lose_patience, NULL) == 0;
     if (!patience.running) cf_die(NULL, "cannot start a thread");
 }

@@ -33,6 +33,7 @@
 // mpi_state lives from cf_transport_create() to close(), which joins the progress thread before it frees anything.
 #define _GNU_SOURCE
 #include "transport.h"
+#include "condition.h"
 #include "die.h"
 #include "inquiry.h"
 #include "patience.h"
@@ -495,21 +496,10 @@ static long nap_ns(const mpi_state *s) {
     return ns < NAP_NS_MAX ? (long)ns : NAP_NS_MAX;
 }
 
-// The time when so many nanoseconds have passed.
-static struct timespec in_ns(long ns) {
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_nsec += ns;
-    until.tv_sec += until.tv_nsec / 1000000000L;
-    until.tv_nsec %= 1000000000L;
-    return until;
-}
-
 static void nap(mpi_state *s, long ns) {
-    struct timespec until = in_ns(ns);
     pthread_mutex_lock(&s->lock);
     bool hurry = ns > NAP_NS && atomic_load(&s->waiters) > 0; // whoever began to wait since has woken nobody
-    if (!s->first && !hurry) pthread_cond_timedwait(&s->posted, &s->lock, &until);
+    if (!s->first && !hurry) cf_condition_wait(&s->posted, &s->lock, (double)ns * 1e-9);
     pthread_mutex_unlock(&s->lock);
 }
 
@@ -628,9 +618,8 @@ static void wait_asleep(mpi_state *s, const cf_request *r, cf_point point, doubl
     double looked_ms = begin_ms;
     pthread_mutex_lock(&s->lock);
     while (!reached(r, point)) {
-        struct timespec until = in_ns(LOOK_MS * 1000000L);
         tell_watch(s, r);
-        pthread_cond_timedwait(&s->done, &s->lock, &until);
+        cf_condition_wait(&s->done, &s->lock, LOOK_MS * 1e-3);
         double gap_ms = cf_now_ms() - looked_ms;
         if (gap_ms > GAP_MS) begin_ms += gap_ms;
         looked_ms += gap_ms;
@@ -766,16 +755,6 @@ static void yield_if_crowded(void) {
         setenv("OMPI_MCA_mpi_yield_when_idle", "1", 0);
 }
 
-// Waits are counted by a clock that nobody sets.
-static void init_conditions(mpi_state *s) {
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&s->posted, &monotonic);
-    pthread_cond_init(&s->done, &monotonic);
-    pthread_condattr_destroy(&monotonic);
-}
-
 // Started by something that MPI does not know, every process would be rank 0 of a run of its own.
 static void refuse_strays(int size) {
     static const char *const told[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS",
@@ -830,7 +809,8 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
     cf_device_open(t->local_rank);
     s->watch = cf_watch_open(t->rank, t->size, gather, t);
     pthread_mutex_init(&s->lock, NULL);
-    init_conditions(s);
+    cf_condition_init(&s->posted);
+    cf_condition_init(&s->done);
     configure(t, 1, timeout_s);
     if (pthread_create(&s->thread, NULL, progress, s) != 0) cf_die(NULL, "cannot start the progress thread");
     return t;

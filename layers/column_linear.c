@@ -24,6 +24,7 @@ void column_create(column_linear *c, cf_context *context, const cf_group *group,
     c->gather = gathers ? cf_fuse_create(context, plan) : NULL;
     plan.operation = CF_REDUCE_SCATTER, plan.side = CF_COMPUTE_BEFORE, plan.folds = true;
     c->dgrad = cf_fuse_create(context, plan);
+    c->IC = IC, c->OC = OC;
     c->prepared = take_real(linear_prepared_size(IC, OC), "weights, prepared");
 }
 
@@ -71,26 +72,24 @@ static void wgrad_slice(void *argument, const cf_span *span, cf_stream *stream) 
 }
 
 void column_forward(column_linear *c, cf_stream *stream, real *out, real *activated, real *full,
-                    const real *w, const real *bias, int64_t Ts, int64_t B, int64_t IC, int64_t OC,
-                    int layer) {
-    column_job j = {.out = out, .activated = activated, .bias = bias, .B = B, .IC = IC, .OC = OC};
-    cf_fuse_begin(c->forward, full, Ts, B * IC, forward_slice, &j, layer);
-    j.w = linear_prepare_forward(c->prepared, w, IC, OC, stream); // behind the first transfers
+                    const real *w, const real *bias, int64_t Ts, int64_t B, int layer) {
+    column_job j = {.out = out, .activated = activated, .bias = bias, .B = B, .IC = c->IC, .OC = c->OC};
+    cf_fuse_begin(c->forward, full, Ts, B * c->IC, forward_slice, &j, layer);
+    j.w = linear_prepare_forward(c->prepared, w, c->IC, c->OC, stream); // behind the first transfers
     cf_fuse_finish(c->forward);
 }
 
-void column_gather(column_linear *c, real *full, int64_t Ts, int64_t B, int64_t IC, int layer) {
-    cf_fuse_begin(c->gather, full, Ts, B * IC, wgrad_slice, &c->wgrad, layer);
+void column_gather(column_linear *c, real *full, int64_t Ts, int64_t B, int layer) {
+    cf_fuse_begin(c->gather, full, Ts, B * c->IC, wgrad_slice, &c->wgrad, layer);
     c->gathering = true;
 }
 
 real *column_backward(column_linear *c, cf_stream *stream, matrix_gradient dw, const real *dy, real *full,
-                      real *partial, const real *w, int64_t Ts, int64_t B, int64_t IC, int64_t OC,
-                      int layer) {
-    column_job dgrad = {.in = dy, .B = B, .IC = IC, .OC = OC};
-    c->wgrad = (column_job){.dw = dw, .in = dy, .B = B, .IC = IC, .OC = OC};
-    dgrad.w = linear_prepare_dgrad(c->prepared, w, IC, OC, stream);
-    cf_fuse_begin(c->dgrad, partial, Ts, B * IC, dgrad_slice, &dgrad, layer);
+                      real *partial, const real *w, int64_t Ts, int64_t B, int layer) {
+    column_job dgrad = {.in = dy, .B = B, .IC = c->IC, .OC = c->OC};
+    c->wgrad = (column_job){.dw = dw, .in = dy, .B = B, .IC = c->IC, .OC = c->OC};
+    dgrad.w = linear_prepare_dgrad(c->prepared, w, c->IC, c->OC, stream);
+    cf_fuse_begin(c->dgrad, partial, Ts, B * c->IC, dgrad_slice, &dgrad, layer);
     if (dw.at && c->gather) column_input(c);
     if (dw.at && !c->gather) {
         const cf_fuse_plan *plan = cf_fuse_get_plan(c->dgrad);

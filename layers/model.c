@@ -237,7 +237,7 @@ static void head_forward(gpt *g) {
     layernorm_forward(own_wide(g), g->mean, g->rstd, g->x[p->shape.L], params_weight(p, LNFW, 0),
                       params_weight(p, LNFB, 0), Ts * B, C, g->context->stream);
     column_forward(&g->head, g->context->stream, g->logits, NULL, g->wide, params_weight(p, WTE, 0), NULL, Ts,
-                   B, C, g->vocabulary_rows, -1);
+                   B, -1);
 }
 
 // scale 0: no backward follows.
@@ -265,7 +265,7 @@ static void head_backward(gpt *g) {
     cf_stream *stream = g->context->stream;
     matrix_gradient dw = weight_gradient_now(&g->pass, p, WTE, -1);
     const real *dnorm = column_backward(&g->head, stream, dw, g->logits, g->wide, g->partial,
-                                        params_weight(p, WTE, 0), Ts, B, C, g->vocabulary_rows, -1);
+                                        params_weight(p, WTE, 0), Ts, B, -1);
     cf_zero(g->dx, Ts * B * C * (int64_t)sizeof(real), stream);
     layernorm_backward(g->dx, params_grad(p, LNFW, 0), params_grad(p, LNFB, 0), dnorm, g->x[p->shape.L],
                        params_weight(p, LNFW, 0), g->mean, g->rstd, g->norm_scratch, Ts * B, C, stream);

@@ -155,7 +155,7 @@ void tpsp_forward(tpsp *t, tpsp_saved *s, const parameters *p, int layer, real *
     layernorm_forward(own(t, norm, C), s->mean1, s->rstd1, s->x, params_weight(p, LN1W, layer),
                       params_weight(p, LN1B, layer), rows, C, stream);
     column_forward(&t->qkv, stream, s->qkv, NULL, norm, params_weight(p, QKVW, layer),
-                   params_weight(p, QKVB, layer), Ts, B, C, 3 * C / N, layer);
+                   params_weight(p, QKVB, layer), Ts, B, layer);
     job attention = make_job(t, s, p, ATTPROJW, layer);
     attention.w = linear_prepare_forward(t->prepared, attention.w, attention.Cl, C, stream);
     const real *y =
@@ -167,7 +167,7 @@ void tpsp_forward(tpsp *t, tpsp_saved *s, const parameters *p, int layer, real *
     layernorm_forward(own(t, norm, C), s->mean2, s->rstd2, s->x2, params_weight(p, LN2W, layer),
                       params_weight(p, LN2B, layer), rows, C, stream);
     column_forward(&t->fc, stream, s->fch, mlp.hidden, norm, params_weight(p, FCW, layer),
-                   params_weight(p, FCB, layer), Ts, B, C, 4 * C / N, layer);
+                   params_weight(p, FCB, layer), Ts, B, layer);
     mlp.w = linear_prepare_forward(t->prepared, mlp.w, mlp.Fl, C, stream);
     y = cf_fuse_run(t->fcproj_forward, t->partial, Ts, B * C, mlp_slice, &mlp, layer);
     residual_forward(out, s->x2, y, params_weight(p, FCPROJB, layer), rows, C, stream);
@@ -251,22 +251,22 @@ static void gather_norm(tpsp *t, column_linear *c, const parameters *p, int laye
     if (!here)
         layernorm_forward(own(t, full, C), NULL, NULL, x, params_weight(p, tensor[0], layer),
                           params_weight(p, tensor[1], layer), Ts * t->B, C, t->context->stream);
-    column_gather(c, full, Ts, t->B, C, layer);
+    column_gather(c, full, Ts, t->B, layer);
 }
 
 // dx += gradient through layer norm and column-parallel layer, from dy (T·B, OC) of its output; full: what
 // gather_norm was given.
 static void norm_column_backward(tpsp *t, column_linear *c, const parameters *p, int layer,
                                  const int tensor[4], const real *x, const precise *mean, const precise *rstd,
-                                 const real *dy, int64_t OC, real *full, real *dx) {
+                                 const real *dy, real *full, real *dx) {
     cf_stream *stream = t->context->stream;
     int64_t C = p->shape.C, Ts = t->T / t->group->size, rows = Ts * t->B;
     const real *ln_w = params_weight(p, tensor[0], layer);
     matrix_gradient dw = {0};
     if (!comes_later(t, p, tensor[2], layer)) dw = params_matrix_grad(p, tensor[2], layer, t->pass->first);
-    linear_bias_grad(params_grad(p, tensor[3], layer), dy, t->T * t->B, OC, stream);
+    linear_bias_grad(params_grad(p, tensor[3], layer), dy, t->T * t->B, c->OC, stream);
     const real *dnorm = column_backward(c, stream, dw, dy, full, t->partial,
-                                        params_weight(p, tensor[2], layer), Ts, t->B, C, OC, layer);
+                                        params_weight(p, tensor[2], layer), Ts, t->B, layer);
     layernorm_backward(dx, params_grad(p, tensor[0], layer), params_grad(p, tensor[1], layer), dnorm, x, ln_w,
                        mean, rstd, t->norm_scratch, rows, C, stream);
 }
@@ -285,8 +285,7 @@ static void mlp_backward(tpsp *t, tpsp_saved *s, const parameters *p, int layer,
     cf_fuse_finish(t->fcproj_backward);
     if (!j.dw.at) take_weight_gradient(t, p, FCPROJW, layer, dy, j.hidden);
     gather_norm(t, &t->qkv, p, layer, first_half, s->x, kept(s->norm1, t->wide), s->norm1 != NULL);
-    norm_column_backward(t, &t->fc, p, layer, second_half, s->x2, s->mean2, s->rstd2, t->dhidden, 4 * C / N,
-                         norm2, dx);
+    norm_column_backward(t, &t->fc, p, layer, second_half, s->x2, s->mean2, s->rstd2, t->dhidden, norm2, dx);
     if (!comes_later(t, p, FCW, layer)) return;
     column_input(&t->fc);
     take_weight_gradient(t, p, FCW, layer, t->dhidden, norm2);
@@ -303,7 +302,7 @@ static void attention_half_backward(tpsp *t, tpsp_saved *s, const parameters *p,
     j.w = linear_prepare_dgrad(t->prepared, j.w, j.Cl, C, stream); // behind the first transfers
     cf_fuse_finish(t->attproj_backward);
     if (!j.dw.at) take_weight_gradient(t, p, ATTPROJW, layer, dy, s->heads);
-    norm_column_backward(t, &t->qkv, p, layer, first_half, s->x, s->mean1, s->rstd1, t->dqkv, 3 * C / N,
+    norm_column_backward(t, &t->qkv, p, layer, first_half, s->x, s->mean1, s->rstd1, t->dqkv,
                          kept(s->norm1, t->wide), dx);
 }
 

@@ -36,7 +36,8 @@ typedef struct column_job {
 typedef struct column_linear {
     cf_fuse *forward, *dgrad;
     cf_fuse *gather; // of the saved input; NULL where the input is still there when backward comes (the head)
-    real *prepared;  // (linear_prepared_size(IC, OC)) weights
+    int64_t IC, OC;
+    real *prepared;   // (linear_prepared_size(IC, OC)) weights
     column_job wgrad; // of the gather in progress
     bool gathering;
 } column_linear;
@@ -95,17 +96,16 @@ void column_create(column_linear *c, cf_context *context, const cf_group *group,
                    int64_t capacity, int64_t IC, int64_t OC, overlap o, bool gathers);
 void column_free(column_linear *c);
 void column_forward(column_linear *c, cf_stream *stream, real *out, real *activated, real *full,
-                    const real *w, const real *bias, int64_t Ts, int64_t B, int64_t IC, int64_t OC,
-                    int layer);
+                    const real *w, const real *bias, int64_t Ts, int64_t B, int layer);
 // dy (T·B, OC); dw (OC, IC): dyᵀ · x (dw.at NULL: left to the caller, who finds all of x in full after column_input). The gradient of
 // the own shard of x is returned (valid until the next run).
 // full: what column_gather was given; all of x where c->gather is NULL.
 // partial (T, B, IC): scratch.
 real *column_backward(column_linear *c, cf_stream *stream, matrix_gradient dw, const real *dy, real *full,
-                      real *partial, const real *w, int64_t Ts, int64_t B, int64_t IC, int64_t OC, int layer);
+                      real *partial, const real *w, int64_t Ts, int64_t B, int layer);
 // Where c->gather is not NULL, must come before column_backward: starts the gather of x in full, whose own shard is in
 // place. It depends on nothing that backward computes, so it may come as early as full is free.
-void column_gather(column_linear *c, real *full, int64_t Ts, int64_t B, int64_t IC, int layer);
+void column_gather(column_linear *c, real *full, int64_t Ts, int64_t B, int layer);
 // Must follow a column_backward without dw, before full is read or written and before the next forward.
 void column_input(column_linear *c);
 
