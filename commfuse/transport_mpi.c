@@ -87,10 +87,16 @@ static void poll_again(int polls) {
         sched_yield();
 }
 
-typedef struct part_list {
-    MPI_Request *part; // NULL: none
-    int capacity;
-} part_list;
+typedef struct memory {
+    void *at; // NULL: none
+    int64_t bytes;
+} memory;
+
+// Memory for flights to come: after some steps nothing is allocated any more.
+typedef struct pool {
+    memory *spare;
+    int spares, capacity;
+} pool;
 
 typedef struct flight { // an active request's own MPI requests: those that receive come first
     cf_request *request;
@@ -98,7 +104,9 @@ typedef struct flight { // an active request's own MPI requests: those that rece
     int posted, received, sent; // sends posted, and how many of either are done, in order
     bool moving;                // the first chunk has been sent, or has come
     MPI_Request few[2];
-    part_list many; // instead, for messages of several chunks
+    memory many;  // instead, for messages of several chunks
+    memory stage; // of a non-blocking reduce-scatter: one block of each rank, to be summed when all
+    bool staged;  // have come
 } flight;
 
 typedef struct mpi_state {
@@ -121,8 +129,8 @@ typedef struct mpi_state {
     flight *active;                     // in the order started
     int actives, active_capacity;
     int (*under_way)[2]; // chunks in the lanes to each rank of the world
-    part_list *spare;    // lists for flights to come: after some steps nothing is allocated any more
-    int spares, spare_capacity;
+    pool lists, stages;
+    int *counts;              // of a blocking reduce-scatter's ranks
     double moved_ms, pace_ms; // when something moved last; from one to the next on average
 } mpi_state;
 
@@ -144,7 +152,7 @@ static bool reached(const cf_request *r, cf_point point) {
 // --- start of a request ---
 
 static MPI_Request *parts_of(flight *f) {
-    return f->many.part ? f->many.part : f->few;
+    return f->many.at ? f->many.at : f->few;
 }
 static MPI_Request *only_part(flight *f) {
     f->sends = f->posted = 1;
@@ -203,22 +211,31 @@ static bool lane_open(const mpi_state *s, const cf_request *r) {
     return lanes[r->bulk] < (r->bulk && lanes[false] > 0 ? 1 : UNDER_WAY);
 }
 
-static void take_list(mpi_state *s, flight *f, int parts) {
-    if (s->spares > 0) f->many = s->spare[--s->spares];
-    if (f->many.capacity >= parts) return;
-    f->many.capacity = parts;
-    f->many.part = realloc(f->many.part, (size_t)parts * sizeof *f->many.part);
-    if (!f->many.part) cf_die(NULL, "out of memory for %s", f->request->label);
+static memory take(pool *p, int64_t bytes, const cf_request *r) {
+    memory m = {0};
+    if (p->spares > 0) m = p->spare[--p->spares];
+    if (m.bytes >= bytes) return m;
+    free(m.at);
+    m = (memory){.at = malloc((size_t)bytes), .bytes = bytes};
+    if (!m.at)
+        cf_die("use fewer or smaller micro-batches", "out of memory: %lld bytes for %s", (long long)bytes,
+               r->label);
+    return m;
 }
 
-static void give_list_back(mpi_state *s, flight *f) {
-    if (!f->many.part) return;
-    if (s->spares == s->spare_capacity) {
-        s->spare_capacity = 2 * s->spare_capacity + 64;
-        s->spare = realloc(s->spare, (size_t)s->spare_capacity * sizeof *s->spare);
-        if (!s->spare) cf_die(NULL, "out of memory for %d lists of messages", s->spare_capacity);
+static void give_back(pool *p, memory m) {
+    if (!m.at) return;
+    if (p->spares == p->capacity) {
+        p->capacity = 2 * p->capacity + 64;
+        p->spare = realloc(p->spare, (size_t)p->capacity * sizeof *p->spare);
+        if (!p->spare) cf_die(NULL, "out of memory for %d transfers", p->capacity);
     }
-    s->spare[s->spares++] = f->many;
+    p->spare[p->spares++] = m;
+}
+
+static void drain(pool *p) {
+    for (int i = 0; i < p->spares; i++) free(p->spare[i].at);
+    free(p->spare);
 }
 
 static void start_exchange(mpi_state *s, flight *f, cf_request *r) {
@@ -228,7 +245,8 @@ static void start_exchange(mpi_state *s, flight *f, cf_request *r) {
     int64_t size = cf_dtype_size(r->dtype), bytes = r->recv_count * size;
     f->sends = r->send_to >= 0 ? chunks(r, r->send_count * size) : 0;
     f->recvs = r->recv_from >= 0 ? chunks(r, bytes) : 0;
-    if (f->sends + f->recvs > 2) take_list(s, f, f->sends + f->recvs);
+    int parts = f->sends + f->recvs;
+    if (parts > 2) f->many = take(&s->lists, parts * (int64_t)sizeof(MPI_Request), r);
     for (int i = 0; i < f->recvs; i++)
         check(MPI_Irecv((char *)r->recv + i * chunk_bytes(r), chunk_length(r, bytes, i), MPI_BYTE,
                         r->recv_from, r->recv_tag, *(MPI_Comm *)r->group->native, &parts_of(f)[i]),
@@ -288,13 +306,32 @@ static void call_allgather(flight *f, cf_request *r, MPI_Comm comm, MPI_Datatype
     if (!plain) MPI_Type_free(&into); // freed when the last use has ended
 }
 
-static void call_reduce_scatter(flight *f, cf_request *r, MPI_Comm comm, MPI_Datatype type, int count) {
-    if (r->blocking)
-        check(MPI_Reduce_scatter_block(r->send, r->recv, count, type, MPI_SUM, comm),
-              "MPI_Reduce_scatter_block", r);
-    else
-        check(MPI_Ireduce_scatter_block(r->send, r->recv, count, type, MPI_SUM, comm, only_part(f)),
-              "MPI_Ireduce_scatter_block", r);
+// What a library's reduce-scatter sends depends on the call. Open MPI 4 passes (N−1)/N of the data around a ring in
+// MPI_Reduce_scatter; its MPI_Reduce_scatter_block and both non-blocking ones reduce everything to rank 0, which
+// scatters: three times the time on two ranks. So those are not called: an all-to-all sends no more than it must.
+static void call_reduce_scatter(mpi_state *s, flight *f, cf_request *r, MPI_Comm comm, MPI_Datatype type,
+                                int count) {
+    int ranks = r->group->size;
+    mpi_count(r, r->send_count * ranks); // libraries add them up
+    if (r->blocking) {
+        for (int i = 0; i < ranks; i++) s->counts[i] = count;
+        check(MPI_Reduce_scatter(r->send, r->recv, s->counts, type, MPI_SUM, comm), "MPI_Reduce_scatter", r);
+        return;
+    }
+    f->stage = take(&s->stages, r->send_count * ranks * cf_dtype_size(r->dtype), r);
+    check(MPI_Ialltoall(r->send, count, type, f->stage.at, count, type, comm, only_part(f)), "MPI_Ialltoall",
+          r);
+}
+
+// The rest of it: the sum of what has come, in the order of ranks.
+static void sum_stage(const flight *f) {
+    const cf_request *r = f->request;
+    int64_t bytes = r->send_count * cf_dtype_size(r->dtype);
+    memcpy(r->recv, f->stage.at, (size_t)bytes);
+    for (int i = 1; i < r->group->size; i++)
+        check(MPI_Reduce_local((const char *)f->stage.at + i * bytes, r->recv, (int)r->send_count,
+                               mpi_type(r), MPI_SUM),
+              "MPI_Reduce_local", r);
 }
 
 static void call_alltoall(flight *f, cf_request *r, MPI_Comm comm, MPI_Datatype type, int count) {
@@ -308,7 +345,7 @@ static void call_alltoall(flight *f, cf_request *r, MPI_Comm comm, MPI_Datatype 
     if (!plain) MPI_Type_free(&each);
 }
 
-static void start_collective(flight *f, cf_request *r) {
+static void start_collective(mpi_state *s, flight *f, cf_request *r) {
     MPI_Comm comm = *(MPI_Comm *)r->group->native;
     if (r->kind == CF_REQUEST_BARRIER) {
         check(MPI_Ibarrier(comm, only_part(f)), "MPI_Ibarrier", r);
@@ -319,7 +356,7 @@ static void start_collective(flight *f, cf_request *r) {
     if (r->kind == CF_REQUEST_ALLGATHER)
         call_allgather(f, r, comm, type, count);
     else if (r->kind == CF_REQUEST_REDUCE_SCATTER)
-        call_reduce_scatter(f, r, comm, type, count);
+        call_reduce_scatter(s, f, r, comm, type, count);
     else
         call_alltoall(f, r, comm, type, count);
 }
@@ -337,7 +374,7 @@ static void start(mpi_state *s, cf_request *r) {
     if (r->kind == CF_REQUEST_EXCHANGE)
         start_exchange(s, f, r);
     else
-        start_collective(f, r);
+        start_collective(s, f, r);
 }
 
 // --- the progress thread ---
@@ -349,19 +386,17 @@ static void announce(mpi_state *s) {
     pthread_mutex_unlock(&s->lock);
 }
 
-// A library wants the collectives of a group started in one order on all ranks: that of the program. Of those that only
-// move data one runs at a time, as on a stream: at once they would share the wire, and the first would end with the
-// last. Reductions come as they are computed, and what libraries make of them leaves the wire idle for much of the
-// time: they may run beside one another.
-static bool only_moves(const cf_request *r) {
-    return r->kind == CF_REQUEST_ALLGATHER || r->kind == CF_REQUEST_ALLTOALL;
+static bool travels(const flight *f) {
+    return f->request->kind != CF_REQUEST_EXCHANGE && !f->staged;
 }
 
+// A library wants the collectives of a group started in one order on all ranks: that of the program. One runs at a time,
+// as on a stream: at once they would share the wire, and the first would end with the last.
 static bool must_queue(const mpi_state *s, const cf_request *r) {
     for (const cf_request *p = s->pending; p != r; p = p->next)
         if (p->group == r->group) return true;
-    for (int i = 0; i < s->actives && only_moves(r); i++)
-        if (only_moves(s->active[i].request) && s->active[i].request->group == r->group) return true;
+    for (int i = 0; i < s->actives; i++)
+        if (travels(&s->active[i]) && s->active[i].request->group == r->group) return true;
     return false;
 }
 
@@ -426,18 +461,31 @@ static bool test_parts(mpi_state *s, flight *f, bool *news) {
     return f->received == f->recvs && f->sent == f->sends;
 }
 
+// A reduce-scatter that has come is summed at the next look: by then what queues behind it is on its way.
+static bool has_ended(mpi_state *s, flight *f, bool *news) {
+    if (f->staged) {
+        sum_stage(f);
+        return true;
+    }
+    if (!test_parts(s, f, news)) return false;
+    f->staged = f->stage.at != NULL;
+    *news |= f->staged;
+    return !f->staged;
+}
+
 // What is left in flight keeps its order: who was started first also sends first.
 static bool test_active(mpi_state *s) {
     bool news = false;
     int left = 0;
     for (int i = 0; i < s->actives; i++) {
         flight *f = &s->active[i];
-        if (!test_parts(s, f, &news)) {
+        if (!has_ended(s, f, &news)) {
             if (left < i) s->active[left] = *f;
             left++;
             continue;
         }
-        give_list_back(s, f);
+        give_back(&s->lists, f->many);
+        give_back(&s->stages, f->stage);
         cf_request *r = f->request;
         r->end = cf_moment_now(NULL);
         __atomic_store_n(&r->state, DONE, __ATOMIC_SEQ_CST); // from here on the caller may reuse *r
@@ -489,6 +537,8 @@ static void has_moved(mpi_state *s) {
 
 // 0: something will move before a nap would end
 static long nap_ns(const mpi_state *s) {
+    for (int i = 0; i < s->actives; i++)
+        if (travels(&s->active[i])) return NAP_NS; // whatever moves in there shows only at its end
     double still_ms = cf_now_ms() - s->moved_ms;
     double ns = (still_ms > s->pace_ms ? still_ms : s->pace_ms) * 1e6 / NAP_SHARE;
     if (ns < NAP_NS) return 0;
@@ -733,8 +783,9 @@ static void close_transport(cf_transport *t) {
     cf_die_setup(t->rank, t->size, NULL);
     MPI_Finalize();
     cf_patience_end();
-    for (int i = 0; i < s->spares; i++) free(s->spare[i].part);
-    free(s->spare);
+    drain(&s->lists);
+    drain(&s->stages);
+    free(s->counts);
     free(s->active);
     free(s->under_way);
     free(s);
@@ -798,7 +849,8 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
     MPI_Comm_size(MPI_COMM_WORLD, &t->size);
     refuse_strays(t->size);
     s->under_way = calloc((size_t)t->size, sizeof *s->under_way);
-    if (!s->under_way) cf_die(NULL, "out of memory for the MPI transport");
+    s->counts = calloc((size_t)t->size, sizeof *s->counts);
+    if (!s->under_way || !s->counts) cf_die(NULL, "out of memory for the MPI transport");
     cf_die_setup(t->rank, t->size, t->size > 1 ? abort_all : NULL);
     int *tag_max = NULL, known = 0;
     MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &tag_max, &known);
