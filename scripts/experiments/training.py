@@ -6,12 +6,13 @@ another process goes on. The bytes of a step (tests/train/traffic.py's formula) 
 without transfers: every eight rounds the link is set anew, by what that step took in these (while the next step begins).
 Then the library's own collectives are timed alone (bench_fuse). Rows are single steps; a process's first round is not
 counted. Whatever else a machine does only ever adds to a step, so modes are compared by the mean of the faster half of their
-steps; the standard error beside a ratio is what drawing other rounds from those measured makes of it. Medians and
-percentiles are of all steps.
+steps; beside it stands the ratio of the medians of all, which a mode that suffers more from what else a machine does
+cannot look away from. The standard error is what drawing other blocks of eight rounds from those measured makes of a
+ratio: it is of one report, and another report's ratio may lie 1 or 2 % away. Medians and percentiles are of all steps.
 
-What arithmetic predicts, from the step without transfers (nowire):
+What follows by arithmetic from the step without transfers (nowire):
 
-  none       nowire + the time of every collective, at the rates measured alone: they block
+  none       nowire + the time of every collective, at the rates measured alone: they block. (A sum of what is measured)
   commfuse   nowire + what cannot hide. A place whose slices take c to compute and w on the line, in m slices of each
              of N ranks' parts, hides all but (N - 1)·w + c/m - N·c; the lookup has nothing to hide behind; gradients
              and weights are taken to hide behind the layers
@@ -20,6 +21,9 @@ and the trainer's own account must agree with the clock. What commfuse takes lon
 in a column of its own: chunking, nowire in as many slices less nowire; exposed time, as the trainer logs it for the
 mean of the ranks, more than nowire's in as many slices; and the rest, computation made slower by the bytes that move
 beside it. All three are of the faster half of the steps.
+
+A rank has two cores, one of them for its transfers in all modes. Who blocks could compute on both: the last table of a
+mesh has the steps of two threads a rank on the same cores over the same link.
 """
 import array
 import collections
@@ -43,6 +47,7 @@ PROGRAM, BENCHES = str(BUILD / "train_gpt"), BUILD / "tests/bench"
 MODES = {  # overlap, route, slices; in the order of the figures
     "none": ("none", "ring", 1),
     "slice": ("slice", "ring", 4),
+    "slice, 8 pieces": ("slice", "ring", 8),
     "commfuse ring": ("commfuse", "ring", 1),
     "commfuse direct": ("commfuse", "direct", 1),
     "commfuse ring, 2 slices": ("commfuse", "ring", 2),
@@ -52,7 +57,9 @@ MODES = {  # overlap, route, slices; in the order of the figures
     "nowire": ("nowire", "ring", 1),
 }
 # Of two ranks the ring is the direct route.
-PAIR_MODES = "none", "slice", "commfuse ring", "commfuse ring, 4 slices", "nowire, 4 slices", "nowire"
+PAIR_MODES = ("none", "slice", "slice, 8 pieces", "commfuse ring", "commfuse ring, 4 slices", "nowire, 4 slices",
+              "nowire")
+SPARE_MODES, SPARE_ROUNDS = ("none", "commfuse ring, 4 slices", "nowire"), 10  # with two threads a rank
 SAME_SLICES = {"commfuse ring, 2 slices": "nowire, 2 slices", "commfuse ring, 4 slices": "nowire, 4 slices"}
 QUICK_MODES = "none", "slice", "commfuse ring", "nowire"
 SLICES = {name: slices for name, (overlap, _, slices) in MODES.items() if overlap == "commfuse"}
@@ -80,7 +87,7 @@ def points(place, quick):
         meshes = [("tpsp", 2, 1), ("up", 2, 1), ("tpsp", 1, 2)] + [("tpsp", 2, 2)] * (place.ranks >= 4)
     ratio = 0.5 if place.kind == "lab" else None  # None: shared memory, as fast as it is
     return [dict({"batch": dp, "modes": list(MODES if tp * dp > 2 else PAIR_MODES)}, **size, strategy=strategy, tp=tp,
-                 dp=dp, ratio=ratio) for strategy, tp, dp in meshes]
+                 dp=dp, ratio=ratio, spare=not quick) for strategy, tp, dp in meshes]
 
 
 def mesh_name(point):
@@ -102,7 +109,7 @@ def model_options(point):
     layers, channels, heads = SHAPES[point["model"]]
     return ["--layers", layers, "--channels", channels, "--heads", heads, "--vocab", point["vocab"], "--seq",
             point["seq"], "--strategy", point["strategy"], "--tp", point["tp"], "--dp", point["dp"], "--micro-batch",
-            point["batch"] // point["dp"], "--threads", 1]
+            point["batch"] // point["dp"], "--threads", point.get("threads", 1)]
 
 
 def train(place, point, folder, mode, steps, *options):
@@ -251,24 +258,29 @@ def measure(place, point):
     shared = {"mesh": mesh_name(point), "ranks": config["ranks"], "model": point["model"], "vocab": point["vocab"],
               "seq": point["seq"], "batch": point["batch"], "parameters": config["parameters"],
               "native_ms": native, "peak_tflops_per_rank": peak / config["ranks"]}
-    return [{**shared, "mode": step["mode"], "round": step["round"], "step_ms": step["step_ms"],
-             "link_bits_per_s": step.get("link_bits_per_s"), "line_ms": step["line_ms"],
+    steps = [{**step, "threads": 1} for step in steps]
+    if point.get("spare"):
+        _, more = take_turns(place, {**point, "threads": 2}, SPARE_MODES, SPARE_ROUNDS, options=NO_PEAK)
+        steps += [{**step, "threads": 2, "line_ms": None} for step in more]
+    return [{**shared, "mode": step["mode"], "threads": step["threads"], "round": step["round"],
+             "step_ms": step["step_ms"], "link_bits_per_s": step.get("link_bits_per_s"), "line_ms": step["line_ms"],
              "tokens_per_s": 1e3 * point["batch"] * point["seq"] / step["step_ms"],
              "mfu_share": config["flops"] / (step["step_ms"] * 1e-3) / (peak * 1e12),
              "exposed_ms": step["exposed_comm_ms"], "exposed_mean_ms": step["exposed_mean_ms"],
              "comm_ms": step["comm_ms"], "loss": step["loss"],  # what a library's collectives send nobody counts
-             "bytes_sent_per_step": None if step["mode"] in ("none", "slice") else step["bytes_sent_rank0"]}
+             "bytes_sent_per_step": None if MODES[step["mode"]][0] in ("none", "slice") else step["bytes_sent_rank0"]}
             for step in steps]
 
 
 # --- what follows from the rows ---
 
 
-def by_mesh(rows):
+def by_mesh(rows, threads=1):
     """mesh → mode → rows of all rounds"""
     meshes = collections.defaultdict(lambda: collections.defaultdict(list))
     for row in rows:
-        meshes[row["mesh"]][row["mode"]].append(row)
+        if row.get("threads", 1) == threads:
+            meshes[row["mesh"]][row["mode"]].append(row)
     return meshes
 
 
@@ -295,12 +307,19 @@ def ratio_to_bound(modes, mode):
     return undisturbed(modes[mode]) / undisturbed(modes["nowire"])
 
 
+def drawings(numbers):
+    """Of as many rounds from these, in blocks of some that follow one another: what a machine does lasts for a while."""
+    draw, length = random.Random(1), max(1, min(BLOCK_ROUNDS, len(numbers) // 4))
+    around = numbers + numbers[:length - 1]
+    blocks = [around[begin:begin + length] for begin in range(len(numbers))]
+    for _ in range(DRAWINGS):
+        yield [number for _ in range(0, len(numbers), length) for number in draw.choice(blocks)][:len(numbers)]
+
+
 def standard_error(modes, figure):
     """Of figure(modes): its standard deviation over drawings of as many rounds from those measured."""
-    numbers = sorted({row["round"] for row in modes["nowire"]} - {0})
+    drawn = drawings(sorted({row["round"] for row in modes["nowire"]} - {0}))
     rounds = {mode: {row["round"]: row for row in rows} for mode, rows in modes.items()}
-    draw = random.Random(1)
-    drawn = [draw.choices(numbers, k=len(numbers)) for _ in range(DRAWINGS)]
     return float(np.std([figure({mode: [rounds[mode][number] for number in some] for mode in modes})
                          for some in drawn]))
 
@@ -363,6 +382,10 @@ def ratios(rows):
     return found
 
 
+def median_ratio(modes, mode):
+    return median(modes[mode], "step_ms") / median(modes["nowire"], "step_ms")
+
+
 def loss_problems(modes):
     return [f"losses of {mode} differ from those of none by {difference:.1e}, more than {LOSS_TOLERANCE:g}"
             for mode in modes if not mode.startswith("nowire")
@@ -389,8 +412,8 @@ def loss_cell(modes, mode):
 
 
 def steps_table(modes):
-    lines = ["| mode | step, ms | p10 – p90 | of nowire | predicted, ms | tokens/s | MFU | exposed, ms | comm, ms | "
-             "loss differs by |", "|---|---|---|---|---|---|---|---|---|---|"]
+    lines = ["| mode | step, ms | p10 – p90 | of nowire | by medians | predicted, ms | tokens/s | MFU | exposed, ms | "
+             "comm, ms | loss differs by |", "|---|---|---|---|---|---|---|---|---|---|---|"]
     for mode in [mode for mode in MODES if mode in modes]:
         steps = modes[mode]
         low, high = np.percentile(warm(steps, "step_ms"), [10, 90])
@@ -398,6 +421,7 @@ def steps_table(modes):
         lines.append(
             f"| {mode} | {median(steps, 'step_ms'):.1f} | {low:.1f} – {high:.1f} | "
             f"{ratio_to_bound(modes, mode):.3f} ± {standard_error(modes, lambda m: ratio_to_bound(m, mode)):.3f} | "
+            f"{median_ratio(modes, mode):.3f} | "
             f"{'–' if expected is None else f'{expected:.1f}'} | "
             f"{median(steps, 'tokens_per_s'):.0f} | {100 * median(steps, 'mfu_share'):.1f} % | "
             f"{median(steps, 'exposed_ms'):.1f} | {median(steps, 'comm_ms'):.1f} | {loss_cell(modes, mode)} |")
@@ -429,8 +453,8 @@ def checks_table(modes):
     bound, native = undisturbed(modes["nowire"]), modes["nowire"][0]["native_ms"]
     none = undisturbed(modes["none"])
     lines = [f"| | of nowire | at most {BOUND} | none / commfuse | predicted | within {100 * PREDICTION:.0f} % | "
-             "step − nowire, ms | chunking, ms | exposed, ms | rest, ms | rest within 10 % or 1 ms |",
-             "|---|---|---|---|---|---|---|---|---|---|---|"]
+             "step − nowire, ms | predicted | chunking, ms | exposed, ms | rest, ms | rest within 10 % or 1 ms |",
+             "|---|---|---|---|---|---|---|---|---|---|---|---|"]
     for mode in [mode for mode in SLICES if mode in modes]:
         step = undisturbed(modes[mode])
         expected = prediction(modes, mode)
@@ -439,7 +463,16 @@ def checks_table(modes):
         lines.append(
             f"| {mode} | {step / bound:.3f} | {yes(step <= BOUND * bound)} | {none / step:.3f} | "
             f"{'– | –' if ratio is None else f'{ratio:.3f} | {yes(abs(none / step / ratio - 1) <= PREDICTION)}'} | "
-            f"{longer:.1f} | {chunking:.1f} | {exposed:.1f} | {' | '.join(rest_cells(modes, mode))} |")
+            f"{longer:.1f} | {'–' if expected is None else f'{expected - bound:.1f}'} | {chunking:.1f} | {exposed:.1f} | {' | '.join(rest_cells(modes, mode))} |")
+    return lines
+
+
+def spare_table(modes, spare):
+    """Two threads a rank beside one, on the same cores."""
+    lines = ["| on the same cores | step, ms | of nowire with one thread |", "|---|---|---|"]
+    for threads, some in ((2, spare), (1, modes)):
+        lines += [f"| {mode}, {threads} thread{'s' * (threads > 1)} | {median(some[mode], 'step_ms'):.1f} | "
+                  f"{undisturbed(some[mode]) / undisturbed(modes['nowire']):.3f} |" for mode in SPARE_MODES if mode in some]
     return lines
 
 
@@ -467,10 +500,12 @@ def tables(rows):
     text = [explained.strip(), ""]
     for mesh, modes in by_mesh(rows).items():
         text += [f"### {mesh}", "", describe_mesh(modes), "", *steps_table(modes), "", *checks_table(modes), ""]
+        spare = by_mesh(rows, threads=2).get(mesh)
+        text += [*spare_table(modes, spare), ""] if spare else []
     return "\n".join(text)
 
 
-COLOURS = {"none": "#b03a2e", "slice": "#d68910", "commfuse ring": "#1f618d", "commfuse direct": "#5499c7",
+COLOURS = {"none": "#b03a2e", "slice": "#d68910", "slice, 8 pieces": "#f0b95b", "commfuse ring": "#1f618d", "commfuse direct": "#5499c7",
            "commfuse ring, 2 slices": "#154360", "commfuse ring, 4 slices": "#0b2239"}
 
 
