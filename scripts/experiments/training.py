@@ -60,6 +60,7 @@ MODES = {  # overlap, route, slices; in the order of the figures
 PAIR_MODES = ("none", "slice", "slice, 8 pieces", "commfuse ring", "commfuse ring, 4 slices", "nowire, 4 slices",
               "nowire")
 SPARE_MODES, SPARE_ROUNDS = ("none", "commfuse ring, 4 slices", "nowire"), 10  # with two threads a rank
+SPARE_ENV = {"GOMP_SPINCOUNT": "10000"}  # threads that wait for work leave their core to the transfers after a moment
 SAME_SLICES = {"commfuse ring, 2 slices": "nowire, 2 slices", "commfuse ring, 4 slices": "nowire, 4 slices"}
 QUICK_MODES = "none", "slice", "commfuse ring", "nowire"
 SLICES = {name: slices for name, (overlap, _, slices) in MODES.items() if overlap == "commfuse"}
@@ -120,7 +121,7 @@ def train(place, point, folder, mode, steps, *options):
               slices, *options], timeout=600)
 
 
-def take_turns(place, point, modes, rounds, link=None, options=()):
+def take_turns(place, point, modes, rounds, link=None, options=(), env=None):
     """Configuration, and the steps of all modes, in turns. link: a FollowingLink, which sees every step as it is done."""
     names = {":".join(map(str, MODES[mode])): mode for mode in modes}
     config, steps, last = {}, [], {}
@@ -135,7 +136,7 @@ def take_turns(place, point, modes, rounds, link=None, options=()):
         else:
             (config if kind == "config" else last).update(event)
     place.run(point["tp"] * point["dp"], [str(BENCHES / "bench_train"), "--modes", ",".join(names), *model_options(point),
-                                          *options, "--rounds", rounds, "--json"],
+                                          *options, "--rounds", rounds, "--json"], env=env,
               timeout=TURNS_TIMEOUT_S + 2 * point.get("seconds", 0), each_line=each_line)
     return config | last, steps
 
@@ -260,7 +261,7 @@ def measure(place, point):
               "native_ms": native, "peak_tflops_per_rank": peak / config["ranks"]}
     steps = [{**step, "threads": 1} for step in steps]
     if point.get("spare"):
-        _, more = take_turns(place, {**point, "threads": 2}, SPARE_MODES, SPARE_ROUNDS, options=NO_PEAK)
+        _, more = take_turns(place, {**point, "threads": 2}, SPARE_MODES, SPARE_ROUNDS, options=NO_PEAK, env=SPARE_ENV)
         steps += [{**step, "threads": 2, "line_ms": None} for step in more]
     return [{**shared, "mode": step["mode"], "threads": step["threads"], "round": step["round"],
              "step_ms": step["step_ms"], "link_bits_per_s": step.get("link_bits_per_s"), "line_ms": step["line_ms"],
