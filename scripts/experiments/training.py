@@ -464,7 +464,8 @@ def checks_table(modes):
         lines.append(
             f"| {mode} | {step / bound:.3f} | {yes(step <= BOUND * bound)} | {none / step:.3f} | "
             f"{'– | –' if ratio is None else f'{ratio:.3f} | {yes(abs(none / step / ratio - 1) <= PREDICTION)}'} | "
-            f"{longer:.1f} | {'–' if expected is None else f'{expected - bound:.1f}'} | {chunking:.1f} | {exposed:.1f} | {' | '.join(rest_cells(modes, mode))} |")
+            f"{longer:.1f} | {'–' if expected is None else f'{expected - bound:.1f}'} | {chunking:.1f} | {exposed:.1f} | "
+            f"{' | '.join(rest_cells(modes, mode))} |")
     return lines
 
 
@@ -506,8 +507,8 @@ def tables(rows):
     return "\n".join(text)
 
 
-COLOURS = {"none": "#b03a2e", "slice": "#d68910", "slice, 8 pieces": "#f0b95b", "commfuse ring": "#1f618d", "commfuse direct": "#5499c7",
-           "commfuse ring, 2 slices": "#154360", "commfuse ring, 4 slices": "#0b2239"}
+COLOURS = {"none": "#b03a2e", "slice": "#d68910", "slice, 8 pieces": "#f0b95b", "commfuse ring": "#1f618d",
+           "commfuse direct": "#5499c7", "commfuse ring, 2 slices": "#154360", "commfuse ring, 4 slices": "#0b2239"}
 
 
 def figures(rows, folder):
