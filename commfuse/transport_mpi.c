@@ -179,7 +179,7 @@ static MPI_Datatype mpi_type(const cf_request *r) {
 static int mpi_count(const cf_request *r, int64_t count) {
     if (count > INT_MAX)
         cf_die("use --overlap commfuse, or --overlap slice with more --slices",
-               "%s: a native collective of %lld elements per rank; MPI counts end at %d", r->label,
+               "%s: a native collective of %lld elements; MPI counts end at %d", r->label,
                (long long)count, INT_MAX);
     return (int)count;
 }

@@ -24,6 +24,16 @@ def label(row):
     return f"{row['model']} {row['strategy']} {row['tp']}x{row['dp']}"
 
 
+def overlap(mode):
+    return mode.split(":")[0]
+
+
+def shade(mode, modes):
+    """Of modes that differ in route or slices alone, the later ones are paler."""
+    alike = [other for other in modes if overlap(other) == overlap(mode)]
+    return 1 - 0.6 * alike.index(mode) / len(alike)
+
+
 def number(row, name, form, scale=1.0):
     return "–" if row.get(name) is None else form.format(row[name] * scale)
 
@@ -54,7 +64,7 @@ def figures(rows, folder):
     import matplotlib.pyplot as plt
     good = [row for row in rows if row["status"] == "ok"]
     groups = list(dict.fromkeys(map(configuration, good)))
-    modes = [mode for mode in COLOURS if any(row["mode"] == mode for row in good)]
+    modes = sorted(dict.fromkeys(row["mode"] for row in good), key=lambda mode: list(COLOURS).index(overlap(mode)))
     if not groups:
         return []
     figure, axes = plt.subplots(figsize=(10, 4.6))
@@ -64,7 +74,7 @@ def figures(rows, folder):
     for i, mode in enumerate(modes):
         at = {groups.index(configuration(row)): row[field] * scale for row in good if row["mode"] == mode}
         axes.bar([x + (i - (len(modes) - 1) / 2) * 0.8 / len(modes) for x in at], at.values(), 0.8 / len(modes),
-                 color=COLOURS[mode], label=mode)
+                 color=COLOURS[overlap(mode)], alpha=shade(mode, modes), label=mode)
     names = [label(next(row for row in good if configuration(row) == group)) for group in groups]
     axes.set_xticks(range(len(groups)), names, rotation=30, ha="right", fontsize=8)
     axes.set_ylabel("MFU, %" if share else "tokens/s")

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""make bench: what this machine reaches. Prints six tables; nothing is compared with a stored figure.
+"""make bench: what this machine reaches. Prints its tables; nothing is compared with a stored figure.
 
 1. One process, d12, B 4, T 1024, all cores: step time, share of the GEMM peak measured in the same run, memory.
 2. The layers one by one (bench_layers).
 3. Fused operations over MPI shared memory, two ranks, a core to spare per rank (bench_fuse).
 4. What causal attention does to hiding, over links of several speeds (bench_causal, simulated from measured slices),
    and the same for the ranks of this machine, real and simulated. A link that is really slow: slow_link.sh.
-5. Training steps of two ranks, d12, B 4, T 256, as tp 2 (TPSP and UP) and as dp 2, in every overlap mode.
+5. Training steps of two ranks, d12, B 4, T 256, as tp 2 (TPSP and UP) and as dp 2; modes take turns (bench_train).
+   And how long gradients are still in flight behind the last computation of backward, from traces.
 6. Bytes on the wire in a step of d6 for each strategy and mesh, counted and by the formula.
 
 Options: --build DIR (where the programs are), --only step|layers|fuse|causal|train|bytes, --steps N, --ranks N.
@@ -27,6 +28,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "train"))
 import traffic
 VOCAB, T, B = 50257, 1024, 4
+MESHES = ("tpsp", 2, 1), ("up", 2, 1), ("tpsp", 1, 2)  # tp, dp
 
 
 def write_random_tokens(path, count):
@@ -59,15 +61,15 @@ def bench_step(build, steps):
 
 
 def train(build, folder, model, strategy, tp, dp, micro_batch, mode, steps, trace_steps):
-    """Steps of a run of tp x dp ranks, and its trace."""
-    log, trace = f"{folder}/log", f"{folder}/trace"
+    """The trace of some steps of a run of tp x dp ranks."""
+    trace = f"{folder}/trace"
     command = [ROOT / "scripts/mpirun.sh", "-np", str(tp * dp), f"{build}/train_gpt", "--strategy", strategy, "--tp",
                str(tp), "--dp", str(dp), "--model", model, "--vocab", str(VOCAB), "--train", f"{folder}/tokens.bin",
                "--batch", str(micro_batch * dp), "--micro-batch", str(micro_batch), "--seq", "256", "--steps", str(steps),
-               "--threads", "1", "--val-every", "0", "--overlap", mode, "--log", log, "--trace", trace, "--trace-steps",
+               "--threads", "1", "--val-every", "0", "--overlap", mode, "--trace", trace, "--trace-steps",
                trace_steps]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return [line for line in map(json.loads, open(log)) if line["event"] == "step"], traffic.Trace(trace)
+    return traffic.Trace(trace)
 
 
 def tail_ms(trace, step):
@@ -82,25 +84,25 @@ def bench_train(build, steps):
     cores = os.cpu_count()
     print(f"two ranks of one compute thread and one progress thread on {cores} cores"
           f"{'' if cores >= 4 else ' (TOO FEW: 4 are needed to conclude anything)'}; d12, B {B}, T 256, fp32, "
-          f"median of {steps - 1} steps (min - max)")
-    print(f"{'mesh':11}{'overlap':10}{'step, ms':>24}{'exposed, ms':>13}{'tail, ms':>10}{'MFU':>8}{'of nowire':>11}"
-          f"{'loss differs by':>17}")
+          f"{steps - 1} steps a mode in turns, medians", flush=True)
+    for strategy, tp, dp in MESHES:
+        subprocess.run([ROOT / "scripts/mpirun.sh", "-np", str(tp * dp), f"{build}/tests/bench/bench_train", "--modes",
+                        "none,slice,commfuse,commfuse:4,nowire", "--strategy", strategy, "--tp", str(tp), "--dp", str(dp),
+                        "--model", "d12", "--vocab", str(VOCAB), "--seq", "256", "--micro-batch", str(B // dp),
+                        "--threads", "1", "--rounds", str(steps - 1)], check=True)
+        print(flush=True)
+
+
+def bench_tail(build):
+    modes = "none", "slice", "commfuse"
+    print("gradients still in flight behind a rank's last computation of backward, ms, median of 3 steps\n"
+          f"{'mesh':11}{''.join(f'{mode:>10}' for mode in modes)}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         write_random_tokens(f"{folder}/tokens.bin", 8 * B * T + 1)
-        for strategy, tp, dp in (("tpsp", 2, 1), ("up", 2, 1), ("tpsp", 1, 2)):
-            runs = {mode: train(build, folder, "d12", strategy, tp, dp, B // dp, mode, steps, f"1:{steps}")
-                    for mode in ("nowire", "none", "slice", "commfuse")}
-            bound = statistics.median(s["step_ms"] for s in runs["nowire"][0][1:])
-            for mode, (lines, trace) in runs.items():
-                ms = [s["step_ms"] for s in lines[1:]]
-                exposed = statistics.median(s["exposed_comm_ms"] for s in lines[1:])
-                tail = "" if mode == "nowire" else f"{statistics.median(tail_ms(trace, i) for i in trace.steps):.1f}"
-                share = 100 * statistics.median(s["mfu"] for s in lines[1:])
-                apart = max(abs(a["loss"] / b["loss"] - 1) for a, b in zip(lines, runs["none"][0]))
-                step = f"{statistics.median(ms):.0f} ({min(ms):.0f} - {max(ms):.0f})"
-                print(f"{f'{strategy} {tp}x{dp}':11}{mode:10}{step:>24}{exposed:13.1f}{tail:>10}{share:7.1f}%"
-                      f"{statistics.median(ms) / bound:11.3f}"
-                      f"{'by construction' if mode == 'nowire' else f'{apart:.0e}':>17}", flush=True)
+        for strategy, tp, dp in MESHES:
+            traces = [train(build, folder, "d12", strategy, tp, dp, B // dp, mode, 4, "1:4") for mode in modes]
+            tails = [statistics.median(tail_ms(trace, step) for step in trace.steps) for trace in traces]
+            print(f"{f'{strategy} {tp}x{dp}':11}{''.join(f'{tail:10.1f}' for tail in tails)}", flush=True)
 
 
 def bench_bytes(build):
@@ -112,7 +114,7 @@ def bench_bytes(build):
     with tempfile.TemporaryDirectory() as folder:
         write_random_tokens(f"{folder}/tokens.bin", 8 * B * T + 1)
         for strategy, tp, dp in (("tpsp", 2, 1), ("tpsp", 1, 2), ("tpsp", 2, 2), ("up", 2, 1), ("up", 2, 2)):
-            _, trace = train(build, folder, "d6", strategy, tp, dp, 2, "commfuse", 3, "1:3")
+            trace = train(build, folder, "d6", strategy, tp, dp, 2, "commfuse", 3, "1:3")
             expected = traffic.formula(d6, strategy, tp, dp, 256, 2)
             counted = [trace.bytes_sent(rank, trace.steps[-1]) for rank in trace.ranks]
             row = f"{f'{strategy} {tp}x{dp}':11}"
@@ -150,6 +152,7 @@ def main():
         print()
     if o.only in (None, "train"):
         bench_train(o.build, o.steps)
+        bench_tail(o.build)
         print()
     if o.only in (None, "bytes"):
         bench_bytes(o.build)

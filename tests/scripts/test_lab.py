@@ -277,6 +277,19 @@ class Hosts(unittest.TestCase):
         activations = 5 * 10 * 2 * 32 * 4 * 64 * 4 // 2  # steps, exchanges of a layer, layers, (T, B, C) floats, half
         self.assertGreater(crossed, activations, "bytes of the ranks did not cross the link")
 
+    def test_baselines_reduce_with_no_more_bytes_than_they_gather(self):
+        """What a library's reduce-scatter sends depends on the call: two of Open MPI's send twice as much."""
+        self.lab.set_link(1e10)
+        bench = os.path.join(ROOT, os.environ.get("BUILD", "build/release"), "tests/bench/bench_fuse")
+        for mode in "none", "slice":
+            crossed = []
+            for operation in "gather_gemm", "gemm_scatter":
+                before = [self.sent(host) for host in (0, 1)]
+                self.run_mpi(bench, "--op", operation, "--shape", "1024,4,512,64,8", "--only", mode, "--repetitions", "10")
+                crossed.append(max(self.sent(host) - before[host] for host in (0, 1)))
+            self.assertGreater(crossed[0], 10 * 4 * 512 * 512 * 4)  # T / 2, B, C floats each time
+            self.assertLess(crossed[1], 1.2 * crossed[0], mode)
+
     @staticmethod
     def write_tokens(path):
         with open(path, "wb") as file:

@@ -702,11 +702,13 @@ class Sweep(Case):
         return [json.loads(line) for line in self.file.read_text().splitlines()]
 
     def test_two_ranks_end_to_end_resumed_and_reported(self):
-        mesh = "--tp", "1,2,4", "--dp", "1", "--strategies", "tpsp,up", "--modes", "none,commfuse"
+        mesh = "--tp", "1,2,4", "--dp", "1", "--strategies", "tpsp,up", "--modes", "none,commfuse:direct:2"
         output = self.sweep(*mesh)
         self.assertEqual([(row["tp"], row["strategy"], row["mode"], row["status"]) for row in self.rows()],
-                         [(1, "tpsp", "none", "ok"), (2, "tpsp", "none", "ok"), (2, "tpsp", "commfuse", "ok"),
-                          (2, "up", "none", "ok"), (2, "up", "commfuse", "ok")])
+                         [(1, "tpsp", "none", "ok"), (2, "tpsp", "none", "ok"), (2, "tpsp", "commfuse:direct:2", "ok"),
+                          (2, "up", "none", "ok"), (2, "up", "commfuse:direct:2", "ok")])
+        config = self.rows()[2]["config"]
+        self.assertEqual((config["overlap"], config["route"], config["slices"]), ("commfuse", "direct", 2))
         self.assertIn("6 heads do not divide over --tp 4", output)
         self.assertIn("one rank: nothing travels", output)
         for row in self.rows():
