@@ -87,8 +87,13 @@ def points(place, quick):
         size = dict(model="d12", vocab=8192, seq=1024, seconds=SECONDS)
         meshes = [("tpsp", 2, 1), ("up", 2, 1), ("tpsp", 1, 2)] + [("tpsp", 2, 2)] * (place.ranks >= 4)
     ratio = 0.5 if place.kind == "lab" else None  # None: shared memory, as fast as it is
-    return [dict({"batch": dp, "modes": list(MODES if tp * dp > 2 else PAIR_MODES)}, **size, strategy=strategy, tp=tp,
-                 dp=dp, ratio=ratio, spare=not quick) for strategy, tp, dp in meshes]
+    return [dict({"batch": dp, "modes": modes_of(tp, dp)}, **size, strategy=strategy, tp=tp, dp=dp, ratio=ratio,
+                 spare=not quick) for strategy, tp, dp in meshes]
+
+
+def modes_of(tp, dp):
+    """Gradients travel bucket by bucket, in however many pieces activations do."""
+    return [mode for mode in (MODES if tp * dp > 2 else PAIR_MODES) if tp > 1 or mode != "slice, 8 pieces"]
 
 
 def mesh_name(point):
