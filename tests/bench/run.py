@@ -6,7 +6,8 @@
 3. Fused operations over MPI shared memory, two ranks, a core to spare per rank (bench_fuse).
 4. What causal attention does to hiding, over links of several speeds (bench_causal, simulated from measured slices),
    and the same for the ranks of this machine, real and simulated. A link that is really slow: slow_link.sh.
-5. Training steps of two ranks, d12, B 4, T 256, as tp 2 (TPSP and UP) and as dp 2; modes take turns (bench_train).
+5. Training steps of two ranks, B 4, T 256, as tp 2 (TPSP and UP) and as dp 2; modes take turns (bench_train), each with
+   a model of its own: d12 where there are 20 GiB, else d6.
    And how long gradients are still in flight behind the last computation of backward, from traces.
 6. Bytes on the wire in a step of d6 for each strategy and mesh, counted and by the formula.
 
@@ -25,9 +26,11 @@ import tempfile
 import types
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "train"))
+sys.path[:0] = [str(ROOT / "tests" / "train"), str(ROOT / "scripts")]
 import traffic
+from experiments import memory
 VOCAB, T, B = 50257, 1024, 4
+TURNS_MIB = 20 * 1024  # that bench_train's d12 takes
 MESHES = ("tpsp", 2, 1), ("up", 2, 1), ("tpsp", 1, 2)  # tp, dp
 
 
@@ -81,14 +84,14 @@ def tail_ms(trace, step):
 
 
 def bench_train(build, steps):
-    cores = os.cpu_count()
+    cores, model = os.cpu_count(), "d12" if memory.available_mib() > TURNS_MIB else "d6"
     print(f"two ranks of one compute thread and one progress thread on {cores} cores"
-          f"{'' if cores >= 4 else ' (TOO FEW: 4 are needed to conclude anything)'}; d12, B {B}, T 256, fp32, "
+          f"{'' if cores >= 4 else ' (TOO FEW: 4 are needed to conclude anything)'}; {model}, B {B}, T 256, fp32, "
           f"{steps - 1} steps a mode in turns, medians", flush=True)
     for strategy, tp, dp in MESHES:
         subprocess.run([ROOT / "scripts/mpirun.sh", "-np", str(tp * dp), f"{build}/tests/bench/bench_train", "--modes",
                         "none,slice,commfuse,commfuse:4,nowire", "--strategy", strategy, "--tp", str(tp), "--dp", str(dp),
-                        "--model", "d12", "--vocab", str(VOCAB), "--seq", "256", "--micro-batch", str(B // dp),
+                        "--model", model, "--vocab", str(VOCAB), "--seq", "256", "--micro-batch", str(B // dp),
                         "--threads", "1", "--rounds", str(steps - 1)], check=True)
         print(flush=True)
 
