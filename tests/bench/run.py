@@ -7,7 +7,7 @@
 4. What causal attention does to hiding, over links of several speeds (bench_causal, simulated from measured slices),
    and the same for the ranks of this machine, real and simulated. A link that is really slow: slow_link.sh.
 5. Training steps of two ranks, B 4, T 256, as tp 2 (TPSP and UP) and as dp 2; modes take turns (bench_train), each with
-   a model of its own: d12 where there are 20 GiB, else d6.
+   a model of its own: d12 where there are 22 GiB, else d6.
    And how long gradients are still in flight behind the last computation of backward, from traces.
 6. Bytes on the wire in a step of d6 for each strategy and mesh, counted and by the formula.
 
@@ -30,7 +30,7 @@ sys.path[:0] = [str(ROOT / "tests" / "train"), str(ROOT / "scripts")]
 import traffic
 from experiments import memory
 VOCAB, T, B = 50257, 1024, 4
-TURNS_MIB = 20 * 1024  # that bench_train's d12 takes
+TURNS_MIB = 22 * 1024  # that bench_train's d12 takes
 MESHES = ("tpsp", 2, 1), ("up", 2, 1), ("tpsp", 1, 2)  # tp, dp
 
 
