@@ -105,8 +105,8 @@ typedef struct flight { // an active request's own MPI requests: those that rece
     bool moving;                // the first chunk has been sent, or has come
     MPI_Request few[2];
     memory many;  // instead, for messages of several chunks
-    memory stage; // of a non-blocking reduce-scatter: one block of each rank, to be summed when all
-    bool staged;  // have come
+    memory stage; // of a reduce-scatter: one block of each rank, to be summed when all have come
+    bool staged;  // they have
 } flight;
 
 typedef struct mpi_state {
@@ -130,7 +130,6 @@ typedef struct mpi_state {
     int actives, active_capacity;
     int (*under_way)[2]; // chunks in the lanes to each rank of the world
     pool lists, stages;
-    int *counts;              // of a blocking reduce-scatter's ranks
     double moved_ms, pace_ms; // when something moved last; from one to the next on average
 } mpi_state;
 
@@ -179,7 +178,7 @@ static MPI_Datatype mpi_type(const cf_request *r) {
 static int mpi_count(const cf_request *r, int64_t count) {
     if (count > INT_MAX)
         cf_die("use --overlap commfuse, or --overlap slice with more --slices",
-               "%s: a native collective of %lld elements; MPI counts end at %d", r->label,
+               "%s: a native collective of %lld elements per rank; MPI counts end at %d", r->label,
                (long long)count, INT_MAX);
     return (int)count;
 }
@@ -306,24 +305,7 @@ static void call_allgather(flight *f, cf_request *r, MPI_Comm comm, MPI_Datatype
     if (!plain) MPI_Type_free(&into); // freed when the last use has ended
 }
 
-// What a library's reduce-scatter sends depends on the call. Open MPI 4 passes (N−1)/N of the data around a ring in
-// MPI_Reduce_scatter; its MPI_Reduce_scatter_block and both non-blocking ones reduce everything to rank 0, which
-// scatters: three times the time on two ranks. So those are not called: an all-to-all sends no more than it must.
-static void call_reduce_scatter(mpi_state *s, flight *f, cf_request *r, MPI_Comm comm, MPI_Datatype type,
-                                int count) {
-    int ranks = r->group->size;
-    mpi_count(r, r->send_count * ranks); // libraries add them up
-    if (r->blocking) {
-        for (int i = 0; i < ranks; i++) s->counts[i] = count;
-        check(MPI_Reduce_scatter(r->send, r->recv, s->counts, type, MPI_SUM, comm), "MPI_Reduce_scatter", r);
-        return;
-    }
-    f->stage = take(&s->stages, r->send_count * ranks * cf_dtype_size(r->dtype), r);
-    check(MPI_Ialltoall(r->send, count, type, f->stage.at, count, type, comm, only_part(f)), "MPI_Ialltoall",
-          r);
-}
-
-// The rest of it: the sum of what has come, in the order of ranks.
+// The sum of what has come, in the order of ranks.
 static void sum_stage(const flight *f) {
     const cf_request *r = f->request;
     int64_t bytes = r->send_count * cf_dtype_size(r->dtype);
@@ -332,6 +314,24 @@ static void sum_stage(const flight *f) {
         check(MPI_Reduce_local((const char *)f->stage.at + i * bytes, r->recv, (int)r->send_count,
                                mpi_type(r), MPI_SUM),
               "MPI_Reduce_local", r);
+}
+
+// An all-to-all and a sum, which send no more than they must. What a library's reduce-scatter does depends on the call.
+// Those of Open MPI 4 that do not block, and MPI_Reduce_scatter_block, reduce everything to rank 0, which scatters: three
+// times the time on two ranks. MPI_Reduce_scatter sends as little as this, but works in memory that it takes from the
+// system anew for every call: over shared memory that takes it three times as long for blocks of 16 MiB.
+static void call_reduce_scatter(mpi_state *s, flight *f, cf_request *r, MPI_Comm comm, MPI_Datatype type,
+                                int count) {
+    f->stage = take(&s->stages, r->send_count * r->group->size * cf_dtype_size(r->dtype), r);
+    if (r->blocking) {
+        check(MPI_Alltoall(r->send, count, type, f->stage.at, count, type, comm), "MPI_Alltoall", r);
+        sum_stage(f);
+        give_back(&s->stages, f->stage);
+        f->stage = (memory){0};
+    } else {
+        check(MPI_Ialltoall(r->send, count, type, f->stage.at, count, type, comm, only_part(f)),
+              "MPI_Ialltoall", r);
+    }
 }
 
 static void call_alltoall(flight *f, cf_request *r, MPI_Comm comm, MPI_Datatype type, int count) {
@@ -785,7 +785,6 @@ static void close_transport(cf_transport *t) {
     cf_patience_end();
     drain(&s->lists);
     drain(&s->stages);
-    free(s->counts);
     free(s->active);
     free(s->under_way);
     free(s);
@@ -849,8 +848,7 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
     MPI_Comm_size(MPI_COMM_WORLD, &t->size);
     refuse_strays(t->size);
     s->under_way = calloc((size_t)t->size, sizeof *s->under_way);
-    s->counts = calloc((size_t)t->size, sizeof *s->counts);
-    if (!s->under_way || !s->counts) cf_die(NULL, "out of memory for the MPI transport");
+    if (!s->under_way) cf_die(NULL, "out of memory for the MPI transport");
     cf_die_setup(t->rank, t->size, t->size > 1 ? abort_all : NULL);
     int *tag_max = NULL, known = 0;
     MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &tag_max, &known);
