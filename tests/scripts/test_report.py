@@ -418,7 +418,7 @@ class Comparison(Case):
         b = self.write("b", "training", [{**row, "step_ms": 2 * row["step_ms"]} for row in rows])
         status, output = self.compare(a, b)
         self.assertEqual(status, 0, output)
-        self.assertIn("6 figures: at most 0.00 % apart, 0.00 % in the median; 0 further than the 3 % asked", output)
+        self.assertIn("7 figures: at most 0.00 % apart, 0.00 % in the median; 0 further than the 3 % asked", output)
 
     def test_four_percent_are_too_many(self):
         a = self.write("a", "training", training_rows())
@@ -463,7 +463,7 @@ class Comparison(Case):
     def test_what_only_one_report_has_is_counted(self):
         a = self.write("a", "training", training_rows())
         b = self.write("b", "training", [row for row in training_rows() if row["mode"] != "slice"])
-        self.assertIn("5 figures: at most 0.00 %", self.compare(a, b)[1])
+        self.assertIn("6 figures: at most 0.00 %", self.compare(a, b)[1])
         self.assertIn("1 more are in one of the reports only", self.compare(a, b)[1])
         self.assertIn("1 more are in one of the reports only", self.compare(b, a)[1])
 
