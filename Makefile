@@ -76,6 +76,7 @@ $(B)/version: FORCE
 	@echo '$(VERSION)' | cmp -s - $@ || echo '$(VERSION)' > $@
 
 $(B)/commfuse/transport_mpi.o: CFLAGS += $(MPI_CFLAGS)
+$(B)/tests/bench/bench_collectives: CFLAGS += $(MPI_CFLAGS)
 %/commfuse/bootstrap_mpi.o: CFLAGS += $(MPI_CFLAGS) $(if $(MPI_LIBS),-DCF_WITH_MPI)
 $(B)/%.o: %.c
 	@mkdir -p $(@D)

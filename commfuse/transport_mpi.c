@@ -319,7 +319,8 @@ static void sum_stage(const flight *f) {
 // An all-to-all and a sum, which send no more than they must. What a library's reduce-scatter does depends on the call.
 // Those of Open MPI 4 that do not block, and MPI_Reduce_scatter_block, reduce everything to rank 0, which scatters: three
 // times the time on two ranks. MPI_Reduce_scatter sends as little as this, but works in memory that it takes from the
-// system anew for every call: for large blocks over shared memory that is most of its time.
+// system anew for every call: for large blocks over shared memory that is most of its time. (tests/bench/
+// bench_collectives.c prints what each takes.)
 static void call_reduce_scatter(mpi_state *s, flight *f, cf_request *r, MPI_Comm comm, MPI_Datatype type,
                                 int count) {
     f->stage = take(&s->stages, r->send_count * r->group->size * cf_dtype_size(r->dtype), r);

@@ -10,8 +10,11 @@
    a model of its own: d12 where there are 22 GiB, else d6.
    And how long gradients are still in flight behind the last computation of backward, from traces.
 6. Bytes on the wire in a step of d6 for each strategy and mesh, counted and by the formula.
+7. The MPI library's collectives beside a plain exchange of the same bytes: what the baselines rest on
+   (bench_collectives). Over a link of known speed: scripts/lab.py --rate 2gbit -- build/release/tests/bench/bench_collectives
 
-Options: --build DIR (where the programs are), --only step|layers|fuse|causal|train|bytes, --steps N, --ranks N.
+Options: --build DIR (where the programs are), --only step|layers|fuse|causal|train|bytes|collectives, --steps N,
+--ranks N.
 """
 import argparse
 import array
@@ -136,7 +139,7 @@ def run_ranks(ranks, program):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", default="build/release")
-    parser.add_argument("--only", choices=("step", "layers", "fuse", "causal", "train", "bytes"))
+    parser.add_argument("--only", choices=("step", "layers", "fuse", "causal", "train", "bytes", "collectives"))
     parser.add_argument("--steps", type=int, default=11)
     parser.add_argument("--ranks", type=int, default=2)
     o = parser.parse_args()
@@ -159,6 +162,9 @@ def main():
         print()
     if o.only in (None, "bytes"):
         bench_bytes(o.build)
+        print()
+    if o.only in (None, "collectives"):
+        run_ranks(o.ranks, f"{o.build}/tests/bench/bench_collectives")
 
 
 if __name__ == "__main__":
