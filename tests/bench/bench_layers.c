@@ -6,6 +6,9 @@
 // GFLOP/s of attention counts causal work alone: half of T × T. GB/s counts each tensor once per pass over
 // memory that the algorithm needs; `add` is the plain y += x to compare with. A row with both counts is
 // bound by arithmetic. Threads: OMP_NUM_THREADS.
+//
+// Behind them what cutting a product costs by itself: the same rows in so many pieces, in turns, as multiples of the time
+// of one piece. A slice of commfuse with N ranks and m slices has B·T / (N·m) rows.
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,7 +23,7 @@
 #include "layers/random.h"
 #include "commfuse/die.h"
 
-enum { REPETITIONS_MAX = 1000, WARM_UP = 2 };
+enum { REPETITIONS_MAX = 1000, WARM_UP = 2, PIECE_ROWS_MIN = 64, CUTS_MAX = 8 };
 
 typedef struct sizes {
     int64_t C, H, B, T, V, repetitions;
@@ -75,16 +78,36 @@ static void run_add(bench *b) {
     cf_add(b->wide, b->wide2, b->s.R * 4 * b->s.C, REAL_DTYPE, NULL);
 }
 
+// The products in pieces of so many rows (the last may have fewer), as a fused operation calls them.
+static int64_t piece_rows(const bench *b, int64_t first, int64_t rows) {
+    return b->s.R - first < rows ? b->s.R - first : rows;
+}
+static void cut_fc_forward(bench *b, int64_t rows) {
+    int64_t C = b->s.C, OC = 4 * C;
+    const real *w = linear_prepare_forward(b->prepared, b->weight, C, OC, NULL);
+    for (int64_t r = 0; r < b->s.R; r += rows)
+        linear_forward(b->wide + r * OC, b->narrow + r * C, w, b->bias, piece_rows(b, r, rows), C, OC, NULL);
+}
+static void cut_fc_dgrad(bench *b, int64_t rows) {
+    int64_t C = b->s.C, OC = 4 * C;
+    const real *w = linear_prepare_dgrad(b->prepared, b->weight, C, OC, NULL);
+    for (int64_t r = 0; r < b->s.R; r += rows)
+        linear_dgrad(b->narrow + r * C, b->wide + r * OC, w, piece_rows(b, r, rows), C, OC, NULL);
+}
+static void cut_fc_wgrad(bench *b, int64_t rows) {
+    int64_t C = b->s.C, OC = 4 * C;
+    for (int64_t r = 0; r < b->s.R; r += rows)
+        linear_wgrad(b->dweight, b->wide + r * OC, b->narrow + r * C, piece_rows(b, r, rows), C, OC, true,
+                     NULL);
+}
 static void run_fc_forward(bench *b) {
-    const real *w = linear_prepare_forward(b->prepared, b->weight, b->s.C, 4 * b->s.C, NULL);
-    linear_forward(b->wide, b->narrow, w, b->bias, b->s.R, b->s.C, 4 * b->s.C, NULL);
+    cut_fc_forward(b, b->s.R);
 }
 static void run_fc_dgrad(bench *b) {
-    const real *w = linear_prepare_dgrad(b->prepared, b->weight, b->s.C, 4 * b->s.C, NULL);
-    linear_dgrad(b->narrow, b->wide, w, b->s.R, b->s.C, 4 * b->s.C, NULL);
+    cut_fc_dgrad(b, b->s.R);
 }
 static void run_fc_wgrad(bench *b) {
-    linear_wgrad(b->dweight, b->wide, b->narrow, b->s.R, b->s.C, 4 * b->s.C, true, NULL);
+    cut_fc_wgrad(b, b->s.R);
 }
 static void run_bias_grad(bench *b) {
     linear_bias_grad(b->bias, b->wide, b->s.R, 4 * b->s.C, NULL);
@@ -162,6 +185,11 @@ static int by_size(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
+static double median_of(double *ms, int64_t count) {
+    qsort(ms, (size_t)count, sizeof *ms, by_size);
+    return ms[count / 2];
+}
+
 typedef struct timing {
     double median, fastest, slowest; // ms
 } timing;
@@ -174,8 +202,8 @@ static timing time_of(void (*run)(bench *), bench *b) {
         run(b);
         ms[i] = cf_now_ms() - start;
     }
-    qsort(ms, (size_t)b->s.repetitions, sizeof *ms, by_size);
-    return (timing){ms[b->s.repetitions / 2], ms[0], ms[b->s.repetitions - 1]};
+    double median = median_of(ms, b->s.repetitions);
+    return (timing){median, ms[0], ms[b->s.repetitions - 1]};
 }
 
 // The fastest of some large products: what "100 %" means below.
@@ -241,6 +269,36 @@ static void report_all(bench *b) {
     report(b, "first non-finite", run_first_nonfinite, 0, n);
 }
 
+static void report_cuts(bench *b, const char *name, void (*run)(bench *, int64_t), int cuts) {
+    static double ms[CUTS_MAX][REPETITIONS_MAX];
+    for (int64_t i = -WARM_UP; i < b->s.repetitions; i++)
+        for (int c = 0; c < cuts; c++) {
+            double start = cf_now_ms();
+            run(b, (b->s.R + (1 << c) - 1) >> c);
+            if (i >= 0) ms[c][i] = cf_now_ms() - start;
+        }
+    printf("%-24s", name);
+    double whole = 0;
+    for (int c = 0; c < cuts; c++) {
+        double median = median_of(ms[c], b->s.repetitions);
+        if (c == 0) whole = median;
+        printf(" %7.3f", median / whole);
+    }
+    printf("\n");
+    fflush(stdout);
+}
+
+static void report_all_cuts(bench *b) {
+    int cuts = 1;
+    printf("\n%-24s %7lld", "rows at a time", (long long)b->s.R);
+    for (; cuts < CUTS_MAX && b->s.R >> cuts >= PIECE_ROWS_MIN; cuts++)
+        printf(" %7lld", (long long)((b->s.R + (1 << cuts) - 1) >> cuts));
+    printf("\n");
+    report_cuts(b, "linear forward C→4C", cut_fc_forward, cuts);
+    report_cuts(b, "linear dgrad 4C→C", cut_fc_dgrad, cuts);
+    report_cuts(b, "linear wgrad", cut_fc_wgrad, cuts);
+}
+
 static sizes sizes_from(int count, char **words) {
     int64_t number[] = {768, 12, 4, 1024, 50304, 15};
     for (int i = 1; i < count && i <= 6; i++) number[i - 1] = strtoll(words[i], NULL, 10);
@@ -265,5 +323,6 @@ int main(int count, char **words) {
            (long long)b.s.C, (long long)b.s.H, (long long)b.s.B, (long long)b.s.T, (long long)b.s.V,
            (long long)b.s.repetitions, b.peak);
     report_all(&b);
+    report_all_cuts(&b);
     return 0;
 }
