@@ -118,7 +118,8 @@ NVCCFLAGS := -std=c++17 -O3 -lineinfo $(CUDA_ARCH) -Xcompiler -Wall,-Wextra -Xpt
              $(if $(WERROR),-Werror all-warnings -Xcompiler -Werror -Xptxas --warning-as-error)
 cuda_sources := $(wildcard commfuse/*.cu layers/*.cu)
 twinned := $(cuda_sources:%.cu=%.c) commfuse/device_cpu.c commfuse/transport_mpi.c layers/gemm.c layers/gemm_ref.c
-shared_sources := $(filter-out $(twinned),$(wildcard commfuse/*.c layers/*.c data/*.c))
+shared_sources := $(filter-out $(twinned),$(wildcard commfuse/*.c layers/*.c))
+data_objects := $(patsubst %.c,%.o,$(wildcard data/*.c)) # what needs cJSON and xxHash, which layers do without
 gpu_objects := $(cuda_sources:%.cu=%.cuda.o) $(shared_sources:%.c=%.o)
 device_objects := commfuse/device_cuda.cuda.o commfuse/memory.o commfuse/die.o
 real_bf16 := -DREAL_IS_BF16
@@ -142,12 +143,14 @@ build/cuda-$(1)/%.cuda.o: %.cu
 build/cuda-$(1)/train_gpt.o: train_gpt.cu $$(B)/version
 	@mkdir -p $$(@D)
 	$$(NVCC) $$(NVCCFLAGS) $$(CUDA_INCLUDES) $$(real_$(1)) -DVERSION='"$$(VERSION)"' -DOTHER_PROGRAM='"$$(name_$(2))"' -MMD -MP -c -o $$@ $$<
-build/cuda-$(1)/train_gpt: build/cuda-$(1)/train_gpt.o $$(gpu_objects:%=build/cuda-$(1)/%)
+build/cuda-$(1)/train_gpt: build/cuda-$(1)/train_gpt.o $$(patsubst %,build/cuda-$(1)/%,$$(gpu_objects) $$(data_objects))
 	$$(NVCC) -Xcompiler -fopenmp -o $$@ $$^ $$(CUDA_LIBS) -lcjson $$(MPI_LINK) -lpthread -lm
 build/cuda-$(1)/tests/%: tests/%.c $$(gpu_objects:%=build/cuda-$(1)/%)
 	@mkdir -p $$(@D)
 	$$(CC) $$(CFLAGS) $$(real_$(1)) -MMD -MP -I. -c -o $$@.o $$<
-	$$(NVCC) -Xcompiler -fopenmp -o $$@ $$@.o $$(filter %.o,$$^) $$(CUDA_LIBS) -lcjson $$(MPI_LINK) -lpthread -lm
+	$$(NVCC) -Xcompiler -fopenmp -o $$@ $$@.o $$(filter %.o,$$^) $$(CUDA_LIBS) $$(DATA_LIBS) $$(MPI_LINK) -lpthread -lm
+build/cuda-$(1)/tests/bench/bench_train: $$(data_objects:%=build/cuda-$(1)/%)
+build/cuda-$(1)/tests/bench/bench_train: DATA_LIBS := -lcjson
 # What measures the device needs no more than the device.
 build/cuda-$(1)/tests/%: tests/%.cu $$(device_objects:%=build/cuda-$(1)/%)
 	@mkdir -p $$(@D)

@@ -17,6 +17,10 @@ void cf_cuda_check(cudaError_t code, const char *call, const char *file, int lin
 cudaStream_t cf_cuda_stream(cf_stream *stream); // dies on NULL
 int cf_cuda_multiprocessors(void);              // of the device in use
 
+// A copy between addresses in GPU memory, own or a peer's, that leaves multiprocessors to kernels where the driver can do
+// that: by a copy engine. Not cudaSuccess: this runtime or driver has no such copy, and nothing has been enqueued.
+cudaError_t cf_cuda_copy_beside(void *to, const void *from, int64_t bytes, cf_stream *stream);
+
 // Launch kernel<<<blocks, threads, 0, stream>>>(arguments...). Nothing is launched for 0 blocks.
 template <typename... Parameters, typename... Arguments>
 void cf_launch(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, cf_stream *stream,

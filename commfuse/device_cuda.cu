@@ -29,9 +29,8 @@
 #endif
 
 enum {
-    STAGED_BYTES = 64 << 10, // of pageable memory: so much is taken at once, for more the library waits
-    STAGE_BYTES = 4 << 20,   // so much goes through pinned memory of our own
-    STAGES = 4,
+    STAGE_BYTES = 4 << 20, // of pageable memory: so much goes through pinned memory of our own at once
+    STAGES = 8,
     MOMENTS = 1 << 18,
     MOMENT_BLOCK = 1 << 10, // events are created so many at a time
     ADD_THREADS = 256,
@@ -331,7 +330,9 @@ static bool pageable(const void *memory) {
     return attributes.type == cudaMemoryTypeUnregistered;
 }
 
-// Tokens of a micro-batch, for one: the next is read while the device still works on the one before.
+// What has been read of the host's memory when this returns may change: tokens of the next micro-batch are read while the
+// device still works on those before. (The library promises as much of few bytes at best, and of many it waits inside for
+// the stream, where nobody watches the peers.)
 static void copy_staged(void *to, const void *from, int64_t bytes, cf_stream *stream) {
     int i = (int)(device.staged++ % STAGES);
     wait_for(device.stage[i].read);
@@ -341,15 +342,47 @@ static void copy_staged(void *to, const void *from, int64_t bytes, cf_stream *st
     CF_CUDA(cudaEventRecord(device.stage[i].read, cf_cuda_stream(stream)));
 }
 
-// A copy to pageable memory returns when it is done, one from there of many bytes when the stream has come to it, so it is
-// better to wait where the peers are watched.
+// A copy to pageable memory returns when it is done, so it is better to wait before it, where the peers are watched.
 void cf_copy(void *to, const void *from, int64_t bytes, cf_stream *stream) {
     if (bytes <= 0) return;
-    bool long_from_host = bytes > STAGED_BYTES && pageable(from), to_host = pageable(to);
-    if (long_from_host && !to_host && bytes <= STAGE_BYTES) return copy_staged(to, from, bytes, stream);
-    if (to_host || long_from_host) cf_stream_sync(stream);
+    bool to_host = pageable(to);
+    if (to_host) {
+        cf_stream_sync(stream);
+    } else if (pageable(from)) {
+        for (int64_t at = 0; at < bytes; at += STAGE_BYTES) {
+            int64_t left = bytes - at;
+            copy_staged((char *)to + at, (const char *)from + at,
+                        left > STAGE_BYTES ? (int64_t)STAGE_BYTES : left, stream);
+        }
+        return;
+    }
     CF_CUDA(cudaMemcpyAsync(to, from, (size_t)bytes, cudaMemcpyDefault, cf_cuda_stream(stream)));
 }
+
+#if CUDART_VERSION >= 12080
+cudaError_t cf_cuda_copy_beside(void *to, const void *from, int64_t bytes, cf_stream *stream) {
+    cudaMemcpyAttributes attributes = {};
+    attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
+    attributes.flags = cudaMemcpyFlagPreferOverlapWithCompute;
+    size_t size = (size_t)bytes, first = 0;
+#if CUDART_VERSION >= 13000
+    cudaError_t code =
+        cudaMemcpyBatchAsync(&to, &from, &size, 1, &attributes, &first, 1, cf_cuda_stream(stream));
+#else
+    void *source = (void *)from;
+    size_t failed = 0;
+    cudaError_t code =
+        cudaMemcpyBatchAsync(&to, &source, &size, 1, &attributes, &first, 1, &failed, cf_cuda_stream(stream));
+#endif
+    if (code != cudaSuccess) cudaGetLastError(); // it is told by the status, not by the next call
+    return code;
+}
+#else
+cudaError_t cf_cuda_copy_beside(void *to, const void *from, int64_t bytes, cf_stream *stream) {
+    (void)to, (void)from, (void)bytes, (void)stream;
+    return cudaErrorNotSupported;
+}
+#endif
 
 void cf_zero(void *to, int64_t bytes, cf_stream *stream) {
     if (bytes > 0) CF_CUDA(cudaMemsetAsync(to, 0, (size_t)bytes, cf_cuda_stream(stream)));

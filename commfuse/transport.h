@@ -65,6 +65,13 @@ typedef struct cf_request {
     struct cf_request *next; // the transport's queue
 } cf_request;
 
+// Payload that this rank has to send for a request. (What a library's collective makes of it is its own affair.)
+static inline int64_t cf_request_bytes(const cf_request *r) {
+    if (r->kind == CF_REQUEST_BARRIER) return 0;
+    int64_t peers = r->kind == CF_REQUEST_EXCHANGE ? r->send_to >= 0 : r->group->size - 1;
+    return peers * r->send_count * cf_dtype_size(r->dtype);
+}
+
 typedef struct cf_transport cf_transport;
 struct cf_transport {
     const char *name;
@@ -75,6 +82,9 @@ struct cf_transport {
     void *state;
     // timeout_s: longest wait for a peer, 0: for ever. threads: that compute in each rank (CPU).
     void (*configure)(cf_transport *, int threads, double timeout_s);
+    void (*gather)(cf_transport *, const void *mine, void *all,
+                   int64_t bytes);                 // collective, before the first request:
+                                                   // all (size, bytes) = what ranks give
     void (*bind)(cf_transport *, cf_group *group); // collective over the group: prepare its communicator
     // Moves the data when the work enqueued on `stream` so far is done.
     void (*post)(cf_transport *, cf_request *request, cf_stream *stream);
@@ -82,7 +92,7 @@ struct cf_transport {
     // Work enqueued on `stream` afterwards sees the request at that point. CPU: blocks. Who waits longer than
     // timeout_s (GPU: in cf_stream_sync) dies naming operation, layer, step and the peer waited for.
     void (*wait)(cf_transport *, cf_request *request, cf_point point, cf_stream *stream);
-    int64_t (*bytes_sent)(cf_transport *); // EXCHANGE payload this rank has sent since start
+    int64_t (*bytes_sent)(cf_transport *); // since start: cf_request_bytes() of all that this rank has posted
     void (*close)(cf_transport *);         // collective; frees the transport
 };
 

@@ -7,9 +7,9 @@
 // Both are connected when a group is bound, unless the caller says that a run has no use for native collectives: a
 // communicator takes seconds and memory.
 //
-// Nothing here blocks but bind, close and, now and then, post: it lets the host run at most RUN_AHEAD requests
-// ahead of the GPU. Queues of launches are finite, and a host that is stuck in a full one, inside the CUDA
-// library, could not find out any more that a peer is gone. A request never depends on one that is posted after
+// Nothing here blocks but bind, close and, now and then, post: it lets the host run at most RUN_AHEAD requests or
+// LAUNCHES_MAX launches ahead of the GPU. Queues of launches are finite, and a host that is stuck in a full one, inside
+// the CUDA library, could not find out any more that a peer is gone. A request never depends on one that is posted after
 // it, here or elsewhere (all ranks post in one order), so that whoever holds back will go on.
 //
 // Watch. While the host waits, for a stream or for requests to complete, look() asks the libraries for errors
@@ -31,8 +31,11 @@
 #include <unistd.h>
 
 enum {
-    RUN_AHEAD = 64,       // of up to a dozen launches each: a queue is known to take a thousand
-    EXCHANGE_BLOCKS = 16, // of NCCL's point-to-point kernels, which run beside matrix products
+    RUN_AHEAD = 64,
+    LAUNCHES = 12, // of a request, about, with those of what it waits for and is waited for by
+    LAUNCHES_OF_CHUNK = 3,
+    LAUNCHES_MAX = RUN_AHEAD * LAUNCHES, // a queue is known to take a thousand
+    EXCHANGE_BLOCKS = 16,                // of NCCL's point-to-point kernels, which run beside matrix products
     GROUPS_MAX = CF_INQUIRY_GROUPS,
     BUS_LENGTH = 32,
     HOST_LENGTH = 64,
@@ -49,6 +52,7 @@ typedef struct flight { // what is remembered of a request: its own memory may b
     const cf_group *group;
     int send_to, recv_from; // in the world; -1: none
     cf_moment begin, arrival, end;
+    int64_t launches;
     double waiting_ms; // looks have found it begun and not ended for so long
 } flight;
 
@@ -67,6 +71,7 @@ typedef struct cuda_state {
     int bindings;
     flight flights[RUN_AHEAD]; // request i at i % RUN_AHEAD
     int64_t posted, oldest;    // requests so far; the first that is not known to be complete
+    int64_t launches;          // of those from there on
     double look_ms;            // when the last look was
     int64_t bytes;
 } cuda_state;
@@ -78,7 +83,8 @@ static flight *flight_at(cuda_state *s, int64_t index) {
 }
 
 static void forget_complete(cuda_state *s) {
-    while (s->oldest < s->posted && cf_moment_passed(flight_at(s, s->oldest)->end)) s->oldest++;
+    for (; s->oldest < s->posted && cf_moment_passed(flight_at(s, s->oldest)->end); s->oldest++)
+        s->launches -= flight_at(s, s->oldest)->launches;
 }
 
 // The one that has waited longest; NULL: none. Those of other groups may overtake it.
@@ -173,9 +179,21 @@ static void look(void *argument) {
     if (news || (f && too_long(s, f))) give_up(s, f, news);
 }
 
-static void keep_pace(cuda_state *s) {
+static int64_t launches_of(const cf_wire *wire, const cf_request *r) {
+    if (wire->chunk_bytes == 0 || r->kind != CF_REQUEST_EXCHANGE) return LAUNCHES;
+    return LAUNCHES +
+           LAUNCHES_OF_CHUNK * (r->send_count + r->recv_count) * cf_dtype_size(r->dtype) / wire->chunk_bytes;
+}
+
+// One that is too large by itself is posted alone.
+static bool too_far_ahead(const cuda_state *s, int64_t launches) {
+    int64_t ahead = s->posted - s->oldest;
+    return ahead == RUN_AHEAD || (ahead > 0 && s->launches + launches > LAUNCHES_MAX);
+}
+
+static void keep_pace(cuda_state *s, int64_t launches) {
     double looked_ms = cf_now_ms();
-    for (forget_complete(s); s->posted - s->oldest == RUN_AHEAD; forget_complete(s)) {
+    for (forget_complete(s); too_far_ahead(s, launches); forget_complete(s)) {
         struct timespec rest = {0, REST_US * 1000L};
         nanosleep(&rest, NULL);
         if (cf_now_ms() - looked_ms < LOOK_MS) continue;
@@ -184,7 +202,7 @@ static void keep_pace(cuda_state *s) {
     }
 }
 
-static void remember(cuda_state *s, const cf_request *r) {
+static void remember(cuda_state *s, const cf_request *r, int64_t launches) {
     const cf_group *group = r->group;
     bool exchange = r->kind == CF_REQUEST_EXCHANGE;
     goes_on(s); // what it was told may be about to be overwritten
@@ -199,7 +217,9 @@ static void remember(cuda_state *s, const cf_request *r) {
     f->begin = r->begin;
     f->arrival = r->arrival;
     f->end = r->end;
+    f->launches = launches;
     f->waiting_ms = 0;
+    s->launches += launches;
 }
 
 // --- requests ---
@@ -219,11 +239,11 @@ static cf_wire *wire_for(const cf_request *r) {
 static void post(cf_transport *t, cf_request *r, cf_stream *stream) {
     cuda_state *s = (cuda_state *)t->state;
     cf_wire *wire = wire_for(r);
-    keep_pace(s);
-    if (r->kind == CF_REQUEST_EXCHANGE && r->send_to >= 0)
-        s->bytes += r->send_count * cf_dtype_size(r->dtype);
+    int64_t launches = launches_of(wire, r);
+    keep_pace(s, launches);
+    s->bytes += cf_request_bytes(r);
     wire->post(wire, r, stream);
-    remember(s, r);
+    remember(s, r, launches);
 }
 
 static bool test(cf_transport *t, cf_request *r, cf_point point) {
@@ -298,32 +318,28 @@ static void choose(cuda_state *s, binding *b, const cf_group *group, bool collec
     b->collective = cf_wire_nccl(s->bootstrap, group, can && collectives, 0, s->timeout_ms / 1e3);
 }
 
-// One exchange of each ordered pair: connections are made now rather than in the first step, and what arrives
-// is looked at, as some machines map memory between GPUs and then lose what is written there.
-static void meet_all(cf_transport *t, const cf_group *group) {
-    cf_stream *stream = cf_stream_create();
-    int64_t mine = group->world[group->rank];
-    int64_t *out = (int64_t *)cf_alloc(sizeof *out, "communication staging");
-    int64_t *in = (int64_t *)cf_alloc(group->size * (int64_t)sizeof *in, "communication staging");
-    int64_t *seen = (int64_t *)calloc((size_t)group->size, sizeof *seen);
-    if (!seen) cf_die(NULL, "out of memory to bind group %s", group->name);
-    cf_copy(out, &mine, sizeof mine, stream);
-    for (int i = 1; i < group->size; i++) {
-        cf_request r;
-        memset(&r, 0, sizeof r);
-        r.kind = CF_REQUEST_EXCHANGE;
-        r.group = group;
-        r.dtype = CF_INT64;
-        r.send_to = (group->rank + i) % group->size;
-        r.recv_from = (group->rank - i + group->size) % group->size;
-        r.send = out;
-        r.recv = in + r.recv_from;
-        r.send_count = r.recv_count = 1;
-        r.label = "first meeting";
-        r.layer = r.step = -1;
-        post(t, &r, stream);
-        wait(t, &r, CF_COMPLETE, stream);
-    }
+static cf_request first_meeting(cf_request_kind kind, const cf_group *group, const int64_t *out,
+                                int64_t *in) {
+    cf_request r;
+    memset(&r, 0, sizeof r);
+    r.kind = kind;
+    r.group = group;
+    r.dtype = CF_INT64;
+    r.send = out;
+    r.recv = in;
+    r.send_count = r.recv_count = r.stride = 1;
+    r.label = "first meeting";
+    r.layer = r.step = -1;
+    return r;
+}
+
+static void run_now(cf_transport *t, cf_request *r, cf_stream *stream) {
+    post(t, r, stream);
+    wait(t, r, CF_COMPLETE, stream);
+}
+
+// What came from each rank is its number in the world.
+static void check_who_came(const cf_group *group, const int64_t *in, int64_t *seen, cf_stream *stream) {
     cf_copy(seen, in, group->size * (int64_t)sizeof *in, stream);
     cf_stream_sync(stream);
     for (int i = 0; i < group->size; i++)
@@ -331,6 +347,35 @@ static void meet_all(cf_transport *t, const cf_group *group) {
             cf_die("try --transport nccl; between GPUs without NVLink look at the IOMMU and PCI ACS settings",
                    "data does not arrive from rank %d: it sent %d, %lld came", group->world[i],
                    group->world[i], (long long)seen[i]);
+}
+
+// One exchange of each ordered pair, and an all-to-all where native collectives will be posted: connections are made now
+// rather than in the first step, and what arrives is looked at, as some machines map memory between GPUs and then lose
+// what is written there.
+static void meet_all(cf_transport *t, const cf_group *group) {
+    const binding *b = (const binding *)group->native;
+    cf_stream *stream = cf_stream_create();
+    int64_t bytes = group->size * (int64_t)sizeof(int64_t);
+    int64_t *out = (int64_t *)cf_alloc(bytes, "communication staging");
+    int64_t *in = (int64_t *)cf_alloc(bytes, "communication staging");
+    int64_t *seen = (int64_t *)calloc((size_t)group->size, sizeof *seen);
+    if (!seen) cf_die(NULL, "out of memory to bind group %s", group->name);
+    for (int i = 0; i < group->size; i++) seen[i] = group->world[group->rank];
+    cf_copy(out, seen, bytes, stream);
+    for (int i = 1; i < group->size; i++) {
+        cf_request r = first_meeting(CF_REQUEST_EXCHANGE, group, out, in);
+        r.send_to = (group->rank + i) % group->size;
+        r.recv_from = (group->rank - i + group->size) % group->size;
+        r.recv = in + r.recv_from;
+        run_now(t, &r, stream);
+    }
+    check_who_came(group, in, seen, stream);
+    if (b->collective) {
+        cf_request r = first_meeting(CF_REQUEST_ALLTOALL, group, out, in);
+        cf_zero(in, bytes, stream);
+        run_now(t, &r, stream);
+        check_who_came(group, in, seen, stream);
+    }
     free(seen);
     cf_free(in);
     cf_free(out);
@@ -396,7 +441,12 @@ static void close_transport(cf_transport *t) {
     free(t);
 }
 
-static void gather(void *argument, const void *mine, void *all, int64_t bytes) {
+static void gather(cf_transport *t, const void *mine, void *all, int64_t bytes) {
+    cf_bootstrap *bootstrap = ((cuda_state *)t->state)->bootstrap;
+    bootstrap->allgather(bootstrap, mine, all, bytes);
+}
+
+static void gather_for_watch(void *argument, const void *mine, void *all, int64_t bytes) {
     cf_bootstrap *bootstrap = (cf_bootstrap *)argument;
     bootstrap->allgather(bootstrap, mine, all, bytes);
 }
@@ -433,7 +483,7 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
     cuda_state *s = (cuda_state *)calloc(1, sizeof *s);
     if (!t || !s) cf_die(NULL, "out of memory for the transport");
     s->bootstrap = bootstrap;
-    s->watch = cf_watch_open(bootstrap->rank, bootstrap->size, gather, bootstrap);
+    s->watch = cf_watch_open(bootstrap->rank, bootstrap->size, gather_for_watch, bootstrap);
     s->ipc = ipc || choice;
     s->nccl = nccl || choice;
     s->timeout_ms = timeout_s * 1e3;
@@ -446,6 +496,7 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
     t->collectives = true;
     t->state = s;
     t->configure = configure;
+    t->gather = gather;
     t->bind = bind_group;
     t->post = post;
     t->test = test;

@@ -13,6 +13,7 @@ struct cf_wire {
     const char *name; // "nccl", "ipc"
     const cf_group *group;
     void *state;
+    int64_t chunk_bytes; // a message is enqueued in pieces of so many, each some launches; 0: whole
     // Enqueue the transfer behind the work enqueued on `stream` so far and behind what `after` brings; set
     // begin, arrival and end.
     void (*post)(cf_wire *, cf_request *request, cf_stream *stream);

@@ -1,5 +1,6 @@
-// Exchanges of a group within one host by the GPUs' copy engines, without a kernel. (The copy within a GPU may
-// be done by multiprocessors: the driver decides. tests/bench/bench_wires measures what it does.)
+// Exchanges of a group within one host by the GPUs' copy engines, without a kernel. (The driver decides what does a copy,
+// above all one within a GPU; from CUDA 12.8 on it is told that kernels run beside it. tests/bench/bench_wires measures
+// what it does, told and untold.)
 //
 // Every rank keeps, for each other one, a staging queue of SLOTS slots in its own memory, which that rank has
 // mapped. A message goes through it in chunks:
@@ -63,9 +64,9 @@ typedef struct segment { // shared by the processes of the group
 
 typedef struct lane { // one direction of one pair
     cf_stream *stream;
-    counters *count;
-    char *slots;   // of the receiver; the sender's mapping of them
-    uint32_t next; // chunk
+    counters *count; // as the GPU sees them
+    char *slots;     // of the receiver; the sender's mapping of them
+    uint32_t next;   // chunk
 } lane;
 
 typedef CUresult stream_word(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned flags);
@@ -74,7 +75,7 @@ typedef struct ipc_wire {
     cf_wire wire;
     segment *shared;
     int64_t shared_bytes;
-    bool registered;
+    counters *pair;            // the segment's, where the GPU has them; NULL: not registered
     char *staging;             // (N, SLOTS, SLOT_BYTES) by source; the own part is unused
     void *mapped[MEMBERS_MAX]; // the staging of the others
     lane send[MEMBERS_MAX], recv[MEMBERS_MAX];
@@ -102,7 +103,10 @@ static int64_t chunk_of(int64_t bytes) {
 
 // Both ends lie in GPU memory, which cf_copy would ask the driver about for every chunk.
 static void copy(void *to, const void *from, int64_t bytes, const lane *l) {
-    if (bytes > 0)
+    static bool beside = true;
+    if (bytes <= 0) return;
+    if (beside) beside = cf_cuda_copy_beside(to, from, bytes, l->stream) == cudaSuccess;
+    if (!beside)
         CF_CUDA(cudaMemcpyAsync(to, from, (size_t)bytes, cudaMemcpyDefault, cf_cuda_stream(l->stream)));
 }
 
@@ -301,12 +305,23 @@ static void make_offer(ipc_wire *w, const cf_group *group, offer *mine) {
     if (group->rank == 0 && !*mine->why) make_segment(w, mine);
 }
 
-// Registered memory has one address for host and GPU on every system that CUDA IPC works on.
+static cudaError_t register_segment(ipc_wire *w) {
+    void *on_device = NULL;
+    cudaError_t code = cudaHostRegister(w->shared, (size_t)w->shared_bytes,
+                                        cudaHostRegisterPortable | cudaHostRegisterMapped);
+    if (code != cudaSuccess) return code;
+    code = cudaHostGetDevicePointer(&on_device, w->shared, 0);
+    if (code == cudaSuccess)
+        w->pair = ((segment *)on_device)->pair;
+    else
+        cudaHostUnregister(w->shared);
+    return code;
+}
+
 static void take_offers(ipc_wire *w, const cf_group *group, const offer *all, offer *mine) {
     if (group->rank != 0) open_segment(w, &all[group->world[0]], mine);
     if (*mine->why) return;
-    cudaError_t code = cudaHostRegister(w->shared, (size_t)w->shared_bytes, cudaHostRegisterPortable);
-    w->registered = code == cudaSuccess;
+    cudaError_t code = register_segment(w);
     for (int i = 0; i < group->size && code == cudaSuccess; i++) {
         if (i == group->rank) continue;
         code =
@@ -334,7 +349,7 @@ static void give_back(ipc_wire *w) {
         if (w->mapped[i]) CF_CUDA(cudaIpcCloseMemHandle(w->mapped[i]));
     for (int i = 0; i < w->streams; i++) cf_stream_free(w->stream[i]);
     cf_stream_free(w->join);
-    if (w->registered) CF_CUDA(cudaHostUnregister(w->shared));
+    if (w->pair) CF_CUDA(cudaHostUnregister(w->shared));
     if (w->shared) munmap(w->shared, (size_t)w->shared_bytes);
 }
 
@@ -360,8 +375,8 @@ static void make_lanes(ipc_wire *w, const cf_group *group) {
         w->recv[i].stream = share && w->streams > 1 ? w->stream[1] : new_stream(w);
         w->send[i].slots = (char *)w->mapped[i] + group->rank * queue_bytes();
         w->recv[i].slots = w->staging + i * queue_bytes();
-        w->send[i].count = &w->shared->pair[group->rank * group->size + i];
-        w->recv[i].count = &w->shared->pair[i * group->size + group->rank];
+        w->send[i].count = &w->pair[group->rank * group->size + i];
+        w->recv[i].count = &w->pair[i * group->size + group->rank];
     }
     w->join = cf_stream_create_urgent();
     streams_made += w->streams + 1;
@@ -392,6 +407,7 @@ cf_wire *cf_wire_ipc(cf_bootstrap *bootstrap, const cf_group *group, char why[12
     w->wire.name = "ipc";
     w->wire.group = group;
     w->wire.state = w;
+    w->wire.chunk_bytes = SLOT_BYTES;
     w->wire.post = post;
     w->wire.look = look;
     w->wire.detach = detach;

@@ -273,10 +273,7 @@ static bool send_more(mpi_state *s, flight *f) {
                         MPI_BYTE, r->send_to, r->send_tag, *(MPI_Comm *)r->group->native,
                         &parts_of(f)[f->recvs + f->posted]),
               "MPI_Isend", r);
-    if (before == 0 && f->posted > 0) {
-        now_moving(f);
-        atomic_fetch_add(&s->bytes, bytes);
-    }
+    if (before == 0 && f->posted > 0) now_moving(f);
     return f->posted > before;
 }
 
@@ -608,6 +605,7 @@ static int number_of(const mpi_state *s, const cf_group *group) {
 
 static void post(cf_transport *t, cf_request *r, cf_stream *stream) {
     mpi_state *s = (mpi_state *)t->state;
+    atomic_fetch_add(&s->bytes, cf_request_bytes(r));
     cf_stream_sync(stream); // the data to send is complete
     cf_watch_posted(s->watch, number_of(s, r->group), r->label, r->layer, r->step);
     r->next = NULL;
@@ -764,11 +762,15 @@ static void look_around(cf_transport *t) {
     cf_patience_end();
 }
 
-static void gather(void *argument, const void *mine, void *all, int64_t bytes) {
-    cf_patience_begin("MPI gathers a few words of all", timeout_s_of((cf_transport *)argument));
+static void gather(cf_transport *t, const void *mine, void *all, int64_t bytes) {
+    cf_patience_begin("MPI gathers a few words of all", timeout_s_of(t));
     check(MPI_Allgather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, MPI_COMM_WORLD),
           "MPI_Allgather", NULL);
     cf_patience_end();
+}
+
+static void gather_for_watch(void *argument, const void *mine, void *all, int64_t bytes) {
+    gather((cf_transport *)argument, mine, all, bytes);
 }
 
 static void close_transport(cf_transport *t) {
@@ -839,6 +841,7 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
     *t = (cf_transport){.name = "mpi",
                         .state = s,
                         .configure = configure,
+                        .gather = gather,
                         .bind = bind_group,
                         .post = post,
                         .test = test,
@@ -858,7 +861,7 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
     s->timeout_ms = timeout_s * 1e3;
     look_around(t);
     cf_device_open(t->local_rank);
-    s->watch = cf_watch_open(t->rank, t->size, gather, t);
+    s->watch = cf_watch_open(t->rank, t->size, gather_for_watch, t);
     pthread_mutex_init(&s->lock, NULL);
     cf_condition_init(&s->posted);
     cf_condition_init(&s->done);

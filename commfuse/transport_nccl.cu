@@ -10,6 +10,9 @@
 // communicator of their own: native collectives keep what NCCL gives them, as they are what commfuse is compared with.
 // Groups have communicators of their own, too, and with so few blocks the kernels of all of them find room beside each
 // other, whatever order they start in.
+// (A product whose kernel is persistent has a block for every multiprocessor, and those that find NCCL's in their place
+// come when others have ended. CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET would make such products smaller, for all of a run;
+// whether that pays has to be measured on several GPUs.)
 //
 // Communicators are blocking ones. A non-blocking one starts a thread for every call, and all that it can be
 // interrupted for are calls at start, which patience guards here. In the steps nothing waits inside NCCL, as all

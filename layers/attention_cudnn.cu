@@ -21,8 +21,8 @@
 //
 // A plan is made on the first call with a shape (a second of compilation, by libnvrtc) and kept until the
 // process ends, as is one workspace per stream, as large as the largest plan's. Which engine runs: where
-// cuDNN is not used, rank 0 says so and why on standard error, once; where it is, kernels in a profile have
-// sdpa in their names, and CUDNN_LOGLEVEL_DBG=3 makes cuDNN log each call.
+// cuDNN is not used, rank 0 says so and why on standard error, each reason once; where it is, kernels in a profile
+// have sdpa in their names, and CUDNN_LOGLEVEL_DBG=3 makes cuDNN log each call.
 #include "attention_cudnn.h"
 
 #if defined(REAL_IS_BF16) && defined(__NVCC__) && __has_include(<cudnn.h>)
@@ -61,7 +61,7 @@ enum {
     VIRTUAL = 100
 };
 
-enum { STREAMS_MAX = 8, OPERATIONS_MAX = 32, CANDIDATES = 8 };
+enum { STREAMS_MAX = 8, OPERATIONS_MAX = 32, CANDIDATES = 8, REASONS_MAX = 16 };
 
 typedef enum { FORWARD, BACKWARD } direction;
 
@@ -90,7 +90,7 @@ typedef struct plan {
 
 static struct {
     bool off;
-    bool told; // that the own kernels are used
+    const char *told[REASONS_MAX]; // why the own kernels are used
     cudnnHandle_t handle;
     int64_t plans;
     plan **list;
@@ -105,11 +105,19 @@ void attention_cudnn_enable(bool on) {
     cudnn.off = !on;
 }
 
-static bool unsupported(const char *why) {
-    if (!cudnn.told && cf_die_rank() == 0)
+static void tell(const char *why) {
+    if (cf_die_rank() == 0)
         fprintf(stderr, "note: attention by the own kernels, not by cuDNN %lld: %s\n",
                 (long long)cudnnGetVersion(), why);
-    cudnn.told = true;
+}
+
+// One of the reasons that are known beforehand.
+static bool unsupported(const char *why) {
+    int i = 0;
+    while (i < REASONS_MAX && cudnn.told[i] && strcmp(cudnn.told[i], why) != 0) i++;
+    if (i == REASONS_MAX || cudnn.told[i]) return false;
+    cudnn.told[i] = why;
+    tell(why);
     return false;
 }
 
@@ -417,6 +425,17 @@ static void choose_engine(plan *p, graph *g) {
             if (deterministic(candidate[i]) == (bool)promised && plan_from(p, candidate[i])) return;
 }
 
+static void tell_refusal(const plan *p) {
+    char why[512], cause[256] = "";
+    cudnnGetLastErrorString(cause, sizeof cause); // a library not found, for one, is told only here
+    snprintf(why, sizeof why,
+             "no deterministic engine for %lld queries, %lld keys, B %lld, H %lld, D %lld%s: %s (%s)",
+             (long long)p->of.n, (long long)p->of.keys, (long long)p->of.B, (long long)p->of.H,
+             (long long)p->of.D, p->of.pass == FORWARD ? "" : ", backward", cudnnGetErrorString(p->refusal),
+             cause);
+    tell(why);
+}
+
 static plan *plan_new(const problem *of) {
     plan *p = (plan *)calloc(1, sizeof *p);
     plan **list = (plan **)realloc(cudnn.list, (size_t)(cudnn.plans + 1) * sizeof *list);
@@ -436,6 +455,7 @@ static plan *plan_new(const problem *of) {
     else
         build_backward(&g, of);
     choose_engine(p, &g);
+    if (!p->execution) tell_refusal(p);
     return p;
 }
 
@@ -494,19 +514,12 @@ static plan *supported(const problem *of) {
         cudnn.handle = NULL;
         why = "it does not start on this machine";
     }
-    plan *p = why ? NULL : plan_for(of);
-    if (p && p->execution) return p;
-    char refusal[512], cause[256] = "";
-    if (p) {
-        if (!cudnn.told)
-            cudnnGetLastErrorString(cause, sizeof cause); // a library not found, for one, is told only here
-        snprintf(refusal, sizeof refusal,
-                 "no deterministic engine for %lld queries, %lld keys, B %lld, H %lld, D %lld: %s (%s)",
-                 (long long)of->n, (long long)of->keys, (long long)of->B, (long long)of->H, (long long)of->D,
-                 cudnnGetErrorString(p->refusal), cause);
+    if (why) {
+        unsupported(why);
+        return NULL;
     }
-    unsupported(p ? refusal : why);
-    return NULL;
+    plan *p = plan_for(of);
+    return p->execution ? p : NULL;
 }
 
 static void run(plan *p, void *const pointer[NAMES], void *workspace_memory, cf_stream *stream) {

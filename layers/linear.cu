@@ -112,9 +112,15 @@ static void set_operation(plan *p, cublasLtMatmulDescAttributes_t name, const vo
 }
 
 // Addresses change from call to call, all else of a plan stays.
-static void set_addresses(plan *p, const epilogue *e) {
-    if (e->bias) set_operation(p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &e->bias, sizeof e->bias);
-    if (e->pre) set_operation(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &e->pre, sizeof e->pre);
+static void set_addresses(plan *p, const void *bias, const void *pre) {
+    if (bias) set_operation(p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
+    if (pre) set_operation(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &pre, sizeof pre);
+}
+
+// From an address of a bias or of what is in front of a GELU cuBLASLt takes how far all to come are aligned: sixteen
+// bytes, as takes_bias() and takes_gelu() see to, whatever more the first of them has.
+static const void *no_further_aligned(const void *address) {
+    return address ? (const void *)16 : NULL;
 }
 
 static void describe(plan *p, const epilogue *e) {
@@ -126,7 +132,7 @@ static void describe(plan *p, const epilogue *e) {
     set_operation(p, CUBLASLT_MATMUL_DESC_TRANSB, of->transpose_a ? &transpose : &keep, sizeof keep);
     set_operation(p, CUBLASLT_MATMUL_DESC_EPILOGUE, &e->kind, sizeof e->kind);
     if (e->pre) set_operation(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &of->ldc, sizeof of->ldc);
-    set_addresses(p, e);
+    set_addresses(p, no_further_aligned(e->bias), no_further_aligned(e->pre));
     // Columns of theirs are rows of ours as stored.
     CHECK(cublasLtMatrixLayoutCreate(&p->a, REAL_TYPE, (uint64_t)(of->transpose_a ? of->m : of->k),
                                      (uint64_t)(of->transpose_a ? of->k : of->m), of->lda),
@@ -227,6 +233,18 @@ static void multiply_plainly(const product *of, const real *a, const real *b, vo
         cf_launch(plain_product<float>, grid, dim3(THREADS), stream, (float *)c, a, b, *of);
 }
 
+// What comes instead is right, and slower.
+static void tell_of_epilogue(const product *of) {
+    static bool told;
+    if (!told && cf_die_rank() == 0)
+        fprintf(stderr,
+                "note: bias or GELU by own kernels, not in the product's epilogue: cuBLASLt %zu has none for "
+                "(%lld, %lld) · (%lld, %lld), rows of %lld, %lld, %lld elements\n",
+                cublasLtGetVersion(), (long long)of->m, (long long)of->k, (long long)of->k, (long long)of->n,
+                (long long)of->lda, (long long)of->ldb, (long long)of->ldc);
+    told = true;
+}
+
 // False: cuBLASLt has no algorithm with this epilogue, or refuses the one that it named.
 static bool multiply(product of, const real *a, const real *b, void *c, epilogue e, cf_stream *stream) {
     const float one = 1, beta = (float)of.beta;
@@ -237,7 +255,7 @@ static bool multiply(product of, const real *a, const real *b, void *c, epilogue
     plan *p = plan_for(&of, &e);
     blas.proposed = p->proposed > 0 ? p->proposed : 1;
     if (p->possible) {
-        set_addresses(p, &e);
+        set_addresses(p, e.bias, e.pre);
         cublasStatus_t status =
             cublasLtMatmul(blas.handle, p->operation, &one, b, p->b, a, p->a, &beta, c, p->c, c, p->c,
                            &p->algorithm, workspace(stream), (size_t)WORKSPACE, cf_cuda_stream(stream));
@@ -248,8 +266,12 @@ static bool multiply(product of, const real *a, const real *b, void *c, epilogue
         of.choice = 0;
         return multiply(of, a, b, c, e, stream);
     }
-    if (!p->possible && e.kind == CUBLASLT_EPILOGUE_DEFAULT) multiply_plainly(&of, a, b, c, stream);
-    return p->possible || e.kind == CUBLASLT_EPILOGUE_DEFAULT;
+    if (p->possible) return true;
+    if (e.kind == CUBLASLT_EPILOGUE_DEFAULT)
+        multiply_plainly(&of, a, b, c, stream);
+    else
+        tell_of_epilogue(&of);
+    return e.kind == CUBLASLT_EPILOGUE_DEFAULT;
 }
 
 // c (m, n) of `real` = op(a) (m, k) · op(b) (k, n) + beta · c, rows without gaps
@@ -292,7 +314,7 @@ const real *linear_prepare_dgrad(real *prepared, const real *w, int64_t IC, int6
     return w;
 }
 
-// cuBLASLt is not told how far a bias is aligned, and its kernels may read sixteen bytes of it at once.
+// cuBLASLt's kernels may read sixteen bytes of a bias at once.
 static bool takes_bias(const real *bias) {
     return (uintptr_t)bias % 16 == 0;
 }

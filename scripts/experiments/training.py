@@ -273,8 +273,7 @@ def measure(place, point):
              "tokens_per_s": 1e3 * point["batch"] * point["seq"] / step["step_ms"],
              "mfu_share": config["flops"] / (step["step_ms"] * 1e-3) / (peak * 1e12),
              "exposed_ms": step["exposed_comm_ms"], "exposed_mean_ms": step["exposed_mean_ms"],
-             "comm_ms": step["comm_ms"], "loss": step["loss"],  # what a library's collectives send nobody counts
-             "bytes_sent_per_step": None if MODES[step["mode"]][0] in ("none", "slice") else step["bytes_sent_rank0"]}
+             "comm_ms": step["comm_ms"], "loss": step["loss"], "bytes_sent_per_step": step["bytes_sent_rank0"]}
             for step in steps]
 
 

@@ -31,7 +31,9 @@ def legend(check):
             "batch: sequences of a micro-batch. accum: micro-batches of a step, whose gradients are added up before "
             f"one update; steps of {ACCUMULATION}: median of {counted_long} after {before_long}.",
             f"of GEMM: share of {rate} that large products reach here. Memory: most in use on the GPU, with libraries "
-            "and reserves."] + ([f"torch: {torch['framework']}, {how}, flash attention, fused AdamW."] if torch else [])
+            "and reserves."] + ([
+                f"torch: {torch['framework']}, {how}, flash attention (its backward gives other bits in every run, ours the "
+                "same), fused AdamW."] if torch else [])
 
 
 def keep(check, row):

@@ -4,8 +4,9 @@
 //   the device      whether CUDA IPC and words of host memory can be used at all
 //   two processes   ping-pong through mapped memory, as between two ranks: what a word costs on its way. SLOTS chunks
 //                   should take longer than there and back. (Two take turns on one GPU: two GPUs do better, not worse.)
-//   copies          cf_copy should ask for one so that it ends while a kernel holds every multiprocessor: else a
-//                   transfer waits for the matrix product that it hides behind
+//   copies          transport_ipc.cu asks for those "beside kernels": they should end while a kernel holds every
+//                   multiprocessor, else a transfer waits for the matrix product that it hides behind; and be no slower
+//                   than the link
 //   streams         how many never stand behind one that waits: CUDA_DEVICE_MAX_CONNECTIONS, OTHER_STREAMS
 //   run-ahead       what fits behind a wait before the host is held up: bounds RUN_AHEAD
 //   chunks          wait for a word, copy, write a word, 50 in a row: from CHUNK_MIN on words should cost little, from
@@ -121,28 +122,14 @@ static __global__ void hold(long long ns) {
     while (device_ns() - begin < ns) {}
 }
 
-#if CUDART_VERSION >= 12080 // knows the flag
-static void copy_overlapping(void *to, const void *from, int64_t bytes, cf_stream *stream) {
-    if (bytes <= 0) return;
-    cudaMemcpyAttributes attributes = {};
-    attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
-    attributes.flags = cudaMemcpyFlagPreferOverlapWithCompute;
-    cudaStream_t on = cf_cuda_stream(stream);
-    size_t size = (size_t)bytes, first = 0;
-#if CUDART_VERSION >= 13000
-    CF_CUDA(cudaMemcpyBatchAsync(&to, &from, &size, 1, &attributes, &first, 1, on));
-#else
-    void *source = (void *)from;
-    size_t failed = 0;
-    CF_CUDA(cudaMemcpyBatchAsync(&to, &source, &size, 1, &attributes, &first, 1, &failed, on));
-#endif
+static void copy_beside(void *to, const void *from, int64_t bytes, cf_stream *stream) {
+    if (bytes > 0) CF_CUDA(cf_cuda_copy_beside(to, from, bytes, stream));
 }
-#endif
 
 static const copy_way ways[] = {
     {"default", cf_copy},
-#if CUDART_VERSION >= 12080
-    {"overlap flag", copy_overlapping},
+#if CUDART_VERSION >= 12080 // knows the flag
+    {"beside kernels", copy_beside},
 #endif
 };
 
@@ -219,7 +206,7 @@ static stream_word *driver_function(const char *name) {
 // Only the pair needs shared ones: a host where those cannot be had still gives the other figures.
 static void make_words(bench *b, int processes) {
     if (processes == PAIR) {
-        CF_CUDA(cudaHostRegister(shared, sizeof *shared, cudaHostRegisterPortable));
+        CF_CUDA(cudaHostRegister(shared, sizeof *shared, cudaHostRegisterPortable | cudaHostRegisterMapped));
         b->words = &shared->words;
         return;
     }

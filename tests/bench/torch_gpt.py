@@ -14,6 +14,9 @@ of repeated blocks: what it takes does not grow with the layers, and what it lea
 --compile model compiles the model as a whole, which takes in the lookups of the embeddings too. Clipping and the update
 are kernels of PyTorch's own in either.
 
+Attention's backward adds in whatever order blocks finish, as it does unless a user asks for more; train_gpt's gives the
+same bits in every run and pays for that, see layers/attention_cudnn.cu.
+
 Times are between two CUDA events around a step. Prints one JSON object: median step_ms of the timed steps and their
 spread (slowest - fastest) / median, tokens_per_s, flops_per_token = 6 P + 6 L C T with P without the position
 embedding, peak memory as the allocator counts it, seconds of the first step with compiling, how many graphs were

@@ -616,7 +616,7 @@ static void volume_is_what_must_travel(void) {
                 job j = job_create(&mesh.tp_group, c.operation, c.side, mode, route, 3, CF_FP64, 17 * 9);
                 job_run(&j, 17, 9, 4);
                 int64_t sent = context.transport->bytes_sent(context.transport) - j.sent_before;
-                int64_t expected = mode == CF_MODE_COMMFUSE ? (mesh.tp - 1) * 17 * 9 * 8 : 0;
+                int64_t expected = mode == CF_MODE_NOWIRE ? 0 : (mesh.tp - 1) * 17 * 9 * 8;
                 CHECK(sent == expected, "%s: sent %lld bytes, not %lld", describe(&j), (long long)sent,
                       (long long)expected);
                 cf_fuse_free(j.fuse);

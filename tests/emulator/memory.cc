@@ -265,6 +265,16 @@ cudaError_t cudaHostRegister(void *memory, size_t bytes, unsigned) {
     return cudaSuccess;
 }
 
+// With unified addresses the same one.
+cudaError_t cudaHostGetDevicePointer(void **device, void *memory, unsigned flags) {
+    std::lock_guard<std::mutex> hold(state.lock);
+    auto it = find(memory);
+    if (flags != 0 || it == state.allocations.end() || it->second.kind == DEVICE || it->second.kind == PEER)
+        return remember(cudaErrorInvalidValue);
+    *device = memory;
+    return cudaSuccess;
+}
+
 cudaError_t cudaHostUnregister(void *memory) {
     cudaDeviceSynchronize();
     forget(memory, REGISTERED, REGISTERED, "cudaHostUnregister");
@@ -293,6 +303,23 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaM
     }
     enqueue(stream, "cudaMemcpyAsync", [=] { memmove(to, from, bytes); });
     return target == cudaMemoryTypeUnregistered ? cudaStreamSynchronize(stream) : cudaSuccess;
+}
+
+// Of memory on the device alone, all copies with one set of attributes: a use of more has to be written down here first.
+cudaError_t cudaMemcpyBatchAsync(void *const *to, const void *const *from, const size_t *bytes, size_t count,
+                                 cudaMemcpyAttributes *attributes, size_t *first, size_t attribute_sets,
+                                 cudaStream_t stream) {
+    if (count == 0 || attribute_sets != 1 || first[0] != 0 || !stream) return remember(cudaErrorInvalidValue);
+    if (attributes->srcAccessOrder != cudaMemcpySrcAccessOrderStream || attributes->flags > 1)
+        return remember(cudaErrorInvalidValue);
+    for (size_t i = 0; i < count; i++) {
+        if (bytes[i] == 0) return remember(cudaErrorInvalidValue);
+        need_device(from[i], bytes[i], "cudaMemcpyBatchAsync, from");
+        need_device(to[i], bytes[i], "cudaMemcpyBatchAsync, to");
+        enqueue(stream, "cudaMemcpyBatchAsync",
+                [=, to = to[i], from = from[i], size = bytes[i]] { memmove(to, from, size); });
+    }
+    return cudaSuccess;
 }
 
 cudaError_t cudaMemsetAsync(void *to, int byte, size_t bytes, cudaStream_t stream) {
