@@ -10,6 +10,7 @@
 // Order of things in a step: micro-batches forward and backward (the last one sends gradients behind its
 // backward), optimizer (norm, non-finite check, clip, update, weights on their way), log. Every rank takes
 // the same path, so operations are begun in the same order everywhere; only rank 0 prints.
+#include <ctype.h>
 #include <errno.h>
 #include <math.h>
 #include <signal.h>
@@ -23,6 +24,7 @@
 #include "commfuse/stop.h"
 #include "commfuse/timeline.h"
 #include "data/accounts.h"
+#include "data/agreement.h"
 #include "data/detokenize.h"
 #include "data/log.h"
 #include "data/model_file.h"
@@ -137,6 +139,10 @@ static void refuse_what_cannot_be(const options *o) {
                         "--train is missing");
 }
 
+static void gather(void *transport, const void *mine, void *all, int64_t bytes) {
+    ((cf_transport *)transport)->gather((cf_transport *)transport, mine, all, bytes);
+}
+
 static void make_mesh(trainer *t) {
     options *o = &t->o;
     int world = t->transport->size, rank = t->transport->rank;
@@ -230,10 +236,11 @@ static gpt_shape shape_of_options(trainer *t) {
 static overlap overlap_of(const options *o) {
     overlap how;
     memset(&how, 0, sizeof how);
-    for (int mode = CF_MODE_NONE; mode <= CF_MODE_NOWIRE; mode++)
+    for (int mode = CF_MODE_NONE; mode < CF_MODES; mode++)
         if (strcmp(o->overlap, cf_mode_name((cf_mode)mode)) == 0) how.mode = (cf_mode)mode;
     how.route = strcmp(o->route, "direct") == 0 ? CF_DIRECT : CF_RING;
     how.slices = o->slices > 0 ? (int)o->slices : how.mode == CF_MODE_SLICE ? 4 : 1;
+    if (how.mode == CF_MODE_NONE) how.slices = 1;
     return how;
 }
 
@@ -312,22 +319,25 @@ static void meet(trainer *t) {
     cf_stream_sync(t->context.stream);
 }
 
-// Each rank has opened what lies on its own host. Ranks of a replica share each sample, replicas share out the epoch:
-// on other files the run would go on, and learn nonsense.
+// Each rank has opened what lies on its own host. Ranks of a replica share each sample and the weights, replicas share out
+// the epoch: on other files the run would go on, and learn nonsense.
 static void compare_data(trainer *t) {
-    static const char *const what[] = {"samples of --train", "the fingerprint of --train", "samples of --val",
-                                       "the fingerprint of --val", "words of the vocabulary"};
+    static const char *const what[] = {"samples of --train",      "the fingerprint of --train",
+                                       "samples of --val",        "the fingerprint of --val",
+                                       "words of the vocabulary", "the fingerprint of --init-from"};
     const tokens *train = t->train, *val = t->val;
     const double facts[] = {train ? (double)tokens_samples(train) : 0,
                             train ? (double)tokens_fingerprint(train) : 0,
-                            val ? (double)tokens_samples(val) : 0, val ? (double)tokens_fingerprint(val) : 0,
-                            (double)t->model.params.shape.V};
+                            val ? (double)tokens_samples(val) : 0,
+                            val ? (double)tokens_fingerprint(val) : 0,
+                            (double)t->model.params.shape.V,
+                            t->start ? (double)model_file_fingerprint(t->start) : 0};
     const int count = (int)(sizeof facts / sizeof *facts);
     const double *told = optimizer_exchange(&t->optimizer, facts, count);
     for (int rank = 1; rank < t->ranks; rank++)
         for (int i = 0; i < count; i++)
             if (told[rank * REPORT + i] != told[i])
-                cf_die_together("give every host the same token files; compare: ls -l, sha256sum",
+                cf_die_together("give every host the same token and model files; compare: ls -l, sha256sum",
                                 "rank %d has other data than rank 0: %s: %.0f, on rank 0 %.0f", rank, what[i],
                                 told[rank * REPORT + i], told[i]);
 }
@@ -342,6 +352,8 @@ static resume_facts facts_of(const trainer *t, bool watched) {
     facts.positions = t->model.params.shape.maxT;
     facts.padded_vocab = t->model.params.shape.Vp;
     facts.train_tokens = t->train ? tokens_count(t->train) : 0;
+    facts.train_samples = t->train ? tokens_samples(t->train) : 0;
+    facts.train_fingerprint = t->train ? (int64_t)tokens_fingerprint(t->train) : 0;
     facts.skipped = t->skipped;
     facts.watched = watched;
     facts.version = VERSION;
@@ -413,29 +425,15 @@ static void load_state(trainer *t) {
 
 // --- banner and dry run ---
 
-// A run that goes on keeps the first line of its log.
-static void log_resume(trainer *t, const char *host) {
-    log_begin(t->log, "resume");
-    log_int(t->log, "step", t->first);
-    log_text(t->log, "version", VERSION);
-    log_text(t->log, "host", host);
-    log_int(t->log, "ranks", t->ranks);
-    log_text(t->log, "strategy", t->o.strategy);
-    log_int(t->log, "tp", t->o.tp);
-    log_int(t->log, "dp", t->o.dp);
-    log_end(t->log);
-}
-
+// A run that goes on keeps the first line of its log, and says in another one with what it does.
 static void log_config(trainer *t) {
     int rows = 0;
     const option_row *table = options_table(&rows);
     char host[64] = "unknown", text[PATH_LENGTH];
     gethostname(host, sizeof host - 1);
-    if (t->first > 0 && !log_empty(t->log)) {
-        log_resume(t, host);
-        return;
-    }
-    log_begin(t->log, "config");
+    bool goes_on = t->first > 0 && !log_empty(t->log);
+    log_begin(t->log, goes_on ? "resume" : "config");
+    if (goes_on) log_int(t->log, "step", t->first);
     log_text(t->log, "version", VERSION);
     log_text(t->log, "host", host);
     log_int(t->log, "ranks", t->ranks);
@@ -711,6 +709,17 @@ static void validate(trainer *t, int64_t step) {
     log_end(t->log);
 }
 
+static void tell_of_missing_words(int64_t V) {
+    static bool told;
+    if (!told)
+        fprintf(
+            stderr,
+            "note: samples are no text: no tokenizer.bin for the %lld tokens lies beside --train, --val or "
+            "--init-from (data/prepare.py writes one)\n",
+            (long long)V);
+    told = true;
+}
+
 // Every replica writes the same text: the others would only wait for the first.
 static void sample(trainer *t, int64_t step) {
     static char text[SAMPLE_TOKENS * 256];
@@ -721,10 +730,12 @@ static void sample(trainer *t, int64_t step) {
     gpt_generate(&t->model, first, (uint64_t)t->o.seed, SAMPLE_STREAM + (uint64_t)step, t->o.seq, t->inputs,
                  token, SAMPLE_TOKENS);
     if (!root(t)) return;
+    if (!t->words && V > vocabulary_size(NULL)) tell_of_missing_words(V);
     char *end = text;
     for (int i = 0; i < SAMPLE_TOKENS; i++)
         for (int bytes = vocabulary_bytes(t->words, token[i], end); bytes > 0; bytes--, end++)
-            if (*end == 0) *end = ' '; // a text ends at a byte 0
+            if (iscntrl((unsigned char)*end) && *end != '\n' && *end != '\t')
+                *end = ' '; // a terminal obeys them
     *end = 0;
     progress_break();
     printf("step %5lld  sample\n%s\n---\n", (long long)step, text);
@@ -1016,6 +1027,12 @@ static int train_model(trainer *t) {
     return run(t);
 }
 
+// Beside the tokens, or else beside the model file.
+static vocabulary *find_words(const options *o) {
+    vocabulary *words = vocabulary_beside(*o->train ? o->train : o->val);
+    return words ? words : vocabulary_beside(o->init_from);
+}
+
 int main(int argc, char **argv) {
     static trainer t;
     t.begun_ms = cf_now_ms();
@@ -1027,12 +1044,13 @@ int main(int argc, char **argv) {
     choose_program(&t.o, argv);
     refuse_what_cannot_be(&t.o);
     t.transport = cf_transport_create(t.o.transport, &argc, &argv, t.o.timeout);
+    agreement_check(&t.o, VERSION, t.transport->size, gather, t.transport);
     signal(SIGXFSZ, SIG_IGN); // a file size limit is then a write error, which is reported and cleaned up
     make_mesh(&t);
     make_context(&t);
     make_batch(&t);
     set_trace_steps(&t);
-    t.words = *t.o.train ? vocabulary_beside(t.o.train) : *t.o.val ? vocabulary_beside(t.o.val) : NULL;
+    t.words = find_words(&t.o);
     make_model(&t);
     int status = 0;
     if (*t.o.export_to) {

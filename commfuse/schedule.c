@@ -322,8 +322,7 @@ static void check_arguments(cf_operation operation, cf_side side, int ranks, int
 
 static void generate(builder *b) {
     cf_schedule *s = b->s;
-    bool fused = s->mode == CF_MODE_COMMFUSE || s->mode == CF_MODE_NOWIRE;
-    if (!fused && s->ranks > 1)
+    if (!cf_mode_is_fused(s->mode) && s->ranks > 1)
         native(b);
     else if (s->operation == CF_ALLGATHER)
         fused_allgather(b);
@@ -353,9 +352,8 @@ cf_schedule *cf_schedule_create(cf_operation operation, cf_side side, cf_mode mo
     s->result = (cf_place){operation == CF_ALLTOALL ? CF_RESULT : CF_FULL,
                            operation == CF_REDUCE_SCATTER ? rank * slices : 0};
     builder b = {.s = s, .last_compute = -1, .exchange = exchanges};
-    bool fused = mode == CF_MODE_COMMFUSE || mode == CF_MODE_NOWIRE;
-    s->folds =
-        folds && fused && operation == CF_REDUCE_SCATTER && slices > 1; // hence several ranks, and compute
+    s->folds = folds && cf_mode_is_fused(mode) && operation == CF_REDUCE_SCATTER &&
+               slices > 1; // hence several ranks, and compute
     if (s->folds) s->result = (cf_place){CF_STAGE, 0};
     generate(&b);
     free(exchanges);
@@ -382,6 +380,14 @@ const char *cf_operation_name(cf_operation operation) {
 const char *cf_mode_name(cf_mode mode) {
     static const char *const name[] = {"none", "slice", "commfuse", "nowire"};
     return name[mode];
+}
+
+bool cf_mode_is_fused(cf_mode mode) {
+    return mode == CF_MODE_COMMFUSE || mode == CF_MODE_NOWIRE;
+}
+
+cf_mode cf_mode_for_figures(cf_mode mode) {
+    return mode == CF_MODE_NOWIRE ? CF_MODE_COMMFUSE : mode;
 }
 
 const char *cf_route_name(cf_route route) {

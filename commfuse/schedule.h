@@ -31,7 +31,7 @@ typedef enum { CF_ALLGATHER, CF_REDUCE_SCATTER, CF_ALLTOALL } cf_operation;
 // all-to-all on either side or on both: slices are computed, travel, and are worked on where they arrive.
 // CF_NO_COMPUTE moves data only.
 typedef enum { CF_NO_COMPUTE, CF_COMPUTE_BEFORE, CF_COMPUTE_AFTER, CF_COMPUTE_BOTH } cf_side;
-typedef enum { CF_MODE_NONE, CF_MODE_SLICE, CF_MODE_COMMFUSE, CF_MODE_NOWIRE } cf_mode;
+typedef enum { CF_MODE_NONE, CF_MODE_SLICE, CF_MODE_COMMFUSE, CF_MODE_NOWIRE, CF_MODES } cf_mode;
 typedef enum { CF_RING, CF_DIRECT } cf_route; // all-to-all: both send straight to the owner
 
 typedef enum { CF_COMPUTE, CF_EXCHANGE, CF_ADD, CF_COPY, CF_COLLECTIVE } cf_step_kind;
@@ -98,6 +98,11 @@ int64_t cf_schedule_row(const cf_schedule *schedule, int64_t rows, int k);
 char *cf_schedule_print(const cf_schedule *schedule);
 const char *cf_operation_name(cf_operation operation);
 const char *cf_mode_name(cf_mode mode);
+// Point-to-point transfers between partial computations (commfuse, and nowire, which leaves the transfers out), rather
+// than native collectives.
+bool cf_mode_is_fused(cf_mode mode);
+// What figures about a run travel by, so that they are told in every mode.
+cf_mode cf_mode_for_figures(cf_mode mode);
 const char *cf_route_name(cf_route route);
 
 #ifdef __cplusplus

@@ -14,7 +14,7 @@ void cf_timeline_start(cf_context *context, double zero_ms) {
 
 // `all`: (ranks, block) bytes of the host, the own block in place.
 static void gather(cf_context *context, const cf_group *world, cf_mode mode, char *all, int64_t block) {
-    if (mode == CF_MODE_NOWIRE) mode = CF_MODE_COMMFUSE; // what is told of a run is never left out
+    mode = cf_mode_for_figures(mode);
     cf_fuse *gather = cf_fuse_create(context, (cf_fuse_plan){.name = "trace",
                                                              .group = world,
                                                              .operation = CF_ALLGATHER,

@@ -166,6 +166,10 @@ void log_end(logfile *log) {
     log->line = NULL;
 }
 
+void log_sync(const logfile *log) {
+    if (log) fsync(fileno(log->file));
+}
+
 void log_close(logfile *log) {
     if (!log) return;
     cJSON_Delete(log->line);

@@ -25,6 +25,8 @@ void log_int(logfile *log, const char *name, int64_t value);
 void log_real(logfile *log, const char *name, double value);      // NaN, infinity: null
 void log_text(logfile *log, const char *name, const char *value); // invalid UTF-8 becomes U+FFFD
 void log_end(logfile *log);                                       // writes the line; dies on write errors
+// What has been written so far is on the disk, where the log is a file. Any thread; no error is told here.
+void log_sync(const logfile *log);
 void log_close(logfile *log);
 
 #ifdef __cplusplus

@@ -5,14 +5,30 @@
 #include "checkpoint.h"
 #include <stdlib.h>
 
-enum { VALUE_MAX = PATH_MAX, FACTS = 6 };
+enum { VALUE_MAX = PATH_MAX, FACTS = 8 };
 
 static const char *const shape_options[] = {"layers",       "channels",  "heads", "vocab",
                                             "padded-vocab", "positions", NULL};
-static const char *const run_options[] = {"seq",    "batch",    "lr",           "min-lr",
-                                          "warmup", "schedule", "weight-decay", "beta1",
-                                          "beta2",  "eps",      "clip",         "seed",
-                                          "dtype",  "steps",    "train-tokens", NULL};
+static const char *const run_options[] = {"seq",
+                                          "batch",
+                                          "lr",
+                                          "min-lr",
+                                          "warmup",
+                                          "schedule",
+                                          "weight-decay",
+                                          "beta1",
+                                          "beta2",
+                                          "eps",
+                                          "clip",
+                                          "seed",
+                                          "dtype",
+                                          "steps",
+                                          "train-tokens",
+                                          "train-samples",
+                                          "train-fingerprint",
+                                          NULL};
+// Checkpoints from before they were written down say nothing of them.
+static const char *const newer[] = {"train-samples", "train-fingerprint", NULL};
 
 // --- facts -------------------------------------------------------------------------------------------------
 
@@ -36,6 +52,8 @@ manifest_option *resume_describe(const options *o, const resume_facts *facts, in
     } more[] = {{"positions", facts->positions},
                 {"padded-vocab", facts->padded_vocab},
                 {"train-tokens", facts->train_tokens},
+                {"train-samples", facts->train_samples},
+                {"train-fingerprint", facts->train_fingerprint},
                 {"skipped", facts->skipped},
                 {"watched", facts->watched}};
     for (size_t i = 0; i < sizeof more / sizeof *more; i++, n++) {
@@ -62,8 +80,15 @@ static const char *value_of(const manifest_option *list, int64_t count, const ch
     return "";
 }
 
+static bool is_newer_than(const manifest *m, const char *name) {
+    for (const char *const *fact = newer; *fact; fact++)
+        if (strcmp(*fact, name) == 0) return !manifest_value(m, name);
+    return false;
+}
+
 // Without a schedule that falls towards the end a run may be made longer or shorter.
 static bool matters(const options *o, const manifest *m, const char *name) {
+    if (is_newer_than(m, name)) return false;
     const char *schedule = manifest_value(m, "schedule");
     bool constant = strcmp(o->schedule, "constant") == 0 && schedule && strcmp(schedule, o->schedule) == 0;
     return strcmp(name, "steps") != 0 || !constant;

@@ -18,7 +18,7 @@ manifest *resume_find(const together *ranks, const char *out, int64_t below, boo
 // What a manifest says of a run: all options by name, and texts of its own. The caller frees the list, texts are
 // part of it.
 typedef struct resume_facts {
-    int64_t positions, padded_vocab, train_tokens, skipped;
+    int64_t positions, padded_vocab, train_tokens, train_samples, train_fingerprint, skipped;
     bool watched; // validation and samples of this step are done
     const char *version;
 } resume_facts;

@@ -111,6 +111,7 @@ static void *commit(void *argument) {
     manifest m = {
         .step = s->step, .ranks = s->ranks, .options = s->options, .file = s->file, .option = s->option};
     if (s->threaded) be_nice();
+    log_sync(s->plan.log); // a run that goes on from here keeps all lines up to here
     bool well = checkpoint_commit(s->plan.store, &m, &s->why);
     if (well && !checkpoint_prune(s->plan.store, s->plan.keep, s->plan.keep_every, &why))
         fprintf(stderr, "\nwarning: an old checkpoint stays: %s\n", why.what);

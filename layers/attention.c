@@ -69,6 +69,10 @@ static int64_t threads(void) {
 #endif
 }
 
+int64_t attention_channels_max(void) {
+    return PACK_QUERY;
+}
+
 static shape shape_of(int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t D) {
     if (D > PACK_QUERY)
         cf_die("use more heads", "attention: %lld channels per head, at most %d", (long long)D, PACK_QUERY);

@@ -56,6 +56,10 @@ typedef struct shape {
     bool packs; // rows can be read pack by pack
 } shape;
 
+int64_t attention_channels_max(void) {
+    return WIDTH_MAX;
+}
+
 static shape shape_of(int64_t t0, int64_t n, int64_t B, int64_t H, int64_t D) {
     if (D > WIDTH_MAX)
         cf_die("use more heads", "attention: %lld channels per head, at most %d", (long long)D, WIDTH_MAX);

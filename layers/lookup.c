@@ -54,7 +54,7 @@ void lookup_create(lookup *l, cf_context *context, const cf_mesh *mesh, const pa
     l->near_backward = plan(l, "embedding", near, CF_ALLGATHER, CF_COMPUTE_AFTER, o, REAL_DTYPE, shard);
     count_bytes(l, shard);
     bool order_is_ours =
-        o.mode == CF_MODE_COMMFUSE || o.mode == CF_MODE_NOWIRE; // the baselines send the table
+        cf_mode_is_fused(o.mode); // the baselines send the table
     l->far = order_is_ours && table_bucket(l)->group->size > 1 && l->sparse <= l->dense;
     if (l->far) create_far(l, T, B, o);
 }

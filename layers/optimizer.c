@@ -23,7 +23,7 @@ enum { LAYERS_AHEAD = 4 }; // whose weights are on their way while a layer is co
 // --- life ---
 
 static bool overlaps(const zero_optimizer *o) {
-    return o->mode == CF_MODE_COMMFUSE || o->mode == CF_MODE_NOWIRE;
+    return cf_mode_is_fused(o->mode);
 }
 
 static cf_fuse *plan_bucket(zero_optimizer *o, const param_bucket *b, const char *name,
@@ -65,7 +65,7 @@ static void create_bucket(zero_optimizer *o, int i, int64_t state, overlap how) 
 
 static void create_report(zero_optimizer *o, overlap how) {
     int world = o->mesh->world_group.size;
-    if (how.mode == CF_MODE_NOWIRE) how.mode = CF_MODE_COMMFUSE; // figures about a run are never left out
+    how.mode = cf_mode_for_figures(how.mode);
     o->report = cf_alloc(world * REPORT * (int64_t)sizeof(double), "optimizer state");
     o->squares = cf_alloc(SQUARES_SCRATCH * (int64_t)sizeof(double), "optimizer state");
     o->told = calloc((size_t)(world * REPORT), sizeof *o->told);

@@ -3,6 +3,7 @@
 // tensors, its whole tensors; then wte; then wpe, lnfw, lnfb.
 #include "params.h"
 #include "../commfuse/die.h"
+#include "attention.h"
 #include "random.h"
 #include <math.h>
 #include <stdlib.h>
@@ -322,6 +323,10 @@ static void check_shape(gpt_shape s, const cf_mesh *mesh) {
     if (s.C % s.H != 0)
         cf_die_together("--channels must be a multiple of --heads", "%lld channels in %lld heads",
                         (long long)s.C, (long long)s.H);
+    if (s.C / s.H > attention_channels_max())
+        cf_die_together("use more --heads", "%lld channels in %lld heads: %lld per head, at most %lld",
+                        (long long)s.C, (long long)s.H, (long long)(s.C / s.H),
+                        (long long)attention_channels_max());
     if (s.H % mesh->tp != 0)
         cf_die_together("choose --tp so that it divides the number of heads",
                         "%lld heads do not divide over --tp %d", (long long)s.H, mesh->tp);

@@ -42,7 +42,7 @@ static const char *const applies[] = {"model",       "layers", "channels",     "
                                       "vocab",       "tp",     "dp",           "strategy", "transport",
                                       "micro-batch", "lr",     "weight-decay", "beta1",    "beta2",
                                       "eps",         "clip",   "seed",         "threads",  "peak-tflops",
-                                      "timeout"};
+                                      "recompute",   "timeout"};
 
 typedef struct step_row { // of one step; the longest of all ranks
     double ms, exposed_ms, exposed_mean_ms, comm_ms, loss;
@@ -121,7 +121,7 @@ static void parse(bench *b, int argc, char **argv) {
 }
 
 static bool take_mode(overlap *how, const char *word) {
-    for (int mode = CF_MODE_NONE; mode <= CF_MODE_NOWIRE; mode++)
+    for (int mode = CF_MODE_NONE; mode < CF_MODES; mode++)
         if (strcmp(word, cf_mode_name((cf_mode)mode)) == 0) {
             how->mode = (cf_mode)mode;
             how->slices = mode == CF_MODE_SLICE ? 4 : 1;
@@ -168,8 +168,8 @@ static void choose_entrants(bench *b) {
 static void make_mesh(bench *b) {
     options *o = &b->o;
     int ranks = b->transport->size;
-    if (o->tp == 0) o->tp = o->dp > 0 ? ranks / o->dp : ranks;
-    if (o->dp == 0) o->dp = o->tp > 0 ? ranks / o->tp : 1;
+    if (o->tp == 0) o->tp = o->dp > 0 && ranks % o->dp == 0 ? ranks / o->dp : 1;
+    if (o->dp == 0) o->dp = ranks % o->tp == 0 ? ranks / o->tp : 1;
     cf_mesh_init(&b->mesh, ranks, b->transport->rank, (int)o->tp, (int)o->dp);
     b->transport->bind(b->transport, &b->mesh.tp_group);
     b->transport->bind(b->transport, &b->mesh.dp_group);

@@ -25,7 +25,11 @@ class Resume(checkpoints.Case):
         result = self.run_with(tp=tp, dp=dp, strategy=self.strategy, out=again, log=path, **more)
         self.assertRegex(result.out, rf"resume +from step {step} in {again}, saved by {tp * dp} ranks")
         found = self.assertSameRun(path, log, 0 if log_too else step)
-        self.assertEqual(len(harness.events(found, "resume")), 1 if log_too else 0)
+        told = harness.events(found, "resume")
+        self.assertEqual(len(told), 1 if log_too else 0)
+        for event in told:  # all that the first line says, of the run as it goes on
+            self.assertEqual((event["step"], event["tp"], event["dp"], event["out"]), (step, tp, dp, again))
+            self.assertEqual(set(event) - {"step"}, set(harness.events(found, "config")[0]))
         self.assertSameEnd(again, out)
         shutil.rmtree(again)
 

@@ -6,6 +6,7 @@ is not 0, and on several ranks one message, not one per rank.
 import os
 import re
 import resource
+import shutil
 import signal
 import struct
 import subprocess
@@ -124,12 +125,47 @@ class Tokens(BadInput):
                 with self.subTest(name, **mesh):
                     result = harness.run(self.arguments(train="tokens.bin", steps=1, **mesh), 2, timeout=SOON, wrapper=[
                         "sh", "-c", f'cd "{folder}/$OMPI_COMM_WORLD_RANK" && exec "$@"', "sh"])
-                    self.assertFails(result, "rank 1 has other data than rank 0", words, "the same token files")
+                    self.assertFails(result, "rank 1 has other data than rank 0", words, "the same token")
                     self.assertEqual(result.err.count("error:"), 1, str(result))
+
+    def test_other_model_file_on_another_host(self):
+        """As large as rank 0's, with other weights."""
+        folder, weights = self.fresh("models"), np.fromfile(self.model, dtype=np.float32, offset=1024)
+        for rank, another in enumerate((weights, weights[::-1])):
+            os.makedirs(f"{folder}/{rank}")
+            shutil.copy(self.changed(self.model, 1024, another.tobytes()), f"{folder}/{rank}/model.bin")
+        result = harness.run(self.arguments(init_from="model.bin", steps=1, tp=2), 2, timeout=SOON, wrapper=[
+            "sh", "-c", f'cd "{folder}/$OMPI_COMM_WORLD_RANK" && exec "$@"', "sh"])
+        self.assertFails(result, "rank 1 has other data than rank 0", "the fingerprint of --init-from")
 
     def test_validation_missing(self):
         path = self.path("no_such_val.bin")
         self.fails(path, val=path, val_every=1)
+
+
+class OtherOptions(BadInput):
+    """Rank 1 is started with options of its own: told before anything depends on them."""
+
+    def one_rank_with(self, *more, **values):
+        return harness.run(self.arguments(steps=1, **values), 2, timeout=SOON, wrapper=[
+            "sh", "-c", 'if [ "$OMPI_COMM_WORLD_RANK" = 1 ]; then exec "$@" ' + " ".join(more) + '; else exec "$@"; fi', "sh"])
+
+    def test_are_told(self):
+        for name, value, fallback in (("lr", "0.01", "0.0003"), ("seed", "7", "1337"), ("overlap", "none", "commfuse"),
+                                      ("slices", "2", "0"), ("clip", "0.5", "1"), ("val-every", "3", "20"),
+                                      ("dp", "2", "0"), ("route", "direct", "ring"), ("strategy", "up", "tpsp")):
+            with self.subTest(name):
+                result = self.one_rank_with(f"--{name}", value, **dict(tp=2, lr=None, val_every=None, dp=None))
+                self.assertFails(result, f"rank 1 was started with --{name} '{value}', rank 0 with '{fallback}'",
+                                 "the same options")
+                self.assertEqual(result.err.count("error:"), 1, str(result))
+
+    def test_flags_are_told(self):
+        self.assertFails(self.one_rank_with("--check-wire", tp=2), "rank 1 was started with --check-wire 'yes'")
+
+    def test_those_of_a_host_may_differ(self):
+        result = self.one_rank_with("--threads", "2", "--log", "/dev/null", tp=2, threads=None, log=None)
+        self.assertEqual(result.status, 0, str(result))
 
 
 class ModelFiles(BadInput):
@@ -207,6 +243,12 @@ class Shapes(BadInput):
     def test_batch_not_divisible(self):
         self.fails("batch", "8", "3", micro_batch=3)
         self.fails("batch", ranks=2, dp=2, batch=6, micro_batch=2)
+
+    def test_heads_too_wide(self):
+        """Told before memory is taken."""
+        wide = dict(init_from=None, layers=1, channels=9000, heads=1, vocab=101)
+        self.fails("9000 per head, at most", "--heads", **wide)
+        self.fails("9000 per head, at most", "--heads", dry_run=True, **wide)
 
     def test_channels_not_divisible_by_heads(self):
         self.fails("heads", "channels", init_from=None, layers=1, channels=50, heads=3, vocab=101)

@@ -56,6 +56,11 @@ class Refusals(checkpoints.Case):
     def test_other_data(self):
         self.refused("--train-tokens 289 (the checkpoint: 865)", train=self.tokens)
 
+    def test_other_data_of_the_same_size(self):
+        path = self.fresh("train.bin")
+        reference.write_tokens(path, harness.random_tokens(3 * self.samples * self.T + 1, self.shape.V, seed=4))
+        self.refused("--train-fingerprint", "(the checkpoint: ", "--force", train=path)
+
     def test_resume_no(self):
         self.refused("--resume no", f"a checkpoint of step {AT}", resume="no")
 

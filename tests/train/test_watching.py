@@ -1,6 +1,7 @@
 """What a run tells: the log, the trace, the dry run, the help; and what it leaves behind in --out."""
 # sanitizers: too
 # limit: 180
+import dataclasses
 import json
 import math
 import os
@@ -122,6 +123,16 @@ class Log(harness.Case):
                 self.assertEqual([entry["event"] for entry in log], ["config", "val", "sample", "end"])
                 self.assertEqual([entry["step"] for entry in log[1:3]], [0, 0])
                 self.assertTrue(log[2]["text"])
+
+    def test_a_sample_does_not_command_the_terminal(self):
+        """Whatever bytes a model draws; weights at random draw all of them."""
+        model, shape = self.fresh("model.bin"), dataclasses.replace(self.shape, V=256, Vp=256)
+        reference.write_model(model, shape, reference.random_model(shape, seed=9))
+        log, result = self.train(init_from=model, steps=0, train=None, val=self.tokens, val_every=1, val_batches=1,
+                                 sample_every=1)
+        text = harness.events(log, "sample")[0]["text"]
+        for shown in (text, result.out):
+            self.assertFalse([c for c in shown if ord(c) < 32 and c not in "\n\t" or ord(c) == 127], shown)
 
     def test_samples_do_not_depend_on_the_mesh(self):
         def texts(ranks, **mesh):
