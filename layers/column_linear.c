@@ -1,4 +1,4 @@
-// A column-parallel linear layer through schedules (tpsp.h): QKV, the MLP's first layer, the head.
+// A column-parallel linear layer through schedules : QKV, the MLP's first layer, the head.
 //
 // Backward has two transfers and two computations that do not depend on one another's transfers:
 //     gather  all-gather of the saved input              (its slices travel behind whatever comes before)
@@ -7,7 +7,8 @@
 //     finish  the reduce-scatter's last addition (with slices, the own slices' dgrad, onto what has arrived)
 //
 // Where wgrad is left to the caller, the input goes on arriving behind what comes before it: column_input().
-#include "tpsp.h"
+#include "column_linear.h"
+#include "buffers.h"
 #include "linear.h"
 
 void column_create(column_linear *c, cf_context *context, const cf_group *group, const char *name,

@@ -53,8 +53,7 @@ void lookup_create(lookup *l, cf_context *context, const cf_mesh *mesh, const pa
     l->near_forward = plan(l, "embedding", near, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, o, REAL_DTYPE, shard);
     l->near_backward = plan(l, "embedding", near, CF_ALLGATHER, CF_COMPUTE_AFTER, o, REAL_DTYPE, shard);
     count_bytes(l, shard);
-    bool order_is_ours =
-        cf_mode_is_fused(o.mode); // the baselines send the table
+    bool order_is_ours = cf_mode_is_fused(o.mode); // the baselines send the table
     l->far = order_is_ours && table_bucket(l)->group->size > 1 && l->sparse <= l->dense;
     if (l->far) create_far(l, T, B, o);
 }

@@ -20,7 +20,8 @@
 #define LOOKUP_H
 
 #include <stdio.h>
-#include "block.h"
+#include "hooks.h"
+#include "params.h"
 
 #ifdef __cplusplus
 extern "C" {

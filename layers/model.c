@@ -12,9 +12,11 @@
 // complete; who moves buckets, and when, is the optimizer's affair.
 #include "model.h"
 #include "../commfuse/die.h"
+#include "buffers.h"
 #include "crossentropy.h"
 #include "embedding.h"
 #include "layernorm.h"
+#include "weight_gradient.h"
 #include <stdlib.h>
 
 // --- hooks ---

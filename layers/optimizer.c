@@ -15,6 +15,7 @@
 // one rank of the world, so the global norm is the sum of the ranks' own sums, added in rank order.
 #include "optimizer.h"
 #include "../commfuse/die.h"
+#include "buffers.h"
 #include <math.h>
 #include <stdlib.h>
 

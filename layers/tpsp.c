@@ -7,9 +7,11 @@
 // would take more than a third of the activation memory. Where they are kept, by each layer, the scratch of all is not used.
 #include "tpsp.h"
 #include "attention.h"
+#include "buffers.h"
 #include "elementwise.h"
 #include "layernorm.h"
 #include "linear.h"
+#include "weight_gradient.h"
 
 typedef struct job {
     tpsp *t;

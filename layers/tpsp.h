@@ -10,7 +10,7 @@
 // The gather of a saved input waits for nothing that backward computes. It is posted one operation ahead, where there
 // is computation to spare: fc1's behind fc2's backward, QKV's behind fc1's, since QKV's has just enough for its sums.
 //
-// Where a weight gradient leaves owner by owner (block.h), it is computed after these, from what they have
+// Where a weight gradient leaves owner by owner (weight_gradient.h), it is computed after these, from what they have
 // gathered; that of QKV last of all, when the gradient of the block's input is already on its way. In layer 0 it
 // comes last in any case: behind it hides what the embedding sends.
 //
@@ -19,28 +19,11 @@
 #ifndef TPSP_H
 #define TPSP_H
 
-#include "block.h"
+#include "column_linear.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-// A column-parallel linear layer: whole rows in, own columns out. Also the language-model head.
-typedef struct column_job {
-    real *out, *activated;     // (T·B, OC)
-    matrix_gradient dw;        // at NULL: left to the caller
-    const real *in, *w, *bias; // in: dy in backward; w: prepared
-    int64_t B, IC, OC;
-} column_job;
-
-typedef struct column_linear {
-    cf_fuse *forward, *dgrad;
-    cf_fuse *gather; // of the saved input; NULL where the input is still there when backward comes (the head)
-    int64_t IC, OC;
-    real *prepared;   // (linear_prepared_size(IC, OC)) weights
-    column_job wgrad; // of the gather in progress
-    bool gathering;
-} column_linear;
 
 // Shared by all layers: planned operations and scratch memory. One layer runs at a time.
 typedef struct tpsp {
@@ -89,25 +72,6 @@ void tpsp_forward(tpsp *t, tpsp_saved *s, const parameters *p, int layer, real *
 // tpsp_backward_qkvw, before which anything but `partial` must be left as it is.
 void tpsp_backward(tpsp *t, tpsp_saved *s, const parameters *p, int layer, real *dx);
 void tpsp_backward_qkvw(tpsp *t, const tpsp_saved *s, const parameters *p, int layer);
-
-// out (T·B, OC) = gathered x · wᵀ + bias; w (OC, IC), bias (OC). full (T, B, IC): the own shard of x is in place at
-// full + rank · Ts. activated (T·B, OC): GELU of out; NULL: not wanted.
-void column_create(column_linear *c, cf_context *context, const cf_group *group, const char *name,
-                   int64_t capacity, int64_t IC, int64_t OC, overlap o, bool gathers);
-void column_free(column_linear *c);
-void column_forward(column_linear *c, cf_stream *stream, real *out, real *activated, real *full,
-                    const real *w, const real *bias, int64_t Ts, int64_t B, int layer);
-// dy (T·B, OC); dw (OC, IC): dyᵀ · x (dw.at NULL: left to the caller, who finds all of x in full after column_input). The gradient of
-// the own shard of x is returned (valid until the next run).
-// full: what column_gather was given; all of x where c->gather is NULL.
-// partial (T, B, IC): scratch.
-real *column_backward(column_linear *c, cf_stream *stream, matrix_gradient dw, const real *dy, real *full,
-                      real *partial, const real *w, int64_t Ts, int64_t B, int layer);
-// Where c->gather is not NULL, must come before column_backward: starts the gather of x in full, whose own shard is in
-// place. It depends on nothing that backward computes, so it may come as early as full is free.
-void column_gather(column_linear *c, real *full, int64_t Ts, int64_t B, int layer);
-// Must follow a column_backward without dw, before full is read or written and before the next forward.
-void column_input(column_linear *c);
 
 #ifdef __cplusplus
 }

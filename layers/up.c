@@ -5,12 +5,14 @@
 // covers several). A group's product is narrower than the whole layer's by the number of ranks: the price of
 // sending and receiving without packing, paid by every mode alike.
 #include "up.h"
-#include <stdlib.h>
 #include "../commfuse/die.h"
 #include "attention.h"
+#include "buffers.h"
 #include "elementwise.h"
 #include "layernorm.h"
 #include "linear.h"
+#include "weight_gradient.h"
+#include <stdlib.h>
 
 typedef struct job {
     up *u;

@@ -15,7 +15,8 @@
 #ifndef UP_H
 #define UP_H
 
-#include "block.h"
+#include "hooks.h"
+#include "params.h"
 
 #ifdef __cplusplus
 extern "C" {

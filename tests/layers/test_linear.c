@@ -3,7 +3,7 @@
 // Products have small integers in them, so the result is exact and compared without tolerance.
 #include "kernel_testing.h"
 #include "../death.h"
-#include "layers/block.h"
+#include "layers/weight_gradient.h"
 #include "layers/gemm.h"
 #include "layers/linear.h"
 

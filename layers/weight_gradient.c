@@ -1,13 +1,6 @@
-// See block.h.
-#include "block.h"
+// See weight_gradient.h.
+#include "weight_gradient.h"
 #include "linear.h"
-
-real *take_real(int64_t elements, const char *purpose) {
-    return cf_alloc(elements * (int64_t)sizeof(real), purpose);
-}
-precise *take_precise(int64_t elements, const char *purpose) {
-    return cf_alloc(elements * (int64_t)sizeof(precise), purpose);
-}
 
 static int64_t min(int64_t a, int64_t b) {
     return a < b ? a : b;
