@@ -132,6 +132,10 @@ static void refuse_what_cannot_be(const options *o) {
             "--check-wire looks at what ranks exchange in mode commfuse; with --overlap %s there is "
             "nothing for it to look at",
             o->overlap);
+    if (o->decay_steps > 0 && o->decay_steps < o->warmup)
+        cf_die_together("raise --decay-steps, which counts from the first step, or lower --warmup",
+                        "--decay-steps %lld ends the schedule before --warmup %lld has",
+                        (long long)o->decay_steps, (long long)o->warmup);
     if (o->min_lr > o->lr)
         cf_die_together("lower --min-lr", "--min-lr %g is above --lr %g", o->min_lr, o->lr);
     if (!*o->train && !o->dry_run && !*o->export_to && o->steps > 0)
@@ -519,14 +523,16 @@ static void dry_run(trainer *t) {
 
 static double learning_rate(const options *o, int64_t step) {
     if (step < o->warmup) return o->lr * (double)(step + 1) / (double)o->warmup;
-    double span = (double)(o->steps - o->warmup), done = (double)(step - o->warmup) / (span > 1 ? span : 1);
     if (strcmp(o->schedule, "constant") == 0) return o->lr;
+    int64_t end = o->decay_steps > 0 ? o->decay_steps : o->steps;
+    if (step >= end) return o->min_lr;
+    double span = (double)(end - o->warmup), done = (double)(step - o->warmup) / (span > 1 ? span : 1);
     if (strcmp(o->schedule, "linear") == 0) return o->lr + (o->min_lr - o->lr) * done;
     if (strcmp(o->schedule, "cosine") == 0)
         return o->min_lr + (o->lr - o->min_lr) * 0.5 * (1 + cos(M_PI * done));
-    double hold = 0.8 * (double)o->steps; // wsd: hold, then fall by 1 − sqrt over the last fifth
+    double hold = 0.8 * (double)end; // wsd: hold, then fall by 1 − sqrt over the last fifth
     if ((double)step < hold) return o->lr;
-    return o->min_lr + (o->lr - o->min_lr) * (1 - sqrt(((double)step - hold) / ((double)o->steps - hold)));
+    return o->min_lr + (o->lr - o->min_lr) * (1 - sqrt(((double)step - hold) / ((double)end - hold)));
 }
 
 // Fill inputs and targets with this replica's sequences of micro-batch `micro` of the batch that starts at

@@ -77,6 +77,8 @@ static const option_row table[] = {
     INT(warmup, "warmup", "0", 0, 1e9, "steps over which the learning rate rises linearly from 0"),
     CHOICE(schedule, "schedule", "cosine", "cosine|linear|constant|wsd",
            "learning rate after the warm-up; wsd: constant, then down over the last fifth"),
+    INT(decay_steps, "decay-steps", "0", 0, 1e9,
+        "step at which the schedule has fallen to --min-lr, and stays there, however many --steps are taken; 0: --steps"),
     REAL(weight_decay, "weight-decay", "0.1", 0, 100,
          "AdamW's decoupled decay, of matrices and embeddings only"),
     REAL(beta1, "beta1", "0.9", 0, 0.999999, "AdamW's decay of the first moment"),

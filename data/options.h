@@ -26,7 +26,7 @@ typedef struct options {
     // training
     int64_t batch, micro_batch, steps;
     double lr, min_lr;
-    int64_t warmup;
+    int64_t warmup, decay_steps; // decay_steps 0: steps
     const char *schedule;
     double weight_decay, beta1, beta2, eps, clip;
     int64_t seed, recompute;

@@ -9,26 +9,15 @@ enum { VALUE_MAX = PATH_MAX, FACTS = 8 };
 
 static const char *const shape_options[] = {"layers",       "channels",  "heads", "vocab",
                                             "padded-vocab", "positions", NULL};
-static const char *const run_options[] = {"seq",
-                                          "batch",
-                                          "lr",
-                                          "min-lr",
-                                          "warmup",
-                                          "schedule",
-                                          "weight-decay",
-                                          "beta1",
-                                          "beta2",
-                                          "eps",
-                                          "clip",
-                                          "seed",
-                                          "dtype",
-                                          "steps",
-                                          "train-tokens",
-                                          "train-samples",
-                                          "train-fingerprint",
-                                          NULL};
-// Checkpoints from before they were written down say nothing of them.
-static const char *const newer[] = {"train-samples", "train-fingerprint", NULL};
+static const char *const run_options[] = {
+    "seq",         "batch",        "lr",    "min-lr",       "warmup",        "schedule",
+    "decay-steps", "weight-decay", "beta1", "beta2",        "eps",           "clip",
+    "seed",        "dtype",        "steps", "train-tokens", "train-samples", "train-fingerprint",
+    NULL};
+// What checkpoints from before it was written down say nothing of, and what it was then; NULL: unknown.
+static const struct {
+    const char *name, *then;
+} newer[] = {{"decay-steps", "0"}, {"train-samples", NULL}, {"train-fingerprint", NULL}};
 
 // --- facts -------------------------------------------------------------------------------------------------
 
@@ -80,18 +69,21 @@ static const char *value_of(const manifest_option *list, int64_t count, const ch
     return "";
 }
 
-static bool is_newer_than(const manifest *m, const char *name) {
-    for (const char *const *fact = newer; *fact; fact++)
-        if (strcmp(*fact, name) == 0) return !manifest_value(m, name);
-    return false;
+// NULL: nobody knows.
+static const char *value_then(const manifest *m, const char *name) {
+    const char *value = manifest_value(m, name);
+    for (size_t i = 0; i < sizeof newer / sizeof *newer && !value; i++)
+        if (strcmp(newer[i].name, name) == 0) return newer[i].then;
+    return value ? value : "not told";
 }
 
-// Without a schedule that falls towards the end a run may be made longer or shorter.
+// Without a schedule that falls towards --steps a run may be made longer or shorter.
 static bool matters(const options *o, const manifest *m, const char *name) {
-    if (is_newer_than(m, name)) return false;
-    const char *schedule = manifest_value(m, "schedule");
-    bool constant = strcmp(o->schedule, "constant") == 0 && schedule && strcmp(schedule, o->schedule) == 0;
-    return strcmp(name, "steps") != 0 || !constant;
+    if (strcmp(name, "steps") != 0) return true;
+    const char *schedule = value_then(m, "schedule"), *end = value_then(m, "decay-steps");
+    bool constant = strcmp(o->schedule, "constant") == 0 && strcmp(schedule, o->schedule) == 0;
+    bool ends_elsewhere = o->decay_steps > 0 && strcmp(end, "0") != 0;
+    return !constant && !ends_elsewhere;
 }
 
 // "--lr 0.1 (the checkpoint: 0.2), …"; how many.
@@ -99,11 +91,11 @@ static int differences(const options *o, const manifest *m, const char *const *n
                        const manifest_option *mine, int64_t count, char *text, size_t size) {
     int found = 0;
     for (text[0] = 0; *names; names++) {
-        const char *now = value_of(mine, count, *names), *then = manifest_value(m, *names);
-        if (!matters(o, m, *names) || (then && strcmp(now, then) == 0)) continue;
+        const char *now = value_of(mine, count, *names), *then = value_then(m, *names);
+        if (!then || !matters(o, m, *names) || strcmp(now, then) == 0) continue;
         size_t length = strlen(text);
         snprintf(text + length, size - length, "%s--%s %s (the checkpoint: %s)", found++ ? ", " : "", *names,
-                 now, then ? then : "not told");
+                 now, then);
     }
     return found;
 }

@@ -266,13 +266,15 @@ def loss_and_gradients(shape, model, inputs, targets):
 # Training
 
 def learning_rate(schedule, step, steps, lr, min_lr, warmup):
-    """Of step 0 ... steps - 1. The warm-up rises linearly and reaches lr in its last step; cosine and
+    """Of step 0 ... steps - 1, and what stays behind them. The warm-up rises linearly and reaches lr in its last step; cosine and
     linear then fall to min_lr; wsd holds lr for the first 80 % of the run and falls by 1 - sqrt."""
     if step < warmup:
         return lr * (step + 1) / warmup
     done = (step - warmup) / max(1, steps - warmup)
     if schedule == "constant":
         return lr
+    if step >= steps:
+        return min_lr
     if schedule == "linear":
         return lr + (min_lr - lr) * done
     if schedule == "cosine":

@@ -37,7 +37,7 @@ class Refusals(checkpoints.Case):
     def test_other_options(self):
         for values in (dict(lr=1e-3), dict(min_lr=1e-3), dict(warmup=2), dict(schedule="linear"), dict(weight_decay=0.2),
                        dict(beta1=0.8), dict(beta2=0.9), dict(eps=1e-7), dict(clip=1), dict(seed=7), dict(steps=20),
-                       dict(batch=4), dict(seq=12)):
+                       dict(batch=4), dict(seq=12), dict(decay_steps=30)):
             with self.subTest(**values):
                 (name, value), = values.items()
                 name = name.replace("_", "-")
@@ -101,6 +101,16 @@ class Refusals(checkpoints.Case):
         self.run_with(out=out, tp=2, micro_batch=8, strategy="up", overlap="slice", val=None, val_every=0, save_every=5,
                       keep=1, timeout=20)
         self.assertEqual(checkpoints.steps_in(out), [self.steps])
+
+    def test_a_schedule_that_ends_elsewhere_may_go_on_for_longer(self):
+        recipe = dict(schedule="cosine", decay_steps=2 * self.steps)
+        long, log = self.undisturbed(1, 1, **recipe)
+        out, path = self.fresh("out"), self.fresh("log.jsonl")
+        for steps in (3, self.steps):
+            self.run_with(out=out, log=path, steps=steps, **recipe)
+        found, expected = (harness.events(harness.read_log(which), "step") for which in (path, log))
+        self.assertEqual([(s["loss"], s["lr"]) for s in found], [(s["loss"], s["lr"]) for s in expected])
+        self.assertSameEnd(out, long)
 
     def test_a_constant_rate_may_go_on_for_longer(self):
         long, log = self.undisturbed(1, 1, schedule="constant")
