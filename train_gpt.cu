@@ -512,6 +512,10 @@ static void dry_run(trainer *t) {
     banner(t);
     printf("\n");
     cf_memory_report(stdout);
+    if (strcmp(cf_device_name(), "CPU") != 0)
+        printf("libraries take more for themselves: for matrix products 32 MiB a stream, for attention's "
+               "backward 2 bytes for "
+               "each query, key and head of a micro-batch at most, for connections what NCCL says\n");
     printf("\n");
     optimizer_explain(&t->optimizer, stdout);
     printf("\nSchedules of rank 0; steps marked ' are taken when the operation is finished\n");
