@@ -3,21 +3,21 @@
     python3 scripts/compare_runs.py NAME=LOG.jsonl NAME=LOG.jsonl …
 
 Medians and quartiles are over the steps after the first fifth, in which caches and buffers warm up. Where the
-quartiles lie far apart, other work disturbed the run. The exit status is 1 if the losses of any step differ by
-more than 1e-5 of their size from those of the first run.
+quartiles lie far apart, other work disturbed the run. Steps that were left out (--skip-nonfinite) count in neither.
+The exit status is 1 if the losses of any step differ by more than 1e-5 of their size from those of the first run, or
+if a run has other steps.
 """
-import json
 import statistics
 import sys
+
+import run_log
 
 TOLERANCE = 1e-5
 TIMES = ("step_ms", "step, ms"), ("comm_ms", "communication, ms"), ("exposed_comm_ms", "exposed, ms")
 
 
 def read(path):
-    with open(path, encoding="utf-8") as file:
-        lines = [json.loads(line) for line in file]
-    return [line for line in lines if line["event"] == "step"]
+    return run_log.with_loss(run_log.read(path, "step", ("step", "loss", *(key for key, _ in TIMES))))
 
 
 def quartiles(steps, key):
@@ -26,7 +26,7 @@ def quartiles(steps, key):
 
 
 def difference(steps, reference):
-    """Largest relative difference of the losses of two runs."""
+    """Largest relative difference of the losses of two runs; infinite if their steps are not the same."""
     if [s["step"] for s in steps] != [s["step"] for s in reference]:
         return float("inf")
     return max(abs(a["loss"] - b["loss"]) / abs(b["loss"]) for a, b in zip(steps, reference))
@@ -38,7 +38,7 @@ def main():
     runs = {name: read(path) for name, _, path in (argument.partition("=") for argument in sys.argv[1:])}
     empty = [name for name, steps in runs.items() if not steps]
     if empty:
-        sys.exit(f"error: no steps in the log of {', '.join(empty)}")
+        sys.exit(f"error: no step with a loss in the log of {', '.join(empty)}\nhint:  let the run come further, then compare")
     reference = next(iter(runs.values()))
     differences = [difference(steps, reference) for steps in runs.values()]
 
@@ -53,6 +53,10 @@ def main():
         spread = [quartiles(steps, key) for steps in runs.values()]
         row(f"{title}, median", [f"{middle:.1f}" for _, middle, _ in spread])
         row("    quartiles", [f"{low:.1f} – {high:.1f}" for low, _, high in spread])
+    other = [name for name, d in zip(runs, differences) if d == float("inf")]
+    if other:
+        sys.exit(f"error: the steps of {', '.join(other)} are not those of {next(iter(runs))}\n"
+                 "hint:  let all runs go to the same step and leave none out, then compare")
     if max(differences) > TOLERANCE:
         sys.exit(f"error: losses differ by {max(differences):.1e} of their size, more than {TOLERANCE:g}")
 

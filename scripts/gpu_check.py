@@ -30,7 +30,7 @@ import signal
 import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-sys.path.insert(0, os.path.join(ROOT, "scripts"))  # the stages, and what they stand on, are in scripts/gpu
+sys.path.insert(0, os.path.join(ROOT, "scripts"))  # the stages, and what they stand on, are in scripts/gpu, and run_log.py
 from gpu import losses, plan, summary
 from gpu.check import Check
 

@@ -2,15 +2,15 @@
 
     python3 scripts/plot_loss.py LOG.jsonl PICTURE.png
 """
-import json
 import sys
 
+import run_log
 
-def read(path, event):
+
+def read(path, kind):
     """steps, losses of one kind of event in a log"""
-    with open(path, encoding="utf-8") as file:
-        lines = [json.loads(line) for line in file]
-    return zip(*[(line["step"], line["loss"]) for line in lines if line["event"] == event])
+    events = run_log.with_loss(run_log.read(path, kind, ("step", "loss")))
+    return [event["step"] for event in events], [event["loss"] for event in events]
 
 
 def smooth(values, reach):
@@ -24,17 +24,18 @@ def main():
     if len(sys.argv) != 3:
         sys.exit(__doc__)
     log, picture = sys.argv[1:]
+    steps, losses = read(log, "step")
+    if not steps:
+        sys.exit(f"error: no step with a loss in log {log}\nhint:  let the run come further, then plot")
     import matplotlib
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
-    steps, losses = read(log, "step")
     axes.plot(steps, losses, color="#9db8d2", linewidth=0.7, label="training, each step")
     axes.plot(steps, list(smooth(losses, reach=1 + len(losses) // 100)), color="#1f4e79", linewidth=1.6, label="training, running mean")
-    validation = list(read(log, "val"))
-    if validation:
-        steps, losses = validation
+    steps, losses = read(log, "val")
+    if steps:
         axes.plot(steps, losses, "o-", color="#c2410c", linewidth=1.2, markersize=4, label="validation")
         axes.annotate(f"{losses[-1]:.3f}", (steps[-1], losses[-1]), xytext=(0, 9), textcoords="offset points",
                       ha="right", color="#c2410c")

@@ -1,7 +1,8 @@
 """A run of train_gpt, of one rank or of several on the one GPU, and what its log says."""
 import contextlib
-import json
 import socket
+
+import run_log
 
 
 def words_of(**options):
@@ -41,11 +42,11 @@ def train(check, program, ranks=1, transport="auto", limit=None, **options):
 
 
 def read_log(path):
-    """Events up to the first line that is not whole: whoever writes it may have been killed."""
+    """Events up to the first line that is none: whoever writes it may have been killed."""
     events = []
-    with contextlib.suppress(FileNotFoundError, json.JSONDecodeError), open(path, encoding="utf-8") as file:
-        for line in file:
-            events.append(json.loads(line))
+    with contextlib.suppress(FileNotFoundError, run_log.Damaged):
+        for _, event in run_log.events(path):
+            events.append(event)
     return events
 
 

@@ -102,6 +102,7 @@ class Plan(unittest.TestCase):
         scripts = os.path.join(folder, "scripts")
         shutil.copytree(os.path.join(ROOT, "scripts", "gpu"), os.path.join(scripts, "gpu"),
                         ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(os.path.join(ROOT, "scripts", "run_log.py"), scripts)
         copy = shutil.copy(os.path.join(ROOT, "scripts", "gpu_check.py"), scripts)
         result = subprocess.run([sys.executable, "-I", "-S", "-B", copy, "--plan"], cwd="/", capture_output=True,
                                 text=True)
