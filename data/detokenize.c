@@ -16,16 +16,19 @@ struct vocabulary {
     unsigned char *bytes;
 };
 
+static const char *const how_to_make = "make it again with data/prepare.py --encoding gpt2";
+static const char *const how_to_read = "it lies beside the token files; every rank must be able to read it";
+
 static unsigned char *read_file(FILE *file, const char *path, int64_t *size) {
     if (fseek(file, 0, SEEK_END) != 0 || (*size = ftell(file)) < 0 || fseek(file, 0, SEEK_SET) != 0)
-        cf_die_together(NULL, "vocabulary file %s cannot be read: %s", path, strerror(errno));
+        cf_die_together(how_to_read, "vocabulary file %s cannot be read: %s", path, strerror(errno));
     if (*size < HEADER_BYTES || *size > HEADER_BYTES + (int64_t)MAX_TOKENS * 256)
-        cf_die_together(NULL, "vocabulary file %s has %lld bytes: it is damaged or something else", path,
-                        (long long)*size);
+        cf_die_together(how_to_make, "vocabulary file %s has %lld bytes: it is damaged or something else",
+                        path, (long long)*size);
     unsigned char *bytes = malloc((size_t)*size);
     if (!bytes) cf_die(NULL, "no memory for the %lld bytes of vocabulary file %s", (long long)*size, path);
     if (fread(bytes, 1, (size_t)*size, file) != (size_t)*size)
-        cf_die_together(NULL, "vocabulary file %s cannot be read: %s", path, strerror(errno));
+        cf_die_together(how_to_read, "vocabulary file %s cannot be read: %s", path, strerror(errno));
     return bytes;
 }
 
@@ -33,17 +36,17 @@ static void check_header(vocabulary *v, const char *path) {
     uint32_t header[4];
     memcpy(header, v->bytes, sizeof header);
     if (header[0] != MAGIC)
-        cf_die_together(NULL, "%s is not a vocabulary file: its first number is %u, expected %d", path,
+        cf_die_together(how_to_make, "%s is not a vocabulary file: its first number is %u, expected %d", path,
                         header[0], MAGIC);
     if (header[1] != 2 && !(header[1] == 1 && header[2] == GPT2_TOKENS))
-        cf_die_together(NULL, "vocabulary file %s has version %u, expected 2", path, header[1]);
+        cf_die_together(how_to_make, "vocabulary file %s has version %u, expected 2", path, header[1]);
     if (header[2] < 1 || header[2] > MAX_TOKENS)
-        cf_die_together(NULL, "vocabulary file %s says it has %u tokens, allowed is 1 to %d", path, header[2],
-                        MAX_TOKENS);
+        cf_die_together(how_to_make, "vocabulary file %s says it has %u tokens, allowed is 1 to %d", path,
+                        header[2], MAX_TOKENS);
     v->count = header[2];
     v->end_of_text = header[1] == 1 ? GPT2_END_OF_TEXT : header[3];
     if (v->end_of_text >= v->count)
-        cf_die_together(NULL, "vocabulary file %s: end of text is token %lld of %lld", path,
+        cf_die_together(how_to_make, "vocabulary file %s: end of text is token %lld of %lld", path,
                         (long long)v->end_of_text, (long long)v->count);
 }
 
@@ -54,22 +57,20 @@ static void find_tokens(vocabulary *v, const char *path, int64_t size) {
     int64_t at = HEADER_BYTES;
     for (int64_t token = 0; token < v->count; token++) {
         if (at >= size || at + 1 + v->bytes[at] > size)
-            cf_die_together("make it again with data/prepare.py",
-                            "vocabulary file %s ends within token %lld of %lld", path, (long long)token,
-                            (long long)v->count);
+            cf_die_together(how_to_make, "vocabulary file %s ends within token %lld of %lld", path,
+                            (long long)token, (long long)v->count);
         v->at[token] = at;
         at += 1 + v->bytes[at];
     }
     if (at != size)
-        cf_die_together("make it again with data/prepare.py",
-                        "vocabulary file %s: its %lld tokens end at byte %lld, but it has %lld", path,
-                        (long long)v->count, (long long)at, (long long)size);
+        cf_die_together(how_to_make, "vocabulary file %s: its %lld tokens end at byte %lld, but it has %lld",
+                        path, (long long)v->count, (long long)at, (long long)size);
 }
 
 vocabulary *vocabulary_open(const char *path) {
     FILE *file = fopen(path, "rb");
     if (!file && errno == ENOENT) return NULL;
-    if (!file) cf_die_together(NULL, "vocabulary file %s cannot be opened: %s", path, strerror(errno));
+    if (!file) cf_die_together(how_to_read, "vocabulary file %s cannot be opened: %s", path, strerror(errno));
     vocabulary *v = calloc(1, sizeof *v);
     if (!v) cf_die(NULL, "out of memory for vocabulary file %s", path);
     int64_t size;

@@ -108,6 +108,8 @@ int64_t model_parameters(const model_shape *shape) {
     return total;
 }
 
+static const char *const how_to_mend = "it is damaged or was not copied completely; make or copy it again";
+
 void model_shape_check(const model_shape *s, const char *of, const char *path) {
     const struct {
         const char *name;
@@ -120,14 +122,14 @@ void model_shape_check(const model_shape *s, const char *of, const char *path) {
                  {"padded vocabulary", s->Vp, MAX_V}};
     for (size_t i = 0; i < sizeof field / sizeof *field; i++)
         if (field[i].value < 1 || field[i].value > field[i].maximum)
-            cf_die_together(NULL, "%s %s: %s is %lld, allowed is 1 to %lld", of, path, field[i].name,
+            cf_die_together(how_to_mend, "%s %s: %s is %lld, allowed is 1 to %lld", of, path, field[i].name,
                             (long long)field[i].value, (long long)field[i].maximum);
     if (s->C % s->heads != 0)
-        cf_die_together(NULL, "%s %s: %lld channels cannot be split into %lld heads", of, path,
+        cf_die_together(how_to_mend, "%s %s: %lld channels cannot be split into %lld heads", of, path,
                         (long long)s->C, (long long)s->heads);
     if (s->Vp < s->V)
-        cf_die_together(NULL, "%s %s: padded vocabulary %lld is smaller than the vocabulary %lld", of, path,
-                        (long long)s->Vp, (long long)s->V);
+        cf_die_together(how_to_mend, "%s %s: padded vocabulary %lld is smaller than the vocabulary %lld", of,
+                        path, (long long)s->Vp, (long long)s->V);
 }
 
 // --- bf16: the upper half of a float -----------------------------------------------------------------------
@@ -150,18 +152,21 @@ static uint16_t to_bf16(float value) {
 // --- reading -----------------------------------------------------------------------------------------------
 
 static void map_file(model_file *file, const char *path) {
+    static const char *const how_to_name =
+        "--init-from FILE: every rank must be able to read it; llm.c's, or model.bin of a run's --out";
     struct stat status;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0 || fstat(fd, &status) != 0)
-        cf_die_together(NULL, "model file %s cannot be opened: %s", path, strerror(errno));
-    if (!S_ISREG(status.st_mode)) cf_die_together(NULL, "model file %s is not a regular file", path);
+        cf_die_together(how_to_name, "model file %s cannot be opened: %s", path, strerror(errno));
+    if (!S_ISREG(status.st_mode)) cf_die_together(how_to_name, "model file %s is not a regular file", path);
     if (status.st_size < HEADER_BYTES)
-        cf_die_together(NULL, "model file %s has %lld bytes, less than the %d of a header", path,
+        cf_die_together(how_to_mend, "model file %s has %lld bytes, less than the %d of a header", path,
                         (long long)status.st_size, HEADER_BYTES);
     file->bytes = status.st_size;
     file->map = mmap(NULL, (size_t)file->bytes, PROT_READ, MAP_SHARED, fd, 0);
     if (file->map == MAP_FAILED)
-        cf_die_together(NULL, "model file %s, %lld bytes, cannot be mapped: %s", path, (long long)file->bytes,
+        cf_die_together("copy it to a disk of this machine",
+                        "model file %s, %lld bytes, cannot be mapped: %s", path, (long long)file->bytes,
                         strerror(errno));
     close(fd);
 }
@@ -181,7 +186,7 @@ static void check_header(model_file *file, const char *path) {
     int64_t expected = HEADER_BYTES + model_parameters(&file->shape) * (file->bf16 ? 2 : 4);
     if (file->bytes != expected)
         cf_die_together(
-            "it is damaged or was not copied completely; make or copy it again",
+            how_to_mend,
             "model file %s is %s: its header describes %lld parameters in %s, which is %lld bytes, "
             "but it has %lld",
             path, file->bytes < expected ? "truncated" : "too long",

@@ -47,6 +47,7 @@ struct tokens {
 };
 
 static const char *const how_to_make = "make token files with data/prepare.py --input TEXT --out DIR";
+static const char *const how_to_read = "every rank must be able to read the files of --train and --val";
 
 // --- opening -----------------------------------------------------------------------------------------------
 
@@ -59,7 +60,7 @@ static glob_t find_files(const char *pattern) {
     int status = glob(pattern, GLOB_NOSORT | GLOB_TILDE, NULL, &found);
     if (status == GLOB_NOMATCH) cf_die_together(how_to_make, "no token file matches '%s'", pattern);
     if (status != 0)
-        cf_die_together(NULL, "token files '%s' cannot be listed: %s", pattern,
+        cf_die_together(how_to_read, "token files '%s' cannot be listed: %s", pattern,
                         status == GLOB_NOSPACE ? "out of memory" : strerror(errno));
     qsort(found.gl_pathv, found.gl_pathc, sizeof *found.gl_pathv, by_bytes);
     return found;
@@ -70,7 +71,7 @@ static void map_file(token_file *f, const char *name) {
     struct stat status;
     int fd = open(name, O_RDONLY | O_CLOEXEC);
     if (fd < 0 || fstat(fd, &status) != 0)
-        cf_die_together(NULL, "token file %s cannot be opened: %s", name, strerror(errno));
+        cf_die_together(how_to_read, "token file %s cannot be opened: %s", name, strerror(errno));
     if (!S_ISREG(status.st_mode))
         cf_die_together("name the files: --train 'DIR/train_*.bin'", "token file %s is %s, not a file", name,
                         S_ISDIR(status.st_mode) ? "a directory" : "a device or pipe");
@@ -80,7 +81,8 @@ static void map_file(token_file *f, const char *name) {
     f->bytes = status.st_size;
     f->map = mmap(NULL, (size_t)f->bytes, PROT_READ, MAP_SHARED, fd, 0);
     if (f->map == MAP_FAILED)
-        cf_die_together(NULL, "token file %s, %lld bytes, cannot be mapped: %s", name, (long long)f->bytes,
+        cf_die_together("copy it to a disk of this machine",
+                        "token file %s, %lld bytes, cannot be mapped: %s", name, (long long)f->bytes,
                         strerror(errno));
     close(fd);
     f->name = strdup(name);
@@ -114,7 +116,7 @@ static void check_header(token_file *f) {
 }
 
 tokens *tokens_open(const char *pattern, int64_t T) {
-    if (T < 1) cf_die_together(NULL, "samples of %lld tokens", (long long)T);
+    if (T < 1) cf_die_together("--seq is at least 1", "samples of %lld tokens", (long long)T);
     glob_t found = find_files(pattern);
     tokens *t = calloc(1, sizeof *t);
     token_file *files = calloc(found.gl_pathc, sizeof *files);

@@ -73,4 +73,7 @@ static inline void death_check(death d, const char *statement, const char *file,
         death_check(death_now, #statement, __FILE__, __LINE__, death_words);                                 \
     } while (0)
 
+// What a user can mend must come with what to do.
+#define ASSERT_REFUSED(statement, ...) ASSERT_DIES(statement, "hint:", __VA_ARGS__)
+
 #endif

@@ -235,26 +235,27 @@ static char *damaged(int field, int32_t value, int extra_bytes) {
 
 static void test_headers(void **state) {
     (void)state;
-    ASSERT_DIES(model_file_open(scratch_path("none")), "none cannot be opened", "No such file");
-    ASSERT_DIES(model_file_open(scratch), "not a regular file");
-    ASSERT_DIES(model_file_open(scratch_write("damaged", "", 0)), "has 0 bytes", "1024");
-    ASSERT_DIES(model_file_open(scratch_write("damaged", scratch, 9)), "has 9 bytes");
-    ASSERT_DIES(model_file_open(damaged(0, 20240520, 0)), "not a model file", "20240520", "20240326");
-    ASSERT_DIES(model_file_open(damaged(1, 1, 0)), "version 1, expected 3 (fp32) or 5 (bf16)");
-    ASSERT_DIES(model_file_open(damaged(1, 5, 0)), "too long", "bf16");
-    ASSERT_DIES(model_file_open(damaged(2, 0, 0)), "maximum sequence length is 0");
-    ASSERT_DIES(model_file_open(damaged(3, -1, 0)), "vocabulary is -1");
-    ASSERT_DIES(model_file_open(damaged(3, 17, 0)), "padded vocabulary 16 is smaller than the vocabulary 17");
-    ASSERT_DIES(model_file_open(damaged(4, INT32_MAX, 0)), "layers is 2147483647", "4096");
-    ASSERT_DIES(model_file_open(damaged(5, 3, 0)), "4 channels cannot be split into 3 heads");
-    ASSERT_DIES(model_file_open(damaged(5, 0, 0)), "heads is 0");
-    ASSERT_DIES(model_file_open(damaged(6, 0, 0)), "channels is 0");
-    ASSERT_DIES(model_file_open(damaged(6, INT32_MIN, 0)), "channels is -2147483648");
-    ASSERT_DIES(model_file_open(damaged(7, INT32_MAX, 0)), "padded vocabulary is 2147483647");
-    ASSERT_DIES(model_file_open(damaged(6, 8, 0)), "truncated");
-    ASSERT_DIES(model_file_open(damaged(7, 1 << 24, 0)), "truncated");
-    ASSERT_DIES(model_file_open(damaged(0, 20240326, -1)), "truncated");
-    ASSERT_DIES(model_file_open(damaged(0, 20240326, 1)), "too long");
+    ASSERT_REFUSED(model_file_open(scratch_path("none")), "none cannot be opened", "No such file");
+    ASSERT_REFUSED(model_file_open(scratch), "not a regular file");
+    ASSERT_REFUSED(model_file_open(scratch_write("damaged", "", 0)), "has 0 bytes", "1024");
+    ASSERT_REFUSED(model_file_open(scratch_write("damaged", scratch, 9)), "has 9 bytes");
+    ASSERT_REFUSED(model_file_open(damaged(0, 20240520, 0)), "not a model file", "20240520", "20240326");
+    ASSERT_REFUSED(model_file_open(damaged(1, 1, 0)), "version 1, expected 3 (fp32) or 5 (bf16)");
+    ASSERT_REFUSED(model_file_open(damaged(1, 5, 0)), "too long", "bf16");
+    ASSERT_REFUSED(model_file_open(damaged(2, 0, 0)), "maximum sequence length is 0");
+    ASSERT_REFUSED(model_file_open(damaged(3, -1, 0)), "vocabulary is -1");
+    ASSERT_REFUSED(model_file_open(damaged(3, 17, 0)),
+                   "padded vocabulary 16 is smaller than the vocabulary 17");
+    ASSERT_REFUSED(model_file_open(damaged(4, INT32_MAX, 0)), "layers is 2147483647", "4096");
+    ASSERT_REFUSED(model_file_open(damaged(5, 3, 0)), "4 channels cannot be split into 3 heads");
+    ASSERT_REFUSED(model_file_open(damaged(5, 0, 0)), "heads is 0");
+    ASSERT_REFUSED(model_file_open(damaged(6, 0, 0)), "channels is 0");
+    ASSERT_REFUSED(model_file_open(damaged(6, INT32_MIN, 0)), "channels is -2147483648");
+    ASSERT_REFUSED(model_file_open(damaged(7, INT32_MAX, 0)), "padded vocabulary is 2147483647");
+    ASSERT_REFUSED(model_file_open(damaged(6, 8, 0)), "truncated");
+    ASSERT_REFUSED(model_file_open(damaged(7, 1 << 24, 0)), "truncated");
+    ASSERT_REFUSED(model_file_open(damaged(0, 20240326, -1)), "truncated");
+    ASSERT_REFUSED(model_file_open(damaged(0, 20240326, 1)), "too long");
     model_file_close(model_file_open(damaged(0, 20240326, 0)));
 }
 
