@@ -9,6 +9,7 @@ import re
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 import unittest
 
@@ -135,6 +136,20 @@ class Bootstrap(unittest.TestCase):
     def test_slurm_batch_script_is_one_process(self):
         process = self.start(0, 2, "gather", RANK=None, WORLD_SIZE=None, SLURM_PROCID=0, SLURM_NTASKS=2)
         self.assertIn("alone", self.end(process, 0))
+
+    def test_slurm_batch_file_says_where_rank_0_is(self):
+        programs = {"scontrol": '[ "$*" = "show hostnames node[7-8]" ] && printf "node7\\nnode8\\n"',
+                    "scripts/mfu_sweep": 'echo "rank 0 is on $MASTER_ADDR"', "scripts/find_python.sh": "echo true"}
+        with tempfile.TemporaryDirectory(prefix="commfuse-test-") as folder:
+            os.mkdir(f"{folder}/scripts")
+            for name, text in programs.items():
+                with open(f"{folder}/{name}", "w", encoding="utf-8") as file:
+                    file.write(f"#!/bin/sh\n{text}\n")
+                os.chmod(file.name, 0o755)
+            done = subprocess.run(["bash", f"{ROOT}/scripts/sweep.slurm"], capture_output=True, text=True, env=dict(
+                BARE, PATH=f"{folder}:{os.environ['PATH']}", SLURM_SUBMIT_DIR=folder, SLURM_NTASKS_PER_NODE="8",
+                SLURM_JOB_NODELIST="node[7-8]"))
+        self.assertEqual((done.returncode, done.stdout), (0, "rank 0 is on node7\n"), done.stderr)
 
     def test_strangers_are_sent_away(self):
         root = self.start(0, 2, "gather")
