@@ -1,5 +1,6 @@
 // Counter-based random numbers (Philox 4x32-10): a function of (seed, stream, index), so initial weights
-// and sample order do not depend on the mesh, the thread count or the order of calls.
+// and generated text do not depend on the mesh, the thread count or the order of calls. (The order of samples is
+// data/tokens.c's own.)
 #ifndef RANDOM_H
 #define RANDOM_H
 
