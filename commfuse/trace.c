@@ -284,5 +284,6 @@ void cf_trace_write(const char *path, int ranks, const cf_trace_event *const *ev
     fprintf(file, "\n]}\n");
     bool failed = ferror(file) != 0;
     if (fclose(file) != 0 || failed)
-        cf_die("is the disk full?", "cannot write trace %s: %s", path, strerror(errno));
+        cf_die("free space on its disk, or give another --trace FILE", "cannot write trace %s: %s", path,
+               strerror(errno));
 }

@@ -259,9 +259,9 @@ static void write_errors_die(void **state) {
     const int64_t counts[1] = {4096}, few[1] = {1};
     ASSERT_DIES(cf_trace_write("/nowhere/trace.json", 1, lists, counts), "/nowhere/trace.json");
     if (access("/dev/full", W_OK) != 0) return;
-    ASSERT_DIES(cf_trace_write("/dev/full", 1, lists, counts), "/dev/full", "space");
-    ASSERT_DIES(cf_trace_write("/dev/full", 1, lists, few), "/dev/full",
-                "space"); // noticed when it is closed
+    ASSERT_DIES(cf_trace_write("/dev/full", 1, lists, counts), "/dev/full", "No space left", "--trace");
+    ASSERT_DIES(cf_trace_write("/dev/full", 1, lists, few), "/dev/full", "No space left",
+                "--trace"); // noticed when it is closed
 }
 
 int main(void) {
