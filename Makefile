@@ -10,6 +10,8 @@
 CC      ?= cc
 PYTHON  ?= $(shell scripts/find_python.sh)
 SAN     ?=
+# The processor that programs are for; hosts that share them may need less than this one has: make MARCH=x86-64-v3
+MARCH   ?= native
 empty   :=
 comma   := ,
 variant := $(if $(SAN),san-$(subst $(comma),-,$(SAN)),release)
@@ -23,10 +25,10 @@ $(eval $(shell PYTHON='$(PYTHON)' scripts/find_cuda.sh make))
 WERROR  := -Werror
 WARN    := -Wall -Wextra $(WERROR) -Wshadow -Wpointer-arith -Wstrict-prototypes -Wmissing-prototypes -Wvla
 # Errno and traps are not looked at, so exp() and friends can be vectorised; NaN and infinity keep their meaning.
-OPT     := -O3 -march=native -fno-math-errno -fno-trapping-math
+OPT     := -O3 -march=$(MARCH) -fno-math-errno -fno-trapping-math
 OMP     := -fopenmp
 ifneq ($(SAN),)
-OPT     := -O1 -march=native -fno-math-errno -fno-trapping-math -fno-omit-frame-pointer -fsanitize=$(SAN) -fno-sanitize-recover=all
+OPT     := -O1 -march=$(MARCH) -fno-math-errno -fno-trapping-math -fno-omit-frame-pointer -fsanitize=$(SAN) -fno-sanitize-recover=all
 endif
 ifneq ($(findstring thread,$(SAN)),)
 # libgomp's synchronisation is invisible to the thread sanitizer, so that build has no OpenMP.
@@ -66,7 +68,7 @@ $(B)/train_gpt: $(B)/train_gpt.o $(program)
 	$(CC) $(CFLAGS) -o $@ $^ $(LIBS)
 
 # train_gpt.cu is C when cc compiles it and C++ when nvcc does.
-$(B)/train_gpt.o: train_gpt.cu $(B)/version
+$(B)/train_gpt.o: train_gpt.cu $(B)/version build/march
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -Wc++-compat -DVERSION='"$(VERSION)"' -MMD -MP -x c -c -o $@ $<
 
@@ -75,13 +77,18 @@ $(B)/version: FORCE
 	@mkdir -p $(@D)
 	@echo '$(VERSION)' | cmp -s - $@ || echo '$(VERSION)' > $@
 
+# Likewise: what was compiled for another processor is compiled again, not linked with the rest.
+build/march: FORCE
+	@mkdir -p $(@D)
+	@echo '$(MARCH)' | cmp -s - $@ || echo '$(MARCH)' > $@
+
 $(B)/commfuse/transport_mpi.o: CFLAGS += $(MPI_CFLAGS)
 $(B)/tests/bench/bench_collectives: CFLAGS += $(MPI_CFLAGS)
 %/commfuse/bootstrap_mpi.o: CFLAGS += $(MPI_CFLAGS) $(if $(MPI_LIBS),-DCF_WITH_MPI)
-$(B)/%.o: %.c
+$(B)/%.o: %.c build/march
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -MMD -MP -c -o $@ $<
-$(B)/layers64/%.o: layers/%.c
+$(B)/layers64/%.o: layers/%.c build/march
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -DREAL_IS_DOUBLE -MMD -MP -c -o $@ $<
 
@@ -102,7 +109,7 @@ reference := $(addprefix commfuse/,device_cpu.c memory.c die.c) layers/gemm_ref.
 build/ref/tests/layers/tool_twins: tests/layers/tool_twins.c $(reference:%.c=build/ref/%.o)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -MMD -MP -I. -o $@ $^ -lpthread -lm
-build/ref/%.o: %.c
+build/ref/%.o: %.c build/march
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -MMD -MP -c -o $@ $<
 -include $(shell find build/ref -name '*.d' 2>/dev/null)
@@ -134,7 +141,7 @@ endif
 
 # gpu_variant TYPE, OTHER TYPE
 define gpu_variant
-build/cuda-$(1)/%.o: %.c
+build/cuda-$(1)/%.o: %.c build/march
 	@mkdir -p $$(@D)
 	$$(CC) $$(CFLAGS) $$(real_$(1)) -MMD -MP -c -o $$@ $$<
 build/cuda-$(1)/%.cuda.o: %.cu
@@ -207,6 +214,7 @@ deps: ## install what is missing (as root or through sudo)
 config: ## what was found on this machine
 	@echo "compiler     $(CC): $$($(CC) --version | head -1)"
 	@echo "flags        $(CFLAGS)"
+	@echo "processor    $(MARCH), for others: make MARCH=x86-64-v3, or what $(CC) -march takes"
 	@echo "mpi          $$(mpirun --version 2>/dev/null | head -1 || true) [$(if $(MPI_LIBS),found,missing: scripts/install_deps.sh)]"
 	@echo "oneDNN       $$(printf '#include <dnnl.h>\n' | $(CC) -E -x c - >/dev/null 2>&1 && echo found || echo missing: scripts/install_deps.sh)"
 	@echo "cJSON        $$(printf '#include <cjson/cJSON.h>\n' | $(CC) -E -x c - >/dev/null 2>&1 && echo found || echo missing: scripts/install_deps.sh)"

@@ -9,10 +9,11 @@
 # SAN=alignment: misaligned packs, which fault on a GPU, are reported.
 
 CXX     ?= g++
+MARCH   ?= native
 VERSION ?= $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 emulated_suffix := $(if $(SAN),-san-$(shell echo '$(SAN)' | tr , -))
 emulated_optimise := $(if $(SAN),-O1 -fno-omit-frame-pointer -fsanitize=$(SAN) -fno-sanitize-recover=all,-O2)
-emulated_flags := -g -march=native -fno-math-errno -fno-trapping-math $(emulated_optimise) -Wall -Wextra -Werror -Wshadow
+emulated_flags := -g -march=$(MARCH) -fno-math-errno -fno-trapping-math $(emulated_optimise) -Wall -Wextra -Werror -Wshadow
 # No OpenMP in the thread sanitizer's build: it does not see libgomp's synchronisation.
 emulated_openmp := $(if $(findstring thread,$(SAN)),-fopenmp-simd,-fopenmp)
 emulated_c  := $(emulated_flags) -std=gnu11 $(emulated_openmp)
@@ -31,17 +32,17 @@ emulated: emulated-fp32 emulated-bf16
 # emulated_variant TYPE, DIRECTORY
 define emulated_variant
 emulated-$(1): $(2)/train_gpt $(2)/tests/emulator/test_emulator
-$(2)/%.o: %.c
+$(2)/%.o: %.c build/march
 	@mkdir -p $$(@D)
 	$$(CC) $$(emulated_c) $$(emulated_real_$(1)) -MMD -MP -c -o $$@ $$<
 $(2)/commfuse/bootstrap_mpi.o: emulated_c += $$(MPI_CFLAGS) $$(if $$(MPI_LIBS),-DCF_WITH_MPI)
-$(2)/%.cuda.o: %.cu
+$(2)/%.cuda.o: %.cu build/march
 	@mkdir -p $$(@D)
 	$$(CXX) $$(emulated_cu) $$(emulated_real_$(1)) -MMD -MP -c -o $$@ $$<
-$(2)/tests/emulator/%.o: tests/emulator/%.cc
+$(2)/tests/emulator/%.o: tests/emulator/%.cc build/march
 	@mkdir -p $$(@D)
 	$$(CXX) $$(emulated_cu) $$(emulated_real_$(1)) -O3 -MMD -MP -c -o $$@ $$<
-$(2)/train_gpt.o: train_gpt.cu
+$(2)/train_gpt.o: train_gpt.cu build/march
 	@mkdir -p $$(@D)
 	$$(CXX) $$(emulated_cu) $$(emulated_real_$(1)) -DVERSION='"$$(VERSION)"' -DOTHER_PROGRAM='"the other one"' -MMD -MP -c -o $$@ $$<
 $(2)/train_gpt: $(2)/train_gpt.o $$(emulated_objects:%=$(2)/%)
