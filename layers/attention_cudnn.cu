@@ -89,7 +89,6 @@ typedef struct plan {
 } plan;
 
 static struct {
-    bool off;
     const char *told[REASONS_MAX]; // why the own kernels are used
     cudnnHandle_t handle;
     int64_t plans;
@@ -100,10 +99,6 @@ static struct {
         int64_t bytes;
     } workspace[STREAMS_MAX];
 } cudnn;
-
-void attention_cudnn_enable(bool on) {
-    cudnn.off = !on;
-}
 
 static void tell(const char *why) {
     if (cf_die_rank() == 0)
@@ -591,7 +586,6 @@ static __global__ void add_gradients(real *dqkv, const real *more, int64_t rows,
 bool attention_cudnn_forward(real *out, precise *lse, const real *qkv, int64_t t0, int64_t n, int64_t T,
                              int64_t B, int64_t H, int64_t D, cf_stream *stream) {
     (void)T;
-    if (cudnn.off) return false;
     if (!aligned(out) || !aligned(qkv)) return unsupported("an address is not a multiple of 16 bytes");
     const problem of = {FORWARD, n, t0 + n, B, H, D};
     plan *p = supported(&of);
@@ -625,7 +619,6 @@ bool attention_cudnn_backward(real *dqkv, const real *dout, const real *out, con
                               const real *qkv, precise *scratch, int64_t t0, int64_t n, int64_t T, int64_t B,
                               int64_t H, int64_t D, bool first, cf_stream *stream) {
     (void)T;
-    if (cudnn.off) return false;
     if (!aligned(dqkv) || !aligned(dout) || !aligned(out) || !aligned(qkv) || !aligned(scratch))
         return unsupported("an address is not a multiple of 16 bytes");
     const problem of = {BACKWARD, n, t0 + n, B, H, D};
@@ -680,7 +673,5 @@ bool attention_cudnn_backward(real *, const real *, const real *, const precise 
 int64_t attention_cudnn_scratch(int64_t, int64_t, int64_t, int64_t) {
     return 0;
 }
-
-void attention_cudnn_enable(bool) {}
 
 #endif

@@ -18,9 +18,6 @@ bool attention_cudnn_backward(real *dqkv, const real *dout, const real *out, con
                               int64_t H, int64_t D, bool first, cf_stream *stream);
 int64_t attention_cudnn_scratch(int64_t T, int64_t B, int64_t H, int64_t D);
 
-// Off: both functions above say false, so that tests and benchmarks can hold one engine against the other.
-void attention_cudnn_enable(bool on);
-
 #ifdef __cplusplus
 }
 #endif
