@@ -25,7 +25,7 @@
 #include "commfuse/timeline.h"
 #include "data/accounts.h"
 #include "data/agreement.h"
-#include "data/detokenize.h"
+#include "data/vocabulary.h"
 #include "data/log.h"
 #include "data/model_file.h"
 #include "data/options.h"

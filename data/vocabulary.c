@@ -1,5 +1,5 @@
-// See detokenize.h. The file is read whole; each token is an offset into it, to its length byte.
-#include "detokenize.h"
+// See vocabulary.h. The file is read whole; each token is an offset into it, to its length byte.
+#include "vocabulary.h"
 #include "../commfuse/die.h"
 #include <errno.h>
 #include <glob.h>

@@ -1,8 +1,8 @@
 // Token numbers to text, for samples. prepare.py writes a vocabulary file beside the token files:
 // tokenizer.bin (llm.c's), 256 uint32 header (20240328, 2, count, end-of-text token, 0 …), then for each token
 // one length byte and that many bytes. Byte-level models need none: token = byte.
-#ifndef DETOKENIZE_H
-#define DETOKENIZE_H
+#ifndef VOCABULARY_H
+#define VOCABULARY_H
 
 #include <stdint.h>
 #include <stdio.h>

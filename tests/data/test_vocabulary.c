@@ -1,7 +1,7 @@
 // ranks: 1
 #include "tests/death.h"
 #include "tests/data/scratch.h"
-#include "data/detokenize.h"
+#include "data/vocabulary.h"
 #include <errno.h>
 #include <sys/stat.h>
 
