@@ -7,11 +7,11 @@
 // sees the old file or the new one, whole, whatever happens in between; a power cut included. Any failure
 // removes the temporary file before it dies.
 #include "model_file.h"
+#include "../commfuse/bf16.h"
 #include "../commfuse/die.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <math.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -132,23 +132,6 @@ void model_shape_check(const model_shape *s, const char *of, const char *path) {
                         path, (long long)s->Vp, (long long)s->V);
 }
 
-// --- bf16: the upper half of a float -----------------------------------------------------------------------
-
-static float from_bf16(uint16_t half) {
-    uint32_t bits = (uint32_t)half << 16;
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-// Rounds to nearest, ties to even; NaN stays NaN.
-static uint16_t to_bf16(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    if (isnan(value)) return (uint16_t)(bits >> 16 | 0x40); // quiet, as rounding could carry it to infinity
-    return (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
-}
-
 // --- reading -----------------------------------------------------------------------------------------------
 
 static void map_file(model_file *file, const char *path) {
@@ -230,7 +213,7 @@ void model_file_read(const model_file *file, int tensor, int64_t layer, int64_t 
     int64_t from = file->first[tensor] + layer * elements + first;
     if (file->bf16) {
         const uint16_t *half = (const uint16_t *)data + from;
-        for (int64_t i = 0; i < count; i++) out[i] = from_bf16(half[i]);
+        for (int64_t i = 0; i < count; i++) out[i] = cf_float_of_bf16(half[i]);
     } else if (count > 0) {
         memcpy(out, (const float *)data + from, (size_t)count * sizeof *out);
     }
@@ -306,7 +289,7 @@ void model_writer_append(model_writer *w, const float *values, int64_t count) {
         int64_t fits = (BUFFER_BYTES - w->buffered) / size, n = count < fits ? count : fits;
         char *to = w->buffer + w->buffered;
         if (w->bf16)
-            for (int64_t i = 0; i < n; i++) ((uint16_t *)(void *)to)[i] = to_bf16(values[i]);
+            for (int64_t i = 0; i < n; i++) ((uint16_t *)(void *)to)[i] = cf_bf16_of_float(values[i]);
         else
             memcpy(to, values, (size_t)(n * size));
         w->buffered += n * size;

@@ -9,6 +9,7 @@
 #ifndef REAL_H
 #define REAL_H
 
+#include "../commfuse/bf16.h"
 #include "../commfuse/device.h"
 
 #if defined(REAL_IS_DOUBLE)
@@ -35,22 +36,12 @@ typedef float real, precise;
 
 // On the host, one at a time: to the nearest, ties to even.
 #if defined(REAL_IS_BF16) && !defined(__CUDACC__)
-#include <string.h>
-
 static inline float float_of(real x) {
-    uint32_t bits = (uint32_t)x.bits << 16;
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
+    return cf_float_of_bf16(x.bits);
 }
 
 static inline real real_of(double x) {
-    float value = (float)x;
-    uint32_t bits;
-    real rounded;
-    memcpy(&bits, &value, sizeof bits);
-    if (value == value) bits += 0x7fff + (bits >> 16 & 1); // NaN must not be rounded to infinity
-    rounded.bits = (uint16_t)(bits >> 16 | (value == value ? 0 : 0x40));
+    real rounded = {cf_bf16_of_float((float)x)};
     return rounded;
 }
 #else

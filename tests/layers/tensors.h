@@ -49,24 +49,11 @@ static inline int32_t *tokens_of(const tensor *x) {
 
 // --- elements in host memory ---
 
-static inline uint16_t bf16_bits(float value) { // to the nearest, ties to even; finite values
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
-}
-
-static inline float bf16_value(uint16_t half) {
-    uint32_t bits = (uint32_t)half << 16;
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
 static inline void element_set(void *host, element of, int64_t i, double value) {
     switch (of) {
 #ifdef REAL_IS_BF16
     case OF_REAL:
-        ((real *)host)[i].bits = bf16_bits((float)value);
+        ((real *)host)[i].bits = cf_bf16_of_float((float)value);
         break;
 #else
     case OF_REAL:
@@ -92,7 +79,7 @@ static inline double element_get(const void *host, element of, int64_t i) {
     switch (of) {
 #ifdef REAL_IS_BF16
     case OF_REAL:
-        return bf16_value(((const real *)host)[i].bits);
+        return cf_float_of_bf16(((const real *)host)[i].bits);
 #else
     case OF_REAL:
         return ((const real *)host)[i];
@@ -170,7 +157,7 @@ static inline void tensor_random(const tensor *x, uint64_t seed, uint64_t number
     for (int64_t i = 0; i < x->count; i++) {
         if (i % 4 == 0) random_bits(seed, number, (uint64_t)i / 4, bits);
         float value = (float)(middle + spread * 1.7320508 * (bits[i % 4] * 0x1p-31 - 1));
-        element_set(host, x->of, i, round ? bf16_value(bf16_bits(value)) : value);
+        element_set(host, x->of, i, round ? cf_float_of_bf16(cf_bf16_of_float(value)) : value);
     }
     tensor_write(x, host, stream);
     free(host);
