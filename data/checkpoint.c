@@ -5,8 +5,8 @@
 // and each change from one to another is a rename, so a process may be killed between any two calls. The
 // order of a save, which a power cut may stop anywhere too:
 //     1. mkdir step.tmp
-//     2. each rank: write its file beside, sync it, rename it
-//     3. manifest: write, sync; sync step.tmp, so that all names in it last
+//     2. each rank: write its file beside, sync it, rename it, sync step.tmp
+//     3. manifest: the same; now all names in step.tmp last
 //     4. rename step.tmp to step (if that is there already: first that to step.replaced)
 //     5. sync OUT; only now remove what is older
 // checkpoint_store_open finds what a dead run has left of that: step.replaced becomes step again if step is
@@ -232,10 +232,10 @@ void checkpoint_abandon(checkpoint_store *s) {
 static bool write_manifest(const char *path, const manifest *m, problem *why) {
     int64_t size;
     char *text = manifest_print(m, &size);
-    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    bool written = fd >= 0 && durable_write(fd, text, size) && fsync(fd) == 0;
-    if (!written) durable_problem(why, "cannot write", path, size);
-    if (fd >= 0 && close(fd) != 0 && written) written = durable_problem(why, "cannot close", path, size);
+    durable_file file;
+    bool written = durable_create(&file, path, size, why) && durable_append(&file, text, size, why) &&
+                   durable_commit(&file, why);
+    durable_abandon(&file);
     free(text);
     return written;
 }
@@ -276,13 +276,10 @@ static bool take_place(const char *out, int64_t step, problem *why) {
 bool checkpoint_commit(checkpoint_store *s, const manifest *m, problem *why) {
     if (s->begun != m->step) cf_die(NULL, "a checkpoint of step %lld was not begun", (long long)m->step);
     found new = {m->step, UNFINISHED}, replaced = {m->step, REPLACED};
-    char directory[PATH_MAX], path[PATH_MAX];
-    path_of(s->out, new, "", directory);
+    char path[PATH_MAX];
     path_of(s->out, new, manifest_name, path);
     bool written =
-        check_files(s->out, new, m, why) && write_manifest(path, m, why) &&
-        (durable_sync_directory(directory) || durable_problem(why, "cannot sync", directory, -1)) &&
-        take_place(s->out, m->step, why);
+        check_files(s->out, new, m, why) && write_manifest(path, m, why) && take_place(s->out, m->step, why);
     if (!written) {
         checkpoint_abandon(s);
         return false;

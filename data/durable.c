@@ -5,13 +5,14 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <stdlib.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-enum { PIECE_BYTES = 1 << 20, LARGEST_WRITE = 1 << 30 };
+enum { PIECE_BYTES = 1 << 20, LARGEST_WRITE = 1 << 30, TRIES = 100 };
 
 bool durable_write(int fd, const void *bytes, int64_t count) {
     for (const char *at = bytes; count > 0;) {
@@ -72,23 +73,118 @@ bool durable_remove_directory(const char *path) {
     return false;
 }
 
+// The directory that a file is in.
+static void parent_of(const char *path, char parent[PATH_MAX]) {
+    snprintf(parent, PATH_MAX, "%s", path);
+    char *slash = strrchr(parent, '/');
+    if (slash)
+        slash[slash == parent] = 0; // "/x" is in "/"
+    else
+        memcpy(parent, ".", 2);
+}
+
 bool durable_problem(problem *why, const char *doing, const char *path, int64_t bytes) {
     int error = errno;
     char need[128] = "", directory[PATH_MAX];
     struct statvfs space;
-    snprintf(directory, sizeof directory, "%s", path);
-    char *slash = strrchr(directory, '/');
-    if (slash) slash[slash == directory] = 0;
+    parent_of(path, directory);
     if (bytes >= 0) snprintf(need, sizeof need, ", which needs %lld bytes", (long long)bytes);
-    if (error == ENOSPC && bytes >= 0 && statvfs(slash ? directory : ".", &space) == 0)
+    if (error == ENOSPC && bytes >= 0 && statvfs(directory, &space) == 0)
         snprintf(need, sizeof need, ", which needs %lld bytes where %llu are free", (long long)bytes,
                  (unsigned long long)space.f_bavail * space.f_frsize);
     const char *hint = NULL;
     if (error == ENOSPC || error == EDQUOT) hint = "free space, or save elsewhere";
     if (error == EFBIG) hint = "a limit on the size of files stands in the way; see ulimit -f";
     if (error == EROFS || error == EACCES || error == EPERM) hint = "make it writable, or save elsewhere";
-    if (error == ENOENT) hint = "is it on a file system that all hosts share?";
-    return problem_set(why, hint, "%s %.1500s%s: %s", doing, path, need, strerror(error));
+    if (error == ENOENT) hint = "is its directory there, on a file system that all hosts share?";
+    if (error == ENAMETOOLONG) hint = "choose a shorter name";
+    if (error == EWOULDBLOCK) hint = "wait for that process, end it, or choose another name";
+    return problem_set(why, hint, "%s %.1500s%s: %s", doing, path, need,
+                       error == EWOULDBLOCK ? "another process writes it" : strerror(error));
+}
+
+// --- a file that appears whole -----------------------------------------------------------------------------
+
+// Is the file that is open the one that has the name?
+static bool has_name(int fd, const char *name) {
+    struct stat opened, named;
+    return fstat(fd, &opened) == 0 && stat(name, &named) == 0 && opened.st_dev == named.st_dev &&
+           opened.st_ino == named.st_ino;
+}
+
+// Removes PATH.tmp, unless its writer lives: then the lock is his. Without locks nobody can tell, and a writer that
+// lives will not find his file by its name when he commits.
+static bool clear_temporary(const char *name) {
+    int fd = open(name, O_WRONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) return errno == ENOENT;
+    bool cleared = flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
+    if (cleared && has_name(fd, name)) cleared = unlink(name) == 0 || errno == ENOENT;
+    int error = errno;
+    close(fd);
+    errno = error;
+    return cleared;
+}
+
+// A file of this writer's own, so that what two have written can never be in one. Until it is locked another may take
+// it for a dead writer's: then it is made once more.
+static bool make_temporary(durable_file *file) {
+    const char *name = file->temporary;
+    for (int tries = 0; tries < TRIES; tries++) {
+        file->fd = open(name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        if (file->fd < 0 && (errno != EEXIST || !clear_temporary(name))) return false;
+        if (file->fd < 0) continue;
+        bool mine = flock(file->fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
+        if (mine && has_name(file->fd, name)) return true;
+        close(file->fd);
+        file->fd = -1;
+    }
+    errno = EWOULDBLOCK;
+    return false;
+}
+
+bool durable_create(durable_file *file, const char *path, int64_t bytes, problem *why) {
+    struct stat old;
+    file->bytes = bytes;
+    file->fd = -1;
+    snprintf(file->path, sizeof file->path, "%s", path);
+    errno = ENAMETOOLONG;
+    if (snprintf(file->temporary, sizeof file->temporary, "%s.tmp", path) >= PATH_MAX)
+        return durable_problem(why, "cannot create", path, bytes);
+    if (stat(path, &old) == 0 && !S_ISREG(old.st_mode)) // /dev/null would be replaced
+        return problem_set(why, "choose another name", "cannot create %.1500s: it is not a regular file",
+                           path);
+    return make_temporary(file) || durable_problem(why, "cannot create", file->temporary, bytes);
+}
+
+bool durable_append(durable_file *file, const void *bytes, int64_t count, problem *why) {
+    return durable_write(file->fd, bytes, count) ||
+           durable_problem(why, "cannot write", file->path, file->bytes);
+}
+
+// Closed last, as that gives up the lock: nobody may write what is about to be renamed.
+bool durable_commit(durable_file *file, problem *why) {
+    bool synced = fsync(file->fd) == 0, mine = synced && has_name(file->fd, file->temporary);
+    if (synced && !mine) errno = EWOULDBLOCK;
+    if (!mine || rename(file->temporary, file->path) != 0) {
+        durable_problem(why, synced ? "cannot rename the temporary file to" : "cannot sync", file->path,
+                        file->bytes);
+        durable_abandon(file);
+        return false;
+    }
+    close(file->fd);
+    file->fd = -1;
+    char directory[PATH_MAX];
+    parent_of(file->path, directory);
+    if (durable_sync_directory(directory)) return true;
+    return problem_set(why, "it is in its place, but may not survive a power cut",
+                       "cannot sync the directory of %.1500s: %s", file->path, strerror(errno));
+}
+
+void durable_abandon(durable_file *file) {
+    if (file->fd < 0) return;
+    if (has_name(file->fd, file->temporary)) unlink(file->temporary); // else it is another's
+    close(file->fd);
+    file->fd = -1;
 }
 
 bool durable_hash(const char *path, int64_t *bytes, uint64_t *hash) {

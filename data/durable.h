@@ -1,12 +1,27 @@
-// The steps that files are made of which must survive a kill and a power cut: write all, sync, rename, sync
-// the directory. All return false with errno set.
+// What files are made of that must survive a kill and a power cut: write all, sync, rename, sync the directory.
 #ifndef DURABLE_H
 #define DURABLE_H
 
+#include <limits.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include "problem.h"
 
+// A file that appears whole: written beside, as PATH.tmp, synced, renamed over PATH, and the name synced too. A
+// kill or a power cut at any moment leaves PATH as it was, or new. What a killed writer has left as PATH.tmp, the
+// next one removes. Of two that write the same PATH at once the second is refused, by a lock on PATH.tmp; where the
+// file system has no locks, the first is refused when it commits. False: see why.
+typedef struct durable_file {
+    char path[PATH_MAX], temporary[PATH_MAX];
+    int64_t bytes; // that it is to have, to be told if there is no room for them
+    int fd;        // -1: not open
+} durable_file;
+bool durable_create(durable_file *file, const char *path, int64_t bytes, problem *why);
+bool durable_append(durable_file *file, const void *bytes, int64_t count, problem *why);
+bool durable_commit(durable_file *file, problem *why); // or else abandons it
+void durable_abandon(durable_file *file);              // removes PATH.tmp, if it is open
+
+// The steps themselves. False with errno set.
 bool durable_write(int fd, const void *bytes,
                    int64_t count);               // all of them, however few the system takes at once
 bool durable_sync_directory(const char *path);   // names last only once their directory is on the disk

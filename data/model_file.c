@@ -3,15 +3,14 @@
 // enough that no product of them leaves 64 bits; only then is the file's size compared with what the header
 // promises, exactly; after that every offset is inside the map.
 //
-// Writing goes to PATH.tmp.<pid> through one buffer: write, fsync, rename, fsync of the directory. A reader
-// sees the old file or the new one, whole, whatever happens in between; a power cut included. Any failure
-// removes the temporary file before it dies.
+// Writing goes through one buffer to a file that appears whole (durable.h): a reader sees the old one or the new
+// one, whatever happens in between. Any failure removes the temporary file before it dies.
 #include "model_file.h"
+#include "durable.h"
 #include "../commfuse/bf16.h"
 #include "../commfuse/die.h"
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,11 +36,10 @@ struct model_file {
 };
 
 struct model_writer {
-    int fd;
-    char path[PATH_MAX], temporary[PATH_MAX];
+    durable_file file;
     bool bf16;
     int64_t elements, expected; // appended so far, in a complete file
-    int64_t buffered, bytes;    // in the buffer, in a complete file
+    int64_t buffered;           // bytes in the buffer
     char buffer[BUFFER_BYTES];
 };
 
@@ -138,7 +136,7 @@ static void map_file(model_file *file, const char *path) {
     static const char *const how_to_name =
         "--init-from FILE: every rank must be able to read it; llm.c's, or model.bin of a run's --out";
     struct stat status;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // nobody waits for who may write into a pipe
     if (fd < 0 || fstat(fd, &status) != 0)
         cf_die_together(how_to_name, "model file %s cannot be opened: %s", path, strerror(errno));
     if (!S_ISREG(status.st_mode)) cf_die_together(how_to_name, "model file %s is not a regular file", path);
@@ -227,19 +225,17 @@ void model_file_close(model_file *file) {
 
 // --- writing -----------------------------------------------------------------------------------------------
 
-CF_NORETURN static void give_up(model_writer *w, const char *doing) {
-    int error = errno;
-    unlink(w->temporary);
-    cf_die("the previous file, if any, is untouched; free space, or save elsewhere",
-           "%s model file %s (%lld bytes): %s", doing, w->path, (long long)w->bytes, strerror(error));
+CF_NORETURN static void give_up(model_writer *w, const problem *why) {
+    char hint[sizeof why->hint + 64];
+    durable_abandon(&w->file);
+    snprintf(hint, sizeof hint, "%s; the same command writes it anew",
+             *why->hint ? why->hint : "mend that, or save elsewhere");
+    cf_die(hint, "model file: %s", why->what);
 }
 
 static void flush(model_writer *w) {
-    for (int64_t done = 0; done < w->buffered;) {
-        ssize_t n = write(w->fd, w->buffer + done, (size_t)(w->buffered - done));
-        if (n < 0 && errno != EINTR) give_up(w, "cannot write");
-        if (n > 0) done += n;
-    }
+    problem why;
+    if (!durable_append(&w->file, w->buffer, w->buffered, &why)) give_up(w, &why);
     w->buffered = 0;
 }
 
@@ -265,21 +261,17 @@ model_writer *model_writer_open(const char *path, const model_shape *shape, int 
     if (!w) cf_die(NULL, "out of memory for writing model file %s", path);
     w->bf16 = version == VERSION_BF16;
     w->expected = model_parameters(shape);
-    w->bytes = HEADER_BYTES + w->expected * (w->bf16 ? 2 : 4);
-    int length = snprintf(w->temporary, sizeof w->temporary, "%s.tmp.%ld", path, (long)getpid());
-    if (length >= (int)sizeof w->temporary)
-        cf_die(NULL, "the name of a model file is too long: %.100s…", path);
-    memcpy(w->path, path, strlen(path) + 1);
-    w->fd = open(w->temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (w->fd < 0) give_up(w, "cannot create");
+    int64_t bytes = HEADER_BYTES + w->expected * (w->bf16 ? 2 : 4);
+    problem why;
+    if (!durable_create(&w->file, path, bytes, &why)) give_up(w, &why);
     put_header(w, shape);
     return w;
 }
 
 void model_writer_append(model_writer *w, const float *values, int64_t count) {
     if (count < 0 || count > w->expected - w->elements) {
-        unlink(w->temporary);
-        cf_die(NULL, "model file %s: %lld elements appended to %lld, but the shape has %lld", w->path,
+        durable_abandon(&w->file);
+        cf_die(NULL, "model file %s: %lld elements appended to %lld, but the shape has %lld", w->file.path,
                (long long)count, (long long)w->elements, (long long)w->expected);
     }
     w->elements += count;
@@ -298,29 +290,14 @@ void model_writer_append(model_writer *w, const float *values, int64_t count) {
     }
 }
 
-// A rename lasts only once its directory is on the disk.
-static void sync_directory(model_writer *w) {
-    char directory[PATH_MAX];
-    memcpy(directory, w->path, sizeof directory);
-    char *slash = strrchr(directory, '/');
-    if (slash) slash[slash == directory] = 0; // "/x" is in "/"
-    int fd = open(slash ? directory : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0 || (fsync(fd) != 0 && errno != EINVAL)) // EINVAL: a file system whose directories have no sync
-        cf_die("the new file is in place, but may not survive a power cut",
-               "cannot sync the directory of model file %s: %s", w->path, strerror(errno));
-    close(fd);
-}
-
 void model_writer_commit(model_writer *w) {
     if (w->elements != w->expected) {
-        unlink(w->temporary);
-        cf_die(NULL, "model file %s is incomplete: %lld of %lld elements appended", w->path,
+        durable_abandon(&w->file);
+        cf_die(NULL, "model file %s is incomplete: %lld of %lld elements appended", w->file.path,
                (long long)w->elements, (long long)w->expected);
     }
+    problem why;
     flush(w);
-    if (fsync(w->fd) != 0) give_up(w, "cannot sync");
-    if (close(w->fd) != 0) give_up(w, "cannot close");
-    if (rename(w->temporary, w->path) != 0) give_up(w, "cannot rename the temporary file to");
-    sync_directory(w);
+    if (!durable_commit(&w->file, &why)) give_up(w, &why);
     free(w);
 }

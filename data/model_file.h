@@ -43,9 +43,9 @@ void model_file_read(const model_file *file, int tensor, int64_t layer, int64_t 
                      float *out);
 void model_file_close(model_file *file);
 
-// Writing, by one rank: tensors in file order from the first element to the last, then commit. Goes to
-// PATH.tmp.<pid>, is synced and renamed over PATH by commit, so PATH is always a complete file. Write errors
-// (disk full, permission) die naming the file; the previous file stays, the temporary one is removed.
+// Writing, by one rank: tensors in file order from the first element to the last, then commit; PATH is always a
+// complete file (durable.h). Write errors (disk full, permission, another process that writes PATH) die naming the
+// file; the previous file stays, the temporary one is removed.
 typedef struct model_writer model_writer;
 model_writer *model_writer_open(const char *path, const model_shape *shape, int version); // 3 or 5
 void model_writer_append(model_writer *writer, const float *values, int64_t count);

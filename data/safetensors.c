@@ -42,11 +42,10 @@ struct safetensors {
 };
 
 struct safetensors_writer {
-    int fd;
+    durable_file file;
     bool failed;
-    problem why; // if it has failed
-    char *path, *temporary;
-    int64_t bytes, appended; // of the complete file; so far, the header included
+    problem why;      // if it has failed
+    int64_t appended; // bytes so far, the header included
     XXH64_state_t hash;
     int64_t buffered;
     char buffer[BUFFER_BYTES];
@@ -351,39 +350,29 @@ static char *make_header(const char *path, const tensor_entry *entries, int64_t 
 }
 
 // The first failure is the one that is told; after it nothing more is written.
-static void fail(safetensors_writer *w, const char *doing) {
-    if (!w->failed) durable_problem(&w->why, doing, w->path, w->bytes);
-    w->failed = true;
-}
-
 static void flush(safetensors_writer *w) {
     XXH64_update(&w->hash, w->buffer, (size_t)w->buffered);
-    if (!w->failed && !durable_write(w->fd, w->buffer, w->buffered)) fail(w, "cannot write");
+    if (!w->failed) w->failed = !durable_append(&w->file, w->buffer, w->buffered, &w->why);
     w->buffered = 0;
 }
 
 safetensors_writer *safetensors_create(const char *path, const tensor_entry *entries, int64_t count) {
     safetensors_writer *w = calloc(1, sizeof *w);
-    size_t length = strlen(path);
-    if (w) w->path = strdup(path), w->temporary = malloc(length + sizeof ".tmp");
-    if (!w || !w->path || !w->temporary) cf_die(NULL, "out of memory for writing %s", path);
-    memcpy(w->temporary, path, length);
-    memcpy(w->temporary + length, ".tmp", sizeof ".tmp");
+    if (!w) cf_die(NULL, "out of memory for writing %s", path);
     XXH64_reset(&w->hash, 0);
-    int64_t header_bytes;
-    char *header = make_header(path, entries, count, &header_bytes, &w->bytes);
-    w->fd = open(w->temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (w->fd < 0) fail(w, "cannot create");
+    int64_t header_bytes, bytes;
+    char *header = make_header(path, entries, count, &header_bytes, &bytes);
+    w->failed = !durable_create(&w->file, path, bytes, &w->why);
     safetensors_append(w, header, header_bytes);
     free(header);
     return w;
 }
 
 void safetensors_append(safetensors_writer *w, const void *bytes, int64_t count) {
-    if (count < 0 || count > w->bytes - w->appended) {
-        unlink(w->temporary);
-        cf_die(NULL, "%s: %lld bytes appended to %lld of %lld", w->path, (long long)count,
-               (long long)w->appended, (long long)w->bytes);
+    if (count < 0 || count > w->file.bytes - w->appended) {
+        durable_abandon(&w->file);
+        cf_die(NULL, "%s: %lld bytes appended to %lld of %lld", w->file.path, (long long)count,
+               (long long)w->appended, (long long)w->file.bytes);
     }
     w->appended += count;
     for (const char *from = bytes; count > 0;) {
@@ -396,36 +385,23 @@ void safetensors_append(safetensors_writer *w, const void *bytes, int64_t count)
     }
 }
 
-static void free_writer(safetensors_writer *w) {
-    free(w->path);
-    free(w->temporary);
+void safetensors_abandon(safetensors_writer *w) {
+    if (!w) return;
+    durable_abandon(&w->file);
     free(w);
 }
 
-void safetensors_abandon(safetensors_writer *w) {
-    if (!w) return;
-    if (w->fd >= 0) {
-        close(w->fd);
-        unlink(w->temporary);
-    }
-    free_writer(w);
-}
-
 bool safetensors_commit(safetensors_writer *w, int64_t *bytes, uint64_t *hash, problem *why) {
-    if (w->appended != w->bytes) {
-        unlink(w->temporary);
-        cf_die(NULL, "%s is incomplete: %lld of %lld bytes appended", w->path, (long long)w->appended,
-               (long long)w->bytes);
+    if (w->appended != w->file.bytes) {
+        durable_abandon(&w->file);
+        cf_die(NULL, "%s is incomplete: %lld of %lld bytes appended", w->file.path, (long long)w->appended,
+               (long long)w->file.bytes);
     }
     flush(w);
-    *bytes = w->bytes;
+    *bytes = w->file.bytes;
     *hash = XXH64_digest(&w->hash);
-    if (!w->failed && fsync(w->fd) != 0) fail(w, "cannot sync");
-    if (w->fd >= 0 && close(w->fd) != 0) fail(w, "cannot close");
-    if (!w->failed && rename(w->temporary, w->path) != 0) fail(w, "cannot rename the temporary file to");
-    bool done = !w->failed;
-    if (!done && w->fd >= 0) unlink(w->temporary);
+    bool done = !w->failed && durable_commit(&w->file, &w->why);
     if (!done) *why = w->why;
-    free_writer(w);
+    safetensors_abandon(w); // only frees it, if it is done
     return done;
 }

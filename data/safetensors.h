@@ -31,9 +31,8 @@ int64_t tensor_type_bytes(tensor_type type);           // of one element
 const char *tensor_type_name(tensor_type type);        // "F64", "I64", "F32", "BF16", "U8"
 int64_t tensor_entry_bytes(const tensor_entry *entry); // -1: no shape, or 10^15 bytes or more
 
-// Writing: create, append the tensors' bytes in the table's order in pieces of any size, commit. Goes to
-// PATH.tmp, is synced and renamed over PATH by commit, so PATH is always a complete file; the caller syncs
-// the directory. A disk error is kept until commit, which tells it and removes the temporary file. A table
+// Writing: create, append the tensors' bytes in the table's order in pieces of any size, commit; PATH is always a
+// complete file (durable.h). A disk error is kept until commit, which tells it and removes the temporary file. A table
 // that no reader may take (a name twice, elements off their alignment: largest element types first) or too
 // many or too few bytes are the caller's fault and end the run. The table is not needed after create.
 typedef struct safetensors_writer safetensors_writer;

@@ -1,7 +1,8 @@
 // Stands between a program and the calls that change a disk (LD_PRELOAD), and counts them: open for writing,
-// write, ftruncate, fsync, rename, unlinkat, rmdir, mkdir. Built and used by test_checkpoint_kill.py; the
-// environment says what for:
+// write, ftruncate, fsync, rename, unlinkat, rmdir, mkdir. Built and used by test_checkpoint_kill.py and
+// test_saving.py; the environment says what for:
 //     CALLS_LOG=FILE      a line for each call: its name and what it is about
+//     CALLS_ABOUT=TEXT    only calls on paths that have this in them count
 //     KILL_AT=N           SIGKILL before the N-th, from 1; in the middle of it if it is a write
 //     FAIL_AT=N           the N-th fails with errno FAIL_WITH
 //     FAIL_FROM=N         so do it and all later ones but those that remove something
@@ -57,6 +58,7 @@ static int calls;
 // Counts a call. False: it is to fail, errno is set.
 static bool count(const char *call, const char *a, const char *b, void (*halfway)(const void *),
                   const void *what) {
+    if (getenv("CALLS_ABOUT") && !strstr(a, getenv("CALLS_ABOUT"))) return true;
     calls++;
     note(call, a, b);
     if (calls == number("KILL_AT")) {

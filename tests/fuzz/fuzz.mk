@@ -15,7 +15,7 @@ FUZZ    ?= tokens model safetensors manifest state options
 # What each is about. Those of the first line die of bad input, see tests/fuzz/fuzz.h.
 fuzz_dying       := tokens model_file
 fuzz_tokens      := tokens
-fuzz_model       := model_file
+fuzz_model       := model_file durable
 fuzz_safetensors := safetensors durable
 fuzz_manifest    := manifest
 fuzz_state       := saved_state safetensors durable

@@ -2,6 +2,7 @@
 of ranks, on whatever mesh it was saved.
 """
 # limit: 120
+import fcntl
 import os
 import shutil
 import sys
@@ -73,11 +74,27 @@ class Export(checkpoints.Case):
         self.assertTrue(self.export(out, 50) == first)
         started.kill()
 
+    def test_two_to_one_file(self):
+        """While another writes it, an export is refused; what one that is dead has left is no hindrance, and goes."""
+        out, _ = self.undisturbed(2, 1, strategy="tpsp", **CONSTANT)
+        folder = self.fresh("folder")
+        os.mkdir(folder)
+        file = os.path.join(folder, "model.bin")
+        with open(f"{file}.tmp", "wb") as other:
+            other.write(b"half a model")
+            fcntl.flock(other, fcntl.LOCK_EX)
+            self.assertFails(self.export(out, status=1, file=file), f"{file}.tmp", "another process writes it",
+                             "wait for that process")
+            self.assertEqual(os.listdir(folder), ["model.bin.tmp"])
+        self.assertTrue(self.export(out, file=file) == checkpoints.read_bytes(out, "model.bin"))
+        self.assertEqual(os.listdir(folder), ["model.bin"])
+
     def test_refusals(self):
         out = self.with_only(self.undisturbed(2, 1, strategy="tpsp", **CONSTANT)[0], 4, 7)
         self.assertFails(self.export(out, 5, status=1), "step_00000005", out)
         self.assertFails(self.export(self.fresh("nowhere"), status=1), "no checkpoint")
         self.assertFails(self.export(out, 7, status=1, file=self.path("nowhere/model.bin")), "nowhere/model.bin")
+        self.assertFails(self.export(out, 7, status=1, file="/dev/null"), "/dev/null", "not a regular file")
         checkpoints.damage(os.path.join(checkpoints.directory(out, 7), "rank_00001.safetensors"), 0.5)
         file = self.fresh("model.bin")
         for values in (dict(step=7), dict(), dict(step=7, ranks=2, tp=2)):  # the newest is damaged: not another one

@@ -19,6 +19,14 @@ import reference
 AT = 4
 
 
+def build_shim(case, source):
+    """What LD_PRELOAD takes, of a file of tests/."""
+    shim = case.path(os.path.basename(source).replace(".c", ".so"))
+    subprocess.run([os.environ.get("CC", "cc"), "-std=gnu11", "-O1", "-shared", "-fPIC", "-o", shim,
+                    os.path.join(harness.ROOT, "tests", source), "-ldl"], check=True)
+    return shim
+
+
 class Refusals(checkpoints.Case):
     def refused(self, *words, ranks=1, **values):
         """Ended with status 1 and these words; OUT is as it was."""
@@ -164,14 +172,47 @@ class Lock(checkpoints.Case):
         self.assertIn("resume    from step", result.out)
 
 
+class ModelFile(checkpoints.Case):
+    def killed_at(self, call, old, shim):
+        """One run that has only its model left to write, killed before that call on it, and then another. False: there
+        is no such call, it has come to its end."""
+        expected, _ = self.undisturbed(1, 1)
+        out = self.with_only(expected, self.steps)
+        path = os.path.join(out, "model.bin")
+        if old:
+            shutil.copy(self.model, path)
+        killed = self.start(out=out, env=dict(LD_PRELOAD=shim, CALLS_ABOUT=path, KILL_AT=str(call))).wait()
+        if killed.status == 0:
+            return False
+        self.assertEqual(killed.status, -signal.SIGKILL, str(killed))
+        self.assertEqual(os.path.exists(path), old)  # it takes its name in the last call
+        if old:
+            self.assertTrue(checkpoints.read_bytes(path) == checkpoints.read_bytes(self.model), "not as it was")
+        self.run_with(out=out)
+        self.assertSameEnd(out, expected)
+        self.assertEqual(sorted(os.listdir(out)),
+                         ["accounts.json", "lock", "model.bin", os.path.basename(checkpoints.directory(out, self.steps))])
+        return True
+
+    def test_a_run_killed_while_it_writes_its_model(self):
+        """At any call: what was there stays, and the next run leaves nothing but the model."""
+        shim = build_shim(self, "data/preload_kill.c")
+        for old in (False, True):
+            calls = 0
+            for call in range(1, 20):
+                with self.subTest(call=call, old=old):
+                    if not self.killed_at(call, old, shim):
+                        break
+                    calls = call
+            self.assertGreaterEqual(calls, 4)  # it is created, written, synced and renamed
+
+
 class Disk(checkpoints.Case):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
         cls.bytes = 3 * os.path.getsize(cls.model)  # of a checkpoint: weights and two moments
-        cls.shim = cls.path("preload_disk.so")
-        subprocess.run([os.environ.get("CC", "cc"), "-std=gnu11", "-O1", "-shared", "-fPIC", "-o", cls.shim,
-                        os.path.join(harness.ROOT, "tests/train/preload_disk.c"), "-ldl"], check=True)
+        cls.shim = build_shim(cls, "train/preload_disk.c")
 
     def full(self, rank, path):
         return dict(LD_PRELOAD=self.shim, FULL_RANK=str(rank), FULL_PATH=path)

@@ -1,0 +1,221 @@
+// ranks: 1
+// Files that appear whole: whoever writes, is killed, or writes at the same time, PATH is what one of them has written.
+#define _GNU_SOURCE
+#include "tests/death.h"
+#include "tests/data/says.h"
+#include "tests/data/scratch.h"
+#include "data/durable.h"
+#include <errno.h>
+#include <signal.h>
+#include <sys/file.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+
+enum { SIZE = 100000 };
+
+static bool no_locks; // as on a file system that has none
+
+int flock(int fd, int operation) {
+    if (!no_locks) return (int)syscall(SYS_flock, fd, operation);
+    errno = ENOLCK;
+    return -1;
+}
+
+static const char *content(char letter) {
+    static char bytes[SIZE];
+    memset(bytes, letter, sizeof bytes);
+    return bytes;
+}
+
+static bool begin(durable_file *file, char letter) {
+    return durable_create(file, scratch_path("file"), SIZE, &why) &&
+           durable_append(file, content(letter), SIZE / 2, &why);
+}
+
+static bool finish(durable_file *file, char letter) {
+    return durable_append(file, content(letter), SIZE - SIZE / 2, &why) && durable_commit(file, &why);
+}
+
+// The letter of which the file is full; 0: there is none; '?': it is not whole, or of more than one.
+static char found(void) {
+    size_t size;
+    char *bytes = scratch_read(scratch_path("file"), &size);
+    if (!bytes) return 0;
+    char letter = size == SIZE && memcmp(bytes, bytes + 1, SIZE - 1) == 0 ? bytes[0] : '?';
+    free(bytes);
+    return letter;
+}
+
+static void test_appears_whole(void **state) {
+    (void)state;
+    durable_file file;
+    assert_true(begin(&file, 'a'));
+    assert_int_equal(found(), 0);
+    assert_true(finish(&file, 'a'));
+    assert_int_equal(found(), 'a');
+    assert_int_equal(scratch_entries(), 1);
+    assert_true(begin(&file, 'b'));
+    durable_abandon(&file);
+    durable_abandon(&file);
+    assert_int_equal(found(), 'a');
+    assert_int_equal(scratch_entries(), 1);
+}
+
+// In the directory where the process is.
+static void test_relative_name(void **state) {
+    (void)state;
+    char here[PATH_MAX];
+    durable_file file;
+    assert_non_null(getcwd(here, sizeof here));
+    assert_int_equal(chdir(scratch), 0);
+    assert_true(durable_create(&file, "file", SIZE, &why) &&
+                durable_append(&file, content('r'), SIZE, &why) && durable_commit(&file, &why));
+    assert_int_equal(chdir(here), 0);
+    assert_int_equal(found(), 'r');
+}
+
+static void kill_writer(char letter) {
+    pid_t child = fork();
+    if (child == 0) {
+        durable_file file;
+        begin(&file, letter);
+        kill(getpid(), SIGKILL);
+    }
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFSIGNALED(status));
+}
+
+static void test_killed(void **state) {
+    (void)state;
+    durable_file file;
+    for (no_locks = false;; no_locks = true) {
+        assert_true(begin(&file, 'a') && finish(&file, 'a'));
+        kill_writer('b');
+        assert_int_equal(found(), 'a');
+        assert_int_equal(scratch_entries(), 2); // what it has left
+        assert_true(begin(&file, 'c') && finish(&file, 'c'));
+        assert_int_equal(found(), 'c');
+        assert_int_equal(scratch_entries(), 1);
+        if (no_locks) break;
+    }
+    no_locks = false;
+}
+
+static void test_two_at_once(void **state) {
+    (void)state;
+    durable_file first, second;
+    assert_true(begin(&first, 'a'));
+    assert_false(begin(&second, 'b'));
+    ASSERT_SAYS("cannot create", "/file.tmp", "another process writes it");
+    assert_non_null(strstr(why.hint, "wait for that process"));
+    durable_abandon(&second); // has nothing to remove
+    assert_true(finish(&first, 'a'));
+    assert_int_equal(found(), 'a');
+    assert_true(begin(&second, 'b') && finish(&second, 'b'));
+    assert_int_equal(found(), 'b');
+    assert_int_equal(scratch_entries(), 1);
+}
+
+// The second cannot know of the first. Whichever commits first, the file is the second's.
+static void test_two_at_once_without_locks(void **state) {
+    (void)state;
+    durable_file first, second;
+    no_locks = true;
+    for (int order = 0; order < 2; order++) {
+        assert_true(begin(&first, 'a') && begin(&second, 'b'));
+        if (order == 1) assert_true(finish(&second, 'b'));
+        assert_false(finish(&first, 'a'));
+        ASSERT_SAYS("cannot rename", "/file", "another process writes it");
+        if (order == 0) assert_true(finish(&second, 'b'));
+        assert_int_equal(found(), 'b');
+        assert_int_equal(scratch_entries(), 1);
+    }
+    no_locks = false;
+}
+
+// Writes again and again until it is killed, now and then half a file.
+static void write_for_ever(char letter) {
+    durable_file file;
+    for (int i = 0;; i++)
+        if (begin(&file, letter) && (i % 5 == 0 || !finish(&file, letter))) durable_abandon(&file);
+}
+
+static pid_t start_writer(char letter) {
+    pid_t parent = getpid(), child = fork();
+    if (child != 0) return child;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() == parent) write_for_ever(letter);
+    _exit(1);
+}
+
+// Writers in a crowd, killed at any moment. Asserts nothing before all of them are dead.
+static void test_many(void **state) {
+    (void)state;
+    enum { WRITERS = 4, KILLS = 200 };
+    pid_t writer[WRITERS];
+    bool seen[128] = {false};
+    unlink(scratch_path("file"));
+    for (int i = 0; i < WRITERS; i++) writer[i] = start_writer((char)('A' + i));
+    for (int i = 0; i < KILLS; i++) {
+        nanosleep(&(struct timespec){.tv_nsec = (i % 10) * 300000}, NULL);
+        seen[(int)found()] = true;
+        int victim = i % WRITERS;
+        kill(writer[victim], SIGKILL);
+        waitpid(writer[victim], NULL, 0);
+        if (i < KILLS - WRITERS) writer[victim] = start_writer((char)('A' + victim));
+    }
+    assert_false(seen['?']);
+    assert_true(seen['A'] + seen['B'] + seen['C'] + seen['D'] > 1);
+    durable_file file;
+    assert_true(begin(&file, 'z') && finish(&file, 'z'));
+    assert_int_equal(found(), 'z');
+    assert_int_equal(scratch_entries(), 1);
+}
+
+// A device would be replaced, a pipe waited for.
+static void test_what_is_no_file(void **state) {
+    (void)state;
+    durable_file file;
+    assert_false(durable_create(&file, "/dev/null", SIZE, &why));
+    ASSERT_SAYS("cannot create /dev/null", "not a regular file");
+    assert_false(durable_create(&file, scratch, SIZE, &why));
+    ASSERT_SAYS("not a regular file");
+    assert_int_equal(mkfifo(scratch_path("file.tmp"), 0600), 0);
+    assert_false(begin(&file, 'a'));
+    ASSERT_SAYS("cannot create", "/file.tmp", "No such device or address");
+    assert_int_equal(unlink(scratch_path("file.tmp")), 0);
+    assert_int_equal(mkdir(scratch_path("file.tmp"), 0700), 0);
+    assert_false(begin(&file, 'a'));
+    ASSERT_SAYS("cannot create", "/file.tmp", "Is a directory");
+    assert_int_equal(rmdir(scratch_path("file.tmp")), 0);
+}
+
+static void test_names(void **state) {
+    (void)state;
+    durable_file file;
+    static char name[PATH_MAX + 100];
+    memset(name, 'n', sizeof name - 1);
+    assert_false(durable_create(&file, name, SIZE, &why));
+    ASSERT_SAYS("cannot create", "File name too long");
+    assert_string_equal(why.hint, "choose a shorter name");
+    assert_false(durable_create(&file, scratch_path("nowhere/file"), SIZE, &why));
+    ASSERT_SAYS("nowhere/file.tmp", "needs 100000 bytes", "No such file");
+    assert_non_null(strstr(why.hint, "is its directory there"));
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_appears_whole),
+        cmocka_unit_test(test_relative_name),
+        cmocka_unit_test(test_killed),
+        cmocka_unit_test(test_two_at_once),
+        cmocka_unit_test(test_two_at_once_without_locks),
+        cmocka_unit_test(test_many),
+        cmocka_unit_test(test_what_is_no_file),
+        cmocka_unit_test(test_names),
+    };
+    return cmocka_run_group_tests(tests, scratch_make, scratch_remove);
+}
