@@ -82,7 +82,7 @@ build/march: FORCE
 	@mkdir -p $(@D)
 	@echo '$(MARCH)' | cmp -s - $@ || echo '$(MARCH)' > $@
 
-$(B)/commfuse/transport_mpi.o: CFLAGS += $(MPI_CFLAGS)
+$(B)/commfuse/transport_mpi.o $(B)/commfuse/flights_mpi.o: CFLAGS += $(MPI_CFLAGS)
 $(B)/tests/bench/bench_collectives: CFLAGS += $(MPI_CFLAGS)
 %/commfuse/bootstrap_mpi.o: CFLAGS += $(MPI_CFLAGS) $(if $(MPI_LIBS),-DCF_WITH_MPI)
 $(B)/%.o: %.c build/march
@@ -124,7 +124,7 @@ include tests/fuzz/fuzz.mk
 NVCCFLAGS := -std=c++17 -O3 -lineinfo $(CUDA_ARCH) -Xcompiler -Wall,-Wextra -Xptxas --warn-on-spills \
              $(if $(WERROR),-Werror all-warnings -Xcompiler -Werror -Xptxas --warning-as-error)
 cuda_sources := $(wildcard commfuse/*.cu layers/*.cu)
-twinned := $(cuda_sources:%.cu=%.c) commfuse/device_cpu.c commfuse/transport_mpi.c layers/gemm.c layers/gemm_ref.c
+twinned := $(cuda_sources:%.cu=%.c) commfuse/device_cpu.c commfuse/transport_mpi.c commfuse/flights_mpi.c layers/gemm.c layers/gemm_ref.c
 shared_sources := $(filter-out $(twinned),$(wildcard commfuse/*.c layers/*.c))
 data_objects := $(patsubst %.c,%.o,$(wildcard data/*.c)) # what needs cJSON and xxHash, which layers do without
 gpu_objects := $(cuda_sources:%.cu=%.cuda.o) $(shared_sources:%.c=%.o)

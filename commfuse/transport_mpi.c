@@ -23,18 +23,12 @@
 // What is waited for is kept for the watch (watch.h), which finds out about the other ranks when nothing comes. Who
 // gives up leaves the others time to do so too before it ends the run, so that every rank says what it sees.
 //
-// Left to itself, the library lets all messages in flight share the wire, so that the first arrives with the last, and
-// what is needed at once waits behind megabytes that are not. So there are two lanes to each peer, one for bulk. In each
-// messages travel in the order posted, in small chunks of which few are under way, and what waits for another request
-// lets others pass. (No lane can be stuck for ever: who is at the head has a receiver, since all ranks post their
-// operations in one order, receive what they have posted whatever it comes after, and end an operation only when
-// what they send for it is gone.)
-//
 // mpi_state lives from cf_transport_create() to close(), which joins the progress thread before it frees anything.
 #define _GNU_SOURCE
 #include "transport.h"
 #include "condition.h"
 #include "die.h"
+#include "flights_mpi.h"
 #include "inquiry.h"
 #include "patience.h"
 #include "watch.h"
@@ -50,7 +44,6 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { IDLE, POSTED, ACTIVE, DONE };
 enum {
     GROUPS_MAX = CF_INQUIRY_GROUPS,
     POLLS_BEFORE_REST = 8,
@@ -65,10 +58,7 @@ enum {
     SPIN_MS = 2,       // cores to spare: a waiting compute thread polls this long before it sleeps
     LOOK_MS = 100,     // how often a sleeping waiter looks at its deadline
     GAP_MS = 1000,     // no look for so long: this process itself was stopped, and nobody is late
-    HWTHREADS_OF_ONE_CORE = 2,
-    CHUNK = 256 << 10, // bytes
-    BULK_CHUNK = 128 << 10,
-    UNDER_WAY = 2 // chunks of a lane: one travels, one is ready to follow. Of bulk beside other messages: one
+    HWTHREADS_OF_ONE_CORE = 2
 };
 
 static inline void cpu_relax(void) {
@@ -87,28 +77,6 @@ static void poll_again(int polls) {
         sched_yield();
 }
 
-typedef struct memory {
-    void *at; // NULL: none
-    int64_t bytes;
-} memory;
-
-// Memory for flights to come: after some steps nothing is allocated any more.
-typedef struct pool {
-    memory *spare;
-    int spares, capacity;
-} pool;
-
-typedef struct flight { // an active request's own MPI requests: those that receive come first
-    cf_request *request;
-    int recvs, sends;           // how many; a collective counts as one send
-    int posted, received, sent; // sends posted, and how many of either are done, in order
-    bool moving;                // the first chunk has been sent, or has come
-    MPI_Request few[2];
-    memory many;  // instead, for messages of several chunks
-    memory stage; // of a reduce-scatter: one block of each rank, to be summed when all have come
-    bool staged;  // they have
-} flight;
-
 typedef struct mpi_state {
     pthread_t thread;
     pthread_mutex_t lock;
@@ -121,259 +89,13 @@ typedef struct mpi_state {
     atomic_llong bytes;
     double timeout_ms;
     cf_watch *watch;
-    int tag_max;
     MPI_Comm comm[GROUPS_MAX]; // of the groups bound
     int comms;
     // Only the progress thread touches these
     cf_request *pending, *pending_last; // in order; collectives that may not start yet
-    flight *active;                     // in the order started
-    int actives, active_capacity;
-    int (*under_way)[2]; // chunks in the lanes to each rank of the world
-    pool lists, stages;
+    cf_flights flights;
     double moved_ms, pace_ms; // when something moved last; from one to the next on average
 } mpi_state;
-
-static void check(int code, const char *call, const cf_request *r) {
-    if (code == MPI_SUCCESS) return;
-    char text[MPI_MAX_ERROR_STRING];
-    int length = 0;
-    MPI_Error_string(code, text, &length);
-    cf_die("see the messages of the other ranks; a rank may have died",
-           "%s failed: %s (%s, layer %d, step %d)", call, text, r ? r->label : "-", r ? r->layer : -1,
-           r ? r->step : -1);
-}
-
-static bool reached(const cf_request *r, cf_point point) {
-    if (!r || __atomic_load_n(&r->state, __ATOMIC_ACQUIRE) == DONE) return true;
-    return point == CF_ARRIVED && __atomic_load_n(&r->received, __ATOMIC_ACQUIRE);
-}
-
-// --- start of a request ---
-
-static MPI_Request *parts_of(flight *f) {
-    return f->many.at ? f->many.at : f->few;
-}
-static MPI_Request *only_part(flight *f) {
-    f->sends = f->posted = 1;
-    return f->few;
-}
-
-static MPI_Datatype mpi_type(const cf_request *r) {
-    switch (r->dtype) {
-    case CF_FP32:
-        return MPI_FLOAT;
-    case CF_FP64:
-        return MPI_DOUBLE;
-    case CF_INT64:
-        return MPI_INT64_T;
-    case CF_BYTE:
-        return MPI_BYTE;
-    case CF_BF16:
-        break;
-    }
-    if (r->kind != CF_REQUEST_REDUCE_SCATTER) return MPI_UINT16_T;
-    cf_die("use --dtype fp32", "MPI has no sum of bf16 (%s)", r->label);
-}
-
-static int mpi_count(const cf_request *r, int64_t count) {
-    if (count > INT_MAX)
-        cf_die("use --overlap commfuse, or --overlap slice with more --slices",
-               "%s: a native collective of %lld elements per rank; MPI counts end at %d", r->label,
-               (long long)count, INT_MAX);
-    return (int)count;
-}
-
-static int64_t chunk_bytes(const cf_request *r) {
-    return r->bulk ? BULK_CHUNK : CHUNK;
-}
-
-static int chunks(const cf_request *r, int64_t bytes) {
-    int64_t n = (bytes + chunk_bytes(r) - 1) / chunk_bytes(r);
-    if (n > INT_MAX / 4)
-        cf_die("use more slices or ranks", "%s: %lld bytes in one message", r->label, (long long)bytes);
-    return n == 0 ? 1 : (int)n;
-}
-
-static int chunk_length(const cf_request *r, int64_t bytes, int i) {
-    int64_t left = bytes - i * chunk_bytes(r);
-    return (int)(left < chunk_bytes(r) ? left : chunk_bytes(r));
-}
-
-// Chunks under way in the lane of this exchange, and whether one more may go. (Bulk never rests altogether: what is not
-// bulk may itself be stuck, until a peer has received bulk.)
-static int *lane_of(const mpi_state *s, const cf_request *r) {
-    return &s->under_way[r->group->world[r->send_to]][r->bulk];
-}
-
-static bool lane_open(const mpi_state *s, const cf_request *r) {
-    const int *lanes = s->under_way[r->group->world[r->send_to]];
-    return lanes[r->bulk] < (r->bulk && lanes[false] > 0 ? 1 : UNDER_WAY);
-}
-
-static memory take(pool *p, int64_t bytes, const cf_request *r) {
-    memory m = {0};
-    if (p->spares > 0) m = p->spare[--p->spares];
-    if (m.bytes >= bytes) return m;
-    free(m.at);
-    m = (memory){.at = malloc((size_t)bytes), .bytes = bytes};
-    if (!m.at)
-        cf_die("use fewer or smaller micro-batches", "out of memory: %lld bytes for %s", (long long)bytes,
-               r->label);
-    return m;
-}
-
-static void give_back(pool *p, memory m) {
-    if (!m.at) return;
-    if (p->spares == p->capacity) {
-        p->capacity = 2 * p->capacity + 64;
-        p->spare = realloc(p->spare, (size_t)p->capacity * sizeof *p->spare);
-        if (!p->spare) cf_die(NULL, "out of memory for %d transfers", p->capacity);
-    }
-    p->spare[p->spares++] = m;
-}
-
-static void drain(pool *p) {
-    for (int i = 0; i < p->spares; i++) free(p->spare[i].at);
-    free(p->spare);
-}
-
-static void start_exchange(mpi_state *s, flight *f, cf_request *r) {
-    if (r->send_tag > s->tag_max || r->recv_tag > s->tag_max)
-        cf_die("use fewer slices or ranks", "%s: message tag %d, this MPI library allows %d", r->label,
-               r->send_tag, s->tag_max);
-    int64_t size = cf_dtype_size(r->dtype), bytes = r->recv_count * size;
-    f->sends = r->send_to >= 0 ? chunks(r, r->send_count * size) : 0;
-    f->recvs = r->recv_from >= 0 ? chunks(r, bytes) : 0;
-    int parts = f->sends + f->recvs;
-    if (parts > 2) f->many = take(&s->lists, parts * (int64_t)sizeof(MPI_Request), r);
-    for (int i = 0; i < f->recvs; i++)
-        check(MPI_Irecv((char *)r->recv + i * chunk_bytes(r), chunk_length(r, bytes, i), MPI_BYTE,
-                        r->recv_from, r->recv_tag, *(MPI_Comm *)r->group->native, &parts_of(f)[i]),
-              "MPI_Irecv", r);
-}
-
-static void now_moving(flight *f) {
-    if (!f->moving) f->request->begin = cf_moment_now(NULL);
-    f->moving = true;
-}
-
-static bool may_send(const flight *f) {
-    const cf_request *r = f->request;
-    return f->posted < f->sends && reached(r->after[0], CF_ARRIVED) && reached(r->after[1], CF_ARRIVED);
-}
-
-// Sends what may be sent now. Called in the order in which exchanges were posted.
-static bool send_more(mpi_state *s, flight *f) {
-    if (!may_send(f)) return false;
-    cf_request *r = f->request;
-    int before = f->posted;
-    int64_t bytes = r->send_count * cf_dtype_size(r->dtype);
-    for (; f->posted < f->sends && lane_open(s, r); f->posted++, ++*lane_of(s, r))
-        check(MPI_Isend((const char *)r->send + f->posted * chunk_bytes(r), chunk_length(r, bytes, f->posted),
-                        MPI_BYTE, r->send_to, r->send_tag, *(MPI_Comm *)r->group->native,
-                        &parts_of(f)[f->recvs + f->posted]),
-              "MPI_Isend", r);
-    if (before == 0 && f->posted > 0) now_moving(f);
-    return f->posted > before;
-}
-
-// A block of `count` elements that starts again every `stride` elements: where rank i's block lies.
-static MPI_Datatype strided(const cf_request *r, MPI_Datatype type, int count) {
-    MPI_Datatype block, resized;
-    check(MPI_Type_contiguous(count, type, &block), "MPI_Type_contiguous", r);
-    MPI_Aint extent = (MPI_Aint)(r->stride * cf_dtype_size(r->dtype));
-    check(MPI_Type_create_resized(block, 0, extent, &resized), "MPI_Type_create_resized", r);
-    check(MPI_Type_commit(&resized), "MPI_Type_commit", r);
-    MPI_Type_free(&block);
-    return resized;
-}
-
-static void call_allgather(flight *f, cf_request *r, MPI_Comm comm, MPI_Datatype type, int count) {
-    bool plain = r->stride == r->send_count;
-    MPI_Datatype into = plain ? type : strided(r, type, count);
-    char *own = (char *)r->recv + r->group->rank * r->stride * cf_dtype_size(r->dtype);
-    const void *send = r->send == own ? MPI_IN_PLACE : r->send;
-    int recv_count = plain ? count : 1;
-    if (r->blocking)
-        check(MPI_Allgather(send, count, type, r->recv, recv_count, into, comm), "MPI_Allgather", r);
-    else
-        check(MPI_Iallgather(send, count, type, r->recv, recv_count, into, comm, only_part(f)),
-              "MPI_Iallgather", r);
-    if (!plain) MPI_Type_free(&into); // freed when the last use has ended
-}
-
-// The sum of what has come, in the order of ranks.
-static void sum_stage(const flight *f) {
-    const cf_request *r = f->request;
-    int64_t bytes = r->send_count * cf_dtype_size(r->dtype);
-    memcpy(r->recv, f->stage.at, (size_t)bytes);
-    for (int i = 1; i < r->group->size; i++)
-        check(MPI_Reduce_local((const char *)f->stage.at + i * bytes, r->recv, (int)r->send_count,
-                               mpi_type(r), MPI_SUM),
-              "MPI_Reduce_local", r);
-}
-
-// An all-to-all and a sum, which send no more than they must. What a library's reduce-scatter does depends on the call.
-// Those of Open MPI 4 that do not block, and MPI_Reduce_scatter_block, reduce everything to rank 0, which scatters: three
-// times the time on two ranks. MPI_Reduce_scatter sends as little as this, but works in memory that it takes from the
-// system anew for every call: for large blocks over shared memory that is most of its time. (tests/bench/
-// bench_collectives.c prints what each takes.)
-static void call_reduce_scatter(mpi_state *s, flight *f, cf_request *r, MPI_Comm comm, MPI_Datatype type,
-                                int count) {
-    f->stage = take(&s->stages, r->send_count * r->group->size * cf_dtype_size(r->dtype), r);
-    if (r->blocking) {
-        check(MPI_Alltoall(r->send, count, type, f->stage.at, count, type, comm), "MPI_Alltoall", r);
-        sum_stage(f);
-        give_back(&s->stages, f->stage);
-        f->stage = (memory){0};
-    } else {
-        check(MPI_Ialltoall(r->send, count, type, f->stage.at, count, type, comm, only_part(f)),
-              "MPI_Ialltoall", r);
-    }
-}
-
-static void call_alltoall(flight *f, cf_request *r, MPI_Comm comm, MPI_Datatype type, int count) {
-    bool plain = r->stride == r->send_count;
-    MPI_Datatype each = plain ? type : strided(r, type, count);
-    int n = plain ? count : 1;
-    if (r->blocking)
-        check(MPI_Alltoall(r->send, n, each, r->recv, n, each, comm), "MPI_Alltoall", r);
-    else
-        check(MPI_Ialltoall(r->send, n, each, r->recv, n, each, comm, only_part(f)), "MPI_Ialltoall", r);
-    if (!plain) MPI_Type_free(&each);
-}
-
-static void start_collective(mpi_state *s, flight *f, cf_request *r) {
-    MPI_Comm comm = *(MPI_Comm *)r->group->native;
-    if (r->kind == CF_REQUEST_BARRIER) {
-        check(MPI_Ibarrier(comm, only_part(f)), "MPI_Ibarrier", r);
-        return;
-    }
-    MPI_Datatype type = mpi_type(r);
-    int count = mpi_count(r, r->send_count);
-    if (r->kind == CF_REQUEST_ALLGATHER)
-        call_allgather(f, r, comm, type, count);
-    else if (r->kind == CF_REQUEST_REDUCE_SCATTER)
-        call_reduce_scatter(s, f, r, comm, type, count);
-    else
-        call_alltoall(f, r, comm, type, count);
-}
-
-static void start(mpi_state *s, cf_request *r) {
-    if (s->actives == s->active_capacity) {
-        s->active_capacity = 2 * s->active_capacity + 64;
-        s->active = realloc(s->active, (size_t)s->active_capacity * sizeof *s->active);
-        if (!s->active) cf_die(NULL, "out of memory for %d requests in flight", s->active_capacity);
-    }
-    flight *f = &s->active[s->actives++];
-    *f = (flight){.request = r};
-    r->begin = cf_moment_now(NULL);
-    __atomic_store_n(&r->state, ACTIVE, __ATOMIC_RELEASE);
-    if (r->kind == CF_REQUEST_EXCHANGE)
-        start_exchange(s, f, r);
-    else
-        start_collective(s, f, r);
-}
 
 // --- the progress thread ---
 
@@ -384,32 +106,18 @@ static void announce(mpi_state *s) {
     pthread_mutex_unlock(&s->lock);
 }
 
-static bool travels(const flight *f) {
-    return f->request->kind != CF_REQUEST_EXCHANGE && !f->staged;
-}
-
 // A library wants the collectives of a group started in one order on all ranks: that of the program. One runs at a time,
 // as on a stream: at once they would share the wire, and the first would end with the last.
 static bool must_queue(const mpi_state *s, const cf_request *r) {
     for (const cf_request *p = s->pending; p != r; p = p->next)
         if (p->group == r->group) return true;
-    for (int i = 0; i < s->actives; i++)
-        if (travels(&s->active[i]) && s->active[i].request->group == r->group) return true;
-    return false;
-}
-
-// Chunks that wait for others to be gone. A blocking call would keep this thread from sending them, and a peer that needs
-// them would never come to that call.
-static bool holds_back(const mpi_state *s) {
-    for (int i = 0; i < s->actives; i++)
-        if (may_send(&s->active[i])) return true;
-    return false;
+    return cf_flights_collective(&s->flights, r->group);
 }
 
 static bool may_start(const mpi_state *s, const cf_request *r) {
     if (r->kind == CF_REQUEST_EXCHANGE) return true;
-    if (!reached(r->after[0], CF_ARRIVED) || !reached(r->after[1], CF_ARRIVED)) return false;
-    return !must_queue(s, r) && !(r->blocking && holds_back(s));
+    if (!cf_reached(r->after[0], CF_ARRIVED) || !cf_reached(r->after[1], CF_ARRIVED)) return false;
+    return !must_queue(s, r) && !(r->blocking && cf_flights_hold_back(&s->flights));
 }
 
 // Start what may start: exchanges, so that the messages of one pair of ranks with one tag are received in the order of
@@ -422,7 +130,7 @@ static bool start_pending(mpi_state *s) {
         if (may_start(s, r)) {
             *at = r->next;
             if (s->pending_last == r) s->pending_last = previous;
-            start(s, r);
+            cf_flights_start(&s->flights, r);
             started = true;
         } else {
             previous = r;
@@ -430,68 +138,6 @@ static bool start_pending(mpi_state *s) {
         }
     }
     return started;
-}
-
-static bool send_what_may_go(mpi_state *s) {
-    bool sent = false;
-    for (int i = 0; i < s->actives; i++) sent |= send_more(s, &s->active[i]);
-    return sent;
-}
-
-static bool part_done(flight *f, int i) {
-    int done = 0;
-    check(MPI_Test(&parts_of(f)[i], &done, MPI_STATUS_IGNORE), "MPI_Test", f->request);
-    return done;
-}
-
-// Are all parts done? Those that receive are watched by themselves: others may go on once they are done, and a time-out
-// tells which half is missing.
-static bool test_parts(mpi_state *s, flight *f, bool *news) {
-    const cf_request *r = f->request;
-    while (f->received < f->recvs && part_done(f, f->received)) f->received++;
-    if (f->received > 0) now_moving(f);
-    for (; f->sent < f->posted && part_done(f, f->recvs + f->sent); f->sent++)
-        if (r->kind == CF_REQUEST_EXCHANGE) --*lane_of(s, r);
-    if (f->recvs > 0 && f->received == f->recvs && !f->request->received) {
-        __atomic_store_n(&f->request->received, 1, __ATOMIC_SEQ_CST);
-        *news = true;
-    }
-    return f->received == f->recvs && f->sent == f->sends;
-}
-
-// A reduce-scatter that has come is summed at the next look: by then what queues behind it is on its way.
-static bool has_ended(mpi_state *s, flight *f, bool *news) {
-    if (f->staged) {
-        sum_stage(f);
-        return true;
-    }
-    if (!test_parts(s, f, news)) return false;
-    f->staged = f->stage.at != NULL;
-    *news |= f->staged;
-    return !f->staged;
-}
-
-// What is left in flight keeps its order: who was started first also sends first.
-static bool test_active(mpi_state *s) {
-    bool news = false;
-    int left = 0;
-    for (int i = 0; i < s->actives; i++) {
-        flight *f = &s->active[i];
-        if (!has_ended(s, f, &news)) {
-            if (left < i) s->active[left] = *f;
-            left++;
-            continue;
-        }
-        give_back(&s->lists, f->many);
-        give_back(&s->stages, f->stage);
-        cf_request *r = f->request;
-        r->end = cf_moment_now(NULL);
-        __atomic_store_n(&r->state, DONE, __ATOMIC_SEQ_CST); // from here on the caller may reuse *r
-        news = true;
-    }
-    s->actives = left;
-    if (news) announce(s);
-    return news;
 }
 
 static bool has_news(const mpi_state *s) {
@@ -506,11 +152,12 @@ static void linger(mpi_state *s) {
 
 // Move posted requests to the pending list; sleep while there is nothing at all to do. False: go home.
 static bool take_posted(mpi_state *s) {
-    bool busy = s->pending || s->actives > 0;
+    bool busy = s->pending || s->flights.actives > 0;
     if (busy && !has_news(s)) return true;
     if (!busy) linger(s);
     pthread_mutex_lock(&s->lock);
-    while (!s->first && !s->pending && s->actives == 0 && !s->quit) pthread_cond_wait(&s->posted, &s->lock);
+    while (!s->first && !s->pending && s->flights.actives == 0 && !s->quit)
+        pthread_cond_wait(&s->posted, &s->lock);
     cf_request *first = s->first, *last = s->last;
     __atomic_store_n(&s->first, NULL, __ATOMIC_RELEASE);
     s->last = NULL;
@@ -524,7 +171,7 @@ static bool take_posted(mpi_state *s) {
             s->pending = first;
         s->pending_last = last;
     }
-    return !quit || s->pending || s->actives > 0;
+    return !quit || s->pending || s->flights.actives > 0;
 }
 
 static void has_moved(mpi_state *s) {
@@ -535,8 +182,8 @@ static void has_moved(mpi_state *s) {
 
 // 0: something will move before a nap would end
 static long nap_ns(const mpi_state *s) {
-    for (int i = 0; i < s->actives; i++)
-        if (travels(&s->active[i])) return NAP_NS; // whatever moves in there shows only at its end
+    if (cf_flights_collective(&s->flights, NULL))
+        return NAP_NS; // whatever moves in there shows only at its end
     double still_ms = cf_now_ms() - s->moved_ms;
     double ns = (still_ms > s->pace_ms ? still_ms : s->pace_ms) * 1e6 / NAP_SHARE;
     if (ns < NAP_NS) return 0;
@@ -586,8 +233,11 @@ static void *progress(void *argument) {
     int idle = 0; // of POLLS_BEFORE_REST
     while (take_posted(s)) {
         bool moved = start_pending(s);
-        moved |= send_what_may_go(s);
-        moved |= test_active(s);
+        moved |= cf_flights_send(&s->flights);
+        if (cf_flights_test(&s->flights)) {
+            announce(s);
+            moved = true;
+        }
         idle = moved ? 0 : (idle + 1) % POLLS_BEFORE_REST;
         if (moved)
             has_moved(s);
@@ -610,7 +260,7 @@ static void post(cf_transport *t, cf_request *r, cf_stream *stream) {
     cf_watch_posted(s->watch, number_of(s, r->group), r->label, r->layer, r->step);
     r->next = NULL;
     r->received = 0;
-    __atomic_store_n(&r->state, POSTED, __ATOMIC_RELEASE);
+    __atomic_store_n(&r->state, CF_POSTED, __ATOMIC_RELEASE);
     pthread_mutex_lock(&s->lock);
     if (s->last)
         s->last->next = r;
@@ -623,19 +273,19 @@ static void post(cf_transport *t, cf_request *r, cf_stream *stream) {
 
 static bool test(cf_transport *t, cf_request *r, cf_point point) {
     (void)t;
-    return reached(r, point);
+    return cf_reached(r, point);
 }
 
 // A request that has not started waits for another.
 static const cf_request *awaited(const cf_request *r) {
     for (int i = 0; i < 2; i++)
-        if (!reached(r->after[i], CF_ARRIVED)) return awaited(r->after[i]);
+        if (!cf_reached(r->after[i], CF_ARRIVED)) return awaited(r->after[i]);
     return r;
 }
 
 // The peer whose half is missing, as a world rank; -1: any.
 static int missing_peer(const cf_request *r) {
-    bool received = r->recv_from < 0 || reached(r, CF_ARRIVED);
+    bool received = r->recv_from < 0 || cf_reached(r, CF_ARRIVED);
     int rank = received ? r->send_to : r->recv_from;
     return rank < 0 ? -1 : r->group->world[rank];
 }
@@ -666,13 +316,13 @@ static bool too_long(const mpi_state *s, double begin_ms) {
 static void wait_asleep(mpi_state *s, const cf_request *r, cf_point point, double begin_ms) {
     double looked_ms = begin_ms;
     pthread_mutex_lock(&s->lock);
-    while (!reached(r, point)) {
+    while (!cf_reached(r, point)) {
         tell_watch(s, r);
         cf_condition_wait(&s->done, &s->lock, LOOK_MS * 1e-3);
         double gap_ms = cf_now_ms() - looked_ms;
         if (gap_ms > GAP_MS) begin_ms += gap_ms;
         looked_ms += gap_ms;
-        if (reached(r, point) || !too_long(s, begin_ms)) continue;
+        if (cf_reached(r, point) || !too_long(s, begin_ms)) continue;
         pthread_mutex_unlock(&s->lock);
         give_up(s, r, cf_now_ms() - begin_ms);
     }
@@ -691,12 +341,13 @@ static void begin_waiting(mpi_state *s) {
 static void wait(cf_transport *t, cf_request *r, cf_point point, cf_stream *stream) {
     (void)stream;
     mpi_state *s = (mpi_state *)t->state;
-    if (reached(r, point)) return;
+    if (cf_reached(r, point)) return;
     double begin = cf_now_ms();
     begin_waiting(s);
     if (!atomic_load(&s->crowded))
-        for (int polls = 0; !reached(r, point) && cf_now_ms() - begin < SPIN_MS; polls++) poll_again(polls);
-    if (!reached(r, point)) wait_asleep(s, r, point, begin);
+        for (int polls = 0; !cf_reached(r, point) && cf_now_ms() - begin < SPIN_MS; polls++)
+            poll_again(polls);
+    if (!cf_reached(r, point)) wait_asleep(s, r, point, begin);
     atomic_fetch_sub(&s->waiters, 1);
 }
 
@@ -717,11 +368,11 @@ static void bind_group(cf_transport *t, cf_group *group) {
     if (s->comms == GROUPS_MAX) cf_die(NULL, "more than %d groups of ranks", GROUPS_MAX);
     MPI_Comm *comm = &s->comm[s->comms++];
     cf_patience_begin("MPI makes a group", timeout_s_of(t));
-    check(MPI_Comm_group(MPI_COMM_WORLD, &all), "MPI_Comm_group", NULL);
-    check(MPI_Group_incl(all, group->size, group->world, &members), "MPI_Group_incl", NULL);
-    check(MPI_Comm_create_group(MPI_COMM_WORLD, members, group->world[0], comm), "MPI_Comm_create_group",
-          NULL);
-    check(MPI_Comm_set_errhandler(*comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler", NULL);
+    cf_mpi_check(MPI_Comm_group(MPI_COMM_WORLD, &all), "MPI_Comm_group", NULL);
+    cf_mpi_check(MPI_Group_incl(all, group->size, group->world, &members), "MPI_Group_incl", NULL);
+    cf_mpi_check(MPI_Comm_create_group(MPI_COMM_WORLD, members, group->world[0], comm),
+                 "MPI_Comm_create_group", NULL);
+    cf_mpi_check(MPI_Comm_set_errhandler(*comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler", NULL);
     MPI_Group_free(&all);
     MPI_Group_free(&members);
     cf_patience_end();
@@ -747,15 +398,16 @@ static void widen_binding(void) {
 static void look_around(cf_transport *t) {
     MPI_Comm local;
     cf_patience_begin("MPI looks who shares a host", timeout_s_of(t));
-    check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &local),
-          "MPI_Comm_split_type", NULL);
+    cf_mpi_check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &local),
+                 "MPI_Comm_split_type", NULL);
     MPI_Comm_rank(local, &t->local_rank);
     MPI_Comm_size(local, &t->local_size);
     cpu_set_t mine, all;
     CPU_ZERO(&mine);
     if (sched_getaffinity(0, sizeof mine, &mine) != 0) // more cores than the set can name
         for (long i = 0; i < sysconf(_SC_NPROCESSORS_ONLN) && i < CPU_SETSIZE; i++) CPU_SET(i, &mine);
-    check(MPI_Allreduce(&mine, &all, (int)sizeof mine, MPI_BYTE, MPI_BOR, local), "MPI_Allreduce", NULL);
+    cf_mpi_check(MPI_Allreduce(&mine, &all, (int)sizeof mine, MPI_BYTE, MPI_BOR, local), "MPI_Allreduce",
+                 NULL);
     t->local_cores = CPU_COUNT(&all);
     t->collectives = true; // whether said or not: MPI connects them by itself
     MPI_Comm_free(&local);
@@ -764,8 +416,8 @@ static void look_around(cf_transport *t) {
 
 static void gather(cf_transport *t, const void *mine, void *all, int64_t bytes) {
     cf_patience_begin("MPI gathers a few words of all", timeout_s_of(t));
-    check(MPI_Allgather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, MPI_COMM_WORLD),
-          "MPI_Allgather", NULL);
+    cf_mpi_check(MPI_Allgather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, MPI_COMM_WORLD),
+                 "MPI_Allgather", NULL);
     cf_patience_end();
 }
 
@@ -786,10 +438,7 @@ static void close_transport(cf_transport *t) {
     cf_die_setup(t->rank, t->size, NULL);
     MPI_Finalize();
     cf_patience_end();
-    drain(&s->lists);
-    drain(&s->stages);
-    free(s->active);
-    free(s->under_way);
+    cf_flights_close(&s->flights);
     free(s);
     free(t);
 }
@@ -851,12 +500,8 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
     MPI_Comm_rank(MPI_COMM_WORLD, &t->rank);
     MPI_Comm_size(MPI_COMM_WORLD, &t->size);
     refuse_strays(t->size);
-    s->under_way = calloc((size_t)t->size, sizeof *s->under_way);
-    if (!s->under_way) cf_die(NULL, "out of memory for the MPI transport");
     cf_die_setup(t->rank, t->size, t->size > 1 ? abort_all : NULL);
-    int *tag_max = NULL, known = 0;
-    MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &tag_max, &known);
-    s->tag_max = known ? *tag_max : 32767; // what every MPI library allows
+    cf_flights_open(&s->flights, t->size);
     widen_binding();
     s->timeout_ms = timeout_s * 1e3;
     look_around(t);

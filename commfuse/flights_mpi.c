@@ -1,0 +1,359 @@
+// See flights_mpi.h.
+#include "flights_mpi.h"
+#include "die.h"
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    CHUNK = 256 << 10, // bytes
+    BULK_CHUNK = 128 << 10,
+    UNDER_WAY = 2 // chunks of a lane: one travels, one is ready to follow. Of bulk beside other messages: one
+};
+
+struct cf_flight { // an active request's own MPI requests: those that receive come first
+    cf_request *request;
+    int recvs, sends;           // how many; a collective counts as one send
+    int posted, received, sent; // sends posted, and how many of either are done, in order
+    bool moving;                // the first chunk has been sent, or has come
+    MPI_Request few[2];
+    cf_memory many;  // instead, for messages of several chunks
+    cf_memory stage; // of a reduce-scatter: one block of each rank, to be summed when all have come
+    bool staged;     // they have
+};
+
+void cf_mpi_check(int code, const char *call, const cf_request *r) {
+    if (code == MPI_SUCCESS) return;
+    char text[MPI_MAX_ERROR_STRING];
+    int length = 0;
+    MPI_Error_string(code, text, &length);
+    cf_die("see the messages of the other ranks; a rank may have died",
+           "%s failed: %s (%s, layer %d, step %d)", call, text, r ? r->label : "-", r ? r->layer : -1,
+           r ? r->step : -1);
+}
+
+// --- memory ---
+
+static cf_memory take(cf_pool *p, int64_t bytes, const cf_request *r) {
+    cf_memory m = {0};
+    if (p->spares > 0) m = p->spare[--p->spares];
+    if (m.bytes >= bytes) return m;
+    free(m.at);
+    m = (cf_memory){.at = malloc((size_t)bytes), .bytes = bytes};
+    if (!m.at)
+        cf_die("use fewer or smaller micro-batches", "out of memory: %lld bytes for %s", (long long)bytes,
+               r->label);
+    return m;
+}
+
+static void give_back(cf_pool *p, cf_memory m) {
+    if (!m.at) return;
+    if (p->spares == p->capacity) {
+        p->capacity = 2 * p->capacity + 64;
+        p->spare = realloc(p->spare, (size_t)p->capacity * sizeof *p->spare);
+        if (!p->spare) cf_die(NULL, "out of memory for %d transfers", p->capacity);
+    }
+    p->spare[p->spares++] = m;
+}
+
+static void drain(cf_pool *p) {
+    for (int i = 0; i < p->spares; i++) free(p->spare[i].at);
+    free(p->spare);
+}
+
+// --- messages in chunks ---
+
+static MPI_Request *parts_of(cf_flight *f) {
+    return f->many.at ? f->many.at : f->few;
+}
+static MPI_Request *only_part(cf_flight *f) {
+    f->sends = f->posted = 1;
+    return f->few;
+}
+
+static int64_t chunk_bytes(const cf_request *r) {
+    return r->bulk ? BULK_CHUNK : CHUNK;
+}
+
+static int chunks(const cf_request *r, int64_t bytes) {
+    int64_t n = (bytes + chunk_bytes(r) - 1) / chunk_bytes(r);
+    if (n > INT_MAX / 4)
+        cf_die("use more slices or ranks", "%s: %lld bytes in one message", r->label, (long long)bytes);
+    return n == 0 ? 1 : (int)n;
+}
+
+static int chunk_length(const cf_request *r, int64_t bytes, int i) {
+    int64_t left = bytes - i * chunk_bytes(r);
+    return (int)(left < chunk_bytes(r) ? left : chunk_bytes(r));
+}
+
+// Chunks under way in the lane of this exchange, and whether one more may go. (Bulk never rests altogether: what is not
+// bulk may itself be stuck, until a peer has received bulk.)
+static int *lane_of(const cf_flights *all, const cf_request *r) {
+    return &all->under_way[r->group->world[r->send_to]][r->bulk];
+}
+
+static bool lane_open(const cf_flights *all, const cf_request *r) {
+    const int *lanes = all->under_way[r->group->world[r->send_to]];
+    return lanes[r->bulk] < (r->bulk && lanes[false] > 0 ? 1 : UNDER_WAY);
+}
+
+static void start_exchange(cf_flights *all, cf_flight *f, cf_request *r) {
+    if (r->send_tag > all->tag_max || r->recv_tag > all->tag_max)
+        cf_die("use fewer slices or ranks", "%s: message tag %d, this MPI library allows %d", r->label,
+               r->send_tag, all->tag_max);
+    int64_t size = cf_dtype_size(r->dtype), bytes = r->recv_count * size;
+    f->sends = r->send_to >= 0 ? chunks(r, r->send_count * size) : 0;
+    f->recvs = r->recv_from >= 0 ? chunks(r, bytes) : 0;
+    int parts = f->sends + f->recvs;
+    if (parts > 2) f->many = take(&all->lists, parts * (int64_t)sizeof(MPI_Request), r);
+    for (int i = 0; i < f->recvs; i++)
+        cf_mpi_check(MPI_Irecv((char *)r->recv + i * chunk_bytes(r), chunk_length(r, bytes, i), MPI_BYTE,
+                               r->recv_from, r->recv_tag, *(MPI_Comm *)r->group->native, &parts_of(f)[i]),
+                     "MPI_Irecv", r);
+}
+
+static void now_moving(cf_flight *f) {
+    if (!f->moving) f->request->begin = cf_moment_now(NULL);
+    f->moving = true;
+}
+
+static bool may_send(const cf_flight *f) {
+    const cf_request *r = f->request;
+    return f->posted < f->sends && cf_reached(r->after[0], CF_ARRIVED) && cf_reached(r->after[1], CF_ARRIVED);
+}
+
+// Sends what may be sent now. Called in the order in which exchanges were posted.
+static bool send_more(cf_flights *all, cf_flight *f) {
+    if (!may_send(f)) return false;
+    cf_request *r = f->request;
+    int before = f->posted;
+    int64_t bytes = r->send_count * cf_dtype_size(r->dtype);
+    for (; f->posted < f->sends && lane_open(all, r); f->posted++, ++*lane_of(all, r))
+        cf_mpi_check(MPI_Isend((const char *)r->send + f->posted * chunk_bytes(r),
+                               chunk_length(r, bytes, f->posted), MPI_BYTE, r->send_to, r->send_tag,
+                               *(MPI_Comm *)r->group->native, &parts_of(f)[f->recvs + f->posted]),
+                     "MPI_Isend", r);
+    if (before == 0 && f->posted > 0) now_moving(f);
+    return f->posted > before;
+}
+
+// --- collectives ---
+
+static MPI_Datatype mpi_type(const cf_request *r) {
+    switch (r->dtype) {
+    case CF_FP32:
+        return MPI_FLOAT;
+    case CF_FP64:
+        return MPI_DOUBLE;
+    case CF_INT64:
+        return MPI_INT64_T;
+    case CF_BYTE:
+        return MPI_BYTE;
+    case CF_BF16:
+        break;
+    }
+    if (r->kind != CF_REQUEST_REDUCE_SCATTER) return MPI_UINT16_T;
+    cf_die("use --dtype fp32", "MPI has no sum of bf16 (%s)", r->label);
+}
+
+static int mpi_count(const cf_request *r, int64_t count) {
+    if (count > INT_MAX)
+        cf_die("use --overlap commfuse, or --overlap slice with more --slices",
+               "%s: a native collective of %lld elements per rank; MPI counts end at %d", r->label,
+               (long long)count, INT_MAX);
+    return (int)count;
+}
+
+// A block of `count` elements that starts again every `stride` elements: where rank i's block lies.
+static MPI_Datatype strided(const cf_request *r, MPI_Datatype type, int count) {
+    MPI_Datatype block, resized;
+    cf_mpi_check(MPI_Type_contiguous(count, type, &block), "MPI_Type_contiguous", r);
+    MPI_Aint extent = (MPI_Aint)(r->stride * cf_dtype_size(r->dtype));
+    cf_mpi_check(MPI_Type_create_resized(block, 0, extent, &resized), "MPI_Type_create_resized", r);
+    cf_mpi_check(MPI_Type_commit(&resized), "MPI_Type_commit", r);
+    MPI_Type_free(&block);
+    return resized;
+}
+
+static void call_allgather(cf_flight *f, cf_request *r, MPI_Comm comm, MPI_Datatype type, int count) {
+    bool plain = r->stride == r->send_count;
+    MPI_Datatype into = plain ? type : strided(r, type, count);
+    char *own = (char *)r->recv + r->group->rank * r->stride * cf_dtype_size(r->dtype);
+    const void *send = r->send == own ? MPI_IN_PLACE : r->send;
+    int recv_count = plain ? count : 1;
+    if (r->blocking)
+        cf_mpi_check(MPI_Allgather(send, count, type, r->recv, recv_count, into, comm), "MPI_Allgather", r);
+    else
+        cf_mpi_check(MPI_Iallgather(send, count, type, r->recv, recv_count, into, comm, only_part(f)),
+                     "MPI_Iallgather", r);
+    if (!plain) MPI_Type_free(&into); // freed when the last use has ended
+}
+
+// The sum of what has come, in the order of ranks.
+static void sum_stage(const cf_flight *f) {
+    const cf_request *r = f->request;
+    int64_t bytes = r->send_count * cf_dtype_size(r->dtype);
+    memcpy(r->recv, f->stage.at, (size_t)bytes);
+    for (int i = 1; i < r->group->size; i++)
+        cf_mpi_check(MPI_Reduce_local((const char *)f->stage.at + i * bytes, r->recv, (int)r->send_count,
+                                      mpi_type(r), MPI_SUM),
+                     "MPI_Reduce_local", r);
+}
+
+// An all-to-all and a sum, which send no more than they must. What a library's reduce-scatter does depends on the call.
+// Those of Open MPI 4 that do not block, and MPI_Reduce_scatter_block, reduce everything to rank 0, which scatters: three
+// times the time on two ranks. MPI_Reduce_scatter sends as little as this, but works in memory that it takes from the
+// system anew for every call: for large blocks over shared memory that is most of its time. (tests/bench/
+// bench_collectives.c prints what each takes.)
+static void call_reduce_scatter(cf_flights *all, cf_flight *f, cf_request *r, MPI_Comm comm,
+                                MPI_Datatype type, int count) {
+    f->stage = take(&all->stages, r->send_count * r->group->size * cf_dtype_size(r->dtype), r);
+    if (r->blocking) {
+        cf_mpi_check(MPI_Alltoall(r->send, count, type, f->stage.at, count, type, comm), "MPI_Alltoall", r);
+        sum_stage(f);
+        give_back(&all->stages, f->stage);
+        f->stage = (cf_memory){0};
+    } else {
+        cf_mpi_check(MPI_Ialltoall(r->send, count, type, f->stage.at, count, type, comm, only_part(f)),
+                     "MPI_Ialltoall", r);
+    }
+}
+
+static void call_alltoall(cf_flight *f, cf_request *r, MPI_Comm comm, MPI_Datatype type, int count) {
+    bool plain = r->stride == r->send_count;
+    MPI_Datatype each = plain ? type : strided(r, type, count);
+    int n = plain ? count : 1;
+    if (r->blocking)
+        cf_mpi_check(MPI_Alltoall(r->send, n, each, r->recv, n, each, comm), "MPI_Alltoall", r);
+    else
+        cf_mpi_check(MPI_Ialltoall(r->send, n, each, r->recv, n, each, comm, only_part(f)), "MPI_Ialltoall",
+                     r);
+    if (!plain) MPI_Type_free(&each);
+}
+
+static void start_collective(cf_flights *all, cf_flight *f, cf_request *r) {
+    MPI_Comm comm = *(MPI_Comm *)r->group->native;
+    if (r->kind == CF_REQUEST_BARRIER) {
+        cf_mpi_check(MPI_Ibarrier(comm, only_part(f)), "MPI_Ibarrier", r);
+        return;
+    }
+    MPI_Datatype type = mpi_type(r);
+    int count = mpi_count(r, r->send_count);
+    if (r->kind == CF_REQUEST_ALLGATHER)
+        call_allgather(f, r, comm, type, count);
+    else if (r->kind == CF_REQUEST_REDUCE_SCATTER)
+        call_reduce_scatter(all, f, r, comm, type, count);
+    else
+        call_alltoall(f, r, comm, type, count);
+}
+
+// --- all of them ---
+
+void cf_flights_open(cf_flights *all, int ranks) {
+    int *tag_max = NULL, known = 0;
+    *all = (cf_flights){.under_way = calloc((size_t)ranks, sizeof *all->under_way)};
+    if (!all->under_way) cf_die(NULL, "out of memory for the MPI transport");
+    MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &tag_max, &known);
+    all->tag_max = known ? *tag_max : 32767; // what every MPI library allows
+}
+
+void cf_flights_close(cf_flights *all) {
+    drain(&all->lists);
+    drain(&all->stages);
+    free(all->active);
+    free(all->under_way);
+}
+
+void cf_flights_start(cf_flights *all, cf_request *r) {
+    if (all->actives == all->capacity) {
+        all->capacity = 2 * all->capacity + 64;
+        all->active = realloc(all->active, (size_t)all->capacity * sizeof *all->active);
+        if (!all->active) cf_die(NULL, "out of memory for %d requests in flight", all->capacity);
+    }
+    cf_flight *f = &all->active[all->actives++];
+    *f = (cf_flight){.request = r};
+    r->begin = cf_moment_now(NULL);
+    __atomic_store_n(&r->state, CF_ACTIVE, __ATOMIC_RELEASE);
+    if (r->kind == CF_REQUEST_EXCHANGE)
+        start_exchange(all, f, r);
+    else
+        start_collective(all, f, r);
+}
+
+bool cf_flights_send(cf_flights *all) {
+    bool sent = false;
+    for (int i = 0; i < all->actives; i++) sent |= send_more(all, &all->active[i]);
+    return sent;
+}
+
+static bool part_done(cf_flight *f, int i) {
+    int done = 0;
+    cf_mpi_check(MPI_Test(&parts_of(f)[i], &done, MPI_STATUS_IGNORE), "MPI_Test", f->request);
+    return done;
+}
+
+// Are all parts done? Those that receive are watched by themselves: others may go on once they are done, and a time-out
+// tells which half is missing.
+static bool test_parts(cf_flights *all, cf_flight *f, bool *news) {
+    const cf_request *r = f->request;
+    while (f->received < f->recvs && part_done(f, f->received)) f->received++;
+    if (f->received > 0) now_moving(f);
+    for (; f->sent < f->posted && part_done(f, f->recvs + f->sent); f->sent++)
+        if (r->kind == CF_REQUEST_EXCHANGE) --*lane_of(all, r);
+    if (f->recvs > 0 && f->received == f->recvs && !f->request->received) {
+        __atomic_store_n(&f->request->received, 1, __ATOMIC_SEQ_CST);
+        *news = true;
+    }
+    return f->received == f->recvs && f->sent == f->sends;
+}
+
+// A reduce-scatter that has come is summed at the next look: by then what queues behind it is on its way.
+static bool has_ended(cf_flights *all, cf_flight *f, bool *news) {
+    if (f->staged) {
+        sum_stage(f);
+        return true;
+    }
+    if (!test_parts(all, f, news)) return false;
+    f->staged = f->stage.at != NULL;
+    *news |= f->staged;
+    return !f->staged;
+}
+
+// What is left in flight keeps its order: who was started first also sends first.
+bool cf_flights_test(cf_flights *all) {
+    bool news = false;
+    int left = 0;
+    for (int i = 0; i < all->actives; i++) {
+        cf_flight *f = &all->active[i];
+        if (!has_ended(all, f, &news)) {
+            if (left < i) all->active[left] = *f;
+            left++;
+            continue;
+        }
+        give_back(&all->lists, f->many);
+        give_back(&all->stages, f->stage);
+        cf_request *r = f->request;
+        r->end = cf_moment_now(NULL);
+        __atomic_store_n(&r->state, CF_DONE, __ATOMIC_SEQ_CST); // from here on the caller may reuse *r
+        news = true;
+    }
+    all->actives = left;
+    return news;
+}
+
+static bool travels(const cf_flight *f) {
+    return f->request->kind != CF_REQUEST_EXCHANGE && !f->staged;
+}
+
+bool cf_flights_collective(const cf_flights *all, const cf_group *group) {
+    for (int i = 0; i < all->actives; i++)
+        if (travels(&all->active[i]) && (!group || all->active[i].request->group == group)) return true;
+    return false;
+}
+
+bool cf_flights_hold_back(const cf_flights *all) {
+    for (int i = 0; i < all->actives; i++)
+        if (may_send(&all->active[i])) return true;
+    return false;
+}
