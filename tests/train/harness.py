@@ -162,8 +162,9 @@ def read_log(path):
         raise ValueError(f"{path}: {constant} in JSON")
     if not os.path.exists(path):
         return []
-    with open(path, encoding="utf-8") as file:
-        return [json.loads(line, parse_constant=refuse) for line in file if line.endswith("\n")]
+    with open(path, encoding="utf-8") as file:  # at once: line by line, one that grows meanwhile would come in two parts
+        text = file.read()
+    return [json.loads(line, parse_constant=refuse) for line in text.split("\n")[:-1]]
 
 
 def events(log, kind):
