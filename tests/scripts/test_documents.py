@@ -34,9 +34,10 @@ def anchors(text):
 class Documents(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        if not (ROOT / ".git").exists():
-            raise unittest.SkipTest("not a git checkout, so nobody knows what belongs to it")
-        names = [name for name in tracked("*.md") if "/results/" not in name]
+        try:
+            names = [name for name in tracked("*.md") if "/results/" not in name]
+        except (OSError, subprocess.CalledProcessError):  # no git, not a checkout, or another user's
+            raise unittest.SkipTest("git does not tell which files belong to the project") from None
         cls.documents = {name: (ROOT / name).read_text() for name in names}
         assert "README.md" in cls.documents
 
