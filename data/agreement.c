@@ -4,6 +4,8 @@
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
 
 enum { SHOWN = 56 };
 
@@ -20,15 +22,8 @@ static bool may_differ(const char *name) {
     return false;
 }
 
-// FNV-1a
-static uint64_t hash_of(const char *text) {
-    uint64_t hash = UINT64_C(0xcbf29ce484222325);
-    for (; *text; text++) hash = (hash ^ (unsigned char)*text) * UINT64_C(0x100000001b3);
-    return hash;
-}
-
 static fact fact_of(const char *text) {
-    fact f = {.hash = hash_of(text)};
+    fact f = {.hash = XXH64(text, strlen(text), 0)};
     snprintf(f.begin, sizeof f.begin, "%.*s", SHOWN - 1, text);
     return f;
 }
