@@ -55,7 +55,7 @@ static void close_mpi(cf_bootstrap *b) {
 cf_bootstrap *cf_bootstrap_mpi(int *argc, char ***argv, double timeout_s) {
     if (!started_by_mpi()) return NULL;
     int provided = 0;
-    cf_patience_begin("MPI starts", timeout_s);
+    cf_patience_begin("MPI starts", CF_PATIENCE_START * timeout_s);
     int code = MPI_Init_thread(argc, argv, MPI_THREAD_SERIALIZED, &provided);
     cf_patience_end();
     if (code != MPI_SUCCESS || provided < MPI_THREAD_SERIALIZED)

@@ -14,6 +14,10 @@
 extern "C" {
 #endif
 
+// What a library's own start may take, in timeouts: its launcher watches the ranks too, and all of them start at once, on
+// hosts that may have other work.
+#define CF_PATIENCE_START 10
+
 void cf_patience_begin(const char *what, double timeout_s); // what: words that stay
 void cf_patience_end(void);
 

@@ -480,7 +480,7 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
     if (!t || !s) cf_die(NULL, "out of memory for the MPI transport");
     yield_if_crowded();
     int provided = 0;
-    cf_patience_begin("MPI starts", timeout_s);
+    cf_patience_begin("MPI starts", CF_PATIENCE_START * timeout_s);
     int code = MPI_Init_thread(argc, argv, MPI_THREAD_SERIALIZED, &provided);
     cf_patience_end();
     if (code != MPI_SUCCESS || provided < MPI_THREAD_SERIALIZED)

@@ -444,12 +444,13 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     }
     if (p.m == 0 || p.n == 0) return CUBLAS_STATUS_SUCCESS;
     size_t used = (size_t)chosen.workspace; // written, so that a workspace that two streams share shows
-    enqueue(stream, "cublasLtMatmul", [p, workspace, used] {
-        if (used) memset(workspace, 0xFB, used);
-        if (p.d.type == CUDA_R_64F)
-            multiply<double>(p);
-        else
-            multiply<float>(p);
-    });
+    enqueue_work(stream, "cublasLtMatmul", product_seconds((double)p.m, (double)p.n, (double)p.k),
+                 [p, workspace, used] {
+                     if (used) memset(workspace, 0xFB, used);
+                     if (p.d.type == CUDA_R_64F)
+                         multiply<double>(p);
+                     else
+                         multiply<float>(p);
+                 });
     return CUBLAS_STATUS_SUCCESS;
 }

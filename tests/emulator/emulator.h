@@ -27,6 +27,7 @@ namespace emulator {
 
 int64_t setting(const char *name, int64_t otherwise); // an environment variable
 int devices();                                        // EMULATOR_DEVICES
+int64_t memory_mib();                                 // EMULATOR_MEMORY, of each
 cudaError_t remember(cudaError_t error);              // for cudaGetLastError; returns it
 
 struct Random { // xorshift
@@ -39,8 +40,36 @@ struct Random { // xorshift
     int64_t below(int64_t n) { return (int64_t)(next() % (uint64_t)n); }
 };
 
+enum HostCall {
+    CALL,
+    LAUNCH,
+    GROUP
+}; // of the host: an event or a word; a kernel or a copy; a group of NCCL's
+
 // stream.cc: the stream's thread runs `work` after all that was enqueued before. Aborts on the default stream.
-void enqueue(cudaStream_t stream, const char *what, std::function<void()> work);
+void enqueue(cudaStream_t stream, const char *what, std::function<void()> work, HostCall call = CALL);
+// The same but, where time is imagined, `seconds` pass instead.
+void enqueue_work(cudaStream_t stream, const char *what, double seconds, std::function<void()> work);
+
+int multiprocessors();
+// clock.cc: where time is imagined, seconds. stream_…: of the stream whose thread calls.
+bool imagined();
+double stream_clock();
+void stream_reaches(double time);
+void stream_passes(double seconds);
+double host_clock();
+void host_reaches(double time);
+double host_calls(HostCall call); // takes the host's time; when it is done
+double kernel_seconds(double threads);
+double product_seconds(double m, double n, double k);
+double attention_seconds(double flops);
+double copy_seconds(double bytes, bool host); // within the GPU, or between it and the host
+double message_arrives(double ready,
+                       double bytes); // over the link of this GPU, by NCCL or by a copy engine: when?
+double copy_arrives(double ready, double bytes);
+void word_is_written(void *word, uint32_t value);
+void word_is_seen(void *word, uint32_t value);
+enum { SMALL_BYTES = 4096 }; // what is no larger is moved in any case: it is for the host
 
 // memory.cc: what an address is. Aborts if it lies in an allocation that ends before address + bytes.
 cudaMemoryType memory_type(const void *address, size_t bytes, const char *what);

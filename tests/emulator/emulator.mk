@@ -23,8 +23,11 @@ emulated_cu := $(emulated_flags) -std=gnu++17 -fno-strict-aliasing -fopenmp-simd
 emulated_cuda    := $(wildcard commfuse/*.cu layers/*.cu)
 emulated_twinned := $(emulated_cuda:%.cu=%.c) commfuse/device_cpu.c commfuse/transport_mpi.c commfuse/flights_mpi.c layers/gemm.c layers/gemm_ref.c
 emulated_shared  := $(filter-out $(emulated_twinned),$(wildcard commfuse/*.c layers/*.c data/*.c))
-emulated_library := $(filter-out tests/emulator/test_%,$(wildcard tests/emulator/*.cc))
-emulated_objects := $(emulated_cuda:%.cu=%.cuda.o) $(emulated_shared:%.c=%.o) $(emulated_library:%.cc=%.o)
+emulated_library := $(filter-out tests/emulator/test_% tests/emulator/attention.cc,$(wildcard tests/emulator/*.cc))
+emulated_objects := $(emulated_cuda:%.cu=%.cuda.o) $(emulated_shared:%.c=%.o) $(emulated_library:%.cc=%.o) tests/emulator/attention.o
+# What clock.cc and attention.cc stand before.
+emulated_wraps  := -Wl,--wrap=clock_gettime,--wrap=nanosleep,--wrap=sched_yield
+emulated_linked := $(emulated_wraps),--wrap=attention_cudnn_forward,--wrap=attention_cudnn_backward
 emulated_real_bf16 := -DREAL_IS_BF16
 
 emulated: emulated-fp32 emulated-bf16
@@ -46,15 +49,15 @@ $(2)/train_gpt.o: train_gpt.cu build/march
 	@mkdir -p $$(@D)
 	$$(CXX) $$(emulated_cu) $$(emulated_real_$(1)) -DVERSION='"$$(VERSION)"' -DOTHER_PROGRAM='"the other one"' -MMD -MP -c -o $$@ $$<
 $(2)/train_gpt: $(2)/train_gpt.o $$(emulated_objects:%=$(2)/%)
-	$$(CXX) $$(emulated_optimise) $$(emulated_openmp) -o $$@ $$^ -lcjson $$(MPI_LIBS) -lpthread -lm
+	$$(CXX) $$(emulated_optimise) $$(emulated_openmp) $$(emulated_linked) -o $$@ $$^ -lcjson $$(MPI_LIBS) -lpthread -lm
 $(2)/tests/emulator/test_emulator: $(2)/tests/emulator/test_emulator.o \
                                    $$(patsubst %.cc,$(2)/%.o,$$(emulated_library))
-	$$(CXX) $$(emulated_optimise) -o $$@ $$^ -lpthread -lm
+	$$(CXX) $$(emulated_optimise) $$(emulated_wraps) -o $$@ $$^ -lpthread -lm
 # Any cmocka test of the layers or the executor, over the emulator.
 $(2)/tests/%: tests/%.c $$(emulated_objects:%=$(2)/%)
 	@mkdir -p $$(@D)
 	$$(CC) $$(emulated_c) $$(emulated_real_$(1)) -MMD -MP -I. -c -o $$@.o $$<
-	$$(CXX) $$(emulated_optimise) $$(emulated_openmp) -o $$@ $$@.o $$(filter %.o,$$^) -lcmocka -lcjson $$(MPI_LIBS) -lpthread -lm
+	$$(CXX) $$(emulated_optimise) $$(emulated_openmp) $$(emulated_linked) -o $$@ $$@.o $$(filter %.o,$$^) -lcmocka -lcjson $$(MPI_LIBS) -lpthread -lm
 -include $$(shell find $(2) -name '*.d' 2>/dev/null)
 endef
 $(eval $(call emulated_variant,fp32,build/emulated-fp32$(emulated_suffix)))

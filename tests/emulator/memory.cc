@@ -8,7 +8,8 @@
 // Another process maps the same pages through /proc/PID/fd: that is cudaIpcOpenMemHandle.
 //
 // Copies from pageable host memory have read it when the call returns, copies to it return when all is there; with
-// pinned memory both happen later, in the stream. EMULATOR_MEMORY=n: MiB of device memory (8192).
+// pinned memory both happen later, in the stream. EMULATOR_MEMORY=n: MiB of device memory (8192; 81920 where time is
+// imagined, as nothing is written there).
 #include "emulator.h"
 #include "include/cuda.h"
 #include <cerrno>
@@ -63,7 +64,7 @@ size_t round_up(size_t bytes, size_t to) {
     return (bytes + to - 1) / to * to;
 }
 size_t device_capacity() {
-    return (size_t)setting("EMULATOR_MEMORY", 8192) << 20;
+    return (size_t)memory_mib() << 20;
 }
 
 // Maps a part of a memory file with an inaccessible page behind it.
@@ -111,6 +112,12 @@ cudaMemoryType memory_type(const void *address, size_t bytes, const char *what) 
     return a.kind == DEVICE || a.kind == PEER ? cudaMemoryTypeDevice : cudaMemoryTypeHost;
 }
 
+static bool is_a_peers(const void *address) {
+    std::lock_guard<std::mutex> hold(state.lock);
+    auto it = find(address);
+    return it != state.allocations.end() && it->second.kind == PEER;
+}
+
 void need_device(const void *address, size_t bytes, const char *what) {
     if (bytes > 0 && memory_type(address, bytes, what) != cudaMemoryTypeDevice)
         fail("%s: %p is not device memory", what, address);
@@ -139,8 +146,9 @@ cudaError_t cudaMalloc(void **memory, size_t bytes) {
     state.file_bytes += (off_t)page_bytes;
     state.device_bytes += bytes;
     char *address = pages + page_bytes - rounded;
-    memset(pages, GUARD, page_bytes);
-    memset(address, POISONED, bytes);
+    memset(pages, GUARD, (size_t)(address - pages));
+    memset(address + bytes, GUARD, (size_t)(pages + page_bytes - address) - bytes);
+    if (!imagined()) memset(address, POISONED, bytes); // else pages that nobody writes take no memory
     POISON(pages, page_bytes);
     UNPOISON(address, bytes);
     state.allocations[(uintptr_t)address] = {DEVICE, bytes, pages, page_bytes, offset};
@@ -289,6 +297,23 @@ static bool allows(enum cudaMemcpyKind kind, bool from_device, bool to_device) {
     return kind == cudaMemcpyDefault || kind == fits[from_device][to_device];
 }
 
+// Between devices, to and from the host, within a device.
+static void enqueue_copy(cudaStream_t stream, const char *what, void *to, const void *from, size_t bytes,
+                         bool host) {
+    if (!imagined()) return enqueue(stream, what, [=] { memmove(to, from, bytes); });
+    bool peers = is_a_peers(to) || is_a_peers(from);
+    enqueue(
+        stream, what,
+        [=] {
+            if (bytes <= SMALL_BYTES) memmove(to, from, bytes);
+            if (peers)
+                stream_reaches(copy_arrives(stream_clock(), (double)bytes));
+            else
+                stream_passes(copy_seconds((double)bytes, host));
+        },
+        LAUNCH);
+}
+
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
                             cudaStream_t stream) {
     if (bytes == 0) return cudaSuccess;
@@ -296,12 +321,13 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaM
     cudaMemoryType target = memory_type(to, bytes, "cudaMemcpyAsync, to");
     if (!allows(kind, source == cudaMemoryTypeDevice, target == cudaMemoryTypeDevice))
         fail("cudaMemcpyAsync: kind %d does not fit memory of types %d and %d", kind, source, target);
-    if (source == cudaMemoryTypeUnregistered && target != cudaMemoryTypeUnregistered) {
+    if (source == cudaMemoryTypeUnregistered && target != cudaMemoryTypeUnregistered && !imagined()) {
         auto read = std::make_shared<std::vector<char>>((const char *)from, (const char *)from + bytes);
         enqueue(stream, "cudaMemcpyAsync", [=] { memcpy(to, read->data(), bytes); });
         return cudaSuccess;
     }
-    enqueue(stream, "cudaMemcpyAsync", [=] { memmove(to, from, bytes); });
+    enqueue_copy(stream, "cudaMemcpyAsync", to, from, bytes,
+                 source != cudaMemoryTypeDevice || target != cudaMemoryTypeDevice);
     return target == cudaMemoryTypeUnregistered ? cudaStreamSynchronize(stream) : cudaSuccess;
 }
 
@@ -316,14 +342,16 @@ cudaError_t cudaMemcpyBatchAsync(void *const *to, const void *const *from, const
         if (bytes[i] == 0) return remember(cudaErrorInvalidValue);
         need_device(from[i], bytes[i], "cudaMemcpyBatchAsync, from");
         need_device(to[i], bytes[i], "cudaMemcpyBatchAsync, to");
-        enqueue(stream, "cudaMemcpyBatchAsync",
-                [=, to = to[i], from = from[i], size = bytes[i]] { memmove(to, from, size); });
+        enqueue_copy(stream, "cudaMemcpyBatchAsync", to[i], from[i], bytes[i], false);
     }
     return cudaSuccess;
 }
 
 cudaError_t cudaMemsetAsync(void *to, int byte, size_t bytes, cudaStream_t stream) {
     need_device(to, bytes, "cudaMemsetAsync");
-    enqueue(stream, "cudaMemsetAsync", [=] { memset(to, byte, bytes); });
+    if (imagined() && bytes > SMALL_BYTES)
+        enqueue_work(stream, "cudaMemsetAsync", copy_seconds((double)bytes / 2, false), {});
+    else
+        enqueue(stream, "cudaMemsetAsync", [=] { memset(to, byte, bytes); });
     return cudaSuccess;
 }

@@ -45,6 +45,7 @@ struct Header {
     uint64_t bytes;
     uint32_t number; // of the transfer between the two
     Operation operation;
+    double ready; // where time is imagined: on the stream's clock
 };
 
 struct Half {
@@ -55,8 +56,13 @@ struct Half {
     Operation operation;
     bool begun = false;
     Header mine = {}, theirs = {};
-    size_t said = 0, heard = 0, moved = 0; // bytes of mine, of theirs, of data
-    bool done() const { return said == sizeof mine && heard == sizeof theirs && moved == bytes; }
+    double end = -1;                                 // where time is imagined: told by who sends
+    size_t said = 0, heard = 0, told = 0, moved = 0; // bytes of mine, of theirs, of end, of data
+    size_t telling() const { return imagined() ? sizeof end : 0; }
+    size_t moving() const { return imagined() && bytes > SMALL_BYTES ? 0 : bytes; }
+    bool done() const {
+        return said == sizeof mine && heard == sizeof theirs && told == telling() && moved == moving();
+    }
 };
 
 struct Call { // one call of the API, remembered until the group ends
@@ -123,7 +129,8 @@ void ncclComm::progress(Half &half) {
         if ((n == 0 && done < bytes) || (n < 0 && errno != EAGAIN && errno != EINTR)) lost();
     };
     if (!half.begun) // the first in line now
-        half.mine = {half.bytes, (half.sends ? sent : received)[(size_t)half.peer]++, half.operation};
+        half.mine = {half.bytes, (half.sends ? sent : received)[(size_t)half.peer]++, half.operation,
+                     stream_clock()};
     half.begun = true;
     push(&half.mine, sizeof half.mine, half.said);
     if (half.heard < sizeof half.theirs) {
@@ -137,10 +144,11 @@ void ncclComm::progress(Half &half) {
                  operation_name[t.operation]);
     }
     if (half.said < sizeof half.mine) return;
-    if (half.sends)
-        push(half.data, half.bytes, half.moved);
-    else
-        pull(half.data, half.bytes, half.moved);
+    if (half.sends && half.telling() > 0 && half.end < 0)
+        half.end = message_arrives(std::max(half.mine.ready, half.theirs.ready), (double)half.bytes);
+    half.sends ? push(&half.end, half.telling(), half.told) : pull(&half.end, half.telling(), half.told);
+    if (half.told < half.telling()) return;
+    half.sends ? push(half.data, half.moving(), half.moved) : pull(half.data, half.moving(), half.moved);
 }
 
 void ncclComm::copy_to_self(std::vector<Half> &halves) {
@@ -154,7 +162,7 @@ void ncclComm::copy_to_self(std::vector<Half> &halves) {
         if (sends[i]->bytes != receives[i]->bytes)
             fail("NCCL: rank %d sends %zu bytes to itself and expects %zu", rank, sends[i]->bytes,
                  receives[i]->bytes);
-        memmove(receives[i]->data, sends[i]->data, sends[i]->bytes);
+        if (sends[i]->moving()) memmove(receives[i]->data, sends[i]->data, sends[i]->bytes);
     }
 }
 
@@ -183,6 +191,8 @@ void ncclComm::move(std::vector<Half> &halves) {
         else if (left > 0)
             poll(wanted.data(), wanted.size(), 5);
     }
+    for (const Half &half : halves)
+        if (half.peer != rank) stream_reaches(half.end);
 }
 
 // -------------------------------------------------------------------------------------------------------- operations
@@ -255,7 +265,7 @@ void ncclComm::collective(const Call &call) {
     size_t step = call.operation == REDUCE_SCATTER ? bytes : 0;
     std::vector<Half> halves = all_to_all(*this, call.operation, call.send, step, parts.data(), bytes, bytes);
     move(halves);
-    if (aborted) return;
+    if (aborted || (imagined() && bytes > SMALL_BYTES)) return;
     std::vector<const void *> in;
     for (int i = 0; i < ranks; i++) in.push_back(parts.data() + (size_t)i * bytes);
     reduce(call.recv, in, call.count, call.type, call.reduction);
@@ -287,15 +297,18 @@ static void begin(ncclComm_t comm, cudaStream_t stream, std::vector<Call> calls)
         std::lock_guard<std::mutex> hold(comm->lock);
         turn = comm->issued++;
     }
-    enqueue(stream, "a NCCL operation", [comm, turn, calls = std::move(calls)] {
-        std::unique_lock<std::mutex> hold(comm->lock);
-        comm->changed.wait(hold, [&] { return comm->served == turn; });
-        hold.unlock();
-        if (!comm->aborted) comm->run(calls);
-        hold.lock();
-        comm->served++;
-        comm->changed.notify_all();
-    });
+    enqueue(
+        stream, "a NCCL operation",
+        [comm, turn, calls = std::move(calls)] {
+            std::unique_lock<std::mutex> hold(comm->lock);
+            comm->changed.wait(hold, [&] { return comm->served == turn; });
+            hold.unlock();
+            if (!comm->aborted) comm->run(calls);
+            hold.lock();
+            comm->served++;
+            comm->changed.notify_all();
+        },
+        GROUP);
 }
 
 static ncclResult_t flush_group() {

@@ -60,12 +60,15 @@ struct Record { // one moment of a stream
     std::mutex lock;
     std::condition_variable changed;
     bool passed = false;
-    std::chrono::steady_clock::time_point time;
+    double time = 0; // seconds
 
     void pass() {
         std::lock_guard<std::mutex> hold(lock);
         passed = true;
-        time = std::chrono::steady_clock::now();
+        time =
+            imagined()
+                ? stream_clock()
+                : std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
         changed.notify_all();
     }
     void wait() {
@@ -126,11 +129,27 @@ static void check(cudaStream_t stream, const char *what) {
     if (!streams.count(stream)) fail("%s on a stream that does not exist (any more)", what);
 }
 
-void enqueue(cudaStream_t stream, const char *what, std::function<void()> work) {
+static void push(cudaStream_t stream, const char *what, std::function<void()> work) {
     check(stream, what);
     std::lock_guard<std::mutex> hold(stream->lock);
     stream->queue.push_back(std::move(work));
     stream->changed.notify_all();
+}
+
+void enqueue(cudaStream_t stream, const char *what, std::function<void()> work, HostCall call) {
+    if (!imagined()) return push(stream, what, std::move(work));
+    push(stream, what, [at = host_calls(call), work = std::move(work)] {
+        stream_reaches(at);
+        work();
+    });
+}
+
+void enqueue_work(cudaStream_t stream, const char *what, double seconds, std::function<void()> work) {
+    if (!imagined()) return push(stream, what, std::move(work));
+    push(stream, what, [at = host_calls(LAUNCH), seconds] {
+        stream_reaches(at);
+        stream_passes(seconds);
+    });
 }
 
 } // namespace emulator
@@ -146,7 +165,8 @@ cudaError_t emulator_launch(const cudaLaunchConfig_t *config, std::function<void
     if (g.x < 1 || g.y < 1 || g.z < 1 || g.x > 0x7fffffffu || g.y > 65535 || g.z > 65535 || b.x < 1 ||
         b.y < 1 || b.z < 1 || b.z > 64 || (uint64_t)b.x * b.y * b.z > 1024)
         return remember(cudaErrorInvalidConfiguration);
-    enqueue(config->stream, "a kernel", [g, b, thread = std::move(thread)] {
+    double threads = (double)g.x * g.y * g.z * b.x * b.y * b.z;
+    enqueue_work(config->stream, "a kernel", kernel_seconds(threads), [g, b, thread = std::move(thread)] {
         run_grid({g.x, g.y, g.z}, {b.x, b.y, b.z}, thread);
     });
     return cudaSuccess;
@@ -186,6 +206,7 @@ static void drain(cudaStream_t stream) {
     auto record = std::make_shared<Record>(); // of what has been enqueued up to now, not of what comes later
     enqueue(stream, "cudaStreamSynchronize", [record] { record->pass(); });
     record->wait();
+    host_reaches(record->time);
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
@@ -212,7 +233,11 @@ cudaError_t cudaDeviceSynchronize() {
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
     check(stream, "cudaStreamWaitEvent");
-    if (auto record = event->latest) enqueue(stream, "cudaStreamWaitEvent", [record] { record->wait(); });
+    if (auto record = event->latest)
+        enqueue(stream, "cudaStreamWaitEvent", [record] {
+            record->wait();
+            stream_reaches(record->time);
+        });
     return cudaSuccess;
 }
 
@@ -240,12 +265,20 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     return cudaSuccess;
 }
 
+// Where time is imagined: not what has passed here, but what has at the host's time.
 cudaError_t cudaEventQuery(cudaEvent_t event) {
+    if (imagined() && event->latest) {
+        double now = host_calls(CALL);
+        event->latest->wait();
+        return event->latest->time <= now ? cudaSuccess : cudaErrorNotReady;
+    }
     return !event->latest || event->latest->has_passed() ? cudaSuccess : cudaErrorNotReady;
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-    if (event->latest) event->latest->wait();
+    if (!event->latest) return cudaSuccess;
+    event->latest->wait();
+    host_reaches(event->latest->time);
     return cudaSuccess;
 }
 
@@ -253,7 +286,7 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end) 
     if (!start->timed || !end->timed || !start->latest || !end->latest)
         return remember(cudaErrorInvalidResourceHandle);
     if (!start->latest->has_passed() || !end->latest->has_passed()) return cudaErrorNotReady;
-    *ms = std::chrono::duration<float, std::milli>(end->latest->time - start->latest->time).count();
+    *ms = (float)((end->latest->time - start->latest->time) * 1e3);
     return cudaSuccess;
 }
 
@@ -270,12 +303,13 @@ CUresult cuStreamWaitValue32(CUstream stream, CUdeviceptr address, cuuint32_t va
     enqueue(stream, "cuStreamWaitValue32", [=] {
         for (int tries = 0;; tries++) {
             uint32_t now = __atomic_load_n(word, __ATOMIC_ACQUIRE);
-            if (equal ? now == value : (int32_t)(now - value) >= 0) return;
+            if (equal ? now == value : (int32_t)(now - value) >= 0) break;
             if (tries < 100)
                 std::this_thread::yield();
             else
                 std::this_thread::sleep_for(std::chrono::microseconds(20));
         }
+        if (imagined()) word_is_seen(word, value);
     });
     return CUDA_SUCCESS;
 }
@@ -284,7 +318,10 @@ CUresult cuStreamWriteValue32(CUstream stream, CUdeviceptr address, cuuint32_t v
     if (address & 3) return CUDA_ERROR_INVALID_VALUE;
     uint32_t *word = (uint32_t *)(uintptr_t)address;
     memory_type(word, 4, "cuStreamWriteValue32");
-    enqueue(stream, "cuStreamWriteValue32", [=] { __atomic_store_n(word, value, __ATOMIC_RELEASE); });
+    enqueue(stream, "cuStreamWriteValue32", [=] {
+        if (imagined()) word_is_written(word, value);
+        __atomic_store_n(word, value, __ATOMIC_RELEASE);
+    });
     return CUDA_SUCCESS;
 }
 
@@ -340,12 +377,12 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
     *p = cudaDeviceProp{};
     snprintf(p->name, sizeof p->name, "Emulated GPU");
     memcpy(p->uuid.bytes, &device, sizeof device);
-    p->totalGlobalMem = (size_t)setting("EMULATOR_MEMORY", 8192) << 20;
+    p->totalGlobalMem = (size_t)memory_mib() << 20;
     p->sharedMemPerBlock = 48 << 10, p->sharedMemPerMultiprocessor = 100 << 10;
     p->regsPerBlock = 65536, p->warpSize = 32, p->maxThreadsPerBlock = 1024;
     p->maxThreadsDim[0] = p->maxThreadsDim[1] = 1024, p->maxThreadsDim[2] = 64;
     p->maxGridSize[0] = 0x7fffffff, p->maxGridSize[1] = p->maxGridSize[2] = 65535;
-    p->major = 8, p->minor = 0, p->multiProcessorCount = 5;
+    p->major = 8, p->minor = 0, p->multiProcessorCount = multiprocessors();
     p->pciBusID = device + 1;
     p->memoryBusWidth = 64, p->l2CacheSize = 1 << 20, p->maxThreadsPerMultiProcessor = 2048;
     return cudaSuccess;

@@ -1,0 +1,42 @@
+// cuDNN's attention, where time is imagined: it takes its time. Otherwise layers/attention_cudnn.cu is asked, which was
+// compiled without cuDNN and says that it is not supported.
+#include "emulator.h"
+#include "../../commfuse/cuda.h"
+#include "../../layers/attention_cudnn.h"
+
+using namespace emulator;
+
+// Of rows [t0, t0 + n), each with all keys up to itself: a product with the keys, and one with the values.
+static double flops(int64_t t0, int64_t n, int64_t B, int64_t H, int64_t D) {
+    double pairs = (double)n * (double)(t0 + t0 + n + 1) / 2;
+    return 4.0 * pairs * (double)(B * H * D);
+}
+
+static bool takes_time(double flops, cf_stream *stream) {
+#ifdef REAL_IS_BF16
+    if (imagined()) enqueue_work(cf_cuda_stream(stream), "attention", attention_seconds(flops), {});
+    return imagined();
+#else
+    (void)flops, (void)stream;
+    return false;
+#endif
+}
+
+extern "C" {
+decltype(attention_cudnn_forward) __real_attention_cudnn_forward, __wrap_attention_cudnn_forward;
+decltype(attention_cudnn_backward) __real_attention_cudnn_backward, __wrap_attention_cudnn_backward;
+
+bool __wrap_attention_cudnn_forward(real *out, precise *lse, const real *qkv, int64_t t0, int64_t n,
+                                    int64_t T, int64_t B, int64_t H, int64_t D, cf_stream *stream) {
+    return takes_time(flops(t0, n, B, H, D), stream) ||
+           __real_attention_cudnn_forward(out, lse, qkv, t0, n, T, B, H, D, stream);
+}
+
+bool __wrap_attention_cudnn_backward(real *dqkv, const real *dout, const real *out, const precise *lse,
+                                     const real *qkv, precise *scratch, int64_t t0, int64_t n, int64_t T,
+                                     int64_t B, int64_t H, int64_t D, bool first, cf_stream *stream) {
+    return takes_time(2.5 * flops(t0, n, B, H, D), stream) ||
+           __real_attention_cudnn_backward(dqkv, dout, out, lse, qkv, scratch, t0, n, T, B, H, D, first,
+                                           stream);
+}
+}
