@@ -155,8 +155,8 @@ static void wait_until(cf_fuse *f, cf_request *request, cf_point point) {
     cf_transport *t = f->context->transport;
     if (t->test(t, request, point)) return;
     cf_moment begin = cf_trace_begin(f->context->trace, CF_TRACE_WAIT, f->label, f->context->stream);
-    t->wait(t, request, point, f->context->stream);
-    cf_trace_end(f->context->trace, CF_TRACE_WAIT, f->label, f->layer, -1, begin, f->context->stream);
+    cf_moment end = t->wait(t, request, point, f->context->stream);
+    cf_trace_wait(f->context->trace, f->label, f->layer, begin, end);
 }
 
 static void wait_for_step(cf_fuse *f, int index, cf_point point) {
@@ -299,7 +299,10 @@ static void finish_checksums(cf_fuse *f) {
 void *cf_fuse_finish(cf_fuse *f) {
     if (!f->running) cf_die(NULL, "%s is finished but was not begun", f->label);
     while (f->next < f->schedule->count) take(f, f->next++);
-    for (int i = 0; i < f->schedule->count; i++) {
+    int last = f->schedule->count - 1;
+    while (last >= 0 && !on_wire(&f->schedule->step[last])) last--;
+    if (last >= 0) wait_until(f, &f->request[last], CF_COMPLETE); // on a GPU all others are, then
+    for (int i = 0; i <= last; i++) {
         if (!on_wire(&f->schedule->step[i])) continue;
         wait_for_step(f, i, CF_COMPLETE);
         trace_request(f, i);

@@ -120,14 +120,17 @@ static void settle(cf_trace *trace, bool all) {
     while (trace->settled < trace->spans) {
         const span *s = &trace->span[trace->settled];
         const cf_trace_event *e = &s->event;
-        if (!cf_moment_remembered(s->posted)) { // the earliest of the three
+        if (!cf_moment_remembered(s->posted) ||
+            !cf_moment_remembered(s->end)) { // of a wait the end may be earlier
             tell_forgotten(s);
             trace->settled++;
             continue;
         }
-        if (!all && !cf_moment_passed(s->end)) break;
-        add(trace, (cf_trace_row)e->row, e->name, e->layer, e->slice, e->peer, e->bytes,
-            cf_moment_ms(s->posted), cf_moment_ms(s->begin), cf_moment_ms(s->end));
+        if (!all && (!cf_moment_passed(s->end) || !cf_moment_passed(s->begin))) break;
+        double begin_ms = cf_moment_ms(s->begin), end_ms = cf_moment_ms(s->end);
+        if (e->row != CF_TRACE_WAIT || begin_ms < end_ms)
+            add(trace, (cf_trace_row)e->row, e->name, e->layer, e->slice, e->peer, e->bytes,
+                cf_moment_ms(s->posted), begin_ms, end_ms);
         trace->settled++;
     }
     if (trace->settled == trace->spans) trace->settled = trace->spans = 0;
@@ -149,6 +152,16 @@ void cf_trace_end(cf_trace *trace, cf_trace_row row, const char *name, int layer
                 .posted = begin,
                 .begin = begin,
                 .end = cf_moment_now(stream)},
+         name);
+}
+
+void cf_trace_wait(cf_trace *trace, const char *name, int layer, cf_moment begin, cf_moment end) {
+    cf_range_end();
+    keep(trace,
+         (span){.event = {.row = CF_TRACE_WAIT, .layer = layer, .slice = -1, .peer = -1},
+                .posted = begin,
+                .begin = begin,
+                .end = end},
          name);
 }
 

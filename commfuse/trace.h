@@ -44,6 +44,8 @@ void cf_trace_add(cf_trace *trace, cf_trace_row row, const char *name, int layer
 cf_moment cf_trace_begin(cf_trace *trace, cf_trace_row row, const char *name, cf_stream *stream);
 void cf_trace_end(cf_trace *trace, cf_trace_row row, const char *name, int layer, int slice, cf_moment begin,
                   cf_stream *stream);
+// A wait for a transfer that ends at `end`; if that has been before `begin`, nothing had to wait. Closes what begin() opened.
+void cf_trace_wait(cf_trace *trace, const char *name, int layer, cf_moment begin, cf_moment end);
 // A transfer: asked for at `posted`, in flight from `begin` to `end`.
 void cf_trace_transfer(cf_trace *trace, const char *name, int layer, int slice, int peer, int64_t bytes,
                        cf_moment posted, cf_moment begin, cf_moment end);

@@ -88,10 +88,12 @@ struct cf_transport {
     void (*bind)(cf_transport *, cf_group *group); // collective over the group: prepare its communicator
     // Moves the data when the work enqueued on `stream` so far is done.
     void (*post)(cf_transport *, cf_request *request, cf_stream *stream);
-    bool (*test)(cf_transport *, cf_request *request, cf_point point); // true: no need to wait. GPU: false
+    // No need to wait. GPU: true only where the stream that has waited last has waited for this, too.
+    bool (*test)(cf_transport *, cf_request *request, cf_point point);
     // Work enqueued on `stream` afterwards sees the request at that point. CPU: blocks. Who waits longer than
-    // timeout_s (GPU: in cf_stream_sync) dies naming operation, layer, step and the peer waited for.
-    void (*wait)(cf_transport *, cf_request *request, cf_point point, cf_stream *stream);
+    // timeout_s (GPU: in cf_stream_sync) dies naming operation, layer, step and the peer waited for. Returns when the
+    // wait ends, for traces; on a GPU, where a wait may find that all is there, that may lie before its beginning.
+    cf_moment (*wait)(cf_transport *, cf_request *request, cf_point point, cf_stream *stream);
     int64_t (*bytes_sent)(cf_transport *); // since start: cf_request_bytes() of all that this rank has posted
     void (*close)(cf_transport *);         // collective; frees the transport
 };

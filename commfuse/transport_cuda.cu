@@ -193,7 +193,8 @@ static bool too_far_ahead(const cuda_state *s, int64_t launches) {
 
 static void keep_pace(cuda_state *s, int64_t launches) {
     double looked_ms = cf_now_ms();
-    for (forget_complete(s); too_far_ahead(s, launches); forget_complete(s)) {
+    if (too_far_ahead(s, launches)) forget_complete(s); // not sooner: the driver is asked about each
+    for (; too_far_ahead(s, launches); forget_complete(s)) {
         struct timespec rest = {0, REST_US * 1000L};
         nanosleep(&rest, NULL);
         if (cf_now_ms() - looked_ms < LOOK_MS) continue;
@@ -246,14 +247,22 @@ static void post(cf_transport *t, cf_request *r, cf_stream *stream) {
     remember(s, r, launches);
 }
 
+// A wire's requests end in the order posted, so who has waited for one has waited for all before it.
 static bool test(cf_transport *t, cf_request *r, cf_point point) {
-    (void)t, (void)r, (void)point;
-    return false;
+    (void)t, (void)point;
+    const cf_wire *wire = wire_for(r);
+    return wire->waiter && r->end.number <= wire->waited;
 }
 
-static void wait(cf_transport *t, cf_request *r, cf_point point, cf_stream *stream) {
+static cf_moment wait(cf_transport *t, cf_request *r, cf_point point, cf_stream *stream) {
     (void)t;
-    cf_stream_after(stream, point == CF_ARRIVED ? r->arrival : r->end);
+    cf_wire *wire = wire_for(r);
+    cf_moment when = point == CF_ARRIVED ? r->arrival : r->end;
+    cf_stream_after(stream, when);
+    if (wire->waiter != stream) wire->waited = 0;
+    wire->waiter = stream;
+    if (when.number == r->end.number && wire->waited < when.number) wire->waited = when.number;
+    return when;
 }
 
 static int64_t bytes_sent(cf_transport *t) {

@@ -10,6 +10,9 @@
 //   copy chunk → slot, across the link        copy slot → destination, within the GPU
 //   written = n + 1                           freed = n + 1
 //
+// A chunk is as large as a slot, but for a message's last: each takes six calls of the two hosts and some microseconds of
+// the streams, and all that a smaller one would gain is that the last copy within the GPU is shorter.
+//
 // The two counters of a pair are words of host memory that both processes share and both GPUs see; the waits and
 // writes are operations of the streams themselves. They count on from message to message and wrap around:
 // "at least" is meant cyclically.
@@ -48,7 +51,7 @@ enum {
     STREAMS_MAX = 2 * MEMBERS_MAX,
     ENTRY_VERSION = 12000
 };
-static const int64_t SLOT_BYTES = 4 << 20, CHUNK_MIN = 1 << 20;
+static const int64_t SLOT_BYTES = 4 << 20;
 static const uint64_t MAGIC = 0xCF0B001BC0DEull;
 
 typedef struct counters { // of one ordered pair, each on a cache line of its own
@@ -95,12 +98,6 @@ static void word(ipc_wire *w, stream_word *operation, const lane *l, uint32_t *a
                w->wire.group->name, operation == w->wait_value ? "wait for" : "write", (int)code);
 }
 
-// Small enough that a message keeps all slots busy, large enough for a copy engine. Both sides agree.
-static int64_t chunk_of(int64_t bytes) {
-    int64_t even = (bytes + SLOTS - 1) / SLOTS;
-    return even < CHUNK_MIN ? CHUNK_MIN : even > SLOT_BYTES ? SLOT_BYTES : even;
-}
-
 // Both ends lie in GPU memory, which cf_copy would ask the driver about for every chunk.
 static void copy(void *to, const void *from, int64_t bytes, const lane *l) {
     static bool beside = true;
@@ -124,33 +121,30 @@ static void recv_chunk(ipc_wire *w, lane *l, char *to, int64_t bytes) {
     word(w, w->write_value, l, &l->count->freed, n + 1, CU_STREAM_WRITE_VALUE_DEFAULT);
 }
 
+static int64_t of_slot(int64_t left) {
+    return left < SLOT_BYTES ? left : SLOT_BYTES;
+}
+
 // Both halves, SLOTS chunks sent in front of the first received. An exchange of nothing sends nothing; a barrier, no
 // bytes but a chunk.
 static void move(ipc_wire *w, lane *out, const char *from, int64_t send_bytes, lane *in, char *to,
                  int64_t recv_bytes) {
-    int64_t send_size = chunk_of(send_bytes), recv_size = chunk_of(recv_bytes);
-    for (int64_t i = 0; i * send_size < send_bytes || (i - SLOTS) * recv_size < recv_bytes; i++) {
-        int64_t sent = i * send_size, received = (i - SLOTS) * recv_size;
+    for (int64_t i = 0; i * SLOT_BYTES < send_bytes || (i - SLOTS) * SLOT_BYTES < recv_bytes; i++) {
+        int64_t sent = i * SLOT_BYTES, received = sent - SLOTS * SLOT_BYTES;
         if (received >= 0 && received < recv_bytes)
-            recv_chunk(w, in, to + received,
-                       recv_bytes - received < recv_size ? recv_bytes - received : recv_size);
-        if (sent < send_bytes)
-            send_chunk(w, out, from + sent, send_bytes - sent < send_size ? send_bytes - sent : send_size);
+            recv_chunk(w, in, to + received, of_slot(recv_bytes - received));
+        if (sent < send_bytes) send_chunk(w, out, from + sent, of_slot(send_bytes - sent));
     }
-}
-
-static void start_after(const cf_request *r, lane *l, cf_moment ready) {
-    cf_stream_after(l->stream, ready);
-    for (int i = 0; i < 2; i++)
-        if (r->after[i]) cf_stream_after(l->stream, r->after[i]->arrival);
 }
 
 static void exchange(ipc_wire *w, cf_request *r, cf_moment ready) {
     int64_t size = cf_dtype_size(r->dtype);
     lane *out = r->send_to >= 0 ? &w->send[r->send_to] : NULL;
     lane *in = r->recv_from >= 0 ? &w->recv[r->recv_from] : NULL;
-    if (out) start_after(r, out, ready);
-    if (in) start_after(r, in, ready);
+    if (in) cf_stream_after(in->stream, ready);
+    if (out) cf_stream_after(out->stream, ready);
+    for (int i = 0; i < 2 && out; i++) // what comes may come at once
+        if (r->after[i]) cf_stream_after(out->stream, r->after[i]->arrival);
     r->begin = cf_moment_now((out ? out : in)->stream);
     move(w, out, (const char *)r->send, out ? r->send_count * size : 0, in, (char *)r->recv,
          in ? r->recv_count * size : 0);

@@ -338,10 +338,7 @@ static void begin_waiting(mpi_state *s) {
     pthread_mutex_unlock(&s->lock);
 }
 
-static void wait(cf_transport *t, cf_request *r, cf_point point, cf_stream *stream) {
-    (void)stream;
-    mpi_state *s = (mpi_state *)t->state;
-    if (cf_reached(r, point)) return;
+static void wait_here(mpi_state *s, const cf_request *r, cf_point point) {
     double begin = cf_now_ms();
     begin_waiting(s);
     if (!atomic_load(&s->crowded))
@@ -349,6 +346,11 @@ static void wait(cf_transport *t, cf_request *r, cf_point point, cf_stream *stre
             poll_again(polls);
     if (!cf_reached(r, point)) wait_asleep(s, r, point, begin);
     atomic_fetch_sub(&s->waiters, 1);
+}
+
+static cf_moment wait(cf_transport *t, cf_request *r, cf_point point, cf_stream *stream) {
+    if (!cf_reached(r, point)) wait_here((mpi_state *)t->state, r, point);
+    return cf_moment_now(stream);
 }
 
 static int64_t bytes_sent(cf_transport *t) {

@@ -28,6 +28,7 @@ namespace {
 // An H100 as products, attention and copies usually find it, and NVLink. EMULATOR_TFLOPS, EMULATOR_GBPS and what the host's
 // calls take, EMULATOR_…_NS, can be told otherwise.
 enum { MULTIPROCESSORS = 132, LINK_INTERVALS_MAX = 4096, KERNEL_BYTES_PER_THREAD = 48 };
+enum { PARTS_MAX = 16, PART_MIN = 256 };
 const struct {
     double rows, columns, share; // of a tile; of the rate that a full wave of such tiles reaches
 } TILES[] = {{128, 256, 1}, {128, 128, 0.9}, {64, 128, 0.75}, {64, 64, 0.5}};
@@ -130,15 +131,18 @@ double kernel_seconds(double threads) {
     return KERNEL_S + threads * KERNEL_BYTES_PER_THREAD / MEMORY_RATE;
 }
 
-// Tiles on multiprocessors, in whole waves, of the shape that suits best.
+// Tiles on multiprocessors, in whole waves; their shape, and in how many parts the inner dimension is cut, as suits best.
 double product_seconds(double m, double n, double k) {
     double best = 1e300;
-    for (const auto &tile : TILES) {
-        double tiles = std::ceil(m / tile.rows) * std::ceil(n / tile.columns);
-        double flops =
-            std::ceil(tiles / MULTIPROCESSORS) * MULTIPROCESSORS * 2 * tile.rows * tile.columns * k;
-        best = std::min(best, flops / (product_rate() * tile.share));
-    }
+    for (const auto &tile : TILES)
+        for (double parts = 1; parts == 1 || (parts <= PARTS_MAX && k >= parts * PART_MIN); parts *= 2) {
+            double tiles = std::ceil(m / tile.rows) * std::ceil(n / tile.columns) * parts;
+            double waves = std::ceil(tiles / MULTIPROCESSORS);
+            double flops = waves * MULTIPROCESSORS * 2 * tile.rows * tile.columns * k / parts;
+            double sums =
+                parts > 1 ? 2 * parts * m * n * (double)sizeof(float) : 0; // written, and read to be added
+            best = std::min(best, flops / (product_rate() * tile.share) + sums / MEMORY_RATE);
+        }
     return KERNEL_S + best;
 }
 

@@ -250,13 +250,6 @@ static std::vector<Half> all_to_all(const ncclComm &comm, Operation operation, c
 
 void ncclComm::collective(const Call &call) {
     size_t bytes = call.count * size_of(call.type);
-    if (call.operation == BROADCAST) {
-        std::vector<Half> halves;
-        for (int i = 0; i < ranks && call.peer == rank; i++)
-            halves.push_back({true, i, (char *)call.send, bytes, BROADCAST});
-        halves.push_back({false, call.peer, call.recv, bytes, BROADCAST});
-        return move(halves);
-    }
     if (call.operation == ALLGATHER) {
         std::vector<Half> halves = all_to_all(*this, ALLGATHER, call.send, 0, call.recv, bytes, bytes);
         return move(halves);
@@ -276,7 +269,11 @@ void ncclComm::run(const std::vector<Call> &calls) {
     std::vector<Half> halves;
     for (const Call &call : calls) {
         size_t bytes = call.count * size_of(call.type);
-        if (call.operation != SENDRECV)
+        if (call.operation == BROADCAST) { // those of one group beside each other
+            for (int i = 0; i < ranks && call.peer == rank; i++)
+                halves.push_back({true, i, (char *)call.send, bytes, BROADCAST});
+            halves.push_back({false, call.peer, call.recv, bytes, BROADCAST});
+        } else if (call.operation != SENDRECV)
             collective(call);
         else if (call.send)
             halves.push_back({true, call.peer, (char *)call.send, bytes, SENDRECV});

@@ -1,0 +1,103 @@
+"""The order of things on GPUs that are imagined: bench_train over the emulator's clock (tests/emulator/clock.cc), which says
+what waits for what. Blocking collectives are exposed for as long as arithmetic says, commfuse's transfers hide, over either
+transport, and what the host asks of the driver for one exchange stays within bounds.
+
+The model of the GPU is assumed; what it is held against here are its own assumptions and not a GPU.
+"""
+# limit: 600
+import json
+import os
+import subprocess
+import sys
+import unittest
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import harness
+
+PROGRAM = os.path.join(harness.ROOT, "build", "emulated-bf16", "tests", "bench", "bench_train")
+GBPS = 370  # of the link, as clock.cc has it
+WIDE = dict(layers=2, channels=2048, heads=16, vocab=2048, seq=1024)  # wide enough to hide behind
+THIN = dict(layers=2, channels=512, heads=8, vocab=512, seq=256, micro_batch=2)
+
+
+class Steps(dict):
+    """Of each mode by name: step and exposed milliseconds, and bytes sent, of the last round."""
+
+    def over(self, mode, other):
+        return self[mode]["step_ms"] / self[other]["step_ms"]
+
+
+def measure(ranks, *modes, clock=None, **options):
+    if not os.path.exists(PROGRAM):
+        raise unittest.SkipTest(f"{PROGRAM} is not built")
+    environment = harness.environment(EMULATOR_CLOCK="1", **{k: str(v) for k, v in (clock or {}).items()})
+    words = harness.options(recompute=0, peak_tflops=989, rounds=2, modes=",".join(modes), json=True, **options)
+    done = subprocess.run([harness.MPIRUN, "-np", str(ranks), PROGRAM, *words], env=environment, capture_output=True,
+                          text=True, timeout=200)
+    if done.returncode:
+        raise AssertionError(f"{words}: exit status {done.returncode}\n{done.stdout}{done.stderr}")
+    events = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return Steps({e["mode"]: e for e in events if e["event"] == "step" and e["round"] == 2})
+
+
+class Imagined(unittest.TestCase):
+    def test_tensor_parallel(self):
+        for transport in ("nccl", "auto"):
+            with self.subTest(transport=transport):
+                steps = measure(4, "none", "slice", "commfuse", "commfuse:direct", "nowire", tp=4, micro_batch=32,
+                                transport=transport, **WIDE)
+                exposed = {mode: row["exposed_comm_ms"] for mode, row in steps.items()}
+                wire_ms = steps["none"]["bytes_sent_rank0"] / (GBPS * 1e6)
+                self.assertGreater(exposed["none"], wire_ms, steps)
+                self.assertLess(exposed["none"], 1.2 * wire_ms, steps)  # latencies
+                self.assertLess(exposed["slice"], exposed["none"] / 3, steps)
+                for mode, share in (("commfuse", 0.4), ("commfuse:direct", 0.2)):
+                    self.assertLess(exposed[mode], share * exposed["none"], steps)
+                    self.assertLess(steps.over(mode, "nowire"), 1.25, steps)
+                    self.assertLess(steps.over(mode, "slice"), 1.02, steps)
+
+    def test_replicas(self):
+        for mesh in (dict(dp=4), dict(tp=2, dp=2)):
+            with self.subTest(**mesh):
+                steps = measure(4, "none", "commfuse", "nowire", micro_batch=16, transport="auto", **mesh, **WIDE)
+                self.assertLess(steps["commfuse"]["exposed_comm_ms"], steps["none"]["exposed_comm_ms"] / 4, steps)
+                self.assertLess(steps["commfuse"]["step_ms"], steps["none"]["step_ms"], steps)
+
+    def test_ulysses(self):
+        steps = measure(4, "none", "commfuse:direct", "nowire", tp=4, strategy="up", micro_batch=32, transport="auto",
+                        **WIDE)
+        self.assertLess(steps["commfuse:direct"]["exposed_comm_ms"], steps["none"]["exposed_comm_ms"] / 4, steps)
+        self.assertLess(steps["commfuse:direct"]["step_ms"], steps["none"]["step_ms"], steps)
+
+    def test_exposed_is_what_a_step_is_longer(self):
+        steps = measure(4, "commfuse", "nowire", tp=4, micro_batch=8, transport="nccl", clock={"EMULATOR_GBPS": 50},
+                        **WIDE)
+        longer = steps["commfuse"]["step_ms"] - steps["nowire"]["step_ms"]
+        self.assertGreater(longer, 1, steps)
+        self.assertAlmostEqual(steps["commfuse"]["exposed_comm_ms"] / longer, 1, delta=0.1, msg=str(steps))
+
+    def test_the_same_again(self):
+        def once():
+            return measure(2, "none", "commfuse", tp=2, transport="auto", **THIN)
+        first, second = once(), once()
+        for mode in first:
+            self.assertAlmostEqual(first[mode]["step_ms"] / second[mode]["step_ms"], 1, delta=0.02)
+
+    def test_calls_of_the_host(self):
+        """Where each call takes a tenth of a millisecond and nothing else takes time, a step's length counts them."""
+        free, each_ms = dict(EMULATOR_LAUNCH_NS=1, EMULATOR_GROUP_NS=1, EMULATOR_TFLOPS=1000000, EMULATOR_GBPS=1000000), 0.1
+        for transport, most in (("nccl", 8), ("ipc", 19)):
+            with self.subTest(transport=transport):
+                def calls(slices):
+                    steps = measure(2, f"commfuse:{slices}", tp=2, transport=transport,
+                                    clock=dict(free, EMULATOR_CALL_NS=int(each_ms * 1e6)), **THIN)
+                    return next(iter(steps.values()))["step_ms"] / each_ms
+                operations = 10 * THIN["layers"]  # of two ranks: a slice more is an exchange more of each
+                exchange = (calls(4) - calls(2)) / (2 * operations)
+                print(f"{transport}: {exchange:.1f} calls an exchange")
+                self.assertGreater(exchange, 3)
+                self.assertLess(exchange, most)
+
+
+if __name__ == "__main__":
+    unittest.main()
