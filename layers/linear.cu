@@ -390,6 +390,15 @@ void linear_wgrad_rows(precise *dw, const real *dy, int64_t dy_row, const real *
     if (!over_nothing(of, dw, stream)) multiply(of, dy, x, dw, PLAIN, stream);
 }
 
+// Tiles of 128 x 256, as the best products have them, for half of the multiprocessors of an H100: cut along the inner
+// dimension they fill it. That is arithmetic (tests/bench/imagined.py); no GPU has been asked.
+enum { TILE_ROWS = 128, TILE_COLUMNS = 256, TILES_MIN = 66 };
+
+int64_t linear_wgrad_rows_min(int64_t IC) {
+    const int64_t across = (IC + TILE_COLUMNS - 1) / TILE_COLUMNS;
+    return (TILES_MIN + across - 1) / across * TILE_ROWS;
+}
+
 // Bias gradient. First each block sums some rows of LANES · N columns: a warp takes consecutive rows, a lane
 // N neighbouring columns (sixteen bytes, or one column where rows are not aligned), and the warps' sums are
 // added in order. Then each thread adds up one column's blocks in order. Cuts depend on R and OC alone.

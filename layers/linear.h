@@ -41,6 +41,9 @@ void linear_wgrad(precise *dw, const real *dy, const real *x, int64_t R, int64_t
 // Some rows of it: dw (rows, IC), dy (R, rows) with dy_row elements from one row to the next
 void linear_wgrad_rows(precise *dw, const real *dy, int64_t dy_row, const real *x, int64_t R, int64_t IC,
                        int64_t rows, bool add, cf_stream *stream);
+// Rows of dw below which a product over them alone is too thin to be a good one: what each owner must get if a gradient is
+// to be computed owner by owner. A function of IC alone, so that all ranks decide alike, whatever their devices.
+int64_t linear_wgrad_rows_min(int64_t IC);
 // db (OC) += sum over rows of dy (R, OC); each column is summed in row order within fixed blocks of rows
 void linear_bias_grad(precise *db, const real *dy, int64_t R, int64_t OC, cf_stream *stream);
 

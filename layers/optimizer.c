@@ -16,6 +16,7 @@
 #include "optimizer.h"
 #include "../commfuse/die.h"
 #include "buffers.h"
+#include "linear.h"
 #include <math.h>
 #include <stdlib.h>
 
@@ -473,9 +474,9 @@ static void explain_thin(const zero_optimizer *o, FILE *out) {
         const param_bucket *b = &p->bucket[params_bucket_of(p, matrices[i], 0)];
         if (params_own_bucket(p, matrices[i], 0) >= 0) continue;
         if (b->group->size > 1)
-            fprintf(out, "  %-20s in rest of layer: %lld rows are fewer than %d for each of %d owners\n",
-                    params_name(matrices[i]), (long long)params_local_rows(p, matrices[i]), OWNER_ROWS_MIN,
-                    b->group->size);
+            fprintf(out, "  %-20s in rest of layer: %lld rows are fewer than %lld for each of %d owners\n",
+                    params_name(matrices[i]), (long long)params_local_rows(p, matrices[i]),
+                    (long long)linear_wgrad_rows_min(params_local_columns(p, matrices[i])), b->group->size);
     }
 }
 

@@ -2,6 +2,7 @@
 // bucket is always one run: for each layer the matrices that are buckets of their own, its other split
 // tensors, its whole tensors; then wte; then wpe, lnfw, lnfb.
 #include "params.h"
+#include "linear.h"
 #include "../commfuse/die.h"
 #include "attention.h"
 #include "random.h"
@@ -248,11 +249,12 @@ static const cf_group *group_of(const parameters *p, int tensor, const cf_mesh *
     return kinds[tensor].split == WHOLE || p->strategy == STRATEGY_UP ? &mesh->world_group : &mesh->dp_group;
 }
 
+// A matrix is a bucket of its own if the owners' shares of its weight-gradient product are good products.
 static bool travels_alone(const parameters *p, int tensor, const cf_mesh *mesh) {
     if (tensor == WTE) return true;
     bool matrix = kinds[tensor].per_layer && params_columns(&p->shape, tensor) > 1;
-    return matrix &&
-           params_local_rows(p, tensor) >= (int64_t)OWNER_ROWS_MIN * group_of(p, tensor, mesh)->size;
+    int64_t rows = params_local_rows(p, tensor) / group_of(p, tensor, mesh)->size;
+    return matrix && rows >= linear_wgrad_rows_min(params_local_columns(p, tensor));
 }
 
 static param_bucket *open_bucket(parameters *p, const cf_group *group, int layer, int tensor) {

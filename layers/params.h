@@ -59,10 +59,6 @@ gpt_shape params_named(const char *model);
 
 typedef enum { STRATEGY_TPSP, STRATEGY_UP } parallel_strategy;
 
-// A matrix is a bucket of its own if each owner gets at least so many rows: below, its share of the
-// weight-gradient product is too thin to be computed well (`make bench` prints the loss).
-enum { OWNER_ROWS_MIN = 64 };
-
 typedef struct param_bucket {
     const cf_group *group; // reduced and gathered over this
     int layer;             // -1: embeddings and final layer norm

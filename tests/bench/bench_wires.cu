@@ -9,8 +9,8 @@
 //                   than the link
 //   streams         how many never stand behind one that waits: CUDA_DEVICE_MAX_CONNECTIONS, OTHER_STREAMS
 //   run-ahead       what fits behind a wait before the host is held up: bounds RUN_AHEAD
-//   chunks          wait for a word, copy, write a word, 50 in a row: from CHUNK_MIN on words should cost little, from
-//                   SLOT_BYTES on nothing is gained
+//   chunks          wait for a word, copy, write a word, 50 in a row: at SLOT_BYTES words should cost little, and
+//                   more should gain little
 //
 // A section runs in a process of its own (the second in two), started before anything of CUDA is used: one that fails
 // or hangs is told, and the others are measured all the same. The status is 0 if all are.
@@ -561,7 +561,7 @@ static void measure_chunks(bench *b) {
         b->way = &way;
         for (int64_t bytes : sizes) {
             double us = time_of(b, chunk, bytes);
-            figure(us, 2, "us", bytes ? "" : "words alone: small against CHUNK_MIN's copy",
+            figure(us, 2, "us", bytes ? "" : "words alone: small against the copy of a slot",
                    "chunk of %lld KiB, %s", (long long)(bytes / KIB), way.name);
             if (bytes > 0)
                 figure(gb_per_s(bytes, us), 1, "GB/s", "twice the link's rate, or more", "    its rate");

@@ -23,11 +23,11 @@ emulated_cu := $(emulated_flags) -std=gnu++17 -fno-strict-aliasing -fopenmp-simd
 emulated_cuda    := $(wildcard commfuse/*.cu layers/*.cu)
 emulated_twinned := $(emulated_cuda:%.cu=%.c) commfuse/device_cpu.c commfuse/transport_mpi.c commfuse/flights_mpi.c layers/gemm.c layers/gemm_ref.c
 emulated_shared  := $(filter-out $(emulated_twinned),$(wildcard commfuse/*.c layers/*.c data/*.c))
-emulated_library := $(filter-out tests/emulator/test_% tests/emulator/attention.cc,$(wildcard tests/emulator/*.cc))
-emulated_objects := $(emulated_cuda:%.cu=%.cuda.o) $(emulated_shared:%.c=%.o) $(emulated_library:%.cc=%.o) tests/emulator/attention.o
-# What clock.cc and attention.cc stand before.
+emulated_library := $(filter-out tests/emulator/test_% tests/emulator/layers.cc,$(wildcard tests/emulator/*.cc))
+emulated_objects := $(emulated_cuda:%.cu=%.cuda.o) $(emulated_shared:%.c=%.o) $(emulated_library:%.cc=%.o) tests/emulator/layers.o
+# What clock.cc and layers.cc stand before.
 emulated_wraps  := -Wl,--wrap=clock_gettime,--wrap=nanosleep,--wrap=sched_yield
-emulated_linked := $(emulated_wraps),--wrap=attention_cudnn_forward,--wrap=attention_cudnn_backward
+emulated_linked := $(emulated_wraps),--wrap=attention_cudnn_forward,--wrap=attention_cudnn_backward,--wrap=linear_wgrad_rows_min
 emulated_real_bf16 := -DREAL_IS_BF16
 
 emulated: emulated-fp32 emulated-bf16

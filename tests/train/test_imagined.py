@@ -63,6 +63,12 @@ class Imagined(unittest.TestCase):
                 self.assertLess(steps["commfuse"]["exposed_comm_ms"], steps["none"]["exposed_comm_ms"] / 4, steps)
                 self.assertLess(steps["commfuse"]["step_ms"], steps["none"]["step_ms"], steps)
 
+    def test_gradients_too_thin_for_owners_travel_as_the_baselines_do(self):
+        shape = dict(WIDE, channels=1280, heads=20)
+        steps = measure(4, "none", "slice", "commfuse", "nowire", dp=4, micro_batch=16, transport="nccl", **shape)
+        self.assertLess(steps.over("commfuse", "none"), 1, steps)
+        self.assertLess(steps.over("commfuse", "slice"), 1.03, steps)
+
     def test_ulysses(self):
         steps = measure(4, "none", "commfuse:direct", "nowire", tp=4, strategy="up", micro_batch=32, transport="auto",
                         **WIDE)

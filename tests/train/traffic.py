@@ -16,7 +16,7 @@ S = T/N · B · C elements in a shard of activations:
 import collections
 import json
 
-OWNER_ROWS_MIN = 64  # layers/params.h
+OWNER_ROWS_MIN = 64  # layers/linear.c
 NAMES = ("wte", "wpe", "ln1w", "ln1b", "qkvw", "qkvb", "attprojw", "attprojb", "ln2w", "ln2b", "fcw", "fcb", "fcprojw",
          "fcprojb", "lnfw", "lnfb")
 SPLIT = {"wte", "qkvw", "qkvb", "attprojw", "fcw", "fcb", "fcprojw"}

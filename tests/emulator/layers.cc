@@ -1,8 +1,14 @@
+// What stands before functions of the layers, put here by the linker.
+//
 // cuDNN's attention, where time is imagined: it takes its time. Otherwise layers/attention_cudnn.cu is asked, which was
 // compiled without cuDNN and says that it is not supported.
+//
+// Gradients owner by owner: models that can be computed here are too small for them by a GPU's measure, so the measure is
+// the CPU's, but where time is imagined.
 #include "emulator.h"
 #include "../../commfuse/cuda.h"
 #include "../../layers/attention_cudnn.h"
+#include "../../layers/linear.h"
 
 using namespace emulator;
 
@@ -38,5 +44,11 @@ bool __wrap_attention_cudnn_backward(real *dqkv, const real *dout, const real *o
     return takes_time(2.5 * flops(t0, n, B, H, D), stream) ||
            __real_attention_cudnn_backward(dqkv, dout, out, lse, qkv, scratch, t0, n, T, B, H, D, first,
                                            stream);
+}
+
+decltype(linear_wgrad_rows_min) __real_linear_wgrad_rows_min, __wrap_linear_wgrad_rows_min;
+
+int64_t __wrap_linear_wgrad_rows_min(int64_t IC) {
+    return imagined() ? __real_linear_wgrad_rows_min(IC) : 64;
 }
 }

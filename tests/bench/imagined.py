@@ -1,0 +1,73 @@
+#!/usr/bin/env python3
+"""Steps of the GPU program on GPUs that are imagined: what its order of operations would expose, before there are GPUs.
+
+    make emulated-tools
+    tests/bench/imagined.py                                             the meshes below, over both transports
+    tests/bench/imagined.py --ranks 8 --gbps 50 -- --tp 4 --dp 2 --channels 2048 --heads 16 --layers 2 --micro-batch 16
+
+bench_train's ranks run here, in the bf16 program for GPUs, with its own streams, events and transports; kernels, products
+and copies take the time that tests/emulator/clock.cc says an H100 would take, and compute nothing. --tflops and --gbps set
+what products and links (each way) reach there. So this is arithmetic over the program's own order of things: it tells what
+waits for what, and what calls of the host cost, and nothing of how kernels disturb each other, of clock rates, or of how
+good the assumed times are. Memory of this machine: what weights and one more copy of a tensor take on the host.
+
+Each cell: a step, times that without transfers; in brackets the milliseconds that were exposed.
+"""
+import argparse
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+MODES = "none", "slice", "slice:8", "commfuse", "commfuse:direct", "commfuse:2", "nowire"
+WIDE = "--channels 4096 --heads 32 --layers 2 --micro-batch 8"     # as wide as the paper's layers
+NARROW = "--channels 1280 --heads 20 --layers 4 --micro-batch 32"  # GPT-2 774M's
+MESHES = ((4, "--tp 4 " + WIDE), (4, "--tp 4 " + NARROW), (4, "--tp 4 --strategy up " + NARROW),
+          (4, "--dp 4 " + NARROW), (4, "--tp 2 --dp 2 " + NARROW), (8, "--tp 4 --dp 2 " + NARROW))
+COMMON = "--seq 1024 --vocab 8192 --recompute 0 --peak-tflops 989 --rounds 2".split()
+
+
+def measure(o, ranks, words, transport):
+    program = ROOT / o.build / "tests/bench/bench_train"
+    if not program.exists():
+        sys.exit(f"error: {program} is not built\nhint:  make emulated-tools")
+    environment = dict(os.environ, OMP_NUM_THREADS="1", EMULATOR_CLOCK="1", EMULATOR_DEVICES=str(ranks),
+                       EMULATOR_TFLOPS=str(o.tflops), EMULATOR_GBPS=str(o.gbps))
+    command = [ROOT / "scripts/mpirun.sh", "-np", str(ranks), program, *COMMON, "--transport", transport, "--modes",
+               ",".join(MODES), "--json", *words]
+    done = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"error: {' '.join(map(str, command))}\n{done.stdout}{done.stderr}")
+    events = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return {e["mode"]: e for e in events if e["event"] == "step"}  # the last round of each
+
+
+def print_line(transport, steps):
+    bound = steps["nowire"]["step_ms"]
+    cells = [f"{steps[m]['step_ms'] / bound:.3f} ({steps[m]['exposed_comm_ms']:.2f})" for m in MODES[:-1]]
+    print(f"  {transport:<5} {bound:8.2f} " + " ".join(f"{cell:>16}" for cell in cells), flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", default="build/emulated-bf16")
+    parser.add_argument("--ranks", type=int, help="with bench_train's options behind --")
+    parser.add_argument("--tflops", type=int, default=600, help="of the best products (600)")
+    parser.add_argument("--gbps", type=int, default=370, help="GB/s of a GPU's link, each way (370)")
+    parser.add_argument("--transports", default="nccl,auto")
+    parser.add_argument("options", nargs="*", help="of bench_train")
+    o = parser.parse_args()
+    if (o.ranks is None) != (not o.options):
+        parser.error("--ranks and options of bench_train belong together")
+    print(f"imagined GPUs: products {o.tflops} TFLOP/s, link {o.gbps} GB/s each way; bf16, T 1024")
+    for ranks, words in [(o.ranks, " ".join(o.options))] if o.ranks else MESHES:
+        print(f"\n{ranks} GPUs, {words}")
+        print("        nowire, ms " + " ".join(f"{mode:>16}" for mode in MODES[:-1]))
+        for transport in o.transports.split(","):
+            print_line(transport, measure(o, ranks, words.split(), transport))
+
+
+if __name__ == "__main__":
+    main()
