@@ -3,13 +3,14 @@
 // Backward has two transfers and two computations that do not depend on one another's transfers:
 //     gather  all-gather of the saved input              (its slices travel behind whatever comes before)
 //     begin   dgrad ▸ reduce-scatter, own slice last     (sums travel behind dgrad and wgrad)
-//     finish  wgrad of each input slice as it arrives    (hides what is left of both)
+//     finish  wgrad of each input slice as it arrives    (hides what is left of both; of thin slices together, at the end)
 //     finish  the reduce-scatter's last addition (with slices, the own slices' dgrad, onto what has arrived)
 //
 // Where wgrad is left to the caller, the input goes on arriving behind what comes before it: column_input().
 #include "column_linear.h"
 #include "buffers.h"
 #include "linear.h"
+#include "weight_gradient.h"
 
 void column_create(column_linear *c, cf_context *context, const cf_group *group, const char *name,
                    int64_t capacity, int64_t IC, int64_t OC, overlap o, bool gathers) {
@@ -88,13 +89,16 @@ void column_gather(column_linear *c, real *full, int64_t Ts, int64_t B, int laye
 real *column_backward(column_linear *c, cf_stream *stream, matrix_gradient dw, const real *dy, real *full,
                       real *partial, const real *w, int64_t Ts, int64_t B, int layer) {
     column_job dgrad = {.in = dy, .B = B, .IC = c->IC, .OC = c->OC};
-    c->wgrad = (column_job){.dw = dw, .in = dy, .B = B, .IC = c->IC, .OC = c->OC};
+    bool by_slices = c->gather && weight_gradient_by_slices(c->gather, Ts * B);
+    c->wgrad = (column_job){.in = dy, .B = B, .IC = c->IC, .OC = c->OC};
+    if (by_slices) c->wgrad.dw = dw;
     dgrad.w = linear_prepare_dgrad(c->prepared, w, c->IC, c->OC, stream);
     cf_fuse_begin(c->dgrad, partial, Ts, B * c->IC, dgrad_slice, &dgrad, layer);
     if (dw.at && c->gather) column_input(c);
-    if (dw.at && !c->gather) {
+    if (dw.at && !by_slices) {
         const cf_fuse_plan *plan = cf_fuse_get_plan(c->dgrad);
         cf_span all = {.row = 0, .rows = plan->group->size * Ts, .blocks = 1, .data = (char *)full};
+        c->wgrad.dw = dw;
         wgrad_slice(&c->wgrad, &all, stream);
     }
     return (real *)cf_fuse_finish(c->dgrad);

@@ -119,6 +119,10 @@ int64_t linear_wgrad_rows_min(int64_t IC) {
     return 64; // `make bench` prints the loss
 }
 
+int64_t linear_wgrad_depth_min(void) {
+    return 0; // bench_fuse, chunking
+}
+
 // sum (columns) = sum of rows of dy, in row order; four at a time, since the sums are in the cache and dy is not
 static void sum_rows(real *restrict sum, const real *restrict dy, int64_t rows, int64_t columns, int64_t OC) {
     for (int64_t c = 0; c < columns; c++) sum[c] = 0;

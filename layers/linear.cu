@@ -399,6 +399,11 @@ int64_t linear_wgrad_rows_min(int64_t IC) {
     return (TILES_MIN + across - 1) / across * TILE_ROWS;
 }
 
+// What is added takes 2 · rows flops an element of dw, which is 8 bytes: at 600 TFLOP/s and 3 TB/s as long for 800 rows.
+int64_t linear_wgrad_depth_min(void) {
+    return 1024;
+}
+
 // Bias gradient. First each block sums some rows of LANES · N columns: a warp takes consecutive rows, a lane
 // N neighbouring columns (sixteen bytes, or one column where rows are not aligned), and the warps' sums are
 // added in order. Then each thread adds up one column's blocks in order. Cuts depend on R and OC alone.

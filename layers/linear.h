@@ -44,6 +44,8 @@ void linear_wgrad_rows(precise *dw, const real *dy, int64_t dy_row, const real *
 // Rows of dw below which a product over them alone is too thin to be a good one: what each owner must get if a gradient is
 // to be computed owner by owner. A function of IC alone, so that all ranks decide alike, whatever their devices.
 int64_t linear_wgrad_rows_min(int64_t IC);
+// Rows of x and dy from which it is worth adding their share to a gradient by itself: each time all of dw is read and written.
+int64_t linear_wgrad_depth_min(void);
 // db (OC) += sum over rows of dy (R, OC); each column is summed in row order within fixed blocks of rows
 void linear_bias_grad(precise *db, const real *dy, int64_t R, int64_t OC, cf_stream *stream);
 

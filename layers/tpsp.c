@@ -279,7 +279,8 @@ static void mlp_backward(tpsp *t, tpsp_saved *s, const parameters *p, int layer,
     linear_bias_grad(params_grad(p, FCPROJB, layer), dx, rows, C, stream);
     real *dy = place_gradient(t, t->wide, dx, C);
     job j = make_job(t, s, p, FCPROJW, layer);
-    j.dw = weight_gradient_now(t->pass, p, FCPROJW, layer);
+    if (weight_gradient_by_slices(t->fcproj_backward, rows))
+        j.dw = weight_gradient_now(t->pass, p, FCPROJW, layer);
     cf_fuse_begin(t->fcproj_backward, dy, Ts, t->B * C, mlp_slice_backward, &j, layer);
     real *norm2 = kept(s->norm2, t->wide2);
     gather_norm(t, &t->fc, p, layer, second_half, s->x2, norm2, s->norm2 != NULL);
@@ -299,7 +300,8 @@ static void attention_half_backward(tpsp *t, tpsp_saved *s, const parameters *p,
     linear_bias_grad(params_grad(p, ATTPROJB, layer), dx, rows, C, stream);
     real *dy = place_gradient(t, t->wide2, dx, C);
     job j = make_job(t, s, p, ATTPROJW, layer);
-    j.dw = weight_gradient_now(t->pass, p, ATTPROJW, layer);
+    if (weight_gradient_by_slices(t->attproj_backward, rows))
+        j.dw = weight_gradient_now(t->pass, p, ATTPROJW, layer);
     cf_fuse_begin(t->attproj_backward, dy, Ts, t->B * C, attention_slice_backward, &j, layer);
     j.w = linear_prepare_dgrad(t->prepared, j.w, j.Cl, C, stream); // behind the first transfers
     cf_fuse_finish(t->attproj_backward);

@@ -33,6 +33,12 @@ bool weight_gradient_fuses(const backward_pass *pass, const parameters *p, int t
     return pass->last && bucket >= 0 && pass->hooks.fuses && pass->hooks.fuses(pass->hooks.argument, bucket);
 }
 
+bool weight_gradient_by_slices(const cf_fuse *arrive, int64_t rows) {
+    const cf_fuse_plan *plan = cf_fuse_get_plan(arrive);
+    if (plan->group->size == 1 || plan->mode == CF_MODE_NONE) return true; // there is one, which is all
+    return rows / cf_fuse_schedule(arrive)->slices >= linear_wgrad_depth_min();
+}
+
 matrix_gradient weight_gradient_now(const backward_pass *pass, const parameters *p, int tensor,
                                     int64_t layer) {
     if (weight_gradient_fuses(pass, p, tensor, layer)) return (matrix_gradient){0};

@@ -3,6 +3,7 @@
 #ifndef WEIGHT_GRADIENT_H
 #define WEIGHT_GRADIENT_H
 
+#include "../commfuse/fuse.h"
 #include "hooks.h"
 #include "params.h"
 
@@ -20,6 +21,9 @@ typedef struct weight_gradient {
 
 // Will weight_gradient_take() reduce it on the spot? Then it is best called when nothing else waits for it.
 bool weight_gradient_fuses(const backward_pass *pass, const parameters *p, int tensor, int64_t layer);
+// Are the slices that arrive, of a shard of `rows`, worth adding to a gradient one by one? If not it is computed when all are
+// here.
+bool weight_gradient_by_slices(const cf_fuse *arrive, int64_t rows);
 // Where a gradient is to be computed now, inside the operation around it; at NULL: weight_gradient_take() will do it.
 matrix_gradient weight_gradient_now(const backward_pass *pass, const parameters *p, int tensor,
                                     int64_t layer);

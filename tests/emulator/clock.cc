@@ -131,8 +131,8 @@ double kernel_seconds(double threads) {
     return KERNEL_S + threads * KERNEL_BYTES_PER_THREAD / MEMORY_RATE;
 }
 
-// Tiles on multiprocessors, in whole waves; their shape, and in how many parts the inner dimension is cut, as suits best.
-double product_seconds(double m, double n, double k) {
+// As long as its bytes take, at least. Tiles on multiprocessors, in whole waves; their shape, and in how many parts the inner dimension is cut, as suits best.
+double product_seconds(double m, double n, double k, double bytes) {
     double best = 1e300;
     for (const auto &tile : TILES)
         for (double parts = 1; parts == 1 || (parts <= PARTS_MAX && k >= parts * PART_MIN); parts *= 2) {
@@ -143,7 +143,7 @@ double product_seconds(double m, double n, double k) {
                 parts > 1 ? 2 * parts * m * n * (double)sizeof(float) : 0; // written, and read to be added
             best = std::min(best, flops / (product_rate() * tile.share) + sums / MEMORY_RATE);
         }
-    return KERNEL_S + best;
+    return KERNEL_S + std::max(best, bytes / MEMORY_RATE);
 }
 
 double attention_seconds(double flops) {

@@ -3,8 +3,8 @@
 // cuDNN's attention, where time is imagined: it takes its time. Otherwise layers/attention_cudnn.cu is asked, which was
 // compiled without cuDNN and says that it is not supported.
 //
-// Gradients owner by owner: models that can be computed here are too small for them by a GPU's measure, so the measure is
-// the CPU's, but where time is imagined.
+// Gradients owner by owner and slice by slice: models that can be computed here are too small for them by a GPU's measure,
+// so the measure is the CPU's, but where time is imagined. EMULATOR_ROWS_MIN and EMULATOR_DEPTH_MIN are other ones.
 #include "emulator.h"
 #include "../../commfuse/cuda.h"
 #include "../../layers/attention_cudnn.h"
@@ -49,6 +49,12 @@ bool __wrap_attention_cudnn_backward(real *dqkv, const real *dout, const real *o
 decltype(linear_wgrad_rows_min) __real_linear_wgrad_rows_min, __wrap_linear_wgrad_rows_min;
 
 int64_t __wrap_linear_wgrad_rows_min(int64_t IC) {
-    return imagined() ? __real_linear_wgrad_rows_min(IC) : 64;
+    return setting("EMULATOR_ROWS_MIN", imagined() ? __real_linear_wgrad_rows_min(IC) : 64);
+}
+
+decltype(linear_wgrad_depth_min) __real_linear_wgrad_depth_min, __wrap_linear_wgrad_depth_min;
+
+int64_t __wrap_linear_wgrad_depth_min(void) {
+    return setting("EMULATOR_DEPTH_MIN", imagined() ? __real_linear_wgrad_depth_min() : 0);
 }
 }

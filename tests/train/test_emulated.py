@@ -57,6 +57,14 @@ class Emulated(meshes.Training):
     def test_up(self):
         self.check_strategy("up")
 
+    def test_gradients_neither_by_slices_nor_by_owners(self):
+        # What is too thin for a GPU: added when all slices are here, sent with the rest of the layer.
+        self.environment(EMULATOR_DEPTH_MIN="1000000", EMULATOR_ROWS_MIN="1000000")
+        for mesh in ((2, 1), (2, 2)):
+            for more in (dict(overlap="slice", slices=3), meshes.commfuse("ring", 2)):
+                with self.subTest(mesh=mesh, **more):
+                    self.bits(*mesh, 2, transport="nccl", **more)
+
     def test_native_collectives_beside_exchanges_by_ipc(self):
         for overlap in (dict(overlap="none"), dict(overlap="slice", slices=3), meshes.commfuse("ring", 2)):
             with self.subTest(**overlap):
