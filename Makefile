@@ -182,7 +182,7 @@ build/cuda-bf16/tests/cuda/driver/libcuda.so.1: tests/cuda/driver.c
 cuda-tools: $(foreach tool,tests/layers/tool_twins tests/bench/bench_gpu tests/bench/bench_wires tests/cuda/tool_plans \
                            tests/cuda/driver/libcuda.so.1,build/cuda-bf16/$(tool))
 emulated-tools: $(foreach type,fp32 bf16,build/emulated-$(type)/tests/layers/tool_twins) \
-                build/emulated-fp32/tests/commfuse/tool_silent_peer build/emulated-fp32/tests/commfuse/tool_moments \
+                build/emulated-fp32/tests/commfuse/tool_silent_peer build/emulated-fp32/tests/commfuse/tool_moments build/emulated-fp32/tests/commfuse/tool_messages \
                 build/emulated-bf16/tests/bench/bench_train
 
 -include $(shell find $(B) -name '*.d' 2>/dev/null)

@@ -44,14 +44,14 @@
 enum {
     OTHER_STREAMS = 3,
     FEW_STREAMS = 3, // one for each direction, and the one that joins them
-    SLOTS = 4,
+    SLOTS = 2,
     LINE = 64,
     NAME_LENGTH = 48,
     MEMBERS_MAX = 64,
     STREAMS_MAX = 2 * MEMBERS_MAX,
     ENTRY_VERSION = 12000
 };
-static const int64_t SLOT_BYTES = 4 << 20;
+static const int64_t SLOT_BYTES = 16 << 20;
 static const uint64_t MAGIC = 0xCF0B001BC0DEull;
 
 typedef struct counters { // of one ordered pair, each on a cache line of its own

@@ -40,7 +40,7 @@ enum {
     SECTION_S = 10, // one section
     PAIR = 2,
     LINE = 64,
-    SLOTS = 4, // as in transport_ipc.cu
+    SLOTS = 2, // as in transport_ipc.cu
     REPETITIONS = 5,
     WARM_UP = 3,
     ROW = 50,             // calls that are timed together
@@ -364,7 +364,7 @@ static void measure_pair(bench *b) {
     char *peer = map_peer(b);
     for (int64_t bytes : sizes) {
         double us = each_way_us(b, peer, bytes);
-        const char *good = bytes ? "" : "below 18: SLOTS chunks take 37 on a link of 450 GB/s";
+        const char *good = bytes ? "" : "below 18: a full slot takes 37 on a link of 450 GB/s";
         if (b->rank == 0)
             figure(us, 1, "us", good, "ping-pong of %lld KiB, each way", (long long)(bytes / KIB));
     }
@@ -548,7 +548,7 @@ static void measure_run_ahead(bench *b) {
     for (const copy_way &way : ways) {
         b->way = &way;
         figure(fit_behind_wait(b, copy), 0, "", good, "copies, %s", way.name);
-        figure(fit_behind_wait(b, chunk), 0, "", "256 or more: SLOTS for each request",
+        figure(fit_behind_wait(b, chunk), 0, "", "128 or more: SLOTS for each request",
                "chunks (wait, copy, write), %s", way.name);
     }
 }

@@ -3,10 +3,11 @@
 // The project's .cu files are compiled by g++ against the headers in include/ and linked to this library instead of
 // NVIDIA's. What they compute, in which order streams may run, what ranks tell each other: all of it happens, and
 // mistakes in it show. fiber.cc runs the threads of a block, stream.cc streams and events, memory.cc memory and what
-// processes share of it, blaslt.cc matrix products, nccl.cc communication; emulator.mk builds.
+// processes share of it, blaslt.cc matrix products, nccl.cc communication, layers.cc what stands before the layers; clock.cc
+// says how long all of it would take on a GPU; emulator.mk builds.
 //
 // What a test passed here does not say:
-//   - how fast anything is; times are those of a CPU
+//   - how fast anything is; times are those of a CPU, or those that clock.cc imagines
 //   - that the compiler for GPUs takes the code, that registers and shared memory suffice (make cuda says the first)
 //   - what the memory model allows: stores here are seen in order, and the threads of a block take turns, so a
 //     missing __syncthreads shows only through EMULATOR_SEED, a missing fence between GPUs not at all
