@@ -182,7 +182,7 @@ build/cuda-bf16/tests/cuda/driver/libcuda.so.1: tests/cuda/driver.c
 cuda-tools: $(foreach tool,tests/layers/tool_twins tests/bench/bench_gpu tests/bench/bench_wires tests/cuda/tool_plans \
                            tests/cuda/driver/libcuda.so.1,build/cuda-bf16/$(tool))
 emulated-tools: $(foreach type,fp32 bf16,build/emulated-$(type)/tests/layers/tool_twins) \
-                build/emulated-fp32/tests/commfuse/tool_silent_peer build/emulated-fp32/tests/commfuse/tool_moments build/emulated-fp32/tests/commfuse/tool_messages \
+                $(foreach tool,silent_peer moments messages,build/emulated-fp32/tests/commfuse/tool_$(tool)) \
                 build/emulated-bf16/tests/bench/bench_train
 
 -include $(shell find $(B) -name '*.d' 2>/dev/null)
@@ -195,6 +195,9 @@ test: ## all tests; one alone: make test T=fuse   with sanitizers: make test SAN
 
 bench: all $(benches) ## benchmarks: share of the GEMM peak, hidden share of the fused operations
 	@$(PYTHON) tests/bench/run.py --build $(B)
+
+imagined: build/emulated-bf16/tests/bench/bench_train ## steps of the GPU program on four and eight GPUs that are imagined (five minutes)
+	@$(PYTHON) tests/bench/imagined.py
 
 report: all $(benches) ## run the experiments that fit, write build/report/report.md; QUICK=1: under five minutes; PATIENCE=4: longer, smaller errors
 	@$(PYTHON) scripts/report.py $(if $(filter-out 0,$(QUICK)),--quick) $(if $(PATIENCE),--patience '$(PATIENCE)') $(if $(ONLY),--only '$(ONLY)')
@@ -241,5 +244,5 @@ clean: ## remove everything that was built
 help: ## this list
 	@grep -hE '^[a-z_-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z_-]+):.*## /  make \1\t/' | expand -t 20
 
-.PHONY: FORCE all cuda cuda-tools emulated-tools build-tests tests test bench report lab chaos demo deps config format format-check clean help
+.PHONY: FORCE all cuda cuda-tools emulated-tools build-tests tests test bench imagined report lab chaos demo deps config format format-check clean help
 .DELETE_ON_ERROR:

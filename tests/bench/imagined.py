@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
 """Steps of the GPU program on GPUs that are imagined: what its order of operations would expose, before there are GPUs.
 
-    make emulated-tools
-    tests/bench/imagined.py                                             the meshes below, over both transports
+    make imagined                                                       the meshes below, over both transports
     tests/bench/imagined.py --ranks 8 --gbps 50 -- --tp 4 --dp 2 --channels 2048 --heads 16 --layers 2 --micro-batch 16
 
 bench_train's ranks run here, in the bf16 program for GPUs, with its own streams, events and transports; kernels, products
@@ -32,7 +31,7 @@ COMMON = "--seq 1024 --vocab 8192 --recompute 0 --peak-tflops 989 --rounds 2".sp
 def measure(o, ranks, words, transport):
     program = ROOT / o.build / "tests/bench/bench_train"
     if not program.exists():
-        sys.exit(f"error: {program} is not built\nhint:  make emulated-tools")
+        sys.exit(f"error: {program} is not built\nhint:  make {program.relative_to(ROOT)}")
     environment = dict(os.environ, OMP_NUM_THREADS="1", EMULATOR_CLOCK="1", EMULATOR_DEVICES=str(ranks),
                        EMULATOR_TFLOPS=str(o.tflops), EMULATOR_GBPS=str(o.gbps))
     command = [ROOT / "scripts/mpirun.sh", "-np", str(ranks), program, *COMMON, "--transport", transport, "--modes",
