@@ -39,28 +39,31 @@ void column_free(column_linear *c) {
 
 static void forward_slice(void *argument, const cf_span *span, cf_stream *stream) {
     column_job *j = (column_job *)argument;
-    for (int i = 0; i < span->blocks; i++) {
-        int64_t row = (span->row + i * span->row_stride) * j->B; // of (T·B)
-        const real *x = (const real *)(span->data + i * span->data_stride);
-        real *out = j->out + row * j->OC;
-        if (j->activated)
-            linear_forward_gelu(j->activated + row * j->OC, out, x, j->w, j->bias, span->rows * j->B, j->IC,
-                                j->OC, stream);
-        else
-            linear_forward(out, x, j->w, j->bias, span->rows * j->B, j->IC, j->OC, stream);
-    }
+    int64_t row = span->row * j->B; // of (T·B)
+    const real *x = (const real *)span->data;
+    real *out = j->out + row * j->OC;
+    linear_rows r = {.blocks = span->blocks,
+                     .rows = span->rows * j->B,
+                     .in = span->data_stride / (j->IC * (int64_t)sizeof(real)),
+                     .out = span->row_stride * j->B};
+    if (j->activated)
+        linear_forward_gelu_blocks(j->activated + row * j->OC, out, x, j->w, j->bias, r, j->IC, j->OC,
+                                   stream);
+    else
+        linear_forward_blocks(out, x, j->w, j->bias, r, j->IC, j->OC, stream);
 }
 
 static void dgrad_slice(void *argument, const cf_span *span, cf_stream *stream) {
     column_job *j = (column_job *)argument;
-    for (int i = 0; i < span->blocks; i++) {
-        int64_t row = (span->row + i * span->row_stride) * j->B;
-        real *dx = (real *)(span->data + i * span->data_stride);
-        if (span->accumulate)
-            linear_dgrad_add(dx, j->in + row * j->OC, j->w, span->rows * j->B, j->IC, j->OC, stream);
-        else
-            linear_dgrad(dx, j->in + row * j->OC, j->w, span->rows * j->B, j->IC, j->OC, stream);
-    }
+    const real *dy = j->in + span->row * j->B * j->OC;
+    real *dx = (real *)span->data;
+    linear_rows r = {.blocks = span->blocks,
+                     .rows = span->rows * j->B,
+                     .in = span->row_stride * j->B,
+                     .out = span->data_stride / (j->IC * (int64_t)sizeof(real))};
+    if (!span->accumulate) linear_dgrad_blocks(dx, dy, j->w, r, j->IC, j->OC, stream);
+    for (int i = 0; span->accumulate && i < r.blocks; i++)
+        linear_dgrad_add(dx + i * r.out * j->IC, dy + i * r.in * j->OC, j->w, r.rows, j->IC, j->OC, stream);
 }
 
 static void wgrad_slice(void *argument, const cf_span *span, cf_stream *stream) {

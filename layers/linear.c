@@ -104,6 +104,32 @@ void linear_dgrad_gelu(real *dpre, const real *dy, const real *w, const real *pr
     gelu_backward(dpre, dpre, pre, R * IC, stream);
 }
 
+void linear_forward_blocks(real *out, const real *x, const real *w, const real *bias, linear_rows r,
+                           int64_t IC, int64_t OC, cf_stream *stream) {
+    for (int64_t i = 0; i < r.blocks; i++)
+        linear_forward(out + i * r.out * OC, x + i * r.in * IC, w, bias, r.rows, IC, OC, stream);
+}
+
+void linear_forward_gelu_blocks(real *out, real *pre, const real *x, const real *w, const real *bias,
+                                linear_rows r, int64_t IC, int64_t OC, cf_stream *stream) {
+    for (int64_t i = 0; i < r.blocks; i++)
+        linear_forward_gelu(out + i * r.out * OC, pre + i * r.out * OC, x + i * r.in * IC, w, bias, r.rows,
+                            IC, OC, stream);
+}
+
+void linear_dgrad_blocks(real *dx, const real *dy, const real *w, linear_rows r, int64_t IC, int64_t OC,
+                         cf_stream *stream) {
+    for (int64_t i = 0; i < r.blocks; i++)
+        linear_dgrad(dx + i * r.out * IC, dy + i * r.in * OC, w, r.rows, IC, OC, stream);
+}
+
+void linear_dgrad_gelu_blocks(real *dpre, const real *dy, const real *w, const real *pre, linear_rows r,
+                              int64_t IC, int64_t OC, cf_stream *stream) {
+    for (int64_t i = 0; i < r.blocks; i++)
+        linear_dgrad_gelu(dpre + i * r.out * IC, dy + i * r.in * OC, w, pre + i * r.out * IC, r.rows, IC, OC,
+                          stream);
+}
+
 void linear_wgrad(precise *dw, const real *dy, const real *x, int64_t R, int64_t IC, int64_t OC, bool add,
                   cf_stream *stream) {
     linear_wgrad_rows(dw, dy, OC, x, R, IC, OC, add, stream);

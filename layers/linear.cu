@@ -54,6 +54,7 @@ typedef struct product {
     int64_t epilogue;                        // cublasLtEpilogue_t
     int64_t aligned_a, aligned_b, aligned_c; // bytes
     int64_t choice;                          // of the heuristic's list; 0: the first
+    int64_t blocks, step_a, step_c; // so many times, a and c so many elements further each time; b is one
 } product;
 
 typedef struct plan {
@@ -100,10 +101,11 @@ static void *workspace(cf_stream *stream) {
     cf_die("call linear layers on fewer streams", "linear: more than %d streams", STREAMS_MAX);
 }
 
-// Of an address, in bytes; more than sixteen makes no difference to any algorithm.
-static int64_t alignment(const void *address) {
+// Of an address and of those that follow in steps of so many elements, in bytes; more than sixteen makes no difference to
+// any algorithm.
+static int64_t alignment(const void *address, int64_t step, int64_t size) {
     int64_t bytes = 16;
-    while ((uintptr_t)address % (uintptr_t)bytes != 0) bytes /= 2;
+    while (((uintptr_t)address | (uintptr_t)(step * size)) % (uintptr_t)bytes != 0) bytes /= 2;
     return bytes;
 }
 
@@ -123,6 +125,15 @@ static const void *no_further_aligned(const void *address) {
     return address ? (const void *)16 : NULL;
 }
 
+static void repeat(cublasLtMatrixLayout_t layout, int64_t step, const product *of) {
+    const int32_t times = (int32_t)of->blocks;
+    CHECK(cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &times, sizeof times),
+          of);
+    CHECK(cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &step,
+                                           sizeof step),
+          of);
+}
+
 static void describe(plan *p, const epilogue *e) {
     const product *of = &p->of;
     const cublasOperation_t keep = CUBLAS_OP_N, transpose = CUBLAS_OP_T;
@@ -133,6 +144,8 @@ static void describe(plan *p, const epilogue *e) {
     set_operation(p, CUBLASLT_MATMUL_DESC_EPILOGUE, &e->kind, sizeof e->kind);
     if (e->pre) set_operation(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &of->ldc, sizeof of->ldc);
     set_addresses(p, no_further_aligned(e->bias), no_further_aligned(e->pre));
+    if (e->pre)
+        set_operation(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE, &of->step_c, sizeof of->step_c);
     // Columns of theirs are rows of ours as stored.
     CHECK(cublasLtMatrixLayoutCreate(&p->a, REAL_TYPE, (uint64_t)(of->transpose_a ? of->m : of->k),
                                      (uint64_t)(of->transpose_a ? of->k : of->m), of->lda),
@@ -143,6 +156,9 @@ static void describe(plan *p, const epilogue *e) {
     CHECK(cublasLtMatrixLayoutCreate(&p->c, (cudaDataType_t)of->c_type, (uint64_t)of->n, (uint64_t)of->m,
                                      of->ldc),
           of);
+    repeat(p->a, of->step_a, of);
+    repeat(p->b, 0, of);
+    repeat(p->c, of->step_c, of);
 }
 
 static void prefer(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t name,
@@ -170,7 +186,8 @@ static void choose_algorithm(plan *p) {
     cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(blas.handle, p->operation, p->b, p->a, p->c, p->c,
                                                            preference, CANDIDATES, result, &found);
     // What an epilogue cannot do (odd leading dimensions, for one) is told in more than one way.
-    if (of->epilogue == CUBLASLT_EPILOGUE_DEFAULT && status != CUBLAS_STATUS_NOT_SUPPORTED) CHECK(status, of);
+    if (of->epilogue == CUBLASLT_EPILOGUE_DEFAULT && of->blocks == 1 && status != CUBLAS_STATUS_NOT_SUPPORTED)
+        CHECK(status, of);
     if (status != CUBLAS_STATUS_SUCCESS) found = 0;
     for (int i = 0; i < found; i++) {
         if (result[i].state != CUBLAS_STATUS_SUCCESS || p->proposed++ > of->choice) continue;
@@ -245,13 +262,13 @@ static void tell_of_epilogue(const product *of) {
     told = true;
 }
 
-// False: cuBLASLt has no algorithm with this epilogue, or refuses the one that it named.
+// False: cuBLASLt has no algorithm with this epilogue, or for blocks, or refuses the one that it named.
 static bool multiply(product of, const real *a, const real *b, void *c, epilogue e, cf_stream *stream) {
     const float one = 1, beta = (float)of.beta;
     of.epilogue = e.kind;
-    of.aligned_a = alignment(a);
-    of.aligned_b = alignment(b);
-    of.aligned_c = alignment(c);
+    of.aligned_a = alignment(a, of.step_a, sizeof(real));
+    of.aligned_b = alignment(b, 0, sizeof(real));
+    of.aligned_c = alignment(c, of.step_c, of.c_type == REAL_TYPE ? sizeof(real) : sizeof(float));
     plan *p = plan_for(&of, &e);
     blas.proposed = p->proposed > 0 ? p->proposed : 1;
     if (p->possible) {
@@ -267,6 +284,7 @@ static bool multiply(product of, const real *a, const real *b, void *c, epilogue
         return multiply(of, a, b, c, e, stream);
     }
     if (p->possible) return true;
+    if (of.blocks > 1) return false;
     if (e.kind == CUBLASLT_EPILOGUE_DEFAULT)
         multiply_plainly(&of, a, b, c, stream);
     else
@@ -283,6 +301,7 @@ static product dense(bool transpose_a, bool transpose_b, int64_t m, int64_t n, i
     of.c_type = REAL_TYPE;
     of.beta = beta;
     of.choice = blas.choice;
+    of.blocks = 1;
     return of;
 }
 
@@ -375,6 +394,53 @@ void linear_dgrad_gelu(real *dpre, const real *dy, const real *w, const real *pr
         return;
     linear_dgrad(dpre, dy, w, R, IC, OC, stream);
     gelu_backward(dpre, dpre, pre, R * IC, stream);
+}
+
+// False: there is one block or nothing to multiply, or the library does not multiply such together.
+static bool multiply_blocks(product of, const real *a, const real *b, real *c, epilogue e, linear_rows r,
+                            cf_stream *stream) {
+    if (r.blocks < 2 || of.m == 0 || of.n == 0 || of.k == 0) return false;
+    of.blocks = r.blocks, of.step_a = r.in * of.k, of.step_c = r.out * of.n;
+    return multiply(of, a, b, c, e, stream);
+}
+
+void linear_forward_blocks(real *out, const real *x, const real *w, const real *bias, linear_rows r,
+                           int64_t IC, int64_t OC, cf_stream *stream) {
+    const epilogue biased = {CUBLASLT_EPILOGUE_BIAS, bias, NULL};
+    if ((!bias || takes_bias(bias)) &&
+        multiply_blocks(dense(false, true, r.rows, OC, IC, 0), x, w, out, bias ? biased : PLAIN, r, stream))
+        return;
+    for (int64_t i = 0; i < r.blocks; i++)
+        linear_forward(out + i * r.out * OC, x + i * r.in * IC, w, bias, r.rows, IC, OC, stream);
+}
+
+void linear_forward_gelu_blocks(real *out, real *pre, const real *x, const real *w, const real *bias,
+                                linear_rows r, int64_t IC, int64_t OC, cf_stream *stream) {
+    const epilogue e = {CUBLASLT_EPILOGUE_GELU_AUX_BIAS, bias, pre};
+    if (takes_gelu(pre, OC) && takes_bias(bias) &&
+        multiply_blocks(dense(false, true, r.rows, OC, IC, 0), x, w, out, e, r, stream))
+        return;
+    for (int64_t i = 0; i < r.blocks; i++)
+        linear_forward_gelu(out + i * r.out * OC, pre + i * r.out * OC, x + i * r.in * IC, w, bias, r.rows,
+                            IC, OC, stream);
+}
+
+void linear_dgrad_blocks(real *dx, const real *dy, const real *w, linear_rows r, int64_t IC, int64_t OC,
+                         cf_stream *stream) {
+    if (multiply_blocks(dense(false, false, r.rows, IC, OC, 0), dy, w, dx, PLAIN, r, stream)) return;
+    for (int64_t i = 0; i < r.blocks; i++)
+        linear_dgrad(dx + i * r.out * IC, dy + i * r.in * OC, w, r.rows, IC, OC, stream);
+}
+
+void linear_dgrad_gelu_blocks(real *dpre, const real *dy, const real *w, const real *pre, linear_rows r,
+                              int64_t IC, int64_t OC, cf_stream *stream) {
+    const epilogue e = {CUBLASLT_EPILOGUE_DGELU, NULL, pre};
+    if (takes_gelu(pre, IC) &&
+        multiply_blocks(dense(false, false, r.rows, IC, OC, 0), dy, w, dpre, e, r, stream))
+        return;
+    for (int64_t i = 0; i < r.blocks; i++)
+        linear_dgrad_gelu(dpre + i * r.out * IC, dy + i * r.in * OC, w, pre + i * r.out * IC, r.rows, IC, OC,
+                          stream);
 }
 
 void linear_wgrad(precise *dw, const real *dy, const real *x, int64_t R, int64_t IC, int64_t OC, bool add,

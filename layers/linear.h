@@ -35,6 +35,20 @@ void linear_dgrad_add(real *dx, const real *dy, const real *w, int64_t R, int64_
 // Where x = gelu(pre), the gradient of pre: dpre (R, IC) = (dy (R, OC) · w) · gelu'(pre). dpre is not pre.
 void linear_dgrad_gelu(real *dpre, const real *dy, const real *w, const real *pre, int64_t R, int64_t IC,
                        int64_t OC, cf_stream *stream);
+// Rows of several shards, as a slice of all of them has: `blocks` times `rows`, the first rows of two blocks `in` rows apart
+// in what is read, `out` rows in what is written. One product where a library has such.
+typedef struct linear_rows {
+    int64_t blocks, rows, in, out;
+} linear_rows;
+void linear_forward_blocks(real *out, const real *x, const real *w, const real *bias, linear_rows r,
+                           int64_t IC, int64_t OC, cf_stream *stream);
+void linear_forward_gelu_blocks(real *out, real *pre, const real *x, const real *w, const real *bias,
+                                linear_rows r, int64_t IC, int64_t OC, cf_stream *stream);
+void linear_dgrad_blocks(real *dx, const real *dy, const real *w, linear_rows r, int64_t IC, int64_t OC,
+                         cf_stream *stream);
+// pre lies as dpre.
+void linear_dgrad_gelu_blocks(real *dpre, const real *dy, const real *w, const real *pre, linear_rows r,
+                              int64_t IC, int64_t OC, cf_stream *stream);
 // dw (OC, IC) = dyᵀ · x or, with add, += that
 void linear_wgrad(precise *dw, const real *dy, const real *x, int64_t R, int64_t IC, int64_t OC, bool add,
                   cf_stream *stream);

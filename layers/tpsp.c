@@ -114,13 +114,16 @@ void tpsp_saved_free(tpsp_saved *s) {
 
 // --- forward ---
 
-// A row-parallel product, for rows that travel or onto what has arrived.
-static void project(real *out, const real *x, const real *w, int64_t rows, int64_t IC, int64_t OC,
-                    bool accumulate, cf_stream *stream) {
-    if (accumulate)
-        linear_forward_add(out, x, w, rows, IC, OC, stream);
-    else
-        linear_forward(out, x, w, NULL, rows, IC, OC, stream);
+// A row-parallel product of the span's rows of x, of which that is the first: for rows that travel, or onto what has arrived.
+static void project(const cf_span *span, const job *j, const real *x, int64_t IC, cf_stream *stream) {
+    real *out = (real *)span->data; // (rows, C)
+    linear_rows r = {.blocks = span->blocks,
+                     .rows = span->rows * j->t->B,
+                     .in = span->row_stride * j->t->B,
+                     .out = span->data_stride / (j->C * (int64_t)sizeof(real))};
+    if (!span->accumulate) linear_forward_blocks(out, x, j->w, NULL, r, IC, j->C, stream);
+    for (int i = 0; span->accumulate && i < r.blocks; i++)
+        linear_forward_add(out + i * r.out * j->C, x + i * r.in * IC, j->w, r.rows, IC, j->C, stream);
 }
 
 // Query-Split: attention of these query rows against all keys before them, and their projection.
@@ -129,19 +132,14 @@ static void attention_slice(void *argument, const cf_span *span, cf_stream *stre
     tpsp *t = j->t;
     for (int i = 0; i < span->blocks; i++) {
         int64_t t0 = span->row + i * span->row_stride, n = span->rows;
-        real *out = (real *)(span->data + i * span->data_stride); // (n, B, C)
         attention_forward(j->s->heads, j->s->lse, j->s->qkv, t0, n, t->T, t->B, j->Hl, j->D, stream);
-        project(out, j->s->heads + t0 * t->B * j->Cl, j->w, n * t->B, j->Cl, j->C, span->accumulate, stream);
     }
+    project(span, j, j->s->heads + span->row * t->B * j->Cl, j->Cl, stream);
 }
 
 static void mlp_slice(void *argument, const cf_span *span, cf_stream *stream) {
     job *j = (job *)argument;
-    for (int i = 0; i < span->blocks; i++) {
-        int64_t row = (span->row + i * span->row_stride) * j->t->B, rows = span->rows * j->t->B;
-        real *out = (real *)(span->data + i * span->data_stride); // (rows, C)
-        project(out, j->hidden + row * j->Fl, j->w, rows, j->Fl, j->C, span->accumulate, stream);
-    }
+    project(span, j, j->hidden + span->row * j->t->B * j->Fl, j->Fl, stream);
 }
 
 // The own shard's place in a whole (T, B, C) buffer.
@@ -185,14 +183,24 @@ static void add_weight_gradient(job *j, const real *dy, const real *x, int64_t r
     j->dw.add = true;
 }
 
+// Of a span that is read, whose rows of what is written are those of the whole.
+static linear_rows rows_read(const job *j, const cf_span *span) {
+    return (linear_rows){.blocks = span->blocks,
+                         .rows = span->rows * j->t->B,
+                         .in = span->data_stride / (j->C * (int64_t)sizeof(real)),
+                         .out = span->row_stride * j->t->B};
+}
+
 static void mlp_slice_backward(void *argument, const cf_span *span, cf_stream *stream) {
     job *j = (job *)argument;
     tpsp *t = j->t;
+    int64_t first = span->row * t->B * j->Fl;
+    linear_dgrad_gelu_blocks(t->dhidden + first, (const real *)span->data, j->w, j->s->fch + first,
+                             rows_read(j, span), j->Fl, j->C, stream);
     for (int i = 0; i < span->blocks; i++) {
         int64_t row = (span->row + i * span->row_stride) * t->B, rows = span->rows * t->B;
         const real *dy = (const real *)(span->data + i * span->data_stride);    // (rows, C)
         real *fch = j->s->fch + row * j->Fl, *hidden = j->hidden + row * j->Fl; // (rows, Fl)
-        linear_dgrad_gelu(t->dhidden + row * j->Fl, dy, j->w, fch, rows, j->Fl, j->C, stream);
         if (!j->s->hidden) gelu_forward(hidden, fch, rows * j->Fl, stream);
         add_weight_gradient(j, dy, hidden, rows, j->Fl, stream);
     }
@@ -201,10 +209,11 @@ static void mlp_slice_backward(void *argument, const cf_span *span, cf_stream *s
 static void attention_slice_backward(void *argument, const cf_span *span, cf_stream *stream) {
     job *j = (job *)argument;
     tpsp *t = j->t;
+    linear_dgrad_blocks(t->dheads + span->row * t->B * j->Cl, (const real *)span->data, j->w,
+                        rows_read(j, span), j->Cl, j->C, stream);
     for (int i = 0; i < span->blocks; i++) {
         int64_t t0 = span->row + i * span->row_stride, n = span->rows, rows = n * t->B, row = t0 * t->B;
         const real *dy = (const real *)(span->data + i * span->data_stride); // (n, B, C)
-        linear_dgrad(t->dheads + row * j->Cl, dy, j->w, rows, j->Cl, j->C, stream);
         attention_backward(t->dqkv, t->dheads, j->s->heads, j->s->lse, j->s->qkv, t->attention_scratch, t0, n,
                            t->T, t->B, j->Hl, j->D, j->first, stream);
         j->first = false;

@@ -27,6 +27,8 @@ namespace {
 struct Layout {
     cudaDataType type;
     int64_t rows, cols, ld; // by columns
+    int64_t step;           // elements from one of a batch to the next
+    int32_t batch;
 };
 struct Desc {
     cublasComputeType_t compute;
@@ -34,7 +36,7 @@ struct Desc {
     int32_t transpose[2], epilogue;
     const void *bias;
     char *aux; // what goes into GELU
-    int64_t aux_ld;
+    int64_t aux_ld, aux_step;
 };
 enum {
     BIAS = 4,
@@ -94,7 +96,8 @@ size_t size_of(cudaDataType type) {
 
 // Bytes from the first element to behind the last one.
 size_t extent(const Layout &l) {
-    return l.rows == 0 || l.cols == 0 ? 0 : (size_t)((l.cols - 1) * l.ld + l.rows) * size_of(l.type);
+    int64_t others = l.batch > 1 ? (l.batch - 1) * l.step : 0;
+    return l.rows == 0 || l.cols == 0 ? 0 : (size_t)(others + (l.cols - 1) * l.ld + l.rows) * size_of(l.type);
 }
 
 uint64_t hash(const Desc &desc, const Layout *const layout[4]) {
@@ -102,7 +105,8 @@ uint64_t hash(const Desc &desc, const Layout *const layout[4]) {
     auto mix = [&h](int64_t x) { h = (h ^ (uint64_t)x) * 1099511628211u; };
     mix(desc.compute), mix(desc.transpose[0]), mix(desc.transpose[1]), mix(desc.epilogue);
     for (int i = 0; i < 4; i++)
-        mix(layout[i]->type), mix(layout[i]->rows), mix(layout[i]->cols), mix(layout[i]->ld);
+        mix(layout[i]->type), mix(layout[i]->rows), mix(layout[i]->cols), mix(layout[i]->ld),
+            mix(layout[i]->batch), mix(layout[i]->step);
     return h;
 }
 
@@ -120,6 +124,9 @@ cublasStatus_t check(const Desc &desc, const Layout *const layout[4], int64_t *m
                           (long long)l.cols, (long long)l.ld);
     }
     const Layout &a = *layout[0], &b = *layout[1], &c = *layout[2], &d = *layout[3];
+    if (a.batch < 1 || a.batch != b.batch || a.batch != c.batch || a.batch != d.batch)
+        return refuse("batches of %d, %d, %d and %d", a.batch, b.batch, c.batch, d.batch);
+    if (a.batch > 1 && desc.epilogue & (ROW_SUMS | SUMS_OF_A | SUMS_OF_B)) return CUBLAS_STATUS_NOT_SUPPORTED;
     bool ta = desc.transpose[0], tb = desc.transpose[1];
     *m = ta ? a.cols : a.rows, *k = ta ? a.rows : a.cols, *n = tb ? b.rows : b.cols;
     int64_t k2 = tb ? b.cols : b.rows;
@@ -286,8 +293,15 @@ cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) {
 cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDataType type, uint64_t rows,
                                           uint64_t cols, int64_t ld) {
     *layout = new cublasLtMatrixLayoutOpaque_t{};
-    of(*layout) = {type, (int64_t)rows, (int64_t)cols, ld};
+    of(*layout) = {type, (int64_t)rows, (int64_t)cols, ld, 0, 1};
     return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
+                                                cublasLtMatrixLayoutAttribute_t attribute, const void *value,
+                                                size_t bytes) {
+    return attribute == CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT ? take(of(layout).batch, value, bytes)
+                                                           : take(of(layout).step, value, bytes);
 }
 
 cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
@@ -298,7 +312,8 @@ cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *desc, cublasComputeType_t compute,
                                         cudaDataType scale) {
     *desc = new cublasLtMatmulDescOpaque_t{};
-    of(*desc) = {compute, scale, {CUBLAS_OP_N, CUBLAS_OP_N}, CUBLASLT_EPILOGUE_DEFAULT, nullptr, nullptr, 0};
+    of(*desc) = {compute, scale, {CUBLAS_OP_N, CUBLAS_OP_N}, CUBLASLT_EPILOGUE_DEFAULT, nullptr, nullptr,
+                 0,       0};
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -324,6 +339,8 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
         return take(d.aux, value, bytes);
     case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD:
         return take(d.aux_ld, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE:
+        return take(d.aux_step, value, bytes);
     }
     return CUBLAS_STATUS_INVALID_VALUE;
 }
@@ -390,7 +407,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
 static double seconds_of(const Product &p) {
     double m = (double)p.m, n = (double)p.n, k = (double)p.k;
     double operands = m * k * (double)size_of(p.a.type) + k * n * (double)size_of(p.b.type);
-    return product_seconds(m, n, k, operands + m * n * (double)size_of(p.d.type) * (p.beta == 0 ? 1 : 2));
+    double bytes = operands + m * n * (double)size_of(p.d.type) * (p.beta == 0 ? 1 : 2);
+    return product_seconds(m, n, k, p.d.batch, p.d.batch * bytes);
 }
 
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void *alpha,
@@ -446,17 +464,20 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     if (p.desc.epilogue & AUX) {
         if (!p.desc.aux || (uintptr_t)p.desc.aux % 16)
             return refuse("aux at %p: not aligned to 16 bytes", p.desc.aux);
-        size_t elements = (size_t)((p.n - 1) * p.desc.aux_ld + p.m);
+        size_t elements = (size_t)((p.d.batch - 1) * p.desc.aux_step + (p.n - 1) * p.desc.aux_ld + p.m);
         if (p.n > 0) need_device(p.desc.aux, elements * size_of(p.d.type), "the aux of cublasLtMatmul");
     }
     if (p.m == 0 || p.n == 0) return CUBLAS_STATUS_SUCCESS;
     size_t used = (size_t)chosen.workspace; // written, so that a workspace that two streams share shows
     enqueue_work(stream, "cublasLtMatmul", seconds_of(p), [p, workspace, used] {
         if (used) memset(workspace, 0xFB, used);
-        if (p.d.type == CUDA_R_64F)
-            multiply<double>(p);
-        else
-            multiply<float>(p);
+        Product q = p;
+        for (int32_t i = 0; i < p.d.batch; i++) {
+            p.d.type == CUDA_R_64F ? multiply<double>(q) : multiply<float>(q);
+            q.A += p.a.step * (int64_t)size_of(p.a.type), q.B += p.b.step * (int64_t)size_of(p.b.type);
+            q.C += p.c.step * (int64_t)size_of(p.c.type), q.D += p.d.step * (int64_t)size_of(p.d.type);
+            if (q.desc.aux) q.desc.aux += p.desc.aux_step * (int64_t)size_of(p.d.type);
+        }
     });
     return CUBLAS_STATUS_SUCCESS;
 }

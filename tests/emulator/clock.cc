@@ -132,15 +132,15 @@ double kernel_seconds(double threads) {
 }
 
 // As long as its bytes take, at least. Tiles on multiprocessors, in whole waves; their shape, and in how many parts the inner dimension is cut, as suits best.
-double product_seconds(double m, double n, double k, double bytes) {
+double product_seconds(double m, double n, double k, double times, double bytes) {
     double best = 1e300;
     for (const auto &tile : TILES)
         for (double parts = 1; parts == 1 || (parts <= PARTS_MAX && k >= parts * PART_MIN); parts *= 2) {
-            double tiles = std::ceil(m / tile.rows) * std::ceil(n / tile.columns) * parts;
+            double tiles = std::ceil(m / tile.rows) * std::ceil(n / tile.columns) * parts * times;
             double waves = std::ceil(tiles / MULTIPROCESSORS);
             double flops = waves * MULTIPROCESSORS * 2 * tile.rows * tile.columns * k / parts;
-            double sums =
-                parts > 1 ? 2 * parts * m * n * (double)sizeof(float) : 0; // written, and read to be added
+            double sums = parts > 1 ? 2 * parts * times * m * n * (double)sizeof(float)
+                                    : 0; // written, and read to be added
             best = std::min(best, flops / (product_rate() * tile.share) + sums / MEMORY_RATE);
         }
     return KERNEL_S + std::max(best, bytes / MEMORY_RATE);

@@ -62,7 +62,7 @@ double host_clock();
 void host_reaches(double time);
 double host_calls(HostCall call); // takes the host's time; when it is done
 double kernel_seconds(double threads);
-double product_seconds(double m, double n, double k, double bytes);
+double product_seconds(double m, double n, double k, double times, double bytes);
 double attention_seconds(double flops);
 double copy_seconds(double bytes, bool host); // within the GPU, or between it and the host
 double message_arrives(double ready,

@@ -194,6 +194,34 @@ static void run_linear_gelu(tool *t, tensor *x, tensor *w, tensor *bias, tensor 
     keep(t, "linear_dgrad_gelu", "dpre", dpre);
 }
 
+// Three blocks of rows, with a gap between them in what is read.
+static void run_linear_blocks(tool *t, tensor *w, tensor *bias, const int64_t *n) {
+    int64_t IC = n[1], OC = n[2];
+    linear_rows r = {.blocks = 3, .rows = n[0], .in = n[0] + 2, .out = n[0]};
+    tensor *x = randoms(t, OF_REAL, r.blocks * r.in * IC, 0, 1),
+           *dy = randoms(t, OF_REAL, r.blocks * r.in * OC, 0, 1),
+           *before = randoms(t, OF_REAL, r.blocks * r.out * IC, 0, 1);
+    tensor *out = poisoned(t, OF_REAL, r.blocks * r.out * OC),
+           *pre = poisoned(t, OF_REAL, r.blocks * r.out * OC),
+           *gelu = poisoned(t, OF_REAL, r.blocks * r.out * OC),
+           *plain = poisoned(t, OF_REAL, r.blocks * r.out * OC),
+           *dx = poisoned(t, OF_REAL, r.blocks * r.out * IC),
+           *dpre = poisoned(t, OF_REAL, r.blocks * r.out * IC);
+    const real *ready = for_forward(t, w, IC, OC);
+    linear_forward_blocks(reals(out), reals(x), ready, reals(bias), r, IC, OC, t->stream);
+    keep(t, "linear_forward_blocks", "out", out);
+    linear_forward_blocks(reals(plain), reals(x), ready, NULL, r, IC, OC, t->stream);
+    keep(t, "linear_forward_blocks", "out, no bias", plain);
+    linear_forward_gelu_blocks(reals(gelu), reals(pre), reals(x), ready, reals(bias), r, IC, OC, t->stream);
+    keep(t, "linear_forward_gelu_blocks", "out", gelu);
+    keep(t, "linear_forward_gelu_blocks", "pre", pre);
+    ready = for_dgrad(t, w, IC, OC);
+    linear_dgrad_blocks(reals(dx), reals(dy), ready, r, IC, OC, t->stream);
+    keep(t, "linear_dgrad_blocks", "dx", dx);
+    linear_dgrad_gelu_blocks(reals(dpre), reals(dy), ready, reals(before), r, IC, OC, t->stream);
+    keep(t, "linear_dgrad_gelu_blocks", "dpre", dpre);
+}
+
 static void run_linear(tool *t, const int64_t *n) {
     int64_t R = n[0], IC = n[1], OC = n[2];
     shape_is(t, "R %lld IC %lld OC %lld", (long long)R, (long long)IC, (long long)OC);
@@ -221,6 +249,7 @@ static void run_linear(tool *t, const int64_t *n) {
     keep(t, "linear_dgrad_add", "dx", dx_sum);
     linear_wgrads(t, dy, x, R, IC, OC);
     run_linear_gelu(t, x, w, bias, dy, n);
+    run_linear_blocks(t, w, bias, n);
 }
 
 // More kinds of products than a library's plans are kept of, each of them twice.
