@@ -121,7 +121,7 @@ static void settle(cf_trace *trace, bool all) {
         const span *s = &trace->span[trace->settled];
         const cf_trace_event *e = &s->event;
         if (!cf_moment_remembered(s->posted) ||
-            !cf_moment_remembered(s->end)) { // of a wait the end may be earlier
+            !cf_moment_remembered(s->end)) { // one of these is the earliest
             tell_forgotten(s);
             trace->settled++;
             continue;

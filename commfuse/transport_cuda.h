@@ -13,10 +13,9 @@ struct cf_wire {
     const char *name; // "nccl", "ipc"
     const cf_group *group;
     void *state;
-    const cf_stream
-        *waiter; // the stream that has waited last, and the number of the last `end` that it has waited for
-    int64_t waited;
-    int64_t chunk_bytes; // a message is enqueued in pieces of so many, each some launches; 0: whole
+    const cf_stream *waiter; // the stream that has waited last
+    int64_t waited;          // the number of the last `end` that it has waited for
+    int64_t chunk_bytes;     // a message is enqueued in pieces of so many, each some launches; 0: whole
     // Enqueue the transfer behind the work enqueued on `stream` so far and behind what `after` brings; set
     // begin, arrival and end. Ends follow each other in the order posted.
     void (*post)(cf_wire *, cf_request *request, cf_stream *stream);

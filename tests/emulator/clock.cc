@@ -131,7 +131,8 @@ double kernel_seconds(double threads) {
     return KERNEL_S + threads * KERNEL_BYTES_PER_THREAD / MEMORY_RATE;
 }
 
-// As long as its bytes take, at least. Tiles on multiprocessors, in whole waves; their shape, and in how many parts the inner dimension is cut, as suits best.
+// `times` products at once: tiles on multiprocessors, in whole waves; their shape, and in how many parts the inner dimension is
+// cut, as suits best. As long as their bytes take, at least.
 double product_seconds(double m, double n, double k, double times, double bytes) {
     double best = 1e300;
     for (const auto &tile : TILES)
@@ -139,8 +140,8 @@ double product_seconds(double m, double n, double k, double times, double bytes)
             double tiles = std::ceil(m / tile.rows) * std::ceil(n / tile.columns) * parts * times;
             double waves = std::ceil(tiles / MULTIPROCESSORS);
             double flops = waves * MULTIPROCESSORS * 2 * tile.rows * tile.columns * k / parts;
-            double sums = parts > 1 ? 2 * parts * times * m * n * (double)sizeof(float)
-                                    : 0; // written, and read to be added
+            double sums = 0; // in fp32, written, and read to be added
+            if (parts > 1) sums = 2 * parts * times * m * n * (double)sizeof(float);
             best = std::min(best, flops / (product_rate() * tile.share) + sums / MEMORY_RATE);
         }
     return KERNEL_S + std::max(best, bytes / MEMORY_RATE);

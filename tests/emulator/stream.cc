@@ -65,10 +65,8 @@ struct Record { // one moment of a stream
     void pass() {
         std::lock_guard<std::mutex> hold(lock);
         passed = true;
-        time =
-            imagined()
-                ? stream_clock()
-                : std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+        std::chrono::duration<double> now = std::chrono::steady_clock::now().time_since_epoch();
+        time = imagined() ? stream_clock() : now.count();
         changed.notify_all();
     }
     void wait() {
