@@ -39,10 +39,11 @@ TINY = reference.Shape(maxT=48, V=101, L=2, heads=12, C=96, Vp=128)
 
 
 def environment(**more):
+    """Few cores serve many ranks here: a thread that waits for another one sleeps."""
     # Leaks are looked for by the tests of the parts: here Open MPI's own come in hundreds, and without the whole
     # stacks, which take minutes to gather, nothing tells them from ours.
     sanitizer = os.environ.get("ASAN_OPTIONS", "") + ":detect_leaks=0"
-    return dict(os.environ, ASAN_OPTIONS=sanitizer, OMP_NUM_THREADS="1", **more)
+    return dict(os.environ, ASAN_OPTIONS=sanitizer, OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive", **more)
 
 
 def options(**values):
