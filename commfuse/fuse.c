@@ -153,7 +153,7 @@ static void trace_request(cf_fuse *f, int index) {
 
 static void wait_until(cf_fuse *f, cf_request *request, cf_point point) {
     cf_transport *t = f->context->transport;
-    if (t->test(t, request, point)) return;
+    if (t->test(t, request, point, f->context->stream)) return;
     cf_moment begin = cf_trace_begin(f->context->trace, CF_TRACE_WAIT, f->label, f->context->stream);
     cf_moment end = t->wait(t, request, point, f->context->stream);
     cf_trace_wait(f->context->trace, f->label, f->layer, begin, end);
@@ -296,13 +296,18 @@ static void finish_checksums(cf_fuse *f) {
     cf_checksums_compare(f->sums, f->context->stream);
 }
 
+// Where requests complete in order that is one wait for all of them.
+static void wait_for_last(cf_fuse *f) {
+    int last = f->schedule->count - 1;
+    while (last >= 0 && !on_wire(&f->schedule->step[last])) last--;
+    if (last >= 0 && f->context->transport->in_order) wait_until(f, &f->request[last], CF_COMPLETE);
+}
+
 void *cf_fuse_finish(cf_fuse *f) {
     if (!f->running) cf_die(NULL, "%s is finished but was not begun", f->label);
     while (f->next < f->schedule->count) take(f, f->next++);
-    int last = f->schedule->count - 1;
-    while (last >= 0 && !on_wire(&f->schedule->step[last])) last--;
-    if (last >= 0) wait_until(f, &f->request[last], CF_COMPLETE); // on a GPU all others are, then
-    for (int i = 0; i <= last; i++) {
+    if (!f->sums) wait_for_last(f); // checksums are made as slices arrive
+    for (int i = 0; i < f->schedule->count; i++) {
         if (!on_wire(&f->schedule->step[i])) continue;
         wait_for_step(f, i, CF_COMPLETE);
         trace_request(f, i);

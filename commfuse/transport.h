@@ -78,6 +78,7 @@ struct cf_transport {
     int rank, size;             // in the world
     int local_rank, local_size; // among the ranks of this host
     int local_cores;            // cores that the ranks of this host may use together
+    bool in_order;              // requests of one kind and group complete in the order posted
     bool collectives; // the caller's, before bind. false: native ones will not be posted. At first true
     void *state;
     // timeout_s: longest wait for a peer, 0: for ever. threads: that compute in each rank (CPU).
@@ -88,8 +89,8 @@ struct cf_transport {
     void (*bind)(cf_transport *, cf_group *group); // collective over the group: prepare its communicator
     // Moves the data when the work enqueued on `stream` so far is done.
     void (*post)(cf_transport *, cf_request *request, cf_stream *stream);
-    // No need to wait. GPU: true only where the stream that has waited last has waited for this, too.
-    bool (*test)(cf_transport *, cf_request *request, cf_point point);
+    // No need for `stream` to wait. GPU: true only where it is the stream that has waited last, and has waited for this.
+    bool (*test)(cf_transport *, cf_request *request, cf_point point, cf_stream *stream);
     // Work enqueued on `stream` afterwards sees the request at that point. CPU: blocks. Who waits longer than
     // timeout_s (GPU: in cf_stream_sync) dies naming operation, layer, step and the peer waited for. Returns when the
     // wait ends, for traces; on a GPU, where a wait may find that all is there, that may lie before its beginning.

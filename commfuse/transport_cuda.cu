@@ -248,10 +248,10 @@ static void post(cf_transport *t, cf_request *r, cf_stream *stream) {
 }
 
 // A wire's requests end in the order posted, so who has waited for one has waited for all before it.
-static bool test(cf_transport *t, cf_request *r, cf_point point) {
+static bool test(cf_transport *t, cf_request *r, cf_point point, cf_stream *stream) {
     (void)t, (void)point;
     const cf_wire *wire = wire_for(r);
-    return wire->waiter && r->end.number <= wire->waited;
+    return wire->waiter == stream && r->end.number <= wire->waited;
 }
 
 static cf_moment wait(cf_transport *t, cf_request *r, cf_point point, cf_stream *stream) {
@@ -287,19 +287,26 @@ static card own_card(void) {
     return c;
 }
 
-// Two members of the group with one GPU: world ranks in a and b.
-static bool share_gpu(cf_bootstrap *bootstrap, const cf_group *group, int *a, int *b) {
+typedef struct neighbourhood { // of the members of a group
+    bool one_host, one_gpu;    // all are on one host; two of them have one GPU:
+    int a, b;                  // these, by their ranks in the world
+} neighbourhood;
+
+static neighbourhood meet_neighbours(cf_bootstrap *bootstrap, const cf_group *group) {
     card mine = own_card(), *all = (card *)calloc((size_t)bootstrap->size, sizeof *all);
     if (!all) cf_die(NULL, "out of memory to bind group %s", group->name);
     bootstrap->allgather(bootstrap, &mine, all, sizeof mine);
-    bool shared = false;
-    for (int i = 0; i < group->size; i++)
-        for (int j = 0; j < i && !shared; j++) {
-            *a = group->world[j], *b = group->world[i];
-            shared = memcmp(&all[*a], &all[*b], sizeof *all) == 0;
+    neighbourhood n = {true, false, 0, 0};
+    for (int i = 0; i < group->size; i++) {
+        const card *one = &all[group->world[i]];
+        if (strcmp(one->host, mine.host) != 0) n.one_host = false;
+        for (int j = 0; j < i && !n.one_gpu; j++) {
+            n.a = group->world[j], n.b = group->world[i];
+            n.one_gpu = memcmp(&all[n.a], one, sizeof *one) == 0;
         }
+    }
     free(all);
-    return shared;
+    return n;
 }
 
 static bool nccl_told_to_share(void) {
@@ -307,10 +314,10 @@ static bool nccl_told_to_share(void) {
 }
 
 static void choose(cuda_state *s, binding *b, const cf_group *group, bool collectives) {
-    int one = 0, other = 0;
     char why[128] = "";
-    bool shared = share_gpu(s->bootstrap, group, &one, &other) && !nccl_told_to_share();
-    if (s->ipc) b->exchange = cf_wire_ipc(s->bootstrap, group, why);
+    const neighbourhood n = meet_neighbours(s->bootstrap, group);
+    bool shared = n.one_gpu && !nccl_told_to_share();
+    if (s->ipc) b->exchange = cf_wire_ipc(s->bootstrap, group, n.one_host, why);
     if (s->ipc && !s->nccl && !b->exchange)
         cf_die_together("use --transport auto or nccl", "--transport ipc cannot serve the %s group: %s",
                         group->name, why);
@@ -318,8 +325,7 @@ static void choose(cuda_state *s, binding *b, const cf_group *group, bool collec
         cf_die_together(
             "give every rank a GPU of its own (CUDA_VISIBLE_DEVICES, fewer ranks), or for tests a "
             "different NCCL_HOSTID",
-            "ranks %d and %d share a GPU, which NCCL refuses%s%s", one, other, *why ? "; and ipc: " : "",
-            why);
+            "ranks %d and %d share a GPU, which NCCL refuses%s%s", n.a, n.b, *why ? "; and ipc: " : "", why);
     bool can = s->nccl && !shared;
     cf_wire *nccl =
         cf_wire_nccl(s->bootstrap, group, can && !b->exchange, EXCHANGE_BLOCKS, s->timeout_ms / 1e3);
@@ -502,6 +508,7 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
     t->local_rank = bootstrap->local_rank;
     t->local_size = bootstrap->local_size;
     t->local_cores = cores_of_host(bootstrap);
+    t->in_order = true;
     t->collectives = true;
     t->state = s;
     t->configure = configure;

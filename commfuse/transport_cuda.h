@@ -43,7 +43,8 @@ void cf_wire_nccl_environment(void);
 // choice.
 cf_wire *cf_wire_nccl(cf_bootstrap *bootstrap, const cf_group *group, bool wanted, int blocks,
                       double timeout_s);
-// NULL, for all members alike, if not every member can map the memory of every other one; `why` says so in words.
-cf_wire *cf_wire_ipc(cf_bootstrap *bootstrap, const cf_group *group, char why[128]);
+// NULL, for all members alike, if not every member can map the memory of every other one; `why` says so in words. one_host:
+// whether the group's members are thought to be on one; if not, nothing is tried.
+cf_wire *cf_wire_ipc(cf_bootstrap *bootstrap, const cf_group *group, bool one_host, char why[128]);
 
 #endif

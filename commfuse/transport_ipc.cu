@@ -53,6 +53,7 @@ enum {
 };
 static const int64_t SLOT_BYTES = 16 << 20;
 static const uint64_t MAGIC = 0xCF0B001BC0DEull;
+static_assert((SLOTS & (SLOTS - 1)) == 0, "chunks keep their slots where counters wrap around");
 
 typedef struct counters { // of one ordered pair, each on a cache line of its own
     uint32_t written, pad_written[LINE / 4 - 1];
@@ -79,7 +80,7 @@ typedef struct ipc_wire {
     segment *shared;
     int64_t shared_bytes;
     counters *pair;            // the segment's, where the GPU has them; NULL: not registered
-    char *staging;             // (N, SLOTS, SLOT_BYTES) by source; the own part is unused
+    char *staging;             // (N − 1, SLOTS, SLOT_BYTES) by source, see queue_of()
     void *mapped[MEMBERS_MAX]; // the staging of the others
     lane send[MEMBERS_MAX], recv[MEMBERS_MAX];
     cf_stream *stream[STREAMS_MAX], *join;
@@ -263,6 +264,11 @@ static int64_t queue_bytes(void) {
     return SLOTS * SLOT_BYTES;
 }
 
+// In the staging of `owner`, who keeps none for itself.
+static int64_t queue_of(int source, int owner) {
+    return (source < owner ? source : source - 1) * queue_bytes();
+}
+
 static int streams_made; // by all wires of this process
 
 // Streams of a wire may wait while others, and the host's own, have to go on.
@@ -276,13 +282,15 @@ static bool lanes_share(const cf_group *group) {
     return !enough_connections(2 * (group->size - 1) + 1);
 }
 
-static void make_offer(ipc_wire *w, const cf_group *group, offer *mine) {
+static void make_offer(ipc_wire *w, const cf_group *group, bool one_host, offer *mine) {
     memset(mine, 0, sizeof *mine);
     w->shared_bytes = segment_bytes(group);
     w->wait_value = driver_function("cuStreamWaitValue32");
     w->write_value = driver_function("cuStreamWriteValue32");
     w->flush = flush_flag();
-    if (group->size > MEMBERS_MAX)
+    if (!one_host)
+        snprintf(mine->why, sizeof mine->why, "its ranks are on several hosts");
+    else if (group->size > MEMBERS_MAX)
         snprintf(mine->why, sizeof mine->why, "more than %d ranks", MEMBERS_MAX);
     else if (!enough_connections(FEW_STREAMS))
         snprintf(mine->why, sizeof mine->why, "%d streams need queues, CUDA_DEVICE_MAX_CONNECTIONS=%.8s",
@@ -290,7 +298,7 @@ static void make_offer(ipc_wire *w, const cf_group *group, offer *mine) {
     else if (!w->wait_value || !w->write_value)
         snprintf(mine->why, sizeof mine->why, "the driver's streams cannot wait for memory");
     if (*mine->why) return;
-    w->staging = (char *)cf_alloc(group->size * queue_bytes(), "communication staging");
+    w->staging = (char *)cf_alloc((group->size - 1) * queue_bytes(), "communication staging");
     cudaError_t code = cudaIpcGetMemHandle(&mine->staging, w->staging);
     if (code != cudaSuccess) {
         snprintf(mine->why, sizeof mine->why, "no handle of GPU memory: %s", cudaGetErrorName(code));
@@ -367,8 +375,8 @@ static void make_lanes(ipc_wire *w, const cf_group *group) {
         if (i == group->rank) continue;
         w->send[i].stream = share && w->streams ? w->stream[0] : new_stream(w);
         w->recv[i].stream = share && w->streams > 1 ? w->stream[1] : new_stream(w);
-        w->send[i].slots = (char *)w->mapped[i] + group->rank * queue_bytes();
-        w->recv[i].slots = w->staging + i * queue_bytes();
+        w->send[i].slots = (char *)w->mapped[i] + queue_of(group->rank, i);
+        w->recv[i].slots = w->staging + queue_of(i, group->rank);
         w->send[i].count = &w->pair[group->rank * group->size + i];
         w->recv[i].count = &w->pair[i * group->size + group->rank];
     }
@@ -376,12 +384,12 @@ static void make_lanes(ipc_wire *w, const cf_group *group) {
     streams_made += w->streams + 1;
 }
 
-cf_wire *cf_wire_ipc(cf_bootstrap *bootstrap, const cf_group *group, char why[128]) {
+cf_wire *cf_wire_ipc(cf_bootstrap *bootstrap, const cf_group *group, bool one_host, char why[128]) {
     ipc_wire *w = (ipc_wire *)calloc(1, sizeof *w);
     offer mine, *all = (offer *)calloc((size_t)bootstrap->size, sizeof *all);
     if (!w || !all) cf_die(NULL, "out of memory to bind group %s", group->name);
     *why = 0;
-    make_offer(w, group, &mine);
+    make_offer(w, group, one_host, &mine);
     if (!any_reason(bootstrap, group, &mine, all, why)) take_offers(w, group, all, &mine);
     char name[NAME_LENGTH];
     memcpy(name, mine.name, sizeof name);

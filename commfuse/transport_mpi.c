@@ -271,8 +271,8 @@ static void post(cf_transport *t, cf_request *r, cf_stream *stream) {
     pthread_mutex_unlock(&s->lock);
 }
 
-static bool test(cf_transport *t, cf_request *r, cf_point point) {
-    (void)t;
+static bool test(cf_transport *t, cf_request *r, cf_point point, cf_stream *stream) {
+    (void)t, (void)stream;
     return cf_reached(r, point);
 }
 

@@ -59,7 +59,8 @@ static void post(cf_request *request) {
 static void finish(cf_request *request) {
     transport->wait(transport, request, CF_COMPLETE, stream);
     cf_stream_sync(stream);
-    CHECK(transport->test(transport, request, CF_COMPLETE), "%s: waited for and not done", request->label);
+    CHECK(transport->test(transport, request, CF_COMPLETE, stream), "%s: waited for and not done",
+          request->label);
     double begin_ms = cf_moment_ms(request->begin), end_ms = cf_moment_ms(request->end);
     CHECK(end_ms >= begin_ms && end_ms <= cf_now_ms(), "%s: in flight from %g to %g ms", request->label,
           begin_ms, end_ms);
@@ -168,7 +169,7 @@ static void arrival_does_not_wait_for_the_receiver(void) {
     finish(&behind);
     expect(small, before, me, 1, 4);
     expect(follows, before, me, 1, 4);
-    CHECK(!transport->test(transport, &big, CF_COMPLETE),
+    CHECK(!transport->test(transport, &big, CF_COMPLETE, stream),
           "a message of %lld bytes is gone, and nobody has received it", (long long)count);
     barrier(); // all have seen that
     post(&late);
@@ -193,8 +194,8 @@ static void unrelated_requests_overtake(void) {
     post(&behind);
     post(&other);
     finish(&other); // though nobody has sent tag 0 yet
-    CHECK(!transport->test(transport, &receive, CF_ARRIVED) &&
-              !transport->test(transport, &behind, CF_ARRIVED),
+    CHECK(!transport->test(transport, &receive, CF_ARRIVED, stream) &&
+              !transport->test(transport, &behind, CF_ARRIVED, stream),
           "done before anything was sent");
     barrier(); // both have seen that
     post(&send);
@@ -238,7 +239,8 @@ static void bulk_keeps_its_order_and_lets_others_pass(void) {
     expect(note, before, me, 3, 4);
     if (others) expect(in[2], before_that, me, 2, count);
     nanosleep(&(struct timespec){0, 50000000}, NULL); // time in which the second could come
-    CHECK(!transport->test(transport, &second, CF_ARRIVED), "the second bulk message has passed the first");
+    CHECK(!transport->test(transport, &second, CF_ARRIVED, stream),
+          "the second bulk message has passed the first");
     barrier(); // all have seen that
     post(&late);
     finish(&second);

@@ -3,21 +3,29 @@
 //     mpirun -np RANKS tool_messages TRANSPORT LENGTH…
 //
 // Each rank sends a message of every length (bytes) to each other one, exchange by exchange: to the one `by` behind it, from
-// the one `by` in front of it. Byte i of a message is a function of length, sender, receiver and i. Twice, so that what a
-// transport keeps is used again.
+// the one `by` in front of it, and no two ranks begin with the same length, so that the halves of an exchange differ. Byte i
+// of a message is a function of length, sender, receiver and i. In waves, of which two are under way at any time: what a
+// transport keeps is used again while it is in use.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include "commfuse/die.h"
 #include "commfuse/transport.h"
 
-enum { LENGTHS_MAX = 16, ROUNDS = 2, TIMEOUT_S = 60 };
+enum { LENGTHS_MAX = 16, RANKS_MAX = 64, WAVES = 3, TIMEOUT_S = 60 };
 
 typedef struct message {
     cf_request request;
-    int64_t bytes;
-    uint8_t *out, *in; // device memory
+    uint8_t *out, *in, *seen; // device memory
 } message;
+
+typedef struct wave {
+    message message[LENGTHS_MAX * RANKS_MAX];
+    int count;
+} wave;
+
+static int64_t length[LENGTHS_MAX];
+static int lengths;
 
 static uint8_t content(int64_t bytes, int from, int to, int64_t i) {
     uint64_t x = ((uint64_t)bytes * 64 + (uint64_t)from) * 64 + (uint64_t)to;
@@ -29,14 +37,26 @@ static void fill(uint8_t *data, int64_t bytes, int from, int to) {
     for (int64_t i = 0; i < bytes; i++) data[i] = content(bytes, from, to, i);
 }
 
-static void post(cf_transport *t, const cf_group *group, message *m, int by, cf_stream *stream) {
+// Of the message that `sender` gives its i-th turn.
+static int64_t length_of(int i, int sender) {
+    return length[(i + sender) % lengths];
+}
+
+static uint8_t *host_memory(int64_t bytes) {
+    uint8_t *host = malloc((size_t)bytes + 1);
+    if (!host) cf_die(NULL, "out of memory for a message of %lld bytes", (long long)bytes);
+    return host;
+}
+
+static void prepare(const cf_group *group, message *m, int by, int i, cf_stream *stream) {
     int from = (group->rank - by + group->size) % group->size, to = (group->rank + by) % group->size;
-    uint8_t *host = malloc((size_t)m->bytes + 1);
-    if (!host) cf_die(NULL, "out of memory for a message of %lld bytes", (long long)m->bytes);
-    fill(host, m->bytes, group->rank, to);
-    m->out = cf_alloc(m->bytes, "messages");
-    m->in = cf_alloc(m->bytes, "messages");
-    cf_copy(m->out, host, m->bytes, stream);
+    int64_t out_bytes = length_of(i, group->rank), in_bytes = length_of(i, from);
+    uint8_t *host = host_memory(out_bytes);
+    fill(host, out_bytes, group->rank, to);
+    m->out = cf_alloc(out_bytes, "messages");
+    m->in = cf_alloc(in_bytes, "messages");
+    m->seen = cf_alloc(in_bytes, "messages");
+    cf_copy(m->out, host, out_bytes, stream);
     cf_stream_sync(stream);
     free(host);
     m->request = (cf_request){.group = group,
@@ -45,29 +65,52 @@ static void post(cf_transport *t, const cf_group *group, message *m, int by, cf_
                               .recv_from = from,
                               .send = m->out,
                               .recv = m->in,
-                              .send_count = m->bytes,
-                              .recv_count = m->bytes,
+                              .send_count = out_bytes,
+                              .recv_count = in_bytes,
                               .label = "message",
                               .layer = -1,
                               .step = -1};
-    t->post(t, &m->request, stream);
+}
+
+// As the executor does: who is told that there is no need to wait, works with what has come, at once.
+static void take(cf_transport *t, message *m, cf_stream *stream) {
+    if (!t->test(t, &m->request, CF_COMPLETE, stream)) t->wait(t, &m->request, CF_COMPLETE, stream);
+    if (!t->test(t, &m->request, CF_ARRIVED, stream))
+        cf_die(NULL, "what has been waited for has not arrived");
+    cf_copy(m->seen, m->in, m->request.recv_count, stream);
 }
 
 static void check(cf_transport *t, message *m, cf_stream *stream) {
-    uint8_t *host = malloc((size_t)m->bytes + 1);
-    if (!host) cf_die(NULL, "out of memory for a message of %lld bytes", (long long)m->bytes);
-    t->wait(t, &m->request, CF_COMPLETE, stream);
-    if (!t->test(t, &m->request, CF_ARRIVED)) cf_die(NULL, "what has been waited for has not arrived");
-    cf_copy(host, m->in, m->bytes, stream);
+    int64_t bytes = m->request.recv_count;
+    uint8_t *host = host_memory(bytes);
+    cf_copy(host, m->seen, bytes, stream);
     cf_stream_sync(stream);
     int from = m->request.recv_from, to = t->rank;
-    for (int64_t i = 0; i < m->bytes; i++)
-        if (host[i] != content(m->bytes, from, to, i))
-            cf_die(NULL, "message of %lld bytes from rank %d to %d: byte %lld is wrong", (long long)m->bytes,
+    for (int64_t i = 0; i < bytes; i++)
+        if (host[i] != content(bytes, from, to, i))
+            cf_die(NULL, "message of %lld bytes from rank %d to %d: byte %lld is wrong", (long long)bytes,
                    from, to, (long long)i);
     free(host);
     cf_free(m->out);
     cf_free(m->in);
+    cf_free(m->seen);
+}
+
+static void prepare_wave(const cf_group *group, wave *w, cf_stream *stream) {
+    w->count = 0;
+    for (int by = 1; by < group->size; by++)
+        for (int i = 0; i < lengths; i++) prepare(group, &w->message[w->count++], by, i, stream);
+}
+
+static void post_wave(cf_transport *t, wave *w, cf_stream *stream) {
+    for (int i = 0; i < w->count; i++) t->post(t, &w->message[i].request, stream);
+}
+
+// From the middle on, then the first: a wait must suffice for those in front of it, and for none behind it.
+static void finish_wave(cf_transport *t, wave *w, cf_stream *stream) {
+    int half = w->count / 2;
+    for (int i = 0; i < w->count; i++) take(t, &w->message[(half + i) % w->count], stream);
+    for (int i = 0; i < w->count; i++) check(t, &w->message[i], stream);
 }
 
 int main(int argc, char **argv) {
@@ -78,19 +121,19 @@ int main(int argc, char **argv) {
     t->configure(t, 1, TIMEOUT_S);
     t->bind(t, &mesh.world_group);
     cf_stream *stream = cf_stream_create();
-    static message all[LENGTHS_MAX * 64];
-    int lengths = argc - 2;
-    if (lengths > LENGTHS_MAX || t->size > 64) cf_die(NULL, "too many lengths or ranks");
-    for (int round = 0; round < ROUNDS; round++) {
-        int count = 0;
-        for (int by = 1; by < t->size; by++)
-            for (int i = 0; i < lengths; i++) {
-                all[count].bytes = atoll(argv[2 + i]);
-                post(t, &mesh.world_group, &all[count++], by, stream);
-            }
-        while (count > 0)
-            check(t, &all[--count], stream); // the last first: waiting for it must not suffice too early
+    static wave waves[2];
+    lengths = argc - 2;
+    if (lengths > LENGTHS_MAX || t->size > RANKS_MAX) cf_die(NULL, "too many lengths or ranks");
+    for (int i = 0; i < lengths; i++) length[i] = atoll(argv[2 + i]);
+    for (int i = 0; i < 2; i++) prepare_wave(&mesh.world_group, &waves[i], stream);
+    post_wave(t, &waves[0], stream);
+    for (int i = 1; i < WAVES; i++) {
+        wave *now = &waves[(i - 1) % 2];
+        post_wave(t, &waves[i % 2], stream);
+        finish_wave(t, now, stream);
+        if (i + 1 < WAVES) prepare_wave(&mesh.world_group, now, stream);
     }
+    finish_wave(t, &waves[(WAVES - 1) % 2], stream);
     if (t->rank == 0) printf("all as sent\n");
     cf_stream_free(stream);
     t->close(t);
