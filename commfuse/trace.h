@@ -45,6 +45,7 @@ cf_moment cf_trace_begin(cf_trace *trace, cf_trace_row row, const char *name, cf
 void cf_trace_end(cf_trace *trace, cf_trace_row row, const char *name, int layer, int slice, cf_moment begin,
                   cf_stream *stream);
 // A wait for a transfer that ends at `end`; if that has been before `begin`, nothing had to wait. Closes what begin() opened.
+// (What a GPU's stream takes to go on, some microseconds, is not counted.)
 void cf_trace_wait(cf_trace *trace, const char *name, int layer, cf_moment begin, cf_moment end);
 // A transfer: asked for at `posted`, in flight from `begin` to `end`.
 void cf_trace_transfer(cf_trace *trace, const char *name, int layer, int slice, int peer, int64_t bytes,

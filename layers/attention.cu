@@ -322,8 +322,8 @@ template <int WIDTH>
 static __global__ void __launch_bounds__(THREADS, 3)
     forward_rows(real *out, precise *lse, const real *qkv, shape s) {
     typedef tile<WIDTH> size;
-    __shared__ alignas(16) float stage[size::STAGE];
-    __shared__ alignas(16) float weights[OTHERS * (size::ROWS + PAD)];
+    alignas(16) __shared__ float stage[size::STAGE];
+    alignas(16) __shared__ float weights[OTHERS * (size::ROWS + PAD)];
     const int tiles = (s.n + size::ROWS - 1) / size::ROWS, pair = blockIdx.x % s.pairs;
     const int t = s.t0 + (tiles - 1 - (int)(blockIdx.x / s.pairs)) * size::ROWS; // the longest rows first
     const matrix q = part_of(qkv, QUERY, pair, s), k = part_of(qkv, KEY, pair, s),
@@ -415,8 +415,8 @@ static __device__ void write_gradient(real *dqkv, const float (&sum)[tile<WIDTH>
 template <int WIDTH>
 static __global__ void __launch_bounds__(THREADS, 3) backward_queries(real *dqkv, backward a, shape s) {
     typedef tile<WIDTH> size;
-    __shared__ alignas(16) float stage[size::STAGE];
-    __shared__ alignas(16) float weights[OTHERS * (size::ROWS + PAD)];
+    alignas(16) __shared__ float stage[size::STAGE];
+    alignas(16) __shared__ float weights[OTHERS * (size::ROWS + PAD)];
     const int tiles = (s.n + size::ROWS - 1) / size::ROWS, pair = blockIdx.x % s.pairs;
     const int t = s.t0 + (tiles - 1 - (int)(blockIdx.x / s.pairs)) * size::ROWS;
     const matrix q = part_of(a.qkv, QUERY, pair, s), k = part_of(a.qkv, KEY, pair, s),
@@ -449,8 +449,8 @@ static __global__ void __launch_bounds__(THREADS, 3) backward_queries(real *dqkv
 template <int WIDTH>
 static __global__ void __launch_bounds__(THREADS, 3) backward_keys(real *dqkv, backward a, shape s) {
     typedef tile<WIDTH> size;
-    __shared__ alignas(16) float stage[size::STAGE];
-    __shared__ alignas(16) float weights[OTHERS * (size::ROWS + PAD)];
+    alignas(16) __shared__ float stage[size::STAGE];
+    alignas(16) __shared__ float weights[OTHERS * (size::ROWS + PAD)];
     const int pair = blockIdx.x % s.pairs,
               t = blockIdx.x / s.pairs * size::ROWS;                // first keys: most queries
     const int hidden = t > s.t0 ? (t - s.t0) / OTHERS * OTHERS : 0; // queries before all keys of the block

@@ -232,34 +232,31 @@ static __global__ void plain_product(out *c, const real *a, const real *b, produ
     c[row * of.ldc + column] = (out)sum;
 }
 
+// What cuBLASLt has no algorithm for is computed otherwise: as exactly, and slower.
+enum { A_PLAIN_KERNEL, AN_EPILOGUE, A_BATCH, REFUSALS };
+static void tell_of_refusal(int what, const product *of) {
+    static const char *const instead[] = {"a plain kernel multiplies",
+                                          "bias or GELU by own kernels, not in the product's epilogue",
+                                          "rows of several ranks by a product each, not by one for all"};
+    static bool told[REFUSALS];
+    if (!told[what] && cf_die_rank() == 0)
+        fprintf(stderr,
+                "note: %s: cuBLASLt %zu has no algorithm for (%lld, %lld) · (%lld, %lld), rows of %lld, "
+                "%lld, %lld "
+                "elements\n",
+                instead[what], cublasLtGetVersion(), (long long)of->m, (long long)of->k, (long long)of->k,
+                (long long)of->n, (long long)of->lda, (long long)of->ldb, (long long)of->ldc);
+    told[what] = true;
+}
+
 // The reference, and what computes a product that the library has no algorithm for.
 static void multiply_plainly(const product *of, const real *a, const real *b, void *c, cf_stream *stream) {
-    static bool told;
-    if (!told)
-        fprintf(
-            stderr,
-            "note: a plain kernel computes (%lld, %lld) · (%lld, %lld), rows of %lld, %lld, %lld elements: "
-            "cuBLASLt has no algorithm for it\n",
-            (long long)of->m, (long long)of->k, (long long)of->k, (long long)of->n, (long long)of->lda,
-            (long long)of->ldb, (long long)of->ldc);
-    told = true;
+    tell_of_refusal(A_PLAIN_KERNEL, of);
     const dim3 grid((unsigned)((of->m * of->n + THREADS - 1) / THREADS));
     if (of->c_type == REAL_TYPE)
         cf_launch(plain_product<real>, grid, dim3(THREADS), stream, (real *)c, a, b, *of);
     else
         cf_launch(plain_product<float>, grid, dim3(THREADS), stream, (float *)c, a, b, *of);
-}
-
-// What comes instead is right, and slower.
-static void tell_of_epilogue(const product *of) {
-    static bool told;
-    if (!told && cf_die_rank() == 0)
-        fprintf(stderr,
-                "note: bias or GELU by own kernels, not in the product's epilogue: cuBLASLt %zu has none for "
-                "(%lld, %lld) · (%lld, %lld), rows of %lld, %lld, %lld elements\n",
-                cublasLtGetVersion(), (long long)of->m, (long long)of->k, (long long)of->k, (long long)of->n,
-                (long long)of->lda, (long long)of->ldb, (long long)of->ldc);
-    told = true;
 }
 
 // False: cuBLASLt has no algorithm with this epilogue, or for blocks, or refuses the one that it named.
@@ -284,12 +281,12 @@ static bool multiply(product of, const real *a, const real *b, void *c, epilogue
         return multiply(of, a, b, c, e, stream);
     }
     if (p->possible) return true;
-    if (of.blocks > 1) return false;
-    if (e.kind == CUBLASLT_EPILOGUE_DEFAULT)
+    bool plain = of.blocks == 1 && e.kind == CUBLASLT_EPILOGUE_DEFAULT;
+    if (plain)
         multiply_plainly(&of, a, b, c, stream);
     else
-        tell_of_epilogue(&of);
-    return e.kind == CUBLASLT_EPILOGUE_DEFAULT;
+        tell_of_refusal(of.blocks > 1 ? A_BATCH : AN_EPILOGUE, &of);
+    return plain;
 }
 
 // c (m, n) of `real` = op(a) (m, k) · op(b) (k, n) + beta · c, rows without gaps

@@ -2,8 +2,9 @@
 // figure says what is good; each section decides something in commfuse/transport_cuda.cu or transport_ipc.cu:
 //
 //   the device      whether CUDA IPC and words of host memory can be used at all
-//   two processes   ping-pong through mapped memory, as between two ranks: what a word costs on its way. SLOTS chunks
-//                   should take longer than there and back. (Two take turns on one GPU: two GPUs do better, not worse.)
+//   two processes   ping-pong through mapped memory, as between two ranks: what a word costs on its way. With two slots a
+//                   chunk's copy within the GPU and a word each way should take no longer than the next chunk on the
+//                   link. (Two take turns on one GPU: two GPUs do better, not worse.)
 //   copies          transport_ipc.cu asks for those "beside kernels": they should end while a kernel holds every
 //                   multiprocessor, else a transfer waits for the matrix product that it hides behind; and be no slower
 //                   than the link
@@ -364,7 +365,9 @@ static void measure_pair(bench *b) {
     char *peer = map_peer(b);
     for (int64_t bytes : sizes) {
         double us = each_way_us(b, peer, bytes);
-        const char *good = bytes ? "" : "below 18: a full slot takes 37 on a link of 450 GB/s";
+        const char *good =
+            bytes ? ""
+                  : "below 9: a slot takes 37 on a link of 450 GB/s, of which its copy inside may take 19";
         if (b->rank == 0)
             figure(us, 1, "us", good, "ping-pong of %lld KiB, each way", (long long)(bytes / KIB));
     }

@@ -1,7 +1,7 @@
 // More moments than a device remembers: a figure that is too late for them is left out, and the others stand.
 //     tool_moments COUNT
-// Prints whether the first of COUNT moments is remembered, and how many transfers were counted of two: one that began with
-// it, and one of the last moments.
+// Prints whether the first of COUNT moments is remembered, and how many events were counted of three: a transfer that began
+// with it, one of the last moments, and a wait between them. (One that ends before it begins is none.)
 #include "../../commfuse/die.h"
 #include "../../commfuse/trace.h"
 #include <stdio.h>
@@ -17,6 +17,8 @@ int main(int argc, char **argv) {
     for (int64_t i = 1; i < atoll(argv[1]); i++) last = cf_moment_now(stream);
     cf_trace_transfer(trace, "early", 3, 0, 0, 1, first, first, last);
     cf_trace_transfer(trace, "late", 3, 0, 0, 1, last, last, last);
+    cf_trace_wait(trace, "wait", 3, first, last);
+    cf_trace_wait(trace, "no wait", 3, last, first);
     cf_stream_sync(stream);
     int64_t events = 0;
     cf_trace_events(trace, &events);

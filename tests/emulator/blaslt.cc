@@ -403,12 +403,13 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
     return CUBLAS_STATUS_SUCCESS;
 }
 
-// Where time is imagined: every element read once and written once.
+// Where time is imagined: every element read once and written once. One matrix for all of a batch lies in one place.
 static double seconds_of(const Product &p) {
-    double m = (double)p.m, n = (double)p.n, k = (double)p.k;
-    double operands = m * k * (double)size_of(p.a.type) + k * n * (double)size_of(p.b.type);
-    double bytes = operands + m * n * (double)size_of(p.d.type) * (p.beta == 0 ? 1 : 2);
-    return product_seconds(m, n, k, p.d.batch, p.d.batch * bytes);
+    double m = (double)p.m, n = (double)p.n, k = (double)p.k, times = p.d.batch;
+    double bytes = m * k * (double)size_of(p.a.type) * (p.a.step ? times : 1) +
+                   k * n * (double)size_of(p.b.type) * (p.b.step ? times : 1) +
+                   m * n * (double)size_of(p.d.type) * (p.beta == 0 ? times : 2 * times);
+    return product_seconds(m, n, k, times, bytes);
 }
 
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void *alpha,
@@ -447,9 +448,11 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     for (int i = 0; i < 4; i++) {
         if ((uintptr_t)pointer[i] % size_of(layout[i]->type))
             return refuse("%c at %p is misaligned", "ABCD"[i], pointer[i]);
-        if (algorithm && (uintptr_t)pointer[i] % chosen.alignment[i])
-            return refuse("%c at %p: the preference promised an alignment of %u bytes", "ABCD"[i], pointer[i],
-                          chosen.alignment[i]);
+        uintptr_t step = (uintptr_t)(layout[i]->step * (int64_t)size_of(layout[i]->type));
+        if (algorithm && ((uintptr_t)pointer[i] | step) % chosen.alignment[i])
+            return refuse(
+                "%c at %p, in steps of %lld elements: the preference promised an alignment of %u bytes",
+                "ABCD"[i], pointer[i], (long long)layout[i] -> step, chosen.alignment[i]);
         need_device(pointer[i], extent(*layout[i]), "cublasLtMatmul");
     }
     if (workspace_bytes < chosen.workspace || (workspace_bytes > 0 && !workspace))

@@ -114,9 +114,6 @@ void stream_passes(double seconds) {
     stream_time += seconds;
 }
 
-double host_clock() {
-    return host_time;
-}
 void host_reaches(double time) {
     host_time = std::max(host_time, time);
 }

@@ -58,7 +58,6 @@ bool imagined();
 double stream_clock();
 void stream_reaches(double time);
 void stream_passes(double seconds);
-double host_clock();
 void host_reaches(double time);
 double host_calls(HostCall call); // takes the host's time; when it is done
 double kernel_seconds(double threads);

@@ -29,9 +29,6 @@
 #define __forceinline__  inline __attribute__((always_inline))
 #define __align__(bytes) __attribute__((aligned(bytes)))
 #define __launch_bounds__(...)
-#ifndef EMULATOR_H // nvcc also takes `__shared__ alignas(16) float x[4]`
-#define alignas(bytes) __attribute__((aligned(bytes)))
-#endif
 
 // ----------------------------------------------------------------------------------------------- indices
 
