@@ -38,7 +38,14 @@ MPI_CFLAGS := $(shell mpicc --showme:compile 2>/dev/null || mpicc -compile_info 
 MPI_LIBS   := $(shell mpicc --showme:link 2>/dev/null || mpicc -link_info 2>/dev/null | cut -d' ' -f2-)
 CFLAGS  += -std=gnu11 -g $(OPT) $(OMP) $(WARN)
 VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
-LIBS    := -ldnnl -lcjson $(MPI_LIBS) -lpthread -lm
+# What `scripts/install_deps.sh --carry` has copied for machines without network goes before the system's.
+DEPS    := $(CURDIR)/build/deps
+CJSON   := -lcjson
+ifneq ($(wildcard $(DEPS)/include),)
+export CPATH := $(DEPS)/include$(if $(CPATH),:$(CPATH))
+CJSON   := -L$(DEPS)/lib -Xlinker -rpath=$(DEPS)/lib -lcjson
+endif
+LIBS    := -ldnnl $(CJSON) $(MPI_LIBS) -lpthread -lm
 
 # What is C and yet of the GPU program alone: transports on GPUs are set up by other means than MPI's.
 bootstrap := commfuse/bootstrap.c commfuse/bootstrap_mpi.c
@@ -134,8 +141,10 @@ name_bf16 := train_gpt_cuda
 name_fp32 := train_gpt_cuda_fp32
 
 cuda: $(name_bf16) $(name_fp32) ## build ./train_gpt_cuda for NVIDIA GPUs (bf16), and its fp32 form beside it
+bench_cuda := $(addprefix build/cuda-bf16/tests/bench/bench_,train gpu wires)
+bench-cuda: $(bench_cuda) ## build the GPU program's benchmarks: training steps, kernels, what transports rely on
 ifeq ($(NVCC),)
-$(name_bf16) $(name_fp32):
+$(name_bf16) $(name_fp32) $(bench_cuda):
 	@echo "make cuda: something is missing"; scripts/find_cuda.sh report; exit 1
 endif
 
@@ -151,13 +160,13 @@ build/cuda-$(1)/train_gpt.o: train_gpt.cu $$(B)/version
 	@mkdir -p $$(@D)
 	$$(NVCC) $$(NVCCFLAGS) $$(CUDA_INCLUDES) $$(real_$(1)) -DVERSION='"$$(VERSION)"' -DOTHER_PROGRAM='"$$(name_$(2))"' -MMD -MP -c -o $$@ $$<
 build/cuda-$(1)/train_gpt: build/cuda-$(1)/train_gpt.o $$(patsubst %,build/cuda-$(1)/%,$$(gpu_objects) $$(data_objects))
-	$$(NVCC) -Xcompiler -fopenmp -o $$@ $$^ $$(CUDA_LIBS) -lcjson $$(MPI_LINK) -lpthread -lm
+	$$(NVCC) -Xcompiler -fopenmp -o $$@ $$^ $$(CUDA_LIBS) $$(CJSON) $$(MPI_LINK) -lpthread -lm
 build/cuda-$(1)/tests/%: tests/%.c $$(gpu_objects:%=build/cuda-$(1)/%)
 	@mkdir -p $$(@D)
 	$$(CC) $$(CFLAGS) $$(real_$(1)) -MMD -MP -I. -c -o $$@.o $$<
 	$$(NVCC) -Xcompiler -fopenmp -o $$@ $$@.o $$(filter %.o,$$^) $$(CUDA_LIBS) $$(DATA_LIBS) $$(MPI_LINK) -lpthread -lm
 build/cuda-$(1)/tests/bench/bench_train: $$(data_objects:%=build/cuda-$(1)/%)
-build/cuda-$(1)/tests/bench/bench_train: DATA_LIBS := -lcjson
+build/cuda-$(1)/tests/bench/bench_train: DATA_LIBS := $$(CJSON)
 # What measures the device needs no more than the device.
 build/cuda-$(1)/tests/%: tests/%.cu $$(device_objects:%=build/cuda-$(1)/%)
 	@mkdir -p $$(@D)
@@ -179,8 +188,8 @@ build/cuda-bf16/tests/cuda/tool_plans: TOOL_LIBS := $(CUDA_LIBS) -ldl
 build/cuda-bf16/tests/cuda/driver/libcuda.so.1: tests/cuda/driver.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -shared -fPIC -o $@ $<
-cuda-tools: $(foreach tool,tests/layers/tool_twins tests/bench/bench_gpu tests/bench/bench_wires tests/cuda/tool_plans \
-                           tests/cuda/driver/libcuda.so.1,build/cuda-bf16/$(tool))
+cuda-tools: bench-cuda $(foreach tool,tests/layers/tool_twins tests/cuda/tool_plans tests/cuda/driver/libcuda.so.1,\
+                                   build/cuda-bf16/$(tool))
 emulated-tools: $(foreach type,fp32 bf16,build/emulated-$(type)/tests/layers/tool_twins) \
                 $(foreach tool,silent_peer moments messages,build/emulated-fp32/tests/commfuse/tool_$(tool)) \
                 build/emulated-bf16/tests/bench/bench_train
@@ -244,5 +253,5 @@ clean: ## remove everything that was built
 help: ## this list
 	@grep -hE '^[a-z_-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z_-]+):.*## /  make \1\t/' | expand -t 20
 
-.PHONY: FORCE all cuda cuda-tools emulated-tools build-tests tests test bench imagined report lab chaos demo deps config format format-check clean help
+.PHONY: FORCE all cuda bench-cuda cuda-tools emulated-tools build-tests tests test bench imagined report lab chaos demo deps config format format-check clean help
 .DELETE_ON_ERROR:

@@ -16,8 +16,9 @@ A stage that is over its time is cut short and reported so; the others still run
 those behind it. All stages but device imply build, which is done in a second where all is built. Several calls do
 more than one: --only build,device,twins,losses,ranks,sanitizer, then --only times, then --only kernels.
 
-Nothing but a CUDA toolkit, a C compiler, make, cJSON, xxHash and Python is needed: numpy gives the reference, PyTorch
-the comparison, and both are left out, with a word, where they are missing. Ranks are started by environment variables,
+Nothing but a CUDA toolkit, a C compiler, make and Python is needed, and two small libraries that a machine without
+network can be brought: scripts/install_deps.sh --carry, elsewhere, copies cJSON and xxHash to build/deps. numpy gives the
+reference, PyTorch the comparison, and both are left out, with a word, where they are missing. Ranks are started by environment variables,
 so MPI is not needed. What PyTorch has compiled is kept in build/inductor for the next call.
 
 --out gets report.txt (what was printed), results.json (every figure, written anew after each stage and each line of a

@@ -22,11 +22,18 @@ def run(check):
     if result.status:  # perhaps for a warning that this compiler alone has
         check.verdict("make, warnings as errors", FAIL, "\n".join(result.output.splitlines()[-20:]))
         result = check.runner.run([*make, "WERROR=", *wanted])
-    check.verdict("make", FAIL if result.status else OK,
-                  "\n".join(result.output.splitlines()[-20:]) if result.status else f"{result.seconds:.0f} s")
+    check.verdict("make", FAIL if result.status else OK, trouble(result) if result.status else f"{result.seconds:.0f} s")
     for kind in TYPES:
         if check.built(kind):
             starts(check, kind)
+
+
+def trouble(result):
+    lost = sorted(set(re.findall(r"(\w+/cJSON\.h|xxhash\.h): No such file", result.output)))
+    if not lost:
+        return "\n".join(result.output.splitlines()[-20:])
+    return (f"{' and '.join(lost)} missing; hint: scripts/install_deps.sh; without a network here, "
+            "scripts/install_deps.sh --carry elsewhere, and bring its build/deps")
 
 
 def starts(check, kind):

@@ -369,6 +369,15 @@ class Files(Quiet):
         self.assertIn("libgone.so => not found", self.check.rows[-1][3])
         self.assertIn("LD_LIBRARY_PATH", self.check.rows[-1][3])
 
+    def test_libraries_that_no_toolkit_has_are_named_with_the_way_to_bring_them(self):
+        compiler = shutil.which("cc") or self.skipTest("no C compiler")
+        source = self.script("lacks.c", '#include "nowhere/cJSON.h"\n')
+        said = subprocess.run([compiler, "-c", source, "-o", os.devnull], capture_output=True, text=True)
+        told = build.trouble(Result(2, said.stderr, 1.0))
+        self.assertIn("nowhere/cJSON.h missing", told)
+        self.assertIn("--carry", told)
+        self.assertEqual(build.trouble(Result(2, "x.c:1:1: error: no", 1.0)), "x.c:1:1: error: no")
+
 
 class Loss:
     """What a model returns, as far as tests/bench/torch_gpt.py looks."""

@@ -36,7 +36,7 @@ run-fuzz-%: build/fuzz/fuzz_%
 
 define fuzz_program
 build/fuzz/fuzz_$(1): build/fuzz/tests/fuzz/fuzz_$(1).o $(fuzz_harness) $(fuzz_$(1):%=build/fuzz/data/%.o)
-	$$(FUZZ_CC) -fsanitize=fuzzer,address,undefined -o $$@ $$^ -lcjson -lm
+	$$(FUZZ_CC) -fsanitize=fuzzer,address,undefined -o $$@ $$^ $$(CJSON) -lm
 endef
 $(foreach target,$(FUZZ),$(eval $(call fuzz_program,$(target))))
 

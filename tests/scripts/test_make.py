@@ -1,4 +1,5 @@
-"""The Makefile's own promise: what was compiled for another processor is compiled again, not mixed with the rest."""
+"""The Makefile's own promises: what was compiled for another processor is compiled again, not mixed with the rest; what
+was carried along in build/deps goes before the system's."""
 import os
 import pathlib
 import shutil
@@ -8,7 +9,7 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 COMPILER = """#!/bin/sh
-echo "$*" >>commands
+echo "$CPATH $*" >>commands
 while [ $# -gt 1 ]; do [ "$1" != -o ] || touch "$2"; shift; done
 """
 FILES = ("Makefile", "tests/emulator/emulator.mk", "tests/fuzz/fuzz.mk", "scripts/find_python.sh", "scripts/find_cuda.sh",
@@ -16,7 +17,9 @@ FILES = ("Makefile", "tests/emulator/emulator.mk", "tests/fuzz/fuzz.mk", "script
 KINDS = "release", "ref", "cuda-bf16", "emulated-fp32"
 
 
-class Processor(unittest.TestCase):
+class Copy(unittest.TestCase):
+    """Of the Makefile, with a compiler that only notes what it is asked."""
+
     def setUp(self):
         folder = tempfile.TemporaryDirectory(prefix="commfuse-test-")
         self.addCleanup(folder.cleanup)
@@ -27,13 +30,18 @@ class Processor(unittest.TestCase):
         (self.folder / "cc").write_text(COMPILER)
         (self.folder / "cc").chmod(0o755)
 
+    def make(self, *words):
+        """What the compiler was asked by this call, a line each time."""
+        (self.folder / "commands").write_text("")
+        variables = {name: value for name, value in os.environ.items() if name not in ("MARCH", "MAKEFLAGS", "CPATH")}
+        subprocess.run(["make", "-s", "CC=./cc", *words], cwd=self.folder, env=variables, check=True, capture_output=True)
+        return (self.folder / "commands").read_text().splitlines()
+
+
+class Processor(Copy):
     def compiled(self, *words):
         """Processors that objects were compiled for by this call, in turn."""
-        (self.folder / "commands").write_text("")
-        variables = {name: value for name, value in os.environ.items() if name not in ("MARCH", "MAKEFLAGS")}
-        subprocess.run(["make", "-s", "CC=./cc", *words, *(f"build/{kind}/commfuse/die.o" for kind in KINDS)],
-                       cwd=self.folder, env=variables, check=True, capture_output=True)
-        commands = (self.folder / "commands").read_text().splitlines()
+        commands = self.make(*words, *(f"build/{kind}/commfuse/die.o" for kind in KINDS))
         return [word.removeprefix("-march=") for line in commands for word in line.split() if word.startswith("-march=")]
 
     def test_every_object_is_of_one_processor(self):
@@ -43,6 +51,34 @@ class Processor(unittest.TestCase):
         self.assertEqual(self.compiled("MARCH=x86-64-v3"), ["x86-64-v3"] * n)
         self.assertEqual(self.compiled("MARCH=x86-64-v3"), [])
         self.assertEqual(self.compiled(), ["native"] * n)
+
+
+class Carried(Copy):
+    def test_what_was_carried_along_is_compiled_and_linked_with(self):
+        shutil.copy(ROOT / "train_gpt.cu", self.folder)
+        target = "build/release/train_gpt"
+        deps = self.folder.resolve() / "build/deps"
+        self.assertEqual([line.split()[0].startswith("-") for line in self.make("program=", target)], [True] * 2)
+        (deps / "include").mkdir(parents=True)
+        shutil.rmtree(self.folder / "build/release")
+        asked = self.make("program=", target)
+        self.assertEqual([line.split()[0] for line in asked], [f"{deps}/include"] * 2)
+        self.assertIn(f"-L{deps}/lib -Xlinker -rpath={deps}/lib -lcjson", asked[-1])
+
+    def test_it_is_all_that_is_needed(self):
+        script = shutil.copy(ROOT / "scripts/install_deps.sh", self.folder / "scripts")
+        subprocess.run([script, "--carry"], check=True, capture_output=True)
+        deps = self.folder.resolve() / "build/deps"
+        source, program = self.folder / "use.c", self.folder / "use"
+        source.write_text("#define XXH_INLINE_ALL\n#include <xxhash.h>\n#include <cjson/cJSON.h>\n"
+                          "int main(void) { return !cJSON_Version(); }\n")
+        told = subprocess.run(["cc", "-H", f"-I{deps}/include", source, "-o", program, f"-L{deps}/lib", f"-Wl,-rpath={deps}/lib",
+                               "-lcjson"], check=True, capture_output=True, text=True).stderr
+        for header in "xxhash.h", "cjson/cJSON.h":
+            self.assertIn(f"{deps}/include/{header}\n", told)
+        linked = subprocess.run(["ldd", program], check=True, capture_output=True, text=True).stdout
+        self.assertIn(f"{deps}/lib/libcjson.so.1 ", linked)
+        subprocess.run([program], check=True)
 
 
 if __name__ == "__main__":
