@@ -242,7 +242,8 @@ static overlap overlap_of(const options *o) {
     memset(&how, 0, sizeof how);
     for (int mode = CF_MODE_NONE; mode < CF_MODES; mode++)
         if (strcmp(o->overlap, cf_mode_name((cf_mode)mode)) == 0) how.mode = (cf_mode)mode;
-    how.route = strcmp(o->route, "direct") == 0 ? CF_DIRECT : CF_RING;
+    for (int route = CF_RING; route < CF_ROUTES; route++)
+        if (strcmp(o->route, cf_route_name((cf_route)route)) == 0) how.route = (cf_route)route;
     how.slices = o->slices > 0 ? (int)o->slices : how.mode == CF_MODE_SLICE ? 4 : 1;
     if (how.mode == CF_MODE_NONE) how.slices = 1;
     return how;
@@ -457,6 +458,21 @@ static void log_config(trainer *t) {
     log_end(t->log);
 }
 
+// OpenMP's threads keep their cores while they wait, unless they are told not to before the program starts: where they are
+// too many, each wait lasts as long as others' time slices.
+static void tell_of_crowd(const trainer *t) {
+    int cores = t->transport->local_cores, ranks = t->transport->local_size, threads = (int)t->o.threads;
+    if (ranks * threads > cores && threads > 1 && !getenv("OMP_WAIT_POLICY"))
+        printf("cores     %d for %d ranks of %d threads: lower --threads, or set OMP_WAIT_POLICY=passive: "
+               "threads that "
+               "wait for each other hold up those that work\n",
+               cores, ranks, threads);
+    else if (ranks * (threads + 1) > cores)
+        printf(
+            "cores     %d for %d ranks: the threads that move the bytes share them with those that compute\n",
+            cores, ranks);
+}
+
 static void banner(const trainer *t) {
     const options *o = &t->o;
     const gpt_shape *s = &t->model.params.shape;
@@ -469,11 +485,7 @@ static void banner(const trainer *t) {
            (long long)o->threads);
     printf("mesh      %d ranks = tp %d x dp %d, %s over %s\n", t->ranks, t->mesh.tp, t->mesh.dp, o->strategy,
            t->transport->name);
-    if (t->ranks > 1 && strcmp(cf_device_name(), "CPU") == 0 &&
-        t->transport->local_size * (o->threads + 1) > t->transport->local_cores)
-        printf(
-            "cores     %d for %d ranks: the threads that move the bytes share them with those that compute\n",
-            t->transport->local_cores, t->transport->local_size);
+    if (t->ranks > 1 && strcmp(cf_device_name(), "CPU") == 0) tell_of_crowd(t);
     printf("overlap   %s%s%s, %d slice%s\n", cf_mode_name(how.mode),
            how.mode == CF_MODE_COMMFUSE ? " by " : "",
            how.mode == CF_MODE_COMMFUSE ? cf_route_name(how.route) : "", how.slices,
@@ -513,9 +525,11 @@ static void dry_run(trainer *t) {
     printf("\n");
     cf_memory_report(stdout);
     if (strcmp(cf_device_name(), "CPU") != 0)
-        printf("libraries take more for themselves: for matrix products 32 MiB a stream, for attention's "
-               "backward 2 bytes for "
-               "each query, key and head of a micro-batch at most, for connections what NCCL says\n");
+        printf("more is taken when the run begins: for matrix products 32 MiB a stream, for attention's "
+               "backward 2 "
+               "bytes for each query, key and head of a micro-batch at most, for exchanges by ipc 32 MiB for "
+               "each "
+               "other member of a group, for connections by nccl what it says\n");
     printf("\n");
     optimizer_explain(&t->optimizer, stdout);
     printf("\nSchedules of rank 0; steps marked ' are taken when the operation is finished\n");

@@ -31,8 +31,9 @@ typedef enum { CF_ALLGATHER, CF_REDUCE_SCATTER, CF_ALLTOALL } cf_operation;
 // all-to-all on either side or on both: slices are computed, travel, and are worked on where they arrive.
 // CF_NO_COMPUTE moves data only.
 typedef enum { CF_NO_COMPUTE, CF_COMPUTE_BEFORE, CF_COMPUTE_AFTER, CF_COMPUTE_BOTH } cf_side;
+// Those in front of NOWIRE move data, and tests hold them against each other.
 typedef enum { CF_MODE_NONE, CF_MODE_SLICE, CF_MODE_COMMFUSE, CF_MODE_NOWIRE, CF_MODES } cf_mode;
-typedef enum { CF_RING, CF_DIRECT } cf_route; // all-to-all: both send straight to the owner
+typedef enum { CF_RING, CF_DIRECT, CF_ROUTES } cf_route; // all-to-all: both send straight to the owner
 
 typedef enum { CF_COMPUTE, CF_EXCHANGE, CF_ADD, CF_COPY, CF_COLLECTIVE } cf_step_kind;
 typedef enum { CF_FULL, CF_STAGE, CF_RESULT } cf_buffer;

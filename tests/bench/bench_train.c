@@ -131,7 +131,7 @@ static bool take_mode(overlap *how, const char *word) {
 }
 
 static bool take_route(overlap *how, const char *word) {
-    for (int route = CF_RING; route <= CF_DIRECT; route++)
+    for (int route = CF_RING; route < CF_ROUTES; route++)
         if (strcmp(word, cf_route_name((cf_route)route)) == 0) {
             how->route = (cf_route)route;
             return true;

@@ -367,7 +367,7 @@ static void every_mode(cf_operation operation, cf_side side) {
     static const cf_dtype dtypes[] = {CF_FP32, CF_INT64, CF_FP64, CF_BF16, CF_BYTE};
     int turn = 0, types = operation == CF_REDUCE_SCATTER ? 3 : 5; // BF16 and BYTE are moved, not added
     for (cf_mode mode = CF_MODE_NONE; mode <= CF_MODE_NOWIRE; mode++)
-        for (cf_route route = CF_RING; route <= CF_DIRECT; route++)
+        for (cf_route route = CF_RING; route < CF_ROUTES; route++)
             for (int slices = 1; slices <= 4; slices++, turn++) {
                 job j = job_create(&mesh.tp_group, operation, side, mode, route, slices, dtypes[turn % types],
                                    1700);
@@ -422,7 +422,7 @@ static void result_in_given_memory(void) {
     int turn = 0, count = sizeof rows / sizeof rows[0];
     for (cf_side side = CF_NO_COMPUTE; side <= CF_COMPUTE_BOTH; side++)
         for (cf_mode mode = CF_MODE_NONE; mode <= CF_MODE_NOWIRE; mode++)
-            for (cf_route route = CF_RING; route <= CF_DIRECT; route++)
+            for (cf_route route = CF_RING; route < CF_ROUTES; route++)
                 for (int slices = 1; slices <= 4; slices++, turn++) {
                     int64_t before = cf_memory_bytes();
                     job j = job_create_given(side, mode, route, slices, dtypes[turn % 3], 17 * 9);
@@ -447,8 +447,8 @@ static void accumulate_then_reduce_scatter(void) {
     static const int64_t rows[] = {1, 3, 5, 17, 0, 22};
     static const cf_dtype dtypes[] = {CF_FP32, CF_FP64, CF_INT64};
     int turn = 0;
-    for (cf_mode mode = CF_MODE_NONE; mode <= CF_MODE_COMMFUSE; mode++)
-        for (cf_route route = CF_RING; route <= CF_DIRECT; route++)
+    for (cf_mode mode = CF_MODE_NONE; mode < CF_MODE_NOWIRE; mode++)
+        for (cf_route route = CF_RING; route < CF_ROUTES; route++)
             for (int slices = 1; slices <= (mode == CF_MODE_SLICE ? 1 : 4); slices++, turn++) {
                 job j = job_create(&mesh.tp_group, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, mode, route, slices,
                                    dtypes[turn % 3], 22 * 31);
@@ -470,7 +470,7 @@ static void fold_then_reduce_scatter(void) {
     static const cf_dtype dtypes[] = {CF_FP32, CF_FP64, CF_INT64};
     int turn = 0;
     for (cf_mode mode = CF_MODE_NONE; mode <= CF_MODE_NOWIRE; mode++)
-        for (cf_route route = CF_RING; route <= CF_DIRECT; route++)
+        for (cf_route route = CF_RING; route < CF_ROUTES; route++)
             for (int slices = 1; slices <= 4; slices++, turn++) {
                 job j = job_create_folding(mode, route, slices, dtypes[turn % 3], 22 * 31);
                 bool fused = mode == CF_MODE_COMMFUSE || mode == CF_MODE_NOWIRE;
@@ -502,8 +502,8 @@ static void every_type(void) {
 static void megabytes(void) {
     int64_t rows = 1051, elements = 600; // 2.4 MiB a shard: beyond what a library sends eagerly
     for (int of = 0; of < COMPUTINGS; of++)
-        for (cf_mode mode = CF_MODE_NONE; mode <= CF_MODE_COMMFUSE; mode++)
-            for (cf_route route = CF_RING; route <= (mode == CF_MODE_COMMFUSE ? CF_DIRECT : CF_RING);
+        for (cf_mode mode = CF_MODE_NONE; mode < CF_MODE_NOWIRE; mode++)
+            for (cf_route route = CF_RING; route < (mode == CF_MODE_COMMFUSE ? CF_ROUTES : CF_RING + 1);
                  route++) {
                 computing c = every_computing[of];
                 job j =
@@ -592,7 +592,7 @@ static void one_operation_many_times(void) {
 }
 
 static void sums_have_one_order(void) {
-    for (cf_route route = CF_RING; route <= CF_DIRECT; route++)
+    for (cf_route route = CF_RING; route < CF_ROUTES; route++)
         for (int slices = 1; slices <= 4; slices++) {
             job j = job_create(&mesh.tp_group, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, CF_MODE_COMMFUSE, route,
                                slices, CF_FP32, 37 * 53);
@@ -611,7 +611,7 @@ static void volume_is_what_must_travel(void) {
     if (!context.transport) return;
     for (int of = 0; of < COMPUTINGS; of++)
         for (cf_mode mode = CF_MODE_NONE; mode <= CF_MODE_NOWIRE; mode++)
-            for (cf_route route = CF_RING; route <= CF_DIRECT; route++) {
+            for (cf_route route = CF_RING; route < CF_ROUTES; route++) {
                 computing c = every_computing[of];
                 job j = job_create(&mesh.tp_group, c.operation, c.side, mode, route, 3, CF_FP64, 17 * 9);
                 job_run(&j, 17, 9, 4);
