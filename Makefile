@@ -205,7 +205,7 @@ test: ## all tests; one alone: make test T=fuse   with sanitizers: make test SAN
 bench: all $(benches) ## benchmarks: share of the GEMM peak, hidden share of the fused operations
 	@$(PYTHON) tests/bench/run.py --build $(B)
 
-imagined: build/emulated-bf16/tests/bench/bench_train ## steps of the GPU program on four and eight GPUs that are imagined (five minutes)
+imagined: build/emulated-bf16/tests/bench/bench_train ## steps of the GPU program on four and eight GPUs that are imagined (five to ten minutes)
 	@$(PYTHON) tests/bench/imagined.py
 
 report: all $(benches) ## run the experiments that fit, write build/report/report.md; QUICK=1: under five minutes; PATIENCE=4: longer, smaller errors

@@ -8,7 +8,7 @@
    and the same for the ranks of this machine, real and simulated. A link that is really slow: slow_link.sh.
 5. Training steps of two ranks, B 4, T 256, as tp 2 (TPSP and UP) and as dp 2; modes take turns (bench_train), each with
    a model of its own: d12 where there are 22 GiB, else d6.
-   And how long gradients are still in flight behind the last computation of backward, from traces.
+   And how long gradients are still in flight after the last computation of backward, from traces.
 6. Bytes on the wire in a step of d6 for each strategy and mesh, counted and by the formula.
 7. The MPI library's collectives beside a plain exchange of the same bytes: what the baselines rest on
    (bench_collectives). Over a link of known speed: scripts/lab.py --rate 2gbit -- build/release/tests/bench/bench_collectives
@@ -79,7 +79,7 @@ def train(build, folder, model, strategy, tp, dp, micro_batch, mode, steps, trac
 
 
 def tail_ms(trace, step):
-    """How long gradients are still in flight behind the last computation of backward."""
+    """How long gradients are still in flight after the last computation of backward."""
     def behind(rank):
         _, end = trace.last_computation(rank, step)
         return max([e["ts"] + e["dur"] - end for e in trace.gradient_sync(rank, step)], default=0)
@@ -101,7 +101,7 @@ def bench_train(build, steps):
 
 def bench_tail(build):
     modes = "none", "slice", "commfuse"
-    print("gradients still in flight behind a rank's last computation of backward, ms, median of 3 steps\n"
+    print("gradients still in flight after a rank's last computation of backward, ms, median of 3 steps\n"
           f"{'mesh':11}{''.join(f'{mode:>10}' for mode in modes)}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         write_random_tokens(f"{folder}/tokens.bin", 8 * B * T + 1)

@@ -85,7 +85,8 @@ class Documents(unittest.TestCase):
 
     def test_options(self):
         table = re.findall(r'"([a-z][a-z-]*)"', (ROOT / "data/options.c").read_text())
-        scripts = "".join((ROOT / name).read_text() for name in tracked(*SOURCES) if name.split("/")[0] in ("scripts", "data") or name.endswith("imagined.py"))
+        programs = [name for name in tracked(*SOURCES) if re.match(r"scripts/|data/|tests/bench/.*\.py", name)]
+        scripts = "".join((ROOT / name).read_text() for name in programs)
         known = {*(f"--{name}" for name in table), *re.findall(r"--[a-z][a-z-]*[a-z]", scripts)}
         for name, option in self.each(r"(?<![\w-])(--[a-z][a-z-]*[a-z])\b"):
             with self.subTest(document=name, option=option):
