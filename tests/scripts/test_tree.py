@@ -1,0 +1,90 @@
+"""The tree is the house that README describes: twins have the same functions in the same order, arrows point down only, and
+who knows MPI, CUDA or NCCL is known.
+"""
+import os
+import pathlib
+import re
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+FOLDERS = "commfuse", "layers", "data"
+BELOW = {"commfuse": {"commfuse"}, "layers": {"layers", "commfuse"}, "data": {"data", "commfuse"},
+         "": {"layers", "data", "commfuse"}}  # "": train_gpt.cu
+LIBRARIES = {r"\bMPI_\w+|\bmpi\.h": {"commfuse/transport_mpi.c", "commfuse/flights_mpi.c", "commfuse/flights_mpi.h",
+                                     "commfuse/bootstrap_mpi.c"},
+             r"\bnccl[A-Z]\w+|\bnccl\.h": {"commfuse/transport_nccl.cu"},
+             r"\bcudnn[A-Z_]\w+|\bcudnn\.h": {"layers/attention_cudnn.cu"},
+             r"\bcublas\w+": {"layers/linear.cu"}}
+CUDA_HEADERS = "commfuse/cuda.h", "commfuse/checksum.h", "commfuse/transport_cuda.h", "layers/kernel.h"
+
+
+def code(name):
+    """Without comments and what is printed."""
+    text = (ROOT / name).read_text()
+    return re.sub(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"(?<!\.h")', "", text, flags=re.DOTALL)
+
+
+def sources(*folders):
+    return [f"{folder}/{path.name}" for folder in folders for path in sorted((ROOT / folder).iterdir())
+            if path.suffix in (".c", ".h", ".cu")]
+
+
+def declared(name):
+    """Functions of a header, in order."""
+    return re.findall(r"^(?!typedef|#|static)[\w \t*]*?\b(\w+)\([^;{}]*\)(?: CF_\w+\([^;]*\))?;", code(name), re.MULTILINE)
+
+
+def defined(name, of):
+    """Those of them that a file defines, in order."""
+    found = re.findall(r"^(?!static)[\w \t*]*?\b(\w+)\([^;{}]*\)\s*\{", code(name), re.MULTILINE)
+    return [function for function in found if function in of]
+
+
+class Twins(unittest.TestCase):
+    def check(self, header, *twins):
+        functions = declared(header)
+        self.assertTrue(functions, header)
+        orders = [defined(twin, functions) for twin in twins]
+        self.assertEqual(orders[0], orders[1], f"{twins[0]} and {twins[1]}: functions of {header}")
+        self.assertEqual(sorted(orders[0]), sorted(functions), f"{twins[0]} defines what {header} declares")
+
+    def test_layers(self):
+        twins = [name[:-3] for name in sources("layers") if name.endswith(".cu") and os.path.exists(ROOT / f"{name[:-3]}.c")]
+        self.assertGreater(len(twins), 6)
+        for name in twins:
+            with self.subTest(layer=name):
+                self.check(f"{name}.h", f"{name}.c", f"{name}.cu")
+
+    def test_devices(self):
+        self.check("commfuse/device.h", "commfuse/device_cpu.c", "commfuse/device_cuda.cu")
+
+
+class Arrows(unittest.TestCase):
+    def test_they_point_down(self):
+        for name in [*sources(*FOLDERS), "train_gpt.cu"]:
+            folder = os.path.dirname(name)
+            for include in re.findall(r'^#include "([^"]+)"', (ROOT / name).read_text(), re.MULTILINE):
+                with self.subTest(file=name, include=include):
+                    here = os.path.normpath(os.path.join(folder, include))
+                    self.assertTrue(os.path.exists(ROOT / here), "is included by its place beside the file")
+                    self.assertIn(os.path.dirname(here), BELOW[folder])
+
+    def test_libraries_are_known_in_one_place(self):
+        for pattern, allowed in LIBRARIES.items():
+            users = {name for name in [*sources(*FOLDERS), "train_gpt.cu"] if re.search(pattern, code(name))}
+            self.assertEqual(users, allowed, pattern)
+
+    def test_cuda_is_for_twins_and_transports(self):
+        for name in [*sources(*FOLDERS), "train_gpt.cu"]:
+            if name.endswith(".cu") and name != "train_gpt.cu" or name in CUDA_HEADERS:
+                continue
+            with self.subTest(file=name):
+                self.assertIsNone(re.search(r"\bcuda[A-Z]\w+|\bcuda_runtime|<<<|__global__", code(name)))
+
+    def test_schedules_and_executor_know_no_device(self):
+        for name in ("schedule.c", "schedule.h", "fuse.c", "fuse.h"):
+            self.assertNotRegex(code(f"commfuse/{name}"), r"(?i)\bcuda|\bnccl|\bMPI_|#if(?!n?def (CF_\w+_H|__cplusplus))")
+
+
+if __name__ == "__main__":
+    unittest.main()
