@@ -10,6 +10,7 @@
 
 CXX     ?= g++
 MARCH   ?= native
+CJSON   ?= -lcjson
 VERSION ?= $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 emulated_suffix := $(if $(SAN),-san-$(shell echo '$(SAN)' | tr , -))
 emulated_optimise := $(if $(SAN),-O1 -fno-omit-frame-pointer -fsanitize=$(SAN) -fno-sanitize-recover=all,-O2)

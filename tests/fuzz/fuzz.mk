@@ -8,6 +8,7 @@
 # Debian: clang, libclang-rt-14-dev. Not needed for anything else.
 
 FUZZ_CC ?= clang
+CJSON   ?= -lcjson
 PYTHON  ?= $(shell scripts/find_python.sh)
 RUNS    ?= 10000000
 FUZZ    ?= tokens model safetensors manifest state options
