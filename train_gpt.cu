@@ -481,8 +481,8 @@ static void banner(const trainer *t) {
            "parameters\n",
            VERSION, (long long)s->L, (long long)s->C, (long long)s->H, (long long)s->V,
            (double)params_count(s) * 1e-6);
-    printf("device    %s, %s; %lld threads of the host a rank\n", cf_device_name(), o->dtype,
-           (long long)o->threads);
+    printf("device    %s, %s; %lld thread%s of the host a rank\n", cf_device_name(), o->dtype,
+           (long long)o->threads, o->threads == 1 ? "" : "s");
     printf("mesh      %d ranks = tp %d x dp %d, %s over %s\n", t->ranks, t->mesh.tp, t->mesh.dp, o->strategy,
            t->transport->name);
     if (t->ranks > 1 && strcmp(cf_device_name(), "CPU") == 0) tell_of_crowd(t);
