@@ -188,15 +188,17 @@ build/cuda-bf16/tests/cuda/tool_plans: TOOL_LIBS := $(CUDA_LIBS) -ldl
 build/cuda-bf16/tests/cuda/driver/libcuda.so.1: tests/cuda/driver.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -shared -fPIC -o $@ $<
+cuda-tests: $(if $(NVCC),cuda cuda-tools)
 cuda-tools: bench-cuda $(foreach tool,tests/layers/tool_twins tests/cuda/tool_plans tests/cuda/driver/libcuda.so.1,\
                                    build/cuda-bf16/$(tool))
+emulated-tests: emulated emulated-tools
 emulated-tools: $(foreach type,fp32 bf16,build/emulated-$(type)/tests/layers/tool_twins) \
                 $(foreach tool,silent_peer moments messages,build/emulated-fp32/tests/commfuse/tool_$(tool)) \
                 build/emulated-bf16/tests/bench/bench_train
 
 -include $(shell find $(B) -name '*.d' 2>/dev/null)
 
-build-tests: all $(tests) $(tools) $(benches) $(if $(SAN),,emulated emulated-tools $(if $(NVCC),cuda cuda-tools)) ## build everything that `make test` runs
+build-tests: all $(tests) $(tools) $(benches) $(if $(SAN),,emulated-tests cuda-tests) ## build everything that `make test` runs
 tests: build-tests
 
 test: ## all tests; one alone: make test T=fuse   with sanitizers: make test SAN=address,undefined
@@ -253,5 +255,5 @@ clean: ## remove everything that was built
 help: ## this list
 	@grep -hE '^[a-z_-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z_-]+):.*## /  make \1\t/' | expand -t 20
 
-.PHONY: FORCE all cuda bench-cuda cuda-tools emulated-tools build-tests tests test bench imagined report lab chaos demo deps config format format-check clean help
+.PHONY: FORCE all cuda bench-cuda cuda-tools cuda-tests emulated-tools emulated-tests build-tests tests test bench imagined report lab chaos demo deps config format format-check clean help
 .DELETE_ON_ERROR:

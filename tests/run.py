@@ -12,6 +12,7 @@ and may say in a comment line of its own how it is to be run:
   limit: 300          seconds until it is ended and counted as failed. Default: 120, sanitizers: five times that
   python: venv        with build/venv/bin/python, which has tiktoken; skipped where that is missing
   sanitizers: too     a Python file that is also run against sanitizer builds; default: C programs alone
+  make: emulated-tests   what else of the Makefile a Python file needs, not asked of sanitizer builds
 
 Every cmocka case and every unittest method counts once per number of ranks, and passes only if it passes on
 every rank. A program that crashes, hangs or ends early fails one case more than those it has reported.
@@ -47,6 +48,7 @@ class Program:
     limit: float
     venv: bool
     sanitizers: bool
+    make: tuple  # targets
 
     @property
     def name(self):  # "commfuse/test_fuse"
@@ -65,11 +67,11 @@ def read_program(source):
         text = file.read()
 
     def note(key):
-        found = re.search(rf"^\s*(?://|#|\*)?\s*{key}:\s*([\w. ]+?)\s*$", text, re.MULTILINE)
+        found = re.search(rf"^\s*(?://|#|\*)?\s*{key}:\s*([\w. -]+?)\s*$", text, re.MULTILINE)
         return found.group(1) if found else None
 
     return Program(source, tuple(int(n) for n in (note("ranks") or "1").split()), float(note("limit") or 120),
-                   note("python") == "venv", note("sanitizers") == "too")
+                   note("python") == "venv", note("sanitizers") == "too", tuple((note("make") or "").split()))
 
 
 def discover():
@@ -409,7 +411,8 @@ def targets(programs, build):
     binaries = [p.binary(build) for p in programs if not p.python]
     if any(p.python for p in programs):
         tools = sorted(glob.glob("tests/*/tool_*.c") + glob.glob("tests/bench/bench_*.c"))
-        return ["all", *binaries, *(f"{build}/{os.path.splitext(tool)[0]}" for tool in tools)]
+        more = [] if "san-" in build else sorted({target for p in programs for target in p.make})
+        return ["all", *binaries, *(f"{build}/{os.path.splitext(tool)[0]}" for tool in tools), *more]
     return binaries
 
 

@@ -2,6 +2,7 @@
 CPUs' transport.
 """
 # limit: 600
+# make: emulated-tests
 import os
 import sys
 import unittest

@@ -2,6 +2,7 @@
 the emulator. Of those by IPC some are larger than a slot, some larger than all slots (transport_ipc.cu).
 """
 # limit: 400
+# make: emulated-tests
 import os
 import subprocess
 import tempfile

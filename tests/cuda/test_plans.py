@@ -4,6 +4,7 @@ On every GPU there must be a fused kernel for all shapes, ranges of Query-Split 
 larger than the file says. A kernel of the GPU's own generation where there is one: others run as well, but slower.
 
 limit: 300
+make: cuda-tests
 """
 import concurrent.futures
 import os

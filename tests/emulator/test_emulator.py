@@ -1,6 +1,7 @@
 """The emulator itself (test_emulator.cc), and the GPU kernels on it against their CPU twins.
 
 limit: 400
+make: emulated-tests
 """
 import os
 import re

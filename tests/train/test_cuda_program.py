@@ -1,4 +1,5 @@
 """The GPU program as nvcc builds it, where there is no GPU to run it on: it starts, and says what is missing."""
+# make: cuda-tests
 import os
 import shutil
 import sys

@@ -5,6 +5,7 @@ The steps of meshes.py, as many as two saves and two samples need since each tak
 commfuse the same bits by every route, over either transport, and however streams are delayed against one another.
 """
 # limit: 1800
+# make: emulated-tests
 import os
 import signal
 import sys

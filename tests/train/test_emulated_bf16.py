@@ -5,6 +5,7 @@ The band: bf16 keeps eight bits, so a weight or an activation is off by up to 2^
 differ by less than 1 % in the loss.
 """
 # limit: 600
+# make: emulated-tests
 import os
 import sys
 import unittest

@@ -2,6 +2,7 @@
 one ends in time and names the frozen one.
 """
 # limit: 300
+# make: emulated-tests
 import os
 import sys
 import unittest

@@ -2,6 +2,7 @@
 run that was never stopped, the same bits; on another mesh it is the same run within bf16.
 """
 # limit: 600
+# make: emulated-tests
 import os
 import sys
 import unittest

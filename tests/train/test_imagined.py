@@ -5,6 +5,7 @@ transport, and what the host asks of the driver for one exchange stays within bo
 The model of the GPU is assumed; what it is held against here are its own assumptions and not a GPU.
 """
 # limit: 600
+# make: emulated-tests
 import json
 import os
 import subprocess
