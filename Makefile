@@ -145,7 +145,7 @@ bench_cuda := $(addprefix build/cuda-bf16/tests/bench/bench_,train gpu wires)
 bench-cuda: $(bench_cuda) ## build the GPU program's benchmarks: training steps, kernels, what transports rely on
 ifeq ($(NVCC),)
 $(name_bf16) $(name_fp32) $(bench_cuda):
-	@echo "make cuda: something is missing"; scripts/find_cuda.sh report; exit 1
+	@echo "make $@: something is missing"; scripts/find_cuda.sh report; exit 1
 endif
 
 # gpu_variant TYPE, OTHER TYPE

@@ -241,9 +241,8 @@ static void tell_of_refusal(int what, const product *of) {
     static bool told[REFUSALS];
     if (!told[what] && cf_die_rank() == 0)
         fprintf(stderr,
-                "note: %s: cuBLASLt %zu has no algorithm for (%lld, %lld) · (%lld, %lld), rows of %lld, "
-                "%lld, %lld "
-                "elements\n",
+                "note: %s: cuBLASLt %zu has no algorithm for "
+                "(%lld, %lld) · (%lld, %lld), rows of %lld, %lld, %lld elements\n",
                 instead[what], cublasLtGetVersion(), (long long)of->m, (long long)of->k, (long long)of->k,
                 (long long)of->n, (long long)of->lda, (long long)of->ldb, (long long)of->ldc);
     told[what] = true;

@@ -269,6 +269,14 @@ class DryRun(harness.Case):
         for operation in ("all-gather", "reduce-scatter"):
             self.assertIn(operation, text)
 
+    def test_threads_that_spin_on_few_cores_are_told_of(self):
+        spin, sleep = ("env", "-u", "OMP_WAIT_POLICY"), ("env", "OMP_WAIT_POLICY=passive")
+        for threads, wrapper, told in ((2 * os.cpu_count(), spin, True), (2 * os.cpu_count(), sleep, False), (1, spin, False)):
+            with self.subTest(threads=threads, wrapper=wrapper):
+                result = harness.run(self.arguments(dry_run=True, tp=2, threads=threads), 2, wrapper=wrapper)
+                self.assertEqual(result.status, 0, str(result))
+                self.assertEqual("set OMP_WAIT_POLICY=passive" in result.out, told, result.out)
+
     def test_any_mesh_on_one_process(self):
         for tp, dp in ((1, 1), (2, 1), (1, 8), (12, 4)):
             with self.subTest(tp=tp, dp=dp):
