@@ -1,7 +1,7 @@
 # commfuse.c: `make help` lists the targets, `make config` prints what was found on this machine.
 #
 # Objects mirror the source tree under build/VARIANT/. Variants:
-#   release        the CPU program and its tests
+#   release        the CPU program and its tests; within, bf16 and layers64: the layers over bf16, and in double
 #   san-…          the same with SAN=address,undefined or SAN=thread
 #   cuda-bf16 -fp32  the GPU program, once for each element type (make cuda)
 #   emulated-…     the same on the CPU, slow and exact (tests/emulator)
@@ -50,11 +50,13 @@ LIBS    := -ldnnl $(CJSON) $(MPI_LIBS) -lpthread -lm
 # What is C and yet of the GPU program alone: transports on GPUs are set up by other means than MPI's.
 bootstrap := commfuse/bootstrap.c commfuse/bootstrap_mpi.c
 commfuse := $(patsubst %.c,$(B)/%.o,$(filter-out $(bootstrap),$(wildcard commfuse/*.c)))
-layers   := $(patsubst %.c,$(B)/%.o,$(filter-out layers/gemm_ref.c,$(wildcard layers/*.c)))
+layers   := $(patsubst %.c,$(B)/%.o,$(filter-out layers/gemm_ref.c layers/gemm_bf16.c,$(wildcard layers/*.c)))
 data     := $(patsubst %.c,$(B)/%.o,$(wildcard data/*.c))
 program  := $(commfuse) $(layers) $(data)
+# The same layers over elements of bf16.
+layers16 := $(patsubst layers/%.c,$(B)/bf16/layers/%.o,$(filter-out layers/gemm_ref.c,$(wildcard layers/*.c)))
 # The same layers in double precision over the reference GEMM, for the gradient tests.
-layers64 := $(patsubst layers/%.c,$(B)/layers64/%.o,$(filter-out layers/gemm.c,$(wildcard layers/*.c)))
+layers64 := $(patsubst layers/%.c,$(B)/layers64/%.o,$(filter-out layers/gemm.c layers/gemm_bf16.c,$(wildcard layers/*.c)))
 
 test_sources := $(wildcard tests/*/test_*.c)
 grad_sources := $(wildcard tests/*/gradient_*.c)
@@ -64,20 +66,24 @@ tools := $(patsubst %.c,$(B)/%,$(tool_sources))
 benches := $(patsubst %.c,$(B)/%,$(wildcard tests/bench/bench_*.c))
 
 ifeq ($(SAN),)
-all: train_gpt compile_commands.json ## build ./train_gpt (the default)
-train_gpt: $(B)/train_gpt
+all: train_gpt train_gpt_bf16 compile_commands.json ## build ./train_gpt, and its bf16 form beside it (the default)
+train_gpt train_gpt_bf16: %: $(B)/%
 	cp -f $< $@
 else
-all: $(B)/train_gpt
+all: $(B)/train_gpt $(B)/train_gpt_bf16
 endif
 
 $(B)/train_gpt: $(B)/train_gpt.o $(program)
 	$(CC) $(CFLAGS) -o $@ $^ $(LIBS)
+$(B)/train_gpt_bf16: $(B)/train_gpt_bf16.o $(commfuse) $(layers16) $(data)
+	$(CC) $(CFLAGS) -o $@ $^ $(LIBS)
 
 # train_gpt.cu is C when cc compiles it and C++ when nvcc does.
-$(B)/train_gpt.o: train_gpt.cu $(B)/version build/march
+$(B)/train_gpt.o: OTHER := -DOTHER_PROGRAM='"train_gpt_bf16"'
+$(B)/train_gpt_bf16.o: OTHER := -DREAL_IS_BF16 -DOTHER_PROGRAM='"train_gpt"'
+$(B)/train_gpt.o $(B)/train_gpt_bf16.o: train_gpt.cu $(B)/version build/march
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -Wc++-compat -DVERSION='"$(VERSION)"' -MMD -MP -x c -c -o $@ $<
+	$(CC) $(CFLAGS) -Wc++-compat -DVERSION='"$(VERSION)"' $(OTHER) -MMD -MP -x c -c -o $@ $<
 
 # Changes only when the version does, so that the program always tells the one it was built from.
 $(B)/version: FORCE
@@ -98,6 +104,9 @@ $(B)/%.o: %.c build/march
 $(B)/layers64/%.o: layers/%.c build/march
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -DREAL_IS_DOUBLE -MMD -MP -c -o $@ $<
+$(B)/bf16/%.o: %.c build/march
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -DREAL_IS_BF16 -MMD -MP -c -o $@ $<
 
 $(B)/tests/%: tests/%.c $(program)
 	@mkdir -p $(@D)
@@ -105,6 +114,11 @@ $(B)/tests/%: tests/%.c $(program)
 $(patsubst %.c,$(B)/%,$(grad_sources)): $(B)/tests/%: tests/%.c $(commfuse) $(layers64)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -DREAL_IS_DOUBLE -MMD -MP -I. -o $@ $< $(commfuse) $(layers64) -lcmocka $(LIBS)
+
+$(B)/bf16/tests/%: tests/%.c $(commfuse) $(layers16) $(data)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -DREAL_IS_BF16 -MMD -MP -I. -o $@ $< $(commfuse) $(layers16) $(data) $(LIBS)
+bf16-tools: $(B)/bf16/tests/layers/tool_twins $(B)/bf16/tests/bench/bench_train
 
 $(B)/tests/commfuse/tool_bootstrap: $(bootstrap:%.c=$(B)/%.o)
 $(B)/tests/commfuse/tool_bootstrap: LIBS := $(bootstrap:%.c=$(B)/%.o) $(LIBS)
@@ -131,7 +145,7 @@ include tests/fuzz/fuzz.mk
 NVCCFLAGS := -std=c++17 -O3 -lineinfo $(CUDA_ARCH) -Xcompiler -Wall,-Wextra -Xptxas --warn-on-spills \
              $(if $(WERROR),-Werror all-warnings -Xcompiler -Werror -Xptxas --warning-as-error)
 cuda_sources := $(wildcard commfuse/*.cu layers/*.cu)
-twinned := $(cuda_sources:%.cu=%.c) commfuse/device_cpu.c commfuse/transport_mpi.c commfuse/flights_mpi.c layers/gemm.c layers/gemm_ref.c
+twinned := $(cuda_sources:%.cu=%.c) commfuse/device_cpu.c commfuse/transport_mpi.c commfuse/flights_mpi.c layers/gemm.c layers/gemm_ref.c layers/gemm_bf16.c
 shared_sources := $(filter-out $(twinned),$(wildcard commfuse/*.c layers/*.c))
 data_objects := $(patsubst %.c,%.o,$(wildcard data/*.c)) # what needs cJSON and xxHash, which layers do without
 gpu_objects := $(cuda_sources:%.cu=%.cuda.o) $(shared_sources:%.c=%.o)
@@ -198,7 +212,7 @@ emulated-tools: $(foreach type,fp32 bf16,build/emulated-$(type)/tests/layers/too
 
 -include $(shell find $(B) -name '*.d' 2>/dev/null)
 
-build-tests: all $(tests) $(tools) $(benches) $(if $(SAN),,emulated-tests cuda-tests) ## build everything that `make test` runs
+build-tests: all $(tests) $(tools) $(benches) bf16-tools $(if $(SAN),,emulated-tests cuda-tests) ## build everything that `make test` runs
 tests: build-tests
 
 test: ## all tests; one alone: make test T=fuse   with sanitizers: make test SAN=address,undefined
@@ -250,10 +264,10 @@ format-check: ## say what `make format` would change
 	clang-format --dry-run --Werror $(formatted)
 
 clean: ## remove everything that was built
-	rm -rf build train_gpt $(name_bf16) $(name_fp32) compile_commands.json
+	rm -rf build train_gpt train_gpt_bf16 $(name_bf16) $(name_fp32) compile_commands.json
 
 help: ## this list
 	@grep -hE '^[a-z_-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z_-]+):.*## /  make \1\t/' | expand -t 20
 
-.PHONY: FORCE all cuda bench-cuda cuda-tools cuda-tests emulated-tools emulated-tests build-tests tests test bench imagined report lab chaos demo deps config format format-check clean help
+.PHONY: FORCE all cuda bench-cuda cuda-tools cuda-tests emulated-tools emulated-tests bf16-tools build-tests tests test bench imagined report lab chaos demo deps config format format-check clean help
 .DELETE_ON_ERROR:

@@ -3,9 +3,9 @@
 //     ./train_gpt --train data.bin                              one process, all cores
 //     mpirun -np 4 ./train_gpt --tp 2 --dp 2 --train data.bin   two replicas of two ranks each
 //
-// This file is the common subset of C and C++: `cc -x c` builds it for CPUs, nvcc for GPUs, where there is one
-// program for each element type (--dtype finds the right one). It knows no kernel and no transport; who talks to
-// whom, and when, is decided in commfuse/, what is computed in layers/, what touches the disk in data/.
+// This file is the common subset of C and C++: `cc -x c` builds it for CPUs, nvcc for GPUs, a program for each element
+// type (--dtype finds the right one). It knows no kernel and no transport; who talks to whom, and when, is decided in
+// commfuse/, what is computed in layers/, what touches the disk in data/.
 //
 // Order of things in a step: micro-batches forward and backward (the last one sends gradients behind its
 // backward), optimizer (norm, non-finite check, clip, update, weights on their way), log. Every rank takes
@@ -41,6 +41,9 @@
 
 #ifndef VERSION
 #define VERSION "unknown"
+#endif
+#ifndef OTHER_PROGRAM // the same for the other element type
+#define OTHER_PROGRAM "train_gpt_bf16"
 #endif
 
 enum { SAMPLE_TOKENS = 256, PATH_LENGTH = 4096, RANKS_MAX = 1 << 20 };
@@ -92,23 +95,18 @@ static bool root(const trainer *t) {
 
 // --- options → mesh, shape, data ---
 
-// Element types are fixed when layers are compiled. The GPU program for the other one lies beside this one.
+// Element types are fixed when layers are compiled. The program for the other one lies beside this one.
 static void choose_program(options *o, char **argv) {
     if (strcmp(o->dtype, "auto") == 0) o->dtype = cf_dtype_name(REAL_DTYPE);
     if (strcmp(o->dtype, cf_dtype_name(REAL_DTYPE)) == 0) return;
-#ifdef OTHER_PROGRAM
     char path[PATH_LENGTH];
     ssize_t length = readlink("/proc/self/exe", path, sizeof path - sizeof OTHER_PROGRAM);
     path[length > 0 ? length : 0] = 0;
     char *name = strrchr(path, '/');
     strcpy(name ? name + 1 : path, OTHER_PROGRAM);
     execv(path, argv);
-    cf_die_together("build it with: make cuda", "--dtype %s needs the program %s: %s", o->dtype, path,
-                    strerror(errno));
-#else
-    (void)argv;
-    cf_die_together("use --dtype fp32", "--dtype %s needs a GPU; this is the CPU program", o->dtype);
-#endif
+    cf_die_together("build it with: make, for GPUs make cuda", "--dtype %s needs the program %s: %s",
+                    o->dtype, path, strerror(errno));
 }
 
 static void refuse_what_cannot_be(const options *o) {

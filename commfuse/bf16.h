@@ -16,8 +16,8 @@ static inline float cf_float_of_bf16(uint16_t half) {
 static inline uint16_t cf_bf16_of_float(float value) {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
-    if (value != value) return (uint16_t)(bits >> 16 | 0x40);
-    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+    uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16, quiet = bits >> 16 | 0x40;
+    return (uint16_t)(value != value ? quiet : rounded); // no branch: loops over it become vector code
 }
 
 #endif

@@ -51,7 +51,7 @@ void cf_range_end(void);
 
 void cf_copy(void *to, const void *from, int64_t bytes, cf_stream *stream);
 void cf_zero(void *to, int64_t bytes, cf_stream *stream);
-// to[i] = to[i] + from[i], i < count, elements of dtype (not CF_BYTE; CF_BF16 on a GPU only).
+// to[i] = to[i] + from[i], i < count, elements of dtype (not CF_BYTE). bf16 is added in float and rounded once.
 void cf_add(void *to, const void *from, int64_t count, cf_dtype dtype, cf_stream *stream);
 
 // A checksum of `bytes` bytes at `data`, any address, is added to *sum. It is a sum over their words of eight bytes, the

@@ -1,5 +1,6 @@
 // The CPU as a device: a stream runs at once, memory is the process's own.
 #include "device.h"
+#include "bf16.h"
 #include "checksum.h"
 #include "die.h"
 #include <stdlib.h>
@@ -120,6 +121,12 @@ void cf_zero(void *to, int64_t bytes, cf_stream *stream) {
         return;                                                                                              \
     }
 
+static void add_bf16(uint16_t *restrict to, const uint16_t *restrict from, int64_t n) {
+#pragma omp parallel for simd if (parallel : n >= PARALLEL_MIN)
+    for (int64_t i = 0; i < n; i++)
+        to[i] = cf_bf16_of_float(cf_float_of_bf16(to[i]) + cf_float_of_bf16(from[i]));
+}
+
 void cf_add(void *to, const void *from, int64_t count, cf_dtype dtype, cf_stream *stream) {
     (void)stream;
     switch (dtype) {
@@ -130,10 +137,11 @@ void cf_add(void *to, const void *from, int64_t count, cf_dtype dtype, cf_stream
     case CF_INT64:
         ADD(int64_t)
     case CF_BF16:
+        return add_bf16((uint16_t *)to, (const uint16_t *)from, count);
     case CF_BYTE:
         break;
     }
-    cf_die(NULL, "cf_add: the CPU does not add %s", cf_dtype_name(dtype));
+    cf_die(NULL, "cf_add: bytes are not added");
 }
 
 static uint64_t word_at(const char *data, int64_t i, size_t bytes) {

@@ -1,5 +1,6 @@
 // See flights_mpi.h.
 #include "flights_mpi.h"
+#include "bf16.h"
 #include "die.h"
 #include <limits.h>
 #include <stdlib.h>
@@ -148,13 +149,20 @@ static MPI_Datatype mpi_type(const cf_request *r) {
         return MPI_DOUBLE;
     case CF_INT64:
         return MPI_INT64_T;
-    case CF_BYTE:
-        return MPI_BYTE;
     case CF_BF16:
+        return MPI_UINT16_T;
+    case CF_BYTE:
         break;
     }
-    if (r->kind != CF_REQUEST_REDUCE_SCATTER) return MPI_UINT16_T;
-    cf_die("use --dtype fp32", "MPI has no sum of bf16 (%s)", r->label);
+    return MPI_BYTE;
+}
+
+// What MPI does not know: added in float, rounded once.
+static void add_bf16(void *from, void *to, int *count, MPI_Datatype *type) {
+    (void)type;
+    const uint16_t *a = (const uint16_t *)from;
+    uint16_t *b = (uint16_t *)to;
+    for (int i = 0; i < *count; i++) b[i] = cf_bf16_of_float(cf_float_of_bf16(b[i]) + cf_float_of_bf16(a[i]));
 }
 
 static int mpi_count(const cf_request *r, int64_t count) {
@@ -191,13 +199,13 @@ static void call_allgather(cf_flight *f, cf_request *r, MPI_Comm comm, MPI_Datat
 }
 
 // The sum of what has come, in the order of ranks.
-static void sum_stage(const cf_flight *f) {
+static void sum_stage(const cf_flights *all, const cf_flight *f) {
     const cf_request *r = f->request;
     int64_t bytes = r->send_count * cf_dtype_size(r->dtype);
     memcpy(r->recv, f->stage.at, (size_t)bytes);
     for (int i = 1; i < r->group->size; i++)
         cf_mpi_check(MPI_Reduce_local((const char *)f->stage.at + i * bytes, r->recv, (int)r->send_count,
-                                      mpi_type(r), MPI_SUM),
+                                      mpi_type(r), r->dtype == CF_BF16 ? all->sum_of_bf16 : MPI_SUM),
                      "MPI_Reduce_local", r);
 }
 
@@ -211,7 +219,7 @@ static void call_reduce_scatter(cf_flights *all, cf_flight *f, cf_request *r, MP
     f->stage = take(&all->stages, r->send_count * r->group->size * cf_dtype_size(r->dtype), r);
     if (r->blocking) {
         cf_mpi_check(MPI_Alltoall(r->send, count, type, f->stage.at, count, type, comm), "MPI_Alltoall", r);
-        sum_stage(f);
+        sum_stage(all, f);
         give_back(&all->stages, f->stage);
         f->stage = (cf_memory){0};
     } else {
@@ -256,9 +264,11 @@ void cf_flights_open(cf_flights *all, int ranks) {
     if (!all->under_way) cf_die(NULL, "out of memory for the MPI transport");
     MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &tag_max, &known);
     all->tag_max = known ? *tag_max : 32767; // what every MPI library allows
+    MPI_Op_create(add_bf16, true, &all->sum_of_bf16);
 }
 
 void cf_flights_close(cf_flights *all) {
+    MPI_Op_free(&all->sum_of_bf16);
     drain(&all->lists);
     drain(&all->stages);
     free(all->active);
@@ -311,7 +321,7 @@ static bool test_parts(cf_flights *all, cf_flight *f, bool *news) {
 // A reduce-scatter that has come is summed at the next look: by then what queues behind it is on its way.
 static bool has_ended(cf_flights *all, cf_flight *f, bool *news) {
     if (f->staged) {
-        sum_stage(f);
+        sum_stage(all, f);
         return true;
     }
     if (!test_parts(all, f, news)) return false;

@@ -436,11 +436,11 @@ static void close_transport(cf_transport *t) {
     pthread_join(s->thread, NULL);
     cf_watch_close(s->watch);
     cf_patience_begin("MPI ends", timeout_s_of(t));
+    cf_flights_close(&s->flights);
     for (int i = 0; i < s->comms; i++) MPI_Comm_free(&s->comm[i]);
     cf_die_setup(t->rank, t->size, NULL);
     MPI_Finalize();
     cf_patience_end();
-    cf_flights_close(&s->flights);
     free(s);
     free(t);
 }

@@ -4,6 +4,7 @@
 // bits however many threads there are.
 #include "adamw.h"
 #include "math_real.h"
+#include "../commfuse/die.h"
 
 enum { BLOCKS = 256 /* <= SQUARES_SCRATCH */, PARALLEL_MIN = 1 << 14 };
 
@@ -21,28 +22,41 @@ static range block_range(int64_t i, int64_t n) {
 // m̂ and v̂ being m and v over 1 − βᵗ.
 static void update(precise *restrict w, precise *restrict m, precise *restrict v, const precise *restrict g,
                    int64_t n, adamw a) {
-    const real scale = (real)a.scale, beta1 = (real)a.beta1, beta2 = (real)a.beta2, eps = (real)a.eps;
-    const real rest1 = (real)(1 - a.beta1), rest2 = (real)(1 - a.beta2);
-    const real rate = (real)(a.lr / (1 - pow(a.beta1, (double)a.step)));
-    const real second = (real)(1 / (1 - pow(a.beta2, (double)a.step)));
-    const real decay = (real)(a.lr * a.weight_decay);
+    const precise scale = (precise)a.scale, eps = (precise)a.eps;
+    const precise beta1 = (precise)a.beta1, beta2 = (precise)a.beta2;
+    const precise rest1 = (precise)(1 - a.beta1), rest2 = (precise)(1 - a.beta2);
+    const precise rate = (precise)(a.lr / (1 - pow(a.beta1, (double)a.step)));
+    const precise second = (precise)(1 / (1 - pow(a.beta2, (double)a.step)));
+    const precise decay = (precise)(a.lr * a.weight_decay);
 #pragma omp parallel for simd if (parallel : n >= PARALLEL_MIN)
     for (int64_t i = 0; i < n; i++) {
-        real gradient = scale * g[i];
+        precise gradient = scale * g[i];
         m[i] = beta1 * m[i] + rest1 * gradient;
         v[i] = beta2 * v[i] + rest2 * gradient * gradient;
         w[i] -= rate * m[i] / (sqrt_real(v[i] * second) + eps) + decay * w[i];
     }
 }
 
+// Weights that are their own masters.
+static precise *as_precise(real *w) {
+    if (REAL_DTYPE != PRECISE_DTYPE)
+        cf_die(NULL, "adamw: %s weights need masters", cf_dtype_name(REAL_DTYPE));
+    return (precise *)(void *)w;
+}
+
 void adamw_update(real *w, precise *master, precise *m, precise *v, const precise *g, int64_t n, adamw a,
                   cf_stream *stream) {
-    update(master ? master : w, m, v, g, n, a);
-    if (master) cf_copy(w, master, n * (int64_t)sizeof *w, stream);
+    (void)stream;
+    update(master ? master : as_precise(w), m, v, g, n, a);
+    if (!master) return;
+#pragma omp parallel for simd if (parallel : n >= PARALLEL_MIN)
+    for (int64_t i = 0; i < n; i++) w[i] = real_of(master[i]);
 }
 
 void adamw_master(precise *master, const real *w, int64_t n, cf_stream *stream) {
-    cf_copy(master, w, n * (int64_t)sizeof *w, stream); // here weights are precise
+    (void)stream;
+#pragma omp parallel for simd if (parallel : n >= PARALLEL_MIN)
+    for (int64_t i = 0; i < n; i++) master[i] = precise_of(w[i]);
 }
 
 void sum_of_squares(double *sum, double *scratch, const precise *x, int64_t n, cf_stream *stream) {

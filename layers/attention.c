@@ -5,15 +5,16 @@
 // rescales both the sum and the row of the output. Products go through gemm(), which inside a parallel
 // region stays on its thread; it is fast as long as tiles are large and their rows lie close together, so
 // tiles are packed first (in qkv two rows of a head are B·3·H·D elements apart). Tiles above the diagonal
-// are never touched; on it, columns that no query of the tile may see are left out.
+// are never touched; on it, columns that no query of the tile may see are left out. Where elements are bf16,
+// so is what products read, P and its gradient too; scores and all sums are not.
 //
 // Forward: a task is a block of query tiles of one head; it packs a tile of keys and values once and runs all
 // its query tiles against it. So large blocks are better, and they are cut only as far as threads need tasks: a
 // range of few queries, as Query-Split has them, must not cost more per query than all of them.
 //
-// Backward: a task is a block of keys of one head, whose dk and dv it alone sums. If there are enough heads to
-// feed many threads, a block is the whole head, and dq is summed straight into dqkv. If not, a head is cut
-// into several blocks, each with its own partial dq in the scratch, and the partials are added in order.
+// Backward: a task is a block of keys of one head, whose dk and dv it alone sums; if there are enough heads to
+// feed many threads, a block is the whole head. Each has its own partial dq in the scratch, and the partials are
+// added in order.
 //
 // The cuts of backward depend on shapes alone, and those of forward do not touch the tiles, so the order of
 // every sum is the same for any number of threads.
@@ -41,7 +42,7 @@ typedef struct shape {
     int64_t pairs;            // B·H: a pair is one head of one sequence
     int64_t qkv_row, out_row; // elements from one time step to the next
     int64_t key_tile, query_tile, query_block;
-    real scale;
+    precise scale;
 } shape;
 
 typedef struct span {
@@ -86,7 +87,7 @@ static shape shape_of(int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, in
     while (tiles > 1 && s.pairs * ceil_div(n, tiles * s.query_tile) < TASKS_PER_THREAD * threads())
         tiles /= 2;
     s.query_block = tiles * s.query_tile;
-    s.scale = 1 / sqrt_real((real)D);
+    s.scale = 1 / sqrt_real((precise)D);
     return s;
 }
 
@@ -111,14 +112,24 @@ static void pack(real *restrict to, const real *restrict from, int64_t from_row,
     for (int64_t r = 0; r < rows; r++) memcpy(to + r * D, from + r * from_row, (size_t)D * sizeof(real));
 }
 
-static void add(real *restrict to, const real *restrict from, int64_t n) {
+static void add(precise *restrict to, const precise *restrict from, int64_t n) {
 #pragma omp simd
     for (int64_t i = 0; i < n; i++) to[i] += from[i];
 }
 
-static void multiply(real *x, real factor, int64_t n) {
+static void add_rounded(real *restrict to, const precise *restrict from, int64_t n) {
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) to[i] = real_of(precise_of(to[i]) + from[i]);
+}
+
+static void multiply(precise *x, precise factor, int64_t n) {
 #pragma omp simd
     for (int64_t i = 0; i < n; i++) x[i] *= factor;
+}
+
+static void multiply_rounded(real *restrict to, const precise *restrict x, precise factor, int64_t n) {
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) to[i] = real_of(x[i] * factor);
 }
 
 // How many of these keys query t may see.
@@ -126,22 +137,24 @@ static int64_t visible(int64_t t, span keys) {
     return max(0, min(keys.end, t + 1) - keys.begin);
 }
 
-// One row of scores becomes exp(scale · score − maximum), zero beyond the seen columns. A new maximum
+// p = exp(scale · score − maximum) of one row of scores, zero beyond the seen columns. A new maximum
 // rescales the sum and the row of the output that belong to the maximum before.
-static void softmax_row(real *restrict row, int64_t seen, int64_t columns, real scale, real *restrict maximum,
-                        real *restrict sum, real *restrict out, int64_t D) {
-    real highest = -INFINITY, row_sum = 0;
+static void softmax_row(real *restrict p, const precise *restrict score, int64_t seen, int64_t columns,
+                        precise scale, precise *restrict maximum, precise *restrict sum,
+                        precise *restrict out, int64_t D) {
+    precise highest = -INFINITY, row_sum = 0;
 #pragma omp simd reduction(max : highest)
-    for (int64_t c = 0; c < seen; c++) highest = row[c] > highest ? row[c] : highest;
-    const real before = *maximum, now = highest * scale > before ? highest * scale : before;
+    for (int64_t c = 0; c < seen; c++) highest = score[c] > highest ? score[c] : highest;
+    const precise before = *maximum, now = highest * scale > before ? highest * scale : before;
 #pragma omp simd reduction(+ : row_sum)
     for (int64_t c = 0; c < seen; c++) {
-        row[c] = exp_real(scale * row[c] - now);
-        row_sum += row[c];
+        precise e = exp_real(scale * score[c] - now);
+        row_sum += e;
+        p[c] = real_of(e);
     }
-    for (int64_t c = seen; c < columns; c++) row[c] = 0;
+    for (int64_t c = seen; c < columns; c++) p[c] = real_of(0);
     if (now > before && before > -INFINITY) {
-        real correction = exp_real(before - now);
+        precise correction = exp_real(before - now);
         *sum *= correction;
         multiply(out, correction, D);
     }
@@ -149,21 +162,23 @@ static void softmax_row(real *restrict row, int64_t seen, int64_t columns, real 
     *maximum = now;
 }
 
-// Query rows q (rows, D) against one tile of keys. out: their first row in (T, B, H, D).
-static void forward_tile(real *out, real *maximum, real *sum, const real *q, const real *k, const real *v,
-                         span rows, span keys, const shape *s) {
-    real scores[QUERY_TILE * KEY_TILE];
+// Query rows q (rows, D) against one tile of keys. out (rows, D): what is to be divided by sum.
+static void forward_tile(precise *out, precise *maximum, precise *sum, const real *q, const real *k,
+                         const real *v, span rows, span keys, const shape *s) {
+    precise scores[QUERY_TILE * KEY_TILE];
+    real p[QUERY_TILE * KEY_TILE];
     int64_t n = length(rows), columns = visible(rows.end - 1, keys), D = s->D;
-    gemm(false, true, n, columns, D, q, D, k, D, 0, scores, columns, NULL);
+    gemm_to_precise(false, true, n, columns, D, q, D, k, D, 0, scores, columns, NULL);
     for (int64_t r = 0; r < n; r++)
-        softmax_row(scores + r * columns, visible(rows.begin + r, keys), columns, s->scale, maximum + r,
-                    sum + r, out + r * s->out_row, D);
-    gemm(false, false, n, D, columns, scores, columns, v, D, keys.begin > 0, out, s->out_row, NULL);
+        softmax_row(p + r * columns, scores + r * columns, visible(rows.begin + r, keys), columns, s->scale,
+                    maximum + r, sum + r, out + r * D, D);
+    gemm_to_precise(false, false, n, D, columns, p, columns, v, D, keys.begin > 0, out, D, NULL);
 }
 
-static void forward_block(real *out, real *lse, const real *qkv, int64_t pair, span block, const shape *s) {
+static void forward_block(real *out, precise *lse, const real *qkv, int64_t pair, span block,
+                          const shape *s) {
     real q[PACK], k[PACK], v[PACK];
-    real maximum[QUERY_BLOCK], sum[QUERY_BLOCK];
+    precise o[PACK], maximum[QUERY_BLOCK], sum[QUERY_BLOCK];
     for (int64_t r = 0; r < length(block); r++) maximum[r] = -INFINITY, sum[r] = 0;
     pack(q, qkv + qkv_at(s, block.begin, pair, QUERY), s->qkv_row, length(block), s->D);
     for (int64_t at = 0; at < block.end; at += s->key_tile) {
@@ -174,12 +189,11 @@ static void forward_block(real *out, real *lse, const real *qkv, int64_t pair, s
             span rows = {t, min(t + s->query_tile, block.end)};
             int64_t r = t - block.begin;
             if (rows.end > at) // not above the diagonal
-                forward_tile(out + out_at(s, t, pair), maximum + r, sum + r, q + r * s->D, k, v, rows, keys,
-                             s);
+                forward_tile(o + r * s->D, maximum + r, sum + r, q + r * s->D, k, v, rows, keys, s);
         }
     }
     for (int64_t r = 0; r < length(block); r++) {
-        multiply(out + out_at(s, block.begin + r, pair), 1 / sum[r], s->D);
+        multiply_rounded(out + out_at(s, block.begin + r, pair), o + r * s->D, 1 / sum[r], s->D);
         lse[lse_at(s, block.begin + r, pair)] = maximum[r] + log_real(sum[r]);
     }
 }
@@ -208,8 +222,7 @@ static int64_t key_blocks(int64_t keys, int64_t pairs) {
 int64_t attention_scratch(int64_t T, int64_t B, int64_t H, int64_t D) {
     int64_t most = 0;
     for (int64_t b = 1; b <= B; b++) {
-        int64_t blocks = key_blocks(T, b * H);
-        most = max(most, T * b * H + (blocks > 1 ? blocks * T * b * H * D : 0));
+        most = max(most, T * b * H + key_blocks(T, b * H) * T * b * H * D);
     }
     return most;
 }
@@ -217,53 +230,58 @@ int64_t attention_scratch(int64_t T, int64_t B, int64_t H, int64_t D) {
 // A tile of keys and values with their gradients, packed.
 typedef struct key_tile {
     span keys;
-    real k[PACK], v[PACK], dk[PACK], dv[PACK]; // (keys, D)
+    real k[PACK], v[PACK]; // (keys, D)
+    precise dk[PACK], dv[PACK];
 } key_tile;
 
-// Where the gradients of a block's queries go: straight into dqkv, or into the block's partial sum.
-typedef struct query_gradient {
-    real *first; // row t0
-    int64_t row; // elements from one time step to the next
-    bool partial;
-} query_gradient;
-
-// scores becomes P = exp(scale · score − lse), dscores (dP = dO·Vᵀ on entry) becomes P · (dP − delta) · scale.
-static void softmax_row_backward(real *restrict scores, real *restrict dscores, int64_t seen, int64_t columns,
-                                 real scale, real lse, real delta) {
+// p = exp(scale · score − lse), dscore = p · (dp − delta) · scale, of one row
+static void softmax_row_backward(real *restrict p, real *restrict dscore, const precise *restrict score,
+                                 const precise *restrict dp, int64_t seen, int64_t columns, precise scale,
+                                 precise lse, precise delta) {
 #pragma omp simd
     for (int64_t c = 0; c < seen; c++) {
-        scores[c] = exp_real(scale * scores[c] - lse);
-        dscores[c] = scores[c] * (dscores[c] - delta) * scale;
+        precise e = exp_real(scale * score[c] - lse);
+        p[c] = real_of(e);
+        dscore[c] = real_of(e * (dp[c] - delta) * scale);
     }
-    for (int64_t c = seen; c < columns; c++) scores[c] = dscores[c] = 0;
+    for (int64_t c = seen; c < columns; c++) p[c] = dscore[c] = real_of(0);
 }
 
-// Query rows q, dout (rows, D) against one tile of keys. dq: their first row.
-static void backward_tile(real *dq, int64_t dq_row, real dq_beta, key_tile *tile, const real *q,
-                          const real *dout, const real *lse, const real *delta, span rows, const shape *s) {
-    real scores[QUERY_TILE * KEY_TILE], dscores[QUERY_TILE * KEY_TILE];
+// Query rows q, dout (rows, D) against one tile of keys. dq: their first row, written if beta is 0.
+static void backward_tile(precise *dq, precise beta, key_tile *tile, const real *q, const real *dout,
+                          const precise *lse, const precise *delta, span rows, const shape *s) {
+    precise scores[QUERY_TILE * KEY_TILE], dp[QUERY_TILE * KEY_TILE];
+    real p[QUERY_TILE * KEY_TILE], dscores[QUERY_TILE * KEY_TILE];
     int64_t n = length(rows), columns = visible(rows.end - 1, tile->keys), D = s->D;
-    gemm(false, true, n, columns, D, q, D, tile->k, D, 0, scores, columns, NULL);
-    gemm(false, true, n, columns, D, dout, D, tile->v, D, 0, dscores, columns, NULL);
+    gemm_to_precise(false, true, n, columns, D, q, D, tile->k, D, 0, scores, columns, NULL);
+    gemm_to_precise(false, true, n, columns, D, dout, D, tile->v, D, 0, dp, columns, NULL);
     for (int64_t r = 0; r < n; r++)
-        softmax_row_backward(scores + r * columns, dscores + r * columns, visible(rows.begin + r, tile->keys),
-                             columns, s->scale, lse[r * s->pairs], delta[r * s->pairs]);
-    gemm(true, false, columns, D, n, scores, columns, dout, D, 1, tile->dv, D, NULL);
-    gemm(true, false, columns, D, n, dscores, columns, q, D, 1, tile->dk, D, NULL);
-    gemm(false, false, n, D, columns, dscores, columns, tile->k, D, dq_beta, dq, dq_row, NULL);
+        softmax_row_backward(p + r * columns, dscores + r * columns, scores + r * columns, dp + r * columns,
+                             visible(rows.begin + r, tile->keys), columns, s->scale, lse[r * s->pairs],
+                             delta[r * s->pairs]);
+    gemm_to_precise(true, false, columns, D, n, p, columns, dout, D, 1, tile->dv, D, NULL);
+    gemm_to_precise(true, false, columns, D, n, dscores, columns, q, D, 1, tile->dk, D, NULL);
+    gemm_to_precise(false, false, n, D, columns, dscores, columns, tile->k, D, beta, dq, s->out_row, NULL);
 }
 
 typedef struct backward {
     real *dqkv;
-    const real *dout, *lse, *qkv;
-    const real *delta; // (n, B, H): sum over D of dout · out
+    const real *dout, *qkv;
+    const precise *lse;
+    precise *delta;    // (n, B, H): sum over D of dout · out
+    precise *partials; // (blocks, n, B, H, D): of dq
     const shape *s;
 } backward;
 
-// All queries of the range against one tile of keys.
-static void backward_keys(const backward *a, query_gradient dq, int64_t pair, span keys, bool first) {
+// The partial dq of block i at time t.
+static precise *partial_at(const backward *a, int64_t i, int64_t t, int64_t pair) {
+    return a->partials + (i * a->s->n + t - a->s->t0) * a->s->out_row + pair * a->s->D;
+}
+
+// All queries of the range against one tile of keys of block i, the block's first or not.
+static void backward_keys(const backward *a, int64_t i, int64_t pair, span keys, bool first) {
     const shape *s = a->s;
-    const int64_t D = s->D, bytes = length(keys) * D * (int64_t)sizeof(real);
+    const int64_t D = s->D, bytes = length(keys) * D * (int64_t)sizeof(precise);
     key_tile tile;
     real q[PACK_QUERY], dout[PACK_QUERY]; // (rows, D)
     tile.keys = keys;
@@ -275,34 +293,36 @@ static void backward_keys(const backward *a, query_gradient dq, int64_t pair, sp
         span rows = {t, min(t + s->query_tile, s->t0 + s->n)};
         pack(q, a->qkv + qkv_at(s, t, pair, QUERY), s->qkv_row, length(rows), D);
         pack(dout, a->dout + out_at(s, t, pair), s->out_row, length(rows), D);
-        backward_tile(dq.first + (t - s->t0) * dq.row, dq.row, dq.partial && first ? 0 : 1, &tile, q, dout,
-                      a->lse + lse_at(s, t, pair), a->delta + lse_at(s, t - s->t0, pair), rows, s);
+        backward_tile(partial_at(a, i, t, pair), !first, &tile, q, dout, a->lse + lse_at(s, t, pair),
+                      a->delta + lse_at(s, t - s->t0, pair), rows, s);
     }
     for (int64_t r = 0; r < length(keys); r++) {
-        add(a->dqkv + qkv_at(s, keys.begin + r, pair, KEY), tile.dk + r * D, D);
-        add(a->dqkv + qkv_at(s, keys.begin + r, pair, VALUE), tile.dv + r * D, D);
+        add_rounded(a->dqkv + qkv_at(s, keys.begin + r, pair, KEY), tile.dk + r * D, D);
+        add_rounded(a->dqkv + qkv_at(s, keys.begin + r, pair, VALUE), tile.dv + r * D, D);
     }
 }
 
-static void output_dot_gradient(real *delta, const real *dout, const real *out, const shape *s) {
+static void output_dot_gradient(precise *delta, const real *dout, const real *out, const shape *s) {
 #pragma omp parallel for
     for (int64_t i = 0; i < s->n * s->pairs; i++) {
         const real *o = out + s->t0 * s->out_row + i * s->D, *d = dout + s->t0 * s->out_row + i * s->D;
-        real sum = 0;
+        precise sum = 0;
 #pragma omp simd reduction(+ : sum)
-        for (int64_t j = 0; j < s->D; j++) sum += o[j] * d[j];
+        for (int64_t j = 0; j < s->D; j++) sum += precise_of(o[j]) * precise_of(d[j]);
         delta[i] = sum;
     }
 }
 
-// dq of every query += the partials of the blocks whose keys it sees, in order
-static void add_partials(real *dqkv, const real *partials, int64_t blocks, int64_t block, const shape *s) {
+// dq of every query += the partials of the blocks whose keys it sees, added to the first one's in order.
+static void add_partials(const backward *a, int64_t blocks, int64_t block) {
+    const shape *s = a->s;
 #pragma omp parallel for
-    for (int64_t t = s->t0; t < s->t0 + s->n; t++)
-        for (int64_t i = 0; i < blocks && i * block <= t; i++)
-            for (int64_t pair = 0; pair < s->pairs; pair++)
-                add(dqkv + qkv_at(s, t, pair, QUERY),
-                    partials + (i * s->n + t - s->t0) * s->out_row + pair * s->D, s->D);
+    for (int64_t t = s->t0; t < s->t0 + s->n; t++) {
+        precise *sum = partial_at(a, 0, t, 0); // (B, H, D)
+        for (int64_t i = 1; i < blocks && i * block <= t; i++) add(sum, partial_at(a, i, t, 0), s->out_row);
+        for (int64_t pair = 0; pair < s->pairs; pair++)
+            add_rounded(a->dqkv + qkv_at(s, t, pair, QUERY), sum + pair * s->D, s->D);
+    }
 }
 
 void attention_backward(real *dqkv, const real *dout, const real *out, const precise *lse, const real *qkv,
@@ -312,18 +332,15 @@ void attention_backward(real *dqkv, const real *dout, const real *out, const pre
     if (n == 0) return;
     const shape s = shape_of(t0, n, T, B, H, D);
     const int64_t keys = t0 + n, blocks = key_blocks(keys, s.pairs), block = ceil_div(keys, blocks);
-    real *delta = scratch, *partials = scratch + n * s.pairs; // (n, B, H), (blocks, n, B, H, D)
-    const backward a = {dqkv, dout, lse, qkv, delta, &s};
-    output_dot_gradient(delta, dout, out, &s);
+    const backward a = {dqkv, dout, qkv, lse, scratch, scratch + n * s.pairs, &s};
+    output_dot_gradient(a.delta, dout, out, &s);
 #pragma omp parallel for collapse(2) schedule(dynamic)
     for (int64_t i = 0; i < blocks; i++) { // the first keys have the most queries
         for (int64_t pair = 0; pair < s.pairs; pair++) {
-            query_gradient dq = {dqkv + qkv_at(&s, t0, pair, QUERY), s.qkv_row, false};
-            if (blocks > 1) dq = (query_gradient){partials + i * n * s.out_row + pair * D, s.out_row, true};
             int64_t end = min((i + 1) * block, keys);
             for (int64_t k = i * block; k < end; k += s.key_tile)
-                backward_keys(&a, dq, pair, (span){k, min(k + s.key_tile, end)}, k == i * block);
+                backward_keys(&a, i, pair, (span){k, min(k + s.key_tile, end)}, k == i * block);
         }
     }
-    if (blocks > 1) add_partials(dqkv, partials, blocks, block, &s);
+    add_partials(&a, blocks, block);
 }

@@ -8,25 +8,25 @@
 enum { STRETCH = 2048 };
 
 typedef struct softmax {
-    real maximum, sum; // sum of exp(logit − maximum)
+    precise maximum, sum; // sum of exp(logit − maximum)
 } softmax;
 
-static real maximum_of(const real *x, int64_t n) {
-    real maximum = -INFINITY;
+static precise maximum_of(const real *x, int64_t n) {
+    precise maximum = -INFINITY;
 #pragma omp simd reduction(max : maximum)
-    for (int64_t i = 0; i < n; i++) maximum = x[i] > maximum ? x[i] : maximum;
+    for (int64_t i = 0; i < n; i++) maximum = precise_of(x[i]) > maximum ? precise_of(x[i]) : maximum;
     return maximum;
 }
 
-static real sum_of_exp(const real *x, int64_t n, real shift) {
-    real sum = 0;
+static precise sum_of_exp(const real *x, int64_t n, precise shift) {
+    precise sum = 0;
 #pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < n; i++) sum += exp_real(x[i] - shift);
+    for (int64_t i = 0; i < n; i++) sum += exp_real(precise_of(x[i]) - shift);
     return sum;
 }
 
 static softmax merge(softmax a, softmax b) {
-    real maximum = a.maximum > b.maximum ? a.maximum : b.maximum;
+    precise maximum = a.maximum > b.maximum ? a.maximum : b.maximum;
     if (maximum == -INFINITY) return (softmax){maximum, a.sum + b.sum}; // nothing, or NaN on its way
     return (softmax){maximum, a.sum * exp_real(a.maximum - maximum) + b.sum * exp_real(b.maximum - maximum)};
 }
@@ -35,14 +35,14 @@ static softmax softmax_of(const real *x, int64_t n) {
     softmax all = {-INFINITY, 0};
     for (int64_t i = 0; i < n; i += STRETCH) {
         int64_t length = n - i < STRETCH ? n - i : STRETCH;
-        real maximum = maximum_of(x + i, length);
-        real shift = maximum == -INFINITY ? 0 : maximum; // −inf − (−inf) would be NaN
+        precise maximum = maximum_of(x + i, length);
+        precise shift = maximum == -INFINITY ? 0 : maximum; // −inf − (−inf) would be NaN
         all = merge(all, (softmax){maximum, sum_of_exp(x + i, length, shift)});
     }
     return all;
 }
 
-static real loss_of(softmax s, real target) {
+static precise loss_of(softmax s, precise target) {
     return log_real(s.sum) + s.maximum - target;
 }
 
@@ -59,7 +59,7 @@ void crossentropy_stats(precise *stats, const real *logits, const int32_t *targe
         softmax s = softmax_of(row, valid);
         stats[r * 3] = s.maximum;
         stats[r * 3 + 1] = s.sum;
-        stats[r * 3 + 2] = held(targets[r], first, valid) ? row[targets[r] - first] : 0;
+        stats[r * 3 + 2] = held(targets[r], first, valid) ? precise_of(row[targets[r] - first]) : 0;
     }
 }
 
@@ -68,7 +68,7 @@ void crossentropy_combine(precise *losses, precise *total, const precise *all, i
     (void)stream;
     for (int64_t r = 0; r < R; r++) {
         softmax s = {-INFINITY, 0};
-        real target = 0;
+        precise target = 0;
         for (int64_t i = 0; i < ranks; i++) {
             const precise *stats = all + (i * R + r) * 3;
             s = merge(s, (softmax){stats[0], stats[1]});
@@ -81,12 +81,13 @@ void crossentropy_combine(precise *losses, precise *total, const precise *all, i
 }
 
 // A row of logits becomes its gradient; target: its column, which may be another rank's.
-static void differentiate(real *row, softmax s, real scale, int64_t target, int64_t valid, int64_t V) {
-    real factor = scale / s.sum;
+static void differentiate(real *row, softmax s, precise scale, int64_t target, int64_t valid, int64_t V) {
+    const bool here = held(target, 0, valid);
+    const precise factor = scale / s.sum, logit = here ? precise_of(row[target]) : 0;
 #pragma omp simd
-    for (int64_t v = 0; v < valid; v++) row[v] = exp_real(row[v] - s.maximum) * factor;
-    for (int64_t v = valid; v < V; v++) row[v] = 0;
-    if (held(target, 0, valid)) row[target] -= scale;
+    for (int64_t v = 0; v < valid; v++) row[v] = real_of(exp_real(precise_of(row[v]) - s.maximum) * factor);
+    for (int64_t v = valid; v < V; v++) row[v] = real_of(0);
+    if (here) row[target] = real_of(exp_real(logit - s.maximum) * factor - scale); // rounded once
 }
 
 void crossentropy_backward(real *logits, const precise *total, const int32_t *targets, double scale,
@@ -94,7 +95,7 @@ void crossentropy_backward(real *logits, const precise *total, const int32_t *ta
     (void)stream;
 #pragma omp parallel for
     for (int64_t r = 0; r < R; r++)
-        differentiate(logits + r * V, (softmax){total[r * 2], total[r * 2 + 1]}, (real)scale,
+        differentiate(logits + r * V, (softmax){total[r * 2], total[r * 2 + 1]}, (precise)scale,
                       targets[r] - first, valid, V);
 }
 
@@ -105,8 +106,8 @@ void crossentropy_fused(precise *losses, real *logits, const int32_t *targets, d
     for (int64_t r = 0; r < R; r++) {
         real *row = logits + r * V;
         softmax s = softmax_of(row, valid);
-        losses[r] = loss_of(s, row[targets[r]]);
-        differentiate(row, s, (real)scale, targets[r], valid, V);
+        losses[r] = loss_of(s, precise_of(row[targets[r]]));
+        differentiate(row, s, (precise)scale, targets[r], valid, V);
     }
 }
 

@@ -7,15 +7,15 @@
 #include "math_real.h"
 
 enum { PARALLEL_MIN = 1 << 14 };
-static const real TWICE_ROOT = (real)1.5957691216057308; // 2 · sqrt(2/pi)
-static const real CUBIC = (real)0.044715;
+static const precise TWICE_ROOT = (precise)1.5957691216057308; // 2 · sqrt(2/pi)
+static const precise CUBIC = (precise)0.044715;
 
 void gelu_forward(real *out, const real *x, int64_t count, cf_stream *stream) {
     (void)stream;
 #pragma omp parallel for simd if (parallel : count >= PARALLEL_MIN)
     for (int64_t i = 0; i < count; i++) {
-        real v = x[i];
-        out[i] = v / (1 + exp_real(-TWICE_ROOT * (v + CUBIC * v * v * v)));
+        precise v = precise_of(x[i]);
+        out[i] = real_of(v / (1 + exp_real(-TWICE_ROOT * (v + CUBIC * v * v * v))));
     }
 }
 
@@ -23,11 +23,12 @@ void gelu_backward(real *dx, const real *dy, const real *x, int64_t count, cf_st
     (void)stream;
 #pragma omp parallel for simd if (parallel : count >= PARALLEL_MIN)
     for (int64_t i = 0; i < count; i++) {
-        real v = x[i];
+        precise v = precise_of(x[i]);
         v = v > 100 ? 100 : v; // the derivative is 1 or 0 far before; keeps inf · 0 away, lets NaN pass
         v = v < -100 ? -100 : v;
-        real s = 1 / (1 + exp_real(-TWICE_ROOT * (v + CUBIC * v * v * v)));
-        dx[i] = dy[i] * (s + v * s * (1 - s) * TWICE_ROOT * (1 + 3 * CUBIC * v * v));
+        precise s = 1 / (1 + exp_real(-TWICE_ROOT * (v + CUBIC * v * v * v)));
+        precise slope = s + v * s * (1 - s) * TWICE_ROOT * (1 + 3 * CUBIC * v * v);
+        dx[i] = real_of(precise_of(dy[i]) * slope);
     }
 }
 
@@ -40,10 +41,11 @@ void residual_forward(real *out, const real *x, const real *y, const real *bias,
         real *out_row = out + r * C;
         if (bias) {
 #pragma omp simd
-            for (int64_t c = 0; c < C; c++) out_row[c] = x_row[c] + y_row[c] + bias[c];
+            for (int64_t c = 0; c < C; c++)
+                out_row[c] = real_of(precise_of(x_row[c]) + precise_of(y_row[c]) + precise_of(bias[c]));
         } else {
 #pragma omp simd
-            for (int64_t c = 0; c < C; c++) out_row[c] = x_row[c] + y_row[c];
+            for (int64_t c = 0; c < C; c++) out_row[c] = real_of(precise_of(x_row[c]) + precise_of(y_row[c]));
         }
     }
 }

@@ -13,7 +13,12 @@ static bool held(int32_t token, int64_t first, int64_t count) {
 
 static void add(real *restrict to, const real *restrict from, int64_t count) {
 #pragma omp simd
-    for (int64_t i = 0; i < count; i++) to[i] += from[i];
+    for (int64_t i = 0; i < count; i++) to[i] = real_of(precise_of(to[i]) + precise_of(from[i]));
+}
+
+static void add_precise(precise *restrict to, const real *restrict from, int64_t count) {
+#pragma omp simd
+    for (int64_t i = 0; i < count; i++) to[i] += precise_of(from[i]);
 }
 
 void embedding_forward(real *out, const int32_t *tokens, const real *wte, int64_t first, int64_t count,
@@ -37,7 +42,7 @@ void embedding_backward(precise *dwte, const real *dout, const int32_t *tokens, 
         int64_t columns = C - c < STRIP ? C - c : STRIP;
         for (int64_t r = 0; r < R; r++)
             if (held(tokens[r], first, count))
-                add(dwte + (tokens[r] - first) * C + c, dout + r * C + c, columns);
+                add_precise(dwte + (tokens[r] - first) * C + c, dout + r * C + c, columns);
     }
 }
 
@@ -54,5 +59,5 @@ void position_backward(precise *dwpe, const real *dx, int64_t t0, int64_t T, int
     (void)stream;
 #pragma omp parallel for
     for (int64_t t = 0; t < T; t++)
-        for (int64_t b = 0; b < B; b++) add(dwpe + (t0 + t) * C, dx + (t * B + b) * C, C);
+        for (int64_t b = 0; b < B; b++) add_precise(dwpe + (t0 + t) * C, dx + (t * B + b) * C, C);
 }

@@ -1,17 +1,17 @@
-// Matrix product by oneDNN, which picks its kernels for the machine it runs on.
+// Matrix product of fp32 by oneDNN, which picks its kernels for the machine it runs on.
 #include "gemm.h"
 #include "../commfuse/die.h"
 #include <dnnl.h>
 
 // What oneDNN is not asked: products without terms.
-static void without_terms(int64_t m, int64_t n, real beta, real *c, int64_t ldc) {
+static void without_terms(int64_t m, int64_t n, precise beta, precise *c, int64_t ldc) {
     if (beta != 0) return;
     for (int64_t i = 0; i < m; i++)
         for (int64_t j = 0; j < n; j++) c[i * ldc + j] = 0;
 }
 
-void gemm(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, const real *a, int64_t lda,
-          const real *b, int64_t ldb, real beta, real *c, int64_t ldc, cf_stream *stream) {
+void gemm(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, const precise *a, int64_t lda,
+          const precise *b, int64_t ldb, precise beta, precise *c, int64_t ldc, cf_stream *stream) {
     (void)stream;
     if (m == 0 || n == 0) return;
     if (k == 0) {

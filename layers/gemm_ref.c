@@ -2,19 +2,19 @@
 #include "gemm.h"
 
 // sum over p of a[p · a_step] · b[p]
-static real dot(const real *a, int64_t a_step, const real *b, int64_t k) {
-    real sum = 0;
+static precise dot(const precise *a, int64_t a_step, const precise *b, int64_t k) {
+    precise sum = 0;
 #pragma omp simd reduction(+ : sum)
     for (int64_t p = 0; p < k; p++) sum += a[p * a_step] * b[p];
     return sum;
 }
 
-void gemm(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, const real *a, int64_t lda,
-          const real *b, int64_t ldb, real beta, real *c, int64_t ldc, cf_stream *stream) {
+void gemm(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, const precise *a, int64_t lda,
+          const precise *b, int64_t ldb, precise beta, precise *c, int64_t ldc, cf_stream *stream) {
     (void)stream;
     const int64_t a_row = transpose_a ? 1 : lda, a_step = transpose_a ? lda : 1; // of op(a)
     for (int64_t i = 0; i < m; i++) {
-        real *row = c + i * ldc;
+        precise *row = c + i * ldc;
         for (int64_t j = 0; j < n; j++) row[j] = beta == 0 ? 0 : beta * row[j];
         if (transpose_b) {
             for (int64_t j = 0; j < n; j++) row[j] += dot(a + i * a_row, a_step, b + j * ldb, k);

@@ -8,7 +8,7 @@
 #include "math_real.h"
 
 enum { BLOCKS = 32 };
-static const real EPS = (real)1e-5;
+static const precise EPS = (precise)1e-5;
 
 void layernorm_forward(real *out, precise *mean, precise *rstd, const real *x, const real *w, const real *b,
                        int64_t R, int64_t C, cf_stream *stream) {
@@ -17,15 +17,16 @@ void layernorm_forward(real *out, precise *mean, precise *rstd, const real *x, c
     for (int64_t r = 0; r < R; r++) {
         const real *row = x + r * C;
         real *out_row = out + r * C;
-        real sum = 0, squares = 0;
+        precise sum = 0, squares = 0;
 #pragma omp simd reduction(+ : sum)
-        for (int64_t c = 0; c < C; c++) sum += row[c];
-        real m = sum / (real)C;
+        for (int64_t c = 0; c < C; c++) sum += precise_of(row[c]);
+        precise m = sum / (precise)C;
 #pragma omp simd reduction(+ : squares)
-        for (int64_t c = 0; c < C; c++) squares += (row[c] - m) * (row[c] - m);
-        real s = 1 / sqrt_real(squares / (real)C + EPS);
+        for (int64_t c = 0; c < C; c++) squares += (precise_of(row[c]) - m) * (precise_of(row[c]) - m);
+        precise s = 1 / sqrt_real(squares / (precise)C + EPS);
 #pragma omp simd
-        for (int64_t c = 0; c < C; c++) out_row[c] = (row[c] - m) * s * w[c] + b[c];
+        for (int64_t c = 0; c < C; c++)
+            out_row[c] = real_of((precise_of(row[c]) - m) * s * precise_of(w[c]) + precise_of(b[c]));
         if (mean) mean[r] = m;
         if (rstd) rstd[r] = s;
     }
@@ -38,20 +39,23 @@ int64_t layernorm_scratch(int64_t C) {
 // dx (C) += the gradient of one row; dw, db (C) += its share.
 // With h = (x − mean) · rstd and g = dy · w:  dx += rstd · (g − mean(g) − h · mean(g · h)).
 static void backward_row(real *restrict dx, precise *restrict dw, precise *restrict db,
-                         const real *restrict dy, const real *restrict x, const real *restrict w, real mean,
-                         real rstd, int64_t C) {
-    real sum_g = 0, sum_gh = 0;
+                         const real *restrict dy, const real *restrict x, const real *restrict w,
+                         precise mean, precise rstd, int64_t C) {
+    precise sum_g = 0, sum_gh = 0;
 #pragma omp simd reduction(+ : sum_g, sum_gh)
     for (int64_t c = 0; c < C; c++) {
-        real h = (x[c] - mean) * rstd, g = dy[c] * w[c];
-        dw[c] += dy[c] * h;
-        db[c] += dy[c];
+        precise h = (precise_of(x[c]) - mean) * rstd, d = precise_of(dy[c]), g = d * precise_of(w[c]);
+        dw[c] += d * h;
+        db[c] += d;
         sum_g += g;
         sum_gh += g * h;
     }
-    real mean_g = sum_g / (real)C, mean_gh = sum_gh / (real)C;
+    precise mean_g = sum_g / (precise)C, mean_gh = sum_gh / (precise)C;
 #pragma omp simd
-    for (int64_t c = 0; c < C; c++) dx[c] += rstd * (dy[c] * w[c] - mean_g - (x[c] - mean) * rstd * mean_gh);
+    for (int64_t c = 0; c < C; c++) {
+        precise h = (precise_of(x[c]) - mean) * rstd, g = precise_of(dy[c]) * precise_of(w[c]);
+        dx[c] = real_of(precise_of(dx[c]) + rstd * (g - mean_g - h * mean_gh));
+    }
 }
 
 void layernorm_backward(real *dx, precise *dw, precise *db, const real *dy, const real *x, const real *w,

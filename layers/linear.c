@@ -67,19 +67,20 @@ static void fill_with_bias(real *out, const real *bias, int64_t R, int64_t OC) {
 void linear_forward(real *out, const real *x, const real *w, const real *bias, int64_t R, int64_t IC,
                     int64_t OC, cf_stream *stream) {
     if (!bias) {
-        gemm(false, false, R, OC, IC, x, IC, w, prepared_row(OC), 0, out, OC, stream);
+        gemm_to_real(false, false, R, OC, IC, x, IC, w, prepared_row(OC), 0, out, OC, stream);
         return;
     }
     for (int64_t r = 0; r < R; r += ROW_BLOCK) {
         int64_t rows = R - r < ROW_BLOCK ? R - r : ROW_BLOCK;
         fill_with_bias(out + r * OC, bias, rows, OC);
-        gemm(false, false, rows, OC, IC, x + r * IC, IC, w, prepared_row(OC), 1, out + r * OC, OC, stream);
+        gemm_to_real(false, false, rows, OC, IC, x + r * IC, IC, w, prepared_row(OC), 1, out + r * OC, OC,
+                     stream);
     }
 }
 
 void linear_forward_add(real *out, const real *x, const real *w, int64_t R, int64_t IC, int64_t OC,
                         cf_stream *stream) {
-    gemm(false, false, R, OC, IC, x, IC, w, prepared_row(OC), 1, out, OC, stream);
+    gemm_to_real(false, false, R, OC, IC, x, IC, w, prepared_row(OC), 1, out, OC, stream);
 }
 
 void linear_forward_gelu(real *out, real *pre, const real *x, const real *w, const real *bias, int64_t R,
@@ -90,12 +91,12 @@ void linear_forward_gelu(real *out, real *pre, const real *x, const real *w, con
 
 void linear_dgrad(real *dx, const real *dy, const real *w, int64_t R, int64_t IC, int64_t OC,
                   cf_stream *stream) {
-    gemm(false, false, R, IC, OC, dy, OC, w, prepared_row(IC), 0, dx, IC, stream);
+    gemm_to_real(false, false, R, IC, OC, dy, OC, w, prepared_row(IC), 0, dx, IC, stream);
 }
 
 void linear_dgrad_add(real *dx, const real *dy, const real *w, int64_t R, int64_t IC, int64_t OC,
                       cf_stream *stream) {
-    gemm(false, false, R, IC, OC, dy, OC, w, prepared_row(IC), 1, dx, IC, stream);
+    gemm_to_real(false, false, R, IC, OC, dy, OC, w, prepared_row(IC), 1, dx, IC, stream);
 }
 
 void linear_dgrad_gelu(real *dpre, const real *dy, const real *w, const real *pre, int64_t R, int64_t IC,
@@ -137,7 +138,7 @@ void linear_wgrad(precise *dw, const real *dy, const real *x, int64_t R, int64_t
 
 void linear_wgrad_rows(precise *dw, const real *dy, int64_t dy_row, const real *x, int64_t R, int64_t IC,
                        int64_t rows, bool add, cf_stream *stream) {
-    gemm(true, false, rows, IC, R, dy, dy_row, x, IC, add, dw, IC, stream);
+    gemm_to_precise(true, false, rows, IC, R, dy, dy_row, x, IC, add, dw, IC, stream);
 }
 
 int64_t linear_wgrad_rows_min(int64_t IC) {
@@ -150,22 +151,24 @@ int64_t linear_wgrad_depth_min(void) {
 }
 
 // sum (columns) = sum of rows of dy, in row order; four at a time, since the sums are in the cache and dy is not
-static void sum_rows(real *restrict sum, const real *restrict dy, int64_t rows, int64_t columns, int64_t OC) {
+static void sum_rows(precise *restrict sum, const real *restrict dy, int64_t rows, int64_t columns,
+                     int64_t OC) {
     for (int64_t c = 0; c < columns; c++) sum[c] = 0;
     for (; rows >= 4; rows -= 4, dy += 4 * OC) {
 #pragma omp simd
         for (int64_t c = 0; c < columns; c++)
-            sum[c] = sum[c] + dy[c] + dy[c + OC] + dy[c + 2 * OC] + dy[c + 3 * OC];
+            sum[c] = sum[c] + precise_of(dy[c]) + precise_of(dy[c + OC]) + precise_of(dy[c + 2 * OC]) +
+                     precise_of(dy[c + 3 * OC]);
     }
     for (; rows > 0; rows--, dy += OC) {
 #pragma omp simd
-        for (int64_t c = 0; c < columns; c++) sum[c] += dy[c];
+        for (int64_t c = 0; c < columns; c++) sum[c] += precise_of(dy[c]);
     }
 }
 
 void linear_bias_grad(precise *db, const real *dy, int64_t R, int64_t OC, cf_stream *stream) {
     (void)stream;
-    real partial[BLOCKS][COLUMNS];
+    precise partial[BLOCKS][COLUMNS];
     int64_t block = (R + BLOCKS - 1) / BLOCKS;
     for (int64_t first = 0; first < OC; first += COLUMNS) {
         int64_t columns = OC - first < COLUMNS ? OC - first : COLUMNS;
@@ -176,7 +179,7 @@ void linear_bias_grad(precise *db, const real *dy, int64_t R, int64_t OC, cf_str
             sum_rows(partial[i], dy + r * OC + first, end - r, columns, OC);
         }
         for (int64_t c = 0; c < columns; c++) {
-            real sum = partial[0][c];
+            precise sum = partial[0][c];
             for (int64_t i = 1; i < BLOCKS; i++) sum += partial[i][c];
             db[first + c] += sum;
         }

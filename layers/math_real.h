@@ -1,4 +1,4 @@
-// exp, log, sqrt of `real`, for loops that must vectorise.
+// exp, log, sqrt of `precise`, for loops that must vectorise.
 //
 // The C library's vector functions are offered to the compiler under -ffast-math alone, and that flag
 // would take NaN away. So exp in float is written out here: no branch, no table, no call, hence a loop
@@ -16,13 +16,13 @@
 
 #ifdef REAL_IS_DOUBLE
 
-static inline real exp_real(real x) {
+static inline precise exp_real(precise x) {
     return exp(x);
 }
-static inline real log_real(real x) {
+static inline precise log_real(precise x) {
     return log(x);
 }
-static inline real sqrt_real(real x) {
+static inline precise sqrt_real(precise x) {
     return sqrt(x);
 }
 
@@ -36,7 +36,7 @@ static inline float power_of_two(uint32_t biased) {
     return power;
 }
 
-static inline real exp_real(real x) {
+static inline precise exp_real(precise x) {
     x = x > 89.0f ? 89.0f : x; // beyond these the result is infinity or zero anyway; NaN passes
     x = x < -104.0f ? -104.0f : x;
     // Adding 1.5 · 2²³ rounds to an integer and leaves it in the low bits; 254 is twice the exponent's bias.
@@ -59,10 +59,10 @@ static inline real exp_real(real x) {
     return p * power_of_two(half) * power_of_two(biased - half);
 }
 
-static inline real log_real(real x) {
+static inline precise log_real(precise x) {
     return logf(x);
 }
-static inline real sqrt_real(real x) {
+static inline precise sqrt_real(precise x) {
     return sqrtf(x);
 }
 

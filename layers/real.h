@@ -2,10 +2,11 @@
 //
 //              real: weights, activations    precise: gradients of weights, statistics, moments, master weights
 // (default)    float                         float
-// REAL_IS_BF16 bf16 (GPU only)               float
+// REAL_IS_BF16 bf16                          float
 // REAL_IS_DOUBLE double                      double; for tests that compare with central differences
 //
-// C knows bf16 as two bytes that it can move and convert; kernels know it as CUDA's own type.
+// C knows bf16 as two bytes that it can move and convert; CUDA's kernels know it as their own type. The CPU's kernels
+// compute in `precise`, whatever the elements are: precise_of() on the way in, real_of() on the way out.
 #ifndef REAL_H
 #define REAL_H
 
@@ -34,9 +35,13 @@ typedef float real, precise;
 #define PRECISE_DTYPE CF_FP32
 #endif
 
-// On the host, one at a time: to the nearest, ties to even.
+// On the host: to the nearest, ties to even.
 #if defined(REAL_IS_BF16) && !defined(__CUDACC__)
 static inline float float_of(real x) {
+    return cf_float_of_bf16(x.bits);
+}
+
+static inline precise precise_of(real x) {
     return cf_float_of_bf16(x.bits);
 }
 
@@ -47,6 +52,10 @@ static inline real real_of(double x) {
 #else
 static inline float float_of(real x) {
     return (float)x;
+}
+
+static inline precise precise_of(real x) {
+    return (precise)x;
 }
 
 static inline real real_of(double x) {

@@ -1,7 +1,8 @@
-"""tool_twins writes the same outputs whatever the number of threads, products to rounding, and compare_twins.py finds
-what is wrong.
+"""tool_twins writes the same outputs whatever the number of threads, products to rounding, and the same to rounding with
+elements of bf16; compare_twins.py finds what is wrong.
 
-limit: 200
+limit: 300
+make: bf16-tools
 """
 import array
 import itertools
@@ -17,6 +18,7 @@ import compare_twins
 
 BUILD = os.environ.get("BUILD", "build/release")
 TOOL = os.path.join(BUILD, "tests", "layers", "tool_twins")
+TOOL_BF16 = os.path.join(BUILD, "bf16", "tests", "layers", "tool_twins")
 
 
 class Twins(unittest.TestCase):
@@ -83,6 +85,28 @@ class Twins(unittest.TestCase):
                 self.assertEqual(a, b, head)
         self.assertGreater(alike, 100)
         self.assertGreater(products, 10)
+
+    def write_bf16(self, name, *words):
+        result = subprocess.run([TOOL_BF16, self.path(name), "--round", *words], capture_output=True, text=True)
+        if "has no matrix product of bf16" in result.stderr:
+            self.skipTest(result.stderr.strip())
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        return self.path(name)
+
+    def test_elements_of_bf16(self):
+        half = self.write_bf16("half.bin", "--repeat", "--threads", "2")
+        subprocess.run([TOOL, self.path("whole.bin"), "--round"], check=True, stdout=subprocess.DEVNULL)
+        result = self.compare(half, self.path("whole.bin"))
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        self.assertIn(" 0 do not", result.stdout)
+        self.assertIn("inputs rounded to bf16", result.stdout)
+
+    def test_threads_change_no_bit_of_bf16(self):
+        one, two = (self.write_bf16(f"{n}.bin", "--small", "--threads", str(n)) for n in (1, 2))
+        for (head, a), (other, b) in itertools.zip_longest(self.records(one), self.records(two), fillvalue=(None, None)):
+            self.assertEqual(head, other)
+            if not head["function"].startswith("linear_") or head["function"] == "linear_bias_grad":
+                self.assertEqual(a, b, head)
 
     def test_a_file_agrees_with_itself(self):
         result = self.compare(self.two, self.two)
