@@ -88,7 +88,7 @@ typedef struct sockets {
     int rank, size;
     double timeout_s;
     const char *address; // of rank 0
-    char port[8];
+    char port[16];
     int peers; // rank 0: one for each rank, the own one unused; others: rank 0 alone
     peer *peer;
     pthread_t reader;
