@@ -118,7 +118,7 @@ $(patsubst %.c,$(B)/%,$(grad_sources)): $(B)/tests/%: tests/%.c $(commfuse) $(la
 $(B)/bf16/tests/%: tests/%.c $(commfuse) $(layers16) $(data)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -DREAL_IS_BF16 -MMD -MP -I. -o $@ $< $(commfuse) $(layers16) $(data) $(LIBS)
-bf16-tools: $(B)/bf16/tests/layers/tool_twins $(B)/bf16/tests/bench/bench_train
+bf16-tools: $(addprefix $(B)/bf16/tests/,layers/tool_twins layers/tool_gradients bench/bench_train)
 
 $(B)/tests/commfuse/tool_bootstrap: $(bootstrap:%.c=$(B)/%.o)
 $(B)/tests/commfuse/tool_bootstrap: LIBS := $(bootstrap:%.c=$(B)/%.o) $(LIBS)

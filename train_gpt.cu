@@ -42,8 +42,8 @@
 #ifndef VERSION
 #define VERSION "unknown"
 #endif
-#ifndef OTHER_PROGRAM // the same for the other element type
-#define OTHER_PROGRAM "train_gpt_bf16"
+#ifndef OTHER_PROGRAM // the same for the other element type: the Makefile says
+#define OTHER_PROGRAM "train_gpt"
 #endif
 
 enum { SAMPLE_TOKENS = 256, PATH_LENGTH = 4096, RANKS_MAX = 1 << 20 };
@@ -103,7 +103,12 @@ static void choose_program(options *o, char **argv) {
     ssize_t length = readlink("/proc/self/exe", path, sizeof path - sizeof OTHER_PROGRAM);
     path[length > 0 ? length : 0] = 0;
     char *name = strrchr(path, '/');
-    strcpy(name ? name + 1 : path, OTHER_PROGRAM);
+    name = name ? name + 1 : path;
+    if (strcmp(name, OTHER_PROGRAM) == 0)
+        cf_die_together("give it back the name that it was built with",
+                        "--dtype %s needs the program %s, but that is this one, for %s", o->dtype, path,
+                        cf_dtype_name(REAL_DTYPE));
+    strcpy(name, OTHER_PROGRAM);
     execv(path, argv);
     cf_die_together("build it with: make, for GPUs make cuda", "--dtype %s needs the program %s: %s",
                     o->dtype, path, strerror(errno));

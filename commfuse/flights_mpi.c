@@ -157,7 +157,7 @@ static MPI_Datatype mpi_type(const cf_request *r) {
     return MPI_BYTE;
 }
 
-// What MPI does not know: added in float, rounded once.
+// What MPI does not know: added in float, rounded after each addition.
 static void add_bf16(void *from, void *to, int *count, MPI_Datatype *type) {
     (void)type;
     const uint16_t *a = (const uint16_t *)from;

@@ -89,7 +89,7 @@ static const option_row table[] = {
     INT(recompute, "recompute", "1", 0, 1,
         "1: backward computes GELU and layer norms again; 0: they are kept, which is faster and takes more memory"),
     CHOICE(dtype, "dtype", "auto", "auto|fp32|bf16",
-           "type of weights and activations, and of what is communicated; auto: fp32 on a CPU, bf16 on a GPU"),
+           "type of weights and activations, and in which they travel; auto: fp32 on a CPU, bf16 on a GPU"),
 #undef GROUP
 #define GROUP "watching"
     INT(val_every, "val-every", "20", 0, 1e9, "steps between validation losses; 0: never"),

@@ -27,9 +27,9 @@
 #endif
 
 enum {
-    QUERY_TILE = 64,      // rows of scores at once
-    KEY_TILE = 512,       // columns
-    QUERY_BLOCK = 512,    // rows of a forward task, at most
+    QUERY_TILE = 64,                   // rows of scores at once
+    KEY_TILE = 2048 / sizeof(precise), // columns: stacks of 2 MiB must hold all tiles
+    QUERY_BLOCK = 512,                 // rows of a forward task, at most
     TASKS_PER_THREAD = 4, // forward: blocks are cut until there are so many tasks, or into single tiles
     TASKS = 32,           // backward: heads are cut until there are so many tasks,
     ROWS_MIN = 32,        // but not into fewer rows than these

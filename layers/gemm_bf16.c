@@ -4,7 +4,8 @@
 // oneDNN's matmul is made for one kind of product before it is executed, and making it takes longer than a small
 // product. So each kind is made once and kept, with the number of threads that it was made for, and gets addresses
 // when it is called: by each thread for itself, as attention multiplies in all of them at once. What is added to c is
-// a "sum" that it applies before it rounds.
+// a "sum" that it applies before it rounds. (What a thread has made is not given back when it ends: OpenMP keeps its
+// threads.)
 //
 // oneDNN 2 and 3 differ in how memory and operations are described, and in nothing else that is used here.
 #include "gemm.h"

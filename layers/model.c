@@ -357,7 +357,7 @@ void gpt_next_logits(gpt *g, int64_t t, int64_t b, float *out) {
     real *logits = table_of(V, sizeof *logits);
     cf_copy(logits, found, V * (int64_t)sizeof *logits, g->context->stream);
     cf_stream_sync(g->context->stream);
-    for (int64_t v = 0; v < V; v++) out[v] = float_of(logits[v]);
+    for (int64_t v = 0; v < V; v++) out[v] = (float)precise_of(logits[v]);
     free(logits);
 }
 

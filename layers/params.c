@@ -407,7 +407,7 @@ void params_place(const parameters *p, int tensor, int tp_rank, int64_t first, i
         param_run r = params_run(p, tensor, tp_rank, run);
         int64_t end = r.local + r.count, from = r.local > first ? r.local : first,
                 to = end < first + n ? end : first + n;
-        for (int64_t i = from; i < to; i++) out[r.whole + i - r.local] = float_of(piece[i - first]);
+        for (int64_t i = from; i < to; i++) out[r.whole + i - r.local] = (float)precise_of(piece[i - first]);
     }
 }
 

@@ -37,10 +37,6 @@ typedef float real, precise;
 
 // On the host: to the nearest, ties to even.
 #if defined(REAL_IS_BF16) && !defined(__CUDACC__)
-static inline float float_of(real x) {
-    return cf_float_of_bf16(x.bits);
-}
-
 static inline precise precise_of(real x) {
     return cf_float_of_bf16(x.bits);
 }
@@ -50,10 +46,6 @@ static inline real real_of(double x) {
     return rounded;
 }
 #else
-static inline float float_of(real x) {
-    return (float)x;
-}
-
 static inline precise precise_of(real x) {
     return (precise)x;
 }

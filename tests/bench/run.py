@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """make bench: what this machine reaches. Prints its tables; nothing is compared with a stored figure.
 
-1. One process, d12, B 4, T 1024, all cores: step time, share of the GEMM peak measured in the same run, memory.
+1. One process, d12, B 4, T 1024, all cores, fp32 and bf16 by turns: step time, share of the GEMM peak measured in the
+   same run, memory.
 2. The layers one by one (bench_layers).
 3. Fused operations over MPI shared memory, two ranks, a core to spare per rank (bench_fuse).
 4. What causal attention does to hiding, over links of several speeds (bench_causal, simulated from measured slices),
@@ -47,23 +48,47 @@ def write_random_tokens(path, count):
         body.tofile(file)
 
 
-def bench_step(build, steps):
+def log_of_one_process(build, steps, dtype):
+    """The log of d12's steps; None: this processor has no products of that type, as the program has said."""
     with tempfile.TemporaryDirectory() as folder:
         tokens, log = f"{folder}/tokens.bin", f"{folder}/log.jsonl"
         write_random_tokens(tokens, 8 * B * T + 1)
         command = [f"{build}/train_gpt", "--model", "d12", "--vocab", str(VOCAB), "--train", tokens, "--batch", str(B),
-                   "--micro-batch", str(B), "--seq", str(T), "--steps", str(steps), "--log", log]
+                   "--micro-batch", str(B), "--seq", str(T), "--steps", str(steps), "--dtype", dtype, "--log", log]
         print("$", " ".join(command).replace(folder, "TMP"), flush=True)
-        subprocess.run(command, check=True)
-        lines = [json.loads(line) for line in open(log)]
-    config, end = lines[0], lines[-1]
-    warm = [line for line in lines if line["event"] == "step"][1:]  # the first step takes memory from the system
-    ms, share = [s["step_ms"] for s in warm], [100 * s["mfu"] for s in warm]
-    print(f"\nd12, B {B}, T {T}, {config['threads']} threads, fp32, median of {len(warm)} steps (min - max)")
-    print(f"  step           {statistics.median(ms):8.0f} ms ({min(ms):.0f} - {max(ms):.0f})")
-    print(f"  GEMM peak      {1e3 * config['peak_tflops_all_ranks']:8.1f} GFLOP/s, {config['peak_source']}")
-    print(f"  share of it    {statistics.median(share):8.1f} % ({min(share):.1f} - {max(share):.1f})")
-    print(f"  peak memory    {end['peak_rss_mib']:8.0f} MiB\n", flush=True)
+        done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+        print(done.stderr, end="", file=sys.stderr, flush=True)
+        if done.returncode == 0:
+            return [json.loads(line) for line in open(log)]
+        if "no matrix product of bf16" not in done.stderr:
+            sys.exit(f"error: this run ended with status {done.returncode}")
+        return None
+
+
+def bench_step(build, steps):
+    logs = {}
+    for dtype in ("fp32", "bf16") * 2:
+        if log := log_of_one_process(build, steps, dtype):
+            logs.setdefault(dtype, []).append(log)
+
+    def row(name, unit, figures, digits=0):
+        """Of each type: the median, and from least to most."""
+        cells = [f"{statistics.median(v):9.{digits}f} ({min(v):.{digits}f} - {max(v):.{digits}f})"
+                 for v in map(figures, logs.values())]
+        print(f"  {name:13}" + "".join(f"{cell:30}" for cell in cells) + unit)
+
+    def of_steps(field, scale=1):  # the first step of each run takes memory from the system
+        return lambda runs: [scale * line[field] for log in runs
+                             for line in log if line["event"] == "step" and line["step"] > 0]
+
+    config = logs["fp32"][0][0]
+    print(f"\nd12, B {B}, T {T}, {config['threads']} threads, two runs of {steps - 1} steps each in turns: median (min - max)")
+    print(" " * 15 + "".join(f"{dtype:>9}{'':21}" for dtype in logs))
+    row("step", "ms", of_steps("step_ms"))
+    row("GEMM peak", "GFLOP/s", lambda runs: [1e3 * log[0]["peak_tflops_all_ranks"] for log in runs], 1)
+    row("share of it", "%", of_steps("mfu", 100), 1)
+    row("peak memory", "MiB", lambda runs: [log[-1]["peak_rss_mib"] for log in runs])
+    print(f"GEMM peak: {config['peak_source']}\n", flush=True)
 
 
 def train(build, folder, model, strategy, tp, dp, micro_batch, mode, steps, trace_steps):

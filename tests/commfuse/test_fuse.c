@@ -112,6 +112,31 @@ static bool holds(const job *j, const char *row, int64_t column, int64_t value) 
     return false;
 }
 
+// With fractions: a number as its type holds it.
+static float as_held(const job *j, float x) {
+    return j->plan.dtype == CF_BF16 ? cf_float_of_bf16(cf_bf16_of_float(x)) : x;
+}
+
+static float held_fraction(const job *j, int64_t number, int64_t row, int64_t column) {
+    return as_held(j, fraction(number, row, column));
+}
+
+static float get_fraction(const job *j, const char *row, int64_t column) {
+    return j->plan.dtype == CF_BF16 ? cf_float_of_bf16(((const uint16_t *)row)[column])
+                                    : ((const float *)row)[column];
+}
+
+static void put_fraction(const job *j, char *row, int64_t column, float x) {
+    if (j->plan.dtype == CF_BF16)
+        ((uint16_t *)row)[column] = cf_bf16_of_float(x);
+    else
+        ((float *)row)[column] = x;
+}
+
+static bool same_bits(float a, float b) {
+    return memcmp(&a, &b, sizeof a) == 0;
+}
+
 static int64_t row_bytes(const job *j) {
     return j->elements * cf_dtype_size(j->plan.dtype);
 }
@@ -122,7 +147,7 @@ static void fill_row(const job *j, char *data, int64_t row, made_by *make) { // 
     for (int64_t column = 0; column < j->elements; column++) {
         int64_t value = make(j, j->plan.group->rank, row, column);
         if (j->fractions)
-            ((float *)data)[column] = fraction(value, row, column);
+            put_fraction(j, data, column, fraction(value, row, column));
         else
             put(j, data, column, value);
     }
@@ -154,13 +179,13 @@ static void accumulate_row(const job *j, char *data, int64_t row) {
     int rank = j->plan.group->rank;
     for (int64_t column = 0; column < j->elements; column++) {
         int64_t value = whole(j, rank, row, column), old = earlier(j, rank, row, column);
-        float was = fraction(old, row, column);
-        bool kept = j->fractions ? memcmp(&((float *)data)[column], &was, sizeof was) == 0
-                                 : holds(j, data, column, old);
+        float was = held_fraction(j, old, row, column);
+        bool kept =
+            j->fractions ? same_bits(get_fraction(j, data, column), was) : holds(j, data, column, old);
         CHECK(kept, "%s: row %lld column %lld has changed before it is computed", describe(j), (long long)row,
               (long long)column);
         if (j->fractions)
-            ((float *)data)[column] += fraction(value, row, column);
+            put_fraction(j, data, column, was + held_fraction(j, value, row, column));
         else
             put(j, data, column, old + value);
     }
@@ -177,7 +202,8 @@ static void compute_onto_sum(const job *j, char *data, int64_t row) {
         CHECK(arrived, "%s: row %lld column %lld is computed onto an incomplete sum", describe(j),
               (long long)row, (long long)column);
         if (j->fractions)
-            ((float *)data)[column] += fraction(mine, row, column);
+            put_fraction(j, data, column,
+                         get_fraction(j, data, column) + held_fraction(j, mine, row, column));
         else
             put(j, data, column, others + mine);
     }
@@ -186,8 +212,8 @@ static void compute_onto_sum(const job *j, char *data, int64_t row) {
 // What a member has for a row of a reduce-scatter, and with fractions the same as one rounded number.
 static int64_t part_of(const job *j, int member, int64_t row, int64_t column, float *rounded) {
     int64_t value = whole(j, member, row, column), old = earlier(j, member, row, column);
-    *rounded = fraction(value, row, column);
-    if (j->accumulates) *rounded += fraction(old, row, column);
+    *rounded = held_fraction(j, value, row, column);
+    if (j->accumulates) *rounded = as_held(j, *rounded + held_fraction(j, old, row, column));
     return value + (j->accumulates ? old : 0);
 }
 
@@ -199,10 +225,10 @@ static void check_reduced(const job *j, const char *data, int64_t row) {
         for (int i = 1; i <= g->size; i++) {
             float part;
             sum += part_of(j, (g->rank + i) % g->size, row, column, &part);
-            running = i == 1 ? part : running + part;
+            running = i == 1 ? part : as_held(j, running + part);
         }
-        bool right = j->fractions ? memcmp(&((const float *)data)[column], &running, sizeof running) == 0
-                                  : holds(j, data, column, sum);
+        bool right =
+            j->fractions ? same_bits(get_fraction(j, data, column), running) : holds(j, data, column, sum);
         CHECK(right, "%s: row %lld column %lld is wrong", describe(j), (long long)row, (long long)column);
     }
 }
@@ -366,6 +392,7 @@ static void job_run(job *j, int64_t rows, int64_t elements, int seed) {
 
 // Types in turn. Their number has nothing in common with that of slices, so that each meets each.
 enum { TYPES = 5 };
+static const cf_dtype rounded[] = {CF_FP32, CF_BF16};                                // with fractions
 static const cf_dtype added[TYPES] = {CF_FP32, CF_INT64, CF_BF16, CF_FP64, CF_BF16}; // bytes are not
 
 // Every mode, route and number of slices; sizes odd, smaller than the number of slices, and none at all.
@@ -463,11 +490,13 @@ static void accumulate_then_reduce_scatter(void) {
                 for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) job_run(&j, rows[i], 31, turn);
                 cf_fuse_free(j.fuse);
                 if (mode != CF_MODE_COMMFUSE) continue; // libraries sum in any order
-                job bits = job_create(&mesh.tp_group, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, mode, route,
-                                      slices, CF_FP32, 22 * 31);
-                bits.accumulates = bits.fractions = true;
-                for (int again = 0; again < 2; again++) job_run(&bits, 22, 31, turn);
-                cf_fuse_free(bits.fuse);
+                for (int t = 0; t < 2; t++) {           // each again, too
+                    job bits = job_create(&mesh.tp_group, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, mode, route,
+                                          slices, rounded[t], 22 * 31);
+                    bits.accumulates = bits.fractions = true;
+                    for (int again = 0; again < 2; again++) job_run(&bits, 22, 31, turn);
+                    cf_fuse_free(bits.fuse);
+                }
             }
 }
 
@@ -485,10 +514,12 @@ static void fold_then_reduce_scatter(void) {
                 for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) job_run(&j, rows[i], 31, turn);
                 cf_fuse_free(j.fuse);
                 if (mode != CF_MODE_COMMFUSE) continue;
-                job bits = job_create_folding(mode, route, slices, CF_FP32, 22 * 31);
-                bits.fractions = true;
-                for (int again = 0; again < 2; again++) job_run(&bits, 22, 31, turn);
-                cf_fuse_free(bits.fuse);
+                for (int t = 0; t < 2; t++) {
+                    job bits = job_create_folding(mode, route, slices, rounded[t], 22 * 31);
+                    bits.fractions = true;
+                    for (int again = 0; again < 2; again++) job_run(&bits, 22, 31, turn);
+                    cf_fuse_free(bits.fuse);
+                }
             }
 }
 

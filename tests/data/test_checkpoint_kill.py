@@ -39,7 +39,8 @@ class Stopped(unittest.TestCase):
 
     @classmethod
     def tool(cls, *arguments, shim=None):
-        env = {**os.environ, **({"LD_PRELOAD": cls.shim, **shim} if shim else {})}
+        # Libraries make directories of their own (UCX: in /run), which are none of a save's calls.
+        env = {**os.environ, **({"LD_PRELOAD": cls.shim, "CALLS_ABOUT": cls.directory, **shim} if shim else {})}
         return subprocess.run([TOOL, *map(str, arguments)], env=env, capture_output=True, text=True, timeout=60)
 
     @classmethod

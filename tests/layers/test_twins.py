@@ -18,6 +18,8 @@ import compare_twins
 
 BUILD = os.environ.get("BUILD", "build/release")
 TOOL = os.path.join(BUILD, "tests", "layers", "tool_twins")
+NEAREST = 0.999
+ATTENTION_OFF = {"attention_forward": 2.3e-3, "attention_backward": 2.6e-3}
 TOOL_BF16 = os.path.join(BUILD, "bf16", "tests", "layers", "tool_twins")
 
 
@@ -100,6 +102,33 @@ class Twins(unittest.TestCase):
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
         self.assertIn(" 0 do not", result.stdout)
         self.assertIn("inputs rounded to bf16", result.stdout)
+
+    def test_results_are_the_nearest_of_bf16(self):
+        """What is rounded once from the same sums is nearly always what fp32 rounds to; and attention, which rounds on its
+        way, is as near as that."""
+        numpy = compare_twins.numpy
+        if numpy is None:
+            self.skipTest("no numpy")
+        half = self.write_bf16("half.bin", "--threads", "2")
+        subprocess.run([TOOL, self.path("whole.bin"), "--round"], check=True, stdout=subprocess.DEVNULL)
+        (_, found), (_, expected) = (compare_twins.read_records(path) for path in (half, self.path("whole.bin")))
+        sums = {}  # by function: elements, those that are the nearest, squares of what is off, of what is expected
+        for key, (kind, data, real) in found.items():
+            if not real:
+                continue
+            a, b = (numpy.frombuffer(bytes_of, "<f4") for bytes_of in (data, expected[key][1]))
+            bits = b.view("<u4").astype("<u8")
+            nearest = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16 << 16).astype("<u4").view("<f4")
+            sums.setdefault(key[0], numpy.zeros(4))[:] += (a.size, (a == nearest).sum(), ((a - b).astype(float) ** 2).sum(),
+                                                           (b.astype(float) ** 2).sum())
+        for function, (count, nearest, off, whole) in sums.items():
+            with self.subTest(function=function, elements=count, nearest=nearest / count, off=(off / whole) ** 0.5):
+                if function.startswith("attention_"):
+                    self.assertLess((off / whole) ** 0.5, ATTENTION_OFF[function])
+                elif "gelu" not in function or not function.startswith("linear_"):  # these round in front of the GELU, too
+                    self.assertGreater(nearest / count, NEAREST)
+        self.assertGreater(len(sums), 15)
+        print({f: (round(n / c, 5), round(float((o / w) ** 0.5), 5)) for f, (c, n, o, w) in sums.items()})
 
     def test_threads_change_no_bit_of_bf16(self):
         one, two = (self.write_bf16(f"{n}.bin", "--small", "--threads", str(n)) for n in (1, 2))

@@ -40,8 +40,8 @@ static void gradients_into_weights(gpt *g, zero_optimizer *o) {
     for (int i = 0; i < p->buckets; i++) {
         const param_bucket *b = &p->bucket[i];
         int owner = b->group->size == 1 ? 0 : b->group->rank;
-        cf_copy(p->weight + b->first + owner * b->shard, o->m + o->bucket[i].state,
-                b->shard * (int64_t)sizeof(real), o->context->stream);
+        real *weights = p->weight + b->first + owner * b->shard;
+        for (int64_t k = 0; k < b->shard; k++) weights[k] = real_of(o->m[o->bucket[i].state + k]);
         if (!o->bucket[i].gather) continue;
         cf_fuse_run(o->bucket[i].gather, p->weight + b->first, b->shard, 1, NULL, NULL, -1);
     }

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -36,6 +37,13 @@ MARK = "COMMFUSE_TEST_RUN"  # environment variable by which a run's processes ar
 # 12 heads and T = 36, 40: not powers of two, three heads a rank for tp = 4; vocabulary and position table
 # are padded, so every index computation that takes one for the other shows.
 TINY = reference.Shape(maxT=48, V=101, L=2, heads=12, C=96, Vp=128)
+
+
+def mpirun_falls_silent():
+    """Does mpirun, told to end, pass on nothing any more of what ranks say? Open MPI 5 and later."""
+    said = subprocess.run(["mpirun", "--version"], capture_output=True, text=True).stdout
+    found = re.search(r"Open MPI\D*(\d+)", said)
+    return bool(found) and int(found.group(1)) >= 5
 
 
 def environment(**more):

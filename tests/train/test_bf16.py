@@ -1,30 +1,43 @@
 """--dtype bf16 on CPUs: see halves.py; the program for the other type is found, and what cannot be is said.
 
-limit: 300
+limit: 400
+make: bf16-tools
 """
+import functools
 import os
 import shutil
 import struct
+import subprocess
 import sys
 import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import halves
 import harness
+import test_gradients
 
 REFUSED = "has no matrix product of bf16"
 
 
-class Bf16(halves.Training):
-    meshes = (2, 1), (1, 2), (2, 2)
-    others = dict(overlap="none"), dict(overlap="slice", slices=3)
+@functools.cache
+def refusal():
+    """What is said on a processor without such products; empty on others."""
+    tool = os.path.join(harness.BUILD, "bf16", "tests", "layers", "tool_twins")
+    done = subprocess.run([tool, os.devnull, "--round", "--small", "--only", "linear"], capture_output=True, text=True)
+    return done.stderr.strip() if REFUSED in done.stderr else ""
 
+
+class Case:
     @classmethod
     def setUpClass(cls):
+        if refusal():
+            raise unittest.SkipTest(refusal())
         super().setUpClass()
-        result = harness.run(cls().arguments(steps=1, dtype="bf16"))
-        if REFUSED in result.err:
-            raise unittest.SkipTest(result.err.strip())
+
+
+class Bf16(Case, halves.Training):
+    meshes = (2, 1), (1, 2), (2, 2)
+    others = dict(overlap="none"), dict(overlap="slice", slices=3)
 
     def arguments(self, **more):
         return super().arguments(**dict(dtype="bf16") | more)
@@ -48,18 +61,35 @@ class Bf16(halves.Training):
         alone = shutil.copy(harness.PROGRAM, self.fresh("train_gpt"))
         self.assertFails(harness.run(self.arguments(), program=alone), "--dtype bf16", "train_gpt_bf16", "make")
 
+    def test_either_program_starts_the_other(self):
+        for program in (harness.PROGRAM, f"{harness.PROGRAM}_bf16"):
+            for dtype in ("fp32", "bf16"):
+                with self.subTest(program=program, dtype=dtype):
+                    log = self.fresh("log.jsonl")
+                    result = harness.run(self.arguments(dtype=dtype, log=log), program=program)
+                    self.assertEqual(result.status, 0, str(result))
+                    self.assertIn(f"CPU, {dtype};", result.out, str(result))
+                    self.assertEqual(harness.read_log(log)[0]["dtype"], dtype)
+
+    def test_a_program_under_the_other_name(self):
+        folder = harness.temporary_directory(self)
+        wrong = shutil.copy(harness.PROGRAM, os.path.join(folder, "train_gpt_bf16"))
+        self.assertFails(harness.run(self.arguments(), program=wrong), "--dtype bf16", "this one, for fp32")
+
     def test_processor_without_such_products(self):
         for ranks in (1, 2):
             result = harness.run(self.arguments(tp=ranks), ranks, env=dict(ONEDNN_MAX_CPU_ISA="AVX2"))
             self.assertFails(result, REFUSED, "--dtype fp32")
 
 
-class Resume(halves.Resume):
-    @classmethod
-    def setUpClass(cls):
-        Bf16.setUpClass()  # skips where Bf16 is skipped
-        super().setUpClass()
+class Gradients(Case, test_gradients.Gradients):
+    """Each tensor is off by 1.5 % of its norm at most, its elements by 2.5 % of the largest."""
+    program = os.path.join(harness.BUILD, "bf16", "tests", "layers", "tool_gradients")
+    tolerance, of_loss = (0.025, 0.04), 1e-3
+    test_nothing_computed_again = test_more_slices_than_rows = test_large_vocabulary = None  # no other arithmetic
 
+
+class Resume(Case, halves.Resume):
     @classmethod
     def recipe(cls, *mesh, **more):
         return super().recipe(*mesh, **dict(dtype="bf16") | more)
