@@ -67,9 +67,9 @@ static int64_t threads(void) {
 
 // --- what differs between oneDNN 2 and 3 ---
 
-#if DNNL_VERSION_MAJOR >= 3
-typedef dnnl_memory_desc_t matrix;
+typedef dnnl_memory_desc_t matrix; // a value in oneDNN 2, in 3 a pointer to what is given back
 
+#if DNNL_VERSION_MAJOR >= 3
 static void describe(matrix *x, const dnnl_dims_t size, dnnl_data_type_t type, const dnnl_dims_t steps,
                      const product *of) {
     CHECK(dnnl_memory_desc_create_with_strides(x, 2, size, type, steps), of);
@@ -94,8 +94,6 @@ static void forget(matrix *x, const product *of) {
     CHECK(dnnl_memory_desc_destroy(*x), of);
 }
 #else
-typedef dnnl_memory_desc_t matrix;
-
 static void describe(matrix *x, const dnnl_dims_t size, dnnl_data_type_t type, const dnnl_dims_t steps,
                      const product *of) {
     CHECK(dnnl_memory_desc_init_by_strides(x, 2, size, type, steps), of);
