@@ -4,5 +4,10 @@
 # left to commfuse/transport_mpi.c.
 #
 #     scripts/mpirun.sh -np 2 ./train_gpt --tp 2 …
+#
+# Said in variables, since each library's mpirun knows its own alone, and would refuse the flags of another.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-exec mpirun --oversubscribe --bind-to none "$@"
+export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none # Open MPI 4
+export PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe PRTE_MCA_hwloc_default_binding_policy=none # Open MPI 5
+export I_MPI_PIN=0 MV2_ENABLE_AFFINITY=0 # Intel MPI, MVAPICH; MPICH pins only if asked to
+exec mpirun "$@"

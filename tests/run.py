@@ -33,6 +33,8 @@ import sys
 import tempfile
 import time
 
+import launcher
+
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 MARK = "\x1f"  # begins the lines in which run_unittest() reports; no test prints it
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
@@ -149,7 +151,11 @@ def environment(build, ranks):
     return e
 
 
-def command(program, ranks, build, python, case_pattern):
+# Each library's mpirun tells ranks apart in its own way, or not at all.
+TO_FILES_OF_THEIR_OWN = f'exec "$@" >"$0/{launcher.RANK}" 2>&1'
+
+
+def command(program, ranks, build, python, case_pattern, files):
     if program.python:
         interpreter = "build/venv/bin/python" if program.venv else python
         return [interpreter, "tests/run.py", "--unittest", program.source, *([case_pattern] if case_pattern else [])]
@@ -157,7 +163,7 @@ def command(program, ranks, build, python, case_pattern):
     if "san-thread" in build and shutil.which("setarch"):
         line = ["setarch", "-R", *line]  # its shadow memory does not bear much address randomisation
     if ranks > 1:
-        line = ["scripts/mpirun.sh", "--tag-output", "-np", str(ranks), *line]
+        line = ["scripts/mpirun.sh", "-np", str(ranks), "sh", "-c", TO_FILES_OF_THEIR_OWN, files, *line]
     return line
 
 
@@ -208,8 +214,10 @@ def run(program, ranks, build, python, case_pattern):
     limit = program.limit * (5 if "san-" in build else 1)
     start = time.monotonic()
     try:
-        status, outcome.output = execute(command(program, ranks, build, python, case_pattern),
-                                         environment(build, ranks), limit)
+        with tempfile.TemporaryDirectory() as files:
+            status, outcome.output = execute(command(program, ranks, build, python, case_pattern, files),
+                                             environment(build, ranks), limit)
+            outcome.output += "".join(told_by_ranks(files))
     except OSError as error:
         outcome.fail("(start)", f"cannot be started: {error}")
         return outcome
@@ -233,11 +241,18 @@ def run(program, ranks, build, python, case_pattern):
 # ------------------------------------------------------------------------------------------ reading reports
 
 
+def told_by_ranks(files):
+    """What is in the files of TO_FILES_OF_THEIR_OWN, each line with its rank in front."""
+    for rank in sorted(filter(str.isdigit, os.listdir(files)), key=int):
+        with open(os.path.join(files, rank), encoding="utf-8", errors="replace") as file:
+            yield from (f"rank {rank}: {line.rstrip()}\n" for line in file)
+
+
 def read_cmocka(outcome):
-    """cmocka's own lines; with several ranks each has mpirun's tag "[1,RANK]<stdout>:" in front."""
+    """cmocka's own lines; with several ranks each has "rank N: " in front."""
     announced, begun, reported = {}, {}, {}
     for line in outcome.output.splitlines():
-        tag = re.match(r"\[\d+,(\d+)\]<std(?:out|err)>:\s?", line)
+        tag = re.match(r"rank (\d+): ", line)
         rank = int(tag.group(1)) if tag else 0
         line = line[tag.end():] if tag else line
         if found := re.match(r"\[==========\] (?:.*: )?Running (\d+) test", line):

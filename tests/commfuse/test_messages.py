@@ -5,16 +5,20 @@ the emulator. Of those by IPC some are larger than a slot, some larger than all 
 # make: emulated-tests
 import os
 import subprocess
+import sys
 import tempfile
 import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(ROOT, "tests"))
+import launcher
+
 BUILD = os.path.join(ROOT, os.environ.get("BUILD", "build/release"))
 EMULATED = os.path.join(ROOT, "build", "emulated-fp32")
 SLOT = 16 << 20
 LENGTHS = 1, 255, 4096, 70001, SLOT - 1, SLOT, SLOT + 1, 3 * SLOT + 12345
 # Hosts are told apart by this file: rank 1 sees another one.
-APART = """[ "$OMPI_COMM_WORLD_RANK" != 1 ] || exec unshare -m sh -c 'mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@"' \\
+APART = f"""[ "{launcher.RANK}" != 1 ] || exec unshare -m sh -c 'mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@"' \\
     "$ANOTHER_HOST" "$@"
 exec "$@"
 """

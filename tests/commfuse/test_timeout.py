@@ -7,10 +7,14 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(ROOT, "tests"))
+import launcher
+
 BUILD = os.environ.get("BUILD", "build/release")
 TOOL = os.path.join(ROOT, BUILD, "tests/commfuse/tool_silent_peer")
 TIMEOUT_S = 2
@@ -34,7 +38,7 @@ class SilentPeer(unittest.TestCase):
 
     def run_tool(self, how, peer, ranks):
         """What all of them have printed, and the seconds from the moment at which the peer failed."""
-        mpi = ["--enable-recovery"] if peer == "dead" else []  # otherwise mpirun ends the others at once
+        mpi = launcher.sparing_survivors() if peer == "dead" else []  # otherwise mpirun ends the others at once
         command = [os.path.join(ROOT, "scripts/mpirun.sh"), "-np", str(ranks), *mpi, TOOL, how, peer, str(TIMEOUT_S),
                    self.transport]
         with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -27,6 +26,9 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import reference
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(ROOT, "tests"))
+import launcher
+
 BUILD = os.path.join(ROOT, os.environ.get("BUILD", "build/release"))
 PROGRAM = os.path.join(BUILD, "train_gpt")
 GRADIENTS = os.path.join(BUILD, "tests", "layers", "tool_gradients")
@@ -37,13 +39,6 @@ MARK = "COMMFUSE_TEST_RUN"  # environment variable by which a run's processes ar
 # 12 heads and T = 36, 40: not powers of two, three heads a rank for tp = 4; vocabulary and position table
 # are padded, so every index computation that takes one for the other shows.
 TINY = reference.Shape(maxT=48, V=101, L=2, heads=12, C=96, Vp=128)
-
-
-def mpirun_falls_silent():
-    """Does mpirun, told to end, pass on nothing any more of what ranks say? Open MPI 5 and later."""
-    said = subprocess.run(["mpirun", "--version"], capture_output=True, text=True).stdout
-    found = re.search(r"Open MPI\D*(\d+)", said)
-    return bool(found) and int(found.group(1)) >= 5
 
 
 def environment(**more):
@@ -112,11 +107,12 @@ class Run:
                 if os.readlink(f"/proc/{pid}/exe") != os.path.realpath(self.program):
                     continue
                 with open(f"/proc/{pid}/environ", "rb") as file:
-                    values = dict(v.split(b"=", 1) for v in file.read().split(b"\0") if b"=" in v)
+                    text = file.read().decode(errors="replace")
             except OSError:  # gone, or not ours to look at
                 continue
-            if values.get(MARK.encode()) == self.mark.encode():
-                found[int(values.get(b"OMPI_COMM_WORLD_RANK", b"0"))] = int(pid)
+            values = dict(v.split("=", 1) for v in text.split("\0") if "=" in v)
+            if values.get(MARK) == self.mark:
+                found[launcher.rank_of(values)] = int(pid)
         return found
 
     def kill(self):

@@ -13,6 +13,7 @@
 static bool full(int fd) {
     const char *rank = getenv("OMPI_COMM_WORLD_RANK"), *which = getenv("FULL_RANK"),
                *part = getenv("FULL_PATH");
+    if (!rank) rank = getenv("PMI_RANK");
     char link[64], path[PATH_MAX];
     if (!which || !part || strcmp(rank ? rank : "0", which) != 0) return false;
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);

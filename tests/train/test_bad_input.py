@@ -6,17 +6,20 @@ is not 0, and on several ranks one message, not one per rank.
 import os
 import re
 import resource
+import select
 import shutil
 import signal
 import struct
 import subprocess
 import sys
+import time
 import unittest
 
 import numpy as np
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import harness
+import launcher
 import reference
 
 SOON = 10  # seconds; most take less than one
@@ -124,7 +127,7 @@ class Tokens(BadInput):
             for mesh in (dict(tp=2), dict(dp=2, micro_batch=4)):
                 with self.subTest(name, **mesh):
                     result = harness.run(self.arguments(train="tokens.bin", steps=1, **mesh), 2, timeout=SOON, wrapper=[
-                        "sh", "-c", f'cd "{folder}/$OMPI_COMM_WORLD_RANK" && exec "$@"', "sh"])
+                        "sh", "-c", f'cd "{folder}/{launcher.RANK}" && exec "$@"', "sh"])
                     self.assertFails(result, "rank 1 has other data than rank 0", words, "the same token")
                     self.assertEqual(result.err.count("error:"), 1, str(result))
 
@@ -135,7 +138,7 @@ class Tokens(BadInput):
             os.makedirs(f"{folder}/{rank}")
             shutil.copy(self.changed(self.model, 1024, another.tobytes()), f"{folder}/{rank}/model.bin")
         result = harness.run(self.arguments(init_from="model.bin", steps=1, tp=2), 2, timeout=SOON, wrapper=[
-            "sh", "-c", f'cd "{folder}/$OMPI_COMM_WORLD_RANK" && exec "$@"', "sh"])
+            "sh", "-c", f'cd "{folder}/{launcher.RANK}" && exec "$@"', "sh"])
         self.assertFails(result, "rank 1 has other data than rank 0", "the fingerprint of --init-from")
 
     def test_validation_missing(self):
@@ -148,7 +151,7 @@ class OtherOptions(BadInput):
 
     def one_rank_with(self, *more, **values):
         return harness.run(self.arguments(steps=1, **values), 2, timeout=SOON, wrapper=[
-            "sh", "-c", 'if [ "$OMPI_COMM_WORLD_RANK" = 1 ]; then exec "$@" ' + " ".join(more) + '; else exec "$@"; fi', "sh"])
+            "sh", "-c", f'if [ "{launcher.RANK}" = 1 ]; then exec "$@" {" ".join(more)}; else exec "$@"; fi', "sh"])
 
     def test_are_told(self):
         for name, value, fallback in (("lr", "0.01", "0.0003"), ("seed", "7", "1337"), ("overlap", "none", "commfuse"),
@@ -490,6 +493,15 @@ class Once(BadInput):
 
     def test_hint(self):
         self.fails("hint:", train=self.path("nothing.bin"))
+
+    def test_the_end_waits_until_the_message_is_read(self):
+        """A launcher that is told to end the ranks may drop what it has not read."""
+        with subprocess.Popen([harness.PROGRAM, "--lr", "fast"], stderr=subprocess.PIPE, text=True) as process:
+            select.select([process.stderr], [], [], SOON)
+            time.sleep(0.3)
+            self.assertIsNone(process.poll())
+            self.assertIn("--lr 'fast'", process.stderr.read())
+            self.assertEqual(process.wait(SOON), 1)
 
 
 if __name__ == "__main__":

@@ -44,8 +44,8 @@ class CheckWire(harness.Case):
     def spoil(self, ranks, wire, **more):
         """A run with preload_wire.c in between; keyword arguments are options, `wire` is its environment."""
         wire = {"WIRE_BYTES": FEW, "LD_PRELOAD": self.shim} | wire
-        mpi = [word for name, value in wire.items() for word in ("-x", f"{name}={value}")]
-        return harness.run(self.arguments(**more), ranks, mpi=mpi)
+        wrapper = ["env", *(f"{name}={value}" for name, value in wire.items())]
+        return harness.run(self.arguments(**more), ranks, wrapper=wrapper)
 
     def sends(self, ranks, rank, until, **more):
         result = self.spoil(ranks, {"WIRE_RANK": rank}, **more | dict(steps=until))

@@ -18,6 +18,7 @@ import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import harness
+import launcher
 
 TIMEOUT, GRACE = 3, 5
 TERMINATED = r"{who}: SIGTERM: ends after this step; a second signal ends it at once"
@@ -45,7 +46,7 @@ if pid == 0:
 for file in (0, 1, 2):
     os.close(file)
 status = os.waitpid(pid, 0)[1]
-with open(os.path.join(folder, os.environ["OMPI_COMM_WORLD_RANK"]), "w") as file:
+with open(os.path.join(folder, os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"]), "w") as file:
     file.write(str(128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)))
 """]
 
@@ -95,7 +96,7 @@ class Death(harness.Case):
 
     def survivors_give_up(self, ranks, victim, sent, **mesh):
         """Each says what it was waiting for, and what has become of the victim, also where it waits for another."""
-        started, processes = self.start(ranks, mpi=["--enable-recovery"], **mesh)
+        started, processes = self.start(ranks, mpi=launcher.sparing_survivors(), **mesh)
         os.kill(processes[victim], sent)
         fate = "is dead" if sent == signal.SIGKILL else "does not answer"
         self.ends(started, set(range(ranks)) - {victim}, rf"{GIVES_UP}.*; .*rank {victim} {fate}\b")
@@ -127,7 +128,7 @@ class Death(harness.Case):
     def test_interrupt_from_the_keyboard(self):
         started, processes = self.start(3, tp=3)
         started.process.send_signal(signal.SIGINT)
-        self.ends(started, {0, 1, 2}, "" if harness.mpirun_falls_silent() else TERMINATED, statuses=(1, KILLED))
+        self.ends(started, {0, 1, 2}, "" if launcher.falls_silent() else TERMINATED, statuses=(1, KILLED))
         result = started.wait(TIMEOUT + GRACE)
         self.assertNotEqual(result.status, 0, str(result))
         self.assertFalse(started.processes(), f"ranks {processes} live on")

@@ -105,8 +105,8 @@ class Transient(checkpoints.Case):
     def run_over(self, wire, **values):
         wire = dict(LD_PRELOAD=self.shim, WIRE_RANK=1, WIRE_BYTES=256, WIRE_BIT=32 * 17, WIRE_NAN=1) | wire
         values = dict(schedule="constant", val=None) | values
-        mpi = [word for name, value in wire.items() for word in ("-x", f"{name}={value}")]
-        started = self.start(tp=2, mpi=mpi, **values)
+        wrapper = ["env", *(f"{name}={value}" for name, value in wire.items())]
+        started = self.start(tp=2, wrapper=wrapper, **values)
         return started.wait()
 
     def spoiled_send(self):

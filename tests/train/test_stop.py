@@ -7,7 +7,6 @@ default a second each, and its own status is no longer that of the ranks.
 # limit: 240
 import os
 import re
-import shutil
 import signal
 import sys
 import time
@@ -16,6 +15,7 @@ import unittest
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import checkpoints
 import harness
+import launcher
 
 SAME_S = 0.5  # signals closer together are one
 
@@ -50,7 +50,7 @@ class Stopping(checkpoints.Case):
         end = harness.read_log(log)[-1]
         self.assertEqual((end["event"], end.get("stopped_by")), ("end", reason), str(result))
         step = end["steps"]
-        if not (told and harness.mpirun_falls_silent()):
+        if not (told and launcher.falls_silent()):
             said = rf"(?m)^stopped   by a signal \({reason}\) after {step} of {self.steps} steps"
             self.assertRegex(result.out, said, str(result))
         self.assertEqual(self.steps_of(log), list(range(step)))
@@ -175,7 +175,7 @@ class Stop(Stopping):
             self.assertSameEnd(out, expected[0])
 
 
-@unittest.skipUnless(shutil.which("ompi_info"), "only Open MPI's mpirun is known this well")
+@unittest.skipUnless(launcher.open_mpi(), "only Open MPI's mpirun is known this well")
 class Mpirun(Stopping):
     """mpirun is told to end. It takes a second until the ranks hear of it, and more to save would take a larger
     odls_base_sigkill_timeout. Meanwhile it sleeps and reads nothing: a rank that has printed some 18 kB waits in its
