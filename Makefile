@@ -244,7 +244,7 @@ config: ## what was found on this machine
 	@echo "compiler     $(CC): $$($(CC) --version | head -1)"
 	@echo "flags        $(CFLAGS)"
 	@echo "processor    $(MARCH), for others: make MARCH=x86-64-v3, or what $(CC) -march takes"
-	@echo "mpi          $$(mpirun --version 2>/dev/null | head -1 || true) [$(if $(MPI_LIBS),found,missing: scripts/install_deps.sh)]"
+	@echo "mpi          $$(mpirun --version 2>/dev/null | head -2 | tr -s ' \n' ' ')[$(if $(MPI_LIBS),mpicc links$(foreach l,$(filter -l%,$(MPI_LIBS)), $l),missing: scripts/install_deps.sh)]"
 	@echo "oneDNN       $$(printf '#include <dnnl.h>\n' | $(CC) -E -x c - >/dev/null 2>&1 && echo found || echo missing: scripts/install_deps.sh)"
 	@echo "cJSON        $$(printf '#include <cjson/cJSON.h>\n' | $(CC) -E -x c - >/dev/null 2>&1 && echo found || echo missing: scripts/install_deps.sh)"
 	@echo "xxHash       $$(printf '#include <xxhash.h>\n' | $(CC) -E -x c - >/dev/null 2>&1 && echo found || echo missing: scripts/install_deps.sh)"

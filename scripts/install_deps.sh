@@ -29,7 +29,6 @@ done
 header() { echo "#include <$1>" | cc -E -x c - >/dev/null 2>&1; }
 program() { command -v "$1" >/dev/null 2>&1; }
 module() { "$(scripts/find_python.sh)" -c "import $1" >/dev/null 2>&1; }
-open_mpi() { mpirun --version 2>/dev/null | grep -q 'Open MPI'; }
 certificates() { [ -e "${SSL_CERT_FILE:-/etc/ssl/certs/ca-certificates.crt}" ]; }
 
 # package | probe | reason
@@ -38,7 +37,7 @@ gcc|program cc|the C compiler
 g++|program g++|compiles the GPU sources for the emulator in the tests
 libc6-dev|header stdio.h|the C library's headers
 make|program make|the build
-openmpi-bin|open_mpi|mpirun: several ranks on one machine or many
+openmpi-bin|program mpirun|mpirun: several ranks on one machine or many
 libopenmpi-dev|program mpicc|MPI: transfers between ranks
 libdnnl-dev|header dnnl.h|oneDNN: matrix multiplication on CPUs
 libcjson-dev|header cjson/cJSON.h|cJSON: the log, the descriptions of checkpoints
