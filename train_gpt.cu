@@ -47,6 +47,7 @@
 #endif
 
 enum { SAMPLE_TOKENS = 256, PATH_LENGTH = 4096, RANKS_MAX = 1 << 20 };
+enum { EARLY_TIMEOUT_S = 60 };    // of ranks that meet to tell what is wrong with their options
 enum { PATIENCE = 10 };           // times --timeout: how long ranks wait for one that reads or writes files
 enum { STATUS_STOPPED = 75 };     // a signal has ended the run, which is saved: the same command goes on
 enum { SAMPLE_STREAM = 1 << 20 }; // of the random numbers, apart from those of the tensors
@@ -94,6 +95,10 @@ static bool root(const trainer *t) {
 }
 
 // --- options → mesh, shape, data ---
+
+static void meet_early(void) {
+    cf_transport_create("auto", NULL, NULL, EARLY_TIMEOUT_S);
+}
 
 // Element types are fixed when layers are compiled. The program for the other one lies beside this one.
 static void choose_program(options *o, char **argv) {
@@ -1063,6 +1068,7 @@ static vocabulary *find_words(const options *o) {
 int main(int argc, char **argv) {
     static trainer t;
     t.begun_ms = cf_now_ms();
+    cf_die_meet_by(meet_early);
     options_parse(&t.o, argc, argv);
     if (t.o.help) {
         if (cf_die_rank() == 0) options_help(stdout);
@@ -1070,6 +1076,7 @@ int main(int argc, char **argv) {
     }
     choose_program(&t.o, argv);
     refuse_what_cannot_be(&t.o);
+    cf_die_meet_by(NULL); // they do now
     t.transport = cf_transport_create(t.o.transport, &argc, &argv, t.o.timeout);
     agreement_check(&t.o, VERSION, t.transport->size, gather, t.transport);
     signal(SIGXFSZ, SIG_IGN); // a file size limit is then a write error, which is reported and cleaned up

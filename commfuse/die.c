@@ -1,8 +1,9 @@
 // See die.h. The order of things when a rank gives up:
 //   1. arm an alarm that ends the process in a few seconds whatever happens next;
 //   2. print the message; what stdout still holds comes after it, as a reader may have stopped reading that;
-//   3. let the transport end the other ranks (its abort may hang: that is what 1 is for);
-//   4. _exit without running exit handlers, which may wait for threads stuck in a library.
+//   3. wait until the launcher has read it: told to end the ranks, some drop what they have not (MPICH's, for one);
+//   4. let the transport end the other ranks (its abort may hang: that is what 1 is for);
+//   5. _exit without running exit handlers, which may wait for threads stuck in a library.
 // Several threads may die at once (compute and progress): the first one does the above, the others stop.
 #include "die.h"
 #include <pthread.h>
@@ -11,15 +12,19 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
-enum { STATUS = 1, LAST_RESORT_S = 4, FAREWELL_S = 3 };
+enum { STATUS = 1, LAST_RESORT_S = 4, FAREWELL_S = 3, UNREAD_MS = 1000 };
 
 static struct {
     int rank, size;
     void (*abort_all)(int status);
+    void (*meet)(void);
     pthread_mutex_t dying;
-} self = {-1, -1, NULL, PTHREAD_MUTEX_INITIALIZER};
+} self = {-1, -1, NULL, NULL, PTHREAD_MUTEX_INITIALIZER};
 
 static int from_environment(const char *const *names, int fallback) {
     for (; *names; names++) {
@@ -42,6 +47,10 @@ void cf_die_setup(int rank, int size, void (*abort_all)(int status)) {
     self.rank = rank;
     self.size = size;
     self.abort_all = abort_all;
+}
+
+void cf_die_meet_by(void (*meet)(void)) {
+    self.meet = meet;
 }
 
 int cf_die_rank(void) {
@@ -79,9 +88,19 @@ static void print(const char *hint, const char *format, va_list arguments) {
     fflush(stdout);
 }
 
+static void wait_until_read(int fd) {
+    struct stat is;
+    int unread = 0;
+    if (fstat(fd, &is) != 0 || !S_ISFIFO(is.st_mode)) return;
+    for (int i = 0; i < UNREAD_MS && ioctl(fd, FIONREAD, &unread) == 0 && unread > 0; i++)
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
+}
+
 CF_NORETURN static void leave(void) {
     signal(SIGTERM, last_resort); // all has been said
     signal(SIGINT, last_resort);
+    wait_until_read(STDERR_FILENO);
+    wait_until_read(STDOUT_FILENO);
     if (self.abort_all) self.abort_all(STATUS);
     _exit(STATUS);
 }
@@ -103,9 +122,17 @@ void cf_die_heard(void) {
     if (__atomic_load_n(&listening, __ATOMIC_ACQUIRE)) _exit(STATUS);
 }
 
+// What ends the run in there is told instead.
+static void meet_others(void) {
+    void (*meet)(void) = self.meet;
+    self.meet = NULL;
+    if (meet && self.size > 1) meet();
+}
+
 void cf_die_together(const char *hint, const char *format, ...) {
-    pthread_mutex_lock(&self.dying);
     find_self();
+    meet_others();
+    pthread_mutex_lock(&self.dying);
     if (self.rank != 0) {
         // Rank 0 speaks for all, and its abort ends this rank meanwhile. Still here: rank 0 did not see the
         // error (a file that only this host lacks, say), so this rank speaks itself.

@@ -25,6 +25,10 @@ extern "C" {
 // Who this process is. Until called, rank and size come from the launcher's environment
 // (Open MPI, MPICH, Slurm, torchrun), or 0 of 1. `abort_all` may be NULL.
 void cf_die_setup(int rank, int size, void (*abort_all)(int status));
+// How ranks meet that have not yet. What all of them find wrong before that, cf_die_together() tells when they have: only
+// then can one speak for all and end all. (Some launchers let the others run on when one ends so early.)
+// NULL: they meet by themselves from here on.
+void cf_die_meet_by(void (*meet)(void));
 int cf_die_rank(void);
 void cf_die_name(char *name, size_t size); // "rank 3 of 8 (host)"
 

@@ -475,8 +475,6 @@ static void refuse_strays(int size) {
 }
 
 cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, double timeout_s) {
-    if (strcmp(name, "auto") != 0 && strcmp(name, "mpi") != 0)
-        cf_die_together("use --transport mpi", "--transport %s needs a GPU; this is the CPU program", name);
     cf_transport *t = calloc(1, sizeof *t);
     mpi_state *s = calloc(1, sizeof *s);
     if (!t || !s) cf_die(NULL, "out of memory for the MPI transport");
@@ -485,7 +483,10 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
     cf_patience_begin("MPI starts", CF_PATIENCE_START * timeout_s);
     int code = MPI_Init_thread(argc, argv, MPI_THREAD_SERIALIZED, &provided);
     cf_patience_end();
-    if (code != MPI_SUCCESS || provided < MPI_THREAD_SERIALIZED)
+    if (code != MPI_SUCCESS)
+        cf_die_together("see what MPI says; make config tells whose mpicc and mpirun are found",
+                        "MPI_Init_thread returns %d", code);
+    if (provided < MPI_THREAD_SERIALIZED)
         cf_die_together("use an MPI library built with thread support",
                         "MPI gives thread level %d, needed is %d", provided, MPI_THREAD_SERIALIZED);
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
@@ -503,6 +504,8 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
     MPI_Comm_size(MPI_COMM_WORLD, &t->size);
     refuse_strays(t->size);
     cf_die_setup(t->rank, t->size, t->size > 1 ? abort_all : NULL);
+    if (strcmp(name, "auto") != 0 && strcmp(name, "mpi") != 0)
+        cf_die_together("use --transport mpi", "--transport %s needs a GPU; this is the CPU program", name);
     cf_flights_open(&s->flights, t->size);
     widen_binding();
     s->timeout_ms = timeout_s * 1e3;
