@@ -86,6 +86,7 @@ class Death(harness.Case):
                 harness.wait_until(lambda: line.search(started.result().err) or started.ended(), GRACE, "")
             self.assertRegex(started.result().err, line, f"rank {rank} has not said why it ends{started.result()}")
 
+    @unittest.skipUnless(launcher.open_mpi(), "only Open MPI's mpirun lets ranks speak before it kills them")
     def test_mpirun_ends_everything_when_a_rank_is_killed(self):
         for victim in (1, 0):
             with self.subTest(victim=victim):
@@ -125,6 +126,7 @@ class Death(harness.Case):
         self.assertNotEqual(result.status, 0, str(result))
         self.assertFalse(started.processes())
 
+    @unittest.skipUnless(launcher.open_mpi(), "only Open MPI's mpirun makes SIGTERM of SIGINT")
     def test_interrupt_from_the_keyboard(self):
         started, processes = self.start(3, tp=3)
         started.process.send_signal(signal.SIGINT)
