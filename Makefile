@@ -95,6 +95,14 @@ build/march: FORCE
 	@mkdir -p $(@D)
 	@echo '$(MARCH)' | cmp -s - $@ || echo '$(MARCH)' > $@
 
+# And for another MPI library: its types and constants are its own. What is linked with these is linked again.
+with_mpi := $(addprefix $(B)/commfuse/,transport_mpi.o flights_mpi.o) \
+            $(foreach kind,$(notdir $(B)) cuda-bf16 cuda-fp32 emulated-bf16 emulated-fp32,build/$(kind)/commfuse/bootstrap_mpi.o)
+$(with_mpi): build/mpi
+build/mpi: FORCE
+	@mkdir -p $(@D)
+	@echo '$(MPI_CFLAGS) $(MPI_LIBS)' | cmp -s - $@ || echo '$(MPI_CFLAGS) $(MPI_LIBS)' > $@
+
 $(B)/commfuse/transport_mpi.o $(B)/commfuse/flights_mpi.o: CFLAGS += $(MPI_CFLAGS)
 $(B)/tests/bench/bench_collectives: CFLAGS += $(MPI_CFLAGS)
 %/commfuse/bootstrap_mpi.o: CFLAGS += $(MPI_CFLAGS) $(if $(MPI_LIBS),-DCF_WITH_MPI)

@@ -1,11 +1,12 @@
-"""The Makefile's own promises: what was compiled for another processor is compiled again, not mixed with the rest; what
-was carried along in build/deps goes before the system's."""
+"""The Makefile's own promises: what was compiled for another processor or MPI library is compiled again, not mixed with the
+rest; what was carried along in build/deps goes before the system's."""
 import os
 import pathlib
 import shutil
 import subprocess
 import tempfile
 import unittest
+import unittest.mock
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 COMPILER = """#!/bin/sh
@@ -51,6 +52,31 @@ class Processor(Copy):
         self.assertEqual(self.compiled("MARCH=x86-64-v3"), ["x86-64-v3"] * n)
         self.assertEqual(self.compiled("MARCH=x86-64-v3"), [])
         self.assertEqual(self.compiled(), ["native"] * n)
+
+
+class Library(Copy):
+    def compiled(self, name):
+        """What was compiled by this call with the MPI library whose mpicc comes first."""
+        mpicc = self.folder / "bin" / "mpicc"
+        mpicc.parent.mkdir(exist_ok=True)
+        mpicc.write_text(f"#!/bin/sh\necho -I/opt/{name}/include\n")
+        mpicc.chmod(0o755)
+        with unittest.mock.patch.dict(os.environ, PATH=f"{mpicc.parent}:{os.environ['PATH']}"):
+            commands = self.make(*(f"build/{kind}/commfuse/{noun}.o" for kind, noun in (
+                ("release", "die"), ("release", "transport_mpi"), ("cuda-fp32", "bootstrap_mpi"),
+                ("emulated-bf16", "bootstrap_mpi"))))
+        for line in commands:
+            self.assertEqual(f"-I/opt/{name}/include" in line, "_mpi" in line, line)
+        return [os.path.basename(line.split()[-1]) for line in commands]
+
+    def test_what_includes_it_is_compiled_anew_for_another(self):
+        for noun in ("transport_mpi", "bootstrap_mpi"):
+            (self.folder / f"commfuse/{noun}.c").touch()
+        mine = ["transport_mpi.c", "bootstrap_mpi.c", "bootstrap_mpi.c"]
+        self.assertEqual(self.compiled("one"), ["die.c", *mine])
+        self.assertEqual(self.compiled("one"), [])
+        self.assertEqual(self.compiled("another"), mine)
+        self.assertEqual(self.compiled("another"), [])
 
 
 class Carried(Copy):
