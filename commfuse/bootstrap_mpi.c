@@ -58,10 +58,7 @@ cf_bootstrap *cf_bootstrap_mpi(int *argc, char ***argv, double timeout_s) {
     cf_patience_begin("MPI starts", CF_PATIENCE_START * timeout_s);
     int code = MPI_Init_thread(argc, argv, MPI_THREAD_SERIALIZED, &provided);
     cf_patience_end();
-    if (code != MPI_SUCCESS)
-        cf_die_together("see what MPI says; make config tells whose mpicc and mpirun are found",
-                        "MPI_Init_thread returns %d", code);
-    if (provided < MPI_THREAD_SERIALIZED)
+    if (code != MPI_SUCCESS || provided < MPI_THREAD_SERIALIZED)
         cf_die_together("use an MPI library built with thread support",
                         "MPI gives thread level %d, needed is %d", provided, MPI_THREAD_SERIALIZED);
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);

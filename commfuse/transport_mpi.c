@@ -483,10 +483,7 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
     cf_patience_begin("MPI starts", CF_PATIENCE_START * timeout_s);
     int code = MPI_Init_thread(argc, argv, MPI_THREAD_SERIALIZED, &provided);
     cf_patience_end();
-    if (code != MPI_SUCCESS)
-        cf_die_together("see what MPI says; make config tells whose mpicc and mpirun are found",
-                        "MPI_Init_thread returns %d", code);
-    if (provided < MPI_THREAD_SERIALIZED)
+    if (code != MPI_SUCCESS || provided < MPI_THREAD_SERIALIZED)
         cf_die_together("use an MPI library built with thread support",
                         "MPI gives thread level %d, needed is %d", provided, MPI_THREAD_SERIALIZED);
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
