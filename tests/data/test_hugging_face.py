@@ -1,0 +1,356 @@
+"""data/hugging_face.py: model files to and from directories of Hugging Face's transformers.
+
+Their side is written here a second time, from the format: names, the (in, out) weights of their Conv1D, and a forward
+pass of a block by x @ W + b. test_transformers.py asks transformers itself, where it is installed.
+"""
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import unittest
+
+import numpy as np
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [HERE, os.path.join(os.path.dirname(HERE), "train")]
+import harness
+import reference
+
+SCRIPT = os.path.join(harness.ROOT, "data", "hugging_face.py")
+BPE = os.path.join(os.path.dirname(harness.ROOT), "shared", "data", "gpt2_bpe")
+SHAPE = reference.Shape(maxT=48, V=101, L=2, heads=12, C=96, Vp=128)
+TYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "U8": "u1"}
+THEIRS = {"ln1w": "ln_1.weight", "ln1b": "ln_1.bias", "qkvw": "attn.c_attn.weight", "qkvb": "attn.c_attn.bias",
+          "attprojw": "attn.c_proj.weight", "attprojb": "attn.c_proj.bias", "ln2w": "ln_2.weight", "ln2b": "ln_2.bias",
+          "fcw": "mlp.c_fc.weight", "fcb": "mlp.c_fc.bias", "fcprojw": "mlp.c_proj.weight", "fcprojb": "mlp.c_proj.bias"}
+WHOLE = {"wte": "wte.weight", "wpe": "wpe.weight", "lnfw": "ln_f.weight", "lnfb": "ln_f.bias"}
+
+
+def their_tensors(shape, model):
+    """float32 arrays by their names."""
+    tensors = {theirs: model[ours] for ours, theirs in WHOLE.items()}
+    tensors["wte.weight"] = model["wte"][:shape.V]
+    for ours, theirs in THEIRS.items():
+        for layer in range(shape.L):
+            values = model[ours][layer]
+            tensors[f"h.{layer}.{theirs}"] = values.T if values.ndim == 2 else values
+    return {name: np.ascontiguousarray(values, "<f4") for name, values in tensors.items()}
+
+
+def their_config(shape, **more):
+    return {"model_type": "gpt2", "vocab_size": shape.V, "n_positions": shape.maxT, "n_embd": shape.C,
+            "n_layer": shape.L, "n_head": shape.heads, **more}
+
+
+def stored(values, dtype):
+    return reference.to_bf16_bits(values) if dtype == "BF16" else np.asarray(values, TYPES[dtype])
+
+
+def write_safetensors(path, tensors, dtypes=lambda name: "F32", change=lambda header: header):
+    """A file of tensors; what change() makes of the header may be wrong."""
+    header, data = {}, b""
+    for name, values in tensors.items():
+        content = stored(values, dtypes(name)).tobytes()
+        header[name] = {"dtype": dtypes(name), "shape": list(np.shape(values)),
+                        "data_offsets": [len(data), len(data) + len(content)]}
+        data += content
+    text = json.dumps(change(header)).encode()
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text + data)
+
+
+def read_safetensors(path):
+    with open(path, "rb") as file:
+        content = file.read()
+    length, = struct.unpack("<Q", content[:8])
+    assert length % 8 == 0, "the data is not aligned"
+    header, data, tensors, expected = json.loads(content[8:8 + length]), content[8 + length:], {}, 0
+    assert header.pop("__metadata__") == {"format": "pt"}
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        assert begin == expected, "a hole"
+        values = np.frombuffer(data[begin:end], TYPES[entry["dtype"]]).reshape(entry["shape"])
+        tensors[name], expected = (entry["dtype"], values), end
+    assert expected == len(data)
+    return tensors
+
+
+def their_loss(tensors, shape, inputs, targets):
+    """Mean cross-entropy in float64 as their GPT2LMHeadModel computes it."""
+    t = {name.removeprefix("transformer."): values.astype(np.float64) for name, (_, values) in tensors.items()}
+    B, T = inputs.shape
+
+    def conv1d(x, name):
+        return x @ t[name + ".weight"] + t[name + ".bias"]
+
+    def norm(x, name):
+        return reference.layernorm(x, t[name + ".weight"], t[name + ".bias"])[0]
+
+    x = t["wte.weight"][inputs] + t["wpe.weight"][:T]
+    for h in (f"h.{layer}." for layer in range(shape.L)):
+        mixed, _ = reference.attention(conv1d(norm(x, h + "ln_1"), h + "attn.c_attn"), shape.heads)
+        x = x + conv1d(mixed, h + "attn.c_proj")
+        x = x + conv1d(reference.gelu(conv1d(norm(x, h + "ln_2"), h + "mlp.c_fc")), h + "mlp.c_proj")
+    logits = norm(x, "ln_f") @ t["wte.weight"].T
+    logits -= logits.max(-1, keepdims=True)
+    chosen = np.take_along_axis(logits, targets[..., None], -1)[..., 0]
+    return (np.log(np.exp(logits).sum(-1)) - chosen).mean()
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        self.directory = harness.temporary_directory(self)
+        self.model = reference.random_model(SHAPE)
+        self.model["wte"][SHAPE.V:] = 0
+
+    def path(self, name):
+        return os.path.join(self.directory, name)
+
+    def convert(self, *arguments, status=0, command=(sys.executable, SCRIPT)):
+        result = subprocess.run([*command, *map(str, arguments)], capture_output=True, text=True, timeout=100)
+        self.assertEqual(result.returncode, status, result.stderr)
+        self.assertNotIn("Traceback", result.stderr)
+        self.assertEqual([name for name in os.listdir(self.directory) if ".tmp" in name], [])
+        return result.stdout if status == 0 else result.stderr
+
+    def theirs(self, name="theirs", config=None, **safetensors):
+        """A directory as transformers save it."""
+        shutil.rmtree(self.path(name), ignore_errors=True)
+        os.mkdir(self.path(name))
+        with open(self.path(f"{name}/config.json"), "w", encoding="utf-8") as file:
+            json.dump(their_config(SHAPE) if config is None else config, file)
+        tensors = safetensors.pop("tensors", None) or their_tensors(SHAPE, self.model)
+        write_safetensors(self.path(f"{name}/model.safetensors"), tensors, **safetensors)
+        return self.path(name)
+
+    def ours(self, name="model.bin", version=3, model=None):
+        reference.write_model(self.path(name), SHAPE, model or self.model, version)
+        return self.path(name)
+
+    def assertImported(self, directory, version=3, model=None):
+        """To the bytes that this model's file has."""
+        self.convert("--import", directory, "--out", self.path("imported.bin"))
+        expected = self.ours("expected.bin", version, model)
+        with open(self.path("imported.bin"), "rb") as found, open(expected, "rb") as file:
+            self.assertEqual(found.read(), file.read())
+
+
+class Import(Case):
+    def test_a_directory(self):
+        self.assertImported(self.theirs())
+
+    def test_names_with_a_prefix_and_what_old_versions_save_along(self):
+        tensors = their_tensors(SHAPE, self.model)
+        tensors = {"transformer." + name: values for name, values in reversed(tensors.items())}
+        tensors["lm_head.weight"] = tensors["transformer.wte.weight"]
+        tensors["transformer.h.0.attn.bias"] = np.tri(48).reshape(1, 1, 48, 48)
+        tensors["transformer.h.1.attn.masked_bias"] = np.array(-1e4)
+        self.assertImported(self.theirs(tensors=tensors, dtypes=lambda name: "U8" if name.endswith(".attn.bias") else "F32"))
+
+    def test_several_files(self):
+        directory, names = self.theirs(), list(their_tensors(SHAPE, self.model))
+        os.remove(os.path.join(directory, "model.safetensors"))
+        parts = {f"model-0000{i + 1}-of-00003.safetensors": names[i::3] for i in range(3)}
+        for file, held in parts.items():
+            tensors = their_tensors(SHAPE, self.model)
+            write_safetensors(os.path.join(directory, file), {name: tensors[name] for name in held})
+        with open(os.path.join(directory, "model.safetensors.index.json"), "w", encoding="utf-8") as file:
+            json.dump({"weight_map": {name: part for part, held in parts.items() for name in held}}, file)
+        self.assertImported(directory)
+
+    def test_halves(self):
+        model = {name: values.astype("<f2").astype(float) for name, values in self.model.items()}
+        self.assertImported(self.theirs(dtypes=lambda name: "F16"), model=model)
+        self.assertImported(self.theirs(dtypes=lambda name: "BF16"), version=5)
+        mixed = {name: values if "ln" in name else
+                 (reference.to_bf16_bits(values).astype("<u4") << 16).view("<f4").astype(float)
+                 for name, values in self.model.items()}
+        self.assertImported(self.theirs(dtypes=lambda name: "F32" if "ln_" in name else "BF16"), model=mixed)
+
+    def test_the_trainer_computes_what_they_would(self):
+        directory = self.theirs()
+        self.convert("--import", directory, "--out", self.path("model.bin"))
+        tensors = {name: ("F32", values) for name, values in their_tensors(SHAPE, self.model).items()}
+        tokens = harness.random_tokens(4 * 40 + 1, SHAPE.V)
+        reference.write_tokens(self.path("tokens.bin"), tokens)
+        expected = their_loss(tensors, SHAPE, *reference.samples(tokens, 40))
+        for ranks in 1, 2:
+            log = self.path(f"log{ranks}.jsonl")
+            result = harness.run(harness.options(init_from=self.path("model.bin"), train=self.path("tokens.bin"), seq=40,
+                                                 val=self.path("tokens.bin"), tp=ranks, steps=0, val_every=1, threads=1,
+                                                 micro_batch=4, log=log), ranks)
+            self.assertEqual(result.status, 0, str(result))
+            loss = harness.events(harness.read_log(log), "val")[0]["loss"]
+            self.assertLess(abs(loss / expected - 1), 1e-5)
+        self.assertGreater(expected, 4)
+
+    def refused(self, *words, **directory):
+        error = self.convert("--import", self.theirs(**directory), "--out", self.path("imported.bin"), status=1)
+        for word in words:
+            self.assertIn(word, error)
+        self.assertFalse(os.path.exists(self.path("imported.bin")))
+
+    def test_another_model_is_refused(self):
+        for name, value in (("model_type", "gpt_neo"), ("activation_function", "relu"), ("layer_norm_epsilon", 1e-6),
+                            ("n_inner", 100), ("scale_attn_weights", False), ("scale_attn_by_inverse_layer_idx", True),
+                            ("tie_word_embeddings", False), ("add_cross_attention", True), ("n_head", 7), ("n_embd", -96),
+                            ("n_layer", "2"), ("n_layer", 10**9), ("vocab_size", 65537), ("n_positions", True)):
+            with self.subTest(name=name, value=value):
+                self.refused("config.json", "heads" if name == "n_head" else name,
+                             config=their_config(SHAPE, **{name: value}))
+        self.refused("model_type", config={})
+
+    def test_other_tensors_are_refused(self):
+        tensors = their_tensors(SHAPE, self.model)
+        cases = (("h.1.ln_2.bias", None, "no tensor h.1.ln_2.bias"), ("h.2.ln_2.bias", np.ones(96), "h.2.ln_2.bias"),
+                 ("lm_head.weight", tensors["wte.weight"] + 1, "lm_head.weight is not the token table"),
+                 ("lm_head.weight", tensors["wte.weight"][1:], "lm_head.weight is not the token table"),
+                 ("h.0.mlp.c_fc.weight", tensors["h.0.mlp.c_fc.weight"].T, "h.0.mlp.c_fc.weight is F32 [384, 96]"),
+                 ("wpe.weight", tensors["wpe.weight"][:-1], "wpe.weight"), ("transformer.wpe.weight", np.ones(1), "twice"))
+        for name, values, word in cases:
+            with self.subTest(name=name):
+                changed = {**tensors, name: values}
+                if values is None:
+                    del changed[name]
+                self.refused(word, tensors=changed)
+        self.refused("wte.weight is U8", dtypes=lambda name: "U8" if name == "wte.weight" else "F32")
+
+    def test_damaged_headers_are_refused(self):
+        def with_entry(**values):
+            return {"change": lambda header: {**header, "wpe.weight": {**header["wpe.weight"], **values}}}
+        for number, wrong in enumerate((
+                with_entry(data_offsets=[0, 1 << 60]), with_entry(data_offsets=[-8, 0]), with_entry(data_offsets=[8, 0]),
+                with_entry(data_offsets=[0]), with_entry(data_offsets="ab"), with_entry(shape=[48, "96"]),
+                with_entry(shape=None), with_entry(data_offsets=[0, 8]), with_entry(shape=[48, True]),
+                {"change": lambda header: {**header, "wpe.weight": 1}})):
+            with self.subTest(number=number):
+                self.refused("wpe.weight", **wrong)
+        self.refused("no object", change=lambda header: [header])
+
+    def test_files_that_are_none(self):
+        directory = self.theirs()
+        weights, config = os.path.join(directory, "model.safetensors"), os.path.join(directory, "config.json")
+        with open(weights, "rb") as file:
+            whole = file.read()
+        length, = struct.unpack("<Q", whole[:8])
+        for content, word in ((b"", "no safetensors"), (whole[:7], "no safetensors"), (b"\xff" * 8 + whole[8:], "no safetensors"),
+                              (whole[:8 + length - 1], "no safetensors"), (whole[:-1], "damaged, or the file was not copied"),
+                              (whole[:8] + b"\xff" * length + whole[8 + length:], "no text"),
+                              (whole[:8] + b"[" * length + whole[8 + length:], "no JSON")):
+            with self.subTest(word=word, bytes=len(content)):
+                with open(weights, "wb") as file:
+                    file.write(content)
+                self.assertIn(word, self.convert("--import", directory, "--out", self.path("x.bin"), status=1))
+        os.remove(weights)
+        error = self.convert("--import", directory, "--out", self.path("x.bin"), status=1)
+        self.assertIn("holds no model.safetensors", error)
+        self.assertIn("save_pretrained", error)
+        for names in {"wte.weight": "../x"}, {"wte.weight": 1}, []:
+            with open(os.path.join(directory, "model.safetensors.index.json"), "w", encoding="utf-8") as file:
+                json.dump({"weight_map": names}, file)
+            self.assertIn("weight_map", self.convert("--import", directory, "--out", self.path("x.bin"), status=1))
+        os.remove(config)
+        self.assertIn("config.json", self.convert("--import", directory, "--out", self.path("x.bin"), status=1))
+
+
+class Export(Case):
+    def test_a_directory(self):
+        for version, dtype in (3, "F32"), (5, "BF16"):
+            with self.subTest(version=version):
+                out = self.path(f"out{version}")
+                self.convert("--export", self.ours(version=version), "--out", out)
+                self.assertEqual(sorted(os.listdir(out)), ["config.json", "model.safetensors"])
+                found = read_safetensors(os.path.join(out, "model.safetensors"))
+                expected = their_tensors(SHAPE, self.model)
+                self.assertEqual(sorted(found), sorted("transformer." + name for name in expected))
+                for name, values in expected.items():
+                    self.assertEqual(found["transformer." + name][0], dtype)
+                    np.testing.assert_array_equal(found["transformer." + name][1], stored(values, dtype), name)
+                with open(os.path.join(out, "config.json"), encoding="utf-8") as file:
+                    config = json.load(file)
+                self.assertEqual(config, {**config, **their_config(SHAPE), "architectures": ["GPT2LMHeadModel"],
+                                          "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "n_inner": None,
+                                          "eos_token_id": None, "tie_word_embeddings": True,
+                                          "torch_dtype": "float32" if version == 3 else "bfloat16"})
+                self.assertImported(out, version)  # and back, to the same bytes
+
+    def test_padding_stays_here(self):
+        self.model["wte"][SHAPE.V:] = 7
+        self.convert("--export", self.ours(), "--out", self.path("out"))
+        self.model["wte"][SHAPE.V:] = 0
+        self.assertImported(self.path("out"))
+
+    def test_a_tokenizer_of_bytes(self):
+        shape = reference.Shape(maxT=8, V=256, L=1, heads=2, C=8, Vp=256)
+        reference.write_model(self.path("bytes.bin"), shape, reference.random_model(shape))
+        self.assertIn("its tokenizer too", self.convert("--export", self.path("bytes.bin"), "--out", self.path("out")))
+        with open(self.path("out/tokenizer.json"), encoding="utf-8") as file:
+            model = json.load(file)["model"]
+        self.assertEqual(model["merges"], [])
+        self.assertEqual(sorted(model["vocab"].values()), list(range(256)))
+        for letter, byte in (("A", 65), ("~", 126), ("Ġ", 32), ("Ċ", 10), ("ÿ", 255), ("Ā", 0), ("¡", 161), ("Ń", 173)):
+            self.assertEqual(model["vocab"][letter], byte)
+
+    @unittest.skipUnless(os.path.isdir(BPE), "GPT-2's vocabulary is not here")
+    def test_a_tokenizer_of_gpt2(self):
+        self.assertIn("knows 101", self.convert("--export", self.ours(), "--out", self.path("out"), "--bpe-dir", BPE, status=1))
+        self.assertFalse(os.path.exists(self.path("out")))
+        shape = reference.Shape(maxT=8, V=50257, L=1, heads=2, C=8, Vp=50304)
+        reference.write_model(self.path("gpt2.bin"), shape, reference.random_model(shape))
+        self.convert("--export", self.path("gpt2.bin"), "--out", self.path("out"), "--bpe-dir", BPE)
+        for theirs, name in ("vocab.json", "encoder.json"), ("merges.txt", "vocab.bpe"):
+            with open(self.path(f"out/{theirs}"), "rb") as found, open(os.path.join(BPE, name), "rb") as file:
+                found, expected = found.read(), file.read()
+            if theirs == "vocab.json":
+                found, expected = json.loads(found), json.loads(expected)
+            self.assertEqual(found, expected)
+        with open(self.path("out/config.json"), encoding="utf-8") as file:
+            self.assertEqual(json.load(file)["eos_token_id"], 50256)
+
+    def test_damaged_files_are_refused(self):
+        with open(self.ours(), "rb") as file:
+            whole = file.read()
+        for at, value, word in ((0, 1, "no model file"), (1, 4, "version is 4"), (2, 0, "n_positions"), (3, 65537, "vocab_size"),
+                                (4, -1, "n_layer"), (5, 7, "heads"), (6, 1 << 18, "n_embd"), (7, 100, "100 rows"),
+                                (7, 129, "promises"), (1, 5, "promises")):
+            with self.subTest(at=at, value=value):
+                with open(self.path("damaged.bin"), "wb") as file:
+                    file.write(whole[:4 * at] + struct.pack("<i", value) + whole[4 * at + 4:])
+                self.assertIn(word, self.convert("--export", self.path("damaged.bin"), "--out", self.path("out"), status=1))
+        for content in whole[:-1], whole + b"x", whole[:1000], b"":
+            with open(self.path("damaged.bin"), "wb") as file:
+                file.write(content)
+            self.convert("--export", self.path("damaged.bin"), "--out", self.path("out"), status=1)
+        self.assertFalse(os.path.exists(self.path("out")))
+
+    def test_nothing_is_overwritten_or_left(self):
+        model = self.ours()
+        os.mkdir(self.path("out"))
+        self.convert("--export", model, "--out", self.path("out"))  # empty: it may be there
+        self.assertIn("is there already", self.convert("--export", model, "--out", self.path("out"), status=1))
+        self.assertIn("is there already", self.convert("--export", model, "--out", model, status=1))
+        limited = (sys.executable, "-c",
+                   "import resource, signal, runpy, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+                   "resource.setrlimit(resource.RLIMIT_FSIZE, (50000, 50000)); sys.argv = sys.argv[1:];"
+                   "runpy.run_path(sys.argv[0], run_name='__main__')", SCRIPT)
+        self.assertIn("File too large", self.convert("--export", model, "--out", self.path("new"), status=1, command=limited))
+        self.assertFalse(os.path.exists(self.path("new")))
+        with open(model, "rb") as file:
+            before = file.read()
+        self.assertIn("File too large", self.convert("--import", self.path("out"), "--out", model, status=1, command=limited))
+        with open(model, "rb") as file:
+            self.assertEqual(file.read(), before)
+
+
+class Options(Case):
+    def test_options(self):
+        for wrong, word in (((), "--import"), (("--import", "a", "--export", "b"), "not allowed"), (("--import", "a"), "--out"),
+                            (("--import", "a", "--out", "b", "--bpe-dir", "c"), "--bpe-dir is for --export")):
+            with self.subTest(wrong=wrong):
+                self.assertIn(word, self.convert(*wrong, status=2))
+
+
+if __name__ == "__main__":
+    unittest.main()

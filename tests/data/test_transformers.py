@@ -1,0 +1,135 @@
+"""Hugging Face's transformers and PyTorch as judges: a GPT-2 of theirs is imported, trained here and there, and exported.
+
+They are no requirement of anything (2 GB):  build/venv/bin/pip install torch transformers && make test T=transformers
+"""
+# python: venv
+# limit: 300
+import os
+import subprocess
+import sys
+import unittest
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(os.path.dirname(HERE), "train"))
+import harness
+import reference
+
+try:
+    import torch
+    import transformers
+except ImportError as missing:
+    raise unittest.SkipTest(f"PyTorch and transformers are not here: {missing}")
+
+SCRIPT = os.path.join(harness.ROOT, "data", "hugging_face.py")
+BPE = os.path.join(os.path.dirname(harness.ROOT), "shared", "data", "gpt2_bpe")
+T, B, STEPS, LR = 64, 4, 6, 1e-3
+
+
+def their_model(vocab, dtype=torch.float32):
+    """Every weight random, biases and layer norms too."""
+    torch.manual_seed(1)
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(
+        vocab_size=vocab, n_positions=T, n_embd=96, n_layer=2, n_head=6, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0,
+        bos_token_id=None, eos_token_id=None))
+    with torch.no_grad():
+        for weights in model.parameters():
+            weights.add_(torch.randn_like(weights) * 0.05)
+    return model.to(dtype)
+
+
+def train_there(model, inputs, targets):
+    """(loss, norm) of each step, in double precision, by PyTorch's AdamW."""
+    model, history = model.double(), []
+    matrices = [weights for weights in model.parameters() if weights.dim() == 2]
+    vectors = [weights for weights in model.parameters() if weights.dim() != 2]
+    optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0}], LR,
+                                  (0.9, 0.95), 1e-8)
+    for _ in range(STEPS):
+        logits = model(torch.tensor(inputs)).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.tensor(targets).flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        history.append((loss.item(), norm.item()))
+    return history
+
+
+class Transformers(unittest.TestCase):
+    def setUp(self):
+        self.directory = harness.temporary_directory(self)
+
+    def path(self, name):
+        return os.path.join(self.directory, name)
+
+    def convert(self, *arguments):
+        result = subprocess.run([sys.executable, SCRIPT, *arguments], capture_output=True, text=True, timeout=100)
+        self.assertEqual(result.returncode, 0, result.stderr)
+
+    def test_training_is_the_same(self):
+        model = their_model(vocab=300)
+        model.save_pretrained(self.path("theirs"))
+        self.convert("--import", self.path("theirs"), "--out", self.path("model.bin"))
+        tokens = harness.random_tokens(B * T + 1, 300)  # every step takes all samples
+        reference.write_tokens(self.path("tokens.bin"), tokens)
+        expected = train_there(model, *reference.samples(tokens, T))
+        for mesh in dict(tp=1, dp=1), dict(tp=2, dp=1), dict(tp=2, dp=1, strategy="up"), dict(tp=1, dp=2):
+            with self.subTest(**mesh):
+                out, log = self.path("-".join(map(str, mesh.values()))), self.path("log.jsonl")
+                result = harness.run(harness.options(
+                    init_from=self.path("model.bin"), train=self.path("tokens.bin"), seq=T, steps=STEPS, lr=LR, out=out,
+                    schedule="constant", micro_batch=B // mesh["dp"], log=log, threads=1, **mesh), mesh["tp"] * mesh["dp"])
+                self.assertEqual(result.status, 0, str(result))
+                steps = harness.events(harness.read_log(log), "step")
+                os.remove(log)
+                for step, (loss, norm) in zip(steps, expected, strict=True):
+                    self.assertLess(abs(step["loss"] / loss - 1), 1e-6)
+                    self.assertLess(abs(step["grad_norm"] / norm - 1), 1e-5)
+                self.convert("--export", os.path.join(out, "model.bin"), "--out", self.path("back"))
+                back = transformers.AutoModelForCausalLM.from_pretrained(self.path("back"))
+                with torch.no_grad():
+                    ids = torch.tensor(tokens[None, :T])
+                    difference = (back(ids).logits - model(ids).logits).abs().max().item()
+                self.assertLess(difference, 1e-3)
+                subprocess.run(["rm", "-r", self.path("back")], check=True)
+        self.assertLess(expected[-1][0], expected[0][0] - 1)
+
+    def test_there_and_back(self):
+        for dtype in torch.float32, torch.float16, torch.bfloat16:
+            with self.subTest(dtype=dtype):
+                model, names = their_model(256, dtype), [f"{dtype}-{kind}" for kind in ("theirs", "model.bin", "back")]
+                theirs, ours, back = map(self.path, names)
+                model.save_pretrained(theirs, max_shard_size="100KB")  # several files
+                self.convert("--import", theirs, "--out", ours)
+                self.convert("--export", ours, "--out", back)
+                found, told = transformers.AutoModelForCausalLM.from_pretrained(back, dtype="auto", output_loading_info=True)
+                self.assertEqual([list(values) for values in told.values()], [[]] * len(told))
+                self.assertEqual(found.dtype, torch.bfloat16 if dtype == torch.bfloat16 else torch.float32)
+                for (name, mine), (same, weights) in zip(found.named_parameters(), model.named_parameters(), strict=True):
+                    self.assertTrue(name == same and torch.equal(mine.float(), weights.float()), name)
+                text = "To be, or not to be: that is\n\tthe €question.\0"
+                tokenizer = transformers.AutoTokenizer.from_pretrained(back)
+                ids = tokenizer(text)["input_ids"]
+                self.assertEqual(bytes(ids), text.encode())
+                self.assertEqual((tokenizer.decode(ids), len(tokenizer)), (text, 256))
+                longer = found.generate(torch.tensor([ids]), max_new_tokens=5, do_sample=True, pad_token_id=0)
+                self.assertEqual(longer.shape, (1, len(ids) + 5))
+
+    @unittest.skipUnless(os.path.isdir(BPE), "GPT-2's vocabulary is not here")
+    def test_tokens_of_gpt2(self):
+        import tiktoken  # in the environment
+        their_model(50257).save_pretrained(self.path("theirs"))
+        self.convert("--import", self.path("theirs"), "--out", self.path("model.bin"))
+        self.convert("--export", self.path("model.bin"), "--out", self.path("back"), "--bpe-dir", BPE)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(self.path("back"))
+        sys.path.insert(0, os.path.join(harness.ROOT, "data"))
+        import prepare
+        ours = prepare.load_gpt2(BPE)
+        self.assertIsInstance(ours, tiktoken.Encoding)
+        text = "CommFuse's last computation needs no communication.\n\n  日本語 — 12345"
+        self.assertEqual(tokenizer(text)["input_ids"], ours.encode_ordinary(text))
+        self.assertEqual(tokenizer.convert_tokens_to_ids("<|endoftext|>"), 50256)
+
+
+if __name__ == "__main__":
+    unittest.main()
