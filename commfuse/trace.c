@@ -130,7 +130,7 @@ static void settle(cf_trace *trace, bool all) {
         double begin_ms = cf_moment_ms(s->begin), end_ms = cf_moment_ms(s->end);
         if (e->row != CF_TRACE_WAIT || begin_ms < end_ms)
             add(trace, (cf_trace_row)e->row, e->name, e->layer, e->slice, e->peer, e->bytes,
-                cf_moment_ms(s->posted), begin_ms, end_ms);
+                trace->record ? cf_moment_ms(s->posted) : begin_ms, begin_ms, end_ms); // each is a call of a GPU's driver
         trace->settled++;
     }
     if (trace->settled == trace->spans) trace->settled = trace->spans = 0;

@@ -309,14 +309,10 @@ static neighbourhood meet_neighbours(cf_bootstrap *bootstrap, const cf_group *gr
     return n;
 }
 
-static bool nccl_told_to_share(void) {
-    return getenv("NCCL_HOSTID") || getenv("NCCL_MULTI_RANK_GPU_ENABLE");
-}
-
 static void choose(cuda_state *s, binding *b, const cf_group *group, bool collectives) {
     char why[128] = "";
     const neighbourhood n = meet_neighbours(s->bootstrap, group);
-    bool shared = n.one_gpu && !nccl_told_to_share();
+    bool shared = n.one_gpu && !cf_wire_nccl_shares_gpus();
     if (s->ipc) b->exchange = cf_wire_ipc(s->bootstrap, group, n.one_host, why);
     if (s->ipc && !s->nccl && !b->exchange)
         cf_die_together("use --transport auto or nccl", "--transport ipc cannot serve the %s group: %s",

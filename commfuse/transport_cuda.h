@@ -35,6 +35,8 @@ static inline cf_moment cf_request_ready(const cf_request *r, cf_stream *stream)
 // Sets what NCCL reads from the environment, unless the user has. Belongs to the start, while the process has one
 // thread: libraries read the environment in threads of theirs, and setenv may move it away under them.
 void cf_wire_nccl_environment(void);
+// Whether ranks that use one GPU may have a communicator: NCCL refuses it unless it is told to, by the environment.
+bool cf_wire_nccl_shares_gpus(void);
 
 // Both are called by all ranks of the world at once, each with its own group, and use the bootstrap equally
 // often whatever they find, so that groups may differ.

@@ -1,6 +1,4 @@
-// Exchanges of a group within one host by the GPUs' copy engines, without a kernel. (The driver decides what does a copy,
-// above all one within a GPU; from CUDA 12.8 on it is told that kernels run beside it. tests/bench/bench_wires measures
-// what it does, told and untold.)
+// Exchanges of a group within one host by the GPUs' copy engines: nothing that crosses the link takes multiprocessors.
 //
 // Every rank keeps, for each other one, a staging queue of SLOTS slots in its own memory, which that rank has
 // mapped. A message goes through it in chunks:
@@ -21,7 +19,12 @@
 // posted, and nothing needs a host afterwards. The destination's address and the moment when it may be written
 // are known to the receiver alone; a sender that needed them would have to ask a host thread, and a host that
 // is blocked in a full launch queue, waiting for what that thread shall send, never answers. The price is a copy
-// within the GPU, at ten times the speed of the link.
+// within the GPU.
+//
+// Of the copy across the link the driver is told that kernels run beside it. Of the one within the GPU it is not: from
+// CUDA 13.1 on that, too, would be a copy engine's, and one has been seen to take four times as long for it as the link
+// (NVIDIA/nccl#2177: 87 GiB/s, across the link 354, by a kernel 1627). The driver's kernel takes microseconds as soon
+// as blocks of the product beside it end, since its stream is urgent. tests/bench/bench_wires measures both.
 //
 // A stream for each peer and each direction: no transfer stands behind one of another pair, and the two halves of
 // an exchange do not wait for each other. For that the streams must not share a hardware queue, hence
@@ -100,25 +103,28 @@ static void word(ipc_wire *w, stream_word *operation, const lane *l, uint32_t *a
 }
 
 // Both ends lie in GPU memory, which cf_copy would ask the driver about for every chunk.
-static void copy(void *to, const void *from, int64_t bytes, const lane *l) {
-    static bool beside = true;
-    if (bytes <= 0) return;
-    if (beside) beside = cf_cuda_copy_beside(to, from, bytes, l->stream) == cudaSuccess;
-    if (!beside)
+static void copy_within(void *to, const void *from, int64_t bytes, const lane *l) {
+    if (bytes > 0)
         CF_CUDA(cudaMemcpyAsync(to, from, (size_t)bytes, cudaMemcpyDefault, cf_cuda_stream(l->stream)));
+}
+
+static void copy_across(void *to, const void *from, int64_t bytes, const lane *l) {
+    static bool beside = true;
+    if (beside && bytes > 0) beside = cf_cuda_copy_beside(to, from, bytes, l->stream) == cudaSuccess;
+    if (!beside) copy_within(to, from, bytes, l);
 }
 
 static void send_chunk(ipc_wire *w, lane *l, const char *from, int64_t bytes) {
     uint32_t n = l->next++;
     word(w, w->wait_value, l, &l->count->freed, n + 1 - SLOTS, CU_STREAM_WAIT_VALUE_GEQ);
-    copy(l->slots + n % SLOTS * SLOT_BYTES, from, bytes, l);
+    copy_across(l->slots + n % SLOTS * SLOT_BYTES, from, bytes, l);
     word(w, w->write_value, l, &l->count->written, n + 1, CU_STREAM_WRITE_VALUE_DEFAULT);
 }
 
 static void recv_chunk(ipc_wire *w, lane *l, char *to, int64_t bytes) {
     uint32_t n = l->next++;
     word(w, w->wait_value, l, &l->count->written, n + 1, CU_STREAM_WAIT_VALUE_GEQ | w->flush);
-    copy(to, l->slots + n % SLOTS * SLOT_BYTES, bytes, l);
+    copy_within(to, l->slots + n % SLOTS * SLOT_BYTES, bytes, l);
     word(w, w->write_value, l, &l->count->freed, n + 1, CU_STREAM_WRITE_VALUE_DEFAULT);
 }
 

@@ -157,6 +157,13 @@ void cf_wire_nccl_environment(void) {
     setenv("NCCL_RUNTIME_CONNECT", "0", 0); // 1: collectives connect in the step that is first to need them
 }
 
+// By different host names it is misled, in any version; the variable is known from 2.30.3 on.
+bool cf_wire_nccl_shares_gpus(void) {
+    int version = 0;
+    return getenv("NCCL_HOSTID") || (ncclGetVersion(&version) == ncclSuccess && version >= 23003 &&
+                                     getenv("NCCL_MULTI_RANK_GPU_ENABLE"));
+}
+
 cf_wire *cf_wire_nccl(cf_bootstrap *bootstrap, const cf_group *group, bool wanted, int blocks,
                       double timeout_s) {
     ncclUniqueId id = id_of_group(bootstrap, group, wanted);

@@ -3,7 +3,9 @@
 # scripts/install_deps.sh installs); failing both, plain python3.
 for python in "$PYTHON" python3 /usr/bin/python3; do
     [ -n "$python" ] || continue
-    if "$python" -c 'import numpy, matplotlib' >/dev/null 2>&1; then
+    # Looked for, not imported: that takes a second where they have not been read for a while.
+    if "$python" -c 'import sys, importlib.util as u; sys.exit(None in map(u.find_spec, ("numpy", "matplotlib")))' 2>/dev/null
+    then
         command -v "$python"
         exit 0
     fi

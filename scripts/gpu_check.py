@@ -14,10 +14,10 @@
 
 A stage that is over its time is cut short and reported so; the others still run. What a stage does not use goes to
 those behind it. All stages but device imply build, which is done in a second where all is built. Several calls do
-more than one: --only build,device,twins,losses,ranks,sanitizer, then --only times, then --only kernels.
+more than one: --only build,device,twins,losses,sanitizer, then --only ranks, --only times, --only kernels.
 
 Nothing but a CUDA toolkit, a C compiler, make and Python is needed, and two small libraries that a machine without
-network can be brought: scripts/install_deps.sh --carry, elsewhere, copies cJSON and xxHash to build/deps. numpy gives the
+network can be brought: scripts/install_deps.sh --carry, elsewhere, copies cJSON and xxHash (and make) to build/deps. numpy gives the
 reference, PyTorch the comparison, and both are left out, with a word, where they are missing. Ranks are started by
 environment variables, so MPI is not needed. What PyTorch has compiled is kept in build/inductor for the next call.
 
@@ -56,6 +56,12 @@ def parse(words=None):
     return parser.parse_args(words)
 
 
+def give_up(check, status):
+    """Whatever runs in threads ends with its stage, so that nobody waits for what they would still begin."""
+    check.runner.deadline = float("-inf")
+    sys.exit(status)
+
+
 def main():
     options = parse()
     os.chdir(ROOT)
@@ -68,14 +74,18 @@ def main():
             print(f"{stage.name:<10} {seconds:5.0f} s, ends by second {planned:.0f}")
         return 0
     check = Check(options)
+    for number in signal.SIGTERM, signal.SIGINT:
+        signal.signal(number, lambda number, _: give_up(check, 128 + number))
     try:
         for stage, seconds, planned in stages:
             plan.run_stage(check, stage, seconds, planned)
         return summary.conclude(check)
+    except SystemExit:
+        check.say(summary.last_words(check))
+        raise
     finally:
         check.close()
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.exit(main())

@@ -4,8 +4,8 @@
 #     scripts/install_deps.sh                compiler, make, MPI, oneDNN, cJSON, xxHash, cmocka, numpy, matplotlib
 #     scripts/install_deps.sh --bpe          also build/venv with tiktoken, for data/prepare.py --encoding gpt2
 #     scripts/install_deps.sh --download     also the certificates that downloads over https need
-#     scripts/install_deps.sh --carry        also copies of cJSON and xxHash in build/deps, where make finds them: to be
-#                                            taken along to a GPU machine that has a CUDA toolkit and no network
+#     scripts/install_deps.sh --carry        also copies of cJSON and xxHash in build/deps, where make finds them, and of make:
+#                                            to be taken along to a GPU machine that has a CUDA toolkit and no network
 #
 # A thing counts as present if its package is installed or if a probe finds it anyway (an own compiler, a
 # module system, another distribution). Only what is missing is installed, as root or through sudo, and it
@@ -102,18 +102,20 @@ fi
 # header_file NAME: where the compiler finds it
 header_file() { echo "#include <$1>" | cc -E -x c - 2>/dev/null | sed -n "s|^# 1 \"\(/.*$1\)\".*|\1|p" | head -n 1; }
 
-# All that programs need of either: one header is xxHash, a header and a library are cJSON. Written beside, then renamed.
+# All that programs need of either: one header is xxHash, a header and a library are cJSON. And make, which images with a
+# toolkit may lack (scripts/gpu_check.sh finds it). Written beside, then renamed.
 carry() {
     json=$(header_file cjson/cJSON.h) hash=$(header_file xxhash.h) library=$(cc -print-file-name=libcjson.so)
     case $library in /*) ;; *) return 1 ;; esac
-    rm -rf build/deps.tmp && mkdir -p build/deps.tmp/include/cjson build/deps.tmp/lib &&
+    rm -rf build/deps.tmp && mkdir -p build/deps.tmp/include/cjson build/deps.tmp/lib build/deps.tmp/bin &&
+        cp -L "$(command -v make)" build/deps.tmp/bin/make &&
         cp "$json" build/deps.tmp/include/cjson/ && cp "$hash" build/deps.tmp/include/ &&
         cp -L "$library" build/deps.tmp/lib/libcjson.so.1 && ln -s libcjson.so.1 build/deps.tmp/lib/libcjson.so &&
         rm -rf build/deps && mv build/deps.tmp build/deps
 }
 if $want_carry; then
-    carry || { echo "error: cJSON and xxHash could not be copied to build/deps, see above" >&2; exit 1; }
-    echo "build/deps holds cJSON and xxHash: take it along to a machine that lacks them"
+    carry || { echo "error: cJSON, xxHash and make could not be copied to build/deps, see above" >&2; exit 1; }
+    echo "build/deps holds cJSON, xxHash and make: take it along to a machine that lacks them"
 fi
 
 # tiktoken is no Debian package. Its environment sees the system's numpy.

@@ -41,8 +41,8 @@ def auto_meshes():
 
 def all_meshes(t):
     plan = [Mesh(t, "tpsp", 2, 1, "commfuse"), Mesh(t, "up", 2, 1, "commfuse", "direct"),
-            Mesh(t, "tpsp", 2, 2, "commfuse"), Mesh(t, "tpsp", 2, 1, "commfuse", kind="bf16"),
-            Mesh(t, "tpsp", 2, 1, "commfuse", kind="bf16", again=True), Mesh(t, "tpsp", 2, 1, "none"),
+            Mesh(t, "tpsp", 2, 1, "none"), Mesh(t, "tpsp", 2, 2, "commfuse"),
+            Mesh(t, "tpsp", 2, 1, "commfuse", kind="bf16"), Mesh(t, "tpsp", 2, 1, "commfuse", kind="bf16", again=True),
             Mesh(t, "tpsp", 2, 1, "slice"), Mesh(t, "tpsp", 1, 2, "commfuse"),
             Mesh(t, "tpsp", 2, 1, "commfuse", "direct"), Mesh(t, "tpsp", 4, 1, "commfuse", "direct"),
             Mesh(t, "up", 2, 2, "commfuse", "direct"),

@@ -15,11 +15,12 @@ class Stage:
     name: str
     budget: float  # seconds of the default 540
     run: object
-    slow: bool = False  # left out by --quick
+    slow: bool = False    # left out by --quick
+    needed: bool = False  # by all others: nothing is checked without it
     runs_programs: bool = True
 
 
-STAGES = (Stage("build", 75, build.run, runs_programs=False), Stage("device", 40, device.run, runs_programs=False),
+STAGES = (Stage("build", 75, build.run, needed=True, runs_programs=False), Stage("device", 40, device.run, runs_programs=False),
           Stage("twins", 50, twins.run), Stage("losses", 30, losses.run), Stage("ranks", 85, ranks.run),
           Stage("sanitizer", 35, sanitizer.run), Stage("times", 145, times.run, True),
           Stage("kernels", 80, kernels.run, True))
@@ -55,7 +56,7 @@ def run_stage(check, stage, seconds, planned):
     try:
         stage.run(check)
     except Late:
-        check.verdict(stage.name, LATE, "cut short: its time is over")
+        check.verdict(stage.name, FAIL if stage.needed else LATE, "cut short: its time is over")
     except Exception as error:  # one stage's accident must not cost the others
         check.verdict(stage.name, FAIL, f"{type(error).__name__}: {error}")
         traceback.print_exc(file=check.log)

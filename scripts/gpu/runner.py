@@ -14,8 +14,15 @@ from .reaper import Reaper
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
+PATIENCE_S = 10  # with a process that has been killed: one whose driver has lost the GPU may not end
+
+
 class Late(Exception):
-    """The stage's time is over."""
+    """The stage's time is over. What was cut short had printed .output."""
+
+    def __init__(self, output=""):
+        super().__init__()
+        self.output = output
 
 
 @dataclasses.dataclass
@@ -38,7 +45,8 @@ def end(*processes):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # it leads a session of its own
     for process in processes:
-        process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(PATIENCE_S)
 
 
 class Runner:
@@ -76,7 +84,7 @@ class Runner:
         with self.lock:
             self.running.update(processes)
         try:
-            first, late = self.watch(processes, min(self.deadline, begin + (limit or float("inf"))))
+            first, late = self.watch(processes, begin + (limit or float("inf")))
         finally:
             self.end(*processes)
             with self.lock:
@@ -84,14 +92,13 @@ class Runner:
         result = self.result(processes, outputs, first, late, time.monotonic() - begin)
         self.write_down(commands, environments, result)
         if result.ended and time.monotonic() >= self.deadline:
-            raise Late
+            raise Late(result.output)
         return result
 
-    @staticmethod
-    def watch(processes, until):
-        """Until all have ended. The first that failed, and those that had not ended; both by number."""
+    def watch(self, processes, until):
+        """Until all have ended, or the stage. The first that failed, and those that had not ended; both by number."""
         first = None
-        while any(p.poll() is None for p in processes) and time.monotonic() < until:
+        while any(p.poll() is None for p in processes) and time.monotonic() < min(until, self.deadline):
             if first is None and any(p.poll() for p in processes):
                 first = next(i for i, p in enumerate(processes) if p.poll())
                 until = min(until, time.monotonic() + 8)
@@ -108,6 +115,7 @@ class Runner:
             output.close()
         if first is None:
             status = processes[late[0]].returncode if late else 0
+            status = -signal.SIGKILL if status is None else status  # it has not even ended by that
             told = f"error: ended after {seconds:.0f} s\n" if late else ""
             return Result(status, told + "".join(texts), seconds, bool(late))
         text = texts.pop(first) + "".join(texts)

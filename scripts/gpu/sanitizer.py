@@ -28,7 +28,7 @@ def commands(check, sanitizer):
             if not twins:
                 continue
             rounding = ["--round"] if kind == "bf16" else []
-            line = [sanitizer, "--tool", tool, "--error-exitcode", "9", "--print-limit", "5"]
+            line = [sanitizer, "--tool", tool, "--error-exitcode", "9", "--print-limit", "5", "--launch-timeout", "60"]
             line += ["--report-api-errors", "no"] if tool == "memcheck" else []  # libraries try things that may fail
             own = KERNELS if tool == "memcheck" else KERNELS.replace("linear,", "")  # which is the library's
             only = ["--only", f"{own},{ATTENTION}" if kind == "fp32" else own]  # in bf16 it is cuDNN's
@@ -45,6 +45,12 @@ def judge(check, name, result):
         check.show(result.output.splitlines()[:25])
 
 
+def judge_late(check, name, output):
+    """What it has found by then counts."""
+    found = [line for line in output.splitlines() if re.match(r"=+ (Invalid|Error: |Warning: |.*hazard)", line)]
+    check.verdict(name, FAIL if found else LATE, "; ".join(["did not end in time", *found[:5]]))
+
+
 def run(check):
     sanitizer = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     if not os.access(sanitizer, os.X_OK):
@@ -55,5 +61,5 @@ def run(check):
         for (name, _), future in zip(work, [pool.submit(check.runner.run, command) for _, command in work]):
             try:
                 judge(check, name, future.result())
-            except Late:
-                check.verdict(name, LATE, "did not end in time")
+            except Late as late:
+                judge_late(check, name, late.output)

@@ -5,9 +5,10 @@
 //   two processes   ping-pong through mapped memory, as between two ranks: what a word costs on its way. With two slots a
 //                   chunk's copy within the GPU and a word each way should take no longer than the next chunk on the
 //                   link. (Two take turns on one GPU: two GPUs do better, not worse.)
-//   copies          transport_ipc.cu asks for those "beside kernels": they should end while a kernel holds every
-//                   multiprocessor, else a transfer waits for the matrix product that it hides behind; and be no slower
-//                   than the link
+//   copies          transport_ipc.cu asks for one "beside kernels" across the link, and for the default within the GPU,
+//                   which should be several times as fast as the link. Should "beside kernels" be as fast there, and
+//                   end while a kernel holds every multiprocessor, it is better within the GPU, too: the default waits
+//                   until the matrix product that it hides behind gives blocks up
 //   streams         how many never stand behind one that waits: CUDA_DEVICE_MAX_CONNECTIONS, OTHER_STREAMS
 //   run-ahead       what fits behind a wait before the host is held up: bounds RUN_AHEAD
 //   chunks          wait for a word, copy, write a word, 50 in a row: at SLOT_BYTES words should cost little, and
@@ -17,7 +18,8 @@
 // or hangs is told, and the others are measured all the same. The status is 0 if all are.
 //
 // What is timed stands behind a gate, a word that the host writes when all is enqueued: the host's own time is in no
-// figure. Nothing is done for the first time while a gate is closed: loading a kernel may wait for streams that wait.
+// figure. Nothing is done for the first time while a gate is closed: loading a kernel may wait for streams that wait. (So
+// all are loaded at start, and copies of every size have been made: the driver has several kernels for them.)
 #include "commfuse/cuda.h"
 #include <cuda.h>
 #include <errno.h>
@@ -219,7 +221,8 @@ static void make_words(bench *b, int processes) {
 static void first_times(bench *b) {
     kernel(b, b->stream, 0);
     cf_launch(hold, dim3(1), dim3(HOLD_THREADS), b->stream, HOLD_NS);
-    for (const copy_way &way : ways) way.copy(b->to, b->from, BYTES_MAX, b->stream);
+    for (const copy_way &way : ways)
+        for (int64_t bytes = 4 * KIB; bytes <= BYTES_MAX; bytes *= 4) way.copy(b->to, b->from, bytes, b->stream);
     record(b, b->stream, 0);
     write_scratch(b, b->stream, 0);
     cf_moment_now(b->stream);
@@ -367,7 +370,7 @@ static void measure_pair(bench *b) {
         double us = each_way_us(b, peer, bytes);
         const char *good =
             bytes ? ""
-                  : "below 9: a slot takes 37 on a link of 450 GB/s, of which its copy inside may take 19";
+                  : "below 9 between two GPUs (processes on one take turns): a slot's 37 on the link less its copy";
         if (b->rank == 0)
             figure(us, 1, "us", good, "ping-pong of %lld KiB, each way", (long long)(bytes / KIB));
     }
@@ -668,6 +671,7 @@ static const section sections[] = {
 int main(int count, char **words) {
     if (count > 1) cf_die("it takes none", "bench_wires: what is %s?", words[1]);
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", CONNECTIONS, 0);
+    setenv("CUDA_MODULE_LOADING", "EAGER", 0);
     setvbuf(stdout, NULL, _IOLBF, 0); // whoever ends a process finds the lines printed so far
     make_board();
     double begin_ms = cf_now_ms();

@@ -24,7 +24,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 SCRIPT = os.path.join(ROOT, "scripts", "gpu_check.sh")
 sys.path.insert(0, os.path.join(ROOT, "scripts"))
 import gpu_check
-from gpu import build, kernels, meshes, models, nvidia, ours, plan, pytorch, ranks, summary, times, training
+from gpu import build, kernels, meshes, models, nvidia, ours, plan, pytorch, ranks, sanitizer, summary, times, training
 from gpu.check import FAIL, LATE, OK, SKIP, Check
 from gpu.runner import Late, Result, Runner
 from gpu.tokens import write_tokens
@@ -121,9 +121,10 @@ class Plan(unittest.TestCase):
         self.assertEqual(len([m for m in plan if m.transport == "ipc" and m.overlap != "commfuse"]), 1)
 
     def test_what_tells_most_comes_first(self):
-        first = [(m.strategy, m.tp, m.dp, m.kind) for m in meshes.meshes(["nccl"])[:4]]
-        self.assertEqual(first, [("tpsp", 2, 1, "fp32"), ("up", 2, 1, "fp32"), ("tpsp", 2, 2, "fp32"),
-                                 ("tpsp", 2, 1, "bf16")])
+        first = [(m.strategy, m.tp, m.dp, m.overlap, m.kind) for m in meshes.meshes(["nccl"])[:5]]
+        self.assertEqual(first, [("tpsp", 2, 1, "commfuse", "fp32"), ("up", 2, 1, "commfuse", "fp32"),
+                                 ("tpsp", 2, 1, "none", "fp32"), ("tpsp", 2, 2, "commfuse", "fp32"),
+                                 ("tpsp", 2, 1, "commfuse", "bf16")])
 
 
 class Judgement(unittest.TestCase):
@@ -167,10 +168,12 @@ class Judgement(unittest.TestCase):
         self.assertEqual(self.judge([], 1, broken, mesh=blocking), FAIL)
         self.assertEqual(self.judge([], -11, "segmentation fault"), FAIL)
 
-    def test_one_time_out_beside_others_is_late_and_one_alone_a_failure(self):
-        self.assertEqual(self.judge([], -9, "error: ended after 35 s", seconds=35), LATE)
-        self.assertEqual(self.judge([], -9, "error: ended after 35 s", seconds=35, tries=2), FAIL)
-        self.assertEqual(self.judge([4.0, 3.0], seconds=35, tries=2), OK)
+    def test_a_time_out_is_a_failure_and_it_is_told_who_ran_beside(self):
+        nccl = dataclasses.replace(self.mesh, transport="nccl")  # whose runs are always alone
+        for mesh, tries, beside in (self.mesh, 1, True), (self.mesh, 2, False), (nccl, 1, False):
+            self.assertEqual(self.judge([], -9, "error: ended after 25 s", seconds=25, mesh=mesh, tries=tries), FAIL)
+            self.assertEqual("beside others" in self.detail, beside)
+        self.assertEqual(self.judge([4.0, 3.0], seconds=25, tries=2), OK)
 
     def test_memory_is_out_only_where_the_program_says_so(self):
         for words in ("no memory: 1.0 MiB for logits, after 7.0 MiB already taken", "CUDA out of memory. Tried",
@@ -183,10 +186,10 @@ class Judgement(unittest.TestCase):
 class Meshes(Quiet):
     mesh = Judgement.mesh
 
-    def run_mesh(self, results):
+    def run_mesh(self, results, jobs=3):
         """mesh_run where training gives these results, one after another."""
         with mock.patch.object(ranks, "train_mesh", side_effect=[([], r) for r in results]) as train:
-            steps, result, tries = ranks.mesh_run(self.check, self.mesh, "tokens", Turns(3))
+            steps, result, tries = ranks.mesh_run(self.check, self.mesh, "tokens", Turns(jobs))
         self.assertEqual(train.call_count, tries)
         return result, tries
 
@@ -197,25 +200,27 @@ class Meshes(Quiet):
         self.assertEqual(self.run_mesh([own_patience, good]), (good, 2))
         self.assertEqual(self.run_mesh([slow, slow]), (slow, 2))
         self.assertEqual(self.run_mesh([crash]), (crash, 1))
+        self.assertEqual(self.run_mesh([slow], jobs=1), (slow, 1))  # it was alone
 
     def test_without_time_for_a_second_try_the_first_is_told(self):
         slow = Result(-9, "error: ended after 35 s", 35, True)
         with mock.patch.object(ranks, "train_mesh", side_effect=[([], slow), Late()]):
             self.assertEqual(ranks.mesh_run(self.check, self.mesh, "tokens", Turns(3)), ([], slow, 1))
 
-    def test_a_transport_is_given_up_after_two_hangs_alone_but_not_for_slow_runs(self):
+    def test_a_transport_is_given_up_after_two_hangs_alone_but_not_for_others(self):
         slow, losses = Result(-9, "error: ended after 35 s", 35, True), [4.0]
-        for tries, fewest, most in (2, 2, 3), (1, 6, 6):  # one more may have begun before the second is judged
+        # More may have begun before the second is judged, as many as run beside each other.
+        for transport, tries, fewest, most in ("nccl", 1, 2, 3), ("ipc", 2, 2, 5), ("ipc", 1, 6, 6):
             def run(*_):
                 time.sleep(0.2)
                 return [], slow, tries
             self.check.rows.clear()
             self.check.data["ranks"] = []
             with mock.patch.object(ranks, "mesh_run", side_effect=run) as runs:
-                ranks.ranks_over(self.check, "nccl", meshes.meshes(["nccl"])[:6], "tokens",
-                                     {"fp32": losses, "bf16": losses}, {})
+                ranks.ranks_over(self.check, transport, meshes.meshes([transport])[:6], "tokens",
+                                 {"fp32": losses, "bf16": losses}, {})
             self.assertTrue(fewest <= runs.call_count <= most, runs.call_count)
-            self.assertEqual(any("has hung" in row[3] for row in self.check.rows), tries == 2)
+            self.assertEqual(any("has hung" in row[3] for row in self.check.rows), most < 6)
 
     def test_one_alone_has_nobody_beside_it(self):
         turns, inside, most = Turns(3), collections.Counter(), collections.Counter()
@@ -282,6 +287,27 @@ class Running(unittest.TestCase):
         with self.assertRaises(Late):
             self.runner.run(["true"])
 
+    def test_a_process_that_cannot_be_ended_holds_nobody_up(self):
+        class Stuck(subprocess.Popen):
+            def wait(self, timeout=None):
+                raise subprocess.TimeoutExpired("stuck", timeout) if timeout else AssertionError("waits for ever")
+
+            def poll(self):
+                return None
+
+        stuck = Stuck(["sleep", "60"], start_new_session=True)
+        self.addCleanup(lambda: (stuck.kill(), subprocess.Popen.wait(stuck)))
+        with mock.patch.object(self.runner, "start", return_value=stuck):
+            result = self.runner.run(["stuck"], limit=0.2)
+        self.assertTrue(result.ended)
+        self.assertLess(result.status, 0)
+
+    def test_what_was_cut_short_is_told(self):
+        self.runner.deadline = time.monotonic() + 1
+        with self.assertRaises(Late) as late:
+            self.runner.run(["sh", "-c", "echo a finding; sleep 60"])
+        self.assertIn("a finding", late.exception.output)
+
     def test_ranks_know_each_other(self):
         for transport in "nccl", "auto":
             first, second = (training.environment(rank, 2, 1234, transport) for rank in range(2))
@@ -302,6 +328,40 @@ class Running(unittest.TestCase):
         self.assertTrue(wait_until(lambda: not os.path.exists(scratch)), "still there")
 
 
+    def test_a_script_that_is_told_to_end_begins_nothing_more_and_tells_what_it_has(self):
+        folder = tempfile.mkdtemp(prefix="commfuse-test-")
+        self.addCleanup(shutil.rmtree, folder)
+        begun = os.path.join(folder, "begun")
+        program = f"""
+import concurrent.futures, sys
+sys.path.insert(0, "scripts")
+import gpu_check
+from gpu import plan
+
+def run(check):
+    check.verdict("a thing", "ok")
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        work = ["sh", "-c", "echo >> {begun}; sleep 60"]
+        for future in [pool.submit(check.runner.run, work) for _ in range(5)]:
+            future.result()
+
+plan.STAGES = plan.Stage("device", 540, run, runs_programs=False),
+sys.argv[1:] = ["--out", "{folder}"]
+sys.exit(gpu_check.main())"""
+        for number in signal.SIGTERM, signal.SIGINT:
+            script = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+            self.assertTrue(wait_until(lambda: os.path.exists(begun)))
+            script.send_signal(number)
+            told, _ = script.communicate(timeout=30)
+            self.assertEqual(script.returncode, 128 + number)
+            self.assertEqual(told.splitlines()[-1], "1 ok, 0 failed, 0 late, 0 skipped")
+            self.assertEqual(os.path.getsize(begun), 1)
+            with open(os.path.join(folder, "results.json"), encoding="utf-8") as file:
+                results = json.load(file)
+            self.assertEqual(([row["what"] for row in results["checks"]], results["complete"]), (["a thing"], False))
+            os.remove(begun)
+
+
 def running(argument):
     """How many processes sleep that long."""
     found = 0
@@ -316,6 +376,27 @@ def wait_until(condition, seconds=10):
     while not condition() and time.monotonic() < end:
         time.sleep(0.05)
     return condition()
+
+
+class Stages(Quiet):
+    def run_stage(self, run, **more):
+        with contextlib.redirect_stderr(io.StringIO()):
+            plan.run_stage(self.check, plan.Stage("test", 10, run, **more), 10, 10)
+        return self.verdicts()[-1]
+
+    def test_a_stage_that_is_late_is_no_failure_unless_all_others_need_it(self):
+        def late(_):
+            raise Late
+        self.assertEqual(self.run_stage(late), LATE)
+        self.assertEqual(self.run_stage(late, needed=True), FAIL)
+        self.assertEqual([stage.name for stage in plan.STAGES if stage.needed], ["build"])
+
+    def test_a_sanitizer_that_is_cut_short_has_found_what_it_has_found(self):
+        for line, verdict in (("========= Invalid __global__ write of size 4 bytes", FAIL), ("========= COMPUTE-SANITIZER", LATE),
+                              ("========= Error: Race reported between Write access", FAIL), ("", LATE)):
+            sanitizer.judge_late(self.check, "memcheck", f"error: ended after 35 s\n{line}\n=========     at 0x80\n")
+            self.assertEqual(self.verdicts()[-1], verdict, line)
+            self.assertEqual(line in self.check.rows[-1][3], verdict == FAIL or not line)
 
 
 class Files(Quiet):

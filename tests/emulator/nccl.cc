@@ -391,6 +391,11 @@ ncclResult_t ncclBroadcast(const void *send, void *recv, size_t count, ncclDataT
 
 // ----------------------------------------------------------------------------------------------------- communicators
 
+ncclResult_t ncclGetVersion(int *version) {
+    *version = NCCL_VERSION_CODE;
+    return ncclSuccess;
+}
+
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
     uint64_t number;
     if (getrandom(&number, sizeof number, 0) != sizeof number) return ncclSystemError;

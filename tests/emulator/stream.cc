@@ -284,6 +284,7 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end) 
     if (!start->timed || !end->timed || !start->latest || !end->latest)
         return remember(cudaErrorInvalidResourceHandle);
     if (!start->latest->has_passed() || !end->latest->has_passed()) return cudaErrorNotReady;
+    if (imagined()) host_calls(CALL);
     *ms = (float)((end->latest->time - start->latest->time) * 1e3);
     return cudaSuccess;
 }

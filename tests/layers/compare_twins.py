@@ -33,6 +33,7 @@ except ImportError:
 BANDS = (  # function            fp32   bf16
     ("linear_bias_grad",         1e-5,  None),
     ("linear_",                  1e-4,  1e-2),
+    ("attention_backward_apart", 3e-4,  5e-2),
     ("attention_backward",       1e-4,  2e-2),
     ("attention_",               1e-4,  1e-2),
     ("embedding_forward",        0,     0),

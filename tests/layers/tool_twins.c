@@ -269,7 +269,7 @@ static void run_many_linears(tool *t, const int64_t *n) {
 // --- attention ---
 
 typedef struct heads {
-    int64_t T, B, H, D;
+    int64_t T, B, H, D, apart; // apart: how far scores are from 0; rounding then shows more
     tensor *qkv, *dout, *out, *lse, *scratch;
 } heads;
 
@@ -305,6 +305,21 @@ static void shuffle(tool *t, ranges *r) {
     for (int i = r->count - 1; i > 0; i--) swap(r, i, (int)draw(t, 0, i));
 }
 
+// Queries up, keys down: all scores are then near −apart. A library that takes exp(−lse) of a key that is not there has
+// infinity where lse is below −88.7 (cuDNN's backward has done so: NVIDIA/cudnn-frontend#628).
+static void move_apart(const tool *t, const heads *h) {
+    double far = sqrt((double)h->apart / sqrt((double)h->D));
+    char *host = tensor_read(h->qkv, t->stream);
+    for (int64_t i = 0; i < h->qkv->count; i++) {
+        int64_t third = i / (h->H * h->D) % 3;
+        double by = third == 0 ? far : third == 1 ? -far : 0;
+        float value = (float)(element_get(host, OF_REAL, i) + by);
+        element_set(host, OF_REAL, i, t->round ? cf_float_of_bf16(cf_bf16_of_float(value)) : value);
+    }
+    tensor_write(h->qkv, host, t->stream);
+    free(host);
+}
+
 static void attention_forwards(tool *t, heads *h, const ranges *parts, int64_t t0, int64_t n) {
     const int64_t T = h->T, B = h->B, H = h->H, D = h->D;
     h->out = poisoned(t, OF_REAL, T * B * H * D), h->lse = poisoned(t, OF_PRECISE, T * B * H);
@@ -332,14 +347,15 @@ static void attention_backwards(tool *t, const heads *h, const char *name, range
         attention_backward(reals(dqkv), reals(h->dout), reals(h->out), precises(h->lse), reals(h->qkv),
                            precises(h->scratch), r.begin[i], r.length[i], h->T, h->B, h->H, h->D,
                            first && i == 0, t->stream);
-    keep(t, "attention_backward", name, dqkv);
+    keep(t, h->apart ? "attention_backward_apart" : "attention_backward", name, dqkv);
 }
 
 static void run_attention(tool *t, const int64_t *n) {
-    heads h = {.T = n[0], .B = n[1], .H = n[2], .D = n[3]};
-    shape_is(t, "T %lld B %lld H %lld D %lld", (long long)h.T, (long long)h.B, (long long)h.H,
-             (long long)h.D);
+    heads h = {.T = n[0], .B = n[1], .H = n[2], .D = n[3], .apart = n[4]};
+    shape_is(t, "T %lld B %lld H %lld D %lld apart %lld", (long long)h.T, (long long)h.B, (long long)h.H,
+             (long long)h.D, (long long)h.apart);
     h.qkv = randoms(t, OF_REAL, h.T * h.B * 3 * h.H * h.D, 0, 1);
+    if (h.apart) move_apart(t, &h);
     h.dout = randoms(t, OF_REAL, h.T * h.B * h.H * h.D, 0, 1);
     h.scratch = poisoned(t, OF_PRECISE, attention_scratch(h.T, h.B, h.H, h.D));
     ranges parts = cut(t, h.T);
@@ -628,6 +644,9 @@ static const test_case fixed[] = {
     {"attention", run_attention, {257, 1, 25, 64}, true}, // d48's
     {"attention", run_attention, {1024, 1, 2, 64}, true},
     {"attention", run_attention, {140, 1, 2, 128}, true},
+    {"attention", run_attention, {192, 1, 2, 64, 110}, false}, // scores near −110
+    {"attention", run_attention, {704, 1, 2, 64, 110}, true},
+    {"attention", run_attention, {96, 2, 1, 32, 110}, false},
     {"layernorm", run_layernorm, {1, 3}, false},
     {"layernorm", run_layernorm, {3, 8}, false},
     {"layernorm", run_layernorm, {67, 97}, false},
