@@ -34,7 +34,7 @@ class Freeze(harness.Case):
         options = dict(batch=8, micro_batch=8, steps=1000000, timeout=TIMEOUT, log=log)
         run = harness.Run(self.arguments(**{**options, **mesh}), ranks)
         self.addCleanup(run.close)
-        harness.wait_until(lambda: run.ended() or len(harness.events(harness.read_log(log), "step")) >= steps, 30,
+        harness.wait_until(lambda: run.ended() or len(harness.events(harness.read_log(log), "step")) >= steps, 90,
                            f"{steps} steps of training", interval=0.002)
         time.sleep(later_ms * 1e-3)
         processes = run.processes()
