@@ -26,15 +26,15 @@ typedef struct set { // the schedules of all ranks
 
 enum { AG_ALONE, AG, RS_ALONE, RS, RS_FOLDED, A2A_ALONE, BEFORE_A2A, AFTER_A2A, BOTH_A2A, KINDS };
 static const kind kinds[KINDS] = {
-    [AG_ALONE] = {CF_ALLGATHER, CF_NO_COMPUTE},
-    [AG] = {CF_ALLGATHER, CF_COMPUTE_AFTER},
-    [RS_ALONE] = {CF_REDUCE_SCATTER, CF_NO_COMPUTE},
-    [RS] = {CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE},
+    [AG_ALONE] = {CF_ALLGATHER, CF_NO_COMPUTE, false},
+    [AG] = {CF_ALLGATHER, CF_COMPUTE_AFTER, false},
+    [RS_ALONE] = {CF_REDUCE_SCATTER, CF_NO_COMPUTE, false},
+    [RS] = {CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, false},
     [RS_FOLDED] = {CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, true},
-    [A2A_ALONE] = {CF_ALLTOALL, CF_NO_COMPUTE},
-    [BEFORE_A2A] = {CF_ALLTOALL, CF_COMPUTE_BEFORE},
-    [AFTER_A2A] = {CF_ALLTOALL, CF_COMPUTE_AFTER},
-    [BOTH_A2A] = {CF_ALLTOALL, CF_COMPUTE_BOTH},
+    [A2A_ALONE] = {CF_ALLTOALL, CF_NO_COMPUTE, false},
+    [BEFORE_A2A] = {CF_ALLTOALL, CF_COMPUTE_BEFORE, false},
+    [AFTER_A2A] = {CF_ALLTOALL, CF_COMPUTE_AFTER, false},
+    [BOTH_A2A] = {CF_ALLTOALL, CF_COMPUTE_BOTH, false},
 };
 static const char *const side_name[] = {"no compute", "compute before", "compute after",
                                         "compute on both sides"};
