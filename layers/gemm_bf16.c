@@ -1,5 +1,5 @@
-// Matrix products of bf16 by oneDNN, which has such for processors with AVX-512; those with AVX512_BF16 or AMX multiply
-// them faster than fp32.
+// Matrix products of bf16 by oneDNN, which has such for processors with AVX-512. AMD's with AVX512_BF16 multiply them faster
+// than fp32; Intel's do with AMX, and without it more slowly.
 //
 // oneDNN's matmul is made for one kind of product before it is executed, and making it takes longer than a small
 // product. So each kind is made once and kept, with the number of threads that it was made for, and gets addresses
@@ -153,7 +153,7 @@ static void make(plan *p) {
     dnnl_primitive_desc_t operation;
     dnnl_status_t status = create_operation(&operation, &a, &b, &c, attributes);
     if (status == dnnl_unimplemented)
-        cf_die("use --dtype fp32, or a processor with AVX-512 (best with AVX512_BF16 or AMX)",
+        cf_die("use --dtype fp32, or a processor with AVX-512 (best: Zen 4 or later, or AMX)",
                "oneDNN has no matrix product of bf16 for this processor");
     CHECK(status, of);
     CHECK(dnnl_primitive_create(&p->matmul, operation), of);
