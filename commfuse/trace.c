@@ -127,10 +127,12 @@ static void settle(cf_trace *trace, bool all) {
             continue;
         }
         if (!all && (!cf_moment_passed(s->end) || !cf_moment_passed(s->begin))) break;
+        // Each is a call of a GPU's driver, so only a timeline asks for all three.
         double begin_ms = cf_moment_ms(s->begin), end_ms = cf_moment_ms(s->end);
+        double posted_ms = trace->record ? cf_moment_ms(s->posted) : begin_ms;
         if (e->row != CF_TRACE_WAIT || begin_ms < end_ms)
-            add(trace, (cf_trace_row)e->row, e->name, e->layer, e->slice, e->peer, e->bytes,
-                trace->record ? cf_moment_ms(s->posted) : begin_ms, begin_ms, end_ms); // each is a call of a GPU's driver
+            add(trace, (cf_trace_row)e->row, e->name, e->layer, e->slice, e->peer, e->bytes, posted_ms,
+                begin_ms, end_ms);
         trace->settled++;
     }
     if (trace->settled == trace->spans) trace->settled = trace->spans = 0;

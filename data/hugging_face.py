@@ -28,7 +28,8 @@ try:
     import numpy as np
 except ImportError as missing:
     sys.exit(f"error: {sys.executable} has no numpy: {missing}\n"
-             'hint:  scripts/install_deps.sh installs it; "$(scripts/find_python.sh)" data/hugging_face.py … finds a Python that has it')
+             'hint:  "$(scripts/find_python.sh)" data/hugging_face.py … finds a Python that has it; '
+             "scripts/install_deps.sh installs it")
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from prepare import GPT2_TOKENS, HEADER, Problem, Progress, close_synced, sync_directory

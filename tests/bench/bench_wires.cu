@@ -222,7 +222,8 @@ static void first_times(bench *b) {
     kernel(b, b->stream, 0);
     cf_launch(hold, dim3(1), dim3(HOLD_THREADS), b->stream, HOLD_NS);
     for (const copy_way &way : ways)
-        for (int64_t bytes = 4 * KIB; bytes <= BYTES_MAX; bytes *= 4) way.copy(b->to, b->from, bytes, b->stream);
+        for (int64_t bytes = 4 * KIB; bytes <= BYTES_MAX; bytes *= 4)
+            way.copy(b->to, b->from, bytes, b->stream);
     record(b, b->stream, 0);
     write_scratch(b, b->stream, 0);
     cf_moment_now(b->stream);
@@ -368,9 +369,7 @@ static void measure_pair(bench *b) {
     char *peer = map_peer(b);
     for (int64_t bytes : sizes) {
         double us = each_way_us(b, peer, bytes);
-        const char *good =
-            bytes ? ""
-                  : "below 9 between two GPUs (processes on one take turns): a slot's 37 on the link less its copy";
+        const char *good = bytes ? "" : "below 9 between two GPUs; processes on one take turns";
         if (b->rank == 0)
             figure(us, 1, "us", good, "ping-pong of %lld KiB, each way", (long long)(bytes / KIB));
     }

@@ -105,8 +105,8 @@ class Carried(Copy):
         linked = subprocess.run(["ldd", program], check=True, capture_output=True, text=True).stdout
         self.assertIn(f"{deps}/lib/libcjson.so.1 ", linked)
         subprocess.run([program], check=True)
-        self.assertIn("GNU Make", subprocess.run([deps / "bin/make", "--version"], check=True, capture_output=True, text=True,
-                                                 env={}).stdout)
+        told = subprocess.run([deps / "bin/make", "--version"], check=True, capture_output=True, text=True, env={}).stdout
+        self.assertIn("GNU Make", told)
 
 
 if __name__ == "__main__":
