@@ -3,24 +3,28 @@
 
     data/hugging_face.py --import gpt2 --out gpt2_124M.bin      to start from: ./train_gpt --init-from gpt2_124M.bin
     data/hugging_face.py --export model.bin --out my-gpt2       for AutoModelForCausalLM.from_pretrained("my-gpt2")
-                     … --bpe-dir DIR                            with GPT-2's tokenizer, from DIR's vocab.bpe and encoder.json
+                     … --bpe-dir DIR                            with GPT-2's tokenizer, from encoder.json and vocab.bpe in DIR,
+                                                                or from vocab.json and merges.txt, as transformers call them
 
 A directory holds config.json and model.safetensors, or several of these and their index. Both sides store the same
 numbers, so nothing is computed but the places: weights of linear layers are (in, out) there and (out, in) here, stacked
 over layers; the token table has V rows there and a multiple of 128 here, with zeros behind; the head is that table
 and is stored once. fp32 stays fp32 and bf16 stays bf16, to the last bit; fp16 becomes fp32.
 
-What the trainer does not compute is refused, not dropped: another activation, a head of its own, tensors that no GPT-2
-has. A model of bytes (V = 256) is exported with a tokenizer whose tokens are bytes.
+What the trainer does not compute is refused, not dropped, but for dropout: another activation, a head of its own, tensors
+that no GPT-2 has. A model of bytes (V = 256) is exported with a tokenizer whose tokens are bytes.
 
-A file that is written appears whole or not at all, a directory too: it must not exist before, or be empty. One tensor
-at a time is in memory. The formats: data/model_file.h, and https://huggingface.co/docs/safetensors.
+What is written appears whole or not at all, and nothing is overwritten: --out must not exist. A few tensors are in memory
+at a time. The formats: data/model_file.h, and https://huggingface.co/docs/safetensors.
 """
 import argparse
+import contextlib
 import json
 import math
 import os
+import re
 import shutil
+import signal
 import struct
 import sys
 
@@ -41,7 +45,10 @@ MOST = {"n_positions": 1 << 24, "vocab_size": MOST_TOKENS, "n_layer": 1 << 12, "
 HEADER_LIMIT = 100_000_000  # bytes, as safetensors' own
 DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}  # numpy has no bf16: its bits
 PREFIX = "transformer."  # some have it in front of each name, some do not
-BUFFERS = ".attn.bias", ".attn.masked_bias"  # constants that older versions have saved along
+BUFFER = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")  # constants that older versions have saved along
+ALIASES = {"max_position_embeddings": "n_positions", "hidden_size": "n_embd", "num_hidden_layers": "n_layer",
+           "num_attention_heads": "n_head"}  # by which transformers know a field, too; they win
+DOWNLOAD = "hf download openai-community/gpt2 config.json model.safetensors --local-dir gpt2, for one"
 
 # In the order of a model file: what each tensor is called there, its rows and columns in multiples of the channels
 # (or by what is named), and whether it is a linear layer's weight.
@@ -63,7 +70,7 @@ class Shape:
         for name, most in MOST.items():
             value = values[name]
             if type(value) is not int or not 1 <= value <= most:
-                raise Problem(f"{where}: {name} is {value!r}, it must be a whole number from 1 to {most}")
+                raise Problem(f"{where}: {name} is {repr(value)[:50]}, it must be a whole number from 1 to {most}")
             setattr(self, name, value)
         if self.n_embd % self.n_head != 0:
             raise Problem(f"{where}: {self.n_embd} channels cannot be split among {self.n_head} heads")
@@ -97,12 +104,16 @@ def widened(bits):
 # ------------------------------------------------------------------------------------------- their directories
 
 
-def read_json(path):
+def read_text(path):
     try:
         with open(path, encoding="utf-8") as file:
-            return checked_object(file.read(), path)
+            return file.read()
     except UnicodeDecodeError:
         raise Problem(f"{path} is no text") from None
+
+
+def read_json(path):
+    return checked_object(read_text(path), path)
 
 
 def checked_object(text, path):
@@ -117,17 +128,20 @@ def checked_object(text, path):
 
 def read_config(path):
     """The shape, if the model computes what the trainer does. What is not in the file is as transformers have it."""
+    if not os.path.exists(path):
+        raise Problem(f"there is no {path}", f"name a directory of this machine, made by {DOWNLOAD}")
     config = read_json(path)
+    config.update({name: config[alias] for alias, name in ALIASES.items() if alias in config})
     if config.get("model_type") != "gpt2":
         raise Problem(f"{path}: model_type is {config.get('model_type')!r}, only gpt2 can be imported")
     usual = {"n_positions": 1024, "vocab_size": GPT2_TOKENS, "n_layer": 12, "n_head": 12, "n_embd": 768}
     shape = Shape({name: config.get(name, value) for name, value in usual.items()}, path)
-    for name, accepted in (("activation_function", ("gelu_new", "gelu_pytorch_tanh")), ("layer_norm_epsilon", (1e-5,)),
-                           ("n_inner", (None, 4 * shape.n_embd)), ("scale_attn_weights", (True,)),
+    for name, accepted in (("activation_function", ("gelu_new", "gelu_fast", "gelu_pytorch_tanh")),
+                           ("layer_norm_epsilon", (1e-5,)), ("n_inner", (None, 4 * shape.n_embd)), ("scale_attn_weights", (True,)),
                            ("scale_attn_by_inverse_layer_idx", (False,)), ("tie_word_embeddings", (True,)),
                            ("add_cross_attention", (False,))):
         if config.get(name, accepted[0]) not in accepted:
-            raise Problem(f"{path}: {name} is {config[name]!r}, the trainer has {accepted[0]!r} only")
+            raise Problem(f"{path}: {name} is {repr(config[name])[:50]}, the trainer has {accepted[0]!r} only")
     return shape
 
 
@@ -146,10 +160,12 @@ class Weights:
         else:
             raise Problem(f"{directory} holds no model.safetensors",
                           "a model in another format is converted by save_pretrained() of a current transformers")
+        if "wte.weight" not in self.tensors and "lm_head.weight" in self.tensors:  # one table, by its other name
+            self.tensors["wte.weight"] = self.tensors.pop("lm_head.weight")
 
     def parts(self, index):
         files = read_json(index).get("weight_map")
-        if not isinstance(files, dict) or not all(isinstance(name, str) and os.path.basename(name) == name
+        if not isinstance(files, dict) or not all(isinstance(name, str) and re.fullmatch(r"[\w.-]+\.safetensors", name)
                                                   for name in files.values()):
             raise Problem(f"{index}: its weight_map does not name files of its directory")
         return [os.path.join(self.directory, name) for name in sorted(set(files.values()))]
@@ -159,8 +175,10 @@ class Weights:
         with open(path, "rb") as file:
             first = file.read(8)
             length = int.from_bytes(first, "little")
+            if first == b"version ":
+                raise Problem(f"{path} stands for a file that git has not brought", "git lfs pull, in its directory")
             if len(first) < 8 or length > min(HEADER_LIMIT, size - 8):
-                raise Problem(f"{path} is no safetensors file, or was not copied completely")
+                raise Problem(f"{path} is no safetensors file, or was not copied completely", "make or copy it again")
             try:
                 header = checked_object(file.read(length).decode(), path)
             except UnicodeDecodeError:
@@ -177,7 +195,7 @@ class Weights:
         """dtype, shape and first byte of a header's entry."""
         try:
             dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
-            whole = all(type(n) is int and n >= 0 for n in [*shape, begin, end])
+            whole = isinstance(dtype, str) and all(type(n) is int and n >= 0 for n in [*shape, begin, end])
         except (TypeError, KeyError, ValueError):
             whole = False
         if not whole or not begin <= end <= room:
@@ -191,27 +209,29 @@ class Weights:
         expected = {name: size[::-1] if linear else size for name, size, linear in shape.tensors()}
         for name, size in expected.items():
             if name not in self.tensors:
-                raise Problem(f"{self.directory} holds no tensor {name}; config.json promises it")
+                raise Problem(f"{self.directory} holds no tensor {name}, but config.json promises it; of its "
+                              f"{len(self.tensors)} tensors the first is {min(self.tensors, default='none')[:50]}")
             path, dtype, found, *_ = self.tensors[name]
             if found != size or dtype not in DTYPES:
-                raise Problem(f"{path}: {name} is {dtype} {list(found)}, not {' or '.join(DTYPES)} {list(size)}")
-        for name, (path, dtype, *_) in self.tensors.items():
+                raise Problem(f"{path}: {name} is {dtype[:50]} {str(list(found))[:50]}, not {' or '.join(DTYPES)} {list(size)}")
+        for name, (path, dtype, found, *_) in self.tensors.items():
             if name == "lm_head.weight":
-                same_type = dtype == self.tensors["wte.weight"][1]
-                if not same_type or not np.array_equal(self.bits(name), self.bits("wte.weight")):
+                alike = found == expected["wte.weight"] and dtype in DTYPES
+                if not alike or not np.array_equal(self.fp32(name), self.fp32("wte.weight")):
                     raise Problem(f"{path}: {name} is not the token table; the trainer has no other head")
-            elif name not in expected and not name.endswith(BUFFERS):
-                raise Problem(f"{path} holds {name}, which the trainer's GPT-2 has not")
+            elif name not in expected and not BUFFER.fullmatch(name):
+                raise Problem(f"{path} holds {name[:50]}, which the trainer's GPT-2 has not")
 
     def all_bf16(self, shape):
         return all(self.tensors[name][1] == "BF16" for name, *_ in shape.tensors())
 
-    def bits(self, name):
+    def stored(self, name):
+        """As it is there: of bf16 the bits."""
         path, dtype, shape, begin, data = self.tensors[name]
         return read_values(path, DTYPES[dtype], math.prod(shape), data + begin).reshape(shape)
 
     def fp32(self, name):
-        values = self.bits(name)
+        values = self.stored(name)
         return widened(values) if self.tensors[name][1] == "BF16" else values.astype("<f4", copy=False)
 
 
@@ -222,20 +242,19 @@ def import_model(directory, out):
     bf16 = weights.all_bf16(shape)
     progress = Progress(shape.elements() * (2 if bf16 else 4))
 
-    def write(file):
+    with appearing(out) as temporary, open(temporary, "xb") as file:
         file.write(struct.pack(f"<{HEADER}i", MODEL_MAGIC, BF16 if bf16 else FP32, shape.n_positions, shape.vocab_size,
                                shape.n_layer, shape.n_head, shape.n_embd, shape.padded, *[0] * (HEADER - 8)))
         for name, stacked in in_file_order(shape):
             for tensor, linear in stacked:
-                values = weights.bits(tensor) if bf16 else weights.fp32(tensor)
+                values = weights.stored(tensor) if bf16 else weights.fp32(tensor)
                 values = np.ascontiguousarray(values.T if linear else values)
                 file.write(values)
                 progress.add(values.nbytes)
             if name == "wte.weight":
                 file.write(bytes((shape.padded - shape.vocab_size) * shape.n_embd * values.itemsize))
-
-    write_file(out, write)
-    print(f"{out}: {describe(shape)}, {'bf16' if bf16 else 'fp32'}")
+        close_synced(file)
+    return f"{out}: {describe(shape)}, {'bf16' if bf16 else 'fp32'}"
 
 
 def in_file_order(shape):
@@ -251,16 +270,24 @@ def describe(shape):
             f" {shape.n_positions} positions: {shape.elements() / 1e6:.2f} M parameters")
 
 
-def write_file(path, write):
-    temporary = f"{path}.tmp.{os.getpid()}"
+@contextlib.contextmanager
+def appearing(out):
+    """A name for what will be OUT once it is complete and synced; if that fails, nothing is left of it."""
+    out = os.path.abspath(out)
+    if os.path.lexists(out):
+        raise Problem(f"--out {out} is there already", "name what is new, or remove this")
+    temporary = f"{out}.tmp.{os.getpid()}"
+    if os.path.lexists(temporary):  # of another machine's process with our number
+        raise Problem(f"{temporary} is there already", "remove it, unless somebody writes it just now")
+    os.makedirs(os.path.dirname(out), exist_ok=True)
     try:
-        file = open(temporary, "wb")
-        write(file)
-        close_synced(file)
-        os.replace(temporary, path)
-        sync_directory(os.path.dirname(path) or ".")
+        yield temporary
+        os.rename(temporary, out)
+        sync_directory(os.path.dirname(out))
     finally:
-        if os.path.exists(temporary):
+        if os.path.isdir(temporary):
+            shutil.rmtree(temporary)
+        elif os.path.exists(temporary):
             os.remove(temporary)
 
 
@@ -278,7 +305,7 @@ class ModelFile:
             raise Problem(f"{path} is no model file", "./train_gpt --out RUN --export FILE writes one")
         _, version, *fields, self.padded = struct.unpack_from("<8i", header)
         if version not in (FP32, BF16):
-            raise Problem(f"{path}: its version is {version}, known are {FP32} (fp32) and {BF16} (bf16)")
+            raise Problem(f"{path}: its version is {version}, known are {FP32} (fp32) and {BF16} (bf16)", "export it again")
         names = "n_positions", "vocab_size", "n_layer", "n_head", "n_embd"
         self.shape = Shape(dict(zip(names, fields)), path)
         self.dtype = "F32" if version == FP32 else "BF16"
@@ -316,10 +343,10 @@ def safetensors_header(model):
     return struct.pack("<Q", len(text)) + text
 
 
-def config(model):
-    """As transformers write it. The trainer has no dropout; bytes have no token that ends a text."""
+def config(model, bpe_dir):
+    """As transformers write it. The trainer has no dropout; only GPT-2's tokens are known to have one that ends a text."""
     shape = model.shape
-    end = GPT2_TOKENS - 1 if shape.vocab_size >= GPT2_TOKENS else None
+    end = GPT2_TOKENS - 1 if bpe_dir is not None or shape.vocab_size == GPT2_TOKENS else None
     return {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", **{name: getattr(shape, name) for name in MOST},
             "n_inner": None, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True,
             "attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0, "bos_token_id": end, "eos_token_id": end,
@@ -344,14 +371,24 @@ def byte_tokenizer():
                       "merges": []}}
 
 
+def read_bpe(bpe_dir):
+    """GPT-2's vocabulary and merges."""
+    names = ("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt")
+    ours, theirs = ([os.path.join(bpe_dir, name) for name in pair] for pair in names)
+    first, second = theirs if os.path.exists(theirs[0]) else ours
+    vocabulary, merges = read_json(first), read_text(second)
+    numbers = [number for number in vocabulary.values() if type(number) is int]
+    if sorted(numbers) != list(range(GPT2_TOKENS)) or len(merges.splitlines()) < GPT2_TOKENS - 257:
+        raise Problem(f"--bpe-dir {bpe_dir}: {first} and {second} are not GPT-2's {GPT2_TOKENS} tokens and their merges")
+    return vocabulary, merges
+
+
 def tokenizer_files(shape, bpe_dir):
     """Name → contents. Without GPT-2's files, and if tokens are not bytes, none."""
     if bpe_dir is not None:
-        vocabulary = read_json(os.path.join(bpe_dir, "encoder.json"))
-        if len(vocabulary) > shape.vocab_size:
-            raise Problem(f"--bpe-dir {bpe_dir} holds {len(vocabulary)} tokens, the model knows {shape.vocab_size}")
-        with open(os.path.join(bpe_dir, "vocab.bpe"), encoding="utf-8") as file:
-            merges = file.read()
+        if shape.vocab_size < GPT2_TOKENS:
+            raise Problem(f"--bpe-dir: GPT-2 has {GPT2_TOKENS} tokens, the model knows {shape.vocab_size}")
+        vocabulary, merges = read_bpe(bpe_dir)
         return {"vocab.json": json.dumps(vocabulary), "merges.txt": merges, "tokenizer_config.json": json.dumps(
             {"tokenizer_class": "GPT2Tokenizer", "model_max_length": shape.n_positions, "add_prefix_space": False})}
     if shape.vocab_size == 256:
@@ -362,10 +399,10 @@ def tokenizer_files(shape, bpe_dir):
 
 def export_model(path, out, bpe_dir):
     model = ModelFile(path)
-    files = {"config.json": json.dumps(config(model), indent=2) + "\n", **tokenizer_files(model.shape, bpe_dir)}
+    files = {"config.json": json.dumps(config(model, bpe_dir), indent=2) + "\n", **tokenizer_files(model.shape, bpe_dir)}
     progress = Progress(model.shape.elements() * model.itemsize)
-
-    def write(directory):
+    with appearing(out) as directory:
+        os.mkdir(directory)
         with open(os.path.join(directory, "model.safetensors"), "wb") as file:
             file.write(safetensors_header(model))
             for _, values in model.tensors():
@@ -376,25 +413,9 @@ def export_model(path, out, bpe_dir):
             with open(os.path.join(directory, name), "wb") as file:
                 file.write(text.encode())
                 close_synced(file)
-
-    write_directory(out, write)
+        sync_directory(directory)
     tokenizer = "its tokenizer too" if len(files) > 1 else "no tokenizer (--bpe-dir)"
-    print(f"{out}: {describe(model.shape)}, {tokenizer}")
-
-
-def write_directory(path, write):
-    path = os.path.abspath(path)
-    if os.path.lexists(path) and not (os.path.isdir(path) and not os.listdir(path)):
-        raise Problem(f"--out {path} is there already", "name a new directory, or remove this one")
-    temporary = f"{path}.tmp.{os.getpid()}"
-    try:
-        os.makedirs(temporary)
-        write(temporary)
-        sync_directory(temporary)
-        os.rename(temporary, path)
-        sync_directory(os.path.dirname(path))
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    return f"{out}: {describe(model.shape)}, {tokenizer}"
 
 
 # ------------------------------------------------------------------------------------------- command line
@@ -405,8 +426,8 @@ def parse_arguments(arguments):
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--import", dest="directory", metavar="DIR", help="with config.json and model.safetensors")
     which.add_argument("--export", dest="model", metavar="FILE", help="a model file (llm.c format)")
-    parser.add_argument("--out", required=True, metavar="PATH", help="the model file, or the directory, that is written")
-    parser.add_argument("--bpe-dir", metavar="DIR", help="with --export: GPT-2's vocab.bpe and encoder.json, to go along")
+    parser.add_argument("--out", required=True, metavar="PATH", help="the new model file, or the new directory")
+    parser.add_argument("--bpe-dir", metavar="DIR", help="with --export: where GPT-2's tokenizer is, to go along")
     options = parser.parse_args(arguments)
     if options.bpe_dir is not None and options.model is None:
         parser.error("--bpe-dir is for --export")
@@ -415,11 +436,14 @@ def parse_arguments(arguments):
 
 def main(arguments=None):
     options = parse_arguments(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what has been written goes
+    sys.stdout.reconfigure(errors="backslashreplace")        # names of files may be any bytes
+    sys.stderr.reconfigure(errors="backslashreplace")
     try:
         if options.model is None:
-            import_model(options.directory, options.out)
+            print(import_model(options.directory, options.out))
         else:
-            export_model(options.model, options.out, options.bpe_dir)
+            print(export_model(options.model, options.out, options.bpe_dir))
     except Problem as problem:
         print(f"error: {problem}", file=sys.stderr)
         if problem.hint:

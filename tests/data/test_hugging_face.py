@@ -6,6 +6,7 @@ pass of a block by x @ W + b. test_transformers.py asks transformers itself, whe
 import json
 import os
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -131,6 +132,8 @@ class Case(unittest.TestCase):
 
     def assertImported(self, directory, version=3, model=None):
         """To the bytes that this model's file has."""
+        if os.path.exists(self.path("imported.bin")):
+            os.remove(self.path("imported.bin"))
         self.convert("--import", directory, "--out", self.path("imported.bin"))
         expected = self.ours("expected.bin", version, model)
         with open(self.path("imported.bin"), "rb") as found, open(expected, "rb") as file:
@@ -149,6 +152,33 @@ class Import(Case):
         tensors["transformer.h.1.attn.masked_bias"] = np.array(-1e4)
         self.assertImported(self.theirs(tensors=tensors, dtypes=lambda name: "U8" if name.endswith(".attn.bias") else "F32"))
 
+    def test_a_table_that_is_there_as_the_head_alone(self):
+        tensors = their_tensors(SHAPE, self.model)
+        tensors["lm_head.weight"] = tensors.pop("wte.weight")
+        self.assertImported(self.theirs(tensors=tensors))
+
+    def test_a_head_of_another_type(self):
+        """Its values decide."""
+        self.model["wte"] = self.model["wte"].astype("<f2").astype(float)
+        tensors = their_tensors(SHAPE, self.model)
+        tensors["lm_head.weight"] = tensors["wte.weight"]
+        self.assertImported(self.theirs(tensors=tensors, dtypes=lambda name: "F16" if name == "lm_head.weight" else "F32"))
+
+    def test_what_a_configuration_may_say(self):
+        for more in (dict(n_inner=384), dict(n_inner=None), dict(activation_function="gelu_pytorch_tanh"),
+                     dict(scale_attn_weights=True, tie_word_embeddings=True, layer_norm_epsilon=1e-5, resid_pdrop=0.1)):
+            with self.subTest(**more):
+                self.assertImported(self.theirs(config=their_config(SHAPE, **more)))
+        config = their_config(SHAPE)
+        del config["n_head"]  # 12 unless said
+        self.assertImported(self.theirs(config=config))
+        config.update(num_attention_heads=12, n_head=6)  # the alias wins
+        self.assertImported(self.theirs(config=config))
+        aliases = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "max_position_embeddings": "n_positions"}
+        for alias, name in aliases.items():
+            config[alias] = config.pop(name)
+        self.assertImported(self.theirs(config=config))
+
     def test_several_files(self):
         directory, names = self.theirs(), list(their_tensors(SHAPE, self.model))
         os.remove(os.path.join(directory, "model.safetensors"))
@@ -159,6 +189,10 @@ class Import(Case):
         with open(os.path.join(directory, "model.safetensors.index.json"), "w", encoding="utf-8") as file:
             json.dump({"weight_map": {name: part for part, held in parts.items() for name in held}}, file)
         self.assertImported(directory)
+        os.remove(os.path.join(directory, "model-00002-of-00003.safetensors"))
+        os.remove(self.path("imported.bin"))
+        self.assertIn("model-00002-of-00003.safetensors",
+                      self.convert("--import", directory, "--out", self.path("imported.bin"), status=1))
 
     def test_halves(self):
         model = {name: values.astype("<f2").astype(float) for name, values in self.model.items()}
@@ -205,6 +239,7 @@ class Import(Case):
     def test_other_tensors_are_refused(self):
         tensors = their_tensors(SHAPE, self.model)
         cases = (("h.1.ln_2.bias", None, "no tensor h.1.ln_2.bias"), ("h.2.ln_2.bias", np.ones(96), "h.2.ln_2.bias"),
+                 ("score.attn.bias", np.ones(96), "holds score.attn.bias"), ("h.0.attn.bias2", np.ones(96), "h.0.attn.bias2"),
                  ("lm_head.weight", tensors["wte.weight"] + 1, "lm_head.weight is not the token table"),
                  ("lm_head.weight", tensors["wte.weight"][1:], "lm_head.weight is not the token table"),
                  ("h.0.mlp.c_fc.weight", tensors["h.0.mlp.c_fc.weight"].T, "h.0.mlp.c_fc.weight is F32 [384, 96]"),
@@ -220,14 +255,21 @@ class Import(Case):
     def test_damaged_headers_are_refused(self):
         def with_entry(**values):
             return {"change": lambda header: {**header, "wpe.weight": {**header["wpe.weight"], **values}}}
+        damage = "wpe.weight: its entry in the header is damaged"
         for number, wrong in enumerate((
-                with_entry(data_offsets=[0, 1 << 60]), with_entry(data_offsets=[-8, 0]), with_entry(data_offsets=[8, 0]),
+                with_entry(dtype=[]), with_entry(dtype=None), with_entry(data_offsets=[0, 1 << 60]),
+                with_entry(data_offsets=[-8, 0]), with_entry(data_offsets=[8, 0]),
                 with_entry(data_offsets=[0]), with_entry(data_offsets="ab"), with_entry(shape=[48, "96"]),
-                with_entry(shape=None), with_entry(data_offsets=[0, 8]), with_entry(shape=[48, True]),
+                with_entry(shape=None), with_entry(shape=[48, True]),
                 {"change": lambda header: {**header, "wpe.weight": 1}})):
             with self.subTest(number=number):
-                self.refused("wpe.weight", **wrong)
+                self.refused(damage, **wrong)
+        self.refused("8 bytes cannot be F32 of shape [48, 96]", **with_entry(data_offsets=[0, 8]))
         self.refused("no object", change=lambda header: [header])
+        for shape in [101, 96] + [1] * 90, [0, 1 << 70]:  # more than numpy can have
+            end = 4 * 101 * 96 if 0 not in shape else 0
+            head = {"lm_head.weight": {"dtype": "F32", "shape": shape, "data_offsets": [0, end]}}
+            self.refused("lm_head.weight is not the token table", change=lambda header: {**header, **head})
 
     def test_files_that_are_none(self):
         directory = self.theirs()
@@ -235,7 +277,9 @@ class Import(Case):
         with open(weights, "rb") as file:
             whole = file.read()
         length, = struct.unpack("<Q", whole[:8])
-        for content, word in ((b"", "no safetensors"), (whole[:7], "no safetensors"), (b"\xff" * 8 + whole[8:], "no safetensors"),
+        for content, word in ((b"version https://git-lfs.github.com/spec/v1", "git lfs pull"),
+                              (b"", "no safetensors"), (whole[:7], "no safetensors"),
+                              (b"\xff" * 8 + whole[8:], "no safetensors"),
                               (whole[:8 + length - 1], "no safetensors"), (whole[:-1], "damaged, or the file was not copied"),
                               (whole[:8] + b"\xff" * length + whole[8 + length:], "no text"),
                               (whole[:8] + b"[" * length + whole[8 + length:], "no JSON")):
@@ -247,12 +291,19 @@ class Import(Case):
         error = self.convert("--import", directory, "--out", self.path("x.bin"), status=1)
         self.assertIn("holds no model.safetensors", error)
         self.assertIn("save_pretrained", error)
-        for names in {"wte.weight": "../x"}, {"wte.weight": 1}, []:
+        for names in ({"wte.weight": "../x.safetensors"}, {"wte.weight": 1}, {"wte.weight": ""}, {"wte.weight": ".."},
+                      {"wte.weight": "x\0.safetensors"}, {"wte.weight": "\ud800.safetensors"}, []):
             with open(os.path.join(directory, "model.safetensors.index.json"), "w", encoding="utf-8") as file:
                 json.dump({"weight_map": names}, file)
             self.assertIn("weight_map", self.convert("--import", directory, "--out", self.path("x.bin"), status=1))
+        with open(config, "wb") as file:
+            file.write(b"\xff")
+        self.assertIn("config.json is no text", self.convert("--import", directory, "--out", self.path("x.bin"), status=1))
         os.remove(config)
-        self.assertIn("config.json", self.convert("--import", directory, "--out", self.path("x.bin"), status=1))
+        error = self.convert("--import", directory, "--out", self.path("x.bin"), status=1)
+        self.assertIn("there is no " + config, error)
+        self.assertIn("hf download", error)
+        self.assertFalse(os.path.exists(self.path("x.bin")))
 
 
 class Export(Case):
@@ -275,6 +326,15 @@ class Export(Case):
                                           "eos_token_id": None, "tie_word_embeddings": True,
                                           "torch_dtype": "float32" if version == 3 else "bfloat16"})
                 self.assertImported(out, version)  # and back, to the same bytes
+
+    def test_only_gpt2s_tokens_are_known_to_end_a_text(self):
+        for V, end in (50256, None), (50257, 50256), (51200, None):
+            shape = reference.Shape(maxT=8, V=V, L=1, heads=2, C=4, Vp=-(-V // 128) * 128)
+            reference.write_model(self.path("some.bin"), shape, reference.random_model(shape))
+            self.convert("--export", self.path("some.bin"), "--out", self.path(f"out{V}"))
+            with open(self.path(f"out{V}/config.json"), encoding="utf-8") as file:
+                config = json.load(file)
+            self.assertEqual((config["eos_token_id"], config["bos_token_id"]), (end, end))
 
     def test_padding_stays_here(self):
         self.model["wte"][SHAPE.V:] = 7
@@ -300,21 +360,29 @@ class Export(Case):
         self.assertFalse(os.path.exists(self.path("out")))
         shape = reference.Shape(maxT=8, V=50257, L=1, heads=2, C=8, Vp=50304)
         reference.write_model(self.path("gpt2.bin"), shape, reference.random_model(shape))
-        self.convert("--export", self.path("gpt2.bin"), "--out", self.path("out"), "--bpe-dir", BPE)
+        self.convert("--export", self.path("gpt2.bin"), "--out", self.path("first"), "--bpe-dir", BPE)
+        self.convert("--export", self.path("gpt2.bin"), "--out", self.path("out"), "--bpe-dir", self.path("first"))
         for theirs, name in ("vocab.json", "encoder.json"), ("merges.txt", "vocab.bpe"):
             with open(self.path(f"out/{theirs}"), "rb") as found, open(os.path.join(BPE, name), "rb") as file:
                 found, expected = found.read(), file.read()
             if theirs == "vocab.json":
                 found, expected = json.loads(found), json.loads(expected)
             self.assertEqual(found, expected)
-        with open(self.path("out/config.json"), encoding="utf-8") as file:
-            self.assertEqual(json.load(file)["eos_token_id"], 50256)
+        for name, content in (("vocab.json", '{"a": 0, "b": [1]}'), ("merges.txt", "#version: 0.2\n"), ("merges.txt", b"\xff")):
+            shutil.rmtree(self.path("broken"), ignore_errors=True)
+            shutil.copytree(self.path("first"), self.path("broken"))
+            with open(self.path(f"broken/{name}"), "wb") as file:
+                file.write(content.encode() if isinstance(content, str) else content)
+            error = self.convert("--export", self.path("gpt2.bin"), "--out", self.path("new"), "--bpe-dir", self.path("broken"),
+                                 status=1)
+            self.assertIn(name, error)
+            self.assertFalse(os.path.exists(self.path("new")))
 
     def test_damaged_files_are_refused(self):
         with open(self.ours(), "rb") as file:
             whole = file.read()
-        for at, value, word in ((0, 1, "no model file"), (1, 4, "version is 4"), (2, 0, "n_positions"), (3, 65537, "vocab_size"),
-                                (4, -1, "n_layer"), (5, 7, "heads"), (6, 1 << 18, "n_embd"), (7, 100, "100 rows"),
+        for at, value, word in ((0, 1, "no model file"), (1, 4, "version is 4"), (2, 0, "n_positions"),
+                                (3, 65537, "vocab_size"), (4, -1, "n_layer"), (5, 7, "heads"), (6, 1 << 18, "n_embd"), (7, 100, "100 rows"),
                                 (7, 129, "promises"), (1, 5, "promises")):
             with self.subTest(at=at, value=value):
                 with open(self.path("damaged.bin"), "wb") as file:
@@ -328,21 +396,41 @@ class Export(Case):
 
     def test_nothing_is_overwritten_or_left(self):
         model = self.ours()
-        os.mkdir(self.path("out"))
-        self.convert("--export", model, "--out", self.path("out"))  # empty: it may be there
-        self.assertIn("is there already", self.convert("--export", model, "--out", self.path("out"), status=1))
-        self.assertIn("is there already", self.convert("--export", model, "--out", model, status=1))
+        self.convert("--export", model, "--out", self.path("new/out/"))
+        os.rename(self.path("new/out"), self.path("out"))
+        os.rmdir(self.path("new"))
+        os.mkdir(self.path("empty"))
+        os.symlink(self.path("nowhere"), self.path("link"))
+        os.mkfifo(self.path("fifo"))
+        for there in "out", "empty", "link", "fifo", "model.bin":
+            for source in ("--export", model), ("--import", self.path("out")):
+                self.assertIn("is there already", self.convert(*source, "--out", self.path(there), status=1))
         limited = (sys.executable, "-c",
                    "import resource, signal, runpy, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
                    "resource.setrlimit(resource.RLIMIT_FSIZE, (50000, 50000)); sys.argv = sys.argv[1:];"
                    "runpy.run_path(sys.argv[0], run_name='__main__')", SCRIPT)
         self.assertIn("File too large", self.convert("--export", model, "--out", self.path("new"), status=1, command=limited))
         self.assertFalse(os.path.exists(self.path("new")))
-        with open(model, "rb") as file:
-            before = file.read()
-        self.assertIn("File too large", self.convert("--import", self.path("out"), "--out", model, status=1, command=limited))
-        with open(model, "rb") as file:
-            self.assertEqual(file.read(), before)
+        self.assertIn("File too large", self.convert("--import", self.path("out"), "--out", self.path("new"), status=1,
+                                                     command=limited))
+        self.assertFalse(os.path.exists(self.path("new")))
+
+    def test_who_ends_it_finds_nothing(self):
+        halted = ("import os, runpy, sys, time; sys.argv = sys.argv[1:];"
+                  "os.fsync = lambda file: (print('written', flush=True), time.sleep(60));"
+                  "runpy.run_path(sys.argv[0], run_name='__main__')")
+        for words in ("--export", self.ours()), ("--import", self.theirs()):
+            before = os.listdir(self.directory)
+            for number, status in (signal.SIGINT, 130), (signal.SIGTERM, 143):
+                child = subprocess.Popen([sys.executable, "-c", halted, SCRIPT, *words, "--out", self.path("new")],
+                                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
+                self.assertEqual(child.stdout.readline(), "written\n")
+                self.assertEqual(len(os.listdir(self.directory)), len(before) + 1)
+                child.send_signal(number)
+                child.communicate(timeout=60)
+                self.assertEqual(child.returncode, status)
+                self.assertEqual(sorted(os.listdir(self.directory)), sorted(before))
 
 
 class Options(Case):
