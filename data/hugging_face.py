@@ -36,7 +36,7 @@ except ImportError as missing:
              "scripts/install_deps.sh installs it")
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from prepare import GPT2_TOKENS, HEADER, Problem, Progress, close_synced, sync_directory
+from prepare import GPT2_TOKENS, HEADER, Problem, Progress, close_synced, status_of, sync_directory
 
 MODEL_MAGIC, FP32, BF16 = 20240326, 3, 5
 PADDING = 128  # of the vocabulary, as in layers/params.h
@@ -434,28 +434,19 @@ def parse_arguments(arguments):
     return options
 
 
+def convert(options):
+    if options.model is None:
+        print(import_model(options.directory, options.out))
+    else:
+        print(export_model(options.model, options.out, options.bpe_dir))
+
+
 def main(arguments=None):
     options = parse_arguments(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what has been written goes
-    sys.stdout.reconfigure(errors="backslashreplace")        # names of files may be any bytes
-    sys.stderr.reconfigure(errors="backslashreplace")
-    try:
-        if options.model is None:
-            print(import_model(options.directory, options.out))
-        else:
-            print(export_model(options.model, options.out, options.bpe_dir))
-    except Problem as problem:
-        print(f"error: {problem}", file=sys.stderr)
-        if problem.hint:
-            print(f"hint:  {problem.hint}", file=sys.stderr)
-        return 1
-    except OSError as error:
-        print(f"error: {error.strerror or error}: {error.filename or options.out}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("interrupted; nothing was changed", file=sys.stderr)
-        return 130
-    return 0
+    for stream in sys.stdout, sys.stderr:
+        stream.reconfigure(errors="backslashreplace")  # names of files may be any bytes
+    return status_of(lambda: convert(options), options.out)
 
 
 if __name__ == "__main__":

@@ -382,22 +382,27 @@ def prepare(options):
                   f"file{'s' * (shards.files > 1)}: {os.path.join(options.out, shards.split)}_*.bin")
 
 
-def main(arguments=None):
-    options = parse_arguments(arguments)
+def status_of(work, out):
+    """Does it. What goes wrong is told, with OUT where no other name is known; the exit status."""
     try:
-        prepare(options)
+        work()
     except Problem as problem:
         print(f"error: {problem}", file=sys.stderr)
         if problem.hint:
             print(f"hint:  {problem.hint}", file=sys.stderr)
         return 1
     except OSError as error:
-        print(f"error: {error.strerror}: {error.filename or options.out}", file=sys.stderr)
+        print(f"error: {error.strerror or error}: {error.filename or out}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("interrupted; nothing was changed", file=sys.stderr)
         return 130
     return 0
+
+
+def main(arguments=None):
+    options = parse_arguments(arguments)
+    return status_of(lambda: prepare(options), options.out)
 
 
 if __name__ == "__main__":
