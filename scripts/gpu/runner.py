@@ -40,10 +40,11 @@ class Result:
 
 
 def end(*processes):
-    """All are killed before one is waited for: who finds another one gone would report that as the error."""
-    for process in processes:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # it leads a session of its own
+    """All are stopped before one is killed: who finds another one gone would report that as the error."""
+    for number in signal.SIGSTOP, signal.SIGKILL:
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number)  # it leads a session of its own
     for process in processes:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(PATIENCE_S)

@@ -209,18 +209,20 @@ class Meshes(Quiet):
 
     def test_a_transport_is_given_up_after_two_hangs_alone_but_not_for_others(self):
         slow, losses = Result(-9, "error: ended after 35 s", 35, True), [4.0]
-        # More may have begun before the second is judged, as many as run beside each other.
-        for transport, tries, fewest, most in ("nccl", 1, 2, 3), ("ipc", 2, 2, 5), ("ipc", 1, 6, 6):
+        # Some may have begun before the second is judged.
+        for transport, tries, given_up in ("nccl", 1, True), ("ipc", 2, True), ("ipc", 1, False):
+            plan = meshes.meshes([transport])[:18]
+
             def run(*_):
                 time.sleep(0.2)
                 return [], slow, tries
             self.check.rows.clear()
             self.check.data["ranks"] = []
             with mock.patch.object(ranks, "mesh_run", side_effect=run) as runs:
-                ranks.ranks_over(self.check, transport, meshes.meshes([transport])[:6], "tokens",
-                                 {"fp32": losses, "bf16": losses}, {})
-            self.assertTrue(fewest <= runs.call_count <= most, runs.call_count)
-            self.assertEqual(any("has hung" in row[3] for row in self.check.rows), most < 6)
+                ranks.ranks_over(self.check, transport, plan, "tokens", {"fp32": losses, "bf16": losses}, {})
+            self.assertGreaterEqual(runs.call_count, 2)
+            self.assertEqual(runs.call_count < len(plan), given_up, runs.call_count)
+            self.assertEqual(any("has hung" in row[3] for row in self.check.rows), given_up)
 
     def test_one_alone_has_nobody_beside_it(self):
         turns, inside, most = Turns(3), collections.Counter(), collections.Counter()
