@@ -241,28 +241,18 @@ def import_model(directory, out):
     weights.check(shape)
     bf16 = weights.all_bf16(shape)
     progress = Progress(shape.elements() * (2 if bf16 else 4))
-
     with appearing(out) as temporary, open(temporary, "xb") as file:
         file.write(struct.pack(f"<{HEADER}i", MODEL_MAGIC, BF16 if bf16 else FP32, shape.n_positions, shape.vocab_size,
                                shape.n_layer, shape.n_head, shape.n_embd, shape.padded, *[0] * (HEADER - 8)))
-        for name, stacked in in_file_order(shape):
-            for tensor, linear in stacked:
-                values = weights.stored(tensor) if bf16 else weights.fp32(tensor)
-                values = np.ascontiguousarray(values.T if linear else values)
-                file.write(values)
-                progress.add(values.nbytes)
+        for name, _, linear in shape.tensors():
+            values = weights.stored(name) if bf16 else weights.fp32(name)
+            values = np.ascontiguousarray(values.T if linear else values)
+            file.write(values)
+            progress.add(values.nbytes)
             if name == "wte.weight":
                 file.write(bytes((shape.padded - shape.vocab_size) * shape.n_embd * values.itemsize))
         close_synced(file)
     return f"{out}: {describe(shape)}, {'bf16' if bf16 else 'fp32'}"
-
-
-def in_file_order(shape):
-    """For each of TENSORS its name and its layers' (name, whether it is transposed)."""
-    names = iter(shape.tensors())
-    for name, *_ in TENSORS:
-        count = shape.n_layer if "{}" in name else 1
-        yield name, [(found, linear) for found, _, linear in (next(names) for _ in range(count))]
 
 
 def describe(shape):

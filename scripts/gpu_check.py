@@ -18,8 +18,9 @@ more than one: --only build,device,twins,losses,sanitizer, then --only ranks, --
 
 Nothing but a CUDA toolkit, a C compiler, make and Python is needed, and two small libraries that a machine without
 network can be brought: scripts/install_deps.sh --carry, elsewhere, copies cJSON and xxHash, and make, to build/deps.
-numpy gives the reference, PyTorch the comparison, and both are left out, with a word, where they are missing. Ranks are started by
-environment variables, so MPI is not needed. What PyTorch has compiled is kept in build/inductor for the next call.
+numpy gives the reference, PyTorch the comparison, and both are left out, with a word, where they are missing. Ranks are
+started by environment variables, so MPI is not needed. What PyTorch has compiled is kept in build/inductor for the next
+call.
 
 --out gets report.txt (what was printed), results.json (every figure, written anew after each stage and each line of a
 table, so that nothing is lost if this script is killed) and commands.log (what every command printed). What counts

@@ -25,6 +25,11 @@ def jobs(transport):
     return JOBS.get(transport, 1)
 
 
+def by_itself(mesh, tries):
+    """Whether nobody ran beside the run that counts."""
+    return tries == 2 or jobs(mesh.transport) == 1
+
+
 def timed_out(result):
     """By us, or by its own patience: slow, or stuck."""
     return result.ended or (result.status != 0 and result.seconds >= RANKS_MODEL["timeout"])
@@ -94,7 +99,7 @@ def ranks_over(check, transport, plan, tokens, alone, bits):
             check.data["ranks"].append(dict(dataclasses.asdict(mesh), losses=[s["loss"] for s in steps],
                                             seconds=result.seconds, tries=tries))
             judge_mesh(check, mesh, steps, result, alone[mesh.kind], bits, tries)
-            hangs += timed_out(result) and (tries == 2 or turns.count == 1)
+            hangs += timed_out(result) and by_itself(mesh, tries)
             if hangs == HANGS_MAX:
                 pool.shutdown(wait=False, cancel_futures=True)
     if late:
@@ -107,7 +112,7 @@ def judge_mesh(check, mesh, steps, result, expected, bits, tries=1):
         return check.verdict(mesh.name, SKIP, "refused: " + result.last)
     twice = ", at the second try, alone" if tries == 2 else ""
     if result.status or len(steps) != len(expected):  # in time or not: one that is stuck is not told from one that is slow
-        beside = timed_out(result) and tries == 1 and jobs(mesh.transport) > 1
+        beside = timed_out(result) and not by_itself(mesh, tries)
         left = "; beside others, and no time was left to try it alone" if beside else ""
         return check.verdict(mesh.name, FAIL, f"status {result.status}{twice}: {result.last}{left}")
     far = relative([s["loss"] for s in steps], expected)

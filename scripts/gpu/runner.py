@@ -12,8 +12,6 @@ import time
 from .reaper import Reaper
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-
-
 PATIENCE_S = 10  # with a process that has been killed: one whose driver has lost the GPU may not end
 
 

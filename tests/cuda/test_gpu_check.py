@@ -329,7 +329,6 @@ class Running(unittest.TestCase):
         self.assertTrue(wait_until(lambda: running(seconds) == 0), "still running")
         self.assertTrue(wait_until(lambda: not os.path.exists(scratch)), "still there")
 
-
     def test_a_script_that_is_told_to_end_begins_nothing_more_and_tells_what_it_has(self):
         folder = tempfile.mkdtemp(prefix="commfuse-test-")
         self.addCleanup(shutil.rmtree, folder)
