@@ -52,16 +52,18 @@ LIBS    := -ldnnl $(CJSON) $(MPI_LIBS) -lpthread -lm
 # What is C and yet of the GPU program alone: transports on GPUs are set up by other means than MPI's.
 bootstrap := commfuse/bootstrap.c commfuse/bootstrap_mpi.c
 commfuse := $(patsubst %.c,$(B)/%.o,$(filter-out $(bootstrap),$(wildcard commfuse/*.c)))
-layers   := $(patsubst %.c,$(B)/%.o,$(filter-out layers/gemm_ref.c layers/gemm_bf16.c,$(wildcard layers/*.c)))
+gemm_bf16 := $(wildcard layers/gemm_bf16*.c)
+layers   := $(patsubst %.c,$(B)/%.o,$(filter-out layers/gemm_ref.c $(gemm_bf16),$(wildcard layers/*.c)))
 data     := $(patsubst %.c,$(B)/%.o,$(wildcard data/*.c))
 program  := $(commfuse) $(layers) $(data)
 # The same layers over elements of bf16.
 layers16 := $(patsubst layers/%.c,$(B)/bf16/layers/%.o,$(filter-out layers/gemm_ref.c,$(wildcard layers/*.c)))
 # The same layers in double precision over the reference GEMM, for the gradient tests.
-layers64 := $(patsubst layers/%.c,$(B)/layers64/%.o,$(filter-out layers/gemm.c layers/gemm_bf16.c,$(wildcard layers/*.c)))
+layers64 := $(patsubst layers/%.c,$(B)/layers64/%.o,$(filter-out layers/gemm.c $(gemm_bf16),$(wildcard layers/*.c)))
 
 test_sources := $(wildcard tests/*/test_*.c)
 grad_sources := $(wildcard tests/*/gradient_*.c)
+half_sources := $(wildcard tests/*/test_*_bf16.c)
 tool_sources := $(wildcard tests/*/tool_*.c)
 tests := $(patsubst %.c,$(B)/%,$(test_sources) $(grad_sources))
 tools := $(patsubst %.c,$(B)/%,$(tool_sources))
@@ -124,6 +126,9 @@ $(B)/tests/%: tests/%.c $(program)
 $(patsubst %.c,$(B)/%,$(grad_sources)): $(B)/tests/%: tests/%.c $(commfuse) $(layers64)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -DREAL_IS_DOUBLE -MMD -MP -I. -o $@ $< $(commfuse) $(layers64) -lcmocka $(LIBS)
+$(patsubst %.c,$(B)/%,$(half_sources)): $(B)/tests/%: tests/%.c $(commfuse) $(layers16)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -DREAL_IS_BF16 -MMD -MP -I. -o $@ $< $(commfuse) $(layers16) -lcmocka $(LIBS)
 
 $(B)/bf16/tests/%: tests/%.c $(commfuse) $(layers16) $(data)
 	@mkdir -p $(@D)
@@ -155,7 +160,7 @@ include tests/fuzz/fuzz.mk
 NVCCFLAGS := -std=c++17 -O3 -lineinfo $(CUDA_ARCH) -Xcompiler -Wall,-Wextra -Xptxas --warn-on-spills \
              $(if $(WERROR),-Werror all-warnings -Xcompiler -Werror -Xptxas --warning-as-error)
 cuda_sources := $(wildcard commfuse/*.cu layers/*.cu)
-twinned := $(cuda_sources:%.cu=%.c) commfuse/device_cpu.c commfuse/transport_mpi.c commfuse/flights_mpi.c layers/gemm.c layers/gemm_ref.c layers/gemm_bf16.c
+twinned := $(cuda_sources:%.cu=%.c) commfuse/device_cpu.c commfuse/transport_mpi.c commfuse/flights_mpi.c layers/gemm.c layers/gemm_ref.c $(gemm_bf16)
 shared_sources := $(filter-out $(twinned),$(wildcard commfuse/*.c layers/*.c))
 data_objects := $(patsubst %.c,%.o,$(wildcard data/*.c)) # what needs cJSON and xxHash, which layers do without
 gpu_objects := $(cuda_sources:%.cu=%.cuda.o) $(shared_sources:%.c=%.o)

@@ -1,5 +1,5 @@
 // Matrix products, row-major. gemm.c: oneDNN's for fp32. gemm_ref.c: plain loops, fp32 or double; the linker picks one.
-// gemm_bf16.c: oneDNN's for elements of bf16.
+// gemm_bf16.c: for elements of bf16, in one of two ways.
 #ifndef GEMM_H
 #define GEMM_H
 

@@ -1,0 +1,178 @@
+// ranks: 1
+// Both ways to multiply matrices of bf16 against naive loops, whichever of them this processor takes. Matrices hold small
+// integers, so sums are exact in fp32, and what is rounded must be the nearest bf16, to the last bit.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <cmocka.h>
+#include <dnnl.h>
+#include "layers/gemm.h"
+#include "layers/gemm_bf16.h"
+
+typedef void multiply(const product *of, const real *a, const real *b, void *c);
+
+enum { POISON = 0x7fc0 }; // NaN: what must not be read, and what must be written
+
+static int random_int(int low, int high) {
+    static uint64_t state = 19;
+    state = state * 6364136223846793005u + 1442695040888963407u; // fast: there are many
+    return low + (int)((state >> 33) % (uint64_t)(high - low + 1));
+}
+
+// A stored matrix; behind each row, poison.
+static real *integers(int64_t rows, int64_t columns, int64_t row) {
+    real *x = malloc((size_t)(rows * row + 1) * sizeof *x);
+    assert_non_null(x);
+    for (int64_t i = 0; i < rows * row; i++) x[i] = (real){POISON};
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t c = 0; c < columns; c++) x[r * row + c] = real_of(random_int(-4, 4));
+    return x;
+}
+
+static float *widened(const real *x, int64_t n) {
+    float *y = malloc((size_t)(n + 1) * sizeof *y);
+    assert_non_null(y);
+    for (int64_t i = 0; i < n; i++) y[i] = precise_of(x[i]);
+    return y;
+}
+
+static double term(const product *of, const real *a, const real *b, int64_t i, int64_t j, int64_t p) {
+    return (double)precise_of(of->transpose_a ? a[p * of->lda + i] : a[i * of->lda + p]) *
+           (double)precise_of(of->transpose_b ? b[j * of->ldb + p] : b[p * of->ldb + j]);
+}
+
+// c as it must be at (i, j), whatever it was before.
+static float expected_at(const product *of, const real *a, const real *b, const real *before, int64_t i,
+                         int64_t j) {
+    double sum = of->add ? (double)precise_of(before[i * of->ldc + j]) : 0;
+    for (int64_t p = 0; p < of->k; p++) sum += term(of, a, b, i, j, p);
+    return of->wide ? (float)sum : precise_of(real_of(sum));
+}
+
+static void check_element(const product *of, float found, float expected, int64_t i, int64_t j) {
+    if (found == expected) return;
+    fail_msg("op %d%d, %lld x %lld x %lld, add %d, wide %d: c[%lld, %lld] is %g, expected %g",
+             (int)of->transpose_a, (int)of->transpose_b, (long long)of->m, (long long)of->n, (long long)of->k,
+             (int)of->add, (int)of->wide, (long long)i, (long long)j, (double)found, (double)expected);
+}
+
+// Of large products some elements: one in `stride`, and the last.
+static void check(multiply *way, product of, int64_t stride) {
+    real *a = integers(of.transpose_a ? of.k : of.m, of.transpose_a ? of.m : of.k, of.lda);
+    real *b = integers(of.transpose_b ? of.n : of.k, of.transpose_b ? of.k : of.n, of.ldb);
+    real *before = integers(of.m, of.n, of.ldc), *rounded = integers(of.m, of.add ? of.n : 0, of.ldc);
+    for (int64_t i = 0; of.add && i < of.m * of.ldc; i++) rounded[i] = before[i];
+    float *wide = widened(rounded, of.m * of.ldc);
+    way(&of, a, b, of.wide ? (void *)wide : (void *)rounded);
+    for (int64_t i = 0; i < of.m; i++) {
+        for (int64_t j = 0; j < of.ldc; j++) {
+            const int64_t at = i * of.ldc + j;
+            const float found = of.wide ? wide[at] : precise_of(rounded[at]);
+            if (j >= of.n)
+                assert_true(found != found); // not a number, as before
+            else if (at % stride == 0 || at == (of.m - 1) * of.ldc + of.n - 1)
+                check_element(&of, found, expected_at(&of, a, b, before, i, j), i, j);
+        }
+    }
+    free(a), free(b), free(before), free(rounded), free(wide);
+}
+
+static void check_all(multiply *way, int64_t m, int64_t n, int64_t k, int64_t stride) {
+    for (int i = 0; i < 16; i++) {
+        product of = {.transpose_a = i & 1,
+                      .transpose_b = i >> 1 & 1,
+                      .m = m,
+                      .n = n,
+                      .k = k,
+                      .wide = i >> 2 & 1,
+                      .add = i >> 3,
+                      .threads = 1};
+        of.lda = (of.transpose_a ? m : k) + random_int(0, 3);
+        of.ldb = (of.transpose_b ? k : n) + random_int(0, 3);
+        of.ldc = n + random_int(0, 3);
+        check(way, of, stride);
+    }
+}
+
+static void check_way(multiply *way) {
+    check_all(way, 1, 1, 1, 1);
+    check_all(way, 130, 67, 257, 1);
+    for (int i = 0; i < 20; i++) check_all(way, random_int(1, 50), random_int(1, 50), random_int(1, 50), 1);
+}
+
+static bool there_is_onednn(void) {
+    return (dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core) == dnnl_cpu_isa_avx512_core;
+}
+
+static void onednn(void **state) {
+    (void)state;
+    if (!there_is_onednn()) skip();
+    check_way(gemm_bf16_onednn);
+}
+
+static void widening(void **state) {
+    (void)state;
+    check_way(gemm_bf16_widened);
+}
+
+// Larger than a tile on each side, and with so many terms that tiles are smaller.
+static void widening_in_tiles(void **state) {
+    (void)state;
+    check_all(gemm_bf16_widened, 1100, 9, 5, 1);
+    check_all(gemm_bf16_widened, 7, 2100, 3, 1);
+    check_all(gemm_bf16_widened, 1030, 1050, 4, 101);
+    check_all(gemm_bf16_widened, 150, 140, 1 << 15, 1009);
+    check_all(gemm_bf16_widened, 70, 3, 1 << 17, 101); // wider than what is widened at once allows
+}
+
+static void nothing(void **state) {
+    (void)state;
+    for (int way = 0; way < 2; way++) {
+        if (way == 0 && !there_is_onednn()) continue;
+        multiply *const by = way == 0 ? gemm_bf16_onednn : gemm_bf16_widened;
+        check_all(by, 0, 3, 2, 1);
+        check_all(by, 3, 0, 2, 1);
+        check_all(by, 3, 2, 0, 1); // written: zeros; added to: unchanged
+    }
+}
+
+static void the_way_that_is_taken(void **state) {
+    (void)state;
+    if (gemm_bf16_is_native()) assert_true(there_is_onednn());
+    const real x[] = {real_of(3), real_of(-2)}, y[] = {real_of(4), real_of(5)};
+    real c = real_of(7);
+    precise wide = 7;
+    gemm_to_real(false, false, 1, 1, 2, x, 2, y, 1, 1, &c, 1, NULL);
+    gemm_to_precise(false, true, 1, 1, 2, x, 2, y, 2, 0, &wide, 1, NULL);
+    assert_true(precise_of(c) == 9);
+    assert_true(wide == 2);
+}
+
+static void inside_a_parallel_region(void **state) {
+    (void)state;
+    enum { N = 40, TASKS = 16 };
+    real *a = integers(N, N, N), *b = integers(N, N, N);
+    float alone[N * N], *together = malloc(sizeof alone * TASKS);
+    assert_non_null(together);
+    gemm_to_precise(false, true, N, N, N, a, N, b, N, 0, alone, N, NULL);
+#pragma omp parallel for
+    for (int i = 0; i < TASKS; i++)
+        gemm_to_precise(false, true, N, N, N, a, N, b, N, 0, together + i * N * N, N, NULL);
+    for (int i = 0; i < TASKS; i++) assert_memory_equal(alone, together + i * N * N, sizeof alone);
+    free(a), free(b), free(together);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(onednn),
+        cmocka_unit_test(widening),
+        cmocka_unit_test(widening_in_tiles),
+        cmocka_unit_test(nothing),
+        cmocka_unit_test(the_way_that_is_taken),
+        cmocka_unit_test(inside_a_parallel_region),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
