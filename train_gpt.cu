@@ -79,6 +79,7 @@ typedef struct trainer {
     double peak;               // flop/s of all ranks, 0: unknown
     const char *peak_source;
     int trace_from, trace_to; // steps [from, to)
+    bool untraced;            // the timeline could not be written
     checkpoint_store *store;  // rank 0's, with --out
     saver *checkpoints;       // with --out
     rank_state copy;          // of this rank's state, while it is being saved
@@ -248,10 +249,9 @@ static gpt_shape shape_of_options(trainer *t) {
 static overlap overlap_of(const options *o) {
     overlap how;
     memset(&how, 0, sizeof how);
-    for (int mode = CF_MODE_NONE; mode < CF_MODES; mode++)
-        if (strcmp(o->overlap, cf_mode_name((cf_mode)mode)) == 0) how.mode = (cf_mode)mode;
-    for (int route = CF_RING; route < CF_ROUTES; route++)
-        if (strcmp(o->route, cf_route_name((cf_route)route)) == 0) how.route = (cf_route)route;
+    if (!cf_mode_of(o->overlap, &how.mode) || !cf_route_of(o->route, &how.route))
+        cf_die_together("a bug: options.c and schedule.c have different names", "--overlap %s --route %s",
+                        o->overlap, o->route);
     how.slices = o->slices > 0 ? (int)o->slices : how.mode == CF_MODE_SLICE ? 4 : 1;
     if (how.mode == CF_MODE_NONE) how.slices = 1;
     return how;
@@ -425,14 +425,23 @@ static void go_on(trainer *t, const manifest *m) {
                manifest_value(m, "tp"), manifest_value(m, "dp"), manifest_value(m, "version"));
 }
 
+// They must not pass for checkpoints when older ones are removed.
+static void set_aside(trainer *t, const manifest *sound) {
+    problem why;
+    if (!checkpoint_set_aside(t->store, sound ? sound->step : -1, &why)) cf_die(why.hint, "%s", why.what);
+}
+
 // The newest sound checkpoint, or else the beginning.
 static void load_state(trainer *t) {
     together all = all_ranks(t);
-    manifest *m = *t->o.out ? resume_find(&all, t->o.out, INT64_MAX, t->o.force) : NULL;
+    bool passed_over = false;
+    manifest *m = *t->o.out ? resume_find(&all, t->o.out, INT64_MAX, &passed_over) : NULL;
+    if (!m && passed_over) resume_nothing_sound(t->o.out, t->o.force);
     if (m)
         go_on(t, m);
     else
         begin_anew(t);
+    if (passed_over) set_aside(t, m);
     manifest_free(m);
 }
 
@@ -493,7 +502,8 @@ static void banner(const trainer *t) {
            (long long)o->threads, o->threads == 1 ? "" : "s");
     printf("mesh      %d ranks = tp %d x dp %d, %s over %s\n", t->ranks, t->mesh.tp, t->mesh.dp, o->strategy,
            t->transport->name);
-    if (t->ranks > 1 && strcmp(cf_device_name(), "CPU") == 0) tell_of_crowd(t);
+    const bool all_here = t->transport->size == t->ranks; // a dry run need not be
+    if (t->ranks > 1 && all_here && strcmp(cf_device_name(), "CPU") == 0) tell_of_crowd(t);
     printf("overlap   %s%s%s, %d slice%s\n", cf_mode_name(how.mode),
            how.mode == CF_MODE_COMMFUSE ? " by " : "",
            how.mode == CF_MODE_COMMFUSE ? cf_route_name(how.route) : "", how.slices,
@@ -858,12 +868,17 @@ static void start_trace(trainer *t) {
     cf_timeline_start(&t->context, zero);
 }
 
-static void write_trace(trainer *t) {
-    cf_timeline_write(&t->context, &t->mesh.world_group, overlap_of(&t->o).mode, t->o.trace);
+static void write_trace(trainer *t, int64_t last) {
+    t->untraced = !cf_timeline_write(&t->context, &t->mesh.world_group, overlap_of(&t->o).mode, t->o.trace);
+    const int error = errno;
     if (!root(t)) return;
     progress_break();
-    printf("trace of steps %d to %d: %s (open it in https://ui.perfetto.dev)\n", t->trace_from,
-           t->trace_to - 1, t->o.trace);
+    if (t->untraced)
+        fprintf(stderr, "warning: trace %s could not be written: %s; the run goes on\n", t->o.trace,
+                strerror(error));
+    else
+        printf("trace of steps %d to %lld: %s (open it in https://ui.perfetto.dev)\n", t->trace_from,
+               (long long)last, t->o.trace);
     fflush(stdout);
 }
 
@@ -897,10 +912,11 @@ static void between_steps(trainer *t, int64_t step) {
     if (*t->o.trace && step == t->trace_from) start_trace(t);
 }
 
-static void end_of_trace(trainer *t, int64_t step) {
+// A run that ends, or is ended, before the last of these steps has a timeline of the first.
+static void end_of_trace(trainer *t, int64_t step, bool last) {
     double begin = cf_now_ms();
-    bool last = step + 1 == t->o.steps && step >= t->trace_from && step < t->trace_to;
-    if (*t->o.trace && (step + 1 == t->trace_to || last)) write_trace(t);
+    bool traced = *t->o.trace && step >= t->trace_from && step < t->trace_to;
+    if (traced && (step + 1 == t->trace_to || last)) write_trace(t, step);
     t->watch_ms += cf_now_ms() - begin;
 }
 
@@ -930,7 +946,7 @@ static int64_t train(trainer *t, int *stop) {
         spent += times.ms;
         report_step(t, step, &r, lr, &times,
                     spent / (double)(step + 1 - t->first) * (double)(o->steps - step - 1) * 1e-3);
-        end_of_trace(t, step);
+        end_of_trace(t, step, step + 1 == o->steps || times.stop);
         account(t, step, times.ms);
         *stop = times.stop;
         if (*stop && step + 1 < o->steps) return step + 1;
@@ -992,9 +1008,18 @@ static int run(trainer *t) {
     }
     if (!saved)
         cf_die_together(
-            "see the warnings above; the same command goes on from the last checkpoint that is there",
+            "see the warnings above; the same command goes on from the last checkpoint, if there is one",
             "the state after step %lld was not saved", (long long)step);
     return stopped ? STATUS_STOPPED : 0;
+}
+
+// What the disk had no room for did not end the run; but a run that lacks it is not done.
+static int check_log_and_trace(const trainer *t, int status) {
+    const int64_t missing = log_missing(t->log);
+    if (missing > 0)
+        fprintf(stderr, "error: log %s lacks %lld lines, which could not be written\n", t->o.log,
+                (long long)missing);
+    return status == 0 && (missing > 0 || t->untraced) ? EXIT_FAILURE : status;
 }
 
 static void close_trainer(trainer *t) {
@@ -1027,7 +1052,8 @@ static int export_model(trainer *t) {
     // The newest, perhaps, and a run may go on there: what rank 0 has seen counts.
     const double found = (double)t->o.export_step;
     t->o.export_step = (int64_t)optimizer_exchange(&t->optimizer, &found, 1)[0];
-    manifest *m = resume_find(&all, t->o.out, t->o.export_step + 1, false);
+    bool passed_over = false;
+    manifest *m = resume_find(&all, t->o.out, t->o.export_step + 1, &passed_over);
     if (!m || m->step != t->o.export_step)
         cf_die_together("choose another with --export-step",
                         "the checkpoint of step %lld in %s cannot be exported", (long long)t->o.export_step,
@@ -1056,7 +1082,7 @@ static int train_model(trainer *t) {
     log_config(t);
     if (root(t)) banner(t);
     cf_stop_listen(); // from here on; before, every rank finds the same errors and rank 0 tells them
-    return run(t);
+    return check_log_and_trace(t, run(t));
 }
 
 // Beside the tokens, or else beside the model file.
@@ -1080,6 +1106,9 @@ int main(int argc, char **argv) {
     t.transport = cf_transport_create(t.o.transport, &argc, &argv, t.o.timeout);
     agreement_check(&t.o, VERSION, t.transport->size, gather, t.transport);
     signal(SIGXFSZ, SIG_IGN); // a file size limit is then a write error, which is reported and cleaned up
+    signal(
+        SIGPIPE,
+        SIG_IGN); // Ctrl-C ends `| tee` too, and first: what is printed is lost then, not what is to be saved
     make_mesh(&t);
     make_context(&t);
     make_batch(&t);

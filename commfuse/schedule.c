@@ -312,6 +312,20 @@ static void native(builder *b) {
 
 // --- choice ---
 
+static void fused_reduce_scatter(builder *b) {
+    switch (b->s->route) { // the compiler tells of a route that is missing
+    case CF_RING:
+        ring_reduce_scatter(b);
+        return;
+    case CF_DIRECT:
+        direct_reduce_scatter(b);
+        return;
+    case CF_ROUTES:
+        break;
+    }
+    cf_die(NULL, "a reduce-scatter by route %d", (int)b->s->route);
+}
+
 static void check_arguments(cf_operation operation, cf_side side, int ranks, int rank, int slices) {
     bool side_fits = side == CF_NO_COMPUTE || operation == CF_ALLTOALL ||
                      (operation == CF_ALLGATHER) == (side == CF_COMPUTE_AFTER);
@@ -333,10 +347,8 @@ static void generate(builder *b) {
             alltoall_after(b);
     } else if (s->mode == CF_MODE_NOWIRE)
         nowire_reduce_scatter(b);
-    else if (s->route == CF_RING)
-        ring_reduce_scatter(b);
     else
-        direct_reduce_scatter(b);
+        fused_reduce_scatter(b);
 }
 
 cf_schedule *cf_schedule_create(cf_operation operation, cf_side side, cf_mode mode, cf_route route, int ranks,
@@ -377,9 +389,33 @@ const char *cf_operation_name(cf_operation operation) {
     return name[operation];
 }
 
+static const char *const mode_names[CF_MODES] = {"none", "slice", "commfuse", "nowire"};
+static const char *const route_names[CF_ROUTES] = {"ring", "direct"};
+
+static int find(const char *const *names, int count, const char *name) {
+    int i = 0;
+    while (i < count && strcmp(names[i], name) != 0) i++;
+    return i;
+}
+
 const char *cf_mode_name(cf_mode mode) {
-    static const char *const name[] = {"none", "slice", "commfuse", "nowire"};
-    return name[mode];
+    return mode_names[mode];
+}
+
+const char *cf_route_name(cf_route route) {
+    return route_names[route];
+}
+
+bool cf_mode_of(const char *name, cf_mode *mode) {
+    const int found = find(mode_names, CF_MODES, name);
+    if (found < CF_MODES) *mode = (cf_mode)found;
+    return found < CF_MODES;
+}
+
+bool cf_route_of(const char *name, cf_route *route) {
+    const int found = find(route_names, CF_ROUTES, name);
+    if (found < CF_ROUTES) *route = (cf_route)found;
+    return found < CF_ROUTES;
 }
 
 bool cf_mode_is_fused(cf_mode mode) {
@@ -388,10 +424,6 @@ bool cf_mode_is_fused(cf_mode mode) {
 
 cf_mode cf_mode_for_figures(cf_mode mode) {
     return mode == CF_MODE_NOWIRE ? CF_MODE_COMMFUSE : mode;
-}
-
-const char *cf_route_name(cf_route route) {
-    return route == CF_RING ? "ring" : "direct";
 }
 
 typedef struct text {

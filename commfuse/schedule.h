@@ -99,12 +99,15 @@ int64_t cf_schedule_row(const cf_schedule *schedule, int64_t rows, int k);
 char *cf_schedule_print(const cf_schedule *schedule);
 const char *cf_operation_name(cf_operation operation);
 const char *cf_mode_name(cf_mode mode);
+const char *cf_route_name(cf_route route);
+// The other way round; false: there is none of that name.
+bool cf_mode_of(const char *name, cf_mode *mode);
+bool cf_route_of(const char *name, cf_route *route);
 // Point-to-point transfers between partial computations (commfuse, and nowire, which leaves the transfers out), rather
 // than native collectives.
 bool cf_mode_is_fused(cf_mode mode);
 // What figures about a run travel by, so that they are told in every mode.
 cf_mode cf_mode_for_figures(cf_mode mode);
-const char *cf_route_name(cf_route route);
 
 #ifdef __cplusplus
 }

@@ -42,7 +42,7 @@ static int64_t most_of(cf_context *context, const cf_group *world, cf_mode mode,
     return most;
 }
 
-static void write_lists(const char *path, int ranks, const char *all, int64_t block) {
+static bool write_lists(const char *path, int ranks, const char *all, int64_t block) {
     int64_t *counts = calloc((size_t)ranks, sizeof *counts);
     const cf_trace_event **lists = calloc((size_t)ranks, sizeof *lists);
     if (!counts || !lists) cf_die(NULL, "out of memory for the trace");
@@ -50,12 +50,13 @@ static void write_lists(const char *path, int ranks, const char *all, int64_t bl
         lists[rank] = (const cf_trace_event *)(all + rank * block + event_bytes);
         counts[rank] = ((const cf_trace_event *)(all + rank * block))->bytes;
     }
-    cf_trace_write(path, ranks, lists, counts);
+    bool written = cf_trace_write(path, ranks, lists, counts);
     free(counts);
     free(lists);
+    return written;
 }
 
-void cf_timeline_write(cf_context *context, const cf_group *world, cf_mode mode, const char *path) {
+bool cf_timeline_write(cf_context *context, const cf_group *world, cf_mode mode, const char *path) {
     int64_t mine = 0;
     cf_trace_record(context->trace, false);
     const cf_trace_event *events = cf_trace_events(context->trace, &mine);
@@ -66,6 +67,7 @@ void cf_timeline_write(cf_context *context, const cf_group *world, cf_mode mode,
     memcpy(all + world->rank * block, &head, sizeof head);
     if (mine > 0) memcpy(all + world->rank * block + event_bytes, events, (size_t)(mine * event_bytes));
     gather(context, world, mode, all, block);
-    if (world->rank == 0) write_lists(path, world->size, all, block);
+    bool written = world->rank > 0 || write_lists(path, world->size, all, block);
     free(all);
+    return written;
 }

@@ -54,8 +54,8 @@ double cf_trace_comm_ms(cf_trace *trace); // of the current step, so far
 double cf_trace_exposed_ms(cf_trace *trace);
 
 const cf_trace_event *cf_trace_events(cf_trace *trace, int64_t *count);
-// Chrome trace of several ranks: events of rank i are events[i][0 … counts[i]). Dies on write errors.
-void cf_trace_write(const char *path, int ranks, const cf_trace_event *const *events, const int64_t *counts);
+// Chrome trace of several ranks: events of rank i are events[i][0 … counts[i]). False with errno set if it cannot be written.
+bool cf_trace_write(const char *path, int ranks, const cf_trace_event *const *events, const int64_t *counts);
 
 #ifdef __cplusplus
 }

@@ -2,6 +2,7 @@
 //     step_00000123            a checkpoint
 //     step_00000123.tmp        being written, or being removed
 //     step_00000123.replaced   was a checkpoint, and the new one of its step is about to take its place
+//     step_00000123.damaged    was passed over by a run that went on from an older one; nobody's but the user's
 // and each change from one to another is a rename, so a process may be killed between any two calls. The
 // order of a save, which a power cut may stop anywhere too:
 //     1. mkdir step.tmp
@@ -27,8 +28,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-typedef enum { FINISHED, UNFINISHED, REPLACED } stage;
-static const char *const stage_suffix[] = {"", ".tmp", ".replaced"};
+typedef enum { FINISHED, UNFINISHED, REPLACED, DAMAGED } stage;
+static const char *const stage_suffix[] = {"", ".tmp", ".replaced", ".damaged"};
 static const char manifest_name[] = "manifest.json";
 static const int64_t max_step = INT64_C(999999999999999); // as in the manifest
 enum { NOTHING_BEGUN = -1 };
@@ -36,7 +37,7 @@ enum { NOTHING_BEGUN = -1 };
 struct checkpoint_store {
     char out[PATH_MAX];
     int lock;
-    int64_t begun, committed; // steps, or NOTHING_BEGUN; the last that was committed
+    int64_t begun; // a step, or NOTHING_BEGUN
 };
 
 typedef struct found {
@@ -72,7 +73,7 @@ static bool read_name(const char *name, found *f) {
     errno = 0;
     f->step = strtoll(name + 5, &end, 10);
     if (errno || f->step < 0 || f->step > max_step) return false;
-    for (f->stage = FINISHED; f->stage <= REPLACED; f->stage = (stage)(f->stage + 1))
+    for (f->stage = FINISHED; f->stage <= DAMAGED; f->stage = (stage)(f->stage + 1))
         if (strcmp(end, stage_suffix[f->stage]) == 0) {
             snprintf(again, sizeof again, "step_%08lld%s", (long long)f->step, stage_suffix[f->stage]);
             return strcmp(name, again) == 0;
@@ -183,7 +184,7 @@ static bool tidy(const char *out, problem *why) {
         found f = l.entries[i];
         if (f.stage == REPLACED && !holds(&l, (found){f.step, FINISHED}))
             sound = move(out, f, FINISHED, why);
-        else if (f.stage != FINISHED)
+        else if (f.stage == UNFINISHED || f.stage == REPLACED)
             remove_one(out, f, &ignored);
     }
     free(l.entries);
@@ -193,7 +194,7 @@ static bool tidy(const char *out, problem *why) {
 checkpoint_store *checkpoint_store_open(const char *out, problem *why) {
     checkpoint_store *s = calloc(1, sizeof *s);
     if (!s) cf_die(NULL, "out of memory for the checkpoints in %s", out);
-    *s = (checkpoint_store){.lock = -1, .begun = NOTHING_BEGUN, .committed = NOTHING_BEGUN};
+    *s = (checkpoint_store){.lock = -1, .begun = NOTHING_BEGUN};
     bool sound = durable_make_directories(out) || durable_problem(why, "cannot make directory", out, -1);
     if (sound) memcpy(s->out, out, strlen(out) + 1); // it is no longer than a path may be
     if (sound && take_lock(s, why) && tidy(out, why)) return s;
@@ -285,11 +286,27 @@ bool checkpoint_commit(checkpoint_store *s, const manifest *m, problem *why) {
         return false;
     }
     s->begun = NOTHING_BEGUN;
-    s->committed = m->step;
     if (!durable_sync_directory(s->out)) return durable_problem(why, "cannot sync", s->out, -1);
     path_of(s->out, replaced, "", path);
     durable_remove_directory(path); // what is left of it, if anything, tidy() removes
     return true;
+}
+
+bool checkpoint_set_aside(checkpoint_store *s, int64_t sound, problem *why) {
+    listing l;
+    char path[PATH_MAX];
+    if (!list(s->out, &l, why)) return false;
+    bool done = true;
+    for (int64_t i = 0; i < l.count && done; i++) {
+        found f = l.entries[i];
+        if (f.stage != FINISHED || f.step <= sound) continue;
+        path_of(s->out, (found){f.step, DAMAGED}, "", path); // of an earlier time
+        done = durable_remove_directory(path) ? move(s->out, f, DAMAGED, why)
+                                              : durable_problem(why, "cannot remove", path, -1);
+        if (done) fprintf(stderr, "note: it stays as %s\n", path);
+    }
+    free(l.entries);
+    return done && (durable_sync_directory(s->out) || durable_problem(why, "cannot sync", s->out, -1));
 }
 
 bool checkpoint_prune(checkpoint_store *s, int64_t keep, int64_t keep_every, problem *why) {
@@ -301,8 +318,8 @@ bool checkpoint_prune(checkpoint_store *s, int64_t keep, int64_t keep_every, pro
     int64_t kept = 0;
     for (int64_t i = 0; i < l.count; i++) {
         found f = l.entries[i];
-        if (f.stage == FINISHED && s->committed != NOTHING_BEGUN && f.step > s->committed) {
-            continue;                                    // this run has begun below it, since it is not sound
+        if (f.stage == DAMAGED) {
+            continue;
         } else if (f.stage == FINISHED && kept < keep) { // still looking for those to keep
             manifest *m = checkpoint_manifest(s->out, f.step, &ignored);
             kept += m && check_files(s->out, f, m, &ignored);

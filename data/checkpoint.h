@@ -39,11 +39,14 @@ bool checkpoint_begin(checkpoint_store *store, int64_t step, problem *why);
 bool checkpoint_commit(checkpoint_store *store, const manifest *m, problem *why);
 void checkpoint_abandon(checkpoint_store *store);
 
+// What is newer than step `sound`, which the run has passed over, gets another name, step_00000123.damaged, and a line
+// that says so: it may look complete, and is nothing to count on. It stays until somebody removes it.
+bool checkpoint_set_aside(checkpoint_store *store, int64_t sound, problem *why);
+
 // Keeps the `keep` newest complete checkpoints (0: all there are), whatever is newer than the oldest of them,
-// and the steps that are multiples of `keep_every` (0: no such); removes the rest, damaged ones included.
-// While fewer than `keep` are complete nothing is removed. What is newer than the last that this store has
-// committed neither counts nor goes: the run has passed it over, though it may look complete. False if
-// something could not be removed: it is no checkpoint any more, and is tried again the next time.
+// and the steps that are multiples of `keep_every` (0: no such); removes the rest, incomplete ones included.
+// While fewer than `keep` are complete nothing is removed. False if something could not be removed: it is no
+// checkpoint any more, and is tried again the next time.
 bool checkpoint_prune(checkpoint_store *store, int64_t keep, int64_t keep_every, problem *why);
 
 // The newest checkpoint of a step below `below` that is complete: a sound manifest, and each file there with

@@ -24,7 +24,6 @@ import math
 import os
 import re
 import shutil
-import signal
 import struct
 import sys
 
@@ -289,6 +288,8 @@ class ModelFile:
 
     def __init__(self, path):
         self.path = path
+        if os.path.isdir(path):
+            raise Problem(f"{path} is a directory", f"a run's model is {os.path.join(path, 'model.bin')}, once it is done")
         with open(path, "rb") as file:
             header = file.read(4 * HEADER)
         if len(header) < 4 * HEADER or struct.unpack("<i", header[:4])[0] != MODEL_MAGIC:
@@ -433,7 +434,6 @@ def convert(options):
 
 def main(arguments=None):
     options = parse_arguments(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what has been written goes
     for stream in sys.stdout, sys.stderr:
         stream.reconfigure(errors="backslashreplace")  # names of files may be any bytes
     return status_of(lambda: convert(options), options.out)

@@ -1,5 +1,6 @@
-// The log: one JSON object a line, flushed line by line, each number with all its digits.
-// Only rank 0 writes. A NULL log swallows everything, so callers need no if.
+// The log: one JSON object a line, written line by line, each number with all its digits.
+// Only rank 0 writes. A NULL log swallows everything, so callers need no if. A line that cannot be written (disk full) is
+// reported and left out, and does not end the run: log_missing() tells.
 //
 //     log_begin(log, "step"); log_int(log, "step", 7); log_real(log, "loss", 3.2); log_end(log);
 #ifndef LOG_H
@@ -13,7 +14,9 @@ extern "C" {
 #endif
 
 typedef struct logfile logfile;
-logfile *log_open(const char *path); // truncates; dies if it cannot be written; NULL or "" gives NULL
+// A new log; one that is there already becomes PATH.1, or .2, …. Dies if it cannot be written, or another process
+// writes it. NULL or "" gives NULL.
+logfile *log_open(const char *path);
 // Goes on with the log of a run that begins again at `step`: keeps the lines of what came before, steps below it and all
 // else up to it (validation and samples at `step` itself only if they are `watched`, that is not done again), and drops
 // what will be written again, that run's "end", and a line cut short. What is kept takes the old file's place before
@@ -24,7 +27,8 @@ void log_begin(logfile *log, const char *event);
 void log_int(logfile *log, const char *name, int64_t value);
 void log_real(logfile *log, const char *name, double value);      // NaN, infinity: null
 void log_text(logfile *log, const char *name, const char *value); // invalid UTF-8 becomes U+FFFD
-void log_end(logfile *log);                                       // writes the line; dies on write errors
+void log_end(logfile *log);                                       // writes the line
+int64_t log_missing(const logfile *log);                          // lines that could not be written
 // What has been written so far is on the disk, where the log is a file. Any thread; no error is told here.
 void log_sync(const logfile *log);
 void log_close(logfile *log);

@@ -165,6 +165,8 @@ def split_input(paths, val_fraction):
     for path in paths:
         if os.path.isdir(path):
             raise Problem(f"--input {path} is a directory", "name the text files in it")
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise Problem(f"--input {path} is not a file, and has no size to split", "write it to a file first")
         sizes.append(os.path.getsize(path))
     cut, train, val = int(sum(sizes) * (1 - val_fraction)), [], []
     if sum(sizes) == 0:
@@ -344,7 +346,7 @@ def number(convert, low, high, what):
 def parse_arguments(arguments):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False,
                                      formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--input", nargs="+", required=True, metavar="FILE", help="text files, in this order")
+    parser.add_argument("--input", nargs="+", action="extend", required=True, metavar="FILE", help="text files, in this order")
     parser.add_argument("--out", required=True, metavar="DIR", help="directory of the token files")
     parser.add_argument("--encoding", choices=["byte", "gpt2"], default="byte", help="what a token is")
     parser.add_argument("--bpe-dir", metavar="DIR",
@@ -384,6 +386,7 @@ def prepare(options):
 
 def status_of(work, out):
     """Does it. What goes wrong is told, with OUT where no other name is known; the exit status."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what has been written goes
     try:
         work()
     except Problem as problem:

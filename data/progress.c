@@ -1,9 +1,12 @@
 // See progress.h. The process has one standard output, so what stands on its current line is a static.
 #include "progress.h"
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+enum { PATIENCE_MS = 100 };
 
 static int shown; // characters of the line in place
 
@@ -18,8 +21,16 @@ bool progress_on_terminal(void) {
     return strncmp(target, "/dev/pts/", 9) == 0 || strncmp(target, "/dev/tty", 8) == 0;
 }
 
+// A launcher that is ending everything, or a pager, may not read for a while: a run that waited for it would not notice
+// that it is to end, or would stand.
+static bool somebody_reads(void) {
+    struct pollfd out = {.fd = STDOUT_FILENO, .events = POLLOUT};
+    return poll(&out, 1, PATIENCE_MS) != 0;
+}
+
 void progress_show(const char *line, bool last) {
     int length = (int)strlen(line);
+    if (!somebody_reads()) return;
     if (!progress_on_terminal())
         printf("%s\n", line);
     else

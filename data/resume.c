@@ -86,6 +86,21 @@ static bool matters(const options *o, const manifest *m, const char *name) {
     return !constant && !ends_elsewhere;
 }
 
+// What is no option of that name, and is said so.
+static const struct {
+    const char *name, *said;
+} facts_said[] = {{"positions", "--seq, the model's positions"},
+                  {"padded-vocab", "rows of the vocabulary with padding"},
+                  {"train-tokens", "tokens of --train"},
+                  {"train-samples", "samples of --train"},
+                  {"train-fingerprint", "content of --train"}};
+
+static void say_name(char *text, size_t size, const char *name) {
+    snprintf(text, size, "--%s", name);
+    for (size_t i = 0; i < sizeof facts_said / sizeof *facts_said; i++)
+        if (strcmp(facts_said[i].name, name) == 0) snprintf(text, size, "%s", facts_said[i].said);
+}
+
 // "--lr 0.1 (the checkpoint: 0.2), …"; how many.
 static int differences(const options *o, const manifest *m, const char *const *names,
                        const manifest_option *mine, int64_t count, char *text, size_t size) {
@@ -93,9 +108,11 @@ static int differences(const options *o, const manifest *m, const char *const *n
     for (text[0] = 0; *names; names++) {
         const char *now = value_of(mine, count, *names), *then = value_then(m, *names);
         if (!then || !matters(o, m, *names) || strcmp(now, then) == 0) continue;
+        char name[64];
+        say_name(name, sizeof name, *names);
         size_t length = strlen(text);
-        snprintf(text + length, size - length, "%s--%s %s (the checkpoint: %s)", found++ ? ", " : "", *names,
-                 now, then);
+        snprintf(text + length, size - length, "%s%s %s (the checkpoint: %s)", found++ ? ", " : "", name, now,
+                 then);
     }
     return found;
 }
@@ -110,8 +127,11 @@ void resume_compare(const options *o, const resume_facts *facts, const manifest 
                         o->out, text);
     if (differences(o, m, run_options, mine, count, text, sizeof text) > 0 && !o->force)
         cf_die_together(
-            "give the options of the checkpoint; or --force to go on with the new ones; or another "
-            "--out",
+            strstr(text, "--batch")
+                ? "give the options of the checkpoint (a --batch shared by more replicas takes a "
+                  "smaller --micro-batch); or --force to go on with the new ones; or another --out"
+                : "give the options of the checkpoint; or --force to go on with the new ones; or "
+                  "another --out",
             "the run in %s, saved at step %lld, would be changed by: %s", o->out, (long long)m->step, text);
     free(mine);
 }
@@ -124,7 +144,7 @@ static void warn(const problem *why) {
     fflush(stderr);
 }
 
-static void nothing_sound(const char *out, bool anew) {
+void resume_nothing_sound(const char *out, bool anew) {
     if (!anew)
         cf_die("bring one back from a copy; or choose another --out; or begin anew beside them with --force",
                "none of the checkpoints in %s is sound", out);
@@ -134,12 +154,12 @@ static void nothing_sound(const char *out, bool anew) {
 }
 
 // Rank 0 looks; the others take its word and read the same manifest.
-static manifest *agree(const together *t, const char *out, int64_t below, bool *sound, bool *passed) {
+static manifest *agree(const together *t, const char *out, int64_t below, bool *sound, bool *passed_over) {
     problem why = {.what = ""};
     manifest *m = t->rank == 0 ? checkpoint_latest(out, below, &why) : NULL;
     if (*why.what) {
         warn(&why);
-        *passed = true;
+        *passed_over = true;
     }
     double step = m ? (double)m->step : -1;
     step = t->exchange(t->argument, &step, 1)[0];
@@ -166,15 +186,12 @@ static bool sound_everywhere(const together *t, bool here) {
     return true;
 }
 
-manifest *resume_find(const together *t, const char *out, int64_t below, bool anew) {
-    for (bool passed = false;;) {
+manifest *resume_find(const together *t, const char *out, int64_t below, bool *passed_over) {
+    for (;;) {
         bool sound = true;
-        manifest *m = agree(t, out, below, &sound, &passed);
-        if (sound_everywhere(t, sound) || !m) {
-            if (!m && passed) nothing_sound(out, anew);
-            return m;
-        }
-        passed = t->rank == 0;
+        manifest *m = agree(t, out, below, &sound, passed_over);
+        if (sound_everywhere(t, sound) || !m) return m;
+        *passed_over = t->rank == 0;
         below = m->step;
         manifest_free(m);
     }

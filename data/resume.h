@@ -11,9 +11,11 @@ extern "C" {
 #endif
 
 // Collective. The newest checkpoint in `out` of a step below `below` whose files are all true to their hashes, each
-// read by one of the ranks. NULL: there is none. Rank 0 says which newer ones were passed over and why. Where there are
-// some but none is sound, dies unless `anew`.
-manifest *resume_find(const together *ranks, const char *out, int64_t below, bool anew);
+// read by one of the ranks. NULL: there is none. Rank 0 says which newer ones were passed over and why, and has
+// *passed_over = true if any was.
+manifest *resume_find(const together *ranks, const char *out, int64_t below, bool *passed_over);
+// There are some, but none is sound: dies, unless the run shall begin `anew`.
+void resume_nothing_sound(const char *out, bool anew);
 
 // What a manifest says of a run: all options by name, and texts of its own. The caller frees the list, texts are
 // part of it.

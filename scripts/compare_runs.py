@@ -29,13 +29,17 @@ def difference(steps, reference):
     """Largest relative difference of the losses of two runs; infinite if their steps are not the same."""
     if [s["step"] for s in steps] != [s["step"] for s in reference]:
         return float("inf")
-    return max(abs(a["loss"] - b["loss"]) / abs(b["loss"]) for a, b in zip(steps, reference))
+    pairs = [(a["loss"], b["loss"]) for a, b in zip(steps, reference)]
+    return max(abs(a - b) / max(abs(a), abs(b)) if a != b else 0 for a, b in pairs)
 
 
 def main():
     if len(sys.argv) < 2 or not all("=" in argument for argument in sys.argv[1:]):
         sys.exit(__doc__)
-    runs = {name: read(path) for name, _, path in (argument.partition("=") for argument in sys.argv[1:])}
+    named = [argument.partition("=")[::2] for argument in sys.argv[1:]]
+    if len(dict(named)) < len(named):
+        sys.exit("error: two runs have the same name\nhint:  give each its own: NAME=LOG.jsonl")
+    runs = {name: read(path) for name, path in named}
     empty = [name for name, steps in runs.items() if not steps]
     if empty:
         sys.exit(f"error: no step with a loss in the log of {', '.join(empty)}\nhint:  let the run come further, then compare")

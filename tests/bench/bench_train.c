@@ -121,22 +121,9 @@ static void parse(bench *b, int argc, char **argv) {
 }
 
 static bool take_mode(overlap *how, const char *word) {
-    for (int mode = CF_MODE_NONE; mode < CF_MODES; mode++)
-        if (strcmp(word, cf_mode_name((cf_mode)mode)) == 0) {
-            how->mode = (cf_mode)mode;
-            how->slices = mode == CF_MODE_SLICE ? 4 : 1;
-            return true;
-        }
-    return false;
-}
-
-static bool take_route(overlap *how, const char *word) {
-    for (int route = CF_RING; route < CF_ROUTES; route++)
-        if (strcmp(word, cf_route_name((cf_route)route)) == 0) {
-            how->route = (cf_route)route;
-            return true;
-        }
-    return false;
+    const bool found = cf_mode_of(word, &how->mode);
+    how->slices = found && how->mode == CF_MODE_SLICE ? 4 : 1;
+    return found;
 }
 
 static void add_entrant(bench *b, const char *text, size_t length) {
@@ -150,7 +137,8 @@ static void add_entrant(bench *b, const char *text, size_t length) {
         cf_die_together(usage, "--modes: there is no mode %s", e->name);
     while (rest) {
         const char *word = strsep(&rest, ":");
-        if (!take_route(&e->how, word)) e->how.slices = (int)whole_number("--modes: slices", word, 1024);
+        if (!cf_route_of(word, &e->how.route))
+            e->how.slices = (int)whole_number("--modes: slices", word, 1024);
     }
 }
 

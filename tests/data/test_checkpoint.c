@@ -727,23 +727,35 @@ static void test_prune(void **state) {
     checkpoint_store_close(store);
 }
 
-// A run that has passed over newer ones, and begun below them, keeps what it saves: they may look complete.
-static void test_prune_below_newer_ones(void **state) {
+static bool is_aside(int64_t step) {
+    return access(scratch_path(step == 70   ? "out/step_00000070.damaged"
+                               : step == 80 ? "out/step_00000080.damaged"
+                                            : "out/step_00000090.damaged"),
+                  F_OK) == 0;
+}
+
+// What a run has passed over does not count, though it may look complete, and is nobody's to remove.
+static void test_set_aside(void **state) {
     (void)state;
-    checkpoint_store_close(nine());
-    checkpoint_store *store = open_store();
-    save(store, 20, 2);
-    assert_true(checkpoint_prune(store, 1, 0, &why));
-    assert_string_equal(left(), "23456789");
-    save(store, 30, 2); // takes the place of the older one
+    checkpoint_store *store = nine();
+    assert_true(checkpoint_set_aside(store, 90, &why));
+    assert_string_equal(left(), "123456789");
+    assert_true(checkpoint_set_aside(store, 70, &why));
+    assert_string_equal(left(), "1234567");
+    assert_false(is_aside(70));
+    assert_true(is_aside(80) && is_aside(90));
+    assert_int_equal(newest_sound(), 70);
     assert_true(checkpoint_prune(store, 2, 0, &why));
-    assert_string_equal(left(), "23456789");
-    save(store, 60, 2);
-    assert_true(checkpoint_prune(store, 1, 0, &why));
-    assert_string_equal(left(), "6789");
-    save(store, 90, 2);
-    assert_true(checkpoint_prune(store, 1, 0, &why));
-    assert_string_equal(left(), "9");
+    assert_string_equal(left(), "67");
+    save(store, 90, 2); // and is passed over, too
+    assert_true(checkpoint_set_aside(store, 70, &why));
+    assert_string_equal(left(), "67");
+    checkpoint_store_close(store);
+    store = open_store(); // which tidies up
+    assert_true(is_aside(80) && is_aside(90));
+    assert_true(checkpoint_set_aside(store, -1, &why));
+    assert_string_equal(left(), "");
+    assert_true(is_aside(70));
     checkpoint_store_close(store);
 }
 
@@ -884,7 +896,7 @@ int main(void) {
         cmocka_unit_test(test_leftovers),
         cmocka_unit_test(test_begin_and_abandon),
         cmocka_unit_test(test_prune),
-        cmocka_unit_test(test_prune_below_newer_ones),
+        cmocka_unit_test(test_set_aside),
         cmocka_unit_test(test_prune_that_cannot),
         cmocka_unit_test(test_file_size_limit),
         cmocka_unit_test(test_full_disk),

@@ -392,6 +392,9 @@ class Export(Case):
             with open(self.path("damaged.bin"), "wb") as file:
                 file.write(content)
             self.convert("--export", self.path("damaged.bin"), "--out", self.path("out"), status=1)
+        error = self.convert("--export", self.directory, "--out", self.path("out"), status=1)
+        self.assertIn("is a directory", error)
+        self.assertIn("model.bin", error)
         self.assertFalse(os.path.exists(self.path("out")))
 
     def test_nothing_is_overwritten_or_left(self):

@@ -4,6 +4,8 @@
 #include "data/log.h"
 #include <cjson/cJSON.h>
 #include <float.h>
+#include <signal.h>
+#include <sys/resource.h>
 #include <math.h>
 
 // The whole log so far, which is complete after each log_end; the caller frees it.
@@ -13,6 +15,25 @@ static char *written(void) {
     assert_non_null(text);
     assert_int_equal(strlen(text), size);
     return text;
+}
+
+static int no_log(void **state) {
+    (void)state;
+    static const char *const names[] = {"log", "log.1", "log.2"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) unlink(scratch_path(names[i]));
+    return 0;
+}
+
+static void write_log(const char *text) {
+    scratch_write("log", text, strlen(text));
+}
+
+static void assert_holds(const char *name, const char *expected) {
+    size_t size;
+    char *text = scratch_read(scratch_path(name), &size);
+    assert_non_null(text);
+    assert_string_equal(text, expected);
+    free(text);
 }
 
 static void test_lines(void **state) {
@@ -33,10 +54,53 @@ static void test_lines(void **state) {
     text = written();
     assert_string_equal(strchr(text, '\n') + 1, "{\"event\":\"end\"}\n");
     free(text);
-    log_close(log_open(scratch_path("log"))); // truncates
-    text = written();
-    assert_string_equal(text, "");
-    free(text);
+}
+
+// A log that is there stays, under another name.
+static void test_an_earlier_log(void **state) {
+    (void)state;
+    write_log("first\n");
+    log_close(log_open(scratch_path("log")));
+    assert_holds("log", "");
+    assert_holds("log.1", "first\n");
+    log_close(log_open(scratch_path("log"))); // an empty one is taken
+    write_log("second\n");
+    logfile *log = log_open(scratch_path("log"));
+    assert_true(log_empty(log));
+    assert_holds("log.1", "first\n");
+    assert_holds("log.2", "second\n");
+    ASSERT_DIES(log_open(scratch_path("log")), "another run writes log", "--log");
+    ASSERT_DIES(log_continue(scratch_path("log"), 1, true), "another run writes log");
+    log_close(log);
+    assert_int_equal(scratch_entries(), 3);
+    log_close(log_continue(scratch_path("log"), 1, true));
+}
+
+// Of a line that cannot be written nothing is left, and the next one is tried again.
+static void test_no_room(void **state) {
+    (void)state;
+    struct rlimit before, tight = {40, RLIM_INFINITY};
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
+    signal(SIGXFSZ, SIG_IGN);
+    tight.rlim_max = before.rlim_max;
+    logfile *log = log_open(scratch_path("log"));
+    for (int line = 0; line < 4; line++) {
+        setrlimit(RLIMIT_FSIZE, line == 1 || line == 2 ? &tight : &before);
+        log_begin(log, "some line");
+        log_int(log, "number", line);
+        log_end(log);
+    }
+    setrlimit(RLIMIT_FSIZE, &before);
+    assert_int_equal(log_missing(log), 2);
+    log_close(log);
+    assert_holds("log", "{\"event\":\"some line\",\"number\":0}\n"
+                        "{\"event\":\"some line\",\"number\":3}\n");
+    if (access("/dev/full", W_OK) != 0) return;
+    log = log_open("/dev/full");
+    log_begin(log, "x");
+    log_end(log);
+    assert_int_equal(log_missing(log), 1);
+    log_close(log);
 }
 
 static void test_null_log(void **state) {
@@ -147,24 +211,10 @@ static void test_errors(void **state) {
     log_begin(log, "x");
     ASSERT_DIES(log_begin(log, "y"), "y begins within another line");
     log_close(log); // an open line is given up
-    if (access("/dev/full", W_OK) != 0) return;
-    log = log_open("/dev/full");
-    log_begin(log, "x");
-    ASSERT_DIES(log_end(log), "/dev/full cannot be written", "No space left");
-    log_close(log);
+    assert_int_equal(log_missing(NULL), 0);
 }
 
 // --- going on ---
-
-static int no_log(void **state) {
-    (void)state;
-    unlink(scratch_path("log"));
-    return 0;
-}
-
-static void write_log(const char *text) {
-    scratch_write("log", text, strlen(text));
-}
 
 // What is left of a log when the run goes on, and one line more.
 static void assert_continues(const char *before, int64_t step, bool watched, const char *kept) {
@@ -270,12 +320,14 @@ static void test_continue_nothing(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_lines),
+        cmocka_unit_test_setup(test_lines, no_log),
         cmocka_unit_test(test_null_log),
-        cmocka_unit_test(test_numbers),
-        cmocka_unit_test(test_not_finite),
-        cmocka_unit_test(test_utf8),
-        cmocka_unit_test(test_errors),
+        cmocka_unit_test_setup(test_numbers, no_log),
+        cmocka_unit_test_setup(test_not_finite, no_log),
+        cmocka_unit_test_setup(test_utf8, no_log),
+        cmocka_unit_test_setup(test_errors, no_log),
+        cmocka_unit_test_setup(test_an_earlier_log, no_log),
+        cmocka_unit_test_setup(test_no_room, no_log),
         cmocka_unit_test_setup(test_continue, no_log),
         cmocka_unit_test_setup(test_continue_unwatched, no_log),
         cmocka_unit_test_setup(test_continue_damaged, no_log),

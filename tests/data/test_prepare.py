@@ -39,9 +39,11 @@ class Files(PrepareCase):
     def test_several_inputs_are_one_text(self):
         sizes = {"b": 50, "a": 30, "c": 20, "empty": 0}
         paths = [self.write(name, name * size) for name, size in sizes.items()]
-        self.prepare("--input", *paths, "--val-fraction", 0.3)
-        self.assertEqual(bytes(self.all_tokens("train")), b"b" * 50 + b"a" * 20)
-        self.assertEqual(bytes(self.all_tokens("val")), b"a" * 10 + b"c" * 20)
+        for inputs in (["--input", *paths], ["--input", *paths[:1], "--input", *paths[1:]]):
+            with self.subTest(inputs=inputs):
+                self.prepare(*inputs, "--val-fraction", 0.3)
+                self.assertEqual(bytes(self.all_tokens("train")), b"b" * 50 + b"a" * 20)
+                self.assertEqual(bytes(self.all_tokens("val")), b"a" * 10 + b"c" * 20)
 
     def test_split_keeps_characters_whole(self):
         text = "€" * 100  # three bytes each
@@ -75,6 +77,7 @@ class Errors(PrepareCase):
         none = self.path("none")
         self.assertIn("No such file or directory: " + none, self.refused("--input", none))
         self.assertIn("is a directory", self.refused("--input", self.directory))
+        self.assertIn("is not a file", self.refused("--input", os.devnull))
         self.assertIn("the input is empty", self.refused("--input", self.write("a", "")))
         self.assertIn("too small to split", self.refused("--input", self.write("a", "x")))
         self.assertEqual(self.listing(), [])
@@ -122,17 +125,19 @@ class Errors(PrepareCase):
         script = ("import os, runpy, sys, time; sys.argv = sys.argv[1:];"
                   "os.fsync = lambda file: (print('written', flush=True), time.sleep(60));"
                   "runpy.run_path(sys.argv[0], run_name='__main__')")
-        child = subprocess.Popen([sys.executable, "-c", script, SCRIPT, "--input", text, "--out", self.out],
-                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                 # Tests in the background of a shell inherit that it ignores SIGINT.
-                                 preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
-        self.assertEqual(child.stdout.readline(), "written\n")
-        self.assertNotEqual(self.listing(), [])  # a temporary file
-        child.send_signal(signal.SIGINT)
-        _, error = child.communicate(timeout=60)
-        self.assertEqual(child.returncode, 130)
-        self.assertIn("nothing was changed", error)
-        self.assertEqual(self.listing(), [])
+        for number, status in (signal.SIGINT, 130), (signal.SIGTERM, 143):
+            with self.subTest(number=number):
+                child = subprocess.Popen([sys.executable, "-c", script, SCRIPT, "--input", text, "--out", self.out],
+                                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                         # Tests in the background of a shell inherit that it ignores SIGINT.
+                                         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+                self.assertEqual(child.stdout.readline(), "written\n")
+                self.assertNotEqual(self.listing(), [])  # a temporary file
+                child.send_signal(number)
+                _, error = child.communicate(timeout=60)
+                self.assertEqual(child.returncode, status, error)
+                self.assertEqual("nothing was changed" in error, number == signal.SIGINT)
+                self.assertEqual(self.listing(), [])
 
 
 class Pieces(unittest.TestCase):

@@ -22,9 +22,9 @@ static void append_values(void *writer, const float *values, int64_t count) {
 }
 
 static overlap parse_overlap(const char *mode, const char *route, const char *slices) {
-    overlap how = {.route = strcmp(route, "direct") == 0 ? CF_DIRECT : CF_RING, .slices = atoi(slices)};
-    for (int m = CF_MODE_NONE; m <= CF_MODE_NOWIRE; m++)
-        if (strcmp(mode, cf_mode_name((cf_mode)m)) == 0) how.mode = (cf_mode)m;
+    overlap how = {.slices = atoi(slices)};
+    if (!cf_mode_of(mode, &how.mode) || !cf_route_of(route, &how.route))
+        cf_die(NULL, "no mode %s, or no route %s", mode, route);
     return how;
 }
 

@@ -68,6 +68,16 @@ class Compare(Logs):
         self.assertEqual(done.returncode, 1)
         self.assertIn("losses differ by 2.5e-03", done.stderr)
 
+    def test_losses_of_zero(self):
+        done = self.script(*self.compare(log_of([5, 0]), log_of([5, 0])))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        done = self.script(*self.compare(log_of([5, 4]), log_of([5, 0])))
+        self.assertIn("losses differ by 1.0e+00", done.stderr)
+
+    def test_one_name_for_two(self):
+        script, first, _ = self.compare(log_of([5]), log_of([4]))
+        self.fails("the same name", script=(script, first, first))
+
     def test_no_loss_at_all(self):
         self.fails("no step with a loss in the log of b", script=self.compare(log_of(LOSSES), log_of([None])))
 

@@ -29,7 +29,7 @@ def directory(out, step):
 
 def steps_in(out, killed=False):
     """The checkpoints in a directory; and, unless the run was killed, nothing unfinished is beside them."""
-    names = [name for name in os.listdir(out) if name.startswith("step_")]
+    names = [name for name in os.listdir(out) if name.startswith("step_") and not name.endswith(".damaged")]
     unfinished = [name for name in names if not name[5:].isdigit()]
     assert killed or not unfinished, unfinished
     return sorted(int(name[5:]) for name in names if name not in unfinished)

@@ -131,24 +131,32 @@ class Damage(checkpoints.Case):
         result = self.goes_on(out, 0, *paths, force=True)
         self.assertIn(f"none of the checkpoints in {out} is sound: a run begins anew there", result.err, str(result))
 
-    def test_new_checkpoints_are_kept_beside_newer_damaged_ones(self):
-        """A run that has begun anew ends before it has come to the damaged steps: what it has saved is there, and they
-        are as they were. They go when the run has passed them."""
-        more = dict(schedule="constant")  # may be made longer
-        before, log = self.undisturbed(2, 1, **more)
+    def test_what_was_passed_over_counts_no_more(self):
+        """A checkpoint that looks complete and is not is set aside, for a person to look at: the sound ones are kept until
+        there are as many newer ones, however often the run ends."""
+        more = dict(schedule="constant", save_every=1, tp=2)  # may be made longer
+        before, log = self.undisturbed(2, 1, schedule="constant")
         out = self.with_only(before, OLD, NEW)
         for step in (OLD, NEW):
             checkpoints.damage(os.path.join(checkpoints.directory(out, step), "rank_00001.safetensors"), 0.5)
         damaged = {step: checkpoints.saved_bytes(out, step) for step in (OLD, NEW)}
         path = self.fresh("log.jsonl")
-        self.run_with(tp=2, out=out, log=path, save_every=1, steps=3, force=True, **more)
-        self.assertEqual(checkpoints.steps_in(out), [2, 3, OLD, NEW])
+        result = self.run_with(out=out, log=path, steps=3, force=True, **more)
         for step, content in damaged.items():
-            self.assertTrue(checkpoints.saved_bytes(out, step) == content, step)
-        result = self.run_with(tp=2, out=out, log=path, save_every=1, steps=6, **more)
+            aside = checkpoints.directory(out, step) + ".damaged"
+            self.assertIn(f"note: it stays as {aside}\n", result.err)
+            found = {name: checkpoints.read_bytes(aside, name) for name in content}
+            self.assertTrue(found == content, step)
+        self.assertEqual(checkpoints.steps_in(out), [2, 3])
+        result = self.run_with(out=out, log=path, steps=NEW, **more)
         self.assertIn(f"resume    from step 3 in {out}", result.out)
-        self.assertEqual(checkpoints.steps_in(out), [5, 6, NEW])
-        self.run_with(tp=2, out=out, log=path, save_every=1, **more)
+        self.assertNotIn("passed over", result.err)
+        self.assertEqual(checkpoints.steps_in(out), [NEW - 1, NEW])
+        checkpoints.damage(os.path.join(checkpoints.directory(out, NEW), "rank_00000.safetensors"), 0.5)
+        result = self.run_with(out=out, log=path, steps=NEW + 1, **more | dict(save_every=0))
+        self.assertIn(f"resume    from step {NEW - 1} in {out}", result.out)
+        self.assertEqual(checkpoints.steps_in(out), [NEW - 1, NEW + 1], "two that are sound")
+        self.run_with(out=out, log=path, **more)
         self.assertEqual(checkpoints.steps_in(out), [9, 10])
         self.assertEqual([s["loss"] for s in harness.events(harness.read_log(path), "step")],
                          [s["loss"] for s in harness.events(harness.read_log(log), "step")])

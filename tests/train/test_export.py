@@ -103,6 +103,14 @@ class Export(checkpoints.Case):
                 self.assertFalse(os.path.exists(file))
         shutil.rmtree(checkpoints.directory(out, 7))
         self.export(out)
+        damaged = os.path.join(checkpoints.directory(out, 4), "rank_00001.safetensors")
+        shutil.copytree(checkpoints.directory(self.undisturbed(2, 1, strategy="tpsp", **CONSTANT)[0], 7),
+                        checkpoints.directory(out, 7))
+        checkpoints.damage(damaged, 0.5)
+        result = self.export(out, 4, status=1)
+        self.assertFails(result, "step 4", "cannot be exported", damaged)
+        self.assertNotIn("none of", result.err)
+        self.export(out)
 
 
 if __name__ == "__main__":

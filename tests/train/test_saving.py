@@ -62,12 +62,12 @@ class Refusals(checkpoints.Case):
         self.refused("--lr 0.001 (the checkpoint: 0.003)", ranks=2, tp=2, lr=1e-3)
 
     def test_other_data(self):
-        self.refused("--train-tokens 289 (the checkpoint: 865)", train=self.tokens)
+        self.refused("tokens of --train 289 (the checkpoint: 865)", train=self.tokens)
 
     def test_other_data_of_the_same_size(self):
         path = self.fresh("train.bin")
         reference.write_tokens(path, harness.random_tokens(3 * self.samples * self.T + 1, self.shape.V, seed=4))
-        self.refused("--train-fingerprint", "(the checkpoint: ", "--force", train=path)
+        self.refused("content of --train", "(the checkpoint: ", "--force", train=path)
 
     def test_resume_no(self):
         self.refused("--resume no", f"a checkpoint of step {AT}", resume="no")
@@ -87,8 +87,8 @@ class Refusals(checkpoints.Case):
         padded = self.fresh("model.bin")
         shape = dataclasses.replace(self.shape, Vp=110)
         reference.write_model(padded, shape, reference.random_model(shape))
-        self.refused("another model", "--padded-vocab 110 (the checkpoint: 128)", init_from=padded)
-        self.refused("another model", f"--positions {self.T} (the checkpoint: 48)", force=True, **more)
+        self.refused("another model", "rows of the vocabulary with padding 110 (the checkpoint: 128)", init_from=padded)
+        self.refused("another model", f"--seq, the model's positions {self.T} (the checkpoint: 48)", force=True, **more)
 
     def test_forced(self):
         """Goes on with the new options: what it does then is what they say."""
@@ -260,6 +260,26 @@ class Disk(checkpoints.Case):
         self.assertFails(result, "model.bin", "No space left on device")
         result = self.run_with(dp=2, out=out)
         self.assertIn(f"resume    from step {self.steps}", result.out)
+        self.assertSameEnd(out, expected)
+
+    def test_a_log_that_cannot_be_written(self):
+        """Training is worth more than its log: all is trained and saved, and the status says that something is missing."""
+        expected, _ = self.undisturbed(1, 2)
+        out, log = self.fresh("out"), self.fresh("log.jsonl")
+        result = self.start(dp=2, out=out, log=log, env=self.full(0, "log.jsonl")).wait()
+        self.assertEqual(result.status, 1, str(result))
+        self.assertEqual(result.err.count(f"warning: log {log} cannot be written: No space left on device"), 1, str(result))
+        self.assertRegex(result.err, rf"error: log {log} lacks \d\d lines")
+        self.assertSameEnd(out, expected)
+        self.assertEqual(checkpoints.read_bytes(log), b"")
+
+    @unittest.skipUnless(os.path.exists("/dev/full"), "no /dev/full")
+    def test_a_trace_that_cannot_be_written(self):
+        expected, _ = self.undisturbed(1, 2)
+        out = self.fresh("out")
+        result = self.start(dp=2, out=out, trace="/dev/full").wait()
+        self.assertEqual(result.status, 1, str(result))
+        self.assertRegex(result.err, "warning: trace /dev/full could not be written: No space left on device")
         self.assertSameEnd(out, expected)
 
     def test_a_signal_and_no_space(self):

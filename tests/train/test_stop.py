@@ -5,6 +5,7 @@ Open MPI's mpirun passes SIGUSR1 on. Told to end (SIGTERM, SIGINT), it sends SIG
 default a second each, and its own status is no longer that of the ranks.
 """
 # limit: 240
+import json
 import os
 import re
 import signal
@@ -129,6 +130,13 @@ class Stop(Stopping):
         self.assertEqual(found[-1]["starts"], 3)
         self.assertGreater(found[-1]["redo_s"], 0)
 
+    def test_a_timeline_so_far(self):
+        out, log, trace = self.fresh("out"), self.fresh("log.jsonl"), self.fresh("trace.json")
+        end = self.stop(signal.SIGTERM, 0, out, log, tp=2, trace=trace, trace_steps=f"2:{self.steps}")
+        with open(trace, encoding="utf-8") as file:
+            steps = {event["args"]["step"] for event in json.load(file)["traceEvents"] if event["ph"] == "X"}
+        self.assertEqual(steps, set(range(2, end)))
+
     def test_the_second_signal(self):
         """Rank 0 waits for one that is frozen: the first signal changes nothing, nor do its repeats; the next ends it."""
         out, log = self.fresh("out"), self.fresh("log.jsonl")
@@ -161,6 +169,45 @@ class Stop(Stopping):
         self.assertEqual(result.status, 1, str(result))
         self.assertFails(result, "nothing was saved", "Terminated", "--out")
 
+    def started_into_a_pipe(self, out, log, fill=0):
+        """A start that prints into a pipe, and the end that nobody reads."""
+        reads, writes = os.pipe()
+        os.write(writes, bytes(fill))
+        options = harness.options(**self.recipe(out=out, log=log))
+        started = harness.Run(options, wrapper=("sh", "-c", f'exec "$@" >&{writes}', "sh"), pass_fds=(writes,))
+        self.addCleanup(started.close)
+        os.close(writes)
+        return started, reads
+
+    def test_who_reads_has_gone(self):
+        """As `| tee` does on Ctrl-C, before the run is told."""
+        expected = self.undisturbed(1, 1, save_every=0)
+        out, log = self.fresh("out"), self.fresh("log.jsonl")
+        started, reads = self.started_into_a_pipe(out, log)
+        harness.wait_until(lambda: started.ended() or len(self.steps_of(log)) >= 5, 30, "some steps")
+        os.close(reads)
+        os.kill(started.process.pid, signal.SIGINT)
+        result = started.wait()
+        self.assertEqual(result.status, checkpoints.STOPPED, str(result))
+        self.goes_on(out, log, expected, 2)
+
+    def test_nobody_reads(self):
+        """The pipe is full before long; the run goes on without what it would print, and stops when it is told."""
+        expected = self.undisturbed(1, 1, save_every=0)
+        out, log = self.fresh("out"), self.fresh("log.jsonl")
+        started, reads = self.started_into_a_pipe(out, log, fill=14 << 12)  # of its sixteen pages
+        harness.wait_until(lambda: started.ended() or len(self.steps_of(log)) >= 90, 60, "more steps than it can print")
+        os.kill(started.process.pid, signal.SIGINT)
+        harness.wait_until(lambda: checkpoints.newest(out), 30, "a checkpoint")
+        printed = b""
+        while more := os.read(reads, 1 << 16):
+            printed += more
+        os.close(reads)
+        result = started.wait()
+        self.assertEqual(result.status, checkpoints.STOPPED, str(result))
+        self.assertLess(printed.count(b"MFU"), len(self.steps_of(log)))
+        self.goes_on(out, log, expected, 2)
+
     def test_in_the_last_step_it_is_done(self):
         """A signal that comes too late to stop anything: the run ends as it would have."""
         expected = self.undisturbed(1, 1, save_every=0)
@@ -180,9 +227,8 @@ class Stop(Stopping):
 @unittest.skipUnless(launcher.open_mpi(), "only Open MPI's mpirun is known this well")
 class Mpirun(Stopping):
     """mpirun is told to end. It takes a second until the ranks hear of it, and more to save would take a larger
-    odls_base_sigkill_timeout. Meanwhile it sleeps and reads nothing: a rank that has printed some 18 kB waits in its
-    write until it is killed. So these steps are longer, and fewer than 160 in that second."""
-    samples, steps = 64, 160
+    odls_base_sigkill_timeout. Meanwhile it sleeps and reads nothing: after some 160 lines rank 0 goes on without printing."""
+    steps = 600
 
     def test_ended_by_mpirun(self):
         expected = self.undisturbed(2, 1, save_every=0)

@@ -280,7 +280,7 @@ class DryRun(harness.Case):
     def test_any_mesh_on_one_process(self):
         for tp, dp in ((1, 1), (2, 1), (1, 8), (12, 4)):
             with self.subTest(tp=tp, dp=dp):
-                self.dry(tp=tp, dp=dp, batch=8 * dp)
+                self.assertNotIn("\ncores ", self.dry(tp=tp, dp=dp, batch=8 * dp))  # of which mesh?
 
     def test_large_model_takes_no_memory_and_no_time(self):
         result = harness.run(harness.options(model="d48", tp=5, dp=64, seq=1000, vocab=50257, micro_batch=8,
