@@ -53,6 +53,8 @@ LIBS    := -ldnnl $(CJSON) $(MPI_LIBS) -lpthread -lm
 bootstrap := commfuse/bootstrap.c commfuse/bootstrap_mpi.c
 commfuse := $(patsubst %.c,$(B)/%.o,$(filter-out $(bootstrap),$(wildcard commfuse/*.c)))
 gemm_bf16 := $(wildcard layers/gemm_bf16*.c)
+# What GPUs have no use for, beside the twins of what is theirs.
+cpu_alone := $(addprefix commfuse/,device_cpu.c transport_mpi.c flights_mpi.c) $(wildcard layers/gemm*.c)
 layers   := $(patsubst %.c,$(B)/%.o,$(filter-out layers/gemm_ref.c $(gemm_bf16),$(wildcard layers/*.c)))
 data     := $(patsubst %.c,$(B)/%.o,$(wildcard data/*.c))
 program  := $(commfuse) $(layers) $(data)
@@ -160,7 +162,7 @@ include tests/fuzz/fuzz.mk
 NVCCFLAGS := -std=c++17 -O3 -lineinfo $(CUDA_ARCH) -Xcompiler -Wall,-Wextra -Xptxas --warn-on-spills \
              $(if $(WERROR),-Werror all-warnings -Xcompiler -Werror -Xptxas --warning-as-error)
 cuda_sources := $(wildcard commfuse/*.cu layers/*.cu)
-twinned := $(cuda_sources:%.cu=%.c) commfuse/device_cpu.c commfuse/transport_mpi.c commfuse/flights_mpi.c layers/gemm.c layers/gemm_ref.c $(gemm_bf16)
+twinned := $(cuda_sources:%.cu=%.c) $(cpu_alone)
 shared_sources := $(filter-out $(twinned),$(wildcard commfuse/*.c layers/*.c))
 data_objects := $(patsubst %.c,%.o,$(wildcard data/*.c)) # what needs cJSON and xxHash, which layers do without
 gpu_objects := $(cuda_sources:%.cu=%.cuda.o) $(shared_sources:%.c=%.o)
@@ -274,9 +276,9 @@ compile_commands.json: Makefile $(wildcard */*.c tests/*/*.c)
 
 formatted = $(wildcard train_gpt.cu */*.h */*.c */*.cu tests/*/*.c tests/*/*.cu tests/*/*.h tests/*/*.cc)
 format: ## clang-format every C and CUDA file
-	clang-format -i $(formatted)
+	@clang-format -i $(formatted)
 format-check: ## say what `make format` would change
-	clang-format --dry-run --Werror $(formatted)
+	@clang-format --dry-run --Werror $(formatted)
 
 clean: ## remove everything that was built
 	rm -rf build train_gpt train_gpt_bf16 $(name_bf16) $(name_fp32) compile_commands.json

@@ -33,7 +33,10 @@ typedef enum { CF_ALLGATHER, CF_REDUCE_SCATTER, CF_ALLTOALL } cf_operation;
 typedef enum { CF_NO_COMPUTE, CF_COMPUTE_BEFORE, CF_COMPUTE_AFTER, CF_COMPUTE_BOTH } cf_side;
 // Those in front of NOWIRE move data, and tests hold them against each other.
 typedef enum { CF_MODE_NONE, CF_MODE_SLICE, CF_MODE_COMMFUSE, CF_MODE_NOWIRE, CF_MODES } cf_mode;
-typedef enum { CF_RING, CF_DIRECT, CF_ROUTES } cf_route; // all-to-all: both send straight to the owner
+// Who passes a slice on to whom; all-to-all: both send straight to the owner. The order of a reduce-scatter's sums does not
+// depend on it, nor the order in which an all-gather's slices are worked on (rank r: its own, then those of r − 1, r − 2, …):
+// all routes give the same bits.
+typedef enum { CF_RING, CF_DIRECT, CF_ROUTES } cf_route;
 
 typedef enum { CF_COMPUTE, CF_EXCHANGE, CF_ADD, CF_COPY, CF_COLLECTIVE } cf_step_kind;
 typedef enum { CF_FULL, CF_STAGE, CF_RESULT } cf_buffer;
@@ -55,7 +58,8 @@ typedef struct cf_step {
     // ADD:     at = at + from.   COPY: at = from (the own slices of an all-to-all without compute).
     // EXCHANGE: sends `from`, receives into `at`.   COLLECTIVE: from → at
     cf_place at, from;
-    // EXCHANGE: group ranks; -1: this half is absent. Slice numbers name what travels (message tags):
+    // EXCHANGE: one send, one receive; between GPUs those of a group run one after another, in the order posted.
+    // Group ranks; -1: this half is absent. Slice numbers name what travels (message tags):
     // all-gather and reduce-scatter: of FULL; all-to-all: destination · m + k on both sides.
     int send_to, send_slice;
     int recv_from, recv_slice;

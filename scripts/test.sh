@@ -33,10 +33,7 @@ give_up() {
     exit 1
 }
 
-if ! scripts/install_deps.sh --bpe; then
-    scripts/install_deps.sh >/dev/null 2>&1 || give_up "something that building or testing needs is missing, see above"
-    echo "the tests of the GPT-2 encoding will be skipped"
-fi
+scripts/install_deps.sh || give_up "something that building or testing needs is missing, see above"
 
 # Make's own variables, if this is `make test`, would make the inner make a child of a job server that is not there.
 unset MAKEFLAGS MFLAGS MAKELEVEL
@@ -44,6 +41,9 @@ variant=${san:+san-${san//,/-}}
 build=build/${variant:-release}
 run=("$(scripts/find_python.sh)" tests/run.py --build "$build" --only "$only" --jobs "$jobs")
 [ -z "$list" ] || exec "${run[@]}" --list
+if "${run[@]}" --need-venv; then
+    scripts/install_deps.sh --bpe || echo "the tests of the GPT-2 encoding will be skipped"
+fi
 targets=build-tests
 if [ -n "$only" ] || [ "$san" = thread ]; then
     targets=$("${run[@]}" --targets) || give_up "there is nothing to run"

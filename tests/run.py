@@ -82,8 +82,15 @@ def discover():
 
 
 def has_case(program, pattern):
+    """Of its own, or inherited from a module beside it."""
     with open(program.source, encoding="utf-8") as file:
-        return any(matches(name, pattern) for name in re.findall(r"\b(\w*test\w*|\w+)\s*\(", file.read()))
+        texts = [file.read()]
+    for module in re.findall(r"^import (\w+)$", texts[0], re.MULTILINE):
+        path = os.path.join(os.path.dirname(program.source), f"{module}.py")
+        if program.python and os.path.exists(path):
+            with open(path, encoding="utf-8") as file:
+                texts.append(file.read())
+    return any(matches(name, pattern) for name in re.findall(r"\b(\w*test\w*|\w+)\s*\(", "".join(texts)))
 
 
 def matches(name, pattern):
@@ -98,8 +105,12 @@ def select(programs, only, sanitizers):
         programs = [p for p in programs if p.name.startswith("commfuse/") and not p.python]
     if not only:
         return programs, None
-    # By the file's name, so that "fuse" is test_fuse and not all of commfuse/; by the path if it has a slash.
-    by_name = [p for p in programs if matches(p.name if "/" in only else os.path.basename(p.name), only)]
+    # By the file's name, so that "fuse" is test_fuse and not all of commfuse/; by the path if it has a slash. A whole name
+    # is that program, and not those whose names begin with it.
+    def name(program):
+        return program.name if "/" in only else os.path.basename(program.name)
+
+    by_name = [p for p in programs if name(p) == only] or [p for p in programs if matches(name(p), only)]
     if by_name:
         return by_name, None
     return [p for p in programs if has_case(p, only)], only
@@ -438,6 +449,7 @@ def main():
     parser.add_argument("--jobs", type=int, default=1, help="programs at a time (default 1)")
     parser.add_argument("--list", action="store_true", help="print the programs, run nothing")
     parser.add_argument("--targets", action="store_true", help="print what make has to build, run nothing")
+    parser.add_argument("--need-venv", action="store_true", help="status 0 if one of them needs build/venv, run nothing")
     parser.add_argument("--unittest", nargs="+", help=argparse.SUPPRESS)
     o = parser.parse_args()
     os.chdir(ROOT)
@@ -445,6 +457,8 @@ def main():
         return run_unittest(o.unittest[0], o.unittest[1] if len(o.unittest) > 1 else None)
     sanitizers = os.path.basename(o.build).removeprefix("san-") if "san-" in o.build else ""
     programs, case_pattern = select(discover(), o.only, sanitizers)
+    if o.need_venv:
+        return 0 if any(p.venv for p in programs) else 1
     if not programs:
         print(f"no test matches {o.only!r}" if o.only else "no tests found", file=sys.stderr)
         return 1

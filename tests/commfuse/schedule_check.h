@@ -14,6 +14,8 @@
 //   sum order   reduce-scatter in commfuse adds slice j in the order j+1, j+2, …, j
 //   own slice   compute after: own slices first and behind the first transfer; before: own slices last
 //   arrival     compute after: the other slices in the order in which their transfers were posted
+//   work order  compute after an all-gather, commfuse and nowire: slices of rank r, then of r − 1, r − 2, …, whatever the
+//               route (an all-to-all has the same one on all routes)
 //   tail        no EXCHANGE is posted behind the last COMPUTE; if there is compute before, behind the last of it
 //   begin       begin computes before and posts every transfer, finish computes after (all modes)
 //   fold        a schedule that folds computes its own slices but number m − 1, and no others, onto the sums of all
@@ -730,6 +732,20 @@ static const char *check_arrival(const checker *c, int r) {
     return NULL;
 }
 
+// A computation may add up what it is given (wgrad), and all routes promise the same bits.
+static const char *check_work_order(const checker *c, int r) {
+    const cf_schedule *s = c->schedule[r];
+    for (int i = 0, taken = 0; i < s->count; i++) {
+        const cf_step *step = &s->step[i];
+        if (step->kind != CF_COMPUTE || step->side != CF_COMPUTE_AFTER) continue;
+        int owner = (r - taken / c->slices + c->ranks) % c->ranks;
+        if (step->first != owner * c->slices + taken % c->slices)
+            return violated("work order", r, i, "slice %d is number %d", step->first, taken);
+        taken++;
+    }
+    return NULL;
+}
+
 static const char *check_tail(const checker *c, int r) {
     const cf_schedule *s = c->schedule[r];
     cf_side last = computes(c, CF_COMPUTE_BEFORE) ? CF_COMPUTE_BEFORE : CF_COMPUTE_AFTER;
@@ -772,6 +788,7 @@ static const char *check_order(const checker *c) {
         for (cf_side side = CF_COMPUTE_BEFORE; side <= CF_COMPUTE_AFTER && fused && !property; side++)
             if (computes(c, side)) property = check_own_slice(c, r, side);
         if (!property) property = check_arrival(c, r);
+        if (!property && fused && c->operation == CF_ALLGATHER) property = check_work_order(c, r);
         if (!property && fused) property = check_tail(c, r);
         if (!property) property = check_begin(c, r);
         if (!property) property = check_fold(c, r);

@@ -664,6 +664,8 @@ static const struct fault {
     {FAULT(later_first), "arrival", BOTH_A2A, FUSED, CF_DIRECT, 4, 2},
     {FAULT(later_first), "arrival", BOTH_A2A, SLICED, CF_DIRECT, 4, 3},
     {FAULT(later_first), "arrival", AG, FUSED, CF_RING, 4, 1},
+    {FAULT(later_first), "work order", AG, CF_MODE_NOWIRE, CF_DIRECT, 4, 2},
+    {FAULT(later_first), "work order", AG, CF_MODE_NOWIRE, CF_RING, 3, 1},
     {FAULT(transfer_behind_compute), "tail", BOTH_A2A, FUSED, CF_DIRECT, 4, 1},
     {FAULT(transfer_behind_compute), "tail", BOTH_A2A, FUSED, CF_RING, 4, 4},
     {FAULT(begin_less), "begin", RS, FUSED, CF_DIRECT, 4, 1},
@@ -770,14 +772,15 @@ static void every_order_on_one_wire(const set *first, const set *second) {
 static void two_operations_on_one_wire(void **state) {
     (void)state;
     static const int sizes[] = {2, 3, 4, 5, 8, 16};
+    static const cf_mode modes[] = {CF_MODE_COMMFUSE, CF_MODE_SLICE};
+    enum { HOWS = 2 * CF_ROUTES }; // modes, routes
     for (int a = 0; a < KINDS; a++)
         for (int b = 0; b < KINDS; b++)
             for (size_t n = 0; n < sizeof sizes / sizeof *sizes; n++)
-                for (int how = 0; how < 16; how++) { // routes, modes
-                    cf_mode mode[2] = {how & 1 ? CF_MODE_SLICE : CF_MODE_COMMFUSE,
-                                       how & 2 ? CF_MODE_SLICE : CF_MODE_COMMFUSE};
-                    set first = set_create(kinds[a], mode[0], how & 4 ? CF_RING : CF_DIRECT, sizes[n], 1);
-                    set second = set_create(kinds[b], mode[1], how & 8 ? CF_RING : CF_DIRECT, sizes[n], 3);
+                for (int how = 0; how < HOWS * HOWS; how++) {
+                    const int x = how / HOWS, y = how % HOWS;
+                    set first = set_create(kinds[a], modes[x % 2], (cf_route)(x / 2), sizes[n], 1);
+                    set second = set_create(kinds[b], modes[y % 2], (cf_route)(y / 2), sizes[n], 3);
                     every_order_on_one_wire(&first, &second);
                     set_free(&first), set_free(&second);
                 }
@@ -828,9 +831,9 @@ static void checksums_on_the_wire(void **state) {
     for (int a = 0; a < KINDS; a++)
         for (int b = 0; b < KINDS; b++)
             for (size_t n = 0; n < sizeof sizes / sizeof *sizes; n++)
-                for (int how = 0; how < 4; how++) { // routes
-                    set first = set_with_checksums(kinds[a], how & 1 ? CF_RING : CF_DIRECT, sizes[n], 1);
-                    set second = set_with_checksums(kinds[b], how & 2 ? CF_RING : CF_DIRECT, sizes[n], 3);
+                for (int how = 0; how < CF_ROUTES * CF_ROUTES; how++) {
+                    set first = set_with_checksums(kinds[a], (cf_route)(how / CF_ROUTES), sizes[n], 1);
+                    set second = set_with_checksums(kinds[b], (cf_route)(how % CF_ROUTES), sizes[n], 3);
                     every_order_on_one_wire(&first, &second);
                     copy_free(&first), copy_free(&second);
                 }
@@ -926,6 +929,22 @@ static void every_fault_on_the_wire_is_named(void **state) {
     }
 }
 
+static void names_lead_back(void **state) {
+    (void)state;
+    for (int i = 0; i < CF_ROUTES; i++) {
+        cf_route route = CF_ROUTES;
+        assert_true(cf_route_of(cf_route_name((cf_route)i), &route) && (int)route == i);
+    }
+    for (int i = 0; i < CF_MODES; i++) {
+        cf_mode mode = CF_MODES;
+        assert_true(cf_mode_of(cf_mode_name((cf_mode)i), &mode) && (int)mode == i);
+    }
+    cf_route route = CF_DIRECT;
+    cf_mode mode = CF_MODE_SLICE;
+    assert_false(cf_route_of("none", &route) || cf_mode_of("ring", &mode));
+    assert_true(route == CF_DIRECT && mode == CF_MODE_SLICE);
+}
+
 int main(void) {
     struct CMUnitTest tests[] = {
         {"allgather", every_schedule, NULL, NULL, (void *)&kinds[AG_ALONE]},
@@ -941,6 +960,7 @@ int main(void) {
         cmocka_unit_test(every_fault_is_named),
         cmocka_unit_test(nowire_differs),
         cmocka_unit_test(no_step_is_spare),
+        cmocka_unit_test(names_lead_back),
         cmocka_unit_test(two_operations_on_one_wire),
         cmocka_unit_test(checksums_on_the_wire),
         cmocka_unit_test(every_fault_on_the_wire_is_named),

@@ -22,7 +22,7 @@ emulated_cu := $(emulated_flags) -std=gnu++17 -fno-strict-aliasing -fopenmp-simd
                -Wno-shadow -Wno-unknown-pragmas -Wno-missing-field-initializers -Wno-unused-function
 
 emulated_cuda    := $(wildcard commfuse/*.cu layers/*.cu)
-emulated_twinned := $(emulated_cuda:%.cu=%.c) commfuse/device_cpu.c commfuse/transport_mpi.c commfuse/flights_mpi.c layers/gemm.c layers/gemm_ref.c layers/gemm_bf16.c
+emulated_twinned := $(emulated_cuda:%.cu=%.c) $(cpu_alone)
 emulated_shared  := $(filter-out $(emulated_twinned),$(wildcard commfuse/*.c layers/*.c data/*.c))
 emulated_library := $(filter-out tests/emulator/test_% tests/emulator/layers.cc,$(wildcard tests/emulator/*.cc))
 emulated_objects := $(emulated_cuda:%.cu=%.cuda.o) $(emulated_shared:%.c=%.o) $(emulated_library:%.cc=%.o) tests/emulator/layers.o

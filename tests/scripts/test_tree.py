@@ -55,6 +55,15 @@ class Twins(unittest.TestCase):
             with self.subTest(layer=name):
                 self.check(f"{name}.h", f"{name}.c", f"{name}.cu")
 
+    def test_what_has_loops_has_a_twin(self):
+        """Without one, the GPU program would be linked with loops of the host over the device's memory."""
+        for name in sources("layers"):
+            if name.startswith("layers/gemm") or name == "layers/params.c":  # products are libraries'; initial weights the host's
+                continue
+            if name.endswith(".c") and "#pragma omp" in (ROOT / name).read_text():
+                with self.subTest(layer=name):
+                    self.assertTrue(os.path.exists(ROOT / f"{name[:-2]}.cu"))
+
     def test_devices(self):
         self.check("commfuse/device.h", "commfuse/device_cpu.c", "commfuse/device_cuda.cu")
 
