@@ -50,6 +50,7 @@ enum { SAMPLE_TOKENS = 256, PATH_LENGTH = 4096, RANKS_MAX = 1 << 20 };
 enum { EARLY_TIMEOUT_S = 60 };    // of ranks that meet to tell what is wrong with their options
 enum { PATIENCE = 10 };           // times --timeout: how long ranks wait for one that reads or writes files
 enum { STATUS_STOPPED = 75 };     // a signal has ended the run, which is saved: the same command goes on
+enum { WORDS_MIN = 1024 };        // a larger vocabulary is not of bytes
 enum { SAMPLE_STREAM = 1 << 20 }; // of the random numbers, apart from those of the tensors
 
 // What every rank tells the others after a step; the saver's word first.
@@ -490,6 +491,14 @@ static void tell_of_crowd(const trainer *t) {
             cores, ranks);
 }
 
+// A model of words takes bytes without complaint, and its losses mean nothing.
+static void tell_of_bytes(const trainer *t, const tokens *data, const char *option, const char *files) {
+    if (data && t->model.params.shape.V > WORDS_MIN && tokens_look_like_bytes(data))
+        printf("note      --%s %s: these tokens seem to be bytes, the model has %lld words; data/prepare.py "
+               "--encoding gpt2 makes GPT-2's tokens\n",
+               option, files, (long long)t->model.params.shape.V);
+}
+
 static void banner(const trainer *t) {
     const options *o = &t->o;
     const gpt_shape *s = &t->model.params.shape;
@@ -514,6 +523,8 @@ static void banner(const trainer *t) {
         printf("data      %lld tokens in %d files, %lld samples an epoch\n",
                (long long)tokens_count(t->train), tokens_files(t->train),
                (long long)tokens_samples(t->train));
+    tell_of_bytes(t, t->train, "train", o->train);
+    tell_of_bytes(t, t->val, "val", o->val);
     if (t->peak > 0)
         printf("peak      %.3f TFLOP/s over all ranks (%s)\n", t->peak * 1e-12, t->peak_source);
     else if (t->peak_source)

@@ -181,6 +181,16 @@ uint64_t tokens_fingerprint(const tokens *t) {
     return print >> 11;
 }
 
+bool tokens_look_like_bytes(const tokens *t) {
+    for (int i = 0; i < t->count; i++) {
+        const token_file *f = &t->files[i];
+        int64_t some = f->count < FINGERPRINT_TOKENS ? f->count : FINGERPRINT_TOKENS;
+        for (int64_t k = 0; k < some; k++)
+            if (f->tokens[k] > UINT8_MAX || f->tokens[f->count - 1 - k] > UINT8_MAX) return false;
+    }
+    return true;
+}
+
 // --- order -------------------------------------------------------------------------------------------------
 
 // A permutation of [0, 4^half_bits) chosen by key.

@@ -8,6 +8,7 @@
 #ifndef TOKENS_H
 #define TOKENS_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #ifdef __cplusplus
@@ -25,6 +26,8 @@ int64_t tokens_count(const tokens *t);   // tokens in all files
 int tokens_files(const tokens *t);
 // Of the files' sizes and of some tokens at both ends of each: 53 bits, so that a double holds it exactly.
 uint64_t tokens_fingerprint(const tokens *t);
+// Are these all below 256, as bytes are? (Of the text that GPT-2's encoding makes larger ones of, few words are not.)
+bool tokens_look_like_bytes(const tokens *t);
 
 // The `position`-th sample of the training order: position = step · batch + i, any non-negative number.
 int64_t tokens_shuffled(const tokens *t, uint64_t seed, int64_t position);

@@ -229,12 +229,33 @@ static void test_order_is_pinned(void **state) {
     }
 }
 
+static bool look_like_bytes(int count, int first) {
+    empty_scratch();
+    write_good("a", 20, 100);
+    write_good("b", count, first);
+    tokens *t = tokens_open(scratch_path("*"), 4);
+    bool they_do = tokens_look_like_bytes(t);
+    tokens_close(t);
+    return they_do;
+}
+
+static void bytes_look_like_bytes(void **state) {
+    (void)state;
+    assert_true(look_like_bytes(256, 0));
+    assert_false(look_like_bytes(257, 0));
+    assert_false(look_like_bytes(10, 256));
+    assert_false(look_like_bytes(10, 65535)); // the first alone
+    assert_false(look_like_bytes(5000, 62000));
+    empty_scratch();
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_headers),       cmocka_unit_test(test_sample_counts),
-        cmocka_unit_test(test_several_files), cmocka_unit_test(test_vocabulary),
-        cmocka_unit_test(test_permutation),   cmocka_unit_test(test_orders_differ),
-        cmocka_unit_test(test_uniform),       cmocka_unit_test(test_order_is_pinned),
+        cmocka_unit_test(bytes_look_like_bytes), cmocka_unit_test(test_headers),
+        cmocka_unit_test(test_sample_counts),    cmocka_unit_test(test_several_files),
+        cmocka_unit_test(test_vocabulary),       cmocka_unit_test(test_permutation),
+        cmocka_unit_test(test_orders_differ),    cmocka_unit_test(test_uniform),
+        cmocka_unit_test(test_order_is_pinned),
     };
     return cmocka_run_group_tests(tests, scratch_make, scratch_remove);
 }

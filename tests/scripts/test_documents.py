@@ -9,7 +9,7 @@ OTHERS = {  # options of programs that are not ours
     "--hostfile", "--mca", "--mpi", "--no-python", "--nproc-per-node", "--signal",
     "--global-batch-size", "--micro-batch-size", "--tensor-model-parallel-size", "--train-iters"}
 SOURCES = ("*.py", "*.sh", "scripts/mfu_sweep")
-PLACEHOLDERS = {"X", "tool_X", "gradient_X"}  # "write layers/X.h"
+PLACEHOLDERS = {"X", "test_X", "tool_X", "gradient_X"}  # "write layers/X.h"
 NAMED = re.compile(r"\b(?:commfuse|layers|data|scripts|tests)/[\w./-]*\w")
 
 
