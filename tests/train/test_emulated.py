@@ -1,8 +1,9 @@
 """The GPU program without a GPU: its kernels, transports and streams on the emulator (tests/emulator), which is real
 as to the order of things and to every number, and says nothing about speed.
 
-The steps of meshes.py, as many as two saves and two samples need since each takes a second, and the same promises: agreement with one rank and with the reference, and from
-commfuse the same bits by every route, over either transport, and however streams are delayed against one another.
+Steps as in meshes.py, but four, since each takes two seconds, and the same promises: agreement with one rank and with the
+reference, and from commfuse the same bits by every route, over either transport, and however streams are delayed against one
+another.
 """
 # limit: 1800
 # make: emulated-tests
@@ -21,7 +22,7 @@ DELAYS = {"EMULATOR_JITTER": "300", "EMULATOR_SEED": "5"}  # microseconds; order
 
 
 class Emulated(meshes.Training):
-    strategy, steps = "tpsp", 6
+    strategy, steps = "tpsp", 4  # three of warm-up, one behind them
 
     def train(self, ranks=1, timeout=400, **more):  # of four ranks on two cores they take half a minute
         return super().train(ranks, timeout, **more)
@@ -106,9 +107,13 @@ class Emulated(meshes.Training):
                     more = dict(transport=transport, **meshes.commfuse(route, 2))
                     self.assertEqual(self.bits(*mesh, check_wire=True, **more), self.bits(*mesh, **more))
 
+
+class Watched(meshes.Training):
+    strategy, steps = "tpsp", 6  # for two saves and two samples
+
     def test_saves_validates_and_samples(self):
         out = self.fresh("out")
-        log = self.logged(2, 2, out=out, val=self.tokens, val_every=3, sample_every=3, save_every=3,
+        log = self.logged(2, 2, out=out, timeout=400, val=self.tokens, val_every=3, sample_every=3, save_every=3,
                           **meshes.commfuse("direct", 3))
         self.assertSameTraining(harness.events(log, "step"))
         self.assertEqual(len(harness.events(log, "val")), 3)

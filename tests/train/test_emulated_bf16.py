@@ -12,6 +12,7 @@ import harness
 
 
 class Bf16(halves.Training):
+    steps = 4  # of a second each
     wires = dict(transport="nccl", route="ring"), dict(transport="ipc", route="direct")
     others = dict(transport="nccl", overlap="none"),
 
