@@ -203,11 +203,11 @@ static void make_batch(trainer *t) {
 
 static gpt_shape shape_of_file(trainer *t) {
     const char *fixed[] = {"model", "layers", "channels", "heads", "vocab"};
+    t->start = model_file_open(t->o.init_from);
     for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++)
         if (options_given(&t->o, fixed[i]))
             cf_die_together("leave that option away", "--%s is set by the model file %s", fixed[i],
                             t->o.init_from);
-    t->start = model_file_open(t->o.init_from);
     model_shape f = model_file_shape(t->start);
     if (!options_given(&t->o, "seq") && t->o.seq > f.maxT) t->o.seq = f.maxT;
     gpt_shape s = {f.maxT, f.V, f.Vp, f.L, f.heads, f.C};

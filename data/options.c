@@ -292,7 +292,9 @@ static bool take(options *o, int argc, char **argv, int *at, options_problem *pr
             problem,
             "options start with --; quote a pattern, so that the shell leaves it whole: --train 'data/*.bin'",
             "unexpected argument '%.*s' (argument %d)", ECHO_MAX, argument, *at);
-    const option_row *row = name - argument == 2 ? find(name, length) : NULL;
+    const option_row *row = name - argument == 2          ? find(name, length)
+                            : strcmp(argument, "-h") == 0 ? find("help", 4)
+                                                          : NULL;
     if (!row) return unknown(argument, name, length < ECHO_MAX ? length : ECHO_MAX, problem);
     uint64_t bit = UINT64_C(1) << (row - table);
     if (o->given & bit) return fail(problem, "give each option once", "--%s is given twice", row->name);

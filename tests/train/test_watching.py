@@ -330,9 +330,11 @@ class Help(unittest.TestCase):
         self.assertEqual(sorted(listed), sorted(OPTIONS))
 
     def test_is_printed_once(self):
-        result = harness.run(["--help"], 2, timeout=10)
-        self.assertEqual(result.status, 0, str(result))
-        self.assertEqual(result.out.count("--micro-batch"), 1, str(result))
+        for words, ranks in (["--help"], 2), (["-h"], 1), (["-h"], 2):
+            with self.subTest(words=words, ranks=ranks):
+                result = harness.run(words, ranks, timeout=10)
+                self.assertEqual(result.status, 0, str(result))
+                self.assertEqual(result.out.count("--micro-batch"), 1, str(result))
 
     def test_without_arguments_says_what_is_missing(self):
         result = harness.run([], timeout=10)
