@@ -195,9 +195,10 @@ static void make_batch(trainer *t) {
     int64_t pass = o->micro_batch * o->dp;
     if (o->batch == 0) o->batch = pass;
     if (o->batch % pass != 0)
-        cf_die_together("batch = micro-batch x dp x accumulation steps",
-                        "--batch %lld is not a multiple of --micro-batch %lld x --dp %lld = %lld",
-                        (long long)o->batch, (long long)o->micro_batch, (long long)o->dp, (long long)pass);
+        cf_die_together(
+            "batch = micro-batch x dp x accumulation steps: lower --micro-batch, or change --batch",
+            "--batch %lld is not a multiple of --micro-batch %lld x --dp %lld = %lld", (long long)o->batch,
+            (long long)o->micro_batch, (long long)o->dp, (long long)pass);
     t->accumulation = (int)(o->batch / pass);
 }
 
@@ -1117,9 +1118,7 @@ int main(int argc, char **argv) {
     t.transport = cf_transport_create(t.o.transport, &argc, &argv, t.o.timeout);
     agreement_check(&t.o, VERSION, t.transport->size, gather, t.transport);
     signal(SIGXFSZ, SIG_IGN); // a file size limit is then a write error, which is reported and cleaned up
-    signal(
-        SIGPIPE,
-        SIG_IGN); // Ctrl-C ends `| tee` too, and first: what is printed is lost then, not what is to be saved
+    signal(SIGPIPE, SIG_IGN); // Ctrl-C ends `| tee` first: what is printed then is lost, not what is saved
     make_mesh(&t);
     make_context(&t);
     make_batch(&t);

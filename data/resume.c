@@ -127,11 +127,8 @@ void resume_compare(const options *o, const resume_facts *facts, const manifest 
                         o->out, text);
     if (differences(o, m, run_options, mine, count, text, sizeof text) > 0 && !o->force)
         cf_die_together(
-            strstr(text, "--batch")
-                ? "give the options of the checkpoint (a --batch shared by more replicas takes a "
-                  "smaller --micro-batch); or --force to go on with the new ones; or another --out"
-                : "give the options of the checkpoint; or --force to go on with the new ones; or "
-                  "another --out",
+            "give the options of the checkpoint; or --force to go on with the new ones; or another "
+            "--out",
             "the run in %s, saved at step %lld, would be changed by: %s", o->out, (long long)m->step, text);
     free(mine);
 }

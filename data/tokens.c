@@ -169,13 +169,17 @@ static uint64_t mix(uint64_t x) {
     return x ^ (x >> 31);
 }
 
+// How many tokens at each end of a file are looked at.
+static int64_t some_of(const token_file *f) {
+    return f->count < FINGERPRINT_TOKENS ? f->count : FINGERPRINT_TOKENS;
+}
+
 uint64_t tokens_fingerprint(const tokens *t) {
     uint64_t print = (uint64_t)t->count;
     for (int i = 0; i < t->count; i++) {
         const token_file *f = &t->files[i];
-        int64_t some = f->count < FINGERPRINT_TOKENS ? f->count : FINGERPRINT_TOKENS;
         print = mix(print ^ (uint64_t)f->count);
-        for (int64_t k = 0; k < some; k++)
+        for (int64_t k = 0; k < some_of(f); k++)
             print = mix(print ^ ((uint64_t)f->tokens[k] << 16 | f->tokens[f->count - 1 - k]));
     }
     return print >> 11;
@@ -184,8 +188,7 @@ uint64_t tokens_fingerprint(const tokens *t) {
 bool tokens_look_like_bytes(const tokens *t) {
     for (int i = 0; i < t->count; i++) {
         const token_file *f = &t->files[i];
-        int64_t some = f->count < FINGERPRINT_TOKENS ? f->count : FINGERPRINT_TOKENS;
-        for (int64_t k = 0; k < some; k++)
+        for (int64_t k = 0; k < some_of(f); k++)
             if (f->tokens[k] > UINT8_MAX || f->tokens[f->count - 1 - k] > UINT8_MAX) return false;
     }
     return true;
