@@ -903,7 +903,8 @@ static void measure_peak(trainer *t) {
         return;
     }
     meet(t);
-    double mine = peak_flops(&t->peak_source, t->context.stream);
+    double cores = (double)t->transport->local_cores / t->transport->local_size;
+    double mine = peak_flops(&t->peak_source, cores, t->context.stream);
     t->peak = optimizer_sum(&t->optimizer, mine); // ranks on slower hosts count with their own speed
 }
 

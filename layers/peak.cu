@@ -33,9 +33,9 @@ static const struct {
     {"NVIDIA GeForce RTX 3090", 71, 35.6},
 };
 
-double peak_flops(const char **source, cf_stream *stream) {
+double peak_flops(const char **source, double cores, cf_stream *stream) {
     static char unknown[160];
-    (void)stream;
+    (void)cores, (void)stream;
     for (const auto &device : devices)
         if (strcmp(device.name, cf_device_name()) == 0) {
             bool bf16 = REAL_DTYPE == CF_BF16;

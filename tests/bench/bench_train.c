@@ -212,7 +212,8 @@ static void measure_peak(bench *b) {
         return;
     }
     cf_barrier(&b->context, &b->mesh.world_group);
-    double mine = peak_flops(&b->peak_source, b->context.stream);
+    double cores = (double)b->transport->local_cores / b->transport->local_size;
+    double mine = peak_flops(&b->peak_source, cores, b->context.stream);
     b->peak = fmax(b->peak, optimizer_sum(&b->entrant[0].optimizer, mine));
 }
 
