@@ -89,6 +89,7 @@ typedef struct bench { // what a section measures with
     cudaEvent_t event;
     char *from, *to; // BYTES_MAX
     const copy_way *way;
+    int ways; // that there are
 } bench;
 
 typedef void work(bench *b, cf_stream *stream, int64_t bytes);
@@ -129,12 +130,8 @@ static void copy_beside(void *to, const void *from, int64_t bytes, cf_stream *st
     if (bytes > 0) CF_CUDA(cf_cuda_copy_beside(to, from, bytes, stream));
 }
 
-static const copy_way ways[] = {
-    {"default", cf_copy},
-#if CUDART_VERSION >= 12080 // knows the flag
-    {"beside kernels", copy_beside},
-#endif
-};
+static const copy_way ways[] = {{"default", cf_copy},
+                                {"beside kernels", copy_beside}}; // the second: if it can be
 
 static void operate(bench *b, stream_word *operation, cf_stream *stream, word *at, uint32_t value,
                     unsigned flags) {
@@ -221,9 +218,10 @@ static void make_words(bench *b, int processes) {
 static void first_times(bench *b) {
     kernel(b, b->stream, 0);
     cf_launch(hold, dim3(1), dim3(HOLD_THREADS), b->stream, HOLD_NS);
-    for (const copy_way &way : ways)
+    b->ways = cf_cuda_copy_beside(b->to, b->from, 4 * KIB, b->stream) == cudaSuccess ? 2 : 1;
+    for (int i = 0; i < b->ways; i++)
         for (int64_t bytes = 4 * KIB; bytes <= BYTES_MAX; bytes *= 4)
-            way.copy(b->to, b->from, bytes, b->stream);
+            ways[i].copy(b->to, b->from, bytes, b->stream);
     record(b, b->stream, 0);
     write_scratch(b, b->stream, 0);
     cf_moment_now(b->stream);
@@ -247,7 +245,7 @@ static void open_bench(bench *b, int rank, int processes) {
 
 // --- the device ---
 
-static void device_facts(void) {
+static void device_facts(const bench *b) {
     int driver = 0;
     CF_CUDA(cudaDriverGetVersion(&driver));
     printf("  %s, driver for CUDA %d.%d, program of CUDA %d.%d, CUDA_DEVICE_MAX_CONNECTIONS=%s\n",
@@ -260,6 +258,7 @@ static void device_facts(void) {
            "registered memory is where the host has it");
     figure(attribute(cudaDevAttrCanFlushRemoteWrites), 0, "", "0 or 1: if 1, transport_ipc.cu asks for it",
            "waits can flush remote writes");
+    figure(b->ways, 0, "", "2: also beside kernels, as transport_ipc.cu asks for it", "ways of copying");
     figure(attribute(cudaDevAttrComputeMode), 0, "", "0: two processes may use this GPU", "compute mode");
 }
 
@@ -273,8 +272,7 @@ static void shared_memory_facts(void) {
 }
 
 static void measure_device(bench *b) {
-    (void)b;
-    device_facts();
+    device_facts(b);
     shared_memory_facts();
 }
 
@@ -430,14 +428,13 @@ static double beside_kernel_ms(bench *b, int64_t bytes) {
 }
 
 static void measure_copies(bench *b) {
-    for (const copy_way &way : ways) {
-        b->way = &way;
+    for (b->way = ways; b->way < ways + b->ways; b->way++) {
         for (int64_t bytes = 256 * KIB; bytes <= BYTES_MAX; bytes *= 4)
             figure(gb_per_s(bytes, time_of(b, copy, bytes)), 1, "GB/s", "", "copy of %lld KiB, %s",
-                   (long long)(bytes / KIB), way.name);
+                   (long long)(bytes / KIB), b->way->name);
         figure(beside_kernel_ms(b, 4 * MIB), 2, "ms",
                "below 1: a copy engine does it; 15 or more: kernels must end first",
-               "copy of 4096 KiB while a kernel holds all, %s", way.name);
+               "copy of 4096 KiB while a kernel holds all, %s", b->way->name);
     }
 }
 
@@ -499,8 +496,7 @@ static void measure_streams(bench *b) {
     q.stream[0] = cf_stream_create(); // as the model's kernels have
     q.stream[1] = b->stream;
     for (int i = 2; i < STREAMS; i++) q.stream[i] = cf_stream_create_urgent();
-    for (const copy_way &way : ways) {
-        b->way = &way;
+    for (b->way = ways; b->way < ways + b->ways; b->way++) {
         report_streams(b, &q, kernel, "kernels");
         report_streams(b, &q, copy, "copies");
     }
@@ -550,11 +546,10 @@ static void measure_run_ahead(bench *b) {
     figure(fit_behind_wait(b, kernel), 0, "", good, "kernels that fit behind a wait");
     figure(fit_behind_wait(b, record), 0, "", good, "records of an event");
     figure(fit_behind_wait(b, write_scratch), 0, "", good, "writes of a word");
-    for (const copy_way &way : ways) {
-        b->way = &way;
-        figure(fit_behind_wait(b, copy), 0, "", good, "copies, %s", way.name);
+    for (b->way = ways; b->way < ways + b->ways; b->way++) {
+        figure(fit_behind_wait(b, copy), 0, "", good, "copies, %s", b->way->name);
         figure(fit_behind_wait(b, chunk), 0, "", "128 or more: SLOTS for each request",
-               "chunks (wait, copy, write), %s", way.name);
+               "chunks (wait, copy, write), %s", b->way->name);
     }
 }
 
@@ -562,12 +557,11 @@ static void measure_run_ahead(bench *b) {
 
 static void measure_chunks(bench *b) {
     static const int64_t sizes[] = {0, 256 * KIB, MIB, 4 * MIB, 16 * MIB};
-    for (const copy_way &way : ways) {
-        b->way = &way;
+    for (b->way = ways; b->way < ways + b->ways; b->way++) {
         for (int64_t bytes : sizes) {
             double us = time_of(b, chunk, bytes);
             figure(us, 2, "us", bytes ? "" : "words alone: small against the copy of a slot",
-                   "chunk of %lld KiB, %s", (long long)(bytes / KIB), way.name);
+                   "chunk of %lld KiB, %s", (long long)(bytes / KIB), b->way->name);
             if (bytes > 0)
                 figure(gb_per_s(bytes, us), 1, "GB/s", "twice the link's rate, or more", "    its rate");
         }
@@ -583,16 +577,8 @@ typedef struct section {
 } section;
 
 static void make_board(void) {
-    char name[48];
-    snprintf(name, sizeof name, "/commfuse-bench-%d", (int)getpid());
-    int fd = shm_open(name, O_CREAT | O_EXCL | O_RDWR, 0600);
-    bool sized = fd >= 0 && ftruncate(fd, sizeof *shared) == 0;
-    void *memory = sized ? mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
-    int code = errno;
-    if (fd >= 0) shm_unlink(name);
-    if (memory == MAP_FAILED)
-        cf_die("look at df /dev/shm", "no shared memory in /dev/shm: %s", strerror(code));
-    close(fd);
+    void *memory = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) cf_die(NULL, "no memory for all processes: %s", strerror(errno));
     shared = (board *)memory;
 }
 
