@@ -28,7 +28,8 @@ def costs(check):
                 lines.append(f"{name} products of a step: {row['first_ms']:.2f} ms by the library's first algorithms, "
                              f"{row['best_ms']:.2f} by the best of its lists, {row['ratio']:.3f} of that")
             if "operation" in row and row["loss"] is not None:
-                losses[row["operation"]].append(f"{row['ranks']} ranks {100 * row['loss']:+.1f} %")
+                losses[row["operation"]].append(f"{row['ranks']} ranks {100 * row['loss']:+.1f} %" + (
+                    " (host-bound)" if row.get("host_bound") else ""))
         lines += [f"{name} {operation}, in slices: {', '.join(each)}" for operation, each in losses.items()]
     return lines
 

@@ -18,7 +18,8 @@
 //
 // The fourth table is chunking loss: an operation as one of N ranks has it, computed whole and in the N slices in
 // which CommFuse computes it, nothing sent. loss = (slices − whole) / whole, which no schedule can win back. Where N does
-// not divide T, sequences are shortened until it does, for both.
+// not divide T, sequences are shortened until it does, for both. host-bound: enqueuing took nine tenths of the time or more,
+// so the figure is of calls, and what they do may be faster.
 //
 // A time is between two moments of the stream around as many calls as take half a millisecond; printed is the median
 // of the repetitions, after two to warm up, and the spread, slowest − fastest in percent of the median. Tensors of
@@ -49,7 +50,7 @@ enum {
     SQUARES_MAX = 8 // sizes of square products
 };
 enum { STATE_MAX = 1 << 27 };
-static const double SAMPLE_MS = 0.5, SUSTAINED_MS = 700;
+static const double SAMPLE_MS = 0.5, SUSTAINED_MS = 700, HOST_SHARE = 0.9;
 
 typedef struct sizes {
     int64_t L, C, H, B, T, V, repetitions;
@@ -62,6 +63,7 @@ typedef struct bench {
     FILE *json;
     double peak, copy_gbs; // FLOP/s; GB/s
     int turn;              // of the pool
+    double enqueue_ms;     // of a call of the last sample
     real *narrow[POOL];    // (R, C) read
     real *written[POOL];   // (R, C)
     real *wide, *wide2, *dqkv, *weight, *table, *logits;
@@ -82,14 +84,24 @@ static real *sink(bench *b, int which) {
 // --- buffers ---
 
 // Random numbers in the first part, copies of it behind: kernels must not be timed on zeros.
-static void *filled(bench *b, element of, int64_t count) {
+static void fill(bench *b, void *to, element of, int64_t count) {
     int64_t seeds = count < SEED_ELEMENTS ? count : SEED_ELEMENTS, size = element_size(of);
-    char *memory = (char *)cf_alloc(count * size, "benchmark");
+    char *memory = (char *)to;
     tensor x = {.of = of, .count = seeds, .at = memory};
     tensor_random(&x, 1, (uint64_t)count, 0, 0.5, false, b->stream);
     for (int64_t have = seeds; have < count; have *= 2)
         cf_copy(memory + have * size, memory, (have < count - have ? have : count - have) * size, b->stream);
+}
+
+static void *filled(bench *b, element of, int64_t count) {
+    void *memory = cf_alloc(count * element_size(of), "benchmark");
+    fill(b, memory, of, count);
     return memory;
+}
+
+// Products have written to it: scores of such numbers are so far apart that attention would be timed on zeros.
+static void fill_qkv(bench *b) {
+    fill(b, b->wide, OF_REAL, b->s.R * 4 * b->s.C);
 }
 
 static int64_t largest(int64_t a, int64_t b) {
@@ -155,13 +167,16 @@ static void make_buffers(bench *b) {
 
 typedef struct timing {
     double ms, spread; // median of a call; (slowest − fastest) / median
+    bool host;         // it took as long to enqueue: the host's time, not the device's
 } timing;
 
 typedef void work(bench *b, const int64_t *numbers);
 
 static double sample(bench *b, work *run, const int64_t *numbers, int calls) {
+    double enqueue = cf_now_ms();
     cf_moment begin = cf_moment_now(b->stream);
     for (int i = 0; i < calls; i++, b->turn++) run(b, numbers);
+    b->enqueue_ms = (cf_now_ms() - enqueue) / calls;
     cf_moment end = cf_moment_now(b->stream);
     cf_stream_sync(b->stream);
     return (cf_moment_ms(end) - cf_moment_ms(begin)) / calls;
@@ -173,13 +188,18 @@ static int ascending(const void *a, const void *b) {
 }
 
 static timing time_of(bench *b, work *run, const int64_t *numbers) {
-    double ms[REPETITIONS_MAX], once = 0;
+    double ms[REPETITIONS_MAX], once = 0, enqueue = 1e300;
     for (int i = 0; i < WARM_UP; i++) once = sample(b, run, numbers, 1);
     int calls = once * CALLS_MAX < SAMPLE_MS ? CALLS_MAX : 1 + (int)(SAMPLE_MS / once);
-    for (int64_t i = 0; i < b->s.repetitions; i++) ms[i] = sample(b, run, numbers, calls);
+    for (int64_t i = 0; i < b->s.repetitions; i++) {
+        ms[i] = sample(b, run, numbers, calls);
+        if (b->enqueue_ms < enqueue) enqueue = b->enqueue_ms;
+    }
     qsort(ms, (size_t)b->s.repetitions, sizeof *ms, ascending);
     double median = ms[b->s.repetitions / 2];
-    return (timing){median, (ms[b->s.repetitions - 1] - ms[0]) / median};
+    bool waits = strcmp(cf_device_name(), "CPU") != 0; // a CPU is host and device
+    return (timing){median, (ms[b->s.repetitions - 1] - ms[0]) / median,
+                    waits && enqueue > HOST_SHARE * median};
 }
 
 // --- the kernels of a step ---
@@ -394,6 +414,7 @@ static void report_layers(bench *b) {
     report_linear(b, "attproj", s->C, s->C, false, false);
     report_linear(b, "fc", s->C, C4, true, false);
     report_linear(b, "fcproj", C4, s->C, false, true);
+    fill_qkv(b);
     report(b, "attention forward", attention, NULL, L, 4 * causal, 0);
     report(b, "attention backward", attention_gradient, NULL, L, 10 * causal, 0);
     report(b, "bias gradient C", bias_grad, (int64_t[]){s->C}, 2 * L, 0, narrow);
@@ -601,19 +622,25 @@ static void attention_gather(bench *b, const int64_t *n) { // backward
 }
 
 static void print_chunks(bench *b, const operation *o, int64_t N, int64_t T) {
+    if (o->heads) { // and statistics of as many heads
+        fill_qkv(b);
+        attention_scatter(b, (int64_t[]){N, 1, T});
+    }
     timing whole = time_of(b, o->run, (int64_t[]){N, 1, T}),
            slices = time_of(b, o->run, (int64_t[]){N, N, T});
     double loss = slices.ms / whole.ms - 1;
     printf("%-30s %3lld %9.4f %9.4f %7.1f%% %6.0f%%", o->name, (long long)N, whole.ms, slices.ms, 100 * loss,
            100 * (whole.spread > slices.spread ? whole.spread : slices.spread));
     if (T != b->s.T) printf("  T %lld", (long long)T);
+    if (whole.host || slices.host) printf("  host-bound: %s", whole.host ? "both" : "slices");
     printf("\n");
     fflush(stdout);
     if (b->json)
         fprintf(b->json,
                 "{\"operation\":\"%s\",\"ranks\":%lld,\"seq\":%lld,\"whole_ms\":%.6g,\"slices_ms\":%.6g,"
-                "\"loss\":%.4g}\n",
-                o->name, (long long)N, (long long)T, whole.ms, slices.ms, loss);
+                "\"loss\":%.4g,\"host_bound\":%s}\n",
+                o->name, (long long)N, (long long)T, whole.ms, slices.ms, loss,
+                whole.host || slices.host ? "true" : "false");
 }
 
 static void report_chunks(bench *b, const operation *o, int64_t N) {
