@@ -103,12 +103,14 @@ fi
 header_file() { echo "#include <$1>" | cc -E -x c - 2>/dev/null | sed -n "s|^# 1 \"\(/.*$1\)\".*|\1|p" | head -n 1; }
 
 # All that programs need of either: one header is xxHash, a header and a library are cJSON. And make, which images with a
-# toolkit may lack (scripts/gpu_check.sh finds it). Written beside, then renamed.
+# toolkit may lack (scripts/gpu_check.sh finds it). And what this tree is called, where it travels without its history.
+# Written beside, then renamed.
 carry() {
     json=$(header_file cjson/cJSON.h) hash=$(header_file xxhash.h) library=$(cc -print-file-name=libcjson.so)
     case $library in /*) ;; *) return 1 ;; esac
     rm -rf build/deps.tmp && mkdir -p build/deps.tmp/include/cjson build/deps.tmp/lib build/deps.tmp/bin &&
         cp -L "$(command -v make)" build/deps.tmp/bin/make &&
+        { git describe --always --dirty 2>/dev/null || echo unknown; } >build/deps.tmp/version &&
         cp "$json" build/deps.tmp/include/cjson/ && cp "$hash" build/deps.tmp/include/ &&
         cp -L "$library" build/deps.tmp/lib/libcjson.so.1 && ln -s libcjson.so.1 build/deps.tmp/lib/libcjson.so &&
         rm -rf build/deps && mv build/deps.tmp build/deps

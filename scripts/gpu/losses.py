@@ -1,10 +1,13 @@
-"""The stage losses: ten steps of training against an independent reference in float64, and against the CPU program."""
+"""The stage losses: ten steps of training against an independent reference in float64, and against the CPU program; and,
+at the size of what is timed, steps of one large micro-batch against the same of several small ones."""
 import dataclasses
 import json
 import os
 import sys
 
+from . import ours
 from .check import FAIL, OK, SKIP, TYPES
+from .models import MODELS, Step
 from .runner import ROOT
 from .tokens import write_tokens
 from .training import relative, train
@@ -109,9 +112,37 @@ def losses_of(check, small, cpu):
     return None
 
 
+# Of d12's logits 3.3e9 elements, more than 31 bits count, and a quarter of them.
+LARGE, PARTS = Step(64), Step(16, 4)
+LARGE_STEPS, LARGE_LOSS_BAND, LARGE_NORM_BAND = 3, 1e-3, 1e-2
+
+
+def large_against_parts(check):
+    """Nothing else looks at what products of such sizes compute."""
+    model, what = MODELS[0], f"{MODELS[0].name}: {LARGE.name} and {PARTS.name}"
+    program, tokens = check.program("bf16"), check.path("tokens.bin")
+    if not program:
+        return None
+    write_tokens(tokens, LARGE_STEPS * LARGE.tokens + 1, ours.VOCABULARY)
+    found = []
+    for step in (LARGE, PARTS):
+        steps, _, result = train(check, program, train=tokens, steps=LARGE_STEPS, **ours.options_of(check, model, step))
+        if result.status or len(steps) != LARGE_STEPS:
+            full = ours.OUT_OF_MEMORY.search(result.output)
+            return check.verdict(what, SKIP if full else FAIL, f"{step.name}: {result.last}")
+        found.append(([s["loss"] for s in steps], [s["grad_norm"] for s in steps]))
+    check.data["losses"][what] = found
+    loss, norm = (relative(*pair) for pair in zip(*found))
+    good = loss <= LARGE_LOSS_BAND and norm <= LARGE_NORM_BAND and not ours.implausible(found[1][0])
+    return check.verdict(what, OK if good else FAIL,
+                         f"loss {loss:.1e} (band {LARGE_LOSS_BAND:.0e}), norm {norm:.1e} (band {LARGE_NORM_BAND:.0e}), "
+                         f"{found[1][0][0]:.4f} to {found[1][0][-1]:.4f}")
+
+
 def run(check):
     cpu = os.path.join(ROOT, check.o.cpu_program)
     cpu_runs = os.access(cpu, os.X_OK) and check.runner.run([cpu, "--help"]).status == 0
     check.data["losses"] = {}
     for small in SMALL:
         losses_of(check, small, cpu if cpu_runs else None)
+    large_against_parts(check)

@@ -1,4 +1,6 @@
 """Times of this program: a row of the table for a step of a model, where the GPU's memory holds it."""
+import dataclasses
+import math
 import re
 import statistics
 
@@ -8,6 +10,7 @@ from .nvidia import MemoryWatch, smi
 from .training import train, words_of
 
 OUT_OF_MEMORY = re.compile("no memory:|out of memory|cudaErrorMemoryAllocation")  # an illegal access is something else
+FIRST_LOSS_BAND = 0.5  # weights drawn at random know a little, and that wrong: C · 0.02² / 2, 0.32 for d48
 MEMORY_SPARED_MIB = 1024  # by --dry-run's count, which knows nothing of libraries
 
 
@@ -20,6 +23,15 @@ def options_of(check, model, step):
     return options
 
 
+def implausible(losses):
+    """What is wrong with these losses, from random weights on; empty: nothing. A step that computes nonsense is no figure."""
+    if any(loss is None or not math.isfinite(loss) for loss in losses):
+        return f"a loss is not finite: {losses}"
+    if abs(losses[0] - math.log(VOCABULARY)) > FIRST_LOSS_BAND:
+        return f"the first loss is {losses[0]:.4f}, not near log {VOCABULARY} = {math.log(VOCABULARY):.4f}"
+    return "" if losses[-1] < losses[0] else f"the loss has not fallen: {losses}"
+
+
 def measure(check, program, model, step, tokens):
     """A row of the table, or None; and the Result."""
     before, counted = step.repeated
@@ -28,6 +40,8 @@ def measure(check, program, model, step, tokens):
                                       **options_of(check, model, step))
     if result.status or len(steps) < before + counted:
         return None, result
+    if why := implausible([s["loss"] for s in steps]):
+        return None, dataclasses.replace(result, output=f"error: {why}")
     for note in [line for line in result.output.splitlines() if re.match("note: .*(own|plain) kernel", line)]:
         check.verdict(f"{model.name}, {step.name}: the libraries' kernels", FAIL, note)
     return row_of(model, step, steps, config, result, memory), result

@@ -22,7 +22,7 @@ def environment(rank, size, port, transport):
          "MASTER_PORT": port, "OMP_NUM_THREADS": 1}
     if transport in ("nccl", "auto"):
         e.update(NCCL_HOSTID=f"rank{rank}", NCCL_P2P_DISABLE=1, NCCL_SHM_DISABLE=1, NCCL_SOCKET_IFNAME="lo",
-                 NCCL_IB_DISABLE=1, NCCL_NET="Socket", NCCL_MNNVL_ENABLE=0, NCCL_MAX_CTAS=4)
+                 NCCL_IB_DISABLE=1, NCCL_NET="Socket", NCCL_MNNVL_ENABLE=0, NCCL_MAX_CTAS=4, NCCL_DEBUG="WARN")
     return {name: str(value) for name, value in e.items()}
 
 

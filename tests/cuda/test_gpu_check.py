@@ -24,7 +24,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 SCRIPT = os.path.join(ROOT, "scripts", "gpu_check.sh")
 sys.path.insert(0, os.path.join(ROOT, "scripts"))
 import gpu_check
-from gpu import build, kernels, meshes, models, nvidia, ours, plan, pytorch, ranks, sanitizer, summary, times, training
+from gpu import build, kernels, losses, meshes, models, nvidia, ours, plan, pytorch, ranks, sanitizer, summary, times, training
 from gpu.check import FAIL, LATE, OK, SKIP, Check
 from gpu.runner import Late, Result, Runner
 from gpu.tokens import write_tokens
@@ -392,6 +392,11 @@ class Stages(Quiet):
         self.assertEqual(self.run_stage(late, needed=True), FAIL)
         self.assertEqual([stage.name for stage in plan.STAGES if stage.needed], ["build"])
 
+    def test_a_sanitizer_that_does_not_know_the_device_is_left_out(self):
+        for output, verdict in (("Error: Device not supported. Please refer to", SKIP), ("ERROR SUMMARY: 1 error", FAIL)):
+            sanitizer.judge(self.check, "memcheck", Result(1, "========= " + output, 1))
+            self.assertEqual(self.verdicts()[-1], verdict, output)
+
     def test_a_sanitizer_that_is_cut_short_has_found_what_it_has_found(self):
         for line, verdict in (("========= Invalid __global__ write of size 4 bytes", FAIL), ("========= COMPUTE-SANITIZER", LATE),
                               ("========= Error: Race reported between Write access", FAIL), ("", LATE)):
@@ -578,7 +583,7 @@ words = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 with open(words["--log"], "w") as log:
     print(json.dumps({"event": "config", "peak_tflops_all_ranks": 1000}), file=log)
     for step in range(int(words["--steps"])):
-        print(json.dumps({"event": "step", "loss": 1, "step_ms": 500 if step < 2 else 1000, "mfu": 0.5}), file=log)
+        print(json.dumps({"event": "step", "loss": 11 - 0.1 * step, "step_ms": 500 if step < 2 else 1000, "mfu": 0.5}), file=log)
 print(json.dumps(words))
 ''')
         for step, sequences, steps in (models.Step(8), "", 17), (models.Step(8, 4), "32", 7):
@@ -589,6 +594,36 @@ print(json.dumps(words))
             self.assertEqual((row["batch"], row["accumulation"], row["step_ms"]), (8, step.accumulation, 1000))
             self.assertEqual(row["tokens_per_s"], 8 * step.accumulation * 1024)
             self.assertEqual((row["mfu"], row["tflops"], row["spread"]), (0.5, 500, 0))  # of the timed steps alone
+
+    def test_steps_that_compute_nonsense_are_no_figure(self):
+        self.assertEqual(ours.implausible([11.1, 12.0, 9.5]), "")
+        for losses, why in (([11.0, float("nan"), 9.0], "not finite"), ([11.0, None, 9.0], "not finite"), ([0.0, 0.0], "first loss"),
+                            ([5.0, 4.0], "first loss"), ([10.9, 10.9], "not fallen"), ([10.9, 11.0], "not fallen")):
+            self.assertIn(why, ours.implausible(losses))
+        program = self.script("program", f"#!{sys.executable}\n" '''
+import json, sys
+words = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+with open(words["--log"], "w") as log:
+    for step in range(int(words["--steps"])):
+        print(json.dumps({"event": "step", "loss": 3 - 0.1 * step, "step_ms": 1, "mfu": 0.5}), file=log)
+''')
+        row, result = ours.measure(self.check, program, models.MODELS[0], models.Step(8), "tokens")
+        self.assertIsNone(row)
+        self.assertIn("error: the first loss is 3.0000", result.last)
+
+    def test_a_large_micro_batch_is_held_against_several_small_ones(self):
+        for wrong, verdict in ((0, OK), (0.1, FAIL)):
+            found = {64: [11, 10, 9], 16: [11, 10, 9 + wrong]}
+
+            def train(check, program, found=found, **options):
+                self.assertEqual(options.get("batch", 64), 64)
+                steps = [{"loss": loss, "grad_norm": 1.0} for loss in found[options["micro_batch"]]]
+                return steps, {}, Result(0, "", 1)
+            with mock.patch.object(losses, "train", train), mock.patch.object(self.check, "program", lambda _: "program"), \
+                    mock.patch.object(losses, "write_tokens"):
+                self.check.data["losses"] = {}
+                losses.large_against_parts(self.check)
+            self.assertEqual(self.verdicts()[-1], verdict)
 
     def test_pytorch_is_asked_for_the_same_step(self):
         told = json.dumps(dict(tokens_per_s=2e5, flops_per_token=1e9, batch=32))
@@ -612,11 +647,12 @@ print(json.dumps(words))
             dict(kernel="adamw", step_ms=1.0), dict(fused="fc forward (1, 2, 3)", ratio=0.9),
             dict(product="fc forward", first_ms=1.1, best_ms=1.0, ratio=1.1, best=2, choices=8),
             dict(products="of a step", first_ms=44.0, best_ms=40.0, ratio=1.1),
-            dict(operation="AG ▸ fc", ranks=2, loss=0.01), dict(operation="AG ▸ fc", ranks=4, loss=None)]}
+            dict(operation="AG ▸ fc", ranks=2, loss=0.01), dict(operation="AG ▸ fc", ranks=4, loss=None),
+            dict(operation="AG ▸ fc", ranks=8, loss=0.5, host_bound=True)]}
         self.assertEqual(summary.costs(self.check), [
             "d12 fc forward (1, 2, 3): GELU in the epilogue takes 0.90 of apart",
             "d12 products of a step: 44.00 ms by the library's first algorithms, 40.00 by the best of its lists, "
-            "1.100 of that", "d12 AG ▸ fc, in slices: 2 ranks +1.0 %"])
+            "1.100 of that", "d12 AG ▸ fc, in slices: 2 ranks +1.0 %, 8 ranks +50.0 % (host-bound)"])
 
     def test_larger_batches_are_tried_until_they_do_not_pay(self):
         self.stage()
