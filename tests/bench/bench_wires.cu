@@ -23,7 +23,6 @@
 #include "commfuse/cuda.h"
 #include <cuda.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <linux/magic.h>
 #include <pthread.h>
 #include <signal.h>
