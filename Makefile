@@ -123,7 +123,7 @@ $(B)/bf16/%.o: %.c build/march
 	$(CC) $(CFLAGS) -DREAL_IS_BF16 -MMD -MP -c -o $@ $<
 
 # From an archive a test gets what it uses, and of the libraries those that this uses: where nothing of MPI is among it, the
-# test does not wait for MPI's libraries to start (Open MPI 5: 0.15 s, and the tests of files start thousands of times).
+# test does not wait for MPI's libraries to start (Open MPI 5: 0.17 s, and the tests of files start thousands of times).
 $(B)/program.a: $(program)
 	rm -f $@
 	$(AR) rcs $@ $^

@@ -100,7 +100,7 @@ class Log(harness.Case):
             self.assertAlmostEqual(step["mfu"], expected, delta=1e-9 * expected)
 
     @unittest.skipUnless(len(os.sched_getaffinity(0)) >= 2, "two cores are needed")
-    def test_peak_of_ranks_that_take_turns_is_no_more_than_the_cores_reach(self):
+    def test_peak_of_ranks_that_take_turns_is_what_the_cores_reach(self):
         all_cores = os.sched_getaffinity(0)
         self.addCleanup(os.sched_setaffinity, 0, all_cores)
         os.sched_setaffinity(0, sorted(all_cores)[:2])
@@ -111,9 +111,9 @@ class Log(harness.Case):
         found = []
         for _ in range(3):  # others may use the machine: the best of few
             found.append(peak(3) / peak(2))
-            if found[-1] < 1.2:  # three cores' worth would be 1.5
+            if 0.8 < found[-1] < 1.2:  # three cores' worth would be 1.5
                 return
-        self.fail(f"three ranks on two cores count as {found} times two")
+        self.fail(f"three ranks on two cores count as {found} times what two reach")
 
     def test_validation_loss_is_that_of_the_model(self):
         inputs, targets = reference.samples(reference.read_tokens(self.tokens), self.T)
