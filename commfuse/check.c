@@ -240,7 +240,7 @@ void cf_checksums_post(cf_checksums *c, int step, const cf_request *payload, cf_
                       .label = payload->label,
                       .layer = payload->layer,
                       .step = payload->step};
-    transport->post(transport, r, stream);
+    transport->post(transport, r, 1, stream);
 }
 
 void cf_checksums_arrived(cf_checksums *c, int step, const cf_request *payload, cf_stream *stream) {

@@ -2,8 +2,8 @@
 // must be complete first all stand in the step.
 //
 //   COMPUTE, ADD, COPY   wait on the stream for what the transfers named bring, then enqueue the work
-//   EXCHANGE, COLLECTIVE post a request; transfers named become the request's `after`; computations named
-//                        are earlier in the stream, which post() is given
+//   EXCHANGE, COLLECTIVE post a request, exchanges that are joined all at once; transfers named become the request's
+//                        `after`; computations named are earlier in the stream, which post() is given
 //
 // A run begins (steps up to schedule.begin) and is finished (the rest, then every request is waited for, so
 // that all memory may be reused). So what is posted, and in which order, never depends on how fast things go.
@@ -171,6 +171,12 @@ static void wait_for_arrival(cf_fuse *f, int index) {
     wait_for_step(f, index, CF_ARRIVED);
 }
 
+static void wait_for_all(cf_fuse *f, const cf_step *step) {
+    int between = step->range ? step->wait[1] : -1;
+    for (int i = step->wait[0]; i < between; i++) wait_for_arrival(f, i);
+    for (int i = 0; i < 2; i++) wait_for_arrival(f, step->wait[i]);
+}
+
 static void take_compute(cf_fuse *f, const cf_step *step) {
     cf_span span = span_of(f, step);
     if (span.rows == 0) return;
@@ -223,7 +229,7 @@ static void fill_collective(cf_fuse *f, const cf_step *step, cf_request *r) {
     r->stride = f->rows * f->row_elements;
 }
 
-static void post(cf_fuse *f, int index) {
+static void fill_request(cf_fuse *f, int index) {
     const cf_step *step = &f->schedule->step[index];
     cf_request *r = &f->request[index];
     *r = (cf_request){.group = f->plan.group,
@@ -242,20 +248,30 @@ static void post(cf_fuse *f, int index) {
     for (int i = 0, n = 0; i < 2; i++)
         if (step->wait[i] >= 0 && on_wire(&f->schedule->step[step->wait[i]]) && !f->arrived[step->wait[i]])
             r->after[n++] = &f->request[step->wait[i]];
-    f->context->transport->post(f->context->transport, r, f->context->stream);
-    if (f->sums) cf_checksums_post(f->sums, index, r, f->context->transport, f->context->stream);
+}
+
+// A collective, or exchanges [first, end), which are one unit.
+static void post(cf_fuse *f, int first, int end) {
+    cf_transport *t = f->context->transport;
+    for (int i = first; i < end; i++) fill_request(f, i);
+    t->post(t, &f->request[first], end - first, f->context->stream);
+    for (int i = first; i < end && f->sums; i++)
+        cf_checksums_post(f->sums, i, &f->request[i], t, f->context->stream);
 }
 
 // --- a run ---
 
-static void take(cf_fuse *f, int index) {
+// Takes the next step, and with an exchange those that are joined to it.
+static void take(cf_fuse *f) {
+    int index = f->next++;
     const cf_step *step = &f->schedule->step[index];
     if (on_wire(step)) {
-        post(f, index);
+        while (f->next < f->schedule->count && f->schedule->step[f->next].joined) f->next++;
+        post(f, index, f->next);
         if (f->schedule->blocking) wait_for_arrival(f, index);
         return;
     }
-    for (int i = 0; i < 2; i++) wait_for_arrival(f, step->wait[i]);
+    wait_for_all(f, step);
     if (step->kind == CF_COMPUTE)
         take_compute(f, step);
     else if (step->kind == CF_ADD)
@@ -286,7 +302,7 @@ void cf_fuse_begin(cf_fuse *f, void *full, int64_t rows_per_rank, int64_t row_el
     memset(f->arrived, 0, (size_t)f->schedule->count * sizeof *f->arrived);
     if (f->sums)
         cf_checksums_begin(f->sums, f->rows, f->row_bytes, layer, f->context->step, f->context->stream);
-    while (f->next < f->schedule->begin) take(f, f->next++);
+    while (f->next < f->schedule->begin) take(f);
 }
 
 static void finish_checksums(cf_fuse *f) {
@@ -305,7 +321,7 @@ static void wait_for_last(cf_fuse *f) {
 
 void *cf_fuse_finish(cf_fuse *f) {
     if (!f->running) cf_die(NULL, "%s is finished but was not begun", f->label);
-    while (f->next < f->schedule->count) take(f, f->next++);
+    while (f->next < f->schedule->count) take(f);
     if (!f->sums) wait_for_last(f); // checksums are made as slices arrive
     for (int i = 0; i < f->schedule->count; i++) {
         if (!on_wire(&f->schedule->step[i])) continue;
@@ -334,6 +350,6 @@ void cf_barrier(cf_context *context, const cf_group *group) {
                     .label = "barrier",
                     .layer = -1,
                     .step = context->step};
-    context->transport->post(context->transport, &r, context->stream);
+    context->transport->post(context->transport, &r, 1, context->stream);
     context->transport->wait(context->transport, &r, CF_COMPLETE, context->stream);
 }

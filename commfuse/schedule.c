@@ -14,6 +14,10 @@
 // that has them and the one that needs them. The slice of owner j is summed in the order
 // ((p[j+1] + p[j+2]) + …) + p[j] on both routes: on the ring because that is its way round, on the direct
 // route because the owner adds in that order. Addition commutes bit by bit, so both give the same bits.
+//
+// Once: where slices are so small that the latency of a transfer is longer than the computation of a slice, and where nothing
+// is computed at all, one transfer after another would cost N − 1 latencies. All transfers are one unit, beside the
+// computation of the own shard, and everything else is computed together, before or after.
 #include "schedule.h"
 #include "die.h"
 #include <stdarg.h>
@@ -132,7 +136,6 @@ static void fused_allgather(builder *b) {
     bool wire = s->mode == CF_MODE_COMMFUSE;
     if (wire) post_allgather(b);
     s->begin = s->count;
-    if (s->side == CF_NO_COMPUTE) return;
     for (int i = 0; i < s->ranks; i++)
         for (int k = 0; k < s->slices; k++)
             compute_after(b, CF_FULL, slice(s, left(s, i), k), wire ? exchange_before(b, i, k) : -1);
@@ -198,19 +201,17 @@ enum { WINDOW = 4 };
 static void direct_reduce_scatter(builder *b) {
     cf_schedule *s = b->s;
     int N = s->ranks, m = s->slices;
-    bool paced = s->side == CF_COMPUTE_BEFORE;
-    int window = paced && N - 1 > WINDOW ? WINDOW : N - 1;
+    int window = N - 1 > WINDOW ? WINDOW : N - 1;
     s->stage_slots = window * m;
     for (int i = 0; i < N; i++)
         for (int k = 0; k < m; k++) {
             int owner = left(s, i + 1), own = slice(s, s->rank, k), number = slice(s, owner, k);
-            if (paced && computed_early(s, owner, k)) compute_before(b, CF_FULL, number);
+            if (computed_early(s, owner, k)) compute_before(b, CF_FULL, number);
             if (i == N - 1) continue;
             int before = i - (window - 1); // the round whose slot this one takes
             if (before > 0) add_part(b, before, window, k);
             *exchange_at(b, i, k) = exchange(b, owner, (cf_place){CF_FULL, number}, number, right(s, i + 1),
-                                             window_slot(b, i, window, k), own, b->last_compute,
-                                             paced ? -1 : exchange_before(b, i, m - 1));
+                                             window_slot(b, i, window, k), own, b->last_compute, -1);
         }
     s->begin = s->count;
     for (int k = 0; k < m && N > 1; k++) {
@@ -227,8 +228,7 @@ static void nowire_reduce_scatter(builder *b) {
         for (int k = 0; k < s->slices; k++) {
             int number = slice(s, left(s, i + 1), k);
             bool own = i == s->ranks - 1;
-            if (s->side == CF_COMPUTE_BEFORE && computed_early(s, left(s, i + 1), k))
-                compute_before(b, CF_FULL, number);
+            if (computed_early(s, left(s, i + 1), k)) compute_before(b, CF_FULL, number);
             if (i > 0 && !own) add(b, (cf_place){CF_FULL, number}, (cf_place){CF_STAGE, k}, -1, -1);
         }
     s->begin = s->count;
@@ -252,13 +252,7 @@ static void alltoall_after(builder *b) {
     for (int i = 0; i < s->ranks; i++)
         for (int k = 0; k < s->slices; k++) {
             int number = slice(s, left(s, i), k);
-            if (s->side == CF_COMPUTE_AFTER)
-                compute_after(b, i == 0 ? CF_FULL : CF_RESULT, number, wire ? exchange_before(b, i, k) : -1);
-            else if (i == 0) {
-                cf_step step = blank(CF_COPY, -1, -1);
-                step.at = (cf_place){CF_RESULT, number}, step.from = (cf_place){CF_FULL, number};
-                append(b, step);
-            }
+            compute_after(b, i == 0 ? CF_FULL : CF_RESULT, number, wire ? exchange_before(b, i, k) : -1);
         }
 }
 
@@ -282,6 +276,72 @@ static void alltoall_before(builder *b) {
     for (int i = 0; i < s->ranks && s->side == CF_COMPUTE_BOTH; i++)
         for (int k = 0; k < s->slices; k++)
             compute_after(b, CF_RESULT, slice(s, right(s, i), k), wire ? exchange_before(b, i, k) : -1);
+}
+
+// --- all at once: any operation whose slices hide nothing ---
+
+// Sends every other rank what it needs and receives what this one needs from it, as one unit. A part of the own shard's sum
+// from rank r + i arrives in stage slot i − 1.
+static void exchange_at_once(builder *b, int wait) {
+    cf_schedule *s = b->s;
+    bool gather = s->operation == CF_ALLGATHER, reduce = s->operation == CF_REDUCE_SCATTER;
+    for (int i = 0; i < s->ranks - 1; i++) {
+        int to = right(s, i + 1), from = left(s, i + 1);
+        int send = gather ? s->rank : to, recv = gather ? from : s->rank;
+        cf_place at =
+            reduce ? (cf_place){CF_STAGE, s->ranks - 2 - i} : (cf_place){gather ? CF_FULL : CF_RESULT, from};
+        int index = exchange(b, to, (cf_place){CF_FULL, send}, send, from, at, recv, wait, -1);
+        s->step[index].joined = i > 0;
+    }
+}
+
+// The shards of all other ranks: those below and those above the own one.
+static void compute_others(builder *b, cf_side side, cf_buffer buffer, int first_exchange,
+                           int last_exchange) {
+    const cf_schedule *s = b->s;
+    const int first[] = {0, s->rank + 1}, count[] = {s->rank, s->ranks - 1 - s->rank};
+    for (int i = 0; i < 2; i++) {
+        if (count[i] == 0) continue;
+        int index = compute(b, side, (cf_place){buffer, first[i]}, first[i], count[i], 1, first_exchange);
+        if (first_exchange < 0) continue;
+        s->step[index].wait[1] = last_exchange;
+        s->step[index].range = true;
+    }
+}
+
+// own += (stage[0] + stage[1]) + …; `first`: the exchange that has filled the last slot, -1: none has.
+static void add_all(builder *b, int first) {
+    cf_schedule *s = b->s;
+    int slots = s->ranks - 1, arrived = first < 0 ? -1 : first + slots - 1;
+    s->stage_slots = slots;
+    for (int i = 1; i < slots; i++)
+        add(b, (cf_place){CF_STAGE, 0}, (cf_place){CF_STAGE, i}, first < 0 ? -1 : arrived - i, arrived);
+    if (slots > 0) add(b, (cf_place){CF_FULL, s->rank}, (cf_place){CF_STAGE, 0}, arrived, -1);
+}
+
+static void at_once(builder *b) {
+    cf_schedule *s = b->s;
+    bool before = s->side == CF_COMPUTE_BEFORE || s->side == CF_COMPUTE_BOTH,
+         gather = s->operation == CF_ALLGATHER;
+    bool after = s->side == CF_COMPUTE_AFTER || s->side == CF_COMPUTE_BOTH,
+         all_to_all = s->operation == CF_ALLTOALL;
+    bool wire = s->mode == CF_MODE_COMMFUSE && s->ranks > 1;
+    if (before) compute_others(b, CF_COMPUTE_BEFORE, CF_FULL, -1, -1);
+    int first = wire ? s->count : -1;
+    if (wire) exchange_at_once(b, b->last_compute);
+    int last = s->count - 1;
+    if (before) compute_before(b, all_to_all ? CF_RESULT : CF_FULL, s->rank);
+    s->begin = s->count;
+    if (after) {
+        compute_after(b, before ? CF_RESULT : CF_FULL, s->rank, -1);
+        compute_others(b, CF_COMPUTE_AFTER, gather ? CF_FULL : CF_RESULT, first, last);
+    } else if (all_to_all && !before) {
+        cf_step step = blank(CF_COPY, -1, -1);
+        step.at = (cf_place){CF_RESULT, s->rank}, step.from = (cf_place){CF_FULL, s->rank};
+        append(b, step);
+    } else if (s->operation == CF_REDUCE_SCATTER) {
+        add_all(b, first);
+    }
 }
 
 // --- the baselines: native collectives ---
@@ -320,6 +380,7 @@ static void fused_reduce_scatter(builder *b) {
     case CF_DIRECT:
         direct_reduce_scatter(b);
         return;
+    case CF_ONCE:
     case CF_ROUTES:
         break;
     }
@@ -338,6 +399,8 @@ static void generate(builder *b) {
     cf_schedule *s = b->s;
     if (!cf_mode_is_fused(s->mode) && s->ranks > 1)
         native(b);
+    else if (s->route == CF_ONCE)
+        at_once(b);
     else if (s->operation == CF_ALLGATHER)
         fused_allgather(b);
     else if (s->operation == CF_ALLTOALL) {
@@ -354,8 +417,9 @@ static void generate(builder *b) {
 cf_schedule *cf_schedule_create(cf_operation operation, cf_side side, cf_mode mode, cf_route route, int ranks,
                                 int rank, int slices, bool folds) {
     check_arguments(operation, side, ranks, rank, slices);
-    if (mode == CF_MODE_NONE || side == CF_NO_COMPUTE || ranks == 1) slices = 1;
-    if (operation == CF_REDUCE_SCATTER && side == CF_NO_COMPUTE) route = CF_DIRECT;
+    if (side == CF_NO_COMPUTE) route = CF_ONCE;
+    bool whole = mode == CF_MODE_NONE || side == CF_NO_COMPUTE || ranks == 1;
+    if (whole || (route == CF_ONCE && cf_mode_is_fused(mode))) slices = 1;
     cf_schedule *s = calloc(1, sizeof *s);
     int *exchanges = malloc((size_t)ranks * (size_t)slices * sizeof *exchanges);
     if (!s || !exchanges) cf_die(NULL, "out of memory for a schedule");
@@ -390,7 +454,7 @@ const char *cf_operation_name(cf_operation operation) {
 }
 
 static const char *const mode_names[CF_MODES] = {"none", "slice", "commfuse", "nowire"};
-static const char *const route_names[CF_ROUTES] = {"ring", "direct"};
+static const char *const route_names[CF_ROUTES] = {"ring", "direct", "once"};
 
 static int find(const char *const *names, int count, const char *name) {
     int i = 0;
@@ -462,12 +526,12 @@ static void print_step(text *t, const cf_step *step) {
         if (step->count == 1)
             print(t, "%s slice %d in ", what, step->first);
         else
-            print(t, "%s %d slices %d, %d, … from ", what, step->count, step->first,
+            print(t, "%s %d slices %d, %d, … in ", what, step->count, step->first,
                   step->first + step->stride);
         print_place(t, step->at);
         break;
     case CF_EXCHANGE:
-        print(t, "exchange   ");
+        print(t, step->joined ? "  with it  " : "exchange   ");
         if (step->send_to >= 0) print(t, "slice %d → rank %d  ", step->send_slice, step->send_to);
         if (step->recv_from >= 0) {
             print(t, "slice %d ← rank %d into ", step->recv_slice, step->recv_from);
@@ -487,7 +551,11 @@ static void print_step(text *t, const cf_step *step) {
     }
     for (int i = 0; i < 2; i++)
         if (step->wait[i] >= 0)
-            print(t, "%s%d", i == 0 || step->wait[0] < 0 ? "  after " : ", ", step->wait[i]);
+            print(t, "%s%d",
+                  i == 0 || step->wait[0] < 0 ? "  after "
+                  : step->range               ? " … "
+                                              : ", ",
+                  step->wait[i]);
     print(t, "\n");
 }
 

@@ -33,10 +33,14 @@ typedef enum { CF_ALLGATHER, CF_REDUCE_SCATTER, CF_ALLTOALL } cf_operation;
 typedef enum { CF_NO_COMPUTE, CF_COMPUTE_BEFORE, CF_COMPUTE_AFTER, CF_COMPUTE_BOTH } cf_side;
 // Those in front of NOWIRE move data, and tests hold them against each other.
 typedef enum { CF_MODE_NONE, CF_MODE_SLICE, CF_MODE_COMMFUSE, CF_MODE_NOWIRE, CF_MODES } cf_mode;
-// Who passes a slice on to whom; all-to-all: both send straight to the owner. The order of a reduce-scatter's sums does not
-// depend on it, nor the order in which an all-gather's slices are worked on (rank r: its own, then those of r − 1, r − 2, …):
-// all routes give the same bits.
-typedef enum { CF_RING, CF_DIRECT, CF_ROUTES } cf_route;
+// Who passes a slice on to whom.
+//   CF_RING    to the neighbour, one slice after another. (all-to-all: as DIRECT)
+//   CF_DIRECT  straight to the rank that needs it, one slice after another
+//   CF_ONCE    straight, all of them at once, for slices too small to hide a transfer each: one unit of exchanges, beside
+//              the computation of the own shard; the other ranks' shards are computed together. m is 1
+// The order of a reduce-scatter's sums does not depend on the route. The order in which an all-gather's slices are worked on
+// (rank r: its own, then those of r − 1, r − 2, …) is the same for RING and DIRECT, so these two give the same bits.
+typedef enum { CF_RING, CF_DIRECT, CF_ONCE, CF_ROUTES } cf_route;
 
 typedef enum { CF_COMPUTE, CF_EXCHANGE, CF_ADD, CF_COPY, CF_COLLECTIVE } cf_step_kind;
 typedef enum { CF_FULL, CF_STAGE, CF_RESULT } cf_buffer;
@@ -49,6 +53,7 @@ typedef struct cf_place { // one slice of one buffer
 typedef struct cf_step {
     cf_step_kind kind;
     int wait[2]; // indices of earlier steps that must be done first (transfers: have arrived); -1: none
+    bool range;  // COMPUTE: waits for all steps from wait[0] to wait[1]
     // COMPUTE and COLLECTIVE: slices first, first + stride, …, `count` of them
     int first, count, stride;
     // COMPUTE: CF_COMPUTE_BEFORE writes slices that will travel, CF_COMPUTE_AFTER reads those that have
@@ -58,7 +63,9 @@ typedef struct cf_step {
     // ADD:     at = at + from.   COPY: at = from (the own slices of an all-to-all without compute).
     // EXCHANGE: sends `from`, receives into `at`.   COLLECTIVE: from → at
     cf_place at, from;
-    // EXCHANGE: one send, one receive; between GPUs those of a group run one after another, in the order posted.
+    // EXCHANGE: one send, one receive; between GPUs those of a group run one after another, in the order posted. Those that
+    // are `joined` to the exchange before them form one unit with it: posted together, they run at the same time.
+    bool joined;
     // Group ranks; -1: this half is absent. Slice numbers name what travels (message tags):
     // all-gather and reduce-scatter: of FULL; all-to-all: destination · m + k on both sides.
     int send_to, send_slice;
@@ -84,9 +91,8 @@ typedef struct cf_schedule {
 } cf_schedule;
 
 // The schedule of group rank `rank` of `ranks`. slices >= 1: slices per rank's shard: m of commfuse and
-// nowire, M of slice; ignored (1) by none, without compute (nothing to slice behind) and on one rank.
-// A reduce-scatter without compute goes direct on both routes: on the ring a rank would have to come back
-// and add between any two transfers, and what is on the wire would depend on when it does.
+// nowire, M of slice; ignored (1) by none, without compute (nothing to slice behind), by route ONCE and on one rank.
+// Without compute there is nothing to hide a transfer, so all of them travel at once: the route is ONCE.
 //
 // folds: the computation of a reduce-scatter can add to what is there. With m >= 2 slices the own slices 0 … m − 2,
 // last of all, are then computed onto the sums that have arrived for them, which saves an addition each. Slice m − 1 is

@@ -87,8 +87,9 @@ struct cf_transport {
                    int64_t bytes);                 // collective, before the first request:
                                                    // all (size, bytes) = what ranks give
     void (*bind)(cf_transport *, cf_group *group); // collective over the group: prepare its communicator
-    // Moves the data when the work enqueued on `stream` so far is done.
-    void (*post)(cf_transport *, cf_request *request, cf_stream *stream);
+    // Moves the data when the work enqueued on `stream` so far is done. `count` exchanges of one group that lie side by
+    // side are one unit: none of them waits for another.
+    void (*post)(cf_transport *, cf_request *requests, int count, cf_stream *stream);
     // No need for `stream` to wait. GPU: true only where it is the stream that has waited last, and has waited for this.
     bool (*test)(cf_transport *, cf_request *request, cf_point point, cf_stream *stream);
     // Work enqueued on `stream` afterwards sees the request at that point. CPU: blocks. Who waits longer than

@@ -179,10 +179,11 @@ static void look(void *argument) {
     if (news || (f && too_long(s, f))) give_up(s, f, news);
 }
 
-static int64_t launches_of(const cf_wire *wire, const cf_request *r) {
+static int64_t launches_of(const cf_wire *wire, const cf_request *r, int count) {
     if (wire->chunk_bytes == 0 || r->kind != CF_REQUEST_EXCHANGE) return LAUNCHES;
-    return LAUNCHES +
-           LAUNCHES_OF_CHUNK * (r->send_count + r->recv_count) * cf_dtype_size(r->dtype) / wire->chunk_bytes;
+    int64_t bytes = 0;
+    for (int i = 0; i < count; i++) bytes += (r[i].send_count + r[i].recv_count) * cf_dtype_size(r[i].dtype);
+    return count * LAUNCHES + LAUNCHES_OF_CHUNK * bytes / wire->chunk_bytes;
 }
 
 // One that is too large by itself is posted alone.
@@ -203,9 +204,10 @@ static void keep_pace(cuda_state *s, int64_t launches) {
     }
 }
 
-static void remember(cuda_state *s, const cf_request *r, int64_t launches) {
+// A unit is remembered as one, whose peers are all the others.
+static void remember(cuda_state *s, const cf_request *r, int count, int64_t launches) {
     const cf_group *group = r->group;
-    bool exchange = r->kind == CF_REQUEST_EXCHANGE;
+    bool exchange = r->kind == CF_REQUEST_EXCHANGE && count == 1;
     goes_on(s); // what it was told may be about to be overwritten
     cf_watch_posted(s->watch, number_of(group), r->label, r->layer, r->step);
     flight *f = flight_at(s, s->posted++);
@@ -216,8 +218,8 @@ static void remember(cuda_state *s, const cf_request *r, int64_t launches) {
     f->send_to = exchange && r->send_to >= 0 ? group->world[r->send_to] : -1;
     f->recv_from = exchange && r->recv_from >= 0 ? group->world[r->recv_from] : -1;
     f->begin = r->begin;
-    f->arrival = r->arrival;
-    f->end = r->end;
+    f->arrival = r[count - 1].arrival;
+    f->end = r[count - 1].end;
     f->launches = launches;
     f->waiting_ms = 0;
     s->launches += launches;
@@ -237,14 +239,14 @@ static cf_wire *wire_for(const cf_request *r) {
                     r->group->name);
 }
 
-static void post(cf_transport *t, cf_request *r, cf_stream *stream) {
+static void post(cf_transport *t, cf_request *r, int count, cf_stream *stream) {
     cuda_state *s = (cuda_state *)t->state;
     cf_wire *wire = wire_for(r);
-    int64_t launches = launches_of(wire, r);
+    int64_t launches = launches_of(wire, r, count);
     keep_pace(s, launches);
-    s->bytes += cf_request_bytes(r);
-    wire->post(wire, r, stream);
-    remember(s, r, launches);
+    for (int i = 0; i < count; i++) s->bytes += cf_request_bytes(&r[i]);
+    wire->post(wire, r, count, stream);
+    remember(s, r, count, launches);
 }
 
 // A wire's requests end in the order posted, so who has waited for one has waited for all before it.
@@ -345,7 +347,7 @@ static cf_request first_meeting(cf_request_kind kind, const cf_group *group, con
 }
 
 static void run_now(cf_transport *t, cf_request *r, cf_stream *stream) {
-    post(t, r, stream);
+    post(t, r, 1, stream);
     wait(t, r, CF_COMPLETE, stream);
 }
 

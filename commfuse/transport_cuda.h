@@ -16,9 +16,9 @@ struct cf_wire {
     const cf_stream *waiter; // the stream that has waited last
     int64_t waited;          // the number of the last `end` that it has waited for
     int64_t chunk_bytes;     // a message is enqueued in pieces of so many, each some launches; 0: whole
-    // Enqueue the transfer behind the work enqueued on `stream` so far and behind what `after` brings; set
-    // begin, arrival and end. Ends follow each other in the order posted.
-    void (*post)(cf_wire *, cf_request *request, cf_stream *stream);
+    // Enqueue the transfers, one or a unit of `count` exchanges, behind the work enqueued on `stream` so far and behind
+    // what `after` brings; set begin, arrival and end of each. Ends follow each other in the order posted.
+    void (*post)(cf_wire *, cf_request *requests, int count, cf_stream *stream);
     // What the library knows of a peer that is gone, in words that stay; NULL: nothing.
     const char *(*look)(cf_wire *);
     // All transfers are complete on all ranks. detach lets go of the other ranks' memory; when all have, close

@@ -181,13 +181,15 @@ static void barrier(ipc_wire *w, cf_request *r, cf_moment ready) {
     r->arrival = r->end = cf_moment_now(w->join);
 }
 
-static void post(cf_wire *wire, cf_request *r, cf_stream *stream) {
+static void post(cf_wire *wire, cf_request *r, int count, cf_stream *stream) {
     ipc_wire *w = (ipc_wire *)wire->state;
-    cf_moment ready = cf_request_ready(r, stream);
-    if (r->kind == CF_REQUEST_EXCHANGE)
-        exchange(w, r, ready);
-    else
-        barrier(w, r, ready); // transport_cuda.cu gives native collectives to NCCL
+    for (int i = 0; i < count; i++) {
+        cf_moment ready = cf_request_ready(&r[i], stream);
+        if (r[i].kind == CF_REQUEST_EXCHANGE)
+            exchange(w, &r[i], ready);
+        else
+            barrier(w, &r[i], ready); // transport_cuda.cu gives native collectives to NCCL
+    }
 }
 
 static const char *look(cf_wire *wire) {

@@ -253,20 +253,22 @@ static int number_of(const mpi_state *s, const cf_group *group) {
     return (int)((const MPI_Comm *)group->native - s->comm);
 }
 
-static void post(cf_transport *t, cf_request *r, cf_stream *stream) {
+static void post(cf_transport *t, cf_request *r, int count, cf_stream *stream) {
     mpi_state *s = (mpi_state *)t->state;
-    atomic_fetch_add(&s->bytes, cf_request_bytes(r));
     cf_stream_sync(stream); // the data to send is complete
     cf_watch_posted(s->watch, number_of(s, r->group), r->label, r->layer, r->step);
-    r->next = NULL;
-    r->received = 0;
-    __atomic_store_n(&r->state, CF_POSTED, __ATOMIC_RELEASE);
+    for (int i = 0; i < count; i++) {
+        atomic_fetch_add(&s->bytes, cf_request_bytes(&r[i]));
+        r[i].next = i + 1 < count ? &r[i + 1] : NULL;
+        r[i].received = 0;
+        __atomic_store_n(&r[i].state, CF_POSTED, __ATOMIC_RELEASE);
+    }
     pthread_mutex_lock(&s->lock);
     if (s->last)
         s->last->next = r;
     else
         __atomic_store_n(&s->first, r, __ATOMIC_RELEASE);
-    s->last = r;
+    s->last = &r[count - 1];
     pthread_cond_signal(&s->posted);
     pthread_mutex_unlock(&s->lock);
 }

@@ -1,7 +1,7 @@
 // Exchanges and native collectives of a group by NCCL, all on one urgent stream.
 //
 // NCCL matches the messages of a pair by order alone, and requests of one communicator run one after another;
-// an exchange is a group of a send and a receive, which end together. So the schedules must send and receive in
+// an exchange is a group of a send and a receive, which end together, and a unit is a group of all its exchanges. So the schedules must send and receive in
 // the same order on both sides, and must complete even if every rank takes one exchange at a time:
 // tests/commfuse/schedule_check.h holds all of them against that (wire order, wire deadlock). Requests that `after`
 // names are of the same group, so the stream's order is enough.
@@ -43,13 +43,15 @@ static ncclDataType_t nccl_type(cf_dtype dtype) {
     return type[dtype];
 }
 
-static void exchange(nccl_wire *w, const cf_request *r, cudaStream_t stream) {
-    ncclDataType_t type = nccl_type(r->dtype);
+static void exchange(nccl_wire *w, const cf_request *requests, int count, cudaStream_t stream) {
+    ncclDataType_t type = nccl_type(requests->dtype);
     CHECK(ncclGroupStart(), w->comm);
-    if (r->send_to >= 0 && r->send_count > 0)
-        CHECK(ncclSend(r->send, (size_t)r->send_count, type, r->send_to, w->comm, stream), w->comm);
-    if (r->recv_from >= 0 && r->recv_count > 0)
-        CHECK(ncclRecv(r->recv, (size_t)r->recv_count, type, r->recv_from, w->comm, stream), w->comm);
+    for (const cf_request *r = requests; r < requests + count; r++) {
+        if (r->send_to >= 0 && r->send_count > 0)
+            CHECK(ncclSend(r->send, (size_t)r->send_count, type, r->send_to, w->comm, stream), w->comm);
+        if (r->recv_from >= 0 && r->recv_count > 0)
+            CHECK(ncclRecv(r->recv, (size_t)r->recv_count, type, r->recv_from, w->comm, stream), w->comm);
+    }
     CHECK(ncclGroupEnd(), w->comm);
 }
 
@@ -92,17 +94,17 @@ static void alltoall(nccl_wire *w, const cf_request *r, cudaStream_t stream) {
     CHECK(ncclGroupEnd(), w->comm);
 }
 
-static void post(cf_wire *wire, cf_request *r, cf_stream *stream) {
+static void post(cf_wire *wire, cf_request *r, int count, cf_stream *stream) {
     nccl_wire *w = (nccl_wire *)wire->state;
     cudaStream_t on = cf_cuda_stream(w->stream);
-    for (int i = 0; i < 2; i++)
-        if (r->after[i] && r->after[i]->group != r->group)
+    for (int i = 0; i < 2 * count; i++)
+        if (r[i / 2].after[i % 2] && r[i / 2].after[i % 2]->group != r->group)
             cf_die(NULL, "%s waits for a request of another group", r->label);
     cf_stream_after(w->stream, cf_request_ready(r, stream));
-    r->begin = cf_moment_now(w->stream);
+    cf_moment begin = cf_moment_now(w->stream);
     switch (r->kind) {
     case CF_REQUEST_EXCHANGE:
-        exchange(w, r, on);
+        exchange(w, r, count, on);
         break;
     case CF_REQUEST_ALLGATHER:
         allgather(w, r, on);
@@ -117,7 +119,8 @@ static void post(cf_wire *wire, cf_request *r, cf_stream *stream) {
         CHECK(ncclAllReduce(w->flag, w->flag, 1, ncclInt32, ncclSum, w->comm, on), w->comm);
         break;
     }
-    r->arrival = r->end = cf_moment_now(w->stream);
+    cf_moment end = cf_moment_now(w->stream);
+    for (int i = 0; i < count; i++) r[i].begin = begin, r[i].arrival = r[i].end = end;
 }
 
 static const char *look(cf_wire *wire) {

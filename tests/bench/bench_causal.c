@@ -213,10 +213,10 @@ static void measure_costs(bench *b, work *k) {
     char bytes[2] = {0};
     cf_request pending = byte_request(b, &bytes[0], false), release = byte_request(b, &bytes[1], true);
     cf_barrier(&b->context, &b->mesh.world_group);
-    if (t->size > 1) t->post(t, &pending, b->context.stream);
+    if (t->size > 1) t->post(t, &pending, 1, b->context.stream);
     for (int i = 0; i <= b->repetitions; i++) time_all(k, &sample[i], b->context.stream); // 0 is to warm up
     if (t->size > 1) {
-        t->post(t, &release, b->context.stream);
+        t->post(t, &release, 1, b->context.stream);
         t->wait(t, &release, CF_COMPLETE, b->context.stream);
         t->wait(t, &pending, CF_COMPLETE, b->context.stream);
         b->context.tags++;

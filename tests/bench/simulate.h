@@ -89,7 +89,9 @@ static inline bool sim_done(const simulation *s, const sim_rank *rank, int step)
 }
 
 static inline bool sim_waits_done(const simulation *s, const sim_rank *rank, const cf_step *step) {
-    return sim_done(s, rank, step->wait[0]) && sim_done(s, rank, step->wait[1]);
+    bool done = sim_done(s, rank, step->wait[0]) && sim_done(s, rank, step->wait[1]);
+    for (int i = step->wait[0]; step->range && i < step->wait[1]; i++) done &= sim_done(s, rank, i);
+    return done;
 }
 
 // Walks the list as far as the stream gets at this instant.

@@ -2,6 +2,8 @@
 // the first property they violate. It is written from commfuse/schedule.h alone.
 //
 //   form        waits name earlier steps, slots and peers exist, no COMPUTE where nothing is computed
+//   unit        exchanges that are joined follow one another, none waits for another of its unit, and no two are with one
+//               peer; by route ONCE, and without compute, all exchanges of a rank are one unit
 //   side        each COMPUTE is on a side on which the operation computes
 //   coverage    each rank computes every slice it must, once; with compute on both sides, once on each
 //   volume      commfuse: (N-1)·m slices sent and as many received by each rank, no collective;
@@ -14,8 +16,8 @@
 //   sum order   reduce-scatter in commfuse adds slice j in the order j+1, j+2, …, j
 //   own slice   compute after: own slices first and behind the first transfer; before: own slices last
 //   arrival     compute after: the other slices in the order in which their transfers were posted
-//   work order  compute after an all-gather, commfuse and nowire: slices of rank r, then of r − 1, r − 2, …, whatever the
-//               route (an all-to-all has the same one on all routes)
+//   work order  compute after an all-gather, commfuse and nowire: slices of rank r, then of r − 1, r − 2, …, by ring and
+//               direct alike (an all-to-all has the same one on both)
 //   tail        no EXCHANGE is posted behind the last COMPUTE; if there is compute before, behind the last of it
 //   begin       begin computes before and posts every transfer, finish computes after (all modes)
 //   fold        a schedule that folds computes its own slices but number m − 1, and no others, onto the sums of all
@@ -50,10 +52,10 @@
 #include <string.h>
 
 enum {
-    RANKS_MAX = 64,
-    SLICES_MAX = 256, // N · m
+    RANKS_MAX = 512,
+    SLICES_MAX = 512, // N · m
     STAGE_MAX = 512,  // slots
-    STEPS_MAX = 1024, // of one rank
+    STEPS_MAX = 2048, // of one rank
     PLACES_MAX = 2 * SLICES_MAX + STAGE_MAX,
     ACCESSES_MAX = 2 * SLICES_MAX,
     SEND = 0,
@@ -186,7 +188,17 @@ static int accesses(const checker *c, int rank, const cf_step *step, touched *li
     return (int)(end - list);
 }
 
-// ------------------------------------------------------------------------------- form, coverage, volume
+// --------------------------------------------------------------------------------------------- waits
+
+// The n-th step that a step waits for; -1: there are no more.
+static int nth_wait(const cf_step *step, int n) {
+    if (step->range) return step->wait[0] + n <= step->wait[1] ? step->wait[0] + n : -1;
+    for (int w = 0; w < 2; w++)
+        if (step->wait[w] >= 0 && n-- == 0) return step->wait[w];
+    return -1;
+}
+
+// ------------------------------------------------------------------------- form, unit, coverage, volume
 
 static const char *check_step_form(const checker *c, int r, int i) {
     const cf_schedule *s = c->schedule[r];
@@ -194,6 +206,8 @@ static const char *check_step_form(const checker *c, int r, int i) {
     for (int w = 0; w < 2; w++)
         if (step->wait[w] < -1 || step->wait[w] >= i)
             return violated("form", r, i, "waits for step %d", step->wait[w]);
+    if (step->range && (step->kind != CF_COMPUTE || step->wait[0] < 0 || step->wait[1] < step->wait[0]))
+        return violated("form", r, i, "waits for steps %d to %d", step->wait[0], step->wait[1]);
     if (step->kind == CF_COMPUTE && c->side == CF_NO_COMPUTE)
         return violated("form", r, i, "COMPUTE of nothing");
     bool one_side = step->side == CF_COMPUTE_BEFORE || step->side == CF_COMPUTE_AFTER;
@@ -265,6 +279,37 @@ static const char *check_form(const checker *c) {
         }
     }
     return NULL;
+}
+
+static const char *check_units_of(const checker *c, int r) {
+    const cf_schedule *s = c->schedule[r];
+    bool one = c->mode == CF_MODE_COMMFUSE && (s->route == CF_ONCE || c->side == CF_NO_COMPUTE);
+    bool met[2][RANKS_MAX] = {{false}};
+    int units = 0;
+    for (int i = 0, first = 0; i < s->count; i++) {
+        const cf_step *step = &s->step[i];
+        bool exchange = step->kind == CF_EXCHANGE;
+        if (step->joined && (!exchange || i == 0 || s->step[i - 1].kind != CF_EXCHANGE))
+            return violated("unit", r, i, "joined to what is no exchange");
+        if (!exchange) continue;
+        if (!step->joined) first = i, units++, memset(met, 0, sizeof met);
+        for (int w = 0; w < 2; w++)
+            if (step->wait[w] >= first)
+                return violated("unit", r, i, "waits for step %d of its unit", step->wait[w]);
+        bool *sent = step->send_to < 0 ? NULL : &met[SEND][step->send_to],
+             *received = step->recv_from < 0 ? NULL : &met[RECV][step->recv_from];
+        if ((sent && *sent) || (received && *received)) return violated("unit", r, i, "meets a peer twice");
+        if (sent) *sent = true;
+        if (received) *received = true;
+    }
+    if (one && units != (c->ranks > 1)) return violated("unit", r, -1, "%d of them", units);
+    return NULL;
+}
+
+static const char *check_units(const checker *c) {
+    const char *property = NULL;
+    for (int r = 0; r < c->ranks && !property; r++) property = check_units_of(c, r);
+    return property;
 }
 
 // Steps of one kind and side (transfers have none) name every slice once.
@@ -416,8 +461,7 @@ static void order_steps(checker *c, const cf_schedule *s) {
     for (int i = 0; i < s->count; i++) {
         const cf_step *step = &s->step[i];
         memset(c->before[i], 0, (size_t)words * sizeof c->before[i][0]);
-        for (int w = 0; w < 2; w++)
-            if (step->wait[w] >= 0) add_before(c, i, step->wait[w], words);
+        for (int n = 0, wait = 0; (wait = nth_wait(step, n)) >= 0; n++) add_before(c, i, wait, words);
         if (last_blocking >= 0) add_before(c, i, last_blocking, words);
         if (on_stream(step)) {
             if (last_compute >= 0) add_before(c, i, last_compute, words);
@@ -589,8 +633,8 @@ static void check_result(checker *c) {
 // ------------------------------------------------------------------------------------------- the run
 
 static bool waits_complete(const checker *c, int r, const cf_step *step) {
-    for (int w = 0; w < 2; w++)
-        if (step->wait[w] >= 0 && !c->complete[r][step->wait[w]]) return false;
+    for (int n = 0, wait = 0; (wait = nth_wait(step, n)) >= 0; n++)
+        if (!c->complete[r][wait]) return false;
     return true;
 }
 
@@ -708,7 +752,7 @@ static const char *check_own_slice(const checker *c, int r, cf_side side) {
         if (step->kind != CF_COMPUTE || step->side != side) continue;
         bool own = taken >= first_own && taken < first_own + c->slices;
         for (int k = 0; k < step->count; k++, taken++)
-            if ((step->first / c->slices == r) != own || step->count > 1)
+            if ((step->first / c->slices == r) != own || (step->count > 1 && (own || s->route != CF_ONCE)))
                 return violated("own slice", r, i, "slice %d is computed as number %d", step->first, taken);
         if (own && after && (step->wait[0] >= 0 || step->wait[1] >= 0))
             return violated("own slice", r, i, "waits, though it is here");
@@ -788,7 +832,8 @@ static const char *check_order(const checker *c) {
         for (cf_side side = CF_COMPUTE_BEFORE; side <= CF_COMPUTE_AFTER && fused && !property; side++)
             if (computes(c, side)) property = check_own_slice(c, r, side);
         if (!property) property = check_arrival(c, r);
-        if (!property && fused && c->operation == CF_ALLGATHER) property = check_work_order(c, r);
+        bool ordered = fused && c->operation == CF_ALLGATHER && c->schedule[r]->route != CF_ONCE;
+        if (!property && ordered) property = check_work_order(c, r);
         if (!property && fused) property = check_tail(c, r);
         if (!property) property = check_begin(c, r);
         if (!property) property = check_fold(c, r);
@@ -860,8 +905,8 @@ static const char *check_wire_order(wire *w) {
 
 static bool item_waits(wire *w, int r, int i) {
     const cf_step *step = step_of(w, r, i);
-    for (int k = 0; k < 2; k++)
-        if (step->wait[k] >= 0 && !w->complete[r][w->of[r].list[i].operation][step->wait[k]]) return true;
+    for (int n = 0, wait = 0; (wait = nth_wait(step, n)) >= 0; n++)
+        if (!w->complete[r][w->of[r].list[i].operation][wait]) return true;
     return false;
 }
 
@@ -942,6 +987,7 @@ static const char *check(cf_schedule *const *schedule) {
     if (c.ranks < 1 || c.ranks > RANKS_MAX || c.slices < 1 || c.total > SLICES_MAX)
         return violated("form", 0, -1, "%d ranks, %d slices", c.ranks, c.slices);
     const char *property = check_form(&c);
+    if (!property) property = check_units(&c);
     if (!property) property = check_coverage(&c);
     if (!property) property = check_volume(&c);
     if (!property) property = check_matching(&c);

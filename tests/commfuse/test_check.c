@@ -46,8 +46,7 @@ static void spoil(cf_request *r) {
     r->send = fault.copy;
 }
 
-static void post_wrongly(cf_transport *t, cf_request *r, cf_stream *stream) {
-    (void)t;
+static void post_one_wrongly(cf_request *r, cf_stream *stream) {
     bool is_checksum = r->dtype == CF_INT64; // payloads are of other types
     bool counts =
         fault.armed && r->kind == CF_REQUEST_EXCHANGE && r->send_to >= 0 && is_checksum == fault.in_checksum;
@@ -57,13 +56,17 @@ static void post_wrongly(cf_transport *t, cf_request *r, cf_stream *stream) {
         return;
     }
     if (hit) spoil(r);
-    if (fault.held) {
-        CHECK(is_checksum, "no checksum follows a payload");
+    if (fault.held && is_checksum && r->send_to == fault.held->send_to) { // its own
         spoil(fault.held);
-        transport->post(transport, fault.held, stream);
+        transport->post(transport, fault.held, 1, stream);
         fault.held = NULL;
     }
-    transport->post(transport, r, stream);
+    transport->post(transport, r, 1, stream);
+}
+
+static void post_wrongly(cf_transport *t, cf_request *r, int count, cf_stream *stream) {
+    (void)t;
+    for (int i = 0; i < count; i++) post_one_wrongly(&r[i], stream);
 }
 
 // ---------------------------------------------------------------------------------------- an operation

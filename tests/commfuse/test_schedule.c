@@ -11,7 +11,9 @@
 #include <cmocka.h>
 #include "tests/commfuse/schedule_check.h"
 
-enum { SLICES_PER_RANK = 4, ROOM = 16 }; // m at most; steps that a planted fault may insert
+// All numbers of ranks up to ALL_RANKS are tried, and some beyond; m at most; steps that a planted fault may insert.
+enum { ALL_RANKS = 64, SLICES_PER_RANK = 4, ROOM = 16 };
+static const int many[] = {127, RANKS_MAX};
 
 typedef struct kind {
     cf_operation operation;
@@ -69,8 +71,9 @@ static void assert_property(const set *all, const char *expected, const char *wh
     fail();
 }
 
-static int expected_slices(cf_side side, cf_mode mode, int ranks, int slices) {
-    return side == CF_NO_COMPUTE || mode == CF_MODE_NONE || ranks == 1 ? 1 : slices;
+static int expected_slices(cf_side side, cf_mode mode, cf_route route, int ranks, int slices) {
+    bool once = mode == CF_MODE_COMMFUSE && route == CF_ONCE;
+    return side == CF_NO_COMPUTE || mode == CF_MODE_NONE || ranks == 1 || once ? 1 : slices;
 }
 
 static void check_all_modes(kind of, cf_route route, int ranks, int slices) {
@@ -80,7 +83,7 @@ static void check_all_modes(kind of, cf_route route, int ranks, int slices) {
         assert_int_equal(all.of[0]->side, of.side);
         assert_int_equal(all.of[0]->mode, mode);
         assert_int_equal(all.of[0]->ranks, ranks);
-        assert_int_equal(all.of[0]->slices, expected_slices(of.side, mode, ranks, slices));
+        assert_int_equal(all.of[0]->slices, expected_slices(of.side, mode, route, ranks, slices));
         assert_int_equal(all.of[0]->folds, of.folds && mode == CF_MODE_COMMFUSE && all.of[0]->slices > 1);
         assert_property(&all, NULL, NULL);
         if (mode == CF_MODE_COMMFUSE) {
@@ -97,9 +100,15 @@ static void check_all_modes(kind of, cf_route route, int ranks, int slices) {
 static void every_schedule(void **state) {
     const kind *of = *state;
     for (cf_route route = CF_RING; route < CF_ROUTES; route++)
-        for (int ranks = 1; ranks <= RANKS_MAX; ranks++)
+        for (int ranks = 1; ranks <= ALL_RANKS; ranks++)
             for (int slices = 1; slices <= SLICES_PER_RANK; slices++)
                 check_all_modes(*of, route, ranks, slices);
+}
+
+static void many_ranks(void **state) {
+    const kind *of = *state;
+    for (cf_route route = CF_RING; route < CF_ROUTES; route++)
+        for (size_t i = 0; i < sizeof many / sizeof *many; i++) check_all_modes(*of, route, many[i], 1);
 }
 
 static void same_call_same_schedule(void **state) {
@@ -804,11 +813,17 @@ static cf_schedule *with_checksums(const cf_schedule *s) {
             if (step.wait[w] >= 0) step.wait[w] = now_at[step.wait[w]];
         now_at[i] = all->count;
         all->step[all->count++] = step;
-        if (step.kind != CF_EXCHANGE) continue;
-        forget_waits(&step);
-        step.send_slice += SLICES_MAX, step.recv_slice += SLICES_MAX;
-        all->step[all->count++] = made;
-        all->step[all->count++] = step;
+        if (step.kind != CF_EXCHANGE || (i + 1 < s->count && s->step[i + 1].joined)) continue;
+        int first = i; // of the unit that ends here
+        while (s->step[first].joined) first--;
+        for (int j = first; j <= i; j++) {
+            step = s->step[j];
+            forget_waits(&step);
+            step.joined = false;
+            step.send_slice += SLICES_MAX, step.recv_slice += SLICES_MAX;
+            all->step[all->count++] = made;
+            all->step[all->count++] = step;
+        }
     }
     if (s->begin == s->count) all->begin = all->count;
     int last = all->count - 1;
@@ -956,6 +971,11 @@ int main(void) {
         {"compute → all-to-all", every_schedule, NULL, NULL, (void *)&kinds[BEFORE_A2A]},
         {"all-to-all → compute", every_schedule, NULL, NULL, (void *)&kinds[AFTER_A2A]},
         {"compute → all-to-all → compute", every_schedule, NULL, NULL, (void *)&kinds[BOTH_A2A]},
+        {"all-gather, many ranks", many_ranks, NULL, NULL, (void *)&kinds[AG_ALONE]},
+        {"all-gather → compute, many ranks", many_ranks, NULL, NULL, (void *)&kinds[AG]},
+        {"reduce-scatter, many ranks", many_ranks, NULL, NULL, (void *)&kinds[RS_ALONE]},
+        {"compute → reduce-scatter, many ranks", many_ranks, NULL, NULL, (void *)&kinds[RS]},
+        {"compute → all-to-all → compute, many ranks", many_ranks, NULL, NULL, (void *)&kinds[BOTH_A2A]},
         cmocka_unit_test(same_call_same_schedule),
         cmocka_unit_test(every_fault_is_named),
         cmocka_unit_test(nowire_differs),

@@ -54,7 +54,7 @@ static cf_request exchange(int to, const void *send, int from, void *recv, int64
 }
 
 static void post(cf_request *request) {
-    transport->post(transport, request, stream);
+    transport->post(transport, request, 1, stream);
 }
 static void finish(cf_request *request) {
     transport->wait(transport, request, CF_COMPLETE, stream);

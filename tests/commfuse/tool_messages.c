@@ -103,7 +103,7 @@ static void prepare_wave(const cf_group *group, wave *w, cf_stream *stream) {
 }
 
 static void post_wave(cf_transport *t, wave *w, cf_stream *stream) {
-    for (int i = 0; i < w->count; i++) t->post(t, &w->message[i].request, stream);
+    for (int i = 0; i < w->count; i++) t->post(t, &w->message[i].request, 1, stream);
 }
 
 // From the middle on, then the first: a wait must suffice for those in front of it, and for none behind it.

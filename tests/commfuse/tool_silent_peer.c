@@ -33,7 +33,7 @@ static bool is(const char *word, const char *name) {
 
 static void run(cf_transport *transport, cf_request request) {
     cf_stream *stream = cf_stream_create();
-    transport->post(transport, &request, stream);
+    transport->post(transport, &request, 1, stream);
     transport->wait(transport, &request, CF_COMPLETE, stream);
     cf_stream_sync(stream);
     cf_stream_free(stream);
