@@ -19,6 +19,7 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <unistd.h>
+#include "commfuse/choice.h"
 #include "commfuse/die.h"
 #include "commfuse/fuse.h"
 #include "commfuse/stop.h"
@@ -136,12 +137,14 @@ static void refuse_what_cannot_be(const options *o) {
                         o->dry_run ? "dry-run" : "init-from");
     if (o->export_step > 0 && !*o->export_to)
         cf_die_together("name a file with --export FILE", "--export-step needs --export");
-    if (o->check_wire && strcmp(o->overlap, "commfuse") != 0)
-        cf_die_together(
-            "use --overlap commfuse, or leave --check-wire away",
-            "--check-wire looks at what ranks exchange in mode commfuse; with --overlap %s there is "
-            "nothing for it to look at",
-            o->overlap);
+    if (o->check_wire && strcmp(o->overlap, "commfuse") != 0 && strcmp(o->overlap, "auto") != 0)
+        cf_die_together("use --overlap auto or commfuse, or leave --check-wire away",
+                        "--check-wire looks at exchanges between ranks; with --overlap %s there are none",
+                        o->overlap);
+    if (strcmp(o->overlap, "auto") == 0 && (options_given(o, "route") || options_given(o, "slices")))
+        cf_die_together("add --overlap commfuse or slice, or leave it away",
+                        "--%s fixes what --overlap auto chooses for each operation",
+                        options_given(o, "route") ? "route" : "slices");
     if (o->decay_steps > 0 && o->decay_steps < o->warmup)
         cf_die_together("raise --decay-steps, which counts from the first step, or lower --warmup",
                         "--decay-steps %lld ends the schedule before --warmup %lld has",
@@ -183,6 +186,7 @@ static void make_context(trainer *t) {
     if (o->threads == 0) o->threads = share > 1 ? share - spare : 1;
     cf_device_threads((int)o->threads);
     t->transport->configure(t->transport, (int)o->threads, o->timeout);
+    cf_costs_agree(t->transport);
     t->context.transport = t->transport;
     t->context.stream = cf_stream_create();
     t->context.trace = cf_trace_create();
@@ -514,10 +518,13 @@ static void banner(const trainer *t) {
            t->transport->name);
     const bool all_here = t->transport->size == t->ranks; // a dry run need not be
     if (t->ranks > 1 && all_here && strcmp(cf_device_name(), "CPU") == 0) tell_of_crowd(t);
-    printf("overlap   %s%s%s, %d slice%s\n", cf_mode_name(how.mode),
-           how.mode == CF_MODE_COMMFUSE ? " by " : "",
-           how.mode == CF_MODE_COMMFUSE ? cf_route_name(how.route) : "", how.slices,
-           how.slices == 1 ? "" : "s");
+    if (how.mode == CF_MODE_AUTO)
+        printf("overlap   auto: --dry-run prints what is chosen for each operation\n");
+    else
+        printf("overlap   %s%s%s, %d slice%s\n", cf_mode_name(how.mode),
+               how.mode == CF_MODE_COMMFUSE ? " by " : "",
+               how.mode == CF_MODE_COMMFUSE ? cf_route_name(how.route) : "", how.slices,
+               how.slices == 1 ? "" : "s");
     printf("batch     %lld sequences of %lld tokens = micro-batch %lld x dp %d x %d accumulation steps\n",
            (long long)o->batch, (long long)o->seq, (long long)o->micro_batch, t->mesh.dp, t->accumulation);
     if (t->train)

@@ -364,6 +364,6 @@ bool cf_flights_collective(const cf_flights *all, const cf_group *group) {
 
 bool cf_flights_hold_back(const cf_flights *all) {
     for (int i = 0; i < all->actives; i++)
-        if (may_send(&all->active[i])) return true;
+        if (all->active[i].posted < all->active[i].sends) return true;
     return false;
 }

@@ -10,6 +10,7 @@
 // Memory and requests are made once, in create. Where a slice lies is decided in one place, place_of(). If the
 // context has a check, checksums travel beside the payload (check.c): posted behind it, compared in finish.
 #include "fuse.h"
+#include "choice.h"
 #include "die.h"
 #include <stdlib.h>
 #include <string.h>
@@ -50,7 +51,25 @@ static int64_t result_bytes(const cf_fuse *f) {
     return shards * f->plan.capacity * cf_dtype_size(f->plan.dtype);
 }
 
+// Native collectives have no checksums.
+static void choose(const cf_context *context, cf_fuse_plan *plan) {
+    cf_costs costs = {0};
+    if (context->transport) costs = context->transport->costs;
+    if (plan->group->size > 1 && costs.flops_per_s <= 0)
+        cf_die("call cf_costs_agree() first", "%s: mode auto, but nobody knows what things cost", plan->name);
+    costs.native &= context->check == NULL;
+    cf_work work = {.operation = plan->operation,
+                    .side = plan->side,
+                    .ranks = plan->group->size,
+                    .bytes = (double)(plan->capacity * cf_dtype_size(plan->dtype)),
+                    .flops = plan->flops,
+                    .early = plan->early || plan->bulk};
+    cf_choice choice = cf_choose(&work, &costs);
+    plan->mode = choice.mode, plan->route = choice.route, plan->slices = choice.slices;
+}
+
 cf_fuse *cf_fuse_create(cf_context *context, cf_fuse_plan plan) {
+    if (plan.mode == CF_MODE_AUTO) choose(context, &plan);
     if (plan.capacity < 0) cf_die(NULL, "%s: capacity of %lld elements", plan.name, (long long)plan.capacity);
     if (plan.result_given && plan.operation != CF_ALLTOALL)
         cf_die(NULL, "%s: the result of %s cannot be given, only that of all-to-all", plan.name,

@@ -61,6 +61,9 @@ typedef struct cf_fuse_plan {
     bool result_given; // all-to-all: the caller says before every begin where the result goes
     bool folds; // reduce-scatter: compute can add to what is there, and what it writes elsewhere is new
     bool bulk;  // much, and not needed soon: what is posted later may pass it (weights, their gradients)
+    // For CF_MODE_AUTO, where mode, route and slices are chosen (choice.h):
+    double flops; // of one rank's computation of all slices
+    bool early;   // begun well before it is finished
 } cf_fuse_plan;
 
 typedef struct cf_fuse cf_fuse;

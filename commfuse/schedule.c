@@ -387,10 +387,12 @@ static void fused_reduce_scatter(builder *b) {
     cf_die(NULL, "a reduce-scatter by route %d", (int)b->s->route);
 }
 
-static void check_arguments(cf_operation operation, cf_side side, int ranks, int rank, int slices) {
+static void check_arguments(cf_operation operation, cf_side side, cf_mode mode, int ranks, int rank,
+                            int slices) {
     bool side_fits = side == CF_NO_COMPUTE || operation == CF_ALLTOALL ||
                      (operation == CF_ALLGATHER) == (side == CF_COMPUTE_AFTER);
     if (!side_fits) cf_die(NULL, "%s has no computation on that side", cf_operation_name(operation));
+    if (mode == CF_MODE_AUTO) cf_die(NULL, "a schedule of mode auto: one must be chosen first");
     if (ranks < 1 || rank < 0 || rank >= ranks || slices < 1)
         cf_die(NULL, "schedule for rank %d of %d with %d slices", rank, ranks, slices);
 }
@@ -416,7 +418,7 @@ static void generate(builder *b) {
 
 cf_schedule *cf_schedule_create(cf_operation operation, cf_side side, cf_mode mode, cf_route route, int ranks,
                                 int rank, int slices, bool folds) {
-    check_arguments(operation, side, ranks, rank, slices);
+    check_arguments(operation, side, mode, ranks, rank, slices);
     if (side == CF_NO_COMPUTE) route = CF_ONCE;
     bool whole = mode == CF_MODE_NONE || side == CF_NO_COMPUTE || ranks == 1;
     if (whole || (route == CF_ONCE && cf_mode_is_fused(mode))) slices = 1;
@@ -453,7 +455,7 @@ const char *cf_operation_name(cf_operation operation) {
     return name[operation];
 }
 
-static const char *const mode_names[CF_MODES] = {"none", "slice", "commfuse", "nowire"};
+static const char *const mode_names[CF_MODES] = {"none", "slice", "commfuse", "nowire", "auto"};
 static const char *const route_names[CF_ROUTES] = {"ring", "direct", "once"};
 
 static int find(const char *const *names, int count, const char *name) {
@@ -483,7 +485,7 @@ bool cf_route_of(const char *name, cf_route *route) {
 }
 
 bool cf_mode_is_fused(cf_mode mode) {
-    return mode == CF_MODE_COMMFUSE || mode == CF_MODE_NOWIRE;
+    return mode == CF_MODE_COMMFUSE || mode == CF_MODE_NOWIRE || mode == CF_MODE_AUTO;
 }
 
 cf_mode cf_mode_for_figures(cf_mode mode) {

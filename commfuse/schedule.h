@@ -32,7 +32,15 @@ typedef enum { CF_ALLGATHER, CF_REDUCE_SCATTER, CF_ALLTOALL } cf_operation;
 // CF_NO_COMPUTE moves data only.
 typedef enum { CF_NO_COMPUTE, CF_COMPUTE_BEFORE, CF_COMPUTE_AFTER, CF_COMPUTE_BOTH } cf_side;
 // Those in front of NOWIRE move data, and tests hold them against each other.
-typedef enum { CF_MODE_NONE, CF_MODE_SLICE, CF_MODE_COMMFUSE, CF_MODE_NOWIRE, CF_MODES } cf_mode;
+// AUTO is not a way of its own: for each operation one of the first three is chosen (choice.h).
+typedef enum {
+    CF_MODE_NONE,
+    CF_MODE_SLICE,
+    CF_MODE_COMMFUSE,
+    CF_MODE_NOWIRE,
+    CF_MODE_AUTO,
+    CF_MODES
+} cf_mode;
 // Who passes a slice on to whom.
 //   CF_RING    to the neighbour, one slice after another. (all-to-all: as DIRECT)
 //   CF_DIRECT  straight to the rank that needs it, one slice after another
@@ -113,8 +121,8 @@ const char *cf_route_name(cf_route route);
 // The other way round; false: there is none of that name.
 bool cf_mode_of(const char *name, cf_mode *mode);
 bool cf_route_of(const char *name, cf_route *route);
-// Point-to-point transfers between partial computations (commfuse, and nowire, which leaves the transfers out), rather
-// than native collectives.
+// Point-to-point transfers between partial computations (commfuse, nowire, which leaves the transfers out, and auto,
+// which has native collectives only where they are shorter), rather than native collectives throughout.
 bool cf_mode_is_fused(cf_mode mode);
 // What figures about a run travel by, so that they are told in every mode.
 cf_mode cf_mode_for_figures(cf_mode mode);

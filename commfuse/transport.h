@@ -1,6 +1,6 @@
 // What moves bytes between ranks. One struct of functions; transport_mpi.c fills it on CPUs, transport_nccl.cu
 // and transport_ipc.cu on GPUs, where transport_cuda.cu chooses between the two for each group.
-// A transport knows requests, not schedules: pointers, sizes, peers and what to wait for.
+// A transport knows requests, not schedules (of schedule.h only the names of routes): pointers, sizes, peers and what to wait for.
 //
 // Life of a request: the executor fills it and posts it; the transport sends once what every request in `after`
 // brings has arrived, and marks the request arrived and then complete. What it receives may come as soon as it is
@@ -16,6 +16,7 @@
 #include <stdint.h>
 #include "device.h"
 #include "mesh.h"
+#include "schedule.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -72,6 +73,17 @@ static inline int64_t cf_request_bytes(const cf_request *r) {
     return peers * r->send_count * cf_dtype_size(r->dtype);
 }
 
+// What things cost here, to the order of magnitude: what choice.h reckons with.
+typedef struct cf_costs {
+    double latency_s;   // of an exchange: posted, moved, and found to have arrived
+    double message_s;   // what one more message of a unit costs a rank
+    double piece_s;     // what one more partial computation costs beyond its share of the whole
+    double bytes_per_s; // of a rank's link, in each direction
+    double flops_per_s; // of a rank
+    cf_route route;     // of rounds
+    bool native;        // native collectives may be chosen
+} cf_costs;
+
 typedef struct cf_transport cf_transport;
 struct cf_transport {
     const char *name;
@@ -79,6 +91,7 @@ struct cf_transport {
     int local_rank, local_size; // among the ranks of this host
     int local_cores;            // cores that the ranks of this host may use together
     bool in_order;              // requests of one kind and group complete in the order posted
+    cf_costs costs;             // from configure on; see cf_costs_agree()
     bool collectives; // the caller's, before bind. false: native ones will not be posted. At first true
     void *state;
     // timeout_s: longest wait for a peer, 0: for ever. threads: that compute in each rank (CPU).

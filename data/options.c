@@ -58,11 +58,11 @@ static const option_row table[] = {
     CHOICE(strategy, "strategy", "tpsp", "tpsp|up",
            "tpsp: tensor and sequence parallel; up: Ulysses, whole weights and attention split by heads"),
     CHOICE(transport, "transport", "auto", "auto|mpi|nccl|ipc", "what moves the bytes between ranks"),
-    CHOICE(overlap, "overlap", "commfuse", "none|slice|commfuse|nowire",
-           "none: blocking; slice: data slicing; commfuse: tail-free; nowire: no transfers, wrong results, "
-           "for benchmarks"),
-    CHOICE(route, "route", "ring", "ring|direct",
-           "commfuse: neighbour to neighbour, or straight to and from the owner"),
+    CHOICE(overlap, "overlap", "auto", "auto|none|slice|commfuse|nowire",
+           "auto: the best for each operation by its size; none: blocking; slice: data slicing; commfuse: tail-free; "
+           "nowire: no transfers, wrong results, for benchmarks"),
+    CHOICE(route, "route", "ring", "ring|direct|once",
+           "commfuse: neighbour to neighbour; straight to and from the owner, one by one; or all at once"),
     INT(slices, "slices", "0", 0, 1024,
         "slices of an operation (commfuse: of each rank's part); 0: 4 for slice, 1 for commfuse"),
 #undef GROUP

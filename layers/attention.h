@@ -26,6 +26,10 @@ int64_t attention_scratch(int64_t T, int64_t B, int64_t H, int64_t D);
 void attention_backward(real *dqkv, const real *dout, const real *out, const precise *lse, const real *qkv,
                         precise *scratch, int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t D,
                         bool first, cf_stream *stream);
+// Floating-point operations of forward, causal.
+static inline double attention_flops(int64_t T, int64_t B, int64_t H, int64_t D) {
+    return 2.0 * (double)(T * T * B * H * D);
+}
 
 #ifdef __cplusplus
 }

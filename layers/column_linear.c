@@ -20,9 +20,11 @@ void column_create(column_linear *c, cf_context *context, const cf_group *group,
                          .route = o.route,
                          .slices = o.slices,
                          .dtype = REAL_DTYPE,
-                         .capacity = capacity};
+                         .capacity = capacity,
+                         .flops = 2.0 * (double)(group->size * capacity * OC)};
     plan.operation = CF_ALLGATHER, plan.side = CF_COMPUTE_AFTER;
     c->forward = cf_fuse_create(context, plan);
+    plan.early = true;
     c->gather = gathers ? cf_fuse_create(context, plan) : NULL;
     plan.operation = CF_REDUCE_SCATTER, plan.side = CF_COMPUTE_BEFORE, plan.folds = true;
     c->dgrad = cf_fuse_create(context, plan);

@@ -3,7 +3,7 @@
 #include "embedding.h"
 
 static const param_bucket *table_bucket(const lookup *l) {
-    return &l->p->bucket[params_first_bucket(l->p, -1)];
+    return &l->p->bucket[l->p->table];
 }
 
 // --- life ---
@@ -18,7 +18,8 @@ static cf_fuse *plan(const lookup *l, const char *name, const cf_group *group, c
                                                      .route = o.route,
                                                      .slices = o.slices,
                                                      .dtype = dtype,
-                                                     .capacity = capacity});
+                                                     .capacity = capacity,
+                                                     .early = side != CF_NO_COMPUTE});
 }
 
 // Bytes that one rank receives at both ends of a step, where little is left to hide behind, if rows travel or if the

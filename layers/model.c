@@ -30,8 +30,8 @@ static void need(gpt *g, int bucket) {
 }
 
 static void need_layer(gpt *g, int64_t layer) {
-    int first = params_first_bucket(&g->params, layer);
-    for (int i = 0; i < g->params.layer_buckets; i++) need(g, first + i);
+    static const int matrices[] = {QKVW, ATTPROJW, FCW, FCPROJW};
+    for (int i = 0; i < 4; i++) need(g, params_bucket_of(&g->params, matrices[i], layer));
 }
 
 static void ready(gpt *g, int bucket) {
@@ -39,10 +39,12 @@ static void ready(gpt *g, int bucket) {
 }
 
 static int table(const gpt *g) {
-    return params_first_bucket(&g->params, -1);
+    return g->params.table;
 }
-static int positions(const gpt *g) {
-    return table(g) + 1;
+
+// Of positions and of the vectors of all layers: behind the table's.
+static void each_small(gpt *g, void (*announce)(gpt *g, int bucket)) {
+    for (int i = table(g) + 1; i < g->params.buckets; i++) announce(g, i);
 }
 
 // In a timeline the parts of a pass enclose their operations; what is between those is work on the own shard.
@@ -200,7 +202,7 @@ static void embed(gpt *g) {
     lookup_forward(&g->embedding, g->inputs + first_token(g), Ts, B, fresh, g->partial);
     if (hooks->meanwhile) hooks->meanwhile(hooks->argument);
     lookup_finish_forward(&g->embedding, g->x[0]);
-    need(g, positions(g));
+    each_small(g, need);
     position_forward(g->x[0], params_weight(&g->params, WPE, 0), g->mesh->tp_group.rank * Ts, Ts, B, C,
                      g->context->stream);
 }
@@ -222,7 +224,7 @@ static void embed_backward(gpt *g) {
     position_backward(params_grad(&g->params, WPE, 0), g->dx, g->mesh->tp_group.rank * Ts, Ts, B, C,
                       g->context->stream);
     if (table_is_next(g)) table_backward(g);
-    ready(g, positions(g));
+    each_small(g, ready);
 }
 
 // Behind what else there is to compute.
@@ -301,11 +303,11 @@ static void block_backward_rest(gpt *g, int64_t l) {
 }
 
 static void layer_backward(gpt *g, int64_t l) {
-    int first = params_first_bucket(&g->params, l), rest = params_own_bucket(&g->params, QKVW, l);
+    int rest = params_own_bucket(&g->params, QKVW, l);
     cf_moment begin = trace_begin(g, "block backward");
     block_backward(g, l);
-    for (int i = first; i < first + g->params.layer_buckets; i++)
-        if (i != rest) ready(g, i);
+    for (int i = 0; i < table(g); i++)
+        if (i != rest && g->params.bucket[i].layer == l) ready(g, i);
     if (l == 0) embed_backward(g);
     block_backward_rest(g, l);
     if (rest >= 0) ready(g, rest);

@@ -1,9 +1,10 @@
 // See optimizer.h. Life of one bucket in a step:
 //
 //   compute   (backward computes its gradient, owner by owner)   reduce-scatter, all but its last additions
-//   ready     (backward has completed its gradient otherwise)    reduce-scatter begun
+//   ready     (backward has completed its gradient otherwise)    reduce-scatter begun, once one some layers later, whose
+//             staging memory it takes over, is finished
 //   step      reductions are finished in the order in which they were begun, last layer first; norm of the own
-//             shards; AdamW on the own shards of positions and table, with which forward begins
+//             shards; AdamW on the own shards of vectors, positions and table, with which forward begins
 //   meanwhile (next forward waits for the rows looked up)        AdamW on the other own shards
 //   gather    begun for the first layers while the rest is updated, then a few layers ahead of forward
 //   need      (next forward is about to use it)                  all-gather finished
@@ -28,8 +29,9 @@ static bool overlaps(const zero_optimizer *o) {
     return cf_mode_is_fused(o->mode);
 }
 
+// flops: of the weight gradient that is computed inside.
 static cf_fuse *plan_bucket(zero_optimizer *o, const param_bucket *b, const char *name,
-                            cf_operation operation, cf_side side, cf_dtype dtype, overlap how) {
+                            cf_operation operation, cf_side side, cf_dtype dtype, double flops, overlap how) {
     if (b->group->size == 1) return NULL;
     return cf_fuse_create(o->context, (cf_fuse_plan){.name = name,
                                                      .group = b->group,
@@ -39,6 +41,7 @@ static cf_fuse *plan_bucket(zero_optimizer *o, const param_bucket *b, const char
                                                      .route = how.route,
                                                      .slices = 1,
                                                      .dtype = dtype,
+                                                     .flops = flops,
                                                      .capacity = b->shard,
                                                      .bulk = true});
 }
@@ -49,20 +52,42 @@ static bool computes(const zero_optimizer *o, const param_bucket *b) {
     return overlaps(o) && b->tensor >= 0 && (b->tensor != WTE || o->embedding->far);
 }
 
-static void create_bucket(zero_optimizer *o, int i, int64_t state, overlap how) {
+// Of reductions of one kind so many are under way that the table's, which leaves first of all, may take its time; the next
+// one takes over the staging memory of the first. Not where its result is in memory of its own. NULL: nothing to share.
+static cf_fuse *reduction_to_share(const zero_optimizer *o, int i) {
+    const parameters *p = o->params;
+    const param_bucket *b = &p->bucket[i];
+    int64_t layer =
+        p->bucket[p->table].first / p->shape.L; // elements of one, all layers lie before the table
+    int64_t window = 2 + (p->bucket[p->table].count + layer - 1) / layer;
+    for (int j = i - 1; j >= 0 && b->layer >= 0; j--) {
+        const param_bucket *before = &p->bucket[j];
+        if (before->tensor != b->tensor || before->count != b->count || before->group != b->group) continue;
+        if (--window > 0) continue;
+        cf_fuse *reduce = o->bucket[j].reduce;
+        return reduce && cf_fuse_schedule(reduce)->result.buffer == CF_FULL ? reduce : NULL;
+    }
+    return NULL;
+}
+
+// rows: of activations from which a weight gradient is computed.
+static void create_bucket(zero_optimizer *o, int i, int64_t state, int64_t rows, overlap how) {
     const param_bucket *b = &o->params->bucket[i];
     bucket_sync *s = &o->bucket[i];
-    if (b->tensor >= 0)
-        snprintf(s->name, sizeof s->name, "%s", params_name(b->tensor));
-    else if (b->layer < 0)
-        snprintf(s->name, sizeof s->name, "wpe, lnf");
-    else
-        snprintf(s->name, sizeof s->name, "rest of layer, %s", b->group->name);
+    snprintf(s->name, sizeof s->name, "%s",
+             b->tensor >= 0               ? params_name(b->tensor)
+             : b->layer >= 0              ? "thin matrices"
+             : i < o->params->buckets - 1 ? "split vectors"
+                                          : "wpe, vectors");
     s->state = state;
     s->fused = computes(o, b) && b->group->size > 1;
     cf_side side = s->fused ? CF_COMPUTE_BEFORE : CF_NO_COMPUTE;
-    s->reduce = plan_bucket(o, b, s->name, CF_REDUCE_SCATTER, side, PRECISE_DTYPE, how);
-    s->gather = plan_bucket(o, b, s->name, CF_ALLGATHER, CF_NO_COMPUTE, REAL_DTYPE, how);
+    double flops = s->fused ? 2.0 * (double)(rows * b->count) : 0;
+    s->reduce = reduction_to_share(o, i);
+    s->borrows = s->reduce != NULL;
+    if (!s->reduce)
+        s->reduce = plan_bucket(o, b, s->name, CF_REDUCE_SCATTER, side, PRECISE_DTYPE, flops, how);
+    s->gather = plan_bucket(o, b, s->name, CF_ALLGATHER, CF_NO_COMPUTE, REAL_DTYPE, 0, how);
 }
 
 static void create_report(zero_optimizer *o, overlap how) {
@@ -83,6 +108,27 @@ static void create_report(zero_optimizer *o, overlap how) {
                                                                    .capacity = REPORT});
 }
 
+// Forward needs positions and vectors first, then layer by layer, then, for the head, the table. That is as large as five
+// layers of GPT-2 124M, so it leaves halfway; where the whole table travels, the lookup needs it before anything else.
+// Backward completes the last layer first, and the embeddings last.
+static void order_buckets(zero_optimizer *o) {
+    const parameters *p = o->params;
+    int n = 0, m = 0;
+    o->forward = calloc((size_t)p->buckets, sizeof *o->forward);
+    o->backward = calloc((size_t)p->buckets, sizeof *o->backward);
+    if (!o->forward || !o->backward) cf_die(NULL, "out of memory for %d buckets", p->buckets);
+    for (int i = p->buckets - 1; i > p->table; i--) o->forward[n++] = i;
+    for (int64_t l = 0; l <= p->shape.L; l++) {
+        if (l == (o->embedding->far ? p->shape.L / 2 : 0)) o->forward[n++] = p->table;
+        for (int i = 0; i < p->table; i++)
+            if (p->bucket[i].layer == l) o->forward[n++] = i;
+    }
+    for (int64_t l = p->shape.L - 1; l >= 0; l--)
+        for (int i = 0; i < p->table; i++)
+            if (p->bucket[i].layer == l) o->backward[m++] = i;
+    for (int i = p->table; i < p->buckets; i++) o->backward[m++] = i;
+}
+
 static void take_part(zero_optimizer *o, gpt *model);
 
 void optimizer_create(zero_optimizer *o, gpt *model, overlap how) {
@@ -94,9 +140,10 @@ void optimizer_create(zero_optimizer *o, gpt *model, overlap how) {
                           .mode = how.mode};
     o->bucket = calloc((size_t)p->buckets, sizeof *o->bucket);
     if (!o->bucket) cf_die(NULL, "out of memory for %d buckets", p->buckets);
+    order_buckets(o);
     int64_t owned = 0;
     for (int i = 0; i < p->buckets; i++) {
-        create_bucket(o, i, owned, how);
+        create_bucket(o, i, owned, model->T * model->B * p->ways / o->mesh->tp, how);
         owned += p->bucket[i].shard;
     }
     o->gathers_begun = p->buckets;
@@ -109,7 +156,7 @@ void optimizer_create(zero_optimizer *o, gpt *model, overlap how) {
 
 void optimizer_free(zero_optimizer *o) {
     for (int i = 0; i < o->params->buckets; i++) {
-        cf_fuse_free(o->bucket[i].reduce);
+        if (!o->bucket[i].borrows) cf_fuse_free(o->bucket[i].reduce);
         cf_fuse_free(o->bucket[i].gather);
     }
     cf_fuse_free(o->exchange_report);
@@ -120,6 +167,8 @@ void optimizer_free(zero_optimizer *o) {
     cf_free(o->squares);
     free(o->told);
     free(o->bucket);
+    free(o->forward);
+    free(o->backward);
 }
 
 void optimizer_start(zero_optimizer *o) {
@@ -132,19 +181,21 @@ void optimizer_start(zero_optimizer *o) {
 
 // --- gradients ---
 
+static void finish_reduce(zero_optimizer *o, int i) {
+    bucket_sync *s = &o->bucket[i];
+    s->shard = s->reduce ? cf_fuse_finish(s->reduce) : o->params->grad + o->params->bucket[i].first;
+    s->gradient = GRADIENT_REDUCED;
+}
+
 static void begin_reduce(zero_optimizer *o, int i, cf_compute *wgrad, void *job) {
     const param_bucket *b = &o->params->bucket[i];
     bucket_sync *s = &o->bucket[i];
+    for (int j = 0; j < o->params->buckets && s->reduce; j++)
+        if (o->bucket[j].reduce == s->reduce && o->bucket[j].gradient == GRADIENT_LEAVING)
+            finish_reduce(o, j);
     if (s->reduce)
         cf_fuse_begin(s->reduce, o->params->grad + b->first, b->shard / b->row, b->row, wgrad, job, b->layer);
-    s->reducing = true;
-}
-
-static void finish_reduce(zero_optimizer *o, int i) {
-    bucket_sync *s = &o->bucket[i];
-    if (!s->reducing) begin_reduce(o, i, NULL, NULL);
-    s->shard = s->reduce ? cf_fuse_finish(s->reduce) : o->params->grad + o->params->bucket[i].first;
-    s->reducing = false;
+    s->gradient = GRADIENT_LEAVING;
 }
 
 static bool gradient_fuses(void *argument, int i) {
@@ -158,20 +209,10 @@ static void gradient_compute(void *argument, int i, cf_compute *wgrad, void *job
 static void gradient_ready(void *argument, int i) {
     zero_optimizer *o = (zero_optimizer *)argument;
     if (o->mode == CF_MODE_NONE) return;
-    if (!o->bucket[i].reducing) begin_reduce(o, i, NULL, NULL);
+    if (o->bucket[i].gradient == GRADIENT_PARTIAL) begin_reduce(o, i, NULL, NULL);
 }
 
 // --- weights ---
-
-// Forward needs positions first, then layer by layer, then, for the head, the table. That is as large as five
-// layers of GPT-2 124M, so it sets out halfway; where the whole table travels, the lookup needs it before
-// anything else.
-static int forward_order(const zero_optimizer *o, int place) {
-    int n = o->params->buckets, early = (int)(o->params->shape.L / 2) * o->params->layer_buckets;
-    if (place == 0) return n - 1;
-    if (!o->embedding->far) early = 0;
-    return place <= early ? place - 1 : place == early + 1 ? n - 2 : place - 2;
-}
 
 // The layer with which a bucket's gather is begun.
 static int64_t turn_of(const zero_optimizer *o, int i) {
@@ -191,7 +232,7 @@ static void begin_gather(zero_optimizer *o, int i) {
 // Begins the gathers of all buckets whose turn comes with a layer up to this one.
 static void begin_gathers(zero_optimizer *o, int64_t layer) {
     for (; o->gathers_begun < o->params->buckets; o->gathers_begun++) {
-        int i = forward_order(o, o->gathers_begun);
+        int i = o->forward[o->gathers_begun];
         if (turn_of(o, i) > layer) return;
         begin_gather(o, i);
     }
@@ -243,7 +284,7 @@ static void update(zero_optimizer *o, int i) {
 static void update_rest(void *argument) {
     zero_optimizer *o = (zero_optimizer *)argument;
     for (int place = 0; place < o->params->buckets; place++) {
-        int i = forward_order(o, place);
+        int i = o->forward[place];
         update(o, i);
         if (!overlaps(o) || turn_of(o, i) < LAYERS_AHEAD) begin_gather(o, i);
     }
@@ -269,7 +310,7 @@ void optimizer_complete(zero_optimizer *o) {
 
 void optimizer_settle(zero_optimizer *o) {
     optimizer_complete(o);
-    for (int i = 0; i < o->params->buckets; i++) finish_gather(o, forward_order(o, i));
+    for (int i = 0; i < o->params->buckets; i++) finish_gather(o, o->forward[i]);
     cf_check_verdict(o->context->check, o->context->stream);
 }
 
@@ -281,14 +322,6 @@ static void take_part(zero_optimizer *o, gpt *model) {
                                     .ready = gradient_ready,
                                     .fuses = gradient_fuses,
                                     .compute = gradient_compute};
-}
-
-// The order in which reductions are finished: layers from the last to the first, as backward begins them, then the
-// embeddings.
-static int backward_order(const zero_optimizer *o, int place) {
-    int n = o->params->buckets, per_layer = o->params->layer_buckets, layers = (n - 2) / per_layer;
-    if (place >= n - 2) return place;
-    return (layers - 1 - place / per_layer) * per_layer + place % per_layer;
 }
 
 // --- reports ---
@@ -386,12 +419,13 @@ void optimizer_zero_grad(zero_optimizer *o) {
 // Finishes all reductions, adds the looked-up rows to the table's, and sums the squares of the own shards: of those
 // that are here while the last are on their way, so in this order always. One rank owns all there is, side by side.
 static void finish_reductions(zero_optimizer *o, double *sum) {
-    int n = o->params->buckets, table = n - 2;
     bool whole = o->mesh->world_group.size == 1;
-    for (int place = 0; place < n; place++) {
-        int i = backward_order(o, place);
-        finish_reduce(o, i);
-        if (i == table) lookup_finish_far(o->embedding, o->bucket[i].shard);
+    for (int place = 0; place < o->params->buckets; place++) {
+        int i = o->backward[place];
+        if (o->bucket[i].gradient == GRADIENT_PARTIAL) begin_reduce(o, i, NULL, NULL);
+        if (o->bucket[i].gradient == GRADIENT_LEAVING) finish_reduce(o, i);
+        o->bucket[i].gradient = GRADIENT_PARTIAL; // of the next step
+        if (i == o->params->table) lookup_finish_far(o->embedding, o->bucket[i].shard);
         if (!whole)
             sum_of_squares(sum, o->squares, o->bucket[i].shard, o->params->bucket[i].shard,
                            o->context->stream);
@@ -402,12 +436,10 @@ static void finish_reductions(zero_optimizer *o, double *sum) {
 // What forward begins with: rows of the table are looked up at once, and where they come from far away the positions
 // travel behind the update of all else.
 static void update_first(zero_optimizer *o, adamw a) {
-    int table = o->params->buckets - 2, positions = o->params->buckets - 1;
     o->update = a;
     o->gathers_begun = 0;
     for (int i = 0; i < o->params->buckets; i++) o->bucket[i].due = true;
-    update(o, positions);
-    update(o, table);
+    for (int i = o->params->buckets - 1; i >= o->params->table; i--) update(o, i);
 }
 
 step_result optimizer_step(zero_optimizer *o, adamw a, double clip, const double *loss_sum, int64_t tokens,
@@ -434,11 +466,10 @@ step_result optimizer_step(zero_optimizer *o, adamw a, double clip, const double
 void optimizer_operations(zero_optimizer *o,
                           void (*visit)(void *argument, const char *place, const cf_fuse *fuse),
                           void *argument) {
-    int n = o->params->buckets; // the first layer stands for all
-    for (int i = 0; i < n; i++) {
+    for (int i = 0; i < o->params->buckets; i++) {
         const bucket_sync *s = &o->bucket[i];
-        if (!s->reduce || (i >= o->params->layer_buckets && i < n - 2)) continue;
-        const char *each = i < n - 2 ? ", each layer" : "";
+        if (!s->reduce || o->params->bucket[i].layer > 0) continue; // the first layer stands for all
+        const char *each = o->params->bucket[i].layer == 0 ? ", each layer" : "";
         char place[80];
         snprintf(place, sizeof place, "%s%s", s->fused ? "gradient computed owner by owner" : "gradient",
                  each);
@@ -474,7 +505,7 @@ static void explain_thin(const zero_optimizer *o, FILE *out) {
         const param_bucket *b = &p->bucket[params_bucket_of(p, matrices[i], 0)];
         if (params_own_bucket(p, matrices[i], 0) >= 0) continue;
         if (b->group->size > 1)
-            fprintf(out, "  %-20s in rest of layer: %lld rows are fewer than %lld for each of %d owners\n",
+            fprintf(out, "  %-20s in thin matrices: %lld rows are fewer than %lld for each of %d owners\n",
                     params_name(matrices[i]), (long long)params_local_rows(p, matrices[i]),
                     (long long)linear_wgrad_rows_min(params_local_columns(p, matrices[i])), b->group->size);
     }
@@ -482,9 +513,10 @@ static void explain_thin(const zero_optimizer *o, FILE *out) {
 
 void optimizer_explain(const zero_optimizer *o, FILE *out) {
     fprintf(out, "Gradients and weights of each layer, and of the embeddings\n");
-    for (int i = 0; i < o->params->layer_buckets; i++) explain_bucket(o, i, out);
+    for (int i = 0; i < o->params->table; i++)
+        if (o->params->bucket[i].layer == 0) explain_bucket(o, i, out);
     explain_thin(o, out);
-    for (int i = o->params->buckets - 2; i < o->params->buckets; i++) explain_bucket(o, i, out);
+    for (int i = o->params->table; i < o->params->buckets; i++) explain_bucket(o, i, out);
     fprintf(out, "  ");
     lookup_explain(o->embedding, out);
 }

@@ -20,11 +20,13 @@ extern "C" {
 
 // Weights of a bucket: all here, only the own shard, or the others' on their way.
 typedef enum { WEIGHTS_HERE, WEIGHTS_OWN, WEIGHTS_COMING } weights_state;
+typedef enum { GRADIENT_PARTIAL, GRADIENT_LEAVING, GRADIENT_REDUCED } gradient_state;
 
 typedef struct bucket_sync {
     cf_fuse *reduce, *gather; // NULL where the bucket's group has one member
-    bool fused;               // reduce computes the gradient it sends
-    bool reducing;            // begun, not finished
+    bool borrows; // reduce is that of an earlier bucket of the same kind, whose staging memory it shares
+    bool fused;   // reduce computes the gradient it sends
+    gradient_state gradient;
     weights_state weights;
     bool due;       // the own shard waits for its update
     precise *shard; // (bucket's shard) the own one of the gradient, reduced
@@ -39,13 +41,15 @@ typedef struct zero_optimizer {
     lookup *embedding;
     cf_mode mode;
     bucket_sync *bucket; // [params->buckets]
-    int gathers_begun;   // in forward order, since the last update
-    adamw update;        // what is due
-    precise *m, *v;      // (sum of all own shards) moments, bucket by bucket
-    precise *master;     // the own shards' weights where `real` is not precise; else NULL
-    double *report;      // (world, REPORT) numbers every rank tells the others, on the device
-    double *told;        // the same, once they have been exchanged, for the host
-    double *squares;     // (SQUARES_SCRATCH)
+    int *forward,
+        *backward;     // [params->buckets] the order in which forward needs them, and reductions are finished
+    int gathers_begun; // in forward order, since the last update
+    adamw update;      // what is due
+    precise *m, *v;    // (sum of all own shards) moments, bucket by bucket
+    precise *master;   // the own shards' weights where `real` is not precise; else NULL
+    double *report;    // (world, REPORT) numbers every rank tells the others, on the device
+    double *told;      // the same, once they have been exchanged, for the host
+    double *squares;   // (SQUARES_SCRATCH)
     cf_fuse *exchange_report;
 } zero_optimizer;
 

@@ -1,6 +1,5 @@
 // See params.h. Local memory order is the order of the buckets, each followed by its padding, so that a
-// bucket is always one run: for each layer the matrices that are buckets of their own, its other split
-// tensors, its whole tensors; then wte; then wpe, lnfw, lnfb.
+// bucket is always one run.
 #include "params.h"
 #include "linear.h"
 #include "../commfuse/die.h"
@@ -112,7 +111,10 @@ gpt_shape params_named(const char *model) {
 
 // --- the local part ---
 
-enum { PACK = 8 }; // elements that fill at least sixteen bytes
+enum {
+    PACK = 8,                  // elements that fill at least sixteen bytes
+    SHARD_BYTES_MIN = 64 << 10 // of thin matrices: as much as a link moves in the latency of a message
+};
 
 static int64_t round_up(int64_t n, int64_t to) {
     return (n + to - 1) / to * to;
@@ -150,12 +152,17 @@ int64_t params_local_count(const parameters *p, int tensor) {
     return params_local_rows(p, tensor) * params_local_columns(p, tensor);
 }
 
+// wte, wpe and the final norm have one layer, which may be named 0 or -1.
+static const param_tensor *find(const parameters *p, int tensor, int64_t layer) {
+    return &p->placed[p->place[(layer > 0 ? layer : 0) * TENSORS + tensor]];
+}
+
 real *params_weight(const parameters *p, int tensor, int64_t layer) {
-    return p->weight + p->first[tensor][0] + layer * p->first[tensor][1];
+    return p->weight + find(p, tensor, layer)->first;
 }
 
 precise *params_grad(const parameters *p, int tensor, int64_t layer) {
-    return p->grad + p->first[tensor][0] + layer * p->first[tensor][1];
+    return p->grad + find(p, tensor, layer)->first;
 }
 
 matrix_gradient params_matrix_grad(const parameters *p, int tensor, int64_t layer, bool first) {
@@ -207,15 +214,19 @@ param_run params_run(const parameters *p, int tensor, int tp_rank, int64_t run) 
 }
 
 bool params_find(const parameters *p, int64_t element, int *tensor, int64_t *layer, int64_t *remaining) {
-    for (int i = 0; i < TENSORS; i++) {
-        int64_t behind = element - p->first[i][0], step = p->first[i][1], count = params_local_count(p, i);
-        if (behind < 0) continue;
-        int64_t l = step > 0 ? behind / step : 0;
-        if (l >= params_layers(&p->shape, i) || behind - l * step >= count) continue;
-        *tensor = i, *layer = l, *remaining = count - (behind - l * step);
-        return true;
+    int low = 0, high = p->tensors; // the last that begins at or before the element
+    while (high - low > 1) {
+        int middle = low + (high - low) / 2;
+        if (p->placed[middle].first <= element)
+            low = middle;
+        else
+            high = middle;
     }
-    return false;
+    const param_tensor *found = &p->placed[low];
+    int64_t behind = element - found->first;
+    if (behind < 0 || behind >= found->count) return false;
+    *tensor = found->tensor, *layer = found->layer, *remaining = found->count - behind;
+    return true;
 }
 
 // Runs lie one behind another; what is behind the last is padding: rows that the whole tensor does not have.
@@ -265,9 +276,11 @@ static param_bucket *open_bucket(parameters *p, const cf_group *group, int layer
 }
 
 static void lay_tensor(parameters *p, int tensor, int layer) {
-    if (layer <= 0) p->first[tensor][0] = p->elements;
-    if (layer == 1) p->first[tensor][1] = p->elements - p->first[tensor][0];
-    p->elements += params_local_count(p, tensor);
+    int64_t count = params_local_count(p, tensor);
+    p->place[(layer > 0 ? layer : 0) * TENSORS + tensor] = p->tensors;
+    p->placed[p->tensors++] =
+        (param_tensor){tensor, p->buckets - 1, layer > 0 ? layer : 0, p->elements, count};
+    p->elements += count;
 }
 
 static void close_bucket(parameters *p, param_bucket *b) {
@@ -284,41 +297,61 @@ static void lay_matrix(parameters *p, int tensor, int layer, const cf_mesh *mesh
     close_bucket(p, b);
 }
 
-// The other tensors of one layer (or the embeddings), one bucket for each group over which they travel.
-static void lay_others(parameters *p, const cf_group *group, int layer, const cf_mesh *mesh) {
+static bool thin(const parameters *p, int tensor, const cf_mesh *mesh) {
+    return kinds[tensor].per_layer && params_columns(&p->shape, tensor) > 1 &&
+           !travels_alone(p, tensor, mesh);
+}
+
+// Layers whose thin matrices share a bucket. All of them travel over one group.
+static int64_t thin_layers(const parameters *p, const cf_mesh *mesh) {
+    int64_t elements = 0, enough = group_of(p, FCW, mesh)->size * SHARD_BYTES_MIN / (int64_t)sizeof(precise);
+    for (int i = 0; i < TENSORS; i++)
+        if (thin(p, i, mesh)) elements += params_local_count(p, i);
+    return elements == 0 ? 0 : (enough + elements - 1) / elements;
+}
+
+static void lay_thin(parameters *p, int64_t first, int64_t end, const cf_mesh *mesh) {
+    param_bucket *b = open_bucket(p, group_of(p, FCW, mesh), (int)first, -1);
+    for (int64_t l = first; l < end && l < p->shape.L; l++)
+        for (int i = 0; i < TENSORS; i++)
+            if (thin(p, i, mesh)) lay_tensor(p, i, (int)l);
+    close_bucket(p, b);
+}
+
+// Embeddings but wte, and vectors, that travel over a group. Without tp the replicas are the world.
+static void lay_small(parameters *p, const cf_group *group, const cf_mesh *mesh) {
     param_bucket *b = NULL;
-    for (int i = 0; i < TENSORS; i++) {
-        bool here = kinds[i].per_layer == (layer >= 0) && group_of(p, i, mesh) == group;
-        if (!here || travels_alone(p, i, mesh)) continue;
-        if (!b) b = open_bucket(p, group, layer, -1);
-        lay_tensor(p, i, layer);
-    }
+    for (int l = 0; l < p->shape.L; l++)
+        for (int i = 0; i < TENSORS; i++) {
+            const cf_group *over = mesh->tp == 1 ? &mesh->world_group : group_of(p, i, mesh);
+            bool here = over == group && l < params_layers(&p->shape, i) && !travels_alone(p, i, mesh);
+            if (!here || thin(p, i, mesh)) continue;
+            if (!b) b = open_bucket(p, group, -1, -1);
+            lay_tensor(p, i, l);
+        }
     if (b) close_bucket(p, b);
 }
 
-static void lay_layer(parameters *p, int layer, const cf_mesh *mesh) {
-    for (int i = 0; i < TENSORS; i++)
-        if (kinds[i].per_layer && travels_alone(p, i, mesh)) lay_matrix(p, i, layer, mesh);
-    lay_others(p, &mesh->dp_group, layer, mesh);
-    lay_others(p, &mesh->world_group, layer, mesh);
-}
-
-int params_first_bucket(const parameters *p, int64_t layer) {
-    return (int)(layer < 0 ? p->shape.L : layer) * p->layer_buckets;
-}
-
-int params_own_bucket(const parameters *p, int tensor, int64_t layer) {
-    int first = params_first_bucket(p, layer);
-    for (int i = first; i < p->buckets && p->bucket[i].layer == p->bucket[first].layer; i++)
-        if (p->bucket[i].tensor == tensor) return i;
-    return -1;
+static void lay_all(parameters *p, const cf_mesh *mesh) {
+    int64_t together = thin_layers(p, mesh);
+    for (int l = 0; l < p->shape.L; l++) {
+        for (int i = 0; i < TENSORS; i++)
+            if (kinds[i].per_layer && travels_alone(p, i, mesh)) lay_matrix(p, i, l, mesh);
+        if (together > 0 && l % together == 0) lay_thin(p, l, l + together, mesh);
+    }
+    p->table = p->buckets;
+    lay_matrix(p, WTE, -1, mesh);
+    lay_small(p, &mesh->dp_group, mesh);
+    lay_small(p, &mesh->world_group, mesh);
 }
 
 int params_bucket_of(const parameters *p, int tensor, int64_t layer) {
-    int64_t at = p->first[tensor][0] + layer * p->first[tensor][1];
-    for (int i = params_first_bucket(p, layer); i < p->buckets; i++)
-        if (at >= p->bucket[i].first && at < p->bucket[i].first + p->bucket[i].count) return i;
-    cf_die(NULL, "%s of layer %lld lies in no bucket", params_name(tensor), (long long)layer);
+    return find(p, tensor, layer)->bucket;
+}
+
+int params_own_bucket(const parameters *p, int tensor, int64_t layer) {
+    int bucket = params_bucket_of(p, tensor, layer);
+    return p->bucket[bucket].tensor == tensor ? bucket : -1;
 }
 
 static void check_shape(gpt_shape s, const cf_mesh *mesh) {
@@ -342,13 +375,13 @@ void params_create(parameters *p, gpt_shape shape, const cf_mesh *mesh, parallel
                       .tp_rank = mesh->tp_group.rank,
                       .ways = up ? 1 : mesh->tp,
                       .parts = up ? mesh->tp : 1};
-    int64_t most = (TENSORS + 2) * shape.L + 2;
-    p->bucket = calloc((size_t)most, sizeof *p->bucket);
-    if (!p->bucket) cf_die(NULL, "out of memory for %lld buckets", (long long)most);
-    for (int l = 0; l < shape.L; l++) lay_layer(p, l, mesh);
-    p->layer_buckets = p->buckets / (int)shape.L;
-    lay_matrix(p, WTE, -1, mesh);
-    lay_others(p, &mesh->world_group, -1, mesh);
+    size_t most = (size_t)(TENSORS * shape.L);
+    p->bucket = calloc(most, sizeof *p->bucket);
+    p->placed = calloc(most, sizeof *p->placed);
+    p->place = calloc(most, sizeof *p->place);
+    if (!p->bucket || !p->placed || !p->place)
+        cf_die(NULL, "out of memory for the places of %zu tensors", most);
+    lay_all(p, mesh);
     p->weight = cf_alloc(p->elements * (int64_t)sizeof(real), "weights");
     p->grad = cf_alloc(p->elements * (int64_t)sizeof(precise), "gradients");
 }
@@ -357,6 +390,8 @@ void params_free(parameters *p) {
     cf_free(p->weight);
     cf_free(p->grad);
     free(p->bucket);
+    free(p->placed);
+    free(p->place);
 }
 
 // --- in and out ---

@@ -14,8 +14,9 @@
 // A bucket is a run of local elements that is reduced and gathered as one. Tensors that are split over tp
 // travel among the replicas (the dp group), all others among the whole world: their gradients are partial on
 // every rank. A matrix large enough is a bucket of its own, owned by whole rows, so that its gradient can
-// be computed owner by owner and leave while the next owner's is computed; what is left of a layer is one
-// bucket for each group. Shards of several tensors are a multiple of 8 elements, those of a matrix whole rows; what
+// be computed owner by owner and leave while the next owner's is computed. Matrices too thin for that share a bucket with
+// those of as many layers as it takes for a shard's transfer to be longer than its latency. The vectors of all layers
+// (norms, biases) are small, so all of them share one bucket for each group. Shards of several tensors are a multiple of 8 elements, those of a matrix whole rows; what
 // that takes beyond the tensors is padding. So, for the usual numbers of channels, everything begins on sixteen bytes
 // on any mesh, which matrix products ask for.
 #ifndef PARAMS_H
@@ -61,25 +62,33 @@ typedef enum { STRATEGY_TPSP, STRATEGY_UP } parallel_strategy;
 
 typedef struct param_bucket {
     const cf_group *group; // reduced and gathered over this
-    int layer;             // -1: embeddings and final layer norm
+    int layer;             // the first it holds matrices of; -1: embeddings and vectors
     int tensor;            // the one matrix it holds; -1: several tensors
     int64_t first, count;  // local elements, count a multiple of group->size
     int64_t shard;         // count / group->size; member i owns [first + i · shard, …+ shard)
     int64_t row;           // elements of a row; the shard is a multiple of it. 1: several tensors
 } param_bucket;
 
+typedef struct param_tensor { // of one layer: where its local part is
+    int tensor, bucket;
+    int64_t layer, first, count;
+} param_tensor;
+
 typedef struct parameters {
     gpt_shape shape;
     parallel_strategy strategy;
     int tp_rank;
-    int ways;                  // over how many ranks matrices and vocabulary are split: tp or, with UP, 1
-    int parts;                 // of the attention's matrices, held one behind another: 1 or, with UP, tp
-    int64_t elements;          // of this rank, padding included
-    real *weight;              // (elements)
-    precise *grad;             // (elements)
-    int64_t first[TENSORS][2]; // offset of layer 0, distance between layers
-    // Buckets of layer 0, …, of the last layer, wte, {wpe, lnfw, lnfb}.
-    int buckets, layer_buckets; // of all; of one layer
+    int ways;             // over how many ranks matrices and vocabulary are split: tp or, with UP, 1
+    int parts;            // of the attention's matrices, held one behind another: 1 or, with UP, tp
+    int64_t elements;     // of this rank, padding included
+    real *weight;         // (elements)
+    precise *grad;        // (elements)
+    param_tensor *placed; // all tensors of all layers, in memory order
+    int tensors;          // how many
+    int *place;           // (L, TENSORS) index in `placed`
+    // Matrices by the first layer that a bucket holds, wte, vectors that are split over tp (if any travel by themselves),
+    // and last wpe, lnfw, lnfb with all other vectors.
+    int buckets, table; // how many; which one is wte's
     param_bucket *bucket;
 } parameters;
 
@@ -106,8 +115,6 @@ int64_t params_local_columns(const parameters *p, int tensor);
 int params_own_bucket(const parameters *p, int tensor, int64_t layer);
 // The bucket that holds this tensor of a layer, alone or with others.
 int params_bucket_of(const parameters *p, int tensor, int64_t layer);
-// First bucket of a layer; of the embeddings: -1 gives wte's, the one behind it is {wpe, lnfw, lnfb}.
-int params_first_bucket(const parameters *p, int64_t layer);
 
 // Local part of one layer's tensor, in the device's memory.
 real *params_weight(const parameters *p, int tensor, int64_t layer);

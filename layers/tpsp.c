@@ -39,14 +39,16 @@ static job make_job(tpsp *t, tpsp_saved *s, const parameters *p, int tensor, int
 
 // --- planning ---
 
-static cf_fuse *plan_row(tpsp *t, const char *name, int64_t capacity, overlap o, bool forward) {
+// flops: of the product with this rank's columns, and of what is computed with it.
+static cf_fuse *plan_row(tpsp *t, const char *name, int64_t capacity, double flops, overlap o, bool forward) {
     cf_fuse_plan plan = {.name = name,
                          .group = t->group,
                          .mode = o.mode,
                          .route = o.route,
                          .slices = o.slices,
                          .dtype = REAL_DTYPE,
-                         .capacity = capacity};
+                         .capacity = capacity,
+                         .flops = flops};
     plan.operation = forward ? CF_REDUCE_SCATTER : CF_ALLGATHER;
     plan.side = forward ? CF_COMPUTE_BEFORE : CF_COMPUTE_AFTER;
     plan.folds = forward;
@@ -56,13 +58,15 @@ static cf_fuse *plan_row(tpsp *t, const char *name, int64_t capacity, overlap o,
 void tpsp_create(tpsp *t, cf_context *context, const cf_group *group, const backward_pass *pass,
                  gpt_shape shape, int64_t T, int64_t B, overlap o, bool recompute) {
     int64_t N = group->size, C = shape.C, rows = T * B, shard = rows / N * C;
+    double product = 2.0 * (double)(rows * C * C / N),
+           attention = attention_flops(T, B, shape.H / N, C / shape.H);
     *t = (tpsp){.context = context, .group = group, .pass = pass, .T = T, .B = B};
     column_create(&t->qkv, context, group, "att.qkv", shard, C, 3 * C / N, o, true);
     column_create(&t->fc, context, group, "mlp.fc1", shard, C, 4 * C / N, o, true);
-    t->attproj_forward = plan_row(t, "att.proj", shard, o, true);
-    t->attproj_backward = plan_row(t, "att.proj", shard, o, false);
-    t->fcproj_forward = plan_row(t, "mlp.fc2", shard, o, true);
-    t->fcproj_backward = plan_row(t, "mlp.fc2", shard, o, false);
+    t->attproj_forward = plan_row(t, "att.proj", shard, product + attention, o, true);
+    t->attproj_backward = plan_row(t, "att.proj", shard, 2 * product + 2.5 * attention, o, false);
+    t->fcproj_forward = plan_row(t, "mlp.fc2", shard, 4 * product, o, true);
+    t->fcproj_backward = plan_row(t, "mlp.fc2", shard, 8 * product, o, false);
     t->wide = take_real(rows * C, "activations, shared");
     t->wide2 = take_real(rows * C, "activations, shared");
     t->partial = take_real(rows * C, "activations, shared");

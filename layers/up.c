@@ -45,7 +45,8 @@ static job make_job(up *u, up_saved *s, const parameters *p, int layer) {
 
 // --- planning ---
 
-static cf_fuse *plan_alltoall(up *u, const char *name, cf_side side, int64_t capacity, overlap o) {
+static cf_fuse *plan_alltoall(up *u, const char *name, cf_side side, int64_t capacity, double flops,
+                              overlap o) {
     return cf_fuse_create(u->context, (cf_fuse_plan){.name = name,
                                                      .group = u->group,
                                                      .operation = CF_ALLTOALL,
@@ -55,6 +56,7 @@ static cf_fuse *plan_alltoall(up *u, const char *name, cf_side side, int64_t cap
                                                      .slices = o.slices,
                                                      .dtype = REAL_DTYPE,
                                                      .capacity = capacity,
+                                                     .flops = flops,
                                                      .result_given = true});
 }
 
@@ -77,11 +79,13 @@ void up_create(up *u, cf_context *context, const cf_group *group, const backward
                int64_t T, int64_t B, overlap o, bool recompute) {
     const char *shared = "activations, shared";
     int64_t N = group->size, C = shape.C, rows = T * B, shard_rows = rows / N, Cl = C / N;
+    double product = 2.0 * (double)(shard_rows * C * C),
+           attention = attention_flops(T, B, shape.H / N, C / shape.H);
     *u = (up){.context = context, .group = group, .pass = pass, .T = T, .B = B};
-    u->qkv_forward = plan_alltoall(u, "att.qkv", CF_COMPUTE_BEFORE, shard_rows * 3 * Cl, o);
-    u->att_forward = plan_alltoall(u, "att", CF_COMPUTE_BOTH, shard_rows * Cl, o);
-    u->att_backward = plan_alltoall(u, "att", CF_COMPUTE_BOTH, shard_rows * Cl, o);
-    u->qkv_backward = plan_alltoall(u, "att.qkv", CF_COMPUTE_AFTER, shard_rows * 3 * Cl, o);
+    u->qkv_forward = plan_alltoall(u, "att.qkv", CF_COMPUTE_BEFORE, shard_rows * 3 * Cl, 3 * product, o);
+    u->att_forward = plan_alltoall(u, "att", CF_COMPUTE_BOTH, shard_rows * Cl, product + attention, o);
+    u->att_backward = plan_alltoall(u, "att", CF_COMPUTE_BOTH, shard_rows * Cl, product + 2.5 * attention, o);
+    u->qkv_backward = plan_alltoall(u, "att.qkv", CF_COMPUTE_AFTER, shard_rows * 3 * Cl, 3 * product, o);
     u->norm = take_real(shard_rows * C, shared);
     u->dnorm = take_real(shard_rows * C, shared);
     u->y = take_real(shard_rows * C, shared);

@@ -122,7 +122,7 @@ class Training(harness.Case):
         self.assertTrue(part, str(result))
         lines = {}
         for line in part.group(1).splitlines():
-            name, text = re.match(r"  (token embedding|rest of layer|wpe, lnf|\w+):? +(.*)", line).groups()
+            name, text = re.match(r"  (token embedding|thin matrices|split vectors|wpe, vectors|\w+):? +(.*)", line).groups()
             lines.setdefault(name, []).append(text)
         return {name: "\n".join(texts) for name, texts in lines.items()}
 
@@ -145,7 +145,7 @@ class Matrix(Training):
             return
         for matrix in ("qkvw", "fcw"):
             self.assertIn("owner by owner", plan[matrix])
-        self.assertIn("in rest of layer", plan["fcprojw"])
+        self.assertIn("in thin matrices", plan["fcprojw"])
         self.assertIn("rows travel" if accumulate == 3 else "the table travels", plan["token embedding"])
 
     def check_mesh(self, tp, dp):
@@ -252,7 +252,7 @@ class Few(Training):
         for tp, dp, accumulate in ((4, 1, 12), (4, 1, 3), (2, 2, 6), (2, 2, 3), (1, 4, 3), (2, 1, 6), (2, 3, 4), (2, 3, 2)):
             plan = self.plan(tp, dp, accumulate, overlap="commfuse")
             if self.strategy == "up" and tp * dp == 6:
-                self.assertIn("in rest of layer", plan["fcw"])
+                self.assertIn("in thin matrices", plan["fcw"])
                 self.assertIn("6 owners", plan["wte"])
                 ways.add("rows travel" in plan["token embedding"])
             self.check_routes(tp, dp, accumulate, slices=3)

@@ -16,11 +16,12 @@ S = T/N · B · C elements in a shard of activations:
 import collections
 import json
 
+SHARD_BYTES_MIN = 64 << 10
 OWNER_ROWS_MIN = 64  # layers/linear.c
 NAMES = ("wte", "wpe", "ln1w", "ln1b", "qkvw", "qkvb", "attprojw", "attprojb", "ln2w", "ln2b", "fcw", "fcb", "fcprojw",
          "fcprojb", "lnfw", "lnfb")
 SPLIT = {"wte", "qkvw", "qkvb", "attprojw", "fcw", "fcb", "fcprojw"}
-BUCKETS = {*NAMES, "rest of layer, dp", "rest of layer, world", "wpe, lnf"}
+BUCKETS = {*NAMES, "thin matrices", "split vectors", "wpe, vectors"}
 REAL, TOKEN = 4, 4  # bytes
 
 
@@ -57,18 +58,25 @@ def bucket_shards(shape, strategy, tp, dp):
     def group(name):
         return dp if strategy == "tpsp" and name in SPLIT else tp * dp
 
-    def buckets(names):
-        shards, others = [], collections.Counter()
-        for name in names:
-            rows, columns = local(name, sizes(shape)[name], strategy, tp)
-            if name == "wte" or (name != "wpe" and columns > 1 and rows >= OWNER_ROWS_MIN * group(name)):
-                shards.append((group(name), ceil_div(rows, group(name)) * columns))
-            else:  # split and whole tensors lie in buckets of their own, also where both groups are of one size
-                others[group(name), strategy == "tpsp" and name in SPLIT] += rows * columns
-        return shards + [(members, round_up(ceil_div(count, members))) for (members, _), count in others.items()]
-
-    outer = ("wte", "wpe", "lnfw", "lnfb")
-    return shape.L * buckets([name for name in NAMES if name not in outer]) + buckets(outer)
+    outer = "wte", "wpe", "lnfw", "lnfb"
+    shards, thin, vectors = [], 0, collections.Counter()
+    for name in NAMES:
+        rows, columns = local(name, sizes(shape)[name], strategy, tp)
+        layers = 1 if name in outer else shape.L
+        if name == "wte" or (name not in outer and columns > 1 and rows >= OWNER_ROWS_MIN * group(name)):
+            shards += layers * [(group(name), ceil_div(rows, group(name)) * columns)]
+        elif name not in outer and columns > 1:  # too thin for a bucket of its own; one group for all of them
+            thin += rows * columns
+        else:
+            vectors[strategy == "tpsp" and tp > 1 and name in SPLIT] += layers * rows * columns
+    members = group("fcw")
+    layers = min(shape.L, ceil_div(members * SHARD_BYTES_MIN // REAL, thin)) if thin else shape.L
+    for first in range(0, shape.L if thin else 0, layers):
+        shards.append((members, round_up(ceil_div(min(layers, shape.L - first) * thin, members))))
+    for split, count in vectors.items():
+        members = dp if split else tp * dp
+        shards.append((members, round_up(ceil_div(count, members))))
+    return shards
 
 
 def rows_travel(shape, strategy, tp, dp, T, micro_batch):
