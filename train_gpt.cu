@@ -141,7 +141,8 @@ static void refuse_what_cannot_be(const options *o) {
         cf_die_together("use --overlap auto or commfuse, or leave --check-wire away",
                         "--check-wire looks at exchanges between ranks; with --overlap %s there are none",
                         o->overlap);
-    if (strcmp(o->overlap, "auto") == 0 && (options_given(o, "route") || options_given(o, "slices")))
+    if (options_given(o, "overlap") && strcmp(o->overlap, "auto") == 0 &&
+        (options_given(o, "route") || options_given(o, "slices")))
         cf_die_together("add --overlap commfuse or slice, or leave it away",
                         "--%s fixes what --overlap auto chooses for each operation",
                         options_given(o, "route") ? "route" : "slices");
@@ -546,8 +547,23 @@ static void banner(const trainer *t) {
     fflush(stdout);
 }
 
-static void print_operation(void *argument, const char *place, const cf_fuse *fuse) {
-    (void)argument;
+typedef struct tally { // what rank 0 posts in a step of one micro-batch
+    int64_t exchanges, units, collectives;
+} tally;
+
+static void count_operation(void *argument, const char *place, const cf_fuse *fuse, int64_t times) {
+    (void)place;
+    tally *sum = (tally *)argument;
+    const cf_schedule *s = cf_fuse_schedule(fuse);
+    for (int i = 0; i < s->count; i++) {
+        sum->exchanges += times * (s->step[i].kind == CF_EXCHANGE);
+        sum->units += times * (s->step[i].kind == CF_EXCHANGE && !s->step[i].joined);
+        sum->collectives += times * (s->step[i].kind == CF_COLLECTIVE);
+    }
+}
+
+static void print_operation(void *argument, const char *place, const cf_fuse *fuse, int64_t times) {
+    (void)argument, (void)times;
     const cf_fuse_plan *plan = cf_fuse_get_plan(fuse);
     if (strcmp(plan->group->name, "self") == 0) return; // this rank alone: nothing ever travels
     char *text = cf_schedule_print(cf_fuse_schedule(fuse));
@@ -569,6 +585,11 @@ static void dry_run(trainer *t) {
                "other member of a group, for connections by nccl what it says\n");
     printf("\n");
     optimizer_explain(&t->optimizer, stdout);
+    tally sum = {0, 0, 0};
+    gpt_operations(&t->model, count_operation, &sum);
+    optimizer_operations(&t->optimizer, count_operation, &sum);
+    printf("\nA step of one micro-batch: %lld exchanges of rank 0 in %lld units, %lld native collectives\n",
+           (long long)sum.exchanges, (long long)sum.units, (long long)sum.collectives);
     printf("\nSchedules of rank 0; steps marked ' are taken when the operation is finished\n");
     gpt_operations(&t->model, print_operation, NULL);
     optimizer_operations(&t->optimizer, print_operation, NULL);
@@ -1122,6 +1143,8 @@ int main(int argc, char **argv) {
     }
     choose_program(&t.o, argv);
     refuse_what_cannot_be(&t.o);
+    bool fixed = options_given(&t.o, "route") || options_given(&t.o, "slices");
+    if (fixed && !options_given(&t.o, "overlap")) t.o.overlap = "commfuse";
     cf_die_meet_by(NULL); // they do now
     t.transport = cf_transport_create(t.o.transport, &argc, &argv, t.o.timeout);
     agreement_check(&t.o, VERSION, t.transport->size, gather, t.transport);

@@ -15,6 +15,9 @@ typedef struct overlap { // how every operation of the model communicates
     int slices;
 } overlap;
 
+// An operation for --dry-run: where in the model it is, and how many times it runs in a step of one micro-batch.
+typedef void visit_operation(void *argument, const char *place, const cf_fuse *fuse, int64_t times);
+
 // NULL functions: nobody takes part; weights are here and gradients stay here.
 typedef struct gpt_hooks {
     void *argument;

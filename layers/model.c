@@ -394,40 +394,41 @@ void gpt_collect(gpt *g, void (*append)(void *argument, const float *values, int
     free(pieces);
 }
 
-static void tpsp_operations(gpt *g, void (*visit)(void *argument, const char *place, const cf_fuse *fuse),
-                            void *argument) {
-    visit(argument, "forward", g->tpsp_block.qkv.forward);
-    visit(argument, "forward", g->tpsp_block.attproj_forward);
-    visit(argument, "forward", g->tpsp_block.fc.forward);
-    visit(argument, "forward", g->tpsp_block.fcproj_forward);
-    visit(argument, "forward", g->head.forward);
-    visit(argument, "forward", g->gather_stats);
-    visit(argument, "backward", g->head.dgrad);
-    visit(argument, "backward", g->tpsp_block.fcproj_backward);
-    visit(argument, "backward", g->tpsp_block.fc.gather);
-    visit(argument, "backward", g->tpsp_block.fc.dgrad);
-    visit(argument, "backward", g->tpsp_block.attproj_backward);
-    visit(argument, "backward", g->tpsp_block.qkv.gather);
-    visit(argument, "backward", g->tpsp_block.qkv.dgrad);
+static void tpsp_operations(gpt *g, visit_operation *visit, void *argument) {
+    const tpsp *t = &g->tpsp_block;
+    int64_t L = g->params.shape.L;
+    visit(argument, "forward", t->qkv.forward, L);
+    visit(argument, "forward", t->attproj_forward, L);
+    visit(argument, "forward", t->fc.forward, L);
+    visit(argument, "forward", t->fcproj_forward, L);
+    visit(argument, "forward", g->head.forward, 1);
+    visit(argument, "forward", g->gather_stats, 1);
+    visit(argument, "backward", g->head.dgrad, 1);
+    visit(argument, "backward", t->fcproj_backward, L);
+    visit(argument, "backward", t->fc.gather, L);
+    visit(argument, "backward", t->fc.dgrad, L);
+    visit(argument, "backward", t->attproj_backward, L);
+    visit(argument, "backward", t->qkv.gather, L);
+    visit(argument, "backward", t->qkv.dgrad, L);
 }
 
-static void up_operations(gpt *g, void (*visit)(void *argument, const char *place, const cf_fuse *fuse),
-                          void *argument) {
-    visit(argument, "forward", g->up_block.qkv_forward);
-    visit(argument, "forward", g->up_block.att_forward);
-    visit(argument, "backward", g->up_block.att_backward);
-    visit(argument, "backward", g->up_block.qkv_backward);
+static void up_operations(gpt *g, visit_operation *visit, void *argument) {
+    int64_t L = g->params.shape.L;
+    visit(argument, "forward", g->up_block.qkv_forward, L);
+    visit(argument, "forward", g->up_block.att_forward, L);
+    visit(argument, "backward", g->up_block.att_backward, L);
+    visit(argument, "backward", g->up_block.qkv_backward, L);
 }
 
-void gpt_operations(gpt *g, void (*visit)(void *argument, const char *place, const cf_fuse *fuse),
-                    void *argument) {
+void gpt_operations(gpt *g, visit_operation *visit, void *argument) {
     const lookup *l = &g->embedding;
-    if (l->far) visit(argument, "forward, behind an update", l->far_forward);
-    visit(argument, l->far ? "forward, other micro-batches" : "forward", l->near_forward);
+    if (l->far) visit(argument, "tokens of all ranks", l->ids, 1);
+    if (l->far) visit(argument, "forward, behind an update", l->far_forward, 1);
+    visit(argument, l->far ? "forward, other micro-batches" : "forward", l->near_forward, !l->far);
     if (up_strategy(g))
         up_operations(g, visit, argument);
     else
         tpsp_operations(g, visit, argument);
-    visit(argument, l->far ? "backward, other micro-batches" : "backward", l->near_backward);
-    if (l->far) visit(argument, "backward, last micro-batch", l->far_backward);
+    visit(argument, l->far ? "backward, other micro-batches" : "backward", l->near_backward, !l->far);
+    if (l->far) visit(argument, "backward, last micro-batch", l->far_backward, 1);
 }

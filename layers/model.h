@@ -73,8 +73,7 @@ void gpt_next_logits(gpt *g, int64_t t, int64_t b, float *out);
 void gpt_collect(gpt *g, void (*append)(void *argument, const float *values, int64_t count), void *argument);
 
 // The operations of a training step, for --dry-run: calls visit for each.
-void gpt_operations(gpt *g, void (*visit)(void *argument, const char *place, const cf_fuse *fuse),
-                    void *argument);
+void gpt_operations(gpt *g, visit_operation *visit, void *argument);
 
 #ifdef __cplusplus
 }

@@ -463,20 +463,27 @@ step_result optimizer_step(zero_optimizer *o, adamw a, double clip, const double
 
 // --- for --dry-run ---
 
-void optimizer_operations(zero_optimizer *o,
-                          void (*visit)(void *argument, const char *place, const cf_fuse *fuse),
-                          void *argument) {
+// Buckets that hold the same of other layers.
+static int64_t alike(const parameters *p, int bucket) {
+    int64_t count = 0;
+    for (int i = 0; i < p->table; i++) count += p->bucket[i].tensor == p->bucket[bucket].tensor;
+    return bucket < p->table ? count : 1;
+}
+
+void optimizer_operations(zero_optimizer *o, visit_operation *visit, void *argument) {
     for (int i = 0; i < o->params->buckets; i++) {
         const bucket_sync *s = &o->bucket[i];
         if (!s->reduce || o->params->bucket[i].layer > 0) continue; // the first layer stands for all
-        const char *each = o->params->bucket[i].layer == 0 ? ", each layer" : "";
+        int64_t times = alike(o->params, i);
+        const char *each = times > 1 ? ", each layer" : "";
         char place[80];
         snprintf(place, sizeof place, "%s%s", s->fused ? "gradient computed owner by owner" : "gradient",
                  each);
-        visit(argument, place, s->reduce);
+        visit(argument, place, s->reduce, times);
         snprintf(place, sizeof place, "weights, behind update and forward%s", each);
-        visit(argument, place, s->gather);
+        visit(argument, place, s->gather, times);
     }
+    visit(argument, "figures of all ranks", o->exchange_report, 1);
 }
 
 static void explain_bucket(const zero_optimizer *o, int i, FILE *out) {

@@ -90,9 +90,7 @@ enum { REPORT = 8 };
 void optimizer_maximum(zero_optimizer *o, double *values, int count);
 double optimizer_sum(zero_optimizer *o, double value);
 
-void optimizer_operations(zero_optimizer *o,
-                          void (*visit)(void *argument, const char *place, const cf_fuse *fuse),
-                          void *argument);
+void optimizer_operations(zero_optimizer *o, visit_operation *visit, void *argument);
 
 // For --dry-run: which bucket travels how, and why.
 void optimizer_explain(const zero_optimizer *o, FILE *out);
