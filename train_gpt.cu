@@ -945,16 +945,19 @@ static void write_trace(trainer *t, int64_t last) {
 
 // --- the run ---
 
+static double sum(void *optimizer, double mine) {
+    return optimizer_sum((zero_optimizer *)optimizer, mine);
+}
+
 static void measure_peak(trainer *t) {
     if (t->o.peak_tflops > 0) {
         t->peak = t->o.peak_tflops * 1e12 * t->ranks;
         t->peak_source = "--peak-tflops";
         return;
     }
-    meet(t);
-    double cores = (double)t->transport->local_cores / t->transport->local_size;
-    double mine = peak_flops(&t->peak_source, cores, t->context.stream);
-    t->peak = optimizer_sum(&t->optimizer, mine); // ranks on slower hosts count with their own speed
+    t->peak =
+        peak_flops(&t->peak_source, cf_transport_cores(t->transport), sum, &t->optimizer, t->context.stream);
+    cf_device_threads((int)t->o.threads);
 }
 
 static void watch(trainer *t, int64_t step, bool last) {

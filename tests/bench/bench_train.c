@@ -208,6 +208,10 @@ static void make_models(bench *b) {
     if (!b->tokens) cf_die(NULL, "out of memory for the tokens of a micro-batch");
 }
 
+static double sum(void *optimizer, double mine) {
+    return optimizer_sum(optimizer, mine);
+}
+
 // Once before the steps and once after them, the better one counts: a slow moment would flatter every MFU.
 static void measure_peak(bench *b) {
     b->peak_source = "--peak-tflops";
@@ -215,10 +219,9 @@ static void measure_peak(bench *b) {
         b->peak = b->o.peak_tflops * 1e12 * b->transport->size;
         return;
     }
-    cf_barrier(&b->context, &b->mesh.world_group);
-    double cores = (double)b->transport->local_cores / b->transport->local_size;
-    double mine = peak_flops(&b->peak_source, cores, b->context.stream);
-    b->peak = fmax(b->peak, optimizer_sum(&b->entrant[0].optimizer, mine));
+    b->peak = fmax(b->peak, peak_flops(&b->peak_source, cf_transport_cores(b->transport), sum,
+                                       &b->entrant[0].optimizer, b->context.stream));
+    cf_device_threads((int)b->o.threads);
 }
 
 // --- measuring ---
