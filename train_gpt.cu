@@ -955,9 +955,8 @@ static void measure_peak(trainer *t) {
         t->peak_source = "--peak-tflops";
         return;
     }
-    t->peak =
-        peak_flops(&t->peak_source, cf_transport_cores(t->transport), sum, &t->optimizer, t->context.stream);
-    cf_device_threads((int)t->o.threads);
+    double cores = (double)t->transport->local_cores / t->transport->local_size;
+    t->peak = peak_flops(&t->peak_source, cores, sum, &t->optimizer, t->context.stream);
 }
 
 static void watch(trainer *t, int64_t step, bool last) {

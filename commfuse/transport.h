@@ -99,12 +99,6 @@ struct cf_transport {
     void (*close)(cf_transport *);         // collective; frees the transport
 };
 
-// This rank's share of its host's cores, at least one.
-static inline int cf_transport_cores(const cf_transport *t) {
-    const int cores = t->local_cores / t->local_size + (t->local_rank < t->local_cores % t->local_size);
-    return cores > 0 ? cores : 1;
-}
-
 // The transport of this program, by the name in --transport: "auto", "mpi" (CPU), "nccl", "ipc" (GPU). Dies
 // (together) on one that it does not have. Also takes hold of the device and tells die who this process is.
 // timeout_s: as in configure, also for ranks to appear.

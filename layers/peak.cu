@@ -47,8 +47,8 @@ static double of_this_device(const char **source) {
     return 0;
 }
 
-double peak_flops(const char **source, int cores, double (*sum)(void *argument, double mine), void *argument,
-                  cf_stream *stream) {
+double peak_flops(const char **source, double cores, double (*sum)(void *argument, double mine),
+                  void *argument, cf_stream *stream) {
     (void)cores, (void)stream;
     return sum(argument, of_this_device(source));
 }

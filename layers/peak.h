@@ -12,10 +12,10 @@ extern "C" {
 // Collective. sum: of what every rank gives, for all of them, who wait for each other there.
 // GPU: the data sheet's figure for dense products in the program's element type (fp32: without TF32).
 // CPU: what all cores reach in matrix products of several large shapes, measured now, which takes about a second.
-// cores: this rank's share of its host's, at least one, however few of them compute later. So the figure is the
-// machine's: where ranks outnumber the cores, each is measured while the others take theirs, and all do so at once.
-double peak_flops(const char **source, int cores, double (*sum)(void *argument, double mine), void *argument,
-                  cf_stream *stream);
+// cores: this rank's share of its host's, however few of them compute later. So the figure is the machine's, and does not
+// depend on how many ranks there are.
+double peak_flops(const char **source, double cores, double (*sum)(void *argument, double mine),
+                  void *argument, cf_stream *stream);
 
 #ifdef __cplusplus
 }

@@ -219,9 +219,9 @@ static void measure_peak(bench *b) {
         b->peak = b->o.peak_tflops * 1e12 * b->transport->size;
         return;
     }
-    b->peak = fmax(b->peak, peak_flops(&b->peak_source, cf_transport_cores(b->transport), sum,
-                                       &b->entrant[0].optimizer, b->context.stream));
-    cf_device_threads((int)b->o.threads);
+    double cores = (double)b->transport->local_cores / b->transport->local_size;
+    b->peak =
+        fmax(b->peak, peak_flops(&b->peak_source, cores, sum, &b->entrant[0].optimizer, b->context.stream));
 }
 
 // --- measuring ---
