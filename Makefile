@@ -250,7 +250,7 @@ report: all $(benches) ## run the experiments that fit, write build/report/repor
 	@$(PYTHON) scripts/report.py $(if $(filter-out 0,$(QUICK)),--quick) $(if $(PATIENCE),--patience '$(PATIENCE)') $(if $(ONLY),--only '$(ONLY)')
 
 lab: all $(benches) ## the same experiments on two hosts made of one machine, over links of known speed (Linux, root)
-	@scripts/lab.py --plan && scripts/lab.py -- true && $(PYTHON) scripts/report.py --place lab --out build/lab $(if $(filter-out 0,$(QUICK)),--quick) $(if $(PATIENCE),--patience '$(PATIENCE)') $(if $(ONLY),--only '$(ONLY)')
+	@scripts/lab.py --plan && $(PYTHON) scripts/report.py --place lab --out build/lab $(if $(filter-out 0,$(QUICK)),--quick) $(if $(PATIENCE),--patience '$(PATIENCE)') $(if $(ONLY),--only '$(ONLY)')
 
 chaos: all ## a thousand steps with a hundred ranks killed, and fifty ranks frozen (about half an hour)
 	$(PYTHON) tests/train/chaos.py

@@ -8,8 +8,12 @@
 // commfuse/, what is computed in layers/, what touches the disk in data/.
 //
 // Order of things in a step: micro-batches forward and backward (the last one sends gradients behind its
-// backward), optimizer (norm, non-finite check, clip, update, weights on their way), log. Every rank takes
-// the same path, so operations are begun in the same order everywhere; only rank 0 prints.
+// backward), the figures of the step before to all ranks and to the log, optimizer (norm, non-finite check, clip,
+// update, weights on their way). Every rank takes the same path, so operations are begun in the same order
+// everywhere; only rank 0 prints.
+//
+// A step lasts until the next one begins, or what comes between: validation, samples, a save, the end. Then its
+// figures are reported at once.
 #include <ctype.h>
 #include <errno.h>
 #include <math.h>
@@ -64,6 +68,12 @@ enum {
              FCPROJW == (int)MODEL_FCPROJW && LNFB == (int)MODEL_LNFB && TENSORS == (int)MODEL_TENSORS)
 };
 
+typedef struct taken_step { // not reported yet
+    int64_t step;           // -1: none
+    step_result result;
+    double lr, ms; // this rank's clock
+} taken_step;
+
 typedef struct trainer {
     options o;
     int ranks, accumulation;
@@ -88,9 +98,12 @@ typedef struct trainer {
     saved_run *copy_runs;     // (copy.runs)
     int64_t first, skipped;   // step that the run begins or goes on with; steps left out in a row
     bool watched;             // validation and samples before step `first` are done
-    accounts time;            // rank 0's
-    double begun_ms, watch_ms, save_ms;
-    double *busy; // (ranks) scratch of find_slowest
+    taken_step last;
+    int stop;          // signal that has asked for the end, 0: none
+    accounts time;     // rank 0's
+    double lap_ms;     // when the time began that belongs to nothing yet, on the cf_now_ms clock
+    double stepped_ms; // of all steps reported
+    double *busy;      // (ranks) scratch of find_slowest
 } trainer;
 
 static bool root(const trainer *t) {
@@ -626,39 +639,32 @@ static bool due(int64_t every, int64_t step) {
     return every > 0 && step % every == 0;
 }
 
-// Does a validation, sample or save come before the next step? Then what is left of the update counts as this step's time.
+// Does a validation, a sample, a save or the end come before the next step?
 static bool something_follows(const trainer *t, int64_t step) {
     const options *o = &t->o;
-    return due(o->val_every, step + 1) || due(o->sample_every, step + 1) || due(o->save_every, step + 1);
+    return due(o->val_every, step + 1) || due(o->sample_every, step + 1) || due(o->save_every, step + 1) ||
+           t->stop || step + 1 == o->steps;
 }
 
-static step_result train_step(trainer *t, int64_t step, double lr) {
-    const options *o = &t->o;
-    double batch_tokens = (double)(o->batch * o->seq);
-    cf_zero(t->loss, (int64_t)sizeof *t->loss, t->context.stream);
-    for (int micro = 0; micro < t->accumulation; micro++) {
-        load_micro_batch(t, t->train, true, step * o->batch, micro);
-        gpt_forward(&t->model, t->inputs, t->targets, o->seq, o->micro_batch, 1 / batch_tokens, t->loss);
-        if (micro == 0) optimizer_zero_grad(&t->optimizer);
-        gpt_backward(&t->model, micro == 0, micro == t->accumulation - 1);
-    }
-    adamw a;
-    memset(&a, 0, sizeof a);
-    a.lr = lr, a.beta1 = o->beta1, a.beta2 = o->beta2, a.eps = o->eps, a.weight_decay = o->weight_decay;
-    a.step = step + 1;
-    step_result result =
-        optimizer_step(&t->optimizer, a, o->clip, t->loss, o->batch * o->seq, t->skipped < o->skip_nonfinite);
-    if (something_follows(t, step)) optimizer_complete(&t->optimizer);
-    cf_stream_sync(t->context.stream); // the step's time ends when its work does
-    return result;
+// The time since the last call.
+static double lap(trainer *t) {
+    double before = t->lap_ms;
+    t->lap_ms = cf_now_ms();
+    return t->lap_ms - before;
+}
+
+static void end_step(trainer *t) {
+    cf_trace_step(t->context.trace, t->context.step, t->context.stream);
+    t->last.ms = lap(t);
 }
 
 // What a step took, as all ranks have told.
 typedef struct step_times {
-    double ms, exposed_ms, comm_ms; // the longest
-    double exposed_mean_ms;         // over the ranks
-    double lag_ms;                  // how much longer the slowest rank computes than the median
-    int slowest, stop;              // rank; signal that has asked for the end, 0: none
+    double ms;                  // by rank 0's clock: of all steps, it adds up to the time of the run
+    double exposed_ms, comm_ms; // the longest
+    double exposed_mean_ms;     // over the ranks
+    double lag_ms;              // how much longer the slowest rank computes than the median
+    int slowest;                // rank
 } step_times;
 
 static int ascending(const void *a, const void *b) {
@@ -687,24 +693,25 @@ static void check_steps(const trainer *t, const double *told, int64_t step) {
                    told[rank * REPORT + TELL_STEP], (long long)step);
 }
 
-static step_times exchange_times(trainer *t, int64_t step, double begin_ms) {
+static step_times exchange_times(trainer *t) {
+    const cf_trace_figures figures = cf_trace_last(t->context.trace);
     double mine[TELLS] = {t->checkpoints ? saver_tell(t->checkpoints) : 0,
                           (double)cf_stop_asked(),
-                          (double)step,
-                          cf_now_ms() - begin_ms,
-                          cf_trace_exposed_ms(t->context.trace),
-                          cf_trace_comm_ms(t->context.trace)};
+                          (double)t->last.step,
+                          t->last.ms,
+                          figures.exposed_ms,
+                          figures.comm_ms};
     const double *told = optimizer_exchange(&t->optimizer, mine, TELLS);
     step_times times;
     memset(&times, 0, sizeof times);
-    check_steps(t, told, step);
+    check_steps(t, told, t->last.step);
+    times.ms = told[TELL_MS];
     for (int rank = 0; rank < t->ranks; rank++) {
         const double *r = told + rank * REPORT;
-        times.ms = fmax(times.ms, r[TELL_MS]);
         times.exposed_ms = fmax(times.exposed_ms, r[TELL_EXPOSED]);
         times.exposed_mean_ms += r[TELL_EXPOSED] / t->ranks;
         times.comm_ms = fmax(times.comm_ms, r[TELL_COMM]);
-        if (r[TELL_STOP] > 0) times.stop = (int)r[TELL_STOP];
+        if (r[TELL_STOP] > 0) t->stop = (int)r[TELL_STOP];
     }
     find_slowest(&times, told, t->busy, t->ranks);
     if (t->checkpoints) saver_look(t->checkpoints, told); // it may exchange more, so it comes last
@@ -741,12 +748,15 @@ static void show_step(const trainer *t, int64_t step, const step_result *r, doub
     progress_show(line, step + 1 == o->steps);
 }
 
-static void report_step(trainer *t, int64_t step, const step_result *r, double lr, const step_times *times,
-                        double eta_s) {
+static void report_step(trainer *t, const step_times *times) {
     const options *o = &t->o;
+    const step_result *r = &t->last.result;
+    const int64_t step = t->last.step;
+    t->stepped_ms += times->ms;
+    double left = (double)(o->steps - step - 1) / (double)(step + 1 - t->first), lr = t->last.lr;
     double tokens_per_s = (double)(o->batch * o->seq) / (times->ms * 1e-3);
     double mfu = t->peak > 0 ? tokens_per_s * params_flops(&t->model.params.shape, o->seq) / t->peak : NAN;
-    if (root(t)) show_step(t, step, r, lr, times, tokens_per_s, mfu, eta_s);
+    if (root(t)) show_step(t, step, r, lr, times, tokens_per_s, mfu, t->stepped_ms * left * 1e-3);
     log_begin(t->log, "step");
     log_int(t->log, "step", step);
     log_real(t->log, "loss", r->loss);
@@ -764,7 +774,45 @@ static void report_step(trainer *t, int64_t step, const step_result *r, double l
     if (r->skipped) report_skip(t, step, r);
 }
 
+// Collective: what ranks tell one another in every step.
+static void report_last(trainer *t) {
+    if (t->last.step < 0) return;
+    step_times times = exchange_times(t);
+    report_step(t, &times);
+    accounts_step(&t->time, t->last.step, times.ms);
+    if (root(t)) accounts_store(&t->time, false);
+    t->last.step = -1;
+}
+
+static void train_step(trainer *t, int64_t step) {
+    const options *o = &t->o;
+    double batch_tokens = (double)(o->batch * o->seq), lr = learning_rate(o, step);
+    cf_zero(t->loss, (int64_t)sizeof *t->loss, t->context.stream);
+    for (int micro = 0; micro < t->accumulation; micro++) {
+        load_micro_batch(t, t->train, true, step * o->batch, micro);
+        gpt_forward(&t->model, t->inputs, t->targets, o->seq, o->micro_batch, 1 / batch_tokens, t->loss);
+        if (micro == 0) optimizer_zero_grad(&t->optimizer);
+        gpt_backward(&t->model, micro == 0, micro == t->accumulation - 1);
+    }
+    report_last(t); // while this one runs
+    adamw a;
+    memset(&a, 0, sizeof a);
+    a.lr = lr, a.beta1 = o->beta1, a.beta2 = o->beta2, a.eps = o->eps, a.weight_decay = o->weight_decay;
+    a.step = step + 1;
+    t->last.result =
+        optimizer_step(&t->optimizer, a, o->clip, t->loss, o->batch * o->seq, t->skipped < o->skip_nonfinite);
+    t->skipped = t->last.result.skipped ? t->skipped + 1 : 0;
+    t->last.step = step, t->last.lr = lr;
+}
+
 // --- validation, samples, saving ---
+
+// What was done since the last lap counts as watching.
+static double watched(trainer *t) {
+    double ms = lap(t);
+    accounts_add(&t->time, TIME_WATCH, ms);
+    return ms;
+}
 
 static void validate(trainer *t, int64_t step) {
     const options *o = &t->o;
@@ -779,7 +827,7 @@ static void validate(trainer *t, int64_t step) {
         }
     cf_copy(&sum, t->loss, (int64_t)sizeof sum, t->context.stream);
     cf_stream_sync(t->context.stream);
-    double loss = optimizer_sum(&t->optimizer, sum) / (double)(batches * o->batch * o->seq);
+    double loss = optimizer_sum(&t->optimizer, sum) / (double)(batches * o->batch * o->seq), ms = watched(t);
     if (root(t)) {
         progress_break();
         printf("step %5lld  validation loss %.4f\n", (long long)step, loss);
@@ -788,6 +836,7 @@ static void validate(trainer *t, int64_t step) {
     log_begin(t->log, "val");
     log_int(t->log, "step", step);
     log_real(t->log, "loss", loss);
+    log_real(t->log, "ms", ms);
     log_end(t->log);
 }
 
@@ -811,6 +860,7 @@ static void sample(trainer *t, int64_t step) {
     int32_t first = end_of_text >= 0 && end_of_text < V ? (int32_t)end_of_text : V > '\n' ? '\n' : 0;
     gpt_generate(&t->model, first, (uint64_t)t->o.seed, SAMPLE_STREAM + (uint64_t)step, t->o.seq, t->inputs,
                  token, SAMPLE_TOKENS);
+    double ms = watched(t);
     if (!root(t)) return;
     if (!t->words && V > vocabulary_size(NULL)) tell_of_missing_words(V);
     char *end = text;
@@ -825,6 +875,7 @@ static void sample(trainer *t, int64_t step) {
     log_begin(t->log, "sample");
     log_int(t->log, "step", step);
     log_text(t->log, "text", text);
+    log_real(t->log, "ms", ms);
     log_end(t->log);
 }
 
@@ -871,7 +922,6 @@ static void copy_state(trainer *t) {
 
 // The run stands while the state is copied, and as long as an earlier checkpoint is still being written.
 static bool save(trainer *t, int64_t step, bool watched) {
-    double begin = cf_now_ms();
     int64_t count = 0;
     resume_facts facts = facts_of(t, watched);
     manifest_option *list = resume_describe(&t->o, &facts, &count);
@@ -885,16 +935,15 @@ static bool save(trainer *t, int64_t step, bool watched) {
     }
     be_patient(t, false);
     free(list);
-    t->save_ms += cf_now_ms() - begin;
+    accounts_add(&t->time, TIME_SAVE, lap(t));
     return begun;
 }
 
 static bool wait_until_saved(trainer *t) {
-    double begin = cf_now_ms();
     be_patient(t, true);
     bool saved = saver_finish(t->checkpoints);
     be_patient(t, false);
-    t->save_ms += cf_now_ms() - begin;
+    accounts_add(&t->time, TIME_SAVE, lap(t));
     return saved;
 }
 
@@ -924,24 +973,24 @@ static void write_trace(trainer *t, int64_t last) {
 
 // --- the run ---
 
+static double sum(void *optimizer, double mine) {
+    return optimizer_sum((zero_optimizer *)optimizer, mine);
+}
+
 static void measure_peak(trainer *t) {
     if (t->o.peak_tflops > 0) {
         t->peak = t->o.peak_tflops * 1e12 * t->ranks;
         t->peak_source = "--peak-tflops";
         return;
     }
-    meet(t);
     double cores = (double)t->transport->local_cores / t->transport->local_size;
-    double mine = peak_flops(&t->peak_source, cores, t->context.stream);
-    t->peak = optimizer_sum(&t->optimizer, mine); // ranks on slower hosts count with their own speed
+    t->peak = peak_flops(&t->peak_source, cores, sum, &t->optimizer, t->context.stream);
 }
 
 static void watch(trainer *t, int64_t step, bool last) {
     const options *o = &t->o;
-    double begin = cf_now_ms();
     if (t->val && o->val_every > 0 && (due(o->val_every, step) || last)) validate(t, step);
     if (o->sample_every > 0 && (step > 0 || last) && (due(o->sample_every, step) || last)) sample(t, step);
-    t->watch_ms += cf_now_ms() - begin;
 }
 
 // What comes between steps: before step `step`, unless a checkpoint has been made behind it already.
@@ -953,54 +1002,51 @@ static void between_steps(trainer *t, int64_t step) {
     if (*t->o.trace && step == t->trace_from) start_trace(t);
 }
 
-// A run that ends, or is ended, before the last of these steps has a timeline of the first.
-static void end_of_trace(trainer *t, int64_t step, bool last) {
-    double begin = cf_now_ms();
-    bool traced = *t->o.trace && step >= t->trace_from && step < t->trace_to;
-    if (traced && (step + 1 == t->trace_to || last)) write_trace(t, step);
-    t->watch_ms += cf_now_ms() - begin;
+// A step begins where the one before ends, or behind what has come between, on all ranks.
+static void begin_step(trainer *t) {
+    if (t->last.step >= 0) {
+        end_step(t);
+        return;
+    }
+    meet(t);
+    watched(t);
+    cf_trace_step(t->context.trace, t->context.step, t->context.stream);
 }
 
-static void account(trainer *t, int64_t step, double step_ms) {
-    accounts_add(&t->time, TIME_WATCH, t->watch_ms);
-    accounts_add(&t->time, TIME_SAVE, t->save_ms);
-    t->watch_ms = t->save_ms = 0;
-    if (step >= 0) accounts_step(&t->time, step, step_ms);
-    if (root(t)) accounts_store(&t->time, step < 0);
+// What comes next is not the step's time, but what is left of its update is. A run that ends, or is ended, before the last
+// of the steps to be traced has a timeline of the first.
+static void close_step(trainer *t, int64_t step, bool traced) {
+    if (something_follows(t, step)) optimizer_complete(&t->optimizer);
+    cf_stream_sync(t->context.stream);
+    end_step(t);
+    report_last(t);
+    if (traced && (step + 1 == t->trace_to || step + 1 == t->o.steps || t->stop)) write_trace(t, step);
 }
 
 // Takes the steps that are left. Returns the one that the run has come to, before --steps if a signal has asked for
 // the end.
-static int64_t train(trainer *t, int *stop) {
+static int64_t train(trainer *t) {
     const options *o = &t->o;
-    double spent = 0;
-    if (t->first < o->steps) accounts_add(&t->time, TIME_START, cf_now_ms() - t->begun_ms);
+    t->last.step = -1;
     for (int64_t step = t->first; step < o->steps; step++) {
         t->context.step = (int)step;
         between_steps(t, step);
-        meet(t); // what came before the step is not the step's time
-        double lr = learning_rate(o, step), begin = cf_now_ms();
-        cf_trace_step(t->context.trace, (int)step);
-        step_result r = train_step(t, step, lr);
-        t->skipped = r.skipped ? t->skipped + 1 : 0;
-        step_times times = exchange_times(t, step, begin);
-        spent += times.ms;
-        report_step(t, step, &r, lr, &times,
-                    spent / (double)(step + 1 - t->first) * (double)(o->steps - step - 1) * 1e-3);
-        end_of_trace(t, step, step + 1 == o->steps || times.stop);
-        account(t, step, times.ms);
-        *stop = times.stop;
-        if (*stop && step + 1 < o->steps) return step + 1;
+        begin_step(t);
+        train_step(t, step);
+        const bool traced = *o->trace && step >= t->trace_from && step < t->trace_to;
+        const bool turns = *o->trace && (step + 1 == t->trace_from || step + 1 == t->trace_to);
+        if (turns || something_follows(t, step)) close_step(t, step, traced);
+        if (t->stop && step + 1 < o->steps) return step + 1;
     }
     return o->steps;
 }
 
-static void log_the_end(trainer *t, int64_t step, double begin_ms, int stop) {
+static void log_the_end(trainer *t, int64_t step, double begin_ms, bool stopped) {
     struct rusage usage;
     getrusage(RUSAGE_SELF, &usage);
     log_begin(t->log, "end");
     log_int(t->log, "steps", step);
-    if (stop) log_text(t->log, "stopped_by", strsignal(stop));
+    if (stopped) log_text(t->log, "stopped_by", strsignal(t->stop));
     log_real(t->log, "total_s", (cf_now_ms() - begin_ms) * 1e-3);
     log_real(t->log, "peak_rss_mib", (double)usage.ru_maxrss / 1024);
     log_int(t->log, "bytes_sent_rank0", t->transport->bytes_sent(t->transport));
@@ -1019,31 +1065,33 @@ static bool finish(trainer *t) {
     if (snprintf(path, sizeof path, "%s/model.bin", t->o.out) >= (int)sizeof path)
         cf_die_together("choose a shorter --out DIR", "--out is too long");
     write_model(t, steps, path);
+    accounts_add(&t->time, TIME_SAVE, lap(t));
     return saved;
 }
 
-static bool stop_early(trainer *t, int64_t step, int stop) {
+static bool stop_early(trainer *t, int64_t step) {
     if (!t->checkpoints)
         cf_die_together("with --out DIR a signal saves the run, and the same command goes on",
-                        "%s ends the run after %lld of %lld steps; nothing was saved", strsignal(stop),
+                        "%s ends the run after %lld of %lld steps; nothing was saved", strsignal(t->stop),
                         (long long)step, (long long)t->o.steps);
     return save(t, step, false) && wait_until_saved(t);
 }
 
 static int run(trainer *t) {
-    double begin = cf_now_ms();
-    int stop = 0;
-    int64_t step = train(t, &stop);
-    bool stopped = step < t->o.steps, saved = stopped ? stop_early(t, step, stop) : finish(t);
+    double start_ms = lap(t), begin_ms = t->lap_ms;
+    if (t->first < t->o.steps) accounts_add(&t->time, TIME_START, start_ms);
+    int64_t step = train(t);
+    bool stopped = step < t->o.steps, saved = stopped ? stop_early(t, step) : finish(t);
     optimizer_settle(&t->optimizer);
-    account(t, -1, 0);
-    log_the_end(t, step, begin, stopped ? stop : 0);
+    watched(t);
+    if (root(t)) accounts_store(&t->time, true);
+    log_the_end(t, step, begin_ms, stopped);
     if (root(t)) {
         progress_break();
         if (stopped && saved)
             printf(
                 "stopped   by a signal (%s) after %lld of %lld steps; the same command goes on from there\n",
-                strsignal(stop), (long long)step, (long long)t->o.steps);
+                strsignal(t->stop), (long long)step, (long long)t->o.steps);
         if (*t->o.out) accounts_print(&t->time, stdout);
         fflush(stdout);
     }
@@ -1134,7 +1182,7 @@ static vocabulary *find_words(const options *o) {
 
 int main(int argc, char **argv) {
     static trainer t;
-    t.begun_ms = cf_now_ms();
+    t.lap_ms = cf_now_ms();
     cf_die_meet_by(meet_early);
     options_parse(&t.o, argc, argv);
     if (t.o.help) {

@@ -40,8 +40,9 @@ typedef struct cf_moment {
     int64_t number; // GPU
 } cf_moment;
 cf_moment cf_moment_now(cf_stream *stream);
-double cf_moment_ms(cf_moment moment);                     // on the cf_now_ms clock; after cf_stream_sync()
+double cf_moment_ms(cf_moment moment);                     // on the cf_now_ms clock; when it has passed
 bool cf_moment_passed(cf_moment moment);                   // does not wait
+void cf_moment_wait(cf_moment moment);                     // until it has passed; as cf_stream_sync()
 bool cf_moment_remembered(cf_moment moment);               // those that are not must not be asked about
 void cf_stream_after(cf_stream *stream, cf_moment moment); // what is enqueued from here on starts after it
 

@@ -83,6 +83,10 @@ bool cf_moment_passed(cf_moment moment) {
     return true;
 }
 
+void cf_moment_wait(cf_moment moment) {
+    (void)moment;
+}
+
 bool cf_moment_remembered(cf_moment moment) {
     (void)moment;
     return true;

@@ -306,6 +306,10 @@ bool cf_moment_passed(cf_moment moment) {
     return event_passed(event_of(moment));
 }
 
+void cf_moment_wait(cf_moment moment) {
+    if (cf_moment_remembered(moment)) wait_for(event_of(moment));
+}
+
 bool cf_moment_remembered(cf_moment moment) {
     return moment.number > device.moments - MOMENTS;
 }

@@ -20,16 +20,23 @@ typedef struct interval {
 typedef struct span { // an event whose moments have not become times yet
     cf_trace_event event;
     cf_moment posted, begin, end;
+    int64_t turn;
 } span;
+
+typedef struct sums { // of a step
+    double exposed_ms;
+    interval *comm;
+    int64_t comms, capacity;
+} sums;
 
 struct cf_trace {
     double zero_ms;
     bool record;
     int step;
-    double exposed_ms;
-    interval *comm;
-    int64_t comms, comm_capacity;
-    span *span; // [settled, spans) have not become times
+    int64_t turn;     // steps begun; steps need not have numbers in a row
+    cf_moment turned; // when the current one began
+    sums sums[2];     // of the current step and the one before, by turn
+    span *span;       // [settled, spans) have not become times
     int64_t settled, spans, span_capacity;
     cf_trace_event *event;
     int64_t events, event_capacity;
@@ -45,7 +52,7 @@ cf_trace *cf_trace_create(void) {
 
 void cf_trace_free(cf_trace *trace) {
     if (!trace) return;
-    free(trace->comm);
+    for (int i = 0; i < 2; i++) free(trace->sums[i].comm);
     free(trace->span);
     free(trace->event);
     free(trace);
@@ -65,33 +72,32 @@ static void *grown(void *array, int64_t *capacity, int64_t wanted, size_t size) 
     return array;
 }
 
-static void add(cf_trace *trace, cf_trace_row row, const char *name, int layer, int slice, int peer,
-                int64_t bytes, double posted_ms, double begin_ms, double end_ms) {
-    interval when = {begin_ms - trace->zero_ms, end_ms - trace->zero_ms};
-    if (row == CF_TRACE_WAIT) trace->exposed_ms += end_ms - begin_ms;
-    if (row == CF_TRACE_COMM) {
-        trace->comm = (interval *)grown(trace->comm, &trace->comm_capacity, trace->comms + 1, sizeof when);
-        trace->comm[trace->comms++] = when;
+static void add(cf_trace *trace, int64_t turn, cf_trace_event e) {
+    sums *to = &trace->sums[turn % 2];
+    if (e.row == CF_TRACE_WAIT) to->exposed_ms += e.end_ms - e.begin_ms;
+    if (e.row == CF_TRACE_COMM) {
+        to->comm = (interval *)grown(to->comm, &to->capacity, to->comms + 1, sizeof *to->comm);
+        to->comm[to->comms++] = (interval){e.begin_ms, e.end_ms};
     }
     if (!trace->record) return;
-    trace->event = (cf_trace_event *)grown(trace->event, &trace->event_capacity, trace->events + 1,
-                                           sizeof *trace->event);
-    cf_trace_event *event = &trace->event[trace->events++];
-    *event = (cf_trace_event){.row = row,
-                              .layer = layer,
-                              .slice = slice,
-                              .peer = peer,
-                              .step = trace->step,
-                              .bytes = bytes,
-                              .begin_ms = when.begin,
-                              .end_ms = when.end,
-                              .posted_ms = posted_ms - trace->zero_ms};
-    snprintf(event->name, sizeof event->name, "%s", name);
+    e.begin_ms -= trace->zero_ms, e.end_ms -= trace->zero_ms, e.posted_ms -= trace->zero_ms;
+    trace->event = (cf_trace_event *)grown(trace->event, &trace->event_capacity, trace->events + 1, sizeof e);
+    trace->event[trace->events++] = e;
 }
 
 void cf_trace_add(cf_trace *trace, cf_trace_row row, const char *name, int layer, int slice, int peer,
                   int64_t bytes, double begin_ms, double end_ms) {
-    add(trace, row, name, layer, slice, peer, bytes, begin_ms, begin_ms, end_ms);
+    cf_trace_event e = {.row = row,
+                        .layer = layer,
+                        .slice = slice,
+                        .peer = peer,
+                        .step = trace->step,
+                        .bytes = bytes,
+                        .begin_ms = begin_ms,
+                        .end_ms = end_ms,
+                        .posted_ms = begin_ms};
+    snprintf(e.name, sizeof e.name, "%s", name);
+    add(trace, trace->turn, e);
 }
 
 // --- between moments ---
@@ -114,33 +120,33 @@ static void tell_forgotten(const span *s) {
     told = true;
 }
 
-// Moments of the first spans become times: of all of them, or of those that have passed. A GPU does not remember
-// moments for ever, and a step may take more than it remembers.
-static void settle(cf_trace *trace, bool all) {
+// Moments of the first spans become times: of those before a turn, and of others that have passed. A GPU does not
+// remember moments for ever, and a step may take more than it remembers.
+static void settle(cf_trace *trace, int64_t before, bool others) {
     while (trace->settled < trace->spans) {
-        const span *s = &trace->span[trace->settled];
-        const cf_trace_event *e = &s->event;
+        span *s = &trace->span[trace->settled];
+        cf_trace_event *e = &s->event;
+        if (s->turn >= before && !others) return;
         if (!cf_moment_remembered(s->posted) ||
             !cf_moment_remembered(s->end)) { // one of these is the earliest
             tell_forgotten(s);
             trace->settled++;
             continue;
         }
-        if (!all && (!cf_moment_passed(s->end) || !cf_moment_passed(s->begin))) break;
+        if (s->turn >= before && (!cf_moment_passed(s->end) || !cf_moment_passed(s->begin))) return;
         // Each is a call of a GPU's driver, so only a timeline asks for all three.
-        double begin_ms = cf_moment_ms(s->begin), end_ms = cf_moment_ms(s->end);
-        double posted_ms = trace->record ? cf_moment_ms(s->posted) : begin_ms;
-        if (e->row != CF_TRACE_WAIT || begin_ms < end_ms)
-            add(trace, (cf_trace_row)e->row, e->name, e->layer, e->slice, e->peer, e->bytes, posted_ms,
-                begin_ms, end_ms);
+        e->begin_ms = cf_moment_ms(s->begin), e->end_ms = cf_moment_ms(s->end);
+        e->posted_ms = trace->record ? cf_moment_ms(s->posted) : e->begin_ms;
+        if (e->row != CF_TRACE_WAIT || e->begin_ms < e->end_ms) add(trace, s->turn, *e);
         trace->settled++;
     }
     if (trace->settled == trace->spans) trace->settled = trace->spans = 0;
 }
 
 static void keep(cf_trace *trace, span s, const char *name) {
-    if (trace->spans % SPANS_BETWEEN_LOOKS == SPANS_BETWEEN_LOOKS - 1) settle(trace, false);
+    if (trace->spans % SPANS_BETWEEN_LOOKS == SPANS_BETWEEN_LOOKS - 1) settle(trace, 0, true);
     trace->span = (span *)grown(trace->span, &trace->span_capacity, trace->spans + 1, sizeof s);
+    s.turn = trace->turn, s.event.step = trace->step;
     trace->span[trace->spans] = s;
     snprintf(trace->span[trace->spans++].event.name, sizeof s.event.name, "%s", name);
 }
@@ -180,15 +186,23 @@ void cf_trace_transfer(cf_trace *trace, const char *name, int layer, int slice, 
 // --- figures ---
 
 void cf_trace_record(cf_trace *trace, bool on) {
-    settle(trace, true); // what came before belongs to before
+    settle(trace, INT64_MAX, false); // what came before belongs to before
     trace->record = on;
 }
 
-void cf_trace_step(cf_trace *trace, int step) {
-    settle(trace, true);
+// All of it that was waited for, was waited for by the stream.
+static void settle_last(cf_trace *trace) {
+    cf_moment_wait(trace->turned);
+    settle(trace, trace->turn, false);
+}
+
+void cf_trace_step(cf_trace *trace, int step, cf_stream *stream) {
+    if (trace->turn > 0) settle_last(trace); // which makes room
+    trace->turned = cf_moment_now(stream);
     trace->step = step;
-    trace->comms = 0;
-    trace->exposed_ms = 0;
+    sums *now = &trace->sums[++trace->turn % 2];
+    now->comms = 0;
+    now->exposed_ms = 0;
 }
 
 static int by_begin(const void *a, const void *b) {
@@ -196,13 +210,12 @@ static int by_begin(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-double cf_trace_comm_ms(cf_trace *trace) {
-    settle(trace, true);
-    if (trace->comms == 0) return 0;
-    qsort(trace->comm, (size_t)trace->comms, sizeof *trace->comm, by_begin);
+static double union_ms(sums *of) {
+    if (of->comms == 0) return 0;
+    qsort(of->comm, (size_t)of->comms, sizeof *of->comm, by_begin);
     double total = 0, reached = -1e300;
-    for (int64_t i = 0; i < trace->comms; i++) {
-        interval c = trace->comm[i];
+    for (int64_t i = 0; i < of->comms; i++) {
+        interval c = of->comm[i];
         if (c.end <= reached) continue;
         total += c.end - (c.begin > reached ? c.begin : reached);
         reached = c.end;
@@ -210,13 +223,14 @@ double cf_trace_comm_ms(cf_trace *trace) {
     return total;
 }
 
-double cf_trace_exposed_ms(cf_trace *trace) {
-    settle(trace, true);
-    return trace->exposed_ms;
+cf_trace_figures cf_trace_last(cf_trace *trace) {
+    settle_last(trace);
+    sums *last = &trace->sums[(trace->turn + 1) % 2];
+    return (cf_trace_figures){union_ms(last), last->exposed_ms};
 }
 
 const cf_trace_event *cf_trace_events(cf_trace *trace, int64_t *count) {
-    settle(trace, true);
+    settle(trace, INT64_MAX, false);
     *count = trace->events;
     return trace->event;
 }

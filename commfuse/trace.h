@@ -5,7 +5,8 @@
 //   exposed_ms  the time the compute stream stood waiting for them
 //
 // Only the compute thread writes here: the executor copies a transfer's moments when it has waited for it. On a
-// GPU moments become times when the stream has been synchronised, so figures and events may be asked for only then.
+// GPU moments become times when they have passed. So the figures of a step are asked for while the next one runs, and
+// events when the stream has been synchronised.
 #ifndef CF_TRACE_H
 #define CF_TRACE_H
 
@@ -34,9 +35,10 @@ cf_trace *cf_trace_create(void);
 void cf_trace_free(cf_trace *trace);
 
 void cf_trace_zero(cf_trace *trace, double now_ms); // the moment that all ranks call zero
-// Keep events from here on (otherwise only the two figures). As with figures, the stream has been synchronised.
+// Keep events from here on (otherwise only the two figures). The stream has been synchronised.
 void cf_trace_record(cf_trace *trace, bool on);
-void cf_trace_step(cf_trace *trace, int step); // a new step: the figures start from zero
+void cf_trace_step(cf_trace *trace, int step,
+                   cf_stream *stream); // one begins, with what comes on the stream from here on
 void cf_trace_add(cf_trace *trace, cf_trace_row row, const char *name, int layer, int slice, int peer,
                   int64_t bytes, double begin_ms, double end_ms); // times on the cf_now_ms clock
 // The same between two moments of a stream. begin() opens a range by that name on the host's time line, end()
@@ -50,8 +52,11 @@ void cf_trace_wait(cf_trace *trace, const char *name, int layer, cf_moment begin
 // A transfer: asked for at `posted`, in flight from `begin` to `end`.
 void cf_trace_transfer(cf_trace *trace, const char *name, int layer, int slice, int peer, int64_t bytes,
                        cf_moment posted, cf_moment begin, cf_moment end);
-double cf_trace_comm_ms(cf_trace *trace); // of the current step, so far
-double cf_trace_exposed_ms(cf_trace *trace);
+// Of the step before the current one. Waits until the stream has come to the current one.
+typedef struct cf_trace_figures {
+    double comm_ms, exposed_ms;
+} cf_trace_figures;
+cf_trace_figures cf_trace_last(cf_trace *trace);
 
 const cf_trace_event *cf_trace_events(cf_trace *trace, int64_t *count);
 // Chrome trace of several ranks: events of rank i are events[i][0 … counts[i]). False with errno set if it cannot be written.

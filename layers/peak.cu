@@ -33,9 +33,8 @@ static const struct {
     {"NVIDIA GeForce RTX 3090", 71, 35.6},
 };
 
-double peak_flops(const char **source, double cores, cf_stream *stream) {
+static double of_this_device(const char **source) {
     static char unknown[160];
-    (void)cores, (void)stream;
     for (const auto &device : devices)
         if (strcmp(device.name, cf_device_name()) == 0) {
             bool bf16 = REAL_DTYPE == CF_BF16;
@@ -46,4 +45,10 @@ double peak_flops(const char **source, double cores, cf_stream *stream) {
     snprintf(unknown, sizeof unknown, "unknown device %s: give --peak-tflops", cf_device_name());
     *source = unknown;
     return 0;
+}
+
+double peak_flops(const char **source, double cores, double (*sum)(void *argument, double mine),
+                  void *argument, cf_stream *stream) {
+    (void)cores, (void)stream;
+    return sum(argument, of_this_device(source));
 }

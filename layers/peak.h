@@ -8,12 +8,14 @@
 extern "C" {
 #endif
 
-// Floating-point operations per second of this rank's device, and where the figure is from; 0: unknown.
+// Floating-point operations per second of the devices of all ranks together, and where the figure is from; 0: unknown.
+// Collective. sum: of what every rank gives, for all of them, who wait for each other there.
 // GPU: the data sheet's figure for dense products in the program's element type (fp32: without TF32).
-// CPU: the best of matrix products of several large shapes on this rank's threads, timed now, which takes about
-// a second. To see what the ranks of one host reach together, all call it at the same time.
-// cores: of the host, for each of its ranks; with fewer than a rank has threads, the ranks take turns.
-double peak_flops(const char **source, double cores, cf_stream *stream);
+// CPU: what all cores reach in matrix products of several large shapes, measured now, which takes about a second.
+// cores: this rank's share of its host's, however few of them compute later. So the figure is the machine's, and does not
+// depend on how many ranks there are.
+double peak_flops(const char **source, double cores, double (*sum)(void *argument, double mine),
+                  void *argument, cf_stream *stream);
 
 #ifdef __cplusplus
 }

@@ -18,8 +18,7 @@ files. The machine's own network, mounts and files are not touched.
 Each rank gets two cores of its own: its main thread computes on one, its other threads, those of the transport, get
 the other. The kernel's network work, the receiver's share of it included, is done where the packet was sent: counted in
 /proc/softirqs, 99 in 100 of these interrupts land on the progress cores, so the link does not slow computation down by
-itself. With fewer cores the figures would show the machine's scheduler, not the schedules; the lab then refuses, unless
-told to --share-cores.
+itself. Where there are fewer, a rank's threads share what it gets: see SHARED. The lab says so, and so does every report.
 
 What is not exact: an idle link lets the first 68 KiB pass at once (a quarter of a millisecond above 2 Gbit/s), as a
 token bucket does; the rate includes headers, about 1 %; a delay is longer by some tens of microseconds, the wake-ups of
@@ -36,6 +35,8 @@ import subprocess
 import sys
 
 CORES_PER_RANK = 2  # one computes, one makes progress
+SHARED = ("cores are shared: threads that move bytes take time from those that compute, so steps with transfers take longer, "
+          "and overlapping gains less, than on cores of their own")
 MTU = 9000
 HOSTS_MAX = 250  # of one /24 network
 TOOLS = {"ip": "iproute2", "tc": "iproute2", "bridge": "iproute2", "mpirun": "openmpi-bin", "unshare": "util-linux",
@@ -62,7 +63,7 @@ AGENT = """#!/bin/sh
 host=$1; shift
 case $host in {cases}
 *) echo "the lab has no host $host" >&2; exit 1;; esac
-exec nsenter --target $pid --net --uts --mount -- env TMPDIR=/dev/shm taskset -c $cores sh -c "cd '$PWD'; $*"
+exec nsenter --target $pid --net --uts --mount -- env TMPDIR=/dev/shm taskset -c $cores sh -c 'cd "$0"; eval "$1"' "$PWD" "$*"
 """
 
 # A rank: its main thread computes, on a core of its own; its other threads, which are the transport's, get another.
@@ -130,10 +131,6 @@ class LabError(RuntimeError):
     pass
 
 
-class NotEnoughCores(LabError):
-    pass
-
-
 def run_checked(command, **options):
     try:
         done = subprocess.run(command, capture_output=True, text=True, **options)
@@ -180,13 +177,20 @@ def core_list(cores):
     return ",".join(map(str, cores))
 
 
+def enough(ranks, cores):
+    """Whether every rank gets its cores, and why."""
+    need = CORES_PER_RANK * ranks
+    return cores >= need, (f"{ranks} ranks need {need} cores (one to compute and one for progress each), this machine gives "
+                           f"{cores}")
+
+
 class Lab:
     """with Lab(hosts=2) as lab: lab.set_link(2e9, delay_ms=0.05); lab.run(2, ["build/release/train_gpt", …])"""
 
-    def __init__(self, hosts=2, ranks_per_host=1, share_cores=False):
+    def __init__(self, hosts=2, ranks_per_host=1):
         if not 1 <= hosts <= HOSTS_MAX or ranks_per_host < 1:
             raise LabError(f"no such lab: {hosts} hosts (1 to {HOSTS_MAX}) of {ranks_per_host} ranks")
-        self.hosts, self.ranks_per_host, self.share_cores = hosts, ranks_per_host, share_cores
+        self.hosts, self.ranks_per_host = hosts, ranks_per_host
         self.cores = sorted(os.sched_getaffinity(0))
         self.rate, self.delay_ms, self.jitter_ms = None, 0.0, 0.0
         self.init = None        # the first process; its end is the lab's
@@ -212,19 +216,14 @@ class Lab:
     def ranks(self):
         return self.hosts * self.ranks_per_host
 
-    def cores_needed(self, ranks=None):
-        return CORES_PER_RANK * (self.ranks() if ranks is None else ranks)
-
-    def enough(self, ranks=None):
-        ranks = self.ranks() if ranks is None else ranks
-        need, have = self.cores_needed(ranks), len(self.cores)
-        return have >= need, (f"{ranks} ranks need {need} cores (one to compute and one for progress each), "
-                              f"this machine gives {have}")
+    def enough(self):
+        return enough(self.ranks(), len(self.cores))
 
     def rank_cores(self, rank):
-        """The compute core and the progress core. Where they do not suffice: all cores, nothing to conclude."""
-        mine = self.cores[CORES_PER_RANK * rank:CORES_PER_RANK * (rank + 1)]
-        return mine if self.enough()[0] else self.cores
+        """The compute core and the progress core. Where they do not suffice: one for both, and perhaps for other ranks."""
+        if self.enough()[0]:
+            return self.cores[CORES_PER_RANK * rank:CORES_PER_RANK * (rank + 1)]
+        return [self.cores[rank % len(self.cores)]]
 
     def host_ranks(self, host):
         return range(host * self.ranks_per_host, (host + 1) * self.ranks_per_host)
@@ -238,7 +237,7 @@ class Lab:
             ranks = ", ".join(f"rank {r} on cores {core_list(self.rank_cores(r))}" for r in self.host_ranks(host))
             lines.append(f"host {host}: {self.host_name(host)}, eth0 {self.address(host)}/24, mtu {MTU}; {ranks}")
         ok, text = self.enough()
-        lines.append(text + ("" if ok else ": TOO FEW, no conclusions can be drawn"))
+        lines.append(text + ("" if ok else f": {SHARED}"))
         return "\n".join(lines)
 
     # --- its life ---
@@ -246,9 +245,6 @@ class Lab:
     def __enter__(self):
         if reason := obstacle():
             raise LabError(reason)
-        ok, text = self.enough()
-        if not ok and not self.share_cores:
-            raise NotEnoughCores(text)
         try:
             self.start()
         except BaseException:
@@ -457,7 +453,6 @@ def main():
     parser.add_argument("--rate", type=parse_rate, default=1e9, help="of each host: 500mbit, 2gbit (default 1gbit)")
     parser.add_argument("--delay", type=parse_ms, default=0, help="how long a packet is under way: 0.05ms, 50us")
     parser.add_argument("--jitter", type=parse_ms, default=0, help="by how much that varies, up and down")
-    parser.add_argument("--share-cores", action="store_true", help="run on too few cores; times mean nothing")
     parser.add_argument("--plan", action="store_true", help="say what would be created, create nothing")
     parser.add_argument("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM ARGUMENTS")
     o = parser.parse_args()
@@ -465,17 +460,15 @@ def main():
     if not program and not o.plan:
         parser.error("no program given; --plan shows what would be created")
     try:
-        lab = Lab(o.hosts, o.ranks_per_host, o.share_cores)
+        lab = Lab(o.hosts, o.ranks_per_host)
         if o.plan:
             print(lab.plan())
             return 0
         with lab:
             lab.set_link(o.rate, o.delay, o.jitter)
             if not lab.enough()[0]:
-                print(f"lab: {lab.enough()[1]}: TOO FEW, times mean nothing", file=sys.stderr)
+                print(f"lab: {lab.enough()[1]}: {SHARED}", file=sys.stderr)
             return lab.run(lab.ranks(), program).returncode
-    except NotEnoughCores as few:
-        sys.exit(f"lab: {few}; use fewer hosts, or --share-cores to see that it runs")
     except LabError as error:
         sys.exit(f"lab: {error}")
 

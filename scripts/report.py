@@ -18,6 +18,7 @@ reports must agree (ratios; without it: of a row with ms and compute_ms their qu
 or _share).
 """
 import argparse
+import contextlib
 import csv
 import datetime
 import fcntl
@@ -38,6 +39,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
+import lab
 from experiments import processors
 
 EXPERIMENTS = "operations", "paper", "training", "account", "timeline", "sensitivity"  # in the order of the report
@@ -104,7 +106,7 @@ def cores_used(place):
 
 
 def caption(setup):
-    cores = "" if setup["enough"][0] else f" (**too few cores**: {setup['enough'][1]})"
+    cores = "" if setup["enough"][0] else f" (**{lab.SHARED}**: {setup['enough'][1]})"
     if setup.get("processors"):
         cores += f" ({processors.text(setup['processors'])})"
     links = {"lab": f"lab of {setup['hosts']} hosts, link as named", "local": "one host, shared memory"}
@@ -314,12 +316,31 @@ def write_csv(path, rows):
         writer.writerows(rows)
 
 
-def section(module, lines, folder, where):
+@contextlib.contextmanager
+def noted(note):
+    """Figures that are saved meanwhile carry it at their foot, wherever they are shown."""
+    from matplotlib.figure import Figure
+    plain, seen = Figure.savefig, set()
+
+    def savefig(figure, *arguments, **options):
+        if note and figure not in seen:
+            figure.text(0.5, 0.004, note, ha="center", va="bottom", fontsize=6, color="#b03a2e")
+        seen.add(figure)
+        return plain(figure, *arguments, **options)
+    Figure.savefig = savefig
+    try:
+        yield
+    finally:
+        Figure.savefig = plain
+
+
+def section(module, lines, folder, where, note=""):
     """Tables, figures, rows and commands of one experiment."""
     rows = [row for line in lines for row in line["rows"]]
     write_csv(folder / f"{module.NAME}.csv", rows)
     tables = module.tables(rows)
-    pictures = [name for name in module.figures(rows, str(folder)) if name.endswith(".png")]
+    with noted(note):
+        pictures = [name for name in module.figures(rows, str(folder)) if name.endswith(".png")]
     text = [f"## {module.TITLE}", "", tables.strip(), ""]
     for name in pictures:
         if f"({name})" not in tables:
@@ -338,8 +359,8 @@ def write_report(folder, setup, modules, done, failures, sweep, command, stopped
     where = caption(setup)
     text = []
     if not setup["enough"][0]:
-        text = [f"**Too few cores: {setup['enough'][1]}. Threads that move bytes take turns with those that compute, "
-                "so no time below says what the schedules do.**", ""]
+        text = [f"**In all that follows {lab.SHARED}: {setup['enough'][1]}. The order of the modes is that of a larger "
+                "machine; how far they are apart is not.**", ""]
     elif not processors.suffice(setup.get("processors")):
         text = [f"**These processors share their cores with others: {processors.text(setup['processors'])}. Times below "
                 "differ from minute to minute, and a step with transfers keeps more processors busy than one "
@@ -357,7 +378,8 @@ def write_report(folder, setup, modules, done, failures, sweep, command, stopped
     if problems or failures:
         text += ["## What went wrong", "", *(f"- **ERROR** {' '.join(problem.split())}" for problem in problems),
                  *(f"- not measured: {' '.join(failure.split())[:600]}" for failure in failures), ""]
-    text += [section(modules[name], lines, folder, where) for name, lines in present.items()]
+    note = "" if setup["enough"][0] else f"{setup['cores']} cores: {lab.SHARED}"
+    text += [section(modules[name], lines, folder, where, note) for name, lines in present.items()]
     if sweep:
         text.append(section(load(SWEEP), [{"rows": sweep, "commands": [row["command"] for row in sweep]}], folder,
                             "Machine and version stand in each row"))
@@ -443,11 +465,11 @@ def options():
     parser.add_argument("--patience", type=float, default=1, metavar="X",
                         help="measure points X times as long, on a restless machine (default: %(default)s)")
     parser.add_argument("--fresh", action="store_true", help="forget rows that are there")
-    parser.add_argument("--sweep", metavar="FILE", help="add what scripts/mfu_sweep has collected in FILE")
+    parser.add_argument("--sweep", metavar="FILE", help="draw what scripts/mfu_sweep has collected in FILE, beside the rows there are")
     parser.add_argument("--compare", nargs=2, metavar="DIR", help="compare the ratios of two reports, nothing else")
     parser.add_argument("--tolerance", type=float, default=TOLERANCE, help="of --compare (default: %(default)s)")
     o = parser.parse_args()
-    o.only = o.only.split(",") if o.only else [*EXPERIMENTS, *([SWEEP] if o.sweep else [])]
+    o.only = o.only.split(",") if o.only else [SWEEP] if o.sweep else list(EXPERIMENTS)
     for name in o.only:
         if name not in (*EXPERIMENTS, SWEEP):
             parser.error(f"--only {name}: experiments are {', '.join((*EXPERIMENTS, SWEEP))}")
@@ -481,7 +503,6 @@ def check_what_is_needed():
 def measure_all(o, folder):
     """Setup, lines and failures of a report whose missing points have been measured, and whether that was stopped."""
     from experiments.place import open_place
-    from lab import LabError
     modules = {name: load(name) for name in EXPERIMENTS if name in o.only}
     if not modules:  # nothing to run: what is there, if anything, is drawn again
         path = folder / ROWS
@@ -496,13 +517,13 @@ def measure_all(o, folder):
             if rows.setup["program"] == NOT_BUILT:
                 refuse("build/release lacks a program", "make report builds what it needs")
             if not rows.setup["enough"][0]:
-                print(f"TOO FEW CORES: {rows.setup['enough'][1]}; times will say little", file=sys.stderr)
+                print(f"{rows.setup['enough'][1]}: {lab.SHARED}", file=sys.stderr)
             elif not processors.suffice(rows.setup.get("processors")):
                 print(f"PROCESSORS SHARE THEIR CORES: {processors.text(rows.setup['processors'])}; times will "
                       "differ from minute to minute", file=sys.stderr)
             failures = run(place, modules, rows, o.quick, o.patience)
             return rows.setup, rows.done, failures, False
-    except LabError as error:
+    except lab.LabError as error:
         refuse(str(error), "--place local measures over shared memory")
     except KeyboardInterrupt:
         print(f"\ninterrupted: {len(rows.done) if rows else 0} points are kept in {folder / ROWS}; the same command "

@@ -5,8 +5,8 @@
         output = place.run(2, ["build/release/tests/bench/bench_fuse", …])
 
 A lab has a link whose rate and delay are asked for; the local place has shared memory, whose speed is the machine's.
-Both give a rank one thread to compute, and both say how many ranks the machine serves honestly: one core to compute
-and one for progress each.
+Both give a rank one thread to compute, and both say whether it has two cores, one to compute and one for progress, or
+cores are shared (lab.SHARED).
 """
 import contextlib
 import os
@@ -64,9 +64,7 @@ class Place:
         return laboratory.CORES_PER_RANK * ranks
 
     def enough(self, ranks):
-        need = self.cores_needed(ranks)
-        return self.cores >= need, (f"{ranks} ranks need {need} cores (one to compute and one for progress each), "
-                                    f"this machine gives {self.cores}")
+        return laboratory.enough(ranks, self.cores)
 
     def link(self, rate_bits_per_s, delay_ms=0, jitter_ms=0):
         raise PlaceError(f"the link of this machine's shared memory cannot be set to {rate_bits_per_s / 1e9:g} Gbit/s; "
@@ -161,7 +159,7 @@ class LabPlace(Place):
 def open_place(kind="auto", hosts=None):
     """kind: lab, local, or auto (a lab where one can be had). As many hosts as the cores serve, two at least."""
     if kind == "auto":
-        kind = "lab" if not laboratory.obstacle() and laboratory.Lab().enough()[0] else "local"
+        kind = "local" if laboratory.obstacle() else "lab"
     if kind == "local":
         yield LocalPlace()
         return

@@ -32,7 +32,7 @@ def points(place, quick):
     size = dict(model="d6", vocab=8192, seq=256, batch=4) if quick else dict(model="d12", vocab=8192, seq=512, batch=2)
     ratio = 0.5 if place.kind == "lab" else None
     strategies = ("tpsp",) if quick else ("tpsp", "up")
-    return [dict(size, strategy=strategy, tp=2, dp=1, steps=STEPS, ratio=ratio) for strategy in strategies]
+    return [dict(training.size_for(place, size), strategy=strategy, tp=2, dp=1, steps=STEPS, ratio=ratio) for strategy in strategies]
 
 
 def seconds(point):

@@ -64,7 +64,7 @@ SPARE_ENV = {"GOMP_SPINCOUNT": "10000"}  # threads that wait for work leave thei
 SAME_SLICES = {"commfuse ring, 2 slices": "nowire, 2 slices", "commfuse ring, 4 slices": "nowire, 4 slices"}
 QUICK_MODES = "none", "slice", "commfuse ring", "nowire"
 SLICES = {name: slices for name, (overlap, _, slices) in MODES.items() if overlap == "commfuse"}
-SHAPES = {"d12": (12, 768, 12), "d6": (6, 384, 6)}  # layers, channels, heads
+SHAPES = {"d12": (12, 768, 12), "d6": (6, 384, 6), "wide": (4, 1536, 24)}  # layers, channels, heads
 LOSS_TOLERANCE = 1e-5  # relative, of every step, against mode none
 LOSS_ROUNDS = 30       # whose losses are compared: rounding alone drives trainings apart, by 4e-8 in 50 steps, 5e-5 in 100
 BOUND, PREDICTION = 1.03, 0.05                    # commfuse over nowire; measured ratio against the predicted one
@@ -78,6 +78,12 @@ NO_PEAK = "--peak-tflops", 1  # is measured: nobody asks for MFU
 TURNS_TIMEOUT_S = 7200  # and twice the seconds asked for
 
 
+def size_for(place, size):
+    """Where cores are shared: layers so wide that computing takes the more time for every byte, and the link is slow, so
+    that moving the bytes takes the least part of the cores."""
+    return size if place.enough(2)[0] else {**size, "model": "wide", "seq": 512, "batch": 2}
+
+
 def points(place, quick):
     if quick:
         size = dict(model="d6", vocab=8192, seq=256, batch=4, modes=list(QUICK_MODES), seconds=QUICK_SECONDS)
@@ -87,6 +93,7 @@ def points(place, quick):
         size = dict(model="d12", vocab=8192, seq=1024, seconds=SECONDS)
         meshes = [("tpsp", 2, 1), ("up", 2, 1), ("tpsp", 1, 2)] + [("tpsp", 2, 2)] * (place.ranks >= 4)
     ratio = 0.5 if place.kind == "lab" else None  # None: shared memory, as fast as it is
+    size = size_for(place, size)
     return [dict({"batch": dp, "modes": modes_of(tp, dp)}, **size, strategy=strategy, tp=tp, dp=dp, ratio=ratio,
                  spare=not quick) for strategy, tp, dp in meshes]
 

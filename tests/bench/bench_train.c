@@ -9,8 +9,8 @@
 // nothing is on its way between two steps: gradients have been reduced at the end of a step, and what is left of an
 // update, and all that it sends, is done in the next forward of the same model.
 //
-// The step is train_gpt's: barrier, forward, backward, norm, clip, update, and the maximum over ranks of the time that
-// this took; batch = micro-batch × dp. The first round is not counted. --json prints a line of configuration, one for each
+// The step is train_gpt's: forward, backward, figures of the step before, norm, clip, update, and lasts by rank 0's clock
+// until the next one begins, on all ranks; batch = micro-batch × dp. The first round is not counted. --json prints a line of configuration, one for each
 // step as it is done, and one at the end, for scripts/experiments to draw conclusions from; otherwise a table of medians.
 //
 // A mode is written as train_gpt's --overlap, --route and --slices, joined by colons; what is left away is as there. Of
@@ -35,7 +35,7 @@ enum {
     ORDER_STREAM = 1,
     TOKEN_STREAM = 2
 };
-enum { TELL_MS, TELL_EXPOSED, TELL_COMM, TELLS };
+enum { TELL_EXPOSED, TELL_COMM, TELLS };
 static const char usage[] =
     "bench_train [--modes none|slice|commfuse|nowire[:ring|:direct][:SLICES],…] [--rounds R] [--json]";
 static const char *const applies[] = {"model",       "layers", "channels",     "heads",    "seq",
@@ -44,7 +44,8 @@ static const char *const applies[] = {"model",       "layers", "channels",     "
                                       "eps",         "clip",   "seed",         "threads",  "peak-tflops",
                                       "recompute",   "timeout"};
 
-typedef struct step_row { // of one step; the longest of all ranks
+typedef struct
+    step_row { // of one step; ms by rank 0's clock, exposed_ms and comm_ms the longest of all ranks
     double ms, exposed_ms, exposed_mean_ms, comm_ms, loss;
     int64_t bytes;
 } step_row;
@@ -68,6 +69,9 @@ typedef struct bench {
     gpt_shape shape;
     entrant entrant[ENTRANTS_MAX];
     int entrants;
+    entrant *last; // whose step has not been reported yet
+    int64_t last_round, sent;
+    double begun_ms;
     int32_t *tokens; // (T + 1, B): inputs, and targets a row later
     double *loss;    // device
     double peak;     // flop/s of all ranks
@@ -204,6 +208,10 @@ static void make_models(bench *b) {
     if (!b->tokens) cf_die(NULL, "out of memory for the tokens of a micro-batch");
 }
 
+static double sum(void *optimizer, double mine) {
+    return optimizer_sum(optimizer, mine);
+}
+
 // Once before the steps and once after them, the better one counts: a slow moment would flatter every MFU.
 static void measure_peak(bench *b) {
     b->peak_source = "--peak-tflops";
@@ -211,10 +219,9 @@ static void measure_peak(bench *b) {
         b->peak = b->o.peak_tflops * 1e12 * b->transport->size;
         return;
     }
-    cf_barrier(&b->context, &b->mesh.world_group);
     double cores = (double)b->transport->local_cores / b->transport->local_size;
-    double mine = peak_flops(&b->peak_source, cores, b->context.stream);
-    b->peak = fmax(b->peak, optimizer_sum(&b->entrant[0].optimizer, mine));
+    b->peak =
+        fmax(b->peak, peak_flops(&b->peak_source, cores, sum, &b->entrant[0].optimizer, b->context.stream));
 }
 
 // --- measuring ---
@@ -230,7 +237,48 @@ static void draw_tokens(bench *b, int64_t round) {
     }
 }
 
-static double take_step(bench *b, entrant *e, int64_t round) {
+static void print_step(const entrant *e, int64_t round) {
+    const step_row *r = &e->row[round];
+    printf("{\"event\":\"step\",\"mode\":\"%s\",\"round\":%lld,\"step_ms\":%.4f,\"exposed_comm_ms\":%.4f,"
+           "\"exposed_mean_ms\":%.4f,\"comm_ms\":%.4f,\"loss\":%.9g,\"bytes_sent_rank0\":%lld}\n",
+           e->name, (long long)round, r->ms, r->exposed_ms, r->exposed_mean_ms, r->comm_ms, r->loss,
+           (long long)r->bytes);
+    fflush(stdout);
+}
+
+// Collective.
+static void report_last(bench *b) {
+    if (!b->last) return;
+    step_row *row = &b->last->row[b->last_round];
+    const int64_t sent = b->transport->bytes_sent(b->transport);
+    const cf_trace_figures figures = cf_trace_last(b->context.trace);
+    const double mine[TELLS] = {figures.exposed_ms, figures.comm_ms};
+    const double *told = optimizer_exchange(&b->last->optimizer, mine, TELLS);
+    for (int rank = 0; rank < b->transport->size; rank++) {
+        const double *r = told + rank * REPORT;
+        row->exposed_ms = fmax(row->exposed_ms, r[TELL_EXPOSED]);
+        row->exposed_mean_ms += r[TELL_EXPOSED] / b->transport->size;
+        row->comm_ms = fmax(row->comm_ms, r[TELL_COMM]);
+    }
+    b->sent += b->transport->bytes_sent(b->transport) - sent; // no part of the step that is being taken
+    if (b->json && b->transport->rank == 0) print_step(b->last, b->last_round);
+    b->last = NULL;
+}
+
+// One step ends where the next one begins: when all ranks have come so far, so that modes do not wait for each other.
+static void turn(bench *b, int64_t round) {
+    cf_barrier(&b->context, &b->mesh.world_group);
+    const double now_ms = cf_now_ms();
+    const int64_t sent = b->transport->bytes_sent(b->transport);
+    if (b->last) b->last->row[b->last_round].ms = now_ms - b->begun_ms;
+    if (b->last) b->last->row[b->last_round].bytes = sent - b->sent;
+    b->begun_ms = now_ms;
+    b->sent = sent;
+    b->context.step = (int)round;
+    cf_trace_step(b->context.trace, (int)round, b->context.stream);
+}
+
+static void take_step(bench *b, entrant *e, int64_t round) {
     const options *o = &b->o;
     int64_t tokens = o->micro_batch * b->mesh.dp * o->seq;
     adamw a = {.lr = o->lr,
@@ -239,35 +287,16 @@ static double take_step(bench *b, entrant *e, int64_t round) {
                .eps = o->eps,
                .weight_decay = o->weight_decay,
                .step = round + 1};
+    turn(b, round);
     cf_zero(b->loss, (int64_t)sizeof *b->loss, b->context.stream);
     gpt_forward(&e->model, b->tokens, b->tokens + o->micro_batch, o->seq, o->micro_batch, 1 / (double)tokens,
                 b->loss);
     optimizer_zero_grad(&e->optimizer);
     gpt_backward(&e->model, true, true);
-    step_result result = optimizer_step(&e->optimizer, a, o->clip, b->loss, tokens, false);
+    report_last(b);
+    e->row[round].loss = optimizer_step(&e->optimizer, a, o->clip, b->loss, tokens, false).loss;
     cf_stream_sync(b->context.stream);
-    return result.loss;
-}
-
-static step_row measure_step(bench *b, entrant *e, int64_t round) {
-    cf_barrier(&b->context, &b->mesh.world_group);
-    int64_t sent = b->transport->bytes_sent(b->transport);
-    double begin = cf_now_ms();
-    b->context.step = (int)round;
-    cf_trace_step(b->context.trace, (int)round);
-    step_row row = {.loss = take_step(b, e, round)};
-    double mine[TELLS] = {cf_now_ms() - begin, cf_trace_exposed_ms(b->context.trace),
-                          cf_trace_comm_ms(b->context.trace)};
-    row.bytes = b->transport->bytes_sent(b->transport) - sent;
-    const double *told = optimizer_exchange(&e->optimizer, mine, TELLS);
-    for (int rank = 0; rank < b->transport->size; rank++) {
-        const double *r = told + rank * REPORT;
-        row.ms = fmax(row.ms, r[TELL_MS]);
-        row.exposed_ms = fmax(row.exposed_ms, r[TELL_EXPOSED]);
-        row.exposed_mean_ms += r[TELL_EXPOSED] / b->transport->size;
-        row.comm_ms = fmax(row.comm_ms, r[TELL_COMM]);
-    }
-    return row;
+    b->last = e, b->last_round = round;
 }
 
 // A permutation, the same on all ranks.
@@ -304,15 +333,6 @@ static void print_config(const bench *b) {
         printf("%d cores are TOO FEW for a conclusion: threads that move bytes take turns with those that "
                "compute\n",
                b->transport->local_cores);
-    fflush(stdout);
-}
-
-static void print_step(const entrant *e, int64_t round) {
-    const step_row *r = &e->row[round];
-    printf("{\"event\":\"step\",\"mode\":\"%s\",\"round\":%lld,\"step_ms\":%.4f,\"exposed_comm_ms\":%.4f,"
-           "\"exposed_mean_ms\":%.4f,\"comm_ms\":%.4f,\"loss\":%.9g,\"bytes_sent_rank0\":%lld}\n",
-           e->name, (long long)round, r->ms, r->exposed_ms, r->exposed_mean_ms, r->comm_ms, r->loss,
-           (long long)r->bytes);
     fflush(stdout);
 }
 
@@ -380,13 +400,11 @@ static void run(bench *b) {
     for (int64_t round = 0; round <= b->rounds; round++) {
         draw_tokens(b, round);
         draw_order(b, round, order);
-        for (int i = 0; i < b->entrants; i++) {
-            entrant *e = &b->entrant[order[i]];
-            e->row[round] = measure_step(b, e, round);
-            if (root && b->json) print_step(e, round);
-        }
+        for (int i = 0; i < b->entrants; i++) take_step(b, &b->entrant[order[i]], round);
         if (root && !b->json) show_round(b, round);
     }
+    turn(b, b->rounds);
+    report_last(b);
 }
 
 static void close_bench(bench *b) {

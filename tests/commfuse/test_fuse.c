@@ -696,11 +696,12 @@ static void trace_sees_the_wire(void) {
     for (cf_mode mode = CF_MODE_NONE; mode <= CF_MODE_NOWIRE; mode++) {
         job j =
             job_create(&mesh.tp_group, CF_ALLGATHER, CF_COMPUTE_AFTER, mode, CF_RING, 2, CF_FP32, 200 * 200);
-        cf_trace_step(context.trace, mode);
+        cf_trace_step(context.trace, mode, context.stream);
         double begin = cf_now_ms();
         job_run(&j, 200, 200, 5);
-        double took = cf_now_ms() - begin, comm = cf_trace_comm_ms(context.trace);
-        double exposed = cf_trace_exposed_ms(context.trace);
+        cf_trace_step(context.trace, mode + 1, context.stream);
+        cf_trace_figures figures = cf_trace_last(context.trace);
+        double took = cf_now_ms() - begin, comm = figures.comm_ms, exposed = figures.exposed_ms;
         bool wire = mode != CF_MODE_NOWIRE && mesh.tp > 1;
         CHECK(wire ? comm > 0 : comm == 0, "%s: %g ms of communication", describe(&j), comm);
         CHECK(exposed >= 0 && exposed <= took && comm <= took && (wire || exposed < 1),

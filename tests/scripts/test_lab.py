@@ -126,7 +126,7 @@ def things_of_the_machine():
 class Hosts(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.lab = laboratory.Lab(hosts=2, share_cores=True)
+        cls.lab = laboratory.Lab(hosts=2)
         cls.lab.__enter__()
         cls.addClassCleanup(cls.lab.close)
 
@@ -240,13 +240,13 @@ class Hosts(unittest.TestCase):
         self.assertEqual(lines, [f"{rank} {{{cores[2 * rank]}}} {{{cores[2 * rank + 1]}}}" for rank in (0, 1)])
 
     def test_a_program_named_from_where_its_user_stands(self):
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory(prefix="it's $HOME; ") as folder:
             with open(f"{folder}/here", "w", encoding="utf-8") as file:
                 file.write("#!/bin/sh\npwd\n")
             os.chmod(file.name, 0o700)
-            done = subprocess.run([sys.executable, LAB, "--share-cores", "--", "./here"], cwd=folder, text=True,
+            done = subprocess.run([sys.executable, LAB, "--", "./here"], cwd=folder, text=True,
                                   capture_output=True, timeout=60)
-            self.assertEqual(done.stdout.split(), 2 * [os.path.realpath(folder)], done.stderr)
+            self.assertEqual(done.stdout.splitlines(), 2 * [os.path.realpath(folder)], done.stderr)
 
     def test_status_of_the_program(self):
         self.assertEqual(self.lab.run(2, ["sh", "-c", "exit 3"], capture_output=True).returncode, 3)
@@ -307,7 +307,7 @@ class Ends(unittest.TestCase):
 
     def ends(self, how):
         before = things_of_the_machine()
-        lab = subprocess.Popen([sys.executable, LAB, "--share-cores", "--delay", "1ms", "--", "sh", "-c",
+        lab = subprocess.Popen([sys.executable, LAB, "--delay", "1ms", "--", "sh", "-c",
                                 "echo started; exec sleep 100"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                                text=True, start_new_session=True, preexec_fn=heed_interrupts)
         with lab:
@@ -343,10 +343,17 @@ class Ends(unittest.TestCase):
         self.assertEqual(self.ends(lambda lab: lab.kill()), -signal.SIGKILL)
 
     def test_two_labs_at_once(self):
-        with laboratory.Lab(2, share_cores=True) as one, laboratory.Lab(2, share_cores=True) as other:
+        with laboratory.Lab(2) as one, laboratory.Lab(2) as other:
             for lab in (one, other):
                 lab.set_link(1e9)
                 self.assertEqual(len(lab.run(2, ["hostname"], capture_output=True).stdout.split()), 2)
+
+    def test_cores_can_be_shared_and_it_says_so(self):
+        core = str(min(os.sched_getaffinity(0)))
+        done = subprocess.run(["taskset", "-c", core, sys.executable, LAB, "--", "echo", "ran"], capture_output=True, text=True)
+        self.assertEqual(done.stdout.split(), ["ran", "ran"], done.stderr)
+        self.assertIn("2 ranks need 4 cores", done.stderr)
+        self.assertIn(laboratory.SHARED, done.stderr)
 
 
 class Refusals(unittest.TestCase):
@@ -362,19 +369,6 @@ class Refusals(unittest.TestCase):
         if subprocess.run([*nobody, "sh", "-c", 'exec "$0" -c "open(\'$1\')" 2>/dev/null', sys.executable, LAB]).returncode:
             self.skipTest("nobody cannot start Python, or read the lab's script, here")
         self.refuses("needs root", before=nobody)
-
-    def test_with_too_few_cores(self):
-        core = str(min(os.sched_getaffinity(0)))
-        self.refuses("2 ranks need 4 cores", "gives 1", before=["taskset", "-c", core])
-        self.refuses("200 ranks need 400 cores", before=["taskset", "-c", core],
-                     arguments=("--hosts", "200", "--", "true"))
-
-    def test_too_few_cores_can_be_shared_and_it_says_so(self):
-        core = str(min(os.sched_getaffinity(0)))
-        done = subprocess.run(["taskset", "-c", core, sys.executable, LAB, "--share-cores", "--", "echo", "ran"],
-                              capture_output=True, text=True)
-        self.assertEqual(done.stdout.split(), ["ran", "ran"], done.stderr)
-        self.assertIn("TOO FEW", done.stderr)
 
     def test_the_plan_creates_nothing(self):
         before = network_namespaces()

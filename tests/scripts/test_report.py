@@ -25,6 +25,7 @@ try:
     import matplotlib
     import numpy
     matplotlib.use("Agg")
+    import lab as laboratory
     import report
     from experiments import account, place, processors, sweep, timeline, training
 except ImportError as error:
@@ -637,11 +638,13 @@ class FirstLine(Case):
         done = [{"experiment": "training", "point": {}, "rows": training_rows(), "seconds": 1, "commands": ["one"]}]
         path, problems = report.write_report(self.out, setup, modules, done, [], None, "scripts/report.py")
         lines = path.read_text().splitlines()
-        self.assertIn("Too few cores: 2 ranks need 4 cores", lines[0])
-        self.assertIn("too few cores", next(line for line in lines if line.startswith("*P")))
+        self.assertIn(f"{laboratory.SHARED}: 2 ranks need 4 cores", lines[0])
+        self.assertIn(laboratory.SHARED, next(line for line in lines if line.startswith("*P")))
+        self.assertIn(laboratory.SHARED, (self.out / "training.svg").read_text())
         self.assertEqual(problems, [])
         path, _ = report.write_report(self.out, {**setup, "enough": [True, ""]}, modules, done, [], None, "c")
         self.assertTrue(path.read_text().startswith("# "))
+        self.assertNotIn(laboratory.SHARED, (self.out / "training.svg").read_text())
 
     def test_says_that_processors_share_cores(self):
         self.out.mkdir()
@@ -720,7 +723,7 @@ class Sweep(Case):
         self.assertEqual(len(self.rows()), 5)
         self.assertEqual(output.count("already"), 5)
         self.assertIn("more than --ranks-max 2", output)
-        subprocess.run([sys.executable, ROOT / "scripts/report.py", "--sweep", self.file, "--only", "sweep", "--out",
+        subprocess.run([sys.executable, ROOT / "scripts/report.py", "--sweep", self.file, "--out",
                         self.out], check=True, capture_output=True, timeout=120)
         text = (self.out / "report.md").read_text()
         for row in self.rows():

@@ -38,18 +38,35 @@ class Log(harness.Case):
             self.assertLessEqual(set(STEP_FIELDS), set(step), step)
             for name in STEP_FIELDS:
                 self.assertIsInstance(step[name], (int, float), (name, step))
-            self.assertTrue(0 <= step["exposed_comm_ms"] <= step["step_ms"], step)
             mean, largest = step["exposed_mean_ms"], step["exposed_comm_ms"]  # of two ranks
             self.assertTrue(0.5 * largest * 0.999 <= mean <= largest * 1.001, step)
-            self.assertTrue(0 < step["comm_ms"] <= step["step_ms"] * 1.01, step)
+            self.assertTrue(0 <= step["exposed_comm_ms"] and 0 < step["comm_ms"], step)
             rate = self.samples * self.T / step["step_ms"] * 1e3
             self.assertAlmostEqual(step["tokens_per_s"], rate, delta=0.01 * rate)
+        # A rank that begins a step sooner than rank 0, whose clock it is, has time for more.
+        for name in "exposed_comm_ms", "comm_ms":
+            self.assertLessEqual(sum(s[name] for s in steps), 2 * sum(s["step_ms"] for s in steps), name)
         validations, samples = harness.events(log, "val"), harness.events(log, "sample")
         # So many steps have been taken; the last is the trained model's.
         self.assertEqual([v["step"] for v in validations], [0, 2, 4, 6])
         self.assertTrue(all(0 < v["loss"] < 10 for v in validations), validations)
         self.assertEqual([s["step"] for s in samples], [3, 6])
         self.assertTrue(all(isinstance(s.get("text"), str) and s["text"] for s in samples), samples)
+
+    def test_each_moment_belongs_to_a_step_or_to_what_comes_between(self):
+        """Steps are small here, so that what were left out of them would show."""
+        for ranks, mesh in (1, {}), (4, dict(tp=2, dp=2)):
+            with self.subTest(ranks=ranks):
+                log, _ = self.train(ranks, steps=60, micro_batch=2, batch=4, val=self.tokens, val_every=20, val_batches=1,
+                                    sample_every=30, out=self.fresh("out"), save_every=25, **mesh)
+                between = sum(entry["ms"] for kind in ("val", "sample") for entry in harness.events(log, kind))
+                steps, end = sum(s["step_ms"] for s in harness.events(log, "step")), log[-1]
+                self.assertEqual([s["step"] for s in harness.events(log, "step")], list(range(60)))
+                self.assertAlmostEqual(steps / 1e3, end["train_s"], delta=1e-6)
+                wall = 1e3 * end["total_s"]
+                self.assertAlmostEqual(steps + 1e3 * (end["watch_s"] + end["save_s"]), wall, delta=0.01 * wall)
+                self.assertLessEqual(between, 1e3 * end["watch_s"] + 1e-3)
+                self.assertGreater(between, 0)
 
     def test_config_has_every_option_and_the_place(self):
         log, _ = self.train(2, dp=2, micro_batch=4, steps=1, seed=77)
@@ -98,22 +115,6 @@ class Log(harness.Case):
         for step in steps:
             expected = step["tokens_per_s"] * (6 * P + 6 * s.L * s.C * self.T) / 2e9
             self.assertAlmostEqual(step["mfu"], expected, delta=1e-9 * expected)
-
-    @unittest.skipUnless(len(os.sched_getaffinity(0)) >= 2, "two cores are needed")
-    def test_peak_of_ranks_that_take_turns_is_what_the_cores_reach(self):
-        all_cores = os.sched_getaffinity(0)
-        self.addCleanup(os.sched_setaffinity, 0, all_cores)
-        os.sched_setaffinity(0, sorted(all_cores)[:2])
-
-        def peak(ranks):
-            log, _ = self.train(ranks, steps=0, peak_tflops=0, micro_batch=1, batch=ranks)
-            return log[0]["peak_tflops_all_ranks"]
-        found = []
-        for _ in range(3):  # others may use the machine: the best of few
-            found.append(peak(3) / peak(2))
-            if 0.8 < found[-1] < 1.2:  # three cores' worth would be 1.5
-                return
-        self.fail(f"three ranks on two cores count as {found} times what two reach")
 
     def test_validation_loss_is_that_of_the_model(self):
         inputs, targets = reference.samples(reference.read_tokens(self.tokens), self.T)

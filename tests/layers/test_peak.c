@@ -1,0 +1,67 @@
+// ranks: 1
+//
+// The peak is the machine's, however many ranks share its cores. Products and clocks are imagined, so nothing depends on
+// what else this machine does: a product takes 8 or 10 ms of a core in turn, and longer by the clock where ranks take
+// turns.
+#include "tests/death.h"
+#include <math.h>
+#include <time.h>
+#include "layers/gemm.h"
+#include "layers/peak.h"
+
+static double used_ms, turns; // processor time; ranks for each core, at least 1
+static int taken;
+
+static void imagine_product(int64_t n, const real *a, const real *b, const real *c, const cf_stream *stream) {
+    assert_true(n > 0 && a && b && c && stream);
+    used_ms += taken++ % 2 ? 10 : 8;
+}
+
+static double imagined_now(void) {
+    return used_ms * turns;
+}
+
+static int imagined_time(struct timespec *t) {
+    *t = (struct timespec){.tv_sec = (time_t)(used_ms * 1e-3), .tv_nsec = (long)(fmod(used_ms, 1e3) * 1e6)};
+    return 0;
+}
+
+#define cf_now_ms            imagined_now
+#define clock_gettime(id, t) imagined_time(t)
+#undef gemm_to_real
+#define gemm_to_real(ta, tb, m, n, k, a, lda, b, ldb, beta, c, ldc, stream)                                  \
+    imagine_product(n, a, b, c, stream)
+#include "layers/peak.c"
+
+enum { RANKS_MAX = 16, CORES_MAX = 8 };
+static int told, ranks;
+
+// As if all ranks gave the same.
+static double sum(void *argument, double mine) {
+    (void)argument;
+    told++;
+    return ranks * mine;
+}
+
+static void peak_does_not_depend_on_the_ranks(void **state) {
+    (void)state;
+    const char *source = NULL;
+    cf_stream *stream = cf_stream_create();
+    for (int cores = 1; cores <= CORES_MAX; cores++)
+        for (ranks = cores; ranks <= RANKS_MAX; ranks++) {
+            used_ms = taken = told = 0;
+            turns = (double)ranks / cores;
+            double found = peak_flops(&source, (double)cores / ranks, sum, NULL, stream);
+            double expected = cores * 2.0 * LARGEST * LARGEST * LARGEST / 9e-3;
+            if (fabs(found / expected - 1) > 0.03)
+                fail_msg("%d ranks on %d cores: %.3f of their peak", ranks, cores, found / expected);
+            assert_int_equal(told, 2 * SHAPES); // before each shape all wait for each other
+        }
+    assert_non_null(strstr(source, "all cores"));
+    cf_stream_free(stream);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(peak_does_not_depend_on_the_ranks)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
