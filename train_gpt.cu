@@ -693,15 +693,17 @@ static void check_steps(const trainer *t, const double *told, int64_t step) {
                    told[rank * REPORT + TELL_STEP], (long long)step);
 }
 
-static step_times exchange_times(trainer *t) {
+static void fill_figures(trainer *t, double *mine) {
     const cf_trace_figures figures = cf_trace_last(t->context.trace);
-    double mine[TELLS] = {t->checkpoints ? saver_tell(t->checkpoints) : 0,
-                          (double)cf_stop_asked(),
-                          (double)t->last.step,
-                          t->last.ms,
-                          figures.exposed_ms,
-                          figures.comm_ms};
-    const double *told = optimizer_exchange(&t->optimizer, mine, TELLS);
+    mine[TELL_SAVER] = t->checkpoints ? saver_tell(t->checkpoints) : 0;
+    mine[TELL_STOP] = (double)cf_stop_asked();
+    mine[TELL_STEP] = (double)t->last.step;
+    mine[TELL_MS] = t->last.ms;
+    mine[TELL_EXPOSED] = figures.exposed_ms;
+    mine[TELL_COMM] = figures.comm_ms;
+}
+
+static step_times read_figures(trainer *t, const double *told) {
     step_times times;
     memset(&times, 0, sizeof times);
     check_steps(t, told, t->last.step);
@@ -774,10 +776,10 @@ static void report_step(trainer *t, const step_times *times) {
     if (r->skipped) report_skip(t, step, r);
 }
 
-// Collective: what ranks tell one another in every step.
-static void report_last(trainer *t) {
+// figures: of all ranks, about the last step.
+static void report_last(trainer *t, const double *figures) {
     if (t->last.step < 0) return;
-    step_times times = exchange_times(t);
+    step_times times = read_figures(t, figures);
     report_step(t, &times);
     accounts_step(&t->time, t->last.step, times.ms);
     if (root(t)) accounts_store(&t->time, false);
@@ -794,13 +796,16 @@ static void train_step(trainer *t, int64_t step) {
         if (micro == 0) optimizer_zero_grad(&t->optimizer);
         gpt_backward(&t->model, micro == 0, micro == t->accumulation - 1);
     }
-    report_last(t); // while this one runs
+    double mine[TELLS];
+    fill_figures(t, mine);
+    const double *figures = optimizer_reduce(&t->optimizer, t->loss, mine, TELLS);
     adamw a;
     memset(&a, 0, sizeof a);
     a.lr = lr, a.beta1 = o->beta1, a.beta2 = o->beta2, a.eps = o->eps, a.weight_decay = o->weight_decay;
     a.step = step + 1;
+    report_last(t, figures);
     t->last.result =
-        optimizer_step(&t->optimizer, a, o->clip, t->loss, o->batch * o->seq, t->skipped < o->skip_nonfinite);
+        optimizer_update(&t->optimizer, a, o->clip, o->batch * o->seq, t->skipped < o->skip_nonfinite);
     t->skipped = t->last.result.skipped ? t->skipped + 1 : 0;
     t->last.step = step, t->last.lr = lr;
 }
@@ -1019,7 +1024,9 @@ static void close_step(trainer *t, int64_t step, bool traced) {
     if (something_follows(t, step)) optimizer_complete(&t->optimizer);
     cf_stream_sync(t->context.stream);
     end_step(t);
-    report_last(t);
+    double mine[TELLS];
+    fill_figures(t, mine);
+    report_last(t, optimizer_exchange(&t->optimizer, mine, TELLS));
     if (traced && (step + 1 == t->trace_to || step + 1 == t->o.steps || t->stop)) write_trace(t, step);
 }
 

@@ -442,16 +442,21 @@ static void update_first(zero_optimizer *o, adamw a) {
     for (int i = o->params->buckets - 1; i >= o->params->table; i--) update(o, i);
 }
 
-step_result optimizer_step(zero_optimizer *o, adamw a, double clip, const double *loss_sum, int64_t tokens,
-                           bool may_skip) {
+const double *optimizer_reduce(zero_optimizer *o, const double *loss_sum, const double *values, int count) {
+    enum { LOSS, NORM2, VALUES };
     double *mine = own_report(o);
-    cf_copy(&mine[0], loss_sum, (int64_t)sizeof *mine, o->context->stream);
-    cf_zero(&mine[1], (int64_t)sizeof *mine, o->context->stream);
-    finish_reductions(o, &mine[1]);
+    cf_copy(&mine[LOSS], loss_sum, (int64_t)sizeof *mine, o->context->stream);
+    cf_zero(&mine[NORM2], (int64_t)sizeof *mine, o->context->stream);
+    cf_copy(&mine[VALUES], values, count * (int64_t)sizeof *mine, o->context->stream);
+    finish_reductions(o, &mine[NORM2]);
     exchange_reports(o); // the one place of a step where the host waits for the device
     cf_check_verdict(o->context->check, o->context->stream);
+    o->loss = sum_reports(o, LOSS), o->norm2 = sum_reports(o, NORM2);
+    return o->told + VALUES;
+}
 
-    step_result result = {.loss = sum_reports(o, 0) / (double)tokens, .grad_norm = sqrt(sum_reports(o, 1))};
+step_result optimizer_update(zero_optimizer *o, adamw a, double clip, int64_t tokens, bool may_skip) {
+    step_result result = {.loss = o->loss / (double)tokens, .grad_norm = sqrt(o->norm2)};
     if (!isfinite(result.loss) || !isfinite(result.grad_norm)) {
         meet_nonfinite(o, &result, may_skip);
         return result;

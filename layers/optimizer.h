@@ -50,6 +50,7 @@ typedef struct zero_optimizer {
     double *report;    // (world, REPORT) numbers every rank tells the others, on the device
     double *told;      // the same, once they have been exchanged, for the host
     double *squares;   // (SQUARES_SCRATCH)
+    double loss, norm2; // of the step: sums over all ranks of losses and of squares of the gradient
     cf_fuse *exchange_report;
 } zero_optimizer;
 
@@ -70,12 +71,14 @@ void optimizer_free(zero_optimizer *o);
 void optimizer_start(zero_optimizer *o);
 // Before the first backward of a step. The forward before it updates from the last step's gradients.
 void optimizer_zero_grad(zero_optimizer *o);
-// After the last backward: finishes the reduction, takes the global norm, clips to `clip` (0: no clipping),
-// updates, most of it in the next forward. loss_sum: this rank's sum of losses, as gpt_forward gives it, in the device's memory.
-// tokens: of the whole batch. If the loss or a gradient is not finite nothing is written: the step is left out
-// where it may be, and otherwise the run ends, naming step, rank and tensor.
-step_result optimizer_step(zero_optimizer *o, adamw a, double clip, const double *loss_sum, int64_t tokens,
-                           bool may_skip);
+// After the last backward: finishes the reduction. loss_sum: this rank's sum of losses, as gpt_forward gives it, in the
+// device's memory. With what makes the norm travel `count` <= REPORT_VALUES figures of the caller's, of each rank: they are
+// returned, rank r's at r · REPORT, and valid until the next exchange.
+const double *optimizer_reduce(zero_optimizer *o, const double *loss_sum, const double *values, int count);
+// Then: takes the global norm, clips to `clip` (0: no clipping), updates, most of it in the next forward. tokens: of the whole
+// batch. If the loss or a gradient is not finite nothing is written: the step is left out where it may be, and otherwise the
+// run ends, naming step, rank and tensor.
+step_result optimizer_update(zero_optimizer *o, adamw a, double clip, int64_t tokens, bool may_skip);
 // Update what is due: before the own shards' state is read.
 void optimizer_complete(zero_optimizer *o);
 // The same, and wait until every weight is here: before saving a model, or at the end.
@@ -86,7 +89,7 @@ const double *optimizer_exchange(zero_optimizer *o, const double *values, int co
 
 // values[i] becomes the maximum over all ranks, i < count <= REPORT; the sum over all ranks. Every rank gets
 // the result.
-enum { REPORT = 8 };
+enum { REPORT = 8, REPORT_VALUES = 6 };
 void optimizer_maximum(zero_optimizer *o, double *values, int count);
 double optimizer_sum(zero_optimizer *o, double value);
 

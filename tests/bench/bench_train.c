@@ -294,7 +294,8 @@ static void take_step(bench *b, entrant *e, int64_t round) {
     optimizer_zero_grad(&e->optimizer);
     gpt_backward(&e->model, true, true);
     report_last(b);
-    e->row[round].loss = optimizer_step(&e->optimizer, a, o->clip, b->loss, tokens, false).loss;
+    optimizer_reduce(&e->optimizer, b->loss, NULL, 0);
+    e->row[round].loss = optimizer_update(&e->optimizer, a, o->clip, tokens, false).loss;
     cf_stream_sync(b->context.stream);
     b->last = e, b->last_round = round;
 }

@@ -35,7 +35,8 @@ static void gradients_into_weights(gpt *g, zero_optimizer *o) {
     cf_zero(p->weight, p->elements * (int64_t)sizeof(real), o->context->stream);
     adamw keep = {.lr = 0, .beta1 = 0, .beta2 = 0, .eps = 1, .step = 1};
     const double no_loss = 0;
-    optimizer_step(o, keep, 0, &no_loss, 1, false);
+    optimizer_reduce(o, &no_loss, NULL, 0);
+    optimizer_update(o, keep, 0, 1, false);
     optimizer_settle(o);
     for (int i = 0; i < p->buckets; i++) {
         const param_bucket *b = &p->bucket[i];
