@@ -5,7 +5,9 @@
 #include <stdlib.h>
 
 enum { SLICES_MOST = 4 };
-static const double WORTH_SLICES = 0.98; // more slices of a shard are taken only if they save this much
+// The costs are rough, and only rounds hide transfers on a link that is slower than thought: so another way, or more slices
+// of a shard, must save this much.
+static const double WORTH = 0.95;
 // A native collective moves what nothing hides only while messages are this small: larger ones keep to the order of the
 // program, in which bulk gives way.
 static const double SMALL_BYTES = 32 << 10;
@@ -28,14 +30,15 @@ static double native_s(const cf_work *w, const cf_costs *c) {
 }
 
 cf_choice cf_choose(const cf_work *w, const cf_costs *c) {
-    cf_choice best = {CF_MODE_COMMFUSE, CF_ONCE, 1};
+    cf_choice best = {CF_MODE_COMMFUSE, c->route, 1};
     if (w->ranks == 1) return best;
-    double best_s = at_once_s(w, c);
-    for (int m = 1; m <= SLICES_MOST && w->side != CF_NO_COMPUTE; m *= 2)
-        if (rounds_s(w, c, m) <= best_s * (m == 1 ? 1 : WORTH_SLICES))
-            best = (cf_choice){CF_MODE_COMMFUSE, c->route, m}, best_s = rounds_s(w, c, m);
-    bool may = c->native && (w->side != CF_NO_COMPUTE || w->bytes <= SMALL_BYTES);
-    if (may && native_s(w, c) < best_s)
+    bool alone = w->side == CF_NO_COMPUTE, may = c->native && (!alone || w->bytes <= SMALL_BYTES);
+    double best_s = alone ? INFINITY : rounds_s(w, c, 1);
+    for (int m = 2; m <= SLICES_MOST && !alone; m *= 2)
+        if (rounds_s(w, c, m) < WORTH * best_s) best.slices = m, best_s = rounds_s(w, c, m);
+    if (at_once_s(w, c) < WORTH * best_s)
+        best = (cf_choice){CF_MODE_COMMFUSE, CF_ONCE, 1}, best_s = at_once_s(w, c);
+    if (may && native_s(w, c) < WORTH * best_s)
         best = (cf_choice){w->early ? CF_MODE_SLICE : CF_MODE_NONE, c->route, 1};
     return best;
 }

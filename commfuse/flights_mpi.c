@@ -198,15 +198,20 @@ static void call_allgather(cf_flight *f, cf_request *r, MPI_Comm comm, MPI_Datat
     if (!plain) MPI_Type_free(&into); // freed when the last use has ended
 }
 
-// The sum of what has come, in the order of ranks.
+// The sum of what has come, in the order in which exchanges are summed: of rank j the blocks of j + 1, j + 2, …, j.
 static void sum_stage(const cf_flights *all, const cf_flight *f) {
     const cf_request *r = f->request;
     int64_t bytes = r->send_count * cf_dtype_size(r->dtype);
-    memcpy(r->recv, f->stage.at, (size_t)bytes);
-    for (int i = 1; i < r->group->size; i++)
-        cf_mpi_check(MPI_Reduce_local((const char *)f->stage.at + i * bytes, r->recv, (int)r->send_count,
-                                      mpi_type(r), r->dtype == CF_BF16 ? all->sum_of_bf16 : MPI_SUM),
-                     "MPI_Reduce_local", r);
+    int N = r->group->size;
+    for (int i = 1; i <= N && bytes > 0; i++) {
+        const char *block = (const char *)f->stage.at + (r->group->rank + i) % N * bytes;
+        if (i == 1)
+            memcpy(r->recv, block, (size_t)bytes);
+        else
+            cf_mpi_check(MPI_Reduce_local(block, r->recv, (int)r->send_count, mpi_type(r),
+                                          r->dtype == CF_BF16 ? all->sum_of_bf16 : MPI_SUM),
+                         "MPI_Reduce_local", r);
+    }
 }
 
 // An all-to-all and a sum, which send no more than they must. What a library's reduce-scatter does depends on the call.

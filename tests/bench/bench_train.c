@@ -18,6 +18,7 @@
 #include "../../commfuse/die.h"
 #include "../../data/options.h"
 #include "../../data/progress.h"
+#include "../../commfuse/choice.h"
 #include "../../layers/model.h"
 #include "../../layers/optimizer.h"
 #include "../../layers/peak.h"
@@ -37,7 +38,8 @@ enum {
 };
 enum { TELL_EXPOSED, TELL_COMM, TELLS };
 static const char usage[] =
-    "bench_train [--modes none|slice|commfuse|nowire[:ring|:direct][:SLICES],…] [--rounds R] [--json]";
+    "bench_train [--modes none|slice|commfuse|nowire|auto[:ring|:direct|:once][:SLICES],…] [--rounds R] "
+    "[--json]";
 static const char *const applies[] = {"model",       "layers", "channels",     "heads",    "seq",
                                       "vocab",       "tp",     "dp",           "strategy", "transport",
                                       "micro-batch", "lr",     "weight-decay", "beta1",    "beta2",
@@ -172,6 +174,7 @@ static void make_context(bench *b) {
     if (b->o.threads == 0) b->o.threads = 1;
     cf_device_threads((int)b->o.threads);
     b->transport->configure(b->transport, (int)b->o.threads, b->o.timeout);
+    cf_costs_agree(b->transport);
     b->context.transport = b->transport;
     b->context.stream = cf_stream_create();
     b->context.trace = cf_trace_create();

@@ -11,10 +11,12 @@
    a model of its own: d12 where there are 22 GiB, else d6.
    And how long gradients are still in flight after the last computation of backward, from traces.
 6. Bytes on the wire in a step of d6 for each strategy and mesh, counted and by the formula.
-7. The MPI library's collectives beside a plain exchange of the same bytes: what the baselines rest on
+7. Many ranks with little work each: the default, --overlap auto, beside its baselines, modes take turns (bench_train); and
+   how many transfers a step of d12 posts, for 2 to 512 replicas (--dry-run).
+8. The MPI library's collectives beside a plain exchange of the same bytes: what the baselines rest on
    (bench_collectives). Over a link of known speed: scripts/lab.py --rate 2gbit -- build/release/tests/bench/bench_collectives
 
-Options: --build DIR (where the programs are), --only step|layers|fuse|causal|train|bytes|collectives, --steps N,
+Options: --build DIR (where the programs are), --only step|layers|fuse|causal|train|bytes|ranks|collectives, --steps N,
 --ranks N.
 """
 import argparse
@@ -152,6 +154,37 @@ def bench_bytes(build):
                   f"{'yes, on every rank' if all(sent == expected for sent in counted) else 'NO'}", flush=True)
 
 
+MANY = (("tpsp", 1, 16, 12, 64, 1, 32), ("tpsp", 1, 32, 12, 64, 1, 32), ("tpsp", 8, 1, 4, 128, 8, 128), ("up", 8, 1, 4, 128, 8, 128),
+        ("tpsp", 4, 1, 4, 256, 4, 256), ("tpsp", 1, 4, 4, 256, 4, 256), ("tpsp", 2, 8, 4, 128, 2, 64))  # … layers, channels, heads, T
+
+
+def bench_ranks(build, steps):
+    """The default must not lose to its baselines, whatever the number of ranks."""
+    print(f"ranks that take turns on {os.cpu_count()} cores, vocabulary 4096, micro-batch 4, {steps - 1} steps a mode in turns: "
+          f"ms, median (quartiles)\n{'mesh':11}{'layers x C, T':>15}{'none':>22}{'slice':>22}{'auto':>22}  auto / better")
+    for strategy, tp, dp, layers, channels, heads, seq in MANY:
+        done = subprocess.run([ROOT / "scripts/mpirun.sh", "-np", str(tp * dp), f"{build}/tests/bench/bench_train", "--json",
+                               "--modes", "none,slice,auto", "--strategy", strategy, "--tp", str(tp), "--dp", str(dp),
+                               "--layers", str(layers), "--channels", str(channels), "--heads", str(heads), "--seq", str(seq),
+                               "--vocab", "4096", "--micro-batch", "4", "--threads", "1", "--rounds", str(steps)],
+                              check=True, stdout=subprocess.PIPE, text=True)
+        rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        times = {mode: [row["step_ms"] for row in rows if row.get("mode") == mode and row["round"] > 0]
+                 for mode in ("none", "slice", "auto")}
+        middle = {mode: statistics.quantiles(ms, n=4) for mode, ms in times.items()}
+        cells = [f"{f'{q[1]:.1f} ({q[0]:.1f} - {q[2]:.1f})':>22}" for q in middle.values()]
+        ratio = middle["auto"][1] / min(middle["none"][1], middle["slice"][1])
+        print(f"{f'{strategy} {tp}x{dp}':11}{f'{layers} x {channels}, {seq}':>15}{''.join(cells)}  {ratio:13.2f}", flush=True)
+
+
+def bench_counts(build):
+    print("\nd12, vocabulary 50257: what rank 0 posts in a step; exchanges of a unit travel at the same time\n"
+          f"{'replicas':>8}{'auto: exchanges':>18}{'units':>8}{'collectives':>13}{'commfuse: exchanges':>22}{'units':>8}")
+    for dp in (2, 4, 8, 16, 32, 64, 128, 256, 512):
+        counts = [traffic.posted(f"{build}/train_gpt", "--dp", dp, "--vocab", VOCAB, "--overlap", mode) for mode in ("auto", "commfuse")]
+        print(f"{dp:8}{counts[0][0]:18}{counts[0][1]:8}{counts[0][2]:13}{counts[1][0]:22}{counts[1][1]:8}", flush=True)
+
+
 def run_ranks(ranks, program):
     subprocess.run([ROOT / "scripts/mpirun.sh", "-np", str(ranks), program], check=True,
                    env=dict(os.environ, OMP_NUM_THREADS="1"))
@@ -160,7 +193,7 @@ def run_ranks(ranks, program):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", default="build/release")
-    parser.add_argument("--only", choices=("step", "layers", "fuse", "causal", "train", "bytes", "collectives"))
+    parser.add_argument("--only", choices=("step", "layers", "fuse", "causal", "train", "bytes", "ranks", "collectives"))
     parser.add_argument("--steps", type=int, default=11)
     parser.add_argument("--ranks", type=int, default=2)
     o = parser.parse_args()
@@ -183,6 +216,10 @@ def main():
         print()
     if o.only in (None, "bytes"):
         bench_bytes(o.build)
+        print()
+    if o.only in (None, "ranks"):
+        bench_ranks(o.build, o.steps)
+        bench_counts(o.build)
         print()
     if o.only in (None, "collectives"):
         run_ranks(o.ranks, f"{o.build}/tests/bench/bench_collectives")

@@ -64,6 +64,25 @@ class Bytes(Traffic):
             self.assertBytes(WIDE, strategy, tp, dp, route="direct", slices=3)
 
 
+class Counts(unittest.TestCase):
+    SMALL = ("--vocab", 4096, "--layers", 12, "--channels", 64, "--heads", 4, "--seq", 32)
+
+    def test_small_tensors_do_not_cost_a_latency_for_each_rank(self):
+        # Whatever nothing hides is posted at once, so what follows one another does not grow with the ranks.
+        for mode in ("auto", "commfuse"):
+            for mesh in (("--dp", 64), ("--dp", 512), ("--tp", 2, "--dp", 256), ("--strategy", "up", "--tp", 4, "--dp", 64)):
+                with self.subTest(mode=mode, mesh=mesh):
+                    _, few, some = traffic.posted(harness.PROGRAM, *self.SMALL, *mesh[:-1], 8, "--overlap", mode)
+                    _, many, more = traffic.posted(harness.PROGRAM, *self.SMALL, *mesh, "--overlap", mode)
+                    self.assertLessEqual(many + more, few + some)
+
+    def test_where_slices_are_large_they_travel_one_by_one(self):
+        exchanges, units, collectives = traffic.posted(harness.PROGRAM, "--tp", 4, "--vocab", 50257)
+        self.assertGreater(units, 12 * 10 * 3)
+        self.assertLess(collectives, 12)
+        self.assertLess(exchanges, 2 * units)
+
+
 class Tail(Traffic):
     def late(self, trace):
         """(rank, step, name) of what was asked for after the last computation had begun."""

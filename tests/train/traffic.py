@@ -15,6 +15,8 @@ S = T/N · B · C elements in a shard of activations:
 """
 import collections
 import json
+import re
+import subprocess
 
 SHARD_BYTES_MIN = 64 << 10
 OWNER_ROWS_MIN = 64  # layers/linear.c
@@ -101,6 +103,12 @@ def formula(shape, strategy, tp, dp, T, micro_batch, accumulation=1):
     parameters = REAL * sum((members - 1) * shard for members, shard in bucket_shards(shape, strategy, tp, dp))
     return {"activations": accumulation * activations * REAL, "lookup": lookup, "gradients": parameters,
             "weights": parameters}
+
+
+def posted(program, *options):
+    """What --dry-run says that rank 0 posts in a step: exchanges, units of them, native collectives."""
+    done = subprocess.run([program, "--dry-run", *map(str, options)], stdout=subprocess.PIPE, text=True, check=True)
+    return tuple(map(int, re.search(r"(\d+) exchanges of rank 0 in (\d+) units, (\d+) native", done.stdout).groups()))
 
 
 def kind(event):
