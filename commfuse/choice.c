@@ -43,8 +43,9 @@ cf_choice cf_choose(const cf_work *w, const cf_costs *c) {
     return best;
 }
 
-void cf_costs_agree(cf_transport *t) {
+void cf_costs_agree(cf_transport *t, int threads) {
     cf_costs *all = calloc((size_t)t->size, sizeof *all), *c = &t->costs;
+    *c = t->reckon(t, threads);
     if (!all) cf_die(NULL, "out of memory for the costs of %d ranks", t->size);
     t->gather(t, c, all, (int64_t)sizeof *all);
     for (int i = 0; i < t->size; i++) {

@@ -37,8 +37,8 @@ typedef struct cf_work { // of one operation
 cf_choice cf_choose(const cf_work *work, const cf_costs *costs);
 
 // All ranks choose alike only if they know the same costs: the worst of any rank's become everybody's. Collective, once,
-// after the transport is configured and before the first operation with mode CF_MODE_AUTO is created.
-void cf_costs_agree(cf_transport *transport);
+// before the first operation with mode CF_MODE_AUTO is created. threads: that compute in each rank (CPU).
+void cf_costs_agree(cf_transport *transport, int threads);
 
 #ifdef __cplusplus
 }

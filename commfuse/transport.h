@@ -91,11 +91,12 @@ struct cf_transport {
     int local_rank, local_size; // among the ranks of this host
     int local_cores;            // cores that the ranks of this host may use together
     bool in_order;              // requests of one kind and group complete in the order posted
-    cf_costs costs;             // from configure on; see cf_costs_agree()
+    cf_costs costs;             // set by cf_costs_agree()
     bool collectives; // the caller's, before bind. false: native ones will not be posted. At first true
     void *state;
     // timeout_s: longest wait for a peer, 0: for ever. threads: that compute in each rank (CPU).
     void (*configure)(cf_transport *, int threads, double timeout_s);
+    cf_costs (*reckon)(const cf_transport *, int threads); // what things cost this rank
     void (*gather)(cf_transport *, const void *mine, void *all,
                    int64_t bytes);                 // collective, before the first request:
                                                    // all (size, bytes) = what ranks give

@@ -418,11 +418,16 @@ static void configure(cf_transport *t, int threads, double timeout_s) {
     cuda_state *s = (cuda_state *)t->state;
     s->timeout_ms = timeout_s * 1e3;
     s->bootstrap->timeout_s = timeout_s;
-    // Of an H100 with NVLink. Native collectives would take a second communicator of every group, and would have to be
-    // launched in one order with the exchanges.
-    t->costs.latency_s = 12e-6, t->costs.message_s = 1e-6, t->costs.piece_s = 6e-6;
-    t->costs.bytes_per_s = 200e9, t->costs.flops_per_s = 400e12;
-    t->costs.route = CF_DIRECT, t->costs.native = false;
+}
+
+// Of an H100 with NVLink. Native collectives would take a second communicator of every group, and would have to be launched
+// in one order with the exchanges.
+static cf_costs reckon(const cf_transport *t, int threads) {
+    (void)t, (void)threads;
+    cf_costs c;
+    c.latency_s = 12e-6, c.message_s = 1e-6, c.piece_s = 6e-6, c.bytes_per_s = 200e9, c.flops_per_s = 400e12;
+    c.route = CF_DIRECT, c.native = false;
+    return c;
 }
 
 static void all_are_here(cf_bootstrap *bootstrap) {
@@ -515,6 +520,7 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
     t->collectives = true;
     t->state = s;
     t->configure = configure;
+    t->reckon = reckon;
     t->gather = gather;
     t->bind = bind_group;
     t->post = post;

@@ -504,6 +504,7 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
     *t = (cf_transport){.name = "mpi",
                         .state = s,
                         .configure = configure,
+                        .reckon = reckon,
                         .gather = gather,
                         .bind = bind_group,
                         .post = post,
