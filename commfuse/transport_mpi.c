@@ -452,17 +452,20 @@ static void configure(cf_transport *t, int threads, double timeout_s) {
     mpi_state *s = (mpi_state *)t->state;
     s->timeout_ms = timeout_s * 1e3;
     atomic_store(&s->crowded, t->local_size * (threads + 1) > t->local_cores);
-    // Where threads take turns on the cores, everything takes as many times longer. A rank that has a core for each of its
-    // threads finds a message within some ten microseconds.
+}
+
+// Where threads take turns on the cores, everything takes as many times longer. A rank that has a core for each of its
+// threads finds a message within some ten microseconds.
+static cf_costs reckon(const cf_transport *t, int threads) {
     double turns = fmax(1, (double)t->local_size * (threads + 1) / t->local_cores);
-    t->costs =
-        (cf_costs){.latency_s = 30e-6 * turns,
-                   .message_s = 2e-6 * turns,
-                   .piece_s = 3e-6 * turns,
-                   .bytes_per_s = 4e9 / turns,
-                   .flops_per_s = 60e9 * threads / fmax(1, (double)t->local_size * threads / t->local_cores),
-                   .route = CF_RING,
-                   .native = true};
+    return (cf_costs){.latency_s = 30e-6 * turns,
+                      .message_s = 2e-6 * turns,
+                      .piece_s = 3e-6 * turns,
+                      .bytes_per_s = 4e9 / turns,
+                      .flops_per_s =
+                          60e9 * threads / fmax(1, (double)t->local_size * threads / t->local_cores),
+                      .route = CF_RING,
+                      .native = true};
 }
 
 // Open MPI's own waiting spins; where ranks outnumber the cores it has to yield. It must be told before it
