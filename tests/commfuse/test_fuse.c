@@ -11,6 +11,7 @@
 #include "tests/commfuse/ranks.h"
 #include "tests/death.h"
 #include "commfuse/bf16.h"
+#include "commfuse/choice.h"
 #include "commfuse/fuse.h"
 #include <time.h>
 
@@ -268,10 +269,32 @@ static void compute(void *argument, const cf_span *span, cf_stream *stream) {
 
 static job job_create(const cf_group *group, cf_operation operation, cf_side side, cf_mode mode,
                       cf_route route, int slices, cf_dtype dtype, int64_t capacity) {
-    bool bulk = slices % 2 == 0; // as good as any
-    cf_fuse_plan plan = {"test.place", group, operation, side,  mode,  route,
-                         slices,       dtype, capacity,  false, false, bulk};
+    cf_fuse_plan plan = {.name = "test.place",
+                         .group = group,
+                         .operation = operation,
+                         .side = side,
+                         .mode = mode,
+                         .route = route,
+                         .slices = slices,
+                         .dtype = dtype,
+                         .capacity = capacity,
+                         .bulk = slices % 2 == 0}; // as good as any
     return (job){.plan = plan, .fuse = cf_fuse_create(&context, plan)};
+}
+
+// Whatever is chosen for so much work.
+static job job_create_chosen(cf_operation operation, cf_side side, cf_dtype dtype, int64_t capacity,
+                             double flops) {
+    cf_fuse_plan plan = {.name = "test.place",
+                         .group = &mesh.tp_group,
+                         .operation = operation,
+                         .side = side,
+                         .mode = CF_MODE_AUTO,
+                         .dtype = dtype,
+                         .capacity = capacity,
+                         .flops = flops};
+    cf_fuse *fuse = cf_fuse_create(&context, plan);
+    return (job){.plan = *cf_fuse_get_plan(fuse), .fuse = fuse};
 }
 
 // A reduce-scatter whose computation can add to what is there.
@@ -292,8 +315,16 @@ static job job_create_folding(cf_mode mode, cf_route route, int slices, cf_dtype
 // An all-to-all whose result goes where the job says, another place in every run.
 static job job_create_given(cf_side side, cf_mode mode, cf_route route, int slices, cf_dtype dtype,
                             int64_t capacity) {
-    cf_fuse_plan plan = {"test.place", &mesh.tp_group, CF_ALLTOALL, side, mode,  route,
-                         slices,       dtype,          capacity,    true, false, false};
+    cf_fuse_plan plan = {.name = "test.place",
+                         .group = &mesh.tp_group,
+                         .operation = CF_ALLTOALL,
+                         .side = side,
+                         .mode = mode,
+                         .route = route,
+                         .slices = slices,
+                         .dtype = dtype,
+                         .capacity = capacity,
+                         .result_given = true};
     return (job){.plan = plan, .fuse = cf_fuse_create(&context, plan)};
 }
 
@@ -410,6 +441,18 @@ static void every_mode(cf_operation operation, cf_side side) {
                     job_run(&j, rows[i], elements[(i + (size_t)turn) % 4], turn);
                 cf_fuse_free(j.fuse);
             }
+}
+
+static void every_choice(void) {
+    static const double flops[] = {0, 1e6, 1e9, 1e13};
+    for (int of = 0; of < COMPUTINGS; of++)
+        for (size_t i = 0; i < sizeof flops / sizeof *flops; i++) {
+            computing c = every_computing[of];
+            job j = job_create_chosen(c.operation, c.side, CF_FP32, 17 * 31,
+                                      c.side == CF_NO_COMPUTE ? 0 : flops[i]);
+            for (int again = 0; again < 2; again++) job_run(&j, 17, 31, again);
+            cf_fuse_free(j.fuse);
+        }
 }
 
 static void allgather_alone(void) {
@@ -793,9 +836,14 @@ static void barrier_holds_everybody(void) { // nobody leaves before the last one
         double *all = malloc((size_t)mesh.tp * sizeof stamps);
         CHECK(all, "out of memory");
         memcpy(all + 2 * mesh.tp_group.rank, stamps, sizeof stamps);
-        cf_fuse_plan plan = {
-            "stamps", &mesh.tp_group, CF_ALLGATHER, CF_NO_COMPUTE, CF_MODE_NONE, CF_RING, 1, CF_FP64,
-            2,        false,          false,        false};
+        cf_fuse_plan plan = {.name = "stamps",
+                             .group = &mesh.tp_group,
+                             .operation = CF_ALLGATHER,
+                             .side = CF_NO_COMPUTE,
+                             .mode = CF_MODE_NONE,
+                             .slices = 1,
+                             .dtype = CF_FP64,
+                             .capacity = 2};
         cf_fuse *gather = cf_fuse_create(&context, plan);
         cf_fuse_run(gather, all, 1, 2, NULL, NULL, -1);
         for (int r = 0; r < mesh.tp; r++)
@@ -809,6 +857,7 @@ static void barrier_holds_everybody(void) { // nobody leaves before the last one
 int main(int argc, char **argv) {
     cf_transport *transport = cf_transport_create("auto", &argc, &argv, 60);
     transport->configure(transport, 1, PATIENCE_S);
+    cf_costs_agree(transport, 1);
     cf_device_threads(1);
     mesh = ranks_mesh(transport, transport->size, 1);
     context = (cf_context){.transport = transport,
@@ -816,6 +865,7 @@ int main(int argc, char **argv) {
                            .trace = cf_trace_create(),
                            .step = 41};
     static const ranks_case cases[] = {
+        RANKS_CASE(every_choice),
         RANKS_CASE(allgather_alone),
         RANKS_CASE(allgather_then_compute),
         RANKS_CASE(reduce_scatter_alone),

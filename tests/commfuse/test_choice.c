@@ -1,0 +1,93 @@
+// ranks: 1
+//
+// The choice of a way for each operation: rounds where a slice hides a transfer, never where it does not.
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include "commfuse/choice.h"
+
+static const cf_costs cpu = {30e-6, 2e-6, 3e-6, 4e9, 60e9, CF_RING, true};
+static const cf_costs gpu = {12e-6, 1e-6, 6e-6, 200e9, 400e12, CF_DIRECT, false};
+
+static bool is_rounds(cf_choice c) {
+    return c.mode == CF_MODE_COMMFUSE && c.route != CF_ONCE;
+}
+
+static cf_work product(int ranks, double rows, double in, double out) { // a gathered product of a tp group
+    return (
+        cf_work){CF_ALLGATHER, CF_COMPUTE_AFTER, ranks, rows / ranks * in * 4, 2 * rows * in * out / ranks,
+                 false};
+}
+
+static void large_slices_travel_in_rounds(void **state) {
+    (void)state;
+    for (int ranks = 2; ranks <= 8; ranks *= 2) {
+        cf_work w = product(ranks, 4096, 768, 2304);
+        cf_choice c = cf_choose(&w, &cpu);
+        assert_true(is_rounds(c));
+        assert_int_equal(c.route, CF_RING);
+        w.flops *= 1000; // a GPU's
+        assert_int_equal(cf_choose(&w, &gpu).route, CF_DIRECT);
+    }
+}
+
+static void small_slices_do_not(void **state) {
+    (void)state;
+    for (int ranks = 8; ranks <= 4096; ranks *= 2) {
+        cf_work w = product(ranks, 512, 128, 384);
+        assert_false(is_rounds(cf_choose(&w, &cpu)));
+        assert_false(is_rounds(cf_choose(&w, &gpu)));
+    }
+}
+
+static void without_compute_all_travels_at_once_or_natively(void **state) {
+    (void)state;
+    for (int ranks = 2; ranks <= 4096; ranks *= 2)
+        for (double bytes = 8; bytes < 1e9; bytes *= 10) {
+            cf_work w = {CF_REDUCE_SCATTER, CF_NO_COMPUTE, ranks, bytes, 0, true};
+            cf_choice c = cf_choose(&w, &cpu);
+            assert_false(is_rounds(c));
+            assert_int_not_equal(c.mode, CF_MODE_NONE); // it is begun early, and must not block
+            if (bytes > 1e5) assert_int_equal(c.mode, CF_MODE_COMMFUSE);
+            assert_int_equal(cf_choose(&w, &gpu).mode, CF_MODE_COMMFUSE);
+        }
+    cf_work report = {CF_ALLGATHER, CF_NO_COMPUTE, 1000, 64, 0, false};
+    assert_int_equal(cf_choose(&report, &cpu).mode, CF_MODE_NONE); // log2(N) messages rather than N - 1
+}
+
+// The longer the latency or the more the ranks, the less work is worth a transfer of its own.
+static void the_choice_is_monotone(void **state) {
+    (void)state;
+    for (double flops = 1e5; flops < 1e13; flops *= 3) {
+        bool rounds = true;
+        for (double latency = 1e-6; latency < 1; latency *= 2) {
+            cf_costs c = cpu;
+            c.latency_s = latency;
+            cf_work w = {CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, 8, 1e5, flops, false};
+            bool now = is_rounds(cf_choose(&w, &c));
+            assert_true(rounds || !now);
+            rounds = now;
+        }
+    }
+}
+
+static void one_rank_needs_no_way(void **state) {
+    (void)state;
+    const cf_costs nothing = {0};
+    cf_work w = {CF_ALLTOALL, CF_COMPUTE_BOTH, 1, 1e6, 1e9, false};
+    assert_int_equal(cf_choose(&w, &nothing).mode, CF_MODE_COMMFUSE);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(large_slices_travel_in_rounds),
+        cmocka_unit_test(small_slices_do_not),
+        cmocka_unit_test(without_compute_all_travels_at_once_or_natively),
+        cmocka_unit_test(the_choice_is_monotone),
+        cmocka_unit_test(one_rank_needs_no_way),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
