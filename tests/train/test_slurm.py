@@ -32,7 +32,7 @@ def signalled(pid):
 
 
 class Case(checkpoints.Case):
-    samples, steps = 16, 400
+    samples, steps = 16, 200
 
     @classmethod
     def setUpClass(cls):
