@@ -49,9 +49,7 @@ CJSON   := -L$(DEPS)/lib -Xlinker -rpath=$(DEPS)/lib -lcjson
 endif
 LIBS    := -ldnnl $(CJSON) $(MPI_LIBS) -lpthread -lm
 
-# What is C and yet of the GPU program alone: transports on GPUs are set up by other means than MPI's.
-bootstrap := commfuse/bootstrap.c commfuse/bootstrap_mpi.c
-commfuse := $(patsubst %.c,$(B)/%.o,$(filter-out $(bootstrap),$(wildcard commfuse/*.c)))
+commfuse := $(patsubst %.c,$(B)/%.o,$(wildcard commfuse/*.c))
 gemm_bf16 := $(wildcard layers/gemm_bf16*.c)
 # What GPUs have no use for, beside the twins of what is theirs.
 cpu_alone := $(addprefix commfuse/,device_cpu.c transport_mpi.c flights_mpi.c) $(wildcard layers/gemm*.c)
@@ -141,9 +139,6 @@ $(B)/bf16/tests/%: tests/%.c $(commfuse) $(layers16) $(data)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -DREAL_IS_BF16 -MMD -MP -I. -o $@ $< $(commfuse) $(layers16) $(data) $(LIBS)
 bf16-tools: $(addprefix $(B)/bf16/tests/,layers/tool_twins layers/tool_gradients bench/bench_train)
-
-$(B)/tests/commfuse/tool_bootstrap: $(bootstrap:%.c=$(B)/%.o)
-$(B)/tests/commfuse/tool_bootstrap: LIBS := $(bootstrap:%.c=$(B)/%.o) $(B)/program.a $(LIBS)
 
 # --- the layers' twins with no library at all, for machines that have a GPU and little else ---
 

@@ -32,6 +32,7 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -681,4 +682,23 @@ cf_bootstrap *cf_bootstrap_create(int *argc, char ***argv, double timeout_s) {
         return with_local_rank(by_environment("SLURM_PROCID", "SLURM_NTASKS", timeout_s), "SLURM_LOCALID",
                                "LOCAL_WORLD_SIZE");
     return alone();
+}
+
+typedef struct place {
+    char host[HOST_LENGTH];
+    cpu_set_t cores;
+} place;
+
+int cf_bootstrap_cores(cf_bootstrap *b) {
+    place mine, *all = calloc((size_t)b->size, sizeof *all);
+    if (!all) cf_die(NULL, "out of memory for the places of %d ranks", b->size);
+    memset(&mine, 0, sizeof mine);
+    name_host(mine.host);
+    if (sched_getaffinity(0, sizeof mine.cores, &mine.cores) != 0) // more cores than the set can name
+        for (long i = 0; i < sysconf(_SC_NPROCESSORS_ONLN) && i < CPU_SETSIZE; i++) CPU_SET(i, &mine.cores);
+    b->allgather(b, &mine, all, (int64_t)sizeof mine);
+    for (int rank = 0; rank < b->size; rank++)
+        if (strcmp(all[rank].host, mine.host) == 0) CPU_OR(&mine.cores, &mine.cores, &all[rank].cores);
+    free(all);
+    return CPU_COUNT(&mine.cores);
 }

@@ -3,7 +3,7 @@
 //   mpirun, or srun with PMI     MPI (if the program was built with it)
 //   torchrun, srun, by hand      RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT:
 //                                rank 0 listens there, the others connect; a lost connection ends the run
-// and without either the process is alone.
+// and without either the process is alone. (The program for CPUs knows MPI only.)
 #ifndef CF_BOOTSTRAP_H
 #define CF_BOOTSTRAP_H
 
@@ -29,6 +29,10 @@ struct cf_bootstrap {
 cf_bootstrap *cf_bootstrap_create(int *argc, char ***argv, double timeout_s);
 // For cf_bootstrap_create: NULL where the program was built without MPI or was not started by it.
 cf_bootstrap *cf_bootstrap_mpi(int *argc, char ***argv, double timeout_s);
+// MPI's world, if need be of this process alone.
+cf_bootstrap *cf_bootstrap_of_mpi(int *argc, char ***argv, double timeout_s);
+// Collective. Cores that the ranks of this host may use together: launchers bind ranks to the same or to others.
+int cf_bootstrap_cores(cf_bootstrap *b);
 
 #ifdef __cplusplus
 }

@@ -1,7 +1,7 @@
-// The ranks of an MPI launcher, for devices whose transport is not MPI itself. See bootstrap.h.
+// The ranks of an MPI launcher. See bootstrap.h.
 //
 // MPI_Init without a launcher would make a world of one rank, and some libraries stop there when their
-// daemons are missing, so MPI is touched only where a launcher says that it is there.
+// daemons are missing, so a device whose transport is not MPI touches it only where a launcher says that it is there.
 #include "bootstrap.h"
 #include <stddef.h>
 
@@ -13,6 +13,17 @@
 #include <mpi.h>
 #include <stdbool.h>
 #include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#ifdef OPEN_MPI
+#define SRUN "srun --mpi=pmix"
+#else // MPICH and its kin
+#define SRUN "srun --mpi=pmi2"
+#endif
+static const char hint[] =
+    "start it with the mpirun of the MPI library that it was built with (make config names it), or under "
+    "Slurm with " SRUN " (srun --mpi=list says what there is)";
 
 static bool started_by_mpi(void) {
     static const char *const names[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK",
@@ -20,6 +31,31 @@ static bool started_by_mpi(void) {
     for (const char *const *name = names; *name; name++)
         if (getenv(*name)) return true;
     return false;
+}
+
+// A step of Slurm whose srun says nothing to MPI: MPI_Init of Open MPI 4 ends the process there, with a message about how
+// it was built; others make each process a run of its own. One process alone may run: Open MPI must not see the step.
+static void look_at_step(void) {
+    const char *tasks = getenv("SLURM_STEP_NUM_TASKS");
+    if (!tasks || started_by_mpi()) return;
+    if (atoi(tasks) < 2)
+        unsetenv("SLURM_STEP_ID");
+    else if (cf_die_rank() > 0) // all of them see the same
+        _exit(1);
+    else
+        cf_die(hint, "srun has started %s processes, but not told MPI which ranks they are", tasks);
+}
+
+// Started by something that MPI does not know, every process would be rank 0 of a run of its own.
+static void refuse_strays(void) {
+    static const char *const told[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS",
+                                       "WORLD_SIZE", NULL};
+    for (const char *const *name = told; *name; name++) {
+        const char *text = getenv(*name);
+        if (!text || atoi(text) < 2 || (strcmp(*name, "WORLD_SIZE") == 0 && !getenv("RANK"))) continue;
+        if (strncmp(*name, "SLURM", 5) == 0 && getenv("OMPI_COMM_WORLD_SIZE")) continue; // its daemons' step
+        cf_die_together(hint, "%s is %s, but MPI sees this process alone", *name, text);
+    }
 }
 
 static void abort_all(int status) {
@@ -52,8 +88,8 @@ static void close_mpi(cf_bootstrap *b) {
     free(b);
 }
 
-cf_bootstrap *cf_bootstrap_mpi(int *argc, char ***argv, double timeout_s) {
-    if (!started_by_mpi()) return NULL;
+cf_bootstrap *cf_bootstrap_of_mpi(int *argc, char ***argv, double timeout_s) {
+    look_at_step();
     int provided = 0;
     cf_patience_begin("MPI starts", CF_PATIENCE_START * timeout_s);
     int code = MPI_Init_thread(argc, argv, MPI_THREAD_SERIALIZED, &provided);
@@ -67,6 +103,7 @@ cf_bootstrap *cf_bootstrap_mpi(int *argc, char ***argv, double timeout_s) {
     *b = (cf_bootstrap){.name = "mpi", .allgather = allgather, .close = close_mpi, .timeout_s = timeout_s};
     MPI_Comm_rank(MPI_COMM_WORLD, &b->rank);
     MPI_Comm_size(MPI_COMM_WORLD, &b->size);
+    if (b->size == 1) refuse_strays();
     cf_die_setup(b->rank, b->size, b->size > 1 ? abort_all : NULL);
     MPI_Comm local;
     cf_patience_begin("MPI looks who shares a host", timeout_s);
@@ -77,6 +114,10 @@ cf_bootstrap *cf_bootstrap_mpi(int *argc, char ***argv, double timeout_s) {
     MPI_Comm_free(&local);
     cf_patience_end();
     return b;
+}
+
+cf_bootstrap *cf_bootstrap_mpi(int *argc, char ***argv, double timeout_s) {
+    return started_by_mpi() ? cf_bootstrap_of_mpi(argc, argv, timeout_s) : NULL;
 }
 
 #else

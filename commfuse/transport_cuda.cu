@@ -474,25 +474,6 @@ static void gather_for_watch(void *argument, const void *mine, void *all, int64_
     bootstrap->allgather(bootstrap, mine, all, bytes);
 }
 
-typedef struct place {
-    char host[64];
-    cpu_set_t cores;
-} place;
-
-// Over how many cores all ranks of this host together may run: launchers bind ranks to the same or to others.
-static int cores_of_host(cf_bootstrap *b) {
-    place mine, *all = (place *)calloc((size_t)b->size, sizeof *all);
-    if (!all) cf_die(NULL, "out of memory for the places of %d ranks", b->size);
-    memset(&mine, 0, sizeof mine);
-    gethostname(mine.host, sizeof mine.host - 1);
-    if (sched_getaffinity(0, sizeof mine.cores, &mine.cores) != 0) CPU_SET(0, &mine.cores);
-    b->allgather(b, &mine, all, (int64_t)sizeof mine);
-    for (int rank = 0; rank < b->size; rank++)
-        if (strcmp(all[rank].host, mine.host) == 0) CPU_OR(&mine.cores, &mine.cores, &all[rank].cores);
-    free(all);
-    return CPU_COUNT(&mine.cores);
-}
-
 cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, double timeout_s) {
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", CONNECTIONS, 0); // before anything of CUDA is used
     cf_wire_nccl_environment();
@@ -515,7 +496,7 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
     t->size = bootstrap->size;
     t->local_rank = bootstrap->local_rank;
     t->local_size = bootstrap->local_size;
-    t->local_cores = cores_of_host(bootstrap);
+    t->local_cores = cf_bootstrap_cores(bootstrap);
     t->in_order = true;
     t->collectives = true;
     t->state = s;

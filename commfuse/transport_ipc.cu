@@ -55,19 +55,12 @@ enum {
     ENTRY_VERSION = 12000
 };
 static const int64_t SLOT_BYTES = 16 << 20;
-static const uint64_t MAGIC = 0xCF0B001BC0DEull;
 static_assert((SLOTS & (SLOTS - 1)) == 0, "chunks keep their slots where counters wrap around");
 
 typedef struct counters { // of one ordered pair, each on a cache line of its own
     uint32_t written, pad_written[LINE / 4 - 1];
     uint32_t freed, pad_freed[LINE / 4 - 1];
 } counters;
-
-typedef struct segment { // shared by the processes of the group
-    uint64_t magic, nonce;
-    uint64_t pad[LINE / 8 - 2];
-    counters pair[]; // [source · N + destination]
-} segment;
 
 typedef struct lane { // one direction of one pair
     cf_stream *stream;
@@ -80,9 +73,10 @@ typedef CUresult stream_word(CUstream stream, CUdeviceptr address, cuuint32_t va
 
 typedef struct ipc_wire {
     cf_wire wire;
-    segment *shared;
+    counters *shared; // [source · N + destination], of all processes of the group
     int64_t shared_bytes;
-    counters *pair;            // the segment's, where the GPU has them; NULL: not registered
+    int file;                  // member 0's: what is shared, until all have mapped it
+    counters *pair;            // the same where the GPU has them; NULL: not registered
     char *staging;             // (N − 1, SLOTS, SLOT_BYTES) by source, see queue_of()
     void *mapped[MEMBERS_MAX]; // the staging of the others
     lane send[MEMBERS_MAX], recv[MEMBERS_MAX];
@@ -201,8 +195,9 @@ static const char *look(cf_wire *wire) {
 
 typedef struct offer { // what a rank shows to the others of its group
     cudaIpcMemHandle_t staging;
-    uint64_t nonce;                  // member 0's: of the segment
-    char name[NAME_LENGTH], why[80]; // why: it has nothing to offer
+    int process, file; // member 0's: where the others find the counters
+    uint64_t nonce;    // and how they know them
+    char why[80];      // it has nothing to offer
 } offer;
 
 static uint64_t random_number(void) {
@@ -214,43 +209,36 @@ static uint64_t random_number(void) {
     return value;
 }
 
-static int64_t segment_bytes(const cf_group *group) {
-    return (int64_t)sizeof(segment) + (int64_t)group->size * group->size * (int64_t)sizeof(counters);
+static counters *map_counters(int file, int64_t bytes) {
+    void *memory = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    return memory == MAP_FAILED ? NULL : (counters *)memory;
 }
 
-static segment *map_segment(int fd, int64_t bytes) {
-    void *memory = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    close(fd);
-    return memory == MAP_FAILED ? NULL : (segment *)memory;
-}
-
-static void make_segment(ipc_wire *w, offer *mine) {
+// A file of memory alone, which others open through /proc: it has no name that a killed start would leave.
+static void make_counters(ipc_wire *w, offer *mine) {
+    char name[NAME_LENGTH];
+    mine->process = getpid();
     mine->nonce = random_number();
-    snprintf(mine->name, sizeof mine->name, "/commfuse-%d-%016llx", (int)getpid(),
-             (unsigned long long)mine->nonce);
-    int fd = shm_open(mine->name, O_CREAT | O_EXCL | O_RDWR, 0600);
-    bool sized = fd >= 0 && ftruncate(fd, w->shared_bytes) == 0; // zeroes
-    if (sized)
-        w->shared = map_segment(fd, w->shared_bytes);
-    else if (fd >= 0)
-        close(fd);
-    if (!w->shared) {
-        snprintf(mine->why, sizeof mine->why, "no shared memory: %s", strerror(errno));
-        return;
-    }
-    w->shared->magic = MAGIC;
-    w->shared->nonce = mine->nonce;
+    snprintf(name, sizeof name, "commfuse-%016llx", (unsigned long long)mine->nonce);
+    w->file = mine->file = memfd_create(name, MFD_CLOEXEC);
+    if (w->file >= 0 && ftruncate(w->file, w->shared_bytes) == 0) // zeroes
+        w->shared = map_counters(w->file, w->shared_bytes);
+    if (!w->shared) snprintf(mine->why, sizeof mine->why, "no shared memory: %s", strerror(errno));
 }
 
-static void open_segment(ipc_wire *w, const offer *first, offer *mine) {
-    int fd = shm_open(first->name, O_RDWR, 0600);
-    off_t length = fd >= 0 ? lseek(fd, 0, SEEK_END) : 0;
-    if (fd >= 0 && length >= w->shared_bytes)
-        w->shared = map_segment(fd, w->shared_bytes);
-    else if (fd >= 0)
-        close(fd);
-    if (w->shared && w->shared->magic == MAGIC && w->shared->nonce == first->nonce) return;
-    snprintf(mine->why, sizeof mine->why, "not all ranks are on one host (or share its /dev/shm)");
+static void open_counters(ipc_wire *w, const offer *first, offer *mine) {
+    char path[NAME_LENGTH], found[NAME_LENGTH] = "", expected[NAME_LENGTH];
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", first->process, first->file);
+    snprintf(expected, sizeof expected, "/memfd:commfuse-%016llx (deleted)",
+             (unsigned long long)first->nonce);
+    bool same = readlink(path, found, sizeof found - 1) > 0 && strcmp(found, expected) == 0;
+    int file = same ? open(path, O_RDWR | O_CLOEXEC) : -1;
+    if (file >= 0) {
+        w->shared = map_counters(file, w->shared_bytes);
+        close(file);
+    }
+    if (!w->shared)
+        snprintf(mine->why, sizeof mine->why, "not all ranks are on one host (or see each other's /proc)");
 }
 
 static stream_word *driver_function(const char *name) {
@@ -292,7 +280,7 @@ static bool lanes_share(const cf_group *group) {
 
 static void make_offer(ipc_wire *w, const cf_group *group, bool one_host, offer *mine) {
     memset(mine, 0, sizeof *mine);
-    w->shared_bytes = segment_bytes(group);
+    w->shared_bytes = (int64_t)group->size * group->size * (int64_t)sizeof(counters);
     w->wait_value = driver_function("cuStreamWaitValue32");
     w->write_value = driver_function("cuStreamWriteValue32");
     w->flush = flush_flag();
@@ -312,26 +300,26 @@ static void make_offer(ipc_wire *w, const cf_group *group, bool one_host, offer 
         snprintf(mine->why, sizeof mine->why, "no handle of GPU memory: %s", cudaGetErrorName(code));
         cudaGetLastError();
     }
-    if (group->rank == 0 && !*mine->why) make_segment(w, mine);
+    if (group->rank == 0 && !*mine->why) make_counters(w, mine);
 }
 
-static cudaError_t register_segment(ipc_wire *w) {
+static cudaError_t register_counters(ipc_wire *w) {
     void *on_device = NULL;
     cudaError_t code = cudaHostRegister(w->shared, (size_t)w->shared_bytes,
                                         cudaHostRegisterPortable | cudaHostRegisterMapped);
     if (code != cudaSuccess) return code;
     code = cudaHostGetDevicePointer(&on_device, w->shared, 0);
     if (code == cudaSuccess)
-        w->pair = ((segment *)on_device)->pair;
+        w->pair = (counters *)on_device;
     else
         cudaHostUnregister(w->shared);
     return code;
 }
 
 static void take_offers(ipc_wire *w, const cf_group *group, const offer *all, offer *mine) {
-    if (group->rank != 0) open_segment(w, &all[group->world[0]], mine);
+    if (group->rank != 0) open_counters(w, &all[group->world[0]], mine);
     if (*mine->why) return;
-    cudaError_t code = register_segment(w);
+    cudaError_t code = register_counters(w);
     for (int i = 0; i < group->size && code == cudaSuccess; i++) {
         if (i == group->rank) continue;
         code =
@@ -348,7 +336,7 @@ static bool any_reason(cf_bootstrap *bootstrap, const cf_group *group, const off
     bootstrap->allgather(bootstrap, mine, all, sizeof *mine);
     for (int i = 0; i < group->size && !*why; i++) {
         offer *theirs = &all[group->world[i]];
-        theirs->why[sizeof theirs->why - 1] = theirs->name[NAME_LENGTH - 1] = 0;
+        theirs->why[sizeof theirs->why - 1] = 0;
         if (*theirs->why) snprintf(why, 128, "rank %d: %s", group->world[i], theirs->why);
     }
     return *why != 0;
@@ -397,12 +385,11 @@ cf_wire *cf_wire_ipc(cf_bootstrap *bootstrap, const cf_group *group, bool one_ho
     offer mine, *all = (offer *)calloc((size_t)bootstrap->size, sizeof *all);
     if (!w || !all) cf_die(NULL, "out of memory to bind group %s", group->name);
     *why = 0;
+    w->file = -1;
     make_offer(w, group, one_host, &mine);
     if (!any_reason(bootstrap, group, &mine, all, why)) take_offers(w, group, all, &mine);
-    char name[NAME_LENGTH];
-    memcpy(name, mine.name, sizeof name);
     bool refused = any_reason(bootstrap, group, &mine, all, why);
-    if (*name) shm_unlink(name); // all who can have mapped it
+    if (w->file >= 0) close(w->file); // all who can have mapped it
     if (refused) {
         give_back(w);
         bootstrap->allgather(bootstrap, why, all, 1); // nobody has it mapped any more

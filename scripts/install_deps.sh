@@ -3,6 +3,7 @@
 #
 #     scripts/install_deps.sh                compiler, make, MPI, oneDNN, cJSON, xxHash, cmocka, numpy, matplotlib
 #     scripts/install_deps.sh --bpe          also build/venv with tiktoken, for data/prepare.py --encoding gpt2
+#     scripts/install_deps.sh --slurm        also Slurm and munge, for the tests of its batch files
 #     scripts/install_deps.sh --download     also the certificates that downloads over https need
 #     scripts/install_deps.sh --carry        also copies of cJSON and xxHash in build/deps, where make finds them, and of make:
 #                                            to be taken along to a GPU machine that has a CUDA toolkit and no network
@@ -14,15 +15,17 @@ set -u
 cd "$(dirname "$0")/.." || exit 1
 
 want_bpe=false
+want_slurm=false
 want_download=false
 want_carry=false
 for argument in "$@"; do
     case $argument in
     --bpe) want_bpe=true ;;
+    --slurm) want_slurm=true ;;
     --download) want_download=true ;;
     --carry) want_carry=true ;;
     -h | --help) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit 0 ;;
-    *) echo "error: unknown option $argument (known: --bpe, --carry, --download, --help)" >&2; exit 2 ;;
+    *) echo "error: unknown option $argument (known: --bpe, --slurm, --carry, --download, --help)" >&2; exit 2 ;;
     esac
 done
 
@@ -48,6 +51,11 @@ python3-numpy|module numpy|data preparation, reference results in tests
 python3-matplotlib|module matplotlib|plots"
 $want_bpe && needed="$needed
 python3-venv|module ensurepip|an environment for tiktoken in build/venv"
+$want_slurm && needed="$needed
+slurmctld|program slurmctld|Slurm's controller
+slurmd|program slurmd|Slurm's nodes
+slurm-client|program srun|srun, sbatch
+munge|program munged|by which Slurm's parts trust each other"
 $want_download && needed="$needed
 ca-certificates|certificates|downloads over https"
 

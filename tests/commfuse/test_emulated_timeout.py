@@ -4,8 +4,11 @@ CPUs' transport.
 # limit: 600
 # make: emulated-tests
 import os
+import subprocess
 import sys
+import tempfile
 import unittest
+import unittest.mock
 
 os.environ["BUILD"] = "build/emulated-fp32"
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -20,6 +23,25 @@ class Ipc(test_timeout.SilentPeer):
 
     at_bind = at_end = GATHERS
     test_exchange_that_has_received = None  # a sender does not wait for its peer
+
+    def test_a_killed_start_leaves_no_shared_memory(self):
+        """Rank 0 is killed as it makes what the group shares."""
+        with tempfile.TemporaryDirectory() as folder:
+            shim, tool, started = f"{folder}/shim.so", f"{folder}/tool", f"{folder}/started"
+            subprocess.run(["cc", "-shared", "-fPIC", "-o", shim, f"{test_timeout.ROOT}/tests/data/preload_kill.c", "-ldl"],
+                           check=True)
+            with open(tool, "w", encoding="utf-8") as file:
+                file.write(f'#!/bin/sh\necho $$ >>{started}\nexport LD_PRELOAD={shim} CALLS_ABOUT=commfuse- KILL_AT=1\n'
+                           f'exec {test_timeout.TOOL} "$@"\n')
+            os.chmod(tool, 0o755)
+            with unittest.mock.patch.object(test_timeout, "TOOL", tool):
+                text, _, status = self.run_tool("exchange", "frozen", 2)
+            self.assertIn("signal 9", text)
+            self.assertNotEqual(status, 0)
+            with open(started, encoding="utf-8") as file:
+                ours = file.read().split()
+        self.assertEqual(len(ours), 2)
+        self.assertEqual([name for name in os.listdir("/dev/shm") if any(f"commfuse-{pid}-" in name for pid in ours)], [])
 
 
 class Nccl(test_timeout.SilentPeer):

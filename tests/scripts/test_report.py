@@ -6,6 +6,8 @@ pictures of rows and traces written by hand, of which it is known what must come
 # limit: 300
 import contextlib
 import csv
+import importlib.machinery
+import importlib.util
 import io
 import json
 import os
@@ -681,6 +683,25 @@ class Processors(Case):
         self.assertTrue(processors.suffice(None))
         self.assertTrue(processors.suffice({"work": 0.97, "slowed": 0.02}))
         self.assertFalse(processors.suffice({"work": 0.97, "slowed": 0.2}))
+
+
+class ReasonsOfASweep(unittest.TestCase):
+    def test_the_line_that_says_why(self):
+        loader = importlib.machinery.SourceFileLoader("mfu_sweep", str(ROOT / "scripts/mfu_sweep"))
+        mfu_sweep = importlib.util.module_from_spec(importlib.util.spec_from_loader("mfu_sweep", loader))
+        loader.exec_module(mfu_sweep)
+        rule = "-" * 74
+        for output, reason in (
+                ("[a:7] OPAL ERROR: Unreachable in file x.c\n\nerror: rank 0 of 2 (a): no such file\nhint:  make it\n",
+                 "no such file"),
+                (f"[a:7] OPAL ERROR: Unreachable in file x.c\n{rule}\nThe application was started\nby srun.\n\nThere are "
+                 f"options.\n{rule}\n*** An error occurred in MPI_Init\n", "The application was started by srun."),
+                ("srun: error: n1: task 0: Exited with exit code 1\nsrun: error: no plugin\n", "srun: error: no plugin"),
+                ("Signal: 11\n[a:7] *** End of error message ***\nsrun: error: n1: task 0: Segmentation fault\n",
+                 "srun: error: n1: task 0: Segmentation fault"),
+                ("one\ntwo\n\n", "two"), ("", "it printed nothing")):
+            with self.subTest(reason=reason):
+                self.assertEqual(mfu_sweep.reason_of(output), reason)
 
 
 @unittest.skipUnless(PROGRAM.exists(), f"{PROGRAM} is not built")

@@ -78,6 +78,21 @@ class Result:
                 f"--- stdout ---\n{self.out[-4000:]}\n--- stderr ---\n{self.err[-4000:]}")
 
 
+def marked(mark, program=PROGRAM):
+    """(pid, environment) of the processes of a program that were started with MARK in their environment."""
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if os.readlink(f"/proc/{pid}/exe") != os.path.realpath(program):
+                continue
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                text = file.read().decode(errors="replace")
+        except OSError:  # gone, or not ours to look at
+            continue
+        values = dict(v.split("=", 1) for v in text.split("\0") if "=" in v)
+        if values.get(MARK) == mark:
+            yield int(pid), values
+
+
 class Run:
     """A program that has been started. wait() for its Result."""
 
@@ -101,19 +116,7 @@ class Run:
 
     def processes(self):
         """Rank -> pid of the program's own processes that still live (zombies do not)."""
-        found = {}
-        for pid in filter(str.isdigit, os.listdir("/proc")):
-            try:
-                if os.readlink(f"/proc/{pid}/exe") != os.path.realpath(self.program):
-                    continue
-                with open(f"/proc/{pid}/environ", "rb") as file:
-                    text = file.read().decode(errors="replace")
-            except OSError:  # gone, or not ours to look at
-                continue
-            values = dict(v.split("=", 1) for v in text.split("\0") if "=" in v)
-            if values.get(MARK) == self.mark:
-                found[launcher.rank_of(values)] = int(pid)
-        return found
+        return {launcher.rank_of(values): pid for pid, values in marked(self.mark, self.program)}
 
     def kill(self):
         for pid in self.processes().values():

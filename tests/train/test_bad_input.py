@@ -318,11 +318,20 @@ class Options(BadInput):
 
     def test_a_launcher_that_mpi_does_not_know(self):
         """Two runs of one rank each, both called rank 0 of one, would not be what was asked for."""
-        for variables in (dict(RANK="0", WORLD_SIZE="2"), dict(SLURM_STEP_NUM_TASKS="2", SLURM_PROCID="0")):
-            with self.subTest(**variables):
-                result = harness.run(self.arguments(), timeout=SOON, env=variables)
-                self.assertFails(result, "is 2, but MPI sees this process alone", "mpirun")
+        result = harness.run(self.arguments(), timeout=SOON, env=dict(RANK="0", WORLD_SIZE="2"))
+        self.assertFails(result, "WORLD_SIZE is 2, but MPI sees this process alone", "mpirun")
         self.assertEqual(harness.run(self.arguments(), timeout=SOON, env=dict(RANK="0", WORLD_SIZE="1")).status, 0)
+
+    def test_srun_without_mpi(self):
+        """Seen before MPI is asked: that of Open MPI 4 ends the process with a message about how it was built."""
+        library = "pmix" if launcher.open_mpi() else "pmi2"
+        step = dict(SLURM_STEP_NUM_TASKS="2", SLURM_STEP_ID="0", SLURM_STEPID="0", SLURM_JOB_ID="1")
+        result = harness.run(self.arguments(), timeout=SOON, env=dict(step, SLURM_PROCID="0"))
+        self.assertFails(result, "rank 0", "srun has started 2 processes", f"--mpi={library} ")
+        self.assertNotIn("OMPI", result.err)
+        others = harness.run(self.arguments(), timeout=SOON, env=dict(step, SLURM_PROCID="1"))
+        self.assertEqual((others.status, others.err), (1, ""))  # rank 0 speaks for all
+        self.assertEqual(harness.run(self.arguments(), timeout=SOON, env=dict(step, SLURM_STEP_NUM_TASKS="1")).status, 0)
 
 
 class Output(BadInput):

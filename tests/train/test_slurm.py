@@ -1,0 +1,236 @@
+"""Under Slurm: one is started here, of two nodes on this host (slurm.py). Runs by srun on one and on two of them, the batch
+files of scripts/ as a user submits them, and what is said where srun or its --mpi was not what MPI needs.
+
+Jobs are signalled by scancel, which reaches whom Slurm's own --signal reaches (the steps; with B: the batch script), but at
+once.
+"""
+# limit: 240
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import unittest
+import uuid
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import checkpoints
+import harness
+import launcher
+import slurm
+
+SCRIPTS = os.path.join(harness.ROOT, "scripts")
+ONE_HOST = {"OMPI_MCA_btl": "self,tcp"}  # two nodes of it would give their shared memory the same names
+DELAY_S = 120  # that Slurm waits after a requeue
+
+
+def signalled(pid):
+    """A signal waits for it to go on."""
+    with open(f"/proc/{pid}/status", encoding="utf-8") as file:
+        return int(re.search(r"^ShdPnd:\s*(\w+)", file.read(), re.MULTILINE).group(1), 16) >> (signal.SIGUSR1 - 1) & 1
+
+
+class Case(checkpoints.Case):
+    samples, steps = 16, 200
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.cluster = slurm.Cluster()
+        cls.addClassCleanup(cls.cluster.close)
+
+    def srun(self, *options, status=0, program=harness.PROGRAM, env=None, mpi=f"--mpi={slurm.MPI}", **values):
+        """A run to its end by srun."""
+        line = ["srun", *([mpi] if mpi else []), *options, program, *harness.options(**self.recipe(**values))]
+        done = self.cluster.run(*line, timeout=120, OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive", **(env or {}))
+        self.assertEqual(done.returncode, status, done.stdout + done.stderr)
+        return done.stdout + done.stderr
+
+    def submit(self, script, *arguments, options=(), **more):
+        """(number, folder) of a job in a folder that looks like this tree's root."""
+        folder = self.fresh("root")
+        os.mkdir(folder)
+        os.symlink(SCRIPTS, os.path.join(folder, "scripts"))
+        os.symlink(harness.PROGRAM, os.path.join(folder, "train_gpt"))
+        command = ["env", "-C", folder, "sbatch", "--parsable", "--ntasks-per-node=2", "--cpus-per-task=2", *options,
+                   f"scripts/{script}", *arguments]
+        done = self.cluster.run(*command, **dict(MPI=slurm.MPI, OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive",
+                                                 OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1") | more)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return int(done.stdout), folder
+
+    def until(self, job, state, what="", seconds=60):
+        """Waits for a state of a job, which is returned with what its script has printed."""
+        def there():
+            nonlocal found
+            found = self.cluster.job(job)
+            return re.fullmatch(state, found["JobState"])
+        found = {}
+        harness.wait_until(there, seconds, lambda: f"{what} {found}\n{self.printed(found)}", interval=0.1)
+        return found, self.printed(found)
+
+    def printed(self, job):
+        path = job.get("StdOut", "")
+        if not os.path.exists(path):
+            return ""
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+
+
+class Srun(Case):
+    steps = 10
+
+    def test_one_node_and_two(self):
+        """The same losses as by mpirun, to the last bit; and the ranks are where they should be."""
+        for tp, dp in (2, 1), (1, 2):
+            expected = self.undisturbed(tp, dp, save_every=0)[1]
+            for nodes in 1, 2:
+                with self.subTest(tp=tp, dp=dp, nodes=nodes):
+                    log = self.fresh("log.jsonl")
+                    self.srun("-n2", f"-N{nodes}", env=ONE_HOST, log=log, tp=tp, dp=dp)
+                    losses = [[s["loss"] for s in harness.events(harness.read_log(path), "step")] for path in (log, expected)]
+                    self.assertEqual(*losses)
+        nodes = self.cluster.asked("srun", "-N2", "-n2", "sh", "-c", "echo $SLURMD_NODENAME").split()
+        self.assertEqual(sorted(nodes), list(slurm.NODES))
+
+    def test_without_mpi(self):
+        """One message, which says which --mpi; and one process alone needs none."""
+        said = self.srun("-n2", "-N1", mpi=None, status=1)
+        self.assertRegex(said, r"error: rank 0 of 2 .*: srun has started 2 processes, but not told MPI")
+        self.assertEqual(said.count("error: rank"), 1, said)
+        self.assertIn(f"srun --mpi={slurm.MPI} ", said)
+        self.assertNotIn("OPAL ERROR", said)
+        self.srun("-n1", mpi=None)
+
+    def test_ranks_that_outnumber_the_cores_do_not_spin(self):
+        """What they use of the cores says so, however busy these are: waiting ranks that spin take 100 times a step's."""
+        used = {}
+        for overlap in "commfuse", "none":
+            log = self.fresh("log.jsonl")
+            said = self.srun("-n4", "-N1", "bash", "-c", 'time "$0" "$@"', tp=4, overlap=overlap, log=log, steps=60,
+                             schedule="constant")
+            self.assertIn(f"cores     {min(slurm.CORES, os.cpu_count())} for 4 ranks", said)
+            spent = re.findall(r"(?:user|sys)\s+(\d+)m([\d.]+)s", said)
+            self.assertEqual(len(spent), 8, said)
+            used[overlap] = sum(60 * float(minutes) + float(seconds) for minutes, seconds in spent)
+        self.assertLess(used["none"], 4 * used["commfuse"] + 2, used)
+
+    def test_a_killed_rank(self):
+        """The step ends at once, with the status that a shell gives to who was killed."""
+        said = self.srun("-n2", "-N1", "sh", "-c", '[ $SLURM_PROCID = 0 ] || (sleep 2; kill -9 $$) & exec "$0" "$@"', tp=2,
+                         steps=100000, schedule="constant", status=137)
+        self.assertIn("Killed", said)
+
+
+class Batch(Case):
+    def goes_on(self, script, to):
+        """Signalled, saved, status 75, queued again, and in the end the model of a run that nothing has stopped."""
+        expected = self.undisturbed(2, 1, save_every=0)
+        out, log = self.fresh("out"), self.fresh("log.jsonl")
+        mark = uuid.uuid4().hex
+        job, _ = self.submit(script, *harness.options(**self.recipe(tp=2, out=out, log=log)), **{harness.MARK: mark})
+        harness.wait_until(lambda: len(harness.events(harness.read_log(log), "step")) >= 5, 60,
+                           lambda: f"some steps: {self.until(job, '.*')}")
+        ranks = [pid for pid, _ in harness.marked(mark)]
+        for pid in ranks:  # the signal shall not come too late
+            os.kill(pid, signal.SIGSTOP)
+        self.cluster.asked("scancel", *to, job)
+        harness.wait_until(lambda: all(map(signalled, ranks)), 60, "the signal")
+        for pid in ranks:
+            os.kill(pid, signal.SIGCONT)
+        found, said = self.until(job, "PENDING", "queued again")
+        self.assertEqual(found["Restarts"], "1", said)
+        self.assertIn("stopped   by a signal (User defined signal 1)", said)
+        self.assertEqual(harness.read_log(log)[-1]["event"], "end")
+        first = harness.read_log(log)[-1]["steps"]
+        self.assertEqual(checkpoints.newest(out), first)
+        self.assertLess(first, self.steps)
+        waits = time.mktime(time.strptime(found["StartTime"], "%Y-%m-%dT%H:%M:%S")) - time.time()
+        self.assertTrue(DELAY_S / 2 < waits <= DELAY_S + 5, found)
+        # What is started in the second in which its node ends it is refused there, hence the delay.
+        harness.wait_until(lambda: self.cluster.idle(), 60, "idle nodes", interval=0.1)
+        self.cluster.asked("scontrol", "update", f"JobId={job}", "StartTime=now+2")
+        found, said = self.until(job, "COMPLETED|FAILED", "the end")
+        self.assertEqual((found["JobState"], found["ExitCode"]), ("COMPLETED", "0:0"), said + self.cluster.logs())
+        self.assertIn("stopped   by a signal", said)  # the same file, appended to
+        self.assertSameRun(log, expected[1])
+        self.assertSameEnd(out, expected[0])
+
+    def test_train(self):
+        self.goes_on("train.slurm", ["--signal=USR1"])
+
+    @unittest.skipUnless(launcher.tells_status_after_signals(), "this mpirun sometimes returns 0 after a signal")
+    def test_train_by_mpirun(self):
+        self.goes_on("train_mpirun.slurm", ["--batch", "--signal=USR1"])
+
+    def test_an_error_ends_the_job(self):
+        for script in "train.slurm", "train_mpirun.slurm":
+            with self.subTest(script=script):
+                job, _ = self.submit(script, *harness.options(**self.recipe(tp=2, train="nowhere.bin")))
+                found, said = self.until(job, "FAILED|COMPLETED", "the end")
+                self.assertEqual((found["JobState"], found["ExitCode"], found["Restarts"]), ("FAILED", "1:0", "0"), said)
+                self.assertIn("no token file matches", said)
+
+    def sweep(self, *more, **environment):
+        """What the sweep's job has printed, and its rows. The launcher says of each rank where it was and with which cores."""
+        options = harness.options(layers=2, channels=96, heads=6, vocab=101, seq=self.T, micro_batch=2, threads=1,
+                                  peak_tflops=1)
+        mesh = ["--models", "d6", "--tp", "2", "--dp", "1", "--strategies", "tpsp", "--modes", "commfuse", "--steps", "2"]
+        job, folder = self.submit("sweep.slurm", *mesh, "--train", self.tokens, *more, "--", *options,
+                                  options=["--nodes=2"], **environment)
+        found, said = self.until(job, "COMPLETED|FAILED", "the end", 90)
+        path = os.path.join(folder, "sweep.jsonl")
+        rows = harness.read_log(path)
+        return found, said, rows, folder
+
+    def test_sweep(self):
+        """A rank has its cores, two ranks share a node, and there is a report."""
+        program, ranks = self.fresh("program"), self.fresh("ranks")
+        with open(program, "w", encoding="utf-8") as file:
+            file.write(f"""#!/bin/sh
+echo $SLURM_STEP_NUM_TASKS $SLURM_PROCID $SLURMD_NODENAME $SLURM_CPUS_ON_NODE $SLURM_CPUS_PER_TASK >>{ranks}
+exec {harness.PROGRAM} "$@"
+""")
+        os.chmod(program, 0o755)
+        found, said, rows, folder = self.sweep("--program", program)
+        self.assertEqual((found["JobState"], [row["status"] for row in rows]), ("COMPLETED", ["ok"]), said)
+        with open(ranks, encoding="utf-8") as file:
+            lines = sorted(line for line in file.read().splitlines() if line.startswith("2 "))
+        self.assertEqual(lines, ["2 0 n1 4 2", "2 1 n1 4 2"])
+        self.assertTrue(os.path.exists(os.path.join(folder, "report-sweep/report.md")), said)
+
+    def test_sweep_with_the_wrong_mpi(self):
+        """The line that says why, and nothing about a file that is not there."""
+        for mpi, tells in ("none", "srun has started 2 processes"), ("nonsense", "plugin name for mpi/nonsense"):
+            with self.subTest(mpi=mpi):
+                found, said, rows, _ = self.sweep(MPI=mpi)
+                self.assertEqual((found["JobState"], [row["status"] for row in rows]), ("FAILED", ["failed"]), said)
+                self.assertIn(tells, rows[0]["reason"])
+                self.assertIn(f"failed: {rows[0]['reason']}", said)
+        found, said, rows, _ = self.sweep("--train", "nowhere.bin")
+        self.assertEqual((found["JobState"], rows), ("FAILED", []), said)
+        self.assertIn("skipped, no token file matches 'nowhere.bin'", said)
+        self.assertNotIn("No such file", said)
+
+
+class Keeper(unittest.TestCase):
+    def test_nothing_outlives_a_test_that_is_killed(self):
+        code = (f"import sys, os; sys.path.insert(0, {os.path.dirname(slurm.__file__)!r}); import slurm\n"
+                "c = slurm.Cluster(); print(c.keeper.pid, c.folder, flush=True)\n"
+                "c.run('srun', '-N2', '-n2', 'sh', '-c', 'touch $SLURM_CONF.$SLURM_PROCID; sleep 100')")
+        if slurm.missing():
+            self.skipTest(f"no {', '.join(slurm.missing())}: scripts/install_deps.sh --slurm")
+        with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as test:
+            keeper, folder = test.stdout.readline().split()
+            harness.wait_until(lambda: os.path.exists(f"{folder}/slurm.conf.1"), 60, "the step")
+            started = slurm.descendants(int(keeper))
+            self.assertGreaterEqual(len(started), 7)  # munge, the controller, two nodes, two steps, their tasks
+            test.kill()
+        harness.wait_until(lambda: not os.path.exists(folder), 30, "the end of all")
+        for pid in started:
+            self.assertFalse(os.path.exists(f"/proc/{pid}"), pid)
+
+
+if __name__ == "__main__":
+    unittest.main()
