@@ -78,18 +78,17 @@ def about(name):
         raise Problem(f"--input {name}: it is damaged, gzip cannot unpack it: {error}", "copy it again") from None
 
 
-def say(*lines, file=None):
+def say(text, file):
     """Prints; that nobody reads it, or that there is no room for it, must not end what is done."""
-    file = file or sys.stdout
     try:
-        for line in lines:
-            print(line, file=file, flush=True)
+        if file is not None:  # else it was closed when the program began
+            print(text, file=file, flush=True)
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())  # Python tries once more at its end
 
 
 def note(text):
-    say(text, file=sys.stderr)
+    say(text, sys.stderr)
 
 
 # ---------------------------------------------------------------------------------------------- encodings
@@ -220,7 +219,7 @@ def whole_words(texts, part):
     """Text in other parts, which encode to the same tokens as the whole.
 
     GPT-2's pattern never matches across a non-blank followed by a blank, and never looks back, so cutting in
-    front of that blank is exact. Everything behind the last such place waits for the next piece.
+    front of that blank is exact. Everything after the last such place waits for the next piece.
     """
     pending, length = [], 0
     for text in filter(None, texts):
@@ -239,7 +238,7 @@ def whole_words(texts, part):
 
 
 def last_cut(text):
-    """Index of the last blank behind a non-blank, or −1."""
+    """Index of the last blank after a non-blank, or −1."""
     found = re.match(f"(?s:.*)(?!{BLANK}).(?={BLANK})", text, re.DOTALL)
     return found.end() if found else -1
 
@@ -268,7 +267,7 @@ class Source:
         return gzip.open(self.path) if self.packed else open(self.path, "rb")
 
     def boundary(self, at):
-        """`at`, or the first start of a UTF-8 character, or of a line of JSON, behind it."""
+        """`at`, or the first start of a UTF-8 character, or of a line of JSON, after it."""
         if at in (0, self.size):
             return at
         with self.open() as file:
@@ -306,8 +305,8 @@ def find_sources(names, form, output):
     sources = []
     for name in names:
         if name == "-":
-            with open(os.path.join(output.own, f"input{len(sources)}"), "xb") as file:
-                shutil.copyfileobj(sys.stdin.buffer, file, PIECE_BYTES)
+            with open(os.path.join(output.own, f"input{len(sources)}"), "xb") as file, open(0, "rb", closefd=False) as given:
+                shutil.copyfileobj(given, file, PIECE_BYTES)
             sources.append(Source(file.name, form, name))
         elif os.path.isdir(name):
             found = sorted(os.path.join(folder, file) for folder, _, files in os.walk(name) for file in files)
@@ -397,15 +396,8 @@ class Output:
 
     def commit(self):
         """Old and new files do not belong together: who interrupts now is too late. Returns old names that are gone."""
-        numbers = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
-        before = [(number, signal.signal(number, signal.SIG_IGN)) for number in numbers]
-        try:
-            return self.replace()
-        finally:
-            for number, handler in before:
-                signal.signal(number, handler)
-
-    def replace(self):
+        for number in signal.SIGINT, signal.SIGTERM, signal.SIGHUP:
+            signal.signal(number, signal.SIG_IGN)
         paths = {name: os.path.join(self.directory, name) for name in os.listdir(self.directory)
                  if re.fullmatch(r"(train|val)_\d{6}\.bin|tokenizer\.bin", name)}
         for path in paths.values():
@@ -556,15 +548,17 @@ def prepare(options):
         gone = output.commit()
     finally:
         output.abandon()
-    say(*(f"removed {path}, left from an earlier run" for path in gone))
+    for path in gone:
+        say(f"removed {path}, left from an earlier run", sys.stdout)
     for shards in written:
         if shards.files > 0:
             pattern = shlex.quote(os.path.join(options.out, shards.split) + "_*.bin")
-            say(f"{shards.split:5s} {shards.total:>13,} tokens in {shards.files} file{'s' * (shards.files > 1)}: {pattern}")
+            say(f"{shards.split:5s} {shards.total:>13,} tokens in {shards.files} file{'s' * (shards.files > 1)}: {pattern}",
+                sys.stdout)
 
 
 def status_of(work, out):
-    """Does it. What goes wrong is told, with OUT where no other name is known; the exit status."""
+    """Does it. What goes wrong is reported, with OUT where no other name is known; the exit status."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what has been written goes
     try:
         work()

@@ -80,7 +80,7 @@ static size_t literal_length(const char *pattern) {
     memcpy(name, pattern, length + 1);
     struct stat status;
     while (length > 0 && stat(name, &status) != 0) {
-        while (length > 0 && name[length - 1] != '/') length--; // what is behind the slash before
+        while (length > 0 && name[length - 1] != '/') length--; // the last name
         while (length > 0 && name[length - 1] == '/') length--;
         name[length] = 0;
     }
@@ -203,7 +203,7 @@ static void note_largest(tokens *t, const token_file *f, int64_t first, int64_t 
         if (t->piece[i] == largest) t->largest_at = first + i;
 }
 
-// The hash of a file, or of blocks spread over it, behind that of those before; the largest token is noted.
+// Adds a file, or blocks spread over it, to the hash of those before; notes the largest token.
 static uint64_t hash_file(tokens *t, const token_file *f, bool whole, uint64_t hash) {
     const int64_t step = whole ? PIECE : f->count / BLOCKS, length = whole ? PIECE : BLOCK;
     hash = XXH64(&f->count, sizeof f->count, hash);
