@@ -380,7 +380,7 @@ static void compare_data(trainer *t) {
                             val ? (double)tokens_samples(val) : 0,
                             data_print(val),
                             (double)t->model.params.shape.V,
-                            t->start ? (double)model_file_fingerprint(t->start) : 0};
+                            t->start ? (double)model_file_fingerprint(t->start, t->o.verify_data) : 0};
     const int count = (int)(sizeof facts / sizeof *facts);
     const double *told = optimizer_exchange(&t->optimizer, facts, count);
     for (int rank = 1; rank < t->ranks; rank++)

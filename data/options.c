@@ -51,8 +51,8 @@ static const option_row table[] = {
          "token files to train on (llm.c format, made by data/prepare.py); quote a pattern"),
     TEXT(val, "val", "", "GLOB", "token files for the validation loss"),
     FLAG(verify_data, "verify-data",
-         "read and hash all tokens before the run begins, not only some; a run that goes on compares them too if all its "
-         "starts have done so"),
+         "read and hash all tokens, and the file of --init-from, before the run begins, not only parts of them; a run that "
+         "goes on compares the tokens with those of its last start if that has done so too"),
 #undef GROUP
 #define GROUP "parallel"
     INT(tp, "tp", "0", 0, 65536,
