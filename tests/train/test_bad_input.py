@@ -2,7 +2,7 @@
 is not 0, and on several ranks one message, not one per rank.
 """
 # sanitizers: too
-# limit: 240
+# limit: 400
 import os
 import re
 import resource
