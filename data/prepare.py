@@ -526,7 +526,7 @@ def parse_arguments(arguments):
 def refuse_what_has_no_meaning(options, sources):
     lines = [source.name for source in sources if source.lines]
     if lines and options.encoding == "byte":
-        raise Problem(f"--input {lines[0]}: the documents of JSON lines cannot be told apart in bytes",
+        raise Problem(f"--input {lines[0]}: JSON lines are documents, and bytes have no token to put between them",
                       "--encoding gpt2; or jq -r .text FILE | data/prepare.py --input -; or --format text")
     if lines and "documents" in options.gpt2:
         raise Problem(f"--input {lines[0]}: in JSON lines a line is a document", "leave --documents away")

@@ -188,7 +188,8 @@ class Replacing(PrepareCase):
     def test_a_name_that_is_no_text(self):
         out, text = os.fsencode(self.path("n")) + b"\xff'[1]", self.write("a", EVERY_BYTE)
         for shards in 100, 10000:
-            result = self.run_prepare("--input", text, "--out", out, "--shard-tokens", shards, env={"PYTHONIOENCODING": "utf-8:strict"})
+            result = self.run_prepare("--input", text, "--out", out, "--shard-tokens", shards,
+                                      env={"PYTHONIOENCODING": "utf-8:strict"})
             self.assertEqual(result.returncode, 0, result.stderr)
         self.assertReplaced(os.fsdecode(out))
         self.assertIn("removed", result.stdout)

@@ -130,7 +130,8 @@ class GPT2(PrepareCase):
         text = "Hello world\n\nHello world\r\n \r\n\n\nHello world<|endoftext|><|endoftext|>Hello world"
         path, literal = self.write("a", text), KNOWN["<|endoftext|>"]
         self.encode("--input", path, "--val-fraction", 0, "--documents", "blank-line")
-        self.assertEqual(self.all_tokens("train"), [*self.HELLO, 50256] * 2 + self.HELLO + literal[:-1] + [6927] + literal[1:] + self.HELLO)
+        self.assertEqual(self.all_tokens("train"), [*self.HELLO, 50256] * 2 + self.HELLO +
+                         literal[:-1] + [6927] + literal[1:] + self.HELLO)
         self.encode("--input", path, path, "--val-fraction", 0, "--documents", "end-of-text")
         tokens = self.all_tokens("train")
         self.assertEqual(tokens.count(50256), 3)
