@@ -14,7 +14,7 @@ static inline int regular_open(const char *path, struct stat *status, const char
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     *why = fd < 0 || fstat(fd, status) != 0 ? strerror(errno)
            : S_ISREG(status->st_mode)       ? NULL
-           : S_ISDIR(status->st_mode)       ? "it is a directory"
+           : S_ISDIR(status->st_mode)       ? "it is a directory, not a regular file"
                                             : "it is a device or a pipe, not a regular file";
     if (!*why) return fd;
     if (fd >= 0) {
