@@ -5,6 +5,7 @@ import codecs
 import gzip
 import json
 import os
+import random
 import struct
 import sys
 import unittest
@@ -90,6 +91,19 @@ class GPT2(PrepareCase):
                 with self.subTest(text=text, size=size):
                     got = b"".join(encoder.encode(PartOfBytes(content, size)))
                     self.assertEqual(got, prepare.little_endian(whole))
+
+    def test_random_pieces_encode_like_the_whole(self):
+        """With every character that is a blank to Python or to the pattern, where five blanks count as a long run."""
+        prepare, draw = load_prepare(), random.Random(1)
+        prepare.LONG_RUN = 5
+        encoder = prepare.GPT2(BPE)
+        letters = [*"      \n\t\r\x0b\x0c\x1c\x1d\x1e\x1f\x85\u00a0\u1680\u180e\u2000\u200b\u2028\u2029\u202f\u205f\u3000\ufeff",
+                   *"'slvetdm1²aBé日。-_<|>"]
+        for _ in range(3000):
+            text = "".join(draw.choice(letters) * draw.choice([1, 1, 1, 2, 9]) for _ in range(draw.randrange(30)))
+            whole = prepare.little_endian(encoder.encoding.encode_ordinary(text))
+            got = b"".join(encoder.encode(PartOfBytes(text.encode(), draw.randrange(1, 12))))
+            self.assertEqual(got, whole, repr(text))
 
     def test_long_runs_of_blanks(self):
         """Longer than the library's pattern can take: encoded as its shorter ones are."""
