@@ -301,10 +301,22 @@ static void make_model(trainer *t) {
     if (!t->inputs || !t->targets || !t->busy) cf_die(NULL, "out of memory for the tokens of a micro-batch");
 }
 
+static tokens *open_tokens(trainer *t, const char *option, const char *pattern) {
+    if (!*pattern) return NULL;
+    tokens *data = tokens_open(pattern, t->o.seq);
+    if (t->o.verify_data && root(t))
+        printf("verify    --%s: all %.3f GB are read and hashed\n", option,
+               2e-9 * (double)tokens_count(data));
+    fflush(stdout);
+    if (t->o.verify_data) tokens_verify(data);
+    tokens_check(data, t->model.params.shape.V);
+    return data;
+}
+
 static void open_data(trainer *t) {
     const options *o = &t->o;
-    if (*o->train) t->train = tokens_open(o->train, o->seq);
-    if (*o->val) t->val = tokens_open(o->val, o->seq);
+    t->train = open_tokens(t, "train", o->train);
+    t->val = open_tokens(t, "val", o->val);
     if (t->val && o->val_every > 0 && tokens_samples(t->val) < o->batch)
         cf_die_together("use a larger validation set, or a smaller --batch or --seq",
                         "validation set %s has %lld samples of %lld tokens, fewer than one batch of %lld",
@@ -352,6 +364,10 @@ static void meet(trainer *t) {
     cf_stream_sync(t->context.stream);
 }
 
+static double data_print(const tokens *data) {
+    return !data ? 0 : (double)(tokens_hash(data) ? tokens_hash(data) : tokens_fingerprint(data));
+}
+
 // Each rank has opened what lies on its own host. Ranks of a replica share each sample and the weights, replicas share out
 // the epoch: on other files the run would go on, and learn nonsense.
 static void compare_data(trainer *t) {
@@ -360,11 +376,11 @@ static void compare_data(trainer *t) {
                                        "words of the vocabulary", "the fingerprint of --init-from"};
     const tokens *train = t->train, *val = t->val;
     const double facts[] = {train ? (double)tokens_samples(train) : 0,
-                            train ? (double)tokens_fingerprint(train) : 0,
+                            data_print(train),
                             val ? (double)tokens_samples(val) : 0,
-                            val ? (double)tokens_fingerprint(val) : 0,
+                            data_print(val),
                             (double)t->model.params.shape.V,
-                            t->start ? (double)model_file_fingerprint(t->start) : 0};
+                            t->start ? (double)model_file_fingerprint(t->start, t->o.verify_data) : 0};
     const int count = (int)(sizeof facts / sizeof *facts);
     const double *told = optimizer_exchange(&t->optimizer, facts, count);
     for (int rank = 1; rank < t->ranks; rank++)
@@ -387,6 +403,7 @@ static resume_facts facts_of(const trainer *t, bool watched) {
     facts.train_tokens = t->train ? tokens_count(t->train) : 0;
     facts.train_samples = t->train ? tokens_samples(t->train) : 0;
     facts.train_fingerprint = t->train ? (int64_t)tokens_fingerprint(t->train) : 0;
+    facts.train_hash = t->train ? (int64_t)tokens_hash(t->train) : 0;
     facts.skipped = t->skipped;
     facts.watched = watched;
     facts.version = VERSION;
@@ -626,7 +643,7 @@ static double learning_rate(const options *o, int64_t step) {
 
 // Fill inputs and targets with this replica's sequences of micro-batch `micro` of the batch that starts at
 // sample number `first` of an order: training order (shuffled) or as they stand in the file (validation).
-static void load_micro_batch(trainer *t, const tokens *data, bool shuffled, int64_t first, int micro) {
+static void load_micro_batch(trainer *t, tokens *data, bool shuffled, int64_t first, int micro) {
     int64_t B = t->o.micro_batch;
     for (int64_t b = 0; b < B; b++) {
         int64_t sample = first + (micro * t->mesh.dp + t->mesh.dp_group.rank) * B + b;
@@ -1183,7 +1200,9 @@ static int train_model(trainer *t) {
 
 // Beside the tokens, or else beside the model file.
 static vocabulary *find_words(const options *o) {
-    vocabulary *words = vocabulary_beside(*o->train ? o->train : o->val);
+    char *first = tokens_first_file(*o->train ? o->train : o->val);
+    vocabulary *words = vocabulary_beside(first);
+    free(first);
     return words ? words : vocabulary_beside(o->init_from);
 }
 

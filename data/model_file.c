@@ -7,17 +7,13 @@
 // one, whatever happens in between. Any failure removes the temporary file before it dies.
 #include "model_file.h"
 #include "durable.h"
+#include "regular.h"
 #include "../commfuse/bf16.h"
 #include "../commfuse/die.h"
-#include <errno.h>
-#include <fcntl.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
@@ -136,10 +132,9 @@ static void map_file(model_file *file, const char *path) {
     static const char *const how_to_name =
         "--init-from FILE: every rank must be able to read it; llm.c's, or model.bin of a run's --out";
     struct stat status;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // nobody waits for who may write into a pipe
-    if (fd < 0 || fstat(fd, &status) != 0)
-        cf_die_together(how_to_name, "model file %s cannot be opened: %s", path, strerror(errno));
-    if (!S_ISREG(status.st_mode)) cf_die_together(how_to_name, "model file %s is not a regular file", path);
+    const char *why;
+    int fd = regular_open(path, &status, &why);
+    if (fd < 0) cf_die_together(how_to_name, "model file %s cannot be opened: %s", path, why);
     if (status.st_size < HEADER_BYTES)
         cf_die_together(how_to_mend, "model file %s has %lld bytes, less than the %d of a header", path,
                         (long long)status.st_size, HEADER_BYTES);
@@ -189,8 +184,9 @@ model_shape model_file_shape(const model_file *file) {
     return file->shape;
 }
 
-uint64_t model_file_fingerprint(const model_file *file) {
-    const int64_t pieces = 64, bytes = 512, last = file->bytes - bytes; // a header alone is longer
+uint64_t model_file_fingerprint(const model_file *file, bool all) {
+    if (all) return XXH64(file->map, (size_t)file->bytes, 0) >> 11;
+    const int64_t pieces = 1250, bytes = 512, last = file->bytes - bytes; // a header alone is longer
     uint64_t print = (uint64_t)file->bytes;
     for (int64_t i = 0; i < pieces; i++)
         print = XXH64((const char *)file->map + last / (pieces - 1) * i, (size_t)bytes, print);

@@ -6,6 +6,7 @@
 #ifndef MODEL_FILE_H
 #define MODEL_FILE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #ifdef __cplusplus
@@ -36,8 +37,8 @@ void model_shape_check(const model_shape *shape, const char *of, const char *pat
 typedef struct model_file model_file;
 model_file *model_file_open(const char *path); // read-only, memory-mapped; dies together
 model_shape model_file_shape(const model_file *file);
-// Of its size, its header and some weights from all over it: 53 bits, so that a double holds it exactly.
-uint64_t model_file_fingerprint(const model_file *file);
+// Of its size, its header and some weights in each thousandth of it, or of all: 53 bits, so that a double holds it exactly.
+uint64_t model_file_fingerprint(const model_file *file, bool all);
 // `count` elements from element `first` of one layer of a tensor, converted to float.
 void model_file_read(const model_file *file, int tensor, int64_t layer, int64_t first, int64_t count,
                      float *out);

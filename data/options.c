@@ -50,6 +50,9 @@ static const option_row table[] = {
     TEXT(train, "train", "", "GLOB",
          "token files to train on (llm.c format, made by data/prepare.py); quote a pattern"),
     TEXT(val, "val", "", "GLOB", "token files for the validation loss"),
+    FLAG(verify_data, "verify-data",
+         "read and hash all tokens, and the file of --init-from, before the run begins, not only parts of them; a run that "
+         "goes on compares the tokens with those of its last start if that has done so too"),
 #undef GROUP
 #define GROUP "parallel"
     INT(tp, "tp", "0", 0, 65536,

@@ -19,6 +19,7 @@ typedef struct options {
     int64_t layers, channels, heads, seq, vocab;
     // data
     const char *train, *val;
+    bool verify_data;
     // parallel
     int64_t tp, dp;
     const char *strategy, *transport, *overlap, *route;

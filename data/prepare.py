@@ -1,16 +1,20 @@
 #!/usr/bin/env python3
-"""Text files to token files: DIR/train_000000.bin …, DIR/val_000000.bin …, and DIR/tokenizer.bin for gpt2.
+"""Text to token files: DIR/train_000000.bin …, DIR/val_000000.bin …, and DIR/tokenizer.bin for gpt2.
 
     data/prepare.py --input shakespeare.txt --out tokens              each byte is a token
     data/prepare.py --input *.txt --out tokens --encoding gpt2        GPT-2's encoding, downloaded
              … --bpe-dir DIR                                          from DIR/vocab.bpe and DIR/encoder.json
+    zstdcat a.jsonl.zst | data/prepare.py --input - --format jsonl --out tokens --encoding gpt2
 
-The input files, in the order given, are one text; its last --val-fraction becomes validation data. For gpt2 a
-token <|endoftext|> stands between two files; the same letters inside a file are ordinary text. Text is read
-and encoded in pieces, cut where the encoding would have cut too, so memory does not grow with the input.
+An input is a file, a directory with all files in it, or - for standard input; what gzip has packed is unpacked. The
+inputs, in the order given, are one text; its last --val-fraction becomes validation data. In JSON lines (.jsonl, .json
+or --format jsonl) each line is an object whose "text" is a document. Other text is divided by --documents. For gpt2 a
+token <|endoftext|> stands between two documents. Text is read and encoded in pieces, cut where the encoding would have
+cut too, so memory does not grow with the input.
 
-Nothing in DIR changes until everything is written: new files are written beside the old ones and renamed at
-the end, then left-over shards of an earlier, larger run are removed, so that DIR is always one data set.
+Nothing in DIR changes until everything is written, into a directory of this run's own in DIR: then files are renamed,
+and left-over shards of an earlier, larger run are removed, so that DIR is always one data set. What a killed run has
+left, the next one removes.
 
 Formats (little-endian): a token file has 256 int32 (20240520, 1, count, 0 …), then count uint16 tokens;
 tokenizer.bin has 256 uint32 (20240328, 2, count, end-of-text token, 0 …), then for each token one length byte
@@ -19,13 +23,21 @@ and its bytes.
 import argparse
 import array
 import codecs
+import contextlib
 import errno
+import fcntl
+import gzip
+import json
 import os
 import re
+import shlex
+import shutil
 import signal
 import struct
 import sys
+import tempfile
 import time
+import zlib
 
 TOKENS_MAGIC, TOKENS_VERSION = 20240520, 1
 TOKENIZER_MAGIC, TOKENIZER_VERSION = 20240328, 2
@@ -34,8 +46,16 @@ END_OF_TEXT = "<|endoftext|>"
 GPT2_TOKENS = 50257
 # How GPT-2 splits text before it merges bytes.
 GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-TO_UTF8 = "convert it to UTF-8, or use --encoding byte"
-PIECE_BYTES = 1 << 20
+BLANK = r"[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"  # what \s is there; Python's is more
+DOCUMENTS = {"file": None, "blank-line": r"\r?\n(?:[^\S\n]*\n)+", "end-of-text": re.escape(END_OF_TEXT)}
+TO_UTF8 = "convert it to UTF-8 (iconv), or --errors replace, or --encoding byte"
+# How files begin that are no text, and what they are.
+NO_TEXT = {b"\x28\xb5\x2f\xfd": "packed by zstd", b"\xfd7zXZ": "packed by xz", b"BZh91AY": "packed by bzip2",
+           b"PK\3\4": "a zip archive", b"PAR1": "a Parquet file", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16",
+           struct.pack("<I", TOKENS_MAGIC): "a token file", struct.pack("<I", TOKENIZER_MAGIC): "a vocabulary file"}
+PIECE_BYTES = 1 << 18
+LONG_RUN = 1 << 16  # of blanks; from a million on the tokenizer's pattern fails
+LONGEST_WORD = 1 << 22  # characters between two places to cut
 PROGRESS_S = 2
 
 
@@ -47,6 +67,30 @@ class Problem(Exception):
         self.hint = hint
 
 
+@contextlib.contextmanager
+def about(name):
+    """What goes wrong within is said of that input."""
+    try:
+        yield
+    except Problem as problem:
+        raise Problem(f"--input {name}: {problem}", problem.hint) from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise Problem(f"--input {name}: it is damaged, gzip cannot unpack it: {error}", "copy it again") from None
+
+
+def say(text, file):
+    """Prints; that nobody reads it, or that there is no room for it, must not end what is done."""
+    try:
+        if file is not None:  # else it was closed when the program began
+            print(text, file=file, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())  # Python tries once more at its end
+
+
+def note(text):
+    say(text, sys.stderr)
+
+
 # ---------------------------------------------------------------------------------------------- encodings
 
 
@@ -56,21 +100,51 @@ class Bytes:
     separator = []
 
     @staticmethod
-    def encode(pieces, _start):
-        for piece in pieces:
+    def encode(part):
+        for piece in part.pieces():
             spread = bytearray(2 * len(piece))  # little-endian uint16
             spread[::2] = piece
             yield spread
 
 
 class GPT2:
-    def __init__(self, bpe_dir):
+    def __init__(self, bpe_dir=None, documents="file", errors="strict"):
         self.encoding = load_gpt2(bpe_dir)
         self.separator = [self.encoding.eot_token]
+        self.documents = DOCUMENTS[documents] and re.compile(DOCUMENTS[documents])
+        self.errors, self.warned = errors, False
 
-    def encode(self, pieces, start):
-        for text in whole_words(pieces, start):
-            yield little_endian(self.encoding.encode_ordinary(text))
+    def encode(self, part):
+        """Tokens, as bytes; None between two documents."""
+        if part.source.lines:
+            for line in part.pieces():
+                text = text_of(line, part.at, self.errors) if line.strip() else ""
+                slices = (text[i:i + PIECE_BYTES] for i in range(0, len(text), PIECE_BYTES))
+                yield from (self.tokens(words, part) for words in whole_words(slices, part))
+                yield None
+            return
+        for text in whole_words(decoded(part, self.errors), part):
+            if not self.documents and not self.warned and END_OF_TEXT in text:
+                note(f"note: {part.source.name}: {END_OF_TEXT} is encoded as ordinary letters; "
+                     "--documents end-of-text makes it the token between two documents")
+                self.warned = True
+            for i, words in enumerate(self.documents.split(text) if self.documents else [text]):
+                if i > 0:
+                    yield None
+                yield self.tokens(words, part)
+
+    def tokens(self, text, part):
+        """A long run of blanks can only be at the beginning. All but the last blank of it is one word to the pattern."""
+        run = re.match(BLANK + "*", text).end()
+        run = 0 if run < LONG_RUN else run - (run < len(text))
+        try:
+            first = self.encoding._encode_single_piece(text[:run]) if run > 0 else []
+            return little_endian(first + self.encoding.encode_ordinary(text[run:]))
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # its panics are no Exceptions
+            raise Problem(f"the tokenizer fails near byte {part.at}: {type(error).__name__} {error}",
+                          "look at the text there; leave it out, or report this to tiktoken") from None
 
     def tokenizer_file(self):
         words = [TOKENIZER_MAGIC, TOKENIZER_VERSION, GPT2_TOKENS, self.encoding.eot_token]
@@ -116,93 +190,151 @@ def little_endian(tokens):
     return words.tobytes()
 
 
-def whole_words(pieces, start=0):
-    """Bytes of a file, from byte `start` on, to text in parts that encode to the same tokens as the whole.
-
-    GPT-2's pattern never matches across a non-blank followed by a blank, and never looks back, so cutting in
-    front of that blank is exact. Everything behind the last such place waits for the next piece.
-    """
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    pending, fed = [], start
-    for piece in pieces:
-        try:
-            text = decoder.decode(piece)
-        except UnicodeDecodeError as error:
-            at = fed - len(decoder.getstate()[0]) + error.start
-            raise Problem(f"it is not UTF-8 text at byte {at}: {error.reason}", TO_UTF8) from None
-        fed += len(piece)
-        before = pending[-1][-1:] if pending else ""
-        cut = last_cut(before + text) - len(before)
-        if cut < 0:
-            pending.append(text)
-            continue
-        yield "".join(pending) + text[:cut]
-        pending = [text[cut:]]
+def text_of(line, at, errors):
+    """The text of a line of JSON, with no half of a surrogate pair in it."""
     try:
-        decoder.decode(b"", True)
+        text = json.loads(line.decode("utf-8", errors))["text"]
+        return text.encode("utf-8", errors).decode("utf-8")
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise Problem(f'the line at byte {at} is no JSON object with a "text": {type(error).__name__} {error}',
+                      "one object a line, for instance {\"text\": \"…\"}; --format text takes the file as it is") from None
+
+
+def decoded(part, errors):
+    """Bytes to text."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors)
+    for piece in part.pieces():
+        try:
+            yield decoder.decode(piece)
+        except UnicodeDecodeError as error:
+            at = part.at - len(decoder.getstate()[0]) + error.start
+            raise Problem(f"it is not UTF-8 text at byte {at}: {error.reason}", TO_UTF8) from None
+    try:
+        yield decoder.decode(b"", True)
     except UnicodeDecodeError:
         raise Problem("it ends within a UTF-8 character", TO_UTF8) from None
-    yield "".join(pending)
+
+
+def whole_words(texts, part):
+    """Text in other parts, which encode to the same tokens as the whole.
+
+    GPT-2's pattern never matches across a non-blank followed by a blank, and never looks back, so cutting in
+    front of that blank is exact. Everything after the last such place waits for the next piece.
+    """
+    pending, length = [], 0
+    for text in filter(None, texts):
+        before = pending[-1][-1:] if pending else ""
+        cut = last_cut(before + text) - len(before)
+        if cut >= 0:
+            yield "".join(pending) + text[:cut]
+            pending, length, text = [], 0, text[cut:]
+        pending.append(text)
+        length += len(text)
+        if length > LONGEST_WORD:
+            raise Problem(f"the {length} characters up to about byte {part.at} are all blanks, or hold none to cut at",
+                          "put line feeds between its sentences, or leave that stretch out")
+    if pending:
+        yield "".join(pending)
 
 
 def last_cut(text):
-    """Index of the last blank behind a non-blank, or −1."""
-    at = len(text)
-    while True:
-        at = max(text.rfind(" ", 0, at), text.rfind("\n", 0, at))
-        if at <= 0:
-            return -1
-        if not text[at - 1].isspace():
-            return at
+    """Index of the last blank after a non-blank, or −1."""
+    found = re.match(f"(?s:.*)(?!{BLANK}).(?={BLANK})", text, re.DOTALL)
+    return found.end() if found else -1
 
 
 # ---------------------------------------------------------------------------------------------- input
 
 
-def split_input(paths, val_fraction):
-    """Parts (path, from, to) in bytes for training and for validation."""
-    sizes = []
-    for path in paths:
-        if os.path.isdir(path):
-            raise Problem(f"--input {path} is a directory", "name the text files in it")
-        if os.path.exists(path) and not os.path.isfile(path):
-            raise Problem(f"--input {path} is not a file, and has no size to split", "write it to a file first")
-        sizes.append(os.path.getsize(path))
-    cut, train, val = int(sum(sizes) * (1 - val_fraction)), [], []
-    if sum(sizes) == 0:
+class Source:
+    """A file of text, or of lines of JSON, packed by gzip or not. Offsets are of what is in it, unpacked."""
+
+    def __init__(self, path, form, name=None):
+        self.path, self.name = path, name or path
+        self.lines = form == "jsonl" or (form == "auto" and bool(re.search(r"\.(jsonl|ndjson|json)(\.gz)?$", path)))
+        with open(path, "rb") as file:
+            self.packed = file.read(2) == b"\x1f\x8b"
+        with about(self.name), self.open() as file:
+            begin = file.read(512)
+            kinds = [kind for magic, kind in NO_TEXT.items() if begin.startswith(magic)]
+            if begin[257:262] == b"ustar":
+                kinds = ["a tar archive"]
+            if kinds:
+                raise Problem(f"it is {kinds[0]}, not text", "unpack or convert it: … | data/prepare.py --input -")
+            self.size = file.seek(0, os.SEEK_END)
+
+    def open(self):
+        return gzip.open(self.path) if self.packed else open(self.path, "rb")
+
+    def boundary(self, at):
+        """`at`, or the first start of a UTF-8 character, or of a line of JSON, after it."""
+        if at in (0, self.size):
+            return at
+        with self.open() as file:
+            if self.lines:
+                file.seek(at - 1)
+                return at - 1 + len(file.readline())
+            file.seek(at)
+            return at + re.match(rb"[\x80-\xBF]*", file.read(3)).end()
+
+
+class Part:
+    """Bytes [start, end) of a source."""
+
+    def __init__(self, source, start, end, progress=None):
+        self.source, self.at, self.end, self.progress = source, start, end, progress
+
+    def pieces(self):
+        """Bytes, or whole lines, which begin at self.at."""
+        with self.source.open() as file:
+            file.seek(self.at)
+            while self.at < self.end:
+                piece = file.readline() if self.source.lines else file.read(min(PIECE_BYTES, self.end - self.at))
+                if not piece:
+                    raise Problem("it became shorter while it was read")
+                size = len(piece)
+                if self.at == 0 and piece.startswith(codecs.BOM_UTF8):
+                    note(f"note: {self.source.name} begins with a byte-order mark, which is left out")
+                    self.at, piece = self.at + 3, piece[3:]
+                yield piece
+                self.at += len(piece)
+                self.progress.add(size)
+
+
+def find_sources(names, form, output):
+    sources = []
+    for name in names:
+        if name == "-":
+            with open(os.path.join(output.own, f"input{len(sources)}"), "xb") as file, open(0, "rb", closefd=False) as given:
+                shutil.copyfileobj(given, file, PIECE_BYTES)
+            sources.append(Source(file.name, form, name))
+        elif os.path.isdir(name):
+            found = sorted(os.path.join(folder, file) for folder, _, files in os.walk(name) for file in files)
+            found = [path for path in found if "/." not in path[len(name.rstrip("/")):] and os.path.isfile(path)]
+            if not found:
+                raise Problem(f"--input {name} is a directory without files", "name the text files")
+            sources += [Source(path, form) for path in found]
+        elif os.path.exists(name) and not os.path.isfile(name):
+            raise Problem(f"--input {name} is not a file, and has no size to split", "… | data/prepare.py --input -")
+        else:
+            sources.append(Source(name, form))
+    return sources
+
+
+def split_input(sources, val_fraction):
+    """Parts for training and for validation."""
+    total = sum(source.size for source in sources)
+    cut, train, val, progress = int(total * (1 - val_fraction)), [], [], Progress(total)
+    if total == 0:
         raise Problem("the input is empty")
-    for path, size in zip(paths, sizes):
-        here = character_start(path, min(max(cut, 0), size), size)
-        train.append((path, 0, here))
-        val.append((path, here, size))
-        cut -= size
-    train, val = [[part for part in parts if part[1] < part[2]] for parts in (train, val)]
+    for source in sources:
+        here = source.boundary(min(max(cut, 0), source.size))
+        train += [Part(source, 0, here, progress)] if here > 0 else []
+        val += [Part(source, here, source.size, progress)] if here < source.size else []
+        cut -= source.size
     if not train:
         raise Problem(f"the input is too small to split with --val-fraction {val_fraction}")
     return train, val
-
-
-def character_start(path, at, size):
-    """`at`, or the first start of a UTF-8 character behind it."""
-    if at in (0, size):
-        return at
-    with open(path, "rb") as file:
-        file.seek(at)
-        continuation = re.match(rb"[\x80-\xBF]*", file.read(3))
-    return at + continuation.end()
-
-
-def read_pieces(part, progress):
-    path, at, end = part
-    with open(path, "rb") as file:
-        file.seek(at)
-        while at < end:
-            piece = file.read(min(PIECE_BYTES, end - at))
-            if not piece:
-                raise Problem("it became shorter while it was read")
-            yield piece
-            at += len(piece)
-            progress.add(len(piece))
 
 
 class Progress:
@@ -218,51 +350,69 @@ class Progress:
             return
         self.told = now
         rate = self.done / (now - self.start)
-        print(f"{self.done / 1e6:.1f} of {self.total / 1e6:.1f} MB read, {rate / 1e6:.1f} MB/s, "
-              f"{(self.total - self.done) / rate:.0f} s left", file=sys.stderr, flush=True)
+        note(f"{self.done / 1e6:.1f} of {self.total / 1e6:.1f} MB read, {rate / 1e6:.1f} MB/s, "
+             f"{(self.total - self.done) / rate:.0f} s left")
 
 
 # ---------------------------------------------------------------------------------------------- output
 
 
 class Output:
-    """Files of a directory that appear all at once: written as NAME.tmp.PID, renamed by commit()."""
+    """Files of a directory that appear all at once: written in a locked directory in it, renamed by commit()."""
 
     def __init__(self, directory):
         self.directory, self.names = directory, []
         os.makedirs(directory, exist_ok=True)
+        self.own = tempfile.mkdtemp(prefix=".prepare-", dir=directory)
+        try:
+            self.lock = open(os.path.join(self.own, "lock"), "xb")
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(self.lock, fcntl.LOCK_EX)
+            self.remove_what_killed_runs_left()
+        except BaseException:
+            self.abandon()
+            raise
 
-    def temporary(self, name):
-        return os.path.join(self.directory, f"{name}.tmp.{os.getpid()}")
+    def remove_what_killed_runs_left(self):
+        for name in os.listdir(self.directory):
+            path = os.path.join(self.directory, name)
+            if not name.startswith(".prepare-") or path == self.own:
+                continue
+            try:
+                with open(os.path.join(path, "lock"), "r+b") as lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise Problem(f"another prepare.py writes into {self.directory}",
+                              "wait for its end, or choose another --out") from None
+            except FileNotFoundError:
+                pass  # it was killed before it had a lock
+            except OSError:
+                continue  # another user's, or a file system without locks: nobody can tell
+            shutil.rmtree(path, ignore_errors=True)
 
     def create(self, name):
         self.names.append(name)
-        return open(self.temporary(name), "wb")
+        return open(os.path.join(self.own, name), "xb")
 
     def commit(self):
-        """Old and new files do not belong together: who interrupts now is too late."""
-        before = [(number, signal.signal(number, signal.SIG_IGN)) for number in (signal.SIGINT, signal.SIGTERM)]
-        try:
-            self.replace()
-        finally:
-            for number, handler in before:
-                signal.signal(number, handler)
-
-    def replace(self):
-        old = [name for name in os.listdir(self.directory)
-               if re.fullmatch(r"(train|val)_\d{6}\.bin|tokenizer\.bin", name)]
+        """Old and new files do not belong together: who interrupts now is too late. Returns old names that are gone."""
+        for number in signal.SIGINT, signal.SIGTERM, signal.SIGHUP:
+            signal.signal(number, signal.SIG_IGN)
+        paths = {name: os.path.join(self.directory, name) for name in os.listdir(self.directory)
+                 if re.fullmatch(r"(train|val)_\d{6}\.bin|tokenizer\.bin", name)}
+        for path in paths.values():
+            if os.path.isdir(path):
+                raise Problem(f"{path} is a directory, where a file of the data set has to be", "remove it")
         for name in self.names:
-            os.replace(self.temporary(name), os.path.join(self.directory, name))
-        for name in sorted(set(old) - set(self.names)):
-            os.remove(os.path.join(self.directory, name))
-            print(f"removed {os.path.join(self.directory, name)}, left from an earlier run")
+            os.replace(os.path.join(self.own, name), os.path.join(self.directory, name))
+        gone = [paths[name] for name in sorted(set(paths) - set(self.names))]
+        for path in gone:
+            os.remove(path)
         sync_directory(self.directory)
-        self.names = []
+        return gone
 
     def abandon(self):
-        for name in self.names:
-            if os.path.exists(self.temporary(name)):
-                os.remove(self.temporary(name))
+        shutil.rmtree(self.own, ignore_errors=True)
 
 
 def sync_directory(directory):
@@ -314,16 +464,18 @@ class Shards:
         self.file = None
 
 
-def write_split(output, split, parts, encoder, shard_tokens, progress):
+def write_split(output, split, parts, encoder, shard_tokens):
     shards = Shards(output, split, shard_tokens)
-    for i, part in enumerate(parts):
-        if i > 0:
-            shards.write(little_endian(encoder.separator))
-        try:
-            for tokens in encoder.encode(read_pieces(part, progress), part[1]):
-                shards.write(tokens)
-        except Problem as problem:
-            raise Problem(f"--input {part[0]}: {problem}", problem.hint) from None
+    for part in parts:
+        separator = encoder.separator
+        with about(part.source.name):
+            for tokens in encoder.encode(part):
+                if tokens is None:
+                    separator = encoder.separator
+                elif tokens:
+                    shards.write(little_endian(separator if shards.total > 0 else []))
+                    shards.write(tokens)
+                    separator = []
     shards.close()
     return shards
 
@@ -346,11 +498,18 @@ def number(convert, low, high, what):
 def parse_arguments(arguments):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False,
                                      formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--input", nargs="+", action="extend", required=True, metavar="FILE", help="text files, in this order")
+    parser.add_argument("--input", nargs="+", action="extend", required=True, metavar="FILE",
+                        help="files, directories, or - for standard input, in this order")
     parser.add_argument("--out", required=True, metavar="DIR", help="directory of the token files")
     parser.add_argument("--encoding", choices=["byte", "gpt2"], default="byte", help="what a token is")
-    parser.add_argument("--bpe-dir", metavar="DIR",
-                        help="where GPT-2's vocab.bpe and encoder.json are; else downloaded")
+    parser.add_argument("--bpe-dir", metavar="DIR", default=argparse.SUPPRESS,
+                        help="for gpt2: where its vocab.bpe and encoder.json are; else downloaded")
+    parser.add_argument("--format", choices=["auto", "text", "jsonl"], default="auto",
+                        help="auto: JSON lines, with a text each, in files named .jsonl, .ndjson or .json")
+    parser.add_argument("--documents", choices=DOCUMENTS, default=argparse.SUPPRESS,
+                        help=f"for gpt2: what ends a document of text: its file (default), blank lines, or {END_OF_TEXT}")
+    parser.add_argument("--errors", choices=["strict", "replace"], default=argparse.SUPPRESS,
+                        help="for gpt2: bytes that are not UTF-8 are refused (default), or U+FFFD takes their place")
     parser.add_argument("--val-fraction", metavar="X", default=0.1,
                         type=number(float, 0, 0.999, "a fraction from 0 to 0.999"),
                         help="part of the text, from its end, that is for validation")
@@ -358,53 +517,67 @@ def parse_arguments(arguments):
                         type=number(int, 1, 2**31 - 1, "a whole number from 1 to 2^31 - 1"),
                         help="most tokens in one file")
     options = parser.parse_args(arguments)
-    if options.bpe_dir is not None and options.encoding != "gpt2":
-        parser.error("--bpe-dir is for --encoding gpt2")
+    options.gpt2 = {name: value for name, value in vars(options).items() if name in ("bpe_dir", "documents", "errors")}
+    for name in options.gpt2 if options.encoding != "gpt2" else ():
+        parser.error(f"--{name.replace('_', '-')} is for --encoding gpt2")
     return options
 
 
+def refuse_what_has_no_meaning(options, sources):
+    lines = [source.name for source in sources if source.lines]
+    if lines and options.encoding == "byte":
+        raise Problem(f"--input {lines[0]}: JSON lines are documents, and bytes have no token to put between them",
+                      "--encoding gpt2; or jq -r .text FILE | data/prepare.py --input -; or --format text")
+    if lines and "documents" in options.gpt2:
+        raise Problem(f"--input {lines[0]}: in JSON lines a line is a document", "leave --documents away")
+
+
 def prepare(options):
-    train, val = split_input(options.input, options.val_fraction)
-    encoder = GPT2(options.bpe_dir) if options.encoding == "gpt2" else Bytes()
-    progress = Progress(sum(end - start for _, start, end in train + val))
     output = Output(options.out)
     try:
-        written = [write_split(output, split, parts, encoder, options.shard_tokens, progress)
+        sources = find_sources(options.input, options.format, output)
+        refuse_what_has_no_meaning(options, sources)
+        train, val = split_input(sources, options.val_fraction)
+        encoder = GPT2(**options.gpt2) if options.encoding == "gpt2" else Bytes()
+        written = [write_split(output, split, parts, encoder, options.shard_tokens)
                    for split, parts in (("train", train), ("val", val))]
         if options.encoding == "gpt2":
             file = output.create("tokenizer.bin")
             file.write(encoder.tokenizer_file())
             close_synced(file)
-        output.commit()
+        gone = output.commit()
     finally:
         output.abandon()
+    for path in gone:
+        say(f"removed {path}, left from an earlier run", sys.stdout)
     for shards in written:
         if shards.files > 0:
-            print(f"{shards.split:5s} {shards.total:>13,} tokens in {shards.files} "
-                  f"file{'s' * (shards.files > 1)}: {os.path.join(options.out, shards.split)}_*.bin")
+            pattern = shlex.quote(os.path.join(options.out, shards.split) + "_*.bin")
+            say(f"{shards.split:5s} {shards.total:>13,} tokens in {shards.files} file{'s' * (shards.files > 1)}: {pattern}",
+                sys.stdout)
 
 
 def status_of(work, out):
-    """Does it. What goes wrong is told, with OUT where no other name is known; the exit status."""
+    """Does it. What goes wrong is reported, with OUT where no other name is known; the exit status."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what has been written goes
     try:
         work()
     except Problem as problem:
-        print(f"error: {problem}", file=sys.stderr)
-        if problem.hint:
-            print(f"hint:  {problem.hint}", file=sys.stderr)
+        note(f"error: {problem}" + (f"\nhint:  {problem.hint}" if problem.hint else ""))
         return 1
     except OSError as error:
-        print(f"error: {error.strerror or error}: {error.filename or out}", file=sys.stderr)
+        note(f"error: {error.strerror or error}: {error.filename or out}")
         return 1
     except KeyboardInterrupt:
-        print("interrupted; nothing was changed", file=sys.stderr)
+        note("interrupted; nothing was changed")
         return 130
     return 0
 
 
 def main(arguments=None):
     options = parse_arguments(arguments)
+    if sys.stdout:
+        sys.stdout.reconfigure(errors="backslashreplace")  # names need not be UTF-8
     return status_of(lambda: prepare(options), options.out)
 
 

@@ -5,19 +5,19 @@
 #include "checkpoint.h"
 #include <stdlib.h>
 
-enum { VALUE_MAX = PATH_MAX, FACTS = 8 };
+enum { VALUE_MAX = PATH_MAX, FACTS = 9 };
 
 static const char *const shape_options[] = {"layers",       "channels",  "heads", "vocab",
                                             "padded-vocab", "positions", NULL};
-static const char *const run_options[] = {
-    "seq",         "batch",        "lr",    "min-lr",       "warmup",        "schedule",
-    "decay-steps", "weight-decay", "beta1", "beta2",        "eps",           "clip",
-    "seed",        "dtype",        "steps", "train-tokens", "train-samples", "train-fingerprint",
-    NULL};
+static const char *const run_options[] = {"seq",           "batch",        "lr",          "min-lr",
+                                          "warmup",        "schedule",     "decay-steps", "weight-decay",
+                                          "beta1",         "beta2",        "eps",         "clip",
+                                          "seed",          "dtype",        "steps",       "train-tokens",
+                                          "train-samples", "train-blocks", "train-hash",  NULL};
 // What checkpoints from before it was written down say nothing of, and what it was then; NULL: unknown.
 static const struct {
     const char *name, *then;
-} newer[] = {{"decay-steps", "0"}, {"train-samples", NULL}, {"train-fingerprint", NULL}};
+} newer[] = {{"decay-steps", "0"}, {"train-samples", NULL}, {"train-blocks", NULL}, {"train-hash", NULL}};
 
 // --- facts -------------------------------------------------------------------------------------------------
 
@@ -42,7 +42,8 @@ manifest_option *resume_describe(const options *o, const resume_facts *facts, in
                 {"padded-vocab", facts->padded_vocab},
                 {"train-tokens", facts->train_tokens},
                 {"train-samples", facts->train_samples},
-                {"train-fingerprint", facts->train_fingerprint},
+                {"train-blocks", facts->train_fingerprint},
+                {"train-hash", facts->train_hash},
                 {"skipped", facts->skipped},
                 {"watched", facts->watched}};
     for (size_t i = 0; i < sizeof more / sizeof *more; i++, n++) {
@@ -93,7 +94,8 @@ static const struct {
                   {"padded-vocab", "rows of the vocabulary with padding"},
                   {"train-tokens", "tokens of --train"},
                   {"train-samples", "samples of --train"},
-                  {"train-fingerprint", "content of --train"}};
+                  {"train-blocks", "content of --train"},
+                  {"train-hash", "content of --train, by --verify-data"}};
 
 static void say_name(char *text, size_t size, const char *name) {
     snprintf(text, size, "--%s", name);
@@ -108,6 +110,8 @@ static int differences(const options *o, const manifest *m, const char *const *n
     for (text[0] = 0; *names; names++) {
         const char *now = value_of(mine, count, *names), *then = value_then(m, *names);
         if (!then || !matters(o, m, *names) || strcmp(now, then) == 0) continue;
+        if (strcmp(*names, "train-hash") == 0 && (strcmp(now, "0") == 0 || strcmp(then, "0") == 0))
+            continue; // who has not read all tokens does not know it
         char name[64];
         say_name(name, sizeof name, *names);
         size_t length = strlen(text);

@@ -20,7 +20,7 @@ void resume_nothing_sound(const char *out, bool anew);
 // What a manifest says of a run: all options by name, and texts of its own. The caller frees the list, texts are
 // part of it.
 typedef struct resume_facts {
-    int64_t positions, padded_vocab, train_tokens, train_samples, train_fingerprint, skipped;
+    int64_t positions, padded_vocab, train_tokens, train_samples, train_fingerprint, train_hash, skipped;
     bool watched; // validation and samples of this step are done
     const char *version;
 } resume_facts;

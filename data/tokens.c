@@ -1,5 +1,6 @@
-// See tokens.h. Each file is mapped whole and stays mapped; a sample is found by a search over the files'
-// first sample numbers and copied straight from the map, so the page cache is the only buffer there is.
+// See tokens.h. Samples are read when they are asked for; the page cache is the only buffer there is. A file is opened
+// again for each if there are more than may stay open, so their number has no limit but memory. They are not mapped: a
+// file that becomes shorter would end the run with SIGBUS, and the system limits how many may be mapped.
 //
 // Training order. An epoch must visit every sample once, in an order that every rank computes for itself from
 // (seed, epoch) without a table: the number of samples may be in the billions. A Feistel network is a
@@ -10,16 +11,17 @@
 // not change, and a test pins it.
 //
 // Files are sorted by byte value, not by locale, for the same reason.
+//
+// Fingerprint. Of a large file only blocks are read. One begins every 1/1250 of it, so that each thousandth part holds
+// a whole block: 1/1000 − 1/1250 of more than 2^21 tokens is longer than one.
 #include "tokens.h"
+#include "regular.h"
 #include "../commfuse/die.h"
-#include <errno.h>
-#include <fcntl.h>
 #include <glob.h>
+#include <limits.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
 
 enum {
     MAGIC = 20240520,
@@ -27,70 +29,149 @@ enum {
     VERSION = 1,
     HEADER = 256,
     FEISTEL_ROUNDS = 8,
-    FINGERPRINT_TOKENS = 1000
+    OPEN_FILES = 64,
+    PIECE = 1 << 16,      // tokens that are read at once
+    BLOCK = 256,          // tokens
+    BLOCKS = 1250,        // of a file
+    WHOLE_FILE = 1 << 21, // tokens; a smaller file is read whole
+    WHOLE_SET = 1 << 27   // likewise if all files together have fewer
 };
-enum { HEADER_BYTES = HEADER * (int)sizeof(int32_t) };
+enum { HEADER_BYTES = HEADER * (int)sizeof(int32_t), TOKEN_BYTES = sizeof(uint16_t) };
 
 typedef struct token_file {
     char *name;
-    void *map;
-    int64_t bytes;          // of the map
-    const uint16_t *tokens; // (count)
     int64_t count;
-    int64_t first; // number of its first sample
+    int64_t first;      // number of its first sample
+    struct stat status; // as it was found
 } token_file;
+
+typedef struct open_file {
+    const token_file *file;
+    int fd;
+} open_file;
 
 struct tokens {
     token_file *files;
     int count;
     int64_t T, samples, total;
+    open_file open[OPEN_FILES]; // a file has one place here
+    uint16_t *piece;            // (PIECE or T + 1, the larger)
+    uint64_t fingerprint, hash;
+    // The largest token that has been seen, and where.
+    int largest;
+    const token_file *largest_in;
+    int64_t largest_at;
 };
 
 static const char *const how_to_make = "make token files with data/prepare.py --input TEXT --out DIR";
 static const char *const how_to_read = "every rank must be able to read the files of --train and --val";
 
-// --- opening -----------------------------------------------------------------------------------------------
+// --- names -------------------------------------------------------------------------------------------------
 
 static int by_bytes(const void *a, const void *b) {
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-static glob_t find_files(const char *pattern) {
+// How much of a pattern is the name of something that exists, whatever characters are in it: all, or some directories.
+static size_t literal_length(const char *pattern) {
+    char name[PATH_MAX];
+    size_t length = strlen(pattern);
+    if (length >= sizeof name) return 0;
+    memcpy(name, pattern, length + 1);
+    struct stat status;
+    while (length > 0 && stat(name, &status) != 0) {
+        while (length > 0 && name[length - 1] != '/') length--; // the last name
+        while (length > 0 && name[length - 1] == '/') length--;
+        name[length] = 0;
+    }
+    return length;
+}
+
+// Sorted names; glob()'s status.
+static int find_files(const char *pattern, glob_t *found) {
+    char *escaped = malloc(2 * strlen(pattern) + 1), *end = escaped;
+    if (!escaped) return GLOB_NOSPACE;
+    for (size_t i = 0, literal = literal_length(pattern); pattern[i]; i++) {
+        if (i < literal && strchr("*?[]\\~", pattern[i])) *end++ = '\\';
+        *end++ = pattern[i];
+    }
+    *end = 0;
+    int status = glob(escaped, GLOB_NOSORT | GLOB_TILDE, NULL, found);
+    free(escaped);
+    if (status == 0) qsort(found->gl_pathv, found->gl_pathc, sizeof *found->gl_pathv, by_bytes);
+    return status;
+}
+
+static glob_t must_find_files(const char *pattern) {
     glob_t found;
-    int status = glob(pattern, GLOB_NOSORT | GLOB_TILDE, NULL, &found);
+    int status = find_files(pattern, &found);
     if (status == GLOB_NOMATCH) cf_die_together(how_to_make, "no token file matches '%s'", pattern);
     if (status != 0)
         cf_die_together(how_to_read, "token files '%s' cannot be listed: %s", pattern,
                         status == GLOB_NOSPACE ? "out of memory" : strerror(errno));
-    qsort(found.gl_pathv, found.gl_pathc, sizeof *found.gl_pathv, by_bytes);
     return found;
 }
 
-// Maps a whole file; what it holds is not looked at, but it is at least a header long.
-static void map_file(token_file *f, const char *name) {
-    struct stat status;
-    int fd = open(name, O_RDONLY | O_CLOEXEC);
-    if (fd < 0 || fstat(fd, &status) != 0)
-        cf_die_together(how_to_read, "token file %s cannot be opened: %s", name, strerror(errno));
-    if (!S_ISREG(status.st_mode))
-        cf_die_together("name the files: --train 'DIR/train_*.bin'", "token file %s is %s, not a file", name,
-                        S_ISDIR(status.st_mode) ? "a directory" : "a device or pipe");
-    if (status.st_size < HEADER_BYTES)
-        cf_die_together(how_to_make, "token file %s has %lld bytes, less than the %d of a header", name,
-                        (long long)status.st_size, HEADER_BYTES);
-    f->bytes = status.st_size;
-    f->map = mmap(NULL, (size_t)f->bytes, PROT_READ, MAP_SHARED, fd, 0);
-    if (f->map == MAP_FAILED)
-        cf_die_together("copy it to a disk of this machine",
-                        "token file %s, %lld bytes, cannot be mapped: %s", name, (long long)f->bytes,
-                        strerror(errno));
-    close(fd);
-    f->name = strdup(name);
-    if (!f->name) cf_die(NULL, "out of memory for the name of %s", name);
+char *tokens_first_file(const char *pattern) {
+    glob_t found;
+    if (find_files(pattern, &found) != 0) return NULL;
+    char *name = strdup(found.gl_pathv[0]);
+    if (!name) cf_die(NULL, "out of memory for the name of %s", found.gl_pathv[0]);
+    globfree(&found);
+    return name;
 }
 
-static void check_header(token_file *f) {
-    const int32_t *header = f->map;
+// --- opening -----------------------------------------------------------------------------------------------
+
+// A descriptor, which is closed when another file needs its place.
+static int open_token_file(tokens *t, const token_file *f) {
+    open_file *place = &t->open[(f - t->files) % OPEN_FILES];
+    if (place->file == f) return place->fd;
+    if (place->file) close(place->fd);
+    place->file = NULL;
+    struct stat now;
+    const char *why;
+    int fd = regular_open(f->name, &now, &why);
+    if (fd < 0)
+        cf_die_together(errno == EMFILE ? "raise ulimit -n" : how_to_read,
+                        "token file %s cannot be opened: %s", f->name, why);
+    const struct stat *then = &f->status;
+    if (then->st_size > 0 &&
+        (now.st_size != then->st_size || now.st_ino != then->st_ino || now.st_dev != then->st_dev))
+        cf_die("leave the data as they are while a run reads them; start again to go on",
+               "token file %s has been replaced since this run began", f->name);
+    *place = (open_file){f, fd};
+    return fd;
+}
+
+static void read_bytes(tokens *t, const token_file *f, int64_t at, void *to, int64_t bytes) {
+    int fd = open_token_file(t, f);
+    for (int64_t done = 0; done < bytes;) {
+        ssize_t n = pread(fd, (char *)to + done, (size_t)(bytes - done), at + done);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0)
+            cf_die("make or copy it again; leave the data as they are while a run reads them",
+                   "token file %s cannot be read at byte %lld: %s", f->name, (long long)(at + done),
+                   n < 0 ? strerror(errno) : "it has become shorter since this run began");
+        done += n;
+    }
+}
+
+// The next `count` tokens from token `first` on.
+static const uint16_t *read_tokens(tokens *t, const token_file *f, int64_t first, int64_t count) {
+    read_bytes(t, f, HEADER_BYTES + first * TOKEN_BYTES, t->piece, count * TOKEN_BYTES);
+    return t->piece;
+}
+
+static void check_header(tokens *t, token_file *f) {
+    int fd = open_token_file(t, f);
+    int32_t header[3];
+    if (fstat(fd, &f->status) != 0)
+        cf_die_together(how_to_read, "token file %s cannot be read: %s", f->name, strerror(errno));
+    if (f->status.st_size < HEADER_BYTES)
+        cf_die_together(how_to_make, "token file %s has %lld bytes, less than the %d of a header", f->name,
+                        (long long)f->status.st_size, HEADER_BYTES);
+    read_bytes(t, f, 0, header, sizeof header);
     if (header[0] == MAGIC_32_BIT)
         cf_die_together(how_to_make,
                         "token file %s holds 32-bit tokens (magic %d); this program reads 16-bit ones",
@@ -104,29 +185,61 @@ static void check_header(token_file *f) {
     if (header[2] < 0)
         cf_die_together(how_to_make, "token file %s says it holds %d tokens; it is damaged", f->name,
                         header[2]);
-    int64_t expected = HEADER_BYTES + (int64_t)header[2] * (int64_t)sizeof(uint16_t);
-    if (f->bytes != expected)
+    int64_t bytes = f->status.st_size, expected = HEADER_BYTES + (int64_t)header[2] * TOKEN_BYTES;
+    if (bytes != expected)
         cf_die_together(
             "it is damaged or was not copied completely; make or copy it again",
             "token file %s is %s: its header says %d tokens, which is %lld bytes, but it has %lld", f->name,
-            f->bytes < expected ? "truncated" : "too long", header[2], (long long)expected,
-            (long long)f->bytes);
+            bytes < expected ? "truncated" : "too long", header[2], (long long)expected, (long long)bytes);
     f->count = header[2];
-    f->tokens = (const uint16_t *)(header + HEADER);
+}
+
+static void note_largest(tokens *t, const token_file *f, int64_t first, int64_t count) {
+    uint16_t largest = 0;
+    for (int64_t i = 0; i < count; i++) largest = t->piece[i] > largest ? t->piece[i] : largest;
+    if (largest <= t->largest) return;
+    t->largest = largest, t->largest_in = f;
+    for (int64_t i = count; i-- > 0;)
+        if (t->piece[i] == largest) t->largest_at = first + i;
+}
+
+// Adds a file, or blocks spread over it, to the hash of those before; notes the largest token.
+static uint64_t hash_file(tokens *t, const token_file *f, bool whole, uint64_t hash) {
+    const int64_t step = whole ? PIECE : f->count / BLOCKS, length = whole ? PIECE : BLOCK;
+    hash = XXH64(&f->count, sizeof f->count, hash);
+    for (int64_t at = 0; !whole && at < f->count; at += step) // a disk, or a server, brings many at a time
+        posix_fadvise(open_token_file(t, f), HEADER_BYTES + at * TOKEN_BYTES, BLOCK * TOKEN_BYTES,
+                      POSIX_FADV_WILLNEED);
+    for (int64_t at = 0; at < f->count; at += step) {
+        const int64_t count = f->count - at < length ? f->count - at : length;
+        hash = XXH64(read_tokens(t, f, at, count), (size_t)(count * TOKEN_BYTES), hash);
+        note_largest(t, f, at, count);
+    }
+    return hash;
+}
+
+// 53 bits, so that a double holds it exactly.
+static uint64_t hash_files(tokens *t, bool whole) {
+    uint64_t hash = (uint64_t)t->count;
+    for (const token_file *f = t->files; f < t->files + t->count; f++)
+        hash = hash_file(t, f, whole || f->count <= WHOLE_FILE || t->total <= WHOLE_SET, hash);
+    return hash >> 11;
 }
 
 tokens *tokens_open(const char *pattern, int64_t T) {
     if (T < 1) cf_die_together("--seq is at least 1", "samples of %lld tokens", (long long)T);
-    glob_t found = find_files(pattern);
+    glob_t found = must_find_files(pattern);
     tokens *t = calloc(1, sizeof *t);
     token_file *files = calloc(found.gl_pathc, sizeof *files);
-    if (!t || !files) cf_die(NULL, "out of memory for %zu token files", found.gl_pathc);
-    *t = (tokens){.files = files, .count = (int)found.gl_pathc, .T = T};
+    uint16_t *piece = malloc((size_t)(T < PIECE ? PIECE : T + 1) * sizeof *piece);
+    if (!t || !files || !piece) cf_die(NULL, "out of memory for %zu token files", found.gl_pathc);
+    *t = (tokens){.files = files, .count = (int)found.gl_pathc, .T = T, .piece = piece, .largest = -1};
     int64_t longest = 0;
     for (int i = 0; i < t->count; i++) {
         token_file *f = &files[i];
-        map_file(f, found.gl_pathv[i]);
-        check_header(f);
+        f->name = strdup(found.gl_pathv[i]);
+        if (!f->name) cf_die(NULL, "out of memory for the name of %s", found.gl_pathv[i]);
+        check_header(t, f);
         f->first = t->samples;
         t->samples += f->count > 0 ? (f->count - 1) / T : 0;
         t->total += f->count;
@@ -138,16 +251,17 @@ tokens *tokens_open(const char *pattern, int64_t T) {
                         "no sample in '%s': one takes %lld tokens (--seq + 1) of one file, and the longest "
                         "of %d has %lld",
                         pattern, (long long)T + 1, t->count, (long long)longest);
+    t->fingerprint = hash_files(t, false);
     return t;
 }
 
 void tokens_close(tokens *t) {
     if (!t) return;
-    for (int i = 0; i < t->count; i++) {
-        munmap(t->files[i].map, (size_t)t->files[i].bytes);
-        free(t->files[i].name);
-    }
+    for (open_file *place = t->open; place < t->open + OPEN_FILES; place++)
+        if (place->file) close(place->fd);
+    for (int i = 0; i < t->count; i++) free(t->files[i].name);
     free(t->files);
+    free(t->piece);
     free(t);
 }
 
@@ -160,6 +274,35 @@ int64_t tokens_count(const tokens *t) {
 int tokens_files(const tokens *t) {
     return t->count;
 }
+uint64_t tokens_fingerprint(const tokens *t) {
+    return t->fingerprint;
+}
+uint64_t tokens_hash(const tokens *t) {
+    return t->hash;
+}
+
+void tokens_verify(tokens *t) {
+    t->hash = hash_files(t, true);
+}
+
+bool tokens_look_like_bytes(const tokens *t) {
+    return t->largest <= UINT8_MAX;
+}
+
+static void check_token(const token_file *f, int64_t at, int token, int64_t vocab) {
+    if (token >= vocab)
+        cf_die_together(
+            "the tokens belong to another vocabulary than the model (see --vocab), or the file is damaged; "
+            "--verify-data looks at all tokens before a run begins",
+            "token file %s: token %lld is %d, at byte %lld, but the vocabulary has %lld", f->name,
+            (long long)at, token, (long long)(HEADER_BYTES + at * TOKEN_BYTES), (long long)vocab);
+}
+
+void tokens_check(const tokens *t, int64_t vocab) {
+    check_token(t->largest_in, t->largest_at, t->largest, vocab);
+}
+
+// --- order -------------------------------------------------------------------------------------------------
 
 // splitmix64's finaliser: every bit of the result depends on every bit of x.
 static uint64_t mix(uint64_t x) {
@@ -168,33 +311,6 @@ static uint64_t mix(uint64_t x) {
     x = (x ^ (x >> 27)) * UINT64_C(0x94D049BB133111EB);
     return x ^ (x >> 31);
 }
-
-// How many tokens at each end of a file are looked at.
-static int64_t some_of(const token_file *f) {
-    return f->count < FINGERPRINT_TOKENS ? f->count : FINGERPRINT_TOKENS;
-}
-
-uint64_t tokens_fingerprint(const tokens *t) {
-    uint64_t print = (uint64_t)t->count;
-    for (int i = 0; i < t->count; i++) {
-        const token_file *f = &t->files[i];
-        print = mix(print ^ (uint64_t)f->count);
-        for (int64_t k = 0; k < some_of(f); k++)
-            print = mix(print ^ ((uint64_t)f->tokens[k] << 16 | f->tokens[f->count - 1 - k]));
-    }
-    return print >> 11;
-}
-
-bool tokens_look_like_bytes(const tokens *t) {
-    for (int i = 0; i < t->count; i++) {
-        const token_file *f = &t->files[i];
-        for (int64_t k = 0; k < some_of(f); k++)
-            if (f->tokens[k] > UINT8_MAX || f->tokens[f->count - 1 - k] > UINT8_MAX) return false;
-    }
-    return true;
-}
-
-// --- order -------------------------------------------------------------------------------------------------
 
 // A permutation of [0, 4^half_bits) chosen by key.
 static uint64_t feistel(uint64_t x, int half_bits, uint64_t key) {
@@ -233,18 +349,16 @@ static const token_file *file_of(const tokens *t, int64_t sample) {
     return &t->files[low];
 }
 
-void tokens_read(const tokens *t, int64_t sample, int64_t vocab, int64_t b, int64_t B, int32_t *inputs,
+void tokens_read(tokens *t, int64_t sample, int64_t vocab, int64_t b, int64_t B, int32_t *inputs,
                  int32_t *targets) {
     if (sample < 0 || sample >= t->samples || b < 0 || b >= B)
         cf_die(NULL, "sample %lld of %lld into column %lld of %lld", (long long)sample, (long long)t->samples,
                (long long)b, (long long)B);
     const token_file *f = file_of(t, sample);
-    const uint16_t *from = f->tokens + (sample - f->first) * t->T; // (T + 1)
+    const int64_t first = (sample - f->first) * t->T;
+    const uint16_t *from = read_tokens(t, f, first, t->T + 1); // (T + 1)
     for (int64_t i = 0; i <= t->T; i++) {
-        if (from[i] >= vocab)
-            cf_die("the tokens belong to another vocabulary than the model; see --vocab",
-                   "token file %s: token %lld is %d, but the vocabulary has %lld", f->name,
-                   (long long)(from - f->tokens + i), from[i], (long long)vocab);
+        check_token(f, first + i, from[i], vocab);
         if (i < t->T) inputs[i * B + b] = from[i];     // (T, B)
         if (i > 0) targets[(i - 1) * B + b] = from[i]; // (T, B)
     }

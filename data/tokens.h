@@ -1,5 +1,5 @@
 // Token files (llm.c's): 256 int32 header (20240520, 1, count, 0 …), then `count` uint16 tokens.
-// Files matching a glob, in name order, form one stream of samples; each is memory-mapped.
+// Files matching a glob, in name order, form one stream of samples.
 //
 // Sample i of a file is tokens [i·T, i·T + T], T inputs and the same shifted by one as targets; samples do
 // not cross files. Numbered over all files in order: 0 … count − 1.
@@ -19,13 +19,23 @@ typedef struct tokens tokens;
 
 // Opens every file matching `pattern`, checks magic, version, count against the file size. Dies (together)
 // naming the file, what was found and what was expected, and what to do. T: tokens per sample.
+// A file or directory that exists is meant by its name, even if that holds brackets or stars.
 tokens *tokens_open(const char *pattern, int64_t T);
 void tokens_close(tokens *t);
+// The first of those files, which the caller frees; NULL if there is none.
+char *tokens_first_file(const char *pattern);
 int64_t tokens_samples(const tokens *t); // samples in one epoch
 int64_t tokens_count(const tokens *t);   // tokens in all files
 int tokens_files(const tokens *t);
-// Of the files' sizes and of some tokens at both ends of each: 53 bits, so that a double holds it exactly.
+// Of the files' sizes and of blocks that are spread over them: sees a changed stretch of a thousandth of a file. Of small
+// files, and of those that have fewer than 2^27 tokens together, it is of all tokens. 53 bits, so that a double holds it
+// exactly.
 uint64_t tokens_fingerprint(const tokens *t);
+// Reads all tokens. Then tokens_hash() is the hash of all, in 53 bits; before, it is 0.
+void tokens_verify(tokens *t);
+uint64_t tokens_hash(const tokens *t);
+// Dies (together) naming file, position and value if a token that has been read so far is >= vocab.
+void tokens_check(const tokens *t, int64_t vocab);
 // Are these all below 256, as bytes are? (Of the text that GPT-2's encoding makes larger ones of, few words are not.)
 bool tokens_look_like_bytes(const tokens *t);
 
@@ -34,7 +44,8 @@ int64_t tokens_shuffled(const tokens *t, uint64_t seed, int64_t position);
 
 // Copy sample `sample` into column b of inputs and targets (T, B): row t·B + b. Dies naming file, position
 // and value if a token is >= vocab.
-void tokens_read(const tokens *t, int64_t sample, int64_t vocab, int64_t b, int64_t B, int32_t *inputs,
+// Likewise if the file has become shorter or was replaced: nobody may write it while a run reads it.
+void tokens_read(tokens *t, int64_t sample, int64_t vocab, int64_t b, int64_t B, int32_t *inputs,
                  int32_t *targets);
 
 #ifdef __cplusplus

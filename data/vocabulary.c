@@ -1,10 +1,8 @@
 // See vocabulary.h. The file is read whole; each token is an offset into it, to its length byte.
 #include "vocabulary.h"
+#include "regular.h"
 #include "../commfuse/die.h"
-#include <errno.h>
-#include <glob.h>
 #include <stdlib.h>
-#include <string.h>
 
 // Version 1 does not say which token ends a text: it is only used with GPT-2's vocabulary, where it is 50256.
 enum { MAGIC = 20240328, HEADER = 256, GPT2_TOKENS = 50257, GPT2_END_OF_TEXT = 50256, MAX_TOKENS = 1 << 24 };
@@ -19,16 +17,17 @@ struct vocabulary {
 static const char *const how_to_make = "make it again with data/prepare.py --encoding gpt2";
 static const char *const how_to_read = "it lies beside the token files; every rank must be able to read it";
 
-static unsigned char *read_file(FILE *file, const char *path, int64_t *size) {
-    if (fseek(file, 0, SEEK_END) != 0 || (*size = ftell(file)) < 0 || fseek(file, 0, SEEK_SET) != 0)
-        cf_die_together(how_to_read, "vocabulary file %s cannot be read: %s", path, strerror(errno));
-    if (*size < HEADER_BYTES || *size > HEADER_BYTES + (int64_t)MAX_TOKENS * 256)
+static unsigned char *read_file(int fd, const char *path, int64_t size) {
+    if (size < HEADER_BYTES || size > HEADER_BYTES + (int64_t)MAX_TOKENS * 256)
         cf_die_together(how_to_make, "vocabulary file %s has %lld bytes: it is damaged or something else",
-                        path, (long long)*size);
-    unsigned char *bytes = malloc((size_t)*size);
-    if (!bytes) cf_die(NULL, "no memory for the %lld bytes of vocabulary file %s", (long long)*size, path);
-    if (fread(bytes, 1, (size_t)*size, file) != (size_t)*size)
-        cf_die_together(how_to_read, "vocabulary file %s cannot be read: %s", path, strerror(errno));
+                        path, (long long)size);
+    unsigned char *bytes = malloc((size_t)size);
+    if (!bytes) cf_die(NULL, "no memory for the %lld bytes of vocabulary file %s", (long long)size, path);
+    FILE *file = fdopen(fd, "rb");
+    if (!file || fread(bytes, 1, (size_t)size, file) != (size_t)size)
+        cf_die_together(how_to_read, "vocabulary file %s cannot be read: %s", path,
+                        file && feof(file) ? "it has become shorter" : strerror(errno));
+    fclose(file);
     return bytes;
 }
 
@@ -68,28 +67,26 @@ static void find_tokens(vocabulary *v, const char *path, int64_t size) {
 }
 
 vocabulary *vocabulary_open(const char *path) {
-    FILE *file = fopen(path, "rb");
-    if (!file && errno == ENOENT) return NULL;
-    if (!file) cf_die_together(how_to_read, "vocabulary file %s cannot be opened: %s", path, strerror(errno));
+    struct stat status;
+    const char *why;
+    int fd = regular_open(path, &status, &why);
+    if (fd < 0 && errno == ENOENT) return NULL;
+    if (fd < 0) cf_die_together(how_to_read, "vocabulary file %s cannot be opened: %s", path, why);
     vocabulary *v = calloc(1, sizeof *v);
     if (!v) cf_die(NULL, "out of memory for vocabulary file %s", path);
-    int64_t size;
-    v->bytes = read_file(file, path, &size);
-    fclose(file);
+    v->bytes = read_file(fd, path, status.st_size);
     check_header(v, path);
-    find_tokens(v, path, size);
+    find_tokens(v, path, status.st_size);
     return v;
 }
 
-vocabulary *vocabulary_beside(const char *pattern) {
-    glob_t found;
-    if (!pattern || glob(pattern, GLOB_TILDE, NULL, &found) != 0) return NULL;
-    const char *first = found.gl_pathv[0], *slash = strrchr(first, '/');
-    int64_t directory = slash ? slash - first + 1 : 0, size = directory + (int64_t)sizeof "tokenizer.bin";
+vocabulary *vocabulary_beside(const char *file) {
+    if (!file || !*file) return NULL;
+    const char *slash = strrchr(file, '/');
+    int64_t directory = slash ? slash - file + 1 : 0, size = directory + (int64_t)sizeof "tokenizer.bin";
     char *path = malloc((size_t)size);
-    if (!path) cf_die(NULL, "out of memory for the name of the vocabulary file beside %s", first);
-    snprintf(path, (size_t)size, "%.*stokenizer.bin", (int)directory, first);
-    globfree(&found);
+    if (!path) cf_die(NULL, "out of memory for the name of the vocabulary file beside %s", file);
+    snprintf(path, (size_t)size, "%.*stokenizer.bin", (int)directory, file);
     vocabulary *v = vocabulary_open(path);
     free(path);
     return v;

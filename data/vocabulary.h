@@ -14,8 +14,8 @@ extern "C" {
 typedef struct vocabulary vocabulary;
 // path: a vocabulary file. NULL if the file does not exist; dies together if it is damaged.
 vocabulary *vocabulary_open(const char *path);
-// The file tokenizer.bin in the directory of the first file that matches the glob; else NULL.
-vocabulary *vocabulary_beside(const char *pattern);
+// The file tokenizer.bin in the directory of that file; else NULL.
+vocabulary *vocabulary_beside(const char *file);
 void vocabulary_close(vocabulary *v);
 int64_t vocabulary_size(const vocabulary *v);        // 256 for NULL (bytes)
 int64_t vocabulary_end_of_text(const vocabulary *v); // -1 if none

@@ -6,6 +6,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import types
 import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -18,6 +19,19 @@ def load_prepare():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+class PartOfBytes:
+    """Like prepare.Part, of text in memory that comes in pieces of a given size."""
+
+    def __init__(self, content, size, start=0):
+        self.source, self.content, self.size, self.at = types.SimpleNamespace(name="x", lines=False), content, size, start
+
+    def pieces(self):
+        for i in range(0, len(self.content), self.size):
+            piece = self.content[i:i + self.size]
+            yield piece
+            self.at += len(piece)
 
 
 class PrepareCase(unittest.TestCase):
@@ -35,21 +49,29 @@ class PrepareCase(unittest.TestCase):
             file.write(content.encode() if isinstance(content, str) else content)
         return self.path(name)
 
-    def run_prepare(self, *arguments, env=None):
-        return subprocess.run([sys.executable, SCRIPT, *map(str, arguments)], capture_output=True, text=True,
-                              env={**os.environ, **(env or {})}, timeout=100)
+    def run_prepare(self, *arguments, env=None, given=b""):
+        """Arguments may be bytes; `given` comes through standard input, a pipe."""
+        command = [sys.executable, SCRIPT, *(a if isinstance(a, bytes) else str(a) for a in arguments)]
+        result = subprocess.run(command, capture_output=True, env={**os.environ, **(env or {})}, input=given, timeout=100)
+        return subprocess.CompletedProcess(command, result.returncode, result.stdout.decode(), result.stderr.decode())
 
-    def prepare(self, *arguments):
-        result = self.run_prepare(*arguments, "--out", self.out)
+    def prepare(self, *arguments, given=b"", noted=None):
+        """Standard output of a run that must succeed and say `noted`, or no note, on standard error."""
+        result = self.run_prepare(*arguments, "--out", self.out, given=given)
         self.assertEqual(result.returncode, 0, result.stderr)
+        if noted:
+            self.assertIn(noted, result.stderr)
+        else:
+            self.assertNotIn("note: ", result.stderr)
         return result.stdout
 
-    def refused(self, *arguments, status=1, env=None):
-        """Standard error of a run that must fail and leave no temporary file."""
-        result = self.run_prepare(*arguments, "--out", self.out, env=env)
+    def refused(self, *arguments, status=1, env=None, given=b""):
+        """Standard error of a run that must fail and leave nothing behind."""
+        before = self.listing()
+        result = self.run_prepare(*arguments, "--out", self.out, env=env, given=given)
         self.assertEqual(result.returncode, status, result.stderr)
         self.assertNotIn("Traceback", result.stderr)
-        self.assertEqual([name for name in self.listing() if ".tmp." in name], [])
+        self.assertEqual(self.listing(), before)
         return result.stderr
 
     def listing(self):

@@ -1,14 +1,24 @@
 """data/prepare.py with bytes as tokens: files, shards, split, errors. Needs nothing but Python itself."""
+# limit: 240
+import bz2
+import codecs
+import contextlib
+import gzip
+import io
+import lzma
 import os
 import random
+import shlex
 import signal
+import struct
 import subprocess
 import sys
+import tarfile
 import time
 import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from prepared import SCRIPT, PrepareCase, load_prepare
+from prepared import SCRIPT, PartOfBytes, PrepareCase, load_prepare
 
 EVERY_BYTE = bytes(range(256)) * 5
 
@@ -72,6 +82,143 @@ class Files(PrepareCase):
         self.assertRegex(told, r"val +2,000 tokens in 1 file: .*val_\*\.bin")
 
 
+class Inputs(PrepareCase):
+    """As people have them: every one gives the tokens of the plain text, or says what to do."""
+
+    def setUp(self):
+        super().setUp()
+        self.text = ("naïve words, and more of them\n" * 400).encode()
+
+    def expect(self, text, *arguments, **more):
+        for fraction in 0, 0.1, 0.37:
+            with self.subTest(val_fraction=fraction):
+                self.prepare(*arguments, "--val-fraction", fraction, **more)
+                train, val = bytes(self.all_tokens("train")), bytes(self.all_tokens("val"))
+                self.assertEqual(train + val, text)
+                self.assertAlmostEqual(len(val), fraction * len(text), delta=2)
+                self.assertEqual(val.decode(errors="strict"), text[len(train):].decode())
+
+    def test_standard_input(self):
+        self.expect(self.text, "--input", "-", given=self.text)
+        self.expect(self.text * 2, "--input", self.write("a", self.text), "-", given=self.text)
+        self.expect(self.text, "--input", "-", given=gzip.compress(self.text))
+        self.assertIn("the input is empty", self.refused("--input", "-"))
+
+    def test_directory(self):
+        for name in ("b", "a", "B/y", "B/x", ".hidden", ".git/x"):
+            os.makedirs(os.path.dirname(self.path(f"corpus/{name}")), exist_ok=True)
+            self.write(f"corpus/{name}", f"text of {name}\n")
+        self.expect(b"text of B/x\ntext of B/y\ntext of a\ntext of b\n", "--input", self.path("corpus/"))
+        os.mkdir(self.path("nothing"))
+        self.assertIn("a directory without files", self.refused("--input", self.path("nothing")))
+
+    def test_its_own_output_is_no_input(self):
+        self.write("a", self.text)
+        self.prepare("--input", self.directory)
+        self.assertIn("train_000000.bin: it is a token file", self.refused("--input", self.directory))
+
+    def test_gzip(self):
+        self.expect(self.text, "--input", self.write("a.gz", gzip.compress(self.text)))
+        self.expect(self.text, "--input", self.write("a.txt", gzip.compress(self.text[:999]) + gzip.compress(self.text[999:])))
+        packed = gzip.compress(random.Random(1).randbytes(100000))
+        for damaged in packed[:-5], packed[:50000] + b"x" + packed[50001:], packed + b"and more":
+            path = self.write("damaged.gz", damaged)
+            self.assertIn(f"--input {path}: it is damaged, gzip cannot unpack it", self.refused("--input", path))
+
+    def test_byte_order_mark(self):
+        path = self.write("a", codecs.BOM_UTF8 + self.text)
+        self.prepare("--input", path, noted=f"note: {path} begins with a byte-order mark, which is left out\n")
+        self.assertEqual(bytes(self.all_tokens("train") + self.all_tokens("val")), self.text)
+        self.prepare("--input", self.write("b", self.text + codecs.BOM_UTF8), "--val-fraction", 0)  # not at the beginning
+        self.assertEqual(bytes(self.all_tokens("train")), self.text + codecs.BOM_UTF8)
+
+    def test_what_is_no_text(self):
+        tar = io.BytesIO()
+        with tarfile.open(fileobj=tar, mode="w") as archive:
+            archive.addfile(tarfile.TarInfo("x"))
+        for what, content in {"packed by zstd": bytes.fromhex("28b52ffd"), "packed by xz": lzma.compress(b"x"), "Parquet": b"PAR1",
+                              "packed by bzip2": bz2.compress(b"x"), "a zip archive": b"PK\3\4", "a tar archive": tar.getvalue(),
+                              "UTF-16": "text".encode("utf-16"), "a token file": struct.pack("<I", 20240520),
+                              "a vocabulary file": struct.pack("<I", 20240328)}.items():
+            for form, data in (("", content), (".gz", gzip.compress(content))):
+                path = self.write("a" + form, data)
+                with self.subTest(what=what, path=path):
+                    error = self.refused("--input", path)
+                    self.assertRegex(error, f"--input {path}: it is .*{what}.*, not text")
+                    self.assertIn("--input -", error)
+
+    def test_json_lines_have_no_bytes_between_them(self):
+        for name in "a.jsonl", "a.json.gz", "a.ndjson":
+            error = self.refused("--input", self.write(name, '{"text": "x"}'))
+            self.assertIn("--encoding gpt2", error)
+        self.prepare("--input", self.write("a.jsonl", '{"text": "x"}'), "--format", "text", "--val-fraction", 0)
+        self.assertEqual(bytes(self.all_tokens("train")), b'{"text": "x"}')
+
+
+class Replacing(PrepareCase):
+    """What is printed, or cannot be, does not matter to the data set; what is in the way is found before it is touched."""
+
+    def earlier(self):
+        self.prepare("--input", self.write("a", EVERY_BYTE), "--shard-tokens", 100)
+        self.assertEqual(len(self.listing()), 12 + 2)
+
+    def assertReplaced(self, out=None):
+        self.assertEqual(sorted(os.listdir(out or self.out)), ["train_000000.bin", "val_000000.bin"])
+
+    def test_nobody_reads_what_is_printed(self):
+        text = self.write("b", b"some text " * 5)
+        for buffered in "", "1":
+            for where in "full", "pipe", "closed":
+                with self.subTest(unbuffered=buffered, where=where):
+                    self.earlier()
+                    with contextlib.ExitStack() as stack:
+                        if where == "pipe":
+                            reader, writer = os.pipe()
+                            os.close(reader)
+                            stack.callback(os.close, writer)
+                        else:
+                            writer = stack.enter_context(open("/dev/full", "w"))
+                        shell = ">&- 2>&-" if where == "closed" else ""
+                        result = subprocess.run(["sh", "-c", f'exec "$@" {shell}', "sh", sys.executable, SCRIPT, "--input", text,
+                                                 "--out", self.out], stdout=writer, stderr=writer, timeout=100,
+                                                env={**os.environ, "PYTHONUNBUFFERED": buffered})
+                    self.assertEqual(result.returncode, 0)
+                    self.assertReplaced()
+
+    def test_a_name_that_is_no_text(self):
+        out, text = os.fsencode(self.path("n")) + b"\xff'[1]", self.write("a", EVERY_BYTE)
+        for shards in 100, 10000:
+            result = self.run_prepare("--input", text, "--out", out, "--shard-tokens", shards,
+                                      env={"PYTHONIOENCODING": "utf-8:strict"})
+            self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertReplaced(os.fsdecode(out))
+        self.assertIn("removed", result.stdout)
+
+    def test_what_is_printed_can_be_pasted(self):
+        self.out = self.path("it's [1]")
+        told = self.prepare("--input", self.write("a", EVERY_BYTE))
+        pattern = shlex.split(told.split("file: ")[1].split("\n")[0])
+        self.assertEqual(pattern, [f"{self.out}/train_*.bin"])
+
+    def test_a_directory_in_the_way(self):
+        self.earlier()
+        os.mkdir(self.path("tokens/train_000500.bin"))
+        before = {name: self.tokens(name) for name in self.listing() if "500" not in name}
+        self.assertIn("train_000500.bin is a directory", self.refused("--input", self.write("b", "some text")))
+        self.assertEqual({name: self.tokens(name) for name in before}, before)
+
+    def test_links_are_not_followed(self):
+        victim = self.write("victim", "precious")
+        os.mkdir(self.out)
+        os.symlink(victim, self.path("tokens/train_000000.bin"))
+        for pid in range(os.getpid(), os.getpid() + 3000):  # a process number can be guessed
+            os.symlink(victim, self.path(f"tokens/train_000000.bin.tmp.{pid}"))
+        self.prepare("--input", self.write("a", EVERY_BYTE))
+        self.assertFalse(os.path.islink(self.path("tokens/train_000000.bin")))
+        with open(victim, encoding="utf-8") as file:
+            self.assertEqual(file.read(), "precious")
+
+
 class Errors(PrepareCase):
     def test_input(self):
         none = self.path("none")
@@ -86,7 +233,8 @@ class Errors(PrepareCase):
         text = self.write("a", "some text")
         for wrong in (["--val-fraction", "1"], ["--val-fraction", "-0.1"], ["--val-fraction", "nan"],
                       ["--val-fraction", "x"], ["--shard-tokens", "0"], ["--shard-tokens", "2147483648"],
-                      ["--shard-tokens", "1e8"], ["--encoding", "gpt3"], ["--bpe-dir", "."], ["--outt", "x"]):
+                      ["--shard-tokens", "1e8"], ["--encoding", "gpt3"], ["--bpe-dir", "."], ["--outt", "x"],
+                      ["--documents", "file"], ["--errors", "replace"], ["--format", "json"]):
             with self.subTest(wrong=wrong):
                 self.assertIn(wrong[0], self.refused("--input", text, *wrong, status=2))
         self.assertEqual(self.run_prepare("--input", text).returncode, 2)
@@ -120,18 +268,40 @@ class Errors(PrepareCase):
         self.assertIn("error: File too large", result.stderr)
         self.assertEqual({name: self.tokens(name) for name in self.listing()}, before)
 
-    def test_interrupted(self):
-        text = self.write("a", EVERY_BYTE)
+    def started(self):
+        """A run that has written, but not yet renamed."""
         script = ("import os, runpy, sys, time; sys.argv = sys.argv[1:];"
                   "os.fsync = lambda file: (print('written', flush=True), time.sleep(60));"
                   "runpy.run_path(sys.argv[0], run_name='__main__')")
+        child = subprocess.Popen([sys.executable, "-c", script, SCRIPT, "--input", self.write("a", EVERY_BYTE), "--out", self.out],
+                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                 # Tests in the background of a shell inherit that it ignores SIGINT.
+                                 preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+        self.assertEqual(child.stdout.readline(), "written\n")
+        return child
+
+    def test_killed(self):
+        """What it has left goes with the next run; what one that lives has written does not."""
+        names = set()
+        for _ in range(2):
+            child = self.started()
+            left = [name for name in self.listing() if not name.endswith(".bin")]
+            self.assertEqual(len(left), 1)
+            self.assertEqual(os.stat(os.path.join(self.out, left[0])).st_mode & 0o777, 0o700)
+            error = self.refused("--input", self.path("a"))
+            self.assertIn(f"another prepare.py writes into {self.out}", error)
+            child.kill()
+            child.communicate(timeout=60)
+            self.assertIn(left[0], self.listing())
+            names.update(left)
+            self.prepare("--input", self.path("a"))
+            self.assertEqual(self.listing(), ["train_000000.bin", "val_000000.bin"])
+        self.assertEqual(len(names), 2)  # nobody can guess them
+
+    def test_interrupted(self):
         for number, status in (signal.SIGINT, 130), (signal.SIGTERM, 143):
             with self.subTest(number=number):
-                child = subprocess.Popen([sys.executable, "-c", script, SCRIPT, "--input", text, "--out", self.out],
-                                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                         # Tests in the background of a shell inherit that it ignores SIGINT.
-                                         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
-                self.assertEqual(child.stdout.readline(), "written\n")
+                child = self.started()
                 self.assertNotEqual(self.listing(), [])  # a temporary file
                 child.send_signal(number)
                 _, error = child.communicate(timeout=60)
@@ -147,7 +317,8 @@ class Pieces(unittest.TestCase):
         self.prepare = load_prepare()
 
     def parts(self, content, size):
-        return list(self.prepare.whole_words(content[i:i + size] for i in range(0, len(content), size)))
+        part = PartOfBytes(content, size)
+        return list(self.prepare.whole_words(self.prepare.decoded(part, "strict"), part))
 
     def test_cuts(self):
         texts = ["", "word", "two words", "  a \n\n b  c \t d\n", "nothing\u00adto€cut\u00adhere" * 9,
@@ -160,7 +331,7 @@ class Pieces(unittest.TestCase):
                     self.assertEqual("".join(parts), text)
                     for before, part in zip(parts, parts[1:]):
                         if part and before:
-                            self.assertIn(part[0], " \n")
+                            self.assertTrue(part[0].isspace())
                             self.assertFalse(before[-1].isspace())
         self.assertGreater(len(self.parts(b"a " * 50, 4)), 10)  # it does cut
 
@@ -169,14 +340,28 @@ class Pieces(unittest.TestCase):
         for content, what in cases:
             for size in range(1, 9):
                 with self.subTest(content=content, size=size):
-                    pieces = (content[i:i + size] for i in range(0, len(content), size))
                     with self.assertRaises(self.prepare.Problem) as caught:
-                        list(self.prepare.whole_words(pieces, 100))
+                        list(self.prepare.decoded(PartOfBytes(content, size, 100), "strict"))
                     self.assertIn(what, str(caught.exception))
 
+    def test_a_cut_is_found_within_blanks(self):
+        """In time that grows with the text alone: a ratio within this run, of which the earlier way took thousands."""
+        words, blanks = "word " * 200_000, "x" + " " * 1_000_000
+        times = []
+        for text in words, blanks:
+            start = time.process_time()
+            for _ in range(3):
+                self.assertEqual(self.prepare.last_cut(text), 1 if text is blanks else len(text) - 1)
+            times.append(time.process_time() - start)
+        self.assertLess(times[1], 100 * times[0] + 1)
+
+    def test_nowhere_to_cut(self):
+        for letter in "x", " ":
+            with self.assertRaises(self.prepare.Problem) as caught:
+                self.parts(letter.encode() * ((1 << 22) + 5_000_000), 1_000_000)
+            self.assertRegex(str(caught.exception), "the 5000000 characters up to about byte 4000000")
+
     def test_progress_is_told(self):
-        import contextlib
-        import io
         told = io.StringIO()
         with contextlib.redirect_stderr(told):
             progress = self.prepare.Progress(4_000_000)

@@ -1,13 +1,18 @@
 """data/prepare.py --encoding gpt2: known tokens, documents, pieces, the vocabulary file."""
 # python: venv
+# limit: 240
+import codecs
+import gzip
 import json
 import os
+import random
 import struct
 import sys
 import unittest
+import unittest.mock
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from prepared import SHARED, PrepareCase, load_prepare
+from prepared import SHARED, PartOfBytes, PrepareCase, load_prepare
 
 BPE = os.path.join(SHARED, "gpt2_bpe")
 try:
@@ -33,8 +38,8 @@ def needs_vocabulary(test):
 
 @needs_vocabulary
 class GPT2(PrepareCase):
-    def encode(self, *arguments):
-        return self.prepare(*arguments, "--encoding", "gpt2", "--bpe-dir", BPE)
+    def encode(self, *arguments, **more):
+        return self.prepare(*arguments, "--encoding", "gpt2", "--bpe-dir", BPE, **more)
 
     def vocabulary(self):
         with open(os.path.join(self.out, "tokenizer.bin"), "rb") as file:
@@ -52,7 +57,8 @@ class GPT2(PrepareCase):
     def test_known_tokens(self):
         for text, tokens in KNOWN.items():
             with self.subTest(text=text):
-                self.encode("--input", self.write("a", text), "--val-fraction", 0)
+                noted = f"{text} is encoded as ordinary letters; --documents end-of-text" if text == "<|endoftext|>" else None
+                self.encode("--input", self.write("a", text), "--val-fraction", 0, noted=noted)
                 self.assertEqual(self.all_tokens("train"), tokens)
 
     def test_end_of_text_between_documents(self):
@@ -83,9 +89,116 @@ class GPT2(PrepareCase):
             content = text.encode()
             for size in range(1, 20):
                 with self.subTest(text=text, size=size):
-                    pieces = (content[i:i + size] for i in range(0, len(content), size))
-                    got = b"".join(encoder.encode(pieces, 0))
+                    got = b"".join(encoder.encode(PartOfBytes(content, size)))
                     self.assertEqual(got, prepare.little_endian(whole))
+
+    def test_random_pieces_encode_like_the_whole(self):
+        """With every character that is a blank to Python or to the pattern, where five blanks count as a long run."""
+        prepare, draw = load_prepare(), random.Random(1)
+        prepare.LONG_RUN = 5
+        encoder = prepare.GPT2(BPE)
+        letters = [*"      \n\t\r\x0b\x0c\x1c\x1d\x1e\x1f\x85\u00a0\u1680\u180e\u2000\u200b\u2028\u2029\u202f\u205f\u3000\ufeff",
+                   *"'slvetdm1²aBé日。-_<|>"]
+        for _ in range(3000):
+            text = "".join(draw.choice(letters) * draw.choice([1, 1, 1, 2, 9]) for _ in range(draw.randrange(30)))
+            whole = prepare.little_endian(encoder.encoding.encode_ordinary(text))
+            got = b"".join(encoder.encode(PartOfBytes(text.encode(), draw.randrange(1, 12))))
+            self.assertEqual(got, whole, repr(text))
+
+    def test_long_runs_of_blanks(self):
+        """Longer than the library's pattern can take: encoded as its shorter ones are."""
+        prepare = load_prepare()
+        encoder = prepare.GPT2(BPE)
+        for blanks in " ", "\n", "\t", "\u00a0", "\u3000", "\n \t\r":
+            for end in "", "y", "\ty":
+                text = "x" + blanks * (3 * (1 << 16) // len(blanks)) + end
+                for size in 50_000, 10_000_000:
+                    with self.subTest(blanks=blanks, end=end, size=size):
+                        got = b"".join(encoder.encode(PartOfBytes(text.encode(), size)))
+                        self.assertEqual(got, prepare.little_endian(encoder.encoding.encode_ordinary(text)))
+        for blanks in " ", "\u00a0", "\n \t\r":
+            text = "x" + blanks * (1_000_000 // len(blanks)) + "y z"
+            with self.subTest(blanks=blanks):
+                self.encode("--input", self.write("a", text), "--val-fraction", 0)
+                words = self.vocabulary()
+                self.assertEqual(b"".join(words[token] for token in self.all_tokens("train")).decode(), text)
+
+    def test_whatever_the_library_throws(self):
+        prepare = load_prepare()
+
+        class Panic(BaseException):
+            pass
+
+        def panic(_):
+            raise Panic("in Rust")
+
+        encoder = prepare.GPT2(BPE)
+        encoder.encoding = unittest.mock.Mock(encode_ordinary=panic)
+        with self.assertRaises(prepare.Problem) as caught:
+            list(encoder.encode(PartOfBytes(b"some text", 100, 4000)))
+        self.assertIn("the tokenizer fails near byte 4000: Panic in Rust", str(caught.exception))
+
+    HELLO = [15496, 995]
+
+    def test_documents(self):
+        text = "Hello world\n\nHello world\r\n \r\n\n\nHello world<|endoftext|><|endoftext|>Hello world"
+        path, literal = self.write("a", text), KNOWN["<|endoftext|>"]
+        self.encode("--input", path, "--val-fraction", 0, "--documents", "blank-line")
+        self.assertEqual(self.all_tokens("train"), [*self.HELLO, 50256] * 2 + self.HELLO +
+                         literal[:-1] + [6927] + literal[1:] + self.HELLO)
+        self.encode("--input", path, path, "--val-fraction", 0, "--documents", "end-of-text")
+        tokens = self.all_tokens("train")
+        self.assertEqual(tokens.count(50256), 3)
+        self.assertEqual(tokens[-3:], [50256, *self.HELLO])
+        self.encode("--input", path, "--val-fraction", 0, noted="--documents end-of-text makes it the token")
+        self.assertNotIn(50256, self.all_tokens("train"))
+
+    def test_documents_in_pieces(self):
+        prepare = load_prepare()
+        content = b"Hello world\n\nHello world\r\n\t\n \r\n\nHello world"
+        encoder = prepare.GPT2(BPE, "blank-line")
+        for size in range(1, len(content)):
+            documents = [b""]
+            for tokens in encoder.encode(PartOfBytes(content, size)):
+                if tokens is None:
+                    documents.append(b"")
+                else:
+                    documents[-1] += tokens
+            self.assertEqual(documents, [prepare.little_endian(self.HELLO)] * 3)
+
+    def test_json_lines(self):
+        lines = "".join(json.dumps({"id": i, "text": "Hello world"}) + "\n" for i in range(9)) + "\n"
+        for path in (self.write("a.jsonl", lines), self.write("b.json.gz", gzip.compress(lines.encode())),
+                     self.write("c.jsonl", codecs.BOM_UTF8 + lines.encode())):
+            for fraction in 0, 0.2, 0.5:
+                noted = "byte-order" if path.endswith("c.jsonl") else None
+                self.encode("--input", path, "--val-fraction", fraction, noted=noted)
+                train, val = self.all_tokens("train"), self.all_tokens("val")
+                self.assertEqual(train.count(995) + val.count(995), 9)
+                for tokens in filter(None, (train, val)):
+                    self.assertEqual(tokens, ([*self.HELLO, 50256] * tokens.count(995))[:-1])
+        self.encode("--input", "-", "--format", "jsonl", "--val-fraction", 0, given=lines.encode())
+        self.assertEqual(self.all_tokens("train"), ([*self.HELLO, 50256] * 9)[:-1])
+
+    def test_json_lines_that_are_none(self):
+        good = b'{"text": "Hello world"}\n'
+        for bad in (b"[", b"7", b'{"txt": 1}', b'{"text": 1}', b'{"text": null}', b'["text"]', b'{"text": "\\ud800"}',
+                    b'{"text": "\xff"}', b"[" * 100_000):
+            with self.subTest(bad=bad[:20]):
+                path = self.write("a.jsonl", good + bad + b"\n" + good)
+                error = self.refused("--input", path, "--encoding", "gpt2", "--bpe-dir", BPE, "--val-fraction", 0)
+                self.assertIn(f"{path}: the line at byte {len(good)} is no JSON object with a \"text\"", error)
+        self.assertIn("leave --documents away", self.refused("--input", self.write("a.jsonl", good), "--encoding", "gpt2",
+                                                             "--bpe-dir", BPE, "--documents", "blank-line"))
+
+    def test_errors_replaced(self):
+        path = self.write("a", b"Hello\xff world\xe2\x82")
+        self.encode("--input", path, "--val-fraction", 0, "--errors", "replace")
+        words = self.vocabulary()
+        self.assertEqual(b"".join(words[t] for t in self.all_tokens("train")).decode(), "Hello\ufffd world\ufffd")
+        path = self.write("a.jsonl", b'{"text": "Hello\xff \\ud800"}')
+        self.encode("--input", path, "--val-fraction", 0, "--errors", "replace")
+        self.assertEqual(b"".join(words[t] for t in self.all_tokens("train")).decode(), "Hello\ufffd ?")
 
     def test_tiny_shakespeare(self):
         text = os.path.join(SHARED, "tinyshakespeare.txt")

@@ -2,7 +2,9 @@
 #include "tests/death.h"
 #include "tests/data/scratch.h"
 #include "data/tokens.h"
+#include <fcntl.h>
 #include <stdbool.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 enum { HEADER = 256 };
@@ -40,6 +42,8 @@ static void test_headers(void **state) {
                    "data/prepare.py");
     ASSERT_REFUSED(tokens_open(scratch_path("none.bin"), 4), "no token file matches", "none.bin");
     ASSERT_REFUSED(tokens_open(scratch, 4), scratch, "a directory", "--train");
+    assert_int_equal(mkfifo(scratch_path("fifo"), 0600), 0); // nobody writes into it
+    ASSERT_REFUSED(tokens_open(scratch_path("fifo"), 4), "fifo", "a pipe, not a regular file");
     ASSERT_REFUSED(tokens_open(scratch_write("a", "", 0), 4), "has 0 bytes", "1024");
     ASSERT_REFUSED(tokens_open(scratch_write("a", "hello", 5), 4), "has 5 bytes", "1024");
     ASSERT_REFUSED(tokens_open(write_file("a", 7, 1, 10, 10, 0, 0), 4), "not a token file", "7", "20240520");
@@ -132,6 +136,167 @@ static void test_vocabulary(void **state) {
     assert_int_equal(inputs[2], 0);
     ASSERT_DIES(tokens_read(t, 0, 65535, 0, 1, inputs, targets), "token 1 is 65535");
     tokens_close(t);
+}
+
+static void test_tokens_beyond_are_found_at_start(void **state) {
+    (void)state;
+    empty_scratch();
+    write_good("a", 100000, 0); // 0 … 65535, 0 …
+    write_good("b", 100, 300);
+    tokens *t = tokens_open(scratch_path("*"), 4);
+    tokens_check(t, 65536);
+    ASSERT_REFUSED(tokens_check(t, 50257), "/a: token 65535 is 65535, at byte 132094", "vocabulary has 50257",
+                   "--verify-data");
+    tokens_close(t);
+    t = tokens_open(scratch_path("b"), 4);
+    ASSERT_REFUSED(tokens_check(t, 399), "/b: token 99 is 399, at byte 1222");
+    tokens_check(t, 400);
+    tokens_close(t);
+}
+
+// Its first token, as a pattern finds it.
+static int first_token(const char *pattern) {
+    int32_t inputs[4], targets[4];
+    tokens *t = tokens_open(scratch_path(pattern), 4);
+    tokens_read(t, 0, 65536, 0, 1, inputs, targets);
+    assert_int_equal(tokens_files(t), 1);
+    char *first = tokens_first_file(scratch_path(pattern));
+    assert_memory_equal(first, scratch, strlen(scratch));
+    free(first);
+    tokens_close(t);
+    return inputs[0];
+}
+
+static void test_names_that_look_like_patterns(void **state) {
+    (void)state;
+    static const char *const names[] = {"[ab]",         "a",          "wiki[en]/t_1", "wikie/t_1",
+                                        "back\\slash*", "backslashes"};
+    empty_scratch();
+    assert_int_equal(mkdir(scratch_path("wiki[en]"), 0700), 0);
+    assert_int_equal(mkdir(scratch_path("wikie"), 0700), 0);
+    for (int i = 0; i < 6; i++) write_good(names[i], 5, 10 * i);
+    for (int i = 0; i < 6; i++) assert_int_equal(first_token(names[i]), 10 * i);
+    assert_int_equal(first_token("wiki[en]/t_*"), 20); // as data/prepare.py prints it
+    assert_int_equal(first_token("wiki[en]/[st]_[0-9]"), 20);
+    assert_int_equal(first_token("wiki?/t_*"), 30);
+    assert_int_equal(first_token("[a]"), 10);
+    assert_null(tokens_first_file(scratch_path("[b]")));
+    assert_null(tokens_first_file(""));
+    unlink(scratch_path("wiki[en]/t_1"));
+    assert_int_equal(first_token("wiki[e]/t_1"), 30);
+    unlink(scratch_path("wikie/t_1"));
+}
+
+// However many files there are, few are open, and none is mapped.
+static void test_many_files(void **state) {
+    (void)state;
+    enum { FILES = 300, T = 4 };
+    empty_scratch();
+    for (int i = 0; i < FILES; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "%03d", i);
+        write_good(name, 2 * T + 1, 100 * i);
+    }
+    struct rlimit before, few = {100, 100};
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    few.rlim_max = before.rlim_max;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+    size_t size;
+    tokens *t = tokens_open(scratch_path("*"), T);
+    char *maps = scratch_read("/proc/self/maps", &size);
+    assert_null(strstr(maps, scratch));
+    free(maps);
+    assert_int_equal(tokens_samples(t), 2 * FILES);
+    for (int i = 0; i < 3 * FILES; i++) {
+        int32_t inputs[T], targets[T];
+        int sample = (int)tokens_shuffled(t, 1, i);
+        tokens_read(t, sample, 65536, 0, 1, inputs, targets);
+        assert_int_equal(inputs[0], 100 * (sample / 2) + T * (sample % 2));
+    }
+    // A file that was closed meanwhile must be the same when it is opened again.
+    rename(scratch_path("000"), scratch_path("001"));
+    int32_t column[T];
+    ASSERT_DIES(for (int i = 0; i < 2 * FILES; i++) tokens_read(t, i, 65536, 0, 1, column, column), "/000",
+                "No such file");
+    ASSERT_DIES(for (int i = 2; i < 2 * FILES; i++) tokens_read(t, i, 65536, 0, 1, column, column),
+                "/001 has been replaced", "start again");
+    tokens_close(t);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+}
+
+static void test_a_file_becomes_shorter(void **state) {
+    (void)state;
+    enum { T = 4 };
+    int32_t column[T];
+    empty_scratch();
+    char *path = write_good("a", 100000, 0);
+    tokens *t = tokens_open(path, T);
+    assert_int_equal(truncate(path, HEADER * 4 + 50000 * 2), 0);
+    tokens_read(t, 12000, 65536, 0, 1, column, column);
+    ASSERT_DIES(tokens_read(t, 20000, 65536, 0, 1, column, column), "/a cannot be read at byte 161024",
+                "has become shorter");
+    ASSERT_DIES(tokens_read(t, 12499, 65536, 0, 1, column, column), "/a cannot be read at byte 101024");
+    tokens_close(t);
+}
+
+static void put_tokens(const char *path, int64_t first, int64_t count, uint16_t token) {
+    uint16_t *buffer = malloc((size_t)count * sizeof *buffer);
+    for (int64_t i = 0; i < count; i++) buffer[i] = token;
+    int fd = open(path, O_WRONLY);
+    assert_int_equal(pwrite(fd, buffer, (size_t)count * 2, HEADER * 4 + first * 2), count * 2);
+    close(fd);
+    free(buffer);
+}
+
+// Of some tokens, or if asked for of all.
+static uint64_t print_of(const char *pattern, bool all) {
+    tokens *t = tokens_open(pattern, 1024);
+    assert_int_equal(tokens_hash(t), 0);
+    if (all) tokens_verify(t);
+    uint64_t print = all ? tokens_hash(t) : tokens_fingerprint(t);
+    assert_in_range(print, 1, (UINT64_C(1) << 53) - 1);
+    tokens_close(t);
+    return print;
+}
+
+// In files so large that not all is read, a thousandth that has changed is seen wherever it is.
+static void test_fingerprint_of_large_files(void **state) {
+    (void)state;
+    const int count = (1 << 27) + 12345, part = count / 1000;
+    empty_scratch();
+    char *path = write_file("a", 20240520, 1, count, 0, 0, 0);
+    assert_int_equal(truncate(path, HEADER * 4 + (int64_t)count * 2), 0); // zeros that take no space
+    uint64_t print = print_of(path, false), hash = print_of(path, true);
+    srand(1);
+    for (int i = 0; i < 40; i++) {
+        int64_t first = i == 0 ? 0 : i == 1 ? count - part : (int64_t)rand() % (count - part);
+        put_tokens(path, first, part, 1);
+        assert_int_not_equal(print_of(path, false), print);
+        put_tokens(path, first, part, 0);
+    }
+    assert_int_equal(print_of(path, false), print);
+    put_tokens(path, 100000000, 1, 1); // it does not see everything
+    assert_int_equal(print_of(path, false), print);
+    assert_int_not_equal(print_of(path, true), hash);
+}
+
+// Of small ones every token is seen, and so is where a file ends.
+static void test_fingerprint_of_small_files(void **state) {
+    (void)state;
+    empty_scratch();
+    write_good("a", 3000, 0);
+    write_good("b", 5000, 0);
+    uint64_t print = print_of(scratch_path("*"), false);
+    for (int i = 0; i < 5000; i += 499) {
+        put_tokens(scratch_path("b"), i, 1, (uint16_t)(i + 1));
+        assert_int_not_equal(print_of(scratch_path("*"), false), print);
+        put_tokens(scratch_path("b"), i, 1, (uint16_t)i);
+    }
+    assert_int_equal(print_of(scratch_path("*"), false), print);
+    assert_int_equal(print_of(scratch_path("*"), true), print);
+    write_good("a", 3001, 0);
+    write_good("b", 4999, 0);
+    assert_int_not_equal(print_of(scratch_path("*"), false), print);
 }
 
 static tokens *open_samples(int samples) {
@@ -251,11 +416,21 @@ static void bytes_look_like_bytes(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(bytes_look_like_bytes), cmocka_unit_test(test_headers),
-        cmocka_unit_test(test_sample_counts),    cmocka_unit_test(test_several_files),
-        cmocka_unit_test(test_vocabulary),       cmocka_unit_test(test_permutation),
-        cmocka_unit_test(test_orders_differ),    cmocka_unit_test(test_uniform),
+        cmocka_unit_test(bytes_look_like_bytes),
+        cmocka_unit_test(test_headers),
+        cmocka_unit_test(test_sample_counts),
+        cmocka_unit_test(test_several_files),
+        cmocka_unit_test(test_vocabulary),
+        cmocka_unit_test(test_permutation),
+        cmocka_unit_test(test_orders_differ),
+        cmocka_unit_test(test_uniform),
         cmocka_unit_test(test_order_is_pinned),
+        cmocka_unit_test(test_tokens_beyond_are_found_at_start),
+        cmocka_unit_test(test_many_files),
+        cmocka_unit_test(test_names_that_look_like_patterns),
+        cmocka_unit_test(test_a_file_becomes_shorter),
+        cmocka_unit_test(test_fingerprint_of_large_files),
+        cmocka_unit_test(test_fingerprint_of_small_files),
     };
     return cmocka_run_group_tests(tests, scratch_make, scratch_remove);
 }

@@ -87,7 +87,7 @@ static void test_damage(void **state) {
     assert_null(vocabulary_open(scratch_path("none")));
     ASSERT_REFUSED(vocabulary_open(scratch_write("v", "", 0)), "/v has 0 bytes");
     ASSERT_REFUSED(vocabulary_open(scratch_write("v", "short", 5)), "/v has 5 bytes");
-    ASSERT_REFUSED(vocabulary_open(scratch), "damaged or something else");
+    ASSERT_REFUSED(vocabulary_open(scratch), "it is a directory");
     ASSERT_REFUSED(vocabulary_open(write_file("v", 20240520, 2, 10, 0, 10, 0)), "not a vocabulary file",
                    "20240520");
     ASSERT_REFUSED(vocabulary_open(write_file("v", 20240328, 3, 10, 0, 10, 0)), "version 3");
@@ -101,6 +101,8 @@ static void test_damage(void **state) {
     ASSERT_REFUSED(vocabulary_open(write_file("v", 20240328, 2, 10, 0, 10, -2)), "ends within token 9 of 10");
     ASSERT_REFUSED(vocabulary_open(write_file("v", 20240328, 2, 10, 0, 10, 1)), "end at byte 1044",
                    "has 1045");
+    assert_int_equal(mkfifo(scratch_path("fifo"), 0600), 0); // nobody writes into it
+    ASSERT_REFUSED(vocabulary_open(scratch_path("fifo")), "fifo", "a pipe, not a regular file");
     if (geteuid() != 0) { // root may read everything
         chmod(write_file("v", 20240328, 2, 10, 0, 10, 0), 0);
         ASSERT_REFUSED(vocabulary_open(scratch_path("v")), "Permission denied");
@@ -110,19 +112,17 @@ static void test_damage(void **state) {
 static void test_beside(void **state) {
     (void)state;
     scratch_write("train_0.bin", "x", 1);
-    assert_null(vocabulary_beside(scratch_path("train_*.bin")));
-    assert_null(vocabulary_beside(scratch_path("nothing_*.bin")));
+    assert_null(vocabulary_beside(scratch_path("train_0.bin")));
     assert_null(vocabulary_beside(""));
     assert_null(vocabulary_beside(NULL));
     write_file("tokenizer.bin", 20240328, 2, 42, 0, 42, 0);
-    assert_null(vocabulary_beside(scratch_path("nothing_*.bin")));
-    vocabulary *v = vocabulary_beside(scratch_path("train_*.bin"));
+    vocabulary *v = vocabulary_beside(scratch_path("train_0.bin"));
     assert_int_equal(vocabulary_size(v), 42);
     vocabulary_close(v);
-    char here[PATH_MAX]; // a pattern without a directory
+    char here[PATH_MAX]; // a name without a directory
     assert_non_null(getcwd(here, sizeof here));
     assert_int_equal(chdir(scratch), 0);
-    v = vocabulary_beside("train_*.bin");
+    v = vocabulary_beside("train_0.bin");
     assert_int_equal(chdir(here), 0);
     assert_int_equal(vocabulary_size(v), 42);
     vocabulary_close(v);

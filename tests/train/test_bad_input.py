@@ -2,7 +2,7 @@
 is not 0, and on several ranks one message, not one per rank.
 """
 # sanitizers: too
-# limit: 240
+# limit: 400
 import os
 import re
 import resource
@@ -108,6 +108,49 @@ class Tokens(BadInput):
             with self.subTest(token=token):
                 self.fails(path, f"token 77 is {token}", "101", train=path)
 
+    def test_token_beyond_the_vocabulary_is_found_before_the_first_step(self):
+        """In a sample that the run would not take."""
+        tokens = harness.random_tokens(1000 * self.T + 1, self.shape.V)
+        tokens[500 * self.T] = 101
+        path = self.fresh("tokens.bin")
+        reference.write_tokens(path, tokens)
+        place = f"{path}: token {500 * self.T} is 101, at byte {1024 + 1000 * self.T}"
+        for given in (dict(train=path), dict(val=path), dict(train=path, dry_run=True)):
+            with self.subTest(**given):
+                self.fails_once(place, "--verify-data", **given)
+
+    def test_no_regular_file(self):
+        """A pipe that nobody writes into holds up nobody."""
+        folder = self.fresh("pipes")
+        os.mkdir(folder)
+        for name in ("train_0.bin", "model.bin"):
+            os.mkfifo(os.path.join(folder, name))
+        self.fails_once("train_0.bin", "a pipe", train=os.path.join(folder, "train_*.bin"))
+        self.fails_once("model.bin", "not a regular file", init_from=os.path.join(folder, "model.bin"))
+        os.mkfifo(os.path.join(folder, "tokenizer.bin"))
+        self.fails_once("tokenizer.bin", "a pipe", train=os.path.join(folder, "train_*.bin"))
+
+    def test_names_that_look_like_patterns(self):
+        folder = self.fresh("wiki[en]")
+        os.mkdir(folder)
+        shutil.copy(self.tokens, os.path.join(folder, "train_[0].bin"))
+        model = shutil.copy(self.model, os.path.join(folder, "model[1].bin"))
+        for name in ("train_[0].bin", "train_*.bin"):
+            log, _ = self.train(train=os.path.join(folder, name), init_from=model)
+            self.assertEqual(len(harness.events(log, "step")), 3)
+        for name in ("model*.bin", "model?1].bin"):
+            self.fails("no such file", name, init_from=os.path.join(folder, name))
+
+    def test_file_that_becomes_shorter(self):
+        path = self.changed(self.tokens)
+        log = self.fresh("log.jsonl")
+        started = harness.Run(self.arguments(train=path, log=log, steps=1000000))
+        self.addCleanup(started.close)
+        harness.wait_until(lambda: started.ended() or os.path.exists(log) and
+                           harness.events(harness.read_log(log), "step"), 60, "a step")
+        os.truncate(path, 1024)
+        self.assertFails(started.wait(60), path, "has become shorter", "hint:")
+
     def test_validation_shorter_than_a_batch(self):
         path = self.fresh("val.bin")
         reference.write_tokens(path, harness.random_tokens(self.T + 1, self.shape.V))
@@ -118,10 +161,14 @@ class Tokens(BadInput):
         tokens = harness.random_tokens(self.samples * self.T + 1, self.shape.V)
         another = tokens.copy()
         another[-2] = (another[-2] + 1) % self.shape.V
-        for name, there, words in (("shorter", tokens[:-self.T], "samples of --train: 7, on rank 0 8"),
-                                   ("another", another, "the fingerprint of --train")):
+        long = np.resize(tokens, 10001)
+        middle = long.copy()
+        middle[5000] = (middle[5000] + 1) % self.shape.V
+        for name, here, there, words in (("shorter", tokens, tokens[:-self.T], "samples of --train: 7, on rank 0 8"),
+                                         ("another", tokens, another, "the fingerprint of --train"),
+                                         ("middle", long, middle, "the fingerprint of --train")):
             folder = self.fresh(name)
-            for rank, found in enumerate((tokens, there)):
+            for rank, found in enumerate((here, there)):
                 os.makedirs(f"{folder}/{rank}")
                 reference.write_tokens(f"{folder}/{rank}/tokens.bin", found)
             for mesh in (dict(tp=2), dict(dp=2, micro_batch=4)):
@@ -130,6 +177,40 @@ class Tokens(BadInput):
                         "sh", "-c", f'cd "{folder}/{launcher.RANK}" && exec "$@"', "sh"])
                     self.assertFails(result, "rank 1 has other data than rank 0", words, "the same token")
                     self.assertEqual(result.err.count("error:"), 1, str(result))
+
+    def test_other_tokens_on_resume(self):
+        tokens = harness.random_tokens(10001, self.shape.V)
+        path, out = self.fresh("tokens.bin"), self.fresh("out")
+        reference.write_tokens(path, tokens)
+        self.train(train=path, out=out, schedule="constant")
+        goes_on = dict(train=path, out=out, schedule="constant", steps=4)
+        self.train(**goes_on)
+        tokens[5000] = (tokens[5000] + 1) % self.shape.V
+        reference.write_tokens(path, tokens)
+        self.fails_once("would be changed by: content of --train", **goes_on)
+
+    def test_verify_data(self):
+        """In a file so large that not all is looked at, one token is another."""
+        path, out = self.fresh("tokens.bin"), self.fresh("out")
+        reference.write_tokens(path, np.zeros(1))
+        count = (1 << 27) + 1
+        with open(path, "r+b") as file:
+            file.write(struct.pack("<3i", 20240520, 1, count))
+            file.truncate(1024 + 2 * count)  # zeros that take no space
+
+        def put(token):
+            with open(path, "r+b") as file:
+                file.seek(1024 + 2 * 100_000_000)
+                file.write(struct.pack("<H", token))
+
+        run = dict(train=path, out=out, schedule="constant", verify_data=True)
+        _, result = self.train(**run)
+        self.assertRegex(result.out, r"verify +--train: all 0.268 GB")
+        put(1)
+        self.fails("would be changed by: content of --train, by --verify-data", **run)
+        self.train(**{**run, "verify_data": None})
+        put(101)
+        self.fails(path, "token 100000000 is 101, at byte 200001024", **{**run, "out": None, "dry_run": True})
 
     def test_other_model_file_on_another_host(self):
         """As large as rank 0's, with other weights."""
