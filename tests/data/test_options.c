@@ -50,7 +50,7 @@ static void test_defaults(void **state) {
     assert_int_equal(o.dp, 0);
     assert_true(o.lr == 3e-4 && o.beta1 == 0.9 && o.beta2 == 0.95 && o.eps == 1e-8 && o.weight_decay == 0.1);
     assert_int_equal(o.seed, 1337);
-    assert_string_equal(o.overlap, "commfuse");
+    assert_string_equal(o.overlap, "auto");
     assert_string_equal(o.trace_steps, "1:3");
     assert_false(o.dry_run || o.help);
     assert_true(o.given == 0);
@@ -131,7 +131,7 @@ static void test_choices(void **state) {
         snprintf(words, sizeof words, "--%s %s", row->name, row->choices);
         assert_refused(words, row->choices, "");
     }
-    assert_refused("--overlap comm", "--overlap 'comm' is none of none|slice|commfuse|nowire", "");
+    assert_refused("--overlap comm", "--overlap 'comm' is none of auto|none|slice|commfuse|nowire", "");
     assert_refused("--overlap NONE", "'NONE'", "");
 }
 
