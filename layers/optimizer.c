@@ -447,7 +447,7 @@ const double *optimizer_reduce(zero_optimizer *o, const double *loss_sum, const 
     double *mine = own_report(o);
     cf_copy(&mine[LOSS], loss_sum, (int64_t)sizeof *mine, o->context->stream);
     cf_zero(&mine[NORM2], (int64_t)sizeof *mine, o->context->stream);
-    cf_copy(&mine[VALUES], values, count * (int64_t)sizeof *mine, o->context->stream);
+    if (count > 0) cf_copy(&mine[VALUES], values, count * (int64_t)sizeof *mine, o->context->stream);
     finish_reductions(o, &mine[NORM2]);
     exchange_reports(o); // the one place of a step where the host waits for the device
     cf_check_verdict(o->context->check, o->context->stream);
