@@ -1,6 +1,7 @@
 // For test_bootstrap.py: one rank that is started by its environment.
 //
 //     tool_bootstrap TIMEOUT_S gather        give and gather numbers of several sizes, say who this is
+//     tool_bootstrap TIMEOUT_S meet          say who this is, and end
 //     tool_bootstrap TIMEOUT_S wait          say who this is, then stay until ended
 //     tool_bootstrap TIMEOUT_S die:RANK      that rank gives up, the others stay until ended
 //     tool_bootstrap TIMEOUT_S leave:RANK    that rank ends without a goodbye
@@ -60,7 +61,7 @@ int main(int argc, char **argv) {
     if (chosen >= 0 && strncmp(what, "freeze", 6) != 0) stay();
     char mine[16] = "", all[16 * 64];
     if (strcmp(what, "unequal") == 0) b->allgather(b, mine, all, 8 + b->rank % 2);
-    gather(b);
+    if (strcmp(what, "meet") != 0) gather(b);
     printf("gathered\n");
     b->close(b);
     return 0;
