@@ -83,27 +83,17 @@ typedef struct line {        // a connection
     uint32_t sent, received; // frames
     cf_mac key;
     char host[HOST_LENGTH];
+    double since_s; // when a stranger came
 } line;
-
-typedef struct stranger {
-    line line;
-    double since_s;
-    size_t got; // of this:
-    struct {
-        head head;
-        hello hello;
-    } said;
-} stranger;
 
 typedef struct sockets {
     cf_bootstrap base;
     cf_mac secret;
     const char *address; // of rank 0
     char port[16];
-    int lines; // rank 0: one for each rank, the own one unused; others: rank 0 alone
-    line *line;
-    struct pollfd *look; // at the lines, then at strangers and listeners
-    stranger *stranger;
+    int lines;             // rank 0: one for each rank, the own one unused; others: rank 0 alone
+    line *line, *stranger; // strangers in the order in which they came
+    struct pollfd *look;   // at the lines, then at strangers and listeners
     int listener[LISTENERS_MAX], joined, strangers, listeners, notes;
     bool open; // a listener is not the loopback's
     pthread_t thread;
@@ -139,25 +129,19 @@ static bool ready(int fd, short events, double deadline_s) {
 
 // --- frames ---
 
-static bool send_all(int fd, const void *data, int64_t bytes, double deadline_s) {
-    const char *at = (const char *)data;
-    while (bytes > 0) {
-        ssize_t sent = send(fd, at, (size_t)bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
-        if (sent < 0 && errno != EINTR && (errno != EAGAIN || !ready(fd, POLLOUT, deadline_s))) return false;
-        if (sent > 0) at += sent, bytes -= sent;
-    }
-    return true;
-}
-
 typedef enum { WHOLE, CLOSED, LATE, FALSE_FRAME } outcome;
 
-static outcome receive_all(int fd, void *data, int64_t bytes, double deadline_s) {
-    char *at = (char *)data;
-    while (bytes > 0) {
-        ssize_t came = recv(fd, at, (size_t)bytes, MSG_DONTWAIT);
-        if (came == 0 || (came < 0 && errno != EAGAIN && errno != EINTR)) return CLOSED;
-        if (came < 0 && !ready(fd, POLLIN, deadline_s)) return LATE;
-        if (came > 0) at += came, bytes -= came;
+// events: POLLOUT: they are sent; POLLIN: received.
+static outcome move_all(int fd, void *data, int64_t bytes, short events, double deadline_s) {
+    for (char *at = (char *)data; bytes > 0;) {
+        ssize_t moved = events == POLLIN ? recv(fd, at, (size_t)bytes, MSG_DONTWAIT)
+                                         : send(fd, at, (size_t)bytes, MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (moved > 0)
+            at += moved, bytes -= moved;
+        else if (moved == 0 || (errno != EAGAIN && errno != EINTR))
+            return CLOSED;
+        else if (!ready(fd, events, deadline_s))
+            return LATE;
     }
     return WHOLE;
 }
@@ -173,7 +157,8 @@ static bool send_frame(const sockets *s, line *l, uint32_t kind, const void *pay
     head h = {MAGIC, kind, from, l->sent++, bytes, cf_mac_of(&l->key, payload, (size_t)bytes), {{0}}};
     h.is = cf_mac_of(&l->key, &h, offsetof(head, is));
     change_key(l, kind, payload, bytes);
-    return send_all(l->fd, &h, sizeof h, deadline_s) && send_all(l->fd, payload, bytes, deadline_s);
+    return move_all(l->fd, &h, sizeof h, POLLOUT, deadline_s) == WHOLE &&
+           move_all(l->fd, (void *)payload, bytes, POLLOUT, deadline_s) == WHOLE;
 }
 
 static bool is_sound(const line *l, const head *h) {
@@ -191,11 +176,25 @@ static bool is_its_payload(line *l, const head *h, const void *payload) {
 
 // WHOLE: or there are more bytes than there is room for, and only the head has been received.
 static outcome receive_frame(line *l, head *h, void *payload, int64_t room, double deadline_s) {
-    outcome how = receive_all(l->fd, h, sizeof *h, deadline_s);
+    outcome how = move_all(l->fd, h, sizeof *h, POLLIN, deadline_s);
     if (how == WHOLE && !is_sound(l, h)) how = FALSE_FRAME;
     if (how != WHOLE || h->bytes > room) return how;
-    how = receive_all(l->fd, payload, h->bytes, deadline_s);
+    how = move_all(l->fd, payload, h->bytes, POLLIN, deadline_s);
     return how == WHOLE && !is_its_payload(l, h, payload) ? FALSE_FRAME : how;
+}
+
+// --- sockets ---
+
+static void set(int fd, int level, int option, int value) {
+    setsockopt(fd, level, option, &value, sizeof value);
+}
+
+static void keep_alive(int fd) {
+    set(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+    set(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+    set(fd, IPPROTO_TCP, TCP_KEEPIDLE, 10);
+    set(fd, IPPROTO_TCP, TCP_KEEPINTVL, 5);
+    set(fd, IPPROTO_TCP, TCP_KEEPCNT, 3);
 }
 
 // --- somebody is gone ---
@@ -245,30 +244,25 @@ static void take(sockets *s, int from, uint32_t kind, void *to, int64_t bytes, d
 }
 
 static void give(sockets *s, int to, uint32_t kind, const void *from, int64_t bytes, double deadline_s) {
-    if (!send_frame(s, &s->line[to], kind, from, bytes, deadline_s)) lost(s, to);
-}
-
-static double end_of_gather(const sockets *s) {
-    return deadline_of(s, s->base.rank ? LAST_WORDS_S : 0);
+    pthread_mutex_lock(&s->busy);
+    bool sent = send_frame(s, &s->line[to], kind, from, bytes, deadline_s);
+    pthread_mutex_unlock(&s->busy);
+    if (!sent) lost(s, to);
 }
 
 static void collect(sockets *s, uint32_t kind, const void *mine, void *all, int64_t bytes) {
-    double deadline_s = end_of_gather(s);
+    double deadline_s = deadline_of(s, s->base.rank ? LAST_WORDS_S : 0);
     if (s->base.rank != 0) give(s, 0, kind, mine, bytes, deadline_s);
     for (int i = 1; i < s->lines; i++) take(s, i, kind, (char *)all + i * bytes, bytes, deadline_s);
-    if (s->base.rank == 0 && bytes > 0) memcpy(all, mine, (size_t)bytes);
+    if (s->base.rank == 0) memcpy(all, mine, (size_t)bytes);
 }
 
 static void distribute(sockets *s, uint32_t kind, void *all, int64_t bytes) {
-    double deadline_s = end_of_gather(s);
+    double deadline_s = deadline_of(s, s->base.rank ? LAST_WORDS_S : 0);
+    for (int i = 1; i < s->lines; i++) give(s, i, kind, all, bytes * s->base.size, deadline_s);
+    if (s->base.rank == 0) return;
     pthread_mutex_lock(&s->busy);
-    if (s->base.rank != 0) take(s, 0, kind, all, bytes * s->base.size, deadline_s);
-    for (int i = 1; i < s->lines; i++) {
-        bool sent = send_frame(s, &s->line[i], kind, all, bytes * s->base.size, deadline_s);
-        if (sent) continue;
-        pthread_mutex_unlock(&s->busy);
-        lost(s, i);
-    }
+    take(s, 0, kind, all, bytes * s->base.size, deadline_s);
     pthread_mutex_unlock(&s->busy);
 }
 
@@ -295,20 +289,24 @@ static void *notice_who_goes(void *argument) {
 
 // --- strangers, at rank 0 ---
 
+static void forget(sockets *s, line *l) {
+    memmove(l, l + 1, (size_t)(&s->stranger[s->strangers--] - (l + 1)) * sizeof *l);
+}
+
 // why NULL: not worth a note.
-static void send_away(sockets *s, stranger *who, const char *why) {
+static void send_away(sockets *s, line *l, const char *why) {
     struct sockaddr_storage from;
     socklen_t length = sizeof from;
     char host[64] = "?", port[16] = "?";
     if (why && ++s->notes <= NOTES_MAX) {
-        if (getpeername(who->line.fd, (struct sockaddr *)&from, &length) == 0)
+        if (getpeername(l->fd, (struct sockaddr *)&from, &length) == 0)
             getnameinfo((struct sockaddr *)&from, length, host, sizeof host, port, sizeof port,
                         NI_NUMERICHOST | NI_NUMERICSERV);
         fprintf(stderr, "note: rank 0 has closed a connection from %s port %s: %s%s\n", host, port, why,
                 s->notes == NOTES_MAX ? " (no more of these notes)" : "");
     }
-    close(who->line.fd);
-    *who = s->stranger[--s->strangers];
+    close(l->fd);
+    forget(s, l);
 }
 
 // Why this process is no rank of this run; "": it is one.
@@ -326,40 +324,34 @@ static void refuse(const sockets *s, const hello *h, char reason[REASON_LENGTH])
                  s->line[h->rank].host, h->host);
 }
 
-static void let_in(sockets *s, stranger *who) {
-    hello *h = &who->said.hello;
-    line *l = &who->line;
+static void let_in(sockets *s, line *l, hello *h) {
     char reason[REASON_LENGTH];
     h->host[HOST_LENGTH - 1] = 0;
     memcpy(l->host, cf_printable(h->host), sizeof l->host);
     refuse(s, h, reason);
     if (!send_frame(s, l, REPLY, reason, (int64_t)strlen(reason) + 1, 0) || *reason) {
-        send_away(s, who, *reason ? reason : NULL);
+        send_away(s, l, *reason ? reason : NULL);
         return;
     }
+    set(l->fd, SOL_SOCKET, SO_RCVLOWAT, 1);
     s->line[h->rank] = *l;
     s->joined++;
-    *who = s->stranger[--s->strangers];
+    forget(s, l);
 }
 
-static bool is_late(const stranger *who) {
-    return now_s() - who->since_s > STRANGER_S;
-}
-
-static void hear_stranger(sockets *s, stranger *who) {
-    const head *h = &who->said.head;
-    size_t missing = sizeof who->said - who->got;
-    ssize_t came = recv(who->line.fd, (char *)&who->said + who->got, missing, MSG_DONTWAIT);
-    if (came > 0) who->got += (size_t)came;
-    if (came == 0 || (came < 0 && errno != EAGAIN && errno != EINTR))
-        send_away(s, who, NULL);
-    else if (who->got < sizeof who->said) {
-        if (is_late(who)) send_away(s, who, "it has said no hello");
-    } else if (is_sound(&who->line, h) && h->kind == HELLO && h->bytes == sizeof(hello) &&
-               is_its_payload(&who->line, h, &who->said.hello))
-        let_in(s, who);
+// Who speaks has sent as much as a hello, or has hung up: the kernel keeps the rest back.
+static void hear_stranger(sockets *s, line *l, bool speaks) {
+    head h;
+    hello said;
+    if (!speaks) {
+        if (now_s() - l->since_s > STRANGER_S) send_away(s, l, "it has said no hello");
+        return;
+    }
+    outcome how = receive_frame(l, &h, &said, sizeof said, 0);
+    if (how == WHOLE && h.kind == HELLO && h.bytes == sizeof said)
+        let_in(s, l, &said);
     else
-        send_away(s, who, "what it says is no hello with this run's COMMFUSE_SECRET");
+        send_away(s, l, how == CLOSED ? NULL : "what it says is no hello with this run's COMMFUSE_SECRET");
 }
 
 CF_NORETURN static void too_few_files(const sockets *s) {
@@ -377,49 +369,31 @@ static void allow_files(rlim_t needed) {
     setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-static void keep_alive(int fd) {
-    static const struct {
-        int level, name, value;
-    } options[] = {{IPPROTO_TCP, TCP_NODELAY, 1},
-                   {SOL_SOCKET, SO_KEEPALIVE, 1},
-                   {IPPROTO_TCP, TCP_KEEPIDLE, 10},
-                   {IPPROTO_TCP, TCP_KEEPINTVL, 5},
-                   {IPPROTO_TCP, TCP_KEEPCNT, 3}};
-    for (size_t i = 0; i < sizeof options / sizeof *options; i++)
-        setsockopt(fd, options[i].level, options[i].name, &options[i].value, sizeof options[i].value);
-}
-
-static stranger *oldest(sockets *s) {
-    stranger *first = s->stranger;
-    for (int i = 1; i < s->strangers; i++)
-        if (s->stranger[i].since_s < first->since_s) first = &s->stranger[i];
-    return first;
-}
-
 static void accept_strangers(sockets *s, int listener) {
     for (int i = 0; i < ACCEPTS; i++) {
         int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         bool full = fd < 0 ? errno == EMFILE || errno == ENFILE
                            : s->strangers == s->lines - s->joined + STRANGERS_MAX;
         if (full && s->strangers == 0) too_few_files(s);
-        if (full) send_away(s, oldest(s), "others have come, and it has said no hello");
+        if (full) send_away(s, s->stranger, "others have come, and it has said no hello");
         if (fd < 0) return;
-        stranger *who = &s->stranger[s->strangers++];
-        *who = (stranger){.line = {.fd = fd, .key = s->secret}, .since_s = now_s()};
+        line *l = &s->stranger[s->strangers++];
+        *l = (line){.fd = fd, .key = s->secret, .since_s = now_s()};
         cf_mac random;
         cf_random(&random, sizeof random);
         keep_alive(fd);
-        if (!send_frame(s, &who->line, CHALLENGE, &random, sizeof random, 0)) send_away(s, who, NULL);
+        set(fd, SOL_SOCKET, SO_RCVLOWAT, (int)(sizeof(head) + sizeof(hello)));
+        if (!send_frame(s, l, CHALLENGE, &random, sizeof random, 0)) send_away(s, l, NULL);
     }
 }
 
 // --- how rank 0 is met ---
 
 static int listener_at(const struct addrinfo *at) {
-    int fd = socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), on = 1;
+    int fd = socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0) return -1;
-    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    if (at->ai_family == AF_INET6) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof on);
+    set(fd, SOL_SOCKET, SO_REUSEADDR, 1);
+    if (at->ai_family == AF_INET6) set(fd, IPPROTO_IPV6, IPV6_V6ONLY, 1);
     if (bind(fd, at->ai_addr, at->ai_addrlen) == 0 && listen(fd, SOMAXCONN) == 0) return fd;
     int why = errno;
     close(fd);
@@ -496,7 +470,7 @@ static void meet_all(sockets *s, double deadline_s) {
         for (int i = 0; i < s->lines; i++) // poll() passes over negative ones
             s->look[count++] = (struct pollfd){.fd = s->line[i].fd, .events = POLLRDHUP};
         for (int i = 0; i < strangers; i++)
-            s->look[count++] = (struct pollfd){.fd = s->stranger[i].line.fd, .events = POLLIN};
+            s->look[count++] = (struct pollfd){.fd = s->stranger[i].fd, .events = POLLIN};
         for (int i = 0; i < s->listeners; i++)
             s->look[count++] = (struct pollfd){.fd = s->listener[i], .events = POLLIN};
         int found = poll(s->look, (nfds_t)count, RETRY_MS);
@@ -504,8 +478,8 @@ static void meet_all(sockets *s, double deadline_s) {
         if (found < 0) continue;
         for (int i = 0; i < s->lines; i++)
             if (s->look[i].revents) lost(s, i);
-        for (int i = strangers - 1; i >= 0; i--) // the last takes the place of one that goes
-            if (s->look[s->lines + i].revents || is_late(&s->stranger[i])) hear_stranger(s, &s->stranger[i]);
+        for (int i = strangers - 1; i >= 0; i--) // those behind one that goes move up
+            hear_stranger(s, &s->stranger[i], s->look[s->lines + i].revents != 0);
         for (int i = 0; i < s->listeners; i++)
             if (s->look[s->lines + strangers + i].revents) accept_strangers(s, s->listener[i]);
     }
