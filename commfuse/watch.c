@@ -70,9 +70,19 @@ typedef struct card { // where a rank can be asked; equal on all ranks of one ho
     uint64_t random[2];
 } card;
 
+typedef struct question {
+    double asked_ms, sent_ms;
+    uint64_t number;
+    bool refused;
+} question;
+
 struct cf_watch {
     int rank, size, socket;
-    card *cards;
+    card *cards; // (size), as all that follows
+    int asking;  // the socket of an inquiry
+    cf_answer *answers;
+    question *questions;
+    int *next;
     cf_mac key;
     bool deaf; // ranks cannot reach each other; the same on all of them
     pthread_t thread;
@@ -151,7 +161,7 @@ static cf_mac code_of(const cf_watch *w, const packet *p) {
 }
 
 // Where this rank is.
-static packet packet_of(cf_watch *w, int kind, int to, uint64_t question) {
+static packet packet_of(cf_watch *w, int kind, int to, uint64_t number) {
     packet p;
     memset(&p, 0, sizeof p);
     pthread_mutex_lock(&w->lock);
@@ -162,7 +172,7 @@ static packet packet_of(cf_watch *w, int kind, int to, uint64_t question) {
     p.kind = kind;
     p.from = w->rank;
     p.to = to;
-    p.question = question;
+    p.question = number;
     p.code = code_of(w, &p);
     return p;
 }
@@ -284,72 +294,50 @@ bool cf_watch_is_over(cf_watch *w, double waited_ms) {
 
 // --- the inquiry ---
 
-typedef struct question {
-    double asked_ms, sent_ms;
-    uint64_t number;
-    bool refused;
-} question;
-
-typedef struct inquiry {
-    cf_watch *w;
-    int socket;
-    cf_answer *answers;
-    question *questions;
-    int *next;
-} inquiry;
-
-static inquiry *begin_inquiry(cf_watch *w) {
-    size_t size = (size_t)w->size;
+// Anew; whoever was asked before may be asked again.
+static void begin_inquiry(cf_watch *w) {
     int on = 1;
-    inquiry *q = calloc(1, sizeof *q);
-    if (!q || !(q->answers = calloc(size, sizeof *q->answers)) ||
-        !(q->next = calloc(size, sizeof *q->next)) || !(q->questions = calloc(size, sizeof *q->questions)))
-        cf_die(NULL, "out of memory for an inquiry among %d ranks", w->size);
-    q->w = w;
-    q->socket = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    if (q->socket >= 0) setsockopt(q->socket, IPPROTO_IP, IP_RECVERR, &on, sizeof on);
-    return q;
+    memset(w->answers, 0, (size_t)w->size * sizeof *w->answers);
+    memset(w->questions, 0, (size_t)w->size * sizeof *w->questions);
+    w->asking = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (w->asking >= 0) setsockopt(w->asking, IPPROTO_IP, IP_RECVERR, &on, sizeof on);
 }
 
-static void end_inquiry(inquiry *q) {
-    if (q->socket >= 0) close(q->socket);
-    free(q->answers);
-    free(q->questions);
-    free(q->next);
-    free(q);
+static void end_inquiry(cf_watch *w) {
+    if (w->asking >= 0) close(w->asking);
 }
 
-static void send_to(inquiry *q, int kind, int rank) {
-    packet p = packet_of(q->w, kind, rank, q->questions[rank].number);
-    q->questions[rank].sent_ms = cf_now_ms();
-    send_packet(q->w, q->socket, &p);
+static void send_to(cf_watch *w, int kind, int rank) {
+    packet p = packet_of(w, kind, rank, w->questions[rank].number);
+    w->questions[rank].sent_ms = cf_now_ms();
+    send_packet(w, w->asking, &p);
 }
 
-static int ask_next(inquiry *q) {
-    int count = cf_inquiry_next(q->answers, q->w->size, q->w->rank, q->next);
+static int ask_next(cf_watch *w) {
+    int count = cf_inquiry_next(w->answers, w->size, w->rank, w->next);
     for (int i = 0; i < count; i++) {
-        question *asked = &q->questions[q->next[i]];
-        q->answers[q->next[i]].kind = CF_ASKED;
+        question *asked = &w->questions[w->next[i]];
+        w->answers[w->next[i]].kind = CF_ASKED;
         cf_random(&asked->number, sizeof asked->number);
         asked->asked_ms = cf_now_ms();
-        send_to(q, QUESTION, q->next[i]);
+        send_to(w, QUESTION, w->next[i]);
     }
     return count;
 }
 
 // What is there, and of it what answers.
-static void hear_answers(inquiry *q) {
+static void hear_answers(cf_watch *w) {
     packet p;
     struct sockaddr_in from;
     char any;
-    for (int i = 0; i < PACKETS_MAX && recv(q->socket, &any, sizeof any, MSG_PEEK | MSG_DONTWAIT) >= 0; i++)
-        if (receive_packet(q->w, q->socket, MSG_DONTWAIT, &p, &from) && p.kind == ANSWER &&
-            q->answers[p.from].kind == CF_ASKED && p.question == q->questions[p.from].number)
-            q->answers[p.from] = (cf_answer){CF_ANSWERED, p.where};
+    for (int i = 0; i < PACKETS_MAX && recv(w->asking, &any, sizeof any, MSG_PEEK | MSG_DONTWAIT) >= 0; i++)
+        if (receive_packet(w, w->asking, MSG_DONTWAIT, &p, &from) && p.kind == ANSWER &&
+            w->answers[p.from].kind == CF_ASKED && p.question == w->questions[p.from].number)
+            w->answers[p.from] = (cf_answer){CF_ANSWERED, p.where};
 }
 
 // Questions that came back: on that host nobody listens at that port. All local ranks are at one address.
-static void hear_refusals(inquiry *q) {
+static void hear_refusals(cf_watch *w) {
     for (;;) {
         union {
             struct cmsghdr aligned;
@@ -360,65 +348,64 @@ static void hear_refusals(inquiry *q) {
                                  .msg_namelen = sizeof to,
                                  .msg_control = &control,
                                  .msg_controllen = sizeof control};
-        if (recvmsg(q->socket, &message, MSG_ERRQUEUE | MSG_DONTWAIT) < 0) return;
+        if (recvmsg(w->asking, &message, MSG_ERRQUEUE | MSG_DONTWAIT) < 0) return;
         struct cmsghdr *c = CMSG_FIRSTHDR(&message);
         if (!c || c->cmsg_type != IP_RECVERR) continue;
         struct sock_extended_err error;
         memcpy(&error, CMSG_DATA(c), sizeof error);
         if (error.ee_errno != ECONNREFUSED) continue;
-        for (int i = 0; i < q->w->size; i++)
-            if (q->w->cards[i].port == to.sin_port && reaches(q->w, i, to.sin_addr.s_addr))
-                q->questions[i].refused = true;
+        for (int i = 0; i < w->size; i++)
+            if (w->cards[i].port == to.sin_port && reaches(w, i, to.sin_addr.s_addr))
+                w->questions[i].refused = true;
     }
 }
 
 // Nothing comes from it any more: it said so itself, it is dead, or it is silent.
-static void conclude(inquiry *q, int rank) {
-    cf_watch *w = q->w;
+static void conclude(cf_watch *w, int rank) {
     pthread_mutex_lock(&w->lock);
     if (w->farewells[rank].kind == CF_ANSWERED)
-        q->answers[rank] = w->farewells[rank];
+        w->answers[rank] = w->farewells[rank];
     else
-        q->answers[rank].kind = q->questions[rank].refused ? CF_GONE : CF_SILENT;
+        w->answers[rank].kind = w->questions[rank].refused ? CF_GONE : CF_SILENT;
     pthread_mutex_unlock(&w->lock);
 }
 
 // How many answers are still to come.
-static int settle(inquiry *q) {
+static int settle(cf_watch *w) {
     int open = 0;
-    for (int i = 0; i < q->w->size; i++) {
-        if (q->answers[i].kind != CF_ASKED) continue;
-        double now_ms = cf_now_ms(), waited_ms = now_ms - q->questions[i].asked_ms;
-        if (waited_ms > (q->questions[i].refused ? REFUSED_MS : SILENCE_MS)) {
-            conclude(q, i);
+    for (int i = 0; i < w->size; i++) {
+        if (w->answers[i].kind != CF_ASKED) continue;
+        double now_ms = cf_now_ms(), waited_ms = now_ms - w->questions[i].asked_ms;
+        if (waited_ms > (w->questions[i].refused ? REFUSED_MS : SILENCE_MS)) {
+            conclude(w, i);
             continue;
         }
         open++;
-        if (now_ms - q->questions[i].sent_ms > REPEAT_MS) send_to(q, QUESTION, i);
+        if (now_ms - w->questions[i].sent_ms > REPEAT_MS) send_to(w, QUESTION, i);
     }
     return open;
 }
 
 // Asks all that this rank waits for, as stands in its own answer, and those that they wait for.
-static void ask_around(inquiry *q) {
-    for (int open = 0; ask_next(q) + open > 0; open = settle(q)) {
-        struct pollfd look = {q->socket, POLLIN, 0};
+static void ask_around(cf_watch *w) {
+    for (int open = 0; ask_next(w) + open > 0; open = settle(w)) {
+        struct pollfd look = {w->asking, POLLIN, 0};
         poll(&look, 1, LOOK_MS);
-        hear_answers(q);
-        hear_refusals(q);
+        hear_answers(w);
+        hear_refusals(w);
     }
 }
 
 static const char *inquire(cf_watch *w, char *text, size_t bytes) {
-    inquiry *q = begin_inquiry(w);
-    q->answers[w->rank] = (cf_answer){CF_ANSWERED, packet_of(w, FAREWELL, w->rank, 0).where};
+    begin_inquiry(w);
+    w->answers[w->rank] = (cf_answer){CF_ANSWERED, packet_of(w, FAREWELL, w->rank, 0).where};
     for (int i = 0; i < w->size; i++)
-        if (i != w->rank) send_to(q, FAREWELL, i);
-    ask_around(q);
+        if (i != w->rank) send_to(w, FAREWELL, i);
+    ask_around(w);
     for (int i = 0; i < w->size; i++)
-        if (q->answers[i].kind == CF_SILENT) send_to(q, SILENCE, i);
-    const char *hint = cf_inquiry_verdict(q->answers, w->size, w->rank, text, bytes);
-    end_inquiry(q);
+        if (w->answers[i].kind == CF_SILENT) send_to(w, SILENCE, i);
+    const char *hint = cf_inquiry_verdict(w->answers, w->size, w->rank, text, bytes);
+    end_inquiry(w);
     return hint;
 }
 
@@ -458,12 +445,12 @@ void cf_watch_farewell(void) {
 
 // Every rank asks the one behind it, so that each host is asked from another one before it matters.
 static bool neighbour_answers(cf_watch *w) {
-    inquiry *q = begin_inquiry(w);
+    begin_inquiry(w);
     int neighbour = (w->rank + 1) % w->size;
-    q->answers[w->rank] = (cf_answer){CF_ANSWERED, {.waits = true, .peer = neighbour}};
-    ask_around(q);
-    bool answers = q->answers[neighbour].kind == CF_ANSWERED;
-    end_inquiry(q);
+    w->answers[w->rank] = (cf_answer){CF_ANSWERED, {.waits = true, .peer = neighbour}};
+    ask_around(w);
+    bool answers = w->answers[neighbour].kind == CF_ANSWERED;
+    end_inquiry(w);
     return answers;
 }
 
@@ -477,8 +464,7 @@ static void try_it(cf_watch *w, cf_watch_gather *gather, void *argument) {
         if (!w->deaf && w->rank == 0)
             fprintf(stderr,
                     "note: rank %d cannot reach rank %d by UDP (a firewall between their hosts, or another "
-                    "COMMFUSE_SECRET?); "
-                    "should ranks stop, messages cannot tell why\n",
+                    "COMMFUSE_SECRET?); should ranks stop, messages cannot say why\n",
                     i, (i + 1) % w->size);
         w->deaf = true;
     }
@@ -495,8 +481,10 @@ static void keep_to_host(const cf_watch *w) {
 cf_watch *cf_watch_open(int rank, int size, cf_watch_gather *gather, void *argument) {
     if (size == 1) return NULL;
     cf_watch *w = calloc(1, sizeof *w);
-    if (!w || !(w->cards = calloc((size_t)size, sizeof *w->cards)) ||
-        !(w->farewells = calloc((size_t)size, sizeof *w->farewells)))
+    size_t n = (size_t)size;
+    if (!w || !(w->cards = calloc(n, sizeof *w->cards)) || !(w->answers = calloc(n, sizeof *w->answers)) ||
+        !(w->farewells = calloc(n, sizeof *w->farewells)) || !(w->next = calloc(n, sizeof *w->next)) ||
+        !(w->questions = calloc(n, sizeof *w->questions)))
         cf_die(NULL, "out of memory for the watch of %d ranks", size);
     w->rank = rank;
     w->size = size;
@@ -509,7 +497,7 @@ cf_watch *cf_watch_open(int rank, int size, cf_watch_gather *gather, void *argum
     w->socket = open_socket(&mine.port);
     gather(argument, &mine, w->cards, sizeof mine);
     cf_mac secret = cf_secret();
-    w->key = cf_mac_of(&secret, w->cards, (size_t)size * sizeof *w->cards);
+    w->key = cf_mac_of(&secret, w->cards, n * sizeof *w->cards);
     keep_to_host(w);
     if (w->socket >= 0 && pthread_create(&w->thread, NULL, listen_to_others, w) != 0)
         cf_die(NULL, "cannot start the thread of the watch");
@@ -525,6 +513,9 @@ void cf_watch_close(cf_watch *w) {
         close(w->socket);
     }
     free(w->farewells);
+    free(w->answers);
+    free(w->questions);
+    free(w->next);
     free(w->cards);
     pthread_mutex_destroy(&w->lock);
     free(w);

@@ -175,20 +175,21 @@ static void a_label_drives_no_terminal(void **state) {
 static void an_answer_to_another_question_is_none(void **state) {
     (void)state;
     open_watches("");
-    inquiry *q = begin_inquiry(m.watch[0]);
+    cf_watch *w = m.watch[0];
+    begin_inquiry(w);
     struct sockaddr_in here = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t length = sizeof here;
-    assert_int_equal(bind(q->socket, (struct sockaddr *)&here, sizeof here), 0);
-    getsockname(q->socket, (struct sockaddr *)&here, &length);
-    q->answers[1].kind = CF_ASKED;
-    q->questions[1].number = 4711;
+    assert_int_equal(bind(w->asking, (struct sockaddr *)&here, sizeof here), 0);
+    getsockname(w->asking, (struct sockaddr *)&here, &length);
+    w->answers[1].kind = CF_ASKED;
+    w->questions[1].number = 4711;
     packet p = forged(ANSWER, &m.watch[0]->key);
     for (p.question = 4710; p.question <= 4711; p.question++) {
         deliver(sealed(p), "127.0.0.1", here.sin_port);
-        hear_answers(q);
-        assert_int_equal(q->answers[1].kind, p.question == 4711 ? CF_ANSWERED : CF_ASKED);
+        hear_answers(w);
+        assert_int_equal(w->answers[1].kind, p.question == 4711 ? CF_ANSWERED : CF_ASKED);
     }
-    end_inquiry(q);
+    end_inquiry(w);
 }
 
 static int open_files(void) {
