@@ -43,11 +43,13 @@ CFLAGS  += -std=gnu11 -g $(OPT) $(OMP) $(WARN)
 DEPS    := $(CURDIR)/build/deps
 VERSION := $(shell git describe --always --dirty 2>/dev/null || cat $(DEPS)/version 2>/dev/null || echo unknown)
 CJSON   := -lcjson
+CRYPTO  := -lcrypto
 ifneq ($(wildcard $(DEPS)/include),)
 export CPATH := $(DEPS)/include$(if $(CPATH),:$(CPATH))
 CJSON   := -L$(DEPS)/lib -Xlinker -rpath=$(DEPS)/lib -lcjson
+CRYPTO  := -L$(DEPS)/lib -Xlinker -rpath=$(DEPS)/lib -lcrypto
 endif
-LIBS    := -ldnnl $(CJSON) $(MPI_LIBS) -lpthread -lm
+LIBS    := -ldnnl $(CJSON) $(CRYPTO) $(MPI_LIBS) -lpthread -lm
 
 commfuse := $(patsubst %.c,$(B)/%.o,$(wildcard commfuse/*.c))
 gemm_bf16 := $(wildcard layers/gemm_bf16*.c)
@@ -191,11 +193,11 @@ build/cuda-$(1)/train_gpt.o: train_gpt.cu $$(B)/version
 	@mkdir -p $$(@D)
 	$$(NVCC) $$(NVCCFLAGS) $$(CUDA_INCLUDES) $$(real_$(1)) -DVERSION='"$$(VERSION)"' -DOTHER_PROGRAM='"$$(name_$(2))"' -MMD -MP -c -o $$@ $$<
 build/cuda-$(1)/train_gpt: build/cuda-$(1)/train_gpt.o $$(patsubst %,build/cuda-$(1)/%,$$(gpu_objects) $$(data_objects))
-	$$(NVCC) -Xcompiler -fopenmp -o $$@ $$^ $$(CUDA_LIBS) $$(CJSON) $$(MPI_LINK) -lpthread -lm
+	$$(NVCC) -Xcompiler -fopenmp -o $$@ $$^ $$(CUDA_LIBS) $$(CJSON) $$(CRYPTO) $$(MPI_LINK) -lpthread -lm
 build/cuda-$(1)/tests/%: tests/%.c $$(gpu_objects:%=build/cuda-$(1)/%)
 	@mkdir -p $$(@D)
 	$$(CC) $$(CFLAGS) $$(real_$(1)) -MMD -MP -I. -c -o $$@.o $$<
-	$$(NVCC) -Xcompiler -fopenmp -o $$@ $$@.o $$(filter %.o,$$^) $$(CUDA_LIBS) $$(DATA_LIBS) $$(MPI_LINK) -lpthread -lm
+	$$(NVCC) -Xcompiler -fopenmp -o $$@ $$@.o $$(filter %.o,$$^) $$(CUDA_LIBS) $$(DATA_LIBS) $$(CRYPTO) $$(MPI_LINK) -lpthread -lm
 build/cuda-$(1)/tests/bench/bench_train: $$(data_objects:%=build/cuda-$(1)/%)
 build/cuda-$(1)/tests/bench/bench_train: DATA_LIBS := $$(CJSON)
 # What measures the device needs no more than the device.
@@ -264,6 +266,7 @@ config: ## what was found on this machine
 	@echo "mpi          $$(mpirun --version 2>/dev/null | head -2 | tr -s ' \n' ' ')[$(if $(MPI_LIBS),mpicc links$(foreach l,$(filter -l%,$(MPI_LIBS)), $l),missing: scripts/install_deps.sh)]"
 	@echo "oneDNN       $$(printf '#include <dnnl.h>\n' | $(CC) -E -x c - >/dev/null 2>&1 && echo found || echo missing: scripts/install_deps.sh)"
 	@echo "cJSON        $$(printf '#include <cjson/cJSON.h>\n' | $(CC) -E -x c - >/dev/null 2>&1 && echo found || echo missing: scripts/install_deps.sh)"
+	@echo "OpenSSL      $$(printf '#include <openssl/hmac.h>\n' | $(CC) -E -x c - >/dev/null 2>&1 && echo found || echo missing: scripts/install_deps.sh)"
 	@echo "xxHash       $$(printf '#include <xxhash.h>\n' | $(CC) -E -x c - >/dev/null 2>&1 && echo found || echo missing: scripts/install_deps.sh)"
 	@echo "cmocka       $$(printf '#include <stdarg.h>\n#include <stddef.h>\n#include <stdint.h>\n#include <setjmp.h>\n#include <cmocka.h>\n' | $(CC) -E -x c - >/dev/null 2>&1 && echo found || echo missing: scripts/install_deps.sh)"
 	@echo "python       $(PYTHON): $$($(PYTHON) -c 'import sys, numpy, matplotlib; print(sys.version.split()[0], "numpy", numpy.__version__, "matplotlib", matplotlib.__version__)' 2>/dev/null || echo 'numpy or matplotlib missing: scripts/install_deps.sh')"

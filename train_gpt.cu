@@ -14,7 +14,6 @@
 //
 // A step lasts until the next one begins, or what comes between: validation, samples, a save, the end. Then its
 // figures are reported at once.
-#include <ctype.h>
 #include <errno.h>
 #include <math.h>
 #include <signal.h>
@@ -26,6 +25,7 @@
 #include "commfuse/choice.h"
 #include "commfuse/die.h"
 #include "commfuse/fuse.h"
+#include "commfuse/printable.h"
 #include "commfuse/stop.h"
 #include "commfuse/timeline.h"
 #include "data/accounts.h"
@@ -886,11 +886,11 @@ static void sample(trainer *t, int64_t step) {
     if (!root(t)) return;
     if (!t->words && V > vocabulary_size(NULL)) tell_of_missing_words(V);
     char *end = text;
-    for (int i = 0; i < SAMPLE_TOKENS; i++)
-        for (int bytes = vocabulary_bytes(t->words, token[i], end); bytes > 0; bytes--, end++)
-            if (iscntrl((unsigned char)*end) && *end != '\n' && *end != '\t')
-                *end = ' '; // a terminal obeys them
+    for (int i = 0; i < SAMPLE_TOKENS; i++) end += vocabulary_bytes(t->words, token[i], end);
     *end = 0;
+    for (char *at = text; at < end; at++)
+        if (!*at) *at = ' '; // bytes of a model without words
+    cf_printable(text);
     progress_break();
     printf("step %5lld  sample\n%s\n---\n", (long long)step, text);
     fflush(stdout);

@@ -2,7 +2,8 @@
 // never in a step. Two ways to start a run, and the environment tells which:
 //   mpirun, or srun with PMI     MPI (if the program was built with it)
 //   torchrun, srun, by hand      RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT:
-//                                rank 0 listens there, the others connect; a lost connection ends the run
+//                                rank 0 listens there, the others connect and prove that they know COMMFUSE_SECRET
+//                                (secret.h); a lost connection ends the run
 // and without either the process is alone. (The program for CPUs knows MPI only.)
 #ifndef CF_BOOTSTRAP_H
 #define CF_BOOTSTRAP_H
@@ -19,7 +20,6 @@ struct cf_bootstrap {
     int rank, size;
     int local_rank, local_size; // among the ranks of this host
     double timeout_s;           // longest wait for a rank from now on; 0: for ever
-    void *state;
     // all (size, bytes) = what every rank gives, on every rank. Collective.
     void (*allgather)(cf_bootstrap *, const void *mine, void *all, int64_t bytes);
     void (*close)(cf_bootstrap *); // collective; frees the bootstrap
@@ -27,7 +27,9 @@ struct cf_bootstrap {
 
 // Also tells die who this process is and how to end the others. timeout_s: longest wait for a rank to appear.
 cf_bootstrap *cf_bootstrap_create(int *argc, char ***argv, double timeout_s);
-// For cf_bootstrap_create: NULL where the program was built without MPI or was not started by it.
+// For cf_bootstrap_create. Rank 0 is at address and port.
+cf_bootstrap *cf_bootstrap_sockets(int rank, int size, const char *address, int port, double timeout_s);
+// NULL where the program was built without MPI or was not started by it.
 cf_bootstrap *cf_bootstrap_mpi(int *argc, char ***argv, double timeout_s);
 // MPI's world, if need be of this process alone.
 cf_bootstrap *cf_bootstrap_of_mpi(int *argc, char ***argv, double timeout_s);

@@ -6,6 +6,7 @@
 //   5. _exit without running exit handlers, which may wait for threads stuck in a library.
 // Several threads may die at once (compute and progress): the first one does the above, the others stop.
 #include "die.h"
+#include "printable.h"
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -79,6 +80,7 @@ static void print(const char *hint, const char *format, va_list arguments) {
     char who[128], text[2048];
     cf_die_name(who, sizeof who);
     vsnprintf(text, sizeof text, format, arguments);
+    cf_printable(text);
     // One write, so that messages of several ranks do not mix.
     char message[4096];
     snprintf(message, sizeof message, "\nerror: %s: %s\n%s%s%s", who, text, hint ? "hint:  " : "",

@@ -57,10 +57,11 @@ bool cf_flights_hold_back(const cf_flights *all);
 // Ends the run unless MPI_SUCCESS. r: what it was for, or NULL.
 void cf_mpi_check(int code, const char *call, const cf_request *r);
 
-// NULL: yes. Any thread may ask.
+// NULL: yes. Any thread may ask. Who is about to sleep has said so before it asks, and the other thread looks for sleepers
+// after it has written: in one order for all, or both may miss each other (on AArch64, where a weaker load may be early).
 static inline bool cf_reached(const cf_request *r, cf_point point) {
-    if (!r || __atomic_load_n(&r->state, __ATOMIC_ACQUIRE) == CF_DONE) return true;
-    return point == CF_ARRIVED && __atomic_load_n(&r->received, __ATOMIC_ACQUIRE);
+    if (!r || __atomic_load_n(&r->state, __ATOMIC_SEQ_CST) == CF_DONE) return true;
+    return point == CF_ARRIVED && __atomic_load_n(&r->received, __ATOMIC_SEQ_CST);
 }
 
 #endif

@@ -33,8 +33,8 @@ static walk walk_from(const cf_answer *answers, int size, int me) {
     w.from[me] = me;
     for (int i = 0; i < w.count; i++) {
         const cf_answer *a = &answers[w.order[i]];
-        for (int j = 0; waits(a) && j < a->where.peers; j++) {
-            int peer = a->where.peer[j];
+        for (int j = 0; waits(a) && j < (a->where.peer < 0 ? a->where.size : 1); j++) {
+            int peer = a->where.peer < 0 ? a->where.first + j * a->where.stride : a->where.peer;
             if (w.from[peer] >= 0) continue;
             w.from[peer] = w.order[i];
             w.order[w.count++] = peer;
@@ -81,8 +81,8 @@ static void add_operation(words *out, const cf_whereabouts *at) {
 }
 
 static void add_waiting(words *out, const cf_whereabouts *at) {
-    if (at->peers == 1)
-        add(out, "it waits for rank %d: ", at->peer[0]);
+    if (at->peer >= 0)
+        add(out, "it waits for rank %d: ", at->peer);
     else
         add(out, "it waits for the other ranks: ");
     add_operation(out, at);
@@ -120,7 +120,7 @@ static bool same_operation(const cf_whereabouts *a, const cf_whereabouts *b) {
 }
 
 static bool side_by_side(const cf_whereabouts *a, const cf_whereabouts *b) {
-    return a->peers > 1 && b->peers > 1 && a->group == b->group && same_operation(a, b);
+    return a->peer < 0 && b->peer < 0 && a->group == b->group && same_operation(a, b);
 }
 
 // --- the two cases ---

@@ -17,16 +17,16 @@ extern "C" {
 
 enum { CF_INQUIRY_GROUPS = 16, CF_INQUIRY_LABEL = 64 };
 
-// What a rank says of itself.
+// What a rank says of itself. It travels as it is.
 typedef struct cf_whereabouts {
-    bool waits;                        // for `peers` of them; otherwise it computes
+    int32_t waits;                     // for peer; otherwise it computes
+    int32_t peer;                      // world rank; -1: all others of its group, in a collective
+    int32_t first, stride, size;       // world ranks of that group: first, first + stride, …
+    int32_t group;                     // as numbered in the order bound, the same on all ranks
+    int32_t layer, step;               // of what it waits for, or the last that it has posted; -1: none
     double since_s;                    // for how long it has done so
-    char label[CF_INQUIRY_LABEL];      // what it waits for, or the last that it has posted; "": nothing yet
-    int layer, step;                   // of that; -1: none
-    int group;                         // of that, as numbered in the order bound, the same on all ranks
     int64_t posted[CF_INQUIRY_GROUPS]; // requests so far in each of its groups
-    int peers;
-    const int *peer; // world ranks, not itself; several: in a collective
+    char label[CF_INQUIRY_LABEL];      // of the operation; "": nothing yet
 } cf_whereabouts;
 
 typedef enum { CF_UNASKED, CF_ASKED, CF_ANSWERED, CF_SILENT, CF_GONE } cf_answer_kind;

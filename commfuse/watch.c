@@ -1,7 +1,7 @@
-// See watch.h. Everything is a packet: the run's key, who sends it, and where that rank is.
+// See watch.h. Everything is a packet: who sends it, to whom, and where that rank is.
 //
 //   QUESTION   where are you?
-//   ANSWER     here
+//   ANSWER     here; repeats the question's number, which nobody can foresee
 //   FAREWELL   I have waited too long and give up
 //   SILENCE    and you have not answered: a process that was stopped learns it when it goes on
 //
@@ -12,13 +12,19 @@
 //
 // Who has given up may have ended when it is asked. Its farewell says where it was, and counts as its answer.
 //
-// Each rank tells the IPv4 addresses of its host. Hosts with the same ones are one host, and use the loopback
+// Each rank gives the IPv4 addresses of its host. Hosts with the same ones are one host, and use the loopback
 // address; from others, those that this host has too (bridges of containers) are left out.
+//
+// Nobody is believed who sends from elsewhere, or whose packet has not the code of the run's key (secret.h). That key is
+// made of the secret and of random bytes that each rank gives, so it differs from run to run, and with a secret it
+// never travels.
 #define _GNU_SOURCE
 #include "watch.h"
 #include "device.h"
 #include "die.h"
 #include "inquiry.h"
+#include "printable.h"
+#include "secret.h"
 #include <arpa/inet.h>
 #include <errno.h>
 #include <ifaddrs.h>
@@ -31,7 +37,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
@@ -41,8 +46,8 @@ enum {
     ANSWER,
     FAREWELL,
     SILENCE,
-    ADDRESSES_MAX = 6,
-    PEERS_MAX = 8192, // told in one packet
+    ADDRESSES_MAX = 16,
+    PACKETS_MAX = 4096, // taken at a time
     LOOK_MS = 50,
     REPEAT_MS = 250,
     REFUSED_MS = 100, // who has several addresses may be met at another one
@@ -52,115 +57,47 @@ enum {
 };
 
 typedef struct packet {
-    uint64_t key;
-    int32_t kind, from;
-    int32_t waits, layer, step, group, peers;
-    double since_s;
-    int64_t posted[CF_INQUIRY_GROUPS];
-    char label[CF_INQUIRY_LABEL];
-    int32_t peer[PEERS_MAX]; // only as many as there are travel
+    cf_mac code; // of all below
+    uint64_t question;
+    int32_t kind, from, to, unused;
+    cf_whereabouts where;
 } packet;
 
-typedef struct card { // where a rank can be asked; equal on all ranks of one host but for the port
-    uint64_t key;
+typedef struct card { // where a rank can be asked; equal on all ranks of one host but for the port and random
     uint32_t address[ADDRESSES_MAX];
     int32_t addresses;
-    uint16_t port;
+    uint16_t port, unused;
+    uint64_t random[2];
 } card;
+
+typedef struct question {
+    double asked_ms, sent_ms;
+    uint64_t number;
+    bool refused;
+} question;
 
 struct cf_watch {
     int rank, size, socket;
-    card *cards;
+    card *cards; // (size), as all that follows
+    int asking;  // the socket of an inquiry
+    cf_answer *answers;
+    question *questions;
+    int *next;
+    cf_mac key;
     bool deaf; // ranks cannot reach each other; the same on all of them
     pthread_t thread;
     pthread_mutex_t lock; // of what follows
-    struct {              // what was posted last
-        char label[CF_INQUIRY_LABEL];
-        int layer, step, number;
-    } last;
-    int64_t posted[CF_INQUIRY_GROUPS];
+    cf_whereabouts last;  // what was posted last …
+    cf_whereabouts here;  // … or what is waited for
     double since_ms;
-    const cf_group *group; // waits for members of it; NULL: computes
-    int number;            // of that group
-    cf_wait wait;
+    cf_wait wait; // for cf_stop_waits()
     cf_answer *farewells;
     int told; // which rank gave up first; -1: none has
     double told_ms;
     int missed_by; // who has asked this rank in vain; -1: nobody
-    packet heard;  // the thread's, and from whom: not on its stack, which is never left in good order
-    struct sockaddr_in from;
-    socklen_t from_size;
 };
 
 static atomic_bool gave_up; // this process
-
-// --- packets ---
-
-static size_t length_of(int peers) {
-    return offsetof(packet, peer) + (size_t)peers * sizeof(int32_t);
-}
-
-// Where this rank is. Returns the length.
-static size_t write_packet(cf_watch *w, int kind, packet *p) {
-    memset(p, 0, length_of(0));
-    p->key = w->cards[0].key;
-    p->kind = kind;
-    p->from = w->rank;
-    pthread_mutex_lock(&w->lock);
-    memcpy(p->posted, w->posted, sizeof p->posted);
-    p->since_s = (cf_now_ms() - w->since_ms) * 1e-3;
-    p->waits = w->group != NULL;
-    p->group = w->group ? w->number : w->last.number;
-    p->layer = w->group ? w->wait.layer : w->last.layer;
-    p->step = w->group ? w->wait.step : w->last.step;
-    snprintf(p->label, sizeof p->label, "%s", w->group ? w->wait.label : w->last.label);
-    if (w->group && w->wait.peer >= 0) p->peer[p->peers++] = w->wait.peer;
-    for (int i = 0; w->group && w->wait.peer < 0 && i < w->group->size && p->peers < PEERS_MAX; i++)
-        if (i != w->group->rank) p->peer[p->peers++] = w->group->world[i];
-    pthread_mutex_unlock(&w->lock);
-    return length_of(p->peers);
-}
-
-// Nobody is believed who does not know the key, and nothing that cannot be.
-static bool sound(const cf_watch *w, const packet *p, ssize_t length) {
-    if (length < (ssize_t)length_of(0) || p->key != w->cards[0].key) return false;
-    if (p->from < 0 || p->from >= w->size || p->group < 0 || p->group >= CF_INQUIRY_GROUPS) return false;
-    if (p->peers < 0 || p->peers > PEERS_MAX || (size_t)length != length_of(p->peers)) return false;
-    for (int i = 0; i < p->peers; i++)
-        if (p->peer[i] < 0 || p->peer[i] >= w->size) return false;
-    return memchr(p->label, 0, sizeof p->label) != NULL;
-}
-
-static void forget(cf_answer *a) {
-    free((void *)a->where.peer);
-    memset(a, 0, sizeof *a);
-}
-
-static void read_packet(const packet *p, cf_answer *a) {
-    int *peer = malloc((size_t)(p->peers + 1) * sizeof *peer);
-    if (!peer) cf_die(NULL, "out of memory for what rank %d says", p->from);
-    for (int i = 0; i < p->peers; i++) peer[i] = p->peer[i];
-    forget(a);
-    a->kind = CF_ANSWERED;
-    a->where = (cf_whereabouts){.waits = p->waits != 0,
-                                .since_s = p->since_s,
-                                .layer = p->layer,
-                                .step = p->step,
-                                .group = p->group,
-                                .peers = p->peers,
-                                .peer = peer};
-    memcpy(a->where.label, p->label, sizeof a->where.label);
-    memcpy(a->where.posted, p->posted, sizeof a->where.posted);
-}
-
-static void copy_answer(const cf_answer *from, cf_answer *to) {
-    int *peer = malloc((size_t)(from->where.peers + 1) * sizeof *peer);
-    if (!peer) cf_die(NULL, "out of memory for what another rank said");
-    memcpy(peer, from->where.peer, (size_t)from->where.peers * sizeof *peer);
-    forget(to);
-    *to = *from;
-    to->where.peer = peer;
-}
 
 // --- addresses ---
 
@@ -170,16 +107,19 @@ static void add_address(card *c, const struct ifaddrs *i) {
     c->address[c->addresses++] = ((const struct sockaddr_in *)(const void *)i->ifa_addr)->sin_addr.s_addr;
 }
 
-// -1: this host has no IPv4.
+// -1: there is none.
 static int open_socket(uint16_t *port) {
     struct sockaddr_in any = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_ANY)};
     socklen_t length = sizeof any;
     int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    if (fd < 0 || bind(fd, (struct sockaddr *)&any, sizeof any) != 0 ||
-        getsockname(fd, (struct sockaddr *)&any, &length) != 0)
-        return -1;
+    bool bound = fd >= 0 && bind(fd, (struct sockaddr *)&any, sizeof any) == 0 &&
+                 getsockname(fd, (struct sockaddr *)&any, &length) == 0;
+    if (!bound)
+        fprintf(stderr, "note: rank %d has no UDP socket (%s); should ranks stop, messages cannot say why\n",
+                cf_die_rank(), strerror(errno));
+    if (!bound && fd >= 0) close(fd);
     *port = any.sin_port;
-    return fd;
+    return bound ? fd : -1;
 }
 
 static card own_card(void) {
@@ -189,7 +129,7 @@ static card own_card(void) {
     if (getifaddrs(&all) == 0)
         for (const struct ifaddrs *i = all; i; i = i->ifa_next) add_address(&c, i);
     freeifaddrs(all);
-    if (getrandom(&c.key, sizeof c.key, 0) != sizeof c.key) c.key = (uint64_t)getpid();
+    cf_random(c.random, sizeof c.random);
     return c;
 }
 
@@ -203,73 +143,119 @@ static bool same_host(const card *a, const card *b) {
     return a->addresses == b->addresses && memcmp(a->address, b->address, sizeof a->address) == 0;
 }
 
-// Is that where this rank sends what is for the other?
-static bool reaches(const cf_watch *w, int rank, uint32_t address) {
-    const card *mine = &w->cards[w->rank], *to = &w->cards[rank];
-    if (same_host(mine, to)) return address == htonl(INADDR_LOOPBACK);
-    return has_address(to, address) && !has_address(mine, address);
+// Does what that rank sends come from there?
+static bool is_at(const cf_watch *w, int rank, uint32_t address) {
+    const card *mine = &w->cards[w->rank], *other = &w->cards[rank];
+    return same_host(mine, other) ? address == htonl(INADDR_LOOPBACK) : has_address(other, address);
 }
 
-static void send_packet(const cf_watch *w, int socket, int rank, const packet *p, size_t length) {
-    const card *to = &w->cards[rank];
+// Is that where this rank sends what is for the other?
+static bool reaches(const cf_watch *w, int rank, uint32_t address) {
+    return is_at(w, rank, address) && !has_address(&w->cards[w->rank], address);
+}
+
+// --- packets ---
+
+static cf_mac code_of(const cf_watch *w, const packet *p) {
+    return cf_mac_of(&w->key, &p->question, sizeof *p - offsetof(packet, question));
+}
+
+// Where this rank is.
+static packet packet_of(cf_watch *w, int kind, int to, uint64_t number) {
+    packet p;
+    memset(&p, 0, sizeof p);
+    pthread_mutex_lock(&w->lock);
+    p.where = w->here;
+    memcpy(p.where.posted, w->last.posted, sizeof p.where.posted);
+    p.where.since_s = (cf_now_ms() - w->since_ms) * 1e-3;
+    pthread_mutex_unlock(&w->lock);
+    p.kind = kind;
+    p.from = w->rank;
+    p.to = to;
+    p.question = number;
+    p.code = code_of(w, &p);
+    return p;
+}
+
+static void send_packet(const cf_watch *w, int socket, const packet *p) {
+    const card *to = &w->cards[p->to];
     for (int i = -1; i < to->addresses; i++) {
         uint32_t address = i < 0 ? htonl(INADDR_LOOPBACK) : to->address[i];
         struct sockaddr_in name = {.sin_family = AF_INET, .sin_port = to->port, .sin_addr.s_addr = address};
-        // Refused, or no way there: whoever asks sees that no answer comes. But the first error may be told of an
-        // earlier packet, to somebody who is gone, and this one has not been sent.
-        for (int tries = 0; reaches(w, rank, address) && tries < 2; tries++)
-            if (sendto(socket, p, length, MSG_DONTWAIT, (struct sockaddr *)&name, sizeof name) >= 0 ||
+        // Refused, or no way there: whoever asks sees that no answer comes. But the first error may be of an earlier
+        // packet, to somebody who is gone, and this one has not been sent.
+        for (int tries = 0; reaches(w, p->to, address) && tries < 2; tries++)
+            if (sendto(socket, p, sizeof *p, MSG_DONTWAIT, (struct sockaddr *)&name, sizeof name) >= 0 ||
                 errno != ECONNREFUSED)
                 break;
     }
 }
 
-// --- the thread ---
-
-static void hear_farewell(cf_watch *w, const packet *p) {
-    pthread_mutex_lock(&w->lock);
-    read_packet(p, &w->farewells[p->from]);
-    if (w->told < 0) {
-        w->told = p->from;
-        w->told_ms = cf_now_ms();
-    }
-    pthread_mutex_unlock(&w->lock);
+static bool is_rank(const cf_watch *w, int64_t rank) {
+    return rank >= 0 && rank < w->size;
 }
 
-static void hear_silence(cf_watch *w, const packet *p) {
+// Takes one that has come. False: it is not to be believed, or cannot be.
+static bool receive_packet(const cf_watch *w, int socket, int flags, packet *p, struct sockaddr_in *from) {
+    socklen_t length = sizeof *from;
+    cf_whereabouts *at = &p->where;
+    if (recvfrom(socket, p, sizeof *p, flags | MSG_TRUNC, (struct sockaddr *)from, &length) != sizeof *p)
+        return false;
+    if (!is_rank(w, p->from) || p->to != w->rank || !is_at(w, p->from, from->sin_addr.s_addr)) return false;
+    cf_mac code = code_of(w, p);
+    if (!cf_mac_equal(&code, &p->code)) return false;
+    at->label[CF_INQUIRY_LABEL - 1] = 0;
+    cf_printable(at->label);
+    return at->group >= 0 && at->group < CF_INQUIRY_GROUPS && at->size >= 0 && at->size <= w->size &&
+           (at->peer >= 0
+                ? is_rank(w, at->peer)
+                : is_rank(w, at->first) && is_rank(w, at->first + (at->size - 1) * (int64_t)at->stride));
+}
+
+// --- the thread ---
+
+static void hear(cf_watch *w, const packet *p) {
     pthread_mutex_lock(&w->lock);
-    if (w->missed_by < 0) w->missed_by = p->from;
+    if (p->kind == FAREWELL) {
+        w->farewells[p->from] = (cf_answer){CF_ANSWERED, p->where};
+        if (w->told < 0) w->told_ms = cf_now_ms();
+        if (w->told < 0) w->told = p->from;
+    } else if (w->missed_by < 0)
+        w->missed_by = p->from;
     pthread_mutex_unlock(&w->lock);
 }
 
 static void *listen_to_others(void *argument) {
     cf_watch *w = (cf_watch *)argument;
-    for (;;) {
-        packet *p = &w->heard;
-        w->from_size = sizeof w->from;
-        ssize_t length = recvfrom(w->socket, p, sizeof *p, 0, (struct sockaddr *)&w->from, &w->from_size);
-        if (!sound(w, p, length)) continue;
-        if (p->kind == FAREWELL) hear_farewell(w, p);
-        if (p->kind == SILENCE) hear_silence(w, p);
-        if (p->kind != QUESTION) continue;
-        length = (ssize_t)write_packet(w, ANSWER, p);
-        sendto(w->socket, p, (size_t)length, MSG_DONTWAIT, (struct sockaddr *)&w->from, w->from_size);
+    for (;;) { // cf_watch_close() ends it where it receives or sends, and holds nothing
+        packet p;
+        struct sockaddr_in from;
+        if (!receive_packet(w, w->socket, 0, &p, &from)) continue;
+        if (p.kind == FAREWELL || p.kind == SILENCE) hear(w, &p);
+        if (p.kind != QUESTION) continue;
+        p = packet_of(w, ANSWER, p.from, p.question);
+        sendto(w->socket, &p, sizeof p, MSG_DONTWAIT, (struct sockaddr *)&from, sizeof from);
     }
     return NULL;
 }
 
 // --- where this rank is ---
 
+static void set_operation(cf_whereabouts *at, int group, const char *label, int layer, int step) {
+    size_t length = strnlen(label, sizeof at->label - 1);
+    memset(at->label, 0, sizeof at->label);
+    memcpy(at->label, label, length);
+    at->group = group;
+    at->layer = layer;
+    at->step = step;
+}
+
 void cf_watch_posted(cf_watch *w, int number, const char *label, int layer, int step) {
     if (!w) return;
     pthread_mutex_lock(&w->lock);
-    size_t length = strnlen(label, sizeof w->last.label - 1);
-    memcpy(w->last.label, label, length);
-    w->last.label[length] = 0;
-    w->last.layer = layer;
-    w->last.step = step;
-    w->last.number = number;
-    w->posted[number]++;
+    set_operation(&w->last, number, label, layer, step);
+    w->last.posted[number]++;
+    if (!w->here.waits) w->here = w->last;
     w->since_ms = cf_now_ms();
     pthread_mutex_unlock(&w->lock);
 }
@@ -277,10 +263,14 @@ void cf_watch_posted(cf_watch *w, int number, const char *label, int layer, int 
 void cf_watch_waits(cf_watch *w, int number, const cf_group *group, cf_wait wait) {
     if (!w) return;
     pthread_mutex_lock(&w->lock);
-    if (!w->group) w->since_ms = cf_now_ms();
+    if (!w->here.waits) w->since_ms = cf_now_ms();
+    set_operation(&w->here, number, wait.label, wait.layer, wait.step);
+    w->here.waits = true;
+    w->here.peer = wait.peer < 0 && group->size == 2 ? group->world[1 - group->rank] : wait.peer;
+    w->here.first = group->world[0];
+    w->here.stride = group->size > 1 ? group->world[1] - group->world[0] : 1;
+    w->here.size = group->size;
     w->wait = wait;
-    w->number = number;
-    w->group = group;
     pthread_mutex_unlock(&w->lock);
     cf_stop_waits(&w->wait);
 }
@@ -289,7 +279,7 @@ void cf_watch_goes_on(cf_watch *w) {
     if (!w) return;
     cf_stop_waits(NULL);
     pthread_mutex_lock(&w->lock);
-    w->group = NULL;
+    w->here = w->last;
     w->since_ms = cf_now_ms();
     pthread_mutex_unlock(&w->lock);
 }
@@ -304,143 +294,118 @@ bool cf_watch_is_over(cf_watch *w, double waited_ms) {
 
 // --- the inquiry ---
 
-typedef struct question {
-    double asked_ms, sent_ms;
-    bool refused;
-} question;
-
-typedef struct inquiry {
-    cf_watch *w;
-    int socket;
-    cf_answer *answers;
-    question *questions;
-    int *next;
-    packet packet;
-} inquiry;
-
-static inquiry *begin_inquiry(cf_watch *w) {
-    size_t size = (size_t)w->size;
+// Anew; whoever was asked before may be asked again.
+static void begin_inquiry(cf_watch *w) {
     int on = 1;
-    inquiry *q = calloc(1, sizeof *q);
-    if (!q || !(q->answers = calloc(size, sizeof *q->answers)) ||
-        !(q->next = calloc(size, sizeof *q->next)) || !(q->questions = calloc(size, sizeof *q->questions)))
-        cf_die(NULL, "out of memory for an inquiry among %d ranks", w->size);
-    q->w = w;
-    q->socket = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    if (q->socket >= 0) setsockopt(q->socket, IPPROTO_IP, IP_RECVERR, &on, sizeof on);
-    return q;
+    memset(w->answers, 0, (size_t)w->size * sizeof *w->answers);
+    memset(w->questions, 0, (size_t)w->size * sizeof *w->questions);
+    w->asking = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (w->asking >= 0) setsockopt(w->asking, IPPROTO_IP, IP_RECVERR, &on, sizeof on);
 }
 
-static void end_inquiry(inquiry *q) {
-    for (int i = 0; i < q->w->size; i++) forget(&q->answers[i]);
-    if (q->socket >= 0) close(q->socket);
-    free(q->answers);
-    free(q->questions);
-    free(q->next);
-    free(q);
+static void end_inquiry(cf_watch *w) {
+    if (w->asking >= 0) close(w->asking);
 }
 
-static void ask(inquiry *q, int rank) {
-    q->questions[rank].sent_ms = cf_now_ms();
-    send_packet(q->w, q->socket, rank, &q->packet, write_packet(q->w, QUESTION, &q->packet));
+static void send_to(cf_watch *w, int kind, int rank) {
+    packet p = packet_of(w, kind, rank, w->questions[rank].number);
+    w->questions[rank].sent_ms = cf_now_ms();
+    send_packet(w, w->asking, &p);
 }
 
-static int ask_next(inquiry *q) {
-    int count = cf_inquiry_next(q->answers, q->w->size, q->w->rank, q->next);
+static int ask_next(cf_watch *w) {
+    int count = cf_inquiry_next(w->answers, w->size, w->rank, w->next);
     for (int i = 0; i < count; i++) {
-        q->answers[q->next[i]].kind = CF_ASKED;
-        q->questions[q->next[i]].asked_ms = cf_now_ms();
-        ask(q, q->next[i]);
+        question *asked = &w->questions[w->next[i]];
+        w->answers[w->next[i]].kind = CF_ASKED;
+        cf_random(&asked->number, sizeof asked->number);
+        asked->asked_ms = cf_now_ms();
+        send_to(w, QUESTION, w->next[i]);
     }
     return count;
 }
 
-static void hear_answers(inquiry *q) {
-    packet *p = &q->packet;
-    ssize_t length;
-    while ((length = recv(q->socket, p, sizeof *p, MSG_DONTWAIT)) >= 0)
-        if (sound(q->w, p, length) && p->kind == ANSWER && q->answers[p->from].kind == CF_ASKED)
-            read_packet(p, &q->answers[p->from]);
+// What is there, and of it what answers.
+static void hear_answers(cf_watch *w) {
+    packet p;
+    struct sockaddr_in from;
+    char any;
+    for (int i = 0; i < PACKETS_MAX && recv(w->asking, &any, sizeof any, MSG_PEEK | MSG_DONTWAIT) >= 0; i++)
+        if (receive_packet(w, w->asking, MSG_DONTWAIT, &p, &from) && p.kind == ANSWER &&
+            w->answers[p.from].kind == CF_ASKED && p.question == w->questions[p.from].number)
+            w->answers[p.from] = (cf_answer){CF_ANSWERED, p.where};
 }
 
 // Questions that came back: on that host nobody listens at that port. All local ranks are at one address.
-static void hear_refusals(inquiry *q) {
+static void hear_refusals(cf_watch *w) {
     for (;;) {
-        char control[512];
+        union {
+            struct cmsghdr aligned;
+            char bytes[512];
+        } control;
         struct sockaddr_in to = {.sin_port = 0};
         struct msghdr message = {.msg_name = &to,
                                  .msg_namelen = sizeof to,
-                                 .msg_control = control,
+                                 .msg_control = &control,
                                  .msg_controllen = sizeof control};
-        if (recvmsg(q->socket, &message, MSG_ERRQUEUE | MSG_DONTWAIT) < 0) return;
+        if (recvmsg(w->asking, &message, MSG_ERRQUEUE | MSG_DONTWAIT) < 0) return;
         struct cmsghdr *c = CMSG_FIRSTHDR(&message);
         if (!c || c->cmsg_type != IP_RECVERR) continue;
         struct sock_extended_err error;
         memcpy(&error, CMSG_DATA(c), sizeof error);
         if (error.ee_errno != ECONNREFUSED) continue;
-        for (int i = 0; i < q->w->size; i++)
-            if (q->w->cards[i].port == to.sin_port && reaches(q->w, i, to.sin_addr.s_addr))
-                q->questions[i].refused = true;
+        for (int i = 0; i < w->size; i++)
+            if (w->cards[i].port == to.sin_port && reaches(w, i, to.sin_addr.s_addr))
+                w->questions[i].refused = true;
     }
 }
 
 // Nothing comes from it any more: it said so itself, it is dead, or it is silent.
-static void conclude(inquiry *q, int rank) {
-    cf_watch *w = q->w;
+static void conclude(cf_watch *w, int rank) {
     pthread_mutex_lock(&w->lock);
     if (w->farewells[rank].kind == CF_ANSWERED)
-        copy_answer(&w->farewells[rank], &q->answers[rank]);
+        w->answers[rank] = w->farewells[rank];
     else
-        q->answers[rank].kind = q->questions[rank].refused ? CF_GONE : CF_SILENT;
+        w->answers[rank].kind = w->questions[rank].refused ? CF_GONE : CF_SILENT;
     pthread_mutex_unlock(&w->lock);
 }
 
 // How many answers are still to come.
-static int settle(inquiry *q) {
+static int settle(cf_watch *w) {
     int open = 0;
-    for (int i = 0; i < q->w->size; i++) {
-        if (q->answers[i].kind != CF_ASKED) continue;
-        double now_ms = cf_now_ms(), waited_ms = now_ms - q->questions[i].asked_ms;
-        if (waited_ms > (q->questions[i].refused ? REFUSED_MS : SILENCE_MS)) {
-            conclude(q, i);
+    for (int i = 0; i < w->size; i++) {
+        if (w->answers[i].kind != CF_ASKED) continue;
+        double now_ms = cf_now_ms(), waited_ms = now_ms - w->questions[i].asked_ms;
+        if (waited_ms > (w->questions[i].refused ? REFUSED_MS : SILENCE_MS)) {
+            conclude(w, i);
             continue;
         }
         open++;
-        if (now_ms - q->questions[i].sent_ms > REPEAT_MS) ask(q, i);
+        if (now_ms - w->questions[i].sent_ms > REPEAT_MS) send_to(w, QUESTION, i);
     }
     return open;
 }
 
 // Asks all that this rank waits for, as stands in its own answer, and those that they wait for.
-static void ask_around(inquiry *q) {
-    for (int open = 0; ask_next(q) + open > 0; open = settle(q)) {
-        struct pollfd look = {q->socket, POLLIN, 0};
+static void ask_around(cf_watch *w) {
+    for (int open = 0; ask_next(w) + open > 0; open = settle(w)) {
+        struct pollfd look = {w->asking, POLLIN, 0};
         poll(&look, 1, LOOK_MS);
-        hear_answers(q);
-        hear_refusals(q);
+        hear_answers(w);
+        hear_refusals(w);
     }
 }
 
-static void tell_the_silent(inquiry *q) {
-    size_t length = write_packet(q->w, SILENCE, &q->packet);
-    for (int i = 0; i < q->w->size; i++)
-        if (q->answers[i].kind == CF_SILENT) send_packet(q->w, q->socket, i, &q->packet, length);
-}
-
-static void say_farewell(inquiry *q) {
-    size_t length = write_packet(q->w, FAREWELL, &q->packet);
-    read_packet(&q->packet, &q->answers[q->w->rank]); // is also where this rank is
-    for (int i = 0; i < q->w->size; i++)
-        if (i != q->w->rank) send_packet(q->w, q->socket, i, &q->packet, length);
-}
-
 static const char *inquire(cf_watch *w, char *text, size_t bytes) {
-    inquiry *q = begin_inquiry(w);
-    say_farewell(q);
-    ask_around(q);
-    tell_the_silent(q);
-    const char *hint = cf_inquiry_verdict(q->answers, w->size, w->rank, text, bytes);
-    end_inquiry(q);
+    begin_inquiry(w);
+    w->answers[w->rank] = (cf_answer){CF_ANSWERED, packet_of(w, FAREWELL, w->rank, 0).where};
+    for (int i = 0; i < w->size; i++)
+        if (i != w->rank) send_to(w, FAREWELL, i);
+    ask_around(w);
+    for (int i = 0; i < w->size; i++)
+        if (w->answers[i].kind == CF_SILENT) send_to(w, SILENCE, i);
+    const char *hint = cf_inquiry_verdict(w->answers, w->size, w->rank, text, bytes);
+    end_inquiry(w);
     return hint;
 }
 
@@ -480,14 +445,12 @@ void cf_watch_farewell(void) {
 
 // Every rank asks the one behind it, so that each host is asked from another one before it matters.
 static bool neighbour_answers(cf_watch *w) {
-    inquiry *q = begin_inquiry(w);
-    int neighbour = (w->rank + 1) % w->size, *peer = malloc(sizeof *peer);
-    if (!peer) cf_die(NULL, "out of memory for the watch");
-    *peer = neighbour;
-    q->answers[w->rank] = (cf_answer){CF_ANSWERED, {.waits = true, .peers = 1, .peer = peer}};
-    ask_around(q);
-    bool answers = q->answers[neighbour].kind == CF_ANSWERED;
-    end_inquiry(q);
+    begin_inquiry(w);
+    int neighbour = (w->rank + 1) % w->size;
+    w->answers[w->rank] = (cf_answer){CF_ANSWERED, {.waits = true, .peer = neighbour}};
+    ask_around(w);
+    bool answers = w->answers[neighbour].kind == CF_ANSWERED;
+    end_inquiry(w);
     return answers;
 }
 
@@ -500,29 +463,42 @@ static void try_it(cf_watch *w, cf_watch_gather *gather, void *argument) {
         if (all[i]) continue;
         if (!w->deaf && w->rank == 0)
             fprintf(stderr,
-                    "note: rank %d cannot reach rank %d by UDP (a firewall between their hosts?); "
-                    "should ranks stop, messages cannot tell why\n",
+                    "note: rank %d cannot reach rank %d by UDP (a firewall between their hosts, or another "
+                    "COMMFUSE_SECRET?); should ranks stop, messages cannot say why\n",
                     i, (i + 1) % w->size);
         w->deaf = true;
     }
     free(all);
 }
 
+// Ranks of one host need nobody else's packets. (Before Linux 5.7 this is root's to ask for; addresses are checked anyway.)
+static void keep_to_host(const cf_watch *w) {
+    for (int i = 0; i < w->size; i++)
+        if (!same_host(&w->cards[i], &w->cards[w->rank])) return;
+    setsockopt(w->socket, SOL_SOCKET, SO_BINDTODEVICE, "lo", sizeof "lo");
+}
+
 cf_watch *cf_watch_open(int rank, int size, cf_watch_gather *gather, void *argument) {
     if (size == 1) return NULL;
     cf_watch *w = calloc(1, sizeof *w);
-    if (!w || !(w->cards = calloc((size_t)size, sizeof *w->cards)) ||
-        !(w->farewells = calloc((size_t)size, sizeof *w->farewells)))
+    size_t n = (size_t)size;
+    if (!w || !(w->cards = calloc(n, sizeof *w->cards)) || !(w->answers = calloc(n, sizeof *w->answers)) ||
+        !(w->farewells = calloc(n, sizeof *w->farewells)) || !(w->next = calloc(n, sizeof *w->next)) ||
+        !(w->questions = calloc(n, sizeof *w->questions)))
         cf_die(NULL, "out of memory for the watch of %d ranks", size);
     w->rank = rank;
     w->size = size;
     w->last.layer = w->last.step = -1;
+    w->here = w->last;
     w->told = w->missed_by = -1;
     w->since_ms = cf_now_ms();
     pthread_mutex_init(&w->lock, NULL);
     card mine = own_card();
     w->socket = open_socket(&mine.port);
     gather(argument, &mine, w->cards, sizeof mine);
+    cf_mac secret = cf_secret();
+    w->key = cf_mac_of(&secret, w->cards, n * sizeof *w->cards);
+    keep_to_host(w);
     if (w->socket >= 0 && pthread_create(&w->thread, NULL, listen_to_others, w) != 0)
         cf_die(NULL, "cannot start the thread of the watch");
     try_it(w, gather, argument);
@@ -536,8 +512,10 @@ void cf_watch_close(cf_watch *w) {
         pthread_join(w->thread, NULL);
         close(w->socket);
     }
-    for (int i = 0; i < w->size; i++) forget(&w->farewells[i]);
     free(w->farewells);
+    free(w->answers);
+    free(w->questions);
+    free(w->next);
     free(w->cards);
     pthread_mutex_destroy(&w->lock);
     free(w);

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 #include "../commfuse/die.h"
+#include "../commfuse/printable.h"
 
 typedef struct problem {
     char what[2048], hint[256]; // what, where, why; what to do next, or ""
@@ -20,6 +21,7 @@ static inline bool problem_set(problem *why, const char *hint, const char *forma
     va_start(arguments, format);
     vsnprintf(why->what, sizeof why->what, format, arguments);
     va_end(arguments);
+    cf_printable(why->what);
     snprintf(why->hint, sizeof why->hint, "%s", hint ? hint : "");
     return false;
 }

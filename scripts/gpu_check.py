@@ -17,7 +17,7 @@ those behind it. All stages but device imply build, which is done in a second wh
 more than one: --only build,device,twins,losses,sanitizer, then --only ranks, --only times, --only kernels.
 
 Nothing but a CUDA toolkit, a C compiler, make and Python is needed, and two small libraries that a machine without
-network can be brought: scripts/install_deps.sh --carry, elsewhere, copies cJSON and xxHash, and make, to build/deps.
+network can be brought: scripts/install_deps.sh --carry, elsewhere, copies cJSON, OpenSSL, xxHash and make to build/deps.
 numpy gives the reference, PyTorch the comparison, and both are left out, with a word, where they are missing. Ranks are
 started by environment variables, so MPI is not needed. What PyTorch has compiled is kept in build/inductor for the next
 call.

@@ -1,11 +1,11 @@
 #!/bin/sh
 # Install what building, testing and the demo need and this machine lacks, on Debian, Ubuntu and their kin.
 #
-#     scripts/install_deps.sh                compiler, make, MPI, oneDNN, cJSON, xxHash, cmocka, numpy, matplotlib
+#     scripts/install_deps.sh                compiler, make, MPI, oneDNN, OpenSSL, cJSON, xxHash, cmocka, numpy, matplotlib
 #     scripts/install_deps.sh --bpe          also build/venv with tiktoken, for data/prepare.py --encoding gpt2
 #     scripts/install_deps.sh --slurm        also Slurm and munge, for the tests of its batch files
 #     scripts/install_deps.sh --download     also the certificates that downloads over https need
-#     scripts/install_deps.sh --carry        also copies of cJSON and xxHash in build/deps, where make finds them, and of make:
+#     scripts/install_deps.sh --carry        also copies of cJSON, OpenSSL and xxHash in build/deps, where make finds them, and of make:
 #                                            to be taken along to a GPU machine that has a CUDA toolkit and no network
 #
 # A thing counts as present if its package is installed or if a probe finds it anyway (an own compiler, a
@@ -43,6 +43,7 @@ make|program make|the build
 openmpi-bin|program mpirun|mpirun: several ranks on one machine or many
 libopenmpi-dev|program mpicc|MPI: transfers between ranks
 libdnnl-dev|header dnnl.h|oneDNN: matrix multiplication on CPUs
+libssl-dev|header openssl/hmac.h|OpenSSL: the codes by which ranks know each other
 libcjson-dev|header cjson/cJSON.h|cJSON: the log, the descriptions of checkpoints
 libxxhash-dev|header xxhash.h|xxHash: the hashes of checkpoints
 libcmocka-dev|header cmocka.h|cmocka: the C tests
@@ -110,22 +111,26 @@ fi
 # header_file NAME: where the compiler finds it
 header_file() { echo "#include <$1>" | cc -E -x c - 2>/dev/null | sed -n "s|^# 1 \"\(/.*$1\)\".*|\1|p" | head -n 1; }
 
-# All that programs need of either: one header is xxHash, a header and a library are cJSON. And make, which images with a
-# toolkit may lack (scripts/gpu_check.sh finds it). And what this tree is called, where it travels without its history.
-# Written beside, then renamed.
+# All that programs need of them: one header is xxHash, a header and a library are cJSON, a library and the headers that one of
+# its own includes are libcrypto. And make, which images with a toolkit may lack (scripts/gpu_check.sh finds it). And what this
+# tree is called, where it travels without its history. Written beside, then renamed.
 carry() {
-    json=$(header_file cjson/cJSON.h) hash=$(header_file xxhash.h) library=$(cc -print-file-name=libcjson.so)
-    case $library in /*) ;; *) return 1 ;; esac
-    rm -rf build/deps.tmp && mkdir -p build/deps.tmp/include/cjson build/deps.tmp/lib build/deps.tmp/bin &&
-        cp -L "$(command -v make)" build/deps.tmp/bin/make &&
-        { git describe --always --dirty 2>/dev/null || echo unknown; } >build/deps.tmp/version &&
-        cp "$json" build/deps.tmp/include/cjson/ && cp "$hash" build/deps.tmp/include/ &&
-        cp -L "$library" build/deps.tmp/lib/libcjson.so.1 && ln -s libcjson.so.1 build/deps.tmp/lib/libcjson.so &&
-        rm -rf build/deps && mv build/deps.tmp build/deps
+    to=build/deps.tmp json=$(header_file cjson/cJSON.h) hash=$(header_file xxhash.h)
+    headers=$(echo '#include <openssl/hmac.h>' | cc -E -x c - | sed -n 's|^# 1 "\(/.*/openssl/[^"]*\)".*|\1|p' | sort -u)
+    rm -rf $to && mkdir -p $to/include/cjson $to/include/openssl $to/lib $to/bin &&
+        cp -L "$(command -v make)" $to/bin/make &&
+        { git describe --always --dirty 2>/dev/null || echo unknown; } >$to/version &&
+        cp "$json" $to/include/cjson/ && cp "$hash" $to/include/ && cp $headers $to/include/openssl/ || return 1
+    for name in libcjson.so libcrypto.so; do
+        library=$(cc -print-file-name=$name)
+        called=$(objdump -p "$library" | sed -n 's/^ *SONAME *//p')
+        [ -n "$called" ] && cp -L "$library" "$to/lib/$called" && ln -s "$called" $to/lib/$name || return 1
+    done
+    rm -rf build/deps && mv $to build/deps
 }
 if $want_carry; then
-    carry || { echo "error: cJSON, xxHash and make could not be copied to build/deps, see above" >&2; exit 1; }
-    echo "build/deps holds cJSON, xxHash and make: take it along to a machine that lacks them"
+    carry || { echo "error: cJSON, OpenSSL, xxHash and make could not be copied to build/deps, see above" >&2; exit 1; }
+    echo "build/deps holds cJSON, OpenSSL, xxHash and make: take it along to a machine that lacks them"
 fi
 
 # tiktoken is no Debian package. Its environment sees the system's numpy.

@@ -29,7 +29,7 @@ def run(check):
 
 
 def trouble(result):
-    lost = sorted(set(re.findall(r"(\w+/cJSON\.h|xxhash\.h): No such file", result.output)))
+    lost = sorted(set(re.findall(r"(\w+/cJSON\.h|xxhash\.h|openssl/\w+\.h): No such file", result.output)))
     if not lost:
         return "\n".join(result.output.splitlines()[-20:])
     return (f"{' and '.join(lost)} missing; hint: scripts/install_deps.sh; without a network here, "

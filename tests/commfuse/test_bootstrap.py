@@ -1,13 +1,17 @@
 """How ranks find each other without MPI: by environment variables and sockets; and what they say when they do not.
 
 sanitizers: too
-limit: 180
+limit: 300
 """
 import contextlib
+import hashlib
+import hmac
 import os
 import re
 import signal
 import socket
+import stat
+import struct
 import subprocess
 import tempfile
 import time
@@ -16,10 +20,12 @@ import unittest
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 BUILD = os.environ.get("BUILD", "build/release")
 TOOL = os.path.join(ROOT, BUILD, "tests/commfuse/tool_bootstrap")
-LAUNCHERS = re.compile(r"OMPI_|PMI_|PMIX_|MPI_|SLURM_|(LOCAL_)?RANK$|(LOCAL_)?WORLD_SIZE$|MASTER_|TORCHELASTIC_")
+LAUNCHERS = re.compile(r"OMPI_|PMI_|PMIX_|MPI_|SLURM_|(LOCAL_)?RANK$|(LOCAL_)?WORLD_SIZE$|MASTER_|TORCHELASTIC_|COMMFUSE_")
 BARE = {name: value for name, value in os.environ.items() if not LAUNCHERS.match(name)}
 PROMPT_S = 8  # far below the time-outs of the cases that end at once
-MAGIC = 0xCF0B0075
+MAGIC = 0xCF0B0076
+CHALLENGE, HELLO, REPLY, DATA, LOST, GOODBYE = range(1, 7)
+SECRET = "correct horse battery staple"
 
 
 def free_port():
@@ -36,9 +42,61 @@ def free_pair():
             return port
 
 
-def hello(rank, size, magic=MAGIC, kind=1):
-    numbers = (magic, kind, rank & 0xFFFFFFFF, size)
-    return b"".join(n.to_bytes(4, "little") for n in numbers) + b"elsewhere".ljust(64, b"\0")
+def mac(key, data):
+    return hmac.new(key, data, hashlib.sha256).digest()
+
+
+class Line:
+    """A connection to a rank, and what this end proves on it: commfuse/bootstrap_sockets.c, from its description alone."""
+    HEAD = struct.Struct("<IIiIq32s")
+
+    def __init__(self, connection, secret=b"", rank=1):
+        self.connection, self.rank = connection, rank
+        self.key = mac(bytes(32), secret) if secret else bytes(32)
+        self.sent = self.received = 0
+
+    def frame(self, kind, payload=b"", **changes):
+        head = dict(magic=MAGIC, kind=kind, rank=self.rank, number=self.sent, size=len(payload), mac=mac(self.key, payload))
+        head = self.HEAD.pack(*dict(head, **changes).values())
+        whole = head + mac(self.key, head) + payload
+        self.sent += 1
+        if kind in (CHALLENGE, HELLO):
+            self.key = mac(self.key, payload)
+        return whole
+
+    def send(self, kind, payload=b"", **changes):
+        self.connection.sendall(self.frame(kind, payload, **changes))
+
+    def bytes(self, count):
+        data = b""
+        while len(data) < count:
+            more = self.connection.recv(count - len(data))
+            if not more:
+                raise EOFError(f"closed after {len(data)} of {count} bytes")
+            data += more
+        return data
+
+    def receive(self):
+        head = self.bytes(self.HEAD.size)
+        assert self.bytes(32) == mac(self.key, head)
+        magic, kind, _, number, size, code = self.HEAD.unpack(head)
+        payload = self.bytes(size)
+        assert (magic, number, code) == (MAGIC, self.received, mac(self.key, payload))
+        self.received += 1
+        if kind in (CHALLENGE, HELLO):
+            self.key = mac(self.key, payload)
+        return kind, payload
+
+    def hello(self, size, host=b"elsewhere"):
+        return os.urandom(32) + struct.pack("<ii64s", self.rank, size, host)
+
+    def join(self, size, **changes):
+        """Its reply, without the zero at the end; empty: this end is in."""
+        assert self.receive()[0] == CHALLENGE
+        self.send(HELLO, self.hello(size, **changes))
+        kind, reply = self.receive()
+        assert kind == REPLY, kind
+        return reply[:-1].decode()
 
 
 @unittest.skipUnless(os.path.exists(TOOL), f"{TOOL} is not built: make build-tests")
@@ -139,7 +197,7 @@ class Bootstrap(unittest.TestCase):
 
     def test_slurm_batch_file_says_where_rank_0_is(self):
         programs = {"scontrol": '[ "$*" = "show hostnames node[7-8]" ] && printf "node7\\nnode8\\n"',
-                    "scripts/mfu_sweep": 'echo "rank 0 is on $MASTER_ADDR"', "scripts/find_python.sh": "echo true"}
+                    "scripts/mfu_sweep": 'echo "rank 0 is on $MASTER_ADDR, ${#COMMFUSE_SECRET}"', "scripts/find_python.sh": "echo true"}
         with tempfile.TemporaryDirectory(prefix="commfuse-test-") as folder:
             os.mkdir(f"{folder}/scripts")
             for name, text in programs.items():
@@ -149,20 +207,188 @@ class Bootstrap(unittest.TestCase):
             done = subprocess.run(["bash", f"{ROOT}/scripts/sweep.slurm"], capture_output=True, text=True, env=dict(
                 BARE, PATH=f"{folder}:{os.environ['PATH']}", SLURM_SUBMIT_DIR=folder, SLURM_NTASKS_PER_NODE="8",
                 SLURM_CPUS_PER_TASK="2", SLURM_JOB_NODELIST="node[7-8]"))
-        self.assertEqual((done.returncode, done.stdout), (0, "rank 0 is on node7\n"), done.stderr)
+        self.assertEqual((done.returncode, done.stdout), (0, "rank 0 is on node7, 64\n"), done.stderr)
 
-    def test_strangers_are_sent_away(self):
-        root = self.start(0, 2, "gather")
-        with self.connect() as browser, self.connect() as silent, self.connect() as half:
-            browser.sendall(b"GET / HTTP/1.1\r\n\r\n")
-            self.assertEqual(browser.recv(16), b"")
-            half.sendall(hello(1, 2)[:40])
-            other = self.start(1, 2, "gather")
-            self.end(other, 0)
-            self.end(root, 0)
+    # --- strangers ---
+
+    def test_strangers_neither_join_nor_stop_anything(self):
+        root = self.start(0, 2, "gather", COMMFUSE_SECRET=SECRET)
+        with self.connect() as browser, self.connect() as silent, self.connect() as half, self.connect() as liar:
+            browser.sendall(b"GET / HTTP/1.1\r\n" + bytes(200))
+            half.sendall(Line(half).frame(HELLO, bytes(104))[:40])
+            line = Line(liar)  # without the secret, and in the form of the true one
+            challenge = line.bytes(120)
+            line.key = mac(line.key, challenge[88:])
+            line.send(HELLO, line.hello(7))
+            for rude in (browser, liar):
+                with self.assertRaises((EOFError, ConnectionResetError)):
+                    Line(rude).bytes(1000)
+            self.end(self.start(1, 2, "gather", COMMFUSE_SECRET=SECRET), 0)
+            text = self.end(root, 0)
+            self.assertEqual(text.count("what it says is no hello with this run's COMMFUSE_SECRET"), 2, text)
+            Line(silent).bytes(120)
             self.assertEqual(silent.recv(16), b"")
 
+    def test_strangers_expire(self):
+        self.start(0, 2, "gather", COMMFUSE_SECRET=SECRET)
+        with self.connect() as silent:
+            begin = time.monotonic()
+            Line(silent).bytes(120)
+            self.assertEqual(silent.recv(16), b"")
+            self.assertLess(time.monotonic() - begin, PROMPT_S)
+
+    def test_a_hello_that_was_overheard_is_worth_nothing(self):
+        root = self.start(0, 3, "gather", COMMFUSE_SECRET=SECRET)
+        with self.connect() as true, self.connect() as false:
+            line = Line(true, SECRET.encode())
+            line.receive()
+            overheard = line.frame(HELLO, line.hello(3))
+            true.sendall(overheard)
+            self.assertEqual(line.receive(), (REPLY, b"\0"))
+            false.sendall(overheard)
+            with self.assertRaises((EOFError, ConnectionResetError)):
+                Line(false).bytes(121)  # the challenge, and no more
+        self.assertIn("no hello with this run's COMMFUSE_SECRET", self.end(root, 1))
+
+    def test_64_ranks_meet_among_5000_strangers(self):
+        """Silent ones that stay as long as they may, some that hang up, some that speak: at most 500 at a time."""
+        size, count = 64, 0
+        ranks = [self.start(0, size, "meet", COMMFUSE_SECRET=SECRET)]
+        open_ones = []
+        self.connect().close()
+        while count < 5000:
+            with contextlib.suppress(OSError):
+                stranger = socket.create_connection(("127.0.0.1", self.port), timeout=1)
+                open_ones.append(stranger)
+                if count % 3 == 1:
+                    stranger.sendall(os.urandom(1 + count % 300))
+                if count % 7 == 2:
+                    open_ones.pop().close()
+            count += 1
+            if count % 70 == 0 and len(ranks) < size:
+                ranks.append(self.start(len(ranks), size, "meet", COMMFUSE_SECRET=SECRET))
+            if len(open_ones) > 500:
+                open_ones.pop(0).close()
+        for rank, process in enumerate(ranks):
+            self.assertIn(f"rank {rank} of {size}", self.end(process, 0))
+        for stranger in open_ones:
+            stranger.close()
+
+    def test_a_thousand_ranks_meet(self):
+        """All but rank 0 are of this process. None waits for another one: they come at once."""
+        size = 1000
+        root = self.start(0, size, "meet", timeout_s=60)
+        self.connect().close()
+        with contextlib.ExitStack() as all_of_them:
+            lines = [Line(all_of_them.enter_context(self.connect()), rank=rank) for rank in range(1, size)]
+            self.assertEqual({line.join(size) for line in lines}, {""})
+            for kind, mine in (DATA, bytes(8)), (GOODBYE, b""):  # hosts; the end
+                for line in lines:
+                    line.send(kind, mine)
+                for line in lines:
+                    got = line.receive()
+                    self.assertEqual((got[0], len(got[1])), (kind, size * len(mine)))
+        self.assertIn(f"rank 0 of {size}", self.end(root, 0))
+
+    # --- the secret ---
+
+    def test_ranks_of_one_secret_meet(self):
+        with tempfile.TemporaryDirectory(prefix="commfuse-test-") as folder:
+            path = f"{folder}/secret"
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(SECRET + "\n")
+            os.chmod(path, 0o600)
+            processes = [self.start(0, 2, "gather", COMMFUSE_SECRET=SECRET),
+                         self.start(1, 2, "gather", COMMFUSE_SECRET_FILE=path)]
+            for process in processes:
+                self.assertNotIn("note", self.end(process, 0))
+
+    def test_a_rank_with_another_secret_does_not_join(self):
+        self.start(0, 2, "gather", COMMFUSE_SECRET=SECRET)
+        for other in (None, SECRET + "!"):
+            self.assertIn("or it has another COMMFUSE_SECRET", self.end(self.start(1, 2, "gather", COMMFUSE_SECRET=other), 1))
+
+    def test_a_secret_is_long_and_only_its_owner_can_read_it(self):
+        with tempfile.TemporaryDirectory(prefix="commfuse-test-") as folder:
+            for name, mode in ("open", 0o644), ("group", 0o640):
+                with open(f"{folder}/{name}", "w", encoding="utf-8") as file:
+                    file.write(SECRET)
+                os.chmod(file.name, mode)
+            os.mkfifo(f"{folder}/fifo", stat.S_IRUSR | stat.S_IWUSR)
+            for changes, words in (({"COMMFUSE_SECRET": "short"}, "COMMFUSE_SECRET has 5 characters"),
+                                   ({"COMMFUSE_SECRET_FILE": f"{folder}/none"}, "No such file"),
+                                   ({"COMMFUSE_SECRET_FILE": f"{folder}/open"}, "only you can read"),
+                                   ({"COMMFUSE_SECRET_FILE": f"{folder}/group"}, "only you can read"),
+                                   ({"COMMFUSE_SECRET_FILE": f"{folder}/fifo"}, "only you can read")):
+                with self.subTest(words=words):
+                    self.assertIn(words, self.end(self.start(0, 2, "gather", **changes), 1))
+
+    def test_rank_0_listens_at_master_addr_alone(self):
+        root = self.start(0, 2, "wait", MASTER_ADDR="127.0.0.5")
+        for _ in range(100):
+            with open("/proc/net/tcp", encoding="utf-8") as table:
+                text = table.read()
+            if f"0500007F:{self.port:04X} 00000000:0000 0A" in text:
+                break
+            time.sleep(0.05)
+        else:
+            self.fail("rank 0 does not listen at 127.0.0.5")
+        with self.assertRaises(OSError):
+            socket.create_connection(("127.0.0.1", self.port), timeout=1)
+        root.kill()
+        self.assertNotIn("note", root.communicate()[1])
+
+    def test_other_interfaces_without_a_secret_are_noted(self):
+        for secret in (None, SECRET):
+            with self.subTest(secret=secret):
+                self.port = free_port()
+                ranks = self.start_all(2, "gather", MASTER_ADDR="0.0.0.0", COMMFUSE_SECRET=secret)
+                texts = [self.end(rank, 0) for rank in ranks]
+                self.assertEqual([text.count("whoever reaches that port can join this run") for text in texts],
+                                 [int(not secret), 0])
+
     # --- somebody goes missing ---
+
+    def test_a_false_rank_0_holds_nobody_beyond_the_time_out(self):
+        for timeout_s, payload in (0.5, b""), (1, b"v"), (1, (MAGIC.to_bytes(4, "little") + b"\1")):
+            with self.subTest(timeout_s=timeout_s, payload=payload), socket.socket() as server:
+                self.port = free_port()
+                server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                server.bind(("127.0.0.1", self.port))
+                server.listen()
+                process = self.start(1, 2, "gather", timeout_s=timeout_s)
+                connection, _ = server.accept()
+                with connection:
+                    begin = time.monotonic()
+                    connection.sendall(payload)
+                    self.assertRegex(self.end(process, 1), rf"cannot reach rank 0 .* within {timeout_s} s: it takes the connec")
+                    self.assertLess(time.monotonic() - begin, timeout_s + 4)
+
+    def test_sub_second_time_outs(self):
+        for rank, words in (0, r"1 of 2 ranks have not connected .* within 0\.5 s"), (1, r"within 0\.5 s: .*refused"):
+            begin = time.monotonic()
+            self.assertRegex(self.end(self.start(rank, 2, "gather", timeout_s=0.5), 1), words)
+            self.assertLess(time.monotonic() - begin, 4)
+
+    def test_out_of_files(self):
+        """Too few even for the ranks; or just enough for them, and nothing left when the last come."""
+        for size, limit in (40, 24), (20, 20):
+            with self.subTest(size=size):
+                self.port = free_port()
+                env = dict(BARE, RANK="0", WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(self.port))
+                root = subprocess.Popen(["sh", "-c", f"ulimit -n {limit}; exec '{TOOL}' 60 wait"], env=env,
+                                        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                self.started.append(root)
+                begin = time.monotonic()
+                with contextlib.ExitStack() as ranks:
+                    rank = 1
+                    while root.poll() is None:
+                        with contextlib.suppress(OSError, EOFError):
+                            connection = socket.create_connection(("127.0.0.1", self.port), timeout=10)
+                            Line(ranks.enter_context(connection), rank=rank).join(size)
+                            rank += 1
+                self.assertIn(f"rank 0 of {size} needs more open files than ulimit -n allows ({limit})", self.end(root, 1))
+                self.assertLess(time.monotonic() - begin, PROMPT_S)
 
     def ends_all(self, what, lost, others, first=1):
         processes = self.start_all(len(others) + 1, what)
@@ -229,46 +455,76 @@ class Bootstrap(unittest.TestCase):
         with socket.create_server(("127.0.0.1", self.port)) as server:
             process = self.start(1, 2, "gather")
             connection, _ = server.accept()
-            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" + bytes(88))
             self.assertIn("is not rank 0 of this program", self.end(process, 1))
             connection.close()
 
-    def refused_hello(self, message):
+    def refused(self, rank, size):
+        """What rank 0 of three replies to one that is wrong; it goes on, and the right ones meet."""
         root = self.start(0, 3, "gather")
-        with self.connect() as liar:
-            liar.sendall(message)
-            return self.end(root, 1)
+        with self.connect() as first, self.connect() as second:
+            self.assertEqual(Line(first, rank=2).join(3), "")
+            reply = Line(second, rank=rank).join(size)
+            self.assertEqual(second.recv(1), b"")
+        text = self.end(root, 1)  # the other one has gone, too
+        self.assertIn("note: rank 0 has closed a connection from 127.0.0.1", text)
+        self.assertIn("rank 2 (elsewhere) is gone", text)
+        return reply
 
     def test_rank_out_of_range(self):
         for rank in (-1, 0, 3, 1 << 30):
             with self.subTest(rank=rank):
                 self.port = free_port()
-                self.assertRegex(self.refused_hello(hello(rank, 3)), rf"elsewhere connects as rank {rank} of 3")
+                self.assertEqual(self.refused(rank, 3), f"a process on elsewhere is rank {rank} of 3")
 
     def test_another_size(self):
-        self.assertIn("rank 1 of 7; this run has 3 ranks", self.refused_hello(hello(1, 7)))
+        self.assertIn("is rank 1 of 7; this run has 3 ranks", self.refused(1, 7))
 
     def test_same_rank_twice(self):
-        root = self.start(0, 3, "gather")
-        with self.connect() as first, self.connect() as second:
-            first.sendall(hello(1, 3))
-            second.sendall(hello(1, 3))
-            self.assertIn("two processes are rank 1: one on elsewhere, one on elsewhere", self.end(root, 1))
+        self.assertEqual(self.refused(2, 3), "two processes are rank 2: one on elsewhere, one on elsewhere")
+
+    def test_a_rank_that_is_refused_says_why_and_the_others_meet(self):
+        root = self.start(0, 2, "gather")
+        self.assertRegex(self.end(self.start(1, 3, "gather"), 1), r"rank 0 at 127.0.0.1 port \d+ refuses rank 1: a process "
+                         r"on .* is rank 1 of 3; this run has 2 ranks")
+        self.end(self.start(1, 2, "gather"), 0)
+        self.end(root, 0)
 
     def test_frame_of_nonsense(self):
-        for payload, words in ((b"\xff" * 16, "what is no frame"),
-                               (MAGIC.to_bytes(4, "little") + b"\x03\0\0\0" + b"\xff" * 7 + b"\x7f", "are believed"),
-                               (MAGIC.to_bytes(4, "little") + b"\x63\0\0\0" + bytes(8), "unknown kind 99")):
-            with self.subTest(words=words):
+        def unknown(line):
+            line.send(99)
+
+        def too_much(line):
+            line.send(DATA, bytes(8), size=1 << 40)
+
+        def changed(line):
+            frame = line.frame(DATA, bytes(8))
+            line.connection.sendall(frame[:-1] + b"\1")
+
+        def repeated(line):
+            line.send(DATA, bytes(8))
+            line.sent -= 1
+            line.send(DATA, bytes(8))
+
+        def of_another(line):
+            line.send(DATA, bytes(8), rank=0)
+
+        for nonsense, words in ((unknown, r"rank 1 gives 0 bytes \(kind 99\) where rank 0 expects 8"),
+                                (too_much, r"gives 1099511627776 bytes \(kind 4\) where rank 0 expects 8"),
+                                (changed, "is no frame of this run"), (repeated, "is no frame of this run"),
+                                (of_another, "is no frame of this run")):
+            with self.subTest(nonsense.__name__):
                 self.port = free_port()
-                root = self.start(0, 2, "wait")
+                root = self.start(0, 2, "gather")
                 with self.connect() as liar:
-                    liar.sendall(hello(1, 2) + payload)
-                    self.assertIn(words, self.end(root, 1))
+                    line = Line(liar)
+                    self.assertEqual(line.join(2), "")
+                    nonsense(line)
+                    self.assertRegex(self.end(root, 1), words)
 
     def test_unequal_sizes(self):
         processes = self.start_all(2, "unequal")
-        self.assertRegex(self.end(processes[0], 1), r"rank 1 gives 9 bytes where rank 0 expects 8")
+        self.assertRegex(self.end(processes[0], 1), r"rank 1 gives 9 bytes .* where rank 0 expects 8")
         self.end(processes[1], 1)
 
     def test_environment_is_checked(self):

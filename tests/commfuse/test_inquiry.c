@@ -9,7 +9,7 @@ enum { SIZE = 24 };
 
 typedef struct world {
     cf_answer truth[SIZE], answers[SIZE];
-    int peer[SIZE][SIZE], asked[SIZE], count;
+    int asked[SIZE], count;
     char text[2048];
     const char *hint;
 } world;
@@ -31,17 +31,13 @@ static void waits(int rank, int peer, const char *label, int layer, int step) {
     computes(rank, label, layer, step);
     cf_whereabouts *at = &w.truth[rank].where;
     at->waits = true;
-    w.peer[rank][0] = peer;
-    at->peer = w.peer[rank];
-    at->peers = 1;
+    at->peer = peer;
 }
 
 static void waits_for_all(int rank, int size, const char *label, int layer, int step) {
     waits(rank, -1, label, layer, step);
-    int count = 0;
-    for (int i = 0; i < size; i++)
-        if (i != rank) w.peer[rank][count++] = i;
-    w.truth[rank].where.peers = count;
+    w.truth[rank].where.stride = 1;
+    w.truth[rank].where.size = size;
 }
 
 // Asks as the watch does, from rank 0.

@@ -1,6 +1,7 @@
 // For test_bootstrap.py: one rank that is started by its environment.
 //
 //     tool_bootstrap TIMEOUT_S gather        give and gather numbers of several sizes, say who this is
+//     tool_bootstrap TIMEOUT_S meet          say who this is, and end
 //     tool_bootstrap TIMEOUT_S wait          say who this is, then stay until ended
 //     tool_bootstrap TIMEOUT_S die:RANK      that rank gives up, the others stay until ended
 //     tool_bootstrap TIMEOUT_S leave:RANK    that rank ends without a goodbye
@@ -8,6 +9,7 @@
 //     tool_bootstrap TIMEOUT_S together      all ranks find the same error
 //     tool_bootstrap TIMEOUT_S unequal       ranks give different sizes
 #include <inttypes.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -46,8 +48,10 @@ static void stay(void) {
 
 int main(int argc, char **argv) {
     if (argc != 3) return 2;
-    cf_bootstrap *b = cf_bootstrap_create(&argc, &argv, atof(argv[1]));
     const char *what = argv[2], *colon = strchr(what, ':');
+    bool freezes = strncmp(what, "freeze", 6) == 0; // after a start that may take its time
+    cf_bootstrap *b = cf_bootstrap_create(&argc, &argv, freezes ? STAY_S : atof(argv[1]));
+    b->timeout_s = atof(argv[1]);
     int chosen = colon ? atoi(colon + 1) : -1;
     printf("%s: rank %d of %d, %d of %d on this host\n", b->name, b->rank, b->size, b->local_rank,
            b->local_size);
@@ -56,11 +60,11 @@ int main(int argc, char **argv) {
     if (strcmp(what, "together") == 0) cf_die_together(NULL, "all of us are wrong");
     if (chosen == b->rank && strncmp(what, "die", 3) == 0) cf_die("a hint", "rank %d has had enough", chosen);
     if (chosen == b->rank && strncmp(what, "leave", 5) == 0) _exit(0);
-    if (chosen == b->rank && strncmp(what, "freeze", 6) == 0) stay();
-    if (chosen >= 0 && strncmp(what, "freeze", 6) != 0) stay();
+    if (chosen == b->rank && freezes) stay();
+    if (chosen >= 0 && !freezes) stay();
     char mine[16] = "", all[16 * 64];
     if (strcmp(what, "unequal") == 0) b->allgather(b, mine, all, 8 + b->rank % 2);
-    gather(b);
+    if (strcmp(what, "meet") != 0) gather(b);
     printf("gathered\n");
     b->close(b);
     return 0;

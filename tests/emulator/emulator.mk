@@ -11,6 +11,7 @@
 CXX     ?= g++
 MARCH   ?= native
 CJSON   ?= -lcjson
+CRYPTO  ?= -lcrypto
 VERSION ?= $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 emulated_suffix := $(if $(SAN),-san-$(shell echo '$(SAN)' | tr , -))
 emulated_optimise := $(if $(SAN),-O1 -fno-omit-frame-pointer -fsanitize=$(SAN) -fno-sanitize-recover=all,-O2)
@@ -50,7 +51,7 @@ $(2)/train_gpt.o: train_gpt.cu build/march
 	@mkdir -p $$(@D)
 	$$(CXX) $$(emulated_cu) $$(emulated_real_$(1)) -DVERSION='"$$(VERSION)"' -DOTHER_PROGRAM='"the other one"' -MMD -MP -c -o $$@ $$<
 $(2)/train_gpt: $(2)/train_gpt.o $$(emulated_objects:%=$(2)/%)
-	$$(CXX) $$(emulated_optimise) $$(emulated_openmp) $$(emulated_linked) -o $$@ $$^ $$(CJSON) $$(MPI_LIBS) -lpthread -lm
+	$$(CXX) $$(emulated_optimise) $$(emulated_openmp) $$(emulated_linked) -o $$@ $$^ $$(CJSON) $$(CRYPTO) $$(MPI_LIBS) -lpthread -lm
 $(2)/tests/emulator/test_emulator: $(2)/tests/emulator/test_emulator.o \
                                    $$(patsubst %.cc,$(2)/%.o,$$(emulated_library))
 	$$(CXX) $$(emulated_optimise) $$(emulated_wraps) -o $$@ $$^ -lpthread -lm
@@ -58,7 +59,7 @@ $(2)/tests/emulator/test_emulator: $(2)/tests/emulator/test_emulator.o \
 $(2)/tests/%: tests/%.c $$(emulated_objects:%=$(2)/%)
 	@mkdir -p $$(@D)
 	$$(CC) $$(emulated_c) $$(emulated_real_$(1)) -MMD -MP -I. -c -o $$@.o $$<
-	$$(CXX) $$(emulated_optimise) $$(emulated_openmp) $$(emulated_linked) -o $$@ $$@.o $$(filter %.o,$$^) -lcmocka $$(CJSON) $$(MPI_LIBS) -lpthread -lm
+	$$(CXX) $$(emulated_optimise) $$(emulated_openmp) $$(emulated_linked) -o $$@ $$@.o $$(filter %.o,$$^) -lcmocka $$(CJSON) $$(CRYPTO) $$(MPI_LIBS) -lpthread -lm
 -include $$(shell find $(2) -name '*.d' 2>/dev/null)
 endef
 $(eval $(call emulated_variant,fp32,build/emulated-fp32$(emulated_suffix)))

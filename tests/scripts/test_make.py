@@ -1,6 +1,7 @@
 """The Makefile's own promises: what was compiled for another processor or MPI library is compiled again, not mixed with the
 rest; what was carried along in build/deps goes before the system's."""
 import os
+import re
 import pathlib
 import shutil
 import subprocess
@@ -89,21 +90,24 @@ class Carried(Copy):
         shutil.rmtree(self.folder / "build/release")
         asked = self.make("program=", target)
         self.assertEqual([line.split()[0] for line in asked], [f"{deps}/include"] * 2)
-        self.assertIn(f"-L{deps}/lib -Xlinker -rpath={deps}/lib -lcjson", asked[-1])
+        for name in "cjson", "crypto":
+            self.assertIn(f"-L{deps}/lib -Xlinker -rpath={deps}/lib -l{name}", asked[-1])
 
     def test_it_is_all_that_is_needed(self):
         script = shutil.copy(ROOT / "scripts/install_deps.sh", self.folder / "scripts")
         subprocess.run([script, "--carry"], check=True, capture_output=True)
         deps = self.folder.resolve() / "build/deps"
         source, program = self.folder / "use.c", self.folder / "use"
-        source.write_text("#define XXH_INLINE_ALL\n#include <xxhash.h>\n#include <cjson/cJSON.h>\n"
-                          "int main(void) { return !cJSON_Version(); }\n")
+        source.write_text("#define XXH_INLINE_ALL\n#include <xxhash.h>\n#include <cjson/cJSON.h>\n#include <openssl/hmac.h>\n"
+                          "int main(void) { return !cJSON_Version() || !EVP_sha256(); }\n")
         told = subprocess.run(["cc", "-H", f"-I{deps}/include", source, "-o", program, f"-L{deps}/lib", f"-Wl,-rpath={deps}/lib",
-                               "-lcjson"], check=True, capture_output=True, text=True).stderr
-        for header in "xxhash.h", "cjson/cJSON.h":
+                               "-lcjson", "-lcrypto"], check=True, capture_output=True, text=True).stderr
+        for header in "xxhash.h", "cjson/cJSON.h", "openssl/hmac.h", "openssl/opensslconf.h":
             self.assertIn(f"{deps}/include/{header}\n", told)
+        self.assertEqual(re.findall(r"^\.+ (?!{0}).*/openssl/.*".format(re.escape(str(deps))), told, re.MULTILINE), [])
         linked = subprocess.run(["ldd", program], check=True, capture_output=True, text=True).stdout
         self.assertIn(f"{deps}/lib/libcjson.so.1 ", linked)
+        self.assertRegex(linked, rf"{deps}/lib/libcrypto\.so\.\d+ ")
         subprocess.run([program], check=True)
         told = subprocess.run([deps / "bin/make", "--version"], check=True, capture_output=True, text=True, env={}).stdout
         self.assertIn("GNU Make", told)

@@ -1,0 +1,226 @@
+// ranks: 1
+//
+// Whom the watch believes. Two ranks' watches run in this process and meet as in a run; somebody who has heard all that
+// they told each other then sends packets of his own, over the loopback. What he can do without a secret, he can
+// no more with one.
+#define _GNU_SOURCE
+#include "tests/death.h"
+#include <dirent.h>
+#include <stdbool.h>
+#include <sys/socket.h>
+
+static bool bind_fails;
+static int bind_or_fail(int fd, const struct sockaddr *name, socklen_t length) {
+    return bind_fails ? -1 : bind(fd, name, length);
+}
+#define bind bind_or_fail
+#include "commfuse/watch.c"
+#undef bind
+
+enum { SIZE = 2, HEARD_MS = 5000, UNHEARD_MS = 300 };
+
+typedef struct meeting {
+    pthread_barrier_t all_given, all_taken;
+    char given[SIZE][256];
+    cf_watch *watch[SIZE];
+} meeting;
+
+static meeting m;
+static const int numbers[SIZE] = {0, 1};
+
+static void gather(void *argument, const void *mine, void *all, int64_t bytes) {
+    memcpy(m.given[*(const int *)argument], mine, (size_t)bytes);
+    pthread_barrier_wait(&m.all_given);
+    for (int i = 0; i < SIZE; i++) memcpy((char *)all + i * bytes, m.given[i], (size_t)bytes);
+    pthread_barrier_wait(&m.all_taken);
+}
+
+static void *open_one(void *argument) {
+    m.watch[*(const int *)argument] = cf_watch_open(*(const int *)argument, SIZE, gather, argument);
+    return NULL;
+}
+
+static void open_watches(const char *secret) {
+    pthread_t thread[SIZE];
+    setenv("COMMFUSE_SECRET", secret, 1); // "": none
+    for (int i = 0; i < SIZE; i++)
+        assert_int_equal(pthread_create(&thread[i], NULL, open_one, (void *)&numbers[i]), 0);
+    for (int i = 0; i < SIZE; i++) pthread_join(thread[i], NULL);
+}
+
+static void close_watches(void) {
+    for (int i = 0; i < SIZE; i++) cf_watch_close(m.watch[i]);
+}
+
+static int setup(void **state) {
+    (void)state;
+    pthread_barrier_init(&m.all_given, NULL, SIZE);
+    pthread_barrier_init(&m.all_taken, NULL, SIZE);
+    return 0;
+}
+
+static int teardown(void **state) {
+    (void)state;
+    close_watches();
+    pthread_barrier_destroy(&m.all_given);
+    pthread_barrier_destroy(&m.all_taken);
+    return 0;
+}
+
+// From rank 1 to rank 0.
+static packet forged(int kind, const cf_mac *key) {
+    packet p;
+    memset(&p, 0, sizeof p);
+    p.kind = kind;
+    p.from = 1;
+    p.where.size = p.where.stride = 1;
+    p.code = cf_mac_of(key, &p.question, sizeof p - offsetof(packet, question));
+    return p;
+}
+
+static packet sealed(packet p) {
+    p.code = code_of(m.watch[0], &p);
+    return p;
+}
+
+static void deliver(packet p, const char *from, uint16_t port) {
+    struct sockaddr_in here = {.sin_family = AF_INET, .sin_addr.s_addr = inet_addr(from)};
+    struct sockaddr_in there = {.sin_family = AF_INET,
+                                .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
+                                .sin_port = port};
+    int fd = socket(AF_INET, SOCK_DGRAM, 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&here, sizeof here), 0);
+    assert_int_equal(sendto(fd, &p, sizeof p, 0, (struct sockaddr *)&there, sizeof there), sizeof p);
+    close(fd);
+}
+
+// Does rank 0 hold that rank 1 has given up?
+static bool believed(packet p, const char *from, bool expected) {
+    deliver(p, from, m.watch[0]->cards[0].port);
+    bool told = false;
+    for (int ms = 0; !told && ms < (expected ? HEARD_MS : UNHEARD_MS); ms += 10) {
+        nanosleep(&(struct timespec){0, 10000000}, NULL);
+        pthread_mutex_lock(&m.watch[0]->lock);
+        told = m.watch[0]->told == 1;
+        pthread_mutex_unlock(&m.watch[0]->lock);
+    }
+    return told;
+}
+
+// What he makes of all that ranks have told each other.
+static cf_mac key_of_who_has_listened(void) {
+    static const cf_mac nobody;
+    return cf_mac_of(&nobody, m.watch[0]->cards, SIZE * sizeof *m.watch[0]->cards);
+}
+
+static void ranks_reach_each_other(void **state) {
+    (void)state;
+    open_watches("correct horse battery staple");
+    assert_false(m.watch[0]->deaf || m.watch[1]->deaf);
+    assert_true(believed(sealed(forged(FAREWELL, &m.watch[0]->key)), "127.0.0.1", true));
+}
+
+static void without_a_secret_who_has_listened_is_believed(void **state) {
+    (void)state;
+    open_watches("");
+    cf_mac key = key_of_who_has_listened();
+    assert_true(believed(forged(FAREWELL, &key), "127.0.0.1", true));
+}
+
+static void with_a_secret_who_has_listened_is_not(void **state) {
+    (void)state;
+    open_watches("correct horse battery staple");
+    cf_mac key = key_of_who_has_listened();
+    assert_false(believed(forged(FAREWELL, &key), "127.0.0.1", false));
+}
+
+static void a_packet_from_elsewhere_or_changed_or_to_another_is_not_believed(void **state) {
+    (void)state;
+    open_watches("");
+    packet p = forged(FAREWELL, &m.watch[0]->key), changed = p, misled = p;
+    assert_false(believed(p, "127.0.0.2", false));
+    changed.where.layer = 7;
+    assert_false(believed(changed, "127.0.0.1", false));
+    misled.to = 1;
+    assert_false(believed(sealed(misled), "127.0.0.1", false));
+}
+
+static void what_cannot_be_is_not_believed(void **state) {
+    (void)state;
+    open_watches("");
+    packet sound = forged(FAREWELL, &m.watch[0]->key);
+    packet wrong[] = {sound, sound, sound, sound, sound, sound};
+    wrong[0].where.peer = SIZE;
+    wrong[1].where.group = CF_INQUIRY_GROUPS;
+    wrong[2].where.group = -1;
+    wrong[3].where.size = SIZE + 1;
+    wrong[4].where.peer = -1, wrong[4].where.size = 2, wrong[4].where.stride = INT32_MAX;
+    wrong[5].where.peer = -1, wrong[5].where.first = -1;
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
+        assert_false(believed(sealed(wrong[i]), "127.0.0.1", false));
+}
+
+static void a_label_drives_no_terminal(void **state) {
+    (void)state;
+    open_watches("");
+    packet p = forged(FAREWELL, &m.watch[0]->key);
+    memset(p.where.label, 'x', sizeof p.where.label); // and no end
+    memcpy(p.where.label, "\033[2J\xc2\x9b", 6);
+    assert_true(believed(sealed(p), "127.0.0.1", true));
+    const char *label = m.watch[0]->farewells[1].where.label;
+    assert_memory_equal(label, "?[2J??x", 7);
+    assert_int_equal(strlen(label), sizeof p.where.label - 1);
+}
+
+static void an_answer_to_another_question_is_none(void **state) {
+    (void)state;
+    open_watches("");
+    cf_watch *w = m.watch[0];
+    begin_inquiry(w);
+    struct sockaddr_in here = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t length = sizeof here;
+    assert_int_equal(bind(w->asking, (struct sockaddr *)&here, sizeof here), 0);
+    getsockname(w->asking, (struct sockaddr *)&here, &length);
+    w->answers[1].kind = CF_ASKED;
+    w->questions[1].number = 4711;
+    packet p = forged(ANSWER, &m.watch[0]->key);
+    for (p.question = 4710; p.question <= 4711; p.question++) {
+        deliver(sealed(p), "127.0.0.1", here.sin_port);
+        hear_answers(w);
+        assert_int_equal(w->answers[1].kind, p.question == 4711 ? CF_ANSWERED : CF_ASKED);
+    }
+    end_inquiry(w);
+}
+
+static int open_files(void) {
+    int count = 0;
+    DIR *folder = opendir("/proc/self/fd");
+    while (readdir(folder)) count++;
+    closedir(folder);
+    return count;
+}
+
+static void a_socket_that_cannot_be_bound_is_closed(void **state) {
+    (void)state;
+    uint16_t port;
+    int before = open_files();
+    bind_fails = true;
+    assert_int_equal(open_socket(&port), -1);
+    bind_fails = false;
+    assert_int_equal(open_files(), before);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(ranks_reach_each_other, setup, teardown),
+        cmocka_unit_test_setup_teardown(without_a_secret_who_has_listened_is_believed, setup, teardown),
+        cmocka_unit_test_setup_teardown(with_a_secret_who_has_listened_is_not, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_packet_from_elsewhere_or_changed_or_to_another_is_not_believed,
+                                        setup, teardown),
+        cmocka_unit_test_setup_teardown(what_cannot_be_is_not_believed, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_label_drives_no_terminal, setup, teardown),
+        cmocka_unit_test_setup_teardown(an_answer_to_another_question_is_none, setup, teardown),
+        cmocka_unit_test(a_socket_that_cannot_be_bound_is_closed),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
