@@ -535,6 +535,15 @@ class Numbers(BadInput):
                 result = self.check(1, init_from=self.poisoned(name, np.nan))
                 self.assertIn("step 0", result.err, str(result))
 
+    def test_padding_of_the_vocabulary_does_not_matter(self):
+        """NaN in the file's rows that only pad the table: training is what it is without."""
+        for ranks, mesh in ((1, {}), (2, dict(tp=2)), (2, dict(tp=2, strategy="up"))):
+            with self.subTest(ranks=ranks, **mesh):
+                logs = [self.train(ranks, init_from=path, val=self.tokens, val_every=1, **mesh)[0]
+                        for path in (self.model, self.poisoned("wte", np.nan))]
+                steps, poisoned = ([(e["step"], e["loss"]) for e in log if "loss" in e] for log in logs)
+                self.assertEqual(steps, poisoned)
+
     def test_infinity_on_two_ranks(self):
         for strategy in STRATEGIES:
             for mesh in (dict(tp=2), dict(dp=2, micro_batch=4)):

@@ -104,11 +104,11 @@ class Log(harness.Case):
             self.assertGreater(said["threads"], 0)
 
     def test_mfu_is_what_its_formula_says(self):
-        # Peak 0.001 TFLOP/s per rank; tokens/s (6 P + 6 L C T) / peak. P is all parameters, with the vocabulary's
-        # padding (it is computed) and without the position embedding (it is not).
+        # Peak 0.001 TFLOP/s per rank; tokens/s (6 P + 6 L C T) / peak. P is all parameters, without the vocabulary's
+        # padding and the position embedding.
         log, _ = self.train(2, tp=2, steps=3, peak_tflops=0.001)
         s = self.shape
-        P = s.Vp * s.C + s.L * (12 * s.C ** 2 + 13 * s.C) + 2 * s.C
+        P = s.V * s.C + s.L * (12 * s.C ** 2 + 13 * s.C) + 2 * s.C
         self.assertEqual(log[0]["parameters"], P + s.maxT * s.C)
         steps = harness.events(log, "step")
         self.assertEqual(len(steps), 3)
