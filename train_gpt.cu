@@ -30,6 +30,7 @@
 #include "commfuse/timeline.h"
 #include "data/accounts.h"
 #include "data/agreement.h"
+#include "data/durable.h"
 #include "data/vocabulary.h"
 #include "data/log.h"
 #include "data/model_file.h"
@@ -98,6 +99,7 @@ typedef struct trainer {
     saved_run *copy_runs;     // (copy.runs)
     int64_t first, skipped;   // step that the run begins or goes on with; steps left out in a row
     bool watched;             // validation and samples before step `first` are done
+    char run[RUN_NAME];       // rank 0's counts
     taken_step last;
     int stop;          // signal that has asked for the end, 0: none
     accounts time;     // rank 0's
@@ -332,9 +334,10 @@ static void check_output(trainer *t) {
         cf_die(*why.hint ? why.hint : hint, "--out: %s", why.what);
     if (*out && access(out, W_OK) != 0) cf_die(hint, "--out %s cannot be written: %s", out, strerror(errno));
     if (!*trace) return;
-    FILE *file = fopen(trace, "a"); // a run that goes on behind its steps leaves it as it is
-    if (!file) cf_die("choose another --trace FILE", "cannot write trace %s: %s", trace, strerror(errno));
-    fclose(file);
+    durable_file file;
+    if (!durable_create(&file, trace, -1, &why))
+        cf_die("choose another --trace FILE", "--trace: %s", why.what);
+    durable_abandon(&file); // a run that goes on behind its steps leaves it as it is
 }
 
 // The parser has seen to the form A:B, A < B.
@@ -366,6 +369,21 @@ static void meet(trainer *t) {
 
 static double data_print(const tokens *data) {
     return !data ? 0 : (double)(tokens_hash(data) ? tokens_hash(data) : tokens_fingerprint(data));
+}
+
+// Rank 0's lock is a file of this moment: whoever reads the same there has the same directory.
+static void check_shared_output(trainer *t) {
+    if (!*t->o.out) return;
+    meet(t); // rank 0 has it now
+    const double mine = (double)checkpoint_store_mark(t->o.out);
+    const double *told = optimizer_exchange(&t->optimizer, &mine, 1);
+    for (int rank = 1; rank < t->ranks; rank++)
+        if (told[rank * REPORT] == 0 || told[rank * REPORT] != told[0])
+            cf_die_together(
+                "give --out a directory of a file system that all hosts share, where all may write",
+                "rank %d cannot save to --out %s: it %s", rank, t->o.out,
+                told[rank * REPORT] == 0 ? "may not write there, or has no such directory"
+                                         : "has another directory of that name than rank 0");
 }
 
 // Each rank has opened what lies on its own host. Ranks of a replica share each sample and the weights, replicas share out
@@ -407,6 +425,7 @@ static resume_facts facts_of(const trainer *t, bool watched) {
     facts.skipped = t->skipped;
     facts.watched = watched;
     facts.version = VERSION;
+    facts.run = t->run;
     return facts;
 }
 
@@ -435,6 +454,7 @@ static void take_state(trainer *t, const manifest *m) {
 }
 
 static void begin_anew(trainer *t) {
+    resume_name(NULL, t->run);
     if (t->start)
         params_read(&t->model.params, read_weights, t->start, t->context.stream);
     else
@@ -456,6 +476,7 @@ static void go_on(trainer *t, const manifest *m) {
     t->first = m->step;
     t->skipped = resume_number(m, "skipped", 0);
     t->watched = resume_number(m, "watched", 0) == 1;
+    resume_name(m, t->run);
     if (root(t))
         printf("resume    from step %lld in %s, saved by %lld ranks (%s, tp %s x dp %s, version %s)\n",
                (long long)m->step, o->out, (long long)m->ranks, manifest_value(m, "strategy"),
@@ -493,6 +514,7 @@ static void log_config(trainer *t) {
     bool goes_on = t->first > 0 && !log_empty(t->log);
     log_begin(t->log, goes_on ? "resume" : "config");
     if (goes_on) log_int(t->log, "step", t->first);
+    log_text(t->log, "run", t->run);
     log_text(t->log, "version", VERSION);
     log_text(t->log, "host", host);
     log_int(t->log, "ranks", t->ranks);
@@ -980,13 +1002,15 @@ static void start_trace(trainer *t) {
 }
 
 static void write_trace(trainer *t, int64_t last) {
-    t->untraced = !cf_timeline_write(&t->context, &t->mesh.world_group, overlap_of(&t->o).mode, t->o.trace);
-    const int error = errno;
+    size_t size = 0;
+    problem why;
+    char *text = cf_timeline_end(&t->context, &t->mesh.world_group, overlap_of(&t->o).mode, &size);
     if (!root(t)) return;
+    t->untraced = !durable_replace(t->o.trace, text, (int64_t)size, false, &why);
+    free(text);
     progress_break();
     if (t->untraced)
-        fprintf(stderr, "warning: trace %s could not be written: %s; the run goes on\n", t->o.trace,
-                strerror(error));
+        fprintf(stderr, "warning: %s; the run goes on\n", why.what);
     else
         printf("trace of steps %d to %lld: %s (open it in https://ui.perfetto.dev)\n", t->trace_from,
                (long long)last, t->o.trace);
@@ -1128,11 +1152,8 @@ static int run(trainer *t) {
 
 // What the disk had no room for did not end the run; but a run that lacks it is not done.
 static int check_log_and_trace(const trainer *t, int status) {
-    const int64_t missing = log_missing(t->log);
-    if (missing > 0)
-        fprintf(stderr, "error: log %s lacks %lld lines, which could not be written\n", t->o.log,
-                (long long)missing);
-    return status == 0 && (missing > 0 || t->untraced) ? EXIT_FAILURE : status;
+    const bool whole = log_whole(t->log) && !t->untraced;
+    return status == 0 && !whole ? EXIT_FAILURE : status;
 }
 
 static void close_trainer(trainer *t) {
@@ -1181,11 +1202,13 @@ static int export_model(trainer *t) {
 static int train_model(trainer *t) {
     be_patient(t, true);
     check_output(t);
+    check_shared_output(t);
     compare_data(t);
     load_state(t);
     meet(t); // whoever has read faster waits here
     be_patient(t, false);
-    if (root(t)) t->log = t->first > 0 ? log_continue(t->o.log, t->first, t->watched) : log_open(t->o.log);
+    const log_past past = {t->run, t->first, t->watched};
+    if (root(t)) t->log = t->first > 0 ? log_continue(t->o.log, &past) : log_open(t->o.log);
     if (root(t)) accounts_open(&t->time, t->o.out);
     if (*t->o.out) {
         saver_plan plan = {all_ranks(t), t->o.out, t->store, t->o.keep, t->o.keep_every, t->log};

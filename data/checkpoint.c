@@ -177,6 +177,14 @@ void checkpoint_store_close(checkpoint_store *s) {
     free(s);
 }
 
+uint64_t checkpoint_store_mark(const char *out) {
+    char path[PATH_MAX + 8];
+    int64_t bytes;
+    uint64_t hash;
+    snprintf(path, sizeof path, "%s/lock", out);
+    return access(out, W_OK | X_OK) == 0 && durable_hash(path, &bytes, &hash) ? hash >> 11 | 1 : 0;
+}
+
 // --- saving ------------------------------------------------------------------------------------------------
 
 bool checkpoint_begin(checkpoint_store *s, int64_t step, problem *why) {

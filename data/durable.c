@@ -6,6 +6,7 @@
 #include <limits.h>
 #include <stdlib.h>
 #include <sys/file.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -215,11 +216,14 @@ bool durable_replace(const char *path, const char *bytes, int64_t count, bool un
 
 // --- a lock ------------------------------------------------------------------------------------------------
 
-static bool write_owner(int fd) {
+static void write_owner(int fd) {
     char host[256] = "", text[300];
+    uint64_t once = 0; // no other holder has written the same
     gethostname(host, sizeof host - 1);
-    int length = snprintf(text, sizeof text, "%s %ld\n", host, (long)getpid());
-    return ftruncate(fd, 0) == 0 && durable_write(fd, text, length);
+    bool well = getrandom(&once, sizeof once, 0) == sizeof once && ftruncate(fd, 0) == 0;
+    int length =
+        snprintf(text, sizeof text, "%s %ld %016llx\n", host, (long)getpid(), (unsigned long long)once);
+    if (well && durable_write(fd, text, length)) fsync(fd);
 }
 
 // "process 1234 on host NAME", of whoever has the lock.
@@ -251,10 +255,10 @@ static int open_lock(const char *path) {
     return -1;
 }
 
-// Some cluster file systems have no locks. A run that cannot save at all would be worse than one unguarded.
+// Some cluster file systems have no locks. A run that cannot save at all would be worse than one unguarded. What is
+// written in it is for people, and for who wants to know whether two see the same file: a full disk is no reason to end.
 int durable_lock(const char *path, const char *in_use, problem *why) {
     char owner[320];
-    errno = 0;
     int fd = open_lock(path);
     if (fd < 0) {
         durable_problem(why, "cannot open lock", path, -1);
@@ -267,10 +271,7 @@ int durable_lock(const char *path, const char *in_use, problem *why) {
         if (errno)
             fprintf(stderr, "note: %s cannot be locked (%s): see to it that no other run writes there\n",
                     path, strerror(errno));
-        if (write_owner(fd)) return fd;
-        durable_problem(why, "cannot write lock", path, 300);
-        close(fd);
-        fd = -1;
+        write_owner(fd);
     }
     return fd;
 }

@@ -7,6 +7,10 @@
 #include <stdint.h>
 #include "problem.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 // A file that appears whole: written beside, as PATH.tmp, synced, renamed over PATH, and the name synced too. A
 // kill or a power cut at any moment leaves PATH as it was, or new. What a killed writer has left as PATH.tmp, the
 // next one removes. Of two that write the same PATH at once the second is refused, by a lock on PATH.tmp; where the
@@ -46,5 +50,9 @@ bool durable_problem(problem *why, const char *doing, const char *path, int64_t 
 // XXH64, seed 0, of a whole file, as xxh64sum prints it. Reads it anew: an unreadable sector is an error
 // here, and would be SIGBUS in a map.
 bool durable_hash(const char *path, int64_t *bytes, uint64_t *hash);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -4,6 +4,7 @@ disk. Nothing of what is there is lost, and what is wrong is named.
 # limit: 180
 import dataclasses
 import os
+import pathlib
 import shutil
 import signal
 import socket
@@ -14,6 +15,7 @@ import unittest
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import checkpoints
 import harness
+import launcher
 import reference
 
 AT = 4
@@ -172,6 +174,50 @@ class Lock(checkpoints.Case):
         self.assertIn("resume    from step", result.out)
 
 
+    def test_a_directory_that_only_rank_0_sees(self):
+        """Found before the first step, as it is where the others have one of their own by that name, or may not write."""
+        for others, words in (("rm -rf out", "has no such directory"), ("mkdir out", "has no such directory"),
+                              ("mkdir out && echo host 7 >out/lock", "has another directory of that name than rank 0")):
+            with self.subTest(others=others):
+                folder = self.fresh("hosts")
+                script = f'mkdir -p {folder}/{launcher.RANK} && cd {folder}/{launcher.RANK} && ' \
+                         f'if [ {launcher.RANK} = 1 ]; then {others}; fi && exec "$@"'
+                result = self.start(dp=2, out="out", wrapper=("sh", "-c", script, "sh")).wait()
+                self.assertFails(result, "rank 1 cannot save to --out out", words, "all hosts share")
+                self.assertEqual(result.err.count("error:"), 1, str(result))
+                self.assertNotIn("loss", result.out)
+                self.assertEqual(os.listdir(f"{folder}/0/out"), ["lock"])
+
+
+class Logs(checkpoints.Case):
+    def test_another_runs_log_is_set_aside(self):
+        """Going on there would cut it."""
+        theirs = self.fresh("log.jsonl")
+        self.run_with(seed=5, log=theirs)
+        lines = pathlib.Path(theirs).read_bytes()
+        expected, expected_log = self.undisturbed(1, 1)
+        for again in (1, 2):
+            out = self.with_only(expected, AT)
+            result = self.run_with(out=out, log=theirs)
+            self.assertIn(f"log       of another run is kept as {theirs}.{again}" if again == 1 else "resume", result.out)
+            self.assertEqual(pathlib.Path(f"{theirs}.1").read_bytes(), lines)
+            self.assertSameRun(theirs, expected_log, AT)
+            self.assertFalse(os.path.exists(f"{theirs}.2"))  # it is this run's log now
+        own = self.fresh("log.jsonl")
+        shutil.copy(expected_log, own)
+        self.run_with(out=self.with_only(expected, AT), log=own)
+        self.assertSameRun(own, expected_log)
+
+    def test_a_new_run_in_the_same_directory_is_another(self):
+        out, log = self.fresh("out"), self.fresh("log.jsonl")
+        self.run_with(out=out, log=log, steps=6, schedule="constant")
+        shutil.rmtree(out)
+        self.run_with(out=out, steps=3, schedule="constant")
+        lines = pathlib.Path(log).read_bytes()
+        self.run_with(out=out, log=log, steps=6, schedule="constant")
+        self.assertEqual(pathlib.Path(f"{log}.1").read_bytes(), lines)
+
+
 class ModelFile(checkpoints.Case):
     def killed_at(self, call, old, shim):
         """One run that has only its model left to write, killed before that call on it, and then another. False: there
@@ -273,14 +319,17 @@ class Disk(checkpoints.Case):
         self.assertSameEnd(out, expected)
         self.assertEqual(checkpoints.read_bytes(log), b"")
 
-    @unittest.skipUnless(os.path.exists("/dev/full"), "no /dev/full")
     def test_a_trace_that_cannot_be_written(self):
+        """The one of an earlier run stays."""
         expected, _ = self.undisturbed(1, 2)
-        out = self.fresh("out")
-        result = self.start(dp=2, out=out, trace="/dev/full").wait()
+        out, trace = self.fresh("out"), self.fresh("trace.json")
+        pathlib.Path(trace).write_text("earlier")
+        result = self.start(dp=2, out=out, trace=trace, env=self.full(0, "trace.json")).wait()
         self.assertEqual(result.status, 1, str(result))
-        self.assertRegex(result.err, "warning: trace /dev/full could not be written: No space left on device")
+        self.assertRegex(result.err, rf"warning: cannot write {trace}.*: No space left on device; the run goes on")
+        self.assertEqual(pathlib.Path(trace).read_text(), "earlier")
         self.assertSameEnd(out, expected)
+        self.assertFails(self.start(trace="/dev/full").wait(), "--trace: cannot create /dev/full", "not a regular file")
 
     def test_a_signal_and_no_space(self):
         """What a signal stops cannot be saved: status 1, not the one that says that it was."""
