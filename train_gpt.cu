@@ -235,20 +235,25 @@ static gpt_shape shape_of_file(trainer *t) {
     return s;
 }
 
-static gpt_shape shape_of_checkpoint(options *o) {
-    problem why = {"", ""};
-    manifest *m = o->export_step > 0 ? checkpoint_manifest(o->out, o->export_step, &why)
-                                     : checkpoint_latest(o->out, INT64_MAX, &why);
-    if (!m)
-        cf_die_together("ls it; checkpoints are its directories step_*", "no checkpoint to export in %s%s%s",
-                        o->out, *why.what ? ": " : "", why.what);
+static gpt_shape shape_in(const manifest *m, const char *out) {
     gpt_shape s;
     memset(&s, 0, sizeof s);
     s.maxT = resume_number(m, "positions", 0), s.L = resume_number(m, "layers", 0);
     s.C = resume_number(m, "channels", 0), s.H = resume_number(m, "heads", 0);
     s.V = resume_number(m, "vocab", 0), s.Vp = resume_number(m, "padded-vocab", 0);
     model_shape f = {s.maxT, s.V, s.L, s.H, s.C, s.Vp};
-    model_shape_check(&f, "checkpoint in", o->out);
+    model_shape_check(&f, "checkpoint in", out);
+    return s;
+}
+
+static gpt_shape shape_to_export(options *o) {
+    problem why = {"", ""};
+    manifest *m = o->export_step > 0 ? checkpoint_manifest(o->out, o->export_step, &why)
+                                     : checkpoint_latest(o->out, INT64_MAX, &why);
+    if (!m)
+        cf_die_together("ls it; checkpoints are its directories step_*", "no checkpoint to export in %s%s%s",
+                        o->out, *why.what ? ": " : "", why.what);
+    gpt_shape s = shape_in(m, o->out);
     o->export_step = m->step;
     o->seq = o->tp < s.maxT ? o->tp : s.maxT;
     o->micro_batch = 1; // nothing is computed: the least there can be
@@ -256,16 +261,47 @@ static gpt_shape shape_of_checkpoint(options *o) {
     return s;
 }
 
-static gpt_shape shape_of_options(trainer *t) {
-    const options *o = &t->o;
-    gpt_shape s = params_named(o->model);
+// A checkpoint has all that a run goes on with: what is not given is as it is there.
+static gpt_shape shape_of_options(trainer *t, const gpt_shape *saved) {
+    options *o = &t->o;
+    gpt_shape s = saved->L > 0 && !options_given(o, "model") ? *saved : params_named(o->model);
     if (o->layers > 0) s.L = o->layers;
     if (o->channels > 0) s.C = o->channels;
     if (o->heads > 0) s.H = o->heads;
-    s.maxT = o->seq;
-    s.V = o->vocab > 0 ? o->vocab : vocabulary_size(t->words);
+    s.V = o->vocab > 0 ? o->vocab : saved->L > 0 ? saved->V : vocabulary_size(t->words);
     s.Vp = (s.V + VOCABULARY_PADDING - 1) / VOCABULARY_PADDING * VOCABULARY_PADDING;
+    if (s.V == saved->V) s.Vp = saved->Vp;
+    if (saved->L > 0 && !options_given(o, "seq") && o->seq > saved->maxT) o->seq = saved->maxT;
+    s.maxT = saved->L > 0 ? saved->maxT : o->seq;
     return s;
+}
+
+// Does every rank see the file? Rank 0 says what shape the checkpoint in --out has; L = 0: there is none.
+static bool all_can_read(const trainer *t, const char *file, gpt_shape *saved) {
+    typedef struct sight {
+        gpt_shape saved;
+        int64_t readable;
+    } sight;
+    sight mine = {*saved, access(file, R_OK) == 0};
+    sight *all = (sight *)calloc((size_t)t->transport->size, sizeof *all);
+    if (!all) cf_die(NULL, "out of memory for what %d ranks see", t->transport->size);
+    gather(t->transport, &mine, all, (int64_t)sizeof mine);
+    for (int rank = 0; rank < t->transport->size; rank++) mine.readable &= all[rank].readable;
+    *saved = all[0].saved;
+    free(all);
+    return mine.readable;
+}
+
+static gpt_shape shape_of_run(trainer *t) {
+    const options *o = &t->o;
+    gpt_shape saved;
+    problem skipped;
+    memset(&saved, 0, sizeof saved);
+    manifest *m = t->transport->rank == 0 && *o->out ? checkpoint_latest(o->out, INT64_MAX, &skipped) : NULL;
+    if (m) saved = shape_in(m, o->out);
+    manifest_free(m);
+    const bool readable = all_can_read(t, o->init_from, &saved);
+    return *o->init_from && (readable || saved.L == 0) ? shape_of_file(t) : shape_of_options(t, &saved);
 }
 
 static overlap overlap_of(const options *o) {
@@ -284,9 +320,7 @@ static void read_weights(void *file, int tensor, int64_t layer, int64_t first, i
 }
 
 static void make_model(trainer *t) {
-    gpt_shape shape = *t->o.export_to   ? shape_of_checkpoint(&t->o)
-                      : *t->o.init_from ? shape_of_file(t)
-                                        : shape_of_options(t);
+    gpt_shape shape = *t->o.export_to ? shape_to_export(&t->o) : shape_of_run(t);
     options *o = &t->o; // from here on the options say what is run, wherever it came from
     o->layers = shape.L, o->channels = shape.C, o->heads = shape.H, o->vocab = shape.V;
     o->slices = overlap_of(o).slices;
@@ -455,6 +489,9 @@ static void take_state(trainer *t, const manifest *m) {
 
 static void begin_anew(trainer *t) {
     resume_name(NULL, t->run);
+    if (*t->o.init_from && !t->start)
+        cf_die_together("bring it back, or choose another --out",
+                        "--init-from %s is not to be read on every host", t->o.init_from);
     if (t->start)
         params_read(&t->model.params, read_weights, t->start, t->context.stream);
     else

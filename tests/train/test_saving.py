@@ -90,7 +90,27 @@ class Refusals(checkpoints.Case):
         shape = dataclasses.replace(self.shape, Vp=110)
         reference.write_model(padded, shape, reference.random_model(shape))
         self.refused("another model", "rows of the vocabulary with padding 110 (the checkpoint: 128)", init_from=padded)
-        self.refused("another model", f"--seq, the model's positions {self.T} (the checkpoint: 48)", force=True, **more)
+        self.refused("--seq 49 is longer than the model's 48 positions", force=True, **more | dict(seq=49))
+
+    def test_the_file_that_it_began_with_is_needed_no_more(self):
+        """Gone, on one host or all, or not named any more: the checkpoint has all of it."""
+        expected, _ = self.undisturbed(1, 2)
+        gone = self.fresh("model.bin")
+        for values in (dict(init_from=gone), dict(init_from=None), dict(init_from=None, layers=2, vocab=101)):
+            with self.subTest(**values):
+                out = self.with_only(expected, AT)
+                self.assertIn(f"resume    from step {AT}", self.run_with(dp=2, out=out, **values).out)
+                self.assertSameEnd(out, expected)
+        with self.subTest("on one host"):
+            out, folder = self.with_only(expected, AT), self.fresh("hosts")
+            script = f'mkdir -p {folder}/{launcher.RANK} && cd {folder}/{launcher.RANK} && ' \
+                     f'if [ {launcher.RANK} = 0 ]; then cp {self.model} model.bin; fi && exec "$@"'
+            result = self.start(dp=2, out=out, init_from="model.bin", wrapper=("sh", "-c", script, "sh")).wait()
+            self.assertEqual(result.status, 0, str(result))
+            self.assertSameEnd(out, expected)
+        out = self.with_only(expected, AT)
+        checkpoints.damage(os.path.join(checkpoints.directory(out, AT), "rank_00001.safetensors"), 0.5)
+        self.assertFails(self.start(dp=2, out=out, init_from=gone, force=True).wait(), gone, "not to be read")
 
     def test_forced(self):
         """Goes on with the new options: what it does then is what they say."""
