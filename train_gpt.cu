@@ -52,6 +52,7 @@
 #define OTHER_PROGRAM "train_gpt"
 #endif
 
+enum { VAL_SEQUENCES = 80 };
 enum { SAMPLE_TOKENS = 256, PATH_LENGTH = 4096, RANKS_MAX = 1 << 20 };
 enum { EARLY_TIMEOUT_S = 60 };    // of ranks that meet to tell what is wrong with their options
 enum { PATIENCE = 10 };           // times --timeout: how long ranks wait for one that reads or writes files
@@ -88,8 +89,8 @@ typedef struct trainer {
     model_file *start;
     logfile *log;
     int32_t *inputs, *targets; // (T, B) of one micro-batch, the host's
-    double *loss;              // sum of losses of this rank's tokens, in the device's memory
-    double peak;               // flop/s of all ranks, 0: unknown
+    double *loss; // (2) sums of losses of this rank's tokens, in the device's memory; the second is of no use
+    double peak;  // flop/s of all ranks, 0: unknown
     const char *peak_source;
     int trace_from, trace_to; // steps [from, to)
     bool untraced;            // the timeline could not be written
@@ -330,7 +331,7 @@ static void make_model(trainer *t) {
                o->recompute != 0);
     optimizer_create(&t->optimizer, &t->model, overlap_of(o));
     if (t->o.dry_run) return;
-    t->loss = (double *)cf_alloc((int64_t)sizeof(double), "tokens");
+    t->loss = (double *)cf_alloc(2 * (int64_t)sizeof(double), "tokens");
     t->inputs = (int32_t *)calloc((size_t)(t->o.seq * t->o.micro_batch), sizeof *t->inputs);
     t->targets = (int32_t *)calloc((size_t)(t->o.seq * t->o.micro_batch), sizeof *t->targets);
     t->busy = (double *)calloc((size_t)t->ranks, sizeof *t->busy);
@@ -353,10 +354,6 @@ static void open_data(trainer *t) {
     const options *o = &t->o;
     t->train = open_tokens(t, "train", o->train);
     t->val = open_tokens(t, "val", o->val);
-    if (t->val && o->val_every > 0 && tokens_samples(t->val) < o->batch)
-        cf_die_together("use a larger validation set, or a smaller --batch or --seq",
-                        "validation set %s has %lld samples of %lld tokens, fewer than one batch of %lld",
-                        o->val, (long long)tokens_samples(t->val), (long long)o->seq, (long long)o->batch);
 }
 
 // Said before any work is done, not after it.
@@ -700,13 +697,13 @@ static double learning_rate(const options *o, int64_t step) {
     return o->min_lr + (o->lr - o->min_lr) * (1 - sqrt(((double)step - hold) / ((double)end - hold)));
 }
 
-// Fill inputs and targets with this replica's sequences of micro-batch `micro` of the batch that starts at
-// sample number `first` of an order: training order (shuffled) or as they stand in the file (validation).
-static void load_micro_batch(trainer *t, tokens *data, bool shuffled, int64_t first, int micro) {
-    int64_t B = t->o.micro_batch;
+// Fill inputs and targets with this replica's B of the sequences that start at number `first` of an order: training order
+// (shuffled) or as they stand in the file (validation).
+static void load_sequences(trainer *t, tokens *data, bool shuffled, int64_t first, int64_t B) {
     for (int64_t b = 0; b < B; b++) {
-        int64_t sample = first + (micro * t->mesh.dp + t->mesh.dp_group.rank) * B + b;
-        if (shuffled) sample = tokens_shuffled(data, (uint64_t)t->o.seed, sample);
+        int64_t sample = first + t->mesh.dp_group.rank * B + b;
+        sample =
+            shuffled ? tokens_shuffled(data, (uint64_t)t->o.seed, sample) : sample % tokens_samples(data);
         tokens_read(data, sample, t->model.params.shape.V, b, B, t->inputs, t->targets);
     }
 }
@@ -867,7 +864,8 @@ static void train_step(trainer *t, int64_t step) {
     double batch_tokens = (double)(o->batch * o->seq), lr = learning_rate(o, step);
     cf_zero(t->loss, (int64_t)sizeof *t->loss, t->context.stream);
     for (int micro = 0; micro < t->accumulation; micro++) {
-        load_micro_batch(t, t->train, true, step * o->batch, micro);
+        load_sequences(t, t->train, true, step * o->batch + micro * o->micro_batch * t->mesh.dp,
+                       o->micro_batch);
         gpt_forward(&t->model, t->inputs, t->targets, o->seq, o->micro_batch, 1 / batch_tokens, t->loss);
         if (micro == 0) optimizer_zero_grad(&t->optimizer);
         gpt_backward(&t->model, micro == 0, micro == t->accumulation - 1);
@@ -895,29 +893,34 @@ static double watched(trainer *t) {
     return ms;
 }
 
+// The same sequences whatever the batch and the mesh. Where fewer are left than a micro-batch of each replica, passes are
+// smaller; in the last some replicas repeat sequences, which count for nothing.
 static void validate(trainer *t, int64_t step) {
     const options *o = &t->o;
-    int64_t batches = tokens_samples(t->val) / o->batch;
-    if (batches > o->val_batches) batches = o->val_batches;
+    const int64_t dp = t->mesh.dp, asked = o->val_batches > 0 ? o->val_batches * o->batch : VAL_SEQUENCES;
+    const int64_t all = asked < tokens_samples(t->val) ? asked : tokens_samples(t->val);
     double sum = 0;
     cf_zero(t->loss, (int64_t)sizeof *t->loss, t->context.stream);
-    for (int64_t i = 0; i < batches; i++)
-        for (int micro = 0; micro < t->accumulation; micro++) {
-            load_micro_batch(t, t->val, false, i * o->batch, micro);
-            gpt_forward(&t->model, t->inputs, t->targets, o->seq, o->micro_batch, 0, t->loss);
-        }
+    for (int64_t done = 0, B; done < all; done += B * dp) {
+        B = (all - done) / dp;
+        B = B < 1 ? 1 : B > o->micro_batch ? o->micro_batch : B;
+        load_sequences(t, t->val, false, done, B);
+        bool counts = done + t->mesh.dp_group.rank * B < all;
+        gpt_forward(&t->model, t->inputs, t->targets, o->seq, B, 0, t->loss + (counts ? 0 : 1));
+    }
     cf_copy(&sum, t->loss, (int64_t)sizeof sum, t->context.stream);
     cf_stream_sync(t->context.stream);
-    double loss = optimizer_sum(&t->optimizer, sum) / (double)(batches * o->batch * o->seq), ms = watched(t);
+    double loss = optimizer_sum(&t->optimizer, sum) / (double)(all * o->seq), ms = watched(t);
     if (root(t)) {
         progress_break();
-        printf("step %5lld  validation loss %.4f\n", (long long)step, loss);
+        printf("step %5lld  validation loss %.4f  %lld sequences\n", (long long)step, loss, (long long)all);
         fflush(stdout);
     }
     log_begin(t->log, "val");
     log_int(t->log, "step", step);
     log_real(t->log, "loss", loss);
     log_real(t->log, "ms", ms);
+    log_int(t->log, "sequences", all);
     log_end(t->log);
 }
 

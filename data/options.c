@@ -96,8 +96,9 @@ static const option_row table[] = {
 #undef GROUP
 #define GROUP "watching"
     INT(val_every, "val-every", "20", 0, 1e9, "steps between validation losses; 0: never"),
-    INT(val_batches, "val-batches", "20", 1, 1e9,
-        "batches of --batch sequences in a validation loss, from the start of the set; fewer if it is short"),
+    INT(val_batches, "val-batches", "0", 0, 1e9,
+        "batches of --batch sequences in a validation loss, from the start of the set, fewer if it is short; 0: 80 sequences, "
+        "whatever the batch"),
     INT(sample_every, "sample-every", "0", 0, 1e9, "steps between samples of generated text; 0: never"),
     TEXT(log, "log", "", "FILE", "log, one JSON object a line"),
     TEXT(trace, "trace", "", "FILE", "timeline of some steps, for chrome://tracing or ui.perfetto.dev"),

@@ -151,11 +151,6 @@ class Tokens(BadInput):
         os.truncate(path, 1024)
         self.assertFails(started.wait(60), path, "has become shorter", "hint:")
 
-    def test_validation_shorter_than_a_batch(self):
-        path = self.fresh("val.bin")
-        reference.write_tokens(path, harness.random_tokens(self.T + 1, self.shape.V))
-        self.fails("val", val=path, val_every=1, val_batches=1)
-
     def test_other_files_on_another_host(self):
         """Each rank opens tokens.bin of a folder of its own."""
         tokens = harness.random_tokens(self.samples * self.T + 1, self.shape.V)

@@ -124,6 +124,25 @@ class Log(harness.Case):
             found = [v["loss"] for v in harness.events(log, "val")]
             np.testing.assert_allclose(found, [expected] * 3, rtol=1e-5, err_msg=str(mesh))
 
+    def test_validation_covers_the_same_sequences_whatever_the_batch_and_the_mesh(self):
+        """Of a set that no batch divides, of one smaller than a batch, and of one with more than it takes."""
+        meshes = ((1, dict(micro_batch=4, batch=4)), (1, dict(micro_batch=5, batch=5)), (1, dict(micro_batch=3, batch=9)),
+                  (2, dict(tp=2, micro_batch=8, batch=8)), (2, dict(tp=2, strategy="up", micro_batch=7, batch=7)),
+                  (3, dict(dp=3, micro_batch=2, batch=6)), (4, dict(tp=2, dp=2, micro_batch=3, batch=6)))
+        for count, asked, taken in ((13, {}, 13), (1, {}, 1), (100, {}, 80), (100, dict(val_batches=9), None)):
+            path = self.fresh("val.bin")
+            reference.write_tokens(path, harness.random_tokens(count * self.T + 1, self.shape.V, seed=count))
+            inputs, targets = reference.samples(reference.read_tokens(path), self.T)
+            for ranks, mesh in meshes if count == 13 else meshes[::3]:
+                with self.subTest(count=count, ranks=ranks, **asked, **mesh):
+                    n = taken or min(9 * mesh["batch"], count)
+                    expected = reference.forward(self.shape, self.parameters, inputs[:n], targets[:n])[0]
+                    log, result = self.train(ranks, steps=1, lr=0, val=path, val_every=1, **asked, **mesh)
+                    for said in harness.events(log, "val"):
+                        self.assertEqual(said["sequences"], n)
+                        self.assertLess(abs(said["loss"] / expected - 1), 1e-5)
+                    self.assertIn(f"validation loss {expected:.4f}  {n} sequences\n", result.out)
+
     def test_intervals_of_zero_mean_never(self):
         log, _ = self.train(steps=3, val=self.tokens, val_every=0, sample_every=0)
         self.assertEqual({entry["event"] for entry in log}, {"config", "step", "end"})
