@@ -618,6 +618,7 @@ static void banner(const trainer *t) {
         printf("data      %lld tokens in %d files, %lld samples an epoch\n",
                (long long)tokens_count(t->train), tokens_files(t->train),
                (long long)tokens_samples(t->train));
+    options_print_repeated(o, stdout);
     tell_of_bytes(t, t->train, "train", o->train);
     tell_of_bytes(t, t->val, "val", o->val);
     if (t->peak > 0)
@@ -813,13 +814,16 @@ static void report_skip(trainer *t, int64_t step, const step_result *r) {
 static void show_step(const trainer *t, int64_t step, const step_result *r, double lr,
                       const step_times *times, double tokens_per_s, double mfu, double eta_s) {
     const options *o = &t->o;
-    char line[256], share[32] = "n/a";
+    char line[256], share[32] = "n/a", eta[32];
+    const long long left = (long long)eta_s, minutes = left / 60;
     if (t->peak > 0) snprintf(share, sizeof share, "%.1f %%", 100 * mfu);
+    snprintf(eta, sizeof eta, "%lld:%02lld", minutes, left % 60);
+    if (minutes >= 60) snprintf(eta, sizeof eta, "%lld:%02lld:%02lld", minutes / 60, minutes % 60, left % 60);
     snprintf(line, sizeof line,
-             "step %5lld/%lld  loss %.4f  norm %.3f  lr %.2e  %.1f ms  %.0f tok/s  MFU %s  exposed %.2f ms  "
-             "ETA %lld:%02lld",
+             "step %5lld/%lld\tloss %.4f\tnorm %.3f\tlr %.2e\t%.1f ms\t%.0f tok/s\tMFU %s\texposed %.2f "
+             "ms\tETA %s",
              (long long)step + 1, (long long)o->steps, r->loss, r->grad_norm, lr, times->ms, tokens_per_s,
-             share, times->exposed_ms, (long long)eta_s / 60, (long long)eta_s % 60);
+             share, times->exposed_ms, eta);
     progress_show(line, step + 1 == o->steps);
 }
 

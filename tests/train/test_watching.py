@@ -2,12 +2,16 @@
 # sanitizers: too
 # limit: 180
 import dataclasses
+import fcntl
 import json
 import math
 import os
 import pathlib
 import re
+import struct
+import subprocess
 import sys
+import termios
 import unittest
 
 import numpy as np
@@ -142,6 +146,33 @@ class Log(harness.Case):
                         self.assertEqual(said["sequences"], n)
                         self.assertLess(abs(said["loss"] / expected - 1), 1e-5)
                     self.assertIn(f"validation loss {expected:.4f}  {n} sequences\n", result.out)
+
+    def lines_on_a_terminal(self, columns, **more):
+        """The first lines that a run shows in place on a terminal of that width, before it is ended."""
+        ours, theirs = os.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        run = subprocess.Popen([harness.PROGRAM, *self.arguments(steps=10 ** 6, **more)], stdout=theirs, stdin=theirs,
+                               env=harness.environment())
+        self.addCleanup(run.wait)
+        self.addCleanup(run.kill)
+        os.close(theirs)
+        text = b""
+        while text.count(b"\r") < 30 and (piece := os.read(ours, 4096)):
+            text += piece
+        os.close(ours)
+        return [line.decode() for line in text.split(b"\r") if line.startswith(b"step")][:20]
+
+    def test_a_line_fits_the_terminal(self):
+        for columns, fields in ((200, "loss norm lr ms tok/s MFU exposed ETA"), (80, "loss MFU exposed ETA"), (30, "loss")):
+            with self.subTest(columns=columns):
+                lines = self.lines_on_a_terminal(columns)
+                self.assertGreater(len(lines), 10)
+                for line in lines:
+                    self.assertLess(len(line), columns)
+                    for word in fields.split():
+                        self.assertIn(word, line)
+                    if columns >= 80:
+                        self.assertRegex(line, r"ETA \d+:[0-5]\d:[0-5]\d\s*$")  # hours
 
     def test_intervals_of_zero_mean_never(self):
         log, _ = self.train(steps=3, val=self.tokens, val_every=0, sample_every=0)
