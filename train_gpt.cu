@@ -901,7 +901,8 @@ static double watched(trainer *t) {
 // smaller; in the last some replicas repeat sequences, which count for nothing.
 static void validate(trainer *t, int64_t step) {
     const options *o = &t->o;
-    const int64_t dp = t->mesh.dp, asked = o->val_batches > 0 ? o->val_batches * o->batch : VAL_SEQUENCES;
+    const int64_t dp = t->mesh.dp,
+                  asked = o->val_batches > 0 ? o->val_batches * o->batch : (int64_t)VAL_SEQUENCES;
     const int64_t all = asked < tokens_samples(t->val) ? asked : tokens_samples(t->val);
     double sum = 0;
     cf_zero(t->loss, (int64_t)sizeof *t->loss, t->context.stream);

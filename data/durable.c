@@ -216,14 +216,14 @@ bool durable_replace(const char *path, const char *bytes, int64_t count, bool un
 
 // --- a lock ------------------------------------------------------------------------------------------------
 
-static void write_owner(int fd) {
+static bool write_owner(int fd) {
     char host[256] = "", text[300];
     uint64_t once = 0; // no other holder has written the same
     gethostname(host, sizeof host - 1);
-    bool well = getrandom(&once, sizeof once, 0) == sizeof once && ftruncate(fd, 0) == 0;
+    if (getrandom(&once, sizeof once, 0) != sizeof once) return false;
     int length =
         snprintf(text, sizeof text, "%s %ld %016llx\n", host, (long)getpid(), (unsigned long long)once);
-    if (well && durable_write(fd, text, length)) fsync(fd);
+    return ftruncate(fd, 0) == 0 && durable_write(fd, text, length) && (fsync(fd) == 0 || errno == EINVAL);
 }
 
 // "process 1234 on host NAME", of whoever has the lock.
@@ -255,25 +255,26 @@ static int open_lock(const char *path) {
     return -1;
 }
 
-// Some cluster file systems have no locks. A run that cannot save at all would be worse than one unguarded. What is
-// written in it is for people, and for who wants to know whether two see the same file: a full disk is no reason to end.
+// Some cluster file systems have no locks. A run that cannot save at all would be worse than one unguarded.
 int durable_lock(const char *path, const char *in_use, problem *why) {
     char owner[320];
-    int fd = open_lock(path);
+    int fd = open_lock(path), error = errno;
     if (fd < 0) {
         durable_problem(why, "cannot open lock", path, -1);
-    } else if (errno == EWOULDBLOCK) {
+    } else if (error == EWOULDBLOCK) {
         read_owner(fd, owner, sizeof owner);
         problem_set(why, "wait for it, end it, or choose another name", "%.1500s: %s", in_use, owner);
-        close(fd);
-        fd = -1;
     } else {
-        if (errno)
+        if (error)
             fprintf(stderr, "note: %s cannot be locked (%s): see to it that no other run writes there\n",
-                    path, strerror(errno));
-        write_owner(fd);
+                    path, strerror(error));
+        if (write_owner(fd)) return fd;
+        error = errno;
+        durable_problem(why, "cannot write lock", path, -1);
     }
-    return fd;
+    if (fd >= 0) close(fd);
+    errno = error;
+    return -1;
 }
 
 void durable_unlock(int fd, const char *path) {

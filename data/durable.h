@@ -33,7 +33,8 @@ bool durable_replace(const char *path, const char *bytes, int64_t count, bool un
 char *durable_read(const char *path, int64_t most, int64_t *count, problem *why);
 
 // A lock that goes with the process that holds it, whatever becomes of that; nobody but its owner can open it: whoever
-// can read a file can lock it. -1: see why; another process has it: "IN_USE: process 1234 on host NAME".
+// can read a file can lock it. -1: see why; another process has it (errno EWOULDBLOCK): "IN_USE:
+// process 1234 on host NAME".
 int durable_lock(const char *path, const char *in_use, problem *why);
 void durable_unlock(int lock, const char *path); // and removes it; a lock that may stay is simply closed
 

@@ -19,7 +19,7 @@
 enum { KEPT_MAX = 9999 };
 
 struct logfile {
-    int fd, lock; // lock: -1 if it is no file
+    int fd, lock; // lock: -1 if there is none
     char path[PATH_MAX], lock_path[PATH_MAX];
     cJSON *line; // between log_begin and log_end
     int64_t missing;
@@ -66,7 +66,10 @@ static logfile *open_locked(const char *path) {
     name_of(log->lock_path, log->path, ".lock");
     snprintf(in_use, sizeof in_use, "another run writes log %s", path);
     log->lock = durable_lock(log->lock_path, in_use, &why);
-    if (log->lock < 0) cf_die("wait for it, end it, or give another --log", "%s", why.what);
+    if (log->lock < 0 && errno == EWOULDBLOCK)
+        cf_die("wait for it, end it, or give another --log", "%s", why.what);
+    if (log->lock < 0) // a log without is better than none
+        fprintf(stderr, "note: %s: see to it that no other run writes log %s\n", why.what, path);
     return log;
 }
 
@@ -99,7 +102,7 @@ static void set_aside(logfile *log, const char *whose) {
 logfile *log_open(const char *path) {
     if (!path || !*path) return NULL;
     logfile *log = open_locked(path);
-    if (log->lock >= 0 && !log_empty(log)) set_aside(log, "an earlier");
+    if (is_file(log->fd) && !log_empty(log)) set_aside(log, "an earlier");
     return log;
 }
 
@@ -157,7 +160,7 @@ static bool cut(const logfile *log, const log_past *past) {
 logfile *log_continue(const char *path, const log_past *past) {
     if (!path || !*path) return NULL;
     logfile *log = open_locked(path);
-    if (log->lock < 0 || log_empty(log)) return log;
+    if (!is_file(log->fd) || log_empty(log)) return log;
     if (cut(log, past))
         open_again(log);
     else
@@ -263,7 +266,7 @@ bool log_whole(const logfile *log) {
 }
 
 void log_sync(logfile *log) {
-    if (!log || log->lock < 0 || fsync(log->fd) == 0 || atomic_exchange(&log->unsynced, true)) return;
+    if (!log || !is_file(log->fd) || fsync(log->fd) == 0 || atomic_exchange(&log->unsynced, true)) return;
     fprintf(stderr, "\nwarning: log %s cannot be synced: %s; the run goes on\n", log->path, strerror(errno));
 }
 
