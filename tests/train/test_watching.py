@@ -417,9 +417,16 @@ class Saving(harness.Case):
         with open(os.path.join(out, "model.bin"), "rb") as file:
             return os.path.join(out, "model.bin"), file.read(), log
 
+    def without_padding(self, parameters):
+        """What is to be left of rows that only pad the vocabulary: zeros."""
+        table = parameters["wte"].copy()
+        table[self.shape.V:] = 0
+        return parameters | dict(wte=table)
+
     def test_a_model_file_survives_unchanged(self):
-        with open(self.model, "rb") as file:
-            original = file.read()
+        expected = self.fresh("expected.bin")
+        reference.write_model(expected, self.shape, self.without_padding(self.parameters))
+        original = pathlib.Path(expected).read_bytes()
         for ranks, mesh in ((1, {}), (2, dict(tp=2)), (2, dict(dp=2, micro_batch=4)), (3, dict(tp=3)),
                             (4, dict(tp=2, dp=2, micro_batch=4))):
             with self.subTest(**mesh):
@@ -428,7 +435,7 @@ class Saving(harness.Case):
     def test_bf16_model_file_is_read(self):
         path = self.fresh("bf16.bin")
         reference.write_model(path, self.shape, self.parameters, version=5)
-        expected = reference.read_model(path)[1]
+        expected = self.without_padding(reference.read_model(path)[1])
         found = reference.read_model(self.saved(2, tp=2, steps=0, init_from=path)[0])[1]
         for name in reference.NAMES:
             self.assertTrue(np.array_equal(found[name], expected[name]), name)
