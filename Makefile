@@ -40,14 +40,15 @@ MPI_CFLAGS := $(shell mpicc --showme:compile 2>/dev/null || mpicc -compile_info 
 MPI_LIBS   := $(shell mpicc --showme:link 2>/dev/null || mpicc -link_info 2>/dev/null | cut -d' ' -f2-)
 CFLAGS  += -std=gnu11 -g $(OPT) $(OMP) $(WARN)
 # What `scripts/install_deps.sh --carry` has copied for machines without network goes before the system's.
-DEPS    := $(CURDIR)/build/deps
+DEPS    := build/deps
 VERSION := $(shell git describe --always --dirty 2>/dev/null || cat $(DEPS)/version 2>/dev/null || echo unknown)
 CJSON   := -lcjson
 CRYPTO  := -lcrypto
 ifneq ($(wildcard $(DEPS)/include),)
-export CPATH := $(DEPS)/include$(if $(CPATH),:$(CPATH))
-CJSON   := -L$(DEPS)/lib -Xlinker -rpath=$(DEPS)/lib -lcjson
-CRYPTO  := -L$(DEPS)/lib -Xlinker -rpath=$(DEPS)/lib -lcrypto
+export CPATH := $(CURDIR)/$(DEPS)/include$(if $(CPATH),:$(CPATH))
+CARRIED := -L$(DEPS)/lib -Xlinker -rpath='$(subst ','\'',$(CURDIR))/$(DEPS)/lib'
+CJSON   := $(CARRIED) $(CJSON)
+CRYPTO  := $(CARRIED) $(CRYPTO)
 endif
 LIBS    := -ldnnl $(CJSON) $(CRYPTO) $(MPI_LIBS) -lpthread -lm
 

@@ -30,6 +30,7 @@
 #include "commfuse/timeline.h"
 #include "data/accounts.h"
 #include "data/agreement.h"
+#include "data/durable.h"
 #include "data/vocabulary.h"
 #include "data/log.h"
 #include "data/model_file.h"
@@ -51,6 +52,7 @@
 #define OTHER_PROGRAM "train_gpt"
 #endif
 
+enum { VAL_SEQUENCES = 80 };
 enum { SAMPLE_TOKENS = 256, PATH_LENGTH = 4096, RANKS_MAX = 1 << 20 };
 enum { EARLY_TIMEOUT_S = 60 };    // of ranks that meet to tell what is wrong with their options
 enum { PATIENCE = 10 };           // times --timeout: how long ranks wait for one that reads or writes files
@@ -87,8 +89,8 @@ typedef struct trainer {
     model_file *start;
     logfile *log;
     int32_t *inputs, *targets; // (T, B) of one micro-batch, the host's
-    double *loss;              // sum of losses of this rank's tokens, in the device's memory
-    double peak;               // flop/s of all ranks, 0: unknown
+    double *loss; // (2) sums of losses of this rank's tokens, in the device's memory; the second is of no use
+    double peak;  // flop/s of all ranks, 0: unknown
     const char *peak_source;
     int trace_from, trace_to; // steps [from, to)
     bool untraced;            // the timeline could not be written
@@ -98,6 +100,7 @@ typedef struct trainer {
     saved_run *copy_runs;     // (copy.runs)
     int64_t first, skipped;   // step that the run begins or goes on with; steps left out in a row
     bool watched;             // validation and samples before step `first` are done
+    char run[RUN_NAME];       // rank 0's counts
     taken_step last;
     int stop;          // signal that has asked for the end, 0: none
     accounts time;     // rank 0's
@@ -233,20 +236,25 @@ static gpt_shape shape_of_file(trainer *t) {
     return s;
 }
 
-static gpt_shape shape_of_checkpoint(options *o) {
-    problem why = {"", ""};
-    manifest *m = o->export_step > 0 ? checkpoint_manifest(o->out, o->export_step, &why)
-                                     : checkpoint_latest(o->out, INT64_MAX, &why);
-    if (!m)
-        cf_die_together("ls it; checkpoints are its directories step_*", "no checkpoint to export in %s%s%s",
-                        o->out, *why.what ? ": " : "", why.what);
+static gpt_shape shape_in(const manifest *m, const char *out) {
     gpt_shape s;
     memset(&s, 0, sizeof s);
     s.maxT = resume_number(m, "positions", 0), s.L = resume_number(m, "layers", 0);
     s.C = resume_number(m, "channels", 0), s.H = resume_number(m, "heads", 0);
     s.V = resume_number(m, "vocab", 0), s.Vp = resume_number(m, "padded-vocab", 0);
     model_shape f = {s.maxT, s.V, s.L, s.H, s.C, s.Vp};
-    model_shape_check(&f, "checkpoint in", o->out);
+    model_shape_check(&f, "checkpoint in", out);
+    return s;
+}
+
+static gpt_shape shape_to_export(options *o) {
+    problem why = {"", ""};
+    manifest *m = o->export_step > 0 ? checkpoint_manifest(o->out, o->export_step, &why)
+                                     : checkpoint_latest(o->out, INT64_MAX, &why);
+    if (!m)
+        cf_die_together("ls it; checkpoints are its directories step_*", "no checkpoint to export in %s%s%s",
+                        o->out, *why.what ? ": " : "", why.what);
+    gpt_shape s = shape_in(m, o->out);
     o->export_step = m->step;
     o->seq = o->tp < s.maxT ? o->tp : s.maxT;
     o->micro_batch = 1; // nothing is computed: the least there can be
@@ -254,16 +262,47 @@ static gpt_shape shape_of_checkpoint(options *o) {
     return s;
 }
 
-static gpt_shape shape_of_options(trainer *t) {
-    const options *o = &t->o;
-    gpt_shape s = params_named(o->model);
+// A checkpoint has all that a run goes on with: what is not given is as it is there.
+static gpt_shape shape_of_options(trainer *t, const gpt_shape *saved) {
+    options *o = &t->o;
+    gpt_shape s = saved->L > 0 && !options_given(o, "model") ? *saved : params_named(o->model);
     if (o->layers > 0) s.L = o->layers;
     if (o->channels > 0) s.C = o->channels;
     if (o->heads > 0) s.H = o->heads;
-    s.maxT = o->seq;
-    s.V = o->vocab > 0 ? o->vocab : vocabulary_size(t->words);
+    s.V = o->vocab > 0 ? o->vocab : saved->L > 0 ? saved->V : vocabulary_size(t->words);
     s.Vp = (s.V + VOCABULARY_PADDING - 1) / VOCABULARY_PADDING * VOCABULARY_PADDING;
+    if (s.V == saved->V) s.Vp = saved->Vp;
+    if (saved->L > 0 && !options_given(o, "seq") && o->seq > saved->maxT) o->seq = saved->maxT;
+    s.maxT = saved->L > 0 ? saved->maxT : o->seq;
     return s;
+}
+
+// Does every rank see the file? Rank 0 says what shape the checkpoint in --out has; L = 0: there is none.
+static bool all_can_read(const trainer *t, const char *file, gpt_shape *saved) {
+    typedef struct sight {
+        gpt_shape saved;
+        int64_t readable;
+    } sight;
+    sight mine = {*saved, access(file, R_OK) == 0};
+    sight *all = (sight *)calloc((size_t)t->transport->size, sizeof *all);
+    if (!all) cf_die(NULL, "out of memory for what %d ranks see", t->transport->size);
+    gather(t->transport, &mine, all, (int64_t)sizeof mine);
+    for (int rank = 0; rank < t->transport->size; rank++) mine.readable &= all[rank].readable;
+    *saved = all[0].saved;
+    free(all);
+    return mine.readable;
+}
+
+static gpt_shape shape_of_run(trainer *t) {
+    const options *o = &t->o;
+    gpt_shape saved;
+    problem skipped;
+    memset(&saved, 0, sizeof saved);
+    manifest *m = t->transport->rank == 0 && *o->out ? checkpoint_latest(o->out, INT64_MAX, &skipped) : NULL;
+    if (m) saved = shape_in(m, o->out);
+    manifest_free(m);
+    const bool readable = all_can_read(t, o->init_from, &saved);
+    return *o->init_from && (readable || saved.L == 0) ? shape_of_file(t) : shape_of_options(t, &saved);
 }
 
 static overlap overlap_of(const options *o) {
@@ -282,9 +321,7 @@ static void read_weights(void *file, int tensor, int64_t layer, int64_t first, i
 }
 
 static void make_model(trainer *t) {
-    gpt_shape shape = *t->o.export_to   ? shape_of_checkpoint(&t->o)
-                      : *t->o.init_from ? shape_of_file(t)
-                                        : shape_of_options(t);
+    gpt_shape shape = *t->o.export_to ? shape_to_export(&t->o) : shape_of_run(t);
     options *o = &t->o; // from here on the options say what is run, wherever it came from
     o->layers = shape.L, o->channels = shape.C, o->heads = shape.H, o->vocab = shape.V;
     o->slices = overlap_of(o).slices;
@@ -294,7 +331,7 @@ static void make_model(trainer *t) {
                o->recompute != 0);
     optimizer_create(&t->optimizer, &t->model, overlap_of(o));
     if (t->o.dry_run) return;
-    t->loss = (double *)cf_alloc((int64_t)sizeof(double), "tokens");
+    t->loss = (double *)cf_alloc(2 * (int64_t)sizeof(double), "tokens");
     t->inputs = (int32_t *)calloc((size_t)(t->o.seq * t->o.micro_batch), sizeof *t->inputs);
     t->targets = (int32_t *)calloc((size_t)(t->o.seq * t->o.micro_batch), sizeof *t->targets);
     t->busy = (double *)calloc((size_t)t->ranks, sizeof *t->busy);
@@ -317,10 +354,6 @@ static void open_data(trainer *t) {
     const options *o = &t->o;
     t->train = open_tokens(t, "train", o->train);
     t->val = open_tokens(t, "val", o->val);
-    if (t->val && o->val_every > 0 && tokens_samples(t->val) < o->batch)
-        cf_die_together("use a larger validation set, or a smaller --batch or --seq",
-                        "validation set %s has %lld samples of %lld tokens, fewer than one batch of %lld",
-                        o->val, (long long)tokens_samples(t->val), (long long)o->seq, (long long)o->batch);
 }
 
 // Said before any work is done, not after it.
@@ -332,9 +365,10 @@ static void check_output(trainer *t) {
         cf_die(*why.hint ? why.hint : hint, "--out: %s", why.what);
     if (*out && access(out, W_OK) != 0) cf_die(hint, "--out %s cannot be written: %s", out, strerror(errno));
     if (!*trace) return;
-    FILE *file = fopen(trace, "a"); // a run that goes on behind its steps leaves it as it is
-    if (!file) cf_die("choose another --trace FILE", "cannot write trace %s: %s", trace, strerror(errno));
-    fclose(file);
+    durable_file file;
+    if (!durable_create(&file, trace, -1, &why))
+        cf_die("choose another --trace FILE", "--trace: %s", why.what);
+    durable_abandon(&file); // a run that goes on behind its steps leaves it as it is
 }
 
 // The parser has seen to the form A:B, A < B.
@@ -366,6 +400,21 @@ static void meet(trainer *t) {
 
 static double data_print(const tokens *data) {
     return !data ? 0 : (double)(tokens_hash(data) ? tokens_hash(data) : tokens_fingerprint(data));
+}
+
+// Rank 0's lock is a file of this moment: whoever reads the same there has the same directory.
+static void check_shared_output(trainer *t) {
+    if (!*t->o.out) return;
+    meet(t); // rank 0 has it now
+    const double mine = (double)checkpoint_store_mark(t->o.out);
+    const double *told = optimizer_exchange(&t->optimizer, &mine, 1);
+    for (int rank = 1; rank < t->ranks; rank++)
+        if (told[rank * REPORT] == 0 || told[rank * REPORT] != told[0])
+            cf_die_together(
+                "give --out a directory of a file system that all hosts share, where all may write",
+                "rank %d cannot save to --out %s: it %s", rank, t->o.out,
+                told[rank * REPORT] == 0 ? "may not write there, or has no such directory"
+                                         : "has another directory of that name than rank 0");
 }
 
 // Each rank has opened what lies on its own host. Ranks of a replica share each sample and the weights, replicas share out
@@ -407,6 +456,7 @@ static resume_facts facts_of(const trainer *t, bool watched) {
     facts.skipped = t->skipped;
     facts.watched = watched;
     facts.version = VERSION;
+    facts.run = t->run;
     return facts;
 }
 
@@ -435,6 +485,10 @@ static void take_state(trainer *t, const manifest *m) {
 }
 
 static void begin_anew(trainer *t) {
+    resume_name(NULL, t->run);
+    if (*t->o.init_from && !t->start)
+        cf_die_together("bring it back, or choose another --out",
+                        "--init-from %s is not to be read on every host", t->o.init_from);
     if (t->start)
         params_read(&t->model.params, read_weights, t->start, t->context.stream);
     else
@@ -456,6 +510,7 @@ static void go_on(trainer *t, const manifest *m) {
     t->first = m->step;
     t->skipped = resume_number(m, "skipped", 0);
     t->watched = resume_number(m, "watched", 0) == 1;
+    resume_name(m, t->run);
     if (root(t))
         printf("resume    from step %lld in %s, saved by %lld ranks (%s, tp %s x dp %s, version %s)\n",
                (long long)m->step, o->out, (long long)m->ranks, manifest_value(m, "strategy"),
@@ -493,6 +548,7 @@ static void log_config(trainer *t) {
     bool goes_on = t->first > 0 && !log_empty(t->log);
     log_begin(t->log, goes_on ? "resume" : "config");
     if (goes_on) log_int(t->log, "step", t->first);
+    log_text(t->log, "run", t->run);
     log_text(t->log, "version", VERSION);
     log_text(t->log, "host", host);
     log_int(t->log, "ranks", t->ranks);
@@ -562,6 +618,7 @@ static void banner(const trainer *t) {
         printf("data      %lld tokens in %d files, %lld samples an epoch\n",
                (long long)tokens_count(t->train), tokens_files(t->train),
                (long long)tokens_samples(t->train));
+    options_print_repeated(o, stdout);
     tell_of_bytes(t, t->train, "train", o->train);
     tell_of_bytes(t, t->val, "val", o->val);
     if (t->peak > 0)
@@ -641,13 +698,13 @@ static double learning_rate(const options *o, int64_t step) {
     return o->min_lr + (o->lr - o->min_lr) * (1 - sqrt(((double)step - hold) / ((double)end - hold)));
 }
 
-// Fill inputs and targets with this replica's sequences of micro-batch `micro` of the batch that starts at
-// sample number `first` of an order: training order (shuffled) or as they stand in the file (validation).
-static void load_micro_batch(trainer *t, tokens *data, bool shuffled, int64_t first, int micro) {
-    int64_t B = t->o.micro_batch;
+// Fill inputs and targets with this replica's B of the sequences that start at number `first` of an order: training order
+// (shuffled) or as they stand in the file (validation).
+static void load_sequences(trainer *t, tokens *data, bool shuffled, int64_t first, int64_t B) {
     for (int64_t b = 0; b < B; b++) {
-        int64_t sample = first + (micro * t->mesh.dp + t->mesh.dp_group.rank) * B + b;
-        if (shuffled) sample = tokens_shuffled(data, (uint64_t)t->o.seed, sample);
+        int64_t sample = first + t->mesh.dp_group.rank * B + b;
+        sample =
+            shuffled ? tokens_shuffled(data, (uint64_t)t->o.seed, sample) : sample % tokens_samples(data);
         tokens_read(data, sample, t->model.params.shape.V, b, B, t->inputs, t->targets);
     }
 }
@@ -757,13 +814,16 @@ static void report_skip(trainer *t, int64_t step, const step_result *r) {
 static void show_step(const trainer *t, int64_t step, const step_result *r, double lr,
                       const step_times *times, double tokens_per_s, double mfu, double eta_s) {
     const options *o = &t->o;
-    char line[256], share[32] = "n/a";
+    char line[256], share[32] = "n/a", eta[32];
+    const long long left = (long long)eta_s, minutes = left / 60;
     if (t->peak > 0) snprintf(share, sizeof share, "%.1f %%", 100 * mfu);
+    snprintf(eta, sizeof eta, "%lld:%02lld", minutes, left % 60);
+    if (minutes >= 60) snprintf(eta, sizeof eta, "%lld:%02lld:%02lld", minutes / 60, minutes % 60, left % 60);
     snprintf(line, sizeof line,
-             "step %5lld/%lld  loss %.4f  norm %.3f  lr %.2e  %.1f ms  %.0f tok/s  MFU %s  exposed %.2f ms  "
-             "ETA %lld:%02lld",
+             "step %5lld/%lld\tloss %.4f\tnorm %.3f\tlr %.2e\t%.1f ms\t%.0f tok/s\tMFU %s\texposed %.2f "
+             "ms\tETA %s",
              (long long)step + 1, (long long)o->steps, r->loss, r->grad_norm, lr, times->ms, tokens_per_s,
-             share, times->exposed_ms, (long long)eta_s / 60, (long long)eta_s % 60);
+             share, times->exposed_ms, eta);
     progress_show(line, step + 1 == o->steps);
 }
 
@@ -808,7 +868,8 @@ static void train_step(trainer *t, int64_t step) {
     double batch_tokens = (double)(o->batch * o->seq), lr = learning_rate(o, step);
     cf_zero(t->loss, (int64_t)sizeof *t->loss, t->context.stream);
     for (int micro = 0; micro < t->accumulation; micro++) {
-        load_micro_batch(t, t->train, true, step * o->batch, micro);
+        load_sequences(t, t->train, true, step * o->batch + micro * o->micro_batch * t->mesh.dp,
+                       o->micro_batch);
         gpt_forward(&t->model, t->inputs, t->targets, o->seq, o->micro_batch, 1 / batch_tokens, t->loss);
         if (micro == 0) optimizer_zero_grad(&t->optimizer);
         gpt_backward(&t->model, micro == 0, micro == t->accumulation - 1);
@@ -836,29 +897,35 @@ static double watched(trainer *t) {
     return ms;
 }
 
+// The same sequences whatever the batch and the mesh. Where fewer are left than a micro-batch of each replica, passes are
+// smaller; in the last some replicas repeat sequences, which count for nothing.
 static void validate(trainer *t, int64_t step) {
     const options *o = &t->o;
-    int64_t batches = tokens_samples(t->val) / o->batch;
-    if (batches > o->val_batches) batches = o->val_batches;
+    const int64_t dp = t->mesh.dp,
+                  asked = o->val_batches > 0 ? o->val_batches * o->batch : (int64_t)VAL_SEQUENCES;
+    const int64_t all = asked < tokens_samples(t->val) ? asked : tokens_samples(t->val);
     double sum = 0;
     cf_zero(t->loss, (int64_t)sizeof *t->loss, t->context.stream);
-    for (int64_t i = 0; i < batches; i++)
-        for (int micro = 0; micro < t->accumulation; micro++) {
-            load_micro_batch(t, t->val, false, i * o->batch, micro);
-            gpt_forward(&t->model, t->inputs, t->targets, o->seq, o->micro_batch, 0, t->loss);
-        }
+    for (int64_t done = 0, B; done < all; done += B * dp) {
+        B = (all - done) / dp;
+        B = B < 1 ? 1 : B > o->micro_batch ? o->micro_batch : B;
+        load_sequences(t, t->val, false, done, B);
+        bool counts = done + t->mesh.dp_group.rank * B < all;
+        gpt_forward(&t->model, t->inputs, t->targets, o->seq, B, 0, t->loss + (counts ? 0 : 1));
+    }
     cf_copy(&sum, t->loss, (int64_t)sizeof sum, t->context.stream);
     cf_stream_sync(t->context.stream);
-    double loss = optimizer_sum(&t->optimizer, sum) / (double)(batches * o->batch * o->seq), ms = watched(t);
+    double loss = optimizer_sum(&t->optimizer, sum) / (double)(all * o->seq), ms = watched(t);
     if (root(t)) {
         progress_break();
-        printf("step %5lld  validation loss %.4f\n", (long long)step, loss);
+        printf("step %5lld  validation loss %.4f  %lld sequences\n", (long long)step, loss, (long long)all);
         fflush(stdout);
     }
     log_begin(t->log, "val");
     log_int(t->log, "step", step);
     log_real(t->log, "loss", loss);
     log_real(t->log, "ms", ms);
+    log_int(t->log, "sequences", all);
     log_end(t->log);
 }
 
@@ -980,13 +1047,15 @@ static void start_trace(trainer *t) {
 }
 
 static void write_trace(trainer *t, int64_t last) {
-    t->untraced = !cf_timeline_write(&t->context, &t->mesh.world_group, overlap_of(&t->o).mode, t->o.trace);
-    const int error = errno;
+    size_t size = 0;
+    problem why;
+    char *text = cf_timeline_end(&t->context, &t->mesh.world_group, overlap_of(&t->o).mode, &size);
     if (!root(t)) return;
+    t->untraced = !durable_replace(t->o.trace, text, (int64_t)size, false, &why);
+    free(text);
     progress_break();
     if (t->untraced)
-        fprintf(stderr, "warning: trace %s could not be written: %s; the run goes on\n", t->o.trace,
-                strerror(error));
+        fprintf(stderr, "warning: %s; the run goes on\n", why.what);
     else
         printf("trace of steps %d to %lld: %s (open it in https://ui.perfetto.dev)\n", t->trace_from,
                (long long)last, t->o.trace);
@@ -1128,11 +1197,8 @@ static int run(trainer *t) {
 
 // What the disk had no room for did not end the run; but a run that lacks it is not done.
 static int check_log_and_trace(const trainer *t, int status) {
-    const int64_t missing = log_missing(t->log);
-    if (missing > 0)
-        fprintf(stderr, "error: log %s lacks %lld lines, which could not be written\n", t->o.log,
-                (long long)missing);
-    return status == 0 && (missing > 0 || t->untraced) ? EXIT_FAILURE : status;
+    const bool whole = log_whole(t->log) && !t->untraced;
+    return status == 0 && !whole ? EXIT_FAILURE : status;
 }
 
 static void close_trainer(trainer *t) {
@@ -1181,11 +1247,13 @@ static int export_model(trainer *t) {
 static int train_model(trainer *t) {
     be_patient(t, true);
     check_output(t);
+    check_shared_output(t);
     compare_data(t);
     load_state(t);
     meet(t); // whoever has read faster waits here
     be_patient(t, false);
-    if (root(t)) t->log = t->first > 0 ? log_continue(t->o.log, t->first, t->watched) : log_open(t->o.log);
+    const log_past past = {t->run, t->first, t->watched};
+    if (root(t)) t->log = t->first > 0 ? log_continue(t->o.log, &past) : log_open(t->o.log);
     if (root(t)) accounts_open(&t->time, t->o.out);
     if (*t->o.out) {
         saver_plan plan = {all_ranks(t), t->o.out, t->store, t->o.keep, t->o.keep_every, t->log};

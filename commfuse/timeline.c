@@ -42,21 +42,24 @@ static int64_t most_of(cf_context *context, const cf_group *world, cf_mode mode,
     return most;
 }
 
-static bool write_lists(const char *path, int ranks, const char *all, int64_t block) {
+static char *text_of(int ranks, const char *all, int64_t block, size_t *size) {
     int64_t *counts = calloc((size_t)ranks, sizeof *counts);
     const cf_trace_event **lists = calloc((size_t)ranks, sizeof *lists);
-    if (!counts || !lists) cf_die(NULL, "out of memory for the trace");
+    char *text = NULL;
+    FILE *memory = open_memstream(&text, size);
+    if (!counts || !lists || !memory) cf_die(NULL, "out of memory for the trace");
     for (int rank = 0; rank < ranks; rank++) {
         lists[rank] = (const cf_trace_event *)(all + rank * block + event_bytes);
         counts[rank] = ((const cf_trace_event *)(all + rank * block))->bytes;
     }
-    bool written = cf_trace_write(path, ranks, lists, counts);
+    cf_trace_write(memory, ranks, lists, counts);
+    if (fclose(memory) != 0) cf_die(NULL, "out of memory for the trace");
     free(counts);
     free(lists);
-    return written;
+    return text;
 }
 
-bool cf_timeline_write(cf_context *context, const cf_group *world, cf_mode mode, const char *path) {
+char *cf_timeline_end(cf_context *context, const cf_group *world, cf_mode mode, size_t *size) {
     int64_t mine = 0;
     cf_trace_record(context->trace, false);
     const cf_trace_event *events = cf_trace_events(context->trace, &mine);
@@ -67,7 +70,7 @@ bool cf_timeline_write(cf_context *context, const cf_group *world, cf_mode mode,
     memcpy(all + world->rank * block, &head, sizeof head);
     if (mine > 0) memcpy(all + world->rank * block + event_bytes, events, (size_t)(mine * event_bytes));
     gather(context, world, mode, all, block);
-    bool written = world->rank > 0 || write_lists(path, world->size, all, block);
+    char *text = world->rank == 0 ? text_of(world->size, all, block, size) : NULL;
     free(all);
-    return written;
+    return text;
 }

@@ -298,9 +298,7 @@ static void write_rank(FILE *file, int rank, const cf_trace_event *events, int64
     free(sorted);
 }
 
-bool cf_trace_write(const char *path, int ranks, const cf_trace_event *const *events, const int64_t *counts) {
-    FILE *file = fopen(path, "w");
-    if (!file) return false;
+void cf_trace_write(FILE *file, int ranks, const cf_trace_event *const *events, const int64_t *counts) {
     fprintf(file, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n");
     for (int rank = 0; rank < ranks; rank++) {
         write_row_name(file, rank, CF_TRACE_COMPUTE, "compute");
@@ -311,6 +309,4 @@ bool cf_trace_write(const char *path, int ranks, const cf_trace_event *const *ev
     }
     for (int rank = 0; rank < ranks; rank++) write_rank(file, rank, events[rank], counts[rank]);
     fprintf(file, "\n]}\n");
-    bool failed = ferror(file) != 0;
-    return fclose(file) == 0 && !failed;
 }

@@ -1,17 +1,19 @@
 // See accounts.h. Book-keeping never ends a run: a file that cannot be read is begun anew, one that cannot be
 // written is left out.
 #include "accounts.h"
+#include "../commfuse/device.h"
+#include "durable.h"
 #include <cjson/cJSON.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 enum { MAX_BYTES = 4096 };
-static const double between_stores_s = 0.2;
+static const double between_stores_ms = 200;
 static const char *const purpose_name[TIMES] = {"start", "train", "redo", "save", "watch", "down"};
 
+// Another start may have been before this machine was: only the calendar spans both.
 static double wall_s(void) {
     struct timespec t;
     clock_gettime(CLOCK_REALTIME, &t);
@@ -38,17 +40,15 @@ static void read_back(accounts *a, const char *text) {
 }
 
 void accounts_open(accounts *a, const char *out) {
-    char text[MAX_BYTES + 1];
+    problem why;
+    int64_t size;
     memset(a, 0, sizeof *a);
     if (!*out || snprintf(a->path, sizeof a->path, "%s/accounts.json", out) >= (int)sizeof a->path) {
         a->path[0] = 0;
     } else {
-        FILE *file = fopen(a->path, "r");
-        if (file) {
-            text[fread(text, 1, MAX_BYTES, file)] = 0;
-            fclose(file);
-            read_back(a, text);
-        }
+        char *text = durable_read(a->path, MAX_BYTES, &size, &why);
+        if (text) read_back(a, text);
+        free(text);
     }
     a->starts++;
 }
@@ -63,8 +63,9 @@ void accounts_step(accounts *a, int64_t step, double ms) {
 }
 
 void accounts_store(accounts *a, bool ended) {
-    char beside[PATH_MAX + 8];
-    if (!*a->path || (!ended && wall_s() - a->stored_s < between_stores_s)) return;
+    problem why;
+    double now = cf_now_ms();
+    if (!*a->path || (!ended && a->stored_ms > 0 && now - a->stored_ms < between_stores_ms)) return;
     cJSON *object = cJSON_CreateObject();
     cJSON_AddNumberToObject(object, "starts", (double)a->starts);
     cJSON_AddNumberToObject(object, "steps", (double)a->steps);
@@ -73,13 +74,9 @@ void accounts_store(accounts *a, bool ended) {
     cJSON_AddBoolToObject(object, "ended", ended);
     char *text = cJSON_Print(object);
     cJSON_Delete(object);
-    snprintf(beside, sizeof beside, "%s.tmp", a->path);
-    FILE *file = text ? fopen(beside, "w") : NULL;
-    bool written = file && fprintf(file, "%s\n", text) > 0;
-    if (file) written &= fclose(file) == 0;
-    if (!written || rename(beside, a->path) != 0) unlink(beside);
+    if (text) durable_replace(a->path, text, (int64_t)strlen(text), true, &why);
     cJSON_free(text);
-    a->stored_s = wall_s();
+    a->stored_ms = now;
 }
 
 static double total_ms(const accounts *a) {

@@ -29,7 +29,7 @@ typedef enum { TIME_START, TIME_TRAIN, TIME_REDO, TIME_SAVE, TIME_WATCH, TIME_DO
 typedef struct accounts {
     double ms[TIMES];
     int64_t starts, steps; // steps: one behind the last that was ever taken
-    double stored_s;       // when, unix time
+    double stored_ms;      // when, on the clock of cf_now_ms; 0: not yet
     char path[PATH_MAX];   // "": not kept
 } accounts;
 

@@ -22,9 +22,7 @@
 #include "durable.h"
 #include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -115,42 +113,12 @@ static bool list(const char *out, listing *l, problem *why) {
 
 // --- the store ---------------------------------------------------------------------------------------------
 
-static bool write_owner(int lock) {
-    char host[256] = "", text[300];
-    gethostname(host, sizeof host - 1);
-    int length = snprintf(text, sizeof text, "%s %ld\n", host, (long)getpid());
-    return ftruncate(lock, 0) == 0 && durable_write(lock, text, length);
-}
-
-// "process 1234 on host NAME", of the run that has the lock.
-static void read_owner(int lock, char *text, size_t size) {
-    char line[300], host[256];
-    long process;
-    ssize_t n = pread(lock, line, sizeof line - 1, 0);
-    line[n > 0 ? n : 0] = 0;
-    if (sscanf(line, "%255s %ld", host, &process) == 2)
-        snprintf(text, size, "process %ld on host %s", process, host);
-    else
-        snprintf(text, size, "a process that has not yet said its name");
-}
-
 static bool take_lock(checkpoint_store *s, problem *why) {
-    char path[PATH_MAX + 8], owner[320];
+    char path[PATH_MAX + 8], in_use[PATH_MAX + 32];
     snprintf(path, sizeof path, "%s/lock", s->out);
-    s->lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (s->lock < 0) return durable_problem(why, "cannot open lock", path, -1);
-    if (flock(s->lock, LOCK_EX | LOCK_NB) != 0) {
-        if (errno == EWOULDBLOCK) {
-            read_owner(s->lock, owner, sizeof owner);
-            return problem_set(why, "wait for it, end it, or choose another --out",
-                               "another run saves to %s: %s", s->out, owner);
-        }
-        // Some cluster file systems have no locks. A run that cannot save at all would be worse than one
-        // unguarded.
-        fprintf(stderr, "note: %s cannot be locked (%s): see to it that no other run saves there\n", s->out,
-                strerror(errno));
-    }
-    return write_owner(s->lock) || durable_problem(why, "cannot write lock", path, 300);
+    snprintf(in_use, sizeof in_use, "another run saves to %s", s->out);
+    s->lock = durable_lock(path, in_use, why);
+    return s->lock >= 0;
 }
 
 static bool move(const char *out, found from, stage to, problem *why) {
@@ -209,6 +177,14 @@ void checkpoint_store_close(checkpoint_store *s) {
     free(s);
 }
 
+uint64_t checkpoint_store_mark(const char *out) {
+    char path[PATH_MAX + 8];
+    int64_t bytes;
+    uint64_t hash;
+    snprintf(path, sizeof path, "%s/lock", out);
+    return access(out, W_OK | X_OK) == 0 && durable_hash(path, &bytes, &hash) ? hash >> 11 | 1 : 0;
+}
+
 // --- saving ------------------------------------------------------------------------------------------------
 
 bool checkpoint_begin(checkpoint_store *s, int64_t step, problem *why) {
@@ -233,10 +209,7 @@ void checkpoint_abandon(checkpoint_store *s) {
 static bool write_manifest(const char *path, const manifest *m, problem *why) {
     int64_t size;
     char *text = manifest_print(m, &size);
-    durable_file file;
-    bool written = durable_create(&file, path, size, why) && durable_append(&file, text, size, why) &&
-                   durable_commit(&file, why);
-    durable_abandon(&file);
+    bool written = durable_replace(path, text, size, false, why);
     free(text);
     return written;
 }
@@ -338,35 +311,11 @@ bool checkpoint_prune(checkpoint_store *s, int64_t keep, int64_t keep_every, pro
 
 // --- loading -----------------------------------------------------------------------------------------------
 
-static char *read_text(const char *path, int64_t *size, problem *why) {
-    struct stat status;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    char *text = NULL;
-    if (fd < 0 || fstat(fd, &status) != 0) {
-        durable_problem(why, "cannot open", path, -1);
-    } else if (!S_ISREG(status.st_mode) || status.st_size > MANIFEST_MAX_BYTES) {
-        problem_set(why, NULL, "%s is not a file of at most %d bytes", path, MANIFEST_MAX_BYTES);
-    } else {
-        ssize_t n = 1;
-        text = malloc((size_t)status.st_size + 1);
-        if (!text) cf_die(NULL, "out of memory for %s", path);
-        for (*size = 0; *size < status.st_size && n > 0; *size += n > 0 ? n : 0)
-            n = read(fd, text + *size, (size_t)(status.st_size - *size));
-        if (n < 0) {
-            durable_problem(why, "cannot read", path, -1);
-            free(text);
-            text = NULL;
-        }
-    }
-    if (fd >= 0) close(fd);
-    return text;
-}
-
 manifest *checkpoint_manifest(const char *out, int64_t step, problem *why) {
     char path[PATH_MAX];
     path_of(out, (found){step, FINISHED}, manifest_name, path);
     int64_t size;
-    char *text = read_text(path, &size, why);
+    char *text = durable_read(path, MANIFEST_MAX_BYTES, &size, why);
     if (!text) return NULL;
     manifest *m = manifest_parse(text, size, path, why);
     free(text);

@@ -33,6 +33,9 @@ extern "C" {
 typedef struct checkpoint_store checkpoint_store;
 checkpoint_store *checkpoint_store_open(const char *out, problem *why);
 void checkpoint_store_close(checkpoint_store *store); // abandons what is begun and not committed
+// 53 bits of what the run that has opened it has left in OUT, for any rank to compare with rank 0's. 0: OUT cannot be
+// read, or not be written.
+uint64_t checkpoint_store_mark(const char *out);
 
 bool checkpoint_begin(checkpoint_store *store, int64_t step, problem *why);
 // Of manifest->step, which has been begun; an older checkpoint of the same step is replaced.

@@ -6,6 +6,7 @@
 #include <limits.h>
 #include <stdlib.h>
 #include <sys/file.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -13,6 +14,12 @@
 #include <xxhash.h>
 
 enum { PIECE_BYTES = 1 << 20, LARGEST_WRITE = 1 << 30, TRIES = 100 };
+
+static mode_t umask_at_start = 022;
+__attribute__((constructor)) static void read_umask(void) { // there are no other threads yet
+    umask_at_start = umask(077);
+    umask(umask_at_start);
+}
 
 bool durable_write(int fd, const void *bytes, int64_t count) {
     for (const char *at = bytes; count > 0;) {
@@ -108,16 +115,20 @@ bool durable_problem(problem *why, const char *doing, const char *path, int64_t 
 // Is the file that is open the one that has the name?
 static bool has_name(int fd, const char *name) {
     struct stat opened, named;
-    return fstat(fd, &opened) == 0 && stat(name, &named) == 0 && opened.st_dev == named.st_dev &&
+    return fstat(fd, &opened) == 0 && lstat(name, &named) == 0 && opened.st_dev == named.st_dev &&
            opened.st_ino == named.st_ino;
+}
+
+static bool lock(int fd) {
+    return flock(fd, LOCK_EX | LOCK_NB) == 0;
 }
 
 // Removes PATH.tmp, unless its writer lives: then the lock is his. Without locks nobody can tell, and a writer that
 // lives will not find his file by its name when he commits.
 static bool clear_temporary(const char *name) {
-    int fd = open(name, O_WRONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0) return errno == ENOENT;
-    bool cleared = flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
+    int fd = open(name, O_WRONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
+    if (fd < 0) return errno == ENOENT || (errno == ELOOP && unlink(name) == 0);
+    bool cleared = lock(fd) || errno != EWOULDBLOCK;
     if (cleared && has_name(fd, name)) cleared = unlink(name) == 0 || errno == ENOENT;
     int error = errno;
     close(fd);
@@ -130,10 +141,10 @@ static bool clear_temporary(const char *name) {
 static bool make_temporary(durable_file *file) {
     const char *name = file->temporary;
     for (int tries = 0; tries < TRIES; tries++) {
-        file->fd = open(name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        file->fd = open(name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
         if (file->fd < 0 && (errno != EEXIST || !clear_temporary(name))) return false;
         if (file->fd < 0) continue;
-        bool mine = flock(file->fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
+        bool mine = lock(file->fd) || errno != EWOULDBLOCK;
         if (mine && has_name(file->fd, name)) return true;
         close(file->fd);
         file->fd = -1;
@@ -146,13 +157,18 @@ bool durable_create(durable_file *file, const char *path, int64_t bytes, problem
     struct stat old;
     file->bytes = bytes;
     file->fd = -1;
+    file->unsynced = false;
+    file->mode = 0666 & ~umask_at_start;
     snprintf(file->path, sizeof file->path, "%s", path);
     errno = ENAMETOOLONG;
     if (snprintf(file->temporary, sizeof file->temporary, "%s.tmp", path) >= PATH_MAX)
         return durable_problem(why, "cannot create", path, bytes);
-    if (stat(path, &old) == 0 && !S_ISREG(old.st_mode)) // /dev/null would be replaced
-        return problem_set(why, "choose another name", "cannot create %.1500s: it is not a regular file",
-                           path);
+    if (stat(path, &old) == 0) {
+        if (!S_ISREG(old.st_mode)) // /dev/null would be replaced
+            return problem_set(why, "choose another name", "cannot create %.1500s: it is not a regular file",
+                               path);
+        file->mode = old.st_mode & 0777;
+    }
     return make_temporary(file) || durable_problem(why, "cannot create", file->temporary, bytes);
 }
 
@@ -161,9 +177,11 @@ bool durable_append(durable_file *file, const void *bytes, int64_t count, proble
            durable_problem(why, "cannot write", file->path, file->bytes);
 }
 
-// Closed last, as that gives up the lock: nobody may write what is about to be renamed.
+// Closed last, as that gives up the lock: nobody may write what is about to be renamed. Others may open it only once it has
+// its name, which no writer locks.
 bool durable_commit(durable_file *file, problem *why) {
-    bool synced = fsync(file->fd) == 0, mine = synced && has_name(file->fd, file->temporary);
+    bool synced = file->unsynced || fsync(file->fd) == 0;
+    bool mine = synced && has_name(file->fd, file->temporary);
     if (synced && !mine) errno = EWOULDBLOCK;
     if (!mine || rename(file->temporary, file->path) != 0) {
         durable_problem(why, synced ? "cannot rename the temporary file to" : "cannot sync", file->path,
@@ -171,20 +189,124 @@ bool durable_commit(durable_file *file, problem *why) {
         durable_abandon(file);
         return false;
     }
+    if (fchmod(file->fd, file->mode) != 0) errno = 0; // a file system without modes
     close(file->fd);
     file->fd = -1;
     char directory[PATH_MAX];
     parent_of(file->path, directory);
-    if (durable_sync_directory(directory)) return true;
+    if (file->unsynced || durable_sync_directory(directory)) return true;
     return problem_set(why, "it is in its place, but may not survive a power cut",
                        "cannot sync the directory of %.1500s: %s", file->path, strerror(errno));
 }
 
 void durable_abandon(durable_file *file) {
     if (file->fd < 0) return;
-    if (has_name(file->fd, file->temporary)) unlink(file->temporary); // else it is another's
-    close(file->fd);
+    durable_unlock(file->fd, file->temporary);
     file->fd = -1;
+}
+
+bool durable_replace(const char *path, const char *bytes, int64_t count, bool unsynced, problem *why) {
+    durable_file file;
+    bool created = durable_create(&file, path, count, why);
+    file.unsynced = unsynced;
+    bool written = created && durable_append(&file, bytes, count, why) && durable_commit(&file, why);
+    durable_abandon(&file);
+    return written;
+}
+
+// --- a lock ------------------------------------------------------------------------------------------------
+
+static bool write_owner(int fd) {
+    char host[256] = "", text[300];
+    uint64_t once = 0; // no other holder has written the same
+    gethostname(host, sizeof host - 1);
+    if (getrandom(&once, sizeof once, 0) != sizeof once) return false;
+    int length =
+        snprintf(text, sizeof text, "%s %ld %016llx\n", host, (long)getpid(), (unsigned long long)once);
+    return ftruncate(fd, 0) == 0 && durable_write(fd, text, length) && (fsync(fd) == 0 || errno == EINVAL);
+}
+
+// "process 1234 on host NAME", of whoever has the lock.
+static void read_owner(int fd, char *text, size_t size) {
+    char line[300], host[256];
+    long process;
+    ssize_t n = pread(fd, line, sizeof line - 1, 0);
+    line[n > 0 ? n : 0] = 0;
+    if (sscanf(line, "%255s %ld", host, &process) == 2)
+        snprintf(text, size, "process %ld on host %s", process, host);
+    else
+        snprintf(text, size, "a process that has not yet said its name");
+}
+
+// Whoever has it may remove it just before it is locked here: then it is made once more.
+static int open_lock(const char *path) {
+    for (int tries = 0; tries < TRIES; tries++) {
+        int fd = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
+        if (fd < 0) return -1;
+        if (fchmod(fd, 0600) != 0) errno = 0; // an earlier version's could be read
+        int error = lock(fd) ? 0 : errno;
+        if (error || has_name(fd, path)) {
+            errno = error;
+            return fd;
+        }
+        close(fd);
+    }
+    errno = EWOULDBLOCK;
+    return -1;
+}
+
+// Some cluster file systems have no locks. A run that cannot save at all would be worse than one unguarded.
+int durable_lock(const char *path, const char *in_use, problem *why) {
+    char owner[320];
+    int fd = open_lock(path), error = errno;
+    if (fd < 0) {
+        durable_problem(why, "cannot open lock", path, -1);
+    } else if (error == EWOULDBLOCK) {
+        read_owner(fd, owner, sizeof owner);
+        problem_set(why, "wait for it, end it, or choose another name", "%.1500s: %s", in_use, owner);
+    } else {
+        if (error)
+            fprintf(stderr, "note: %s cannot be locked (%s): see to it that no other run writes there\n",
+                    path, strerror(error));
+        if (write_owner(fd)) return fd;
+        error = errno;
+        durable_problem(why, "cannot write lock", path, -1);
+    }
+    if (fd >= 0) close(fd);
+    errno = error;
+    return -1;
+}
+
+void durable_unlock(int fd, const char *path) {
+    if (fd < 0) return;
+    if (has_name(fd, path)) unlink(path); // else it is another's
+    close(fd);
+}
+
+// --- reading -----------------------------------------------------------------------------------------------
+
+char *durable_read(const char *path, int64_t most, int64_t *count, problem *why) {
+    struct stat status;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    char *text = NULL;
+    if (fd < 0 || fstat(fd, &status) != 0) {
+        durable_problem(why, "cannot open", path, -1);
+    } else if (!S_ISREG(status.st_mode) || status.st_size > most) {
+        problem_set(why, NULL, "%.1500s is not a file of at most %lld bytes", path, (long long)most);
+    } else {
+        ssize_t n = 1;
+        text = calloc(1, (size_t)status.st_size + 1);
+        if (!text) cf_die(NULL, "out of memory for %s", path);
+        for (*count = 0; *count < status.st_size && n > 0; *count += n > 0 ? n : 0)
+            n = read(fd, text + *count, (size_t)(status.st_size - *count));
+        if (n < 0) {
+            durable_problem(why, "cannot read", path, -1);
+            free(text);
+            text = NULL;
+        }
+    }
+    if (fd >= 0) close(fd);
+    return text;
 }
 
 bool durable_hash(const char *path, int64_t *bytes, uint64_t *hash) {

@@ -7,19 +7,36 @@
 #include <stdint.h>
 #include "problem.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 // A file that appears whole: written beside, as PATH.tmp, synced, renamed over PATH, and the name synced too. A
 // kill or a power cut at any moment leaves PATH as it was, or new. What a killed writer has left as PATH.tmp, the
 // next one removes. Of two that write the same PATH at once the second is refused, by a lock on PATH.tmp; where the
-// file system has no locks, the first is refused when it commits. False: see why.
+// file system has no locks, the first is refused when it commits. PATH.tmp is its owner's alone, so that nobody else
+// can hold that lock, and a link of that name is removed, not followed. False: see why.
 typedef struct durable_file {
     char path[PATH_MAX], temporary[PATH_MAX];
     int64_t bytes; // that it is to have, to be told if there is no room for them
     int fd;        // -1: not open
+    unsigned mode; // that it is to have: its predecessor's
+    bool unsynced; // may be lost in a power cut
 } durable_file;
 bool durable_create(durable_file *file, const char *path, int64_t bytes, problem *why);
 bool durable_append(durable_file *file, const void *bytes, int64_t count, problem *why);
 bool durable_commit(durable_file *file, problem *why); // or else abandons it
 void durable_abandon(durable_file *file);              // removes PATH.tmp, if it is open
+// All of that for what is in memory.
+bool durable_replace(const char *path, const char *bytes, int64_t count, bool unsynced, problem *why);
+// A whole regular file of at most `most` bytes, with a 0 behind; the caller frees it. NULL: see why.
+char *durable_read(const char *path, int64_t most, int64_t *count, problem *why);
+
+// A lock that goes with the process that holds it, whatever becomes of that; nobody but its owner can open it: whoever
+// can read a file can lock it. -1: see why; another process has it (errno EWOULDBLOCK): "IN_USE:
+// process 1234 on host NAME".
+int durable_lock(const char *path, const char *in_use, problem *why);
+void durable_unlock(int lock, const char *path); // and removes it; a lock that may stay is simply closed
 
 // The steps themselves. False with errno set.
 bool durable_write(int fd, const void *bytes,
@@ -34,5 +51,9 @@ bool durable_problem(problem *why, const char *doing, const char *path, int64_t 
 // XXH64, seed 0, of a whole file, as xxh64sum prints it. Reads it anew: an unreadable sector is an error
 // here, and would be SIGBUS in a map.
 bool durable_hash(const char *path, int64_t *bytes, uint64_t *hash);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -1,29 +1,30 @@
 // See log.h. A line is built as a cJSON object and printed compactly when it ends. Numbers go in as raw text,
 // because cJSON holds every number as a double and prints 15 digits where those seem near enough.
 //
-// Whoever writes a log holds a lock on it, which goes with the process. A log is never written over: a run that begins
-// where there is one gives it another name.
+// Whoever writes a log holds PATH.lock meanwhile. A log is never written over: a run that begins where there is one gives
+// it another name, as does one that goes on where there is another's.
 #include "log.h"
 #include "durable.h"
 #include <cjson/cJSON.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 enum { KEPT_MAX = 9999 };
 
 struct logfile {
-    int fd;
-    char *path;
+    int fd, lock; // lock: -1 if there is none
+    char path[PATH_MAX], lock_path[PATH_MAX];
     cJSON *line; // between log_begin and log_end
     int64_t missing;
     bool failing; // the last line could not be written
+    atomic_bool unsynced;
 };
 
 CF_NORETURN static void die_unwritable(const char *path) {
@@ -43,20 +44,32 @@ static bool is_file(int fd) {
     return fstat(fd, &status) == 0 && S_ISREG(status.st_mode);
 }
 
-// Some file systems have no locks; a log without is better than none.
-static int open_locked(const char *path) {
+static int open_log(const char *path) {
     int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
     if (fd < 0) die_unwritable(path);
-    if (is_file(fd) && flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-        cf_die("wait for it, end it, or give another --log", "another run writes log %s", path);
     return fd;
 }
 
-static logfile *log_on(int fd, const char *path) {
+// What is no file has no lock, and nothing in it that could be lost.
+static logfile *open_locked(const char *path) {
+    char in_use[PATH_MAX + 32];
+    problem why;
     logfile *log = calloc(1, sizeof *log);
-    if (log) log->path = strdup(path);
-    if (!log || !log->path) cf_die(NULL, "out of memory for log %s", path);
-    log->fd = fd;
+    if (!log) cf_die(NULL, "out of memory for log %s", path);
+    log->fd = open_log(path);
+    log->lock = -1;
+    if (!is_file(log->fd)) {
+        name_of(log->path, path, "");
+        return log;
+    }
+    if (!realpath(path, log->path)) die_unwritable(path); // a link stays one
+    name_of(log->lock_path, log->path, ".lock");
+    snprintf(in_use, sizeof in_use, "another run writes log %s", path);
+    log->lock = durable_lock(log->lock_path, in_use, &why);
+    if (log->lock < 0 && errno == EWOULDBLOCK)
+        cf_die("wait for it, end it, or give another --log", "%s", why.what);
+    if (log->lock < 0) // a log without is better than none
+        fprintf(stderr, "note: %s: see to it that no other run writes log %s\n", why.what, path);
     return log;
 }
 
@@ -64,89 +77,95 @@ bool log_empty(const logfile *log) {
     return !log || lseek(log->fd, 0, SEEK_END) <= 0;
 }
 
-// The first of FILE.1, FILE.2, … that is free.
-static void keep(const char *path) {
+// The name is another file's now.
+static void open_again(logfile *log) {
+    close(log->fd);
+    log->fd = open_log(log->path);
+}
+
+// It becomes the first of FILE.1, FILE.2, … that is free.
+static void set_aside(logfile *log, const char *whose) {
     char kept[PATH_MAX], suffix[16];
     for (int i = 1; i <= KEPT_MAX; i++) {
         snprintf(suffix, sizeof suffix, ".%d", i);
-        name_of(kept, path, suffix);
+        name_of(kept, log->path, suffix);
         if (access(kept, F_OK) == 0) continue;
-        if (rename(path, kept) != 0) die_unwritable(kept);
-        printf("log       of an earlier run is kept as %s\n", kept);
+        if (rename(log->path, kept) != 0) die_unwritable(kept);
+        printf("log       of %s run is kept as %s\n", whose, kept);
+        open_again(log);
         return;
     }
     cf_die("remove old ones, or give another --log", "there are %d logs of the name %s already", KEPT_MAX,
-           path);
+           log->path);
 }
 
 logfile *log_open(const char *path) {
     if (!path || !*path) return NULL;
-    int fd = open_locked(path);
-    if (is_file(fd) && lseek(fd, 0, SEEK_END) > 0) {
-        keep(path);
-        close(fd);
-        fd = open_locked(path);
-    }
-    return log_on(fd, path);
+    logfile *log = open_locked(path);
+    if (is_file(log->fd) && !log_empty(log)) set_aside(log, "an earlier");
+    return log;
 }
 
 // --- going on ---
 
-static bool is(const cJSON *event, const char *name) {
-    return strcmp(event->valuestring, name) == 0;
+static bool is(const cJSON *text, const char *value) {
+    return cJSON_IsString(text) && strcmp(text->valuestring, value) == 0;
 }
 
 // A line that is no object of ours is somebody's, and stays.
-static bool belongs(const char *line, int64_t step, bool watched) {
-    cJSON *object = cJSON_Parse(line);
-    const cJSON *event = cJSON_GetObjectItemCaseSensitive(object, "event"),
-                *at = cJSON_GetObjectItemCaseSensitive(object, "step");
-    bool stays = true;
-    if (cJSON_IsString(event) && is(event, "end")) stays = false;
-    if (cJSON_IsString(event) && cJSON_IsNumber(at)) {
-        bool again =
-            is(event, "step") || is(event, "skip") || (!watched && (is(event, "val") || is(event, "sample")));
-        stays = at->valuedouble < (double)step + !again;
-    }
-    cJSON_Delete(object);
-    return stays;
+static bool stays(const cJSON *line, const log_past *past) {
+    const cJSON *event = cJSON_GetObjectItemCaseSensitive(line, "event"),
+                *at = cJSON_GetObjectItemCaseSensitive(line, "step");
+    if (is(event, "end")) return false;
+    if (!cJSON_IsString(event) || !cJSON_IsNumber(at)) return true;
+    bool again = is(event, "step") || is(event, "skip") ||
+                 (!past->watched && (is(event, "val") || is(event, "sample")));
+    return at->valuedouble < (double)past->step + !again;
 }
 
-static void keep_lines(FILE *from, FILE *to, int64_t step, bool watched) {
-    char *line = NULL;
+// Appends to `to` what is kept of a log. The first line that describes a run says whose log it is.
+static bool keep_lines(FILE *from, durable_file *to, const log_past *past, bool *ours, problem *why) {
+    char *text = NULL;
     size_t room = 0;
-    for (ssize_t length; (length = getline(&line, &room, from)) > 0;)
-        if (line[length - 1] == '\n' && belongs(line, step, watched)) fwrite(line, 1, (size_t)length, to);
-    free(line);
-}
-
-// What is kept of the log takes its place.
-static void replace(const char *path, int64_t step, bool watched) {
-    char target[PATH_MAX], kept[PATH_MAX];
-    if (!realpath(path, target)) die_unwritable(path); // a link stays one
-    name_of(kept, target, ".tmp");
-    FILE *from = fopen(target, "r"), *to = fopen(kept, "w");
-    if (!from) die_unwritable(target);
-    if (!to) die_unwritable(kept);
-    keep_lines(from, to, step, watched);
-    bool read = !ferror(from), written = !ferror(to) && fflush(to) == 0 && fsync(fileno(to)) == 0;
-    fclose(from);
-    if (fclose(to) != 0 || !written || !read || rename(kept, target) != 0) {
-        int error = errno;
-        unlink(kept);
-        errno = error;
-        die_unwritable(path);
+    bool others = false, well = true;
+    for (ssize_t length; well && !others && (length = getline(&text, &room, from)) > 0;) {
+        if (text[length - 1] != '\n') break; // cut short
+        cJSON *line = cJSON_Parse(text);
+        if (!*ours && is(cJSON_GetObjectItemCaseSensitive(line, "event"), "config")) {
+            *ours = is(cJSON_GetObjectItemCaseSensitive(line, "run"), past->run);
+            others = !*ours;
+        }
+        if (stays(line, past)) well = durable_append(to, text, length, why);
+        cJSON_Delete(line);
     }
+    free(text);
+    return well && (!ferror(from) || durable_problem(why, "cannot read", to->path, -1));
 }
 
-logfile *log_continue(const char *path, int64_t step, bool watched) {
+// What is kept of the log takes its place. False if it is another run's.
+static bool cut(const logfile *log, const log_past *past) {
+    problem why;
+    durable_file kept;
+    bool ours = false;
+    FILE *from = fopen(log->path, "r");
+    if (!from) die_unwritable(log->path);
+    bool well = durable_create(&kept, log->path, -1, &why) && keep_lines(from, &kept, past, &ours, &why) &&
+                (!ours || durable_commit(&kept, &why));
+    durable_abandon(&kept);
+    fclose(from);
+    if (!well) cf_die(*why.hint ? why.hint : "give another --log", "log: %s", why.what);
+    return ours;
+}
+
+logfile *log_continue(const char *path, const log_past *past) {
     if (!path || !*path) return NULL;
-    int fd = open_locked(path);
-    if (!is_file(fd)) return log_on(fd, path);
-    replace(path, step, watched);
-    int kept = open_locked(path);
-    close(fd); // and with it the lock on the old one
-    return log_on(kept, path);
+    logfile *log = open_locked(path);
+    if (!is_file(log->fd) || log_empty(log)) return log;
+    if (cut(log, past))
+        open_again(log);
+    else
+        set_aside(log, "another");
+    return log;
 }
 
 // --- writing ---
@@ -235,18 +254,26 @@ void log_end(logfile *log) {
     log->line = NULL;
 }
 
-int64_t log_missing(const logfile *log) {
-    return log ? log->missing : 0;
+bool log_whole(const logfile *log) {
+    if (!log) return true;
+    const bool unsynced = atomic_load(&log->unsynced);
+    if (log->missing > 0)
+        fprintf(stderr, "error: log %s lacks %lld lines, which could not be written\n", log->path,
+                (long long)log->missing);
+    if (unsynced)
+        fprintf(stderr, "error: log %s could not be synced: its disk may have lost lines\n", log->path);
+    return log->missing == 0 && !unsynced;
 }
 
-void log_sync(const logfile *log) {
-    if (log) fsync(log->fd);
+void log_sync(logfile *log) {
+    if (!log || !is_file(log->fd) || fsync(log->fd) == 0 || atomic_exchange(&log->unsynced, true)) return;
+    fprintf(stderr, "\nwarning: log %s cannot be synced: %s; the run goes on\n", log->path, strerror(errno));
 }
 
 void log_close(logfile *log) {
     if (!log) return;
     cJSON_Delete(log->line);
     close(log->fd);
-    free(log->path);
+    durable_unlock(log->lock, log->lock_path);
     free(log);
 }

@@ -96,8 +96,9 @@ static const option_row table[] = {
 #undef GROUP
 #define GROUP "watching"
     INT(val_every, "val-every", "20", 0, 1e9, "steps between validation losses; 0: never"),
-    INT(val_batches, "val-batches", "20", 1, 1e9,
-        "batches of --batch sequences in a validation loss, from the start of the set; fewer if it is short"),
+    INT(val_batches, "val-batches", "0", 0, 1e9,
+        "batches of --batch sequences in a validation loss, from the start of the set, fewer if it is short; 0: 80 sequences, "
+        "whatever the batch"),
     INT(sample_every, "sample-every", "0", 0, 1e9, "steps between samples of generated text; 0: never"),
     TEXT(log, "log", "", "FILE", "log, one JSON object a line"),
     TEXT(trace, "trace", "", "FILE", "timeline of some steps, for chrome://tracing or ui.perfetto.dev"),
@@ -300,7 +301,7 @@ static bool take(options *o, int argc, char **argv, int *at, options_problem *pr
                                                           : NULL;
     if (!row) return unknown(argument, name, length < ECHO_MAX ? length : ECHO_MAX, problem);
     uint64_t bit = UINT64_C(1) << (row - table);
-    if (o->given & bit) return fail(problem, "give each option once", "--%s is given twice", row->name);
+    if (row->type != OPTION_FLAG) o->repeated |= o->given & bit;
     o->given |= bit;
 
     if (row->type == OPTION_FLAG) {
@@ -335,6 +336,15 @@ bool options_given(const options *o, const char *name) {
     const option_row *row = find(name, strlen(name));
     if (!row) cf_die(NULL, "options_given: there is no option --%s", name);
     return o->given >> (row - table) & 1;
+}
+
+void options_print_repeated(const options *o, FILE *file) {
+    char value[4096];
+    for (const option_row *row = table; row < table + ROWS; row++) {
+        if (!(o->repeated >> (row - table) & 1)) continue;
+        options_value(o, row, value, sizeof value);
+        fprintf(file, "option    --%s is given more than once; the last one counts: %s\n", row->name, value);
+    }
 }
 
 void options_value(const options *o, const option_row *row, char *text, int64_t size) {

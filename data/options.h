@@ -1,6 +1,6 @@
 // The command line. One table drives the parser, --help, the banner and the log: each option is there
 // once, with its type, default, unit, allowed values and help line. Long options only, `--name value` or
-// `--name=value`; flags (--dry-run, --help) take no value. Unknown option, missing or malformed value,
+// `--name=value`; flags (--dry-run, --help) take no value. Of an option given twice the last value counts. Unknown option, missing or malformed value,
 // value out of range: cf_die_together naming the option, with the nearest known option as a hint.
 #ifndef OPTIONS_H
 #define OPTIONS_H
@@ -45,7 +45,7 @@ typedef struct options {
     double peak_tflops, timeout;
     int64_t skip_nonfinite;
     bool force, check_wire, dry_run, help;
-    uint64_t given; // one bit a row of the table: was on the command line
+    uint64_t given, repeated; // one bit a row of the table: was on the command line, more than once
 } options;
 
 typedef enum { OPTION_INT, OPTION_REAL, OPTION_TEXT, OPTION_CHOICE, OPTION_FLAG } option_type;
@@ -72,6 +72,8 @@ void options_help(FILE *file);
 // The value of a row as text, for banner and log.
 void options_value(const options *o, const option_row *row, char *text, int64_t size);
 bool options_given(const options *o, const char *name); // was it on the command line?
+// Says of which options the last of several values counts, a line each.
+void options_print_repeated(const options *o, FILE *file);
 
 #ifdef __cplusplus
 }

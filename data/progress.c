@@ -4,9 +4,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
-enum { PATIENCE_MS = 100 };
+enum { PATIENCE_MS = 100, COLUMNS = 80, LONGEST = 1023, SHOWN_ALWAYS = 2 };
 
 static int shown; // characters of the line in place
 
@@ -28,14 +29,43 @@ static bool somebody_reads(void) {
     return poll(&out, 1, PATIENCE_MS) != 0;
 }
 
+static int columns(void) {
+    struct winsize size;
+    return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : COLUMNS;
+}
+
+// Where a field begins, with its tab in front.
+static char *field(char *line, int number) {
+    for (; line && number > 0; number--) line = strchr(line + 1, '\t');
+    return line;
+}
+
+static int count_columns(const char *line) {
+    int count = 0;
+    for (; *line; line++) count += *line == '\t' ? 2 : 1;
+    return count;
+}
+
+// A line that is longer than the terminal is wide would not be replaced by the next, but pushed up.
+static void fit(char *line, int width) {
+    for (char *gives_way, *next; count_columns(line) >= width; memmove(gives_way, next, strlen(next) + 1))
+        if (!(gives_way = field(line, SHOWN_ALWAYS)) || !(next = field(gives_way, 1))) break;
+}
+
 void progress_show(const char *line, bool last) {
-    int length = (int)strlen(line);
     if (!somebody_reads()) return;
-    if (!progress_on_terminal())
-        printf("%s\n", line);
+    const bool terminal = progress_on_terminal();
+    char text[LONGEST + 1];
+    snprintf(text, sizeof text / 2, "%s", line);
+    if (terminal) fit(text, columns());
+    for (char *tab; (tab = strchr(text, '\t')); tab[0] = tab[1] = ' ') memmove(tab + 1, tab, strlen(tab) + 1);
+    if (terminal) text[columns() - 1 < LONGEST ? columns() - 1 : LONGEST] = 0;
+    int length = (int)strlen(text);
+    if (terminal)
+        printf("\r%s%*s%s", text, shown > length ? shown - length : 0, "", last ? "\n" : "");
     else
-        printf("\r%s%*s%s", line, shown > length ? shown - length : 0, "", last ? "\n" : "");
-    shown = last || !progress_on_terminal() ? 0 : length;
+        printf("%s\n", text);
+    shown = last || !terminal ? 0 : length;
     fflush(stdout);
 }
 

@@ -12,8 +12,9 @@ extern "C" {
 // output decides.
 bool progress_on_terminal(void);
 
-// Show a line; on a terminal the next one replaces it. last: keep it and go to the next line. Where nobody reads what is
-// written, it is left out after a tenth of a second.
+// Show a line of fields, which tabs part (shown as two blanks); on a terminal the next one replaces it. Where it is too narrow
+// for all of them, fields from the third on give way, the last one never. last: keep the line and go to the next. Where
+// nobody reads what is written, it is left out after a tenth of a second.
 void progress_show(const char *line, bool last);
 // End a line in place, so that other output starts on its own line.
 void progress_break(void);

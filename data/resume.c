@@ -4,6 +4,7 @@
 #include "resume.h"
 #include "checkpoint.h"
 #include <stdlib.h>
+#include <sys/random.h>
 
 enum { VALUE_MAX = PATH_MAX, FACTS = 9 };
 
@@ -50,9 +51,20 @@ manifest_option *resume_describe(const options *o, const resume_facts *facts, in
         list[n].name = more[i].name, list[n].value = text + n * VALUE_MAX;
         snprintf(text + n * VALUE_MAX, VALUE_MAX, "%lld", (long long)more[i].value);
     }
-    list[n].name = "version", list[n].value = facts->version;
-    *count = n + 1;
+    list[n].name = "version", list[n++].value = facts->version;
+    list[n].name = "run", list[n++].value = facts->run;
+    *count = n;
     return list;
+}
+
+void resume_name(const manifest *m, char name[RUN_NAME]) {
+    uint64_t number = 0;
+    const char *old = m ? manifest_value(m, "run") : NULL;
+    if (!old && getrandom(&number, sizeof number, 0) != sizeof number) cf_die(NULL, "no random numbers");
+    if (old)
+        snprintf(name, RUN_NAME, "%s", old);
+    else
+        snprintf(name, RUN_NAME, "%016llx", (unsigned long long)number);
 }
 
 int64_t resume_number(const manifest *m, const char *name, int64_t missing) {

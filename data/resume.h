@@ -22,13 +22,17 @@ void resume_nothing_sound(const char *out, bool anew);
 typedef struct resume_facts {
     int64_t positions, padded_vocab, train_tokens, train_samples, train_fingerprint, train_hash, skipped;
     bool watched; // validation and samples of this step are done
-    const char *version;
+    const char *version, *run;
 } resume_facts;
 manifest_option *resume_describe(const options *o, const resume_facts *facts, int64_t *count);
 
 // Dies together, naming every option that would change the run, unless o->force; what gives weights another shape cannot
 // be forced.
 void resume_compare(const options *o, const resume_facts *facts, const manifest *m);
+
+// A run's name, by which its log is known: that of the checkpoint; or a new one, if it has none or is NULL.
+enum { RUN_NAME = 17 };
+void resume_name(const manifest *m, char name[RUN_NAME]);
 
 // A number in a manifest; `missing` if it is not there.
 int64_t resume_number(const manifest *m, const char *name, int64_t missing);

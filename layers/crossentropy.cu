@@ -58,8 +58,9 @@ static __device__ inline softmax softmax_of(const real *row, int64_t n) {
     return {maximum, sum[0]};
 }
 
+// The difference of two logits comes first: beside huge ones the logarithm would be lost.
 static __device__ inline float loss_of(softmax s, float target) {
-    return logf(s.sum) + s.maximum - target;
+    return logf(s.sum) + (s.maximum - target);
 }
 
 static __device__ inline bool held(int64_t target, int64_t first, int64_t valid) {

@@ -82,7 +82,7 @@ int64_t params_columns(const gpt_shape *s, int tensor) {
 }
 
 int64_t params_count(const gpt_shape *s) {
-    int64_t total = 0;
+    int64_t total = -(s->Vp - s->V) * s->C;
     for (int i = 0; i < TENSORS; i++) total += params_layers(s, i) * params_rows(s, i) * params_columns(s, i);
     return total;
 }
@@ -398,6 +398,12 @@ void params_free(parameters *p) {
 
 enum { AT_ONCE = 1 << 16 }; // elements on their way from the host to the device
 
+// Of a whole tensor, from its start. The vocabulary's padding is zero, whatever a file has there: its gradient is zero, but
+// zero times NaN would not be.
+static int64_t used_elements(const gpt_shape *s, int tensor) {
+    return tensor == WTE ? s->V * s->C : INT64_MAX;
+}
+
 typedef struct filling { // of a run of weights
     real *piece;         // (AT_ONCE) the host's
     float *read;         // (AT_ONCE) what a file gives
@@ -416,12 +422,13 @@ static void end_filling(filling f) {
     free(f.read);
 }
 
+// `used` elements of the whole tensor count, the rest is padding.
 static void read_run(filling f, real *out, params_reader *read, void *argument, int tensor, int64_t layer,
-                     param_run run) {
+                     param_run run, int64_t used) {
     for (int64_t done = 0; done < run.count; done += AT_ONCE) {
-        int64_t n = run.count - done < AT_ONCE ? run.count - done : AT_ONCE;
-        read(argument, tensor, layer, run.whole + done, n, f.read);
-        for (int64_t i = 0; i < n; i++) f.piece[i] = real_of((double)f.read[i]);
+        int64_t n = run.count - done < AT_ONCE ? run.count - done : AT_ONCE, from = run.whole + done;
+        read(argument, tensor, layer, from, n, f.read);
+        for (int64_t i = 0; i < n; i++) f.piece[i] = real_of(from + i < used ? (double)f.read[i] : 0);
         cf_copy(out + run.local + done, f.piece, n * (int64_t)sizeof *out, f.stream);
     }
 }
@@ -432,7 +439,7 @@ void params_read(parameters *p, params_reader *read, void *argument, cf_stream *
         for (int64_t layer = 0; layer < params_layers(&p->shape, tensor); layer++)
             for (int64_t run = 0; run < params_runs(p, tensor); run++)
                 read_run(f, params_weight(p, tensor, layer), read, argument, tensor, layer,
-                         params_run(p, tensor, p->tp_rank, run));
+                         params_run(p, tensor, p->tp_rank, run), used_elements(&p->shape, tensor));
     end_filling(f);
 }
 
@@ -465,7 +472,7 @@ static void init_tensor(filling f, parameters *p, int tensor, uint64_t seed) {
     const kind *k = &kinds[tensor];
     bool residual = tensor == ATTPROJW || tensor == FCPROJW; // GPT-2: L layers add 2L times to the residual
     double deviation = residual ? k->init / sqrt(2.0 * (double)p->shape.L) : k->init;
-    int64_t real_elements = tensor == WTE ? p->shape.V * p->shape.C : INT64_MAX; // padding stays zero
+    int64_t real_elements = used_elements(&p->shape, tensor);
     for (int64_t l = 0; l < params_layers(&p->shape, tensor); l++)
         for (int64_t r = 0; r < params_runs(p, tensor); r++) {
             param_run run = params_run(p, tensor, p->tp_rank, r);

@@ -1,4 +1,5 @@
 // ranks: 1
+#define _GNU_SOURCE
 #include "tests/death.h"
 #include "tests/data/scratch.h"
 #include "data/accounts.h"
@@ -6,6 +7,7 @@
 #include <cjson/cJSON.h>
 #include <math.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <time.h>
 
 static const double close_ms = 1e-3; // what a number may lose in the file
@@ -27,6 +29,14 @@ static double unix_s(void) {
     struct timespec t;
     clock_gettime(CLOCK_REALTIME, &t);
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static time_t put_back_s; // how far the calendar's clock has been put back
+
+int clock_gettime(clockid_t clock, struct timespec *t) {
+    if (syscall(SYS_clock_gettime, clock, t) != 0) return -1;
+    if (clock == CLOCK_REALTIME) t->tv_sec -= put_back_s;
+    return 0;
 }
 
 static int clean(void **state) {
@@ -121,6 +131,41 @@ static void is_stored_a_few_times_a_second_and_at_the_end(void **state) {
     accounts_store(&a, true);
     accounts_open(&b, scratch);
     assert_int_equal(b.steps, steps);
+}
+
+static void a_clock_that_is_put_back_does_not_hold_them_up(void **state) {
+    (void)state;
+    accounts a, b;
+    accounts_open(&a, scratch);
+    accounts_store(&a, false);
+    put_back_s = 3600;
+    usleep(300000);
+    accounts_step(&a, 0, 5);
+    accounts_store(&a, false);
+    accounts_open(&b, scratch);
+    put_back_s = 0;
+    assert_int_equal(b.steps, 1);
+}
+
+// A link that waits where the file beside comes to be is not followed, and a pipe is not waited for.
+static void links_and_pipes(void **state) {
+    (void)state;
+    accounts a;
+    char *victim = scratch_write("victim", "dear", 4);
+    assert_int_equal(symlink(victim, scratch_path("accounts.json.tmp")), 0);
+    accounts_open(&a, scratch);
+    accounts_store(&a, true);
+    assert_non_null(strstr(stored(), "\"ended\":\ttrue"));
+    size_t size;
+    victim = scratch_read(scratch_path("victim"), &size);
+    assert_string_equal(victim, "dear");
+    free(victim);
+    unlink(scratch_path("victim"));
+    unlink(scratch_path("accounts.json"));
+    assert_int_equal(mkfifo(scratch_path("accounts.json"), 0600), 0);
+    accounts_open(&a, scratch);
+    assert_int_equal(a.starts, 1);
+    assert_int_equal(scratch_entries(), 1);
 }
 
 static void what_cannot_be_read_is_begun_anew(void **state) {
@@ -231,6 +276,8 @@ int main(void) {
         ACCOUNTS_TEST(steps_taken_again_are_no_gain),
         ACCOUNTS_TEST(a_start_that_was_killed_was_down_since),
         ACCOUNTS_TEST(is_stored_a_few_times_a_second_and_at_the_end),
+        ACCOUNTS_TEST(a_clock_that_is_put_back_does_not_hold_them_up),
+        ACCOUNTS_TEST(links_and_pipes),
         ACCOUNTS_TEST(what_cannot_be_read_is_begun_anew),
         ACCOUNTS_TEST(an_unknown_time_is_no_time_down),
         ACCOUNTS_TEST(what_cannot_be_written_is_left_out),

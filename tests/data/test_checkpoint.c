@@ -310,6 +310,8 @@ static void wipe(void) {
     for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
         snprintf(path, sizeof path, "%s/step_%08lld", out_path(), (long long)steps[i]);
         durable_remove_directory(path);
+        strcat(path, ".damaged");
+        durable_remove_directory(path);
     }
     durable_remove_directory(out_path());
 }
@@ -596,6 +598,13 @@ static void test_lock(void **state) {
     assert_null(checkpoint_store_open(out_path(), &why));
     ASSERT_SAYS("another run saves to", "/out", process, host);
     checkpoint_store_close(store);
+    // Whoever could read it could lock it, and every run out; that of an earlier version could be read.
+    struct stat status;
+    char *lock = scratch_path("out/lock");
+    assert_int_equal(chmod(lock, 0644), 0);
+    checkpoint_store_close(open_store());
+    assert_int_equal(stat(lock, &status), 0);
+    assert_int_equal(status.st_mode & 0777, 0600);
     // A run that is killed holds nothing.
     int ends[2];
     assert_int_equal(pipe(ends), 0);

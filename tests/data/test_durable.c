@@ -136,6 +136,70 @@ static void test_two_at_once_without_locks(void **state) {
     no_locks = false;
 }
 
+static unsigned mode_of(const char *name) {
+    struct stat status;
+    assert_int_equal(stat(scratch_path(name), &status), 0);
+    return status.st_mode & 0777;
+}
+
+// Whoever could open it could lock it, and keep every writer out.
+static void test_nobody_else_may_lock(void **state) {
+    (void)state;
+    durable_file file;
+    unlink(scratch_path("file"));
+    mode_t mask = umask(022);
+    umask(mask);
+    assert_true(begin(&file, 'a'));
+    assert_int_equal(mode_of("file.tmp"), 0600);
+    assert_true(finish(&file, 'a'));
+    assert_int_equal(mode_of("file"), 0666 & ~mask);
+    assert_int_equal(chmod(scratch_path("file"), 0640), 0); // as its owner wants it
+    assert_true(begin(&file, 'b') && finish(&file, 'b'));
+    assert_int_equal(mode_of("file"), 0640);
+    unlink(scratch_path("file"));
+}
+
+// A link that somebody has left where the file beside comes to be leads nowhere.
+static void test_links_are_not_followed(void **state) {
+    (void)state;
+    durable_file file;
+    scratch_write("victim", "dear", 4);
+    for (int dangling = 0; dangling < 2; dangling++) {
+        assert_int_equal(symlink(scratch_path(dangling ? "nowhere" : "victim"), scratch_path("file.tmp")), 0);
+        assert_true(begin(&file, 'a') && finish(&file, 'a'));
+        assert_int_equal(found(), 'a');
+    }
+    assert_int_equal(scratch_entries(), 2);
+    size_t size;
+    char *victim = scratch_read(scratch_path("victim"), &size);
+    assert_string_equal(victim, "dear");
+    free(victim);
+    assert_int_equal(symlink(scratch_path("victim"), scratch_path("lock")), 0);
+    assert_int_equal(durable_lock(scratch_path("lock"), "in use", &why), -1);
+    ASSERT_SAYS("cannot open lock", "symbolic links");
+    unlink(scratch_path("lock"));
+    unlink(scratch_path("victim"));
+    unlink(scratch_path("file"));
+}
+
+static void test_lock(void **state) {
+    (void)state;
+    char *path = scratch_path("lock"), process[32];
+    int lock = durable_lock(path, "the log is written", &why);
+    assert_true(lock >= 0);
+    assert_int_equal(mode_of("lock"), 0600);
+    assert_int_equal(durable_lock(path, "the log is written", &why), -1);
+    snprintf(process, sizeof process, "process %ld on host ", (long)getpid());
+    ASSERT_SAYS("the log is written: ", process);
+    durable_unlock(lock, path);
+    assert_int_equal(scratch_entries(), 0);
+    lock = durable_lock(path, "", &why);
+    close(lock); // it may stay
+    lock = durable_lock(path, "", &why);
+    assert_true(lock >= 0);
+    durable_unlock(lock, path);
+}
+
 // Writes again and again until it is killed, now and then half a file.
 static void write_for_ever(char letter) {
     durable_file file;
@@ -214,6 +278,9 @@ int main(void) {
         cmocka_unit_test(test_two_at_once),
         cmocka_unit_test(test_two_at_once_without_locks),
         cmocka_unit_test(test_many),
+        cmocka_unit_test(test_nobody_else_may_lock),
+        cmocka_unit_test(test_links_are_not_followed),
+        cmocka_unit_test(test_lock),
         cmocka_unit_test(test_what_is_no_file),
         cmocka_unit_test(test_names),
     };

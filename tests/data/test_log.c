@@ -1,12 +1,20 @@
 // ranks: 1
+#define _GNU_SOURCE
 #include "tests/death.h"
 #include "tests/data/scratch.h"
 #include "data/log.h"
 #include <cjson/cJSON.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <float.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
 #include <math.h>
+
+#define RUN "00000000deadbeef"
 
 // The whole log so far, which is complete after each log_end; the caller frees it.
 static char *written(void) {
@@ -70,10 +78,9 @@ static void test_an_earlier_log(void **state) {
     assert_holds("log.1", "first\n");
     assert_holds("log.2", "second\n");
     ASSERT_DIES(log_open(scratch_path("log")), "another run writes log", "--log");
-    ASSERT_DIES(log_continue(scratch_path("log"), 1, true), "another run writes log");
+    ASSERT_DIES(log_continue(scratch_path("log"), &(log_past){RUN, 1, true}), "another run writes log");
     log_close(log);
     assert_int_equal(scratch_entries(), 3);
-    log_close(log_continue(scratch_path("log"), 1, true));
 }
 
 // Of a line that cannot be written nothing is left, and the next one is tried again.
@@ -91,7 +98,7 @@ static void test_no_room(void **state) {
         log_end(log);
     }
     setrlimit(RLIMIT_FSIZE, &before);
-    assert_int_equal(log_missing(log), 2);
+    assert_false(log_whole(log));
     log_close(log);
     assert_holds("log", "{\"event\":\"some line\",\"number\":0}\n"
                         "{\"event\":\"some line\",\"number\":3}\n");
@@ -99,7 +106,7 @@ static void test_no_room(void **state) {
     log = log_open("/dev/full");
     log_begin(log, "x");
     log_end(log);
-    assert_int_equal(log_missing(log), 1);
+    assert_false(log_whole(log));
     log_close(log);
 }
 
@@ -211,7 +218,7 @@ static void test_errors(void **state) {
     log_begin(log, "x");
     ASSERT_DIES(log_begin(log, "y"), "y begins within another line");
     log_close(log); // an open line is given up
-    assert_int_equal(log_missing(NULL), 0);
+    assert_true(log_whole(NULL));
 }
 
 // --- going on ---
@@ -219,7 +226,7 @@ static void test_errors(void **state) {
 // What is left of a log when the run goes on, and one line more.
 static void assert_continues(const char *before, int64_t step, bool watched, const char *kept) {
     write_log(before);
-    logfile *log = log_continue(scratch_path("log"), step, watched);
+    logfile *log = log_continue(scratch_path("log"), &(log_past){RUN, step, watched});
     assert_int_equal(log_empty(log), !*kept);
     char *text = written();
     assert_string_equal(text, kept);
@@ -236,7 +243,7 @@ static void assert_continues(const char *before, int64_t step, bool watched, con
     unlink(scratch_path("log"));
 }
 
-#define CONFIG    "{\"event\":\"config\",\"version\":\"x\"}\n"
+#define CONFIG    "{\"event\":\"config\",\"run\":\"" RUN "\",\"version\":\"x\"}\n"
 #define STEP(n)   "{\"event\":\"step\",\"step\":" #n ",\"loss\":0.1}\n"
 #define SKIP(n)   "{\"event\":\"skip\",\"step\":" #n ",\"tensor\":\"fcw\"}\n"
 #define VAL(n)    "{\"event\":\"val\",\"step\":" #n ",\"loss\":0.2}\n"
@@ -271,7 +278,6 @@ static void test_continue_unwatched(void **state) {
 static void test_continue_damaged(void **state) {
     (void)state;
     assert_continues("", 3, true, "");
-    assert_continues("{\"event\":\"con", 3, true, ""); // cut short: not even a first line
     assert_continues(CONFIG STEP(0) "{\"event\":\"step\",\"step\":1,\"lo", 3, true, CONFIG STEP(0));
     assert_continues(CONFIG STEP(0) "{\"event\":\"step\",\"step\":1,\"loss\":2}", 3, true, CONFIG STEP(0));
     // What this program has not written is not its to remove.
@@ -282,6 +288,85 @@ static void test_continue_damaged(void **state) {
                      "{\"event\":\"step\",\"step\":\"9\"}\n");
 }
 
+// Of a log that is another run's, or may be, nothing is lost.
+static void test_continue_anothers(void **state) {
+    (void)state;
+    static const char *const logs[] = {
+        "{\"event\":\"config\",\"run\":\"0000000000000001\"}\n" STEP(0) STEP(1) STEP(2) END CONFIG,
+        "{\"event\":\"config\",\"version\":\"before runs had names\"}\n" STEP(0) STEP(1) STEP(2) RESUME(1),
+        "{\"event\":\"config\",\"run\":7}\n" STEP(2),
+        STEP(0) STEP(1),
+        "{\"event\":\"con", // cut short: not even a first line
+        "dear diary",
+    };
+    for (size_t i = 0; i < sizeof logs / sizeof *logs; i++) {
+        write_log(logs[i]);
+        logfile *log = log_continue(scratch_path("log"), &(log_past){RUN, 1, true});
+        assert_true(log_empty(log));
+        log_begin(log, "config");
+        log_end(log);
+        log_close(log);
+        assert_holds("log", "{\"event\":\"config\"}\n");
+        assert_holds("log.1", logs[i]);
+        assert_int_equal(scratch_entries(), 2);
+        unlink(scratch_path("log.1"));
+    }
+}
+
+// Of what lies where files beside the log come to be: a link is not followed. Who may read the log may lock it, which
+// keeps no run out.
+static void test_what_others_can_do(void **state) {
+    (void)state;
+    scratch_write("victim", "dear", 4);
+    write_log(CONFIG STEP(0) STEP(1));
+    assert_int_equal(symlink(scratch_path("victim"), scratch_path("log.tmp")), 0);
+    int reader = open(scratch_path("log"), O_RDONLY);
+    assert_int_equal(flock(reader, LOCK_EX), 0);
+    logfile *log = log_continue(scratch_path("log"), &(log_past){RUN, 1, true});
+    struct stat status;
+    assert_int_equal(stat(scratch_path("log.lock"), &status), 0);
+    assert_int_equal(status.st_mode & 0777, 0600);
+    log_close(log);
+    close(reader);
+    assert_holds("log", CONFIG STEP(0));
+    assert_holds("victim", "dear");
+    assert_int_equal(symlink(scratch_path("victim"), scratch_path("log.lock")), 0);
+    log_close(log_continue(scratch_path("log"), &(log_past){RUN, 1, true}));
+    assert_holds("log", CONFIG STEP(0));
+    assert_holds("victim", "dear");
+    unlink(scratch_path("log.lock"));
+    assert_int_equal(scratch_entries(), 2);
+    unlink(scratch_path("victim"));
+}
+
+static bool no_sync;
+
+int fsync(int fd) {
+    if (!no_sync) return (int)syscall(SYS_fsync, fd);
+    errno = EIO;
+    return -1;
+}
+
+static void test_sync_that_fails(void **state) {
+    (void)state;
+    logfile *log = log_open(scratch_path("log"));
+    log_sync(log);
+    assert_true(log_whole(log));
+    no_sync = true;
+    log_sync(log);
+    no_sync = false;
+    log_sync(log); // what the disk has lost it does not give back
+    assert_false(log_whole(log));
+    log_close(log);
+    log_sync(NULL);
+    log = log_open("/dev/null"); // is not synced
+    no_sync = true;
+    log_sync(log);
+    no_sync = false;
+    assert_true(log_whole(log));
+    log_close(log);
+}
+
 // Whoever has the old file open, or is killed while the new one is written, has all of it.
 static void test_continue_replaces_as_a_whole(void **state) {
     (void)state;
@@ -289,7 +374,7 @@ static void test_continue_replaces_as_a_whole(void **state) {
     write_log(CONFIG STEP(0) STEP(1) END);
     assert_int_equal(link(scratch_path("log"), scratch_path("old")), 0);
     scratch_write("log.tmp", "left behind", 11);
-    log_close(log_continue(scratch_path("log"), 1, true));
+    log_close(log_continue(scratch_path("log"), &(log_past){RUN, 1, true}));
     char *text = scratch_read(scratch_path("old"), &size);
     assert_string_equal(text, CONFIG STEP(0) STEP(1) END);
     free(text);
@@ -303,10 +388,10 @@ static void test_continue_replaces_as_a_whole(void **state) {
 
 static void test_continue_nothing(void **state) {
     (void)state;
-    assert_null(log_continue(NULL, 3, true));
-    assert_null(log_continue("", 3, true));
+    assert_null(log_continue(NULL, &(log_past){RUN, 3, true}));
+    assert_null(log_continue("", &(log_past){RUN, 3, true}));
     assert_true(log_empty(NULL));
-    logfile *log = log_continue(scratch_path("log"), 3, true); // there is none yet
+    logfile *log = log_continue(scratch_path("log"), &(log_past){RUN, 3, true}); // there is none yet
     assert_true(log_empty(log));
     log_begin(log, "config");
     log_end(log);
@@ -314,8 +399,9 @@ static void test_continue_nothing(void **state) {
     char *text = written();
     assert_string_equal(text, "{\"event\":\"config\"}\n");
     free(text);
-    log_close(log_continue("/dev/null", 3, true)); // no file to be replaced
-    ASSERT_DIES(log_continue(scratch_path("nowhere/log"), 3, true), "nowhere/log cannot be written");
+    log_close(log_continue("/dev/null", &(log_past){RUN, 3, true})); // no file to be replaced
+    ASSERT_DIES(log_continue(scratch_path("nowhere/log"), &(log_past){RUN, 3, true}),
+                "nowhere/log cannot be written");
 }
 
 int main(void) {
@@ -331,6 +417,9 @@ int main(void) {
         cmocka_unit_test_setup(test_continue, no_log),
         cmocka_unit_test_setup(test_continue_unwatched, no_log),
         cmocka_unit_test_setup(test_continue_damaged, no_log),
+        cmocka_unit_test_setup(test_continue_anothers, no_log),
+        cmocka_unit_test_setup(test_what_others_can_do, no_log),
+        cmocka_unit_test_setup(test_sync_that_fails, no_log),
         cmocka_unit_test_setup(test_continue_replaces_as_a_whole, no_log),
         cmocka_unit_test_setup(test_continue_nothing, no_log),
     };

@@ -56,6 +56,23 @@ static void test_defaults(void **state) {
     assert_true(o.given == 0);
 }
 
+// So that a script's default can be overridden at the end of its command line.
+static void test_the_last_one_counts(void **state) {
+    (void)state;
+    options o =
+        parsed("--seq 1 --lr 1 --seq=2 --force --lr 0.5 --model d6 --force --train a --lr 2e-4 --train=b");
+    assert_true(o.seq == 2 && o.lr == 2e-4 && o.force && strcmp(o.train, "b") == 0);
+    char *text = NULL;
+    size_t size;
+    FILE *file = open_memstream(&text, &size);
+    options_print_repeated(&o, file);
+    fclose(file);
+    assert_string_equal(text, "option    --seq is given more than once; the last one counts: 2\n"
+                              "option    --train is given more than once; the last one counts: b\n"
+                              "option    --lr is given more than once; the last one counts: 0.0002\n");
+    free(text);
+}
+
 static void test_both_spellings(void **state) {
     (void)state;
     options o =
@@ -168,7 +185,7 @@ static void test_words(void **state) {
     assert_refused("--seq=", "--seq needs a value", "");
     assert_refused("--train --val x", "--train needs a value, but the next argument is --val", "");
     assert_refused("--dry-run=yes", "--dry-run takes no value", "");
-    assert_refused("--seq 1 --lr 1 --seq=2", "--seq is given twice", "");
+    assert_refused("--seq x --lr 1 --seq=2", "--seq 'x'", ""); // the first must be one, too
     assert_refused("--train a_1.bin a_2.bin", "unexpected argument 'a_2.bin' (argument 3)",
                    "quote a pattern");
     assert_refused("-- x", "unexpected argument '--'", "");
@@ -272,11 +289,17 @@ static void test_noise(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_defaults),   cmocka_unit_test(test_both_spellings),
-        cmocka_unit_test(test_every_row),  cmocka_unit_test(test_choices),
-        cmocka_unit_test(test_words),      cmocka_unit_test(test_malformed_numbers),
-        cmocka_unit_test(test_step_range), cmocka_unit_test(test_values_as_text),
-        cmocka_unit_test(test_help),       cmocka_unit_test(test_dies),
+        cmocka_unit_test(test_defaults),
+        cmocka_unit_test(test_both_spellings),
+        cmocka_unit_test(test_the_last_one_counts),
+        cmocka_unit_test(test_every_row),
+        cmocka_unit_test(test_choices),
+        cmocka_unit_test(test_words),
+        cmocka_unit_test(test_malformed_numbers),
+        cmocka_unit_test(test_step_range),
+        cmocka_unit_test(test_values_as_text),
+        cmocka_unit_test(test_help),
+        cmocka_unit_test(test_dies),
         cmocka_unit_test(test_noise),
     };
     return cmocka_run_group_tests(tests, scratch_make, scratch_remove);

@@ -124,6 +124,24 @@ static void huge_logits(void **state) {
     check(2, 5, 30, (int64_t[]){30, 20}, 1e30);
 }
 
+// Logits that are all alike, however huge: each of n words has probability 1 / n.
+static void alike_however_huge(void **state) {
+    (void)state;
+    static const double sizes[] = {0, 1e4, 1e20, 1e30, -1e30};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        problem p = problem_new(2, 3, 40, (int64_t[]){40, 31}, 1),
+                whole = problem_new(1, 3, 71, (int64_t[]){71}, 1);
+        for (int64_t k = 0; k < 2 * 3 * 40; k++) p.logits[k] = (real)sizes[i];
+        for (int64_t k = 0; k < 3 * 71; k++) whole.logits[k] = (real)sizes[i];
+        forward(&p);
+        run_fused(&whole, whole.logits);
+        for (int64_t r = 0; r < 3; r++) {
+            assert_close("loss", p.losses + r, &(double){log(71)}, 1, 1e-6, 1);
+            assert_close("fused loss", whole.losses + r, &(double){log(71)}, 1, 1e-6, 1);
+        }
+    }
+}
+
 static void empty_shard_is_neutral(void **state) {
     (void)state;
     problem p = problem_new(1, 3, 8, (int64_t[]){8}, 1);
@@ -198,6 +216,7 @@ int main(void) {
         KERNEL_TEST(fused_gives_the_same_bits),
         KERNEL_TEST(several_shards_with_padding),
         KERNEL_TEST(huge_logits),
+        KERNEL_TEST(alike_however_huge),
         KERNEL_TEST(empty_shard_is_neutral),
         KERNEL_TEST(masked_logits),
         KERNEL_TEST(nan_and_infinity_reach_the_loss),

@@ -495,6 +495,13 @@ static void run_crossentropy(tool *t, const int64_t *n) {
     crossentropy_backward(reals(logits), precises(valid > 0 ? whole : total), tokens_of(targets),
                           1 / (double)R, first, valid, R, V, t->stream);
     keep(t, "crossentropy_backward", "logits", logits);
+    if (first == 0 &&
+        valid == vocabulary) { // all alike, so huge that their sum with a logarithm is themselves
+        tensor *huge = randoms(t, OF_REAL, R * V, 1e30, 0);
+        crossentropy_fused(precises(fused_losses), reals(huge), tokens_of(targets), 1, valid, R, V,
+                           t->stream);
+        keep(t, "crossentropy_fused", "losses of huge logits", fused_losses);
+    }
 }
 
 // --- AdamW ---

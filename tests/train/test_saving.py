@@ -4,6 +4,7 @@ disk. Nothing of what is there is lost, and what is wrong is named.
 # limit: 180
 import dataclasses
 import os
+import pathlib
 import shutil
 import signal
 import socket
@@ -14,6 +15,7 @@ import unittest
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import checkpoints
 import harness
+import launcher
 import reference
 
 AT = 4
@@ -88,7 +90,27 @@ class Refusals(checkpoints.Case):
         shape = dataclasses.replace(self.shape, Vp=110)
         reference.write_model(padded, shape, reference.random_model(shape))
         self.refused("another model", "rows of the vocabulary with padding 110 (the checkpoint: 128)", init_from=padded)
-        self.refused("another model", f"--seq, the model's positions {self.T} (the checkpoint: 48)", force=True, **more)
+        self.refused("--seq 49 is longer than the model's 48 positions", force=True, **more | dict(seq=49))
+
+    def test_the_file_that_it_began_with_is_needed_no_more(self):
+        """Gone, on one host or all, or not named any more: the checkpoint has all of it."""
+        expected, _ = self.undisturbed(1, 2)
+        gone = self.fresh("model.bin")
+        for values in (dict(init_from=gone), dict(init_from=None), dict(init_from=None, layers=2, vocab=101)):
+            with self.subTest(**values):
+                out = self.with_only(expected, AT)
+                self.assertIn(f"resume    from step {AT}", self.run_with(dp=2, out=out, **values).out)
+                self.assertSameEnd(out, expected)
+        with self.subTest("on one host"):
+            out, folder = self.with_only(expected, AT), self.fresh("hosts")
+            script = f'mkdir -p {folder}/{launcher.RANK} && cd {folder}/{launcher.RANK} && ' \
+                     f'if [ {launcher.RANK} = 0 ]; then cp {self.model} model.bin; fi && exec "$@"'
+            result = self.start(dp=2, out=out, init_from="model.bin", wrapper=("sh", "-c", script, "sh")).wait()
+            self.assertEqual(result.status, 0, str(result))
+            self.assertSameEnd(out, expected)
+        out = self.with_only(expected, AT)
+        checkpoints.damage(os.path.join(checkpoints.directory(out, AT), "rank_00001.safetensors"), 0.5)
+        self.assertFails(self.start(dp=2, out=out, init_from=gone, force=True).wait(), gone, "not to be read")
 
     def test_forced(self):
         """Goes on with the new options: what it does then is what they say."""
@@ -170,6 +192,50 @@ class Lock(checkpoints.Case):
         result = second.wait()
         self.assertEqual(result.status, checkpoints.STOPPED, str(result))
         self.assertIn("resume    from step", result.out)
+
+
+    def test_a_directory_that_only_rank_0_sees(self):
+        """Found before the first step, as it is where the others have one of their own by that name, or may not write."""
+        for others, words in (("rm -rf out", "has no such directory"), ("mkdir out", "has no such directory"),
+                              ("mkdir out && echo host 7 >out/lock", "has another directory of that name than rank 0")):
+            with self.subTest(others=others):
+                folder = self.fresh("hosts")
+                script = f'mkdir -p {folder}/{launcher.RANK} && cd {folder}/{launcher.RANK} && ' \
+                         f'if [ {launcher.RANK} = 1 ]; then {others}; fi && exec "$@"'
+                result = self.start(dp=2, out="out", wrapper=("sh", "-c", script, "sh")).wait()
+                self.assertFails(result, "rank 1 cannot save to --out out", words, "all hosts share")
+                self.assertEqual(result.err.count("error:"), 1, str(result))
+                self.assertNotIn("loss", result.out)
+                self.assertEqual(os.listdir(f"{folder}/0/out"), ["lock"])
+
+
+class Logs(checkpoints.Case):
+    def test_another_runs_log_is_set_aside(self):
+        """Going on there would cut it."""
+        theirs = self.fresh("log.jsonl")
+        self.run_with(seed=5, log=theirs)
+        lines = pathlib.Path(theirs).read_bytes()
+        expected, expected_log = self.undisturbed(1, 1)
+        for again in (1, 2):
+            out = self.with_only(expected, AT)
+            result = self.run_with(out=out, log=theirs)
+            self.assertIn(f"log       of another run is kept as {theirs}.{again}" if again == 1 else "resume", result.out)
+            self.assertEqual(pathlib.Path(f"{theirs}.1").read_bytes(), lines)
+            self.assertSameRun(theirs, expected_log, AT)
+            self.assertFalse(os.path.exists(f"{theirs}.2"))  # it is this run's log now
+        own = self.fresh("log.jsonl")
+        shutil.copy(expected_log, own)
+        self.run_with(out=self.with_only(expected, AT), log=own)
+        self.assertSameRun(own, expected_log)
+
+    def test_a_new_run_in_the_same_directory_is_another(self):
+        out, log = self.fresh("out"), self.fresh("log.jsonl")
+        self.run_with(out=out, log=log, steps=6, schedule="constant")
+        shutil.rmtree(out)
+        self.run_with(out=out, steps=3, schedule="constant")
+        lines = pathlib.Path(log).read_bytes()
+        self.run_with(out=out, log=log, steps=6, schedule="constant")
+        self.assertEqual(pathlib.Path(f"{log}.1").read_bytes(), lines)
 
 
 class ModelFile(checkpoints.Case):
@@ -273,14 +339,17 @@ class Disk(checkpoints.Case):
         self.assertSameEnd(out, expected)
         self.assertEqual(checkpoints.read_bytes(log), b"")
 
-    @unittest.skipUnless(os.path.exists("/dev/full"), "no /dev/full")
     def test_a_trace_that_cannot_be_written(self):
+        """The one of an earlier run stays."""
         expected, _ = self.undisturbed(1, 2)
-        out = self.fresh("out")
-        result = self.start(dp=2, out=out, trace="/dev/full").wait()
+        out, trace = self.fresh("out"), self.fresh("trace.json")
+        pathlib.Path(trace).write_text("earlier")
+        result = self.start(dp=2, out=out, trace=trace, env=self.full(0, "trace.json")).wait()
         self.assertEqual(result.status, 1, str(result))
-        self.assertRegex(result.err, "warning: trace /dev/full could not be written: No space left on device")
+        self.assertRegex(result.err, rf"warning: cannot write {trace}.*: No space left on device; the run goes on")
+        self.assertEqual(pathlib.Path(trace).read_text(), "earlier")
         self.assertSameEnd(out, expected)
+        self.assertFails(self.start(trace="/dev/full").wait(), "--trace: cannot create /dev/full", "not a regular file")
 
     def test_a_signal_and_no_space(self):
         """What a signal stops cannot be saved: status 1, not the one that says that it was."""

@@ -2,12 +2,16 @@
 # sanitizers: too
 # limit: 180
 import dataclasses
+import fcntl
 import json
 import math
 import os
 import pathlib
 import re
+import struct
+import subprocess
 import sys
+import termios
 import unittest
 
 import numpy as np
@@ -18,7 +22,7 @@ import reference
 
 OPTIONS = """model layers channels heads seq init-from train val vocab tp dp strategy transport overlap route slices
     batch micro-batch steps lr min-lr warmup schedule decay-steps weight-decay beta1 beta2 eps clip seed recompute dtype
-    val-every val-batches sample-every log trace trace-steps out save-every keep keep-every resume force export
+    verify-data val-every val-batches sample-every log trace trace-steps out save-every keep keep-every resume force export
     export-step threads peak-tflops timeout skip-nonfinite check-wire dry-run help""".split()
 STEP_FIELDS = ["step", "loss", "grad_norm", "lr", "step_ms", "tokens_per_s", "mfu", "comm_ms", "exposed_comm_ms",
                "exposed_mean_ms", "slowest_rank", "lag_ms"]
@@ -104,11 +108,11 @@ class Log(harness.Case):
             self.assertGreater(said["threads"], 0)
 
     def test_mfu_is_what_its_formula_says(self):
-        # Peak 0.001 TFLOP/s per rank; tokens/s (6 P + 6 L C T) / peak. P is all parameters, with the vocabulary's
-        # padding (it is computed) and without the position embedding (it is not).
+        # Peak 0.001 TFLOP/s per rank; tokens/s (6 P + 6 L C T) / peak. P is all parameters, without the vocabulary's
+        # padding and the position embedding.
         log, _ = self.train(2, tp=2, steps=3, peak_tflops=0.001)
         s = self.shape
-        P = s.Vp * s.C + s.L * (12 * s.C ** 2 + 13 * s.C) + 2 * s.C
+        P = s.V * s.C + s.L * (12 * s.C ** 2 + 13 * s.C) + 2 * s.C
         self.assertEqual(log[0]["parameters"], P + s.maxT * s.C)
         steps = harness.events(log, "step")
         self.assertEqual(len(steps), 3)
@@ -123,6 +127,52 @@ class Log(harness.Case):
             log, _ = self.train(ranks, steps=2, lr=0, val=self.tokens, val_every=1, val_batches=1, **mesh)
             found = [v["loss"] for v in harness.events(log, "val")]
             np.testing.assert_allclose(found, [expected] * 3, rtol=1e-5, err_msg=str(mesh))
+
+    def test_validation_covers_the_same_sequences_whatever_the_batch_and_the_mesh(self):
+        """Of a set that no batch divides, of one smaller than a batch, and of one with more than it takes."""
+        meshes = ((1, dict(micro_batch=4, batch=4)), (1, dict(micro_batch=5, batch=5)), (1, dict(micro_batch=3, batch=9)),
+                  (2, dict(tp=2, micro_batch=8, batch=8)), (2, dict(tp=2, strategy="up", micro_batch=7, batch=7)),
+                  (3, dict(dp=3, micro_batch=2, batch=6)), (4, dict(tp=2, dp=2, micro_batch=3, batch=6)))
+        for count, asked, taken in ((13, {}, 13), (1, {}, 1), (100, {}, 80), (100, dict(val_batches=9), None)):
+            path = self.fresh("val.bin")
+            reference.write_tokens(path, harness.random_tokens(count * self.T + 1, self.shape.V, seed=count))
+            inputs, targets = reference.samples(reference.read_tokens(path), self.T)
+            for ranks, mesh in meshes if count == 13 else meshes[::3]:
+                with self.subTest(count=count, ranks=ranks, **asked, **mesh):
+                    n = taken or min(9 * mesh["batch"], count)
+                    expected = reference.forward(self.shape, self.parameters, inputs[:n], targets[:n])[0]
+                    log, result = self.train(ranks, steps=1, lr=0, val=path, val_every=1, **asked, **mesh)
+                    for said in harness.events(log, "val"):
+                        self.assertEqual(said["sequences"], n)
+                        self.assertLess(abs(said["loss"] / expected - 1), 1e-5)
+                    self.assertIn(f"validation loss {expected:.4f}  {n} sequences\n", result.out)
+
+    def lines_on_a_terminal(self, columns, **more):
+        """The first lines that a run shows in place on a terminal of that width, before it is ended."""
+        ours, theirs = os.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        run = subprocess.Popen([harness.PROGRAM, *self.arguments(steps=10 ** 6, **more)], stdout=theirs, stdin=theirs,
+                               env=harness.environment())
+        self.addCleanup(run.wait)
+        self.addCleanup(run.kill)
+        os.close(theirs)
+        text = b""
+        while text.count(b"\r") < 30 and (piece := os.read(ours, 4096)):
+            text += piece
+        os.close(ours)
+        return [line.decode() for line in text.split(b"\r") if line.startswith(b"step")][:20]
+
+    def test_a_line_fits_the_terminal(self):
+        for columns, fields in ((200, "loss norm lr ms tok/s MFU exposed ETA"), (80, "loss MFU exposed ETA"), (30, "loss")):
+            with self.subTest(columns=columns):
+                lines = self.lines_on_a_terminal(columns)
+                self.assertGreater(len(lines), 10)
+                for line in lines:
+                    self.assertLess(len(line), columns)
+                    for word in fields.split():
+                        self.assertIn(word, line)
+                    if columns >= 80:
+                        self.assertRegex(line, r"ETA \d+:[0-5]\d:[0-5]\d\s*$")  # hours
 
     def test_intervals_of_zero_mean_never(self):
         log, _ = self.train(steps=3, val=self.tokens, val_every=0, sample_every=0)
@@ -367,9 +417,16 @@ class Saving(harness.Case):
         with open(os.path.join(out, "model.bin"), "rb") as file:
             return os.path.join(out, "model.bin"), file.read(), log
 
+    def without_padding(self, parameters):
+        """What is to be left of rows that only pad the vocabulary: zeros."""
+        table = parameters["wte"].copy()
+        table[self.shape.V:] = 0
+        return parameters | dict(wte=table)
+
     def test_a_model_file_survives_unchanged(self):
-        with open(self.model, "rb") as file:
-            original = file.read()
+        expected = self.fresh("expected.bin")
+        reference.write_model(expected, self.shape, self.without_padding(self.parameters))
+        original = pathlib.Path(expected).read_bytes()
         for ranks, mesh in ((1, {}), (2, dict(tp=2)), (2, dict(dp=2, micro_batch=4)), (3, dict(tp=3)),
                             (4, dict(tp=2, dp=2, micro_batch=4))):
             with self.subTest(**mesh):
@@ -378,7 +435,7 @@ class Saving(harness.Case):
     def test_bf16_model_file_is_read(self):
         path = self.fresh("bf16.bin")
         reference.write_model(path, self.shape, self.parameters, version=5)
-        expected = reference.read_model(path)[1]
+        expected = self.without_padding(reference.read_model(path)[1])
         found = reference.read_model(self.saved(2, tp=2, steps=0, init_from=path)[0])[1]
         for name in reference.NAMES:
             self.assertTrue(np.array_equal(found[name], expected[name]), name)
