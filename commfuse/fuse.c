@@ -166,8 +166,8 @@ static void trace_request(cf_fuse *f, int index) {
     bool exchange = step->kind == CF_EXCHANGE;
     int peer = !exchange ? -1 : step->send_to >= 0 ? step->send_to : step->recv_from;
     cf_trace_transfer(f->context->trace, f->label, f->layer, exchange ? step->send_slice : step->first,
-                      peer < 0 ? -1 : f->plan.group->world[peer], r->send_count * cf_dtype_size(r->dtype),
-                      r->posted, r->begin, r->end);
+                      peer < 0 ? -1 : f->plan.group->world[peer], cf_request_bytes(r), r->posted, r->begin,
+                      r->end);
 }
 
 static void wait_until(cf_fuse *f, cf_request *request, cf_point point) {

@@ -97,11 +97,11 @@ void params_create(parameters *p, gpt_shape shape, const cf_mesh *mesh, parallel
 void params_free(parameters *p);
 
 const char *params_name(int tensor);
-int64_t params_layers(const gpt_shape *shape, int tensor);   // copies of it: L or 1
-int64_t params_rows(const gpt_shape *shape, int tensor);     // whole tensor, one layer
-int64_t params_columns(const gpt_shape *shape, int tensor);  // 1 for vectors
-bool params_decays(int tensor);                              // weight decay: matrices and embeddings
-int64_t params_count(const gpt_shape *shape);                // all tensors, whole, without the vocabulary's padding
+int64_t params_layers(const gpt_shape *shape, int tensor);  // copies of it: L or 1
+int64_t params_rows(const gpt_shape *shape, int tensor);    // whole tensor, one layer
+int64_t params_columns(const gpt_shape *shape, int tensor); // 1 for vectors
+bool params_decays(int tensor);                             // weight decay: matrices and embeddings
+int64_t params_count(const gpt_shape *shape); // all tensors, whole, without the vocabulary's padding
 int64_t params_local_count(const parameters *p, int tensor); // local elements of one layer
 // Of a token in a sequence of T, forward and backward, as MFU counts them: 6 · P + 6 · L · C · T, P without the
 // position embedding, attention causal.
