@@ -57,8 +57,6 @@ def main():
         spread = [quartiles(steps, key) for steps in runs.values()]
         row(f"{title}, median", [f"{middle:.1f}" for _, middle, _ in spread])
         row("    quartiles", [f"{low:.1f} – {high:.1f}" for low, _, high in spread])
-        if key == "step_ms":
-            row("    times the first", [f"{middle / spread[0][1]:.2f}" for _, middle, _ in spread])
     other = [name for name, d in zip(runs, differences) if d == float("inf")]
     if other:
         sys.exit(f"error: the steps of {', '.join(other)} are not those of {next(iter(runs))}\n"
