@@ -102,7 +102,16 @@ def setup_of(place, quick, patience=1):
 
 def cores_used(place):
     """By the largest number of ranks that an experiment takes."""
-    return sorted(os.sched_getaffinity(0))[:max(1, place.cores_needed(min(RANKS_MAX, place.ranks)))]
+    return sorted(os.sched_getaffinity(0))[:max(1, lab.CORES_PER_RANK * min(RANKS_MAX, place.ranks))]
+
+
+def doubts(setup):
+    """What figures suffer from here, for the whole report."""
+    if not setup["enough"][0]:
+        return f"In all that follows {lab.SHARED}: {setup['enough'][1]}"
+    return "" if processors.suffice(setup.get("processors")) else (
+        f"These processors share their cores with others, so times differ from minute to minute: "
+        f"{processors.text(setup['processors'])}")
 
 
 def caption(setup):
@@ -320,14 +329,12 @@ def write_csv(path, rows):
 def noted(note):
     """Figures that are saved meanwhile carry it at their foot, wherever they are shown."""
     from matplotlib.figure import Figure
-    plain, seen = Figure.savefig, set()
+    plain = Figure.savefig
 
     def savefig(figure, *arguments, **options):
-        if note and figure not in seen:
-            figure.text(0.5, 0.004, note, ha="center", va="bottom", fontsize=6, color="#b03a2e")
-        seen.add(figure)
+        figure.supxlabel(note, fontsize=6, color="#b03a2e", y=0.004)
         return plain(figure, *arguments, **options)
-    Figure.savefig = savefig
+    Figure.savefig = savefig if note else plain
     try:
         yield
     finally:
@@ -357,14 +364,7 @@ def write_report(folder, setup, modules, done, failures, sweep, command, stopped
     by_name = {name: [line for line in done if line["experiment"] == name] for name in modules}
     present = {name: lines for name, lines in by_name.items() if any(line["rows"] for line in lines)}
     where = caption(setup)
-    text = []
-    if not setup["enough"][0]:
-        text = [f"**In all that follows {lab.SHARED}: {setup['enough'][1]}. The order of the modes is that of a larger "
-                "machine; how far they are apart is not.**", ""]
-    elif not processors.suffice(setup.get("processors")):
-        text = [f"**These processors share their cores with others: {processors.text(setup['processors'])}. Times below "
-                "differ from minute to minute, and a step with transfers keeps more processors busy than one "
-                "without.**", ""]
+    text = [f"**{doubts(setup)}.**", ""] if doubts(setup) else []
     text += ["# What overlapping brings, measured", "", f"{where}.", ""]
     if stopped:
         text += [f"**Not complete: interrupted when {len(done)} points had been measured. The same command goes on.**",
@@ -516,11 +516,8 @@ def measure_all(o, folder):
             rows = Rows(folder, setup, o.fresh)
             if rows.setup["program"] == NOT_BUILT:
                 refuse("build/release lacks a program", "make report builds what it needs")
-            if not rows.setup["enough"][0]:
-                print(f"{rows.setup['enough'][1]}: {lab.SHARED}", file=sys.stderr)
-            elif not processors.suffice(rows.setup.get("processors")):
-                print(f"PROCESSORS SHARE THEIR CORES: {processors.text(rows.setup['processors'])}; times will "
-                      "differ from minute to minute", file=sys.stderr)
+            if doubts(rows.setup):
+                print(doubts(rows.setup), file=sys.stderr)
             failures = run(place, modules, rows, o.quick, o.patience)
             return rows.setup, rows.done, failures, False
     except lab.LabError as error:

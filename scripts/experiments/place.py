@@ -60,9 +60,6 @@ class Place:
     def ranks(self):
         return self.cores // laboratory.CORES_PER_RANK
 
-    def cores_needed(self, ranks):
-        return laboratory.CORES_PER_RANK * ranks
-
     def enough(self, ranks):
         return laboratory.enough(ranks, self.cores)
 

@@ -22,7 +22,7 @@ in a column of its own: chunking, nowire in as many slices less nowire; exposed 
 mean of the ranks, more than nowire's in as many slices; and the rest, computation made slower by the bytes that move
 beside it. All three are of the faster half of the steps.
 
-A rank has two cores, one of them for its transfers in all modes. Who blocks could compute on both: the last table of a
+A rank has two cores, one of them for its transfers in all modes (MFU is of both). Who blocks could compute on both: the last table of a
 mesh has the steps of two threads a rank on the same cores over the same link.
 """
 import array
