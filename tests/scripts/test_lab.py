@@ -1,6 +1,7 @@
 """The laboratory's hosts are what they claim to be: apart from each other but for a link of the rate and delay asked
 for, with cores of their own, and gone without a trace however the lab ends. Needs root, like the lab.
 """
+# quick: names rate_at_once losses_of_one_rank Ends
 # limit: 240
 import array
 import glob
@@ -16,7 +17,8 @@ import time
 import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-sys.path.insert(0, os.path.join(ROOT, "scripts"))
+sys.path[0:0] = [os.path.join(ROOT, "scripts"), os.path.join(ROOT, "tests")]
+import busy
 import lab as laboratory
 from experiments import processors
 
@@ -170,24 +172,22 @@ class Hosts(unittest.TestCase):
             self.lab.at(1, "cat", "/dev/shm/mine")
         self.assertFalse(os.path.exists("/dev/shm/mine"))
 
+    @busy.needs_free_cores
     def test_both_directions_run_at_the_rate_at_once(self):
         for rate in (2e8, 1e9):
             self.lab.set_link(rate)
             self.check_rate(rate)
 
     def check_rate(self, rate):
-        """Never more. No less, but the machine itself may be too busy with something else once or twice; and where its
-        processors share their cores all the time, the link's clock is served late."""
-        for _ in range(3):
-            measured = self.throughput()
-            self.assertLess(max(measured), 1.01 * rate)
-            if min(measured) > 0.8 * rate:
-                return
-        found = processors.measure()
-        if not processors.suffice(found) and min(measured) > 0.5 * rate:
-            return
-        self.fail(f"{measured} of {rate}, three times; {processors.text(found)}")
+        """Never more. No less, but where processors share their cores all the time, the link's clock is served late."""
+        measured = self.throughput()
+        self.assertLess(max(measured), 1.01 * rate)
+        if min(measured) <= 0.8 * rate:
+            found = processors.measure()
+            self.assertTrue(not processors.suffice(found) and min(measured) > 0.5 * rate,
+                            f"{measured} of {rate}; {processors.text(found)}")
 
+    @busy.needs_free_cores
     def test_delay_is_what_was_asked_and_ends(self):
         for delay_ms in (1, 5):
             self.lab.set_link(1e9, delay_ms)
@@ -198,6 +198,7 @@ class Hosts(unittest.TestCase):
         self.lab.set_link(1e9)
         self.assertLess(self.round_trip_ms()[0], 1)
 
+    @busy.needs_free_cores
     def test_jitter_varies_the_delay_and_loses_nothing(self):
         self.lab.set_link(1e9, 2, jitter_ms=1)
         least, middle = self.round_trip_ms()
