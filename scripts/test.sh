@@ -42,7 +42,7 @@ unset MAKEFLAGS MFLAGS MAKELEVEL
 sans=("$san")
 [ -z "$all" ] || [ -n "$san" ] || sans=("" thread address,undefined)
 run=("$(scripts/find_python.sh)" tests/run.py ${only:+--only "$only"} ${jobs:+--jobs "$jobs"})
-[ -n "$all$only$san" ] || run+=(--quick)
+[ -n "$all$only$san$list" ] || run+=(--quick)
 run+=(--builds)
 for san in "${sans[@]}"; do
     variant=${san:+san-${san//,/-}}

@@ -163,8 +163,9 @@ class Outcome:
         self.reasons.append(reason)
 
 
-def environment(build, ranks):
-    e = dict(os.environ, CMOCKA_MESSAGE_OUTPUT="STDOUT", PYTHONUNBUFFERED="1", PYTHONDONTWRITEBYTECODE="1",
+def environment(build, ranks, files):
+    # A directory for temporary files of its own: Open MPI's of several programs at a time come in each other's way.
+    e = dict(os.environ, TMPDIR=files, CMOCKA_MESSAGE_OUTPUT="STDOUT", PYTHONUNBUFFERED="1", PYTHONDONTWRITEBYTECODE="1",
              OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", BUILD=build,
              TRAIN_GPT=os.path.abspath(f"{build}/train_gpt"))
     # Two threads show what one hides, and no machine is too small for them.
@@ -250,14 +251,16 @@ def run(program, ranks, build, python):
         return outcome
     limit = program.limit * (20 if "san-" in build else 4)
     start = time.monotonic()
+    files = tempfile.mkdtemp(prefix="commfuse-run-")
     try:
-        with tempfile.TemporaryDirectory() as files:
-            status, outcome.cpu_seconds, outcome.output = execute(command(program, ranks, build, python, files),
-                                                                  environment(build, ranks), limit)
-            outcome.output += "".join(told_by_ranks(files))
+        status, outcome.cpu_seconds, outcome.output = execute(command(program, ranks, build, python, files),
+                                                              environment(build, ranks, files), limit)
+        outcome.output += "".join(told_by_ranks(files))
     except OSError as error:
         outcome.fail("(start)", f"cannot be started: {error}")
         return outcome
+    finally:
+        shutil.rmtree(files, ignore_errors=True)
     outcome.seconds = time.monotonic() - start
     (read_unittest if program.python else read_cmocka)(outcome)
     if program.cases and not program.python:

@@ -115,13 +115,15 @@ def network_namespaces():
     return {namespace(pid, "net") for pid in processes()}
 
 
-def things_of_the_machine():
-    """What a careless lab would leave: links, named namespaces, mounts, files."""
+def things_of_the_machine(temporary):
+    """What a careless lab would leave: links, named namespaces, mounts, files. Its directory for temporary files is not that
+    of others, who may come and go meanwhile."""
     links = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True, check=True).stdout
     with open("/proc/self/mounts", encoding="utf-8") as file:
         mounts = file.read()
-    files = [path for folder in ("/run/netns", "/etc/netns", "/dev/shm", tempfile.gettempdir())
-             for path in glob.glob(f"{folder}/*lab*") + glob.glob(f"{folder}/*delay*") + glob.glob(f"{folder}/ompi*")]
+    files = os.listdir(temporary) + [
+        path for folder in ("/run/netns", "/etc/netns", "/dev/shm")
+        for path in glob.glob(f"{folder}/*lab*") + glob.glob(f"{folder}/*delay*") + glob.glob(f"{folder}/ompi*")]
     return re.findall(r"^\d+: (\S+)", links, re.MULTILINE), mounts, sorted(files), socket.gethostname()
 
 
@@ -307,10 +309,13 @@ class Ends(unittest.TestCase):
     """Whatever ends the lab: its processes and namespaces go, and nothing of it was ever outside them."""
 
     def ends(self, how):
-        before = things_of_the_machine()
+        temporary = tempfile.TemporaryDirectory(prefix="commfuse-test-")
+        self.addCleanup(temporary.cleanup)
+        before = things_of_the_machine(temporary.name)
         lab = subprocess.Popen([sys.executable, LAB, "--delay", "1ms", "--", "sh", "-c",
                                 "echo started; exec sleep 100"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                               text=True, start_new_session=True, preexec_fn=heed_interrupts)
+                               text=True, start_new_session=True, preexec_fn=heed_interrupts,
+                               env=dict(os.environ, TMPDIR=temporary.name))
         with lab:
             self.assertEqual([lab.stdout.readline(), lab.stdout.readline()], ["started\n"] * 2)
             inside = {namespace(pid, "pid") for pid in processes() if parent(parent(pid) or 0) == lab.pid}
@@ -321,14 +326,14 @@ class Ends(unittest.TestCase):
             networks = {namespace(pid, "net") for pid in held}
             self.assertGreaterEqual(len(held), 8)  # hosts, mpirun, a daemon, ranks, delay lines
             self.assertEqual(len(networks), 3)     # two hosts and the bridge
-            self.assertEqual(things_of_the_machine(), before, "while it ran")
+            self.assertEqual(things_of_the_machine(temporary.name), before, "while it ran")
             how(lab)
             deadline = time.monotonic() + SOON_S
             while members(pid_namespace) and time.monotonic() < deadline:
                 time.sleep(0.05)
             self.assertEqual(members(pid_namespace), [])
             self.assertFalse(networks & network_namespaces())
-            self.assertEqual(things_of_the_machine(), before, "after it")
+            self.assertEqual(things_of_the_machine(temporary.name), before, "after it")
             return lab.wait(timeout=SOON_S)
 
     def test_interrupted(self):

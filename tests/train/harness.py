@@ -46,9 +46,7 @@ def environment(**more):
     # Leaks are looked for by the tests of the parts: here Open MPI's own come in hundreds, and without the whole
     # stacks, which take minutes to gather, nothing tells them from ours.
     sanitizer = os.environ.get("ASAN_OPTIONS", "") + ":detect_leaks=0"
-    # One rank without mpirun: Open MPI starts no daemon for it, which takes longer than the rest of its start.
-    return dict(os.environ, ASAN_OPTIONS=sanitizer, OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive",
-                OMPI_MCA_ess_singleton_isolated="1", **more)
+    return dict(os.environ, ASAN_OPTIONS=sanitizer, OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive", **more)
 
 
 def options(**values):
