@@ -232,11 +232,11 @@ emulated-tools: $(foreach type,fp32 bf16,build/emulated-$(type)/tests/layers/too
 
 -include $(shell find $(B) -name '*.d' 2>/dev/null)
 
-build-tests: all $(tests) $(tools) $(benches) bf16-tools $(if $(SAN),,emulated-tests cuda-tests) ## build everything that `make test` runs
+build-tests: all $(tests) $(tools) $(benches) bf16-tools $(if $(SAN),,emulated-tests cuda-tests) ## build everything that tests run
 tests: build-tests
 
-test: ## all tests; one alone: make test T=fuse   with sanitizers: make test SAN=address,undefined
-	@scripts/test.sh $(if $(T),--only '$(T)') $(if $(SAN),--san '$(SAN)')
+test: ## the essential tests; all: make test ALL=1   one alone: make test T=fuse   sanitizers: make test SAN=address,undefined
+	@scripts/test.sh $(if $(ALL),--all) $(if $(T),--only '$(T)') $(if $(SAN),--san '$(SAN)')
 
 bench: all $(benches) ## benchmarks: share of the GEMM peak, hidden share of the fused operations
 	@$(PYTHON) tests/bench/run.py --build $(B)
@@ -250,9 +250,10 @@ report: all $(benches) ## run the experiments that fit, write build/report/repor
 lab: all $(benches) ## the same experiments on two hosts made of one machine, over links of known speed (Linux, root)
 	@scripts/lab.py --plan && $(PYTHON) scripts/report.py --place lab --out build/lab $(if $(filter-out 0,$(QUICK)),--quick) $(if $(PATIENCE),--patience '$(PATIENCE)') $(if $(ONLY),--only '$(ONLY)')
 
-chaos: all ## a thousand steps with a hundred ranks killed, and fifty ranks frozen (about half an hour)
+soak: all ## what needs hours: a thousand steps with a hundred ranks killed, fifty ranks frozen, the parsers fuzzed (clang)
 	$(PYTHON) tests/train/chaos.py
 	FREEZES=50 $(PYTHON) tests/train/test_freeze.py
+	$(MAKE) --no-print-directory fuzz
 
 demo: ## train a small GPT on two ranks for a few minutes, with text, figures and a plot
 	@scripts/demo.sh
@@ -275,8 +276,13 @@ config: ## what was found on this machine
 	@echo "cores        $$(nproc)"
 	@echo "build        $(B), version $(VERSION)"
 
-compile_commands.json: Makefile $(wildcard */*.c tests/*/*.c)
+compile_commands.json: Makefile scripts/compile_commands.py $(wildcard */*.c tests/*/*.c)
 	@$(PYTHON) scripts/compile_commands.py '$(CC) $(CFLAGS) $(MPI_CFLAGS) -I.' train_gpt.cu $(wildcard */*.c tests/*/*.c) > $@
+
+lint: compile_commands.json ## clang-tidy over every C file of the program: .clang-tidy says which checks
+	@scripts/install_deps.sh --lint
+	@echo train_gpt.cu commfuse/*.c layers/*.c data/*.c | xargs -n 1 -P "$$(nproc)" clang-tidy --quiet -p . \
+	    --extra-arg=-DXXH_DEBUGLEVEL=1 2>/dev/null # xxHash asserts then that its input is there, which the analyzer reads
 
 formatted = $(wildcard train_gpt.cu */*.h */*.c */*.cu tests/*/*.c tests/*/*.cu tests/*/*.h tests/*/*.cc)
 format: ## clang-format every C and CUDA file
@@ -290,5 +296,5 @@ clean: ## remove everything that was built
 help: ## this list
 	@grep -hE '^[a-z_-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z_-]+):.*## /  make \1\t/' | expand -t 20
 
-.PHONY: FORCE all cuda bench-cuda cuda-tools cuda-tests emulated-tools emulated-tests bf16-tools build-tests tests test bench imagined report lab chaos demo deps config format format-check clean help
+.PHONY: FORCE all cuda bench-cuda cuda-tools cuda-tests emulated-tools emulated-tests bf16-tools build-tests tests test bench imagined report lab soak lint demo deps config format format-check clean help
 .DELETE_ON_ERROR:

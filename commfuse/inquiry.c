@@ -106,7 +106,7 @@ static void add_end(words *out, int rank, const cf_answer *a) {
 
 // The ranks between this one and the end of a chain.
 static void add_way(words *out, const walk *w, int rank) {
-    int way[WAY_MAX], length = 0, at = 0;
+    int way[WAY_MAX] = {0}, length = 0, at = 0;
     for (int r = rank; r != w->me; r = w->from[r]) length++;
     for (int r = rank, i = length; r != w->me; r = w->from[r])
         if (--i < WAY_MAX) way[i] = r;

@@ -423,7 +423,7 @@ cf_schedule *cf_schedule_create(cf_operation operation, cf_side side, cf_mode mo
     bool whole = mode == CF_MODE_NONE || side == CF_NO_COMPUTE || ranks == 1;
     if (whole || (route == CF_ONCE && cf_mode_is_fused(mode))) slices = 1;
     cf_schedule *s = calloc(1, sizeof *s);
-    int *exchanges = malloc((size_t)ranks * (size_t)slices * sizeof *exchanges);
+    int *exchanges = calloc((size_t)ranks * (size_t)slices, sizeof *exchanges);
     if (!s || !exchanges) cf_die(NULL, "out of memory for a schedule");
     s->operation = operation, s->side = side, s->mode = mode, s->route = route;
     s->ranks = ranks, s->rank = rank, s->slices = slices;

@@ -199,7 +199,7 @@ static cJSON *parse_header(const char *text, int64_t length) {
 static bool read_header(safetensors *f, const char *path, problem *why) {
     uint64_t length = 0;
     for (int i = LENGTH_BYTES - 1; i >= 0 && f->bytes >= LENGTH_BYTES; i--)
-        length = length << 8 | (unsigned char)f->map[i];
+        length = length << 8 | (unsigned char)f->map[i]; // NOLINT: not empty, so it is mapped
     if (length < 2 || length > MAX_HEADER_BYTES || (int64_t)length > f->bytes - LENGTH_BYTES)
         return problem_set(why, damaged,
                            "%s is no safetensors file: %lld bytes, of which the header takes %llu", path,

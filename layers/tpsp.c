@@ -58,7 +58,7 @@ static cf_fuse *plan_row(tpsp *t, const char *name, int64_t capacity, double flo
 void tpsp_create(tpsp *t, cf_context *context, const cf_group *group, const backward_pass *pass,
                  gpt_shape shape, int64_t T, int64_t B, overlap o, bool recompute) {
     int64_t N = group->size, C = shape.C, rows = T * B, shard = rows / N * C;
-    double product = 2.0 * (double)(rows * C * C / N),
+    double product = 2.0 * (double)(rows * C * C) / (double)N,
            attention = attention_flops(T, B, shape.H / N, C / shape.H);
     *t = (tpsp){.context = context, .group = group, .pass = pass, .T = T, .B = B};
     column_create(&t->qkv, context, group, "att.qkv", shard, C, 3 * C / N, o, true);

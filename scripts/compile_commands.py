@@ -2,7 +2,7 @@
 
     python3 scripts/compile_commands.py 'cc FLAGS…' FILE…
 
-train_gpt.cu is C to cc, so it is compiled with -x c, as the Makefile does.
+Each file once, with the element type and the language that the Makefile compiles it with: train_gpt.cu is C to cc.
 """
 import json
 import os
@@ -11,8 +11,12 @@ import sys
 
 
 def entry(command, source):
-    arguments = shlex.split(command)
-    if source.endswith(".cu"):
+    arguments, name = shlex.split(command), os.path.basename(source)
+    if "_bf16" in name:
+        arguments += ["-DREAL_IS_BF16"]
+    elif name.startswith("gradient_"):
+        arguments += ["-DREAL_IS_DOUBLE"]
+    if name.endswith(".cu"):
         arguments += ["-x", "c"]
     return {"directory": os.getcwd(), "file": source, "arguments": [*arguments, "-c", source]}
 

@@ -4,6 +4,7 @@
 #     scripts/install_deps.sh                compiler, make, MPI, oneDNN, OpenSSL, cJSON, xxHash, cmocka, numpy, matplotlib
 #     scripts/install_deps.sh --bpe          also build/venv with tiktoken, for data/prepare.py --encoding gpt2
 #     scripts/install_deps.sh --slurm        also Slurm and munge, for the tests of its batch files
+#     scripts/install_deps.sh --lint         also clang-tidy, for make lint
 #     scripts/install_deps.sh --download     also the certificates that downloads over https need
 #     scripts/install_deps.sh --carry        also copies of cJSON, OpenSSL and xxHash in build/deps, where make finds them, and of make:
 #                                            to be taken along to a GPU machine that has a CUDA toolkit and no network
@@ -16,16 +17,18 @@ cd "$(dirname "$0")/.." || exit 1
 
 want_bpe=false
 want_slurm=false
+want_lint=false
 want_download=false
 want_carry=false
 for argument in "$@"; do
     case $argument in
     --bpe) want_bpe=true ;;
     --slurm) want_slurm=true ;;
+    --lint) want_lint=true ;;
     --download) want_download=true ;;
     --carry) want_carry=true ;;
     -h | --help) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit 0 ;;
-    *) echo "error: unknown option $argument (known: --bpe, --slurm, --carry, --download, --help)" >&2; exit 2 ;;
+    *) echo "error: unknown option $argument (known: --bpe, --slurm, --lint, --carry, --download, --help)" >&2; exit 2 ;;
     esac
 done
 
@@ -57,6 +60,8 @@ slurmctld|program slurmctld|Slurm's controller
 slurmd|program slurmd|Slurm's nodes
 slurm-client|program srun|srun, sbatch
 munge|program munged|by which Slurm's parts trust each other"
+$want_lint && needed="$needed
+clang-tidy|program clang-tidy|checks of the C sources"
 $want_download && needed="$needed
 ca-certificates|certificates|downloads over https"
 

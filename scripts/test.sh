@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # Everything from a fresh clone to a verdict: install what is missing, build, run the tests, count.
 #
-#     scripts/test.sh [--only PATTERN] [--san address,undefined | --san thread] [--jobs N] [--list]
+#     scripts/test.sh [--all | --only PATTERN] [--san address,undefined | --san thread] [--jobs N] [--list]
 #
+#     (nothing)        what is essential of every part: at most 8 minutes on two cores
+#     --all            everything, sanitizer builds included: at most 25 minutes
 #     --only PATTERN   programs whose name contains PATTERN (fuse, layers/, gradient_*), or else single cases
-#     --san LIST       in a sanitizer build: address,undefined; or thread, which runs tests/commfuse alone
-#     --jobs N         test programs at a time; default 1, since most want more than one core themselves
+#     --san LIST       all of a sanitizer build: address,undefined; or thread, which runs tests/commfuse alone
+#     --jobs N         test programs at a time; default: as many as there are cores, at least 4, since many wait
 #     --list           print what there is, run nothing
 #
 # The last line is `N passed, N failed`, with `, N skipped` if any were. The exit status is 0 only if some
@@ -13,14 +15,14 @@
 set -u
 cd "$(dirname "$0")/.." || exit 1
 
-only= san= jobs=1 list=
+all= only= san= jobs= list=
 while [ $# -gt 0 ]; do
     case $1 in
     --only | --san | --jobs)
         [ $# -ge 2 ] || { echo "error: $1 needs a value" >&2; exit 2; }
         declare "${1#--}=$2"
         shift ;;
-    --list) list=--list ;;
+    --all | --list) declare "${1#--}=$1" ;;
     -h | --help) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) echo "error: unknown option $1 (see scripts/test.sh --help)" >&2; exit 2 ;;
     esac
@@ -37,17 +39,22 @@ scripts/install_deps.sh || give_up "something that building or testing needs is 
 
 # Make's own variables, if this is `make test`, would make the inner make a child of a job server that is not there.
 unset MAKEFLAGS MFLAGS MAKELEVEL
-variant=${san:+san-${san//,/-}}
-build=build/${variant:-release}
-run=("$(scripts/find_python.sh)" tests/run.py --build "$build" --only "$only" --jobs "$jobs")
-[ -z "$list" ] || exec "${run[@]}" --list
-if "${run[@]}" --need-venv; then
+sans=("$san")
+[ -z "$all" ] || [ -n "$san" ] || sans=("" thread address,undefined)
+run=("$(scripts/find_python.sh)" tests/run.py ${only:+--only "$only"} ${jobs:+--jobs "$jobs"})
+[ -n "$all$only$san$list" ] || run+=(--quick)
+run+=(--builds)
+for san in "${sans[@]}"; do
+    variant=${san:+san-${san//,/-}}
+    builds+=("${variant:-release}")
+done
+[ -z "$list" ] || exec "${run[@]}" "${builds[@]}" --list
+if "${run[@]}" "${builds[@]}" --need-venv; then
     scripts/install_deps.sh --bpe || echo "the tests of the GPT-2 encoding will be skipped"
 fi
-targets=build-tests
-if [ -n "$only" ] || [ "$san" = thread ]; then
-    targets=$("${run[@]}" --targets) || give_up "there is nothing to run"
-fi
-# shellcheck disable=SC2086 # a list of names without spaces
-make --no-print-directory -s -O -j"$(nproc)" SAN="$san" $targets </dev/null || give_up "the build failed, see above"
-exec "${run[@]}" </dev/null
+for i in "${!sans[@]}"; do
+    targets=$("${run[@]}" "${builds[@]}" --targets "${builds[i]}") || give_up "there is nothing to run"
+    # shellcheck disable=SC2086 # a list of names without spaces
+    make --no-print-directory -s -O -j"$(nproc)" SAN="${sans[i]}" $targets </dev/null || give_up "the build failed, see above"
+done
+exec "${run[@]}" "${builds[@]}" </dev/null

@@ -23,6 +23,11 @@ def sparing_survivors():
     return ["--enable-recovery"]
 
 
+def killing_after(seconds):
+    """Environment in which it waits so long between SIGCONT, SIGTERM and SIGKILL, for Open MPI 4 and 5."""
+    return {f"{prefix}_MCA_odls_base_sigkill_timeout": str(seconds) for prefix in ("OMPI", "PRTE")}
+
+
 def tells_status_after_signals():
     """Sent a signal that it passes on, does it return the ranks' status in the end? Hydra 4.0 sometimes returns 0."""
     return open_mpi() > 0

@@ -1,17 +1,23 @@
 """Run the tests and count them, case by case.
 
-    python3 tests/run.py --build build/release              all tests
-    python3 tests/run.py --build build/release --only mesh  one alone (make test T=mesh)
+    python3 tests/run.py                                    all tests
+    python3 tests/run.py --quick                            the essential ones of every part
+    python3 tests/run.py --only mesh                        one alone (make test T=mesh)
+    python3 tests/run.py --builds release san-thread        of several builds, counted together
 
 A test program is one of
   tests/*/test_*.c, tests/*/gradient_*.c   cmocka programs, built by make under BUILD/tests/
   tests/*/test_*.py                        unittest files; BUILD and TRAIN_GPT in the environment say
                                            which build to look at
-and may say in a comment line of its own how it is to be run:
+and may say in a comment line how it is to be run:
   ranks: 1 2 4        once with each number of ranks; 1 is a plain start without mpirun. Default: 1
-  limit: 300          seconds until it is ended and counted as failed. Default: 120, sanitizers: five times that
+  quick: 2            of these, only these numbers of ranks with --quick; of a Python file the cases whose names
+                      contain one of these words; "none": nothing. Default: everything
+  limit: 300          seconds that it may take on a free machine (default 120). It is ended, and has failed, after four
+                      times that, since others may use the machine; in a sanitizer build after twenty times that
   python: venv        with build/venv/bin/python, which has tiktoken; skipped where that is missing
-  sanitizers: too     a Python file that is also run against sanitizer builds; default: C programs alone
+  sanitizers: too     a Python file that is also run against a sanitizer build, if that alone is asked for. (Of several
+                      builds those with sanitizers run C programs only, and what is quick of them.)
   make: emulated-tests   what else of the Makefile a Python file needs, not asked of sanitizer builds
 
 Every cmocka case and every unittest method counts once per number of ranks, and passes only if it passes on
@@ -50,7 +56,9 @@ class Program:
     limit: float
     venv: bool
     sanitizers: bool
-    make: tuple  # targets
+    make: tuple        # targets
+    quick: tuple       # numbers of ranks, or parts of cases' names
+    cases: tuple = ()  # patterns of those to run; none: all
 
     @property
     def name(self):  # "commfuse/test_fuse"
@@ -73,7 +81,8 @@ def read_program(source):
         return found.group(1) if found else None
 
     return Program(source, tuple(int(n) for n in (note("ranks") or "1").split()), float(note("limit") or 120),
-                   note("python") == "venv", note("sanitizers") == "too", tuple((note("make") or "").split()))
+                   note("python") == "venv", note("sanitizers") == "too", tuple((note("make") or "").split()),
+                   tuple((note("quick") or "").split()))
 
 
 def discover():
@@ -97,23 +106,34 @@ def matches(name, pattern):
     return pattern in name or fnmatch.fnmatchcase(name, pattern)
 
 
-def select(programs, only, sanitizers):
-    """The programs to run, and the pattern for their cases (None: all)."""
+def matches_any(name, patterns):
+    return any(matches(name, pattern) for pattern in patterns)
+
+
+def select(programs, only, quick, sanitizers, alone):
+    """The programs to run of one build, which may be asked for alone, with the ranks and cases to run of them."""
     if sanitizers:
-        programs = [p for p in programs if not p.python or p.sanitizers]
+        programs = [p for p in programs if not p.python or p.sanitizers and alone]
     if "thread" in sanitizers:  # the layers are OpenMP loops, which that build leaves out
         programs = [p for p in programs if p.name.startswith("commfuse/") and not p.python]
+    if quick or sanitizers and not alone:
+        return [essence(p) for p in programs if p.quick != ("none",)]
     if not only:
-        return programs, None
+        return programs
     # By the file's name, so that "fuse" is test_fuse and not all of commfuse/; by the path if it has a slash. A whole name
     # is that program, and not those whose names begin with it.
     def name(program):
         return program.name if "/" in only else os.path.basename(program.name)
 
     by_name = [p for p in programs if name(p) == only] or [p for p in programs if matches(name(p), only)]
-    if by_name:
-        return by_name, None
-    return [p for p in programs if has_case(p, only)], only
+    return by_name or [dataclasses.replace(p, cases=(only,)) for p in programs if has_case(p, only)]
+
+
+def essence(program):
+    """What the quick size runs of it."""
+    if program.python:
+        return dataclasses.replace(program, cases=program.quick)
+    return dataclasses.replace(program, ranks=tuple(map(int, program.quick)) or program.ranks)
 
 
 # ------------------------------------------------------------------------------------------ one run
@@ -123,7 +143,9 @@ def select(programs, only, sanitizers):
 class Outcome:
     program: Program
     ranks: int
+    build: str
     seconds: float = 0.0
+    cpu_seconds: float = 0.0  # of all its processes that it has waited for
     cases: dict = dataclasses.field(default_factory=dict)    # name → PASSED, FAILED or SKIPPED
     reasons: list = dataclasses.field(default_factory=list)  # why skipped or ended early
     output: str = ""
@@ -141,8 +163,9 @@ class Outcome:
         self.reasons.append(reason)
 
 
-def environment(build, ranks):
-    e = dict(os.environ, CMOCKA_MESSAGE_OUTPUT="STDOUT", PYTHONUNBUFFERED="1", PYTHONDONTWRITEBYTECODE="1",
+def environment(build, ranks, files):
+    # A directory for temporary files of its own: Open MPI's of several programs at a time come in each other's way.
+    e = dict(os.environ, TMPDIR=files, CMOCKA_MESSAGE_OUTPUT="STDOUT", PYTHONUNBUFFERED="1", PYTHONDONTWRITEBYTECODE="1",
              OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", BUILD=build,
              TRAIN_GPT=os.path.abspath(f"{build}/train_gpt"))
     # Two threads show what one hides, and no machine is too small for them.
@@ -152,7 +175,7 @@ def environment(build, ranks):
         "ASAN_OPTIONS": "detect_stack_use_after_return=1:strict_string_checks=1:fast_unwind_on_malloc=0",
         "LSAN_OPTIONS": "print_suppressions=0",
         "UBSAN_OPTIONS": "print_stacktrace=1",
-        "TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1",
+        "TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1:report_thread_leaks=0",  # _exit() joins no threads
     }
     for name, value in options.items():
         suppressions = f"{ROOT}/tests/sanitizers/{name.split('_')[0].lower()}.supp"
@@ -166,10 +189,10 @@ def environment(build, ranks):
 TO_FILES_OF_THEIR_OWN = f'exec "$@" >"$0/{launcher.RANK}" 2>&1'
 
 
-def command(program, ranks, build, python, case_pattern, files):
+def command(program, ranks, build, python, files):
     if program.python:
         interpreter = "build/venv/bin/python" if program.venv else python
-        return [interpreter, "tests/run.py", "--unittest", program.source, *([case_pattern] if case_pattern else [])]
+        return [interpreter, "tests/run.py", "--unittest", program.source, *program.cases]
     line = [program.binary(build)]
     if "san-thread" in build and shutil.which("setarch"):
         line = ["setarch", "-R", *line]  # its shadow memory does not bear much address randomisation
@@ -201,41 +224,47 @@ running = set()  # so that an interrupted run leaves nothing behind
 
 
 def execute(line, env, limit):
-    """(exit status or None at the limit, output)"""
+    """(exit status or None at the limit, CPU seconds, output)"""
     with tempfile.TemporaryFile() as output:  # a file, not a pipe: orphans that keep it open cannot hold us up
         process = subprocess.Popen(line, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
                                    start_new_session=True)
         running.add(process)
-        try:
-            status = process.wait(limit)
-        except subprocess.TimeoutExpired:
-            status = None
+        deadline, cpu_seconds = time.monotonic() + limit, 0.0
+        while process.returncode is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+            pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+            if pid:
+                process.returncode = os.waitstatus_to_exitcode(status)
+                cpu_seconds = usage.ru_utime + usage.ru_stime
+        status = process.returncode
         end_session(process)
         running.discard(process)
         output.seek(0)
-        return status, output.read().decode(errors="replace")
+        return status, cpu_seconds, output.read().decode(errors="replace")
 
 
-def run(program, ranks, build, python, case_pattern):
-    outcome = Outcome(program, ranks)
+def run(program, ranks, build, python):
+    outcome = Outcome(program, ranks, build)
     if program.venv and not os.path.exists("build/venv/bin/python"):
         outcome.report(program.name, SKIPPED)
         outcome.reasons.append("no build/venv with tiktoken: scripts/install_deps.sh --bpe")
         return outcome
-    limit = program.limit * (5 if "san-" in build else 1)
+    limit = program.limit * (20 if "san-" in build else 4)
     start = time.monotonic()
+    files = tempfile.mkdtemp(prefix="commfuse-run-")
     try:
-        with tempfile.TemporaryDirectory() as files:
-            status, outcome.output = execute(command(program, ranks, build, python, case_pattern, files),
-                                             environment(build, ranks), limit)
-            outcome.output += "".join(told_by_ranks(files))
+        status, outcome.cpu_seconds, outcome.output = execute(command(program, ranks, build, python, files),
+                                                              environment(build, ranks, files), limit)
+        outcome.output += "".join(told_by_ranks(files))
     except OSError as error:
         outcome.fail("(start)", f"cannot be started: {error}")
         return outcome
+    finally:
+        shutil.rmtree(files, ignore_errors=True)
     outcome.seconds = time.monotonic() - start
     (read_unittest if program.python else read_cmocka)(outcome)
-    if case_pattern:
-        outcome.cases = {name: result for name, result in outcome.cases.items() if matches(name, case_pattern)}
+    if program.cases and not program.python:
+        outcome.cases = {name: result for name, result in outcome.cases.items() if matches_any(name, program.cases)}
     failed = outcome.count(FAILED)
     if status is None:
         reason = f"ended after {limit:.0f} s, its limit"
@@ -244,8 +273,12 @@ def run(program, ranks, build, python, case_pattern):
         outcome.fail("(end)", f"exit status {status}, though no case that it reported has failed")
     elif status == 0 and failed:
         outcome.reasons.append("exit status 0 in spite of that")
-    elif not outcome.cases and not case_pattern:
+    elif not outcome.cases and not program.cases:
         outcome.fail("(nothing)", "reported no case")
+    elif program.cases == program.quick and outcome.count(SKIPPED) < len(outcome.cases):
+        for word in program.cases:
+            if not any(matches(name, word) for name in outcome.cases):
+                outcome.fail("(quick)", f"no case has {word!r} in its name")
     return outcome
 
 
@@ -307,7 +340,7 @@ def read_unittest(outcome):
         outcome.fail(begun or "(end)", f"ended early{', in ' + begun if begun else ''}")
 
 
-def run_unittest(source, case_pattern):
+def run_unittest(source, patterns):
     """In the child: run one unittest file and report each case in a line that no test prints by chance."""
     import importlib.util
     import traceback
@@ -373,8 +406,8 @@ def run_unittest(source, case_pattern):
         report(end=True)
         return 0
     suite = unittest.defaultTestLoader.loadTestsFromModule(module)
-    if case_pattern:
-        suite = unittest.TestSuite(c for c in cases(suite) if matches(c.id(), case_pattern))
+    if patterns:
+        suite = unittest.TestSuite(c for c in cases(suite) if matches_any(c.id(), patterns))
     result = Result()
     suite.run(result)
     report(end=True)
@@ -384,12 +417,19 @@ def run_unittest(source, case_pattern):
 # ------------------------------------------------------------------------------------------ all runs
 
 
+def full_name(program, build):
+    _, sanitized, sanitizers = build.partition("san-")
+    return program.name + (f", {sanitizers}" if sanitized else "")
+
+
 def describe(outcome):
     failed, skipped = outcome.count(FAILED), outcome.count(SKIPPED)
     word = "FAIL" if failed else "skip" if skipped == len(outcome.cases) else "ok"
     counts = [f"{n} {what}" for what in (PASSED, FAILED, SKIPPED) if (n := outcome.count(what))]
     ranks = "" if outcome.program.python else f"{outcome.ranks} rank{'s' if outcome.ranks > 1 else ''}"
-    line = f"{word:<5} {outcome.program.name:<36} {ranks:<8} {outcome.seconds:7.2f} s   {', '.join(counts) or 'no such case'}"
+    name = full_name(outcome.program, outcome.build)
+    line = (f"{word:<5} {name:<44} {ranks:<8} {outcome.seconds:7.2f} s  {outcome.cpu_seconds:7.2f} s of CPU   "
+            f"{', '.join(counts) or 'no such case'}")
     return line + (f"  ({'; '.join(outcome.reasons)})" if outcome.reasons else "")
 
 
@@ -406,13 +446,15 @@ def show(outcome):
         sys.stdout.flush()
 
 
-def run_all(programs, build, python, case_pattern, jobs):
-    runs = [(program, ranks) for program in programs for ranks in program.ranks]
+def run_all(chosen, python, jobs):
+    """`chosen` is [(program, build)]. What may take long begins first."""
+    runs = [(program, ranks, build) for program, build in sorted(chosen, key=lambda pair: -pair[0].limit)
+            for ranks in program.ranks]
     outcomes = []
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        futures = [pool.submit(run, program, ranks, build, python, case_pattern) for program, ranks in runs]
+        futures = [pool.submit(run, *one, python) for one in runs]
         try:
-            for future in concurrent.futures.as_completed(futures) if jobs > 1 else futures:
+            for future in concurrent.futures.as_completed(futures):
                 outcomes.append(future.result())
                 show(outcomes[-1])
         finally:
@@ -425,8 +467,9 @@ def run_all(programs, build, python, case_pattern, jobs):
 def summary(outcomes, seconds):
     slow = sorted(outcomes, key=lambda o: -o.seconds)[:5]
     if len(outcomes) > 5:
-        print(f"slowest of {len(outcomes)} runs, {seconds:.0f} s: " +
-              ", ".join(f"{o.program.name} {'' if o.program.python else f'({o.ranks}) '}{o.seconds:.1f} s" for o in slow))
+        print(f"slowest of {len(outcomes)} runs, {seconds:.0f} s, {sum(o.cpu_seconds for o in outcomes):.0f} s of CPU: " +
+              ", ".join(f"{full_name(o.program, o.build)} {'' if o.program.python else f'({o.ranks}) '}{o.seconds:.1f} s"
+                        for o in slow))
     passed, failed, skipped = (sum(o.count(what) for o in outcomes) for what in (PASSED, FAILED, SKIPPED))
     print(f"{passed} passed, {failed} failed" + (f", {skipped} skipped" if skipped else ""))
     return 0 if passed and not failed else 1
@@ -444,34 +487,38 @@ def targets(programs, build):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--build", default="build/release", help="build/VARIANT, as make names it")
+    parser.add_argument("--builds", nargs="+", default=["release"], metavar="VARIANT", help="as make names them: build/VARIANT")
     parser.add_argument("--only", metavar="PATTERN", help="programs, or else cases, whose name contains or matches it")
-    parser.add_argument("--jobs", type=int, default=1, help="programs at a time (default 1)")
+    parser.add_argument("--quick", action="store_true", help="the essential ones of every part")
+    parser.add_argument("--jobs", type=int, default=max(4, os.cpu_count() or 1),
+                        help="programs at a time (default: as many as there are cores, at least 4: many of them wait)")
     parser.add_argument("--list", action="store_true", help="print the programs, run nothing")
-    parser.add_argument("--targets", action="store_true", help="print what make has to build, run nothing")
+    parser.add_argument("--targets", metavar="VARIANT", help="print what make has to build of this one, run nothing")
     parser.add_argument("--need-venv", action="store_true", help="status 0 if one of them needs build/venv, run nothing")
     parser.add_argument("--unittest", nargs="+", help=argparse.SUPPRESS)
     o = parser.parse_args()
     os.chdir(ROOT)
     if o.unittest:
-        return run_unittest(o.unittest[0], o.unittest[1] if len(o.unittest) > 1 else None)
-    sanitizers = os.path.basename(o.build).removeprefix("san-") if "san-" in o.build else ""
-    programs, case_pattern = select(discover(), o.only, sanitizers)
+        return run_unittest(o.unittest[0], o.unittest[1:])
+    found = discover()
+    chosen = [(program, f"build/{variant}") for variant in o.builds
+              for program in select(found, o.only, o.quick, variant.partition("san-")[2], len(o.builds) == 1)]
     if o.need_venv:
-        return 0 if any(p.venv for p in programs) else 1
-    if not programs:
+        return 0 if any(program.venv for program, _ in chosen) else 1
+    if not chosen:
         print(f"no test matches {o.only!r}" if o.only else "no tests found", file=sys.stderr)
         return 1
     if o.targets:
-        print(*targets(programs, o.build))
+        print(*targets([program for program, build in chosen if build == f"build/{o.targets}"], f"build/{o.targets}"))
         return 0
     if o.list:
-        for program in programs:
-            print(f"{program.name:<36} ranks {' '.join(map(str, program.ranks))}")
+        for program, build in chosen:
+            print(f"{full_name(program, build):<46} ranks {' '.join(map(str, program.ranks))}"
+                  f"{'  cases ' + ' '.join(program.cases) if program.cases else ''}")
         return 0
     python = subprocess.run(["scripts/find_python.sh"], capture_output=True, text=True, check=True).stdout.strip()
     start = time.monotonic()
-    return summary(run_all(programs, o.build, python, case_pattern, max(1, o.jobs)), time.monotonic() - start)
+    return summary(run_all(chosen, python, max(1, o.jobs)), time.monotonic() - start)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
 // ranks: 1 2 3 4
+// quick: 2 3
 //
 // Checksums on what is exchanged. With them every operation gives what it gives without; a bit that flips on the way
 // is found, on the rank where it arrives, under the right names, and on no other rank but those that it is passed

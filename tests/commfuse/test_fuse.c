@@ -1,4 +1,5 @@
 // ranks: 1 2 3 4 8
+// quick: 2 3
 //
 // The executor on real ranks. Payloads are integers small enough that every sum is exact in every type, so
 // results are compared with ==; a value depends on who made it and on its row and column, so nothing that
@@ -15,7 +16,7 @@
 #include "commfuse/fuse.h"
 #include <time.h>
 
-enum { GUARD_BYTES = 64, GUARD = 0xA5, JOBS_MAX = 8, PATIENCE_S = 60, HOLD_BACK_MS = 600, EARLIER = 1000 };
+enum { GUARD_BYTES = 64, GUARD = 0xA5, JOBS_MAX = 8, PATIENCE_S = 60, EARLIER = 1000 };
 
 static cf_context context;
 static cf_mesh mesh; // tp = all ranks
@@ -626,24 +627,19 @@ static void several_in_flight(void) {
         }
 }
 
-// While the others hold back, begin posts what there is to post, computes what is to be computed before, and
-// returns: what depends on the others is left to finish.
+// The others begin when rank 0 has begun: it posts what there is to post, computes what is to be computed before, and
+// returns; what depends on the others is left to finish. If it waited for them, nobody would go on.
 static void hold_back(cf_operation operation, cf_side side) {
     job j = job_create(&mesh.tp_group, operation, side, CF_MODE_COMMFUSE, CF_RING, 1, CF_FP32, 100);
-    cf_barrier(&context, &mesh.tp_group);
-    double begin = cf_now_ms();
-    if (mesh.tp_group.rank != 0)
-        while (cf_now_ms() < begin + HOLD_BACK_MS) nanosleep(&(struct timespec){0, 1000000}, NULL);
+    if (mesh.tp_group.rank != 0) cf_barrier(&context, &mesh.tp_group);
     job_begin(&j, 10, 10, 8);
     if (mesh.tp_group.rank == 0) {
-        double took = cf_now_ms() - begin;
-        CHECK(took < HOLD_BACK_MS, "%s: begin returned after %g ms, the others begin after %d ms",
-              describe(&j), took, HOLD_BACK_MS);
         const int *worked = j.covered[CF_COMPUTE_AFTER], *made = j.covered[CF_COMPUTE_BEFORE];
         for (int64_t row = 0; row < mesh.tp * 10; row++)
             CHECK(worked[row] == 0 && made[row] == computes(&j, CF_COMPUTE_BEFORE),
                   "%s: row %lld is computed %d times before, %d after", describe(&j), (long long)row,
                   made[row], worked[row]);
+        cf_barrier(&context, &mesh.tp_group);
     }
     job_finish(&j);
     job_release(&j);
@@ -747,7 +743,7 @@ static void trace_sees_the_wire(void) {
         double took = cf_now_ms() - begin, comm = figures.comm_ms, exposed = figures.exposed_ms;
         bool wire = mode != CF_MODE_NOWIRE && mesh.tp > 1;
         CHECK(wire ? comm > 0 : comm == 0, "%s: %g ms of communication", describe(&j), comm);
-        CHECK(exposed >= 0 && exposed <= took && comm <= took && (wire || exposed < 1),
+        CHECK(exposed >= 0 && exposed <= took && comm <= took && (wire || exposed == 0),
               "%s: %g ms exposed, %g ms of communication in %g ms", describe(&j), exposed, comm, took);
         cf_fuse_free(j.fuse);
     }

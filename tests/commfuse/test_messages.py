@@ -1,6 +1,7 @@
 """Messages of many lengths between all ranks at once, in the device's memory, byte by byte: over MPI, and by NCCL and by IPC on
 the emulator. Of those by IPC some are larger than a slot, some larger than all slots (transport_ipc.cu).
 """
+# quick: test_mpi delays hosts
 # limit: 400
 # make: emulated-tests
 import os

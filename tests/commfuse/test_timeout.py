@@ -18,7 +18,7 @@ import launcher
 BUILD = os.environ.get("BUILD", "build/release")
 TOOL = os.path.join(ROOT, BUILD, "tests/commfuse/tool_silent_peer")
 TIMEOUT_S = 2
-GRACE_S = 5 + 5 * ("san-" in BUILD)
+GRACE_S = 30  # others may use the machine; far below what a launcher or a default time-out would take
 START_S = 60
 
 FC2, QKV = "reduce-scatter mlp.fc2, layer 7, step 41", "all-gather att.qkv, layer 2, step 42"
@@ -37,7 +37,8 @@ class SilentPeer(unittest.TestCase):
     at_bind, at_end = "MPI makes a group", "MPI ends"  # whom a library waits for there it does not tell
 
     def run_tool(self, how, peer, ranks):
-        """What all of them have printed, and the seconds from the moment at which the peer failed."""
+        """What all of them have printed, the seconds from the moment at which the peer failed, or a little later, and the
+        status."""
         mpi = launcher.sparing_survivors() if peer == "dead" else []  # otherwise mpirun ends the others at once
         command = [os.path.join(ROOT, "scripts/mpirun.sh"), "-np", str(ranks), *mpi, TOOL, how, peer, str(TIMEOUT_S),
                    self.transport]
@@ -65,7 +66,8 @@ class SilentPeer(unittest.TestCase):
             said = re.findall(rf"^error: rank {rank} of {ranks} \(.+?\): (.*)$", text, re.MULTILINE)
             self.assertEqual(len(said), 1, f"rank {rank}: {text}")
             self.assertRegex(said[0], f"^{message}$", text)
-        self.assertGreaterEqual(seconds, TIMEOUT_S - 0.2, text)
+        for waited in map(float, re.findall(r"nothing came for (\d[\d.]*) s; (?!rank \d has given up)", text)):
+            self.assertGreaterEqual(waited, TIMEOUT_S, text)
         self.assertLess(seconds, TIMEOUT_S + GRACE_S, text)
 
     def test_dead(self):

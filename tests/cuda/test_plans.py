@@ -3,6 +3,7 @@
 On every GPU there must be a fused kernel for all shapes, ranges of Query-Split and odd ones included, and a workspace no
 larger than the file says. A kernel of the GPU's own generation where there is one: others run as well, but slower.
 
+quick: none
 limit: 300
 make: cuda-tests
 """

@@ -92,16 +92,16 @@ static void a_start_that_was_killed_was_down_since(void **state) {
     accounts a;
     snprintf(text, sizeof text,
              "{\"starts\": 3, \"steps\": 9, \"down\": 5, \"written_unix_s\": %.6f, \"ended\": false}",
-             unix_s() - 100);
+             unix_s() - 1e5);
     write_accounts(text);
     accounts_open(&a, scratch);
     assert_int_equal(a.starts, 4);
-    assert_close(a.ms[TIME_DOWN], 105e3, 5e3);
+    assert_close(a.ms[TIME_DOWN], 100005e3, 1000e3);
     accounts_open(&a, scratch);
     accounts_store(&a, false);
     accounts b;
     accounts_open(&b, scratch); // at once: the same, and no more
-    assert_close(b.ms[TIME_DOWN], a.ms[TIME_DOWN], 5e3);
+    assert_close(b.ms[TIME_DOWN], a.ms[TIME_DOWN], 1000e3);
     snprintf(text, sizeof text, "{\"down\": 5, \"written_unix_s\": %.6f, \"ended\": false}", unix_s() + 1000);
     write_accounts(text);
     accounts_open(&a, scratch); // a clock that was put back takes nothing away
@@ -115,7 +115,7 @@ static void is_stored_a_few_times_a_second_and_at_the_end(void **state) {
     double begin = cf_now_ms();
     int64_t writes = 0, steps = 0;
     char *before = NULL;
-    while (cf_now_ms() - begin < 700) {
+    while (writes < 4) {
         accounts_step(&a, steps++, 1);
         accounts_store(&a, false);
         char *now = stored();
@@ -126,7 +126,8 @@ static void is_stored_a_few_times_a_second_and_at_the_end(void **state) {
         usleep(1000);
     }
     free(before);
-    if (writes < 2 || writes > 5) fail_msg("stored %lld times in 0.7 s", (long long)writes);
+    double took = cf_now_ms() - begin; // three pauses; longer where others use the machine
+    if (took < 450) fail_msg("stored %lld times in %g ms", (long long)writes, took);
     accounts_step(&a, steps++, 1);
     accounts_store(&a, true);
     accounts_open(&b, scratch);

@@ -29,7 +29,7 @@ emulated_library := $(filter-out tests/emulator/test_% tests/emulator/layers.cc,
 emulated_objects := $(emulated_cuda:%.cu=%.cuda.o) $(emulated_shared:%.c=%.o) $(emulated_library:%.cc=%.o) tests/emulator/layers.o
 # What clock.cc and layers.cc stand before.
 emulated_wraps  := -Wl,--wrap=clock_gettime,--wrap=nanosleep,--wrap=sched_yield
-emulated_linked := $(emulated_wraps),--wrap=attention_cudnn_forward,--wrap=attention_cudnn_backward,--wrap=linear_wgrad_rows_min,--wrap=linear_wgrad_depth_min
+emulated_linked := $(emulated_wraps),--wrap=attention_cudnn_forward,--wrap=attention_cudnn_backward,--wrap=linear_wgrad_rows_min,--wrap=linear_wgrad_depth_min,--wrap=random_normal
 emulated_real_bf16 := -DREAL_IS_BF16
 
 emulated: emulated-fp32 emulated-bf16

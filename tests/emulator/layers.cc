@@ -5,10 +5,13 @@
 //
 // Gradients owner by owner and slice by slice: models that can be computed here are too small for them by a GPU's measure,
 // so the measure is the CPU's, but where time is imagined. EMULATOR_ROWS_MIN and EMULATOR_DEPTH_MIN are other ones.
+//
+// Initial weights, where time is imagined: nobody looks at numbers there, and models are large.
 #include "emulator.h"
 #include "../../commfuse/cuda.h"
 #include "../../layers/attention_cudnn.h"
 #include "../../layers/linear.h"
+#include "../../layers/random.h"
 
 using namespace emulator;
 
@@ -56,5 +59,11 @@ decltype(linear_wgrad_depth_min) __real_linear_wgrad_depth_min, __wrap_linear_wg
 
 int64_t __wrap_linear_wgrad_depth_min(void) {
     return setting("EMULATOR_DEPTH_MIN", imagined() ? __real_linear_wgrad_depth_min() : 0);
+}
+
+decltype(random_normal) __real_random_normal, __wrap_random_normal;
+
+double __wrap_random_normal(uint64_t seed, uint64_t stream, uint64_t index) {
+    return imagined() ? 0 : __real_random_normal(seed, stream, index);
 }
 }

@@ -15,10 +15,13 @@
 #include <condition_variable>
 #include <cstdarg>
 #include <deque>
+#include <linux/futex.h>
 #include <memory>
 #include <mutex>
 #include <set>
+#include <sys/syscall.h>
 #include <thread>
+#include <unistd.h>
 #include <vector>
 
 namespace emulator {
@@ -291,7 +294,13 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end) 
 
 // ------------------------------------------------------------------------------------- words in memory, the driver's
 
-// Between processes: acquire here and release below make what the peer wrote before visible after.
+// Between processes: acquire here and release below make what the peer wrote before visible after. A wait sleeps in the
+// kernel until the word is written, by a stream; a kernel may write it, too, so it looks every millisecond.
+static void sleep_while(uint32_t *word, uint32_t value) {
+    struct timespec look = {0, 1000000};
+    syscall(SYS_futex, word, FUTEX_WAIT, value, &look, nullptr, 0);
+}
+
 CUresult cuStreamWaitValue32(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned flags) {
     if ((flags & ~(unsigned)CU_STREAM_WAIT_VALUE_FLUSH) > CU_STREAM_WAIT_VALUE_EQ)
         return CUDA_ERROR_NOT_SUPPORTED;
@@ -300,13 +309,10 @@ CUresult cuStreamWaitValue32(CUstream stream, CUdeviceptr address, cuuint32_t va
     memory_type(word, 4, "cuStreamWaitValue32");
     bool equal = flags & CU_STREAM_WAIT_VALUE_EQ;
     enqueue(stream, "cuStreamWaitValue32", [=] {
-        for (int tries = 0;; tries++) {
+        for (;;) {
             uint32_t now = __atomic_load_n(word, __ATOMIC_ACQUIRE);
             if (equal ? now == value : (int32_t)(now - value) >= 0) break;
-            if (tries < 100)
-                std::this_thread::yield();
-            else
-                std::this_thread::sleep_for(std::chrono::microseconds(20));
+            sleep_while(word, now);
         }
         if (imagined()) word_is_seen(word, value);
     });
@@ -320,6 +326,7 @@ CUresult cuStreamWriteValue32(CUstream stream, CUdeviceptr address, cuuint32_t v
     enqueue(stream, "cuStreamWriteValue32", [=] {
         if (imagined()) word_is_written(word, value);
         __atomic_store_n(word, value, __ATOMIC_RELEASE);
+        syscall(SYS_futex, word, FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
     });
     return CUDA_SUCCESS;
 }

@@ -1,5 +1,6 @@
 """A short run of each fuzz target, the same one every time; make fuzz runs long ones.
 
+quick: none
 limit: 300
 """
 import os

@@ -1,6 +1,7 @@
 """tool_twins writes the same outputs whatever the number of threads, products to rounding, and the same to rounding with
 elements of bf16; compare_twins.py finds what is wrong.
 
+quick: agrees found threads_change nan both_ways short rounded
 limit: 300
 make: bf16-tools
 """

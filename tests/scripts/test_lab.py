@@ -1,6 +1,7 @@
 """The laboratory's hosts are what they claim to be: apart from each other but for a link of the rate and delay asked
 for, with cores of their own, and gone without a trace however the lab ends. Needs root, like the lab.
 """
+# quick: names rate_at_once losses_of_one_rank Ends
 # limit: 240
 import array
 import glob
@@ -16,7 +17,8 @@ import time
 import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-sys.path.insert(0, os.path.join(ROOT, "scripts"))
+sys.path[0:0] = [os.path.join(ROOT, "scripts"), os.path.join(ROOT, "tests")]
+import busy
 import lab as laboratory
 from experiments import processors
 
@@ -113,13 +115,15 @@ def network_namespaces():
     return {namespace(pid, "net") for pid in processes()}
 
 
-def things_of_the_machine():
-    """What a careless lab would leave: links, named namespaces, mounts, files."""
+def things_of_the_machine(temporary):
+    """What a careless lab would leave: links, named namespaces, mounts, files. Its directory for temporary files is not that
+    of others, who may come and go meanwhile."""
     links = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True, check=True).stdout
     with open("/proc/self/mounts", encoding="utf-8") as file:
         mounts = file.read()
-    files = [path for folder in ("/run/netns", "/etc/netns", "/dev/shm", tempfile.gettempdir())
-             for path in glob.glob(f"{folder}/*lab*") + glob.glob(f"{folder}/*delay*") + glob.glob(f"{folder}/ompi*")]
+    files = os.listdir(temporary) + [
+        path for folder in ("/run/netns", "/etc/netns", "/dev/shm")
+        for path in glob.glob(f"{folder}/*lab*") + glob.glob(f"{folder}/*delay*") + glob.glob(f"{folder}/ompi*")]
     return re.findall(r"^\d+: (\S+)", links, re.MULTILINE), mounts, sorted(files), socket.gethostname()
 
 
@@ -170,24 +174,22 @@ class Hosts(unittest.TestCase):
             self.lab.at(1, "cat", "/dev/shm/mine")
         self.assertFalse(os.path.exists("/dev/shm/mine"))
 
+    @busy.needs_free_cores
     def test_both_directions_run_at_the_rate_at_once(self):
         for rate in (2e8, 1e9):
             self.lab.set_link(rate)
             self.check_rate(rate)
 
     def check_rate(self, rate):
-        """Never more. No less, but the machine itself may be too busy with something else once or twice; and where its
-        processors share their cores all the time, the link's clock is served late."""
-        for _ in range(3):
-            measured = self.throughput()
-            self.assertLess(max(measured), 1.01 * rate)
-            if min(measured) > 0.8 * rate:
-                return
-        found = processors.measure()
-        if not processors.suffice(found) and min(measured) > 0.5 * rate:
-            return
-        self.fail(f"{measured} of {rate}, three times; {processors.text(found)}")
+        """Never more. No less, but where processors share their cores all the time, the link's clock is served late."""
+        measured = self.throughput()
+        self.assertLess(max(measured), 1.01 * rate)
+        if min(measured) <= 0.8 * rate:
+            found = processors.measure()
+            self.assertTrue(not processors.suffice(found) and min(measured) > 0.5 * rate,
+                            f"{measured} of {rate}; {processors.text(found)}")
 
+    @busy.needs_free_cores
     def test_delay_is_what_was_asked_and_ends(self):
         for delay_ms in (1, 5):
             self.lab.set_link(1e9, delay_ms)
@@ -198,6 +200,7 @@ class Hosts(unittest.TestCase):
         self.lab.set_link(1e9)
         self.assertLess(self.round_trip_ms()[0], 1)
 
+    @busy.needs_free_cores
     def test_jitter_varies_the_delay_and_loses_nothing(self):
         self.lab.set_link(1e9, 2, jitter_ms=1)
         least, middle = self.round_trip_ms()
@@ -306,10 +309,13 @@ class Ends(unittest.TestCase):
     """Whatever ends the lab: its processes and namespaces go, and nothing of it was ever outside them."""
 
     def ends(self, how):
-        before = things_of_the_machine()
+        temporary = tempfile.TemporaryDirectory(prefix="commfuse-test-")
+        self.addCleanup(temporary.cleanup)
+        before = things_of_the_machine(temporary.name)
         lab = subprocess.Popen([sys.executable, LAB, "--delay", "1ms", "--", "sh", "-c",
                                 "echo started; exec sleep 100"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                               text=True, start_new_session=True, preexec_fn=heed_interrupts)
+                               text=True, start_new_session=True, preexec_fn=heed_interrupts,
+                               env=dict(os.environ, TMPDIR=temporary.name))
         with lab:
             self.assertEqual([lab.stdout.readline(), lab.stdout.readline()], ["started\n"] * 2)
             inside = {namespace(pid, "pid") for pid in processes() if parent(parent(pid) or 0) == lab.pid}
@@ -320,14 +326,14 @@ class Ends(unittest.TestCase):
             networks = {namespace(pid, "net") for pid in held}
             self.assertGreaterEqual(len(held), 8)  # hosts, mpirun, a daemon, ranks, delay lines
             self.assertEqual(len(networks), 3)     # two hosts and the bridge
-            self.assertEqual(things_of_the_machine(), before, "while it ran")
+            self.assertEqual(things_of_the_machine(temporary.name), before, "while it ran")
             how(lab)
             deadline = time.monotonic() + SOON_S
             while members(pid_namespace) and time.monotonic() < deadline:
                 time.sleep(0.05)
             self.assertEqual(members(pid_namespace), [])
             self.assertFalse(networks & network_namespaces())
-            self.assertEqual(things_of_the_machine(), before, "after it")
+            self.assertEqual(things_of_the_machine(temporary.name), before, "after it")
             return lab.wait(timeout=SOON_S)
 
     def test_interrupted(self):

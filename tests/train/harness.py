@@ -32,7 +32,7 @@ import launcher
 BUILD = os.path.join(ROOT, os.environ.get("BUILD", "build/release"))
 PROGRAM = os.path.join(BUILD, "train_gpt")
 GRADIENTS = os.path.join(BUILD, "tests", "layers", "tool_gradients")
-PATIENCE = 8 if "san-" in os.path.basename(BUILD) else 1  # sanitizers slow everything down
+PATIENCE = 16 if "san-" in os.path.basename(BUILD) else 4  # others may use the machine, and sanitizers are slow
 MPIRUN = os.path.join(ROOT, "scripts", "mpirun.sh")
 MARK = "COMMFUSE_TEST_RUN"  # environment variable by which a run's processes are found
 

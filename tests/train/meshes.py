@@ -32,6 +32,9 @@ ADAMW = dict(beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, clip=1.5)
 BETWEEN_MESHES, TO_REFERENCE = 1e-5, 1e-4  # relative, of every loss
 ROUTES = "ring", "direct"
 STRATEGIES = "tpsp", "up"
+# For the emulator: shape, T and samples. Of two owners each has two matrices of a layer to itself; a batch in one pass is more
+# rows than the vocabulary has, in two fewer.
+SMALL = reference.Shape(maxT=48, V=101, L=2, heads=4, C=48, Vp=128), 36, 4
 
 
 def commfuse(route, slices):

@@ -1,5 +1,6 @@
 """--dtype bf16 on CPUs: see halves.py; the program for the other type is found, and any processor will do.
 
+quick: Bf16 Resume test_other_shape
 limit: 400
 make: bf16-tools
 """

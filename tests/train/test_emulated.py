@@ -1,12 +1,14 @@
 """The GPU program without a GPU: its kernels, transports and streams on the emulator (tests/emulator), which is real
 as to the order of things and to every number, and says nothing about speed.
 
-Steps as in meshes.py, but four, since each takes two seconds, and the same promises: agreement with one rank and with the
+Steps as in meshes.py, but four of a smaller model, since each takes half a second, and the same promises: agreement with one rank and with the
 reference, and from commfuse the same bits by every route, over either transport, and however streams are delayed against one
 another.
 """
+# quick: one_rank native_collectives fewer_queues Watched Trouble
 # limit: 1800
 # make: emulated-tests
+import dataclasses
 import os
 import signal
 import sys
@@ -22,7 +24,8 @@ DELAYS = {"EMULATOR_JITTER": "300", "EMULATOR_SEED": "5"}  # microseconds; order
 
 
 class Emulated(meshes.Training):
-    strategy, steps = "tpsp", 4  # three of warm-up, one behind them
+    shape, T, samples = meshes.SMALL
+    strategy, steps = "tpsp", 4  # three of warm-up, and one after
 
     def train(self, ranks=1, timeout=400, **more):  # of four ranks on two cores they take half a minute
         return super().train(ranks, timeout, **more)
@@ -109,6 +112,7 @@ class Emulated(meshes.Training):
 
 
 class Watched(meshes.Training):
+    shape, T, samples = dataclasses.replace(meshes.SMALL[0], maxT=16), 12, 4  # sampling goes through all positions
     strategy, steps = "tpsp", 6  # for two saves and two samples
 
     def test_saves_validates_and_samples(self):

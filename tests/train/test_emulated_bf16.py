@@ -1,4 +1,5 @@
 """The GPU program in bf16, on the emulator: see halves.py."""
+# quick: one_rank goes_on other_type
 # limit: 600
 # make: emulated-tests
 import os
@@ -9,10 +10,12 @@ os.environ["BUILD"] = "build/emulated-bf16"
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import halves
 import harness
+import meshes
 
 
 class Bf16(halves.Training):
-    steps = 4  # of a second each
+    shape, T, samples = meshes.SMALL
+    steps = 4
     wires = dict(transport="nccl", route="ring"), dict(transport="ipc", route="direct")
     others = dict(transport="nccl", overlap="none"),
 

@@ -4,6 +4,7 @@ transport, and what the host asks of the driver for one exchange stays within bo
 
 The model of the GPU is assumed; what it is held against here are its own assumptions and not a GPU.
 """
+# quick: too_thin ulysses longer calls
 # limit: 600
 # make: emulated-tests
 import json

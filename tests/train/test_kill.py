@@ -2,7 +2,7 @@
 survivor says itself why it ends, and which rank is to blame.
 
 mpirun by itself ends all ranks when one is killed, so the program's own time-out is never put to the test:
-SIGCONT, SIGTERM, and SIGKILL a second later. A rank answers SIGTERM with a line that says for whom it waits, and is
+SIGCONT, SIGTERM, and SIGKILL a while later. A rank answers SIGTERM with a line that says for whom it waits, and is
 killed. With --enable-recovery the others live (orte_abort_on_non_zero_status is about exit codes only and changes
 nothing here), and find out themselves.
 
@@ -52,12 +52,12 @@ with open(os.path.join(folder, os.environ.get("OMPI_COMM_WORLD_RANK") or os.envi
 
 
 class Death(harness.Case):
-    def start(self, ranks, mpi=(), **more):
+    def start(self, ranks, mpi=(), env=None, **more):
         """A run that is some steps into training."""
         log, self.statuses = self.fresh("log.jsonl"), self.fresh("statuses")
         os.mkdir(self.statuses)
-        arguments = self.arguments(steps=1000000, timeout=TIMEOUT, log=log, **more)
-        started = harness.Run(arguments, ranks, mpi=mpi, wrapper=[*WITNESS, self.statuses])
+        arguments = self.arguments(**dict(steps=1000000, timeout=TIMEOUT, log=log) | more)
+        started = harness.Run(arguments, ranks, mpi=mpi, env=env, wrapper=[*WITNESS, self.statuses])
         self.addCleanup(started.close)
         harness.wait_until(lambda: started.ended() or len(harness.events(harness.read_log(log), "step")) >= 3, 30,
                            "three steps of training")
@@ -90,7 +90,7 @@ class Death(harness.Case):
     def test_mpirun_ends_everything_when_a_rank_is_killed(self):
         for victim in (1, 0):
             with self.subTest(victim=victim):
-                started, processes = self.start(3, tp=3)
+                started, processes = self.start(3, env=launcher.killing_after(4), tp=3, timeout=60)
                 os.killpg(os.getpgid(processes[victim]), signal.SIGKILL)  # with what mpirun has started
                 self.ends(started, {0, 1, 2} - {victim}, TERMINATED + WAITS, statuses=(KILLED,))
                 self.assertNotEqual(started.wait(TIMEOUT + GRACE).status, 0)

@@ -4,6 +4,7 @@ That weights and moments arrive bit by bit is tests/layers/test_state.c's; here 
 the two steps must be those of the run that was never stopped: loss, and at the end weights and both moments of the
 whole model, put together from the ranks' files by a reader of the test's own. On the same mesh they are the same bits.
 """
+# quick: from_tpsp_2x2 from_up_4x1 from_tpsp_1x1
 # limit: 300
 import os
 import shutil

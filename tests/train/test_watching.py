@@ -285,19 +285,18 @@ MESHES = dict(route="ring"), dict(route="direct"), dict(route="ring", slices=2)
 
 
 class Tails(Traced):
-    """Matrices so large that computing a part takes longer than a busy machine needs to wake a thread."""
-    shape, T, samples = reference.Shape(maxT=256, V=2048, L=1, heads=8, C=512, Vp=2048), 256, 8
+    shape, T, samples = reference.Shape(maxT=64, V=256, L=1, heads=8, C=128, Vp=256), 64, 8
 
-    def tails(self, parts, since, **more):
-        """Of all reduce-scatters behind computation in so many parts, the share with a transfer that begins ("begin"), or
-        is asked for ("posted"), when the last part is computed."""
+    def tails(self, parts, **more):
+        """Of all reduce-scatters after computation in this many parts, the share with a transfer that is asked for when the
+        last part is computed."""
         found = {}  # (rank, step, layer, place in the model) -> kind -> [(begin, end)]
         for e in self.traced(2, tp=2, steps=2, trace_steps="1:2", **more)[1]:
             if e["cat"] == "wait":  # named after the transfer
                 continue
             kind, name = (e["cat"], e["name"]) if e["cat"] == "compute" else e["name"].partition(" ")[::2]
             key = e["pid"], e["args"]["step"], e["args"].get("layer"), name
-            at = e["args"]["posted"] if since == "posted" and e["cat"] == "comm" else e["ts"]
+            at = e["args"]["posted"] if e["cat"] == "comm" else e["ts"]
             found.setdefault(key, {}).setdefault(kind, []).append((at, e["ts"] + e["dur"]))
         late = []
         for key, kinds in found.items():
@@ -305,29 +304,18 @@ class Tails(Traced):
             if not scatters or len(computes) < parts or key[-1] == "embedding":  # a look-up takes no time
                 continue
             # Row-parallel layers scatter in forward, which comes first. Column-parallel ones scatter in backward,
-            # behind dgrad: before it stands forward, which has as many parts, and after it wgrad.
+            # after dgrad: before it comes forward, which has as many parts, and after it wgrad.
             forward = min(scatters) < min(kinds.get("all-gather", [(math.inf, 0)]))
             own = computes[:parts] if forward else computes[parts:2 * parts]
             late.append(max(scatters)[0] > max(end for _, end in own))
         self.assertEqual(len(late), 10, f"head and four linear layers on 2 ranks; there are {list(found)}")
         return sum(late) / len(late)
 
-    def test_commfuse_asks_for_nothing_behind_its_last_computation_and_slicing_does(self):
-        self.assertEqual(self.tails(4, "posted", overlap="slice"), 1, "the control: data slicing must show its tail")
-        for mesh in MESHES:
-            with self.subTest(**mesh):
-                self.assertEqual(self.tails(2 * mesh.get("slices", 1), "posted", **mesh), 0)
-
     def test_commfuse_has_no_tail_and_slicing_has(self):
-        # A busy machine may wake the progress thread so late that some operations seem to have a tail; a schedule
-        # that has one has it in every operation of every run.
-        self.assertEqual(self.tails(4, "begin", overlap="slice"), 1, "the control: data slicing must show its tail")
+        self.assertEqual(self.tails(4, overlap="slice"), 1, "the control: data slicing must show its tail")
         for mesh in MESHES:
             with self.subTest(**mesh):
-                shares = []
-                while not shares or shares[-1] >= 0.5 and len(shares) < 4:
-                    shares.append(self.tails(2 * mesh.get("slices", 1), "begin", **mesh))
-                self.assertLess(shares[-1], 0.5, f"shares with a tail in {len(shares)} runs: {shares}")
+                self.assertEqual(self.tails(2 * mesh.get("slices", 1), **mesh), 0)
 
 
 class DryRun(harness.Case):
@@ -359,9 +347,8 @@ class DryRun(harness.Case):
 
     def test_large_model_takes_no_memory_and_no_time(self):
         result = harness.run(harness.options(model="d48", tp=5, dp=64, seq=1000, vocab=50257, micro_batch=8,
-                                             dry_run=True), timeout=10)
+                                             dry_run=True), timeout=5)
         self.assertEqual(result.status, 0, str(result))
-        self.assertLess(result.seconds, 5 * harness.PATIENCE)
 
     def test_reads_no_tokens(self):
         # A header and a hole of two gigabytes.
