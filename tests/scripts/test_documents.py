@@ -1,4 +1,8 @@
-"""What the documents promise is there: linked files and headings, named files, targets of make, tests, options."""
+"""What the documents promise is there: linked files and headings, named files, functions, targets of make, tests, options.
+READMEs keep their size, and the repository keeps no results but those that a document shows.
+"""
+import fnmatch
+import os
 import pathlib
 import re
 import subprocess
@@ -10,7 +14,13 @@ OTHERS = {  # options of programs that are not ours
     "--global-batch-size", "--micro-batch-size", "--tensor-model-parallel-size", "--train-iters"}
 SOURCES = ("*.py", "*.sh", "scripts/mfu_sweep")
 PLACEHOLDERS = {"X", "test_X", "tool_X", "gradient_X"}  # "write layers/X.h"
-NAMED = re.compile(r"\b(?:commfuse|layers|data|scripts|tests)/[\w./-]*\w")
+FOLDERS = "commfuse", "layers", "data", "scripts", "tests"
+NAMED = re.compile(rf"\b(?:{'|'.join(FOLDERS)})/[\w./-]*\w")
+NAMED_ALONE = r"`([\w*-]+\.(?:c|h|cu|cc|py|sh|slurm|mk))`"  # in a folder's README, without the folder
+CODE = "*.c", "*.h", "*.cu", "*.cc", "*.py"
+TOP_LINES, TOP_BYTES = 200, 14000
+FOLDER_LINES = 60, 150
+RESULTS, RESULTS_BYTES = "scripts/experiments/results/", 1_500_000
 
 
 def tracked(*patterns):
@@ -68,6 +78,38 @@ class Documents(unittest.TestCase):
             for found in NAMED.findall(re.sub(r"build/\S*", "", prose(text))):
                 with self.subTest(document=name, file=found):
                     self.assertTrue(found in known or pathlib.PurePath(found).stem in PLACEHOLDERS, "no such file")
+
+    def test_files_named_without_their_folder(self):
+        names = {pathlib.PurePath(name).name for name in tracked()}
+        for document, found in self.each(NAMED_ALONE):
+            with self.subTest(document=document, file=found):
+                self.assertTrue(pathlib.PurePath(found).stem in PLACEHOLDERS or fnmatch.filter(names, found), "no such file")
+
+    def test_named_functions(self):
+        code = "".join((ROOT / name).read_text() for name in tracked(*CODE))
+        for document, found in self.each(r"`(\w+)\(\)`"):
+            with self.subTest(document=document, function=found):
+                self.assertRegex(code, rf"\b{found}\(", "no such function")
+
+    def test_sizes(self):
+        top = self.documents["README.md"]
+        self.assertLessEqual(len(top.splitlines()), TOP_LINES)
+        self.assertLessEqual(len(top.encode()), TOP_BYTES)
+        for folder in FOLDERS:
+            with self.subTest(folder=folder):
+                self.assertIn(f"({folder}/README.md", top, "README.md does not lead there")
+                lines = len(self.documents[f"{folder}/README.md"].splitlines())
+                self.assertGreaterEqual(lines, FOLDER_LINES[0])
+                self.assertLessEqual(lines, FOLDER_LINES[1])
+
+    def test_results_are_shown(self):
+        kept = {name for name in tracked() if name.startswith(RESULTS)}
+        self.assertLessEqual(sum((ROOT / name).stat().st_size for name in kept), RESULTS_BYTES)
+        shown = set()
+        for name in [*self.documents, *(name for name in kept if name.endswith(".md"))]:
+            for target in re.findall(r"\]\(([^)\s#]+)", (ROOT / name).read_text()):
+                shown.add(os.path.normpath(os.path.join(os.path.dirname(name), target)))
+        self.assertEqual(kept - shown, set(), "no document shows them")
 
     def test_targets_of_make(self):
         listed = subprocess.run(["make", "-s", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
