@@ -1,4 +1,4 @@
-// What a checksum is made of, for device_cpu.c and device_cuda.cu: the same on both, bit by bit.
+// The arithmetic of a checksum, shared by device_cpu.c and device_cuda.cu: both give the same bits.
 #ifndef CF_CHECKSUM_H
 #define CF_CHECKSUM_H
 
@@ -12,8 +12,8 @@
 #endif
 
 // Word number `index` as it is added up. For a given index no two words give the same: xor with a constant,
-// multiplications by odd numbers and x ^ (x >> n) can all be undone. So a sum tells for certain that one word has
-// changed. Two rounds, because flips of one bit in several words (a broken line of memory) must not cancel out.
+// multiplications by odd numbers and x ^ (x >> n) can all be undone. So a sum detects any change of one word for
+// certain. Two rounds, because flips of one bit in several words (a broken line of memory) must not cancel out.
 static CF_EITHER_SIDE inline uint64_t cf_checksum_word(uint64_t word, uint64_t index) {
     uint64_t x = word ^ (index + 1) * 0x9E3779B97F4A7C15u;
     x ^= x >> 32;

@@ -1,4 +1,4 @@
-// Conditions whose waits end in time, counted by a clock that nobody sets.
+// Condition variables with time-outs on the monotonic clock.
 #ifndef CF_CONDITION_H
 #define CF_CONDITION_H
 
@@ -8,9 +8,9 @@
 extern "C" {
 #endif
 
-// To be ended by pthread_cond_destroy.
+// Destroy it with pthread_cond_destroy.
 void cf_condition_init(pthread_cond_t *condition);
-// pthread_cond_wait for so many seconds at most; it may also wake for nothing.
+// pthread_cond_wait for at_most_s seconds; may wake spuriously.
 void cf_condition_wait(pthread_cond_t *condition, pthread_mutex_t *lock, double at_most_s);
 
 #ifdef __cplusplus

@@ -1,4 +1,4 @@
-// What .cu files share. Never included by C.
+// Shared by the .cu files. Never included by C.
 //
 // Every call is checked at once (CF_CUDA and its like say file, line and what to do), kernels are launched by
 // cf_launch alone, and memory is read and written sixteen bytes at a time through cf_pack where addresses allow.
@@ -11,14 +11,14 @@
 #include "die.h"
 
 #define CF_CUDA(call) cf_cuda_check((call), #call, __FILE__, __LINE__)
-// Dies unless code is cudaSuccess, naming the call, where it stands, and what may be done.
+// Dies unless code is cudaSuccess, naming the call, its file and line, and what to do.
 void cf_cuda_check(cudaError_t code, const char *call, const char *file, int line);
 
 cudaStream_t cf_cuda_stream(cf_stream *stream); // dies on NULL
 int cf_cuda_multiprocessors(void);              // of the device in use
 
-// A copy between addresses in GPU memory, own or a peer's, that leaves multiprocessors to kernels where the driver can do
-// that: by a copy engine. Not cudaSuccess: this runtime or driver has no such copy, and nothing has been enqueued.
+// Copies between addresses in GPU memory, this GPU's or a peer's, by a copy engine, so that multiprocessors are left to
+// kernels. Not cudaSuccess: this runtime or driver has no such copy, and nothing was enqueued.
 cudaError_t cf_cuda_copy_beside(void *to, const void *from, int64_t bytes, cf_stream *stream);
 
 // Launch kernel<<<blocks, threads, 0, stream>>>(arguments...). Nothing is launched for 0 blocks.

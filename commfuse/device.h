@@ -2,8 +2,8 @@
 //
 // device_cpu.c: a stream runs at once, so every function here has finished when it returns.
 // device_cuda.cu: functions that take a stream enqueue on it and return; callers need not know which.
-// So memory of the device (memory.h) is touched by kernels and by cf_copy alone, and the host reads what was
-// copied to it only after cf_stream_sync(). cf_copy from the host's own memory has read it when it returns.
+// So only kernels and cf_copy touch the device's memory (memory.h), and the host reads copied data only after
+// cf_stream_sync(). A cf_copy from host memory has read it when it returns.
 #ifndef CF_DEVICE_H
 #define CF_DEVICE_H
 
@@ -19,8 +19,8 @@ typedef enum { CF_FP32, CF_FP64, CF_INT64, CF_BF16, CF_BYTE } cf_dtype;
 int64_t cf_dtype_size(cf_dtype dtype); // bytes per element
 const char *cf_dtype_name(cf_dtype dtype);
 
-// Take hold of the device of this process, before anything else of the device is used: the GPU number
-// local_rank modulo the GPUs of this host. Dies where there is none.
+// Open this process's device; call before any other device function. GPU: number local_rank modulo the GPUs of
+// this host. Dies if there is none.
 void cf_device_open(int local_rank);
 const char *cf_device_name(void);    // "CPU", "NVIDIA H100 80GB HBM3"
 void cf_device_threads(int threads); // compute threads of this process; CPU only, ignored on a GPU
@@ -28,10 +28,10 @@ void cf_device_threads(int threads); // compute threads of this process; CPU onl
 typedef struct cf_stream cf_stream; // an ordered queue of device work
 
 cf_stream *cf_stream_create(void);
-cf_stream *cf_stream_create_urgent(void); // for communication: its work goes before that of other streams
+cf_stream *cf_stream_create_urgent(void); // for communication: has priority over other streams
 void cf_stream_free(cf_stream *stream);
 void cf_stream_sync(cf_stream *stream); // returns when all work enqueued on it is done
-// While cf_stream_sync() waits, it calls look(argument) again and again: to find out that a peer is gone.
+// While cf_stream_sync() waits, it calls look(argument) repeatedly, to notice a dead peer.
 void cf_device_watch(void (*look)(void *argument), void *argument);
 
 // A moment in a stream: when all work enqueued on it so far is done. GPU: the latest 2^18 are remembered.
@@ -46,7 +46,7 @@ void cf_moment_wait(cf_moment moment);                     // until it has passe
 bool cf_moment_remembered(cf_moment moment);               // those that are not must not be asked about
 void cf_stream_after(cf_stream *stream, cf_moment moment); // what is enqueued from here on starts after it
 
-// The host's time line shows what is enqueued by these names (NVTX on a GPU). They nest.
+// Names for the host's timeline (NVTX on a GPU). They nest.
 void cf_range_begin(const char *name);
 void cf_range_end(void);
 

@@ -1,10 +1,10 @@
-// The one way this program gives up: say what, where, why and what to do next, then end every rank.
+// The one way to end on an error: print what, where, why and what to do next, then end every rank.
 //
 // A message is printed as
 //     error: rank 3 of 8 (host): WHAT AND WHY
 //     hint:  WHAT TO DO NEXT
-// Standard output and error are flushed, the abort hook (the transport's) ends the other ranks, and
-// whatever that library does, the process is gone with status 1 after four seconds.
+// Standard output and error are flushed and the abort hook (the transport's) ends the other ranks. Whatever that
+// library does, the process exits with status 1 within four seconds.
 #ifndef CF_DIE_H
 #define CF_DIE_H
 
@@ -25,22 +25,22 @@ extern "C" {
 // Who this process is. Until called, rank and size come from the launcher's environment
 // (Open MPI, MPICH, Slurm, torchrun), or 0 of 1. `abort_all` may be NULL.
 void cf_die_setup(int rank, int size, void (*abort_all)(int status));
-// How ranks meet that have not yet. What all of them find wrong before that, cf_die_together() tells when they have: only
-// then can one speak for all and end all. (Some launchers let the others run on when one ends so early.)
-// NULL: they meet by themselves from here on.
+// How ranks connect if they have not yet. cf_die_together() calls it before it prints, because only then can rank 0
+// print for all and end all. (Some launchers let the others run when one ends so early.)
+// NULL: the ranks are connected from here on.
 void cf_die_meet_by(void (*meet)(void));
 int cf_die_rank(void);
 void cf_die_name(char *name, size_t size); // "rank 3 of 8 (host)"
 
-// This rank alone has found an error: print it, end all ranks. hint may be NULL.
+// An error of this rank alone: print it, end all ranks. hint may be NULL.
 CF_NORETURN void cf_die(const char *hint, const char *format, ...) CF_PRINTF(2, 3);
 
 // Every rank finds the same error at the same place (options, shapes, files): rank 0 prints it once for
 // all. A rank that is still there seconds later was alone with it and prints it too.
 CF_NORETURN void cf_die_together(const char *hint, const char *format, ...) CF_PRINTF(2, 3);
 
-// Rank 0 has ended: if this rank waits in cf_die_together() for it to speak, it has, and this rank leaves. For
-// transports whose abort cannot end other processes.
+// Call when rank 0 has ended: a rank that waits in cf_die_together() for rank 0's message exits. For transports whose
+// abort cannot end other processes.
 void cf_die_heard(void);
 
 #ifdef __cplusplus

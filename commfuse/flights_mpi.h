@@ -1,13 +1,12 @@
-// Requests on their way over MPI. Each is messages in small chunks, or one call of a collective.
+// Requests in flight over MPI. Each is a set of messages in small chunks, or one call of a collective.
 //
-// Left to itself, the library lets all messages in flight share the wire, so that the first arrives with the last, and
-// what is needed at once waits behind megabytes that are not. So there are two lanes to each peer, one for bulk. In each
-// messages travel in the order posted, in small chunks of which few are under way, and what waits for another request
-// lets others pass. (No lane can be stuck for ever: who is at the head has a receiver, since all ranks post their
-// operations in one order, receive what they have posted whatever it comes after, and end an operation only when
-// what they send for it is gone.)
+// MPI lets all messages in flight share the wire, so the first arrives with the last, and urgent data waits for
+// megabytes that are not. So there are two lanes to each peer, one for bulk. In a lane, messages travel in the order
+// posted, in small chunks of which few are in flight; a message that waits for another request lets others pass. (No
+// lane can block for ever: the message at its head has a receiver, since all ranks post their operations in one order,
+// receive everything they have posted, and end an operation only when its sends are complete.)
 //
-// All of it belongs to one thread, that of transport_mpi.c; others look only at a request's `state` and `received`.
+// Only the progress thread of transport_mpi.c uses this; other threads read a request's `state` and `received` alone.
 #ifndef CF_FLIGHTS_MPI_H
 #define CF_FLIGHTS_MPI_H
 
@@ -23,7 +22,7 @@ typedef struct cf_memory {
     int64_t bytes;
 } cf_memory;
 
-// Memory for flights to come: after some steps nothing is allocated any more.
+// Memory for later flights: after some steps nothing is allocated any more.
 typedef struct cf_pool {
     cf_memory *spare;
     int spares, capacity;
@@ -41,12 +40,12 @@ typedef struct cf_flights {
 void cf_flights_open(cf_flights *all, int ranks);
 void cf_flights_close(cf_flights *all);
 
-// From here on the request is ready to receive; its group's `native` is an MPI_Comm *. A collective is called, and if it
-// is blocking, has been when this returns.
+// From here on the request can receive; its group's `native` is an MPI_Comm *. A collective is called; a blocking one is
+// complete when this returns.
 void cf_flights_start(cf_flights *all, cf_request *r);
 // Send what may be sent now. True: something was.
 bool cf_flights_send(cf_flights *all);
-// Look what has come, and mark it. True: a request has arrived or is complete.
+// Mark requests that have arrived or are complete. True: at least one.
 bool cf_flights_test(cf_flights *all);
 
 // Is a collective under way, in this group (NULL: in any)?

@@ -1,12 +1,12 @@
-// Deadlines of calls into libraries that hang when another rank does not come, and cannot be asked for whom they wait:
-// at start, when groups are made, and at the end. (For a transfer the transport waits itself, and asks the watch.)
+// Deadlines for library calls that hang when another rank does not come, and that cannot name that rank: at start, when
+// groups are made, and at the end. (For a transfer the transport waits itself and asks the watch.)
 //
 //     cf_patience_begin("NCCL connects the ranks", timeout_s);
 //     …
 //     cf_patience_end();
 //
-// Between the two the calling thread may stay for timeout_s (0: for ever); then another thread ends the process, saying
-// what was being waited for. One such call at a time in a process; they do not nest.
+// Between the two the calling thread has timeout_s (0: for ever); then another thread ends the process with a message
+// that names the call. One such call at a time in a process; they do not nest.
 #ifndef CF_PATIENCE_H
 #define CF_PATIENCE_H
 
@@ -14,8 +14,8 @@
 extern "C" {
 #endif
 
-// What a library's own start may take, in timeouts: its launcher watches the ranks too, and all of them start at once, on
-// hosts that may have other work.
+// Time for a library's start, in timeouts: its launcher watches the ranks too, and all of them start at once, on hosts
+// that may be busy.
 #define CF_PATIENCE_START 10
 
 void cf_patience_begin(const char *what, double timeout_s); // what: words that stay

@@ -1,8 +1,8 @@
 // Signals that ask the run to end: SIGTERM (launchers), SIGINT (the keyboard), SIGUSR1 (batch systems' warning).
 //
-// The first one is remembered, and the rank says that it has heard it; the program looks when it can end in good
-// order, which every rank does after the same step. A second one ends this rank at once with status 1.
-// Repeats within half a second are one signal: launchers send it to a process and to its group at once.
+// The first one is remembered and reported; the program checks for it between steps, and every rank ends after the same
+// step. A second one ends this rank at once with status 1. Repeats within half a second count as one signal, since
+// launchers send it to a process and to its group.
 #ifndef CF_STOP_H
 #define CF_STOP_H
 
@@ -17,9 +17,9 @@ void cf_stop_listen(void);
 // The signal that has asked for the end, or 0.
 int cf_stop_asked(void);
 
-// What this thread waits for from now on, NULL: nothing. It is part of what is said about a signal, which may be
-// this rank's last word: a launcher that ends a run because one rank is gone asks the others to end, and kills them
-// a moment later. The wait stays the caller's and may change while it stands here. Costs one store.
+// The wait of this thread from now on, NULL: none. The message about a signal includes it, because it may be this
+// rank's last message: a launcher that ends a run because one rank is gone signals the others and kills them a moment
+// later. The wait stays the caller's and may change meanwhile. Costs one store.
 typedef struct cf_wait {
     int peer;          // world rank, -1: several
     const char *label; // "reduce-scatter mlp.fc2"

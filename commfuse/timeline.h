@@ -1,4 +1,4 @@
-// The timeline of all ranks in one file (trace.h). Events come to rank 0 by an all-gather of bytes, by the same
+// The timeline of all ranks in one file (trace.h). Rank 0 gets the events by an all-gather of bytes, with the same
 // schedules as everything else.
 #ifndef CF_TIMELINE_H
 #define CF_TIMELINE_H

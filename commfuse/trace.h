@@ -1,12 +1,12 @@
-// What a rank did and when: intervals of compute, waiting and communication, for the two figures of
-// every step (exposed and total communication time) and, on demand, a Chrome/Perfetto trace.
+// Intervals of compute, waiting and communication of a rank, for the two figures of every step (exposed and total
+// communication time) and, on demand, a Chrome/Perfetto trace.
 //
 //   comm_ms     the union of the intervals in which transfers were in flight
-//   exposed_ms  the time the compute stream stood waiting for them
+//   exposed_ms  the time in which the compute stream waited for them
 //
-// Only the compute thread writes here: the executor copies a transfer's moments when it has waited for it. On a
-// GPU moments become times when they have passed. So the figures of a step are asked for while the next one runs, and
-// events when the stream has been synchronised.
+// Only the compute thread writes here: the executor copies a transfer's moments after it has waited for it. On a GPU
+// moments become times when they have passed. So the figures of a step are read while the next one runs, and events when
+// the stream is synchronised.
 #ifndef CF_TRACE_H
 #define CF_TRACE_H
 

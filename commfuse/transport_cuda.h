@@ -1,5 +1,4 @@
-// What transport_cuda.cu and its two ways to move bytes, transport_nccl.cu and transport_ipc.cu, share. Never
-// included by C.
+// Shared by transport_cuda.cu and its two wires, transport_nccl.cu and transport_ipc.cu. Never included by C.
 #ifndef CF_TRANSPORT_CUDA_H
 #define CF_TRANSPORT_CUDA_H
 
@@ -15,34 +14,33 @@ struct cf_wire {
     void *state;
     const cf_stream *waiter; // the stream that has waited last
     int64_t waited;          // the number of the last `end` that it has waited for
-    int64_t chunk_bytes;     // a message is enqueued in pieces of so many, each some launches; 0: whole
-    // Enqueue the transfers, one or a unit of `count` exchanges, behind the work enqueued on `stream` so far and behind
-    // what `after` brings; set begin, arrival and end of each. Ends follow each other in the order posted.
+    int64_t chunk_bytes;     // a message is enqueued in pieces of this size, each some launches; 0: whole
+    // Enqueue the transfers, one or a unit of `count` exchanges, after the work enqueued on `stream` so far and after the
+    // arrivals of `after`; set begin, arrival and end of each. Ends follow each other in the order posted.
     void (*post)(cf_wire *, cf_request *requests, int count, cf_stream *stream);
-    // What the library knows of a peer that is gone, in words that stay; NULL: nothing.
+    // A message of the library about a dead peer (static storage); NULL: none.
     const char *(*look)(cf_wire *);
-    // All transfers are complete on all ranks. detach lets go of the other ranks' memory; when all have, close
+    // Call when all transfers are complete on all ranks. detach unmaps the other ranks' memory; when all have, close
     // frees the wire.
     void (*detach)(cf_wire *);
     void (*close)(cf_wire *);
 };
 
-// When a request may begin, as far as the stream it is posted on has a say.
+// When a request may begin, as far as the stream it is posted on decides.
 static inline cf_moment cf_request_ready(const cf_request *r, cf_stream *stream) {
     return r->posted.number ? r->posted : cf_moment_now(stream);
 }
 
-// Sets what NCCL reads from the environment, unless the user has. Belongs to the start, while the process has one
-// thread: libraries read the environment in threads of theirs, and setenv may move it away under them.
+// Sets NCCL's environment variables, unless the user has. Call at start, while the process has one thread: threads of
+// libraries read the environment, and setenv may move it while they do.
 void cf_wire_nccl_environment(void);
-// Whether ranks that use one GPU may have a communicator: NCCL refuses it unless it is told to, by the environment.
+// Whether ranks that share a GPU may have a communicator: NCCL refuses unless the environment allows it.
 bool cf_wire_nccl_shares_gpus(void);
 
 // Both are called by all ranks of the world at once, each with its own group, and use the bootstrap equally
 // often whatever they find, so that groups may differ.
 
-// wanted: false where this group shall not have one; then NULL. blocks: thread blocks of a kernel, at most; 0: NCCL's own
-// choice.
+// wanted: false if this group needs none; then NULL. blocks: most thread blocks of a kernel; 0: NCCL chooses.
 cf_wire *cf_wire_nccl(cf_bootstrap *bootstrap, const cf_group *group, bool wanted, int blocks,
                       double timeout_s);
 // NULL, for all members alike, if not every member can map the memory of every other one; `why` says so in words. one_host:

@@ -73,7 +73,7 @@ static inline void cpu_relax(void) {
 #endif
 }
 
-// Between two looks at a flag. Who has looked often lets others run, if any wait for this core.
+// Between two polls of a flag. After POLLS_BEFORE_YIELD polls, yield the core.
 static void poll_again(int polls) {
     if (polls < POLLS_BEFORE_YIELD)
         cpu_relax();

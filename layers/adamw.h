@@ -1,4 +1,4 @@
-// AdamW with decoupled weight decay, and what guards it: the squared norm and the non-finite check.
+// AdamW with decoupled weight decay, the squared norm and the non-finite check.
 #ifndef ADAMW_H
 #define ADAMW_H
 
@@ -18,10 +18,10 @@ typedef struct adamw {
 // precision, of which w is the rounded copy; NULL: w itself is as precise.
 void adamw_update(real *w, precise *master, precise *m, precise *v, const precise *g, int64_t n, adamw a,
                   cf_stream *stream);
-// master (n) = w, when weights have been initialised or read.
+// master (n) = w, after weights were initialised or read.
 void adamw_master(precise *master, const real *w, int64_t n, cf_stream *stream);
 // *sum += the sum of squares in double, in a fixed order whatever the number of threads. sum and scratch
-// (SQUARES_SCRATCH) lie in the device's memory.
+// (SQUARES_SCRATCH) are in the device's memory.
 enum { SQUARES_SCRATCH = 1024 };
 void sum_of_squares(double *sum, double *scratch, const precise *x, int64_t n, cf_stream *stream);
 // Index of the first NaN or infinity, −1 if none. Waits for the stream: only for a run that is about to end.

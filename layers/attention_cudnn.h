@@ -1,6 +1,5 @@
-// The fast engine of attention.cu: cuDNN's fused attention, bf16 alone. Same arguments and the same results
-// as the functions of attention.h; false: not for this build, library, device, shape or alignment, and
-// nothing was done.
+// cuDNN's fused attention, used by attention.cu; bf16 only. Same arguments and results as the functions of
+// attention.h; false: not available for this build, library, device, shape or alignment, and nothing was done.
 #ifndef ATTENTION_CUDNN_H
 #define ATTENTION_CUDNN_H
 

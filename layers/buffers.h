@@ -15,7 +15,7 @@ static inline precise *take_precise(int64_t elements, const char *purpose) {
     return (precise *)cf_alloc(elements * (int64_t)sizeof(precise), purpose);
 }
 
-// What a layer keeps from forward for backward, or else scratch that all layers share.
+// The layer's buffer if it keeps one from forward for backward, else the scratch that all layers share.
 static inline real *kept(real *by_layer, real *of_all) {
     return by_layer ? by_layer : of_all;
 }

@@ -1,5 +1,5 @@
-// A column-parallel linear layer: whole rows in, own columns out. QKV and the MLP's first layer in TPSP; the head, in either
-// strategy. N ranks, Ts = T / N rows of a shard.
+// A column-parallel linear layer: whole rows in, this rank's columns out. QKV and the MLP's first layer in TPSP; the head
+// in both strategies. N ranks, Ts = T / N rows of a shard.
 #ifndef COLUMN_LINEAR_H
 #define COLUMN_LINEAR_H
 
@@ -19,28 +19,28 @@ typedef struct column_job {
 
 typedef struct column_linear {
     cf_fuse *forward, *dgrad;
-    cf_fuse *gather; // of the saved input; NULL where the input is still there when backward comes (the head)
+    cf_fuse *gather; // of the saved input; NULL if the input is still there in backward (the head)
     int64_t IC, OC;
     real *prepared;   // (linear_prepared_size(IC, OC)) weights
     column_job wgrad; // of the gather in progress
     bool gathering;
 } column_linear;
 
-// out (T·B, OC) = gathered x · wᵀ + bias; w (OC, IC), bias (OC). full (T, B, IC): the own shard of x is in place at
-// full + rank · Ts. activated (T·B, OC): GELU of out; NULL: not wanted.
+// out (T·B, OC) = gathered x · wᵀ + bias; w (OC, IC), bias (OC). full (T, B, IC): this rank's shard of x is in place at
+// full + rank · Ts. activated (T·B, OC): GELU of out; NULL: not computed.
 void column_create(column_linear *c, cf_context *context, const cf_group *group, const char *name,
                    int64_t capacity, int64_t IC, int64_t OC, overlap o, bool gathers);
 void column_free(column_linear *c);
 void column_forward(column_linear *c, cf_stream *stream, real *out, real *activated, real *full,
                     const real *w, const real *bias, int64_t Ts, int64_t B, int layer);
 // dy (T·B, OC); dw (OC, IC): dyᵀ · x (dw.at NULL: left to the caller, who finds all of x in full after column_input).
-// The gradient of the own shard of x is returned (valid until the next run).
-// full: what column_gather was given; all of x where c->gather is NULL.
+// Returns the gradient of this rank's shard of x (valid until the next run).
+// full: as passed to column_gather; all of x if c->gather is NULL.
 // partial (T, B, IC): scratch.
 real *column_backward(column_linear *c, cf_stream *stream, matrix_gradient dw, const real *dy, real *full,
                       real *partial, const real *w, int64_t Ts, int64_t B, int layer);
-// Where c->gather is not NULL, must come before column_backward: starts the gather of x in full, whose own shard is in
-// place. It depends on nothing that backward computes, so it may come as early as full is free.
+// If c->gather is not NULL, call before column_backward: starts the gather of x in full, where this rank's shard is in
+// place. It depends on nothing that backward computes, so it may start as soon as full is free.
 void column_gather(column_linear *c, real *full, int64_t Ts, int64_t B, int layer);
 // Must follow a column_backward without dw, before full is read or written and before the next forward.
 void column_input(column_linear *c);

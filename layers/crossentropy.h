@@ -1,6 +1,6 @@
 // Softmax cross-entropy over a vocabulary sharded by columns: this rank holds columns [first, first + V)
 // of the logits, of which `valid` (<= V) are real and the rest padding that must not count.
-// Two passes with a reduction of three numbers per row between them; one, where this rank holds the whole vocabulary.
+// Two passes with a reduction of three numbers per row between them; one pass if this rank holds the whole vocabulary.
 #ifndef CROSSENTROPY_H
 #define CROSSENTROPY_H
 
@@ -10,22 +10,22 @@
 extern "C" {
 #endif
 
-// logits (R, V), targets (R): all in the device's memory. stats (R, 3) of the local columns: maximum, sum of exp(logit − maximum), logit of the target (or 0 where
-// another rank holds it). valid = 0 gives maximum −infinity, sum 0.
+// logits (R, V), targets (R): all in the device's memory. stats (R, 3) of the local columns: maximum, sum of
+// exp(logit − maximum), logit of the target (0 if another rank holds it). valid = 0 gives maximum −infinity, sum 0.
 void crossentropy_stats(precise *stats, const real *logits, const int32_t *targets, int64_t first,
                         int64_t valid, int64_t R, int64_t V, cf_stream *stream);
 // losses (R) and total (R, 2) = maximum and sum over the whole vocabulary, from all ranks' stats:
 // stats of rank i at all + i · R · 3. Ranks are combined in order.
 void crossentropy_combine(precise *losses, precise *total, const precise *all, int64_t ranks, int64_t R,
                           cf_stream *stream);
-// logits becomes its own gradient: (softmax − one-hot target) · scale; padding columns become 0.
+// logits is overwritten by its gradient: (softmax − one-hot target) · scale; padding columns become 0.
 void crossentropy_backward(real *logits, const precise *total, const int32_t *targets, double scale,
                            int64_t first, int64_t valid, int64_t R, int64_t V, cf_stream *stream);
-// All of these at once for a rank that holds the whole vocabulary, first = 0: losses (R), and logits becomes its own
-// gradient. A row is read from memory once.
+// All of these at once for a rank that holds the whole vocabulary, first = 0: losses (R), and logits is overwritten by
+// its gradient. A row is read from memory once.
 void crossentropy_fused(precise *losses, real *logits, const int32_t *targets, double scale, int64_t valid,
                         int64_t R, int64_t V, cf_stream *stream);
-// *sum += the sum of n losses in double, in a fixed order. sum lies in the device's memory.
+// *sum += the sum of n losses in double, in a fixed order. sum is in the device's memory.
 void crossentropy_sum(double *sum, const precise *losses, int64_t n, cf_stream *stream);
 
 #ifdef __cplusplus

@@ -1,5 +1,5 @@
 // Matrix products, row-major. gemm.c: oneDNN's for fp32. gemm_ref.c: plain loops, fp32 or double; the linker picks one.
-// gemm_bf16.c: for elements of bf16, in one of two ways.
+// gemm_bf16.c: for bf16 elements, by one of two implementations.
 #ifndef GEMM_H
 #define GEMM_H
 
@@ -16,7 +16,7 @@ extern "C" {
 void gemm(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, const precise *a, int64_t lda,
           const precise *b, int64_t ldb, precise beta, precise *c, int64_t ldc, cf_stream *stream);
 
-// The same of elements of `real`, multiplied exactly and summed in precise; c is rounded once, or not at all.
+// The same for elements of `real`, multiplied exactly and summed in precise; c is rounded once, or not at all.
 #ifdef REAL_IS_BF16
 void gemm_to_real(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, const real *a,
                   int64_t lda, const real *b, int64_t ldb, precise beta, real *c, int64_t ldc,

@@ -1,12 +1,12 @@
-// The two ways to multiply matrices of bf16; gemm_bf16.c chooses.
+// The two implementations of bf16 products; gemm_bf16.c chooses.
 #ifndef GEMM_BF16_H
 #define GEMM_BF16_H
 
 #include <stdbool.h>
 #include "real.h"
 
-// One kind of product, as in gemm.h: c (m, n) = op(a) (m, k) · op(b) (k, n), added to c or not. Numbers of one type alone, so
-// that two of them can be compared byte by byte.
+// One kind of product, as in gemm.h: c (m, n) = op(a) (m, k) · op(b) (k, n), added to c or not. All fields have
+// one type, so that two products can be compared byte by byte.
 typedef struct product {
     int64_t transpose_a, transpose_b;
     int64_t m, n, k, lda, ldb, ldc;
@@ -19,7 +19,7 @@ typedef struct product {
 void gemm_bf16_onednn(const product *of, const real *a, const real *b, void *c);
 // By widening to fp32: everywhere.
 void gemm_bf16_widened(const product *of, const real *a, const real *b, void *c);
-// Which one is faster here. oneDNN's on processors with AMX, and on AMD's with AVX512_BF16; elsewhere it has slow ones or none.
+// Whether oneDNN's is the faster one here: with AMX, and on AMD with AVX512_BF16; elsewhere oneDNN's is slow or missing.
 bool gemm_bf16_is_native(void);
 
 #endif

@@ -1,4 +1,4 @@
-// What the model's own kernels share. For .cu files alone.
+// Shared by the model's CUDA kernels. For .cu files alone.
 //
 // All of them are limited by memory, so they differ little: a thread moves sixteen bytes at a time where
 // addresses allow (PACK elements of real, W = PACK below) and single elements elsewhere (W = 1), arithmetic
@@ -49,7 +49,7 @@ template <typename T> static __device__ inline cf_pack<T> load_pack(const T *fro
     return *(const cf_pack<T> *)from;
 }
 
-// In so many words, because the compiler takes some of these stores apart.
+// In assembly, because the compiler splits some of these stores.
 template <typename T> static __device__ inline void store_pack(T *to, const cf_pack<T> &pack) {
 #ifdef __CUDA_ARCH__
     unsigned word[4];
@@ -69,7 +69,7 @@ template <typename T> static __device__ inline values<cf_pack<T>::N> unpack(cons
     return x;
 }
 
-// W elements, where W is 1, or from and to lie on sixteen-byte boundaries and W elements fill some of them.
+// W elements; W is 1, or the address is on a sixteen-byte boundary and W elements are whole packs.
 template <int W, typename T> static __device__ inline values<W> load(const T *from) {
     values<W> x;
     if constexpr (W == 1) {
@@ -100,7 +100,7 @@ template <int W, typename T> static __device__ inline void store(T *to, const va
     }
 }
 
-// Whether packs may be used at these addresses (NULL counts as such) and at whole rows behind them.
+// Whether packs may be used at these addresses (NULL is allowed) and at whole rows after them.
 template <typename... T> static inline bool packable(int64_t row, const T *...addresses) {
     return row % PACK == 0 && (((uintptr_t)addresses | ...) % 16) == 0;
 }
@@ -109,7 +109,7 @@ template <typename... T> static inline bool packable(int64_t row, const T *...ad
 
 enum { EACH_THREADS = 256, EACH_ITEMS = 4 }; // items per thread
 
-// An item is a pack or, behind the last pack, one element.
+// An item is a pack or, after the last pack, one element.
 template <typename Map> static __global__ void each_kernel(Map map, int64_t packs, int64_t items) {
     int64_t i = (int64_t)blockIdx.x * (EACH_THREADS * EACH_ITEMS) + threadIdx.x;
 #pragma unroll 1
@@ -121,7 +121,7 @@ template <typename Map> static __global__ void each_kernel(Map map, int64_t pack
     }
 }
 
-// map.at<W>(i) treats elements i … i + W − 1, with W = PACK only if packed. Every element gets its turn once.
+// map.at<W>(i) processes elements i … i + W − 1, with W = PACK only if packed. Every element is processed once.
 template <typename Map> static void each(Map map, int64_t n, bool packed, cf_stream *stream) {
     int64_t packs = packed ? n / PACK : 0, items = n - packs * (PACK - 1);
     cf_launch(each_kernel<Map>, dim3((unsigned)ceil_div(items, EACH_THREADS * EACH_ITEMS)),
@@ -151,7 +151,7 @@ template <int W> static __device__ inline int64_t tile_column(void) {
 // --- one long row ---
 
 typedef struct row_cut {
-    int64_t head, packs, singles; // elements before the packs, packs, elements before and behind them
+    int64_t head, packs, singles; // elements before the packs, packs, elements before and after them
 } row_cut;
 
 static __device__ inline row_cut cut_row(const real *row, int64_t n) {
@@ -190,7 +190,7 @@ template <int N, typename T> static __device__ inline void block_sum(T (&x)[N]) 
         for (int n = 0; n < N; n++) x[n] += of_warp[w][n];
 }
 
-// NaN is passed over.
+// NaN is ignored.
 static __device__ inline float block_max(float x) {
     __shared__ float of_warp[WARP];
     int warps = (int)blockDim.x / WARP;

@@ -8,11 +8,11 @@
 extern "C" {
 #endif
 
-// w (OC, IC) in the layout that products read fastest, made once per operation, however many slices it has. Returned is
-// what these products take for w: on the CPU a copy in `prepared`, on a GPU w itself. Forward's copy is wᵀ, since a product
-// with w as it lies reorders it in every call (bench_fuse, chunking). Rows of both copies have a gap behind them: without
-// it some shapes put many rows into the same few places of the cache. Valid until w or `prepared` is written. prepared:
-// linear_prepared_size() elements, enough for either; none on a GPU.
+// w (OC, IC) in the layout that products read fastest, made once per operation, whatever its number of slices. Returns the
+// w to pass to these products: on the CPU a copy in `prepared`, on a GPU w itself. Forward's copy is wᵀ, since a product
+// with w reorders it in every call (bench_fuse, chunking). Rows of both copies are padded: without a gap some shapes map
+// many rows to the same few cache sets. Valid until w or `prepared` is written. prepared: linear_prepared_size() elements,
+// enough for either; none on a GPU.
 int64_t linear_prepared_size(int64_t IC, int64_t OC);
 typedef const real *linear_prepare(real *prepared, const real *w, int64_t IC, int64_t OC, cf_stream *stream);
 linear_prepare linear_prepare_forward, linear_prepare_dgrad;
@@ -35,8 +35,8 @@ void linear_dgrad_add(real *dx, const real *dy, const real *w, int64_t R, int64_
 // Where x = gelu(pre), the gradient of pre: dpre (R, IC) = (dy (R, OC) · w) · gelu'(pre). dpre is not pre.
 void linear_dgrad_gelu(real *dpre, const real *dy, const real *w, const real *pre, int64_t R, int64_t IC,
                        int64_t OC, cf_stream *stream);
-// Rows of several shards, as a slice of all of them has: `blocks` times `rows`, the first rows of two blocks `in` rows apart
-// in what is read, `out` rows in what is written. One product where a library has such.
+// Rows of several shards: `blocks` blocks of `rows` rows; block starts are `in` rows apart in the input and `out` rows
+// apart in the output. One product where the library has a batched one.
 typedef struct linear_rows {
     int64_t blocks, rows, in, out;
 } linear_rows;
@@ -46,7 +46,7 @@ void linear_forward_gelu_blocks(real *out, real *pre, const real *x, const real 
                                 linear_rows r, int64_t IC, int64_t OC, cf_stream *stream);
 void linear_dgrad_blocks(real *dx, const real *dy, const real *w, linear_rows r, int64_t IC, int64_t OC,
                          cf_stream *stream);
-// pre lies as dpre.
+// pre has the layout of dpre.
 void linear_dgrad_gelu_blocks(real *dpre, const real *dy, const real *w, const real *pre, linear_rows r,
                               int64_t IC, int64_t OC, cf_stream *stream);
 // dw (OC, IC) = dyᵀ · x or, with add, += that
@@ -55,16 +55,16 @@ void linear_wgrad(precise *dw, const real *dy, const real *x, int64_t R, int64_t
 // Some rows of it: dw (rows, IC), dy (R, rows) with dy_row elements from one row to the next
 void linear_wgrad_rows(precise *dw, const real *dy, int64_t dy_row, const real *x, int64_t R, int64_t IC,
                        int64_t rows, bool add, cf_stream *stream);
-// Rows of dw below which a product over them alone is too thin to be a good one: what each owner must get if a gradient is
-// to be computed owner by owner. A function of IC alone, so that all ranks decide alike, whatever their devices.
+// Fewest rows of dw that make an efficient product: each owner must have as many for a gradient to be computed owner by
+// owner. A function of IC alone, so that all ranks decide alike, whatever their devices.
 int64_t linear_wgrad_rows_min(int64_t IC);
-// Rows of x and dy from which it is worth adding their share to a gradient by itself: each time all of dw is read and written.
+// Fewest rows of x and dy for which it pays to add their part to a gradient separately: each time reads and writes all of dw.
 int64_t linear_wgrad_depth_min(void);
 // db (OC) += sum over rows of dy (R, OC); each column is summed in row order within fixed blocks of rows
 void linear_bias_grad(precise *db, const real *dy, int64_t R, int64_t OC, cf_stream *stream);
 
-// For benchmarks: products take the n-th algorithm of the library's list for them, or the last of it; 0 from the start,
-// the library's own choice. How many the list had for the last product; 1 where there is none.
+// For benchmarks: products use the n-th algorithm of the library's list, or its last; default 0, the library's choice.
+// linear_choices(): length of the list for the last product; 1 if there is none.
 void linear_choose(int n);
 int linear_choices(void);
 

@@ -1,21 +1,21 @@
 // The token embedding through schedules: lookup forward, scatter-add of its gradient backward.
 //
-// The table may be split by rows over the tp group (TPSP) or whole on every rank (UP); so it is looked up near
-// by, among the ranks that hold one copy of it together, and this is what every pass can do:
+// The table is split by rows over the tp group (TPSP) or whole on every rank (UP). Every pass can look it up near by,
+// among the ranks that together hold one copy of it:
 //
 //   forward    lookup of the rows held here ▸ reduce-scatter
 //   backward   all-gather ▸ scatter-add into the local gradient
 //
 // But the table is also the largest bucket (params.h), needed at the very start of forward when its gather
 // has just begun, and tied to the head, so that its gradient is complete only at the very end of backward:
-// both would leave a dense vocabulary with little to hide behind. So where fewer bytes are left to either end of a
-// step that way, the pass behind an update and the pass before one go far, over the world, with the rows that are
-// looked up and only the shard of the table that each rank owns:
+// both would leave the transfers of a whole table exposed. So if it leaves fewer bytes at the two ends of a step, the
+// pass after an update and the pass before one go far, over the world, with only the rows that are looked up and the
+// shard of the table that each rank owns:
 //
-//   forward    lookup of the rows owned here ▸ reduce-scatter: the gather of the table hides behind the layers
-//   backward   all-gather ▸ scatter-add into the owned shard: the head's part has left at the start of backward
+//   forward    lookup of the rows owned here ▸ reduce-scatter: the layers hide the gather of the table
+//   backward   all-gather ▸ scatter-add into the owned shard: the head's part was sent at the start of backward
 //
-// Both ways add the same numbers (one row and zeros) forward, so the bits are the same.
+// Both add the same numbers (one row and zeros) in forward, so the bits are the same.
 #ifndef LOOKUP_H
 #define LOOKUP_H
 
@@ -54,7 +54,7 @@ void lookup_free(lookup *l);
 
 // x (Ts, B, C) = rows of wte for inputs (near->size · Ts, B), in two parts, so that other computation can hide the
 // transfers. scratch (near->size · Ts, B, C), not to be touched in between.
-// fresh: only the owned shard of the table is sure to be here; needs l->far.
+// fresh: only the owned shard of the table is complete; needs l->far.
 void lookup_forward(lookup *l, const int32_t *inputs, int64_t Ts, int64_t B, bool fresh, real *scratch);
 void lookup_finish_forward(lookup *l, real *x);
 // The gradient dx (Ts, B, C) of x is added to wte's: begun here, so that other computation can hide its transfers.
@@ -64,7 +64,7 @@ void lookup_finish_forward(lookup *l, real *x);
 void lookup_backward(lookup *l, const real *dx, const int32_t *inputs, bool last, real *scratch);
 void lookup_finish_near(lookup *l);
 void lookup_finish_far(lookup *l, precise *shard);
-// Must the whole table's gradient travel once the lookup's part is in it?
+// Must the whole table's gradient travel after the lookup's part was added to it?
 bool lookup_holds_up_table(const lookup *l);
 
 void lookup_explain(const lookup *l, FILE *out); // a line for --dry-run: which way, and why

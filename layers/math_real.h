@@ -1,12 +1,12 @@
 // exp, log, sqrt of `precise`, for loops that must vectorise.
 //
-// The C library's vector functions are offered to the compiler under -ffast-math alone, and that flag
-// would take NaN away. So exp in float is written out here: no branch, no table, no call, hence a loop
+// The compiler uses the C library's vector functions under -ffast-math alone, and that flag gives up NaN. So exp in
+// float is written out here: no branch, no table, no call, hence a loop
 // over it becomes vector code. x = n·ln 2 + r with |r| <= ln 2 / 2 (ln 2 in two parts, so that r is
 // exact), a polynomial for exp(r), and 2ⁿ as two factors made from exponent bits, so that subnormal
 // results and the overflow to infinity come out right. At most 2 ulp; NaN stays NaN.
 //
-// In double, for the gradient tests, speed does not matter and the library's functions serve.
+// In double, for the gradient tests, speed does not matter and the library's functions are used.
 #ifndef MATH_REAL_H
 #define MATH_REAL_H
 

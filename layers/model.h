@@ -1,8 +1,8 @@
 // GPT-2: embeddings, L blocks, final layer norm, head tied to the token embedding, cross-entropy.
 //
 // A replica is one tp group. It works on micro-batches of up to B sequences of up to T tokens, T a multiple
-// of tp; every rank of the group is given the same tokens (T, B), row t·B + b, and keeps the sequence
-// shard [rank · T/tp, …) of everything outside the blocks.
+// of tp; every rank of the group gets the same tokens (T, B), row t·B + b, and keeps the sequence shard
+// [rank · T/tp, …) of everything outside the blocks.
 #ifndef MODEL_H
 #define MODEL_H
 
@@ -20,7 +20,7 @@ typedef struct gpt {
     cf_context *context;
     const cf_mesh *mesh;
     parameters params;
-    const cf_group *split; // holds one copy of the vocabulary together
+    const cf_group *split; // ranks that together hold one copy of the vocabulary
     backward_pass pass;
     int64_t T, B; // capacity
     int64_t vocabulary_first, vocabulary_rows,
@@ -43,13 +43,13 @@ typedef struct gpt {
     real *next;                // (tp, vocabulary_rows): logits of one position, for sampling
     int32_t *inputs, *targets; // (T, B)
     cf_fuse *gather_stats, *gather_logits, *collect;
-    real *pieces; // (split, COLLECT): pieces of a tensor on their way into a file
+    real *pieces; // (split, COLLECT): pieces of a tensor that is written to a file
     column_linear head;
     int64_t pass_T, pass_B; // of the pass in progress
 } gpt;
 
-// recompute: backward computes GELU and layer norms again, rather than finding them where each layer has kept them.
-// Dies (together) where shape, mesh and T do not fit. Parameters are zero until initialised or loaded.
+// recompute: backward computes GELU and layer norms again instead of keeping them per layer.
+// Dies (together) if shape, mesh and T do not fit. Parameters are zero until initialised or loaded.
 void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, gpt_shape shape, parallel_strategy strategy,
                 int64_t T, int64_t B, overlap o, bool recompute);
 void gpt_free(gpt *g);
@@ -60,9 +60,9 @@ void gpt_free(gpt *g);
 void gpt_forward(gpt *g, const int32_t *inputs, const int32_t *targets, int64_t T, int64_t B, double scale,
                  double *loss_sum);
 // After gpt_forward with a scale: adds the gradients.
-// first: this micro-batch begins the gradients, which have been zeroed (params_zero_grad); large matrices hold what is
-// left of the step before, and it writes over that. last: it completes them, so they are given to the hooks; the
-// optimizer's step must follow, which finishes what is still on its way.
+// first: this micro-batch begins the gradients, which params_zero_grad has zeroed; large matrices hold old values, which
+// it overwrites. last: it completes them and passes them to the hooks; the optimizer's step must follow and finishes the
+// transfers still in flight.
 void gpt_backward(gpt *g, bool first, bool last);
 
 // After gpt_forward: logits (V) at position t of sequence b, on every rank, into out (host memory).

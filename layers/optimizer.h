@@ -1,13 +1,12 @@
 // Gradient synchronisation and AdamW, with the optimizer state sharded over the replicas (ZeRO-1; with UP over
 // the whole world, since every rank has all weights).
 //
-// For every bucket of parameters: reduce-scatter of the gradient, AdamW on the own shard, all-gather of the
-// weights. Only what a forward pass begins with is updated in the step itself, the rest in that pass, behind the
-// transfers of its lookup. In the overlapping modes a matrix that is a bucket of its own is reduced while its gradient is
-// computed, owner by owner, the own rows last (commfuse), or posted with the others when backward has
-// completed them, to run behind what backward has left; weights are gathered behind the updates and behind
-// the next forward, a few layers ahead of their use. In mode none both are native collectives, at the end of
-// backward and behind the update.
+// For every bucket of parameters: reduce-scatter of the gradient, AdamW on this rank's shard, all-gather of the weights.
+// The step itself updates only the weights that forward needs first; the next forward updates the rest during the
+// transfers of its lookup. In the overlapping modes a matrix with a bucket to itself is reduced while its gradient is
+// computed, owner by owner, this rank's rows last (commfuse); other buckets are posted when backward has completed them,
+// and travel during the rest of backward. Weights are gathered during the updates and the next forward, a few layers
+// ahead of their use. In mode none both are native collectives, at the end of backward and after the update.
 #ifndef OPTIMIZER_H
 #define OPTIMIZER_H
 
@@ -18,7 +17,7 @@
 extern "C" {
 #endif
 
-// Weights of a bucket: all here, only the own shard, or the others' on their way.
+// Weights of a bucket: all complete, only this rank's shard, or the other shards in flight.
 typedef enum { WEIGHTS_HERE, WEIGHTS_OWN, WEIGHTS_COMING } weights_state;
 typedef enum { GRADIENT_PARTIAL, GRADIENT_LEAVING, GRADIENT_REDUCED } gradient_state;
 
@@ -28,8 +27,8 @@ typedef struct bucket_sync {
     bool fused;   // reduce computes the gradient it sends
     gradient_state gradient;
     weights_state weights;
-    bool due;       // the own shard waits for its update
-    precise *shard; // (bucket's shard) the own one of the gradient, reduced
+    bool due;       // this rank's shard waits for its update
+    precise *shard; // (bucket's shard) this rank's shard of the reduced gradient
     int64_t state;  // where the bucket's moments begin in m and v
     char name[32];  // in messages and traces
 } bucket_sync;
@@ -44,9 +43,9 @@ typedef struct zero_optimizer {
     int *forward,
         *backward;     // [params->buckets] the order in which forward needs them, and reductions are finished
     int gathers_begun; // in forward order, since the last update
-    adamw update;      // what is due
-    precise *m, *v;    // (sum of all own shards) moments, bucket by bucket
-    precise *master;   // the own shards' weights where `real` is not precise; else NULL
+    adamw update;      // for shards that are due
+    precise *m, *v;    // (sum of this rank's shards) moments, bucket by bucket
+    precise *master;   // weights of this rank's shards where `real` is not precise; else NULL
     double *report;    // (world, REPORT) numbers every rank tells the others, on the device
     double *told;      // the same, once they have been exchanged, for the host
     double *squares;   // (SQUARES_SCRATCH)
@@ -56,10 +55,10 @@ typedef struct zero_optimizer {
 
 enum { NONFINITE_NAME = 48 };
 typedef struct step_result {
-    double loss;        // mean over the batch
-    double grad_norm;   // before clipping
-    bool skipped;       // not finite: nothing was updated
-    int nonfinite_rank; // skipped: where the first tensor is whose gradient is not finite, -1: nowhere
+    double loss;                    // mean over the batch
+    double grad_norm;               // before clipping
+    bool skipped;                   // not finite: nothing was updated
+    int nonfinite_rank;             // skipped: rank of the first tensor with a non-finite gradient, -1: none
     char nonfinite[NONFINITE_NAME]; // "fcw of layer 3"
 } step_result;
 
@@ -67,7 +66,7 @@ typedef struct step_result {
 void optimizer_create(zero_optimizer *o, gpt *model, overlap overlap);
 void optimizer_free(zero_optimizer *o);
 
-// When weights have been initialised or read, before the first step.
+// Call after weights were initialised or read, before the first step.
 void optimizer_start(zero_optimizer *o);
 // Before the first backward of a step. The forward before it updates from the last step's gradients.
 void optimizer_zero_grad(zero_optimizer *o);
@@ -76,10 +75,10 @@ void optimizer_zero_grad(zero_optimizer *o);
 // returned, rank r's at r · REPORT, and valid until the next exchange.
 const double *optimizer_reduce(zero_optimizer *o, const double *loss_sum, const double *values, int count);
 // Then: takes the global norm, clips to `clip` (0: no clipping), updates, most of it in the next forward. tokens: of the whole
-// batch. If the loss or a gradient is not finite nothing is written: the step is left out where it may be, and otherwise the
-// run ends, naming step, rank and tensor.
+// batch. If the loss or a gradient is not finite nothing is written: with may_skip the step is skipped, else the run ends,
+// naming step, rank and tensor.
 step_result optimizer_update(zero_optimizer *o, adamw a, double clip, int64_t tokens, bool may_skip);
-// Update what is due: before the own shards' state is read.
+// Update all shards that are due; call before their state is read.
 void optimizer_complete(zero_optimizer *o);
 // The same, and wait until every weight is here: before saving a model, or at the end.
 void optimizer_settle(zero_optimizer *o);

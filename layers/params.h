@@ -1,11 +1,11 @@
-// The parameters of a GPT: sixteen tensors (in the order of llm.c's model files), how each is split over
-// the tp group, where the local part lies, and the buckets in which gradients and weights travel.
+// The parameters of a GPT: sixteen tensors (in the order of llm.c's model files), how each is split over the tp group,
+// the place of the local part, and the buckets in which gradients and weights travel.
 //
 // tensor      of one layer   TPSP: split over tp                                 UP: held by every rank
 // wte         (Vp, C)        rows (vocabulary), a multiple of 8; missing: zero    whole, likewise
-// qkvw        (3C, C)        by heads: the same rows of q, k and v               the tp parts, one behind another
+// qkvw        (3C, C)        by heads: the same rows of q, k and v               the tp parts, one after another
 // qkvb        (3C)           likewise                                            likewise
-// attprojw    (C, C)         columns                                             the tp parts, one behind another
+// attprojw    (C, C)         columns                                             the tp parts, one after another
 // fcprojw     (C, 4C)        columns                                             whole
 // fcw         (4C, C)        rows                                                whole
 // fcb         (4C)           likewise                                            whole
@@ -13,12 +13,11 @@
 //
 // A bucket is a run of local elements that is reduced and gathered as one. Tensors that are split over tp
 // travel among the replicas (the dp group), all others among the whole world: their gradients are partial on
-// every rank. A matrix large enough is a bucket of its own, owned by whole rows, so that its gradient can
-// be computed owner by owner and leave while the next owner's is computed. Matrices too thin for that share a bucket with
-// those of as many layers as it takes for a shard's transfer to be longer than its latency. The vectors of all layers
-// (norms, biases) are small, so all of them share one bucket for each group. Shards of several tensors are a multiple of 8 elements, those of a matrix whole rows; what
-// that takes beyond the tensors is padding. So, for the usual numbers of channels, everything begins on sixteen bytes
-// on any mesh, which matrix products ask for.
+// every rank. A large matrix is a bucket by itself, owned by whole rows, so that its gradient can be computed owner by
+// owner and sent while the next owner's is computed. Thin matrices share a bucket with those of as many layers as it takes
+// for a shard's transfer to be longer than its latency. The vectors of all layers (norms, biases) share one bucket for each
+// group. Shards of several tensors are a multiple of 8 elements, those of a matrix whole rows; the remainder is padding. So,
+// for the usual numbers of channels, everything is aligned to sixteen bytes on any mesh, as matrix products require.
 #ifndef PARAMS_H
 #define PARAMS_H
 
@@ -79,7 +78,7 @@ typedef struct parameters {
     parallel_strategy strategy;
     int tp_rank;
     int ways;             // over how many ranks matrices and vocabulary are split: tp or, with UP, 1
-    int parts;            // of the attention's matrices, held one behind another: 1 or, with UP, tp
+    int parts;            // of the attention's matrices, held one after another: 1 or, with UP, tp
     int64_t elements;     // of this rank, padding included
     real *weight;         // (elements)
     precise *grad;        // (elements)
@@ -120,20 +119,20 @@ int params_bucket_of(const parameters *p, int tensor, int64_t layer);
 real *params_weight(const parameters *p, int tensor, int64_t layer);
 precise *params_grad(const parameters *p, int tensor, int64_t layer);
 
-// Where to put a weight gradient. add: to what is there; if not, what is there is left of the step before. first: this
-// micro-batch is the step's first. Layer of wte: −1.
+// Where to put a weight gradient. add: to the value there; if not, that value is from the step before and is overwritten.
+// first: this micro-batch is the step's first. Layer of wte: −1.
 typedef struct matrix_gradient {
     precise *at;
     bool add;
 } matrix_gradient;
 matrix_gradient params_matrix_grad(const parameters *p, int tensor, int64_t layer, bool first);
-// A step begins: gradients are zero, but for matrices with a bucket of their own. Those have the size, and to write
+// At the start of a step: zeroes gradients, except of matrices with a bucket to themselves. Those are large, and to write
 // their first product moves a third of the bytes of zeroing them and adding it.
 void params_zero_grad(const parameters *p, cf_stream *stream);
 
 // The local part as runs of consecutive elements of the whole tensor.
 typedef struct param_run {
-    int64_t whole, local, count; // whole elements [whole, whole + count) lie at local element `local`
+    int64_t whole, local, count; // whole elements [whole, whole + count) are at local element `local`
 } param_run;
 int64_t params_runs(const parameters *p, int tensor);
 param_run params_run(const parameters *p, int tensor, int tp_rank, int64_t run);
@@ -142,7 +141,7 @@ param_run params_run(const parameters *p, int tensor, int tp_rank, int64_t run);
 bool params_find(const parameters *p, int64_t element, int *tensor, int64_t *layer, int64_t *remaining);
 
 // Where a local element belongs in the whole model: element `whole` of that tensor and layer, and `count`
-// elements from it on lie side by side here and there. False: padding, `count` elements of it.
+// elements from it on are contiguous in both. False: padding, `count` elements of it.
 typedef struct param_place {
     int tensor;
     int64_t layer, whole, count;
@@ -152,13 +151,12 @@ bool params_locate(const parameters *p, int64_t element, param_place *place);
 // one rank of the world.
 int64_t params_first_owned(const param_bucket *b);
 
-// Fill the local weights from a whole model: `read` gives `count` elements from element `first` of one
-// layer's tensor.
+// Fill the local weights from a whole model: `read` returns `count` elements from element `first` of one layer's tensor.
 typedef void params_reader(void *argument, int tensor, int64_t layer, int64_t first, int64_t count,
                            float *out);
 void params_read(parameters *p, params_reader *read, void *argument, cf_stream *stream);
-// Put `count` local elements, from local element `first`, of a rank's part of one layer's tensor where they
-// belong in the whole tensor. Both are the host's.
+// Put `count` local elements, from local element `first`, of a rank's part of one layer's tensor at their place in the
+// whole tensor. Both are host memory.
 void params_place(const parameters *p, int tensor, int tp_rank, int64_t first, int64_t count,
                   const real *piece, float *whole);
 

@@ -1,6 +1,6 @@
 // Counter-based random numbers (Philox 4x32-10): a function of (seed, stream, index), so initial weights
-// and generated text do not depend on the mesh, the thread count or the order of calls. (The order of samples is
-// data/tokens.c's own.)
+// and generated text do not depend on the mesh, the thread count or the order of calls. (The order of samples
+// is drawn in data/tokens.c.)
 #ifndef RANDOM_H
 #define RANDOM_H
 

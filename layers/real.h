@@ -5,8 +5,8 @@
 // REAL_IS_BF16 bf16                          float
 // REAL_IS_DOUBLE double                      double; for tests that compare with central differences
 //
-// C knows bf16 as two bytes that it can move and convert; CUDA's kernels know it as their own type. The CPU's kernels
-// compute in `precise`, whatever the elements are: precise_of() on the way in, real_of() on the way out.
+// In C bf16 is two bytes that can be moved and converted; CUDA kernels use CUDA's type. CPU kernels compute in
+// `precise`, whatever the elements are: precise_of() when they read, real_of() when they write.
 #ifndef REAL_H
 #define REAL_H
 

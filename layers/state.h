@@ -1,8 +1,8 @@
-// The state of a run: what its next step depends on, as far as this rank owns it. That is the weights (the
-// masters, where weights are of a coarser type: those follow from them) and AdamW's two moments. Every element of
-// the model is owned by one rank, so the ranks' states together are the run's, each element once.
+// This rank's part of the state that the next step depends on: the weights (the masters, where weights are rounded copies
+// of them) and AdamW's two moments. Every element of the model is owned by one rank, so the ranks' states together hold
+// each element once.
 //
-// Runs say where elements belong in the whole model, so that a state can be put together again for any mesh.
+// Each run records the place of its elements in the whole model, so that a state can be restored on any mesh.
 #ifndef STATE_H
 #define STATE_H
 
@@ -29,10 +29,10 @@ typedef struct rank_state {
 void state_create(rank_state *s, const zero_optimizer *o);
 void state_free(rank_state *s);
 
-// Copies the state as it is between two steps. No other rank is needed.
+// Copies the state between two steps. Not collective.
 void state_take(rank_state *s, const zero_optimizer *o);
 
-// The other way: `read` gives elements of the whole model. Fills all weights that this rank holds, owned or not.
+// The inverse: `read` returns elements of the whole model. Fills all weights that this rank holds, owned or not.
 typedef void state_reader(void *argument, state_kind kind, int tensor, int64_t layer, int64_t first,
                           int64_t count, precise *out);
 void state_give(zero_optimizer *o, state_reader *read, void *argument);

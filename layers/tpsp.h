@@ -8,11 +8,11 @@
 //              slices arrive, for the column-parallel half
 //
 // The gather of a saved input waits for nothing that backward computes. It is posted one operation ahead, where there
-// is computation to spare: fc1's behind fc2's backward, QKV's behind fc1's, since QKV's has just enough for its sums.
+// is spare computation: fc1's during fc2's backward, QKV's during fc1's, since QKV's can hide no more than its sums.
 //
-// Where a weight gradient leaves owner by owner (weight_gradient.h), it is computed after these, from what they have
-// gathered; that of QKV last of all, when the gradient of the block's input is already on its way. In layer 0 it
-// comes last in any case: behind it hides what the embedding sends.
+// A weight gradient that is sent owner by owner (weight_gradient.h) is computed after these, from the gathered inputs;
+// QKV's last of all, when the gradient of the block's input is already in flight. In layer 0 it is always last, to hide
+// the embedding's transfers.
 //
 // N = tp ranks, Ts = T / N. A shard is (Ts, B, C), the whole sequence (T, B, C); Hl = H / N local heads,
 // Cl = C / N, Fl = 4C / N.
@@ -33,18 +33,18 @@ typedef struct tpsp {
     int64_t T, B; // of the pass in progress
     column_linear qkv, fc;
     cf_fuse *attproj_forward, *attproj_backward, *fcproj_forward, *fcproj_backward;
-    real *wide;     // (T, B, C) what all-gather fills; in backward dY of the MLP, then QKV's input
+    real *wide;     // (T, B, C) filled by all-gather; in backward dY of the MLP, then QKV's input
     real *wide2;    // (T, B, C) in backward fc1's input, then dY of attention
-    real *partial;  // (T, B, C) what reduce-scatter sums
+    real *partial;  // (T, B, C) summed by reduce-scatter
     real *hidden;   // (T, B, Fl) GELU; NULL: layers keep theirs
-    real *dhidden;  // (T, B, Fl) gradient in front of the GELU
+    real *dhidden;  // (T, B, Fl) gradient of the GELU's input
     real *dheads;   // (T, B, Cl)
     real *dqkv;     // (T, B, 3 Cl)
     real *prepared; // (linear_prepared_size() of the larger) weights of a row-parallel layer
     precise *norm_scratch, *attention_scratch;
 } tpsp;
 
-// What one layer keeps from forward for backward.
+// Kept by one layer from forward for backward.
 typedef struct tpsp_saved {
     real *x;                // (Ts, B, C) input; shared with the previous layer's output
     precise *mean1, *rstd1; // (Ts, B)
@@ -67,9 +67,9 @@ void tpsp_saved_free(tpsp_saved *s);
 
 // out (Ts, B, C) = block(s->x)
 void tpsp_forward(tpsp *t, tpsp_saved *s, const parameters *p, int layer, real *out);
-// dx (Ts, B, C): gradient of the output in, of the input out. Adds to the gradients of p, all but QKV's weights
-// if those leave owner by owner or are wanted to hide the embedding's transfers behind (layer 0): they are left to
-// tpsp_backward_qkvw, before which anything but `partial` must be left as it is.
+// dx (Ts, B, C): gradient of the output in, of the input out. Adds to the gradients of p, all but QKV's weights if those
+// are sent owner by owner or hide the embedding's transfers (layer 0): they are left to tpsp_backward_qkvw, and until
+// then nothing but `partial` may change.
 void tpsp_backward(tpsp *t, tpsp_saved *s, const parameters *p, int layer, real *dx);
 void tpsp_backward_qkvw(tpsp *t, const tpsp_saved *s, const parameters *p, int layer);
 

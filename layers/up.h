@@ -1,17 +1,17 @@
 // One transformer block in UP (Ulysses parallelism): activations stay sharded by sequence, weights are whole on
-// every rank, and attention is sharded by heads, so that an all-to-all stands before and after it. Each is a
-// fused operation of commfuse (arXiv 2604.24013, Algorithm 5):
+// every rank, and attention is sharded by heads, with an all-to-all before and after it. Each is a fused operation of
+// commfuse (arXiv 2604.24013, Algorithm 5):
 //
 //   forward    layer norm → (QKV per destination's heads, own last ▸ all-to-all)
 //              → (attention per query slice, own last ▸ all-to-all to the slice's owner ▸ out-projection
 //                 accumulating per head group, own first) → residual
 //              layer norm → fc1, GELU, fc2 → residual: nothing travels
 //   backward   the mirror: (projection dgrad per destination's heads, own last ▸ all-to-all ▸ attention backward
-//              per query slice, own first) with the projection's wgrad behind it,
+//              per query slice, own first), hidden by the projection's wgrad,
 //              (all-to-all ▸ QKV dgrad accumulating per head group, own first)
 //
 // N = tp ranks, Ts = T / N, Hl = H / N heads of D channels and Cl = C / N channels per head group. QKV and
-// projection weights lie head group by head group (params.h).
+// projection weights are stored head group by head group (params.h).
 #ifndef UP_H
 #define UP_H
 
@@ -42,7 +42,7 @@ typedef struct up {
     precise *norm_scratch, *attention_scratch;
 } up;
 
-// What one layer keeps from forward for backward.
+// Kept by one layer from forward for backward.
 typedef struct up_saved {
     real *x;                // (Ts, B, C) input; shared with the previous layer's output
     precise *mean1, *rstd1; // (Ts, B)
@@ -66,9 +66,8 @@ void up_saved_free(up_saved *s);
 
 // out (Ts, B, C) = block(s->x)
 void up_forward(up *u, up_saved *s, const parameters *p, int layer, real *out);
-// dx (Ts, B, C): gradient of the output in, of the input out. Adds to the gradients of p, all but QKV's weights
-// if those leave owner by owner: they are left to up_backward_qkvw, before which anything but `dnorm` and `y`
-// must be left as it is.
+// dx (Ts, B, C): gradient of the output in, of the input out. Adds to the gradients of p, all but QKV's weights if those
+// are sent owner by owner: they are left to up_backward_qkvw, and until then nothing but `dnorm` and `y` may change.
 void up_backward(up *u, up_saved *s, const parameters *p, int layer, real *dx);
 void up_backward_qkvw(up *u, const parameters *p, int layer);
 

@@ -1,5 +1,5 @@
-// The gradient of a weight matrix is not simply added up where it lies: if the matrix is a bucket of its own (params.h),
-// the last micro-batch computes it owner by owner, inside a reduce-scatter, the own rows last.
+// Gradients of weight matrices. If a matrix is a bucket by itself (params.h), the last micro-batch computes its gradient
+// owner by owner, inside a reduce-scatter, this rank's rows last; otherwise it is added up in place.
 #ifndef WEIGHT_GRADIENT_H
 #define WEIGHT_GRADIENT_H
 
@@ -19,12 +19,12 @@ typedef struct weight_gradient {
     matrix_gradient to; // weight_gradient_take() fills it in
 } weight_gradient;
 
-// Will weight_gradient_take() reduce it on the spot? Then it is best called when nothing else waits for it.
+// Will weight_gradient_take() reduce it immediately? Then call it when nothing else waits for the wire.
 bool weight_gradient_fuses(const backward_pass *pass, const parameters *p, int tensor, int64_t layer);
-// Are the slices that arrive, of a shard of `rows`, worth adding to a gradient one by one? If not it is computed when all are
-// here.
+// Are the arriving slices, of a shard of `rows` rows, large enough to add to a gradient one by one? If not, it is computed
+// when all have arrived.
 bool weight_gradient_by_slices(const cf_fuse *arrive, int64_t rows);
-// Where a gradient is to be computed now, inside the operation around it; at NULL: weight_gradient_take() will do it.
+// Where to put a gradient that is computed now, inside the operation around it; at NULL: weight_gradient_take() does it.
 matrix_gradient weight_gradient_now(const backward_pass *pass, const parameters *p, int tensor,
                                     int64_t layer);
 void weight_gradient_take(const backward_pass *pass, const parameters *p, int tensor, int64_t layer,
