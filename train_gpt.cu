@@ -761,7 +761,7 @@ static void find_slowest(step_times *times, const double *told, double *busy, in
 static void check_steps(const trainer *t, const double *told, int64_t step) {
     for (int rank = 0; rank < t->ranks; rank++)
         if ((int64_t)told[rank * REPORT + TELL_STEP] != step)
-            cf_die("a fault of this program or of a library under it: please report it; the checkpoints are "
+            cf_die("internal error, or a bug in a library: please report it; the checkpoints are "
                    "sound",
                    "the ranks are out of step: rank %d is in step %.0f, this rank in step %lld", rank,
                    told[rank * REPORT + TELL_STEP], (long long)step);
@@ -934,7 +934,7 @@ static void tell_of_missing_words(int64_t V) {
     if (!told)
         fprintf(
             stderr,
-            "note: samples are no text: no tokenizer.bin for the %lld tokens lies beside --train, --val or "
+            "note: samples are no text: there is no tokenizer.bin for the %lld tokens beside --train, --val or "
             "--init-from (data/prepare.py writes one)\n",
             (long long)V);
     told = true;

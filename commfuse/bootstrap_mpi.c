@@ -43,7 +43,7 @@ static void look_at_step(void) {
     else if (cf_die_rank() > 0) // all of them see the same
         _exit(1);
     else
-        cf_die(hint, "srun has started %s processes, but not told MPI which ranks they are", tasks);
+        cf_die(hint, "srun has started %s processes, but MPI does not know which ranks they are", tasks);
 }
 
 // Started by something that MPI does not know, every process would be rank 0 of a run of its own.

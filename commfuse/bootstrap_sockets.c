@@ -457,7 +457,7 @@ static void open_doors(sockets *s) {
     if (s->open && !cf_secret_given())
         fprintf(
             stderr,
-            "note: ranks meet at %s port %s without COMMFUSE_SECRET: whoever reaches that port can join this "
+            "note: ranks meet at %s port %s without COMMFUSE_SECRET: anybody who reaches that port can join this "
             "run; give all ranks the same one, such as openssl rand -hex 32 makes\n",
             s->address, s->port);
 }

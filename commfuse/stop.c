@@ -99,7 +99,7 @@ static void second(int number) {
     line l = {.length = 0};
     add(&l, "\nerror: ");
     add(&l, stop.who);
-    add(&l, ": told to end at once (");
+    add(&l, ": asked to end at once (");
     add(&l, name_of(number));
     add(&l, ")");
     add_wait(&l);

@@ -420,7 +420,7 @@ static const char *find_out(cf_watch *w, char *text, size_t bytes) {
     pthread_mutex_unlock(&w->lock);
     if (missed_by >= 0) {
         snprintf(text, bytes, "; rank %d has given up: this rank did not answer it", missed_by);
-        return "this process stood still: was it stopped, or its host asleep or swapping?";
+        return "this process did not run: was it stopped, or its host asleep or swapping?";
     }
     int length = told >= 0 ? snprintf(text, bytes, "; rank %d has given up", told) : 0;
     return inquire(w, text + length, bytes - (size_t)length);

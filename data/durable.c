@@ -101,7 +101,7 @@ bool durable_problem(problem *why, const char *doing, const char *path, int64_t 
                  (unsigned long long)space.f_bavail * space.f_frsize);
     const char *hint = NULL;
     if (error == ENOSPC || error == EDQUOT) hint = "free space, or save elsewhere";
-    if (error == EFBIG) hint = "a limit on the size of files stands in the way; see ulimit -f";
+    if (error == EFBIG) hint = "a limit on the size of files is in force; see ulimit -f";
     if (error == EROFS || error == EACCES || error == EPERM) hint = "make it writable, or save elsewhere";
     if (error == ENOENT) hint = "is its directory there, on a file system that all hosts share?";
     if (error == ENAMETOOLONG) hint = "choose a shorter name";

@@ -175,7 +175,7 @@ class Weights:
             first = file.read(8)
             length = int.from_bytes(first, "little")
             if first == b"version ":
-                raise Problem(f"{path} stands for a file that git has not brought", "git lfs pull, in its directory")
+                raise Problem(f"{path} is the pointer of a file that git has not fetched", "git lfs pull, in its directory")
             if len(first) < 8 or length > min(HEADER_LIMIT, size - 8):
                 raise Problem(f"{path} is no safetensors file, or was not copied completely", "make or copy it again")
             try:

@@ -135,7 +135,7 @@ static void report(const saver *s) {
     for (int rank = 0; rank < s->ranks; rank++) bytes += s->file[rank].bytes;
     double written_ms = cf_now_ms() - s->begun_ms;
     progress_break();
-    printf("step %5lld  saved %s/step_%08lld: %.1f MiB, the run stood for %.1f ms, written after %.0f ms\n",
+    printf("step %5lld  saved %s/step_%08lld: %.1f MiB, training paused for %.1f ms, written after %.0f ms\n",
            (long long)s->step, s->plan.out, (long long)s->step, (double)bytes / 1048576, s->stall_ms,
            written_ms);
     fflush(stdout);

@@ -533,7 +533,7 @@ static void run(plan *p, void *const pointer[NAMES], void *workspace_memory, cf_
     if (g.status != CUDNN_STATUS_SUCCESS) {
         char last[512] = "";
         cudnnGetLastErrorString(last, sizeof last);
-        cf_die("CUDNN_LOGERR_DBG=1 CUDNN_LOGDEST_DBG=stderr tells more",
+        cf_die("set CUDNN_LOGERR_DBG=1 CUDNN_LOGDEST_DBG=stderr to see more",
                "attention by cuDNN, %lld queries, %lld keys, B %lld, H %lld, D %lld: %s: %s",
                (long long)p->of.n, (long long)p->of.keys, (long long)p->of.B, (long long)p->of.H,
                (long long)p->of.D, cudnnGetErrorString(g.status), last);

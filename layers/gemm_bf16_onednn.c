@@ -37,7 +37,7 @@ static const char *name_of(dnnl_status_t status) {
 static void check(dnnl_status_t status, const char *call, const product *p) {
     if (status == dnnl_success) return;
     cf_die(
-        "DNNL_VERBOSE=1 in the environment tells more",
+        "set DNNL_VERBOSE=1 to see more",
         "%.*s says %s (%d): product (%lld, %lld) · (%lld, %lld) of bf16, rows of %lld, %lld, %lld elements",
         (int)strcspn(call, "("), call, name_of(status), (int)status, (long long)p->m, (long long)p->k,
         (long long)p->k, (long long)p->n, (long long)p->lda, (long long)p->ldb, (long long)p->ldc);

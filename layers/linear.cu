@@ -82,7 +82,7 @@ static struct {
 static void check(cublasStatus_t status, const char *call, const product *p) {
     if (status == CUBLAS_STATUS_SUCCESS) return;
     cf_die(
-        "CUBLASLT_LOG_LEVEL=2 in the environment tells more; a kernel that failed before may show only here",
+        "set CUBLASLT_LOG_LEVEL=2 to see more; a kernel that failed before may show only here",
         "%.*s: %s: product (%lld, %lld) · (%lld, %lld)%s%s%s, rows of %lld, %lld, %lld elements",
         (int)strcspn(call, "("), call, cublasLtGetStatusString(status), (long long)p->m, (long long)p->k,
         (long long)p->k, (long long)p->n, p->transpose_a ? ", first transposed" : "",

@@ -176,14 +176,14 @@ void lookup_explain(const lookup *l, FILE *out) {
     else if (l->far)
         fprintf(
             out,
-            "rows travel: %.2f MiB to each rank in a step; the table would be %.2f MiB with nothing to hide "
-            "behind. The head's gradient leaves at the start of backward\n",
+            "rows travel: %.2f MiB to each rank in a step; the table would be %.2f MiB that nothing "
+            "hides. The head's gradient leaves at the start of backward\n",
             rows, table);
     else if (l->sparse <= l->dense)
-        fprintf(out, "the table travels, behind the end of backward: the baselines' way\n");
+        fprintf(out, "the table travels after backward: the baselines' way\n");
     else
         fprintf(out,
-                "the table travels, behind the end of backward: %.2f MiB to each rank in a step; rows: %.2f "
+                "the table travels after backward: %.2f MiB to each rank in a step; rows: %.2f "
                 "MiB\n",
                 table, rows);
 }

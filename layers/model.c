@@ -423,7 +423,7 @@ static void up_operations(gpt *g, visit_operation *visit, void *argument) {
 void gpt_operations(gpt *g, visit_operation *visit, void *argument) {
     const lookup *l = &g->embedding;
     if (l->far) visit(argument, "tokens of all ranks", l->ids, 1);
-    if (l->far) visit(argument, "forward, behind an update", l->far_forward, 1);
+    if (l->far) visit(argument, "forward, during an update", l->far_forward, 1);
     visit(argument, l->far ? "forward, other micro-batches" : "forward", l->near_forward, !l->far);
     if (up_strategy(g))
         up_operations(g, visit, argument);

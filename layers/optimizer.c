@@ -485,7 +485,7 @@ void optimizer_operations(zero_optimizer *o, visit_operation *visit, void *argum
         snprintf(place, sizeof place, "%s%s", s->fused ? "gradient computed owner by owner" : "gradient",
                  each);
         visit(argument, place, s->reduce, times);
-        snprintf(place, sizeof place, "weights, behind update and forward%s", each);
+        snprintf(place, sizeof place, "weights, during update and forward%s", each);
         visit(argument, place, s->gather, times);
     }
     visit(argument, "figures of all ranks", o->exchange_report, 1);
@@ -507,7 +507,7 @@ static void explain_bucket(const zero_optimizer *o, int i, FILE *out) {
     else if (b->tensor == WTE)
         fprintf(out, "%d owners; complete only at the end of backward, since the whole table travels\n", N);
     else
-        fprintf(out, "%d owners; sent when complete, behind what backward has left\n", N);
+        fprintf(out, "%d owners; sent when complete, during the rest of backward\n", N);
 }
 
 static void explain_thin(const zero_optimizer *o, FILE *out) {

@@ -143,11 +143,10 @@ if $want_bpe && ! { [ -x build/venv/bin/python ] && build/venv/bin/python -c 'im
     echo "creating build/venv with tiktoken from PyPI: GPT-2's tokenizer for data/prepare.py"
     rm -rf build/venv
     mkdir -p build
-    numpy=
+    pip() { build/venv/bin/python -m pip install --quiet --disable-pip-version-check --retries 1 --timeout 20 "$@"; }
     if ! { "$(scripts/find_python.sh)" -m venv --system-site-packages build/venv &&
-        { build/venv/bin/python -c 'import numpy' 2>/dev/null || numpy=numpy; } &&
-        build/venv/bin/python -m pip install --quiet --disable-pip-version-check --retries 1 --timeout 20 \
-            tiktoken $numpy; } >build/venv.log 2>&1; then
+        pip --require-hashes -r scripts/tiktoken.txt &&
+        { build/venv/bin/python -c 'import numpy' 2>/dev/null || pip numpy; }; } >build/venv.log 2>&1; then
         tail -n 5 build/venv.log >&2
         rm -rf build/venv
         echo "error: no tiktoken; without it everything works but the GPT-2 encoding (full log: build/venv.log)" >&2

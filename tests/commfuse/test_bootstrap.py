@@ -344,7 +344,7 @@ class Bootstrap(unittest.TestCase):
                 self.port = free_port()
                 ranks = self.start_all(2, "gather", MASTER_ADDR="0.0.0.0", COMMFUSE_SECRET=secret)
                 texts = [self.end(rank, 0) for rank in ranks]
-                self.assertEqual([text.count("whoever reaches that port can join this run") for text in texts],
+                self.assertEqual([text.count("anybody who reaches that port can join this run") for text in texts],
                                  [int(not secret), 0])
 
     # --- somebody goes missing ---

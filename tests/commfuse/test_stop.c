@@ -92,7 +92,7 @@ static void the_second_ends_the_process(void **state) {
     (void)state;
     ASSERT_DIES(told_twice(), "): SIGUSR1: ends after this step",
                 "; it waits for rank 1: reduce-scatter mlp.fc2, layer 7, step 41\n", "\nerror: rank 2 of 4 (",
-                "): told to end at once (SIGINT)\n");
+                "): asked to end at once (SIGINT)\n");
 }
 
 static void what_it_waits_for_is_told(void **state) {
@@ -100,7 +100,7 @@ static void what_it_waits_for_is_told(void **state) {
     ASSERT_DIES(told_while_it_waits_for_all(), "; it waits for the other ranks: barrier, step 1234567890\n");
     ASSERT_DIES(
         told_in_another_thread(), "; it waits for rank 1: reduce-scatter mlp.fc2, layer 7, step 41\n",
-        "told to end at once (SIGTERM); it waits for rank 1: reduce-scatter mlp.fc2, layer 7, step 41\n");
+        "asked to end at once (SIGTERM); it waits for rank 1: reduce-scatter mlp.fc2, layer 7, step 41\n");
 }
 
 // --- matrix products ---

@@ -154,7 +154,7 @@ class Stop(Stopping):
         os.kill(ranks[0], signal.SIGTERM)
         result = started.wait(30)
         self.assertNotIn(result.status, (0, checkpoints.STOPPED), str(result))
-        self.assertRegex(result.err, r"error: rank 0 of 2 \(.*\): told to end at once \(SIGTERM\)")
+        self.assertRegex(result.err, r"error: rank 0 of 2 \(.*\): asked to end at once \(SIGTERM\)")
         self.assertEqual(checkpoints.steps_in(out), [first])
         self.assertFalse(started.processes())
         expected = self.undisturbed(2, 1, save_every=0)
