@@ -932,11 +932,11 @@ static void validate(trainer *t, int64_t step) {
 static void tell_of_missing_words(int64_t V) {
     static bool told;
     if (!told)
-        fprintf(
-            stderr,
-            "note: samples are no text: there is no tokenizer.bin for the %lld tokens beside --train, --val or "
-            "--init-from (data/prepare.py writes one)\n",
-            (long long)V);
+        fprintf(stderr,
+                "note: samples are no text: there is no tokenizer.bin for the %lld tokens beside --train, "
+                "--val or "
+                "--init-from (data/prepare.py writes one)\n",
+                (long long)V);
     told = true;
 }
 

@@ -455,11 +455,11 @@ static void open_doors(sockets *s) {
     listen_at(s, s->address);
     if (s->listeners == 0) listen_at(s, NULL);
     if (s->open && !cf_secret_given())
-        fprintf(
-            stderr,
-            "note: ranks meet at %s port %s without COMMFUSE_SECRET: anybody who reaches that port can join this "
-            "run; give all ranks the same one, such as openssl rand -hex 32 makes\n",
-            s->address, s->port);
+        fprintf(stderr,
+                "note: ranks meet at %s port %s without COMMFUSE_SECRET: anybody who reaches that port can "
+                "join this "
+                "run; give all ranks the same one, such as openssl rand -hex 32 makes\n",
+                s->address, s->port);
 }
 
 // Who has joined is looked at too: the run ends when such a rank is gone.

@@ -15,7 +15,8 @@ struct vocabulary {
 };
 
 static const char *const how_to_make = "make it again with data/prepare.py --encoding gpt2";
-static const char *const how_to_read = "it belongs beside the token files; every rank must be able to read it";
+static const char *const how_to_read =
+    "it belongs beside the token files; every rank must be able to read it";
 
 static unsigned char *read_file(int fd, const char *path, int64_t size) {
     if (size < HEADER_BYTES || size > HEADER_BYTES + (int64_t)MAX_TOKENS * 256)

@@ -81,14 +81,13 @@ static struct {
 
 static void check(cublasStatus_t status, const char *call, const product *p) {
     if (status == CUBLAS_STATUS_SUCCESS) return;
-    cf_die(
-        "set CUBLASLT_LOG_LEVEL=2 to see more; a kernel that failed before may show only here",
-        "%.*s: %s: product (%lld, %lld) · (%lld, %lld)%s%s%s, rows of %lld, %lld, %lld elements",
-        (int)strcspn(call, "("), call, cublasLtGetStatusString(status), (long long)p->m, (long long)p->k,
-        (long long)p->k, (long long)p->n, p->transpose_a ? ", first transposed" : "",
-        p->transpose_b ? ", second transposed" : "",
-        p->epilogue == CUBLASLT_EPILOGUE_DEFAULT ? "" : ", with an epilogue", (long long)p->lda,
-        (long long)p->ldb, (long long)p->ldc);
+    cf_die("set CUBLASLT_LOG_LEVEL=2 to see more; a kernel that failed before may show only here",
+           "%.*s: %s: product (%lld, %lld) · (%lld, %lld)%s%s%s, rows of %lld, %lld, %lld elements",
+           (int)strcspn(call, "("), call, cublasLtGetStatusString(status), (long long)p->m, (long long)p->k,
+           (long long)p->k, (long long)p->n, p->transpose_a ? ", first transposed" : "",
+           p->transpose_b ? ", second transposed" : "",
+           p->epilogue == CUBLASLT_EPILOGUE_DEFAULT ? "" : ", with an epilogue", (long long)p->lda,
+           (long long)p->ldb, (long long)p->ldc);
 }
 
 static void *workspace(cf_stream *stream) {

@@ -174,11 +174,10 @@ void lookup_explain(const lookup *l, FILE *out) {
     if (table_bucket(l)->group->size == 1)
         fprintf(out, "one copy, nothing to keep equal\n");
     else if (l->far)
-        fprintf(
-            out,
-            "rows travel: %.2f MiB to each rank in a step; the table would be %.2f MiB that nothing "
-            "hides. The head's gradient leaves at the start of backward\n",
-            rows, table);
+        fprintf(out,
+                "rows travel: %.2f MiB to each rank in a step; the table would be %.2f MiB that nothing "
+                "hides. The head's gradient leaves at the start of backward\n",
+                rows, table);
     else if (l->sparse <= l->dense)
         fprintf(out, "the table travels after backward: the baselines' way\n");
     else
