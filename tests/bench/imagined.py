@@ -20,7 +20,7 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-MODES = "none", "slice", "slice:8", "commfuse", "commfuse:direct", "commfuse:2", "nowire"
+MODES = "none", "slice", "slice:8", "commfuse", "commfuse:direct", "auto", "nowire"
 WIDE = "--channels 4096 --heads 32 --layers 2 --micro-batch 8"     # as wide as the paper's layers
 NARROW = "--channels 1280 --heads 20 --layers 4 --micro-batch 32"  # GPT-2 774M's
 MESHES = ((4, "--tp 4 " + WIDE), (4, "--tp 4 " + NARROW), (4, "--tp 4 --strategy up " + NARROW),

@@ -230,7 +230,7 @@ class OtherOptions(BadInput):
             "sh", "-c", f'if [ "{launcher.RANK}" = 1 ]; then exec "$@" {" ".join(more)}; else exec "$@"; fi', "sh"])
 
     def test_are_told(self):
-        for name, value, fallback in (("lr", "0.01", "0.0003"), ("seed", "7", "1337"), ("overlap", "none", "commfuse"),
+        for name, value, fallback in (("lr", "0.01", "0.0003"), ("seed", "7", "1337"), ("overlap", "none", "auto"),
                                       ("slices", "2", "0"), ("clip", "0.5", "1"), ("val-every", "3", "20"),
                                       ("dp", "2", "0"), ("route", "direct", "ring"), ("strategy", "up", "tpsp")):
             with self.subTest(name):
