@@ -148,7 +148,7 @@ static bool read_options(manifest *m, const cJSON *options, const char *name, pr
             return problem_set(why, damaged, "%s: option %.100s is not a text", name, item->string);
         manifest_option *o = &option[m->options++];
         o->name = got(strdup(item->string));
-        o->value = cf_printable((char *)got(strdup(item->valuestring))); // it is printed
+        o->value = got(strdup(item->valuestring));
     }
     qsort(option, (size_t)m->options, sizeof *option, by_name);
     for (int64_t i = 1; i < m->options; i++)

@@ -252,6 +252,7 @@ def run(program, ranks, build, python):
     limit = program.limit * (20 if "san-" in build else 4)
     start = time.monotonic()
     files = tempfile.mkdtemp(prefix="commfuse-run-")
+    os.chmod(files, 0o1777)  # as /tmp is: some tests start programs as another user
     try:
         status, outcome.cpu_seconds, outcome.output = execute(command(program, ranks, build, python, files),
                                                               environment(build, ranks, files), limit)

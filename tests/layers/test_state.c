@@ -97,6 +97,11 @@ static void compare(const states *s, int rank, element_place place, int kind, re
     static const char *const names[] = {"another weight", "another m", "another v"};
     real expected;
     fill(s, rank, place, kind, &expected);
+    // Where a vocabulary is padded, weights are read as zero.
+    bool padding = place.tensor == WTE && place.whole >= s->w.shape.V * s->w.shape.C;
+    if (kind == STATE_WEIGHT && padding && value >= s->w.rank[rank].weight &&
+        value < s->w.rank[rank].weight + s->w.rank[rank].elements)
+        expected = 0;
     if (memcmp(value, &expected, sizeof expected) != 0)
         fail_at(&s->w, rank, names[kind], (int)place.tensor, place.whole);
 }

@@ -112,7 +112,8 @@ class CheckWire(harness.Case):
 
     def test_the_cause_is_told_before_the_symptom(self):
         more = self.recipe("tpsp", 2, 1, "ring")
-        nth = self.sends(2, 1, AT, **more) + 2
+        before, after = (self.sends(2, 1, until, **more) for until in (AT, AT + 1))
+        nth = before + 1 + (after - before) // 4  # of activations, which the other rank uses
         wire = {"WIRE_RANK": 1, "WIRE_NTH": nth, "WIRE_BIT": 32 * 17, "WIRE_NAN": 1}
         result = self.spoil(2, wire, **more)
         self.assertFails(result, f"step {AT}:", "not finite")

@@ -101,7 +101,7 @@ class Stop(Stopping):
 
     def test_every_rank_at_once(self):
         out, log = self.fresh("out"), self.fresh("log.jsonl")
-        started = self.start(tp=2, dp=2, out=out, log=log)
+        started = self.start(tp=2, dp=2, out=out, log=log, overlap="commfuse")
         self.in_training(started, out, log)
         for pid in started.processes().values():
             os.kill(pid, signal.SIGTERM)
@@ -109,7 +109,7 @@ class Stop(Stopping):
         self.assertEqual(result.status, checkpoints.STOPPED, str(result))
         self.assertEqual(result.err.count("ends after this step"), 4, str(result))
         expected = self.undisturbed(2, 2, save_every=0, route="direct")  # routes give the same bits
-        self.goes_on(out, log, expected, 2, tp=2, dp=2)
+        self.goes_on(out, log, expected, 2, tp=2, dp=2, overlap="commfuse")
 
     def test_stopped_and_killed(self):
         """What is watched before a step is in the log once, though it is done again: the run is stopped, goes on, watches,
