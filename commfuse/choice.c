@@ -7,7 +7,7 @@
 enum { SLICES_MOST = 4 };
 // The costs are rough, and only rounds hide transfers on a link that is slower than thought: so another way, or more slices
 // of a shard, must save this much.
-static const double WORTH = 0.95;
+static const double WORTH = 0.9;
 // A native collective moves what nothing hides only while messages are this small: larger ones keep to the order of the
 // program, in which bulk gives way.
 static const double SMALL_BYTES = 32 << 10;

@@ -156,7 +156,9 @@ static void links_and_pipes(void **state) {
     assert_int_equal(symlink(victim, scratch_path("accounts.json.tmp")), 0);
     accounts_open(&a, scratch);
     accounts_store(&a, true);
-    assert_non_null(strstr(stored(), "\"ended\":\ttrue"));
+    char *text = stored();
+    assert_non_null(strstr(text, "\"ended\":\ttrue"));
+    free(text);
     size_t size;
     victim = scratch_read(scratch_path("victim"), &size);
     assert_string_equal(victim, "dear");
