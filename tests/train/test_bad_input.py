@@ -234,7 +234,9 @@ class OtherOptions(BadInput):
                                       ("slices", "2", "0"), ("clip", "0.5", "1"), ("val-every", "3", "20"),
                                       ("dp", "2", "0"), ("route", "direct", "ring"), ("strategy", "up", "tpsp")):
             with self.subTest(name):
-                result = self.one_rank_with(f"--{name}", value, **dict(tp=2, lr=None, val_every=None, dp=None))
+                # A route or slices alone would also set --overlap.
+                overlap = dict(overlap="commfuse") if name in ("route", "slices") else {}
+                result = self.one_rank_with(f"--{name}", value, **dict(tp=2, lr=None, val_every=None, dp=None), **overlap)
                 self.assertFails(result, f"rank 1 was started with --{name} '{value}', rank 0 with '{fallback}'",
                                  "the same options")
                 self.assertEqual(result.err.count("error:"), 1, str(result))
