@@ -55,6 +55,7 @@ void cf_costs_agree(cf_transport *t, int threads) {
         c->bytes_per_s = fmin(c->bytes_per_s, all[i].bytes_per_s);
         c->flops_per_s = fmin(c->flops_per_s, all[i].flops_per_s);
         c->native &= all[i].native;
+        c->spare &= all[i].spare;
     }
     free(all);
 }

@@ -82,6 +82,7 @@ typedef struct cf_costs {
     double flops_per_s; // of a rank
     cf_route route;     // of rounds
     bool native;        // native collectives may be chosen
+    bool spare;         // something is left to move bytes while all threads compute: what travels can hide
 } cf_costs;
 
 typedef struct cf_transport cf_transport;

@@ -453,7 +453,8 @@ static cf_costs reckon(const cf_transport *t, int threads) {
                       .flops_per_s =
                           60e9 * threads / fmax(1, (double)t->local_size * threads / t->local_cores),
                       .route = CF_RING,
-                      .native = true};
+                      .native = true,
+                      .spare = turns <= 1};
 }
 
 cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, double timeout_s) {

@@ -55,7 +55,9 @@ void lookup_create(lookup *l, cf_context *context, const cf_mesh *mesh, const pa
     l->near_backward = plan(l, "embedding", near, CF_ALLGATHER, CF_COMPUTE_AFTER, o, REAL_DTYPE, shard);
     count_bytes(l, shard);
     bool order_is_ours = cf_mode_is_fused(o.mode); // the baselines send the table
-    l->far = order_is_ours && table_bucket(l)->group->size > 1 && l->sparse <= l->dense;
+    // Rows travel besides the table, which then hides behind the layers. Where nothing can hide they are only more bytes.
+    bool hides = o.mode != CF_MODE_AUTO || (context->transport && context->transport->costs.spare);
+    l->far = order_is_ours && hides && table_bucket(l)->group->size > 1 && l->sparse <= l->dense;
     if (l->far) create_far(l, T, B, o);
 }
 
@@ -179,7 +181,8 @@ void lookup_explain(const lookup *l, FILE *out) {
                 "hides. The head's gradient leaves at the start of backward\n",
                 rows, table);
     else if (l->sparse <= l->dense)
-        fprintf(out, "the table travels after backward: the baselines' way\n");
+        fprintf(out,
+                "the table travels after backward: rows travel besides it, and pay only where it can hide\n");
     else
         fprintf(out,
                 "the table travels after backward: %.2f MiB to each rank in a step; rows: %.2f "

@@ -9,8 +9,8 @@
 #include <cmocka.h>
 #include "commfuse/choice.h"
 
-static const cf_costs cpu = {30e-6, 2e-6, 3e-6, 4e9, 60e9, CF_RING, true};
-static const cf_costs gpu = {12e-6, 1e-6, 20e-6, 300e9, 400e12, CF_DIRECT, false};
+static const cf_costs cpu = {30e-6, 2e-6, 3e-6, 4e9, 60e9, CF_RING, true, true};
+static const cf_costs gpu = {12e-6, 1e-6, 20e-6, 300e9, 400e12, CF_DIRECT, false, true};
 
 static bool is_rounds(cf_choice c) {
     return c.mode == CF_MODE_COMMFUSE && c.route != CF_ONCE;

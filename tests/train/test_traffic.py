@@ -21,6 +21,7 @@ SMALL = reference.Shape(maxT=32, V=30, L=2, heads=4, C=128, Vp=32)      # the wh
 
 class Traffic(harness.Case):
     def traced(self, shape, strategy, tp, dp, micro_batch=2, accumulation=1, **more):
+        more.setdefault("overlap", "commfuse")  # what auto chooses depends on the cores of the machine
         tokens, model, trace = (self.fresh(name) for name in ("tokens", "model", "trace"))
         batch = micro_batch * dp * accumulation
         reference.write_tokens(tokens, harness.random_tokens(batch * shape.maxT + 1, shape.V))
