@@ -199,6 +199,7 @@ static bool is_rank(const cf_watch *w, int64_t rank) {
 static bool receive_packet(const cf_watch *w, int socket, int flags, packet *p, struct sockaddr_in *from) {
     socklen_t length = sizeof *from;
     cf_whereabouts *at = &p->where;
+    *from = (struct sockaddr_in){0};
     if (recvfrom(socket, p, sizeof *p, flags | MSG_TRUNC, (struct sockaddr *)from, &length) != sizeof *p)
         return false;
     if (!is_rank(w, p->from) || p->to != w->rank || !is_at(w, p->from, from->sin_addr.s_addr)) return false;
