@@ -23,7 +23,7 @@ SAME_S = 0.5  # signals closer together are one
 
 
 class Stopping(checkpoints.Case):
-    samples, steps = 16, 120
+    samples, steps = 16, 400  # a busy machine must not end the run before its signal comes
 
     @classmethod
     def recipe(cls, *mesh, **more):
