@@ -21,6 +21,11 @@ static void add_precise(precise *restrict to, const real *restrict from, int64_t
     for (int64_t i = 0; i < count; i++) to[i] += precise_of(from[i]);
 }
 
+static void add_sums(precise *restrict to, const precise *restrict from, int64_t count) {
+#pragma omp simd
+    for (int64_t i = 0; i < count; i++) to[i] += from[i];
+}
+
 void embedding_forward(real *out, const int32_t *tokens, const real *wte, int64_t first, int64_t count,
                        int64_t R, int64_t C, cf_stream *stream) {
     (void)stream;
@@ -43,6 +48,18 @@ void embedding_backward(precise *dwte, const real *dout, const int32_t *tokens, 
         for (int64_t r = 0; r < R; r++)
             if (held(tokens[r], first, count))
                 add_precise(dwte + (tokens[r] - first) * C + c, dout + r * C + c, columns);
+    }
+}
+
+void embedding_add(precise *dwte, const precise *dout, const int32_t *tokens, int64_t first, int64_t count,
+                   int64_t R, int64_t C, cf_stream *stream) {
+    (void)stream;
+#pragma omp parallel for
+    for (int64_t c = 0; c < C; c += STRIP) {
+        int64_t columns = C - c < STRIP ? C - c : STRIP;
+        for (int64_t r = 0; r < R; r++)
+            if (held(tokens[r], first, count))
+                add_sums(dwte + (tokens[r] - first) * C + c, dout + r * C + c, columns);
     }
 }
 

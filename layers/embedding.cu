@@ -174,9 +174,9 @@ static order sort_rows(const int32_t *tokens, int64_t first, int64_t count, int6
 }
 
 // A block per position: where a token's run of rows begins, it adds the run, elsewhere it has nothing to do.
-template <int W>
+template <int W, typename T>
 static __global__ void __launch_bounds__(RUN_THREADS_MAX)
-    add_runs_kernel(precise *dwte, const real *dout, order sorted, int64_t count, int64_t R, int64_t C) {
+    add_runs_kernel(precise *dwte, const T *dout, order sorted, int64_t count, int64_t R, int64_t C) {
     int64_t begin = blockIdx.x;
     int32_t key = sorted.keys[begin];
     if (key == count || (begin > 0 && sorted.keys[begin - 1] == key)) return;
@@ -208,15 +208,26 @@ static __global__ void __launch_bounds__(RUN_THREADS_MAX)
     }
 }
 
-void embedding_backward(precise *dwte, const real *dout, const int32_t *tokens, int64_t first, int64_t count,
-                        int64_t R, int64_t C, cf_stream *stream) {
+template <typename T>
+static void add_rows(precise *dwte, const T *dout, const int32_t *tokens, int64_t first, int64_t count,
+                     int64_t R, int64_t C, cf_stream *stream) {
     if (R == 0 || count == 0) return;
     order sorted = sort_rows(tokens, first, count, R, stream);
     bool packed = packable(C, dwte) && packable(C, dout);
     int64_t threads = ceil_div(ceil_div(C, packed ? PACK : 1), WARP) * WARP;
     if (threads > RUN_THREADS_MAX) threads = RUN_THREADS_MAX;
-    cf_launch(packed ? add_runs_kernel<PACK> : add_runs_kernel<1>, dim3((unsigned)R), dim3((unsigned)threads),
-              stream, dwte, dout, sorted, count, R, C);
+    cf_launch(packed ? add_runs_kernel<PACK, T> : add_runs_kernel<1, T>, dim3((unsigned)R),
+              dim3((unsigned)threads), stream, dwte, dout, sorted, count, R, C);
+}
+
+void embedding_backward(precise *dwte, const real *dout, const int32_t *tokens, int64_t first, int64_t count,
+                        int64_t R, int64_t C, cf_stream *stream) {
+    add_rows(dwte, dout, tokens, first, count, R, C, stream);
+}
+
+void embedding_add(precise *dwte, const precise *dout, const int32_t *tokens, int64_t first, int64_t count,
+                   int64_t R, int64_t C, cf_stream *stream) {
+    add_rows(dwte, dout, tokens, first, count, R, C, stream);
 }
 
 // --- positions ---

@@ -76,7 +76,7 @@ static void plan_operations(gpt *g, overlap o) {
     g->gather_logits = cf_fuse_create(g->context, plan);
     column_create(&g->head, g->context, g->split, "head", shard, g->params.shape.C, g->vocabulary_rows, o,
                   false);
-    lookup_create(&g->embedding, g->context, g->mesh, &g->params, g->split, g->T, g->B, o);
+    lookup_create(&g->embedding, g->context, &g->params, g->split, g->T / g->mesh->tp, g->B, o);
 }
 
 static void *table_of(int64_t count, size_t size) {
@@ -197,9 +197,9 @@ static real *own_wide(gpt *g) {
 static void embed(gpt *g) {
     const gpt_hooks *hooks = &g->pass.hooks;
     int64_t C = g->params.shape.C, Ts = shard_rows(g), B = g->pass_B;
-    bool fresh = g->embedding.far && hooks->pending && hooks->pending(hooks->argument, table(g));
-    if (!fresh) need(g, table(g));
-    lookup_forward(&g->embedding, g->inputs + first_token(g), Ts, B, fresh, g->partial);
+    bool only_owned = g->embedding.by_rows && hooks->pending && hooks->pending(hooks->argument, table(g));
+    if (!only_owned) need(g, table(g));
+    lookup_forward(&g->embedding, g->inputs + first_token(g), Ts, B, only_owned, g->partial);
     if (hooks->meanwhile) hooks->meanwhile(hooks->argument);
     lookup_finish_forward(&g->embedding, g->x[0]);
     each_small(g, need);
@@ -207,15 +207,15 @@ static void embed(gpt *g) {
                      g->context->stream);
 }
 
-// Does the whole table's gradient travel, once the lookup's part is in it? Then it needs what is left to compute more
+// Does what the lookup adds up travel on to owners, as rows or with the table? Then it needs what is left to compute more
 // than the lookup does.
 static bool table_is_next(const gpt *g) {
-    return g->pass.last && lookup_holds_up_table(&g->embedding);
+    return g->pass.last && g->params.bucket[table(g)].group->size > 1;
 }
 
 static void table_backward(gpt *g) {
-    lookup_finish_near(&g->embedding);
-    if (!g->embedding.far) ready(g, table(g));
+    lookup_finish_backward(&g->embedding);
+    if (!g->embedding.by_rows) ready(g, table(g));
 }
 
 static void embed_backward(gpt *g) {
@@ -422,13 +422,13 @@ static void up_operations(gpt *g, visit_operation *visit, void *argument) {
 
 void gpt_operations(gpt *g, visit_operation *visit, void *argument) {
     const lookup *l = &g->embedding;
-    if (l->far) visit(argument, "tokens of all ranks", l->ids, 1);
-    if (l->far) visit(argument, "forward, during an update", l->far_forward, 1);
-    visit(argument, l->far ? "forward, other micro-batches" : "forward", l->near_forward, !l->far);
+    if (l->by_rows) visit(argument, "tokens of all ranks", l->ids, 1);
+    if (l->by_rows) visit(argument, "rows, during an update", l->fetch, 1);
+    visit(argument, "forward", l->forward, 1);
     if (up_strategy(g))
         up_operations(g, visit, argument);
     else
         tpsp_operations(g, visit, argument);
-    visit(argument, l->far ? "backward, other micro-batches" : "backward", l->near_backward, !l->far);
-    if (l->far) visit(argument, "backward, last micro-batch", l->far_backward, 1);
+    visit(argument, "backward", l->backward, 1);
+    if (l->by_rows) visit(argument, "rows of gradient, during the last weight gradient", l->deliver, 1);
 }

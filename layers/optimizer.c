@@ -49,7 +49,7 @@ static cf_fuse *plan_bucket(zero_optimizer *o, const param_bucket *b, const char
 // A matrix of its own computes its gradient inside the reduce-scatter; the tied table only if the lookup's part
 // goes another way.
 static bool computes(const zero_optimizer *o, const param_bucket *b) {
-    return overlaps(o) && b->tensor >= 0 && (b->tensor != WTE || o->embedding->far);
+    return overlaps(o) && b->tensor >= 0 && (b->tensor != WTE || o->embedding->by_rows);
 }
 
 // Of reductions of one kind so many are under way that the table's, which leaves first of all, may take its time; the next
@@ -119,7 +119,7 @@ static void order_buckets(zero_optimizer *o) {
     if (!o->forward || !o->backward) cf_die(NULL, "out of memory for %d buckets", p->buckets);
     for (int i = p->buckets - 1; i > p->table; i--) o->forward[n++] = i;
     for (int64_t l = 0; l <= p->shape.L; l++) {
-        if (l == (o->embedding->far ? p->shape.L / 2 : 0)) o->forward[n++] = p->table;
+        if (l == (o->embedding->by_rows ? p->shape.L / 2 : 0)) o->forward[n++] = p->table;
         for (int i = 0; i < p->table; i++)
             if (p->bucket[i].layer == l) o->forward[n++] = i;
     }
@@ -218,7 +218,7 @@ static void gradient_ready(void *argument, int i) {
 static int64_t turn_of(const zero_optimizer *o, int i) {
     const param_bucket *b = &o->params->bucket[i];
     if (b->layer >= 0) return b->layer;
-    return b->tensor == WTE && o->embedding->far ? o->params->shape.L / 2 : 0;
+    return b->tensor == WTE && o->embedding->by_rows ? o->params->shape.L / 2 : 0;
 }
 
 static void begin_gather(zero_optimizer *o, int i) {
@@ -425,7 +425,7 @@ static void finish_reductions(zero_optimizer *o, double *sum) {
         if (o->bucket[i].gradient == GRADIENT_PARTIAL) begin_reduce(o, i, NULL, NULL);
         if (o->bucket[i].gradient == GRADIENT_LEAVING) finish_reduce(o, i);
         o->bucket[i].gradient = GRADIENT_PARTIAL; // of the next step
-        if (i == o->params->table) lookup_finish_far(o->embedding, o->bucket[i].shard);
+        if (i == o->params->table) lookup_finish_delivery(o->embedding, o->bucket[i].shard);
         if (!whole)
             sum_of_squares(sum, o->squares, o->bucket[i].shard, o->params->bucket[i].shard,
                            o->context->stream);

@@ -433,12 +433,14 @@ static void run_embedding(tool *t, const int64_t *n) {
     tensor *tokens = integers(t, OF_INT32, R, 0, V), *wte = randoms(t, OF_REAL, count * C, 0, 1),
            *wpe = randoms(t, OF_REAL, (t0 + T) * C, 0, 1), *dout = randoms(t, OF_REAL, R * C, 0, 1),
            *out = poisoned(t, OF_REAL, R * C), *x = randoms(t, OF_REAL, R * C, 0, 1),
-           *dwte = randoms(t, OF_PRECISE, count * C, 0, 1),
+           *dwte = randoms(t, OF_PRECISE, count * C, 0, 1), *sums = randoms(t, OF_PRECISE, R * C, 0, 1),
            *dwpe = randoms(t, OF_PRECISE, (t0 + T) * C, 0, 1);
     embedding_forward(reals(out), tokens_of(tokens), reals(wte), first, count, R, C, t->stream);
     keep(t, "embedding_forward", "out", out);
     embedding_backward(precises(dwte), reals(dout), tokens_of(tokens), first, count, R, C, t->stream);
     keep(t, "embedding_backward", "dwte", dwte);
+    embedding_add(precises(dwte), precises(sums), tokens_of(tokens), first, count, R, C, t->stream);
+    keep(t, "embedding_add", "dwte", dwte);
     position_forward(reals(x), reals(wpe), t0, T, B, C, t->stream);
     keep(t, "position_forward", "x", x);
     position_backward(precises(dwpe), reals(dout), t0, T, B, C, t->stream);

@@ -8,9 +8,9 @@ from run to run and from route to route.
 
 Three shapes, so that every choice in the code is taken, which --dry-run is asked to confirm:
 
-Matrix      the whole matrix of runs. Of a layer's matrices some are buckets of their own and some share one; a batch
-            in one pass is more rows than the vocabulary has, in three fewer: the table travels, or rows of it do. Six
-            layers, more than are gathered ahead, so that an update leaves some gathers for forward to begin.
+Matrix      the whole matrix of runs. Of a layer's matrices some are buckets of their own and some share one; rows of the
+            table travel, with the baselines all of it; in one pass most ranks have more tokens than an owner has rows, in
+            three fewer. Six layers, more than are gathered ahead, so that an update leaves some gathers for forward to begin.
 Uneven      owners get different numbers of rows of a matrix, of the table, and of a vocabulary's parts.
 Few         eight rows of the table, of which two owners of six have none; fewer rows of positions than slices; no matrix
             large enough to be a bucket of its own for six owners.
@@ -33,7 +33,7 @@ BETWEEN_MESHES, TO_REFERENCE = 1e-5, 1e-4  # relative, of every loss
 ROUTES = "ring", "direct"
 STRATEGIES = "tpsp", "up"
 # For the emulator: shape, T and samples. Of two owners each has two matrices of a layer to itself; a batch in one pass is more
-# rows than the vocabulary has, in two fewer.
+# rows than an owner of two has, in two fewer.
 SMALL = reference.Shape(maxT=48, V=101, L=2, heads=4, C=48, Vp=128), 36, 4
 
 
@@ -149,7 +149,8 @@ class Matrix(Training):
         for matrix in ("qkvw", "fcw"):
             self.assertIn("owner by owner", plan[matrix])
         self.assertIn("in thin matrices", plan["fcprojw"])
-        self.assertIn("rows travel" if accumulate == 3 else "the table travels", plan["token embedding"])
+        self.assertIn("rows travel", plan["token embedding"])
+        self.assertIn("the table travels", self.plan(tp, dp, accumulate, overlap="none")["token embedding"])
 
     def check_mesh(self, tp, dp):
         for accumulate in (1, 3):
@@ -251,16 +252,13 @@ class Few(Training):
 
     def test_owners_without_rows_and_slices_without_rows(self):
         # One position on a rank of four. Of eight rows of the table, six owners get 2, 2, 2, 2, 0 and 0.
-        ways = set()
         for tp, dp, accumulate in ((4, 1, 12), (4, 1, 3), (2, 2, 6), (2, 2, 3), (1, 4, 3), (2, 1, 6), (2, 3, 4), (2, 3, 2)):
             plan = self.plan(tp, dp, accumulate, overlap="commfuse")
             if self.strategy == "up" and tp * dp == 6:
                 self.assertIn("in thin matrices", plan["fcw"])
                 self.assertIn("6 owners", plan["wte"])
-                ways.add("rows travel" in plan["token embedding"])
+                self.assertIn("rows travel", plan["token embedding"])
             self.check_routes(tp, dp, accumulate, slices=3)
             for more in (dict(overlap="none"), dict(overlap="slice", slices=3)):
                 with self.subTest(tp=tp, dp=dp, accumulate=accumulate, **more):
                     self.assertSameTraining(self.steps_of(tp, dp, accumulate, **more))
-        if self.strategy == "up":
-            self.assertEqual(ways, {True, False}, "both ways of the lookup, with an owner without rows")

@@ -9,22 +9,28 @@ import os
 import sys
 import unittest
 
+import numpy as np
+
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import harness
 import reference
 import traffic
 
 STEPS = 9
-WIDE = reference.Shape(maxT=32, V=2000, L=2, heads=4, C=128, Vp=2048)   # rows of the lookup travel
-SMALL = reference.Shape(maxT=32, V=30, L=2, heads=4, C=128, Vp=32)      # the whole table does
+WIDE = reference.Shape(maxT=32, V=2000, L=2, heads=4, C=128, Vp=2048)
+SMALL = reference.Shape(maxT=32, V=30, L=2, heads=4, C=128, Vp=32)      # fewer rows than a rank has tokens
 
 
 class Traffic(harness.Case):
-    def traced(self, shape, strategy, tp, dp, micro_batch=2, accumulation=1, **more):
+    @staticmethod
+    def data(shape, samples):
+        return harness.random_tokens(samples * shape.maxT + 1, shape.V)
+
+    def traced(self, shape, strategy, tp, dp, micro_batch=2, accumulation=1, data=None, **more):
         more.setdefault("overlap", "commfuse")  # what auto chooses depends on the cores of the machine
         tokens, model, trace = (self.fresh(name) for name in ("tokens", "model", "trace"))
         batch = micro_batch * dp * accumulation
-        reference.write_tokens(tokens, harness.random_tokens(batch * shape.maxT + 1, shape.V))
+        reference.write_tokens(tokens, self.data(shape, batch) if data is None else data)
         reference.write_model(model, shape, reference.random_model(shape, seed=1))
         result = harness.run(harness.options(
             train=tokens, init_from=model, strategy=strategy, tp=tp, dp=dp, batch=batch, micro_batch=micro_batch,
@@ -39,21 +45,41 @@ MESHES = (("tpsp", 2, 1), ("tpsp", 1, 2), ("tpsp", 2, 2), ("tpsp", 1, 4), ("up",
 
 
 class Bytes(Traffic):
-    def assertBytes(self, shape, strategy, tp, dp, accumulation=1, **more):
+    def assertBytes(self, shape, strategy, tp, dp, accumulation=1, data=None, **more):
+        """Returns the rows that were fetched and delivered: of all ranks and steps."""
         with self.subTest(strategy=strategy, tp=tp, dp=dp, vocabulary=shape.Vp, accumulation=accumulation, **more):
-            trace = self.traced(shape, strategy, tp, dp, accumulation=accumulation, **more)
-            expected = traffic.formula(shape, strategy, tp, dp, shape.maxT, 2, accumulation)
+            data = self.data(shape, 2 * dp * accumulation) if data is None else data
+            trace = self.traced(shape, strategy, tp, dp, accumulation=accumulation, data=data, **more)
+            samples, _ = reference.samples(data, shape.maxT)
             self.assertEqual(trace.ranks, list(range(tp * dp)))
+            found = []
             for step in trace.steps[1:]:  # the first one traced waits for weights that were sent before
+                lists = traffic.longest_lists(shape, strategy, tp, dp, samples, 2, step, accumulation)
+                found += lists
                 for rank in trace.ranks:
+                    expected = traffic.formula(shape, strategy, tp, dp, shape.maxT, 2, accumulation, lists[rank])
                     self.assertEqual(trace.bytes_sent(rank, step), expected, f"rank {rank}, step {step}")
+            return found
 
     def test_as_the_formula_says(self):
         for strategy, tp, dp in MESHES:
             for shape in (WIDE, SMALL):
-                self.assertEqual(traffic.rows_travel(shape, strategy, tp, dp, shape.maxT, 2),
-                                 shape is WIDE and (dp > 1 or strategy == "up"))
                 self.assertBytes(shape, strategy, tp, dp)
+
+    def test_a_row_travels_once_for_all_tokens_that_name_it(self):
+        # As in text some tokens are frequent: here token i has a probability of 1 / i. All ranks' tokens together are as
+        # many as the vocabulary, or one is all of them.
+        shape = reference.Shape(maxT=32, V=256, L=2, heads=4, C=128, Vp=256)
+        tokens = 8 * shape.maxT + 1
+        weights = 1 / np.arange(1, shape.V + 1)
+        frequent = np.random.default_rng(1).choice(shape.V, tokens, p=weights / weights.sum())
+        for strategy, tp, dp in (("tpsp", 1, 4), ("tpsp", 2, 2), ("up", 2, 2)):
+            owned = shape.Vp // 4
+            for _, delivered in self.assertBytes(shape, strategy, tp, dp, data=frequent[:2 * dp * shape.maxT + 1]):
+                self.assertLess(delivered, min(owned, 2 * shape.maxT // (tp if strategy == "up" else 1)))
+            same = np.full(2 * dp * shape.maxT + 1, 7)
+            self.assertEqual(set(self.assertBytes(shape, strategy, tp, dp, data=same)),
+                             {(1, 1)} | ({(0, 0)} if strategy == "tpsp" and tp > 1 else set()))
 
     def test_with_accumulation_gradients_travel_once(self):
         for strategy, tp, dp in (("tpsp", 2, 2), ("up", 2, 1)):

@@ -10,10 +10,12 @@ S = T/N · B · C elements in a shard of activations:
            keeps 1/N: 8·(N − 1)/N·S
   weights  gradients leave by reduce-scatter, weights come back by all-gather: (G − 1) shards of every bucket, G = D
            for what is split over tp (TPSP), W otherwise
-  lookup   near: (N − 1)·S each way (TPSP; UP: nothing). As rows, forward of the first micro-batch and backward of the
-           last one: (W − 1)·S each way, and the tokens of either
+  lookup   (N − 1)·S each way (TPSP; UP: nothing). Where the table has G > 1 owners besides, in forward of the first
+           micro-batch and backward of the last one: (G − 1) lists of rows, as long as the longest of any rank for any
+           owner, in which each row that the rank's tokens name is once; and the tokens of either
 """
 import collections
+import itertools
 import json
 import re
 import subprocess
@@ -81,25 +83,66 @@ def bucket_shards(shape, strategy, tp, dp):
     return shards
 
 
-def rows_travel(shape, strategy, tp, dp, T, micro_batch):
-    """Whether the lookup travels as rows rather than as the whole table (layers/lookup.h)."""
-    near, members = (1, tp * dp) if strategy == "up" else (tp, dp)
-    table = round_up(ceil_div(shape.Vp, near))
-    rows = T // tp * micro_batch
-    return members > 1 and (tp * dp - near) * rows <= (members - 1) * ceil_div(table, members)
+def shuffled(samples, position, seed=1337):
+    """The sample at a position of the training order (data/tokens.c)."""
+    def mix(x):
+        x = (x + 0x9E3779B97F4A7C15) % 2**64
+        x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        x = (x ^ x >> 27) * 0x94D049BB133111EB % 2**64
+        return x ^ x >> 31
+
+    epoch, x = divmod(position, samples)
+    key, half = mix((mix(seed) + epoch) % 2**64), next(h for h in itertools.count() if 4**h >= samples)
+    while True:
+        left, right = x >> half, x % 2**half
+        for round in range(8):
+            left, right = right, left ^ mix(right ^ mix((key + round) % 2**64)) % 2**half
+        x = left << half | right
+        if x < samples:
+            return x
 
 
-def formula(shape, strategy, tp, dp, T, micro_batch, accumulation=1):
-    """Bytes that each rank sends in a step, by what they are."""
-    W, S = tp * dp, T // tp * micro_batch * shape.C
+def table_owners(shape, strategy, tp, dp):
+    """Among how many ranks a part of the table is split, rows of the part and of an owner."""
+    owners, part = (tp * dp if strategy == "up" else dp), local("wte", sizes(shape)["wte"], strategy, tp)[0]
+    return owners, part, ceil_div(part, owners)
+
+
+def longest_list(shape, strategy, tp, dp, inputs):
+    """Of each rank's part of the table: the most rows of one owner that tokens of one rank name. inputs: (dp, B, T)."""
+    _, part, owned = table_owners(shape, strategy, tp, dp)
+    T, longest = len(inputs[0][0]), collections.Counter()
+    for replica in inputs:
+        for rank in range(tp if strategy == "up" else 1):  # UP: each has tokens of its own
+            shard = slice(rank * T // tp, (rank + 1) * T // tp) if strategy == "up" else slice(T)
+            rows = {int(token) for sequence in replica for token in sequence[shard]}
+            for owner, count in collections.Counter((row // part, row % part // owned) for row in rows).items():
+                longest[owner[0]] = max(longest[owner[0]], count)
+    return [longest[0 if strategy == "up" else rank % tp] for rank in range(tp * dp)]
+
+
+def longest_lists(shape, strategy, tp, dp, samples, micro_batch, step, accumulation=1):
+    """The same of the first and of the last micro-batch of a step, for formula(). samples: (count, T), of the token file."""
+    def of(micro):
+        first = (step * accumulation + micro) * dp * micro_batch
+        numbers = [shuffled(len(samples), first + i) for i in range(dp * micro_batch)]
+        inputs = [[samples[i] for i in numbers[d * micro_batch:(d + 1) * micro_batch]] for d in range(dp)]
+        return longest_list(shape, strategy, tp, dp, inputs)
+    return list(zip(of(0), of(accumulation - 1)))
+
+
+def formula(shape, strategy, tp, dp, T, micro_batch, accumulation=1, lists=None):
+    """Bytes that a rank sends in a step, by what they are. lists: the lengths of longest_lists(); None: the longest that can be."""
+    S = T // tp * micro_batch * shape.C
     if strategy == "tpsp":
         activations = (tp - 1) * (10 * shape.L * S + 2 * S + 3 * T * micro_batch)
     else:
         activations = (tp - 1) * 8 * shape.L * S // tp
     near = 2 * (tp - 1) * S * REAL if strategy == "tpsp" else 0
-    lookup = accumulation * near
-    if rows_travel(shape, strategy, tp, dp, T, micro_batch):
-        lookup = (accumulation - 1) * near + 2 * (W - 1) * S * REAL + min(accumulation, 2) * (W - 1) * T // tp * micro_batch * TOKEN
+    owners, _, owned = table_owners(shape, strategy, tp, dp)
+    tokens = (T // tp if strategy == "up" else T) * micro_batch
+    rows = sum(lists or 2 * [min(tokens, owned)])
+    lookup = accumulation * near + (owners - 1) * (rows * shape.C * REAL + min(accumulation, 2) * tokens * TOKEN)
     parameters = REAL * sum((members - 1) * shard for members, shard in bucket_shards(shape, strategy, tp, dp))
     return {"activations": accumulation * activations * REAL, "lookup": lookup, "gradients": parameters,
             "weights": parameters}
@@ -150,4 +193,4 @@ class Trace:
         """Transfers of gradients, the lookup's rows among them, from backward on."""
         begin = min(e["ts"] for e in self.of(rank, step, "compute") if e["name"] == "head backward")
         return [e for e in self.of(rank, step, "comm") if e["args"]["posted"] >= begin
-                and (kind(e) == "gradients" or e["name"] == "all-gather embedding")]
+                and (kind(e) == "gradients" or e["name"].endswith(" embedding"))]
