@@ -33,8 +33,9 @@ extern "C" {
 typedef struct lookup {
     cf_context *context;
     const parameters *p;
-    const cf_group *split;       // the N ranks
-    cf_fuse *forward, *backward; // over split
+    const cf_group *split, *owners; // the N ranks; those that own rows of the same part of the table
+    int64_t part, owned;            // rows of that part, rows of one owner
+    cf_fuse *forward, *backward;    // over split
     // What every call of embedding.h works on:
     const int32_t *tokens; // (N · Ts, B) numbers of rows, of which there are here
     int64_t first, count;  // [first, first + count)
@@ -46,12 +47,12 @@ typedef struct lookup {
     cf_fuse *ids, *fetch, *deliver;
     int64_t rows, rows_most; // that travel between two owners in this pass; in any
     bool rows_known;         // of this micro-batch
-    int32_t *all_tokens;     // (owners, N · Ts · B), then this owner's are places in (owners, rows)
-    int32_t *wanted;         // (owners, rows) by rank: the rows that it wants from here; −1: no more
-    void *leaving, *arrived; // (owners, rows, C) real or precise
-    int32_t *host_tokens, *host_wanted;        // the host's copies
-    int32_t *named_by, *number, *list_lengths; // (rows of the part), (rows of the part), (owners) the host's
     bool delivering;
+    int32_t *
+        all_tokens; // (owners, N · Ts · B), then those of this rank are places in (owners, rows); −1: not here
+    int32_t *wanted;         // (owners, rows) by rank: the rows of this owner that it wants; −1: no more
+    void *leaving, *arrived; // (owners, rows, C) real or precise
+    int32_t *host_tokens, *host_wanted, *named_by, *number, *length; // the host's: see list_rows()
 } lookup;
 
 // split: ranks that together hold one copy: tp group, or this rank alone. Ts · B: tokens of each at most.

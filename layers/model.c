@@ -1,11 +1,11 @@
 // See model.h. Order of things in a step, for one replica:
 //
-//   forward    (lookup ▸ reduce-scatter, an update behind it) + positions → L blocks → layer norm → (all-gather ▸ head)
-//              → three numbers per token gathered over the ranks that split the vocabulary → loss; if backward
-//              follows, logits turn into their gradient
+//   forward    (rows from their owners, an update behind them; lookup ▸ reduce-scatter) + positions → L blocks
+//              → layer norm → (all-gather ▸ head) → three numbers per token gathered over the ranks that split the
+//              vocabulary → loss; if backward follows, logits turn into their gradient
 //   backward   (dgrad ▸ reduce-scatter) with wgrad behind it, on the input that forward has gathered → layer norm
 //              → L blocks; inside the first block, as soon as the gradient of its input is complete, (all-gather ▸
-//              scatter-add) and positions are begun; what is left of that block's weight gradients comes last, so
+//              scatter-add; rows to their owners) and positions are begun; what is left of that block's weight gradients comes last, so
 //              that these transfers hide behind it
 //
 // The model announces through its hooks when it needs a bucket of parameters and when a bucket's gradient is

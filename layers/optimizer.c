@@ -449,7 +449,7 @@ const double *optimizer_reduce(zero_optimizer *o, const double *loss_sum, const 
     cf_zero(&mine[NORM2], (int64_t)sizeof *mine, o->context->stream);
     if (count > 0) cf_copy(&mine[VALUES], values, count * (int64_t)sizeof *mine, o->context->stream);
     finish_reductions(o, &mine[NORM2]);
-    exchange_reports(o); // the one place of a step where the host waits for the device
+    exchange_reports(o); // here, and for the tokens of all ranks (lookup.c), the host waits for the device
     cf_check_verdict(o->context->check, o->context->stream);
     o->loss = sum_reports(o, LOSS), o->norm2 = sum_reports(o, NORM2);
     return o->told + VALUES;
