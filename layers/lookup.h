@@ -48,10 +48,9 @@ typedef struct lookup {
     int64_t rows, rows_most; // that travel between two owners in this pass; in any
     bool rows_known;         // of this micro-batch
     bool delivering;
-    int32_t *
-        all_tokens; // (owners, N · Ts · B), then those of this rank are places in (owners, rows); −1: not here
-    int32_t *wanted;         // (owners, rows) by rank: the rows of this owner that it wants; −1: no more
-    void *leaving, *arrived; // (owners, rows, C) real or precise
+    int32_t *all_tokens; // (owners, N · Ts · B); then this rank's are places in (owners, rows), −1: not here
+    int32_t *wanted;     // (owners, rows) by rank: the rows of this owner that it wants; −1: no more
+    void *leaving, *arrived;                                         // (owners, rows, C) real or precise
     int32_t *host_tokens, *host_wanted, *named_by, *number, *length; // the host's: see list_rows()
 } lookup;
 

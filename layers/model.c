@@ -5,8 +5,8 @@
 //              vocabulary → loss; if backward follows, logits turn into their gradient
 //   backward   (dgrad ▸ reduce-scatter) with wgrad behind it, on the input that forward has gathered → layer norm
 //              → L blocks; inside the first block, as soon as the gradient of its input is complete, (all-gather ▸
-//              scatter-add; rows to their owners) and positions are begun; what is left of that block's weight gradients comes last, so
-//              that these transfers hide behind it
+//              scatter-add; rows to their owners) and positions are begun; what is left of that block's weight
+//              gradients comes last, so that these transfers hide behind it
 //
 // The model announces through its hooks when it needs a bucket of parameters and when a bucket's gradient is
 // complete; who moves buckets, and when, is the optimizer's affair.
