@@ -275,7 +275,8 @@ static void head_backward(gpt *g) {
                        params_weight(p, LNFW, 0), g->mean, g->rstd, g->norm_scratch, Ts * B, C, stream);
     const real *dy[1] = {g->logits}, *x[1] = {g->wide};
     weight_gradient w = {.dy = dy, .x = x, .R = rows, .OC = g->vocabulary_rows, .IC = C, .parts = 1};
-    if (!dw.at) weight_gradient_take(&g->pass, p, WTE, -1, w, stream); // the lookup's part goes its own way
+    if (!dw.at) weight_gradient_take(&g->pass, p, WTE, -1, w, stream);
+    if (g->embedding.by_rows) ready(g, table(g)); // the lookup's part goes its own way
 }
 
 // --- passes ---

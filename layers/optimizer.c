@@ -47,9 +47,10 @@ static cf_fuse *plan_bucket(zero_optimizer *o, const param_bucket *b, const char
 }
 
 // A matrix of its own computes its gradient inside the reduce-scatter; the tied table only if the lookup's part
-// goes another way.
+// goes another way and its owners have enough rows, which those of other matrices do (params.c).
 static bool computes(const zero_optimizer *o, const param_bucket *b) {
-    return overlaps(o) && b->tensor >= 0 && (b->tensor != WTE || o->embedding->by_rows);
+    return overlaps(o) && b->tensor >= 0 && (b->tensor != WTE || o->embedding->by_rows) &&
+           b->shard / b->row >= linear_wgrad_rows_min(b->row);
 }
 
 // Of reductions of one kind so many are under way that the table's, which leaves first of all, may take its time; the next
@@ -504,7 +505,7 @@ static void explain_bucket(const zero_optimizer *o, int i, FILE *out) {
     else if (o->bucket[i].fused)
         fprintf(out, "%d owners of %lld rows: wgrad owner by owner > reduce-scatter, own rows last\n", N,
                 (long long)rows);
-    else if (b->tensor == WTE)
+    else if (b->tensor == WTE && !o->embedding->by_rows)
         fprintf(out, "%d owners; complete only at the end of backward, since the whole table travels\n", N);
     else
         fprintf(out, "%d owners; sent when complete, during the rest of backward\n", N);
