@@ -1,11 +1,10 @@
-// A delay line for packets: what comes out of a TAP device goes back into it after DELAY ± JITTER microseconds.
+// A delay line for packets: what comes out of a TAP device goes back into it DELAY_US microseconds later.
 //
-//     delay_line DEVICE DELAY_US JITTER_US
+//     delay_line DEVICE DELAY_US
 //
 // scripts/lab.py compiles and starts one for each host whose link has a delay, redirects what the host sends into
 // the device, and makes the device a port of the bridge, where the packet goes on. Linux has netem for this, but as
-// a module that some kernels lack, and netem's jitter reorders packets, which TCP takes for loss; here a packet
-// never overtakes another. Packets keep their header of offloads, so that a segment of 64 KiB stays one packet.
+// a module that some kernels lack. Packets keep their header of offloads, so that a segment of 64 KiB stays one packet.
 //
 // It runs ahead of every ordinary process, for a moment per packet, on the core of the host that sends: the same
 // core where the kernel does the rest of that packet's work.
@@ -35,7 +34,7 @@ typedef struct packet {
 
 typedef struct line {
     int device;
-    int64_t delay_ns, jitter_ns;
+    int64_t delay_ns;
     uint64_t first, next; // packets first … next − 1 are under way
     packet under_way[PACKETS_MAX];
 } line;
@@ -61,10 +60,6 @@ static int open_device(const char *name) {
     return device;
 }
 
-static int64_t jitter(const line *l) {
-    return l->jitter_ns ? random() % (2 * l->jitter_ns + 1) - l->jitter_ns : 0;
-}
-
 // Takes every packet that has come.
 static void take(line *l) {
     static char data[PACKET_BYTES_MAX];
@@ -73,13 +68,8 @@ static void take(line *l) {
         if (bytes < 0 && (errno == EAGAIN || errno == EINTR)) return;
         if (bytes < 0 && errno != EIO) fail("read"); // EIO: the device is not up yet
         if (bytes <= 0) return;
-        int64_t leaves = now_ns() + l->delay_ns + jitter(l);
-        if (l->next > l->first) {
-            int64_t before = l->under_way[(l->next - 1) % PACKETS_MAX].leaves_ns;
-            if (leaves < before) leaves = before;
-        }
         packet *p = &l->under_way[l->next++ % PACKETS_MAX];
-        *p = (packet){.leaves_ns = leaves, .bytes = bytes, .data = malloc((size_t)bytes)};
+        *p = (packet){.leaves_ns = now_ns() + l->delay_ns, .bytes = bytes, .data = malloc((size_t)bytes)};
         if (!p->data) fail("malloc");
         memcpy(p->data, data, (size_t)bytes);
     }
@@ -110,13 +100,12 @@ static void wait_for_work(const line *l) {
 
 int main(int count, char **arguments) {
     static line l;
-    if (count != 4) {
-        fprintf(stderr, "usage: delay_line DEVICE DELAY_US JITTER_US\n");
+    if (count != 3) {
+        fprintf(stderr, "usage: delay_line DEVICE DELAY_US\n");
         return 1;
     }
     l.device = open_device(arguments[1]);
     l.delay_ns = (int64_t)(atof(arguments[2]) * 1e3);
-    l.jitter_ns = (int64_t)(atof(arguments[3]) * 1e3);
     struct sched_param first = {.sched_priority = 1};
     if (sched_setscheduler(0, SCHED_FIFO, &first) != 0) fail("cannot run ahead of ordinary processes");
     printf("%d\n", (int)getpid()); // ready

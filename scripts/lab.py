@@ -22,7 +22,7 @@ itself. Where there are fewer, a rank's threads share what it gets: see SHARED. 
 
 What is not exact: an idle link lets the first 68 KiB pass at once (a quarter of a millisecond above 2 Gbit/s), as a
 token bucket does; the rate includes headers, about 1 %; a delay is longer by some tens of microseconds, the wake-ups of
-the delay line (delay_line.c); Lab.round_trip_ms() measures what it has become.
+the delay line (delay_line.c).
 """
 import argparse
 import math
@@ -53,10 +53,7 @@ TCP = {"tcp_rmem": "4096 4194304 33554432", "tcp_wmem": "4096 4194304 33554432",
 EAGER_BYTES = 4 << 20
 DELAY_LINE = "/dev/shm/delay_line"
 HERE = pathlib.Path(__file__).resolve().parent
-SLOWER_MAX = 10  # what takes more of a core than this is held back by the kernel's own limit on real-time processes
 SETUP_S = 20
-UNITS = {"bit": 1, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
-TIMES = {"us": 1e-3, "ms": 1, "s": 1e3}
 
 # The daemon on a host, started by mpirun as "agent HOST COMMAND…".
 AGENT = """#!/bin/sh
@@ -91,42 +88,6 @@ done
 """
 RANK_ON_SHARED_CORES = "#!/bin/sh\nexec \"$@\"\n"
 
-# Takes a share of a core: busy for that share of every period, asleep for the rest.
-COMPETITOR = """
-import os, sys, time
-core, share, period = int(sys.argv[1]), float(sys.argv[2]), 0.002
-os.sched_setaffinity(0, {core})
-os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
-print(os.getpid(), flush=True)
-begin = time.perf_counter()
-while True:
-    while time.perf_counter() < begin + share * period: pass
-    begin = max(begin + period, time.perf_counter())
-    time.sleep(max(0, begin - time.perf_counter()))
-"""
-
-
-ECHO = """
-import socket, sys
-server = socket.create_server(("0.0.0.0", 0))
-server.settimeout(float(sys.argv[1]))
-print(server.getsockname()[1], flush=True)
-peer, _ = server.accept()
-peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-while data := peer.recv(8): peer.sendall(data)
-"""
-PING = """
-import socket, statistics, sys, time
-peer, times = socket.create_connection((sys.argv[1], int(sys.argv[2]))), []
-peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-for _ in range(100):
-    begin = time.perf_counter()
-    peer.sendall(bytes(8)); peer.recv(8)
-    times.append(time.perf_counter() - begin)
-print(1e3 * statistics.median(times))
-"""
-
-
 class LabError(RuntimeError):
     pass
 
@@ -159,18 +120,14 @@ def obstacle():
     return None
 
 
-def parse_rate(text):
-    found = re.fullmatch(r"([\d.]+)\s*([kmg]?bit)", text)
-    if not found:
-        raise argparse.ArgumentTypeError(f"{text!r} is no rate; say 500mbit or 2gbit")
-    return float(found[1]) * UNITS[found[2]]
-
-
-def parse_ms(text):
-    found = re.fullmatch(r"([\d.]+)\s*(us|ms|s)", text)
-    if not found:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time; say 0.05ms or 50us")
-    return float(found[1]) * TIMES[found[2]]
+def quantity(units, example):
+    """A parser of a number with one of these units."""
+    def parse(text):
+        found = re.fullmatch(r"([\d.]+)\s*([a-z]+)", text)
+        if not found or found[2] not in units:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number with {', '.join(units)}; say {example}")
+        return float(found[1]) * units[found[2]]
+    return parse
 
 
 def core_list(cores):
@@ -192,13 +149,12 @@ class Lab:
             raise LabError(f"no such lab: {hosts} hosts (1 to {HOSTS_MAX}) of {ranks_per_host} ranks")
         self.hosts, self.ranks_per_host = hosts, ranks_per_host
         self.cores = sorted(os.sched_getaffinity(0))
-        self.rate, self.delay_ms, self.jitter_ms = None, 0.0, 0.0
+        self.rate, self.delay_ms = None, 0.0
         self.init = None        # the first process; its end is the lab's
         self.first_pid = None   # as the machine sees it
         self.holders = []       # each host's first process
         self.host_pids = []     # its number, as the lab sees it
         self.lines = []         # each host's delay line, if there is a delay
-        self.competitors = {}   # host → the processes that slow it down
 
     # --- what it is ---
 
@@ -318,10 +274,9 @@ class Lab:
     def close(self):
         if self.init is None:
             return
-        for process in [self.init, *self.holders, *self.lines, *sum(self.competitors.values(), [])]:
+        for process in [self.init, *self.holders, *self.lines]:
             process.communicate()  # closes the pipe to the first one, and waits
-        self.init, self.holders, self.host_pids, self.lines, self.competitors = None, [], [], [], {}
-        self.delay_ms, self.jitter_ms = 0.0, 0.0
+        self.init, self.holders, self.host_pids, self.lines, self.delay_ms = None, [], [], [], 0.0
 
     # --- entering it ---
 
@@ -337,39 +292,31 @@ class Lab:
     def at(self, host, *command, **options):
         return run_checked([*self.enter(host), *command], timeout=SETUP_S, **options)
 
-    # --- its links and its speeds ---
+    # --- its links ---
 
-    def set_link(self, rate_bits_per_s, delay_ms=0.0, jitter_ms=0.0):
-        """What every host can send, and how long that is under way."""
-        if rate_bits_per_s <= 0 or delay_ms < 0 or not 0 <= jitter_ms <= delay_ms:
-            raise LabError(f"no such link: {rate_bits_per_s:g} bit/s, delay {delay_ms:g} ms, jitter {jitter_ms:g} ms "
-                           "(the jitter is at most the delay)")
-        self.set_rate(rate_bits_per_s)
-        if (delay_ms, jitter_ms) != (self.delay_ms, self.jitter_ms):
-            self.set_delay(delay_ms, jitter_ms)
-        self.rate, self.delay_ms, self.jitter_ms = rate_bits_per_s, delay_ms, jitter_ms
-
-    def set_rate(self, rate):
+    def set_link(self, rate, delay_ms=0.0):
+        """What every host can send, in bits per second, and how long that is under way."""
+        if rate <= 0 or delay_ms < 0:
+            raise LabError(f"no such link: {rate:g} bit/s, delay {delay_ms:g} ms")
         burst = max(BURST_BYTES_MIN, math.ceil(rate / 8 * BURST_S))
         for host in range(self.hosts):
             self.at(host, "tc", "qdisc", "replace", "dev", "eth0", "root", "tbf", "rate", f"{rate:.0f}bit",
                     "burst", str(burst), "limit", str(QUEUE_BYTES))
+        if delay_ms != self.delay_ms:
+            self.set_delay(delay_ms)
+        self.rate, self.delay_ms = rate, delay_ms
 
-    def set_delay(self, delay_ms, jitter_ms):
+    def set_delay(self, delay_ms):
         """What a host sends comes in at its port, is redirected into the delay line and enters the bridge from there.
         The bridge never learns where a host is, it has been told: what is for the host still leaves by its port."""
         for host, line in enumerate(self.lines):
             self.at_hub("tc", "qdisc", "del", "dev", f"port{host}", "clsact")
-            self.end_helper(line)
+            self.at_hub("kill", line.number)  # not line.kill(), which would only end nsenter
+            line.communicate()
         self.lines = []
-        if not delay_ms:
-            return
-        self.build_delay_line()
-        for host in range(self.hosts):
+        for host in range(self.hosts) if delay_ms else ():
             device, port = f"delay{host}", f"port{host}"
-            core = self.rank_cores(host * self.ranks_per_host)[-1]
-            self.lines.append(self.start_helper(self.hub(), ["taskset", "-c", str(core), DELAY_LINE, device,
-                                                             f"{delay_ms * 1e3:g}", f"{jitter_ms * 1e3:g}"]))
+            self.lines.append(self.start_delay_line(device, self.rank_cores(host * self.ranks_per_host)[-1], delay_ms))
             self.at_hub("ip", "link", "set", device, "mtu", str(MTU), "master", "bridge")
             self.at_hub("bridge", "link", "set", "dev", device, "learning", "off", "flood", "off", "mcast_flood", "off",
                         "bcast_flood", "off")
@@ -378,45 +325,23 @@ class Lab:
             self.at_hub("tc", "filter", "add", "dev", port, "ingress", "protocol", "all", "u32",
                         "match", "u32", "0", "0", "action", "mirred", "egress", "redirect", "dev", device)
 
-    def build_delay_line(self):
+    def start_delay_line(self, device, core, delay_ms):
+        """It prints its number once it is ready, and lives until it or the lab is ended."""
         try:
             self.at_hub("test", "-x", DELAY_LINE)
         except LabError:
             self.at_hub("cc", "-std=gnu11", "-O2", "-o", DELAY_LINE, str(HERE / "delay_line.c"))
-
-    def round_trip_ms(self):
-        """Of eight bytes from host 0 to host 1 and back, the median: the delay as it really is, processes included."""
-        with subprocess.Popen([*self.enter(1), sys.executable, "-c", ECHO, str(SETUP_S)], stdout=subprocess.PIPE,
-                              text=True) as echo:
-            return float(self.at(0, sys.executable, "-c", PING, self.address(1), echo.stdout.readline().strip()))
-
-    def slow(self, host, factor):
-        """From now on this host computes `factor` times slower; 1 ends it."""
-        for competitor in self.competitors.pop(host, []):
-            self.end_helper(competitor)
-        if not 1 <= factor <= SLOWER_MAX:
-            raise LabError(f"a host can be made 1 to {SLOWER_MAX} times slower, not {factor:g} times")
-        if factor > 1:
-            self.competitors[host] = [
-                self.start_helper(self.enter(host), [sys.executable, "-c", COMPETITOR, str(self.rank_cores(rank)[0]),
-                                                     str(1 - 1 / factor)]) for rank in self.host_ranks(host)]
-
-    def start_helper(self, entrance, command):
-        """A process that says its number once it is ready, and lives until it or the lab is ended."""
-        helper = subprocess.Popen([*entrance, *command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                  stderr=subprocess.PIPE, text=True, start_new_session=True)
-        helper.number = helper.stdout.readline().strip()
-        if not helper.number:
-            raise LabError(f"{command[0]}: {helper.stderr.read().strip()}")
-        return helper
-
-    def end_helper(self, helper):
-        self.at_hub("kill", helper.number)  # not helper.kill(), which would only end nsenter
-        helper.communicate()
+        line = subprocess.Popen([*self.hub(), "taskset", "-c", str(core), DELAY_LINE, device, f"{delay_ms * 1e3:g}"],
+                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                start_new_session=True)
+        line.number = line.stdout.readline().strip()
+        if not line.number:
+            raise LabError(f"delay line: {line.stderr.read().strip()}")
+        return line
 
     # --- programs ---
 
-    def mpirun(self, ranks, env=None, timeout_s=None):
+    def mpirun(self, ranks, env=None):
         """The command that goes before PROGRAM ARGUMENTS. Open MPI would push a whole message into the connection
         at once, and what it says about the next one would wait behind it, so the two directions of a link would take
         turns: flags 9 make it send fragments. Nor should a message have to ask first whether it may come, and that
@@ -433,8 +358,6 @@ class Lab:
         # Entering a mount namespace leads to /, and PROGRAM may be named from where its user stands.
         command = [*self.enter(0), "env", f"--chdir={os.getcwd()}", "OMPI_ALLOW_RUN_AS_ROOT=1",
                    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "TMPDIR=/dev/shm", "taskset", "-c", core_list(self.host_cores(0))]
-        if timeout_s:
-            command += ["timeout", "--kill-after=5", str(timeout_s)]
         command += ["mpirun", "-np", str(ranks), "--hostfile", "/dev/shm/hostfile", "--bind-to", "none"]
         for name, value in settings.items():
             command += ["--mca", name, value]
@@ -442,17 +365,16 @@ class Lab:
             command += ["-x", f"{name}={value}"]
         return [*command, "/dev/shm/rank"]
 
-    def run(self, ranks, program, env=None, timeout_s=None, **options):
-        return subprocess.run([*self.mpirun(ranks, env, timeout_s), *program], text=True, **options)
+    def run(self, ranks, program, env=None, **options):
+        return subprocess.run([*self.mpirun(ranks, env), *program], text=True, **options)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--ranks-per-host", type=int, default=1)
-    parser.add_argument("--rate", type=parse_rate, default=1e9, help="of each host: 500mbit, 2gbit (default 1gbit)")
-    parser.add_argument("--delay", type=parse_ms, default=0, help="how long a packet is under way: 0.05ms, 50us")
-    parser.add_argument("--jitter", type=parse_ms, default=0, help="by how much that varies, up and down")
+    parser.add_argument("--rate", type=quantity({"bit": 1, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}, "2gbit"), default=1e9, help="of each host: 500mbit, 2gbit (default 1gbit)")
+    parser.add_argument("--delay", type=quantity({"us": 1e-3, "ms": 1, "s": 1e3}, "0.05ms"), default=0, help="how long a packet is under way: 0.05ms, 50us")
     parser.add_argument("--plan", action="store_true", help="say what would be created, create nothing")
     parser.add_argument("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM ARGUMENTS")
     o = parser.parse_args()
@@ -465,7 +387,7 @@ def main():
             print(lab.plan())
             return 0
         with lab:
-            lab.set_link(o.rate, o.delay, o.jitter)
+            lab.set_link(o.rate, o.delay)
             if not lab.enough()[0]:
                 print(f"lab: {lab.enough()[1]}: {SHARED}", file=sys.stderr)
             return lab.run(lab.ranks(), program).returncode

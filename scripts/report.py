@@ -18,8 +18,6 @@ reports must agree (ratios; without it: of a row with ms and compute_ms their qu
 or _share).
 """
 import argparse
-import contextlib
-import csv
 import datetime
 import fcntl
 import hashlib
@@ -27,22 +25,19 @@ import importlib
 import json
 import os
 import pathlib
-import re
 import shlex
-import shutil
 import signal
 import statistics
-import subprocess
 import sys
-import threading
 import time
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "scripts"))
 import lab
+import plots
+import tables
 from experiments import processors
+from runner import ROOT, Runner
 
-EXPERIMENTS = "operations", "paper", "training", "account", "timeline", "sensitivity"  # in the order of the report
+EXPERIMENTS = "operations", "training", "timeline"  # in the order of the report
 SWEEP = "sweep"  # rows that scripts/mfu_sweep has collected
 ROWS = "rows.jsonl"
 NOT_OF_THE_SETUP = "date", "link", "ranks", "enough", "processors"  # may differ between rows of one report
@@ -63,26 +58,15 @@ def load(name):
 # --- where it runs ---
 
 
-def first_line(command):
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip().splitlines()[0]
-    except (OSError, subprocess.CalledProcessError, IndexError):
-        return "unknown"
-
-
 def onednn_version():
-    try:
-        numbers = subprocess.run(["cc", "-E", "-P", "-x", "c", "-"], capture_output=True, text=True, input=
-                                 "#include <dnnl.h>\nDNNL_VERSION_MAJOR DNNL_VERSION_MINOR DNNL_VERSION_PATCH\n").stdout
-    except OSError:
-        return "unknown"
-    found = re.search(r"(\d+) (\d+) (\d+)\s*$", numbers)
-    return ".".join(found.groups()) if found else "unknown"
+    source = '#include <dnnl.h>\nDNNL_VERSION_MAJOR.DNNL_VERSION_MINOR.DNNL_VERSION_PATCH'
+    found = Runner().printed("sh", "-c", 'printf "$0" | cc -E -P -x c -', source).splitlines()
+    return found[-1].replace(" ", "") if found else "unknown"
 
 
 def program_hash():
     """Of all that is run."""
-    programs = [ROOT / "build/release" / name for name in ("train_gpt", "tests/bench/bench_fuse", "tests/bench/bench_train")]
+    programs = [pathlib.Path(ROOT, "build/release", name) for name in ("train_gpt", "tests/bench/bench_fuse", "tests/bench/bench_train")]
     if not all(program.exists() for program in programs):
         return NOT_BUILT
     return hashlib.sha256(b"".join(program.read_bytes() for program in programs)).hexdigest()[:12]
@@ -90,10 +74,11 @@ def program_hash():
 
 def setup_of(place, quick, patience=1):
     """What the rows depend on, and with whose they may not be mixed."""
-    version = ROOT / "build/release/version"
-    return {**place.describe(), "compiler": first_line(["cc", "--version"]), "onednn": onednn_version(),
+    version = pathlib.Path(ROOT, "build/release/version")
+    compiler = Runner().printed("cc", "--version").splitlines()
+    return {**place.describe(), "compiler": compiler[0] if compiler else "unknown", "onednn": onednn_version(),
             "version": version.read_text().strip() if version.exists() else
-            first_line(["git", "-C", str(ROOT), "describe", "--always", "--dirty"]),
+            Runner().printed("git", "describe", "--always", "--dirty") or "unknown",
             "program": program_hash(), "length": ("quick" if quick else "full")
             + (f", patience {patience:g}" if patience != 1 else ""),
             "date": datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
@@ -124,41 +109,7 @@ def caption(setup):
             f"({setup['program']}); {links.get(setup['place'], setup['place'])}; {setup['date']}")
 
 
-class Recorder:
-    """A place that remembers what was run on it, as commands that can be typed."""
-
-    def __init__(self, place):
-        self.place, self.commands, self.wire, self.slowed = place, [], [], []
-
-    def __getattr__(self, name):
-        return getattr(self.place, name)
-
-    def link(self, rate_bits_per_s, delay_ms=0, jitter_ms=0):
-        self.place.link(rate_bits_per_s, delay_ms, jitter_ms)
-        self.wire = ["--rate", f"{rate_bits_per_s / 1e6:.6g}mbit"]
-        self.wire += ["--delay", f"{delay_ms:g}ms"] if delay_ms else []
-        self.wire += ["--jitter", f"{jitter_ms:g}ms"] if jitter_ms else []
-
-    def slow(self, host, factor):
-        self.place.slow(host, factor)
-        self.slowed = [f"host {host} slowed down to 1/{factor:g}"] if factor != 1 else []
-
-    def run(self, ranks, command, env=None, **options):
-        launcher = (["scripts/lab.py", "--hosts", str(ranks), *self.wire, "--"] if self.place.kind == "lab" else
-                    ["scripts/mpirun.sh", "-np", str(ranks)])
-        text = shlex.join([*(f"{name}={value}" for name, value in (env or {}).items()), *launcher, *map(str, command)])
-        text = re.sub(r"\S*/commfuse-report-\w+/", "$DIR/", text).replace(f"{ROOT}/", "")
-        text += "".join(f"  # {note}" for note in self.slowed)
-        if text not in self.commands:
-            self.commands.append(text)
-        return self.place.run(ranks, command, env, **options)
-
-
 # --- rows ---
-
-
-def identity(point):
-    return json.dumps(point, sort_keys=True)
 
 
 class Rows:
@@ -202,7 +153,8 @@ class Rows:
         self.done.append(line)
 
     def has(self, name, point):
-        return any(line["experiment"] == name and identity(line["point"]) == identity(point) for line in self.done)
+        plain = json.loads(json.dumps(point))  # a tuple is a list there
+        return any((line["experiment"], line["point"]) == (name, plain) for line in self.done)
 
 
 def read_rows(path):
@@ -229,62 +181,12 @@ def refuse(what, hint):
 # --- running ---
 
 
-class Progress:
-    """One line, rewritten every second on a terminal; else a line for each point's begin and end."""
-
-    def __init__(self, modules, todo, rows):
-        self.modules, self.todo, self.done, self.rows = modules, todo, 0, rows
-        self.terminal = sys.stderr.isatty()
-
-    def left_s(self, since):
-        """What the points not yet measured will take: as those of their experiment did, else as it says."""
-        def estimate(name, point):
-            took = [line["seconds"] for line in self.rows.done if line["experiment"] == name]
-            said = getattr(self.modules[name], "seconds", lambda point: point.get("seconds", SECONDS_UNKNOWN))
-            return sum(took) / len(took) if took else said(point)
-        ahead = [estimate(*item) for item in self.todo[self.done:]]
-        return max(0, ahead[0] - since) + sum(ahead[1:]) if ahead else 0
-
-    def text(self, name, point, since):
-        left = self.left_s(since)
-        return (f"[{self.done + 1}/{len(self.todo)}] {name} {short(point)}  {since:.0f} s, "
-                f"{f'{left / 60:.0f} min' if left > 90 else f'{left:.0f} s'} left")
-
-    def during(self, name, point, work):
-        begin, finished = time.monotonic(), threading.Event()
-
-        def tick():
-            while not finished.wait(1):
-                line = self.text(name, point, time.monotonic() - begin)
-                print(f"\r\033[K{line[:shutil.get_terminal_size().columns - 1]}", end="", file=sys.stderr, flush=True)
-        print(self.text(name, point, 0), end="" if self.terminal else "\n", file=sys.stderr, flush=True)
-        ticker = threading.Thread(target=tick, daemon=True)
-        if self.terminal:
-            ticker.start()
-        try:
-            return work()
-        finally:
-            finished.set()
-            if self.terminal:
-                ticker.join()
-                print("\r\033[K", end="", file=sys.stderr)
-            self.done += 1
-
-
 def short(point):
     """A point for people."""
     return " ".join(str(value) for value in point.values() if isinstance(value, (str, int, float)))[:70]
 
 
 def interrupted(number, frame):
-    """mpirun, started behind timeout(1), is in a process group of its own, which Ctrl-C does not reach."""
-    for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
-        try:
-            head, _, rest = stat.read_text().rpartition(") ")
-            if int(rest.split()[1]) == os.getpid() and head.endswith("(timeout"):
-                os.kill(int(stat.parent.name), signal.SIGTERM)
-        except (OSError, ValueError, IndexError):
-            pass  # gone meanwhile
     raise KeyboardInterrupt
 
 
@@ -293,64 +195,48 @@ def with_patience(point, patience):
     return {**point, "seconds": patience * point["seconds"]} if patience != 1 and "seconds" in point else point
 
 
+def seconds_of(name, point, module, done):
+    """Those that points of its experiment took, else as it says."""
+    took = [line["seconds"] for line in done if line["experiment"] == name]
+    estimate = getattr(module, "seconds", lambda point: point.get("seconds", SECONDS_UNKNOWN))
+    return statistics.fmean(took) if took else estimate(point)
+
+
 def run(place, modules, rows, quick, patience=1):
-    """Measures what is missing. Points that fail are told and left out; the rest goes on."""
+    """Measures what is missing. Points that fail are reported and left out; the rest goes on."""
     wanted = [(name, with_patience(point, patience)) for name, module in modules.items()
               for point in module.points(place, quick)]
-    todo = [(name, point) for name, point in wanted if not rows.has(name, point)]
-    kept = len(rows.done)
-    print(f"{len(todo)} points to measure" + (f", {kept} are there already" if kept else ""), file=sys.stderr)
-    progress, failures = Progress(modules, todo, rows), []
-    for name, point in todo:
-        recorder, begin = Recorder(place), time.monotonic()
+    todo, failures = [(name, point) for name, point in wanted if not rows.has(name, point)], []
+    print(f"{len(todo)} points to measure" + (f", {len(rows.done)} are there already" if rows.done else ""), file=sys.stderr)
+    for number, (name, point) in enumerate(todo):
+        left = sum(seconds_of(*item, modules[item[0]], rows.done) for item in todo[number:])
+        print(f"[{number + 1}/{len(todo)}] {name} {short(point)}  "
+              f"{f'{left / 60:.0f} min' if left > 90 else f'{left:.0f} s'} left", file=sys.stderr, flush=True)
+        place.commands, begin = [], time.monotonic()
         try:
-            found = progress.during(name, point, lambda: modules[name].measure(recorder, point))
+            found = modules[name].measure(place, point)
         except Exception as error:  # whatever it is, the other points are worth having
             failures.append(f"{name} {short(point)}: {error}")
             print(f"failed: {failures[-1]}", file=sys.stderr)
             continue
         rows.add({"experiment": name, "point": point, "rows": found, "seconds": round(time.monotonic() - begin, 2),
-                  "commands": recorder.commands})
+                  "commands": place.commands})
     return failures
 
 
 # --- writing ---
 
 
-def write_csv(path, rows):
-    columns = list(dict.fromkeys(column for row in rows for column in row))
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, columns)
-        writer.writeheader()
-        writer.writerows(rows)
-
-
-@contextlib.contextmanager
-def noted(note):
-    """Figures that are saved meanwhile carry it at their foot, wherever they are shown."""
-    from matplotlib.figure import Figure
-    plain = Figure.savefig
-
-    def savefig(figure, *arguments, **options):
-        figure.supxlabel(note, fontsize=6, color="#b03a2e", y=0.004)
-        return plain(figure, *arguments, **options)
-    Figure.savefig = savefig if note else plain
-    try:
-        yield
-    finally:
-        Figure.savefig = plain
-
-
 def section(module, lines, folder, where, note=""):
     """Tables, figures, rows and commands of one experiment."""
     rows = [row for line in lines for row in line["rows"]]
-    write_csv(folder / f"{module.NAME}.csv", rows)
-    tables = module.tables(rows)
-    with noted(note):
-        pictures = [name for name in module.figures(rows, str(folder)) if name.endswith(".png")]
-    text = [f"## {module.TITLE}", "", tables.strip(), ""]
+    tables.write_csv(folder / f"{module.NAME}.csv", rows)
+    shown = module.tables(rows)
+    plots.note = note
+    pictures = [name for name in module.figures(rows, str(folder)) if name.endswith(".png")]
+    text = [f"## {module.TITLE}", "", shown.strip(), ""]
     for name in pictures:
-        if f"({name})" not in tables:
+        if f"({name})" not in shown:
             text += [f"![{module.TITLE}]({name})", ""]
     text += [f"*{where}.* Every row: [{module.NAME}.csv]({module.NAME}.csv); figures also as SVG.", ""]
     commands = list(dict.fromkeys(command for line in lines for command in line.get("commands", ())))

@@ -25,13 +25,13 @@ the computation, however fast everything else is; see hideable().
 import dataclasses
 import json
 import os
-import pathlib
 
 import numpy as np
 
+from runner import ROOT
+
 from .place import FREE_LINK
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 ELEMENT = 4  # bytes, fp32
 
 TITLES = {
@@ -91,26 +91,17 @@ def ranks_for(place, heads=16):
     return max((n for n in (2, 4, 8) if n <= place.ranks and heads % n == 0), default=0)
 
 
-# ------------------------------------------------------------------------------------------ running
+# --- running ---
 
 
 REPETITIONS_MIN = 10
 BLOCK_S, BLOCK_REPETITIONS = 12, REPETITIONS_MIN  # about, and at least
-MATCHES, MATCHED_SHARE = 3, 0.03     # of a native collective: looked for so often, or until it is so near
 TIMEOUT_S = 7200  # ranks that hang end themselves after a minute
-
-
-@dataclasses.dataclass
-class Measured:
-    """Some operations over one link, as fused.measure() leaves them."""
-    lines: list             # of each operation, its bench_fuse lines
-    wire_ms: float = None   # of the first, meanwhile; None: nobody knows the rate
-    rate: float = None      # bits per second, on average
 
 
 def run(place, ranks, operation, shape, repetitions, only=None):
     """bench_fuse's lines, each with its label."""
-    command = [str(ROOT / os.environ.get("BUILD", "build/release") / "tests/bench/bench_fuse"), "--op", operation,
+    command = [os.path.join(ROOT, os.environ.get("BUILD", "build/release"), "tests/bench/bench_fuse"), "--op", operation,
                "--shape", shape.text(), "--repetitions", str(repetitions), "--json"]
     output = place.run(ranks, command + (["--only", only] if only else []), timeout=TIMEOUT_S)
     lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
@@ -140,34 +131,22 @@ def time_of(lines, label):
     return float(undisturbed_ms(next(line["samples_ms"] for line in lines if line["label"] == label)))
 
 
-def alone_ms(place, ranks, operation, shape, what):
-    return time_of(run(place, ranks, operation, shape, REPETITIONS_MIN, only=what), what)
-
-
-def measure(place, ranks, operations, shape, ratio, seconds, match="wire", link=None, slower=1):
-    """Measured, of operations of one shape in turns, block by block, over links that follow the first one's computation.
-    match: what takes `ratio` of it, the wire or the native collective; "none": the link is as it is. link(rate) sets it.
-    slower: so many times longer than undisturbed do computations take at present."""
-    first, found, rates, costs = operations[0], [], [], []
-    link = link or place.link
-    compute = alone_ms(place, ranks, first, shape, "compute")
-    repetitions = repetitions_for(compute, ratio, seconds / len(operations))
-    if match == "none":
-        return Measured([run(place, ranks, operation, shape, repetitions) for operation in operations])
-    rate = min(FREE_LINK, rate_for(first, shape, ranks, ratio * compute / slower))
-    if match == "native":
-        rate = matched_rate(place, ranks, first, shape, ratio * compute / slower, rate, link)
+def measure(place, ranks, operation, shape, seconds, ratio=None, delay_ms=0):
+    """(lines, the wire's ms meanwhile, bits per second on average), block by block over links that follow the computation, of
+    whose time the wire takes `ratio`; None: the link is as it is, and nobody knows its rate."""
+    compute = time_of(run(place, ranks, operation, shape, REPETITIONS_MIN, only="compute"), "compute")
+    repetitions = repetitions_for(compute, 1 if ratio is None else ratio, seconds)
+    if ratio is None:
+        return run(place, ranks, operation, shape, repetitions), None, None
+    found, rates = [], []
     blocks = max(1, min(round(seconds / BLOCK_S), repetitions // BLOCK_REPETITIONS))
     for _ in range(blocks):
-        link(rate)
-        rates.append(rate)
-        found.append([run(place, ranks, operation, shape, repetitions // blocks) for operation in operations])
-        wanted = ratio * time_of(found[-1][0], "compute") / slower
-        costs.append(rate * (wire_ms(first, shape, ranks, rate) if match == "wire" else time_of(found[-1][0], "comm")))
-        rate = min(FREE_LINK, float(np.mean(costs)) / wanted)  # the machine's speed moves, a collective's cost is noise
-    return Measured([[joined(same) for same in zip(*lines)] for lines in zip(*found)],
-                    wire_of_the_undisturbed([wire_ms(first, shape, ranks, rate) for rate in rates],
-                                            [lines[0] for lines in found]), float(np.mean(rates)))
+        rates.append(min(FREE_LINK, rate_for(operation, shape, ranks, ratio * compute)))
+        place.link(rates[-1], delay_ms)
+        found.append(run(place, ranks, operation, shape, repetitions // blocks))
+        compute = time_of(found[-1], "compute")  # the machine's speed moves
+    wires = [wire_ms(operation, shape, ranks, rate) for rate in rates]
+    return [joined(same) for same in zip(*found)], wire_of_the_undisturbed(wires, found), float(np.mean(rates))
 
 
 def wire_of_the_undisturbed(wires, blocks):
@@ -177,17 +156,6 @@ def wire_of_the_undisturbed(wires, blocks):
     return float(np.mean(wires[faster_half(np.concatenate(samples))]))
 
 
-def matched_rate(place, ranks, operation, shape, wanted_ms, rate, link):
-    """At which the library's collective takes so long; `rate`: at which the wire does."""
-    for _ in range(MATCHES):
-        link(rate)
-        comm = alone_ms(place, ranks, operation, shape, "comm")
-        if abs(comm / wanted_ms - 1) < MATCHED_SHARE:
-            break
-        rate = min(FREE_LINK, rate * comm / wanted_ms)
-    return rate
-
-
 def joined(lines):
     """One variant's lines as one."""
     samples = sum((line["samples_ms"] for line in lines), [])
@@ -195,7 +163,7 @@ def joined(lines):
     return dict(lines[0], samples_ms=samples, ms=float(middle), p10_ms=float(low), p90_ms=float(high))
 
 
-# ------------------------------------------------------------------------------------------ arithmetic
+# --- arithmetic ---
 
 
 DRAWINGS = 400
@@ -217,17 +185,12 @@ def undisturbed_of_turns(samples):
     return undisturbed_ms(np.swapaxes(samples, -1, -2)).mean(axis=-1)
 
 
-def repetitions_of(lines):
-    """Of all variants; some have several turns in each."""
-    return min(len(line["samples_ms"]) for line in lines)
-
-
 def times_of(lines):
-    """{label: undisturbed ms}, and the same for DRAWINGS drawings of as many repetitions."""
-    count = repetitions_of(lines)
+    """Number of repetitions; {label: undisturbed ms}; the same for DRAWINGS drawings of as many repetitions."""
+    count = min(len(line["samples_ms"]) for line in lines)  # some variants have several turns in each repetition
     drawn = np.random.default_rng(1).integers(count, size=(DRAWINGS, count))
     samples = {line["label"]: np.reshape(line["samples_ms"], (count, -1)) for line in lines}
-    return ({name: float(undisturbed_of_turns(one)) for name, one in samples.items()},
+    return (count, {name: float(undisturbed_of_turns(one)) for name, one in samples.items()},
             {name: undisturbed_of_turns(one[drawn]) for name, one in samples.items()})
 
 
@@ -235,8 +198,7 @@ def accounts(lines, wire_ms=None):
     """The lines with repetitions and undisturbed_ms; compute_ms, comm_ms and wire_ms of the operation; and for fused ones
     hidden_share (of the native collective), hidden_wire_share, hidden_alone_share (of the wire where it is known,
     chunking not counted), one standard error of the first and the last, chunking_ms and exposed_ms."""
-    times, drawn = times_of(lines)
-    repetitions = repetitions_of(lines)
+    repetitions, times, drawn = times_of(lines)
     rows = []
     for line in lines:
         row = dict(line, repetitions=repetitions, compute_ms=times["compute"], comm_ms=times["comm"], wire_ms=wire_ms)
@@ -259,28 +221,3 @@ def accounts(lines, wire_ms=None):
                        chunking_ms=times[alone] - times["compute"], exposed_ms=times[name] - times[alone])
         rows.append(row)
     return rows
-
-
-# ------------------------------------------------------------------------------------------ tables and figures
-
-
-def table(heading, lines):
-    """Markdown; the first column to the left, the others to the right."""
-    text = ["| " + " | ".join(heading) + " |", "|---|" + "---:|" * (len(heading) - 1)]
-    text += ["| " + " | ".join(line) + " |" for line in lines]
-    return "\n".join(text) + "\n"
-
-
-def percent(share, digits=1):
-    return "–" if share is None else f"{100 * share:.{digits}f}".replace("-", "−")
-
-
-def milliseconds(ms):
-    return "–" if ms is None else f"{ms:.2f}".replace("-", "−")
-
-
-def save(figure, folder, name):
-    names = [f"{name}.png", f"{name}.svg"]
-    for file in names:
-        figure.savefig(os.path.join(folder, file), dpi=150)
-    return names

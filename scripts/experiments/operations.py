@@ -1,4 +1,4 @@
-"""Experiment 1: what every schedule hides of each operation, by how long the wire is busy against the computation.
+"""What every schedule hides of each operation, by how long the wire is busy against the computation.
 
 On a lab the link has, at any time, the rate at which the payload takes `ratio` times as long as the computation does by
 then: the ratio is the wire's, bytes over line rate. On a local place shared memory is as fast as it is,
@@ -11,8 +11,19 @@ an all-gather and a reduce-scatter hide altogether (0.25 to 0.8) is asked of the
 least computation, with more repetitions than the rest.
 Attention is causal, so its slices differ in cost, and the line of what can be hidden at best is not drawn for it.
 Not every schedule wins everywhere, and every one stays in the tables.
+
+Beside the paper (arXiv 2604.24013): points at the ratios of its tables 1 and 4. Its hardware and its number of slices are not
+named; it has four ranks, so beside its CommFuse stands the m with N·m = 4. T_comm of its attention layer is not given: it is
+taken to be what Query-Split saves. Its ratio is that of its collective, ours that of the wire, the harder test.
+
+Delay: a transfer that keeps the line busy for w ms and is under way for d ms hides behind the c ms of the slice computed
+meanwhile only if all of it fits into c; N ranks do this N − 1 times. So a ring with one slice a rank must expose
+(N − 1)·max(0, w + d − c). At a ratio of 0.5 two ranks have w = c, and every delay shows; at 0.25 half of c is in reserve.
 """
 import math
+
+import plots
+from tables import markdown, number, percent, spread
 
 from . import fused
 
@@ -44,6 +55,11 @@ WIDTHS = (
     ("gemm_scatter", "d24", "att.proj", 2048, 4, 1024, 1024, 16),
 )
 WIDTH_RATIOS = (0.25, 0.5, 1.5)
+DELAYS_MS, DELAY_RATIOS = (0.1, 1, 5), (0.25, 0.5)  # of the first two
+PAPER = (  # operation, case, ratio, hidden shares of its slicing and of its CommFuse
+    ("gemm_scatter", "MLP, 32 × 4096", 43.8 / (122.3 - 43.8), 1 - 7.1 / 43.8, 1 - 0.1 / 43.8),
+    ("attention_scatter", "attention, 16 × 4096", (270.1 - 215.8) / 215.8, (270.1 - 246.1) / (270.1 - 215.8), 1.0),
+    ("attention_scatter", "attention, 4 × 8192", (195.6 - 145.1) / 145.1, (195.6 - 279.7) / (195.6 - 145.1), 1.0))
 LOCAL = LAB + WIDTHS + (
     ("gather_gemm", "d6", "mlp.fc1", 256, 4, 384, 1536, 6),
     ("gather_gemm", "d12", "mlp.fc1", 1024, 4, 768, 3072, 12),
@@ -61,118 +77,119 @@ FIELDS = ("operation", "model", "where", "T", "B", "C", "columns", "H")
 
 
 def points(place, quick):
+    if place.kind != "lab":
+        works = [(work, {}) for work in (QUICK if quick else LOCAL)]
+    elif quick:
+        works = [(work, {"ratio": ratio}) for work in QUICK for ratio in QUICK_RATIOS]
+    else:
+        full = (DECISIVE, DECISIVE_RATIOS), (LAB, RATIOS), (WIDTHS, WIDTH_RATIOS)
+        works = [(work[:4] + (work[4] // 2 if ratio > 1 else work[4],) + work[5:], {"ratio": ratio})
+                 for some, ratios in full for work in some for ratio in ratios]
+        works += [(work, {"ratio": ratio}) for operation, _, ratio, *_ in PAPER for work in LAB if work[0] == operation]
+        works += [(work, {"ratio": ratio, "delay_ms": delay})
+                  for work in LAB[:2] for ratio in DELAY_RATIOS for delay in DELAYS_MS]
     found = []
-
-    def add(work, **more):
+    for work, more in works:
         point = dict(zip(FIELDS, work), **more)
         point["seconds"] = QUICK_SECONDS if quick else DECISIVE_SECONDS if work in DECISIVE else SECONDS
         point["ranks"] = fused.ranks_for(place, point["H"])
-        if point["ranks"]:
-            found.append(point)
-
-    if place.kind != "lab":
-        for work in QUICK if quick else LOCAL:
-            add(work)
-        return found
-    full = (DECISIVE, DECISIVE_RATIOS), (LAB, RATIOS), (WIDTHS, WIDTH_RATIOS)
-    for works, ratios in ((QUICK, QUICK_RATIOS),) if quick else full:
-        for work in works:
-            for ratio in ratios:
-                add(work[:4] + (work[4] // 2 if ratio > 1 else work[4],) + work[5:], ratio=ratio)
+        found += [point] if point["ranks"] else []
     return found
 
 
 def measure(place, point):
-    shape, match = fused.Shape.of(point), "wire" if "ratio" in point else "none"
-    found = fused.measure(place, point["ranks"], [point["operation"]], shape, point.get("ratio", 1), point["seconds"],
-                          match)
-    about = {key: point[key] for key in FIELDS + ("ranks",)}
-    about["ratio_asked"] = point.get("ratio")
-    about["rate_mbit_per_s"] = None if found.rate is None else found.rate / 1e6
-    rows = [{**about, **row} for row in fused.accounts(found.lines[0], found.wire_ms)]
-    for row in rows:
-        row["ratio"] = ratio_of(row)
-    return rows
+    delay = point.get("delay_ms", 0)
+    lines, wire, rate = fused.measure(place, point["ranks"], point["operation"], fused.Shape.of(point), point["seconds"],
+                                      point.get("ratio"), delay)
+    about = {key: point[key] for key in FIELDS + ("ranks",)} | {
+        "ratio_asked": point.get("ratio"), "delay_ms": delay, "rate_mbit_per_s": None if rate is None else rate / 1e6}
+    return [{**about, **row, "ratio": wire_of(row) / row["compute_ms"]} for row in fused.accounts(lines, wire)]
 
 
-def ratio_of(row):
-    """The wire's where its rate is known, the native collective's elsewhere."""
-    return (row["comm_ms"] if row["wire_ms"] is None else row["wire_ms"]) / row["compute_ms"]
+def wire_of(row):
+    """The wire's ms where its rate is known, the native collective's elsewhere."""
+    return row["comm_ms"] if row["wire_ms"] is None else row["wire_ms"]
 
 
-# ------------------------------------------------------------------------------------------ tables
-
-
-def of_point(row):
-    return (row["operation"], row["model"], row["where"], fused.Shape.of(row), row["ranks"], row["ratio_asked"])
+# --- tables ---
 
 
 def by_point(rows):
-    """{point: {label: row}}, points of a place in order of their ratio."""
+    """{point: {label: row}}, points of a place in order of their ratio, then of their delay."""
     grouped = {}
-    for row in sorted(rows, key=lambda row: (row["where"], row["ratio"])):
-        grouped.setdefault(of_point(row), {})[row["label"]] = row
-    return grouped
+    for row in sorted(rows, key=lambda row: (row["where"], row["delay_ms"], row["ratio"])):
+        of_point = (row["operation"], row["model"], row["where"], fused.Shape.of(row), row["ranks"], row["ratio_asked"], row["delay_ms"])
+        grouped.setdefault(of_point, {})[row["label"]] = row
+    return list(grouped.values())
 
 
-def column_title(by):
-    row = next(iter(by.values()))
-    return f"{row['model']} {row['where']}, B {row['B']}: **{row['ratio']:.2f}**"
+def any_of(by):
+    return next(iter(by.values()))
 
 
 def hidden_cell(row):
     if row is None or row["hidden_share"] is None:
         return "–"
-    both = f"{fused.percent(row['hidden_share'])} ± {fused.percent(row['hidden_error_share'])}"
-    wire = "" if row["hidden_wire_share"] is None else f" / {fused.percent(row['hidden_wire_share'])}"
-    alone = f"{fused.percent(row['hidden_alone_share'])} ± {fused.percent(row['hidden_alone_error_share'])}"
-    return f"{both}{wire} / {alone}"
+    wire = "" if row["hidden_wire_share"] is None else f" / {percent(row['hidden_wire_share'])}"
+    return (f"{percent(row['hidden_share'])} ± {percent(row['hidden_error_share'])}{wire} / "
+            f"{percent(row['hidden_alone_share'])} ± {percent(row['hidden_alone_error_share'])}")
 
 
-def exposed_cell(row):
-    return "–" if row is None else f"{fused.milliseconds(row['chunking_ms'])} + {fused.milliseconds(row['exposed_ms'])}"
-
-
-def time_cell(row):
-    return "–" if row is None else f"{row['ms']:.2f} ({row['p10_ms']:.2f}…{row['p90_ms']:.2f})"
+def exposed_by_arithmetic(row):
+    """Of the ring with one slice for each rank."""
+    hop = wire_of(row) / (row["ranks"] - 1) + row["delay_ms"]
+    return (row["ranks"] - 1) * max(0.0, hop - row["compute_ms"] / row["ranks"])
 
 
 def operation_tables(operation, columns):
     """columns: [{label: row}], a point each."""
-    rows = [next(iter(by.values())) for by in columns]
-    text = [f"### {fused.TITLES[operation]}\n", f"{rows[0]['ranks']} ranks. A column is a point: model and place, "
-            "batch, and in bold the ratio of communication to computation.\n"]
-    titles = [column_title(by) for by in columns]
-
-    def block(caption, labels, cell):
-        text.append(f"{caption}\n")
-        text.append(fused.table([""] + titles, [[name] + [cell(by.get(name)) for by in columns] for name in labels]))
-
-    text.append("The point: shape; what the rate was set to; time on the wire; native collective alone.\n")
-    text.append(fused.table([""] + titles, [
-        ["T × B × C → columns"] + [f"{r['T']} × {r['B']} × {r['C']} → {r['columns']}" for r in rows],
-        ["link, Mbit/s"] + ["–" if r["rate_mbit_per_s"] is None else f"{r['rate_mbit_per_s']:.0f}" for r in rows],
-        ["wire, ms"] + [fused.milliseconds(r["wire_ms"]) for r in rows],
-        ["native collective / computation"] + [f"{r['comm_ms'] / r['compute_ms']:.2f}" for r in rows],
-        ["MB sent by a rank"] + [f"{max(row['bytes'] for row in by.values()) / 1e6:.2f}" for by in columns],
-        ["repetitions"] + [str(r["repetitions"]) for r in rows]]))
-    block("Time, ms: median (10th…90th percentile).", fused.VARIANTS, time_cell)
-    block("Hidden share, %: of the native collective ± one standard error / of the wire's time / the same without what "
-          "chunking costs ± one standard error.", fused.FUSED, hidden_cell)
-    block("Why not all of it, ms: chunking + exposed.", fused.FUSED, exposed_cell)
+    rows = [any_of(by) for by in columns]
+    titles = [""] + [f"{r['model']} {r['where']}, B {r['B']}: **{r['ratio']:.2f}**" + (
+        f", delay {r['delay_ms']:g} ms" if r["delay_ms"] else "") for r in rows]
+    facts = {"T × B × C → columns": lambda r: f"{r['T']} × {r['B']} × {r['C']} → {r['columns']}",
+             "link, Mbit/s": lambda r: number(r["rate_mbit_per_s"], 0),
+             "wire, ms": lambda r: number(r["wire_ms"]),
+             "native collective / computation": lambda r: number(r["comm_ms"] / r["compute_ms"]),
+             "exposed of ring 1, by arithmetic, ms": lambda r: number(exposed_by_arithmetic(r)),
+             "repetitions": lambda r: str(r["repetitions"])}
+    text = [f"### {fused.TITLES[operation]}", "", f"{rows[0]['ranks']} ranks. A column is a point: model and place, batch, and in "
+            "bold the ratio of communication to computation.", "",
+            markdown(titles, [[name, *map(fact, rows)] for name, fact in facts.items()])]
+    for caption, labels, cell in (
+            ("Time, ms: median (10th…90th percentile).", fused.VARIANTS, lambda row: spread(row) if row else "–"),
+            ("Hidden share, %: of the native collective ± one standard error / of the wire's time / the same without what "
+             "chunking costs ± one standard error.", fused.FUSED, hidden_cell),
+            ("Why not all of it, ms: chunking + exposed.", fused.FUSED,
+             lambda row: f"{number(row['chunking_ms'])} + {number(row['exposed_ms'])}" if row else "–")):
+        text += [caption, "", markdown(titles, [[name] + [cell(by.get(name)) for by in columns] for name in labels])]
     return "\n".join(text)
+
+
+def paper_table(columns):
+    """Of a share all that is lost counts, chunking too, as in the paper."""
+    lines = []
+    for operation, case, ratio, slicing, commfuse in PAPER:
+        for by in columns:
+            row = any_of(by)
+            if row["operation"] == operation and row["ratio_asked"] == ratio:
+                ours = by["slice 4"], by[f"ring {max(1, 4 // row['ranks'])}"]
+                shares = zip(ours, (slicing, commfuse))
+                lines.append([case, f"{ratio:.2f}", *(cell for one, papers in shares for cell in (
+                    percent(one["hidden_wire_share"]), percent(papers)))])
+    heading = ["the paper's", "ratio", "slicing in four, %", "paper", "commfuse, N·m = 4, %", "paper"]
+    return ["### Beside the paper", "", "Hidden share of the wire's time.", "", markdown(heading, lines)] if lines else []
 
 
 def tables(rows):
     if not rows:
         return "Nothing was measured: two ranks need a core to compute and one for progress each.\n"
-    grouped = by_point(rows)
-    text = [operation_tables(operation, [by for point, by in grouped.items() if point[0] == operation])
-            for operation in fused.TITLES if any(point[0] == operation for point in grouped)]
-    return "\n".join(text + [line_table(grouped)])
+    columns = by_point(rows)
+    text = [operation_tables(operation, mine) for operation in fused.TITLES
+            if (mine := [by for by in columns if any_of(by)["operation"] == operation])]
+    return "\n".join([*text, *paper_table(columns), line_table(columns)])
 
 
-# ------------------------------------------------------------------------------------------ the line
+# --- the line ---
 
 
 def threshold(row):
@@ -181,64 +198,56 @@ def threshold(row):
     if row["operation"] not in ("gather_gemm", "gemm_scatter"):
         return None
     flops = 2 * row["T"] * row["B"] * row["C"] * row["columns"] / row["ranks"] / (row["compute_ms"] / 1e3)
-    payload = fused.payload_bytes(row["operation"], fused.Shape.of(row), row["ranks"])
-    bytes_per_s = payload / ((row["comm_ms"] if row["wire_ms"] is None else row["wire_ms"]) / 1e3)
+    bytes_per_s = fused.payload_bytes(row["operation"], fused.Shape.of(row), row["ranks"]) / (wire_of(row) / 1e3)
     return fused.ELEMENT * flops / (2 * bytes_per_s)
 
 
-def on_the_line(grouped):
-    """(row of ring 1, columns per rank, threshold, hidden share) of every GEMM."""
-    for by in grouped.values():
-        row = by.get("ring 1")
-        if row and threshold(row) is not None:
-            share = row["hidden_share"] if row["wire_ms"] is None else row["hidden_wire_share"]
-            yield row, row["columns"] // row["ranks"], threshold(row), share
+def on_the_line(columns):
+    """[(row of ring 1, columns per rank, threshold, hidden share)] of every GEMM."""
+    return [(row, row["columns"] // row["ranks"], threshold(row),
+             row["hidden_share"] if row["wire_ms"] is None else row["hidden_wire_share"])
+            for by in columns if (row := by.get("ring 1")) and threshold(row) is not None and not row["delay_ms"]]
 
 
-def line_table(grouped):
+def line_table(columns):
     text = ("### The line\n\nWith one slice per rank a GEMM hides its transfer when its columns per rank (K of GEMM ▸ "
             "reduce-scatter, n of all-gather ▸ GEMM) are at least e·F/(2B).\n\n")
     heading = ["operation", "place", "columns per rank", "e·F/(2B)", "should hide all", "hidden by ring 1, %"]
-    return text + fused.table(heading, [
-        [fused.TITLES[row["operation"]], f"{row['model']} {row['where']}", str(width), f"{at:.0f}",
-         "yes" if width >= at else "no", fused.percent(share)] for row, width, at, share in on_the_line(grouped)])
+    return text + markdown(heading, [
+        [fused.TITLES[row["operation"]], f"{row['model']} {row['where']}", width, f"{at:.0f}",
+         "yes" if width >= at else "no", percent(share)] for row, width, at, share in on_the_line(columns)])
 
 
-# ------------------------------------------------------------------------------------------ figures
+# --- figures ---
 
 STYLES = {"slice": ("#b45309", "s"), "ring": ("#1f4e79", "o"), "direct": ("#0f766e", "^")}
 DASHES = {1: "-", 2: "--", 4: ":", 8: "-."}
 FLOOR = -1.0  # shares below are drawn on the floor: the table has them
 
 
-def shares_figure(grouped, plt):
-    operations = [name for name in fused.TITLES if any(point[0] == name for point in grouped)]
+def shares_figure(columns):
+    """A panel for each operation."""
+    operations = {name: mine for name in fused.TITLES
+                  if (mine := [by for by in columns if any_of(by)["operation"] == name and not any_of(by)["delay_ms"]])}
     across = min(4, len(operations))
     down = -(-len(operations) // across)
-    figure, axes = plt.subplots(down, across, figsize=(4.2 * across, 3.4 * down + 0.6), sharey=True, squeeze=False,
-                                layout="constrained")
-    legend_share = 0.5 / figure.get_figheight()
-    figure.get_layout_engine().set(rect=(0, legend_share, 1, 1 - legend_share))
+    figure, axes = plots.panels(down, across, (4.2 * across, 3.4 * down + 0.6), sharey=True)
     for panel in axes.flat[len(operations):]:
         panel.set_visible(False)
-    for panel, operation in zip(axes.flat, operations):
-        columns = [by for point, by in grouped.items() if point[0] == operation]
-        draw_panel(panel, operation, columns)
-    handles, labels = axes.flat[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", ncols=7, frameon=False, fontsize=8)
+    for panel, (operation, mine) in zip(axes.flat, operations.items()):
+        draw_panel(panel, operation, mine)
+    plots.legend_below(figure, axes.flat[:1], 7, lines=2)
     return figure
 
 
 def draw_panel(panel, operation, columns):
     """On a lab a line over the ratios of the model and place that have most of them; else points, a shape each."""
-    rows = [next(iter(by.values())) for by in columns]
+    rows = [any_of(by) for by in columns]
     wheres = [(row["model"], row["where"]) for row in rows]
     first = rows[wheres.index(max(wheres, key=wheres.count))]
     shaped = first["wire_ms"] is not None
-    title = fused.TITLES[operation]
     if shaped:
         columns = [by for by, where in zip(columns, wheres) if where == (first["model"], first["where"])]
-        title += f", {first['model']}"
     share = "hidden_wire_share" if shaped else "hidden_share"
     for name in fused.FUSED[1:]:  # none hides nothing
         mode, slices = name.split()
@@ -246,7 +255,7 @@ def draw_panel(panel, operation, columns):
         color, marker = STYLES[mode]
         panel.plot(*zip(*drawn), DASHES[int(slices)] if shaped else "", color=color, marker=marker, linewidth=1.1,
                    markersize=3 if shaped else 2 + math.log2(int(slices)), label=name)
-    ratios = [next(iter(by.values()))["ratio"] for by in columns]
+    ratios = [any_of(by)["ratio"] for by in columns]
     if operation in fused.EQUAL_SLICES and shaped:
         low, high = min(ratios), max(ratios)
         steps = [low * (high / low) ** (i / 99) for i in range(100)]
@@ -259,18 +268,15 @@ def draw_panel(panel, operation, columns):
     ticks = ticks if len(ticks) > 1 else ratios
     panel.set_xticks(ticks, [f"{tick:.2g}" for tick in ticks])
     panel.minorticks_off()
-    panel.set_ylim(FLOOR - 0.05, 1.15)
-    panel.set_title(title, fontsize=9)
-    panel.set_xlabel("communication / computation")
+    panel.set(ylim=(FLOOR - 0.05, 1.15), title=fused.TITLES[operation] + f", {first['model']}" * shaped,
+              xlabel="communication / computation")
     if panel.get_subplotspec().is_first_col():
         panel.set_ylabel(f"hidden share of {'the wire' if shaped else 'T_comm'}")
-    panel.grid(alpha=0.25)
-    panel.spines[["top", "right"]].set_visible(False)
+    panel.grid()
 
 
-def line_figure(grouped, plt):
-    figure, axes = plt.subplots(figsize=(6, 4.8), layout="constrained")
-    found = list(on_the_line(grouped))
+def line_figure(found):
+    figure, ((axes,),) = plots.panels(size=(6, 4.8))
     for operation, marker in (("gather_gemm", "s"), ("gemm_scatter", "o")):
         mine = [(width, at, max(0, min(1, share))) for row, width, at, share in found if row["operation"] == operation]
         if mine:
@@ -285,23 +291,16 @@ def line_figure(grouped, plt):
              xlabel="columns per rank: K of GEMM ▸ reduce-scatter, n of all-gather ▸ GEMM",
              ylabel="e·F/(2B) as measured", title="Below the line one slice per rank hides all")
     figure.colorbar(drawn, label="hidden share, ring, one slice per rank")
-    axes.legend(frameon=False, fontsize=8)
-    axes.grid(alpha=0.2, which="both")
+    axes.legend()
+    axes.grid(which="both")
     return figure
 
 
 def figures(rows, folder):
     if not rows:
         return []
-    import matplotlib
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    grouped = by_point(rows)
-    drawn = {NAME: shares_figure(grouped, plt)}
-    if any(True for _ in on_the_line(grouped)):
-        drawn[f"{NAME}_line"] = line_figure(grouped, plt)
-    names = []
-    for name, figure in drawn.items():
-        names += fused.save(figure, folder, name)
-        plt.close(figure)
+    columns = by_point(rows)
+    names = plots.save(shares_figure(columns), folder, NAME)
+    if found := on_the_line(columns):
+        names += plots.save(line_figure(found), folder, f"{NAME}_line")
     return names

@@ -11,11 +11,9 @@ One process per processor counts how often it gets through a short computation i
 at the same time. The fastest slice is what a processor can do. work: what all do together, of what they can. slowed: share
 of the time in which one of them at least does less than three quarters of it.
 """
-import json
+import multiprocessing
 import os
 import statistics
-import subprocess
-import sys
 import time
 
 ALONE_S, TOGETHER_S, SLICE_S = 0.2, 2.0, 0.02
@@ -24,11 +22,10 @@ SLOW = 0.75
 SLOWED_MAX = 0.05  # of the time: what is measured beside it is a machine's, with more a host's
 
 
-def count_turns(processor, seconds):
+def count_turns(processor, seconds, all_ready, answer):
     """Turns a second, slice by slice."""
     os.sched_setaffinity(0, {processor})
-    print("ready", flush=True)
-    sys.stdin.readline()
+    all_ready.wait()
     found, end = [], time.perf_counter() + seconds
     while (begin := time.perf_counter()) < end:
         turns, x = 0, 1
@@ -37,19 +34,18 @@ def count_turns(processor, seconds):
                 x = x * 1103515245 + 12345 & 0x7fffffff
             turns += 1
         found.append(turns / (now - begin))
-    print(json.dumps(found))
+    answer.send(found)
 
 
 def counted(processors, seconds):
-    """Of processes that begin at the same time, one on each of these processors: turns a second, slice by slice."""
-    workers = [subprocess.Popen([sys.executable, __file__, str(processor), str(seconds)], stdin=subprocess.PIPE,
-                                stdout=subprocess.PIPE, text=True) for processor in processors]
-    for worker in workers:
-        worker.stdout.readline()
-    for worker in workers:
-        worker.stdin.write("\n")
-        worker.stdin.flush()
-    return [json.loads(worker.communicate()[0]) for worker in workers]
+    """Of processes that begin at the same time, one on each of these processors."""
+    fork = multiprocessing.get_context("fork")
+    all_ready, found = fork.Barrier(len(processors)), []
+    for processor in processors:
+        answer, end = fork.Pipe(False)
+        fork.Process(target=count_turns, args=(processor, seconds, all_ready, end), daemon=True).start()
+        found.append(answer)
+    return [answer.recv() for answer in found]
 
 
 def measure(processors=None, seconds=TOGETHER_S):
@@ -70,7 +66,3 @@ def suffice(measured):
 def text(measured):
     return (f"when all work they do {100 * measured['work']:.0f} % of what they can, and {100 * measured['slowed']:.0f} % of "
             f"the time one of them does less than {100 * SLOW:.0f} %")
-
-
-if __name__ == "__main__":
-    count_turns(int(sys.argv[1]), float(sys.argv[2]))

@@ -16,14 +16,15 @@ import statistics
 import sys
 import tempfile
 
-if __package__:
-    from . import training
-else:
+if not __package__:
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-    from experiments import training
+import plots
+from experiments import training
+from tables import markdown
+from tokens import write_tokens
 
 NAME, TITLE = "timeline", "One layer on the time line"
-MODES = {"none": "none", "slice": "slice", "commfuse": "commfuse ring"}  # → modes of training
+MODES = "none", "slice", "commfuse"
 DIRECTIONS = "forward", "backward"
 STEPS = 5
 
@@ -40,19 +41,18 @@ def seconds(point):
 
 
 def measure(place, point):
-    rows = []
+    rows, rate, ranks = [], None, point["tp"] * point["dp"]
     with tempfile.TemporaryDirectory(prefix="commfuse-report-") as folder:
-        training.write_tokens(f"{folder}/tokens.bin", point["vocab"], point["batch"] * (point["steps"] + 1) *
-                              point["seq"] + 1)
-        rate = None
+        tokens, trace = f"{folder}/tokens.bin", f"{folder}/trace.json"
+        write_tokens(tokens, point["batch"] * (point["steps"] + 1) * point["seq"] + 1, point["vocab"])
         if point["ratio"]:
-            _, steps = training.without_transfers(place, point, place.link)
-            rate = training.rate_for(point, training.undisturbed(steps))
+            rate = training.rate_for(point, training.undisturbed(training.without_transfers(place, point)[1]))
             place.link(rate)
-        for mode, mode_of_training in MODES.items():
-            training.train(place, point, folder, mode_of_training, point["steps"], "--trace", f"{folder}/trace.json",
-                           "--trace-steps", f"1:{point['steps']}")
-            with open(f"{folder}/trace.json", encoding="utf-8") as file:
+        for mode in MODES:
+            place.run(ranks, [training.PROGRAM, *training.model_options(point), "--train", tokens, "--batch", point["batch"],
+                              "--steps", point["steps"], "--val-every", 0, "--overlap", mode, "--trace", trace,
+                              "--trace-steps", f"1:{point['steps']}"], timeout=600)
+            with open(trace, encoding="utf-8") as file:
                 rows += [{"mesh": training.mesh_name(point), "model": point["model"], "seq": point["seq"],
                           "batch": point["batch"], "link_bits_per_s": rate, "mode": mode, **row}
                          for row in layer_of(json.load(file)["traceEvents"])]
@@ -137,19 +137,17 @@ def tables(rows):
             "computation. Each figure is the worst rank's. One layer of one step, the one of median length: a picture, "
             "not a statistic.", ""]
     for mesh in distinct(rows, "mesh"):
-        text += [f"### {mesh}", "", f"![{mesh}]({file_name(mesh)}.png)", "",
-                 "| mode | direction | layer, ms | waiting, ms | tail, ms | transfers in flight, ms | MB sent |",
-                 "|---|---|---|---|---|---|---|"]
+        lines = []
         for mode in distinct(rows, "mode"):
             for direction in DIRECTIONS:
                 mine = select(rows, mesh=mesh, mode=mode, direction=direction)
                 each = [select(mine, rank=rank) for rank in distinct(mine, "rank")]
-                text.append(
-                    f"| {mode} | {direction} | {max(total(rank, 'block') for rank in each):.1f} | "
-                    f"{max(total(rank, 'wait') for rank in each):.1f} | {tail_ms(mine):.1f} | "
-                    f"{max(union_ms(select(rank, kind='comm')) for rank in each):.1f} | "
-                    f"{max(sum(row['bytes'] for row in select(rank, kind='comm')) for rank in each) / 1e6:.2f} |")
-        text.append("")
+                lines.append([mode, direction, f"{max(total(rank, 'block') for rank in each):.1f}",
+                              f"{max(total(rank, 'wait') for rank in each):.1f}", f"{tail_ms(mine):.1f}",
+                              f"{max(union_ms(select(rank, kind='comm')) for rank in each):.1f}",
+                              f"{max(sum(row['bytes'] for row in select(rank, kind='comm')) for rank in each) / 1e6:.2f}"])
+        text += [f"### {mesh}", "", f"![{mesh}]({file_name(mesh)}.png)", "", markdown(
+            ["mode", "direction", "layer, ms", "waiting, ms", "tail, ms", "transfers in flight, ms", "MB sent"], lines)]
     return "\n".join(text)
 
 
@@ -236,7 +234,7 @@ def draw_panel(axes, rows, mode, width, last):
     axes.tick_params(axis="x", labelsize=8, labelbottom=last)
     axes.grid(axis="x", alpha=0.35, linewidth=0.6)
     axes.set_axisbelow(True)
-    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["left"].set_visible(False)
 
 
 def legend(figure):
@@ -247,18 +245,15 @@ def legend(figure):
                 Patch(facecolor=WAITING, label="waiting: exposed communication"),
                 Patch(facecolor="white", hatch="////", edgecolor="#5d6d7e",
                       label="transfer, in the colour of its product")]
-    figure.legend(handles=handles, loc="lower center", ncol=4, frameon=False, fontsize=8)
+    figure.legend(handles=handles, loc="lower center", ncol=4)
 
 
-def draw(rows, path, title):
-    """PATH.png and PATH.svg: forward above, backward below, a panel for each mode, one time axis in each direction."""
-    import matplotlib
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+def draw(rows, folder, name, title):
+    """Forward above, backward below, a panel for each mode, one time axis in each direction. The names of the files."""
     modes = distinct(rows, "mode")
     block = PANEL_INCHES * len(modes)
     height = HEAD_INCHES + len(DIRECTIONS) * (block + AXIS_INCHES) + FOOT_INCHES
-    figure = plt.figure(figsize=(10, height), dpi=120)
+    figure = plots.pyplot().figure(figsize=(10, height), dpi=120)
     for i, direction in enumerate(DIRECTIONS):
         way = select(rows, direction=direction)
         width = 1.02 * max(row["end_ms"] for row in way if row["kind"] == "block")
@@ -268,12 +263,10 @@ def draw(rows, path, title):
         panels = grid.subplots(squeeze=False)
         for axes, mode in zip(panels[:, 0], modes):
             draw_panel(axes, select(way, mode=mode), mode, width, mode == modes[-1])
-        panels[-1][0].set_xlabel(f"{direction}: ms since the layer began", fontsize=9)
+        panels[-1][0].set_xlabel(f"{direction}: ms since the layer began")
     legend(figure)
     figure.suptitle(title, fontsize=11)
-    for extension in ("png", "svg"):
-        figure.savefig(f"{path}.{extension}")
-    plt.close(figure)
+    return plots.save(figure, folder, name)
 
 
 def file_name(mesh):
@@ -286,9 +279,8 @@ def figures(rows, folder):
         mine = select(rows, mesh=mesh)
         row = mine[0]
         link = f"link of {row['link_bits_per_s'] / 1e6:.0f} Mbit/s" if row["link_bits_per_s"] else "shared memory"
-        draw(mine, f"{folder}/{file_name(mesh)}", f"One layer of {row['model']} in training, {mesh}, "
-             f"{row['batch']} x {row['seq']} tokens, {link}")
-        names += [f"{file_name(mesh)}.png", f"{file_name(mesh)}.svg"]
+        names += draw(mine, folder, file_name(mesh), f"One layer of {row['model']} in training, {mesh}, "
+                      f"{row['batch']} x {row['seq']} tokens, {link}")
     return names
 
 
@@ -305,8 +297,7 @@ def main():
             parser.error(f"'{argument}' is not MODE=TRACE, such as none=trace.json")
         with open(path, encoding="utf-8") as file:
             rows += [{"mode": mode, **row} for row in layer_of(json.load(file)["traceEvents"])]
-    draw(rows, o.out.removesuffix(".png"), o.title)
-    print(f"{o.out.removesuffix('.png')}.png and .svg")
+    print(" and ".join(draw(rows, ".", o.out.removesuffix(".png"), o.title)))
 
 
 if __name__ == "__main__":

@@ -12,10 +12,10 @@ ratio: it is of one report, and another report's ratio may lie 1 or 2 % away. Me
 
 What follows by arithmetic from the step without transfers (nowire):
 
-  none       nowire + the time of every collective, at the rates measured alone: they block. (A sum of what is measured)
-  commfuse   nowire + what cannot hide. A place whose slices take c to compute and w on the line, in m slices of each
-             of N ranks' parts, hides all but (N - 1)·w + c/m - N·c; the lookup has nothing to hide behind; gradients
-             and weights are taken to hide behind the layers
+- none: nowire + the time of every collective, at the rates measured alone: they block. (A sum of what is measured)
+- commfuse: nowire + what cannot hide. A place whose slices take c to compute and w on the line, in m slices of each
+  of N ranks' parts, hides all but (N - 1)·w + c/m - N·c; the lookup has nothing to hide behind; gradients and weights
+  are taken to hide behind the layers
 
 and the trainer's own account must agree with the clock. What commfuse takes longer than nowire has three parts, each
 in a column of its own: chunking, nowire in as many slices less nowire; exposed time, as the trainer logs it for the
@@ -25,45 +25,33 @@ beside it. All three are of the faster half of the steps.
 A rank has two cores, one of them for its transfers in all modes (MFU is of both). Who blocks could compute on both: the last table of a
 mesh has the steps of two threads a rank on the same cores over the same link.
 """
-import array
 import collections
 import json
-import pathlib
 import random
 import sys
 import types
 
 import numpy as np
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "train"))
+import plots
+from runner import ROOT
+from tables import markdown, number
+
+sys.path.insert(0, f"{ROOT}/tests/train")
 import traffic
-from . import memory
+from . import fused, memory
 from .place import FREE_LINK, PlaceError
 
 NAME, TITLE = "training", "Training steps, end to end"
-BUILD = ROOT / "build/release"
-PROGRAM, BENCHES = str(BUILD / "train_gpt"), BUILD / "tests/bench"
-MODES = {  # overlap, route, slices; in the order of the figures
-    "none": ("none", "ring", 1),
-    "slice": ("slice", "ring", 4),
-    "slice, 8 pieces": ("slice", "ring", 8),
-    "commfuse ring": ("commfuse", "ring", 1),
-    "commfuse direct": ("commfuse", "direct", 1),
-    "commfuse ring, 2 slices": ("commfuse", "ring", 2),
-    "commfuse ring, 4 slices": ("commfuse", "ring", 4),
-    "nowire, 2 slices": ("nowire", "ring", 2),
-    "nowire, 4 slices": ("nowire", "ring", 4),
-    "nowire": ("nowire", "ring", 1),
-}
-# Of two ranks the ring is the direct route.
-PAIR_MODES = ("none", "slice", "slice, 8 pieces", "commfuse ring", "commfuse ring, 4 slices", "nowire, 4 slices",
-              "nowire")
-SPARE_MODES, SPARE_ROUNDS = ("none", "commfuse ring, 4 slices", "nowire"), 10  # with two threads a rank
+BUILD = f"{ROOT}/build/release"
+PROGRAM, BENCHES = f"{BUILD}/train_gpt", f"{BUILD}/tests/bench"
+# As bench_train writes them: overlap, route and slices; slice alone is in 4 pieces. In the order of the tables.
+MODES = ("none", "slice", "slice:8", "commfuse", "commfuse:direct", "commfuse:2", "commfuse:4", "nowire:2", "nowire:4", "nowire")
+PAIR_MODES = tuple(mode for mode in MODES if mode not in ("commfuse:direct", "commfuse:2", "nowire:2"))  # of two ranks
+SPARE_MODES, SPARE_ROUNDS = ("none", "commfuse:4", "nowire"), 10  # with two threads a rank
 SPARE_ENV = {"GOMP_SPINCOUNT": "10000"}  # threads that wait for work leave their core to the transfers after a moment
-SAME_SLICES = {"commfuse ring, 2 slices": "nowire, 2 slices", "commfuse ring, 4 slices": "nowire, 4 slices"}
-QUICK_MODES = "none", "slice", "commfuse ring", "nowire"
-SLICES = {name: slices for name, (overlap, _, slices) in MODES.items() if overlap == "commfuse"}
+QUICK_MODES = "none", "slice", "commfuse", "nowire"
+SLICES = {mode: int(mode.rpartition(":")[2]) if mode[-1].isdigit() else 1 for mode in MODES if plots.overlap(mode) == "commfuse"}
 SHAPES = {"d12": (12, 768, 12), "d6": (6, 384, 6), "wide": (4, 1536, 24)}  # layers, channels, heads
 LOSS_TOLERANCE = 1e-5  # relative, of every step, against mode none
 LOSS_ROUNDS = 30       # whose losses are compared: rounding alone drives trainings apart, by 4e-8 in 50 steps, 5e-5 in 100
@@ -100,7 +88,7 @@ def points(place, quick):
 
 def modes_of(tp, dp):
     """Gradients travel bucket by bucket, in however many pieces activations do."""
-    return [mode for mode in (MODES if tp * dp > 2 else PAIR_MODES) if tp > 1 or mode != "slice, 8 pieces"]
+    return [mode for mode in (MODES if tp * dp > 2 else PAIR_MODES) if tp > 1 or mode != "slice:8"]
 
 
 def mesh_name(point):
@@ -110,14 +98,6 @@ def mesh_name(point):
 # --- measuring ---
 
 
-def write_tokens(path, vocab, count):
-    """A token file (data/tokens.h) whose content does not matter, only its size and range."""
-    draw = random.Random(1)
-    with open(path, "wb") as file:
-        array.array("i", [20240520, 1, count] + [0] * 253).tofile(file)
-        array.array("H", (draw.randrange(vocab) for _ in range(count))).tofile(file)
-
-
 def model_options(point):
     layers, channels, heads = SHAPES[point["model"]]
     return ["--layers", layers, "--channels", channels, "--heads", heads, "--vocab", point["vocab"], "--seq",
@@ -125,29 +105,20 @@ def model_options(point):
             point["batch"] // point["dp"], "--threads", point.get("threads", 1)]
 
 
-def train(place, point, folder, mode, steps, *options):
-    """A run of the trainer."""
-    overlap, route, slices = MODES[mode]
-    place.run(point["tp"] * point["dp"], [PROGRAM, *model_options(point), "--train", f"{folder}/tokens.bin", "--batch",
-              point["batch"], "--steps", steps, "--val-every", 0, "--overlap", overlap, "--route", route, "--slices",
-              slices, *options], timeout=600)
-
-
 def take_turns(place, point, modes, rounds, link=None, options=(), env=None):
     """Configuration, and the steps of all modes, in turns. link: a FollowingLink, which sees every step as it is done."""
-    names = {":".join(map(str, MODES[mode])): mode for mode in modes}
     config, steps, last = {}, [], {}
 
     def each_line(line):
         event = json.loads(line) if line.startswith("{") else {}
         kind = event.get("event")
         if kind == "step":
-            steps.append({**event, "mode": names[event["mode"]]})
+            steps.append(event)
             if link:
-                link.step_done(steps[-1])
+                link.step_done(event)
         else:
             (config if kind == "config" else last).update(event)
-    place.run(point["tp"] * point["dp"], [str(BENCHES / "bench_train"), "--modes", ",".join(names), *model_options(point),
+    place.run(point["tp"] * point["dp"], [f"{BENCHES}/bench_train", "--modes", ",".join(modes), *model_options(point),
                                           *options, "--rounds", rounds, "--json"], env=env,
               timeout=TURNS_TIMEOUT_S + 2 * point.get("seconds", 0), each_line=each_line)
     return config | last, steps
@@ -167,12 +138,12 @@ class FollowingLink:
     """Sets the rate at which the bytes of a step take `ratio` of one without transfers, anew after every few rounds, by
     what these took without: a machine's speed moves within minutes, a link's does not."""
 
-    def __init__(self, set_rate, point, slower=1):
-        self.set_rate, self.point, self.slower = set_rate, point, slower
+    def __init__(self, set_rate, point):
+        self.set_rate, self.point = set_rate, point
         self.steps, self.nowire, self.rate = 0, [], None
 
     def set(self, nowire_ms):
-        self.rate = rate_for(self.point, nowire_ms / self.slower)
+        self.rate = rate_for(self.point, nowire_ms)
         self.set_rate(self.rate)
 
     def step_done(self, step):
@@ -216,11 +187,8 @@ def native_ms(place, point, size):
         if sent == 0:
             continue
         columns = 3 * C if kind == "alltoall" else heads  # next to nothing to compute
-        text = place.run(point["tp"] * point["dp"], [str(BENCHES / "bench_fuse"), "--op", operation[kind], "--shape",
-                         f"{T},{B},{C},{columns},{heads}", "--repetitions", "10", "--json"], timeout=600)
-        rows = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
-        alone = next(row for row in rows if row.get("variant") == "comm")
-        total += sent / alone["bytes"] * alone["ms"]
+        line, = fused.run(place, point["tp"] * point["dp"], operation[kind], fused.Shape(T, B, C, columns, heads), 10, only="comm")
+        total += sent / line["bytes"] * line["ms"]
     return total
 
 
@@ -228,10 +196,10 @@ def rate_for(point, step_ms):
     return sum(bytes_of_step(point).values()) * 8e3 / (point["ratio"] * step_ms)
 
 
-def without_transfers(place, point, set_rate):
+def without_transfers(place, point):
     """Configuration and steps by which a link is chosen. It has a few bytes to carry meanwhile; it is as good as none."""
     if point["ratio"]:
-        set_rate(FREE_LINK)
+        place.link(FREE_LINK)
     return take_turns(place, point, ["nowire"], BASE_ROUNDS, options=NO_PEAK)
 
 
@@ -248,11 +216,11 @@ def rounds_for(seconds, modes, step_ms, ratio):
     return max(ROUNDS_MIN, round(seconds * 1e3 / (modes * step_ms * (1 + (ratio or 0) / 2))))
 
 
-def measure_steps(place, point, set_rate, slower=1, options=()):
+def measure_steps(place, point, options=()):
     """Configuration and steps, over a link that follows nowire if a ratio is asked for."""
-    alone, steps = without_transfers(place, point, set_rate)
+    alone, steps = without_transfers(place, point)
     check_memory(alone, len(point["modes"]))
-    link = FollowingLink(set_rate, point, slower) if point["ratio"] else None
+    link = FollowingLink(place.link, point) if point["ratio"] else None
     if link:
         link.set(undisturbed(steps))
     rounds = rounds_for(point["seconds"], len(point["modes"]), median(steps, "step_ms"), point["ratio"])
@@ -262,7 +230,7 @@ def measure_steps(place, point, set_rate, slower=1, options=()):
 
 
 def measure(place, point):
-    config, steps = measure_steps(place, point, place.link)
+    config, steps = measure_steps(place, point)
     size, nowire = bytes_of_step(point), [step for step in steps if step["mode"] == "nowire"]
     if point["ratio"]:
         place.link(sum(size.values()) * 8e3 / undisturbed(nowire, "line_ms"))
@@ -417,27 +385,24 @@ def yes(condition):
 
 
 def loss_cell(modes, mode):
-    if mode.startswith("nowire"):
+    if plots.overlap(mode) == "nowire":
         return "wrong by construction"
     difference = loss_difference(modes[mode], modes["none"])
     return f"{difference:.0e}" if difference <= LOSS_TOLERANCE else f"**ERROR** {difference:.0e}"
 
 
 def steps_table(modes):
-    lines = ["| mode | step, ms | p10 – p90 | of nowire | by medians | predicted, ms | tokens/s | MFU | exposed, ms | "
-             "comm, ms | loss differs by |", "|---|---|---|---|---|---|---|---|---|---|---|"]
+    lines = []
     for mode in [mode for mode in MODES if mode in modes]:
         steps = modes[mode]
         low, high = np.percentile(warm(steps, "step_ms"), [10, 90])
-        expected = prediction(modes, mode)
-        lines.append(
-            f"| {mode} | {median(steps, 'step_ms'):.1f} | {low:.1f} – {high:.1f} | "
-            f"{ratio_to_bound(modes, mode):.3f} ± {standard_error(modes, lambda m: ratio_to_bound(m, mode)):.3f} | "
-            f"{median_ratio(modes, mode):.3f} | "
-            f"{'–' if expected is None else f'{expected:.1f}'} | "
-            f"{median(steps, 'tokens_per_s'):.0f} | {100 * median(steps, 'mfu_share'):.1f} % | "
-            f"{median(steps, 'exposed_ms'):.1f} | {median(steps, 'comm_ms'):.1f} | {loss_cell(modes, mode)} |")
-    return lines
+        error = standard_error(modes, lambda drawn: ratio_to_bound(drawn, mode))
+        lines.append([mode, f"{median(steps, 'step_ms'):.1f}", f"{low:.1f} – {high:.1f}", f"{ratio_to_bound(modes, mode):.3f} ± {error:.3f}",
+                      f"{median(steps, 'step_ms') / median(modes['nowire'], 'step_ms'):.3f}", number(prediction(modes, mode), 1),
+                      f"{median(steps, 'tokens_per_s'):.0f}", f"{100 * median(steps, 'mfu_share'):.1f} %",
+                      f"{median(steps, 'exposed_ms'):.1f}", f"{median(steps, 'comm_ms'):.1f}", loss_cell(modes, mode)])
+    return markdown(["mode", "step, ms", "p10 – p90", "of nowire", "by medians", "predicted, ms", "tokens/s", "MFU", "exposed, ms",
+                     "comm, ms", "loss differs by"], lines)
 
 
 def more_exposed(modes, mode, other):
@@ -446,47 +411,36 @@ def more_exposed(modes, mode, other):
 
 def account(modes, mode):
     """Where a mode's time goes beyond nowire's, in ms: (all of it, chunking, exposed, rest); see above."""
-    same = SAME_SLICES.get(mode, "nowire")
+    same = f"nowire:{SLICES.get(mode)}"
     same = same if same in modes else "nowire"
     bound, exposed = undisturbed(modes["nowire"]), more_exposed(modes, mode, same)
     longer, chunking = undisturbed(modes[mode]) - bound, undisturbed(modes[same]) - bound
     return longer, chunking, exposed, longer - chunking - exposed
 
 
-def rest_cells(modes, mode):
-    """The rest with one standard error, and if it is small."""
-    _, _, exposed, rest = account(modes, mode)
-    error = standard_error(modes, lambda drawn: account(drawn, mode)[3])
-    return f"{rest:.1f} ± {error:.1f}", yes(abs(rest) <= max(EXPOSED_MS, EXPOSED_SHARE * abs(exposed)))
-
-
 def checks_table(modes):
     """Each commfuse variant: against the bound, against arithmetic, and the trainer's account against the clock."""
     bound, native = undisturbed(modes["nowire"]), modes["nowire"][0]["native_ms"]
-    none = undisturbed(modes["none"])
-    lines = [f"| | of nowire | at most {BOUND} | none / commfuse | predicted | within {100 * PREDICTION:.0f} % | "
-             "step − nowire, ms | predicted | chunking, ms | exposed, ms | rest, ms | rest within 10 % or 1 ms |",
-             "|---|---|---|---|---|---|---|---|---|---|---|---|"]
+    lines = []
     for mode in [mode for mode in SLICES if mode in modes]:
-        step = undisturbed(modes[mode])
-        expected = prediction(modes, mode)
-        ratio = None if expected is None else (bound + native) / expected
-        longer, chunking, exposed, _ = account(modes, mode)
-        lines.append(
-            f"| {mode} | {step / bound:.3f} | {yes(step <= BOUND * bound)} | {none / step:.3f} | "
-            f"{'– | –' if ratio is None else f'{ratio:.3f} | {yes(abs(none / step / ratio - 1) <= PREDICTION)}'} | "
-            f"{longer:.1f} | {'–' if expected is None else f'{expected - bound:.1f}'} | {chunking:.1f} | {exposed:.1f} | "
-            f"{' | '.join(rest_cells(modes, mode))} |")
-    return lines
+        step, expected = undisturbed(modes[mode]), prediction(modes, mode)
+        gain, ratio = undisturbed(modes["none"]) / step, expected and (bound + native) / expected
+        longer, chunking, exposed, rest = account(modes, mode)
+        error = standard_error(modes, lambda drawn: account(drawn, mode)[3])
+        lines.append([mode, f"{step / bound:.3f}", yes(step <= BOUND * bound), f"{gain:.3f}", number(ratio, 3),
+                      "–" if ratio is None else yes(abs(gain / ratio - 1) <= PREDICTION), f"{longer:.1f}",
+                      number(expected and expected - bound, 1), f"{chunking:.1f}", f"{exposed:.1f}", f"{rest:.1f} ± {error:.1f}",
+                      yes(abs(rest) <= max(EXPOSED_MS, EXPOSED_SHARE * abs(exposed)))])
+    return markdown(["", "of nowire", f"at most {BOUND}", "none / commfuse", "predicted", f"within {100 * PREDICTION:.0f} %",
+                     "step − nowire, ms", "predicted", "chunking, ms", "exposed, ms", "rest, ms", "rest within 10 % or 1 ms"], lines)
 
 
 def spare_table(modes, spare):
     """Two threads a rank beside one, on the same cores."""
-    lines = ["| on the same cores | step, ms | of nowire with one thread |", "|---|---|---|"]
-    for threads, some in ((2, spare), (1, modes)):
-        lines += [f"| {mode}, {threads} thread{'s' * (threads > 1)} | {median(some[mode], 'step_ms'):.1f} | "
-                  f"{undisturbed(some[mode]) / undisturbed(modes['nowire']):.3f} |" for mode in SPARE_MODES if mode in some]
-    return lines
+    return markdown(["on the same cores", "step, ms", "of nowire with one thread"], [
+        [f"{mode}, {threads} thread{'s' * (threads > 1)}", f"{median(some[mode], 'step_ms'):.1f}",
+         f"{undisturbed(some[mode]) / undisturbed(modes['nowire']):.3f}"]
+        for threads, some in ((2, spare), (1, modes)) for mode in SPARE_MODES if mode in some])
 
 
 def describe_mesh(modes):
@@ -495,7 +449,7 @@ def describe_mesh(modes):
     text = (f"{row['ranks']} ranks, {row['model']} with {row['parameters'] / 1e6:.1f} M parameters, "
             f"{row['batch']} sequences of {row['seq']} tokens a step, fp32, one thread a rank, "
             f"{len(warm(modes['nowire'], 'step_ms'))} steps a mode, in turns. ")
-    sent = median(modes["commfuse ring"], "bytes_sent_per_step") / 1e6
+    sent = median(modes["commfuse"], "bytes_sent_per_step") / 1e6
     if row["link_bits_per_s"]:
         low, high = np.percentile(warm(modes["nowire"], "link_bits_per_s"), [0, 100]) / 1e6
         line_ms = undisturbed(modes["nowire"], "line_ms")
@@ -509,46 +463,30 @@ def describe_mesh(modes):
 
 
 def tables(rows):
-    explained = __doc__.split("\n\n", 1)[1].replace("  none  ", "- none  ").replace("  commfuse  ", "- commfuse  ")
-    text = [explained.strip(), ""]
+    text = [__doc__.split("\n\n", 1)[1].strip(), ""]
     for mesh, modes in by_mesh(rows).items():
-        text += [f"### {mesh}", "", describe_mesh(modes), "", *steps_table(modes), "", *checks_table(modes), ""]
-        spare = by_mesh(rows, threads=2).get(mesh)
-        text += [*spare_table(modes, spare), ""] if spare else []
+        text += [f"### {mesh}", "", describe_mesh(modes), "", steps_table(modes), checks_table(modes)]
+        if spare := by_mesh(rows, threads=2).get(mesh):
+            text.append(spare_table(modes, spare))
     return "\n".join(text)
 
 
-COLOURS = {"none": "#b03a2e", "slice": "#d68910", "slice, 8 pieces": "#f0b95b", "commfuse ring": "#1f618d",
-           "commfuse direct": "#5499c7", "commfuse ring, 2 slices": "#154360", "commfuse ring, 4 slices": "#0b2239"}
-
-
 def figures(rows, folder):
-    import matplotlib
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
     meshes = by_mesh(rows)
-    modes = [mode for mode in COLOURS if any(mode in mesh for mesh in meshes.values())]
-    figure, axes = plt.subplots(1, len(meshes), figsize=(10, 4.6), squeeze=False)
-    figure.subplots_adjust(left=0.08, right=0.99, top=0.86, bottom=0.16)
+    modes = [mode for mode in MODES if any(mode in mesh for mesh in meshes.values()) and plots.overlap(mode) != "nowire"]
+    figure, axes = plots.panels(1, len(meshes), (10, 4.6))
     for axis, (mesh, runs) in zip(axes[0], meshes.items()):
         bound = median(runs["nowire"], "step_ms")
-        for i, mode in [(i, mode) for i, mode in enumerate(modes) if mode in runs]:
-            low, middle, high = np.percentile(warm(runs[mode], "step_ms"), [10, 50, 90])
-            axis.bar(i, middle, color=COLOURS[mode], width=0.75, label=mode)
-            axis.errorbar(i, middle, [[middle - low], [high - middle]], color="#333333", capsize=3, linewidth=1)
-            axis.annotate(f"{ratio_to_bound(runs, mode):.2f}", (i, high), xytext=(0, 3), textcoords="offset points",
-                          ha="center", fontsize=9)
+        for i, (mode, colour) in enumerate(plots.shades(modes).items()):
+            if mode in runs:
+                low, middle, high = np.percentile(warm(runs[mode], "step_ms"), [10, 50, 90])
+                axis.bar(i, middle, color=colour, width=0.75, label=mode)
+                axis.errorbar(i, middle, [[middle - low], [high - middle]], color="#333333", capsize=3, linewidth=1)
+                axis.annotate(f"{ratio_to_bound(runs, mode):.2f}", (i, high), xytext=(0, 3), textcoords="offset points",
+                              ha="center", fontsize=9)
         axis.axhline(bound, color="black", linestyle="--", linewidth=1.2, label="nowire: no transfers, the bound")
-        axis.set_title(mesh, fontsize=11)
-        axis.set_xticks([])
-        axis.set_ylim(0, 1.12 * axis.get_ylim()[1])
-        axis.spines[["top", "right"]].set_visible(False)
+        axis.set(title=mesh, xticks=[], ylim=(0, 1.12 * axis.get_ylim()[1]))
     axes[0][0].set_ylabel("step, ms: median, 10th to 90th percentile")
-    handles = {label: handle for axis in axes[0] for handle, label in zip(*axis.get_legend_handles_labels())}
-    figure.legend(handles.values(), handles, loc="lower center", ncol=3, frameon=False, fontsize=9)
+    plots.legend_below(figure, axes.flat, 4, lines=2)
     figure.suptitle("Training step by mode; above a bar: times the step without transfers", fontsize=11)
-    names = [f"{NAME}.png", f"{NAME}.svg"]
-    for name in names:
-        figure.savefig(f"{folder}/{name}", dpi=120)
-    plt.close(figure)
-    return names
+    return plots.save(figure, folder, NAME)

@@ -9,7 +9,7 @@ from . import ours
 from .check import FAIL, OK, SKIP, TYPES
 from .models import MODELS, Step
 from .runner import ROOT
-from .tokens import write_tokens
+from tokens import write_tokens
 from .training import relative, train
 
 

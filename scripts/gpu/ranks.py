@@ -7,7 +7,7 @@ import time
 from .check import FAIL, LATE, OK, SKIP, TYPES
 from .meshes import meshes
 from .runner import ROOT, Late
-from .tokens import write_tokens
+from tokens import write_tokens
 from .training import relative, train
 from .turns import Turns
 

@@ -6,7 +6,7 @@ import shutil
 
 from .check import FAIL, LATE, OK, SKIP, TYPES
 from .runner import ROOT, Late
-from .tokens import write_tokens
+from tokens import write_tokens
 from .training import words_of
 from .twins import ATTENTION, KERNELS
 

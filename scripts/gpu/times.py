@@ -11,7 +11,7 @@ from . import ours, pytorch, table
 from .check import FAIL, LATE, OK, SKIP
 from .models import ACCUMULATION, CLOSER, MODELS, VOCABULARY, Step
 from .runner import Late
-from .tokens import write_tokens
+from tokens import write_tokens
 
 GEMM_SIZES = 4096, 8192, 16384
 

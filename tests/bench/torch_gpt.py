@@ -7,7 +7,7 @@
 fp32 master weights under bf16 autocast, torch.compile, flash attention (scaled_dot_product_attention), fused AdamW,
 gradient clipping by the global norm, tied embeddings, biases, GELU by tanh: the model and the recipe of train_gpt. A
 step has --accumulate micro-batches of BATCH sequences, on the GPU already, whose gradients are added up before one
-update. Tokens are drawn as scripts/gpu/tokens.py draws them: as uneven as words of text.
+update. Tokens are drawn as scripts/tokens.py draws them: as uneven as words of text.
 
 --compile blocks, the default, compiles the block once for all layers, and head with loss, as PyTorch advises for models
 of repeated blocks: what it takes does not grow with the layers, and what it leaves in the cache serves any number.

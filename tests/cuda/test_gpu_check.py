@@ -27,7 +27,7 @@ import gpu_check
 from gpu import build, kernels, losses, meshes, models, nvidia, ours, plan, pytorch, ranks, sanitizer, summary, times, training
 from gpu.check import FAIL, LATE, OK, SKIP, Check
 from gpu.runner import Late, Result, Runner
-from gpu.tokens import write_tokens
+from tokens import write_tokens
 from gpu.turns import Turns
 
 
@@ -102,7 +102,8 @@ class Plan(unittest.TestCase):
         scripts = os.path.join(folder, "scripts")
         shutil.copytree(os.path.join(ROOT, "scripts", "gpu"), os.path.join(scripts, "gpu"),
                         ignore=shutil.ignore_patterns("__pycache__"))
-        shutil.copy(os.path.join(ROOT, "scripts", "run_log.py"), scripts)
+        for name in "run_log.py", "tokens.py":
+            shutil.copy(os.path.join(ROOT, "scripts", name), scripts)
         copy = shutil.copy(os.path.join(ROOT, "scripts", "gpu_check.py"), scripts)
         result = subprocess.run([sys.executable, "-I", "-S", "-B", copy, "--plan"], cwd="/", capture_output=True,
                                 text=True)

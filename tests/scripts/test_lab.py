@@ -61,14 +61,6 @@ for _ in range(50):
     times.append(1e3 * (time.perf_counter() - begin))
 print(min(times), sorted(times)[25])
 """
-WORK = """
-import time
-wall, cpu = time.perf_counter(), time.process_time()
-while time.process_time() < cpu + 0.3: pass
-print((time.perf_counter() - wall) / (time.process_time() - cpu))
-"""
-
-
 def setUpModule():
     if reason := laboratory.obstacle():
         raise unittest.SkipTest(reason)
@@ -135,7 +127,7 @@ class Hosts(unittest.TestCase):
         cls.addClassCleanup(cls.lab.close)
 
     def run_mpi(self, *program):
-        done = self.lab.run(2, program, capture_output=True, timeout_s=60, cwd=ROOT)
+        done = self.lab.run(2, program, capture_output=True, timeout=100, cwd=ROOT)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         return done.stdout
 
@@ -200,38 +192,10 @@ class Hosts(unittest.TestCase):
         self.lab.set_link(1e9)
         self.assertLess(self.round_trip_ms()[0], 1)
 
-    @busy.needs_free_cores
-    def test_jitter_varies_the_delay_and_loses_nothing(self):
-        self.lab.set_link(1e9, 2, jitter_ms=1)
-        least, middle = self.round_trip_ms()
-        self.assertTrue(2 <= least < 4 - 0.2, least)
-        self.assertTrue(least + 0.2 < middle < 6, (least, middle))
-        before = self.segments()
-        self.throughput()
-        sent, again = (after - b for after, b in zip(self.segments(), before))
-        self.assertGreater(sent, 1000)
-        self.assertLess(again, 0.01 * sent, "segments sent again: packets were lost, or overtook each other")
-        self.lab.set_link(1e9)
-
-    def segments(self):
-        """Sent by host 0, and sent again."""
-        fields = self.lab.at(0, "grep", "^Tcp: [0-9]", "/proc/net/snmp").split()
-        return int(fields[11]), int(fields[12])
-
     def test_links_that_cannot_be(self):
-        for link in ((0,), (1e9, -1), (1e9, 1, 2)):
+        for link in ((0,), (1e9, -1)):
             with self.assertRaisesRegex(laboratory.LabError, "no such link"):
                 self.lab.set_link(*link)
-
-    @unittest.skipUnless(HAS_CORES, "needs two cores per rank")
-    def test_a_slow_host_is_slow_and_only_that(self):
-        def slowness(host):
-            core = str(self.lab.rank_cores(host)[0])
-            return float(self.lab.at(host, "taskset", "-c", core, "python3", "-c", WORK))
-        self.lab.slow(1, 3)
-        self.assertGreater(slowness(1), 2.7)
-        self.lab.slow(1, 1)
-        self.assertEqual(self.lab.competitors, {})
 
     @unittest.skipUnless(HAS_CORES, "needs two cores per rank")
     def test_a_rank_computes_on_one_core_and_makes_progress_on_another(self):

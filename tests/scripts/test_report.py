@@ -3,7 +3,7 @@
 Reports are made of a tiny experiment in processes of their own, interrupted at known points; tables, arithmetic and
 pictures of rows and traces written by hand, of which it is known what must come out.
 """
-# quick: Fake Measured.test_timeline Account Timeline
+# quick: Fake Measured.test_timeline Timeline
 # limit: 300
 import contextlib
 import csv
@@ -31,7 +31,8 @@ try:
     matplotlib.use("Agg")
     import lab as laboratory
     import report
-    from experiments import account, place, processors, sweep, timeline, training
+    from experiments import place, processors, sweep, timeline, training
+    from tokens import write_tokens
 except ImportError as error:
     raise unittest.SkipTest(f"no numpy or matplotlib: {error}") from None
 
@@ -80,6 +81,13 @@ def wait_until(condition, what, seconds=60):
         if time.monotonic() > deadline:
             raise AssertionError(f"waited {seconds} s in vain: {what}")
         time.sleep(0.02)
+
+
+def runs(number):
+    """Whether there is such a process; one that has ended may wait for somebody to take note."""
+    with contextlib.suppress(OSError):
+        return pathlib.Path(f"/proc/{number}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    return False
 
 
 class Case(unittest.TestCase):
@@ -224,10 +232,10 @@ def steps(mode, step_ms, exposed_ms=0.0, loss=5.0, mesh="tpsp 1x2", native_ms=50
 
 def training_rows(**changed):
     """1000 ms without transfers, 500 ms of transfers of which commfuse leaves 20."""
-    table = {"none": (1500.0, 500.0), "slice": (1200.0, 180.0), "slice, 8 pieces": (1150.0, 120.0), "commfuse ring": (1020.0, 20.0),
-             "commfuse direct": (1600.0, 600.0), "commfuse ring, 2 slices": (1026.0, 20.0),
-             "commfuse ring, 4 slices": (1033.0, 20.0), "nowire, 2 slices": (1005.0, 0.0),
-             "nowire, 4 slices": (1010.0, 0.0), "nowire": (1000.0, 0.0)}
+    table = {"none": (1500.0, 500.0), "slice": (1200.0, 180.0), "slice:8": (1150.0, 120.0), "commfuse": (1020.0, 20.0),
+             "commfuse:direct": (1600.0, 600.0), "commfuse:2": (1026.0, 20.0),
+             "commfuse:4": (1033.0, 20.0), "nowire:2": (1005.0, 0.0),
+             "nowire:4": (1010.0, 0.0), "nowire": (1000.0, 0.0)}
     return sum((steps(mode, *table[mode], **changed.get(mode, {})) for mode in table), [])
 
 
@@ -239,7 +247,7 @@ class Training(Case):
         text = training.tables(training_rows())
         for mode in training.MODES:
             self.assertIn(f"| {mode} |", text)
-        self.assertEqual(self.row(text, "commfuse direct", 0)[3], "1.600 ± 0.000")
+        self.assertEqual(self.row(text, "commfuse:direct", 0)[3], "1.600 ± 0.000")
         self.assertEqual(self.row(text, "none", 0)[1], "1500.0")  # the first round does not count
         self.assertEqual(self.row(text, "none", 0)[4:6], ["1.500", "1500.0"])  # by medians; nowire and every transfer
         self.assertIn("wrong by construction", self.row(text, "nowire", 0)[-1])
@@ -248,36 +256,36 @@ class Training(Case):
     def test_links_follow_the_step_without_transfers(self):
         point, rates = dict(model="d6", vocab=128, seq=32, batch=2, strategy="tpsp", tp=2, dp=1, ratio=0.5,
                             modes=["none", "nowire"]), []
-        link = training.FollowingLink(rates.append, point, slower=2)
+        link = training.FollowingLink(rates.append, point)
         link.set(1000)
         size = sum(training.bytes_of_step(point).values())
-        self.assertAlmostEqual(size * 8e3 / rates[0], 250)  # half of the second that it takes at half the speed
+        self.assertAlmostEqual(size * 8e3 / rates[0], 500)
         seen = []
         for number in range(2 * training.BLOCK_ROUNDS + 1):
             for mode in ("nowire", "none"):
                 ms = {"none": 9000, "nowire": 1000 if number else 5000}[mode] + 1000 * (number > training.BLOCK_ROUNDS)
                 seen.append({"mode": mode, "round": number, "step_ms": ms})
                 link.step_done(seen[-1])
-        self.assertEqual([round(size * 8e3 / rate) for rate in rates], [250, 250, 500])
+        self.assertEqual([round(size * 8e3 / rate) for rate in rates], [500, 500, 1000])
         self.assertEqual([step["link_bits_per_s"] for step in seen][::2 * training.BLOCK_ROUNDS + 2], rates[:2])
         self.assertEqual(seen[2 * training.BLOCK_ROUNDS + 1]["link_bits_per_s"], rates[0], "a round ends on one link")
 
     def test_what_else_the_machine_does_is_left_out(self):
-        slower = {("commfuse ring", 1): 2, ("nowire", 0): 1.5}
+        slower = {("commfuse", 1): 2, ("nowire", 0): 1.5}
         rows = [{**row, "step_ms": row["step_ms"] * slower.get((row["mode"], row["round"] % 2), 1)}
                 for row in training_rows()]
-        self.assertAlmostEqual(training.ratios(rows)["d6, 4 x 256 tokens, tpsp 1x2, step(commfuse ring) / step(nowire)"], 1.02)
+        self.assertAlmostEqual(training.ratios(rows)["d6, 4 x 256 tokens, tpsp 1x2, step(commfuse) / step(nowire)"], 1.02)
 
     def test_exposed_time_is_that_of_the_steps_compared(self):
         rows = [{**row, "step_ms": row["step_ms"] + 500, "exposed_mean_ms": row["exposed_mean_ms"] + 500}
-                if row["mode"] == "commfuse ring" and row["round"] % 2 else row for row in training_rows()]
-        self.assertEqual(self.row(training.tables(rows), "commfuse ring", 1)[7:10], ["13.5", "0.0", "20.0"])
+                if row["mode"] == "commfuse" and row["round"] % 2 else row for row in training_rows()]
+        self.assertEqual(self.row(training.tables(rows), "commfuse", 1)[7:10], ["13.5", "0.0", "20.0"])
 
     def test_rounds_that_differ_are_uncertain(self):
         modes = training.by_mesh(training_rows())["tpsp 1x2"]
-        figure = lambda m: training.ratio_to_bound(m, "commfuse ring")
+        figure = lambda m: training.ratio_to_bound(m, "commfuse")
         self.assertAlmostEqual(training.standard_error(modes, figure), 0)
-        for row in modes["commfuse ring"]:
+        for row in modes["commfuse"]:
             row["step_ms"] += 100 * (row["round"] % 2)  # three of six, or more: 1.02, then up to 1.12
         error = training.standard_error(modes, figure)
         self.assertTrue(0.015 < error < 0.035, error)
@@ -312,8 +320,8 @@ class Training(Case):
         self.assertEqual((direct[2], direct[5], direct[11]), ("**no**", "**no**", "yes |"))
         self.assertEqual(two[8:], ["5.0", "20.0", "1.0 ± 0.0", "yes |"])  # chunking is what nowire loses in as many slices
         self.assertEqual(four[8:], ["10.0", "20.0", "3.0 ± 0.0", "**no** |"])  # 2 ms of 20 are allowed
-        rows = [{**row, "exposed_mean_ms": 5.0} if row["mode"] == "commfuse ring" else row for row in training_rows()]
-        self.assertEqual(self.row(training.tables(rows), "commfuse ring", 1)[8:],
+        rows = [{**row, "exposed_mean_ms": 5.0} if row["mode"] == "commfuse" else row for row in training_rows()]
+        self.assertEqual(self.row(training.tables(rows), "commfuse", 1)[8:],
                          ["0.0", "5.0", "15.0 ± 0.0", "**no** |"])
 
     def test_a_loss_that_differs_is_an_error(self):
@@ -330,12 +338,12 @@ class Training(Case):
         fast = {mode: {"mesh": "tpsp 2x1", "native_ms": 1e-6, "line_ms": 1e-6}
                 for mode in training.MODES}
         modes = training.by_mesh(training_rows(**fast))["tpsp 2x1"]
-        self.assertAlmostEqual(training.exposed_by_arithmetic(modes, "commfuse ring"), 0, places=5)
+        self.assertAlmostEqual(training.exposed_by_arithmetic(modes, "commfuse"), 0, places=5)
         slow = {mode: {"mesh": "tpsp 2x1", "native_ms": 1e6, "line_ms": None} for mode in fast}
         modes = training.by_mesh(training_rows(**slow))["tpsp 2x1"]
-        left = training.exposed_by_arithmetic(modes, "commfuse ring")
+        left = training.exposed_by_arithmetic(modes, "commfuse")
         self.assertTrue(0.9e6 < left + 1000 < 1.01e6, left)  # a wire that slow hides next to nothing
-        fewer = [training.exposed_by_arithmetic(modes, f"commfuse ring, {m} slices") for m in (2, 4)]
+        fewer = [training.exposed_by_arithmetic(modes, f"commfuse:{m}") for m in (2, 4)]
         self.assertTrue(left > fewer[0] > fewer[1], fewer)
 
     def test_bytes_are_those_of_the_formula(self):
@@ -348,59 +356,6 @@ class Training(Case):
     def test_figure(self):
         self.assertEqual(training.figures(training_rows(), str(self.folder)), ["training.png", "training.svg"])
         self.assertGreater((self.folder / "training.png").stat().st_size, 10000)
-
-
-def account_rows(told=1.0, **changed):
-    """Links at which a ring waits for 0 to 80 ms, which the trainer logs, or a part of it, and computes 3 ms longer."""
-    rows = []
-    for ratio, waited in zip(account.RATIOS, (0, 10, 80)):
-        for mode, exposed, more in (("none", 400 * ratio, 0), ("slice", 200 * ratio, 10), ("commfuse ring", waited, 3),
-                                    ("commfuse ring, 4 slices", waited / 2, 7), ("nowire, 4 slices", 0, 4), ("nowire", 0, 0)):
-            row = {"mode": mode, "ratio": ratio, "model": "d6", "seq": 256, "batch": 4, "step_ms": 600.0 + exposed + more,
-                   "exposed_mean_ms": 20 + told * exposed, "line_ms": 600 * ratio, "loss": 5.0}
-            rows += [{**row, "round": number} | changed.get(mode, {}) for number in range(4)]
-    return rows
-
-
-class Account(Case):
-    def lines(self, rows, mode):
-        return [line.strip("| ").split(" | ") for line in account.tables(rows).splitlines() if f"| {mode} |" in line]
-
-    def test_parts_of_a_step(self):
-        self.assertEqual(self.lines(account_rows(), "commfuse ring")[:-1],
-                         [["0.25", "commfuse ring", "603.0", "3.0", "0.0", "0.0", "3.0 ± 0.0", "**no**"],
-                          ["0.5", "commfuse ring", "613.0", "13.0", "0.0", "10.0", "3.0 ± 0.0", "**no**"],
-                          ["1", "commfuse ring", "683.0", "83.0", "0.0", "80.0", "3.0 ± 0.0", "yes"]])
-        self.assertEqual(self.lines(account_rows(), "commfuse ring, 4 slices")[1][3:7], ["12.0", "4.0", "5.0", "3.0 ± 0.0"])
-
-    def test_a_wait_that_the_trainer_forgets_shows_in_the_slope(self):
-        for told, slope in (1.0, "1.000"), (0.8, "1.250"):
-            for mode in "none", "slice", "commfuse ring", "commfuse ring, 4 slices":
-                self.assertEqual(self.lines(account_rows(told), mode)[-1], [mode, slope])
-
-    def test_one_link_has_no_slope(self):
-        rows = [row for row in account_rows() if row["ratio"] == 1]
-        self.assertEqual(len(self.lines(rows, "none")), 1)
-        self.assertEqual(account.figures(rows, str(self.folder)), ["account.png", "account.svg"])
-
-    def test_figure_and_ratios(self):
-        account.figures(account_rows(), str(self.folder))
-        self.assertGreater((self.folder / "account.png").stat().st_size, 10000)
-        self.assertAlmostEqual(account.ratios(account_rows())["wire 1 of the step, step(commfuse ring) / step(nowire)"],
-                               683 / 600)
-        self.assertEqual(len(account.ratios(account_rows())), 12)
-
-    def test_losses_are_compared(self):
-        self.assertEqual(account.problems(account_rows()), [])
-        wrong = account.problems(account_rows(slice={"loss": 5.1}))
-        self.assertEqual(len(wrong), 3)
-        self.assertIn("account, wire 0.25 of the step: losses of slice differ", wrong[0])
-
-    def test_points(self):
-        lab = type("Lab", (), {"kind": "lab"})
-        self.assertEqual([point["ratio"] for point in account.points(lab, False)], list(account.RATIOS))
-        self.assertEqual(account.points(lab, True), [])
-        self.assertEqual(account.points(place.LocalPlace(), False), [])
 
 
 class Comparison(Case):
@@ -557,28 +512,28 @@ class Timeline(Case):
         self.assertTrue((self.folder / "layer.png").exists() and (self.folder / "layer.svg").exists())
 
 
-BUILT = all(os.path.exists(program) for program in (training.PROGRAM, training.BENCHES / "bench_train",
-                                                    training.BENCHES / "bench_fuse"))
+BUILT = all(os.path.exists(program) for program in (training.PROGRAM, f"{training.BENCHES}/bench_train",
+                                                    f"{training.BENCHES}/bench_fuse"))
 
 
 @unittest.skipUnless(BUILT, "make bench builds what it needs")
 class Measured(Case):
     """Two real ranks over shared memory, of a size that says nothing about times."""
     point = dict(model="d6", vocab=128, seq=32, batch=2, strategy="tpsp", tp=2, dp=1, seconds=0, steps=3, ratio=None,
-                 modes=["none", "commfuse ring", "nowire"])
+                 modes=["none", "commfuse", "nowire"])
 
     def test_training(self):
-        rows = training.measure(place.LocalPlace(), self.point)
+        rows = training.measure(place.Place(), self.point)
         rounds = [[row["mode"] for row in rows if row["round"] == number] for number in range(training.ROUNDS_MIN + 1)]
         self.assertEqual(sum(map(len, rounds)), len(rows))
         for order in rounds:
             self.assertEqual(sorted(order), sorted(self.point["modes"]))
         self.assertGreater(len(set(map(tuple, rounds))), 1)
         self.assertEqual(training.problems(rows), [])
-        self.assertEqual(len({row["loss"] for row in rows if row["mode"] == "commfuse ring"}), len(rounds))
+        self.assertEqual(len({row["loss"] for row in rows if row["mode"] == "commfuse"}), len(rounds))
         self.assertGreater(training.loss_difference(*([row for row in rows if row["mode"] == mode]
                                                       for mode in ("nowire", "none"))), training.LOSS_TOLERANCE)
-        ring = next(row for row in rows if row["mode"] == "commfuse ring" and row["round"] == 1)  # weights travel too
+        ring = next(row for row in rows if row["mode"] == "commfuse" and row["round"] == 1)  # weights travel too
         expected = sum(training.bytes_of_step(self.point).values())
         self.assertTrue(expected <= ring["bytes_sent_per_step"] <= 1.01 * expected, (expected, ring))
         text = training.tables(rows)
@@ -588,23 +543,32 @@ class Measured(Case):
 
     def test_training_with_data_and_heads_split(self):
         for mesh in dict(strategy="up"), dict(tp=1, dp=2):
-            rows = training.measure(place.LocalPlace(), {**self.point, **mesh})
+            rows = training.measure(place.Place(), {**self.point, **mesh})
             self.assertEqual(training.problems(rows), [])
 
-    def test_lines_are_told_as_they_come(self):
-        heard, ended, lines = self.folder / "heard", self.folder / "ended", []
+    def test_lines_are_heard_as_they_come_and_what_goes_wrong_then_ends_the_command(self):
+        heard, lines = self.folder / "heard", []
 
         def each_line(line):  # the second is printed when the first has been heard
             lines.append(line)
             heard.touch()
-            if line == "second\n":
+            if line == "second":
                 raise ZeroDivisionError("enough")
-        script = f"echo first; until [ -e {heard} ]; do sleep 0.05; done; echo second; echo third; sleep 0.3; touch {ended}"
+        script = f"echo first; until [ -e {heard} ]; do sleep 0.05; done; echo second; echo $$ >{self.folder}/number; exec sleep 60"
+        begin = time.monotonic()
         with self.assertRaisesRegex(ZeroDivisionError, "enough"):
-            place.listened(["sh", "-c", script], None, each_line)
-        self.assertEqual(lines, ["first\n", "second\n"])
-        self.assertTrue(ended.exists(), "a command is left running")
-        self.assertEqual(place.listened(["sh", "-c", "echo out; echo err >&2; exit 3"], None), (3, "out\n", "err\n"))
+            place.Place().run(1, ["sh", "-c", script], each_line=each_line)
+        self.assertEqual(lines, ["first", "second"])
+        self.assertLess(time.monotonic() - begin, 50)
+        number = self.folder / "number"
+        if number.exists():  # else it was ended before
+            wait_until(lambda: not runs(number.read_text().strip()), "a command is left running")
+
+    def test_what_fails_is_reported_with_what_it_printed(self):
+        with self.assertRaisesRegex(place.PlaceError, r"(?s)^exit status 3: sh .* on 1 ranks \(local.*out\n.*err"):
+            place.Place().run(1, ["sh", "-c", "echo out; echo err >&2; exit 3"])
+        with self.assertRaisesRegex(place.PlaceError, "^ran past 1 s: sleep 60"):
+            place.Place().run(1, ["sleep", "60"], timeout=1)
 
     def test_too_little_memory_is_told_before_it_is_taken(self):
         with self.assertRaisesRegex(place.PlaceError, "3 modes on 2 ranks need 6144.0 GiB"):
@@ -614,13 +578,13 @@ class Measured(Case):
         for options, says in ((["--modes", "nine"], "there is no mode nine"), (["--overlap", "none"], "says nothing here"),
                               (["--modes", "slice:0"], "not a whole number"), (["--rounds"], "needs a value"),
                               (["--modes", "none", "--nothing"], "--nothing")):
-            done = subprocess.run([training.BENCHES / "bench_train", *map(str, training.model_options(self.point)),
+            done = subprocess.run([f"{training.BENCHES}/bench_train", *map(str, training.model_options(self.point)),
                                    *options], capture_output=True, text=True, timeout=60)
             self.assertNotEqual(done.returncode, 0)
             self.assertIn(says, done.stderr)
 
     def test_timeline(self):
-        rows = timeline.measure(place.LocalPlace(), self.point)
+        rows = timeline.measure(place.Place(), self.point)
         self.assertEqual(timeline.distinct(rows, "mode"), list(timeline.MODES))
         for mode in timeline.MODES:
             blocks = timeline.select(rows, mode=mode, kind="block")
@@ -709,7 +673,7 @@ class Sweep(Case):
     def setUp(self):
         super().setUp()
         self.tokens, self.file = self.folder / "tokens.bin", self.folder / "sweep.jsonl"
-        training.write_tokens(self.tokens, 101, 16 * 36 + 1)
+        write_tokens(self.tokens, 16 * 36 + 1, 101)
 
     def command(self, launcher, *more):
         return [sys.executable, ROOT / "scripts/mfu_sweep", "--launcher", launcher, "--program", PROGRAM,

@@ -1,0 +1,54 @@
+"""The one style of all figures, and the colours of the overlap modes."""
+import os
+import re
+
+COLOURS = {"none": "#b03a2e", "slice": "#d68910", "commfuse": "#1f618d", "nowire": "#707b7c"}
+STYLE = {"axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 9, "axes.labelsize": 9, "legend.frameon": False,
+         "legend.fontsize": 8, "grid.alpha": 0.25, "savefig.dpi": 150, "svg.hashsalt": "commfuse"}
+note = ""  # stands at the foot of every figure, wherever it is shown
+
+
+def pyplot():
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    plt.rcParams.update(STYLE)
+    return plt
+
+
+def panels(down=1, across=1, size=(8, 4.5), **options):
+    """A figure and its (down, across) axes."""
+    return pyplot().subplots(down, across, figsize=size, squeeze=False, layout="constrained", **options)
+
+
+def overlap(mode):
+    """Of a mode as bench_train writes it: slice of slice:8."""
+    return re.split(r"[: ]", mode)[0]
+
+
+def shades(modes):
+    """Mode → colour. Those that differ in route or slices alone get paler and paler."""
+    from matplotlib.colors import to_rgba
+    found = {}
+    for mode in modes:
+        alike = [other for other in modes if overlap(other) == overlap(mode)]
+        found[mode] = to_rgba(COLOURS.get(overlap(mode), "#555555"), 1 - 0.6 * alike.index(mode) / len(alike))
+    return found
+
+
+def legend_below(figure, axes, columns, lines):
+    """One legend for all of these axes, in room of its own."""
+    handles = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels())}
+    share = 0.25 * lines / figure.get_figheight()
+    figure.get_layout_engine().set(rect=(0, share, 1, 1 - share))
+    figure.legend(handles.values(), handles, loc="lower center", ncols=columns)
+
+
+def save(figure, folder, name):
+    """As PNG and SVG; the names of the files."""
+    if note:
+        figure.supxlabel(note, fontsize=6, color="#b03a2e", y=0.004)
+    for extension in ("png", "svg"):
+        figure.savefig(os.path.join(folder, f"{name}.{extension}"))
+    pyplot().close(figure)
+    return [f"{name}.png", f"{name}.svg"]

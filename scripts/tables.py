@@ -1,0 +1,34 @@
+"""The one way in which scripts write tables: Markdown, columns of a terminal, CSV."""
+import csv
+
+
+def markdown(heading, lines):
+    """The first column to the left, the others to the right."""
+    text = ["| " + " | ".join(heading) + " |", "|---|" + "---:|" * (len(heading) - 1)]
+    return "\n".join([*text, *("| " + " | ".join(map(str, line)) + " |" for line in lines)]) + "\n"
+
+
+def columns(cells, widths):
+    """A line for a terminal; a negative width sets its cell to the left."""
+    return " ".join(f"{cell:<{-width}}" if width < 0 else f"{cell:>{width}}" for cell, width in zip(cells, widths)).rstrip()
+
+
+def write_csv(path, rows):
+    """A line for each row; its columns are all that any row has."""
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(dict.fromkeys(column for row in rows for column in row)))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def number(value, digits=2):
+    return "–" if value is None else f"{value:.{digits}f}".replace("-", "−")
+
+
+def percent(share, digits=1):
+    return number(None if share is None else 100 * share, digits)
+
+
+def spread(row):
+    """Median and from where to where most are."""
+    return f"{number(row['ms'])} ({number(row['p10_ms'])}…{number(row['p90_ms'])})"
