@@ -13,7 +13,7 @@
     kernels    which kernel takes which part of a step, at which share of the peak; what slicing and fusing cost
 
 A stage that is over its time is cut short and reported so; the others still run. What a stage does not use goes to
-those behind it. All stages but device imply build, which is done in a second where all is built. Several calls do
+the next ones. All stages but device imply build, which is done in a second where all is built. Several calls do
 more than one: --only build,device,twins,losses,sanitizer, then --only ranks, --only times, --only kernels.
 
 Nothing but a CUDA toolkit, a C compiler, make and Python is needed, and two small libraries that a machine without
@@ -27,14 +27,36 @@ table, so that nothing is lost if this script is killed) and commands.log (what 
 most is printed once more at the end. The exit status is 1 if a check failed.
 """
 import argparse
+import collections
+import dataclasses
 import os
 import signal
 import sys
+import time
+import traceback
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-sys.path.insert(0, os.path.join(ROOT, "scripts"))  # the stages, and what they stand on, are in scripts/gpu, and run_log.py
-from gpu import losses, plan, summary
-from gpu.check import Check
+from gpu import kernels, machine, pytorch, ranks, times, training, twins
+from gpu.check import FAIL, LATE, OK, SKIP, Check
+from gpu.models import MODELS
+from runner import ROOT, Late
+
+LAST_WORDS = 11500  # characters: who reads the end of a long output alone shall miss nothing that counts
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    name: str
+    budget: float  # seconds of the default 540
+    run: object
+    slow: bool = False    # left out by --quick
+    needed: bool = False  # by all others: nothing is checked without it
+    runs_programs: bool = True
+
+
+STAGES = (Stage("build", 75, machine.build, needed=True, runs_programs=False),
+          Stage("device", 40, machine.device, runs_programs=False), Stage("twins", 50, twins.run),
+          Stage("losses", 30, training.losses), Stage("ranks", 85, ranks.run), Stage("sanitizer", 35, twins.sanitize),
+          Stage("times", 145, times.run, True), Stage("kernels", 80, kernels.run, True))
 
 
 def parse(words=None):
@@ -57,6 +79,93 @@ def parse(words=None):
     return parser.parse_args(words)
 
 
+# --- the plan ---
+
+
+def chosen(options):
+    names = options.only.split(",") if options.only else [s.name for s in STAGES if not (options.quick and s.slow)]
+    unknown = set(names) - {s.name for s in STAGES}
+    if unknown:
+        sys.exit(f"no such stage: {', '.join(sorted(unknown))}; there are {', '.join(s.name for s in STAGES)}")
+    if any(s.name in names and s.runs_programs for s in STAGES):
+        names = ["build", *names]
+    return [s for s in STAGES if s.name in names]
+
+
+def plan_of(stages, budget):
+    """(stage, seconds, second at which it should have ended)"""
+    scale = budget / sum(s.budget for s in STAGES)
+    at = budget - scale * sum(s.budget for s in stages)  # of stages that are not run
+    plan = []
+    for stage in stages:
+        at += stage.budget * scale
+        plan.append((stage, stage.budget * scale, at))
+    return plan
+
+
+def run_stage(check, stage, seconds, planned):
+    """Until its planned end; if earlier stages were late, at least half of what it should have."""
+    begin = time.monotonic()
+    check.stage = stage.name
+    last = check.begin + check.o.budget
+    check.runner.deadline = min(last, max(check.begin + planned, begin + seconds / 2))
+    check.say(f"\n{stage.name}: from second {begin - check.begin:.0f}, at most {max(0, check.runner.left()):.0f} s")
+    try:
+        stage.run(check)
+    except Late:
+        check.verdict(stage.name, FAIL if stage.needed else LATE, "cut short: its time is over")
+    except Exception as error:  # one stage's accident must not cost the others
+        check.verdict(stage.name, FAIL, f"{type(error).__name__}: {error}")
+        traceback.print_exc(file=check.log)
+    check.runner.close()
+    check.data["stages"][stage.name] = time.monotonic() - begin
+    check.save()
+    if stage.name == "ranks" and check.torch.python and not check.o.quick:
+        check.compiling = pytorch.Compiling(check.reaper, check, MODELS)
+
+
+# --- what is printed last: all that counts, once more ---
+
+
+def failures(check):
+    found = [f"{verdict:<5} {stage}: {what}   {detail}".splitlines()[0][:200]
+             for stage, what, verdict, detail in check.rows if verdict in (FAIL, LATE)]
+    return found[:25] + ([f"and {len(found) - 25} more"] if len(found) > 25 else [])
+
+
+def sections(check):
+    """name → lines, what counts most first."""
+    shares = check.data.get("shares", {})
+    return {"failures": failures(check), "times": times.table(check) + times.ratios(check),
+            "shares": [line for name in shares for line in kernels.share_lines(name, shares[name])],
+            "costs": kernels.costs(check), "wires": check.data.get("wires", [])}
+
+
+def last_words(check):
+    """What counts, the table last, in no more than LAST_WORDS characters."""
+    counts = collections.Counter(row[2] for row in check.rows)
+    seconds = ", ".join(f"{name} {s:.0f} s" for name, s in check.data["stages"].items())
+    end_line = f"{counts[OK]} ok, {counts[FAIL]} failed, {counts[LATE]} late, {counts[SKIP]} skipped"
+    first_line = f"{time.monotonic() - check.begin:.0f} s: {seconds}"
+    room, kept = LAST_WORDS - len(first_line) - len(end_line) - 400, {}
+    for name, lines in sections(check).items():
+        text = "\n".join(lines)
+        if text and len(text) + 2 > room:
+            text = f"({name}: see report.txt)"
+        room -= len(text) + 2
+        kept[name] = text
+    parts = [kept[name] for name in ("wires", "costs", "shares", "failures", "times") if kept[name]]
+    return "\n" + "\n\n".join([first_line, *parts, end_line])
+
+
+def conclude(check):
+    """The exit status."""
+    check.data["complete"] = True
+    check.say(last_words(check))
+    verdicts = {row[2] for row in check.rows}
+    return 1 if FAIL in verdicts or OK not in verdicts else 0
+
+
 def give_up(check, status):
     """Whatever runs in threads ends with its stage, so that nobody waits for what they would still begin."""
     check.runner.deadline = float("-inf")
@@ -68,21 +177,21 @@ def main():
     os.chdir(ROOT)
     if options.reference:
         number, tokens, model = options.reference
-        return losses.reference(losses.SMALL[int(number)], tokens, model)
-    stages = plan.plan_of(plan.chosen(options), options.budget)
+        return training.reference(training.SMALL[int(number)], tokens, model)
+    plan = plan_of(chosen(options), options.budget)
     if options.plan:
-        for stage, seconds, planned in stages:
+        for stage, seconds, planned in plan:
             print(f"{stage.name:<10} {seconds:5.0f} s, ends by second {planned:.0f}")
         return 0
     check = Check(options)
     for number in signal.SIGTERM, signal.SIGINT:
         signal.signal(number, lambda number, _: give_up(check, 128 + number))
     try:
-        for stage, seconds, planned in stages:
-            plan.run_stage(check, stage, seconds, planned)
-        return summary.conclude(check)
+        for stage, seconds, planned in plan:
+            run_stage(check, stage, seconds, planned)
+        return conclude(check)
     except SystemExit:
-        check.say(summary.last_words(check))
+        check.say(last_words(check))
         raise
     finally:
         check.close()

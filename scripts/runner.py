@@ -2,8 +2,7 @@
 
     Runner().run(["make", "all"], limit=60).status
 
-Every command leads a session, so that it is ended with all its children. A runner with a folder also has a reaper, a process
-that outlives this script, ends what it has left running and removes the folder.
+Every command leads a session, so that it is ended with all its children.
 """
 import contextlib
 import dataclasses
@@ -34,6 +33,22 @@ for group in alive:
         pass
 shutil.rmtree(sys.argv[1], True)
 """
+
+
+class Reaper:
+    """A process that outlives this script, ends what it has left running and removes its folder."""
+
+    def __init__(self, folder):
+        self.process = subprocess.Popen([sys.executable, "-S", "-E", "-c", REAPER, folder], stdin=subprocess.PIPE, bufsize=0,
+                                        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+
+    def tell(self, sign, process):
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(f"{sign}{process.pid}\n".encode())  # short, so all of it or nothing
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait()
 
 
 class Late(Exception):
@@ -73,15 +88,11 @@ class Lines:
 
 
 class Runner:
-    """folder: scratch space of the script, which goes with it. gently: a launcher gets SIGTERM first, and ends what it has
-    started on other hosts."""
+    """gently: a launcher gets SIGTERM first, and ends what it has started on other hosts. Nothing runs past `deadline`."""
 
-    def __init__(self, log=None, folder=None, gently=False, cwd=ROOT):
-        self.log, self.gently, self.cwd, self.deadline = log, gently, cwd, float("inf")
+    def __init__(self, log=None, reaper=None, gently=False, cwd=ROOT):
+        self.log, self.reaper, self.gently, self.cwd, self.deadline = log, reaper, gently, cwd, float("inf")
         self.lock, self.running = threading.Lock(), set()
-        self.reaper = folder and subprocess.Popen(
-            [sys.executable, "-S", "-E", "-c", REAPER, folder], stdin=subprocess.PIPE, bufsize=0,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
 
     def left(self):
         return self.deadline - time.monotonic()
@@ -89,15 +100,11 @@ class Runner:
     def start(self, command, output, errors=subprocess.STDOUT, env=None):
         process = subprocess.Popen([str(word) for word in command], cwd=self.cwd, env=dict(os.environ, **(env or {})),
                                    stdin=subprocess.DEVNULL, stdout=output, stderr=errors, start_new_session=True)
-        self.tell_reaper("+", process)
+        if self.reaper:
+            self.reaper.tell("+", process)
         with self.lock:
             self.running.add(process)
         return process
-
-    def tell_reaper(self, sign, process):
-        with contextlib.suppress(BrokenPipeError):
-            if self.reaper:
-                self.reaper.stdin.write(f"{sign}{process.pid}\n".encode())  # short, so all of it or nothing
 
     def end(self, *processes):
         """All are stopped before one is killed: a rank that finds another one gone would report that as the error."""
@@ -108,8 +115,8 @@ class Runner:
             for process in processes if number != signal.SIGSTOP else ():
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(PATIENCE_S)
-        for process in processes:
-            self.tell_reaper("-", process)
+        for process in processes if self.reaper else ():
+            self.reaper.tell("-", process)
         with self.lock:
             self.running.difference_update(processes)
 
@@ -187,7 +194,5 @@ class Runner:
                   f"{result.seconds:.1f} s]\n{result.output}", file=self.log, flush=True)
 
     def close(self):
+        """Ends what still runs, in whatever thread."""
         self.end(*list(self.running))
-        if self.reaper:
-            self.reaper.stdin.close()
-            self.reaper.wait()

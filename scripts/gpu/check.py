@@ -5,8 +5,9 @@ import os
 import tempfile
 import time
 
+from runner import ROOT, Reaper, Runner
+
 from . import pytorch
-from .runner import ROOT, Runner
 
 OK, FAIL, SKIP, LATE = "ok", "FAIL", "skip", "LATE"
 TYPES = "fp32", "bf16"
@@ -21,7 +22,7 @@ def open_gpu():
 
 
 class Check:
-    """Options, programs, and what has been found so far."""
+    """A stage reports by verdict(), say() and show(), and puts its figures into `data`, which becomes results.json."""
 
     def __init__(self, options):
         self.o = options
@@ -30,12 +31,13 @@ class Check:
         self.report = open(os.path.join(options.out, "report.txt"), "w", encoding="utf-8")
         self.log = open(os.path.join(options.out, "commands.log"), "w", encoding="utf-8")
         self.scratch = tempfile.mkdtemp(prefix="gpu-check-")
-        self.runner, self.gpu = Runner(self.log, self.scratch), open_gpu()
+        self.reaper = Reaper(self.scratch)
+        self.runner, self.gpu = Runner(self.log, self.reaper), open_gpu()
         self.rows, self.data = [], {"complete": False, "stages": {}}
         self.begin, self.stage = time.monotonic(), ""
         self.names = itertools.count(1)  # several threads ask
-        self.torch = pytorch.Search(self.runner)
-        self.compiling = None            # fills PyTorch's cache behind the checks
+        self.torch = pytorch.Search(self.reaper)
+        self.compiling = None            # fills PyTorch's cache during checks that time nothing
         self.recomputes = False          # whether the program can leave out what backward computes again
         self.save()
 
@@ -52,6 +54,9 @@ class Check:
         self.say(f"  {verdict:<5} {what}{'   ' + detail if detail else ''}")
         return verdict == OK
 
+    def judge(self, what, good, detail=""):
+        return self.verdict(what, OK if good else FAIL, detail)
+
     def built(self, kind, name="train_gpt"):
         path = os.path.join(ROOT, self.build[kind], name)
         return path if os.access(path, os.X_OK) else None
@@ -67,7 +72,7 @@ class Check:
         return os.path.join(self.scratch, f"{next(self.names):03d}-{name}")
 
     def save(self):
-        """Beside, synced and renamed: results.json is whole at any moment."""
+        """Written beside, synced and renamed, so that results.json is whole at any moment."""
         self.data["checks"] = [dict(zip(("stage", "what", "verdict", "detail"), row)) for row in self.rows]
         self.data.setdefault("device", {})["torch"] = self.torch.found
         path = os.path.join(self.o.out, "results.json")
@@ -81,7 +86,8 @@ class Check:
         if self.compiling:
             self.compiling.stop()
         self.torch.stop()
-        self.runner.close()  # and the scratch directory with it
+        self.runner.close()
+        self.reaper.close()  # and the scratch directory with it
         if self.gpu is not None:
             os.close(self.gpu)
         self.save()

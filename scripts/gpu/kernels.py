@@ -1,28 +1,25 @@
-"""The stage kernels: which kernel takes which part of a step, at which share of the peak."""
+"""The stage kernels: which kernel takes which part of a step, at which share of the peak; what slicing and fusing cost."""
 import collections
 import contextlib
 import json
 import re
 import statistics
 
-from . import table
-from .check import FAIL, OK
 from .models import CLOSER, SEQ, VOCABULARY_PADDED
+from .times import plain_rows
 
 
 def share_of_step(check, model, batch, rows):
     """Kernel by kernel, what part of the measured step its calls would take one after another."""
-    times = [row["step_ms"] for row in table.plain_rows(check, model) if row["batch"] == batch]
+    times = [row["step_ms"] for row in plain_rows(check, model) if row["batch"] == batch]
     kernels = [r for r in rows if r.get("step_ms")]  # others are there to be compared
-    total = sum(r["step_ms"] for r in kernels)
-    step = statistics.mean(times) if times else None
     groups = collections.Counter()
     for row in kernels:
         name = row["kernel"]
         gemm = re.search(r"forward|dgrad|wgrad", name) and re.match(r"qkv|attproj|fc|head", name)
-        group = "products" if gemm else name.split()[0]
-        groups[group] += row["step_ms"]
-    shares = {"batch": batch, "kernels_ms": total, "groups": dict(groups), "step_ms": step}
+        groups["products" if gemm else name.split()[0]] += row["step_ms"]
+    shares = {"batch": batch, "kernels_ms": sum(groups.values()), "groups": dict(groups),
+              "step_ms": statistics.mean(times) if times else None}
     check.data.setdefault("shares", {})[model.name] = shares
     check.show(share_lines(model.name, shares))
 
@@ -38,23 +35,38 @@ def share_lines(name, shares):
 
 
 def kernel_rows(file):
-    rows = []
     with contextlib.suppress(FileNotFoundError), open(file, encoding="utf-8") as lines:
-        rows = [json.loads(re.sub(r":-?(nan|inf)", ":null", line)) for line in lines if line.endswith("\n")]
-    return rows
+        return [json.loads(re.sub(r":-?(nan|inf)", ":null", line)) for line in lines if line.endswith("\n")]
+    return []
+
+
+def costs(check):
+    """GELU fused over apart, the library's first algorithms over its best, chunking loss by number of ranks, a line each."""
+    lines = []
+    for name, rows in check.data.get("kernels", {}).items():
+        losses = collections.defaultdict(list)
+        for row in rows:
+            if "fused" in row and row["ratio"] is not None:
+                lines.append(f"{name} {row['fused']}: GELU in the epilogue takes {row['ratio']:.2f} of apart")
+            if "products" in row and row["ratio"] is not None:
+                lines.append(f"{name} products of a step: {row['first_ms']:.2f} ms by the library's first algorithms, "
+                             f"{row['best_ms']:.2f} by the best of its lists, {row['ratio']:.3f} of that")
+            if "operation" in row and row["loss"] is not None:
+                losses[row["operation"]].append(f"{row['ranks']} ranks {100 * row['loss']:+.1f} %" + (
+                    " (host-bound)" if row.get("host_bound") else ""))
+        lines += [f"{name} {operation}, in slices: {', '.join(each)}" for operation, each in losses.items()]
+    return lines
 
 
 def run(check):
     bench = check.program("bf16", "tests/bench/bench_gpu")
-    if not bench:
-        return
-    for model in CLOSER:
+    for model in CLOSER if bench else ():
         file, batch = check.path("kernels.jsonl"), model.torch_batch
         sizes = model.layers, model.channels, model.heads, batch, SEQ, VOCABULARY_PADDED
         try:
             result = check.runner.run([bench, *sizes, 10, file])
             check.show(result.output.splitlines())
-            check.verdict(f"{model.name}: kernels timed", FAIL if result.status else OK, f"{result.seconds:.0f} s")
+            check.judge(f"{model.name}: kernels timed", result.status == 0, f"{result.seconds:.0f} s")
         finally:  # what it has measured, if it was late
             rows = kernel_rows(file)
             check.data.setdefault("kernels", {})[model.name] = rows

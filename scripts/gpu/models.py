@@ -1,5 +1,7 @@
-"""What is timed: the models, and what a step of them is."""
+"""What is timed: the models, what a step of them is, and when its losses are no losses."""
 import dataclasses
+import math
+import re
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,6 +20,8 @@ MODELS = (Model("d12", 12, 768, 12, (16, 32, 64, 128), 32), Model("d48", 48, 160
 CLOSER = MODELS[:2]  # at which the stages look more closely
 SEQ, VOCABULARY, VOCABULARY_PADDED = 1024, 50257, 50304
 ACCUMULATION = 4  # micro-batches of a step as training takes it, where the update counts for less
+OUT_OF_MEMORY = re.compile("no memory:|out of memory|cudaErrorMemoryAllocation")  # an illegal access is something else
+FIRST_LOSS_BAND = 0.5  # weights drawn at random know a little, and that wrong: C · 0.02² / 2, 0.32 for d48
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,3 +43,22 @@ class Step:
     def repeated(self):
         """How often it is done before it is timed, and then timed: long steps less often."""
         return (5, 12) if self.accumulation == 1 else (2, 5)
+
+
+def options_of(check, model, step):
+    """Of train_gpt."""
+    options = dict(model=model.name, seq=SEQ, vocab=VOCABULARY, micro_batch=step.batch)
+    if step.accumulation > 1:
+        options["batch"] = step.accumulation * step.batch
+    if check.recomputes:
+        options["recompute"] = step.recompute
+    return options
+
+
+def implausible(losses):
+    """What is wrong with these losses, from random weights on; empty: nothing. A step that computes nonsense is no figure."""
+    if any(loss is None or not math.isfinite(loss) for loss in losses):
+        return f"a loss is not finite: {losses}"
+    if abs(losses[0] - math.log(VOCABULARY)) > FIRST_LOSS_BAND:
+        return f"the first loss is {losses[0]:.4f}, not near log {VOCABULARY} = {math.log(VOCABULARY):.4f}"
+    return "" if losses[-1] < losses[0] else f"the loss has not fallen: {losses}"

@@ -1,11 +1,11 @@
-"""What nvidia-smi tells of the GPU: its properties, and how much of its memory is in use."""
-import contextlib
-import subprocess
+"""What nvidia-smi says of the GPU: its properties, and how much of its memory is in use."""
 import threading
+
+from runner import Runner
 
 
 def smi(check, *names):
-    """What nvidia-smi says of the first GPU, a text for each name."""
+    """Of the first GPU, a text for each name; empty: there is none."""
     text = check.runner.printed("nvidia-smi", "--query-gpu=" + ",".join(names), "--format=csv,noheader")
     return [word.strip() for word in text.splitlines()[0].split(",")] if text else []
 
@@ -20,13 +20,13 @@ class MemoryWatch:
         return self
 
     def work(self):
-        command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            while not self.over.is_set():
-                told = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
-                used = [int(word) for word in told.split() if word.isdigit()]
-                self.most = max([*used, *([] if self.most is None else [self.most])], default=None)
-                self.over.wait(0.5)
+        runner = Runner()
+        while not self.over.is_set():
+            used = runner.printed("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", limit=10).split()
+            if not used:
+                return
+            self.most = max([int(word) for word in used if word.isdigit()] + [self.most or 0]) or None
+            self.over.wait(0.5)
 
     def __exit__(self, *_):
         self.over.set()

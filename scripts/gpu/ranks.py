@@ -4,12 +4,11 @@ import dataclasses
 import os
 import time
 
-from .check import FAIL, LATE, OK, SKIP, TYPES
-from .meshes import meshes
-from .runner import ROOT, Late
+from runner import ROOT, Late
 from tokens import write_tokens
+
+from .check import FAIL, LATE, SKIP, TYPES
 from .training import relative, train
-from .turns import Turns
 
 # 12 heads of 16: for tp 4 three a rank. Of the vocabulary the last of four has five tokens, all else is padding. With a
 # larger lr losses jump on such tokens, and what is rounded in another order differs by more than the band.
@@ -19,15 +18,64 @@ MESH_BAND = {"fp32": 1e-5, "bf16": 1e-2}
 # At a time. Processes take turns on the one GPU, and a kernel of NCCL that waits for a peer keeps its turn.
 JOBS = {"ipc": 3}
 HANGS_MAX = 2  # a transport that has hung so often, alone, is not tried again
+# What tells most first, in case that time runs out. auto, exchanges over ipc and native collectives over NCCL in one
+# process, is what hosts of several GPUs get. ipc refuses native collectives, and does so once.
+AUTO_MESHES = "tpsp 2 1 commfuse", "tpsp 2 1 none", "tpsp 2 1 slice"
+MESHES = (
+    "tpsp 2 1 commfuse", "up 2 1 commfuse:direct", "tpsp 2 1 none", "tpsp 2 2 commfuse", "tpsp 2 1 commfuse bf16",
+    "tpsp 2 1 commfuse bf16 again", "tpsp 2 1 slice", "tpsp 1 2 commfuse", "tpsp 2 1 commfuse:direct", "tpsp 4 1 commfuse:direct",
+    "up 2 2 commfuse:direct", "up 4 1 commfuse", "tpsp 4 1 commfuse", "up 2 1 none", "tpsp 1 2 none", "up 2 1 slice",
+    "tpsp 1 2 slice", "tpsp 2 1 commfuse fp32 again", "tpsp 1 4 commfuse:direct", "up 2 1 commfuse", "tpsp 2 1 commfuse:2",
+    "up 2 2 commfuse:direct bf16", "tpsp 4 1 none", "up 4 1 none", "tpsp 2 2 none", "tpsp 4 1 slice",
+    "up 4 1 commfuse fp32 again", "tpsp 1 4 commfuse")
 
 
-def jobs(transport):
-    return JOBS.get(transport, 1)
+@dataclasses.dataclass(frozen=True)
+class Mesh:
+    transport: str
+    strategy: str
+    tp: int
+    dp: int
+    mode: str  # --overlap, --route and --slices, joined by colons
+    kind: str = "fp32"
+    again: str = ""
+
+    @classmethod
+    def of(cls, transport, text):
+        strategy, tp, dp, *more = text.split()
+        return cls(transport, strategy, int(tp), int(dp), *more)
+
+    @property
+    def commfuse(self):
+        return self.mode.startswith("commfuse")
+
+    @property
+    def slices(self):
+        return next((int(word) for word in self.mode.split(":") if word.isdigit()), 0)
+
+    @property
+    def options(self):
+        return dict(tp=self.tp, dp=self.dp, strategy=self.strategy, overlap=self.mode.split(":")[0],
+                    route="direct" if "direct" in self.mode else "ring", slices=self.slices)
+
+    @property
+    def how(self):
+        return f"{self.transport} {self.mode}"
+
+    @property
+    def name(self):
+        return f"{self.kind} {self.strategy:<4} tp {self.tp} dp {self.dp} {self.how}{', again' if self.again else ''}"
+
+    @property
+    def same_bits(self):
+        """Runs that promise each other's bits: commfuse by any route over any transport, again and again."""
+        return (self.strategy, self.tp, self.dp, self.slices, self.kind)
 
 
-def by_itself(mesh, tries):
-    """Whether nobody ran beside the run that counts."""
-    return tries == 2 or jobs(mesh.transport) == 1
+def meshes(transport):
+    plan = [Mesh.of(transport, text) for text in (AUTO_MESHES if transport == "auto" else MESHES)]
+    native = [mesh for mesh in plan if not mesh.commfuse]
+    return [mesh for mesh in plan if transport != "ipc" or mesh not in native[1:]]
 
 
 def timed_out(result):
@@ -36,24 +84,27 @@ def timed_out(result):
 
 
 def train_mesh(check, mesh, tokens):
+    """(steps, Result)"""
     program = os.path.join(ROOT, check.build[mesh.kind], "train_gpt")
-    steps, _, result = train(check, program, mesh.tp * mesh.dp, mesh.transport, MESH_LIMIT, train=tokens, tp=mesh.tp,
-                             dp=mesh.dp, strategy=mesh.strategy, overlap=mesh.overlap, route=mesh.route,
-                             slices=mesh.slices, micro_batch=8 // mesh.dp, **RANKS_MODEL)
+    steps, _, result = train(check, program, mesh.tp * mesh.dp, mesh.transport, MESH_LIMIT, train=tokens,
+                             micro_batch=8 // mesh.dp, **mesh.options, **RANKS_MODEL)
     return steps, result
 
 
-def mesh_run(check, mesh, tokens, turns):
-    """(steps, Result, tries): what has timed out beside others is tried once more without them."""
-    with turns.one():
-        steps, result = train_mesh(check, mesh, tokens)
-    if turns.count == 1 or not timed_out(result):
-        return steps, result, 1
-    try:
-        with turns.alone():
-            return *train_mesh(check, mesh, tokens), 2
-    except Late:
-        return steps, result, 1
+def train_batch(check, batch, tokens):
+    """(mesh, steps, Result, tries) of meshes that run at the same time; Result None: time was over. What has timed out beside
+    others is tried once more without them."""
+    with concurrent.futures.ThreadPoolExecutor(len(batch)) as pool:
+        futures = [pool.submit(train_mesh, check, mesh, tokens) for mesh in batch]
+    for mesh, future in zip(batch, futures):
+        steps, result, tries = [], None, 1
+        try:
+            steps, result = future.result()
+            if timed_out(result) and len(batch) > 1:
+                (steps, result), tries = train_mesh(check, mesh, tokens), 2
+        except Late:
+            pass
+        yield mesh, steps, result, tries
 
 
 def train_alone(check, kind, tokens):
@@ -67,8 +118,8 @@ def train_alone(check, kind, tokens):
             check.verdict(name, FAIL, f"status {result.status}: {result.last}")
             return None
     first, again = [[(s["loss"], s["grad_norm"]) for s in steps] for steps, _, _ in runs]
-    check.verdict(name, OK if first == again else FAIL, "twice the same bits" if first == again else
-                  "two runs DIFFER: " + ", ".join(f"step {i}" for i, (a, b) in enumerate(zip(first, again)) if a != b))
+    check.judge(name, first == again, "twice the same bits" if first == again else
+                "two runs DIFFER: " + ", ".join(f"step {i}" for i, (a, b) in enumerate(zip(first, again)) if a != b))
     return [loss for loss, _ in first]
 
 
@@ -78,7 +129,7 @@ def run(check):
     alone = {kind: losses for kind in TYPES if (losses := train_alone(check, kind, tokens))}
     check.data["ranks"], end_of_stage = [], check.runner.deadline
     for i, transport in enumerate(transports):  # each gets its share of what is left
-        plan = [mesh for mesh in meshes([transport]) if mesh.kind in alone]
+        plan = [mesh for mesh in meshes(transport) if mesh.kind in alone]
         check.runner.deadline = time.monotonic() + (end_of_stage - time.monotonic()) / (len(transports) - i)
         ranks_over(check, transport, plan, tokens, alone, bits)
         check.save()
@@ -86,41 +137,35 @@ def run(check):
 
 
 def ranks_over(check, transport, plan, tokens, alone, bits):
-    late = hangs = 0
-    turns = Turns(jobs(transport))
-    with concurrent.futures.ThreadPoolExecutor(turns.count) as pool:
-        futures = [(mesh, pool.submit(mesh_run, check, mesh, tokens, turns)) for mesh in plan]
-        for mesh, future in futures:
-            try:
-                steps, result, tries = future.result()
-            except (Late, concurrent.futures.CancelledError):
-                late += 1
-                continue
-            check.data["ranks"].append(dict(dataclasses.asdict(mesh), losses=[s["loss"] for s in steps],
-                                            seconds=result.seconds, tries=tries))
-            judge_mesh(check, mesh, steps, result, alone[mesh.kind], bits, tries)
-            hangs += timed_out(result) and by_itself(mesh, tries)
-            if hangs == HANGS_MAX:
-                pool.shutdown(wait=False, cancel_futures=True)
-    if late:
+    done = hangs = 0
+    jobs = JOBS.get(transport, 1)
+    for begin in range(0, len(plan), jobs):
+        for mesh, steps, result, tries in train_batch(check, plan[begin:begin + jobs], tokens) if hangs < HANGS_MAX else ():
+            if result:
+                done += 1
+                check.data["ranks"].append(dict(dataclasses.asdict(mesh), losses=[s["loss"] for s in steps],
+                                                seconds=result.seconds, tries=tries))
+                judge_mesh(check, mesh, steps, result, alone[mesh.kind], bits, tries)
+                hangs += timed_out(result) and (tries == 2 or jobs == 1)
+    if done < len(plan):
         why = f"{transport} has hung {hangs} times, alone" if hangs >= HANGS_MAX else "time is over"
-        check.verdict(f"{late} of {len(plan)} meshes over {transport}", LATE, f"not run, {why}")
+        check.verdict(f"{len(plan) - done} of {len(plan)} meshes over {transport}", LATE, f"not run, {why}")
 
 
 def judge_mesh(check, mesh, steps, result, expected, bits, tries=1):
-    if result.status and "native collectives need NCCL" in result.output and mesh.overlap != "commfuse":
+    if result.status and "native collectives need NCCL" in result.output and not mesh.commfuse:
         return check.verdict(mesh.name, SKIP, "refused: " + result.last)
     twice = ", at the second try, alone" if tries == 2 else ""
-    if result.status or len(steps) != len(expected):  # in time or not: one that is stuck is not told from one that is slow
-        beside = timed_out(result) and not by_itself(mesh, tries)
+    if result.status or len(steps) != len(expected):  # in time or not: one that is stuck looks like one that is slow
+        beside = timed_out(result) and tries == 1 and mesh.transport in JOBS
         left = "; beside others, and no time was left to try it alone" if beside else ""
-        return check.verdict(mesh.name, FAIL, f"status {result.status}{twice}: {result.last}{left}")
+        return check.judge(mesh.name, False, f"status {result.status}{twice}: {result.last}{left}")
     far = relative([s["loss"] for s in steps], expected)
     good, note = far <= MESH_BAND[mesh.kind], f"{far:.1e} from one rank, {result.seconds:.1f} s{twice}"
-    if mesh.overlap == "commfuse":
+    if mesh.commfuse:
         mine = [(s["loss"], s["grad_norm"]) for s in steps]
         first, other = bits.setdefault(mesh.same_bits, (mine, mesh))
         if first is not mine:
             same = first == mine
             good, note = good and same, f"{note}, bits {'of' if same else 'DIFFER from'} {other.how}"
-    return check.verdict(mesh.name, OK if good else FAIL, note)
+    return check.judge(mesh.name, good, note)

@@ -1,10 +1,16 @@
-"""The stage twins: every kernel against the CPU's on the same random inputs, and twice for the same bits."""
+"""The stages twins and sanitizer: every kernel against the CPU's on the same random inputs, and twice for the same bits; then
+kernels and a training step under compute-sanitizer."""
 import concurrent.futures
 import os
+import re
+import shutil
 import sys
 
-from .check import FAIL, LATE, OK, SKIP, TYPES
-from .runner import ROOT, Late
+from runner import ROOT, Late
+from tokens import write_tokens
+
+from .check import FAIL, LATE, SKIP, TYPES
+from .training import words_of
 
 # cuDNN takes up to a second to plan each shape, so that attention may be late; the others must not be late with it.
 KERNELS, ATTENTION = "linear,layernorm,elementwise,embedding,crossentropy,adamw,device", "attention"
@@ -12,47 +18,34 @@ KERNELS, ATTENTION = "linear,layernorm,elementwise,embedding,crossentropy,adamw,
 MEANT = "address is not a multiple", "a range of one query"
 
 
-def twins_file(check, tool, *words):
-    out = check.path("twins.bin")
-    result = check.runner.run([tool, out, *words])
-    return out, result
-
-
 def run(check):
     reference = os.path.join(ROOT, check.o.ref_build, "tests/layers/tool_twins")
     if not os.access(reference, os.X_OK):
-        return check.verdict("twins", SKIP, f"{reference} is not built")
+        check.verdict("twins", SKIP, f"{reference} is not built")
+        return
     seeds = [int(seed) for seed in check.o.seeds.split(",")]
-    for only, what in (KERNELS, "kernels"), (ATTENTION, "attention"):
-        for seed in seeds:
-            for kind in TYPES:
-                twins_of(check, kind, seed, only, f"{kind} {what}, seed {seed}", reference)
+    works = [(kind, seed, only) for only in (KERNELS, ATTENTION) for seed in seeds for kind in TYPES]
     # Addresses of every second case are odd, with another seed those of the others; odd ones cuDNN does not take.
-    for seed in {seed + 1 for seed in seeds} - set(seeds):
-        twins_of(check, "bf16", seed, ATTENTION, f"bf16 attention, seed {seed}", reference)
-    return None
-
-
-def twins_of(check, kind, seed, only, name, reference):
-    tool = check.program(kind, "tests/layers/tool_twins")
-    words = ["--seed", str(seed), *(["--round"] if kind == "bf16" else []), "--only", only]
-    try:
-        if tool:
-            twins(check, name, tool, reference, words)
-    except Late:
-        check.verdict(name, LATE, "cut short: the stage's time is over")
+    works += [("bf16", seed, ATTENTION) for seed in sorted({seed + 1 for seed in seeds} - set(seeds))]
+    for kind, seed, only in works:
+        name, tool = f"{kind} {'kernels' if only == KERNELS else only}, seed {seed}", check.program(kind, "tests/layers/tool_twins")
+        try:
+            if tool:
+                twins(check, name, tool, reference, ["--seed", seed, *["--round"] * (kind == "bf16"), "--only", only])
+        except Late:
+            check.verdict(name, LATE, "cut short: the stage's time is over")
 
 
 def twins(check, name, tool, reference, words):
+    found, expected = check.path("twins.bin"), check.path("twins.bin")
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        ours = pool.submit(twins_file, check, tool, *words, "--repeat")
-        theirs = pool.submit(twins_file, check, reference, *words)
-        (found, made), (expected, cpu) = ours.result(), theirs.result()
+        ours = pool.submit(check.runner.run, [tool, found, *words, "--repeat"])
+        theirs = pool.submit(check.runner.run, [reference, expected, *words])
+        made, cpu = ours.result(), theirs.result()
     faults = [line for line in made.output.splitlines() if line.startswith("FAULT")]
     notes = [line for line in made.output.splitlines() if line.startswith("note:")]
+    check.judge(f"{name}: written where it should be, same bits twice", made.status == 0, "; ".join(faults[:5] + notes) or made.last)
     refused = [note for note in notes if "cuDNN" in note and not any(reason in note for reason in MEANT)]
-    check.verdict(f"{name}: written where it should be, same bits twice", FAIL if made.status else OK,
-                  "; ".join(faults[:5] + notes) or made.last)
     if refused:
         check.verdict(f"{name}: by cuDNN", FAIL, "; ".join(refused))
     if cpu.status:
@@ -60,7 +53,59 @@ def twins(check, name, tool, reference, words):
         return
     compared = check.runner.run([sys.executable, "tests/layers/compare_twins.py", found, expected])
     check.show(compared.output.splitlines())
-    check.verdict(f"{name}: agrees with the CPU", FAIL if compared.status else OK,
-                  compared.output.splitlines()[-1] if compared.output else "no output")
+    check.judge(f"{name}: agrees with the CPU", compared.status == 0, (compared.output.splitlines() or ["no output"])[-1])
     os.remove(found)
     os.remove(expected)
+
+
+# --- sanitizer ---
+
+
+def commands(check, sanitizer):
+    """(name, command) of everything that is run."""
+    tokens = check.path("tokens.bin")
+    write_tokens(tokens, 200, 101)
+    for tool in ("memcheck", "racecheck"):  # initcheck is blind here: all memory is zeroed, then poisoned
+        for kind in TYPES:
+            twins_tool = check.program(kind, "tests/layers/tool_twins")
+            if not twins_tool:
+                continue
+            line = [sanitizer, "--tool", tool, "--error-exitcode", "9", "--print-limit", "5", "--launch-timeout", "60"]
+            line += ["--report-api-errors", "no"] if tool == "memcheck" else []  # libraries try things that may fail
+            own = KERNELS if tool == "memcheck" else KERNELS.replace("linear,", "")  # which is the library's
+            only = f"{own},{ATTENTION}" if kind == "fp32" else own  # in bf16 it is cuDNN's
+            yield f"{tool}, {kind} kernels", [*line, twins_tool, check.path("twins.bin"), "--small",
+                                              *["--round"] * (kind == "bf16"), "--only", only]
+            if tool == "memcheck" and kind == "fp32":
+                tiny = words_of(train=tokens, layers=1, channels=64, heads=1, vocab=101, seq=24, micro_batch=2, steps=1, val_every=0)
+                yield f"{tool}, a {kind} step", [*line, os.path.join(ROOT, check.build[kind], "train_gpt"), *tiny]
+
+
+def judge(check, name, result):
+    if "Device not supported" in result.output:  # as in some virtual machines
+        check.verdict(name, SKIP, "compute-sanitizer says: Device not supported")
+        return
+    summary = re.findall(r"=+ ((?:ERROR|RACECHECK) SUMMARY.*)", result.output)
+    check.judge(name, summary and result.status == 0, summary[-1] if summary else result.last)
+    if result.status:
+        check.show(result.output.splitlines()[:25])
+
+
+def judge_late(check, name, output):
+    """What it has found by then counts."""
+    found = [line for line in output.splitlines() if re.match(r"=+ (Invalid|Error: |Warning: |.*hazard)", line)]
+    check.verdict(name, FAIL if found else LATE, "; ".join(["did not end in time", *found[:5]]))
+
+
+def sanitize(check):
+    sanitizer = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    if not os.access(sanitizer, os.X_OK):
+        check.verdict("compute-sanitizer", SKIP, "not installed")
+        return
+    work = list(commands(check, sanitizer))
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        for (name, _), future in zip(work, [pool.submit(check.runner.run, command) for _, command in work]):
+            try:
+                judge(check, name, future.result())
+            except Late as late:
+                judge_late(check, name, late.output)

@@ -24,11 +24,10 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 SCRIPT = os.path.join(ROOT, "scripts", "gpu_check.sh")
 sys.path.insert(0, os.path.join(ROOT, "scripts"))
 import gpu_check
-from gpu import build, kernels, losses, meshes, models, nvidia, ours, plan, pytorch, ranks, sanitizer, summary, times, training
+from gpu import kernels, machine, models, nvidia, pytorch, ranks, times, training, twins
 from gpu.check import FAIL, LATE, OK, SKIP, Check
-from gpu.runner import Late, Result, Runner
+from runner import Late, Reaper, Result, Runner
 from tokens import write_tokens
-from gpu.turns import Turns
 
 
 class Recorder:
@@ -41,6 +40,8 @@ class Recorder:
         self.verdicts.append(verdict)
         self.details.append(detail)
         return verdict == OK
+
+    judge = Check.judge
 
 
 class Quiet(unittest.TestCase):
@@ -78,7 +79,7 @@ class Plan(unittest.TestCase):
         result = self.run_plan("--budget", "540")
         self.assertEqual(result.returncode, 0, result.stderr)
         lines = result.stdout.splitlines()
-        self.assertEqual([line.split()[0] for line in lines], [s.name for s in plan.STAGES])
+        self.assertEqual([line.split()[0] for line in lines], [s.name for s in gpu_check.STAGES])
         self.assertEqual(lines[-1].split()[-1], "540")
 
     def test_quick_leaves_times_out(self):
@@ -102,34 +103,38 @@ class Plan(unittest.TestCase):
         scripts = os.path.join(folder, "scripts")
         shutil.copytree(os.path.join(ROOT, "scripts", "gpu"), os.path.join(scripts, "gpu"),
                         ignore=shutil.ignore_patterns("__pycache__"))
-        for name in "run_log.py", "tokens.py":
+        for name in "run_log.py", "tokens.py", "tables.py", "runner.py":
             shutil.copy(os.path.join(ROOT, "scripts", name), scripts)
         copy = shutil.copy(os.path.join(ROOT, "scripts", "gpu_check.py"), scripts)
-        result = subprocess.run([sys.executable, "-I", "-S", "-B", copy, "--plan"], cwd="/", capture_output=True,
+        result = subprocess.run([sys.executable, "-E", "-s", "-S", "-B", copy, "--plan"], cwd="/", capture_output=True,
                                 text=True)
         self.assertEqual((result.returncode, result.stderr), (0, ""))
         self.assertEqual(result.stdout, self.run_plan().stdout)
 
     def test_every_mesh_is_there_once(self):
-        plan = meshes.meshes(["ipc", "auto", "nccl"])
-        self.assertEqual(len(plan), len(set(plan)))
         for transport, sizes in ("ipc", {2, 4}), ("auto", {2}), ("nccl", {2, 4}):
-            mine = [m for m in plan if m.transport == transport]
+            mine = ranks.meshes(transport)
+            self.assertEqual(len(mine), len(set(mine)))
             self.assertEqual({m.tp * m.dp for m in mine}, sizes)
-            self.assertLessEqual({"none", "commfuse"}, {m.overlap for m in mine})
-        self.assertEqual({m.overlap + m.route * (m.overlap == "commfuse") for m in plan if m.transport == "nccl"},
-                         {"none", "slice", "commfusering", "commfusedirect"})
-        self.assertEqual(len([m for m in plan if m.transport == "ipc" and m.overlap != "commfuse"]), 1)
+            self.assertLessEqual({"none", "commfuse"}, {m.mode for m in mine})
+            self.assertEqual(len([m for m in mine if not m.commfuse]), {"ipc": 1, "auto": 2, "nccl": 10}[transport])
+        self.assertEqual({m.mode for m in ranks.meshes("nccl")}, {"none", "slice", "commfuse", "commfuse:direct", "commfuse:2"})
+
+    def test_options_of_a_mesh(self):
+        mesh = ranks.Mesh.of("ipc", "up 2 4 commfuse:direct:3 bf16 again")
+        self.assertEqual(mesh.options, dict(tp=2, dp=4, strategy="up", overlap="commfuse", route="direct", slices=3))
+        self.assertEqual((mesh.kind, mesh.name), ("bf16", "bf16 up   tp 2 dp 4 ipc commfuse:direct:3, again"))
+        self.assertEqual(ranks.Mesh.of("ipc", "tpsp 2 1 slice").options["slices"], 0)
 
     def test_what_tells_most_comes_first(self):
-        first = [(m.strategy, m.tp, m.dp, m.overlap, m.kind) for m in meshes.meshes(["nccl"])[:5]]
-        self.assertEqual(first, [("tpsp", 2, 1, "commfuse", "fp32"), ("up", 2, 1, "commfuse", "fp32"),
+        first = [(m.strategy, m.tp, m.dp, m.mode, m.kind) for m in ranks.meshes("nccl")[:5]]
+        self.assertEqual(first, [("tpsp", 2, 1, "commfuse", "fp32"), ("up", 2, 1, "commfuse:direct", "fp32"),
                                  ("tpsp", 2, 1, "none", "fp32"), ("tpsp", 2, 2, "commfuse", "fp32"),
                                  ("tpsp", 2, 1, "commfuse", "bf16")])
 
 
 class Judgement(unittest.TestCase):
-    mesh = meshes.Mesh("ipc", "tpsp", 2, 1, "commfuse")
+    mesh = ranks.Mesh("ipc", "tpsp", 2, 1, "commfuse")
     expected = [4.0, 3.0]
 
     def judge(self, losses, status=0, output="", mesh=mesh, bits=None, seconds=1.0, **more):
@@ -149,20 +154,20 @@ class Judgement(unittest.TestCase):
 
     def test_another_route_or_transport_must_give_the_same_bits(self):
         bits = {}
-        others = dict(route="direct"), dict(transport="nccl")
+        others = dict(mode="commfuse:direct"), dict(transport="nccl")
         direct, nccl = (dataclasses.replace(self.mesh, **other) for other in others)
         self.assertEqual(self.judge([4.0, 3.0], bits=bits), OK)
         for other in direct, nccl:
             self.assertEqual(self.judge([4.0, 3.0], mesh=other, bits=bits), OK)
             self.assertEqual(self.judge([4.0, 3.000001], mesh=other, bits=bits), FAIL)
-            self.assertIn("DIFFER from ipc commfuse ring", self.detail)
+            self.assertIn("DIFFER from ipc commfuse", self.detail)
         bf16 = dataclasses.replace(self.mesh, kind="bf16")  # which has bits of its own
         self.assertEqual(self.judge([4.0, 3.000001], mesh=bf16, bits=bits), OK)
-        self.assertEqual(self.judge([4.0, 3.0], mesh=dataclasses.replace(bf16, again=True), bits=bits), FAIL)
+        self.assertEqual(self.judge([4.0, 3.0], mesh=dataclasses.replace(bf16, again="again"), bits=bits), FAIL)
 
     def test_a_refusal_is_no_failure_but_a_crash_is(self):
         refusal = "error: rank 0 of 2: native collectives need NCCL\nhint:  use --overlap commfuse\n"
-        blocking = dataclasses.replace(self.mesh, overlap="none")
+        blocking = dataclasses.replace(self.mesh, mode="none")
         self.assertEqual(self.judge([], 1, refusal, mesh=blocking), SKIP)
         self.assertEqual(self.judge([], 1, refusal), FAIL)  # commfuse asks for none
         broken = "error: a stream cannot wait for a word of memory\nhint:  use --transport nccl\n"
@@ -179,72 +184,59 @@ class Judgement(unittest.TestCase):
     def test_memory_is_out_only_where_the_program_says_so(self):
         for words in ("no memory: 1.0 MiB for logits, after 7.0 MiB already taken", "CUDA out of memory. Tried",
                       "out of memory for a stream", "x: unknown (cudaErrorMemoryAllocation)"):
-            self.assertRegex("error: rank 0 of 1 (host): " + words, ours.OUT_OF_MEMORY)
+            self.assertRegex("error: rank 0 of 1 (host): " + words, models.OUT_OF_MEMORY)
         for words in ("an illegal memory access was encountered (cudaErrorIllegalAddress)", "memory for logits"):
-            self.assertNotRegex("error: rank 0 of 1 (host): " + words, ours.OUT_OF_MEMORY)
+            self.assertNotRegex("error: rank 0 of 1 (host): " + words, models.OUT_OF_MEMORY)
 
 
 class Meshes(Quiet):
     mesh = Judgement.mesh
 
-    def run_mesh(self, results, jobs=3):
-        """mesh_run where training gives these results, one after another."""
-        with mock.patch.object(ranks, "train_mesh", side_effect=[([], r) for r in results]) as train:
-            steps, result, tries = ranks.mesh_run(self.check, self.mesh, "tokens", Turns(jobs))
-        self.assertEqual(train.call_count, tries)
-        return result, tries
+    def run_meshes(self, results, count=1):
+        """train_batch where training gives these results, one after another."""
+        with mock.patch.object(ranks, "train_mesh", side_effect=[r if r is Late else ([], r) for r in results]) as train:
+            found = [(result, tries) for _, _, result, tries in ranks.train_batch(self.check, [self.mesh] * count, "tokens")]
+        self.assertEqual(train.call_count, len(results))
+        return found
 
-    def test_only_what_has_timed_out_is_tried_again(self):
+    def test_only_what_has_timed_out_beside_others_is_tried_again(self):
         slow, good = Result(-9, "error: ended after 35 s", 35, True), Result(0, "", 9)
         own_patience, crash = Result(1, "error: nothing came", 22), Result(1, "error: broken", 2)
-        self.assertEqual(self.run_mesh([slow, good]), (good, 2))
-        self.assertEqual(self.run_mesh([own_patience, good]), (good, 2))
-        self.assertEqual(self.run_mesh([slow, slow]), (slow, 2))
-        self.assertEqual(self.run_mesh([crash]), (crash, 1))
-        self.assertEqual(self.run_mesh([slow], jobs=1), (slow, 1))  # it was alone
+        self.assertEqual(self.run_meshes([slow, slow, good, good, slow], 3), [(good, 2), (slow, 2), (good, 1)])
+        self.assertEqual(self.run_meshes([own_patience, good, good], 2), [(good, 2), (good, 1)])
+        self.assertEqual(self.run_meshes([crash, good], 2), [(crash, 1), (good, 1)])
+        self.assertEqual(self.run_meshes([slow]), [(slow, 1)])  # it was alone
 
-    def test_without_time_for_a_second_try_the_first_is_told(self):
+    def test_without_time_for_a_second_try_the_first_counts(self):
         slow = Result(-9, "error: ended after 35 s", 35, True)
-        with mock.patch.object(ranks, "train_mesh", side_effect=[([], slow), Late()]):
-            self.assertEqual(ranks.mesh_run(self.check, self.mesh, "tokens", Turns(3)), ([], slow, 1))
+        self.assertEqual(self.run_meshes([slow, Late, Late], 2), [(slow, 1), (None, 1)])
 
     def test_a_transport_is_given_up_after_two_hangs_alone_but_not_for_others(self):
         slow, losses = Result(-9, "error: ended after 35 s", 35, True), [4.0]
-        # Some may have begun before the second is judged.
         for transport, tries, given_up in ("nccl", 1, True), ("ipc", 2, True), ("ipc", 1, False):
-            plan = meshes.meshes([transport])[:18]
+            plan, ran = ranks.meshes(transport)[:18], []
 
-            def run(*_):
-                time.sleep(0.2)
-                return [], slow, tries
+            def run(check, batch, tokens, ran=ran, tries=tries):
+                ran += batch
+                return [(mesh, [], slow, tries) for mesh in batch]
             self.check.rows.clear()
             self.check.data["ranks"] = []
-            with mock.patch.object(ranks, "mesh_run", side_effect=run) as runs:
+            with mock.patch.object(ranks, "train_batch", run):
                 ranks.ranks_over(self.check, transport, plan, "tokens", {"fp32": losses, "bf16": losses}, {})
-            self.assertGreaterEqual(runs.call_count, 2)
-            self.assertEqual(runs.call_count < len(plan), given_up, runs.call_count)
+            self.assertEqual(len(ran), (3 if transport == "ipc" else 2) if given_up else len(plan))
             self.assertEqual(any("has hung" in row[3] for row in self.check.rows), given_up)
 
-    def test_one_alone_has_nobody_beside_it(self):
-        turns, inside, most = Turns(3), collections.Counter(), collections.Counter()
+    def test_meshes_over_ipc_run_beside_others_those_over_nccl_alone(self):
+        for transport, most in ("ipc", 3), ("nccl", 1):
+            sizes = []
 
-        def work(kind):
-            with getattr(turns, kind)():
-                inside[kind] += 1
-                most[kind] = max(most[kind], inside[kind])
-                if kind == "alone":
-                    self.lonely = self.lonely and sum(inside.values()) == 1
-                time.sleep(0.02)
-                inside[kind] -= 1
-
-        self.lonely = True
-        threads = [threading.Thread(target=work, args=("alone" if i % 4 == 0 else "one",)) for i in range(24)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
-        self.assertTrue(self.lonely)
-        self.assertGreater(most["one"], 1)
+            def run(check, batch, tokens, sizes=sizes):
+                sizes.append(len(batch))
+                return [(mesh, [], None, 1) for mesh in batch]
+            with mock.patch.object(ranks, "train_batch", run):
+                ranks.ranks_over(self.check, transport, ranks.meshes(transport), "tokens", {}, {})
+            self.assertEqual((max(sizes), sum(sizes)), (most, len(ranks.meshes(transport))))
+            self.assertIn("time is over", self.check.rows[-1][3])
 
 
 class Running(unittest.TestCase):
@@ -322,8 +314,8 @@ class Running(unittest.TestCase):
     def test_a_killed_script_leaves_nothing_running(self):
         seconds = f"60.{os.getpid()}"  # by which they are known
         scratch = tempfile.mkdtemp(prefix="commfuse-test-")
-        program = ("import sys; sys.path.insert(0, 'scripts'); from gpu.runner import Runner\n"
-                   f"Runner(sys.stderr, '{scratch}').run(['sh', '-c', 'sleep {seconds} & sleep {seconds}'])")
+        program = ("import sys; sys.path.insert(0, 'scripts'); from runner import Reaper, Runner\n"
+                   f"Runner(sys.stderr, Reaper('{scratch}')).run(['sh', '-c', 'sleep {seconds} & sleep {seconds}'])")
         script = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stderr=subprocess.DEVNULL)
         self.assertTrue(wait_until(lambda: running(seconds) >= 2))
         script.send_signal(signal.SIGKILL)
@@ -339,7 +331,6 @@ class Running(unittest.TestCase):
 import concurrent.futures, sys
 sys.path.insert(0, "scripts")
 import gpu_check
-from gpu import plan
 
 def run(check):
     check.verdict("a thing", "ok")
@@ -348,7 +339,7 @@ def run(check):
         for future in [pool.submit(check.runner.run, work) for _ in range(5)]:
             future.result()
 
-plan.STAGES = plan.Stage("device", 540, run, runs_programs=False),
+gpu_check.STAGES = gpu_check.Stage("device", 540, run, runs_programs=False),
 sys.argv[1:] = ["--out", "{folder}"]
 sys.exit(gpu_check.main())"""
         for number in signal.SIGTERM, signal.SIGINT:
@@ -384,7 +375,7 @@ def wait_until(condition, seconds=60):
 class Stages(Quiet):
     def run_stage(self, run, **more):
         with contextlib.redirect_stderr(io.StringIO()):
-            plan.run_stage(self.check, plan.Stage("test", 10, run, **more), 10, 10)
+            gpu_check.run_stage(self.check, gpu_check.Stage("test", 10, run, **more), 10, 10)
         return self.verdicts()[-1]
 
     def test_a_stage_that_is_late_is_no_failure_unless_all_others_need_it(self):
@@ -392,17 +383,17 @@ class Stages(Quiet):
             raise Late
         self.assertEqual(self.run_stage(late), LATE)
         self.assertEqual(self.run_stage(late, needed=True), FAIL)
-        self.assertEqual([stage.name for stage in plan.STAGES if stage.needed], ["build"])
+        self.assertEqual([stage.name for stage in gpu_check.STAGES if stage.needed], ["build"])
 
     def test_a_sanitizer_that_does_not_know_the_device_is_left_out(self):
         for output, verdict in (("Error: Device not supported. Please refer to", SKIP), ("ERROR SUMMARY: 1 error", FAIL)):
-            sanitizer.judge(self.check, "memcheck", Result(1, "========= " + output, 1))
+            twins.judge(self.check, "memcheck", Result(1, "========= " + output, 1))
             self.assertEqual(self.verdicts()[-1], verdict, output)
 
     def test_a_sanitizer_that_is_cut_short_has_found_what_it_has_found(self):
         for line, verdict in (("========= Invalid __global__ write of size 4 bytes", FAIL), ("========= COMPUTE-SANITIZER", LATE),
                               ("========= Error: Race reported between Write access", FAIL), ("", LATE)):
-            sanitizer.judge_late(self.check, "memcheck", f"error: ended after 35 s\n{line}\n=========     at 0x80\n")
+            twins.judge_late(self.check, "memcheck", f"error: ended after 35 s\n{line}\n=========     at 0x80\n")
             self.assertEqual(self.verdicts()[-1], verdict, line)
             self.assertEqual(line in self.check.rows[-1][3], verdict == FAIL or not line)
 
@@ -451,9 +442,9 @@ class Files(Quiet):
         for words in ["-shared", "-fPIC", "-o", shared, library], ["-o", program, main, shared]:
             subprocess.run([compiler, *words], check=True)
         self.check.build["fp32"] = self.folder
-        build.starts(self.check, "fp32")
+        machine.starts(self.check, "fp32")
         os.remove(shared)
-        build.starts(self.check, "fp32")
+        machine.starts(self.check, "fp32")
         self.assertEqual(self.verdicts(), [OK, FAIL])
         self.assertIn("libgone.so => not found", self.check.rows[-1][3])
         self.assertIn("LD_LIBRARY_PATH", self.check.rows[-1][3])
@@ -462,10 +453,10 @@ class Files(Quiet):
         compiler = shutil.which("cc") or self.skipTest("no C compiler")
         source = self.script("lacks.c", '#include "nowhere/cJSON.h"\n')
         said = subprocess.run([compiler, "-c", source, "-o", os.devnull], capture_output=True, text=True)
-        told = build.trouble(Result(2, said.stderr, 1.0))
+        told = machine.trouble(Result(2, said.stderr, 1.0))
         self.assertIn("nowhere/cJSON.h missing", told)
         self.assertIn("--carry", told)
-        self.assertEqual(build.trouble(Result(2, "x.c:1:1: error: no", 1.0)), "x.c:1:1: error: no")
+        self.assertEqual(machine.trouble(Result(2, "x.c:1:1: error: no", 1.0)), "x.c:1:1: error: no")
 
 
 class Loss:
@@ -534,10 +525,10 @@ class Times(Quiet):
     def stage(self):
         self.check.built = lambda *_: "/bin/true"
         self.check.torch.version = lambda _: "2"
-        with mock.patch.multiple(ours, measure=self.our_time, too_large=lambda *_: ""), \
-                mock.patch.object(pytorch, "measure", self.torch_time), \
+        with mock.patch.object(pytorch, "measure", self.torch_time), \
                 mock.patch.object(self.check.runner, "printed", lambda *_: "--recompute"), \
-                mock.patch.multiple(times, gemm_rate=lambda _: 500.0, write_tokens=self.write_tokens):
+                mock.patch.multiple(times, gemm_rate=lambda _: 500.0, write_tokens=self.write_tokens,
+                                    measure=self.our_time, too_large=lambda *_: ""):
             times.run(self.check)
 
     def write_tokens(self, path, count, vocabulary):
@@ -589,7 +580,7 @@ with open(words["--log"], "w") as log:
 print(json.dumps(words))
 ''')
         for step, sequences, steps in (models.Step(8), "", 17), (models.Step(8, 4), "32", 7):
-            row, result = ours.measure(self.check, program, models.MODELS[1], step, "tokens")
+            row, result = times.measure(self.check, program, models.MODELS[1], step, "tokens")
             words = json.loads(result.output)
             self.assertEqual((words.get("--batch", ""), words["--micro-batch"]), (sequences, "8"))
             self.assertEqual((words["--model"], len(row["losses"])), ("d48", steps))
@@ -598,10 +589,10 @@ print(json.dumps(words))
             self.assertEqual((row["mfu"], row["tflops"], row["spread"]), (0.5, 500, 0))  # of the timed steps alone
 
     def test_steps_that_compute_nonsense_are_no_figure(self):
-        self.assertEqual(ours.implausible([11.1, 12.0, 9.5]), "")
+        self.assertEqual(models.implausible([11.1, 12.0, 9.5]), "")
         for losses, why in (([11.0, float("nan"), 9.0], "not finite"), ([11.0, None, 9.0], "not finite"), ([0.0, 0.0], "first loss"),
                             ([5.0, 4.0], "first loss"), ([10.9, 10.9], "not fallen"), ([10.9, 11.0], "not fallen")):
-            self.assertIn(why, ours.implausible(losses))
+            self.assertIn(why, models.implausible(losses))
         program = self.script("program", f"#!{sys.executable}\n" '''
 import json, sys
 words = dict(zip(sys.argv[1::2], sys.argv[2::2]))
@@ -609,7 +600,7 @@ with open(words["--log"], "w") as log:
     for step in range(int(words["--steps"])):
         print(json.dumps({"event": "step", "loss": 3 - 0.1 * step, "step_ms": 1, "mfu": 0.5}), file=log)
 ''')
-        row, result = ours.measure(self.check, program, models.MODELS[0], models.Step(8), "tokens")
+        row, result = times.measure(self.check, program, models.MODELS[0], models.Step(8), "tokens")
         self.assertIsNone(row)
         self.assertIn("error: the first loss is 3.0000", result.last)
 
@@ -621,10 +612,10 @@ with open(words["--log"], "w") as log:
                 self.assertEqual(options.get("batch", 64), 64)
                 steps = [{"loss": loss, "grad_norm": 1.0} for loss in found[options["micro_batch"]]]
                 return steps, {}, Result(0, "", 1)
-            with mock.patch.object(losses, "train", train), mock.patch.object(self.check, "program", lambda _: "program"), \
-                    mock.patch.object(losses, "write_tokens"):
+            with mock.patch.object(training, "train", train), mock.patch.object(self.check, "program", lambda _: "program"), \
+                    mock.patch.object(training, "write_tokens"):
                 self.check.data["losses"] = {}
-                losses.large_against_parts(self.check)
+                training.large_against_parts(self.check)
             self.assertEqual(self.verdicts()[-1], verdict)
 
     def test_pytorch_is_asked_for_the_same_step(self):
@@ -651,7 +642,7 @@ with open(words["--log"], "w") as log:
             dict(products="of a step", first_ms=44.0, best_ms=40.0, ratio=1.1),
             dict(operation="AG ▸ fc", ranks=2, loss=0.01), dict(operation="AG ▸ fc", ranks=4, loss=None),
             dict(operation="AG ▸ fc", ranks=8, loss=0.5, host_bound=True)]}
-        self.assertEqual(summary.costs(self.check), [
+        self.assertEqual(kernels.costs(self.check), [
             "d12 fc forward (1, 2, 3): GELU in the epilogue takes 0.90 of apart",
             "d12 products of a step: 44.00 ms by the library's first algorithms, 40.00 by the best of its lists, "
             "1.100 of that", "d12 AG ▸ fc, in slices: 2 ranks +1.0 %, 8 ranks +50.0 % (host-bound)"])
@@ -700,9 +691,9 @@ with open(words["--log"], "w") as log:
         program = self.script("program", "#!/bin/sh\necho 'memory    79500.0 MiB per rank'\n")
         model = models.MODELS[0]
         with mock.patch.dict(os.environ, PATH=self.folder + ":" + os.environ["PATH"]):
-            self.assertIn("77.6 GiB", ours.too_large(self.check, program, model, 2 * model.torch_batch))
-            with mock.patch.object(ours, "MEMORY_SPARED_MIB", 100):
-                self.assertEqual(ours.too_large(self.check, program, model, 2 * model.torch_batch), "")
+            self.assertIn("77.6 GiB", times.too_large(self.check, program, model, 2 * model.torch_batch))
+            with mock.patch.object(times, "MEMORY_SPARED_MIB", 100):
+                self.assertEqual(times.too_large(self.check, program, model, 2 * model.torch_batch), "")
 
     def test_memory_is_what_the_gpu_tells_or_unknown(self):
         with mock.patch.dict(os.environ, PATH=self.folder):
@@ -720,7 +711,7 @@ with open(words["--log"], "w") as log:
         for i in range(300):
             self.check.verdict(f"a check {i}", FAIL, "a word of it " * 40)
         self.check.data["wires"] = ["a line of figures " * 5] * 100
-        text = summary.last_words(self.check)
+        text = gpu_check.last_words(self.check)
         self.assertLessEqual(len(text), 12000)
         self.assertLess(text.index("and 275 more"), text.index("of GEMM"))
         self.assertIn("d36   torch", text[text.index("of GEMM"):])
