@@ -36,9 +36,13 @@ def shades(modes):
     return found
 
 
-def legend_below(figure, axes, columns, lines):
-    """One legend for all of these axes, in room of its own."""
-    handles = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels())}
+def handles_of(axes):
+    """Label → what it stands for, in any of these axes."""
+    return {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels())}
+
+
+def legend_below(figure, handles, columns, lines):
+    """One legend for all axes, in room of its own."""
     share = 0.25 * lines / figure.get_figheight()
     figure.get_layout_engine().set(rect=(0, share, 1, 1 - share))
     figure.legend(handles.values(), handles, loc="lower center", ncols=columns)

@@ -12,10 +12,9 @@ That file is the report; all else is drawn from it. An interrupted report holds 
 the same command resumes it and skips the points that are there. Rows of another machine, program or place do not belong
 in one table: then nothing is resumed until --fresh, or another --out, is given.
 
-An experiment is a module of scripts/experiments with NAME, TITLE, points, measure, tables and figures; it may also say
-how long a point takes (seconds, as a function or in the point), what must not be (problems), and in which figures two
-reports must agree (ratios; without it: of a row with ms and compute_ms their quotient, else columns that end in _ratio
-or _share).
+An experiment is a module of scripts/experiments with NAME and TITLE; points(place, quick), which may say how many seconds they
+take; measure(place, point), its rows; tables(rows) and figures(rows, folder); problems(rows), what must not be; and ratios(rows),
+the figures in which two reports must agree.
 """
 import argparse
 import datetime
@@ -195,11 +194,10 @@ def with_patience(point, patience):
     return {**point, "seconds": patience * point["seconds"]} if patience != 1 and "seconds" in point else point
 
 
-def seconds_of(name, point, module, done):
+def seconds_of(name, point, done):
     """Those that points of its experiment took, else as it says."""
     took = [line["seconds"] for line in done if line["experiment"] == name]
-    estimate = getattr(module, "seconds", lambda point: point.get("seconds", SECONDS_UNKNOWN))
-    return statistics.fmean(took) if took else estimate(point)
+    return statistics.fmean(took) if took else point.get("seconds", SECONDS_UNKNOWN)
 
 
 def run(place, modules, rows, quick, patience=1):
@@ -209,7 +207,7 @@ def run(place, modules, rows, quick, patience=1):
     todo, failures = [(name, point) for name, point in wanted if not rows.has(name, point)], []
     print(f"{len(todo)} points to measure" + (f", {len(rows.done)} are there already" if rows.done else ""), file=sys.stderr)
     for number, (name, point) in enumerate(todo):
-        left = sum(seconds_of(*item, modules[item[0]], rows.done) for item in todo[number:])
+        left = sum(seconds_of(*item, rows.done) for item in todo[number:])
         print(f"[{number + 1}/{len(todo)}] {name} {short(point)}  "
               f"{f'{left / 60:.0f} min' if left > 90 else f'{left:.0f} s'} left", file=sys.stderr, flush=True)
         place.commands, begin = [], time.monotonic()
@@ -259,8 +257,7 @@ def write_report(folder, setup, modules, done, failures, sweep, command, stopped
              "make all build/release/tests/bench/bench_fuse build/release/tests/bench/bench_train", command, "```", "",
              "Single runs are listed behind each experiment; `$DIR` is any folder, and `$DIR/tokens.bin` any "
              "token file (`data/prepare.py`): contents do not change times.", ""]
-    problems = [problem for name, lines in present.items() if hasattr(modules[name], "problems")
-                for problem in modules[name].problems([row for line in lines for row in line["rows"]])]
+    problems = [problem for name, lines in present.items() for problem in modules[name].problems([row for line in lines for row in line["rows"]])]
     if problems or failures:
         text += ["## What went wrong", "", *(f"- **ERROR** {' '.join(problem.split())}" for problem in problems),
                  *(f"- not measured: {' '.join(failure.split())[:600]}" for failure in failures), ""]
@@ -278,34 +275,14 @@ def write_report(folder, setup, modules, done, failures, sweep, command, stopped
 
 
 def ratios_of(name, lines):
-    """figure → value; shares are compared as they are, ratios by their quotient."""
+    """figure → value"""
     try:
         module = load(name)
     except ModuleNotFoundError as error:  # rows of another version's experiment
         if error.name != f"experiments.{name}":
             raise
-        module = None
-    if hasattr(module, "ratios"):
-        return module.ratios([row for line in lines for row in line["rows"]])
-    found = {}
-    for line in lines:
-        point = short({key: value for key, value in line["point"].items() if key != "seconds"})
-        for i, row in enumerate(line["rows"]):
-            label = ", ".join(str(value) for value in row.values() if isinstance(value, str)) or str(i)
-            quotients = {column: value for column, value in row.items() if column.endswith(("_ratio", "_share"))}
-            time = row.get("undisturbed_ms", row.get("ms"))
-            if time and row.get("compute_ms"):  # shares of a fast link would only magnify its noise
-                quotients = {"time / compute_ms": time / row["compute_ms"]} if row.get("label") != "compute" else {}
-            found |= {f"{point}, {i} {label}, {column}": value for column, value in quotients.items()
-                      if isinstance(value, (int, float))}
-    return found
-
-
-def distance(name, a, b):
-    """Relative, whichever comes first; of shares, which may be nearly zero, the difference."""
-    if name.endswith("_share"):
-        return abs(a - b)
-    return max(a / b, b / a) - 1 if a > 0 and b > 0 else float(a != b)
+        return {}
+    return module.ratios([row for line in lines for row in line["rows"]])
 
 
 def compare(folders, tolerance):
@@ -326,7 +303,7 @@ def compare(folders, tolerance):
                          for _, done, _ in reports)
         lonely += len(first.keys() ^ second.keys())
         for figure in [figure for figure in first if figure in second]:
-            apart = distance(figure, first[figure], second[figure])
+            apart = max(first[figure] / second[figure], second[figure] / first[figure]) - 1
             all_apart.append(apart)
             print(f"{'  ' if apart <= tolerance else '! '}{name}: {figure}: {first[figure]:.4f} and "
                   f"{second[figure]:.4f}, {100 * apart:.2f} % apart")

@@ -1,10 +1,8 @@
 """One fused operation, measured by bench_fuse, and the arithmetic that says what a schedule hides.
 
 bench_fuse lets all variants of an operation take turns and gives a line for each; accounts() sets them against each
-other. Two things are taken for the time of the communication, side by side: T_comm, the native collective alone as the
-MPI library does it, and the wire's, payload over line rate, which no transfer can beat. A share of the first flatters
-whoever moves bytes better than the library; the second holds the schedule alone to account (headers, some 4 % of what
-TCP sends, are not in it).
+other. The time of the communication is the wire's, payload over line rate, which no transfer can beat (headers, some 4 % of
+what TCP sends, are not in it). Where nobody knows the rate, it is that of the native collective alone.
 
     hidden    1 − (T − T_compute) / T_comm; T_compute is one monolithic computation without communication
     chunking  T_nowire − T_compute: what cutting into as many slices costs by itself, part of T and never taken off
@@ -46,8 +44,7 @@ TITLES = {
 EQUAL_SLICES = {"gather_gemm", "gemm_scatter", "gemm_alltoall", "alltoall_gemm", "wgrad_scatter"}  # causal ones differ
 VARIANTS = ("compute", "comm", "none", "slice 2", "slice 4", "slice 8", "ring 1", "ring 2", "ring 4", "ring 8",
             "direct 1", "direct 2", "direct 4", "nowire 1", "nowire 2", "nowire 4", "nowire 8")
-SHARES = ("hidden_share", "hidden_wire_share", "hidden_alone_share", "hidden_error_share",
-          "hidden_alone_error_share", "chunking_ms", "exposed_ms")
+SHARES = "hidden_share", "hidden_alone_share", "hidden_alone_error_share", "chunking_ms", "exposed_ms"  # of fused variants
 FUSED = [name for name in VARIANTS if name.split()[0] in ("none", "slice", "ring", "direct")]
 
 
@@ -180,44 +177,27 @@ def undisturbed_ms(samples):
     return ordered[..., :(ordered.shape[-1] + 1) // 2].mean(axis=-1)
 
 
-def undisturbed_of_turns(samples):
-    """Of samples (…, repetitions, turns), turn by turn: the faster half of many is faster than that of a few."""
-    return undisturbed_ms(np.swapaxes(samples, -1, -2)).mean(axis=-1)
-
-
-def times_of(lines):
-    """Number of repetitions; {label: undisturbed ms}; the same for DRAWINGS drawings of as many repetitions."""
-    count = min(len(line["samples_ms"]) for line in lines)  # some variants have several turns in each repetition
-    drawn = np.random.default_rng(1).integers(count, size=(DRAWINGS, count))
-    samples = {line["label"]: np.reshape(line["samples_ms"], (count, -1)) for line in lines}
-    return (count, {name: float(undisturbed_of_turns(one)) for name, one in samples.items()},
-            {name: undisturbed_of_turns(one[drawn]) for name, one in samples.items()})
-
-
 def accounts(lines, wire_ms=None):
-    """The lines with repetitions and undisturbed_ms; compute_ms, comm_ms and wire_ms of the operation; and for fused ones
-    hidden_share (of the native collective), hidden_wire_share, hidden_alone_share (of the wire where it is known,
-    chunking not counted), one standard error of the first and the last, chunking_ms and exposed_ms."""
-    repetitions, times, drawn = times_of(lines)
+    """The lines with repetitions and undisturbed_ms; compute_ms, native_ms and comm_ms of the operation; and for fused ones
+    hidden_share, the same without what chunking costs and its standard error, chunking_ms and exposed_ms."""
+    repetitions = min(len(line["samples_ms"]) for line in lines)  # some variants have several turns in each
+    drawn = np.random.default_rng(1).integers(repetitions, size=(DRAWINGS, repetitions))
+    turns = {line["label"]: np.reshape(line["samples_ms"], (repetitions, -1)).T for line in lines}
+    # Turn by turn: the faster half of many is faster than that of a few.
+    times = {name: float(undisturbed_ms(one).mean()) for name, one in turns.items()}
+    redrawn = {name: undisturbed_ms(one[:, drawn]).mean(axis=0) for name, one in turns.items()}
+    comm = wire_ms or times["comm"]
     rows = []
     for line in lines:
-        row = dict(line, repetitions=repetitions, compute_ms=times["compute"], comm_ms=times["comm"], wire_ms=wire_ms)
+        name = line["label"]
+        row = dict(line, repetitions=repetitions, compute_ms=times["compute"], native_ms=times["comm"], wire_ms=wire_ms,
+                   comm_ms=comm, undisturbed_ms=times[name], **dict.fromkeys(SHARES))
         del row["samples_ms"]
-        row["undisturbed_ms"] = times[line["label"]]
-        row.update(dict.fromkeys(SHARES))
-        if line["label"] in FUSED:
-            name, alone = line["label"], "compute" if line["label"] == "none" else f"nowire {line['slices']}"
-
-            def hidden(times):
-                return 1 - (times[name] - times["compute"]) / times["comm"]
-
-            def hidden_alone(times):
-                return 1 - (times[name] - times[alone]) / (wire_ms or times["comm"])
-
-            row.update(hidden_share=hidden(times), hidden_error_share=float(np.std(hidden(drawn))),
-                       hidden_wire_share=None if wire_ms is None else 1 - (times[name] - times["compute"]) / wire_ms,
-                       hidden_alone_share=hidden_alone(times),
-                       hidden_alone_error_share=float(np.std(hidden_alone(drawn))),
-                       chunking_ms=times[alone] - times["compute"], exposed_ms=times[name] - times[alone])
+        if name in FUSED:
+            same = "compute" if name == "none" else f"nowire {line['slices']}"
+            chunking, exposed = times[same] - times["compute"], times[name] - times[same]
+            row.update(chunking_ms=chunking, exposed_ms=exposed, hidden_share=1 - (chunking + exposed) / comm,
+                       hidden_alone_share=1 - exposed / comm,
+                       hidden_alone_error_share=float(np.std(redrawn[name] - redrawn[same])) / comm)
         rows.append(row)
     return rows

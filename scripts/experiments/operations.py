@@ -22,6 +22,8 @@ meanwhile only if all of it fits into c; N ranks do this N − 1 times. So a rin
 """
 import math
 
+import numpy as np
+
 import plots
 from tables import markdown, number, percent, spread
 
@@ -102,13 +104,18 @@ def measure(place, point):
     lines, wire, rate = fused.measure(place, point["ranks"], point["operation"], fused.Shape.of(point), point["seconds"],
                                       point.get("ratio"), delay)
     about = {key: point[key] for key in FIELDS + ("ranks",)} | {
-        "ratio_asked": point.get("ratio"), "delay_ms": delay, "rate_mbit_per_s": None if rate is None else rate / 1e6}
-    return [{**about, **row, "ratio": wire_of(row) / row["compute_ms"]} for row in fused.accounts(lines, wire)]
+        "ratio_asked": point.get("ratio"), "delay_ms": delay, "rate_mbit_per_s": rate and rate / 1e6}
+    return [{**about, **row, "ratio": row["comm_ms"] / row["compute_ms"]} for row in fused.accounts(lines, wire)]
 
 
-def wire_of(row):
-    """The wire's ms where its rate is known, the native collective's elsewhere."""
-    return row["comm_ms"] if row["wire_ms"] is None else row["wire_ms"]
+def problems(rows):
+    return []
+
+
+def ratios(rows):
+    """The figures in which two reports must agree: shares of a fast link would only magnify its noise."""
+    return {f"{name_of(row)}, T {row['T']}, {row['label']}, time / computation": row["undisturbed_ms"] / row["compute_ms"]
+            for row in rows if row["label"] != "compute"}
 
 
 # --- tables ---
@@ -127,17 +134,15 @@ def any_of(by):
     return next(iter(by.values()))
 
 
-def hidden_cell(row):
-    if row is None or row["hidden_share"] is None:
-        return "–"
-    wire = "" if row["hidden_wire_share"] is None else f" / {percent(row['hidden_wire_share'])}"
-    return (f"{percent(row['hidden_share'])} ± {percent(row['hidden_error_share'])}{wire} / "
-            f"{percent(row['hidden_alone_share'])} ± {percent(row['hidden_alone_error_share'])}")
+def name_of(row):
+    asked = "" if row["ratio_asked"] is None else f", ratio {row['ratio_asked']:.2f}"
+    delay = f", delay {row['delay_ms']:g} ms" if row["delay_ms"] else ""
+    return f"{row['operation']} {row['model']} {row['where']}, B {row['B']}{asked}{delay}"
 
 
 def exposed_by_arithmetic(row):
     """Of the ring with one slice for each rank."""
-    hop = wire_of(row) / (row["ranks"] - 1) + row["delay_ms"]
+    hop = row["comm_ms"] / (row["ranks"] - 1) + row["delay_ms"]
     return (row["ranks"] - 1) * max(0.0, hop - row["compute_ms"] / row["ranks"])
 
 
@@ -149,7 +154,7 @@ def operation_tables(operation, columns):
     facts = {"T × B × C → columns": lambda r: f"{r['T']} × {r['B']} × {r['C']} → {r['columns']}",
              "link, Mbit/s": lambda r: number(r["rate_mbit_per_s"], 0),
              "wire, ms": lambda r: number(r["wire_ms"]),
-             "native collective / computation": lambda r: number(r["comm_ms"] / r["compute_ms"]),
+             "native collective / computation": lambda r: number(r["native_ms"] / r["compute_ms"]),
              "exposed of ring 1, by arithmetic, ms": lambda r: number(exposed_by_arithmetic(r)),
              "repetitions": lambda r: str(r["repetitions"])}
     text = [f"### {fused.TITLES[operation]}", "", f"{rows[0]['ranks']} ranks. A column is a point: model and place, batch, and in "
@@ -157,8 +162,9 @@ def operation_tables(operation, columns):
             markdown(titles, [[name, *map(fact, rows)] for name, fact in facts.items()])]
     for caption, labels, cell in (
             ("Time, ms: median (10th…90th percentile).", fused.VARIANTS, lambda row: spread(row) if row else "–"),
-            ("Hidden share, %: of the native collective ± one standard error / of the wire's time / the same without what "
-             "chunking costs ± one standard error.", fused.FUSED, hidden_cell),
+            ("Hidden share of the communication, %: all / without what chunking costs ± one standard error.", fused.FUSED,
+             lambda row: f"{percent(row['hidden_share'])} / {percent(row['hidden_alone_share'])} ± "
+             f"{percent(row['hidden_alone_error_share'])}" if row else "–"),
             ("Why not all of it, ms: chunking + exposed.", fused.FUSED,
              lambda row: f"{number(row['chunking_ms'])} + {number(row['exposed_ms'])}" if row else "–")):
         text += [caption, "", markdown(titles, [[name] + [cell(by.get(name)) for by in columns] for name in labels])]
@@ -175,7 +181,7 @@ def paper_table(columns):
                 ours = by["slice 4"], by[f"ring {max(1, 4 // row['ranks'])}"]
                 shares = zip(ours, (slicing, commfuse))
                 lines.append([case, f"{ratio:.2f}", *(cell for one, papers in shares for cell in (
-                    percent(one["hidden_wire_share"]), percent(papers)))])
+                    percent(one["hidden_share"]), percent(papers)))])
     heading = ["the paper's", "ratio", "slicing in four, %", "paper", "commfuse, N·m = 4, %", "paper"]
     return ["### Beside the paper", "", "Hidden share of the wire's time.", "", markdown(heading, lines)] if lines else []
 
@@ -198,14 +204,13 @@ def threshold(row):
     if row["operation"] not in ("gather_gemm", "gemm_scatter"):
         return None
     flops = 2 * row["T"] * row["B"] * row["C"] * row["columns"] / row["ranks"] / (row["compute_ms"] / 1e3)
-    bytes_per_s = fused.payload_bytes(row["operation"], fused.Shape.of(row), row["ranks"]) / (wire_of(row) / 1e3)
+    bytes_per_s = fused.payload_bytes(row["operation"], fused.Shape.of(row), row["ranks"]) / (row["comm_ms"] / 1e3)
     return fused.ELEMENT * flops / (2 * bytes_per_s)
 
 
 def on_the_line(columns):
     """[(row of ring 1, columns per rank, threshold, hidden share)] of every GEMM."""
-    return [(row, row["columns"] // row["ranks"], threshold(row),
-             row["hidden_share"] if row["wire_ms"] is None else row["hidden_wire_share"])
+    return [(row, row["columns"] // row["ranks"], threshold(row), row["hidden_share"])
             for by in columns if (row := by.get("ring 1")) and threshold(row) is not None and not row["delay_ms"]]
 
 
@@ -236,42 +241,33 @@ def shares_figure(columns):
         panel.set_visible(False)
     for panel, (operation, mine) in zip(axes.flat, operations.items()):
         draw_panel(panel, operation, mine)
-    plots.legend_below(figure, axes.flat[:1], 7, lines=2)
+    plots.legend_below(figure, plots.handles_of(axes.flat), 7, lines=2)
     return figure
 
 
 def draw_panel(panel, operation, columns):
     """On a lab a line over the ratios of the model and place that have most of them; else points, a shape each."""
-    rows = [any_of(by) for by in columns]
-    wheres = [(row["model"], row["where"]) for row in rows]
-    first = rows[wheres.index(max(wheres, key=wheres.count))]
-    shaped = first["wire_ms"] is not None
+    wheres = [(any_of(by)["model"], any_of(by)["where"]) for by in columns]
+    shaped = any_of(columns[0])["wire_ms"] is not None
     if shaped:
-        columns = [by for by, where in zip(columns, wheres) if where == (first["model"], first["where"])]
-    share = "hidden_wire_share" if shaped else "hidden_share"
+        columns = [by for by, where in zip(columns, wheres) if where == max(wheres, key=wheres.count)]
+    first, ratios_here = any_of(columns[0]), [any_of(by)["ratio"] for by in columns]
     for name in fused.FUSED[1:]:  # none hides nothing
         mode, slices = name.split()
-        drawn = [(by[name]["ratio"], max(FLOOR, by[name][share])) for by in columns if name in by]
         color, marker = STYLES[mode]
-        panel.plot(*zip(*drawn), DASHES[int(slices)] if shaped else "", color=color, marker=marker, linewidth=1.1,
-                   markersize=3 if shaped else 2 + math.log2(int(slices)), label=name)
-    ratios = [any_of(by)["ratio"] for by in columns]
+        panel.plot(ratios_here, [max(FLOOR, by[name]["hidden_share"]) for by in columns], DASHES[int(slices)] if shaped else "",
+                   color=color, marker=marker, linewidth=1.1, markersize=3 if shaped else 2 + math.log2(int(slices)), label=name)
     if operation in fused.EQUAL_SLICES and shaped:
-        low, high = min(ratios), max(ratios)
-        steps = [low * (high / low) ** (i / 99) for i in range(100)]
+        steps = np.geomspace(min(ratios_here), max(ratios_here), 100)
         for slices in (1, 4):
             panel.plot(steps, [fused.hideable(ratio, first["ranks"], slices) for ratio in steps], DASHES[slices],
                        color="#9ca3af", linewidth=2, zorder=0, label=f"possible with {slices}")
     panel.axvline(1, color="#6b7280", linewidth=0.8)
     panel.set_xscale("log")
-    ticks = [tick for tick in (0.01, 0.03, 0.1, 0.3, 1, 3) if min(ratios) / 1.05 <= tick <= max(ratios) * 1.05]
-    ticks = ticks if len(ticks) > 1 else ratios
-    panel.set_xticks(ticks, [f"{tick:.2g}" for tick in ticks])
-    panel.minorticks_off()
     panel.set(ylim=(FLOOR - 0.05, 1.15), title=fused.TITLES[operation] + f", {first['model']}" * shaped,
               xlabel="communication / computation")
     if panel.get_subplotspec().is_first_col():
-        panel.set_ylabel(f"hidden share of {'the wire' if shaped else 'T_comm'}")
+        panel.set_ylabel("hidden share of the communication")
     panel.grid()
 
 

@@ -36,10 +36,6 @@ def points(place, quick):
     return [dict(training.size_for(place, size), strategy=strategy, tp=2, dp=1, steps=STEPS, ratio=ratio) for strategy in strategies]
 
 
-def seconds(point):
-    return 4 * point["steps"] * (4 if point["model"] == "d12" else 0.6) + 10
-
-
 def measure(place, point):
     rows, rate, ranks = [], None, point["tp"] * point["dp"]
     with tempfile.TemporaryDirectory(prefix="commfuse-report-") as folder:
@@ -57,6 +53,15 @@ def measure(place, point):
                           "batch": point["batch"], "link_bits_per_s": rate, "mode": mode, **row}
                          for row in layer_of(json.load(file)["traceEvents"])]
     return rows
+
+
+def problems(rows):
+    return []
+
+
+def ratios(rows):
+    """None: one layer is a picture, not a statistic."""
+    return {}
 
 
 # --- traces ---
@@ -159,7 +164,8 @@ OTHER, WAITING, BETWEEN = "#c8ccd0", "#d62718", "#e6e8ea"
 NAMES = {"none": "none: blocking collectives", "slice": "slice: data slicing, 4 slices",
          "commfuse": "commfuse", "nowire": "nowire: no transfers, the bound"}
 COMPUTE_HEIGHT, WIRE_HEIGHT, GAP = 0.62, 0.42, 0.18
-HEAD_INCHES, PANEL_INCHES, AXIS_INCHES, FOOT_INCHES = 0.65, 1.4, 0.6, 0.5
+LETTER_POINTS = 7
+PANEL_INCHES, REST_INCHES = 1.4, 2
 
 
 def place_of(name):
@@ -177,17 +183,14 @@ def lanes(events):
     return placed, max(1, len(free))
 
 
-def box(axes, event, bottom, height, colour, end, **style):
+def box(axes, event, bottom, height, colour, end, text="", **style):
+    """With its text, where that fits."""
     begin, until = max(0, event["begin_ms"]), min(event["end_ms"], end)
     if until > begin:
         axes.broken_barh([(begin, until - begin)], (bottom, height), facecolors=colour, **style)
-    return begin, until
-
-
-def write_inside(axes, begin, until, middle, text, width, size=7):
-    """Only where it fits: a letter is about 0.6 of its height wide."""
-    if (until - begin) * axes.bbox.width / width > len(text) * size * 0.6 * axes.figure.dpi / 72:
-        axes.text((begin + until) / 2, middle, text, ha="center", va="center", fontsize=size, clip_on=True)
+    # A letter is about 0.6 of its height wide.
+    if (until - begin) * axes.bbox.width / end > len(text) * LETTER_POINTS * 0.6 * axes.figure.dpi / 72:
+        axes.text((begin + until) / 2, bottom + height / 2, text, ha="center", va="center", fontsize=LETTER_POINTS, clip_on=True)
 
 
 def draw_rank(axes, events, top, width):
@@ -196,14 +199,9 @@ def draw_rank(axes, events, top, width):
     bottom = top - COMPUTE_HEIGHT
     box(axes, block, bottom, COMPUTE_HEIGHT, BETWEEN, width)
     for event in events:
-        if event["kind"] not in ("compute", "wait"):
-            continue
-        label, colour = place_of(event["name"])
-        waits = event["kind"] == "wait"
-        style = dict(edgecolor="white", linewidth=0.5)
-        begin, until = box(axes, event, bottom, COMPUTE_HEIGHT, WAITING if waits else colour, width, **style)
-        if not waits:
-            write_inside(axes, begin, until, bottom + COMPUTE_HEIGHT / 2, label, width)
+        if event["kind"] in ("compute", "wait"):
+            label, colour = place_of(event["name"]) if event["kind"] == "compute" else ("", WAITING)
+            box(axes, event, bottom, COMPUTE_HEIGHT, colour, width, label, edgecolor="white", linewidth=0.5)
     bottom -= WIRE_HEIGHT + 0.04
     placed, count = lanes([event for event in events if event["kind"] == "comm"])
     for lane, event in placed:
@@ -225,47 +223,39 @@ def draw_panel(axes, rows, mode, width, last):
     end = max(ends)
     waiting = max(total(select(rows, rank=rank), "wait") for rank in ranks)
     axes.axvline(end, color="black", linewidth=1.2)
-    axes.set_title(f"{NAMES.get(mode, mode)}  –  {end:.0f} ms, of which {waiting:.0f} ms waiting", fontsize=9,
-                   loc="left", pad=3)
-    axes.set_ylim(GAP / 2, len(ranks) * step + 0.08)
-    axes.set_xlim(0, width)
+    axes.set_title(f"{NAMES.get(mode, mode)}  –  {end:.0f} ms, of which {waiting:.0f} ms waiting", loc="left", pad=3)
+    axes.set(ylim=(GAP / 2, len(ranks) * step + 0.08), xlim=(0, width))
     axes.set_yticks(ticks, labels, fontsize=7)
     axes.tick_params(axis="y", length=0)
     axes.tick_params(axis="x", labelsize=8, labelbottom=last)
-    axes.grid(axis="x", alpha=0.35, linewidth=0.6)
+    axes.grid(axis="x")
     axes.set_axisbelow(True)
     axes.spines["left"].set_visible(False)
 
 
-def legend(figure):
+def legend():
+    """Handles by label."""
     from matplotlib.patches import Patch
     whole = {"attention": "attention and projection", "MLP 1": "MLP 1: first product", "MLP 2": "MLP 2: second product"}
-    handles = [Patch(facecolor=colour, label=whole.get(label, label)) for label, colour in PLACES.values()]
-    handles += [Patch(facecolor=BETWEEN, label="layer norm, GELU, sums"),
-                Patch(facecolor=WAITING, label="waiting: exposed communication"),
-                Patch(facecolor="white", hatch="////", edgecolor="#5d6d7e",
-                      label="transfer, in the colour of its product")]
-    figure.legend(handles=handles, loc="lower center", ncol=4)
+    patches = {whole.get(label, label): Patch(facecolor=colour) for label, colour in PLACES.values()}
+    return {**patches, "layer norm, GELU, sums": Patch(facecolor=BETWEEN), "waiting: exposed communication": Patch(facecolor=WAITING),
+            "transfer, in the colour of its product": Patch(facecolor="white", hatch="////", edgecolor="#5d6d7e")}
 
 
 def draw(rows, folder, name, title):
     """Forward above, backward below, a panel for each mode, one time axis in each direction. The names of the files."""
     modes = distinct(rows, "mode")
-    block = PANEL_INCHES * len(modes)
-    height = HEAD_INCHES + len(DIRECTIONS) * (block + AXIS_INCHES) + FOOT_INCHES
-    figure = plots.pyplot().figure(figsize=(10, height), dpi=120)
-    for i, direction in enumerate(DIRECTIONS):
+    panels = [(direction, mode) for direction in DIRECTIONS for mode in modes]
+    figure, axes = plots.panels(len(panels), 1, (10, PANEL_INCHES * len(panels) + REST_INCHES))
+    plots.legend_below(figure, legend(), 4, lines=2)
+    figure.suptitle(title, fontsize=11)
+    figure.draw_without_rendering()  # from now on a panel knows how wide it is
+    for panel, (direction, mode) in zip(axes.flat, panels):
         way = select(rows, direction=direction)
         width = 1.02 * max(row["end_ms"] for row in way if row["kind"] == "block")
-        top = height - HEAD_INCHES - i * (block + AXIS_INCHES)
-        grid = figure.add_gridspec(len(modes), 1, left=0.095, right=0.99, top=top / height,
-                                   bottom=(top - block + AXIS_INCHES / 2) / height, hspace=0.3)
-        panels = grid.subplots(squeeze=False)
-        for axes, mode in zip(panels[:, 0], modes):
-            draw_panel(axes, select(way, mode=mode), mode, width, mode == modes[-1])
-        panels[-1][0].set_xlabel(f"{direction}: ms since the layer began")
-    legend(figure)
-    figure.suptitle(title, fontsize=11)
+        draw_panel(panel, select(way, mode=mode), mode, width, mode == modes[-1])
+        if mode == modes[-1]:
+            panel.set_xlabel(f"{direction}: ms since the layer began")
     return plots.save(figure, folder, name)
 
 

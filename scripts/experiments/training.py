@@ -487,6 +487,6 @@ def figures(rows, folder):
         axis.axhline(bound, color="black", linestyle="--", linewidth=1.2, label="nowire: no transfers, the bound")
         axis.set(title=mesh, xticks=[], ylim=(0, 1.12 * axis.get_ylim()[1]))
     axes[0][0].set_ylabel("step, ms: median, 10th to 90th percentile")
-    plots.legend_below(figure, axes.flat, 4, lines=2)
+    plots.legend_below(figure, plots.handles_of(axes.flat), 4, lines=2)
     figure.suptitle("Training step by mode; above a bar: times the step without transfers", fontsize=11)
     return plots.save(figure, folder, NAME)

@@ -61,6 +61,9 @@ def measure(place, point):
 def tables(rows):
     return "\\n".join(f"| {row['size']} | {row['way']} | {row['step_ms']:.1f} |" for row in rows)
 
+def problems(rows):
+    return []
+
 def figures(rows, folder):
     for name in ("fake.png", "fake.svg"):
         pathlib.Path(folder, name).write_text(f"{len(rows)} rows")
@@ -390,20 +393,12 @@ class Comparison(Case):
         self.assertEqual(output.count("! "), 1)
         self.assertIn("at most 4.00 % apart, 0.00 % in the median; 1 further", output)
 
-    def test_columns_of_other_experiments(self):
-        row = {"op": "gather_gemm", "hidden_share": 0.01, "fused_ratio": 1.0, "step_ms": 3.0}
-        a = self.write("a", "other", [row])
-        b = self.write("b", "other", [{**row, "hidden_share": 0.03, "fused_ratio": 1.1, "step_ms": 9.0}])
-        status, output = self.compare(a, b)
-        self.assertEqual(status, 1)
-        self.assertIn("2.00 % apart", output)  # a share by its difference, however small it is
-        self.assertIn("10.00 % apart", output)
-        self.assertIn("2 figures", output)
-
-    def test_quotient_of_times(self):
-        row = {"variant": "commfuse", "ms": 11.0, "compute_ms": 10.0, "hidden_share": 0.1}
-        a = self.write("a", "other", [row])
-        b = self.write("b", "other", [{**row, "ms": 22.2, "compute_ms": 20.0, "hidden_share": 0.9}])
+    def test_times_of_operations(self):
+        row = {"operation": "gather_gemm", "model": "d6", "where": "mlp", "T": 64, "B": 1, "ratio_asked": 0.5, "delay_ms": 0,
+               "label": "ring 1", "undisturbed_ms": 11.0, "compute_ms": 10.0}
+        alone = {**row, "label": "compute", "undisturbed_ms": 10.0}  # is not compared with itself
+        a = self.write("a", "operations", [row, alone])
+        b = self.write("b", "operations", [{**row, "undisturbed_ms": 22.2, "compute_ms": 20.0}, alone])
         status, output = self.compare(a, b)
         self.assertEqual(status, 0, output)
         self.assertIn("1.1000 and 1.1100, 0.91 % apart", output)
@@ -427,11 +422,6 @@ class Comparison(Case):
         self.assertIn("1 more are in one of the reports only", self.compare(a, b)[1])
         self.assertIn("1 more are in one of the reports only", self.compare(b, a)[1])
 
-    def test_a_computation_is_not_compared_with_itself(self):
-        rows = [{"label": label, "ms": ms, "compute_ms": 10.0} for label, ms in (("compute", 10.0), ("ring 1", 11.0))]
-        a, b = (self.write(name, "other", rows) for name in "ab")
-        self.assertIn("1 figures", self.compare(a, b)[1])
-
     def test_places_of_two_kinds(self):
         a, b = (self.write(name, "training", training_rows()) for name in "ab")
         text = (b / "rows.jsonl").read_text()
@@ -448,7 +438,7 @@ class Comparison(Case):
 
     def test_nothing_in_common_is_an_error(self):
         a = self.write("a", "training", training_rows())
-        b = self.write("b", "other", [{"a_ratio": 1}])
+        b = self.write("b", "of_another_version", [{"a_ratio": 1}])
         with self.assertRaises(SystemExit), contextlib.redirect_stderr(io.StringIO()):
             self.compare(a, b)
 
