@@ -11,6 +11,7 @@ import statistics
 import sys
 
 import run_log
+from tables import columns
 
 TOLERANCE = 1e-5
 TIMES = ("step_ms", "step, ms"), ("comm_ms", "communication, ms"), ("exposed_comm_ms", "exposed, ms")
@@ -47,7 +48,7 @@ def main():
     differences = [difference(steps, reference) for steps in runs.values()]
 
     def row(title, values):
-        print(f"{title:<28}" + "".join(f"{value:>16}" for value in values))
+        print(columns([title, *values], [-28, *[15] * len(runs)]))
 
     row("overlap", runs)
     row("loss, first step", [f"{steps[0]['loss']:.6f}" for steps in runs.values()])

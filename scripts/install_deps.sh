@@ -15,18 +15,10 @@
 set -u
 cd "$(dirname "$0")/.." || exit 1
 
-want_bpe=false
-want_slurm=false
-want_lint=false
-want_download=false
-want_carry=false
+want_bpe=false want_slurm=false want_lint=false want_download=false want_carry=false
 for argument in "$@"; do
     case $argument in
-    --bpe) want_bpe=true ;;
-    --slurm) want_slurm=true ;;
-    --lint) want_lint=true ;;
-    --download) want_download=true ;;
-    --carry) want_carry=true ;;
+    --bpe | --slurm | --lint | --download | --carry) eval "want_${argument#--}=true" ;;
     -h | --help) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) echo "error: unknown option $argument (known: --bpe, --slurm, --lint, --carry, --download, --help)" >&2; exit 2 ;;
     esac

@@ -120,12 +120,12 @@ def obstacle():
     return None
 
 
-def quantity(units, example):
+def quantity(units):
     """A parser of a number with one of these units."""
     def parse(text):
         found = re.fullmatch(r"([\d.]+)\s*([a-z]+)", text)
         if not found or found[2] not in units:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number with {', '.join(units)}; say {example}")
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number and {', '.join(units)}")
         return float(found[1]) * units[found[2]]
     return parse
 
@@ -373,8 +373,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--ranks-per-host", type=int, default=1)
-    parser.add_argument("--rate", type=quantity({"bit": 1, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}, "2gbit"), default=1e9, help="of each host: 500mbit, 2gbit (default 1gbit)")
-    parser.add_argument("--delay", type=quantity({"us": 1e-3, "ms": 1, "s": 1e3}, "0.05ms"), default=0, help="how long a packet is under way: 0.05ms, 50us")
+    parser.add_argument("--rate", type=quantity({"bit": 1, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}), default=1e9,
+                        help="of each host: 500mbit, 2gbit (default 1gbit)")
+    parser.add_argument("--delay", type=quantity({"us": 1e-3, "ms": 1, "s": 1e3}), default=0,
+                        help="how long a packet is under way: 0.05ms, 50us")
     parser.add_argument("--plan", action="store_true", help="say what would be created, create nothing")
     parser.add_argument("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM ARGUMENTS")
     o = parser.parse_args()

@@ -4,13 +4,8 @@
 """
 import sys
 
+import plots
 import run_log
-
-
-def read(path, kind):
-    """steps, losses of one kind of event in a log"""
-    events = run_log.with_loss(run_log.read(path, kind, ("step", "loss")))
-    return [event["step"] for event in events], [event["loss"] for event in events]
 
 
 def smooth(values, reach):
@@ -24,27 +19,24 @@ def main():
     if len(sys.argv) != 3:
         sys.exit(__doc__)
     log, picture = sys.argv[1:]
-    steps, losses = read(log, "step")
+    def read(kind):
+        events = run_log.with_loss(run_log.read(log, kind, ("step", "loss")))
+        return [event["step"] for event in events], [event["loss"] for event in events]
+    (steps, losses), (val_steps, val_losses) = read("step"), read("val")
     if not steps:
         sys.exit(f"error: no step with a loss in log {log}\nhint:  let the run come further, then plot")
-    import matplotlib
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    figure, ((axes,),) = plots.panels()
     axes.plot(steps, losses, color="#9db8d2", linewidth=0.7, label="training, each step")
-    axes.plot(steps, list(smooth(losses, reach=1 + len(losses) // 100)), color="#1f4e79", linewidth=1.6, label="training, running mean")
-    steps, losses = read(log, "val")
-    if steps:
-        axes.plot(steps, losses, "o-", color="#c2410c", linewidth=1.2, markersize=4, label="validation")
-        axes.annotate(f"{losses[-1]:.3f}", (steps[-1], losses[-1]), xytext=(0, 9), textcoords="offset points",
+    axes.plot(steps, list(smooth(losses, reach=1 + len(losses) // 100)), color="#1f4e79", linewidth=1.6,
+              label="training, running mean")
+    if val_steps:
+        axes.plot(val_steps, val_losses, "o-", color="#c2410c", linewidth=1.2, markersize=4, label="validation")
+        axes.annotate(f"{val_losses[-1]:.3f}", (val_steps[-1], val_losses[-1]), xytext=(0, 9), textcoords="offset points",
                       ha="right", color="#c2410c")
-    axes.set_xlabel("step")
-    axes.set_ylabel("cross-entropy, nats per token")
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
-    figure.savefig(picture, dpi=150)
+    axes.set(xlabel="step", ylabel="cross-entropy, nats per token")
+    axes.grid()
+    axes.legend()
+    figure.savefig(picture)
 
 
 if __name__ == "__main__":

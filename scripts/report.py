@@ -65,7 +65,8 @@ def onednn_version():
 
 def program_hash():
     """Of all that is run."""
-    programs = [pathlib.Path(ROOT, "build/release", name) for name in ("train_gpt", "tests/bench/bench_fuse", "tests/bench/bench_train")]
+    names = "train_gpt", "tests/bench/bench_fuse", "tests/bench/bench_train"
+    programs = [pathlib.Path(ROOT, "build/release", name) for name in names]
     if not all(program.exists() for program in programs):
         return NOT_BUILT
     return hashlib.sha256(b"".join(program.read_bytes() for program in programs)).hexdigest()[:12]
@@ -257,7 +258,8 @@ def write_report(folder, setup, modules, done, failures, sweep, command, stopped
              "make all build/release/tests/bench/bench_fuse build/release/tests/bench/bench_train", command, "```", "",
              "Single runs are listed behind each experiment; `$DIR` is any folder, and `$DIR/tokens.bin` any "
              "token file (`data/prepare.py`): contents do not change times.", ""]
-    problems = [problem for name, lines in present.items() for problem in modules[name].problems([row for line in lines for row in line["rows"]])]
+    problems = [problem for name, lines in present.items()
+                for problem in modules[name].problems([row for line in lines for row in line["rows"]])]
     if problems or failures:
         text += ["## What went wrong", "", *(f"- **ERROR** {' '.join(problem.split())}" for problem in problems),
                  *(f"- not measured: {' '.join(failure.split())[:600]}" for failure in failures), ""]
@@ -328,7 +330,7 @@ def options():
     parser.add_argument("--patience", type=float, default=1, metavar="X",
                         help="measure points X times as long, on a restless machine (default: %(default)s)")
     parser.add_argument("--fresh", action="store_true", help="forget rows that are there")
-    parser.add_argument("--sweep", metavar="FILE", help="draw what scripts/mfu_sweep has collected in FILE, beside the rows there are")
+    parser.add_argument("--sweep", metavar="FILE", help="draw what scripts/mfu_sweep has collected, too")
     parser.add_argument("--compare", nargs=2, metavar="DIR", help="compare the ratios of two reports, nothing else")
     parser.add_argument("--tolerance", type=float, default=TOLERANCE, help="of --compare (default: %(default)s)")
     o = parser.parse_args()

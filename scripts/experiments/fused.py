@@ -15,10 +15,6 @@ for all variants, since they took turns. Medians and percentiles are of all repe
 A machine's speed moves within minutes, a link's does not. So where a link is to take `ratio` of the computation, its rate
 is set anew every twelve seconds, or ten repetitions, by what the computation took in those before. (A point that is not
 measured longer than that has one link, chosen by ten repetitions of the computation alone.)
-
-At most 1 − 1/(N·m) of the computation can hide transfers: an all-gather's last slice is computed after it has arrived,
-a reduce-scatter's first is computed before it leaves. So two ranks with one slice each hide a transfer of at most half
-the computation, however fast everything else is; see hideable().
 """
 import dataclasses
 import json
@@ -41,10 +37,9 @@ TITLES = {
     "alltoall_gemm": "all-to-all ▸ GEMM",
     "wgrad_scatter": "wgrad ▸ reduce-scatter",
 }
-EQUAL_SLICES = {"gather_gemm", "gemm_scatter", "gemm_alltoall", "alltoall_gemm", "wgrad_scatter"}  # causal ones differ
 VARIANTS = ("compute", "comm", "none", "slice 2", "slice 4", "slice 8", "ring 1", "ring 2", "ring 4", "ring 8",
             "direct 1", "direct 2", "direct 4", "nowire 1", "nowire 2", "nowire 4", "nowire 8")
-SHARES = "hidden_share", "hidden_alone_share", "hidden_alone_error_share", "chunking_ms", "exposed_ms"  # of fused variants
+SHARES = "hidden_share", "hidden_alone_share", "hidden_error_share", "chunking_ms", "exposed_ms"  # of fused variants
 FUSED = [name for name in VARIANTS if name.split()[0] in ("none", "slice", "ring", "direct")]
 
 
@@ -76,11 +71,6 @@ def payload_bytes(operation, shape, ranks):
         return (ranks - 1) * (shape.columns // ranks) * shape.C * ELEMENT
     width = shape.columns // ranks if "alltoall" in operation else shape.C
     return (ranks - 1) * (shape.T // ranks) * shape.B * width * ELEMENT
-
-
-def hideable(ratio, ranks, slices):
-    """The share of the wire's time that N ranks with m slices of equal cost hide at best."""
-    return min(1.0, (1 - 1 / (ranks * slices)) / ratio)
 
 
 def ranks_for(place, heads=16):
@@ -198,6 +188,6 @@ def accounts(lines, wire_ms=None):
             chunking, exposed = times[same] - times["compute"], times[name] - times[same]
             row.update(chunking_ms=chunking, exposed_ms=exposed, hidden_share=1 - (chunking + exposed) / comm,
                        hidden_alone_share=1 - exposed / comm,
-                       hidden_alone_error_share=float(np.std(redrawn[name] - redrawn[same])) / comm)
+                       hidden_error_share=float(np.std(redrawn[name] - redrawn[same])) / comm)
         rows.append(row)
     return rows

@@ -9,7 +9,6 @@ that a point stays below a minute. At a ratio of 0.1 one per cent of the communi
 computation, which two computations of the same thing differ by: there the column ± matters more than the share. Whether
 an all-gather and a reduce-scatter hide altogether (0.25 to 0.8) is asked of the largest model, whose bytes disturb the
 least computation, with more repetitions than the rest.
-Attention is causal, so its slices differ in cost, and the line of what can be hidden at best is not drawn for it.
 Not every schedule wins everywhere, and every one stays in the tables.
 
 Beside the paper (arXiv 2604.24013): points at the ratios of its tables 1 and 4. Its hardware and its number of slices are not
@@ -20,10 +19,6 @@ Delay: a transfer that keeps the line busy for w ms and is under way for d ms hi
 meanwhile only if all of it fits into c; N ranks do this N − 1 times. So a ring with one slice a rank must expose
 (N − 1)·max(0, w + d − c). At a ratio of 0.5 two ranks have w = c, and every delay shows; at 0.25 half of c is in reserve.
 """
-import math
-
-import numpy as np
-
 import plots
 from tables import markdown, number, percent, spread
 
@@ -125,8 +120,7 @@ def by_point(rows):
     """{point: {label: row}}, points of a place in order of their ratio, then of their delay."""
     grouped = {}
     for row in sorted(rows, key=lambda row: (row["where"], row["delay_ms"], row["ratio"])):
-        of_point = (row["operation"], row["model"], row["where"], fused.Shape.of(row), row["ranks"], row["ratio_asked"], row["delay_ms"])
-        grouped.setdefault(of_point, {})[row["label"]] = row
+        grouped.setdefault((name_of(row), fused.Shape.of(row), row["ranks"]), {})[row["label"]] = row
     return list(grouped.values())
 
 
@@ -135,7 +129,7 @@ def any_of(by):
 
 
 def name_of(row):
-    asked = "" if row["ratio_asked"] is None else f", ratio {row['ratio_asked']:.2f}"
+    asked = "" if row["ratio_asked"] is None else f", ratio {row['ratio_asked']:.3g}"
     delay = f", delay {row['delay_ms']:g} ms" if row["delay_ms"] else ""
     return f"{row['operation']} {row['model']} {row['where']}, B {row['B']}{asked}{delay}"
 
@@ -149,8 +143,11 @@ def exposed_by_arithmetic(row):
 def operation_tables(operation, columns):
     """columns: [{label: row}], a point each."""
     rows = [any_of(by) for by in columns]
-    titles = [""] + [f"{r['model']} {r['where']}, B {r['B']}: **{r['ratio']:.2f}**" + (
+    titles = [f"{r['model']} {r['where']}, B {r['B']}, T {r['T']}: **{r['ratio']:.2f}**" + (
         f", delay {r['delay_ms']:g} ms" if r["delay_ms"] else "") for r in rows]
+
+    def table(labels, cell):
+        return markdown([[name, *(cell(name, by) for by in columns)] for name in labels], ["", *titles])
     facts = {"T × B × C → columns": lambda r: f"{r['T']} × {r['B']} × {r['C']} → {r['columns']}",
              "link, Mbit/s": lambda r: number(r["rate_mbit_per_s"], 0),
              "wire, ms": lambda r: number(r["wire_ms"]),
@@ -159,15 +156,15 @@ def operation_tables(operation, columns):
              "repetitions": lambda r: str(r["repetitions"])}
     text = [f"### {fused.TITLES[operation]}", "", f"{rows[0]['ranks']} ranks. A column is a point: model and place, batch, and in "
             "bold the ratio of communication to computation.", "",
-            markdown(titles, [[name, *map(fact, rows)] for name, fact in facts.items()])]
+            table(facts, lambda name, by: facts[name](any_of(by)))]
     for caption, labels, cell in (
-            ("Time, ms: median (10th…90th percentile).", fused.VARIANTS, lambda row: spread(row) if row else "–"),
+            ("Time, ms: median (10th…90th percentile).", fused.VARIANTS, spread),
             ("Hidden share of the communication, %: all / without what chunking costs ± one standard error.", fused.FUSED,
              lambda row: f"{percent(row['hidden_share'])} / {percent(row['hidden_alone_share'])} ± "
-             f"{percent(row['hidden_alone_error_share'])}" if row else "–"),
+             f"{percent(row['hidden_error_share'])}"),
             ("Why not all of it, ms: chunking + exposed.", fused.FUSED,
-             lambda row: f"{number(row['chunking_ms'])} + {number(row['exposed_ms'])}" if row else "–")):
-        text += [caption, "", markdown(titles, [[name] + [cell(by.get(name)) for by in columns] for name in labels])]
+             lambda row: f"{number(row['chunking_ms'])} + {number(row['exposed_ms'])}")):
+        text += [caption, "", table(labels, lambda name, by: cell(by[name]))]
     return "\n".join(text)
 
 
@@ -178,12 +175,11 @@ def paper_table(columns):
         for by in columns:
             row = any_of(by)
             if row["operation"] == operation and row["ratio_asked"] == ratio:
-                ours = by["slice 4"], by[f"ring {max(1, 4 // row['ranks'])}"]
-                shares = zip(ours, (slicing, commfuse))
-                lines.append([case, f"{ratio:.2f}", *(cell for one, papers in shares for cell in (
-                    percent(one["hidden_share"]), percent(papers)))])
-    heading = ["the paper's", "ratio", "slicing in four, %", "paper", "commfuse, N·m = 4, %", "paper"]
-    return ["### Beside the paper", "", "Hidden share of the wire's time.", "", markdown(heading, lines)] if lines else []
+                lines.append({"the paper's": case, "ratio": f"{ratio:.2f}",
+                              "slicing in four, %": percent(by["slice 4"]["hidden_share"]), "its slicing": percent(slicing),
+                              "commfuse, N·m = 4, %": percent(by[f"ring {max(1, 4 // row['ranks'])}"]["hidden_share"]),
+                              "its CommFuse": percent(commfuse)})
+    return ["### Beside the paper", "", "Hidden share of the wire's time.", "", markdown(lines)] if lines else []
 
 
 def tables(rows):
@@ -217,58 +213,11 @@ def on_the_line(columns):
 def line_table(columns):
     text = ("### The line\n\nWith one slice per rank a GEMM hides its transfer when its columns per rank (K of GEMM ▸ "
             "reduce-scatter, n of all-gather ▸ GEMM) are at least e·F/(2B).\n\n")
-    heading = ["operation", "place", "columns per rank", "e·F/(2B)", "should hide all", "hidden by ring 1, %"]
-    return text + markdown(heading, [
-        [fused.TITLES[row["operation"]], f"{row['model']} {row['where']}", width, f"{at:.0f}",
-         "yes" if width >= at else "no", percent(share)] for row, width, at, share in on_the_line(columns)])
-
-
-# --- figures ---
-
-STYLES = {"slice": ("#b45309", "s"), "ring": ("#1f4e79", "o"), "direct": ("#0f766e", "^")}
-DASHES = {1: "-", 2: "--", 4: ":", 8: "-."}
-FLOOR = -1.0  # shares below are drawn on the floor: the table has them
-
-
-def shares_figure(columns):
-    """A panel for each operation."""
-    operations = {name: mine for name in fused.TITLES
-                  if (mine := [by for by in columns if any_of(by)["operation"] == name and not any_of(by)["delay_ms"]])}
-    across = min(4, len(operations))
-    down = -(-len(operations) // across)
-    figure, axes = plots.panels(down, across, (4.2 * across, 3.4 * down + 0.6), sharey=True)
-    for panel in axes.flat[len(operations):]:
-        panel.set_visible(False)
-    for panel, (operation, mine) in zip(axes.flat, operations.items()):
-        draw_panel(panel, operation, mine)
-    plots.legend_below(figure, plots.handles_of(axes.flat), 7, lines=2)
-    return figure
-
-
-def draw_panel(panel, operation, columns):
-    """On a lab a line over the ratios of the model and place that have most of them; else points, a shape each."""
-    wheres = [(any_of(by)["model"], any_of(by)["where"]) for by in columns]
-    shaped = any_of(columns[0])["wire_ms"] is not None
-    if shaped:
-        columns = [by for by, where in zip(columns, wheres) if where == max(wheres, key=wheres.count)]
-    first, ratios_here = any_of(columns[0]), [any_of(by)["ratio"] for by in columns]
-    for name in fused.FUSED[1:]:  # none hides nothing
-        mode, slices = name.split()
-        color, marker = STYLES[mode]
-        panel.plot(ratios_here, [max(FLOOR, by[name]["hidden_share"]) for by in columns], DASHES[int(slices)] if shaped else "",
-                   color=color, marker=marker, linewidth=1.1, markersize=3 if shaped else 2 + math.log2(int(slices)), label=name)
-    if operation in fused.EQUAL_SLICES and shaped:
-        steps = np.geomspace(min(ratios_here), max(ratios_here), 100)
-        for slices in (1, 4):
-            panel.plot(steps, [fused.hideable(ratio, first["ranks"], slices) for ratio in steps], DASHES[slices],
-                       color="#9ca3af", linewidth=2, zorder=0, label=f"possible with {slices}")
-    panel.axvline(1, color="#6b7280", linewidth=0.8)
-    panel.set_xscale("log")
-    panel.set(ylim=(FLOOR - 0.05, 1.15), title=fused.TITLES[operation] + f", {first['model']}" * shaped,
-              xlabel="communication / computation")
-    if panel.get_subplotspec().is_first_col():
-        panel.set_ylabel("hidden share of the communication")
-    panel.grid()
+    lines = [
+        {"operation": fused.TITLES[row["operation"]], "place": f"{row['model']} {row['where']}", "columns per rank": width,
+         "e·F/(2B)": f"{at:.0f}", "should hide all": "yes" if width >= at else "no", "hidden by ring 1, %": percent(share)}
+        for row, width, at, share in on_the_line(columns)]
+    return text + (markdown(lines) if lines else "")
 
 
 def line_figure(found):
@@ -293,10 +242,5 @@ def line_figure(found):
 
 
 def figures(rows, folder):
-    if not rows:
-        return []
-    columns = by_point(rows)
-    names = plots.save(shares_figure(columns), folder, NAME)
-    if found := on_the_line(columns):
-        names += plots.save(line_figure(found), folder, f"{NAME}_line")
-    return names
+    found = on_the_line(by_point(rows))
+    return plots.save(line_figure(found), folder, f"{NAME}_line") if found else []

@@ -1,9 +1,7 @@
 """What this machine's processors give when all of them work at once.
 
-A virtual machine's processors may be hyperthreads of cores that others use too, its own neighbours or another machine's,
-and lscpu does not say so: beside a busy one a processor does little more than half of what it can. Two ranks keep two
-processors busy, and four when bytes move; whatever else is on their cores, a step with transfers meets more of it than
-one without, and both differ from one minute to the next.
+A virtual machine's processors may be hyperthreads of cores that others use too, and lscpu does not say so: beside a busy one
+a processor does little more than half of what it can, so steps differ from one minute to the next.
 
     measure()    {"work": 0.91, "slowed": 0.24}
 

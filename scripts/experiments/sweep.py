@@ -30,18 +30,17 @@ def tables(rows):
     bounds = {configuration(row): row["step_ms"] for row in rows if row["mode"] == "nowire" and row["status"] == "ok"}
     lines = []
     for row in rows:
-        line = [row["model"], f"{row['strategy']} {row['tp']}x{row['dp']}", row["ranks"]]
-        if row["status"] != "ok":
-            why = " ".join(row["reason"].split())[:160].replace("|", "/")
-            lines.append([*line, "–", row["mode"], f"**failed** {why}", *[""] * 5])
-            continue
-        bound = bounds.get(configuration(row))
-        lines.append([*line, row["device"], row["mode"], f"{row['step_ms']:.1f}", f"{row['step_p10_ms']:.1f} – {row['step_p90_ms']:.1f}",
-                      f"{row['tokens_per_s']:.0f}", f"{percent(row['mfu_share'])} %", f"{row['exposed_ms']:.1f}",
-                      number(bound and row["step_ms"] / bound, 3)])
-    heading = ["model", "mesh", "ranks", "device", "mode", "step, ms", "spread", "tokens/s", "MFU", "exposed, ms", "of nowire"]
+        ok, bound = row["status"] == "ok", bounds.get(configuration(row))
+        lines.append({
+            "model": row["model"], "mesh": f"{row['strategy']} {row['tp']}x{row['dp']}", "ranks": row["ranks"],
+            "device": row["device"] if ok else "–", "mode": row["mode"],
+            "step, ms": f"{row['step_ms']:.1f}" if ok else "**failed** " + " ".join(row["reason"].split())[:160].replace("|", "/"),
+            "spread": f"{row['step_p10_ms']:.1f} – {row['step_p90_ms']:.1f}" if ok else "",
+            "tokens/s": f"{row['tokens_per_s']:.0f}" if ok else "", "MFU": f"{percent(row['mfu_share'])} %" if ok else "",
+            "exposed, ms": f"{row['exposed_ms']:.1f}" if ok else "",
+            "of nowire": number(bound and row["step_ms"] / bound, 3) if ok else ""})
     return ("Median of the steps after the first; spread from the 10th to the 90th percentile. The last column is the step "
-            "against that without transfers (nowire), whose losses are wrong by construction.\n\n" + markdown(heading, lines))
+            "against that without transfers (nowire), whose losses are wrong by construction.\n\n" + markdown(lines))
 
 
 def figures(rows, folder):
@@ -49,7 +48,8 @@ def figures(rows, folder):
     groups = {configuration(row): label(row) for row in good}
     if not groups:
         return []
-    shades = plots.shades(sorted(dict.fromkeys(row["mode"] for row in good), key=lambda mode: list(plots.COLOURS).index(plots.overlap(mode))))
+    order = list(plots.COLOURS)
+    shades = plots.shades(sorted({row["mode"] for row in good}, key=lambda mode: (order.index(plots.overlap(mode)), mode)))
     figure, ((axes,),) = plots.panels(size=(10, 4.6))
     field, scale, unit = ("mfu_share", 100, "MFU, %") if all(row.get("mfu_share") is not None for row in good) else (
         "tokens_per_s", 1, "tokens/s")

@@ -22,8 +22,8 @@ in a column of its own: chunking, nowire in as many slices less nowire; exposed 
 mean of the ranks, more than nowire's in as many slices; and the rest, computation made slower by the bytes that move
 beside it. All three are of the faster half of the steps.
 
-A rank has two cores, one of them for its transfers in all modes (MFU is of both). Who blocks could compute on both: the last table of a
-mesh has the steps of two threads a rank on the same cores over the same link.
+A rank has two cores, one of them for its transfers in all modes (MFU is of both). Who blocks could compute on both: the last
+table of a mesh has the steps of two threads a rank on the same cores over the same link.
 """
 import collections
 import json
@@ -352,29 +352,22 @@ def prediction(modes, mode):
     return None if left is None else nowire + left
 
 
+def compared(modes):
+    """Those whose losses are right."""
+    return [mode for mode in modes if plots.overlap(mode) != "nowire"]
+
+
 def ratios(rows):
     """The figures in which two reports must agree."""
-    found = {}
-    for mesh, modes in by_mesh(rows).items():
-        for mode in modes:
-            if not mode.startswith("nowire"):
-                found[f"{work_of(modes)}, {mesh}, step({mode}) / step(nowire)"] = ratio_to_bound(modes, mode)
-    return found
-
-
-def median_ratio(modes, mode):
-    return median(modes[mode], "step_ms") / median(modes["nowire"], "step_ms")
-
-
-def loss_problems(modes):
-    return [f"losses of {mode} differ from those of none by {difference:.1e}, more than {LOSS_TOLERANCE:g}"
-            for mode in modes if not mode.startswith("nowire")
-            for difference in [loss_difference(modes[mode], modes["none"])] if not difference <= LOSS_TOLERANCE]
+    return {f"{work_of(modes)}, {mesh}, step({mode}) / step(nowire)": ratio_to_bound(modes, mode)
+            for mesh, modes in by_mesh(rows).items() for mode in compared(modes)}
 
 
 def problems(rows):
     """What must not be, whatever the machine."""
-    return [f"training {mesh}: {problem}" for mesh, modes in by_mesh(rows).items() for problem in loss_problems(modes)]
+    return [f"training {mesh}: losses of {mode} differ from those of none by {difference:.1e}, more than {LOSS_TOLERANCE:g}"
+            for mesh, modes in by_mesh(rows).items() for mode in compared(modes)
+            for difference in [loss_difference(modes[mode], modes["none"])] if not difference <= LOSS_TOLERANCE]
 
 
 # --- tables and figures ---
@@ -384,37 +377,31 @@ def yes(condition):
     return "yes" if condition else "**no**"
 
 
-def loss_cell(modes, mode):
-    if plots.overlap(mode) == "nowire":
-        return "wrong by construction"
-    difference = loss_difference(modes[mode], modes["none"])
-    return f"{difference:.0e}" if difference <= LOSS_TOLERANCE else f"**ERROR** {difference:.0e}"
-
-
 def steps_table(modes):
     lines = []
     for mode in [mode for mode in MODES if mode in modes]:
         steps = modes[mode]
         low, high = np.percentile(warm(steps, "step_ms"), [10, 90])
         error = standard_error(modes, lambda drawn: ratio_to_bound(drawn, mode))
-        lines.append([mode, f"{median(steps, 'step_ms'):.1f}", f"{low:.1f} – {high:.1f}", f"{ratio_to_bound(modes, mode):.3f} ± {error:.3f}",
-                      f"{median(steps, 'step_ms') / median(modes['nowire'], 'step_ms'):.3f}", number(prediction(modes, mode), 1),
-                      f"{median(steps, 'tokens_per_s'):.0f}", f"{100 * median(steps, 'mfu_share'):.1f} %",
-                      f"{median(steps, 'exposed_ms'):.1f}", f"{median(steps, 'comm_ms'):.1f}", loss_cell(modes, mode)])
-    return markdown(["mode", "step, ms", "p10 – p90", "of nowire", "by medians", "predicted, ms", "tokens/s", "MFU", "exposed, ms",
-                     "comm, ms", "loss differs by"], lines)
-
-
-def more_exposed(modes, mode, other):
-    return undisturbed(modes[mode], "exposed_mean_ms") - undisturbed(modes[other], "exposed_mean_ms")
+        difference = loss_difference(steps, modes["none"])
+        lines.append({
+            "mode": mode, "step, ms": f"{median(steps, 'step_ms'):.1f}", "p10 – p90": f"{low:.1f} – {high:.1f}",
+            "of nowire": f"{ratio_to_bound(modes, mode):.3f} ± {error:.3f}",
+            "by medians": f"{median(steps, 'step_ms') / median(modes['nowire'], 'step_ms'):.3f}",
+            "predicted, ms": number(prediction(modes, mode), 1), "tokens/s": f"{median(steps, 'tokens_per_s'):.0f}",
+            "MFU": f"{100 * median(steps, 'mfu_share'):.1f} %", "exposed, ms": f"{median(steps, 'exposed_ms'):.1f}",
+            "comm, ms": f"{median(steps, 'comm_ms'):.1f}",
+            "loss differs by": "wrong by construction" if mode not in compared(modes) else
+            "**ERROR** " * (not difference <= LOSS_TOLERANCE) + f"{difference:.0e}"})
+    return markdown(lines)
 
 
 def account(modes, mode):
     """Where a mode's time goes beyond nowire's, in ms: (all of it, chunking, exposed, rest); see above."""
     same = f"nowire:{SLICES.get(mode)}"
     same = same if same in modes else "nowire"
-    bound, exposed = undisturbed(modes["nowire"]), more_exposed(modes, mode, same)
-    longer, chunking = undisturbed(modes[mode]) - bound, undisturbed(modes[same]) - bound
+    longer, chunking = (undisturbed(modes[one]) - undisturbed(modes["nowire"]) for one in (mode, same))
+    exposed = undisturbed(modes[mode], "exposed_mean_ms") - undisturbed(modes[same], "exposed_mean_ms")
     return longer, chunking, exposed, longer - chunking - exposed
 
 
@@ -427,19 +414,21 @@ def checks_table(modes):
         gain, ratio = undisturbed(modes["none"]) / step, expected and (bound + native) / expected
         longer, chunking, exposed, rest = account(modes, mode)
         error = standard_error(modes, lambda drawn: account(drawn, mode)[3])
-        lines.append([mode, f"{step / bound:.3f}", yes(step <= BOUND * bound), f"{gain:.3f}", number(ratio, 3),
-                      "–" if ratio is None else yes(abs(gain / ratio - 1) <= PREDICTION), f"{longer:.1f}",
-                      number(expected and expected - bound, 1), f"{chunking:.1f}", f"{exposed:.1f}", f"{rest:.1f} ± {error:.1f}",
-                      yes(abs(rest) <= max(EXPOSED_MS, EXPOSED_SHARE * abs(exposed)))])
-    return markdown(["", "of nowire", f"at most {BOUND}", "none / commfuse", "predicted", f"within {100 * PREDICTION:.0f} %",
-                     "step − nowire, ms", "predicted", "chunking, ms", "exposed, ms", "rest, ms", "rest within 10 % or 1 ms"], lines)
+        lines.append({
+            "": mode, "of nowire": f"{step / bound:.3f}", f"at most {BOUND}": yes(step <= BOUND * bound),
+            "none / commfuse": f"{gain:.3f}", "of it predicted": number(ratio, 3),
+            f"within {100 * PREDICTION:.0f} %": "–" if ratio is None else yes(abs(gain / ratio - 1) <= PREDICTION),
+            "step − nowire, ms": f"{longer:.1f}", "predicted, ms": number(expected and expected - bound, 1),
+            "chunking, ms": f"{chunking:.1f}", "exposed, ms": f"{exposed:.1f}", "rest, ms": f"{rest:.1f} ± {error:.1f}",
+            "rest within 10 % or 1 ms": yes(abs(rest) <= max(EXPOSED_MS, EXPOSED_SHARE * abs(exposed)))})
+    return markdown(lines)
 
 
 def spare_table(modes, spare):
     """Two threads a rank beside one, on the same cores."""
-    return markdown(["on the same cores", "step, ms", "of nowire with one thread"], [
-        [f"{mode}, {threads} thread{'s' * (threads > 1)}", f"{median(some[mode], 'step_ms'):.1f}",
-         f"{undisturbed(some[mode]) / undisturbed(modes['nowire']):.3f}"]
+    return markdown([
+        {"on the same cores": f"{mode}, {threads} thread{'s' * (threads > 1)}", "step, ms": f"{median(some[mode], 'step_ms'):.1f}",
+         "of nowire with one thread": f"{undisturbed(some[mode]) / undisturbed(modes['nowire']):.3f}"}
         for threads, some in ((2, spare), (1, modes)) for mode in SPARE_MODES if mode in some])
 
 

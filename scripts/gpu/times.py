@@ -66,7 +66,7 @@ def too_large(check, program, model, batch):
 # --- the table ---
 
 WIDTHS = -5, -9, 5, 5, 9, 7, 10, 7, 8, 8, 7
-HEAD = columns(["model", "program", "batch", "accum", "step ms", "spread", "tokens/s", "MFU", "of GEMM", "mem GiB", "start s"], WIDTHS)
+HEAD = columns("model,program,batch,accum,step ms,spread,tokens/s,MFU,of GEMM,mem GiB,start s".split(","), WIDTHS)
 
 
 def line(check, row):

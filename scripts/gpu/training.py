@@ -42,8 +42,8 @@ def train(check, program, ranks=1, transport="auto", limit=None, **options):
     """(steps of the log, config of the log, Result)"""
     log, port = check.path("log.jsonl"), free_port()
     command = [program, *words_of(log=log, transport=transport, val_every=0, **options)]
-    result = check.runner.ranks([command] * ranks, [environment(r, ranks, port, transport) if ranks > 1 else {} for r in range(ranks)],
-                                limit)
+    environments = [environment(rank, ranks, port, transport) if ranks > 1 else {} for rank in range(ranks)]
+    result = check.runner.ranks([command] * ranks, environments, limit)
     events = read_log(log)
     config = next((event for event in events if event["event"] == "config"), {})
     return [event for event in events if event["event"] == "step"], config, result
@@ -147,8 +147,9 @@ def losses_of(check, small, cpu):
         program = cpu if kind == "cpu" else check.program(kind)
         if not program or not expected and kind != "cpu":
             continue
-        steps, _, result = train(check, program, train=tokens, **start, **small.recipe, seq=small.seq, batch=small.batch,
-                                 micro_batch=small.batch, steps=small.steps, timeout=60, **dict(peak_tflops=1) if kind == "cpu" else {})
+        more = dict(peak_tflops=1) if kind == "cpu" else {}
+        steps, _, result = train(check, program, train=tokens, seq=small.seq, batch=small.batch, micro_batch=small.batch,
+                                 steps=small.steps, timeout=60, **start, **small.recipe, **more)
         found = figures_of(steps)
         record[kind] = found[0]
         what = f"{small.name}: {'CPU program and reference' if kind == 'cpu' else kind}"

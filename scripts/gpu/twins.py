@@ -44,7 +44,8 @@ def twins(check, name, tool, reference, words):
         made, cpu = ours.result(), theirs.result()
     faults = [line for line in made.output.splitlines() if line.startswith("FAULT")]
     notes = [line for line in made.output.splitlines() if line.startswith("note:")]
-    check.judge(f"{name}: written where it should be, same bits twice", made.status == 0, "; ".join(faults[:5] + notes) or made.last)
+    check.judge(f"{name}: written where it should be, same bits twice", made.status == 0,
+                "; ".join(faults[:5] + notes) or made.last)
     refused = [note for note in notes if "cuDNN" in note and not any(reason in note for reason in MEANT)]
     if refused:
         check.verdict(f"{name}: by cuDNN", FAIL, "; ".join(refused))
@@ -77,7 +78,8 @@ def commands(check, sanitizer):
             yield f"{tool}, {kind} kernels", [*line, twins_tool, check.path("twins.bin"), "--small",
                                               *["--round"] * (kind == "bf16"), "--only", only]
             if tool == "memcheck" and kind == "fp32":
-                tiny = words_of(train=tokens, layers=1, channels=64, heads=1, vocab=101, seq=24, micro_batch=2, steps=1, val_every=0)
+                tiny = words_of(train=tokens, layers=1, channels=64, heads=1, vocab=101, seq=24, micro_batch=2, steps=1,
+                                val_every=0)
                 yield f"{tool}, a {kind} step", [*line, os.path.join(ROOT, check.build[kind], "train_gpt"), *tiny]
 
 

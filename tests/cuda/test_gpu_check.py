@@ -590,7 +590,8 @@ print(json.dumps(words))
 
     def test_steps_that_compute_nonsense_are_no_figure(self):
         self.assertEqual(models.implausible([11.1, 12.0, 9.5]), "")
-        for losses, why in (([11.0, float("nan"), 9.0], "not finite"), ([11.0, None, 9.0], "not finite"), ([0.0, 0.0], "first loss"),
+        for losses, why in (([11.0, float("nan"), 9.0], "not finite"), ([11.0, None, 9.0], "not finite"),
+                            ([0.0, 0.0], "first loss"),
                             ([5.0, 4.0], "first loss"), ([10.9, 10.9], "not fallen"), ([10.9, 11.0], "not fallen")):
             self.assertIn(why, models.implausible(losses))
         program = self.script("program", f"#!{sys.executable}\n" '''

@@ -227,8 +227,8 @@ class ReportOfAFakeExperiment(Case):
 def steps(mode, step_ms, exposed_ms=0.0, loss=5.0, mesh="tpsp 1x2", native_ms=500.0, line_ms=490.0):
     return [{"mesh": mesh, "mode": mode, "round": number, "step_ms": step_ms + (1000 if number == 0 else 0),
              "exposed_ms": exposed_ms, "exposed_mean_ms": exposed_ms, "comm_ms": 500.0, "loss": loss - 0.1 * number,
-             "tokens_per_s": 1e6 / step_ms, "mfu_share": 0.5, "ranks": 2, "model": "d6", "seq": 256, "batch": 4, "parameters": 13891584,
-             "link_bits_per_s": 1e9, "line_ms": line_ms, "vocab": 8192, "native_ms": native_ms,
+             "tokens_per_s": 1e6 / step_ms, "mfu_share": 0.5, "ranks": 2, "model": "d6", "seq": 256, "batch": 4,
+             "parameters": 13891584, "link_bits_per_s": 1e9, "line_ms": line_ms, "vocab": 8192, "native_ms": native_ms,
              "bytes_sent_per_step": 61e6}
             for number in range(7)]
 
@@ -389,7 +389,8 @@ class Comparison(Case):
                                          for row in training_rows()])
         status, output = self.compare(a, b)
         self.assertEqual(status, 1)
-        self.assertIn("! training: d6, 4 x 256 tokens, tpsp 1x2, step(slice) / step(nowire): 1.2000 and 1.2480, 4.00 % apart", output)
+        self.assertIn("! training: d6, 4 x 256 tokens, tpsp 1x2, step(slice) / step(nowire): 1.2000 and 1.2480, 4.00 % apart",
+                      output)
         self.assertEqual(output.count("! "), 1)
         self.assertIn("at most 4.00 % apart, 0.00 % in the median; 1 further", output)
 
