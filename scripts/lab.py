@@ -27,8 +27,8 @@ the delay line (delay_line.c).
 import argparse
 import math
 import os
-import pathlib
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -52,7 +52,7 @@ TCP = {"tcp_rmem": "4096 4194304 33554432", "tcp_wmem": "4096 4194304 33554432",
        "tcp_slow_start_after_idle": "0", "tcp_no_metrics_save": "1"}
 EAGER_BYTES = 4 << 20
 DELAY_LINE = "/dev/shm/delay_line"
-HERE = pathlib.Path(__file__).resolve().parent
+DELAY_LINE_SOURCE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "delay_line.c")
 SETUP_S = 20
 
 # The daemon on a host, started by mpirun as "agent HOST COMMAND…".
@@ -165,10 +165,6 @@ class Lab:
     def address(host):
         return f"10.0.0.{host + 1}"
 
-    @staticmethod
-    def hardware_address(host):
-        return f"02:00:00:00:00:{host + 1:02x}"
-
     def ranks(self):
         return self.hosts * self.ranks_per_host
 
@@ -224,8 +220,7 @@ class Lab:
         if not line:
             raise LabError("the lab's first process did not start")
         self.first_pid = int(line)
-        self.at_hub("ip", "link", "add", "bridge", "mtu", str(MTU), "type", "bridge")
-        self.at_hub("ip", "link", "set", "bridge", "up")
+        self.at_hub(f"ip link add bridge mtu {MTU} type bridge; ip link set bridge up")
         for host in range(self.hosts):
             self.add_host(host)
         for host in range(self.hosts):
@@ -240,32 +235,29 @@ class Lab:
         self.host_pids.append(holder.stdout.readline().strip())
         if not self.host_pids[host]:
             raise LabError(f"host {host} did not start")
-        self.at_hub("ip", "link", "add", f"port{host}", "mtu", str(MTU), "type", "veth",
-                    "peer", "name", "eth0", "address", self.hardware_address(host), "mtu", str(MTU),
-                    "netns", self.host_pids[host])
-        self.at_hub("ip", "link", "set", f"port{host}", "master", "bridge", "up")
-        self.at_hub("bridge", "link", "set", "dev", f"port{host}", "learning", "off")
-        self.at_hub("bridge", "fdb", "add", self.hardware_address(host), "dev", f"port{host}", "master", "static")
-        self.at(host, "ip", "link", "set", "lo", "up")
-        self.at(host, "ip", "address", "add", f"{self.address(host)}/24", "dev", "eth0")
-        self.at(host, "ip", "link", "set", "eth0", "up")
-        for name, value in TCP.items():
-            self.at(host, "sh", "-c", f"echo {value} >/proc/sys/net/ipv4/{name}")
+        port, hardware = f"port{host}", f"02:00:00:00:00:{host + 1:02x}"
+        self.at_hub(f"""
+            ip link add {port} mtu {MTU} type veth peer name eth0 address {hardware} mtu {MTU} netns {self.host_pids[host]}
+            ip link set {port} master bridge up
+            bridge link set dev {port} learning off
+            bridge fdb add {hardware} dev {port} master static""")
+        limits = "".join(f"; echo {value} >/proc/sys/net/ipv4/{name}" for name, value in TCP.items())
+        self.at(host, "sh", "-ec",
+                f"ip link set lo up; ip address add {self.address(host)}/24 dev eth0; ip link set eth0 up{limits}")
 
     def write_files(self, host):
-        names = "127.0.0.1 localhost\n" + "".join(f"{self.address(h)} {self.host_name(h)}\n" for h in range(self.hosts))
+        everyone = range(self.hosts)
+        names = "127.0.0.1 localhost\n" + "".join(f"{self.address(h)} {self.host_name(h)}\n" for h in everyone)
         self.write(host, "/dev/shm/hosts", names)
         self.at(host, "mount", "--bind", "/dev/shm/hosts", "/etc/hosts")
-        agent = " ".join(f"{self.host_name(h)}) pid={pid} cores={core_list(self.host_cores(h))};;"
-                         for h, pid in enumerate(self.host_pids))
+        cases = " ".join(f"{self.host_name(h)}) pid={self.host_pids[h]} cores={core_list(self.host_cores(h))};;" for h in everyone)
+        self.write(host, "/dev/shm/agent", AGENT.replace("{cases}", cases))
         rank = RANK_ON_SHARED_CORES
         if self.enough()[0]:
             rank = RANK.replace("{cases}", " ".join(
                 "{}) compute={} progress={};;".format(r, *self.rank_cores(r)) for r in range(self.ranks())))
-        slots = "".join(f"{self.host_name(h)} slots={self.ranks_per_host}\n" for h in range(self.hosts))
-        self.write(host, "/dev/shm/agent", AGENT.replace("{cases}", agent))
         self.write(host, "/dev/shm/rank", rank)
-        self.write(host, "/dev/shm/hostfile", slots)
+        self.write(host, "/dev/shm/hostfile", "".join(f"{self.host_name(h)} slots={self.ranks_per_host}\n" for h in everyone))
         self.at(host, "chmod", "+x", "/dev/shm/agent", "/dev/shm/rank")
 
     def write(self, host, path, text):
@@ -286,8 +278,8 @@ class Lab:
     def enter(self, host):
         return [*self.hub(), "nsenter", "--target", self.host_pids[host], "--net", "--uts", "--mount", "--"]
 
-    def at_hub(self, *command):
-        return run_checked([*self.hub(), *command], timeout=SETUP_S)
+    def at_hub(self, script):
+        return run_checked([*self.hub(), "sh", "-ec", script], timeout=SETUP_S)
 
     def at(self, host, *command, **options):
         return run_checked([*self.enter(host), *command], timeout=SETUP_S, **options)
@@ -310,27 +302,22 @@ class Lab:
         """What a host sends comes in at its port, is redirected into the delay line and enters the bridge from there.
         The bridge never learns where a host is, it has been told: what is for the host still leaves by its port."""
         for host, line in enumerate(self.lines):
-            self.at_hub("tc", "qdisc", "del", "dev", f"port{host}", "clsact")
-            self.at_hub("kill", line.number)  # not line.kill(), which would only end nsenter
+            self.at_hub(f"tc qdisc del dev port{host} clsact; kill {line.number}")  # line.kill() would only end nsenter
             line.communicate()
         self.lines = []
         for host in range(self.hosts) if delay_ms else ():
             device, port = f"delay{host}", f"port{host}"
             self.lines.append(self.start_delay_line(device, self.rank_cores(host * self.ranks_per_host)[-1], delay_ms))
-            self.at_hub("ip", "link", "set", device, "mtu", str(MTU), "master", "bridge")
-            self.at_hub("bridge", "link", "set", "dev", device, "learning", "off", "flood", "off", "mcast_flood", "off",
-                        "bcast_flood", "off")
-            self.at_hub("ip", "link", "set", device, "up")
-            self.at_hub("tc", "qdisc", "add", "dev", port, "clsact")
-            self.at_hub("tc", "filter", "add", "dev", port, "ingress", "protocol", "all", "u32",
-                        "match", "u32", "0", "0", "action", "mirred", "egress", "redirect", "dev", device)
+            self.at_hub(f"""
+                ip link set {device} mtu {MTU} master bridge
+                bridge link set dev {device} learning off flood off mcast_flood off bcast_flood off
+                ip link set {device} up
+                tc qdisc add dev {port} clsact
+                tc filter add dev {port} ingress protocol all u32 match u32 0 0 action mirred egress redirect dev {device}""")
 
     def start_delay_line(self, device, core, delay_ms):
         """It prints its number once it is ready, and lives until it or the lab is ended."""
-        try:
-            self.at_hub("test", "-x", DELAY_LINE)
-        except LabError:
-            self.at_hub("cc", "-std=gnu11", "-O2", "-o", DELAY_LINE, str(HERE / "delay_line.c"))
+        self.at_hub(f"[ -x {DELAY_LINE} ] || cc -std=gnu11 -O2 -o {DELAY_LINE} {shlex.quote(DELAY_LINE_SOURCE)}")
         line = subprocess.Popen([*self.hub(), "taskset", "-c", str(core), DELAY_LINE, device, f"{delay_ms * 1e3:g}"],
                                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                 start_new_session=True)
@@ -350,10 +337,9 @@ class Lab:
         are left to the kernel (see TCP)."""
         if ranks > self.ranks():
             raise LabError(f"{ranks} ranks on {self.hosts} hosts of {self.ranks_per_host}")
-        settings = {"plm_rsh_agent": "/dev/shm/agent", "pml": "ob1", "btl": "tcp,self", "btl_tcp_if_include": "eth0",
-                    "oob_tcp_if_include": "eth0", "btl_tcp_links": "1", "btl_tcp_flags": "9",
-                    "btl_tcp_eager_limit": str(EAGER_BYTES),
-                    "btl_tcp_sndbuf": "0", "btl_tcp_rcvbuf": "0", "orte_tmpdir_base": "/dev/shm"}
+        settings = dict(plm_rsh_agent="/dev/shm/agent", pml="ob1", btl="tcp,self", btl_tcp_if_include="eth0",
+                        oob_tcp_if_include="eth0", btl_tcp_links="1", btl_tcp_flags="9", btl_tcp_eager_limit=str(EAGER_BYTES),
+                        btl_tcp_sndbuf="0", btl_tcp_rcvbuf="0", orte_tmpdir_base="/dev/shm")
         exports = {"OMP_NUM_THREADS": "1", **(env or {})}
         # Entering a mount namespace leads to /, and PROGRAM may be named from where its user stands.
         command = [*self.enter(0), "env", f"--chdir={os.getcwd()}", "OMPI_ALLOW_RUN_AS_ROOT=1",
