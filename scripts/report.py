@@ -32,6 +32,7 @@ import time
 
 import lab
 import plots
+import run_log
 import tables
 from experiments import processors
 from runner import ROOT, Runner
@@ -113,35 +114,29 @@ def caption(setup):
 
 
 class Rows:
-    """DIR/rows.jsonl, held by one report at a time. A last line cut short by a kill is dropped."""
+    """DIR/rows.jsonl, held by one report at a time."""
 
     def __init__(self, folder, setup, fresh):
         self.path = folder / ROWS
-        self.file = open(self.path, "a+", encoding="utf-8")
+        self.file = open(self.path, "a", encoding="utf-8")
         try:
             fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             refuse(f"{self.path} is being written by another report", "wait for it, or choose another --out DIR")
-        self.setup, self.done = setup, []
         if fresh:
             self.file.truncate(0)
-        kept = read_rows(self.path)
-        if kept:
-            self.resume(*kept)
-        else:
-            self.file.truncate(0)
+        run_log.drop_cut_line(self.path)
+        self.setup, self.done = read_rows(self.path)
+        if not self.setup:
+            self.setup = setup
             self.append({"setup": setup})
-
-    def resume(self, setup, done, length):
         here, there = ({name: value for name, value in side.items() if name not in NOT_OF_THE_SETUP}
-                       for side in (self.setup, setup))
+                       for side in (setup, self.setup))
         different = [f"{name} was {there.get(name)!r} and is {here.get(name)!r}" for name in {**there, **here}
                      if there.get(name) != here.get(name)]
         if different:
             refuse(f"{self.path} holds rows measured elsewhere: {'; '.join(different)}",
                    "start anew with --fresh, or choose another --out DIR")
-        self.file.truncate(length)
-        self.setup, self.done = setup, done
 
     def append(self, line):
         self.file.write(json.dumps(line) + "\n")
@@ -158,19 +153,14 @@ class Rows:
 
 
 def read_rows(path):
-    """(setup, lines, bytes that are good), or None if not even the setup is whole. What else is no row is no report's."""
-    lines, good = [], 0
-    for number, raw in enumerate(pathlib.Path(path).read_bytes().splitlines(keepends=True), 1):
-        if not raw.endswith(b"\n"):
-            break
-        try:
-            lines.append(json.loads(raw))
-            if ("experiment" if lines[1:] else "setup") not in lines[-1]:
-                raise ValueError
-        except (ValueError, TypeError):
-            refuse(f"{path}, line {number}, is no report's row", "mend it, or start anew with --fresh or another --out DIR")
-        good += len(raw)
-    return (lines[0]["setup"], lines[1:], good) if lines else None
+    """(setup, lines) of a report; (None, []): there is none."""
+    if not path.exists():
+        return None, []
+    try:
+        first, *lines = [line for _, line in run_log.objects(path, {"setup", "experiment"}, "no row of a report")] or [{}]
+    except run_log.Damaged as error:
+        refuse(str(error), "mend it, or start anew with --fresh or another --out DIR")
+    return first.get("setup"), lines
 
 
 def refuse(what, hint):
@@ -291,18 +281,16 @@ def compare(folders, tolerance):
     """Prints every figure that two reports have in common; 1 if one is further apart than `tolerance`."""
     reports = []
     for folder in folders:
-        path = pathlib.Path(folder) / ROWS
-        kept = read_rows(path) if path.exists() else None
-        if not kept:
-            refuse(f"{path} is no report's rows", "give the folders of two reports: --compare DIR DIR")
-        reports.append(kept)
-    places = [(setup.get("place"), setup.get("hosts")) for setup, _, _ in reports]
+        reports.append(read_rows(pathlib.Path(folder) / ROWS))
+        if reports[-1][0] is None:
+            refuse(f"{folder}/{ROWS} is no report's rows", "give the folders of two reports: --compare DIR DIR")
+    places = [(setup.get("place"), setup.get("hosts")) for setup, _ in reports]
     if places[0] != places[1]:
         refuse(f"one report was measured on {places[0]}, the other on {places[1]}", "compare reports of one kind of place")
     all_apart, lonely = [], 0
-    for name in dict.fromkeys(line["experiment"] for _, done, _ in reports for line in done):
+    for name in dict.fromkeys(line["experiment"] for _, done in reports for line in done):
         first, second = (ratios_of(name, [line for line in done if line["experiment"] == name])
-                         for _, done, _ in reports)
+                         for _, done in reports)
         lonely += len(first.keys() ^ second.keys())
         for figure in [figure for figure in first if figure in second]:
             apart = max(first[figure] / second[figure], second[figure] / first[figure]) - 1
@@ -347,11 +335,9 @@ def options():
 
 def read_sweep(path):
     try:
-        with open(path, encoding="utf-8") as file:
-            rows = [json.loads(line) for line in file if line.strip()]
-    except (OSError, ValueError) as error:
-        refuse(f"--sweep {path}: {error}", "collect runs with scripts/mfu_sweep --out FILE.jsonl")
-    return load(SWEEP).latest(rows)
+        return load(SWEEP).latest([row for _, row in run_log.objects(path, {"status"}, "no run of a sweep")])
+    except (OSError, run_log.Damaged) as error:
+        refuse(f"--sweep: {error}", "collect runs with scripts/mfu_sweep --out FILE.jsonl")
 
 
 def check_what_is_needed():
@@ -370,10 +356,9 @@ def measure_all(o, folder):
     from experiments.place import open_place
     modules = {name: load(name) for name in EXPERIMENTS if name in o.only}
     if not modules:  # nothing to run: what is there, if anything, is drawn again
-        path = folder / ROWS
-        kept = read_rows(path) if path.exists() else None
+        setup, done = read_rows(folder / ROWS)
         with open_place("local") as place:
-            return (*kept[:2], [], False) if kept else (setup_of(place, o.quick), [], [], False)
+            return setup or setup_of(place, o.quick), done, [], False
     rows = None
     try:
         with open_place(o.place) as place:

@@ -1,4 +1,6 @@
-"""The log of a run (train_gpt --log): one JSON object a line, whose `event` says what it holds."""
+"""Files of one JSON object a line: the log of a run (train_gpt --log), whose lines say by `event` what they hold, and the rows
+that other scripts collect.
+"""
 import json
 import sys
 
@@ -6,25 +8,36 @@ HINT = "take the line out, or take a log that train_gpt --log has written"
 
 
 class Damaged(ValueError):
-    """A line that no run writes."""
+    """A line that nobody writes."""
 
     def __init__(self, path, number, what):
         super().__init__(f"{path}, line {number}: {what}")
 
 
-def events(path):
-    """Line number and event, one by one. A last line that is cut off is none: its writer may have been killed."""
+def objects(path, keys, what):
+    """Line number and object, one by one, each with one of the keys. A last line that is cut off is none: its writer may have been
+    killed."""
     with open(path, "rb") as file:  # a cut may go through a letter
         for number, line in enumerate(file, 1):
             try:
-                event = json.loads(line)
+                found = json.loads(line)
             except ValueError:
                 if not line.endswith(b"\n"):
                     return
                 raise Damaged(path, number, "no JSON object") from None
-            if not isinstance(event, dict) or "event" not in event:
-                raise Damaged(path, number, "no event of a run")
-            yield number, event
+            if not isinstance(found, dict) or not keys & found.keys():
+                raise Damaged(path, number, what)
+            yield number, found
+
+
+def events(path):
+    return objects(path, {"event"}, "no event of a run")
+
+
+def drop_cut_line(path):
+    """For who appends: the next line would be glued to it."""
+    with open(path, "rb+") as file:
+        file.truncate(file.read().rfind(b"\n") + 1)
 
 
 def read(path, kind, names):

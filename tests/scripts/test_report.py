@@ -433,7 +433,7 @@ class Comparison(Case):
         a, b = (self.write(name, "training", training_rows()) for name in "ab")
         text = (b / "rows.jsonl").read_text()
         (b / "rows.jsonl").write_text(text + "<<<<<<<\n" + text)
-        self.assertIn("line 3, is no report's row", self.refused(a, b))
+        self.assertIn("line 3: no JSON object", self.refused(a, b))
         (b / "rows.jsonl").write_text(text + '{"experiment": "tr')  # cut short by a kill
         self.assertEqual(self.compare(a, b)[0], 0)
 
