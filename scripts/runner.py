@@ -73,20 +73,6 @@ class Result:
         return next((line for line in lines if "error" in line.lower()), lines[-1] if lines else "no output")
 
 
-class Lines:
-    """Whole lines of a file that a process still writes, each passed on once."""
-
-    def __init__(self, file, each_line):
-        self.file, self.each_line, self.at, self.rest = file, each_line, 0, b""
-
-    def read(self):
-        while piece := os.pread(self.file.fileno(), 1 << 16, self.at):
-            self.at += len(piece)
-            *lines, self.rest = (self.rest + piece).split(b"\n")
-            for line in lines:
-                self.each_line(line.decode(errors="replace"))
-
-
 class Runner:
     """gently: a launcher gets SIGTERM first, and ends what it has started on other hosts. Nothing runs past `deadline`."""
 
@@ -120,11 +106,10 @@ class Runner:
         with self.lock:
             self.running.difference_update(processes)
 
-    def run(self, command, limit=None, env=None, each_line=None):
-        """each_line(line) hears every line of its output as it comes."""
-        return self.ranks([command], [env or {}], limit, each_line)
+    def run(self, command, limit=None, env=None):
+        return self.ranks([command], [env or {}], limit)
 
-    def ranks(self, commands, environments, limit=None, each_line=None):
+    def ranks(self, commands, environments, limit=None):
         """One process per command."""
         if self.left() <= 0:
             raise Late
@@ -133,8 +118,7 @@ class Runner:
         try:
             for command, environment, (output, errors) in zip(commands, environments, files):
                 processes.append(self.start(command, output, errors, environment))
-            lines = Lines(files[0][0], each_line) if each_line else None
-            first, late = self.watch(processes, begin + (limit or float("inf")), lines)
+            first, late = self.watch(processes, begin + (limit or float("inf")))
         finally:
             self.end(*processes)
             texts = [self.text(*pair) for pair in files]
@@ -144,7 +128,7 @@ class Runner:
             raise Late(result.output)
         return result
 
-    def watch(self, processes, until, lines):
+    def watch(self, processes, until):
         """Until all have ended or time is over. The number of the first that failed, and of those that had not ended."""
         first, running = None, True
         while running and time.monotonic() < min(until, self.deadline):
@@ -152,8 +136,6 @@ class Runner:
             failed = [i for i, p in enumerate(processes) if p.poll()]
             if first is None and failed:
                 first, until = failed[0], min(until, time.monotonic() + OTHERS_S)
-            if lines:
-                lines.read()
             time.sleep(0.01 * running)
         return first, [i for i, p in enumerate(processes) if p.poll() is None]
 

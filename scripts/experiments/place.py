@@ -70,15 +70,15 @@ class Place:
                 "cores": self.cores, "kernel": platform.release(), "system": platform.system(),
                 "mpi": mpi[0] if mpi else "none", "link": self.link_text()}
 
-    def run(self, ranks, command, env=None, timeout=TIMEOUT_S, each_line=None):
-        """What it prints; each_line(line) is called for every line as it comes."""
+    def run(self, ranks, command, env=None, timeout=TIMEOUT_S):
+        """What it prints."""
         command = list(map(str, command))
         self.write_down(ranks, command, env or {})
         if self.lab:
-            result = self.runner.run([*self.lab.mpirun(ranks, env), *command], timeout, None, each_line)
+            result = self.runner.run([*self.lab.mpirun(ranks, env), *command], timeout)
         else:
             result = self.runner.run([f"{ROOT}/scripts/mpirun.sh", "-np", ranks, *command], timeout,
-                                     {"OMP_NUM_THREADS": "1", **(env or {})}, each_line)
+                                     {"OMP_NUM_THREADS": "1", **(env or {})})
         if result.status:
             why = (f"ran past {timeout} s" if result.ended else "killed, perhaps for want of memory"
                    if result.status == 137 else f"exit status {result.status}")

@@ -1,11 +1,11 @@
 """Training steps end to end: every mode on every mesh, over a link whose transfers take half as long as computing.
 
 A measurement is one mesh. All modes take turns in one process, a step each in an order drawn anew for each round
-(bench_train), so that seconds lie between the steps compared, and a drift of the machine meets all modes; after some rounds
-another process goes on. The bytes of a step (tests/train/traffic.py's formula) over the line rate are `ratio` times the step
-without transfers: every eight rounds the link is set anew, by what that step took in these (while the next step begins).
-Then the library's own collectives are timed alone (bench_fuse). Rows are single steps; a process's first round is not
-counted. Whatever else a machine does only ever adds to a step, so modes are compared by the mean of the faster half of their
+(bench_train), so that seconds lie between the steps compared, and a drift of the machine meets all modes; after eight rounds
+another process goes on: its memory, and what libraries choose at their start, is another's. The bytes of a step
+(tests/train/traffic.py's formula) over the line rate are `ratio` times the step without transfers: a machine's speed moves
+within minutes, so each process has a link set anew, by what that step took in the one before. Then the library's own
+collectives are timed alone (bench_fuse). Rows are single steps; a process's first round is not counted. Whatever else a machine does only ever adds to a step, so modes are compared by the mean of the faster half of their
 steps; beside it stands the ratio of the medians of all, which a mode that suffers more from what else a machine does
 cannot look away from. The standard error is what drawing other blocks of eight rounds from those measured makes of a
 ratio: it is of one report, and another report's ratio may lie 1 or 2 % away. Medians and percentiles are of all steps.
@@ -59,11 +59,10 @@ BOUND, PREDICTION = 1.03, 0.05                    # commfuse over nowire; measur
 EXPOSED_SHARE, EXPOSED_MS = 0.10, 1.0             # step difference against the logged exposed time
 DRAWINGS = 200
 SECONDS, QUICK_SECONDS, ROUNDS_MIN = 900, 12, 4  # of the turns of a mesh, about
-BASE_ROUNDS, BLOCK_ROUNDS = 6, 8  # by which the first link is chosen; and the next
-PROCESS_ROUNDS = 24               # of one process, at least
+BASE_ROUNDS, BLOCK_ROUNDS = 6, 8  # by which the first link is chosen; of one process, about
 PEAK = "peak_tflops_all_ranks"
 NO_PEAK = "--peak-tflops", 1  # is measured: nobody asks for MFU
-TURNS_TIMEOUT_S = 7200  # and twice the seconds asked for
+TURNS_TIMEOUT_S = 7200
 
 
 def size_for(place, size):
@@ -105,55 +104,13 @@ def model_options(point):
             point["batch"] // point["dp"], "--threads", point.get("threads", 1)]
 
 
-def take_turns(place, point, modes, rounds, link=None, options=(), env=None):
-    """Configuration, and the steps of all modes, in turns. link: a FollowingLink, which sees every step as it is done."""
-    config, steps, last = {}, [], {}
-
-    def each_line(line):
-        event = json.loads(line) if line.startswith("{") else {}
-        kind = event.get("event")
-        if kind == "step":
-            steps.append(event)
-            if link:
-                link.step_done(event)
-        else:
-            (config if kind == "config" else last).update(event)
-    place.run(point["tp"] * point["dp"], [f"{BENCHES}/bench_train", "--modes", ",".join(modes), *model_options(point),
-                                          *options, "--rounds", rounds, "--json"], env=env,
-              timeout=TURNS_TIMEOUT_S + 2 * point.get("seconds", 0), each_line=each_line)
-    return config | last, steps
-
-
-def take_blocks(place, point, modes, rounds, link=None, options=()):
-    """The same of several processes one after the other: memory, and what the library chooses at its start, is another's in
-    each. The first round of all but the first is left out."""
-    blocks = max(1, rounds // PROCESS_ROUNDS)
-    found = [take_turns(place, point, modes, rounds // blocks, link, options) for _ in range(blocks)]
-    config = found[0][0] | ({PEAK: float(np.mean([one[PEAK] for one, _ in found]))} if PEAK in found[0][0] else {})
-    return config, [{**step, "round": step["round"] + number * (rounds // blocks)} for number, (_, steps) in enumerate(found)
-                    for step in steps if step["round"] > 0 or number == 0]
-
-
-class FollowingLink:
-    """Sets the rate at which the bytes of a step take `ratio` of one without transfers, anew after every few rounds, by
-    what these took without: a machine's speed moves within minutes, a link's does not."""
-
-    def __init__(self, set_rate, point):
-        self.set_rate, self.point = set_rate, point
-        self.steps, self.nowire, self.rate = 0, [], None
-
-    def set(self, nowire_ms):
-        self.rate = rate_for(self.point, nowire_ms)
-        self.set_rate(self.rate)
-
-    def step_done(self, step):
-        step["link_bits_per_s"] = self.rate
-        self.steps += 1
-        if step["mode"] == "nowire" and step["round"] > 0:
-            self.nowire.append(step)
-        if len(self.nowire) == BLOCK_ROUNDS and self.steps % len(self.point["modes"]) == 0:
-            self.set(undisturbed(self.nowire))
-            self.nowire = []
+def take_turns(place, point, modes, rounds, options=(), env=None):
+    """Configuration, and the steps of all modes, in turns."""
+    text = place.run(point["tp"] * point["dp"], [f"{BENCHES}/bench_train", "--modes", ",".join(modes), *model_options(point),
+                                                 *options, "--rounds", rounds, "--json"], env, timeout=TURNS_TIMEOUT_S)
+    events = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    steps = [event for event in events if event["event"] == "step"]
+    return {name: value for event in events if event["event"] != "step" for name, value in event.items()}, steps
 
 
 def kinds_of_step(point):
@@ -216,17 +173,23 @@ def rounds_for(seconds, modes, step_ms, ratio):
     return max(ROUNDS_MIN, round(seconds * 1e3 / (modes * step_ms * (1 + (ratio or 0) / 2))))
 
 
-def measure_steps(place, point, options=()):
-    """Configuration and steps, over a link that follows nowire if a ratio is asked for."""
-    alone, steps = without_transfers(place, point)
-    check_memory(alone, len(point["modes"]))
-    link = FollowingLink(place.link, point) if point["ratio"] else None
-    if link:
-        link.set(undisturbed(steps))
+def measure_steps(place, point):
+    """Configuration and steps of processes of some rounds each, over links that follow nowire if a ratio is asked for."""
+    config, steps = without_transfers(place, point)
+    check_memory(config, len(point["modes"]))
     rounds = rounds_for(point["seconds"], len(point["modes"]), median(steps, "step_ms"), point["ratio"])
-    config, steps = take_blocks(place, point, point["modes"], rounds, link, options)
-    bits = sum(bytes_of_step(point).values()) * 8e3
-    return config, [{**step, "line_ms": bits / step["link_bits_per_s"] if link else None} for step in steps]
+    blocks = max(1, round(rounds / BLOCK_ROUNDS))
+    rounds, rate, found, peaks = rounds // blocks, None, [], []
+    for block in range(blocks):
+        if point["ratio"]:
+            rate = rate_for(point, undisturbed([step for step in steps if step["mode"] == "nowire"]))
+            place.link(rate)
+        config, steps = take_turns(place, point, point["modes"], rounds)
+        peaks.append(config.get(PEAK, 0))
+        found += [{**step, "round": step["round"] + block * rounds, "link_bits_per_s": rate,
+                   "line_ms": rate and sum(bytes_of_step(point).values()) * 8e3 / rate}
+                  for step in steps if step["round"] > 0 or block == 0]
+    return {**config, PEAK: float(np.mean(peaks))}, found
 
 
 def measure(place, point):

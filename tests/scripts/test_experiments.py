@@ -46,7 +46,7 @@ class MadeUpPlace:
         return {"compute": 100, "comm": 2 * wire, "none": 100 + 2 * wire, "nowire": 100 + slices,
                 "slice": 100 + slices + 4 * wire, "commfuse": 100 + slices + 0.1 * wire}[variant]
 
-    def run(self, ranks, command, env=None, timeout=None, each_line=None):
+    def run(self, ranks, command, env=None, timeout=None):
         self.commands.append(command)
         option = dict(zip(command[1::2], command[2::2])) if "--json" not in command else dict(
             zip([c for c in command[1:] if c.startswith("--") and c != "--json"],
@@ -140,29 +140,30 @@ class PointsTest(unittest.TestCase):
 
 
 class TrainingPlace(MadeUpPlace):
-    """Whose trainer takes 500 ms without transfers."""
+    """Whose trainer takes 500 ms without transfers, and with every process 100 ms more; the first round takes far longer."""
 
-    def run(self, ranks, command, env=None, timeout=None, each_line=None):
+    def run(self, ranks, command, env=None, timeout=None):
         self.commands.append(command)
         option = dict(zip(command[1::2], command[2::2]))
         lines = [{"event": "config", "ranks": ranks, "flops": 1e9, "parameters": 1, "memory_mib": 1.0}]
-        lines += [{"event": "step", "mode": mode, "round": number, "step_ms": 500.0, "exposed_comm_ms": 1.0,
-                   "exposed_mean_ms": 1.0, "comm_ms": 1.0, "loss": 1.0, "bytes_sent_rank0": 1}
+        lines += [{"event": "step", "mode": mode, "round": number, "step_ms": (400.0 + 100 * len(self.commands)) * (9 if number == 0 else 1),
+                   "exposed_comm_ms": 1.0, "exposed_mean_ms": 1.0, "comm_ms": 1.0, "loss": 1.0, "bytes_sent_rank0": 1}
                   for number in range(option["--rounds"] + 1) for mode in option["--modes"].split(",")]
-        for line in map(json.dumps, lines):
-            each_line(line)
         return "\n".join(map(json.dumps, lines))
 
 
 class TrainingTest(unittest.TestCase):
-    def test_many_rounds_are_those_of_several_processes(self):
+    def test_rounds_are_those_of_several_processes_over_links_that_follow(self):
         place, run = TrainingPlace(), {"model": "d6", "vocab": 8192, "seq": 256, "batch": 4, "strategy": "tpsp", "tp": 2, "dp": 1,
-                                       "seconds": 150, "ratio": 0.5, "modes": ["none", "nowire"]}
+                                       "seconds": 30, "ratio": 0.5, "modes": ["none", "nowire"]}
         _, steps = training.measure_steps(place, run)
         started = [dict(zip(command[1::2], command[2::2]))["--rounds"] for command in place.commands]
-        self.assertEqual(started, [training.BASE_ROUNDS] + 5 * [training.PROCESS_ROUNDS])  # 150 s of 2 x 0.5 s, and a quarter
-        rounds = [step["round"] for step in steps if step["mode"] == "none"]
-        self.assertEqual(rounds, list(range(5 * training.PROCESS_ROUNDS + 1)))
+        self.assertEqual(started, [training.BASE_ROUNDS] + 3 * [8])  # 30 s of 2 x 0.5 s, and a quarter
+        for mode in run["modes"]:
+            mine = [step for step in steps if step["mode"] == mode]
+            self.assertEqual([step["round"] for step in mine], list(range(3 * 8 + 1)))
+            # The wire takes half of what a step took in the process before.
+            self.assertEqual([round(step["line_ms"]) for step in mine], 9 * [250] + 8 * [300] + 8 * [350])
 
 
 class ArithmeticTest(unittest.TestCase):
