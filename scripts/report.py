@@ -42,7 +42,7 @@ SWEEP = "sweep"  # rows that scripts/mfu_sweep has collected
 ROWS = "rows.jsonl"
 NOT_OF_THE_SETUP = "date", "link", "ranks", "enough", "processors"  # may differ between rows of one report
 TOLERANCE = 0.03
-RANKS_MAX = 8  # of experiments.fused.ranks_for
+CORES_MAX = 16  # of the largest number of ranks that an experiment takes
 SECONDS_UNKNOWN = 30
 NOT_BUILT = "not built"
 INTERRUPTED, REFUSED = 130, 2
@@ -84,11 +84,6 @@ def setup_of(place, quick, patience=1):
             + (f", patience {patience:g}" if patience != 1 else ""),
             "date": datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
             "enough": list(place.enough(2))}
-
-
-def cores_used(place):
-    """By the largest number of ranks that an experiment takes."""
-    return sorted(os.sched_getaffinity(0))[:max(1, lab.CORES_PER_RANK * min(RANKS_MAX, place.ranks))]
 
 
 def doubts(setup):
@@ -174,10 +169,6 @@ def refuse(what, hint):
 def short(point):
     """A point for people."""
     return " ".join(str(value) for value in point.values() if isinstance(value, (str, int, float)))[:70]
-
-
-def interrupted(number, frame):
-    raise KeyboardInterrupt
 
 
 def with_patience(point, patience):
@@ -362,7 +353,7 @@ def measure_all(o, folder):
     rows = None
     try:
         with open_place(o.place) as place:
-            setup = setup_of(place, o.quick, o.patience) | {"processors": processors.measure(cores_used(place))}
+            setup = setup_of(place, o.quick, o.patience) | {"processors": processors.measure(sorted(os.sched_getaffinity(0))[:CORES_MAX])}
             rows = Rows(folder, setup, o.fresh)
             if rows.setup["program"] == NOT_BUILT:
                 refuse("build/release lacks a program", "make report builds what it needs")
@@ -386,7 +377,7 @@ def main():
     if o.compare:
         return compare(o.compare, o.tolerance)
     for number in ENDS:
-        signal.signal(number, interrupted)
+        signal.signal(number, signal.default_int_handler)
     folder, sweep = pathlib.Path(o.out), read_sweep(o.sweep) if o.sweep else None
     folder.mkdir(parents=True, exist_ok=True)
     setup, done, failures, stopped = measure_all(o, folder)
