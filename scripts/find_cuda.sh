@@ -24,14 +24,6 @@ wheels() { # site-packages/nvidia of the Python that is there
     done
 }
 
-# Directories that may hold include/ and lib/ of a library whose HOME is given.
-places() {
-    echo "$1" "$TOOLKIT" "$TOOLKIT/targets/x86_64-linux" "$TOOLKIT/targets/sbsa-linux" /usr /usr/local
-}
-wheel_places() { # of the library NAME
-    [ -n "${WHEELS=$(wheels)}" ] && echo "$WHEELS/$1" "$WHEELS/cu13" "$WHEELS/cu12"
-}
-
 # find_file FILE SUBDIRECTORIES DIRECTORIES...: the first directory with that file
 find_file() {
     local file=$1 subdirectories=$2 place sub
@@ -43,15 +35,20 @@ find_file() {
     done
 }
 
-LIBRARY_DIRECTORIES="lib64 lib lib/x86_64-linux-gnu lib/aarch64-linux-gnu"
-# look FILE SUBDIRECTORIES NAME HOME
+# look FILE SUBDIRECTORIES WHEEL HOME
 look() {
-    local found
-    found=$(find_file "$1" "$2" $(places "$4"))
-    echo "${found:-$(find_file "$1" "$2" $(wheel_places "$3"))}"
+    local found packages
+    found=$(find_file "$1" "$2" "$4" "$TOOLKIT" "$TOOLKIT/targets/x86_64-linux" "$TOOLKIT/targets/sbsa-linux" /usr /usr/local)
+    [ -z "$found" ] && packages=$(wheels) && found=$(find_file "$1" "$2" "$packages/$3" "$packages/cu13" "$packages/cu12")
+    echo "$found"
 }
-include_of() { look "$1" include "$2" "$3"; }
-library_of() { look "$1" "$LIBRARY_DIRECTORIES" "$2" "$3"; }
+
+declare -A include library # of each library the directory
+for name in cublasLt cudnn nccl; do
+    case $name in cublasLt) home=${CUDA_HOME:-} ;; cudnn) home=${CUDNN_HOME:-} ;; nccl) home=${NCCL_HOME:-} ;; esac
+    include[$name]=$(look "$name.h" include "${name%Lt}" "$home")
+    library[$name]=$(look "lib$name.so*" "lib64 lib lib/x86_64-linux-gnu lib/aarch64-linux-gnu" "${name%Lt}" "$home")
+done
 
 # link_of DIRECTORY NAME: wheels hold libX.so.9 without the link libX.so that -lX needs, and nvcc takes no such file.
 link_of() {
@@ -61,25 +58,15 @@ link_of() {
     [ -n "$file" ] && echo "-L$directory -Xlinker -l:$(basename "$file") -Xlinker -rpath=$directory"
 }
 
-locate() {
-    cublas_include=$(include_of cublasLt.h cublas "${CUDA_HOME:-}")
-    cublas_library=$(library_of 'libcublasLt.so*' cublas "${CUDA_HOME:-}")
-    cudnn_include=$(include_of cudnn.h cudnn "${CUDNN_HOME:-}")
-    cudnn_library=$(library_of 'libcudnn.so*' cudnn "${CUDNN_HOME:-}")
-    nccl_include=$(include_of nccl.h nccl "${NCCL_HOME:-}")
-    nccl_library=$(library_of 'libnccl.so*' nccl "${NCCL_HOME:-}")
-}
-
 complete() {
-    [ -n "$NVCC" ] && [ -n "$cublas_include" ] && [ -n "$cublas_library" ] && [ -n "$cudnn_include" ] &&
-        [ -n "$cudnn_library" ] && [ -n "$nccl_include" ] && [ -n "$nccl_library" ]
+    local name
+    for name in "${!include[@]}"; do
+        [ -n "$NVCC" ] && [ -n "${include[$name]}" ] && [ -n "${library[$name]}" ] || return 1
+    done
 }
 
 cflags() {
-    local directory
-    for directory in $(printf '%s\n' "$cublas_include" "$cudnn_include" "$nccl_include" | sort -u); do
-        case $directory in /usr/include) ;; *) echo "-isystem $directory" ;; esac
-    done
+    printf '%s\n' "${include[@]}" | sort -u | sed '\|^/usr/include$|d; s/^/-isystem /'
 }
 
 # Code for the GPU of this machine; without one, for what most people have, and PTX for what is to come.
@@ -113,21 +100,20 @@ report() {
     local release=""
     [ -n "$NVCC" ] && release=$("$NVCC" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')
     line nvcc "$release" "$NVCC" "install the CUDA toolkit (https://developer.nvidia.com/cuda-downloads), or set CUDA_HOME"
-    line cuBLASLt "" "${cublas_include:+${cublas_library}}" "apt install libcublas-dev-13-0, or set CUDA_HOME"
-    line cuDNN "$(version_of "${cudnn_include:-}/cudnn_version.h" CUDNN_)" "${cudnn_include:+${cudnn_library}}" \
+    line cuBLASLt "" "${include[cublasLt]:+${library[cublasLt]}}" "apt install libcublas-dev-13-0, or set CUDA_HOME"
+    line cuDNN "$(version_of "${include[cudnn]}/cudnn_version.h" CUDNN_)" "${include[cudnn]:+${library[cudnn]}}" \
         "apt install libcudnn9-dev-cuda-13, or: pip install nvidia-cudnn-cu13, or set CUDNN_HOME"
-    line NCCL "$(version_of "${nccl_include:-}/nccl.h" NCCL_)" "${nccl_include:+${nccl_library}}" \
+    line NCCL "$(version_of "${include[nccl]}/nccl.h" NCCL_)" "${include[nccl]:+${library[nccl]}}" \
         "apt install libnccl-dev, or: pip install nvidia-nccl-cu13, or set NCCL_HOME"
     line GPU "" "$(nvidia-smi -L 2>/dev/null | head -1)" "no GPU here: programs are built for sm_80 and sm_90a"
 }
 
 for_make() {
     echo "\$(eval NVCC := $NVCC)\$(eval CUDA_INCLUDES := $(echo $(cflags)))"
-    echo "\$(eval CUDA_LIBS := $(link_of "$cublas_library" cublasLt) $(link_of "$cudnn_library" cudnn)" \
-        "$(link_of "$nccl_library" nccl))\$(eval CUDA_ARCH := $(echo $(arch)))"
+    echo "\$(eval CUDA_LIBS := $(for name in cublasLt cudnn nccl; do link_of "${library[$name]}" $name; done | tr '\n' ' '))"
+    echo "\$(eval CUDA_ARCH := $(echo $(arch)))"
 }
 
-locate
 case ${1:-report} in
 make) complete && for_make ;;
 report) report ;;
