@@ -2,7 +2,7 @@
 
 bench_fuse lets all variants of an operation take turns and gives a line for each; accounts() sets them against each
 other. The time of the communication is the wire's, payload over line rate, which no transfer can beat (headers, some 4 % of
-what TCP sends, are not in it). Where nobody knows the rate, it is that of the native collective alone.
+what TCP sends, are not in it).
 
     hidden    1 − (T − T_compute) / T_comm; T_compute is one monolithic computation without communication
     chunking  T_nowire − T_compute: what cutting into as many slices costs by itself, part of T and never taken off
@@ -118,13 +118,11 @@ def time_of(lines, label):
     return float(undisturbed_ms(next(line["samples_ms"] for line in lines if line["label"] == label)))
 
 
-def measure(place, ranks, operation, shape, seconds, ratio=None, delay_ms=0):
+def measure(place, ranks, operation, shape, seconds, ratio, delay_ms=0):
     """(lines, the wire's ms meanwhile, bits per second on average), block by block over links that follow the computation, of
-    whose time the wire takes `ratio`; None: the link is as it is, and nobody knows its rate."""
+    whose time the wire takes `ratio`."""
     compute = time_of(run(place, ranks, operation, shape, REPETITIONS_MIN, only="compute"), "compute")
-    repetitions = repetitions_for(compute, 1 if ratio is None else ratio, seconds)
-    if ratio is None:
-        return run(place, ranks, operation, shape, repetitions), None, None
+    repetitions = repetitions_for(compute, ratio, seconds)
     found, rates = [], []
     blocks = max(1, min(round(seconds / BLOCK_S), repetitions // BLOCK_REPETITIONS))
     for _ in range(blocks):
@@ -167,8 +165,8 @@ def undisturbed_ms(samples):
     return ordered[..., :(ordered.shape[-1] + 1) // 2].mean(axis=-1)
 
 
-def accounts(lines, wire_ms=None):
-    """The lines with repetitions and undisturbed_ms; compute_ms, native_ms and comm_ms of the operation; and for fused ones
+def accounts(lines, wire_ms):
+    """The lines with repetitions and undisturbed_ms; compute_ms, native_ms and wire_ms of the operation; and for fused ones
     hidden_share, the same without what chunking costs and its standard error, chunking_ms and exposed_ms."""
     repetitions = min(len(line["samples_ms"]) for line in lines)  # some variants have several turns in each
     drawn = np.random.default_rng(1).integers(repetitions, size=(DRAWINGS, repetitions))
@@ -176,18 +174,17 @@ def accounts(lines, wire_ms=None):
     # Turn by turn: the faster half of many is faster than that of a few.
     times = {name: float(undisturbed_ms(one).mean()) for name, one in turns.items()}
     redrawn = {name: undisturbed_ms(one[:, drawn]).mean(axis=0) for name, one in turns.items()}
-    comm = wire_ms or times["comm"]
     rows = []
     for line in lines:
         name = line["label"]
         row = dict(line, repetitions=repetitions, compute_ms=times["compute"], native_ms=times["comm"], wire_ms=wire_ms,
-                   comm_ms=comm, undisturbed_ms=times[name], **dict.fromkeys(SHARES))
+                   undisturbed_ms=times[name], **dict.fromkeys(SHARES))
         del row["samples_ms"]
         if name in FUSED:
             same = "compute" if name == "none" else f"nowire {line['slices']}"
             chunking, exposed = times[same] - times["compute"], times[name] - times[same]
-            row.update(chunking_ms=chunking, exposed_ms=exposed, hidden_share=1 - (chunking + exposed) / comm,
-                       hidden_alone_share=1 - exposed / comm,
-                       hidden_error_share=float(np.std(redrawn[name] - redrawn[same])) / comm)
+            row.update(chunking_ms=chunking, exposed_ms=exposed, hidden_share=1 - (chunking + exposed) / wire_ms,
+                       hidden_alone_share=1 - exposed / wire_ms,
+                       hidden_error_share=float(np.std(redrawn[name] - redrawn[same])) / wire_ms)
         rows.append(row)
     return rows

@@ -1,8 +1,8 @@
 """What every schedule hides of each operation, by how long the wire is busy against the computation.
 
-On a lab the link has, at any time, the rate at which the payload takes `ratio` times as long as the computation does by
-then: the ratio is the wire's, bytes over line rate. On a local place shared memory is as fast as it is,
-so shapes vary instead, and the ratio is that of the native collective.
+The lab's link has, at any time, the rate at which the payload takes `ratio` times as long as the computation does by then:
+the ratio is the wire's, bytes over line rate. (Over shared memory, as fast as it is: make bench, which prints bench_fuse's
+own table.)
 
 Sizes: a computation of 50 to 200 ms, so that timers and barriers do not count; above a ratio of 1 half the batch, so
 that a point stays below a minute. At a ratio of 0.1 one per cent of the communication is a thousandth of the
@@ -57,17 +57,6 @@ PAPER = (  # operation, case, ratio, hidden shares of its slicing and of its Com
     ("gemm_scatter", "MLP, 32 × 4096", 43.8 / (122.3 - 43.8), 1 - 7.1 / 43.8, 1 - 0.1 / 43.8),
     ("attention_scatter", "attention, 16 × 4096", (270.1 - 215.8) / 215.8, (270.1 - 246.1) / (270.1 - 215.8), 1.0),
     ("attention_scatter", "attention, 4 × 8192", (195.6 - 145.1) / 145.1, (195.6 - 279.7) / (195.6 - 145.1), 1.0))
-LOCAL = LAB + WIDTHS + (
-    ("gather_gemm", "d6", "mlp.fc1", 256, 4, 384, 1536, 6),
-    ("gather_gemm", "d12", "mlp.fc1", 1024, 4, 768, 3072, 12),
-    ("gemm_scatter", "d6", "mlp.fc2", 256, 4, 384, 1536, 6),
-    ("gemm_scatter", "d12", "mlp.fc2", 1024, 4, 768, 3072, 12),
-    ("attention_scatter", "d12", "att", 1024, 4, 768, 768, 12),
-    ("gemm_alltoall", "d12", "att.qkv", 1024, 4, 768, 2304, 12),
-    ("attention_alltoall", "d12", "att", 1024, 4, 768, 768, 12),
-    ("alltoall_gemm", "d12", "att.qkv", 1024, 4, 768, 2304, 12),
-    ("wgrad_scatter", "d12", "fcw", 1024, 2, 768, 3072, 12),
-)
 QUICK = tuple((operation, "d12", where, 256, 4, 768, 3072, 12)
               for operation, where in (("gather_gemm", "mlp.fc1"), ("gemm_scatter", "mlp.fc2")))
 FIELDS = ("operation", "model", "where", "T", "B", "C", "columns", "H")
@@ -75,8 +64,8 @@ FIELDS = ("operation", "model", "where", "T", "B", "C", "columns", "H")
 
 def points(place, quick):
     if place.kind != "lab":
-        works = [(work, {}) for work in (QUICK if quick else LOCAL)]
-    elif quick:
+        return []
+    if quick:
         works = [(work, {"ratio": ratio}) for work in QUICK for ratio in QUICK_RATIOS]
     else:
         full = (DECISIVE, DECISIVE_RATIOS), (LAB, RATIOS), (WIDTHS, WIDTH_RATIOS)
@@ -96,11 +85,11 @@ def points(place, quick):
 
 def measure(place, point):
     delay = point.get("delay_ms", 0)
-    lines, wire, rate = fused.measure(place, point["ranks"], point["operation"], fused.Shape.of(point), point["seconds"],
-                                      point.get("ratio"), delay)
+    lines, wire_ms, rate = fused.measure(place, point["ranks"], point["operation"], fused.Shape.of(point), point["seconds"],
+                                         point["ratio"], delay)
     about = {key: point[key] for key in FIELDS + ("ranks",)} | {
-        "ratio_asked": point.get("ratio"), "delay_ms": delay, "rate_mbit_per_s": rate and rate / 1e6}
-    return [{**about, **row, "ratio": row["comm_ms"] / row["compute_ms"]} for row in fused.accounts(lines, wire)]
+        "ratio_asked": point["ratio"], "delay_ms": delay, "rate_mbit_per_s": rate / 1e6}
+    return [{**about, **row, "ratio": row["wire_ms"] / row["compute_ms"]} for row in fused.accounts(lines, wire_ms)]
 
 
 def problems(rows):
@@ -129,14 +118,13 @@ def any_of(by):
 
 
 def name_of(row):
-    asked = "" if row["ratio_asked"] is None else f", ratio {row['ratio_asked']:.3g}"
     delay = f", delay {row['delay_ms']:g} ms" if row["delay_ms"] else ""
-    return f"{row['operation']} {row['model']} {row['where']}, B {row['B']}{asked}{delay}"
+    return f"{row['operation']} {row['model']} {row['where']}, B {row['B']}, ratio {row['ratio_asked']:.3g}{delay}"
 
 
 def exposed_by_arithmetic(row):
     """Of the ring with one slice for each rank."""
-    hop = row["comm_ms"] / (row["ranks"] - 1) + row["delay_ms"]
+    hop = row["wire_ms"] / (row["ranks"] - 1) + row["delay_ms"]
     return (row["ranks"] - 1) * max(0.0, hop - row["compute_ms"] / row["ranks"])
 
 
@@ -196,11 +184,11 @@ def tables(rows):
 
 def threshold(row):
     """e·F/(2B): columns per rank from which a GEMM hides the transfer of a slice (F flop/s measured, B bytes/s of the
-    line, or of the native collective where there is no line). None for other operations."""
+    line). None for other operations."""
     if row["operation"] not in ("gather_gemm", "gemm_scatter"):
         return None
     flops = 2 * row["T"] * row["B"] * row["C"] * row["columns"] / row["ranks"] / (row["compute_ms"] / 1e3)
-    bytes_per_s = fused.payload_bytes(row["operation"], fused.Shape.of(row), row["ranks"]) / (row["comm_ms"] / 1e3)
+    bytes_per_s = fused.payload_bytes(row["operation"], fused.Shape.of(row), row["ranks"]) / (row["wire_ms"] / 1e3)
     return fused.ELEMENT * flops / (2 * bytes_per_s)
 
 

@@ -80,15 +80,17 @@ def text_rows(markdown):
 
 class PointsTest(unittest.TestCase):
     def test_points_are_stable_unique_and_plain(self):
-        for kind in ("lab", "local"):
-            for quick in (False, True):
-                place = MadeUpPlace(kind)
-                texts = [json.dumps(point, sort_keys=True) for point in operations.points(place, quick)]
-                again = [json.dumps(point, sort_keys=True) for point in operations.points(MadeUpPlace(kind), quick)]
-                self.assertEqual(texts, again)
-                self.assertEqual(len(texts), len(set(texts)))
-                self.assertGreater(len(texts), 1)
-                self.assertEqual(place.commands, [], "saying what there is to measure measures nothing")
+        for quick in (False, True):
+            place = MadeUpPlace()
+            texts = [json.dumps(point, sort_keys=True) for point in operations.points(place, quick)]
+            again = [json.dumps(point, sort_keys=True) for point in operations.points(MadeUpPlace(), quick)]
+            self.assertEqual(texts, again)
+            self.assertEqual(len(texts), len(set(texts)))
+            self.assertGreater(len(texts), 1)
+            self.assertEqual(place.commands, [], "saying what there is to measure measures nothing")
+
+    def test_shared_memory_has_no_ratio_to_set(self):
+        self.assertEqual(operations.points(MadeUpPlace("local"), False), [])
 
     def test_quick_is_two_ratios_of_two_operations(self):
         points = operations.points(MadeUpPlace(), True)
@@ -134,9 +136,8 @@ class PointsTest(unittest.TestCase):
 
     def test_shapes_can_be_shared(self):
         for serves in (2, 4, 8):
-            for kind in ("lab", "local"):
-                for point in operations.points(MadeUpPlace(kind, serves), False):
-                    self.assertEqual([point[key] % point["ranks"] for key in ("T", "columns", "H")], 3 * [0], point)
+            for point in operations.points(MadeUpPlace(ranks=serves), False):
+                self.assertEqual([point[key] % point["ranks"] for key in ("T", "columns", "H")], 3 * [0], point)
 
 
 class TrainingPlace(MadeUpPlace):
@@ -184,10 +185,6 @@ class ArithmeticTest(unittest.TestCase):
         for label in ("compute", "comm", "nowire 1"):
             self.assertIsNone(rows[label]["hidden_share"])
         self.assertNotIn("samples_ms", rows["ring 1"])
-        native = {row["label"]: row for row in fused.accounts(self.LINES)}
-        third = 1 / 3  # the faster half of the samples is on the average so much below ms
-        self.assertAlmostEqual(native["ring 1"]["hidden_share"], 1 - 3 / (50 - third))
-        self.assertIsNone(native["ring 1"]["wire_ms"])
 
     def test_errors_are_those_of_drawing_other_repetitions(self):
         steady = [dict(line, samples_ms=[line["ms"]] * 8) for line in self.LINES]
@@ -217,10 +214,10 @@ class ArithmeticTest(unittest.TestCase):
     def test_line_is_where_slice_and_transfer_take_equally_long(self):
         """Per rank 2 · 1000 · 10 · 100 flop in 1 ms are 2 Gflop/s; half the output, 20000 bytes, go in 0.5 ms at
         40 MB/s: the transfer of a slice takes as long as its computation, so the threshold is the 100 columns."""
-        row = dict(operation="gemm_scatter", T=1000, B=1, C=10, columns=200, H=1, ranks=2, compute_ms=1.0, comm_ms=0.5)
+        row = dict(operation="gemm_scatter", T=1000, B=1, C=10, columns=200, H=1, ranks=2, compute_ms=1.0, wire_ms=0.5)
         self.assertAlmostEqual(operations.threshold(row), 100)
-        self.assertAlmostEqual(operations.threshold(dict(row, operation="gather_gemm", comm_ms=0.25)), 50)
-        self.assertAlmostEqual(operations.threshold(dict(row, comm_ms=1.0)), 200)
+        self.assertAlmostEqual(operations.threshold(dict(row, operation="gather_gemm", wire_ms=0.25)), 50)
+        self.assertAlmostEqual(operations.threshold(dict(row, wire_ms=1.0)), 200)
         self.assertIsNone(operations.threshold(dict(row, operation="wgrad_scatter")))
 
     def test_made_up_place_through_the_first_experiment(self):
@@ -241,8 +238,8 @@ class ArithmeticTest(unittest.TestCase):
         """Two ranks: of a computation of 100 ms a slice takes 50."""
         row = dict(ranks=2, compute_ms=100.0)
         for wire, delay, exposed in (50.0, 0, 0), (50.0, 5, 5), (25.0, 5, 0), (25.0, 30, 5):
-            self.assertAlmostEqual(operations.exposed_by_arithmetic(dict(row, comm_ms=wire, delay_ms=delay)), exposed)
-        self.assertAlmostEqual(operations.exposed_by_arithmetic(dict(row, ranks=4, comm_ms=90.0, delay_ms=1)), 3 * (30 + 1 - 25))
+            self.assertAlmostEqual(operations.exposed_by_arithmetic(dict(row, wire_ms=wire, delay_ms=delay)), exposed)
+        self.assertAlmostEqual(operations.exposed_by_arithmetic(dict(row, ranks=4, wire_ms=90.0, delay_ms=1)), 3 * (30 + 1 - 25))
 
     def test_figures_of_the_paper_follow_from_its_milliseconds(self):
         (_, _, ratio, slicing, commfuse), *attention = operations.PAPER
@@ -255,22 +252,21 @@ class ArithmeticTest(unittest.TestCase):
 
 class TablesTest(unittest.TestCase):
     def test_every_row_of_operations_is_there(self):
-        for kind in ("lab", "local"):
-            rows = rows_of(operations, MadeUpPlace(kind))
-            lines = text_rows(operations.tables(rows))
-            times = [line for line in lines if "…" in line]
-            self.assertEqual(sum(line.count("…") for line in times), len(rows))
-            hidden = sum(line.count("±") for line in lines)
-            self.assertEqual(hidden, sum(row["hidden_share"] is not None for row in rows))
-            losing = tables.percent(min(row["hidden_share"] for row in rows if row["hidden_share"] is not None))
-            self.assertTrue(losing.startswith("−") and any(losing in line for line in lines), losing)
+        rows = rows_of(operations, MadeUpPlace())
+        lines = text_rows(operations.tables(rows))
+        times = [line for line in lines if "…" in line]
+        self.assertEqual(sum(line.count("…") for line in times), len(rows))
+        hidden = sum(line.count("±") for line in lines)
+        self.assertEqual(hidden, sum(row["hidden_share"] is not None for row in rows))
+        losing = tables.percent(min(row["hidden_share"] for row in rows if row["hidden_share"] is not None))
+        self.assertTrue(losing.startswith("−") and any(losing in line for line in lines), losing)
 
     def test_the_paper_is_beside_its_ratios(self):
         text = operations.tables(rows_of(operations, MadeUpPlace()))
         lines = [line for line in text_rows(text) if "× 4096 |" in line or "× 8192 |" in line]
         self.assertEqual(len(lines), len(operations.PAPER))
         self.assertTrue(lines[0].endswith("| 83.8 | 86.4 | 99.8 |"), lines[0])  # ring 2 loses a tenth of the wire and 2 ms
-        self.assertNotIn("Beside the paper", operations.tables(rows_of(operations, MadeUpPlace("local"))))
+        self.assertNotIn("Beside the paper", operations.tables(rows_of(operations, MadeUpPlace(), True)))
 
     def test_cells_are_as_many_as_headings(self):
         width = None
@@ -282,15 +278,14 @@ class TablesTest(unittest.TestCase):
 
     @unittest.skipUnless(DRAWS, "no matplotlib: scripts/install_deps.sh")
     def test_figures_are_written(self):
-        for kind in ("lab", "local"):
-            with tempfile.TemporaryDirectory() as folder:
-                names = operations.figures(rows_of(operations, MadeUpPlace(kind)), folder)
-                self.assertIn("operations_line.png", names)
-                self.assertEqual(sorted(names), sorted(os.listdir(folder)))
-                for name in names:
-                    with open(f"{folder}/{name}", "rb") as file:
-                        head = file.read(200)
-                    self.assertIn(b"PNG" if name.endswith(".png") else b"<?xml", head, name)
+        with tempfile.TemporaryDirectory() as folder:
+            names = operations.figures(rows_of(operations, MadeUpPlace()), folder)
+            self.assertIn("operations_line.png", names)
+            self.assertEqual(sorted(names), sorted(os.listdir(folder)))
+            for name in names:
+                with open(f"{folder}/{name}", "rb") as file:
+                    head = file.read(200)
+                self.assertIn(b"PNG" if name.endswith(".png") else b"<?xml", head, name)
 
 
 class BenchTest(unittest.TestCase):
