@@ -9,25 +9,14 @@ import os
 import shlex
 import sys
 
-
-def entry(command, source):
-    arguments, name = shlex.split(command), os.path.basename(source)
-    if "_bf16" in name:
-        arguments += ["-DREAL_IS_BF16"]
-    elif name.startswith("gradient_"):
-        arguments += ["-DREAL_IS_DOUBLE"]
-    if name.endswith(".cu"):
-        arguments += ["-x", "c"]
-    return {"directory": os.getcwd(), "file": source, "arguments": [*arguments, "-c", source]}
-
-
-def main():
-    if len(sys.argv) < 3:
-        sys.exit(__doc__)
-    command, *sources = sys.argv[1:]
-    json.dump([entry(command, source) for source in sources], sys.stdout, indent=1)
-    print()
-
-
-if __name__ == "__main__":
-    main()
+if len(sys.argv) < 3:
+    sys.exit(__doc__)
+command, *sources = sys.argv[1:]
+entries = []
+for source in sources:
+    name = os.path.basename(source)
+    element = ["-DREAL_IS_BF16"] if "_bf16" in name else ["-DREAL_IS_DOUBLE"] if name.startswith("gradient_") else []
+    language = ["-x", "c"] if name.endswith(".cu") else []
+    entries.append({"directory": os.getcwd(), "file": source,
+                    "arguments": [*shlex.split(command), *element, *language, "-c", source]})
+print(json.dumps(entries, indent=1))
