@@ -147,14 +147,14 @@ def last_words(check):
     seconds = ", ".join(f"{name} {s:.0f} s" for name, s in check.data["stages"].items())
     end_line = f"{counts[OK]} ok, {counts[FAIL]} failed, {counts[LATE]} late, {counts[SKIP]} skipped"
     first_line = f"{time.monotonic() - check.begin:.0f} s: {seconds}"
-    room, kept = LAST_WORDS - len(first_line) - len(end_line) - 400, {}
+    room, shown = LAST_WORDS - len(first_line) - len(end_line) - 400, {}
     for name, lines in sections(check).items():
         text = "\n".join(lines)
         if text and len(text) + 2 > room:
             text = f"({name}: see report.txt)"
         room -= len(text) + 2
-        kept[name] = text
-    parts = [kept[name] for name in ("wires", "costs", "shares", "failures", "times") if kept[name]]
+        shown[name] = text
+    parts = [shown[name] for name in ("wires", "costs", "shares", "failures", "times") if shown[name]]
     return "\n" + "\n\n".join([first_line, *parts, end_line])
 
 

@@ -47,7 +47,7 @@ TOOLS = {"ip": "iproute2", "tc": "iproute2", "bridge": "iproute2", "mpirun": "op
 BURST_BYTES_MIN, BURST_S = 68 << 10, 250e-6
 QUEUE_BYTES = 64 << 20  # nothing is dropped
 # Windows wide enough for a long link, though little that is unsent waits in a socket: a message that the other side
-# waits for would have to wait behind it. A link that was idle for a moment does not start slowly again.
+# waits for would have to wait for it to pass. A link that was idle for a moment does not start slowly again.
 TCP = {"tcp_rmem": "4096 4194304 33554432", "tcp_wmem": "4096 4194304 33554432", "tcp_notsent_lowat": "131072",
        "tcp_slow_start_after_idle": "0", "tcp_no_metrics_save": "1"}
 EAGER_BYTES = 4 << 20
@@ -300,7 +300,7 @@ class Lab:
 
     def set_delay(self, delay_ms):
         """What a host sends comes in at its port, is redirected into the delay line and enters the bridge from there.
-        The bridge never learns where a host is, it has been told: what is for the host still leaves by its port."""
+        The bridge never learns where a host is, it was given the address: what is for the host still leaves by its port."""
         for host, line in enumerate(self.lines):
             self.at_hub(f"tc qdisc del dev port{host} clsact; kill {line.number}")  # line.kill() would only end nsenter
             line.communicate()
@@ -330,9 +330,9 @@ class Lab:
 
     def mpirun(self, ranks, env=None):
         """The command that goes before PROGRAM ARGUMENTS. Open MPI would push a whole message into the connection
-        at once, and what it says about the next one would wait behind it, so the two directions of a link would take
+        at once, and what it says about the next one would wait for it to pass, so the two directions of a link would take
         turns: flags 9 make it send fragments. Nor should a message have to ask first whether it may come, and that
-        question wait behind what the other side sends: up to EAGER_BYTES it does not, which is more than a chunk of
+        question wait for what the other side sends: up to EAGER_BYTES it does not, which is more than a chunk of
         ours (commfuse/transport_mpi.c) and than most of what the native collectives send. The sizes of socket buffers
         are left to the kernel (see TCP)."""
         if ranks > self.ranks():
@@ -341,7 +341,7 @@ class Lab:
                         oob_tcp_if_include="eth0", btl_tcp_links="1", btl_tcp_flags="9", btl_tcp_eager_limit=str(EAGER_BYTES),
                         btl_tcp_sndbuf="0", btl_tcp_rcvbuf="0", orte_tmpdir_base="/dev/shm")
         exports = {"OMP_NUM_THREADS": "1", **(env or {})}
-        # Entering a mount namespace leads to /, and PROGRAM may be named from where its user stands.
+        # Entering a mount namespace leads to /, and PROGRAM may be named from the directory of its user.
         command = [*self.enter(0), "env", f"--chdir={os.getcwd()}", "OMPI_ALLOW_RUN_AS_ROOT=1",
                    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "TMPDIR=/dev/shm", "taskset", "-c", core_list(self.host_cores(0))]
         command += ["mpirun", "-np", str(ranks), "--hostfile", "/dev/shm/hostfile", "--bind-to", "none"]

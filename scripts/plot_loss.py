@@ -9,7 +9,7 @@ import run_log
 
 
 def smooth(values, reach):
-    """Mean over `reach` steps to either side, fewer towards the ends: no lag behind a falling curve."""
+    """Mean over `reach` steps to either side, fewer towards the ends: it does not lag a falling curve."""
     for i in range(len(values)):
         r = min(reach, i, len(values) - 1 - i)
         yield sum(values[i - r:i + r + 1]) / (2 * r + 1)

@@ -5,7 +5,7 @@ import re
 COLOURS = {"none": "#b03a2e", "slice": "#d68910", "commfuse": "#1f618d", "nowire": "#707b7c"}
 STYLE = {"axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 9, "axes.labelsize": 9, "legend.frameon": False,
          "legend.fontsize": 8, "grid.alpha": 0.25, "savefig.dpi": 150, "svg.hashsalt": "commfuse"}
-note = ""  # stands at the foot of every figure, wherever it is shown
+note = ""  # is printed at the foot of every figure, wherever it is shown
 
 
 def pyplot():
@@ -37,7 +37,7 @@ def shades(modes):
 
 
 def handles_of(axes):
-    """Label → what it stands for, in any of these axes."""
+    """Label → its mark, in any of these axes."""
     return {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels())}
 
 

@@ -172,7 +172,7 @@ def short(point):
 
 
 def with_patience(point, patience):
-    """Points that say how many seconds they are measured take so many times as long; the others count something."""
+    """Points that say how many seconds they are measured take that many times as long; the others count something."""
     return {**point, "seconds": patience * point["seconds"]} if patience != 1 and "seconds" in point else point
 
 
@@ -237,7 +237,7 @@ def write_report(folder, setup, modules, done, failures, sweep, command, stopped
                  ""]
     text += ["To repeat all of it:", "", "```sh",
              "make all build/release/tests/bench/bench_fuse build/release/tests/bench/bench_train", command, "```", "",
-             "Single runs are listed behind each experiment; `$DIR` is any folder, and `$DIR/tokens.bin` any "
+             "Single runs are listed at the end of each experiment; `$DIR` is any folder, and `$DIR/tokens.bin` any "
              "token file (`data/prepare.py`): contents do not change times.", ""]
     problems = [problem for name, lines in present.items()
                 for problem in modules[name].problems([row for line in lines for row in line["rows"]])]
@@ -248,7 +248,7 @@ def write_report(folder, setup, modules, done, failures, sweep, command, stopped
     text += [section(modules[name], lines, folder, where, note) for name, lines in present.items()]
     if sweep:
         text.append(section(load(SWEEP), [{"rows": sweep, "commands": [row["command"] for row in sweep]}], folder,
-                            "Machine and version stand in each row"))
+                            "Machine and version are in each row"))
     path = folder / "report.md"
     path.write_text("\n".join(text), encoding="utf-8")
     return path, problems

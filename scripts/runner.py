@@ -42,7 +42,8 @@ class Reaper:
         self.process = subprocess.Popen([sys.executable, "-S", "-E", "-c", REAPER, folder], stdin=subprocess.PIPE, bufsize=0,
                                         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
 
-    def tell(self, sign, process):
+    def watch(self, sign, process):
+        """+: from now on; -: no more."""
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write(f"{sign}{process.pid}\n".encode())  # short, so all of it or nothing
 
@@ -87,7 +88,7 @@ class Runner:
         process = subprocess.Popen([str(word) for word in command], cwd=self.cwd, env=dict(os.environ, **(env or {})),
                                    stdin=subprocess.DEVNULL, stdout=output, stderr=errors, start_new_session=True)
         if self.reaper:
-            self.reaper.tell("+", process)
+            self.reaper.watch("+", process)
         with self.lock:
             self.running.add(process)
         return process
@@ -102,7 +103,7 @@ class Runner:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(PATIENCE_S)
         for process in processes if self.reaper else ():
-            self.reaper.tell("-", process)
+            self.reaper.watch("-", process)
         with self.lock:
             self.running.difference_update(processes)
 

@@ -12,10 +12,10 @@ least computation, with more repetitions than the rest.
 Not every schedule wins everywhere, and every one stays in the tables.
 
 Beside the paper (arXiv 2604.24013): points at the ratios of its tables 1 and 4. Its hardware and its number of slices are not
-named; it has four ranks, so beside its CommFuse stands the m with N·m = 4. T_comm of its attention layer is not given: it is
+named; it has four ranks, so its CommFuse is compared with the m of N·m = 4. T_comm of its attention layer is not given: it is
 taken to be what Query-Split saves. Its ratio is that of its collective, ours that of the wire, the harder test.
 
-Delay: a transfer that keeps the line busy for w ms and is under way for d ms hides behind the c ms of the slice computed
+Delay: a transfer that keeps the line busy for w ms and is under way for d ms is hidden by the c ms of the slice computed
 meanwhile only if all of it fits into c; N ranks do this N − 1 times. So a ring with one slice a rank must expose
 (N − 1)·max(0, w + d − c). At a ratio of 0.5 two ranks have w = c, and every delay shows; at 0.25 half of c is in reserve.
 """

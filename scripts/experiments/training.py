@@ -5,17 +5,18 @@ A measurement is one mesh. All modes take turns in one process, a step each in a
 another process goes on: its memory, and what libraries choose at their start, is another's. The bytes of a step
 (tests/train/traffic.py's formula) over the line rate are `ratio` times the step without transfers: a machine's speed moves
 within minutes, so each process has a link set anew, by what that step took in the one before. Then the library's own
-collectives are timed alone (bench_fuse). Rows are single steps; a process's first round is not counted. Whatever else a machine does only ever adds to a step, so modes are compared by the mean of the faster half of their
-steps; beside it stands the ratio of the medians of all, which a mode that suffers more from what else a machine does
-cannot look away from. The standard error is what drawing other blocks of eight rounds from those measured makes of a
-ratio: it is of one report, and another report's ratio may lie 1 or 2 % away. Medians and percentiles are of all steps.
+collectives are timed alone (bench_fuse). Rows are single steps; a process's first round is not counted. Whatever else a
+machine does only ever adds to a step, so modes are compared by the mean of the faster half of their steps; the ratio of the
+medians of all, beside it, shows what a mode loses that suffers more from what else a machine does. The standard error is what
+drawing other blocks of eight rounds from those measured makes of a ratio: it is of one report, and another report's ratio may
+be 1 or 2 % apart. Medians and percentiles are of all steps.
 
 What follows by arithmetic from the step without transfers (nowire):
 
 - none: nowire + the time of every collective, at the rates measured alone: they block. (A sum of what is measured)
 - commfuse: nowire + what cannot hide. A place whose slices take c to compute and w on the line, in m slices of each
-  of N ranks' parts, hides all but (N - 1)·w + c/m - N·c; the lookup has nothing to hide behind; gradients and weights
-  are taken to hide behind the layers
+  of N ranks' parts, hides all but (N - 1)·w + c/m - N·c; nothing hides the lookup; the layers are taken to hide
+  gradients and weights
 
 and the trainer's own account must agree with the clock. What commfuse takes longer than nowire has three parts, each
 in a column of its own: chunking, nowire in as many slices less nowire; exposed time, as the trainer logs it for the
@@ -76,7 +77,7 @@ def points(place, quick):
         size = dict(model="d6", vocab=8192, seq=256, batch=4, modes=list(QUICK_MODES), seconds=QUICK_SECONDS)
         meshes = [("tpsp", 2, 1), ("tpsp", 1, 2)]
     else:
-        # GPT-2's own sequence: attention has as much to hide behind as in a real run.
+        # GPT-2's own sequence: attention hides as much as in a real run.
         size = dict(model="d12", vocab=8192, seq=1024, seconds=SECONDS)
         meshes = [("tpsp", 2, 1), ("up", 2, 1), ("tpsp", 1, 2)] + [("tpsp", 2, 2)] * (place.ranks >= 4)
     ratio = 0.5 if place.kind == "lab" else None  # None: shared memory, as fast as it is

@@ -62,7 +62,7 @@ class Check:
         return path if os.access(path, os.X_OK) else None
 
     def program(self, kind, name="train_gpt"):
-        """A built program, or None with a word about it."""
+        """A built program, or None, which is reported."""
         path = self.built(kind, name)
         if not path:
             self.verdict(f"{kind} {name}", SKIP, f"{self.build[kind]}/{name} is not built")

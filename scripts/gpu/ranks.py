@@ -18,7 +18,7 @@ MESH_BAND = {"fp32": 1e-5, "bf16": 1e-2}
 # At a time. Processes take turns on the one GPU, and a kernel of NCCL that waits for a peer keeps its turn.
 JOBS = {"ipc": 3}
 HANGS_MAX = 2  # a transport that has hung so often, alone, is not tried again
-# What tells most first, in case that time runs out. auto, exchanges over ipc and native collectives over NCCL in one
+# What shows most comes first, in case that time runs out. auto, exchanges over ipc and native collectives over NCCL in one
 # process, is what hosts of several GPUs get. ipc refuses native collectives, and does so once.
 AUTO_MESHES = "tpsp 2 1 commfuse", "tpsp 2 1 none", "tpsp 2 1 slice"
 MESHES = (

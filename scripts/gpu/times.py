@@ -106,7 +106,7 @@ def ratios(check):
     return [f"PyTorch's step over ours{what}: {', '.join(found)}" for what, found in each.items() if found]
 
 
-def keep(check, row):
+def add_row(check, row):
     check.show([line(check, row)])
     check.data["times"].append(row)
     check.save()
@@ -122,10 +122,10 @@ def plain_rows(check, model):
 
 
 def one_more(check, program, model, tokens, step, can_be_full=True):
-    """The row of one of our runs, kept; None: there is none."""
+    """The row of one of our runs, which is in the table then; None: there is none."""
     row, result = measure(check, program, model, step, tokens)
     if row:
-        keep(check, row)
+        add_row(check, row)
     else:
         full = can_be_full and OUT_OF_MEMORY.search(result.output)
         check.verdict(f"{model.name}, {step.name}", SKIP if full else FAIL, result.last)
@@ -160,7 +160,7 @@ def beside_torch(check, program, model, tokens, accumulation):
     if not theirs:
         check.verdict(f"{model.name} in PyTorch, {step.name}", SKIP, result.last)
         return
-    keep(check, theirs)
+    add_row(check, theirs)
     row = one_more(check, program, model, tokens, step)
     if not row:
         return
