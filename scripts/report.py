@@ -353,7 +353,8 @@ def measure_all(o, folder):
     rows = None
     try:
         with open_place(o.place) as place:
-            setup = setup_of(place, o.quick, o.patience) | {"processors": processors.measure(sorted(os.sched_getaffinity(0))[:CORES_MAX])}
+            setup = setup_of(place, o.quick, o.patience)
+            setup["processors"] = processors.measure(sorted(os.sched_getaffinity(0))[:CORES_MAX])
             rows = Rows(folder, setup, o.fresh)
             if rows.setup["program"] == NOT_BUILT:
                 refuse("build/release lacks a program", "make report builds what it needs")

@@ -107,7 +107,8 @@ def total(rows, kind):
 
 
 def tail_ms(rows):
-    """Waiting between the last computation that a transfer follows and the end of the layer: what nothing is left to hide. Of the worst rank."""
+    """Waiting between the last computation that a transfer follows and the end of the layer: what nothing is left to hide. Of
+    the worst rank."""
     def of(rank):
         mine = [row for row in rows if row["rank"] == rank]
         ends = [row["end_ms"] for row in mine if row["kind"] == "compute" and row["name"] != "add"]
