@@ -176,8 +176,7 @@ def main():
     options = parse()
     os.chdir(ROOT)
     if options.reference:
-        number, tokens, model = options.reference
-        return training.reference(training.SMALL[int(number)], tokens, model)
+        return training.reference(*options.reference)
     plan = plan_of(chosen(options), options.budget)
     if options.plan:
         for stage, seconds, planned in plan:

@@ -2,7 +2,6 @@
 independent reference in float64, and against the CPU program; and, at the size of what is timed, steps of one large
 micro-batch against the same of several small ones."""
 import contextlib
-import dataclasses
 import importlib.util
 import json
 import os
@@ -74,45 +73,26 @@ def relative(found, expected):
 # --- losses ---
 
 
-@dataclasses.dataclass(frozen=True)
-class Small:
-    """A model that a reference in float64 trains in seconds, and one batch that every step sees whole."""
-    name: str
-    layers: int
-    channels: int
-    heads: int
-    seq: int
-    vocabulary: int
-    batch: int
-    lr: float
-    steps: int = 10
-
-    @property
-    def shape(self):
-        return dict(layers=self.layers, channels=self.channels, heads=self.heads, vocab=self.vocabulary)
-
-    @property
-    def recipe(self):
-        return dict(schedule="cosine", lr=self.lr, min_lr=self.lr / 10, warmup=3, clip=1.5, weight_decay=0.1)
-
-
-SMALL = Small("d2 of 128 channels, T 64", 2, 128, 2, 64, 101, 8, 3e-3), Small("d6, T 256", 6, 384, 6, 256, 256, 2, 1e-3)
+# Models that a reference in float64 trains in seconds, on one batch that every step sees whole.
+SMALL = {"d2 of 128 channels, T 64": dict(layers=2, channels=128, heads=2, vocab=101, seq=64, batch=8, lr=3e-3),
+         "d6, T 256": dict(layers=6, channels=384, heads=6, vocab=256, seq=256, batch=2, lr=1e-3)}
+SMALL_STEPS, RECIPE = 10, dict(schedule="cosine", warmup=3, clip=1.5, weight_decay=0.1)
 BANDS = {"fp32": (1e-4, 1e-3), "bf16": (2e-2, 1e-1)}  # of losses and of norms
 LARGE, PARTS = Step(64), Step(16, 4)  # of d12's logits 3.3e9 elements, more than 31 bits count, and a quarter of them
 LARGE_STEPS, LARGE_BANDS = 3, (1e-3, 1e-2)
 
 
-def reference(small, tokens, model):
+def reference(name, tokens, model):
     """In a process of its own: writes the model file, then prints losses and norms of an independent implementation in
     float64 (tests/train/reference.py)."""
     sys.path.insert(0, os.path.join(ROOT, "tests", "train"))
     import reference as gpt
-    padded = (small.vocabulary + 127) // 128 * 128
-    shape = gpt.Shape(small.seq, small.vocabulary, small.layers, small.heads, small.channels, padded)
+    o = SMALL[name]
+    shape = gpt.Shape(o["seq"], o["vocab"], o["layers"], o["heads"], o["channels"], (o["vocab"] + 127) // 128 * 128)
     weights = gpt.random_model(shape, scale=0.05)
     gpt.write_model(model, shape, weights)
-    batch = gpt.samples(gpt.read_tokens(tokens), small.seq)
-    history = gpt.train(shape, weights, [batch] * small.steps, **small.recipe)
+    batch = gpt.samples(gpt.read_tokens(tokens), o["seq"])
+    history = gpt.train(shape, weights, [batch] * SMALL_STEPS, lr=o["lr"], min_lr=o["lr"] / 10, **RECIPE)
     print(json.dumps([[h[0] for h in history], [h[1] for h in history]]))
 
 
@@ -124,43 +104,44 @@ def agree(check, what, found, expected, bands, more=True):
                        f"{losses[0]:.4f} to {losses[-1]:.4f}")
 
 
-def expected_losses(check, small, tokens, model):
-    """([losses], [norms]) of the reference, or None; and the options that start a program from the same weights."""
-    if not importlib.util.find_spec("numpy"):
-        check.verdict(f"{small.name}: float64 reference", SKIP, "no numpy")
-        return None, small.shape
-    command = [sys.executable, "scripts/gpu_check.py", "--reference", SMALL.index(small), tokens, model]
-    result = check.runner.run(command, limit=0.6 * check.runner.left())
-    if result.status:
-        check.verdict(f"{small.name}: float64 reference", SKIP, result.last)
-        return None, dict(init_from=model) if os.path.exists(model) else small.shape
-    return json.loads(result.output), dict(init_from=model)
+def expected_losses(check, name, tokens, model):
+    """([losses], [norms]) of the reference; None: there is none. It may have written the model all the same."""
+    why = "no numpy"
+    if importlib.util.find_spec("numpy"):
+        result = check.runner.run([sys.executable, "scripts/gpu_check.py", "--reference", name, tokens, model],
+                                  limit=0.6 * check.runner.left())
+        if result.status == 0:
+            return json.loads(next(line for line in result.output.splitlines() if line.startswith("[[")))
+        why = result.last
+    check.verdict(f"{name}: float64 reference", SKIP, why)
+    return None
 
 
-def losses_of(check, small, cpu):
+def losses_of(check, name, cpu):
     """Of every program that runs here, the CPU's first: without the reference, the others are compared with it."""
-    tokens, model = check.path("tokens.bin"), check.path("model.bin")
-    write_tokens(tokens, small.batch * small.seq + 1, small.vocabulary)
-    expected, start = expected_losses(check, small, tokens, model)
-    record = check.data["losses"][small.name] = {"reference": expected and expected[0]}
+    tokens, model, o = check.path("tokens.bin"), check.path("model.bin"), SMALL[name]
+    write_tokens(tokens, o["batch"] * o["seq"] + 1, o["vocab"])
+    expected = expected_losses(check, name, tokens, model)
+    start = dict(init_from=model) if os.path.exists(model) else {key: o[key] for key in ("layers", "channels", "heads", "vocab")}
+    record = check.data["losses"][name] = {"reference": expected and expected[0]}
     for kind in ("cpu", *TYPES):
         program = cpu if kind == "cpu" else check.program(kind)
         if not program or not expected and kind != "cpu":
             continue
         more = dict(peak_tflops=1) if kind == "cpu" else {}
-        steps, _, result = train(check, program, train=tokens, seq=small.seq, batch=small.batch, micro_batch=small.batch,
-                                 steps=small.steps, timeout=60, **start, **small.recipe, **more)
+        steps, _, result = train(check, program, train=tokens, seq=o["seq"], batch=o["batch"], micro_batch=o["batch"],
+                                 steps=SMALL_STEPS, lr=o["lr"], min_lr=o["lr"] / 10, timeout=60, **start, **RECIPE, **more)
         found = figures_of(steps)
         record[kind] = found[0]
-        what = f"{small.name}: {'CPU program and reference' if kind == 'cpu' else kind}"
-        if result.status or len(steps) != small.steps:
+        what = f"{name}: {'CPU program and reference' if kind == 'cpu' else kind}"
+        if result.status or len(steps) != SMALL_STEPS:
             check.judge(what, False, result.last)
         elif expected:
             agree(check, what, found, expected, BANDS.get(kind, BANDS["fp32"]))
         else:
             expected = found
     if not expected:
-        check.verdict(small.name, SKIP, "neither the reference nor the CPU program is here to compare with")
+        check.verdict(name, SKIP, "neither the reference nor the CPU program is here to compare with")
 
 
 def large_against_parts(check):
@@ -188,6 +169,6 @@ def losses(check):
     cpu = os.path.join(ROOT, check.o.cpu_program)
     cpu_runs = os.access(cpu, os.X_OK) and check.runner.run([cpu, "--help"]).status == 0
     check.data["losses"] = {}
-    for small in SMALL:
-        losses_of(check, small, cpu if cpu_runs else None)
+    for name in SMALL:
+        losses_of(check, name, cpu if cpu_runs else None)
     large_against_parts(check)

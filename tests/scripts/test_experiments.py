@@ -148,7 +148,8 @@ class TrainingPlace(MadeUpPlace):
         option = dict(zip(command[1::2], command[2::2]))
         lines = [{"event": "config", "ranks": ranks, "flops": 1e9, "parameters": 1, "memory_mib": 1.0}]
         ms = 400.0 + 100 * len(self.commands)
-        lines += [{"event": "step", "mode": mode, "round": number, "step_ms": ms * (9 if number == 0 else 1), "exposed_comm_ms": 1.0, "exposed_mean_ms": 1.0, "comm_ms": 1.0, "loss": 1.0, "bytes_sent_rank0": 1}
+        lines += [{"event": "step", "mode": mode, "round": number, "step_ms": ms * (9 if number == 0 else 1),
+                   "exposed_comm_ms": 1.0, "exposed_mean_ms": 1.0, "comm_ms": 1.0, "loss": 1.0, "bytes_sent_rank0": 1}
                   for number in range(option["--rounds"] + 1) for mode in option["--modes"].split(",")]
         return "\n".join(map(json.dumps, lines))
 
