@@ -16,7 +16,6 @@ A machine's speed moves within minutes, a link's does not. So where a link is to
 is set anew every twelve seconds, or ten repetitions, by what the computation took in those before. (A point that is not
 measured longer than that has one link, chosen by ten repetitions of the computation alone.)
 """
-import dataclasses
 import json
 import os
 
@@ -43,20 +42,9 @@ SHARES = "hidden_share", "hidden_alone_share", "hidden_error_share", "chunking_m
 FUSED = [name for name in VARIANTS if name.split()[0] in ("none", "slice", "ring", "direct")]
 
 
-@dataclasses.dataclass(frozen=True)
-class Shape:
-    T: int
-    B: int
-    C: int
-    columns: int
-    H: int
-
-    @classmethod
-    def of(cls, point):
-        return cls(*(point[field.name] for field in dataclasses.fields(cls)))
-
-    def text(self):
-        return ",".join(str(value) for value in dataclasses.astuple(self))
+def shape_of(work):
+    """As bench_fuse takes it. A work is a dictionary: operation, ranks, and the sizes T, B, C, columns and H."""
+    return ",".join(str(work[size]) for size in ("T", "B", "C", "columns", "H"))
 
 
 def label(line):
@@ -65,12 +53,13 @@ def label(line):
     return name if name in ("compute", "comm", "none") else f"{name} {line['slices']}"
 
 
-def payload_bytes(operation, shape, ranks):
+def payload_bytes(work):
     """What each rank sends in one run, headers left out."""
+    ranks, operation = work["ranks"], work["operation"]
     if operation == "wgrad_scatter":
-        return (ranks - 1) * (shape.columns // ranks) * shape.C * ELEMENT
-    width = shape.columns // ranks if "alltoall" in operation else shape.C
-    return (ranks - 1) * (shape.T // ranks) * shape.B * width * ELEMENT
+        return (ranks - 1) * (work["columns"] // ranks) * work["C"] * ELEMENT
+    width = work["columns"] // ranks if "alltoall" in operation else work["C"]
+    return (ranks - 1) * (work["T"] // ranks) * work["B"] * width * ELEMENT
 
 
 def ranks_for(place, heads=16):
@@ -86,24 +75,15 @@ BLOCK_S, BLOCK_REPETITIONS = 12, REPETITIONS_MIN  # about, and at least
 TIMEOUT_S = 7200  # ranks that hang end themselves after a minute
 
 
-def run(place, ranks, operation, shape, repetitions, only=None):
+def run(place, work, repetitions, only=None):
     """bench_fuse's lines, each with its label."""
-    command = [os.path.join(ROOT, os.environ.get("BUILD", "build/release"), "tests/bench/bench_fuse"), "--op", operation,
-               "--shape", shape.text(), "--repetitions", str(repetitions), "--json"]
-    output = place.run(ranks, command + (["--only", only] if only else []), timeout=TIMEOUT_S)
+    command = [os.path.join(ROOT, os.environ.get("BUILD", "build/release"), "tests/bench/bench_fuse"), "--op", work["operation"],
+               "--shape", shape_of(work), "--repetitions", str(repetitions), "--json"]
+    output = place.run(work["ranks"], command + (["--only", only] if only else []), timeout=TIMEOUT_S)
     lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
     if not lines:
         raise RuntimeError(f"{' '.join(command)} printed no result:\n{output[-2000:]}")
     return [dict(line, label=label(line)) for line in lines]
-
-
-def rate_for(operation, shape, ranks, wire_ms):
-    """Bits per second at which the payload takes that long."""
-    return payload_bytes(operation, shape, ranks) * 8 / (wire_ms / 1e3)
-
-
-def wire_ms(operation, shape, ranks, rate):
-    return payload_bytes(operation, shape, ranks) * 8e3 / rate
 
 
 def repetitions_for(compute, ratio, seconds):
@@ -118,20 +98,19 @@ def time_of(lines, label):
     return float(undisturbed_ms(next(line["samples_ms"] for line in lines if line["label"] == label)))
 
 
-def measure(place, ranks, operation, shape, seconds, ratio, delay_ms=0):
+def measure(place, work, seconds, ratio, delay_ms=0):
     """(lines, the wire's ms meanwhile, bits per second on average), block by block over links that follow the computation, of
     whose time the wire takes `ratio`."""
-    compute = time_of(run(place, ranks, operation, shape, REPETITIONS_MIN, only="compute"), "compute")
-    repetitions = repetitions_for(compute, ratio, seconds)
-    found, rates = [], []
+    compute, bits = time_of(run(place, work, REPETITIONS_MIN, only="compute"), "compute"), 8 * payload_bytes(work)
+    repetitions, found, rates = repetitions_for(compute, ratio, seconds), [], []
     blocks = max(1, min(round(seconds / BLOCK_S), repetitions // BLOCK_REPETITIONS))
     for _ in range(blocks):
-        rates.append(min(FREE_LINK, rate_for(operation, shape, ranks, ratio * compute)))
+        rates.append(min(FREE_LINK, 1e3 * bits / (ratio * compute)))
         place.link(rates[-1], delay_ms)
-        found.append(run(place, ranks, operation, shape, repetitions // blocks))
+        found.append(run(place, work, repetitions // blocks))
         compute = time_of(found[-1], "compute")  # the machine's speed moves
-    wires = [wire_ms(operation, shape, ranks, rate) for rate in rates]
-    return [joined(same) for same in zip(*found)], wire_of_the_undisturbed(wires, found), float(np.mean(rates))
+    wire_ms = wire_of_the_undisturbed([1e3 * bits / rate for rate in rates], found)
+    return [joined(same) for same in zip(*found)], wire_ms, float(np.mean(rates))
 
 
 def wire_of_the_undisturbed(wires, blocks):

@@ -85,8 +85,7 @@ def points(place, quick):
 
 def measure(place, point):
     delay = point.get("delay_ms", 0)
-    lines, wire_ms, rate = fused.measure(place, point["ranks"], point["operation"], fused.Shape.of(point), point["seconds"],
-                                         point["ratio"], delay)
+    lines, wire_ms, rate = fused.measure(place, point, point["seconds"], point["ratio"], delay)
     about = {key: point[key] for key in FIELDS + ("ranks",)} | {
         "ratio_asked": point["ratio"], "delay_ms": delay, "rate_mbit_per_s": rate / 1e6}
     return [{**about, **row, "ratio": row["wire_ms"] / row["compute_ms"]} for row in fused.accounts(lines, wire_ms)]
@@ -109,7 +108,7 @@ def by_point(rows):
     """{point: {label: row}}, points of a place in order of their ratio, then of their delay."""
     grouped = {}
     for row in sorted(rows, key=lambda row: (row["where"], row["delay_ms"], row["ratio"])):
-        grouped.setdefault((name_of(row), fused.Shape.of(row), row["ranks"]), {})[row["label"]] = row
+        grouped.setdefault((name_of(row), fused.shape_of(row), row["ranks"]), {})[row["label"]] = row
     return list(grouped.values())
 
 
@@ -188,7 +187,7 @@ def threshold(row):
     if row["operation"] not in ("gather_gemm", "gemm_scatter"):
         return None
     flops = 2 * row["T"] * row["B"] * row["C"] * row["columns"] / row["ranks"] / (row["compute_ms"] / 1e3)
-    bytes_per_s = fused.payload_bytes(row["operation"], fused.Shape.of(row), row["ranks"]) / (row["wire_ms"] / 1e3)
+    bytes_per_s = fused.payload_bytes(row) / (row["wire_ms"] / 1e3)
     return fused.ELEMENT * flops / (2 * bytes_per_s)
 
 

@@ -145,7 +145,8 @@ def native_ms(place, point, size):
         if sent == 0:
             continue
         columns = 3 * C if kind == "alltoall" else heads  # next to nothing to compute
-        line, = fused.run(place, point["tp"] * point["dp"], operation[kind], fused.Shape(T, B, C, columns, heads), 10, only="comm")
+        work = dict(operation=operation[kind], ranks=point["tp"] * point["dp"], T=T, B=B, C=C, columns=columns, H=heads)
+        line, = fused.run(place, work, 10, only="comm")
         total += sent / line["bytes"] * line["ms"]
     return total
 

@@ -17,7 +17,7 @@ import tables
 from experiments import fused, operations, training
 
 BENCH = ROOT / os.environ.get("BUILD", "build/release") / "tests/bench/bench_fuse"
-SMALL = fused.Shape(64, 1, 64, 64, 2)
+SMALL = dict(operation="gemm_scatter", ranks=2, T=64, B=1, C=64, columns=64, H=2)
 try:
     import matplotlib  # noqa: F401
     DRAWS = True
@@ -51,8 +51,8 @@ class MadeUpPlace:
         option = dict(zip(command[1::2], command[2::2])) if "--json" not in command else dict(
             zip([c for c in command[1:] if c.startswith("--") and c != "--json"],
                 [c for c in command[1:] if not c.startswith("--")]))
-        shape = fused.Shape(*map(int, option["--shape"].split(",")))
-        sent = fused.payload_bytes(option["--op"], shape, ranks)
+        sizes = zip(("T", "B", "C", "columns", "H"), map(int, option["--shape"].split(",")))
+        sent = fused.payload_bytes(dict(sizes, operation=option["--op"], ranks=ranks))
         wire = sent * 8e3 / self.rate if self.rate else 0
         if int(option["--repetitions"]) < 10:
             raise AssertionError(f"bench_fuse refuses so few: {command}")
@@ -199,13 +199,11 @@ class ArithmeticTest(unittest.TestCase):
         self.assertGreater(error(apart), 0.01)
 
     def test_payload(self):
-        shape = fused.Shape(8, 3, 10, 20, 2)
-        self.assertEqual(fused.payload_bytes("gemm_scatter", shape, 2), 4 * 3 * 10 * 4)
-        self.assertEqual(fused.payload_bytes("gather_gemm", shape, 4), 3 * 2 * 3 * 10 * 4)
-        self.assertEqual(fused.payload_bytes("gemm_alltoall", shape, 2), 4 * 3 * 10 * 4)
-        self.assertEqual(fused.payload_bytes("alltoall_gemm", shape, 4), 3 * 2 * 3 * 5 * 4)
-        self.assertEqual(fused.payload_bytes("wgrad_scatter", shape, 2), 10 * 10 * 4)
-        self.assertAlmostEqual(fused.rate_for("gemm_scatter", shape, 2, 1.0), 480 * 8 * 1000)
+        for operation, ranks, sent in (("gemm_scatter", 2, 4 * 3 * 10), ("gather_gemm", 4, 3 * 2 * 3 * 10),
+                                       ("gemm_alltoall", 2, 4 * 3 * 10), ("alltoall_gemm", 4, 3 * 2 * 3 * 5),
+                                       ("wgrad_scatter", 2, 10 * 10)):
+            work = dict(operation=operation, ranks=ranks, T=8, B=3, C=10, columns=20, H=2)
+            self.assertEqual(fused.payload_bytes(work), 4 * sent, operation)
 
     def test_repetitions_are_at_least_ten_and_fit(self):
         self.assertEqual(fused.repetitions_for(1000, 3, 1), 10)
@@ -233,7 +231,7 @@ class ArithmeticTest(unittest.TestCase):
         self.assertAlmostEqual(rows["ring 2"]["hidden_alone_share"], 1 - rows["ring 2"]["exposed_ms"] / 50)
         self.assertAlmostEqual(rows["ring 2"]["exposed_ms"], 5)
         self.assertAlmostEqual(rows["slice 8"]["hidden_share"], 1 - 208 / 50)
-        self.assertAlmostEqual(place.rate, fused.payload_bytes(point["operation"], fused.Shape.of(point), 2) * 8 / 0.05)
+        self.assertAlmostEqual(place.rate, fused.payload_bytes(point) * 8 / 0.05)
 
     def test_delays_show_where_nothing_is_in_reserve(self):
         """Two ranks: of a computation of 100 ms a slice takes 50."""
@@ -303,7 +301,8 @@ class BenchTest(unittest.TestCase):
                 self.assertEqual(done.returncode, 0, done.stderr)
                 return done.stdout
         for operation in fused.TITLES:
-            lines = fused.run(Here(), 2, operation, SMALL, 10)
+            work = dict(SMALL, operation=operation)
+            lines = fused.run(Here(), work, 10)
             self.assertEqual([line["label"] for line in lines], list(fused.VARIANTS), operation)
             for line in lines:
                 self.assertLessEqual(0, line["p10_ms"])
@@ -311,17 +310,17 @@ class BenchTest(unittest.TestCase):
                 self.assertLessEqual(line["ms"], line["p90_ms"])
                 self.assertEqual(len(line["samples_ms"]), 40 if line["variant"] == "compute" else 10)
                 self.assertTrue(min(line["samples_ms"]) <= line["ms"] <= max(line["samples_ms"]))
-                sent = 0 if line["variant"] in ("compute", "nowire") else fused.payload_bytes(operation, SMALL, 2)
+                sent = 0 if line["variant"] in ("compute", "nowire") else fused.payload_bytes(work)
                 self.assertEqual(line["bytes"], sent, line)
-        only = fused.run(Here(), 2, "gemm_scatter", SMALL, 10, only="commfuse")
+        only = fused.run(Here(), SMALL, 10, only="commfuse")
         by_commfuse = [name for name in fused.VARIANTS if name.split()[0] in ("ring", "direct")]
         self.assertEqual([line["label"] for line in only], by_commfuse)
 
     def test_malformed_options_are_refused(self):
-        good = ["--op", "gemm_scatter", "--shape", SMALL.text()]
+        good = ["--op", "gemm_scatter", "--shape", fused.shape_of(SMALL)]
         for options, why in ((["10"], "unknown option 10"), ([*good, "--jsno"], "unknown option --jsno"),
                              (["--op", "gemm"], "no such operation"), ([*good, "--only", "ring"], "no such variant"),
-                             (["--op", "gemm_scatter"], "go together"), (["--shape", SMALL.text()], "go together"),
+                             (["--op", "gemm_scatter"], "go together"), (["--shape", fused.shape_of(SMALL)], "go together"),
                              (["--json"], "for one operation"), (["--only", "comm"], "for one operation"),
                              ([*good, "--repetitions"], "needs a value"),
                              ([*good, "--repetitions", "9"], "at least 10"),
