@@ -13,14 +13,14 @@ the same command resumes it and skips the points that are there. Rows of another
 in one table: then nothing is resumed until --fresh, or another --out, is given.
 
 An experiment is a module of scripts/experiments with NAME and TITLE; points(place, quick), which may say how many seconds they
-take; measure(place, point), its rows; tables(rows) and figures(rows, folder); problems(rows), what must not be; and ratios(rows),
-the figures in which two reports must agree.
+take; measure(place, point), its rows; tables(rows) and figures(rows, folder); and perhaps problems(rows), what must not be, and
+ratios(rows), the figures in which two reports must agree.
 """
 import argparse
 import datetime
 import fcntl
 import hashlib
-import importlib
+import importlib.util
 import json
 import os
 import pathlib
@@ -239,7 +239,7 @@ def write_report(folder, setup, modules, done, failures, sweep, command, stopped
              "make all build/release/tests/bench/bench_fuse build/release/tests/bench/bench_train", command, "```", "",
              "Single runs are listed at the end of each experiment; `$DIR` is any folder, and `$DIR/tokens.bin` any "
              "token file (`data/prepare.py`): contents do not change times.", ""]
-    problems = [problem for name, lines in present.items()
+    problems = [problem for name, lines in present.items() if hasattr(modules[name], "problems")
                 for problem in modules[name].problems([row for line in lines for row in line["rows"]])]
     if problems or failures:
         text += ["## What went wrong", "", *(f"- **ERROR** {' '.join(problem.split())}" for problem in problems),
@@ -258,14 +258,9 @@ def write_report(folder, setup, modules, done, failures, sweep, command, stopped
 
 
 def ratios_of(name, lines):
-    """figure → value"""
-    try:
-        module = load(name)
-    except ModuleNotFoundError as error:  # rows of another version's experiment
-        if error.name != f"experiments.{name}":
-            raise
-        return {}
-    return module.ratios([row for line in lines for row in line["rows"]])
+    """figure → value; none of rows of another version's experiment."""
+    found = importlib.util.find_spec(f"experiments.{name}") and getattr(load(name), "ratios", None)
+    return found([row for line in lines for row in line["rows"]]) if found else {}
 
 
 def compare(folders, tolerance):

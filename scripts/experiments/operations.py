@@ -91,10 +91,6 @@ def measure(place, point):
     return [{**about, **row, "ratio": row["wire_ms"] / row["compute_ms"]} for row in fused.accounts(lines, wire_ms)]
 
 
-def problems(rows):
-    return []
-
-
 def ratios(rows):
     """The figures in which two reports must agree: shares of a fast link would only magnify its noise."""
     return {f"{name_of(row)}, T {row['T']}, {row['label']}, time / computation": row["undisturbed_ms"] / row["compute_ms"]

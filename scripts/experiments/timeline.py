@@ -55,15 +55,6 @@ def measure(place, point):
     return rows
 
 
-def problems(rows):
-    return []
-
-
-def ratios(rows):
-    """None: one layer is a picture, not a statistic."""
-    return {}
-
-
 # --- traces ---
 
 

@@ -62,9 +62,6 @@ def measure(place, point):
 def tables(rows):
     return "\\n".join(f"| {row['size']} | {row['way']} | {row['step_ms']:.1f} |" for row in rows)
 
-def problems(rows):
-    return []
-
 def figures(rows, folder):
     for name in ("fake.png", "fake.svg"):
         pathlib.Path(folder, name).write_text(f"{len(rows)} rows")
