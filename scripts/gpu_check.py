@@ -23,8 +23,8 @@ started by environment variables, so MPI is not needed. What PyTorch has compile
 call.
 
 --out gets report.txt (what was printed), results.json (every figure, written anew after each stage and each line of a
-table, so that nothing is lost if this script is killed) and commands.log (what every command printed). What counts
-most is printed once more at the end. The exit status is 1 if a check failed.
+table, so that nothing is lost if this script is killed) and commands.log (what every command printed). Failures and times
+are printed once more at the end. The exit status is 1 if a check failed.
 """
 import argparse
 import collections
@@ -39,8 +39,6 @@ from gpu import kernels, machine, pytorch, ranks, times, training, twins
 from gpu.check import FAIL, LATE, OK, SKIP, Check
 from gpu.models import MODELS
 from runner import ROOT, Late
-
-LAST_WORDS = 11500  # characters: who reads the end of a long output alone shall miss nothing that counts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +122,7 @@ def run_stage(check, stage, seconds, planned):
         check.compiling = pytorch.Compiling(check.reaper, check, MODELS)
 
 
-# --- what is printed last: all that counts, once more ---
+# --- what is printed last ---
 
 
 def failures(check):
@@ -133,29 +131,13 @@ def failures(check):
     return found[:25] + ([f"and {len(found) - 25} more"] if len(found) > 25 else [])
 
 
-def sections(check):
-    """name → lines, what counts most first."""
-    shares = check.data.get("shares", {})
-    return {"failures": failures(check), "times": times.table(check) + times.ratios(check),
-            "shares": [line for name in shares for line in kernels.share_lines(name, shares[name])],
-            "costs": kernels.costs(check), "wires": check.data.get("wires", [])}
-
-
 def last_words(check):
-    """What counts, the table last, in no more than LAST_WORDS characters."""
+    """What failed and the table of times, once more."""
     counts = collections.Counter(row[2] for row in check.rows)
     seconds = ", ".join(f"{name} {s:.0f} s" for name, s in check.data["stages"].items())
-    end_line = f"{counts[OK]} ok, {counts[FAIL]} failed, {counts[LATE]} late, {counts[SKIP]} skipped"
-    first_line = f"{time.monotonic() - check.begin:.0f} s: {seconds}"
-    room, shown = LAST_WORDS - len(first_line) - len(end_line) - 400, {}
-    for name, lines in sections(check).items():
-        text = "\n".join(lines)
-        if text and len(text) + 2 > room:
-            text = f"({name}: see report.txt)"
-        room -= len(text) + 2
-        shown[name] = text
-    parts = [shown[name] for name in ("wires", "costs", "shares", "failures", "times") if shown[name]]
-    return "\n" + "\n\n".join([first_line, *parts, end_line])
+    parts = [[f"{time.monotonic() - check.begin:.0f} s: {seconds}"], failures(check), times.table(check) + times.ratios(check),
+             [f"{counts[OK]} ok, {counts[FAIL]} failed, {counts[LATE]} late, {counts[SKIP]} skipped"]]
+    return "\n" + "\n\n".join("\n".join(lines) for lines in parts if lines)
 
 
 def conclude(check):

@@ -21,41 +21,16 @@ def share_of_step(check, model, batch, rows):
     shares = {"batch": batch, "kernels_ms": sum(groups.values()), "groups": dict(groups),
               "step_ms": statistics.mean(times) if times else None}
     check.data.setdefault("shares", {})[model.name] = shares
-    check.show(share_lines(model.name, shares))
-
-
-def share_lines(name, shares):
     whole = shares["step_ms"] or shares["kernels_ms"]
     took = f"{shares['step_ms']:.1f} ms" if shares["step_ms"] else "(not measured in this call)"
-    lines = [f"{name}, micro-batch {shares['batch']}: kernels add up to {shares['kernels_ms']:.1f} ms, "
-             f"the step takes {took}"]
-    for group, ms in collections.Counter(shares["groups"]).most_common():
-        lines.append(f"  {group:<24} {ms:>9.2f} ms {100 * ms / whole:>6.1f} %")
-    return lines
+    check.show([f"{model.name}, micro-batch {batch}: kernels add up to {shares['kernels_ms']:.1f} ms, the step takes {took}",
+                *(f"  {group:<24} {ms:>9.2f} ms {100 * ms / whole:>6.1f} %" for group, ms in groups.most_common())])
 
 
 def kernel_rows(file):
     with contextlib.suppress(FileNotFoundError), open(file, encoding="utf-8") as lines:
         return [json.loads(re.sub(r":-?(nan|inf)", ":null", line)) for line in lines if line.endswith("\n")]
     return []
-
-
-def costs(check):
-    """GELU fused over apart, the library's first algorithms over its best, chunking loss by number of ranks, a line each."""
-    lines = []
-    for name, rows in check.data.get("kernels", {}).items():
-        losses = collections.defaultdict(list)
-        for row in rows:
-            if "fused" in row and row["ratio"] is not None:
-                lines.append(f"{name} {row['fused']}: GELU in the epilogue takes {row['ratio']:.2f} of apart")
-            if "products" in row and row["ratio"] is not None:
-                lines.append(f"{name} products of a step: {row['first_ms']:.2f} ms by the library's first algorithms, "
-                             f"{row['best_ms']:.2f} by the best of its lists, {row['ratio']:.3f} of that")
-            if "operation" in row and row["loss"] is not None:
-                losses[row["operation"]].append(f"{row['ranks']} ranks {100 * row['loss']:+.1f} %" + (
-                    " (host-bound)" if row.get("host_bound") else ""))
-        lines += [f"{name} {operation}, in slices: {', '.join(each)}" for operation, each in losses.items()]
-    return lines
 
 
 def run(check):

@@ -636,18 +636,6 @@ with open(words["--log"], "w") as log:
         self.assertEqual((shares["step_ms"], shares["kernels_ms"]), (10.0, 5.0))
         self.assertEqual(shares["groups"], {"products": 4.0, "adamw": 1.0})
 
-    def test_costs_are_told_by_model(self):
-        self.check.data["kernels"] = {"d12": [
-            dict(kernel="adamw", step_ms=1.0), dict(fused="fc forward (1, 2, 3)", ratio=0.9),
-            dict(product="fc forward", first_ms=1.1, best_ms=1.0, ratio=1.1, best=2, choices=8),
-            dict(products="of a step", first_ms=44.0, best_ms=40.0, ratio=1.1),
-            dict(operation="AG ▸ fc", ranks=2, loss=0.01), dict(operation="AG ▸ fc", ranks=4, loss=None),
-            dict(operation="AG ▸ fc", ranks=8, loss=0.5, host_bound=True)]}
-        self.assertEqual(kernels.costs(self.check), [
-            "d12 fc forward (1, 2, 3): GELU in the epilogue takes 0.90 of apart",
-            "d12 products of a step: 44.00 ms by the library's first algorithms, 40.00 by the best of its lists, "
-            "1.100 of that", "d12 AG ▸ fc, in slices: 2 ranks +1.0 %, 8 ranks +50.0 % (host-bound)"])
-
     def test_larger_batches_are_tried_until_they_do_not_pay(self):
         self.stage()
         self.assertEqual([step.batch for _, name, step in self.runs if name == "d12"][:3], [16, 32, 64])
@@ -707,21 +695,18 @@ with open(words["--log"], "w") as log:
                 self.assertTrue(wait_until(lambda: memory.most))
             self.assertEqual(memory.most, 1234)
 
-    def test_the_table_comes_last_and_the_end_is_short(self):
+    def test_failures_and_the_table_come_last(self):
         self.stage()
         for i in range(300):
             self.check.verdict(f"a check {i}", FAIL, "a word of it " * 40)
-        self.check.data["wires"] = ["a line of figures " * 5] * 100
         text = gpu_check.last_words(self.check)
-        self.assertLessEqual(len(text), 12000)
         self.assertLess(text.index("and 275 more"), text.index("of GEMM"))
         self.assertIn("d36   torch", text[text.index("of GEMM"):])
-        self.assertIn("n/a", text[text.index("of GEMM"):])  # memory that nobody told
+        self.assertIn("n/a", text[text.index("of GEMM"):])  # memory that nobody knows
         self.assertRegex(text, r"(?m)^d48   torch +8 +4 ")
         self.assertIn("accum: micro-batches of a step", text)
         self.assertIn("PyTorch's step over ours: d12 3.00", text)
         self.assertIn("PyTorch's step over ours, 4 micro-batches a step: d12 1.50, d48 1.50", text)
-        self.assertIn("(wires: see report.txt)", text)
         self.assertRegex(text.splitlines()[-1], r"^\d+ ok, 300 failed")
 
 
