@@ -186,6 +186,8 @@ def run(place, modules, rows, quick, patience=1):
     """Measures what is missing. Points that fail are reported and left out; the rest goes on."""
     wanted = [(name, with_patience(point, patience)) for name, module in modules.items()
               for point in module.points(place, quick)]
+    for name in modules.keys() - {name for name, _ in wanted}:
+        print(f"{name}: nothing to measure {'in a lab' if place.kind == 'lab' else 'over shared memory'}", file=sys.stderr)
     todo, failures = [(name, point) for name, point in wanted if not rows.has(name, point)], []
     print(f"{len(todo)} points to measure" + (f", {len(rows.done)} are there already" if rows.done else ""), file=sys.stderr)
     for number, (name, point) in enumerate(todo):
