@@ -116,11 +116,12 @@ def take_turns(place, point, modes, rounds, options=(), env=None):
 
 def kinds_of_step(point):
     """Bytes that each rank sends in a step, by what they are."""
-    layers, channels, heads = SHAPES[point["model"]]
-    shape = types.SimpleNamespace(maxT=point["seq"], V=point["vocab"], Vp=-(-point["vocab"] // 128) * 128, L=layers,
-                                  heads=heads, C=channels)
-    return traffic.formula(shape, point["strategy"], point["tp"], point["dp"], point["seq"],
-                           point["batch"] // point["dp"])
+    (layers, channels, heads), vocab, dp = SHAPES[point["model"]], point["vocab"], point["dp"]
+    shape = types.SimpleNamespace(maxT=point["seq"], V=vocab, Vp=-(-vocab // 128) * 128, L=layers, heads=heads, C=channels)
+    _, _, owned = traffic.table_owners(shape, point["strategy"], point["tp"], dp)
+    tokens = point["seq"] * point["batch"] // dp // (point["tp"] if point["strategy"] == "up" else 1)
+    rows = owned * (1 - (1 - 1 / vocab) ** tokens)  # of an owner that a rank's random tokens name, about
+    return traffic.formula(shape, point["strategy"], point["tp"], dp, point["seq"], point["batch"] // dp, lists=2 * [rows])
 
 
 def bytes_of_step(point):
