@@ -109,10 +109,10 @@ def network_namespaces():
 
 def things_of_the_machine(temporary):
     """What a careless lab would leave: links, named namespaces, mounts, files. Its directory for temporary files is not that
-    of others, who may come and go meanwhile."""
+    of others, which may come and go meanwhile, and so may other tests' mounts in theirs."""
     links = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True, check=True).stdout
     with open("/proc/self/mounts", encoding="utf-8") as file:
-        mounts = file.read()
+        mounts = [line for line in file if "/commfuse-test-" not in line or temporary in line]
     files = os.listdir(temporary) + [
         path for folder in ("/run/netns", "/etc/netns", "/dev/shm")
         for path in glob.glob(f"{folder}/*lab*") + glob.glob(f"{folder}/*delay*") + glob.glob(f"{folder}/ompi*")]
