@@ -63,13 +63,6 @@ enum { SAMPLE_STREAM = 1 << 20 }; // of the random numbers, apart from those of 
 // What every rank tells the others after a step; the saver's word first.
 enum { TELL_SAVER, TELL_STOP, TELL_STEP, TELL_MS, TELL_EXPOSED, TELL_COMM, TELLS };
 
-// Tensors have one order in memory and in files: a division by zero here says that it was broken.
-enum {
-    SAME_ORDER =
-        1 / (WTE == (int)MODEL_WTE && QKVW == (int)MODEL_QKVW && ATTPROJB == (int)MODEL_ATTPROJB &&
-             FCPROJW == (int)MODEL_FCPROJW && LNFB == (int)MODEL_LNFB && TENSORS == (int)MODEL_TENSORS)
-};
-
 typedef struct taken_step { // not reported yet
     int64_t step;           // -1: none
     step_result result;
@@ -97,7 +90,6 @@ typedef struct trainer {
     checkpoint_store *store;  // rank 0's, with --out
     saver *checkpoints;       // with --out
     rank_state copy;          // of this rank's state, while it is being saved
-    saved_run *copy_runs;     // (copy.runs)
     int64_t first, skipped;   // step that the run begins or goes on with; steps left out in a row
     bool watched;             // validation and samples before step `first` are done
     char run[RUN_NAME];       // rank 0's counts
@@ -232,9 +224,8 @@ static gpt_shape shape_of_file(trainer *t) {
         if (options_given(&t->o, fixed[i]))
             cf_die_together("leave that option away", "--%s is set by the model file %s", fixed[i],
                             t->o.init_from);
-    model_shape f = model_file_shape(t->start);
-    if (!options_given(&t->o, "seq") && t->o.seq > f.maxT) t->o.seq = f.maxT;
-    gpt_shape s = {f.maxT, f.V, f.Vp, f.L, f.heads, f.C};
+    gpt_shape s = model_file_shape(t->start);
+    if (!options_given(&t->o, "seq") && t->o.seq > s.maxT) t->o.seq = s.maxT;
     return s;
 }
 
@@ -244,8 +235,7 @@ static gpt_shape shape_in(const manifest *m, const char *out) {
     s.maxT = resume_number(m, "positions", 0), s.L = resume_number(m, "layers", 0);
     s.C = resume_number(m, "channels", 0), s.H = resume_number(m, "heads", 0);
     s.V = resume_number(m, "vocab", 0), s.Vp = resume_number(m, "padded-vocab", 0);
-    model_shape f = {s.maxT, s.V, s.L, s.H, s.C, s.Vp};
-    model_shape_check(&f, "checkpoint in", out);
+    model_shape_check(&s, "checkpoint in", out);
     return s;
 }
 
@@ -472,7 +462,7 @@ static void read_state(void *argument, state_kind kind, int tensor, int64_t laye
                        int64_t count, precise *out) {
     const source *from = (const source *)argument;
     problem why;
-    if (!saved_state_read(from->state, (int)kind, tensor, layer, first, count, out, &why))
+    if (!saved_state_read(from->state, kind, tensor, layer, first, count, out, &why))
         cf_die(why.hint, "the checkpoint of step %lld in %s is not that of this model: %s",
                (long long)from->step, from->out, why.what);
 }
@@ -975,9 +965,7 @@ static void append_values(void *writer, const float *values, int64_t count) {
 }
 
 static model_writer *open_writer(const trainer *t, const char *path) {
-    const gpt_shape *s = &t->model.params.shape;
-    model_shape f = {s->maxT, s->V, s->L, s->H, s->C, s->Vp};
-    return model_writer_open(path, &f, REAL_DTYPE == CF_BF16 ? 5 : 3);
+    return model_writer_open(path, &t->model.params.shape, REAL_DTYPE == CF_BF16 ? 5 : 3);
 }
 
 // The first replica collects, its first rank writes, the others wait, longer than for anything else.
@@ -996,19 +984,9 @@ static void write_model(trainer *t, int64_t step, const char *path) {
 }
 
 static void copy_state(trainer *t) {
-    rank_state *copy = &t->copy;
-    if (!t->copy_runs) {
-        state_create(copy, &t->optimizer);
-        t->copy_runs = (saved_run *)calloc((size_t)copy->runs + 1, sizeof *t->copy_runs);
-        if (!t->copy_runs) cf_die(NULL, "out of memory for a checkpoint");
-        for (int64_t i = 0; i < copy->runs; i++) {
-            saved_run run = {copy->run[i].tensor, copy->run[i].layer, copy->run[i].whole, copy->run[i].count,
-                             copy->run[i].at};
-            t->copy_runs[i] = run;
-        }
-    }
+    if (!t->copy.run) state_create(&t->copy, &t->optimizer);
     optimizer_complete(&t->optimizer);
-    state_take(copy, &t->optimizer);
+    state_take(&t->copy, &t->optimizer);
 }
 
 // The run stands while the state is copied, and as long as an earlier checkpoint is still being written.
@@ -1020,9 +998,7 @@ static bool save(trainer *t, int64_t step, bool watched) {
     bool begun = saver_begin(t->checkpoints, step, list, count);
     if (begun) {
         copy_state(t);
-        const float *values[STATE_KINDS] = {t->copy.value[STATE_WEIGHT], t->copy.value[STATE_M],
-                                            t->copy.value[STATE_V]};
-        saver_write(t->checkpoints, t->copy_runs, t->copy.runs, values, t->copy.elements);
+        saver_write(t->checkpoints, &t->copy);
     }
     be_patient(t, false);
     free(list);
@@ -1207,7 +1183,6 @@ static void close_trainer(trainer *t) {
     saver_free(t->checkpoints);
     checkpoint_store_close(t->store);
     state_free(&t->copy);
-    free(t->copy_runs);
     log_close(t->log);
     optimizer_free(&t->optimizer);
     gpt_free(&t->model);

@@ -3,6 +3,7 @@
 #include "accounts.h"
 #include "../commfuse/device.h"
 #include "durable.h"
+#include "input.h"
 #include <cjson/cJSON.h>
 #include <math.h>
 #include <stdlib.h>
@@ -46,7 +47,7 @@ void accounts_open(accounts *a, const char *out) {
     if (!*out || snprintf(a->path, sizeof a->path, "%s/accounts.json", out) >= (int)sizeof a->path) {
         a->path[0] = 0;
     } else {
-        char *text = durable_read(a->path, MAX_BYTES, &size, &why);
+        char *text = input_read_all(a->path, MAX_BYTES, &size, &why);
         if (text) read_back(a, text);
         free(text);
     }

@@ -20,6 +20,7 @@
 // over.
 #include "checkpoint.h"
 #include "durable.h"
+#include "input.h"
 #include <dirent.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -181,8 +182,9 @@ uint64_t checkpoint_store_mark(const char *out) {
     char path[PATH_MAX + 8];
     int64_t bytes;
     uint64_t hash;
+    problem ignored;
     snprintf(path, sizeof path, "%s/lock", out);
-    return access(out, W_OK | X_OK) == 0 && durable_hash(path, &bytes, &hash) ? hash >> 11 | 1 : 0;
+    return access(out, W_OK | X_OK) == 0 && input_hash(path, &bytes, &hash, &ignored) ? hash >> 11 | 1 : 0;
 }
 
 // --- saving ------------------------------------------------------------------------------------------------
@@ -315,7 +317,7 @@ manifest *checkpoint_manifest(const char *out, int64_t step, problem *why) {
     char path[PATH_MAX];
     path_of(out, (found){step, FINISHED}, manifest_name, path);
     int64_t size;
-    char *text = durable_read(path, MANIFEST_MAX_BYTES, &size, why);
+    char *text = input_read_all(path, MANIFEST_MAX_BYTES, &size, why);
     if (!text) return NULL;
     manifest *m = manifest_parse(text, size, path, why);
     free(text);
@@ -353,7 +355,7 @@ bool checkpoint_verify(const char *out, const manifest *m, int64_t rank, problem
     int64_t bytes;
     uint64_t hash;
     checkpoint_file_path(out, m->step, rank, false, path);
-    if (!durable_hash(path, &bytes, &hash)) return durable_problem(why, "cannot read", path, -1);
+    if (!input_hash(path, &bytes, &hash, why)) return false;
     if (bytes == m->file[rank].bytes && hash == m->file[rank].hash) return true;
     return problem_set(why, NULL,
                        "%s is damaged: %lld bytes with hash %016llx, its manifest says %lld with %016llx",

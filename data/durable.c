@@ -1,4 +1,4 @@
-// See durable.h. xxHash is used by its header alone: there is nothing to link.
+// See durable.h.
 #include "durable.h"
 #include <dirent.h>
 #include <errno.h>
@@ -10,10 +10,8 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
-#define XXH_INLINE_ALL
-#include <xxhash.h>
 
-enum { PIECE_BYTES = 1 << 20, LARGEST_WRITE = 1 << 30, TRIES = 100 };
+enum { LARGEST_WRITE = 1 << 30, TRIES = 100 };
 
 static mode_t umask_at_start = 022;
 __attribute__((constructor)) static void read_umask(void) { // there are no other threads yet
@@ -281,48 +279,4 @@ void durable_unlock(int fd, const char *path) {
     if (fd < 0) return;
     if (has_name(fd, path)) unlink(path); // else it is another's
     close(fd);
-}
-
-// --- reading -----------------------------------------------------------------------------------------------
-
-char *durable_read(const char *path, int64_t most, int64_t *count, problem *why) {
-    struct stat status;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    char *text = NULL;
-    if (fd < 0 || fstat(fd, &status) != 0) {
-        durable_problem(why, "cannot open", path, -1);
-    } else if (!S_ISREG(status.st_mode) || status.st_size > most) {
-        problem_set(why, NULL, "%.1500s is not a file of at most %lld bytes", path, (long long)most);
-    } else {
-        ssize_t n = 1;
-        text = calloc(1, (size_t)status.st_size + 1);
-        if (!text) cf_die(NULL, "out of memory for %s", path);
-        for (*count = 0; *count < status.st_size && n > 0; *count += n > 0 ? n : 0)
-            n = read(fd, text + *count, (size_t)(status.st_size - *count));
-        if (n < 0) {
-            durable_problem(why, "cannot read", path, -1);
-            free(text);
-            text = NULL;
-        }
-    }
-    if (fd >= 0) close(fd);
-    return text;
-}
-
-bool durable_hash(const char *path, int64_t *bytes, uint64_t *hash) {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return false;
-    char *piece = malloc(PIECE_BYTES);
-    XXH64_state_t state;
-    XXH64_reset(&state, 0);
-    *bytes = 0;
-    ssize_t n = -1;
-    while (piece && ((n = read(fd, piece, PIECE_BYTES)) > 0 || (n < 0 && errno == EINTR)))
-        if (n > 0) XXH64_update(&state, piece, (size_t)n), *bytes += n;
-    int error = piece ? errno : ENOMEM;
-    free(piece);
-    close(fd);
-    *hash = XXH64_digest(&state);
-    errno = error;
-    return n == 0;
 }

@@ -29,8 +29,6 @@ bool durable_commit(durable_file *file, problem *why); // or else abandons it
 void durable_abandon(durable_file *file);              // removes PATH.tmp, if it is open
 // All of that for what is in memory.
 bool durable_replace(const char *path, const char *bytes, int64_t count, bool unsynced, problem *why);
-// A whole regular file of at most `most` bytes, with a 0 behind; the caller frees it. NULL: see why.
-char *durable_read(const char *path, int64_t most, int64_t *count, problem *why);
 
 // A lock that goes with the process that holds it, whatever becomes of that; nobody but its owner can open it: whoever
 // can read a file can lock it. -1: see why; another process has it (errno EWOULDBLOCK): "IN_USE:
@@ -47,10 +45,6 @@ bool durable_remove_directory(const char *path); // and the files in it; true if
 
 // "cannot write PATH, which needs N bytes: no space …"; from errno. Returns false.
 bool durable_problem(problem *why, const char *doing, const char *path, int64_t bytes);
-
-// XXH64, seed 0, of a whole file, as xxh64sum prints it. Reads it anew: an unreadable sector is an error
-// here, and would be SIGBUS in a map.
-bool durable_hash(const char *path, int64_t *bytes, uint64_t *hash);
 
 #ifdef __cplusplus
 }

@@ -1,42 +1,25 @@
-// Model files (llm.c's): 256 int32 header, then 16 parameter tensors, each stacked over layers, matrices
-// (out, in) row-major.
+// Model files (llm.c's): 256 int32 header, then the tensors of layers/params.h in its order, each stacked over layers,
+// matrices (out, in) row-major.
 //   header[0] 20240326   header[1] version: 3 = fp32, 5 = bf16
 //   header[2] maxT  [3] V  [4] L  [5] heads  [6] C  [7] Vp (V padded)
 // Every header field is checked, and their product against the file's size, before anything is used.
 #ifndef MODEL_FILE_H
 #define MODEL_FILE_H
 
-#include <stdbool.h>
-#include <stdint.h>
+#include "../layers/params.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-// In the order of the file.
-// clang-format off
-enum {
-    MODEL_WTE, MODEL_WPE, MODEL_LN1W, MODEL_LN1B, MODEL_QKVW, MODEL_QKVB, MODEL_ATTPROJW, MODEL_ATTPROJB,
-    MODEL_LN2W, MODEL_LN2B, MODEL_FCW, MODEL_FCB, MODEL_FCPROJW, MODEL_FCPROJB, MODEL_LNFW, MODEL_LNFB,
-    MODEL_TENSORS
-};
-// clang-format on
-
-typedef struct model_shape {
-    int64_t maxT, V, L, heads, C, Vp;
-} model_shape;
-
-const char *model_tensor_name(int tensor);                         // "wte", "qkvw", …
-int64_t model_tensor_layers(const model_shape *shape, int tensor); // L, or 1 for wte, wpe, lnfw, lnfb
-int64_t model_tensor_rows(const model_shape *shape, int tensor);   // of one layer; 1 for vectors
-int64_t model_tensor_columns(const model_shape *shape, int tensor);
-int64_t model_parameters(const model_shape *shape); // elements of all tensors
+int64_t
+model_parameters(const gpt_shape *shape); // elements of all tensors, the vocabulary's padding included
 // Dies (together) if the shape is none that a GPT can have. of, path: whose it is ("model file", "x.bin").
-void model_shape_check(const model_shape *shape, const char *of, const char *path);
+void model_shape_check(const gpt_shape *shape, const char *of, const char *path);
 
 typedef struct model_file model_file;
-model_file *model_file_open(const char *path); // read-only, memory-mapped; dies together
-model_shape model_file_shape(const model_file *file);
+model_file *model_file_open(const char *path); // dies together
+gpt_shape model_file_shape(const model_file *file);
 // Of its size, its header and some weights in each thousandth of it, or of all: 53 bits, so that a double holds it exactly.
 uint64_t model_file_fingerprint(const model_file *file, bool all);
 // `count` elements from element `first` of one layer of a tensor, converted to float.
@@ -48,7 +31,7 @@ void model_file_close(model_file *file);
 // complete file (durable.h). Write errors (disk full, permission, another process that writes PATH) die naming the
 // file; the previous file stays, the temporary one is removed.
 typedef struct model_writer model_writer;
-model_writer *model_writer_open(const char *path, const model_shape *shape, int version); // 3 or 5
+model_writer *model_writer_open(const char *path, const gpt_shape *shape, int version); // 3 or 5
 void model_writer_append(model_writer *writer, const float *values, int64_t count);
 void model_writer_commit(model_writer *writer); // dies if the number of elements is not exactly right
 

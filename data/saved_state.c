@@ -1,87 +1,156 @@
-// See saved_state.h. All runs of all files are sorted by tensor, layer and first element; a range is found by a
-// search and then follows from one run to the next, whichever files they are in.
+// See saved_state.h. For given numbers of runs and elements there is one right header, the one that is written here. A reader
+// takes the two numbers from a header, makes the right one, and compares: any other is damage. Then the file's size must be
+// what they give, and all offsets follow from them.
+//
+// All runs of all files are sorted by tensor, layer and first element; a range is found by a search and then follows from
+// one run to the next, whichever files they are in.
 #include "saved_state.h"
 #include "checkpoint.h"
-#include "safetensors.h"
+#include "durable.h"
+#include "input.h"
+#include <inttypes.h>
 #include <stdlib.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
 
-enum { COLUMNS = sizeof(saved_run) / sizeof(int64_t) };
-static const int64_t max_number = INT64_C(1) << 50; // of any field: sums of two are far from overflowing
-static const char *const value_name[SAVED_KINDS] = {"weight", "m", "v"};
-
-typedef struct located_run {
-    saved_run run;
-    int64_t file;
-} located_run;
-
-struct saved_state {
-    int64_t files, runs;
-    safetensors **file;                 // (files)
-    const float *(*value)[SAVED_KINDS]; // (files)
-    located_run *run;                   // (runs) sorted
+enum {
+    LENGTH_BYTES = 8,
+    ALIGNMENT = 64,
+    HEADER_MAX = 512,
+    PIECE_BYTES = 1 << 20,
+    RUN_BYTES = sizeof(state_run)
 };
+static const int64_t max_number = INT64_C(1) << 50; // of a run's field: sums of two are far from overflowing
+static const int64_t max_count = 1000000000000;     // of runs and elements: no size of a file overflows
+static const char *const value_name[STATE_KINDS] = {"weight", "m", "v"};
+
+// The first bytes of the file. Returns how many.
+static int64_t make_header(char header[HEADER_MAX], int64_t runs, int64_t elements) {
+    char *text = header + LENGTH_BYTES;
+    int64_t end = runs * RUN_BYTES;
+    int length =
+        snprintf(text, HEADER_MAX - LENGTH_BYTES,
+                 "{\"runs\":{\"dtype\":\"I64\",\"shape\":[%" PRId64 ",5],\"data_offsets\":[0,%" PRId64 "]}",
+                 runs, end);
+    for (int kind = 0; kind < STATE_KINDS; kind++) {
+        int64_t begin = end;
+        end += elements * (int64_t)sizeof(float);
+        length += snprintf(text + length, (size_t)(HEADER_MAX - LENGTH_BYTES - length),
+                           ",\"%s\":{\"dtype\":\"F32\",\"shape\":[%" PRId64 "],\"data_offsets\":[%" PRId64
+                           ",%" PRId64 "]}%s",
+                           value_name[kind], elements, begin, end, kind == STATE_KINDS - 1 ? "}" : "");
+    }
+    int padded = (LENGTH_BYTES + length + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT - LENGTH_BYTES;
+    memset(text + length, ' ', (size_t)(padded - length));
+    for (int i = 0; i < LENGTH_BYTES; i++) header[i] = (char)((uint64_t)padded >> 8 * i);
+    return LENGTH_BYTES + padded;
+}
 
 // --- writing -----------------------------------------------------------------------------------------------
 
-bool saved_state_write(const char *path, const saved_run *run, int64_t runs, const float *const *values,
-                       int64_t elements, manifest_file *written, problem *why) {
-    tensor_entry table[1 + SAVED_KINDS] = {
-        {"runs", TENSOR_I64, 2, {runs, COLUMNS}}}; // largest elements first
-    for (int kind = 0; kind < SAVED_KINDS; kind++)
-        table[1 + kind] = (tensor_entry){value_name[kind], TENSOR_F32, 1, {elements}};
-    safetensors_writer *writer = safetensors_create(path, table, 1 + SAVED_KINDS);
-    safetensors_append(writer, run, runs * (int64_t)sizeof *run);
-    for (int kind = 0; kind < SAVED_KINDS; kind++)
-        safetensors_append(writer, values[kind], elements * (int64_t)sizeof *values[kind]);
-    return safetensors_commit(writer, &written->bytes, &written->hash, why);
+typedef struct writer {
+    durable_file file;
+    XXH64_state_t hash;
+} writer;
+
+// Hashed and written piece by piece, while they are in the cache.
+static bool append(writer *w, const void *bytes, int64_t count, problem *why) {
+    for (const char *at = bytes; count > 0; at += PIECE_BYTES, count -= PIECE_BYTES) {
+        int64_t n = count < PIECE_BYTES ? count : PIECE_BYTES;
+        XXH64_update(&w->hash, at, (size_t)n);
+        if (!durable_append(&w->file, at, n, why)) return false;
+    }
+    return true;
+}
+
+bool saved_state_write(const char *path, const rank_state *state, manifest_file *written, problem *why) {
+    char header[HEADER_MAX];
+    writer w;
+    int64_t header_bytes = make_header(header, state->runs, state->elements),
+            runs_bytes = state->runs * RUN_BYTES, value_bytes = state->elements * (int64_t)sizeof(float);
+    written->bytes = header_bytes + runs_bytes + STATE_KINDS * value_bytes;
+    XXH64_reset(&w.hash, 0);
+    bool well = durable_create(&w.file, path, written->bytes, why) && append(&w, header, header_bytes, why) &&
+                append(&w, state->run, runs_bytes, why);
+    for (int kind = 0; kind < STATE_KINDS; kind++)
+        well = well && append(&w, state->value[kind], value_bytes, why);
+    written->hash = XXH64_digest(&w.hash);
+    well = well && durable_commit(&w.file, why);
+    durable_abandon(&w.file);
+    return well;
 }
 
 // --- opening -----------------------------------------------------------------------------------------------
 
-static bool field_sound(int64_t value, int64_t least) {
-    return value >= least && value <= max_number;
-}
+typedef struct located_run {
+    state_run run;
+    int64_t file;
+} located_run;
 
-static bool run_sound(const saved_run *r, int64_t elements) {
-    return field_sound(r->tensor, 0) && field_sound(r->layer, 0) && field_sound(r->whole, 0) &&
-           field_sound(r->count, 1) && field_sound(r->at, 0) && r->at + r->count <= elements;
-}
+typedef struct part {             // a file
+    int64_t runs, elements, data; // data: the byte at which the runs begin
+} part;
 
-// NULL: there is no such tensor.
-static const void *find_values(const safetensors *file, const char *name, tensor_type type, int dimensions,
-                               int64_t *rows) {
-    int64_t i = safetensors_find(file, name);
-    const tensor_entry *entry = i < 0 ? NULL : safetensors_entry(file, i);
-    if (!entry || entry->type != type || entry->dimensions != dimensions) return NULL;
-    if (dimensions == 2 && entry->shape[1] != COLUMNS) return NULL;
-    *rows = entry->shape[0];
-    return safetensors_data(file, i);
-}
+struct saved_state {
+    input_files *in;
+    part *part; // (files)
+    int64_t runs;
+    located_run *run; // (runs) sorted
+};
 
 static bool damaged(problem *why, const char *path, const char *what) {
     return problem_set(why, "use an earlier checkpoint", "%.1500s is not the state of a rank: %s", path,
                        what);
 }
 
-// The values of one file; its runs are appended to the others.
-static bool take_file(saved_state *s, int64_t number, const char *path, problem *why) {
-    int64_t runs = 0, elements = 0, more = 0;
-    const saved_run *run = find_values(s->file[number], "runs", TENSOR_I64, 2, &runs);
-    if (!run) return damaged(why, path, "no table of runs");
-    for (int kind = 0; kind < SAVED_KINDS; kind++) {
-        s->value[number][kind] = find_values(s->file[number], value_name[kind], TENSOR_F32, 1, &more);
-        if (!s->value[number][kind]) return damaged(why, path, "weights or moments are missing");
-        if (kind > 0 && more != elements) return damaged(why, path, "not as many moments as weights");
-        elements = more;
-    }
-    located_run *grown = realloc(s->run, (size_t)(s->runs + runs + 1) * sizeof *grown);
-    if (!grown) cf_die(NULL, "out of memory for %lld runs of %s", (long long)(s->runs + runs), path);
+static bool read_header(input_files *in, int64_t file, part *p, problem *why) {
+    char found[HEADER_MAX] = "", right[HEADER_MAX];
+    const char *path = input_path(in, file);
+    int64_t bytes = input_bytes(in, file), most = bytes < HEADER_MAX - 1 ? bytes : HEADER_MAX - 1;
+    if (!input_read(in, file, 0, found, most, why)) return false;
+    // No number of more digits than these is right, and none of fewer overflows.
+    if (most < LENGTH_BYTES ||
+        sscanf(found + LENGTH_BYTES,
+               "{\"runs\":{\"dtype\":\"I64\",\"shape\":[%13" SCNd64 ",5],\"data_offsets\":[0,%*15[0-9]]},"
+               "\"weight\":{\"dtype\":\"F32\",\"shape\":[%13" SCNd64,
+               &p->runs, &p->elements) != 2 ||
+        p->runs < 0 || p->runs > max_count || p->elements < 0 || p->elements > max_count)
+        return damaged(why, path, "its header does not say how many runs and elements it has");
+    p->data = make_header(right, p->runs, p->elements);
+    if (p->data > most || memcmp(found, right, (size_t)p->data) != 0)
+        return damaged(why, path, "its header is not that of so many runs and elements");
+    int64_t expected = p->data + p->runs * RUN_BYTES + STATE_KINDS * p->elements * (int64_t)sizeof(float);
+    return bytes == expected ||
+           problem_set(why, "use an earlier checkpoint", "%.1500s has %lld bytes, its header promises %lld",
+                       path, (long long)bytes, (long long)expected);
+}
+
+static bool field_sound(int64_t value, int64_t least) {
+    return value >= least && value <= max_number;
+}
+
+static bool run_sound(const state_run *r, int64_t elements) {
+    return field_sound(r->tensor, 0) && field_sound(r->layer, 0) && field_sound(r->whole, 0) &&
+           field_sound(r->count, 1) && field_sound(r->at, 0) && r->at + r->count <= elements;
+}
+
+// Appends a file's runs to the others.
+static bool read_runs(saved_state *s, int64_t file, problem *why) {
+    const part *p = &s->part[file];
+    const int64_t bytes = p->runs * RUN_BYTES;
+    state_run *run = malloc((size_t)bytes + 1);
+    located_run *grown = realloc(s->run, (size_t)(s->runs + p->runs + 1) * sizeof *grown);
+    if (!run || !grown)
+        cf_die(NULL, "out of memory for %lld runs of elements", (long long)(s->runs + p->runs));
     s->run = grown;
-    for (int64_t i = 0; i < runs; i++) {
-        if (!run_sound(&run[i], elements)) return damaged(why, path, "a run outside of the file");
-        s->run[s->runs++] = (located_run){run[i], number};
+    bool well = input_read(s->in, file, p->data, run, bytes, why);
+    for (int64_t i = 0; well && i < p->runs; i++) {
+        well = run_sound(&run[i], p->elements) ||
+               damaged(why, input_path(s->in, file), "a run outside of the file");
+        s->run[s->runs++] = (located_run){run[i], file};
     }
-    return true;
+    free(run);
+    return well;
 }
 
 static int compare(int64_t a, int64_t b) {
@@ -89,20 +158,20 @@ static int compare(int64_t a, int64_t b) {
 }
 
 static int by_place(const void *a, const void *b) {
-    const saved_run *x = &((const located_run *)a)->run, *y = &((const located_run *)b)->run;
+    const state_run *x = &((const located_run *)a)->run, *y = &((const located_run *)b)->run;
     int order = compare(x->tensor, y->tensor);
     if (order == 0) order = compare(x->layer, y->layer);
     return order ? order : compare(x->whole, y->whole);
 }
 
-static bool same_tensor(const saved_run *a, const saved_run *b) {
+static bool same_tensor(const state_run *a, const state_run *b) {
     return a->tensor == b->tensor && a->layer == b->layer;
 }
 
 static bool sort_runs(saved_state *s, const char *out, problem *why) {
     if (s->runs > 1) qsort(s->run, (size_t)s->runs, sizeof *s->run, by_place);
     for (int64_t i = 1; i < s->runs; i++) {
-        const saved_run *before = &s->run[i - 1].run, *r = &s->run[i].run;
+        const state_run *before = &s->run[i - 1].run, *r = &s->run[i].run;
         if (same_tensor(before, r) && before->whole + before->count > r->whole)
             return damaged(why, out, "an element is there twice");
     }
@@ -111,18 +180,15 @@ static bool sort_runs(saved_state *s, const char *out, problem *why) {
 
 saved_state *saved_state_open(const char *out, const manifest *m, problem *why) {
     saved_state *s = calloc(1, sizeof *s);
-    if (s) {
-        s->file = calloc((size_t)m->ranks + 1, sizeof *s->file);
-        s->value = calloc((size_t)m->ranks + 1, sizeof *s->value);
-    }
-    if (!s || !s->file || !s->value)
-        cf_die(NULL, "out of memory for a checkpoint of %lld files", (long long)m->ranks);
+    if (s) s->part = calloc((size_t)m->ranks + 1, sizeof *s->part);
+    if (!s || !s->part) cf_die(NULL, "out of memory for a checkpoint of %lld files", (long long)m->ranks);
+    s->in = input_create(m->ranks);
     bool sound = true;
-    for (; sound && s->files < m->ranks; s->files++) {
+    for (int64_t file = 0; sound && file < m->ranks; file++) {
         char path[PATH_MAX];
-        checkpoint_file_path(out, m->step, s->files, false, path);
-        s->file[s->files] = safetensors_open(path, why);
-        sound = s->file[s->files] && take_file(s, s->files, path, why);
+        checkpoint_file_path(out, m->step, file, false, path);
+        sound = input_add(s->in, path, why) && read_header(s->in, file, &s->part[file], why) &&
+                read_runs(s, file, why);
     }
     if (sound && sort_runs(s, out, why)) return s;
     saved_state_close(s);
@@ -131,18 +197,16 @@ saved_state *saved_state_open(const char *out, const manifest *m, problem *why) 
 
 void saved_state_close(saved_state *s) {
     if (!s) return;
-    for (int64_t i = 0; i < s->files; i++)
-        if (s->file[i]) safetensors_close(s->file[i]);
-    free(s->file);
-    free(s->value);
+    input_close(s->in);
+    free(s->part);
     free(s->run);
     free(s);
 }
 
 // --- reading -----------------------------------------------------------------------------------------------
 
-// The last run that does not begin behind this place; -1: there is none.
-static int64_t find_run(const saved_state *s, const saved_run *place) {
+// The last run that does not begin after this place; -1: there is none.
+static int64_t find_run(const saved_state *s, const state_run *place) {
     int64_t low = -1, high = s->runs;
     while (high - low > 1) {
         int64_t middle = low + (high - low) / 2;
@@ -154,9 +218,9 @@ static int64_t find_run(const saved_state *s, const saved_run *place) {
     return low;
 }
 
-bool saved_state_read(const saved_state *s, int kind, int64_t tensor, int64_t layer, int64_t first,
+bool saved_state_read(const saved_state *s, state_kind kind, int64_t tensor, int64_t layer, int64_t first,
                       int64_t count, float *out, problem *why) {
-    saved_run place = {tensor, layer, first, count, 0};
+    state_run place = {tensor, layer, first, count, 0};
     int64_t done = 0;
     for (int64_t i = find_run(s, &place); done < count; i++) {
         const located_run *l = i < 0 || i >= s->runs ? NULL : &s->run[i];
@@ -166,7 +230,11 @@ bool saved_state_read(const saved_state *s, int kind, int64_t tensor, int64_t la
                                "element %lld of layer %lld of tensor %lld is not in the checkpoint",
                                (long long)(first + done), (long long)layer, (long long)tensor);
         int64_t n = l->run.count - inside < count - done ? l->run.count - inside : count - done;
-        memcpy(out + done, s->value[l->file][kind] + l->run.at + inside, (size_t)n * sizeof *out);
+        const part *p = &s->part[l->file];
+        int64_t element = (int64_t)kind * p->elements + l->run.at + inside;
+        if (!input_read(s->in, l->file, p->data + p->runs * RUN_BYTES + element * (int64_t)sizeof(float),
+                        out + done, n * (int64_t)sizeof(float), why))
+            return false;
         done += n;
     }
     return true;

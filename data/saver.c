@@ -24,9 +24,7 @@ enum { BYTES, HASH_HIGH, HASH_LOW, WELL, RESULT };
 struct saver {
     saver_plan plan;
     int rank, ranks;
-    const saved_run *run; // (runs) this rank's copy
-    int64_t runs, elements;
-    const float *values[SAVED_KINDS]; // (elements)
+    const rank_state *copy; // this rank's
     pthread_t thread;
     bool threaded;
     atomic_int stage;
@@ -100,7 +98,7 @@ static void *write_copy(void *argument) {
     char path[PATH_MAX];
     if (s->threaded) be_nice();
     checkpoint_file_path(s->plan.out, s->step, s->rank, true, path);
-    bool well = saved_state_write(path, s->run, s->runs, s->values, s->elements, &s->written, &s->why);
+    bool well = saved_state_write(path, s->copy, &s->written, &s->why);
     atomic_store(&s->stage, well ? WRITTEN : FAILED);
     return NULL;
 }
@@ -176,9 +174,8 @@ bool saver_begin(saver *s, int64_t step, const manifest_option *option, int64_t 
     return !s->failed;
 }
 
-void saver_write(saver *s, const saved_run *run, int64_t runs, const float *const *values, int64_t elements) {
-    s->run = run, s->runs = runs, s->elements = elements;
-    memcpy(s->values, values, sizeof s->values);
+void saver_write(saver *s, const rank_state *copy) {
+    s->copy = copy;
     s->stall_ms = cf_now_ms() - s->begun_ms;
     start(s, write_copy, WRITING);
 }

@@ -39,7 +39,7 @@ void saver_free(saver *s); // a checkpoint that is not finished is given up
 // nothing could be begun.
 bool saver_begin(saver *s, int64_t step, const manifest_option *option, int64_t options);
 // This rank's copy, which must not change until the next saver_begin has returned: see saved_state_write.
-void saver_write(saver *s, const saved_run *run, int64_t runs, const float *const *values, int64_t elements);
+void saver_write(saver *s, const rank_state *copy);
 // How far this rank is, to be told to all after every step: saver_look() reads it.
 double saver_tell(saver *s);
 // Collective. told: what every rank has told, of its saver first; no longer valid afterwards.

@@ -1,6 +1,4 @@
-// See tokens.h. Samples are read when they are asked for; the page cache is the only buffer there is. A file is opened
-// again for each if there are more than may stay open, so their number has no limit but memory. They are not mapped: a
-// file that becomes shorter would end the run with SIGBUS, and the system limits how many may be mapped.
+// See tokens.h. Samples are read when they are asked for.
 //
 // Training order. An epoch must visit every sample once, in an order that every rank computes for itself from
 // (seed, epoch) without a table: the number of samples may be in the billions. A Feistel network is a
@@ -15,11 +13,13 @@
 // Fingerprint. Of a large file only blocks are read. One begins every 1/1250 of it, so that each thousandth part holds
 // a whole block: 1/1000 − 1/1250 of more than 2^21 tokens is longer than one.
 #include "tokens.h"
-#include "regular.h"
+#include "input.h"
 #include "../commfuse/die.h"
 #include <glob.h>
+#include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
@@ -29,7 +29,6 @@ enum {
     VERSION = 1,
     HEADER = 256,
     FEISTEL_ROUNDS = 8,
-    OPEN_FILES = 64,
     PIECE = 1 << 16,      // tokens that are read at once
     BLOCK = 256,          // tokens
     BLOCKS = 1250,        // of a file
@@ -39,27 +38,19 @@ enum {
 enum { HEADER_BYTES = HEADER * (int)sizeof(int32_t), TOKEN_BYTES = sizeof(uint16_t) };
 
 typedef struct token_file {
-    char *name;
     int64_t count;
-    int64_t first;      // number of its first sample
-    struct stat status; // as it was found
+    int64_t first; // number of its first sample
 } token_file;
 
-typedef struct open_file {
-    const token_file *file;
-    int fd;
-} open_file;
-
 struct tokens {
+    input_files *in;
     token_file *files;
     int count;
     int64_t T, samples, total;
-    open_file open[OPEN_FILES]; // a file has one place here
-    uint16_t *piece;            // (PIECE or T + 1, the larger)
+    uint16_t *piece; // (PIECE or T + 1, the larger)
     uint64_t fingerprint, hash;
     // The largest token that has been seen, and where.
-    int largest;
-    const token_file *largest_in;
+    int largest, largest_in;
     int64_t largest_at;
 };
 
@@ -123,97 +114,69 @@ char *tokens_first_file(const char *pattern) {
 
 // --- opening -----------------------------------------------------------------------------------------------
 
-// A descriptor, which is closed when another file needs its place.
-static int open_token_file(tokens *t, const token_file *f) {
-    open_file *place = &t->open[(f - t->files) % OPEN_FILES];
-    if (place->file == f) return place->fd;
-    if (place->file) close(place->fd);
-    place->file = NULL;
-    struct stat now;
-    const char *why;
-    int fd = regular_open(f->name, &now, &why);
-    if (fd < 0)
-        cf_die_together(errno == EMFILE ? "raise ulimit -n" : how_to_read,
-                        "token file %s cannot be opened: %s", f->name, why);
-    const struct stat *then = &f->status;
-    if (then->st_size > 0 &&
-        (now.st_size != then->st_size || now.st_ino != then->st_ino || now.st_dev != then->st_dev))
-        cf_die("leave the data as they are while a run reads them; start again to go on",
-               "token file %s has been replaced since this run began", f->name);
-    *place = (open_file){f, fd};
-    return fd;
-}
-
-static void read_bytes(tokens *t, const token_file *f, int64_t at, void *to, int64_t bytes) {
-    int fd = open_token_file(t, f);
-    for (int64_t done = 0; done < bytes;) {
-        ssize_t n = pread(fd, (char *)to + done, (size_t)(bytes - done), at + done);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0)
-            cf_die("make or copy it again; leave the data as they are while a run reads them",
-                   "token file %s cannot be read at byte %lld: %s", f->name, (long long)(at + done),
-                   n < 0 ? strerror(errno) : "it has become shorter since this run began");
-        done += n;
-    }
+static void read_bytes(const tokens *t, int file, int64_t at, void *to, int64_t bytes) {
+    problem why;
+    if (!input_read(t->in, file, at, to, bytes, &why))
+        cf_die(*why.hint ? why.hint : how_to_read, "token file %s", why.what);
 }
 
 // The next `count` tokens from token `first` on.
-static const uint16_t *read_tokens(tokens *t, const token_file *f, int64_t first, int64_t count) {
-    read_bytes(t, f, HEADER_BYTES + first * TOKEN_BYTES, t->piece, count * TOKEN_BYTES);
+static const uint16_t *read_tokens(const tokens *t, int file, int64_t first, int64_t count) {
+    read_bytes(t, file, HEADER_BYTES + first * TOKEN_BYTES, t->piece, count * TOKEN_BYTES);
     return t->piece;
 }
 
-static void check_header(tokens *t, token_file *f) {
-    int fd = open_token_file(t, f);
+// Opens the next file. Returns how many tokens it holds.
+static int64_t open_file(tokens *t, int file, const char *name) {
+    problem why;
     int32_t header[3];
-    if (fstat(fd, &f->status) != 0)
-        cf_die_together(how_to_read, "token file %s cannot be read: %s", f->name, strerror(errno));
-    if (f->status.st_size < HEADER_BYTES)
-        cf_die_together(how_to_make, "token file %s has %lld bytes, less than the %d of a header", f->name,
-                        (long long)f->status.st_size, HEADER_BYTES);
-    read_bytes(t, f, 0, header, sizeof header);
+    if (!input_add(t->in, name, &why))
+        cf_die_together(*why.hint ? why.hint : how_to_read, "token file %s", why.what);
+    const int64_t bytes = input_bytes(t->in, file);
+    if (bytes < HEADER_BYTES)
+        cf_die_together(how_to_make, "token file %s has %lld bytes, less than the %d of a header", name,
+                        (long long)bytes, HEADER_BYTES);
+    read_bytes(t, file, 0, header, sizeof header);
     if (header[0] == MAGIC_32_BIT)
         cf_die_together(how_to_make,
-                        "token file %s holds 32-bit tokens (magic %d); this program reads 16-bit ones",
-                        f->name, MAGIC_32_BIT);
+                        "token file %s holds 32-bit tokens (magic %d); this program reads 16-bit ones", name,
+                        MAGIC_32_BIT);
     if (header[0] != MAGIC)
-        cf_die_together(how_to_make, "%s is not a token file: its first number is %d, expected %d", f->name,
+        cf_die_together(how_to_make, "%s is not a token file: its first number is %d, expected %d", name,
                         header[0], MAGIC);
     if (header[1] != VERSION)
-        cf_die_together(how_to_make, "token file %s has version %d, expected %d", f->name, header[1],
-                        VERSION);
+        cf_die_together(how_to_make, "token file %s has version %d, expected %d", name, header[1], VERSION);
     if (header[2] < 0)
-        cf_die_together(how_to_make, "token file %s says it holds %d tokens; it is damaged", f->name,
-                        header[2]);
-    int64_t bytes = f->status.st_size, expected = HEADER_BYTES + (int64_t)header[2] * TOKEN_BYTES;
+        cf_die_together(how_to_make, "token file %s says it holds %d tokens; it is damaged", name, header[2]);
+    const int64_t expected = HEADER_BYTES + (int64_t)header[2] * TOKEN_BYTES;
     if (bytes != expected)
         cf_die_together(
             "it is damaged or was not copied completely; make or copy it again",
-            "token file %s is %s: its header says %d tokens, which is %lld bytes, but it has %lld", f->name,
+            "token file %s is %s: its header says %d tokens, which is %lld bytes, but it has %lld", name,
             bytes < expected ? "truncated" : "too long", header[2], (long long)expected, (long long)bytes);
-    f->count = header[2];
+    return header[2];
 }
 
-static void note_largest(tokens *t, const token_file *f, int64_t first, int64_t count) {
+static void note_largest(tokens *t, int file, int64_t first, int64_t count) {
     uint16_t largest = 0;
     for (int64_t i = 0; i < count; i++) largest = t->piece[i] > largest ? t->piece[i] : largest;
     if (largest <= t->largest) return;
-    t->largest = largest, t->largest_in = f;
+    t->largest = largest, t->largest_in = file;
     for (int64_t i = count; i-- > 0;)
         if (t->piece[i] == largest) t->largest_at = first + i;
 }
 
 // Adds a file, or blocks spread over it, to the hash of those before; notes the largest token.
-static uint64_t hash_file(tokens *t, const token_file *f, bool whole, uint64_t hash) {
-    const int64_t step = whole ? PIECE : f->count / BLOCKS, length = whole ? PIECE : BLOCK;
-    hash = XXH64(&f->count, sizeof f->count, hash);
-    for (int64_t at = 0; !whole && at < f->count; at += step) // a disk, or a server, brings many at a time
-        posix_fadvise(open_token_file(t, f), HEADER_BYTES + at * TOKEN_BYTES, BLOCK * TOKEN_BYTES,
-                      POSIX_FADV_WILLNEED);
-    for (int64_t at = 0; at < f->count; at += step) {
-        const int64_t count = f->count - at < length ? f->count - at : length;
-        hash = XXH64(read_tokens(t, f, at, count), (size_t)(count * TOKEN_BYTES), hash);
-        note_largest(t, f, at, count);
+static uint64_t hash_file(tokens *t, int file, bool whole, uint64_t hash) {
+    const int64_t tokens_there = t->files[file].count;
+    const int64_t step = whole ? PIECE : tokens_there / BLOCKS, length = whole ? PIECE : BLOCK;
+    hash = XXH64(&tokens_there, sizeof tokens_there, hash);
+    for (int64_t at = 0; !whole && at < tokens_there; at += step)
+        input_expect(t->in, file, HEADER_BYTES + at * TOKEN_BYTES, BLOCK * TOKEN_BYTES);
+    for (int64_t at = 0; at < tokens_there; at += step) {
+        const int64_t count = tokens_there - at < length ? tokens_there - at : length;
+        hash = XXH64(read_tokens(t, file, at, count), (size_t)(count * TOKEN_BYTES), hash);
+        note_largest(t, file, at, count);
     }
     return hash;
 }
@@ -221,8 +184,8 @@ static uint64_t hash_file(tokens *t, const token_file *f, bool whole, uint64_t h
 // 53 bits, so that a double holds it exactly.
 static uint64_t hash_files(tokens *t, bool whole) {
     uint64_t hash = (uint64_t)t->count;
-    for (const token_file *f = t->files; f < t->files + t->count; f++)
-        hash = hash_file(t, f, whole || f->count <= WHOLE_FILE || t->total <= WHOLE_SET, hash);
+    for (int file = 0; file < t->count; file++)
+        hash = hash_file(t, file, whole || t->files[file].count <= WHOLE_FILE || t->total <= WHOLE_SET, hash);
     return hash >> 11;
 }
 
@@ -233,17 +196,19 @@ tokens *tokens_open(const char *pattern, int64_t T) {
     token_file *files = calloc(found.gl_pathc, sizeof *files);
     uint16_t *piece = malloc((size_t)(T < PIECE ? PIECE : T + 1) * sizeof *piece);
     if (!t || !files || !piece) cf_die(NULL, "out of memory for %zu token files", found.gl_pathc);
-    *t = (tokens){.files = files, .count = (int)found.gl_pathc, .T = T, .piece = piece, .largest = -1};
+    *t = (tokens){.in = input_create((int64_t)found.gl_pathc),
+                  .files = files,
+                  .count = (int)found.gl_pathc,
+                  .T = T,
+                  .piece = piece,
+                  .largest = -1};
     int64_t longest = 0;
     for (int i = 0; i < t->count; i++) {
-        token_file *f = &files[i];
-        f->name = strdup(found.gl_pathv[i]);
-        if (!f->name) cf_die(NULL, "out of memory for the name of %s", found.gl_pathv[i]);
-        check_header(t, f);
-        f->first = t->samples;
-        t->samples += f->count > 0 ? (f->count - 1) / T : 0;
-        t->total += f->count;
-        if (f->count > longest) longest = f->count;
+        const int64_t count = open_file(t, i, found.gl_pathv[i]);
+        files[i] = (token_file){.count = count, .first = t->samples};
+        t->samples += count > 0 ? (count - 1) / T : 0;
+        t->total += count;
+        if (count > longest) longest = count;
     }
     globfree(&found);
     if (t->samples == 0)
@@ -257,9 +222,7 @@ tokens *tokens_open(const char *pattern, int64_t T) {
 
 void tokens_close(tokens *t) {
     if (!t) return;
-    for (open_file *place = t->open; place < t->open + OPEN_FILES; place++)
-        if (place->file) close(place->fd);
-    for (int i = 0; i < t->count; i++) free(t->files[i].name);
+    input_close(t->in);
     free(t->files);
     free(t->piece);
     free(t);
@@ -289,17 +252,18 @@ bool tokens_look_like_bytes(const tokens *t) {
     return t->largest <= UINT8_MAX;
 }
 
-static void check_token(const token_file *f, int64_t at, int token, int64_t vocab) {
+static void check_token(const tokens *t, int file, int64_t at, int token, int64_t vocab) {
     if (token >= vocab)
         cf_die_together(
             "the tokens belong to another vocabulary than the model (see --vocab), or the file is damaged; "
             "--verify-data looks at all tokens before a run begins",
-            "token file %s: token %lld is %d, at byte %lld, but the vocabulary has %lld", f->name,
-            (long long)at, token, (long long)(HEADER_BYTES + at * TOKEN_BYTES), (long long)vocab);
+            "token file %s: token %lld is %d, at byte %lld, but the vocabulary has %lld",
+            input_path(t->in, file), (long long)at, token, (long long)(HEADER_BYTES + at * TOKEN_BYTES),
+            (long long)vocab);
 }
 
 void tokens_check(const tokens *t, int64_t vocab) {
-    check_token(t->largest_in, t->largest_at, t->largest, vocab);
+    check_token(t, t->largest_in, t->largest_at, t->largest, vocab);
 }
 
 // --- order -------------------------------------------------------------------------------------------------
@@ -336,8 +300,8 @@ int64_t tokens_shuffled(const tokens *t, uint64_t seed, int64_t position) {
 
 // --- reading -----------------------------------------------------------------------------------------------
 
-// The file that holds a sample: the last one whose first sample is not behind it.
-static const token_file *file_of(const tokens *t, int64_t sample) {
+// The file that holds a sample: the last one whose first sample is not after it.
+static int file_of(const tokens *t, int64_t sample) {
     int low = 0, high = t->count; // low's first <= sample < high's first
     while (high - low > 1) {
         int middle = low + (high - low) / 2;
@@ -346,7 +310,7 @@ static const token_file *file_of(const tokens *t, int64_t sample) {
         else
             high = middle;
     }
-    return &t->files[low];
+    return low;
 }
 
 void tokens_read(tokens *t, int64_t sample, int64_t vocab, int64_t b, int64_t B, int32_t *inputs,
@@ -354,11 +318,11 @@ void tokens_read(tokens *t, int64_t sample, int64_t vocab, int64_t b, int64_t B,
     if (sample < 0 || sample >= t->samples || b < 0 || b >= B)
         cf_die(NULL, "sample %lld of %lld into column %lld of %lld", (long long)sample, (long long)t->samples,
                (long long)b, (long long)B);
-    const token_file *f = file_of(t, sample);
-    const int64_t first = (sample - f->first) * t->T;
-    const uint16_t *from = read_tokens(t, f, first, t->T + 1); // (T + 1)
+    const int file = file_of(t, sample);
+    const int64_t first = (sample - t->files[file].first) * t->T;
+    const uint16_t *from = read_tokens(t, file, first, t->T + 1); // (T + 1)
     for (int64_t i = 0; i <= t->T; i++) {
-        check_token(f, first + i, from[i], vocab);
+        check_token(t, file, first + i, from[i], vocab);
         if (i < t->T) inputs[i * B + b] = from[i];     // (T, B)
         if (i > 0) targets[(i - 1) * B + b] = from[i]; // (T, B)
     }

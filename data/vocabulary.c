@@ -1,7 +1,8 @@
 // See vocabulary.h. The file is read whole; each token is an offset into it, to its length byte.
 #include "vocabulary.h"
-#include "regular.h"
+#include "input.h"
 #include "../commfuse/die.h"
+#include <errno.h>
 #include <stdlib.h>
 
 // Version 1 does not say which token ends a text: it is only used with GPT-2's vocabulary, where it is 50256.
@@ -17,20 +18,6 @@ struct vocabulary {
 static const char *const how_to_make = "make it again with data/prepare.py --encoding gpt2";
 static const char *const how_to_read =
     "it belongs beside the token files; every rank must be able to read it";
-
-static unsigned char *read_file(int fd, const char *path, int64_t size) {
-    if (size < HEADER_BYTES || size > HEADER_BYTES + (int64_t)MAX_TOKENS * 256)
-        cf_die_together(how_to_make, "vocabulary file %s has %lld bytes: it is damaged or something else",
-                        path, (long long)size);
-    unsigned char *bytes = malloc((size_t)size);
-    if (!bytes) cf_die(NULL, "no memory for the %lld bytes of vocabulary file %s", (long long)size, path);
-    FILE *file = fdopen(fd, "rb");
-    if (!file || fread(bytes, 1, (size_t)size, file) != (size_t)size)
-        cf_die_together(how_to_read, "vocabulary file %s cannot be read: %s", path,
-                        file && feof(file) ? "it has become shorter" : strerror(errno));
-    fclose(file);
-    return bytes;
-}
 
 static void check_header(vocabulary *v, const char *path) {
     uint32_t header[4];
@@ -68,16 +55,19 @@ static void find_tokens(vocabulary *v, const char *path, int64_t size) {
 }
 
 vocabulary *vocabulary_open(const char *path) {
-    struct stat status;
-    const char *why;
-    int fd = regular_open(path, &status, &why);
-    if (fd < 0 && errno == ENOENT) return NULL;
-    if (fd < 0) cf_die_together(how_to_read, "vocabulary file %s cannot be opened: %s", path, why);
+    problem why;
+    int64_t size;
+    char *bytes = input_read_all(path, HEADER_BYTES + (int64_t)MAX_TOKENS * 256, &size, &why);
+    if (!bytes && errno == ENOENT) return NULL;
+    if (!bytes) cf_die_together(*why.hint ? why.hint : how_to_read, "vocabulary file %s", why.what);
+    if (size < HEADER_BYTES)
+        cf_die_together(how_to_make, "vocabulary file %s has %lld bytes: it is damaged or something else",
+                        path, (long long)size);
     vocabulary *v = calloc(1, sizeof *v);
     if (!v) cf_die(NULL, "out of memory for vocabulary file %s", path);
-    v->bytes = read_file(fd, path, status.st_size);
+    v->bytes = (unsigned char *)bytes;
     check_header(v, path);
-    find_tokens(v, path, status.st_size);
+    find_tokens(v, path, size);
     return v;
 }
 

@@ -160,6 +160,22 @@ void params_read(parameters *p, params_reader *read, void *argument, cf_stream *
 void params_place(const parameters *p, int tensor, int tp_rank, int64_t first, int64_t count,
                   const real *piece, float *whole);
 
+// What the next step depends on: the weights (the masters, where weights are rounded copies of them) and AdamW's moments.
+typedef enum { STATE_WEIGHT, STATE_M, STATE_V, STATE_KINDS } state_kind;
+
+// Elements [at, at + count) of a rank's values are elements [whole, whole + count) of one layer of a tensor: in memory and in
+// the files of a checkpoint.
+typedef struct state_run {
+    int64_t tensor, layer, whole, count, at;
+} state_run;
+
+// Those that one rank owns, in the host's memory. Every element of the model is owned by one rank.
+typedef struct rank_state {
+    int64_t elements, runs;
+    state_run *run;              // (runs)
+    precise *value[STATE_KINDS]; // (elements) padding, which belongs to no run, is zero
+} rank_state;
+
 // GPT-2's initial weights, a function of (seed, tensor, layer, index) alone.
 void params_init(parameters *p, uint64_t seed, cf_stream *stream);
 

@@ -11,8 +11,9 @@ static int64_t owned_elements(const zero_optimizer *o) {
     return owned;
 }
 
-// Calls visit for each run of the shards that this rank owns.
-static void each_run(const zero_optimizer *o, void (*visit)(void *argument, state_run run), void *argument) {
+// The runs of the shards that this rank owns. Returns how many; run may be NULL.
+static int64_t list_runs(const zero_optimizer *o, state_run *run) {
+    int64_t runs = 0;
     for (int i = 0; i < o->params->buckets; i++) {
         const param_bucket *b = &o->params->bucket[i];
         param_place place;
@@ -20,27 +21,18 @@ static void each_run(const zero_optimizer *o, void (*visit)(void *argument, stat
             bool real_elements = params_locate(o->params, params_first_owned(b) + done, &place);
             if (place.count > b->shard - done) place.count = b->shard - done;
             if (!real_elements) continue;
-            visit(argument, (state_run){place.tensor, place.layer, place.whole, place.count,
-                                        o->bucket[i].state + done});
+            if (run)
+                run[runs] = (state_run){place.tensor, place.layer, place.whole, place.count,
+                                        o->bucket[i].state + done};
+            runs++;
         }
     }
-}
-
-static void count_run(void *argument, state_run run) {
-    (void)run;
-    ++*(int64_t *)argument;
-}
-
-static void keep_run(void *argument, state_run run) {
-    rank_state *s = argument;
-    s->run[s->runs++] = run;
+    return runs;
 }
 
 void state_create(rank_state *s, const zero_optimizer *o) {
-    int64_t runs = 0;
-    *s = (rank_state){.elements = owned_elements(o)};
-    each_run(o, count_run, &runs);
-    s->run = malloc((size_t)(runs + 1) * sizeof *s->run);
+    *s = (rank_state){.elements = owned_elements(o), .runs = list_runs(o, NULL)};
+    s->run = malloc((size_t)(s->runs + 1) * sizeof *s->run);
     bool room = s->run != NULL;
     for (int kind = 0; kind < STATE_KINDS; kind++) {
         s->value[kind] = calloc((size_t)s->elements + 1, sizeof *s->value[kind]);
@@ -50,7 +42,7 @@ void state_create(rank_state *s, const zero_optimizer *o) {
         cf_die("give the hosts more memory, or use more ranks",
                "out of memory for a copy of the state, %.1f MiB",
                (double)(STATE_KINDS * s->elements * (int64_t)sizeof(precise)) / 1048576);
-    each_run(o, keep_run, s);
+    list_runs(o, s->run);
 }
 
 void state_free(rank_state *s) {
@@ -83,45 +75,39 @@ void state_take(rank_state *s, const zero_optimizer *o) {
 
 // --- the other way ---
 
-typedef struct giving {
+enum { AT_ONCE = 1 << 16 };
+
+typedef struct source {
     state_reader *read;
     void *argument;
-    state_kind kind;
-    precise *value; // (elements) on its way to the optimizer
     precise *piece; // (AT_ONCE)
-} giving;
-
-enum { AT_ONCE = 1 << 16 };
+} source;
 
 static void read_weights(void *argument, int tensor, int64_t layer, int64_t first, int64_t count,
                          float *out) {
-    giving *g = argument;
+    const source *from = argument;
     for (int64_t done = 0; done < count; done += AT_ONCE) {
         int64_t n = count - done < AT_ONCE ? count - done : AT_ONCE;
-        g->read(g->argument, STATE_WEIGHT, tensor, layer, first + done, n, g->piece);
-        for (int64_t i = 0; i < n; i++) out[done + i] = (float)g->piece[i];
+        from->read(from->argument, STATE_WEIGHT, tensor, layer, first + done, n, from->piece);
+        for (int64_t i = 0; i < n; i++) out[done + i] = (float)from->piece[i];
     }
-}
-
-static void read_run(void *argument, state_run run) {
-    giving *g = argument;
-    g->read(g->argument, g->kind, (int)run.tensor, run.layer, run.whole, run.count, g->value + run.at);
 }
 
 void state_give(zero_optimizer *o, state_reader *read, void *argument) {
-    int64_t elements = owned_elements(o);
-    giving g = {.read = read, .argument = argument};
+    rank_state s;
+    source from = {read, argument, malloc(AT_ONCE * sizeof *from.piece)};
+    if (!from.piece) cf_die(NULL, "out of memory for reading the state");
+    params_read(o->params, read_weights, &from, o->context->stream);
+    free(from.piece);
     precise *into[STATE_KINDS] = {o->master, o->m, o->v};
-    g.value = calloc((size_t)elements + 1, sizeof *g.value);
-    g.piece = malloc(AT_ONCE * sizeof *g.piece);
-    if (!g.value || !g.piece) cf_die(NULL, "out of memory for reading the state");
-    params_read(o->params, read_weights, &g, o->context->stream);
-    for (g.kind = STATE_WEIGHT; g.kind < STATE_KINDS; g.kind = (state_kind)(g.kind + 1)) {
-        if (!into[g.kind]) continue;
-        each_run(o, read_run, &g);
-        cf_copy(into[g.kind], g.value, elements * (int64_t)sizeof *g.value, o->context->stream);
+    state_create(&s, o);
+    for (int kind = 0; kind < STATE_KINDS; kind++) {
+        if (!into[kind]) continue; // weights without masters are there already
+        for (const state_run *r = s.run; r < s.run + s.runs; r++)
+            read(argument, (state_kind)kind, (int)r->tensor, r->layer, r->whole, r->count,
+                 s.value[kind] + r->at);
+        cf_copy(into[kind], s.value[kind], s.elements * (int64_t)sizeof(precise), o->context->stream);
     }
     cf_stream_sync(o->context->stream);
-    free(g.value);
-    free(g.piece);
+    state_free(&s);
 }

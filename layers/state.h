@@ -1,8 +1,4 @@
-// This rank's part of the state that the next step depends on: the weights (the masters, where weights are rounded copies
-// of them) and AdamW's two moments. Every element of the model is owned by one rank, so the ranks' states together hold
-// each element once.
-//
-// Each run records the place of its elements in the whole model, so that a state can be restored on any mesh.
+// Copies of the state that this rank owns (params.h), and the way back, on any mesh.
 #ifndef STATE_H
 #define STATE_H
 
@@ -11,20 +7,6 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-typedef enum { STATE_WEIGHT, STATE_M, STATE_V, STATE_KINDS } state_kind;
-
-// value[…][at, at + count) are elements [whole, whole + count) of one layer of a tensor.
-typedef struct state_run {
-    int64_t tensor, layer, whole, count, at;
-} state_run;
-
-// A copy in the host's memory.
-typedef struct rank_state {
-    int64_t elements, runs;
-    state_run *run;              // (runs)
-    precise *value[STATE_KINDS]; // (elements) padding, which belongs to no run, is zero
-} rank_state;
 
 void state_create(rank_state *s, const zero_optimizer *o);
 void state_free(rank_state *s);

@@ -4,9 +4,11 @@
 #include "tests/data/scratch.h"
 #include "data/checkpoint.h"
 #include "data/durable.h"
-#include "data/safetensors.h"
+#include "data/input.h"
 #include "data/saved_state.h"
 #include <sys/stat.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
 
 enum { STEP = 12, ELEMENTS = 10 };
 
@@ -44,26 +46,26 @@ static float value_of(int kind, int64_t tensor, int64_t layer, int64_t element) 
     return (float)(((kind * 100 + tensor) * 100 + layer) * 100 + element);
 }
 
-static bool fits(const saved_run *r) {
+static bool fits(const state_run *r) {
     return r->tensor >= 0 && r->tensor < 100 && r->layer >= 0 && r->layer < 100 && r->whole >= 0 &&
            r->whole < 100 && r->at >= 0 && r->at < 64;
 }
 
-static void write_rank(int64_t rank, const saved_run *run, int64_t runs, int64_t elements) {
-    float value[SAVED_KINDS][64];
-    const float *values[SAVED_KINDS] = {value[0], value[1], value[2]};
+static void write_rank(int64_t rank, const state_run *run, int64_t runs, int64_t elements) {
+    float value[STATE_KINDS][64];
+    rank_state held = {elements, runs, (state_run *)run, {value[0], value[1], value[2]}};
     manifest_file file;
     memset(value, 0x7f, sizeof value);
-    for (const saved_run *r = run; r < run + runs; r++)
+    for (const state_run *r = run; r < run + runs; r++)
         for (int64_t n = 0; fits(r) && n < r->count && n < 64 - r->at;
              n++) // but for what is damaged on purpose
-            for (int kind = 0; kind < SAVED_KINDS; kind++)
+            for (state_kind kind = STATE_WEIGHT; kind < STATE_KINDS; kind++)
                 value[kind][r->at + n] = value_of(kind, r->tensor, r->layer, r->whole + n);
-    if (!saved_state_write(path_of(rank), run, runs, values, elements, &file, &why)) fail_msg("%s", why.what);
+    if (!saved_state_write(path_of(rank), &held, &file, &why)) fail_msg("%s", why.what);
 }
 
 // Tensor 3 has two layers of eight elements, tensor 5 one of four; parts of a layer are in turn with either rank.
-static const saved_run first_rank[] = {{3, 0, 0, 3, 1}, {3, 0, 5, 3, 4}, {3, 1, 2, 2, 7}, {5, 0, 3, 1, 9}},
+static const state_run first_rank[] = {{3, 0, 0, 3, 1}, {3, 0, 5, 3, 4}, {3, 1, 2, 2, 7}, {5, 0, 3, 1, 9}},
                        second_rank[] = {{5, 0, 0, 3, 0}, {3, 1, 4, 4, 6}, {3, 1, 0, 2, 4}, {3, 0, 3, 2, 10}};
 enum { FIRST = sizeof first_rank / sizeof *first_rank, SECOND = sizeof second_rank / sizeof *second_rank };
 
@@ -85,7 +87,7 @@ static void everything_comes_back(void **state) {
     (void)state;
     static const int64_t sizes[][3] = {{3, 0, 8}, {3, 1, 8}, {5, 0, 4}};
     saved_state *s = open_sound();
-    for (int kind = 0; kind < SAVED_KINDS; kind++)
+    for (state_kind kind = STATE_WEIGHT; kind < STATE_KINDS; kind++)
         for (int i = 0; i < 3; i++)
             for (int64_t first = 0; first < sizes[i][2]; first++) // every range, across runs and files
                 for (int64_t count = 0; first + count <= sizes[i][2]; count++) {
@@ -113,7 +115,7 @@ static void what_is_not_there_is_named(void **state) {
     saved_state *s = open_sound();
     for (size_t i = 0; i < sizeof reads / sizeof *reads; i++) {
         char text[100];
-        if (saved_state_read(s, SAVED_M, reads[i].tensor, reads[i].layer, reads[i].first, reads[i].count, out,
+        if (saved_state_read(s, STATE_M, reads[i].tensor, reads[i].layer, reads[i].first, reads[i].count, out,
                              &why))
             fail_msg("read %zu is answered", i);
         snprintf(text, sizeof text, "element %lld of layer %lld of tensor %lld is not in the checkpoint",
@@ -130,13 +132,13 @@ static void a_hole_in_the_middle_is_found(void **state) {
     write_rank(0, first_rank, FIRST, ELEMENTS);
     saved_state *s = open_ranks(1); // the other rank's file is not asked for
     assert_non_null(s);
-    assert_true(saved_state_read(s, SAVED_V, 3, 0, 0, 3, out, &why));
-    assert_true(saved_state_read(s, SAVED_V, 3, 0, 5, 3, out, &why));
-    assert_false(saved_state_read(s, SAVED_V, 3, 0, 0, 8, out, &why));
+    assert_true(saved_state_read(s, STATE_V, 3, 0, 0, 3, out, &why));
+    assert_true(saved_state_read(s, STATE_V, 3, 0, 5, 3, out, &why));
+    assert_false(saved_state_read(s, STATE_V, 3, 0, 0, 8, out, &why));
     ASSERT_SAYS("element 3 of layer 0 of tensor 3");
-    assert_false(saved_state_read(s, SAVED_V, 3, 0, 4, 2, out, &why));
+    assert_false(saved_state_read(s, STATE_V, 3, 0, 4, 2, out, &why));
     ASSERT_SAYS("element 4 of layer 0 of tensor 3");
-    assert_false(saved_state_read(s, SAVED_V, 3, 1, 0, 1, out, &why));
+    assert_false(saved_state_read(s, STATE_V, 3, 1, 0, 1, out, &why));
     ASSERT_SAYS("element 0 of layer 1 of tensor 3");
     saved_state_close(s);
 }
@@ -147,9 +149,9 @@ static void a_rank_that_owns_nothing(void **state) {
     write_rank(0, first_rank, 0, 0);
     saved_state *s = open_ranks(1);
     assert_non_null(s);
-    assert_false(saved_state_read(s, SAVED_WEIGHT, 0, 0, 0, 1, out, &why));
+    assert_false(saved_state_read(s, STATE_WEIGHT, 0, 0, 0, 1, out, &why));
     ASSERT_SAYS("element 0 of layer 0 of tensor 0");
-    assert_true(saved_state_read(s, SAVED_WEIGHT, 0, 0, 0, 0, out, &why)); // nothing is always there
+    assert_true(saved_state_read(s, STATE_WEIGHT, 0, 0, 0, 0, out, &why)); // nothing is always there
     saved_state_close(s);
 }
 
@@ -175,80 +177,161 @@ static void a_file_that_is_missing_or_another(void **state) {
     ASSERT_SAYS("rank_00001.safetensors");
 }
 
-// The second rank's file with other tensors than it should have: all are zero.
-static void write_table(const tensor_entry *table, int64_t count) {
-    static const char zeros[4096];
-    manifest_file file;
-    safetensors_writer *w = safetensors_create(path_of(1), table, count);
-    for (int64_t i = 0; i < count; i++) safetensors_append(w, zeros, tensor_entry_bytes(&table[i]));
-    if (!safetensors_commit(w, &file.bytes, &file.hash, &why)) fail_msg("%s", why.what);
+// The second rank's file with another text for its header, and so many bytes of data, all zero.
+static void write_header(const char *text, size_t data) {
+    char bytes[4096] = {0};
+    size_t length = strlen(text), padded = (8 + length + 63) / 64 * 64 - 8;
+    for (int i = 0; i < 8; i++) bytes[i] = (char)((uint64_t)padded >> 8 * i);
+    memset(bytes + 8, ' ', padded);
+    memcpy(bytes + 8, text, length);
+    scratch_write("step_00000012/rank_00001.safetensors", bytes, 8 + padded + data);
 }
 
-static void tensors_that_are_missing_or_others(void **state) {
+#define TENSOR(name, dtype, shape, begin, end)                                                               \
+    "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":[" shape "],\"data_offsets\":[" begin "," end "]}"
+#define R        TENSOR("runs", "I64", "0,5", "0", "0")
+#define W        TENSOR("weight", "F32", "8", "0", "32")
+#define M        TENSOR("m", "F32", "8", "32", "64")
+#define V        TENSOR("v", "F32", "8", "64", "96")
+#define SOUND(x) "{" R "," W "," M "," V x "}"
+
+// The bytes on the disk, against the format's description rather than the reader.
+static void the_bytes_of_a_file(void **state) {
+    (void)state;
+    static const state_run run[] = {{1, 2, 3, 2, 0}};
+    float value[STATE_KINDS][2] = {{1, 2}, {3, 4}, {5, 6}};
+    const rank_state held = {2, 1, (state_run *)run, {value[0], value[1], value[2]}};
+    manifest_file file;
+    size_t size;
+    char text[376 + 1];
+    assert_true(saved_state_write(path_of(1), &held, &file, &why));
+    char *bytes = scratch_read(path_of(1), &size);
+    snprintf(text, sizeof text, "%-248s",
+             "{" TENSOR("runs", "I64", "1,5", "0",
+                        "40") "," TENSOR("weight", "F32", "2", "40",
+                                         "48") "," TENSOR("m", "F32", "2", "48",
+                                                          "56") "," TENSOR("v", "F32", "2", "56", "64") "}");
+    assert_int_equal(size, 8 + 248 + 64);
+    assert_true(file.bytes == (int64_t)size && file.hash == XXH64(bytes, size, 0));
+    assert_memory_equal(bytes, "\xf8\0\0\0\0\0\0\0", 8);
+    assert_memory_equal(bytes + 8, text, 248);
+    assert_memory_equal(bytes + 256, run, 40);
+    assert_memory_equal(bytes + 296, value, 24);
+    free(bytes);
+}
+
+// More than one piece of what is hashed and written at a time.
+static void a_large_file(void **state) {
+    (void)state;
+    enum { MANY = 500000 };
+    static state_run run[] = {{1, 0, 0, MANY, 0}};
+    float *value = malloc(MANY * sizeof *value), found[2];
+    const rank_state held = {MANY, 1, run, {value, value, value}};
+    manifest_file file;
+    int64_t bytes;
+    uint64_t hash;
+    for (int i = 0; i < MANY; i++) value[i] = (float)i;
+    assert_true(saved_state_write(path_of(0), &held, &file, &why));
+    assert_true(input_hash(path_of(0), &bytes, &hash, &why));
+    assert_true(bytes == file.bytes && hash == file.hash && bytes > 6000000);
+    saved_state *s = open_ranks(1);
+    assert_true(saved_state_read(s, STATE_V, 1, 0, MANY - 2, 2, found, &why));
+    assert_true(found[0] == MANY - 2 && found[1] == MANY - 1);
+    saved_state_close(s);
+    free(value);
+}
+
+// There is one right header: all others are damage, or another program's.
+static void headers_that_are_others(void **state) {
     (void)state;
     static const struct {
-        tensor_entry table[4];
-        int64_t count;
+        const char *text;
+        size_t data;
         const char *says;
-    } tables[] = {
-#define R {"runs", TENSOR_I64, 2, {0, 5}}
-#define W                                                                                                    \
-    {                                                                                                        \
-        "weight", TENSOR_F32, 1, {                                                                           \
-            8                                                                                                \
-        }                                                                                                    \
-    }
-#define M                                                                                                    \
-    {                                                                                                        \
-        "m", TENSOR_F32, 1, {                                                                                \
-            8                                                                                                \
-        }                                                                                                    \
-    }
-#define V                                                                                                    \
-    {                                                                                                        \
-        "v", TENSOR_F32, 1, {                                                                                \
-            8                                                                                                \
-        }                                                                                                    \
-    }
-        {{R, W, M}, 3, "missing"},
-        {{R, W, V}, 3, "missing"},
-        {{R, M, V}, 3, "missing"},
-        {{W, M, V}, 3, "no table of runs"},
-        {{{"run", TENSOR_I64, 2, {0, 5}}, W, M, V}, 4, "no table of runs"},
-        {{{"runs", TENSOR_F64, 2, {2, 5}}, W, M, V}, 4, "no table of runs"},
-        {{{"runs", TENSOR_I64, 1, {10}}, W, M, V}, 4, "no table of runs"},
-        {{{"runs", TENSOR_I64, 0, {0}}, W, M, V}, 4, "no table of runs"},
-        {{{"runs", TENSOR_I64, 2, {2, 4}}, W, M, V}, 4, "no table of runs"},
-        {{{"runs", TENSOR_I64, 2, {5, 6}}, W, M, V}, 4, "no table of runs"},
-        {{{"runs", TENSOR_I64, 3, {2, 5, 1}}, W, M, V}, 4, "no table of runs"},
-        {{R, {"weight", TENSOR_I64, 1, {4}}, M, V}, 4, "missing"},
-        {{R, W, M, {"v", TENSOR_BF16, 1, {8}}}, 4, "missing"},
-        {{R, W, M, {"v", TENSOR_U8, 1, {32}}}, 4, "missing"},
-        {{R, W, {"m", TENSOR_F32, 2, {8, 1}}, V}, 4, "missing"},
-        {{R, W, {"m", TENSOR_F32, 0, {0}}, V}, 4, "missing"},
-        {{R, W, M, {"v", TENSOR_F32, 1, {7}}}, 4, "not as many"},
-        {{R, W, {"m", TENSOR_F32, 1, {9}}, V}, 4, "not as many"},
-        {{R, {"weight", TENSOR_F32, 1, {0}}, M, V}, 4, "not as many"},
-#undef R
-#undef W
-#undef M
-#undef V
+    } headers[] = {
+        {"", 0, "does not say how many"},
+        {"{", 0, "does not say how many"},
+        {"[]", 0, "does not say how many"},
+        {"{}", 0, "does not say how many"},
+        {" " SOUND(""), 96, "does not say how many"},
+        {"{" R "," W "," M "}", 64, "not that of"},
+        {"{" R "," W "," V "}", 64, "not that of"},
+        {"{" W "," M "," V "}", 96, "does not say how many"},
+        {"{" R "," W "," V "," M "}", 96, "not that of"},
+        {SOUND("," TENSOR("x", "F32", "8", "96", "128")), 128, "not that of"},
+        {SOUND(",\"__metadata__\":{\"format\":\"pt\"}"), 96, "not that of"},
+        {SOUND("") "{}", 96, "not that of"},
+        {"{" TENSOR("run", "I64", "0,5", "0", "0") "," W "," M "," V "}", 96, "does not say how many"},
+        {"{" TENSOR("runs", "F64", "0,5", "0", "0") "," W "," M "," V "}", 96, "does not say how many"},
+        {"{" TENSOR("runs", "I64", "0", "0", "0") "," W "," M "," V "}", 96, "does not say how many"},
+        {"{" TENSOR("runs", "I64", "0,4", "0", "0") "," W "," M "," V "}", 96, "does not say how many"},
+        {"{" TENSOR("runs", "I64", "-1,5", "0", "0") "," W "," M "," V "}", 96, "does not say how many"},
+        {"{" TENSOR("runs", "I64", "00,5", "0", "0") "," W "," M "," V "}", 96, "not that of"},
+        {"{" TENSOR("runs", "I64", "9999999999999,5", "0", "0") "," W "," M "," V "}", 96,
+         "does not say how many"},
+        {"{" TENSOR("runs", "I64", "10000000000000,5", "0", "0") "," W "," M "," V "}", 96,
+         "does not say how many"},
+        {"{" TENSOR("runs", "I64", "0,5", "0", "40") "," W "," M "," V "}", 136, "not that of"},
+        {"{" R "," TENSOR("weight", "I64", "4", "0", "32") "," M "," V "}", 96, "does not say how many"},
+        {"{" R "," TENSOR("weight", "F32", "8,1", "0", "32") "," M "," V "}", 96, "not that of"},
+        {"{" R "," TENSOR("weight", "F32", "1.5", "0", "32") "," M "," V "}", 96, "not that of"},
+        {"{" R "," TENSOR("weight", "F32", "1e1", "0", "32") "," M "," V "}", 96, "not that of"},
+        {"{" R "," TENSOR("weight", "F32", "8", "0", "36") "," M "," V "}", 96, "not that of"},
+        {"{" R "," W "," TENSOR("m", "F32", "9", "32", "68") "," V "}", 96, "not that of"},
+        {"{" R "," W "," M "," TENSOR("v", "BF16", "8", "64", "96") "}", 96, "not that of"},
+        {SOUND(""), 95, "bytes, its header promises"},
+        {SOUND(""), 97, "bytes, its header promises"},
+        {"{" TENSOR("runs", "I64", "1000000000000,5", "0", "40000000000000") "," TENSOR(
+             "weight", "F32", "0", "40000000000000",
+             "40000000000000") "," TENSOR("m", "F32", "0", "40000000000000",
+                                          "40000000000000") "," TENSOR("v", "F32", "0", "40000000000000",
+                                                                       "40000000000000") "}",
+         0, "its header promises 40000000000384"},
     };
     write_rank(0, first_rank, FIRST, ELEMENTS);
-    for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) {
-        char name[32];
-        snprintf(name, sizeof name, "table %zu", i);
-        write_table(tables[i].table, tables[i].count);
-        assert_refused(name);
-        ASSERT_SAYS("rank_00001.safetensors", tables[i].says);
+    for (size_t i = 0; i < sizeof headers / sizeof *headers; i++) {
+        write_header(headers[i].text, headers[i].data);
+        assert_refused(headers[i].text);
+        if (!strstr(why.what, headers[i].says))
+            fail_msg("%s: '%s' does not say '%s'", headers[i].text, why.what, headers[i].says);
+        ASSERT_SAYS("rank_00001.safetensors");
     }
+    write_header(SOUND(""), 96);
+    saved_state *s = open_ranks(2);
+    if (!s) fail_msg("%s", why.what);
+    saved_state_close(s);
+}
+
+// Lengths of the header that are not its own; files that end within it.
+static void lengths_that_are_wrong(void **state) {
+    (void)state;
+    size_t size;
+    write_rank(0, first_rank, FIRST, ELEMENTS);
+    write_header(SOUND(""), 96);
+    char *bytes = scratch_read(path_of(1), &size);
+    for (int at = 0; at < 8; at++)
+        for (int value = 0; value < 256; value++) {
+            char right = bytes[at];
+            if ((char)value == right) continue;
+            bytes[at] = (char)value;
+            scratch_write("step_00000012/rank_00001.safetensors", bytes, size);
+            bytes[at] = right;
+            assert_refused("a wrong length");
+            ASSERT_SAYS("not that of");
+        }
+    for (size_t length = 0; length < size; length++) {
+        scratch_write("step_00000012/rank_00001.safetensors", bytes, length);
+        assert_refused("a part of a file");
+        ASSERT_SAYS("rank_00001.safetensors");
+    }
+    free(bytes);
 }
 
 // The second rank's file with one run that is not right, among others that are.
-static void assert_run_refused(saved_run damaged, const char *says) {
+static void assert_run_refused(state_run damaged, const char *says) {
     char text[160];
     for (int place = 0; place < SECOND + 1; place++) {
-        saved_run run[SECOND + 1];
+        state_run run[SECOND + 1];
         for (int i = 0; i < SECOND + 1; i++)
             run[i] = i == place ? damaged : second_rank[i < place ? i : i - 1];
         write_rank(1, run, SECOND + 1, ELEMENTS + 2);
@@ -263,15 +346,15 @@ static void assert_run_refused(saved_run damaged, const char *says) {
 static void runs_outside_of_the_file(void **state) {
     (void)state;
     static const int64_t numbers[] = {-1, INT64_MIN, INT64_MAX, INT64_MAX - 3, (INT64_C(1) << 50) + 1};
-    const saved_run sound = {7, 1, 4, 2, 3};
+    const state_run sound = {7, 1, 4, 2, 3};
     write_rank(0, first_rank, FIRST, ELEMENTS);
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
         for (int field = 0; field < 5; field++) {
-            saved_run r = sound;
+            state_run r = sound;
             ((int64_t *)&r)[field] = numbers[i];
             assert_run_refused(r, "a run outside of the file");
         }
-    const saved_run others[] = {{7, 1, 4, 0, 3},  {7, 1, 4, 13, 0},
+    const state_run others[] = {{7, 1, 4, 0, 3},  {7, 1, 4, 13, 0},
                                 {7, 1, 4, 1, 12}, {7, 1, 4, 2, 11},
                                 {7, 1, 4, 9, 4},  {7, 1, 4, INT64_C(1) << 50, INT64_C(1) << 50}};
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
@@ -282,30 +365,30 @@ static void runs_outside_of_the_file(void **state) {
 static void runs_at_the_limits(void **state) {
     (void)state;
     const int64_t most = INT64_C(1) << 50;
-    const saved_run runs[] = {{most, most, most, 2, 10}, {0, 0, 0, 12, 0}, {most, most, most - 5, 5, 0}};
+    const state_run runs[] = {{most, most, most, 2, 10}, {0, 0, 0, 12, 0}, {most, most, most - 5, 5, 0}};
     float out[12];
     write_rank(0, runs, 3, 12);
     saved_state *s = open_ranks(1);
     if (!s) fail_msg("%s", why.what);
-    assert_true(saved_state_read(s, SAVED_M, most, most, most - 5, 7, out, &why));
-    assert_false(saved_state_read(s, SAVED_M, most, most, most - 5, 8, out, &why));
-    assert_true(saved_state_read(s, SAVED_M, 0, 0, 0, 12, out, &why));
+    assert_true(saved_state_read(s, STATE_M, most, most, most - 5, 7, out, &why));
+    assert_false(saved_state_read(s, STATE_M, most, most, most - 5, 8, out, &why));
+    assert_true(saved_state_read(s, STATE_M, 0, 0, 0, 12, out, &why));
     saved_state_close(s);
 }
 
 static void elements_that_are_there_twice(void **state) {
     (void)state;
     write_rank(0, first_rank, FIRST, ELEMENTS);
-    const saved_run again[] = {{3, 0, 0, 3, 1}, // the other rank's own
+    const state_run again[] = {{3, 0, 0, 3, 1}, // the other rank's own
                                {3, 0, 2, 1, 0}, // its last element
                                {3, 0, 3, 1, 0}, // this rank's first
                                {3, 1, 4, 4, 6}, // this rank's own
                                {3, 1, 7, 1, 0}, {3, 1, 0, 8, 0}, {5, 0, 0, 4, 0}, {5, 0, 2, 1, 0}};
     for (size_t i = 0; i < sizeof again / sizeof *again; i++)
         assert_run_refused(again[i], "an element is there twice");
-    const saved_run other[] = {{3, 2, 0, 3, 1}, {4, 0, 0, 8, 1}, {5, 1, 0, 4, 0}};
+    const state_run other[] = {{3, 2, 0, 3, 1}, {4, 0, 0, 8, 1}, {5, 1, 0, 4, 0}};
     for (size_t i = 0; i < sizeof other / sizeof *other; i++) { // the same numbers of another layer or tensor
-        saved_run run[SECOND + 1];
+        state_run run[SECOND + 1];
         memcpy(run, second_rank, sizeof second_rank);
         run[SECOND] = other[i];
         write_rank(1, run, SECOND + 1, ELEMENTS + 2);
@@ -313,6 +396,18 @@ static void elements_that_are_there_twice(void **state) {
         if (!s) fail_msg("%s", why.what);
         saved_state_close(s);
     }
+}
+
+// Nothing is mapped: what is gone is an error, not SIGBUS.
+static void a_file_that_becomes_shorter(void **state) {
+    (void)state;
+    float out[8];
+    saved_state *s = open_sound();
+    assert_int_equal(truncate(path_of(1), 400), 0);
+    assert_true(saved_state_read(s, STATE_WEIGHT, 3, 0, 0, 3, out, &why));
+    assert_false(saved_state_read(s, STATE_V, 3, 0, 0, 8, out, &why));
+    ASSERT_SAYS("rank_00001.safetensors cannot be read at byte", "has become shorter");
+    saved_state_close(s);
 }
 
 // Any single byte of a file may be damaged: whatever opens then, no read goes astray. The hash in the manifest tells in
@@ -333,7 +428,7 @@ static void any_byte_may_be_damaged(void **state) {
             refused += !s;
             for (int64_t tensor = 0; s && tensor < 8; tensor++)
                 for (int64_t layer = 0; layer < 3; layer++)
-                    saved_state_read(s, SAVED_V, tensor, layer, 0, 8, out, &why);
+                    saved_state_read(s, STATE_V, tensor, layer, 0, 8, out, &why);
             saved_state_close(s);
         }
     free(bytes);
@@ -342,10 +437,11 @@ static void any_byte_may_be_damaged(void **state) {
 
 static void a_file_that_cannot_be_written(void **state) {
     (void)state;
-    const float zeros[ELEMENTS] = {0}, *values[SAVED_KINDS] = {zeros, zeros, zeros};
+    float zeros[ELEMENTS] = {0};
+    const rank_state held = {ELEMENTS, FIRST, (state_run *)first_rank, {zeros, zeros, zeros}};
     manifest_file file;
     const char *path = scratch_path("nowhere/rank");
-    assert_false(saved_state_write(path, first_rank, FIRST, values, ELEMENTS, &file, &why));
+    assert_false(saved_state_write(path, &held, &file, &why));
     ASSERT_SAYS("nowhere/rank", "No such file");
 }
 
@@ -358,7 +454,11 @@ int main(void) {
         STATE_TEST(a_hole_in_the_middle_is_found),
         STATE_TEST(a_rank_that_owns_nothing),
         STATE_TEST(a_file_that_is_missing_or_another),
-        STATE_TEST(tensors_that_are_missing_or_others),
+        STATE_TEST(the_bytes_of_a_file),
+        STATE_TEST(a_large_file),
+        STATE_TEST(headers_that_are_others),
+        STATE_TEST(lengths_that_are_wrong),
+        STATE_TEST(a_file_that_becomes_shorter),
         STATE_TEST(runs_outside_of_the_file),
         STATE_TEST(runs_at_the_limits),
         STATE_TEST(elements_that_are_there_twice),

@@ -5,11 +5,11 @@
 static void use(const char *path) {
     static float values[1 << 18];
     model_file *file = model_file_open(path);
-    model_shape shape = model_file_shape(file);
+    gpt_shape shape = model_file_shape(file);
     int64_t read = 0;
-    for (int tensor = 0; tensor < MODEL_TENSORS; tensor++)
-        for (int64_t layer = 0; layer < model_tensor_layers(&shape, tensor); layer++) {
-            int64_t count = model_tensor_rows(&shape, tensor) * model_tensor_columns(&shape, tensor);
+    for (int tensor = 0; tensor < TENSORS; tensor++)
+        for (int64_t layer = 0; layer < params_layers(&shape, tensor); layer++) {
+            int64_t count = params_rows(&shape, tensor) * params_columns(&shape, tensor);
             FUZZ_CHECK(count >= 1 && count <= (int64_t)(sizeof values / sizeof *values));
             model_file_read(file, tensor, layer, 0, count, values);
             read += count;

@@ -2,6 +2,7 @@
 //   1 byte      elements of each file
 //   5 bytes     a run: tensor, layer, whole, count, at; the highest bit of the count puts it into the second file
 //   255         ends the runs; what follows are some questions of four bytes: tensor, layer, first, count
+// With 255 as its first byte, the rest is the second file, as it is.
 // A byte above 119 stands for a large number. What a search finds is compared with a look at every run.
 #include "tests/fuzz/fuzz.h"
 #include "data/checkpoint.h"
@@ -29,7 +30,7 @@ static float value_of(int file, int kind, int64_t at) {
     return (float)(file * 1000 + kind * 100 + at);
 }
 
-static const char *put(int file, const saved_run *run, int64_t runs, int64_t elements) {
+static const char *put(int file, const state_run *run, int64_t runs, int64_t elements) {
     static char bytes[1 << 16];
     uint64_t first = (uint64_t)(runs * FIELDS * 8), each = (uint64_t)elements * 4, length;
     char *text = bytes + 8;
@@ -44,11 +45,11 @@ static const char *put(int file, const saved_run *run, int64_t runs, int64_t ele
                            (unsigned long long)(first + each), (unsigned long long)(first + 2 * each),
                            (long long)elements, (unsigned long long)(first + 2 * each),
                            (unsigned long long)(first + 3 * each));
-    while (length % 8) text[length++] = ' ';
+    while ((8 + length) % 64) text[length++] = ' ';
     for (int i = 0; i < 8; i++) bytes[i] = (char)(length >> 8 * i);
     char *data = text + length;
     memcpy(data, run, first);
-    for (int kind = 0; kind < SAVED_KINDS; kind++)
+    for (int kind = 0; kind < STATE_KINDS; kind++)
         for (int64_t at = 0; at < elements; at++) {
             float value = value_of(file, kind, at);
             memcpy(data + first + (uint64_t)kind * each + (uint64_t)at * 4, &value, sizeof value);
@@ -57,7 +58,7 @@ static const char *put(int file, const saved_run *run, int64_t runs, int64_t ele
 }
 
 typedef struct tables {
-    saved_run run[FILES][RUNS];
+    state_run run[FILES][RUNS];
     int64_t runs[FILES];
 } tables;
 
@@ -65,7 +66,7 @@ typedef struct tables {
 static bool look_up(const tables *t, int kind, int64_t tensor, int64_t layer, int64_t element, float *value) {
     for (int file = 0; file < FILES; file++)
         for (int64_t i = 0; i < t->runs[file]; i++) {
-            const saved_run *r = &t->run[file][i];
+            const state_run *r = &t->run[file][i];
             if (r->tensor != tensor || r->layer != layer || element < r->whole ||
                 element - r->whole >= r->count)
                 continue;
@@ -79,7 +80,7 @@ static void ask(const saved_state *s, const tables *t, const uint8_t question[4]
     float found[256], expected;
     problem why = {.what = ""};
     int64_t tensor = question[0] % 120, layer = question[1] % 120, first = question[2], count = question[3];
-    int kind = question[0] % SAVED_KINDS;
+    state_kind kind = (state_kind)(question[0] % STATE_KINDS);
     bool all = true;
     for (int64_t i = 0; i < count; i++) all &= look_up(t, kind, tensor, layer, first + i, &expected);
     FUZZ_CHECK(saved_state_read(s, kind, tensor, layer, first, count, found, &why) == all);
@@ -95,16 +96,21 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
     static const manifest_file files[FILES];
     if (size == 0) return 0;
     int64_t elements = *bytes % ELEMENTS;
+    const bool raw = *bytes == 255;
+    const uint8_t *const rest = bytes + 1;
+    const size_t rest_bytes = size - 1;
     memset(&t, 0, sizeof t);
+    if (raw) size = 1;
     for (bytes++, size--; size >= FIELDS && *bytes != 255; bytes += FIELDS, size -= FIELDS) {
         int file = bytes[3] >> 7;
         if (t.runs[file] == RUNS) break;
-        saved_run r = {number(bytes[0]), number(bytes[1]), number(bytes[2]), number(bytes[3] & 127),
+        state_run r = {number(bytes[0]), number(bytes[1]), number(bytes[2]), number(bytes[3] & 127),
                        number(bytes[4])};
         t.run[file][t.runs[file]++] = r;
     }
     for (int file = 0; file < FILES; file++)
-        path_of_file[file] = put(file, t.run[file], t.runs[file], elements);
+        path_of_file[file] = raw && file == 1 ? fuzz_file(1, rest, rest_bytes)
+                                              : put(file, t.run[file], t.runs[file], elements);
     problem why = {.what = ""};
     manifest m = {.ranks = FILES, .file = files};
     saved_state *s = saved_state_open("out", &m, &why);

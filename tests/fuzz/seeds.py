@@ -34,30 +34,6 @@ def model():
             yield raw((20240326, version, maxT, V, L, heads, C, Vp), data)
 
 
-def safetensors():
-    widths = {"F64": 8, "I64": 8, "F32": 4, "BF16": 2, "U8": 1}
-    for shapes in [], [("F32", [2, 3])], [("F64", [1]), ("I64", []), ("F32", [0, 9]),
-                                         ("BF16", [2, 1, 1, 3]), ("U8", [5])]:
-        header, end = {"__metadata__": {"format": "pt"}} if shapes else {}, 0
-        for i, (dtype, shape) in enumerate(shapes):
-            begin, count = end, 1
-            for extent in shape:
-                count *= extent
-            end += count * widths[dtype]
-            header[f"tensor.{i}"] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
-        text, data = json.dumps(header).encode(), bytes(i % 256 for i in range(end))
-        yield b"\x01" + text + b"\0" + data
-        text += b" " * (-len(text) % 8)
-        yield b"\0" + struct.pack("<Q", len(text)) + text + data
-
-
-    for offsets in (0, 2, 2, 4), (0, 2, 1, 3), (0, 2, 3, 5), (0, 2, 2, 9), (2, 4, 0, 2):
-        for names in "ab", "aa":
-            entries = (f'"{name}":{{"dtype":"U8","shape":[2],"data_offsets":[{begin},{end}]}}'
-                       for name, begin, end in zip(names, offsets[0::2], offsets[1::2]))
-            yield b"\x01{" + ",".join(entries).encode() + b"}\0" + bytes(max(offsets) if max(offsets) < 9 else 4)
-
-
 def state():
     def runs(*each):
         return b"".join(bytes(run) for run in each)
@@ -70,6 +46,16 @@ def state():
     yield bytes([20]) + runs((0, 0, 0, 11, 0), (0, 0, 10, 10, 10)) + ask  # an element twice
     yield bytes([20]) + runs((0, 0, 0, 21, 0)) + ask                      # outside of the file
     yield bytes([20]) + runs((0, 0, 121, 10, 122), (120, 0, 0, 1, 1)) + ask
+
+
+    for runs, elements, change in (0, 3, ("", "")), (1, 3, ("", "")), (1, 3, ("F32", "F16")), (1, 3, ("[3]", "[9]")):
+        at, header = 40 * runs, {"runs": {"dtype": "I64", "shape": [runs, 5], "data_offsets": [0, 40 * runs]}}
+        for name in "weight", "m", "v":
+            header[name] = {"dtype": "F32", "shape": [elements], "data_offsets": [at, at := at + 4 * elements]}
+        text = json.dumps(header, separators=(",", ":")).replace(*change).encode()
+        text += b" " * (-(8 + len(text)) % 64)
+        yield b"\xff" + struct.pack("<Q", len(text)) + text + struct.pack(f"<{5 * runs}q", *[0, 0, 0, 3, 0] * runs) + \
+            bytes(12 * elements)
 
 
 def manifest():
@@ -93,7 +79,7 @@ def options():
 
 
 def main():
-    if len(sys.argv) != 3 or sys.argv[1] not in ("tokens", "model", "safetensors", "manifest", "state", "options"):
+    if len(sys.argv) != 3 or sys.argv[1] not in ("tokens", "model", "manifest", "state", "options"):
         sys.exit(__doc__)
     target, folder = sys.argv[1:]
     os.makedirs(folder, exist_ok=True)

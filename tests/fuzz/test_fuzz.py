@@ -62,9 +62,6 @@ class Fuzz(unittest.TestCase):
     def test_model(self):
         self.fuzz("model")
 
-    def test_safetensors(self):
-        self.fuzz("safetensors")
-
     def test_manifest(self):
         self.fuzz("manifest")
 

@@ -115,15 +115,8 @@ static void save_rank(const states *s, int rank, manifest_file *file) {
     state_create(&copy, &s->rank[rank]);
     state_take(&copy, &s->rank[rank]);
     assert_int_equal(copy.elements, owned(&s->rank[rank]));
-    const float *values[SAVED_KINDS] = {copy.value[STATE_WEIGHT], copy.value[STATE_M], copy.value[STATE_V]};
-    saved_run *run = malloc((size_t)(copy.runs + 1) * sizeof *run);
-    assert_non_null(run);
-    for (int64_t i = 0; i < copy.runs; i++)
-        run[i] = (saved_run){copy.run[i].tensor, copy.run[i].layer, copy.run[i].whole, copy.run[i].count,
-                             copy.run[i].at};
     checkpoint_file_path(scratch, STEP, rank, false, path);
-    if (!saved_state_write(path, run, copy.runs, values, copy.elements, file, &why)) fail_msg("%s", why.what);
-    free(run);
+    if (!saved_state_write(path, &copy, file, &why)) fail_msg("%s", why.what);
     state_free(&copy);
 }
 
@@ -144,7 +137,7 @@ static saved_state *save(const states *s) {
 static void read_saved(void *saved, state_kind kind, int tensor, int64_t layer, int64_t first, int64_t count,
                        precise *out) {
     problem why;
-    if (!saved_state_read(saved, (int)kind, tensor, layer, first, count, out, &why)) fail_msg("%s", why.what);
+    if (!saved_state_read(saved, kind, tensor, layer, first, count, out, &why)) fail_msg("%s", why.what);
 }
 
 static void give_and_compare(states *to, saved_state *saved) {

@@ -65,12 +65,11 @@ int main(int argc, char **argv) {
 
     overlap how = parse_overlap(argv[8], argv[9], argv[10]);
     model_file *file = model_file_open(argv[1]);
-    model_shape f = model_file_shape(file);
+    gpt_shape f = model_file_shape(file);
     static gpt model;
     static zero_optimizer optimizer;
     parallel_strategy strategy = strcmp(argv[7], "up") == 0 ? STRATEGY_UP : STRATEGY_TPSP;
-    gpt_create(&model, &context, &mesh, (gpt_shape){f.maxT, f.V, f.Vp, f.L, f.heads, f.C}, strategy, T, B,
-               how, atoi(argv[11]) != 0);
+    gpt_create(&model, &context, &mesh, f, strategy, T, B, how, atoi(argv[11]) != 0);
     optimizer_create(&optimizer, &model, how);
     params_read(&model.params, read_weights, file, context.stream);
     optimizer_start(&optimizer);

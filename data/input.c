@@ -1,0 +1,168 @@
+// See input.h. The page cache is the only buffer there is.
+#include "input.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+enum { PIECE_BYTES = 1 << 20, OPEN_FILES = 64 };
+
+static const char *const leave_files =
+    "leave files as they are while a run reads them; make or copy it again, and start again";
+
+typedef struct input {
+    char *path;
+    struct stat found;
+} input;
+
+struct input_files {
+    int64_t count, most;
+    input *file; // (most)
+    struct {
+        const input *file; // a file has one place here
+        int fd;
+    } open[OPEN_FILES];
+};
+
+static int open_regular(const char *path, struct stat *status, problem *why) {
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    bool is_open = fd >= 0 && fstat(fd, status) == 0;
+    if (is_open && S_ISREG(status->st_mode)) return fd;
+    int error = is_open ? EINVAL : errno;
+    problem_set(why, error == EMFILE ? "raise ulimit -n" : NULL, "%.1500s cannot be opened: %s", path,
+                !is_open                   ? strerror(error)
+                : S_ISDIR(status->st_mode) ? "it is a directory, not a regular file"
+                                           : "it is a device or a pipe, not a regular file");
+    if (fd >= 0) close(fd);
+    errno = error;
+    return -1;
+}
+
+static bool read_at(int fd, const char *path, int64_t at, void *to, int64_t bytes, problem *why) {
+    for (int64_t done = 0; done < bytes;) {
+        ssize_t n = pread(fd, (char *)to + done, (size_t)(bytes - done), at + done);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0)
+            return problem_set(why, leave_files, "%.1500s cannot be read at byte %lld: %s", path,
+                               (long long)(at + done),
+                               n < 0 ? strerror(errno) : "it has become shorter since it was opened");
+        done += n;
+    }
+    return true;
+}
+
+char *input_read_all(const char *path, int64_t most, int64_t *bytes, problem *why) {
+    struct stat status;
+    int fd = open_regular(path, &status, why);
+    if (fd < 0) return NULL;
+    *bytes = status.st_size;
+    char *text = NULL;
+    if (*bytes > most) {
+        problem_set(why, NULL, "%.1500s has %lld bytes, more than the %lld that it may have", path,
+                    (long long)*bytes, (long long)most);
+    } else {
+        text = calloc(1, (size_t)*bytes + 1);
+        if (!text) cf_die(NULL, "out of memory for the %lld bytes of %s", (long long)*bytes, path);
+        if (!read_at(fd, path, 0, text, *bytes, why)) {
+            free(text);
+            text = NULL;
+        }
+    }
+    close(fd);
+    errno = EIO; // whatever has failed, the file is there
+    return text;
+}
+
+bool input_hash(const char *path, int64_t *bytes, uint64_t *hash, problem *why) {
+    struct stat status;
+    int fd = open_regular(path, &status, why);
+    if (fd < 0) return false;
+    char *piece = malloc(PIECE_BYTES);
+    if (!piece) cf_die(NULL, "out of memory for a piece of %s", path);
+    XXH64_state_t state;
+    XXH64_reset(&state, 0);
+    *bytes = status.st_size;
+    bool well = true;
+    for (int64_t at = 0; well && at < *bytes; at += PIECE_BYTES) {
+        int64_t count = *bytes - at < PIECE_BYTES ? *bytes - at : PIECE_BYTES;
+        well = read_at(fd, path, at, piece, count, why);
+        XXH64_update(&state, piece, (size_t)count);
+    }
+    free(piece);
+    close(fd);
+    *hash = XXH64_digest(&state);
+    return well;
+}
+
+// --- many files ---
+
+input_files *input_create(int64_t most) {
+    input_files *all = calloc(1, sizeof *all);
+    if (all) all->file = calloc((size_t)most, sizeof *all->file);
+    if (!all || !all->file) cf_die(NULL, "out of memory for %lld files", (long long)most);
+    all->most = most;
+    return all;
+}
+
+// A descriptor, which is closed when another file needs its place.
+static int open_input(input_files *all, input *f, problem *why) {
+    int64_t place = (f - all->file) % OPEN_FILES;
+    if (all->open[place].file == f) return all->open[place].fd;
+    if (all->open[place].file) close(all->open[place].fd);
+    all->open[place].file = NULL;
+    struct stat now;
+    int fd = open_regular(f->path, &now, why);
+    if (fd < 0) return -1;
+    const struct stat *then = &f->found;
+    if (f - all->file < all->count &&
+        (now.st_size != then->st_size || now.st_ino != then->st_ino || now.st_dev != then->st_dev)) {
+        problem_set(why, leave_files, "%.1500s has been replaced since it was opened first", f->path);
+        close(fd);
+        return -1;
+    }
+    f->found = now;
+    all->open[place].file = f;
+    all->open[place].fd = fd;
+    return fd;
+}
+
+bool input_add(input_files *all, const char *path, problem *why) {
+    if (all->count == all->most) cf_die(NULL, "no room for another file, %s", path);
+    input *f = &all->file[all->count];
+    free(f->path); // of one that could not be opened
+    f->path = strdup(path);
+    if (!f->path) cf_die(NULL, "out of memory for the name of %s", path);
+    if (open_input(all, f, why) < 0) return false;
+    all->count++;
+    return true;
+}
+
+const char *input_path(const input_files *all, int64_t file) {
+    return all->file[file].path;
+}
+int64_t input_bytes(const input_files *all, int64_t file) {
+    return all->file[file].found.st_size;
+}
+
+bool input_read(input_files *all, int64_t file, int64_t at, void *to, int64_t bytes, problem *why) {
+    int fd = open_input(all, &all->file[file], why);
+    return fd >= 0 && read_at(fd, all->file[file].path, at, to, bytes, why);
+}
+
+void input_expect(input_files *all, int64_t file, int64_t at, int64_t bytes) {
+    problem ignored; // the read will find it
+    int fd = open_input(all, &all->file[file], &ignored);
+    if (fd >= 0) posix_fadvise(fd, at, bytes, POSIX_FADV_WILLNEED);
+}
+
+void input_close(input_files *all) {
+    if (!all) return;
+    for (int i = 0; i < OPEN_FILES; i++)
+        if (all->open[i].file) close(all->open[i].fd);
+    for (int64_t i = 0; i < all->most; i++) free(all->file[i].path);
+    free(all->file);
+    free(all);
+}

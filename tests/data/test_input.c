@@ -1,0 +1,95 @@
+// ranks: 1
+#include "tests/death.h"
+#include "tests/data/says.h"
+#include "tests/data/scratch.h"
+#include "data/input.h"
+#include <errno.h>
+#include <sys/stat.h>
+
+static void test_hash(void **state) {
+    (void)state;
+    // The values of xxHash's own documentation and of xxh64sum.
+    int64_t bytes;
+    uint64_t hash;
+    assert_true(input_hash(scratch_write("hashed", "", 0), &bytes, &hash, &why));
+    assert_true(bytes == 0 && hash == UINT64_C(0xef46db3751d8e999));
+    assert_true(input_hash(scratch_write("hashed", "abc", 3), &bytes, &hash, &why));
+    assert_true(bytes == 3 && hash == UINT64_C(0x44bc2cf5ad770999));
+    assert_false(input_hash(scratch_path("none"), &bytes, &hash, &why));
+    ASSERT_SAYS("/none cannot be opened", "No such file");
+}
+
+static void test_whole_files(void **state) {
+    (void)state;
+    int64_t bytes = 0;
+    char *text = input_read_all(scratch_write("text", "some text", 9), 9, &bytes, &why);
+    assert_int_equal(bytes, 9);
+    assert_string_equal(text, "some text");
+    free(text);
+    assert_null(input_read_all(scratch_path("text"), 8, &bytes, &why));
+    ASSERT_SAYS("/text has 9 bytes, more than the 8 that it may have");
+    assert_int_not_equal(errno, ENOENT);
+    assert_null(input_read_all(scratch_path("none"), 8, &bytes, &why));
+    assert_int_equal(errno, ENOENT);
+    ASSERT_SAYS("/none cannot be opened", "No such file");
+}
+
+static void test_what_is_no_file(void **state) {
+    (void)state;
+    int64_t bytes;
+    uint64_t hash;
+    input_files *all = input_create(2);
+    const char *const names[] = {"/dev/zero", scratch, scratch_path("pipe")};
+    assert_int_equal(mkfifo(names[2], 0600), 0); // which nobody waits for
+    for (int i = 0; i < 3; i++) {
+        assert_null(input_read_all(names[i], 100, &bytes, &why));
+        ASSERT_SAYS("not a regular file", names[i]);
+        assert_int_not_equal(errno, ENOENT);
+        assert_false(input_hash(names[i], &bytes, &hash, &why));
+        ASSERT_SAYS("not a regular file", names[i]);
+        assert_false(input_add(all, names[i], &why));
+        ASSERT_SAYS("not a regular file", names[i]);
+    }
+    assert_true(input_add(all, scratch_write("sound", "abc", 3), &why)); // in the place of what was refused
+    assert_string_equal(input_path(all, 0), scratch_path("sound"));
+    assert_int_equal(input_bytes(all, 0), 3);
+    input_close(all);
+    input_close(NULL);
+    unlink(names[2]);
+}
+
+// More than may be open at a time, in turn; those that have changed are named.
+static void test_many_files(void **state) {
+    (void)state;
+    enum { FILES = 150 };
+    char name[16], byte;
+    input_files *all = input_create(FILES);
+    for (int i = 0; i < FILES; i++) {
+        const char content[2] = {(char)i, (char)(i + 1)};
+        snprintf(name, sizeof name, "many_%d", i);
+        assert_true(input_add(all, scratch_write(name, content, 2), &why));
+    }
+    for (int turn = 0; turn < 2; turn++)
+        for (int i = 0; i < FILES; i++) {
+            input_expect(all, i, 0, 2);
+            assert_true(input_read(all, i, turn, &byte, 1, &why));
+            assert_int_equal(byte, (char)(i + turn));
+        }
+    assert_false(input_read(all, 100, 1, name, 2, &why));
+    ASSERT_SAYS("/many_100 cannot be read at byte 2", "has become shorter");
+    scratch_write("another", "xy", 2);
+    assert_int_equal(rename(scratch_path("another"), scratch_path("many_5")), 0);
+    assert_false(input_read(all, 5, 0, &byte, 1, &why)); // it is not open any more
+    ASSERT_SAYS("/many_5 has been replaced");
+    input_close(all);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_hash),
+        cmocka_unit_test(test_whole_files),
+        cmocka_unit_test(test_what_is_no_file),
+        cmocka_unit_test(test_many_files),
+    };
+    return cmocka_run_group_tests(tests, scratch_make, scratch_remove);
+}
