@@ -379,8 +379,8 @@ static const double *exchange(void *argument, const double *values, int count) {
     return optimizer_exchange((zero_optimizer *)argument, values, count);
 }
 
-static together all_ranks(trainer *t) {
-    together all = {t->mesh.world_group.rank, t->ranks, REPORT, exchange, &t->optimizer};
+static rank_exchange all_ranks(trainer *t) {
+    rank_exchange all = {t->mesh.world_group.rank, t->ranks, REPORT, exchange, &t->optimizer};
     return all;
 }
 
@@ -517,7 +517,7 @@ static void set_aside(trainer *t, const manifest *sound) {
 
 // The newest sound checkpoint, or else the beginning.
 static void load_state(trainer *t) {
-    together all = all_ranks(t);
+    rank_exchange all = all_ranks(t);
     bool passed_over = false;
     manifest *m = *t->o.out ? resume_find(&all, t->o.out, INT64_MAX, &passed_over) : NULL;
     if (!m && passed_over) resume_nothing_sound(t->o.out, t->o.force);
@@ -761,7 +761,7 @@ static void check_steps(const trainer *t, const double *told, int64_t step) {
 
 static void fill_figures(trainer *t, double *mine) {
     const cf_trace_figures figures = cf_trace_last(t->context.trace);
-    mine[TELL_SAVER] = t->checkpoints ? saver_tell(t->checkpoints) : 0;
+    mine[TELL_SAVER] = t->checkpoints ? saver_word(t->checkpoints) : 0;
     mine[TELL_STOP] = (double)cf_stop_asked();
     mine[TELL_STEP] = (double)t->last.step;
     mine[TELL_MS] = t->last.ms;
@@ -991,17 +991,14 @@ static void copy_state(trainer *t) {
 
 // The run stands while the state is copied, and as long as an earlier checkpoint is still being written.
 static bool save(trainer *t, int64_t step, bool watched) {
-    int64_t count = 0;
     resume_facts facts = facts_of(t, watched);
-    manifest_option *list = resume_describe(&t->o, &facts, &count);
     be_patient(t, true);
-    bool begun = saver_begin(t->checkpoints, step, list, count);
+    bool begun = saver_begin(t->checkpoints, step, resume_describe(&t->o, &facts));
     if (begun) {
         copy_state(t);
         saver_write(t->checkpoints, &t->copy);
     }
     be_patient(t, false);
-    free(list);
     accounts_add(&t->time, TIME_SAVE, lap(t));
     return begun;
 }
@@ -1203,7 +1200,7 @@ static void close_trainer(trainer *t) {
 }
 
 static int export_model(trainer *t) {
-    together all = all_ranks(t);
+    rank_exchange all = all_ranks(t);
     be_patient(t, true);
     // The newest, perhaps, and a run may go on there: what rank 0 has seen counts.
     const double found = (double)t->o.export_step;

@@ -11,19 +11,19 @@
 #ifndef MANIFEST_H
 #define MANIFEST_H
 
-#include <stdbool.h>
-#include <stdint.h>
 #include "problem.h"
+#include <stdint.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-enum { MANIFEST_FILE_NAME = 48, MANIFEST_MAX_RANKS = 1 << 16, MANIFEST_MAX_BYTES = 1 << 24 };
-
-typedef struct manifest_option {
-    const char *name, *value;
-} manifest_option;
+enum {
+    MANIFEST_FILE_NAME = 48,
+    MANIFEST_MAX_RANKS = 1 << 16,
+    MANIFEST_MAX_BYTES = 1 << 24,
+    MANIFEST_MAX_OPTIONS = 1024
+};
 
 typedef struct manifest_file {
     int64_t bytes;
@@ -31,13 +31,16 @@ typedef struct manifest_file {
 } manifest_file;
 
 typedef struct manifest {
-    int64_t step, ranks, options;
-    const manifest_file *file;     // (ranks)
-    const manifest_option *option; // (options) no name twice
+    int64_t step, ranks;
+    manifest_file *file;   // (ranks)
+    struct cJSON *options; // texts by their names, none twice
 } manifest;
 
 void manifest_file_name(int64_t rank, char name[MANIFEST_FILE_NAME]); // "rank_00007.safetensors"
-const char *manifest_value(const manifest *m, const char *name);      // of an option; NULL: there is none
+
+struct cJSON *manifest_options(void); // none yet; given back by cJSON_Delete()
+void manifest_add_option(struct cJSON *options, const char *name, const char *value);
+const char *manifest_value(const manifest *m, const char *name); // of an option; NULL: there is none
 
 char *manifest_print(const manifest *m, int64_t *size); // the text; the caller frees it
 // NULL: the text is no sound manifest, see why; `name` says whose it is. Else manifest_free() it.

@@ -2,29 +2,28 @@
 #ifndef RESUME_H
 #define RESUME_H
 
+#include "exchange.h"
 #include "manifest.h"
 #include "options.h"
-#include "together.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 // Collective. The newest checkpoint in `out` of a step below `below` whose files are all true to their hashes, each
-// read by one of the ranks. NULL: there is none. Rank 0 says which newer ones were passed over and why, and has
+// read by one of the ranks. NULL: there is none. Rank 0 prints which newer ones were passed over and why, and has
 // *passed_over = true if any was.
-manifest *resume_find(const together *ranks, const char *out, int64_t below, bool *passed_over);
+manifest *resume_find(const rank_exchange *all, const char *out, int64_t below, bool *passed_over);
 // There are some, but none is sound: dies, unless the run shall begin `anew`.
 void resume_nothing_sound(const char *out, bool anew);
 
-// What a manifest says of a run: all options by name, and texts of its own. The caller frees the list, texts are
-// part of it.
+// What a manifest records of a run beside its options. Without train_hash, 0, not all tokens have been read.
 typedef struct resume_facts {
     int64_t positions, padded_vocab, train_tokens, train_samples, train_fingerprint, train_hash, skipped;
-    bool watched; // validation and samples of this step are done
+    int64_t watched; // 1: validation and samples of this step are done
     const char *version, *run;
 } resume_facts;
-manifest_option *resume_describe(const options *o, const resume_facts *facts, int64_t *count);
+struct cJSON *resume_describe(const options *o, const resume_facts *facts);
 
 // Dies together, naming every option that would change the run, unless o->force; what gives weights another shape cannot
 // be forced.

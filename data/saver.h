@@ -1,22 +1,22 @@
 // Checkpoints of a run, written while it trains.
 //
 //   begin   all ranks, between two steps: rank 0 makes the directory
-//   write   every rank, which has copied its state meanwhile (the only time the run stands), starts a thread that writes
-//           the copy to the disk and makes no collective
-//   tell    with what ranks tell each other after every step goes how far the own thread is
+//   write   every rank, which has copied its state meanwhile (the only time the run stands still), starts a thread that
+//           writes the copy to the disk and makes no collective
+//   word    with what ranks exchange after every step goes how far each thread is
 //   look    once all have written: sizes and hashes to rank 0, whose thread writes the manifest, gives the checkpoint
 //           its name and removes older ones
 //   finish  waits for all that
 //
-// A checkpoint that cannot be written is reported by every rank that has failed, leaves nothing behind, and does not
+// A checkpoint that cannot be written is reported by every rank that has failed, leaves nothing, and does not
 // end the run, whose last checkpoint stays; it is tried again when the next one is due.
 #ifndef SAVER_H
 #define SAVER_H
 
 #include "checkpoint.h"
+#include "exchange.h"
 #include "log.h"
 #include "saved_state.h"
-#include "together.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -25,7 +25,7 @@ extern "C" {
 typedef struct saver saver;
 
 typedef struct saver_plan {
-    together all;
+    rank_exchange all;
     const char *out;
     checkpoint_store *store; // rank 0's; else NULL
     int64_t keep, keep_every;
@@ -35,15 +35,15 @@ typedef struct saver_plan {
 saver *saver_create(saver_plan plan);
 void saver_free(saver *s); // a checkpoint that is not finished is given up
 
-// Collective. `option`: what the manifest says of the run; copied. Waits for a checkpoint that is being written. False if
-// nothing could be begun.
-bool saver_begin(saver *s, int64_t step, const manifest_option *option, int64_t options);
-// This rank's copy, which must not change until the next saver_begin has returned: see saved_state_write.
+// Collective. `options`: what the manifest says of the run; the saver's from here on. Waits for a checkpoint that is being
+// written. False if nothing could be begun.
+bool saver_begin(saver *s, int64_t step, struct cJSON *options);
+// This rank's copy, which must not change until the next saver_begin has returned.
 void saver_write(saver *s, const rank_state *copy);
-// How far this rank is, to be told to all after every step: saver_look() reads it.
-double saver_tell(saver *s);
-// Collective. told: what every rank has told, of its saver first; no longer valid afterwards.
-void saver_look(saver *s, const double *told);
+// How far this rank is. All ranks exchange it after every step, as the first of their numbers, for saver_look().
+double saver_word(saver *s);
+// Collective. words: (ranks, stride); no longer valid afterwards.
+void saver_look(saver *s, const double *words);
 // Collective. False: the last checkpoint was not written.
 bool saver_finish(saver *s);
 

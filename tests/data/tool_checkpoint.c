@@ -39,8 +39,8 @@ static bool save(const char *out, int64_t step, int64_t seed, int64_t ranks, int
     manifest_file files[MAX_RANKS];
     char text[32];
     snprintf(text, sizeof text, "%lld", (long long)seed);
-    manifest_option option = {"seed", text};
-    manifest m = {.step = step, .ranks = ranks, .options = 1, .file = files, .option = &option};
+    manifest m = {.step = step, .ranks = ranks, .file = files, .options = manifest_options()};
+    manifest_add_option(m.options, "seed", text);
     bool sound = checkpoint_begin(store, step, why);
     for (int64_t rank = 0; sound && rank < ranks; rank++)
         sound = save_rank(out, step, seed, rank, &files[rank], why);

@@ -1,0 +1,41 @@
+// What the readers of JSON share. What is missing, or not of the kind that is asked for, is NULL or false, whatever object it is
+// asked of.
+#ifndef JSON_H
+#define JSON_H
+
+#include <cjson/cJSON.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+// Fifteen digits: what cJSON keeps, and prints, exactly.
+#define JSON_WHOLE_MAX INT64_C(999999999999999)
+
+static inline const char *json_text(const cJSON *object, const char *name) {
+    return cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(object, name));
+}
+
+static inline bool json_is(const cJSON *object, const char *name, const char *text) {
+    const char *found = json_text(object, name);
+    return found && strcmp(found, text) == 0;
+}
+
+// A number from `low` to `high`; no NaN.
+static inline bool json_number(const cJSON *object, const char *name, double low, double high,
+                               double *value) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, name);
+    if (!cJSON_IsNumber(item) || !(item->valuedouble >= low && item->valuedouble <= high)) return false;
+    *value = item->valuedouble;
+    return true;
+}
+
+// A whole number from `low` to `high`, which JSON_WHOLE_MAX bounds.
+static inline bool json_whole(const cJSON *object, const char *name, int64_t low, int64_t high,
+                              int64_t *value) {
+    double found;
+    if (!json_number(object, name, (double)low, (double)high, &found)) return false;
+    *value = (int64_t)found;
+    return (double)*value == found;
+}
+
+#endif
