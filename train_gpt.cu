@@ -29,7 +29,6 @@
 #include "commfuse/stop.h"
 #include "commfuse/timeline.h"
 #include "data/accounts.h"
-#include "data/agreement.h"
 #include "data/durable.h"
 #include "data/vocabulary.h"
 #include "data/log.h"
@@ -1263,7 +1262,7 @@ int main(int argc, char **argv) {
     if (fixed && !options_given(&t.o, "overlap")) t.o.overlap = "commfuse";
     cf_die_meet_by(NULL); // they do now
     t.transport = cf_transport_create(t.o.transport, &argc, &argv, t.o.timeout);
-    agreement_check(&t.o, VERSION, t.transport->size, gather, t.transport);
+    options_agree(&t.o, VERSION, t.transport->size, gather, t.transport);
     signal(SIGXFSZ, SIG_IGN); // a file size limit is then a write error, which is reported and cleaned up
     signal(SIGPIPE, SIG_IGN); // Ctrl-C ends `| tee` first: what is printed then is lost, not what is saved
     make_mesh(&t);

@@ -4,10 +4,8 @@
 #include "../commfuse/device.h"
 #include "durable.h"
 #include "input.h"
-#include <cjson/cJSON.h>
-#include <math.h>
+#include "json.h"
 #include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
 enum { MAX_BYTES = 4096 };
@@ -21,22 +19,21 @@ static double wall_s(void) {
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-static double field(const cJSON *object, const char *name) {
-    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, name);
-    return cJSON_IsNumber(item) && isfinite(item->valuedouble) && item->valuedouble >= 0 &&
-                   item->valuedouble < 1e15
-               ? item->valuedouble
-               : 0;
+// 0 if it is no number that can be right.
+static double number_in(const cJSON *object, const char *name) {
+    double value = 0;
+    json_number(object, name, 0, 1e15, &value);
+    return value;
 }
 
 static void read_back(accounts *a, const char *text) {
     cJSON *object = cJSON_Parse(text);
-    double written = field(object, "written_unix_s"), down = written > 0 ? (wall_s() - written) * 1e3 : 0;
-    for (int i = 0; i < TIMES && object; i++) a->ms[i] = field(object, purpose_name[i]) * 1e3;
-    a->starts = (int64_t)field(object, "starts");
-    a->steps = (int64_t)field(object, "steps");
+    double written = number_in(object, "written_unix_s"), down = written > 0 ? (wall_s() - written) * 1e3 : 0;
+    for (int i = 0; i < TIMES; i++) a->ms[i] = number_in(object, purpose_name[i]) * 1e3;
+    a->starts = (int64_t)number_in(object, "starts");
+    a->steps = (int64_t)number_in(object, "steps");
     bool ended = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(object, "ended"));
-    if (object && !ended && down > 0) a->ms[TIME_DOWN] += down;
+    if (!ended && down > 0) a->ms[TIME_DOWN] += down;
     cJSON_Delete(object);
 }
 
@@ -44,13 +41,11 @@ void accounts_open(accounts *a, const char *out) {
     problem why;
     int64_t size;
     memset(a, 0, sizeof *a);
-    if (!*out || snprintf(a->path, sizeof a->path, "%s/accounts.json", out) >= (int)sizeof a->path) {
+    if (*out && snprintf(a->path, sizeof a->path, "%s/accounts.json", out) >= (int)sizeof a->path)
         a->path[0] = 0;
-    } else {
-        char *text = input_read_all(a->path, MAX_BYTES, &size, &why);
-        if (text) read_back(a, text);
-        free(text);
-    }
+    char *text = *a->path ? input_read_all(a->path, MAX_BYTES, &size, &why) : NULL;
+    if (text) read_back(a, text);
+    free(text);
     a->starts++;
 }
 

@@ -9,15 +9,13 @@
 // program forms fits 64 bits: micro-batch × heads × seq² × 4 bytes is at most 2^60. Integers stop below 2^53,
 // so that they pass through the table's doubles, and through any JSON reader, exactly.
 //
-// Errors are found by options_try(), which returns, and told by options_parse(), which does not.
+// Errors are found by options_try(), which returns, and printed by options_parse(), which does not.
 #include "options.h"
-#include "../commfuse/die.h"
-#include <errno.h>
 #include <math.h>
-#include <stdarg.h>
 #include <stddef.h>
 #include <stdlib.h>
-#include <string.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
 
 #define INT_MAX_EXACT 9007199254740991.0 // 2^53 - 1
 
@@ -133,47 +131,22 @@ static const option_row table[] = {
 };
 // clang-format on
 
-enum { ROWS = sizeof table / sizeof *table, WIDTH = 110, NAME_MAX = 40, ECHO_MAX = 120 };
-_Static_assert(ROWS <= 64, "options.given has one bit a row");
+enum {
+    ROWS = sizeof table / sizeof *table,
+    ROWS_MAX = 64,
+    WIDTH = 110,
+    LONGEST_NAME = 40,
+    ECHO_MAX = 120,
+    VALUE_ROOM = 4096
+};
+_Static_assert(ROWS <= ROWS_MAX, "options.given has one bit a row");
 
 const option_row *options_table(int *count) {
     *count = ROWS;
     return table;
 }
 
-static bool fail(options_problem *problem, const char *hint, const char *format, ...) CF_PRINTF(3, 4);
-static bool fail(options_problem *problem, const char *hint, const char *format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(problem->what, sizeof problem->what, format, arguments);
-    va_end(arguments);
-    snprintf(problem->hint, sizeof problem->hint, "%s", hint);
-    return false;
-}
-
 // --- values ------------------------------------------------------------------------------------------------
-
-// Digits with one optional sign, all of `length` characters: no blanks, no hexadecimal, nothing behind.
-static bool plain_int(const char *text, size_t length, int64_t *value) {
-    char copy[32], *end;
-    size_t sign = length > 0 && (text[0] == '-' || text[0] == '+');
-    if (length == sign || length >= sizeof copy || strspn(text + sign, "0123456789") < length - sign)
-        return false;
-    memcpy(copy, text, length);
-    copy[length] = 0;
-    errno = 0;
-    *value = strtoll(copy, &end, 10);
-    return errno == 0 && *end == 0;
-}
-
-// A decimal number with optional exponent; not the NaN, infinity and hexadecimal that strtod would take.
-static bool plain_real(const char *text, double *value) {
-    char *end;
-    if (*text == 0 || text[strspn(text, "+-.0123456789eE")] != 0) return false;
-    errno = 0;
-    *value = strtod(text, &end);
-    return *end == 0 && isfinite(*value);
-}
 
 static bool is_choice(const char *choices, const char *text) {
     size_t length = strcspn(text, "|");
@@ -183,59 +156,57 @@ static bool is_choice(const char *choices, const char *text) {
     return false;
 }
 
+static const char decimal[] = "0123456789";
+
 static bool is_step_range(const char *text) {
-    int64_t first, end;
-    const char *colon = strchr(text, ':');
-    return colon && plain_int(text, (size_t)(colon - text), &first) &&
-           plain_int(colon + 1, strlen(colon + 1), &end) && first >= 0 && first < end && end <= 1000000000;
+    const size_t first = strspn(text, decimal),
+                 second = text[first] == ':' ? strspn(text + first + 1, decimal) : 0;
+    const bool plain = first > 0 && second > 0 && text[first + 1 + second] == 0;
+    return plain && atof(text) < atof(text + first + 1) && atof(text + first + 1) <= 1e9;
 }
 
-static bool out_of_range(const option_row *row, const char *text, options_problem *problem) {
-    return fail(problem, "", "--%s %.*s is out of range: allowed is %.10g to %.16g", row->name, ECHO_MAX,
-                text, row->minimum, row->maximum);
-}
-
-static bool set_int(int64_t *field, const option_row *row, const char *text, options_problem *problem) {
-    // Digits too many for 64 bits are a number out of range, not something else than a number.
-    size_t length = strlen(text), sign = length > 0 && (text[0] == '-' || text[0] == '+');
-    if (!plain_int(text, length, field)) {
-        if (length > sign && strspn(text + sign, "0123456789") == length - sign)
-            return out_of_range(row, text, problem);
-        return fail(problem, "",
-                    "--%s '%.*s' is not a whole number in plain digits; allowed is %.10g to %.16g", row->name,
-                    ECHO_MAX, text, row->minimum, row->maximum);
-    }
-    if ((double)*field < row->minimum || (double)*field > row->maximum)
-        return out_of_range(row, text, problem);
+// Whole numbers are digits with one optional sign, others have a point and an exponent too: no blanks, nothing hexadecimal,
+// not the NaN and infinity that strtod would take. All of a whole number's range is exact in a double.
+static bool set_number(void *field, const option_row *row, const char *text, problem *why) {
+    const bool whole = row->type == OPTION_INT;
+    const size_t sign = whole && (*text == '-' || *text == '+');
+    const char *number = text + sign;
+    char *end = NULL;
+    bool plain = *number != 0 && number[strspn(number, whole ? decimal : "+-.0123456789eE")] == 0;
+    const double value = strtod(text, &end);
+    if (!plain || *end != 0 || (!whole && !isfinite(value)))
+        return problem_set(why, NULL, "--%s '%.*s' is not a %s; allowed is %.10g to %.16g", row->name,
+                           ECHO_MAX, text, whole ? "whole number in plain digits" : "finite decimal number",
+                           row->minimum, row->maximum);
+    if (value < row->minimum || value > row->maximum)
+        return problem_set(why, NULL, "--%s %.*s is out of range: allowed is %.10g to %.16g", row->name,
+                           ECHO_MAX, text, row->minimum, row->maximum);
+    if (whole)
+        *(int64_t *)field = (int64_t)value;
+    else
+        *(double *)field = value;
     return true;
 }
 
-static bool set_real(double *field, const option_row *row, const char *text, options_problem *problem) {
-    if (!plain_real(text, field))
-        return fail(problem, "", "--%s '%.*s' is not a finite decimal number; allowed is %.10g to %.16g",
-                    row->name, ECHO_MAX, text, row->minimum, row->maximum);
-    if (*field < row->minimum || *field > row->maximum) return out_of_range(row, text, problem);
-    return true;
-}
-
-static bool set(options *o, const option_row *row, const char *text, options_problem *problem) {
+static bool set(options *o, const option_row *row, const char *text, problem *why) {
     void *field = (char *)o + row->offset;
     switch (row->type) {
     case OPTION_INT:
-        return set_int(field, row, text, problem);
     case OPTION_REAL:
-        return set_real(field, row, text, problem);
+        return set_number(field, row, text, why);
     case OPTION_FLAG:
         *(bool *)field = *text != 0;
         return true;
     case OPTION_CHOICE:
         if (!is_choice(row->choices, text))
-            return fail(problem, "", "--%s '%.*s' is none of %s", row->name, ECHO_MAX, text, row->choices);
+            return problem_set(why, NULL, "--%s '%.*s' is none of %s", row->name, ECHO_MAX, text,
+                               row->choices);
         break;
     case OPTION_TEXT:
         if (strcmp(row->choices, "A:B") == 0 && !is_step_range(text))
-            return fail(problem, "", "--%s '%.*s' is not A:B with whole numbers 0 <= A < B <= 1000000000",
-                        row->name, ECHO_MAX, text);
+            return problem_set(why, NULL,
+                               "--%s '%.*s' is not A:B with whole numbers 0 <= A < B <= 1000000000",
+                               row->name, ECHO_MAX, text);
         break;
     }
     *(const char **)field = text;
@@ -244,9 +215,9 @@ static bool set(options *o, const option_row *row, const char *text, options_pro
 
 // --- names -------------------------------------------------------------------------------------------------
 
-// Levenshtein's distance between a (of a given length, at most NAME_MAX) and b.
+// Levenshtein's distance between a (of a given length, at most LONGEST_NAME) and b.
 static int distance(const char *a, size_t length, const char *b) {
-    int row[NAME_MAX + 1];
+    int row[LONGEST_NAME + 1];
     for (size_t i = 0; i <= length; i++) row[i] = (int)i;
     for (; *b; b++) {
         int diagonal = row[0]++;
@@ -262,7 +233,7 @@ static int distance(const char *a, size_t length, const char *b) {
 static const option_row *nearest(const char *name, size_t length) {
     const option_row *best = NULL;
     int best_distance = length < 4 ? 2 : 3; // further off is another word
-    for (const option_row *row = table; length <= NAME_MAX && row < table + ROWS; row++) {
+    for (const option_row *row = table; length <= LONGEST_NAME && row < table + ROWS; row++) {
         int d = distance(name, length, row->name);
         if (d >= best_distance) continue;
         best_distance = d;
@@ -271,11 +242,11 @@ static const option_row *nearest(const char *name, size_t length) {
     return best;
 }
 
-static bool unknown(const char *argument, const char *name, size_t length, options_problem *problem) {
+static bool unknown(const char *argument, const char *name, size_t length, problem *why) {
     char hint[128] = "--help lists all options";
     const option_row *row = nearest(name, length);
     if (row) snprintf(hint, sizeof hint, "did you mean --%s? --help lists all options", row->name);
-    return fail(problem, hint, "unknown option %.*s", (int)(name + length - argument), argument);
+    return problem_set(why, hint, "unknown option %.*s", (int)(name + length - argument), argument);
 }
 
 static const option_row *find(const char *name, size_t length) {
@@ -287,49 +258,48 @@ static const option_row *find(const char *name, size_t length) {
 // --- the command line --------------------------------------------------------------------------------------
 
 // One option, argv[*at] and perhaps its value behind; *at is left on the last argument used.
-static bool take(options *o, int argc, char **argv, int *at, options_problem *problem) {
+static bool take(options *o, int argc, char **argv, int *at, problem *why) {
     const char *argument = argv[*at], *name = argument + strspn(argument, "-");
     const char *equals = strchr(name, '=');
     size_t length = equals ? (size_t)(equals - name) : strlen(name);
     if (argument[0] != '-' || *name == 0)
-        return fail(
-            problem,
+        return problem_set(
+            why,
             "options start with --; quote a pattern, so that the shell leaves it whole: --train 'data/*.bin'",
             "unexpected argument '%.*s' (argument %d)", ECHO_MAX, argument, *at);
     const option_row *row = name - argument == 2          ? find(name, length)
                             : strcmp(argument, "-h") == 0 ? find("help", 4)
                                                           : NULL;
-    if (!row) return unknown(argument, name, length < ECHO_MAX ? length : ECHO_MAX, problem);
+    if (!row) return unknown(argument, name, length < ECHO_MAX ? length : ECHO_MAX, why);
     uint64_t bit = UINT64_C(1) << (row - table);
     if (row->type != OPTION_FLAG) o->repeated |= o->given & bit;
     o->given |= bit;
 
     if (row->type == OPTION_FLAG) {
         if (equals)
-            return fail(problem, "", "--%s takes no value, but was given '%.*s'", row->name, ECHO_MAX,
-                        equals + 1);
-        return set(o, row, "yes", problem);
+            return problem_set(why, NULL, "--%s takes no value, but was given '%.*s'", row->name, ECHO_MAX,
+                               equals + 1);
+        return set(o, row, "yes", why);
     }
     const char *value = equals ? equals + 1 : *at + 1 < argc ? argv[++*at] : "";
     if (*value == 0 || (!equals && strncmp(value, "--", 2) == 0))
-        return fail(problem, row->help, "--%s needs a value, but %s%.*s", row->name,
-                    *value ? "the next argument is " : "there is none", ECHO_MAX, value);
-    return set(o, row, value, problem);
+        return problem_set(why, row->help, "--%s needs a value, but %s%.*s", row->name,
+                           *value ? "the next argument is " : "there is none", ECHO_MAX, value);
+    return set(o, row, value, why);
 }
 
-bool options_try(options *o, int argc, char **argv, options_problem *problem) {
+bool options_try(options *o, int argc, char **argv, problem *why) {
     *o = (options){0};
     for (const option_row *row = table; row < table + ROWS; row++)
-        if (!set(o, row, row->fallback, problem)) return false;
+        if (!set(o, row, row->fallback, why)) return false;
     for (int i = 1; i < argc; i++)
-        if (!take(o, argc, argv, &i, problem)) return false;
+        if (!take(o, argc, argv, &i, why)) return false;
     return true;
 }
 
 void options_parse(options *o, int argc, char **argv) {
-    options_problem problem;
-    if (!options_try(o, argc, argv, &problem))
-        cf_die_together(*problem.hint ? problem.hint : NULL, "%s", problem.what);
+    problem why;
+    if (!options_try(o, argc, argv, &why)) cf_die_together(*why.hint ? why.hint : NULL, "%s", why.what);
 }
 
 bool options_given(const options *o, const char *name) {
@@ -339,7 +309,7 @@ bool options_given(const options *o, const char *name) {
 }
 
 void options_print_repeated(const options *o, FILE *file) {
-    char value[4096];
+    char value[VALUE_ROOM];
     for (const option_row *row = table; row < table + ROWS; row++) {
         if (!(o->repeated >> (row - table) & 1)) continue;
         options_value(o, row, value, sizeof value);
@@ -410,4 +380,49 @@ void options_help(FILE *file) {
         group = row->group;
         print_row(file, row);
     }
+}
+
+// --- all ranks ---------------------------------------------------------------------------------------------
+
+typedef struct fact { // a text, however long
+    uint64_t hash;
+    char begin[56];
+} fact;
+
+static fact fact_of(const char *text) {
+    fact f = {.hash = XXH64(text, strlen(text), 0)};
+    snprintf(f.begin, sizeof f.begin, "%.*s", (int)sizeof f.begin - 1, text);
+    return f;
+}
+
+static bool belongs_to_a_host(const char *name) {
+    static const char *const those[] = {"threads", "train", "val", "init-from", "log"};
+    for (size_t i = 0; i < sizeof those / sizeof *those; i++)
+        if (strcmp(those[i], name) == 0) return true;
+    return false;
+}
+
+// Versions first, in the place before the options: another one may have another table, whose rows cannot be compared.
+void options_agree(const options *o, const char *version, int ranks, options_gather *gather, void *argument) {
+    fact mine[1 + ROWS_MAX] = {fact_of(version)}, *all = calloc((size_t)ranks, sizeof mine);
+    if (!all) cf_die(NULL, "out of memory for the options of %d ranks", ranks);
+    for (int i = 0; i < ROWS; i++) {
+        char text[VALUE_ROOM];
+        options_value(o, &table[i], text, sizeof text);
+        mine[1 + i] = fact_of(belongs_to_a_host(table[i].name) ? "" : text);
+    }
+    gather(argument, mine, all, sizeof mine);
+    for (int place = 0; place <= ROWS; place++)
+        for (int rank = 1; rank < ranks; rank++) {
+            const fact *other = &all[rank * (1 + ROWS_MAX) + place];
+            if (other->hash == all[place].hash) continue;
+            if (place == 0)
+                cf_die_together("copy one program to every host, or build it there from the same sources",
+                                "rank %d runs version %s of this program, rank 0 version %s", rank,
+                                other->begin, all->begin);
+            cf_die_together("start every rank with the same options; some launchers take them per host",
+                            "rank %d was started with --%s '%s', rank 0 with '%s'", rank,
+                            table[place - 1].name, other->begin, all[place].begin);
+        }
+    free(all);
 }

@@ -5,9 +5,8 @@
 #ifndef OPTIONS_H
 #define OPTIONS_H
 
-#include <stdbool.h>
+#include "problem.h"
 #include <stdint.h>
-#include <stdio.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -63,17 +62,22 @@ const option_row *options_table(int *count);
 
 // Defaults, then argv[1…]. Dies together on any error. Texts point into argv.
 void options_parse(options *o, int argc, char **argv);
-// The same, but an error is told instead of ending the run: false, what is wrong, and a hint ("" if none).
-typedef struct options_problem {
-    char what[1024], hint[256];
-} options_problem;
-bool options_try(options *o, int argc, char **argv, options_problem *problem);
+// The same, but an error does not end the run: false, see why.
+bool options_try(options *o, int argc, char **argv, problem *why);
 void options_help(FILE *file);
 // The value of a row as text, for banner and log.
 void options_value(const options *o, const option_row *row, char *text, int64_t size);
 bool options_given(const options *o, const char *name); // was it on the command line?
-// Says of which options the last of several values counts, a line each.
+// Prints of which options the last of several values counts, a line each.
 void options_print_repeated(const options *o, FILE *file);
+
+// Collective: ranks are started one by one, by mpirun, srun, torchrun or by hand, each with a command line of its own. A rank
+// with another --lr would train another model and nothing would look wrong, one with another --overlap would wait for messages
+// that nobody sends. Dies together, naming the rank and the option, unless all ranks run one version of the program with
+// the same options. Those that belong to a host may differ: its threads, and where files are (their content is compared later).
+// gather: all (ranks, bytes) = what every rank gives, on every rank.
+typedef void options_gather(void *argument, const void *mine, void *all, int64_t bytes);
+void options_agree(const options *o, const char *version, int ranks, options_gather *gather, void *argument);
 
 #ifdef __cplusplus
 }

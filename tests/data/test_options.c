@@ -6,29 +6,29 @@
 
 // The command line "train_gpt WORDS…", words separated by blanks; options point into `line`.
 static char line[4096];
-static bool try_line(options *o, options_problem *problem, const char *words) {
+static bool try_line(options *o, problem *wrong, const char *words) {
     char *argv[128] = {line};
     int argc = 1;
-    memset(problem, 0, sizeof *problem);
+    memset(wrong, 0, sizeof *wrong);
     snprintf(line, sizeof line, "train_gpt %s", words);
     strtok(line, " ");
     while ((argv[argc] = strtok(NULL, " "))) argc++;
-    return options_try(o, argc, argv, problem);
+    return options_try(o, argc, argv, wrong);
 }
 
 static options parsed(const char *words) {
     options o;
-    options_problem problem;
-    if (!try_line(&o, &problem, words)) fail_msg("'%s': %s", words, problem.what);
+    problem wrong;
+    if (!try_line(&o, &wrong, words)) fail_msg("'%s': %s", words, wrong.what);
     return o;
 }
 
 static void assert_refused(const char *words, const char *what, const char *hint) {
     options o;
-    options_problem problem;
-    if (try_line(&o, &problem, words)) fail_msg("'%s' was accepted", words);
-    if (!strstr(problem.what, what)) fail_msg("'%s': '%s' does not say '%s'", words, problem.what, what);
-    if (!strstr(problem.hint, hint)) fail_msg("'%s': hint '%s' does not say '%s'", words, problem.hint, hint);
+    problem wrong;
+    if (try_line(&o, &wrong, words)) fail_msg("'%s' was accepted", words);
+    if (!strstr(wrong.what, what)) fail_msg("'%s': '%s' does not say '%s'", words, wrong.what, what);
+    if (!strstr(wrong.hint, hint)) fail_msg("'%s': hint '%s' does not say '%s'", words, wrong.hint, hint);
 }
 
 static const option_row *row_of(const char *name) {
@@ -190,12 +190,12 @@ static void test_words(void **state) {
                    "quote a pattern");
     assert_refused("-- x", "unexpected argument '--'", "");
     options o;
-    options_problem problem;
+    problem wrong;
     char *empty[] = {line, (char *)"--log", (char *)""}, *nothing[] = {line, (char *)""};
-    assert_false(options_try(&o, 3, empty, &problem));
-    assert_non_null(strstr(problem.what, "--log needs a value"));
-    assert_false(options_try(&o, 2, nothing, &problem));
-    assert_non_null(strstr(problem.what, "unexpected argument ''"));
+    assert_false(options_try(&o, 3, empty, &wrong));
+    assert_non_null(strstr(wrong.what, "--log needs a value"));
+    assert_false(options_try(&o, 2, nothing, &wrong));
+    assert_non_null(strstr(wrong.what, "unexpected argument ''"));
 }
 
 static void test_step_range(void **state) {
@@ -282,8 +282,8 @@ static void test_noise(void **state) {
                 snprintf(words[w], sizeof words[w], "--%s", row_of("trace-steps")[-(int)(x >> 60)].name);
         }
         options o;
-        options_problem problem = {"", ""};
-        if (!options_try(&o, 4, argv, &problem)) assert_true(strlen(problem.what) > 5);
+        problem wrong = {"", ""};
+        if (!options_try(&o, 4, argv, &wrong)) assert_true(strlen(wrong.what) > 5);
     }
 }
 

@@ -24,9 +24,9 @@ static void give_again(const options *o) {
         if (row->type == OPTION_FLAG || !options_given(o, row->name)) continue;
         snprintf(argument, sizeof argument, "--%s=%s", row->name, value);
         options second;
-        options_problem problem;
+        problem wrong;
         char *argv[] = {argument, argument, NULL};
-        FUZZ_CHECK(options_try(&second, 2, argv, &problem) && options_given(&second, row->name));
+        FUZZ_CHECK(options_try(&second, 2, argv, &wrong) && options_given(&second, row->name));
         options_value(&second, row, again, sizeof again);
         FUZZ_CHECK(strcmp(value, again) == 0);
     }
@@ -38,12 +38,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
     memcpy(text, bytes, size);
     text[size] = 0;
     options o;
-    options_problem problem = {.what = ""};
-    if (options_try(&o, split(text, argv), argv, &problem))
+    problem wrong = {.what = ""};
+    if (options_try(&o, split(text, argv), argv, &wrong))
         give_again(&o);
     else
-        FUZZ_CHECK(*problem.what && memchr(problem.what, 0, sizeof problem.what) &&
-                   memchr(problem.hint, 0, sizeof problem.hint));
+        FUZZ_CHECK(*wrong.what && memchr(wrong.what, 0, sizeof wrong.what) &&
+                   memchr(wrong.hint, 0, sizeof wrong.hint));
     free(text);
     return 0;
 }
