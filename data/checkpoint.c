@@ -1,18 +1,18 @@
 // See checkpoint.h. A directory's name says what it is:
 //     step_00000123            a checkpoint
 //     step_00000123.tmp        being written, or being removed
-//     step_00000123.replaced   was a checkpoint, and the new one of its step is about to take its place
 //     step_00000123.damaged    was passed over by a run that went on from an older one; nobody's but the user's
 // and each change from one to another is a rename, so a process may be killed between any two calls. The
 // order of a save, which a power cut may stop anywhere too:
 //     1. mkdir step.tmp
 //     2. each rank: write its file beside, sync it, rename it, sync step.tmp
 //     3. manifest: the same; now all names in step.tmp last
-//     4. rename step.tmp to step (if that is there already: first that to step.replaced)
+//     4. rename step.tmp to step
 //     5. sync OUT; only now remove what is older
-// checkpoint_store_open finds what a dead run has left of that: step.replaced becomes step again if step is
-// missing, and is removed otherwise; step.tmp is removed, however complete. It may do so because it holds the
-// lock: a file that stays in OUT for ever, as removing it would race with whoever is just opening it; the
+// A run never saves a step twice: what it has passed over when it began got another name.
+//
+// checkpoint_store_open removes what a dead run has left of that: step.tmp, however complete. It may do so because it
+// holds the lock: a file that stays in OUT for ever, as removing it would race with whoever is just opening it; the
 // lock on it goes with the process that holds it, so none is ever stale. What is written in it is only for
 // people.
 //
@@ -27,8 +27,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-typedef enum { FINISHED, UNFINISHED, REPLACED, DAMAGED } stage;
-static const char *const stage_suffix[] = {"", ".tmp", ".replaced", ".damaged"};
+typedef enum { FINISHED, UNFINISHED, DAMAGED } stage;
+static const char *const stage_suffix[] = {"", ".tmp", ".damaged"};
 static const char manifest_name[] = "manifest.json";
 static const int64_t max_step = INT64_C(999999999999999); // as in the manifest
 enum { NOTHING_BEGUN = -1 };
@@ -114,14 +114,6 @@ static bool list(const char *out, listing *l, problem *why) {
 
 // --- the store ---------------------------------------------------------------------------------------------
 
-static bool take_lock(checkpoint_store *s, problem *why) {
-    char path[PATH_MAX + 8], in_use[PATH_MAX + 32];
-    snprintf(path, sizeof path, "%s/lock", s->out);
-    snprintf(in_use, sizeof in_use, "another run saves to %s", s->out);
-    s->lock = durable_lock(path, in_use, why);
-    return s->lock >= 0;
-}
-
 static bool move(const char *out, found from, stage to, problem *why) {
     char old[PATH_MAX], new[PATH_MAX];
     path_of(out, from, "", old);
@@ -139,34 +131,31 @@ static bool remove_one(const char *out, found f, problem *why) {
     return durable_remove_directory(path) || durable_problem(why, "cannot remove", path, -1);
 }
 
-static bool holds(const listing *l, found f) {
-    return bsearch(&f, l->entries, (size_t)l->count, sizeof f, newest_first) != NULL;
-}
-
-// See on top. What cannot be removed is left: it is no checkpoint.
-static bool tidy(const char *out, problem *why) {
+// What cannot be removed is left: it is no checkpoint.
+static bool remove_unfinished(const char *out, problem *why) {
     listing l;
     problem ignored;
     if (!list(out, &l, why)) return false;
-    bool sound = true;
-    for (int64_t i = 0; i < l.count && sound; i++) {
-        found f = l.entries[i];
-        if (f.stage == REPLACED && !holds(&l, (found){f.step, FINISHED}))
-            sound = move(out, f, FINISHED, why);
-        else if (f.stage == UNFINISHED || f.stage == REPLACED)
-            remove_one(out, f, &ignored);
-    }
+    for (int64_t i = 0; i < l.count; i++)
+        if (l.entries[i].stage == UNFINISHED) remove_one(out, l.entries[i], &ignored);
     free(l.entries);
-    return sound;
+    return true;
 }
 
 checkpoint_store *checkpoint_store_open(const char *out, problem *why) {
+    char lock[PATH_MAX + 8], in_use[PATH_MAX + 32];
     checkpoint_store *s = calloc(1, sizeof *s);
     if (!s) cf_die(NULL, "out of memory for the checkpoints in %s", out);
     *s = (checkpoint_store){.lock = -1, .begun = NOTHING_BEGUN};
-    bool sound = durable_make_directories(out) || durable_problem(why, "cannot make directory", out, -1);
-    if (sound) memcpy(s->out, out, strlen(out) + 1); // it is no longer than a path may be
-    if (sound && take_lock(s, why) && tidy(out, why)) return s;
+    if (durable_make_directories(out)) {
+        snprintf(s->out, sizeof s->out, "%s", out);
+        snprintf(lock, sizeof lock, "%s/lock", out);
+        snprintf(in_use, sizeof in_use, "another run saves to %s", out);
+        s->lock = durable_lock(lock, in_use, why);
+        if (s->lock >= 0 && remove_unfinished(out, why)) return s;
+    } else {
+        durable_problem(why, "cannot make directory", out, -1);
+    }
     checkpoint_store_close(s);
     return NULL;
 }
@@ -195,6 +184,9 @@ bool checkpoint_begin(checkpoint_store *s, int64_t step, problem *why) {
         cf_die(NULL, "a checkpoint of step %lld while that of %lld is being written", (long long)step,
                (long long)s->begun);
     char path[PATH_MAX];
+    path_of(s->out, (found){step, FINISHED}, "", path);
+    if (access(path, F_OK) == 0)
+        return problem_set(why, "give it another name", "%.1500s is there already", path);
     path_of(s->out, (found){step, UNFINISHED}, "", path);
     if (!durable_remove_directory(path)) return durable_problem(why, "cannot remove", path, -1);
     if (mkdir(path, 0777) != 0) return durable_problem(why, "cannot make checkpoint directory", path, -1);
@@ -232,39 +224,18 @@ static bool check_files(const char *out, found f, const manifest *m, problem *wh
     return true;
 }
 
-// The new checkpoint takes its name, if need be from an older one of the same step.
-static bool take_place(const char *out, int64_t step, problem *why) {
-    found old = {step, FINISHED}, replaced = {step, REPLACED}, new = {step, UNFINISHED};
-    char path[PATH_MAX];
-    problem ignored;
-    path_of(out, replaced, "", path);
-    if (!durable_remove_directory(path)) return durable_problem(why, "cannot remove", path, -1);
-    path_of(out, old, "", path);
-    bool replaces = access(path, F_OK) == 0;
-    if (replaces && !move(out, old, REPLACED, why)) return false;
-    if (!move(out, new, FINISHED, why)) {
-        if (replaces) move(out, replaced, FINISHED, &ignored);
-        return false;
-    }
-    return true;
-}
-
 bool checkpoint_commit(checkpoint_store *s, const manifest *m, problem *why) {
     if (s->begun != m->step) cf_die(NULL, "a checkpoint of step %lld was not begun", (long long)m->step);
-    found new = {m->step, UNFINISHED}, replaced = {m->step, REPLACED};
+    found new = {m->step, UNFINISHED};
     char path[PATH_MAX];
     path_of(s->out, new, manifest_name, path);
-    bool written =
-        check_files(s->out, new, m, why) && write_manifest(path, m, why) && take_place(s->out, m->step, why);
-    if (!written) {
+    if (!check_files(s->out, new, m, why) || !write_manifest(path, m, why) ||
+        !move(s->out, new, FINISHED, why)) {
         checkpoint_abandon(s);
         return false;
     }
     s->begun = NOTHING_BEGUN;
-    if (!durable_sync_directory(s->out)) return durable_problem(why, "cannot sync", s->out, -1);
-    path_of(s->out, replaced, "", path);
-    durable_remove_directory(path); // what is left of it, if anything, tidy() removes
-    return true;
+    return durable_sync_directory(s->out) || durable_problem(why, "cannot sync", s->out, -1);
 }
 
 bool checkpoint_set_aside(checkpoint_store *s, int64_t sound, problem *why) {
@@ -293,17 +264,12 @@ bool checkpoint_prune(checkpoint_store *s, int64_t keep, int64_t keep_every, pro
     int64_t kept = 0;
     for (int64_t i = 0; i < l.count; i++) {
         found f = l.entries[i];
-        if (f.stage == DAMAGED) {
-            continue;
-        } else if (f.stage == FINISHED && kept < keep) { // still looking for those to keep
+        if (f.stage == DAMAGED || f.step == s->begun) continue;
+        if (f.stage == FINISHED && kept < keep) { // still looking for those to keep
             manifest *m = checkpoint_manifest(s->out, f.step, &ignored);
             kept += m && check_files(s->out, f, m, &ignored);
             manifest_free(m);
-        } else if (f.stage == REPLACED && !holds(&l, (found){f.step, FINISHED})) {
-            continue; // the only one of its step; tidy() gives it its name back
-        } else if (f.stage == FINISHED && keep_every > 0 && f.step % keep_every == 0) {
-            continue;
-        } else if (f.step != s->begun) {
+        } else if (f.stage == UNFINISHED || keep_every == 0 || f.step % keep_every != 0) {
             removed &= remove_one(s->out, f, why);
         }
     }

@@ -37,8 +37,9 @@ void checkpoint_store_close(checkpoint_store *store); // abandons what is begun 
 // read, or not be written.
 uint64_t checkpoint_store_mark(const char *out);
 
+// False if there is one of that step already.
 bool checkpoint_begin(checkpoint_store *store, int64_t step, problem *why);
-// Of manifest->step, which has been begun; an older checkpoint of the same step is replaced.
+// Of manifest->step, which has been begun.
 bool checkpoint_commit(checkpoint_store *store, const manifest *m, problem *why);
 void checkpoint_abandon(checkpoint_store *store);
 
