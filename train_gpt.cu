@@ -436,18 +436,8 @@ static void be_patient(trainer *t, bool patient) {
     t->transport->configure(t->transport, (int)t->o.threads, (patient ? PATIENCE : 1) * t->o.timeout);
 }
 
-static resume_facts facts_of(const trainer *t, bool watched) {
-    resume_facts facts;
-    facts.positions = t->model.params.shape.maxT;
-    facts.padded_vocab = t->model.params.shape.Vp;
-    facts.train_tokens = t->train ? tokens_count(t->train) : 0;
-    facts.train_samples = t->train ? tokens_samples(t->train) : 0;
-    facts.train_fingerprint = t->train ? (int64_t)tokens_fingerprint(t->train) : 0;
-    facts.train_hash = t->train ? (int64_t)tokens_hash(t->train) : 0;
-    facts.skipped = t->skipped;
-    facts.watched = watched;
-    facts.version = VERSION;
-    facts.run = t->run;
+static run_facts facts_of(const trainer *t, bool watched) {
+    run_facts facts = {&t->model.params.shape, t->train, VERSION, t->run, t->skipped, watched};
     return facts;
 }
 
@@ -489,7 +479,7 @@ static void begin_anew(trainer *t) {
 
 static void go_on(trainer *t, const manifest *m) {
     const options *o = &t->o;
-    resume_facts facts = facts_of(t, false);
+    run_facts facts = facts_of(t, false);
     if (strcmp(o->resume, "no") == 0)
         cf_die_together("choose another --out, or leave --resume away to go on",
                         "--resume no, but %s holds a checkpoint of step %lld", o->out, (long long)m->step);
@@ -990,7 +980,7 @@ static void copy_state(trainer *t) {
 
 // The run stands while the state is copied, and as long as an earlier checkpoint is still being written.
 static bool save(trainer *t, int64_t step, bool watched) {
-    resume_facts facts = facts_of(t, watched);
+    run_facts facts = facts_of(t, watched);
     be_patient(t, true);
     bool begun = saver_begin(t->checkpoints, step, resume_describe(&t->o, &facts));
     if (begun) {

@@ -38,30 +38,27 @@ bool durable_sync_directory(const char *path) {
     return synced;
 }
 
-// Makes one directory, unless it is there.
-static bool make_directory(const char *path, const char *parent) {
-    if (mkdir(path, 0777) == 0) return durable_sync_directory(parent);
-    struct stat status;
-    if (errno == EEXIST && stat(path, &status) == 0 && !S_ISDIR(status.st_mode)) errno = ENOTDIR;
-    return errno == EEXIST;
+// The directory that a file is in.
+static void parent_of(const char *path, char parent[PATH_MAX]) {
+    snprintf(parent, PATH_MAX, "%s", path);
+    char *slash = strrchr(parent, '/');
+    if (slash)
+        slash[slash == parent] = 0; // "/x" is in "/"
+    else
+        memcpy(parent, ".", 2);
 }
 
 bool durable_make_directories(const char *path) {
-    char prefix[PATH_MAX], parent[PATH_MAX] = ".";
-    size_t length = strlen(path);
-    if (length == 0 || length >= sizeof prefix) {
-        errno = length ? ENAMETOOLONG : ENOENT;
-        return false;
+    char parent[PATH_MAX];
+    struct stat status;
+    if (stat(path, &status) == 0) {
+        errno = ENOTDIR;
+        return S_ISDIR(status.st_mode);
     }
-    if (*path == '/') memcpy(parent, "/", 2);
-    for (size_t i = 1; i <= length; i++) {
-        if ((path[i] != '/' && path[i] != 0) || path[i - 1] == '/') continue;
-        memcpy(prefix, path, i);
-        prefix[i] = 0;
-        if (!make_directory(prefix, parent)) return false;
-        memcpy(parent, prefix, i + 1);
-    }
-    return true;
+    if (errno != ENOENT || !*path) return false;
+    parent_of(path, parent);
+    if (!durable_make_directories(parent)) return false;
+    return mkdir(path, 0777) == 0 ? durable_sync_directory(parent) : errno == EEXIST;
 }
 
 bool durable_remove_directory(const char *path) {
@@ -76,16 +73,6 @@ bool durable_remove_directory(const char *path) {
     if (rmdir(path) == 0) return true;
     if (error) errno = error; // rather than "not empty", which follows from it
     return false;
-}
-
-// The directory that a file is in.
-static void parent_of(const char *path, char parent[PATH_MAX]) {
-    snprintf(parent, PATH_MAX, "%s", path);
-    char *slash = strrchr(parent, '/');
-    if (slash)
-        slash[slash == parent] = 0; // "/x" is in "/"
-    else
-        memcpy(parent, ".", 2);
 }
 
 bool durable_problem(problem *why, const char *doing, const char *path, int64_t bytes) {

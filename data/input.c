@@ -19,6 +19,7 @@ typedef struct input {
 } input;
 
 struct input_files {
+    char kind[32];
     int64_t count, most;
     input *file; // (most)
     struct {
@@ -27,12 +28,13 @@ struct input_files {
     } open[OPEN_FILES];
 };
 
-static int open_regular(const char *path, struct stat *status, problem *why) {
+// kind: "", or what the file is, and a blank.
+static int open_regular(const char *kind, const char *path, struct stat *status, problem *why) {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     bool is_open = fd >= 0 && fstat(fd, status) == 0;
     if (is_open && S_ISREG(status->st_mode)) return fd;
     int error = is_open ? EINVAL : errno;
-    problem_set(why, error == EMFILE ? "raise ulimit -n" : NULL, "%.1500s cannot be opened: %s", path,
+    problem_set(why, error == EMFILE ? "raise ulimit -n" : NULL, "%s%.1500s cannot be opened: %s", kind, path,
                 !is_open                   ? strerror(error)
                 : S_ISDIR(status->st_mode) ? "it is a directory, not a regular file"
                                            : "it is a device or a pipe, not a regular file");
@@ -41,12 +43,13 @@ static int open_regular(const char *path, struct stat *status, problem *why) {
     return -1;
 }
 
-static bool read_at(int fd, const char *path, int64_t at, void *to, int64_t bytes, problem *why) {
+static bool read_at(int fd, const char *kind, const char *path, int64_t at, void *to, int64_t bytes,
+                    problem *why) {
     for (int64_t done = 0; done < bytes;) {
         ssize_t n = pread(fd, (char *)to + done, (size_t)(bytes - done), at + done);
         if (n < 0 && errno == EINTR) continue;
         if (n <= 0)
-            return problem_set(why, leave_files, "%.1500s cannot be read at byte %lld: %s", path,
+            return problem_set(why, leave_files, "%s%.1500s cannot be read at byte %lld: %s", kind, path,
                                (long long)(at + done),
                                n < 0 ? strerror(errno) : "it has become shorter since it was opened");
         done += n;
@@ -56,7 +59,7 @@ static bool read_at(int fd, const char *path, int64_t at, void *to, int64_t byte
 
 char *input_read_all(const char *path, int64_t most, int64_t *bytes, problem *why) {
     struct stat status;
-    int fd = open_regular(path, &status, why);
+    int fd = open_regular("", path, &status, why);
     if (fd < 0) return NULL;
     *bytes = status.st_size;
     char *text = NULL;
@@ -66,7 +69,7 @@ char *input_read_all(const char *path, int64_t most, int64_t *bytes, problem *wh
     } else {
         text = calloc(1, (size_t)*bytes + 1);
         if (!text) cf_die(NULL, "out of memory for the %lld bytes of %s", (long long)*bytes, path);
-        if (!read_at(fd, path, 0, text, *bytes, why)) {
+        if (!read_at(fd, "", path, 0, text, *bytes, why)) {
             free(text);
             text = NULL;
         }
@@ -78,7 +81,7 @@ char *input_read_all(const char *path, int64_t most, int64_t *bytes, problem *wh
 
 bool input_hash(const char *path, int64_t *bytes, uint64_t *hash, problem *why) {
     struct stat status;
-    int fd = open_regular(path, &status, why);
+    int fd = open_regular("", path, &status, why);
     if (fd < 0) return false;
     char *piece = malloc(PIECE_BYTES);
     if (!piece) cf_die(NULL, "out of memory for a piece of %s", path);
@@ -88,7 +91,7 @@ bool input_hash(const char *path, int64_t *bytes, uint64_t *hash, problem *why) 
     bool well = true;
     for (int64_t at = 0; well && at < *bytes; at += PIECE_BYTES) {
         int64_t count = *bytes - at < PIECE_BYTES ? *bytes - at : PIECE_BYTES;
-        well = read_at(fd, path, at, piece, count, why);
+        well = read_at(fd, "", path, at, piece, count, why);
         XXH64_update(&state, piece, (size_t)count);
     }
     free(piece);
@@ -99,11 +102,12 @@ bool input_hash(const char *path, int64_t *bytes, uint64_t *hash, problem *why) 
 
 // --- many files ---
 
-input_files *input_create(int64_t most) {
+input_files *input_create(const char *kind, int64_t most) {
     input_files *all = calloc(1, sizeof *all);
     if (all) all->file = calloc((size_t)most, sizeof *all->file);
     if (!all || !all->file) cf_die(NULL, "out of memory for %lld files", (long long)most);
     all->most = most;
+    snprintf(all->kind, sizeof all->kind, "%s ", kind);
     return all;
 }
 
@@ -114,12 +118,13 @@ static int open_input(input_files *all, input *f, problem *why) {
     if (all->open[place].file) close(all->open[place].fd);
     all->open[place].file = NULL;
     struct stat now;
-    int fd = open_regular(f->path, &now, why);
+    int fd = open_regular(all->kind, f->path, &now, why);
     if (fd < 0) return -1;
     const struct stat *then = &f->found;
     if (f - all->file < all->count &&
         (now.st_size != then->st_size || now.st_ino != then->st_ino || now.st_dev != then->st_dev)) {
-        problem_set(why, leave_files, "%.1500s has been replaced since it was opened first", f->path);
+        problem_set(why, leave_files, "%s%.1500s has been replaced since it was opened first", all->kind,
+                    f->path);
         close(fd);
         return -1;
     }
@@ -149,13 +154,34 @@ int64_t input_bytes(const input_files *all, int64_t file) {
 
 bool input_read(input_files *all, int64_t file, int64_t at, void *to, int64_t bytes, problem *why) {
     int fd = open_input(all, &all->file[file], why);
-    return fd >= 0 && read_at(fd, all->file[file].path, at, to, bytes, why);
+    return fd >= 0 && read_at(fd, all->kind, all->file[file].path, at, to, bytes, why);
 }
 
 void input_expect(input_files *all, int64_t file, int64_t at, int64_t bytes) {
     problem ignored; // the read will find it
     int fd = open_input(all, &all->file[file], &ignored);
     if (fd >= 0) posix_fadvise(fd, at, bytes, POSIX_FADV_WILLNEED);
+}
+
+bool input_header(input_files *all, int64_t file, int32_t magic, int32_t header[INPUT_HEADER], problem *why) {
+    const char *path = input_path(all, file);
+    if (input_bytes(all, file) < INPUT_HEADER_BYTES)
+        return problem_set(why, NULL, "%s%.1500s has %lld bytes, less than the %d of a header", all->kind,
+                           path, (long long)input_bytes(all, file), INPUT_HEADER_BYTES);
+    if (!input_read(all, file, 0, header, INPUT_HEADER_BYTES, why)) return false;
+    return header[0] == magic ||
+           problem_set(why, NULL, "%.1500s is not a %s: its first number is %d, expected %d", path, all->kind,
+                       header[0], magic);
+}
+
+bool input_check_size(const input_files *all, int64_t file, int64_t bytes, const char *promise,
+                      problem *why) {
+    const int64_t found = input_bytes(all, file);
+    return found == bytes ||
+           problem_set(why, "it is damaged or was not copied completely; make or copy it again",
+                       "%s%.1500s is %s: its header says %s, which is %lld bytes, but it has %lld", all->kind,
+                       input_path(all, file), found < bytes ? "truncated" : "too long", promise,
+                       (long long)bytes, (long long)found);
 }
 
 void input_close(input_files *all) {

@@ -17,7 +17,8 @@ bool input_hash(const char *path, int64_t *bytes, uint64_t *hash, problem *why);
 // Files that are read here and there. Only some are open at a time, so their number has no limit but memory; one that has
 // been replaced since it was added is refused.
 typedef struct input_files input_files;
-input_files *input_create(int64_t most);
+input_files *input_create(const char *kind,
+                          int64_t most); // kind: of files, "token file", in what is wrong with one of them
 bool input_add(input_files *all, const char *path, problem *why); // false: see why
 const char *input_path(const input_files *all, int64_t file);     // in the order in which they were added
 int64_t input_bytes(const input_files *all, int64_t file);
@@ -25,6 +26,11 @@ int64_t input_bytes(const input_files *all, int64_t file);
 bool input_read(input_files *all, int64_t file, int64_t at, void *to, int64_t bytes, problem *why);
 // These bytes will be read soon: a disk, or a server, brings many such at a time.
 void input_expect(input_files *all, int64_t file, int64_t at, int64_t bytes);
+// Files that begin with 256 numbers, llm.c's: reads them. False: there are fewer, or the first is another than `magic`.
+enum { INPUT_HEADER = 256, INPUT_HEADER_BYTES = INPUT_HEADER * (int)sizeof(int32_t) };
+bool input_header(input_files *all, int64_t file, int32_t magic, int32_t header[INPUT_HEADER], problem *why);
+// False unless the file has exactly so many bytes. promise: what its header says, "12 tokens".
+bool input_check_size(const input_files *all, int64_t file, int64_t bytes, const char *promise, problem *why);
 void input_close(input_files *all);
 
 #endif

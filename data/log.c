@@ -5,14 +5,12 @@
 // it another name, as does one that goes on where there is another's.
 #include "log.h"
 #include "durable.h"
-#include <cjson/cJSON.h>
+#include "json.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -99,28 +97,16 @@ static void set_aside(logfile *log, const char *whose) {
            log->path);
 }
 
-logfile *log_open(const char *path) {
-    if (!path || !*path) return NULL;
-    logfile *log = open_locked(path);
-    if (is_file(log->fd) && !log_empty(log)) set_aside(log, "an earlier");
-    return log;
-}
-
 // --- going on ---
-
-static bool is(const cJSON *text, const char *value) {
-    return cJSON_IsString(text) && strcmp(text->valuestring, value) == 0;
-}
 
 // A line that is no object of ours is somebody's, and stays.
 static bool stays(const cJSON *line, const log_past *past) {
-    const cJSON *event = cJSON_GetObjectItemCaseSensitive(line, "event"),
-                *at = cJSON_GetObjectItemCaseSensitive(line, "step");
-    if (is(event, "end")) return false;
-    if (!cJSON_IsString(event) || !cJSON_IsNumber(at)) return true;
-    bool again = is(event, "step") || is(event, "skip") ||
-                 (!past->watched && (is(event, "val") || is(event, "sample")));
-    return at->valuedouble < (double)past->step + !again;
+    double at;
+    if (json_is(line, "event", "end")) return false;
+    if (!json_text(line, "event") || !json_number(line, "step", -INFINITY, INFINITY, &at)) return true;
+    bool again = json_is(line, "event", "step") || json_is(line, "event", "skip") ||
+                 (!past->watched && (json_is(line, "event", "val") || json_is(line, "event", "sample")));
+    return at < (double)past->step + !again;
 }
 
 // Appends to `to` what is kept of a log. The first line that describes a run says whose log it is.
@@ -131,8 +117,8 @@ static bool keep_lines(FILE *from, durable_file *to, const log_past *past, bool 
     for (ssize_t length; well && !others && (length = getline(&text, &room, from)) > 0;) {
         if (text[length - 1] != '\n') break; // cut short
         cJSON *line = cJSON_Parse(text);
-        if (!*ours && is(cJSON_GetObjectItemCaseSensitive(line, "event"), "config")) {
-            *ours = is(cJSON_GetObjectItemCaseSensitive(line, "run"), past->run);
+        if (!*ours && json_is(line, "event", "config")) {
+            *ours = json_is(line, "run", past->run);
             others = !*ours;
         }
         if (stays(line, past)) well = durable_append(to, text, length, why);
@@ -161,11 +147,15 @@ logfile *log_continue(const char *path, const log_past *past) {
     if (!path || !*path) return NULL;
     logfile *log = open_locked(path);
     if (!is_file(log->fd) || log_empty(log)) return log;
-    if (cut(log, past))
+    if (past && cut(log, past))
         open_again(log);
     else
-        set_aside(log, "another");
+        set_aside(log, past ? "another" : "an earlier");
     return log;
+}
+
+logfile *log_open(const char *path) {
+    return log_continue(path, NULL);
 }
 
 // --- writing ---

@@ -12,8 +12,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-enum { MAGIC = 20240326, VERSION_FP32 = 3, VERSION_BF16 = 5, HEADER = 256, BUFFER_BYTES = 1 << 20 };
-enum { HEADER_BYTES = HEADER * (int)sizeof(int32_t) };
+enum { MAGIC = 20240326, VERSION_FP32 = 3, VERSION_BF16 = 5, BUFFER_BYTES = 1 << 20 };
 
 // The largest model that a file may describe; Vp · C and 4 · C² · L stay below 2^52.
 enum { MAX_T = 1 << 24, MAX_V = 1 << 24, MAX_L = 1 << 12, MAX_C = 1 << 17 };
@@ -44,8 +43,12 @@ int64_t model_parameters(const gpt_shape *shape) {
     return params_count(shape) + (shape->Vp - shape->V) * shape->C;
 }
 
-static const char *const how_to_name =
-    "--init-from FILE: every rank must be able to read it; llm.c's, or model.bin of a run's --out";
+static int64_t file_bytes(const gpt_shape *shape, bool bf16) {
+    return INPUT_HEADER_BYTES + model_parameters(shape) * (bf16 ? 2 : 4);
+}
+
+static const char *const how_to_name = "--init-from FILE: every rank must be able to read it; llm.c's (first "
+                                       "number 20240326), or model.bin of a run's --out";
 static const char *const how_to_mend = "it is damaged or was not copied completely; make or copy it again";
 
 void model_shape_check(const gpt_shape *s, const char *of, const char *path) {
@@ -72,50 +75,36 @@ void model_shape_check(const gpt_shape *s, const char *of, const char *path) {
 
 // --- reading -----------------------------------------------------------------------------------------------
 
-static void check_header(model_file *file, const int32_t *h, const char *path) {
-    if (h[0] != MAGIC)
-        cf_die_together("--init-from takes llm.c's model files: first number 20240326, version 3 or 5",
-                        "%s is not a model file: its first number is %d, expected %d", path, h[0], MAGIC);
+static void read_bytes(const model_file *file, int64_t at, void *to, int64_t bytes) {
+    problem why;
+    if (!input_read(file->in, 0, at, to, bytes, &why))
+        cf_die(*why.hint ? why.hint : how_to_name, "%s", why.what);
+}
+
+model_file *model_file_open(const char *path) {
+    int32_t h[INPUT_HEADER];
+    char promise[64];
+    problem why;
+    model_file *file = calloc(1, sizeof *file);
+    if (!file) cf_die(NULL, "out of memory for model file %s", path);
+    file->in = input_create("model file", 1);
+    if (!input_add(file->in, path, &why) || !input_header(file->in, 0, MAGIC, h, &why))
+        cf_die_together(*why.hint ? why.hint : how_to_name, "%s", why.what);
     if (h[1] != VERSION_FP32 && h[1] != VERSION_BF16)
         cf_die_together("write it anew with a current exporter: older versions have no padded vocabulary",
                         "model file %s has version %d, expected %d (fp32) or %d (bf16)", path, h[1],
                         VERSION_FP32, VERSION_BF16);
     file->bf16 = h[1] == VERSION_BF16;
+    const gpt_shape *s = &file->shape;
     file->shape = (gpt_shape){.maxT = h[2], .V = h[3], .L = h[4], .H = h[5], .C = h[6], .Vp = h[7]};
-    model_shape_check(&file->shape, "model file", path);
-    int64_t expected = HEADER_BYTES + model_parameters(&file->shape) * (file->bf16 ? 2 : 4),
-            bytes = input_bytes(file->in, 0);
-    if (bytes != expected)
-        cf_die_together(
-            how_to_mend,
-            "model file %s is %s: its header describes %lld parameters in %s, which is %lld bytes, "
-            "but it has %lld",
-            path, bytes < expected ? "truncated" : "too long", (long long)model_parameters(&file->shape),
-            file->bf16 ? "bf16" : "fp32", (long long)expected, (long long)bytes);
-}
-
-static void read_bytes(const model_file *file, int64_t at, void *to, int64_t bytes) {
-    problem why;
-    if (!input_read(file->in, 0, at, to, bytes, &why))
-        cf_die(*why.hint ? why.hint : how_to_name, "model file %s", why.what);
-}
-
-model_file *model_file_open(const char *path) {
-    int32_t header[HEADER];
-    problem why;
-    model_file *file = calloc(1, sizeof *file);
-    if (!file) cf_die(NULL, "out of memory for model file %s", path);
-    file->in = input_create(1);
-    if (!input_add(file->in, path, &why))
-        cf_die_together(*why.hint ? why.hint : how_to_name, "model file %s", why.what);
-    if (input_bytes(file->in, 0) < HEADER_BYTES)
-        cf_die_together(how_to_mend, "model file %s has %lld bytes, less than the %d of a header", path,
-                        (long long)input_bytes(file->in, 0), HEADER_BYTES);
-    read_bytes(file, 0, header, sizeof header);
-    check_header(file, header, path);
+    model_shape_check(s, "model file", path);
+    snprintf(promise, sizeof promise, "%lld parameters in %s", (long long)model_parameters(s),
+             file->bf16 ? "bf16" : "fp32");
+    if (!input_check_size(file->in, 0, file_bytes(s, file->bf16), promise, &why))
+        cf_die_together(why.hint, "%s", why.what);
     for (int tensor = 1; tensor < TENSORS; tensor++)
-        file->first[tensor] = file->first[tensor - 1] + params_layers(&file->shape, tensor - 1) *
-                                                            tensor_elements(&file->shape, tensor - 1);
+        file->first[tensor] =
+            file->first[tensor - 1] + params_layers(s, tensor - 1) * tensor_elements(s, tensor - 1);
     return file;
 }
 
@@ -154,7 +143,7 @@ void model_file_read(const model_file *file, int tensor, int64_t layer, int64_t 
     char *read =
         (char *)out +
         count * (4 - size); // the last bytes of `out`, so that the first are free for what is converted
-    read_bytes(file, HEADER_BYTES + (file->first[tensor] + layer * elements + first) * size, read,
+    read_bytes(file, INPUT_HEADER_BYTES + (file->first[tensor] + layer * elements + first) * size, read,
                count * size);
     for (int64_t i = 0; i < count && file->bf16; i++) {
         uint16_t half;
@@ -186,14 +175,14 @@ static void flush(model_writer *w) {
 }
 
 static void put_header(model_writer *w, const gpt_shape *s) {
-    int32_t header[HEADER] = {MAGIC,
-                              w->bf16 ? VERSION_BF16 : VERSION_FP32,
-                              (int32_t)s->maxT,
-                              (int32_t)s->V,
-                              (int32_t)s->L,
-                              (int32_t)s->H,
-                              (int32_t)s->C,
-                              (int32_t)s->Vp};
+    int32_t header[INPUT_HEADER] = {MAGIC,
+                                    w->bf16 ? VERSION_BF16 : VERSION_FP32,
+                                    (int32_t)s->maxT,
+                                    (int32_t)s->V,
+                                    (int32_t)s->L,
+                                    (int32_t)s->H,
+                                    (int32_t)s->C,
+                                    (int32_t)s->Vp};
     memcpy(w->buffer, header, sizeof header);
     w->buffered = sizeof header;
 }
@@ -207,9 +196,8 @@ model_writer *model_writer_open(const char *path, const gpt_shape *shape, int ve
     if (!w) cf_die(NULL, "out of memory for writing model file %s", path);
     w->bf16 = version == VERSION_BF16;
     w->expected = model_parameters(shape);
-    int64_t bytes = HEADER_BYTES + w->expected * (w->bf16 ? 2 : 4);
     problem why;
-    if (!durable_create(&w->file, path, bytes, &why)) give_up(w, &why);
+    if (!durable_create(&w->file, path, file_bytes(shape, w->bf16), &why)) give_up(w, &why);
     put_header(w, shape);
     return w;
 }

@@ -1,5 +1,5 @@
 // See resume.h. A manifest holds all options of the run it belongs to. Most may change when a run goes on: the mesh,
-// how communication overlaps, what is watched. Those in `fixed` may not, since what comes out would be neither the old run
+// how communication overlaps, what is watched. Those in `fixed` may not: what came out would be neither the old run
 // nor a new one.
 #include "resume.h"
 #include "checkpoint.h"
@@ -7,40 +7,34 @@
 #include <stdlib.h>
 #include <sys/random.h>
 
+enum { OF_SHAPE = 6 }; // the first of them: of the model's weights
+static const char *const fixed[] = {"layers",       "channels",     "heads",         "vocab",
+                                    "padded-vocab", "positions",    "seq",           "batch",
+                                    "lr",           "min-lr",       "warmup",        "schedule",
+                                    "decay-steps",  "weight-decay", "beta1",         "beta2",
+                                    "eps",          "clip",         "seed",          "dtype",
+                                    "steps",        "train-tokens", "train-samples", "train-blocks",
+                                    "train-hash"};
 static const struct {
-    const char *name;
-    bool shape;           // of the model's weights
-    const char *in_words; // what is no option of that name
-    const char *before;   // what it was in runs from before it was recorded; "": unknown
-} fixed[] = {{"layers", true, NULL, NULL},
-             {"channels", true, NULL, NULL},
-             {"heads", true, NULL, NULL},
-             {"vocab", true, NULL, NULL},
-             {"padded-vocab", true, "rows of the vocabulary with padding", NULL},
-             {"positions", true, "--seq, the model's positions", NULL},
-             {"seq", false, NULL, NULL},
-             {"batch", false, NULL, NULL},
-             {"lr", false, NULL, NULL},
-             {"min-lr", false, NULL, NULL},
-             {"warmup", false, NULL, NULL},
-             {"schedule", false, NULL, NULL},
-             {"decay-steps", false, NULL, "0"},
-             {"weight-decay", false, NULL, NULL},
-             {"beta1", false, NULL, NULL},
-             {"beta2", false, NULL, NULL},
-             {"eps", false, NULL, NULL},
-             {"clip", false, NULL, NULL},
-             {"seed", false, NULL, NULL},
-             {"dtype", false, NULL, NULL},
-             {"steps", false, NULL, NULL},
-             {"train-tokens", false, "tokens of --train", NULL},
-             {"train-samples", false, "samples of --train", ""},
-             {"train-blocks", false, "content of --train", ""},
-             {"train-hash", false, "content of --train, by --verify-data", ""}};
+    const char *name, *in_words;
+    const char *before; // what it was in runs from before it was recorded; "": unknown
+} special[] = {{"padded-vocab", "rows of the vocabulary with padding", NULL},
+               {"positions", "--seq, the model's positions", NULL},
+               {"decay-steps", "--decay-steps", "0"},
+               {"train-tokens", "tokens of --train", NULL},
+               {"train-samples", "samples of --train", ""},
+               {"train-blocks", "content of --train", ""},
+               {"train-hash", "content of --train, by --verify-data", ""}};
 
 // --- facts -------------------------------------------------------------------------------------------------
 
-cJSON *resume_describe(const options *o, const resume_facts *facts) {
+static void add_number(cJSON *all, const char *name, int64_t value) {
+    char text[32];
+    snprintf(text, sizeof text, "%lld", (long long)value);
+    manifest_add_option(all, name, text);
+}
+
+cJSON *resume_describe(const options *o, const run_facts *facts) {
     int rows = 0;
     const option_row *table = options_table(&rows);
     char text[PATH_MAX];
@@ -50,21 +44,15 @@ cJSON *resume_describe(const options *o, const resume_facts *facts) {
         options_value(o, &table[i], text, sizeof text);
         manifest_add_option(all, table[i].name, text);
     }
-    const struct {
-        const char *name;
-        int64_t value;
-    } more[] = {{"positions", facts->positions},
-                {"padded-vocab", facts->padded_vocab},
-                {"train-tokens", facts->train_tokens},
-                {"train-samples", facts->train_samples},
-                {"train-blocks", facts->train_fingerprint},
-                {"train-hash", facts->train_hash},
-                {"skipped", facts->skipped},
-                {"watched", facts->watched}};
-    for (size_t i = 0; i < sizeof more / sizeof *more; i++) {
-        snprintf(text, sizeof text, "%lld", (long long)more[i].value);
-        manifest_add_option(all, more[i].name, text);
-    }
+    const tokens *t = facts->train;
+    add_number(all, "positions", facts->shape->maxT);
+    add_number(all, "padded-vocab", facts->shape->Vp);
+    add_number(all, "train-tokens", t ? tokens_count(t) : 0);
+    add_number(all, "train-samples", t ? tokens_samples(t) : 0);
+    add_number(all, "train-blocks", t ? (int64_t)tokens_fingerprint(t) : 0);
+    add_number(all, "train-hash", t ? (int64_t)tokens_hash(t) : 0);
+    add_number(all, "skipped", facts->skipped);
+    add_number(all, "watched", facts->watched);
     manifest_add_option(all, "version", facts->version);
     manifest_add_option(all, "run", facts->run);
     return all;
@@ -97,37 +85,40 @@ static bool steps_matter(const options *o, const manifest *m) {
     return !constant && !ends_elsewhere;
 }
 
-// "--lr 0.1 (the checkpoint: 0.2), …", or "".
-static void list_differences(const options *o, const manifest *m, const cJSON *mine, bool shape, char *text,
-                             size_t size) {
-    *text = 0;
-    for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++) {
-        const char *name = fixed[i].name, *now = json_text(mine, name), *then = manifest_value(m, name);
-        if (!then) then = fixed[i].before ? fixed[i].before : "not recorded";
-        if (fixed[i].shape != shape || !*then || strcmp(now, then) == 0) continue;
-        if (strcmp(name, "steps") == 0 && !steps_matter(o, m)) continue;
-        if (strcmp(name, "train-hash") == 0 && (strcmp(now, "0") == 0 || strcmp(then, "0") == 0))
-            continue; // who has not read all tokens does not know it
-        size_t length = strlen(text);
-        snprintf(text + length, size - length, "%s%s%s %s (the checkpoint: %s)", length ? ", " : "",
-                 fixed[i].in_words ? "" : "--", fixed[i].in_words ? fixed[i].in_words : name, now, then);
-    }
+// Appends "--lr 0.1 (the checkpoint: 0.2)", unless they are the same.
+static void add_difference(const options *o, const manifest *m, const char *name, const char *now, char *text,
+                           size_t size) {
+    char in_words[64];
+    const char *then = manifest_value(m, name), *before = NULL;
+    snprintf(in_words, sizeof in_words, "--%s", name);
+    for (size_t i = 0; i < sizeof special / sizeof *special; i++)
+        if (strcmp(special[i].name, name) == 0) {
+            snprintf(in_words, sizeof in_words, "%s", special[i].in_words);
+            before = special[i].before;
+        }
+    if (!then) then = before ? before : "not recorded";
+    if (!*then || strcmp(now, then) == 0) return;
+    if (strcmp(name, "steps") == 0 && !steps_matter(o, m)) return;
+    if (strcmp(name, "train-hash") == 0 && (strcmp(now, "0") == 0 || strcmp(then, "0") == 0))
+        return; // who has not read all tokens does not know it
+    size_t length = strlen(text);
+    snprintf(text + length, size - length, "%s%s %s (the checkpoint: %s)", length ? ", " : "", in_words, now,
+             then);
 }
 
-void resume_compare(const options *o, const resume_facts *facts, const manifest *m) {
-    char text[1024];
+void resume_compare(const options *o, const run_facts *facts, const manifest *m) {
+    char model[1024] = "", run[1024] = "";
     cJSON *mine = resume_describe(o, facts);
-    list_differences(o, m, mine, true, text, sizeof text);
-    if (*text)
+    for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++)
+        add_difference(o, m, fixed[i], json_text(mine, fixed[i]), i < OF_SHAPE ? model : run, sizeof model);
+    if (*model)
         cf_die_together("give the options of the checkpoint, or another --out",
                         "the checkpoint of step %lld in %s is of another model: %s", (long long)m->step,
-                        o->out, text);
-    list_differences(o, m, mine, false, text, sizeof text);
-    if (*text && !o->force)
+                        o->out, model);
+    if (*run && !o->force)
         cf_die_together(
-            "give the options of the checkpoint; or --force to go on with the new ones; or another "
-            "--out",
-            "the run in %s, saved at step %lld, would be changed by: %s", o->out, (long long)m->step, text);
+            "give the options of the checkpoint; or --force to go on with the new ones; or another --out",
+            "the run in %s, saved at step %lld, would be changed by: %s", o->out, (long long)m->step, run);
     cJSON_Delete(mine);
 }
 

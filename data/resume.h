@@ -2,9 +2,11 @@
 #ifndef RESUME_H
 #define RESUME_H
 
+#include "../layers/params.h"
 #include "exchange.h"
 #include "manifest.h"
 #include "options.h"
+#include "tokens.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -17,17 +19,19 @@ manifest *resume_find(const rank_exchange *all, const char *out, int64_t below, 
 // There are some, but none is sound: dies, unless the run shall begin `anew`.
 void resume_nothing_sound(const char *out, bool anew);
 
-// What a manifest records of a run beside its options. Without train_hash, 0, not all tokens have been read.
-typedef struct resume_facts {
-    int64_t positions, padded_vocab, train_tokens, train_samples, train_fingerprint, train_hash, skipped;
-    int64_t watched; // 1: validation and samples of this step are done
+// What a manifest records of a run beside its options. Its tokens are NULL if it has none.
+typedef struct run_facts {
+    const gpt_shape *shape;
+    const tokens *train;
     const char *version, *run;
-} resume_facts;
-struct cJSON *resume_describe(const options *o, const resume_facts *facts);
+    int64_t skipped;
+    bool watched; // validation and samples of this step are done
+} run_facts;
+struct cJSON *resume_describe(const options *o, const run_facts *facts);
 
 // Dies together, naming every option that would change the run, unless o->force; what gives weights another shape cannot
 // be forced.
-void resume_compare(const options *o, const resume_facts *facts, const manifest *m);
+void resume_compare(const options *o, const run_facts *facts, const manifest *m);
 
 // A run's name, by which its log is known: that of the checkpoint; or a new one, if it has none or is NULL.
 enum { RUN_NAME = 17 };

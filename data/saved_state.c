@@ -106,7 +106,7 @@ static bool damaged(problem *why, const char *path, const char *what) {
 static bool read_header(input_files *in, int64_t file, part *p, problem *why) {
     char found[HEADER_MAX] = "", right[HEADER_MAX];
     const char *path = input_path(in, file);
-    int64_t bytes = input_bytes(in, file), most = bytes < HEADER_MAX - 1 ? bytes : HEADER_MAX - 1;
+    int64_t most = input_bytes(in, file) < HEADER_MAX - 1 ? input_bytes(in, file) : HEADER_MAX - 1;
     if (!input_read(in, file, 0, found, most, why)) return false;
     // No number of more digits than these is right, and none of fewer overflows.
     if (most < LENGTH_BYTES ||
@@ -119,10 +119,13 @@ static bool read_header(input_files *in, int64_t file, part *p, problem *why) {
     p->data = make_header(right, p->runs, p->elements);
     if (p->data > most || memcmp(found, right, (size_t)p->data) != 0)
         return damaged(why, path, "its header is not that of so many runs and elements");
-    int64_t expected = p->data + p->runs * RUN_BYTES + STATE_KINDS * p->elements * (int64_t)sizeof(float);
-    return bytes == expected ||
-           problem_set(why, "use an earlier checkpoint", "%.1500s has %lld bytes, its header promises %lld",
-                       path, (long long)bytes, (long long)expected);
+    char promise[64];
+    snprintf(promise, sizeof promise, "%lld runs of %lld elements", (long long)p->runs,
+             (long long)p->elements);
+    return input_check_size(in, file,
+                            p->data + p->runs * RUN_BYTES +
+                                STATE_KINDS * p->elements * (int64_t)sizeof(float),
+                            promise, why);
 }
 
 static bool field_sound(int64_t value, int64_t least) {
@@ -182,7 +185,7 @@ saved_state *saved_state_open(const char *out, const manifest *m, problem *why) 
     saved_state *s = calloc(1, sizeof *s);
     if (s) s->part = calloc((size_t)m->ranks + 1, sizeof *s->part);
     if (!s || !s->part) cf_die(NULL, "out of memory for a checkpoint of %lld files", (long long)m->ranks);
-    s->in = input_create(m->ranks);
+    s->in = input_create("checkpoint file", m->ranks);
     bool sound = true;
     for (int64_t file = 0; sound && file < m->ranks; file++) {
         char path[PATH_MAX];

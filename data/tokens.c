@@ -27,16 +27,14 @@ enum {
     MAGIC = 20240520,
     MAGIC_32_BIT = 20240801,
     VERSION = 1,
-    HEADER = 256,
     FEISTEL_ROUNDS = 8,
     PIECE = 1 << 16,      // tokens that are read at once
     BLOCK = 256,          // tokens
     BLOCKS = 1250,        // of a file
     WHOLE_FILE = 1 << 21, // tokens; a smaller file is read whole
-    WHOLE_SET = 1 << 27   // likewise if all files together have fewer
+    WHOLE_SET = 1 << 27,  // likewise if all files together have fewer
+    TOKEN_BYTES = sizeof(uint16_t)
 };
-enum { HEADER_BYTES = HEADER * (int)sizeof(int32_t), TOKEN_BYTES = sizeof(uint16_t) };
-
 typedef struct token_file {
     int64_t count;
     int64_t first; // number of its first sample
@@ -114,46 +112,35 @@ char *tokens_first_file(const char *pattern) {
 
 // --- opening -----------------------------------------------------------------------------------------------
 
-static void read_bytes(const tokens *t, int file, int64_t at, void *to, int64_t bytes) {
-    problem why;
-    if (!input_read(t->in, file, at, to, bytes, &why))
-        cf_die(*why.hint ? why.hint : how_to_read, "token file %s", why.what);
-}
-
 // The next `count` tokens from token `first` on.
 static const uint16_t *read_tokens(const tokens *t, int file, int64_t first, int64_t count) {
-    read_bytes(t, file, HEADER_BYTES + first * TOKEN_BYTES, t->piece, count * TOKEN_BYTES);
+    problem why;
+    if (!input_read(t->in, file, INPUT_HEADER_BYTES + first * TOKEN_BYTES, t->piece, count * TOKEN_BYTES,
+                    &why))
+        cf_die(*why.hint ? why.hint : how_to_read, "%s", why.what);
     return t->piece;
 }
 
 // Opens the next file. Returns how many tokens it holds.
 static int64_t open_file(tokens *t, int file, const char *name) {
     problem why;
-    int32_t header[3];
-    if (!input_add(t->in, name, &why))
-        cf_die_together(*why.hint ? why.hint : how_to_read, "token file %s", why.what);
-    const int64_t bytes = input_bytes(t->in, file);
-    if (bytes < HEADER_BYTES)
-        cf_die_together(how_to_make, "token file %s has %lld bytes, less than the %d of a header", name,
-                        (long long)bytes, HEADER_BYTES);
-    read_bytes(t, file, 0, header, sizeof header);
-    if (header[0] == MAGIC_32_BIT)
-        cf_die_together(how_to_make,
-                        "token file %s holds 32-bit tokens (magic %d); this program reads 16-bit ones", name,
-                        MAGIC_32_BIT);
-    if (header[0] != MAGIC)
-        cf_die_together(how_to_make, "%s is not a token file: its first number is %d, expected %d", name,
-                        header[0], MAGIC);
+    int32_t header[INPUT_HEADER] = {0};
+    char promise[32];
+    if (!input_add(t->in, name, &why)) cf_die_together(*why.hint ? why.hint : how_to_read, "%s", why.what);
+    if (!input_header(t->in, file, MAGIC, header, &why)) {
+        if (header[0] == MAGIC_32_BIT)
+            cf_die_together(how_to_make,
+                            "token file %s holds 32-bit tokens (magic %d); this program reads 16-bit ones",
+                            name, MAGIC_32_BIT);
+        cf_die_together(*why.hint ? why.hint : how_to_make, "%s", why.what);
+    }
     if (header[1] != VERSION)
         cf_die_together(how_to_make, "token file %s has version %d, expected %d", name, header[1], VERSION);
     if (header[2] < 0)
         cf_die_together(how_to_make, "token file %s says it holds %d tokens; it is damaged", name, header[2]);
-    const int64_t expected = HEADER_BYTES + (int64_t)header[2] * TOKEN_BYTES;
-    if (bytes != expected)
-        cf_die_together(
-            "it is damaged or was not copied completely; make or copy it again",
-            "token file %s is %s: its header says %d tokens, which is %lld bytes, but it has %lld", name,
-            bytes < expected ? "truncated" : "too long", header[2], (long long)expected, (long long)bytes);
+    snprintf(promise, sizeof promise, "%d tokens", header[2]);
+    if (!input_check_size(t->in, file, INPUT_HEADER_BYTES + (int64_t)header[2] * TOKEN_BYTES, promise, &why))
+        cf_die_together(why.hint, "%s", why.what);
     return header[2];
 }
 
@@ -172,7 +159,7 @@ static uint64_t hash_file(tokens *t, int file, bool whole, uint64_t hash) {
     const int64_t step = whole ? PIECE : tokens_there / BLOCKS, length = whole ? PIECE : BLOCK;
     hash = XXH64(&tokens_there, sizeof tokens_there, hash);
     for (int64_t at = 0; !whole && at < tokens_there; at += step)
-        input_expect(t->in, file, HEADER_BYTES + at * TOKEN_BYTES, BLOCK * TOKEN_BYTES);
+        input_expect(t->in, file, INPUT_HEADER_BYTES + at * TOKEN_BYTES, BLOCK * TOKEN_BYTES);
     for (int64_t at = 0; at < tokens_there; at += step) {
         const int64_t count = tokens_there - at < length ? tokens_there - at : length;
         hash = XXH64(read_tokens(t, file, at, count), (size_t)(count * TOKEN_BYTES), hash);
@@ -196,7 +183,7 @@ tokens *tokens_open(const char *pattern, int64_t T) {
     token_file *files = calloc(found.gl_pathc, sizeof *files);
     uint16_t *piece = malloc((size_t)(T < PIECE ? PIECE : T + 1) * sizeof *piece);
     if (!t || !files || !piece) cf_die(NULL, "out of memory for %zu token files", found.gl_pathc);
-    *t = (tokens){.in = input_create((int64_t)found.gl_pathc),
+    *t = (tokens){.in = input_create("token file", (int64_t)found.gl_pathc),
                   .files = files,
                   .count = (int)found.gl_pathc,
                   .T = T,
@@ -258,7 +245,7 @@ static void check_token(const tokens *t, int file, int64_t at, int token, int64_
             "the tokens belong to another vocabulary than the model (see --vocab), or the file is damaged; "
             "--verify-data looks at all tokens before a run begins",
             "token file %s: token %lld is %d, at byte %lld, but the vocabulary has %lld",
-            input_path(t->in, file), (long long)at, token, (long long)(HEADER_BYTES + at * TOKEN_BYTES),
+            input_path(t->in, file), (long long)at, token, (long long)(INPUT_HEADER_BYTES + at * TOKEN_BYTES),
             (long long)vocab);
 }
 

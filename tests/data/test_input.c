@@ -38,7 +38,7 @@ static void test_what_is_no_file(void **state) {
     (void)state;
     int64_t bytes;
     uint64_t hash;
-    input_files *all = input_create(2);
+    input_files *all = input_create("some file", 2);
     const char *const names[] = {"/dev/zero", scratch, scratch_path("pipe")};
     assert_int_equal(mkfifo(names[2], 0600), 0); // which nobody waits for
     for (int i = 0; i < 3; i++) {
@@ -63,7 +63,7 @@ static void test_many_files(void **state) {
     (void)state;
     enum { FILES = 150 };
     char name[16], byte;
-    input_files *all = input_create(FILES);
+    input_files *all = input_create("some file", FILES);
     for (int i = 0; i < FILES; i++) {
         const char content[2] = {(char)i, (char)(i + 1)};
         snprintf(name, sizeof name, "many_%d", i);
@@ -80,7 +80,7 @@ static void test_many_files(void **state) {
     scratch_write("another", "xy", 2);
     assert_int_equal(rename(scratch_path("another"), scratch_path("many_5")), 0);
     assert_false(input_read(all, 5, 0, &byte, 1, &why)); // it is not open any more
-    ASSERT_SAYS("/many_5 has been replaced");
+    ASSERT_SAYS("some file /", "/many_5 has been replaced");
     input_close(all);
 }
 
