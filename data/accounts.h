@@ -9,7 +9,7 @@
 //           waiting for a frozen rank, and the time until somebody started the run again
 //
 // Rank 0 keeps them in OUT/accounts.json, which is replaced as a whole after a step, at most five times a second, and
-// not synced: a power cut loses a second of book-keeping, nothing else. Time between an end that was told (finished,
+// not synced: a power cut loses a second of book-keeping, nothing else. Time between an end that was recorded (finished,
 // or stopped by a signal) and the next start belongs to nobody.
 #ifndef ACCOUNTS_H
 #define ACCOUNTS_H
@@ -28,7 +28,7 @@ typedef enum { TIME_START, TIME_TRAIN, TIME_REDO, TIME_SAVE, TIME_WATCH, TIME_DO
 
 typedef struct accounts {
     double ms[TIMES];
-    int64_t starts, steps; // steps: one behind the last that was ever taken
+    int64_t starts, steps; // steps: those that were ever taken
     double stored_ms;      // when, on the clock of cf_now_ms; 0: not yet
     char path[PATH_MAX];   // "": not kept
 } accounts;

@@ -200,14 +200,6 @@ void checkpoint_abandon(checkpoint_store *s) {
     s->begun = NOTHING_BEGUN;
 }
 
-static bool write_manifest(const char *path, const manifest *m, problem *why) {
-    int64_t size;
-    char *text = manifest_print(m, &size);
-    bool written = durable_replace(path, text, size, false, why);
-    free(text);
-    return written;
-}
-
 // Each file that the manifest names is there and as long as it says.
 static bool check_files(const char *out, found f, const manifest *m, problem *why) {
     for (int64_t rank = 0; rank < m->ranks; rank++) {
@@ -228,9 +220,12 @@ bool checkpoint_commit(checkpoint_store *s, const manifest *m, problem *why) {
     if (s->begun != m->step) cf_die(NULL, "a checkpoint of step %lld was not begun", (long long)m->step);
     found new = {m->step, UNFINISHED};
     char path[PATH_MAX];
+    int64_t size = 0;
     path_of(s->out, new, manifest_name, path);
-    if (!check_files(s->out, new, m, why) || !write_manifest(path, m, why) ||
-        !move(s->out, new, FINISHED, why)) {
+    char *text = check_files(s->out, new, m, why) ? manifest_print(m, &size) : NULL;
+    bool well = text && durable_replace(path, text, size, false, why) && move(s->out, new, FINISHED, why);
+    free(text);
+    if (!well) {
         checkpoint_abandon(s);
         return false;
     }

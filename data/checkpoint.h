@@ -1,5 +1,5 @@
 // Checkpoints on the disk: OUT/step_00000123/ with manifest.json and one safetensors file per rank. Knows
-// nothing of ranks but their number: who writes what and who tells whom is the caller's.
+// nothing of ranks but their number: who writes what and when is the caller's.
 //
 // Saving                                                    who
 //     checkpoint_begin(store, step, &why)                   rank 0; then all ranks wait for it
@@ -14,9 +14,9 @@
 //     checkpoint_verify(out, m, file, &why)                 each file by some rank; then a collective
 //     m = checkpoint_latest(out, m->step, &skipped)         if any is damaged
 //
-// Nothing here ends the run because of the disk: what is wrong is told in a `problem`, and a save that fails
+// Nothing here ends the run because of the disk: what is wrong is in a `problem`, and a save that fails
 // leaves what was there before, and nothing else. (A limit on the size of files, ulimit -f, ends a process by
-// SIGXFSZ unless the program ignores that signal; then it is told like the rest.)
+// SIGXFSZ unless the program ignores that signal; then it is a problem like the rest.)
 #ifndef CHECKPOINT_H
 #define CHECKPOINT_H
 
@@ -54,7 +54,7 @@ bool checkpoint_set_aside(checkpoint_store *store, int64_t sound, problem *why);
 bool checkpoint_prune(checkpoint_store *store, int64_t keep, int64_t keep_every, problem *why);
 
 // The newest checkpoint of a step below `below` that is complete: a sound manifest, and each file there with
-// the right size. NULL if there is none. `skipped` tells, a line each, which newer ones were passed over and
+// the right size. NULL if there is none. `skipped` says, a line each, which newer ones were passed over and
 // why, or "" if none was. The caller frees the manifest.
 manifest *checkpoint_latest(const char *out, int64_t below, problem *skipped);
 // The manifest of one step; NULL: see why.

@@ -108,7 +108,7 @@ static bool lock(int fd) {
     return flock(fd, LOCK_EX | LOCK_NB) == 0;
 }
 
-// Removes PATH.tmp, unless its writer lives: then the lock is his. Without locks nobody can tell, and a writer that
+// Removes PATH.tmp, unless its writer lives: then the lock is his. Without locks nobody knows, and a writer that
 // lives will not find his file by its name when he commits.
 static bool clear_temporary(const char *name) {
     int fd = open(name, O_WRONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);

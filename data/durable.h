@@ -18,7 +18,7 @@ extern "C" {
 // can hold that lock, and a link of that name is removed, not followed. False: see why.
 typedef struct durable_file {
     char path[PATH_MAX], temporary[PATH_MAX];
-    int64_t bytes; // that it is to have, to be told if there is no room for them
+    int64_t bytes; // that it is to have, for the error if there is no room for them
     int fd;        // -1: not open
     unsigned mode; // that it is to have: its predecessor's
     bool unsynced; // may be lost in a power cut

@@ -139,10 +139,9 @@ void model_file_read(const model_file *file, int tensor, int64_t layer, int64_t 
         cf_die(NULL, "model file: %lld elements from %lld of %s, layer %lld; it has %lld layers of %lld",
                (long long)count, (long long)first, params_name(tensor), (long long)layer, (long long)layers,
                (long long)elements);
+    // Numbers of bf16 are read into the last bytes of `out`: what is converted goes into the first.
     const int64_t size = file->bf16 ? 2 : 4;
-    char *read =
-        (char *)out +
-        count * (4 - size); // the last bytes of `out`, so that the first are free for what is converted
+    char *read = (char *)out + count * (4 - size);
     read_bytes(file, INPUT_HEADER_BYTES + (file->first[tensor] + layer * elements + first) * size, read,
                count * size);
     for (int64_t i = 0; i < count && file->bf16; i++) {
@@ -174,19 +173,6 @@ static void flush(model_writer *w) {
     w->buffered = 0;
 }
 
-static void put_header(model_writer *w, const gpt_shape *s) {
-    int32_t header[INPUT_HEADER] = {MAGIC,
-                                    w->bf16 ? VERSION_BF16 : VERSION_FP32,
-                                    (int32_t)s->maxT,
-                                    (int32_t)s->V,
-                                    (int32_t)s->L,
-                                    (int32_t)s->H,
-                                    (int32_t)s->C,
-                                    (int32_t)s->Vp};
-    memcpy(w->buffer, header, sizeof header);
-    w->buffered = sizeof header;
-}
-
 model_writer *model_writer_open(const char *path, const gpt_shape *shape, int version) {
     if (version != VERSION_FP32 && version != VERSION_BF16)
         cf_die(NULL, "model file %s: there is no version %d to write, only 3 (fp32) and 5 (bf16)", path,
@@ -198,7 +184,16 @@ model_writer *model_writer_open(const char *path, const gpt_shape *shape, int ve
     w->expected = model_parameters(shape);
     problem why;
     if (!durable_create(&w->file, path, file_bytes(shape, w->bf16), &why)) give_up(w, &why);
-    put_header(w, shape);
+    const int32_t header[INPUT_HEADER] = {MAGIC,
+                                          version,
+                                          (int32_t)shape->maxT,
+                                          (int32_t)shape->V,
+                                          (int32_t)shape->L,
+                                          (int32_t)shape->H,
+                                          (int32_t)shape->C,
+                                          (int32_t)shape->Vp};
+    memcpy(w->buffer, header, sizeof header);
+    w->buffered = sizeof header;
     return w;
 }
 

@@ -257,7 +257,7 @@ static const option_row *find(const char *name, size_t length) {
 
 // --- the command line --------------------------------------------------------------------------------------
 
-// One option, argv[*at] and perhaps its value behind; *at is left on the last argument used.
+// One option, argv[*at] and perhaps the value after it; *at is left on the last argument used.
 static bool take(options *o, int argc, char **argv, int *at, problem *why) {
     const char *argument = argv[*at], *name = argument + strspn(argument, "-");
     const char *equals = strchr(name, '=');

@@ -1,4 +1,4 @@
-// What went wrong, told to the caller instead of ending the run: for what another file, another checkpoint or
+// What went wrong, for the caller, instead of ending the run: for what another file, another checkpoint or
 // another rank can still make good. Whoever cannot go on says cf_die(why->hint, "%s", why->what).
 #ifndef PROBLEM_H
 #define PROBLEM_H

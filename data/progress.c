@@ -1,4 +1,4 @@
-// See progress.h. The process has one standard output, so what stands on its current line is a static.
+// See progress.h. The process has one standard output, so what is on its current line is a static.
 #include "progress.h"
 #include <poll.h>
 #include <stdio.h>
@@ -23,7 +23,7 @@ bool progress_on_terminal(void) {
 }
 
 // A launcher that is ending everything, or a pager, may not read for a while: a run that waited for it would not notice
-// that it is to end, or would stand.
+// that it is to end, or would stop.
 static bool somebody_reads(void) {
     struct pollfd out = {.fd = STDOUT_FILENO, .events = POLLOUT};
     return poll(&out, 1, PATIENCE_MS) != 0;

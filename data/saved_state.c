@@ -118,7 +118,7 @@ static bool read_header(input_files *in, int64_t file, part *p, problem *why) {
         return damaged(why, path, "its header does not say how many runs and elements it has");
     p->data = make_header(right, p->runs, p->elements);
     if (p->data > most || memcmp(found, right, (size_t)p->data) != 0)
-        return damaged(why, path, "its header is not that of so many runs and elements");
+        return damaged(why, path, "its header is not the one for its runs and elements");
     char promise[64];
     snprintf(promise, sizeof promise, "%lld runs of %lld elements", (long long)p->runs,
              (long long)p->elements);

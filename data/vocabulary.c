@@ -3,6 +3,7 @@
 #include "input.h"
 #include "../commfuse/die.h"
 #include <errno.h>
+#include <limits.h>
 #include <stdlib.h>
 
 // Version 1 does not say which token ends a text: it is only used with GPT-2's vocabulary, where it is 50256.
@@ -74,13 +75,11 @@ vocabulary *vocabulary_open(const char *path) {
 vocabulary *vocabulary_beside(const char *file) {
     if (!file || !*file) return NULL;
     const char *slash = strrchr(file, '/');
-    int64_t directory = slash ? slash - file + 1 : 0, size = directory + (int64_t)sizeof "tokenizer.bin";
-    char *path = malloc((size_t)size);
-    if (!path) cf_die(NULL, "out of memory for the name of the vocabulary file beside %s", file);
-    snprintf(path, (size_t)size, "%.*stokenizer.bin", (int)directory, file);
-    vocabulary *v = vocabulary_open(path);
-    free(path);
-    return v;
+    char path[PATH_MAX];
+    if (snprintf(path, sizeof path, "%.*stokenizer.bin", slash ? (int)(slash - file + 1) : 0, file) >=
+        (int)sizeof path)
+        cf_die_together(how_to_read, "the name of the vocabulary file beside %s is too long", file);
+    return vocabulary_open(path);
 }
 
 void vocabulary_close(vocabulary *v) {

@@ -51,7 +51,7 @@ void state_free(rank_state *s) {
     *s = (rank_state){.elements = 0};
 }
 
-// Weights and moments of the same type lie bucket by bucket; masters lie like moments.
+// Weights and moments of the same type are ordered bucket by bucket; masters like moments.
 static void take_weights(rank_state *s, const zero_optimizer *o) {
     int64_t size = (int64_t)sizeof(precise);
     if (o->master) {
