@@ -3,7 +3,7 @@
 //
 // Saving                                                    who
 //     checkpoint_begin(store, step, &why)                   rank 0; then all ranks wait for it
-//     checkpoint_file_path(out, step, rank, true, path)     each rank, which writes it (safetensors.h)
+//     checkpoint_file_path(out, step, rank, true, path)     each rank, which writes it (saved_state.h)
 //     sizes, hashes and failures to rank 0                  the caller's collective
 //     checkpoint_commit(store, &manifest, &why)             rank 0, if all ranks have written; else
 //     checkpoint_abandon(store)                             rank 0: as if nothing had been begun

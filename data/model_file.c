@@ -2,8 +2,8 @@
 // its part of the file. The shape's limits are checked first and are small enough that no product of them leaves 64 bits;
 // only then is the file's size compared with what the header promises, exactly; after that every offset is inside the file.
 //
-// Writing goes through one buffer to a file that appears whole (durable.h): a reader sees the old one or the new
-// one, whatever happens in between. Any failure removes the temporary file before it dies.
+// What is written appears whole (durable.h): a reader sees the old file or the new one, whatever happens in between. Any
+// failure removes the temporary file before it dies.
 #include "model_file.h"
 #include "durable.h"
 #include "input.h"
@@ -12,7 +12,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-enum { MAGIC = 20240326, VERSION_FP32 = 3, VERSION_BF16 = 5, BUFFER_BYTES = 1 << 20 };
+enum { MAGIC = 20240326, VERSION_FP32 = 3, VERSION_BF16 = 5, PIECE = 1 << 16 };
 
 // The largest model that a file may describe; Vp · C and 4 · C² · L stay below 2^52.
 enum { MAX_T = 1 << 24, MAX_V = 1 << 24, MAX_L = 1 << 12, MAX_C = 1 << 17 };
@@ -28,8 +28,7 @@ struct model_writer {
     durable_file file;
     bool bf16;
     int64_t elements, expected; // appended so far, in a complete file
-    int64_t buffered;           // bytes in the buffer
-    char buffer[BUFFER_BYTES];
+    uint16_t half[PIECE];       // those on their way, in bf16
 };
 
 // --- shape -------------------------------------------------------------------------------------------------
@@ -167,10 +166,9 @@ CF_NORETURN static void give_up(model_writer *w, const problem *why) {
     cf_die(hint, "model file: %s", why->what);
 }
 
-static void flush(model_writer *w) {
+static void append(model_writer *w, const void *bytes, int64_t count) {
     problem why;
-    if (!durable_append(&w->file, w->buffer, w->buffered, &why)) give_up(w, &why);
-    w->buffered = 0;
+    if (!durable_append(&w->file, bytes, count, &why)) give_up(w, &why);
 }
 
 model_writer *model_writer_open(const char *path, const gpt_shape *shape, int version) {
@@ -192,8 +190,7 @@ model_writer *model_writer_open(const char *path, const gpt_shape *shape, int ve
                                           (int32_t)shape->H,
                                           (int32_t)shape->C,
                                           (int32_t)shape->Vp};
-    memcpy(w->buffer, header, sizeof header);
-    w->buffered = sizeof header;
+    append(w, header, sizeof header);
     return w;
 }
 
@@ -204,18 +201,11 @@ void model_writer_append(model_writer *w, const float *values, int64_t count) {
                (long long)count, (long long)w->elements, (long long)w->expected);
     }
     w->elements += count;
-    int64_t size = w->bf16 ? 2 : 4;
-    while (count > 0) {
-        if (w->buffered == BUFFER_BYTES) flush(w);
-        int64_t fits = (BUFFER_BYTES - w->buffered) / size, n = count < fits ? count : fits;
-        char *to = w->buffer + w->buffered;
-        if (w->bf16)
-            for (int64_t i = 0; i < n; i++) ((uint16_t *)(void *)to)[i] = cf_bf16_of_float(values[i]);
-        else
-            memcpy(to, values, (size_t)(n * size));
-        w->buffered += n * size;
-        values += n;
-        count -= n;
+    if (!w->bf16) append(w, values, count * (int64_t)sizeof *values);
+    for (int64_t done = 0, n; w->bf16 && done < count; done += n) {
+        n = count - done < PIECE ? count - done : PIECE;
+        for (int64_t i = 0; i < n; i++) w->half[i] = cf_bf16_of_float(values[done + i]);
+        append(w, w->half, n * (int64_t)sizeof *w->half);
     }
 }
 
@@ -226,7 +216,6 @@ void model_writer_commit(model_writer *w) {
                (long long)w->elements, (long long)w->expected);
     }
     problem why;
-    flush(w);
     if (!durable_commit(&w->file, &why)) give_up(w, &why);
     free(w);
 }

@@ -75,30 +75,23 @@ void state_take(rank_state *s, const zero_optimizer *o) {
 
 // --- the other way ---
 
-enum { AT_ONCE = 1 << 16 };
-
 typedef struct source {
     state_reader *read;
     void *argument;
-    precise *piece; // (AT_ONCE)
 } source;
 
 static void read_weights(void *argument, int tensor, int64_t layer, int64_t first, int64_t count,
                          float *out) {
     const source *from = argument;
-    for (int64_t done = 0; done < count; done += AT_ONCE) {
-        int64_t n = count - done < AT_ONCE ? count - done : AT_ONCE;
-        from->read(from->argument, STATE_WEIGHT, tensor, layer, first + done, n, from->piece);
-        for (int64_t i = 0; i < n; i++) out[done + i] = (float)from->piece[i];
-    }
+    if (sizeof(precise) != sizeof *out)
+        cf_die(NULL, "a state of doubles, which only tests of gradients have");
+    from->read(from->argument, STATE_WEIGHT, tensor, layer, first, count, (precise *)out);
 }
 
 void state_give(zero_optimizer *o, state_reader *read, void *argument) {
     rank_state s;
-    source from = {read, argument, malloc(AT_ONCE * sizeof *from.piece)};
-    if (!from.piece) cf_die(NULL, "out of memory for reading the state");
+    source from = {read, argument};
     params_read(o->params, read_weights, &from, o->context->stream);
-    free(from.piece);
     precise *into[STATE_KINDS] = {o->master, o->m, o->v};
     state_create(&s, o);
     for (int kind = 0; kind < STATE_KINDS; kind++) {
