@@ -44,11 +44,6 @@ typedef struct found {
     stage stage;
 } found;
 
-typedef struct listing {
-    found *entries; // (count) newest first
-    int64_t count;
-} listing;
-
 // --- names -------------------------------------------------------------------------------------------------
 
 // "OUT/step_00000123.tmp/NAME"; without a name, the directory.
@@ -85,31 +80,27 @@ static int newest_first(const void *a, const void *b) {
     return x->step != y->step ? (x->step > y->step ? -1 : 1) : (int)x->stage - (int)y->stage;
 }
 
-// What OUT holds; an empty list if there is no OUT.
-static bool list(const char *out, listing *l, problem *why) {
-    *l = (listing){NULL, 0};
+// What OUT holds, newest first; nothing if there is no OUT. NULL: see why. Checkpoints that cannot be listed must not pass
+// for none.
+static found *list(const char *out, int64_t *count, problem *why) {
+    int64_t room = 64;
+    found *all = malloc((size_t)room * sizeof *all), f;
     DIR *directory = opendir(out);
-    if (!directory) return errno == ENOENT || durable_problem(why, "cannot list", out, -1);
-    int64_t room = 0;
-    found f;
-    for (struct dirent *entry; errno = 0, (entry = readdir(directory));) {
+    bool whole = directory || errno == ENOENT;
+    *count = 0;
+    for (struct dirent *entry; all && directory && (errno = 0, entry = readdir(directory));) {
         if (!read_name(entry->d_name, &f)) continue;
-        if (l->count == room) {
-            room = room ? 2 * room : 64;
-            l->entries = realloc(l->entries, (size_t)room * sizeof *l->entries);
-            if (!l->entries) cf_die(NULL, "out of memory for the list of checkpoints in %s", out);
-        }
-        l->entries[l->count++] = f;
+        all[(*count)++] = f;
+        if (*count == room) all = realloc(all, (size_t)(room *= 2) * sizeof *all);
     }
-    // Checkpoints that could not be listed must not pass for none.
-    bool whole = errno == 0 || durable_problem(why, "cannot list", out, -1);
-    closedir(directory);
-    if (!whole) {
-        free(l->entries);
-        return false;
-    }
-    if (l->count) qsort(l->entries, (size_t)l->count, sizeof *l->entries, newest_first);
-    return true;
+    if (!all) cf_die(NULL, "out of memory for the list of checkpoints in %s", out);
+    if (directory) whole = errno == 0;
+    if (!whole) durable_problem(why, "cannot list", out, -1);
+    if (directory) closedir(directory);
+    qsort(all, (size_t)*count, sizeof *all, newest_first);
+    if (whole) return all;
+    free(all);
+    return NULL;
 }
 
 // --- the store ---------------------------------------------------------------------------------------------
@@ -133,13 +124,14 @@ static bool remove_one(const char *out, found f, problem *why) {
 
 // What cannot be removed is left: it is no checkpoint.
 static bool remove_unfinished(const char *out, problem *why) {
-    listing l;
     problem ignored;
-    if (!list(out, &l, why)) return false;
-    for (int64_t i = 0; i < l.count; i++)
-        if (l.entries[i].stage == UNFINISHED) remove_one(out, l.entries[i], &ignored);
-    free(l.entries);
-    return true;
+    int64_t count;
+    found *all = list(out, &count, why);
+    const bool listed = all != NULL;
+    for (found *f = all; listed && f < all + count; f++)
+        if (f->stage == UNFINISHED) remove_one(out, *f, &ignored);
+    free(all);
+    return listed;
 }
 
 checkpoint_store *checkpoint_store_open(const char *out, problem *why) {
@@ -234,41 +226,38 @@ bool checkpoint_commit(checkpoint_store *s, const manifest *m, problem *why) {
 }
 
 bool checkpoint_set_aside(checkpoint_store *s, int64_t sound, problem *why) {
-    listing l;
     char path[PATH_MAX];
-    if (!list(s->out, &l, why)) return false;
-    bool done = true;
-    for (int64_t i = 0; i < l.count && done; i++) {
-        found f = l.entries[i];
-        if (f.stage != FINISHED || f.step <= sound) continue;
-        path_of(s->out, (found){f.step, DAMAGED}, "", path); // of an earlier time
-        done = durable_remove_directory(path) ? move(s->out, f, DAMAGED, why)
+    int64_t count;
+    found *all = list(s->out, &count, why);
+    bool done = all != NULL;
+    for (found *f = all; done && f < all + count; f++) {
+        if (f->stage != FINISHED || f->step <= sound) continue;
+        path_of(s->out, (found){f->step, DAMAGED}, "", path); // of an earlier time
+        done = durable_remove_directory(path) ? move(s->out, *f, DAMAGED, why)
                                               : durable_problem(why, "cannot remove", path, -1);
         if (done) fprintf(stderr, "note: it stays as %s\n", path);
     }
-    free(l.entries);
+    free(all);
     return done && (durable_sync_directory(s->out) || durable_problem(why, "cannot sync", s->out, -1));
 }
 
 bool checkpoint_prune(checkpoint_store *s, int64_t keep, int64_t keep_every, problem *why) {
-    listing l;
     problem ignored;
+    int64_t kept = 0, count;
     if (keep == 0) return true;
-    if (!list(s->out, &l, why)) return false;
-    bool removed = true;
-    int64_t kept = 0;
-    for (int64_t i = 0; i < l.count; i++) {
-        found f = l.entries[i];
-        if (f.stage == DAMAGED || f.step == s->begun) continue;
-        if (f.stage == FINISHED && kept < keep) { // still looking for those to keep
-            manifest *m = checkpoint_manifest(s->out, f.step, &ignored);
-            kept += m && check_files(s->out, f, m, &ignored);
+    found *all = list(s->out, &count, why);
+    bool removed = all != NULL;
+    for (found *f = all; all && f < all + count; f++) {
+        if (f->stage == DAMAGED || f->step == s->begun) continue;
+        if (f->stage == FINISHED && kept < keep) { // still looking for those to keep
+            manifest *m = checkpoint_manifest(s->out, f->step, &ignored);
+            kept += m && check_files(s->out, *f, m, &ignored);
             manifest_free(m);
-        } else if (f.stage == UNFINISHED || keep_every == 0 || f.step % keep_every != 0) {
-            removed &= remove_one(s->out, f, why);
+        } else if (f->stage == UNFINISHED || keep_every == 0 || f->step % keep_every != 0) {
+            removed &= remove_one(s->out, *f, why);
         }
     }
-    free(l.entries);
+    free(all);
     return removed;
 }
 
@@ -291,21 +280,20 @@ manifest *checkpoint_manifest(const char *out, int64_t step, problem *why) {
 }
 
 manifest *checkpoint_latest(const char *out, int64_t below, problem *skipped) {
-    listing l;
     problem why;
     *skipped = (problem){.what = "", .hint = ""};
-    if (!list(out, &l, skipped)) return NULL;
+    int64_t count;
+    found *all = list(out, &count, skipped);
     manifest *m = NULL;
-    for (int64_t i = 0; i < l.count && !m; i++) {
-        found f = l.entries[i];
-        if (f.stage != FINISHED || f.step >= below) continue;
-        m = checkpoint_manifest(out, f.step, &why);
-        if (m && check_files(out, f, m, &why)) break;
+    for (found *f = all; all && f < all + count; f++) {
+        if (f->stage != FINISHED || f->step >= below) continue;
+        m = checkpoint_manifest(out, f->step, &why);
+        if (m && check_files(out, *f, m, &why)) break;
         manifest_free(m);
         m = NULL;
         problem_add(skipped, &why);
     }
-    free(l.entries);
+    free(all);
     return m;
 }
 

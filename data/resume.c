@@ -124,25 +124,17 @@ void resume_compare(const options *o, const run_facts *facts, const manifest *m)
 
 // --- finding -----------------------------------------------------------------------------------------------
 
-static void warn(const char *what) {
+static void warn(const char *what, const char *which, const char *then) {
     fflush(stdout);
-    fprintf(stderr, "warning: rank %d: %s\n", cf_die_rank(), what);
+    fprintf(stderr, "warning: rank %d: %s%s%s\n", cf_die_rank(), what, which, then);
     fflush(stderr);
 }
 
-static void warn_of(const problem *why) {
-    char text[sizeof why->what + 64];
-    snprintf(text, sizeof text, "passed over a checkpoint: %s", why->what);
-    warn(text);
-}
-
 void resume_nothing_sound(const char *out, bool anew) {
-    char text[PATH_MAX + 64];
-    snprintf(text, sizeof text, "none of the checkpoints in %s is sound", out);
     if (!anew)
         cf_die("bring one back from a copy; or choose another --out; or begin anew beside them with --force",
-               "%s", text);
-    warn(strcat(text, ": a run begins anew there"));
+               "none of the checkpoints in %s is sound", out);
+    warn("none of the checkpoints in ", out, " is sound: a run begins anew there");
 }
 
 // Rank 0 looks; the others take its word and read the same manifest.
@@ -151,7 +143,7 @@ manifest *resume_find(const rank_exchange *all, const char *out, int64_t below, 
         problem why = {.what = ""};
         manifest *m = all->rank == 0 ? checkpoint_latest(out, below, &why) : NULL;
         if (*why.what) {
-            warn_of(&why);
+            warn("passed over a checkpoint: ", why.what, "");
             *passed_over = true;
         }
         below = (int64_t)exchange_root(all, m ? (double)m->step : -1);
@@ -164,7 +156,7 @@ manifest *resume_find(const rank_exchange *all, const char *out, int64_t below, 
         for (int64_t file = all->rank; file < m->ranks; file += all->ranks) {
             if (checkpoint_verify(out, m, file, &why)) continue;
             sound = false;
-            warn_of(&why);
+            warn("passed over a checkpoint: ", why.what, "");
         }
         if (exchange_all(all, sound)) return m;
         *passed_over = all->rank == 0;
