@@ -43,7 +43,7 @@ void accounts_open(accounts *a, const char *out) {
     memset(a, 0, sizeof *a);
     if (*out && snprintf(a->path, sizeof a->path, "%s/accounts.json", out) >= (int)sizeof a->path)
         a->path[0] = 0;
-    char *text = *a->path ? input_read_all(a->path, MAX_BYTES, &size, &why) : NULL;
+    char *text = *a->path ? input_read_all("accounts", a->path, MAX_BYTES, &size, &why) : NULL;
     if (text) read_back(a, text);
     free(text);
     a->starts++;

@@ -267,7 +267,7 @@ manifest *checkpoint_manifest(const char *out, int64_t step, problem *why) {
     char path[PATH_MAX];
     path_of(out, (found){step, FINISHED}, manifest_name, path);
     int64_t size;
-    char *text = input_read_all(path, MANIFEST_MAX_BYTES, &size, why);
+    char *text = input_read_all("manifest", path, MANIFEST_MAX_BYTES, &size, why);
     if (!text) return NULL;
     manifest *m = manifest_parse(text, size, path, why);
     free(text);

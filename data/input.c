@@ -19,7 +19,7 @@ typedef struct input {
 } input;
 
 struct input_files {
-    char kind[32];
+    const char *kind;
     int64_t count, most;
     input *file; // (most)
     struct {
@@ -28,87 +28,28 @@ struct input_files {
     } open[OPEN_FILES];
 };
 
-// kind: "", or what the file is, and a blank.
-static int open_regular(const char *kind, const char *path, struct stat *status, problem *why) {
+input_files *input_create(const char *kind, int64_t most) {
+    input_files *all = calloc(1, sizeof *all);
+    if (all) all->file = calloc((size_t)most, sizeof *all->file);
+    if (!all || !all->file) cf_die(NULL, "out of memory for %lld files", (long long)most);
+    all->most = most;
+    all->kind = kind;
+    return all;
+}
+
+static int open_regular(const input_files *all, const char *path, struct stat *status, problem *why) {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     bool is_open = fd >= 0 && fstat(fd, status) == 0;
     if (is_open && S_ISREG(status->st_mode)) return fd;
     int error = is_open ? EINVAL : errno;
-    problem_set(why, error == EMFILE ? "raise ulimit -n" : NULL, "%s%.1500s cannot be opened: %s", kind, path,
+    problem_set(why, error == EMFILE ? "raise ulimit -n" : NULL, "%s %.1500s cannot be opened: %s", all->kind,
+                path,
                 !is_open                   ? strerror(error)
                 : S_ISDIR(status->st_mode) ? "it is a directory, not a regular file"
                                            : "it is a device or a pipe, not a regular file");
     if (fd >= 0) close(fd);
     errno = error;
     return -1;
-}
-
-static bool read_at(int fd, const char *kind, const char *path, int64_t at, void *to, int64_t bytes,
-                    problem *why) {
-    for (int64_t done = 0; done < bytes;) {
-        ssize_t n = pread(fd, (char *)to + done, (size_t)(bytes - done), at + done);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0)
-            return problem_set(why, leave_files, "%s%.1500s cannot be read at byte %lld: %s", kind, path,
-                               (long long)(at + done),
-                               n < 0 ? strerror(errno) : "it has become shorter since it was opened");
-        done += n;
-    }
-    return true;
-}
-
-char *input_read_all(const char *path, int64_t most, int64_t *bytes, problem *why) {
-    struct stat status;
-    int fd = open_regular("", path, &status, why);
-    if (fd < 0) return NULL;
-    *bytes = status.st_size;
-    char *text = NULL;
-    if (*bytes > most) {
-        problem_set(why, NULL, "%.1500s has %lld bytes, more than the %lld that it may have", path,
-                    (long long)*bytes, (long long)most);
-    } else {
-        text = calloc(1, (size_t)*bytes + 1);
-        if (!text) cf_die(NULL, "out of memory for the %lld bytes of %s", (long long)*bytes, path);
-        if (!read_at(fd, "", path, 0, text, *bytes, why)) {
-            free(text);
-            text = NULL;
-        }
-    }
-    close(fd);
-    errno = EIO; // whatever has failed, the file is there
-    return text;
-}
-
-bool input_hash(const char *path, int64_t *bytes, uint64_t *hash, problem *why) {
-    struct stat status;
-    int fd = open_regular("", path, &status, why);
-    if (fd < 0) return false;
-    char *piece = malloc(PIECE_BYTES);
-    if (!piece) cf_die(NULL, "out of memory for a piece of %s", path);
-    XXH64_state_t state;
-    XXH64_reset(&state, 0);
-    *bytes = status.st_size;
-    bool well = true;
-    for (int64_t at = 0; well && at < *bytes; at += PIECE_BYTES) {
-        int64_t count = *bytes - at < PIECE_BYTES ? *bytes - at : PIECE_BYTES;
-        well = read_at(fd, "", path, at, piece, count, why);
-        XXH64_update(&state, piece, (size_t)count);
-    }
-    free(piece);
-    close(fd);
-    *hash = XXH64_digest(&state);
-    return well;
-}
-
-// --- many files ---
-
-input_files *input_create(const char *kind, int64_t most) {
-    input_files *all = calloc(1, sizeof *all);
-    if (all) all->file = calloc((size_t)most, sizeof *all->file);
-    if (!all || !all->file) cf_die(NULL, "out of memory for %lld files", (long long)most);
-    all->most = most;
-    snprintf(all->kind, sizeof all->kind, "%s ", kind);
-    return all;
 }
 
 // A descriptor, which is closed when another file needs its place.
@@ -118,12 +59,12 @@ static int open_input(input_files *all, input *f, problem *why) {
     if (all->open[place].file) close(all->open[place].fd);
     all->open[place].file = NULL;
     struct stat now;
-    int fd = open_regular(all->kind, f->path, &now, why);
+    int fd = open_regular(all, f->path, &now, why);
     if (fd < 0) return -1;
     const struct stat *then = &f->found;
     if (f - all->file < all->count &&
         (now.st_size != then->st_size || now.st_ino != then->st_ino || now.st_dev != then->st_dev)) {
-        problem_set(why, leave_files, "%s%.1500s has been replaced since it was opened first", all->kind,
+        problem_set(why, leave_files, "%s %.1500s has been replaced since it was opened first", all->kind,
                     f->path);
         close(fd);
         return -1;
@@ -154,7 +95,17 @@ int64_t input_bytes(const input_files *all, int64_t file) {
 
 bool input_read(input_files *all, int64_t file, int64_t at, void *to, int64_t bytes, problem *why) {
     int fd = open_input(all, &all->file[file], why);
-    return fd >= 0 && read_at(fd, all->kind, all->file[file].path, at, to, bytes, why);
+    if (fd < 0) return false;
+    for (int64_t done = 0; done < bytes;) {
+        ssize_t n = pread(fd, (char *)to + done, (size_t)(bytes - done), at + done);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0)
+            return problem_set(why, leave_files, "%s %.1500s cannot be read at byte %lld: %s", all->kind,
+                               input_path(all, file), (long long)(at + done),
+                               n < 0 ? strerror(errno) : "it has become shorter since it was opened");
+        done += n;
+    }
+    return true;
 }
 
 void input_expect(input_files *all, int64_t file, int64_t at, int64_t bytes) {
@@ -166,7 +117,7 @@ void input_expect(input_files *all, int64_t file, int64_t at, int64_t bytes) {
 bool input_header(input_files *all, int64_t file, int32_t magic, int32_t header[INPUT_HEADER], problem *why) {
     const char *path = input_path(all, file);
     if (input_bytes(all, file) < INPUT_HEADER_BYTES)
-        return problem_set(why, NULL, "%s%.1500s has %lld bytes, less than the %d of a header", all->kind,
+        return problem_set(why, NULL, "%s %.1500s has %lld bytes, less than the %d of a header", all->kind,
                            path, (long long)input_bytes(all, file), INPUT_HEADER_BYTES);
     if (!input_read(all, file, 0, header, INPUT_HEADER_BYTES, why)) return false;
     return header[0] == magic ||
@@ -179,16 +130,59 @@ bool input_check_size(const input_files *all, int64_t file, int64_t bytes, const
     const int64_t found = input_bytes(all, file);
     return found == bytes ||
            problem_set(why, "it is damaged or was not copied completely; make or copy it again",
-                       "%s%.1500s is %s: its header says %s, which is %lld bytes, but it has %lld", all->kind,
-                       input_path(all, file), found < bytes ? "truncated" : "too long", promise,
+                       "%s %.1500s is %s: its header says %s, which is %lld bytes, but it has %lld",
+                       all->kind, input_path(all, file), found < bytes ? "truncated" : "too long", promise,
                        (long long)bytes, (long long)found);
 }
 
 void input_close(input_files *all) {
     if (!all) return;
+    int error = errno;
     for (int i = 0; i < OPEN_FILES; i++)
         if (all->open[i].file) close(all->open[i].fd);
     for (int64_t i = 0; i < all->most; i++) free(all->file[i].path);
     free(all->file);
     free(all);
+    errno = error;
+}
+
+// --- one file, whole ---
+
+char *input_read_all(const char *kind, const char *path, int64_t most, int64_t *bytes, problem *why) {
+    input_files *one = input_create(kind, 1);
+    char *text = NULL;
+    if (input_add(one, path, why)) {
+        *bytes = input_bytes(one, 0);
+        errno = EIO; // whatever fails from here on, the file is there
+        if (*bytes > most)
+            problem_set(why, NULL, "%s %.1500s has %lld bytes, more than the %lld that it may have", kind,
+                        path, (long long)*bytes, (long long)most);
+        else if (!(text = calloc(1, (size_t)*bytes + 1)))
+            cf_die(NULL, "out of memory for the %lld bytes of %s", (long long)*bytes, path);
+        else if (!input_read(one, 0, 0, text, *bytes, why)) {
+            free(text);
+            text = NULL;
+        }
+    }
+    input_close(one);
+    return text;
+}
+
+bool input_hash(const char *path, int64_t *bytes, uint64_t *hash, problem *why) {
+    input_files *one = input_create("file", 1);
+    bool well = input_add(one, path, why);
+    char *piece = malloc(PIECE_BYTES);
+    if (!piece) cf_die(NULL, "out of memory for a piece of %s", path);
+    XXH64_state_t state;
+    XXH64_reset(&state, 0);
+    *bytes = well ? input_bytes(one, 0) : 0;
+    for (int64_t at = 0; well && at < *bytes; at += PIECE_BYTES) {
+        int64_t count = *bytes - at < PIECE_BYTES ? *bytes - at : PIECE_BYTES;
+        well = input_read(one, 0, at, piece, count, why);
+        XXH64_update(&state, piece, well ? (size_t)count : 0);
+    }
+    free(piece);
+    input_close(one);
+    *hash = XXH64_digest(&state);
+    return well;
 }

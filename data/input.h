@@ -8,17 +8,18 @@
 
 // A pipe is refused, which would hold up the start until somebody writes into it, and so is a device, which has no size.
 //
+// kind: what the file is, for messages: "token file".
+//
 // A whole file of at most `most` bytes, with a 0 after it; the caller frees it. NULL: see why; errno is ENOENT only if there
 // is no such file.
-char *input_read_all(const char *path, int64_t most, int64_t *bytes, problem *why);
+char *input_read_all(const char *kind, const char *path, int64_t most, int64_t *bytes, problem *why);
 // XXH64, seed 0, of a whole file, as xxh64sum prints it.
 bool input_hash(const char *path, int64_t *bytes, uint64_t *hash, problem *why);
 
 // Files that are read here and there. Only some are open at a time, so their number has no limit but memory; one that has
 // been replaced since it was added is refused.
 typedef struct input_files input_files;
-input_files *input_create(const char *kind,
-                          int64_t most); // kind: of files, "token file", in what is wrong with one of them
+input_files *input_create(const char *kind, int64_t most);
 bool input_add(input_files *all, const char *path, problem *why); // false: see why
 const char *input_path(const input_files *all, int64_t file);     // in the order in which they were added
 int64_t input_bytes(const input_files *all, int64_t file);

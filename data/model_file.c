@@ -118,7 +118,7 @@ uint64_t model_file_fingerprint(const model_file *file, bool all) {
     problem why;
     if (all) {
         if (!input_hash(input_path(file->in, 0), &size, &print, &why))
-            cf_die(why.hint, "model file %s", why.what);
+            cf_die(why.hint, "model: %s", why.what);
         return print >> 11;
     }
     for (int64_t i = 0; i <= PIECES; i++) {

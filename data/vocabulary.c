@@ -58,9 +58,10 @@ static void find_tokens(vocabulary *v, const char *path, int64_t size) {
 vocabulary *vocabulary_open(const char *path) {
     problem why;
     int64_t size;
-    char *bytes = input_read_all(path, HEADER_BYTES + (int64_t)MAX_TOKENS * 256, &size, &why);
+    char *bytes =
+        input_read_all("vocabulary file", path, HEADER_BYTES + (int64_t)MAX_TOKENS * 256, &size, &why);
     if (!bytes && errno == ENOENT) return NULL;
-    if (!bytes) cf_die_together(*why.hint ? why.hint : how_to_read, "vocabulary file %s", why.what);
+    if (!bytes) cf_die_together(*why.hint ? why.hint : how_to_read, "%s", why.what);
     if (size < HEADER_BYTES)
         cf_die_together(how_to_make, "vocabulary file %s has %lld bytes: it is damaged or something else",
                         path, (long long)size);

@@ -22,14 +22,14 @@ static void test_hash(void **state) {
 static void test_whole_files(void **state) {
     (void)state;
     int64_t bytes = 0;
-    char *text = input_read_all(scratch_write("text", "some text", 9), 9, &bytes, &why);
+    char *text = input_read_all("some text", scratch_write("text", "some text", 9), 9, &bytes, &why);
     assert_int_equal(bytes, 9);
     assert_string_equal(text, "some text");
     free(text);
-    assert_null(input_read_all(scratch_path("text"), 8, &bytes, &why));
+    assert_null(input_read_all("some text", scratch_path("text"), 8, &bytes, &why));
     ASSERT_SAYS("/text has 9 bytes, more than the 8 that it may have");
     assert_int_not_equal(errno, ENOENT);
-    assert_null(input_read_all(scratch_path("none"), 8, &bytes, &why));
+    assert_null(input_read_all("some text", scratch_path("none"), 8, &bytes, &why));
     assert_int_equal(errno, ENOENT);
     ASSERT_SAYS("/none cannot be opened", "No such file");
 }
@@ -42,7 +42,7 @@ static void test_what_is_no_file(void **state) {
     const char *const names[] = {"/dev/zero", scratch, scratch_path("pipe")};
     assert_int_equal(mkfifo(names[2], 0600), 0); // which nobody waits for
     for (int i = 0; i < 3; i++) {
-        assert_null(input_read_all(names[i], 100, &bytes, &why));
+        assert_null(input_read_all("some text", names[i], 100, &bytes, &why));
         ASSERT_SAYS("not a regular file", names[i]);
         assert_int_not_equal(errno, ENOENT);
         assert_false(input_hash(names[i], &bytes, &hash, &why));
