@@ -20,9 +20,7 @@
 #include <stdio.h>
 #include "log.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EXTERN_C_BEGIN
 
 typedef enum { TIME_START, TIME_TRAIN, TIME_REDO, TIME_SAVE, TIME_WATCH, TIME_DOWN, TIMES } time_purpose;
 
@@ -43,7 +41,5 @@ double accounts_goodput(const accounts *a); // 0 … 1
 void accounts_print(const accounts *a, FILE *file);
 void accounts_log(const accounts *a, logfile *log); // adds fields to the line
 
-#ifdef __cplusplus
-}
-#endif
+EXTERN_C_END
 #endif

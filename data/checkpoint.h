@@ -23,9 +23,7 @@
 #include <limits.h>
 #include "manifest.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EXTERN_C_BEGIN
 
 // The directory OUT, made if it is missing, and the right to write into it until close or the end of the
 // process. NULL if another run has it, naming host and process. What dead runs have left unfinished is
@@ -65,7 +63,5 @@ bool checkpoint_verify(const char *out, const manifest *m, int64_t rank, problem
 // Where a rank's file is, or, unfinished, where it is to be written.
 void checkpoint_file_path(const char *out, int64_t step, int64_t rank, bool unfinished, char path[PATH_MAX]);
 
-#ifdef __cplusplus
-}
-#endif
+EXTERN_C_END
 #endif

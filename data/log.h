@@ -6,12 +6,10 @@
 #ifndef LOG_H
 #define LOG_H
 
-#include <stdbool.h>
+#include "problem.h"
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EXTERN_C_BEGIN
 
 typedef struct logfile logfile;
 // A new log; one that is there already becomes PATH.1, or .2, …. Dies if it cannot be written, or another process
@@ -39,7 +37,5 @@ bool log_whole(const logfile *log);
 void log_sync(logfile *log);
 void log_close(logfile *log);
 
-#ifdef __cplusplus
-}
-#endif
+EXTERN_C_END
 #endif

@@ -14,9 +14,7 @@
 #include "problem.h"
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EXTERN_C_BEGIN
 
 enum {
     MANIFEST_FILE_NAME = 48,
@@ -47,7 +45,5 @@ char *manifest_print(const manifest *m, int64_t *size); // the text; the caller 
 manifest *manifest_parse(const char *text, int64_t size, const char *name, problem *why);
 void manifest_free(manifest *m);
 
-#ifdef __cplusplus
-}
-#endif
+EXTERN_C_END
 #endif

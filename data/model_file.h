@@ -7,10 +7,9 @@
 #define MODEL_FILE_H
 
 #include "../layers/params.h"
+#include "problem.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EXTERN_C_BEGIN
 
 int64_t
 model_parameters(const gpt_shape *shape); // elements of all tensors, the vocabulary's padding included
@@ -35,7 +34,5 @@ model_writer *model_writer_open(const char *path, const gpt_shape *shape, int ve
 void model_writer_append(model_writer *writer, const float *values, int64_t count);
 void model_writer_commit(model_writer *writer); // dies if the number of elements is not exactly right
 
-#ifdef __cplusplus
-}
-#endif
+EXTERN_C_END
 #endif

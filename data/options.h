@@ -8,9 +8,7 @@
 #include "problem.h"
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EXTERN_C_BEGIN
 
 typedef struct options {
     // model; 0: as `model` says; init_from "": none; vocab 0: as the data say
@@ -79,7 +77,5 @@ void options_print_repeated(const options *o, FILE *file);
 typedef void options_gather(void *argument, const void *mine, void *all, int64_t bytes);
 void options_agree(const options *o, const char *version, int ranks, options_gather *gather, void *argument);
 
-#ifdef __cplusplus
-}
-#endif
+EXTERN_C_END
 #endif

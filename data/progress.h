@@ -2,11 +2,9 @@
 #ifndef PROGRESS_H
 #define PROGRESS_H
 
-#include <stdbool.h>
+#include "problem.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EXTERN_C_BEGIN
 
 // Is a person looking? Open MPI gives every rank a terminal of its own, so under it the launcher's standard
 // output decides.
@@ -19,7 +17,5 @@ void progress_show(const char *line, bool last);
 // End a line in place, so that other output starts on its own line.
 void progress_break(void);
 
-#ifdef __cplusplus
-}
-#endif
+EXTERN_C_END
 #endif

@@ -8,9 +8,7 @@
 #include "options.h"
 #include "tokens.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EXTERN_C_BEGIN
 
 // Collective. The newest checkpoint in `out` of a step below `below` whose files are all true to their hashes, each
 // read by one of the ranks. NULL: there is none. Rank 0 prints which newer ones were passed over and why, and has
@@ -40,7 +38,5 @@ void resume_name(const manifest *m, char name[RUN_NAME]);
 // A number in a manifest; `missing` if it is not there.
 int64_t resume_number(const manifest *m, const char *name, int64_t missing);
 
-#ifdef __cplusplus
-}
-#endif
+EXTERN_C_END
 #endif

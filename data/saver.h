@@ -18,9 +18,7 @@
 #include "log.h"
 #include "saved_state.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EXTERN_C_BEGIN
 
 typedef struct saver saver;
 
@@ -47,7 +45,5 @@ void saver_look(saver *s, const double *words);
 // Collective. False: the last checkpoint was not written.
 bool saver_finish(saver *s);
 
-#ifdef __cplusplus
-}
-#endif
+EXTERN_C_END
 #endif

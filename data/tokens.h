@@ -8,12 +8,10 @@
 #ifndef TOKENS_H
 #define TOKENS_H
 
-#include <stdbool.h>
+#include "problem.h"
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EXTERN_C_BEGIN
 
 typedef struct tokens tokens;
 
@@ -48,7 +46,5 @@ int64_t tokens_shuffled(const tokens *t, uint64_t seed, int64_t position);
 void tokens_read(tokens *t, int64_t sample, int64_t vocab, int64_t b, int64_t B, int32_t *inputs,
                  int32_t *targets);
 
-#ifdef __cplusplus
-}
-#endif
+EXTERN_C_END
 #endif

@@ -4,12 +4,10 @@
 #ifndef VOCABULARY_H
 #define VOCABULARY_H
 
+#include "problem.h"
 #include <stdint.h>
-#include <stdio.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EXTERN_C_BEGIN
 
 typedef struct vocabulary vocabulary;
 // path: a vocabulary file. NULL if the file does not exist; dies together if it is damaged.
@@ -22,7 +20,5 @@ int64_t vocabulary_end_of_text(const vocabulary *v); // -1 if none
 // Bytes of one token into text (at most 255 and no terminator); returns how many. NULL v: the byte itself.
 int vocabulary_bytes(const vocabulary *v, int64_t token, char *text);
 
-#ifdef __cplusplus
-}
-#endif
+EXTERN_C_END
 #endif
