@@ -375,11 +375,11 @@ static void set_trace_steps(trainer *t) {
 // --- where the run begins ---
 
 static const double *exchange(void *argument, const double *values, int count) {
-    return optimizer_exchange((zero_optimizer *)argument, values, count);
+    return figures_exchange((rank_figures *)argument, values, count);
 }
 
 static rank_exchange all_ranks(trainer *t) {
-    rank_exchange all = {t->mesh.world_group.rank, t->ranks, REPORT, exchange, &t->optimizer};
+    rank_exchange all = {t->mesh.world_group.rank, t->ranks, REPORT, exchange, &t->optimizer.figures};
     return all;
 }
 
@@ -398,7 +398,7 @@ static void check_shared_output(trainer *t) {
     if (!*t->o.out) return;
     meet(t); // rank 0 has it now
     const double mine = (double)checkpoint_store_mark(t->o.out);
-    const double *told = optimizer_exchange(&t->optimizer, &mine, 1);
+    const double *told = figures_exchange(&t->optimizer.figures, &mine, 1);
     for (int rank = 1; rank < t->ranks; rank++)
         if (told[rank * REPORT] == 0 || told[rank * REPORT] != told[0])
             cf_die_together(
@@ -422,7 +422,7 @@ static void compare_data(trainer *t) {
                             (double)t->model.params.shape.V,
                             t->start ? (double)model_file_fingerprint(t->start, t->o.verify_data) : 0};
     const int count = (int)(sizeof facts / sizeof *facts);
-    const double *told = optimizer_exchange(&t->optimizer, facts, count);
+    const double *told = figures_exchange(&t->optimizer.figures, facts, count);
     for (int rank = 1; rank < t->ranks; rank++)
         for (int i = 0; i < count; i++)
             if (told[rank * REPORT + i] != told[i])
@@ -652,15 +652,15 @@ static void dry_run(trainer *t) {
                "each "
                "other member of a group, for connections by nccl what it says\n");
     printf("\n");
-    optimizer_explain(&t->optimizer, stdout);
+    gpt_explain(&t->model, stdout);
     tally sum = {0, 0, 0};
     gpt_operations(&t->model, count_operation, &sum);
-    optimizer_operations(&t->optimizer, count_operation, &sum);
+    count_operation(&sum, "", t->optimizer.figures.gather, 1);
     printf("\nA step of one micro-batch: %lld exchanges of rank 0 in %lld units, %lld native collectives\n",
            (long long)sum.exchanges, (long long)sum.units, (long long)sum.collectives);
     printf("\nSchedules of rank 0; steps marked ' are taken when the operation is finished\n");
     gpt_operations(&t->model, print_operation, NULL);
-    optimizer_operations(&t->optimizer, print_operation, NULL);
+    print_operation(NULL, "figures of all ranks", t->optimizer.figures.gather, 1);
 }
 
 // --- one step ---
@@ -851,8 +851,9 @@ static void train_step(trainer *t, int64_t step) {
     for (int micro = 0; micro < t->accumulation; micro++) {
         load_sequences(t, t->train, true, step * o->batch + micro * o->micro_batch * t->mesh.dp,
                        o->micro_batch);
-        gpt_forward(&t->model, t->inputs, t->targets, o->seq, o->micro_batch, 1 / batch_tokens, t->loss);
-        if (micro == 0) optimizer_zero_grad(&t->optimizer);
+        gpt_begin_forward(&t->model, t->inputs, t->targets, o->seq, o->micro_batch);
+        optimizer_finish_update(&t->optimizer);
+        gpt_forward(&t->model, 1 / batch_tokens, t->loss);
         gpt_backward(&t->model, micro == 0, micro == t->accumulation - 1);
     }
     double mine[TELLS];
@@ -864,7 +865,7 @@ static void train_step(trainer *t, int64_t step) {
     a.step = step + 1;
     report_last(t, figures);
     t->last.result =
-        optimizer_update(&t->optimizer, a, o->clip, o->batch * o->seq, t->skipped < o->skip_nonfinite);
+        optimizer_begin_update(&t->optimizer, a, o->clip, o->batch * o->seq, t->skipped < o->skip_nonfinite);
     t->skipped = t->last.result.skipped ? t->skipped + 1 : 0;
     t->last.step = step, t->last.lr = lr;
 }
@@ -892,11 +893,12 @@ static void validate(trainer *t, int64_t step) {
         B = B < 1 ? 1 : B > o->micro_batch ? o->micro_batch : B;
         load_sequences(t, t->val, false, done, B);
         bool counts = done + t->mesh.dp_group.rank * B < all;
-        gpt_forward(&t->model, t->inputs, t->targets, o->seq, B, 0, t->loss + (counts ? 0 : 1));
+        gpt_begin_forward(&t->model, t->inputs, t->targets, o->seq, B);
+        gpt_forward(&t->model, 0, t->loss + (counts ? 0 : 1));
     }
     cf_copy(&sum, t->loss, (int64_t)sizeof sum, t->context.stream);
     cf_stream_sync(t->context.stream);
-    double loss = optimizer_sum(&t->optimizer, sum) / (double)(all * o->seq), ms = watched(t);
+    double loss = figures_sum(&t->optimizer.figures, sum) / (double)(all * o->seq), ms = watched(t);
     if (root(t)) {
         progress_break();
         printf("step %5lld  validation loss %.4f  %lld sequences\n", (long long)step, loss, (long long)all);
@@ -974,7 +976,7 @@ static void write_model(trainer *t, int64_t step, const char *path) {
 
 static void copy_state(trainer *t) {
     if (!t->copy.run) state_create(&t->copy, &t->optimizer);
-    optimizer_complete(&t->optimizer);
+    optimizer_finish_update(&t->optimizer);
     state_take(&t->copy, &t->optimizer);
 }
 
@@ -1006,7 +1008,7 @@ static bool wait_until_saved(trainer *t) {
 static void start_trace(trainer *t) {
     meet(t);
     double zero = cf_now_ms();
-    if (t->transport->local_size == t->ranks) optimizer_maximum(&t->optimizer, &zero, 1);
+    if (t->transport->local_size == t->ranks) figures_maximum(&t->optimizer.figures, &zero, 1);
     cf_timeline_start(&t->context, zero);
 }
 
@@ -1028,8 +1030,8 @@ static void write_trace(trainer *t, int64_t last) {
 
 // --- the run ---
 
-static double sum(void *optimizer, double mine) {
-    return optimizer_sum((zero_optimizer *)optimizer, mine);
+static double sum(void *all, double mine) {
+    return figures_sum((rank_figures *)all, mine);
 }
 
 static void measure_peak(trainer *t) {
@@ -1039,7 +1041,7 @@ static void measure_peak(trainer *t) {
         return;
     }
     double cores = (double)t->transport->local_cores / t->transport->local_size;
-    t->peak = peak_flops(&t->peak_source, cores, sum, &t->optimizer, t->context.stream);
+    t->peak = peak_flops(&t->peak_source, cores, sum, &t->optimizer.figures, t->context.stream);
 }
 
 static void watch(trainer *t, int64_t step, bool last) {
@@ -1071,12 +1073,12 @@ static void begin_step(trainer *t) {
 // What comes next is not the step's time, but what is left of its update is. A run that ends, or is ended, before the last
 // of the steps to be traced has a timeline of the first.
 static void close_step(trainer *t, int64_t step, bool traced) {
-    if (something_follows(t, step)) optimizer_complete(&t->optimizer);
+    if (something_follows(t, step)) optimizer_finish_update(&t->optimizer);
     cf_stream_sync(t->context.stream);
     end_step(t);
     double mine[TELLS];
     fill_figures(t, mine);
-    report_last(t, optimizer_exchange(&t->optimizer, mine, TELLS));
+    report_last(t, figures_exchange(&t->optimizer.figures, mine, TELLS));
     if (traced && (step + 1 == t->trace_to || step + 1 == t->o.steps || t->stop)) write_trace(t, step);
 }
 
@@ -1193,7 +1195,7 @@ static int export_model(trainer *t) {
     be_patient(t, true);
     // The newest, perhaps, and a run may go on there: what rank 0 has seen counts.
     const double found = (double)t->o.export_step;
-    t->o.export_step = (int64_t)optimizer_exchange(&t->optimizer, &found, 1)[0];
+    t->o.export_step = (int64_t)figures_exchange(&t->optimizer.figures, &found, 1)[0];
     bool passed_over = false;
     manifest *m = resume_find(&all, t->o.out, t->o.export_step + 1, &passed_over);
     if (!m || m->step != t->o.export_step)

@@ -1,4 +1,4 @@
-// Device memory of a layer.
+// Device memory of a layer, and sizes.
 #ifndef BUFFERS_H
 #define BUFFERS_H
 
@@ -15,9 +15,14 @@ static inline precise *take_precise(int64_t elements, const char *purpose) {
     return (precise *)cf_alloc(elements * (int64_t)sizeof(precise), purpose);
 }
 
-// The layer's buffer if it keeps one from forward for backward, else the scratch that all layers share.
-static inline real *kept(real *by_layer, real *of_all) {
-    return by_layer ? by_layer : of_all;
+static inline int64_t smaller(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+static inline int64_t larger(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
+static inline int64_t quotient_up(int64_t n, int64_t by) {
+    return (n + by - 1) / by;
 }
 
 #ifdef __cplusplus

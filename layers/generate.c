@@ -35,7 +35,8 @@ void gpt_generate(gpt *g, int32_t first, uint64_t seed, uint64_t stream, int64_t
     memset(inputs, 0, (size_t)T * sizeof *inputs);
     inputs[0] = first;
     for (int i = 0; i < count; i++) {
-        gpt_forward(g, inputs, NULL, padded(length, tp, T), 1, 0, NULL);
+        gpt_begin_forward(g, inputs, NULL, padded(length, tp, T), 1);
+        gpt_forward(g, 0, NULL);
         gpt_next_logits(g, length - 1, 0, logits);
         token[i] = draw(logits, V, random_uniform(seed, stream, (uint64_t)i));
         if (length == T) {

@@ -22,7 +22,7 @@
 #define LOOKUP_H
 
 #include <stdio.h>
-#include "hooks.h"
+#include "overlap.h"
 #include "params.h"
 
 #ifdef __cplusplus

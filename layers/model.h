@@ -6,9 +6,8 @@
 #ifndef MODEL_H
 #define MODEL_H
 
+#include "block.h"
 #include "lookup.h"
-#include "tpsp.h"
-#include "up.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -21,48 +20,49 @@ typedef struct gpt {
     const cf_mesh *mesh;
     parameters params;
     const cf_group *split; // ranks that together hold one copy of the vocabulary
+    zero_shards zero;
     backward_pass pass;
     int64_t T, B; // capacity
     int64_t vocabulary_first, vocabulary_rows,
         vocabulary_valid; // held here: from where, with padding, real ones
-    tpsp tpsp_block;      // the one of the strategy is in use
-    up up_block;
-    tpsp_saved *tpsp_layers; // [L]
-    up_saved *up_layers;     // [L]
+    block *blocks;        // all L share it
     lookup embedding;
-    // wide: also the head's input, from forward to its backward
-    real *wide, *partial;      // (split · Ts, B, C) scratch, the block's
-    precise *norm_scratch;     // the block's
-    real **x;                  // [L + 1] (Ts, B, C): residual stream before each block and after the last
-    precise *mean, *rstd;      // (Ts, B) final layer norm
-    real *logits;              // (R, vocabulary_rows), R = split · Ts · B; with a scale: their gradient
-    precise *stats;            // (split, R, 3)
-    precise *total;            // (R, 2)
-    precise *losses;           // (R)
-    real *dx;                  // (Ts, B, C)
-    real *next;                // (tp, vocabulary_rows): logits of one position, for sampling
-    int32_t *inputs, *targets; // (T, B)
+    parallel_linear head;
+    gradient_place head_place[2]; // of wte's gradient: in the step's last micro-batch [1], in others [0]
+    real *prepared;               // of the head's weights
+    real **x;                     // [L + 1] (Ts, B, C): residual stream before each block and after the last
+    precise *mean, *rstd;         // (Ts, B) final layer norm
+    real *logits;                 // (R, vocabulary_rows), R = split · Ts · B; with a scale: their gradient
+    precise *stats;               // (split, R, 3)
+    precise *total;               // (R, 2)
+    precise *losses;              // (R)
+    real *dx;                     // (Ts, B, C)
+    real *next;                   // (tp, vocabulary_rows): logits of one position, for sampling
+    int32_t *inputs, *targets;    // (T, B)
     cf_fuse *gather_stats, *gather_logits, *collect;
-    real *pieces; // (split, COLLECT): pieces of a tensor that is written to a file
-    column_linear head;
-    int64_t pass_T, pass_B; // of the pass in progress
+    real *pieces;            // (split, COLLECT): pieces of a tensor that is written to a file
+    int64_t pass_Ts, pass_B; // of the pass in progress
+    bool looking;            // its lookup has begun
+    bool has_targets;
+    cf_moment begun; // the pass, in the timeline
 } gpt;
 
 // recompute: backward computes GELU and layer norms again instead of keeping them per layer.
 // Dies (together) if shape, mesh and T do not fit. Parameters are zero until initialised or loaded.
 void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, gpt_shape shape, parallel_strategy strategy,
-                int64_t T, int64_t B, overlap o, bool recompute);
+                int64_t T, int64_t B, overlap how, bool recompute);
 void gpt_free(gpt *g);
 
-// *loss_sum, in the device's memory, += the sum of the losses of the tokens of this rank's shard. Keeps what
-// backward needs. inputs and targets are the host's. targets NULL: no loss; then gpt_next_logits() may follow.
+// A forward pass in two parts; the first begins the lookup, where it needs no more of the token table than this rank's
+// shard, so that the rest of an update (optimizer_finish_update) hides its transfers. inputs and targets (T, B) are the
+// host's. targets NULL: no loss; then gpt_next_logits() may follow.
+void gpt_begin_forward(gpt *g, const int32_t *inputs, const int32_t *targets, int64_t T, int64_t B);
+// *loss_sum, in the device's memory, += the sum of the losses of the tokens of this rank's shard. Keeps what backward needs.
 // scale: backward follows, for gradients of scale · (sum of losses); 0: it does not.
-void gpt_forward(gpt *g, const int32_t *inputs, const int32_t *targets, int64_t T, int64_t B, double scale,
-                 double *loss_sum);
+void gpt_forward(gpt *g, double scale, double *loss_sum);
 // After gpt_forward with a scale: adds the gradients.
-// first: this micro-batch begins the gradients, which params_zero_grad has zeroed; large matrices hold old values, which
-// it overwrites. last: it completes them and passes them to the hooks; the optimizer's step must follow and finishes the
-// transfers still in flight.
+// first: this micro-batch begins the gradients. last: it completes them and sends them; the optimizer's step must follow and
+// finishes the transfers still in flight.
 void gpt_backward(gpt *g, bool first, bool last);
 
 // After gpt_forward: logits (V) at position t of sequence b, on every rank, into out (host memory).
@@ -72,8 +72,12 @@ void gpt_next_logits(gpt *g, int64_t t, int64_t b, float *out);
 // `append` gets the elements.
 void gpt_collect(gpt *g, void (*append)(void *argument, const float *values, int64_t count), void *argument);
 
-// The operations of a training step, for --dry-run: calls visit for each.
+// After the schedule of an operation was switched.
+void gpt_place_weight_gradients(gpt *g);
+
+// For --dry-run: calls visit for each operation of a training step; which gradients are computed where, and travel how.
 void gpt_operations(gpt *g, visit_operation *visit, void *argument);
+void gpt_explain(const gpt *g, FILE *out);
 
 #ifdef __cplusplus
 }

@@ -211,8 +211,8 @@ static void make_models(bench *b) {
     if (!b->tokens) cf_die(NULL, "out of memory for the tokens of a micro-batch");
 }
 
-static double sum(void *optimizer, double mine) {
-    return optimizer_sum(optimizer, mine);
+static double sum(void *all, double mine) {
+    return figures_sum(all, mine);
 }
 
 // Once before the steps and once after them, the better one counts: a slow moment would flatter every MFU.
@@ -223,8 +223,8 @@ static void measure_peak(bench *b) {
         return;
     }
     double cores = (double)b->transport->local_cores / b->transport->local_size;
-    b->peak =
-        fmax(b->peak, peak_flops(&b->peak_source, cores, sum, &b->entrant[0].optimizer, b->context.stream));
+    b->peak = fmax(b->peak, peak_flops(&b->peak_source, cores, sum, &b->entrant[0].optimizer.figures,
+                                       b->context.stream));
 }
 
 // --- measuring ---
@@ -256,7 +256,7 @@ static void report_last(bench *b) {
     const int64_t sent = b->transport->bytes_sent(b->transport);
     const cf_trace_figures figures = cf_trace_last(b->context.trace);
     const double mine[TELLS] = {figures.exposed_ms, figures.comm_ms};
-    const double *told = optimizer_exchange(&b->last->optimizer, mine, TELLS);
+    const double *told = figures_exchange(&b->last->optimizer.figures, mine, TELLS);
     for (int rank = 0; rank < b->transport->size; rank++) {
         const double *r = told + rank * REPORT;
         row->exposed_ms = fmax(row->exposed_ms, r[TELL_EXPOSED]);
@@ -292,13 +292,13 @@ static void take_step(bench *b, entrant *e, int64_t round) {
                .step = round + 1};
     turn(b, round);
     cf_zero(b->loss, (int64_t)sizeof *b->loss, b->context.stream);
-    gpt_forward(&e->model, b->tokens, b->tokens + o->micro_batch, o->seq, o->micro_batch, 1 / (double)tokens,
-                b->loss);
-    optimizer_zero_grad(&e->optimizer);
+    gpt_begin_forward(&e->model, b->tokens, b->tokens + o->micro_batch, o->seq, o->micro_batch);
+    optimizer_finish_update(&e->optimizer);
+    gpt_forward(&e->model, 1 / (double)tokens, b->loss);
     gpt_backward(&e->model, true, true);
     report_last(b);
     optimizer_reduce(&e->optimizer, b->loss, NULL, 0);
-    e->row[round].loss = optimizer_update(&e->optimizer, a, o->clip, tokens, false).loss;
+    e->row[round].loss = optimizer_begin_update(&e->optimizer, a, o->clip, tokens, false).loss;
     cf_stream_sync(b->context.stream);
     b->last = e, b->last_round = round;
 }

@@ -183,7 +183,7 @@ static void some_rows_of_the_weight_gradient(void **state) {
     }
 }
 
-// --- the weight gradient of a matrix in parts (block.h) ---
+// --- the weight gradient of a matrix in parts (weight_gradient.h) ---
 
 enum { PART_ROWS = 7 };
 
@@ -231,101 +231,74 @@ static void assert_product(const product *q, const real *gradient) {
                      (double)gradient[i], q->whole[i]);
 }
 
-// Computes the gradient of layer 1 where it lies: nobody takes part in it.
+// A matrix with a bucket of its own overwrites what is there before the step's first micro-batch; others share a bucket,
+// which is zero when a step begins.
 static void check_in_place(const backward_pass *pass, const parameters *p, int tensor, bool add) {
     product q;
     make_product(&q, p, tensor, add);
     int64_t count = 2 * q.g.OC * q.g.IC;
     real *gradient = params_grad(p, tensor, 1), *around = copy_buffer(p->grad, p->elements);
     cf_copy(gradient, q.before, count * (int64_t)sizeof *gradient, NULL);
-    assert_false(weight_gradient_fuses(pass, p, tensor, 1));
-    weight_gradient_take(pass, p, tensor, 1, q.g, NULL);
+    weight_gradient_compute(pass, tensor, 1, GRADIENT_NOW, q.g);
     assert_product(&q, gradient);
     int64_t first = gradient - p->grad, end = first + count;
     assert_same_bits("before the gradient", p->grad, around, first);
     assert_same_bits("behind the gradient", p->grad + end, around + end, p->elements - end);
 }
 
-// Stands for the optimizer: computes slices of uneven size, in an order of its own, in memory of its own.
-typedef struct taker {
-    int bucket, calls;
-    bool fuses;
-    int64_t row; // elements
-    real *gradient;
-} taker;
-
-static bool taker_fuses(void *argument, int bucket) {
-    const taker *t = argument;
-    assert_true(bucket >= 0); // a matrix without a bucket of its own is not asked about
-    return t->fuses && bucket == t->bucket;
+static void weight_gradient_in_place(void **state) {
+    (void)state;
+    static parameters p;
+    static cf_context context; // the default stream
+    cf_mesh mesh;
+    create_parts(&p, &mesh);
+    zero_shards z = {.context = &context, .params = &p};
+    backward_pass first = {.zero = &z, .first = true}, later = {.zero = &z};
+    check_in_place(&first, &p, QKVW, false);
+    check_in_place(&later, &p, QKVW, true);
+    check_in_place(&first, &p, ATTPROJW, true);
+    check_in_place(&later, &p, ATTPROJW, true);
+    free_parts(&p, &mesh);
 }
 
-static void taker_compute(void *argument, int bucket, cf_compute *wgrad, void *job) {
-    // over the border of the parts at 135, within a part, to the padding behind 270, two blocks at once
+// Only the last micro-batch sends; what shares a bucket does not make the others wait; no operation brings a factor here.
+static void place_of_a_weight_gradient(void **state) {
+    (void)state;
+    static parameters p;
+    cf_mesh mesh;
+    create_parts(&p, &mesh);
+    zero_bucket *bucket = test_buffer(p.buckets * (int64_t)sizeof *bucket);
+    memset(bucket, 0, (size_t)p.buckets * sizeof *bucket);
+    zero_shards z = {.params = &p, .bucket = bucket};
+    bucket[params_own_bucket(&p, QKVW, 1)].fused = true;
+    for (int may_wait = 0; may_wait <= 1; may_wait++) {
+        gradient_place otherwise = may_wait ? GRADIENT_LATER : GRADIENT_NOW;
+        assert_int_equal(weight_gradient_place(&z, QKVW, 1, true, NULL, 0, may_wait), GRADIENT_OWNERS);
+        assert_int_equal(weight_gradient_place(&z, QKVW, 1, false, NULL, 0, may_wait), otherwise);
+        assert_int_equal(weight_gradient_place(&z, QKVW, 0, true, NULL, 0, may_wait), otherwise);
+        assert_int_equal(weight_gradient_place(&z, ATTPROJW, 1, true, NULL, 0, may_wait), GRADIENT_NOW);
+    }
+    free_parts(&p, &mesh);
+}
+
+// Slices of uneven size, in an order of its own: over the border of the parts at 135, within a part, to the padding behind
+// 270, two blocks at once.
+static void compute_slices(weight_gradient *g, real *gradient, int64_t row) {
     static const struct {
         int64_t row, rows, stride;
         int blocks;
     } slices[] = {{130, 71, 0, 1}, {0, 1, 0, 1},   {201, 71, 0, 1},
                   {1, 13, 81, 2},  {14, 68, 0, 1}, {95, 35, 0, 1}};
-    taker *t = argument;
-    assert_int_equal(bucket, t->bucket);
-    t->calls++;
     for (size_t i = 0; i < sizeof slices / sizeof *slices; i++) {
         cf_span span = {.side = CF_COMPUTE_BEFORE,
                         .row = slices[i].row,
                         .rows = slices[i].rows,
                         .blocks = slices[i].blocks,
                         .row_stride = slices[i].stride,
-                        .data = (char *)(t->gradient + slices[i].row * t->row),
-                        .data_stride = slices[i].stride * t->row * (int64_t)sizeof(real)};
-        wgrad(job, &span, NULL);
+                        .data = (char *)(gradient + slices[i].row * row),
+                        .data_stride = slices[i].stride * row * (int64_t)sizeof(real)};
+        weight_gradient_rows(g, &span, NULL);
     }
-}
-
-static void weight_gradient_stays_where_nobody_takes_it(void **state) {
-    (void)state;
-    static parameters p;
-    cf_mesh mesh;
-    create_parts(&p, &mesh);
-    taker t = {.bucket = params_own_bucket(&p, QKVW, 1), .fuses = true};
-    gpt_hooks hooks = {.argument = &t, .fuses = taker_fuses, .compute = taker_compute};
-    backward_pass nobody = {.last = true}, early = {.hooks = hooks}, last = {.hooks = hooks, .last = true};
-    backward_pass alone = {.first = true, .last = true}, first = {.hooks = hooks, .first = true};
-    backward_pass only = {.hooks = hooks, .first = true, .last = true};
-    check_in_place(&alone, &p, QKVW, false);
-    check_in_place(&nobody, &p, QKVW, true);
-    check_in_place(&first, &p, QKVW, false);
-    check_in_place(&early, &p, QKVW, true);
-    check_in_place(&first, &p, ATTPROJW, true); // shares a bucket, which is zero when a step begins
-    check_in_place(&last, &p, ATTPROJW, true);
-    check_in_place(&only, &p, ATTPROJW, true);
-    t.fuses = false;
-    check_in_place(&only, &p, QKVW, false);
-    check_in_place(&last, &p, QKVW, true);
-    assert_int_equal(t.calls, 0);
-    free_parts(&p, &mesh);
-}
-
-// add: the step has more micro-batches than this one. What was there before the first must not count.
-static void check_owners(const parameters *p, taker *t, bool add) {
-    const param_bucket *b = &p->bucket[t->bucket];
-    backward_pass pass = {.hooks = {.argument = t, .fuses = taker_fuses, .compute = taker_compute},
-                          .first = !add,
-                          .last = true};
-    product q;
-    make_product(&q, p, QKVW, add);
-    real *untouched = copy_buffer(p->grad, p->elements);
-    t->row = b->row;
-    t->calls = 0;
-    t->gradient = poisoned_buffer(b->count);
-    cf_copy(t->gradient, q.before, 2 * q.g.OC * q.g.IC * (int64_t)sizeof(real), NULL);
-    assert_true(weight_gradient_fuses(&pass, p, QKVW, 1));
-    assert_false(weight_gradient_fuses(&pass, p, QKVW, 0)); // another bucket
-    weight_gradient_take(&pass, p, QKVW, 1, q.g, NULL);
-    assert_int_equal(t->calls, 1);
-    assert_product(&q, t->gradient);
-    assert_untouched("padding", t->gradient + 270 * b->row, 2 * b->row);
-    assert_same_bits("the gradient's usual place", p->grad, untouched, p->elements);
 }
 
 static void weight_gradient_owner_by_owner(void **state) {
@@ -333,11 +306,18 @@ static void weight_gradient_owner_by_owner(void **state) {
     static parameters p;
     cf_mesh mesh;
     create_parts(&p, &mesh);
-    taker t = {.bucket = params_own_bucket(&p, QKVW, 1), .fuses = true};
-    const param_bucket *b = &p.bucket[t.bucket];
+    const param_bucket *b = &p.bucket[params_own_bucket(&p, QKVW, 1)];
     assert_int_equal(b->count / b->row, 272);
-    check_owners(&p, &t, false);
-    check_owners(&p, &t, true);
+    for (int add = 0; add <= 1; add++) { // add: the step has more micro-batches than this one
+        product q;
+        make_product(&q, &p, QKVW, add == 1);
+        real *gradient = poisoned_buffer(b->count);
+        cf_copy(gradient, q.before, 2 * q.g.OC * q.g.IC * (int64_t)sizeof(real), NULL);
+        q.g.to.add = add == 1;
+        compute_slices(&q.g, gradient, b->row);
+        assert_product(&q, gradient);
+        assert_untouched("padding", gradient + 270 * b->row, 2 * b->row);
+    }
     free_parts(&p, &mesh);
 }
 
@@ -371,15 +351,11 @@ static void bias_gradient(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         KERNEL_TEST(gemm_refusal_is_fatal), // before there are threads: it forks
-        KERNEL_TEST(gemm_is_exact_on_integers),
-        KERNEL_TEST(gemm_of_nothing),
-        KERNEL_TEST(gemm_inside_a_parallel_region),
-        KERNEL_TEST(linear_is_exact_on_integers),
-        KERNEL_TEST(adding_is_exact_on_integers),
-        KERNEL_TEST(some_rows_of_the_weight_gradient),
-        KERNEL_TEST(weight_gradient_stays_where_nobody_takes_it),
-        KERNEL_TEST(weight_gradient_owner_by_owner),
-        KERNEL_TEST(bias_gradient),
+        KERNEL_TEST(gemm_is_exact_on_integers),      KERNEL_TEST(gemm_of_nothing),
+        KERNEL_TEST(gemm_inside_a_parallel_region),  KERNEL_TEST(linear_is_exact_on_integers),
+        KERNEL_TEST(adding_is_exact_on_integers),    KERNEL_TEST(some_rows_of_the_weight_gradient),
+        KERNEL_TEST(weight_gradient_in_place),       KERNEL_TEST(place_of_a_weight_gradient),
+        KERNEL_TEST(weight_gradient_owner_by_owner), KERNEL_TEST(bias_gradient),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

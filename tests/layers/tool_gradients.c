@@ -36,15 +36,15 @@ static void gradients_into_weights(gpt *g, zero_optimizer *o) {
     adamw keep = {.lr = 0, .beta1 = 0, .beta2 = 0, .eps = 1, .step = 1};
     const double no_loss = 0;
     optimizer_reduce(o, &no_loss, NULL, 0);
-    optimizer_update(o, keep, 0, 1, false);
+    optimizer_begin_update(o, keep, 0, 1, false);
     optimizer_settle(o);
     for (int i = 0; i < p->buckets; i++) {
         const param_bucket *b = &p->bucket[i];
         int owner = b->group->size == 1 ? 0 : b->group->rank;
         real *weights = p->weight + b->first + owner * b->shard;
         for (int64_t k = 0; k < b->shard; k++) weights[k] = real_of(o->m[o->bucket[i].state + k]);
-        if (!o->bucket[i].gather) continue;
-        cf_fuse_run(o->bucket[i].gather, p->weight + b->first, b->shard, 1, NULL, NULL, -1);
+        cf_fuse *gather = g->zero.bucket[i].gather;
+        if (gather) cf_fuse_run(gather, p->weight + b->first, b->shard, 1, NULL, NULL, -1);
     }
 }
 
@@ -80,9 +80,10 @@ int main(int argc, char **argv) {
     for (int64_t b = 0; b < B; b++) tokens_read(data, mesh.dp_group.rank * B + b, f.V, b, B, inputs, targets);
     double count = (double)(T * B * mesh.dp);
     double *sum = cf_alloc((int64_t)sizeof *sum, "loss"), loss = 0;
-    gpt_forward(&model, inputs, targets, T, B, 1 / count, sum);
+    gpt_begin_forward(&model, inputs, targets, T, B);
+    gpt_forward(&model, 1 / count, sum);
     cf_copy(&loss, sum, (int64_t)sizeof loss, context.stream);
-    loss = optimizer_sum(&optimizer, loss) / count;
+    loss = figures_sum(&optimizer.figures, loss) / count;
     gpt_backward(&model, true, true);
     gradients_into_weights(&model, &optimizer);
 

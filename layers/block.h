@@ -1,0 +1,130 @@
+// One transformer block. Its attention half is TPSP's (tpsp.c) or UP's (up.c); the MLP half is the same for both, over the
+// tp group or over this rank alone (block.c). Both strategies keep activations between the halves split by sequence.
+//
+// N = tp ranks, Ts = T / N rows of time a shard. S = ranks that share the matrices of the MLP: N in TPSP, 1 in UP.
+// Hl = H / N local heads, Cl = C / N, Fl = 4C / S.
+#ifndef BLOCK_H
+#define BLOCK_H
+
+#include <stdio.h>
+#include "parallel_linear.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Each half begins with a layer norm and a column-parallel layer.
+typedef enum { ATTENTION, MLP, HALVES } block_half;
+
+// Kept by one layer from forward for backward. NULL: backward computes it again.
+typedef struct block_layer {
+    const real *x[HALVES]; // (Ts, B, C) what the halves read; the first is the previous layer's output
+    precise *mean[HALVES], *rstd[HALVES]; // (Ts, B)
+    real *norm[HALVES];                   // (S · Ts, B, C) outputs of the layer norms, or NULL
+    real *x2;                             // (Ts, B, C) the attention half's output
+    real *qkv;                            // (T, B, 3 Cl)
+    real *heads;                          // (T, B, Cl)
+    precise *lse;                         // (T, B, Hl)
+    real *groups;                         // UP: (N, Ts, B, Cl) arrived: the own rows' heads, group by group
+    real *fch;                            // (S · Ts, B, Fl) before GELU
+    real *hidden;                         // (S · Ts, B, Fl) GELU, or NULL
+    gradient_place place[TENSORS]
+                        [2]; // of weight gradients: in the step's last micro-batch [1], in others [0]
+} block_layer;
+
+typedef struct block block;
+typedef struct block_strategy {
+    void (*forward)(block *b, int layer);            // of the attention half: x[ATTENTION] → x2
+    void (*backward)(block *b, int layer, real *dx); // QKV's weight gradient may be left to late
+    void (*late)(block *b, int layer);
+    void (*operations)(const block *b, bool forward, visit_operation *visit, void *argument);
+    void (*free)(block *b);
+} block_strategy;
+
+// What all layers share: planned operations and scratch memory. One layer runs at a time. tpsp.c and up.c add fields of
+// their own after these.
+struct block {
+    const block_strategy *strategy;
+    cf_context *context;
+    const cf_group *tp;
+    const parameters *params;
+    const backward_pass *pass;
+    int64_t Ts, B;                    // of the pass in progress
+    parallel_linear fc, fcproj, *qkv; // qkv: TPSP's, or NULL
+    const cf_fuse *arrives[TENSORS];  // what brings a factor of a weight gradient; NULL: nothing
+    bool qkv_may_wait;                // for the embedding, in layer 0
+    // Memory that is one thing at a time, the first in forward and again for the weight gradients of its half.
+    union {
+        real *norm1;      // (S · Ts, B, C) gathered output of the first layer norm
+        real *mlp_dy;     // (S · Ts, B, C) backward, before that: gathered gradient of the MLP half's output
+        real *head_input; // (S · Ts, B, C) between the passes: the head's
+    };
+    union {
+        real *norm2; // (S · Ts, B, C) gathered output of the second layer norm
+        real *
+            attention_dy; // (S · Ts, B, C) backward, after that: gathered gradient of the attention half's output
+    };
+    real *
+        sums; // (S · Ts, B, C) summed over ranks: a half's output; backward: gradient of a layer norm's output
+    real *hidden;   // (S · Ts, B, Fl) GELU; NULL: layers keep theirs
+    real *dhidden;  // (S · Ts, B, Fl) gradient of the GELU's input
+    real *dheads;   // (T, B, Cl)
+    real *dqkv;     // (T, B, 3 Cl)
+    real *prepared; // (largest linear_prepared_size()) weights of the product in progress
+    precise *norm_scratch, *attention_scratch;
+    block_layer *layer; // [L]
+};
+
+// T, B: capacity. recompute: GELU and layer norms, in backward, instead of keeping them for each layer.
+block *tpsp_create(cf_context *context, const cf_mesh *mesh, const parameters *p, const backward_pass *pass,
+                   int64_t T, int64_t B, overlap how, bool recompute);
+block *up_create(cf_context *context, const cf_mesh *mesh, const parameters *p, const backward_pass *pass,
+                 int64_t T, int64_t B, overlap how, bool recompute);
+void block_free(block *b);
+
+// Where weight gradients are computed, asked of the schedules as they are: after creation, and again after one was switched.
+void block_place_weight_gradients(block *b);
+void block_explain(const block *b, FILE *out); // for --dry-run
+
+// out (Ts, B, C) = block(x), x (Ts, B, C) kept until backward.
+void block_forward(block *b, int layer, const real *x, real *out, int64_t Ts, int64_t B);
+// dx (Ts, B, C): gradient of the output in, of the input out. Adds to the gradients of all but QKV's weights if those are
+// left to block_backward_late(); until then nothing but `sums` may change.
+void block_backward(block *b, int layer, real *dx);
+void block_backward_late(block *b, int layer);
+void block_operations(const block *b, bool forward, visit_operation *visit, void *argument);
+
+// --- for tpsp.c and up.c ---
+
+// Fills what both have. size: of the strategy's struct, which begins with a block. split: the S ranks. prepared: elements
+// that the attention half's largest weights take.
+void *block_create(size_t size, const block_strategy *strategy, cf_context *context, const cf_group *tp,
+                   const cf_group *split, const parameters *p, const backward_pass *pass, int64_t T,
+                   int64_t B, overlap how, bool recompute, int64_t prepared);
+// The buffer with the layer norm's output of a half: this rank's shard is computed, for forward.
+real *block_norm(block *b, int layer, block_half half);
+real *block_norm_again(block *b, int layer, block_half half); // in backward, where it was not kept
+// The same, and its gather begins, for the weight gradient with dy (S · Ts · B, OC).
+void block_gather_norm(block *b, parallel_linear *l, int layer, block_half half, const real *dy);
+// dx (Ts, B, C) += its gradient through layer norm and column-parallel layer, from dy; through the layer norm alone.
+void block_column_backward(block *b, parallel_linear *l, int layer, block_half half, const real *dy,
+                           real *dx);
+void block_norm_backward(block *b, int layer, block_half half, const real *dnorm, real *dx);
+// The gradient dx of a row-parallel layer's output as it is gathered: in `whole`, with this rank's shard in place.
+real *block_place_gradient(const block *b, const parallel_linear *l, real *whole, real *dx);
+
+gradient_place block_gradient_place(const block *b, int tensor, int layer);
+matrix_gradient block_gradient_by_slices(const block *b, int tensor,
+                                         int layer); // at NULL: it has another place
+// A weight gradient from dy and x as weight_gradient.h describes them; from all rows of both; of a column-parallel layer,
+// from what block_gather_norm() has gathered.
+void block_weight_gradient(const block *b, int tensor, int layer, const real *const *dy, const real *const *x,
+                           int64_t R, int parts);
+void block_whole_gradient(const block *b, const parallel_linear *l, int tensor, int layer, const real *dy,
+                          const real *x);
+void block_column_gradient(block *b, parallel_linear *l, int layer, block_half half, const real *dy);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

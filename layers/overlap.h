@@ -1,0 +1,37 @@
+// How every operation of the model communicates.
+#ifndef OVERLAP_H
+#define OVERLAP_H
+
+#include "../commfuse/fuse.h"
+#include <string.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct overlap {
+    cf_mode mode;
+    cf_route route;
+    int slices;
+} overlap;
+
+// capacity: elements of one rank's shard, at most. What few operations need the caller adds to the plan.
+static inline cf_fuse_plan overlap_plan(overlap how, const char *name, const cf_group *group,
+                                        cf_operation operation, cf_side side, cf_dtype dtype,
+                                        int64_t capacity) {
+    cf_fuse_plan plan;
+    memset(&plan, 0, sizeof plan);
+    plan.name = name, plan.group = group;
+    plan.operation = operation, plan.side = side;
+    plan.mode = how.mode, plan.route = how.route, plan.slices = side == CF_NO_COMPUTE ? 1 : how.slices;
+    plan.dtype = dtype, plan.capacity = capacity;
+    return plan;
+}
+
+// An operation for --dry-run: where in the model it is, and how many times it runs in a step of one micro-batch.
+typedef void visit_operation(void *argument, const char *place, const cf_fuse *fuse, int64_t times);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,269 @@
+// See zero.h.
+#include "zero.h"
+#include "../commfuse/die.h"
+#include "buffers.h"
+#include "linear.h"
+#include <stdlib.h>
+
+enum { LAYERS_AHEAD = 4 }; // whose weights are on their way while a layer is computed
+
+static const int matrices[] = {QKVW, ATTPROJW, FCW, FCPROJW};
+
+// --- life ---
+
+// Many reductions of one kind are under way, so that the table's, which leaves first of all, may take its time; the next
+// one takes over the staging memory of the first. Not where its result is in memory of its own. NULL: nothing to share.
+static cf_fuse *reduction_to_share(const zero_shards *z, int i) {
+    const parameters *p = z->params;
+    const param_bucket *b = &p->bucket[i], *table = &p->bucket[p->table];
+    int64_t layer = table->first / p->shape.L; // elements of one: all layers lie before the table
+    int64_t window = 2 + quotient_up(table->count, layer);
+    for (int j = i - 1; j >= 0 && b->layer >= 0; j--) {
+        const param_bucket *before = &p->bucket[j];
+        if (before->tensor != b->tensor || before->count != b->count || before->group != b->group) continue;
+        if (--window > 0) continue;
+        cf_fuse *reduce = z->bucket[j].reduce;
+        return reduce && cf_fuse_schedule(reduce)->result.buffer == CF_FULL ? reduce : NULL;
+    }
+    return NULL;
+}
+
+static void create_bucket(zero_shards *z, int i, int64_t rows, overlap how) {
+    const param_bucket *b = &z->params->bucket[i];
+    zero_bucket *s = &z->bucket[i];
+    const char *shared = b->layer >= 0                ? "thin matrices"
+                         : i < z->params->buckets - 1 ? "split vectors"
+                                                      : "wpe, vectors";
+    snprintf(s->name, sizeof s->name, "%s", b->tensor >= 0 ? params_name(b->tensor) : shared);
+    if (b->group->size == 1) return;
+    // The tied table only if the lookup's part goes another way and its owners have enough rows, which those of other
+    // matrices do (params.c).
+    s->fused = cf_mode_is_fused(how.mode) && b->tensor >= 0 && (b->tensor != WTE || z->rows_travel) &&
+               b->shard / b->row >= linear_wgrad_rows_min(b->row);
+    cf_fuse_plan plan = overlap_plan(how, s->name, b->group, CF_REDUCE_SCATTER,
+                                     s->fused ? CF_COMPUTE_BEFORE : CF_NO_COMPUTE, PRECISE_DTYPE, b->shard);
+    plan.slices = 1, plan.bulk = true;
+    if (s->fused) plan.flops = 2.0 * (double)(rows * b->count);
+    s->reduce = reduction_to_share(z, i);
+    s->borrows = s->reduce != NULL;
+    if (!s->reduce) s->reduce = cf_fuse_create(z->context, plan);
+    plan = overlap_plan(how, s->name, b->group, CF_ALLGATHER, CF_NO_COMPUTE, REAL_DTYPE, b->shard);
+    plan.bulk = true;
+    s->gather = cf_fuse_create(z->context, plan);
+}
+
+// The layer with which a bucket's gather is begun. Forward needs positions and vectors first, then layer by layer, then, for
+// the head, the table. That is as large as five layers of GPT-2 124M, so it leaves halfway; where the whole table travels,
+// the lookup needs it before anything else.
+static int64_t turn_of(const zero_shards *z, int i) {
+    const param_bucket *b = &z->params->bucket[i];
+    if (b->layer >= 0) return b->layer;
+    return b->tensor == WTE && z->rows_travel ? z->params->shape.L / 2 : 0;
+}
+
+// Backward completes the last layer first, and the embeddings last.
+static void order_buckets(zero_shards *z) {
+    const parameters *p = z->params;
+    int n = 0, m = 0;
+    for (int i = p->buckets - 1; i > p->table; i--) z->forward[n++] = i;
+    for (int64_t l = 0; l <= p->shape.L; l++) {
+        if (l == turn_of(z, p->table)) z->forward[n++] = p->table;
+        for (int i = 0; i < p->table; i++)
+            if (p->bucket[i].layer == l) z->forward[n++] = i;
+    }
+    for (int64_t l = p->shape.L - 1; l >= 0; l--)
+        for (int i = 0; i < p->table; i++)
+            if (p->bucket[i].layer == l) z->backward[m++] = i;
+    for (int i = p->table; i < p->buckets; i++) z->backward[m++] = i;
+}
+
+void zero_create(zero_shards *z, cf_context *context, parameters *p, bool rows_travel, int64_t rows,
+                 overlap how) {
+    *z = (zero_shards){.context = context,
+                       .params = p,
+                       .mode = how.mode,
+                       .rows_travel = rows_travel,
+                       .gathers_begun = p->buckets};
+    z->bucket = calloc((size_t)p->buckets, sizeof *z->bucket);
+    z->forward = calloc((size_t)p->buckets, sizeof *z->forward);
+    z->backward = calloc((size_t)p->buckets, sizeof *z->backward);
+    if (!z->bucket || !z->forward || !z->backward) cf_die(NULL, "out of memory for %d buckets", p->buckets);
+    order_buckets(z);
+    for (int i = 0; i < p->buckets; i++) create_bucket(z, i, rows, how);
+}
+
+void zero_free(zero_shards *z) {
+    for (int i = 0; i < z->params->buckets; i++) {
+        if (!z->bucket[i].borrows) cf_fuse_free(z->bucket[i].reduce);
+        cf_fuse_free(z->bucket[i].gather);
+    }
+    free(z->bucket);
+    free(z->forward);
+    free(z->backward);
+}
+
+// --- weights ---
+
+static void begin_gather(zero_shards *z, int i) {
+    const param_bucket *b = &z->params->bucket[i];
+    zero_bucket *s = &z->bucket[i];
+    if (s->weights != WEIGHTS_OWN) return;
+    cf_fuse_begin(s->gather, z->params->weight + b->first, b->shard, 1, NULL, NULL, b->layer);
+    s->weights = WEIGHTS_COMING;
+}
+
+void zero_prefetch(zero_shards *z, int64_t layer) {
+    for (; z->gathers_begun < z->params->buckets; z->gathers_begun++) {
+        int i = z->forward[z->gathers_begun];
+        if (turn_of(z, i) > layer + LAYERS_AHEAD) return;
+        begin_gather(z, i);
+    }
+}
+
+static void finish_gather(zero_shards *z, int i) {
+    zero_bucket *s = &z->bucket[i];
+    if (s->weights == WEIGHTS_HERE) return;
+    if (s->weights != WEIGHTS_COMING)
+        cf_die(NULL, "internal error: %s is needed before its %s", s->name,
+               s->weights == WEIGHTS_DUE ? "update" : "gather has begun");
+    cf_fuse_finish(s->gather);
+    s->weights = WEIGHTS_HERE;
+}
+
+void zero_wait(zero_shards *z, int64_t layer) {
+    const parameters *p = z->params;
+    for (int i = 0; layer >= 0 && i < 4; i++) finish_gather(z, params_bucket_of(p, matrices[i], layer));
+    if (layer == ZERO_TABLE) finish_gather(z, p->table);
+    for (int i = p->table + 1; layer == ZERO_VECTORS && i < p->buckets; i++) finish_gather(z, i);
+}
+
+bool zero_table_is_here(const zero_shards *z) {
+    return z->bucket[z->params->table].weights == WEIGHTS_HERE;
+}
+
+void zero_begin_update(zero_shards *z) {
+    z->gathers_begun = 0;
+    for (int i = 0; i < z->params->buckets; i++) z->bucket[i].weights = WEIGHTS_DUE;
+}
+
+void zero_updated(zero_shards *z, int bucket) {
+    z->bucket[bucket].weights = z->bucket[bucket].gather ? WEIGHTS_OWN : WEIGHTS_HERE;
+}
+
+void zero_send_first(zero_shards *z, int bucket) {
+    if (!cf_mode_is_fused(z->mode) || turn_of(z, bucket) < LAYERS_AHEAD) begin_gather(z, bucket);
+}
+
+void zero_wait_for_everything(zero_shards *z) {
+    zero_prefetch(z, z->params->shape.L);
+    for (int i = 0; i < z->params->buckets; i++) finish_gather(z, z->forward[i]);
+}
+
+// --- gradients ---
+
+static void finish_reduce(zero_shards *z, int i) {
+    zero_bucket *s = &z->bucket[i];
+    s->shard = s->reduce ? cf_fuse_finish(s->reduce) : z->params->grad + z->params->bucket[i].first;
+    s->gradient = GRADIENT_REDUCED;
+}
+
+// Where it takes over the staging memory of a reduction, that one is finished first.
+static void begin_reduce(zero_shards *z, int i, cf_compute *wgrad, void *job) {
+    const param_bucket *b = &z->params->bucket[i];
+    zero_bucket *s = &z->bucket[i];
+    for (int j = 0; j < z->params->buckets && s->reduce; j++)
+        if (z->bucket[j].reduce == s->reduce && z->bucket[j].gradient == GRADIENT_LEAVING)
+            finish_reduce(z, j);
+    if (s->reduce)
+        cf_fuse_begin(s->reduce, z->params->grad + b->first, b->shard / b->row, b->row, wgrad, job, b->layer);
+    s->gradient = GRADIENT_LEAVING;
+}
+
+bool zero_fuses(const zero_shards *z, int tensor, int64_t layer) {
+    int bucket = params_own_bucket(z->params, tensor, layer);
+    return bucket >= 0 && z->bucket[bucket].fused;
+}
+
+void zero_compute(zero_shards *z, int tensor, int64_t layer, cf_compute *wgrad, void *job) {
+    begin_reduce(z, params_own_bucket(z->params, tensor, layer), wgrad, job);
+}
+
+static void gradient_is_ready(zero_shards *z, int bucket) {
+    if (z->mode != CF_MODE_NONE && z->bucket[bucket].gradient == GRADIENT_PARTIAL)
+        begin_reduce(z, bucket, NULL, NULL);
+}
+
+void zero_ready(zero_shards *z, int64_t layer) {
+    const parameters *p = z->params;
+    for (int i = 0; layer >= 0 && i < p->table; i++)
+        if (p->bucket[i].layer == layer && p->bucket[i].tensor != QKVW) gradient_is_ready(z, i);
+    if (layer == ZERO_TABLE) gradient_is_ready(z, p->table);
+    for (int i = p->table + 1; layer == ZERO_VECTORS && i < p->buckets; i++) gradient_is_ready(z, i);
+}
+
+void zero_ready_late(zero_shards *z, int64_t layer) {
+    int bucket = params_own_bucket(z->params, QKVW, layer);
+    if (bucket >= 0) gradient_is_ready(z, bucket);
+}
+
+precise *zero_finish_gradient(zero_shards *z, int bucket) {
+    zero_bucket *s = &z->bucket[bucket];
+    if (s->gradient == GRADIENT_PARTIAL) begin_reduce(z, bucket, NULL, NULL);
+    if (s->gradient == GRADIENT_LEAVING) finish_reduce(z, bucket);
+    s->gradient = GRADIENT_PARTIAL; // of the next step
+    return s->shard;
+}
+
+// --- for --dry-run ---
+
+void zero_operations(const zero_shards *z, visit_operation *visit, void *argument) {
+    const parameters *p = z->params;
+    for (int i = 0; i < p->buckets; i++) {
+        const zero_bucket *s = &z->bucket[i];
+        if (!s->reduce || p->bucket[i].layer > 0) continue; // the first layer stands for all
+        int64_t times = i >= p->table;
+        for (int j = 0; j < p->table && i < p->table; j++)
+            times += p->bucket[j].tensor == p->bucket[i].tensor;
+        const char *each = times > 1 ? ", each layer" : "";
+        char place[80];
+        snprintf(place, sizeof place, "%s%s", s->fused ? "gradient computed owner by owner" : "gradient",
+                 each);
+        visit(argument, place, s->reduce, times);
+        snprintf(place, sizeof place, "weights, during update and forward%s", each);
+        visit(argument, place, s->gather, times);
+    }
+}
+
+static void explain_bucket(const zero_shards *z, int i, FILE *out) {
+    const param_bucket *b = &z->params->bucket[i];
+    int64_t rows = b->shard / b->row;
+    int N = b->group->size;
+    double mib = (double)(b->count * (int64_t)sizeof(real)) / (1 << 20);
+    fprintf(out, "  %-20s %8.2f MiB over %-5s ", z->bucket[i].name, mib, b->group->name);
+    if (N == 1)
+        fprintf(out, "one owner, does not travel\n");
+    else if (z->mode == CF_MODE_NONE)
+        fprintf(out, "%d owners; native collectives at the end of backward\n", N);
+    else if (z->bucket[i].fused)
+        fprintf(out, "%d owners of %lld rows: wgrad owner by owner > reduce-scatter, own rows last\n", N,
+                (long long)rows);
+    else if (b->tensor == WTE && !z->rows_travel)
+        fprintf(out, "%d owners; complete only at the end of backward, since the whole table travels\n", N);
+    else
+        fprintf(out, "%d owners; sent when complete, during the rest of backward\n", N);
+}
+
+void zero_explain(const zero_shards *z, FILE *out) {
+    const parameters *p = z->params;
+    fprintf(out, "Gradients and weights of each layer, and of the embeddings\n");
+    for (int i = 0; i < p->table; i++)
+        if (p->bucket[i].layer == 0) explain_bucket(z, i, out);
+    for (int i = 0; i < 4; i++) {
+        const param_bucket *b = &p->bucket[params_bucket_of(p, matrices[i], 0)];
+        if (params_own_bucket(p, matrices[i], 0) < 0 && b->group->size > 1)
+            fprintf(out, "  %-20s in thin matrices: %lld rows are fewer than %lld for each of %d owners\n",
+                    params_name(matrices[i]), (long long)params_local_rows(p, matrices[i]),
+                    (long long)linear_wgrad_rows_min(params_local_columns(p, matrices[i])), b->group->size);
+    }
+    for (int i = p->table; i < p->buckets; i++) explain_bucket(z, i, out);
+}
