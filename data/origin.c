@@ -1,0 +1,229 @@
+// See origin.h.
+#include "origin.h"
+#include "../commfuse/die.h"
+#include "durable.h"
+#include "resume.h"
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+// Beside the tokens, or else beside the model file.
+vocabulary *origin_words(const options *o) {
+    char *first = tokens_first_file(*o->train ? o->train : o->val);
+    vocabulary *words = vocabulary_beside(first);
+    free(first);
+    return words ? words : vocabulary_beside(o->init_from);
+}
+
+tokens *origin_tokens(const options *o, const char *option, const char *pattern, int64_t V, bool root) {
+    if (!*pattern) return NULL;
+    tokens *data = tokens_open(pattern, o->seq);
+    if (o->verify_data && root)
+        printf("verify    --%s: all %.3f GB are read and hashed\n", option,
+               2e-9 * (double)tokens_count(data));
+    fflush(stdout);
+    if (o->verify_data) tokens_verify(data);
+    tokens_check(data, V);
+    return data;
+}
+
+// --- the model's shape ---
+
+static gpt_shape shape_of_file(options *o, model_file **start) {
+    const char *fixed[] = {"model", "layers", "channels", "heads", "vocab"};
+    *start = model_file_open(o->init_from);
+    for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++)
+        if (options_given(o, fixed[i]))
+            cf_die_together("leave that option away", "--%s is set by the model file %s", fixed[i],
+                            o->init_from);
+    gpt_shape s = model_file_shape(*start);
+    if (!options_given(o, "seq") && o->seq > s.maxT) o->seq = s.maxT;
+    return s;
+}
+
+static gpt_shape shape_in(const manifest *m, const char *out) {
+    gpt_shape s = {.maxT = resume_number(m, "positions", 0),
+                   .V = resume_number(m, "vocab", 0),
+                   .Vp = resume_number(m, "padded-vocab", 0),
+                   .L = resume_number(m, "layers", 0),
+                   .H = resume_number(m, "heads", 0),
+                   .C = resume_number(m, "channels", 0)};
+    model_shape_check(&s, "checkpoint in", out);
+    return s;
+}
+
+gpt_shape origin_shape_to_export(options *o) {
+    problem why = {"", ""};
+    manifest *m = o->export_step > 0 ? checkpoint_manifest(o->out, o->export_step, &why)
+                                     : checkpoint_latest(o->out, INT64_MAX, &why);
+    if (!m)
+        cf_die_together("ls it; checkpoints are its directories step_*", "no checkpoint to export in %s%s%s",
+                        o->out, *why.what ? ": " : "", why.what);
+    gpt_shape s = shape_in(m, o->out);
+    o->export_step = m->step;
+    o->seq = o->tp < s.maxT ? o->tp : s.maxT;
+    o->micro_batch = 1; // nothing is computed: the least there can be
+    manifest_free(m);
+    return s;
+}
+
+// A checkpoint has all that a run goes on with: what is not given is as it is there.
+static gpt_shape shape_of_options(options *o, const vocabulary *words, const gpt_shape *saved) {
+    gpt_shape s = saved->L > 0 && !options_given(o, "model") ? *saved : params_named(o->model);
+    if (o->layers > 0) s.L = o->layers;
+    if (o->channels > 0) s.C = o->channels;
+    if (o->heads > 0) s.H = o->heads;
+    s.V = o->vocab > 0 ? o->vocab : saved->L > 0 ? saved->V : vocabulary_size(words);
+    s.Vp = (s.V + VOCABULARY_PADDING - 1) / VOCABULARY_PADDING * VOCABULARY_PADDING;
+    if (s.V == saved->V) s.Vp = saved->Vp;
+    if (saved->L > 0 && !options_given(o, "seq") && o->seq > saved->maxT) o->seq = saved->maxT;
+    s.maxT = saved->L > 0 ? saved->maxT : o->seq;
+    return s;
+}
+
+// Does every rank see the model file? Rank 0 says what shape the checkpoint in --out has; L = 0: there is none.
+gpt_shape origin_shape(options *o, const vocabulary *words, cf_transport *transport, model_file **start) {
+    typedef struct sight {
+        gpt_shape saved;
+        int64_t readable;
+    } sight;
+    problem skipped;
+    sight mine = {.readable = access(o->init_from, R_OK) == 0};
+    sight *all = calloc((size_t)transport->size, sizeof *all);
+    if (!all) cf_die(NULL, "out of memory for what %d ranks see", transport->size);
+    manifest *m = transport->rank == 0 && *o->out ? checkpoint_latest(o->out, INT64_MAX, &skipped) : NULL;
+    if (m) mine.saved = shape_in(m, o->out);
+    manifest_free(m);
+    transport->gather(transport, &mine, all, (int64_t)sizeof mine);
+    for (int rank = 0; rank < transport->size; rank++) mine.readable &= all[rank].readable;
+    const gpt_shape saved = all[0].saved;
+    free(all);
+    if (*o->init_from && (mine.readable || saved.L == 0)) return shape_of_file(o, start);
+    return shape_of_options(o, words, &saved);
+}
+
+// --- output ---
+
+checkpoint_store *origin_open_output(const options *o) {
+    const char *out = o->out, *hint = "choose another --out DIR that can be written";
+    checkpoint_store *store = NULL;
+    durable_file file;
+    problem why;
+    if (strlen(out) + sizeof "/" ORIGIN_MODEL > PATH_MAX)
+        cf_die("choose a shorter --out DIR", "--out is too long");
+    if (*out && !(store = checkpoint_store_open(out, &why)))
+        cf_die(*why.hint ? why.hint : hint, "--out: %s", why.what);
+    if (*out && access(out, W_OK) != 0) cf_die(hint, "--out %s cannot be written: %s", out, strerror(errno));
+    if (!*o->trace) return store;
+    if (!durable_create(&file, o->trace, -1, &why))
+        cf_die("choose another --trace FILE", "--trace: %s", why.what);
+    durable_abandon(&file); // a run that goes on after its steps leaves it as it is
+    return store;
+}
+
+// --- data ---
+
+static double print_of(const tokens *data) {
+    return !data ? 0 : (double)(tokens_hash(data) ? tokens_hash(data) : tokens_fingerprint(data));
+}
+
+// Rank 0's lock is a file of this moment: whoever reads the same there has the same directory.
+static void compare_output(const options *o, const rank_exchange *all) {
+    const double mine = (double)checkpoint_store_mark(o->out), *marks = all->give(all->argument, &mine, 1);
+    for (int rank = 1; rank < all->ranks; rank++) {
+        const double mark = marks[rank * all->stride];
+        if (mark == 0 || mark != marks[0])
+            cf_die_together(
+                "give --out a directory of a file system that all hosts share, where all may write",
+                "rank %d cannot save to --out %s: it %s", rank, o->out,
+                mark == 0 ? "may not write there, or has no such directory"
+                          : "has another directory of that name than rank 0");
+    }
+}
+
+// Each rank has opened what is on its own host. Ranks of a replica share each sample and the weights, replicas share out the
+// epoch: on other files the run would go on, and learn nonsense.
+void origin_compare(const options *o, const rank_exchange *all, const tokens *train, const tokens *val,
+                    int64_t V, const model_file *start) {
+    const struct {
+        const char *name;
+        double value;
+    } fact[] = {{"samples of --train", train ? (double)tokens_samples(train) : 0},
+                {"the fingerprint of --train", print_of(train)},
+                {"samples of --val", val ? (double)tokens_samples(val) : 0},
+                {"the fingerprint of --val", print_of(val)},
+                {"words of the vocabulary", (double)V},
+                {"the fingerprint of --init-from",
+                 start ? (double)model_file_fingerprint(start, o->verify_data) : 0}};
+    enum { FACTS = sizeof fact / sizeof *fact };
+    double mine[FACTS];
+    for (int i = 0; i < FACTS; i++) mine[i] = fact[i].value;
+    const double *facts = all->give(all->argument, mine, FACTS);
+    for (int rank = 1; rank < all->ranks; rank++)
+        for (int i = 0; i < FACTS; i++)
+            if (facts[rank * all->stride + i] != facts[i])
+                cf_die_together("give every host the same token and model files; compare: ls -l, sha256sum",
+                                "rank %d has other data than rank 0: %s: %.0f, on rank 0 %.0f", rank,
+                                fact[i].name, facts[rank * all->stride + i], facts[i]);
+    if (*o->out) compare_output(o, all); // rank 0 had opened it before it gave the facts above
+}
+
+// --- checkpoints ---
+
+manifest *origin_checkpoint(const options *o, const run_facts *facts, const rank_exchange *all,
+                            checkpoint_store *store, const model_file *start) {
+    bool passed_over = false;
+    problem why;
+    manifest *m = *o->out ? resume_find(all, o->out, INT64_MAX, &passed_over) : NULL;
+    if (!m && passed_over) resume_nothing_sound(o->out, o->force);
+    if (m && strcmp(o->resume, "no") == 0)
+        cf_die_together("choose another --out, or leave --resume away to go on",
+                        "--resume no, but %s holds a checkpoint of step %lld", o->out, (long long)m->step);
+    if (m) resume_compare(o, facts, m);
+    if (m && m->step > o->steps)
+        cf_die_together("raise --steps", "the run in %s has taken %lld steps already, more than --steps %lld",
+                        o->out, (long long)m->step, (long long)o->steps);
+    if (!m && *o->init_from && !start)
+        cf_die_together("bring it back, or choose another --out",
+                        "--init-from %s is not to be read on every host", o->init_from);
+    if (passed_over && !checkpoint_set_aside(store, m ? m->step : -1, &why)) cf_die(why.hint, "%s", why.what);
+    return m;
+}
+
+// The newest, perhaps, and a run may go on there: what rank 0 has seen counts.
+manifest *origin_checkpoint_to_export(options *o, const rank_exchange *all) {
+    bool passed_over = false;
+    o->export_step = (int64_t)exchange_root(all, (double)o->export_step);
+    manifest *m = resume_find(all, o->out, o->export_step + 1, &passed_over);
+    if (!m || m->step != o->export_step)
+        cf_die_together("choose another with --export-step",
+                        "the checkpoint of step %lld in %s cannot be exported", (long long)o->export_step,
+                        o->out);
+    return m;
+}
+
+origin_state origin_open_state(const options *o, const manifest *m) {
+    problem why;
+    origin_state s = {saved_state_open(o->out, m, &why), o->out, m->step};
+    if (!s.files) cf_die(why.hint, "%s", why.what);
+    return s;
+}
+
+void origin_close_state(origin_state *s) {
+    saved_state_close(s->files);
+}
+
+void origin_read_state(void *state, state_kind kind, int tensor, int64_t layer, int64_t first, int64_t count,
+                       float *out) {
+    const origin_state *s = state;
+    problem why;
+    if (!saved_state_read(s->files, kind, tensor, layer, first, count, out, &why))
+        cf_die(why.hint, "the checkpoint of step %lld in %s is not that of this model: %s",
+               (long long)s->step, s->out, why.what);
+}
+
+void origin_read_weights(void *file, int tensor, int64_t layer, int64_t first, int64_t count, float *out) {
+    model_file_read((const model_file *)file, tensor, layer, first, count, out);
+}

@@ -1,0 +1,64 @@
+// What a run begins from, and where it writes: token files, vocabulary, model file, checkpoint, --out. All of it is checked,
+// and compared between ranks, before any work is done. What is wrong ends all ranks.
+#ifndef ORIGIN_H
+#define ORIGIN_H
+
+#include "../commfuse/transport.h"
+#include "../layers/params.h"
+#include "checkpoint.h"
+#include "model_file.h"
+#include "options.h"
+#include "resume.h"
+#include "saved_state.h"
+#include "tokens.h"
+#include "vocabulary.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+vocabulary *origin_words(const options *o); // NULL: none, tokens are bytes
+// --train or --val, NULL if it is not given; all of it is read with --verify-data, which `root` prints.
+tokens *origin_tokens(const options *o, const char *option, const char *pattern, int64_t V, bool root);
+
+// Shapes of the model: of a run, which --init-from, the checkpoint in --out or options say. Collective. *start: the model
+// file if it is read, else NULL. Then o->seq may be lower, if it was not given.
+gpt_shape origin_shape(options *o, const vocabulary *words, cf_transport *transport, model_file **start);
+// Of the checkpoint that --export-step says, or the newest; o gets its step, and as little as can be computed.
+gpt_shape origin_shape_to_export(options *o);
+
+#define ORIGIN_MODEL "model.bin" // in --out, at the end
+
+// Rank 0's: --out and --trace can be written. NULL without --out.
+checkpoint_store *origin_open_output(const options *o);
+// Collective, after rank 0 has opened its output: all ranks have the same data, and the same --out.
+void origin_compare(const options *o, const rank_exchange *all, const tokens *train, const tokens *val,
+                    int64_t V, const model_file *start);
+
+// --- checkpoints ---
+
+// Collective. The newest sound checkpoint in --out, which the run may go on with; NULL: it begins anew, from the
+// model file `start` if that is not NULL. Newer ones, which are damaged, get another name: they must not pass for checkpoints
+// when older ones are removed.
+manifest *origin_checkpoint(const options *o, const run_facts *facts, const rank_exchange *all,
+                            checkpoint_store *store, const model_file *start);
+// Collective. The checkpoint that --export-step says.
+manifest *origin_checkpoint_to_export(options *o, const rank_exchange *all);
+
+// Readers for layers/params.h and layers/state.h; the argument: a model file, a checkpoint's state.
+typedef struct origin_state {
+    saved_state *files;
+    const char *out;
+    int64_t step;
+} origin_state;
+origin_state origin_open_state(const options *o, const manifest *m);
+void origin_close_state(origin_state *s);
+void origin_read_state(void *state, state_kind kind, int tensor, int64_t layer, int64_t first, int64_t count,
+                       float *out);
+void origin_read_weights(void *model_file, int tensor, int64_t layer, int64_t first, int64_t count,
+                         float *out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,359 @@
+// See report.h.
+#include "report.h"
+#include "../commfuse/printable.h"
+#include "../commfuse/schedule.h"
+#include "../commfuse/stop.h"
+#include "durable.h"
+#include "progress.h"
+#include <math.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+enum { PATH_LENGTH = 4096 };
+enum { WORDS_MIN = 1024 }; // a larger vocabulary is not of bytes
+
+static bool root(const run_report *r) {
+    return r->mesh->world_group.rank == 0;
+}
+
+void report_line(const run_report *r, const char *format, ...) {
+    va_list values;
+    if (!root(r)) return;
+    progress_break();
+    va_start(values, format);
+    vprintf(format, values);
+    va_end(values);
+    fflush(stdout);
+}
+
+double report_lap(run_report *r) {
+    double before = r->lap_ms;
+    r->lap_ms = cf_now_ms();
+    return r->lap_ms - before;
+}
+
+double report_spent(run_report *r, time_purpose purpose) {
+    double ms = report_lap(r);
+    accounts_add(&r->time, purpose, ms);
+    return ms;
+}
+
+// --- the beginning ---
+
+void report_resume(run_report *r, const manifest *m) {
+    r->first = m->step;
+    r->watched = resume_number(m, "watched", 0) == 1;
+    report_line(r, "resume    from step %lld in %s, saved by %lld ranks (%s, tp %s x dp %s, version %s)\n",
+                (long long)m->step, r->o->out, (long long)m->ranks, manifest_value(m, "strategy"),
+                manifest_value(m, "tp"), manifest_value(m, "dp"), manifest_value(m, "version"));
+}
+
+void report_open(run_report *r) {
+    const log_past past = {r->run, r->first, r->watched};
+    if (!root(r)) return;
+    r->log = r->first > 0 ? log_continue(r->o->log, &past) : log_open(r->o->log);
+    accounts_open(&r->time, r->o->out);
+}
+
+void report_config(run_report *r) {
+    int rows = 0;
+    const option_row *table = options_table(&rows);
+    char host[64] = "unknown", text[PATH_LENGTH];
+    gethostname(host, sizeof host - 1);
+    bool goes_on = r->first > 0 && !log_empty(r->log);
+    log_begin(r->log, goes_on ? "resume" : "config");
+    if (goes_on) log_int(r->log, "step", r->first);
+    log_text(r->log, "run", r->run);
+    log_text(r->log, "version", r->version);
+    log_text(r->log, "host", host);
+    log_int(r->log, "ranks", r->mesh->world_group.size);
+    for (int i = 0; i < rows; i++) {
+        options_value(r->o, &table[i], text, sizeof text);
+        const char *field = (const char *)r->o + table[i].offset;
+        if (table[i].type == OPTION_INT)
+            log_int(r->log, table[i].name, *(const int64_t *)field);
+        else if (table[i].type == OPTION_REAL)
+            log_real(r->log, table[i].name, *(const double *)field);
+        else
+            log_text(r->log, table[i].name, text);
+    }
+    log_int(r->log, "parameters", r->parameters);
+    log_real(r->log, "peak_tflops_all_ranks", r->peak * 1e-12);
+    log_text(r->log, "peak_source", r->peak_source ? r->peak_source : "unknown");
+    log_end(r->log);
+}
+
+// OpenMP's threads keep their cores while they wait, unless the environment says otherwise before the program starts: where
+// they are too many, each wait lasts as long as others' time slices.
+static void print_crowd(const run_report *r) {
+    int threads = (int)r->o->threads;
+    if (r->transport->local_size * threads > r->transport->local_cores && threads > 1 &&
+        !getenv("OMP_WAIT_POLICY"))
+        printf("cores     %d for %d ranks of %d threads: lower --threads, or set OMP_WAIT_POLICY=passive: "
+               "threads that "
+               "wait for each other hold up those that work\n",
+               r->transport->local_cores, r->transport->local_size, threads);
+    else if (r->transport->local_size * (threads + 1) > r->transport->local_cores)
+        printf(
+            "cores     %d for %d ranks: the threads that move the bytes share them with those that compute\n",
+            r->transport->local_cores, r->transport->local_size);
+}
+
+static void print_overlap(const options *o) {
+    const bool commfuse = strcmp(o->overlap, "commfuse") == 0;
+    if (strcmp(o->overlap, "auto") == 0)
+        printf("overlap   auto: --dry-run prints what is chosen for each operation\n");
+    else
+        printf("overlap   %s%s%s, %lld slice%s\n", o->overlap, commfuse ? " by " : "",
+               commfuse ? o->route : "", (long long)o->slices, o->slices == 1 ? "" : "s");
+}
+
+// A model of words takes bytes without complaint, and its losses mean nothing.
+static void print_bytes(const run_report *r, const tokens *data, const char *option, const char *files) {
+    if (data && r->V > WORDS_MIN && tokens_look_like_bytes(data))
+        printf("note      --%s %s: these tokens seem to be bytes, the model has %lld words; data/prepare.py "
+               "--encoding gpt2 makes GPT-2's tokens\n",
+               option, files, (long long)r->V);
+}
+
+void report_banner(const run_report *r) {
+    const options *o = r->o;
+    if (!root(r)) return;
+    printf("commfuse %s: GPT of %lld layers, %lld channels, %lld heads, %lld tokens of vocabulary: %.2f M "
+           "parameters\n",
+           r->version, (long long)o->layers, (long long)o->channels, (long long)o->heads, (long long)r->V,
+           (double)r->parameters * 1e-6);
+    printf("device    %s, %s; %lld thread%s of the host a rank\n", cf_device_name(), o->dtype,
+           (long long)o->threads, o->threads == 1 ? "" : "s");
+    printf("mesh      %d ranks = tp %d x dp %d, %s over %s\n", r->mesh->world_group.size, r->mesh->tp,
+           r->mesh->dp, o->strategy, r->transport->name);
+    if (r->mesh->world_group.size > 1 && r->transport->size == r->mesh->world_group.size &&
+        strcmp(cf_device_name(), "CPU") == 0)
+        print_crowd(r);
+    print_overlap(o);
+    printf("batch     %lld sequences of %lld tokens = micro-batch %lld x dp %d x %d accumulation steps\n",
+           (long long)o->batch, (long long)o->seq, (long long)o->micro_batch, r->mesh->dp, r->accumulation);
+    if (r->train)
+        printf("data      %lld tokens in %d files, %lld samples an epoch\n",
+               (long long)tokens_count(r->train), tokens_files(r->train),
+               (long long)tokens_samples(r->train));
+    options_print_repeated(o, stdout);
+    print_bytes(r, r->train, "train", o->train);
+    print_bytes(r, r->val, "val", o->val);
+    if (r->peak > 0)
+        printf("peak      %.3f TFLOP/s over all ranks (%s)\n", r->peak * 1e-12, r->peak_source);
+    else if (r->peak_source)
+        printf("peak      unknown, no MFU (%s)\n", r->peak_source);
+    else
+        printf("peak      not measured by --dry-run\n");
+    printf("memory    %.1f MiB per rank\n", (double)cf_memory_bytes() / 1048576);
+    if (strcmp(o->overlap, "nowire") == 0)
+        printf("NOWIRE    transfers are left out: results are wrong by construction, this run only measures "
+               "time\n");
+    fflush(stdout);
+}
+
+// --- a step ---
+
+void report_figures(const step_report *step, cf_trace *trace, saver *s, double mine[FIGURES]) {
+    const cf_trace_figures figures = cf_trace_last(trace);
+    mine[FIGURE_SAVER] = s ? saver_word(s) : 0;
+    mine[FIGURE_STOP] = (double)cf_stop_asked();
+    mine[FIGURE_STEP] = (double)step->step;
+    mine[FIGURE_MS] = step->ms;
+    mine[FIGURE_EXPOSED] = figures.exposed_ms;
+    mine[FIGURE_COMM] = figures.comm_ms;
+}
+
+typedef struct step_times {
+    double ms;                  // by rank 0's clock: of all steps, it adds up to the time of the run
+    double exposed_ms, comm_ms; // the longest
+    double exposed_mean_ms;     // over the ranks
+    double lag_ms;              // how much longer the slowest rank computes than the median
+    int slowest;                // rank
+    int stop;
+} step_times;
+
+static int ascending(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+// A rank that has left out a step sends what looks like another step's: nothing hangs, and all is wrong. The time in which a
+// rank does not wait for others shows which one the others wait for.
+static step_times times_of(const double *all, int stride, int ranks, int64_t step) {
+    step_times times = {.ms = all[FIGURE_MS]};
+    double most = -1, *busy = calloc((size_t)ranks, sizeof *busy);
+    if (!busy) cf_die(NULL, "out of memory for the times of %d ranks", ranks);
+    for (int rank = 0; rank < ranks; rank++) {
+        const double *r = all + rank * stride;
+        if ((int64_t)r[FIGURE_STEP] != step)
+            cf_die("internal error, or a bug in a library: please report it; the checkpoints are sound",
+                   "the ranks are out of step: rank %d is in step %.0f, this rank in step %lld", rank,
+                   r[FIGURE_STEP], (long long)step);
+        times.exposed_ms = fmax(times.exposed_ms, r[FIGURE_EXPOSED]);
+        times.exposed_mean_ms += r[FIGURE_EXPOSED] / ranks;
+        times.comm_ms = fmax(times.comm_ms, r[FIGURE_COMM]);
+        if (r[FIGURE_STOP] > 0) times.stop = (int)r[FIGURE_STOP];
+        busy[rank] = r[FIGURE_MS] - r[FIGURE_EXPOSED];
+        if (busy[rank] > most) most = busy[rank], times.slowest = rank;
+    }
+    qsort(busy, (size_t)ranks, sizeof *busy, ascending);
+    times.lag_ms = most - busy[(ranks - 1) / 2];
+    free(busy);
+    return times;
+}
+
+static void show_step(const run_report *r, const step_report *s, const step_times *times, double tokens_per_s,
+                      double mfu) {
+    char line[256], share[32] = "n/a", eta[32];
+    double steps_left = (double)(r->o->steps - s->step - 1) / (double)(s->step + 1 - r->first);
+    const long long left = (long long)(r->stepped_ms * steps_left * 1e-3), minutes = left / 60;
+    if (!root(r)) return;
+    if (r->peak > 0) snprintf(share, sizeof share, "%.1f %%", 100 * mfu);
+    snprintf(eta, sizeof eta, "%lld:%02lld", minutes, left % 60);
+    if (minutes >= 60) snprintf(eta, sizeof eta, "%lld:%02lld:%02lld", minutes / 60, minutes % 60, left % 60);
+    snprintf(line, sizeof line,
+             "step %5lld/%lld\tloss %.4f\tnorm %.3f\tlr %.2e\t%.1f ms\t%.0f tok/s\tMFU %s\texposed %.2f "
+             "ms\tETA %s",
+             (long long)s->step + 1, (long long)r->o->steps, s->loss, s->grad_norm, s->lr, times->ms,
+             tokens_per_s, share, times->exposed_ms, eta);
+    progress_show(line, s->step + 1 == r->o->steps);
+}
+
+static void report_skip(const run_report *r, const step_report *s) {
+    report_line(r,
+                "step %5lld  left out: loss %g, gradient norm %g: not finite: %s, rank %d; %lld in a row, at "
+                "most %lld\n",
+                (long long)s->step + 1, s->loss, s->grad_norm, s->nonfinite, s->nonfinite_rank,
+                (long long)s->skipped, (long long)r->o->skip_nonfinite);
+    log_begin(r->log, "skip");
+    log_int(r->log, "step", s->step);
+    log_text(r->log, "tensor", s->nonfinite);
+    log_int(r->log, "rank", s->nonfinite_rank);
+    log_int(r->log, "in_a_row", s->skipped);
+    log_end(r->log);
+}
+
+int report_step(run_report *r, const step_report *s, const double *all, int stride, saver *checkpoints) {
+    const step_times times = times_of(all, stride, r->mesh->world_group.size, s->step);
+    if (checkpoints) saver_look(checkpoints, all); // it may exchange more, so it comes last
+    double tokens_per_s = (double)(r->o->batch * r->o->seq) / (times.ms * 1e-3);
+    double mfu = r->peak > 0 ? tokens_per_s * r->flops / r->peak : NAN;
+    r->stepped_ms += times.ms;
+    show_step(r, s, &times, tokens_per_s, mfu);
+    log_begin(r->log, "step");
+    log_int(r->log, "step", s->step);
+    log_real(r->log, "loss", s->loss);
+    log_real(r->log, "grad_norm", s->grad_norm);
+    log_real(r->log, "lr", s->lr);
+    log_real(r->log, "step_ms", times.ms);
+    log_real(r->log, "tokens_per_s", tokens_per_s);
+    log_real(r->log, "mfu", mfu);
+    log_real(r->log, "comm_ms", times.comm_ms);
+    log_real(r->log, "exposed_comm_ms", times.exposed_ms);
+    log_real(r->log, "exposed_mean_ms", times.exposed_mean_ms);
+    log_int(r->log, "slowest_rank", times.slowest);
+    log_real(r->log, "lag_ms", times.lag_ms);
+    log_end(r->log);
+    if (s->skipped > 0) report_skip(r, s);
+    accounts_step(&r->time, s->step, times.ms);
+    if (root(r)) accounts_store(&r->time, false);
+    return times.stop;
+}
+
+// --- between steps ---
+
+// The line of the log, up to fields that only one kind has.
+static void begin_watched(run_report *r, const char *event, int64_t step) {
+    double ms = report_spent(r, TIME_WATCH);
+    log_begin(r->log, event);
+    log_int(r->log, "step", step);
+    log_real(r->log, "ms", ms);
+}
+
+void report_validation(run_report *r, int64_t step, double loss, int64_t sequences) {
+    begin_watched(r, "val", step);
+    log_real(r->log, "loss", loss);
+    log_int(r->log, "sequences", sequences);
+    log_end(r->log);
+    report_line(r, "step %5lld  validation loss %.4f  %lld sequences\n", (long long)step, loss,
+                (long long)sequences);
+}
+
+void report_sample(run_report *r, int64_t step, const int32_t *token, int count) {
+    static bool said;
+    begin_watched(r, "sample", step);
+    if (!root(r)) return;
+    if (!r->words && r->V > vocabulary_size(NULL) && !said)
+        fprintf(stderr,
+                "note: samples are no text: there is no tokenizer.bin for the %lld tokens beside --train, "
+                "--val or "
+                "--init-from (data/prepare.py writes one)\n",
+                (long long)r->V);
+    said = true;
+    char *text = malloc((size_t)count * 256 + 1), *end = text;
+    if (!text) cf_die(NULL, "out of memory for a sample");
+    for (int i = 0; i < count; i++) end += vocabulary_bytes(r->words, token[i], end);
+    *end = 0;
+    for (char *at = text; at < end; at++)
+        if (!*at) *at = ' '; // bytes of a model without words
+    cf_printable(text);
+    report_line(r, "step %5lld  sample\n%s\n---\n", (long long)step, text);
+    log_text(r->log, "text", text);
+    log_end(r->log);
+    free(text);
+}
+
+void report_trace(run_report *r, cf_context *context, int64_t from, int64_t last) {
+    size_t size = 0;
+    cf_mode mode = CF_MODE_NONE;
+    problem why;
+    cf_mode_of(r->o->overlap, &mode);
+    char *text = cf_timeline_end(context, &r->mesh->world_group, mode, &size);
+    if (!root(r)) return;
+    r->untraced = !durable_replace(r->o->trace, text, (int64_t)size, false, &why);
+    free(text);
+    if (!r->untraced) {
+        report_line(r, "trace of steps %lld to %lld: %s (open it in https://ui.perfetto.dev)\n",
+                    (long long)from, (long long)last, r->o->trace);
+        return;
+    }
+    progress_break();
+    fprintf(stderr, "warning: %s; the run goes on\n", why.what);
+}
+
+// --- the end ---
+
+void report_end(run_report *r, int64_t step, int stop, bool saved, double begin_ms, int64_t bytes_sent) {
+    struct rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    report_spent(r, TIME_WATCH);
+    if (root(r)) accounts_store(&r->time, true);
+    log_begin(r->log, "end");
+    log_int(r->log, "steps", step);
+    if (stop) log_text(r->log, "stopped_by", strsignal(stop));
+    log_real(r->log, "total_s", (cf_now_ms() - begin_ms) * 1e-3);
+    log_real(r->log, "peak_rss_mib", (double)usage.ru_maxrss / 1024);
+    log_int(r->log, "bytes_sent_rank0", bytes_sent);
+    accounts_log(&r->time, r->log);
+    log_end(r->log);
+    if (stop && saved)
+        report_line(
+            r, "stopped   by a signal (%s) after %lld of %lld steps; the same command goes on from there\n",
+            strsignal(stop), (long long)step, (long long)r->o->steps);
+    if (root(r)) progress_break();
+    if (root(r) && *r->o->out) accounts_print(&r->time, stdout);
+    fflush(stdout);
+    if (!saved)
+        cf_die_together(
+            "see the warnings above; the same command goes on from the last checkpoint, if there is one",
+            "the state after step %lld was not saved", (long long)step);
+}
+
+bool report_whole(const run_report *r) {
+    return log_whole(r->log) && !r->untraced;
+}
