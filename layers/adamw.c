@@ -13,7 +13,7 @@ typedef struct range {
 } range;
 
 static range block_range(int64_t i, int64_t n) {
-    int64_t block = (n + BLOCKS - 1) / BLOCKS;
+    int64_t block = ceil_div(n, BLOCKS);
     int64_t begin = i * block < n ? i * block : n;
     return (range){begin, n - begin < block ? n : begin + block};
 }

@@ -49,15 +49,6 @@ typedef struct span {
     int64_t begin, end;
 } span;
 
-static int64_t min(int64_t a, int64_t b) {
-    return a < b ? a : b;
-}
-static int64_t max(int64_t a, int64_t b) {
-    return a > b ? a : b;
-}
-static int64_t ceil_div(int64_t a, int64_t b) {
-    return (a + b - 1) / b;
-}
 static int64_t length(span s) {
     return s.end - s.begin;
 }
@@ -81,9 +72,9 @@ static shape shape_of(int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, in
     s.pairs = B * H;
     s.qkv_row = B * 3 * H * D;
     s.out_row = B * H * D;
-    s.key_tile = min(KEY_TILE, PACK / D);
-    s.query_tile = min(QUERY_TILE, PACK_QUERY / D);
-    int64_t tiles = min(QUERY_BLOCK, PACK / D) / s.query_tile;
+    s.key_tile = smaller(KEY_TILE, PACK / D);
+    s.query_tile = smaller(QUERY_TILE, PACK_QUERY / D);
+    int64_t tiles = smaller(QUERY_BLOCK, PACK / D) / s.query_tile;
     while (tiles > 1 && s.pairs * ceil_div(n, tiles * s.query_tile) < TASKS_PER_THREAD * threads())
         tiles /= 2;
     s.query_block = tiles * s.query_tile;
@@ -134,7 +125,7 @@ static void multiply_rounded(real *restrict to, const precise *restrict x, preci
 
 // How many of these keys query t may see.
 static int64_t visible(int64_t t, span keys) {
-    return max(0, min(keys.end, t + 1) - keys.begin);
+    return larger(0, smaller(keys.end, t + 1) - keys.begin);
 }
 
 // p = exp(scale · score − maximum) of one row of scores, zero beyond the seen columns. A new maximum
@@ -182,11 +173,11 @@ static void forward_block(real *out, precise *lse, const real *qkv, int64_t pair
     for (int64_t r = 0; r < length(block); r++) maximum[r] = -INFINITY, sum[r] = 0;
     pack(q, qkv + qkv_at(s, block.begin, pair, QUERY), s->qkv_row, length(block), s->D);
     for (int64_t at = 0; at < block.end; at += s->key_tile) {
-        span keys = {at, min(at + s->key_tile, block.end)};
+        span keys = {at, smaller(at + s->key_tile, block.end)};
         pack(k, qkv + qkv_at(s, at, pair, KEY), s->qkv_row, length(keys), s->D);
         pack(v, qkv + qkv_at(s, at, pair, VALUE), s->qkv_row, length(keys), s->D);
         for (int64_t t = block.begin; t < block.end; t += s->query_tile) {
-            span rows = {t, min(t + s->query_tile, block.end)};
+            span rows = {t, smaller(t + s->query_tile, block.end)};
             int64_t r = t - block.begin;
             if (rows.end > at) // not above the diagonal
                 forward_tile(o + r * s->D, maximum + r, sum + r, q + r * s->D, k, v, rows, keys, s);
@@ -208,21 +199,21 @@ void attention_forward(real *out, precise *lse, const real *qkv, int64_t t0, int
     for (int64_t i = 0; i < blocks; i++) {
         for (int64_t pair = 0; pair < s.pairs; pair++) {
             int64_t begin = t0 + (blocks - 1 - i) * s.query_block; // the longest rows first
-            forward_block(out, lse, qkv, pair, (span){begin, min(begin + s.query_block, t0 + n)}, &s);
+            forward_block(out, lse, qkv, pair, (span){begin, smaller(begin + s.query_block, t0 + n)}, &s);
         }
     }
 }
 
 // Into how many blocks of keys a head is cut, given its number of keys.
 static int64_t key_blocks(int64_t keys, int64_t pairs) {
-    return max(1, min(ceil_div(TASKS, pairs), keys / (2 * ROWS_MIN)));
+    return larger(1, smaller(ceil_div(TASKS, pairs), keys / (2 * ROWS_MIN)));
 }
 
 // Fewer heads are cut into more blocks, so the largest demand may come from fewer sequences than B.
 int64_t attention_scratch(int64_t T, int64_t B, int64_t H, int64_t D) {
     int64_t most = 0;
     for (int64_t b = 1; b <= B; b++) {
-        most = max(most, T * b * H + key_blocks(T, b * H) * T * b * H * D);
+        most = larger(most, T * b * H + key_blocks(T, b * H) * T * b * H * D);
     }
     return most;
 }
@@ -289,8 +280,8 @@ static void backward_keys(const backward *a, int64_t i, int64_t pair, span keys,
     pack(tile.v, a->qkv + qkv_at(s, keys.begin, pair, VALUE), s->qkv_row, length(keys), D);
     memset(tile.dk, 0, (size_t)bytes);
     memset(tile.dv, 0, (size_t)bytes);
-    for (int64_t t = max(s->t0, keys.begin); t < s->t0 + s->n; t += s->query_tile) {
-        span rows = {t, min(t + s->query_tile, s->t0 + s->n)};
+    for (int64_t t = larger(s->t0, keys.begin); t < s->t0 + s->n; t += s->query_tile) {
+        span rows = {t, smaller(t + s->query_tile, s->t0 + s->n)};
         pack(q, a->qkv + qkv_at(s, t, pair, QUERY), s->qkv_row, length(rows), D);
         pack(dout, a->dout + out_at(s, t, pair), s->out_row, length(rows), D);
         backward_tile(partial_at(a, i, t, pair), !first, &tile, q, dout, a->lse + lse_at(s, t, pair),
@@ -337,9 +328,9 @@ void attention_backward(real *dqkv, const real *dout, const real *out, const pre
 #pragma omp parallel for collapse(2) schedule(dynamic)
     for (int64_t i = 0; i < blocks; i++) { // the first keys have the most queries
         for (int64_t pair = 0; pair < s.pairs; pair++) {
-            int64_t end = min((i + 1) * block, keys);
+            int64_t end = smaller((i + 1) * block, keys);
             for (int64_t k = i * block; k < end; k += s.key_tile)
-                backward_keys(&a, i, pair, (span){k, min(k + s.key_tile, end)}, k == i * block);
+                backward_keys(&a, i, pair, (span){k, smaller(k + s.key_tile, end)}, k == i * block);
         }
     }
     add_partials(&a, blocks, block);

@@ -79,10 +79,6 @@ static bool can_pack(const shape *s, const void *a, const void *b) {
     return s->D % PACK == 0 && (uintptr_t)a % sizeof(pack) == 0 && (uintptr_t)b % sizeof(pack) == 0;
 }
 
-static int64_t ceil_div(int64_t a, int64_t b) {
-    return (a + b - 1) / b;
-}
-
 // Rows of one head, one for each time step.
 struct matrix {
     const real *first; // time 0

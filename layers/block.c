@@ -215,7 +215,7 @@ void block_column_backward(block *b, parallel_linear *l, int layer, block_half h
     if (place == GRADIENT_OWNERS && half == MLP) block_column_gradient(b, l, layer, half, dy);
 }
 
-// --- the MLP half ---
+// --- passes ---
 
 // A single rank has all of it in dx, which changes only when the half is done with it.
 real *block_place_gradient(const block *b, const parallel_linear *l, real *whole, real *dx) {
@@ -224,18 +224,6 @@ real *block_place_gradient(const block *b, const parallel_linear *l, real *whole
     cf_copy(linear_own_shard(l, whole, b->Ts, b->B, C), dx, b->Ts * b->B * C * (int64_t)sizeof(real),
             b->context->stream);
     return whole;
-}
-
-static void mlp_forward(block *b, int layer, real *out) {
-    const parameters *p = b->params;
-    const block_layer *s = &b->layer[layer];
-    real *norm = block_norm(b, layer, MLP), *hidden = s->hidden ? s->hidden : b->hidden;
-    column_forward(&b->fc, s->fch, hidden, norm, params_weight(p, FCW, layer), params_weight(p, FCB, layer),
-                   b->Ts, b->B, layer);
-    const real *y = row_forward(&b->fcproj, b->sums, hidden, params_weight(p, FCPROJW, layer), b->Ts, b->B,
-                                layer, NULL, NULL);
-    residual_forward(out, s->x2, y, params_weight(p, FCPROJB, layer), b->Ts * b->B, p->shape.C,
-                     b->context->stream);
 }
 
 typedef struct gelu_job {
@@ -249,7 +237,7 @@ static void gelu_again(void *argument, int64_t t0, int64_t n) {
     gelu_forward(j->b->hidden + t0 * row, j->fch + t0 * row, n * row, j->b->context->stream);
 }
 
-static void mlp_backward(block *b, int layer, real *dx) {
+void block_backward(block *b, int layer, real *dx) {
     const parameters *p = b->params;
     const block_layer *s = &b->layer[layer];
     const real *hidden = s->hidden ? s->hidden : b->hidden;
@@ -267,20 +255,22 @@ static void mlp_backward(block *b, int layer, real *dx) {
     if (!job.dw.at) block_whole_gradient(b, &b->fcproj, FCPROJW, layer, dy, hidden);
     if (b->qkv) block_gather_norm(b, b->qkv, layer, ATTENTION, b->dqkv);
     block_column_backward(b, &b->fc, layer, MLP, b->dhidden, dx);
+    b->strategy->backward(b, layer, dx);
 }
-
-// --- passes ---
 
 void block_forward(block *b, int layer, const real *x, real *out, int64_t Ts, int64_t B) {
+    const parameters *p = b->params;
+    block_layer *s = &b->layer[layer];
+    real *hidden = s->hidden ? s->hidden : b->hidden;
     b->Ts = Ts, b->B = B;
-    b->layer[layer].x[ATTENTION] = x, b->layer[layer].x[MLP] = b->layer[layer].x2;
+    s->x[ATTENTION] = x, s->x[MLP] = s->x2;
     b->strategy->forward(b, layer);
-    mlp_forward(b, layer, out);
-}
-
-void block_backward(block *b, int layer, real *dx) {
-    mlp_backward(b, layer, dx);
-    b->strategy->backward(b, layer, dx);
+    real *norm = block_norm(b, layer, MLP);
+    column_forward(&b->fc, s->fch, hidden, norm, params_weight(p, FCW, layer), params_weight(p, FCB, layer),
+                   Ts, B, layer);
+    const real *y =
+        row_forward(&b->fcproj, b->sums, hidden, params_weight(p, FCPROJW, layer), Ts, B, layer, NULL, NULL);
+    residual_forward(out, s->x2, y, params_weight(p, FCPROJB, layer), Ts * B, p->shape.C, b->context->stream);
 }
 
 void block_backward_late(block *b, int layer) {

@@ -1,4 +1,4 @@
-// Device memory of a layer, and sizes.
+// Device memory of a layer.
 #ifndef BUFFERS_H
 #define BUFFERS_H
 
@@ -13,16 +13,6 @@ static inline real *take_real(int64_t elements, const char *purpose) {
 }
 static inline precise *take_precise(int64_t elements, const char *purpose) {
     return (precise *)cf_alloc(elements * (int64_t)sizeof(precise), purpose);
-}
-
-static inline int64_t smaller(int64_t a, int64_t b) {
-    return a < b ? a : b;
-}
-static inline int64_t larger(int64_t a, int64_t b) {
-    return a > b ? a : b;
-}
-static inline int64_t quotient_up(int64_t n, int64_t by) {
-    return (n + by - 1) / by;
 }
 
 #ifdef __cplusplus

@@ -23,7 +23,7 @@ static int32_t draw(const float *logits, int64_t V, double u) {
 enum { UNIT = 64 };
 
 static int64_t padded(int64_t length, int64_t tp, int64_t T) {
-    int64_t unit = UNIT * tp, enough = (length + unit - 1) / unit * unit;
+    int64_t unit = UNIT * tp, enough = ceil_div(length, unit) * unit;
     return enough < T ? enough : T;
 }
 

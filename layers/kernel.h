@@ -22,10 +22,6 @@
 
 enum { WARP = 32, PACK = cf_pack<real>::N };
 
-static inline int64_t ceil_div(int64_t n, int64_t d) {
-    return (n + d - 1) / d;
-}
-
 // --- elements ---
 
 static __device__ inline float to_float(float x) {

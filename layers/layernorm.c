@@ -62,7 +62,7 @@ void layernorm_backward(real *dx, precise *dw, precise *db, const real *dy, cons
                         const precise *mean, const precise *rstd, precise *scratch, int64_t R, int64_t C,
                         cf_stream *stream) {
     (void)stream;
-    int64_t block = (R + BLOCKS - 1) / BLOCKS;
+    int64_t block = ceil_div(R, BLOCKS);
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < BLOCKS; i++) {
         precise *block_dw = scratch + i * 2 * C, *block_db = block_dw + C; // (C), (C)

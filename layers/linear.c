@@ -65,18 +65,13 @@ static void fill_with_bias(real *out, const real *bias, int64_t R, int64_t OC) {
     }
 }
 
+static linear_rows one_block(int64_t R) {
+    return (linear_rows){.blocks = 1, .rows = R};
+}
+
 void linear_forward(real *out, const real *x, const real *w, const real *bias, int64_t R, int64_t IC,
                     int64_t OC, cf_stream *stream) {
-    if (!bias) {
-        gemm_to_real(false, false, R, OC, IC, x, IC, w, prepared_row(OC), 0, out, OC, stream);
-        return;
-    }
-    for (int64_t r = 0; r < R; r += ROW_BLOCK) {
-        int64_t rows = R - r < ROW_BLOCK ? R - r : ROW_BLOCK;
-        fill_with_bias(out + r * OC, bias, rows, OC);
-        gemm_to_real(false, false, rows, OC, IC, x + r * IC, IC, w, prepared_row(OC), 1, out + r * OC, OC,
-                     stream);
-    }
+    linear_forward_blocks(out, x, w, bias, one_block(R), IC, OC, stream);
 }
 
 void linear_forward_add(real *out, const real *x, const real *w, int64_t R, int64_t IC, int64_t OC,
@@ -86,13 +81,12 @@ void linear_forward_add(real *out, const real *x, const real *w, int64_t R, int6
 
 void linear_forward_gelu(real *out, real *pre, const real *x, const real *w, const real *bias, int64_t R,
                          int64_t IC, int64_t OC, cf_stream *stream) {
-    linear_forward(pre, x, w, bias, R, IC, OC, stream);
-    gelu_forward(out, pre, R * OC, stream);
+    linear_forward_gelu_blocks(out, pre, x, w, bias, one_block(R), IC, OC, stream);
 }
 
 void linear_dgrad(real *dx, const real *dy, const real *w, int64_t R, int64_t IC, int64_t OC,
                   cf_stream *stream) {
-    gemm_to_real(false, false, R, IC, OC, dy, OC, w, prepared_row(IC), 0, dx, IC, stream);
+    linear_dgrad_blocks(dx, dy, w, one_block(R), IC, OC, stream);
 }
 
 void linear_dgrad_add(real *dx, const real *dy, const real *w, int64_t R, int64_t IC, int64_t OC,
@@ -102,34 +96,45 @@ void linear_dgrad_add(real *dx, const real *dy, const real *w, int64_t R, int64_
 
 void linear_dgrad_gelu(real *dpre, const real *dy, const real *w, const real *pre, int64_t R, int64_t IC,
                        int64_t OC, cf_stream *stream) {
-    linear_dgrad(dpre, dy, w, R, IC, OC, stream);
-    gelu_backward(dpre, dpre, pre, R * IC, stream);
+    linear_dgrad_gelu_blocks(dpre, dy, w, pre, one_block(R), IC, OC, stream);
 }
 
 void linear_forward_blocks(real *out, const real *x, const real *w, const real *bias, linear_rows r,
                            int64_t IC, int64_t OC, cf_stream *stream) {
+    const int64_t most = bias ? ROW_BLOCK : r.rows;
     for (int64_t i = 0; i < r.blocks; i++)
-        linear_forward(out + i * r.out * OC, x + i * r.in * IC, w, bias, r.rows, IC, OC, stream);
+        for (int64_t row = 0; row < r.rows; row += most) {
+            int64_t rows = smaller(r.rows - row, most);
+            real *to = out + (i * r.out + row) * OC;
+            if (bias) fill_with_bias(to, bias, rows, OC);
+            gemm_to_real(false, false, rows, OC, IC, x + (i * r.in + row) * IC, IC, w, prepared_row(OC),
+                         bias ? 1 : 0, to, OC, stream);
+        }
 }
 
 void linear_forward_gelu_blocks(real *out, real *pre, const real *x, const real *w, const real *bias,
                                 linear_rows r, int64_t IC, int64_t OC, cf_stream *stream) {
-    for (int64_t i = 0; i < r.blocks; i++)
-        linear_forward_gelu(out + i * r.out * OC, pre + i * r.out * OC, x + i * r.in * IC, w, bias, r.rows,
-                            IC, OC, stream);
+    for (int64_t i = 0; i < r.blocks; i++) { // while the block is in the cache
+        real *block = pre + i * r.out * OC;
+        linear_forward(block, x + i * r.in * IC, w, bias, r.rows, IC, OC, stream);
+        gelu_forward(out + i * r.out * OC, block, r.rows * OC, stream);
+    }
 }
 
 void linear_dgrad_blocks(real *dx, const real *dy, const real *w, linear_rows r, int64_t IC, int64_t OC,
                          cf_stream *stream) {
     for (int64_t i = 0; i < r.blocks; i++)
-        linear_dgrad(dx + i * r.out * IC, dy + i * r.in * OC, w, r.rows, IC, OC, stream);
+        gemm_to_real(false, false, r.rows, IC, OC, dy + i * r.in * OC, OC, w, prepared_row(IC), 0,
+                     dx + i * r.out * IC, IC, stream);
 }
 
 void linear_dgrad_gelu_blocks(real *dpre, const real *dy, const real *w, const real *pre, linear_rows r,
                               int64_t IC, int64_t OC, cf_stream *stream) {
-    for (int64_t i = 0; i < r.blocks; i++)
-        linear_dgrad_gelu(dpre + i * r.out * IC, dy + i * r.in * OC, w, pre + i * r.out * IC, r.rows, IC, OC,
-                          stream);
+    for (int64_t i = 0; i < r.blocks; i++) {
+        real *block = dpre + i * r.out * IC;
+        linear_dgrad(block, dy + i * r.in * OC, w, r.rows, IC, OC, stream);
+        gelu_backward(block, block, pre + i * r.out * IC, r.rows * IC, stream);
+    }
 }
 
 void linear_wgrad(precise *dw, const real *dy, const real *x, int64_t R, int64_t IC, int64_t OC, bool add,
@@ -170,7 +175,7 @@ static void sum_rows(precise *restrict sum, const real *restrict dy, int64_t row
 void linear_bias_grad(precise *db, const real *dy, int64_t R, int64_t OC, cf_stream *stream) {
     (void)stream;
     precise partial[BLOCKS][COLUMNS];
-    int64_t block = (R + BLOCKS - 1) / BLOCKS;
+    int64_t block = ceil_div(R, BLOCKS);
     for (int64_t first = 0; first < OC; first += COLUMNS) {
         int64_t columns = OC - first < COLUMNS ? OC - first : COLUMNS;
 #pragma omp parallel for

@@ -117,7 +117,7 @@ enum {
 };
 
 static int64_t round_up(int64_t n, int64_t to) {
-    return (n + to - 1) / to * to;
+    return ceil_div(n, to) * to;
 }
 
 static bool attention_tensor(int tensor) {
@@ -135,7 +135,7 @@ static int cuts(const parameters *p, int tensor) {
 static int64_t part_rows(const parameters *p, int tensor) {
     int64_t rows = params_rows(&p->shape, tensor);
     bool cut = kinds[tensor].split == ROWS || kinds[tensor].split == HEADS;
-    if (cut) rows = (rows + cuts(p, tensor) - 1) / cuts(p, tensor);
+    if (cut) rows = ceil_div(rows, cuts(p, tensor));
     return tensor == WTE ? round_up(rows, PACK) : rows; // rows of logits are as long
 }
 
@@ -284,8 +284,8 @@ static void lay_tensor(parameters *p, int tensor, int layer) {
 }
 
 static void close_bucket(parameters *p, param_bucket *b) {
-    int64_t rows = (p->elements - b->first + b->row - 1) / b->row;
-    b->shard = (rows + b->group->size - 1) / b->group->size * b->row;
+    int64_t rows = ceil_div(p->elements - b->first, b->row);
+    b->shard = ceil_div(rows, b->group->size) * b->row;
     if (b->tensor < 0) b->shard = round_up(b->shard, PACK);
     b->count = b->shard * b->group->size;
     p->elements = b->first + b->count;
@@ -307,7 +307,7 @@ static int64_t thin_layers(const parameters *p, const cf_mesh *mesh) {
     int64_t elements = 0, enough = group_of(p, FCW, mesh)->size * SHARD_BYTES_MIN / (int64_t)sizeof(precise);
     for (int i = 0; i < TENSORS; i++)
         if (thin(p, i, mesh)) elements += params_local_count(p, i);
-    return elements == 0 ? 0 : (enough + elements - 1) / elements;
+    return elements == 0 ? 0 : ceil_div(enough, elements);
 }
 
 static void lay_thin(parameters *p, int64_t first, int64_t end, const cf_mesh *mesh) {
@@ -426,7 +426,7 @@ static void end_filling(filling f) {
 static void read_run(filling f, real *out, params_reader *read, void *argument, int tensor, int64_t layer,
                      param_run run, int64_t used) {
     for (int64_t done = 0; done < run.count; done += AT_ONCE) {
-        int64_t n = run.count - done < AT_ONCE ? run.count - done : AT_ONCE, from = run.whole + done;
+        int64_t n = smaller(run.count - done, AT_ONCE), from = run.whole + done;
         read(argument, tensor, layer, from, n, f.read);
         for (int64_t i = 0; i < n; i++) f.piece[i] = real_of(from + i < used ? (double)f.read[i] : 0);
         cf_copy(out + run.local + done, f.piece, n * (int64_t)sizeof *out, f.stream);
@@ -458,7 +458,7 @@ void params_place(const parameters *p, int tensor, int tp_rank, int64_t first, i
 static void init_run(filling f, real *out, const kind *k, double deviation, uint64_t seed, uint64_t stream,
                      int64_t whole, int64_t count) {
     for (int64_t done = 0; done < count; done += AT_ONCE) {
-        int64_t n = count - done < AT_ONCE ? count - done : AT_ONCE;
+        int64_t n = smaller(count - done, AT_ONCE);
 #pragma omp parallel for
         for (int64_t i = 0; i < n; i++)
             f.piece[i] =

@@ -55,4 +55,16 @@ static inline real real_of(double x) {
 }
 #endif
 
+// --- sizes ---
+
+static inline int64_t smaller(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+static inline int64_t larger(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
+static inline int64_t ceil_div(int64_t n, int64_t by) {
+    return (n + by - 1) / by;
+}
+
 #endif

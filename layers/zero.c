@@ -17,7 +17,7 @@ static cf_fuse *reduction_to_share(const zero_shards *z, int i) {
     const parameters *p = z->params;
     const param_bucket *b = &p->bucket[i], *table = &p->bucket[p->table];
     int64_t layer = table->first / p->shape.L; // elements of one: all layers lie before the table
-    int64_t window = 2 + quotient_up(table->count, layer);
+    int64_t window = 2 + ceil_div(table->count, layer);
     for (int j = i - 1; j >= 0 && b->layer >= 0; j--) {
         const param_bucket *before = &p->bucket[j];
         if (before->tensor != b->tensor || before->count != b->count || before->group != b->group) continue;
