@@ -25,10 +25,10 @@
 
 static const int matrices[] = {QKVW, ATTPROJW, FCW, FCPROJW};
 
-// Tensors of a half's layer norm and of the column-parallel layer after it.
+// Tensors of a half: layer norm, column-parallel layer, row-parallel layer.
 static const struct {
-    int norm_w, norm_b, w, bias;
-} of_half[HALVES] = {{LN1W, LN1B, QKVW, QKVB}, {LN2W, LN2B, FCW, FCB}};
+    int norm_w, norm_b, w, bias, row_w, row_bias;
+} of_half[HALVES] = {{LN1W, LN1B, QKVW, QKVB, ATTPROJW, ATTPROJB}, {LN2W, LN2B, FCW, FCB, FCPROJW, FCPROJB}};
 
 // --- life ---
 
@@ -50,6 +50,11 @@ static void create_layer(block *b, block_layer *s, int64_t T, int64_t B, bool re
     if (!recompute) s->hidden = take_real(shard_rows * 4 * C, purpose);
 }
 
+block_exchanges block_pair(const parallel_linear *column, const parallel_linear *row) {
+    return (block_exchanges){{column->forward, row->forward},
+                             {row->backward, column->gather, column->backward}};
+}
+
 void *block_create(size_t size, const block_strategy *strategy, cf_context *context, const cf_group *tp,
                    const cf_group *split, const parameters *p, const backward_pass *pass, int64_t T,
                    int64_t B, overlap how, bool recompute, int64_t prepared) {
@@ -67,7 +72,7 @@ void *block_create(size_t size, const block_strategy *strategy, cf_context *cont
     column_create(&b->fc, context, split, "mlp.fc1", shard, C, 4 * C / S, how, true, b->prepared);
     row_create(&b->fcproj, context, split, "mlp.fc2", shard, 4 * C / S, C, how, product, 2 * product,
                b->prepared);
-    b->arrives[FCW] = b->fc.gather, b->arrives[FCPROJW] = b->fcproj.backward;
+    b->operations[MLP] = block_pair(&b->fc, &b->fcproj);
     b->norm1 = take_real(S * shard, shared);
     b->norm2 = S == 1 && N > 1 ? b->norm1 : take_real(S * shard, shared); // where no gather is begun ahead
     b->sums = take_real(S * shard, shared);
@@ -112,7 +117,9 @@ void block_place_weight_gradients(block *b) {
     for (int64_t l = 0; l < b->params->shape.L; l++)
         for (int i = 0; i < 4; i++)
             for (int last = 0; last <= 1; last++) {
-                const cf_fuse *arrives = b->arrives[matrices[i]];
+                // What brings a factor of it, where that travels.
+                const block_exchanges *e = &b->operations[i / 2];
+                const cf_fuse *arrives = e->backward[1] ? e->backward[i % 2 == 0] : NULL;
                 int64_t rows = arrives ? cf_fuse_get_plan(arrives)->capacity / b->params->shape.C : 0;
                 bool may_wait = b->qkv_may_wait && matrices[i] == QKVW && l == 0;
                 b->layer[l].place[matrices[i]][last] =
@@ -135,7 +142,7 @@ void block_explain(const block *b, FILE *out) {
         }
 }
 
-matrix_gradient block_gradient_by_slices(const block *b, int tensor, int layer) {
+static matrix_gradient gradient_by_slices(const block *b, int tensor, int layer) {
     if (block_gradient_place(b, tensor, layer) != GRADIENT_BY_SLICES) return (matrix_gradient){0};
     return params_matrix_grad(b->params, tensor, layer, b->pass->first);
 }
@@ -151,8 +158,8 @@ void block_weight_gradient(const block *b, int tensor, int layer, const real *co
     weight_gradient_compute(b->pass, tensor, layer, block_gradient_place(b, tensor, layer), g);
 }
 
-void block_whole_gradient(const block *b, const parallel_linear *l, int tensor, int layer, const real *dy,
-                          const real *x) {
+static void whole_gradient(const block *b, const parallel_linear *l, int tensor, int layer, const real *dy,
+                           const real *x) {
     block_weight_gradient(b, tensor, layer, &dy, &x, l->group->size * b->Ts * b->B, 1);
 }
 
@@ -182,9 +189,9 @@ real *block_norm_again(block *b, int layer, block_half half) {
     return norm_buffer(b, layer, half);
 }
 
-void block_gather_norm(block *b, parallel_linear *l, int layer, block_half half, const real *dy) {
+static void gather_norm(block *b, parallel_linear *l, int layer, block_half half, const real *dy) {
     real *norm = block_norm_again(b, layer, half);
-    column_begin_gather(l, norm, dy, block_gradient_by_slices(b, of_half[half].w, layer), b->Ts, b->B, layer);
+    column_begin_gather(l, norm, dy, gradient_by_slices(b, of_half[half].w, layer), b->Ts, b->B, layer);
 }
 
 void block_norm_backward(block *b, int layer, block_half half, const real *dnorm, real *dx) {
@@ -198,7 +205,7 @@ void block_norm_backward(block *b, int layer, block_half half, const real *dnorm
 
 void block_column_gradient(block *b, parallel_linear *l, int layer, block_half half, const real *dy) {
     column_finish_gather(l);
-    block_whole_gradient(b, l, of_half[half].w, layer, dy, norm_buffer(b, layer, half));
+    whole_gradient(b, l, of_half[half].w, layer, dy, norm_buffer(b, layer, half));
 }
 
 void block_column_backward(block *b, parallel_linear *l, int layer, block_half half, const real *dy,
@@ -217,13 +224,23 @@ void block_column_backward(block *b, parallel_linear *l, int layer, block_half h
 
 // --- passes ---
 
-// A single rank has all of it in dx, which changes only when the half is done with it.
-real *block_place_gradient(const block *b, const parallel_linear *l, real *whole, real *dx) {
-    int64_t C = b->params->shape.C;
-    if (l->group->size == 1) return dx;
-    cf_copy(linear_own_shard(l, whole, b->Ts, b->B, C), dx, b->Ts * b->B * C * (int64_t)sizeof(real),
-            b->context->stream);
-    return whole;
+// While a rank's shard of the output's gradient is gathered, the saved input of the MLP's other layer may be, too. A single
+// rank has all of it in dx, which changes only when the half is done with it.
+void block_row_backward(block *b, parallel_linear *l, int layer, block_half half, real *din, real *dx,
+                        linear_job job) {
+    const parameters *p = b->params;
+    int64_t C = p->shape.C, rows = b->Ts * b->B;
+    int w = of_half[half].row_w;
+    real *dy = l->group->size == 1 ? dx : half == MLP ? b->mlp_dy : b->attention_dy;
+    linear_bias_grad(params_grad(p, of_half[half].row_bias, layer), dx, rows, C, b->context->stream);
+    if (dy != dx)
+        cf_copy(linear_own_shard(l, dy, b->Ts, b->B, C), dx, rows * C * (int64_t)sizeof(real),
+                b->context->stream);
+    job.dw = gradient_by_slices(b, w, layer);
+    row_begin_backward(l, din, dy, job, b->Ts, b->B, layer);
+    if (half == MLP) gather_norm(b, &b->fc, layer, MLP, b->dhidden);
+    row_finish_backward(l, params_weight(p, w, layer));
+    if (!job.dw.at) whole_gradient(b, l, w, layer, dy, job.x);
 }
 
 typedef struct gelu_job {
@@ -238,22 +255,14 @@ static void gelu_again(void *argument, int64_t t0, int64_t n) {
 }
 
 void block_backward(block *b, int layer, real *dx) {
-    const parameters *p = b->params;
     const block_layer *s = &b->layer[layer];
-    const real *hidden = s->hidden ? s->hidden : b->hidden;
     gelu_job again = {b, s->fch};
-    linear_bias_grad(params_grad(p, FCPROJB, layer), dx, b->Ts * b->B, p->shape.C, b->context->stream);
-    real *dy = block_place_gradient(b, &b->fcproj, b->mlp_dy, dx);
-    linear_job job = {.x = hidden,
+    linear_job job = {.x = s->hidden ? s->hidden : b->hidden,
                       .pre = s->fch,
-                      .dw = block_gradient_by_slices(b, FCPROJW, layer),
                       .rows = s->hidden ? NULL : gelu_again,
                       .argument = &again};
-    row_begin_backward(&b->fcproj, b->dhidden, dy, job, b->Ts, b->B, layer);
-    block_gather_norm(b, &b->fc, layer, MLP, b->dhidden);
-    row_finish_backward(&b->fcproj, params_weight(p, FCPROJW, layer));
-    if (!job.dw.at) block_whole_gradient(b, &b->fcproj, FCPROJW, layer, dy, hidden);
-    if (b->qkv) block_gather_norm(b, b->qkv, layer, ATTENTION, b->dqkv);
+    block_row_backward(b, &b->fcproj, layer, MLP, b->dhidden, dx, job);
+    if (b->qkv) gather_norm(b, b->qkv, layer, ATTENTION, b->dqkv);
     block_column_backward(b, &b->fc, layer, MLP, b->dhidden, dx);
     b->strategy->backward(b, layer, dx);
 }
@@ -279,13 +288,10 @@ void block_backward_late(block *b, int layer) {
 }
 
 void block_operations(const block *b, bool forward, visit_operation *visit, void *argument) {
-    const char *place = forward ? "forward" : "backward";
-    int64_t L = b->params->shape.L;
-    if (forward) b->strategy->operations(b, true, visit, argument);
-    if (forward) visit(argument, place, b->fc.forward, L);
-    visit(argument, place, forward ? b->fcproj.forward : b->fcproj.backward, L);
-    if (forward) return;
-    visit(argument, place, b->fc.gather, L);
-    visit(argument, place, b->fc.backward, L);
-    b->strategy->operations(b, false, visit, argument);
+    for (int i = 0; i < HALVES; i++)
+        for (int k = 0; k < 3; k++) {
+            const cf_fuse *f =
+                forward ? b->operations[i].forward[k] : b->operations[HALVES - 1 - i].backward[k];
+            if (f) visit(argument, forward ? "forward" : "backward", f, b->params->shape.L);
+        }
 }

@@ -37,9 +37,14 @@ typedef struct block_strategy {
     void (*forward)(block *b, int layer);            // of the attention half: x[ATTENTION] → x2
     void (*backward)(block *b, int layer, real *dx); // QKV's weight gradient may be left to late
     void (*late)(block *b, int layer);
-    void (*operations)(const block *b, bool forward, visit_operation *visit, void *argument);
     void (*free)(block *b);
 } block_strategy;
+
+// What a half runs in each pass, in this order. Three backward: gather of the row-parallel layer's gradient, of the
+// column-parallel layer's input, and the sum of that input's gradient.
+typedef struct block_exchanges {
+    const cf_fuse *forward[3], *backward[3];
+} block_exchanges;
 
 // What all layers share: planned operations and scratch memory. One layer runs at a time. tpsp.c and up.c add fields of
 // their own after these.
@@ -51,8 +56,8 @@ struct block {
     const backward_pass *pass;
     int64_t Ts, B;                    // of the pass in progress
     parallel_linear fc, fcproj, *qkv; // qkv: TPSP's, or NULL
-    const cf_fuse *arrives[TENSORS];  // what brings a factor of a weight gradient; NULL: nothing
-    bool qkv_may_wait;                // for the embedding, in layer 0
+    block_exchanges operations[HALVES];
+    bool qkv_may_wait; // for the embedding, in layer 0
     // Memory that is one thing at a time, the first in forward and again for the weight gradients of its half.
     union {
         real *norm1;      // (S · Ts, B, C) gathered output of the first layer norm
@@ -101,27 +106,23 @@ void block_operations(const block *b, bool forward, visit_operation *visit, void
 void *block_create(size_t size, const block_strategy *strategy, cf_context *context, const cf_group *tp,
                    const cf_group *split, const parameters *p, const backward_pass *pass, int64_t T,
                    int64_t B, overlap how, bool recompute, int64_t prepared);
-// The buffer with the layer norm's output of a half: this rank's shard is computed, for forward.
+block_exchanges block_pair(const parallel_linear *column, const parallel_linear *row);
+// The buffer with a half's layer norm, of which this rank's shard is computed; in backward, where it was not kept.
 real *block_norm(block *b, int layer, block_half half);
-real *block_norm_again(block *b, int layer, block_half half); // in backward, where it was not kept
-// The same, and its gather begins, for the weight gradient with dy (S · Ts · B, OC).
-void block_gather_norm(block *b, parallel_linear *l, int layer, block_half half, const real *dy);
+real *block_norm_again(block *b, int layer, block_half half);
+// din (S · Ts · B, IC): gradient of the input of a half's row-parallel layer, from its output's, dx. job: x, and what of pre,
+// rows and argument is wanted.
+void block_row_backward(block *b, parallel_linear *l, int layer, block_half half, real *din, real *dx,
+                        linear_job job);
 // dx (Ts, B, C) += its gradient through layer norm and column-parallel layer, from dy; through the layer norm alone.
 void block_column_backward(block *b, parallel_linear *l, int layer, block_half half, const real *dy,
                            real *dx);
 void block_norm_backward(block *b, int layer, block_half half, const real *dnorm, real *dx);
-// The gradient dx of a row-parallel layer's output as it is gathered: in `whole`, with this rank's shard in place.
-real *block_place_gradient(const block *b, const parallel_linear *l, real *whole, real *dx);
 
 gradient_place block_gradient_place(const block *b, int tensor, int layer);
-matrix_gradient block_gradient_by_slices(const block *b, int tensor,
-                                         int layer); // at NULL: it has another place
-// A weight gradient from dy and x as weight_gradient.h describes them; from all rows of both; of a column-parallel layer,
-// from what block_gather_norm() has gathered.
+// A weight gradient, from dy and x as weight_gradient.h describes them; of a column-parallel layer, from its gathered input.
 void block_weight_gradient(const block *b, int tensor, int layer, const real *const *dy, const real *const *x,
                            int64_t R, int parts);
-void block_whole_gradient(const block *b, const parallel_linear *l, int tensor, int layer, const real *dy,
-                          const real *x);
 void block_column_gradient(block *b, parallel_linear *l, int layer, block_half half, const real *dy);
 
 #ifdef __cplusplus

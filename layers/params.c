@@ -14,27 +14,28 @@ typedef enum { WHOLE, ROWS, COLUMNS, HEADS } split;
 typedef struct kind {
     const char *name;
     split split;
-    bool per_layer, decays;
+    bool per_layer;
+    int rows, columns; // in channels, rows 0: of vocabulary or positions; columns 0: a vector
     double init; // standard deviation; < 0: constant −init; the residual projections are scaled down further
 } kind;
 
 static const kind kinds[TENSORS] = {
-    [WTE] = {"wte", ROWS, false, true, 0.02},
-    [WPE] = {"wpe", WHOLE, false, true, 0.02},
-    [LN1W] = {"ln1w", WHOLE, true, false, -1},
-    [LN1B] = {"ln1b", WHOLE, true, false, 0},
-    [QKVW] = {"qkvw", HEADS, true, true, 0.02},
-    [QKVB] = {"qkvb", HEADS, true, false, 0},
-    [ATTPROJW] = {"attprojw", COLUMNS, true, true, 0.02},
-    [ATTPROJB] = {"attprojb", WHOLE, true, false, 0},
-    [LN2W] = {"ln2w", WHOLE, true, false, -1},
-    [LN2B] = {"ln2b", WHOLE, true, false, 0},
-    [FCW] = {"fcw", ROWS, true, true, 0.02},
-    [FCB] = {"fcb", ROWS, true, false, 0},
-    [FCPROJW] = {"fcprojw", COLUMNS, true, true, 0.02},
-    [FCPROJB] = {"fcprojb", WHOLE, true, false, 0},
-    [LNFW] = {"lnfw", WHOLE, false, false, -1},
-    [LNFB] = {"lnfb", WHOLE, false, false, 0},
+    [WTE] = {"wte", ROWS, false, 0, 1, 0.02},
+    [WPE] = {"wpe", WHOLE, false, 0, 1, 0.02},
+    [LN1W] = {"ln1w", WHOLE, true, 1, 0, -1},
+    [LN1B] = {"ln1b", WHOLE, true, 1, 0, 0},
+    [QKVW] = {"qkvw", HEADS, true, 3, 1, 0.02},
+    [QKVB] = {"qkvb", HEADS, true, 3, 0, 0},
+    [ATTPROJW] = {"attprojw", COLUMNS, true, 1, 1, 0.02},
+    [ATTPROJB] = {"attprojb", WHOLE, true, 1, 0, 0},
+    [LN2W] = {"ln2w", WHOLE, true, 1, 0, -1},
+    [LN2B] = {"ln2b", WHOLE, true, 1, 0, 0},
+    [FCW] = {"fcw", ROWS, true, 4, 1, 0.02},
+    [FCB] = {"fcb", ROWS, true, 4, 0, 0},
+    [FCPROJW] = {"fcprojw", COLUMNS, true, 1, 4, 0.02},
+    [FCPROJB] = {"fcprojb", WHOLE, true, 1, 0, 0},
+    [LNFW] = {"lnfw", WHOLE, false, 1, 0, -1},
+    [LNFB] = {"lnfb", WHOLE, false, 1, 0, 0},
 };
 
 // --- whole tensors ---
@@ -43,42 +44,16 @@ const char *params_name(int tensor) {
     return kinds[tensor].name;
 }
 bool params_decays(int tensor) {
-    return kinds[tensor].decays;
+    return kinds[tensor].columns > 0;
 }
 int64_t params_layers(const gpt_shape *s, int tensor) {
     return kinds[tensor].per_layer ? s->L : 1;
 }
-
 int64_t params_rows(const gpt_shape *s, int tensor) {
-    switch (tensor) {
-    case WTE:
-        return s->Vp;
-    case WPE:
-        return s->maxT;
-    case QKVW:
-    case QKVB:
-        return 3 * s->C;
-    case FCW:
-    case FCB:
-        return 4 * s->C;
-    default:
-        return s->C;
-    }
+    return tensor == WTE ? s->Vp : tensor == WPE ? s->maxT : kinds[tensor].rows * s->C;
 }
-
 int64_t params_columns(const gpt_shape *s, int tensor) {
-    switch (tensor) {
-    case WTE:
-    case WPE:
-    case QKVW:
-    case ATTPROJW:
-    case FCW:
-        return s->C;
-    case FCPROJW:
-        return 4 * s->C;
-    default:
-        return 1;
-    }
+    return kinds[tensor].columns > 0 ? kinds[tensor].columns * s->C : 1;
 }
 
 int64_t params_count(const gpt_shape *s) {
@@ -260,89 +235,61 @@ static const cf_group *group_of(const parameters *p, int tensor, const cf_mesh *
     return kinds[tensor].split == WHOLE || p->strategy == STRATEGY_UP ? &mesh->world_group : &mesh->dp_group;
 }
 
-// A matrix is a bucket of its own if the owners' shares of its weight-gradient product are good products.
-static bool travels_alone(const parameters *p, int tensor, const cf_mesh *mesh) {
-    if (tensor == WTE) return true;
-    bool matrix = kinds[tensor].per_layer && params_columns(&p->shape, tensor) > 1;
-    int64_t rows = params_local_rows(p, tensor) / group_of(p, tensor, mesh)->size;
-    return matrix && rows >= linear_wgrad_rows_min(params_local_columns(p, tensor));
+// In which bucket a tensor travels: the table's, one of its own, thin matrices', vectors' and positions' over dp or the world.
+typedef enum { TABLE, ALONE, THIN, SMALL_DP, SMALL_WORLD } bucket_kind;
+
+// A matrix has one of its own if the owners' shares of its weight-gradient product are good products.
+static bucket_kind bucket_kind_of(const parameters *p, int tensor, const cf_mesh *mesh) {
+    const cf_group *group = group_of(p, tensor, mesh);
+    if (tensor == WTE) return TABLE;
+    if (kinds[tensor].per_layer && kinds[tensor].columns > 0) {
+        int64_t rows = params_local_rows(p, tensor) / group->size;
+        return rows >= linear_wgrad_rows_min(params_local_columns(p, tensor)) ? ALONE : THIN;
+    }
+    return mesh->tp == 1 || group == &mesh->world_group ? SMALL_WORLD
+                                                        : SMALL_DP; // without tp the replicas are the world
 }
 
-static param_bucket *open_bucket(parameters *p, const cf_group *group, int layer, int tensor) {
-    param_bucket *b = &p->bucket[p->buckets++];
+// A bucket of all tensors of one kind, or one of them, of layers [first, end). None: no bucket.
+static void lay_bucket(parameters *p, const cf_mesh *mesh, bucket_kind which, const cf_group *group,
+                       int tensor, int64_t first, int64_t end) {
+    param_bucket *b = &p->bucket[p->buckets];
+    const int layer = which == ALONE || which == THIN ? (int)first : -1, before = p->tensors;
     *b = (param_bucket){.group = group, .layer = layer, .tensor = tensor, .first = p->elements, .row = 1};
     if (tensor >= 0) b->row = params_local_columns(p, tensor);
-    return b;
-}
-
-static void lay_tensor(parameters *p, int tensor, int layer) {
-    int64_t count = params_local_count(p, tensor);
-    p->place[(layer > 0 ? layer : 0) * TENSORS + tensor] = p->tensors;
-    p->placed[p->tensors++] =
-        (param_tensor){tensor, p->buckets - 1, layer > 0 ? layer : 0, p->elements, count};
-    p->elements += count;
-}
-
-static void close_bucket(parameters *p, param_bucket *b) {
-    int64_t rows = ceil_div(p->elements - b->first, b->row);
-    b->shard = ceil_div(rows, b->group->size) * b->row;
-    if (b->tensor < 0) b->shard = round_up(b->shard, PACK);
-    b->count = b->shard * b->group->size;
-    p->elements = b->first + b->count;
-}
-
-static void lay_matrix(parameters *p, int tensor, int layer, const cf_mesh *mesh) {
-    param_bucket *b = open_bucket(p, group_of(p, tensor, mesh), layer, tensor);
-    lay_tensor(p, tensor, layer);
-    close_bucket(p, b);
-}
-
-static bool thin(const parameters *p, int tensor, const cf_mesh *mesh) {
-    return kinds[tensor].per_layer && params_columns(&p->shape, tensor) > 1 &&
-           !travels_alone(p, tensor, mesh);
-}
-
-// Layers whose thin matrices share a bucket. All of them travel over one group.
-static int64_t thin_layers(const parameters *p, const cf_mesh *mesh) {
-    int64_t elements = 0, enough = group_of(p, FCW, mesh)->size * SHARD_BYTES_MIN / (int64_t)sizeof(precise);
-    for (int i = 0; i < TENSORS; i++)
-        if (thin(p, i, mesh)) elements += params_local_count(p, i);
-    return elements == 0 ? 0 : ceil_div(enough, elements);
-}
-
-static void lay_thin(parameters *p, int64_t first, int64_t end, const cf_mesh *mesh) {
-    param_bucket *b = open_bucket(p, group_of(p, FCW, mesh), (int)first, -1);
-    for (int64_t l = first; l < end && l < p->shape.L; l++)
-        for (int i = 0; i < TENSORS; i++)
-            if (thin(p, i, mesh)) lay_tensor(p, i, (int)l);
-    close_bucket(p, b);
-}
-
-// Embeddings but wte, and vectors, that travel over a group. Without tp the replicas are the world.
-static void lay_small(parameters *p, const cf_group *group, const cf_mesh *mesh) {
-    param_bucket *b = NULL;
-    for (int l = 0; l < p->shape.L; l++)
+    for (int64_t l = first; l < end; l++)
         for (int i = 0; i < TENSORS; i++) {
-            const cf_group *over = mesh->tp == 1 ? &mesh->world_group : group_of(p, i, mesh);
-            bool here = over == group && l < params_layers(&p->shape, i) && !travels_alone(p, i, mesh);
-            if (!here || thin(p, i, mesh)) continue;
-            if (!b) b = open_bucket(p, group, -1, -1);
-            lay_tensor(p, i, l);
+            if (bucket_kind_of(p, i, mesh) != which || (tensor >= 0 && i != tensor)) continue;
+            if (l >= params_layers(&p->shape, i)) continue;
+            int64_t count = params_local_count(p, i);
+            p->place[l * TENSORS + i] = p->tensors;
+            p->placed[p->tensors++] = (param_tensor){i, p->buckets, l, p->elements, count};
+            p->elements += count;
         }
-    if (b) close_bucket(p, b);
+    if (p->tensors == before) return;
+    b->shard = ceil_div(ceil_div(p->elements - b->first, b->row), group->size) * b->row;
+    if (tensor < 0) b->shard = round_up(b->shard, PACK);
+    b->count = b->shard * group->size;
+    p->elements = b->first + b->count;
+    p->buckets++;
 }
 
 static void lay_all(parameters *p, const cf_mesh *mesh) {
-    int64_t together = thin_layers(p, mesh);
-    for (int l = 0; l < p->shape.L; l++) {
+    const int64_t L = p->shape.L;
+    const cf_group *matrices = group_of(p, FCW, mesh); // all of them travel over it
+    int64_t thin = 0, enough = matrices->size * SHARD_BYTES_MIN / (int64_t)sizeof(precise);
+    for (int i = 0; i < TENSORS; i++)
+        if (bucket_kind_of(p, i, mesh) == THIN) thin += params_local_count(p, i);
+    const int64_t together = thin > 0 ? ceil_div(enough, thin) : L; // layers
+    for (int64_t l = 0; l < L; l++) {
         for (int i = 0; i < TENSORS; i++)
-            if (kinds[i].per_layer && travels_alone(p, i, mesh)) lay_matrix(p, i, l, mesh);
-        if (together > 0 && l % together == 0) lay_thin(p, l, l + together, mesh);
+            if (bucket_kind_of(p, i, mesh) == ALONE) lay_bucket(p, mesh, ALONE, matrices, i, l, l + 1);
+        if (l % together == 0) lay_bucket(p, mesh, THIN, matrices, -1, l, smaller(l + together, L));
     }
     p->table = p->buckets;
-    lay_matrix(p, WTE, -1, mesh);
-    lay_small(p, &mesh->dp_group, mesh);
-    lay_small(p, &mesh->world_group, mesh);
+    lay_bucket(p, mesh, TABLE, group_of(p, WTE, mesh), WTE, 0, 1);
+    lay_bucket(p, mesh, SMALL_DP, &mesh->dp_group, -1, 0, L);
+    lay_bucket(p, mesh, SMALL_WORLD, &mesh->world_group, -1, 0, L);
 }
 
 int params_bucket_of(const parameters *p, int tensor, int64_t layer) {
@@ -398,93 +345,61 @@ void params_free(parameters *p) {
 
 enum { AT_ONCE = 1 << 16 }; // elements on their way from the host to the device
 
-// Of a whole tensor, from its start. The vocabulary's padding is zero, whatever a file has there: its gradient is zero, but
-// zero times NaN would not be.
-static int64_t used_elements(const gpt_shape *s, int tensor) {
-    return tensor == WTE ? s->V * s->C : INT64_MAX;
-}
-
-typedef struct filling { // of a run of weights
-    real *piece;         // (AT_ONCE) the host's
-    float *read;         // (AT_ONCE) what a file gives
-    cf_stream *stream;
-} filling;
-
-static filling begin_filling(cf_stream *stream) {
-    filling f = {malloc(AT_ONCE * sizeof *f.piece), malloc(AT_ONCE * sizeof *f.read), stream};
-    if (!f.piece || !f.read) cf_die(NULL, "out of memory for %d weights on their way", AT_ONCE);
-    return f;
-}
-
-static void end_filling(filling f) {
-    cf_stream_sync(f.stream);
-    free(f.piece);
-    free(f.read);
-}
-
-// `used` elements of the whole tensor count, the rest is padding.
-static void read_run(filling f, real *out, params_reader *read, void *argument, int tensor, int64_t layer,
-                     param_run run, int64_t used) {
-    for (int64_t done = 0; done < run.count; done += AT_ONCE) {
-        int64_t n = smaller(run.count - done, AT_ONCE), from = run.whole + done;
-        read(argument, tensor, layer, from, n, f.read);
-        for (int64_t i = 0; i < n; i++) f.piece[i] = real_of(from + i < used ? (double)f.read[i] : 0);
-        cf_copy(out + run.local + done, f.piece, n * (int64_t)sizeof *out, f.stream);
-    }
-}
-
+// The vocabulary's padding is zero, whatever a file has there: its gradient is zero, but zero times NaN would not be.
 void params_read(parameters *p, params_reader *read, void *argument, cf_stream *stream) {
-    filling f = begin_filling(stream);
+    real *piece = malloc(AT_ONCE * sizeof *piece);
+    float *values = malloc(AT_ONCE * sizeof *values);
+    if (!piece || !values) cf_die(NULL, "out of memory for %d weights on their way", AT_ONCE);
     for (int tensor = 0; tensor < TENSORS; tensor++)
         for (int64_t layer = 0; layer < params_layers(&p->shape, tensor); layer++)
-            for (int64_t run = 0; run < params_runs(p, tensor); run++)
-                read_run(f, params_weight(p, tensor, layer), read, argument, tensor, layer,
-                         params_run(p, tensor, p->tp_rank, run), used_elements(&p->shape, tensor));
-    end_filling(f);
+            for (int64_t i = 0; i < params_runs(p, tensor); i++) {
+                const param_run run = params_run(p, tensor, p->tp_rank, i);
+                const int64_t used = tensor == WTE ? p->shape.V * p->shape.C : INT64_MAX;
+                for (int64_t done = 0; done < run.count; done += AT_ONCE) {
+                    int64_t n = smaller(run.count - done, AT_ONCE), from = run.whole + done;
+                    read(argument, tensor, layer, from, n, values);
+                    for (int64_t k = 0; k < n; k++)
+                        piece[k] = real_of(from + k < used ? (double)values[k] : 0);
+                    cf_copy(params_weight(p, tensor, layer) + run.local + done, piece,
+                            n * (int64_t)sizeof *piece, stream);
+                }
+            }
+    cf_stream_sync(stream);
+    free(piece);
+    free(values);
 }
 
 void params_place(const parameters *p, int tensor, int tp_rank, int64_t first, int64_t n, const real *piece,
                   float *out) {
     for (int64_t run = 0; run < params_runs(p, tensor); run++) {
         param_run r = params_run(p, tensor, tp_rank, run);
-        int64_t end = r.local + r.count, from = r.local > first ? r.local : first,
-                to = end < first + n ? end : first + n;
+        int64_t from = larger(r.local, first), to = smaller(r.local + r.count, first + n);
         for (int64_t i = from; i < to; i++) out[r.whole + i - r.local] = (float)precise_of(piece[i - first]);
     }
 }
 
 // --- initial weights ---
 
-static void init_run(filling f, real *out, const kind *k, double deviation, uint64_t seed, uint64_t stream,
-                     int64_t whole, int64_t count) {
-    for (int64_t done = 0; done < count; done += AT_ONCE) {
-        int64_t n = smaller(count - done, AT_ONCE);
-#pragma omp parallel for
-        for (int64_t i = 0; i < n; i++)
-            f.piece[i] =
-                real_of(k->init <= 0 ? -k->init
-                                     : deviation * random_normal(seed, stream, (uint64_t)(whole + done + i)));
-        cf_copy(out + done, f.piece, n * (int64_t)sizeof *out, f.stream);
-    }
-}
+typedef struct initial {
+    uint64_t seed;
+    int64_t layers;
+} initial;
 
-static void init_tensor(filling f, parameters *p, int tensor, uint64_t seed) {
-    const kind *k = &kinds[tensor];
-    bool residual = tensor == ATTPROJW || tensor == FCPROJW; // GPT-2: L layers add 2L times to the residual
-    double deviation = residual ? k->init / sqrt(2.0 * (double)p->shape.L) : k->init;
-    int64_t real_elements = used_elements(&p->shape, tensor);
-    for (int64_t l = 0; l < params_layers(&p->shape, tensor); l++)
-        for (int64_t r = 0; r < params_runs(p, tensor); r++) {
-            param_run run = params_run(p, tensor, p->tp_rank, r);
-            int64_t rest = run.whole < real_elements ? real_elements - run.whole : 0;
-            uint64_t stream = (uint64_t)tensor + (uint64_t)TENSORS * (uint64_t)l;
-            init_run(f, params_weight(p, tensor, l) + run.local, k, deviation, seed, stream, run.whole,
-                     run.count < rest ? run.count : rest);
-        }
+// GPT-2: L layers add 2L times to the residual.
+static void initial_values(void *argument, int tensor, int64_t layer, int64_t first, int64_t count,
+                           float *out) {
+    const initial *of = argument;
+    const bool residual = tensor == ATTPROJW || tensor == FCPROJW;
+    const double init = kinds[tensor].init,
+                 deviation = residual ? init / sqrt(2.0 * (double)of->layers) : init;
+    const uint64_t stream = (uint64_t)tensor + (uint64_t)TENSORS * (uint64_t)layer;
+#pragma omp parallel for
+    for (int64_t i = 0; i < count; i++)
+        out[i] =
+            (float)(init <= 0 ? -init : deviation * random_normal(of->seed, stream, (uint64_t)(first + i)));
 }
 
 void params_init(parameters *p, uint64_t seed, cf_stream *stream) {
-    filling f = begin_filling(stream);
-    for (int i = 0; i < TENSORS; i++) init_tensor(f, p, i, seed);
-    end_filling(f);
+    initial of = {seed, p->shape.L};
+    params_read(p, initial_values, &of, stream);
 }

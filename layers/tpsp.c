@@ -60,34 +60,15 @@ static void tpsp_forward(block *b, int layer) {
 
 static void tpsp_backward(block *b, int layer, real *dx) {
     tpsp *t = (tpsp *)b;
-    const parameters *p = b->params;
     const block_layer *s = &b->layer[layer];
     attention_job attention = {.b = b, .s = s, .first = true};
-    linear_bias_grad(params_grad(p, ATTPROJB, layer), dx, b->Ts * b->B, p->shape.C, b->context->stream);
-    real *dy = block_place_gradient(b, &t->attproj, b->attention_dy, dx);
-    linear_job job = {.x = s->heads,
-                      .dw = block_gradient_by_slices(b, ATTPROJW, layer),
-                      .rows = attend_backward,
-                      .argument = &attention};
-    row_begin_backward(&t->attproj, b->dheads, dy, job, b->Ts, b->B, layer);
-    row_finish_backward(&t->attproj, params_weight(p, ATTPROJW, layer));
-    if (!job.dw.at) block_whole_gradient(b, &t->attproj, ATTPROJW, layer, dy, s->heads);
+    linear_job job = {.x = s->heads, .rows = attend_backward, .argument = &attention};
+    block_row_backward(b, &t->attproj, layer, ATTENTION, b->dheads, dx, job);
     block_column_backward(b, &t->qkv, layer, ATTENTION, b->dqkv, dx);
 }
 
 static void tpsp_late(block *b, int layer) {
     block_column_gradient(b, b->qkv, layer, ATTENTION, b->dqkv);
-}
-
-static void tpsp_operations(const block *b, bool forward, visit_operation *visit, void *argument) {
-    const tpsp *t = (const tpsp *)b;
-    const char *place = forward ? "forward" : "backward";
-    int64_t L = b->params->shape.L;
-    if (forward) visit(argument, place, t->qkv.forward, L);
-    visit(argument, place, forward ? t->attproj.forward : t->attproj.backward, L);
-    if (forward) return;
-    visit(argument, place, t->qkv.gather, L);
-    visit(argument, place, t->qkv.backward, L);
 }
 
 static void tpsp_free(block *b) {
@@ -97,8 +78,7 @@ static void tpsp_free(block *b) {
 
 block *tpsp_create(cf_context *context, const cf_mesh *mesh, const parameters *p, const backward_pass *pass,
                    int64_t T, int64_t B, overlap how, bool recompute) {
-    static const block_strategy strategy = {tpsp_forward, tpsp_backward, tpsp_late, tpsp_operations,
-                                            tpsp_free};
+    static const block_strategy strategy = {tpsp_forward, tpsp_backward, tpsp_late, tpsp_free};
     const cf_group *tp = &mesh->tp_group;
     int64_t N = tp->size, C = p->shape.C, shard = T * B / N * C;
     int64_t prepared = larger(linear_prepared_size(C, 3 * C / N), linear_prepared_size(C / N, C));
@@ -110,6 +90,6 @@ block *tpsp_create(cf_context *context, const cf_mesh *mesh, const parameters *p
     row_create(&t->attproj, context, tp, "att.proj", shard, C / N, C, how, product + attention,
                2 * product + 2.5 * attention, t->b.prepared);
     t->b.qkv = &t->qkv, t->b.qkv_may_wait = true;
-    t->b.arrives[QKVW] = t->qkv.gather, t->b.arrives[ATTPROJW] = t->attproj.backward;
+    t->b.operations[ATTENTION] = block_pair(&t->qkv, &t->attproj);
     return &t->b;
 }

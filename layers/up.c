@@ -226,13 +226,6 @@ static void up_backward(block *b, int layer, real *dx) {
 
 // --- life ---
 
-static void up_operations(const block *b, bool forward, visit_operation *visit, void *argument) {
-    const up *u = (const up *)b;
-    const char *place = forward ? "forward" : "backward";
-    visit(argument, place, forward ? u->qkv_forward : u->att_backward, b->params->shape.L);
-    visit(argument, place, forward ? u->att_forward : u->qkv_backward, b->params->shape.L);
-}
-
 static void up_free(block *b) {
     up *u = (up *)b;
     cf_fuse *operations[] = {u->qkv_forward, u->att_forward, u->att_backward, u->qkv_backward};
@@ -259,7 +252,7 @@ static const real **pointers(int64_t count) {
 
 block *up_create(cf_context *context, const cf_mesh *mesh, const parameters *p, const backward_pass *pass,
                  int64_t T, int64_t B, overlap how, bool recompute) {
-    static const block_strategy strategy = {up_forward, up_backward, up_late, up_operations, up_free};
+    static const block_strategy strategy = {up_forward, up_backward, up_late, up_free};
     int64_t N = mesh->tp, C = p->shape.C, Cl = C / N, shard_rows = T * B / N;
     int64_t prepared = N * larger(linear_prepared_size(C, 3 * Cl), linear_prepared_size(Cl, C));
     up *u = (up *)block_create(sizeof *u, &strategy, context, &mesh->tp_group, &mesh->self_group, p, pass, T,
@@ -271,6 +264,8 @@ block *up_create(cf_context *context, const cf_mesh *mesh, const parameters *p, 
     u->att_backward =
         plan_alltoall(u, "att", CF_COMPUTE_BOTH, shard_rows * Cl, product + 2.5 * attention, how);
     u->qkv_backward = plan_alltoall(u, "att.qkv", CF_COMPUTE_AFTER, shard_rows * 3 * Cl, 3 * product, how);
+    u->b.operations[ATTENTION] =
+        (block_exchanges){{u->qkv_forward, u->att_forward}, {u->att_backward, NULL, u->qkv_backward}};
     u->qkv_out = u->b.dqkv;
     u->dheads_out = take_real(N * shard_rows * Cl, "activations, shared");
     u->dqkv_groups = take_real(N * shard_rows * 3 * Cl, "activations, shared");
