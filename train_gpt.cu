@@ -332,20 +332,13 @@ static void between_steps(trainer *t, int64_t step) {
     cf_timeline_start(&t->context, zero);
 }
 
-static void end_step(trainer *t) {
-    cf_trace_step(t->context.trace, t->context.step, t->context.stream);
-    t->last.ms = report_lap(&t->report);
-}
-
 // A step begins where the one before ends, or after what has come between, on all ranks.
 static void begin_step(trainer *t) {
-    if (t->last.step >= 0) {
-        end_step(t);
-        return;
-    }
-    meet(t);
-    report_spent(&t->report, TIME_WATCH);
+    const bool follows = t->last.step >= 0;
+    if (!follows) meet(t);
+    if (!follows) report_spent(&t->report, TIME_WATCH);
     cf_trace_step(t->context.trace, t->context.step, t->context.stream);
+    if (follows) t->last.ms = report_lap(&t->report);
 }
 
 // What comes next is not the step's time, but what is left of its update is. A run that ends, or is ended, before the last
@@ -354,7 +347,8 @@ static void close_step(trainer *t, int64_t step, bool traced, bool interrupted) 
     double mine[FIGURES];
     if (interrupted) optimizer_finish_update(&t->optimizer);
     cf_stream_sync(t->context.stream);
-    end_step(t);
+    cf_trace_step(t->context.trace, t->context.step, t->context.stream);
+    t->last.ms = report_lap(&t->report);
     report_figures(&t->last, t->context.trace, t->checkpoints, mine);
     report_last(t, figures_exchange(&t->optimizer.figures, mine, FIGURES));
     if (traced && (step + 1 == t->trace_to || step + 1 == t->o.steps || t->stop))
@@ -498,7 +492,7 @@ int main(int argc, char **argv) {
         status = train_model(&t);
     else if (root(&t)) {
         report_banner(&t.report);
-        dry_run(&t.model, &t.optimizer.figures, stdout);
+        dry_run(&t.model, &t.optimizer, stdout);
     }
     close_trainer(&t);
     return status;

@@ -4,9 +4,7 @@
 
 #include "real.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EXTERN_C_BEGIN
 
 typedef struct adamw {
     double lr, beta1, beta2, eps, weight_decay;
@@ -27,7 +25,5 @@ void sum_of_squares(double *sum, double *scratch, const precise *x, int64_t n, c
 // Index of the first NaN or infinity, −1 if none. Waits for the stream: only for a run that is about to end.
 int64_t first_nonfinite(const precise *x, int64_t n, cf_stream *stream);
 
-#ifdef __cplusplus
-}
-#endif
+EXTERN_C_END
 #endif

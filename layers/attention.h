@@ -7,9 +7,7 @@
 
 #include "real.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EXTERN_C_BEGIN
 
 // Channels per head, at most.
 int64_t attention_channels_max(void);
@@ -31,7 +29,5 @@ static inline double attention_flops(int64_t T, int64_t B, int64_t H, int64_t D)
     return 2.0 * (double)(T * T * B * H * D);
 }
 
-#ifdef __cplusplus
-}
-#endif
+EXTERN_C_END
 #endif

@@ -290,8 +290,7 @@ void block_backward_late(block *b, int layer) {
 void block_operations(const block *b, bool forward, visit_operation *visit, void *argument) {
     for (int i = 0; i < HALVES; i++)
         for (int k = 0; k < 3; k++) {
-            const cf_fuse *f =
-                forward ? b->operations[i].forward[k] : b->operations[HALVES - 1 - i].backward[k];
+            cf_fuse *f = forward ? b->operations[i].forward[k] : b->operations[HALVES - 1 - i].backward[k];
             if (f) visit(argument, forward ? "forward" : "backward", f, b->params->shape.L);
         }
 }

@@ -9,9 +9,7 @@
 #include <stdio.h>
 #include "parallel_linear.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EXTERN_C_BEGIN
 
 // Each half begins with a layer norm and a column-parallel layer.
 typedef enum { ATTENTION, MLP, HALVES } block_half;
@@ -43,7 +41,7 @@ typedef struct block_strategy {
 // What a half runs in each pass, in this order. Three backward: gather of the row-parallel layer's gradient, of the
 // column-parallel layer's input, and the sum of that input's gradient.
 typedef struct block_exchanges {
-    const cf_fuse *forward[3], *backward[3];
+    cf_fuse *forward[3], *backward[3];
 } block_exchanges;
 
 // What all layers share: planned operations and scratch memory. One layer runs at a time. tpsp.c and up.c add fields of
@@ -125,7 +123,5 @@ void block_weight_gradient(const block *b, int tensor, int layer, const real *co
                            int64_t R, int parts);
 void block_column_gradient(block *b, parallel_linear *l, int layer, block_half half, const real *dy);
 
-#ifdef __cplusplus
-}
-#endif
+EXTERN_C_END
 #endif

@@ -4,9 +4,7 @@
 
 #include "real.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EXTERN_C_BEGIN
 
 static inline real *take_real(int64_t elements, const char *purpose) {
     return (real *)cf_alloc(elements * (int64_t)sizeof(real), purpose);
@@ -15,7 +13,5 @@ static inline precise *take_precise(int64_t elements, const char *purpose) {
     return (precise *)cf_alloc(elements * (int64_t)sizeof(precise), purpose);
 }
 
-#ifdef __cplusplus
-}
-#endif
+EXTERN_C_END
 #endif

@@ -7,7 +7,7 @@ typedef struct tally { // what rank 0 posts in a step of one micro-batch
     int64_t exchanges, units, collectives;
 } tally;
 
-static void count_operation(void *argument, const char *place, const cf_fuse *fuse, int64_t times) {
+static void count_operation(void *argument, const char *place, cf_fuse *fuse, int64_t times) {
     (void)place;
     tally *sum = argument;
     const cf_schedule *s = cf_fuse_schedule(fuse);
@@ -18,7 +18,7 @@ static void count_operation(void *argument, const char *place, const cf_fuse *fu
     }
 }
 
-static void print_operation(void *argument, const char *place, const cf_fuse *fuse, int64_t times) {
+static void print_operation(void *argument, const char *place, cf_fuse *fuse, int64_t times) {
     (void)times;
     FILE *out = argument;
     const cf_fuse_plan *plan = cf_fuse_get_plan(fuse);
@@ -29,12 +29,7 @@ static void print_operation(void *argument, const char *place, const cf_fuse *fu
     free(text);
 }
 
-static void each_operation(gpt *g, const rank_figures *f, visit_operation *visit, void *argument) {
-    gpt_operations(g, visit, argument);
-    visit(argument, "figures of all ranks", f->gather, 1);
-}
-
-void dry_run(gpt *g, const rank_figures *f, FILE *out) {
+void dry_run(gpt *g, zero_optimizer *o, FILE *out) {
     tally sum = {0, 0, 0};
     fprintf(out, "\n");
     cf_memory_report(out);
@@ -46,10 +41,12 @@ void dry_run(gpt *g, const rank_figures *f, FILE *out) {
                      "other member of a group, for connections by nccl what it says\n");
     fprintf(out, "\n");
     gpt_explain(g, out);
-    each_operation(g, f, count_operation, &sum);
+    gpt_operations(g, count_operation, &sum);
+    optimizer_operations(o, count_operation, &sum);
     fprintf(out,
             "\nA step of one micro-batch: %lld exchanges of rank 0 in %lld units, %lld native collectives\n",
             (long long)sum.exchanges, (long long)sum.units, (long long)sum.collectives);
     fprintf(out, "\nSchedules of rank 0; steps marked ' are taken when the operation is finished\n");
-    each_operation(g, f, print_operation, out);
+    gpt_operations(g, print_operation, out);
+    optimizer_operations(o, print_operation, out);
 }

@@ -2,16 +2,11 @@
 #ifndef DRY_RUN_H
 #define DRY_RUN_H
 
-#include "figures.h"
-#include "model.h"
+#include "optimizer.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EXTERN_C_BEGIN
 
-void dry_run(gpt *g, const rank_figures *f, FILE *out);
+void dry_run(gpt *g, zero_optimizer *o, FILE *out);
 
-#ifdef __cplusplus
-}
-#endif
+EXTERN_C_END
 #endif

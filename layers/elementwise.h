@@ -4,9 +4,7 @@
 
 #include "real.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EXTERN_C_BEGIN
 
 void gelu_forward(real *out, const real *x, int64_t count, cf_stream *stream);
 // dx = dy · gelu'(x); dx may be dy or x
@@ -15,7 +13,5 @@ void gelu_backward(real *dx, const real *dy, const real *x, int64_t count, cf_st
 void residual_forward(real *out, const real *x, const real *y, const real *bias, int64_t R, int64_t C,
                       cf_stream *stream);
 
-#ifdef __cplusplus
-}
-#endif
+EXTERN_C_END
 #endif

@@ -4,9 +4,7 @@
 
 #include "overlap.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EXTERN_C_BEGIN
 
 enum { REPORT = 8 }; // numbers of a rank, at most
 
@@ -32,7 +30,5 @@ double figures_sum(rank_figures *f, double value);
 // Of number `i` of all ranks, in the last exchange, in the order of ranks.
 double figures_total(const rank_figures *f, int i);
 
-#ifdef __cplusplus
-}
-#endif
+EXTERN_C_END
 #endif

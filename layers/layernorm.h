@@ -4,9 +4,7 @@
 
 #include "real.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EXTERN_C_BEGIN
 
 // out (R, C) = (x − mean) · rstd · w + b; mean, rstd (R) are kept for backward (NULL: not kept).
 void layernorm_forward(real *out, precise *mean, precise *rstd, const real *x, const real *w, const real *b,
@@ -18,7 +16,5 @@ void layernorm_backward(real *dx, precise *dw, precise *db, const real *dy, cons
                         const precise *mean, const precise *rstd, precise *scratch, int64_t R, int64_t C,
                         cf_stream *stream);
 
-#ifdef __cplusplus
-}
-#endif
+EXTERN_C_END
 #endif

@@ -4,9 +4,7 @@
 
 #include "real.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EXTERN_C_BEGIN
 
 // w (OC, IC) in the layout that products read fastest, made once per operation, whatever its number of slices. Returns the
 // w to pass to these products: on the CPU a copy in `prepared`, on a GPU w itself. Forward's copy is wᵀ, since a product
@@ -68,7 +66,5 @@ void linear_bias_grad(precise *db, const real *dy, int64_t R, int64_t OC, cf_str
 void linear_choose(int n);
 int linear_choices(void);
 
-#ifdef __cplusplus
-}
-#endif
+EXTERN_C_END
 #endif

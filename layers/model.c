@@ -317,7 +317,6 @@ void gpt_operations(gpt *g, visit_operation *visit, void *argument) {
     block_operations(g->blocks, false, visit, argument);
     visit(argument, "backward", l->backward, 1);
     if (l->by_rows) visit(argument, "rows of gradient, during the last weight gradient", l->deliver, 1);
-    zero_operations(&g->zero, visit, argument);
 }
 
 void gpt_explain(const gpt *g, FILE *out) {

@@ -9,9 +9,7 @@
 #include "block.h"
 #include "lookup.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EXTERN_C_BEGIN
 
 enum { COLLECT = 1 << 18 }; // elements of each rank's part that are collected at a time
 
@@ -75,11 +73,10 @@ void gpt_collect(gpt *g, void (*append)(void *argument, const float *values, int
 // After the schedule of an operation was switched.
 void gpt_place_weight_gradients(gpt *g);
 
-// For --dry-run: calls visit for each operation of a training step; which gradients are computed where, and travel how.
+// For --dry-run: calls visit for each operation of a training step, those of the optimizer excepted; prints which gradients
+// are computed where, and travel how.
 void gpt_operations(gpt *g, visit_operation *visit, void *argument);
 void gpt_explain(const gpt *g, FILE *out);
 
-#ifdef __cplusplus
-}
-#endif
+EXTERN_C_END
 #endif

@@ -183,3 +183,8 @@ step_result optimizer_begin_update(zero_optimizer *o, adamw a, double clip, int6
     for (int i = o->params->buckets - 1; i >= o->params->table; i--) update(o, i);
     return result;
 }
+
+void optimizer_operations(zero_optimizer *o, visit_operation *visit, void *argument) {
+    zero_operations(o->zero, visit, argument);
+    visit(argument, "figures of all ranks", o->figures.gather, 1);
+}

@@ -12,9 +12,7 @@
 #include "figures.h"
 #include "model.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EXTERN_C_BEGIN
 
 typedef struct optimizer_bucket {
     int64_t state;        // where the bucket's moments begin in m and v
@@ -64,7 +62,8 @@ void optimizer_finish_update(zero_optimizer *o);
 // The same, and waits until every weight is here: before saving a model, or at the end.
 void optimizer_settle(zero_optimizer *o);
 
-#ifdef __cplusplus
-}
-#endif
+// Calls visit for the operations that carry gradients, weights and figures.
+void optimizer_operations(zero_optimizer *o, visit_operation *visit, void *argument);
+
+EXTERN_C_END
 #endif

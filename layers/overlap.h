@@ -3,11 +3,10 @@
 #define OVERLAP_H
 
 #include "../commfuse/fuse.h"
+#include "real.h"
 #include <string.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EXTERN_C_BEGIN
 
 typedef struct overlap {
     cf_mode mode;
@@ -29,9 +28,7 @@ static inline cf_fuse_plan overlap_plan(overlap how, const char *name, const cf_
 }
 
 // An operation for --dry-run: where in the model it is, and how many times it runs in a step of one micro-batch.
-typedef void visit_operation(void *argument, const char *place, const cf_fuse *fuse, int64_t times);
+typedef void visit_operation(void *argument, const char *place, cf_fuse *fuse, int64_t times);
 
-#ifdef __cplusplus
-}
-#endif
+EXTERN_C_END
 #endif

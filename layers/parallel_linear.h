@@ -11,9 +11,7 @@
 
 #include "weight_gradient.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EXTERN_C_BEGIN
 
 // Time steps [t0, t0 + n) of the whole sequence are about to be read, or have been written.
 typedef void time_steps(void *argument, int64_t t0, int64_t n);
@@ -81,7 +79,5 @@ void row_begin_backward(parallel_linear *l, real *dx, real *dy, linear_job job, 
                         int layer);
 void row_finish_backward(parallel_linear *l, const real *w);
 
-#ifdef __cplusplus
-}
-#endif
+EXTERN_C_END
 #endif

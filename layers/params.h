@@ -24,9 +24,7 @@
 #include "../commfuse/mesh.h"
 #include "real.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EXTERN_C_BEGIN
 
 enum {
     WTE,
@@ -179,7 +177,5 @@ typedef struct rank_state {
 // GPT-2's initial weights, a function of (seed, tensor, layer, index) alone.
 void params_init(parameters *p, uint64_t seed, cf_stream *stream);
 
-#ifdef __cplusplus
-}
-#endif
+EXTERN_C_END
 #endif

@@ -4,9 +4,7 @@
 
 #include "real.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EXTERN_C_BEGIN
 
 // Floating-point operations per second of the devices of all ranks together, and the source of the figure; 0: unknown.
 // Collective. sum: returns the sum over all ranks, on every rank; ranks wait for each other in it.
@@ -17,7 +15,5 @@ extern "C" {
 double peak_flops(const char **source, double cores, double (*sum)(void *argument, double mine),
                   void *argument, cf_stream *stream);
 
-#ifdef __cplusplus
-}
-#endif
+EXTERN_C_END
 #endif

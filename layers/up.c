@@ -140,8 +140,8 @@ static void up_forward(block *b, int layer) {
     cf_fuse_run(u->qkv_forward, u->qkv_out, j.Ts, j.B * 3 * j.Cl, qkv_slice, &j, layer);
     cf_fuse_result(u->att_forward, s->groups);
     cf_fuse_begin(u->att_forward, s->heads, j.Ts, j.B * j.Cl, attention_slice, &j, layer);
-    prepare_groups(u, linear_prepare_forward, params_weight(p, ATTPROJW, layer), j.Cl,
-                   j.C); // during the last transfers
+    // During the last transfers:
+    prepare_groups(u, linear_prepare_forward, params_weight(p, ATTPROJW, layer), j.Cl, j.C);
     cf_fuse_finish(u->att_forward);
     // In commfuse the own rows are computed among the arrivals; backward looks for them here.
     cf_copy(s->heads + own, s->groups + own, j.Ts * j.B * j.Cl * (int64_t)sizeof(real), stream);

@@ -23,9 +23,7 @@
 #include "overlap.h"
 #include "params.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EXTERN_C_BEGIN
 
 // Weights of a bucket: complete; this rank's shard waits for its update; it is updated; the other shards are in flight.
 typedef enum { WEIGHTS_HERE, WEIGHTS_DUE, WEIGHTS_OWN, WEIGHTS_COMING } weights_state;
@@ -74,17 +72,14 @@ void zero_ready_late(zero_shards *z, int64_t layer);
 
 // For the optimizer. The shard of a bucket, reduced.
 precise *zero_finish_gradient(zero_shards *z, int bucket);
-void zero_begin_update(zero_shards *z);        // all shards wait for their update
-void zero_updated(zero_shards *z, int bucket); // this one is done
-void zero_send_first(zero_shards *z,
-                     int bucket); // it leaves at once if it is among those that forward needs first
+void zero_begin_update(zero_shards *z);           // all shards wait for their update
+void zero_updated(zero_shards *z, int bucket);    // this one is done
+void zero_send_first(zero_shards *z, int bucket); // it leaves at once if forward needs it first
 void zero_wait_for_everything(zero_shards *z);
 
 // For --dry-run: which bucket travels how, and why.
 void zero_operations(const zero_shards *z, visit_operation *visit, void *argument);
 void zero_explain(const zero_shards *z, FILE *out);
 
-#ifdef __cplusplus
-}
-#endif
+EXTERN_C_END
 #endif
