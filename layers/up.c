@@ -15,7 +15,7 @@
 //
 // A slice of an all-to-all is a range of time steps of one rank's shard with the channels of one head group. On the side of
 // attention slices differ in their time steps, which lie side by side; on the side of the linear layers in their head
-// group, and each group is a product of its own, accumulated where groups meet (own_first() cuts a span that covers
+// group, and each group is a product of its own, accumulated where groups meet (work() cuts a span that covers
 // several). A group's product is narrower than the whole layer's by the number of ranks: the price of sending and receiving
 // without packing, paid by every mode alike.
 #include "../commfuse/die.h"
@@ -36,24 +36,38 @@ typedef struct up {
     const real **dy, **x; // [N] head group by head group, for the weight gradients
 } up;
 
-typedef struct job {
+typedef struct job job;
+// Rows [first, first + rows) of shard number `shard`, at data.
+typedef void work_on_shard(job *j, int64_t shard, int64_t first, int64_t rows, real *data);
+// Attention of rows from time step t0 on; data: where step 0 would be.
+typedef void work_on_time(job *j, int64_t t0, int64_t rows, real *data);
+
+// One operation.
+struct job {
     up *u;
     const block_layer *s;
-    int layer;
-    const real *norm; // (Ts, B, C) output of the layer norm
-    const real *bias;
-    const real *dx; // (Ts, B, C)
-    bool first;     // attention backward: no range has been done
+    work_on_shard *linear; // on this side of the all-to-all, with head groups of `width` channels
+    work_on_time *attend;  // on the other side
+    cf_side side;
+    int64_t width;
+    const real *in;   // (Ts, B, C) what the linear layer reads, or NULL
+    const real *bias; // of QKV
+    bool first;       // attention backward: no range has been done
     int64_t N, own, Ts, B, C, Cl, Hl, D;
-} job;
+    cf_stream *stream;
+};
 
-static job make_job(up *u, int layer) {
+static job make_job(up *u, int layer, cf_side side, int64_t width, work_on_shard *linear,
+                    work_on_time *attend) {
     const block *b = &u->b;
     const gpt_shape *shape = &b->params->shape;
     int64_t N = b->tp->size;
     return (job){.u = u,
                  .s = &b->layer[layer],
-                 .layer = layer,
+                 .linear = linear,
+                 .attend = attend,
+                 .side = side,
+                 .width = width,
                  .first = true,
                  .N = N,
                  .own = b->tp->rank,
@@ -62,23 +76,26 @@ static job make_job(up *u, int layer) {
                  .C = shape->C,
                  .Cl = shape->C / N,
                  .Hl = shape->H / N,
-                 .D = shape->C / shape->H};
+                 .D = shape->C / shape->H,
+                 .stream = b->context->stream};
 }
 
-// --- pieces of a span ---
-
-// Rows [first, first + rows) of shard number `shard`, at data.
-typedef void work_on(job *j, int64_t shard, int64_t first, int64_t rows, real *data);
-
-// Calls work for each piece of the span that lies in one shard, those of the own shard first.
-static void own_first(job *j, const cf_span *span, int64_t row_elements, work_on *work) {
-    for (int64_t i = 0; i < j->N; i++)
+// The linear layer works on pieces of the span that lie in one shard, this rank's first.
+static void work(void *argument, const cf_span *span, cf_stream *stream) {
+    job *j = (job *)argument;
+    const int64_t row_elements = j->B * j->width;
+    (void)stream;
+    for (int k = 0; k < span->blocks && span->side != j->side; k++) {
+        int64_t t0 = span->row + k * span->row_stride;
+        j->attend(j, t0, span->rows, (real *)(span->data + k * span->data_stride) - t0 * row_elements);
+    }
+    for (int64_t i = 0; i < j->N && span->side == j->side; i++)
         for (int k = 0; k < span->blocks; k++) {
             int64_t shard = (j->own + i) % j->N, row = span->row + k * span->row_stride;
             int64_t begin = larger(row, shard * j->Ts), end = smaller(row + span->rows, (shard + 1) * j->Ts);
-            real *data = (real *)(span->data + k * span->data_stride);
+            real *data = (real *)(span->data + k * span->data_stride); // of `row`
             if (begin < end)
-                work(j, shard, begin - shard * j->Ts, end - begin, data + (begin - row) * row_elements);
+                j->linear(j, shard, begin - shard * j->Ts, end - begin, data + (begin - row) * row_elements);
         }
 }
 
@@ -91,39 +108,24 @@ static void prepare_groups(up *u, linear_prepare *prepare, const real *w, int64_
         u->ready[i] = prepare(u->b.prepared + i * size, w + i * IC * OC, IC, OC, u->b.context->stream);
 }
 
-// The queries, keys and values of one head group for some rows of the own shard.
-static void qkv_piece(job *j, int64_t group, int64_t first, int64_t rows, real *out) {
-    linear_forward(out, j->norm + first * j->B * j->C, j->u->ready[group], j->bias + group * 3 * j->Cl,
-                   rows * j->B, j->C, 3 * j->Cl, j->u->b.context->stream);
+// The queries, keys and values of one head group for some rows of this rank's shard.
+static void qkv(job *j, int64_t group, int64_t first, int64_t rows, real *out) {
+    linear_forward(out, j->in + first * j->B * j->C, j->u->ready[group], j->bias + group * 3 * j->Cl,
+                   rows * j->B, j->C, 3 * j->Cl, j->stream);
 }
 
-static void qkv_slice(void *argument, const cf_span *span, cf_stream *stream) {
-    job *j = (job *)argument;
-    (void)stream;
-    own_first(j, span, 3 * j->B * j->Cl, qkv_piece);
+static void attend(job *j, int64_t t0, int64_t rows, real *out) {
+    attention_forward(out, j->s->lse, j->s->qkv, t0, rows, j->N * j->Ts, j->B, j->Hl, j->D, j->stream);
 }
 
-// Out-projection of one head group, added to those before: the own group starts the sum.
-static void projection_piece(job *j, int64_t group, int64_t first, int64_t rows, real *heads) {
+// Out-projection of one head group, added to those before: this rank's group starts the sum.
+static void project(job *j, int64_t group, int64_t first, int64_t rows, real *heads) {
     real *y = j->u->b.sums + first * j->B * j->C;
     const real *w = j->u->ready[group];
     if (group == j->own)
-        linear_forward(y, heads, w, NULL, rows * j->B, j->Cl, j->C, j->u->b.context->stream);
+        linear_forward(y, heads, w, NULL, rows * j->B, j->Cl, j->C, j->stream);
     else
-        linear_forward_add(y, heads, w, rows * j->B, j->Cl, j->C, j->u->b.context->stream);
-}
-
-static void attention_slice(void *argument, const cf_span *span, cf_stream *stream) {
-    job *j = (job *)argument;
-    if (span->side == CF_COMPUTE_AFTER) {
-        own_first(j, span, j->B * j->Cl, projection_piece);
-        return;
-    }
-    for (int i = 0; i < span->blocks; i++) {
-        int64_t t0 = span->row + i * span->row_stride;
-        real *out = (real *)(span->data + i * span->data_stride) - t0 * j->B * j->Cl; // time step 0
-        attention_forward(out, j->s->lse, j->s->qkv, t0, span->rows, j->N * j->Ts, j->B, j->Hl, j->D, stream);
-    }
+        linear_forward_add(y, heads, w, rows * j->B, j->Cl, j->C, j->stream);
 }
 
 static void up_forward(block *b, int layer) {
@@ -131,64 +133,49 @@ static void up_forward(block *b, int layer) {
     const parameters *p = b->params;
     const block_layer *s = &b->layer[layer];
     cf_stream *stream = b->context->stream;
-    job j = make_job(u, layer);
-    int64_t own = j.own * j.Ts * j.B * j.Cl;
+    int64_t C = p->shape.C, Cl = C / b->tp->size, own = b->tp->rank * b->Ts * b->B * Cl;
+    job j = make_job(u, layer, CF_COMPUTE_BEFORE, 3 * Cl, qkv, NULL);
     j.bias = params_weight(p, QKVB, layer);
-    j.norm = block_norm(b, layer, ATTENTION);
-    prepare_groups(u, linear_prepare_forward, params_weight(p, QKVW, layer), j.C, 3 * j.Cl);
+    j.in = block_norm(b, layer, ATTENTION);
+    prepare_groups(u, linear_prepare_forward, params_weight(p, QKVW, layer), C, 3 * Cl);
     cf_fuse_result(u->qkv_forward, s->qkv);
-    cf_fuse_run(u->qkv_forward, u->qkv_out, j.Ts, j.B * 3 * j.Cl, qkv_slice, &j, layer);
+    cf_fuse_run(u->qkv_forward, u->qkv_out, b->Ts, b->B * 3 * Cl, work, &j, layer);
+    j = make_job(u, layer, CF_COMPUTE_AFTER, Cl, project, attend);
     cf_fuse_result(u->att_forward, s->groups);
-    cf_fuse_begin(u->att_forward, s->heads, j.Ts, j.B * j.Cl, attention_slice, &j, layer);
+    cf_fuse_begin(u->att_forward, s->heads, b->Ts, b->B * Cl, work, &j, layer);
     // During the last transfers:
-    prepare_groups(u, linear_prepare_forward, params_weight(p, ATTPROJW, layer), j.Cl, j.C);
+    prepare_groups(u, linear_prepare_forward, params_weight(p, ATTPROJW, layer), Cl, C);
     cf_fuse_finish(u->att_forward);
-    // In commfuse the own rows are computed among the arrivals; backward looks for them here.
-    cf_copy(s->heads + own, s->groups + own, j.Ts * j.B * j.Cl * (int64_t)sizeof(real), stream);
-    residual_forward(s->x2, s->x[ATTENTION], b->sums, params_weight(p, ATTPROJB, layer), j.Ts * j.B, j.C,
+    // In commfuse this rank's rows are computed among the arrivals; backward looks for them here.
+    cf_copy(s->heads + own, s->groups + own, b->Ts * b->B * Cl * (int64_t)sizeof(real), stream);
+    residual_forward(s->x2, s->x[ATTENTION], b->sums, params_weight(p, ATTPROJB, layer), b->Ts * b->B, C,
                      stream);
 }
 
 // --- backward ---
 
-// The gradient of one head group's output for some rows of the own shard.
-static void projection_dgrad_piece(job *j, int64_t group, int64_t first, int64_t rows, real *dheads) {
-    linear_dgrad(dheads, j->dx + first * j->B * j->C, j->u->ready[group], rows * j->B, j->Cl, j->C,
-                 j->u->b.context->stream);
+// The gradient of one head group's output for some rows of this rank's shard.
+static void projection_dgrad(job *j, int64_t group, int64_t first, int64_t rows, real *dheads) {
+    linear_dgrad(dheads, j->in + first * j->B * j->C, j->u->ready[group], rows * j->B, j->Cl, j->C,
+                 j->stream);
 }
 
-static void attention_slice_backward(void *argument, const cf_span *span, cf_stream *stream) {
-    job *j = (job *)argument;
+static void attend_backward(job *j, int64_t t0, int64_t rows, real *dheads) {
     const block *b = &j->u->b;
-    if (span->side == CF_COMPUTE_BEFORE) {
-        own_first(j, span, j->B * j->Cl, projection_dgrad_piece);
-        return;
-    }
-    for (int i = 0; i < span->blocks; i++) {
-        int64_t t0 = span->row + i * span->row_stride;
-        const real *dheads =
-            (const real *)(span->data + i * span->data_stride) - t0 * j->B * j->Cl; // time step 0
-        attention_backward(b->dqkv, dheads, j->s->heads, j->s->lse, j->s->qkv, b->attention_scratch, t0,
-                           span->rows, j->N * j->Ts, j->B, j->Hl, j->D, j->first, stream);
-        j->first = false;
-    }
+    attention_backward(b->dqkv, dheads, j->s->heads, j->s->lse, j->s->qkv, b->attention_scratch, t0, rows,
+                       j->N * j->Ts, j->B, j->Hl, j->D, j->first, j->stream);
+    j->first = false;
 }
 
-// Gradient of the layer norm's output from one head group, added to those before; the own group starts it.
-static void qkv_dgrad_piece(job *j, int64_t group, int64_t first, int64_t rows, real *dqkv) {
+// Gradient of the layer norm's output from one head group, added to those before; this rank's group starts it.
+static void qkv_dgrad(job *j, int64_t group, int64_t first, int64_t rows, real *dqkv) {
     real *dnorm = j->u->b.sums + first * j->B * j->C;
     const real *w = j->u->ready[group];
     if (group == j->own)
-        linear_dgrad(dnorm, dqkv, w, rows * j->B, j->C, 3 * j->Cl, j->u->b.context->stream);
+        linear_dgrad(dnorm, dqkv, w, rows * j->B, j->C, 3 * j->Cl, j->stream);
     else
-        linear_dgrad_add(dnorm, dqkv, w, rows * j->B, j->C, 3 * j->Cl, j->u->b.context->stream);
+        linear_dgrad_add(dnorm, dqkv, w, rows * j->B, j->C, 3 * j->Cl, j->stream);
     j->u->dy[group] = dqkv - first * j->B * 3 * j->Cl; // the group's shard, for the weight gradient
-}
-
-static void qkv_slice_backward(void *argument, const cf_span *span, cf_stream *stream) {
-    job *j = (job *)argument;
-    (void)stream;
-    own_first(j, span, 3 * j->B * j->Cl, qkv_dgrad_piece);
 }
 
 static void up_late(block *b, int layer) {
@@ -199,26 +186,26 @@ static void up_late(block *b, int layer) {
 static void up_backward(block *b, int layer, real *dx) {
     up *u = (up *)b;
     const parameters *p = b->params;
-    job j = make_job(u, layer);
-    int64_t rows = j.Ts * j.B;
-    j.dx = dx;
-    prepare_groups(u, linear_prepare_dgrad, params_weight(p, ATTPROJW, layer), j.Cl, j.C);
-    linear_bias_grad(params_grad(p, ATTPROJB, layer), dx, rows, j.C, b->context->stream);
+    int64_t N = b->tp->size, C = p->shape.C, Cl = C / N, rows = b->Ts * b->B;
+    job j = make_job(u, layer, CF_COMPUTE_BEFORE, Cl, projection_dgrad, attend_backward);
+    j.in = dx;
+    prepare_groups(u, linear_prepare_dgrad, params_weight(p, ATTPROJW, layer), Cl, C);
+    linear_bias_grad(params_grad(p, ATTPROJB, layer), dx, rows, C, j.stream);
     cf_fuse_result(u->att_backward, b->dheads);
-    cf_fuse_begin(u->att_backward, u->dheads_out, j.Ts, j.B * j.Cl, attention_slice_backward, &j, layer);
-    for (int64_t i = 0; i < j.N; i++) u->dy[i] = dx, u->x[i] = j.s->groups + i * rows * j.Cl;
-    block_weight_gradient(b, ATTPROJW, layer, u->dy, u->x, rows, (int)j.N); // during the all-to-all
+    cf_fuse_begin(u->att_backward, u->dheads_out, b->Ts, b->B * Cl, work, &j, layer);
+    for (int64_t i = 0; i < N; i++) u->dy[i] = dx, u->x[i] = j.s->groups + i * rows * Cl;
+    block_weight_gradient(b, ATTPROJW, layer, u->dy, u->x, rows, (int)N); // during the all-to-all
     cf_fuse_finish(u->att_backward);
 
+    j = make_job(u, layer, CF_COMPUTE_AFTER, 3 * Cl, qkv_dgrad, NULL);
     cf_fuse_result(u->qkv_backward, u->dqkv_groups);
-    cf_fuse_begin(u->qkv_backward, b->dqkv, j.Ts, j.B * 3 * j.Cl, qkv_slice_backward, &j, layer);
+    cf_fuse_begin(u->qkv_backward, b->dqkv, b->Ts, b->B * 3 * Cl, work, &j, layer);
     const real *norm = block_norm_again(b, layer, ATTENTION);
-    prepare_groups(u, linear_prepare_dgrad, params_weight(p, QKVW, layer), j.C, 3 * j.Cl);
+    prepare_groups(u, linear_prepare_dgrad, params_weight(p, QKVW, layer), C, 3 * Cl);
     cf_fuse_finish(u->qkv_backward);
-    for (int64_t i = 0; i < j.N; i++) {
+    for (int64_t i = 0; i < N; i++) {
         u->x[i] = norm;
-        linear_bias_grad(params_grad(p, QKVB, layer) + i * 3 * j.Cl, u->dy[i], rows, 3 * j.Cl,
-                         b->context->stream);
+        linear_bias_grad(params_grad(p, QKVB, layer) + i * 3 * Cl, u->dy[i], rows, 3 * Cl, j.stream);
     }
     if (block_gradient_place(b, QKVW, layer) == GRADIENT_NOW) up_late(b, layer);
     block_norm_backward(b, layer, ATTENTION, b->sums, dx);
