@@ -5,9 +5,7 @@
 
 #include "real.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EXTERN_C_BEGIN
 
 // All in the device's memory.
 // out (R, C): wte[token − first] where this rank holds the token's row, zero otherwise. tokens (R), wte (count, C)
@@ -26,7 +24,5 @@ void position_forward(real *x, const real *wpe, int64_t t0, int64_t T, int64_t B
 void position_backward(precise *dwpe, const real *dx, int64_t t0, int64_t T, int64_t B, int64_t C,
                        cf_stream *stream);
 
-#ifdef __cplusplus
-}
-#endif
+EXTERN_C_END
 #endif

@@ -9,17 +9,9 @@
 
 static cf_fuse *plan(const lookup *l, const cf_group *group, cf_operation operation, cf_side side, overlap o,
                      cf_dtype dtype, int64_t capacity) {
-    return cf_fuse_create(l->context, (cf_fuse_plan){.name = "embedding",
-                                                     .group = group,
-                                                     .operation = operation,
-                                                     .side = side,
-                                                     .mode = o.mode,
-                                                     .route = o.route,
-                                                     .slices = o.slices,
-                                                     .dtype = dtype,
-                                                     .capacity = capacity,
-                                                     .result_given = operation == CF_ALLTOALL,
-                                                     .early = dtype != CF_BYTE});
+    cf_fuse_plan p = overlap_plan(o, "embedding", group, operation, side, dtype, capacity);
+    p.result_given = operation == CF_ALLTOALL, p.early = dtype != CF_BYTE;
+    return cf_fuse_create(l->context, p);
 }
 
 // tokens: of the ranks that hold a copy.
@@ -48,7 +40,7 @@ void lookup_create(lookup *l, cf_context *context, const parameters *p, const cf
     *l = (lookup){.context = context, .p = p, .split = split, .owners = table->group};
     l->part = params_local_rows(p, WTE);
     l->owned = table->shard / p->shape.C;
-    l->rows_most = tokens < l->owned ? tokens : l->owned;
+    l->rows_most = smaller(tokens, l->owned);
     l->forward = plan(l, split, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, o, REAL_DTYPE, shard);
     l->backward = plan(l, split, CF_ALLGATHER, CF_COMPUTE_AFTER, o, REAL_DTYPE, shard);
     // Rows travel besides the table, which then hides behind the layers. Where nothing can hide they are only more bytes; and

@@ -25,9 +25,7 @@
 #include "overlap.h"
 #include "params.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EXTERN_C_BEGIN
 
 // N ranks hold a copy of the table; Ts, B: of the pass in progress.
 typedef struct lookup {
@@ -73,7 +71,5 @@ void lookup_finish_delivery(lookup *l, precise *shard);
 
 void lookup_explain(const lookup *l, FILE *out); // a line for --dry-run: which way, and why
 
-#ifdef __cplusplus
-}
-#endif
+EXTERN_C_END
 #endif
