@@ -13,9 +13,7 @@
 #include "tokens.h"
 #include "vocabulary.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EXTERN_C_BEGIN
 
 vocabulary *origin_words(const options *o); // NULL: none, tokens are bytes
 // --train or --val, NULL if it is not given; all of it is read with --verify-data, which `root` prints.
@@ -58,7 +56,5 @@ void origin_read_state(void *state, state_kind kind, int tensor, int64_t layer, 
 void origin_read_weights(void *model_file, int tensor, int64_t layer, int64_t first, int64_t count,
                          float *out);
 
-#ifdef __cplusplus
-}
-#endif
+EXTERN_C_END
 #endif

@@ -13,9 +13,7 @@
 #include "tokens.h"
 #include "vocabulary.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EXTERN_C_BEGIN
 
 typedef struct run_report {
     const options *o;
@@ -78,7 +76,5 @@ void report_end(run_report *r, int64_t step, int stop, bool saved, double begin_
 // Was there room for log and timeline? If not, the run goes on to its end, but is not done.
 bool report_whole(const run_report *r);
 
-#ifdef __cplusplus
-}
-#endif
+EXTERN_C_END
 #endif
