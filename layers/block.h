@@ -23,9 +23,9 @@ typedef struct block_layer {
     real *qkv;                            // (T, B, 3 Cl)
     real *heads;                          // (T, B, Cl)
     precise *lse;                         // (T, B, Hl)
-    real *groups;                         // UP: (N, Ts, B, Cl) arrived: the own rows' heads, group by group
-    real *fch;                            // (S · Ts, B, Fl) before GELU
-    real *hidden;                         // (S · Ts, B, Fl) GELU, or NULL
+    real *groups; // UP: (N, Ts, B, Cl) arrived: this rank's rows' heads, group by group
+    real *fch;    // (S · Ts, B, Fl) before GELU
+    real *hidden; // (S · Ts, B, Fl) GELU, or NULL
     gradient_place place[TENSORS]
                         [2]; // of weight gradients: in the step's last micro-batch [1], in others [0]
 } block_layer;

@@ -6,7 +6,7 @@
 //   backward   (dgrad ▸ reduce-scatter) with wgrad during it, on the input that forward has gathered → layer norm
 //              → L blocks; inside the first block, as soon as the gradient of its input is complete, (all-gather ▸
 //              scatter-add; rows to their owners) and positions are begun; what is left of that block's weight
-//              gradients comes last, so that these transfers hide behind it
+//              gradients comes last, so that these transfers are hidden by it
 //
 // Weights arrive, and gradients leave, as zero.h describes: the loops over layers call it.
 #include "model.h"
@@ -18,7 +18,7 @@
 #include "linear.h"
 #include <stdlib.h>
 
-// In a timeline the parts of a pass enclose their operations; what is between those is work on the own shard.
+// In a timeline the parts of a pass enclose their operations; what is between those is work on this rank's shard.
 static cf_moment trace_begin(gpt *g, const char *name) {
     return cf_trace_begin(g->context->trace, CF_TRACE_COMPUTE, name, g->context->stream);
 }
@@ -114,7 +114,7 @@ void gpt_place_weight_gradients(gpt *g) {
 
 // --- embedding ---
 
-// Tokens of the rows that head and lookup work on: all, or those of the own shard.
+// Tokens of the rows that head and lookup work on: all, or those of this rank's shard.
 static int64_t first_token(const gpt *g) {
     return (g->mesh->tp_group.rank - g->split->rank) * g->pass_Ts * g->pass_B;
 }

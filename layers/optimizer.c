@@ -48,7 +48,7 @@ void optimizer_start(zero_optimizer *o) {
 
 // --- update ---
 
-// How many elements from this one, at most `limit`, belong to tensors that decay if it does; 0: padding, which lies after
+// How many elements from this one, at most `limit`, belong to tensors that decay if it does; 0: padding, which is after
 // the last tensor of a bucket.
 static int64_t decays_alike(const parameters *p, int64_t element, int64_t limit, bool *decays) {
     int64_t run = 0, layer = 0, rest = 0;
@@ -170,7 +170,7 @@ static void meet_nonfinite(zero_optimizer *o, step_result *r, bool may_skip) {
 }
 
 // The next forward begins with positions, vectors and rows of the table: these are looked up at once, and where they come from
-// far away, positions travel during the update of all else.
+// other ranks, positions travel during the update of all else.
 step_result optimizer_begin_update(zero_optimizer *o, adamw a, double clip, int64_t tokens, bool may_skip) {
     step_result result = {.loss = o->loss / (double)tokens, .grad_norm = sqrt(o->norm2)};
     if (!isfinite(result.loss) || !isfinite(result.grad_norm)) {

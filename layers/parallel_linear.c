@@ -2,9 +2,9 @@
 //
 // A column layer's backward has two transfers and two computations that do not depend on one another's transfers:
 //     begin gather     all-gather of the saved input            (its slices travel during whatever comes before)
-//     begin backward   dgrad ▸ reduce-scatter, own slice last   (sums travel during dgrad and wgrad)
+//     begin backward   dgrad ▸ reduce-scatter, its slice last   (sums travel during dgrad and wgrad)
 //     finish gather    wgrad of each input slice as it arrives  (hides what is left of both)
-//     finish backward  the last addition (with slices, the own slices' dgrad, onto what has arrived)
+//     finish backward  the last addition (with slices, this rank's slices' dgrad, onto what has arrived)
 #include "parallel_linear.h"
 #include "buffers.h"
 #include "elementwise.h"

@@ -182,9 +182,9 @@ static param_run run_of_part(const parameters *p, int tensor, int64_t part, int6
 }
 
 param_run params_run(const parameters *p, int tensor, int tp_rank, int64_t run) {
-    int64_t runs = runs_of_part(p, tensor), behind = run / runs; // behind: parts held before it
-    param_run r = run_of_part(p, tensor, p->ways > 1 ? tp_rank : behind, run % runs);
-    r.local += behind * part_rows(p, tensor) * params_local_columns(p, tensor);
+    int64_t runs = runs_of_part(p, tensor), before = run / runs; // parts
+    param_run r = run_of_part(p, tensor, p->ways > 1 ? tp_rank : before, run % runs);
+    r.local += before * part_rows(p, tensor) * params_local_columns(p, tensor);
     return r;
 }
 
@@ -198,16 +198,16 @@ bool params_find(const parameters *p, int64_t element, int *tensor, int64_t *lay
             high = middle;
     }
     const param_tensor *found = &p->placed[low];
-    int64_t behind = element - found->first;
-    if (behind < 0 || behind >= found->count) return false;
-    *tensor = found->tensor, *layer = found->layer, *remaining = found->count - behind;
+    int64_t at = element - found->first;
+    if (at < 0 || at >= found->count) return false;
+    *tensor = found->tensor, *layer = found->layer, *remaining = found->count - at;
     return true;
 }
 
-// Runs lie one behind another; what is behind the last is padding: rows that the whole tensor does not have.
+// Runs follow one another; what is after the last is padding: rows that the whole tensor does not have.
 bool params_locate(const parameters *p, int64_t element, param_place *place) {
     int64_t rest = 0;
-    place->count = INT64_MAX; // behind the last tensor of a bucket
+    place->count = INT64_MAX; // after the last tensor of a bucket
     if (!params_find(p, element, &place->tensor, &place->layer, &rest)) return false;
     int64_t at = params_local_count(p, place->tensor) - rest, low = 0, high = params_runs(p, place->tensor);
     while (high - low > 1) {

@@ -2,19 +2,19 @@
 // and attention is sharded by heads, with an all-to-all before and after it. Each is a fused operation of commfuse
 // (arXiv 2604.24013, Algorithm 5):
 //
-//   forward    layer norm → (QKV per destination's heads, own last ▸ all-to-all)
-//              → (attention per query slice, own last ▸ all-to-all to the slice's owner ▸ out-projection
-//                 accumulating per head group, own first) → residual
+//   forward    layer norm → (QKV per destination's heads, its own last ▸ all-to-all)
+//              → (attention per query slice, its own last ▸ all-to-all to the slice's owner ▸ out-projection
+//                 accumulating per head group, its own first) → residual
 //              → the MLP half (block.c): nothing travels
-//   backward   the mirror: (projection dgrad per destination's heads, own last ▸ all-to-all ▸ attention backward
-//              per query slice, own first), hidden by the projection's wgrad,
-//              (all-to-all ▸ QKV dgrad accumulating per head group, own first)
+//   backward   the mirror: (projection dgrad per destination's heads, its own last ▸ all-to-all ▸ attention
+//              backward per query slice, its own first), hidden by the projection's wgrad,
+//              (all-to-all ▸ QKV dgrad accumulating per head group, its own first)
 //
 // N = tp ranks, Ts = T / N, Hl = H / N heads of D channels and Cl = C / N channels per head group. QKV and projection
 // weights are stored head group by head group (params.h).
 //
 // A slice of an all-to-all is a range of time steps of one rank's shard with the channels of one head group. On the side of
-// attention slices differ in their time steps, which lie side by side; on the side of the linear layers in their head
+// attention slices differ in their time steps, which are side by side; on the side of the linear layers in their head
 // group, and each group is a product of its own, accumulated where groups meet (work() cuts a span that covers
 // several). A group's product is narrower than the whole layer's by the number of ranks: the price of sending and receiving
 // without packing, paid by every mode alike.
@@ -80,7 +80,7 @@ static job make_job(up *u, int layer, cf_side side, int64_t width, work_on_shard
                  .stream = b->context->stream};
 }
 
-// The linear layer works on pieces of the span that lie in one shard, this rank's first.
+// The linear layer works on pieces of the span that are of one shard, this rank's first.
 static void work(void *argument, const cf_span *span, cf_stream *stream) {
     job *j = (job *)argument;
     const int64_t row_elements = j->B * j->width;

@@ -27,7 +27,7 @@ gradient_place weight_gradient_place(const zero_shards *z, int tensor, int64_t l
     return arrive && slices_pay(arrive, rows) ? GRADIENT_BY_SLICES : GRADIENT_NOW;
 }
 
-// Rows [first, first + rows) of the local matrix may lie in several parts; those after the last part are padding.
+// Rows [first, first + rows) of the local matrix may be in several parts; those after the last part are padding.
 void weight_gradient_rows(void *argument, const cf_span *span, cf_stream *stream) {
     const weight_gradient *g = (const weight_gradient *)argument;
     for (int i = 0; i < span->blocks; i++) {

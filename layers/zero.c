@@ -16,7 +16,7 @@ static const int matrices[] = {QKVW, ATTPROJW, FCW, FCPROJW};
 static cf_fuse *reduction_to_share(const zero_shards *z, int i) {
     const parameters *p = z->params;
     const param_bucket *b = &p->bucket[i], *table = &p->bucket[p->table];
-    int64_t layer = table->first / p->shape.L; // elements of one: all layers lie before the table
+    int64_t layer = table->first / p->shape.L; // elements of one: all layers are before the table
     int64_t window = 2 + ceil_div(table->count, layer);
     for (int j = i - 1; j >= 0 && b->layer >= 0; j--) {
         const param_bucket *before = &p->bucket[j];
@@ -220,7 +220,7 @@ void zero_operations(const zero_shards *z, visit_operation *visit, void *argumen
     const parameters *p = z->params;
     for (int i = 0; i < p->buckets; i++) {
         const zero_bucket *s = &z->bucket[i];
-        if (!s->reduce || p->bucket[i].layer > 0) continue; // the first layer stands for all
+        if (!s->reduce || p->bucket[i].layer > 0) continue; // one layer is like another
         int64_t times = i >= p->table;
         for (int j = 0; j < p->table && i < p->table; j++)
             times += p->bucket[j].tensor == p->bucket[i].tensor;

@@ -13,7 +13,7 @@
 //              zero_updated()         the shard's weights may leave, the first with zero_send_first(), others with
 //                                     zero_prefetch()
 //
-// Gathers are begun no earlier because transfers queue: what forward needs at once must not wait behind all the weights.
+// Gathers are begun no earlier because transfers queue: what forward needs at once must not wait for all the weights.
 // (Over MPI it passes them; on GPUs it does so only in another group.) In mode none both are native collectives, at the end
 // of backward and after the update.
 #ifndef ZERO_H
