@@ -7,7 +7,6 @@
 
 #ifdef CF_WITH_MPI
 #include "die.h"
-#include "patience.h"
 #include "watch.h"
 #include <limits.h>
 #include <mpi.h>
@@ -21,6 +20,9 @@
 #else // MPICH and its kin
 #define SRUN "srun --mpi=pmi2"
 #endif
+// Time for MPI's start, in timeouts: its launcher watches the ranks too, and all of them start at once, on hosts that may be
+// busy.
+enum { START_TIMEOUTS = 10 };
 static const char hint[] =
     "start it with the mpirun of the MPI library that it was built with (make config names it), or under "
     "Slurm with " SRUN " (srun --mpi=list says what there is)";
@@ -74,26 +76,26 @@ static void check(int code, const char *call) {
 static void allgather(cf_bootstrap *b, const void *mine, void *all, int64_t bytes) {
     if (bytes < 0 || bytes > INT_MAX)
         cf_die(NULL, "allgather of %lld bytes per rank at start", (long long)bytes);
-    cf_patience_begin("MPI gathers a few words of all", b->timeout_s);
+    cf_deadline_begin("MPI gathers a few words of all", b->timeout_s);
     check(MPI_Allgather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, MPI_COMM_WORLD),
           "MPI_Allgather");
-    cf_patience_end();
+    cf_deadline_end();
 }
 
 static void close_mpi(cf_bootstrap *b) {
     cf_die_setup(b->rank, b->size, NULL);
-    cf_patience_begin("MPI ends", b->timeout_s);
+    cf_deadline_begin("MPI ends", b->timeout_s);
     MPI_Finalize();
-    cf_patience_end();
+    cf_deadline_end();
     free(b);
 }
 
 cf_bootstrap *cf_bootstrap_of_mpi(int *argc, char ***argv, double timeout_s) {
     look_at_step();
     int provided = 0;
-    cf_patience_begin("MPI starts", CF_PATIENCE_START * timeout_s);
+    cf_deadline_begin("MPI starts", START_TIMEOUTS * timeout_s);
     int code = MPI_Init_thread(argc, argv, MPI_THREAD_SERIALIZED, &provided);
-    cf_patience_end();
+    cf_deadline_end();
     if (code != MPI_SUCCESS || provided < MPI_THREAD_SERIALIZED)
         cf_die_together("use an MPI library built with thread support",
                         "MPI gives thread level %d, needed is %d", provided, MPI_THREAD_SERIALIZED);
@@ -106,13 +108,13 @@ cf_bootstrap *cf_bootstrap_of_mpi(int *argc, char ***argv, double timeout_s) {
     if (b->size == 1) refuse_strays();
     cf_die_setup(b->rank, b->size, b->size > 1 ? abort_all : NULL);
     MPI_Comm local;
-    cf_patience_begin("MPI looks who shares a host", timeout_s);
+    cf_deadline_begin("MPI looks who shares a host", timeout_s);
     check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &local),
           "MPI_Comm_split_type");
     MPI_Comm_rank(local, &b->local_rank);
     MPI_Comm_size(local, &b->local_size);
     MPI_Comm_free(&local);
-    cf_patience_end();
+    cf_deadline_end();
     return b;
 }
 

@@ -17,11 +17,9 @@
 // rank waits for, and is kept for the watch (watch.h). After timeout_s the rank finds out about its peers and dies
 // saying what it found, which ends all ranks through the bootstrap. (No library is asked to abort: that needs the
 // ranks that are gone.) Two threads help: the bootstrap's reader notices connections that break, and the one of
-// patience (patience.h) guards calls at start and at the end that may never return.
+// deadlines (watch.h) guard calls at start and at the end that may never return.
 #include "transport_cuda.h"
 #include "die.h"
-#include "inquiry.h"
-#include "patience.h"
 #include "watch.h"
 #include <sched.h>
 #include <stdio.h>
@@ -36,7 +34,7 @@ enum {
     LAUNCHES_OF_CHUNK = 3,
     LAUNCHES_MAX = RUN_AHEAD * LAUNCHES, // a queue is known to take a thousand
     EXCHANGE_BLOCKS = 16,                // of NCCL's point-to-point kernels, which run beside matrix products
-    GROUPS_MAX = CF_INQUIRY_GROUPS,
+    GROUPS_MAX = 16,
     BUS_LENGTH = 32,
     HOST_LENGTH = 64,
     REST_US = 20,
@@ -57,7 +55,6 @@ typedef struct flight { // what is remembered of a request: its own memory may b
 } flight;
 
 typedef struct binding {            // a group's native
-    int number;                     // in the order bound, the same on all ranks
     cf_wire *exchange, *collective; // NULL: none
 } binding;
 
@@ -118,10 +115,6 @@ static void name_peers(const flight *f, char *text, size_t length) {
         snprintf(text, length, "the other ranks");
 }
 
-static int number_of(const cf_group *group) {
-    return ((const binding *)group->native)->number;
-}
-
 static void goes_on(cuda_state *s) {
     if (s->waits) cf_watch_goes_on(s->watch);
     s->waits = false;
@@ -139,7 +132,7 @@ static void tell_watch(cuda_state *s, const flight *f) {
         return;
     }
     s->waits = true;
-    cf_watch_waits(s->watch, number_of(f->group), f->group, wait_for(f));
+    cf_watch_waits(s->watch, f->group, wait_for(f));
 }
 
 // f: what this rank waits for, NULL: nothing. news: what a library has reported, NULL: nothing, for too long.
@@ -209,7 +202,7 @@ static void remember(cuda_state *s, const cf_request *r, int count, int64_t laun
     const cf_group *group = r->group;
     bool exchange = r->kind == CF_REQUEST_EXCHANGE && count == 1;
     goes_on(s); // what it was told may be about to be overwritten
-    cf_watch_posted(s->watch, number_of(group), r->label, r->layer, r->step);
+    cf_watch_posted(s->watch, r->label, r->layer, r->step);
     flight *f = flight_at(s, s->posted++);
     snprintf(f->label, sizeof f->label, "%s", r->label);
     f->layer = r->layer;
@@ -400,14 +393,13 @@ static void bind_group(cf_transport *t, cf_group *group) {
     if (s->bindings == GROUPS_MAX) cf_die(NULL, "more than %d groups of ranks", GROUPS_MAX);
     binding *b = (binding *)calloc(1, sizeof *b);
     if (!b) cf_die(NULL, "out of memory to bind group %s", group->name);
-    b->number = s->bindings++;
-    group->native = s->bound[b->number] = b;
+    group->native = s->bound[s->bindings++] = b;
     if (group->size == 1) return; // on all ranks: groups of one name are of one size
     int64_t bytes = s->bytes;
     choose(s, b, group, t->collectives);
-    cf_patience_begin("the first meeting", s->timeout_ms / 1e3);
+    cf_deadline_begin("the first meeting", s->timeout_ms / 1e3);
     meet_all(t, group);
-    cf_patience_end();
+    cf_deadline_end();
     s->bytes = bytes;
 }
 
@@ -455,9 +447,9 @@ static void close_transport(cf_transport *t) {
     for (int i = 0; i < s->bindings; i++)
         if (s->bound[i]->exchange) s->bound[i]->exchange->detach(s->bound[i]->exchange);
     all_are_here(s->bootstrap);
-    cf_patience_begin("groups end", s->timeout_ms / 1e3);
+    cf_deadline_begin("groups end", s->timeout_ms / 1e3);
     for (int i = s->bindings - 1; i >= 0; i--) close_binding(s->bound[i]);
-    cf_patience_end();
+    cf_deadline_end();
     cf_watch_close(s->watch);
     s->bootstrap->close(s->bootstrap);
     free(s);
@@ -466,11 +458,6 @@ static void close_transport(cf_transport *t) {
 
 static void gather(cf_transport *t, const void *mine, void *all, int64_t bytes) {
     cf_bootstrap *bootstrap = ((cuda_state *)t->state)->bootstrap;
-    bootstrap->allgather(bootstrap, mine, all, bytes);
-}
-
-static void gather_for_watch(void *argument, const void *mine, void *all, int64_t bytes) {
-    cf_bootstrap *bootstrap = (cf_bootstrap *)argument;
     bootstrap->allgather(bootstrap, mine, all, bytes);
 }
 
@@ -487,7 +474,7 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
     cuda_state *s = (cuda_state *)calloc(1, sizeof *s);
     if (!t || !s) cf_die(NULL, "out of memory for the transport");
     s->bootstrap = bootstrap;
-    s->watch = cf_watch_open(bootstrap->rank, bootstrap->size, gather_for_watch, bootstrap);
+    s->watch = cf_watch_open(bootstrap);
     s->ipc = ipc || choice;
     s->nccl = nccl || choice;
     s->timeout_ms = timeout_s * 1e3;

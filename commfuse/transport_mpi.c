@@ -32,8 +32,6 @@
 #include "condition.h"
 #include "die.h"
 #include "flights_mpi.h"
-#include "inquiry.h"
-#include "patience.h"
 #include "watch.h"
 #include <limits.h>
 #include <math.h>
@@ -49,7 +47,7 @@
 #include <unistd.h>
 
 enum {
-    GROUPS_MAX = CF_INQUIRY_GROUPS,
+    GROUPS_MAX = 16,
     POLLS_BEFORE_REST = 8,
     REST_NS = 20000, // threads outnumber cores: sleep between polls
     POLLS_BEFORE_YIELD = 64,
@@ -255,14 +253,10 @@ static void *progress(void *argument) {
 
 // --- called by compute threads ---
 
-static int number_of(const mpi_state *s, const cf_group *group) {
-    return (int)((const MPI_Comm *)group->native - s->comm);
-}
-
 static void post(cf_transport *t, cf_request *r, int count, cf_stream *stream) {
     mpi_state *s = (mpi_state *)t->state;
     cf_stream_sync(stream); // the data to send is complete
-    cf_watch_posted(s->watch, number_of(s, r->group), r->label, r->layer, r->step);
+    cf_watch_posted(s->watch, r->label, r->layer, r->step);
     for (int i = 0; i < count; i++) {
         atomic_fetch_add(&s->bytes, cf_request_bytes(&r[i]));
         r[i].next = i + 1 < count ? &r[i + 1] : NULL;
@@ -305,15 +299,7 @@ static cf_wait wait_for(const cf_request *r) {
 }
 
 static void tell_watch(const mpi_state *s, const cf_request *r) {
-    const cf_group *group = awaited(r)->group;
-    cf_watch_waits(s->watch, number_of(s, group), group, wait_for(r));
-}
-
-CF_NORETURN static void give_up(mpi_state *s, const cf_request *r, double waited_ms) {
-    char peer[32] = "the other ranks";
-    cf_wait wait = wait_for(r);
-    if (wait.peer >= 0) snprintf(peer, sizeof peer, "rank %d", wait.peer);
-    cf_watch_give_up(s->watch, peer, wait, waited_ms, NULL);
+    cf_watch_waits(s->watch, awaited(r)->group, wait_for(r));
 }
 
 // Too long by its own measure, or another rank has given up, so that the run is at its end.
@@ -333,7 +319,7 @@ static void wait_asleep(mpi_state *s, const cf_request *r, cf_point point, doubl
         looked_ms += gap_ms;
         if (cf_reached(r, point) || !too_long(s, begin_ms)) continue;
         pthread_mutex_unlock(&s->lock);
-        give_up(s, r, cf_now_ms() - begin_ms);
+        cf_watch_give_up(s->watch, NULL, wait_for(r), cf_now_ms() - begin_ms, NULL);
     }
     pthread_mutex_unlock(&s->lock);
     cf_watch_goes_on(s->watch);
@@ -378,7 +364,7 @@ static void bind_group(cf_transport *t, cf_group *group) {
     MPI_Group all, members;
     if (s->comms == GROUPS_MAX) cf_die(NULL, "more than %d groups of ranks", GROUPS_MAX);
     MPI_Comm *comm = &s->comm[s->comms++];
-    cf_patience_begin("MPI makes a group", timeout_s_of(t));
+    cf_deadline_begin("MPI makes a group", timeout_s_of(t));
     cf_mpi_check(MPI_Comm_group(MPI_COMM_WORLD, &all), "MPI_Comm_group", NULL);
     cf_mpi_check(MPI_Group_incl(all, group->size, group->world, &members), "MPI_Group_incl", NULL);
     cf_mpi_check(MPI_Comm_create_group(MPI_COMM_WORLD, members, group->world[0], comm),
@@ -386,7 +372,7 @@ static void bind_group(cf_transport *t, cf_group *group) {
     cf_mpi_check(MPI_Comm_set_errhandler(*comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler", NULL);
     MPI_Group_free(&all);
     MPI_Group_free(&members);
-    cf_patience_end();
+    cf_deadline_end();
     group->native = comm;
 }
 
@@ -414,10 +400,6 @@ static bool on_some_host(cf_transport *t, bool here) {
     return found;
 }
 
-static void gather_for_watch(void *argument, const void *mine, void *all, int64_t bytes) {
-    gather((cf_transport *)argument, mine, all, bytes);
-}
-
 static void close_transport(cf_transport *t) {
     mpi_state *s = (mpi_state *)t->state;
     pthread_mutex_lock(&s->lock);
@@ -426,10 +408,10 @@ static void close_transport(cf_transport *t) {
     pthread_mutex_unlock(&s->lock);
     pthread_join(s->thread, NULL);
     cf_watch_close(s->watch);
-    cf_patience_begin("MPI ends", timeout_s_of(t));
+    cf_deadline_begin("MPI ends", timeout_s_of(t));
     cf_flights_close(&s->flights);
     for (int i = 0; i < s->comms; i++) MPI_Comm_free(&s->comm[i]);
-    cf_patience_end();
+    cf_deadline_end();
     s->ranks->close(s->ranks);
     free(s);
     free(t);
@@ -485,7 +467,7 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
     t->local_cores = cf_bootstrap_cores(ranks);
     s->never_block = on_some_host(t, t->local_size > t->local_cores);
     cf_device_open(t->local_rank);
-    s->watch = cf_watch_open(t->rank, t->size, gather_for_watch, t);
+    s->watch = cf_watch_open(ranks);
     pthread_mutex_init(&s->lock, NULL);
     cf_condition_init(&s->posted);
     cf_condition_init(&s->done);

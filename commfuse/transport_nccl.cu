@@ -15,10 +15,10 @@
 // whether that pays has to be measured on several GPUs.)
 //
 // Communicators are blocking ones. A non-blocking one starts a thread for every call, and all that it can be
-// interrupted for are calls at start, which patience guards here. In the steps nothing waits inside NCCL, as all
+// interrupted for are calls at start, which deadlines guard here. In the steps nothing waits inside NCCL, as all
 // pairs are connected by then.
 #include "transport_cuda.h"
-#include "patience.h"
+#include "watch.h"
 #include <nccl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -175,9 +175,9 @@ cf_wire *cf_wire_nccl(cf_bootstrap *bootstrap, const cf_group *group, bool wante
     if (!w) cf_die(NULL, "out of memory to bind group %s", group->name);
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     if (blocks > 0) config.maxCTAs = blocks;
-    cf_patience_begin("NCCL connects the ranks", timeout_s);
+    cf_deadline_begin("NCCL connects the ranks", timeout_s);
     CHECK(ncclCommInitRankConfig(&w->comm, group->size, id, group->rank, &config), NULL);
-    cf_patience_end();
+    cf_deadline_end();
     w->stream = cf_stream_create_urgent();
     w->flag = (int32_t *)cf_alloc(sizeof *w->flag, "communication staging");
     w->wire.name = "nccl";

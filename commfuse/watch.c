@@ -1,16 +1,19 @@
 // See watch.h. Everything is a packet: who sends it, to whom, and where that rank is.
 //
 //   QUESTION   where are you?
+//   FAREWELL   I have waited too long and give up; where are you?
 //   ANSWER     here; repeats the question's number, which nobody can foresee
-//   FAREWELL   I have waited too long and give up
-//   SILENCE    and you have not answered: a process that was stopped learns it when it goes on
+//   SILENCE    you have not answered: a process that was stopped learns it when it goes on
 //
 // The thread of the watch answers questions and keeps farewells. Questions are asked from a socket of their own by the
 // thread that gives up: the answers come back to it, and so does the word of a host on which nobody listens at that
 // port any more (the error queue): that process is dead. Questions are repeated, as packets may be lost; who
-// has not answered after SILENCE_MS is frozen, or its host is gone.
+// has not answered after SILENCE_MS is frozen, or its host is gone. Who has given up may have ended when it is asked. Its
+// farewell says where it was, and counts as its answer.
 //
-// Who has given up may have ended when it is asked. Its farewell says where it was, and counts as its answer.
+// The rank waited for is often not to blame: it waits itself, as a ring passes a standstill on from neighbour to neighbour.
+// So the verdict follows from rank to rank for whom each waits, and ends at ranks that do not wait. Where it ends nowhere,
+// ranks wait for each other in a circle, which they do when they are not at the same operation.
 //
 // Each rank gives the IPv4 addresses of its host. Hosts with the same ones are one host, and use the loopback
 // address; from others, those that this host has too (bridges of containers) are left out.
@@ -22,7 +25,6 @@
 #include "watch.h"
 #include "device.h"
 #include "die.h"
-#include "inquiry.h"
 #include "printable.h"
 #include "secret.h"
 #include <arpa/inet.h>
@@ -43,24 +45,38 @@
 
 enum {
     QUESTION = 1,
-    ANSWER,
     FAREWELL,
+    ANSWER,
     SILENCE,
     ADDRESSES_MAX = 16,
-    PACKETS_MAX = 4096, // taken at a time
+    LABEL_BYTES = 64,
+    NAMED_MAX = 4,      // ranks that a verdict names one by one
+    CHAIN_MAX = 8,      // ranks of a chain that are listed
+    PACKETS_MAX = 4096, // received at a time
     LOOK_MS = 50,
     REPEAT_MS = 250,
     REFUSED_MS = 100, // who has several addresses may be met at another one
     SILENCE_MS = 2000,
-    HEED_MS = 200,   // who still waits so long after another rank has given up does so too
-    LINGER_MS = 1500 // after the message: others have heard the farewell, ask and speak
+    HEED_MS = 200,          // who still waits so long after another rank has given up does so too
+    LINGER_MS = 1500,       // after the message: others have heard the farewell, ask and speak
+    DEADLINE_MORE_MS = 1000 // beyond the time-out, so that who knows more speaks first
 };
+
+typedef struct position {        // of a rank in the program
+    int32_t waits;               // for peer; otherwise it computes
+    int32_t peer;                // world rank; -1: all others of its group
+    int32_t first, stride, size; // world ranks of that group: first, first + stride, …
+    int32_t layer, step;         // of what it waits for, or the last that it has posted; -1: none
+    int32_t unused;
+    double since_s;          // for how long it has done so
+    char label[LABEL_BYTES]; // of the operation; "": nothing yet
+} position;
 
 typedef struct packet {
     cf_mac code; // of all below
     uint64_t question;
     int32_t kind, from, to, unused;
-    cf_whereabouts where;
+    position at; // of the sender
 } packet;
 
 typedef struct card { // where a rank can be asked; equal on all ranks of one host but for the port and random
@@ -70,42 +86,149 @@ typedef struct card { // where a rank can be asked; equal on all ranks of one ho
     uint64_t random[2];
 } card;
 
-typedef struct question {
+typedef enum { UNASKED, ASKED, ANSWERED, SILENT, DEAD } finding; // from ANSWERED on: the worse, the later
+
+typedef struct other { // rank, as far as this one knows
+    finding is;
+    position at; // where ANSWERED
     double asked_ms, sent_ms;
-    uint64_t number;
+    uint64_t question;
     bool refused;
-} question;
+    bool gave_up; // under the watch's lock, both
+    position farewell;
+} other;
 
 struct cf_watch {
-    int rank, size, socket;
-    card *cards; // (size), as all that follows
-    int asking;  // the socket of an inquiry
-    cf_answer *answers;
-    question *questions;
-    int *next;
+    int rank, size, socket, asking; // two sockets
+    bool deaf;                      // ranks cannot reach each other; the same on all of them
     cf_mac key;
-    bool deaf; // ranks cannot reach each other; the same on all of them
+    card *cards;   // (size)
+    other *others; // (size); this rank's own place is used too
     pthread_t thread;
     pthread_mutex_t lock; // of what follows
-    cf_whereabouts last;  // what was posted last …
-    cf_whereabouts here;  // … or what is waited for
+    position last, here;  // what was posted last; what is waited for, otherwise the same
     double since_ms;
-    cf_wait wait; // for cf_stop_waits()
-    cf_answer *farewells;
-    int told; // which rank gave up first; -1: none has
-    double told_ms;
-    int missed_by; // who has asked this rank in vain; -1: nobody
+    cf_wait wait;         // for cf_stop_waits()
+    int first_to_give_up; // -1: nobody has
+    double gave_up_ms;    // when its word came
+    int unanswered;       // who has asked this rank in vain; -1: nobody
 };
 
 static atomic_bool gave_up; // this process
 
-// --- addresses ---
+// --- the verdict ---
 
-static void add_address(card *c, const struct ifaddrs *i) {
-    if (!i->ifa_addr || i->ifa_addr->sa_family != AF_INET || c->addresses == ADDRESSES_MAX) return;
-    if (!(i->ifa_flags & IFF_UP) || (i->ifa_flags & IFF_LOOPBACK)) return;
-    c->address[c->addresses++] = ((const struct sockaddr_in *)(const void *)i->ifa_addr)->sin_addr.s_addr;
+static bool waits(const other *o) {
+    return o->is == ANSWERED && o->at.waits;
 }
+
+static bool same_operation(const position *a, const position *b) {
+    return a->layer == b->layer && a->step == b->step && strcmp(a->label, b->label) == 0;
+}
+
+// In one collective of one group. Such ranks wait alike and are passed over in silence.
+static bool side_by_side(const position *a, const position *b) {
+    return a->peer < 0 && b->peer < 0 && a->first == b->first && a->stride == b->stride &&
+           a->size == b->size && same_operation(a, b);
+}
+
+static void print_operation(FILE *out, const position *at) {
+    fprintf(out, "%s", at->label);
+    if (at->layer >= 0) fprintf(out, ", layer %d", at->layer);
+    if (at->step >= 0) fprintf(out, ", step %d", at->step);
+}
+
+static void print_finding(FILE *out, int rank, const other *o) {
+    fprintf(out, "rank %d ", rank);
+    if (o->is == DEAD)
+        fprintf(out, "is dead: its process has ended");
+    else if (o->is == SILENT)
+        fprintf(out, "does not answer: frozen, or its host is dead or cut off");
+    else if (waits(o)) {
+        fprintf(out,
+                o->at.peer >= 0 ? "answers: it waits for rank %d: "
+                                : "answers: it waits for the other ranks: ",
+                o->at.peer);
+        print_operation(out, &o->at);
+    } else {
+        fprintf(out, "answers: it computes, for %.3g s now, %s", o->at.since_s,
+                *o->at.label ? "after " : "and has not begun any operation");
+        if (*o->at.label) print_operation(out, &o->at);
+        fprintf(out, ": it is slow, or stuck there");
+    }
+}
+
+// The ranks from `me` to that one, by `from`. Returns how many.
+static int print_chain(FILE *out, const int *from, int me, int rank) {
+    int before = from[rank] == me ? 0 : print_chain(out, from, me, from[rank]);
+    if (before < CHAIN_MAX) fprintf(out, before ? ", %d" : "%d", rank);
+    return before + 1;
+}
+
+// Ranks that this one waits for, that these wait for, and so on: breadth first, so that the way to each is a shortest one.
+// from: by whom each was reached, -1: by nobody. Returns how many, in order (size).
+static int follow(const other *others, int size, int me, int *order, int *from) {
+    int count = 0;
+    for (int i = 0; i < size; i++) from[i] = -1;
+    order[count++] = from[me] = me;
+    for (int i = 0; i < count; i++) {
+        const position *at = &others[order[i]].at;
+        for (int j = 0; waits(&others[order[i]]) && j < (at->peer < 0 ? at->size : 1); j++) {
+            int peer = at->peer < 0 ? at->first + j * at->stride : at->peer;
+            if (from[peer] >= 0) continue;
+            from[peer] = order[i];
+            order[count++] = peer;
+        }
+    }
+    return count;
+}
+
+// What is to be said after "rank 0 waits for rank 1: …", as "; rank 1 does not answer: …". Returns a hint.
+static const char *verdict(const other *others, int size, int me, char *text, size_t bytes) {
+    int *order = malloc((size_t)size * sizeof *order), *from = malloc((size_t)size * sizeof *from), named = 0;
+    memset(text, 0, bytes);
+    FILE *out = fmemopen(text, bytes, "w");
+    if (!order || !from || !out) cf_die(NULL, "out of memory for an inquiry among %d ranks", size);
+    int count = follow(others, size, me, order, from);
+    finding worst = UNASKED;
+    bool circle = true, apart = false; // all wait for each other; not in the same operation
+    for (int i = 1; i < count; i++) circle &= waits(&others[order[i]]);
+    for (int i = 1; i < count; i++) {
+        const int rank = order[i];
+        const other *o = &others[rank];
+        const bool ends = !waits(o), direct = from[rank] == me;
+        const bool first_apart = circle && !apart && !same_operation(&others[me].at, &o->at);
+        if (ends && o->is > worst) worst = o->is;
+        apart |= first_apart;
+        if (!ends && !first_apart && (!direct || side_by_side(&others[me].at, &o->at))) continue;
+        if (++named > NAMED_MAX) continue;
+        fprintf(out, "; ");
+        if (!direct) {
+            fprintf(out, "the chain of ranks ");
+            if (print_chain(out, from, me, rank) > CHAIN_MAX) fprintf(out, ", … %d", rank);
+            fprintf(out, ends ? " ends there: " : " goes on: ");
+        }
+        print_finding(out, rank, o);
+        if (ends && !direct) fprintf(out, ": look at rank %d", rank);
+    }
+    if (named > NAMED_MAX) fprintf(out, "; and %d more", named - NAMED_MAX);
+    if (apart)
+        fprintf(out, ": the ranks are not at the same operation (desynchronised)");
+    else if (circle && count > 1)
+        fprintf(out, "; they wait for each other in the same operation: messages are lost or late");
+    fclose(out);
+    text[bytes - 1] = 0;
+    free(order);
+    free(from);
+    if (worst == DEAD) return "see that rank's last words, and its host's log: was it killed, out of memory?";
+    if (worst == SILENT) return "look at that process and its host: stopped, swapping, off the network?";
+    if (worst == ANSWERED)
+        return "look at what that rank does and at its host's load, or allow more time with --timeout";
+    if (apart) return "all ranks need the same program, options and data; if they have, the program is wrong";
+    return "look at the network between these ranks, or allow more time with --timeout";
+}
+
+// --- addresses ---
 
 // -1: there is none.
 static int open_socket(uint16_t *port) {
@@ -126,8 +249,12 @@ static card own_card(void) {
     card c;
     memset(&c, 0, sizeof c);
     struct ifaddrs *all = NULL;
-    if (getifaddrs(&all) == 0)
-        for (const struct ifaddrs *i = all; i; i = i->ifa_next) add_address(&c, i);
+    if (getifaddrs(&all) != 0) all = NULL;
+    for (const struct ifaddrs *i = all; i && c.addresses < ADDRESSES_MAX; i = i->ifa_next)
+        if (i->ifa_addr && i->ifa_addr->sa_family == AF_INET && (i->ifa_flags & IFF_UP) &&
+            !(i->ifa_flags & IFF_LOOPBACK))
+            c.address[c.addresses++] =
+                ((const struct sockaddr_in *)(const void *)i->ifa_addr)->sin_addr.s_addr;
     freeifaddrs(all);
     cf_random(c.random, sizeof c.random);
     return c;
@@ -139,19 +266,22 @@ static bool has_address(const card *c, uint32_t address) {
     return false;
 }
 
-static bool same_host(const card *a, const card *b) {
-    return a->addresses == b->addresses && memcmp(a->address, b->address, sizeof a->address) == 0;
-}
-
-// Does what that rank sends come from there?
-static bool is_at(const cf_watch *w, int rank, uint32_t address) {
-    const card *mine = &w->cards[w->rank], *other = &w->cards[rank];
-    return same_host(mine, other) ? address == htonl(INADDR_LOOPBACK) : has_address(other, address);
-}
-
-// Is that where this rank sends what is for the other?
-static bool reaches(const cf_watch *w, int rank, uint32_t address) {
-    return is_at(w, rank, address) && !has_address(&w->cards[w->rank], address);
+// Leaves on each card the addresses at which this rank can reach that one. Are all on this host?
+static bool keep_ways(card *cards, int size, const card *mine) {
+    bool one_host = true;
+    for (int rank = 0; rank < size; rank++) {
+        card *c = &cards[rank];
+        int count = c->addresses;
+        c->addresses = 0;
+        if (count == mine->addresses && memcmp(c->address, mine->address, sizeof c->address) == 0) {
+            c->address[c->addresses++] = htonl(INADDR_LOOPBACK);
+            continue;
+        }
+        one_host = false;
+        for (int i = 0; i < count && i < ADDRESSES_MAX; i++)
+            if (!has_address(mine, c->address[i])) c->address[c->addresses++] = c->address[i];
+    }
+    return one_host;
 }
 
 // --- packets ---
@@ -161,79 +291,59 @@ static cf_mac code_of(const cf_watch *w, const packet *p) {
 }
 
 // Where this rank is.
-static packet packet_of(cf_watch *w, int kind, int to, uint64_t number) {
+static packet packet_of(cf_watch *w, int kind, int to, uint64_t question) {
     packet p;
     memset(&p, 0, sizeof p);
     pthread_mutex_lock(&w->lock);
-    p.where = w->here;
-    memcpy(p.where.posted, w->last.posted, sizeof p.where.posted);
-    p.where.since_s = (cf_now_ms() - w->since_ms) * 1e-3;
+    p.at = w->here;
+    p.at.since_s = (cf_now_ms() - w->since_ms) * 1e-3;
     pthread_mutex_unlock(&w->lock);
     p.kind = kind;
     p.from = w->rank;
     p.to = to;
-    p.question = number;
+    p.question = question;
     p.code = code_of(w, &p);
     return p;
-}
-
-static void send_packet(const cf_watch *w, int socket, const packet *p) {
-    const card *to = &w->cards[p->to];
-    for (int i = -1; i < to->addresses; i++) {
-        uint32_t address = i < 0 ? htonl(INADDR_LOOPBACK) : to->address[i];
-        struct sockaddr_in name = {.sin_family = AF_INET, .sin_port = to->port, .sin_addr.s_addr = address};
-        // Refused, or no way there: whoever asks sees that no answer comes. But the first error may be of an earlier
-        // packet, to somebody who is gone, and this one has not been sent.
-        for (int tries = 0; reaches(w, p->to, address) && tries < 2; tries++)
-            if (sendto(socket, p, sizeof *p, MSG_DONTWAIT, (struct sockaddr *)&name, sizeof name) >= 0 ||
-                errno != ECONNREFUSED)
-                break;
-    }
 }
 
 static bool is_rank(const cf_watch *w, int64_t rank) {
     return rank >= 0 && rank < w->size;
 }
 
-// Takes one that has come. False: it is not to be believed, or cannot be.
-static bool receive_packet(const cf_watch *w, int socket, int flags, packet *p, struct sockaddr_in *from) {
+// -1: there is none. 0: it is not to be believed, or cannot be. 1: it is.
+static int receive_packet(const cf_watch *w, int socket, int flags, packet *p, struct sockaddr_in *from) {
     socklen_t length = sizeof *from;
-    cf_whereabouts *at = &p->where;
+    position *at = &p->at;
     *from = (struct sockaddr_in){0};
-    if (recvfrom(socket, p, sizeof *p, flags | MSG_TRUNC, (struct sockaddr *)from, &length) != sizeof *p)
-        return false;
-    if (!is_rank(w, p->from) || p->to != w->rank || !is_at(w, p->from, from->sin_addr.s_addr)) return false;
+    ssize_t bytes = recvfrom(socket, p, sizeof *p, flags | MSG_TRUNC, (struct sockaddr *)from, &length);
+    if (bytes < 0) return -1;
+    if (bytes != sizeof *p || !is_rank(w, p->from) || p->to != w->rank ||
+        !has_address(&w->cards[p->from], from->sin_addr.s_addr))
+        return 0;
     cf_mac code = code_of(w, p);
-    if (!cf_mac_equal(&code, &p->code)) return false;
-    at->label[CF_INQUIRY_LABEL - 1] = 0;
+    if (!cf_mac_equal(&code, &p->code)) return 0;
+    at->label[LABEL_BYTES - 1] = 0;
     cf_printable(at->label);
-    return at->group >= 0 && at->group < CF_INQUIRY_GROUPS && at->size >= 0 && at->size <= w->size &&
-           (at->peer >= 0
-                ? is_rank(w, at->peer)
-                : is_rank(w, at->first) && is_rank(w, at->first + (at->size - 1) * (int64_t)at->stride));
+    if (at->peer >= 0) return is_rank(w, at->peer);
+    return at->size >= 0 && at->size <= w->size && is_rank(w, at->first) &&
+           is_rank(w, at->first + (at->size - 1) * (int64_t)at->stride);
 }
 
-// --- the thread ---
-
-static void hear(cf_watch *w, const packet *p) {
-    pthread_mutex_lock(&w->lock);
-    if (p->kind == FAREWELL) {
-        w->farewells[p->from] = (cf_answer){CF_ANSWERED, p->where};
-        if (w->told < 0) w->told_ms = cf_now_ms();
-        if (w->told < 0) w->told = p->from;
-    } else if (w->missed_by < 0)
-        w->missed_by = p->from;
-    pthread_mutex_unlock(&w->lock);
-}
-
-static void *listen_to_others(void *argument) {
+static void *answer_others(void *argument) {
     cf_watch *w = (cf_watch *)argument;
     for (;;) { // cf_watch_close() ends it where it receives or sends, and holds nothing
         packet p;
         struct sockaddr_in from;
-        if (!receive_packet(w, w->socket, 0, &p, &from)) continue;
-        if (p.kind == FAREWELL || p.kind == SILENCE) hear(w, &p);
-        if (p.kind != QUESTION) continue;
+        if (receive_packet(w, w->socket, 0, &p, &from) <= 0) continue;
+        pthread_mutex_lock(&w->lock);
+        if (p.kind == FAREWELL) {
+            w->others[p.from].gave_up = true;
+            w->others[p.from].farewell = p.at;
+            if (w->first_to_give_up < 0) w->gave_up_ms = cf_now_ms(), w->first_to_give_up = p.from;
+        }
+        if (p.kind == SILENCE && w->unanswered < 0) w->unanswered = p.from;
+        pthread_mutex_unlock(&w->lock);
+        if (p.kind != QUESTION && p.kind != FAREWELL) continue;
         p = packet_of(w, ANSWER, p.from, p.question);
         sendto(w->socket, &p, sizeof p, MSG_DONTWAIT, (struct sockaddr *)&from, sizeof from);
     }
@@ -242,30 +352,27 @@ static void *listen_to_others(void *argument) {
 
 // --- where this rank is ---
 
-static void set_operation(cf_whereabouts *at, int group, const char *label, int layer, int step) {
-    size_t length = strnlen(label, sizeof at->label - 1);
+static void set_operation(position *at, const char *label, int layer, int step) {
     memset(at->label, 0, sizeof at->label);
-    memcpy(at->label, label, length);
-    at->group = group;
+    memcpy(at->label, label, strnlen(label, sizeof at->label - 1));
     at->layer = layer;
     at->step = step;
 }
 
-void cf_watch_posted(cf_watch *w, int number, const char *label, int layer, int step) {
+void cf_watch_posted(cf_watch *w, const char *label, int layer, int step) {
     if (!w) return;
     pthread_mutex_lock(&w->lock);
-    set_operation(&w->last, number, label, layer, step);
-    w->last.posted[number]++;
+    set_operation(&w->last, label, layer, step);
     if (!w->here.waits) w->here = w->last;
     w->since_ms = cf_now_ms();
     pthread_mutex_unlock(&w->lock);
 }
 
-void cf_watch_waits(cf_watch *w, int number, const cf_group *group, cf_wait wait) {
+void cf_watch_waits(cf_watch *w, const cf_group *group, cf_wait wait) {
     if (!w) return;
     pthread_mutex_lock(&w->lock);
     if (!w->here.waits) w->since_ms = cf_now_ms();
-    set_operation(&w->here, number, wait.label, wait.layer, wait.step);
+    set_operation(&w->here, wait.label, wait.layer, wait.step);
     w->here.waits = true;
     w->here.peer = wait.peer < 0 && group->size == 2 ? group->world[1 - group->rank] : wait.peer;
     w->here.first = group->world[0];
@@ -288,53 +395,40 @@ void cf_watch_goes_on(cf_watch *w) {
 bool cf_watch_is_over(cf_watch *w, double waited_ms) {
     if (!w || waited_ms < HEED_MS) return false;
     pthread_mutex_lock(&w->lock);
-    double told_ms = w->told_ms;
+    bool over = w->first_to_give_up >= 0 && cf_now_ms() - w->gave_up_ms >= HEED_MS;
     pthread_mutex_unlock(&w->lock);
-    return told_ms > 0 && cf_now_ms() - told_ms >= HEED_MS;
+    return over;
 }
 
 // --- the inquiry ---
 
-// Anew; whoever was asked before may be asked again.
-static void begin_inquiry(cf_watch *w) {
-    int on = 1;
-    memset(w->answers, 0, (size_t)w->size * sizeof *w->answers);
-    memset(w->questions, 0, (size_t)w->size * sizeof *w->questions);
-    w->asking = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    if (w->asking >= 0) setsockopt(w->asking, IPPROTO_IP, IP_RECVERR, &on, sizeof on);
-}
-
-static void end_inquiry(cf_watch *w) {
-    if (w->asking >= 0) close(w->asking);
-}
-
-static void send_to(cf_watch *w, int kind, int rank) {
-    packet p = packet_of(w, kind, rank, w->questions[rank].number);
-    w->questions[rank].sent_ms = cf_now_ms();
-    send_packet(w, w->asking, &p);
-}
-
-static int ask_next(cf_watch *w) {
-    int count = cf_inquiry_next(w->answers, w->size, w->rank, w->next);
-    for (int i = 0; i < count; i++) {
-        question *asked = &w->questions[w->next[i]];
-        w->answers[w->next[i]].kind = CF_ASKED;
-        cf_random(&asked->number, sizeof asked->number);
-        asked->asked_ms = cf_now_ms();
-        send_to(w, QUESTION, w->next[i]);
+static void send_packet(cf_watch *w, int kind, int rank) {
+    const packet p = packet_of(w, kind, rank, w->others[rank].question);
+    const card *to = &w->cards[rank];
+    w->others[rank].sent_ms = cf_now_ms();
+    for (int i = 0; i < to->addresses; i++) {
+        struct sockaddr_in name = {.sin_family = AF_INET,
+                                   .sin_port = to->port,
+                                   .sin_addr.s_addr = to->address[i]};
+        // Refused, or no way there: whoever asks sees that no answer comes. But the first error may be of an earlier
+        // packet, to somebody who is gone, and this one has not been sent.
+        for (int tries = 0; tries < 2; tries++)
+            if (sendto(w->asking, &p, sizeof p, MSG_DONTWAIT, (struct sockaddr *)&name, sizeof name) >= 0 ||
+                errno != ECONNREFUSED)
+                break;
     }
-    return count;
 }
 
-// What is there, and of it what answers.
 static void hear_answers(cf_watch *w) {
     packet p;
     struct sockaddr_in from;
-    char any;
-    for (int i = 0; i < PACKETS_MAX && recv(w->asking, &any, sizeof any, MSG_PEEK | MSG_DONTWAIT) >= 0; i++)
-        if (receive_packet(w, w->asking, MSG_DONTWAIT, &p, &from) && p.kind == ANSWER &&
-            w->answers[p.from].kind == CF_ASKED && p.question == w->questions[p.from].number)
-            w->answers[p.from] = (cf_answer){CF_ANSWERED, p.where};
+    for (int i = 0; i < PACKETS_MAX; i++) {
+        int got = receive_packet(w, w->asking, MSG_DONTWAIT, &p, &from);
+        if (got < 0) return;
+        if (got == 0 || p.kind != ANSWER) continue;
+        other *o = &w->others[p.from];
+        if (o->is == ASKED && p.question == o->question) o->is = ANSWERED, o->at = p.at;
+    }
 }
 
 // Questions that came back: on that host nobody listens at that port. All local ranks are at one address.
@@ -349,92 +443,81 @@ static void hear_refusals(cf_watch *w) {
                                  .msg_namelen = sizeof to,
                                  .msg_control = &control,
                                  .msg_controllen = sizeof control};
+        struct sock_extended_err error;
         if (recvmsg(w->asking, &message, MSG_ERRQUEUE | MSG_DONTWAIT) < 0) return;
         struct cmsghdr *c = CMSG_FIRSTHDR(&message);
         if (!c || c->cmsg_type != IP_RECVERR) continue;
-        struct sock_extended_err error;
         memcpy(&error, CMSG_DATA(c), sizeof error);
-        if (error.ee_errno != ECONNREFUSED) continue;
-        for (int i = 0; i < w->size; i++)
-            if (w->cards[i].port == to.sin_port && reaches(w, i, to.sin_addr.s_addr))
-                w->questions[i].refused = true;
+        for (int i = 0; error.ee_errno == ECONNREFUSED && i < w->size; i++)
+            w->others[i].refused |=
+                w->cards[i].port == to.sin_port && has_address(&w->cards[i], to.sin_addr.s_addr);
     }
 }
 
-// Nothing comes from it any more: it said so itself, it is dead, or it is silent.
-static void conclude(cf_watch *w, int rank) {
-    pthread_mutex_lock(&w->lock);
-    if (w->farewells[rank].kind == CF_ANSWERED)
-        w->answers[rank] = w->farewells[rank];
-    else
-        w->answers[rank].kind = w->questions[rank].refused ? CF_GONE : CF_SILENT;
-    pthread_mutex_unlock(&w->lock);
-}
-
-// How many answers are still to come.
-static int settle(cf_watch *w) {
-    int open = 0;
-    for (int i = 0; i < w->size; i++) {
-        if (w->answers[i].kind != CF_ASKED) continue;
-        double now_ms = cf_now_ms(), waited_ms = now_ms - w->questions[i].asked_ms;
-        if (waited_ms > (w->questions[i].refused ? REFUSED_MS : SILENCE_MS)) {
-            conclude(w, i);
-            continue;
-        }
-        open++;
-        if (now_ms - w->questions[i].sent_ms > REPEAT_MS) send_to(w, QUESTION, i);
+// Asks `count` ranks after this one, until it is known of each what has become of it.
+static void ask(cf_watch *w, int kind, int count) {
+    int on = 1;
+    w->asking = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (w->asking >= 0) setsockopt(w->asking, IPPROTO_IP, IP_RECVERR, &on, sizeof on);
+    for (int i = 1; i <= count; i++) {
+        other *o = &w->others[(w->rank + i) % w->size];
+        o->is = ASKED;
+        o->refused = false;
+        cf_random(&o->question, sizeof o->question);
+        o->asked_ms = cf_now_ms();
+        send_packet(w, kind, (w->rank + i) % w->size);
     }
-    return open;
-}
-
-// Asks all that this rank waits for, as stands in its own answer, and those that they wait for.
-static void ask_around(cf_watch *w) {
-    for (int open = 0; ask_next(w) + open > 0; open = settle(w)) {
+    for (bool open = true; open;) {
         struct pollfd look = {w->asking, POLLIN, 0};
         poll(&look, 1, LOOK_MS);
         hear_answers(w);
         hear_refusals(w);
+        open = false;
+        for (int rank = 0; rank < w->size; rank++) {
+            other *o = &w->others[rank];
+            if (o->is != ASKED) continue;
+            double now_ms = cf_now_ms();
+            if (now_ms - o->asked_ms <= (o->refused ? REFUSED_MS : SILENCE_MS)) {
+                open = true;
+                if (now_ms - o->sent_ms > REPEAT_MS) send_packet(w, kind, rank);
+                continue;
+            }
+            pthread_mutex_lock(&w->lock);
+            o->is = o->gave_up ? ANSWERED : o->refused ? DEAD : SILENT;
+            o->at = o->farewell;
+            pthread_mutex_unlock(&w->lock);
+        }
     }
-}
-
-static const char *inquire(cf_watch *w, char *text, size_t bytes) {
-    begin_inquiry(w);
-    w->answers[w->rank] = (cf_answer){CF_ANSWERED, packet_of(w, FAREWELL, w->rank, 0).where};
-    for (int i = 0; i < w->size; i++)
-        if (i != w->rank) send_to(w, FAREWELL, i);
-    ask_around(w);
-    for (int i = 0; i < w->size; i++)
-        if (w->answers[i].kind == CF_SILENT) send_to(w, SILENCE, i);
-    const char *hint = cf_inquiry_verdict(w->answers, w->size, w->rank, text, bytes);
-    end_inquiry(w);
-    return hint;
-}
-
-// Says what is to be added to the message, and returns the hint.
-static const char *find_out(cf_watch *w, char *text, size_t bytes) {
-    *text = 0;
-    if (!w || w->deaf)
-        return "that rank may be dead, frozen or slow; see its messages, or allow more time with --timeout";
-    atomic_store(&gave_up, true);
-    pthread_mutex_lock(&w->lock);
-    int told = w->told, missed_by = w->missed_by;
-    pthread_mutex_unlock(&w->lock);
-    if (missed_by >= 0) {
-        snprintf(text, bytes, "; rank %d has given up: this rank did not answer it", missed_by);
-        return "this process did not run: was it stopped, or its host asleep or swapping?";
-    }
-    int length = told >= 0 ? snprintf(text, bytes, "; rank %d has given up", told) : 0;
-    return inquire(w, text + length, bytes - (size_t)length);
+    for (int rank = 0; kind == FAREWELL && rank < w->size; rank++)
+        if (w->others[rank].is == SILENT) send_packet(w, SILENCE, rank);
+    if (w->asking >= 0) close(w->asking);
 }
 
 void cf_watch_give_up(cf_watch *w, const char *peers, cf_wait wait, double waited_ms, const char *news) {
-    char layer[32] = "", step[32] = "", nothing[64], verdict[1536];
+    char peer[32] = "the other ranks", layer[32] = "", step[32] = "", nothing[64], found[1536] = "";
+    if (wait.peer >= 0) snprintf(peer, sizeof peer, "rank %d", wait.peer);
     if (wait.layer >= 0) snprintf(layer, sizeof layer, ", layer %d", wait.layer);
     if (wait.step >= 0) snprintf(step, sizeof step, ", step %d", wait.step);
     snprintf(nothing, sizeof nothing, "nothing came for %.*f s", waited_ms < 1e4, waited_ms / 1e3);
-    const char *hint = find_out(w, verdict, sizeof verdict);
-    cf_die(hint, "rank %d waits for %s: %s%s%s; %s%s", cf_die_rank(), peers, wait.label, layer, step,
-           news ? news : nothing, verdict);
+    const char *hint =
+        "that rank may be dead, frozen or slow; see its messages, or allow more time with --timeout";
+    if (w && !w->deaf) {
+        atomic_store(&gave_up, true);
+        pthread_mutex_lock(&w->lock);
+        int first = w->first_to_give_up, unanswered = w->unanswered, length = 0;
+        pthread_mutex_unlock(&w->lock);
+        if (unanswered >= 0) {
+            snprintf(found, sizeof found, "; rank %d has given up: this rank did not answer it", unanswered);
+            hint = "this process did not run: was it stopped, or its host asleep or swapping?";
+        } else {
+            if (first >= 0) length = snprintf(found, sizeof found, "; rank %d has given up", first);
+            w->others[w->rank].is = ANSWERED, w->others[w->rank].at = packet_of(w, 0, w->rank, 0).at;
+            ask(w, FAREWELL, w->size - 1);
+            hint = verdict(w->others, w->size, w->rank, found + length, sizeof found - (size_t)length);
+        }
+    }
+    cf_die(hint, "rank %d waits for %s: %s%s%s; %s%s", cf_die_rank(), peers ? peers : peer, wait.label, layer,
+           step, news ? news : nothing, found);
 }
 
 void cf_watch_farewell(void) {
@@ -444,65 +527,46 @@ void cf_watch_farewell(void) {
 
 // --- start and end ---
 
-// Every rank asks the one behind it, so that each host is asked from another one before it matters.
-static bool neighbour_answers(cf_watch *w) {
-    begin_inquiry(w);
-    int neighbour = (w->rank + 1) % w->size;
-    w->answers[w->rank] = (cf_answer){CF_ANSWERED, {.waits = true, .peer = neighbour}};
-    ask_around(w);
-    bool answers = w->answers[neighbour].kind == CF_ANSWERED;
-    end_inquiry(w);
-    return answers;
-}
-
-// Either all ranks can be asked or none is.
-static void try_it(cf_watch *w, cf_watch_gather *gather, void *argument) {
-    char mine = w->socket >= 0 && neighbour_answers(w), *all = calloc((size_t)w->size, 1);
-    if (!all) cf_die(NULL, "out of memory for the watch");
-    gather(argument, &mine, all, 1);
-    for (int i = w->size - 1; i >= 0; i--) {
-        if (all[i]) continue;
-        if (!w->deaf && w->rank == 0)
-            fprintf(stderr,
-                    "note: rank %d cannot reach rank %d by UDP (a firewall between their hosts, or another "
-                    "COMMFUSE_SECRET?); should ranks stop, messages cannot say why\n",
-                    i, (i + 1) % w->size);
-        w->deaf = true;
-    }
-    free(all);
-}
-
-// Ranks of one host need nobody else's packets. (Before Linux 5.7 this is root's to ask for; addresses are checked anyway.)
-static void keep_to_host(const cf_watch *w) {
-    for (int i = 0; i < w->size; i++)
-        if (!same_host(&w->cards[i], &w->cards[w->rank])) return;
-    setsockopt(w->socket, SOL_SOCKET, SO_BINDTODEVICE, "lo", sizeof "lo");
-}
-
-cf_watch *cf_watch_open(int rank, int size, cf_watch_gather *gather, void *argument) {
+cf_watch *cf_watch_open(cf_bootstrap *ranks) {
+    const int size = ranks->size;
     if (size == 1) return NULL;
     cf_watch *w = calloc(1, sizeof *w);
-    size_t n = (size_t)size;
-    if (!w || !(w->cards = calloc(n, sizeof *w->cards)) || !(w->answers = calloc(n, sizeof *w->answers)) ||
-        !(w->farewells = calloc(n, sizeof *w->farewells)) || !(w->next = calloc(n, sizeof *w->next)) ||
-        !(w->questions = calloc(n, sizeof *w->questions)))
+    char *reached = calloc((size_t)size, 1);
+    if (!w || !reached || !(w->cards = calloc((size_t)size, sizeof *w->cards)) ||
+        !(w->others = calloc((size_t)size, sizeof *w->others)))
         cf_die(NULL, "out of memory for the watch of %d ranks", size);
-    w->rank = rank;
+    w->rank = ranks->rank;
     w->size = size;
     w->last.layer = w->last.step = -1;
     w->here = w->last;
-    w->told = w->missed_by = -1;
+    w->first_to_give_up = w->unanswered = -1;
     w->since_ms = cf_now_ms();
     pthread_mutex_init(&w->lock, NULL);
     card mine = own_card();
     w->socket = open_socket(&mine.port);
-    gather(argument, &mine, w->cards, sizeof mine);
+    ranks->allgather(ranks, &mine, w->cards, sizeof mine);
     cf_mac secret = cf_secret();
-    w->key = cf_mac_of(&secret, w->cards, n * sizeof *w->cards);
-    keep_to_host(w);
-    if (w->socket >= 0 && pthread_create(&w->thread, NULL, listen_to_others, w) != 0)
+    w->key = cf_mac_of(&secret, w->cards, (size_t)size * sizeof *w->cards);
+    // Ranks of one host need nobody else's packets. (Before Linux 5.7 this is root's to ask for; addresses are checked anyway.)
+    if (keep_ways(w->cards, size, &mine))
+        setsockopt(w->socket, SOL_SOCKET, SO_BINDTODEVICE, "lo", sizeof "lo");
+    if (w->socket >= 0 && pthread_create(&w->thread, NULL, answer_others, w) != 0)
         cf_die(NULL, "cannot start the thread of the watch");
-    try_it(w, gather, argument);
+    // Every rank asks the next one, so that each host is asked from another one before it matters. Either all ranks can be
+    // asked or none is.
+    if (w->socket >= 0) ask(w, QUESTION, 1);
+    char answers = w->others[(w->rank + 1) % size].is == ANSWERED;
+    ranks->allgather(ranks, &answers, reached, 1);
+    for (int i = size - 1; i >= 0; i--) {
+        if (reached[i]) continue;
+        if (!w->deaf && w->rank == 0)
+            fprintf(stderr,
+                    "note: rank %d cannot reach rank %d by UDP (a firewall between their hosts, or another "
+                    "COMMFUSE_SECRET?); should ranks stop, messages cannot say why\n",
+                    i, (i + 1) % size);
+        w->deaf = true;
+    }
+    free(reached);
     return w;
 }
 
@@ -513,11 +577,44 @@ void cf_watch_close(cf_watch *w) {
         pthread_join(w->thread, NULL);
         close(w->socket);
     }
-    free(w->farewells);
-    free(w->answers);
-    free(w->questions);
-    free(w->next);
+    free(w->others);
     free(w->cards);
     pthread_mutex_destroy(&w->lock);
     free(w);
+}
+
+// --- deadlines inside libraries ---
+
+static struct {
+    pthread_t thread;
+    const char *what;
+    double timeout_s;
+    bool runs;
+} deadline;
+
+// Time in which this process itself was stopped does not count: whatever lies between two looks counts as one.
+static void *end_at_deadline(void *argument) {
+    for (double left_ms = deadline.timeout_s * 1e3 + DEADLINE_MORE_MS; left_ms > 0; left_ms -= LOOK_MS)
+        poll(NULL, 0, LOOK_MS); // here cf_deadline_end() may end it
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
+    cf_die("a rank may be dead, frozen or unreachable: see its messages (those of NCCL with "
+           "NCCL_DEBUG=INFO), or allow more time with --timeout",
+           "rank %d waits for the other ranks: %s; nothing came for %g s", cf_die_rank(), deadline.what,
+           deadline.timeout_s);
+    return argument;
+}
+
+void cf_deadline_begin(const char *what, double timeout_s) {
+    deadline.what = what;
+    deadline.timeout_s = timeout_s;
+    deadline.runs = timeout_s > 0;
+    if (deadline.runs && pthread_create(&deadline.thread, NULL, end_at_deadline, NULL) != 0)
+        cf_die(NULL, "cannot start a thread");
+}
+
+void cf_deadline_end(void) {
+    if (!deadline.runs) return;
+    pthread_cancel(deadline.thread);
+    pthread_join(deadline.thread, NULL);
+    deadline.runs = false;
 }

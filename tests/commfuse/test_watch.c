@@ -21,30 +21,34 @@ enum { SIZE = 2, HEARD_MS = 5000, UNHEARD_MS = 300 };
 
 typedef struct meeting {
     pthread_barrier_t all_given, all_taken;
-    char given[SIZE][256];
+    char given[SIZE][256], cards[SIZE * sizeof(card)]; // what the ranks give now; what they have given first
+    cf_bootstrap ranks[SIZE];
     cf_watch *watch[SIZE];
 } meeting;
 
 static meeting m;
-static const int numbers[SIZE] = {0, 1};
 
-static void gather(void *argument, const void *mine, void *all, int64_t bytes) {
-    memcpy(m.given[*(const int *)argument], mine, (size_t)bytes);
+static void gather(cf_bootstrap *b, const void *mine, void *all, int64_t bytes) {
+    memcpy(m.given[b->rank], mine, (size_t)bytes);
     pthread_barrier_wait(&m.all_given);
     for (int i = 0; i < SIZE; i++) memcpy((char *)all + i * bytes, m.given[i], (size_t)bytes);
+    if (b->rank == 0 && bytes == sizeof(card)) memcpy(m.cards, all, sizeof m.cards);
     pthread_barrier_wait(&m.all_taken);
 }
 
 static void *open_one(void *argument) {
-    m.watch[*(const int *)argument] = cf_watch_open(*(const int *)argument, SIZE, gather, argument);
+    cf_bootstrap *b = (cf_bootstrap *)argument;
+    m.watch[b->rank] = cf_watch_open(b);
     return NULL;
 }
 
 static void open_watches(const char *secret) {
     pthread_t thread[SIZE];
     setenv("COMMFUSE_SECRET", secret, 1); // "": none
-    for (int i = 0; i < SIZE; i++)
-        assert_int_equal(pthread_create(&thread[i], NULL, open_one, (void *)&numbers[i]), 0);
+    for (int i = 0; i < SIZE; i++) {
+        m.ranks[i] = (cf_bootstrap){.rank = i, .size = SIZE, .allgather = gather};
+        assert_int_equal(pthread_create(&thread[i], NULL, open_one, &m.ranks[i]), 0);
+    }
     for (int i = 0; i < SIZE; i++) pthread_join(thread[i], NULL);
 }
 
@@ -73,7 +77,7 @@ static packet forged(int kind, const cf_mac *key) {
     memset(&p, 0, sizeof p);
     p.kind = kind;
     p.from = 1;
-    p.where.size = p.where.stride = 1;
+    p.at.size = p.at.stride = 1;
     p.code = cf_mac_of(key, &p.question, sizeof p - offsetof(packet, question));
     return p;
 }
@@ -101,7 +105,7 @@ static bool believed(packet p, const char *from, bool expected) {
     for (int ms = 0; !told && ms < (expected ? HEARD_MS : UNHEARD_MS); ms += 10) {
         nanosleep(&(struct timespec){0, 10000000}, NULL);
         pthread_mutex_lock(&m.watch[0]->lock);
-        told = m.watch[0]->told == 1;
+        told = m.watch[0]->first_to_give_up == 1;
         pthread_mutex_unlock(&m.watch[0]->lock);
     }
     return told;
@@ -110,7 +114,7 @@ static bool believed(packet p, const char *from, bool expected) {
 // What he makes of all that ranks have told each other.
 static cf_mac key_of_who_has_listened(void) {
     static const cf_mac nobody;
-    return cf_mac_of(&nobody, m.watch[0]->cards, SIZE * sizeof *m.watch[0]->cards);
+    return cf_mac_of(&nobody, m.cards, sizeof m.cards);
 }
 
 static void ranks_reach_each_other(void **state) {
@@ -139,7 +143,7 @@ static void a_packet_from_elsewhere_or_changed_or_to_another_is_not_believed(voi
     open_watches("");
     packet p = forged(FAREWELL, &m.watch[0]->key), changed = p, misled = p;
     assert_false(believed(p, "127.0.0.2", false));
-    changed.where.layer = 7;
+    changed.at.layer = 7;
     assert_false(believed(changed, "127.0.0.1", false));
     misled.to = 1;
     assert_false(believed(sealed(misled), "127.0.0.1", false));
@@ -149,13 +153,12 @@ static void what_cannot_be_is_not_believed(void **state) {
     (void)state;
     open_watches("");
     packet sound = forged(FAREWELL, &m.watch[0]->key);
-    packet wrong[] = {sound, sound, sound, sound, sound, sound};
-    wrong[0].where.peer = SIZE;
-    wrong[1].where.group = CF_INQUIRY_GROUPS;
-    wrong[2].where.group = -1;
-    wrong[3].where.size = SIZE + 1;
-    wrong[4].where.peer = -1, wrong[4].where.size = 2, wrong[4].where.stride = INT32_MAX;
-    wrong[5].where.peer = -1, wrong[5].where.first = -1;
+    packet wrong[] = {sound, sound, sound, sound, sound};
+    wrong[0].at.peer = SIZE;
+    wrong[1].at.peer = -1, wrong[1].at.size = SIZE + 1;
+    wrong[2].at.peer = -1, wrong[2].at.size = -1;
+    wrong[3].at.peer = -1, wrong[3].at.size = 2, wrong[3].at.stride = INT32_MAX;
+    wrong[4].at.peer = -1, wrong[4].at.first = -1;
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
         assert_false(believed(sealed(wrong[i]), "127.0.0.1", false));
 }
@@ -164,32 +167,32 @@ static void a_label_drives_no_terminal(void **state) {
     (void)state;
     open_watches("");
     packet p = forged(FAREWELL, &m.watch[0]->key);
-    memset(p.where.label, 'x', sizeof p.where.label); // and no end
-    memcpy(p.where.label, "\033[2J\xc2\x9b", 6);
+    memset(p.at.label, 'x', sizeof p.at.label); // and no end
+    memcpy(p.at.label, "\033[2J\xc2\x9b", 6);
     assert_true(believed(sealed(p), "127.0.0.1", true));
-    const char *label = m.watch[0]->farewells[1].where.label;
+    const char *label = m.watch[0]->others[1].farewell.label;
     assert_memory_equal(label, "?[2J??x", 7);
-    assert_int_equal(strlen(label), sizeof p.where.label - 1);
+    assert_int_equal(strlen(label), sizeof p.at.label - 1);
 }
 
 static void an_answer_to_another_question_is_none(void **state) {
     (void)state;
     open_watches("");
     cf_watch *w = m.watch[0];
-    begin_inquiry(w);
+    w->asking = socket(AF_INET, SOCK_DGRAM, 0);
     struct sockaddr_in here = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t length = sizeof here;
     assert_int_equal(bind(w->asking, (struct sockaddr *)&here, sizeof here), 0);
     getsockname(w->asking, (struct sockaddr *)&here, &length);
-    w->answers[1].kind = CF_ASKED;
-    w->questions[1].number = 4711;
+    w->others[1].is = ASKED;
+    w->others[1].question = 4711;
     packet p = forged(ANSWER, &m.watch[0]->key);
     for (p.question = 4710; p.question <= 4711; p.question++) {
         deliver(sealed(p), "127.0.0.1", here.sin_port);
         hear_answers(w);
-        assert_int_equal(w->answers[1].kind, p.question == 4711 ? CF_ANSWERED : CF_ASKED);
+        assert_int_equal(w->others[1].is, p.question == 4711 ? ANSWERED : ASKED);
     }
-    end_inquiry(w);
+    close(w->asking);
 }
 
 static int open_files(void) {
