@@ -1,0 +1,81 @@
+# The GPU program: twins of the device, of the transports and of the layers; all else is the same source. Included by the
+# Makefile.
+#
+#     make cuda            ./train_gpt_cuda and ./train_gpt_cuda_fp32
+#     make bench-cuda      its benchmarks
+
+# NVCC, CUDA_INCLUDES, CUDA_LIBS, CUDA_ARCH: empty unless all of CUDA, cuBLAS, cuDNN and NCCL are here.
+$(eval $(shell PYTHON='$(PYTHON)' scripts/find_cuda.sh make))
+
+cuda_sources := $(wildcard commfuse/*.cu layers/*.cu)
+shared_sources := $(filter-out $(cuda_sources:%.cu=%.c) $(cpu_alone),$(wildcard commfuse/*.c layers/*.c))
+gpu_objects  := $(cuda_sources:%.cu=%.cuda.o) $(shared_sources:%.c=%.o)
+data_objects := $(patsubst %.c,%.o,$(wildcard data/*.c)) # what needs cJSON and xxHash, which layers do without
+real_bf16 := -DREAL_IS_BF16
+other_bf16 := fp32
+other_fp32 := bf16
+
+# gpu_variant DIRECTORY, TYPE, FAMILY: the program and its tests, of the objects FAMILY_objects and, the program alone,
+# FAMILY_data, compiled with FAMILY_cc and FAMILY_cxx, linked with FAMILY_link and FAMILY_libs.
+define gpu_variant
+$(1)/%.o: %.c build/march
+	@mkdir -p $$(@D)
+	$$($(3)_cc) $$(MPI_FLAGS) $$(real_$(2)) -MMD -MP -c -o $$@ $$<
+$(1)/%.cuda.o: %.cu build/march
+	@mkdir -p $$(@D)
+	$$($(3)_cxx) $$(real_$(2)) -MMD -MP -c -o $$@ $$<
+$(1)/train_gpt.o: train_gpt.cu build/march $$($(3)_version)
+	@mkdir -p $$(@D)
+	$$($(3)_cxx) $$(real_$(2)) -DVERSION='"$$(VERSION)"' -DOTHER_PROGRAM='"$$(name_$$(other_$(2)))"' -MMD -MP -c -o $$@ $$<
+$(1)/train_gpt: $$(patsubst %,$(1)/%,train_gpt.o $$($(3)_objects) $$($(3)_data))
+	$$($(3)_link) -o $$@ $$^ $$(CJSON) $$($(3)_libs)
+$(1)/tests/%: tests/%.c $$($(3)_objects:%=$(1)/%)
+	@mkdir -p $$(@D)
+	$$($(3)_cc) $$(real_$(2)) -MMD -MP -I. -c -o $$@.o $$<
+	$$($(3)_link) -o $$@ $$@.o $$(filter %.o,$$^) $$($(3)_test_libs) $$($(3)_libs)
+$(1)/tests/bench/bench_train: $$($(3)_data:%=$(1)/%)
+$(1)/tests/bench/bench_train: $(3)_test_libs += $$(CJSON)
+endef
+
+# nvcc does not know the options of compilers that MPI's wrappers give.
+MPI_LINK := $(patsubst -Wl$(comma)%,-Xlinker %,$(filter -L% -l% -Wl$(comma)%,$(MPI_LIBS)))
+NVCCFLAGS := -std=c++17 -O3 -lineinfo $(CUDA_ARCH) -Xcompiler -Wall,-Wextra -Xptxas --warn-on-spills \
+             $(if $(WERROR),-Werror all-warnings -Xcompiler -Werror -Xptxas --warning-as-error) $(CUDA_INCLUDES)
+cuda_objects := $(gpu_objects)
+cuda_data    := $(data_objects)
+cuda_version := $(B)/version
+cuda_cc      = $(CC) $(CFLAGS)
+cuda_cxx     = $(NVCC) $(NVCCFLAGS)
+cuda_link    = $(NVCC) -Xcompiler -fopenmp
+cuda_libs    = $(CUDA_LIBS) $(CRYPTO) $(MPI_LINK) -lpthread -lm
+$(eval $(call gpu_variant,build/cuda-bf16,bf16,cuda))
+$(eval $(call gpu_variant,build/cuda-fp32,fp32,cuda))
+
+name_bf16 := train_gpt_cuda
+name_fp32 := train_gpt_cuda_fp32
+bench_cuda := $(addprefix build/cuda-bf16/tests/bench/bench_,train gpu wires)
+cuda: $(name_bf16) $(name_fp32) ## build ./train_gpt_cuda for NVIDIA GPUs (bf16), and its fp32 form beside it
+bench-cuda: $(bench_cuda) ## build the GPU program's benchmarks: training steps, kernels, what transports rely on
+ifeq ($(NVCC),)
+$(name_bf16) $(name_fp32) $(bench_cuda):
+	@echo "make $@: something is missing"; scripts/find_cuda.sh report; exit 1
+else
+$(name_bf16): build/cuda-bf16/train_gpt
+$(name_fp32): build/cuda-fp32/train_gpt
+$(name_bf16) $(name_fp32):
+	cp -f $< $@
+endif
+
+# What measures the device needs no more than the device.
+device_objects := commfuse/device_cuda.cuda.o commfuse/memory.o commfuse/die.o
+build/cuda-bf16/tests/%: tests/%.cu $(device_objects:%=build/cuda-bf16/%)
+	@mkdir -p $(@D)
+	$(NVCC) $(NVCCFLAGS) $(real_bf16) -MMD -MP -MT $@ -I. -c -o $@.o $<
+	$(NVCC) -o $@ $@.o $(filter %.o,$^) $(TOOL_LIBS) -lpthread
+# Asks cuDNN about GPUs that are not here, with a stand-in for their driver.
+build/cuda-bf16/tests/cuda/tool_plans: TOOL_LIBS := $(CUDA_LIBS) -ldl
+build/cuda-bf16/tests/cuda/driver/libcuda.so.1: tests/cuda/driver.c
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -shared -fPIC -o $@ $<
+
+.PHONY: cuda bench-cuda

@@ -1,0 +1,43 @@
+# What is done with the tree and the programs. Included by the Makefile.
+
+experiments = $(if $(filter-out 0,$(QUICK)),--quick) $(if $(PATIENCE),--patience '$(PATIENCE)') $(if $(ONLY),--only '$(ONLY)')
+report: all $(benches) ## run the experiments that fit, write build/report/report.md; QUICK=1: under five minutes; PATIENCE=4: longer, smaller errors
+	@$(PYTHON) scripts/report.py $(experiments)
+lab: all $(benches) ## the same experiments on two hosts made of one machine, over links of known speed (Linux, root)
+	@scripts/lab.py --plan && $(PYTHON) scripts/report.py --place lab --out build/lab $(experiments)
+demo: ## train a small GPT on two ranks for a few minutes, with text, figures and a plot
+	@scripts/demo.sh
+deps: ## install what is missing (as root or through sudo)
+	@scripts/install_deps.sh
+
+# $(call look,HEADERS): found, or what to do
+look = $$(printf '\#include <%s>\n' $(1) | $(CC) -E -x c - >/dev/null 2>&1 && echo found || echo missing: scripts/install_deps.sh)
+config: ## what was found on this machine
+	@echo "compiler     $(CC): $$($(CC) --version | head -1)"
+	@echo "flags        $(CFLAGS)"
+	@echo "processor    $(MARCH), for others: make MARCH=x86-64-v3, or what $(CC) -march takes"
+	@echo "mpi          $$(mpirun --version 2>/dev/null | head -2 | tr -s ' \n' ' ')[$(if $(MPI_LIBS),mpicc links$(foreach l,$(filter -l%,$(MPI_LIBS)), $l),missing: scripts/install_deps.sh)]"
+	@echo "oneDNN       $(call look,dnnl.h)"
+	@echo "cJSON        $(call look,cjson/cJSON.h)"
+	@echo "OpenSSL      $(call look,openssl/hmac.h)"
+	@echo "xxHash       $(call look,xxhash.h)"
+	@echo "cmocka       $(call look,stdarg.h stddef.h stdint.h setjmp.h cmocka.h)"
+	@echo "python       $(PYTHON): $$($(PYTHON) -c 'import sys, numpy, matplotlib; print(sys.version.split()[0], "numpy", numpy.__version__, "matplotlib", matplotlib.__version__)' 2>/dev/null || echo 'numpy or matplotlib missing: scripts/install_deps.sh')"
+	@scripts/find_cuda.sh report
+	@echo "cores        $$(nproc)"
+	@echo "build        $(B), version $(VERSION)"
+
+compile_commands.json: Makefile scripts/compile_commands.py $(wildcard */*.c tests/*/*.c)
+	@$(PYTHON) scripts/compile_commands.py '$(CC) $(CFLAGS) $(MPI_CFLAGS) -I.' train_gpt.cu $(wildcard */*.c tests/*/*.c) > $@
+lint: compile_commands.json ## clang-tidy over every C file of the program: .clang-tidy says which checks
+	@scripts/install_deps.sh --lint
+	@echo train_gpt.cu commfuse/*.c layers/*.c data/*.c | xargs -n 1 -P "$$(nproc)" clang-tidy --quiet -p . \
+	    --extra-arg=-DXXH_DEBUGLEVEL=1 2>/dev/null # xxHash asserts then that its input is there, which the analyzer reads
+
+formatted = $(wildcard train_gpt.cu */*.h */*.c */*.cu tests/*/*.c tests/*/*.cu tests/*/*.h tests/*/*.cc)
+format: ## clang-format every C and CUDA file
+	@clang-format -i $(formatted)
+format-check: ## say what `make format` would change
+	@clang-format --dry-run --Werror $(formatted)
+
+.PHONY: report lab demo deps config lint format format-check

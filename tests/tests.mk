@@ -1,0 +1,67 @@
+# Tests, their tools, and benchmarks. Included by the Makefile.
+
+test: ## the essential tests; all: make test ALL=1   one alone: make test T=fuse   sanitizers: make test SAN=address,undefined
+	@scripts/test.sh $(if $(ALL),--all) $(if $(T),--only '$(T)') $(if $(SAN),--san '$(SAN)')
+
+include tests/emulator/emulator.mk tests/fuzz/fuzz.mk
+
+half_tests := $(patsubst %.c,$(B)/%,$(wildcard tests/*/test_*_bf16.c))
+grad_tests := $(patsubst %.c,$(B)/%,$(wildcard tests/*/gradient_*.c))
+tests   := $(patsubst %.c,$(B)/%,$(wildcard tests/*/test_*.c)) $(grad_tests)
+tools   := $(patsubst %.c,$(B)/%,$(wildcard tests/*/tool_*.c))
+benches := $(patsubst %.c,$(B)/%,$(wildcard tests/bench/bench_*.c))
+# The layers in double precision over the reference GEMM, for the gradient tests.
+layers64 := $(patsubst layers/%.c,$(B)/layers64/%.o,$(filter-out layers/gemm.c $(gemm_bf16),$(wildcard layers/*.c)))
+
+# $(call build_test,MORE FLAGS,LIBRARIES): of one source, and of objects and archives
+define build_test
+@mkdir -p $(@D)
+$(CC) $(CFLAGS) $(MPI_FLAGS) $(1) -MMD -MP -I. -o $@ $< $(filter %.o %.a,$^) $(2) $(LIBS)
+endef
+# From an archive a test gets what it uses, and of the libraries those that this uses: where nothing of MPI is among it, the
+# test does not wait for MPI's libraries to start (Open MPI 5: 0.17 s, and the tests of files start thousands of times).
+$(B)/program.a: $(program)
+	rm -f $@
+	$(AR) rcs $@ $^
+$(B)/tests/%: tests/%.c $(B)/program.a
+	$(call build_test,,-lcmocka -Wl$(comma)--as-needed)
+$(grad_tests): $(B)/tests/%: tests/%.c $(commfuse) $(layers64)
+	$(call build_test,-DREAL_IS_DOUBLE,-lcmocka)
+$(half_tests): $(B)/tests/%: tests/%.c $(commfuse) $(layers16)
+	$(call build_test,-DREAL_IS_BF16,-lcmocka)
+$(B)/bf16/tests/%: tests/%.c $(commfuse) $(layers16) $(data)
+	$(call build_test,-DREAL_IS_BF16)
+$(B)/layers64/%.o: layers/%.c build/march
+	$(call compile,-DREAL_IS_DOUBLE)
+$(B)/tests/bench/bench_collectives: MPI_FLAGS := $(MPI_CFLAGS)
+
+# The layers' twins with no library at all, for machines that have a GPU and little else.
+reference := $(addprefix commfuse/,device_cpu.c memory.c die.c) layers/gemm_ref.c layers/random.c \
+             $(addprefix layers/,adamw.c attention.c crossentropy.c elementwise.c embedding.c layernorm.c linear.c)
+build/ref/tests/layers/tool_twins: tests/layers/tool_twins.c $(reference:%.c=build/ref/%.o)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -MMD -MP -I. -o $@ $^ -lpthread -lm
+build/ref/%.o: %.c build/march
+	$(call compile)
+
+bf16-tools: $(addprefix $(B)/bf16/tests/,layers/tool_twins layers/tool_gradients bench/bench_train)
+cuda-tests: $(if $(NVCC),cuda cuda-tools)
+cuda-tools: bench-cuda $(foreach tool,tests/layers/tool_twins tests/cuda/tool_plans tests/cuda/driver/libcuda.so.1,\
+                                   build/cuda-bf16/$(tool))
+emulated-tests: emulated emulated-tools
+emulated-tools: $(foreach type,fp32 bf16,build/emulated-$(type)/tests/layers/tool_twins) \
+                $(foreach tool,silent_peer moments messages,build/emulated-fp32/tests/commfuse/tool_$(tool)) \
+                build/emulated-bf16/tests/bench/bench_train
+build-tests: all $(tests) $(tools) $(benches) bf16-tools $(if $(SAN),,emulated-tests cuda-tests) ## build everything that tests run
+tests: build-tests
+
+bench: all $(benches) ## benchmarks: share of the GEMM peak, hidden share of the fused operations
+	@$(PYTHON) tests/bench/run.py --build $(B)
+imagined: build/emulated-bf16/tests/bench/bench_train ## steps of the GPU program on four and eight GPUs that are imagined (five to ten minutes)
+	@$(PYTHON) tests/bench/imagined.py
+soak: all ## what needs hours: a thousand steps with a hundred ranks killed, fifty ranks frozen, the parsers fuzzed (clang)
+	$(PYTHON) tests/train/chaos.py
+	FREEZES=50 $(PYTHON) tests/train/test_freeze.py
+	$(MAKE) --no-print-directory fuzz
+
+.PHONY: test tests build-tests bf16-tools cuda-tests cuda-tools emulated-tests emulated-tools bench imagined soak
