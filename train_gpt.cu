@@ -97,7 +97,7 @@ static void make_context(trainer *t) {
         spare = t->mesh.world_group.size > 1 && share >= 3 ? 1 : 0;
     if (o->threads == 0) o->threads = share > 1 ? share - spare : 1;
     cf_device_threads((int)o->threads);
-    t->transport->configure(t->transport, (int)o->threads, o->timeout);
+    t->transport->set_threads(t->transport, (int)o->threads);
     // A dry run of a mesh that is not here is about hosts where a core is left to move bytes.
     const bool elsewhere = t->transport->size < t->mesh.world_group.size && o->threads > 1;
     cf_costs_agree(t->transport, (int)o->threads - elsewhere);
@@ -162,7 +162,7 @@ static void meet(trainer *t) {
 
 // Reading and writing files takes one rank longer than another.
 static void be_patient(trainer *t, bool patient) {
-    t->transport->configure(t->transport, (int)t->o.threads, (patient ? PATIENCE : 1) * t->o.timeout);
+    t->transport->set_timeout(t->transport, (patient ? PATIENCE : 1) * t->o.timeout);
 }
 
 static void take_state(trainer *t, const manifest *m) {

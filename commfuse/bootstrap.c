@@ -3,14 +3,13 @@
 // Which of them: a full set RANK, WORLD_SIZE, MASTER_ADDR was given for this very process, so it goes before
 // the environment of an MPI launcher, which a torchrun inside of it only inherits; then MPI; then what srun
 // gives (SLURM_PROCID, SLURM_NTASKS; in a step only: in a batch script they are set too, for one process).
-// torchrun's agent listens at MASTER_PORT itself as long as its workers run, and says so: then ranks meet at the
-// next port.
 #define _GNU_SOURCE
 #include "bootstrap.h"
 #include "die.h"
 #include <errno.h>
 #include <sched.h>
-#include <stdbool.h>
+#include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -26,107 +25,86 @@ static const char *given(const char *name) {
     return text && *text ? text : NULL;
 }
 
-static int number(const char *name, int from, int below) {
+// fallback where the variable is not set.
+static int number(const char *name, int from, int below, int fallback) {
+    const char *text = given(name);
     char *end = NULL;
+    if (!text) return fallback;
     errno = 0;
-    long value = strtol(given(name), &end, 10);
+    long value = strtol(text, &end, 10);
     if (errno || *end || value < from || value >= below)
         cf_die("that variable comes from the launcher (torchrun, srun) or was set by hand",
-               "%s is \"%s\", not a number from %d to %d", name, given(name), from, below - 1);
+               "%s is \"%s\", not a number from %d to %d", name, text, from, below - 1);
     return (int)value;
 }
 
-static const char *master_address(void) {
-    const char *address = given("MASTER_ADDR");
-    if (!address)
+// names: of the variables that hold rank, size and local rank. What the launcher says about this host goes before what
+// host names say.
+static cf_bootstrap *by_environment(const char *const names[3], double timeout_s) {
+    const char *address = given("MASTER_ADDR"), *agent = given("TORCHELASTIC_USE_AGENT_STORE");
+    int size = number(names[1], 1, RANKS_MAX + 1, 1), rank = number(names[0], 0, size, 0);
+    int port = number("MASTER_PORT", 1, PORTS, DEFAULT_PORT);
+    // torchrun's agent listens at MASTER_PORT itself as long as its workers run, and says so: then ranks meet at the next.
+    if (given("MASTER_PORT") && agent && strcmp(agent, "True") == 0) port += port + 1 < PORTS ? 1 : -1;
+    cf_die_setup(rank, size, NULL);
+    if (size > 1 && !address)
         cf_die_together("export MASTER_ADDR=HOST of rank 0; under Slurm: export MASTER_ADDR=$(scontrol show "
                         "hostnames \"$SLURM_JOB_NODELIST\" | head -n 1)",
                         "there are several ranks, but MASTER_ADDR is not set: where is rank 0?");
-    return address;
-}
-
-static int master_port(void) {
-    const char *agent = given("TORCHELASTIC_USE_AGENT_STORE");
-    int port = given("MASTER_PORT") ? number("MASTER_PORT", 1, PORTS) : DEFAULT_PORT;
-    if (!agent || strcmp(agent, "True") != 0) return port;
-    return port + 1 < PORTS ? port + 1 : port - 1;
-}
-
-static void allgather_alone(cf_bootstrap *b, const void *mine, void *all, int64_t bytes) {
-    (void)b;
-    memcpy(all, mine, (size_t)bytes);
-}
-
-static void close_alone(cf_bootstrap *b) {
-    free(b);
-}
-
-static cf_bootstrap *alone(void) {
-    cf_bootstrap *b = calloc(1, sizeof *b);
-    if (!b) cf_die(NULL, "out of memory at start");
-    *b = (cf_bootstrap){
-        .name = "alone", .size = 1, .local_size = 1, .allgather = allgather_alone, .close = close_alone};
-    cf_die_setup(0, 1, NULL);
-    return b;
-}
-
-typedef struct variables {
-    const char *rank, *size, *local_rank, *local_size;
-} variables;
-
-// What the launcher says about this host goes before what host names say.
-static cf_bootstrap *by_environment(const variables *of, double timeout_s) {
-    int size = number(of->size, 1, RANKS_MAX + 1), rank = number(of->rank, 0, size);
-    cf_die_setup(rank, size, NULL);
-    cf_bootstrap *b =
-        size == 1 ? alone() : cf_bootstrap_sockets(rank, size, master_address(), master_port(), timeout_s);
-    if (given(of->local_size)) b->local_size = number(of->local_size, 1, size + 1);
-    if (given(of->local_rank)) b->local_rank = number(of->local_rank, 0, size);
+    cf_bootstrap *b = cf_bootstrap_sockets(rank, size, address, port, timeout_s);
+    b->local_size = number("LOCAL_WORLD_SIZE", 1, size + 1, b->local_size);
+    b->local_rank = number(names[2], 0, size, b->local_rank);
     if (b->local_rank >= b->local_size) b->local_size = b->local_rank + 1;
     return b;
 }
 
-static void refuse_mpi_launcher(void) {
-    static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", NULL};
-    for (const char *const *name = sizes; *name; name++)
+cf_bootstrap *cf_bootstrap_create(int *argc, char ***argv, double timeout_s) {
+    static const char *const torchrun[] = {"RANK", "WORLD_SIZE", "LOCAL_RANK"};
+    static const char *const slurm[] = {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"};
+    static const char *const mpi_sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", NULL};
+    bool numbered = given("RANK") && given("WORLD_SIZE"), complete = numbered && given("MASTER_ADDR");
+    cf_bootstrap *mpi = complete ? NULL : cf_bootstrap_mpi(argc, argv, timeout_s, false);
+    if (mpi) return mpi;
+    for (const char *const *name = mpi_sizes; !complete && *name; name++)
         if (given(*name) && atoi(given(*name)) > 1)
             cf_die_together("build with MPI installed (make config says whether it was found), or start with "
                             "torchrun, or with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
                             "an MPI launcher started %s ranks, but this program was built without MPI",
                             given(*name));
-}
-
-cf_bootstrap *cf_bootstrap_create(int *argc, char ***argv, double timeout_s) {
-    static const variables torchrun = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
-                           slurm = {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "LOCAL_WORLD_SIZE"};
-    bool numbered = given("RANK") && given("WORLD_SIZE");
-    cf_bootstrap *mpi = numbered && given("MASTER_ADDR") ? NULL : cf_bootstrap_mpi(argc, argv, timeout_s);
-    if (mpi) return mpi;
-    if (!numbered || !given("MASTER_ADDR")) refuse_mpi_launcher();
-    if (numbered) return by_environment(&torchrun, timeout_s);
+    if (numbered) return by_environment(torchrun, timeout_s);
     if (given("RANK") || given("WORLD_SIZE"))
         cf_die("set both, and MASTER_ADDR and MASTER_PORT, or neither", "%s is set, but %s is not",
                given("RANK") ? "RANK" : "WORLD_SIZE", given("RANK") ? "WORLD_SIZE" : "RANK");
     bool in_step = given("SLURM_STEP_ID") || given("SLURM_STEPID");
-    if (in_step && given("SLURM_PROCID") && given("SLURM_NTASKS")) return by_environment(&slurm, timeout_s);
-    return alone();
+    if (in_step && given("SLURM_PROCID") && given("SLURM_NTASKS")) return by_environment(slurm, timeout_s);
+    cf_die_setup(0, 1, NULL);
+    return cf_bootstrap_sockets(0, 1, NULL, 0, timeout_s);
 }
 
+// Where a rank is. The kernel's boot_id sets machines of one name apart, the name those that are containers of one kernel.
 typedef struct place {
-    char host[64];
+    char host[64], boot[40];
     cpu_set_t cores;
 } place;
 
-int cf_bootstrap_cores(cf_bootstrap *b) {
+void cf_bootstrap_find_neighbours(cf_bootstrap *b) {
     place mine, *all = calloc((size_t)b->size, sizeof *all);
     if (!all) cf_die(NULL, "out of memory for the places of %d ranks", b->size);
     memset(&mine, 0, sizeof mine);
     gethostname(mine.host, sizeof mine.host - 1);
+    FILE *file = fopen("/proc/sys/kernel/random/boot_id", "r");
+    if (file && !fgets(mine.boot, sizeof mine.boot, file)) *mine.boot = 0;
+    if (file) fclose(file);
     if (sched_getaffinity(0, sizeof mine.cores, &mine.cores) != 0) // more cores than the set can name
         for (long i = 0; i < sysconf(_SC_NPROCESSORS_ONLN) && i < CPU_SETSIZE; i++) CPU_SET(i, &mine.cores);
     b->allgather(b, &mine, all, (int64_t)sizeof mine);
-    for (int rank = 0; rank < b->size; rank++)
-        if (strcmp(all[rank].host, mine.host) == 0) CPU_OR(&mine.cores, &mine.cores, &all[rank].cores);
+    b->local_rank = b->local_size = 0;
+    for (int rank = 0; rank < b->size; rank++) {
+        if (memcmp(&all[rank], &mine, offsetof(place, cores)) != 0) continue;
+        CPU_OR(&mine.cores, &mine.cores, &all[rank].cores);
+        b->local_rank += rank < b->rank;
+        b->local_size++;
+    }
+    b->local_cores = CPU_COUNT(&mine.cores);
     free(all);
-    return CPU_COUNT(&mine.cores);
 }

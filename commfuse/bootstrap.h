@@ -1,5 +1,5 @@
 // Who the ranks are, and the few words they exchange before (and beside) the transports: at start, at the end,
-// never in a step. Two ways to start a run, and the environment tells which:
+// never in a step. Two ways to start a run, and the environment says which:
 //   mpirun, or srun with PMI     MPI (if the program was built with it)
 //   torchrun, srun, by hand      RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT:
 //                                rank 0 listens there, the others connect and prove that they know COMMFUSE_SECRET
@@ -8,6 +8,7 @@
 #ifndef CF_BOOTSTRAP_H
 #define CF_BOOTSTRAP_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #ifdef __cplusplus
@@ -19,6 +20,7 @@ struct cf_bootstrap {
     const char *name; // "mpi", "sockets", "alone"
     int rank, size;
     int local_rank, local_size; // among the ranks of this host
+    int local_cores;            // that these may use together: launchers bind ranks to the same or to others
     double timeout_s;           // longest wait for a rank from now on; 0: for ever
     // all (size, bytes) = what every rank gives, on every rank. Collective.
     void (*allgather)(cf_bootstrap *, const void *mine, void *all, int64_t bytes);
@@ -27,14 +29,12 @@ struct cf_bootstrap {
 
 // Also tells die who this process is and how to end the others. timeout_s: longest wait for a rank to appear.
 cf_bootstrap *cf_bootstrap_create(int *argc, char ***argv, double timeout_s);
-// For cf_bootstrap_create. Rank 0 is at address and port.
+// MPI's world. NULL where the program was built without MPI, or was not started by it and may not be alone.
+cf_bootstrap *cf_bootstrap_mpi(int *argc, char ***argv, double timeout_s, bool or_alone);
+// For cf_bootstrap_create. Rank 0 is at address and port; size 1: alone, and nobody listens.
 cf_bootstrap *cf_bootstrap_sockets(int rank, int size, const char *address, int port, double timeout_s);
-// NULL where the program was built without MPI or was not started by it.
-cf_bootstrap *cf_bootstrap_mpi(int *argc, char ***argv, double timeout_s);
-// MPI's world, if need be of this process alone.
-cf_bootstrap *cf_bootstrap_of_mpi(int *argc, char ***argv, double timeout_s);
-// Collective. Cores that the ranks of this host may use together: launchers bind ranks to the same or to others.
-int cf_bootstrap_cores(cf_bootstrap *b);
+// For the two before: sets local_rank, local_size and local_cores. Collective.
+void cf_bootstrap_find_neighbours(cf_bootstrap *b);
 
 #ifdef __cplusplus
 }

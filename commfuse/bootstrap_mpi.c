@@ -10,7 +10,6 @@
 #include "watch.h"
 #include <limits.h>
 #include <mpi.h>
-#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -50,9 +49,9 @@ static void look_at_step(void) {
 
 // Started by something that MPI does not know, every process would be rank 0 of a run of its own.
 static void refuse_strays(void) {
-    static const char *const told[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS",
-                                       "WORLD_SIZE", NULL};
-    for (const char *const *name = told; *name; name++) {
+    static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS",
+                                        "WORLD_SIZE", NULL};
+    for (const char *const *name = sizes; *name; name++) {
         const char *text = getenv(*name);
         if (!text || atoi(text) < 2 || (strcmp(*name, "WORLD_SIZE") == 0 && !getenv("RANK"))) continue;
         if (strncmp(*name, "SLURM", 5) == 0 && getenv("OMPI_COMM_WORLD_SIZE")) continue; // its daemons' step
@@ -65,21 +64,17 @@ static void abort_all(int status) {
     MPI_Abort(MPI_COMM_WORLD, status);
 }
 
-static void check(int code, const char *call) {
-    if (code == MPI_SUCCESS) return;
-    char text[MPI_MAX_ERROR_STRING] = "";
-    int length = 0;
-    MPI_Error_string(code, text, &length);
-    cf_die("see the messages of the other ranks; a rank may have died", "%s failed: %s", call, text);
-}
-
 static void allgather(cf_bootstrap *b, const void *mine, void *all, int64_t bytes) {
     if (bytes < 0 || bytes > INT_MAX)
         cf_die(NULL, "allgather of %lld bytes per rank at start", (long long)bytes);
     cf_deadline_begin("MPI gathers a few words of all", b->timeout_s);
-    check(MPI_Allgather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, MPI_COMM_WORLD),
-          "MPI_Allgather");
+    int code = MPI_Allgather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, MPI_COMM_WORLD),
+        length = 0;
     cf_deadline_end();
+    if (code == MPI_SUCCESS) return;
+    char text[MPI_MAX_ERROR_STRING] = "";
+    MPI_Error_string(code, text, &length);
+    cf_die("see the messages of the other ranks; a rank may have died", "MPI_Allgather failed: %s", text);
 }
 
 static void close_mpi(cf_bootstrap *b) {
@@ -90,7 +85,8 @@ static void close_mpi(cf_bootstrap *b) {
     free(b);
 }
 
-cf_bootstrap *cf_bootstrap_of_mpi(int *argc, char ***argv, double timeout_s) {
+cf_bootstrap *cf_bootstrap_mpi(int *argc, char ***argv, double timeout_s, bool or_alone) {
+    if (!or_alone && !started_by_mpi()) return NULL;
     look_at_step();
     int provided = 0;
     cf_deadline_begin("MPI starts", START_TIMEOUTS * timeout_s);
@@ -107,25 +103,14 @@ cf_bootstrap *cf_bootstrap_of_mpi(int *argc, char ***argv, double timeout_s) {
     MPI_Comm_size(MPI_COMM_WORLD, &b->size);
     if (b->size == 1) refuse_strays();
     cf_die_setup(b->rank, b->size, b->size > 1 ? abort_all : NULL);
-    MPI_Comm local;
-    cf_deadline_begin("MPI looks who shares a host", timeout_s);
-    check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &local),
-          "MPI_Comm_split_type");
-    MPI_Comm_rank(local, &b->local_rank);
-    MPI_Comm_size(local, &b->local_size);
-    MPI_Comm_free(&local);
-    cf_deadline_end();
+    cf_bootstrap_find_neighbours(b);
     return b;
-}
-
-cf_bootstrap *cf_bootstrap_mpi(int *argc, char ***argv, double timeout_s) {
-    return started_by_mpi() ? cf_bootstrap_of_mpi(argc, argv, timeout_s) : NULL;
 }
 
 #else
 
-cf_bootstrap *cf_bootstrap_mpi(int *argc, char ***argv, double timeout_s) {
-    (void)argc, (void)argv, (void)timeout_s;
+cf_bootstrap *cf_bootstrap_mpi(int *argc, char ***argv, double timeout_s, bool or_alone) {
+    (void)argc, (void)argv, (void)timeout_s, (void)or_alone;
     return NULL;
 }
 #endif

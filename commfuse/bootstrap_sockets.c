@@ -1,7 +1,7 @@
 // Ranks that meet over TCP, on a star. See bootstrap.h.
 //
 // Rank 0 listens at MASTER_ADDR; every other rank connects, again and again until it is there. Everything is a frame: a
-// head, a payload, and the codes of both (secret.h).
+// head, a payload, and a code of both (secret.h).
 //
 //   CHALLENGE  from rank 0: random bytes            made with the secret
 //   HELLO      random bytes, rank, size, host       made with a key of the secret and the challenge
@@ -10,8 +10,8 @@
 //   LOST       from rank 0: that rank is gone, and so am I in a moment
 //   GOODBYE    at the orderly end, all to rank 0 and then rank 0 to all: the connection may close now
 //
-// So each side proves that it knows the secret, to the other's own random bytes, and no frame can be changed, repeated or
-// put elsewhere. A head is checked before there is memory for its payload. Nothing is encrypted.
+// So each side proves that it knows the secret, to the other's random bytes, and no frame can be changed, repeated or
+// put elsewhere. Nobody receives more than was made room for. Nothing is encrypted.
 //
 // Strangers, who have connected and not said hello, can neither end nor hold up anything: they go after some seconds, the
 // oldest when there are many, and a rank that went with them connects again.
@@ -32,8 +32,6 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <pthread.h>
-#include <stdatomic.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -52,8 +50,9 @@ enum {
     HOST_LENGTH = 64,
     REASON_LENGTH = 256,
     LISTENERS_MAX = 8,
-    STRANGERS_MAX = 128, // beside as many as there are ranks to come
+    STRANGERS_MAX = 128, // beside as many as there are ranks
     STRANGER_S = 5,      // until a stranger must have said hello
+    HELLO_S = 1,         // and where there are no files for others
     ACCEPTS = 16,        // strangers let in before the others are heard again
     NOTES_MAX = 8,       // about strangers
     OWN_FILES = 32,      // descriptors for all else
@@ -61,15 +60,14 @@ enum {
     CONNECT_S = 5,
     LAST_WORDS_S = 5 // rank 0 gives up first: it knows who is missing
 };
-static const uint32_t MAGIC = 0xCF0B0076;
+static const uint32_t MAGIC = 0xCF0B0077;
 static const int64_t BYTES_MAX = 1 << 28; // of what rank 0 sends
 
 typedef struct head {
     uint32_t magic, kind;
-    int32_t from;       // rank; LOST: the one that is gone
-    uint32_t number;    // of the frames that this end has sent on this connection
-    int64_t bytes;      // of payload
-    cf_mac payload, is; // codes: of the payload, of all above
+    int32_t from;    // rank; LOST: the one that is gone
+    uint32_t number; // of the frames that this end has sent on this connection
+    int64_t bytes;   // of payload
 } head;
 
 typedef struct hello {
@@ -91,10 +89,10 @@ typedef struct sockets {
     cf_mac secret;
     const char *address; // of rank 0
     char port[16];
-    int lines;             // rank 0: one for each rank, the own one unused; others: rank 0 alone
-    line *line, *stranger; // strangers in the order in which they came
-    struct pollfd *look;   // at the lines, then at strangers and listeners
-    int listener[LISTENERS_MAX], joined, strangers, listeners, notes;
+    line *
+        line; // rank 0: (lines) to each rank, the first unused, then strangers up to `places`. Others: to rank 0
+    struct pollfd *look; // (places + LISTENERS_MAX)
+    int lines, places, joined, listener[LISTENERS_MAX], listeners, notes;
     bool open; // a listener is not the loopback's
     pthread_t thread;
     pthread_mutex_t busy; // rank 0: a frame is being sent; others: or received
@@ -102,8 +100,6 @@ typedef struct sockets {
 
 static sockets *of_process; // for the abort hook, which has no argument
 static int32_t lost_rank;   // on a star only rank 0 sees who is gone: it tells the others before it leaves
-
-// --- time ---
 
 static double now_s(void) {
     return cf_now_ms() * 1e-3;
@@ -115,16 +111,6 @@ static double deadline_of(const sockets *s, double more_s) {
 
 static void nap(void) {
     nanosleep(&(struct timespec){0, RETRY_MS * 1000000L}, NULL);
-}
-
-// Until the descriptor is ready or the deadline has passed; false: that.
-static bool ready(int fd, short events, double deadline_s) {
-    for (;;) {
-        double left_s = deadline_s - now_s();
-        struct pollfd look = {.fd = fd, .events = events};
-        int found = poll(&look, 1, left_s <= 0 ? 0 : left_s < 60 ? (int)(left_s * 1e3) + 1 : 60000);
-        if (found > 0 || left_s <= 0) return found > 0;
-    }
 }
 
 // --- frames ---
@@ -140,50 +126,50 @@ static outcome move_all(int fd, void *data, int64_t bytes, short events, double 
             at += moved, bytes -= moved;
         else if (moved == 0 || (errno != EAGAIN && errno != EINTR))
             return CLOSED;
-        else if (!ready(fd, events, deadline_s))
-            return LATE;
+        else {
+            double left_s = deadline_s - now_s();
+            struct pollfd look = {.fd = fd, .events = events};
+            if (left_s <= 0) return LATE;
+            poll(&look, 1, left_s < 60 ? (int)(left_s * 1e3) + 1 : 60000);
+        }
     }
     return WHOLE;
 }
 
+static cf_mac code_of(const line *l, const head *h, const void *payload) {
+    const cf_mac of_head = cf_mac_of(&l->key, h, sizeof *h);
+    return cf_mac_of(&of_head, payload, (size_t)h->bytes);
+}
+
 // What both sides have said of themselves makes the key for what they say later.
-static void change_key(line *l, uint32_t kind, const void *payload, int64_t bytes) {
-    if (kind == CHALLENGE || kind == HELLO) l->key = cf_mac_of(&l->key, payload, (size_t)bytes);
+static void change_key(line *l, const head *h, const void *payload) {
+    if (h->kind == CHALLENGE || h->kind == HELLO) l->key = cf_mac_of(&l->key, payload, (size_t)h->bytes);
 }
 
 static bool send_frame(const sockets *s, line *l, uint32_t kind, const void *payload, int64_t bytes,
                        double deadline_s) {
-    int32_t from = kind == LOST ? lost_rank : s->base.rank;
-    head h = {MAGIC, kind, from, l->sent++, bytes, cf_mac_of(&l->key, payload, (size_t)bytes), {{0}}};
-    h.is = cf_mac_of(&l->key, &h, offsetof(head, is));
-    change_key(l, kind, payload, bytes);
+    head h = {MAGIC, kind, kind == LOST ? lost_rank : s->base.rank, l->sent++, bytes};
+    cf_mac code = code_of(l, &h, payload);
+    change_key(l, &h, payload);
     return move_all(l->fd, &h, sizeof h, POLLOUT, deadline_s) == WHOLE &&
-           move_all(l->fd, (void *)payload, bytes, POLLOUT, deadline_s) == WHOLE;
-}
-
-static bool is_sound(const line *l, const head *h) {
-    cf_mac is = cf_mac_of(&l->key, h, offsetof(head, is));
-    return cf_mac_equal(&is, &h->is) && h->magic == MAGIC && h->number == l->received && h->bytes >= 0;
-}
-
-// After its head.
-static bool is_its_payload(line *l, const head *h, const void *payload) {
-    cf_mac is = cf_mac_of(&l->key, payload, (size_t)h->bytes);
-    change_key(l, h->kind, payload, h->bytes);
-    l->received++;
-    return cf_mac_equal(&is, &h->payload);
+           move_all(l->fd, (void *)payload, bytes, POLLOUT, deadline_s) == WHOLE &&
+           move_all(l->fd, &code, sizeof code, POLLOUT, deadline_s) == WHOLE;
 }
 
 // WHOLE: or there are more bytes than there is room for, and only the head has been received.
 static outcome receive_frame(line *l, head *h, void *payload, int64_t room, double deadline_s) {
+    cf_mac said;
     outcome how = move_all(l->fd, h, sizeof *h, POLLIN, deadline_s);
-    if (how == WHOLE && !is_sound(l, h)) how = FALSE_FRAME;
+    if (how == WHOLE && (h->magic != MAGIC || h->number != l->received || h->bytes < 0)) return FALSE_FRAME;
     if (how != WHOLE || h->bytes > room) return how;
     how = move_all(l->fd, payload, h->bytes, POLLIN, deadline_s);
-    return how == WHOLE && !is_its_payload(l, h, payload) ? FALSE_FRAME : how;
+    if (how == WHOLE) how = move_all(l->fd, &said, sizeof said, POLLIN, deadline_s);
+    if (how != WHOLE) return how;
+    const cf_mac is = code_of(l, h, payload);
+    change_key(l, h, payload);
+    l->received++;
+    return cf_mac_equal(&is, &said) ? WHOLE : FALSE_FRAME;
 }
-
-// --- sockets ---
 
 static void set(int fd, int level, int option, int value) {
     setsockopt(fd, level, option, &value, sizeof value);
@@ -195,6 +181,14 @@ static void keep_alive(int fd) {
     set(fd, IPPROTO_TCP, TCP_KEEPIDLE, 10);
     set(fd, IPPROTO_TCP, TCP_KEEPINTVL, 5);
     set(fd, IPPROTO_TCP, TCP_KEEPCNT, 3);
+}
+
+CF_NORETURN static void too_few_files(const sockets *s) {
+    struct rlimit limit = {0, 0};
+    getrlimit(RLIMIT_NOFILE, &limit);
+    cf_die("allow more before the start: ulimit -n 65536",
+           "rank %d of %d needs more open files than ulimit -n allows (%llu)", s->base.rank, s->base.size,
+           (unsigned long long)limit.rlim_cur);
 }
 
 // --- somebody is gone ---
@@ -250,28 +244,26 @@ static void give(sockets *s, int to, uint32_t kind, const void *from, int64_t by
     if (!sent) lost(s, to);
 }
 
-static void collect(sockets *s, uint32_t kind, const void *mine, void *all, int64_t bytes) {
-    double deadline_s = deadline_of(s, s->base.rank ? LAST_WORDS_S : 0);
-    if (s->base.rank != 0) give(s, 0, kind, mine, bytes, deadline_s);
+// Rank 0 has what all give, then the others do.
+static void exchange(sockets *s, uint32_t kind, const void *mine, void *all, int64_t bytes) {
+    const int64_t whole = bytes * s->base.size;
+    const double deadline_s = deadline_of(s, s->base.rank ? LAST_WORDS_S : 0);
+    if (s->base.rank != 0) {
+        give(s, 0, kind, mine, bytes, deadline_s);
+        pthread_mutex_lock(&s->busy);
+        take(s, 0, kind, all, whole, deadline_s);
+        pthread_mutex_unlock(&s->busy);
+        return;
+    }
     for (int i = 1; i < s->lines; i++) take(s, i, kind, (char *)all + i * bytes, bytes, deadline_s);
-    if (s->base.rank == 0) memcpy(all, mine, (size_t)bytes);
-}
-
-static void distribute(sockets *s, uint32_t kind, void *all, int64_t bytes) {
-    double deadline_s = deadline_of(s, s->base.rank ? LAST_WORDS_S : 0);
-    for (int i = 1; i < s->lines; i++) give(s, i, kind, all, bytes * s->base.size, deadline_s);
-    if (s->base.rank == 0) return;
-    pthread_mutex_lock(&s->busy);
-    take(s, 0, kind, all, bytes * s->base.size, deadline_s);
-    pthread_mutex_unlock(&s->busy);
+    memcpy(all, mine, (size_t)bytes);
+    for (int i = 1; i < s->lines; i++) give(s, i, kind, all, whole, deadline_of(s, 0));
 }
 
 static void allgather_sockets(cf_bootstrap *b, const void *mine, void *all, int64_t bytes) {
-    sockets *s = (sockets *)b;
     if (bytes < 0 || bytes > BYTES_MAX / b->size)
         cf_die(NULL, "allgather of %lld bytes per rank at start", (long long)bytes);
-    collect(s, DATA, mine, all, bytes);
-    distribute(s, DATA, all, bytes);
+    exchange((sockets *)b, DATA, mine, all, bytes);
 }
 
 static void *notice_who_goes(void *argument) {
@@ -289,10 +281,6 @@ static void *notice_who_goes(void *argument) {
 
 // --- strangers, at rank 0 ---
 
-static void forget(sockets *s, line *l) {
-    memmove(l, l + 1, (size_t)(&s->stranger[s->strangers--] - (l + 1)) * sizeof *l);
-}
-
 // why NULL: not worth a note.
 static void send_away(sockets *s, line *l, const char *why) {
     struct sockaddr_storage from;
@@ -306,100 +294,68 @@ static void send_away(sockets *s, line *l, const char *why) {
                 s->notes == NOTES_MAX ? " (no more of these notes)" : "");
     }
     close(l->fd);
-    forget(s, l);
+    l->fd = -1;
 }
 
-// Why this process is no rank of this run; "": it is one.
-static void refuse(const sockets *s, const hello *h, char reason[REASON_LENGTH]) {
-    *reason = 0;
-    if (h->size != s->base.size)
-        snprintf(reason, REASON_LENGTH,
-                 "a process on %s is rank %d of %d; this run has %d ranks (is another run using "
-                 "this port?)",
-                 h->host, h->rank, h->size, s->base.size);
-    else if (h->rank <= 0 || h->rank >= s->base.size)
-        snprintf(reason, REASON_LENGTH, "a process on %s is rank %d of %d", h->host, h->rank, h->size);
-    else if (s->line[h->rank].fd >= 0)
-        snprintf(reason, REASON_LENGTH, "two processes are rank %d: one on %s, one on %s", h->rank,
-                 s->line[h->rank].host, h->host);
-}
-
-static void let_in(sockets *s, line *l, hello *h) {
-    char reason[REASON_LENGTH];
-    h->host[HOST_LENGTH - 1] = 0;
-    memcpy(l->host, cf_printable(h->host), sizeof l->host);
-    refuse(s, h, reason);
+// A stranger speaks when as many bytes as a hello has are here, or when it has hung up: the kernel keeps less back.
+static void hear_stranger(sockets *s, line *l) {
+    head h;
+    hello said;
+    char reason[REASON_LENGTH] = ""; // why this process is no rank of this run
+    outcome how = receive_frame(l, &h, &said, sizeof said, 0);
+    if (how != WHOLE || h.kind != HELLO || h.bytes != sizeof said) {
+        send_away(s, l, how == CLOSED ? NULL : "what it says is no hello with this run's COMMFUSE_SECRET");
+        return;
+    }
+    said.host[HOST_LENGTH - 1] = 0;
+    memcpy(l->host, cf_printable(said.host), sizeof l->host);
+    if (said.size != s->base.size)
+        snprintf(reason, sizeof reason,
+                 "a process on %s is rank %d of %d; this run has %d ranks (is another run using this port?)",
+                 l->host, said.rank, said.size, s->base.size);
+    else if (said.rank <= 0 || said.rank >= s->base.size)
+        snprintf(reason, sizeof reason, "a process on %s is rank %d of %d", l->host, said.rank, said.size);
+    else if (s->line[said.rank].fd >= 0)
+        snprintf(reason, sizeof reason, "two processes are rank %d: one on %s, one on %s", said.rank,
+                 s->line[said.rank].host, l->host);
     if (!send_frame(s, l, REPLY, reason, (int64_t)strlen(reason) + 1, 0) || *reason) {
         send_away(s, l, *reason ? reason : NULL);
         return;
     }
     set(l->fd, SOL_SOCKET, SO_RCVLOWAT, 1);
-    s->line[h->rank] = *l;
+    s->line[said.rank] = *l;
     s->joined++;
-    forget(s, l);
-}
-
-// Who speaks has sent as much as a hello, or has hung up: the kernel keeps the rest back.
-static void hear_stranger(sockets *s, line *l, bool speaks) {
-    head h;
-    hello said;
-    if (!speaks) {
-        if (now_s() - l->since_s > STRANGER_S) send_away(s, l, "it has said no hello");
-        return;
-    }
-    outcome how = receive_frame(l, &h, &said, sizeof said, 0);
-    if (how == WHOLE && h.kind == HELLO && h.bytes == sizeof said)
-        let_in(s, l, &said);
-    else
-        send_away(s, l, how == CLOSED ? NULL : "what it says is no hello with this run's COMMFUSE_SECRET");
-}
-
-CF_NORETURN static void too_few_files(const sockets *s) {
-    struct rlimit limit = {0, 0};
-    getrlimit(RLIMIT_NOFILE, &limit);
-    cf_die("allow more before the start: ulimit -n 65536",
-           "rank %d of %d needs more open files than ulimit -n allows (%llu)", s->base.rank, s->base.size,
-           (unsigned long long)limit.rlim_cur);
-}
-
-static void allow_files(rlim_t needed) {
-    struct rlimit limit = {0, 0};
-    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= needed) return;
-    limit.rlim_cur = needed < limit.rlim_max ? needed : limit.rlim_max;
-    setrlimit(RLIMIT_NOFILE, &limit);
+    l->fd = -1;
 }
 
 static void accept_strangers(sockets *s, int listener) {
     for (int i = 0; i < ACCEPTS; i++) {
-        int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-        bool full = fd < 0 ? errno == EMFILE || errno == ENFILE
-                           : s->strangers == s->lines - s->joined + STRANGERS_MAX;
-        if (full && s->strangers == 0) too_few_files(s);
-        if (full) send_away(s, s->stranger, "others have come, and it has said no hello");
-        if (fd < 0) return;
-        line *l = &s->stranger[s->strangers++];
-        *l = (line){.fd = fd, .key = s->secret, .since_s = now_s()};
+        line *place = NULL, *oldest = NULL;
+        for (line *l = s->line + s->lines; l < s->line + s->places; l++) {
+            if (l->fd < 0)
+                place = l;
+            else if (!oldest || l->since_s < oldest->since_s)
+                oldest = l;
+        }
+        int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+        if (fd < 0 && errno != EMFILE && errno != ENFILE) return;
+        if ((fd < 0 || !place) && !oldest) too_few_files(s);
+        if (fd < 0) { // even if nobody is there to be accepted
+            if (now_s() - oldest->since_s > HELLO_S)
+                send_away(s, oldest, "others have come, and it has said no hello");
+            return;
+        }
+        if (!place) send_away(s, place = oldest, "others have come, and it has said no hello");
+        *place = (line){.fd = fd, .key = s->secret, .since_s = now_s()};
         cf_mac random;
         cf_random(&random, sizeof random);
         keep_alive(fd);
-        set(fd, SOL_SOCKET, SO_RCVLOWAT, (int)(sizeof(head) + sizeof(hello)));
-        if (!send_frame(s, l, CHALLENGE, &random, sizeof random, 0)) send_away(s, l, NULL);
+        set(fd, SOL_SOCKET, SO_RCVLOWAT, (int)(sizeof(head) + sizeof(hello) + sizeof(cf_mac)));
+        if (!send_frame(s, place, CHALLENGE, &random, sizeof random, 0)) send_away(s, place, NULL);
     }
 }
 
 // --- how rank 0 is met ---
-
-static int listener_at(const struct addrinfo *at) {
-    int fd = socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd < 0) return -1;
-    set(fd, SOL_SOCKET, SO_REUSEADDR, 1);
-    if (at->ai_family == AF_INET6) set(fd, IPPROTO_IPV6, IPV6_V6ONLY, 1);
-    if (bind(fd, at->ai_addr, at->ai_addrlen) == 0 && listen(fd, SOMAXCONN) == 0) return fd;
-    int why = errno;
-    close(fd);
-    errno = why;
-    return -1;
-}
 
 static bool is_loopback(const struct sockaddr *address) {
     if (address->sa_family == AF_INET6)
@@ -408,29 +364,32 @@ static bool is_loopback(const struct sockaddr *address) {
            IN_LOOPBACKNET;
 }
 
-// Some systems give a host's own name an address of the loopback, which is not where other hosts look for it.
-static bool is_where_others_look(const sockets *s, const struct addrinfo *at) {
-    return !is_loopback(at->ai_addr) || strcmp(s->address, "localhost") == 0 ||
-           strspn(s->address, "0123456789abcdefABCDEF.:") == strlen(s->address);
-}
-
 // At all addresses of that name which are this host's; NULL: at every one that it has.
 static void listen_at(sockets *s, const char *address) {
     struct addrinfo want = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE}, *found = NULL;
     int error = getaddrinfo(address, s->port, &want, &found);
+    // Some systems give a host's own name an address of the loopback, which is not where other hosts look for it.
+    bool is_name = address && strcmp(address, "localhost") != 0 &&
+                   strspn(address, "0123456789abcdefABCDEF.:") < strlen(address);
     if (error && !address)
         cf_die("MASTER_PORT is a port number", "port %s: %s", s->port, gai_strerror(error));
     for (struct addrinfo *at = error ? NULL : found; at && s->listeners < LISTENERS_MAX; at = at->ai_next) {
-        if (address && !is_where_others_look(s, at)) continue;
-        int fd = listener_at(at);
-        if (fd < 0 && (errno == EADDRNOTAVAIL || errno == EAFNOSUPPORT)) continue;
+        if (is_name && is_loopback(at->ai_addr)) continue;
+        int fd = socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
         if (fd < 0 && errno == EMFILE) too_few_files(s);
-        if (fd < 0)
+        if (fd < 0 && errno == EAFNOSUPPORT) continue;
+        set(fd, SOL_SOCKET, SO_REUSEADDR, 1);
+        if (at->ai_family == AF_INET6) set(fd, IPPROTO_IPV6, IPV6_V6ONLY, 1);
+        if (fd >= 0 && bind(fd, at->ai_addr, at->ai_addrlen) == 0 && listen(fd, SOMAXCONN) == 0) {
+            s->listener[s->listeners++] = fd;
+            s->open |= !is_loopback(at->ai_addr);
+            continue;
+        }
+        if (errno != EADDRNOTAVAIL)
             cf_die(errno == EADDRINUSE ? "another run may be using it: choose another MASTER_PORT"
                                        : "choose another MASTER_PORT",
                    "rank 0 cannot listen on port %s: %s", s->port, strerror(errno));
-        s->listener[s->listeners++] = fd;
-        s->open |= !is_loopback(at->ai_addr);
+        close(fd);
     }
     if (!error) freeaddrinfo(found);
 }
@@ -439,76 +398,78 @@ CF_NORETURN static void not_all_here(const sockets *s) {
     char list[256] = "";
     int missing = 0;
     size_t length = 0;
-    for (int i = 1; i < s->base.size; i++) {
+    for (int i = 1; i < s->lines; i++) {
         if (s->line[i].fd >= 0) continue;
         if (missing++ < 16)
             length += (size_t)snprintf(list + length, sizeof list - length, "%s%d", length ? ", " : "", i);
     }
     cf_die("were they started? do their MASTER_ADDR and MASTER_PORT lead here? or allow more time with "
            "--timeout",
-           "%d of %d ranks have not connected to port %s within %g s: rank %s%s", missing, s->base.size,
-           s->port, s->base.timeout_s, list, missing > 16 ? ", …" : "");
+           "%d of %d ranks have not connected to port %s within %g s: rank %s%s", missing, s->lines, s->port,
+           s->base.timeout_s, list, missing > 16 ? ", …" : "");
 }
 
-static void open_doors(sockets *s) {
-    allow_files((rlim_t)s->base.size + STRANGERS_MAX + OWN_FILES);
+// Rank 0, until all others have joined. Who has joined is looked at too: the run ends when such a rank is gone.
+static void meet_all(sockets *s, double deadline_s) {
+    const rlim_t files = (rlim_t)s->lines + STRANGERS_MAX + OWN_FILES;
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < files) {
+        limit.rlim_cur = files < limit.rlim_max ? files : limit.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &limit);
+    }
     listen_at(s, s->address);
     if (s->listeners == 0) listen_at(s, NULL);
     if (s->open && !cf_secret_given())
         fprintf(stderr,
                 "note: ranks meet at %s port %s without COMMFUSE_SECRET: anybody who reaches that port can "
-                "join this "
-                "run; give all ranks the same one, such as openssl rand -hex 32 makes\n",
+                "join this run; give all ranks the same one, such as openssl rand -hex 32 makes\n",
                 s->address, s->port);
-}
-
-// Who has joined is looked at too: the run ends when such a rank is gone.
-static void meet_all(sockets *s, double deadline_s) {
     for (s->joined = 1; s->joined < s->lines;) {
-        int count = 0, strangers = s->strangers;
+        int count = 0, looks = s->listeners;
         if (now_s() > deadline_s) not_all_here(s);
-        for (int i = 0; i < s->lines; i++) // poll() passes over negative ones
-            s->look[count++] = (struct pollfd){.fd = s->line[i].fd, .events = POLLRDHUP};
-        for (int i = 0; i < strangers; i++)
-            s->look[count++] = (struct pollfd){.fd = s->stranger[i].fd, .events = POLLIN};
-        for (int i = 0; i < s->listeners; i++)
-            s->look[count++] = (struct pollfd){.fd = s->listener[i], .events = POLLIN};
+        for (; count < s->listeners; count++)
+            s->look[count] = (struct pollfd){.fd = s->listener[count], .events = POLLIN};
+        for (int i = 0; i < s->places; i++)
+            if (s->line[i].fd >= 0)
+                s->look[count++] =
+                    (struct pollfd){.fd = s->line[i].fd, .events = i < s->lines ? POLLRDHUP : POLLIN};
         int found = poll(s->look, (nfds_t)count, RETRY_MS);
         if (found < 0 && errno == EINVAL) too_few_files(s); // to look at, let alone to have
         if (found < 0) continue;
-        for (int i = 0; i < s->lines; i++)
-            if (s->look[i].revents) lost(s, i);
-        for (int i = strangers - 1; i >= 0; i--) // those behind one that goes move up
-            hear_stranger(s, &s->stranger[i], s->look[s->lines + i].revents != 0);
+        for (int i = 0; looks < count && i < s->places; i++) {
+            line *l = &s->line[i];
+            if (l->fd != s->look[looks].fd) continue;
+            bool speaks = s->look[looks++].revents != 0;
+            if (speaks && i < s->lines)
+                lost(s, i);
+            else if (speaks)
+                hear_stranger(s, l);
+            else if (i >= s->lines && now_s() - l->since_s > STRANGER_S)
+                send_away(s, l, "it has said no hello");
+        }
         for (int i = 0; i < s->listeners; i++)
-            if (s->look[s->lines + strangers + i].revents) accept_strangers(s, s->listener[i]);
+            if (s->look[i].revents) accept_strangers(s, s->listener[i]);
     }
-    while (s->strangers > 0) send_away(s, s->stranger, NULL);
+    for (int i = s->lines; i < s->places; i++)
+        if (s->line[i].fd >= 0) send_away(s, &s->line[i], NULL);
     while (s->listeners > 0) close(s->listener[--s->listeners]);
-}
-
-// Nobody listens, and this end was given the very port that it asks for: the socket has met itself.
-static bool met_itself(int fd) {
-    struct sockaddr_storage here = {0}, there = {0};
-    socklen_t length = sizeof here, other = sizeof there;
-    return getsockname(fd, (struct sockaddr *)&here, &length) == 0 &&
-           getpeername(fd, (struct sockaddr *)&there, &other) == 0 && length == other &&
-           memcmp(&here, &there, length) == 0;
 }
 
 // -1: errno says why.
 static int connect_to(const sockets *s, const struct addrinfo *to, double deadline_s) {
-    int fd = socket(to->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), error = 0;
+    int fd = socket(to->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd < 0 && (errno == EMFILE || errno == ENFILE)) too_few_files(s);
     if (fd < 0) return -1;
-    double soon_s = now_s() + CONNECT_S;
-    socklen_t length = sizeof error;
-    if (connect(fd, to->ai_addr, to->ai_addrlen) != 0) error = errno;
-    if (error == EINPROGRESS && !ready(fd, POLLOUT, soon_s < deadline_s ? soon_s : deadline_s))
-        error = ETIMEDOUT;
-    else if (error == EINPROGRESS && getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) != 0)
-        error = errno;
-    if (!error && met_itself(fd)) {
+    double left_s = deadline_s - now_s(), wait_s = left_s < 0 ? 0 : left_s < CONNECT_S ? left_s : CONNECT_S;
+    struct timeval wait = {(time_t)wait_s,
+                           (suseconds_t)((wait_s - (double)(time_t)wait_s) * 1e6) + 1}; // 0: for ever
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &wait, sizeof wait);
+    int error = connect(fd, to->ai_addr, to->ai_addrlen) == 0 ? 0 : errno == EINPROGRESS ? ETIMEDOUT : errno;
+    struct sockaddr_storage here = {0}, there = {0};
+    socklen_t length = sizeof here, other = sizeof there;
+    if (!error && getsockname(fd, (struct sockaddr *)&here, &length) == 0 &&
+        getpeername(fd, (struct sockaddr *)&there, &other) == 0 && memcmp(&here, &there, sizeof here) == 0) {
+        // Nobody listens, and this end was given the very port that it asks for: the socket has met itself.
         struct linger none = {.l_onoff = 1}; // so that rank 0 finds its port free
         setsockopt(fd, SOL_SOCKET, SO_LINGER, &none, sizeof none);
         error = ECONNREFUSED;
@@ -519,11 +480,6 @@ static int connect_to(const sockets *s, const struct addrinfo *to, double deadli
     return -1;
 }
 
-static void name_host(char *host) {
-    memset(host, 0, HOST_LENGTH);
-    if (gethostname(host, HOST_LENGTH - 1) != 0) memcpy(host, "unknown", 8);
-}
-
 // NULL: rank 0 has let this rank in; otherwise why it has not, so far.
 static const char *shake_hands(sockets *s, int fd, double deadline_s) {
     line *l = &s->line[0];
@@ -532,7 +488,7 @@ static const char *shake_hands(sockets *s, int fd, double deadline_s) {
     hello h = {.rank = s->base.rank, .size = s->base.size};
     *l = (line){.fd = fd, .key = s->secret};
     cf_random(&h.random, sizeof h.random);
-    name_host(h.host);
+    if (gethostname(h.host, sizeof h.host - 1) != 0) snprintf(h.host, sizeof h.host, "unknown");
     keep_alive(fd);
     outcome how = receive_frame(l, &heard, said, sizeof said, deadline_s);
     if (how == WHOLE && heard.kind == CHALLENGE)
@@ -574,77 +530,48 @@ static void join_rank_0(sockets *s, double deadline_s) {
 
 // --- start and end ---
 
-static void stop_noticing(sockets *s) {
-    pthread_cancel(s->thread);
-    pthread_join(s->thread, NULL);
-}
-
-// Rank 0 says goodbye when all others have, and they close when it has: until then who goes is noticed.
 static void close_sockets(cf_bootstrap *b) {
     sockets *s = (sockets *)b;
     char nothing;
-    if (b->rank != 0) stop_noticing(s);
-    collect(s, GOODBYE, "", &nothing, 0);
-    if (b->rank == 0) stop_noticing(s);
-    distribute(s, GOODBYE, &nothing, 0);
+    if (b->size > 1) {
+        pthread_cancel(s->thread);
+        pthread_join(s->thread, NULL);
+    }
+    exchange(s, GOODBYE, "", &nothing, 0);
     cf_die_setup(b->rank, b->size, NULL);
     for (int i = 0; i < s->lines; i++)
         if (s->line[i].fd >= 0) close(s->line[i].fd);
     free(s->line);
     free(s->look);
-    free(s->stranger);
     free(s);
-}
-
-// Ranks of one host name are on one host.
-static void count_neighbours(sockets *s) {
-    cf_bootstrap *b = &s->base;
-    char host[HOST_LENGTH];
-    name_host(host);
-    cf_mac name = cf_mac_of(&s->secret, host, sizeof host);
-    uint64_t mine, *all = calloc((size_t)b->size, sizeof *all);
-    if (!all) cf_die(NULL, "out of memory for the hosts of %d ranks", b->size);
-    memcpy(&mine, name.bytes, sizeof mine);
-    allgather_sockets(b, &mine, all, sizeof mine);
-    b->local_size = 0;
-    for (int i = 0; i < b->size; i++) {
-        b->local_size += all[i] == mine;
-        b->local_rank += all[i] == mine && i < b->rank;
-    }
-    free(all);
 }
 
 cf_bootstrap *cf_bootstrap_sockets(int rank, int size, const char *address, int port, double timeout_s) {
     sockets *s = calloc(1, sizeof *s);
-    int lines = rank == 0 ? size : 1;
-    size_t strangers = (size_t)lines + STRANGERS_MAX;
-    if (!s || !(s->line = calloc((size_t)lines, sizeof *s->line)) ||
-        !(s->stranger = calloc(strangers, sizeof *s->stranger)) ||
-        !(s->look = calloc((size_t)lines + strangers + LISTENERS_MAX, sizeof *s->look)))
+    const int lines = rank == 0 ? size : 1, places = rank == 0 && size > 1 ? 2 * size + STRANGERS_MAX : lines;
+    if (!s || !(s->line = calloc((size_t)places, sizeof *s->line)) ||
+        !(s->look = calloc((size_t)places + LISTENERS_MAX, sizeof *s->look)))
         cf_die(NULL, "out of memory for %d connections", lines);
-    s->base = (cf_bootstrap){.name = "sockets",
+    s->base = (cf_bootstrap){.name = size > 1 ? "sockets" : "alone",
                              .rank = rank,
                              .size = size,
                              .timeout_s = timeout_s,
                              .allgather = allgather_sockets,
                              .close = close_sockets};
-    s->secret = cf_secret();
-    s->address = address;
-    snprintf(s->port, sizeof s->port, "%d", port);
     s->lines = lines;
-    for (int i = 0; i < lines; i++) s->line[i].fd = -1;
+    s->places = places;
+    for (int i = 0; i < places; i++) s->line[i].fd = -1;
     pthread_mutex_init(&s->busy, NULL);
-    name_host(s->line[0].host);
-    of_process = s;
-    cf_die_setup(rank, size, abort_all);
-    double deadline_s = deadline_of(s, 0);
-    if (rank == 0) {
-        open_doors(s);
-        meet_all(s, deadline_s);
-    } else
-        join_rank_0(s, deadline_s);
-    if (pthread_create(&s->thread, NULL, notice_who_goes, s) != 0)
-        cf_die(NULL, "cannot start the thread that notices who goes");
-    count_neighbours(s);
+    if (size > 1) {
+        s->secret = cf_secret();
+        s->address = address;
+        snprintf(s->port, sizeof s->port, "%d", port);
+        of_process = s;
+        cf_die_setup(rank, size, abort_all);
+        (rank == 0 ? meet_all : join_rank_0)(s, deadline_of(s, 0));
+        if (pthread_create(&s->thread, NULL, notice_who_goes, s) != 0)
+            cf_die(NULL, "cannot start the thread that notices who goes");
+    }
+    cf_bootstrap_find_neighbours(&s->base);
     return &s->base;
 }

@@ -14,6 +14,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <string.h>
 #include "device.h"
 #include "mesh.h"
 #include "schedule.h"
@@ -95,12 +96,10 @@ struct cf_transport {
     cf_costs costs;             // set by cf_costs_agree()
     bool collectives; // the caller's, before bind. false: native ones will not be posted. At first true
     void *state;
-    // timeout_s: longest wait for a peer, 0: for ever. threads: that compute in each rank (CPU).
-    void (*configure)(cf_transport *, int threads, double timeout_s);
+    void (*set_threads)(cf_transport *, int threads);      // that compute in each rank (CPU); at first 1
+    void (*set_timeout)(cf_transport *, double timeout_s); // longest wait for a peer from now on; 0: for ever
     cf_costs (*reckon)(const cf_transport *, int threads); // what things cost this rank
-    void (*gather)(cf_transport *, const void *mine, void *all,
-                   int64_t bytes);                 // collective, before the first request:
-                                                   // all (size, bytes) = what ranks give
+    void (*gather)(cf_transport *, const void *mine, void *all, int64_t bytes); // see cf_allgather_host
     void (*bind)(cf_transport *, cf_group *group); // collective over the group: prepare its communicator
     // Moves the data when the work enqueued on `stream` so far is done. `count` exchanges of one group that lie side by
     // side are one unit: none of them waits for another.
@@ -117,8 +116,17 @@ struct cf_transport {
 
 // The transport of this program, by the name in --transport: "auto", "mpi" (CPU), "nccl", "ipc" (GPU). Dies
 // (together) on one that it does not have. Also takes hold of the device and tells die who this process is.
-// timeout_s: as in configure, also for ranks to appear.
+// timeout_s: as in set_timeout, also for ranks to appear.
 cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, double timeout_s);
+
+// all (size, bytes) = what every rank gives, in the host's memory: the few words that ranks report to each other beside
+// their steps. Collective; at any time. t NULL: a rank alone.
+static inline void cf_allgather_host(cf_transport *t, const void *mine, void *all, int64_t bytes) {
+    if (t)
+        t->gather(t, mine, all, bytes);
+    else
+        memcpy(all, mine, (size_t)bytes);
+}
 
 #ifdef __cplusplus
 }

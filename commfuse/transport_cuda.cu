@@ -405,8 +405,11 @@ static void bind_group(cf_transport *t, cf_group *group) {
 
 // --- start and end ---
 
-static void configure(cf_transport *t, int threads, double timeout_s) {
-    (void)threads;
+static void set_threads(cf_transport *t, int threads) {
+    (void)t, (void)threads;
+}
+
+static void set_timeout(cf_transport *t, double timeout_s) {
     cuda_state *s = (cuda_state *)t->state;
     s->timeout_ms = timeout_s * 1e3;
     s->bootstrap->timeout_s = timeout_s;
@@ -483,11 +486,12 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
     t->size = bootstrap->size;
     t->local_rank = bootstrap->local_rank;
     t->local_size = bootstrap->local_size;
-    t->local_cores = cf_bootstrap_cores(bootstrap);
+    t->local_cores = bootstrap->local_cores;
     t->in_order = true;
     t->collectives = true;
     t->state = s;
-    t->configure = configure;
+    t->set_threads = set_threads;
+    t->set_timeout = set_timeout;
     t->reckon = reckon;
     t->gather = gather;
     t->bind = bind_group;

@@ -93,8 +93,9 @@ typedef struct mpi_state {
     double timeout_ms;
     cf_bootstrap *ranks;
     cf_watch *watch;
-    MPI_Comm comm[GROUPS_MAX]; // of the groups bound
+    MPI_Comm world, comm[GROUPS_MAX]; // of all ranks, for gather(); of the groups bound
     int comms;
+    cf_group all;
     // Only the progress thread touches these
     cf_request *pending, *pending_last; // in order; collectives that may not start yet
     cf_flights flights;
@@ -253,12 +254,8 @@ static void *progress(void *argument) {
 
 // --- called by compute threads ---
 
-static void post(cf_transport *t, cf_request *r, int count, cf_stream *stream) {
-    mpi_state *s = (mpi_state *)t->state;
-    cf_stream_sync(stream); // the data to send is complete
-    cf_watch_posted(s->watch, r->label, r->layer, r->step);
+static void enqueue(mpi_state *s, cf_request *r, int count) {
     for (int i = 0; i < count; i++) {
-        atomic_fetch_add(&s->bytes, cf_request_bytes(&r[i]));
         r[i].next = i + 1 < count ? &r[i + 1] : NULL;
         r[i].received = 0;
         r[i].blocking &= !s->never_block;
@@ -272,6 +269,14 @@ static void post(cf_transport *t, cf_request *r, int count, cf_stream *stream) {
     s->last = &r[count - 1];
     pthread_cond_signal(&s->posted);
     pthread_mutex_unlock(&s->lock);
+}
+
+static void post(cf_transport *t, cf_request *r, int count, cf_stream *stream) {
+    mpi_state *s = (mpi_state *)t->state;
+    cf_stream_sync(stream); // the data to send is complete
+    cf_watch_posted(s->watch, r->label, r->layer, r->step);
+    for (int i = 0; i < count; i++) atomic_fetch_add(&s->bytes, cf_request_bytes(&r[i]));
+    enqueue(s, r, count);
 }
 
 static bool test(cf_transport *t, cf_request *r, cf_point point, cf_stream *stream) {
@@ -386,18 +391,21 @@ static void widen_binding(void) {
     if (CPU_COUNT(&launcher) > CPU_COUNT(&mine)) sched_setaffinity(0, sizeof launcher, &launcher);
 }
 
+// By the progress thread, as all calls of MPI: something else may be in flight.
 static void gather(cf_transport *t, const void *mine, void *all, int64_t bytes) {
-    cf_bootstrap *ranks = ((mpi_state *)t->state)->ranks;
-    ranks->allgather(ranks, mine, all, bytes);
-}
-
-static bool on_some_host(cf_transport *t, bool here) {
-    bool *all = calloc((size_t)t->size, sizeof *all), found = false;
-    if (!all) cf_die(NULL, "out of memory for the MPI transport");
-    gather(t, &here, all, sizeof here);
-    for (int rank = 0; rank < t->size; rank++) found |= all[rank];
-    free(all);
-    return found;
+    mpi_state *s = (mpi_state *)t->state;
+    cf_request r = {.kind = CF_REQUEST_ALLGATHER,
+                    .group = &s->all,
+                    .dtype = CF_BYTE,
+                    .send = mine,
+                    .recv = all,
+                    .send_count = bytes,
+                    .stride = bytes,
+                    .label = "all-gather of reports",
+                    .layer = -1,
+                    .step = -1};
+    enqueue(s, &r, 1);
+    wait(t, &r, CF_COMPLETE, NULL);
 }
 
 static void close_transport(cf_transport *t) {
@@ -413,15 +421,19 @@ static void close_transport(cf_transport *t) {
     for (int i = 0; i < s->comms; i++) MPI_Comm_free(&s->comm[i]);
     cf_deadline_end();
     s->ranks->close(s->ranks);
+    free(s->all.world);
     free(s);
     free(t);
 }
 
-static void configure(cf_transport *t, int threads, double timeout_s) {
+static void set_threads(cf_transport *t, int threads) {
+    atomic_store(&((mpi_state *)t->state)->crowded, t->local_size * (threads + 1) > t->local_cores);
+}
+
+static void set_timeout(cf_transport *t, double timeout_s) {
     mpi_state *s = (mpi_state *)t->state;
     s->timeout_ms = timeout_s * 1e3;
     s->ranks->timeout_s = timeout_s;
-    atomic_store(&s->crowded, t->local_size * (threads + 1) > t->local_cores);
 }
 
 // Where threads take turns on the cores, everything takes as many times longer. A rank that has a core for each of its
@@ -443,15 +455,18 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
     cf_transport *t = calloc(1, sizeof *t);
     mpi_state *s = calloc(1, sizeof *s);
     if (!t || !s) cf_die(NULL, "out of memory for the MPI transport");
-    cf_bootstrap *ranks = s->ranks = cf_bootstrap_of_mpi(argc, argv, timeout_s);
+    widen_binding();
+    cf_bootstrap *ranks = s->ranks = cf_bootstrap_mpi(argc, argv, timeout_s, true);
     *t = (cf_transport){.name = "mpi",
                         .rank = ranks->rank,
                         .size = ranks->size,
                         .local_rank = ranks->local_rank,
                         .local_size = ranks->local_size,
+                        .local_cores = ranks->local_cores,
                         .collectives = true, // whether said or not: MPI connects them by itself
                         .state = s,
-                        .configure = configure,
+                        .set_threads = set_threads,
+                        .set_timeout = set_timeout,
                         .reckon = reckon,
                         .gather = gather,
                         .bind = bind_group,
@@ -463,15 +478,21 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
     if (strcmp(name, "auto") != 0 && strcmp(name, "mpi") != 0)
         cf_die_together("use --transport mpi", "--transport %s needs a GPU; this is the CPU program", name);
     cf_flights_open(&s->flights, t->size);
-    widen_binding();
-    t->local_cores = cf_bootstrap_cores(ranks);
-    s->never_block = on_some_host(t, t->local_size > t->local_cores);
     cf_device_open(t->local_rank);
     s->watch = cf_watch_open(ranks);
+    s->world = MPI_COMM_WORLD;
+    s->all = (cf_group){"all ranks", t->size, t->rank, malloc((size_t)t->size * sizeof(int)), &s->world};
+    bool crowded = t->local_size > t->local_cores, *hosts = malloc((size_t)t->size * sizeof *hosts);
+    if (!s->all.world || !hosts) cf_die(NULL, "out of memory for the MPI transport");
+    for (int i = 0; i < t->size; i++) s->all.world[i] = i;
     pthread_mutex_init(&s->lock, NULL);
     cf_condition_init(&s->posted);
     cf_condition_init(&s->done);
-    configure(t, 1, timeout_s);
+    set_threads(t, 1);
+    set_timeout(t, timeout_s);
     if (pthread_create(&s->thread, NULL, progress, s) != 0) cf_die(NULL, "cannot start the progress thread");
+    gather(t, &crowded, hosts, sizeof crowded);
+    for (int i = 0; i < t->size; i++) s->never_block |= hosts[i];
+    free(hosts);
     return t;
 }

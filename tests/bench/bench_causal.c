@@ -477,7 +477,6 @@ int main(int argc, char **argv) {
     if (b.repetitions < REPETITIONS_MIN) cf_die_together(NULL, "at least %d repetitions", REPETITIONS_MIN);
     if (N > RANKS_MAX) cf_die_together(NULL, "at most %d ranks", RANKS_MAX);
     cf_device_threads(1);
-    transport->configure(transport, 1, 60);
     b.context = (cf_context){.transport = transport,
                              .stream = cf_stream_create(),
                              .trace = cf_trace_create(),

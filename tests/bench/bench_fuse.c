@@ -605,7 +605,6 @@ int main(int argc, char **argv) {
     if (c.op_given) check_shape(&c.s, transport->size);
     b.repetitions = c.repetitions;
     cf_device_threads(1);
-    transport->configure(transport, 1, 60);
     b.context = (cf_context){.transport = transport,
                              .stream = cf_stream_create(),
                              .trace = cf_trace_create(),

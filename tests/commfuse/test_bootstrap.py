@@ -23,8 +23,9 @@ TOOL = os.path.join(ROOT, BUILD, "tests/commfuse/tool_bootstrap")
 LAUNCHERS = re.compile(r"OMPI_|PMI_|PMIX_|MPI_|SLURM_|(LOCAL_)?RANK$|(LOCAL_)?WORLD_SIZE$|MASTER_|TORCHELASTIC_|COMMFUSE_")
 BARE = {name: value for name, value in os.environ.items() if not LAUNCHERS.match(name)}
 PROMPT_S = 30  # below the time-outs of the cases that end at once
-MAGIC = 0xCF0B0076
+MAGIC = 0xCF0B0077
 CHALLENGE, HELLO, REPLY, DATA, LOST, GOODBYE = range(1, 7)
+PLACE_BYTES = 64 + 40 + 128  # what each rank gives first: host, boot, cores
 SECRET = "correct horse battery staple"
 
 
@@ -48,7 +49,8 @@ def mac(key, data):
 
 class Line:
     """A connection to a rank, and what this end proves on it: commfuse/bootstrap_sockets.c, from its description alone."""
-    HEAD = struct.Struct("<IIiIq32s")
+    HEAD = struct.Struct("<IIiIq")
+    CHALLENGE_BYTES = HEAD.size + 32 + 32
 
     def __init__(self, connection, secret=b"", rank=1):
         self.connection, self.rank = connection, rank
@@ -56,9 +58,9 @@ class Line:
         self.sent = self.received = 0
 
     def frame(self, kind, payload=b"", **changes):
-        head = dict(magic=MAGIC, kind=kind, rank=self.rank, number=self.sent, size=len(payload), mac=mac(self.key, payload))
+        head = dict(magic=MAGIC, kind=kind, rank=self.rank, number=self.sent, size=len(payload))
         head = self.HEAD.pack(*dict(head, **changes).values())
-        whole = head + mac(self.key, head) + payload
+        whole = head + payload + mac(mac(self.key, head), payload)
         self.sent += 1
         if kind in (CHALLENGE, HELLO):
             self.key = mac(self.key, payload)
@@ -78,10 +80,9 @@ class Line:
 
     def receive(self):
         head = self.bytes(self.HEAD.size)
-        assert self.bytes(32) == mac(self.key, head)
-        magic, kind, _, number, size, code = self.HEAD.unpack(head)
-        payload = self.bytes(size)
-        assert (magic, number, code) == (MAGIC, self.received, mac(self.key, payload))
+        magic, kind, _, number, size = self.HEAD.unpack(head)
+        payload, code = self.bytes(size), self.bytes(32)
+        assert (magic, number, code) == (MAGIC, self.received, mac(mac(self.key, head), payload))
         self.received += 1
         if kind in (CHALLENGE, HELLO):
             self.key = mac(self.key, payload)
@@ -217,8 +218,8 @@ class Bootstrap(unittest.TestCase):
             browser.sendall(b"GET / HTTP/1.1\r\n" + bytes(200))
             half.sendall(Line(half).frame(HELLO, bytes(104))[:40])
             line = Line(liar)  # without the secret, and in the form of the true one
-            challenge = line.bytes(120)
-            line.key = mac(line.key, challenge[88:])
+            challenge = line.bytes(Line.CHALLENGE_BYTES)
+            line.key = mac(line.key, challenge[line.HEAD.size:-32])
             line.send(HELLO, line.hello(7))
             for rude in (browser, liar):
                 with self.assertRaises((EOFError, ConnectionResetError)):
@@ -226,14 +227,14 @@ class Bootstrap(unittest.TestCase):
             self.end(self.start(1, 2, "gather", COMMFUSE_SECRET=SECRET), 0)
             text = self.end(root, 0)
             self.assertEqual(text.count("what it says is no hello with this run's COMMFUSE_SECRET"), 2, text)
-            Line(silent).bytes(120)
+            Line(silent).bytes(Line.CHALLENGE_BYTES)
             self.assertEqual(silent.recv(16), b"")
 
     def test_strangers_expire(self):
         self.start(0, 2, "gather", COMMFUSE_SECRET=SECRET)
         with self.connect() as silent:
             begin = time.monotonic()
-            Line(silent).bytes(120)
+            Line(silent).bytes(Line.CHALLENGE_BYTES)
             self.assertEqual(silent.recv(16), b"")
             self.assertLess(time.monotonic() - begin, PROMPT_S)
 
@@ -247,7 +248,7 @@ class Bootstrap(unittest.TestCase):
             self.assertEqual(line.receive(), (REPLY, b"\0"))
             false.sendall(overheard)
             with self.assertRaises((EOFError, ConnectionResetError)):
-                Line(false).bytes(121)  # the challenge, and no more
+                Line(false).bytes(Line.CHALLENGE_BYTES + 1)  # the challenge, and no more
         self.assertIn("no hello with this run's COMMFUSE_SECRET", self.end(root, 1))
 
     def test_64_ranks_meet_among_5000_strangers(self):
@@ -282,7 +283,7 @@ class Bootstrap(unittest.TestCase):
         with contextlib.ExitStack() as all_of_them:
             lines = [Line(all_of_them.enter_context(self.connect()), rank=rank) for rank in range(1, size)]
             self.assertEqual({line.join(size) for line in lines}, {""})
-            for kind, mine in (DATA, bytes(8)), (GOODBYE, b""):  # hosts; the end
+            for kind, mine in (DATA, bytes(PLACE_BYTES)), (GOODBYE, b""):  # at start, at the end
                 for line in lines:
                     line.send(kind, mine)
                 for line in lines:
@@ -495,22 +496,24 @@ class Bootstrap(unittest.TestCase):
             line.send(99)
 
         def too_much(line):
-            line.send(DATA, bytes(8), size=1 << 40)
+            line.send(DATA, bytes(PLACE_BYTES), size=1 << 40)
 
         def changed(line):
-            frame = line.frame(DATA, bytes(8))
-            line.connection.sendall(frame[:-1] + b"\1")
+            frame = bytearray(line.frame(DATA, bytes(PLACE_BYTES)))
+            frame[100] ^= 1
+            line.connection.sendall(frame)
 
         def repeated(line):
-            line.send(DATA, bytes(8))
+            line.send(DATA, bytes(PLACE_BYTES))
             line.sent -= 1
             line.send(DATA, bytes(8))
 
         def of_another(line):
-            line.send(DATA, bytes(8), rank=0)
+            line.send(DATA, bytes(PLACE_BYTES), rank=0)
 
-        for nonsense, words in ((unknown, r"rank 1 gives 0 bytes \(kind 99\) where rank 0 expects 8"),
-                                (too_much, r"gives 1099511627776 bytes \(kind 4\) where rank 0 expects 8"),
+        expected = f"where rank 0 expects {PLACE_BYTES}"
+        for nonsense, words in ((unknown, rf"rank 1 gives 0 bytes \(kind 99\) {expected}"),
+                                (too_much, rf"gives 1099511627776 bytes \(kind 4\) {expected}"),
                                 (changed, "is no frame of this run"), (repeated, "is no frame of this run"),
                                 (of_another, "is no frame of this run")):
             with self.subTest(nonsense.__name__):

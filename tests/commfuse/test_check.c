@@ -421,7 +421,6 @@ static void the_number_is_fixed(void) {
 
 int main(int argc, char **argv) {
     transport = cf_transport_create("auto", &argc, &argv, PATIENCE_S);
-    transport->configure(transport, 1, PATIENCE_S);
     cf_device_threads(1);
     mesh = ranks_mesh(transport, transport->size, 1);
     cf_transport wrong = *transport;

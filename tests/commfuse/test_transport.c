@@ -448,6 +448,36 @@ static void requests_can_be_reused(void) {
     }
 }
 
+// Also while a message is in flight whose receiver is not ready.
+static void ranks_report_to_each_other_at_any_time(void) {
+    enum { COUNT = 1 << 20, REPORTS = 1000 };
+    unsigned char *out = allocate(COUNT), *in = allocate(COUNT);
+    fill(out, ring(0), ring(1), 3, COUNT);
+    const int64_t sent = transport->bytes_sent(transport);
+    cf_request send = exchange(ring(1), out, -1, NULL, COUNT, 3),
+               receive = exchange(-1, NULL, ring(-1), in, COUNT, 3);
+    post(&send);
+    for (int64_t count = 0; count <= REPORTS; count = 10 * count + (count == 0)) {
+        double mine[REPORTS], *all = allocate(transport->size * count * (int64_t)sizeof *all);
+        for (int64_t i = 0; i < count; i++) mine[i] = (double)(1000 * transport->rank + i);
+        cf_allgather_host(transport, mine, all, count * (int64_t)sizeof *mine);
+        for (int64_t i = 0; i < transport->size * count; i++)
+            CHECK(all[i] == (double)(1000 * (i / count) + i % count), "report %lld of %lld: %g", (long long)i,
+                  (long long)count, all[i]);
+        free(all);
+    }
+    post(&receive);
+    finish(&receive);
+    finish(&send);
+    expect(in, ring(-1), ring(0), 3, COUNT);
+    CHECK(transport->bytes_sent(transport) == sent + COUNT, "reports count as payload");
+    double alone = 7, same = 0;
+    cf_allgather_host(NULL, &alone, &same, sizeof alone);
+    CHECK(same == alone, "a rank alone reports %g", same);
+    free(out);
+    free(in);
+}
+
 // The progress thread polls while something is in flight and must not while nothing is.
 static void sleeps_when_idle(void) {
     barrier();
@@ -462,8 +492,7 @@ static void sleeps_when_idle(void) {
 }
 
 int main(int argc, char **argv) {
-    transport = cf_transport_create("auto", &argc, &argv, 60);
-    transport->configure(transport, 1, TIMEOUT_S);
+    transport = cf_transport_create("auto", &argc, &argv, TIMEOUT_S);
     stream = cf_stream_create();
     mesh = ranks_mesh(transport, transport->size, 1);
     static const ranks_case cases[] = {
@@ -482,6 +511,7 @@ int main(int argc, char **argv) {
         RANKS_CASE(native_collectives),
         RANKS_CASE(all_at_once),
         RANKS_CASE(requests_can_be_reused),
+        RANKS_CASE(ranks_report_to_each_other_at_any_time),
         RANKS_CASE(sleeps_when_idle),
     };
     int status = ranks_run(transport->rank, cases, sizeof cases / sizeof cases[0]);

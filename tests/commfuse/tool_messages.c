@@ -118,7 +118,6 @@ int main(int argc, char **argv) {
     cf_transport *t = cf_transport_create(argv[1], &argc, &argv, TIMEOUT_S);
     cf_mesh mesh;
     cf_mesh_init(&mesh, t->size, t->rank, 1, t->size);
-    t->configure(t, 1, TIMEOUT_S);
     t->bind(t, &mesh.world_group);
     cf_stream *stream = cf_stream_create();
     static wave waves[2];

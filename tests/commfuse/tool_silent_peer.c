@@ -111,7 +111,7 @@ int main(int argc, char **argv) {
     if (argc < 4 || argc > 5 || transport->size < 2)
         cf_die_together(usage, "%d arguments on %d ranks", argc - 1, transport->size);
     const char *how = argv[1], *peer = argv[2];
-    transport->configure(transport, 1, atof(argv[3]));
+    transport->set_timeout(transport, atof(argv[3]));
     cf_mesh mesh;
     cf_mesh_init(&mesh, transport->size, transport->rank, transport->size, 1);
     const cf_group *group = &mesh.tp_group;
