@@ -71,12 +71,17 @@ static void last_resort(int signal_number) {
     _exit(STATUS);
 }
 
-static void arm(void) {
-    signal(SIGALRM, last_resort);
-    alarm(LAST_RESORT_S);
+static void wait_until_read(int fd) {
+    struct stat is;
+    int unread = 0;
+    if (fstat(fd, &is) != 0 || !S_ISFIFO(is.st_mode)) return;
+    for (int i = 0; i < UNREAD_MS && ioctl(fd, FIONREAD, &unread) == 0 && unread > 0; i++)
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
 }
 
-static void print(const char *hint, const char *format, va_list arguments) {
+CF_NORETURN static void print_and_leave(const char *hint, const char *format, va_list arguments) {
+    signal(SIGALRM, last_resort);
+    alarm(LAST_RESORT_S);
     char who[128], text[2048];
     cf_die_name(who, sizeof who);
     vsnprintf(text, sizeof text, format, arguments);
@@ -88,17 +93,6 @@ static void print(const char *hint, const char *format, va_list arguments) {
     fputs(message, stderr);
     fflush(stderr);
     fflush(stdout);
-}
-
-static void wait_until_read(int fd) {
-    struct stat is;
-    int unread = 0;
-    if (fstat(fd, &is) != 0 || !S_ISFIFO(is.st_mode)) return;
-    for (int i = 0; i < UNREAD_MS && ioctl(fd, FIONREAD, &unread) == 0 && unread > 0; i++)
-        nanosleep(&(struct timespec){0, 1000000}, NULL);
-}
-
-CF_NORETURN static void leave(void) {
     signal(SIGTERM, last_resort); // all has been said
     signal(SIGINT, last_resort);
     wait_until_read(STDERR_FILENO);
@@ -108,14 +102,10 @@ CF_NORETURN static void leave(void) {
 }
 
 void cf_die(const char *hint, const char *format, ...) {
-    pthread_mutex_lock(&self.dying); // never unlocked: the first to die speaks
-    find_self();
-    arm();
     va_list arguments;
+    pthread_mutex_lock(&self.dying); // never unlocked: the first to die speaks
     va_start(arguments, format);
-    print(hint, format, arguments);
-    va_end(arguments);
-    leave();
+    print_and_leave(hint, format, arguments);
 }
 
 static int listening; // atomic
@@ -124,16 +114,12 @@ void cf_die_heard(void) {
     if (__atomic_load_n(&listening, __ATOMIC_ACQUIRE)) _exit(STATUS);
 }
 
-// What ends the run in there is told instead.
-static void meet_others(void) {
+void cf_die_together(const char *hint, const char *format, ...) {
+    va_list arguments;
+    find_self();
     void (*meet)(void) = self.meet;
     self.meet = NULL;
-    if (meet && self.size > 1) meet();
-}
-
-void cf_die_together(const char *hint, const char *format, ...) {
-    find_self();
-    meet_others();
+    if (meet && self.size > 1) meet(); // what ends the run in there is printed instead
     pthread_mutex_lock(&self.dying);
     if (self.rank != 0) {
         // Rank 0 speaks for all, and its abort ends this rank meanwhile. Still here: rank 0 did not see the
@@ -143,10 +129,6 @@ void cf_die_together(const char *hint, const char *format, ...) {
         sleep(FAREWELL_S);
         __atomic_store_n(&listening, 0, __ATOMIC_RELEASE);
     }
-    arm();
-    va_list arguments;
     va_start(arguments, format);
-    print(hint, format, arguments);
-    va_end(arguments);
-    leave();
+    print_and_leave(hint, format, arguments);
 }

@@ -13,6 +13,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <unistd.h>
 
@@ -66,68 +67,34 @@ static void add_wait(line *l) {
     if (w->step >= 0) add_number(l, ", step ", w->step);
 }
 
-static void say(line *l) {
-    add(l, "\n");
-    l->text[l->length - 1] = '\n'; // also where it was too long
-    ssize_t ignored = write(STDERR_FILENO, l->text, l->length);
-    (void)ignored;
-}
-
-// --- the handler ---
-
-static const char *name_of(int number) {
-    for (int i = 0; i < SIGNALS; i++)
-        if (signals[i].number == number) return signals[i].name;
-    return "a signal";
-}
-
-static void first(int number) {
-    line l = {.length = 0};
-    stop.asked_ms = cf_now_ms();
-    __atomic_store_n(&stop.asked, number, __ATOMIC_RELEASE);
-    add(&l, "\n");
-    add(&l, stop.who);
-    add(&l, ": ");
-    add(&l, name_of(number));
-    add(&l,
-        ": ends after this step; a second signal ends it at once (so does a launcher that has lost a rank)");
-    add_wait(&l);
-    say(&l);
-}
-
-static void second(int number) {
-    line l = {.length = 0};
-    add(&l, "\nerror: ");
-    add(&l, stop.who);
-    add(&l, ": asked to end at once (");
-    add(&l, name_of(number));
-    add(&l, ")");
-    add_wait(&l);
-    say(&l);
-    _exit(STATUS);
-}
-
 static void heard(int number) {
     int saved = errno;
+    const bool again = cf_stop_asked() != 0;
     if (!pthread_equal(pthread_self(), stop.listener))
         pthread_kill(stop.listener, number);
-    else if (!cf_stop_asked())
-        first(number);
-    else if (cf_now_ms() - stop.asked_ms > SAME_MS)
-        second(number);
+    else if (!again || cf_now_ms() - stop.asked_ms > SAME_MS) {
+        line l = {.length = 0};
+        const char *name = "a signal";
+        for (int i = 0; i < SIGNALS; i++)
+            if (signals[i].number == number) name = signals[i].name;
+        if (!again) stop.asked_ms = cf_now_ms();
+        __atomic_store_n(&stop.asked, number, __ATOMIC_RELEASE);
+        add(&l, again ? "\nerror: " : "\n");
+        add(&l, stop.who);
+        add(&l, again ? ": asked to end at once (" : ": ");
+        add(&l, name);
+        add(&l, again ? ")"
+                      : ": ends after this step; a second signal ends it at once (so does a launcher that "
+                        "has lost a "
+                        "rank)");
+        add_wait(&l);
+        add(&l, "\n");
+        l.text[l.length - 1] = '\n'; // also where it was too long
+        ssize_t ignored = write(STDERR_FILENO, l.text, l.length);
+        (void)ignored;
+        if (again) _exit(STATUS);
+    }
     errno = saved;
-}
-
-// A sanitizer may have given this thread such a stack already.
-static void use_own_stack(void) {
-    static char room[STACK_BYTES];
-    stack_t now, own = {.ss_sp = room, .ss_size = sizeof room};
-    if (sigaltstack(NULL, &now) == 0 && (now.ss_flags & SS_DISABLE)) sigaltstack(&own, NULL);
-}
-
-static void keep_from_others(const sigset_t *set) {
-#pragma omp parallel
-    if (!pthread_equal(pthread_self(), stop.listener)) pthread_sigmask(SIG_BLOCK, set, NULL);
 }
 
 void cf_stop_listen(void) {
@@ -136,8 +103,13 @@ void cf_stop_listen(void) {
     struct sigaction action = {.sa_handler = heard, .sa_flags = SA_RESTART | SA_ONSTACK};
     sigemptyset(&action.sa_mask); // no second handler inside the first
     for (int i = 0; i < SIGNALS; i++) sigaddset(&action.sa_mask, signals[i].number);
-    use_own_stack();
-    keep_from_others(&action.sa_mask);
+    static char room[STACK_BYTES];
+    stack_t now, own = {.ss_sp = room, .ss_size = sizeof room};
+    if (sigaltstack(NULL, &now) == 0 &&
+        (now.ss_flags & SS_DISABLE)) // a sanitizer may have given this thread one already
+        sigaltstack(&own, NULL);
+#pragma omp parallel
+    if (!pthread_equal(pthread_self(), stop.listener)) pthread_sigmask(SIG_BLOCK, &action.sa_mask, NULL);
     for (int i = 0; i < SIGNALS; i++) sigaction(signals[i].number, &action, NULL);
 }
 
