@@ -31,7 +31,7 @@ typedef struct sums { // of a step
 
 struct cf_trace {
     double zero_ms;
-    bool record;
+    bool record, forgotten; // events are recorded; a moment was asked for too late
     int step;
     int64_t turn;     // steps begun; steps need not have numbers in a row
     cf_moment turned; // when the current one began
@@ -85,21 +85,6 @@ static void add(cf_trace *trace, int64_t turn, cf_trace_event e) {
     trace->event[trace->events++] = e;
 }
 
-void cf_trace_add(cf_trace *trace, cf_trace_row row, const char *name, int layer, int slice, int peer,
-                  int64_t bytes, double begin_ms, double end_ms) {
-    cf_trace_event e = {.row = row,
-                        .layer = layer,
-                        .slice = slice,
-                        .peer = peer,
-                        .step = trace->step,
-                        .bytes = bytes,
-                        .begin_ms = begin_ms,
-                        .end_ms = end_ms,
-                        .posted_ms = begin_ms};
-    snprintf(e.name, sizeof e.name, "%s", name);
-    add(trace, trace->turn, e);
-}
-
 // --- between moments ---
 
 static bool kept(const cf_trace *trace, cf_trace_row row) {
@@ -111,15 +96,6 @@ cf_moment cf_trace_begin(cf_trace *trace, cf_trace_row row, const char *name, cf
     return kept(trace, row) ? cf_moment_now(stream) : (cf_moment){0};
 }
 
-// Said once: an event that is left out makes figures too small.
-static void tell_forgotten(const span *s) {
-    static bool told;
-    if (!told)
-        fprintf(stderr, "note: step takes too many moments for its figures: %s of layer %d is not in them\n",
-                s->event.name, s->event.layer);
-    told = true;
-}
-
 // Moments of the first spans become times: of those before a turn, and of others that have passed. A GPU does not
 // remember moments for ever, and a step may take more than it remembers.
 static void settle(cf_trace *trace, int64_t before, bool others) {
@@ -129,7 +105,11 @@ static void settle(cf_trace *trace, int64_t before, bool others) {
         if (s->turn >= before && !others) return;
         if (!cf_moment_remembered(s->posted) ||
             !cf_moment_remembered(s->end)) { // one of these is the earliest
-            tell_forgotten(s);
+            if (!trace->forgotten)           // said once: figures are too small without it
+                fprintf(stderr,
+                        "note: step takes too many moments for its figures: %s of layer %d is not in them\n",
+                        e->name, e->layer);
+            trace->forgotten = true;
             trace->settled++;
             continue;
         }
@@ -147,40 +127,28 @@ static void keep(cf_trace *trace, span s, const char *name) {
     if (trace->spans % SPANS_BETWEEN_LOOKS == SPANS_BETWEEN_LOOKS - 1) settle(trace, 0, true);
     trace->span = (span *)grown(trace->span, &trace->span_capacity, trace->spans + 1, sizeof s);
     s.turn = trace->turn, s.event.step = trace->step;
-    trace->span[trace->spans] = s;
-    snprintf(trace->span[trace->spans++].event.name, sizeof s.event.name, "%s", name);
+    snprintf(s.event.name, sizeof s.event.name, "%s", name);
+    trace->span[trace->spans++] = s;
 }
 
 void cf_trace_end(cf_trace *trace, cf_trace_row row, const char *name, int layer, int slice, cf_moment begin,
                   cf_stream *stream) {
+    const cf_trace_event e = {.row = row, .layer = layer, .slice = slice, .peer = -1};
     cf_range_end();
-    if (!kept(trace, row)) return;
-    keep(trace,
-         (span){.event = {.row = row, .layer = layer, .slice = slice, .peer = -1},
-                .posted = begin,
-                .begin = begin,
-                .end = cf_moment_now(stream)},
-         name);
+    if (kept(trace, row)) keep(trace, (span){e, begin, begin, cf_moment_now(stream), 0}, name);
 }
 
 void cf_trace_wait(cf_trace *trace, const char *name, int layer, cf_moment begin, cf_moment end) {
+    const cf_trace_event e = {.row = CF_TRACE_WAIT, .layer = layer, .slice = -1, .peer = -1};
     cf_range_end();
-    keep(trace,
-         (span){.event = {.row = CF_TRACE_WAIT, .layer = layer, .slice = -1, .peer = -1},
-                .posted = begin,
-                .begin = begin,
-                .end = end},
-         name);
+    keep(trace, (span){e, begin, begin, end, 0}, name);
 }
 
 void cf_trace_transfer(cf_trace *trace, const char *name, int layer, int slice, int peer, int64_t bytes,
                        cf_moment posted, cf_moment begin, cf_moment end) {
-    keep(trace,
-         (span){.event = {.row = CF_TRACE_COMM, .layer = layer, .slice = slice, .peer = peer, .bytes = bytes},
-                .posted = posted,
-                .begin = begin,
-                .end = end},
-         name);
+    const cf_trace_event e = {
+        .row = CF_TRACE_COMM, .layer = layer, .slice = slice, .peer = peer, .bytes = bytes};
+    keep(trace, (span){e, posted, begin, end, 0}, name);
 }
 
 // --- figures ---
@@ -210,23 +178,18 @@ static int by_begin(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-static double union_ms(sums *of) {
-    if (of->comms == 0) return 0;
-    qsort(of->comm, (size_t)of->comms, sizeof *of->comm, by_begin);
-    double total = 0, reached = -1e300;
-    for (int64_t i = 0; i < of->comms; i++) {
-        interval c = of->comm[i];
-        if (c.end <= reached) continue;
-        total += c.end - (c.begin > reached ? c.begin : reached);
-        reached = c.end;
-    }
-    return total;
-}
-
 cf_trace_figures cf_trace_last(cf_trace *trace) {
     settle_last(trace);
-    sums *last = &trace->sums[(trace->turn + 1) % 2];
-    return (cf_trace_figures){union_ms(last), last->exposed_ms};
+    const sums *last = &trace->sums[(trace->turn + 1) % 2];
+    double comm_ms = 0, reached = -INFINITY;
+    if (last->comms > 0) qsort(last->comm, (size_t)last->comms, sizeof *last->comm, by_begin);
+    for (int64_t i = 0; i < last->comms; i++) {
+        const interval c = last->comm[i];
+        if (c.end <= reached) continue;
+        comm_ms += c.end - (c.begin > reached ? c.begin : reached);
+        reached = c.end;
+    }
+    return (cf_trace_figures){comm_ms, last->exposed_ms};
 }
 
 const cf_trace_event *cf_trace_events(cf_trace *trace, int64_t *count) {
@@ -242,20 +205,6 @@ static void write_text(FILE *file, const char *text) {
         if (*text == '"' || *text == '\\') fputc('\\', file);
         fputc((unsigned char)*text < 0x20 ? ' ' : *text, file);
     }
-}
-
-static void write_row_name(FILE *file, int rank, int row, const char *name) {
-    fprintf(file, "{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"", rank,
-            row);
-    write_text(file, name);
-    fprintf(file, "\"}},\n");
-}
-
-// First free comm row: events come in order of beginning, rows remember until when they are taken.
-static int comm_row(double *taken, const cf_trace_event *event) {
-    for (int i = 0; i < COMM_ROWS_MAX - 1; i++)
-        if (taken[i] <= event->begin_ms) return i;
-    return COMM_ROWS_MAX - 1;
 }
 
 static int event_by_begin(const void *a, const void *b) {
@@ -280,20 +229,19 @@ static void write_event(FILE *file, int rank, int row, const cf_trace_event *e) 
 }
 
 static void write_rank(FILE *file, int rank, const cf_trace_event *events, int64_t count) {
-    double taken[COMM_ROWS_MAX];
+    double taken[COMM_ROWS_MAX];                                  // until when each comm row is
     for (int i = 0; i < COMM_ROWS_MAX; i++) taken[i] = -INFINITY; // a transfer may have begun before zero
     const cf_trace_event **sorted = malloc((size_t)(count + 1) * sizeof *sorted);
     if (!sorted) cf_die(NULL, "out of memory for writing a trace");
     for (int64_t i = 0; i < count; i++) sorted[i] = &events[i];
     qsort(sorted, (size_t)count, sizeof *sorted, event_by_begin);
     for (int64_t i = 0; i < count; i++) {
-        int row = sorted[i]->row;
-        if (row == CF_TRACE_COMM) {
-            int lane = comm_row(taken, sorted[i]);
+        int lane = 0; // the first that is free
+        if (sorted[i]->row == CF_TRACE_COMM) {
+            while (lane < COMM_ROWS_MAX - 1 && taken[lane] > sorted[i]->begin_ms) lane++;
             taken[lane] = sorted[i]->end_ms;
-            row += lane;
         }
-        write_event(file, rank, row, sorted[i]);
+        write_event(file, rank, sorted[i]->row + lane, sorted[i]);
     }
     free(sorted);
 }
@@ -301,9 +249,14 @@ static void write_rank(FILE *file, int rank, const cf_trace_event *events, int64
 void cf_trace_write(FILE *file, int ranks, const cf_trace_event *const *events, const int64_t *counts) {
     fprintf(file, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n");
     for (int rank = 0; rank < ranks; rank++) {
-        write_row_name(file, rank, CF_TRACE_COMPUTE, "compute");
-        write_row_name(file, rank, CF_TRACE_WAIT, "waiting (exposed)");
-        for (int i = 0; i < COMM_ROWS_MAX; i++) write_row_name(file, rank, CF_TRACE_COMM + i, "comm");
+        for (int row = 0; row < CF_TRACE_COMM + COMM_ROWS_MAX; row++)
+            fprintf(
+                file,
+                "{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"%s\"}},\n",
+                rank, row,
+                row == CF_TRACE_COMPUTE ? "compute"
+                : row == CF_TRACE_WAIT  ? "waiting (exposed)"
+                                        : "comm");
         fprintf(file, "{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":%d,\"args\":{\"name\":\"rank %d\"}}%s",
                 rank, rank, rank + 1 < ranks ? ",\n" : "");
     }

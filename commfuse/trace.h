@@ -39,9 +39,7 @@ void cf_trace_zero(cf_trace *trace, double now_ms); // the moment that all ranks
 void cf_trace_record(cf_trace *trace, bool on);
 void cf_trace_step(cf_trace *trace, int step,
                    cf_stream *stream); // one begins, with what comes on the stream from here on
-void cf_trace_add(cf_trace *trace, cf_trace_row row, const char *name, int layer, int slice, int peer,
-                  int64_t bytes, double begin_ms, double end_ms); // times on the cf_now_ms clock
-// The same between two moments of a stream. begin() opens a range by that name on the host's time line, end()
+// Between two moments of a stream. begin() opens a range by that name on the host's time line, end()
 // closes it; a computation's moments are taken only while events are recorded.
 cf_moment cf_trace_begin(cf_trace *trace, cf_trace_row row, const char *name, cf_stream *stream);
 void cf_trace_end(cf_trace *trace, cf_trace_row row, const char *name, int layer, int slice, cf_moment begin,

@@ -10,6 +10,7 @@
 #include "commfuse/trace.h"
 
 static const double TOLERANCE_MS = 1e-6;
+#define LONG_NAME "a name longer than the forty bytes that an event has for it"
 
 static void assert_near(double a, double b) {
     if (fabs(a - b) > TOLERANCE_MS) fail_msg("%.9f is not %.9f", a, b);
@@ -19,13 +20,21 @@ typedef struct interval {
     double begin, end;
 } interval;
 
+static cf_moment at(double ms) {
+    return (cf_moment){.ms = ms};
+}
+
+static void transfer(cf_trace *trace, const char *name, int slice, double begin, double end) {
+    cf_trace_transfer(trace, name, slice % 12, slice, slice % 8, 3 * (int64_t)slice, at(begin), at(begin),
+                      at(end));
+}
+
 static double union_of(const interval *intervals, int count) {
     cf_trace *trace = cf_trace_create();
     double now = cf_now_ms();
     cf_trace_step(trace, 1, NULL);
     for (int i = 0; i < count; i++)
-        cf_trace_add(trace, CF_TRACE_COMM, "send", 0, i, 1, 8, now + intervals[i].begin,
-                     now + intervals[i].end);
+        transfer(trace, "send", i, now + intervals[i].begin, now + intervals[i].end);
     cf_trace_step(trace, 2, NULL);
     cf_trace_figures figures = cf_trace_last(trace), again = cf_trace_last(trace);
     assert_near(again.comm_ms, figures.comm_ms); // asking changes nothing
@@ -70,9 +79,9 @@ static void exposed_is_a_sum_of_waits(void **state) {
     cf_trace *trace = cf_trace_create();
     double now = cf_now_ms();
     cf_trace_step(trace, 1, NULL);
-    cf_trace_add(trace, CF_TRACE_WAIT, "wait", 0, 0, 1, 0, now, now + 2);
-    cf_trace_add(trace, CF_TRACE_COMPUTE, "gemm", 0, 0, -1, 0, now + 2, now + 9);
-    cf_trace_add(trace, CF_TRACE_WAIT, "wait", 0, 1, 1, 0, now + 9, now + 9.5);
+    cf_trace_wait(trace, "wait", 0, at(now), at(now + 2));
+    cf_trace_end(trace, CF_TRACE_COMPUTE, "gemm", 0, 0, at(now + 2), NULL);
+    cf_trace_wait(trace, "wait", 0, at(now + 9), at(now + 9.5));
     cf_trace_step(trace, 2, NULL);
     assert_near(cf_trace_last(trace).exposed_ms, 2.5);
     assert_near(cf_trace_last(trace).comm_ms, 0); // neither waiting nor computing is communication
@@ -110,8 +119,8 @@ static void a_step_has_its_own_figures(void **state) {
     for (int step = 0; step < 50; step++) {
         double now = cf_now_ms();
         cf_trace_step(trace, 3 * step, stream);
-        cf_trace_add(trace, CF_TRACE_COMM, "send", 0, 0, 1, 8, now, now + 1 + step);
-        cf_trace_wait(trace, "wait", 0, (cf_moment){.ms = now}, (cf_moment){.ms = now + 0.5});
+        transfer(trace, "send", 0, now, now + 1 + step);
+        cf_trace_wait(trace, "wait", 0, at(now), at(now + 0.5));
         if (step % 5 == 4) continue;
         assert_near(cf_trace_last(trace).comm_ms, step);
         assert_near(cf_trace_last(trace).exposed_ms, step > 0 ? 0.5 : 0);
@@ -129,19 +138,19 @@ static void events_are_kept_on_demand(void **state) {
     cf_trace *trace = cf_trace_create();
     double now = cf_now_ms();
     cf_trace_step(trace, 1, NULL);
-    cf_trace_add(trace, CF_TRACE_COMM, "unseen", 0, 0, 1, 8, now, now + 1);
+    transfer(trace, "unseen", 0, now, now + 1);
     cf_trace_record(trace, true);
     for (int i = 0; i < 5000; i++) {
         cf_trace_step(trace, 2 + i / 1000, NULL);
-        cf_trace_add(trace,
-                     i % 3 == 0   ? CF_TRACE_COMPUTE
-                     : i % 3 == 1 ? CF_TRACE_WAIT
-                                  : CF_TRACE_COMM,
-                     "a name longer than the forty bytes that an event has for it", i % 12, i, i % 8,
-                     3 * (int64_t)i, now + i, now + i + 0.25);
+        if (i % 3 == 0)
+            cf_trace_end(trace, CF_TRACE_COMPUTE, LONG_NAME, i % 12, i, at(now), NULL);
+        else if (i % 3 == 1)
+            cf_trace_wait(trace, LONG_NAME, i % 12, at(now + i), at(now + i + 0.25));
+        else
+            transfer(trace, LONG_NAME, i, now + i, now + i + 0.25);
     }
     cf_trace_record(trace, false);
-    cf_trace_add(trace, CF_TRACE_COMM, "unseen", 0, 0, 1, 8, now, now + 1);
+    transfer(trace, "unseen", 0, now, now + 1);
     int64_t count = 0;
     const cf_trace_event *events = cf_trace_events(trace, &count);
     assert_int_equal(count, 5000);
@@ -152,12 +161,13 @@ static void events_are_kept_on_demand(void **state) {
         assert_memory_equal(events[i].name, "a name longer than the forty bytes", 34);
         assert_true(memchr(events[i].name, 0, sizeof events[i].name) != NULL);
         assert_int_equal(events[i].layer, i % 12);
-        assert_int_equal(events[i].slice, i);
-        assert_int_equal(events[i].peer, i % 8);
+        assert_int_equal(events[i].slice, i % 3 == 1 ? -1 : i);
+        assert_int_equal(events[i].peer, i % 3 == 2 ? i % 8 : -1);
         assert_int_equal(events[i].step, 2 + i / 1000);
-        assert_int_equal(events[i].bytes, 3 * i);
-        assert_near(events[i].end_ms - events[i].begin_ms, 0.25);
-        assert_near(events[i].begin_ms - events[0].begin_ms, i);
+        assert_int_equal(events[i].bytes, i % 3 == 2 ? 3 * i : 0);
+        assert_near(events[i].begin_ms - events[0].begin_ms, i % 3 == 0 ? 0 : i);
+        if (i % 3 != 0) assert_near(events[i].end_ms - events[i].begin_ms, 0.25);
+        assert_true(events[i].end_ms >= events[i].begin_ms);
     }
     assert_true(events[0].begin_ms >= -TOLERANCE_MS); // since cf_trace_create
     assert_true(events[0].begin_ms <= now - before + TOLERANCE_MS);
