@@ -67,10 +67,6 @@ static void drain(cf_pool *p) {
 static MPI_Request *parts_of(cf_flight *f) {
     return f->many.at ? f->many.at : f->few;
 }
-static MPI_Request *only_part(cf_flight *f) {
-    f->sends = f->posted = 1;
-    return f->few;
-}
 
 static int64_t chunk_bytes(const cf_request *r) {
     return r->bulk ? BULK_CHUNK : CHUNK;
@@ -86,17 +82,6 @@ static int chunks(const cf_request *r, int64_t bytes) {
 static int chunk_length(const cf_request *r, int64_t bytes, int i) {
     int64_t left = bytes - i * chunk_bytes(r);
     return (int)(left < chunk_bytes(r) ? left : chunk_bytes(r));
-}
-
-// Chunks under way in the lane of this exchange, and whether one more may go. (Bulk never rests altogether: what is not
-// bulk may itself be stuck, until a peer has received bulk.)
-static int *lane_of(const cf_flights *all, const cf_request *r) {
-    return &all->under_way[r->group->world[r->send_to]][r->bulk];
-}
-
-static bool lane_open(const cf_flights *all, const cf_request *r) {
-    const int *lanes = all->under_way[r->group->world[r->send_to]];
-    return lanes[r->bulk] < (r->bulk && lanes[false] > 0 ? 1 : UNDER_WAY);
 }
 
 static void start_exchange(cf_flights *all, cf_flight *f, cf_request *r) {
@@ -119,22 +104,23 @@ static void now_moving(cf_flight *f) {
     f->moving = true;
 }
 
-static bool may_send(const cf_flight *f) {
-    const cf_request *r = f->request;
-    return f->posted < f->sends && cf_reached(r->after[0], CF_ARRIVED) && cf_reached(r->after[1], CF_ARRIVED);
-}
-
-// Sends what may be sent now. Called in the order in which exchanges were posted.
+// Sends what may be sent now. Called in the order in which exchanges were posted. (Bulk never rests altogether: what is not
+// bulk may itself be stuck, until a peer has received bulk.)
 static bool send_more(cf_flights *all, cf_flight *f) {
-    if (!may_send(f)) return false;
     cf_request *r = f->request;
-    int before = f->posted;
-    int64_t bytes = r->send_count * cf_dtype_size(r->dtype);
-    for (; f->posted < f->sends && lane_open(all, r); f->posted++, ++*lane_of(all, r))
+    const int before = f->posted;
+    if (before == f->sends || !cf_reached(r->after[0], CF_ARRIVED) || !cf_reached(r->after[1], CF_ARRIVED))
+        return false;
+    const int64_t bytes = r->send_count * cf_dtype_size(r->dtype);
+    int *lanes = all->under_way[r->group->world[r->send_to]];
+    for (; f->posted < f->sends && lanes[r->bulk] < (r->bulk && lanes[false] > 0 ? 1 : UNDER_WAY);
+         f->posted++) {
         cf_mpi_check(MPI_Isend((const char *)r->send + f->posted * chunk_bytes(r),
                                chunk_length(r, bytes, f->posted), MPI_BYTE, r->send_to, r->send_tag,
                                *(MPI_Comm *)r->group->native, &parts_of(f)[f->recvs + f->posted]),
                      "MPI_Isend", r);
+        lanes[r->bulk]++;
+    }
     if (before == 0 && f->posted > 0) now_moving(f);
     return f->posted > before;
 }
@@ -165,14 +151,6 @@ static void add_bf16(void *from, void *to, int *count, MPI_Datatype *type) {
     for (int i = 0; i < *count; i++) b[i] = cf_bf16_of_float(cf_float_of_bf16(b[i]) + cf_float_of_bf16(a[i]));
 }
 
-static int mpi_count(const cf_request *r, int64_t count) {
-    if (count > INT_MAX)
-        cf_die("use --overlap commfuse, or --overlap slice with more --slices",
-               "%s: a native collective of %lld elements per rank; MPI counts end at %d", r->label,
-               (long long)count, INT_MAX);
-    return (int)count;
-}
-
 // A block of `count` elements that starts again every `stride` elements: where rank i's block lies.
 static MPI_Datatype strided(const cf_request *r, MPI_Datatype type, int count) {
     MPI_Datatype block, resized;
@@ -182,20 +160,6 @@ static MPI_Datatype strided(const cf_request *r, MPI_Datatype type, int count) {
     cf_mpi_check(MPI_Type_commit(&resized), "MPI_Type_commit", r);
     MPI_Type_free(&block);
     return resized;
-}
-
-static void call_allgather(cf_flight *f, cf_request *r, MPI_Comm comm, MPI_Datatype type, int count) {
-    bool plain = r->stride == r->send_count;
-    MPI_Datatype into = plain ? type : strided(r, type, count);
-    char *own = (char *)r->recv + r->group->rank * r->stride * cf_dtype_size(r->dtype);
-    const void *send = r->send == own ? MPI_IN_PLACE : r->send;
-    int recv_count = plain ? count : 1;
-    if (r->blocking)
-        cf_mpi_check(MPI_Allgather(send, count, type, r->recv, recv_count, into, comm), "MPI_Allgather", r);
-    else
-        cf_mpi_check(MPI_Iallgather(send, count, type, r->recv, recv_count, into, comm, only_part(f)),
-                     "MPI_Iallgather", r);
-    if (!plain) MPI_Type_free(&into); // freed when the last use has ended
 }
 
 // The sum of what has come, in the order in which exchanges are summed: of rank j the blocks of j + 1, j + 2, …, j.
@@ -214,51 +178,41 @@ static void sum_stage(const cf_flights *all, const cf_flight *f) {
     }
 }
 
-// An all-to-all and a sum, which send no more than they must. What a library's reduce-scatter does depends on the call.
-// Those of Open MPI 4 that do not block, and MPI_Reduce_scatter_block, reduce everything to rank 0, which scatters: three
-// times the time on two ranks. MPI_Reduce_scatter sends as little as this, but works in memory that it takes from the
-// system anew for every call: for large blocks over shared memory that is most of its time. (tests/bench/
+#define COLLECTIVE(blocking_one, other, ...)                                                                 \
+    cf_mpi_check(r->blocking ? blocking_one(__VA_ARGS__) : other(__VA_ARGS__, f->few), #blocking_one, r)
+
+// A reduce-scatter is an all-to-all and a sum, which send no more than they must. What a library's reduce-scatter does depends
+// on the call. Those of Open MPI 4 that do not block, and MPI_Reduce_scatter_block, reduce everything to rank 0, which
+// scatters: three times the time on two ranks. MPI_Reduce_scatter sends as little as this, but works in memory that it takes
+// from the system anew for every call: for large blocks over shared memory that is most of its time. (tests/bench/
 // bench_collectives.c prints what each takes.)
-static void call_reduce_scatter(cf_flights *all, cf_flight *f, cf_request *r, MPI_Comm comm,
-                                MPI_Datatype type, int count) {
-    f->stage = take(&all->stages, r->send_count * r->group->size * cf_dtype_size(r->dtype), r);
-    if (r->blocking) {
-        cf_mpi_check(MPI_Alltoall(r->send, count, type, f->stage.at, count, type, comm), "MPI_Alltoall", r);
-        sum_stage(all, f);
-        give_back(&all->stages, f->stage);
-        f->stage = (cf_memory){0};
-    } else {
-        cf_mpi_check(MPI_Ialltoall(r->send, count, type, f->stage.at, count, type, comm, only_part(f)),
-                     "MPI_Ialltoall", r);
-    }
-}
-
-static void call_alltoall(cf_flight *f, cf_request *r, MPI_Comm comm, MPI_Datatype type, int count) {
-    bool plain = r->stride == r->send_count;
-    MPI_Datatype each = plain ? type : strided(r, type, count);
-    int n = plain ? count : 1;
-    if (r->blocking)
-        cf_mpi_check(MPI_Alltoall(r->send, n, each, r->recv, n, each, comm), "MPI_Alltoall", r);
-    else
-        cf_mpi_check(MPI_Ialltoall(r->send, n, each, r->recv, n, each, comm, only_part(f)), "MPI_Ialltoall",
-                     r);
-    if (!plain) MPI_Type_free(&each);
-}
-
 static void start_collective(cf_flights *all, cf_flight *f, cf_request *r) {
     MPI_Comm comm = *(MPI_Comm *)r->group->native;
+    f->sends = f->posted = !r->blocking; // its one part
     if (r->kind == CF_REQUEST_BARRIER) {
-        cf_mpi_check(MPI_Ibarrier(comm, only_part(f)), "MPI_Ibarrier", r);
+        f->sends = f->posted = 1;
+        cf_mpi_check(MPI_Ibarrier(comm, f->few), "MPI_Ibarrier", r);
         return;
     }
-    MPI_Datatype type = mpi_type(r);
-    int count = mpi_count(r, r->send_count);
-    if (r->kind == CF_REQUEST_ALLGATHER)
-        call_allgather(f, r, comm, type, count);
-    else if (r->kind == CF_REQUEST_REDUCE_SCATTER)
-        call_reduce_scatter(all, f, r, comm, type, count);
-    else
-        call_alltoall(f, r, comm, type, count);
+    if (r->send_count > INT_MAX)
+        cf_die("use --overlap commfuse, or --overlap slice with more --slices",
+               "%s: a native collective of %lld elements per rank; MPI counts end at %d", r->label,
+               (long long)r->send_count, INT_MAX);
+    const int64_t element = cf_dtype_size(r->dtype);
+    const bool sums = r->kind == CF_REQUEST_REDUCE_SCATTER, plain = sums || r->stride == r->send_count;
+    const int count = (int)r->send_count, n = plain ? count : 1;
+    MPI_Datatype type = mpi_type(r), block = plain ? type : strided(r, type, count);
+    if (r->kind == CF_REQUEST_ALLGATHER) {
+        const bool in_place = r->send == (char *)r->recv + r->group->rank * r->stride * element;
+        COLLECTIVE(MPI_Allgather, MPI_Iallgather, in_place ? MPI_IN_PLACE : r->send, count, type, r->recv, n,
+                   block, comm);
+    } else {
+        if (sums) f->stage = take(&all->stages, r->send_count * r->group->size * element, r);
+        COLLECTIVE(MPI_Alltoall, MPI_Ialltoall, r->send, n, block, sums ? f->stage.at : r->recv, n, block,
+                   comm);
+    }
+    if (!plain) MPI_Type_free(&block); // freed when the last use has ended
+    f->staged = sums && r->blocking;
 }
 
 // --- all of them ---
@@ -308,28 +262,23 @@ static bool part_done(cf_flight *f, int i) {
     return done;
 }
 
-// Are all parts done? Those that receive are watched by themselves: others may go on once they are done, and a time-out
-// tells which half is missing.
-static bool test_parts(cf_flights *all, cf_flight *f, bool *news) {
-    const cf_request *r = f->request;
-    while (f->received < f->recvs && part_done(f, f->received)) f->received++;
-    if (f->received > 0) now_moving(f);
-    for (; f->sent < f->posted && part_done(f, f->recvs + f->sent); f->sent++)
-        if (r->kind == CF_REQUEST_EXCHANGE) --*lane_of(all, r);
-    if (f->recvs > 0 && f->received == f->recvs && !f->request->received) {
-        __atomic_store_n(&f->request->received, 1, __ATOMIC_SEQ_CST);
-        *news = true;
-    }
-    return f->received == f->recvs && f->sent == f->sends;
-}
-
-// A reduce-scatter that has come is summed at the next look: by then what queues behind it is on its way.
+// Parts that receive are watched by themselves: others may go on once they are done, and a time-out says which half is
+// missing. A reduce-scatter that has come is summed at the next look: by then what queues behind it is on its way.
 static bool has_ended(cf_flights *all, cf_flight *f, bool *news) {
+    cf_request *r = f->request;
     if (f->staged) {
         sum_stage(all, f);
         return true;
     }
-    if (!test_parts(all, f, news)) return false;
+    while (f->received < f->recvs && part_done(f, f->received)) f->received++;
+    if (f->received > 0) now_moving(f);
+    for (; f->sent < f->posted && part_done(f, f->recvs + f->sent); f->sent++)
+        if (r->kind == CF_REQUEST_EXCHANGE) --all->under_way[r->group->world[r->send_to]][r->bulk];
+    if (f->recvs > 0 && f->received == f->recvs && !r->received) {
+        __atomic_store_n(&r->received, 1, __ATOMIC_SEQ_CST);
+        *news = true;
+    }
+    if (f->received < f->recvs || f->sent < f->sends) return false;
     f->staged = f->stage.at != NULL;
     *news |= f->staged;
     return !f->staged;
@@ -357,13 +306,12 @@ bool cf_flights_test(cf_flights *all) {
     return news;
 }
 
-static bool travels(const cf_flight *f) {
-    return f->request->kind != CF_REQUEST_EXCHANGE && !f->staged;
-}
-
 bool cf_flights_collective(const cf_flights *all, const cf_group *group) {
-    for (int i = 0; i < all->actives; i++)
-        if (travels(&all->active[i]) && (!group || all->active[i].request->group == group)) return true;
+    for (int i = 0; i < all->actives; i++) {
+        const cf_flight *f = &all->active[i];
+        if (f->request->kind != CF_REQUEST_EXCHANGE && !f->staged && (!group || f->request->group == group))
+            return true;
+    }
     return false;
 }
 

@@ -40,8 +40,8 @@ typedef struct cf_flights {
 void cf_flights_open(cf_flights *all, int ranks);
 void cf_flights_close(cf_flights *all);
 
-// From here on the request can receive; its group's `native` is an MPI_Comm *. A collective is called; a blocking one is
-// complete when this returns.
+// From here on the request can receive; its group's `native` is an MPI_Comm *. A collective is called; a blocking one has
+// travelled when this returns.
 void cf_flights_start(cf_flights *all, cf_request *r);
 // Send what may be sent now. True: something was.
 bool cf_flights_send(cf_flights *all);

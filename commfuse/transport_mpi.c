@@ -63,20 +63,16 @@ enum {
     HWTHREADS_OF_ONE_CORE = 2
 };
 
-static inline void cpu_relax(void) {
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
-
-// Between two polls of a flag. After POLLS_BEFORE_YIELD polls, yield the core.
+// Between two polls of a flag.
 static void poll_again(int polls) {
-    if (polls < POLLS_BEFORE_YIELD)
-        cpu_relax();
+    if (polls >= POLLS_BEFORE_YIELD) sched_yield();
+#if defined(__x86_64__) || defined(__i386__)
     else
-        sched_yield();
+        __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    else
+        __asm__ volatile("yield");
+#endif
 }
 
 typedef struct mpi_state {
@@ -104,25 +100,15 @@ typedef struct mpi_state {
 
 // --- the progress thread ---
 
-static void announce(mpi_state *s) {
-    if (atomic_load(&s->waiters) == 0) return;
-    pthread_mutex_lock(&s->lock);
-    pthread_cond_broadcast(&s->done);
-    pthread_mutex_unlock(&s->lock);
-}
-
 // A library wants the collectives of a group started in one order on all ranks: that of the program. One runs at a time,
 // as on a stream: at once they would share the wire, and the first would end with the last.
-static bool must_queue(const mpi_state *s, const cf_request *r) {
-    for (const cf_request *p = s->pending; p != r; p = p->next)
-        if (p->group == r->group) return true;
-    return cf_flights_collective(&s->flights, r->group);
-}
-
 static bool may_start(const mpi_state *s, const cf_request *r) {
     if (r->kind == CF_REQUEST_EXCHANGE) return true;
     if (!cf_reached(r->after[0], CF_ARRIVED) || !cf_reached(r->after[1], CF_ARRIVED)) return false;
-    return !must_queue(s, r) && !(r->blocking && cf_flights_hold_back(&s->flights));
+    for (const cf_request *p = s->pending; p != r; p = p->next)
+        if (p->group == r->group) return false;
+    return !cf_flights_collective(&s->flights, r->group) &&
+           !(r->blocking && cf_flights_hold_back(&s->flights));
 }
 
 // Start what may start: exchanges, so that the messages of one pair of ranks with one tag are received in the order of
@@ -149,17 +135,14 @@ static bool has_news(const mpi_state *s) {
     return __atomic_load_n(&s->first, __ATOMIC_ACQUIRE) != NULL;
 }
 
-static void linger(mpi_state *s) {
-    double begin = cf_now_ms();
-    for (int polls = 0; !has_news(s) && !atomic_load(&s->crowded) && cf_now_ms() - begin < LINGER_MS; polls++)
-        poll_again(polls);
-}
-
 // Move posted requests to the pending list; sleep while there is nothing at all to do. False: go home.
 static bool take_posted(mpi_state *s) {
-    bool busy = s->pending || s->flights.actives > 0;
+    const bool busy = s->pending || s->flights.actives > 0;
+    const double begin_ms = cf_now_ms();
     if (busy && !has_news(s)) return true;
-    if (!busy) linger(s);
+    for (int polls = 0;
+         !busy && !has_news(s) && !atomic_load(&s->crowded) && cf_now_ms() - begin_ms < LINGER_MS; polls++)
+        poll_again(polls);
     pthread_mutex_lock(&s->lock);
     while (!s->first && !s->pending && s->flights.actives == 0 && !s->quit)
         pthread_cond_wait(&s->posted, &s->lock);
@@ -170,19 +153,10 @@ static bool take_posted(mpi_state *s) {
     pthread_mutex_unlock(&s->lock);
     if (!busy) s->moved_ms = cf_now_ms(); // nothing could move
     if (first) {
-        if (s->pending_last)
-            s->pending_last->next = first;
-        else
-            s->pending = first;
+        *(s->pending ? &s->pending_last->next : &s->pending) = first;
         s->pending_last = last;
     }
     return !quit || s->pending || s->flights.actives > 0;
-}
-
-static void has_moved(mpi_state *s) {
-    double now = cf_now_ms();
-    s->pace_ms += (now - s->moved_ms - s->pace_ms) / PACE_SHARE;
-    s->moved_ms = now;
 }
 
 // 0: something will move before a nap would end
@@ -196,22 +170,19 @@ static long nap_ns(const mpi_state *s) {
     return ns < NAP_NS_MAX ? (long)ns : NAP_NS_MAX;
 }
 
-static void nap(mpi_state *s, long ns) {
-    pthread_mutex_lock(&s->lock);
-    bool hurry = ns > NAP_NS && atomic_load(&s->waiters) > 0; // whoever began to wait since has woken nobody
-    if (!s->first && !hurry) cf_condition_wait(&s->posted, &s->lock, (double)ns * 1e-9);
-    pthread_mutex_unlock(&s->lock);
-}
-
 static void rest(mpi_state *s, int idle) {
     if (!atomic_load(&s->crowded)) {
-        long ns = nap_ns(s);
-        if (ns > 0) nap(s, ns);
-    } else if (idle != 0) {
+        const long ns = nap_ns(s);
+        if (ns == 0) return;
+        pthread_mutex_lock(&s->lock);
+        bool hurry =
+            ns > NAP_NS && atomic_load(&s->waiters) > 0; // whoever began to wait since has woken nobody
+        if (!s->first && !hurry) cf_condition_wait(&s->posted, &s->lock, (double)ns * 1e-9);
+        pthread_mutex_unlock(&s->lock);
+    } else if (idle != 0)
         sched_yield();
-    } else {
+    else
         nanosleep(&(struct timespec){0, REST_NS}, NULL);
-    }
 }
 
 // A rest of microseconds shall be one, and the thread shall get its core back at once although a compute thread
@@ -240,13 +211,19 @@ static void *progress(void *argument) {
         bool moved = start_pending(s);
         moved |= cf_flights_send(&s->flights);
         if (cf_flights_test(&s->flights)) {
-            announce(s);
             moved = true;
+            if (atomic_load(&s->waiters) > 0) {
+                pthread_mutex_lock(&s->lock);
+                pthread_cond_broadcast(&s->done);
+                pthread_mutex_unlock(&s->lock);
+            }
         }
         idle = moved ? 0 : (idle + 1) % POLLS_BEFORE_REST;
-        if (moved)
-            has_moved(s);
-        else
+        if (moved) {
+            double now_ms = cf_now_ms();
+            s->pace_ms += (now_ms - s->moved_ms - s->pace_ms) / PACE_SHARE;
+            s->moved_ms = now_ms;
+        } else
             rest(s, idle);
     }
     return NULL;
@@ -291,65 +268,48 @@ static const cf_request *awaited(const cf_request *r) {
     return r;
 }
 
-// The peer whose half is missing, as a world rank; -1: any.
-static int missing_peer(const cf_request *r) {
-    bool received = r->recv_from < 0 || cf_reached(r, CF_ARRIVED);
-    int rank = received ? r->send_to : r->recv_from;
-    return rank < 0 ? -1 : r->group->world[rank];
-}
-
-// For whom this thread waits, and for what.
+// For whom this thread waits (of an exchange the peer whose half is missing), and for what.
 static cf_wait wait_for(const cf_request *r) {
-    return (cf_wait){missing_peer(awaited(r)), r->label, r->layer, r->step};
-}
-
-static void tell_watch(const mpi_state *s, const cf_request *r) {
-    cf_watch_waits(s->watch, awaited(r)->group, wait_for(r));
-}
-
-// Too long by its own measure, or another rank has given up, so that the run is at its end.
-static bool too_long(const mpi_state *s, double begin_ms) {
-    double waited_ms = cf_now_ms() - begin_ms;
-    return (s->timeout_ms > 0 && waited_ms >= s->timeout_ms) || cf_watch_is_over(s->watch, waited_ms);
+    const cf_request *late = awaited(r);
+    const bool received = late->recv_from < 0 || cf_reached(late, CF_ARRIVED);
+    const int peer = received ? late->send_to : late->recv_from;
+    return (cf_wait){peer < 0 ? -1 : late->group->world[peer], r->label, r->layer, r->step};
 }
 
 static void wait_asleep(mpi_state *s, const cf_request *r, cf_point point, double begin_ms) {
     double looked_ms = begin_ms;
     pthread_mutex_lock(&s->lock);
     while (!cf_reached(r, point)) {
-        tell_watch(s, r);
+        cf_watch_waits(s->watch, awaited(r)->group, wait_for(r));
         cf_condition_wait(&s->done, &s->lock, LOOK_MS * 1e-3);
-        double gap_ms = cf_now_ms() - looked_ms;
+        const double gap_ms = cf_now_ms() - looked_ms;
         if (gap_ms > GAP_MS) begin_ms += gap_ms;
         looked_ms += gap_ms;
-        if (cf_reached(r, point) || !too_long(s, begin_ms)) continue;
+        const double waited_ms = looked_ms - begin_ms;
+        if (cf_reached(r, point)) break;
+        // Too long by its own measure, or another rank has given up, so that the run is at its end.
+        if (!(s->timeout_ms > 0 && waited_ms >= s->timeout_ms) && !cf_watch_is_over(s->watch, waited_ms))
+            continue;
         pthread_mutex_unlock(&s->lock);
-        cf_watch_give_up(s->watch, NULL, wait_for(r), cf_now_ms() - begin_ms, NULL);
+        cf_watch_give_up(s->watch, NULL, wait_for(r), waited_ms, NULL);
     }
     pthread_mutex_unlock(&s->lock);
     cf_watch_goes_on(s->watch);
 }
 
-// From here on the progress thread naps no longer than it must.
-static void begin_waiting(mpi_state *s) {
-    atomic_fetch_add(&s->waiters, 1);
+static cf_moment wait(cf_transport *t, cf_request *r, cf_point point, cf_stream *stream) {
+    mpi_state *s = (mpi_state *)t->state;
+    if (cf_reached(r, point)) return cf_moment_now(stream);
+    double begin_ms = cf_now_ms();
+    atomic_fetch_add(&s->waiters, 1); // from here on the progress thread naps no longer than it must
     pthread_mutex_lock(&s->lock);
     pthread_cond_signal(&s->posted);
     pthread_mutex_unlock(&s->lock);
-}
-
-static void wait_here(mpi_state *s, const cf_request *r, cf_point point) {
-    double begin = cf_now_ms();
-    begin_waiting(s);
-    if (!atomic_load(&s->crowded))
-        for (int polls = 0; !cf_reached(r, point) && cf_now_ms() - begin < SPIN_MS; polls++)
-            poll_again(polls);
-    if (!cf_reached(r, point)) wait_asleep(s, r, point, begin);
+    for (int polls = 0;
+         !atomic_load(&s->crowded) && !cf_reached(r, point) && cf_now_ms() - begin_ms < SPIN_MS; polls++)
+        poll_again(polls);
+    if (!cf_reached(r, point)) wait_asleep(s, r, point, begin_ms);
     atomic_fetch_sub(&s->waiters, 1);
-}
-
-static cf_moment wait(cf_transport *t, cf_request *r, cf_point point, cf_stream *stream) {
-    if (!cf_reached(r, point)) wait_here((mpi_state *)t->state, r, point);
     return cf_moment_now(stream);
 }
 
@@ -359,17 +319,13 @@ static int64_t bytes_sent(cf_transport *t) {
 
 // --- start and end ---
 
-static double timeout_s_of(const cf_transport *t) {
-    return ((const mpi_state *)t->state)->timeout_ms / 1e3;
-}
-
 // Before the progress thread has anything to do, so MPI may be called from here.
 static void bind_group(cf_transport *t, cf_group *group) {
     mpi_state *s = (mpi_state *)t->state;
     MPI_Group all, members;
     if (s->comms == GROUPS_MAX) cf_die(NULL, "more than %d groups of ranks", GROUPS_MAX);
     MPI_Comm *comm = &s->comm[s->comms++];
-    cf_deadline_begin("MPI makes a group", timeout_s_of(t));
+    cf_deadline_begin("MPI makes a group", s->ranks->timeout_s);
     cf_mpi_check(MPI_Comm_group(MPI_COMM_WORLD, &all), "MPI_Comm_group", NULL);
     cf_mpi_check(MPI_Group_incl(all, group->size, group->world, &members), "MPI_Group_incl", NULL);
     cf_mpi_check(MPI_Comm_create_group(MPI_COMM_WORLD, members, group->world[0], comm),
@@ -416,7 +372,7 @@ static void close_transport(cf_transport *t) {
     pthread_mutex_unlock(&s->lock);
     pthread_join(s->thread, NULL);
     cf_watch_close(s->watch);
-    cf_deadline_begin("MPI ends", timeout_s_of(t));
+    cf_deadline_begin("MPI ends", s->ranks->timeout_s);
     cf_flights_close(&s->flights);
     for (int i = 0; i < s->comms; i++) MPI_Comm_free(&s->comm[i]);
     cf_deadline_end();
