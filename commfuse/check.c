@@ -40,11 +40,12 @@ struct cf_checksums {
     const cf_group *group;
     const char *label;
     int tags;
-    uint64_t *sent, *found, *told; // (steps) each, of one allocation: own, of what has arrived, received
-    int *made_by;                  // per step: the one whose word is sent …
-    bool *forwards;                // … from told, rather than from sent
-    cf_request *request;           // one per step
-    cf_difference about;           // of the run in progress
+    uint64_t *sent, *found,
+        *came;           // (steps) each, of one allocation: own, of what has arrived, that came with it
+    int *made_by;        // per step: the one whose word is sent …
+    bool *forwards;      // … from came, rather than from sent
+    cf_request *request; // one per step
+    cf_difference about; // of the run in progress
     cf_checksums *next;
 };
 
@@ -64,42 +65,25 @@ void cf_check_free(cf_check *check) {
     free(check);
 }
 
-static const cf_checksums *operation_of(const cf_check *check, const cf_difference *d) {
-    const cf_checksums *c = check->first;
-    while (c && c->number != d->about[OPERATION]) c = c->next;
-    if (!c) cf_die(NULL, "a difference in operation %lld, which is no more", (long long)d->about[OPERATION]);
-    return c;
-}
-
-// Not by the one that made it: in the ring of an all-gather.
-static bool passed_on(const cf_schedule *s, const cf_step *step) {
-    return s->operation == CF_ALLGATHER && step->recv_slice / s->slices != step->recv_from;
-}
-
-static int64_t bytes_of(const cf_schedule *s, int slice, const cf_difference *d) {
-    int k = slice % s->slices;
-    int64_t rows = d->about[ROWS];
-    return (cf_schedule_row(s, rows, k + 1) - cf_schedule_row(s, rows, k)) * d->about[ROW_BYTES];
-}
-
 static void describe(const cf_checksums *c, const cf_difference *d, char *text, char *hint) {
     const cf_schedule *s = c->schedule;
     const cf_step *step = &s->step[d->place - 1];
+    const int slice = step->recv_slice, k = slice % s->slices, owner = slice / s->slices;
+    const int64_t rows = cf_schedule_row(s, d->about[ROWS], k + 1) - cf_schedule_row(s, d->about[ROWS], k);
     int rank = c->group->world[c->group->rank], peer = c->group->world[step->recv_from];
     char layer[32] = "", number[32] = "", sender[96] = "it", before[64] = "";
     if (d->about[LAYER] >= 0) snprintf(layer, sizeof layer, ", layer %lld", (long long)d->about[LAYER]);
     if (d->about[STEP] >= 0) snprintf(number, sizeof number, ", step %lld", (long long)d->about[STEP]);
-    if (passed_on(s, step)) {
-        snprintf(sender, sizeof sender, "rank %d, whose they are,",
-                 c->group->world[step->recv_slice / s->slices]);
+    if (s->operation == CF_ALLGATHER && owner != step->recv_from) { // it was passed on, in a ring
+        snprintf(sender, sizeof sender, "rank %d, whose they are,", c->group->world[owner]);
         snprintf(before, sizeof before, ", unless rank %d has found the same: then those before it", peer);
     }
     snprintf(
         text, CF_CHECK_TEXT,
         "rank %d got other bytes from rank %d than %s sent: %s%s%s, slice %d of %d, %lld bytes: checksum "
         "%016llx, expected %016llx",
-        rank, peer, sender, c->label, layer, number, step->recv_slice, s->ranks * s->slices,
-        (long long)bytes_of(s, step->recv_slice, d), (unsigned long long)d->found,
+        rank, peer, sender, c->label, layer, number, slice, s->ranks * s->slices,
+        (long long)(rows * d->about[ROW_BYTES]), (unsigned long long)d->found,
         (unsigned long long)d->expected);
     snprintf(hint, CF_CHECK_TEXT,
              "suspect memory or network of the hosts of ranks %d and %d%s; the last checkpoint is sound",
@@ -113,7 +97,10 @@ bool cf_check_look(cf_check *check, cf_stream *stream, char text[CF_CHECK_TEXT],
     cf_stream_sync(stream);
     check->compared = false;
     if (d.place == 0) return false;
-    describe(operation_of(check, &d), &d, text, hint);
+    const cf_checksums *c = check->first;
+    while (c && c->number != d.about[OPERATION]) c = c->next;
+    if (!c) cf_die(NULL, "a difference in operation %lld, which is no more", (long long)d.about[OPERATION]);
+    describe(c, &d, text, hint);
     cf_zero(check->difference, (int64_t)sizeof d, stream);
     return true;
 }
@@ -157,15 +144,11 @@ static void find_word(cf_checksums *c, int index) {
     }
 }
 
-static bool exchanges(const cf_schedule *s) {
-    for (int i = 0; i < s->count; i++)
-        if (s->step[i].kind == CF_EXCHANGE) return true;
-    return false;
-}
-
 cf_checksums *cf_checksums_create(cf_check *check, const cf_schedule *schedule, const cf_group *group,
                                   const char *label, int tags) {
-    if (!check || !exchanges(schedule)) return NULL;
+    bool exchanges = false;
+    for (int i = 0; i < schedule->count; i++) exchanges |= schedule->step[i].kind == CF_EXCHANGE;
+    if (!check || !exchanges) return NULL;
     cf_checksums *c = calloc(1, sizeof *c);
     size_t count = (size_t)schedule->count;
     if (!c) cf_die(NULL, "out of memory for the checksums of %s", label);
@@ -183,7 +166,7 @@ cf_checksums *cf_checksums_create(cf_check *check, const cf_schedule *schedule, 
     if (!c->made_by || !c->forwards || !c->request)
         cf_die(NULL, "out of memory for the checksums of %s", label);
     c->found = c->sent + count;
-    c->told = c->found + count;
+    c->came = c->found + count;
     for (int i = 0; i < schedule->count; i++)
         if (schedule->step[i].kind == CF_EXCHANGE && schedule->step[i].send_to >= 0) find_word(c, i);
     check->first = c;
@@ -232,8 +215,8 @@ void cf_checksums_post(cf_checksums *c, int step, const cf_request *payload, cf_
                       .recv_from = payload->recv_from,
                       .send_tag = payload->send_tag + c->tags,
                       .recv_tag = payload->recv_tag + c->tags,
-                      .send = forwards ? &c->told[from] : &c->sent[from],
-                      .recv = &c->told[step],
+                      .send = forwards ? &c->came[from] : &c->sent[from],
+                      .recv = &c->came[step],
                       .send_count = sends,
                       .recv_count = receives,
                       .after = {forwards ? &c->request[from] : NULL},
@@ -254,6 +237,6 @@ cf_request *cf_checksums_request(cf_checksums *c, int step) {
 }
 
 void cf_checksums_compare(cf_checksums *c, cf_stream *stream) {
-    cf_compare(c->told, c->found, c->schedule->count, &c->about, c->check->difference, stream);
+    cf_compare(c->came, c->found, c->schedule->count, &c->about, c->check->difference, stream);
     c->check->compared = true;
 }
