@@ -27,7 +27,7 @@ struct cf_bootstrap {
     void (*close)(cf_bootstrap *); // collective; frees the bootstrap
 };
 
-// Also tells die who this process is and how to end the others. timeout_s: longest wait for a rank to appear.
+// Also lets die know who this process is and how to end the others. timeout_s: longest wait for a rank to appear.
 cf_bootstrap *cf_bootstrap_create(int *argc, char ***argv, double timeout_s);
 // MPI's world. NULL where the program was built without MPI, or was not started by it and may not be alone.
 cf_bootstrap *cf_bootstrap_mpi(int *argc, char ***argv, double timeout_s, bool or_alone);

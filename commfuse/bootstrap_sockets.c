@@ -99,7 +99,7 @@ typedef struct sockets {
 } sockets;
 
 static sockets *of_process; // for the abort hook, which has no argument
-static int32_t lost_rank;   // on a star only rank 0 sees who is gone: it tells the others before it leaves
+static int32_t lost_rank;   // on a star only rank 0 sees who is gone: the others learn it before it leaves
 
 static double now_s(void) {
     return cf_now_ms() * 1e-3;
@@ -197,10 +197,10 @@ static void abort_all(int status) {
     (void)status;
     cf_watch_farewell();
     sockets *s = of_process;
-    bool tells = s->base.rank == 0 && pthread_mutex_trylock(&s->busy) == 0; // no frame is half sent
+    bool may_send = s->base.rank == 0 && pthread_mutex_trylock(&s->busy) == 0; // no frame is half sent
     for (int i = 0; i < s->lines; i++) {
         if (s->line[i].fd < 0) continue;
-        if (tells) send_frame(s, &s->line[i], LOST, "", 0, 0);
+        if (may_send) send_frame(s, &s->line[i], LOST, "", 0, 0);
         shutdown(s->line[i].fd, SHUT_WR);
     }
 }
@@ -219,7 +219,7 @@ CF_NORETURN static void lost(const sockets *s, int rank) {
 
 // --- what ranks give each other ---
 
-static void take(sockets *s, int from, uint32_t kind, void *to, int64_t bytes, double deadline_s) {
+static void expect(sockets *s, int from, uint32_t kind, void *to, int64_t bytes, double deadline_s) {
     head h;
     outcome how = receive_frame(&s->line[from], &h, to, bytes, deadline_s);
     if (how == WHOLE && h.kind == LOST && from == 0 && h.from >= 0 && h.from < s->base.size) lost(s, h.from);
@@ -237,7 +237,7 @@ static void take(sockets *s, int from, uint32_t kind, void *to, int64_t bytes, d
                (long long)h.bytes, h.kind, s->base.rank, (long long)bytes, kind);
 }
 
-static void give(sockets *s, int to, uint32_t kind, const void *from, int64_t bytes, double deadline_s) {
+static void send_to(sockets *s, int to, uint32_t kind, const void *from, int64_t bytes, double deadline_s) {
     pthread_mutex_lock(&s->busy);
     bool sent = send_frame(s, &s->line[to], kind, from, bytes, deadline_s);
     pthread_mutex_unlock(&s->busy);
@@ -249,15 +249,15 @@ static void exchange(sockets *s, uint32_t kind, const void *mine, void *all, int
     const int64_t whole = bytes * s->base.size;
     const double deadline_s = deadline_of(s, s->base.rank ? LAST_WORDS_S : 0);
     if (s->base.rank != 0) {
-        give(s, 0, kind, mine, bytes, deadline_s);
+        send_to(s, 0, kind, mine, bytes, deadline_s);
         pthread_mutex_lock(&s->busy);
-        take(s, 0, kind, all, whole, deadline_s);
+        expect(s, 0, kind, all, whole, deadline_s);
         pthread_mutex_unlock(&s->busy);
         return;
     }
-    for (int i = 1; i < s->lines; i++) take(s, i, kind, (char *)all + i * bytes, bytes, deadline_s);
+    for (int i = 1; i < s->lines; i++) expect(s, i, kind, (char *)all + i * bytes, bytes, deadline_s);
     memcpy(all, mine, (size_t)bytes);
-    for (int i = 1; i < s->lines; i++) give(s, i, kind, all, whole, deadline_of(s, 0));
+    for (int i = 1; i < s->lines; i++) send_to(s, i, kind, all, whole, deadline_of(s, 0));
 }
 
 static void allgather_sockets(cf_bootstrap *b, const void *mine, void *all, int64_t bytes) {
@@ -275,7 +275,7 @@ static void *notice_who_goes(void *argument) {
         if (s->look[i].revents) lost(s, i);
     // Rank 0's last word may be who is gone. Where the other thread listens to it, that one hears it.
     pthread_mutex_lock(&s->busy);
-    take(s, 0, LOST, NULL, 0, 0);
+    expect(s, 0, LOST, NULL, 0, 0);
     return NULL;
 }
 

@@ -2,7 +2,7 @@
 // receiver makes its own of what has arrived, before it is used, and compares when the operation is finished, when all
 // of them are here. So nobody waits for a checksum that is still on its way but at the very end.
 //
-//   posted, behind the payload    checksum of what is sent, once for each slice however often it is sent
+//   posted, after the payload     checksum of what is sent, once for each slice however often it is sent
 //   arrived, before the first use checksum of what has arrived; a stage slot may be written again later
 //   finish                        both lists compared; the first difference is kept on the device
 //   verdict                       the host reads it, and dies
@@ -124,7 +124,7 @@ static bool same(cf_place a, cf_place b) {
     return a.buffer == b.buffer && a.slot == b.slot;
 }
 
-// Whose word a step sends: that of the last earlier step which has sent or received what lies there, else its own.
+// Whose word a step sends: that of the last earlier step which has sent or received what is there, otherwise itself.
 static void find_word(cf_checksums *c, int index) {
     const cf_step *step = &c->schedule->step[index];
     c->made_by[index] = index;

@@ -1,7 +1,7 @@
 // See die.h. The order of things when a rank gives up:
 //   1. arm an alarm that ends the process in a few seconds whatever happens next;
 //   2. print the message; what stdout still holds comes after it, as a reader may have stopped reading that;
-//   3. wait until the launcher has read it: told to end the ranks, some drop what they have not (MPICH's, for one);
+//   3. wait until the launcher has read it: asked to end the ranks, some drop what they have not (MPICH's, for one);
 //   4. let the transport end the other ranks (its abort may hang: that is what 1 is for);
 //   5. _exit without running exit handlers, which may wait for threads stuck in a library.
 // Several threads may die at once (compute and progress): the first one does the above, the others stop.

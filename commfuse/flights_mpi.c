@@ -1,10 +1,8 @@
 // See flights_mpi.h.
 #include "flights_mpi.h"
-#include "bf16.h"
 #include "die.h"
 #include <limits.h>
 #include <stdlib.h>
-#include <string.h>
 
 enum {
     CHUNK = 256 << 10, // bytes
@@ -35,7 +33,7 @@ void cf_mpi_check(int code, const char *call, const cf_request *r) {
 
 // --- memory ---
 
-static cf_memory take(cf_pool *p, int64_t bytes, const cf_request *r) {
+static cf_memory get(cf_pool *p, int64_t bytes, const cf_request *r) {
     cf_memory m = {0};
     if (p->spares > 0) m = p->spare[--p->spares];
     if (m.bytes >= bytes) return m;
@@ -47,7 +45,7 @@ static cf_memory take(cf_pool *p, int64_t bytes, const cf_request *r) {
     return m;
 }
 
-static void give_back(cf_pool *p, cf_memory m) {
+static void put_back(cf_pool *p, cf_memory m) {
     if (!m.at) return;
     if (p->spares == p->capacity) {
         p->capacity = 2 * p->capacity + 64;
@@ -57,7 +55,7 @@ static void give_back(cf_pool *p, cf_memory m) {
     p->spare[p->spares++] = m;
 }
 
-static void drain(cf_pool *p) {
+static void free_all(cf_pool *p) {
     for (int i = 0; i < p->spares; i++) free(p->spare[i].at);
     free(p->spare);
 }
@@ -92,7 +90,7 @@ static void start_exchange(cf_flights *all, cf_flight *f, cf_request *r) {
     f->sends = r->send_to >= 0 ? chunks(r, r->send_count * size) : 0;
     f->recvs = r->recv_from >= 0 ? chunks(r, bytes) : 0;
     int parts = f->sends + f->recvs;
-    if (parts > 2) f->many = take(&all->lists, parts * (int64_t)sizeof(MPI_Request), r);
+    if (parts > 2) f->many = get(&all->lists, parts * (int64_t)sizeof(MPI_Request), r);
     for (int i = 0; i < f->recvs; i++)
         cf_mpi_check(MPI_Irecv((char *)r->recv + i * chunk_bytes(r), chunk_length(r, bytes, i), MPI_BYTE,
                                r->recv_from, r->recv_tag, *(MPI_Comm *)r->group->native, &parts_of(f)[i]),
@@ -127,31 +125,7 @@ static bool send_more(cf_flights *all, cf_flight *f) {
 
 // --- collectives ---
 
-static MPI_Datatype mpi_type(const cf_request *r) {
-    switch (r->dtype) {
-    case CF_FP32:
-        return MPI_FLOAT;
-    case CF_FP64:
-        return MPI_DOUBLE;
-    case CF_INT64:
-        return MPI_INT64_T;
-    case CF_BF16:
-        return MPI_UINT16_T;
-    case CF_BYTE:
-        break;
-    }
-    return MPI_BYTE;
-}
-
-// What MPI does not know: added in float, rounded after each addition.
-static void add_bf16(void *from, void *to, int *count, MPI_Datatype *type) {
-    (void)type;
-    const uint16_t *a = (const uint16_t *)from;
-    uint16_t *b = (uint16_t *)to;
-    for (int i = 0; i < *count; i++) b[i] = cf_bf16_of_float(cf_float_of_bf16(b[i]) + cf_float_of_bf16(a[i]));
-}
-
-// A block of `count` elements that starts again every `stride` elements: where rank i's block lies.
+// A block of `count` elements that starts again every `stride` elements: the place of rank i's block.
 static MPI_Datatype strided(const cf_request *r, MPI_Datatype type, int count) {
     MPI_Datatype block, resized;
     cf_mpi_check(MPI_Type_contiguous(count, type, &block), "MPI_Type_contiguous", r);
@@ -163,19 +137,13 @@ static MPI_Datatype strided(const cf_request *r, MPI_Datatype type, int count) {
 }
 
 // The sum of what has come, in the order in which exchanges are summed: of rank j the blocks of j + 1, j + 2, …, j.
-static void sum_stage(const cf_flights *all, const cf_flight *f) {
+static void sum_stage(const cf_flight *f) {
     const cf_request *r = f->request;
-    int64_t bytes = r->send_count * cf_dtype_size(r->dtype);
-    int N = r->group->size;
-    for (int i = 1; i <= N && bytes > 0; i++) {
-        const char *block = (const char *)f->stage.at + (r->group->rank + i) % N * bytes;
-        if (i == 1)
-            memcpy(r->recv, block, (size_t)bytes);
-        else
-            cf_mpi_check(MPI_Reduce_local(block, r->recv, (int)r->send_count, mpi_type(r),
-                                          r->dtype == CF_BF16 ? all->sum_of_bf16 : MPI_SUM),
-                         "MPI_Reduce_local", r);
-    }
+    const int64_t bytes = r->send_count * cf_dtype_size(r->dtype);
+    const int N = r->group->size, first = r->group->rank + 1;
+    cf_copy(r->recv, (const char *)f->stage.at + first % N * bytes, bytes, NULL);
+    for (int i = 1; i < N; i++)
+        cf_add(r->recv, (const char *)f->stage.at + (first + i) % N * bytes, r->send_count, r->dtype, NULL);
 }
 
 #define COLLECTIVE(blocking_one, other, ...)                                                                 \
@@ -201,13 +169,17 @@ static void start_collective(cf_flights *all, cf_flight *f, cf_request *r) {
     const int64_t element = cf_dtype_size(r->dtype);
     const bool sums = r->kind == CF_REQUEST_REDUCE_SCATTER, plain = sums || r->stride == r->send_count;
     const int count = (int)r->send_count, n = plain ? count : 1;
-    MPI_Datatype type = mpi_type(r), block = plain ? type : strided(r, type, count);
+    MPI_Datatype type = element == 8   ? MPI_INT64_T
+                        : element == 4 ? MPI_FLOAT
+                        : element == 2 ? MPI_UINT16_T
+                                       : MPI_BYTE;
+    MPI_Datatype block = plain ? type : strided(r, type, count);
     if (r->kind == CF_REQUEST_ALLGATHER) {
         const bool in_place = r->send == (char *)r->recv + r->group->rank * r->stride * element;
         COLLECTIVE(MPI_Allgather, MPI_Iallgather, in_place ? MPI_IN_PLACE : r->send, count, type, r->recv, n,
                    block, comm);
     } else {
-        if (sums) f->stage = take(&all->stages, r->send_count * r->group->size * element, r);
+        if (sums) f->stage = get(&all->stages, r->send_count * r->group->size * element, r);
         COLLECTIVE(MPI_Alltoall, MPI_Ialltoall, r->send, n, block, sums ? f->stage.at : r->recv, n, block,
                    comm);
     }
@@ -223,13 +195,11 @@ void cf_flights_open(cf_flights *all, int ranks) {
     if (!all->under_way) cf_die(NULL, "out of memory for the MPI transport");
     MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &tag_max, &known);
     all->tag_max = known ? *tag_max : 32767; // what every MPI library allows
-    MPI_Op_create(add_bf16, true, &all->sum_of_bf16);
 }
 
 void cf_flights_close(cf_flights *all) {
-    MPI_Op_free(&all->sum_of_bf16);
-    drain(&all->lists);
-    drain(&all->stages);
+    free_all(&all->lists);
+    free_all(&all->stages);
     free(all->active);
     free(all->under_way);
 }
@@ -263,11 +233,11 @@ static bool part_done(cf_flight *f, int i) {
 }
 
 // Parts that receive are watched by themselves: others may go on once they are done, and a time-out says which half is
-// missing. A reduce-scatter that has come is summed at the next look: by then what queues behind it is on its way.
+// missing. A reduce-scatter that has come is summed at the next look: by then what waits for its turn is on its way.
 static bool has_ended(cf_flights *all, cf_flight *f, bool *news) {
     cf_request *r = f->request;
     if (f->staged) {
-        sum_stage(all, f);
+        sum_stage(f);
         return true;
     }
     while (f->received < f->recvs && part_done(f, f->received)) f->received++;
@@ -295,8 +265,8 @@ bool cf_flights_test(cf_flights *all) {
             left++;
             continue;
         }
-        give_back(&all->lists, f->many);
-        give_back(&all->stages, f->stage);
+        put_back(&all->lists, f->many);
+        put_back(&all->stages, f->stage);
         cf_request *r = f->request;
         r->end = cf_moment_now(NULL);
         __atomic_store_n(&r->state, CF_DONE, __ATOMIC_SEQ_CST); // from here on the caller may reuse *r

@@ -19,7 +19,7 @@ typedef struct cf_mac { // a code, or a key to make codes with: a code that nobo
     unsigned char bytes[32];
 } cf_mac;
 
-// The key that COMMFUSE_SECRET stands for. Dies (together) of a secret that is too short, or that others can read.
+// The key made of COMMFUSE_SECRET. Dies (together) of a secret that is too short, or that others can read.
 cf_mac cf_secret(void);
 bool cf_secret_given(void);
 

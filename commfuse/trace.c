@@ -36,8 +36,8 @@ struct cf_trace {
     int64_t turn;     // steps begun; steps need not have numbers in a row
     cf_moment turned; // when the current one began
     sums sums[2];     // of the current step and the one before, by turn
-    span *span;       // [settled, spans) have not become times
-    int64_t settled, spans, span_capacity;
+    span *span;       // [resolved, spans) have not become times
+    int64_t resolved, spans, span_capacity;
     cf_trace_event *event;
     int64_t events, event_capacity;
 };
@@ -87,20 +87,20 @@ static void add(cf_trace *trace, int64_t turn, cf_trace_event e) {
 
 // --- between moments ---
 
-static bool kept(const cf_trace *trace, cf_trace_row row) {
+static bool has_moments(const cf_trace *trace, cf_trace_row row) {
     return row != CF_TRACE_COMPUTE || trace->record;
 }
 
 cf_moment cf_trace_begin(cf_trace *trace, cf_trace_row row, const char *name, cf_stream *stream) {
     cf_range_begin(name);
-    return kept(trace, row) ? cf_moment_now(stream) : (cf_moment){0};
+    return has_moments(trace, row) ? cf_moment_now(stream) : (cf_moment){0};
 }
 
 // Moments of the first spans become times: of those before a turn, and of others that have passed. A GPU does not
 // remember moments for ever, and a step may take more than it remembers.
-static void settle(cf_trace *trace, int64_t before, bool others) {
-    while (trace->settled < trace->spans) {
-        span *s = &trace->span[trace->settled];
+static void resolve(cf_trace *trace, int64_t before, bool others) {
+    while (trace->resolved < trace->spans) {
+        span *s = &trace->span[trace->resolved];
         cf_trace_event *e = &s->event;
         if (s->turn >= before && !others) return;
         if (!cf_moment_remembered(s->posted) ||
@@ -110,7 +110,7 @@ static void settle(cf_trace *trace, int64_t before, bool others) {
                         "note: step takes too many moments for its figures: %s of layer %d is not in them\n",
                         e->name, e->layer);
             trace->forgotten = true;
-            trace->settled++;
+            trace->resolved++;
             continue;
         }
         if (s->turn >= before && (!cf_moment_passed(s->end) || !cf_moment_passed(s->begin))) return;
@@ -118,13 +118,13 @@ static void settle(cf_trace *trace, int64_t before, bool others) {
         e->begin_ms = cf_moment_ms(s->begin), e->end_ms = cf_moment_ms(s->end);
         e->posted_ms = trace->record ? cf_moment_ms(s->posted) : e->begin_ms;
         if (e->row != CF_TRACE_WAIT || e->begin_ms < e->end_ms) add(trace, s->turn, *e);
-        trace->settled++;
+        trace->resolved++;
     }
-    if (trace->settled == trace->spans) trace->settled = trace->spans = 0;
+    if (trace->resolved == trace->spans) trace->resolved = trace->spans = 0;
 }
 
-static void keep(cf_trace *trace, span s, const char *name) {
-    if (trace->spans % SPANS_BETWEEN_LOOKS == SPANS_BETWEEN_LOOKS - 1) settle(trace, 0, true);
+static void add_span(cf_trace *trace, span s, const char *name) {
+    if (trace->spans % SPANS_BETWEEN_LOOKS == SPANS_BETWEEN_LOOKS - 1) resolve(trace, 0, true);
     trace->span = (span *)grown(trace->span, &trace->span_capacity, trace->spans + 1, sizeof s);
     s.turn = trace->turn, s.event.step = trace->step;
     snprintf(s.event.name, sizeof s.event.name, "%s", name);
@@ -135,37 +135,37 @@ void cf_trace_end(cf_trace *trace, cf_trace_row row, const char *name, int layer
                   cf_stream *stream) {
     const cf_trace_event e = {.row = row, .layer = layer, .slice = slice, .peer = -1};
     cf_range_end();
-    if (kept(trace, row)) keep(trace, (span){e, begin, begin, cf_moment_now(stream), 0}, name);
+    if (has_moments(trace, row)) add_span(trace, (span){e, begin, begin, cf_moment_now(stream), 0}, name);
 }
 
 void cf_trace_wait(cf_trace *trace, const char *name, int layer, cf_moment begin, cf_moment end) {
     const cf_trace_event e = {.row = CF_TRACE_WAIT, .layer = layer, .slice = -1, .peer = -1};
     cf_range_end();
-    keep(trace, (span){e, begin, begin, end, 0}, name);
+    add_span(trace, (span){e, begin, begin, end, 0}, name);
 }
 
 void cf_trace_transfer(cf_trace *trace, const char *name, int layer, int slice, int peer, int64_t bytes,
                        cf_moment posted, cf_moment begin, cf_moment end) {
     const cf_trace_event e = {
         .row = CF_TRACE_COMM, .layer = layer, .slice = slice, .peer = peer, .bytes = bytes};
-    keep(trace, (span){e, posted, begin, end, 0}, name);
+    add_span(trace, (span){e, posted, begin, end, 0}, name);
 }
 
 // --- figures ---
 
 void cf_trace_record(cf_trace *trace, bool on) {
-    settle(trace, INT64_MAX, false); // what came before belongs to before
+    resolve(trace, INT64_MAX, false); // what came before belongs to before
     trace->record = on;
 }
 
 // All of it that was waited for, was waited for by the stream.
-static void settle_last(cf_trace *trace) {
+static void resolve_last(cf_trace *trace) {
     cf_moment_wait(trace->turned);
-    settle(trace, trace->turn, false);
+    resolve(trace, trace->turn, false);
 }
 
 void cf_trace_step(cf_trace *trace, int step, cf_stream *stream) {
-    if (trace->turn > 0) settle_last(trace); // which makes room
+    if (trace->turn > 0) resolve_last(trace); // which makes room
     trace->turned = cf_moment_now(stream);
     trace->step = step;
     sums *now = &trace->sums[++trace->turn % 2];
@@ -179,7 +179,7 @@ static int by_begin(const void *a, const void *b) {
 }
 
 cf_trace_figures cf_trace_last(cf_trace *trace) {
-    settle_last(trace);
+    resolve_last(trace);
     const sums *last = &trace->sums[(trace->turn + 1) % 2];
     double comm_ms = 0, reached = -INFINITY;
     if (last->comms > 0) qsort(last->comm, (size_t)last->comms, sizeof *last->comm, by_begin);
@@ -193,7 +193,7 @@ cf_trace_figures cf_trace_last(cf_trace *trace) {
 }
 
 const cf_trace_event *cf_trace_events(cf_trace *trace, int64_t *count) {
-    settle(trace, INT64_MAX, false);
+    resolve(trace, INT64_MAX, false);
     *count = trace->events;
     return trace->event;
 }

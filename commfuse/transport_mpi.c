@@ -18,7 +18,7 @@
 //                                the one that computes), and a waiting compute thread polls its flag for a while too
 //   threads outnumber the cores  both sleep between looks, so that the compute threads get the cores
 //   ranks outnumber the cores    nor is a library's blocking collective called, which spins on a core that the rank it
-//                                waits for needs (324 ms a step instead of 2.9): the one that does not block stands in
+//                                waits for needs (324 ms a step instead of 2.9): the one that does not block is called
 // Launchers bind a rank to a single core when there are few ranks (Open MPI up to two), which would put the
 // compute threads and this one on the same core: such a binding is widened at start.
 //
@@ -136,7 +136,7 @@ static bool has_news(const mpi_state *s) {
 }
 
 // Move posted requests to the pending list; sleep while there is nothing at all to do. False: go home.
-static bool take_posted(mpi_state *s) {
+static bool collect_posted(mpi_state *s) {
     const bool busy = s->pending || s->flights.actives > 0;
     const double begin_ms = cf_now_ms();
     if (busy && !has_news(s)) return true;
@@ -206,8 +206,9 @@ static void wake_promptly(void) {
 static void *progress(void *argument) {
     mpi_state *s = (mpi_state *)argument;
     wake_promptly();
-    int idle = 0; // of POLLS_BEFORE_REST
-    while (take_posted(s)) {
+    cf_device_threads(1); // of sums that this thread makes
+    int idle = 0;         // of POLLS_BEFORE_REST
+    while (collect_posted(s)) {
         bool moved = start_pending(s);
         moved |= cf_flights_send(&s->flights);
         if (cf_flights_test(&s->flights)) {

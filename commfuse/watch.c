@@ -592,7 +592,7 @@ static struct {
     bool runs;
 } deadline;
 
-// Time in which this process itself was stopped does not count: whatever lies between two looks counts as one.
+// Time in which this process itself was stopped does not count: whatever time is between two looks counts as one.
 static void *end_at_deadline(void *argument) {
     for (double left_ms = deadline.timeout_s * 1e3 + DEADLINE_MORE_MS; left_ms > 0; left_ms -= LOOK_MS)
         poll(NULL, 0, LOOK_MS); // here cf_deadline_end() may end it
