@@ -27,6 +27,7 @@
 #include "secret.h"
 #include "watch.h"
 #include <errno.h>
+#include <math.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -90,7 +91,7 @@ typedef struct sockets {
     const char *address; // of rank 0
     char port[16];
     line *
-        line; // rank 0: (lines) to each rank, the first unused, then strangers up to `places`. Others: to rank 0
+        line; // rank 0's: (lines) to all ranks, the first unused, then strangers, up to `places`; others': to rank 0
     struct pollfd *look; // (places + LISTENERS_MAX)
     int lines, places, joined, listener[LISTENERS_MAX], listeners, notes;
     bool open; // a listener is not the loopback's
@@ -460,9 +461,9 @@ static int connect_to(const sockets *s, const struct addrinfo *to, double deadli
     int fd = socket(to->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd < 0 && (errno == EMFILE || errno == ENFILE)) too_few_files(s);
     if (fd < 0) return -1;
-    double left_s = deadline_s - now_s(), wait_s = left_s < 0 ? 0 : left_s < CONNECT_S ? left_s : CONNECT_S;
-    struct timeval wait = {(time_t)wait_s,
-                           (suseconds_t)((wait_s - (double)(time_t)wait_s) * 1e6) + 1}; // 0: for ever
+    const double left_s = fmax(deadline_s - now_s(), 0);
+    const int wait_ms = (int)(fmin(left_s, CONNECT_S) * 1e3);
+    struct timeval wait = {wait_ms / 1000, wait_ms % 1000 * 1000 + 1}; // 0: for ever
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &wait, sizeof wait);
     int error = connect(fd, to->ai_addr, to->ai_addrlen) == 0 ? 0 : errno == EINPROGRESS ? ETIMEDOUT : errno;
     struct sockaddr_storage here = {0}, there = {0};

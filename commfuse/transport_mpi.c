@@ -138,8 +138,8 @@ static bool has_news(const mpi_state *s) {
 // Move posted requests to the pending list; sleep while there is nothing at all to do. False: go home.
 static bool collect_posted(mpi_state *s) {
     const bool busy = s->pending || s->flights.actives > 0;
-    const double begin_ms = cf_now_ms();
     if (busy && !has_news(s)) return true;
+    const double begin_ms = cf_now_ms();
     for (int polls = 0;
          !busy && !has_news(s) && !atomic_load(&s->crowded) && cf_now_ms() - begin_ms < LINGER_MS; polls++)
         poll_again(polls);
