@@ -90,8 +90,7 @@ typedef struct sockets {
     cf_mac secret;
     const char *address; // of rank 0
     char port[16];
-    line *
-        line; // rank 0's: (lines) to all ranks, the first unused, then strangers, up to `places`; others': to rank 0
+    line *line;          // rank 0's: (lines) to all ranks, the first unused, then strangers up to `places`
     struct pollfd *look; // (places + LISTENERS_MAX)
     int lines, places, joined, listener[LISTENERS_MAX], listeners, notes;
     bool open; // a listener is not the loopback's

@@ -29,7 +29,6 @@
 #define _GNU_SOURCE
 #include "transport.h"
 #include "bootstrap.h"
-#include "condition.h"
 #include "die.h"
 #include "flights_mpi.h"
 #include "watch.h"
@@ -97,6 +96,16 @@ typedef struct mpi_state {
     cf_flights flights;
     double moved_ms, pace_ms; // when something moved last; from one to the next on average
 } mpi_state;
+
+// pthread_cond_wait for less than a second; may wake spuriously.
+static void wait_at_most(pthread_cond_t *condition, pthread_mutex_t *lock, long ns) {
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_nsec += ns;
+    until.tv_sec += until.tv_nsec / 1000000000L;
+    until.tv_nsec %= 1000000000L;
+    pthread_cond_timedwait(condition, lock, &until);
+}
 
 // --- the progress thread ---
 
@@ -177,7 +186,7 @@ static void rest(mpi_state *s, int idle) {
         pthread_mutex_lock(&s->lock);
         bool hurry =
             ns > NAP_NS && atomic_load(&s->waiters) > 0; // whoever began to wait since has woken nobody
-        if (!s->first && !hurry) cf_condition_wait(&s->posted, &s->lock, (double)ns * 1e-9);
+        if (!s->first && !hurry) wait_at_most(&s->posted, &s->lock, ns);
         pthread_mutex_unlock(&s->lock);
     } else if (idle != 0)
         sched_yield();
@@ -282,7 +291,7 @@ static void wait_asleep(mpi_state *s, const cf_request *r, cf_point point, doubl
     pthread_mutex_lock(&s->lock);
     while (!cf_reached(r, point)) {
         cf_watch_waits(s->watch, awaited(r)->group, wait_for(r));
-        cf_condition_wait(&s->done, &s->lock, LOOK_MS * 1e-3);
+        wait_at_most(&s->done, &s->lock, LOOK_MS * 1000000L);
         const double gap_ms = cf_now_ms() - looked_ms;
         if (gap_ms > GAP_MS) begin_ms += gap_ms;
         looked_ms += gap_ms;
@@ -443,8 +452,12 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
     if (!s->all.world || !hosts) cf_die(NULL, "out of memory for the MPI transport");
     for (int i = 0; i < t->size; i++) s->all.world[i] = i;
     pthread_mutex_init(&s->lock, NULL);
-    cf_condition_init(&s->posted);
-    cf_condition_init(&s->done);
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&s->posted, &monotonic);
+    pthread_cond_init(&s->done, &monotonic);
+    pthread_condattr_destroy(&monotonic);
     set_threads(t, 1);
     set_timeout(t, timeout_s);
     if (pthread_create(&s->thread, NULL, progress, s) != 0) cf_die(NULL, "cannot start the progress thread");
