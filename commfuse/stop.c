@@ -83,10 +83,8 @@ static void heard(int number) {
         add(&l, stop.who);
         add(&l, again ? ": asked to end at once (" : ": ");
         add(&l, name);
-        add(&l, again ? ")"
-                      : ": ends after this step; a second signal ends it at once (so does a launcher that "
-                        "has lost a "
-                        "rank)");
+        add(&l, again ? ")" : ": ends after this step; a second signal ends it at once ");
+        add(&l, again ? "" : "(so does a launcher that has lost a rank)");
         add_wait(&l);
         add(&l, "\n");
         l.text[l.length - 1] = '\n'; // also where it was too long
@@ -105,9 +103,8 @@ void cf_stop_listen(void) {
     for (int i = 0; i < SIGNALS; i++) sigaddset(&action.sa_mask, signals[i].number);
     static char room[STACK_BYTES];
     stack_t now, own = {.ss_sp = room, .ss_size = sizeof room};
-    if (sigaltstack(NULL, &now) == 0 &&
-        (now.ss_flags & SS_DISABLE)) // a sanitizer may have given this thread one already
-        sigaltstack(&own, NULL);
+    // A sanitizer may have given this thread one already.
+    if (sigaltstack(NULL, &now) == 0 && (now.ss_flags & SS_DISABLE)) sigaltstack(&own, NULL);
 #pragma omp parallel
     if (!pthread_equal(pthread_self(), stop.listener)) pthread_sigmask(SIG_BLOCK, &action.sa_mask, NULL);
     for (int i = 0; i < SIGNALS; i++) sigaction(signals[i].number, &action, NULL);
