@@ -51,13 +51,13 @@ typedef struct trainer {
     vocabulary *words;
     model_file *start;
     int32_t *inputs, *targets; // (T, B) of one micro-batch, the host's
-    double *loss; // (2) sums of losses of this rank's tokens, in the device's memory; the second is of no use
-    int trace_from, trace_to; // steps [from, to)
-    checkpoint_store *store;  // rank 0's, with --out
-    saver *checkpoints;       // with --out
-    rank_state copy;          // of this rank's state, while it is being saved
-    int64_t skipped;          // steps left out in a row
-    char run[RUN_NAME];       // rank 0's counts
+    double *loss;              // (2) sums of losses of this rank's tokens, in the device's memory; the second is of no use
+    int trace_from, trace_to;  // steps [from, to)
+    checkpoint_store *store;   // rank 0's, with --out
+    saver *checkpoints;        // with --out
+    rank_state copy;           // of this rank's state, while it is being saved
+    int64_t skipped;           // steps left out in a row
+    char run[RUN_NAME];        // rank 0's counts
     run_report report;
     step_report last;   // not reported yet
     step_result result; // of that step
@@ -93,8 +93,7 @@ static void make_mesh(trainer *t) {
 static void make_context(trainer *t) {
     options *o = &t->o;
     // From three cores per rank on, one is worth giving to the thread that moves the bytes.
-    int share = t->transport->local_cores / t->transport->local_size,
-        spare = t->mesh.world_group.size > 1 && share >= 3 ? 1 : 0;
+    int share = t->transport->local_cores / t->transport->local_size, spare = t->mesh.world_group.size > 1 && share >= 3 ? 1 : 0;
     if (o->threads == 0) o->threads = share > 1 ? share - spare : 1;
     cf_device_threads((int)o->threads);
     t->transport->set_threads(t->transport, (int)o->threads);
@@ -108,8 +107,7 @@ static void make_context(trainer *t) {
     if (o->check_wire) t->context.check = cf_check_create();
     t->how.slices = (int)o->slices;
     if (!cf_mode_of(o->overlap, &t->how.mode) || !cf_route_of(o->route, &t->how.route))
-        cf_die_together("a bug: options.c and schedule.c have different names", "--overlap %s --route %s",
-                        o->overlap, o->route);
+        cf_die_together("a bug: options.c and schedule.c have different names", "--overlap %s --route %s", o->overlap, o->route);
 }
 
 // --- mesh → model ---
@@ -117,14 +115,12 @@ static void make_context(trainer *t) {
 static void make_model(trainer *t) {
     options *o = &t->o;
     run_report *r = &t->report;
-    const gpt_shape shape =
-        *o->export_to ? origin_shape_to_export(o) : origin_shape(o, t->words, t->transport, &t->start);
+    const gpt_shape shape = *o->export_to ? origin_shape_to_export(o) : origin_shape(o, t->words, t->transport, &t->start);
     o->layers = shape.L, o->channels = shape.C, o->heads = shape.H,
     o->vocab = shape.V; // wherever they came from
     if (o->dry_run) cf_device_plan_only(true);
-    gpt_create(&t->model, &t->context, &t->mesh, shape,
-               strcmp(o->strategy, "up") == 0 ? STRATEGY_UP : STRATEGY_TPSP, o->seq, o->micro_batch, t->how,
-               o->recompute != 0);
+    gpt_create(&t->model, &t->context, &t->mesh, shape, strcmp(o->strategy, "up") == 0 ? STRATEGY_UP : STRATEGY_TPSP, o->seq,
+               o->micro_batch, t->how, o->recompute != 0);
     optimizer_create(&t->optimizer, &t->model, t->how);
     r->o = o, r->version = VERSION, r->run = t->run;
     r->mesh = &t->mesh, r->transport = t->transport, r->words = t->words;
@@ -149,8 +145,7 @@ static double sum(void *all, double mine) {
 }
 
 static rank_exchange all_ranks(trainer *t) {
-    rank_exchange all = {t->mesh.world_group.rank, t->mesh.world_group.size, REPORT, exchange,
-                         &t->optimizer.figures};
+    rank_exchange all = {t->mesh.world_group.rank, t->mesh.world_group.size, REPORT, exchange, &t->optimizer.figures};
     return all;
 }
 
@@ -197,8 +192,7 @@ static void load_state(trainer *t, const rank_exchange *all) {
 static void load_sequences(trainer *t, tokens *data, bool shuffled, int64_t first, int64_t B) {
     for (int64_t b = 0; b < B; b++) {
         int64_t sample = first + t->mesh.dp_group.rank * B + b;
-        sample =
-            shuffled ? tokens_shuffled(data, (uint64_t)t->o.seed, sample) : sample % tokens_samples(data);
+        sample = shuffled ? tokens_shuffled(data, (uint64_t)t->o.seed, sample) : sample % tokens_samples(data);
         tokens_read(data, sample, t->model.params.shape.V, b, B, t->inputs, t->targets);
     }
 }
@@ -217,8 +211,7 @@ static void train_step(trainer *t, int64_t step) {
     double mine[FIGURES];
     cf_zero(t->loss, (int64_t)sizeof *t->loss, t->context.stream);
     for (int micro = 0; micro < t->report.accumulation; micro++) {
-        load_sequences(t, t->train, true, step * o->batch + micro * o->micro_batch * t->mesh.dp,
-                       o->micro_batch);
+        load_sequences(t, t->train, true, step * o->batch + micro * o->micro_batch * t->mesh.dp, o->micro_batch);
         gpt_begin_forward(&t->model, t->inputs, t->targets, o->seq, o->micro_batch);
         optimizer_finish_update(&t->optimizer);
         gpt_forward(&t->model, 1 / (double)batch_tokens, t->loss);
@@ -228,12 +221,10 @@ static void train_step(trainer *t, int64_t step) {
     report_last(t, optimizer_reduce(&t->optimizer, t->loss, mine, FIGURES));
 
     const adamw a = {recipe_learning_rate(o, step), o->beta1, o->beta2, o->eps, o->weight_decay, 1, step + 1};
-    t->result =
-        optimizer_begin_update(&t->optimizer, a, o->clip, batch_tokens, t->skipped < o->skip_nonfinite);
+    t->result = optimizer_begin_update(&t->optimizer, a, o->clip, batch_tokens, t->skipped < o->skip_nonfinite);
     t->skipped = t->result.skipped ? t->skipped + 1 : 0;
     const step_result *r = &t->result;
-    const step_report last = {step, r->loss,    r->grad_norm,      a.lr,
-                              0,    t->skipped, r->nonfinite_rank, r->nonfinite};
+    const step_report last = {step, r->loss, r->grad_norm, a.lr, 0, t->skipped, r->nonfinite_rank, r->nonfinite};
     t->last = last;
 }
 
@@ -268,8 +259,7 @@ static void sample(trainer *t, int64_t step) {
     if (t->o.seq < 2) return;
     int64_t V = t->model.params.shape.V, end_of_text = vocabulary_end_of_text(t->words);
     int32_t first = end_of_text >= 0 && end_of_text < V ? (int32_t)end_of_text : V > '\n' ? '\n' : 0;
-    gpt_generate(&t->model, first, (uint64_t)t->o.seed, SAMPLE_STREAM + (uint64_t)step, t->o.seq, t->inputs,
-                 token, SAMPLE_TOKENS);
+    gpt_generate(&t->model, first, (uint64_t)t->o.seed, SAMPLE_STREAM + (uint64_t)step, t->o.seq, t->inputs, token, SAMPLE_TOKENS);
     report_sample(&t->report, step, token, SAMPLE_TOKENS);
 }
 
@@ -312,23 +302,20 @@ static bool save(trainer *t, int64_t step, bool watched, bool wait) {
 static void watch(trainer *t, int64_t step, bool last) {
     const options *o = &t->o;
     if (t->val && o->val_every > 0 && (recipe_due(o->val_every, step) || last)) validate(t, step);
-    if (o->sample_every > 0 && (step > 0 || last) && (recipe_due(o->sample_every, step) || last))
-        sample(t, step);
+    if (o->sample_every > 0 && (step > 0 || last) && (recipe_due(o->sample_every, step) || last)) sample(t, step);
 }
 
 // What comes between steps: before step `step`, unless a checkpoint has been made after it already.
 static void between_steps(trainer *t, int64_t step) {
     bool resumed = step == t->report.first && step > 0;
     if (!resumed || !t->report.watched) watch(t, step, false);
-    if (t->checkpoints && step > 0 && !resumed && recipe_due(t->o.save_every, step))
-        save(t, step, true, false);
+    if (t->checkpoints && step > 0 && !resumed && recipe_due(t->o.save_every, step)) save(t, step, true, false);
     if (resumed && step > t->trace_from && step < t->trace_to) t->trace_from = (int)step;
     if (!*t->o.trace || step != t->trace_from) return;
     meet(t);
     // On one host the clocks are one; otherwise zero is the moment every rank left a barrier.
     double zero = cf_now_ms();
-    if (t->transport->local_size == t->mesh.world_group.size)
-        figures_maximum(&t->optimizer.figures, &zero, 1);
+    if (t->transport->local_size == t->mesh.world_group.size) figures_maximum(&t->optimizer.figures, &zero, 1);
     cf_timeline_start(&t->context, zero);
 }
 
@@ -395,12 +382,11 @@ static int run(trainer *t) {
     bool stopped = step < t->o.steps;
     if (stopped && !t->checkpoints)
         cf_die_together("with --out DIR a signal saves the run, and the same command goes on",
-                        "%s ends the run after %lld of %lld steps; nothing was saved", strsignal(t->stop),
-                        (long long)step, (long long)t->o.steps);
+                        "%s ends the run after %lld of %lld steps; nothing was saved", strsignal(t->stop), (long long)step,
+                        (long long)t->o.steps);
     bool saved = stopped ? save(t, step, false, true) : finish(t);
     optimizer_settle(&t->optimizer);
-    report_end(&t->report, step, stopped ? t->stop : 0, saved, begin_ms,
-               t->transport->bytes_sent(t->transport));
+    report_end(&t->report, step, stopped ? t->stop : 0, saved, begin_ms, t->transport->bytes_sent(t->transport));
     return stopped ? STATUS_STOPPED : 0;
 }
 
@@ -431,8 +417,8 @@ static int train_model(trainer *t) {
     }
     r->peak = o->peak_tflops * 1e12 * t->mesh.world_group.size, r->peak_source = "--peak-tflops";
     if (o->peak_tflops <= 0)
-        r->peak = peak_flops(&r->peak_source, (double)t->transport->local_cores / t->transport->local_size,
-                             sum, &t->optimizer.figures, t->context.stream);
+        r->peak = peak_flops(&r->peak_source, (double)t->transport->local_cores / t->transport->local_size, sum,
+                             &t->optimizer.figures, t->context.stream);
     report_config(r);
     report_banner(r);
     cf_stop_listen(); // from here on; before, every rank finds the same errors and rank 0 reports them

@@ -69,8 +69,7 @@ cf_bootstrap *cf_bootstrap_create(int *argc, char ***argv, double timeout_s) {
         if (given(*name) && atoi(given(*name)) > 1)
             cf_die_together("build with MPI installed (make config says whether it was found), or start with "
                             "torchrun, or with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
-                            "an MPI launcher started %s ranks, but this program was built without MPI",
-                            given(*name));
+                            "an MPI launcher started %s ranks, but this program was built without MPI", given(*name));
     if (numbered) return by_environment(torchrun, timeout_s);
     if (given("RANK") || given("WORLD_SIZE"))
         cf_die("set both, and MASTER_ADDR and MASTER_PORT, or neither", "%s is set, but %s is not",

@@ -22,13 +22,11 @@
 // Time for MPI's start, in timeouts: its launcher watches the ranks too, and all of them start at once, on hosts that may be
 // busy.
 enum { START_TIMEOUTS = 10 };
-static const char hint[] =
-    "start it with the mpirun of the MPI library that it was built with (make config names it), or under "
-    "Slurm with " SRUN " (srun --mpi=list says what there is)";
+static const char hint[] = "start it with the mpirun of the MPI library that it was built with (make config names it), or under "
+                           "Slurm with " SRUN " (srun --mpi=list says what there is)";
 
 static bool started_by_mpi(void) {
-    static const char *const names[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK",
-                                        "MPI_LOCALRANKID",      NULL};
+    static const char *const names[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK", "MPI_LOCALRANKID", NULL};
     for (const char *const *name = names; *name; name++)
         if (getenv(*name)) return true;
     return false;
@@ -49,8 +47,7 @@ static void look_at_step(void) {
 
 // Started by something that MPI does not know, every process would be rank 0 of a run of its own.
 static void refuse_strays(void) {
-    static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS",
-                                        "WORLD_SIZE", NULL};
+    static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE", NULL};
     for (const char *const *name = sizes; *name; name++) {
         const char *text = getenv(*name);
         if (!text || atoi(text) < 2 || (strcmp(*name, "WORLD_SIZE") == 0 && !getenv("RANK"))) continue;
@@ -65,11 +62,9 @@ static void abort_all(int status) {
 }
 
 static void allgather(cf_bootstrap *b, const void *mine, void *all, int64_t bytes) {
-    if (bytes < 0 || bytes > INT_MAX)
-        cf_die(NULL, "allgather of %lld bytes per rank at start", (long long)bytes);
+    if (bytes < 0 || bytes > INT_MAX) cf_die(NULL, "allgather of %lld bytes per rank at start", (long long)bytes);
     cf_deadline_begin("MPI gathers a few words of all", b->timeout_s);
-    int code = MPI_Allgather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, MPI_COMM_WORLD),
-        length = 0;
+    int code = MPI_Allgather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, MPI_COMM_WORLD), length = 0;
     cf_deadline_end();
     if (code == MPI_SUCCESS) return;
     char text[MPI_MAX_ERROR_STRING] = "";
@@ -93,8 +88,8 @@ cf_bootstrap *cf_bootstrap_mpi(int *argc, char ***argv, double timeout_s, bool o
     int code = MPI_Init_thread(argc, argv, MPI_THREAD_SERIALIZED, &provided);
     cf_deadline_end();
     if (code != MPI_SUCCESS || provided < MPI_THREAD_SERIALIZED)
-        cf_die_together("use an MPI library built with thread support",
-                        "MPI gives thread level %d, needed is %d", provided, MPI_THREAD_SERIALIZED);
+        cf_die_together("use an MPI library built with thread support", "MPI gives thread level %d, needed is %d", provided,
+                        MPI_THREAD_SERIALIZED);
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     cf_bootstrap *b = calloc(1, sizeof *b);
     if (!b) cf_die(NULL, "out of memory at start");

@@ -120,8 +120,8 @@ typedef enum { WHOLE, CLOSED, LATE, FALSE_FRAME } outcome;
 // events: POLLOUT: they are sent; POLLIN: received.
 static outcome move_all(int fd, void *data, int64_t bytes, short events, double deadline_s) {
     for (char *at = (char *)data; bytes > 0;) {
-        ssize_t moved = events == POLLIN ? recv(fd, at, (size_t)bytes, MSG_DONTWAIT)
-                                         : send(fd, at, (size_t)bytes, MSG_DONTWAIT | MSG_NOSIGNAL);
+        ssize_t moved =
+            events == POLLIN ? recv(fd, at, (size_t)bytes, MSG_DONTWAIT) : send(fd, at, (size_t)bytes, MSG_DONTWAIT | MSG_NOSIGNAL);
         if (moved > 0)
             at += moved, bytes -= moved;
         else if (moved == 0 || (errno != EAGAIN && errno != EINTR))
@@ -146,8 +146,7 @@ static void change_key(line *l, const head *h, const void *payload) {
     if (h->kind == CHALLENGE || h->kind == HELLO) l->key = cf_mac_of(&l->key, payload, (size_t)h->bytes);
 }
 
-static bool send_frame(const sockets *s, line *l, uint32_t kind, const void *payload, int64_t bytes,
-                       double deadline_s) {
+static bool send_frame(const sockets *s, line *l, uint32_t kind, const void *payload, int64_t bytes, double deadline_s) {
     head h = {MAGIC, kind, kind == LOST ? lost_rank : s->base.rank, l->sent++, bytes};
     cf_mac code = code_of(l, &h, payload);
     change_key(l, &h, payload);
@@ -186,9 +185,8 @@ static void keep_alive(int fd) {
 CF_NORETURN static void too_few_files(const sockets *s) {
     struct rlimit limit = {0, 0};
     getrlimit(RLIMIT_NOFILE, &limit);
-    cf_die("allow more before the start: ulimit -n 65536",
-           "rank %d of %d needs more open files than ulimit -n allows (%llu)", s->base.rank, s->base.size,
-           (unsigned long long)limit.rlim_cur);
+    cf_die("allow more before the start: ulimit -n 65536", "rank %d of %d needs more open files than ulimit -n allows (%llu)",
+           s->base.rank, s->base.size, (unsigned long long)limit.rlim_cur);
 }
 
 // --- somebody is gone ---
@@ -213,8 +211,7 @@ CF_NORETURN static void lost(const sockets *s, int rank) {
         cf_die_heard();
     }
     cf_die("see the messages of that rank: it has ended, was killed, or its host is gone",
-           "rank %d%s%s%s is gone; rank %d cannot go on without it", rank, *host ? " (" : "", host,
-           *host ? ")" : "", s->base.rank);
+           "rank %d%s%s%s is gone; rank %d cannot go on without it", rank, *host ? " (" : "", host, *host ? ")" : "", s->base.rank);
 }
 
 // --- what ranks give each other ---
@@ -226,15 +223,15 @@ static void expect(sockets *s, int from, uint32_t kind, void *to, int64_t bytes,
     if (how == CLOSED) lost(s, from);
     if (how == LATE)
         cf_die("that rank may be frozen or slow; see its messages, or allow more time with --timeout",
-               "rank %d waits for rank %d at start or end of the run; nothing came for %g s", s->base.rank,
-               from, s->base.timeout_s);
+               "rank %d waits for rank %d at start or end of the run; nothing came for %g s", s->base.rank, from,
+               s->base.timeout_s);
     if (how == FALSE_FRAME || h.from != from)
         cf_die("was something changed on the way? which other programs use MASTER_PORT?",
                "what comes from rank %d is no frame of this run", from);
     if (h.kind != kind || h.bytes != bytes)
         cf_die("start the same program with the same options on every rank",
-               "rank %d gives %lld bytes (kind %u) where rank %d expects %lld (kind %u)", from,
-               (long long)h.bytes, h.kind, s->base.rank, (long long)bytes, kind);
+               "rank %d gives %lld bytes (kind %u) where rank %d expects %lld (kind %u)", from, (long long)h.bytes, h.kind,
+               s->base.rank, (long long)bytes, kind);
 }
 
 static void send_to(sockets *s, int to, uint32_t kind, const void *from, int64_t bytes, double deadline_s) {
@@ -261,8 +258,7 @@ static void exchange(sockets *s, uint32_t kind, const void *mine, void *all, int
 }
 
 static void allgather_sockets(cf_bootstrap *b, const void *mine, void *all, int64_t bytes) {
-    if (bytes < 0 || bytes > BYTES_MAX / b->size)
-        cf_die(NULL, "allgather of %lld bytes per rank at start", (long long)bytes);
+    if (bytes < 0 || bytes > BYTES_MAX / b->size) cf_die(NULL, "allgather of %lld bytes per rank at start", (long long)bytes);
     exchange((sockets *)b, DATA, mine, all, bytes);
 }
 
@@ -288,8 +284,7 @@ static void send_away(sockets *s, line *l, const char *why) {
     char host[64] = "?", port[16] = "?";
     if (why && ++s->notes <= NOTES_MAX) {
         if (getpeername(l->fd, (struct sockaddr *)&from, &length) == 0)
-            getnameinfo((struct sockaddr *)&from, length, host, sizeof host, port, sizeof port,
-                        NI_NUMERICHOST | NI_NUMERICSERV);
+            getnameinfo((struct sockaddr *)&from, length, host, sizeof host, port, sizeof port, NI_NUMERICHOST | NI_NUMERICSERV);
         fprintf(stderr, "note: rank 0 has closed a connection from %s port %s: %s%s\n", host, port, why,
                 s->notes == NOTES_MAX ? " (no more of these notes)" : "");
     }
@@ -310,14 +305,13 @@ static void hear_stranger(sockets *s, line *l) {
     said.host[HOST_LENGTH - 1] = 0;
     memcpy(l->host, cf_printable(said.host), sizeof l->host);
     if (said.size != s->base.size)
-        snprintf(reason, sizeof reason,
-                 "a process on %s is rank %d of %d; this run has %d ranks (is another run using this port?)",
+        snprintf(reason, sizeof reason, "a process on %s is rank %d of %d; this run has %d ranks (is another run using this port?)",
                  l->host, said.rank, said.size, s->base.size);
     else if (said.rank <= 0 || said.rank >= s->base.size)
         snprintf(reason, sizeof reason, "a process on %s is rank %d of %d", l->host, said.rank, said.size);
     else if (s->line[said.rank].fd >= 0)
-        snprintf(reason, sizeof reason, "two processes are rank %d: one on %s, one on %s", said.rank,
-                 s->line[said.rank].host, l->host);
+        snprintf(reason, sizeof reason, "two processes are rank %d: one on %s, one on %s", said.rank, s->line[said.rank].host,
+                 l->host);
     if (!send_frame(s, l, REPLY, reason, (int64_t)strlen(reason) + 1, 0) || *reason) {
         send_away(s, l, *reason ? reason : NULL);
         return;
@@ -341,8 +335,7 @@ static void accept_strangers(sockets *s, int listener) {
         if (fd < 0 && errno != EMFILE && errno != ENFILE) return;
         if ((fd < 0 || !place) && !oldest) too_few_files(s);
         if (fd < 0) { // even if nobody is there to be accepted
-            if (now_s() - oldest->since_s > HELLO_S)
-                send_away(s, oldest, "others have come, and it has said no hello");
+            if (now_s() - oldest->since_s > HELLO_S) send_away(s, oldest, "others have come, and it has said no hello");
             return;
         }
         if (!place) send_away(s, place = oldest, "others have come, and it has said no hello");
@@ -360,8 +353,7 @@ static void accept_strangers(sockets *s, int listener) {
 static bool is_loopback(const struct sockaddr *address) {
     if (address->sa_family == AF_INET6)
         return IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)(const void *)address)->sin6_addr);
-    return ntohl(((const struct sockaddr_in *)(const void *)address)->sin_addr.s_addr) >> 24 ==
-           IN_LOOPBACKNET;
+    return ntohl(((const struct sockaddr_in *)(const void *)address)->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
 }
 
 // At all addresses of that name which are this host's; NULL: at every one that it has.
@@ -369,10 +361,8 @@ static void listen_at(sockets *s, const char *address) {
     struct addrinfo want = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE}, *found = NULL;
     int error = getaddrinfo(address, s->port, &want, &found);
     // Some systems give a host's own name an address of the loopback, which is not where other hosts look for it.
-    bool is_name = address && strcmp(address, "localhost") != 0 &&
-                   strspn(address, "0123456789abcdefABCDEF.:") < strlen(address);
-    if (error && !address)
-        cf_die("MASTER_PORT is a port number", "port %s: %s", s->port, gai_strerror(error));
+    bool is_name = address && strcmp(address, "localhost") != 0 && strspn(address, "0123456789abcdefABCDEF.:") < strlen(address);
+    if (error && !address) cf_die("MASTER_PORT is a port number", "port %s: %s", s->port, gai_strerror(error));
     for (struct addrinfo *at = error ? NULL : found; at && s->listeners < LISTENERS_MAX; at = at->ai_next) {
         if (is_name && is_loopback(at->ai_addr)) continue;
         int fd = socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -386,8 +376,7 @@ static void listen_at(sockets *s, const char *address) {
             continue;
         }
         if (errno != EADDRNOTAVAIL)
-            cf_die(errno == EADDRINUSE ? "another run may be using it: choose another MASTER_PORT"
-                                       : "choose another MASTER_PORT",
+            cf_die(errno == EADDRINUSE ? "another run may be using it: choose another MASTER_PORT" : "choose another MASTER_PORT",
                    "rank 0 cannot listen on port %s: %s", s->port, strerror(errno));
         close(fd);
     }
@@ -400,13 +389,12 @@ CF_NORETURN static void not_all_here(const sockets *s) {
     size_t length = 0;
     for (int i = 1; i < s->lines; i++) {
         if (s->line[i].fd >= 0) continue;
-        if (missing++ < 16)
-            length += (size_t)snprintf(list + length, sizeof list - length, "%s%d", length ? ", " : "", i);
+        if (missing++ < 16) length += (size_t)snprintf(list + length, sizeof list - length, "%s%d", length ? ", " : "", i);
     }
     cf_die("were they started? do their MASTER_ADDR and MASTER_PORT lead here? or allow more time with "
            "--timeout",
-           "%d of %d ranks have not connected to port %s within %g s: rank %s%s", missing, s->lines, s->port,
-           s->base.timeout_s, list, missing > 16 ? ", …" : "");
+           "%d of %d ranks have not connected to port %s within %g s: rank %s%s", missing, s->lines, s->port, s->base.timeout_s,
+           list, missing > 16 ? ", …" : "");
 }
 
 // Rank 0, until all others have joined. Who has joined is looked at too: the run ends when such a rank is gone.
@@ -427,12 +415,10 @@ static void meet_all(sockets *s, double deadline_s) {
     for (s->joined = 1; s->joined < s->lines;) {
         int count = 0, looks = s->listeners;
         if (now_s() > deadline_s) not_all_here(s);
-        for (; count < s->listeners; count++)
-            s->look[count] = (struct pollfd){.fd = s->listener[count], .events = POLLIN};
+        for (; count < s->listeners; count++) s->look[count] = (struct pollfd){.fd = s->listener[count], .events = POLLIN};
         for (int i = 0; i < s->places; i++)
             if (s->line[i].fd >= 0)
-                s->look[count++] =
-                    (struct pollfd){.fd = s->line[i].fd, .events = i < s->lines ? POLLRDHUP : POLLIN};
+                s->look[count++] = (struct pollfd){.fd = s->line[i].fd, .events = i < s->lines ? POLLRDHUP : POLLIN};
         int found = poll(s->look, (nfds_t)count, RETRY_MS);
         if (found < 0 && errno == EINVAL) too_few_files(s); // to look at, let alone to have
         if (found < 0) continue;
@@ -492,18 +478,14 @@ static const char *shake_hands(sockets *s, int fd, double deadline_s) {
     keep_alive(fd);
     outcome how = receive_frame(l, &heard, said, sizeof said, deadline_s);
     if (how == WHOLE && heard.kind == CHALLENGE)
-        how = send_frame(s, l, HELLO, &h, sizeof h, deadline_s)
-                  ? receive_frame(l, &heard, said, sizeof said, deadline_s)
-                  : CLOSED;
+        how = send_frame(s, l, HELLO, &h, sizeof h, deadline_s) ? receive_frame(l, &heard, said, sizeof said, deadline_s) : CLOSED;
     if (how == WHOLE && heard.kind == REPLY && heard.bytes == 1) return NULL; // no reason why not
     if (how == WHOLE && heard.kind == REPLY && heard.bytes <= REASON_LENGTH)
         cf_die("give every process a RANK of its own from 0 to WORLD_SIZE - 1, and all the same WORLD_SIZE",
-               "rank 0 at %s port %s refuses rank %d: %.*s", s->address, s->port, s->base.rank,
-               (int)heard.bytes, said);
+               "rank 0 at %s port %s refuses rank %d: %.*s", s->address, s->port, s->base.rank, (int)heard.bytes, said);
     if (how == WHOLE || how == FALSE_FRAME)
         cf_die("choose another MASTER_PORT, or give all ranks the same COMMFUSE_SECRET",
-               "%s port %s answers, but is not rank 0 of this program, or it has another COMMFUSE_SECRET",
-               s->address, s->port);
+               "%s port %s answers, but is not rank 0 of this program, or it has another COMMFUSE_SECRET", s->address, s->port);
     close(fd);
     l->fd = -1;
     return how == CLOSED ? "it closes the connection" : "it takes the connection and says nothing";
@@ -524,8 +506,7 @@ static void join_rank_0(sockets *s, double deadline_s) {
         nap();
     } while (now_s() < deadline_s);
     cf_die("was rank 0 started there? can this host reach it? or allow more time with --timeout",
-           "rank %d cannot reach rank 0 at %s port %s within %g s: %s", s->base.rank, s->address, s->port,
-           s->base.timeout_s, why);
+           "rank %d cannot reach rank 0 at %s port %s within %g s: %s", s->base.rank, s->address, s->port, s->base.timeout_s, why);
 }
 
 // --- start and end ---

@@ -78,16 +78,13 @@ static void describe(const cf_checksums *c, const cf_difference *d, char *text, 
         snprintf(sender, sizeof sender, "rank %d, whose they are,", c->group->world[owner]);
         snprintf(before, sizeof before, ", unless rank %d has found the same: then those before it", peer);
     }
-    snprintf(
-        text, CF_CHECK_TEXT,
-        "rank %d got other bytes from rank %d than %s sent: %s%s%s, slice %d of %d, %lld bytes: checksum "
-        "%016llx, expected %016llx",
-        rank, peer, sender, c->label, layer, number, slice, s->ranks * s->slices,
-        (long long)(rows * d->about[ROW_BYTES]), (unsigned long long)d->found,
-        (unsigned long long)d->expected);
-    snprintf(hint, CF_CHECK_TEXT,
-             "suspect memory or network of the hosts of ranks %d and %d%s; the last checkpoint is sound",
-             peer, rank, before);
+    snprintf(text, CF_CHECK_TEXT,
+             "rank %d got other bytes from rank %d than %s sent: %s%s%s, slice %d of %d, %lld bytes: checksum "
+             "%016llx, expected %016llx",
+             rank, peer, sender, c->label, layer, number, slice, s->ranks * s->slices, (long long)(rows * d->about[ROW_BYTES]),
+             (unsigned long long)d->found, (unsigned long long)d->expected);
+    snprintf(hint, CF_CHECK_TEXT, "suspect memory or network of the hosts of ranks %d and %d%s; the last checkpoint is sound", peer,
+             rank, before);
 }
 
 bool cf_check_look(cf_check *check, cf_stream *stream, char text[CF_CHECK_TEXT], char hint[CF_CHECK_TEXT]) {
@@ -144,8 +141,8 @@ static void find_word(cf_checksums *c, int index) {
     }
 }
 
-cf_checksums *cf_checksums_create(cf_check *check, const cf_schedule *schedule, const cf_group *group,
-                                  const char *label, int tags) {
+cf_checksums *cf_checksums_create(cf_check *check, const cf_schedule *schedule, const cf_group *group, const char *label,
+                                  int tags) {
     bool exchanges = false;
     for (int i = 0; i < schedule->count; i++) exchanges |= schedule->step[i].kind == CF_EXCHANGE;
     if (!check || !exchanges) return NULL;
@@ -163,8 +160,7 @@ cf_checksums *cf_checksums_create(cf_check *check, const cf_schedule *schedule, 
                         .forwards = calloc(count, sizeof *c->forwards),
                         .request = calloc(count, sizeof *c->request),
                         .next = check->first};
-    if (!c->made_by || !c->forwards || !c->request)
-        cf_die(NULL, "out of memory for the checksums of %s", label);
+    if (!c->made_by || !c->forwards || !c->request) cf_die(NULL, "out of memory for the checksums of %s", label);
     c->found = c->sent + count;
     c->came = c->found + count;
     for (int i = 0; i < schedule->count; i++)
@@ -188,8 +184,7 @@ void cf_checksums_free(cf_checksums *c, cf_stream *stream) {
 
 // --- a run ---
 
-void cf_checksums_begin(cf_checksums *c, int64_t rows, int64_t row_bytes, int layer, int step,
-                        cf_stream *stream) {
+void cf_checksums_begin(cf_checksums *c, int64_t rows, int64_t row_bytes, int layer, int step, cf_stream *stream) {
     int64_t *about = c->about.about;
     about[OPERATION] = c->number;
     about[LAYER] = layer;
@@ -200,13 +195,11 @@ void cf_checksums_begin(cf_checksums *c, int64_t rows, int64_t row_bytes, int la
 }
 
 // The payload may be on its way already, so of its request only what the caller has filled in is looked at.
-void cf_checksums_post(cf_checksums *c, int step, const cf_request *payload, cf_transport *transport,
-                       cf_stream *stream) {
+void cf_checksums_post(cf_checksums *c, int step, const cf_request *payload, cf_transport *transport, cf_stream *stream) {
     int from = c->made_by[step];
     bool sends = payload->send_to >= 0, receives = payload->recv_from >= 0, forwards = c->forwards[step];
     if (sends && from == step)
-        cf_checksum(&c->sent[step], payload->send, payload->send_count * cf_dtype_size(payload->dtype),
-                    stream);
+        cf_checksum(&c->sent[step], payload->send, payload->send_count * cf_dtype_size(payload->dtype), stream);
     cf_request *r = &c->request[step];
     *r = (cf_request){.kind = CF_REQUEST_EXCHANGE,
                       .group = payload->group,
@@ -228,8 +221,7 @@ void cf_checksums_post(cf_checksums *c, int step, const cf_request *payload, cf_
 
 void cf_checksums_arrived(cf_checksums *c, int step, const cf_request *payload, cf_stream *stream) {
     if (payload->recv_from >= 0)
-        cf_checksum(&c->found[step], payload->recv, payload->recv_count * cf_dtype_size(payload->dtype),
-                    stream);
+        cf_checksum(&c->found[step], payload->recv, payload->recv_count * cf_dtype_size(payload->dtype), stream);
 }
 
 cf_request *cf_checksums_request(cf_checksums *c, int step) {

@@ -33,16 +33,13 @@ typedef struct cf_checksums cf_checksums;
 
 // NULL if check is NULL or the schedule exchanges nothing. label: "reduce-scatter mlp.fc2"; all arguments must outlive
 // the result. The tag of a checksum is that of its payload plus `tags`.
-cf_checksums *cf_checksums_create(cf_check *check, const cf_schedule *schedule, const cf_group *group,
-                                  const char *label, int tags);
+cf_checksums *cf_checksums_create(cf_check *check, const cf_schedule *schedule, const cf_group *group, const char *label, int tags);
 void cf_checksums_free(cf_checksums *sums, cf_stream *stream); // NULL is allowed; gives the verdict first
 
 // A run: rows_per_rank and bytes of a row of the payload.
-void cf_checksums_begin(cf_checksums *sums, int64_t rows, int64_t row_bytes, int layer, int step,
-                        cf_stream *stream);
+void cf_checksums_begin(cf_checksums *sums, int64_t rows, int64_t row_bytes, int layer, int step, cf_stream *stream);
 // Call after the payload of an EXCHANGE step was posted: posts its checksum.
-void cf_checksums_post(cf_checksums *sums, int step, const cf_request *payload, cf_transport *transport,
-                       cf_stream *stream);
+void cf_checksums_post(cf_checksums *sums, int step, const cf_request *payload, cf_transport *transport, cf_stream *stream);
 // Call when the data of an EXCHANGE step has arrived on the stream, before it is used.
 void cf_checksums_arrived(cf_checksums *sums, int step, const cf_request *payload, cf_stream *stream);
 // The request that was posted for the step; all must be complete, on the stream, before the comparison.

@@ -36,10 +36,8 @@ cf_choice cf_choose(const cf_work *w, const cf_costs *c) {
     double best_s = alone ? INFINITY : rounds_s(w, c, 1);
     for (int m = 2; m <= SLICES_MOST && !alone; m *= 2)
         if (rounds_s(w, c, m) < WORTH * best_s) best.slices = m, best_s = rounds_s(w, c, m);
-    if (at_once_s(w, c) < WORTH * best_s)
-        best = (cf_choice){CF_MODE_COMMFUSE, CF_ONCE, 1}, best_s = at_once_s(w, c);
-    if (may && native_s(w, c) < WORTH * best_s)
-        best = (cf_choice){w->early ? CF_MODE_SLICE : CF_MODE_NONE, c->route, 1};
+    if (at_once_s(w, c) < WORTH * best_s) best = (cf_choice){CF_MODE_COMMFUSE, CF_ONCE, 1}, best_s = at_once_s(w, c);
+    if (may && native_s(w, c) < WORTH * best_s) best = (cf_choice){w->early ? CF_MODE_SLICE : CF_MODE_NONE, c->route, 1};
     return best;
 }
 

@@ -23,8 +23,7 @@ cudaError_t cf_cuda_copy_beside(void *to, const void *from, int64_t bytes, cf_st
 
 // Launch kernel<<<blocks, threads, 0, stream>>>(arguments...). Nothing is launched for 0 blocks.
 template <typename... Parameters, typename... Arguments>
-void cf_launch(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, cf_stream *stream,
-               Arguments... arguments) {
+void cf_launch(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, cf_stream *stream, Arguments... arguments) {
     if ((int64_t)blocks.x * blocks.y * blocks.z == 0) return;
     cudaLaunchConfig_t config = {};
     config.gridDim = blocks;

@@ -115,20 +115,18 @@ void cf_zero(void *to, int64_t bytes, cf_stream *stream) {
     if (bytes > 0) memset(to, 0, (size_t)bytes);
 }
 
-#define ADD(type)                                                                                            \
-    {                                                                                                        \
-        type *restrict t = (type *)to;                                                                       \
-        const type *restrict f = (const type *)from;                                                         \
-        const int64_t n = count;                                                                             \
-        _Pragma("omp parallel for simd if (parallel : n >= PARALLEL_MIN)") for (int64_t i = 0; i < n; i++)   \
-            t[i] += f[i];                                                                                    \
-        return;                                                                                              \
+#define ADD(type)                                                                                                                  \
+    {                                                                                                                              \
+        type *restrict t = (type *)to;                                                                                             \
+        const type *restrict f = (const type *)from;                                                                               \
+        const int64_t n = count;                                                                                                   \
+        _Pragma("omp parallel for simd if (parallel : n >= PARALLEL_MIN)") for (int64_t i = 0; i < n; i++) t[i] += f[i];           \
+        return;                                                                                                                    \
     }
 
 static void add_bf16(uint16_t *restrict to, const uint16_t *restrict from, int64_t n) {
 #pragma omp parallel for simd if (parallel : n >= PARALLEL_MIN)
-    for (int64_t i = 0; i < n; i++)
-        to[i] = cf_bf16_of_float(cf_float_of_bf16(to[i]) + cf_float_of_bf16(from[i]));
+    for (int64_t i = 0; i < n; i++) to[i] = cf_bf16_of_float(cf_float_of_bf16(to[i]) + cf_float_of_bf16(from[i]));
 }
 
 void cf_add(void *to, const void *from, int64_t count, cf_dtype dtype, cf_stream *stream) {

@@ -103,8 +103,7 @@ static const char *hint_for(cudaError_t code) {
 
 void cf_cuda_check(cudaError_t code, const char *call, const char *file, int line) {
     if (code == cudaSuccess) return;
-    cf_die(hint_for(code), "%s:%d: %s: %s (%s)", file, line, call, cudaGetErrorString(code),
-           cudaGetErrorName(code));
+    cf_die(hint_for(code), "%s:%d: %s: %s (%s)", file, line, call, cudaGetErrorString(code), cudaGetErrorName(code));
 }
 
 int64_t cf_dtype_size(cf_dtype dtype) {
@@ -128,11 +127,9 @@ static void find_devices(int *count) {
         cf_die_together(hint, "no CUDA device: this host has no NVIDIA driver (cudaGetDeviceCount says: %s)",
                         cudaGetErrorString(code));
     if (code == cudaErrorInsufficientDriver)
-        cf_die_together(hint_for(code),
-                        "no CUDA device: cudaGetDeviceCount says: %s; the driver knows CUDA %d.%d",
+        cf_die_together(hint_for(code), "no CUDA device: cudaGetDeviceCount says: %s; the driver knows CUDA %d.%d",
                         cudaGetErrorString(code), driver / 1000, driver % 1000 / 10);
-    if (code != cudaSuccess)
-        cf_die_together(hint, "no CUDA device: cudaGetDeviceCount says: %s", cudaGetErrorString(code));
+    if (code != cudaSuccess) cf_die_together(hint, "no CUDA device: cudaGetDeviceCount says: %s", cudaGetErrorString(code));
     if (*count == 0) cf_die_together(hint, "no CUDA device: cudaGetDeviceCount says there are 0");
 }
 
@@ -142,9 +139,8 @@ void cf_device_open(int local_rank) {
     CF_CUDA(cudaSetDevice(local_rank % count));
     CF_CUDA(cudaGetDeviceProperties(&device.properties, local_rank % count));
     if (device.properties.major < MAJOR_MIN)
-        cf_die("use ./train_gpt, the CPU program, or a newer GPU",
-               "%s has compute capability %d.%d; this program needs %d.0", device.properties.name,
-               device.properties.major, device.properties.minor, MAJOR_MIN);
+        cf_die("use ./train_gpt, the CPU program, or a newer GPU", "%s has compute capability %d.%d; this program needs %d.0",
+               device.properties.name, device.properties.major, device.properties.minor, MAJOR_MIN);
     CF_CUDA(cudaFree(NULL)); // takes hold of it
     CF_CUDA(cudaDeviceGetStreamPriorityRange(&device.least, &device.greatest));
     CF_CUDA(cudaStreamCreateWithFlags(&device.clock, cudaStreamNonBlocking));
@@ -266,12 +262,11 @@ void cf_device_watch(void (*look)(void *argument), void *argument) {
 // --- moments ---
 
 static cudaEvent_t event_of(cf_moment moment) {
-    if (moment.number <= 0 || moment.number > device.moments)
-        cf_die(NULL, "moment %lld was never taken", (long long)moment.number);
+    if (moment.number <= 0 || moment.number > device.moments) cf_die(NULL, "moment %lld was never taken", (long long)moment.number);
     if (!cf_moment_remembered(moment))
         cf_die("ask for it sooner, or synchronise more often",
-               "moment %lld is forgotten: %lld have been taken since, %d are remembered",
-               (long long)moment.number, (long long)(device.moments - moment.number), MOMENTS);
+               "moment %lld is forgotten: %lld have been taken since, %d are remembered", (long long)moment.number,
+               (long long)(device.moments - moment.number), MOMENTS);
     return device.event[moment.number % MOMENTS];
 }
 
@@ -280,8 +275,7 @@ cf_moment cf_moment_now(cf_stream *stream) {
     int64_t number = device.moments + 1;
     if (number % MOMENTS >= device.created || device.created == 0) {
         int64_t until = device.created + MOMENT_BLOCK;
-        for (; device.created < until; device.created++)
-            CF_CUDA(cudaEventCreate(&device.event[device.created]));
+        for (; device.created < until; device.created++) CF_CUDA(cudaEventCreate(&device.event[device.created]));
     }
     device.moments = number;
     CF_CUDA(cudaEventRecord(device.event[number % MOMENTS], cf_cuda_stream(stream)));
@@ -341,8 +335,7 @@ static void copy_staged(void *to, const void *from, int64_t bytes, cf_stream *st
     int i = (int)(device.staged++ % STAGES);
     wait_for(device.stage[i].read);
     memcpy(device.stage[i].memory, from, (size_t)bytes);
-    CF_CUDA(cudaMemcpyAsync(to, device.stage[i].memory, (size_t)bytes, cudaMemcpyDefault,
-                            cf_cuda_stream(stream)));
+    CF_CUDA(cudaMemcpyAsync(to, device.stage[i].memory, (size_t)bytes, cudaMemcpyDefault, cf_cuda_stream(stream)));
     CF_CUDA(cudaEventRecord(device.stage[i].read, cf_cuda_stream(stream)));
 }
 
@@ -355,8 +348,7 @@ void cf_copy(void *to, const void *from, int64_t bytes, cf_stream *stream) {
     } else if (pageable(from)) {
         for (int64_t at = 0; at < bytes; at += STAGE_BYTES) {
             int64_t left = bytes - at;
-            copy_staged((char *)to + at, (const char *)from + at,
-                        left > STAGE_BYTES ? (int64_t)STAGE_BYTES : left, stream);
+            copy_staged((char *)to + at, (const char *)from + at, left > STAGE_BYTES ? (int64_t)STAGE_BYTES : left, stream);
         }
         return;
     }
@@ -370,13 +362,11 @@ cudaError_t cf_cuda_copy_beside(void *to, const void *from, int64_t bytes, cf_st
     attributes.flags = cudaMemcpyFlagPreferOverlapWithCompute;
     size_t size = (size_t)bytes, first = 0;
 #if CUDART_VERSION >= 13000
-    cudaError_t code =
-        cudaMemcpyBatchAsync(&to, &from, &size, 1, &attributes, &first, 1, cf_cuda_stream(stream));
+    cudaError_t code = cudaMemcpyBatchAsync(&to, &from, &size, 1, &attributes, &first, 1, cf_cuda_stream(stream));
 #else
     void *source = (void *)from;
     size_t failed = 0;
-    cudaError_t code =
-        cudaMemcpyBatchAsync(&to, &source, &size, 1, &attributes, &first, 1, &failed, cf_cuda_stream(stream));
+    cudaError_t code = cudaMemcpyBatchAsync(&to, &source, &size, 1, &attributes, &first, 1, &failed, cf_cuda_stream(stream));
 #endif
     if (code != cudaSuccess) cudaGetLastError(); // it is told by the status, not by the next call
     return code;
@@ -402,8 +392,8 @@ template <> __device__ __nv_bfloat16 sum(__nv_bfloat16 a, __nv_bfloat16 b) {
 
 // Element i of thread t: packs t, t + threads, …; then what is left behind the last pack, one element a thread.
 template <typename T>
-static __global__ void add_packs(cf_pack<T> *to, const cf_pack<T> *from, int64_t packs, T *to_rest,
-                                 const T *from_rest, int64_t elements) {
+static __global__ void add_packs(cf_pack<T> *to, const cf_pack<T> *from, int64_t packs, T *to_rest, const T *from_rest,
+                                 int64_t elements) {
     int64_t first = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, threads = (int64_t)gridDim.x * blockDim.x;
     for (int64_t i = first; i < packs; i += threads) {
         cf_pack<T> a = to[i], b = from[i];
@@ -420,8 +410,8 @@ template <typename T> static void add(void *to, const void *from, int64_t count,
     int64_t most = (int64_t)ADD_WAVES * cf_cuda_multiprocessors();
     T *to_rest = (T *)to + packs * cf_pack<T>::N;
     const T *from_rest = (const T *)from + packs * cf_pack<T>::N;
-    cf_launch(add_packs<T>, dim3((unsigned)(blocks < most ? blocks : most)), dim3(ADD_THREADS), stream,
-              (cf_pack<T> *)to, (const cf_pack<T> *)from, packs, to_rest, from_rest, left);
+    cf_launch(add_packs<T>, dim3((unsigned)(blocks < most ? blocks : most)), dim3(ADD_THREADS), stream, (cf_pack<T> *)to,
+              (const cf_pack<T> *)from, packs, to_rest, from_rest, left);
 }
 
 void cf_add(void *to, const void *from, int64_t count, cf_dtype dtype, cf_stream *stream) {
@@ -451,15 +441,13 @@ template <typename T> static __device__ uint64_t word_at(const T *data, int64_t 
 }
 
 static __device__ uint64_t warp_sum(uint64_t mine) {
-    for (int distance = warpSize / 2; distance > 0; distance /= 2)
-        mine += __shfl_xor_sync(0xffffffffu, mine, distance);
+    for (int distance = warpSize / 2; distance > 0; distance /= 2) mine += __shfl_xor_sync(0xffffffffu, mine, distance);
     return mine;
 }
 
 // Whole words by all threads; what is left behind the last one, byte by byte by the very first.
 template <typename T>
-static __global__ void __launch_bounds__(SUM_THREADS)
-    checksum_words(unsigned long long *sum, const T *data, int64_t bytes) {
+static __global__ void __launch_bounds__(SUM_THREADS) checksum_words(unsigned long long *sum, const T *data, int64_t bytes) {
     int64_t first = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, threads = (int64_t)gridDim.x * blockDim.x;
     int64_t words = bytes / 8;
     uint64_t mine = 0;
@@ -476,16 +464,13 @@ static __global__ void __launch_bounds__(SUM_THREADS)
             if (at < words) mine += cf_checksum_word(word[k], (uint64_t)at);
         }
     }
-    if (first == 0 && bytes % 8)
-        mine += cf_checksum_word(word_at((const uint8_t *)data, words, bytes), (uint64_t)words);
+    if (first == 0 && bytes % 8) mine += cf_checksum_word(word_at((const uint8_t *)data, words, bytes), (uint64_t)words);
     mine = warp_sum(mine);
     if (threadIdx.x % warpSize == 0) atomicAdd(sum, (unsigned long long)mine);
 }
 
-template <typename T>
-static void checksum(uint64_t *sum, const void *data, int64_t bytes, cf_stream *stream) {
-    int64_t words = (bytes + 7) / 8,
-            blocks = (words + SUM_THREADS * SUM_FLIGHT - 1) / (SUM_THREADS * SUM_FLIGHT);
+template <typename T> static void checksum(uint64_t *sum, const void *data, int64_t bytes, cf_stream *stream) {
+    int64_t words = (bytes + 7) / 8, blocks = (words + SUM_THREADS * SUM_FLIGHT - 1) / (SUM_THREADS * SUM_FLIGHT);
     int64_t most = (int64_t)SUM_WAVES * cf_cuda_multiprocessors();
     cf_launch(checksum_words<T>, dim3((unsigned)(blocks < most ? blocks : most)), dim3(SUM_THREADS), stream,
               (unsigned long long *)sum, (const T *)data, bytes);
@@ -498,8 +483,8 @@ void cf_checksum(uint64_t *sum, const void *data, int64_t bytes, cf_stream *stre
     checksum<uint8_t>(sum, data, bytes, stream);
 }
 
-static __global__ void compare_words(const uint64_t *expected, const uint64_t *found, int64_t count,
-                                     cf_difference what, cf_difference *difference) {
+static __global__ void compare_words(const uint64_t *expected, const uint64_t *found, int64_t count, cf_difference what,
+                                     cf_difference *difference) {
     for (int64_t i = threadIdx.x; i < count; i += blockDim.x) {
         if (expected[i] == found[i]) continue;
         unsigned long long *place = (unsigned long long *)&difference->place;
@@ -512,8 +497,7 @@ static __global__ void compare_words(const uint64_t *expected, const uint64_t *f
 
 void cf_compare(const uint64_t *expected, const uint64_t *found, int64_t count, const cf_difference *what,
                 cf_difference *difference, cf_stream *stream) {
-    cf_launch(compare_words, dim3(count > 0), dim3(SUM_THREADS), stream, expected, found, count, *what,
-              difference);
+    cf_launch(compare_words, dim3(count > 0), dim3(SUM_THREADS), stream, expected, found, count, *what, difference);
 }
 
 double cf_now_ms(void) {

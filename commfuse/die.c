@@ -36,10 +36,8 @@ static int from_environment(const char *const *names, int fallback) {
 }
 
 static void find_self(void) {
-    static const char *const ranks[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK",
-                                        "SLURM_PROCID",         "RANK",     NULL};
-    static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS", "WORLD_SIZE",
-                                        NULL};
+    static const char *const ranks[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID", "RANK", NULL};
+    static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS", "WORLD_SIZE", NULL};
     if (self.rank < 0) self.rank = from_environment(ranks, 0);
     if (self.size < 0) self.size = from_environment(sizes, 1);
 }
@@ -88,8 +86,8 @@ CF_NORETURN static void print_and_leave(const char *hint, const char *format, va
     cf_printable(text);
     // One write, so that messages of several ranks do not mix.
     char message[4096];
-    snprintf(message, sizeof message, "\nerror: %s: %s\n%s%s%s", who, text, hint ? "hint:  " : "",
-             hint ? hint : "", hint ? "\n" : "");
+    snprintf(message, sizeof message, "\nerror: %s: %s\n%s%s%s", who, text, hint ? "hint:  " : "", hint ? hint : "",
+             hint ? "\n" : "");
     fputs(message, stderr);
     fflush(stderr);
     fflush(stdout);

@@ -26,9 +26,8 @@ void cf_mpi_check(int code, const char *call, const cf_request *r) {
     char text[MPI_MAX_ERROR_STRING];
     int length = 0;
     MPI_Error_string(code, text, &length);
-    cf_die("see the messages of the other ranks; a rank may have died",
-           "%s failed: %s (%s, layer %d, step %d)", call, text, r ? r->label : "-", r ? r->layer : -1,
-           r ? r->step : -1);
+    cf_die("see the messages of the other ranks; a rank may have died", "%s failed: %s (%s, layer %d, step %d)", call, text,
+           r ? r->label : "-", r ? r->layer : -1, r ? r->step : -1);
 }
 
 // --- memory ---
@@ -39,9 +38,7 @@ static cf_memory get(cf_pool *p, int64_t bytes, const cf_request *r) {
     if (m.bytes >= bytes) return m;
     free(m.at);
     m = (cf_memory){.at = malloc((size_t)bytes), .bytes = bytes};
-    if (!m.at)
-        cf_die("use fewer or smaller micro-batches", "out of memory: %lld bytes for %s", (long long)bytes,
-               r->label);
+    if (!m.at) cf_die("use fewer or smaller micro-batches", "out of memory: %lld bytes for %s", (long long)bytes, r->label);
     return m;
 }
 
@@ -72,8 +69,7 @@ static int64_t chunk_bytes(const cf_request *r) {
 
 static int chunks(const cf_request *r, int64_t bytes) {
     int64_t n = (bytes + chunk_bytes(r) - 1) / chunk_bytes(r);
-    if (n > INT_MAX / 4)
-        cf_die("use more slices or ranks", "%s: %lld bytes in one message", r->label, (long long)bytes);
+    if (n > INT_MAX / 4) cf_die("use more slices or ranks", "%s: %lld bytes in one message", r->label, (long long)bytes);
     return n == 0 ? 1 : (int)n;
 }
 
@@ -84,16 +80,15 @@ static int chunk_length(const cf_request *r, int64_t bytes, int i) {
 
 static void start_exchange(cf_flights *all, cf_flight *f, cf_request *r) {
     if (r->send_tag > all->tag_max || r->recv_tag > all->tag_max)
-        cf_die("use fewer slices or ranks", "%s: message tag %d, this MPI library allows %d", r->label,
-               r->send_tag, all->tag_max);
+        cf_die("use fewer slices or ranks", "%s: message tag %d, this MPI library allows %d", r->label, r->send_tag, all->tag_max);
     int64_t size = cf_dtype_size(r->dtype), bytes = r->recv_count * size;
     f->sends = r->send_to >= 0 ? chunks(r, r->send_count * size) : 0;
     f->recvs = r->recv_from >= 0 ? chunks(r, bytes) : 0;
     int parts = f->sends + f->recvs;
     if (parts > 2) f->many = get(&all->lists, parts * (int64_t)sizeof(MPI_Request), r);
     for (int i = 0; i < f->recvs; i++)
-        cf_mpi_check(MPI_Irecv((char *)r->recv + i * chunk_bytes(r), chunk_length(r, bytes, i), MPI_BYTE,
-                               r->recv_from, r->recv_tag, *(MPI_Comm *)r->group->native, &parts_of(f)[i]),
+        cf_mpi_check(MPI_Irecv((char *)r->recv + i * chunk_bytes(r), chunk_length(r, bytes, i), MPI_BYTE, r->recv_from, r->recv_tag,
+                               *(MPI_Comm *)r->group->native, &parts_of(f)[i]),
                      "MPI_Irecv", r);
 }
 
@@ -107,15 +102,12 @@ static void now_moving(cf_flight *f) {
 static bool send_more(cf_flights *all, cf_flight *f) {
     cf_request *r = f->request;
     const int before = f->posted;
-    if (before == f->sends || !cf_reached(r->after[0], CF_ARRIVED) || !cf_reached(r->after[1], CF_ARRIVED))
-        return false;
+    if (before == f->sends || !cf_reached(r->after[0], CF_ARRIVED) || !cf_reached(r->after[1], CF_ARRIVED)) return false;
     const int64_t bytes = r->send_count * cf_dtype_size(r->dtype);
     int *lanes = all->under_way[r->group->world[r->send_to]];
-    for (; f->posted < f->sends && lanes[r->bulk] < (r->bulk && lanes[false] > 0 ? 1 : UNDER_WAY);
-         f->posted++) {
-        cf_mpi_check(MPI_Isend((const char *)r->send + f->posted * chunk_bytes(r),
-                               chunk_length(r, bytes, f->posted), MPI_BYTE, r->send_to, r->send_tag,
-                               *(MPI_Comm *)r->group->native, &parts_of(f)[f->recvs + f->posted]),
+    for (; f->posted < f->sends && lanes[r->bulk] < (r->bulk && lanes[false] > 0 ? 1 : UNDER_WAY); f->posted++) {
+        cf_mpi_check(MPI_Isend((const char *)r->send + f->posted * chunk_bytes(r), chunk_length(r, bytes, f->posted), MPI_BYTE,
+                               r->send_to, r->send_tag, *(MPI_Comm *)r->group->native, &parts_of(f)[f->recvs + f->posted]),
                      "MPI_Isend", r);
         lanes[r->bulk]++;
     }
@@ -142,11 +134,10 @@ static void sum_stage(const cf_flight *f) {
     const int64_t bytes = r->send_count * cf_dtype_size(r->dtype);
     const int N = r->group->size, first = r->group->rank + 1;
     cf_copy(r->recv, (const char *)f->stage.at + first % N * bytes, bytes, NULL);
-    for (int i = 1; i < N; i++)
-        cf_add(r->recv, (const char *)f->stage.at + (first + i) % N * bytes, r->send_count, r->dtype, NULL);
+    for (int i = 1; i < N; i++) cf_add(r->recv, (const char *)f->stage.at + (first + i) % N * bytes, r->send_count, r->dtype, NULL);
 }
 
-#define COLLECTIVE(blocking_one, other, ...)                                                                 \
+#define COLLECTIVE(blocking_one, other, ...)                                                                                       \
     cf_mpi_check(r->blocking ? blocking_one(__VA_ARGS__) : other(__VA_ARGS__, f->few), #blocking_one, r)
 
 // A reduce-scatter is an all-to-all and a sum, which send no more than they must. What a library's reduce-scatter does depends
@@ -164,24 +155,19 @@ static void start_collective(cf_flights *all, cf_flight *f, cf_request *r) {
     }
     if (r->send_count > INT_MAX)
         cf_die("use --overlap commfuse, or --overlap slice with more --slices",
-               "%s: a native collective of %lld elements per rank; MPI counts end at %d", r->label,
-               (long long)r->send_count, INT_MAX);
+               "%s: a native collective of %lld elements per rank; MPI counts end at %d", r->label, (long long)r->send_count,
+               INT_MAX);
     const int64_t element = cf_dtype_size(r->dtype);
     const bool sums = r->kind == CF_REQUEST_REDUCE_SCATTER, plain = sums || r->stride == r->send_count;
     const int count = (int)r->send_count, n = plain ? count : 1;
-    MPI_Datatype type = element == 8   ? MPI_INT64_T
-                        : element == 4 ? MPI_FLOAT
-                        : element == 2 ? MPI_UINT16_T
-                                       : MPI_BYTE;
+    MPI_Datatype type = element == 8 ? MPI_INT64_T : element == 4 ? MPI_FLOAT : element == 2 ? MPI_UINT16_T : MPI_BYTE;
     MPI_Datatype block = plain ? type : strided(r, type, count);
     if (r->kind == CF_REQUEST_ALLGATHER) {
         const bool in_place = r->send == (char *)r->recv + r->group->rank * r->stride * element;
-        COLLECTIVE(MPI_Allgather, MPI_Iallgather, in_place ? MPI_IN_PLACE : r->send, count, type, r->recv, n,
-                   block, comm);
+        COLLECTIVE(MPI_Allgather, MPI_Iallgather, in_place ? MPI_IN_PLACE : r->send, count, type, r->recv, n, block, comm);
     } else {
         if (sums) f->stage = get(&all->stages, r->send_count * r->group->size * element, r);
-        COLLECTIVE(MPI_Alltoall, MPI_Ialltoall, r->send, n, block, sums ? f->stage.at : r->recv, n, block,
-                   comm);
+        COLLECTIVE(MPI_Alltoall, MPI_Ialltoall, r->send, n, block, sums ? f->stage.at : r->recv, n, block, comm);
     }
     if (!plain) MPI_Type_free(&block); // freed when the last use has ended
     f->staged = sums && r->blocking;
@@ -279,8 +265,7 @@ bool cf_flights_test(cf_flights *all) {
 bool cf_flights_collective(const cf_flights *all, const cf_group *group) {
     for (int i = 0; i < all->actives; i++) {
         const cf_flight *f = &all->active[i];
-        if (f->request->kind != CF_REQUEST_EXCHANGE && !f->staged && (!group || f->request->group == group))
-            return true;
+        if (f->request->kind != CF_REQUEST_EXCHANGE && !f->staged && (!group || f->request->group == group)) return true;
     }
     return false;
 }

@@ -72,14 +72,13 @@ cf_fuse *cf_fuse_create(cf_context *context, cf_fuse_plan plan) {
     if (plan.mode == CF_MODE_AUTO) choose(context, &plan);
     if (plan.capacity < 0) cf_die(NULL, "%s: capacity of %lld elements", plan.name, (long long)plan.capacity);
     if (plan.result_given && plan.operation != CF_ALLTOALL)
-        cf_die(NULL, "%s: the result of %s cannot be given, only that of all-to-all", plan.name,
-               cf_operation_name(plan.operation));
+        cf_die(NULL, "%s: the result of %s cannot be given, only that of all-to-all", plan.name, cf_operation_name(plan.operation));
     cf_fuse *f = calloc(1, sizeof *f);
     if (!f) cf_die(NULL, "out of memory for operation %s", plan.name);
     f->context = context;
     f->plan = plan;
-    f->schedule = cf_schedule_create(plan.operation, plan.side, plan.mode, plan.route, plan.group->size,
-                                     plan.group->rank, plan.slices, plan.folds);
+    f->schedule = cf_schedule_create(plan.operation, plan.side, plan.mode, plan.route, plan.group->size, plan.group->rank,
+                                     plan.slices, plan.folds);
     f->request = calloc((size_t)f->schedule->count + 1, sizeof *f->request);
     f->arrived = calloc((size_t)f->schedule->count + 1, sizeof *f->arrived);
     if (!f->request || !f->arrived) cf_die(NULL, "out of memory for operation %s", plan.name);
@@ -130,8 +129,7 @@ static int64_t rows_of(const cf_fuse *f, int k) {
 
 static int64_t first_row(const cf_fuse *f, cf_place place) {
     int m = f->schedule->slices, owner = place.slot / m, k = place.slot % m;
-    if (place.buffer == CF_FULL && f->schedule->slice_major)
-        return f->schedule->ranks * offset_of(f, k) + owner * rows_of(f, k);
+    if (place.buffer == CF_FULL && f->schedule->slice_major) return f->schedule->ranks * offset_of(f, k) + owner * rows_of(f, k);
     return owner * f->rows + offset_of(f, k);
 }
 
@@ -166,8 +164,7 @@ static void trace_request(cf_fuse *f, int index) {
     bool exchange = step->kind == CF_EXCHANGE;
     int peer = !exchange ? -1 : step->send_to >= 0 ? step->send_to : step->recv_from;
     cf_trace_transfer(f->context->trace, f->label, f->layer, exchange ? step->send_slice : step->first,
-                      peer < 0 ? -1 : f->plan.group->world[peer], cf_request_bytes(r), r->posted, r->begin,
-                      r->end);
+                      peer < 0 ? -1 : f->plan.group->world[peer], cf_request_bytes(r), r->posted, r->begin, r->end);
 }
 
 static void wait_until(cf_fuse *f, cf_request *request, cf_point point) {
@@ -180,8 +177,7 @@ static void wait_until(cf_fuse *f, cf_request *request, cf_point point) {
 
 static void wait_for_step(cf_fuse *f, int index, cf_point point) {
     wait_until(f, &f->request[index], point);
-    if (f->sums && !f->arrived[index])
-        cf_checksums_arrived(f->sums, index, &f->request[index], f->context->stream);
+    if (f->sums && !f->arrived[index]) cf_checksums_arrived(f->sums, index, &f->request[index], f->context->stream);
     f->arrived[index] = true;
 }
 
@@ -214,8 +210,8 @@ static void take_add(cf_fuse *f, const cf_step *step) {
 }
 
 static void take_copy(cf_fuse *f, const cf_step *step) {
-    cf_copy(place_of(f, step->at), place_of(f, step->from),
-            rows_of(f, step->at.slot % f->schedule->slices) * f->row_bytes, f->context->stream);
+    cf_copy(place_of(f, step->at), place_of(f, step->from), rows_of(f, step->at.slot % f->schedule->slices) * f->row_bytes,
+            f->context->stream);
 }
 
 // --- steps on the wire ---
@@ -238,8 +234,7 @@ static void fill_exchange(cf_fuse *f, const cf_step *step, cf_request *r) {
 }
 
 static void fill_collective(cf_fuse *f, const cf_step *step, cf_request *r) {
-    static const cf_request_kind kinds[] = {CF_REQUEST_ALLGATHER, CF_REQUEST_REDUCE_SCATTER,
-                                            CF_REQUEST_ALLTOALL};
+    static const cf_request_kind kinds[] = {CF_REQUEST_ALLGATHER, CF_REQUEST_REDUCE_SCATTER, CF_REQUEST_ALLTOALL};
     r->kind = kinds[f->schedule->operation];
     r->blocking = f->schedule->blocking;
     r->send = place_of(f, step->from);
@@ -274,8 +269,7 @@ static void post(cf_fuse *f, int first, int end) {
     cf_transport *t = f->context->transport;
     for (int i = first; i < end; i++) fill_request(f, i);
     t->post(t, &f->request[first], end - first, f->context->stream);
-    for (int i = first; i < end && f->sums; i++)
-        cf_checksums_post(f->sums, i, &f->request[i], t, f->context->stream);
+    for (int i = first; i < end && f->sums; i++) cf_checksums_post(f->sums, i, &f->request[i], t, f->context->stream);
 }
 
 // --- a run ---
@@ -299,12 +293,12 @@ static void take(cf_fuse *f) {
         take_copy(f, step);
 }
 
-void cf_fuse_begin(cf_fuse *f, void *full, int64_t rows_per_rank, int64_t row_elements, cf_compute *compute,
-                   void *argument, int layer) {
+void cf_fuse_begin(cf_fuse *f, void *full, int64_t rows_per_rank, int64_t row_elements, cf_compute *compute, void *argument,
+                   int layer) {
     if (f->running) cf_die(NULL, "%s is begun while it runs", f->label);
     if (rows_per_rank < 0 || row_elements < 0 || rows_per_rank * row_elements > f->plan.capacity)
-        cf_die(NULL, "%s: a shard of %lld x %lld elements exceeds the capacity of %lld", f->label,
-               (long long)rows_per_rank, (long long)row_elements, (long long)f->plan.capacity);
+        cf_die(NULL, "%s: a shard of %lld x %lld elements exceeds the capacity of %lld", f->label, (long long)rows_per_rank,
+               (long long)row_elements, (long long)f->plan.capacity);
     if (f->plan.result_given && !f->result)
         cf_die("call cf_fuse_result() before every begin", "%s: no place for its result", f->label);
     if ((compute != NULL) != (f->plan.side != CF_NO_COMPUTE))
@@ -319,15 +313,13 @@ void cf_fuse_begin(cf_fuse *f, void *full, int64_t rows_per_rank, int64_t row_el
     f->argument = argument;
     f->layer = layer;
     memset(f->arrived, 0, (size_t)f->schedule->count * sizeof *f->arrived);
-    if (f->sums)
-        cf_checksums_begin(f->sums, f->rows, f->row_bytes, layer, f->context->step, f->context->stream);
+    if (f->sums) cf_checksums_begin(f->sums, f->rows, f->row_bytes, layer, f->context->step, f->context->stream);
     while (f->next < f->schedule->begin) take(f);
 }
 
 static void finish_checksums(cf_fuse *f) {
     for (int i = 0; i < f->schedule->count; i++)
-        if (f->schedule->step[i].kind == CF_EXCHANGE)
-            wait_until(f, cf_checksums_request(f->sums, i), CF_COMPLETE);
+        if (f->schedule->step[i].kind == CF_EXCHANGE) wait_until(f, cf_checksums_request(f->sums, i), CF_COMPLETE);
     cf_checksums_compare(f->sums, f->context->stream);
 }
 
@@ -354,8 +346,8 @@ void *cf_fuse_finish(cf_fuse *f) {
     return result;
 }
 
-void *cf_fuse_run(cf_fuse *f, void *full, int64_t rows_per_rank, int64_t row_elements, cf_compute *compute,
-                  void *argument, int layer) {
+void *cf_fuse_run(cf_fuse *f, void *full, int64_t rows_per_rank, int64_t row_elements, cf_compute *compute, void *argument,
+                  int layer) {
     cf_fuse_begin(f, full, rows_per_rank, row_elements, compute, argument, layer);
     return cf_fuse_finish(f);
 }

@@ -59,8 +59,8 @@ typedef struct cf_fuse_plan {
     cf_dtype dtype;
     int64_t capacity;  // elements of one rank's shard, at most
     bool result_given; // all-to-all: the caller says before every begin where the result goes
-    bool folds; // reduce-scatter: compute can add to what is there, and what it writes elsewhere is new
-    bool bulk;  // much, and not needed soon: what is posted later may pass it (weights, their gradients)
+    bool folds;        // reduce-scatter: compute can add to what is there, and what it writes elsewhere is new
+    bool bulk;         // much, and not needed soon: what is posted later may pass it (weights, their gradients)
     // For CF_MODE_AUTO, where mode, route and slices are chosen (choice.h):
     double flops; // of one rank's computation of all slices
     bool early;   // begun well before it is finished
@@ -80,15 +80,15 @@ void cf_fuse_result(cf_fuse *fuse, void *result);
 // Payload: `full` holds ranks · rows_per_rank rows of row_elements elements, rank i's shard at row
 // i · rows_per_rank. all-gather: the own shard must be in place. compute and argument: NULL without
 // compute. layer: for messages and traces, -1 none. rows_per_rank may be smaller than the number of slices.
-void cf_fuse_begin(cf_fuse *fuse, void *full, int64_t rows_per_rank, int64_t row_elements,
-                   cf_compute *compute, void *argument, int layer);
+void cf_fuse_begin(cf_fuse *fuse, void *full, int64_t rows_per_rank, int64_t row_elements, cf_compute *compute, void *argument,
+                   int layer);
 // Take the remaining steps. Returns: reduce-scatter: the reduced own shard; all-to-all: slices by
 // source (with compute after, the own ones stay in full in commfuse mode and on one rank); all-gather: full.
 // Valid until the next begin.
 void *cf_fuse_finish(cf_fuse *fuse);
 // begin and finish.
-void *cf_fuse_run(cf_fuse *fuse, void *full, int64_t rows_per_rank, int64_t row_elements, cf_compute *compute,
-                  void *argument, int layer);
+void *cf_fuse_run(cf_fuse *fuse, void *full, int64_t rows_per_rank, int64_t row_elements, cf_compute *compute, void *argument,
+                  int layer);
 
 // Blocks until all members of the group are here.
 void cf_barrier(cf_context *context, const cf_group *group);

@@ -42,8 +42,7 @@ static int purpose_index(const char *name) {
 }
 
 static void *reserve(int64_t bytes) {
-    void *address =
-        mmap(NULL, (size_t)bytes + 1, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *address = mmap(NULL, (size_t)bytes + 1, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     return address == MAP_FAILED ? NULL : address;
 }
 
@@ -91,8 +90,7 @@ void cf_memory_report(FILE *file) {
     fprintf(file, "%-32s %12s %7s\n", "memory for", "MiB", "share");
     for (int i = 0; i < memory.purposes; i++)
         if (memory.purpose[i].bytes > 0)
-            fprintf(file, "%-32s %12.1f %6.1f%%\n", memory.purpose[i].name,
-                    (double)memory.purpose[i].bytes / 1048576,
+            fprintf(file, "%-32s %12.1f %6.1f%%\n", memory.purpose[i].name, (double)memory.purpose[i].bytes / 1048576,
                     100.0 * (double)memory.purpose[i].bytes / (double)total);
     fprintf(file, "%-32s %12.1f\n", "total", (double)total / 1048576);
 }

@@ -91,8 +91,8 @@ static int add(builder *b, cf_place at, cf_place from, int wait0, int wait1) {
     return append(b, step);
 }
 
-static int exchange(builder *b, int send_to, cf_place from, int send_slice, int recv_from, cf_place at,
-                    int recv_slice, int wait0, int wait1) {
+static int exchange(builder *b, int send_to, cf_place from, int send_slice, int recv_from, cf_place at, int recv_slice, int wait0,
+                    int wait1) {
     cf_step step = blank(CF_EXCHANGE, wait0, wait1);
     step.send_to = send_to, step.from = from, step.send_slice = send_slice;
     step.recv_from = recv_from, step.at = at, step.recv_slice = recv_slice;
@@ -125,9 +125,9 @@ static void post_allgather(builder *b) {
     for (int i = 0; i < s->ranks - 1; i++)
         for (int k = 0; k < s->slices; k++) {
             int send = slice(s, ring ? left(s, i) : s->rank, k), recv = slice(s, left(s, i + 1), k);
-            *exchange_at(b, i, k) = exchange(b, right(s, ring ? 1 : i + 1), (cf_place){CF_FULL, send}, send,
-                                             left(s, ring ? 1 : i + 1), (cf_place){CF_FULL, recv}, recv,
-                                             exchange_before(b, i, ring ? k : s->slices - 1), -1);
+            *exchange_at(b, i, k) =
+                exchange(b, right(s, ring ? 1 : i + 1), (cf_place){CF_FULL, send}, send, left(s, ring ? 1 : i + 1),
+                         (cf_place){CF_FULL, recv}, recv, exchange_before(b, i, ring ? k : s->slices - 1), -1);
         }
 }
 
@@ -172,8 +172,8 @@ static void ring_reduce_scatter(builder *b) {
             if (computed_early(s, left(s, i + 1), k)) compute_before(b, CF_FULL, number);
             if (i == s->ranks - 1) continue; // own slices: finished below, behind all else
             if (i > 0) add(b, here, staged, arrived, -1);
-            *exchange_at(b, i, k) = exchange(b, right(s, 1), here, number, left(s, 1), staged,
-                                             slice(s, left(s, i + 2), k), b->last_compute, arrived);
+            *exchange_at(b, i, k) =
+                exchange(b, right(s, 1), here, number, left(s, 1), staged, slice(s, left(s, i + 2), k), b->last_compute, arrived);
         }
     s->begin = s->count;
     for (int k = 0; k < s->slices && s->ranks > 1; k++) finish_own(b, k, exchange_before(b, s->ranks - 1, k));
@@ -187,8 +187,7 @@ static cf_place window_slot(const builder *b, int round, int window, int k) {
 
 // sum += the part of that round
 static void add_part(builder *b, int round, int window, int k) {
-    add(b, window_slot(b, 0, window, k), window_slot(b, round, window, k), *exchange_at(b, round, k),
-        *exchange_at(b, 0, k));
+    add(b, window_slot(b, 0, window, k), window_slot(b, round, window, k), *exchange_at(b, round, k), *exchange_at(b, 0, k));
 }
 
 // Direct. Round i: compute the slice of rank r − 1 − i and send it there; what arrives is rank r + 1 + i's
@@ -244,9 +243,9 @@ static void alltoall_after(builder *b) {
     for (int i = 0; wire && i < s->ranks - 1; i++)
         for (int k = 0; k < s->slices; k++) {
             int to = right(s, i + 1), from = left(s, i + 1);
-            *exchange_at(b, i, k) = exchange(b, to, (cf_place){CF_FULL, slice(s, to, k)}, slice(s, to, k),
-                                             from, (cf_place){CF_RESULT, slice(s, from, k)},
-                                             slice(s, s->rank, k), exchange_before(b, i, s->slices - 1), -1);
+            *exchange_at(b, i, k) =
+                exchange(b, to, (cf_place){CF_FULL, slice(s, to, k)}, slice(s, to, k), from,
+                         (cf_place){CF_RESULT, slice(s, from, k)}, slice(s, s->rank, k), exchange_before(b, i, s->slices - 1), -1);
         }
     s->begin = s->count;
     for (int i = 0; i < s->ranks; i++)
@@ -268,9 +267,9 @@ static void alltoall_before(builder *b) {
             bool own = i == s->ranks - 1;
             compute_before(b, own ? CF_RESULT : CF_FULL, slice(s, to, k));
             if (wire && !own)
-                *exchange_at(b, i, k) = exchange(b, to, (cf_place){CF_FULL, slice(s, to, k)}, slice(s, to, k),
-                                                 from, (cf_place){CF_RESULT, slice(s, from, k)},
-                                                 slice(s, s->rank, k), b->last_compute, -1);
+                *exchange_at(b, i, k) =
+                    exchange(b, to, (cf_place){CF_FULL, slice(s, to, k)}, slice(s, to, k), from,
+                             (cf_place){CF_RESULT, slice(s, from, k)}, slice(s, s->rank, k), b->last_compute, -1);
         }
     s->begin = s->count;
     for (int i = 0; i < s->ranks && s->side == CF_COMPUTE_BOTH; i++)
@@ -288,16 +287,14 @@ static void exchange_at_once(builder *b, int wait) {
     for (int i = 0; i < s->ranks - 1; i++) {
         int to = right(s, i + 1), from = left(s, i + 1);
         int send = gather ? s->rank : to, recv = gather ? from : s->rank;
-        cf_place at =
-            reduce ? (cf_place){CF_STAGE, s->ranks - 2 - i} : (cf_place){gather ? CF_FULL : CF_RESULT, from};
+        cf_place at = reduce ? (cf_place){CF_STAGE, s->ranks - 2 - i} : (cf_place){gather ? CF_FULL : CF_RESULT, from};
         int index = exchange(b, to, (cf_place){CF_FULL, send}, send, from, at, recv, wait, -1);
         s->step[index].joined = i > 0;
     }
 }
 
 // The shards of all other ranks: those below and those above the own one.
-static void compute_others(builder *b, cf_side side, cf_buffer buffer, int first_exchange,
-                           int last_exchange) {
+static void compute_others(builder *b, cf_side side, cf_buffer buffer, int first_exchange, int last_exchange) {
     const cf_schedule *s = b->s;
     const int first[] = {0, s->rank + 1}, count[] = {s->rank, s->ranks - 1 - s->rank};
     for (int i = 0; i < 2; i++) {
@@ -314,17 +311,14 @@ static void add_all(builder *b, int first) {
     cf_schedule *s = b->s;
     int slots = s->ranks - 1, arrived = first < 0 ? -1 : first + slots - 1;
     s->stage_slots = slots;
-    for (int i = 1; i < slots; i++)
-        add(b, (cf_place){CF_STAGE, 0}, (cf_place){CF_STAGE, i}, first < 0 ? -1 : arrived - i, arrived);
+    for (int i = 1; i < slots; i++) add(b, (cf_place){CF_STAGE, 0}, (cf_place){CF_STAGE, i}, first < 0 ? -1 : arrived - i, arrived);
     if (slots > 0) add(b, (cf_place){CF_FULL, s->rank}, (cf_place){CF_STAGE, 0}, arrived, -1);
 }
 
 static void at_once(builder *b) {
     cf_schedule *s = b->s;
-    bool before = s->side == CF_COMPUTE_BEFORE || s->side == CF_COMPUTE_BOTH,
-         gather = s->operation == CF_ALLGATHER;
-    bool after = s->side == CF_COMPUTE_AFTER || s->side == CF_COMPUTE_BOTH,
-         all_to_all = s->operation == CF_ALLTOALL;
+    bool before = s->side == CF_COMPUTE_BEFORE || s->side == CF_COMPUTE_BOTH, gather = s->operation == CF_ALLGATHER;
+    bool after = s->side == CF_COMPUTE_AFTER || s->side == CF_COMPUTE_BOTH, all_to_all = s->operation == CF_ALLTOALL;
     bool wire = s->mode == CF_MODE_COMMFUSE && s->ranks > 1;
     if (before) compute_others(b, CF_COMPUTE_BEFORE, CF_FULL, -1, -1);
     int first = wire ? s->count : -1;
@@ -387,10 +381,8 @@ static void fused_reduce_scatter(builder *b) {
     cf_die(NULL, "a reduce-scatter by route %d", (int)b->s->route);
 }
 
-static void check_arguments(cf_operation operation, cf_side side, cf_mode mode, int ranks, int rank,
-                            int slices) {
-    bool side_fits = side == CF_NO_COMPUTE || operation == CF_ALLTOALL ||
-                     (operation == CF_ALLGATHER) == (side == CF_COMPUTE_AFTER);
+static void check_arguments(cf_operation operation, cf_side side, cf_mode mode, int ranks, int rank, int slices) {
+    bool side_fits = side == CF_NO_COMPUTE || operation == CF_ALLTOALL || (operation == CF_ALLGATHER) == (side == CF_COMPUTE_AFTER);
     if (!side_fits) cf_die(NULL, "%s has no computation on that side", cf_operation_name(operation));
     if (mode == CF_MODE_AUTO) cf_die(NULL, "a schedule of mode auto: one must be chosen first");
     if (ranks < 1 || rank < 0 || rank >= ranks || slices < 1)
@@ -416,8 +408,8 @@ static void generate(builder *b) {
         fused_reduce_scatter(b);
 }
 
-cf_schedule *cf_schedule_create(cf_operation operation, cf_side side, cf_mode mode, cf_route route, int ranks,
-                                int rank, int slices, bool folds) {
+cf_schedule *cf_schedule_create(cf_operation operation, cf_side side, cf_mode mode, cf_route route, int ranks, int rank, int slices,
+                                bool folds) {
     check_arguments(operation, side, mode, ranks, rank, slices);
     if (side == CF_NO_COMPUTE) route = CF_ONCE;
     bool whole = mode == CF_MODE_NONE || side == CF_NO_COMPUTE || ranks == 1;
@@ -427,11 +419,9 @@ cf_schedule *cf_schedule_create(cf_operation operation, cf_side side, cf_mode mo
     if (!s || !exchanges) cf_die(NULL, "out of memory for a schedule");
     s->operation = operation, s->side = side, s->mode = mode, s->route = route;
     s->ranks = ranks, s->rank = rank, s->slices = slices;
-    s->result = (cf_place){operation == CF_ALLTOALL ? CF_RESULT : CF_FULL,
-                           operation == CF_REDUCE_SCATTER ? rank * slices : 0};
+    s->result = (cf_place){operation == CF_ALLTOALL ? CF_RESULT : CF_FULL, operation == CF_REDUCE_SCATTER ? rank * slices : 0};
     builder b = {.s = s, .last_compute = -1, .exchange = exchanges};
-    s->folds = folds && cf_mode_is_fused(mode) && operation == CF_REDUCE_SCATTER &&
-               slices > 1; // hence several ranks, and compute
+    s->folds = folds && cf_mode_is_fused(mode) && operation == CF_REDUCE_SCATTER && slices > 1; // hence several ranks, and compute
     if (s->folds) s->result = (cf_place){CF_STAGE, 0};
     generate(&b);
     free(exchanges);
@@ -520,16 +510,13 @@ static void print_place(text *t, cf_place place) {
 }
 
 static void print_step(text *t, const cf_step *step) {
-    const char *what = step->side == CF_COMPUTE_AFTER ? "work on   "
-                       : step->accumulate             ? "compute + "
-                                                      : "compute   ";
+    const char *what = step->side == CF_COMPUTE_AFTER ? "work on   " : step->accumulate ? "compute + " : "compute   ";
     switch (step->kind) {
     case CF_COMPUTE:
         if (step->count == 1)
             print(t, "%s slice %d in ", what, step->first);
         else
-            print(t, "%s %d slices %d, %d, … in ", what, step->count, step->first,
-                  step->first + step->stride);
+            print(t, "%s %d slices %d, %d, … in ", what, step->count, step->first, step->first + step->stride);
         print_place(t, step->at);
         break;
     case CF_EXCHANGE:
@@ -553,20 +540,15 @@ static void print_step(text *t, const cf_step *step) {
     }
     for (int i = 0; i < 2; i++)
         if (step->wait[i] >= 0)
-            print(t, "%s%d",
-                  i == 0 || step->wait[0] < 0 ? "  after "
-                  : step->range               ? " … "
-                                              : ", ",
-                  step->wait[i]);
+            print(t, "%s%d", i == 0 || step->wait[0] < 0 ? "  after " : step->range ? " … " : ", ", step->wait[i]);
     print(t, "\n");
 }
 
 char *cf_schedule_print(const cf_schedule *s) {
     text t = {0};
-    print(&t, "%s, %s%s%s, rank %d of %d, %d slice%s per shard\n", cf_operation_name(s->operation),
-          cf_mode_name(s->mode), s->mode == CF_MODE_COMMFUSE ? " by " : "",
-          s->mode == CF_MODE_COMMFUSE ? cf_route_name(s->route) : "", s->rank, s->ranks, s->slices,
-          s->slices == 1 ? "" : "s");
+    print(&t, "%s, %s%s%s, rank %d of %d, %d slice%s per shard\n", cf_operation_name(s->operation), cf_mode_name(s->mode),
+          s->mode == CF_MODE_COMMFUSE ? " by " : "", s->mode == CF_MODE_COMMFUSE ? cf_route_name(s->route) : "", s->rank, s->ranks,
+          s->slices, s->slices == 1 ? "" : "s");
     for (int i = 0; i < s->count; i++) {
         print(&t, "  %3d%s ", i, i < s->begin ? " " : "'");
         print_step(&t, &s->step[i]);

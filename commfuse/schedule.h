@@ -33,14 +33,7 @@ typedef enum { CF_ALLGATHER, CF_REDUCE_SCATTER, CF_ALLTOALL } cf_operation;
 typedef enum { CF_NO_COMPUTE, CF_COMPUTE_BEFORE, CF_COMPUTE_AFTER, CF_COMPUTE_BOTH } cf_side;
 // Those in front of NOWIRE move data, and tests hold them against each other.
 // AUTO is not a way of its own: for each operation one of the first three is chosen (choice.h).
-typedef enum {
-    CF_MODE_NONE,
-    CF_MODE_SLICE,
-    CF_MODE_COMMFUSE,
-    CF_MODE_NOWIRE,
-    CF_MODE_AUTO,
-    CF_MODES
-} cf_mode;
+typedef enum { CF_MODE_NONE, CF_MODE_SLICE, CF_MODE_COMMFUSE, CF_MODE_NOWIRE, CF_MODE_AUTO, CF_MODES } cf_mode;
 // Who passes a slice on to whom.
 //   CF_RING    to the neighbour, one slice after another. (all-to-all: as DIRECT)
 //   CF_DIRECT  straight to the rank that needs it, one slice after another
@@ -106,8 +99,8 @@ typedef struct cf_schedule {
 // last of all, are then computed onto the sums that have arrived for them, which saves an addition each. Slice m − 1 is
 // computed first of the own ones, without its sum, which arrives last of all and is added at the very end: so no
 // computation waits for it, and whatever hides without folding hides with it.
-cf_schedule *cf_schedule_create(cf_operation operation, cf_side side, cf_mode mode, cf_route route, int ranks,
-                                int rank, int slices, bool folds);
+cf_schedule *cf_schedule_create(cf_operation operation, cf_side side, cf_mode mode, cf_route route, int ranks, int rank, int slices,
+                                bool folds);
 void cf_schedule_free(cf_schedule *schedule);
 
 // First row of slice k, 0 <= k <= m, of a shard of `rows` rows: sizes differ by at most one row.

@@ -24,12 +24,10 @@ bool cf_secret_given(void) {
 }
 
 static size_t read_secret(const char *path, char *text) {
-    int fd =
-        open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a FIFO without a writer shall not hold the start
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a FIFO without a writer shall not hold the start
     struct stat is;
     if (fd < 0 || fstat(fd, &is) != 0)
-        cf_die_together("openssl rand -hex 32 >FILE; chmod 600 FILE", "COMMFUSE_SECRET_FILE %s: %s", path,
-                        strerror(errno));
+        cf_die_together("openssl rand -hex 32 >FILE; chmod 600 FILE", "COMMFUSE_SECRET_FILE %s: %s", path, strerror(errno));
     if (!S_ISREG(is.st_mode) || is.st_uid != geteuid() || (is.st_mode & 077) != 0)
         cf_die_together("it must be a regular file of your own: chmod 600 FILE",
                         "COMMFUSE_SECRET_FILE %s is not one that only you can read", path);
@@ -46,16 +44,14 @@ cf_mac cf_secret(void) {
     if (!secret && !path) return nobody;
     size_t length = secret ? strlen(secret) : read_secret(path, text);
     if (length < SHORTEST)
-        cf_die_together("openssl rand -hex 32 makes a good one",
-                        "%s has %zu characters; at least %d are needed", secret ? "COMMFUSE_SECRET" : path,
-                        length, SHORTEST);
+        cf_die_together("openssl rand -hex 32 makes a good one", "%s has %zu characters; at least %d are needed",
+                        secret ? "COMMFUSE_SECRET" : path, length, SHORTEST);
     return cf_mac_of(&nobody, secret ? secret : text, length);
 }
 
 cf_mac cf_mac_of(const cf_mac *key, const void *data, size_t bytes) {
     cf_mac mac;
-    if (!HMAC(EVP_sha256(), key->bytes, sizeof key->bytes, (const unsigned char *)data, bytes, mac.bytes,
-              NULL))
+    if (!HMAC(EVP_sha256(), key->bytes, sizeof key->bytes, (const unsigned char *)data, bytes, mac.bytes, NULL))
         cf_die(NULL, "OpenSSL makes no HMAC-SHA256 of %zu bytes", bytes);
     return mac;
 }
@@ -65,6 +61,5 @@ bool cf_mac_equal(const cf_mac *a, const cf_mac *b) {
 }
 
 void cf_random(void *data, size_t bytes) {
-    if (getrandom(data, bytes, 0) != (ssize_t)bytes)
-        cf_die(NULL, "the system gives no random bytes: %s", strerror(errno));
+    if (getrandom(data, bytes, 0) != (ssize_t)bytes) cf_die(NULL, "the system gives no random bytes: %s", strerror(errno));
 }

@@ -10,8 +10,8 @@ void cf_timeline_start(cf_context *context, double zero_ms) {
 }
 
 // (ranks, most) events in the host's memory, this rank's in its place.
-static cf_trace_event *gather(cf_context *context, const cf_group *world, cf_mode mode,
-                              const cf_trace_event *events, int64_t count, int64_t most) {
+static cf_trace_event *gather(cf_context *context, const cf_group *world, cf_mode mode, const cf_trace_event *events, int64_t count,
+                              int64_t most) {
     const int64_t block = most * (int64_t)sizeof *events, bytes = world->size * block;
     cf_trace_event *all = malloc((size_t)bytes + 1);
     if (!all) cf_die(NULL, "out of memory for the trace");

@@ -66,9 +66,7 @@ static void *grown(void *array, int64_t *capacity, int64_t wanted, size_t size) 
     if (wanted <= *capacity) return array;
     *capacity = wanted < 1024 ? 1024 : 2 * wanted;
     array = realloc(array, (size_t)*capacity * size);
-    if (!array)
-        cf_die("trace fewer steps: --trace-steps A:B", "out of memory for %lld trace events",
-               (long long)*capacity);
+    if (!array) cf_die("trace fewer steps: --trace-steps A:B", "out of memory for %lld trace events", (long long)*capacity);
     return array;
 }
 
@@ -103,12 +101,10 @@ static void resolve(cf_trace *trace, int64_t before, bool others) {
         span *s = &trace->span[trace->resolved];
         cf_trace_event *e = &s->event;
         if (s->turn >= before && !others) return;
-        if (!cf_moment_remembered(s->posted) ||
-            !cf_moment_remembered(s->end)) { // one of these is the earliest
-            if (!trace->forgotten)           // said once: figures are too small without it
-                fprintf(stderr,
-                        "note: step takes too many moments for its figures: %s of layer %d is not in them\n",
-                        e->name, e->layer);
+        if (!cf_moment_remembered(s->posted) || !cf_moment_remembered(s->end)) { // one of these is the earliest
+            if (!trace->forgotten)                                               // said once: figures are too small without it
+                fprintf(stderr, "note: step takes too many moments for its figures: %s of layer %d is not in them\n", e->name,
+                        e->layer);
             trace->forgotten = true;
             trace->resolved++;
             continue;
@@ -131,8 +127,7 @@ static void add_span(cf_trace *trace, span s, const char *name) {
     trace->span[trace->spans++] = s;
 }
 
-void cf_trace_end(cf_trace *trace, cf_trace_row row, const char *name, int layer, int slice, cf_moment begin,
-                  cf_stream *stream) {
+void cf_trace_end(cf_trace *trace, cf_trace_row row, const char *name, int layer, int slice, cf_moment begin, cf_stream *stream) {
     const cf_trace_event e = {.row = row, .layer = layer, .slice = slice, .peer = -1};
     cf_range_end();
     if (has_moments(trace, row)) add_span(trace, (span){e, begin, begin, cf_moment_now(stream), 0}, name);
@@ -144,10 +139,9 @@ void cf_trace_wait(cf_trace *trace, const char *name, int layer, cf_moment begin
     add_span(trace, (span){e, begin, begin, end, 0}, name);
 }
 
-void cf_trace_transfer(cf_trace *trace, const char *name, int layer, int slice, int peer, int64_t bytes,
-                       cf_moment posted, cf_moment begin, cf_moment end) {
-    const cf_trace_event e = {
-        .row = CF_TRACE_COMM, .layer = layer, .slice = slice, .peer = peer, .bytes = bytes};
+void cf_trace_transfer(cf_trace *trace, const char *name, int layer, int slice, int peer, int64_t bytes, cf_moment posted,
+                       cf_moment begin, cf_moment end) {
+    const cf_trace_event e = {.row = CF_TRACE_COMM, .layer = layer, .slice = slice, .peer = peer, .bytes = bytes};
     add_span(trace, (span){e, posted, begin, end, 0}, name);
 }
 
@@ -208,16 +202,14 @@ static void write_text(FILE *file, const char *text) {
 }
 
 static int event_by_begin(const void *a, const void *b) {
-    double x = (*(const cf_trace_event *const *)a)->begin_ms,
-           y = (*(const cf_trace_event *const *)b)->begin_ms;
+    double x = (*(const cf_trace_event *const *)a)->begin_ms, y = (*(const cf_trace_event *const *)b)->begin_ms;
     return (x > y) - (x < y);
 }
 
 static void write_event(FILE *file, int rank, int row, const cf_trace_event *e) {
     static const char *const category[] = {"compute", "wait", "comm"};
-    fprintf(file,
-            ",\n{\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f,\"cat\":\"%s\",\"name\":\"",
-            rank, row, e->begin_ms * 1e3, (e->end_ms - e->begin_ms) * 1e3, category[e->row]);
+    fprintf(file, ",\n{\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f,\"cat\":\"%s\",\"name\":\"", rank, row,
+            e->begin_ms * 1e3, (e->end_ms - e->begin_ms) * 1e3, category[e->row]);
     write_text(file, e->name);
     fprintf(file, "\",\"args\":{\"step\":%d", e->step);
     if (e->layer >= 0) fprintf(file, ",\"layer\":%d", e->layer);
@@ -250,15 +242,12 @@ void cf_trace_write(FILE *file, int ranks, const cf_trace_event *const *events, 
     fprintf(file, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n");
     for (int rank = 0; rank < ranks; rank++) {
         for (int row = 0; row < CF_TRACE_COMM + COMM_ROWS_MAX; row++)
-            fprintf(
-                file,
-                "{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"%s\"}},\n",
-                rank, row,
-                row == CF_TRACE_COMPUTE ? "compute"
-                : row == CF_TRACE_WAIT  ? "waiting (exposed)"
-                                        : "comm");
-        fprintf(file, "{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":%d,\"args\":{\"name\":\"rank %d\"}}%s",
-                rank, rank, rank + 1 < ranks ? ",\n" : "");
+            fprintf(file, "{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"%s\"}},\n", rank, row,
+                    row == CF_TRACE_COMPUTE ? "compute"
+                    : row == CF_TRACE_WAIT  ? "waiting (exposed)"
+                                            : "comm");
+        fprintf(file, "{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":%d,\"args\":{\"name\":\"rank %d\"}}%s", rank, rank,
+                rank + 1 < ranks ? ",\n" : "");
     }
     for (int rank = 0; rank < ranks; rank++) write_rank(file, rank, events[rank], counts[rank]);
     fprintf(file, "\n]}\n");

@@ -42,14 +42,13 @@ void cf_trace_step(cf_trace *trace, int step,
 // Between two moments of a stream. begin() opens a range by that name on the host's time line, end()
 // closes it; a computation's moments are taken only while events are recorded.
 cf_moment cf_trace_begin(cf_trace *trace, cf_trace_row row, const char *name, cf_stream *stream);
-void cf_trace_end(cf_trace *trace, cf_trace_row row, const char *name, int layer, int slice, cf_moment begin,
-                  cf_stream *stream);
+void cf_trace_end(cf_trace *trace, cf_trace_row row, const char *name, int layer, int slice, cf_moment begin, cf_stream *stream);
 // A wait for a transfer that ends at `end`; if that has been before `begin`, nothing had to wait. Closes what begin() opened.
 // (What a GPU's stream takes to go on, some microseconds, is not counted.)
 void cf_trace_wait(cf_trace *trace, const char *name, int layer, cf_moment begin, cf_moment end);
 // A transfer: asked for at `posted`, in flight from `begin` to `end`.
-void cf_trace_transfer(cf_trace *trace, const char *name, int layer, int slice, int peer, int64_t bytes,
-                       cf_moment posted, cf_moment begin, cf_moment end);
+void cf_trace_transfer(cf_trace *trace, const char *name, int layer, int slice, int peer, int64_t bytes, cf_moment posted,
+                       cf_moment begin, cf_moment end);
 // Of the step before the current one. Waits until the stream has come to the current one.
 typedef struct cf_trace_figures {
     double comm_ms, exposed_ms;

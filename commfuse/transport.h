@@ -94,11 +94,11 @@ struct cf_transport {
     int local_cores;            // cores that the ranks of this host may use together
     bool in_order;              // requests of one kind and group complete in the order posted
     cf_costs costs;             // set by cf_costs_agree()
-    bool collectives; // the caller's, before bind. false: native ones will not be posted. At first true
+    bool collectives;           // the caller's, before bind. false: native ones will not be posted. At first true
     void *state;
-    void (*set_threads)(cf_transport *, int threads);      // that compute in each rank (CPU); at first 1
-    void (*set_timeout)(cf_transport *, double timeout_s); // longest wait for a peer from now on; 0: for ever
-    cf_costs (*reckon)(const cf_transport *, int threads); // what things cost this rank
+    void (*set_threads)(cf_transport *, int threads);                           // that compute in each rank (CPU); at first 1
+    void (*set_timeout)(cf_transport *, double timeout_s);                      // longest wait for a peer from now on; 0: for ever
+    cf_costs (*reckon)(const cf_transport *, int threads);                      // what things cost this rank
     void (*gather)(cf_transport *, const void *mine, void *all, int64_t bytes); // see cf_allgather_host
     void (*bind)(cf_transport *, cf_group *group); // collective over the group: prepare its communicator
     // Moves the data when the work enqueued on `stream` so far is done. `count` exchanges of one group that lie side by

@@ -138,9 +138,7 @@ static void tell_watch(cuda_state *s, const flight *f) {
 // f: what this rank waits for, NULL: nothing. news: what a library has reported, NULL: nothing, for too long.
 CF_NORETURN static void give_up(cuda_state *s, const flight *f, const char *news) {
     char peers[64];
-    if (!f)
-        cf_die("see the messages of the other ranks: one may have died; NCCL_DEBUG=WARN says more", "%s",
-               news);
+    if (!f) cf_die("see the messages of the other ranks: one may have died; NCCL_DEBUG=WARN says more", "%s", news);
     name_peers(f, peers, sizeof peers);
     cf_watch_give_up(s->watch, peers, wait_for(f), f->waiting_ms, news);
 }
@@ -228,8 +226,7 @@ static cf_wire *wire_for(const cf_request *r) {
     cf_wire *wire = exchange ? b->exchange : b->collective;
     if (wire) return wire;
     cf_die_together("use --overlap commfuse, or --transport nccl",
-                    "%s: native collectives need NCCL, which does not serve the %s group", r->label,
-                    r->group->name);
+                    "%s: native collectives need NCCL, which does not serve the %s group", r->label, r->group->name);
 }
 
 static void post(cf_transport *t, cf_request *r, int count, cf_stream *stream) {
@@ -310,22 +307,18 @@ static void choose(cuda_state *s, binding *b, const cf_group *group, bool collec
     bool shared = n.one_gpu && !cf_wire_nccl_shares_gpus();
     if (s->ipc) b->exchange = cf_wire_ipc(s->bootstrap, group, n.one_host, why);
     if (s->ipc && !s->nccl && !b->exchange)
-        cf_die_together("use --transport auto or nccl", "--transport ipc cannot serve the %s group: %s",
-                        group->name, why);
+        cf_die_together("use --transport auto or nccl", "--transport ipc cannot serve the %s group: %s", group->name, why);
     if (s->nccl && shared && !b->exchange)
-        cf_die_together(
-            "give every rank a GPU of its own (CUDA_VISIBLE_DEVICES, fewer ranks), or for tests a "
-            "different NCCL_HOSTID",
-            "ranks %d and %d share a GPU, which NCCL refuses%s%s", n.a, n.b, *why ? "; and ipc: " : "", why);
+        cf_die_together("give every rank a GPU of its own (CUDA_VISIBLE_DEVICES, fewer ranks), or for tests a "
+                        "different NCCL_HOSTID",
+                        "ranks %d and %d share a GPU, which NCCL refuses%s%s", n.a, n.b, *why ? "; and ipc: " : "", why);
     bool can = s->nccl && !shared;
-    cf_wire *nccl =
-        cf_wire_nccl(s->bootstrap, group, can && !b->exchange, EXCHANGE_BLOCKS, s->timeout_ms / 1e3);
+    cf_wire *nccl = cf_wire_nccl(s->bootstrap, group, can && !b->exchange, EXCHANGE_BLOCKS, s->timeout_ms / 1e3);
     if (!b->exchange) b->exchange = nccl;
     b->collective = cf_wire_nccl(s->bootstrap, group, can && collectives, 0, s->timeout_ms / 1e3);
 }
 
-static cf_request first_meeting(cf_request_kind kind, const cf_group *group, const int64_t *out,
-                                int64_t *in) {
+static cf_request first_meeting(cf_request_kind kind, const cf_group *group, const int64_t *out, int64_t *in) {
     cf_request r;
     memset(&r, 0, sizeof r);
     r.kind = kind;
@@ -351,8 +344,8 @@ static void check_who_came(const cf_group *group, const int64_t *in, int64_t *se
     for (int i = 0; i < group->size; i++)
         if (i != group->rank && seen[i] != group->world[i])
             cf_die("try --transport nccl; between GPUs without NVLink look at the IOMMU and PCI ACS settings",
-                   "data does not arrive from rank %d: it sent %d, %lld came", group->world[i],
-                   group->world[i], (long long)seen[i]);
+                   "data does not arrive from rank %d: it sent %d, %lld came", group->world[i], group->world[i],
+                   (long long)seen[i]);
 }
 
 // One exchange of each ordered pair, and an all-to-all where native collectives will be posted: connections are made now

@@ -41,8 +41,7 @@ bool cf_wire_nccl_shares_gpus(void);
 // often whatever they find, so that groups may differ.
 
 // wanted: false if this group needs none; then NULL. blocks: most thread blocks of a kernel; 0: NCCL chooses.
-cf_wire *cf_wire_nccl(cf_bootstrap *bootstrap, const cf_group *group, bool wanted, int blocks,
-                      double timeout_s);
+cf_wire *cf_wire_nccl(cf_bootstrap *bootstrap, const cf_group *group, bool wanted, int blocks, double timeout_s);
 // NULL, for all members alike, if not every member can map the memory of every other one; `why` says so in words. one_host:
 // whether the group's members are thought to be on one; if not, nothing is tried.
 cf_wire *cf_wire_ipc(cf_bootstrap *bootstrap, const cf_group *group, bool one_host, char why[128]);

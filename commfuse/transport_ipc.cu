@@ -88,18 +88,16 @@ typedef struct ipc_wire {
 
 // --- a transfer ---
 
-static void word(ipc_wire *w, stream_word *operation, const lane *l, uint32_t *at, uint32_t value,
-                 unsigned flags) {
+static void word(ipc_wire *w, stream_word *operation, const lane *l, uint32_t *at, uint32_t value, unsigned flags) {
     CUresult code = operation((CUstream)cf_cuda_stream(l->stream), (CUdeviceptr)(uintptr_t)at, value, flags);
     if (code != CUDA_SUCCESS)
-        cf_die("use --transport nccl", "the %s group: a stream cannot %s a word of memory: driver error %d",
-               w->wire.group->name, operation == w->wait_value ? "wait for" : "write", (int)code);
+        cf_die("use --transport nccl", "the %s group: a stream cannot %s a word of memory: driver error %d", w->wire.group->name,
+               operation == w->wait_value ? "wait for" : "write", (int)code);
 }
 
 // Both ends lie in GPU memory, which cf_copy would ask the driver about for every chunk.
 static void copy_within(void *to, const void *from, int64_t bytes, const lane *l) {
-    if (bytes > 0)
-        CF_CUDA(cudaMemcpyAsync(to, from, (size_t)bytes, cudaMemcpyDefault, cf_cuda_stream(l->stream)));
+    if (bytes > 0) CF_CUDA(cudaMemcpyAsync(to, from, (size_t)bytes, cudaMemcpyDefault, cf_cuda_stream(l->stream)));
 }
 
 static void copy_across(void *to, const void *from, int64_t bytes, const lane *l) {
@@ -128,12 +126,10 @@ static int64_t of_slot(int64_t left) {
 
 // Both halves, SLOTS chunks sent in front of the first received. An exchange of nothing sends nothing; a barrier, no
 // bytes but a chunk.
-static void move(ipc_wire *w, lane *out, const char *from, int64_t send_bytes, lane *in, char *to,
-                 int64_t recv_bytes) {
+static void move(ipc_wire *w, lane *out, const char *from, int64_t send_bytes, lane *in, char *to, int64_t recv_bytes) {
     for (int64_t i = 0; i * SLOT_BYTES < send_bytes || (i - SLOTS) * SLOT_BYTES < recv_bytes; i++) {
         int64_t sent = i * SLOT_BYTES, received = sent - SLOTS * SLOT_BYTES;
-        if (received >= 0 && received < recv_bytes)
-            recv_chunk(w, in, to + received, of_slot(recv_bytes - received));
+        if (received >= 0 && received < recv_bytes) recv_chunk(w, in, to + received, of_slot(recv_bytes - received));
         if (sent < send_bytes) send_chunk(w, out, from + sent, of_slot(send_bytes - sent));
     }
 }
@@ -147,10 +143,8 @@ static void exchange(ipc_wire *w, cf_request *r, cf_moment ready) {
     for (int i = 0; i < 2 && out; i++) // what comes may come at once
         if (r->after[i]) cf_stream_after(out->stream, r->after[i]->arrival);
     r->begin = cf_moment_now((out ? out : in)->stream);
-    move(w, out, (const char *)r->send, out ? r->send_count * size : 0, in, (char *)r->recv,
-         in ? r->recv_count * size : 0);
-    cf_moment sent = out ? cf_moment_now(out->stream) : ready,
-              arrived = in ? cf_moment_now(in->stream) : ready;
+    move(w, out, (const char *)r->send, out ? r->send_count * size : 0, in, (char *)r->recv, in ? r->recv_count * size : 0);
+    cf_moment sent = out ? cf_moment_now(out->stream) : ready, arrived = in ? cf_moment_now(in->stream) : ready;
     cf_stream_after(w->join, sent);
     cf_stream_after(w->join, arrived);
     r->end = cf_moment_now(w->join);
@@ -203,8 +197,7 @@ typedef struct offer { // what a rank shows to the others of its group
 static uint64_t random_number(void) {
     uint64_t value = 0;
     FILE *file = fopen("/dev/urandom", "rb");
-    if (!file || fread(&value, sizeof value, 1, file) != 1)
-        value = (uint64_t)getpid() << 32 ^ (uint64_t)(cf_now_ms() * 1e6);
+    if (!file || fread(&value, sizeof value, 1, file) != 1) value = (uint64_t)getpid() << 32 ^ (uint64_t)(cf_now_ms() * 1e6);
     if (file) fclose(file);
     return value;
 }
@@ -229,23 +222,20 @@ static void make_counters(ipc_wire *w, offer *mine) {
 static void open_counters(ipc_wire *w, const offer *first, offer *mine) {
     char path[NAME_LENGTH], found[NAME_LENGTH] = "", expected[NAME_LENGTH];
     snprintf(path, sizeof path, "/proc/%d/fd/%d", first->process, first->file);
-    snprintf(expected, sizeof expected, "/memfd:commfuse-%016llx (deleted)",
-             (unsigned long long)first->nonce);
+    snprintf(expected, sizeof expected, "/memfd:commfuse-%016llx (deleted)", (unsigned long long)first->nonce);
     bool same = readlink(path, found, sizeof found - 1) > 0 && strcmp(found, expected) == 0;
     int file = same ? open(path, O_RDWR | O_CLOEXEC) : -1;
     if (file >= 0) {
         w->shared = map_counters(file, w->shared_bytes);
         close(file);
     }
-    if (!w->shared)
-        snprintf(mine->why, sizeof mine->why, "not all ranks are on one host (or see each other's /proc)");
+    if (!w->shared) snprintf(mine->why, sizeof mine->why, "not all ranks are on one host (or see each other's /proc)");
 }
 
 static stream_word *driver_function(const char *name) {
     void *function = NULL;
     enum cudaDriverEntryPointQueryResult found;
-    cudaError_t code =
-        cudaGetDriverEntryPointByVersion(name, &function, ENTRY_VERSION, cudaEnableDefault, &found);
+    cudaError_t code = cudaGetDriverEntryPointByVersion(name, &function, ENTRY_VERSION, cudaEnableDefault, &found);
     return code == cudaSuccess && found == cudaDriverEntryPointSuccess ? (stream_word *)function : NULL;
 }
 
@@ -305,8 +295,7 @@ static void make_offer(ipc_wire *w, const cf_group *group, bool one_host, offer 
 
 static cudaError_t register_counters(ipc_wire *w) {
     void *on_device = NULL;
-    cudaError_t code = cudaHostRegister(w->shared, (size_t)w->shared_bytes,
-                                        cudaHostRegisterPortable | cudaHostRegisterMapped);
+    cudaError_t code = cudaHostRegister(w->shared, (size_t)w->shared_bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
     if (code != cudaSuccess) return code;
     code = cudaHostGetDevicePointer(&on_device, w->shared, 0);
     if (code == cudaSuccess)
@@ -322,8 +311,7 @@ static void take_offers(ipc_wire *w, const cf_group *group, const offer *all, of
     cudaError_t code = register_counters(w);
     for (int i = 0; i < group->size && code == cudaSuccess; i++) {
         if (i == group->rank) continue;
-        code =
-            cudaIpcOpenMemHandle(&w->mapped[i], all[group->world[i]].staging, cudaIpcMemLazyEnablePeerAccess);
+        code = cudaIpcOpenMemHandle(&w->mapped[i], all[group->world[i]].staging, cudaIpcMemLazyEnablePeerAccess);
     }
     if (code == cudaSuccess) return;
     snprintf(mine->why, sizeof mine->why, "GPU memory cannot be mapped: %s", cudaGetErrorName(code));
@@ -331,8 +319,7 @@ static void take_offers(ipc_wire *w, const cf_group *group, const offer *all, of
 }
 
 // The first reason that a member gives; false: nobody gives one.
-static bool any_reason(cf_bootstrap *bootstrap, const cf_group *group, const offer *mine, offer *all,
-                       char why[128]) {
+static bool any_reason(cf_bootstrap *bootstrap, const cf_group *group, const offer *mine, offer *all, char why[128]) {
     bootstrap->allgather(bootstrap, mine, all, sizeof *mine);
     for (int i = 0; i < group->size && !*why; i++) {
         offer *theirs = &all[group->world[i]];

@@ -116,8 +116,7 @@ static bool may_start(const mpi_state *s, const cf_request *r) {
     if (!cf_reached(r->after[0], CF_ARRIVED) || !cf_reached(r->after[1], CF_ARRIVED)) return false;
     for (const cf_request *p = s->pending; p != r; p = p->next)
         if (p->group == r->group) return false;
-    return !cf_flights_collective(&s->flights, r->group) &&
-           !(r->blocking && cf_flights_hold_back(&s->flights));
+    return !cf_flights_collective(&s->flights, r->group) && !(r->blocking && cf_flights_hold_back(&s->flights));
 }
 
 // Start what may start: exchanges, so that the messages of one pair of ranks with one tag are received in the order of
@@ -149,12 +148,10 @@ static bool collect_posted(mpi_state *s) {
     const bool busy = s->pending || s->flights.actives > 0;
     if (busy && !has_news(s)) return true;
     const double begin_ms = cf_now_ms();
-    for (int polls = 0;
-         !busy && !has_news(s) && !atomic_load(&s->crowded) && cf_now_ms() - begin_ms < LINGER_MS; polls++)
+    for (int polls = 0; !busy && !has_news(s) && !atomic_load(&s->crowded) && cf_now_ms() - begin_ms < LINGER_MS; polls++)
         poll_again(polls);
     pthread_mutex_lock(&s->lock);
-    while (!s->first && !s->pending && s->flights.actives == 0 && !s->quit)
-        pthread_cond_wait(&s->posted, &s->lock);
+    while (!s->first && !s->pending && s->flights.actives == 0 && !s->quit) pthread_cond_wait(&s->posted, &s->lock);
     cf_request *first = s->first, *last = s->last;
     __atomic_store_n(&s->first, NULL, __ATOMIC_RELEASE);
     s->last = NULL;
@@ -170,8 +167,7 @@ static bool collect_posted(mpi_state *s) {
 
 // 0: something will move before a nap would end
 static long nap_ns(const mpi_state *s) {
-    if (cf_flights_collective(&s->flights, NULL))
-        return NAP_NS; // whatever moves in there shows only at its end
+    if (cf_flights_collective(&s->flights, NULL)) return NAP_NS; // whatever moves in there shows only at its end
     double still_ms = cf_now_ms() - s->moved_ms;
     double ns = (still_ms > s->pace_ms ? still_ms : s->pace_ms) * 1e6 / NAP_SHARE;
     if (ns < NAP_NS) return 0;
@@ -184,8 +180,7 @@ static void rest(mpi_state *s, int idle) {
         const long ns = nap_ns(s);
         if (ns == 0) return;
         pthread_mutex_lock(&s->lock);
-        bool hurry =
-            ns > NAP_NS && atomic_load(&s->waiters) > 0; // whoever began to wait since has woken nobody
+        bool hurry = ns > NAP_NS && atomic_load(&s->waiters) > 0; // whoever began to wait since has woken nobody
         if (!s->first && !hurry) wait_at_most(&s->posted, &s->lock, ns);
         pthread_mutex_unlock(&s->lock);
     } else if (idle != 0)
@@ -298,8 +293,7 @@ static void wait_asleep(mpi_state *s, const cf_request *r, cf_point point, doubl
         const double waited_ms = looked_ms - begin_ms;
         if (cf_reached(r, point)) break;
         // Too long by its own measure, or another rank has given up, so that the run is at its end.
-        if (!(s->timeout_ms > 0 && waited_ms >= s->timeout_ms) && !cf_watch_is_over(s->watch, waited_ms))
-            continue;
+        if (!(s->timeout_ms > 0 && waited_ms >= s->timeout_ms) && !cf_watch_is_over(s->watch, waited_ms)) continue;
         pthread_mutex_unlock(&s->lock);
         cf_watch_give_up(s->watch, NULL, wait_for(r), waited_ms, NULL);
     }
@@ -315,8 +309,7 @@ static cf_moment wait(cf_transport *t, cf_request *r, cf_point point, cf_stream 
     pthread_mutex_lock(&s->lock);
     pthread_cond_signal(&s->posted);
     pthread_mutex_unlock(&s->lock);
-    for (int polls = 0;
-         !atomic_load(&s->crowded) && !cf_reached(r, point) && cf_now_ms() - begin_ms < SPIN_MS; polls++)
+    for (int polls = 0; !atomic_load(&s->crowded) && !cf_reached(r, point) && cf_now_ms() - begin_ms < SPIN_MS; polls++)
         poll_again(polls);
     if (!cf_reached(r, point)) wait_asleep(s, r, point, begin_ms);
     atomic_fetch_sub(&s->waiters, 1);
@@ -338,8 +331,7 @@ static void bind_group(cf_transport *t, cf_group *group) {
     cf_deadline_begin("MPI makes a group", s->ranks->timeout_s);
     cf_mpi_check(MPI_Comm_group(MPI_COMM_WORLD, &all), "MPI_Comm_group", NULL);
     cf_mpi_check(MPI_Group_incl(all, group->size, group->world, &members), "MPI_Group_incl", NULL);
-    cf_mpi_check(MPI_Comm_create_group(MPI_COMM_WORLD, members, group->world[0], comm),
-                 "MPI_Comm_create_group", NULL);
+    cf_mpi_check(MPI_Comm_create_group(MPI_COMM_WORLD, members, group->world[0], comm), "MPI_Comm_create_group", NULL);
     cf_mpi_check(MPI_Comm_set_errhandler(*comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler", NULL);
     MPI_Group_free(&all);
     MPI_Group_free(&members);
@@ -410,8 +402,7 @@ static cf_costs reckon(const cf_transport *t, int threads) {
                       .message_s = 2e-6 * turns,
                       .piece_s = 3e-6 * turns,
                       .bytes_per_s = 4e9 / turns,
-                      .flops_per_s =
-                          60e9 * threads / fmax(1, (double)t->local_size * threads / t->local_cores),
+                      .flops_per_s = 60e9 * threads / fmax(1, (double)t->local_size * threads / t->local_cores),
                       .route = CF_RING,
                       .native = true,
                       .spare = turns <= 1};

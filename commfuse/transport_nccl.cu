@@ -33,8 +33,8 @@ typedef struct nccl_wire {
 
 static void check(ncclResult_t code, const char *call, ncclComm_t comm) {
     if (code == ncclSuccess) return;
-    cf_die("see the messages of the other ranks: one may have died; NCCL_DEBUG=WARN says more",
-           "%s failed: %s: %s", call, ncclGetErrorString(code), ncclGetLastError(comm));
+    cf_die("see the messages of the other ranks: one may have died; NCCL_DEBUG=WARN says more", "%s failed: %s: %s", call,
+           ncclGetErrorString(code), ncclGetLastError(comm));
 }
 #define CHECK(call, comm) check((call), #call, comm)
 
@@ -78,9 +78,7 @@ static void allgather(nccl_wire *w, const cf_request *r, cudaStream_t stream) {
 
 static void reduce_scatter(nccl_wire *w, const cf_request *r, cudaStream_t stream) {
     if (r->dtype == CF_BYTE) cf_die(NULL, "%s: bytes are not added", r->label);
-    CHECK(ncclReduceScatter(r->send, r->recv, (size_t)r->send_count, nccl_type(r->dtype), ncclSum, w->comm,
-                            stream),
-          w->comm);
+    CHECK(ncclReduceScatter(r->send, r->recv, (size_t)r->send_count, nccl_type(r->dtype), ncclSum, w->comm, stream), w->comm);
 }
 
 static void alltoall(nccl_wire *w, const cf_request *r, cudaStream_t stream) {
@@ -128,8 +126,8 @@ static const char *look(cf_wire *wire) {
     ncclResult_t error = ncclSuccess;
     CHECK(ncclCommGetAsyncError(w->comm, &error), w->comm);
     if (error == ncclSuccess || error == ncclInProgress) return NULL;
-    snprintf(w->news, sizeof w->news, "NCCL reports for the %s group: %s: %s", wire->group->name,
-             ncclGetErrorString(error), ncclGetLastError(w->comm));
+    snprintf(w->news, sizeof w->news, "NCCL reports for the %s group: %s: %s", wire->group->name, ncclGetErrorString(error),
+             ncclGetLastError(w->comm));
     return w->news;
 }
 
@@ -163,12 +161,11 @@ void cf_wire_nccl_environment(void) {
 // By different host names it is misled, in any version; the variable is known from 2.30.3 on.
 bool cf_wire_nccl_shares_gpus(void) {
     int version = 0;
-    return getenv("NCCL_HOSTID") || (ncclGetVersion(&version) == ncclSuccess && version >= 23003 &&
-                                     getenv("NCCL_MULTI_RANK_GPU_ENABLE"));
+    return getenv("NCCL_HOSTID") ||
+           (ncclGetVersion(&version) == ncclSuccess && version >= 23003 && getenv("NCCL_MULTI_RANK_GPU_ENABLE"));
 }
 
-cf_wire *cf_wire_nccl(cf_bootstrap *bootstrap, const cf_group *group, bool wanted, int blocks,
-                      double timeout_s) {
+cf_wire *cf_wire_nccl(cf_bootstrap *bootstrap, const cf_group *group, bool wanted, int blocks, double timeout_s) {
     ncclUniqueId id = id_of_group(bootstrap, group, wanted);
     if (!wanted) return NULL;
     nccl_wire *w = (nccl_wire *)calloc(1, sizeof *w);

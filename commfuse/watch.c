@@ -128,8 +128,8 @@ static bool same_operation(const position *a, const position *b) {
 
 // In one collective of one group. Such ranks wait alike and are passed over in silence.
 static bool side_by_side(const position *a, const position *b) {
-    return a->peer < 0 && b->peer < 0 && a->first == b->first && a->stride == b->stride &&
-           a->size == b->size && same_operation(a, b);
+    return a->peer < 0 && b->peer < 0 && a->first == b->first && a->stride == b->stride && a->size == b->size &&
+           same_operation(a, b);
 }
 
 static void print_operation(FILE *out, const position *at) {
@@ -145,10 +145,7 @@ static void print_finding(FILE *out, int rank, const other *o) {
     else if (o->is == SILENT)
         fprintf(out, "does not answer: frozen, or its host is dead or cut off");
     else if (waits(o)) {
-        fprintf(out,
-                o->at.peer >= 0 ? "answers: it waits for rank %d: "
-                                : "answers: it waits for the other ranks: ",
-                o->at.peer);
+        fprintf(out, o->at.peer >= 0 ? "answers: it waits for rank %d: " : "answers: it waits for the other ranks: ", o->at.peer);
         print_operation(out, &o->at);
     } else {
         fprintf(out, "answers: it computes, for %.3g s now, %s", o->at.since_s,
@@ -222,8 +219,7 @@ static const char *verdict(const other *others, int size, int me, char *text, si
     free(from);
     if (worst == DEAD) return "see that rank's last words, and its host's log: was it killed, out of memory?";
     if (worst == SILENT) return "look at that process and its host: stopped, swapping, off the network?";
-    if (worst == ANSWERED)
-        return "look at what that rank does and at its host's load, or allow more time with --timeout";
+    if (worst == ANSWERED) return "look at what that rank does and at its host's load, or allow more time with --timeout";
     if (apart) return "all ranks need the same program, options and data; if they have, the program is wrong";
     return "look at the network between these ranks, or allow more time with --timeout";
 }
@@ -235,11 +231,11 @@ static int open_socket(uint16_t *port) {
     struct sockaddr_in any = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_ANY)};
     socklen_t length = sizeof any;
     int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    bool bound = fd >= 0 && bind(fd, (struct sockaddr *)&any, sizeof any) == 0 &&
-                 getsockname(fd, (struct sockaddr *)&any, &length) == 0;
+    bool bound =
+        fd >= 0 && bind(fd, (struct sockaddr *)&any, sizeof any) == 0 && getsockname(fd, (struct sockaddr *)&any, &length) == 0;
     if (!bound)
-        fprintf(stderr, "note: rank %d has no UDP socket (%s); should ranks stop, messages cannot say why\n",
-                cf_die_rank(), strerror(errno));
+        fprintf(stderr, "note: rank %d has no UDP socket (%s); should ranks stop, messages cannot say why\n", cf_die_rank(),
+                strerror(errno));
     if (!bound && fd >= 0) close(fd);
     *port = any.sin_port;
     return bound ? fd : -1;
@@ -251,10 +247,8 @@ static card own_card(void) {
     struct ifaddrs *all = NULL;
     if (getifaddrs(&all) != 0) all = NULL;
     for (const struct ifaddrs *i = all; i && c.addresses < ADDRESSES_MAX; i = i->ifa_next)
-        if (i->ifa_addr && i->ifa_addr->sa_family == AF_INET && (i->ifa_flags & IFF_UP) &&
-            !(i->ifa_flags & IFF_LOOPBACK))
-            c.address[c.addresses++] =
-                ((const struct sockaddr_in *)(const void *)i->ifa_addr)->sin_addr.s_addr;
+        if (i->ifa_addr && i->ifa_addr->sa_family == AF_INET && (i->ifa_flags & IFF_UP) && !(i->ifa_flags & IFF_LOOPBACK))
+            c.address[c.addresses++] = ((const struct sockaddr_in *)(const void *)i->ifa_addr)->sin_addr.s_addr;
     freeifaddrs(all);
     cf_random(c.random, sizeof c.random);
     return c;
@@ -317,8 +311,7 @@ static int receive_packet(const cf_watch *w, int socket, int flags, packet *p, s
     *from = (struct sockaddr_in){0};
     ssize_t bytes = recvfrom(socket, p, sizeof *p, flags | MSG_TRUNC, (struct sockaddr *)from, &length);
     if (bytes < 0) return -1;
-    if (bytes != sizeof *p || !is_rank(w, p->from) || p->to != w->rank ||
-        !has_address(&w->cards[p->from], from->sin_addr.s_addr))
+    if (bytes != sizeof *p || !is_rank(w, p->from) || p->to != w->rank || !has_address(&w->cards[p->from], from->sin_addr.s_addr))
         return 0;
     cf_mac code = code_of(w, p);
     if (!cf_mac_equal(&code, &p->code)) return 0;
@@ -407,14 +400,11 @@ static void send_packet(cf_watch *w, int kind, int rank) {
     const card *to = &w->cards[rank];
     w->others[rank].sent_ms = cf_now_ms();
     for (int i = 0; i < to->addresses; i++) {
-        struct sockaddr_in name = {.sin_family = AF_INET,
-                                   .sin_port = to->port,
-                                   .sin_addr.s_addr = to->address[i]};
+        struct sockaddr_in name = {.sin_family = AF_INET, .sin_port = to->port, .sin_addr.s_addr = to->address[i]};
         // Refused, or no way there: whoever asks sees that no answer comes. But the first error may be of an earlier
         // packet, to somebody who is gone, and this one has not been sent.
         for (int tries = 0; tries < 2; tries++)
-            if (sendto(w->asking, &p, sizeof p, MSG_DONTWAIT, (struct sockaddr *)&name, sizeof name) >= 0 ||
-                errno != ECONNREFUSED)
+            if (sendto(w->asking, &p, sizeof p, MSG_DONTWAIT, (struct sockaddr *)&name, sizeof name) >= 0 || errno != ECONNREFUSED)
                 break;
     }
 }
@@ -449,8 +439,7 @@ static void hear_refusals(cf_watch *w) {
         if (!c || c->cmsg_type != IP_RECVERR) continue;
         memcpy(&error, CMSG_DATA(c), sizeof error);
         for (int i = 0; error.ee_errno == ECONNREFUSED && i < w->size; i++)
-            w->others[i].refused |=
-                w->cards[i].port == to.sin_port && has_address(&w->cards[i], to.sin_addr.s_addr);
+            w->others[i].refused |= w->cards[i].port == to.sin_port && has_address(&w->cards[i], to.sin_addr.s_addr);
     }
 }
 
@@ -499,8 +488,7 @@ void cf_watch_give_up(cf_watch *w, const char *peers, cf_wait wait, double waite
     if (wait.layer >= 0) snprintf(layer, sizeof layer, ", layer %d", wait.layer);
     if (wait.step >= 0) snprintf(step, sizeof step, ", step %d", wait.step);
     snprintf(nothing, sizeof nothing, "nothing came for %.*f s", waited_ms < 1e4, waited_ms / 1e3);
-    const char *hint =
-        "that rank may be dead, frozen or slow; see its messages, or allow more time with --timeout";
+    const char *hint = "that rank may be dead, frozen or slow; see its messages, or allow more time with --timeout";
     if (w && !w->deaf) {
         atomic_store(&gave_up, true);
         pthread_mutex_lock(&w->lock);
@@ -516,13 +504,12 @@ void cf_watch_give_up(cf_watch *w, const char *peers, cf_wait wait, double waite
             hint = verdict(w->others, w->size, w->rank, found + length, sizeof found - (size_t)length);
         }
     }
-    cf_die(hint, "rank %d waits for %s: %s%s%s; %s%s", cf_die_rank(), peers ? peers : peer, wait.label, layer,
-           step, news ? news : nothing, found);
+    cf_die(hint, "rank %d waits for %s: %s%s%s; %s%s", cf_die_rank(), peers ? peers : peer, wait.label, layer, step,
+           news ? news : nothing, found);
 }
 
 void cf_watch_farewell(void) {
-    if (atomic_load(&gave_up))
-        nanosleep(&(struct timespec){LINGER_MS / 1000, LINGER_MS % 1000 * 1000000L}, NULL);
+    if (atomic_load(&gave_up)) nanosleep(&(struct timespec){LINGER_MS / 1000, LINGER_MS % 1000 * 1000000L}, NULL);
 }
 
 // --- start and end ---
@@ -548,8 +535,7 @@ cf_watch *cf_watch_open(cf_bootstrap *ranks) {
     cf_mac secret = cf_secret();
     w->key = cf_mac_of(&secret, w->cards, (size_t)size * sizeof *w->cards);
     // Ranks of one host need nobody else's packets. (Before Linux 5.7 this is root's to ask for; addresses are checked anyway.)
-    if (keep_ways(w->cards, size, &mine))
-        setsockopt(w->socket, SOL_SOCKET, SO_BINDTODEVICE, "lo", sizeof "lo");
+    if (keep_ways(w->cards, size, &mine)) setsockopt(w->socket, SOL_SOCKET, SO_BINDTODEVICE, "lo", sizeof "lo");
     if (w->socket >= 0 && pthread_create(&w->thread, NULL, answer_others, w) != 0)
         cf_die(NULL, "cannot start the thread of the watch");
     // Every rank asks the next one, so that each host is asked from another one before it matters. Either all ranks can be
@@ -599,8 +585,7 @@ static void *end_at_deadline(void *argument) {
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
     cf_die("a rank may be dead, frozen or unreachable: see its messages (those of NCCL with "
            "NCCL_DEBUG=INFO), or allow more time with --timeout",
-           "rank %d waits for the other ranks: %s; nothing came for %g s", cf_die_rank(), deadline.what,
-           deadline.timeout_s);
+           "rank %d waits for the other ranks: %s; nothing came for %g s", cf_die_rank(), deadline.what, deadline.timeout_s);
     return argument;
 }
 
@@ -608,8 +593,7 @@ void cf_deadline_begin(const char *what, double timeout_s) {
     deadline.what = what;
     deadline.timeout_s = timeout_s;
     deadline.runs = timeout_s > 0;
-    if (deadline.runs && pthread_create(&deadline.thread, NULL, end_at_deadline, NULL) != 0)
-        cf_die(NULL, "cannot start a thread");
+    if (deadline.runs && pthread_create(&deadline.thread, NULL, end_at_deadline, NULL) != 0) cf_die(NULL, "cannot start a thread");
 }
 
 void cf_deadline_end(void) {

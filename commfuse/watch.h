@@ -38,8 +38,7 @@ bool cf_watch_is_over(cf_watch *watch, double waited_ms);
 // This rank gives up waiting, as cf_watch_waits() says: reports that to the others, asks them for up to some seconds, and
 // dies. peers: for whom it waits, in words, NULL: as `wait` says; news: what a library has reported of them, NULL: nothing
 // came for waited_ms.
-CF_NORETURN void cf_watch_give_up(cf_watch *watch, const char *peers, cf_wait wait, double waited_ms,
-                                  const char *news);
+CF_NORETURN void cf_watch_give_up(cf_watch *watch, const char *peers, cf_wait wait, double waited_ms, const char *news);
 
 // Between the message and the end of the run: time for the others to give up too and to say what they see. No
 // time at all if this rank has not given up.

@@ -41,8 +41,7 @@ void accounts_open(accounts *a, const char *out) {
     problem why;
     int64_t size;
     memset(a, 0, sizeof *a);
-    if (*out && snprintf(a->path, sizeof a->path, "%s/accounts.json", out) >= (int)sizeof a->path)
-        a->path[0] = 0;
+    if (*out && snprintf(a->path, sizeof a->path, "%s/accounts.json", out) >= (int)sizeof a->path) a->path[0] = 0;
     char *text = *a->path ? input_read_all("accounts", a->path, MAX_BYTES, &size, &why) : NULL;
     if (text) read_back(a, text);
     free(text);
@@ -88,8 +87,7 @@ double accounts_goodput(const accounts *a) {
 
 void accounts_print(const accounts *a, FILE *file) {
     fprintf(file, "goodput   %.1f %% of %.1f s:", 100 * accounts_goodput(a), total_ms(a) * 1e-3);
-    for (int i = 0; i < TIMES; i++)
-        fprintf(file, "%s %s %.1f s", i > 0 ? "," : "", purpose_name[i], a->ms[i] * 1e-3);
+    for (int i = 0; i < TIMES; i++) fprintf(file, "%s %s %.1f s", i > 0 ? "," : "", purpose_name[i], a->ms[i] * 1e-3);
     fprintf(file, "; %lld start%s\n", (long long)a->starts, a->starts == 1 ? "" : "s");
     fflush(file);
 }

@@ -35,7 +35,7 @@ typedef struct accounts {
 void accounts_open(accounts *a, const char *out);
 void accounts_add(accounts *a, time_purpose purpose, double ms);
 void accounts_step(accounts *a, int64_t step, double ms); // train or redo
-void accounts_store(accounts *a, bool ended); // ended: in any case, and nothing is lost from here on
+void accounts_store(accounts *a, bool ended);             // ended: in any case, and nothing is lost from here on
 
 double accounts_goodput(const accounts *a); // 0 … 1
 void accounts_print(const accounts *a, FILE *file);

@@ -48,10 +48,9 @@ typedef struct found {
 
 // "OUT/step_00000123.tmp/NAME"; without a name, the directory.
 static void path_of(const char *out, found f, const char *name, char path[PATH_MAX]) {
-    int length = snprintf(path, PATH_MAX, "%s/step_%08lld%s%s%s", out, (long long)f.step,
-                          stage_suffix[f.stage], *name ? "/" : "", name);
-    if (length >= PATH_MAX)
-        cf_die("choose a shorter --out", "the name of a checkpoint is too long: %.100s…", out);
+    int length =
+        snprintf(path, PATH_MAX, "%s/step_%08lld%s%s%s", out, (long long)f.step, stage_suffix[f.stage], *name ? "/" : "", name);
+    if (length >= PATH_MAX) cf_die("choose a shorter --out", "the name of a checkpoint is too long: %.100s…", out);
 }
 
 void checkpoint_file_path(const char *out, int64_t step, int64_t rank, bool unfinished, char path[PATH_MAX]) {
@@ -173,12 +172,10 @@ uint64_t checkpoint_store_mark(const char *out) {
 bool checkpoint_begin(checkpoint_store *s, int64_t step, problem *why) {
     if (step < 0 || step > max_step) cf_die(NULL, "a checkpoint of step %lld", (long long)step);
     if (s->begun != NOTHING_BEGUN)
-        cf_die(NULL, "a checkpoint of step %lld while that of %lld is being written", (long long)step,
-               (long long)s->begun);
+        cf_die(NULL, "a checkpoint of step %lld while that of %lld is being written", (long long)step, (long long)s->begun);
     char path[PATH_MAX];
     path_of(s->out, (found){step, FINISHED}, "", path);
-    if (access(path, F_OK) == 0)
-        return problem_set(why, "give it another name", "%.1500s is there already", path);
+    if (access(path, F_OK) == 0) return problem_set(why, "give it another name", "%.1500s is there already", path);
     path_of(s->out, (found){step, UNFINISHED}, "", path);
     if (!durable_remove_directory(path)) return durable_problem(why, "cannot remove", path, -1);
     if (mkdir(path, 0777) != 0) return durable_problem(why, "cannot make checkpoint directory", path, -1);
@@ -202,8 +199,8 @@ static bool check_files(const char *out, found f, const manifest *m, problem *wh
         if (stat(path, &status) != 0) return durable_problem(why, "cannot find", path, -1);
         if (!S_ISREG(status.st_mode)) return problem_set(why, NULL, "%s is not a regular file", path);
         if (status.st_size != m->file[rank].bytes)
-            return problem_set(why, NULL, "%s has %lld bytes, its manifest says %lld", path,
-                               (long long)status.st_size, (long long)m->file[rank].bytes);
+            return problem_set(why, NULL, "%s has %lld bytes, its manifest says %lld", path, (long long)status.st_size,
+                               (long long)m->file[rank].bytes);
     }
     return true;
 }
@@ -233,8 +230,7 @@ bool checkpoint_set_aside(checkpoint_store *s, int64_t sound, problem *why) {
     for (found *f = all; done && f < all + count; f++) {
         if (f->stage != FINISHED || f->step <= sound) continue;
         path_of(s->out, (found){f->step, DAMAGED}, "", path); // of an earlier time
-        done = durable_remove_directory(path) ? move(s->out, *f, DAMAGED, why)
-                                              : durable_problem(why, "cannot remove", path, -1);
+        done = durable_remove_directory(path) ? move(s->out, *f, DAMAGED, why) : durable_problem(why, "cannot remove", path, -1);
         if (done) fprintf(stderr, "note: it stays as %s\n", path);
     }
     free(all);
@@ -306,8 +302,7 @@ bool checkpoint_verify(const char *out, const manifest *m, int64_t rank, problem
     checkpoint_file_path(out, m->step, rank, false, path);
     if (!input_hash(path, &bytes, &hash, why)) return false;
     if (bytes == m->file[rank].bytes && hash == m->file[rank].hash) return true;
-    return problem_set(why, NULL,
-                       "%s is damaged: %lld bytes with hash %016llx, its manifest says %lld with %016llx",
-                       path, (long long)bytes, (unsigned long long)hash, (long long)m->file[rank].bytes,
+    return problem_set(why, NULL, "%s is damaged: %lld bytes with hash %016llx, its manifest says %lld with %016llx", path,
+                       (long long)bytes, (unsigned long long)hash, (long long)m->file[rank].bytes,
                        (unsigned long long)m->file[rank].hash);
 }

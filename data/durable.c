@@ -100,8 +100,7 @@ bool durable_problem(problem *why, const char *doing, const char *path, int64_t 
 // Is the file that is open the one that has the name?
 static bool has_name(int fd, const char *name) {
     struct stat opened, named;
-    return fstat(fd, &opened) == 0 && lstat(name, &named) == 0 && opened.st_dev == named.st_dev &&
-           opened.st_ino == named.st_ino;
+    return fstat(fd, &opened) == 0 && lstat(name, &named) == 0 && opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
 }
 
 static bool lock(int fd) {
@@ -150,16 +149,14 @@ bool durable_create(durable_file *file, const char *path, int64_t bytes, problem
         return durable_problem(why, "cannot create", path, bytes);
     if (stat(path, &old) == 0) {
         if (!S_ISREG(old.st_mode)) // /dev/null would be replaced
-            return problem_set(why, "choose another name", "cannot create %.1500s: it is not a regular file",
-                               path);
+            return problem_set(why, "choose another name", "cannot create %.1500s: it is not a regular file", path);
         file->mode = old.st_mode & 0777;
     }
     return make_temporary(file) || durable_problem(why, "cannot create", file->temporary, bytes);
 }
 
 bool durable_append(durable_file *file, const void *bytes, int64_t count, problem *why) {
-    return durable_write(file->fd, bytes, count) ||
-           durable_problem(why, "cannot write", file->path, file->bytes);
+    return durable_write(file->fd, bytes, count) || durable_problem(why, "cannot write", file->path, file->bytes);
 }
 
 // Closed last, as that gives up the lock: nobody may write what is about to be renamed. Others may open it only once it has
@@ -169,8 +166,7 @@ bool durable_commit(durable_file *file, problem *why) {
     bool mine = synced && has_name(file->fd, file->temporary);
     if (synced && !mine) errno = EWOULDBLOCK;
     if (!mine || rename(file->temporary, file->path) != 0) {
-        durable_problem(why, synced ? "cannot rename the temporary file to" : "cannot sync", file->path,
-                        file->bytes);
+        durable_problem(why, synced ? "cannot rename the temporary file to" : "cannot sync", file->path, file->bytes);
         durable_abandon(file);
         return false;
     }
@@ -180,8 +176,8 @@ bool durable_commit(durable_file *file, problem *why) {
     char directory[PATH_MAX];
     parent_of(file->path, directory);
     if (file->unsynced || durable_sync_directory(directory)) return true;
-    return problem_set(why, "it is in its place, but may not survive a power cut",
-                       "cannot sync the directory of %.1500s: %s", file->path, strerror(errno));
+    return problem_set(why, "it is in its place, but may not survive a power cut", "cannot sync the directory of %.1500s: %s",
+                       file->path, strerror(errno));
 }
 
 void durable_abandon(durable_file *file) {
@@ -206,8 +202,7 @@ static bool write_owner(int fd) {
     uint64_t once = 0; // no other holder has written the same
     gethostname(host, sizeof host - 1);
     if (getrandom(&once, sizeof once, 0) != sizeof once) return false;
-    int length =
-        snprintf(text, sizeof text, "%s %ld %016llx\n", host, (long)getpid(), (unsigned long long)once);
+    int length = snprintf(text, sizeof text, "%s %ld %016llx\n", host, (long)getpid(), (unsigned long long)once);
     return ftruncate(fd, 0) == 0 && durable_write(fd, text, length) && (fsync(fd) == 0 || errno == EINVAL);
 }
 
@@ -251,8 +246,7 @@ int durable_lock(const char *path, const char *in_use, problem *why) {
         problem_set(why, "wait for it, end it, or choose another name", "%.1500s: %s", in_use, owner);
     } else {
         if (error)
-            fprintf(stderr, "note: %s cannot be locked (%s): see to it that no other run writes there\n",
-                    path, strerror(error));
+            fprintf(stderr, "note: %s cannot be locked (%s): see to it that no other run writes there\n", path, strerror(error));
         if (write_owner(fd)) return fd;
         error = errno;
         durable_problem(why, "cannot write lock", path, -1);

@@ -10,8 +10,7 @@
 
 enum { PIECE_BYTES = 1 << 20, OPEN_FILES = 64 };
 
-static const char *const leave_files =
-    "leave files as they are while a run reads them; make or copy it again, and start again";
+static const char *const leave_files = "leave files as they are while a run reads them; make or copy it again, and start again";
 
 typedef struct input {
     char *path;
@@ -42,8 +41,7 @@ static int open_regular(const input_files *all, const char *path, struct stat *s
     bool is_open = fd >= 0 && fstat(fd, status) == 0;
     if (is_open && S_ISREG(status->st_mode)) return fd;
     int error = is_open ? EINVAL : errno;
-    problem_set(why, error == EMFILE ? "raise ulimit -n" : NULL, "%s %.1500s cannot be opened: %s", all->kind,
-                path,
+    problem_set(why, error == EMFILE ? "raise ulimit -n" : NULL, "%s %.1500s cannot be opened: %s", all->kind, path,
                 !is_open                   ? strerror(error)
                 : S_ISDIR(status->st_mode) ? "it is a directory, not a regular file"
                                            : "it is a device or a pipe, not a regular file");
@@ -62,10 +60,8 @@ static int open_input(input_files *all, input *f, problem *why) {
     int fd = open_regular(all, f->path, &now, why);
     if (fd < 0) return -1;
     const struct stat *then = &f->found;
-    if (f - all->file < all->count &&
-        (now.st_size != then->st_size || now.st_ino != then->st_ino || now.st_dev != then->st_dev)) {
-        problem_set(why, leave_files, "%s %.1500s has been replaced since it was opened first", all->kind,
-                    f->path);
+    if (f - all->file < all->count && (now.st_size != then->st_size || now.st_ino != then->st_ino || now.st_dev != then->st_dev)) {
+        problem_set(why, leave_files, "%s %.1500s has been replaced since it was opened first", all->kind, f->path);
         close(fd);
         return -1;
     }
@@ -100,9 +96,8 @@ bool input_read(input_files *all, int64_t file, int64_t at, void *to, int64_t by
         ssize_t n = pread(fd, (char *)to + done, (size_t)(bytes - done), at + done);
         if (n < 0 && errno == EINTR) continue;
         if (n <= 0)
-            return problem_set(why, leave_files, "%s %.1500s cannot be read at byte %lld: %s", all->kind,
-                               input_path(all, file), (long long)(at + done),
-                               n < 0 ? strerror(errno) : "it has become shorter since it was opened");
+            return problem_set(why, leave_files, "%s %.1500s cannot be read at byte %lld: %s", all->kind, input_path(all, file),
+                               (long long)(at + done), n < 0 ? strerror(errno) : "it has become shorter since it was opened");
         done += n;
     }
     return true;
@@ -117,22 +112,19 @@ void input_expect(input_files *all, int64_t file, int64_t at, int64_t bytes) {
 bool input_header(input_files *all, int64_t file, int32_t magic, int32_t header[INPUT_HEADER], problem *why) {
     const char *path = input_path(all, file);
     if (input_bytes(all, file) < INPUT_HEADER_BYTES)
-        return problem_set(why, NULL, "%s %.1500s has %lld bytes, less than the %d of a header", all->kind,
-                           path, (long long)input_bytes(all, file), INPUT_HEADER_BYTES);
+        return problem_set(why, NULL, "%s %.1500s has %lld bytes, less than the %d of a header", all->kind, path,
+                           (long long)input_bytes(all, file), INPUT_HEADER_BYTES);
     if (!input_read(all, file, 0, header, INPUT_HEADER_BYTES, why)) return false;
     return header[0] == magic ||
-           problem_set(why, NULL, "%.1500s is not a %s: its first number is %d, expected %d", path, all->kind,
-                       header[0], magic);
+           problem_set(why, NULL, "%.1500s is not a %s: its first number is %d, expected %d", path, all->kind, header[0], magic);
 }
 
-bool input_check_size(const input_files *all, int64_t file, int64_t bytes, const char *promise,
-                      problem *why) {
+bool input_check_size(const input_files *all, int64_t file, int64_t bytes, const char *promise, problem *why) {
     const int64_t found = input_bytes(all, file);
-    return found == bytes ||
-           problem_set(why, "it is damaged or was not copied completely; make or copy it again",
-                       "%s %.1500s is %s: its header says %s, which is %lld bytes, but it has %lld",
-                       all->kind, input_path(all, file), found < bytes ? "truncated" : "too long", promise,
-                       (long long)bytes, (long long)found);
+    return found == bytes || problem_set(why, "it is damaged or was not copied completely; make or copy it again",
+                                         "%s %.1500s is %s: its header says %s, which is %lld bytes, but it has %lld", all->kind,
+                                         input_path(all, file), found < bytes ? "truncated" : "too long", promise, (long long)bytes,
+                                         (long long)found);
 }
 
 void input_close(input_files *all) {
@@ -155,8 +147,8 @@ char *input_read_all(const char *kind, const char *path, int64_t most, int64_t *
         *bytes = input_bytes(one, 0);
         errno = EIO; // whatever fails from here on, the file is there
         if (*bytes > most)
-            problem_set(why, NULL, "%s %.1500s has %lld bytes, more than the %lld that it may have", kind,
-                        path, (long long)*bytes, (long long)most);
+            problem_set(why, NULL, "%s %.1500s has %lld bytes, more than the %lld that it may have", kind, path, (long long)*bytes,
+                        (long long)most);
         else if (!(text = calloc(1, (size_t)*bytes + 1)))
             cf_die(NULL, "out of memory for the %lld bytes of %s", (long long)*bytes, path);
         else if (!input_read(one, 0, 0, text, *bytes, why)) {

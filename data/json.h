@@ -21,8 +21,7 @@ static inline bool json_is(const cJSON *object, const char *name, const char *te
 }
 
 // A number from `low` to `high`; no NaN.
-static inline bool json_number(const cJSON *object, const char *name, double low, double high,
-                               double *value) {
+static inline bool json_number(const cJSON *object, const char *name, double low, double high, double *value) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, name);
     if (!cJSON_IsNumber(item) || !(item->valuedouble >= low && item->valuedouble <= high)) return false;
     *value = item->valuedouble;
@@ -30,8 +29,7 @@ static inline bool json_number(const cJSON *object, const char *name, double low
 }
 
 // A whole number from `low` to `high`, which JSON_WHOLE_MAX bounds.
-static inline bool json_whole(const cJSON *object, const char *name, int64_t low, int64_t high,
-                              int64_t *value) {
+static inline bool json_whole(const cJSON *object, const char *name, int64_t low, int64_t high, int64_t *value) {
     double found;
     if (!json_number(object, name, (double)low, (double)high, &found)) return false;
     *value = (int64_t)found;

@@ -26,9 +26,8 @@ struct logfile {
 };
 
 CF_NORETURN static void die_unwritable(const char *path) {
-    cf_die(errno == ENOSPC || errno == EDQUOT || errno == EFBIG
-               ? "free space on its disk, or give another --log"
-               : "give another --log",
+    cf_die(errno == ENOSPC || errno == EDQUOT || errno == EFBIG ? "free space on its disk, or give another --log"
+                                                                : "give another --log",
            "log %s cannot be written: %s", path, strerror(errno));
 }
 
@@ -64,8 +63,7 @@ static logfile *open_locked(const char *path) {
     name_of(log->lock_path, log->path, ".lock");
     snprintf(in_use, sizeof in_use, "another run writes log %s", path);
     log->lock = durable_lock(log->lock_path, in_use, &why);
-    if (log->lock < 0 && errno == EWOULDBLOCK)
-        cf_die("wait for it, end it, or give another --log", "%s", why.what);
+    if (log->lock < 0 && errno == EWOULDBLOCK) cf_die("wait for it, end it, or give another --log", "%s", why.what);
     if (log->lock < 0) // a log without is better than none
         fprintf(stderr, "note: %s: see to it that no other run writes log %s\n", why.what, path);
     return log;
@@ -93,8 +91,7 @@ static void set_aside(logfile *log, const char *whose) {
         open_again(log);
         return;
     }
-    cf_die("remove old ones, or give another --log", "there are %d logs of the name %s already", KEPT_MAX,
-           log->path);
+    cf_die("remove old ones, or give another --log", "there are %d logs of the name %s already", KEPT_MAX, log->path);
 }
 
 // --- going on ---
@@ -193,10 +190,7 @@ void log_real(logfile *log, const char *name, double value) {
 // Length of the valid UTF-8 sequence at s, or 0: no overlong forms, no surrogates, nothing past U+10FFFF.
 static int utf8_length(const unsigned char *s) {
     if (s[0] < 0x80) return 1;
-    int length = s[0] >= 0xC2 && s[0] <= 0xDF   ? 2
-                 : (s[0] & 0xF0) == 0xE0        ? 3
-                 : s[0] >= 0xF0 && s[0] <= 0xF4 ? 4
-                                                : 0;
+    int length = s[0] >= 0xC2 && s[0] <= 0xDF ? 2 : (s[0] & 0xF0) == 0xE0 ? 3 : s[0] >= 0xF0 && s[0] <= 0xF4 ? 4 : 0;
     for (int i = 1; i < length; i++)
         if ((s[i] & 0xC0) != 0x80) return 0; // the terminator too
     if ((s[0] == 0xE0 && s[1] < 0xA0) || (s[0] == 0xED && s[1] > 0x9F)) return 0;
@@ -225,10 +219,9 @@ static void write_line(logfile *log, char *text) {
     text[length] = '\n'; // in place of the terminator
     const bool written = durable_write(log->fd, text, length + 1);
     if (!written && !log->failing)
-        fprintf(stderr, "\nwarning: log %s cannot be written: %s; the run goes on without these lines\n",
-                log->path, strerror(errno));
-    if (!written && whole >= 0 && is_file(log->fd) && ftruncate(log->fd, whole) != 0)
-        log->missing++; // and one is cut short
+        fprintf(stderr, "\nwarning: log %s cannot be written: %s; the run goes on without these lines\n", log->path,
+                strerror(errno));
+    if (!written && whole >= 0 && is_file(log->fd) && ftruncate(log->fd, whole) != 0) log->missing++; // and one is cut short
     log->missing += !written;
     log->failing = !written;
 }
@@ -248,10 +241,8 @@ bool log_whole(const logfile *log) {
     if (!log) return true;
     const bool unsynced = atomic_load(&log->unsynced);
     if (log->missing > 0)
-        fprintf(stderr, "error: log %s lacks %lld lines, which could not be written\n", log->path,
-                (long long)log->missing);
-    if (unsynced)
-        fprintf(stderr, "error: log %s could not be synced: its disk may have lost lines\n", log->path);
+        fprintf(stderr, "error: log %s lacks %lld lines, which could not be written\n", log->path, (long long)log->missing);
+    if (unsynced) fprintf(stderr, "error: log %s could not be synced: its disk may have lost lines\n", log->path);
     return log->missing == 0 && !unsynced;
 }
 

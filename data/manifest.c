@@ -14,8 +14,7 @@ static const char format[] = "commfuse checkpoint";
 
 // The last line, which ends the text above it.
 static int64_t make_seal(const char *text, int64_t size, char seal[SEAL_ROOM]) {
-    return snprintf(seal, SEAL_ROOM, "\t\"xxh64\":\t\"%016" PRIx64 "\"\n}\n",
-                    (uint64_t)XXH64(text, (size_t)size, 0));
+    return snprintf(seal, SEAL_ROOM, "\t\"xxh64\":\t\"%016" PRIx64 "\"\n}\n", (uint64_t)XXH64(text, (size_t)size, 0));
 }
 
 void manifest_file_name(int64_t rank, char name[MANIFEST_FILE_NAME]) {
@@ -96,15 +95,13 @@ static bool read_file(const cJSON *item, int64_t rank, manifest_file *file) {
 
 static bool read_files(manifest *m, const cJSON *files, const char *name, problem *why) {
     if (!cJSON_IsArray(files) || cJSON_GetArraySize(files) != m->ranks)
-        return problem_set(why, damaged, "%s does not name %lld files, one for each rank", name,
-                           (long long)m->ranks);
+        return problem_set(why, damaged, "%s does not name %lld files, one for each rank", name, (long long)m->ranks);
     m->file = got(calloc((size_t)m->ranks, sizeof *m->file));
     int64_t rank = 0;
     const cJSON *item;
     cJSON_ArrayForEach(item, files) {
         if (!read_file(item, rank, &m->file[rank]))
-            return problem_set(why, damaged,
-                               "%s: file %lld is not rank_%05lld.safetensors with size and hash", name,
+            return problem_set(why, damaged, "%s: file %lld is not rank_%05lld.safetensors with size and hash", name,
                                (long long)rank, (long long)rank);
         rank++;
     }
@@ -117,8 +114,7 @@ static bool check_options(const cJSON *options, const char *name, problem *why) 
         return problem_set(why, damaged, "%s has more than %d options", name, MANIFEST_MAX_OPTIONS);
     const cJSON *item;
     cJSON_ArrayForEach(item, options) {
-        if (!cJSON_IsString(item))
-            return problem_set(why, damaged, "%s: option %.100s is not a text", name, item->string);
+        if (!cJSON_IsString(item)) return problem_set(why, damaged, "%s: option %.100s is not a text", name, item->string);
         if (cJSON_GetObjectItemCaseSensitive(options, item->string) != item) // but the first of that name
             return problem_set(why, damaged, "%s: option %.100s is there twice", name, item->string);
     }
@@ -127,20 +123,16 @@ static bool check_options(const cJSON *options, const char *name, problem *why) 
 
 static bool read_root(manifest *m, cJSON *root, const char *name, problem *why) {
     int64_t version;
-    if (!json_is(root, "format", format))
-        return problem_set(why, NULL, "%s is not the manifest of a checkpoint", name);
-    if (!json_whole(root, "version", 0, JSON_WHOLE_MAX, &version))
-        return problem_set(why, damaged, "%s has no version", name);
+    if (!json_is(root, "format", format)) return problem_set(why, NULL, "%s is not the manifest of a checkpoint", name);
+    if (!json_whole(root, "version", 0, JSON_WHOLE_MAX, &version)) return problem_set(why, damaged, "%s has no version", name);
     if (version != VERSION)
-        return problem_set(why, "it was written by another version of this program",
-                           "%s has version %lld, expected %d", name, (long long)version, VERSION);
-    if (!json_whole(root, "step", 0, JSON_WHOLE_MAX, &m->step))
-        return problem_set(why, damaged, "%s has no step", name);
+        return problem_set(why, "it was written by another version of this program", "%s has version %lld, expected %d", name,
+                           (long long)version, VERSION);
+    if (!json_whole(root, "step", 0, JSON_WHOLE_MAX, &m->step)) return problem_set(why, damaged, "%s has no step", name);
     if (!json_whole(root, "ranks", 1, MANIFEST_MAX_RANKS, &m->ranks))
         return problem_set(why, damaged, "%s has no number of ranks from 1 to %d", name, MANIFEST_MAX_RANKS);
     m->options = cJSON_DetachItemFromObjectCaseSensitive(root, "options");
-    return check_options(m->options, name, why) &&
-           read_files(m, cJSON_GetObjectItemCaseSensitive(root, "files"), name, why);
+    return check_options(m->options, name, why) && read_files(m, cJSON_GetObjectItemCaseSensitive(root, "files"), name, why);
 }
 
 manifest *manifest_parse(const char *text, int64_t size, const char *name, problem *why) {

@@ -16,12 +16,7 @@
 
 EXTERN_C_BEGIN
 
-enum {
-    MANIFEST_FILE_NAME = 48,
-    MANIFEST_MAX_RANKS = 1 << 16,
-    MANIFEST_MAX_BYTES = 1 << 24,
-    MANIFEST_MAX_OPTIONS = 1024
-};
+enum { MANIFEST_FILE_NAME = 48, MANIFEST_MAX_RANKS = 1 << 16, MANIFEST_MAX_BYTES = 1 << 24, MANIFEST_MAX_OPTIONS = 1024 };
 
 typedef struct manifest_file {
     int64_t bytes;

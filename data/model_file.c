@@ -65,19 +65,18 @@ void model_shape_check(const gpt_shape *s, const char *of, const char *path) {
             cf_die_together(how_to_mend, "%s %s: %s is %lld, allowed is 1 to %lld", of, path, field[i].name,
                             (long long)field[i].value, (long long)field[i].maximum);
     if (s->C % s->H != 0)
-        cf_die_together(how_to_mend, "%s %s: %lld channels cannot be split into %lld heads", of, path,
-                        (long long)s->C, (long long)s->H);
+        cf_die_together(how_to_mend, "%s %s: %lld channels cannot be split into %lld heads", of, path, (long long)s->C,
+                        (long long)s->H);
     if (s->Vp < s->V)
-        cf_die_together(how_to_mend, "%s %s: padded vocabulary %lld is smaller than the vocabulary %lld", of,
-                        path, (long long)s->Vp, (long long)s->V);
+        cf_die_together(how_to_mend, "%s %s: padded vocabulary %lld is smaller than the vocabulary %lld", of, path,
+                        (long long)s->Vp, (long long)s->V);
 }
 
 // --- reading -----------------------------------------------------------------------------------------------
 
 static void read_bytes(const model_file *file, int64_t at, void *to, int64_t bytes) {
     problem why;
-    if (!input_read(file->in, 0, at, to, bytes, &why))
-        cf_die(*why.hint ? why.hint : how_to_name, "%s", why.what);
+    if (!input_read(file->in, 0, at, to, bytes, &why)) cf_die(*why.hint ? why.hint : how_to_name, "%s", why.what);
 }
 
 model_file *model_file_open(const char *path) {
@@ -91,19 +90,15 @@ model_file *model_file_open(const char *path) {
         cf_die_together(*why.hint ? why.hint : how_to_name, "%s", why.what);
     if (h[1] != VERSION_FP32 && h[1] != VERSION_BF16)
         cf_die_together("write it anew with a current exporter: older versions have no padded vocabulary",
-                        "model file %s has version %d, expected %d (fp32) or %d (bf16)", path, h[1],
-                        VERSION_FP32, VERSION_BF16);
+                        "model file %s has version %d, expected %d (fp32) or %d (bf16)", path, h[1], VERSION_FP32, VERSION_BF16);
     file->bf16 = h[1] == VERSION_BF16;
     const gpt_shape *s = &file->shape;
     file->shape = (gpt_shape){.maxT = h[2], .V = h[3], .L = h[4], .H = h[5], .C = h[6], .Vp = h[7]};
     model_shape_check(s, "model file", path);
-    snprintf(promise, sizeof promise, "%lld parameters in %s", (long long)model_parameters(s),
-             file->bf16 ? "bf16" : "fp32");
-    if (!input_check_size(file->in, 0, file_bytes(s, file->bf16), promise, &why))
-        cf_die_together(why.hint, "%s", why.what);
+    snprintf(promise, sizeof promise, "%lld parameters in %s", (long long)model_parameters(s), file->bf16 ? "bf16" : "fp32");
+    if (!input_check_size(file->in, 0, file_bytes(s, file->bf16), promise, &why)) cf_die_together(why.hint, "%s", why.what);
     for (int tensor = 1; tensor < TENSORS; tensor++)
-        file->first[tensor] =
-            file->first[tensor - 1] + params_layers(s, tensor - 1) * tensor_elements(s, tensor - 1);
+        file->first[tensor] = file->first[tensor - 1] + params_layers(s, tensor - 1) * tensor_elements(s, tensor - 1);
     return file;
 }
 
@@ -117,8 +112,7 @@ uint64_t model_file_fingerprint(const model_file *file, bool all) {
     uint64_t print = (uint64_t)size;
     problem why;
     if (all) {
-        if (!input_hash(input_path(file->in, 0), &size, &print, &why))
-            cf_die(why.hint, "model: %s", why.what);
+        if (!input_hash(input_path(file->in, 0), &size, &print, &why)) cf_die(why.hint, "model: %s", why.what);
         return print >> 11;
     }
     for (int64_t i = 0; i <= PIECES; i++) {
@@ -129,20 +123,16 @@ uint64_t model_file_fingerprint(const model_file *file, bool all) {
     return print >> 11;
 }
 
-void model_file_read(const model_file *file, int tensor, int64_t layer, int64_t first, int64_t count,
-                     float *out) {
+void model_file_read(const model_file *file, int tensor, int64_t layer, int64_t first, int64_t count, float *out) {
     if (tensor < 0 || tensor >= TENSORS) cf_die(NULL, "model file: there is no tensor %d", tensor);
     int64_t layers = params_layers(&file->shape, tensor), elements = tensor_elements(&file->shape, tensor);
-    if (layer < 0 || layer >= layers || first < 0 || count < 0 || first > elements ||
-        count > elements - first)
-        cf_die(NULL, "model file: %lld elements from %lld of %s, layer %lld; it has %lld layers of %lld",
-               (long long)count, (long long)first, params_name(tensor), (long long)layer, (long long)layers,
-               (long long)elements);
+    if (layer < 0 || layer >= layers || first < 0 || count < 0 || first > elements || count > elements - first)
+        cf_die(NULL, "model file: %lld elements from %lld of %s, layer %lld; it has %lld layers of %lld", (long long)count,
+               (long long)first, params_name(tensor), (long long)layer, (long long)layers, (long long)elements);
     // Numbers of bf16 are read into the last bytes of `out`: what is converted goes into the first.
     const int64_t size = file->bf16 ? 2 : 4;
     char *read = (char *)out + count * (4 - size);
-    read_bytes(file, INPUT_HEADER_BYTES + (file->first[tensor] + layer * elements + first) * size, read,
-               count * size);
+    read_bytes(file, INPUT_HEADER_BYTES + (file->first[tensor] + layer * elements + first) * size, read, count * size);
     for (int64_t i = 0; i < count && file->bf16; i++) {
         uint16_t half;
         memcpy(&half, read + 2 * i, sizeof half);
@@ -161,8 +151,7 @@ void model_file_close(model_file *file) {
 CF_NORETURN static void give_up(model_writer *w, const problem *why) {
     char hint[sizeof why->hint + 64];
     durable_abandon(&w->file);
-    snprintf(hint, sizeof hint, "%s; the same command writes it anew",
-             *why->hint ? why->hint : "mend that, or save elsewhere");
+    snprintf(hint, sizeof hint, "%s; the same command writes it anew", *why->hint ? why->hint : "mend that, or save elsewhere");
     cf_die(hint, "model file: %s", why->what);
 }
 
@@ -173,8 +162,7 @@ static void append(model_writer *w, const void *bytes, int64_t count) {
 
 model_writer *model_writer_open(const char *path, const gpt_shape *shape, int version) {
     if (version != VERSION_FP32 && version != VERSION_BF16)
-        cf_die(NULL, "model file %s: there is no version %d to write, only 3 (fp32) and 5 (bf16)", path,
-               version);
+        cf_die(NULL, "model file %s: there is no version %d to write, only 3 (fp32) and 5 (bf16)", path, version);
     model_shape_check(shape, "model file", path);
     model_writer *w = calloc(1, sizeof *w);
     if (!w) cf_die(NULL, "out of memory for writing model file %s", path);
@@ -197,8 +185,8 @@ model_writer *model_writer_open(const char *path, const gpt_shape *shape, int ve
 void model_writer_append(model_writer *w, const float *values, int64_t count) {
     if (count < 0 || count > w->expected - w->elements) {
         durable_abandon(&w->file);
-        cf_die(NULL, "model file %s: %lld elements appended to %lld, but the shape has %lld", w->file.path,
-               (long long)count, (long long)w->elements, (long long)w->expected);
+        cf_die(NULL, "model file %s: %lld elements appended to %lld, but the shape has %lld", w->file.path, (long long)count,
+               (long long)w->elements, (long long)w->expected);
     }
     w->elements += count;
     if (!w->bf16) append(w, values, count * (int64_t)sizeof *values);
@@ -212,8 +200,8 @@ void model_writer_append(model_writer *w, const float *values, int64_t count) {
 void model_writer_commit(model_writer *w) {
     if (w->elements != w->expected) {
         durable_abandon(&w->file);
-        cf_die(NULL, "model file %s is incomplete: %lld of %lld elements appended", w->file.path,
-               (long long)w->elements, (long long)w->expected);
+        cf_die(NULL, "model file %s is incomplete: %lld of %lld elements appended", w->file.path, (long long)w->elements,
+               (long long)w->expected);
     }
     problem why;
     if (!durable_commit(&w->file, &why)) give_up(w, &why);

@@ -11,8 +11,7 @@
 
 EXTERN_C_BEGIN
 
-int64_t
-model_parameters(const gpt_shape *shape); // elements of all tensors, the vocabulary's padding included
+int64_t model_parameters(const gpt_shape *shape); // elements of all tensors, the vocabulary's padding included
 // Dies (together) if the shape is none that a GPT can have. of, path: whose it is ("model file", "x.bin").
 void model_shape_check(const gpt_shape *shape, const char *of, const char *path);
 
@@ -22,8 +21,7 @@ gpt_shape model_file_shape(const model_file *file);
 // Of its size, its header and some weights in each thousandth of it, or of all: 53 bits, so that a double holds it exactly.
 uint64_t model_file_fingerprint(const model_file *file, bool all);
 // `count` elements from element `first` of one layer of a tensor, converted to float.
-void model_file_read(const model_file *file, int tensor, int64_t layer, int64_t first, int64_t count,
-                     float *out);
+void model_file_read(const model_file *file, int tensor, int64_t layer, int64_t first, int64_t count, float *out);
 void model_file_close(model_file *file);
 
 // Writing, by one rank: tensors in file order from the first element to the last, then commit; PATH is always a

@@ -19,15 +19,15 @@
 
 #define INT_MAX_EXACT 9007199254740991.0 // 2^53 - 1
 
-#define INT(field, option, value, low, high, text)                                                           \
+#define INT(field, option, value, low, high, text)                                                                                 \
     { GROUP, option, OPTION_INT, value, low, high, NULL, text, offsetof(options, field) }
-#define REAL(field, option, value, low, high, text)                                                          \
+#define REAL(field, option, value, low, high, text)                                                                                \
     { GROUP, option, OPTION_REAL, value, low, high, NULL, text, offsetof(options, field) }
-#define TEXT(field, option, value, what, text)                                                               \
+#define TEXT(field, option, value, what, text)                                                                                     \
     { GROUP, option, OPTION_TEXT, value, 0, 0, what, text, offsetof(options, field) }
-#define CHOICE(field, option, value, values, text)                                                           \
+#define CHOICE(field, option, value, values, text)                                                                                 \
     { GROUP, option, OPTION_CHOICE, value, 0, 0, values, text, offsetof(options, field) }
-#define FLAG(field, option, text)                                                                            \
+#define FLAG(field, option, text)                                                                                                  \
     { GROUP, option, OPTION_FLAG, "", 0, 0, NULL, text, offsetof(options, field) }
 
 // clang-format off
@@ -131,14 +131,7 @@ static const option_row table[] = {
 };
 // clang-format on
 
-enum {
-    ROWS = sizeof table / sizeof *table,
-    ROWS_MAX = 64,
-    WIDTH = 110,
-    LONGEST_NAME = 40,
-    ECHO_MAX = 120,
-    VALUE_ROOM = 4096
-};
+enum { ROWS = sizeof table / sizeof *table, ROWS_MAX = 64, WIDTH = 110, LONGEST_NAME = 40, ECHO_MAX = 120, VALUE_ROOM = 4096 };
 _Static_assert(ROWS <= ROWS_MAX, "options.given has one bit a row");
 
 const option_row *options_table(int *count) {
@@ -159,8 +152,7 @@ static bool is_choice(const char *choices, const char *text) {
 static const char decimal[] = "0123456789";
 
 static bool is_step_range(const char *text) {
-    const size_t first = strspn(text, decimal),
-                 second = text[first] == ':' ? strspn(text + first + 1, decimal) : 0;
+    const size_t first = strspn(text, decimal), second = text[first] == ':' ? strspn(text + first + 1, decimal) : 0;
     const bool plain = first > 0 && second > 0 && text[first + 1 + second] == 0;
     return plain && atof(text) < atof(text + first + 1) && atof(text + first + 1) <= 1e9;
 }
@@ -175,12 +167,11 @@ static bool set_number(void *field, const option_row *row, const char *text, pro
     bool plain = *number != 0 && number[strspn(number, whole ? decimal : "+-.0123456789eE")] == 0;
     const double value = strtod(text, &end);
     if (!plain || *end != 0 || (!whole && !isfinite(value)))
-        return problem_set(why, NULL, "--%s '%.*s' is not a %s; allowed is %.10g to %.16g", row->name,
-                           ECHO_MAX, text, whole ? "whole number in plain digits" : "finite decimal number",
-                           row->minimum, row->maximum);
+        return problem_set(why, NULL, "--%s '%.*s' is not a %s; allowed is %.10g to %.16g", row->name, ECHO_MAX, text,
+                           whole ? "whole number in plain digits" : "finite decimal number", row->minimum, row->maximum);
     if (value < row->minimum || value > row->maximum)
-        return problem_set(why, NULL, "--%s %.*s is out of range: allowed is %.10g to %.16g", row->name,
-                           ECHO_MAX, text, row->minimum, row->maximum);
+        return problem_set(why, NULL, "--%s %.*s is out of range: allowed is %.10g to %.16g", row->name, ECHO_MAX, text,
+                           row->minimum, row->maximum);
     if (whole)
         *(int64_t *)field = (int64_t)value;
     else
@@ -199,14 +190,12 @@ static bool set(options *o, const option_row *row, const char *text, problem *wh
         return true;
     case OPTION_CHOICE:
         if (!is_choice(row->choices, text))
-            return problem_set(why, NULL, "--%s '%.*s' is none of %s", row->name, ECHO_MAX, text,
-                               row->choices);
+            return problem_set(why, NULL, "--%s '%.*s' is none of %s", row->name, ECHO_MAX, text, row->choices);
         break;
     case OPTION_TEXT:
         if (strcmp(row->choices, "A:B") == 0 && !is_step_range(text))
-            return problem_set(why, NULL,
-                               "--%s '%.*s' is not A:B with whole numbers 0 <= A < B <= 1000000000",
-                               row->name, ECHO_MAX, text);
+            return problem_set(why, NULL, "--%s '%.*s' is not A:B with whole numbers 0 <= A < B <= 1000000000", row->name, ECHO_MAX,
+                               text);
         break;
     }
     *(const char **)field = text;
@@ -263,22 +252,16 @@ static bool take(options *o, int argc, char **argv, int *at, problem *why) {
     const char *equals = strchr(name, '=');
     size_t length = equals ? (size_t)(equals - name) : strlen(name);
     if (argument[0] != '-' || *name == 0)
-        return problem_set(
-            why,
-            "options start with --; quote a pattern, so that the shell leaves it whole: --train 'data/*.bin'",
-            "unexpected argument '%.*s' (argument %d)", ECHO_MAX, argument, *at);
-    const option_row *row = name - argument == 2          ? find(name, length)
-                            : strcmp(argument, "-h") == 0 ? find("help", 4)
-                                                          : NULL;
+        return problem_set(why, "options start with --; quote a pattern, so that the shell leaves it whole: --train 'data/*.bin'",
+                           "unexpected argument '%.*s' (argument %d)", ECHO_MAX, argument, *at);
+    const option_row *row = name - argument == 2 ? find(name, length) : strcmp(argument, "-h") == 0 ? find("help", 4) : NULL;
     if (!row) return unknown(argument, name, length < ECHO_MAX ? length : ECHO_MAX, why);
     uint64_t bit = UINT64_C(1) << (row - table);
     if (row->type != OPTION_FLAG) o->repeated |= o->given & bit;
     o->given |= bit;
 
     if (row->type == OPTION_FLAG) {
-        if (equals)
-            return problem_set(why, NULL, "--%s takes no value, but was given '%.*s'", row->name, ECHO_MAX,
-                               equals + 1);
+        if (equals) return problem_set(why, NULL, "--%s takes no value, but was given '%.*s'", row->name, ECHO_MAX, equals + 1);
         return set(o, row, "yes", why);
     }
     const char *value = equals ? equals + 1 : *at + 1 < argc ? argv[++*at] : "";
@@ -418,11 +401,10 @@ void options_agree(const options *o, const char *version, int ranks, options_gat
             if (other->hash == all[place].hash) continue;
             if (place == 0)
                 cf_die_together("copy one program to every host, or build it there from the same sources",
-                                "rank %d runs version %s of this program, rank 0 version %s", rank,
-                                other->begin, all->begin);
+                                "rank %d runs version %s of this program, rank 0 version %s", rank, other->begin, all->begin);
             cf_die_together("start every rank with the same options; some launchers take them per host",
-                            "rank %d was started with --%s '%s', rank 0 with '%s'", rank,
-                            table[place - 1].name, other->begin, all[place].begin);
+                            "rank %d was started with --%s '%s', rank 0 with '%s'", rank, table[place - 1].name, other->begin,
+                            all[place].begin);
         }
     free(all);
 }

@@ -21,8 +21,7 @@ tokens *origin_tokens(const options *o, const char *option, const char *pattern,
     if (!*pattern) return NULL;
     tokens *data = tokens_open(pattern, o->seq);
     if (o->verify_data && root)
-        printf("verify    --%s: all %.3f GB are read and hashed\n", option,
-               2e-9 * (double)tokens_count(data));
+        printf("verify    --%s: all %.3f GB are read and hashed\n", option, 2e-9 * (double)tokens_count(data));
     fflush(stdout);
     if (o->verify_data) tokens_verify(data);
     tokens_check(data, V);
@@ -36,8 +35,7 @@ static gpt_shape shape_of_file(options *o, model_file **start) {
     *start = model_file_open(o->init_from);
     for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++)
         if (options_given(o, fixed[i]))
-            cf_die_together("leave that option away", "--%s is set by the model file %s", fixed[i],
-                            o->init_from);
+            cf_die_together("leave that option away", "--%s is set by the model file %s", fixed[i], o->init_from);
     gpt_shape s = model_file_shape(*start);
     if (!options_given(o, "seq") && o->seq > s.maxT) o->seq = s.maxT;
     return s;
@@ -56,11 +54,11 @@ static gpt_shape shape_in(const manifest *m, const char *out) {
 
 gpt_shape origin_shape_to_export(options *o) {
     problem why = {"", ""};
-    manifest *m = o->export_step > 0 ? checkpoint_manifest(o->out, o->export_step, &why)
-                                     : checkpoint_latest(o->out, INT64_MAX, &why);
+    manifest *m =
+        o->export_step > 0 ? checkpoint_manifest(o->out, o->export_step, &why) : checkpoint_latest(o->out, INT64_MAX, &why);
     if (!m)
-        cf_die_together("ls it; checkpoints are its directories step_*", "no checkpoint to export in %s%s%s",
-                        o->out, *why.what ? ": " : "", why.what);
+        cf_die_together("ls it; checkpoints are its directories step_*", "no checkpoint to export in %s%s%s", o->out,
+                        *why.what ? ": " : "", why.what);
     gpt_shape s = shape_in(m, o->out);
     o->export_step = m->step;
     o->seq = o->tp < s.maxT ? o->tp : s.maxT;
@@ -111,14 +109,11 @@ checkpoint_store *origin_open_output(const options *o) {
     checkpoint_store *store = NULL;
     durable_file file;
     problem why;
-    if (strlen(out) + sizeof "/" ORIGIN_MODEL > PATH_MAX)
-        cf_die("choose a shorter --out DIR", "--out is too long");
-    if (*out && !(store = checkpoint_store_open(out, &why)))
-        cf_die(*why.hint ? why.hint : hint, "--out: %s", why.what);
+    if (strlen(out) + sizeof "/" ORIGIN_MODEL > PATH_MAX) cf_die("choose a shorter --out DIR", "--out is too long");
+    if (*out && !(store = checkpoint_store_open(out, &why))) cf_die(*why.hint ? why.hint : hint, "--out: %s", why.what);
     if (*out && access(out, W_OK) != 0) cf_die(hint, "--out %s cannot be written: %s", out, strerror(errno));
     if (!*o->trace) return store;
-    if (!durable_create(&file, o->trace, -1, &why))
-        cf_die("choose another --trace FILE", "--trace: %s", why.what);
+    if (!durable_create(&file, o->trace, -1, &why)) cf_die("choose another --trace FILE", "--trace: %s", why.what);
     durable_abandon(&file); // a run that goes on after its steps leaves it as it is
     return store;
 }
@@ -135,18 +130,17 @@ static void compare_output(const options *o, const rank_exchange *all) {
     for (int rank = 1; rank < all->ranks; rank++) {
         const double mark = marks[rank * all->stride];
         if (mark == 0 || mark != marks[0])
-            cf_die_together(
-                "give --out a directory of a file system that all hosts share, where all may write",
-                "rank %d cannot save to --out %s: it %s", rank, o->out,
-                mark == 0 ? "may not write there, or has no such directory"
-                          : "has another directory of that name than rank 0");
+            cf_die_together("give --out a directory of a file system that all hosts share, where all may write",
+                            "rank %d cannot save to --out %s: it %s", rank, o->out,
+                            mark == 0 ? "may not write there, or has no such directory"
+                                      : "has another directory of that name than rank 0");
     }
 }
 
 // Each rank has opened what is on its own host. Ranks of a replica share each sample and the weights, replicas share out the
 // epoch: on other files the run would go on, and learn nonsense.
-void origin_compare(const options *o, const rank_exchange *all, const tokens *train, const tokens *val,
-                    int64_t V, const model_file *start) {
+void origin_compare(const options *o, const rank_exchange *all, const tokens *train, const tokens *val, int64_t V,
+                    const model_file *start) {
     const struct {
         const char *name;
         double value;
@@ -155,8 +149,7 @@ void origin_compare(const options *o, const rank_exchange *all, const tokens *tr
                 {"samples of --val", val ? (double)tokens_samples(val) : 0},
                 {"the fingerprint of --val", print_of(val)},
                 {"words of the vocabulary", (double)V},
-                {"the fingerprint of --init-from",
-                 start ? (double)model_file_fingerprint(start, o->verify_data) : 0}};
+                {"the fingerprint of --init-from", start ? (double)model_file_fingerprint(start, o->verify_data) : 0}};
     enum { FACTS = sizeof fact / sizeof *fact };
     double mine[FACTS];
     for (int i = 0; i < FACTS; i++) mine[i] = fact[i].value;
@@ -165,15 +158,15 @@ void origin_compare(const options *o, const rank_exchange *all, const tokens *tr
         for (int i = 0; i < FACTS; i++)
             if (facts[rank * all->stride + i] != facts[i])
                 cf_die_together("give every host the same token and model files; compare: ls -l, sha256sum",
-                                "rank %d has other data than rank 0: %s: %.0f, on rank 0 %.0f", rank,
-                                fact[i].name, facts[rank * all->stride + i], facts[i]);
+                                "rank %d has other data than rank 0: %s: %.0f, on rank 0 %.0f", rank, fact[i].name,
+                                facts[rank * all->stride + i], facts[i]);
     if (*o->out) compare_output(o, all); // rank 0 had opened it before it gave the facts above
 }
 
 // --- checkpoints ---
 
-manifest *origin_checkpoint(const options *o, const run_facts *facts, const rank_exchange *all,
-                            checkpoint_store *store, const model_file *start) {
+manifest *origin_checkpoint(const options *o, const run_facts *facts, const rank_exchange *all, checkpoint_store *store,
+                            const model_file *start) {
     bool passed_over = false;
     problem why;
     manifest *m = *o->out ? resume_find(all, o->out, INT64_MAX, &passed_over) : NULL;
@@ -183,11 +176,10 @@ manifest *origin_checkpoint(const options *o, const run_facts *facts, const rank
                         "--resume no, but %s holds a checkpoint of step %lld", o->out, (long long)m->step);
     if (m) resume_compare(o, facts, m);
     if (m && m->step > o->steps)
-        cf_die_together("raise --steps", "the run in %s has taken %lld steps already, more than --steps %lld",
-                        o->out, (long long)m->step, (long long)o->steps);
+        cf_die_together("raise --steps", "the run in %s has taken %lld steps already, more than --steps %lld", o->out,
+                        (long long)m->step, (long long)o->steps);
     if (!m && *o->init_from && !start)
-        cf_die_together("bring it back, or choose another --out",
-                        "--init-from %s is not to be read on every host", o->init_from);
+        cf_die_together("bring it back, or choose another --out", "--init-from %s is not to be read on every host", o->init_from);
     if (passed_over && !checkpoint_set_aside(store, m ? m->step : -1, &why)) cf_die(why.hint, "%s", why.what);
     return m;
 }
@@ -198,9 +190,8 @@ manifest *origin_checkpoint_to_export(options *o, const rank_exchange *all) {
     o->export_step = (int64_t)exchange_root(all, (double)o->export_step);
     manifest *m = resume_find(all, o->out, o->export_step + 1, &passed_over);
     if (!m || m->step != o->export_step)
-        cf_die_together("choose another with --export-step",
-                        "the checkpoint of step %lld in %s cannot be exported", (long long)o->export_step,
-                        o->out);
+        cf_die_together("choose another with --export-step", "the checkpoint of step %lld in %s cannot be exported",
+                        (long long)o->export_step, o->out);
     return m;
 }
 
@@ -215,13 +206,11 @@ void origin_close_state(origin_state *s) {
     saved_state_close(s->files);
 }
 
-void origin_read_state(void *state, state_kind kind, int tensor, int64_t layer, int64_t first, int64_t count,
-                       float *out) {
+void origin_read_state(void *state, state_kind kind, int tensor, int64_t layer, int64_t first, int64_t count, float *out) {
     const origin_state *s = state;
     problem why;
     if (!saved_state_read(s->files, kind, tensor, layer, first, count, out, &why))
-        cf_die(why.hint, "the checkpoint of step %lld in %s is not that of this model: %s",
-               (long long)s->step, s->out, why.what);
+        cf_die(why.hint, "the checkpoint of step %lld in %s is not that of this model: %s", (long long)s->step, s->out, why.what);
 }
 
 void origin_read_weights(void *file, int tensor, int64_t layer, int64_t first, int64_t count, float *out) {

@@ -19,12 +19,11 @@ void recipe_choose_program(options *o, const char *dtype, const char *other, cha
     name = name ? name + 1 : path;
     if (strcmp(name, other) == 0)
         cf_die_together("give it back the name that it was built with",
-                        "--dtype %s needs the program %s, but that is this one, for %s", o->dtype, path,
-                        dtype);
+                        "--dtype %s needs the program %s, but that is this one, for %s", o->dtype, path, dtype);
     strcpy(name, other);
     execv(path, argv);
-    cf_die_together("build it with: make, for GPUs make cuda", "--dtype %s needs the program %s: %s",
-                    o->dtype, path, strerror(errno));
+    cf_die_together("build it with: make, for GPUs make cuda", "--dtype %s needs the program %s: %s", o->dtype, path,
+                    strerror(errno));
 }
 
 static void check_output(const options *o) {
@@ -34,43 +33,35 @@ static void check_output(const options *o) {
                         "--out %s is given",
                         o->out);
     if ((o->save_every > 0 || *o->export_to) && !*o->out)
-        cf_die_together("name a directory with --out DIR", "--%s needs --out",
-                        *o->export_to ? "export" : "save-every");
+        cf_die_together("name a directory with --out DIR", "--%s needs --out", *o->export_to ? "export" : "save-every");
     if (*o->export_to && (o->dry_run || *o->init_from))
-        cf_die_together("leave one of them away",
-                        "--export writes what --out DIR holds; --%s asks for something else",
+        cf_die_together("leave one of them away", "--export writes what --out DIR holds; --%s asks for something else",
                         o->dry_run ? "dry-run" : "init-from");
-    if (o->export_step > 0 && !*o->export_to)
-        cf_die_together("name a file with --export FILE", "--export-step needs --export");
+    if (o->export_step > 0 && !*o->export_to) cf_die_together("name a file with --export FILE", "--export-step needs --export");
     int from = 0, to = 0;
     sscanf(o->trace_steps, "%d:%d", &from, &to); // the parser has seen to the form
     if (*o->trace && from >= o->steps)
-        cf_die_together(
-            "choose steps that the run takes with --trace-steps A:B, counted from 0, or raise --steps",
-            "--trace-steps %s: the run ends after %lld steps and would leave --trace %s empty",
-            o->trace_steps, (long long)o->steps, o->trace);
+        cf_die_together("choose steps that the run takes with --trace-steps A:B, counted from 0, or raise --steps",
+                        "--trace-steps %s: the run ends after %lld steps and would leave --trace %s empty", o->trace_steps,
+                        (long long)o->steps, o->trace);
 }
 
 void recipe_check(options *o) {
     check_output(o);
     if (o->check_wire && strcmp(o->overlap, "commfuse") != 0 && strcmp(o->overlap, "auto") != 0)
         cf_die_together("use --overlap auto or commfuse, or leave --check-wire away",
-                        "--check-wire looks at exchanges between ranks; with --overlap %s there are none",
-                        o->overlap);
-    if (options_given(o, "overlap") && strcmp(o->overlap, "auto") == 0 &&
-        (options_given(o, "route") || options_given(o, "slices")))
+                        "--check-wire looks at exchanges between ranks; with --overlap %s there are none", o->overlap);
+    if (options_given(o, "overlap") && strcmp(o->overlap, "auto") == 0 && (options_given(o, "route") || options_given(o, "slices")))
         cf_die_together("add --overlap commfuse or slice, or leave it away",
                         "--%s fixes what --overlap auto chooses for each operation",
                         options_given(o, "route") ? "route" : "slices");
     if (o->decay_steps > 0 && o->decay_steps < o->warmup)
         cf_die_together("raise --decay-steps, which counts from the first step, or lower --warmup",
-                        "--decay-steps %lld ends the schedule before --warmup %lld has",
-                        (long long)o->decay_steps, (long long)o->warmup);
-    if (o->min_lr > o->lr)
-        cf_die_together("lower --min-lr", "--min-lr %g is above --lr %g", o->min_lr, o->lr);
+                        "--decay-steps %lld ends the schedule before --warmup %lld has", (long long)o->decay_steps,
+                        (long long)o->warmup);
+    if (o->min_lr > o->lr) cf_die_together("lower --min-lr", "--min-lr %g is above --lr %g", o->min_lr, o->lr);
     if (!*o->train && !o->dry_run && !*o->export_to && o->steps > 0)
-        cf_die_together("make token files with data/prepare.py, then: --train 'DIR/train_*.bin'",
-                        "--train is missing");
+        cf_die_together("make token files with data/prepare.py, then: --train 'DIR/train_*.bin'", "--train is missing");
     bool fixed = options_given(o, "route") || options_given(o, "slices");
     if (fixed && !options_given(o, "overlap")) o->overlap = "commfuse";
 }
@@ -81,8 +72,8 @@ int recipe_mesh(options *o, int ranks) {
     if (o->tp == 0) o->tp = o->dp > 0 && ranks % o->dp == 0 ? ranks / o->dp : 1;
     if (o->dp == 0) o->dp = ranks % o->tp == 0 ? ranks / o->tp : 1;
     if (o->tp * o->dp > RANKS_MAX)
-        cf_die_together("lower --tp or --dp", "--tp %lld x --dp %lld is more than %d ranks", (long long)o->tp,
-                        (long long)o->dp, RANKS_MAX);
+        cf_die_together("lower --tp or --dp", "--tp %lld x --dp %lld is more than %d ranks", (long long)o->tp, (long long)o->dp,
+                        RANKS_MAX);
     return o->dry_run && ranks == 1 ? (int)(o->tp * o->dp) : ranks;
 }
 
@@ -90,10 +81,9 @@ int recipe_accumulation(options *o) {
     int64_t pass = o->micro_batch * o->dp;
     if (o->batch == 0) o->batch = pass;
     if (o->batch % pass != 0)
-        cf_die_together(
-            "batch = micro-batch x dp x accumulation steps: lower --micro-batch, or change --batch",
-            "--batch %lld is not a multiple of --micro-batch %lld x --dp %lld = %lld", (long long)o->batch,
-            (long long)o->micro_batch, (long long)o->dp, (long long)pass);
+        cf_die_together("batch = micro-batch x dp x accumulation steps: lower --micro-batch, or change --batch",
+                        "--batch %lld is not a multiple of --micro-batch %lld x --dp %lld = %lld", (long long)o->batch,
+                        (long long)o->micro_batch, (long long)o->dp, (long long)pass);
     return (int)(o->batch / pass);
 }
 
@@ -104,8 +94,7 @@ double recipe_learning_rate(const options *o, int64_t step) {
     if (step >= end) return o->min_lr;
     double span = (double)(end - o->warmup), done = (double)(step - o->warmup) / (span > 1 ? span : 1);
     if (strcmp(o->schedule, "linear") == 0) return o->lr + (o->min_lr - o->lr) * done;
-    if (strcmp(o->schedule, "cosine") == 0)
-        return o->min_lr + (o->lr - o->min_lr) * 0.5 * (1 + cos(M_PI * done));
+    if (strcmp(o->schedule, "cosine") == 0) return o->min_lr + (o->lr - o->min_lr) * 0.5 * (1 + cos(M_PI * done));
     double hold = 0.8 * (double)end; // wsd: hold, then fall by 1 − sqrt over the last fifth
     if ((double)step < hold) return o->lr;
     return o->min_lr + (o->lr - o->min_lr) * (1 - sqrt(((double)step - hold) / ((double)end - hold)));
@@ -116,6 +105,6 @@ bool recipe_due(int64_t every, int64_t step) {
 }
 
 bool recipe_interrupts(const options *o, int64_t step) {
-    return recipe_due(o->val_every, step + 1) || recipe_due(o->sample_every, step + 1) ||
-           recipe_due(o->save_every, step + 1) || step + 1 == o->steps;
+    return recipe_due(o->val_every, step + 1) || recipe_due(o->sample_every, step + 1) || recipe_due(o->save_every, step + 1) ||
+           step + 1 == o->steps;
 }

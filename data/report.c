@@ -46,9 +46,9 @@ double report_spent(run_report *r, time_purpose purpose) {
 void report_resume(run_report *r, const manifest *m) {
     r->first = m->step;
     r->watched = resume_number(m, "watched", 0) == 1;
-    report_line(r, "resume    from step %lld in %s, saved by %lld ranks (%s, tp %s x dp %s, version %s)\n",
-                (long long)m->step, r->o->out, (long long)m->ranks, manifest_value(m, "strategy"),
-                manifest_value(m, "tp"), manifest_value(m, "dp"), manifest_value(m, "version"));
+    report_line(r, "resume    from step %lld in %s, saved by %lld ranks (%s, tp %s x dp %s, version %s)\n", (long long)m->step,
+                r->o->out, (long long)m->ranks, manifest_value(m, "strategy"), manifest_value(m, "tp"), manifest_value(m, "dp"),
+                manifest_value(m, "version"));
 }
 
 void report_open(run_report *r) {
@@ -90,16 +90,14 @@ void report_config(run_report *r) {
 // they are too many, each wait lasts as long as others' time slices.
 static void print_crowd(const run_report *r) {
     int threads = (int)r->o->threads;
-    if (r->transport->local_size * threads > r->transport->local_cores && threads > 1 &&
-        !getenv("OMP_WAIT_POLICY"))
+    if (r->transport->local_size * threads > r->transport->local_cores && threads > 1 && !getenv("OMP_WAIT_POLICY"))
         printf("cores     %d for %d ranks of %d threads: lower --threads, or set OMP_WAIT_POLICY=passive: "
                "threads that "
                "wait for each other hold up those that work\n",
                r->transport->local_cores, r->transport->local_size, threads);
     else if (r->transport->local_size * (threads + 1) > r->transport->local_cores)
-        printf(
-            "cores     %d for %d ranks: the threads that move the bytes share them with those that compute\n",
-            r->transport->local_cores, r->transport->local_size);
+        printf("cores     %d for %d ranks: the threads that move the bytes share them with those that compute\n",
+               r->transport->local_cores, r->transport->local_size);
 }
 
 static void print_overlap(const options *o) {
@@ -107,8 +105,8 @@ static void print_overlap(const options *o) {
     if (strcmp(o->overlap, "auto") == 0)
         printf("overlap   auto: --dry-run prints what is chosen for each operation\n");
     else
-        printf("overlap   %s%s%s, %lld slice%s\n", o->overlap, commfuse ? " by " : "",
-               commfuse ? o->route : "", (long long)o->slices, o->slices == 1 ? "" : "s");
+        printf("overlap   %s%s%s, %lld slice%s\n", o->overlap, commfuse ? " by " : "", commfuse ? o->route : "",
+               (long long)o->slices, o->slices == 1 ? "" : "s");
 }
 
 // A model of words takes bytes without complaint, and its losses mean nothing.
@@ -126,20 +124,18 @@ void report_banner(const run_report *r) {
            "parameters\n",
            r->version, (long long)o->layers, (long long)o->channels, (long long)o->heads, (long long)r->V,
            (double)r->parameters * 1e-6);
-    printf("device    %s, %s; %lld thread%s of the host a rank\n", cf_device_name(), o->dtype,
-           (long long)o->threads, o->threads == 1 ? "" : "s");
-    printf("mesh      %d ranks = tp %d x dp %d, %s over %s\n", r->mesh->world_group.size, r->mesh->tp,
-           r->mesh->dp, o->strategy, r->transport->name);
-    if (r->mesh->world_group.size > 1 && r->transport->size == r->mesh->world_group.size &&
-        strcmp(cf_device_name(), "CPU") == 0)
+    printf("device    %s, %s; %lld thread%s of the host a rank\n", cf_device_name(), o->dtype, (long long)o->threads,
+           o->threads == 1 ? "" : "s");
+    printf("mesh      %d ranks = tp %d x dp %d, %s over %s\n", r->mesh->world_group.size, r->mesh->tp, r->mesh->dp, o->strategy,
+           r->transport->name);
+    if (r->mesh->world_group.size > 1 && r->transport->size == r->mesh->world_group.size && strcmp(cf_device_name(), "CPU") == 0)
         print_crowd(r);
     print_overlap(o);
-    printf("batch     %lld sequences of %lld tokens = micro-batch %lld x dp %d x %d accumulation steps\n",
-           (long long)o->batch, (long long)o->seq, (long long)o->micro_batch, r->mesh->dp, r->accumulation);
+    printf("batch     %lld sequences of %lld tokens = micro-batch %lld x dp %d x %d accumulation steps\n", (long long)o->batch,
+           (long long)o->seq, (long long)o->micro_batch, r->mesh->dp, r->accumulation);
     if (r->train)
-        printf("data      %lld tokens in %d files, %lld samples an epoch\n",
-               (long long)tokens_count(r->train), tokens_files(r->train),
-               (long long)tokens_samples(r->train));
+        printf("data      %lld tokens in %d files, %lld samples an epoch\n", (long long)tokens_count(r->train),
+               tokens_files(r->train), (long long)tokens_samples(r->train));
     options_print_repeated(o, stdout);
     print_bytes(r, r->train, "train", o->train);
     print_bytes(r, r->val, "val", o->val);
@@ -192,8 +188,8 @@ static step_times times_of(const double *all, int stride, int ranks, int64_t ste
         const double *r = all + rank * stride;
         if ((int64_t)r[FIGURE_STEP] != step)
             cf_die("internal error, or a bug in a library: please report it; the checkpoints are sound",
-                   "the ranks are out of step: rank %d is in step %.0f, this rank in step %lld", rank,
-                   r[FIGURE_STEP], (long long)step);
+                   "the ranks are out of step: rank %d is in step %.0f, this rank in step %lld", rank, r[FIGURE_STEP],
+                   (long long)step);
         times.exposed_ms = fmax(times.exposed_ms, r[FIGURE_EXPOSED]);
         times.exposed_mean_ms += r[FIGURE_EXPOSED] / ranks;
         times.comm_ms = fmax(times.comm_ms, r[FIGURE_COMM]);
@@ -207,8 +203,7 @@ static step_times times_of(const double *all, int stride, int ranks, int64_t ste
     return times;
 }
 
-static void show_step(const run_report *r, const step_report *s, const step_times *times, double tokens_per_s,
-                      double mfu) {
+static void show_step(const run_report *r, const step_report *s, const step_times *times, double tokens_per_s, double mfu) {
     char line[256], share[32] = "n/a", eta[32];
     double steps_left = (double)(r->o->steps - s->step - 1) / (double)(s->step + 1 - r->first);
     const long long left = (long long)(r->stepped_ms * steps_left * 1e-3), minutes = left / 60;
@@ -219,8 +214,8 @@ static void show_step(const run_report *r, const step_report *s, const step_time
     snprintf(line, sizeof line,
              "step %5lld/%lld\tloss %.4f\tnorm %.3f\tlr %.2e\t%.1f ms\t%.0f tok/s\tMFU %s\texposed %.2f "
              "ms\tETA %s",
-             (long long)s->step + 1, (long long)r->o->steps, s->loss, s->grad_norm, s->lr, times->ms,
-             tokens_per_s, share, times->exposed_ms, eta);
+             (long long)s->step + 1, (long long)r->o->steps, s->loss, s->grad_norm, s->lr, times->ms, tokens_per_s, share,
+             times->exposed_ms, eta);
     progress_show(line, s->step + 1 == r->o->steps);
 }
 
@@ -228,8 +223,8 @@ static void report_skip(const run_report *r, const step_report *s) {
     report_line(r,
                 "step %5lld  left out: loss %g, gradient norm %g: not finite: %s, rank %d; %lld in a row, at "
                 "most %lld\n",
-                (long long)s->step + 1, s->loss, s->grad_norm, s->nonfinite, s->nonfinite_rank,
-                (long long)s->skipped, (long long)r->o->skip_nonfinite);
+                (long long)s->step + 1, s->loss, s->grad_norm, s->nonfinite, s->nonfinite_rank, (long long)s->skipped,
+                (long long)r->o->skip_nonfinite);
     log_begin(r->log, "skip");
     log_int(r->log, "step", s->step);
     log_text(r->log, "tensor", s->nonfinite);
@@ -280,8 +275,7 @@ void report_validation(run_report *r, int64_t step, double loss, int64_t sequenc
     log_real(r->log, "loss", loss);
     log_int(r->log, "sequences", sequences);
     log_end(r->log);
-    report_line(r, "step %5lld  validation loss %.4f  %lld sequences\n", (long long)step, loss,
-                (long long)sequences);
+    report_line(r, "step %5lld  validation loss %.4f  %lld sequences\n", (long long)step, loss, (long long)sequences);
 }
 
 void report_sample(run_report *r, int64_t step, const int32_t *token, int count) {
@@ -318,8 +312,8 @@ void report_trace(run_report *r, cf_context *context, int64_t from, int64_t last
     r->untraced = !durable_replace(r->o->trace, text, (int64_t)size, false, &why);
     free(text);
     if (!r->untraced) {
-        report_line(r, "trace of steps %lld to %lld: %s (open it in https://ui.perfetto.dev)\n",
-                    (long long)from, (long long)last, r->o->trace);
+        report_line(r, "trace of steps %lld to %lld: %s (open it in https://ui.perfetto.dev)\n", (long long)from, (long long)last,
+                    r->o->trace);
         return;
     }
     progress_break();
@@ -342,16 +336,14 @@ void report_end(run_report *r, int64_t step, int stop, bool saved, double begin_
     accounts_log(&r->time, r->log);
     log_end(r->log);
     if (stop && saved)
-        report_line(
-            r, "stopped   by a signal (%s) after %lld of %lld steps; the same command goes on from there\n",
-            strsignal(stop), (long long)step, (long long)r->o->steps);
+        report_line(r, "stopped   by a signal (%s) after %lld of %lld steps; the same command goes on from there\n",
+                    strsignal(stop), (long long)step, (long long)r->o->steps);
     if (root(r)) progress_break();
     if (root(r) && *r->o->out) accounts_print(&r->time, stdout);
     fflush(stdout);
     if (!saved)
-        cf_die_together(
-            "see the warnings above; the same command goes on from the last checkpoint, if there is one",
-            "the state after step %lld was not saved", (long long)step);
+        cf_die_together("see the warnings above; the same command goes on from the last checkpoint, if there is one",
+                        "the state after step %lld was not saved", (long long)step);
 }
 
 bool report_whole(const run_report *r) {

@@ -8,13 +8,11 @@
 #include <sys/random.h>
 
 enum { OF_SHAPE = 6 }; // the first of them: of the model's weights
-static const char *const fixed[] = {"layers",       "channels",     "heads",         "vocab",
-                                    "padded-vocab", "positions",    "seq",           "batch",
-                                    "lr",           "min-lr",       "warmup",        "schedule",
-                                    "decay-steps",  "weight-decay", "beta1",         "beta2",
-                                    "eps",          "clip",         "seed",          "dtype",
-                                    "steps",        "train-tokens", "train-samples", "train-blocks",
-                                    "train-hash"};
+static const char *const fixed[] = {"layers",    "channels",     "heads",         "vocab",        "padded-vocab",
+                                    "positions", "seq",          "batch",         "lr",           "min-lr",
+                                    "warmup",    "schedule",     "decay-steps",   "weight-decay", "beta1",
+                                    "beta2",     "eps",          "clip",          "seed",         "dtype",
+                                    "steps",     "train-tokens", "train-samples", "train-blocks", "train-hash"};
 static const struct {
     const char *name, *in_words;
     const char *before; // what it was in runs from before it was recorded; "": unknown
@@ -86,8 +84,7 @@ static bool steps_matter(const options *o, const manifest *m) {
 }
 
 // Appends "--lr 0.1 (the checkpoint: 0.2)", unless they are the same.
-static void add_difference(const options *o, const manifest *m, const char *name, const char *now, char *text,
-                           size_t size) {
+static void add_difference(const options *o, const manifest *m, const char *name, const char *now, char *text, size_t size) {
     char in_words[64];
     const char *then = manifest_value(m, name), *before = NULL;
     snprintf(in_words, sizeof in_words, "--%s", name);
@@ -102,8 +99,7 @@ static void add_difference(const options *o, const manifest *m, const char *name
     if (strcmp(name, "train-hash") == 0 && (strcmp(now, "0") == 0 || strcmp(then, "0") == 0))
         return; // who has not read all tokens does not know it
     size_t length = strlen(text);
-    snprintf(text + length, size - length, "%s%s %s (the checkpoint: %s)", length ? ", " : "", in_words, now,
-             then);
+    snprintf(text + length, size - length, "%s%s %s (the checkpoint: %s)", length ? ", " : "", in_words, now, then);
 }
 
 void resume_compare(const options *o, const run_facts *facts, const manifest *m) {
@@ -113,12 +109,10 @@ void resume_compare(const options *o, const run_facts *facts, const manifest *m)
         add_difference(o, m, fixed[i], json_text(mine, fixed[i]), i < OF_SHAPE ? model : run, sizeof model);
     if (*model)
         cf_die_together("give the options of the checkpoint, or another --out",
-                        "the checkpoint of step %lld in %s is of another model: %s", (long long)m->step,
-                        o->out, model);
+                        "the checkpoint of step %lld in %s is of another model: %s", (long long)m->step, o->out, model);
     if (*run && !o->force)
-        cf_die_together(
-            "give the options of the checkpoint; or --force to go on with the new ones; or another --out",
-            "the run in %s, saved at step %lld, would be changed by: %s", o->out, (long long)m->step, run);
+        cf_die_together("give the options of the checkpoint; or --force to go on with the new ones; or another --out",
+                        "the run in %s, saved at step %lld, would be changed by: %s", o->out, (long long)m->step, run);
     cJSON_Delete(mine);
 }
 
@@ -149,9 +143,7 @@ manifest *resume_find(const rank_exchange *all, const char *out, int64_t below, 
         below = (int64_t)exchange_root(all, m ? (double)m->step : -1);
         if (below < 0) return NULL;
         if (!m) m = checkpoint_manifest(out, below, &why);
-        if (!m)
-            cf_die("do all hosts share --out?", "rank 0 has found a checkpoint of step %lld: %s",
-                   (long long)below, why.what);
+        if (!m) cf_die("do all hosts share --out?", "rank 0 has found a checkpoint of step %lld: %s", (long long)below, why.what);
         bool sound = true;
         for (int64_t file = all->rank; file < m->ranks; file += all->ranks) {
             if (checkpoint_verify(out, m, file, &why)) continue;

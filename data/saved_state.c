@@ -13,13 +13,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-enum {
-    LENGTH_BYTES = 8,
-    ALIGNMENT = 64,
-    HEADER_MAX = 512,
-    PIECE_BYTES = 1 << 20,
-    RUN_BYTES = sizeof(state_run)
-};
+enum { LENGTH_BYTES = 8, ALIGNMENT = 64, HEADER_MAX = 512, PIECE_BYTES = 1 << 20, RUN_BYTES = sizeof(state_run) };
 static const int64_t max_number = INT64_C(1) << 50; // of a run's field: sums of two are far from overflowing
 static const int64_t max_count = 1000000000000;     // of runs and elements: no size of a file overflows
 static const char *const value_name[STATE_KINDS] = {"weight", "m", "v"};
@@ -28,16 +22,13 @@ static const char *const value_name[STATE_KINDS] = {"weight", "m", "v"};
 static int64_t make_header(char header[HEADER_MAX], int64_t runs, int64_t elements) {
     char *text = header + LENGTH_BYTES;
     int64_t end = runs * RUN_BYTES;
-    int length =
-        snprintf(text, HEADER_MAX - LENGTH_BYTES,
-                 "{\"runs\":{\"dtype\":\"I64\",\"shape\":[%" PRId64 ",5],\"data_offsets\":[0,%" PRId64 "]}",
-                 runs, end);
+    int length = snprintf(text, HEADER_MAX - LENGTH_BYTES,
+                          "{\"runs\":{\"dtype\":\"I64\",\"shape\":[%" PRId64 ",5],\"data_offsets\":[0,%" PRId64 "]}", runs, end);
     for (int kind = 0; kind < STATE_KINDS; kind++) {
         int64_t begin = end;
         end += elements * (int64_t)sizeof(float);
         length += snprintf(text + length, (size_t)(HEADER_MAX - LENGTH_BYTES - length),
-                           ",\"%s\":{\"dtype\":\"F32\",\"shape\":[%" PRId64 "],\"data_offsets\":[%" PRId64
-                           ",%" PRId64 "]}%s",
+                           ",\"%s\":{\"dtype\":\"F32\",\"shape\":[%" PRId64 "],\"data_offsets\":[%" PRId64 ",%" PRId64 "]}%s",
                            value_name[kind], elements, begin, end, kind == STATE_KINDS - 1 ? "}" : "");
     }
     int padded = (LENGTH_BYTES + length + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT - LENGTH_BYTES;
@@ -66,14 +57,13 @@ static bool append(writer *w, const void *bytes, int64_t count, problem *why) {
 bool saved_state_write(const char *path, const rank_state *state, manifest_file *written, problem *why) {
     char header[HEADER_MAX];
     writer w;
-    int64_t header_bytes = make_header(header, state->runs, state->elements),
-            runs_bytes = state->runs * RUN_BYTES, value_bytes = state->elements * (int64_t)sizeof(float);
+    int64_t header_bytes = make_header(header, state->runs, state->elements), runs_bytes = state->runs * RUN_BYTES,
+            value_bytes = state->elements * (int64_t)sizeof(float);
     written->bytes = header_bytes + runs_bytes + STATE_KINDS * value_bytes;
     XXH64_reset(&w.hash, 0);
     bool well = durable_create(&w.file, path, written->bytes, why) && append(&w, header, header_bytes, why) &&
                 append(&w, state->run, runs_bytes, why);
-    for (int kind = 0; kind < STATE_KINDS; kind++)
-        well = well && append(&w, state->value[kind], value_bytes, why);
+    for (int kind = 0; kind < STATE_KINDS; kind++) well = well && append(&w, state->value[kind], value_bytes, why);
     written->hash = XXH64_digest(&w.hash);
     well = well && durable_commit(&w.file, why);
     durable_abandon(&w.file);
@@ -99,8 +89,7 @@ struct saved_state {
 };
 
 static bool damaged(problem *why, const char *path, const char *what) {
-    return problem_set(why, "use an earlier checkpoint", "%.1500s is not the state of a rank: %s", path,
-                       what);
+    return problem_set(why, "use an earlier checkpoint", "%.1500s is not the state of a rank: %s", path, what);
 }
 
 static bool read_header(input_files *in, int64_t file, part *p, problem *why) {
@@ -120,12 +109,9 @@ static bool read_header(input_files *in, int64_t file, part *p, problem *why) {
     if (p->data > most || memcmp(found, right, (size_t)p->data) != 0)
         return damaged(why, path, "its header is not the one for its runs and elements");
     char promise[64];
-    snprintf(promise, sizeof promise, "%lld runs of %lld elements", (long long)p->runs,
-             (long long)p->elements);
-    return input_check_size(in, file,
-                            p->data + p->runs * RUN_BYTES +
-                                STATE_KINDS * p->elements * (int64_t)sizeof(float),
-                            promise, why);
+    snprintf(promise, sizeof promise, "%lld runs of %lld elements", (long long)p->runs, (long long)p->elements);
+    return input_check_size(in, file, p->data + p->runs * RUN_BYTES + STATE_KINDS * p->elements * (int64_t)sizeof(float), promise,
+                            why);
 }
 
 static bool field_sound(int64_t value, int64_t least) {
@@ -133,8 +119,8 @@ static bool field_sound(int64_t value, int64_t least) {
 }
 
 static bool run_sound(const state_run *r, int64_t elements) {
-    return field_sound(r->tensor, 0) && field_sound(r->layer, 0) && field_sound(r->whole, 0) &&
-           field_sound(r->count, 1) && field_sound(r->at, 0) && r->at + r->count <= elements;
+    return field_sound(r->tensor, 0) && field_sound(r->layer, 0) && field_sound(r->whole, 0) && field_sound(r->count, 1) &&
+           field_sound(r->at, 0) && r->at + r->count <= elements;
 }
 
 // Appends a file's runs to the others.
@@ -143,13 +129,11 @@ static bool read_runs(saved_state *s, int64_t file, problem *why) {
     const int64_t bytes = p->runs * RUN_BYTES;
     state_run *run = malloc((size_t)bytes + 1);
     located_run *grown = realloc(s->run, (size_t)(s->runs + p->runs + 1) * sizeof *grown);
-    if (!run || !grown)
-        cf_die(NULL, "out of memory for %lld runs of elements", (long long)(s->runs + p->runs));
+    if (!run || !grown) cf_die(NULL, "out of memory for %lld runs of elements", (long long)(s->runs + p->runs));
     s->run = grown;
     bool well = input_read(s->in, file, p->data, run, bytes, why);
     for (int64_t i = 0; well && i < p->runs; i++) {
-        well = run_sound(&run[i], p->elements) ||
-               damaged(why, input_path(s->in, file), "a run outside of the file");
+        well = run_sound(&run[i], p->elements) || damaged(why, input_path(s->in, file), "a run outside of the file");
         s->run[s->runs++] = (located_run){run[i], file};
     }
     free(run);
@@ -190,8 +174,7 @@ saved_state *saved_state_open(const char *out, const manifest *m, problem *why) 
     for (int64_t file = 0; sound && file < m->ranks; file++) {
         char path[PATH_MAX];
         checkpoint_file_path(out, m->step, file, false, path);
-        sound = input_add(s->in, path, why) && read_header(s->in, file, &s->part[file], why) &&
-                read_runs(s, file, why);
+        sound = input_add(s->in, path, why) && read_header(s->in, file, &s->part[file], why) && read_runs(s, file, why);
     }
     if (sound && sort_runs(s, out, why)) return s;
     saved_state_close(s);
@@ -221,8 +204,8 @@ static int64_t find_run(const saved_state *s, const state_run *place) {
     return low;
 }
 
-bool saved_state_read(const saved_state *s, state_kind kind, int64_t tensor, int64_t layer, int64_t first,
-                      int64_t count, float *out, problem *why) {
+bool saved_state_read(const saved_state *s, state_kind kind, int64_t tensor, int64_t layer, int64_t first, int64_t count,
+                      float *out, problem *why) {
     state_run place = {tensor, layer, first, count, 0};
     int64_t done = 0;
     for (int64_t i = find_run(s, &place); done < count; i++) {
@@ -230,13 +213,13 @@ bool saved_state_read(const saved_state *s, state_kind kind, int64_t tensor, int
         int64_t inside = l ? first + done - l->run.whole : -1;
         if (!l || !same_tensor(&l->run, &place) || inside < 0 || inside >= l->run.count)
             return problem_set(why, "was it saved by another version of this program?",
-                               "element %lld of layer %lld of tensor %lld is not in the checkpoint",
-                               (long long)(first + done), (long long)layer, (long long)tensor);
+                               "element %lld of layer %lld of tensor %lld is not in the checkpoint", (long long)(first + done),
+                               (long long)layer, (long long)tensor);
         int64_t n = l->run.count - inside < count - done ? l->run.count - inside : count - done;
         const part *p = &s->part[l->file];
         int64_t element = (int64_t)kind * p->elements + l->run.at + inside;
-        if (!input_read(s->in, l->file, p->data + p->runs * RUN_BYTES + element * (int64_t)sizeof(float),
-                        out + done, n * (int64_t)sizeof(float), why))
+        if (!input_read(s->in, l->file, p->data + p->runs * RUN_BYTES + element * (int64_t)sizeof(float), out + done,
+                        n * (int64_t)sizeof(float), why))
             return false;
         done += n;
     }

@@ -24,8 +24,8 @@ typedef struct saved_state saved_state;
 saved_state *saved_state_open(const char *out, const manifest *m, problem *why);
 void saved_state_close(saved_state *s);
 // False if not all of [first, first + count) is there.
-bool saved_state_read(const saved_state *s, state_kind kind, int64_t tensor, int64_t layer, int64_t first,
-                      int64_t count, float *out, problem *why);
+bool saved_state_read(const saved_state *s, state_kind kind, int64_t tensor, int64_t layer, int64_t first, int64_t count,
+                      float *out, problem *why);
 
 EXTERN_C_END
 #endif

@@ -102,8 +102,8 @@ static void *commit(void *argument) {
 static void warn(const saver *s) {
     progress_break();
     fflush(stdout);
-    fprintf(stderr, "\nwarning: rank %d of %d: no checkpoint of step %lld: %s\n", s->plan.all.rank,
-            s->plan.all.ranks, (long long)s->step, s->why.what);
+    fprintf(stderr, "\nwarning: rank %d of %d: no checkpoint of step %lld: %s\n", s->plan.all.rank, s->plan.all.ranks,
+            (long long)s->step, s->why.what);
     if (*s->why.hint) fprintf(stderr, "hint:    %s; earlier checkpoints stay as they are\n", s->why.hint);
     fflush(stderr);
 }
@@ -113,9 +113,8 @@ static void report(const saver *s) {
     for (int rank = 0; rank < s->plan.all.ranks; rank++) bytes += s->file[rank].bytes;
     double written_ms = cf_now_ms() - s->begun_ms;
     progress_break();
-    printf("step %5lld  saved %s/step_%08lld: %.1f MiB, training paused for %.1f ms, written after %.0f ms\n",
-           (long long)s->step, s->plan.out, (long long)s->step, (double)bytes / 1048576, s->stall_ms,
-           written_ms);
+    printf("step %5lld  saved %s/step_%08lld: %.1f MiB, training paused for %.1f ms, written after %.0f ms\n", (long long)s->step,
+           s->plan.out, (long long)s->step, (double)bytes / 1048576, s->stall_ms, written_ms);
     fflush(stdout);
     log_begin(s->plan.log, "save");
     log_int(s->plan.log, "step", s->step);

@@ -115,8 +115,7 @@ char *tokens_first_file(const char *pattern) {
 // The next `count` tokens from token `first` on.
 static const uint16_t *read_tokens(const tokens *t, int file, int64_t first, int64_t count) {
     problem why;
-    if (!input_read(t->in, file, INPUT_HEADER_BYTES + first * TOKEN_BYTES, t->piece, count * TOKEN_BYTES,
-                    &why))
+    if (!input_read(t->in, file, INPUT_HEADER_BYTES + first * TOKEN_BYTES, t->piece, count * TOKEN_BYTES, &why))
         cf_die(*why.hint ? why.hint : how_to_read, "%s", why.what);
     return t->piece;
 }
@@ -129,15 +128,12 @@ static int64_t open_file(tokens *t, int file, const char *name) {
     if (!input_add(t->in, name, &why)) cf_die_together(*why.hint ? why.hint : how_to_read, "%s", why.what);
     if (!input_header(t->in, file, MAGIC, header, &why)) {
         if (header[0] == MAGIC_32_BIT)
-            cf_die_together(how_to_make,
-                            "token file %s holds 32-bit tokens (magic %d); this program reads 16-bit ones",
-                            name, MAGIC_32_BIT);
+            cf_die_together(how_to_make, "token file %s holds 32-bit tokens (magic %d); this program reads 16-bit ones", name,
+                            MAGIC_32_BIT);
         cf_die_together(*why.hint ? why.hint : how_to_make, "%s", why.what);
     }
-    if (header[1] != VERSION)
-        cf_die_together(how_to_make, "token file %s has version %d, expected %d", name, header[1], VERSION);
-    if (header[2] < 0)
-        cf_die_together(how_to_make, "token file %s says it holds %d tokens; it is damaged", name, header[2]);
+    if (header[1] != VERSION) cf_die_together(how_to_make, "token file %s has version %d, expected %d", name, header[1], VERSION);
+    if (header[2] < 0) cf_die_together(how_to_make, "token file %s says it holds %d tokens; it is damaged", name, header[2]);
     snprintf(promise, sizeof promise, "%d tokens", header[2]);
     if (!input_check_size(t->in, file, INPUT_HEADER_BYTES + (int64_t)header[2] * TOKEN_BYTES, promise, &why))
         cf_die_together(why.hint, "%s", why.what);
@@ -241,12 +237,10 @@ bool tokens_look_like_bytes(const tokens *t) {
 
 static void check_token(const tokens *t, int file, int64_t at, int token, int64_t vocab) {
     if (token >= vocab)
-        cf_die_together(
-            "the tokens belong to another vocabulary than the model (see --vocab), or the file is damaged; "
-            "--verify-data looks at all tokens before a run begins",
-            "token file %s: token %lld is %d, at byte %lld, but the vocabulary has %lld",
-            input_path(t->in, file), (long long)at, token, (long long)(INPUT_HEADER_BYTES + at * TOKEN_BYTES),
-            (long long)vocab);
+        cf_die_together("the tokens belong to another vocabulary than the model (see --vocab), or the file is damaged; "
+                        "--verify-data looks at all tokens before a run begins",
+                        "token file %s: token %lld is %d, at byte %lld, but the vocabulary has %lld", input_path(t->in, file),
+                        (long long)at, token, (long long)(INPUT_HEADER_BYTES + at * TOKEN_BYTES), (long long)vocab);
 }
 
 void tokens_check(const tokens *t, int64_t vocab) {
@@ -300,11 +294,10 @@ static int file_of(const tokens *t, int64_t sample) {
     return low;
 }
 
-void tokens_read(tokens *t, int64_t sample, int64_t vocab, int64_t b, int64_t B, int32_t *inputs,
-                 int32_t *targets) {
+void tokens_read(tokens *t, int64_t sample, int64_t vocab, int64_t b, int64_t B, int32_t *inputs, int32_t *targets) {
     if (sample < 0 || sample >= t->samples || b < 0 || b >= B)
-        cf_die(NULL, "sample %lld of %lld into column %lld of %lld", (long long)sample, (long long)t->samples,
-               (long long)b, (long long)B);
+        cf_die(NULL, "sample %lld of %lld into column %lld of %lld", (long long)sample, (long long)t->samples, (long long)b,
+               (long long)B);
     const int file = file_of(t, sample);
     const int64_t first = (sample - t->files[file].first) * t->T;
     const uint16_t *from = read_tokens(t, file, first, t->T + 1); // (T + 1)

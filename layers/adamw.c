@@ -20,8 +20,7 @@ static range block_range(int64_t i, int64_t n) {
 
 // m = β1 m + (1 − β1) g;  v = β2 v + (1 − β2) g²;  w −= lr · (m̂ / (sqrt(v̂) + ε) + decay · w),
 // m̂ and v̂ being m and v over 1 − βᵗ.
-static void update(precise *restrict w, precise *restrict m, precise *restrict v, const precise *restrict g,
-                   int64_t n, adamw a) {
+static void update(precise *restrict w, precise *restrict m, precise *restrict v, const precise *restrict g, int64_t n, adamw a) {
     const precise scale = (precise)a.scale, eps = (precise)a.eps;
     const precise beta1 = (precise)a.beta1, beta2 = (precise)a.beta2;
     const precise rest1 = (precise)(1 - a.beta1), rest2 = (precise)(1 - a.beta2);
@@ -39,13 +38,11 @@ static void update(precise *restrict w, precise *restrict m, precise *restrict v
 
 // Weights that are their own masters.
 static precise *as_precise(real *w) {
-    if (REAL_DTYPE != PRECISE_DTYPE)
-        cf_die(NULL, "adamw: %s weights need masters", cf_dtype_name(REAL_DTYPE));
+    if (REAL_DTYPE != PRECISE_DTYPE) cf_die(NULL, "adamw: %s weights need masters", cf_dtype_name(REAL_DTYPE));
     return (precise *)(void *)w;
 }
 
-void adamw_update(real *w, precise *master, precise *m, precise *v, const precise *g, int64_t n, adamw a,
-                  cf_stream *stream) {
+void adamw_update(real *w, precise *master, precise *m, precise *v, const precise *g, int64_t n, adamw a, cf_stream *stream) {
     (void)stream;
     update(master ? master : as_precise(w), m, v, g, n, a);
     if (!master) return;

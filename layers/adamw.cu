@@ -34,8 +34,7 @@ struct update_map {
     }
 };
 
-void adamw_update(real *w, precise *master, precise *m, precise *v, const precise *g, int64_t n, adamw a,
-                  cf_stream *stream) {
+void adamw_update(real *w, precise *master, precise *m, precise *v, const precise *g, int64_t n, adamw a, cf_stream *stream) {
     update_map map = {.w = w,
                       .master = master,
                       .m = m,
@@ -70,23 +69,20 @@ static __device__ inline double square(float x) {
 
 // partial (gridDim.x). Blocks take groups of THREADS packs in turn, and so what is left over, element by
 // element.
-static __global__ void __launch_bounds__(THREADS)
-    squares_kernel(double *partial, const precise *x, int64_t packs, int64_t n) {
+static __global__ void __launch_bounds__(THREADS) squares_kernel(double *partial, const precise *x, int64_t packs, int64_t n) {
     int64_t step = (int64_t)gridDim.x * THREADS;
     double sum[1] = {0};
     for (int64_t p = (int64_t)blockIdx.x * THREADS + threadIdx.x; p < packs; p += step * FLIGHT) {
         values<PRECISE_PACK> v[FLIGHT];
 #pragma unroll
         for (int k = 0; k < FLIGHT; k++)
-            v[k] = p + k * step < packs ? load<PRECISE_PACK>(x + (p + k * step) * PRECISE_PACK)
-                                        : values<PRECISE_PACK>{};
+            v[k] = p + k * step < packs ? load<PRECISE_PACK>(x + (p + k * step) * PRECISE_PACK) : values<PRECISE_PACK>{};
 #pragma unroll
         for (int k = 0; k < FLIGHT; k++)
 #pragma unroll
             for (int i = 0; i < PRECISE_PACK; i++) sum[0] += square(v[k].at[i]);
     }
-    for (int64_t i = packs * PRECISE_PACK + (int64_t)blockIdx.x * THREADS + threadIdx.x; i < n; i += step)
-        sum[0] += square(x[i]);
+    for (int64_t i = packs * PRECISE_PACK + (int64_t)blockIdx.x * THREADS + threadIdx.x; i < n; i += step) sum[0] += square(x[i]);
     block_sum(sum);
     if (threadIdx.x == 0) partial[blockIdx.x] = sum[0];
 }
@@ -96,8 +92,7 @@ void sum_of_squares(double *sum, double *scratch, const precise *x, int64_t n, c
     int64_t blocks = ceil_div(n, THREADS * FLIGHT * PRECISE_PACK); // fewer for small n
     if (blocks > SQUARES_SCRATCH) blocks = SQUARES_SCRATCH;
     cf_launch(squares_kernel, dim3((unsigned)blocks), dim3(THREADS), stream, scratch, x, packs, n);
-    cf_launch(sum_kernel<double>, dim3(n > 0), dim3(SUM_THREADS), stream, sum, (const double *)scratch,
-              blocks);
+    cf_launch(sum_kernel<double>, dim3(n > 0), dim3(SUM_THREADS), stream, sum, (const double *)scratch, blocks);
 }
 
 enum { LOOK_BLOCKS = 1024 };

@@ -30,11 +30,11 @@ enum {
     QUERY_TILE = 64,                   // rows of scores at once
     KEY_TILE = 2048 / sizeof(precise), // columns: stacks of 2 MiB must hold all tiles
     QUERY_BLOCK = 512,                 // rows of a forward task, at most
-    TASKS_PER_THREAD = 4, // forward: blocks are cut until there are so many tasks, or into single tiles
-    TASKS = 32,           // backward: heads are cut until there are so many tasks,
-    ROWS_MIN = 32,        // but not into fewer rows than these
-    PACK = KEY_TILE * 64, // elements of a packed tile of keys: heads wider than 64 get fewer rows
-    PACK_QUERY = QUERY_TILE * 128 // the same for queries
+    TASKS_PER_THREAD = 4,              // forward: blocks are cut until there are so many tasks, or into single tiles
+    TASKS = 32,                        // backward: heads are cut until there are so many tasks,
+    ROWS_MIN = 32,                     // but not into fewer rows than these
+    PACK = KEY_TILE * 64,              // elements of a packed tile of keys: heads wider than 64 get fewer rows
+    PACK_QUERY = QUERY_TILE * 128      // the same for queries
 };
 
 typedef struct shape {
@@ -66,8 +66,7 @@ int64_t attention_channels_max(void) {
 }
 
 static shape shape_of(int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t D) {
-    if (D > PACK_QUERY)
-        cf_die("use more heads", "attention: %lld channels per head, at most %d", (long long)D, PACK_QUERY);
+    if (D > PACK_QUERY) cf_die("use more heads", "attention: %lld channels per head, at most %d", (long long)D, PACK_QUERY);
     shape s = {.t0 = t0, .n = n, .T = T, .B = B, .H = H, .D = D};
     s.pairs = B * H;
     s.qkv_row = B * 3 * H * D;
@@ -75,8 +74,7 @@ static shape shape_of(int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, in
     s.key_tile = smaller(KEY_TILE, PACK / D);
     s.query_tile = smaller(QUERY_TILE, PACK_QUERY / D);
     int64_t tiles = smaller(QUERY_BLOCK, PACK / D) / s.query_tile;
-    while (tiles > 1 && s.pairs * ceil_div(n, tiles * s.query_tile) < TASKS_PER_THREAD * threads())
-        tiles /= 2;
+    while (tiles > 1 && s.pairs * ceil_div(n, tiles * s.query_tile) < TASKS_PER_THREAD * threads()) tiles /= 2;
     s.query_block = tiles * s.query_tile;
     s.scale = 1 / sqrt_real((precise)D);
     return s;
@@ -130,9 +128,8 @@ static int64_t visible(int64_t t, span keys) {
 
 // p = exp(scale · score − maximum) of one row of scores, zero beyond the seen columns. A new maximum
 // rescales the sum and the row of the output that belong to the maximum before.
-static void softmax_row(real *restrict p, const precise *restrict score, int64_t seen, int64_t columns,
-                        precise scale, precise *restrict maximum, precise *restrict sum,
-                        precise *restrict out, int64_t D) {
+static void softmax_row(real *restrict p, const precise *restrict score, int64_t seen, int64_t columns, precise scale,
+                        precise *restrict maximum, precise *restrict sum, precise *restrict out, int64_t D) {
     precise highest = -INFINITY, row_sum = 0;
 #pragma omp simd reduction(max : highest)
     for (int64_t c = 0; c < seen; c++) highest = score[c] > highest ? score[c] : highest;
@@ -154,20 +151,19 @@ static void softmax_row(real *restrict p, const precise *restrict score, int64_t
 }
 
 // Query rows q (rows, D) against one tile of keys. out (rows, D): what is to be divided by sum.
-static void forward_tile(precise *out, precise *maximum, precise *sum, const real *q, const real *k,
-                         const real *v, span rows, span keys, const shape *s) {
+static void forward_tile(precise *out, precise *maximum, precise *sum, const real *q, const real *k, const real *v, span rows,
+                         span keys, const shape *s) {
     precise scores[QUERY_TILE * KEY_TILE];
     real p[QUERY_TILE * KEY_TILE];
     int64_t n = length(rows), columns = visible(rows.end - 1, keys), D = s->D;
     gemm_to_precise(false, true, n, columns, D, q, D, k, D, 0, scores, columns, NULL);
     for (int64_t r = 0; r < n; r++)
-        softmax_row(p + r * columns, scores + r * columns, visible(rows.begin + r, keys), columns, s->scale,
-                    maximum + r, sum + r, out + r * D, D);
+        softmax_row(p + r * columns, scores + r * columns, visible(rows.begin + r, keys), columns, s->scale, maximum + r, sum + r,
+                    out + r * D, D);
     gemm_to_precise(false, false, n, D, columns, p, columns, v, D, keys.begin > 0, out, D, NULL);
 }
 
-static void forward_block(real *out, precise *lse, const real *qkv, int64_t pair, span block,
-                          const shape *s) {
+static void forward_block(real *out, precise *lse, const real *qkv, int64_t pair, span block, const shape *s) {
     real q[PACK], k[PACK], v[PACK];
     precise o[PACK], maximum[QUERY_BLOCK], sum[QUERY_BLOCK];
     for (int64_t r = 0; r < length(block); r++) maximum[r] = -INFINITY, sum[r] = 0;
@@ -189,8 +185,8 @@ static void forward_block(real *out, precise *lse, const real *qkv, int64_t pair
     }
 }
 
-void attention_forward(real *out, precise *lse, const real *qkv, int64_t t0, int64_t n, int64_t T, int64_t B,
-                       int64_t H, int64_t D, cf_stream *stream) {
+void attention_forward(real *out, precise *lse, const real *qkv, int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t D,
+                       cf_stream *stream) {
     (void)stream;
     if (n == 0) return;
     const shape s = shape_of(t0, n, T, B, H, D);
@@ -226,9 +222,8 @@ typedef struct key_tile {
 } key_tile;
 
 // p = exp(scale · score − lse), dscore = p · (dp − delta) · scale, of one row
-static void softmax_row_backward(real *restrict p, real *restrict dscore, const precise *restrict score,
-                                 const precise *restrict dp, int64_t seen, int64_t columns, precise scale,
-                                 precise lse, precise delta) {
+static void softmax_row_backward(real *restrict p, real *restrict dscore, const precise *restrict score, const precise *restrict dp,
+                                 int64_t seen, int64_t columns, precise scale, precise lse, precise delta) {
 #pragma omp simd
     for (int64_t c = 0; c < seen; c++) {
         precise e = exp_real(scale * score[c] - lse);
@@ -239,8 +234,8 @@ static void softmax_row_backward(real *restrict p, real *restrict dscore, const 
 }
 
 // Query rows q, dout (rows, D) against one tile of keys. dq: their first row, written if beta is 0.
-static void backward_tile(precise *dq, precise beta, key_tile *tile, const real *q, const real *dout,
-                          const precise *lse, const precise *delta, span rows, const shape *s) {
+static void backward_tile(precise *dq, precise beta, key_tile *tile, const real *q, const real *dout, const precise *lse,
+                          const precise *delta, span rows, const shape *s) {
     precise scores[QUERY_TILE * KEY_TILE], dp[QUERY_TILE * KEY_TILE];
     real p[QUERY_TILE * KEY_TILE], dscores[QUERY_TILE * KEY_TILE];
     int64_t n = length(rows), columns = visible(rows.end - 1, tile->keys), D = s->D;
@@ -248,8 +243,7 @@ static void backward_tile(precise *dq, precise beta, key_tile *tile, const real 
     gemm_to_precise(false, true, n, columns, D, dout, D, tile->v, D, 0, dp, columns, NULL);
     for (int64_t r = 0; r < n; r++)
         softmax_row_backward(p + r * columns, dscores + r * columns, scores + r * columns, dp + r * columns,
-                             visible(rows.begin + r, tile->keys), columns, s->scale, lse[r * s->pairs],
-                             delta[r * s->pairs]);
+                             visible(rows.begin + r, tile->keys), columns, s->scale, lse[r * s->pairs], delta[r * s->pairs]);
     gemm_to_precise(true, false, columns, D, n, p, columns, dout, D, 1, tile->dv, D, NULL);
     gemm_to_precise(true, false, columns, D, n, dscores, columns, q, D, 1, tile->dk, D, NULL);
     gemm_to_precise(false, false, n, D, columns, dscores, columns, tile->k, D, beta, dq, s->out_row, NULL);
@@ -311,14 +305,12 @@ static void add_partials(const backward *a, int64_t blocks, int64_t block) {
     for (int64_t t = s->t0; t < s->t0 + s->n; t++) {
         precise *sum = partial_at(a, 0, t, 0); // (B, H, D)
         for (int64_t i = 1; i < blocks && i * block <= t; i++) add(sum, partial_at(a, i, t, 0), s->out_row);
-        for (int64_t pair = 0; pair < s->pairs; pair++)
-            add_rounded(a->dqkv + qkv_at(s, t, pair, QUERY), sum + pair * s->D, s->D);
+        for (int64_t pair = 0; pair < s->pairs; pair++) add_rounded(a->dqkv + qkv_at(s, t, pair, QUERY), sum + pair * s->D, s->D);
     }
 }
 
-void attention_backward(real *dqkv, const real *dout, const real *out, const precise *lse, const real *qkv,
-                        precise *scratch, int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t D,
-                        bool first, cf_stream *stream) {
+void attention_backward(real *dqkv, const real *dout, const real *out, const precise *lse, const real *qkv, precise *scratch,
+                        int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t D, bool first, cf_stream *stream) {
     if (first) cf_zero(dqkv, T * B * 3 * H * D * (int64_t)sizeof(real), stream);
     if (n == 0) return;
     const shape s = shape_of(t0, n, T, B, H, D);

@@ -61,11 +61,9 @@ int64_t attention_channels_max(void) {
 }
 
 static shape shape_of(int64_t t0, int64_t n, int64_t B, int64_t H, int64_t D) {
-    if (D > WIDTH_MAX)
-        cf_die("use more heads", "attention: %lld channels per head, at most %d", (long long)D, WIDTH_MAX);
+    if (D > WIDTH_MAX) cf_die("use more heads", "attention: %lld channels per head, at most %d", (long long)D, WIDTH_MAX);
     if (t0 + n > INT32_MAX || B * H > INT32_MAX)
-        cf_die("use more ranks", "attention: %lld time steps, %lld heads in all", (long long)(t0 + n),
-               (long long)(B * H));
+        cf_die("use more ranks", "attention: %lld time steps, %lld heads in all", (long long)(t0 + n), (long long)(B * H));
     shape s = {};
     s.t0 = (int)t0, s.n = (int)n, s.end = (int)(t0 + n);
     s.H = (int)H, s.D = (int)D, s.pairs = (int)(B * H);
@@ -191,8 +189,8 @@ template <int WIDTH> static __device__ void stage_rows(float *to, const matrix &
 
 // score (PER, 4) of each thread = rows t … of `own` times rows u … of `other`. Begins with a barrier.
 template <int WIDTH>
-static __device__ void multiply(float (&score)[tile<WIDTH>::PER][4], float *stage, const matrix &own, int t,
-                                const matrix &other, int u) {
+static __device__ void multiply(float (&score)[tile<WIDTH>::PER][4], float *stage, const matrix &own, int t, const matrix &other,
+                                int u) {
     enum { ROWS = tile<WIDTH>::ROWS, PER = tile<WIDTH>::PER };
     float *a = stage, *b = stage + CHUNK * (ROWS + PAD);
 #pragma unroll
@@ -207,8 +205,7 @@ static __device__ void multiply(float (&score)[tile<WIDTH>::PER][4], float *stag
         for (int c = 0; c < CHUNK; c++) {
             float x[PER], y[4];
 #pragma unroll
-            for (int i = 0; i < PER; i += 4)
-                read_floats<4>(x + i, a + c * (ROWS + PAD) + row_group() * PER + i);
+            for (int i = 0; i < PER; i += 4) read_floats<4>(x + i, a + c * (ROWS + PAD) + row_group() * PER + i);
             read_floats<2>(y, b + c * (OTHERS + PAD) + score_column(0));
             read_floats<2>(y + 2, b + c * (OTHERS + PAD) + score_column(2));
 #pragma unroll
@@ -220,8 +217,7 @@ static __device__ void multiply(float (&score)[tile<WIDTH>::PER][4], float *stag
 }
 
 // weights (OTHERS, ROWS + PAD): transposed. To be called when all threads are done with those before.
-template <int WIDTH>
-static __device__ void keep_weights(float *weights, const float (&score)[tile<WIDTH>::PER][4]) {
+template <int WIDTH> static __device__ void keep_weights(float *weights, const float (&score)[tile<WIDTH>::PER][4]) {
     enum { ROWS = tile<WIDTH>::ROWS, PER = tile<WIDTH>::PER };
 #pragma unroll
     for (int j = 0; j < 4; j++)
@@ -233,8 +229,7 @@ static __device__ void keep_weights(float *weights, const float (&score)[tile<WI
 }
 
 // The same back: each thread what it kept itself.
-template <int WIDTH>
-static __device__ void recall_weights(float (&score)[tile<WIDTH>::PER][4], const float *weights) {
+template <int WIDTH> static __device__ void recall_weights(float (&score)[tile<WIDTH>::PER][4], const float *weights) {
     enum { ROWS = tile<WIDTH>::ROWS, PER = tile<WIDTH>::PER };
 #pragma unroll
     for (int j = 0; j < 4; j++)
@@ -248,8 +243,8 @@ static __device__ void recall_weights(float (&score)[tile<WIDTH>::PER][4], const
 
 // sum (PER, COLUMNS) of each thread += weights · rows u … of `other`. Begins with a barrier.
 template <int WIDTH>
-static __device__ void accumulate(float (&sum)[tile<WIDTH>::PER][tile<WIDTH>::COLUMNS], float *stage,
-                                  const float *weights, const matrix &other, int u) {
+static __device__ void accumulate(float (&sum)[tile<WIDTH>::PER][tile<WIDTH>::COLUMNS], float *stage, const float *weights,
+                                  const matrix &other, int u) {
     enum { ROWS = tile<WIDTH>::ROWS, PER = tile<WIDTH>::PER, COLUMNS = tile<WIDTH>::COLUMNS };
     enum { STAGED = tile<WIDTH>::STAGED };
     for (int k = 0; k < OTHERS; k += STAGED) {
@@ -260,8 +255,7 @@ static __device__ void accumulate(float (&sum)[tile<WIDTH>::PER][tile<WIDTH>::CO
         for (int r = 0; r < STAGED; r++) {
             float w[PER], x[COLUMNS];
 #pragma unroll
-            for (int i = 0; i < PER; i += 4)
-                read_floats<4>(w + i, weights + (k + r) * (ROWS + PAD) + row_group() * PER + i);
+            for (int i = 0; i < PER; i += 4) read_floats<4>(w + i, weights + (k + r) * (ROWS + PAD) + row_group() * PER + i);
 #pragma unroll
             for (int j = 0; j < COLUMNS; j += 4) read_floats<4>(x + j, stage + r * WIDTH + sum_column(j));
 #pragma unroll
@@ -275,8 +269,7 @@ static __device__ void accumulate(float (&sum)[tile<WIDTH>::PER][tile<WIDTH>::CO
 // Over the lanes that share a row; all of them get it.
 static __device__ float row_maximum(float x) {
 #pragma unroll
-    for (int distance = LANES / 2; distance > 0; distance /= 2)
-        x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, distance));
+    for (int distance = LANES / 2; distance > 0; distance /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, distance));
     return x;
 }
 static __device__ float row_total(float x) {
@@ -289,9 +282,8 @@ static __device__ float row_total(float x) {
 // row's sum of exponentials and its sums. Key 0 is seen by every row, so the maximum is finite from the
 // first tile on.
 template <int WIDTH>
-static __device__ void softmax(float (&score)[tile<WIDTH>::PER][4],
-                               float (&sum)[tile<WIDTH>::PER][tile<WIDTH>::COLUMNS], float *maximum,
-                               float *total, int t, int u, float scale) {
+static __device__ void softmax(float (&score)[tile<WIDTH>::PER][4], float (&sum)[tile<WIDTH>::PER][tile<WIDTH>::COLUMNS],
+                               float *maximum, float *total, int t, int u, float scale) {
 #pragma unroll
     for (int i = 0; i < tile<WIDTH>::PER; i++) {
         const int query = t + row_group() * tile<WIDTH>::PER + i;
@@ -315,15 +307,13 @@ static __device__ void softmax(float (&score)[tile<WIDTH>::PER][4],
 }
 
 template <int WIDTH>
-static __global__ void __launch_bounds__(THREADS, 3)
-    forward_rows(real *out, precise *lse, const real *qkv, shape s) {
+static __global__ void __launch_bounds__(THREADS, 3) forward_rows(real *out, precise *lse, const real *qkv, shape s) {
     typedef tile<WIDTH> size;
     alignas(16) __shared__ float stage[size::STAGE];
     alignas(16) __shared__ float weights[OTHERS * (size::ROWS + PAD)];
     const int tiles = (s.n + size::ROWS - 1) / size::ROWS, pair = blockIdx.x % s.pairs;
     const int t = s.t0 + (tiles - 1 - (int)(blockIdx.x / s.pairs)) * size::ROWS; // the longest rows first
-    const matrix q = part_of(qkv, QUERY, pair, s), k = part_of(qkv, KEY, pair, s),
-                 v = part_of(qkv, VALUE, pair, s);
+    const matrix q = part_of(qkv, QUERY, pair, s), k = part_of(qkv, KEY, pair, s), v = part_of(qkv, VALUE, pair, s);
     float sum[size::PER][size::COLUMNS] = {}, score[size::PER][4], maximum[size::PER], total[size::PER];
     for (int i = 0; i < size::PER; i++) maximum[i] = -INFINITY, total[i] = 0;
     for (int u = 0; u < t + size::ROWS && u < s.end; u += OTHERS) {
@@ -339,13 +329,12 @@ static __global__ void __launch_bounds__(THREADS, 3)
         if (lane() == 0) lse[(int64_t)query * s.pairs + pair] = maximum[i] + logf(total[i]);
 #pragma unroll
         for (int j = 0; j < size::COLUMNS; j++)
-            if (sum_column(j) < s.D)
-                out[query * s.out_row + (int64_t)pair * s.D + sum_column(j)] = (real)(sum[i][j] / total[i]);
+            if (sum_column(j) < s.D) out[query * s.out_row + (int64_t)pair * s.D + sum_column(j)] = (real)(sum[i][j] / total[i]);
     }
 }
 
-void attention_forward(real *out, precise *lse, const real *qkv, int64_t t0, int64_t n, int64_t T, int64_t B,
-                       int64_t H, int64_t D, cf_stream *stream) {
+void attention_forward(real *out, precise *lse, const real *qkv, int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t D,
+                       cf_stream *stream) {
     if (n == 0 || B * H * D == 0) return;
     if (attention_cudnn_forward(out, lse, qkv, t0, n, T, B, H, D, stream)) return;
     shape s = shape_of(t0, n, B, H, D);
@@ -369,8 +358,7 @@ static __global__ void output_dot_gradient(float *delta, const real *dout, const
     if (i >= (int64_t)s.n * s.pairs) return;
     const int64_t first = s.t0 * s.out_row + i * s.D;
     float sum = 0;
-    for (int d = threadIdx.x % 32; d < s.D; d += 32)
-        sum = fmaf((float)dout[first + d], (float)out[first + d], sum);
+    for (int d = threadIdx.x % 32; d < s.D; d += 32) sum = fmaf((float)dout[first + d], (float)out[first + d], sum);
     for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xffffffff, sum, distance);
     if (threadIdx.x % 32 == 0) delta[i] = sum;
 }
@@ -383,8 +371,7 @@ struct backward {
 };
 
 // One probability of the softmax, zero where the key is not seen or there is no such query.
-static __device__ float probability(float score, int query, int key, int pair, const backward &a,
-                                    const shape &s) {
+static __device__ float probability(float score, int query, int key, int pair, const backward &a, const shape &s) {
     return key <= query && query < s.end ? expf(s.scale * score - a.lse[(int64_t)query * s.pairs + pair]) : 0;
 }
 
@@ -394,8 +381,8 @@ static __device__ float delta_of(int query, int pair, const backward &a, const s
 
 // Gradients of rows t … of one head, from the sums of a block's threads.
 template <int WIDTH>
-static __device__ void write_gradient(real *dqkv, const float (&sum)[tile<WIDTH>::PER][tile<WIDTH>::COLUMNS],
-                                      int part, int t, int pair, bool first, const shape &s) {
+static __device__ void write_gradient(real *dqkv, const float (&sum)[tile<WIDTH>::PER][tile<WIDTH>::COLUMNS], int part, int t,
+                                      int pair, bool first, const shape &s) {
 #pragma unroll
     for (int i = 0; i < tile<WIDTH>::PER; i++) {
         const int time = t + row_group() * tile<WIDTH>::PER + i;
@@ -408,15 +395,14 @@ static __device__ void write_gradient(real *dqkv, const float (&sum)[tile<WIDTH>
     }
 }
 
-template <int WIDTH>
-static __global__ void __launch_bounds__(THREADS, 3) backward_queries(real *dqkv, backward a, shape s) {
+template <int WIDTH> static __global__ void __launch_bounds__(THREADS, 3) backward_queries(real *dqkv, backward a, shape s) {
     typedef tile<WIDTH> size;
     alignas(16) __shared__ float stage[size::STAGE];
     alignas(16) __shared__ float weights[OTHERS * (size::ROWS + PAD)];
     const int tiles = (s.n + size::ROWS - 1) / size::ROWS, pair = blockIdx.x % s.pairs;
     const int t = s.t0 + (tiles - 1 - (int)(blockIdx.x / s.pairs)) * size::ROWS;
-    const matrix q = part_of(a.qkv, QUERY, pair, s), k = part_of(a.qkv, KEY, pair, s),
-                 v = part_of(a.qkv, VALUE, pair, s), dout = head_of(a.dout, pair, s);
+    const matrix q = part_of(a.qkv, QUERY, pair, s), k = part_of(a.qkv, KEY, pair, s), v = part_of(a.qkv, VALUE, pair, s),
+                 dout = head_of(a.dout, pair, s);
     float dq[size::PER][size::COLUMNS] = {}, score[size::PER][4], dscore[size::PER][4];
     for (int u = 0; u < t + size::ROWS && u < s.end; u += OTHERS) {
         multiply<WIDTH>(score, stage, q, t, k, u);
@@ -424,8 +410,7 @@ static __global__ void __launch_bounds__(THREADS, 3) backward_queries(real *dqkv
         for (int i = 0; i < size::PER; i++)
 #pragma unroll
             for (int j = 0; j < 4; j++)
-                score[i][j] = probability(score[i][j], t + row_group() * size::PER + i, u + score_column(j),
-                                          pair, a, s);
+                score[i][j] = probability(score[i][j], t + row_group() * size::PER + i, u + score_column(j), pair, a, s);
         keep_weights<WIDTH>(weights, score);
         multiply<WIDTH>(dscore, stage, dout, t, v, u);
         recall_weights<WIDTH>(score, weights);
@@ -442,16 +427,15 @@ static __global__ void __launch_bounds__(THREADS, 3) backward_queries(real *dqkv
 }
 
 // The same with the roles of queries and keys exchanged: scores are (keys, queries).
-template <int WIDTH>
-static __global__ void __launch_bounds__(THREADS, 3) backward_keys(real *dqkv, backward a, shape s) {
+template <int WIDTH> static __global__ void __launch_bounds__(THREADS, 3) backward_keys(real *dqkv, backward a, shape s) {
     typedef tile<WIDTH> size;
     alignas(16) __shared__ float stage[size::STAGE];
     alignas(16) __shared__ float weights[OTHERS * (size::ROWS + PAD)];
     const int pair = blockIdx.x % s.pairs,
               t = blockIdx.x / s.pairs * size::ROWS;                // first keys: most queries
     const int hidden = t > s.t0 ? (t - s.t0) / OTHERS * OTHERS : 0; // queries before all keys of the block
-    const matrix q = part_of(a.qkv, QUERY, pair, s), k = part_of(a.qkv, KEY, pair, s),
-                 v = part_of(a.qkv, VALUE, pair, s), dout = head_of(a.dout, pair, s);
+    const matrix q = part_of(a.qkv, QUERY, pair, s), k = part_of(a.qkv, KEY, pair, s), v = part_of(a.qkv, VALUE, pair, s),
+                 dout = head_of(a.dout, pair, s);
     float dk[size::PER][size::COLUMNS] = {}, dv[size::PER][size::COLUMNS] = {};
     float score[size::PER][4], dscore[size::PER][4];
     for (int u = s.t0 + hidden; u < s.end; u += OTHERS) {
@@ -460,8 +444,7 @@ static __global__ void __launch_bounds__(THREADS, 3) backward_keys(real *dqkv, b
         for (int j = 0; j < 4; j++)
 #pragma unroll
             for (int i = 0; i < size::PER; i++)
-                score[i][j] = probability(score[i][j], u + score_column(j), t + row_group() * size::PER + i,
-                                          pair, a, s);
+                score[i][j] = probability(score[i][j], u + score_column(j), t + row_group() * size::PER + i, pair, a, s);
         keep_weights<WIDTH>(weights, score);
         accumulate<WIDTH>(dv, stage, weights, dout, u);
         multiply<WIDTH>(dscore, stage, v, t, dout, u);
@@ -486,29 +469,25 @@ static __global__ void zero_queries(real *dqkv, int64_t HD) {
 }
 
 // What a first call does not write: queries before the range, everything behind it.
-static void zero_outside(real *dqkv, int64_t t0, int64_t n, int64_t T, int64_t B, int64_t HD,
-                         cf_stream *stream) {
+static void zero_outside(real *dqkv, int64_t t0, int64_t n, int64_t T, int64_t B, int64_t HD, cf_stream *stream) {
     const int64_t row = B * 3 * HD, end = t0 + n;
     cf_launch(zero_queries, dim3((unsigned)(t0 * B)), dim3(THREADS), stream, dqkv, HD);
     cf_zero(dqkv + end * row, (T - end) * row * (int64_t)sizeof(real), stream);
 }
 
-void attention_backward(real *dqkv, const real *dout, const real *out, const precise *lse, const real *qkv,
-                        precise *scratch, int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t D,
-                        bool first, cf_stream *stream) {
+void attention_backward(real *dqkv, const real *dout, const real *out, const precise *lse, const real *qkv, precise *scratch,
+                        int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t D, bool first, cf_stream *stream) {
     if (B * H * D == 0) return;
     if (first) zero_outside(dqkv, n > 0 ? t0 : 0, n, T, B, H * D, stream);
     if (n == 0) return;
-    if (attention_cudnn_backward(dqkv, dout, out, lse, qkv, scratch, t0, n, T, B, H, D, first, stream))
-        return;
+    if (attention_cudnn_backward(dqkv, dout, out, lse, qkv, scratch, t0, n, T, B, H, D, first, stream)) return;
     shape s = shape_of(t0, n, B, H, D);
     s.packs = can_pack(&s, qkv, dout);
     const backward a = {dout, qkv, lse, scratch, first};
     const int64_t rows = rows_of_block(D);
     const dim3 query_blocks((unsigned)(ceil_div(n, rows) * s.pairs)), threads(THREADS);
     const dim3 key_blocks((unsigned)(ceil_div(s.end, rows) * s.pairs));
-    cf_launch(output_dot_gradient, dim3((unsigned)ceil_div(n * s.pairs, THREADS / 32)), threads, stream,
-              scratch, dout, out, s);
+    cf_launch(output_dot_gradient, dim3((unsigned)ceil_div(n * s.pairs, THREADS / 32)), threads, stream, scratch, dout, out, s);
     if (D <= 64) {
         cf_launch(backward_keys<64>, key_blocks, threads, stream, dqkv, a, s);
         cf_launch(backward_queries<64>, query_blocks, threads, stream, dqkv, a, s);

@@ -14,16 +14,15 @@ int64_t attention_channels_max(void);
 
 // out (T, B, H, D) rows t0 … t0 + n − 1, and lse (T, B, H): log of the sum of exp of the scaled scores.
 // Scale 1/sqrt(D). Only those rows of out and lse are written.
-void attention_forward(real *out, precise *lse, const real *qkv, int64_t t0, int64_t n, int64_t T, int64_t B,
-                       int64_t H, int64_t D, cf_stream *stream);
+void attention_forward(real *out, precise *lse, const real *qkv, int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t D,
+                       cf_stream *stream);
 int64_t attention_scratch(int64_t T, int64_t B, int64_t H, int64_t D);
 // dqkv (T, B, 3, H, D) += gradients from query rows t0 … t0 + n − 1: dq at these rows, dk and dv at rows
 // 0 … t0 + n − 1. dout (T, B, H, D): only those rows are read. first: nothing is in dqkv yet; all of it is
 // written, with zeros where this range adds nothing. Calls on disjoint ranges in any order sum to the whole
 // gradient. scratch: attention_scratch() elements of precise, which also serve any smaller T and B.
-void attention_backward(real *dqkv, const real *dout, const real *out, const precise *lse, const real *qkv,
-                        precise *scratch, int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t D,
-                        bool first, cf_stream *stream);
+void attention_backward(real *dqkv, const real *dout, const real *out, const precise *lse, const real *qkv, precise *scratch,
+                        int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t D, bool first, cf_stream *stream);
 // Floating-point operations of forward, causal.
 static inline double attention_flops(int64_t T, int64_t B, int64_t H, int64_t D) {
     return 2.0 * (double)(T * T * B * H * D);

@@ -41,25 +41,7 @@ typedef struct four {
 } four;
 
 // Tensors that exist have these names in a graph; the others are numbered from VIRTUAL.
-enum {
-    Q = 1,
-    K,
-    V,
-    O,
-    STATS,
-    DO,
-    DQ,
-    DK,
-    DV,
-    DELTA,
-    SCALE,
-    LOWEST,
-    KEYS,
-    QUERIES,
-    ONE,
-    NAMES,
-    VIRTUAL = 100
-};
+enum { Q = 1, K, V, O, STATS, DO, DQ, DK, DV, DELTA, SCALE, LOWEST, KEYS, QUERIES, ONE, NAMES, VIRTUAL = 100 };
 
 enum { STREAMS_MAX = 8, OPERATIONS_MAX = 32, CANDIDATES = 8, REASONS_MAX = 16 };
 
@@ -102,8 +84,7 @@ static struct {
 
 static void tell(const char *why) {
     if (cf_die_rank() == 0)
-        fprintf(stderr, "note: attention by the own kernels, not by cuDNN %lld: %s\n",
-                (long long)cudnnGetVersion(), why);
+        fprintf(stderr, "note: attention by the own kernels, not by cuDNN %lld: %s\n", (long long)cudnnGetVersion(), why);
 }
 
 // One of the reasons that are known beforehand.
@@ -124,8 +105,8 @@ static descriptor create(graph *g, cudnnBackendDescriptorType_t type) {
     return d;
 }
 
-static void set(graph *g, descriptor d, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type,
-                int64_t count, const void *values) {
+static void set(graph *g, descriptor d, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, int64_t count,
+                const void *values) {
     if (g->status == CUDNN_STATUS_SUCCESS) g->status = cudnnBackendSetAttribute(d, name, type, count, values);
 }
 
@@ -140,8 +121,7 @@ static descriptor finish(graph *g, descriptor d) {
 
 // ---- tensors
 
-static descriptor tensor(graph *g, int64_t name, cudnnDataType_t type, four size, four stride,
-                         bool by_value) {
+static descriptor tensor(graph *g, int64_t name, cudnnDataType_t type, four size, four stride, bool by_value) {
     const int64_t alignment = 16;
     const bool is_virtual = name >= VIRTUAL;
     descriptor d = create(g, CUDNN_BACKEND_TENSOR_DESCRIPTOR);
@@ -217,8 +197,8 @@ static void view(graph *g, descriptor y, descriptor x) {
 }
 
 // y = mode(x), mode(x, b), or t ? x : b. b and t may be NULL; axis < 0: none.
-static void pointwise(graph *g, cudnnPointwiseMode_t mode, cudnnDataType_t precision, int64_t axis,
-                      descriptor y, descriptor x, descriptor b, descriptor t) {
+static void pointwise(graph *g, cudnnPointwiseMode_t mode, cudnnDataType_t precision, int64_t axis, descriptor y, descriptor x,
+                      descriptor b, descriptor t) {
     descriptor kind = create(g, CUDNN_BACKEND_POINTWISE_DESCRIPTOR);
     set(g, kind, CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, 1, &mode);
     set(g, kind, CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, 1, &precision);
@@ -277,8 +257,7 @@ static descriptor causal_mask(graph *g, const problem *p, four score, descriptor
     }
     descriptor seen = between(g, CUDNN_DATA_BOOLEAN, score), y = between(g, CUDNN_DATA_FLOAT, score);
     pointwise(g, CUDNN_POINTWISE_CMP_GE, CUDNN_DATA_BOOLEAN, -1, seen, row, column, NULL);
-    pointwise(g, CUDNN_POINTWISE_BINARY_SELECT, CUDNN_DATA_FLOAT, -1, y, x,
-              scalar(g, LOWEST, CUDNN_DATA_FLOAT), seen);
+    pointwise(g, CUDNN_POINTWISE_BINARY_SELECT, CUDNN_DATA_FLOAT, -1, y, x, scalar(g, LOWEST, CUDNN_DATA_FLOAT), seen);
     return y;
 }
 
@@ -311,8 +290,7 @@ static void build_forward(graph *g, const problem *p) {
 
 // The same elements seen as (B, H, keys, n).
 static descriptor transposed_view(graph *g, four score, descriptor x) {
-    descriptor y =
-        tensor(g, g->next++, CUDNN_DATA_BFLOAT16, transposed(score), transposed(packed(score)), false);
+    descriptor y = tensor(g, g->next++, CUDNN_DATA_BFLOAT16, transposed(score), transposed(packed(score)), false);
     view(g, y, x);
     return y;
 }
@@ -364,12 +342,11 @@ static bool deterministic(descriptor configuration) {
     int64_t count = 0;
     bool result = true;
     if (g.status == CUDNN_STATUS_SUCCESS)
-        g.status = cudnnBackendGetAttribute(configuration, CUDNN_ATTR_ENGINECFG_ENGINE,
-                                            CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &count, &engine);
-    if (g.status == CUDNN_STATUS_SUCCESS)
         g.status =
-            cudnnBackendGetAttribute(engine, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE,
-                                     CUDNN_NUMERICAL_NOTE_TYPE_COUNT, &count, note);
+            cudnnBackendGetAttribute(configuration, CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &count, &engine);
+    if (g.status == CUDNN_STATUS_SUCCESS)
+        g.status = cudnnBackendGetAttribute(engine, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE,
+                                            CUDNN_NUMERICAL_NOTE_TYPE_COUNT, &count, note);
     if (g.status != CUDNN_STATUS_SUCCESS) return false;
     for (int64_t i = 0; i < count; i++)
         if (note[i] == CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC) result = false;
@@ -385,8 +362,8 @@ static bool plan_from(plan *p, descriptor configuration) {
     set_one(&g, d, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, configuration);
     finish(&g, d);
     if (g.status == CUDNN_STATUS_SUCCESS)
-        g.status = cudnnBackendGetAttribute(d, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1,
-                                            &count, &p->workspace);
+        g.status =
+            cudnnBackendGetAttribute(d, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1, &count, &p->workspace);
     p->refusal = g.status;
     if (g.status != CUDNN_STATUS_SUCCESS) return false;
     p->execution = d;
@@ -410,8 +387,8 @@ static void choose_engine(plan *p, graph *g) {
     for (int i = 0; i < CANDIDATES; i++) candidate[i] = create(g, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
     int64_t count = 0;
     if (g->status == CUDNN_STATUS_SUCCESS)
-        g->status = cudnnBackendGetAttribute(heuristic, CUDNN_ATTR_ENGINEHEUR_RESULTS,
-                                             CUDNN_TYPE_BACKEND_DESCRIPTOR, CANDIDATES, &count, candidate);
+        g->status = cudnnBackendGetAttribute(heuristic, CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, CANDIDATES,
+                                             &count, candidate);
     p->refusal = g->status;
     if (g->status != CUDNN_STATUS_SUCCESS) return;
     p->refusal = CUDNN_STATUS_NOT_SUPPORTED;
@@ -423,11 +400,9 @@ static void choose_engine(plan *p, graph *g) {
 static void tell_refusal(const plan *p) {
     char why[512], cause[256] = "";
     cudnnGetLastErrorString(cause, sizeof cause); // a library not found, for one, is told only here
-    snprintf(why, sizeof why,
-             "no deterministic engine for %lld queries, %lld keys, B %lld, H %lld, D %lld%s: %s (%s)",
-             (long long)p->of.n, (long long)p->of.keys, (long long)p->of.B, (long long)p->of.H,
-             (long long)p->of.D, p->of.pass == FORWARD ? "" : ", backward", cudnnGetErrorString(p->refusal),
-             cause);
+    snprintf(why, sizeof why, "no deterministic engine for %lld queries, %lld keys, B %lld, H %lld, D %lld%s: %s (%s)",
+             (long long)p->of.n, (long long)p->of.keys, (long long)p->of.B, (long long)p->of.H, (long long)p->of.D,
+             p->of.pass == FORWARD ? "" : ", backward", cudnnGetErrorString(p->refusal), cause);
     tell(why);
 }
 
@@ -457,8 +432,7 @@ static plan *plan_new(const problem *of) {
 static plan *plan_for(const problem *of) {
     for (int64_t i = 0; i < cudnn.plans; i++) {
         const problem *p = &cudnn.list[i]->of;
-        if (p->pass == of->pass && p->n == of->n && p->keys == of->keys && p->B == of->B && p->H == of->H &&
-            p->D == of->D)
+        if (p->pass == of->pass && p->n == of->n && p->keys == of->keys && p->B == of->B && p->H == of->H && p->D == of->D)
             return cudnn.list[i];
     }
     return plan_new(of);
@@ -493,8 +467,7 @@ static const char *objection(const problem *p) {
     if (p->n < 2) return "a range of one query";
     if (p->pass != FORWARD && version <= 91500 && p->keys % 128 != 0)
         return "before 9.15.1 its backward is wrong unless the number of keys is a multiple of 128";
-    if (p->pass != FORWARD && major >= 10 && version < 91800)
-        return "before 9.18 its backward is not deterministic on this GPU";
+    if (p->pass != FORWARD && major >= 10 && version < 91800) return "before 9.18 its backward is not deterministic on this GPU";
     return NULL;
 }
 
@@ -534,9 +507,9 @@ static void run(plan *p, void *const pointer[NAMES], void *workspace_memory, cf_
         char last[512] = "";
         cudnnGetLastErrorString(last, sizeof last);
         cf_die("set CUDNN_LOGERR_DBG=1 CUDNN_LOGDEST_DBG=stderr to see more",
-               "attention by cuDNN, %lld queries, %lld keys, B %lld, H %lld, D %lld: %s: %s",
-               (long long)p->of.n, (long long)p->of.keys, (long long)p->of.B, (long long)p->of.H,
-               (long long)p->of.D, cudnnGetErrorString(g.status), last);
+               "attention by cuDNN, %lld queries, %lld keys, B %lld, H %lld, D %lld: %s: %s", (long long)p->of.n,
+               (long long)p->of.keys, (long long)p->of.B, (long long)p->of.H, (long long)p->of.D, cudnnGetErrorString(g.status),
+               last);
     }
     cudnnBackendDestroyDescriptor(pack);
 }
@@ -570,8 +543,7 @@ static __global__ void pack_stats(float *stats, const float *lse, int64_t n, int
 }
 
 // dqkv (rows, 3, H·D) += more, of the first t0_rows rows keys and values alone; HD is a multiple of 8.
-static __global__ void add_gradients(real *dqkv, const real *more, int64_t rows, int64_t t0_rows,
-                                     int64_t HD) {
+static __global__ void add_gradients(real *dqkv, const real *more, int64_t rows, int64_t t0_rows, int64_t HD) {
     typedef cf_pack<real> pack;
     const int64_t packs = 3 * HD / pack::N, i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i >= rows * packs || (i < t0_rows * packs && i % packs < packs / 3)) return;
@@ -583,8 +555,8 @@ static __global__ void add_gradients(real *dqkv, const real *more, int64_t rows,
 
 // ---- what attention.cu calls
 
-bool attention_cudnn_forward(real *out, precise *lse, const real *qkv, int64_t t0, int64_t n, int64_t T,
-                             int64_t B, int64_t H, int64_t D, cf_stream *stream) {
+bool attention_cudnn_forward(real *out, precise *lse, const real *qkv, int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H,
+                             int64_t D, cf_stream *stream) {
     (void)T;
     if (!aligned(out) || !aligned(qkv)) return unsupported("an address is not a multiple of 16 bytes");
     const problem of = {FORWARD, n, t0 + n, B, H, D};
@@ -615,9 +587,8 @@ int64_t attention_cudnn_scratch(int64_t T, int64_t B, int64_t H, int64_t D) {
     return 2 * padded_rows(T * B * H) + (T * B * 3 * H * D + 1) / 2;
 }
 
-bool attention_cudnn_backward(real *dqkv, const real *dout, const real *out, const precise *lse,
-                              const real *qkv, precise *scratch, int64_t t0, int64_t n, int64_t T, int64_t B,
-                              int64_t H, int64_t D, bool first, cf_stream *stream) {
+bool attention_cudnn_backward(real *dqkv, const real *dout, const real *out, const precise *lse, const real *qkv, precise *scratch,
+                              int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t D, bool first, cf_stream *stream) {
     (void)T;
     if (!aligned(dqkv) || !aligned(dout) || !aligned(out) || !aligned(qkv) || !aligned(scratch))
         return unsupported("an address is not a multiple of 16 bytes");
@@ -642,8 +613,8 @@ bool attention_cudnn_backward(real *dqkv, const real *dout, const real *out, con
     set_scalars(pointer, p);
     run(p, pointer, workspace(p->workspace, stream), stream);
     if (!first)
-        cf_launch(add_gradients, blocks_for(keys * B * 3 * HD / cf_pack<real>::N), dim3(THREADS), stream,
-                  dqkv, gradients, keys * B, t0 * B, HD);
+        cf_launch(add_gradients, blocks_for(keys * B * 3 * HD / cf_pack<real>::N), dim3(THREADS), stream, dqkv, gradients, keys * B,
+                  t0 * B, HD);
     return true;
 }
 
@@ -654,8 +625,7 @@ bool attention_cudnn_backward(real *dqkv, const real *dout, const real *out, con
 #include <stdio.h>
 #endif
 
-bool attention_cudnn_forward(real *, precise *, const real *, int64_t, int64_t, int64_t, int64_t, int64_t,
-                             int64_t, cf_stream *) {
+bool attention_cudnn_forward(real *, precise *, const real *, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, cf_stream *) {
 #ifdef REAL_IS_BF16
     static bool told;
     if (!told && cf_die_rank() == 0)
@@ -665,8 +635,8 @@ bool attention_cudnn_forward(real *, precise *, const real *, int64_t, int64_t, 
     return false;
 }
 
-bool attention_cudnn_backward(real *, const real *, const real *, const precise *, const real *, precise *,
-                              int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, bool, cf_stream *) {
+bool attention_cudnn_backward(real *, const real *, const real *, const precise *, const real *, precise *, int64_t, int64_t,
+                              int64_t, int64_t, int64_t, int64_t, bool, cf_stream *) {
     return false;
 }
 

@@ -34,8 +34,7 @@ static const struct {
 
 static void create_layer(block *b, block_layer *s, int64_t T, int64_t B, bool recompute) {
     const char *purpose = "activations, per layer";
-    int64_t C = b->params->shape.C, N = b->tp->size, S = b->fc.group->size, rows = T * B,
-            shard_rows = rows / N;
+    int64_t C = b->params->shape.C, N = b->tp->size, S = b->fc.group->size, rows = T * B, shard_rows = rows / N;
     for (int half = 0; half < HALVES; half++) {
         s->mean[half] = take_precise(shard_rows, purpose);
         s->rstd[half] = take_precise(shard_rows, purpose);
@@ -51,27 +50,23 @@ static void create_layer(block *b, block_layer *s, int64_t T, int64_t B, bool re
 }
 
 block_exchanges block_pair(const parallel_linear *column, const parallel_linear *row) {
-    return (block_exchanges){{column->forward, row->forward},
-                             {row->backward, column->gather, column->backward}};
+    return (block_exchanges){{column->forward, row->forward}, {row->backward, column->gather, column->backward}};
 }
 
-void *block_create(size_t size, const block_strategy *strategy, cf_context *context, const cf_group *tp,
-                   const cf_group *split, const parameters *p, const backward_pass *pass, int64_t T,
-                   int64_t B, overlap how, bool recompute, int64_t prepared) {
+void *block_create(size_t size, const block_strategy *strategy, cf_context *context, const cf_group *tp, const cf_group *split,
+                   const parameters *p, const backward_pass *pass, int64_t T, int64_t B, overlap how, bool recompute,
+                   int64_t prepared) {
     const char *shared = "activations, shared";
     int64_t C = p->shape.C, N = tp->size, S = split->size, rows = T * B, shard = rows / N * C;
     double product = 2.0 * (double)(shard * 4 * C); // of this rank's columns
     block *b = calloc(1, size);
     block_layer *layer = calloc((size_t)p->shape.L, sizeof *layer);
     if (!b || !layer) cf_die(NULL, "out of memory for %lld layers", (long long)p->shape.L);
-    *b = (block){
-        .strategy = strategy, .context = context, .tp = tp, .params = p, .pass = pass, .layer = layer};
-    prepared =
-        larger(prepared, larger(linear_prepared_size(C, 4 * C / S), linear_prepared_size(4 * C / S, C)));
+    *b = (block){.strategy = strategy, .context = context, .tp = tp, .params = p, .pass = pass, .layer = layer};
+    prepared = larger(prepared, larger(linear_prepared_size(C, 4 * C / S), linear_prepared_size(4 * C / S, C)));
     b->prepared = take_real(prepared, "weights, prepared");
     column_create(&b->fc, context, split, "mlp.fc1", shard, C, 4 * C / S, how, true, b->prepared);
-    row_create(&b->fcproj, context, split, "mlp.fc2", shard, 4 * C / S, C, how, product, 2 * product,
-               b->prepared);
+    row_create(&b->fcproj, context, split, "mlp.fc2", shard, 4 * C / S, C, how, product, 2 * product, b->prepared);
     b->operations[MLP] = block_pair(&b->fc, &b->fcproj);
     b->norm1 = take_real(S * shard, shared);
     b->norm2 = S == 1 && N > 1 ? b->norm1 : take_real(S * shard, shared); // where no gather is begun ahead
@@ -147,8 +142,8 @@ static matrix_gradient gradient_by_slices(const block *b, int tensor, int layer)
     return params_matrix_grad(b->params, tensor, layer, b->pass->first);
 }
 
-void block_weight_gradient(const block *b, int tensor, int layer, const real *const *dy, const real *const *x,
-                           int64_t R, int parts) {
+void block_weight_gradient(const block *b, int tensor, int layer, const real *const *dy, const real *const *x, int64_t R,
+                           int parts) {
     weight_gradient g = {.dy = dy,
                          .x = x,
                          .R = R,
@@ -158,8 +153,7 @@ void block_weight_gradient(const block *b, int tensor, int layer, const real *co
     weight_gradient_compute(b->pass, tensor, layer, block_gradient_place(b, tensor, layer), g);
 }
 
-static void whole_gradient(const block *b, const parallel_linear *l, int tensor, int layer, const real *dy,
-                           const real *x) {
+static void whole_gradient(const block *b, const parallel_linear *l, int tensor, int layer, const real *dy, const real *x) {
     block_weight_gradient(b, tensor, layer, &dy, &x, l->group->size * b->Ts * b->B, 1);
 }
 
@@ -173,10 +167,8 @@ static real *norm_buffer(const block *b, int layer, block_half half) {
 static void compute_norm(block *b, int layer, block_half half, precise *mean, precise *rstd) {
     const parameters *p = b->params;
     real *norm = linear_own_shard(&b->fc, norm_buffer(b, layer, half), b->Ts, b->B, p->shape.C);
-    layernorm_forward(norm, mean, rstd, b->layer[layer].x[half],
-                      params_weight(p, of_half[half].norm_w, layer),
-                      params_weight(p, of_half[half].norm_b, layer), b->Ts * b->B, p->shape.C,
-                      b->context->stream);
+    layernorm_forward(norm, mean, rstd, b->layer[layer].x[half], params_weight(p, of_half[half].norm_w, layer),
+                      params_weight(p, of_half[half].norm_b, layer), b->Ts * b->B, p->shape.C, b->context->stream);
 }
 
 real *block_norm(block *b, int layer, block_half half) {
@@ -199,8 +191,8 @@ void block_norm_backward(block *b, int layer, block_half half, const real *dnorm
     const block_layer *s = &b->layer[layer];
     int norm_w = of_half[half].norm_w, norm_b = of_half[half].norm_b;
     layernorm_backward(dx, params_grad(p, norm_w, layer), params_grad(p, norm_b, layer), dnorm, s->x[half],
-                       params_weight(p, norm_w, layer), s->mean[half], s->rstd[half], b->norm_scratch,
-                       b->Ts * b->B, p->shape.C, b->context->stream);
+                       params_weight(p, norm_w, layer), s->mean[half], s->rstd[half], b->norm_scratch, b->Ts * b->B, p->shape.C,
+                       b->context->stream);
 }
 
 void block_column_gradient(block *b, parallel_linear *l, int layer, block_half half, const real *dy) {
@@ -208,13 +200,11 @@ void block_column_gradient(block *b, parallel_linear *l, int layer, block_half h
     whole_gradient(b, l, of_half[half].w, layer, dy, norm_buffer(b, layer, half));
 }
 
-void block_column_backward(block *b, parallel_linear *l, int layer, block_half half, const real *dy,
-                           real *dx) {
+void block_column_backward(block *b, parallel_linear *l, int layer, block_half half, const real *dy, real *dx) {
     const parameters *p = b->params;
     int w = of_half[half].w;
     gradient_place place = block_gradient_place(b, w, layer);
-    linear_bias_grad(params_grad(p, of_half[half].bias, layer), dy, l->group->size * b->Ts * b->B, l->OC,
-                     b->context->stream);
+    linear_bias_grad(params_grad(p, of_half[half].bias, layer), dy, l->group->size * b->Ts * b->B, l->OC, b->context->stream);
     column_begin_backward(l, b->sums, dy, params_weight(p, w, layer), b->Ts, b->B, layer);
     if (place == GRADIENT_BY_SLICES) column_finish_gather(l);
     if (place == GRADIENT_NOW) block_column_gradient(b, l, layer, half, dy);
@@ -226,16 +216,13 @@ void block_column_backward(block *b, parallel_linear *l, int layer, block_half h
 
 // While a rank's shard of the output's gradient is gathered, the saved input of the MLP's other layer may be, too. A single
 // rank has all of it in dx, which changes only when the half is done with it.
-void block_row_backward(block *b, parallel_linear *l, int layer, block_half half, real *din, real *dx,
-                        linear_job job) {
+void block_row_backward(block *b, parallel_linear *l, int layer, block_half half, real *din, real *dx, linear_job job) {
     const parameters *p = b->params;
     int64_t C = p->shape.C, rows = b->Ts * b->B;
     int w = of_half[half].row_w;
     real *dy = l->group->size == 1 ? dx : half == MLP ? b->mlp_dy : b->attention_dy;
     linear_bias_grad(params_grad(p, of_half[half].row_bias, layer), dx, rows, C, b->context->stream);
-    if (dy != dx)
-        cf_copy(linear_own_shard(l, dy, b->Ts, b->B, C), dx, rows * C * (int64_t)sizeof(real),
-                b->context->stream);
+    if (dy != dx) cf_copy(linear_own_shard(l, dy, b->Ts, b->B, C), dx, rows * C * (int64_t)sizeof(real), b->context->stream);
     job.dw = gradient_by_slices(b, w, layer);
     row_begin_backward(l, din, dy, job, b->Ts, b->B, layer);
     if (half == MLP) gather_norm(b, &b->fc, layer, MLP, b->dhidden);
@@ -275,10 +262,8 @@ void block_forward(block *b, int layer, const real *x, real *out, int64_t Ts, in
     s->x[ATTENTION] = x, s->x[MLP] = s->x2;
     b->strategy->forward(b, layer);
     real *norm = block_norm(b, layer, MLP);
-    column_forward(&b->fc, s->fch, hidden, norm, params_weight(p, FCW, layer), params_weight(p, FCB, layer),
-                   Ts, B, layer);
-    const real *y =
-        row_forward(&b->fcproj, b->sums, hidden, params_weight(p, FCPROJW, layer), Ts, B, layer, NULL, NULL);
+    column_forward(&b->fc, s->fch, hidden, norm, params_weight(p, FCW, layer), params_weight(p, FCB, layer), Ts, B, layer);
+    const real *y = row_forward(&b->fcproj, b->sums, hidden, params_weight(p, FCPROJW, layer), Ts, B, layer, NULL, NULL);
     residual_forward(out, s->x2, y, params_weight(p, FCPROJB, layer), Ts * B, p->shape.C, b->context->stream);
 }
 

@@ -16,18 +16,17 @@ typedef enum { ATTENTION, MLP, HALVES } block_half;
 
 // Kept by one layer from forward for backward. NULL: backward computes it again.
 typedef struct block_layer {
-    const real *x[HALVES]; // (Ts, B, C) what the halves read; the first is the previous layer's output
+    const real *x[HALVES];                // (Ts, B, C) what the halves read; the first is the previous layer's output
     precise *mean[HALVES], *rstd[HALVES]; // (Ts, B)
     real *norm[HALVES];                   // (S · Ts, B, C) outputs of the layer norms, or NULL
     real *x2;                             // (Ts, B, C) the attention half's output
     real *qkv;                            // (T, B, 3 Cl)
     real *heads;                          // (T, B, Cl)
     precise *lse;                         // (T, B, Hl)
-    real *groups; // UP: (N, Ts, B, Cl) arrived: this rank's rows' heads, group by group
-    real *fch;    // (S · Ts, B, Fl) before GELU
-    real *hidden; // (S · Ts, B, Fl) GELU, or NULL
-    gradient_place place[TENSORS]
-                        [2]; // of weight gradients: in the step's last micro-batch [1], in others [0]
+    real *groups;                         // UP: (N, Ts, B, Cl) arrived: this rank's rows' heads, group by group
+    real *fch;                            // (S · Ts, B, Fl) before GELU
+    real *hidden;                         // (S · Ts, B, Fl) GELU, or NULL
+    gradient_place place[TENSORS][2];     // of weight gradients: in the step's last micro-batch [1], in others [0]
 } block_layer;
 
 typedef struct block block;
@@ -63,12 +62,10 @@ struct block {
         real *head_input; // (S · Ts, B, C) between the passes: the head's
     };
     union {
-        real *norm2; // (S · Ts, B, C) gathered output of the second layer norm
-        real *
-            attention_dy; // (S · Ts, B, C) backward, after that: gathered gradient of the attention half's output
+        real *norm2;        // (S · Ts, B, C) gathered output of the second layer norm
+        real *attention_dy; // (S · Ts, B, C) backward, after that: gathered gradient of the attention half's output
     };
-    real *
-        sums; // (S · Ts, B, C) summed over ranks: a half's output; backward: gradient of a layer norm's output
+    real *sums;     // (S · Ts, B, C) summed over ranks: a half's output; backward: gradient of a layer norm's output
     real *hidden;   // (S · Ts, B, Fl) GELU; NULL: layers keep theirs
     real *dhidden;  // (S · Ts, B, Fl) gradient of the GELU's input
     real *dheads;   // (T, B, Cl)
@@ -79,10 +76,10 @@ struct block {
 };
 
 // T, B: capacity. recompute: GELU and layer norms, in backward, instead of keeping them for each layer.
-block *tpsp_create(cf_context *context, const cf_mesh *mesh, const parameters *p, const backward_pass *pass,
-                   int64_t T, int64_t B, overlap how, bool recompute);
-block *up_create(cf_context *context, const cf_mesh *mesh, const parameters *p, const backward_pass *pass,
-                 int64_t T, int64_t B, overlap how, bool recompute);
+block *tpsp_create(cf_context *context, const cf_mesh *mesh, const parameters *p, const backward_pass *pass, int64_t T, int64_t B,
+                   overlap how, bool recompute);
+block *up_create(cf_context *context, const cf_mesh *mesh, const parameters *p, const backward_pass *pass, int64_t T, int64_t B,
+                 overlap how, bool recompute);
 void block_free(block *b);
 
 // Where weight gradients are computed, asked of the schedules as they are: after creation, and again after one was switched.
@@ -101,26 +98,24 @@ void block_operations(const block *b, bool forward, visit_operation *visit, void
 
 // Fills what both have. size: of the strategy's struct, which begins with a block. split: the S ranks. prepared: elements
 // that the attention half's largest weights take.
-void *block_create(size_t size, const block_strategy *strategy, cf_context *context, const cf_group *tp,
-                   const cf_group *split, const parameters *p, const backward_pass *pass, int64_t T,
-                   int64_t B, overlap how, bool recompute, int64_t prepared);
+void *block_create(size_t size, const block_strategy *strategy, cf_context *context, const cf_group *tp, const cf_group *split,
+                   const parameters *p, const backward_pass *pass, int64_t T, int64_t B, overlap how, bool recompute,
+                   int64_t prepared);
 block_exchanges block_pair(const parallel_linear *column, const parallel_linear *row);
 // The buffer with a half's layer norm, of which this rank's shard is computed; in backward, where it was not kept.
 real *block_norm(block *b, int layer, block_half half);
 real *block_norm_again(block *b, int layer, block_half half);
 // din (S · Ts · B, IC): gradient of the input of a half's row-parallel layer, from its output's, dx. job: x, and what of pre,
 // rows and argument is wanted.
-void block_row_backward(block *b, parallel_linear *l, int layer, block_half half, real *din, real *dx,
-                        linear_job job);
+void block_row_backward(block *b, parallel_linear *l, int layer, block_half half, real *din, real *dx, linear_job job);
 // dx (Ts, B, C) += its gradient through layer norm and column-parallel layer, from dy; through the layer norm alone.
-void block_column_backward(block *b, parallel_linear *l, int layer, block_half half, const real *dy,
-                           real *dx);
+void block_column_backward(block *b, parallel_linear *l, int layer, block_half half, const real *dy, real *dx);
 void block_norm_backward(block *b, int layer, block_half half, const real *dnorm, real *dx);
 
 gradient_place block_gradient_place(const block *b, int tensor, int layer);
 // A weight gradient, from dy and x as weight_gradient.h describes them; of a column-parallel layer, from its gathered input.
-void block_weight_gradient(const block *b, int tensor, int layer, const real *const *dy, const real *const *x,
-                           int64_t R, int parts);
+void block_weight_gradient(const block *b, int tensor, int layer, const real *const *dy, const real *const *x, int64_t R,
+                           int parts);
 void block_column_gradient(block *b, parallel_linear *l, int layer, block_half half, const real *dy);
 
 EXTERN_C_END

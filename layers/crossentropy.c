@@ -51,8 +51,8 @@ static bool held(int64_t target, int64_t first, int64_t valid) {
     return target >= first && target < first + valid;
 }
 
-void crossentropy_stats(precise *stats, const real *logits, const int32_t *targets, int64_t first,
-                        int64_t valid, int64_t R, int64_t V, cf_stream *stream) {
+void crossentropy_stats(precise *stats, const real *logits, const int32_t *targets, int64_t first, int64_t valid, int64_t R,
+                        int64_t V, cf_stream *stream) {
     (void)stream;
 #pragma omp parallel for
     for (int64_t r = 0; r < R; r++) {
@@ -64,8 +64,7 @@ void crossentropy_stats(precise *stats, const real *logits, const int32_t *targe
     }
 }
 
-void crossentropy_combine(precise *losses, precise *total, const precise *all, int64_t ranks, int64_t R,
-                          cf_stream *stream) {
+void crossentropy_combine(precise *losses, precise *total, const precise *all, int64_t ranks, int64_t R, cf_stream *stream) {
     (void)stream;
     for (int64_t r = 0; r < R; r++) {
         softmax s = {-INFINITY, 0};
@@ -91,17 +90,16 @@ static void differentiate(real *row, softmax s, precise scale, int64_t target, i
     if (here) row[target] = real_of(exp_real(logit - s.maximum) * factor - scale); // rounded once
 }
 
-void crossentropy_backward(real *logits, const precise *total, const int32_t *targets, double scale,
-                           int64_t first, int64_t valid, int64_t R, int64_t V, cf_stream *stream) {
+void crossentropy_backward(real *logits, const precise *total, const int32_t *targets, double scale, int64_t first, int64_t valid,
+                           int64_t R, int64_t V, cf_stream *stream) {
     (void)stream;
 #pragma omp parallel for
     for (int64_t r = 0; r < R; r++)
-        differentiate(logits + r * V, (softmax){total[r * 2], total[r * 2 + 1]}, (precise)scale,
-                      targets[r] - first, valid, V);
+        differentiate(logits + r * V, (softmax){total[r * 2], total[r * 2 + 1]}, (precise)scale, targets[r] - first, valid, V);
 }
 
-void crossentropy_fused(precise *losses, real *logits, const int32_t *targets, double scale, int64_t valid,
-                        int64_t R, int64_t V, cf_stream *stream) {
+void crossentropy_fused(precise *losses, real *logits, const int32_t *targets, double scale, int64_t valid, int64_t R, int64_t V,
+                        cf_stream *stream) {
     (void)stream;
 #pragma omp parallel for
     for (int64_t r = 0; r < R; r++) {

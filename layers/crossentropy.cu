@@ -68,8 +68,7 @@ static __device__ inline bool held(int64_t target, int64_t first, int64_t valid)
 }
 
 static __global__ void __launch_bounds__(THREADS)
-    stats_kernel(precise *stats, const real *logits, const int32_t *targets, int64_t first, int64_t valid,
-                 int64_t V) {
+    stats_kernel(precise *stats, const real *logits, const int32_t *targets, int64_t first, int64_t valid, int64_t V) {
     int64_t r = blockIdx.x;
     const real *row = logits + r * V;
     softmax s = softmax_of(row, valid);
@@ -79,14 +78,12 @@ static __global__ void __launch_bounds__(THREADS)
     stats[r * 3 + 2] = held(targets[r], first, valid) ? to_float(row[targets[r] - first]) : 0;
 }
 
-void crossentropy_stats(precise *stats, const real *logits, const int32_t *targets, int64_t first,
-                        int64_t valid, int64_t R, int64_t V, cf_stream *stream) {
-    cf_launch(stats_kernel, dim3((unsigned)R), dim3(THREADS), stream, stats, logits, targets, first, valid,
-              V);
+void crossentropy_stats(precise *stats, const real *logits, const int32_t *targets, int64_t first, int64_t valid, int64_t R,
+                        int64_t V, cf_stream *stream) {
+    cf_launch(stats_kernel, dim3((unsigned)R), dim3(THREADS), stream, stats, logits, targets, first, valid, V);
 }
 
-static __global__ void combine_kernel(precise *losses, precise *total, const precise *all, int64_t ranks,
-                                      int64_t R) {
+static __global__ void combine_kernel(precise *losses, precise *total, const precise *all, int64_t ranks, int64_t R) {
     int64_t r = (int64_t)blockIdx.x * COMBINE_THREADS + threadIdx.x;
     if (r >= R) return;
     softmax s = {-INFINITY, 0};
@@ -101,10 +98,9 @@ static __global__ void combine_kernel(precise *losses, precise *total, const pre
     losses[r] = loss_of(s, target);
 }
 
-void crossentropy_combine(precise *losses, precise *total, const precise *all, int64_t ranks, int64_t R,
-                          cf_stream *stream) {
-    cf_launch(combine_kernel, dim3((unsigned)ceil_div(R, COMBINE_THREADS)), dim3(COMBINE_THREADS), stream,
-              losses, total, all, ranks, R);
+void crossentropy_combine(precise *losses, precise *total, const precise *all, int64_t ranks, int64_t R, cf_stream *stream) {
+    cf_launch(combine_kernel, dim3((unsigned)ceil_div(R, COMBINE_THREADS)), dim3(COMBINE_THREADS), stream, losses, total, all,
+              ranks, R);
 }
 
 typedef struct row_gradient {
@@ -124,8 +120,7 @@ template <int W> static __device__ inline void differentiate(values<W> &x, row_g
 }
 
 // A row of logits becomes its gradient, the end first. target: its column, which may be another rank's.
-static __device__ inline void differentiate(real *row, softmax s, float scale, int64_t target, int64_t valid,
-                                            int64_t V) {
+static __device__ inline void differentiate(real *row, softmax s, float scale, int64_t target, int64_t valid, int64_t V) {
     row_gradient g = {s.maximum, scale / s.sum, scale, held(target, 0, valid) ? target : -1, valid};
     row_cut cut = cut_row(row, V);
     if (threadIdx.x < cut.singles) {
@@ -152,22 +147,19 @@ static __device__ inline void differentiate(real *row, softmax s, float scale, i
     }
 }
 
-static __global__ void __launch_bounds__(THREADS)
-    backward_kernel(real *logits, const precise *total, const int32_t *targets, float scale, int64_t first,
-                    int64_t valid, int64_t V) {
+static __global__ void __launch_bounds__(THREADS) backward_kernel(real *logits, const precise *total, const int32_t *targets,
+                                                                  float scale, int64_t first, int64_t valid, int64_t V) {
     int64_t r = blockIdx.x;
     differentiate(logits + r * V, {total[r * 2], total[r * 2 + 1]}, scale, targets[r] - first, valid, V);
 }
 
-void crossentropy_backward(real *logits, const precise *total, const int32_t *targets, double scale,
-                           int64_t first, int64_t valid, int64_t R, int64_t V, cf_stream *stream) {
-    cf_launch(backward_kernel, dim3((unsigned)R), dim3(THREADS), stream, logits, total, targets, (float)scale,
-              first, valid, V);
+void crossentropy_backward(real *logits, const precise *total, const int32_t *targets, double scale, int64_t first, int64_t valid,
+                           int64_t R, int64_t V, cf_stream *stream) {
+    cf_launch(backward_kernel, dim3((unsigned)R), dim3(THREADS), stream, logits, total, targets, (float)scale, first, valid, V);
 }
 
 static __global__ void __launch_bounds__(THREADS, 2)
-    fused_kernel(precise *losses, real *logits, const int32_t *targets, float scale, int64_t valid,
-                 int64_t V) {
+    fused_kernel(precise *losses, real *logits, const int32_t *targets, float scale, int64_t valid, int64_t V) {
     int64_t r = blockIdx.x, target = targets[r];
     real *row = logits + r * V;
     float at_target = to_float(row[target]); // before it changes: the sum below waits for all threads
@@ -176,10 +168,9 @@ static __global__ void __launch_bounds__(THREADS, 2)
     differentiate(row, s, scale, target, valid, V);
 }
 
-void crossentropy_fused(precise *losses, real *logits, const int32_t *targets, double scale, int64_t valid,
-                        int64_t R, int64_t V, cf_stream *stream) {
-    cf_launch(fused_kernel, dim3((unsigned)R), dim3(THREADS), stream, losses, logits, targets, (float)scale,
-              valid, V);
+void crossentropy_fused(precise *losses, real *logits, const int32_t *targets, double scale, int64_t valid, int64_t R, int64_t V,
+                        cf_stream *stream) {
+    cf_launch(fused_kernel, dim3((unsigned)R), dim3(THREADS), stream, losses, logits, targets, (float)scale, valid, V);
 }
 
 void crossentropy_sum(double *sum, const precise *losses, int64_t n, cf_stream *stream) {

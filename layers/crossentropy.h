@@ -10,19 +10,18 @@ EXTERN_C_BEGIN
 
 // logits (R, V), targets (R): all in the device's memory. stats (R, 3) of the local columns: maximum, sum of
 // exp(logit − maximum), logit of the target (0 if another rank holds it). valid = 0 gives maximum −infinity, sum 0.
-void crossentropy_stats(precise *stats, const real *logits, const int32_t *targets, int64_t first,
-                        int64_t valid, int64_t R, int64_t V, cf_stream *stream);
+void crossentropy_stats(precise *stats, const real *logits, const int32_t *targets, int64_t first, int64_t valid, int64_t R,
+                        int64_t V, cf_stream *stream);
 // losses (R) and total (R, 2) = maximum and sum over the whole vocabulary, from all ranks' stats:
 // stats of rank i at all + i · R · 3. Ranks are combined in order.
-void crossentropy_combine(precise *losses, precise *total, const precise *all, int64_t ranks, int64_t R,
-                          cf_stream *stream);
+void crossentropy_combine(precise *losses, precise *total, const precise *all, int64_t ranks, int64_t R, cf_stream *stream);
 // logits is overwritten by its gradient: (softmax − one-hot target) · scale; padding columns become 0.
-void crossentropy_backward(real *logits, const precise *total, const int32_t *targets, double scale,
-                           int64_t first, int64_t valid, int64_t R, int64_t V, cf_stream *stream);
+void crossentropy_backward(real *logits, const precise *total, const int32_t *targets, double scale, int64_t first, int64_t valid,
+                           int64_t R, int64_t V, cf_stream *stream);
 // All of these at once for a rank that holds the whole vocabulary, first = 0: losses (R), and logits is overwritten by
 // its gradient. A row is read from memory once.
-void crossentropy_fused(precise *losses, real *logits, const int32_t *targets, double scale, int64_t valid,
-                        int64_t R, int64_t V, cf_stream *stream);
+void crossentropy_fused(precise *losses, real *logits, const int32_t *targets, double scale, int64_t valid, int64_t R, int64_t V,
+                        cf_stream *stream);
 // *sum += the sum of n losses in double, in a fixed order. sum is in the device's memory.
 void crossentropy_sum(double *sum, const precise *losses, int64_t n, cf_stream *stream);
 

@@ -43,8 +43,7 @@ void dry_run(gpt *g, zero_optimizer *o, FILE *out) {
     gpt_explain(g, out);
     gpt_operations(g, count_operation, &sum);
     optimizer_operations(o, count_operation, &sum);
-    fprintf(out,
-            "\nA step of one micro-batch: %lld exchanges of rank 0 in %lld units, %lld native collectives\n",
+    fprintf(out, "\nA step of one micro-batch: %lld exchanges of rank 0 in %lld units, %lld native collectives\n",
             (long long)sum.exchanges, (long long)sum.units, (long long)sum.collectives);
     fprintf(out, "\nSchedules of rank 0; steps marked ' are taken when the operation is finished\n");
     gpt_operations(g, print_operation, out);

@@ -32,8 +32,7 @@ void gelu_backward(real *dx, const real *dy, const real *x, int64_t count, cf_st
     }
 }
 
-void residual_forward(real *out, const real *x, const real *y, const real *bias, int64_t R, int64_t C,
-                      cf_stream *stream) {
+void residual_forward(real *out, const real *x, const real *y, const real *bias, int64_t R, int64_t C, cf_stream *stream) {
     (void)stream;
 #pragma omp parallel for if (R * C >= PARALLEL_MIN)
     for (int64_t r = 0; r < R; r++) {
@@ -41,8 +40,7 @@ void residual_forward(real *out, const real *x, const real *y, const real *bias,
         real *out_row = out + r * C;
         if (bias) {
 #pragma omp simd
-            for (int64_t c = 0; c < C; c++)
-                out_row[c] = real_of(precise_of(x_row[c]) + precise_of(y_row[c]) + precise_of(bias[c]));
+            for (int64_t c = 0; c < C; c++) out_row[c] = real_of(precise_of(x_row[c]) + precise_of(y_row[c]) + precise_of(bias[c]));
         } else {
 #pragma omp simd
             for (int64_t c = 0; c < C; c++) out_row[c] = real_of(precise_of(x_row[c]) + precise_of(y_row[c]));

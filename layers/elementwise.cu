@@ -56,8 +56,7 @@ void gelu_backward(real *dx, const real *dy, const real *x, int64_t count, cf_st
 }
 
 template <int W>
-static __global__ void residual_kernel(real *out, const real *x, const real *y, const real *bias, int64_t R,
-                                       int64_t C) {
+static __global__ void residual_kernel(real *out, const real *x, const real *y, const real *bias, int64_t R, int64_t C) {
     int64_t c = tile_column<W>(), first = (int64_t)blockIdx.x * TILE_ROWS;
     if (c >= C) return;
     values<W> b = {}, sum[TILE_ROWS], add[TILE_ROWS];
@@ -76,10 +75,8 @@ static __global__ void residual_kernel(real *out, const real *x, const real *y, 
     }
 }
 
-void residual_forward(real *out, const real *x, const real *y, const real *bias, int64_t R, int64_t C,
-                      cf_stream *stream) {
+void residual_forward(real *out, const real *x, const real *y, const real *bias, int64_t R, int64_t C, cf_stream *stream) {
     bool packed = packable(C, out, x, y, bias);
     tiling t = tile(R, C, packed ? PACK : 1);
-    cf_launch(packed ? residual_kernel<PACK> : residual_kernel<1>, t.blocks, t.threads, stream, out, x, y,
-              bias, R, C);
+    cf_launch(packed ? residual_kernel<PACK> : residual_kernel<1>, t.blocks, t.threads, stream, out, x, y, bias, R, C);
 }

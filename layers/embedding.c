@@ -26,8 +26,8 @@ static void add_sums(precise *restrict to, const precise *restrict from, int64_t
     for (int64_t i = 0; i < count; i++) to[i] += from[i];
 }
 
-void embedding_forward(real *out, const int32_t *tokens, const real *wte, int64_t first, int64_t count,
-                       int64_t R, int64_t C, cf_stream *stream) {
+void embedding_forward(real *out, const int32_t *tokens, const real *wte, int64_t first, int64_t count, int64_t R, int64_t C,
+                       cf_stream *stream) {
     (void)stream;
     size_t bytes = (size_t)C * sizeof(real);
 #pragma omp parallel for
@@ -39,40 +39,36 @@ void embedding_forward(real *out, const int32_t *tokens, const real *wte, int64_
     }
 }
 
-void embedding_backward(precise *dwte, const real *dout, const int32_t *tokens, int64_t first, int64_t count,
-                        int64_t R, int64_t C, cf_stream *stream) {
+void embedding_backward(precise *dwte, const real *dout, const int32_t *tokens, int64_t first, int64_t count, int64_t R, int64_t C,
+                        cf_stream *stream) {
     (void)stream;
 #pragma omp parallel for
     for (int64_t c = 0; c < C; c += STRIP) {
         int64_t columns = C - c < STRIP ? C - c : STRIP;
         for (int64_t r = 0; r < R; r++)
-            if (held(tokens[r], first, count))
-                add_precise(dwte + (tokens[r] - first) * C + c, dout + r * C + c, columns);
+            if (held(tokens[r], first, count)) add_precise(dwte + (tokens[r] - first) * C + c, dout + r * C + c, columns);
     }
 }
 
-void embedding_add(precise *dwte, const precise *dout, const int32_t *tokens, int64_t first, int64_t count,
-                   int64_t R, int64_t C, cf_stream *stream) {
+void embedding_add(precise *dwte, const precise *dout, const int32_t *tokens, int64_t first, int64_t count, int64_t R, int64_t C,
+                   cf_stream *stream) {
     (void)stream;
 #pragma omp parallel for
     for (int64_t c = 0; c < C; c += STRIP) {
         int64_t columns = C - c < STRIP ? C - c : STRIP;
         for (int64_t r = 0; r < R; r++)
-            if (held(tokens[r], first, count))
-                add_sums(dwte + (tokens[r] - first) * C + c, dout + r * C + c, columns);
+            if (held(tokens[r], first, count)) add_sums(dwte + (tokens[r] - first) * C + c, dout + r * C + c, columns);
     }
 }
 
-void position_forward(real *x, const real *wpe, int64_t t0, int64_t T, int64_t B, int64_t C,
-                      cf_stream *stream) {
+void position_forward(real *x, const real *wpe, int64_t t0, int64_t T, int64_t B, int64_t C, cf_stream *stream) {
     (void)stream;
 #pragma omp parallel for
     for (int64_t t = 0; t < T; t++)
         for (int64_t b = 0; b < B; b++) add(x + (t * B + b) * C, wpe + (t0 + t) * C, C);
 }
 
-void position_backward(precise *dwpe, const real *dx, int64_t t0, int64_t T, int64_t B, int64_t C,
-                       cf_stream *stream) {
+void position_backward(precise *dwpe, const real *dx, int64_t t0, int64_t T, int64_t B, int64_t C, cf_stream *stream) {
     (void)stream;
 #pragma omp parallel for
     for (int64_t t = 0; t < T; t++)

@@ -32,8 +32,8 @@ static __device__ inline bool held(int32_t token, int64_t first, int64_t count) 
 }
 
 template <int W>
-static __global__ void lookup_kernel(real *out, const int32_t *tokens, const real *wte, int64_t first,
-                                     int64_t count, int64_t R, int64_t C) {
+static __global__ void lookup_kernel(real *out, const int32_t *tokens, const real *wte, int64_t first, int64_t count, int64_t R,
+                                     int64_t C) {
     int64_t c = tile_column<W>(), begin = (int64_t)blockIdx.x * TILE_ROWS;
     if (c >= C) return;
     values<W> x[TILE_ROWS];
@@ -47,18 +47,16 @@ static __global__ void lookup_kernel(real *out, const int32_t *tokens, const rea
         if (begin + k < R) store<W>(out + (begin + k) * C + c, x[k]);
 }
 
-void embedding_forward(real *out, const int32_t *tokens, const real *wte, int64_t first, int64_t count,
-                       int64_t R, int64_t C, cf_stream *stream) {
+void embedding_forward(real *out, const int32_t *tokens, const real *wte, int64_t first, int64_t count, int64_t R, int64_t C,
+                       cf_stream *stream) {
     bool packed = packable(C, out, wte);
     tiling t = tile(R, C, packed ? PACK : 1);
-    cf_launch(packed ? lookup_kernel<PACK> : lookup_kernel<1>, t.blocks, t.threads, stream, out, tokens, wte,
-              first, count, R, C);
+    cf_launch(packed ? lookup_kernel<PACK> : lookup_kernel<1>, t.blocks, t.threads, stream, out, tokens, wte, first, count, R, C);
 }
 
 // --- the rows sorted by token ---
 
-static __global__ void key_kernel(int32_t *keys, int32_t *rows, const int32_t *tokens, int64_t first,
-                                  int64_t count, int64_t R) {
+static __global__ void key_kernel(int32_t *keys, int32_t *rows, const int32_t *tokens, int64_t first, int64_t count, int64_t R) {
     int64_t r = (int64_t)blockIdx.x * KEY_THREADS + threadIdx.x;
     if (r >= R) return;
     keys[r] = held(tokens[r], first, count) ? (int32_t)(tokens[r] - first) : (int32_t)count;
@@ -90,8 +88,7 @@ static __device__ inline int sum_before(int x, int *all) {
 }
 
 // KEYS digits from i on, −1 behind the end.
-static __device__ inline void load_digits(int (&digit)[KEYS], const int32_t *keys, int64_t i, int64_t R,
-                                          int shift) {
+static __device__ inline void load_digits(int (&digit)[KEYS], const int32_t *keys, int64_t i, int64_t R, int shift) {
     const int N = cf_pack<int32_t>::N;
     if (i + KEYS <= R) {
 #pragma unroll
@@ -108,8 +105,7 @@ static __device__ inline void load_digits(int (&digit)[KEYS], const int32_t *key
 
 // A block per value of the digit that is `shift` bits up.
 static __global__ void __launch_bounds__(SORT_THREADS)
-    sort_kernel(int32_t *sorted_keys, int32_t *sorted_rows, const int32_t *keys, const int32_t *rows,
-                int64_t R, int shift) {
+    sort_kernel(int32_t *sorted_keys, int32_t *sorted_rows, const int32_t *keys, const int32_t *rows, int64_t R, int shift) {
     int own = (int)blockIdx.x, digit[KEYS], smaller[1] = {0};
     for (int64_t i = (int64_t)threadIdx.x * KEYS; i < R; i += STRETCH) {
         load_digits(digit, keys, i, R, shift);
@@ -142,13 +138,11 @@ static int64_t scratch_length(int64_t R) {
 
 static void grow_scratch(int64_t R, cf_stream *stream) {
     if (R <= scratch.R) return;
-    if (R > INT32_MAX - STRETCH)
-        cf_die("lower --micro-batch or --seq", "embedding: %lld rows in one pass", (long long)R);
+    if (R > INT32_MAX - STRETCH) cf_die("lower --micro-batch or --seq", "embedding: %lld rows in one pass", (long long)R);
     if (scratch.memory) cf_stream_sync(stream); // an earlier call may be using it
     cf_free(scratch.memory);
     scratch.R = R;
-    scratch.memory =
-        (int32_t *)cf_alloc(4 * scratch_length(R) * (int64_t)sizeof *scratch.memory, "embedding scratch");
+    scratch.memory = (int32_t *)cf_alloc(4 * scratch_length(R) * (int64_t)sizeof *scratch.memory, "embedding scratch");
 }
 
 typedef struct order {
@@ -158,15 +152,13 @@ typedef struct order {
 static order sort_rows(const int32_t *tokens, int64_t first, int64_t count, int64_t R, cf_stream *stream) {
     grow_scratch(R, stream);
     int64_t length = scratch_length(R);
-    int32_t *keys = scratch.memory, *rows = keys + length, *other_keys = rows + length,
-            *other_rows = other_keys + length;
-    cf_launch(key_kernel, dim3((unsigned)ceil_div(R, KEY_THREADS)), dim3(KEY_THREADS), stream, keys, rows,
-              tokens, first, count, R);
+    int32_t *keys = scratch.memory, *rows = keys + length, *other_keys = rows + length, *other_rows = other_keys + length;
+    cf_launch(key_kernel, dim3((unsigned)ceil_div(R, KEY_THREADS)), dim3(KEY_THREADS), stream, keys, rows, tokens, first, count, R);
     for (int shift = 0; count >> shift > 0; shift += DIGIT_BITS) {
         int64_t highest = count >> shift; // without the digits below
         if (highest > DIGITS - 1) highest = DIGITS - 1;
-        cf_launch(sort_kernel, dim3((unsigned)highest + 1), dim3(SORT_THREADS), stream, other_keys,
-                  other_rows, keys, rows, R, shift);
+        cf_launch(sort_kernel, dim3((unsigned)highest + 1), dim3(SORT_THREADS), stream, other_keys, other_rows, keys, rows, R,
+                  shift);
         int32_t *keys_before = keys, *rows_before = rows;
         keys = other_keys, rows = other_rows, other_keys = keys_before, other_rows = rows_before;
     }
@@ -209,31 +201,30 @@ static __global__ void __launch_bounds__(RUN_THREADS_MAX)
 }
 
 template <typename T>
-static void add_rows(precise *dwte, const T *dout, const int32_t *tokens, int64_t first, int64_t count,
-                     int64_t R, int64_t C, cf_stream *stream) {
+static void add_rows(precise *dwte, const T *dout, const int32_t *tokens, int64_t first, int64_t count, int64_t R, int64_t C,
+                     cf_stream *stream) {
     if (R == 0 || count == 0) return;
     order sorted = sort_rows(tokens, first, count, R, stream);
     bool packed = packable(C, dwte) && packable(C, dout);
     int64_t threads = ceil_div(ceil_div(C, packed ? PACK : 1), WARP) * WARP;
     if (threads > RUN_THREADS_MAX) threads = RUN_THREADS_MAX;
-    cf_launch(packed ? add_runs_kernel<PACK, T> : add_runs_kernel<1, T>, dim3((unsigned)R),
-              dim3((unsigned)threads), stream, dwte, dout, sorted, count, R, C);
+    cf_launch(packed ? add_runs_kernel<PACK, T> : add_runs_kernel<1, T>, dim3((unsigned)R), dim3((unsigned)threads), stream, dwte,
+              dout, sorted, count, R, C);
 }
 
-void embedding_backward(precise *dwte, const real *dout, const int32_t *tokens, int64_t first, int64_t count,
-                        int64_t R, int64_t C, cf_stream *stream) {
+void embedding_backward(precise *dwte, const real *dout, const int32_t *tokens, int64_t first, int64_t count, int64_t R, int64_t C,
+                        cf_stream *stream) {
     add_rows(dwte, dout, tokens, first, count, R, C, stream);
 }
 
-void embedding_add(precise *dwte, const precise *dout, const int32_t *tokens, int64_t first, int64_t count,
-                   int64_t R, int64_t C, cf_stream *stream) {
+void embedding_add(precise *dwte, const precise *dout, const int32_t *tokens, int64_t first, int64_t count, int64_t R, int64_t C,
+                   cf_stream *stream) {
     add_rows(dwte, dout, tokens, first, count, R, C, stream);
 }
 
 // --- positions ---
 
-template <int W>
-static __global__ void add_position_kernel(real *x, const real *wpe, int64_t B, int64_t R, int64_t C) {
+template <int W> static __global__ void add_position_kernel(real *x, const real *wpe, int64_t B, int64_t R, int64_t C) {
     int64_t c = tile_column<W>(), begin = (int64_t)blockIdx.x * TILE_ROWS, t = begin / B, b = begin % B;
     if (c >= C) return;
     values<W> sum[TILE_ROWS], add[TILE_ROWS];
@@ -252,17 +243,15 @@ static __global__ void add_position_kernel(real *x, const real *wpe, int64_t B, 
     }
 }
 
-void position_forward(real *x, const real *wpe, int64_t t0, int64_t T, int64_t B, int64_t C,
-                      cf_stream *stream) {
+void position_forward(real *x, const real *wpe, int64_t t0, int64_t T, int64_t B, int64_t C, cf_stream *stream) {
     bool packed = packable(C, x, wpe);
     tiling t = tile(T * B, C, packed ? PACK : 1);
-    cf_launch(packed ? add_position_kernel<PACK> : add_position_kernel<1>, t.blocks, t.threads, stream, x,
-              wpe + t0 * C, B, T * B, C);
+    cf_launch(packed ? add_position_kernel<PACK> : add_position_kernel<1>, t.blocks, t.threads, stream, x, wpe + t0 * C, B, T * B,
+              C);
 }
 
 // A thread has W columns of one position, and adds over b.
-template <int W>
-static __global__ void add_batch_kernel(precise *dwpe, const real *dx, int64_t T, int64_t B, int64_t C) {
+template <int W> static __global__ void add_batch_kernel(precise *dwpe, const real *dx, int64_t T, int64_t B, int64_t C) {
     int64_t wide = C / W, i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, t = i / wide, c = i % wide * W;
     if (t >= T) return;
     values<W> sum = load<W>(dwpe + t * C + c);
@@ -276,11 +265,10 @@ static __global__ void add_batch_kernel(precise *dwpe, const real *dx, int64_t T
     store<W>(dwpe + t * C + c, sum);
 }
 
-void position_backward(precise *dwpe, const real *dx, int64_t t0, int64_t T, int64_t B, int64_t C,
-                       cf_stream *stream) {
+void position_backward(precise *dwpe, const real *dx, int64_t t0, int64_t T, int64_t B, int64_t C, cf_stream *stream) {
     const int64_t threads = 128;
     bool packed = packable(C, dwpe) && packable(C, dx);
     int64_t items = T * (packed ? C / PACK : C);
-    cf_launch(packed ? add_batch_kernel<PACK> : add_batch_kernel<1>, dim3((unsigned)ceil_div(items, threads)),
-              dim3(threads), stream, dwpe + t0 * C, dx, T, B, C);
+    cf_launch(packed ? add_batch_kernel<PACK> : add_batch_kernel<1>, dim3((unsigned)ceil_div(items, threads)), dim3(threads),
+              stream, dwpe + t0 * C, dx, T, B, C);
 }

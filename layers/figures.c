@@ -11,8 +11,7 @@ void figures_create(rank_figures *f, cf_context *context, const cf_group *world,
     f->device = cf_alloc(numbers * (int64_t)sizeof(double), "optimizer state");
     f->all = calloc((size_t)numbers, sizeof *f->all);
     if (!f->all) cf_die(NULL, "out of memory for the figures of %d ranks", world->size);
-    f->gather = cf_fuse_create(context, overlap_plan(how, "report", world, CF_ALLGATHER, CF_NO_COMPUTE,
-                                                     CF_FP64, REPORT));
+    f->gather = cf_fuse_create(context, overlap_plan(how, "report", world, CF_ALLGATHER, CF_NO_COMPUTE, CF_FP64, REPORT));
 }
 
 void figures_free(rank_figures *f) {

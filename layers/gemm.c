@@ -10,21 +10,20 @@ static void without_terms(int64_t m, int64_t n, precise beta, precise *c, int64_
         for (int64_t j = 0; j < n; j++) c[i * ldc + j] = 0;
 }
 
-void gemm(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, const precise *a, int64_t lda,
-          const precise *b, int64_t ldb, precise beta, precise *c, int64_t ldc, cf_stream *stream) {
+void gemm(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, const precise *a, int64_t lda, const precise *b,
+          int64_t ldb, precise beta, precise *c, int64_t ldc, cf_stream *stream) {
     (void)stream;
     if (m == 0 || n == 0) return;
     if (k == 0) {
         without_terms(m, n, beta, c, ldc);
         return;
     }
-    dnnl_status_t status = dnnl_sgemm(transpose_a ? 'T' : 'N', transpose_b ? 'T' : 'N', m, n, k, 1.0f, a, lda,
-                                      b, ldb, beta, c, ldc);
+    dnnl_status_t status =
+        dnnl_sgemm(transpose_a ? 'T' : 'N', transpose_b ? 'T' : 'N', m, n, k, 1.0f, a, lda, b, ldb, beta, c, ldc);
     if (status != dnnl_success)
         cf_die("a row length below the row's width is a bug in the caller; status 1 is lack of memory",
                "dnnl_sgemm failed with status %d: op(a) %lld x %lld (row length %lld), op(b) %lld x %lld "
                "(%lld), "
                "c row length %lld",
-               (int)status, (long long)m, (long long)k, (long long)lda, (long long)k, (long long)n,
-               (long long)ldb, (long long)ldc);
+               (int)status, (long long)m, (long long)k, (long long)lda, (long long)k, (long long)n, (long long)ldb, (long long)ldc);
 }

@@ -17,8 +17,7 @@ static bool has(int isa) {
 
 static bool multiplies_bf16_fast(void) {
 #if defined(__x86_64__)
-    return has(dnnl_cpu_isa_avx512_core_amx) ||
-           (has(dnnl_cpu_isa_avx512_core_bf16) && __builtin_cpu_is("amd"));
+    return has(dnnl_cpu_isa_avx512_core_amx) || (has(dnnl_cpu_isa_avx512_core_bf16) && __builtin_cpu_is("amd"));
 #else
     return false;
 #endif
@@ -53,18 +52,14 @@ static void multiply(product of, const real *a, const real *b, void *c) {
         gemm_bf16_widened(&of, a, b, c);
 }
 
-void gemm_to_real(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, const real *a,
-                  int64_t lda, const real *b, int64_t ldb, precise beta, real *c, int64_t ldc,
-                  cf_stream *stream) {
+void gemm_to_real(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, const real *a, int64_t lda, const real *b,
+                  int64_t ldb, precise beta, real *c, int64_t ldc, cf_stream *stream) {
     (void)stream;
-    multiply((product){transpose_a, transpose_b, m, n, k, lda, ldb, ldc, .wide = false, .add = beta != 0}, a,
-             b, c);
+    multiply((product){transpose_a, transpose_b, m, n, k, lda, ldb, ldc, .wide = false, .add = beta != 0}, a, b, c);
 }
 
-void gemm_to_precise(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, const real *a,
-                     int64_t lda, const real *b, int64_t ldb, precise beta, precise *c, int64_t ldc,
-                     cf_stream *stream) {
+void gemm_to_precise(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, const real *a, int64_t lda, const real *b,
+                     int64_t ldb, precise beta, precise *c, int64_t ldc, cf_stream *stream) {
     (void)stream;
-    multiply((product){transpose_a, transpose_b, m, n, k, lda, ldb, ldc, .wide = true, .add = beta != 0}, a,
-             b, c);
+    multiply((product){transpose_a, transpose_b, m, n, k, lda, ldb, ldc, .wide = true, .add = beta != 0}, a, b, c);
 }

@@ -36,11 +36,10 @@ static const char *name_of(dnnl_status_t status) {
 #define CHECK(call, product) check((call), #call, product)
 static void check(dnnl_status_t status, const char *call, const product *p) {
     if (status == dnnl_success) return;
-    cf_die(
-        "set DNNL_VERBOSE=1 to see more",
-        "%.*s says %s (%d): product (%lld, %lld) · (%lld, %lld) of bf16, rows of %lld, %lld, %lld elements",
-        (int)strcspn(call, "("), call, name_of(status), (int)status, (long long)p->m, (long long)p->k,
-        (long long)p->k, (long long)p->n, (long long)p->lda, (long long)p->ldb, (long long)p->ldc);
+    cf_die("set DNNL_VERBOSE=1 to see more",
+           "%.*s says %s (%d): product (%lld, %lld) · (%lld, %lld) of bf16, rows of %lld, %lld, %lld elements",
+           (int)strcspn(call, "("), call, name_of(status), (int)status, (long long)p->m, (long long)p->k, (long long)p->k,
+           (long long)p->n, (long long)p->lda, (long long)p->ldb, (long long)p->ldc);
 }
 
 // --- what differs between oneDNN 2 and 3 ---
@@ -48,8 +47,7 @@ static void check(dnnl_status_t status, const char *call, const product *p) {
 typedef dnnl_memory_desc_t matrix; // a value in oneDNN 2, in 3 a pointer to what is given back
 
 #if DNNL_VERSION_MAJOR >= 3
-static void describe(matrix *x, const dnnl_dims_t size, dnnl_data_type_t type, const dnnl_dims_t steps,
-                     const product *of) {
+static void describe(matrix *x, const dnnl_dims_t size, dnnl_data_type_t type, const dnnl_dims_t steps, const product *of) {
     CHECK(dnnl_memory_desc_create_with_strides(x, 2, size, type, steps), of);
 }
 
@@ -72,8 +70,7 @@ static void forget(matrix *x, const product *of) {
     CHECK(dnnl_memory_desc_destroy(*x), of);
 }
 #else
-static void describe(matrix *x, const dnnl_dims_t size, dnnl_data_type_t type, const dnnl_dims_t steps,
-                     const product *of) {
+static void describe(matrix *x, const dnnl_dims_t size, dnnl_data_type_t type, const dnnl_dims_t steps, const product *of) {
     CHECK(dnnl_memory_desc_init_by_strides(x, 2, size, type, steps), of);
 }
 
@@ -87,9 +84,7 @@ static dnnl_status_t create_operation(dnnl_primitive_desc_t *operation, matrix *
                                       dnnl_primitive_attr_t attributes) {
     dnnl_matmul_desc_t matmul;
     dnnl_status_t status = dnnl_matmul_desc_init(&matmul, a, b, NULL, c);
-    return status != dnnl_success
-               ? status
-               : dnnl_primitive_desc_create(operation, &matmul, attributes, onednn.engine, NULL);
+    return status != dnnl_success ? status : dnnl_primitive_desc_create(operation, &matmul, attributes, onednn.engine, NULL);
 }
 
 static void append_sum(dnnl_post_ops_t after, const product *of) {
@@ -103,8 +98,8 @@ static void forget(matrix *x, const product *of) {
 
 // --- plans ---
 
-static void describe_rows(matrix *x, int64_t rows, int64_t columns, bool transpose, int64_t ld,
-                          dnnl_data_type_t type, const product *of) {
+static void describe_rows(matrix *x, int64_t rows, int64_t columns, bool transpose, int64_t ld, dnnl_data_type_t type,
+                          const product *of) {
     const dnnl_dims_t size = {rows, columns}, steps = {transpose ? 1 : ld, transpose ? ld : 1};
     describe(x, size, type, steps, of);
 }
@@ -179,9 +174,7 @@ void gemm_bf16_onednn(const product *of, const real *a, const real *b, void *c) 
         return;
     }
     plan *p = plan_for(of);
-    const dnnl_exec_arg_t arguments[] = {{DNNL_ARG_SRC, p->a},
-                                         {DNNL_ARG_WEIGHTS, p->b},
-                                         {DNNL_ARG_DST, p->c}};
+    const dnnl_exec_arg_t arguments[] = {{DNNL_ARG_SRC, p->a}, {DNNL_ARG_WEIGHTS, p->b}, {DNNL_ARG_DST, p->c}};
     CHECK(dnnl_memory_set_data_handle(p->a, (void *)a), of);
     CHECK(dnnl_memory_set_data_handle(p->b, (void *)b), of);
     CHECK(dnnl_memory_set_data_handle(p->c, c), of);

@@ -32,14 +32,13 @@ static float *at_least(buffer *b, int64_t size) {
     free(b->at);
     b->at = malloc((size_t)size * sizeof *b->at);
     if (!b->at)
-        cf_die("use smaller micro-batches, or fewer ranks on a host",
-               "out of memory: %lld bytes for a product of bf16", (long long)size * (long long)sizeof *b->at);
+        cf_die("use smaller micro-batches, or fewer ranks on a host", "out of memory: %lld bytes for a product of bf16",
+               (long long)size * (long long)sizeof *b->at);
     b->size = size;
     return b->at;
 }
 
-static void widen(float *restrict to, int64_t to_row, const real *restrict from, int64_t from_row,
-                  int64_t rows, int64_t columns) {
+static void widen(float *restrict to, int64_t to_row, const real *restrict from, int64_t from_row, int64_t rows, int64_t columns) {
 #pragma omp parallel for
     for (int64_t r = 0; r < rows; r++) {
 #pragma omp simd
@@ -47,8 +46,7 @@ static void widen(float *restrict to, int64_t to_row, const real *restrict from,
     }
 }
 
-static void narrow(real *restrict to, int64_t to_row, const float *restrict from, int64_t from_row,
-                   int64_t rows, int64_t columns) {
+static void narrow(real *restrict to, int64_t to_row, const float *restrict from, int64_t from_row, int64_t rows, int64_t columns) {
 #pragma omp parallel for
     for (int64_t r = 0; r < rows; r++) {
 #pragma omp simd
@@ -62,8 +60,7 @@ typedef struct panel {
     int64_t row; // elements from one row to the next
 } panel;
 
-static panel widen_panel(buffer *to, const real *x, int64_t ld, bool across, int64_t first, int64_t count,
-                         int64_t terms) {
+static panel widen_panel(buffer *to, const real *x, int64_t ld, bool across, int64_t first, int64_t count, int64_t terms) {
     const int64_t rows = across ? terms : count, columns = across ? count : terms, row = columns + GAP;
     float *at = at_least(to, rows * row);
     widen(at, row, x + (across ? first : first * ld), ld, rows, columns);

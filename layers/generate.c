@@ -27,8 +27,7 @@ static int64_t padded(int64_t length, int64_t tp, int64_t T) {
     return enough < T ? enough : T;
 }
 
-void gpt_generate(gpt *g, int32_t first, uint64_t seed, uint64_t stream, int64_t T, int32_t *inputs,
-                  int32_t *token, int count) {
+void gpt_generate(gpt *g, int32_t first, uint64_t seed, uint64_t stream, int64_t T, int32_t *inputs, int32_t *token, int count) {
     int64_t V = g->params.shape.V, tp = g->mesh->tp, length = 1;
     float *logits = malloc((size_t)V * sizeof *logits);
     if (!logits) cf_die(NULL, "out of memory for a sample");

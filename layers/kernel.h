@@ -50,8 +50,7 @@ template <typename T> static __device__ inline void store_pack(T *to, const cf_p
 #ifdef __CUDA_ARCH__
     unsigned word[4];
     memcpy(word, &pack, sizeof word);
-    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(word[0]), "r"(word[1]),
-                 "r"(word[2]), "r"(word[3])
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3])
                  : "memory");
 #else
     *(cf_pack<T> *)to = pack;
@@ -120,8 +119,8 @@ template <typename Map> static __global__ void each_kernel(Map map, int64_t pack
 // map.at<W>(i) processes elements i … i + W − 1, with W = PACK only if packed. Every element is processed once.
 template <typename Map> static void each(Map map, int64_t n, bool packed, cf_stream *stream) {
     int64_t packs = packed ? n / PACK : 0, items = n - packs * (PACK - 1);
-    cf_launch(each_kernel<Map>, dim3((unsigned)ceil_div(items, EACH_THREADS * EACH_ITEMS)),
-              dim3(EACH_THREADS), stream, map, packs, items);
+    cf_launch(each_kernel<Map>, dim3((unsigned)ceil_div(items, EACH_THREADS * EACH_ITEMS)), dim3(EACH_THREADS), stream, map, packs,
+              items);
 }
 
 // --- rows with columns in common ---
@@ -191,8 +190,7 @@ static __device__ inline float block_max(float x) {
     __shared__ float of_warp[WARP];
     int warps = (int)blockDim.x / WARP;
 #pragma unroll
-    for (int distance = WARP / 2; distance > 0; distance /= 2)
-        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, distance));
+    for (int distance = WARP / 2; distance > 0; distance /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, distance));
     __syncthreads();
     if (threadIdx.x % WARP == 0) of_warp[threadIdx.x / WARP] = x;
     __syncthreads();

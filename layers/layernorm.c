@@ -10,8 +10,8 @@
 enum { BLOCKS = 32 };
 static const precise EPS = (precise)1e-5;
 
-void layernorm_forward(real *out, precise *mean, precise *rstd, const real *x, const real *w, const real *b,
-                       int64_t R, int64_t C, cf_stream *stream) {
+void layernorm_forward(real *out, precise *mean, precise *rstd, const real *x, const real *w, const real *b, int64_t R, int64_t C,
+                       cf_stream *stream) {
     (void)stream;
 #pragma omp parallel for
     for (int64_t r = 0; r < R; r++) {
@@ -25,8 +25,7 @@ void layernorm_forward(real *out, precise *mean, precise *rstd, const real *x, c
         for (int64_t c = 0; c < C; c++) squares += (precise_of(row[c]) - m) * (precise_of(row[c]) - m);
         precise s = 1 / sqrt_real(squares / (precise)C + EPS);
 #pragma omp simd
-        for (int64_t c = 0; c < C; c++)
-            out_row[c] = real_of((precise_of(row[c]) - m) * s * precise_of(w[c]) + precise_of(b[c]));
+        for (int64_t c = 0; c < C; c++) out_row[c] = real_of((precise_of(row[c]) - m) * s * precise_of(w[c]) + precise_of(b[c]));
         if (mean) mean[r] = m;
         if (rstd) rstd[r] = s;
     }
@@ -38,9 +37,8 @@ int64_t layernorm_scratch(int64_t C) {
 
 // dx (C) += the gradient of one row; dw, db (C) += its share.
 // With h = (x − mean) · rstd and g = dy · w:  dx += rstd · (g − mean(g) − h · mean(g · h)).
-static void backward_row(real *restrict dx, precise *restrict dw, precise *restrict db,
-                         const real *restrict dy, const real *restrict x, const real *restrict w,
-                         precise mean, precise rstd, int64_t C) {
+static void backward_row(real *restrict dx, precise *restrict dw, precise *restrict db, const real *restrict dy,
+                         const real *restrict x, const real *restrict w, precise mean, precise rstd, int64_t C) {
     precise sum_g = 0, sum_gh = 0;
 #pragma omp simd reduction(+ : sum_g, sum_gh)
     for (int64_t c = 0; c < C; c++) {
@@ -58,9 +56,8 @@ static void backward_row(real *restrict dx, precise *restrict dw, precise *restr
     }
 }
 
-void layernorm_backward(real *dx, precise *dw, precise *db, const real *dy, const real *x, const real *w,
-                        const precise *mean, const precise *rstd, precise *scratch, int64_t R, int64_t C,
-                        cf_stream *stream) {
+void layernorm_backward(real *dx, precise *dw, precise *db, const real *dy, const real *x, const real *w, const precise *mean,
+                        const precise *rstd, precise *scratch, int64_t R, int64_t C, cf_stream *stream) {
     (void)stream;
     int64_t block = ceil_div(R, BLOCKS);
 #pragma omp parallel for schedule(static)

@@ -25,8 +25,7 @@ static int64_t threads_of_row(int64_t C, int64_t W) {
 
 template <int W>
 static __global__ void __launch_bounds__(THREADS_MAX)
-    forward_kernel(real *out, precise *mean, precise *rstd, const real *x, const real *w, const real *b,
-                   int64_t R, int64_t C) {
+    forward_kernel(real *out, precise *mean, precise *rstd, const real *x, const real *w, const real *b, int64_t R, int64_t C) {
     int64_t c = (int64_t)threadIdx.x * W, first = (int64_t)blockIdx.x * ROWS;
     bool mine = c < C;
     int64_t at = mine ? c : 0;
@@ -70,16 +69,15 @@ static __global__ void __launch_bounds__(THREADS_MAX)
 }
 
 // A block per row.
-static __global__ void forward_long_kernel(real *out, precise *mean, precise *rstd, const real *x,
-                                           const real *w, const real *b, int64_t C) {
+static __global__ void forward_long_kernel(real *out, precise *mean, precise *rstd, const real *x, const real *w, const real *b,
+                                           int64_t C) {
     const real *row = x + blockIdx.x * C;
     real *out_row = out + blockIdx.x * C;
     float sum[1] = {0}, squares[1] = {0};
     for (int64_t c = threadIdx.x; c < C; c += LONG_THREADS) sum[0] += to_float(row[c]);
     block_sum(sum);
     float m = sum[0] / (float)C;
-    for (int64_t c = threadIdx.x; c < C; c += LONG_THREADS)
-        squares[0] += (to_float(row[c]) - m) * (to_float(row[c]) - m);
+    for (int64_t c = threadIdx.x; c < C; c += LONG_THREADS) squares[0] += (to_float(row[c]) - m) * (to_float(row[c]) - m);
     block_sum(squares);
     float s = 1 / sqrtf(squares[0] / (float)C + EPS);
     for (int64_t c = threadIdx.x; c < C; c += LONG_THREADS)
@@ -88,16 +86,15 @@ static __global__ void forward_long_kernel(real *out, precise *mean, precise *rs
     if (threadIdx.x == 0 && rstd) rstd[blockIdx.x] = s;
 }
 
-void layernorm_forward(real *out, precise *mean, precise *rstd, const real *x, const real *w, const real *b,
-                       int64_t R, int64_t C, cf_stream *stream) {
+void layernorm_forward(real *out, precise *mean, precise *rstd, const real *x, const real *w, const real *b, int64_t R, int64_t C,
+                       cf_stream *stream) {
     bool packed = packable(C, out, x, w, b);
     int64_t threads = threads_of_row(C, packed ? PACK : 1);
     if (threads > 0)
-        cf_launch(packed ? forward_kernel<PACK> : forward_kernel<1>, dim3((unsigned)ceil_div(R, ROWS)),
-                  dim3((unsigned)threads), stream, out, mean, rstd, x, w, b, R, C);
+        cf_launch(packed ? forward_kernel<PACK> : forward_kernel<1>, dim3((unsigned)ceil_div(R, ROWS)), dim3((unsigned)threads),
+                  stream, out, mean, rstd, x, w, b, R, C);
     else
-        cf_launch(forward_long_kernel, dim3((unsigned)R), dim3(LONG_THREADS), stream, out, mean, rstd, x, w,
-                  b, C);
+        cf_launch(forward_long_kernel, dim3((unsigned)R), dim3(LONG_THREADS), stream, out, mean, rstd, x, w, b, C);
 }
 
 int64_t layernorm_scratch(int64_t C) {
@@ -108,8 +105,8 @@ int64_t layernorm_scratch(int64_t C) {
 // partial (stretches, 2, C): dw and db of each stretch of rows.
 template <int W>
 static __global__ void __launch_bounds__(THREADS_MAX)
-    backward_kernel(real *dx, precise *partial, const real *dy, const real *x, const real *w,
-                    const precise *mean, const precise *rstd, int64_t stretch, int64_t R, int64_t C) {
+    backward_kernel(real *dx, precise *partial, const real *dy, const real *x, const real *w, const precise *mean,
+                    const precise *rstd, int64_t stretch, int64_t R, int64_t C) {
     int64_t c = (int64_t)threadIdx.x * W, begin = blockIdx.x * stretch;
     int64_t end = begin + stretch < R ? begin + stretch : R;
     bool mine = c < C;
@@ -156,9 +153,8 @@ static __global__ void __launch_bounds__(THREADS_MAX)
 }
 
 // The same for long rows: dw and db add up in the scratch, each element by one thread.
-static __global__ void backward_long_kernel(real *dx, precise *partial, const real *dy, const real *x,
-                                            const real *w, const precise *mean, const precise *rstd,
-                                            int64_t stretch, int64_t R, int64_t C) {
+static __global__ void backward_long_kernel(real *dx, precise *partial, const real *dy, const real *x, const real *w,
+                                            const precise *mean, const precise *rstd, int64_t stretch, int64_t R, int64_t C) {
     int64_t begin = blockIdx.x * stretch, end = begin + stretch < R ? begin + stretch : R;
     precise *dw = partial + blockIdx.x * 2 * C, *db = dw + C;
     for (int64_t c = threadIdx.x; c < C; c += LONG_THREADS) dw[c] = db[c] = 0;
@@ -181,8 +177,7 @@ static __global__ void backward_long_kernel(real *dx, precise *partial, const re
 }
 
 // dw, db (C) += the sum over stretches of partial (stretches, 2, C)
-static __global__ void add_partials_kernel(precise *dw, precise *db, const precise *partial,
-                                           int64_t stretches, int64_t C) {
+static __global__ void add_partials_kernel(precise *dw, precise *db, const precise *partial, int64_t stretches, int64_t C) {
     __shared__ precise of_warp[ADD_WARPS][WARP];
     int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP;
     int64_t column = (int64_t)blockIdx.x * WARP + lane; // dw's columns and behind them db's
@@ -200,17 +195,15 @@ static __global__ void add_partials_kernel(precise *dw, precise *db, const preci
     *to += sum;
 }
 
-void layernorm_backward(real *dx, precise *dw, precise *db, const real *dy, const real *x, const real *w,
-                        const precise *mean, const precise *rstd, precise *scratch, int64_t R, int64_t C,
-                        cf_stream *stream) {
+void layernorm_backward(real *dx, precise *dw, precise *db, const real *dy, const real *x, const real *w, const precise *mean,
+                        const precise *rstd, precise *scratch, int64_t R, int64_t C, cf_stream *stream) {
     if (R == 0) return;
     bool packed = packable(C, dx, dy, x, w, scratch);
     int64_t threads = threads_of_row(C, packed ? PACK : 1);
     int64_t stretch = ceil_div(R, PARTIALS), stretches = ceil_div(R, stretch);
     auto kernel = threads == 0 ? backward_long_kernel : packed ? backward_kernel<PACK> : backward_kernel<1>;
     if (threads == 0) threads = LONG_THREADS;
-    cf_launch(kernel, dim3((unsigned)stretches), dim3((unsigned)threads), stream, dx, scratch, dy, x, w, mean,
-              rstd, stretch, R, C);
-    cf_launch(add_partials_kernel, dim3((unsigned)ceil_div(2 * C, WARP)), dim3(ADD_WARPS * WARP), stream, dw,
-              db, scratch, stretches, C);
+    cf_launch(kernel, dim3((unsigned)stretches), dim3((unsigned)threads), stream, dx, scratch, dy, x, w, mean, rstd, stretch, R, C);
+    cf_launch(add_partials_kernel, dim3((unsigned)ceil_div(2 * C, WARP)), dim3(ADD_WARPS * WARP), stream, dw, db, scratch,
+              stretches, C);
 }

@@ -22,8 +22,8 @@ static int64_t prepared_row(int64_t columns) {
 }
 
 // to (columns, rows) = from (rows, columns)ᵀ, both within larger matrices
-static void transpose_tile(real *restrict to, int64_t to_row, const real *restrict from, int64_t from_row,
-                           int64_t rows, int64_t columns) {
+static void transpose_tile(real *restrict to, int64_t to_row, const real *restrict from, int64_t from_row, int64_t rows,
+                           int64_t columns) {
     for (int64_t c = 0; c < columns; c++) {
 #pragma omp simd
         for (int64_t r = 0; r < rows; r++) to[c * to_row + r] = from[r * from_row + c];
@@ -51,8 +51,7 @@ const real *linear_prepare_forward(real *prepared, const real *w, int64_t IC, in
 const real *linear_prepare_dgrad(real *prepared, const real *w, int64_t IC, int64_t OC, cf_stream *stream) {
     (void)stream;
 #pragma omp parallel for
-    for (int64_t r = 0; r < OC; r++)
-        memcpy(prepared + r * prepared_row(IC), w + r * IC, (size_t)IC * sizeof *w);
+    for (int64_t r = 0; r < OC; r++) memcpy(prepared + r * prepared_row(IC), w + r * IC, (size_t)IC * sizeof *w);
     return prepared;
 }
 
@@ -69,51 +68,48 @@ static linear_rows one_block(int64_t R) {
     return (linear_rows){.blocks = 1, .rows = R};
 }
 
-void linear_forward(real *out, const real *x, const real *w, const real *bias, int64_t R, int64_t IC,
-                    int64_t OC, cf_stream *stream) {
+void linear_forward(real *out, const real *x, const real *w, const real *bias, int64_t R, int64_t IC, int64_t OC,
+                    cf_stream *stream) {
     linear_forward_blocks(out, x, w, bias, one_block(R), IC, OC, stream);
 }
 
-void linear_forward_add(real *out, const real *x, const real *w, int64_t R, int64_t IC, int64_t OC,
-                        cf_stream *stream) {
+void linear_forward_add(real *out, const real *x, const real *w, int64_t R, int64_t IC, int64_t OC, cf_stream *stream) {
     gemm_to_real(false, false, R, OC, IC, x, IC, w, prepared_row(OC), 1, out, OC, stream);
 }
 
-void linear_forward_gelu(real *out, real *pre, const real *x, const real *w, const real *bias, int64_t R,
-                         int64_t IC, int64_t OC, cf_stream *stream) {
+void linear_forward_gelu(real *out, real *pre, const real *x, const real *w, const real *bias, int64_t R, int64_t IC, int64_t OC,
+                         cf_stream *stream) {
     linear_forward_gelu_blocks(out, pre, x, w, bias, one_block(R), IC, OC, stream);
 }
 
-void linear_dgrad(real *dx, const real *dy, const real *w, int64_t R, int64_t IC, int64_t OC,
-                  cf_stream *stream) {
+void linear_dgrad(real *dx, const real *dy, const real *w, int64_t R, int64_t IC, int64_t OC, cf_stream *stream) {
     linear_dgrad_blocks(dx, dy, w, one_block(R), IC, OC, stream);
 }
 
-void linear_dgrad_add(real *dx, const real *dy, const real *w, int64_t R, int64_t IC, int64_t OC,
-                      cf_stream *stream) {
+void linear_dgrad_add(real *dx, const real *dy, const real *w, int64_t R, int64_t IC, int64_t OC, cf_stream *stream) {
     gemm_to_real(false, false, R, IC, OC, dy, OC, w, prepared_row(IC), 1, dx, IC, stream);
 }
 
-void linear_dgrad_gelu(real *dpre, const real *dy, const real *w, const real *pre, int64_t R, int64_t IC,
-                       int64_t OC, cf_stream *stream) {
+void linear_dgrad_gelu(real *dpre, const real *dy, const real *w, const real *pre, int64_t R, int64_t IC, int64_t OC,
+                       cf_stream *stream) {
     linear_dgrad_gelu_blocks(dpre, dy, w, pre, one_block(R), IC, OC, stream);
 }
 
-void linear_forward_blocks(real *out, const real *x, const real *w, const real *bias, linear_rows r,
-                           int64_t IC, int64_t OC, cf_stream *stream) {
+void linear_forward_blocks(real *out, const real *x, const real *w, const real *bias, linear_rows r, int64_t IC, int64_t OC,
+                           cf_stream *stream) {
     const int64_t most = bias ? ROW_BLOCK : r.rows;
     for (int64_t i = 0; i < r.blocks; i++)
         for (int64_t row = 0; row < r.rows; row += most) {
             int64_t rows = smaller(r.rows - row, most);
             real *to = out + (i * r.out + row) * OC;
             if (bias) fill_with_bias(to, bias, rows, OC);
-            gemm_to_real(false, false, rows, OC, IC, x + (i * r.in + row) * IC, IC, w, prepared_row(OC),
-                         bias ? 1 : 0, to, OC, stream);
+            gemm_to_real(false, false, rows, OC, IC, x + (i * r.in + row) * IC, IC, w, prepared_row(OC), bias ? 1 : 0, to, OC,
+                         stream);
         }
 }
 
-void linear_forward_gelu_blocks(real *out, real *pre, const real *x, const real *w, const real *bias,
-                                linear_rows r, int64_t IC, int64_t OC, cf_stream *stream) {
+void linear_forward_gelu_blocks(real *out, real *pre, const real *x, const real *w, const real *bias, linear_rows r, int64_t IC,
+                                int64_t OC, cf_stream *stream) {
     for (int64_t i = 0; i < r.blocks; i++) { // while the block is in the cache
         real *block = pre + i * r.out * OC;
         linear_forward(block, x + i * r.in * IC, w, bias, r.rows, IC, OC, stream);
@@ -121,15 +117,13 @@ void linear_forward_gelu_blocks(real *out, real *pre, const real *x, const real 
     }
 }
 
-void linear_dgrad_blocks(real *dx, const real *dy, const real *w, linear_rows r, int64_t IC, int64_t OC,
-                         cf_stream *stream) {
+void linear_dgrad_blocks(real *dx, const real *dy, const real *w, linear_rows r, int64_t IC, int64_t OC, cf_stream *stream) {
     for (int64_t i = 0; i < r.blocks; i++)
-        gemm_to_real(false, false, r.rows, IC, OC, dy + i * r.in * OC, OC, w, prepared_row(IC), 0,
-                     dx + i * r.out * IC, IC, stream);
+        gemm_to_real(false, false, r.rows, IC, OC, dy + i * r.in * OC, OC, w, prepared_row(IC), 0, dx + i * r.out * IC, IC, stream);
 }
 
-void linear_dgrad_gelu_blocks(real *dpre, const real *dy, const real *w, const real *pre, linear_rows r,
-                              int64_t IC, int64_t OC, cf_stream *stream) {
+void linear_dgrad_gelu_blocks(real *dpre, const real *dy, const real *w, const real *pre, linear_rows r, int64_t IC, int64_t OC,
+                              cf_stream *stream) {
     for (int64_t i = 0; i < r.blocks; i++) {
         real *block = dpre + i * r.out * IC;
         linear_dgrad(block, dy + i * r.in * OC, w, r.rows, IC, OC, stream);
@@ -137,13 +131,12 @@ void linear_dgrad_gelu_blocks(real *dpre, const real *dy, const real *w, const r
     }
 }
 
-void linear_wgrad(precise *dw, const real *dy, const real *x, int64_t R, int64_t IC, int64_t OC, bool add,
-                  cf_stream *stream) {
+void linear_wgrad(precise *dw, const real *dy, const real *x, int64_t R, int64_t IC, int64_t OC, bool add, cf_stream *stream) {
     linear_wgrad_rows(dw, dy, OC, x, R, IC, OC, add, stream);
 }
 
-void linear_wgrad_rows(precise *dw, const real *dy, int64_t dy_row, const real *x, int64_t R, int64_t IC,
-                       int64_t rows, bool add, cf_stream *stream) {
+void linear_wgrad_rows(precise *dw, const real *dy, int64_t dy_row, const real *x, int64_t R, int64_t IC, int64_t rows, bool add,
+                       cf_stream *stream) {
     gemm_to_precise(true, false, rows, IC, R, dy, dy_row, x, IC, add, dw, IC, stream);
 }
 
@@ -157,14 +150,12 @@ int64_t linear_wgrad_depth_min(void) {
 }
 
 // sum (columns) = sum of rows of dy, in row order; four at a time, since the sums are in the cache and dy is not
-static void sum_rows(precise *restrict sum, const real *restrict dy, int64_t rows, int64_t columns,
-                     int64_t OC) {
+static void sum_rows(precise *restrict sum, const real *restrict dy, int64_t rows, int64_t columns, int64_t OC) {
     for (int64_t c = 0; c < columns; c++) sum[c] = 0;
     for (; rows >= 4; rows -= 4, dy += 4 * OC) {
 #pragma omp simd
         for (int64_t c = 0; c < columns; c++)
-            sum[c] = sum[c] + precise_of(dy[c]) + precise_of(dy[c + OC]) + precise_of(dy[c + 2 * OC]) +
-                     precise_of(dy[c + 3 * OC]);
+            sum[c] = sum[c] + precise_of(dy[c]) + precise_of(dy[c + OC]) + precise_of(dy[c + 2 * OC]) + precise_of(dy[c + 3 * OC]);
     }
     for (; rows > 0; rows--, dy += OC) {
 #pragma omp simd

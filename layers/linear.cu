@@ -54,7 +54,7 @@ typedef struct product {
     int64_t epilogue;                        // cublasLtEpilogue_t
     int64_t aligned_a, aligned_b, aligned_c; // bytes
     int64_t choice;                          // of the heuristic's list; 0: the first
-    int64_t blocks, step_a, step_c; // so many times, a and c so many elements further each time; b is one
+    int64_t blocks, step_a, step_c;          // so many times, a and c so many elements further each time; b is one
 } product;
 
 typedef struct plan {
@@ -82,12 +82,11 @@ static struct {
 static void check(cublasStatus_t status, const char *call, const product *p) {
     if (status == CUBLAS_STATUS_SUCCESS) return;
     cf_die("set CUBLASLT_LOG_LEVEL=2 to see more; a kernel that failed before may show only here",
-           "%.*s: %s: product (%lld, %lld) · (%lld, %lld)%s%s%s, rows of %lld, %lld, %lld elements",
-           (int)strcspn(call, "("), call, cublasLtGetStatusString(status), (long long)p->m, (long long)p->k,
-           (long long)p->k, (long long)p->n, p->transpose_a ? ", first transposed" : "",
-           p->transpose_b ? ", second transposed" : "",
-           p->epilogue == CUBLASLT_EPILOGUE_DEFAULT ? "" : ", with an epilogue", (long long)p->lda,
-           (long long)p->ldb, (long long)p->ldc);
+           "%.*s: %s: product (%lld, %lld) · (%lld, %lld)%s%s%s, rows of %lld, %lld, %lld elements", (int)strcspn(call, "("), call,
+           cublasLtGetStatusString(status), (long long)p->m, (long long)p->k, (long long)p->k, (long long)p->n,
+           p->transpose_a ? ", first transposed" : "", p->transpose_b ? ", second transposed" : "",
+           p->epilogue == CUBLASLT_EPILOGUE_DEFAULT ? "" : ", with an epilogue", (long long)p->lda, (long long)p->ldb,
+           (long long)p->ldc);
 }
 
 static void *workspace(cf_stream *stream) {
@@ -126,11 +125,8 @@ static const void *no_further_aligned(const void *address) {
 
 static void repeat(cublasLtMatrixLayout_t layout, int64_t step, const product *of) {
     const int32_t times = (int32_t)of->blocks;
-    CHECK(cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &times, sizeof times),
-          of);
-    CHECK(cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &step,
-                                           sizeof step),
-          of);
+    CHECK(cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &times, sizeof times), of);
+    CHECK(cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &step, sizeof step), of);
 }
 
 static void describe(plan *p, const epilogue *e) {
@@ -143,8 +139,7 @@ static void describe(plan *p, const epilogue *e) {
     set_operation(p, CUBLASLT_MATMUL_DESC_EPILOGUE, &e->kind, sizeof e->kind);
     if (e->pre) set_operation(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &of->ldc, sizeof of->ldc);
     set_addresses(p, no_further_aligned(e->bias), no_further_aligned(e->pre));
-    if (e->pre)
-        set_operation(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE, &of->step_c, sizeof of->step_c);
+    if (e->pre) set_operation(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE, &of->step_c, sizeof of->step_c);
     // Columns of theirs are rows of ours as stored.
     CHECK(cublasLtMatrixLayoutCreate(&p->a, REAL_TYPE, (uint64_t)(of->transpose_a ? of->m : of->k),
                                      (uint64_t)(of->transpose_a ? of->k : of->m), of->lda),
@@ -152,16 +147,14 @@ static void describe(plan *p, const epilogue *e) {
     CHECK(cublasLtMatrixLayoutCreate(&p->b, REAL_TYPE, (uint64_t)(of->transpose_b ? of->k : of->n),
                                      (uint64_t)(of->transpose_b ? of->n : of->k), of->ldb),
           of);
-    CHECK(cublasLtMatrixLayoutCreate(&p->c, (cudaDataType_t)of->c_type, (uint64_t)of->n, (uint64_t)of->m,
-                                     of->ldc),
-          of);
+    CHECK(cublasLtMatrixLayoutCreate(&p->c, (cudaDataType_t)of->c_type, (uint64_t)of->n, (uint64_t)of->m, of->ldc), of);
     repeat(p->a, of->step_a, of);
     repeat(p->b, 0, of);
     repeat(p->c, of->step_c, of);
 }
 
-static void prefer(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t name,
-                   int64_t value, const product *of) {
+static void prefer(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t name, int64_t value,
+                   const product *of) {
     const uint32_t v = (uint32_t)value;
     CHECK(cublasLtMatmulPreferenceSetAttribute(preference, name, &v, sizeof v), of);
 }
@@ -173,20 +166,16 @@ static void choose_algorithm(plan *p) {
     cublasLtMatmulHeuristicResult_t result[CANDIDATES];
     int found = 0;
     CHECK(cublasLtMatmulPreferenceCreate(&preference), of);
-    CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes,
-                                               sizeof bytes),
-          of);
-    prefer(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE,
-           of);
+    CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof bytes), of);
+    prefer(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, of);
     prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, of->aligned_b, of);
     prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, of->aligned_a, of);
     prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, of->aligned_c, of);
     prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, of->aligned_c, of);
-    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(blas.handle, p->operation, p->b, p->a, p->c, p->c,
-                                                           preference, CANDIDATES, result, &found);
+    cublasStatus_t status =
+        cublasLtMatmulAlgoGetHeuristic(blas.handle, p->operation, p->b, p->a, p->c, p->c, preference, CANDIDATES, result, &found);
     // What an epilogue cannot do (odd leading dimensions, for one) is told in more than one way.
-    if (of->epilogue == CUBLASLT_EPILOGUE_DEFAULT && of->blocks == 1 && status != CUBLAS_STATUS_NOT_SUPPORTED)
-        CHECK(status, of);
+    if (of->epilogue == CUBLASLT_EPILOGUE_DEFAULT && of->blocks == 1 && status != CUBLAS_STATUS_NOT_SUPPORTED) CHECK(status, of);
     if (status != CUBLAS_STATUS_SUCCESS) found = 0;
     for (int i = 0; i < found; i++) {
         if (result[i].state != CUBLAS_STATUS_SUCCESS || p->proposed++ > of->choice) continue;
@@ -220,8 +209,7 @@ static plan *plan_for(const product *of, const epilogue *e) {
 
 enum { LANES = 32, WARPS = 8, THREADS = LANES * WARPS };
 
-template <typename out>
-static __global__ void plain_product(out *c, const real *a, const real *b, product of) {
+template <typename out> static __global__ void plain_product(out *c, const real *a, const real *b, product of) {
     const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x, row = i / of.n, column = i % of.n;
     if (row >= of.m) return;
     const int64_t a_step = of.transpose_a ? of.lda : 1, b_step = of.transpose_b ? 1 : of.ldb;
@@ -234,16 +222,15 @@ static __global__ void plain_product(out *c, const real *a, const real *b, produ
 // What cuBLASLt has no algorithm for is computed otherwise: as exactly, and slower.
 enum { A_PLAIN_KERNEL, AN_EPILOGUE, A_BATCH, REFUSALS };
 static void tell_of_refusal(int what, const product *of) {
-    static const char *const instead[] = {"a plain kernel multiplies",
-                                          "bias or GELU by own kernels, not in the product's epilogue",
+    static const char *const instead[] = {"a plain kernel multiplies", "bias or GELU by own kernels, not in the product's epilogue",
                                           "rows of several ranks by a product each, not by one for all"};
     static bool told[REFUSALS];
     if (!told[what] && cf_die_rank() == 0)
         fprintf(stderr,
                 "note: %s: cuBLASLt %zu has no algorithm for "
                 "(%lld, %lld) · (%lld, %lld), rows of %lld, %lld, %lld elements\n",
-                instead[what], cublasLtGetVersion(), (long long)of->m, (long long)of->k, (long long)of->k,
-                (long long)of->n, (long long)of->lda, (long long)of->ldb, (long long)of->ldc);
+                instead[what], cublasLtGetVersion(), (long long)of->m, (long long)of->k, (long long)of->k, (long long)of->n,
+                (long long)of->lda, (long long)of->ldb, (long long)of->ldc);
     told[what] = true;
 }
 
@@ -268,9 +255,8 @@ static bool multiply(product of, const real *a, const real *b, void *c, epilogue
     blas.proposed = p->proposed > 0 ? p->proposed : 1;
     if (p->possible) {
         set_addresses(p, e.bias, e.pre);
-        cublasStatus_t status =
-            cublasLtMatmul(blas.handle, p->operation, &one, b, p->b, a, p->a, &beta, c, p->c, c, p->c,
-                           &p->algorithm, workspace(stream), (size_t)WORKSPACE, cf_cuda_stream(stream));
+        cublasStatus_t status = cublasLtMatmul(blas.handle, p->operation, &one, b, p->b, a, p->a, &beta, c, p->c, c, p->c,
+                                               &p->algorithm, workspace(stream), (size_t)WORKSPACE, cf_cuda_stream(stream));
         p->possible = status != CUBLAS_STATUS_NOT_SUPPORTED && status != CUBLAS_STATUS_INVALID_VALUE;
         if (p->possible) check(status, "cublasLtMatmul", &of);
     }
@@ -333,22 +319,19 @@ static bool takes_bias(const real *bias) {
     return (uintptr_t)bias % 16 == 0;
 }
 
-void linear_forward(real *out, const real *x, const real *w, const real *bias, int64_t R, int64_t IC,
-                    int64_t OC, cf_stream *stream) {
+void linear_forward(real *out, const real *x, const real *w, const real *bias, int64_t R, int64_t IC, int64_t OC,
+                    cf_stream *stream) {
     if (R == 0 || OC == 0) return;
     if (bias) {
         const epilogue e = {CUBLASLT_EPILOGUE_BIAS, bias, NULL};
-        if (IC > 0 && takes_bias(bias) && multiply(dense(false, true, R, OC, IC, 0), x, w, out, e, stream))
-            return;
-        cf_launch(fill_with_bias, dim3((unsigned)((R * OC + THREADS - 1) / THREADS)), dim3(THREADS), stream,
-                  out, bias, R * OC, OC);
+        if (IC > 0 && takes_bias(bias) && multiply(dense(false, true, R, OC, IC, 0), x, w, out, e, stream)) return;
+        cf_launch(fill_with_bias, dim3((unsigned)((R * OC + THREADS - 1) / THREADS)), dim3(THREADS), stream, out, bias, R * OC, OC);
     }
     const product of = dense(false, true, R, OC, IC, bias ? 1 : 0);
     if (!over_nothing(of, out, stream)) multiply(of, x, w, out, PLAIN, stream);
 }
 
-void linear_forward_add(real *out, const real *x, const real *w, int64_t R, int64_t IC, int64_t OC,
-                        cf_stream *stream) {
+void linear_forward_add(real *out, const real *x, const real *w, int64_t R, int64_t IC, int64_t OC, cf_stream *stream) {
     const product of = dense(false, true, R, OC, IC, 1);
     if (!over_nothing(of, out, stream)) multiply(of, x, w, out, PLAIN, stream);
 }
@@ -358,93 +341,79 @@ static bool takes_gelu(const real *pre, int64_t row) {
     return REAL_TYPE == CUDA_R_16BF && row % 8 == 0 && (uintptr_t)pre % 16 == 0;
 }
 
-void linear_forward_gelu(real *out, real *pre, const real *x, const real *w, const real *bias, int64_t R,
-                         int64_t IC, int64_t OC, cf_stream *stream) {
+void linear_forward_gelu(real *out, real *pre, const real *x, const real *w, const real *bias, int64_t R, int64_t IC, int64_t OC,
+                         cf_stream *stream) {
     const epilogue e = {CUBLASLT_EPILOGUE_GELU_AUX_BIAS, bias, pre};
     if (R == 0 || OC == 0) return;
-    if (IC > 0 && takes_gelu(pre, OC) && takes_bias(bias) &&
-        multiply(dense(false, true, R, OC, IC, 0), x, w, out, e, stream))
+    if (IC > 0 && takes_gelu(pre, OC) && takes_bias(bias) && multiply(dense(false, true, R, OC, IC, 0), x, w, out, e, stream))
         return;
     linear_forward(pre, x, w, bias, R, IC, OC, stream);
     gelu_forward(out, pre, R * OC, stream);
 }
 
-void linear_dgrad(real *dx, const real *dy, const real *w, int64_t R, int64_t IC, int64_t OC,
-                  cf_stream *stream) {
+void linear_dgrad(real *dx, const real *dy, const real *w, int64_t R, int64_t IC, int64_t OC, cf_stream *stream) {
     const product of = dense(false, false, R, IC, OC, 0);
     if (!over_nothing(of, dx, stream)) multiply(of, dy, w, dx, PLAIN, stream);
 }
 
-void linear_dgrad_add(real *dx, const real *dy, const real *w, int64_t R, int64_t IC, int64_t OC,
-                      cf_stream *stream) {
+void linear_dgrad_add(real *dx, const real *dy, const real *w, int64_t R, int64_t IC, int64_t OC, cf_stream *stream) {
     const product of = dense(false, false, R, IC, OC, 1);
     if (!over_nothing(of, dx, stream)) multiply(of, dy, w, dx, PLAIN, stream);
 }
 
-void linear_dgrad_gelu(real *dpre, const real *dy, const real *w, const real *pre, int64_t R, int64_t IC,
-                       int64_t OC, cf_stream *stream) {
+void linear_dgrad_gelu(real *dpre, const real *dy, const real *w, const real *pre, int64_t R, int64_t IC, int64_t OC,
+                       cf_stream *stream) {
     const epilogue e = {CUBLASLT_EPILOGUE_DGELU, NULL, pre};
     if (R == 0 || IC == 0) return;
-    if (OC > 0 && takes_gelu(pre, IC) && multiply(dense(false, false, R, IC, OC, 0), dy, w, dpre, e, stream))
-        return;
+    if (OC > 0 && takes_gelu(pre, IC) && multiply(dense(false, false, R, IC, OC, 0), dy, w, dpre, e, stream)) return;
     linear_dgrad(dpre, dy, w, R, IC, OC, stream);
     gelu_backward(dpre, dpre, pre, R * IC, stream);
 }
 
 // False: there is one block or nothing to multiply, or the library does not multiply such together.
-static bool multiply_blocks(product of, const real *a, const real *b, real *c, epilogue e, linear_rows r,
-                            cf_stream *stream) {
+static bool multiply_blocks(product of, const real *a, const real *b, real *c, epilogue e, linear_rows r, cf_stream *stream) {
     if (r.blocks < 2 || of.m == 0 || of.n == 0 || of.k == 0) return false;
     of.blocks = r.blocks, of.step_a = r.in * of.k, of.step_c = r.out * of.n;
     return multiply(of, a, b, c, e, stream);
 }
 
-void linear_forward_blocks(real *out, const real *x, const real *w, const real *bias, linear_rows r,
-                           int64_t IC, int64_t OC, cf_stream *stream) {
+void linear_forward_blocks(real *out, const real *x, const real *w, const real *bias, linear_rows r, int64_t IC, int64_t OC,
+                           cf_stream *stream) {
     const epilogue biased = {CUBLASLT_EPILOGUE_BIAS, bias, NULL};
     if ((!bias || takes_bias(bias)) &&
         multiply_blocks(dense(false, true, r.rows, OC, IC, 0), x, w, out, bias ? biased : PLAIN, r, stream))
         return;
-    for (int64_t i = 0; i < r.blocks; i++)
-        linear_forward(out + i * r.out * OC, x + i * r.in * IC, w, bias, r.rows, IC, OC, stream);
+    for (int64_t i = 0; i < r.blocks; i++) linear_forward(out + i * r.out * OC, x + i * r.in * IC, w, bias, r.rows, IC, OC, stream);
 }
 
-void linear_forward_gelu_blocks(real *out, real *pre, const real *x, const real *w, const real *bias,
-                                linear_rows r, int64_t IC, int64_t OC, cf_stream *stream) {
+void linear_forward_gelu_blocks(real *out, real *pre, const real *x, const real *w, const real *bias, linear_rows r, int64_t IC,
+                                int64_t OC, cf_stream *stream) {
     const epilogue e = {CUBLASLT_EPILOGUE_GELU_AUX_BIAS, bias, pre};
-    if (takes_gelu(pre, OC) && takes_bias(bias) &&
-        multiply_blocks(dense(false, true, r.rows, OC, IC, 0), x, w, out, e, r, stream))
+    if (takes_gelu(pre, OC) && takes_bias(bias) && multiply_blocks(dense(false, true, r.rows, OC, IC, 0), x, w, out, e, r, stream))
         return;
     for (int64_t i = 0; i < r.blocks; i++)
-        linear_forward_gelu(out + i * r.out * OC, pre + i * r.out * OC, x + i * r.in * IC, w, bias, r.rows,
-                            IC, OC, stream);
+        linear_forward_gelu(out + i * r.out * OC, pre + i * r.out * OC, x + i * r.in * IC, w, bias, r.rows, IC, OC, stream);
 }
 
-void linear_dgrad_blocks(real *dx, const real *dy, const real *w, linear_rows r, int64_t IC, int64_t OC,
-                         cf_stream *stream) {
+void linear_dgrad_blocks(real *dx, const real *dy, const real *w, linear_rows r, int64_t IC, int64_t OC, cf_stream *stream) {
     if (multiply_blocks(dense(false, false, r.rows, IC, OC, 0), dy, w, dx, PLAIN, r, stream)) return;
-    for (int64_t i = 0; i < r.blocks; i++)
-        linear_dgrad(dx + i * r.out * IC, dy + i * r.in * OC, w, r.rows, IC, OC, stream);
+    for (int64_t i = 0; i < r.blocks; i++) linear_dgrad(dx + i * r.out * IC, dy + i * r.in * OC, w, r.rows, IC, OC, stream);
 }
 
-void linear_dgrad_gelu_blocks(real *dpre, const real *dy, const real *w, const real *pre, linear_rows r,
-                              int64_t IC, int64_t OC, cf_stream *stream) {
+void linear_dgrad_gelu_blocks(real *dpre, const real *dy, const real *w, const real *pre, linear_rows r, int64_t IC, int64_t OC,
+                              cf_stream *stream) {
     const epilogue e = {CUBLASLT_EPILOGUE_DGELU, NULL, pre};
-    if (takes_gelu(pre, IC) &&
-        multiply_blocks(dense(false, false, r.rows, IC, OC, 0), dy, w, dpre, e, r, stream))
-        return;
+    if (takes_gelu(pre, IC) && multiply_blocks(dense(false, false, r.rows, IC, OC, 0), dy, w, dpre, e, r, stream)) return;
     for (int64_t i = 0; i < r.blocks; i++)
-        linear_dgrad_gelu(dpre + i * r.out * IC, dy + i * r.in * OC, w, pre + i * r.out * IC, r.rows, IC, OC,
-                          stream);
+        linear_dgrad_gelu(dpre + i * r.out * IC, dy + i * r.in * OC, w, pre + i * r.out * IC, r.rows, IC, OC, stream);
 }
 
-void linear_wgrad(precise *dw, const real *dy, const real *x, int64_t R, int64_t IC, int64_t OC, bool add,
-                  cf_stream *stream) {
+void linear_wgrad(precise *dw, const real *dy, const real *x, int64_t R, int64_t IC, int64_t OC, bool add, cf_stream *stream) {
     linear_wgrad_rows(dw, dy, OC, x, R, IC, OC, add, stream);
 }
 
-void linear_wgrad_rows(precise *dw, const real *dy, int64_t dy_row, const real *x, int64_t R, int64_t IC,
-                       int64_t rows, bool add, cf_stream *stream) {
+void linear_wgrad_rows(precise *dw, const real *dy, int64_t dy_row, const real *x, int64_t R, int64_t IC, int64_t rows, bool add,
+                       cf_stream *stream) {
     product of = dense(true, false, rows, IC, R, add);
     of.lda = dy_row;
     of.c_type = CUDA_R_32F;
@@ -471,8 +440,7 @@ int64_t linear_wgrad_depth_min(void) {
 enum { BLOCKS_MAX = 64, ROWS_MIN = 64 };
 
 // partial (blocks, OC), blocks = gridDim.y
-template <int N>
-static __global__ void sum_rows(float *partial, const real *dy, int64_t R, int64_t OC, int64_t rows) {
+template <int N> static __global__ void sum_rows(float *partial, const real *dy, int64_t R, int64_t OC, int64_t rows) {
     struct alignas(N * sizeof(real)) pack {
         real value[N];
     };
@@ -518,8 +486,7 @@ void linear_bias_grad(precise *db, const real *dy, int64_t R, int64_t OC, cf_str
     if (blocks > BLOCKS_MAX) blocks = BLOCKS_MAX;
     if (blocks > fit) blocks = fit;
     if (blocks < 1)
-        cf_die("use more ranks", "linear: the gradient of a bias of %lld values does not fit the workspace",
-               (long long)OC);
+        cf_die("use more ranks", "linear: the gradient of a bias of %lld values does not fit the workspace", (long long)OC);
     const int64_t rows = (R + blocks - 1) / blocks; // of a block
     const dim3 grid((unsigned)((OC + columns - 1) / columns), (unsigned)blocks);
     float *partial = (float *)workspace(stream); // (blocks, OC)
@@ -527,8 +494,7 @@ void linear_bias_grad(precise *db, const real *dy, int64_t R, int64_t OC, cf_str
         cf_launch(sum_rows<PACK>, grid, dim3(THREADS), stream, partial, dy, R, OC, rows);
     else
         cf_launch(sum_rows<1>, grid, dim3(THREADS), stream, partial, dy, R, OC, rows);
-    cf_launch(add_partial, dim3((unsigned)((OC + THREADS - 1) / THREADS)), dim3(THREADS), stream, db, partial,
-              blocks, OC);
+    cf_launch(add_partial, dim3((unsigned)((OC + THREADS - 1) / THREADS)), dim3(THREADS), stream, db, partial, blocks, OC);
 }
 
 void linear_choose(int n) {

@@ -7,8 +7,8 @@
 
 // --- life ---
 
-static cf_fuse *plan(const lookup *l, const cf_group *group, cf_operation operation, cf_side side, overlap o,
-                     cf_dtype dtype, int64_t capacity) {
+static cf_fuse *plan(const lookup *l, const cf_group *group, cf_operation operation, cf_side side, overlap o, cf_dtype dtype,
+                     int64_t capacity) {
     cf_fuse_plan p = overlap_plan(o, "embedding", group, operation, side, dtype, capacity);
     p.result_given = operation == CF_ALLTOALL, p.early = dtype != CF_BYTE;
     return cf_fuse_create(l->context, p);
@@ -33,8 +33,7 @@ static void create_exchange(lookup *l, int64_t tokens, overlap o) {
     l->length = l->number + l->part;
 }
 
-void lookup_create(lookup *l, cf_context *context, const parameters *p, const cf_group *split, int64_t Ts,
-                   int64_t B, overlap o) {
+void lookup_create(lookup *l, cf_context *context, const parameters *p, const cf_group *split, int64_t Ts, int64_t B, overlap o) {
     int64_t shard = Ts * B * p->shape.C, tokens = split->size * Ts * B;
     const param_bucket *table = &p->bucket[p->table];
     *l = (lookup){.context = context, .p = p, .split = split, .owners = table->group};
@@ -72,8 +71,7 @@ static void list_rows(lookup *l, int64_t tokens) {
         int rank = (here + turn) % N;
         memset(l->length, 0, (size_t)N * sizeof *l->length);
         for (int64_t i = 0; i < tokens; i++) {
-            int64_t row = l->host_tokens[rank * tokens + i] - l->split->rank * l->part,
-                    owner = row / l->owned;
+            int64_t row = l->host_tokens[rank * tokens + i] - l->split->rank * l->part, owner = row / l->owned;
             if (row < 0 || row >= l->part || l->named_by[row] == turn) continue;
             l->named_by[row] = turn;
             l->number[row] = l->length[owner]++;
@@ -87,8 +85,7 @@ static void list_rows(lookup *l, int64_t tokens) {
 static void find_rows(lookup *l, const int32_t *inputs) {
     int N = l->owners->size;
     int64_t tokens = l->split->size * l->Ts * l->B, bytes = tokens * (int64_t)sizeof *inputs;
-    int32_t *mine = l->all_tokens + l->owners->rank * tokens,
-            *place = l->host_tokens + l->owners->rank * tokens;
+    int32_t *mine = l->all_tokens + l->owners->rank * tokens, *place = l->host_tokens + l->owners->rank * tokens;
     cf_stream *stream = l->context->stream;
     cf_copy(mine, inputs, bytes, stream);
     cf_fuse_run(l->ids, l->all_tokens, bytes, 1, NULL, NULL, -1);
@@ -101,8 +98,7 @@ static void find_rows(lookup *l, const int32_t *inputs) {
     }
     cf_copy(mine, place, bytes, stream);
     for (int rank = 1; rank < N; rank++) // one behind another: each has `rows`, not `rows_most`
-        memmove(l->host_wanted + rank * l->rows, l->host_wanted + rank * l->rows_most,
-                (size_t)l->rows * sizeof *l->wanted);
+        memmove(l->host_wanted + rank * l->rows, l->host_wanted + rank * l->rows_most, (size_t)l->rows * sizeof *l->wanted);
     cf_copy(l->wanted, l->host_wanted, N * l->rows * (int64_t)sizeof *l->wanted, stream);
     l->rows_known = true;
 }
@@ -112,17 +108,16 @@ static void find_rows(lookup *l, const int32_t *inputs) {
 static void lookup_slice(void *argument, const cf_span *span, cf_stream *stream) {
     lookup *l = (lookup *)argument;
     for (int i = 0; i < span->blocks; i++)
-        embedding_forward((real *)(span->data + i * span->data_stride),
-                          l->tokens + (span->row + i * span->row_stride) * l->B, l->table, l->first, l->count,
-                          span->rows * l->B, l->p->shape.C, stream);
+        embedding_forward((real *)(span->data + i * span->data_stride), l->tokens + (span->row + i * span->row_stride) * l->B,
+                          l->table, l->first, l->count, span->rows * l->B, l->p->shape.C, stream);
 }
 
 static void scatter_slice(void *argument, const cf_span *span, cf_stream *stream) {
     lookup *l = (lookup *)argument;
     for (int i = 0; i < span->blocks; i++)
         embedding_backward(l->gradient, (const real *)(span->data + i * span->data_stride),
-                           l->tokens + (span->row + i * span->row_stride) * l->B, l->first, l->count,
-                           span->rows * l->B, l->p->shape.C, stream);
+                           l->tokens + (span->row + i * span->row_stride) * l->B, l->first, l->count, span->rows * l->B,
+                           l->p->shape.C, stream);
 }
 
 // This rank's part of the table.
@@ -157,10 +152,8 @@ void lookup_forward(lookup *l, const int32_t *inputs, int64_t Ts, int64_t B, boo
     l->rows_known = false;
     if (only_owned) {
         find_rows(l, inputs);
-        embedding_forward(l->leaving, l->wanted,
-                          l->p->weight + params_first_owned(&l->p->bucket[l->p->table]),
-                          l->owners->rank * l->owned, l->owned, l->owners->size * l->rows, l->p->shape.C,
-                          l->context->stream);
+        embedding_forward(l->leaving, l->wanted, l->p->weight + params_first_owned(&l->p->bucket[l->p->table]),
+                          l->owners->rank * l->owned, l->owned, l->owners->size * l->rows, l->p->shape.C, l->context->stream);
         exchange_rows(l, l->fetch);
     } else {
         use_table(l, inputs);
@@ -199,8 +192,8 @@ void lookup_finish_backward(lookup *l) {
 
 void lookup_finish_delivery(lookup *l, precise *shard) {
     if (!l->delivering) return;
-    embedding_add(shard, cf_fuse_finish(l->deliver), l->wanted, l->owners->rank * l->owned, l->owned,
-                  l->owners->size * l->rows, l->p->shape.C, l->context->stream);
+    embedding_add(shard, cf_fuse_finish(l->deliver), l->wanted, l->owners->rank * l->owned, l->owned, l->owners->size * l->rows,
+                  l->p->shape.C, l->context->stream);
     l->delivering = false;
 }
 
@@ -217,12 +210,10 @@ void lookup_explain(const lookup *l, FILE *out) {
                 "rows travel, each once that a rank's tokens name: at most %.2f MiB to each rank in a step, "
                 "hidden by an update and %s; the table would be %.2f MiB that nothing hides. The head's "
                 "gradient leaves at the start of backward\n",
-                rows, last ? "the last weight gradient" : "nothing at the end of backward, as qkvw is thin",
-                table);
+                rows, last ? "the last weight gradient" : "nothing at the end of backward, as qkvw is thin", table);
     else
-        fprintf(
-            out,
-            "the table travels after backward: %.2f MiB to each rank in a step; rows would travel besides "
-            "it, at most %.2f MiB, and pay only where it can hide\n",
-            table, rows);
+        fprintf(out,
+                "the table travels after backward: %.2f MiB to each rank in a step; rows would travel besides "
+                "it, at most %.2f MiB, and pay only where it can hide\n",
+                table, rows);
 }

@@ -46,15 +46,14 @@ typedef struct lookup {
     int64_t rows, rows_most; // that travel between two owners in this pass; in any
     bool rows_known;         // of this micro-batch
     bool delivering;
-    int32_t *all_tokens; // (owners, N · Ts · B); then this rank's are places in (owners, rows), −1: not here
-    int32_t *wanted;     // (owners, rows) by rank: the rows of this owner that it wants; −1: no more
-    void *leaving, *arrived;                                         // (owners, rows, C) real or precise
+    int32_t *all_tokens;     // (owners, N · Ts · B); then this rank's are places in (owners, rows), −1: not here
+    int32_t *wanted;         // (owners, rows) by rank: the rows of this owner that it wants; −1: no more
+    void *leaving, *arrived; // (owners, rows, C) real or precise
     int32_t *host_tokens, *host_wanted, *named_by, *number, *length; // the host's: see list_rows()
 } lookup;
 
 // split: ranks that together hold one copy: tp group, or this rank alone. Ts · B: tokens of each at most.
-void lookup_create(lookup *l, cf_context *context, const parameters *p, const cf_group *split, int64_t Ts,
-                   int64_t B, overlap o);
+void lookup_create(lookup *l, cf_context *context, const parameters *p, const cf_group *split, int64_t Ts, int64_t B, overlap o);
 void lookup_free(lookup *l);
 
 // x (Ts, B, C) = rows of wte for inputs (N · Ts, B), in two parts, so that other computation can hide the transfers.

@@ -35,15 +35,13 @@ static void *table_of(int64_t count, size_t size) {
     return memory;
 }
 
-static cf_fuse *plan_gather(gpt *g, const char *name, const cf_group *group, cf_dtype dtype, int64_t capacity,
-                            overlap how) {
-    return cf_fuse_create(g->context,
-                          overlap_plan(how, name, group, CF_ALLGATHER, CF_NO_COMPUTE, dtype, capacity));
+static cf_fuse *plan_gather(gpt *g, const char *name, const cf_group *group, cf_dtype dtype, int64_t capacity, overlap how) {
+    return cf_fuse_create(g->context, overlap_plan(how, name, group, CF_ALLGATHER, CF_NO_COMPUTE, dtype, capacity));
 }
 
 static void take_memory(gpt *g) {
-    int64_t L = g->params.shape.L, C = g->params.shape.C, shard_rows = g->T * g->B / g->mesh->tp,
-            N = g->split->size, rows = N * shard_rows;
+    int64_t L = g->params.shape.L, C = g->params.shape.C, shard_rows = g->T * g->B / g->mesh->tp, N = g->split->size,
+            rows = N * shard_rows;
     const char *shared = "activations, shared";
     g->x = table_of(L + 1, sizeof *g->x);
     for (int64_t l = 0; l <= L; l++) g->x[l] = take_real(shard_rows * C, "activations, per layer");
@@ -61,21 +59,18 @@ static void take_memory(gpt *g) {
     g->targets = cf_alloc(g->T * g->B * (int64_t)sizeof(int32_t), shared);
 }
 
-void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, gpt_shape shape, parallel_strategy strategy,
-                int64_t T, int64_t B, overlap how, bool recompute) {
+void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, gpt_shape shape, parallel_strategy strategy, int64_t T, int64_t B,
+                overlap how, bool recompute) {
     if (T % mesh->tp != 0)
-        cf_die_together("choose --seq as a multiple of --tp", "--seq %lld does not divide over --tp %d",
-                        (long long)T, mesh->tp);
+        cf_die_together("choose --seq as a multiple of --tp", "--seq %lld does not divide over --tp %d", (long long)T, mesh->tp);
     if (T > shape.maxT)
         cf_die_together("lower --seq, or start from a model with more positions",
-                        "--seq %lld is longer than the model's %lld positions", (long long)T,
-                        (long long)shape.maxT);
+                        "--seq %lld is longer than the model's %lld positions", (long long)T, (long long)shape.maxT);
     const bool up = strategy == STRATEGY_UP;
     *g = (gpt){.context = context, .mesh = mesh, .T = T, .B = B, .pass = {.zero = &g->zero}};
     params_create(&g->params, shape, mesh, strategy);
     g->split = up ? &mesh->self_group : &mesh->tp_group;
-    int64_t rows = params_local_rows(&g->params, WTE), shard_rows = T * B / mesh->tp,
-            shard = shard_rows * shape.C;
+    int64_t rows = params_local_rows(&g->params, WTE), shard_rows = T * B / mesh->tp, shard = shard_rows * shape.C;
     g->vocabulary_rows = rows;
     g->vocabulary_first = g->split->rank * rows;
     g->vocabulary_valid = smaller(larger(shape.V - g->vocabulary_first, 0), rows);
@@ -108,8 +103,7 @@ void gpt_free(gpt *g) {
 
 void gpt_place_weight_gradients(gpt *g) {
     block_place_weight_gradients(g->blocks);
-    for (int last = 0; last <= 1; last++)
-        g->head_place[last] = weight_gradient_place(&g->zero, WTE, -1, last == 1, NULL, 0, false);
+    for (int last = 0; last <= 1; last++) g->head_place[last] = weight_gradient_place(&g->zero, WTE, -1, last == 1, NULL, 0, false);
 }
 
 // --- embedding ---
@@ -121,8 +115,8 @@ static int64_t first_token(const gpt *g) {
 
 void gpt_begin_forward(gpt *g, const int32_t *inputs, const int32_t *targets, int64_t T, int64_t B) {
     if (T < 1 || B < 1 || T > g->T || B > g->B || T % g->mesh->tp != 0)
-        cf_die(NULL, "forward of %lld x %lld tokens on a model made for %lld x %lld", (long long)T,
-               (long long)B, (long long)g->T, (long long)g->B);
+        cf_die(NULL, "forward of %lld x %lld tokens on a model made for %lld x %lld", (long long)T, (long long)B, (long long)g->T,
+               (long long)g->B);
     g->pass_Ts = T / g->mesh->tp, g->pass_B = B;
     g->has_targets = targets != NULL;
     cf_copy(g->inputs, inputs, T * B * (int64_t)sizeof *inputs, g->context->stream);
@@ -130,8 +124,7 @@ void gpt_begin_forward(gpt *g, const int32_t *inputs, const int32_t *targets, in
     g->begun = trace_begin(g, "embedding forward");
     bool here = zero_table_is_here(&g->zero);
     g->looking = here || g->embedding.by_rows;
-    if (g->looking)
-        lookup_forward(&g->embedding, g->inputs + first_token(g), g->pass_Ts, B, !here, g->blocks->sums);
+    if (g->looking) lookup_forward(&g->embedding, g->inputs + first_token(g), g->pass_Ts, B, !here, g->blocks->sums);
 }
 
 static void embed(gpt *g) {
@@ -146,8 +139,8 @@ static void embed(gpt *g) {
     g->looking = false;
     zero_prefetch(z, 0);
     zero_wait(z, ZERO_VECTORS);
-    position_forward(g->x[0], params_weight(&g->params, WPE, 0), g->mesh->tp_group.rank * Ts, Ts, B,
-                     g->params.shape.C, g->context->stream);
+    position_forward(g->x[0], params_weight(&g->params, WPE, 0), g->mesh->tp_group.rank * Ts, Ts, B, g->params.shape.C,
+                     g->context->stream);
 }
 
 static void finish_table(gpt *g) {
@@ -164,8 +157,8 @@ static bool table_is_next(const gpt *g) {
 static void embed_backward(gpt *g) {
     int64_t Ts = g->pass_Ts, B = g->pass_B;
     lookup_backward(&g->embedding, g->dx, g->inputs + first_token(g), g->pass.last, g->blocks->sums);
-    position_backward(params_grad(&g->params, WPE, 0), g->dx, g->mesh->tp_group.rank * Ts, Ts, B,
-                      g->params.shape.C, g->context->stream);
+    position_backward(params_grad(&g->params, WPE, 0), g->dx, g->mesh->tp_group.rank * Ts, Ts, B, g->params.shape.C,
+                      g->context->stream);
     if (table_is_next(g)) finish_table(g);
     if (g->pass.last) zero_ready(&g->zero, ZERO_VECTORS);
 }
@@ -178,8 +171,7 @@ static void head_forward(gpt *g) {
     real *x = g->blocks->head_input;
     zero_wait(&g->zero, ZERO_TABLE);
     layernorm_forward(linear_own_shard(&g->head, x, Ts, B, p->shape.C), g->mean, g->rstd, g->x[p->shape.L],
-                      params_weight(p, LNFW, 0), params_weight(p, LNFB, 0), Ts * B, p->shape.C,
-                      g->context->stream);
+                      params_weight(p, LNFW, 0), params_weight(p, LNFB, 0), Ts * B, p->shape.C, g->context->stream);
     column_forward(&g->head, g->logits, NULL, x, params_weight(p, WTE, 0), NULL, Ts, B, -1);
 }
 
@@ -192,12 +184,10 @@ static void add_loss(gpt *g, double *sum, double scale) {
     if (g->split->size == 1 && scale != 0) {
         crossentropy_fused(g->losses, g->logits, targets, scale, valid, rows, V, stream);
     } else {
-        crossentropy_stats(g->stats + g->split->rank * rows * 3, g->logits, targets, first, valid, rows, V,
-                           stream);
+        crossentropy_stats(g->stats + g->split->rank * rows * 3, g->logits, targets, first, valid, rows, V, stream);
         cf_fuse_run(g->gather_stats, g->stats, rows, 3, NULL, NULL, -1);
         crossentropy_combine(g->losses, g->total, g->stats, g->split->size, rows, stream);
-        if (scale != 0)
-            crossentropy_backward(g->logits, g->total, targets, scale, first, valid, rows, V, stream);
+        if (scale != 0) crossentropy_backward(g->logits, g->total, targets, scale, first, valid, rows, V, stream);
     }
     crossentropy_sum(sum, g->losses + g->split->rank * own, own, stream);
 }
@@ -208,15 +198,13 @@ static void head_backward(gpt *g) {
     cf_stream *stream = g->context->stream;
     const real *dy = g->logits, *x = g->blocks->head_input;
     gradient_place place = g->head_place[g->pass.last];
-    weight_gradient w = {
-        .dy = &dy, .x = &x, .R = g->split->size * Ts * B, .OC = g->vocabulary_rows, .IC = C, .parts = 1};
+    weight_gradient w = {.dy = &dy, .x = &x, .R = g->split->size * Ts * B, .OC = g->vocabulary_rows, .IC = C, .parts = 1};
     column_begin_backward(&g->head, g->blocks->sums, dy, params_weight(p, WTE, 0), Ts, B, -1);
     if (place == GRADIENT_NOW) weight_gradient_compute(&g->pass, WTE, -1, place, w);
     const real *dnorm = column_finish_backward(&g->head);
     cf_zero(g->dx, Ts * B * C * (int64_t)sizeof(real), stream);
-    layernorm_backward(g->dx, params_grad(p, LNFW, 0), params_grad(p, LNFB, 0), dnorm, g->x[p->shape.L],
-                       params_weight(p, LNFW, 0), g->mean, g->rstd, g->blocks->norm_scratch, Ts * B, C,
-                       stream);
+    layernorm_backward(g->dx, params_grad(p, LNFW, 0), params_grad(p, LNFB, 0), dnorm, g->x[p->shape.L], params_weight(p, LNFW, 0),
+                       g->mean, g->rstd, g->blocks->norm_scratch, Ts * B, C, stream);
     if (place != GRADIENT_NOW) weight_gradient_compute(&g->pass, WTE, -1, place, w);
     // The lookup's part goes its own way.
     if (g->pass.last && g->embedding.by_rows) zero_ready(&g->zero, ZERO_TABLE);
@@ -262,8 +250,7 @@ void gpt_next_logits(gpt *g, int64_t t, int64_t b, float *out) {
     int64_t rows = g->vocabulary_rows, V = g->params.shape.V;
     int64_t row = t * g->pass_B + b - first_token(g), all = g->split->size * g->pass_Ts * g->pass_B;
     if (row >= 0 && row < all)
-        cf_copy(g->next + g->mesh->tp_group.rank * rows, g->logits + row * rows, rows * (int64_t)sizeof(real),
-                g->context->stream);
+        cf_copy(g->next + g->mesh->tp_group.rank * rows, g->logits + row * rows, rows * (int64_t)sizeof(real), g->context->stream);
     cf_fuse_run(g->gather_logits, g->next, 1, rows, NULL, NULL, -1);
     // The vocabulary's parts side by side or, with UP, the whole of it from the rank that has the position.
     const real *found = g->next + (g->split->size == 1 ? t / g->pass_Ts * rows : 0);
@@ -294,8 +281,7 @@ void gpt_collect(gpt *g, void (*append)(void *argument, const float *values, int
     for (int tensor = 0; tensor < TENSORS; tensor++) {
         int64_t count = params_rows(shape, tensor) * params_columns(shape, tensor);
         float *whole = g->mesh->tp_group.rank == 0 ? calloc((size_t)count, sizeof *whole) : NULL;
-        if (g->mesh->tp_group.rank == 0 && !whole)
-            cf_die(NULL, "out of memory for collecting %s", params_name(tensor));
+        if (g->mesh->tp_group.rank == 0 && !whole) cf_die(NULL, "out of memory for collecting %s", params_name(tensor));
         for (int64_t layer = 0; layer < params_layers(shape, tensor); layer++) {
             collect_tensor(g, params_weight(&g->params, tensor, layer), tensor, pieces, whole);
             if (whole) append(argument, whole, count);

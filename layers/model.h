@@ -47,8 +47,8 @@ typedef struct gpt {
 
 // recompute: backward computes GELU and layer norms again instead of keeping them per layer.
 // Dies (together) if shape, mesh and T do not fit. Parameters are zero until initialised or loaded.
-void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, gpt_shape shape, parallel_strategy strategy,
-                int64_t T, int64_t B, overlap how, bool recompute);
+void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, gpt_shape shape, parallel_strategy strategy, int64_t T, int64_t B,
+                overlap how, bool recompute);
 void gpt_free(gpt *g);
 
 // A forward pass in two parts; the first begins the lookup, where it needs no more of the token table than this rank's

@@ -11,11 +11,8 @@
 void optimizer_create(zero_optimizer *o, gpt *model, overlap how) {
     parameters *p = &model->params;
     int64_t owned = 0;
-    *o = (zero_optimizer){.context = model->context,
-                          .mesh = model->mesh,
-                          .params = p,
-                          .zero = &model->zero,
-                          .embedding = &model->embedding};
+    *o = (zero_optimizer){
+        .context = model->context, .mesh = model->mesh, .params = p, .zero = &model->zero, .embedding = &model->embedding};
     o->bucket = calloc((size_t)p->buckets, sizeof *o->bucket);
     if (!o->bucket) cf_die(NULL, "out of memory for %d buckets", p->buckets);
     for (int i = 0; i < p->buckets; i++) {
@@ -41,8 +38,7 @@ void optimizer_free(zero_optimizer *o) {
 void optimizer_start(zero_optimizer *o) {
     for (int i = 0; i < o->params->buckets && o->master; i++) {
         const param_bucket *b = &o->params->bucket[i];
-        adamw_master(o->master + o->bucket[i].state, o->params->weight + params_first_owned(b), b->shard,
-                     o->context->stream);
+        adamw_master(o->master + o->bucket[i].state, o->params->weight + params_first_owned(b), b->shard, o->context->stream);
     }
 }
 
@@ -76,8 +72,8 @@ static void update(zero_optimizer *o, int i) {
         if (count == 0) break;
         a.weight_decay = decays ? o->update.weight_decay : 0;
         int64_t at = s->state + done;
-        adamw_update(o->params->weight + first + done, o->master ? o->master + at : NULL, o->m + at,
-                     o->v + at, s->shard + done, count, a, stream);
+        adamw_update(o->params->weight + first + done, o->master ? o->master + at : NULL, o->m + at, o->v + at, s->shard + done,
+                     count, a, stream);
     }
     cf_trace_end(o->context->trace, CF_TRACE_COMPUTE, "update", b->layer, -1, begin, stream);
     s->shard = NULL;
@@ -122,8 +118,7 @@ const double *optimizer_reduce(zero_optimizer *o, const double *loss_sum, const 
     cf_zero(&mine[NORM2], (int64_t)sizeof *mine, o->context->stream);
     if (count > 0) cf_copy(&mine[VALUES], values, count * (int64_t)sizeof *mine, o->context->stream);
     finish_reductions(o, &mine[NORM2]);
-    const double *all = figures_exchange_mine(
-        &o->figures); // here, and for all tokens (lookup.c), the host waits for the device
+    const double *all = figures_exchange_mine(&o->figures); // here, and for all tokens (lookup.c), the host waits for the device
     cf_check_verdict(o->context->check, o->context->stream);
     o->loss = figures_total(&o->figures, LOSS), o->norm2 = figures_total(&o->figures, NORM2);
     return all + VALUES;
@@ -136,8 +131,7 @@ static double first_bad_tensor(zero_optimizer *o) {
         int64_t at = first_nonfinite(o->bucket[i].shard, b->shard, o->context->stream), layer = 0, rest = 0;
         int tensor = 0;
         if (at < 0) continue;
-        if (params_find(o->params, params_first_owned(b) + at, &tensor, &layer, &rest))
-            return (double)(tensor + TENSORS * layer);
+        if (params_find(o->params, params_first_owned(b) + at, &tensor, &layer, &rest)) return (double)(tensor + TENSORS * layer);
     }
     return -1;
 }
@@ -156,17 +150,15 @@ static void meet_nonfinite(zero_optimizer *o, step_result *r, bool may_skip) {
         if (bad < 0) continue;
         bool layered = params_layers(&o->params->shape, bad % TENSORS) > 1;
         r->nonfinite_rank = rank;
-        snprintf(r->nonfinite, sizeof r->nonfinite, layered ? "%s of layer %d" : "%s",
-                 params_name(bad % TENSORS), bad / TENSORS);
+        snprintf(r->nonfinite, sizeof r->nonfinite, layered ? "%s of layer %d" : "%s", params_name(bad % TENSORS), bad / TENSORS);
     }
     for (int i = 0; i < o->params->buckets; i++) o->bucket[i].shard = NULL;
     if (may_skip) return;
     if (r->nonfinite_rank >= 0)
-        cf_die_together(hint,
-                        "step %d: loss %g, gradient norm %g: the gradient of %s on rank %d is not finite",
-                        o->context->step, r->loss, r->grad_norm, r->nonfinite, r->nonfinite_rank);
-    cf_die_together(hint, "step %d: loss %g, gradient norm %g: not finite, though every gradient tensor is",
-                    o->context->step, r->loss, r->grad_norm);
+        cf_die_together(hint, "step %d: loss %g, gradient norm %g: the gradient of %s on rank %d is not finite", o->context->step,
+                        r->loss, r->grad_norm, r->nonfinite, r->nonfinite_rank);
+    cf_die_together(hint, "step %d: loss %g, gradient norm %g: not finite, though every gradient tensor is", o->context->step,
+                    r->loss, r->grad_norm);
 }
 
 // The next forward begins with positions, vectors and rows of the table: these are looked up at once, and where they come from

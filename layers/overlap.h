@@ -15,9 +15,8 @@ typedef struct overlap {
 } overlap;
 
 // capacity: elements of one rank's shard, at most. What few operations need the caller adds to the plan.
-static inline cf_fuse_plan overlap_plan(overlap how, const char *name, const cf_group *group,
-                                        cf_operation operation, cf_side side, cf_dtype dtype,
-                                        int64_t capacity) {
+static inline cf_fuse_plan overlap_plan(overlap how, const char *name, const cf_group *group, cf_operation operation, cf_side side,
+                                        cf_dtype dtype, int64_t capacity) {
     cf_fuse_plan plan;
     memset(&plan, 0, sizeof plan);
     plan.name = name, plan.group = group;

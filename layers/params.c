@@ -16,7 +16,7 @@ typedef struct kind {
     split split;
     bool per_layer;
     int rows, columns; // in channels, rows 0: of vocabulary or positions; columns 0: a vector
-    double init; // standard deviation; < 0: constant −init; the residual projections are scaled down further
+    double init;       // standard deviation; < 0: constant −init; the residual projections are scaled down further
 } kind;
 
 static const kind kinds[TENSORS] = {
@@ -71,16 +71,11 @@ gpt_shape params_named(const char *model) {
     static const struct {
         const char *name;
         int64_t layers, channels, heads;
-    } named[] = {{"d6", 6, 384, 6},
-                 {"d12", 12, 768, 12},
-                 {"d24", 24, 1024, 16},
-                 {"d36", 36, 1280, 20},
-                 {"d48", 48, 1600, 25}};
+    } named[] = {{"d6", 6, 384, 6}, {"d12", 12, 768, 12}, {"d24", 24, 1024, 16}, {"d36", 36, 1280, 20}, {"d48", 48, 1600, 25}};
     gpt_shape s;
     memset(&s, 0, sizeof s);
     for (size_t i = 0; i < sizeof named / sizeof *named; i++)
-        if (strcmp(model, named[i].name) == 0)
-            s.L = named[i].layers, s.C = named[i].channels, s.H = named[i].heads;
+        if (strcmp(model, named[i].name) == 0) s.L = named[i].layers, s.C = named[i].channels, s.H = named[i].heads;
     return s;
 }
 
@@ -171,8 +166,7 @@ static param_run run_of_part(const parameters *p, int tensor, int64_t part, int6
         return (param_run){from * columns, 0, (to - from) * columns};
     }
     case HEADS: // run 0: queries, 1: keys, 2: values
-        return (param_run){(run * rows / 3 + part * mine / 3) * columns, run * mine / 3 * columns,
-                           mine / 3 * columns};
+        return (param_run){(run * rows / 3 + part * mine / 3) * columns, run * mine / 3 * columns, mine / 3 * columns};
     case COLUMNS:
         return (param_run){run * columns + part * width, run * width, width};
     case WHOLE:
@@ -246,13 +240,12 @@ static bucket_kind bucket_kind_of(const parameters *p, int tensor, const cf_mesh
         int64_t rows = params_local_rows(p, tensor) / group->size;
         return rows >= linear_wgrad_rows_min(params_local_columns(p, tensor)) ? ALONE : THIN;
     }
-    return mesh->tp == 1 || group == &mesh->world_group ? SMALL_WORLD
-                                                        : SMALL_DP; // without tp the replicas are the world
+    return mesh->tp == 1 || group == &mesh->world_group ? SMALL_WORLD : SMALL_DP; // without tp the replicas are the world
 }
 
 // A bucket of all tensors of one kind, or one of them, of layers [first, end). None: no bucket.
-static void lay_bucket(parameters *p, const cf_mesh *mesh, bucket_kind which, const cf_group *group,
-                       int tensor, int64_t first, int64_t end) {
+static void lay_bucket(parameters *p, const cf_mesh *mesh, bucket_kind which, const cf_group *group, int tensor, int64_t first,
+                       int64_t end) {
     param_bucket *b = &p->bucket[p->buckets];
     const int layer = which == ALONE || which == THIN ? (int)first : -1, before = p->tensors;
     *b = (param_bucket){.group = group, .layer = layer, .tensor = tensor, .first = p->elements, .row = 1};
@@ -303,15 +296,13 @@ int params_own_bucket(const parameters *p, int tensor, int64_t layer) {
 
 static void check_shape(gpt_shape s, const cf_mesh *mesh) {
     if (s.C % s.H != 0)
-        cf_die_together("--channels must be a multiple of --heads", "%lld channels in %lld heads",
-                        (long long)s.C, (long long)s.H);
+        cf_die_together("--channels must be a multiple of --heads", "%lld channels in %lld heads", (long long)s.C, (long long)s.H);
     if (s.C / s.H > attention_channels_max())
-        cf_die_together("use more --heads", "%lld channels in %lld heads: %lld per head, at most %lld",
-                        (long long)s.C, (long long)s.H, (long long)(s.C / s.H),
-                        (long long)attention_channels_max());
+        cf_die_together("use more --heads", "%lld channels in %lld heads: %lld per head, at most %lld", (long long)s.C,
+                        (long long)s.H, (long long)(s.C / s.H), (long long)attention_channels_max());
     if (s.H % mesh->tp != 0)
-        cf_die_together("choose --tp so that it divides the number of heads",
-                        "%lld heads do not divide over --tp %d", (long long)s.H, mesh->tp);
+        cf_die_together("choose --tp so that it divides the number of heads", "%lld heads do not divide over --tp %d",
+                        (long long)s.H, mesh->tp);
 }
 
 void params_create(parameters *p, gpt_shape shape, const cf_mesh *mesh, parallel_strategy strategy) {
@@ -326,8 +317,7 @@ void params_create(parameters *p, gpt_shape shape, const cf_mesh *mesh, parallel
     p->bucket = calloc(most, sizeof *p->bucket);
     p->placed = calloc(most, sizeof *p->placed);
     p->place = calloc(most, sizeof *p->place);
-    if (!p->bucket || !p->placed || !p->place)
-        cf_die(NULL, "out of memory for the places of %zu tensors", most);
+    if (!p->bucket || !p->placed || !p->place) cf_die(NULL, "out of memory for the places of %zu tensors", most);
     lay_all(p, mesh);
     p->weight = cf_alloc(p->elements * (int64_t)sizeof(real), "weights");
     p->grad = cf_alloc(p->elements * (int64_t)sizeof(precise), "gradients");
@@ -358,10 +348,8 @@ void params_read(parameters *p, params_reader *read, void *argument, cf_stream *
                 for (int64_t done = 0; done < run.count; done += AT_ONCE) {
                     int64_t n = smaller(run.count - done, AT_ONCE), from = run.whole + done;
                     read(argument, tensor, layer, from, n, values);
-                    for (int64_t k = 0; k < n; k++)
-                        piece[k] = real_of(from + k < used ? (double)values[k] : 0);
-                    cf_copy(params_weight(p, tensor, layer) + run.local + done, piece,
-                            n * (int64_t)sizeof *piece, stream);
+                    for (int64_t k = 0; k < n; k++) piece[k] = real_of(from + k < used ? (double)values[k] : 0);
+                    cf_copy(params_weight(p, tensor, layer) + run.local + done, piece, n * (int64_t)sizeof *piece, stream);
                 }
             }
     cf_stream_sync(stream);
@@ -369,8 +357,7 @@ void params_read(parameters *p, params_reader *read, void *argument, cf_stream *
     free(values);
 }
 
-void params_place(const parameters *p, int tensor, int tp_rank, int64_t first, int64_t n, const real *piece,
-                  float *out) {
+void params_place(const parameters *p, int tensor, int tp_rank, int64_t first, int64_t n, const real *piece, float *out) {
     for (int64_t run = 0; run < params_runs(p, tensor); run++) {
         param_run r = params_run(p, tensor, tp_rank, run);
         int64_t from = larger(r.local, first), to = smaller(r.local + r.count, first + n);
@@ -386,17 +373,14 @@ typedef struct initial {
 } initial;
 
 // GPT-2: L layers add 2L times to the residual.
-static void initial_values(void *argument, int tensor, int64_t layer, int64_t first, int64_t count,
-                           float *out) {
+static void initial_values(void *argument, int tensor, int64_t layer, int64_t first, int64_t count, float *out) {
     const initial *of = argument;
     const bool residual = tensor == ATTPROJW || tensor == FCPROJW;
-    const double init = kinds[tensor].init,
-                 deviation = residual ? init / sqrt(2.0 * (double)of->layers) : init;
+    const double init = kinds[tensor].init, deviation = residual ? init / sqrt(2.0 * (double)of->layers) : init;
     const uint64_t stream = (uint64_t)tensor + (uint64_t)TENSORS * (uint64_t)layer;
 #pragma omp parallel for
     for (int64_t i = 0; i < count; i++)
-        out[i] =
-            (float)(init <= 0 ? -init : deviation * random_normal(of->seed, stream, (uint64_t)(first + i)));
+        out[i] = (float)(init <= 0 ? -init : deviation * random_normal(of->seed, stream, (uint64_t)(first + i)));
 }
 
 void params_init(parameters *p, uint64_t seed, cf_stream *stream) {

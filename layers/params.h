@@ -26,25 +26,7 @@
 
 EXTERN_C_BEGIN
 
-enum {
-    WTE,
-    WPE,
-    LN1W,
-    LN1B,
-    QKVW,
-    QKVB,
-    ATTPROJW,
-    ATTPROJB,
-    LN2W,
-    LN2B,
-    FCW,
-    FCB,
-    FCPROJW,
-    FCPROJB,
-    LNFW,
-    LNFB,
-    TENSORS
-};
+enum { WTE, WPE, LN1W, LN1B, QKVW, QKVB, ATTPROJW, ATTPROJB, LN2W, LN2B, FCW, FCB, FCPROJW, FCPROJB, LNFW, LNFB, TENSORS };
 
 typedef struct gpt_shape {
     int64_t maxT, V, Vp, L, H, C; // positions, vocabulary, padded, layers, heads, channels
@@ -94,11 +76,11 @@ void params_create(parameters *p, gpt_shape shape, const cf_mesh *mesh, parallel
 void params_free(parameters *p);
 
 const char *params_name(int tensor);
-int64_t params_layers(const gpt_shape *shape, int tensor);  // copies of it: L or 1
-int64_t params_rows(const gpt_shape *shape, int tensor);    // whole tensor, one layer
-int64_t params_columns(const gpt_shape *shape, int tensor); // 1 for vectors
-bool params_decays(int tensor);                             // weight decay: matrices and embeddings
-int64_t params_count(const gpt_shape *shape); // all tensors, whole, without the vocabulary's padding
+int64_t params_layers(const gpt_shape *shape, int tensor);   // copies of it: L or 1
+int64_t params_rows(const gpt_shape *shape, int tensor);     // whole tensor, one layer
+int64_t params_columns(const gpt_shape *shape, int tensor);  // 1 for vectors
+bool params_decays(int tensor);                              // weight decay: matrices and embeddings
+int64_t params_count(const gpt_shape *shape);                // all tensors, whole, without the vocabulary's padding
 int64_t params_local_count(const parameters *p, int tensor); // local elements of one layer
 // Of a token in a sequence of T, forward and backward, as MFU counts them: 6 · P + 6 · L · C · T, P without the
 // position embedding, attention causal.
@@ -150,13 +132,11 @@ bool params_locate(const parameters *p, int64_t element, param_place *place);
 int64_t params_first_owned(const param_bucket *b);
 
 // Fill the local weights from a whole model: `read` returns `count` elements from element `first` of one layer's tensor.
-typedef void params_reader(void *argument, int tensor, int64_t layer, int64_t first, int64_t count,
-                           float *out);
+typedef void params_reader(void *argument, int tensor, int64_t layer, int64_t first, int64_t count, float *out);
 void params_read(parameters *p, params_reader *read, void *argument, cf_stream *stream);
 // Put `count` local elements, from local element `first`, of a rank's part of one layer's tensor at their place in the
 // whole tensor. Both are host memory.
-void params_place(const parameters *p, int tensor, int tp_rank, int64_t first, int64_t count,
-                  const real *piece, float *whole);
+void params_place(const parameters *p, int tensor, int tp_rank, int64_t first, int64_t count, const real *piece, float *whole);
 
 // What the next step depends on: the weights (the masters, where weights are rounded copies of them) and AdamW's moments.
 typedef enum { STATE_WEIGHT, STATE_M, STATE_V, STATE_KINDS } state_kind;

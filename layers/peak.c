@@ -30,8 +30,8 @@ static double core_flops(int64_t n, const real *a, const real *b, real *c, cf_st
     return 2.0 * (double)(n * n * n) * (double)products / ((processor_ms() - begin) * 1e-3);
 }
 
-double peak_flops(const char **source, double cores, double (*sum)(void *argument, double mine),
-                  void *argument, cf_stream *stream) {
+double peak_flops(const char **source, double cores, double (*sum)(void *argument, double mine), void *argument,
+                  cf_stream *stream) {
     static const int64_t shapes[SHAPES] = {512, 1024, LARGEST};
     const int64_t elements = (int64_t)LARGEST * LARGEST;
     const int threads = (int)ceil(cores);

@@ -38,8 +38,7 @@ static double of_this_device(const char **source) {
     for (const auto &device : devices)
         if (strcmp(device.name, cf_device_name()) == 0) {
             bool bf16 = REAL_DTYPE == CF_BF16;
-            *source =
-                bf16 ? "the device's data sheet: dense bf16" : "the device's data sheet: fp32, not TF32";
+            *source = bf16 ? "the device's data sheet: dense bf16" : "the device's data sheet: fp32, not TF32";
             return (bf16 ? device.bf16 : device.fp32) * 1e12;
         }
     snprintf(unknown, sizeof unknown, "unknown device %s: give --peak-tflops", cf_device_name());
@@ -47,8 +46,8 @@ static double of_this_device(const char **source) {
     return 0;
 }
 
-double peak_flops(const char **source, double cores, double (*sum)(void *argument, double mine),
-                  void *argument, cf_stream *stream) {
+double peak_flops(const char **source, double cores, double (*sum)(void *argument, double mine), void *argument,
+                  cf_stream *stream) {
     (void)cores, (void)stream;
     return sum(argument, of_this_device(source));
 }

@@ -12,8 +12,7 @@ EXTERN_C_BEGIN
 // CPU: the rate of all cores in matrix products of several large shapes, measured now; takes about a second.
 // cores: this rank's share of its host's, even if fewer compute later. So the figure is the machine's and does not depend
 // on the number of ranks.
-double peak_flops(const char **source, double cores, double (*sum)(void *argument, double mine),
-                  void *argument, cf_stream *stream);
+double peak_flops(const char **source, double cores, double (*sum)(void *argument, double mine), void *argument, cf_stream *stream);
 
 EXTERN_C_END
 #endif

@@ -21,9 +21,7 @@ static int64_t list_runs(const zero_optimizer *o, state_run *run) {
             bool real_elements = params_locate(o->params, params_first_owned(b) + done, &place);
             if (place.count > b->shard - done) place.count = b->shard - done;
             if (!real_elements) continue;
-            if (run)
-                run[runs] = (state_run){place.tensor, place.layer, place.whole, place.count,
-                                        o->bucket[i].state + done};
+            if (run) run[runs] = (state_run){place.tensor, place.layer, place.whole, place.count, o->bucket[i].state + done};
             runs++;
         }
     }
@@ -39,8 +37,7 @@ void state_create(rank_state *s, const zero_optimizer *o) {
         room &= s->value[kind] != NULL;
     }
     if (!room)
-        cf_die("give the hosts more memory, or use more ranks",
-               "out of memory for a copy of the state, %.1f MiB",
+        cf_die("give the hosts more memory, or use more ranks", "out of memory for a copy of the state, %.1f MiB",
                (double)(STATE_KINDS * s->elements * (int64_t)sizeof(precise)) / 1048576);
     list_runs(o, s->run);
 }
@@ -60,8 +57,8 @@ static void take_weights(rank_state *s, const zero_optimizer *o) {
     }
     for (int i = 0; i < o->params->buckets; i++) {
         const param_bucket *b = &o->params->bucket[i];
-        cf_copy(s->value[STATE_WEIGHT] + o->bucket[i].state, o->params->weight + params_first_owned(b),
-                b->shard * size, o->context->stream);
+        cf_copy(s->value[STATE_WEIGHT] + o->bucket[i].state, o->params->weight + params_first_owned(b), b->shard * size,
+                o->context->stream);
     }
 }
 
@@ -80,11 +77,9 @@ typedef struct source {
     void *argument;
 } source;
 
-static void read_weights(void *argument, int tensor, int64_t layer, int64_t first, int64_t count,
-                         float *out) {
+static void read_weights(void *argument, int tensor, int64_t layer, int64_t first, int64_t count, float *out) {
     const source *from = argument;
-    if (sizeof(precise) != sizeof *out)
-        cf_die(NULL, "a state of doubles, which only tests of gradients have");
+    if (sizeof(precise) != sizeof *out) cf_die(NULL, "a state of doubles, which only tests of gradients have");
     from->read(from->argument, STATE_WEIGHT, tensor, layer, first, count, (precise *)out);
 }
 
@@ -97,8 +92,7 @@ void state_give(zero_optimizer *o, state_reader *read, void *argument) {
     for (int kind = 0; kind < STATE_KINDS; kind++) {
         if (!into[kind]) continue; // weights without masters are there already
         for (const state_run *r = s.run; r < s.run + s.runs; r++)
-            read(argument, (state_kind)kind, (int)r->tensor, r->layer, r->whole, r->count,
-                 s.value[kind] + r->at);
+            read(argument, (state_kind)kind, (int)r->tensor, r->layer, r->whole, r->count, s.value[kind] + r->at);
         cf_copy(into[kind], s.value[kind], s.elements * (int64_t)sizeof(precise), o->context->stream);
     }
     cf_stream_sync(o->context->stream);

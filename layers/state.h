@@ -15,8 +15,7 @@ void state_free(rank_state *s);
 void state_take(rank_state *s, const zero_optimizer *o);
 
 // The inverse: `read` returns elements of the whole model. Fills all weights that this rank holds, owned or not.
-typedef void state_reader(void *argument, state_kind kind, int tensor, int64_t layer, int64_t first,
-                          int64_t count, precise *out);
+typedef void state_reader(void *argument, state_kind kind, int tensor, int64_t layer, int64_t first, int64_t count, precise *out);
 void state_give(zero_optimizer *o, state_reader *read, void *argument);
 
 #ifdef __cplusplus

@@ -57,8 +57,7 @@ struct job {
     cf_stream *stream;
 };
 
-static job make_job(up *u, int layer, cf_side side, int64_t width, work_on_shard *linear,
-                    work_on_time *attend) {
+static job make_job(up *u, int layer, cf_side side, int64_t width, work_on_shard *linear, work_on_time *attend) {
     const block *b = &u->b;
     const gpt_shape *shape = &b->params->shape;
     int64_t N = b->tp->size;
@@ -94,8 +93,7 @@ static void work(void *argument, const cf_span *span, cf_stream *stream) {
             int64_t shard = (j->own + i) % j->N, row = span->row + k * span->row_stride;
             int64_t begin = larger(row, shard * j->Ts), end = smaller(row + span->rows, (shard + 1) * j->Ts);
             real *data = (real *)(span->data + k * span->data_stride); // of `row`
-            if (begin < end)
-                j->linear(j, shard, begin - shard * j->Ts, end - begin, data + (begin - row) * row_elements);
+            if (begin < end) j->linear(j, shard, begin - shard * j->Ts, end - begin, data + (begin - row) * row_elements);
         }
 }
 
@@ -110,8 +108,8 @@ static void prepare_groups(up *u, linear_prepare *prepare, const real *w, int64_
 
 // The queries, keys and values of one head group for some rows of this rank's shard.
 static void qkv(job *j, int64_t group, int64_t first, int64_t rows, real *out) {
-    linear_forward(out, j->in + first * j->B * j->C, j->u->ready[group], j->bias + group * 3 * j->Cl,
-                   rows * j->B, j->C, 3 * j->Cl, j->stream);
+    linear_forward(out, j->in + first * j->B * j->C, j->u->ready[group], j->bias + group * 3 * j->Cl, rows * j->B, j->C, 3 * j->Cl,
+                   j->stream);
 }
 
 static void attend(job *j, int64_t t0, int64_t rows, real *out) {
@@ -148,22 +146,20 @@ static void up_forward(block *b, int layer) {
     cf_fuse_finish(u->att_forward);
     // In commfuse this rank's rows are computed among the arrivals; backward looks for them here.
     cf_copy(s->heads + own, s->groups + own, b->Ts * b->B * Cl * (int64_t)sizeof(real), stream);
-    residual_forward(s->x2, s->x[ATTENTION], b->sums, params_weight(p, ATTPROJB, layer), b->Ts * b->B, C,
-                     stream);
+    residual_forward(s->x2, s->x[ATTENTION], b->sums, params_weight(p, ATTPROJB, layer), b->Ts * b->B, C, stream);
 }
 
 // --- backward ---
 
 // The gradient of one head group's output for some rows of this rank's shard.
 static void projection_dgrad(job *j, int64_t group, int64_t first, int64_t rows, real *dheads) {
-    linear_dgrad(dheads, j->in + first * j->B * j->C, j->u->ready[group], rows * j->B, j->Cl, j->C,
-                 j->stream);
+    linear_dgrad(dheads, j->in + first * j->B * j->C, j->u->ready[group], rows * j->B, j->Cl, j->C, j->stream);
 }
 
 static void attend_backward(job *j, int64_t t0, int64_t rows, real *dheads) {
     const block *b = &j->u->b;
-    attention_backward(b->dqkv, dheads, j->s->heads, j->s->lse, j->s->qkv, b->attention_scratch, t0, rows,
-                       j->N * j->Ts, j->B, j->Hl, j->D, j->first, j->stream);
+    attention_backward(b->dqkv, dheads, j->s->heads, j->s->lse, j->s->qkv, b->attention_scratch, t0, rows, j->N * j->Ts, j->B,
+                       j->Hl, j->D, j->first, j->stream);
     j->first = false;
 }
 
@@ -224,8 +220,7 @@ static void up_free(block *b) {
     free(u->x);
 }
 
-static cf_fuse *plan_alltoall(const up *u, const char *name, cf_side side, int64_t capacity, double flops,
-                              overlap how) {
+static cf_fuse *plan_alltoall(const up *u, const char *name, cf_side side, int64_t capacity, double flops, overlap how) {
     cf_fuse_plan plan = overlap_plan(how, name, u->b.tp, CF_ALLTOALL, side, REAL_DTYPE, capacity);
     plan.flops = flops, plan.result_given = true;
     return cf_fuse_create(u->b.context, plan);
@@ -237,27 +232,23 @@ static const real **pointers(int64_t count) {
     return array;
 }
 
-block *up_create(cf_context *context, const cf_mesh *mesh, const parameters *p, const backward_pass *pass,
-                 int64_t T, int64_t B, overlap how, bool recompute) {
+block *up_create(cf_context *context, const cf_mesh *mesh, const parameters *p, const backward_pass *pass, int64_t T, int64_t B,
+                 overlap how, bool recompute) {
     static const block_strategy strategy = {up_forward, up_backward, up_late, up_free};
     int64_t N = mesh->tp, C = p->shape.C, Cl = C / N, shard_rows = T * B / N;
     int64_t prepared = N * larger(linear_prepared_size(C, 3 * Cl), linear_prepared_size(Cl, C));
-    up *u = (up *)block_create(sizeof *u, &strategy, context, &mesh->tp_group, &mesh->self_group, p, pass, T,
-                               B, how, recompute, prepared);
-    double product = 2.0 * (double)(shard_rows * C * C),
-           attention = attention_flops(T, B, p->shape.H / N, C / p->shape.H);
+    up *u = (up *)block_create(sizeof *u, &strategy, context, &mesh->tp_group, &mesh->self_group, p, pass, T, B, how, recompute,
+                               prepared);
+    double product = 2.0 * (double)(shard_rows * C * C), attention = attention_flops(T, B, p->shape.H / N, C / p->shape.H);
     u->qkv_forward = plan_alltoall(u, "att.qkv", CF_COMPUTE_BEFORE, shard_rows * 3 * Cl, 3 * product, how);
     u->att_forward = plan_alltoall(u, "att", CF_COMPUTE_BOTH, shard_rows * Cl, product + attention, how);
-    u->att_backward =
-        plan_alltoall(u, "att", CF_COMPUTE_BOTH, shard_rows * Cl, product + 2.5 * attention, how);
+    u->att_backward = plan_alltoall(u, "att", CF_COMPUTE_BOTH, shard_rows * Cl, product + 2.5 * attention, how);
     u->qkv_backward = plan_alltoall(u, "att.qkv", CF_COMPUTE_AFTER, shard_rows * 3 * Cl, 3 * product, how);
-    u->b.operations[ATTENTION] =
-        (block_exchanges){{u->qkv_forward, u->att_forward}, {u->att_backward, NULL, u->qkv_backward}};
+    u->b.operations[ATTENTION] = (block_exchanges){{u->qkv_forward, u->att_forward}, {u->att_backward, NULL, u->qkv_backward}};
     u->qkv_out = u->b.dqkv;
     u->dheads_out = take_real(N * shard_rows * Cl, "activations, shared");
     u->dqkv_groups = take_real(N * shard_rows * 3 * Cl, "activations, shared");
-    for (int64_t l = 0; l < p->shape.L; l++)
-        u->b.layer[l].groups = take_real(N * shard_rows * Cl, "activations, per layer");
+    for (int64_t l = 0; l < p->shape.L; l++) u->b.layer[l].groups = take_real(N * shard_rows * Cl, "activations, per layer");
     u->ready = pointers(N), u->dy = pointers(N), u->x = pointers(N);
     return &u->b;
 }

@@ -4,8 +4,7 @@
 #include "linear.h"
 
 const char *gradient_place_name(gradient_place place) {
-    static const char *const names[] = {"when both factors are here", "as slices arrive",
-                                        "at the end of the layer",
+    static const char *const names[] = {"when both factors are here", "as slices arrive", "at the end of the layer",
                                         "owner by owner, inside its reduce-scatter"};
     return names[place];
 }
@@ -17,8 +16,8 @@ static bool slices_pay(const cf_fuse *arrive, int64_t rows) {
     return rows / cf_fuse_schedule(arrive)->slices >= linear_wgrad_depth_min();
 }
 
-gradient_place weight_gradient_place(const zero_shards *z, int tensor, int64_t layer, bool last,
-                                     const cf_fuse *arrive, int64_t rows, bool may_wait) {
+gradient_place weight_gradient_place(const zero_shards *z, int tensor, int64_t layer, bool last, const cf_fuse *arrive,
+                                     int64_t rows, bool may_wait) {
     const parameters *p = z->params;
     bool others_wait = params_own_bucket(p, tensor, layer) < 0 &&
                        p->bucket[params_bucket_of(p, tensor, layer)].group->size > 1; // to travel with it
@@ -34,17 +33,15 @@ void weight_gradient_rows(void *argument, const cf_span *span, cf_stream *stream
         int64_t first = span->row + i * span->row_stride;
         precise *dw = (precise *)(span->data + i * span->data_stride);
         for (int part = 0; part < g->parts; part++) {
-            int64_t begin = larger(first, part * g->OC),
-                    end = smaller(first + span->rows, (part + 1) * g->OC);
+            int64_t begin = larger(first, part * g->OC), end = smaller(first + span->rows, (part + 1) * g->OC);
             if (begin < end)
-                linear_wgrad_rows(dw + (begin - first) * g->IC, g->dy[part] + begin - part * g->OC, g->OC,
-                                  g->x[part], g->R, g->IC, end - begin, g->to.add, stream);
+                linear_wgrad_rows(dw + (begin - first) * g->IC, g->dy[part] + begin - part * g->OC, g->OC, g->x[part], g->R, g->IC,
+                                  end - begin, g->to.add, stream);
         }
     }
 }
 
-void weight_gradient_compute(const backward_pass *pass, int tensor, int64_t layer, gradient_place place,
-                             weight_gradient g) {
+void weight_gradient_compute(const backward_pass *pass, int tensor, int64_t layer, gradient_place place, weight_gradient g) {
     zero_shards *z = pass->zero;
     g.to = params_matrix_grad(z->params, tensor, layer, pass->first);
     cf_span all = {.rows = g.parts * g.OC, .blocks = 1, .data = (char *)g.to.at};

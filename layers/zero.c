@@ -31,17 +31,15 @@ static cf_fuse *reduction_to_share(const zero_shards *z, int i) {
 static void create_bucket(zero_shards *z, int i, int64_t rows, overlap how) {
     const param_bucket *b = &z->params->bucket[i];
     zero_bucket *s = &z->bucket[i];
-    const char *shared = b->layer >= 0                ? "thin matrices"
-                         : i < z->params->buckets - 1 ? "split vectors"
-                                                      : "wpe, vectors";
+    const char *shared = b->layer >= 0 ? "thin matrices" : i < z->params->buckets - 1 ? "split vectors" : "wpe, vectors";
     snprintf(s->name, sizeof s->name, "%s", b->tensor >= 0 ? params_name(b->tensor) : shared);
     if (b->group->size == 1) return;
     // The tied table only if the lookup's part goes another way and its owners have enough rows, which those of other
     // matrices do (params.c).
     s->fused = cf_mode_is_fused(how.mode) && b->tensor >= 0 && (b->tensor != WTE || z->rows_travel) &&
                b->shard / b->row >= linear_wgrad_rows_min(b->row);
-    cf_fuse_plan plan = overlap_plan(how, s->name, b->group, CF_REDUCE_SCATTER,
-                                     s->fused ? CF_COMPUTE_BEFORE : CF_NO_COMPUTE, PRECISE_DTYPE, b->shard);
+    cf_fuse_plan plan = overlap_plan(how, s->name, b->group, CF_REDUCE_SCATTER, s->fused ? CF_COMPUTE_BEFORE : CF_NO_COMPUTE,
+                                     PRECISE_DTYPE, b->shard);
     plan.slices = 1, plan.bulk = true;
     if (s->fused) plan.flops = 2.0 * (double)(rows * b->count);
     s->reduce = reduction_to_share(z, i);
@@ -77,13 +75,8 @@ static void order_buckets(zero_shards *z) {
     for (int i = p->table; i < p->buckets; i++) z->backward[m++] = i;
 }
 
-void zero_create(zero_shards *z, cf_context *context, parameters *p, bool rows_travel, int64_t rows,
-                 overlap how) {
-    *z = (zero_shards){.context = context,
-                       .params = p,
-                       .mode = how.mode,
-                       .rows_travel = rows_travel,
-                       .gathers_begun = p->buckets};
+void zero_create(zero_shards *z, cf_context *context, parameters *p, bool rows_travel, int64_t rows, overlap how) {
+    *z = (zero_shards){.context = context, .params = p, .mode = how.mode, .rows_travel = rows_travel, .gathers_begun = p->buckets};
     z->bucket = calloc((size_t)p->buckets, sizeof *z->bucket);
     z->forward = calloc((size_t)p->buckets, sizeof *z->forward);
     z->backward = calloc((size_t)p->buckets, sizeof *z->backward);
@@ -172,10 +165,8 @@ static void begin_reduce(zero_shards *z, int i, cf_compute *wgrad, void *job) {
     const param_bucket *b = &z->params->bucket[i];
     zero_bucket *s = &z->bucket[i];
     for (int j = 0; j < z->params->buckets && s->reduce; j++)
-        if (z->bucket[j].reduce == s->reduce && z->bucket[j].gradient == GRADIENT_LEAVING)
-            finish_reduce(z, j);
-    if (s->reduce)
-        cf_fuse_begin(s->reduce, z->params->grad + b->first, b->shard / b->row, b->row, wgrad, job, b->layer);
+        if (z->bucket[j].reduce == s->reduce && z->bucket[j].gradient == GRADIENT_LEAVING) finish_reduce(z, j);
+    if (s->reduce) cf_fuse_begin(s->reduce, z->params->grad + b->first, b->shard / b->row, b->row, wgrad, job, b->layer);
     s->gradient = GRADIENT_LEAVING;
 }
 
@@ -189,8 +180,7 @@ void zero_compute(zero_shards *z, int tensor, int64_t layer, cf_compute *wgrad, 
 }
 
 static void gradient_is_ready(zero_shards *z, int bucket) {
-    if (z->mode != CF_MODE_NONE && z->bucket[bucket].gradient == GRADIENT_PARTIAL)
-        begin_reduce(z, bucket, NULL, NULL);
+    if (z->mode != CF_MODE_NONE && z->bucket[bucket].gradient == GRADIENT_PARTIAL) begin_reduce(z, bucket, NULL, NULL);
 }
 
 void zero_ready(zero_shards *z, int64_t layer) {
@@ -222,12 +212,10 @@ void zero_operations(const zero_shards *z, visit_operation *visit, void *argumen
         const zero_bucket *s = &z->bucket[i];
         if (!s->reduce || p->bucket[i].layer > 0) continue; // one layer is like another
         int64_t times = i >= p->table;
-        for (int j = 0; j < p->table && i < p->table; j++)
-            times += p->bucket[j].tensor == p->bucket[i].tensor;
+        for (int j = 0; j < p->table && i < p->table; j++) times += p->bucket[j].tensor == p->bucket[i].tensor;
         const char *each = times > 1 ? ", each layer" : "";
         char place[80];
-        snprintf(place, sizeof place, "%s%s", s->fused ? "gradient computed owner by owner" : "gradient",
-                 each);
+        snprintf(place, sizeof place, "%s%s", s->fused ? "gradient computed owner by owner" : "gradient", each);
         visit(argument, place, s->reduce, times);
         snprintf(place, sizeof place, "weights, during update and forward%s", each);
         visit(argument, place, s->gather, times);
@@ -245,8 +233,7 @@ static void explain_bucket(const zero_shards *z, int i, FILE *out) {
     else if (z->mode == CF_MODE_NONE)
         fprintf(out, "%d owners; native collectives at the end of backward\n", N);
     else if (z->bucket[i].fused)
-        fprintf(out, "%d owners of %lld rows: wgrad owner by owner > reduce-scatter, own rows last\n", N,
-                (long long)rows);
+        fprintf(out, "%d owners of %lld rows: wgrad owner by owner > reduce-scatter, own rows last\n", N, (long long)rows);
     else if (b->tensor == WTE && !z->rows_travel)
         fprintf(out, "%d owners; complete only at the end of backward, since the whole table travels\n", N);
     else

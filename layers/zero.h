@@ -31,8 +31,8 @@ typedef enum { GRADIENT_PARTIAL, GRADIENT_LEAVING, GRADIENT_REDUCED } gradient_s
 
 typedef struct zero_bucket {
     cf_fuse *reduce, *gather; // NULL where the bucket's group has one member
-    bool borrows; // reduce is that of an earlier bucket of the same kind, whose staging memory it shares
-    bool fused;   // reduce computes the gradient it sends
+    bool borrows;             // reduce is that of an earlier bucket of the same kind, whose staging memory it shares
+    bool fused;               // reduce computes the gradient it sends
     gradient_state gradient;
     weights_state weights;
     precise *shard; // (bucket's shard) this rank's shard of the reduced gradient
@@ -51,8 +51,7 @@ typedef struct zero_shards {
 } zero_shards;
 
 // rows: of activations from which a weight gradient is computed.
-void zero_create(zero_shards *z, cf_context *context, parameters *p, bool rows_travel, int64_t rows,
-                 overlap how);
+void zero_create(zero_shards *z, cf_context *context, parameters *p, bool rows_travel, int64_t rows, overlap how);
 void zero_free(zero_shards *z);
 
 // Besides layers: the token table; positions and the vectors of all layers.

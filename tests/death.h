@@ -41,36 +41,31 @@ static inline death death_fork(void) {
     return d;
 }
 
-static inline void death_check(death d, const char *statement, const char *file, int line,
-                               const char *const *words) {
+static inline void death_check(death d, const char *statement, const char *file, int line, const char *const *words) {
     char text[8192];
     size_t length = 0;
     ssize_t n;
-    while (length < sizeof text - 1 && (n = read(d.message, text + length, sizeof text - 1 - length)) > 0)
-        length += (size_t)n;
+    while (length < sizeof text - 1 && (n = read(d.message, text + length, sizeof text - 1 - length)) > 0) length += (size_t)n;
     text[length] = 0;
     close(d.message);
     int status = 0;
     if (waitpid(d.child, &status, 0) != d.child) fail_msg("%s:%d: the child is lost", file, line);
-    if (WIFEXITED(status) && WEXITSTATUS(status) == DEATH_SURVIVED)
-        fail_msg("%s:%d: %s survived", file, line, statement);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == DEATH_SURVIVED) fail_msg("%s:%d: %s survived", file, line, statement);
     if (!WIFEXITED(status) || WEXITSTATUS(status) != 1)
-        fail_msg("%s:%d: %s ended with wait status 0x%x, not exit status 1:\n%s", file, line, statement,
-                 status, text);
+        fail_msg("%s:%d: %s ended with wait status 0x%x, not exit status 1:\n%s", file, line, statement, status, text);
     for (; *words; words++)
-        if (!strstr(text, *words))
-            fail_msg("%s:%d: %s does not say '%s':\n%s", file, line, statement, *words, text);
+        if (!strstr(text, *words)) fail_msg("%s:%d: %s does not say '%s':\n%s", file, line, statement, *words, text);
 }
 
-#define ASSERT_DIES(statement, ...)                                                                          \
-    do {                                                                                                     \
-        const char *const death_words[] = {__VA_ARGS__, NULL};                                               \
-        death death_now = death_fork();                                                                      \
-        if (death_now.child == 0) {                                                                          \
-            statement;                                                                                       \
-            _exit(DEATH_SURVIVED);                                                                           \
-        }                                                                                                    \
-        death_check(death_now, #statement, __FILE__, __LINE__, death_words);                                 \
+#define ASSERT_DIES(statement, ...)                                                                                                \
+    do {                                                                                                                           \
+        const char *const death_words[] = {__VA_ARGS__, NULL};                                                                     \
+        death death_now = death_fork();                                                                                            \
+        if (death_now.child == 0) {                                                                                                \
+            statement;                                                                                                             \
+            _exit(DEATH_SURVIVED);                                                                                                 \
+        }                                                                                                                          \
+        death_check(death_now, #statement, __FILE__, __LINE__, death_words);                                                       \
     } while (0)
 
 // What a user can mend must come with what to do.

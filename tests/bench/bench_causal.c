@@ -110,8 +110,7 @@ static void compute(void *argument, const cf_span *span, cf_stream *stream) {
 
 static void compute_whole(work *k, cf_stream *stream) {
     attend(k, (char *)k->full, 0, k->s.T, stream);
-    if (k->kind == ULYSSES)
-        linear_forward(k->out, k->full, k->w, NULL, k->s.T / k->N * k->s.B, k->s.C, k->s.C, stream);
+    if (k->kind == ULYSSES) linear_forward(k->out, k->full, k->w, NULL, k->s.T / k->N * k->s.B, k->s.C, k->s.C, stream);
 }
 
 static real *filled(int64_t elements) {
@@ -141,8 +140,7 @@ static void free_work(work *k) {
 
 static double time_slice(work *k, cf_side side, int number, int m, cf_stream *stream) {
     int64_t shard = k->s.T / k->N;
-    cf_span span = {
-        .side = side, .row = number * shard / m, .rows = shard / m, .blocks = 1, .row_stride = shard};
+    cf_span span = {.side = side, .row = number * shard / m, .rows = shard / m, .blocks = 1, .row_stride = shard};
     span.data = (char *)(k->full + span.row * width(k));
     double begin = cf_now_ms();
     compute(k, &span, stream);
@@ -164,10 +162,8 @@ static void time_all(work *k, costs *c, cf_stream *stream) {
         for (int i = 0; i < CUTS; i++) {
             int slices = k->N * cut[i];
             k->layout = (layout)l;
-            for (int s = 0; s < slices;
-                 s++) // in the order of a schedule: downwards, pieces of a shard upwards
-                c->before[l][i][slices - 1 - s] =
-                    time_slice(k, CF_COMPUTE_BEFORE, slices - 1 - s, cut[i], stream);
+            for (int s = 0; s < slices; s++) // in the order of a schedule: downwards, pieces of a shard upwards
+                c->before[l][i][slices - 1 - s] = time_slice(k, CF_COMPUTE_BEFORE, slices - 1 - s, cut[i], stream);
             for (int s = 0; s < slices && k->kind == ULYSSES; s++)
                 c->after[l][i][s] = time_slice(k, CF_COMPUTE_AFTER, s, cut[i], stream);
             c->add[i] = time_add(k, cut[i], stream);
@@ -193,8 +189,7 @@ static double median(const double *sample, int n, int stride) {
 // A byte from the right neighbour, or to the left one.
 static cf_request byte_request(bench *b, char *byte, bool send) {
     const cf_group *group = &b->mesh.world_group;
-    cf_request r = {
-        .kind = CF_REQUEST_EXCHANGE, .group = group, .dtype = CF_BYTE, .label = "byte", .layer = -1};
+    cf_request r = {.kind = CF_REQUEST_EXCHANGE, .group = group, .dtype = CF_BYTE, .label = "byte", .layer = -1};
     r.send_to = send ? (group->rank + group->size - 1) % group->size : -1;
     r.recv_from = send ? -1 : (group->rank + 1) % group->size;
     r.send = r.recv = byte;
@@ -257,12 +252,10 @@ static cf_side side_of(kind what) {
     return what == QUERY_SPLIT ? CF_COMPUTE_BEFORE : CF_COMPUTE_BOTH;
 }
 
-static double simulated(kind what, cf_mode mode, cf_route route, int N, const setting *set,
-                        double latency_ms) {
+static double simulated(kind what, cf_mode mode, cf_route route, int N, const setting *set, double latency_ms) {
     cf_schedule *schedule[RANKS_MAX] = {NULL};
     for (int r = 0; r < N; r++)
-        schedule[r] =
-            cf_schedule_create(operation_of(what), side_of(what), mode, route, N, r, cut[set->cut], false);
+        schedule[r] = cf_schedule_create(operation_of(what), side_of(what), mode, route, N, r, cut[set->cut], false);
     machine imagined = {cost_of, transfer_of, set, latency_ms, set->coupled};
     double ms = simulate(schedule, N, &imagined).finished_ms;
     for (int r = 0; r < N; r++) cf_schedule_free(schedule[r]);
@@ -277,8 +270,8 @@ static const char *name_of(kind what, cf_route route) {
 
 static void print_costs(const work *k, const setting *set) {
     const costs *c = set->of;
-    printf("\n%s, T %lld x B %lld, tp %d, %s: compute %.2f ms\n", k->s.model, (long long)k->s.T,
-           (long long)k->s.B, k->N, k->kind == QUERY_SPLIT ? "Query-Split" : "UP", c->whole);
+    printf("\n%s, T %lld x B %lld, tp %d, %s: compute %.2f ms\n", k->s.model, (long long)k->s.T, (long long)k->s.B, k->N,
+           k->kind == QUERY_SPLIT ? "Query-Split" : "UP", c->whole);
     printf("  cost of a slice, mean of all = 1:");
     for (int l = 0; l < LAYOUTS; l++) {
         double sum = 0;
@@ -313,11 +306,7 @@ enum { COLUMNS = sizeof columns / sizeof *columns, REAL_COLUMNS = 5 };
 static void print_head(const char *first, const char *second, int shown) {
     printf("  %-19s %6s", first, second);
     for (const column *c = columns; c < columns + shown; c++)
-        printf("  %8s m=%d",
-               c->coupled              ? "coupled"
-               : c->layout == SEQUENCE ? "sequence"
-                                       : "pairs",
-               cut[c->cut]);
+        printf("  %8s m=%d", c->coupled ? "coupled" : c->layout == SEQUENCE ? "sequence" : "pairs", cut[c->cut]);
     printf("\n");
 }
 
@@ -336,8 +325,7 @@ static void table_of_links(const work *k, setting set, cf_route route) {
         printf("  %-19s %6.2f", name_of(k->kind, route), ratios[i]);
         for (const column *c = columns; c < columns + COLUMNS; c++) {
             set.layout = c->layout, set.cut = c->cut, set.coupled = c->coupled;
-            print_cell(simulated(k->kind, CF_MODE_COMMFUSE, route, k->N, &set, latency_ms) - whole, whole,
-                       comm);
+            print_cell(simulated(k->kind, CF_MODE_COMMFUSE, route, k->N, &set, latency_ms) - whole, whole, comm);
         }
         printf("\n");
     }
@@ -421,8 +409,7 @@ static void measure_route(bench *b, work *k, cf_route route, double ms[LAYOUTS][
             double one = time_run(b, fuse[v % CUTS], k, compute);
             if (i >= 0) sample[v * b->repetitions + i] = one;
         }
-    for (int v = 0; v < LAYOUTS * CUTS; v++)
-        ms[v / CUTS][v % CUTS] = median(sample + v * b->repetitions, b->repetitions, 1);
+    for (int v = 0; v < LAYOUTS * CUTS; v++) ms[v / CUTS][v % CUTS] = median(sample + v * b->repetitions, b->repetitions, 1);
     for (int m = 0; m < CUTS; m++) cf_fuse_free(fuse[m]);
     free(sample);
 }
@@ -455,8 +442,8 @@ static void compare_shape(bench *b, shape s) {
         setting set = {.of = (const costs *)b->all, .ranks_measured = N, .shard_ms = link.shard_ms};
         if (b->mesh.world_group.rank == 0) {
             print_costs(&k, &set);
-            printf("  link: %.2f ms per shard + %.3f ms, T_comm / compute = %.2f\n", link.shard_ms,
-                   link.latency_ms, (N - 1) * (link.shard_ms + link.latency_ms) / set.of->whole);
+            printf("  link: %.2f ms per shard + %.3f ms, T_comm / compute = %.2f\n", link.shard_ms, link.latency_ms,
+                   (N - 1) * (link.shard_ms + link.latency_ms) / set.of->whole);
             print_head("", "", REAL_COLUMNS);
         }
         compare_route(b, &k, set, CF_RING, link);
@@ -466,9 +453,7 @@ static void compare_shape(bench *b, shape s) {
 }
 
 int main(int argc, char **argv) {
-    static const shape d12[] = {{"d12", 1024, 1, 768, 12},
-                                {"d12", 1024, 4, 768, 12},
-                                {"d12", 4096, 1, 768, 12}};
+    static const shape d12[] = {{"d12", 1024, 1, 768, 12}, {"d12", 1024, 4, 768, 12}, {"d12", 4096, 1, 768, 12}};
     static const shape d24 = {"d24", 4096, 1, 1024, 16};
     static bench b;
     cf_transport *transport = cf_transport_create("auto", &argc, &argv, 60);
@@ -477,10 +462,7 @@ int main(int argc, char **argv) {
     if (b.repetitions < REPETITIONS_MIN) cf_die_together(NULL, "at least %d repetitions", REPETITIONS_MIN);
     if (N > RANKS_MAX) cf_die_together(NULL, "at most %d ranks", RANKS_MAX);
     cf_device_threads(1);
-    b.context = (cf_context){.transport = transport,
-                             .stream = cf_stream_create(),
-                             .trace = cf_trace_create(),
-                             .step = -1};
+    b.context = (cf_context){.transport = transport, .stream = cf_stream_create(), .trace = cf_trace_create(), .step = -1};
     cf_mesh_init(&b.mesh, N, transport->rank, N, 1);
     transport->bind(transport, &b.mesh.world_group);
     transport->bind(transport, &b.mesh.tp_group);
@@ -492,8 +474,8 @@ int main(int argc, char **argv) {
                                                          .capacity = COSTS});
     b.all = cf_alloc(N * (COSTS + 1) * (int64_t)sizeof *b.all, "benchmark");
     if (transport->rank == 0)
-        printf("causal balance; per cell: time beyond compute, share of T_comm hidden; median of %d; %s\n",
-               b.repetitions, N == 1 ? "imagined links" : "the link between these ranks");
+        printf("causal balance; per cell: time beyond compute, share of T_comm hidden; median of %d; %s\n", b.repetitions,
+               N == 1 ? "imagined links" : "the link between these ranks");
     for (size_t i = 0; i < sizeof d12 / sizeof *d12; i++) {
         if (N > 1 && d12[i].T == 1024) compare_shape(&b, d12[i]);
         if (N == 1) simulate_shape(&b, d12[i], 2), simulate_shape(&b, d12[i], 4);

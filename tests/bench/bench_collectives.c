@@ -46,9 +46,8 @@ static void finish(MPI_Request request) {
 static void wire(const blocks *b) {
     for (int i = 1; i < b->ranks; i++) {
         int to = (b->rank + i) % b->ranks, from = (b->rank - i + b->ranks) % b->ranks;
-        MPI_Sendrecv(b->from + (int64_t)to * b->count, b->count, MPI_FLOAT, to, 0,
-                     b->into + (int64_t)from * b->count, b->count, MPI_FLOAT, from, 0, MPI_COMM_WORLD,
-                     MPI_STATUS_IGNORE);
+        MPI_Sendrecv(b->from + (int64_t)to * b->count, b->count, MPI_FLOAT, to, 0, b->into + (int64_t)from * b->count, b->count,
+                     MPI_FLOAT, from, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
     }
 }
 
@@ -74,8 +73,7 @@ static void ialltoall(const blocks *b) {
 
 static void sum_stage(const blocks *b) {
     memcpy(b->into, b->stage, (size_t)b->count * sizeof *b->into);
-    for (int i = 1; i < b->ranks; i++)
-        MPI_Reduce_local(b->stage + (int64_t)i * b->count, b->into, b->count, MPI_FLOAT, MPI_SUM);
+    for (int i = 1; i < b->ranks; i++) MPI_Reduce_local(b->stage + (int64_t)i * b->count, b->into, b->count, MPI_FLOAT, MPI_SUM);
 }
 
 static void alltoall_and_sum(const blocks *b) {

@@ -28,13 +28,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum {
-    WARM_UPS = 2,
-    COMPUTE_TURNS = 4,
-    REPETITIONS_MIN = 10,
-    REPETITIONS_MAX = 10000,
-    SIZE_MAX_EACH = 1 << 16
-};
+enum { WARM_UPS = 2, COMPUTE_TURNS = 4, REPETITIONS_MIN = 10, REPETITIONS_MAX = 10000, SIZE_MAX_EACH = 1 << 16 };
 
 typedef enum {
     GATHER_GEMM,
@@ -78,25 +72,24 @@ typedef struct result {
     double ms, p10_ms, p90_ms; // median and percentiles
 } result;
 
-#define COMPUTE_ALONE                                                                                        \
+#define COMPUTE_ALONE                                                                                                              \
     { "compute", MONOLITHIC, CF_MODE_NONE, CF_RING, 1, COMPUTE_TURNS }
-#define COMM_ALONE                                                                                           \
+#define COMM_ALONE                                                                                                                 \
     { "comm", NATIVE, CF_MODE_NONE, CF_RING, 1, 1 }
-#define NO_OVERLAP                                                                                           \
+#define NO_OVERLAP                                                                                                                 \
     { "none", FUSED, CF_MODE_NONE, CF_RING, 1, 1 }
-#define SLICE(M)                                                                                             \
+#define SLICE(M)                                                                                                                   \
     { "slice", FUSED, CF_MODE_SLICE, CF_RING, M, 1 }
-#define RING(m)                                                                                              \
+#define RING(m)                                                                                                                    \
     { "commfuse", FUSED, CF_MODE_COMMFUSE, CF_RING, m, 1 }
-#define DIRECT(m)                                                                                            \
+#define DIRECT(m)                                                                                                                  \
     { "commfuse", FUSED, CF_MODE_COMMFUSE, CF_DIRECT, m, 1 }
-#define NOWIRE(m)                                                                                            \
+#define NOWIRE(m)                                                                                                                  \
     { "nowire", FUSED, CF_MODE_NOWIRE, CF_RING, m, 1 }
 
-static const variant every_variant[] = {COMPUTE_ALONE, COMM_ALONE, NO_OVERLAP, SLICE(2),  SLICE(4),
-                                        SLICE(8),      RING(1),    RING(2),    RING(4),   RING(8),
-                                        DIRECT(1),     DIRECT(2),  DIRECT(4),  NOWIRE(1), NOWIRE(2),
-                                        NOWIRE(4),     NOWIRE(8)};
+static const variant every_variant[] = {COMPUTE_ALONE, COMM_ALONE, NO_OVERLAP, SLICE(2),  SLICE(4),  SLICE(8),
+                                        RING(1),       RING(2),    RING(4),    RING(8),   DIRECT(1), DIRECT(2),
+                                        DIRECT(4),     NOWIRE(1),  NOWIRE(2),  NOWIRE(4), NOWIRE(8)};
 enum { VARIANTS = sizeof every_variant / sizeof *every_variant, TURNS_MAX = VARIANTS - 1 + COMPUTE_TURNS };
 
 typedef struct work {
@@ -114,8 +107,8 @@ static void gather_gemm(void *argument, const cf_span *span, cf_stream *stream) 
     work *k = (work *)argument;
     for (int i = 0; i < span->blocks; i++) {
         int64_t row = (span->row + i * span->row_stride) * k->s.B;
-        linear_forward(k->out + row * k->local, (const real *)(span->data + i * span->data_stride),
-                       k->ready[0], NULL, span->rows * k->s.B, k->s.C, k->local, stream);
+        linear_forward(k->out + row * k->local, (const real *)(span->data + i * span->data_stride), k->ready[0], NULL,
+                       span->rows * k->s.B, k->s.C, k->local, stream);
     }
 }
 
@@ -131,8 +124,8 @@ static void gemm_scatter(void *argument, const cf_span *span, cf_stream *stream)
     work *k = (work *)argument;
     for (int i = 0; i < span->blocks; i++) {
         int64_t row = (span->row + i * span->row_stride) * k->s.B;
-        project(k, (real *)(span->data + i * span->data_stride), k->out + row * k->local, span->rows * k->s.B,
-                span->accumulate, stream);
+        project(k, (real *)(span->data + i * span->data_stride), k->out + row * k->local, span->rows * k->s.B, span->accumulate,
+                stream);
     }
 }
 
@@ -141,8 +134,8 @@ static void attention_scatter(void *argument, const cf_span *span, cf_stream *st
     for (int i = 0; i < span->blocks; i++) {
         int64_t t0 = span->row + i * span->row_stride;
         attention_forward(k->heads, k->lse, k->qkv, t0, span->rows, k->s.T, k->s.B, k->Hl, k->D, stream);
-        project(k, (real *)(span->data + i * span->data_stride), k->heads + t0 * k->s.B * k->local,
-                span->rows * k->s.B, span->accumulate, stream);
+        project(k, (real *)(span->data + i * span->data_stride), k->heads + t0 * k->s.B * k->local, span->rows * k->s.B,
+                span->accumulate, stream);
     }
 }
 
@@ -154,25 +147,21 @@ static void each_piece(work *k, const cf_span *span, on_piece *f) {
         for (int64_t row = span->row + i * span->row_stride, end = row + span->rows, n; row < end; row += n) {
             n = k->rows - row % k->rows < end - row ? k->rows - row % k->rows : end - row;
             int64_t behind = row - span->row - i * span->row_stride;
-            f(k, row / k->rows, row % k->rows, n,
-              (real *)(span->data + i * span->data_stride) + behind * k->row_elements);
+            f(k, row / k->rows, row % k->rows, n, (real *)(span->data + i * span->data_stride) + behind * k->row_elements);
         }
 }
 
 // Own rows (rows, B, C) in out, weights of all head groups (N, 3Cl, C).
 static void qkv_piece(work *k, int64_t shard, int64_t row, int64_t rows, real *data) {
-    linear_forward(data, k->out + row * k->s.B * k->s.C, k->ready[shard], NULL, rows * k->s.B, k->s.C,
-                   k->local, NULL);
+    linear_forward(data, k->out + row * k->s.B * k->s.C, k->ready[shard], NULL, rows * k->s.B, k->s.C, k->local, NULL);
 }
 
 static void qkv_dgrad_piece(work *k, int64_t shard, int64_t row, int64_t rows, real *data) {
-    linear_dgrad_add(k->out + row * k->s.B * k->s.C, data, k->ready[shard], rows * k->s.B, k->s.C, k->local,
-                     NULL);
+    linear_dgrad_add(k->out + row * k->s.B * k->s.C, data, k->ready[shard], rows * k->s.B, k->s.C, k->local, NULL);
 }
 
 static void projection_piece(work *k, int64_t shard, int64_t row, int64_t rows, real *data) {
-    linear_forward_add(k->out + row * k->s.B * k->s.C, data, k->ready[shard], rows * k->s.B, k->local, k->s.C,
-                       NULL);
+    linear_forward_add(k->out + row * k->s.B * k->s.C, data, k->ready[shard], rows * k->s.B, k->local, k->s.C, NULL);
 }
 
 static void gemm_alltoall(void *argument, const cf_span *span, cf_stream *stream) {
@@ -193,17 +182,16 @@ static void attention_alltoall(void *argument, const cf_span *span, cf_stream *s
     }
     for (int i = 0; i < span->blocks; i++) {
         int64_t t0 = span->row + i * span->row_stride;
-        attention_forward((real *)(span->data + i * span->data_stride) - t0 * k->row_elements, k->lse, k->qkv,
-                          t0, span->rows, k->s.T, k->s.B, k->Hl, k->D, stream);
+        attention_forward((real *)(span->data + i * span->data_stride) - t0 * k->row_elements, k->lse, k->qkv, t0, span->rows,
+                          k->s.T, k->s.B, k->Hl, k->D, stream);
     }
 }
 
 static void wgrad_scatter(void *argument, const cf_span *span, cf_stream *stream) {
     work *k = (work *)argument;
     for (int i = 0; i < span->blocks; i++)
-        linear_wgrad_rows((real *)(span->data + i * span->data_stride),
-                          k->out + span->row + i * span->row_stride, k->s.columns, k->heads, k->s.T * k->s.B,
-                          k->s.C, span->rows, false, stream);
+        linear_wgrad_rows((real *)(span->data + i * span->data_stride), k->out + span->row + i * span->row_stride, k->s.columns,
+                          k->heads, k->s.T * k->s.B, k->s.C, span->rows, false, stream);
 }
 
 static const struct {
@@ -213,20 +201,16 @@ static const struct {
     cf_side side;
     linear_prepare *prepare; // the weights of its product
 } works[WORK_KINDS] = {
-    [GATHER_GEMM] = {"gather_gemm", "all-gather > GEMM", gather_gemm, CF_ALLGATHER, CF_COMPUTE_AFTER,
-                     linear_prepare_forward},
-    [GEMM_SCATTER] = {"gemm_scatter", "GEMM > reduce-scatter", gemm_scatter, CF_REDUCE_SCATTER,
-                      CF_COMPUTE_BEFORE, linear_prepare_forward},
-    [ATTENTION_SCATTER] = {"attention_scatter", "attention > reduce-sc.", attention_scatter,
-                           CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, linear_prepare_forward},
-    [GEMM_ALLTOALL] = {"gemm_alltoall", "GEMM > all-to-all", gemm_alltoall, CF_ALLTOALL, CF_COMPUTE_BEFORE,
-                       linear_prepare_forward},
-    [ATTENTION_ALLTOALL] = {"attention_alltoall", "att. > a-to-a > GEMM", attention_alltoall, CF_ALLTOALL,
-                            CF_COMPUTE_BOTH, linear_prepare_forward},
-    [ALLTOALL_GEMM] = {"alltoall_gemm", "all-to-all > GEMM", alltoall_gemm, CF_ALLTOALL, CF_COMPUTE_AFTER,
-                       linear_prepare_dgrad},
-    [WGRAD_SCATTER] = {"wgrad_scatter", "wgrad > reduce-scatter", wgrad_scatter, CF_REDUCE_SCATTER,
-                       CF_COMPUTE_BEFORE, NULL},
+    [GATHER_GEMM] = {"gather_gemm", "all-gather > GEMM", gather_gemm, CF_ALLGATHER, CF_COMPUTE_AFTER, linear_prepare_forward},
+    [GEMM_SCATTER] = {"gemm_scatter", "GEMM > reduce-scatter", gemm_scatter, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE,
+                      linear_prepare_forward},
+    [ATTENTION_SCATTER] = {"attention_scatter", "attention > reduce-sc.", attention_scatter, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE,
+                           linear_prepare_forward},
+    [GEMM_ALLTOALL] = {"gemm_alltoall", "GEMM > all-to-all", gemm_alltoall, CF_ALLTOALL, CF_COMPUTE_BEFORE, linear_prepare_forward},
+    [ATTENTION_ALLTOALL] = {"attention_alltoall", "att. > a-to-a > GEMM", attention_alltoall, CF_ALLTOALL, CF_COMPUTE_BOTH,
+                            linear_prepare_forward},
+    [ALLTOALL_GEMM] = {"alltoall_gemm", "all-to-all > GEMM", alltoall_gemm, CF_ALLTOALL, CF_COMPUTE_AFTER, linear_prepare_dgrad},
+    [WGRAD_SCATTER] = {"wgrad_scatter", "wgrad > reduce-scatter", wgrad_scatter, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, NULL},
 };
 
 // Once per operation, as layers do.
@@ -234,8 +218,7 @@ static void prepare(work *k, cf_stream *stream) {
     if (!k->prepared) return;
     int64_t size = linear_prepared_size(k->IC, k->OC);
     for (int64_t i = 0; i < k->groups; i++)
-        k->ready[i] =
-            works[k->s.kind].prepare(k->prepared + i * size, k->w + i * k->IC * k->OC, k->IC, k->OC, stream);
+        k->ready[i] = works[k->s.kind].prepare(k->prepared + i * size, k->w + i * k->IC * k->OC, k->IC, k->OC, stream);
 }
 
 // --- one shape ---
@@ -265,9 +248,7 @@ static work make_work(const bench *b, shape s) {
     k.ready = calloc((size_t)k.groups, sizeof *k.ready);
     if (!k.ready) cf_die(NULL, "out of memory for %lld head groups", (long long)k.groups);
     k.prepared =
-        works[s.kind].prepare
-            ? cf_alloc(k.groups * linear_prepared_size(k.IC, k.OC) * (int64_t)sizeof(real), "benchmark")
-            : NULL;
+        works[s.kind].prepare ? cf_alloc(k.groups * linear_prepared_size(k.IC, k.OC) * (int64_t)sizeof(real), "benchmark") : NULL;
     if (s.kind == WGRAD_SCATTER) k.heads = filled(all * s.C);
     if (!is_attention(s.kind)) return k;
     k.qkv = filled(all * 3 * k.local);
@@ -284,18 +265,17 @@ static void free_work(work *k) {
 
 static cf_fuse *make_operation(bench *b, const work *k, const variant *v) {
     if (v->what == MONOLITHIC) return NULL;
-    return cf_fuse_create(&b->context,
-                          (cf_fuse_plan){.name = "bench",
-                                         .group = &b->mesh.tp_group,
-                                         .operation = works[k->s.kind].operation,
-                                         .side = v->what == NATIVE ? CF_NO_COMPUTE : works[k->s.kind].side,
-                                         .mode = v->mode,
-                                         .route = v->route,
-                                         .slices = v->slices,
-                                         .dtype = REAL_DTYPE,
-                                         .capacity = k->rows * k->row_elements,
-                                         .folds = works[k->s.kind].compute == gemm_scatter ||
-                                                  works[k->s.kind].compute == attention_scatter});
+    return cf_fuse_create(&b->context, (cf_fuse_plan){.name = "bench",
+                                                      .group = &b->mesh.tp_group,
+                                                      .operation = works[k->s.kind].operation,
+                                                      .side = v->what == NATIVE ? CF_NO_COMPUTE : works[k->s.kind].side,
+                                                      .mode = v->mode,
+                                                      .route = v->route,
+                                                      .slices = v->slices,
+                                                      .dtype = REAL_DTYPE,
+                                                      .capacity = k->rows * k->row_elements,
+                                                      .folds = works[k->s.kind].compute == gemm_scatter ||
+                                                               works[k->s.kind].compute == attention_scatter});
 }
 
 static double maximum(bench *b, double ms) {
@@ -309,10 +289,7 @@ static double maximum(bench *b, double ms) {
 static void monolith(bench *b, work *k) {
     prepare(k, b->context.stream);
     cf_side side = works[k->s.kind].side;
-    cf_span all = {.rows = k->N * k->rows,
-                   .blocks = 1,
-                   .row_stride = k->N * k->rows,
-                   .data = (char *)k->full};
+    cf_span all = {.rows = k->N * k->rows, .blocks = 1, .row_stride = k->N * k->rows, .data = (char *)k->full};
     for (all.side = CF_COMPUTE_BEFORE; all.side <= CF_COMPUTE_AFTER; all.side++)
         if (side == all.side || side == CF_COMPUTE_BOTH) works[k->s.kind].compute(k, &all, b->context.stream);
 }
@@ -387,8 +364,7 @@ static void measure(bench *b, work *k, const variant *variants, int count, resul
     int order[TURNS_MAX];
     double *scratch = memory_for(b->repetitions * COMPUTE_TURNS);
     for (int v = 0; v < count; v++) operation[v] = make_operation(b, k, &variants[v]);
-    for (int v = 0; v < count; v++)
-        results[v] = (result){.samples = memory_for(b->repetitions * variants[v].turns)};
+    for (int v = 0; v < count; v++) results[v] = (result){.samples = memory_for(b->repetitions * variants[v].turns)};
     for (int i = -WARM_UPS; i < b->repetitions; i++) {
         int turns = draw_order(order, variants, count, i + WARM_UPS);
         for (int n = 0; n < turns; n++) {
@@ -407,29 +383,24 @@ static void measure(bench *b, work *k, const variant *variants, int count, resul
 // --- the table of fixed shapes ---
 
 enum { COLUMN_COMPUTE, COLUMN_COMM, COLUMN_NONE, COLUMN_SLICE, COLUMN_RING, COLUMN_DIRECT, COLUMN_NOWIRE };
-static const variant columns[] = {COMPUTE_ALONE, COMM_ALONE, NO_OVERLAP, SLICE(4),
-                                  RING(1),       DIRECT(1),  NOWIRE(1)};
+static const variant columns[] = {COMPUTE_ALONE, COMM_ALONE, NO_OVERLAP, SLICE(4), RING(1), DIRECT(1), NOWIRE(1)};
 enum { COLUMNS = sizeof columns / sizeof *columns };
 
 static void print_heading(const bench *b) {
     const cf_transport *t = b->context.transport;
-    printf("%d ranks of one compute thread and one progress thread on %d cores%s; fp32, ms, median of %d\n",
-           t->size, t->local_cores,
-           2 * t->local_size > t->local_cores ? " (TOO FEW: a core per thread is needed to conclude anything)"
-                                              : "",
+    printf("%d ranks of one compute thread and one progress thread on %d cores%s; fp32, ms, median of %d\n", t->size,
+           t->local_cores, 2 * t->local_size > t->local_cores ? " (TOO FEW: a core per thread is needed to conclude anything)" : "",
            b->repetitions);
-    printf("%-22s %-4s %-9s %9s %8s %7s %5s %8s %8s %8s %8s %7s %7s %7s %8s %6s\n", "operation", "", "",
-           "T x B", "compute", "comm", "ratio", "none", "slice 4", "ring", "direct", "hidden:", "ring",
-           "direct", "chunking", "spread");
+    printf("%-22s %-4s %-9s %9s %8s %7s %5s %8s %8s %8s %8s %7s %7s %7s %8s %6s\n", "operation", "", "", "T x B", "compute", "comm",
+           "ratio", "none", "slice 4", "ring", "direct", "hidden:", "ring", "direct", "chunking", "spread");
 }
 
 static void print_row(const shape *s, const result r[COLUMNS]) {
     double compute = r[COLUMN_COMPUTE].ms, comm = r[COLUMN_COMM].ms;
-    printf("%-22s %-4s %-9s %5lld x %lld %8.2f %7.2f %5.2f", works[s->kind].name, s->model, s->place,
-           (long long)s->T, (long long)s->B, compute, comm, comm / compute);
+    printf("%-22s %-4s %-9s %5lld x %lld %8.2f %7.2f %5.2f", works[s->kind].name, s->model, s->place, (long long)s->T,
+           (long long)s->B, compute, comm, comm / compute);
     for (int c = COLUMN_NONE; c <= COLUMN_DIRECT; c++) printf(" %8.2f", r[c].ms);
-    for (int c = COLUMN_SLICE; c <= COLUMN_DIRECT; c++)
-        printf(" %6.1f%%", 100 * (1 - (r[c].ms - compute) / comm));
+    for (int c = COLUMN_SLICE; c <= COLUMN_DIRECT; c++) printf(" %6.1f%%", 100 * (1 - (r[c].ms - compute) / comm));
     printf(" %7.1f%% %5.1f%%\n", 100 * (r[COLUMN_NOWIRE].ms - compute) / compute,
            100 * (r[COLUMN_RING].p90_ms - r[COLUMN_RING].p10_ms) / r[COLUMN_RING].ms);
     fflush(stdout);
@@ -474,9 +445,7 @@ static void print_table(bench *b) {
 // --- one operation in every variant ---
 
 static const char *route_of(const variant *v) {
-    return v->what == FUSED && (v->mode == CF_MODE_COMMFUSE || v->mode == CF_MODE_NOWIRE)
-               ? cf_route_name(v->route)
-               : "";
+    return v->what == FUSED && (v->mode == CF_MODE_COMMFUSE || v->mode == CF_MODE_NOWIRE) ? cf_route_name(v->route) : "";
 }
 
 // json: with every sample, as they came; of each repetition as many as the variant has turns.
@@ -516,11 +485,10 @@ typedef struct choice {
     int repetitions;
 } choice;
 
-static const char usage[] =
-    "bench_fuse [--op NAME --shape T,B,C,COLUMNS,H [--only compute|comm|none|slice|commfuse|nowire] "
-    "[--json]] "
-    "[--repetitions R], NAME one of gather_gemm gemm_scatter attention_scatter gemm_alltoall "
-    "attention_alltoall alltoall_gemm wgrad_scatter";
+static const char usage[] = "bench_fuse [--op NAME --shape T,B,C,COLUMNS,H [--only compute|comm|none|slice|commfuse|nowire] "
+                            "[--json]] "
+                            "[--repetitions R], NAME one of gather_gemm gemm_scatter attention_scatter gemm_alltoall "
+                            "attention_alltoall alltoall_gemm wgrad_scatter";
 
 // Exactly `count` numbers from 1 to `most`, separated by commas.
 static void parse_numbers(const char *option, const char *text, int count, int64_t most, int64_t *numbers) {
@@ -555,8 +523,7 @@ static int parse_option(choice *c, const char *option, const char *value) {
         c->json = true;
         return 1;
     }
-    if (strcmp(option, "--op") && strcmp(option, "--shape") && strcmp(option, "--only") &&
-        strcmp(option, "--repetitions"))
+    if (strcmp(option, "--op") && strcmp(option, "--shape") && strcmp(option, "--only") && strcmp(option, "--repetitions"))
         cf_die_together(usage, "unknown option %s", option);
     if (!value) cf_die_together(usage, "%s needs a value", option);
     if (!strcmp(option, "--op")) {
@@ -577,20 +544,17 @@ static int parse_option(choice *c, const char *option, const char *value) {
 static choice parse(int argc, char **argv) {
     choice c = {.s = {.model = "", .place = ""}, .repetitions = 2 * REPETITIONS_MIN};
     for (int i = 1; i < argc;) i += parse_option(&c, argv[i], i + 1 < argc ? argv[i + 1] : NULL);
-    if (c.repetitions < REPETITIONS_MIN)
-        cf_die_together(usage, "--repetitions %d: at least %d", c.repetitions, REPETITIONS_MIN);
+    if (c.repetitions < REPETITIONS_MIN) cf_die_together(usage, "--repetitions %d: at least %d", c.repetitions, REPETITIONS_MIN);
     if (c.op_given != c.shape_given) cf_die_together(usage, "--op and --shape go together");
-    if ((c.json || c.only) && !c.op_given)
-        cf_die_together(usage, "--json and --only are for one operation: --op and --shape");
+    if ((c.json || c.only) && !c.op_given) cf_die_together(usage, "--json and --only are for one operation: --op and --shape");
     return c;
 }
 
 static void check_shape(const shape *s, int ranks) {
-    if (ranks < 2)
-        cf_die_together("start it by scripts/mpirun.sh -np 2", "one rank has nobody to communicate with");
+    if (ranks < 2) cf_die_together("start it by scripts/mpirun.sh -np 2", "one rank has nobody to communicate with");
     if ((s->kind != WGRAD_SCATTER && s->T % ranks) || s->columns % ranks)
-        cf_die_together(usage, "--shape: T %lld and COLUMNS %lld cannot be shared by %d ranks",
-                        (long long)s->T, (long long)s->columns, ranks);
+        cf_die_together(usage, "--shape: T %lld and COLUMNS %lld cannot be shared by %d ranks", (long long)s->T,
+                        (long long)s->columns, ranks);
     if (is_attention(s->kind) && (s->columns != s->C || s->C % s->H || s->H % ranks))
         cf_die_together(usage,
                         "--shape: attention wants COLUMNS = C, and heads that divide C and can be shared "
@@ -605,10 +569,7 @@ int main(int argc, char **argv) {
     if (c.op_given) check_shape(&c.s, transport->size);
     b.repetitions = c.repetitions;
     cf_device_threads(1);
-    b.context = (cf_context){.transport = transport,
-                             .stream = cf_stream_create(),
-                             .trace = cf_trace_create(),
-                             .step = -1};
+    b.context = (cf_context){.transport = transport, .stream = cf_stream_create(), .trace = cf_trace_create(), .step = -1};
     cf_mesh_init(&b.mesh, transport->size, transport->rank, transport->size, 1);
     transport->bind(transport, &b.mesh.world_group);
     transport->bind(transport, &b.mesh.tp_group);

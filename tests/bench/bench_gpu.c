@@ -148,8 +148,7 @@ static void make_buffers(bench *b) {
     b->vectors = filled(b, OF_PRECISE, 8 * s->C);
     b->rows = filled(b, OF_PRECISE, 8 * s->R);
     b->lse = filled(b, OF_PRECISE, s->R * s->H);
-    b->scratch =
-        filled(b, OF_PRECISE, largest(layernorm_scratch(s->C), attention_scratch(s->T, s->B, s->H, s->D)));
+    b->scratch = filled(b, OF_PRECISE, largest(layernorm_scratch(s->C), attention_scratch(s->T, s->B, s->H, s->D)));
     b->w = filled(b, OF_REAL, s->S);
     b->master = filled(b, OF_PRECISE, s->S);
     b->m = filled(b, OF_PRECISE, s->S);
@@ -198,28 +197,26 @@ static timing time_of(bench *b, work *run, const int64_t *numbers) {
     qsort(ms, (size_t)b->s.repetitions, sizeof *ms, ascending);
     double median = ms[b->s.repetitions / 2];
     bool waits = strcmp(cf_device_name(), "CPU") != 0; // a CPU is host and device
-    return (timing){median, (ms[b->s.repetitions - 1] - ms[0]) / median,
-                    waits && enqueue > HOST_SHARE * median};
+    return (timing){median, (ms[b->s.repetitions - 1] - ms[0]) / median, waits && enqueue > HOST_SHARE * median};
 }
 
 // --- the kernels of a step ---
 
 // numbers: IC, OC
 static void forward(bench *b, const int64_t *n) {
-    linear_forward(n[1] > n[0] ? b->wide : sink(b, 0), n[1] > n[0] ? residual(b, 1) : b->wide, b->weight,
-                   NULL, b->s.R, n[0], n[1], b->stream);
+    linear_forward(n[1] > n[0] ? b->wide : sink(b, 0), n[1] > n[0] ? residual(b, 1) : b->wide, b->weight, NULL, b->s.R, n[0], n[1],
+                   b->stream);
 }
 static void dgrad(bench *b, const int64_t *n) {
-    linear_dgrad(n[1] > n[0] ? sink(b, 0) : b->wide, n[1] > n[0] ? b->wide : residual(b, 1), b->weight,
-                 b->s.R, n[0], n[1], b->stream);
+    linear_dgrad(n[1] > n[0] ? sink(b, 0) : b->wide, n[1] > n[0] ? b->wide : residual(b, 1), b->weight, b->s.R, n[0], n[1],
+                 b->stream);
 }
 static void wgrad(bench *b, const int64_t *n) {
-    linear_wgrad(b->dweight, n[1] > n[0] ? b->wide : residual(b, 0), n[1] > n[0] ? residual(b, 1) : b->wide,
-                 b->s.R, n[0], n[1], false, b->stream);
+    linear_wgrad(b->dweight, n[1] > n[0] ? b->wide : residual(b, 0), n[1] > n[0] ? residual(b, 1) : b->wide, b->s.R, n[0], n[1],
+                 false, b->stream);
 }
 static void forward_gelu(bench *b, const int64_t *n) {
-    linear_forward_gelu(b->wide2, b->wide, residual(b, 1), b->weight, b->weight, b->s.R, n[0], n[1],
-                        b->stream);
+    linear_forward_gelu(b->wide2, b->wide, residual(b, 1), b->weight, b->weight, b->s.R, n[0], n[1], b->stream);
 }
 static void dgrad_gelu(bench *b, const int64_t *n) {
     linear_dgrad_gelu(b->wide2, residual(b, 1), b->weight, b->wide, b->s.R, n[0], n[1], b->stream);
@@ -248,19 +245,19 @@ static void attention(bench *b, const int64_t *n) {
 static void attention_gradient(bench *b, const int64_t *n) {
     (void)n;
     const sizes *s = &b->s;
-    attention_backward(b->dqkv, residual(b, 0), residual(b, 1), b->lse, b->wide, b->scratch, 0, s->T, s->T,
-                       s->B, s->H, s->D, true, b->stream);
+    attention_backward(b->dqkv, residual(b, 0), residual(b, 1), b->lse, b->wide, b->scratch, 0, s->T, s->T, s->B, s->H, s->D, true,
+                       b->stream);
 }
 
 static void norm(bench *b, const int64_t *n) {
     (void)n;
-    layernorm_forward(sink(b, 0), b->rows, b->rows + b->s.R, residual(b, 1), b->weight, b->weight + b->s.C,
-                      b->s.R, b->s.C, b->stream);
+    layernorm_forward(sink(b, 0), b->rows, b->rows + b->s.R, residual(b, 1), b->weight, b->weight + b->s.C, b->s.R, b->s.C,
+                      b->stream);
 }
 static void norm_gradient(bench *b, const int64_t *n) {
     (void)n;
-    layernorm_backward(sink(b, 0), b->vectors, b->vectors + b->s.C, residual(b, 1), residual(b, 2), b->weight,
-                       b->rows, b->rows + b->s.R, b->scratch, b->s.R, b->s.C, b->stream);
+    layernorm_backward(sink(b, 0), b->vectors, b->vectors + b->s.C, residual(b, 1), residual(b, 2), b->weight, b->rows,
+                       b->rows + b->s.R, b->scratch, b->s.R, b->s.C, b->stream);
 }
 static void gelu(bench *b, const int64_t *n) {
     (void)n;
@@ -330,15 +327,13 @@ static void loss_sum(bench *b, const int64_t *n) {
 static void loss_gradient(bench *b,
                           const int64_t *n) { // again and again on its own result: values do not matter
     (void)n;
-    crossentropy_backward(b->logits, b->rows + 4 * b->s.R, b->tokens, 1, 0, b->s.V, b->s.R, b->s.V,
-                          b->stream);
+    crossentropy_backward(b->logits, b->rows + 4 * b->s.R, b->tokens, 1, 0, b->s.V, b->s.R, b->s.V, b->stream);
 }
 
 static void update_some(bench *b, int64_t from, int64_t count) {
-    adamw a = {
-        .lr = 1e-6, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .scale = 1, .step = 9};
-    adamw_update(b->w + from, sizeof(real) < sizeof(precise) ? b->master + from : NULL, b->m + from,
-                 b->v + from, b->g + from, count, a, b->stream);
+    adamw a = {.lr = 1e-6, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .scale = 1, .step = 9};
+    adamw_update(b->w + from, sizeof(real) < sizeof(precise) ? b->master + from : NULL, b->m + from, b->v + from, b->g + from,
+                 count, a, b->stream);
 }
 static void update(bench *b, const int64_t *n) {
     (void)n;
@@ -368,28 +363,23 @@ static void large_copy(bench *b, const int64_t *n) {
 }
 
 // flops and bytes of a call; 0: not the bound, left out
-static void report(bench *b, const char *name, work *run, const int64_t *numbers, double calls, double flops,
-                   double bytes) {
+static void report(bench *b, const char *name, work *run, const int64_t *numbers, double calls, double flops, double bytes) {
     timing t = time_of(b, run, numbers);
     printf("%-28s %9.4f %6.0f%% %7.4g %9.3f", name, t.ms, 100 * t.spread, calls, t.ms * calls);
     if (flops > 0) printf(" %8.1f", flops / t.ms * 1e-9);
     if (flops > 0 && b->peak > 0) printf(" %6.1f%%", 100 * flops / t.ms * 1e3 / b->peak);
-    if (bytes > 0)
-        printf(" %*.0f %6.1f%%", flops > 0 ? 8 : 25, bytes / t.ms * 1e-6,
-               100 * bytes / t.ms * 1e-6 / b->copy_gbs);
+    if (bytes > 0) printf(" %*.0f %6.1f%%", flops > 0 ? 8 : 25, bytes / t.ms * 1e-6, 100 * bytes / t.ms * 1e-6 / b->copy_gbs);
     printf("\n");
     fflush(stdout);
     if (b->json)
-        fprintf(
-            b->json,
-            "{\"kernel\":\"%s\",\"ms\":%.6g,\"spread\":%.4g,\"calls\":%.6g,\"step_ms\":%.6g,\"tflops\":%.6g,"
-            "\"gb_per_s\":%.6g}\n",
-            name, t.ms, t.spread, calls, t.ms * calls, flops / t.ms * 1e-9, bytes / t.ms * 1e-6);
+        fprintf(b->json,
+                "{\"kernel\":\"%s\",\"ms\":%.6g,\"spread\":%.4g,\"calls\":%.6g,\"step_ms\":%.6g,\"tflops\":%.6g,"
+                "\"gb_per_s\":%.6g}\n",
+                name, t.ms, t.spread, calls, t.ms * calls, flops / t.ms * 1e-9, bytes / t.ms * 1e-6);
 }
 
 // A step takes forward and dgrad without GELU, unless told that it takes them with it.
-static void report_linear(bench *b, const char *name, int64_t IC, int64_t OC, bool gelu_behind,
-                          bool gelu_before) {
+static void report_linear(bench *b, const char *name, int64_t IC, int64_t OC, bool gelu_behind, bool gelu_before) {
     const int64_t n[] = {IC, OC};
     const double flops = 2 * (double)(b->s.R * IC * OC), L = (double)b->s.L;
     char line[40];
@@ -443,10 +433,8 @@ static void report_ends(bench *b) {
     report(b, "crossentropy combine", loss_combine, NULL, 0, 0, 0);
     report(b, "crossentropy backward", loss_gradient, NULL, 0, 0, 2 * logits * sizeof(real));
     report(b, "embedding forward", lookup, NULL, 1, 0, 2 * narrow);
-    report(b, "embedding backward", lookup_gradient, NULL, 1, 0,
-           narrow + 2 * R * (double)s->C * sizeof(precise));
-    report(b, "embedding backward, uniform", lookup_gradient_uniform, NULL, 0, 0,
-           narrow + 2 * R * (double)s->C * sizeof(precise));
+    report(b, "embedding backward", lookup_gradient, NULL, 1, 0, narrow + 2 * R * (double)s->C * sizeof(precise));
+    report(b, "embedding backward, uniform", lookup_gradient_uniform, NULL, 0, 0, narrow + 2 * R * (double)s->C * sizeof(precise));
     report(b, "position forward", position, NULL, 1, 0, 2 * narrow + positions * sizeof(real));
     report(b, "position backward", position_gradient, NULL, 1, 0, narrow + 2 * positions * sizeof(precise));
     bool rounded = sizeof(real) < sizeof(precise); // then w is written only
@@ -468,19 +456,17 @@ static void report_fused(bench *b, const char *name, work *fused, work *apart, i
         if (t.spread > spread) spread = t.spread;
     }
     char shape[64];
-    snprintf(shape, sizeof shape, "%s (%lld, %lld, %lld)", name, (long long)b->s.R, (long long)IC,
-             (long long)OC);
+    snprintf(shape, sizeof shape, "%s (%lld, %lld, %lld)", name, (long long)b->s.R, (long long)IC, (long long)OC);
     printf("%-40s %9.4f %9.4f %7.3f %6.0f%%\n", shape, ms[0], ms[1], ms[0] / ms[1], 100 * spread);
     fflush(stdout);
     if (b->json)
-        fprintf(b->json, "{\"fused\":\"%s\",\"fused_ms\":%.6g,\"apart_ms\":%.6g,\"ratio\":%.4g}\n", shape,
-                ms[0], ms[1], ms[0] / ms[1]);
+        fprintf(b->json, "{\"fused\":\"%s\",\"fused_ms\":%.6g,\"apart_ms\":%.6g,\"ratio\":%.4g}\n", shape, ms[0], ms[1],
+                ms[0] / ms[1]);
 }
 
 static void report_all_fused(bench *b) {
     const int64_t C = b->s.C;
-    printf("\n%-40s %9s %9s %7s %7s\n", "GELU in the epilogue or apart (R, IC, OC)", "fused ms", "apart ms",
-           "ratio", "spread");
+    printf("\n%-40s %9s %9s %7s %7s\n", "GELU in the epilogue or apart (R, IC, OC)", "fused ms", "apart ms", "ratio", "spread");
     report_fused(b, "fc forward", forward_gelu, forward_then_gelu, C, 4 * C);
     report_fused(b, "fcproj dgrad", dgrad_gelu, dgrad_then_gelu, 4 * C, C);
 }
@@ -506,8 +492,7 @@ static choice report_choice(bench *b, const char *name, work *run, int64_t IC, i
     linear_choose(0);
     for (int i = 0; i < choices; i++)
         if (ms[i] < ms[best]) best = i;
-    printf("%-28s %9.4f %9.4f %7.3f   number %d of %d\n", name, ms[0], ms[best], ms[0] / ms[best], best + 1,
-           choices);
+    printf("%-28s %9.4f %9.4f %7.3f   number %d of %d\n", name, ms[0], ms[best], ms[0] / ms[best], best + 1, choices);
     fflush(stdout);
     if (b->json)
         fprintf(b->json,
@@ -548,8 +533,8 @@ static void report_all_choices(bench *b) {
     }
     printf("%-28s %9.3f %9.3f %7.3f\n", "all of a step", step.first, step.best, step.first / step.best);
     if (b->json)
-        fprintf(b->json, "{\"products\":\"of a step\",\"first_ms\":%.6g,\"best_ms\":%.6g,\"ratio\":%.4g}\n",
-                step.first, step.best, step.first / step.best);
+        fprintf(b->json, "{\"products\":\"of a step\",\"first_ms\":%.6g,\"best_ms\":%.6g,\"ratio\":%.4g}\n", step.first, step.best,
+                step.first / step.best);
 }
 
 // --- chunking loss ---
@@ -567,57 +552,51 @@ static int64_t slice_rows(const bench *b, const int64_t *n) {
 static void qkv_gather(bench *b, const int64_t *n) {
     int64_t rows = slice_rows(b, n), C = b->s.C, local = 3 * C / n[0];
     for (int64_t i = 0; i < n[1]; i++)
-        linear_forward(b->wide + i * rows * local, residual(b, 0) + i * rows * C, b->weight, NULL, rows, C,
-                       local, b->stream);
+        linear_forward(b->wide + i * rows * local, residual(b, 0) + i * rows * C, b->weight, NULL, rows, C, local, b->stream);
 }
 static void fc_gather(bench *b, const int64_t *n) {
     int64_t rows = slice_rows(b, n), C = b->s.C, local = 4 * C / n[0];
     for (int64_t i = 0; i < n[1]; i++)
-        linear_forward_gelu(b->wide2 + i * rows * local, b->wide + i * rows * local,
-                            residual(b, 0) + i * rows * C, b->weight, b->weight, rows, C, local, b->stream);
+        linear_forward_gelu(b->wide2 + i * rows * local, b->wide + i * rows * local, residual(b, 0) + i * rows * C, b->weight,
+                            b->weight, rows, C, local, b->stream);
 }
 static void fcproj_scatter(bench *b, const int64_t *n) {
     int64_t rows = slice_rows(b, n), C = b->s.C, local = 4 * C / n[0];
     for (int64_t i = 0; i < n[1]; i++)
-        linear_forward(sink(b, 0) + i * rows * C, b->wide2 + i * rows * local, b->weight, NULL, rows, local,
-                       C, b->stream);
+        linear_forward(sink(b, 0) + i * rows * C, b->wide2 + i * rows * local, b->weight, NULL, rows, local, C, b->stream);
 }
 static void fc_dgrad_scatter(bench *b, const int64_t *n) {
     int64_t rows = slice_rows(b, n), C = b->s.C, local = 4 * C / n[0];
     for (int64_t i = 0; i < n[1]; i++)
-        linear_dgrad(sink(b, 0) + i * rows * C, b->wide + i * rows * local, b->weight, rows, C, local,
-                     b->stream);
+        linear_dgrad(sink(b, 0) + i * rows * C, b->wide + i * rows * local, b->weight, rows, C, local, b->stream);
 }
 static void fc_wgrad_gather(bench *b, const int64_t *n) {
     int64_t rows = slice_rows(b, n), C = b->s.C, local = 4 * C / n[0];
     for (int64_t i = 0; i < n[1]; i++)
-        linear_wgrad(b->dweight, b->wide + i * rows * local, residual(b, 0) + i * rows * C, rows, C, local,
-                     i > 0, b->stream);
+        linear_wgrad(b->dweight, b->wide + i * rows * local, residual(b, 0) + i * rows * C, rows, C, local, i > 0, b->stream);
 }
 static void fc_wgrad_scatter(bench *b,
                              const int64_t *n) { // data parallel: owner by owner, nothing is split by tp
     int64_t C = b->s.C, rows = 4 * C / n[1];
     for (int64_t i = 0; i < n[1]; i++)
-        linear_wgrad_rows(b->dweight + i * rows * C, b->wide + i * rows, 4 * C, residual(b, 0), n[2] * b->s.B,
-                          C, rows, false, b->stream);
+        linear_wgrad_rows(b->dweight + i * rows * C, b->wide + i * rows, 4 * C, residual(b, 0), n[2] * b->s.B, C, rows, false,
+                          b->stream);
 }
 static void attention_scatter(bench *b, const int64_t *n) {
     const sizes *s = &b->s;
     int64_t T = n[2], times = T / n[1], H = s->H / n[0], local = H * s->D, rows = times * s->B;
     for (int64_t i = 0; i < n[1]; i++) {
         attention_forward(sink(b, 0), b->lse, b->wide, i * times, times, T, s->B, H, s->D, b->stream);
-        linear_forward(sink(b, 1) + i * rows * s->C, sink(b, 0) + i * rows * local, b->weight, NULL, rows,
-                       local, s->C, b->stream);
+        linear_forward(sink(b, 1) + i * rows * s->C, sink(b, 0) + i * rows * local, b->weight, NULL, rows, local, s->C, b->stream);
     }
 }
 static void attention_gather(bench *b, const int64_t *n) { // backward
     const sizes *s = &b->s;
     int64_t T = n[2], times = T / n[1], H = s->H / n[0], local = H * s->D, rows = times * s->B;
     for (int64_t i = 0; i < n[1]; i++) {
-        linear_dgrad(sink(b, 0) + i * rows * local, residual(b, 1) + i * rows * s->C, b->weight, rows, local,
-                     s->C, b->stream);
-        attention_backward(b->dqkv, sink(b, 0), residual(b, 2), b->lse, b->wide, b->scratch, i * times, times,
-                           T, s->B, H, s->D, i == 0, b->stream);
+        linear_dgrad(sink(b, 0) + i * rows * local, residual(b, 1) + i * rows * s->C, b->weight, rows, local, s->C, b->stream);
+        attention_backward(b->dqkv, sink(b, 0), residual(b, 2), b->lse, b->wide, b->scratch, i * times, times, T, s->B, H, s->D,
+                           i == 0, b->stream);
     }
 }
 
@@ -626,8 +605,7 @@ static void print_chunks(bench *b, const operation *o, int64_t N, int64_t T) {
         fill_qkv(b);
         attention_scatter(b, (int64_t[]){N, 1, T});
     }
-    timing whole = time_of(b, o->run, (int64_t[]){N, 1, T}),
-           slices = time_of(b, o->run, (int64_t[]){N, N, T});
+    timing whole = time_of(b, o->run, (int64_t[]){N, 1, T}), slices = time_of(b, o->run, (int64_t[]){N, N, T});
     double loss = slices.ms / whole.ms - 1;
     printf("%-30s %3lld %9.4f %9.4f %7.1f%% %6.0f%%", o->name, (long long)N, whole.ms, slices.ms, 100 * loss,
            100 * (whole.spread > slices.spread ? whole.spread : slices.spread));
@@ -639,8 +617,7 @@ static void print_chunks(bench *b, const operation *o, int64_t N, int64_t T) {
         fprintf(b->json,
                 "{\"operation\":\"%s\",\"ranks\":%lld,\"seq\":%lld,\"whole_ms\":%.6g,\"slices_ms\":%.6g,"
                 "\"loss\":%.4g,\"host_bound\":%s}\n",
-                o->name, (long long)N, (long long)T, whole.ms, slices.ms, loss,
-                whole.host || slices.host ? "true" : "false");
+                o->name, (long long)N, (long long)T, whole.ms, slices.ms, loss, whole.host || slices.host ? "true" : "false");
 }
 
 static void report_chunks(bench *b, const operation *o, int64_t N) {
@@ -648,8 +625,7 @@ static void report_chunks(bench *b, const operation *o, int64_t N) {
     if (o->heads && s->H % N != 0)
         printf("%-30s %3lld cannot be: %lld heads\n", o->name, (long long)N, (long long)s->H);
     else if (s->C % N != 0 || s->T < N)
-        printf("%-30s %3lld cannot be: %lld channels, T %lld\n", o->name, (long long)N, (long long)s->C,
-               (long long)s->T);
+        printf("%-30s %3lld cannot be: %lld channels, T %lld\n", o->name, (long long)N, (long long)s->C, (long long)s->T);
     else
         print_chunks(b, o, N, s->T - s->T % N);
 }
@@ -666,12 +642,10 @@ static void report_all_chunks(bench *b) {
         {"fc wgrad by owners ▸ RS (dp)", fc_wgrad_scatter, false},
     };
     static const int64_t ranks[] = {2, 4, 5, 8};
-    printf("\n%-30s %3s %9s %9s %8s %7s\n", "operation of one of N ranks", "N", "whole ms", "slices ms",
-           "loss", "spread");
+    printf("\n%-30s %3s %9s %9s %8s %7s\n", "operation of one of N ranks", "N", "whole ms", "slices ms", "loss", "spread");
     for (size_t i = 0; i < sizeof operations / sizeof *operations; i++)
         for (size_t j = 0; j < sizeof ranks / sizeof *ranks; j++)
-            if (ranks[j] != 5 || (operations[i].heads && b->s.H % 5 == 0))
-                report_chunks(b, &operations[i], ranks[j]);
+            if (ranks[j] != 5 || (operations[i].heads && b->s.H % 5 == 0)) report_chunks(b, &operations[i], ranks[j]);
 }
 
 // --- the run ---
@@ -684,9 +658,8 @@ static sizes sizes_from(int count, char **words) {
             cf_die("usage: bench_gpu [L C H B T V] [repetitions] [JSON]", "bench_gpu: bad argument");
     sizes s = {number[0], number[1], number[2], number[3], number[4], number[5], number[6], 0, 0, 0, 0};
     if (s.C % s.H || s.repetitions < REPETITIONS_MIN || s.repetitions > REPETITIONS_MAX)
-        cf_die("C must be a multiple of H, repetitions from 10 to 1000",
-               "bench_gpu: C %lld, H %lld, repetitions %lld", (long long)s.C, (long long)s.H,
-               (long long)s.repetitions);
+        cf_die("C must be a multiple of H, repetitions from 10 to 1000", "bench_gpu: C %lld, H %lld, repetitions %lld",
+               (long long)s.C, (long long)s.H, (long long)s.repetitions);
     s.R = s.B * s.T, s.D = s.C / s.H;
     s.P = (s.V + s.T) * s.C + s.L * (12 * s.C * s.C + 13 * s.C) + 2 * s.C;
     s.S = s.P < STATE_MAX ? s.P : STATE_MAX;
@@ -719,8 +692,7 @@ static void squares_only(bench *b, int count, char **words) {
     b->wide = filled(b, OF_REAL, most * most), b->weight = filled(b, OF_REAL, most * most);
     b->wide2 = filled(b, OF_REAL, most * most);
     for (int i = 0; i < given; i++) {
-        double ms = median_of_squares(b, n[i]),
-               flops = 2 * (double)n[i] * (double)n[i] * (double)n[i] / ms * 1e3;
+        double ms = median_of_squares(b, n[i]), flops = 2 * (double)n[i] * (double)n[i] * (double)n[i] / ms * 1e3;
         printf("product of %lld cubed: %.4f ms, %.1f TFLOP/s\n", (long long)n[i], ms, flops * 1e-12);
         if (flops > best) best = flops;
     }
@@ -728,8 +700,8 @@ static void squares_only(bench *b, int count, char **words) {
 }
 
 static void all_tables(bench *b) {
-    printf("%-28s %9s %7s %7s %9s %8s %7s %8s %7s\n", "kernel", "ms", "spread", "calls", "ms a step",
-           "TFLOP/s", "peak", "GB/s", "copy");
+    printf("%-28s %9s %7s %7s %9s %8s %7s %8s %7s\n", "kernel", "ms", "spread", "calls", "ms a step", "TFLOP/s", "peak", "GB/s",
+           "copy");
     report_layers(b);
     report_ends(b);
     report_all_fused(b);
@@ -760,9 +732,9 @@ int main(int count, char **words) {
     b.peak = peak_flops(&source, 1, alone, NULL, b.stream);
     make_buffers(&b);
     b.copy_gbs = 2 * (double)(b.s.S * (int64_t)sizeof(precise)) / time_of(&b, large_copy, NULL).ms * 1e-6;
-    printf("%s, %s: L %lld, C %lld, H %lld, B %lld, T %lld, V %lld; peak %.1f TFLOP/s (%s), copy %.0f GB/s\n",
-           cf_device_name(), cf_dtype_name(REAL_DTYPE), (long long)b.s.L, (long long)b.s.C, (long long)b.s.H,
-           (long long)b.s.B, (long long)b.s.T, (long long)b.s.V, b.peak * 1e-12, source, b.copy_gbs);
+    printf("%s, %s: L %lld, C %lld, H %lld, B %lld, T %lld, V %lld; peak %.1f TFLOP/s (%s), copy %.0f GB/s\n", cf_device_name(),
+           cf_dtype_name(REAL_DTYPE), (long long)b.s.L, (long long)b.s.C, (long long)b.s.H, (long long)b.s.B, (long long)b.s.T,
+           (long long)b.s.V, b.peak * 1e-12, source, b.copy_gbs);
     all_tables(&b);
     if (b.json && fclose(b.json) != 0) cf_die("free space on its disk", "%s cannot be written", words[8]);
     cf_stream_free(b.stream);

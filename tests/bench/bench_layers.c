@@ -34,8 +34,7 @@ typedef struct sizes {
 typedef struct bench {
     sizes s;
     double peak; // GFLOP/s
-    real *wide, *wide2, *narrow, *narrow2, *narrow3, *weight, *prepared, *dweight, *bias, *row_stats,
-        *scratch, *logits, *table;
+    real *wide, *wide2, *narrow, *narrow2, *narrow3, *weight, *prepared, *dweight, *bias, *row_stats, *scratch, *logits, *table;
     real *dtable, *lse, *moments;
     int32_t *tokens;
 } bench;
@@ -70,8 +69,7 @@ static void bench_buffers(bench *b) {
     b->moments = cf_alloc(s->V * s->C * 2 * (int64_t)sizeof(real), "bench");
     b->lse = normal_buffer(s->R * s->H);
     b->tokens = cf_alloc(s->R * 4, "bench");
-    for (int64_t r = 0; r < s->R; r++)
-        b->tokens[r] = (int32_t)((double)s->V * random_uniform(2, 0, (uint64_t)r));
+    for (int64_t r = 0; r < s->R; r++) b->tokens[r] = (int32_t)((double)s->V * random_uniform(2, 0, (uint64_t)r));
 }
 
 static void run_add(bench *b) {
@@ -97,8 +95,7 @@ static void cut_fc_dgrad(bench *b, int64_t rows) {
 static void cut_fc_wgrad(bench *b, int64_t rows) {
     int64_t C = b->s.C, OC = 4 * C;
     for (int64_t r = 0; r < b->s.R; r += rows)
-        linear_wgrad(b->dweight, b->wide + r * OC, b->narrow + r * C, piece_rows(b, r, rows), C, OC, true,
-                     NULL);
+        linear_wgrad(b->dweight, b->wide + r * OC, b->narrow + r * C, piece_rows(b, r, rows), C, OC, true, NULL);
 }
 static void run_fc_forward(bench *b) {
     cut_fc_forward(b, b->s.R);
@@ -114,12 +111,11 @@ static void run_bias_grad(bench *b) {
 }
 
 static void run_layernorm_forward(bench *b) {
-    layernorm_forward(b->narrow2, b->row_stats, b->row_stats + b->s.R, b->narrow, b->bias, b->bias + b->s.C,
-                      b->s.R, b->s.C, NULL);
+    layernorm_forward(b->narrow2, b->row_stats, b->row_stats + b->s.R, b->narrow, b->bias, b->bias + b->s.C, b->s.R, b->s.C, NULL);
 }
 static void run_layernorm_backward(bench *b) {
-    layernorm_backward(b->narrow3, b->dweight, b->dweight + b->s.C, b->narrow2, b->narrow, b->bias,
-                       b->row_stats, b->row_stats + b->s.R, b->scratch, b->s.R, b->s.C, NULL);
+    layernorm_backward(b->narrow3, b->dweight, b->dweight + b->s.C, b->narrow2, b->narrow, b->bias, b->row_stats,
+                       b->row_stats + b->s.R, b->scratch, b->s.R, b->s.C, NULL);
 }
 
 static void run_gelu_forward(bench *b) {
@@ -149,8 +145,8 @@ static void run_attention_forward(bench *b) { // qkv: three quarters of wide
     attention_forward(b->narrow, b->lse, b->wide, 0, b->s.T, b->s.T, b->s.B, b->s.H, b->s.D, NULL);
 }
 static void run_attention_backward(bench *b) {
-    attention_backward(b->wide2, b->narrow2, b->narrow, b->lse, b->wide, b->scratch, 0, b->s.T, b->s.T,
-                       b->s.B, b->s.H, b->s.D, true, NULL);
+    attention_backward(b->wide2, b->narrow2, b->narrow, b->lse, b->wide, b->scratch, 0, b->s.T, b->s.T, b->s.B, b->s.H, b->s.D,
+                       true, NULL);
 }
 
 static void run_crossentropy_stats(bench *b) {
@@ -160,15 +156,12 @@ static void run_crossentropy_combine(bench *b) {
     crossentropy_combine(b->row_stats + 3 * b->s.R, b->row_stats + 4 * b->s.R, b->row_stats, 1, b->s.R, NULL);
 }
 static void run_crossentropy_backward(bench *b) { // repeated on its own result: the values do not matter
-    crossentropy_backward(b->logits, b->row_stats + 4 * b->s.R, b->tokens, 1, 0, b->s.V - b->s.V / 1000,
-                          b->s.R, b->s.V, NULL);
+    crossentropy_backward(b->logits, b->row_stats + 4 * b->s.R, b->tokens, 1, 0, b->s.V - b->s.V / 1000, b->s.R, b->s.V, NULL);
 }
 
 static void run_adamw(bench *b) {
-    adamw a = {
-        .lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .scale = 1, .step = 1};
-    adamw_update(b->table, NULL, b->moments, b->moments + b->s.V * b->s.C, b->dtable, b->s.V * b->s.C, a,
-                 NULL);
+    adamw a = {.lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .scale = 1, .step = 1};
+    adamw_update(b->table, NULL, b->moments, b->moments + b->s.V * b->s.C, b->dtable, b->s.V * b->s.C, a, NULL);
 }
 static volatile double keep; // results nobody reads must still be computed
 static void run_sum_of_squares(bench *b) {
@@ -208,10 +201,7 @@ static timing time_of(void (*run)(bench *), bench *b) {
 
 // The fastest of some large products: what "100 %" means below.
 static double gemm_peak(bench *b) {
-    const int64_t shapes[][3] = {{2048, 2048, 2048},
-                                 {4096, 3072, 768},
-                                 {1024, 1024, 1024},
-                                 {4096, 768, 3072}};
+    const int64_t shapes[][3] = {{2048, 2048, 2048}, {4096, 3072, 768}, {1024, 1024, 1024}, {4096, 768, 3072}};
     double peak = 0;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         int64_t m = shapes[i][0], n = shapes[i][1], k = shapes[i][2];
@@ -309,9 +299,8 @@ static sizes sizes_from(int count, char **words) {
     s.R = s.B * s.T;
     s.D = s.C / s.H;
     if (s.C % s.H || s.repetitions < 10 || s.repetitions > REPETITIONS_MAX)
-        cf_die("C must be a multiple of H, repetitions from 10 to 1000",
-               "bench_layers: C %lld, H %lld, repetitions %lld", (long long)s.C, (long long)s.H,
-               (long long)s.repetitions);
+        cf_die("C must be a multiple of H, repetitions from 10 to 1000", "bench_layers: C %lld, H %lld, repetitions %lld",
+               (long long)s.C, (long long)s.H, (long long)s.repetitions);
     return s;
 }
 
@@ -319,9 +308,8 @@ int main(int count, char **words) {
     bench b = {.s = sizes_from(count, words)};
     bench_buffers(&b);
     b.peak = gemm_peak(&b);
-    printf("C %lld, H %lld, B %lld, T %lld, V %lld, %lld repetitions; GEMM peak %.1f GFLOP/s\n",
-           (long long)b.s.C, (long long)b.s.H, (long long)b.s.B, (long long)b.s.T, (long long)b.s.V,
-           (long long)b.s.repetitions, b.peak);
+    printf("C %lld, H %lld, B %lld, T %lld, V %lld, %lld repetitions; GEMM peak %.1f GFLOP/s\n", (long long)b.s.C, (long long)b.s.H,
+           (long long)b.s.B, (long long)b.s.T, (long long)b.s.V, (long long)b.s.repetitions, b.peak);
     report_all(&b);
     report_all_cuts(&b);
     return 0;

@@ -28,26 +28,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum {
-    ENTRANTS_MAX = 16,
-    ROUNDS_MAX = 100000,
-    LOSS_ROUNDS = 100,
-    GPT2_VOCABULARY = 50257,
-    ORDER_STREAM = 1,
-    TOKEN_STREAM = 2
-};
+enum { ENTRANTS_MAX = 16, ROUNDS_MAX = 100000, LOSS_ROUNDS = 100, GPT2_VOCABULARY = 50257, ORDER_STREAM = 1, TOKEN_STREAM = 2 };
 enum { TELL_EXPOSED, TELL_COMM, TELLS };
-static const char usage[] =
-    "bench_train [--modes none|slice|commfuse|nowire|auto[:ring|:direct|:once][:SLICES],…] [--rounds R] "
-    "[--json]";
-static const char *const applies[] = {"model",       "layers", "channels",     "heads",    "seq",
-                                      "vocab",       "tp",     "dp",           "strategy", "transport",
-                                      "micro-batch", "lr",     "weight-decay", "beta1",    "beta2",
-                                      "eps",         "clip",   "seed",         "threads",  "peak-tflops",
-                                      "recompute",   "timeout"};
+static const char usage[] = "bench_train [--modes none|slice|commfuse|nowire|auto[:ring|:direct|:once][:SLICES],…] [--rounds R] "
+                            "[--json]";
+static const char *const applies[] = {"model",        "layers",      "channels",  "heads",     "seq",         "vocab",
+                                      "tp",           "dp",          "strategy",  "transport", "micro-batch", "lr",
+                                      "weight-decay", "beta1",       "beta2",     "eps",       "clip",        "seed",
+                                      "threads",      "peak-tflops", "recompute", "timeout"};
 
-typedef struct
-    step_row { // of one step; ms by rank 0's clock, exposed_ms and comm_ms the longest of all ranks
+typedef struct step_row { // of one step; ms by rank 0's clock, exposed_ms and comm_ms the longest of all ranks
     double ms, exposed_ms, exposed_mean_ms, comm_ms, loss;
     int64_t bytes;
 } step_row;
@@ -100,8 +90,7 @@ static void refuse_what_does_not_apply(const options *o) {
     int rows = 0;
     const option_row *table = options_table(&rows);
     for (int i = 0; i < rows; i++)
-        if (options_given(o, table[i].name) &&
-            !is_one_of(table[i].name, applies, sizeof applies / sizeof *applies))
+        if (options_given(o, table[i].name) && !is_one_of(table[i].name, applies, sizeof applies / sizeof *applies))
             cf_die_together(usage, "--%s says nothing here", table[i].name);
 }
 
@@ -139,12 +128,10 @@ static void add_entrant(bench *b, const char *text, size_t length) {
     if (length >= sizeof e->name) cf_die_together(usage, "--modes: there is no mode %.*s", (int)length, text);
     snprintf(e->name, sizeof e->name, "%.*s", (int)length, text);
     memcpy(words, e->name, sizeof words);
-    if (!take_mode(&e->how, strsep(&rest, ":")))
-        cf_die_together(usage, "--modes: there is no mode %s", e->name);
+    if (!take_mode(&e->how, strsep(&rest, ":"))) cf_die_together(usage, "--modes: there is no mode %s", e->name);
     while (rest) {
         const char *word = strsep(&rest, ":");
-        if (!cf_route_of(word, &e->how.route))
-            e->how.slices = (int)whole_number("--modes: slices", word, 1024);
+        if (!cf_route_of(word, &e->how.route)) e->how.slices = (int)whole_number("--modes: slices", word, 1024);
     }
 }
 
@@ -198,8 +185,7 @@ static void make_models(bench *b) {
     parallel_strategy strategy = strcmp(o->strategy, "up") == 0 ? STRATEGY_UP : STRATEGY_TPSP;
     for (int i = 0; i < b->entrants; i++) {
         entrant *e = &b->entrant[i];
-        gpt_create(&e->model, &b->context, &b->mesh, b->shape, strategy, o->seq, o->micro_batch, e->how,
-                   o->recompute != 0);
+        gpt_create(&e->model, &b->context, &b->mesh, b->shape, strategy, o->seq, o->micro_batch, e->how, o->recompute != 0);
         optimizer_create(&e->optimizer, &e->model, e->how);
         params_init(&e->model.params, (uint64_t)o->seed, b->context.stream);
         optimizer_start(&e->optimizer);
@@ -223,8 +209,7 @@ static void measure_peak(bench *b) {
         return;
     }
     double cores = (double)b->transport->local_cores / b->transport->local_size;
-    b->peak = fmax(b->peak, peak_flops(&b->peak_source, cores, sum, &b->entrant[0].optimizer.figures,
-                                       b->context.stream));
+    b->peak = fmax(b->peak, peak_flops(&b->peak_source, cores, sum, &b->entrant[0].optimizer.figures, b->context.stream));
 }
 
 // --- measuring ---
@@ -244,8 +229,7 @@ static void print_step(const entrant *e, int64_t round) {
     const step_row *r = &e->row[round];
     printf("{\"event\":\"step\",\"mode\":\"%s\",\"round\":%lld,\"step_ms\":%.4f,\"exposed_comm_ms\":%.4f,"
            "\"exposed_mean_ms\":%.4f,\"comm_ms\":%.4f,\"loss\":%.9g,\"bytes_sent_rank0\":%lld}\n",
-           e->name, (long long)round, r->ms, r->exposed_ms, r->exposed_mean_ms, r->comm_ms, r->loss,
-           (long long)r->bytes);
+           e->name, (long long)round, r->ms, r->exposed_ms, r->exposed_mean_ms, r->comm_ms, r->loss, (long long)r->bytes);
     fflush(stdout);
 }
 
@@ -284,12 +268,8 @@ static void turn(bench *b, int64_t round) {
 static void take_step(bench *b, entrant *e, int64_t round) {
     const options *o = &b->o;
     int64_t tokens = o->micro_batch * b->mesh.dp * o->seq;
-    adamw a = {.lr = o->lr,
-               .beta1 = o->beta1,
-               .beta2 = o->beta2,
-               .eps = o->eps,
-               .weight_decay = o->weight_decay,
-               .step = round + 1};
+    adamw a = {
+        .lr = o->lr, .beta1 = o->beta1, .beta2 = o->beta2, .eps = o->eps, .weight_decay = o->weight_decay, .step = round + 1};
     turn(b, round);
     cf_zero(b->loss, (int64_t)sizeof *b->loss, b->context.stream);
     gpt_begin_forward(&e->model, b->tokens, b->tokens + o->micro_batch, o->seq, o->micro_batch);
@@ -323,15 +303,13 @@ static double flops_per_step(const bench *b) {
 static void print_config(const bench *b) {
     double memory = (double)cf_memory_bytes() / 1048576;
     if (b->json) {
-        printf(
-            "{\"event\":\"config\",\"ranks\":%d,\"parameters\":%lld,\"flops\":%.17g,\"memory_mib\":%.1f}\n",
-            b->transport->size, (long long)params_count(&b->shape), flops_per_step(b), memory);
+        printf("{\"event\":\"config\",\"ranks\":%d,\"parameters\":%lld,\"flops\":%.17g,\"memory_mib\":%.1f}\n", b->transport->size,
+               (long long)params_count(&b->shape), flops_per_step(b), memory);
     } else {
-        printf("%d ranks = tp %d x dp %d, %s over %s: %lld layers, %lld channels, ", b->transport->size,
-               b->mesh.tp, b->mesh.dp, b->o.strategy, b->transport->name, (long long)b->shape.L,
-               (long long)b->shape.C);
-        printf("%lld sequences of %lld tokens a step; %.0f MiB a rank\n",
-               (long long)(b->o.micro_batch * b->mesh.dp), (long long)b->o.seq, memory);
+        printf("%d ranks = tp %d x dp %d, %s over %s: %lld layers, %lld channels, ", b->transport->size, b->mesh.tp, b->mesh.dp,
+               b->o.strategy, b->transport->name, (long long)b->shape.L, (long long)b->shape.C);
+        printf("%lld sequences of %lld tokens a step; %.0f MiB a rank\n", (long long)(b->o.micro_batch * b->mesh.dp),
+               (long long)b->o.seq, memory);
     }
     if (!b->json && b->transport->local_size * (b->o.threads + 1) > b->transport->local_cores)
         printf("%d cores are TOO FEW for a conclusion: threads that move bytes take turns with those that "
@@ -368,15 +346,14 @@ static void print_table(const bench *b) {
         sort_rows(b, &b->entrant[i], ms, exposed);
         if (b->entrant[i].how.mode == CF_MODE_NOWIRE) bound = ms[n / 2];
     }
-    printf("\n%-20s %10s %21s %10s %8s %12s %10s\n", "mode", "step, ms", "p10 - p90", "of nowire", "MFU",
-           "exposed, ms", "loss apart");
+    printf("\n%-20s %10s %21s %10s %8s %12s %10s\n", "mode", "step, ms", "p10 - p90", "of nowire", "MFU", "exposed, ms",
+           "loss apart");
     for (int i = 0; i < b->entrants; i++) {
         const entrant *e = &b->entrant[i];
         sort_rows(b, e, ms, exposed);
         double median = ms[n / 2];
-        printf("%-20s %10.1f %10.1f - %8.1f %10.3f %7.1f%% %12.1f %10.0e\n", e->name, median, ms[n / 10],
-               ms[(n - 1) * 9 / 10], median / bound, 100 * flops_per_step(b) / (median * 1e-3) / b->peak,
-               exposed[n / 2], loss_difference(b, e));
+        printf("%-20s %10.1f %10.1f - %8.1f %10.3f %7.1f%% %12.1f %10.0e\n", e->name, median, ms[n / 10], ms[(n - 1) * 9 / 10],
+               median / bound, 100 * flops_per_step(b) / (median * 1e-3) / b->peak, exposed[n / 2], loss_difference(b, e));
     }
     printf("MFU: of %.3f TFLOP/s (%s)\n", b->peak * 1e-12, b->peak_source);
     free(ms);
@@ -387,8 +364,7 @@ static void print_end(const bench *b) {
     if (!b->json)
         print_table(b);
     else
-        printf("{\"event\":\"end\",\"peak_tflops_all_ranks\":%.6g,\"peak_source\":\"%s\"}\n", b->peak * 1e-12,
-               b->peak_source);
+        printf("{\"event\":\"end\",\"peak_tflops_all_ranks\":%.6g,\"peak_source\":\"%s\"}\n", b->peak * 1e-12, b->peak_source);
 }
 
 static void show_round(const bench *b, int64_t round) {

@@ -129,11 +129,9 @@ static void copy_beside(void *to, const void *from, int64_t bytes, cf_stream *st
     if (bytes > 0) CF_CUDA(cf_cuda_copy_beside(to, from, bytes, stream));
 }
 
-static const copy_way ways[] = {{"default", cf_copy},
-                                {"beside kernels", copy_beside}}; // the second: if it can be
+static const copy_way ways[] = {{"default", cf_copy}, {"beside kernels", copy_beside}}; // the second: if it can be
 
-static void operate(bench *b, stream_word *operation, cf_stream *stream, word *at, uint32_t value,
-                    unsigned flags) {
+static void operate(bench *b, stream_word *operation, cf_stream *stream, word *at, uint32_t value, unsigned flags) {
     CUdeviceptr address = (CUdeviceptr)(uintptr_t)&at->value;
     CUresult code = operation((CUstream)cf_cuda_stream(stream), address, value, flags);
     if (code != CUDA_SUCCESS)
@@ -197,8 +195,7 @@ static stream_word *driver_function(const char *name) {
     void *function = NULL;
     cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
     CF_CUDA(cudaGetDriverEntryPointByVersion(name, &function, ENTRY_VERSION, cudaEnableDefault, &found));
-    if (found != cudaDriverEntryPointSuccess)
-        cf_die("update the driver, or use --transport nccl", "the driver has no %s", name);
+    if (found != cudaDriverEntryPointSuccess) cf_die("update the driver, or use --transport nccl", "the driver has no %s", name);
     return (stream_word *)function;
 }
 
@@ -219,8 +216,7 @@ static void first_times(bench *b) {
     cf_launch(hold, dim3(1), dim3(HOLD_THREADS), b->stream, HOLD_NS);
     b->ways = cf_cuda_copy_beside(b->to, b->from, 4 * KIB, b->stream) == cudaSuccess ? 2 : 1;
     for (int i = 0; i < b->ways; i++)
-        for (int64_t bytes = 4 * KIB; bytes <= BYTES_MAX; bytes *= 4)
-            ways[i].copy(b->to, b->from, bytes, b->stream);
+        for (int64_t bytes = 4 * KIB; bytes <= BYTES_MAX; bytes *= 4) ways[i].copy(b->to, b->from, bytes, b->stream);
     record(b, b->stream, 0);
     write_scratch(b, b->stream, 0);
     cf_moment_now(b->stream);
@@ -247,12 +243,10 @@ static void open_bench(bench *b, int rank, int processes) {
 static void device_facts(const bench *b) {
     int driver = 0;
     CF_CUDA(cudaDriverGetVersion(&driver));
-    printf("  %s, driver for CUDA %d.%d, program of CUDA %d.%d, CUDA_DEVICE_MAX_CONNECTIONS=%s\n",
-           cf_device_name(), driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000,
-           CUDART_VERSION % 1000 / 10, getenv("CUDA_DEVICE_MAX_CONNECTIONS"));
+    printf("  %s, driver for CUDA %d.%d, program of CUDA %d.%d, CUDA_DEVICE_MAX_CONNECTIONS=%s\n", cf_device_name(), driver / 1000,
+           driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10, getenv("CUDA_DEVICE_MAX_CONNECTIONS"));
     figure(cf_cuda_multiprocessors(), 0, "", "", "multiprocessors");
-    figure(attribute(cudaDevAttrAsyncEngineCount), 0, "", "2 or more: both directions at once",
-           "copy engines");
+    figure(attribute(cudaDevAttrAsyncEngineCount), 0, "", "2 or more: both directions at once", "copy engines");
     figure(attribute(cudaDevAttrCanUseHostPointerForRegisteredMem), 0, "", "1: counters have one address",
            "registered memory is where the host has it");
     figure(attribute(cudaDevAttrCanFlushRemoteWrites), 0, "", "0 or 1: if 1, transport_ipc.cu asks for it",
@@ -367,14 +361,12 @@ static void measure_pair(bench *b) {
     for (int64_t bytes : sizes) {
         double us = each_way_us(b, peer, bytes);
         const char *good = bytes ? "" : "below 9 between two GPUs; processes on one take turns";
-        if (b->rank == 0)
-            figure(us, 1, "us", good, "ping-pong of %lld KiB, each way", (long long)(bytes / KIB));
+        if (b->rank == 0) figure(us, 1, "us", good, "ping-pong of %lld KiB, each way", (long long)(bytes / KIB));
     }
     int early = early_words(b, peer, MIB);
     if (early > 0)
         cf_die("use --transport nccl on this machine",
-               "process %d: in %d of %d turns a word came before the bytes that it stands for", b->rank,
-               early, ROW);
+               "process %d: in %d of %d turns a word came before the bytes that it stands for", b->rank, early, ROW);
     meet(b);
     if (b->rank == 0) figure(0, 0, "", "0", "turns of %d in which a word came before its bytes", ROW);
     CF_CUDA(cudaIpcCloseMemHandle(peer));
@@ -429,10 +421,9 @@ static double beside_kernel_ms(bench *b, int64_t bytes) {
 static void measure_copies(bench *b) {
     for (b->way = ways; b->way < ways + b->ways; b->way++) {
         for (int64_t bytes = 256 * KIB; bytes <= BYTES_MAX; bytes *= 4)
-            figure(gb_per_s(bytes, time_of(b, copy, bytes)), 1, "GB/s", "", "copy of %lld KiB, %s",
-                   (long long)(bytes / KIB), b->way->name);
-        figure(beside_kernel_ms(b, 4 * MIB), 2, "ms",
-               "below 1: a copy engine does it; 15 or more: kernels must end first",
+            figure(gb_per_s(bytes, time_of(b, copy, bytes)), 1, "GB/s", "", "copy of %lld KiB, %s", (long long)(bytes / KIB),
+                   b->way->name);
+        figure(beside_kernel_ms(b, 4 * MIB), 2, "ms", "below 1: a copy engine does it; 15 or more: kernels must end first",
                "copy of 4096 KiB while a kernel holds all, %s", b->way->name);
     }
 }
@@ -486,8 +477,7 @@ static void report_streams(bench *b, queues *q, work *run, const char *what) {
     q->independent = STREAMS;
     for (int i = 0; i < STREAMS; i++) let_wait(b, q, i, run);
     figure(q->holders, 0, "", "0", "streams of %d that hold up others' %s, %s", STREAMS, what, b->way->name);
-    figure(q->independent, 0, "", "29 or more: CUDA_DEVICE_MAX_CONNECTIONS - OTHER_STREAMS",
-           "streams before the first that does");
+    figure(q->independent, 0, "", "29 or more: CUDA_DEVICE_MAX_CONNECTIONS - OTHER_STREAMS", "streams before the first that does");
 }
 
 static void measure_streams(bench *b) {
@@ -547,8 +537,8 @@ static void measure_run_ahead(bench *b) {
     figure(fit_behind_wait(b, write_scratch), 0, "", good, "writes of a word");
     for (b->way = ways; b->way < ways + b->ways; b->way++) {
         figure(fit_behind_wait(b, copy), 0, "", good, "copies, %s", b->way->name);
-        figure(fit_behind_wait(b, chunk), 0, "", "128 or more: SLOTS for each request",
-               "chunks (wait, copy, write), %s", b->way->name);
+        figure(fit_behind_wait(b, chunk), 0, "", "128 or more: SLOTS for each request", "chunks (wait, copy, write), %s",
+               b->way->name);
     }
 }
 
@@ -559,10 +549,9 @@ static void measure_chunks(bench *b) {
     for (b->way = ways; b->way < ways + b->ways; b->way++) {
         for (int64_t bytes : sizes) {
             double us = time_of(b, chunk, bytes);
-            figure(us, 2, "us", bytes ? "" : "words alone: small against the copy of a slot",
-                   "chunk of %lld KiB, %s", (long long)(bytes / KIB), b->way->name);
-            if (bytes > 0)
-                figure(gb_per_s(bytes, us), 1, "GB/s", "twice the link's rate, or more", "    its rate");
+            figure(us, 2, "us", bytes ? "" : "words alone: small against the copy of a slot", "chunk of %lld KiB, %s",
+                   (long long)(bytes / KIB), b->way->name);
+            if (bytes > 0) figure(gb_per_s(bytes, us), 1, "GB/s", "twice the link's rate, or more", "    its rate");
         }
     }
 }

@@ -138,9 +138,7 @@ static inline bool sim_start_transfer(simulation *s) {
             sim_exchange *to = &b->exchange[from->receiver_step];
             double ready = fmax(from->ready_ms, s->machine->coupled ? to->ready_ms : to->posted_ms);
             if (b->ingress_ms > s->now_ms || ready == INFINITY) continue;
-            if (ready < since)
-                sender = a, receiver = b, send = from, recv = to, chosen = &a->schedule->step[i],
-                since = ready;
+            if (ready < since) sender = a, receiver = b, send = from, recv = to, chosen = &a->schedule->step[i], since = ready;
             break;
         }
     if (!chosen) return false;
@@ -187,8 +185,7 @@ static inline outcome sim_result(const simulation *s) {
             if (i >= rank->next || !sim_done(s, rank, i))
                 cf_die(NULL, "simulation: rank %d of %d stands still at step %d", r, s->ranks, i);
             const sim_exchange *e = &rank->exchange[i];
-            if (rank->schedule->step[i].kind == CF_EXCHANGE)
-                end = fmax(end, fmax(e->sent_ms, e->received_ms));
+            if (rank->schedule->step[i].kind == CF_EXCHANGE) end = fmax(end, fmax(e->sent_ms, e->received_ms));
         }
         result.finished_ms = fmax(result.finished_ms, end);
         result.exposed_ms = fmax(result.exposed_ms, rank->exposed_ms + end - rank->stream_ms);

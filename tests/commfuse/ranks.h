@@ -20,12 +20,12 @@
 #include "commfuse/mesh.h"
 #include "commfuse/transport.h"
 
-#define CHECK(condition, ...)                                                                                \
-    do {                                                                                                     \
-        if (!(condition)) {                                                                                  \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                                  \
-            cf_die("a test failed, see above", __VA_ARGS__);                                                 \
-        }                                                                                                    \
+#define CHECK(condition, ...)                                                                                                      \
+    do {                                                                                                                           \
+        if (!(condition)) {                                                                                                        \
+            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                                                        \
+            cf_die("a test failed, see above", __VA_ARGS__);                                                                       \
+        }                                                                                                                          \
     } while (0)
 
 typedef void ranks_test(void);
@@ -33,7 +33,7 @@ typedef struct ranks_case {
     const char *name;
     ranks_test *run;
 } ranks_case;
-#define RANKS_CASE(test)                                                                                     \
+#define RANKS_CASE(test)                                                                                                           \
     { #test, test }
 
 static const int ranks_signals[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGSYS};

@@ -92,7 +92,7 @@ typedef struct checker {
 
     value held[RANKS_MAX][PLACES_MAX];
     bool complete[RANKS_MAX][STEPS_MAX], met[RANKS_MAX][STEPS_MAX][2], waiting[RANKS_MAX];
-    int host[RANKS_MAX], head[RANKS_MAX]; // the host stands before this step; first incomplete transfer
+    int host[RANKS_MAX], head[RANKS_MAX];           // the host stands before this step; first incomplete transfer
     int collectives[RANKS_MAX], arrived[STEPS_MAX]; // taken by a rank; ranks that have reached the k-th
     bool at_collective[RANKS_MAX];
     const char *wrong; // first violation seen by the run
@@ -100,8 +100,8 @@ typedef struct checker {
 
 static char check_where[256]; // where check() found the violation, for the message
 
-__attribute__((format(printf, 4, 5))) static const char *violated(const char *property, int rank, int step,
-                                                                  const char *format, ...) {
+__attribute__((format(printf, 4, 5))) static const char *violated(const char *property, int rank, int step, const char *format,
+                                                                  ...) {
     char text[160];
     va_list arguments;
     va_start(arguments, format);
@@ -132,9 +132,7 @@ static bool place_exists(const checker *c, const cf_schedule *s, cf_place place)
 }
 
 static int place_number(cf_place place) {
-    return place.slot + (place.buffer == CF_FULL     ? 0
-                         : place.buffer == CF_RESULT ? SLICES_MAX
-                                                     : 2 * SLICES_MAX);
+    return place.slot + (place.buffer == CF_FULL ? 0 : place.buffer == CF_RESULT ? SLICES_MAX : 2 * SLICES_MAX);
 }
 
 static cf_place place_ahead(cf_place place, int slots) {
@@ -174,8 +172,7 @@ static int accesses(const checker *c, int rank, const cf_step *step, touched *li
         if (c->operation == CF_ALLGATHER)
             end = touch(end, step->from, false);
         else
-            for (int i = 0; i < step->count; i++)
-                end = touch(end, place_ahead(step->from, i * step->stride), false);
+            for (int i = 0; i < step->count; i++) end = touch(end, place_ahead(step->from, i * step->stride), false);
         if (c->operation == CF_REDUCE_SCATTER)
             end = touch(end, step->at, true);
         else
@@ -204,17 +201,14 @@ static const char *check_step_form(const checker *c, int r, int i) {
     const cf_schedule *s = c->schedule[r];
     const cf_step *step = &s->step[i];
     for (int w = 0; w < 2; w++)
-        if (step->wait[w] < -1 || step->wait[w] >= i)
-            return violated("form", r, i, "waits for step %d", step->wait[w]);
+        if (step->wait[w] < -1 || step->wait[w] >= i) return violated("form", r, i, "waits for step %d", step->wait[w]);
     if (step->range && (step->kind != CF_COMPUTE || step->wait[0] < 0 || step->wait[1] < step->wait[0]))
         return violated("form", r, i, "waits for steps %d to %d", step->wait[0], step->wait[1]);
-    if (step->kind == CF_COMPUTE && c->side == CF_NO_COMPUTE)
-        return violated("form", r, i, "COMPUTE of nothing");
+    if (step->kind == CF_COMPUTE && c->side == CF_NO_COMPUTE) return violated("form", r, i, "COMPUTE of nothing");
     bool one_side = step->side == CF_COMPUTE_BEFORE || step->side == CF_COMPUTE_AFTER;
     if (step->kind == CF_COMPUTE && (!one_side || !computes(c, step->side)))
         return violated("side", r, i, "computes on side %d, the operation on %d", step->side, c->side);
-    if (step->kind == CF_ADD && c->operation != CF_REDUCE_SCATTER)
-        return violated("form", r, i, "ADD of what?");
+    if (step->kind == CF_ADD && c->operation != CF_REDUCE_SCATTER) return violated("form", r, i, "ADD of what?");
     if (step->kind == CF_COPY && c->operation != CF_ALLTOALL) return violated("form", r, i, "COPY of what?");
     if (step->kind == CF_COMPUTE || step->kind == CF_COLLECTIVE) {
         int last = step->first + (step->count - 1) * step->stride;
@@ -223,8 +217,7 @@ static const char *check_step_form(const checker *c, int r, int i) {
         if (step->kind == CF_COLLECTIVE && step->count != c->ranks)
             return violated("form", r, i, "collective of %d slices among %d ranks", step->count, c->ranks);
         bool one = step->kind == CF_COLLECTIVE && c->operation == CF_REDUCE_SCATTER;
-        if (!place_exists(c, s, step->at) ||
-            !place_exists(c, s, place_ahead(step->at, one ? 0 : (step->count - 1) * step->stride)))
+        if (!place_exists(c, s, step->at) || !place_exists(c, s, place_ahead(step->at, one ? 0 : (step->count - 1) * step->stride)))
             return violated("form", r, i, "no place %d:%d", step->at.buffer, step->at.slot);
     }
     if (step->kind == CF_COLLECTIVE) {
@@ -234,37 +227,31 @@ static const char *check_step_form(const checker *c, int r, int i) {
             return violated("form", r, i, "no place %d:%d", step->from.buffer, step->from.slot);
     }
     if (step->kind == CF_EXCHANGE) {
-        if (step->send_to < -1 || step->send_to >= c->ranks || step->recv_from < -1 ||
-            step->recv_from >= c->ranks)
+        if (step->send_to < -1 || step->send_to >= c->ranks || step->recv_from < -1 || step->recv_from >= c->ranks)
             return violated("form", r, i, "exchange with ranks %d and %d", step->send_to, step->recv_from);
-        if (step->send_to < 0 && step->recv_from < 0)
-            return violated("form", r, i, "exchange without halves");
+        if (step->send_to < 0 && step->recv_from < 0) return violated("form", r, i, "exchange without halves");
         if (step->send_to >= 0 && (step->send_slice < 0 || step->send_slice >= c->total))
             return violated("form", r, i, "sends slice %d", step->send_slice);
         if (step->recv_from >= 0 && (step->recv_slice < 0 || step->recv_slice >= c->total))
             return violated("form", r, i, "receives slice %d", step->recv_slice);
     }
-    bool reads =
-        step->kind == CF_ADD || step->kind == CF_COPY || (step->kind == CF_EXCHANGE && step->send_to >= 0);
-    bool writes =
-        step->kind == CF_ADD || step->kind == CF_COPY || (step->kind == CF_EXCHANGE && step->recv_from >= 0);
+    bool reads = step->kind == CF_ADD || step->kind == CF_COPY || (step->kind == CF_EXCHANGE && step->send_to >= 0);
+    bool writes = step->kind == CF_ADD || step->kind == CF_COPY || (step->kind == CF_EXCHANGE && step->recv_from >= 0);
     if (reads && !place_exists(c, s, step->from))
         return violated("form", r, i, "no place %d:%d", step->from.buffer, step->from.slot);
-    if (writes && !place_exists(c, s, step->at))
-        return violated("form", r, i, "no place %d:%d", step->at.buffer, step->at.slot);
+    if (writes && !place_exists(c, s, step->at)) return violated("form", r, i, "no place %d:%d", step->at.buffer, step->at.slot);
     return NULL;
 }
 
 static const char *check_form(const checker *c) {
     for (int r = 0; r < c->ranks; r++) {
         const cf_schedule *s = c->schedule[r];
-        if (s->operation != c->operation || s->side != c->side || s->mode != c->mode ||
-            s->ranks != c->ranks || s->rank != r || s->slices != c->slices)
+        if (s->operation != c->operation || s->side != c->side || s->mode != c->mode || s->ranks != c->ranks || s->rank != r ||
+            s->slices != c->slices)
             return violated("form", r, -1, "not a schedule of the same operation");
         if (s->count < 0 || s->count > STEPS_MAX || s->stage_slots < 0 || s->stage_slots > STAGE_MAX)
             return violated("form", r, -1, "%d steps, %d slots", s->count, s->stage_slots);
-        if (s->begin < 0 || s->begin > s->count)
-            return violated("form", r, -1, "begin %d of %d", s->begin, s->count);
+        if (s->begin < 0 || s->begin > s->count) return violated("form", r, -1, "begin %d of %d", s->begin, s->count);
         if (s->slice_major && (c->operation != CF_REDUCE_SCATTER || c->mode != CF_MODE_SLICE))
             return violated("form", r, -1, "slice-major payload outside of a sliced reduce-scatter");
         if (c->operation == CF_REDUCE_SCATTER) { // m slices side by side
@@ -294,8 +281,7 @@ static const char *check_units_of(const checker *c, int r) {
         if (!exchange) continue;
         if (!step->joined) first = i, units++, memset(met, 0, sizeof met);
         for (int w = 0; w < 2; w++)
-            if (step->wait[w] >= first)
-                return violated("unit", r, i, "waits for step %d of its unit", step->wait[w]);
+            if (step->wait[w] >= first) return violated("unit", r, i, "waits for step %d of its unit", step->wait[w]);
         bool *sent = step->send_to < 0 ? NULL : &met[SEND][step->send_to],
              *received = step->recv_from < 0 ? NULL : &met[RECV][step->recv_from];
         if ((sent && *sent) || (received && *received)) return violated("unit", r, i, "meets a peer twice");
@@ -313,8 +299,7 @@ static const char *check_units(const checker *c) {
 }
 
 // Steps of one kind and side (transfers have none) name every slice once.
-static const char *check_once(const checker *c, int r, cf_step_kind kind, cf_side side,
-                              const char *property) {
+static const char *check_once(const checker *c, int r, cf_step_kind kind, cf_side side, const char *property) {
     const cf_schedule *s = c->schedule[r];
     bool seen[SLICES_MAX] = {false};
     int sum = 0;
@@ -386,8 +371,7 @@ static const char *list_sends(checker *c, int r) {
         if (c->travelled[p][step->send_slice] == c->stamp)
             return violated("matching", r, i, "slice %d goes to rank %d twice", step->send_slice, p);
         c->travelled[p][step->send_slice] = c->stamp;
-        if (!size_fits(c, step->from, step->send_slice))
-            return violated("matching", r, i, "size of the send");
+        if (!size_fits(c, step->from, step->send_slice)) return violated("matching", r, i, "size of the send");
         if (c->last_send[r][p] < 0)
             c->first_send[r][p] = i;
         else
@@ -408,8 +392,7 @@ static const char *match_receives(checker *c, int r) {
         if (c->schedule[p]->step[j].send_slice != step->recv_slice)
             return violated("matching", r, i, "slice %d expected, rank %d sends %d", step->recv_slice, p,
                             c->schedule[p]->step[j].send_slice);
-        if (!size_fits(c, step->at, step->recv_slice))
-            return violated("matching", r, i, "size of the receive");
+        if (!size_fits(c, step->at, step->recv_slice)) return violated("matching", r, i, "size of the receive");
         c->partner[r][i][RECV] = j;
         c->partner[p][j][SEND] = i;
         c->first_send[p][r] = c->next_send[p][j];
@@ -440,8 +423,7 @@ static const char *check_matching(checker *c) {
     if (property) return property;
     for (int r = 0; r < c->ranks; r++)
         for (int p = 0; p < c->ranks; p++)
-            if (c->first_send[r][p] >= 0)
-                return violated("matching", r, c->first_send[r][p], "rank %d does not receive this", p);
+            if (c->first_send[r][p] >= 0) return violated("matching", r, c->first_send[r][p], "rank %d does not receive this", p);
     return match_collectives(c);
 }
 
@@ -546,10 +528,9 @@ static value add(checker *c, int r, int i, value to, value from) {
     if (to.slice < 0 || to.slice != from.slice)
         return note(c, violated("data", r, i, "adds slice %d to slice %d", from.slice, to.slice)), to;
     if (from.count == 1 && from.from == to.from + to.count) return (value){to.slice, to.from, to.count + 1};
-    if (to.count == 1 && to.from == from.from + from.count)
-        return (value){to.slice, from.from, from.count + 1};
-    note(c, violated("sum order", r, i, "slice %d: %d…%d plus %d…%d", to.slice, to.from,
-                     to.from + to.count - 1, from.from, from.from + from.count - 1));
+    if (to.count == 1 && to.from == from.from + from.count) return (value){to.slice, from.from, from.count + 1};
+    note(c, violated("sum order", r, i, "slice %d: %d…%d plus %d…%d", to.slice, to.from, to.from + to.count - 1, from.from,
+                     from.from + from.count - 1));
     return to;
 }
 
@@ -558,8 +539,7 @@ static void start_data(checker *c) {
         for (int p = 0; p < PLACES_MAX; p++) c->held[r][p] = (value){-1, 0, 0};
         if (computes(c, CF_COMPUTE_BEFORE)) continue;
         for (int slice = 0; slice < c->total; slice++)
-            if (c->operation != CF_ALLGATHER || slice / c->slices == r)
-                c->held[r][slice] = own_value(c, r, slice);
+            if (c->operation != CF_ALLGATHER || slice / c->slices == r) c->held[r][slice] = own_value(c, r, slice);
     }
 }
 
@@ -587,8 +567,7 @@ static void take_compute(checker *c, int r, int i) {
 static void deliver(checker *c, int from, int send, int to, int receive) {
     const cf_step *out = &c->schedule[from]->step[send], *in = &c->schedule[to]->step[receive];
     value sent = c->held[from][place_number(out->from)];
-    if (!c->wrong && sent.slice < 0)
-        note(c, violated("data", from, send, "sends a place that holds nothing"));
+    if (!c->wrong && sent.slice < 0) note(c, violated("data", from, send, "sends a place that holds nothing"));
     if (!c->wrong && sent.slice != out->send_slice)
         note(c, violated("data", from, send, "sends slice %d as slice %d", sent.slice, out->send_slice));
     c->held[to][place_number(in->at)] = sent;
@@ -605,8 +584,7 @@ static void take_collective(checker *c, const cf_step *const *step) {
             if (c->operation != CF_REDUCE_SCATTER) {
                 c->held[r][place_number(place_ahead(step[r]->at, i * step[r]->stride))] = sent;
             } else if (!c->wrong && !same(sent, own_value(c, i, result.slice)))
-                note(c,
-                     violated("data", i, -1, "reduces slice %d, finds slice %d", result.slice, sent.slice));
+                note(c, violated("data", i, -1, "reduces slice %d, finds slice %d", result.slice, sent.slice));
         }
         if (c->operation == CF_REDUCE_SCATTER) c->held[r][place_number(step[r]->at)] = result;
     }
@@ -620,13 +598,13 @@ static void check_result(checker *c) {
                 if (slice / c->slices != r) continue;
                 place = place_ahead(c->schedule[r]->result, slice % c->slices);
             }
-            bool stays = c->operation == CF_ALLTOALL && c->side == CF_COMPUTE_AFTER &&
-                         (c->mode == CF_MODE_COMMFUSE || c->ranks == 1);
+            bool stays =
+                c->operation == CF_ALLTOALL && c->side == CF_COMPUTE_AFTER && (c->mode == CF_MODE_COMMFUSE || c->ranks == 1);
             if (stays && slice / c->slices == r) place.buffer = CF_FULL; // computed on where they were
             value held = c->held[r][place_number(place)];
             if (!c->wrong && !same(held, arrived_value(c, r, slice)))
-                note(c, violated("data", r, -1, "result slice %d holds slice %d, contributors %d, %d of them",
-                                 slice, held.slice, held.from, held.count));
+                note(c, violated("data", r, -1, "result slice %d holds slice %d, contributors %d, %d of them", slice, held.slice,
+                                 held.from, held.count));
         }
 }
 
@@ -647,8 +625,7 @@ static int active_head(const checker *c, int r) {
 
 static void find_head(checker *c, int r) {
     const cf_schedule *s = c->schedule[r];
-    while (c->head[r] < s->count && (on_stream(&s->step[c->head[r]]) || c->complete[r][c->head[r]]))
-        c->head[r]++;
+    while (c->head[r] < s->count && (on_stream(&s->step[c->head[r]]) || c->complete[r][c->head[r]])) c->head[r]++;
 }
 
 static bool walk_host(checker *c, int r) {
@@ -733,8 +710,7 @@ static const char *check_run(checker *c) {
     }
     for (int r = 0; r < c->ranks; r++)
         if (c->host[r] < c->schedule[r]->count || c->head[r] < c->schedule[r]->count)
-            return violated("deadlock", r, c->host[r] < c->head[r] ? c->host[r] : c->head[r],
-                            "never completes");
+            return violated("deadlock", r, c->host[r] < c->head[r] ? c->host[r] : c->head[r], "never completes");
     if (c->mode == CF_MODE_NOWIRE) return NULL; // wrong by construction
     check_result(c);
     return c->wrong;
@@ -794,8 +770,7 @@ static const char *check_tail(const checker *c, int r) {
     const cf_schedule *s = c->schedule[r];
     cf_side last = computes(c, CF_COMPUTE_BEFORE) ? CF_COMPUTE_BEFORE : CF_COMPUTE_AFTER;
     for (int i = s->count - 1; i >= 0 && (s->step[i].kind != CF_COMPUTE || s->step[i].side != last); i--)
-        if (s->step[i].kind == CF_EXCHANGE)
-            return violated("tail", r, i, "posted behind the last computation");
+        if (s->step[i].kind == CF_EXCHANGE) return violated("tail", r, i, "posted behind the last computation");
     return NULL;
 }
 
@@ -816,11 +791,9 @@ static const char *check_fold(const checker *c, int r) {
         return violated("fold", r, -1, "an operation without sums of computations");
     for (int i = 0; i < s->count; i++) {
         const cf_step *step = &s->step[i];
-        bool own = step->kind == CF_COMPUTE && step->first / c->slices == r,
-             last = step->first % c->slices == c->slices - 1;
+        bool own = step->kind == CF_COMPUTE && step->first / c->slices == r, last = step->first % c->slices == c->slices - 1;
         if (step->accumulate != (s->folds && own && !last))
-            return violated("fold", r, i, "slice %d is %scomputed onto another", step->first,
-                            step->accumulate ? "" : "not ");
+            return violated("fold", r, i, "slice %d is %scomputed onto another", step->first, step->accumulate ? "" : "not ");
     }
     return NULL;
 }
@@ -893,8 +866,7 @@ static const char *check_wire_order(wire *w) {
             for (int i = -1, j = -1;;) {
                 i = next_half(w, r, i + 1, SEND, p), j = next_half(w, p, j + 1, RECV, r);
                 if (i < 0 && j < 0) break;
-                if (i < 0 || j < 0)
-                    return violated("wire order", r, i, "more halves on one side, to rank %d", p);
+                if (i < 0 || j < 0) return violated("wire order", r, i, "more halves on one side, to rank %d", p);
                 if (w->of[r].list[i].operation != w->of[p].list[j].operation ||
                     step_of(w, r, i)->send_slice != step_of(w, p, j)->recv_slice)
                     return violated("wire order", r, i, "rank %d expects another slice", p);
@@ -912,11 +884,8 @@ static bool item_waits(wire *w, int r, int i) {
 
 static void find_items(wire *w, int r) {
     int count = w->of[r].count;
-    while (w->stream[r] < count &&
-           (!on_stream(step_of(w, r, w->stream[r])) || *complete_of(w, r, w->stream[r])))
-        w->stream[r]++;
-    while (w->head[r] < count && (on_stream(step_of(w, r, w->head[r])) || *complete_of(w, r, w->head[r])))
-        w->head[r]++;
+    while (w->stream[r] < count && (!on_stream(step_of(w, r, w->stream[r])) || *complete_of(w, r, w->stream[r]))) w->stream[r]++;
+    while (w->head[r] < count && (on_stream(step_of(w, r, w->head[r])) || *complete_of(w, r, w->head[r]))) w->head[r]++;
 }
 
 // The item in flight on rank r; -1: none. What it comes after on the stream is done, and so is what it names.
@@ -936,8 +905,7 @@ static bool half_meets(wire *w, int r, int i, int half, int peer) {
 static bool all_collect(wire *w, int i) {
     for (int r = 0; r < w->ranks; r++) {
         int j = in_flight(w, r);
-        if (j < 0 || step_of(w, r, j)->kind != CF_COLLECTIVE ||
-            w->of[r].list[j].operation != w->of[0].list[i].operation)
+        if (j < 0 || step_of(w, r, j)->kind != CF_COLLECTIVE || w->of[r].list[j].operation != w->of[0].list[i].operation)
             return false;
     }
     for (int r = 0; r < w->ranks; r++) *complete_of(w, r, w->head[r]) = true;
@@ -952,8 +920,7 @@ static bool take_item(wire *w, int r) {
     if (i < 0) return false;
     const cf_step *step = step_of(w, r, i);
     if (step->kind == CF_COLLECTIVE) return r == 0 && all_collect(w, i);
-    bool sent = half_meets(w, r, i, SEND, step->send_to),
-         received = half_meets(w, r, i, RECV, step->recv_from);
+    bool sent = half_meets(w, r, i, SEND, step->send_to), received = half_meets(w, r, i, RECV, step->recv_from);
     return sent && received ? *complete_of(w, r, i) = true : false;
 }
 
@@ -970,8 +937,7 @@ static const char *check_wire(const program *of, int ranks) {
             while (take_item(&w, r)) moved = true;
     }
     for (int r = 0; r < ranks; r++)
-        if (w.stream[r] < of[r].count || w.head[r] < of[r].count)
-            return violated("wire deadlock", r, w.head[r], "never completes");
+        if (w.stream[r] < of[r].count || w.head[r] < of[r].count) return violated("wire deadlock", r, w.head[r], "never completes");
     return NULL;
 }
 
@@ -1005,13 +971,11 @@ static const char *check_nowire(const cf_schedule *nowire, const cf_schedule *co
         while (j < commfuse->count && commfuse->step[j].kind != CF_COMPUTE) j++;
         if (i == nowire->count || j == commfuse->count) break;
         const cf_step *a = &nowire->step[i], *b = &commfuse->step[j];
-        if (a->side != b->side || a->first != b->first || a->count != b->count ||
-            (a->count > 1 && a->stride != b->stride))
-            return violated("nowire", nowire->rank, i, "slice %d on side %d, commfuse %d on %d", a->first,
-                            a->side, b->first, b->side);
+        if (a->side != b->side || a->first != b->first || a->count != b->count || (a->count > 1 && a->stride != b->stride))
+            return violated("nowire", nowire->rank, i, "slice %d on side %d, commfuse %d on %d", a->first, a->side, b->first,
+                            b->side);
     }
-    if (i < nowire->count || j < commfuse->count)
-        return violated("nowire", nowire->rank, i, "number of steps");
+    if (i < nowire->count || j < commfuse->count) return violated("nowire", nowire->rank, i, "number of steps");
     return NULL;
 }
 

@@ -18,12 +18,11 @@ typedef struct kind {
     cf_side side;
     bool folds;
 } kind;
-static const kind kinds[] = {
-    {CF_ALLGATHER, CF_NO_COMPUTE, false},         {CF_ALLGATHER, CF_COMPUTE_AFTER, false},
-    {CF_REDUCE_SCATTER, CF_NO_COMPUTE, false},    {CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, false},
-    {CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, true}, {CF_ALLTOALL, CF_NO_COMPUTE, false},
-    {CF_ALLTOALL, CF_COMPUTE_BEFORE, false},      {CF_ALLTOALL, CF_COMPUTE_AFTER, false},
-    {CF_ALLTOALL, CF_COMPUTE_BOTH, false}};
+static const kind kinds[] = {{CF_ALLGATHER, CF_NO_COMPUTE, false},         {CF_ALLGATHER, CF_COMPUTE_AFTER, false},
+                             {CF_REDUCE_SCATTER, CF_NO_COMPUTE, false},    {CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, false},
+                             {CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, true}, {CF_ALLTOALL, CF_NO_COMPUTE, false},
+                             {CF_ALLTOALL, CF_COMPUTE_BEFORE, false},      {CF_ALLTOALL, CF_COMPUTE_AFTER, false},
+                             {CF_ALLTOALL, CF_COMPUTE_BOTH, false}};
 enum { KINDS = sizeof kinds / sizeof kinds[0] };
 
 // ---------------------------------------------------------------------------------------------- faults
@@ -49,8 +48,7 @@ static void spoil(cf_request *r) {
 
 static void post_one_wrongly(cf_request *r, cf_stream *stream) {
     bool is_checksum = r->dtype == CF_INT64; // payloads are of other types
-    bool counts =
-        fault.armed && r->kind == CF_REQUEST_EXCHANGE && r->send_to >= 0 && is_checksum == fault.in_checksum;
+    bool counts = fault.armed && r->kind == CF_REQUEST_EXCHANGE && r->send_to >= 0 && is_checksum == fault.in_checksum;
     bool hit = counts && fault.seen++ == fault.nth;
     if (hit && !is_checksum) {
         fault.held = r;
@@ -85,9 +83,8 @@ typedef struct job {
 static const char *describe(const job *j) {
     static char text[160];
     snprintf(text, sizeof text, "%s side %d by %s, %d slices, %lld rows of %lld %s, rank %d of %d",
-             cf_operation_name(j->plan.operation), j->plan.side, cf_route_name(j->plan.route), j->plan.slices,
-             (long long)j->rows, (long long)j->elements, cf_dtype_name(j->plan.dtype), mesh.tp_group.rank,
-             mesh.tp);
+             cf_operation_name(j->plan.operation), j->plan.side, cf_route_name(j->plan.route), j->plan.slices, (long long)j->rows,
+             (long long)j->elements, cf_dtype_name(j->plan.dtype), mesh.tp_group.rank, mesh.tp);
     return text;
 }
 
@@ -119,8 +116,7 @@ static void compute(void *argument, const cf_span *span, cf_stream *stream) {
         }
 }
 
-static job job_create(cf_context *context, kind of, cf_mode mode, cf_route route, int slices,
-                      cf_dtype dtype) {
+static job job_create(cf_context *context, kind of, cf_mode mode, cf_route route, int slices, cf_dtype dtype) {
     cf_fuse_plan plan = {.name = "test.place",
                          .group = &mesh.tp_group,
                          .operation = of.operation,
@@ -231,17 +227,15 @@ static void price_is_known(void) {
             job on = job_create(&checked, kinds[of], mode, CF_RING, 2, CF_FP32);
             int64_t more = (cf_memory_bytes() - middle) - (middle - before), sent[3], exchanges = 0;
             const cf_schedule *s = cf_fuse_schedule(on.fuse);
-            for (int i = 0; i < s->count; i++)
-                exchanges += s->step[i].kind == CF_EXCHANGE && s->step[i].send_to >= 0;
-            CHECK(more == (exchanges ? 24 * s->count : 0), "%s: checksums take %lld bytes", describe(&on),
-                  (long long)more);
+            for (int i = 0; i < s->count; i++) exchanges += s->step[i].kind == CF_EXCHANGE && s->step[i].send_to >= 0;
+            CHECK(more == (exchanges ? 24 * s->count : 0), "%s: checksums take %lld bytes", describe(&on), (long long)more);
             sent[0] = transport->bytes_sent(transport);
             job_run(&off, 17, 67, 1);
             sent[1] = transport->bytes_sent(transport);
             job_run(&on, 17, 67, 1);
             sent[2] = transport->bytes_sent(transport);
-            CHECK(sent[2] - sent[1] == sent[1] - sent[0] + 8 * exchanges, "%s: %lld bytes, then %lld",
-                  describe(&on), (long long)(sent[1] - sent[0]), (long long)(sent[2] - sent[1]));
+            CHECK(sent[2] - sent[1] == sent[1] - sent[0] + 8 * exchanges, "%s: %lld bytes, then %lld", describe(&on),
+                  (long long)(sent[1] - sent[0]), (long long)(sent[2] - sent[1]));
             job_release(&off), job_release(&on);
             cf_fuse_free(off.fuse), cf_fuse_free(on.fuse);
             CHECK(cf_memory_bytes() == before, "memory is left behind");
@@ -269,24 +263,21 @@ static void check_words(const job *j, const char *text, const char *expected) {
 // Was found here what should be? In a ring, an all-gather passes what is wrong on, as far as it goes.
 static void check_found(const job *j, const cf_schedule *s, const cf_step *sent) {
     char text[CF_CHECK_TEXT], hint[CF_CHECK_TEXT], expected[CF_CHECK_TEXT];
-    bool found = cf_check_look(checked.check, checked.stream, text, hint),
-         here = sent->send_to == mesh.tp_group.rank;
+    bool found = cf_check_look(checked.check, checked.stream, text, hint), here = sent->send_to == mesh.tp_group.rank;
     bool passed = s->operation == CF_ALLGATHER && s->route == CF_RING && mesh.tp_group.rank != s->rank;
     CHECK(found == (here || passed), "%s: %s", describe(j), found ? text : "a flipped bit has gone unseen");
     if (!found) return;
-    int peer = here ? s->rank : (mesh.tp_group.rank + mesh.tp - 1) % mesh.tp,
-        k = sent->send_slice % s->slices;
+    int peer = here ? s->rank : (mesh.tp_group.rank + mesh.tp - 1) % mesh.tp, k = sent->send_slice % s->slices;
     int64_t rows = j->rows * (k + 1) / s->slices - j->rows * k / s->slices;
-    snprintf(expected, sizeof expected, "rank %d got other bytes from rank %d than ", mesh.tp_group.rank,
-             peer);
+    snprintf(expected, sizeof expected, "rank %d got other bytes from rank %d than ", mesh.tp_group.rank, peer);
     check_words(j, text, expected);
     if (here)
         snprintf(expected, sizeof expected, "than it sent: ");
     else
         snprintf(expected, sizeof expected, "than rank %d, whose they are, sent: ", s->rank);
     check_words(j, text, expected);
-    snprintf(expected, sizeof expected, "%s test.place, layer %d, step %d, slice %d of %d",
-             cf_operation_name(s->operation), LAYER, STEP, sent->send_slice, mesh.tp * s->slices);
+    snprintf(expected, sizeof expected, "%s test.place, layer %d, step %d, slice %d of %d", cf_operation_name(s->operation), LAYER,
+             STEP, sent->send_slice, mesh.tp * s->slices);
     check_words(j, text, expected);
     snprintf(expected, sizeof expected, ", %lld bytes: checksum ", (long long)(rows * row_bytes(j)));
     check_words(j, text, expected);
@@ -301,8 +292,7 @@ static void flip_everywhere(kind of, cf_route route, int slices, bool in_checksu
     job j = job_create(&checked, of, CF_MODE_COMMFUSE, route, slices, CF_FP32);
     for (int sender = 0; sender < mesh.tp; sender++) {
         const cf_schedule *mine = cf_fuse_schedule(j.fuse);
-        cf_schedule *s = cf_schedule_create(of.operation, of.side, CF_MODE_COMMFUSE, route, mesh.tp, sender,
-                                            slices, of.folds);
+        cf_schedule *s = cf_schedule_create(of.operation, of.side, CF_MODE_COMMFUSE, route, mesh.tp, sender, slices, of.folds);
         CHECK(s->slices == mine->slices && s->route == mine->route, "another schedule");
         const cf_step *sent;
         for (int nth = 0; (sent = exchange_of(s, nth)); nth++) {
@@ -367,8 +357,7 @@ static void every_bit_counts(void) {
             moved[bit / 8] = (char)(moved[bit / 8] ^ 1 << bit % 8);
             CHECK(checksum(moved, bytes) != sum, "bit %d of %d bytes", bit, bytes);
         }
-        CHECK(bytes == 0 || checksum(data, bytes - bytes % 8 - 8) != sum, "%d bytes are left out",
-              bytes % 8 + 8);
+        CHECK(bytes == 0 || checksum(data, bytes - bytes % 8 - 8) != sum, "%d bytes are left out", bytes % 8 + 8);
     }
 }
 
@@ -378,16 +367,14 @@ static void more_than_one_word(void) {
     static uint64_t words[WORDS], other[WORDS];
     uint64_t state = 2;
     for (int like = 0; like < 3; like++) {
-        for (int i = 0; i < WORDS; i++)
-            words[i] = like == 0 ? random_word(&state) : like == 1 ? 0 : 0x3F800000;
+        for (int i = 0; i < WORDS; i++) words[i] = like == 0 ? random_word(&state) : like == 1 ? 0 : 0x3F800000;
         uint64_t sum = checksum(words, sizeof words);
         for (int bit = 0; bit < 64; bit++) {
             for (int again = 0; again < 200; again++) {
                 int a = (int)(random_word(&state) % WORDS), b = (int)(random_word(&state) % WORDS);
                 memcpy(other, words, sizeof words);
                 other[a] ^= (uint64_t)1 << bit, other[b] ^= (uint64_t)1 << bit;
-                CHECK((checksum(other, sizeof other) != sum) == (a != b), "bit %d of words %d and %d", bit, a,
-                      b);
+                CHECK((checksum(other, sizeof other) != sum) == (a != b), "bit %d of words %d and %d", bit, a, b);
             }
             memcpy(other, words, sizeof words);
             for (int i = 0; i < WORDS; i += 8) other[i] ^= (uint64_t)1 << bit;
@@ -413,8 +400,7 @@ static void the_number_is_fixed(void) {
     }
     cf_device_threads(1);
     CHECK(sum[0] == sum[1] && sum[0] == sum[2], "another sum with more threads");
-    CHECK(checksum("commfuse", 8) == 0x0258f9f492d587bf, "commfuse gives %016llx",
-          (unsigned long long)checksum("commfuse", 8));
+    CHECK(checksum("commfuse", 8) == 0x0258f9f492d587bf, "commfuse gives %016llx", (unsigned long long)checksum("commfuse", 8));
     CHECK(sum[0] == 0x5dc00f027052f99c, "the words give %016llx", (unsigned long long)sum[0]);
     free(words);
 }
@@ -425,23 +411,15 @@ int main(int argc, char **argv) {
     mesh = ranks_mesh(transport, transport->size, 1);
     cf_transport wrong = *transport;
     wrong.post = post_wrongly;
-    plain = (cf_context){.transport = transport,
-                         .stream = cf_stream_create(),
-                         .trace = cf_trace_create(),
-                         .step = STEP};
+    plain = (cf_context){.transport = transport, .stream = cf_stream_create(), .trace = cf_trace_create(), .step = STEP};
     checked = plain;
     checked.transport = &wrong;
     checked.tags = 1 << 14; // apart from those of plain
     checked.check = cf_check_create();
     static const ranks_case cases[] = {
-        RANKS_CASE(results_are_the_same),
-        RANKS_CASE(several_in_flight),
-        RANKS_CASE(price_is_known),
-        RANKS_CASE(a_flipped_bit_is_found),
-        RANKS_CASE(a_flipped_checksum_is_found),
-        RANKS_CASE(every_bit_counts),
-        RANKS_CASE(more_than_one_word),
-        RANKS_CASE(the_number_is_fixed),
+        RANKS_CASE(results_are_the_same),   RANKS_CASE(several_in_flight),           RANKS_CASE(price_is_known),
+        RANKS_CASE(a_flipped_bit_is_found), RANKS_CASE(a_flipped_checksum_is_found), RANKS_CASE(every_bit_counts),
+        RANKS_CASE(more_than_one_word),     RANKS_CASE(the_number_is_fixed),
     };
     int status = ranks_run(transport->rank, cases, sizeof cases / sizeof cases[0]);
     cf_check_free(checked.check);

@@ -17,9 +17,7 @@ static bool is_rounds(cf_choice c) {
 }
 
 static cf_work product(int ranks, double rows, double in, double out) { // a gathered product of a tp group
-    return (
-        cf_work){CF_ALLGATHER, CF_COMPUTE_AFTER, ranks, rows / ranks * in * 4, 2 * rows * in * out / ranks,
-                 false};
+    return (cf_work){CF_ALLGATHER, CF_COMPUTE_AFTER, ranks, rows / ranks * in * 4, 2 * rows * in * out / ranks, false};
 }
 
 static void large_slices_travel_in_rounds(void **state) {

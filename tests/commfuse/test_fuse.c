@@ -26,8 +26,8 @@ typedef struct job { // one operation, its payload and what its callback saw
     cf_fuse_plan plan;
     int64_t rows, elements; // of one shard; of a row
     int seed;
-    bool fractions;   // values that are not exact: reduce-scatter only
-    bool accumulates; // onto what the payload holds already, values of seed + EARLIER: reduce-scatter only
+    bool fractions;              // values that are not exact: reduce-scatter only
+    bool accumulates;            // onto what the payload holds already, values of seed + EARLIER: reduce-scatter only
     char *full, *result, *given; // given: NULL, or the memory that the result must be in
     int64_t full_bytes;
     int *covered[CF_COMPUTE_AFTER + 1];  // [side]: times each row was computed
@@ -56,8 +56,7 @@ static bool computes(const job *j, cf_side side) {
 // What member `member` of the group makes for a row of the payload; fits every type, and so do sums over ranks.
 static int64_t seeded(const job *j, int member, int64_t row, int64_t column, int seed) {
     int64_t mixed = 37 * j->plan.group->world[member] + 101 * row + 7 * column + 13 * seed;
-    bool summed =
-        j->plan.operation == CF_REDUCE_SCATTER && j->plan.dtype == CF_BF16; // which is exact up to 256
+    bool summed = j->plan.operation == CF_REDUCE_SCATTER && j->plan.dtype == CF_BF16; // which is exact up to 256
     return summed ? mixed % 31 - 15 : mixed % 509 - 254;
 }
 
@@ -74,8 +73,7 @@ static float fraction(int64_t number, int64_t row, int64_t column) {
     mixed ^= mixed >> 15;
     mixed *= 2246822519u;
     mixed ^= mixed >> 13;
-    return (float)(int32_t)mixed *
-           0x1p-31f; // in [-1, 1); times a power of two: exact, so contraction changes nothing
+    return (float)(int32_t)mixed * 0x1p-31f; // in [-1, 1); times a power of two: exact, so contraction changes nothing
 }
 
 static void put(const job *j, char *row, int64_t column, int64_t value) {
@@ -124,8 +122,7 @@ static float held_fraction(const job *j, int64_t number, int64_t row, int64_t co
 }
 
 static float get_fraction(const job *j, const char *row, int64_t column) {
-    return j->plan.dtype == CF_BF16 ? cf_float_of_bf16(((const uint16_t *)row)[column])
-                                    : ((const float *)row)[column];
+    return j->plan.dtype == CF_BF16 ? cf_float_of_bf16(((const uint16_t *)row)[column]) : ((const float *)row)[column];
 }
 
 static void put_fraction(const job *j, char *row, int64_t column, float x) {
@@ -160,9 +157,9 @@ static const char *describe(const job *j) {
     static char text[256];
     const cf_fuse_plan *p = &j->plan;
     snprintf(text, sizeof text, "%s %s, %s by %s, %d slices, %s%s, %lld rows of %lld, rank %d of %d (%s)",
-             cf_operation_name(p->operation), side[p->side], cf_mode_name(p->mode), cf_route_name(p->route),
-             p->slices, cf_dtype_name(p->dtype), p->result_given ? ", result given" : "", (long long)j->rows,
-             (long long)j->elements, p->group->rank, p->group->size, p->group->name);
+             cf_operation_name(p->operation), side[p->side], cf_mode_name(p->mode), cf_route_name(p->route), p->slices,
+             cf_dtype_name(p->dtype), p->result_given ? ", result given" : "", (long long)j->rows, (long long)j->elements,
+             p->group->rank, p->group->size, p->group->name);
     return text;
 }
 
@@ -172,8 +169,8 @@ static void check_arrived(const job *j, const char *data, int64_t row) {
     int owner = (int)(row / j->rows);
     int64_t at_source = j->plan.operation == CF_ALLTOALL ? g->rank * j->rows + row % j->rows : row;
     for (int64_t column = 0; column < j->elements; column++)
-        CHECK(holds(j, data, column, whole(j, owner, at_source, column)), "%s: row %lld column %lld is wrong",
-              describe(j), (long long)row, (long long)column);
+        CHECK(holds(j, data, column, whole(j, owner, at_source, column)), "%s: row %lld column %lld is wrong", describe(j),
+              (long long)row, (long long)column);
 }
 
 // Adds what this rank makes for the row, which nobody has touched since the caller left it.
@@ -182,10 +179,8 @@ static void accumulate_row(const job *j, char *data, int64_t row) {
     for (int64_t column = 0; column < j->elements; column++) {
         int64_t value = whole(j, rank, row, column), old = earlier(j, rank, row, column);
         float was = held_fraction(j, old, row, column);
-        bool kept =
-            j->fractions ? same_bits(get_fraction(j, data, column), was) : holds(j, data, column, old);
-        CHECK(kept, "%s: row %lld column %lld has changed before it is computed", describe(j), (long long)row,
-              (long long)column);
+        bool kept = j->fractions ? same_bits(get_fraction(j, data, column), was) : holds(j, data, column, old);
+        CHECK(kept, "%s: row %lld column %lld has changed before it is computed", describe(j), (long long)row, (long long)column);
         if (j->fractions)
             put_fraction(j, data, column, was + held_fraction(j, value, row, column));
         else
@@ -201,11 +196,10 @@ static void compute_onto_sum(const job *j, char *data, int64_t row) {
         int64_t mine = whole(j, g->rank, row, column), others = 0;
         for (int i = 1; i < g->size; i++) others += whole(j, (g->rank + i) % g->size, row, column);
         bool arrived = j->fractions || j->plan.mode == CF_MODE_NOWIRE || holds(j, data, column, others);
-        CHECK(arrived, "%s: row %lld column %lld is computed onto an incomplete sum", describe(j),
-              (long long)row, (long long)column);
+        CHECK(arrived, "%s: row %lld column %lld is computed onto an incomplete sum", describe(j), (long long)row,
+              (long long)column);
         if (j->fractions)
-            put_fraction(j, data, column,
-                         get_fraction(j, data, column) + held_fraction(j, mine, row, column));
+            put_fraction(j, data, column, get_fraction(j, data, column) + held_fraction(j, mine, row, column));
         else
             put(j, data, column, others + mine);
     }
@@ -229,8 +223,7 @@ static void check_reduced(const job *j, const char *data, int64_t row) {
             sum += part_of(j, (g->rank + i) % g->size, row, column, &part);
             running = i == 1 ? part : as_held(j, running + part);
         }
-        bool right =
-            j->fractions ? same_bits(get_fraction(j, data, column), running) : holds(j, data, column, sum);
+        bool right = j->fractions ? same_bits(get_fraction(j, data, column), running) : holds(j, data, column, sum);
         CHECK(right, "%s: row %lld column %lld is wrong", describe(j), (long long)row, (long long)column);
     }
 }
@@ -241,17 +234,15 @@ static void compute(void *argument, const cf_span *span, cf_stream *stream) {
     job *j = argument;
     cf_stream_sync(stream);
     int64_t rows = j->plan.group->size * j->rows;
-    CHECK((span->side == CF_COMPUTE_BEFORE || span->side == CF_COMPUTE_AFTER) && computes(j, span->side),
-          "%s: a span on side %d", describe(j), span->side);
+    CHECK((span->side == CF_COMPUTE_BEFORE || span->side == CF_COMPUTE_AFTER) && computes(j, span->side), "%s: a span on side %d",
+          describe(j), span->side);
     CHECK(stream == context.stream && span->blocks >= 1 && span->rows >= 0 && span->row >= 0,
-          "%s: span of %d blocks of %lld rows from %lld", describe(j), span->blocks, (long long)span->rows,
-          (long long)span->row);
+          "%s: span of %d blocks of %lld rows from %lld", describe(j), span->blocks, (long long)span->rows, (long long)span->row);
     for (int i = 0; i < span->blocks; i++)
         for (int64_t k = 0; k < span->rows; k++) {
             int64_t row = span->row + i * span->row_stride + k;
             char *data = span->data + i * span->data_stride + k * row_bytes(j);
-            CHECK(row >= 0 && row < rows, "%s: span reaches row %lld of %lld", describe(j), (long long)row,
-                  (long long)rows);
+            CHECK(row >= 0 && row < rows, "%s: span reaches row %lld of %lld", describe(j), (long long)row, (long long)rows);
             j->covered[span->side][row]++;
             if (span->side == CF_COMPUTE_AFTER) {
                 if (j->first_worked < 0) j->first_worked = row;
@@ -268,8 +259,8 @@ static void compute(void *argument, const cf_span *span, cf_stream *stream) {
         }
 }
 
-static job job_create(const cf_group *group, cf_operation operation, cf_side side, cf_mode mode,
-                      cf_route route, int slices, cf_dtype dtype, int64_t capacity) {
+static job job_create(const cf_group *group, cf_operation operation, cf_side side, cf_mode mode, cf_route route, int slices,
+                      cf_dtype dtype, int64_t capacity) {
     cf_fuse_plan plan = {.name = "test.place",
                          .group = group,
                          .operation = operation,
@@ -284,8 +275,7 @@ static job job_create(const cf_group *group, cf_operation operation, cf_side sid
 }
 
 // Whatever is chosen for so much work.
-static job job_create_chosen(cf_operation operation, cf_side side, cf_dtype dtype, int64_t capacity,
-                             double flops) {
+static job job_create_chosen(cf_operation operation, cf_side side, cf_dtype dtype, int64_t capacity, double flops) {
     cf_fuse_plan plan = {.name = "test.place",
                          .group = &mesh.tp_group,
                          .operation = operation,
@@ -314,8 +304,7 @@ static job job_create_folding(cf_mode mode, cf_route route, int slices, cf_dtype
 }
 
 // An all-to-all whose result goes where the job says, another place in every run.
-static job job_create_given(cf_side side, cf_mode mode, cf_route route, int slices, cf_dtype dtype,
-                            int64_t capacity) {
+static job job_create_given(cf_side side, cf_mode mode, cf_route route, int slices, cf_dtype dtype, int64_t capacity) {
     cf_fuse_plan plan = {.name = "test.place",
                          .group = &mesh.tp_group,
                          .operation = CF_ALLTOALL,
@@ -337,8 +326,7 @@ static char *guarded(int64_t bytes) {
 
 static void check_guard(const job *j, const char *memory, const char *what) {
     for (int i = 0; i < GUARD_BYTES; i++)
-        CHECK((unsigned char)memory[j->full_bytes + i] == GUARD, "%s: byte %d behind %s", describe(j), i,
-              what);
+        CHECK((unsigned char)memory[j->full_bytes + i] == GUARD, "%s: byte %d behind %s", describe(j), i, what);
 }
 
 static void job_begin(job *j, int64_t rows, int64_t elements, int seed) {
@@ -353,10 +341,8 @@ static void job_begin(job *j, int64_t rows, int64_t elements, int seed) {
         CHECK(j->covered[side], "out of memory");
     }
     for (int64_t row = 0; row < g->size * rows; row++) {
-        bool mine =
-            j->plan.operation == CF_ALLGATHER ? row / rows == g->rank : !computes(j, CF_COMPUTE_BEFORE);
-        if (mine || j->accumulates)
-            fill_row(j, j->full + row * row_bytes(j), row, j->accumulates ? earlier : whole);
+        bool mine = j->plan.operation == CF_ALLGATHER ? row / rows == g->rank : !computes(j, CF_COMPUTE_BEFORE);
+        if (mine || j->accumulates) fill_row(j, j->full + row * row_bytes(j), row, j->accumulates ? earlier : whole);
     }
     j->sent_before = context.transport ? context.transport->bytes_sent(context.transport) : 0;
     cf_fuse_begin(j->fuse, j->full, rows, elements, j->plan.side == CF_NO_COMPUTE ? NULL : compute, j, 7);
@@ -368,12 +354,10 @@ static void check_result(const job *j) {
     switch (j->plan.operation) {
     case CF_ALLGATHER:
         CHECK(j->result == j->full, "%s: the result is not the payload", describe(j));
-        for (int64_t row = 0; row < g->size * j->rows; row++)
-            check_arrived(j, j->result + row * row_bytes(j), row);
+        for (int64_t row = 0; row < g->size * j->rows; row++) check_arrived(j, j->result + row * row_bytes(j), row);
         break;
     case CF_REDUCE_SCATTER:
-        for (int64_t k = 0; k < j->rows; k++)
-            check_reduced(j, j->result + k * row_bytes(j), g->rank * j->rows + k);
+        for (int64_t k = 0; k < j->rows; k++) check_reduced(j, j->result + k * row_bytes(j), g->rank * j->rows + k);
         break;
     case CF_ALLTOALL:
         for (int64_t row = 0; row < g->size * j->rows; row++)
@@ -387,15 +371,13 @@ static void check_coverage(const job *j) {
     const cf_group *g = j->plan.group;
     for (cf_side side = CF_COMPUTE_BEFORE; side <= CF_COMPUTE_AFTER; side++)
         for (int64_t row = 0; row < g->size * j->rows; row++)
-            CHECK(j->covered[side][row] == computes(j, side), "%s: row %lld computed %d times on side %d",
-                  describe(j), (long long)row, j->covered[side][row], side);
+            CHECK(j->covered[side][row] == computes(j, side), "%s: row %lld computed %d times on side %d", describe(j),
+                  (long long)row, j->covered[side][row], side);
     if (j->plan.mode < CF_MODE_COMMFUSE || j->rows < j->plan.slices) return;
     if (computes(j, CF_COMPUTE_BEFORE))
-        CHECK(j->last_computed / j->rows == g->rank, "%s: ends with row %lld", describe(j),
-              (long long)j->last_computed);
+        CHECK(j->last_computed / j->rows == g->rank, "%s: ends with row %lld", describe(j), (long long)j->last_computed);
     if (computes(j, CF_COMPUTE_AFTER))
-        CHECK(j->first_worked / j->rows == g->rank, "%s: begins with row %lld", describe(j),
-              (long long)j->first_worked);
+        CHECK(j->first_worked / j->rows == g->rank, "%s: begins with row %lld", describe(j), (long long)j->first_worked);
 }
 
 static void job_finish(job *j) {
@@ -436,8 +418,7 @@ static void every_mode(cf_operation operation, cf_side side) {
     for (cf_mode mode = CF_MODE_NONE; mode <= CF_MODE_NOWIRE; mode++)
         for (cf_route route = CF_RING; route < CF_ROUTES; route++)
             for (int slices = 1; slices <= 4; slices++, turn++) {
-                job j = job_create(&mesh.tp_group, operation, side, mode, route, slices, dtypes[turn % TYPES],
-                                   1700);
+                job j = job_create(&mesh.tp_group, operation, side, mode, route, slices, dtypes[turn % TYPES], 1700);
                 for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
                     job_run(&j, rows[i], elements[(i + (size_t)turn) % 4], turn);
                 cf_fuse_free(j.fuse);
@@ -449,8 +430,7 @@ static void every_choice(void) {
     for (int of = 0; of < COMPUTINGS; of++)
         for (size_t i = 0; i < sizeof flops / sizeof *flops; i++) {
             computing c = every_computing[of];
-            job j = job_create_chosen(c.operation, c.side, CF_FP32, 17 * 31,
-                                      c.side == CF_NO_COMPUTE ? 0 : flops[i]);
+            job j = job_create_chosen(c.operation, c.side, CF_FP32, 17 * 31, c.side == CF_NO_COMPUTE ? 0 : flops[i]);
             for (int again = 0; again < 2; again++) job_run(&j, 17, 31, again);
             cf_fuse_free(j.fuse);
         }
@@ -507,15 +487,14 @@ static void result_in_given_memory(void) {
                     job j = job_create_given(side, mode, route, slices, dtypes[turn % 3], 17 * 9);
                     CHECK(cf_memory_bytes() == before, "%s: takes %lld bytes", describe(&j),
                           (long long)(cf_memory_bytes() - before));
-                    for (int i = 0; i < count; i++)
-                        two_places(&j, rows[i], rows[(i + 1) % count], 1 + (i + turn) % 9, turn);
+                    for (int i = 0; i < count; i++) two_places(&j, rows[i], rows[(i + 1) % count], 1 + (i + turn) % 9, turn);
                     char *place = guarded(0);
                     cf_fuse_result(j.fuse, place);
                     cf_fuse_free(j.fuse); // and not the place
                     free(place);
                     job own = job_create(&mesh.tp_group, CF_ALLTOALL, side, mode, route, slices, CF_FP32, 5);
-                    CHECK(cf_memory_bytes() == before + mesh.tp * 5 * 4, "%s: takes %lld bytes",
-                          describe(&own), (long long)(cf_memory_bytes() - before));
+                    CHECK(cf_memory_bytes() == before + mesh.tp * 5 * 4, "%s: takes %lld bytes", describe(&own),
+                          (long long)(cf_memory_bytes() - before));
                     cf_fuse_free(own.fuse);
                 }
 }
@@ -528,15 +507,15 @@ static void accumulate_then_reduce_scatter(void) {
     for (cf_mode mode = CF_MODE_NONE; mode < CF_MODE_NOWIRE; mode++)
         for (cf_route route = CF_RING; route < CF_ROUTES; route++)
             for (int slices = 1; slices <= (mode == CF_MODE_SLICE ? 1 : 4); slices++, turn++) {
-                job j = job_create(&mesh.tp_group, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, mode, route, slices,
-                                   added[turn % TYPES], 22 * 31);
+                job j = job_create(&mesh.tp_group, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, mode, route, slices, added[turn % TYPES],
+                                   22 * 31);
                 j.accumulates = true;
                 for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) job_run(&j, rows[i], 31, turn);
                 cf_fuse_free(j.fuse);
                 if (mode != CF_MODE_COMMFUSE) continue; // libraries sum in any order
                 for (int t = 0; t < 2; t++) {           // each again, too
-                    job bits = job_create(&mesh.tp_group, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, mode, route,
-                                          slices, rounded[t], 22 * 31);
+                    job bits =
+                        job_create(&mesh.tp_group, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, mode, route, slices, rounded[t], 22 * 31);
                     bits.accumulates = bits.fractions = true;
                     for (int again = 0; again < 2; again++) job_run(&bits, 22, 31, turn);
                     cf_fuse_free(bits.fuse);
@@ -553,8 +532,7 @@ static void fold_then_reduce_scatter(void) {
             for (int slices = 1; slices <= 4; slices++, turn++) {
                 job j = job_create_folding(mode, route, slices, added[turn % TYPES], 22 * 31);
                 bool fused = mode == CF_MODE_COMMFUSE || mode == CF_MODE_NOWIRE;
-                CHECK(cf_fuse_schedule(j.fuse)->folds ==
-                          (fused && slices > 1 && mesh.tp > 1 && route != CF_ONCE),
+                CHECK(cf_fuse_schedule(j.fuse)->folds == (fused && slices > 1 && mesh.tp > 1 && route != CF_ONCE),
                       "%s: folds or not", describe(&j));
                 for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) job_run(&j, rows[i], 31, turn);
                 cf_fuse_free(j.fuse);
@@ -574,8 +552,7 @@ static void every_type(void) {
         for (cf_dtype dtype = CF_FP32; dtype <= CF_BYTE; dtype++) {
             computing c = every_computing[of];
             if (c.operation == CF_REDUCE_SCATTER && dtype == CF_BYTE) continue;
-            job j =
-                job_create(&mesh.tp_group, c.operation, c.side, CF_MODE_COMMFUSE, CF_RING, 2, dtype, 9 * 31);
+            job j = job_create(&mesh.tp_group, c.operation, c.side, CF_MODE_COMMFUSE, CF_RING, 2, dtype, 9 * 31);
             job_run(&j, 9, 31, dtype);
             cf_fuse_free(j.fuse);
         }
@@ -585,11 +562,9 @@ static void megabytes(void) {
     int64_t rows = 1051, elements = 600; // 2.4 MiB a shard: beyond what a library sends eagerly
     for (int of = 0; of < COMPUTINGS; of++)
         for (cf_mode mode = CF_MODE_NONE; mode < CF_MODE_NOWIRE; mode++)
-            for (cf_route route = CF_RING; route < (mode == CF_MODE_COMMFUSE ? CF_ROUTES : CF_RING + 1);
-                 route++) {
+            for (cf_route route = CF_RING; route < (mode == CF_MODE_COMMFUSE ? CF_ROUTES : CF_RING + 1); route++) {
                 computing c = every_computing[of];
-                job j =
-                    job_create(&mesh.tp_group, c.operation, c.side, mode, route, 2, CF_FP32, rows * elements);
+                job j = job_create(&mesh.tp_group, c.operation, c.side, mode, route, 2, CF_FP32, rows * elements);
                 job_run(&j, rows, elements, (int)mode);
                 cf_fuse_free(j.fuse);
             }
@@ -607,13 +582,11 @@ static void several_in_flight(void) {
     for (int turn = 0; turn < TURNS; turn++)
         for (int backwards = 0; backwards < 2; backwards++) {
             job jobs[] = {
-                job_create(g, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, mode_of(turn, 0), CF_RING, 2, CF_FP32,
-                           5000),
+                job_create(g, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, mode_of(turn, 0), CF_RING, 2, CF_FP32, 5000),
                 job_create(g, CF_ALLGATHER, CF_COMPUTE_AFTER, mode_of(turn, 1), CF_DIRECT, 1, CF_INT64, 5000),
                 job_create(g, CF_ALLTOALL, CF_NO_COMPUTE, mode_of(turn, 2), CF_DIRECT, 1, CF_FP32, 5000),
                 job_create(g, CF_ALLGATHER, CF_NO_COMPUTE, mode_of(turn, 3), CF_RING, 1, CF_FP64, 5000),
-                job_create(g, CF_REDUCE_SCATTER, CF_NO_COMPUTE, mode_of(turn, 4), CF_DIRECT, 1, CF_FP64,
-                           5000),
+                job_create(g, CF_REDUCE_SCATTER, CF_NO_COMPUTE, mode_of(turn, 4), CF_DIRECT, 1, CF_FP64, 5000),
                 job_create(g, CF_ALLTOALL, CF_COMPUTE_BOTH, mode_of(turn, 5), CF_DIRECT, 2, CF_FP32, 5000),
                 job_create_given(CF_COMPUTE_BOTH, mode_of(turn, 6), CF_RING, 1, CF_INT64, 5000),
             };
@@ -637,8 +610,7 @@ static void hold_back(cf_operation operation, cf_side side) {
         const int *worked = j.covered[CF_COMPUTE_AFTER], *made = j.covered[CF_COMPUTE_BEFORE];
         for (int64_t row = 0; row < mesh.tp * 10; row++)
             CHECK(worked[row] == 0 && made[row] == computes(&j, CF_COMPUTE_BEFORE),
-                  "%s: row %lld is computed %d times before, %d after", describe(&j), (long long)row,
-                  made[row], worked[row]);
+                  "%s: row %lld is computed %d times before, %d after", describe(&j), (long long)row, made[row], worked[row]);
         cf_barrier(&context, &mesh.tp_group);
     }
     job_finish(&j);
@@ -658,8 +630,8 @@ static void begin_does_not_wait(void) {
 static void one_operation_many_times(void) {
     for (int of = 0; of < COMPUTINGS; of++) {
         computing c = every_computing[of];
-        job j = job_create(&mesh.tp_group, c.operation, c.side, CF_MODE_COMMFUSE,
-                           c.operation == CF_ALLTOALL ? CF_DIRECT : CF_RING, 2, CF_FP32, 22 * 49);
+        job j = job_create(&mesh.tp_group, c.operation, c.side, CF_MODE_COMMFUSE, c.operation == CF_ALLTOALL ? CF_DIRECT : CF_RING,
+                           2, CF_FP32, 22 * 49);
         int64_t before = cf_memory_bytes();
         for (int i = 0; i < 100; i++) job_run(&j, i * 7 % 23, 1 + i * 13 % 49, i);
         CHECK(cf_memory_bytes() == before, "%s: memory grew by %lld bytes in 100 runs", describe(&j),
@@ -671,13 +643,13 @@ static void one_operation_many_times(void) {
 static void sums_have_one_order(void) {
     for (cf_route route = CF_RING; route < CF_ROUTES; route++)
         for (int slices = 1; slices <= 4; slices++) {
-            job j = job_create(&mesh.tp_group, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, CF_MODE_COMMFUSE, route,
-                               slices, CF_FP32, 37 * 53);
+            job j =
+                job_create(&mesh.tp_group, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, CF_MODE_COMMFUSE, route, slices, CF_FP32, 37 * 53);
             j.fractions = true; // check_reduced compares bits with the promised order
             for (int again = 0; again < 3; again++) job_run(&j, 37, 53, 1);
             cf_fuse_free(j.fuse);
-            job alone = job_create(&mesh.tp_group, CF_REDUCE_SCATTER, CF_NO_COMPUTE, CF_MODE_COMMFUSE, route,
-                                   slices, CF_FP32, 37 * 53);
+            job alone =
+                job_create(&mesh.tp_group, CF_REDUCE_SCATTER, CF_NO_COMPUTE, CF_MODE_COMMFUSE, route, slices, CF_FP32, 37 * 53);
             alone.fractions = true;
             job_run(&alone, 37, 53, 2);
             cf_fuse_free(alone.fuse);
@@ -694,8 +666,7 @@ static void volume_is_what_must_travel(void) {
                 job_run(&j, 17, 9, 4);
                 int64_t sent = context.transport->bytes_sent(context.transport) - j.sent_before;
                 int64_t expected = mode == CF_MODE_NOWIRE ? 0 : (mesh.tp - 1) * 17 * 9 * 8;
-                CHECK(sent == expected, "%s: sent %lld bytes, not %lld", describe(&j), (long long)sent,
-                      (long long)expected);
+                CHECK(sent == expected, "%s: sent %lld bytes, not %lld", describe(&j), (long long)sent, (long long)expected);
                 cf_fuse_free(j.fuse);
             }
 }
@@ -707,18 +678,12 @@ static void two_groups_at_once(void) {
     cf_mesh grid = ranks_mesh(context.transport, ranks / 2, 2);
     for (int turn = 0; turn < TURNS; turn++) {
         job jobs[] = {
-            job_create(&grid.dp_group, CF_REDUCE_SCATTER, CF_NO_COMPUTE, mode_of(turn, 0), CF_RING, 1,
-                       CF_FP32, 4000),
-            job_create(&grid.tp_group, CF_ALLGATHER, CF_COMPUTE_AFTER, mode_of(turn, 1), CF_RING, 2, CF_FP32,
-                       4000),
-            job_create(&grid.dp_group, CF_ALLGATHER, CF_NO_COMPUTE, mode_of(turn, 2), CF_RING, 1, CF_FP32,
-                       4000),
-            job_create(&grid.tp_group, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, mode_of(turn, 3), CF_DIRECT, 1,
-                       CF_FP32, 4000),
-            job_create(&grid.world_group, CF_ALLTOALL, CF_COMPUTE_BEFORE, mode_of(turn, 4), CF_RING, 1,
-                       CF_FP32, 4000),
-            job_create(&grid.tp_group, CF_ALLTOALL, CF_COMPUTE_BOTH, mode_of(turn, 5), CF_DIRECT, 2, CF_FP32,
-                       4000),
+            job_create(&grid.dp_group, CF_REDUCE_SCATTER, CF_NO_COMPUTE, mode_of(turn, 0), CF_RING, 1, CF_FP32, 4000),
+            job_create(&grid.tp_group, CF_ALLGATHER, CF_COMPUTE_AFTER, mode_of(turn, 1), CF_RING, 2, CF_FP32, 4000),
+            job_create(&grid.dp_group, CF_ALLGATHER, CF_NO_COMPUTE, mode_of(turn, 2), CF_RING, 1, CF_FP32, 4000),
+            job_create(&grid.tp_group, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, mode_of(turn, 3), CF_DIRECT, 1, CF_FP32, 4000),
+            job_create(&grid.world_group, CF_ALLTOALL, CF_COMPUTE_BEFORE, mode_of(turn, 4), CF_RING, 1, CF_FP32, 4000),
+            job_create(&grid.tp_group, CF_ALLTOALL, CF_COMPUTE_BOTH, mode_of(turn, 5), CF_DIRECT, 2, CF_FP32, 4000),
         };
         int count = sizeof jobs / sizeof jobs[0];
         for (int again = 0; again < 3; again++) {
@@ -733,8 +698,7 @@ static void two_groups_at_once(void) {
 
 static void trace_sees_the_wire(void) {
     for (cf_mode mode = CF_MODE_NONE; mode <= CF_MODE_NOWIRE; mode++) {
-        job j =
-            job_create(&mesh.tp_group, CF_ALLGATHER, CF_COMPUTE_AFTER, mode, CF_RING, 2, CF_FP32, 200 * 200);
+        job j = job_create(&mesh.tp_group, CF_ALLGATHER, CF_COMPUTE_AFTER, mode, CF_RING, 2, CF_FP32, 200 * 200);
         cf_trace_step(context.trace, mode, context.stream);
         double begin = cf_now_ms();
         job_run(&j, 200, 200, 5);
@@ -750,14 +714,12 @@ static void trace_sees_the_wire(void) {
 }
 
 static void an_operation_knows_its_plan(void) {
-    job j = job_create(&mesh.tp_group, CF_ALLTOALL, CF_COMPUTE_AFTER, CF_MODE_COMMFUSE, CF_DIRECT, 2, CF_FP64,
-                       100);
+    job j = job_create(&mesh.tp_group, CF_ALLTOALL, CF_COMPUTE_AFTER, CF_MODE_COMMFUSE, CF_DIRECT, 2, CF_FP64, 100);
     const cf_schedule *s = cf_fuse_schedule(j.fuse);
     const cf_fuse_plan *plan = cf_fuse_get_plan(j.fuse);
-    CHECK(s->ranks == mesh.tp && s->rank == mesh.tp_group.rank && s->operation == CF_ALLTOALL,
-          "a schedule of rank %d of %d", s->rank, s->ranks);
-    CHECK(strcmp(plan->name, "test.place") == 0 && plan->capacity == 100 && plan->dtype == CF_FP64,
-          "another plan");
+    CHECK(s->ranks == mesh.tp && s->rank == mesh.tp_group.rank && s->operation == CF_ALLTOALL, "a schedule of rank %d of %d",
+          s->rank, s->ranks);
+    CHECK(strcmp(plan->name, "test.place") == 0 && plan->capacity == 100 && plan->dtype == CF_FP64, "another plan");
     cf_fuse_free(j.fuse);
     cf_fuse_free(NULL);
 }
@@ -775,11 +737,10 @@ static void alone_without_transport(void) {
             cf_fuse_free(j.fuse);
         }
     cf_barrier(&context, &mesh.tp_group);
-    job j =
-        job_create(&mesh.tp_group, CF_ALLGATHER, CF_NO_COMPUTE, CF_MODE_COMMFUSE, CF_RING, 1, CF_FP32, 10);
+    job j = job_create(&mesh.tp_group, CF_ALLGATHER, CF_NO_COMPUTE, CF_MODE_COMMFUSE, CF_RING, 1, CF_FP32, 10);
     float payload[12] = {0};
-    ASSERT_DIES((cf_die_setup(0, 1, NULL), cf_fuse_begin(j.fuse, payload, 2, 6, NULL, NULL, -1)),
-                "test.place", "all-gather", "2 x 6", "10"); // the child has no MPI that it could abort
+    ASSERT_DIES((cf_die_setup(0, 1, NULL), cf_fuse_begin(j.fuse, payload, 2, 6, NULL, NULL, -1)), "test.place", "all-gather",
+                "2 x 6", "10"); // the child has no MPI that it could abort
     cf_fuse_free(j.fuse);
     context.transport = kept;
 }
@@ -792,28 +753,26 @@ static void a_result_needs_one_place(void) {
     for (cf_mode mode = CF_MODE_NONE; mode <= CF_MODE_NOWIRE; mode++) {
         job j = job_create_given(CF_COMPUTE_BOTH, mode, CF_DIRECT, 2, CF_FP32, 40);
         float payload[40], result[40];
-        ASSERT_DIES((cf_die_setup(0, 1, NULL), cf_fuse_begin(j.fuse, payload, 4, 10, compute, &j, -1)),
-                    "all-to-all test.place", "no place for its result");
+        ASSERT_DIES((cf_die_setup(0, 1, NULL), cf_fuse_begin(j.fuse, payload, 4, 10, compute, &j, -1)), "all-to-all test.place",
+                    "no place for its result");
         job_begin(&j, 4, 10, 1);
-        ASSERT_DIES((cf_die_setup(0, 1, NULL), cf_fuse_result(j.fuse, result)), "all-to-all test.place",
-                    "is running");
+        ASSERT_DIES((cf_die_setup(0, 1, NULL), cf_fuse_result(j.fuse, result)), "all-to-all test.place", "is running");
         job_finish(&j);
         job_release(&j);
-        ASSERT_DIES((cf_die_setup(0, 1, NULL), cf_fuse_begin(j.fuse, payload, 4, 10, compute, &j, -1)),
-                    "all-to-all test.place", "no place for its result"); // that was for one run
+        ASSERT_DIES((cf_die_setup(0, 1, NULL), cf_fuse_begin(j.fuse, payload, 4, 10, compute, &j, -1)), "all-to-all test.place",
+                    "no place for its result"); // that was for one run
         cf_fuse_free(j.fuse);
     }
     for (int of = 0; of < COMPUTINGS; of++) {
         computing c = every_computing[of];
         job j = job_create(&mesh.tp_group, c.operation, c.side, CF_MODE_COMMFUSE, CF_RING, 1, CF_FP32, 40);
         float result[40];
-        ASSERT_DIES((cf_die_setup(0, 1, NULL), cf_fuse_result(j.fuse, result)), "test.place",
-                    "a place of its own");
+        ASSERT_DIES((cf_die_setup(0, 1, NULL), cf_fuse_result(j.fuse, result)), "test.place", "a place of its own");
         cf_fuse_plan plan = j.plan;
         plan.result_given = true;
         if (c.operation != CF_ALLTOALL)
-            ASSERT_DIES((cf_die_setup(0, 1, NULL), cf_fuse_create(&context, plan)), "test.place",
-                        cf_operation_name(c.operation), "all-to-all");
+            ASSERT_DIES((cf_die_setup(0, 1, NULL), cf_fuse_create(&context, plan)), "test.place", cf_operation_name(c.operation),
+                        "all-to-all");
         cf_fuse_free(j.fuse);
     }
     context.transport = kept;
@@ -843,8 +802,7 @@ static void barrier_holds_everybody(void) { // nobody leaves before the last one
         cf_fuse *gather = cf_fuse_create(&context, plan);
         cf_fuse_run(gather, all, 1, 2, NULL, NULL, -1);
         for (int r = 0; r < mesh.tp; r++)
-            CHECK(stamps[1] >= all[2 * r], "left the barrier %g ms before rank %d came",
-                  all[2 * r] - stamps[1], r);
+            CHECK(stamps[1] >= all[2 * r], "left the barrier %g ms before rank %d came", all[2 * r] - stamps[1], r);
         cf_fuse_free(gather);
         free(all);
     }
@@ -856,10 +814,7 @@ int main(int argc, char **argv) {
     cf_costs_agree(transport, 1);
     cf_device_threads(1);
     mesh = ranks_mesh(transport, transport->size, 1);
-    context = (cf_context){.transport = transport,
-                           .stream = cf_stream_create(),
-                           .trace = cf_trace_create(),
-                           .step = 41};
+    context = (cf_context){.transport = transport, .stream = cf_stream_create(), .trace = cf_trace_create(), .step = 41};
     static const ranks_case cases[] = {
         RANKS_CASE(every_choice),
         RANKS_CASE(allgather_alone),

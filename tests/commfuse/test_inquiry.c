@@ -60,14 +60,12 @@ static void a_peer_that_is_dead_or_silent_or_computes(void **state) {
     assert_string_equal(inquire(4), "; rank 1 does not answer: frozen, or its host is dead or cut off");
     assert_non_null(strstr(w.hint, "stopped"));
     computes(1, "reduce-scatter mlp.fc2", 6, 41);
-    assert_string_equal(inquire(4),
-                        "; rank 1 answers: it computes, for 61 s now, after reduce-scatter mlp.fc2, "
-                        "layer 6, step 41: it is slow, or stuck there");
+    assert_string_equal(inquire(4), "; rank 1 answers: it computes, for 61 s now, after reduce-scatter mlp.fc2, "
+                                    "layer 6, step 41: it is slow, or stuck there");
     assert_non_null(strstr(w.hint, "--timeout"));
     computes(1, "", -1, -1);
-    assert_string_equal(inquire(4),
-                        "; rank 1 answers: it computes, for 61 s now, and has not begun any operation: "
-                        "it is slow, or stuck there");
+    assert_string_equal(inquire(4), "; rank 1 answers: it computes, for 61 s now, and has not begun any operation: "
+                                    "it is slow, or stuck there");
 }
 
 static void a_chain_leads_to_its_end(void **state) {
@@ -75,20 +73,18 @@ static void a_chain_leads_to_its_end(void **state) {
     waits_for(1, 2, "reduce-scatter mlp.fc2", 7, 41);
     waits_for(2, 3, "all-gather att.qkv", 8, 41);
     is(3, SILENT);
-    assert_string_equal(inquire(4),
-                        "; rank 1 answers: it waits for rank 2: reduce-scatter mlp.fc2, layer 7, step 41"
-                        "; the chain of ranks 1, 2, 3 ends there: rank 3 does not answer: frozen, or its "
-                        "host is dead or cut off: look at rank 3");
+    assert_string_equal(inquire(4), "; rank 1 answers: it waits for rank 2: reduce-scatter mlp.fc2, layer 7, step 41"
+                                    "; the chain of ranks 1, 2, 3 ends there: rank 3 does not answer: frozen, or its "
+                                    "host is dead or cut off: look at rank 3");
 }
 
 static void a_long_chain_is_told_in_short(void **state) {
     (void)state;
     for (int i = 1; i < 20; i++) waits_for(i, i + 1, "reduce-scatter mlp.fc2", 7, 41);
     is(20, DEAD);
-    assert_string_equal(inquire(SIZE),
-                        "; rank 1 answers: it waits for rank 2: reduce-scatter mlp.fc2, layer 7, step "
-                        "41; the chain of ranks 1, 2, 3, 4, 5, 6, 7, 8, … 20 ends there: rank 20 is "
-                        "dead: its process has ended: look at rank 20");
+    assert_string_equal(inquire(SIZE), "; rank 1 answers: it waits for rank 2: reduce-scatter mlp.fc2, layer 7, step "
+                                       "41; the chain of ranks 1, 2, 3, 4, 5, 6, 7, 8, … 20 ends there: rank 20 is "
+                                       "dead: its process has ended: look at rank 20");
 }
 
 static void ranks_that_wait_for_each_other_are_desynchronised(void **state) {
@@ -104,10 +100,9 @@ static void a_circle_of_three(void **state) {
     (void)state;
     waits_for(1, 2, "reduce-scatter mlp.fc2", 7, 41);
     waits_for(2, 0, "barrier", -1, 42);
-    assert_string_equal(inquire(3),
-                        "; rank 1 answers: it waits for rank 2: reduce-scatter mlp.fc2, layer 7, step 41"
-                        "; the chain of ranks 1, 2 goes on: rank 2 answers: it waits for rank 0: "
-                        "barrier, step 42: the ranks are not at the same operation (desynchronised)");
+    assert_string_equal(inquire(3), "; rank 1 answers: it waits for rank 2: reduce-scatter mlp.fc2, layer 7, step 41"
+                                    "; the chain of ranks 1, 2 goes on: rank 2 answers: it waits for rank 0: "
+                                    "barrier, step 42: the ranks are not at the same operation (desynchronised)");
     waits_for(2, 0, "reduce-scatter mlp.fc2", 7, 41);
     assert_non_null(strstr(inquire(3), "messages are lost or late"));
     assert_non_null(strstr(w.hint, "network"));
@@ -118,17 +113,15 @@ static void of_a_collective_only_those_are_named_who_are_elsewhere(void **state)
     for (int i = 0; i < 6; i++) waits_for_all(i, 6, "barrier", -1, 41);
     is(3, SILENT);
     computes(5, "all-gather mlp.fc1", 0, 41);
-    assert_string_equal(inquire(6),
-                        "; rank 3 does not answer: frozen, or its host is dead or cut off; rank 5 answers: "
-                        "it computes, for 61 s now, after all-gather mlp.fc1, layer 0, step 41: it is "
-                        "slow, or stuck there");
+    assert_string_equal(inquire(6), "; rank 3 does not answer: frozen, or its host is dead or cut off; rank 5 answers: "
+                                    "it computes, for 61 s now, after all-gather mlp.fc1, layer 0, step 41: it is "
+                                    "slow, or stuck there");
     assert_non_null(strstr(w.hint, "stopped")); // the worse one's
     // One of a ring, whose neighbour is in the barrier.
     waits_for_all(3, 6, "barrier", -1, 41);
     waits_for(5, 4, "all-gather mlp.fc1", 3, 40);
-    assert_string_equal(inquire(6),
-                        "; rank 5 answers: it waits for rank 4: all-gather mlp.fc1, layer 3, step 40: the "
-                        "ranks are not at the same operation (desynchronised)");
+    assert_string_equal(inquire(6), "; rank 5 answers: it waits for rank 4: all-gather mlp.fc1, layer 3, step 40: the "
+                                    "ranks are not at the same operation (desynchronised)");
 }
 
 static void of_many_a_few_are_named(void **state) {

@@ -28,18 +28,13 @@ typedef struct set { // the schedules of all ranks
 
 enum { AG_ALONE, AG, RS_ALONE, RS, RS_FOLDED, A2A_ALONE, BEFORE_A2A, AFTER_A2A, BOTH_A2A, KINDS };
 static const kind kinds[KINDS] = {
-    [AG_ALONE] = {CF_ALLGATHER, CF_NO_COMPUTE, false},
-    [AG] = {CF_ALLGATHER, CF_COMPUTE_AFTER, false},
-    [RS_ALONE] = {CF_REDUCE_SCATTER, CF_NO_COMPUTE, false},
-    [RS] = {CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, false},
-    [RS_FOLDED] = {CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, true},
-    [A2A_ALONE] = {CF_ALLTOALL, CF_NO_COMPUTE, false},
-    [BEFORE_A2A] = {CF_ALLTOALL, CF_COMPUTE_BEFORE, false},
-    [AFTER_A2A] = {CF_ALLTOALL, CF_COMPUTE_AFTER, false},
+    [AG_ALONE] = {CF_ALLGATHER, CF_NO_COMPUTE, false},          [AG] = {CF_ALLGATHER, CF_COMPUTE_AFTER, false},
+    [RS_ALONE] = {CF_REDUCE_SCATTER, CF_NO_COMPUTE, false},     [RS] = {CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, false},
+    [RS_FOLDED] = {CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, true}, [A2A_ALONE] = {CF_ALLTOALL, CF_NO_COMPUTE, false},
+    [BEFORE_A2A] = {CF_ALLTOALL, CF_COMPUTE_BEFORE, false},     [AFTER_A2A] = {CF_ALLTOALL, CF_COMPUTE_AFTER, false},
     [BOTH_A2A] = {CF_ALLTOALL, CF_COMPUTE_BOTH, false},
 };
-static const char *const side_name[] = {"no compute", "compute before", "compute after",
-                                        "compute on both sides"};
+static const char *const side_name[] = {"no compute", "compute before", "compute after", "compute on both sides"};
 
 static set set_create(kind of, cf_mode mode, cf_route route, int ranks, int slices) {
     set all = {.ranks = ranks};
@@ -58,11 +53,10 @@ static void assert_property(const set *all, const char *expected, const char *wh
     const char *property = check(all->of);
     if (property == expected || (property && expected && strcmp(property, expected) == 0)) return;
     const cf_schedule *s = all->of[0];
-    print_error("%s, %s, %s, %s, N = %d, m = %d%s%s\n", cf_operation_name(s->operation), side_name[s->side],
-                cf_mode_name(s->mode), cf_route_name(s->route), s->ranks, s->slices, what ? ", " : "",
-                what ? what : "");
-    print_error("violates: %s (%s); expected: %s\n", property ? property : "nothing",
-                property ? check_where : "", expected ? expected : "nothing");
+    print_error("%s, %s, %s, %s, N = %d, m = %d%s%s\n", cf_operation_name(s->operation), side_name[s->side], cf_mode_name(s->mode),
+                cf_route_name(s->route), s->ranks, s->slices, what ? ", " : "", what ? what : "");
+    print_error("violates: %s (%s); expected: %s\n", property ? property : "nothing", property ? check_where : "",
+                expected ? expected : "nothing");
     for (int r = 0; r < all->ranks && all->ranks <= 4; r++) {
         char *text = cf_schedule_print(all->of[r]);
         fprintf(stderr, "rank %d\n%s\n", r, text); // longer than cmocka prints
@@ -101,8 +95,7 @@ static void every_schedule(void **state) {
     const kind *of = *state;
     for (cf_route route = CF_RING; route < CF_ROUTES; route++)
         for (int ranks = 1; ranks <= ALL_RANKS; ranks++)
-            for (int slices = 1; slices <= SLICES_PER_RANK; slices++)
-                check_all_modes(*of, route, ranks, slices);
+            for (int slices = 1; slices <= SLICES_PER_RANK; slices++) check_all_modes(*of, route, ranks, slices);
 }
 
 static void many_ranks(void **state) {
@@ -113,10 +106,8 @@ static void many_ranks(void **state) {
 
 static void same_call_same_schedule(void **state) {
     (void)state;
-    cf_schedule *a =
-        cf_schedule_create(CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, CF_MODE_COMMFUSE, CF_RING, 5, 3, 2, false);
-    cf_schedule *b =
-        cf_schedule_create(CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, CF_MODE_COMMFUSE, CF_RING, 5, 3, 2, false);
+    cf_schedule *a = cf_schedule_create(CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, CF_MODE_COMMFUSE, CF_RING, 5, 3, 2, false);
+    cf_schedule *b = cf_schedule_create(CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, CF_MODE_COMMFUSE, CF_RING, 5, 3, 2, false);
     char *first = cf_schedule_print(a), *second = cf_schedule_print(b);
     assert_string_equal(first, second);
     int lines = 0;
@@ -291,8 +282,7 @@ static void drop_exchange(set *all) {
     for (int r = 0; r < all->ranks; r++) drop(all->of[r], find(all->of[r], CF_EXCHANGE, -1));
 }
 static void exchange_at_end(set *all) { // one more than needed, on every rank
-    for (int r = 0; r < all->ranks; r++)
-        insert(all->of[r], all->of[r]->count, *nth(all->of[r], CF_EXCHANGE, -1));
+    for (int r = 0; r < all->ranks; r++) insert(all->of[r], all->of[r]->count, *nth(all->of[r], CF_EXCHANGE, -1));
 }
 static void collective_in_commfuse(set *all) {
     for (int r = 0; r < all->ranks; r++)
@@ -397,8 +387,7 @@ static void all_send_first(set *all) {
 static void all_receive_first(set *all) {
     post_halves_apart(all, RECV);
 }
-static void
-host_stands_in_front(set *all) { // N = 2: both compute on the other's slice before they send their own
+static void host_stands_in_front(set *all) { // N = 2: both compute on the other's slice before they send their own
     for (int r = 0; r < all->ranks; r++) {
         cf_schedule *s = all->of[r];
         int i = find(s, CF_EXCHANGE, 0);
@@ -460,8 +449,7 @@ static void other_order(set *all) { // all is well, but slice j is summed as j+1
         a->first = b->first, a->at = b->at;
         b->first = kept.first, b->at = kept.at;
         a = nth(all->of[r], CF_EXCHANGE, 1), b = nth(all->of[r], CF_EXCHANGE, 2), kept = *a;
-        a->send_to = b->send_to, a->send_slice = b->send_slice, a->from = b->from,
-        a->recv_from = b->recv_from;
+        a->send_to = b->send_to, a->send_slice = b->send_slice, a->from = b->from, a->recv_from = b->recv_from;
         b->send_to = kept.send_to, b->send_slice = kept.send_slice, b->from = kept.from;
         b->recv_from = kept.recv_from;
     }
@@ -486,8 +474,7 @@ static void fold_elsewhere(set *all) { // the two own slices onto each other's s
 static void result_in_full(set *all) {
     all->of[1]->result = (cf_place){CF_FULL, all->of[1]->slices};
 }
-static void
-fold_the_last(set *all) { // whose sum must not be waited for: the addition becomes the computation
+static void fold_the_last(set *all) { // whose sum must not be waited for: the addition becomes the computation
     cf_schedule *s = all->of[1];
     cf_step *addition = nth(s, CF_ADD, -1), *early = nth(s, CF_COMPUTE, -2);
     int number = early->first, waited = addition->wait[0];
@@ -529,8 +516,7 @@ static void later_first(set *all) {
 }
 // tail
 static void transfer_at_end(set *all) {
-    for (int r = 0; r < all->ranks; r++)
-        move(all->of[r], find(all->of[r], CF_EXCHANGE, -1), find(all->of[r], CF_COMPUTE, -1));
+    for (int r = 0; r < all->ranks; r++) move(all->of[r], find(all->of[r], CF_EXCHANGE, -1), find(all->of[r], CF_COMPUTE, -1));
 }
 static void transfer_behind_compute(set *all) { // early enough to be worked on, too late to be hidden
     for (int r = 0; r < all->ranks; r++)

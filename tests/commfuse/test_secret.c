@@ -9,10 +9,9 @@
 static void a_code_is_what_rfc_4231_says(void **state) {
     (void)state;
     // Its test case 1: a key of twenty bytes is one of 32 that ends in zeros.
-    static const unsigned char expected[32] = {0xb0, 0x34, 0x4c, 0x61, 0xd8, 0xdb, 0x38, 0x53,
-                                               0x5c, 0xa8, 0xaf, 0xce, 0xaf, 0x0b, 0xf1, 0x2b,
-                                               0x88, 0x1d, 0xc2, 0x00, 0xc9, 0x83, 0x3d, 0xa7,
-                                               0x26, 0xe9, 0x37, 0x6c, 0x2e, 0x32, 0xcf, 0xf7};
+    static const unsigned char expected[32] = {0xb0, 0x34, 0x4c, 0x61, 0xd8, 0xdb, 0x38, 0x53, 0x5c, 0xa8, 0xaf,
+                                               0xce, 0xaf, 0x0b, 0xf1, 0x2b, 0x88, 0x1d, 0xc2, 0x00, 0xc9, 0x83,
+                                               0x3d, 0xa7, 0x26, 0xe9, 0x37, 0x6c, 0x2e, 0x32, 0xcf, 0xf7};
     cf_mac key = {{0}}, right, wrong;
     memset(key.bytes, 0x0b, 20);
     memcpy(right.bytes, expected, sizeof expected);
@@ -57,8 +56,7 @@ static void what_drives_a_terminal_is_not_printed(void **state) {
         {"of one byte: \x9b"
          "2J",
          "of one byte: ?2J"},
-        {"Z\xc3\xbcrich \xc2\xa0 \xe2\x80\xa6 \xf0\x9f\x90\xb4",
-         "Z\xc3\xbcrich \xc2\xa0 \xe2\x80\xa6 \xf0\x9f\x90\xb4"},
+        {"Z\xc3\xbcrich \xc2\xa0 \xe2\x80\xa6 \xf0\x9f\x90\xb4", "Z\xc3\xbcrich \xc2\xa0 \xe2\x80\xa6 \xf0\x9f\x90\xb4"},
         {"cut \xe2\x80", "cut ??"},
         {"\xc0\x9b overlong", "?? overlong"},
         {"", ""},

@@ -82,8 +82,7 @@ static void told_in_another_thread(void) {
 
 static void the_first_is_remembered(void **state) {
     (void)state;
-    ASSERT_DIES(told_once(SIGTERM), "\nrank 2 of 4 (",
-                "): SIGTERM: ends after this step; a second signal ends it", "goes on");
+    ASSERT_DIES(told_once(SIGTERM), "\nrank 2 of 4 (", "): SIGTERM: ends after this step; a second signal ends it", "goes on");
     ASSERT_DIES(told_once(SIGINT), ": SIGINT: ends after", "goes on");
     ASSERT_DIES(told_once(SIGUSR1), ": SIGUSR1: ends after", "goes on");
 }
@@ -98,9 +97,8 @@ static void the_second_ends_the_process(void **state) {
 static void what_it_waits_for_is_told(void **state) {
     (void)state;
     ASSERT_DIES(told_while_it_waits_for_all(), "; it waits for the other ranks: barrier, step 1234567890\n");
-    ASSERT_DIES(
-        told_in_another_thread(), "; it waits for rank 1: reduce-scatter mlp.fc2, layer 7, step 41\n",
-        "asked to end at once (SIGTERM); it waits for rank 1: reduce-scatter mlp.fc2, layer 7, step 41\n");
+    ASSERT_DIES(told_in_another_thread(), "; it waits for rank 1: reduce-scatter mlp.fc2, layer 7, step 41\n",
+                "asked to end at once (SIGTERM); it waits for rank 1: reduce-scatter mlp.fc2, layer 7, step 41\n");
 }
 
 // --- matrix products ---
@@ -137,8 +135,7 @@ static real *ones(int64_t count) {
 
 // One product of every kind and of changing sizes; every element is k. How many are not.
 static int64_t wrong_elements(const real *a, const real *b, real *c, int turn) {
-    int64_t m = 16 + turn * 37 % (M - 16), n = 16 + turn * 53 % (N - 16), k = 16 + turn * 31 % (K - 16),
-            wrong = 0;
+    int64_t m = 16 + turn * 37 % (M - 16), n = 16 + turn * 53 % (N - 16), k = 16 + turn * 31 % (K - 16), wrong = 0;
     bool ta = turn & 1, tb = turn & 2;
     gemm(ta, tb, m, n, k, a, ta ? m : k, b, tb ? k : n, 0, c, n, NULL);
     for (int64_t i = 0; i < m * n; i++) wrong += c[i] != (real)k;

@@ -25,16 +25,14 @@ static cf_moment at(double ms) {
 }
 
 static void transfer(cf_trace *trace, const char *name, int slice, double begin, double end) {
-    cf_trace_transfer(trace, name, slice % 12, slice, slice % 8, 3 * (int64_t)slice, at(begin), at(begin),
-                      at(end));
+    cf_trace_transfer(trace, name, slice % 12, slice, slice % 8, 3 * (int64_t)slice, at(begin), at(begin), at(end));
 }
 
 static double union_of(const interval *intervals, int count) {
     cf_trace *trace = cf_trace_create();
     double now = cf_now_ms();
     cf_trace_step(trace, 1, NULL);
-    for (int i = 0; i < count; i++)
-        transfer(trace, "send", i, now + intervals[i].begin, now + intervals[i].end);
+    for (int i = 0; i < count; i++) transfer(trace, "send", i, now + intervals[i].begin, now + intervals[i].end);
     cf_trace_step(trace, 2, NULL);
     cf_trace_figures figures = cf_trace_last(trace), again = cf_trace_last(trace);
     assert_near(again.comm_ms, figures.comm_ms); // asking changes nothing
@@ -42,9 +40,7 @@ static double union_of(const interval *intervals, int count) {
     cf_trace_free(trace);
     return figures.comm_ms;
 }
-#define UNION_OF(...)                                                                                        \
-    union_of((const interval[]){__VA_ARGS__},                                                                \
-             (int)(sizeof((const interval[]){__VA_ARGS__}) / sizeof(interval)))
+#define UNION_OF(...) union_of((const interval[]){__VA_ARGS__}, (int)(sizeof((const interval[]){__VA_ARGS__}) / sizeof(interval)))
 
 static void comm_is_a_union(void **state) {
     (void)state;
@@ -155,9 +151,7 @@ static void events_are_kept_on_demand(void **state) {
     const cf_trace_event *events = cf_trace_events(trace, &count);
     assert_int_equal(count, 5000);
     for (int i = 0; i < count; i++) {
-        assert_int_equal(events[i].row, i % 3 == 0   ? CF_TRACE_COMPUTE
-                                        : i % 3 == 1 ? CF_TRACE_WAIT
-                                                     : CF_TRACE_COMM);
+        assert_int_equal(events[i].row, i % 3 == 0 ? CF_TRACE_COMPUTE : i % 3 == 1 ? CF_TRACE_WAIT : CF_TRACE_COMM);
         assert_memory_equal(events[i].name, "a name longer than the forty bytes", 34);
         assert_true(memchr(events[i].name, 0, sizeof events[i].name) != NULL);
         assert_int_equal(events[i].layer, i % 12);
@@ -176,8 +170,7 @@ static void events_are_kept_on_demand(void **state) {
 
 // ------------------------------------------------------------------------------------------- the file
 
-static void write_trace(const char *path, int ranks, const cf_trace_event *const *events,
-                        const int64_t *counts) {
+static void write_trace(const char *path, int ranks, const cf_trace_event *const *events, const int64_t *counts) {
     FILE *file = fopen(path, "w");
     assert_non_null(file);
     cf_trace_write(file, ranks, events, counts);
@@ -220,10 +213,8 @@ static double number(const cJSON *event, const char *name) {
     return item->valuedouble;
 }
 
-static const char *const awkward[] = {"mlp.fc2",        "a \"quoted\" name",
-                                      "back\\slash \\", "line\nbreak\ttab",
-                                      "\x01\x1f\x7f",   "Größe → λ",
-                                      "%s%n%d",         ""};
+static const char *const awkward[] = {"mlp.fc2",      "a \"quoted\" name", "back\\slash \\", "line\nbreak\ttab",
+                                      "\x01\x1f\x7f", "Größe → λ",         "%s%n%d",         ""};
 enum { AWKWARD = sizeof awkward / sizeof awkward[0], RANKS = 3 };
 
 // Control characters have no place in a name and may become spaces; all else is kept.
@@ -272,8 +263,7 @@ static void file_is_a_chrome_trace(void **state) {
             if (!same_name(awkward[i], name)) fail_msg("'%s' became '%s'", awkward[i], name);
             assert_true(fabs(number(event, "ts") - 1e3 * events[r][i].begin_ms) < 0.01); // microseconds
             assert_true(fabs(number(event, "dur") - 750) < 0.01);
-            assert_int_equal((int)number(event, "tid"),
-                             (int)number(find_event(json, r, i % 3), "tid")); // its row
+            assert_int_equal((int)number(event, "tid"), (int)number(find_event(json, r, i % 3), "tid")); // its row
             const cJSON *about = cJSON_GetObjectItem(event, "args");
             assert_int_equal((int)number(about, "step"), 9);
             assert_true(number(about, "bytes") == 5.0 * 4294967296.0);

@@ -26,8 +26,8 @@ static void fill(unsigned char *data, int from, int to, int tag, int64_t count) 
 
 static void expect(const unsigned char *data, int from, int to, int tag, int64_t count) {
     for (int64_t i = 0; i < count; i++)
-        CHECK(data[i] == byte_of(from, to, tag, i), "rank %d to %d, tag %d: byte %lld of %lld is %d", from,
-              to, tag, (long long)i, (long long)count, data[i]);
+        CHECK(data[i] == byte_of(from, to, tag, i), "rank %d to %d, tag %d: byte %lld of %lld is %d", from, to, tag, (long long)i,
+              (long long)count, data[i]);
 }
 
 static void *allocate(int64_t bytes) {
@@ -59,30 +59,22 @@ static void post(cf_request *request) {
 static void finish(cf_request *request) {
     transport->wait(transport, request, CF_COMPLETE, stream);
     cf_stream_sync(stream);
-    CHECK(transport->test(transport, request, CF_COMPLETE, stream), "%s: waited for and not done",
-          request->label);
+    CHECK(transport->test(transport, request, CF_COMPLETE, stream), "%s: waited for and not done", request->label);
     double begin_ms = cf_moment_ms(request->begin), end_ms = cf_moment_ms(request->end);
-    CHECK(end_ms >= begin_ms && end_ms <= cf_now_ms(), "%s: in flight from %g to %g ms", request->label,
-          begin_ms, end_ms);
+    CHECK(end_ms >= begin_ms && end_ms <= cf_now_ms(), "%s: in flight from %g to %g ms", request->label, begin_ms, end_ms);
 }
 static void run(cf_request request) {
     post(&request);
     finish(&request);
 }
 static void barrier(void) {
-    run((cf_request){.kind = CF_REQUEST_BARRIER,
-                     .group = &mesh.world_group,
-                     .label = "test barrier",
-                     .layer = -1,
-                     .step = -1});
+    run((cf_request){.kind = CF_REQUEST_BARRIER, .group = &mesh.world_group, .label = "test barrier", .layer = -1, .step = -1});
 }
 
 static void knows_its_world(void) {
-    CHECK(transport->size == mesh.tp && transport->rank == mesh.tp_group.rank, "rank %d of %d",
-          transport->rank, transport->size);
+    CHECK(transport->size == mesh.tp && transport->rank == mesh.tp_group.rank, "rank %d of %d", transport->rank, transport->size);
     CHECK(transport->local_size == transport->size && transport->local_rank == transport->rank,
-          "all ranks are on this host, yet this is local rank %d of %d", transport->local_rank,
-          transport->local_size);
+          "all ranks are on this host, yet this is local rank %d of %d", transport->local_rank, transport->local_size);
     CHECK(transport->name && *transport->name, "a transport without a name");
 }
 
@@ -154,8 +146,7 @@ static void arrival_does_not_wait_for_the_receiver(void) {
     unsigned char *out = allocate(count), *in = allocate(count), small[4] = {0}, word[4], follows[4] = {0};
     fill(out, me, next, 0, count);
     fill(word, me, next, 1, 4);
-    cf_request big = exchange(next, out, before, small, 4, 0),
-               late = exchange(-1, NULL, before, in, count, 0);
+    cf_request big = exchange(next, out, before, small, 4, 0), late = exchange(-1, NULL, before, in, count, 0);
     cf_request little = exchange(next, word, -1, NULL, 4, 1);
     big.send_count = count;
     big.bulk = late.bulk = true;
@@ -169,8 +160,8 @@ static void arrival_does_not_wait_for_the_receiver(void) {
     finish(&behind);
     expect(small, before, me, 1, 4);
     expect(follows, before, me, 1, 4);
-    CHECK(!transport->test(transport, &big, CF_COMPLETE, stream),
-          "a message of %lld bytes is gone, and nobody has received it", (long long)count);
+    CHECK(!transport->test(transport, &big, CF_COMPLETE, stream), "a message of %lld bytes is gone, and nobody has received it",
+          (long long)count);
     barrier(); // all have seen that
     post(&late);
     finish(&late);
@@ -194,8 +185,7 @@ static void unrelated_requests_overtake(void) {
     post(&behind);
     post(&other);
     finish(&other); // though nobody has sent tag 0 yet
-    CHECK(!transport->test(transport, &receive, CF_ARRIVED, stream) &&
-              !transport->test(transport, &behind, CF_ARRIVED, stream),
+    CHECK(!transport->test(transport, &receive, CF_ARRIVED, stream) && !transport->test(transport, &behind, CF_ARRIVED, stream),
           "done before anything was sent");
     barrier(); // both have seen that
     post(&send);
@@ -217,8 +207,7 @@ static cf_request bulk(int to, const void *send, int from, void *recv, int64_t c
 // another peer, does.
 static void bulk_keeps_its_order_and_lets_others_pass(void) {
     int64_t count = (3 << 20) + 5; // many chunks, longer than what a library sends off without being asked
-    int me = mesh.tp_group.rank, next = ring(1), before = ring(-1), after_next = ring(2),
-        before_that = ring(-2);
+    int me = mesh.tp_group.rank, next = ring(1), before = ring(-1), after_next = ring(2), before_that = ring(-2);
     bool others = mesh.tp > 2;
     unsigned char *out[3], *in[3], word[4], note[4] = {0};
     for (int i = 0; i < 3; i++) {
@@ -239,8 +228,7 @@ static void bulk_keeps_its_order_and_lets_others_pass(void) {
     expect(note, before, me, 3, 4);
     if (others) expect(in[2], before_that, me, 2, count);
     nanosleep(&(struct timespec){0, 50000000}, NULL); // time in which the second could come
-    CHECK(!transport->test(transport, &second, CF_ARRIVED, stream),
-          "the second bulk message has passed the first");
+    CHECK(!transport->test(transport, &second, CF_ARRIVED, stream), "the second bulk message has passed the first");
     barrier(); // all have seen that
     post(&late);
     finish(&second);
@@ -319,8 +307,7 @@ static int64_t number(int from, int to, int64_t i) {
     return 1000 * from + 100 * to + i % 97;
 }
 
-static cf_request collective(cf_request_kind kind, const void *send, void *recv, int64_t count,
-                             int64_t stride, bool blocking) {
+static cf_request collective(cf_request_kind kind, const void *send, void *recv, int64_t count, int64_t stride, bool blocking) {
     return (cf_request){.kind = kind,
                         .blocking = blocking,
                         .group = &mesh.tp_group,
@@ -345,8 +332,8 @@ static void gathers(int64_t count, int64_t stride, bool blocking, bool in_place)
     for (int r = 0; r < mesh.tp; r++)
         for (int64_t i = 0; i < stride; i++) {
             int64_t right = i < count ? number(r, 0, i) : -1; // gaps stay as they are
-            CHECK(all[r * stride + i] == right, "all-gather of %lld every %lld: block %d holds %lld at %lld",
-                  (long long)count, (long long)stride, r, (long long)all[r * stride + i], (long long)i);
+            CHECK(all[r * stride + i] == right, "all-gather of %lld every %lld: block %d holds %lld at %lld", (long long)count,
+                  (long long)stride, r, (long long)all[r * stride + i], (long long)i);
         }
     free(all);
     free(own);
@@ -360,8 +347,8 @@ static void reduces(int64_t count, bool blocking) {
     for (int64_t i = 0; i < count; i++) {
         int64_t sum = 0;
         for (int r = 0; r < mesh.tp; r++) sum += number(r, mesh.tp_group.rank, i);
-        CHECK(own[i] == sum, "reduce-scatter of %lld: %lld at %lld, not %lld", (long long)count,
-              (long long)own[i], (long long)i, (long long)sum);
+        CHECK(own[i] == sum, "reduce-scatter of %lld: %lld at %lld, not %lld", (long long)count, (long long)own[i], (long long)i,
+              (long long)sum);
     }
     free(blocks);
     free(own);
@@ -383,8 +370,8 @@ static void exchanges_all(int64_t count, int64_t stride, bool blocking) {
     for (int r = 0; r < mesh.tp; r++)
         for (int64_t i = 0; i < stride; i++) {
             int64_t right = i < count ? number(r, mesh.tp_group.rank, i) : -1;
-            CHECK(in[r * stride + i] == right, "all-to-all of %lld every %lld: block %d holds %lld at %lld",
-                  (long long)count, (long long)stride, r, (long long)in[r * stride + i], (long long)i);
+            CHECK(in[r * stride + i] == right, "all-to-all of %lld every %lld: block %d holds %lld at %lld", (long long)count,
+                  (long long)stride, r, (long long)in[r * stride + i], (long long)i);
         }
     free(out);
     free(in);
@@ -429,8 +416,7 @@ static void all_at_once(void) {
         const cf_group *dp = &grid.dp_group;
         int64_t right = number(dp->world[0], dp->rank, i) + number(dp->world[1], dp->rank, i);
         CHECK(sum[i] == right, "reduce-scatter over dp: %lld, not %lld", (long long)sum[i], (long long)right);
-        for (int r = 0; r < mesh.tp; r++)
-            CHECK(all[r * count + i] == number(r, 0, i), "all-gather: block %d", r);
+        for (int r = 0; r < mesh.tp; r++) CHECK(all[r * count + i] == number(r, 0, i), "all-gather: block %d", r);
     }
     free(sums), free(sum), free(all), free(own), free(out), free(in);
     cf_mesh_free(&grid);
@@ -454,16 +440,15 @@ static void ranks_report_to_each_other_at_any_time(void) {
     unsigned char *out = allocate(COUNT), *in = allocate(COUNT);
     fill(out, ring(0), ring(1), 3, COUNT);
     const int64_t sent = transport->bytes_sent(transport);
-    cf_request send = exchange(ring(1), out, -1, NULL, COUNT, 3),
-               receive = exchange(-1, NULL, ring(-1), in, COUNT, 3);
+    cf_request send = exchange(ring(1), out, -1, NULL, COUNT, 3), receive = exchange(-1, NULL, ring(-1), in, COUNT, 3);
     post(&send);
     for (int64_t count = 0; count <= REPORTS; count = 10 * count + (count == 0)) {
         double mine[REPORTS], *all = allocate(transport->size * count * (int64_t)sizeof *all);
         for (int64_t i = 0; i < count; i++) mine[i] = (double)(1000 * transport->rank + i);
         cf_allgather_host(transport, mine, all, count * (int64_t)sizeof *mine);
         for (int64_t i = 0; i < transport->size * count; i++)
-            CHECK(all[i] == (double)(1000 * (i / count) + i % count), "report %lld of %lld: %g", (long long)i,
-                  (long long)count, all[i]);
+            CHECK(all[i] == (double)(1000 * (i / count) + i % count), "report %lld of %lld: %g", (long long)i, (long long)count,
+                  all[i]);
         free(all);
     }
     post(&receive);

@@ -89,9 +89,7 @@ static packet sealed(packet p) {
 
 static void deliver(packet p, const char *from, uint16_t port) {
     struct sockaddr_in here = {.sin_family = AF_INET, .sin_addr.s_addr = inet_addr(from)};
-    struct sockaddr_in there = {.sin_family = AF_INET,
-                                .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
-                                .sin_port = port};
+    struct sockaddr_in there = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK), .sin_port = port};
     int fd = socket(AF_INET, SOCK_DGRAM, 0);
     assert_int_equal(bind(fd, (struct sockaddr *)&here, sizeof here), 0);
     assert_int_equal(sendto(fd, &p, sizeof p, 0, (struct sockaddr *)&there, sizeof there), sizeof p);
@@ -159,8 +157,7 @@ static void what_cannot_be_is_not_believed(void **state) {
     wrong[2].at.peer = -1, wrong[2].at.size = -1;
     wrong[3].at.peer = -1, wrong[3].at.size = 2, wrong[3].at.stride = INT32_MAX;
     wrong[4].at.peer = -1, wrong[4].at.first = -1;
-    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
-        assert_false(believed(sealed(wrong[i]), "127.0.0.1", false));
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) assert_false(believed(sealed(wrong[i]), "127.0.0.1", false));
 }
 
 static void a_label_drives_no_terminal(void **state) {
@@ -218,8 +215,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(ranks_reach_each_other, setup, teardown),
         cmocka_unit_test_setup_teardown(without_a_secret_who_has_listened_is_believed, setup, teardown),
         cmocka_unit_test_setup_teardown(with_a_secret_who_has_listened_is_not, setup, teardown),
-        cmocka_unit_test_setup_teardown(a_packet_from_elsewhere_or_changed_or_to_another_is_not_believed,
-                                        setup, teardown),
+        cmocka_unit_test_setup_teardown(a_packet_from_elsewhere_or_changed_or_to_another_is_not_believed, setup, teardown),
         cmocka_unit_test_setup_teardown(what_cannot_be_is_not_believed, setup, teardown),
         cmocka_unit_test_setup_teardown(a_label_drives_no_terminal, setup, teardown),
         cmocka_unit_test_setup_teardown(an_answer_to_another_question_is_none, setup, teardown),

@@ -34,8 +34,7 @@ static void gather(cf_bootstrap *b) {
         for (int rank = 0; rank < b->size; rank++)
             for (int64_t i = 0; i < count; i++)
                 if (all[rank * count + i] != expected(rank, round, i))
-                    cf_die(NULL, "round %d: rank %d's element %" PRId64 " is %" PRId64, round, rank, i,
-                           all[rank * count + i]);
+                    cf_die(NULL, "round %d: rank %d's element %" PRId64 " is %" PRId64, round, rank, i, all[rank * count + i]);
         free(mine);
         free(all);
     }
@@ -53,8 +52,7 @@ int main(int argc, char **argv) {
     cf_bootstrap *b = cf_bootstrap_create(&argc, &argv, freezes ? STAY_S : atof(argv[1]));
     b->timeout_s = atof(argv[1]);
     int chosen = colon ? atoi(colon + 1) : -1;
-    printf("%s: rank %d of %d, %d of %d on this host\n", b->name, b->rank, b->size, b->local_rank,
-           b->local_size);
+    printf("%s: rank %d of %d, %d of %d on this host\n", b->name, b->rank, b->size, b->local_rank, b->local_size);
     fflush(stdout);
     if (strcmp(what, "wait") == 0) stay();
     if (strcmp(what, "together") == 0) cf_die_together(NULL, "all of us are wrong");

@@ -75,8 +75,7 @@ static void prepare(const cf_group *group, message *m, int by, int i, cf_stream 
 // As the executor does: who is told that there is no need to wait, works with what has come, at once.
 static void take(cf_transport *t, message *m, cf_stream *stream) {
     if (!t->test(t, &m->request, CF_COMPLETE, stream)) t->wait(t, &m->request, CF_COMPLETE, stream);
-    if (!t->test(t, &m->request, CF_ARRIVED, stream))
-        cf_die(NULL, "what has been waited for has not arrived");
+    if (!t->test(t, &m->request, CF_ARRIVED, stream)) cf_die(NULL, "what has been waited for has not arrived");
     cf_copy(m->seen, m->in, m->request.recv_count, stream);
 }
 
@@ -88,8 +87,7 @@ static void check(cf_transport *t, message *m, cf_stream *stream) {
     int from = m->request.recv_from, to = t->rank;
     for (int64_t i = 0; i < bytes; i++)
         if (host[i] != content(bytes, from, to, i))
-            cf_die(NULL, "message of %lld bytes from rank %d to %d: byte %lld is wrong", (long long)bytes,
-                   from, to, (long long)i);
+            cf_die(NULL, "message of %lld bytes from rank %d to %d: byte %lld is wrong", (long long)bytes, from, to, (long long)i);
     free(host);
     cf_free(m->out);
     cf_free(m->in);

@@ -21,9 +21,8 @@
 // COUNT: more than a library sends before it is asked for, and than a slot between GPUs, which a barrier fills.
 enum { SILENCE_S = 120, COUNT = 8 << 20 };
 
-static const char usage[] =
-    "mpirun -np RANKS tool_silent_peer exchange|send|late|collective|blocking|barrier|fuse|bind|end "
-    "dead|frozen|computes|elsewhere|chain TIMEOUT_S [TRANSPORT]";
+static const char usage[] = "mpirun -np RANKS tool_silent_peer exchange|send|late|collective|blocking|barrier|fuse|bind|end "
+                            "dead|frozen|computes|elsewhere|chain TIMEOUT_S [TRANSPORT]";
 
 static float *out, *in; // (N, COUNT), (COUNT): device memory
 
@@ -87,13 +86,9 @@ static void wait_by_hand(cf_transport *transport, const cf_group *group, const c
 }
 
 static void wait_in_fuse(cf_transport *transport, const cf_group *group) {
-    cf_context context = {.transport = transport,
-                          .stream = cf_stream_create(),
-                          .trace = cf_trace_create(),
-                          .step = 41};
-    cf_fuse *fuse = cf_fuse_create(&context, (cf_fuse_plan){"mlp.fc2", group, CF_REDUCE_SCATTER,
-                                                            CF_NO_COMPUTE, CF_MODE_COMMFUSE, CF_RING, 1,
-                                                            CF_FP32, COUNT, false, false, false, 0, false});
+    cf_context context = {.transport = transport, .stream = cf_stream_create(), .trace = cf_trace_create(), .step = 41};
+    cf_fuse *fuse = cf_fuse_create(&context, (cf_fuse_plan){"mlp.fc2", group, CF_REDUCE_SCATTER, CF_NO_COMPUTE, CF_MODE_COMMFUSE,
+                                                            CF_RING, 1, CF_FP32, COUNT, false, false, false, 0, false});
     cf_fuse_run(fuse, out, COUNT, 1, NULL, NULL, 7);
     cf_stream_sync(context.stream);
 }
@@ -108,8 +103,7 @@ static void meet(cf_transport *transport, const cf_group *group) {
 
 int main(int argc, char **argv) {
     cf_transport *transport = cf_transport_create(argc == 5 ? argv[4] : "auto", &argc, &argv, 60);
-    if (argc < 4 || argc > 5 || transport->size < 2)
-        cf_die_together(usage, "%d arguments on %d ranks", argc - 1, transport->size);
+    if (argc < 4 || argc > 5 || transport->size < 2) cf_die_together(usage, "%d arguments on %d ranks", argc - 1, transport->size);
     const char *how = argv[1], *peer = argv[2];
     transport->set_timeout(transport, atof(argv[3]));
     cf_mesh mesh;

@@ -23,10 +23,10 @@ int cuLibraryGetKernel(void **kernel, void *library, const char *name) {
     return CUDA_SUCCESS;
 }
 
-#define ABSENT(name)                                                                                         \
-    int name(void);                                                                                          \
-    int name(void) {                                                                                         \
-        return CUDA_ERROR_STUB_LIBRARY;                                                                      \
+#define ABSENT(name)                                                                                                               \
+    int name(void);                                                                                                                \
+    int name(void) {                                                                                                               \
+        return CUDA_ERROR_STUB_LIBRARY;                                                                                            \
     }
 ABSENT(cuCtxGetCurrent)
 ABSENT(cuCtxGetLimit)

@@ -56,8 +56,7 @@ static bool removes(const char *call) {
 static int calls;
 
 // Counts a call. False: it is to fail, errno is set.
-static bool count(const char *call, const char *a, const char *b, void (*halfway)(const void *),
-                  const void *what) {
+static bool count(const char *call, const char *a, const char *b, void (*halfway)(const void *), const void *what) {
     if (getenv("CALLS_ABOUT") && !strstr(a, getenv("CALLS_ABOUT"))) return true;
     calls++;
     note(call, a, b);

@@ -32,8 +32,7 @@ static inline int scratch_remove(void **state) {
     (void)state;
     DIR *directory = opendir(scratch);
     for (struct dirent *entry; directory && (entry = readdir(directory));)
-        if (entry->d_name[0] != '.' && unlink(scratch_path(entry->d_name)) != 0)
-            rmdir(scratch_path(entry->d_name));
+        if (entry->d_name[0] != '.' && unlink(scratch_path(entry->d_name)) != 0) rmdir(scratch_path(entry->d_name));
     if (directory) closedir(directory);
     return rmdir(scratch);
 }

@@ -90,8 +90,7 @@ static void a_start_that_was_killed_was_down_since(void **state) {
     (void)state;
     char text[256];
     accounts a;
-    snprintf(text, sizeof text,
-             "{\"starts\": 3, \"steps\": 9, \"down\": 5, \"written_unix_s\": %.6f, \"ended\": false}",
+    snprintf(text, sizeof text, "{\"starts\": 3, \"steps\": 9, \"down\": 5, \"written_unix_s\": %.6f, \"ended\": false}",
              unix_s() - 1e5);
     write_accounts(text);
     accounts_open(&a, scratch);
@@ -193,8 +192,7 @@ static void what_cannot_be_read_is_begun_anew(void **state) {
         write_accounts(texts[i]);
         accounts_open(&a, scratch);
         if (a.starts != 1 || a.steps != 0 || a.ms[TIME_TRAIN] != 0 || !isfinite(accounts_goodput(&a)))
-            fail_msg("%s: %lld starts, %lld steps, %g ms", texts[i], (long long)a.starts, (long long)a.steps,
-                     a.ms[TIME_TRAIN]);
+            fail_msg("%s: %lld starts, %lld steps, %g ms", texts[i], (long long)a.starts, (long long)a.steps, a.ms[TIME_TRAIN]);
     }
     enum { LONG = 1 << 16 };
     char *large = malloc(LONG + 1);
@@ -215,8 +213,7 @@ static void what_cannot_be_read_is_begun_anew(void **state) {
 static void an_unknown_time_is_no_time_down(void **state) {
     (void)state;
     accounts a;
-    static const char *const texts[] = {"{\"train\": 1}", "{}",
-                                        "{\"written_unix_s\": \"noon\", \"ended\": false}"};
+    static const char *const texts[] = {"{\"train\": 1}", "{}", "{\"written_unix_s\": \"noon\", \"ended\": false}"};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         write_accounts(texts[i]);
         accounts_open(&a, scratch);
@@ -254,8 +251,7 @@ static void is_printed_and_logged(void **state) {
     size_t size;
     char *line = scratch_read(scratch_path("log"), &size);
     cJSON *object = cJSON_Parse(line);
-    for (int i = 0; i < TIMES; i++)
-        assert_close(cJSON_GetObjectItem(object, names[i])->valuedouble, i + 1, 1e-9);
+    for (int i = 0; i < TIMES; i++) assert_close(cJSON_GetObjectItem(object, names[i])->valuedouble, i + 1, 1e-9);
     assert_close(cJSON_GetObjectItem(object, "goodput")->valuedouble, 2.0 / 21, 1e-12);
     assert_close(cJSON_GetObjectItem(object, "starts")->valuedouble, 1, 0);
     cJSON_Delete(object);

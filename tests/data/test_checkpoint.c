@@ -251,9 +251,9 @@ static void test_missing(void **state) {
 static void test_manifests(void **state) {
     (void)state;
 #define FILE0 "{\"name\":\"rank_00000.safetensors\",\"bytes\":7,\"xxh64\":\"0123456789abcdef\"}"
-#define M(version, step, ranks, options, files)                                                              \
-    "{\"format\":\"commfuse checkpoint\",\"version\":" version ",\"step\":" step ",\"ranks\":" ranks         \
-    ",\"options\":" options ",\"files\":" files ",\n"
+#define M(version, step, ranks, options, files)                                                                                    \
+    "{\"format\":\"commfuse checkpoint\",\"version\":" version ",\"step\":" step ",\"ranks\":" ranks ",\"options\":" options       \
+    ",\"files\":" files ",\n"
     static const struct {
         const char *text, *says;
     } wrong[] = {
@@ -272,16 +272,12 @@ static void test_manifests(void **state) {
         {M("1", "1", "1", "{}", "{}"), "name 1 files"},
         {M("1", "1", "2", "{}", "[" FILE0 "," FILE0 "]"), "file 1 is not rank_00001.safetensors"},
         {M("1", "1", "1", "{}", "[7]"), "file 0 is not"},
-        {M("1", "1", "1", "{}", "[{\"name\":\"../../x\",\"bytes\":7,\"xxh64\":\"0123456789abcdef\"}]"),
+        {M("1", "1", "1", "{}", "[{\"name\":\"../../x\",\"bytes\":7,\"xxh64\":\"0123456789abcdef\"}]"), "file 0 is not"},
+        {M("1", "1", "1", "{}", "[{\"name\":\"rank_00000.safetensors\",\"bytes\":-7,\"xxh64\":\"0123456789abcdef\"}]"),
          "file 0 is not"},
-        {M("1", "1", "1", "{}",
-           "[{\"name\":\"rank_00000.safetensors\",\"bytes\":-7,\"xxh64\":\"0123456789abcdef\"}]"),
+        {M("1", "1", "1", "{}", "[{\"name\":\"rank_00000.safetensors\",\"bytes\":7,\"xxh64\":\"0123456789ABCDEF\"}]"),
          "file 0 is not"},
-        {M("1", "1", "1", "{}",
-           "[{\"name\":\"rank_00000.safetensors\",\"bytes\":7,\"xxh64\":\"0123456789ABCDEF\"}]"),
-         "file 0 is not"},
-        {M("1", "1", "1", "{}",
-           "[{\"name\":\"rank_00000.safetensors\",\"bytes\":7,\"xxh64\":\"+123456789abcdef\"}]"),
+        {M("1", "1", "1", "{}", "[{\"name\":\"rank_00000.safetensors\",\"bytes\":7,\"xxh64\":\"+123456789abcdef\"}]"),
          "file 0 is not"},
         {M("1", "1", "1", "[]", "[" FILE0 "]"), "no options"},
         {M("1", "1", "1", "{\"a\":1}", "[" FILE0 "]"), "option a is not a text"},
@@ -291,8 +287,8 @@ static void test_manifests(void **state) {
     for (size_t i = 0; i <= sizeof wrong / sizeof *wrong; i++) {
         bool right = i == sizeof wrong / sizeof *wrong;
         const char *body = right ? M("1", "1", "1", "{\"a\":\"1\"}", "[" FILE0 "]") : wrong[i].text;
-        int size = snprintf(text, sizeof text, "%s\t\"xxh64\":\t\"%016llx\"\n}\n", body,
-                            (unsigned long long)XXH64(body, strlen(body), 0));
+        int size =
+            snprintf(text, sizeof text, "%s\t\"xxh64\":\t\"%016llx\"\n}\n", body, (unsigned long long)XXH64(body, strlen(body), 0));
         manifest *m = manifest_parse(text, size, "some/manifest.json", &why);
         if (!right && (m || !strstr(why.what, wrong[i].says) || !strstr(why.what, "some/manifest.json")))
             fail_msg("%s: '%s' does not say '%s'", body, m ? "sound" : why.what, wrong[i].says);
@@ -315,8 +311,7 @@ static void test_manifest_numbers(void **state) {
     char *text = manifest_print(&m, &size);
     manifest *again = manifest_parse(text, size, "x", &why);
     assert_non_null(again);
-    assert_true(again->step == largest - 1 && again->file[0].bytes == largest &&
-                again->file[0].hash == UINT64_MAX);
+    assert_true(again->step == largest - 1 && again->file[0].bytes == largest && again->file[0].hash == UINT64_MAX);
     manifest_free(again);
     free(text);
     ASSERT_DIES(manifest_add_option(m.options, "tp", "3"), "option tp is there twice");
@@ -378,11 +373,9 @@ static void test_lock(void **state) {
 static void test_leftovers(void **state) {
     (void)state;
     two_checkpoints();
-    static const char *const removed[] = {"out/step_00000030.tmp", "out/step_00000015.tmp",
-                                          "out/step_00000020.tmp"};
-    static const char *const foreign[] = {"out/step_30.tmp",       "out/step_00000030.tmp2",
-                                          "out/other.tmp",         "out/step_-0000030",
-                                          "out/step_+0000030.tmp", "out/step_9999999999999999999.tmp"};
+    static const char *const removed[] = {"out/step_00000030.tmp", "out/step_00000015.tmp", "out/step_00000020.tmp"};
+    static const char *const foreign[] = {"out/step_30.tmp",   "out/step_00000030.tmp2", "out/other.tmp",
+                                          "out/step_-0000030", "out/step_+0000030.tmp",  "out/step_9999999999999999999.tmp"};
     for (int i = 0; i < 3; i++) {
         char name[64];
         assert_int_equal(mkdir(scratch_path(removed[i]), 0700), 0);
@@ -548,8 +541,8 @@ static void test_file_size_limit(void **state) {
     char needs[64];
     snprintf(needs, sizeof needs, "needs %lld bytes", (long long)rank.st_size);
     for (int64_t limit = 0; limit < rank.st_size; limit += limit < 8 ? 1 : 50) {
-        ASSERT_DIES(save_limited((rlim_t)limit), "cannot write", "step_00000030.tmp/rank_00000.safetensors",
-                    needs, "File too large", "ulimit -f");
+        ASSERT_DIES(save_limited((rlim_t)limit), "cannot write", "step_00000030.tmp/rank_00000.safetensors", needs,
+                    "File too large", "ulimit -f");
         assert_int_equal(newest_sound(), 20);
         assert_int_equal(access(scratch_path("out/step_00000030.tmp"), F_OK), -1);
     }

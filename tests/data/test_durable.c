@@ -30,8 +30,7 @@ static const char *content(char letter) {
 }
 
 static bool begin(durable_file *file, char letter) {
-    return durable_create(file, scratch_path("file"), SIZE, &why) &&
-           durable_append(file, content(letter), SIZE / 2, &why);
+    return durable_create(file, scratch_path("file"), SIZE, &why) && durable_append(file, content(letter), SIZE / 2, &why);
 }
 
 static bool finish(durable_file *file, char letter) {
@@ -70,8 +69,8 @@ static void test_relative_name(void **state) {
     durable_file file;
     assert_non_null(getcwd(here, sizeof here));
     assert_int_equal(chdir(scratch), 0);
-    assert_true(durable_create(&file, "file", SIZE, &why) &&
-                durable_append(&file, content('r'), SIZE, &why) && durable_commit(&file, &why));
+    assert_true(durable_create(&file, "file", SIZE, &why) && durable_append(&file, content('r'), SIZE, &why) &&
+                durable_commit(&file, &why));
     assert_int_equal(chdir(here), 0);
     assert_int_equal(found(), 'r');
 }

@@ -210,8 +210,7 @@ static void test_utf8(void **state) {
 
 static void test_errors(void **state) {
     (void)state;
-    ASSERT_DIES(log_open(scratch_path("nowhere/log")), "nowhere/log cannot be written", "No such file",
-                "--log");
+    ASSERT_DIES(log_open(scratch_path("nowhere/log")), "nowhere/log cannot be written", "No such file", "--log");
     logfile *log = log_open(scratch_path("log"));
     ASSERT_DIES(log_int(log, "loss", 1), "loss outside log_begin and log_end");
     ASSERT_DIES(log_end(log), "outside");
@@ -400,8 +399,7 @@ static void test_continue_nothing(void **state) {
     assert_string_equal(text, "{\"event\":\"config\"}\n");
     free(text);
     log_close(log_continue("/dev/null", &(log_past){RUN, 3, true})); // no file to be replaced
-    ASSERT_DIES(log_continue(scratch_path("nowhere/log"), &(log_past){RUN, 3, true}),
-                "nowhere/log cannot be written");
+    ASSERT_DIES(log_continue(scratch_path("nowhere/log"), &(log_past){RUN, 3, true}), "nowhere/log cannot be written");
 }
 
 int main(void) {

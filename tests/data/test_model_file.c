@@ -16,8 +16,7 @@ static const gpt_shape small = {.maxT = 96, .V = 700, .L = 3, .H = 5, .C = 160, 
 
 static int64_t tiny_parameters(void) {
     const int64_t C = 4, L = 2;
-    return 16 * C + 8 * C +
-           L * (2 * C + 3 * C * C + 3 * C + C * C + C + 2 * C + 4 * C * C + 4 * C + 4 * C * C + C) + 2 * C;
+    return 16 * C + 8 * C + L * (2 * C + 3 * C * C + 3 * C + C * C + C + 2 * C + 4 * C * C + 4 * C + 4 * C * C + C) + 2 * C;
 }
 
 static float value_of(int64_t element) {
@@ -52,8 +51,7 @@ static void test_shapes(void **state) {
     assert_true(model_parameters(&gpt2) == 124475904); // 124439808 and 47 rows of padding
     assert_true(model_parameters(&xl) == 1557611200);
     assert_true(model_parameters(&tiny) == tiny_parameters());
-    const gpt_shape largest = {
-        .maxT = 1 << 24, .V = 1 << 24, .Vp = 1 << 24, .L = 1 << 12, .H = 1, .C = 1 << 17};
+    const gpt_shape largest = {.maxT = 1 << 24, .V = 1 << 24, .Vp = 1 << 24, .L = 1 << 12, .H = 1, .C = 1 << 17};
     __int128 C = 1 << 17, all = 2 * (__int128)(1 << 24) * C + (1 << 12) * (12 * C * C + 13 * C) + 2 * C;
     assert_true(model_parameters(&largest) == all && all < (__int128)1 << 52);
 }
@@ -82,9 +80,8 @@ static void test_bytes(void **state) {
 
 // Every tensor and layer in the documented order: sizes must add up to exactly the appended elements.
 static void check_reading(const gpt_shape *shape, int version) {
-    static const int rows_columns[TENSORS][2] = {{0, 1}, {0, 1}, {0, 1}, {0, 1}, {3, 1}, {0, 3},
-                                                 {1, 1}, {0, 1}, {0, 1}, {0, 1}, {4, 1}, {0, 4},
-                                                 {1, 4}, {0, 1}, {0, 1}, {0, 1}};
+    static const int rows_columns[TENSORS][2] = {{0, 1}, {0, 1}, {0, 1}, {0, 1}, {3, 1}, {0, 3}, {1, 1}, {0, 1},
+                                                 {0, 1}, {0, 1}, {4, 1}, {0, 4}, {1, 4}, {0, 1}, {0, 1}, {0, 1}};
     model_file *file = model_file_open(write_model("read", shape, version));
     gpt_shape found = model_file_shape(file);
     assert_memory_equal(&found, shape, sizeof found);
@@ -183,8 +180,7 @@ static void test_a_file_becomes_shorter(void **state) {
         assert_int_equal(truncate(path, 4096), 0);
         model_file_read(file, WTE, 0, 0, 4, out);
         assert_true(out[3] != 0);
-        ASSERT_REFUSED(model_file_read(file, LNFB, 0, 0, 4, out), "/shorter cannot be read at byte",
-                       "has become shorter");
+        ASSERT_REFUSED(model_file_read(file, LNFB, 0, 0, 4, out), "/shorter cannot be read at byte", "has become shorter");
         ASSERT_REFUSED(model_file_fingerprint(file, false), "has become shorter");
         model_file_close(file);
     }
@@ -295,8 +291,7 @@ static void test_headers(void **state) {
     ASSERT_REFUSED(model_file_open(damaged(1, 5, 0)), "too long", "bf16");
     ASSERT_REFUSED(model_file_open(damaged(2, 0, 0)), "maximum sequence length is 0");
     ASSERT_REFUSED(model_file_open(damaged(3, -1, 0)), "vocabulary is -1");
-    ASSERT_REFUSED(model_file_open(damaged(3, 17, 0)),
-                   "padded vocabulary 16 is smaller than the vocabulary 17");
+    ASSERT_REFUSED(model_file_open(damaged(3, 17, 0)), "padded vocabulary 16 is smaller than the vocabulary 17");
     ASSERT_REFUSED(model_file_open(damaged(4, INT32_MAX, 0)), "layers is 2147483647", "4096");
     ASSERT_REFUSED(model_file_open(damaged(5, 3, 0)), "4 channels cannot be split into 3 heads");
     ASSERT_REFUSED(model_file_open(damaged(5, 0, 0)), "heads is 0");
@@ -348,8 +343,7 @@ static void test_failed_writes(void **state) {
     for (size_t i = 0; i < sizeof limits / sizeof *limits; i++) {
         char wanted[64];
         snprintf(wanted, sizeof wanted, "%lld bytes", (long long)size);
-        ASSERT_REFUSED(write_limited("keep", (rlim_t)limits[i]), "cannot write", "keep", wanted,
-                       "File too large");
+        ASSERT_REFUSED(write_limited("keep", (rlim_t)limits[i]), "cannot write", "keep", wanted, "File too large");
         assert_untouched(path, entries);
     }
     ASSERT_DIES(write_some(path, tiny_parameters() - 1), "incomplete");
@@ -361,14 +355,13 @@ static void test_failed_writes(void **state) {
     odd.H = 3;
     ASSERT_DIES(model_writer_open(path, &odd, 3), "4 channels cannot be split into 3 heads");
     assert_untouched(path, entries);
-    ASSERT_REFUSED(model_writer_open(scratch_path("nowhere/x"), &tiny, 3), "cannot create", "nowhere/x",
-                   "No such file");
+    ASSERT_REFUSED(model_writer_open(scratch_path("nowhere/x"), &tiny, 3), "cannot create", "nowhere/x", "No such file");
     static char name[5000];
     memset(name, 'n', sizeof name - 1);
     ASSERT_REFUSED(model_writer_open(name, &tiny, 3), "too long");
     assert_int_equal(mkdir(scratch_path("directory"), 0700), 0);
-    ASSERT_REFUSED(write_some(scratch_path("directory"), tiny_parameters()), "cannot create", "directory",
-                   "not a regular file", "choose another name");
+    ASSERT_REFUSED(write_some(scratch_path("directory"), tiny_parameters()), "cannot create", "directory", "not a regular file",
+                   "choose another name");
     assert_untouched(path, entries + 1);
 }
 
@@ -402,8 +395,8 @@ static void test_two_writers(void **state) {
     (void)state;
     char *path = write_model("two", &tiny, 3);
     model_writer *w = model_writer_open(path, &small, 3);
-    ASSERT_REFUSED(model_writer_open(path, &tiny, 3), "model file: cannot create", "two.tmp",
-                   "another process writes it", "wait for that process", "writes it anew");
+    ASSERT_REFUSED(model_writer_open(path, &tiny, 3), "model file: cannot create", "two.tmp", "another process writes it",
+                   "wait for that process", "writes it anew");
     append_all(w, &small);
     model_writer_commit(w);
     model_file *file = model_file_open(path);

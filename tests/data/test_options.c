@@ -59,8 +59,7 @@ static void test_defaults(void **state) {
 // So that a script's default can be overridden at the end of its command line.
 static void test_the_last_one_counts(void **state) {
     (void)state;
-    options o =
-        parsed("--seq 1 --lr 1 --seq=2 --force --lr 0.5 --model d6 --force --train a --lr 2e-4 --train=b");
+    options o = parsed("--seq 1 --lr 1 --seq=2 --force --lr 0.5 --model d6 --force --train a --lr 2e-4 --train=b");
     assert_true(o.seq == 2 && o.lr == 2e-4 && o.force && strcmp(o.train, "b") == 0);
     char *text = NULL;
     size_t size;
@@ -75,8 +74,7 @@ static void test_the_last_one_counts(void **state) {
 
 static void test_both_spellings(void **state) {
     (void)state;
-    options o =
-        parsed("--seq 64 --lr=2.5e-4 --train=a=b.bin --overlap slice --dry-run --seed 9007199254740991");
+    options o = parsed("--seq 64 --lr=2.5e-4 --train=a=b.bin --overlap slice --dry-run --seed 9007199254740991");
     assert_int_equal(o.seq, 64);
     assert_true(o.lr == 2.5e-4);
     assert_string_equal(o.train, "a=b.bin");
@@ -186,8 +184,7 @@ static void test_words(void **state) {
     assert_refused("--train --val x", "--train needs a value, but the next argument is --val", "");
     assert_refused("--dry-run=yes", "--dry-run takes no value", "");
     assert_refused("--seq x --lr 1 --seq=2", "--seq 'x'", ""); // the first must be one, too
-    assert_refused("--train a_1.bin a_2.bin", "unexpected argument 'a_2.bin' (argument 3)",
-                   "quote a pattern");
+    assert_refused("--train a_1.bin a_2.bin", "unexpected argument 'a_2.bin' (argument 3)", "quote a pattern");
     assert_refused("-- x", "unexpected argument '--'", "");
     options o;
     problem wrong;
@@ -278,8 +275,7 @@ static void test_noise(void **state) {
                 words[w][i] = letters[(x >> 33) % (sizeof letters - 1)];
             }
             words[w][length] = 0;
-            if (w == 0 && round % 2)
-                snprintf(words[w], sizeof words[w], "--%s", row_of("trace-steps")[-(int)(x >> 60)].name);
+            if (w == 0 && round % 2) snprintf(words[w], sizeof words[w], "--%s", row_of("trace-steps")[-(int)(x >> 60)].name);
         }
         options o;
         problem wrong = {"", ""};

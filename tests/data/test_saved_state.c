@@ -47,8 +47,8 @@ static float value_of(int kind, int64_t tensor, int64_t layer, int64_t element) 
 }
 
 static bool fits(const state_run *r) {
-    return r->tensor >= 0 && r->tensor < 100 && r->layer >= 0 && r->layer < 100 && r->whole >= 0 &&
-           r->whole < 100 && r->at >= 0 && r->at < 64;
+    return r->tensor >= 0 && r->tensor < 100 && r->layer >= 0 && r->layer < 100 && r->whole >= 0 && r->whole < 100 && r->at >= 0 &&
+           r->at < 64;
 }
 
 static void write_rank(int64_t rank, const state_run *run, int64_t runs, int64_t elements) {
@@ -57,8 +57,7 @@ static void write_rank(int64_t rank, const state_run *run, int64_t runs, int64_t
     manifest_file file;
     memset(value, 0x7f, sizeof value);
     for (const state_run *r = run; r < run + runs; r++)
-        for (int64_t n = 0; fits(r) && n < r->count && n < 64 - r->at;
-             n++) // but for what is damaged on purpose
+        for (int64_t n = 0; fits(r) && n < r->count && n < 64 - r->at; n++) // but for what is damaged on purpose
             for (state_kind kind = STATE_WEIGHT; kind < STATE_KINDS; kind++)
                 value[kind][r->at + n] = value_of(kind, r->tensor, r->layer, r->whole + n);
     if (!saved_state_write(path_of(rank), &held, &file, &why)) fail_msg("%s", why.what);
@@ -92,8 +91,7 @@ static void everything_comes_back(void **state) {
             for (int64_t first = 0; first < sizes[i][2]; first++) // every range, across runs and files
                 for (int64_t count = 0; first + count <= sizes[i][2]; count++) {
                     float out[9] = {0};
-                    if (!saved_state_read(s, kind, sizes[i][0], sizes[i][1], first, count, out, &why))
-                        fail_msg("%s", why.what);
+                    if (!saved_state_read(s, kind, sizes[i][0], sizes[i][1], first, count, out, &why)) fail_msg("%s", why.what);
                     for (int64_t n = 0; n < count; n++)
                         if (out[n] != value_of(kind, sizes[i][0], sizes[i][1], first + n))
                             fail_msg("kind %d, tensor %lld: element %lld is %g", kind, (long long)sizes[i][0],
@@ -115,8 +113,7 @@ static void what_is_not_there_is_named(void **state) {
     saved_state *s = open_sound();
     for (size_t i = 0; i < sizeof reads / sizeof *reads; i++) {
         char text[100];
-        if (saved_state_read(s, STATE_M, reads[i].tensor, reads[i].layer, reads[i].first, reads[i].count, out,
-                             &why))
+        if (saved_state_read(s, STATE_M, reads[i].tensor, reads[i].layer, reads[i].first, reads[i].count, out, &why))
             fail_msg("read %zu is answered", i);
         snprintf(text, sizeof text, "element %lld of layer %lld of tensor %lld is not in the checkpoint",
                  (long long)reads[i].missing, (long long)reads[i].layer, (long long)reads[i].tensor);
@@ -187,7 +184,7 @@ static void write_header(const char *text, size_t data) {
     scratch_write("step_00000012/rank_00001.safetensors", bytes, 8 + padded + data);
 }
 
-#define TENSOR(name, dtype, shape, begin, end)                                                               \
+#define TENSOR(name, dtype, shape, begin, end)                                                                                     \
     "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":[" shape "],\"data_offsets\":[" begin "," end "]}"
 #define R        TENSOR("runs", "I64", "0,5", "0", "0")
 #define W        TENSOR("weight", "F32", "8", "0", "32")
@@ -209,8 +206,7 @@ static void the_bytes_of_a_file(void **state) {
     snprintf(text, sizeof text, "%-248s",
              "{" TENSOR("runs", "I64", "1,5", "0",
                         "40") "," TENSOR("weight", "F32", "2", "40",
-                                         "48") "," TENSOR("m", "F32", "2", "48",
-                                                          "56") "," TENSOR("v", "F32", "2", "56", "64") "}");
+                                         "48") "," TENSOR("m", "F32", "2", "48", "56") "," TENSOR("v", "F32", "2", "56", "64") "}");
     assert_int_equal(size, 8 + 248 + 64);
     assert_true(file.bytes == (int64_t)size && file.hash == XXH64(bytes, size, 0));
     assert_memory_equal(bytes, "\xf8\0\0\0\0\0\0\0", 8);
@@ -267,10 +263,8 @@ static void headers_that_are_others(void **state) {
         {"{" TENSOR("runs", "I64", "0,4", "0", "0") "," W "," M "," V "}", 96, "does not say how many"},
         {"{" TENSOR("runs", "I64", "-1,5", "0", "0") "," W "," M "," V "}", 96, "does not say how many"},
         {"{" TENSOR("runs", "I64", "00,5", "0", "0") "," W "," M "," V "}", 96, "not the one for"},
-        {"{" TENSOR("runs", "I64", "9999999999999,5", "0", "0") "," W "," M "," V "}", 96,
-         "does not say how many"},
-        {"{" TENSOR("runs", "I64", "10000000000000,5", "0", "0") "," W "," M "," V "}", 96,
-         "does not say how many"},
+        {"{" TENSOR("runs", "I64", "9999999999999,5", "0", "0") "," W "," M "," V "}", 96, "does not say how many"},
+        {"{" TENSOR("runs", "I64", "10000000000000,5", "0", "0") "," W "," M "," V "}", 96, "does not say how many"},
         {"{" TENSOR("runs", "I64", "0,5", "0", "40") "," W "," M "," V "}", 136, "not the one for"},
         {"{" R "," TENSOR("weight", "I64", "4", "0", "32") "," M "," V "}", 96, "does not say how many"},
         {"{" R "," TENSOR("weight", "F32", "8,1", "0", "32") "," M "," V "}", 96, "not the one for"},
@@ -284,16 +278,14 @@ static void headers_that_are_others(void **state) {
         {"{" TENSOR("runs", "I64", "1000000000000,5", "0", "40000000000000") "," TENSOR(
              "weight", "F32", "0", "40000000000000",
              "40000000000000") "," TENSOR("m", "F32", "0", "40000000000000",
-                                          "40000000000000") "," TENSOR("v", "F32", "0", "40000000000000",
-                                                                       "40000000000000") "}",
+                                          "40000000000000") "," TENSOR("v", "F32", "0", "40000000000000", "40000000000000") "}",
          0, "which is 40000000000384 bytes, but it has 384"},
     };
     write_rank(0, first_rank, FIRST, ELEMENTS);
     for (size_t i = 0; i < sizeof headers / sizeof *headers; i++) {
         write_header(headers[i].text, headers[i].data);
         assert_refused(headers[i].text);
-        if (!strstr(why.what, headers[i].says))
-            fail_msg("%s: '%s' does not say '%s'", headers[i].text, why.what, headers[i].says);
+        if (!strstr(why.what, headers[i].says)) fail_msg("%s: '%s' does not say '%s'", headers[i].text, why.what, headers[i].says);
         ASSERT_SAYS("rank_00001.safetensors");
     }
     write_header(SOUND(""), 96);
@@ -332,12 +324,10 @@ static void assert_run_refused(state_run damaged, const char *says) {
     char text[160];
     for (int place = 0; place < SECOND + 1; place++) {
         state_run run[SECOND + 1];
-        for (int i = 0; i < SECOND + 1; i++)
-            run[i] = i == place ? damaged : second_rank[i < place ? i : i - 1];
+        for (int i = 0; i < SECOND + 1; i++) run[i] = i == place ? damaged : second_rank[i < place ? i : i - 1];
         write_rank(1, run, SECOND + 1, ELEMENTS + 2);
-        snprintf(text, sizeof text, "run {%lld, %lld, %lld, %lld, %lld}", (long long)damaged.tensor,
-                 (long long)damaged.layer, (long long)damaged.whole, (long long)damaged.count,
-                 (long long)damaged.at);
+        snprintf(text, sizeof text, "run {%lld, %lld, %lld, %lld, %lld}", (long long)damaged.tensor, (long long)damaged.layer,
+                 (long long)damaged.whole, (long long)damaged.count, (long long)damaged.at);
         assert_refused(text);
         ASSERT_SAYS(says);
     }
@@ -354,11 +344,9 @@ static void runs_outside_of_the_file(void **state) {
             ((int64_t *)&r)[field] = numbers[i];
             assert_run_refused(r, "a run outside of the file");
         }
-    const state_run others[] = {{7, 1, 4, 0, 3},  {7, 1, 4, 13, 0},
-                                {7, 1, 4, 1, 12}, {7, 1, 4, 2, 11},
-                                {7, 1, 4, 9, 4},  {7, 1, 4, INT64_C(1) << 50, INT64_C(1) << 50}};
-    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
-        assert_run_refused(others[i], "a run outside of the file");
+    const state_run others[] = {{7, 1, 4, 0, 3},  {7, 1, 4, 13, 0}, {7, 1, 4, 1, 12},
+                                {7, 1, 4, 2, 11}, {7, 1, 4, 9, 4},  {7, 1, 4, INT64_C(1) << 50, INT64_C(1) << 50}};
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) assert_run_refused(others[i], "a run outside of the file");
 }
 
 // The largest numbers that a run may have are taken for what they are.
@@ -384,8 +372,7 @@ static void elements_that_are_there_twice(void **state) {
                                {3, 0, 3, 1, 0}, // this rank's first
                                {3, 1, 4, 4, 6}, // this rank's own
                                {3, 1, 7, 1, 0}, {3, 1, 0, 8, 0}, {5, 0, 0, 4, 0}, {5, 0, 2, 1, 0}};
-    for (size_t i = 0; i < sizeof again / sizeof *again; i++)
-        assert_run_refused(again[i], "an element is there twice");
+    for (size_t i = 0; i < sizeof again / sizeof *again; i++) assert_run_refused(again[i], "an element is there twice");
     const state_run other[] = {{3, 2, 0, 3, 1}, {4, 0, 0, 8, 1}, {5, 1, 0, 4, 0}};
     for (size_t i = 0; i < sizeof other / sizeof *other; i++) { // the same numbers of another layer or tensor
         state_run run[SECOND + 1];
@@ -427,8 +414,7 @@ static void any_byte_may_be_damaged(void **state) {
             saved_state *s = open_ranks(2);
             refused += !s;
             for (int64_t tensor = 0; s && tensor < 8; tensor++)
-                for (int64_t layer = 0; layer < 3; layer++)
-                    saved_state_read(s, STATE_V, tensor, layer, 0, 8, out, &why);
+                for (int64_t layer = 0; layer < 3; layer++) saved_state_read(s, STATE_V, tensor, layer, 0, 8, out, &why);
             saved_state_close(s);
         }
     free(bytes);

@@ -10,8 +10,7 @@
 enum { HEADER = 256 };
 
 // A token file of `count` tokens: first, first + 1, … modulo 65536. Header as given, bytes added or cut.
-static char *write_file(const char *name, int magic, int version, int claimed, int count, int first,
-                        int extra_bytes) {
+static char *write_file(const char *name, int magic, int version, int claimed, int count, int first, int extra_bytes) {
     size_t size = HEADER * 4 + (size_t)count * 2 + (size_t)extra_bytes;
     char *bytes = calloc(1, HEADER * 4 + (size_t)count * 2 + 64);
     assert_non_null(bytes);
@@ -38,8 +37,7 @@ static void empty_scratch(void) {
 static void test_headers(void **state) {
     (void)state;
     empty_scratch();
-    ASSERT_REFUSED(tokens_open(scratch_path("none_*.bin"), 4), "no token file matches", "none_*.bin",
-                   "data/prepare.py");
+    ASSERT_REFUSED(tokens_open(scratch_path("none_*.bin"), 4), "no token file matches", "none_*.bin", "data/prepare.py");
     ASSERT_REFUSED(tokens_open(scratch_path("none.bin"), 4), "no token file matches", "none.bin");
     ASSERT_REFUSED(tokens_open(scratch, 4), scratch, "a directory", "--train");
     assert_int_equal(mkfifo(scratch_path("fifo"), 0600), 0); // nobody writes into it
@@ -50,18 +48,15 @@ static void test_headers(void **state) {
     ASSERT_REFUSED(tokens_open(write_file("a", 20240801, 1, 10, 20, 0, 0), 4), "32-bit tokens");
     ASSERT_REFUSED(tokens_open(write_file("a", 20240520, 2, 10, 10, 0, 0), 4), "version 2, expected 1");
     ASSERT_REFUSED(tokens_open(write_file("a", 20240520, 1, -1, 10, 0, 0), 4), "says it holds -1 tokens");
-    ASSERT_REFUSED(tokens_open(write_file("a", 20240520, 1, 11, 10, 0, 0), 4), "truncated", "11 tokens",
-                   "1046 bytes", "has 1044");
+    ASSERT_REFUSED(tokens_open(write_file("a", 20240520, 1, 11, 10, 0, 0), 4), "truncated", "11 tokens", "1046 bytes", "has 1044");
     ASSERT_REFUSED(tokens_open(write_file("a", 20240520, 1, 10, 10, 0, -1), 4), "truncated", "has 1043");
     ASSERT_REFUSED(tokens_open(write_file("a", 20240520, 1, 10, 10, 0, 1), 4), "too long", "has 1045");
-    ASSERT_REFUSED(tokens_open(write_file("a", 20240520, 1, INT32_MAX, 10, 0, 0), 4), "truncated",
-                   "4294968318 bytes");
+    ASSERT_REFUSED(tokens_open(write_file("a", 20240520, 1, INT32_MAX, 10, 0, 0), 4), "truncated", "4294968318 bytes");
     write_good("b1", 100, 0); // one bad file among good ones is an error too
     write_file("b2", 20240520, 1, 10, 10, 0, 1);
     ASSERT_REFUSED(tokens_open(scratch_path("b*"), 4), "b2", "too long");
     ASSERT_REFUSED(tokens_open(write_good("a", 10, 0), 0), "samples of 0 tokens");
-    ASSERT_REFUSED(tokens_open(write_good("a", 10, 0), 10), "takes 11 tokens", "longest of 1 has 10",
-                   "--seq");
+    ASSERT_REFUSED(tokens_open(write_good("a", 10, 0), 10), "takes 11 tokens", "longest of 1 has 10", "--seq");
     ASSERT_REFUSED(tokens_open(write_good("a", 0, 0), 1), "takes 2 tokens", "longest of 1 has 0");
     if (geteuid() != 0) { // root may read everything
         chmod(write_good("a", 10, 0), 0);
@@ -126,8 +121,7 @@ static void test_vocabulary(void **state) {
     int32_t inputs[T], targets[T];
     tokens_read(t, 1, 109, 0, 1, inputs, targets); // 104 … 108
     assert_int_equal(targets[T - 1], 108);
-    ASSERT_DIES(tokens_read(t, 1, 108, 0, 1, inputs, targets), "/a:", "token 8 is 108", "vocabulary has 108",
-                "--vocab");
+    ASSERT_DIES(tokens_read(t, 1, 108, 0, 1, inputs, targets), "/a:", "token 8 is 108", "vocabulary has 108", "--vocab");
     tokens_close(t);
     t = tokens_open(write_good("a", 5, 65534), T); // all of 16 bits, unsigned: 65534, 65535, 0, 1, 2
     tokens_read(t, 0, 65536, 0, 1, inputs, targets);
@@ -145,8 +139,7 @@ static void test_tokens_beyond_are_found_at_start(void **state) {
     write_good("b", 100, 300);
     tokens *t = tokens_open(scratch_path("*"), 4);
     tokens_check(t, 65536);
-    ASSERT_REFUSED(tokens_check(t, 50257), "/a: token 65535 is 65535, at byte 132094", "vocabulary has 50257",
-                   "--verify-data");
+    ASSERT_REFUSED(tokens_check(t, 50257), "/a: token 65535 is 65535, at byte 132094", "vocabulary has 50257", "--verify-data");
     tokens_close(t);
     t = tokens_open(scratch_path("b"), 4);
     ASSERT_REFUSED(tokens_check(t, 399), "/b: token 99 is 399, at byte 1222");
@@ -169,8 +162,7 @@ static int first_token(const char *pattern) {
 
 static void test_names_that_look_like_patterns(void **state) {
     (void)state;
-    static const char *const names[] = {"[ab]",         "a",          "wiki[en]/t_1", "wikie/t_1",
-                                        "back\\slash*", "backslashes"};
+    static const char *const names[] = {"[ab]", "a", "wiki[en]/t_1", "wikie/t_1", "back\\slash*", "backslashes"};
     empty_scratch();
     assert_int_equal(mkdir(scratch_path("wiki[en]"), 0700), 0);
     assert_int_equal(mkdir(scratch_path("wikie"), 0700), 0);
@@ -216,10 +208,9 @@ static void test_many_files(void **state) {
     // A file that was closed meanwhile must be the same when it is opened again.
     rename(scratch_path("000"), scratch_path("001"));
     int32_t column[T];
-    ASSERT_DIES(for (int i = 0; i < 2 * FILES; i++) tokens_read(t, i, 65536, 0, 1, column, column), "/000",
-                "No such file");
-    ASSERT_DIES(for (int i = 2; i < 2 * FILES; i++) tokens_read(t, i, 65536, 0, 1, column, column),
-                "/001 has been replaced", "start again");
+    ASSERT_DIES(for (int i = 0; i < 2 * FILES; i++) tokens_read(t, i, 65536, 0, 1, column, column), "/000", "No such file");
+    ASSERT_DIES(for (int i = 2; i < 2 * FILES; i++) tokens_read(t, i, 65536, 0, 1, column, column), "/001 has been replaced",
+                "start again");
     tokens_close(t);
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
 }
@@ -233,8 +224,7 @@ static void test_a_file_becomes_shorter(void **state) {
     tokens *t = tokens_open(path, T);
     assert_int_equal(truncate(path, HEADER * 4 + 50000 * 2), 0);
     tokens_read(t, 12000, 65536, 0, 1, column, column);
-    ASSERT_DIES(tokens_read(t, 20000, 65536, 0, 1, column, column), "/a cannot be read at byte 161024",
-                "has become shorter");
+    ASSERT_DIES(tokens_read(t, 20000, 65536, 0, 1, column, column), "/a cannot be read at byte 161024", "has become shorter");
     ASSERT_DIES(tokens_read(t, 12499, 65536, 0, 1, column, column), "/a cannot be read at byte 101024");
     tokens_close(t);
 }
@@ -357,8 +347,7 @@ static void test_uniform(void **state) {
     tokens *t = open_samples(N);
     for (int position = 0; position < N; position++) {
         int hits[N] = {0};
-        for (int64_t epoch = 0; epoch < EPOCHS; epoch++)
-            hits[tokens_shuffled(t, 1337, epoch * N + position)]++;
+        for (int64_t epoch = 0; epoch < EPOCHS; epoch++) hits[tokens_shuffled(t, 1337, epoch * N + position)]++;
         double chi2 = 0, mean = (double)EPOCHS / N;
         for (int i = 0; i < N; i++) chi2 += (hits[i] - mean) * (hits[i] - mean) / mean;
         assert_true(chi2 < (N - 1) + 5 * 4.9); // N - 1 degrees of freedom: mean 12, deviation sqrt(24)

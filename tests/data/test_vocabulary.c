@@ -8,8 +8,8 @@
 enum { HEADER = 256 };
 
 // A vocabulary file of `count` tokens "0", "1", … with header fields as given, and bytes added or cut.
-static char *write_file(const char *name, uint32_t magic, uint32_t version, uint32_t claimed, uint32_t end,
-                        int count, int extra_bytes) {
+static char *write_file(const char *name, uint32_t magic, uint32_t version, uint32_t claimed, uint32_t end, int count,
+                        int extra_bytes) {
     size_t size = HEADER * 4;
     char *bytes = calloc(1, size + (size_t)count * 8 + 64);
     assert_non_null(bytes);
@@ -88,19 +88,15 @@ static void test_damage(void **state) {
     ASSERT_REFUSED(vocabulary_open(scratch_write("v", "", 0)), "/v has 0 bytes");
     ASSERT_REFUSED(vocabulary_open(scratch_write("v", "short", 5)), "/v has 5 bytes");
     ASSERT_REFUSED(vocabulary_open(scratch), "it is a directory");
-    ASSERT_REFUSED(vocabulary_open(write_file("v", 20240520, 2, 10, 0, 10, 0)), "not a vocabulary file",
-                   "20240520");
+    ASSERT_REFUSED(vocabulary_open(write_file("v", 20240520, 2, 10, 0, 10, 0)), "not a vocabulary file", "20240520");
     ASSERT_REFUSED(vocabulary_open(write_file("v", 20240328, 3, 10, 0, 10, 0)), "version 3");
     ASSERT_REFUSED(vocabulary_open(write_file("v", 20240328, 2, 0, 0, 10, 0)), "0 tokens");
     ASSERT_REFUSED(vocabulary_open(write_file("v", 20240328, 2, UINT32_MAX, 0, 10, 0)), "4294967295 tokens");
-    ASSERT_REFUSED(vocabulary_open(write_file("v", 20240328, 2, 10, 10, 10, 0)),
-                   "end of text is token 10 of 10");
-    ASSERT_REFUSED(vocabulary_open(write_file("v", 20240328, 2, 11, 0, 10, 0)), "ends within token 10 of 11",
-                   "prepare.py");
+    ASSERT_REFUSED(vocabulary_open(write_file("v", 20240328, 2, 10, 10, 10, 0)), "end of text is token 10 of 10");
+    ASSERT_REFUSED(vocabulary_open(write_file("v", 20240328, 2, 11, 0, 10, 0)), "ends within token 10 of 11", "prepare.py");
     ASSERT_REFUSED(vocabulary_open(write_file("v", 20240328, 2, 10, 0, 10, -1)), "ends within token 9 of 10");
     ASSERT_REFUSED(vocabulary_open(write_file("v", 20240328, 2, 10, 0, 10, -2)), "ends within token 9 of 10");
-    ASSERT_REFUSED(vocabulary_open(write_file("v", 20240328, 2, 10, 0, 10, 1)), "end at byte 1044",
-                   "has 1045");
+    ASSERT_REFUSED(vocabulary_open(write_file("v", 20240328, 2, 10, 0, 10, 1)), "end at byte 1044", "has 1045");
     assert_int_equal(mkfifo(scratch_path("fifo"), 0600), 0); // nobody writes into it
     ASSERT_REFUSED(vocabulary_open(scratch_path("fifo")), "fifo", "a pipe, not a regular file");
     if (geteuid() != 0) { // root may read everything
@@ -130,12 +126,8 @@ static void test_beside(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bytes_without_file),
-        cmocka_unit_test(test_tokens),
-        cmocka_unit_test(test_extreme_lengths),
-        cmocka_unit_test(test_version_1),
-        cmocka_unit_test(test_damage),
-        cmocka_unit_test(test_beside),
+        cmocka_unit_test(test_bytes_without_file), cmocka_unit_test(test_tokens), cmocka_unit_test(test_extreme_lengths),
+        cmocka_unit_test(test_version_1),          cmocka_unit_test(test_damage), cmocka_unit_test(test_beside),
     };
     return cmocka_run_group_tests(tests, scratch_make, scratch_remove);
 }

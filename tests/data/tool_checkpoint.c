@@ -25,8 +25,7 @@ static rank_state state_of(int64_t seed, int64_t rank) {
     return (rank_state){ELEMENTS, ELEMENTS / RUN, run, {value[0], value[1], value[2]}};
 }
 
-static bool save_rank(const char *out, int64_t step, int64_t seed, int64_t rank, manifest_file *file,
-                      problem *why) {
+static bool save_rank(const char *out, int64_t step, int64_t seed, int64_t rank, manifest_file *file, problem *why) {
     char path[PATH_MAX];
     rank_state state = state_of(seed, rank);
     checkpoint_file_path(out, step, rank, true, path);
@@ -42,8 +41,7 @@ static bool save(const char *out, int64_t step, int64_t seed, int64_t ranks, int
     manifest m = {.step = step, .ranks = ranks, .file = files, .options = manifest_options()};
     manifest_add_option(m.options, "seed", text);
     bool sound = checkpoint_begin(store, step, why);
-    for (int64_t rank = 0; sound && rank < ranks; rank++)
-        sound = save_rank(out, step, seed, rank, &files[rank], why);
+    for (int64_t rank = 0; sound && rank < ranks; rank++) sound = save_rank(out, step, seed, rank, &files[rank], why);
     sound = sound && checkpoint_commit(store, &m, why) && checkpoint_prune(store, keep, 0, why);
     checkpoint_store_close(store);
     return sound;
@@ -83,8 +81,7 @@ static int latest(const char *out, problem *why) {
     saved_state *saved = saved_state_open(out, m, why);
     for (int64_t rank = 0; rank < m->ranks; rank++)
         if (!seed || !saved || !right(saved, atoll(seed), rank)) {
-            fprintf(stderr, "step %lld: file %lld is not what was saved\n", (long long)m->step,
-                    (long long)rank);
+            fprintf(stderr, "step %lld: file %lld is not what was saved\n", (long long)m->step, (long long)rank);
             return 2;
         }
     printf("%lld %s\n", (long long)m->step, seed);

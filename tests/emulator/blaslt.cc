@@ -38,15 +38,7 @@ struct Desc {
     char *aux; // what goes into GELU
     int64_t aux_ld, aux_step;
 };
-enum {
-    BIAS = 4,
-    ROW_SUMS = 16,
-    GELU = 32,
-    GELU_SLOPE = 64,
-    AUX = 128,
-    SUMS_OF_A = 256,
-    SUMS_OF_B = 512
-}; // epilogues' bits
+enum { BIAS = 4, ROW_SUMS = 16, GELU = 32, GELU_SLOPE = 64, AUX = 128, SUMS_OF_A = 256, SUMS_OF_B = 512 }; // epilogues' bits
 struct Preference {
     uint64_t workspace;
     uint32_t alignment[4];
@@ -84,8 +76,7 @@ __attribute__((format(printf, 1, 2))) cublasStatus_t refuse(const char *format, 
 }
 
 template <typename T> cublasStatus_t take(T &field, const void *value, size_t bytes) {
-    if (!value || bytes != sizeof field)
-        return refuse("an attribute of %zu bytes given as %zu", sizeof field, bytes);
+    if (!value || bytes != sizeof field) return refuse("an attribute of %zu bytes given as %zu", sizeof field, bytes);
     memcpy(&field, value, bytes);
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -105,8 +96,8 @@ uint64_t hash(const Desc &desc, const Layout *const layout[4]) {
     auto mix = [&h](int64_t x) { h = (h ^ (uint64_t)x) * 1099511628211u; };
     mix(desc.compute), mix(desc.transpose[0]), mix(desc.transpose[1]), mix(desc.epilogue);
     for (int i = 0; i < 4; i++)
-        mix(layout[i]->type), mix(layout[i]->rows), mix(layout[i]->cols), mix(layout[i]->ld),
-            mix(layout[i]->batch), mix(layout[i]->step);
+        mix(layout[i]->type), mix(layout[i]->rows), mix(layout[i]->cols), mix(layout[i]->ld), mix(layout[i]->batch),
+            mix(layout[i]->step);
     return h;
 }
 
@@ -120,8 +111,8 @@ cublasStatus_t check(const Desc &desc, const Layout *const layout[4], int64_t *m
     for (int i = 0; i < 4; i++) {
         const Layout &l = *layout[i];
         if (l.ld < l.rows)
-            return refuse("%c is %lld by %lld and ld %lld too small for it", name[i], (long long)l.rows,
-                          (long long)l.cols, (long long)l.ld);
+            return refuse("%c is %lld by %lld and ld %lld too small for it", name[i], (long long)l.rows, (long long)l.cols,
+                          (long long)l.ld);
     }
     const Layout &a = *layout[0], &b = *layout[1], &c = *layout[2], &d = *layout[3];
     if (a.batch < 1 || a.batch != b.batch || a.batch != c.batch || a.batch != d.batch)
@@ -131,17 +122,15 @@ cublasStatus_t check(const Desc &desc, const Layout *const layout[4], int64_t *m
     *m = ta ? a.cols : a.rows, *k = ta ? a.rows : a.cols, *n = tb ? b.rows : b.cols;
     int64_t k2 = tb ? b.cols : b.rows;
     if (*k != k2 || d.rows != *m || d.cols != *n || c.rows != *m || c.cols != *n)
-        return refuse("op(A) %lld by %lld, op(B) %lld by %lld, C %lld by %lld, D %lld by %lld", (long long)*m,
-                      (long long)*k, (long long)k2, (long long)*n, (long long)c.rows, (long long)c.cols,
-                      (long long)d.rows, (long long)d.cols);
+        return refuse("op(A) %lld by %lld, op(B) %lld by %lld, C %lld by %lld, D %lld by %lld", (long long)*m, (long long)*k,
+                      (long long)k2, (long long)*n, (long long)c.rows, (long long)c.cols, (long long)d.rows, (long long)d.cols);
     bool wide = desc.compute == CUBLAS_COMPUTE_64F || desc.compute == CUBLAS_COMPUTE_64F_PEDANTIC;
     bool fits = wide ? a.type == CUDA_R_64F && d.type == CUDA_R_64F && desc.scale == CUDA_R_64F
-                     : desc.scale == CUDA_R_32F && ((a.type == CUDA_R_32F && d.type == CUDA_R_32F) ||
-                                                    (a.type == CUDA_R_16BF && d.type != CUDA_R_64F));
+                     : desc.scale == CUDA_R_32F &&
+                           ((a.type == CUDA_R_32F && d.type == CUDA_R_32F) || (a.type == CUDA_R_16BF && d.type != CUDA_R_64F));
     if (!fits || a.type != b.type || c.type != d.type) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (desc.epilogue & AUX && (desc.aux_ld < *m || desc.aux_ld % 8))
-        return refuse("aux has ld %lld; it must be at least %lld and a multiple of 8", (long long)desc.aux_ld,
-                      (long long)*m);
+        return refuse("aux has ld %lld; it must be at least %lld and a multiple of 8", (long long)desc.aux_ld, (long long)*m);
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -167,13 +156,11 @@ int64_t index(const Layout &l, int64_t row, int64_t col) {
 }
 
 // op(matrix), rows by cols, by columns and without gaps.
-template <typename T>
-std::vector<T> packed(const char *memory, const Layout &l, bool transpose, int64_t rows, int64_t cols) {
+template <typename T> std::vector<T> packed(const char *memory, const Layout &l, bool transpose, int64_t rows, int64_t cols) {
     std::vector<T> p((size_t)(rows * cols));
     for (int64_t j = 0; j < cols; j++)
         for (int64_t i = 0; i < rows; i++)
-            p[(size_t)(i + j * rows)] =
-                element<T>(memory, l.type, transpose ? index(l, j, i) : index(l, i, j));
+            p[(size_t)(i + j * rows)] = element<T>(memory, l.type, transpose ? index(l, j, i) : index(l, i, j));
     return p;
 }
 
@@ -187,8 +174,7 @@ struct Product {
 };
 
 // sum (rows, 4) = a (rows, k) · b (k, 4), a by columns of m
-template <typename T>
-void strip(T *sum, const T *a, int64_t rows, int64_t m, const T *const b[4], int64_t k) {
+template <typename T> void strip(T *sum, const T *a, int64_t rows, int64_t m, const T *const b[4], int64_t k) {
     std::fill(sum, sum + 4 * rows, T(0));
     T *s0 = sum, *s1 = sum + rows, *s2 = sum + 2 * rows, *s3 = sum + 3 * rows;
     for (int64_t l = 0; l < k; l++) {
@@ -251,8 +237,7 @@ template <typename T> void multiply(const Product &p) {
         for (int64_t i = 0; i < p.m && epilogue & SUMS_OF_A; i++) sums[(size_t)i] += a[(size_t)(i + l * p.m)];
         for (int64_t j = 0; j < p.n && epilogue & SUMS_OF_B; j++) sums[(size_t)j] += b[(size_t)(l + j * p.k)];
     }
-    for (size_t i = 0; i < sums.size() && !(epilogue & BIAS); i++)
-        put<T>((void *)p.desc.bias, p.d.type, (int64_t)i, sums[i]);
+    for (size_t i = 0; i < sums.size() && !(epilogue & BIAS); i++) put<T>((void *)p.desc.bias, p.d.type, (int64_t)i, sums[i]);
 }
 
 } // namespace
@@ -290,16 +275,15 @@ cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) {
     return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDataType type, uint64_t rows,
-                                          uint64_t cols, int64_t ld) {
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDataType type, uint64_t rows, uint64_t cols,
+                                          int64_t ld) {
     *layout = new cublasLtMatrixLayoutOpaque_t{};
     of(*layout) = {type, (int64_t)rows, (int64_t)cols, ld, 0, 1};
     return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
-                                                cublasLtMatrixLayoutAttribute_t attribute, const void *value,
-                                                size_t bytes) {
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t attribute,
+                                                const void *value, size_t bytes) {
     return attribute == CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT ? take(of(layout).batch, value, bytes)
                                                            : take(of(layout).step, value, bytes);
 }
@@ -309,11 +293,9 @@ cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
     return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *desc, cublasComputeType_t compute,
-                                        cudaDataType scale) {
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *desc, cublasComputeType_t compute, cudaDataType scale) {
     *desc = new cublasLtMatmulDescOpaque_t{};
-    of(*desc) = {compute, scale, {CUBLAS_OP_N, CUBLAS_OP_N}, CUBLASLT_EPILOGUE_DEFAULT, nullptr, nullptr,
-                 0,       0};
+    of(*desc) = {compute, scale, {CUBLAS_OP_N, CUBLAS_OP_N}, CUBLASLT_EPILOGUE_DEFAULT, nullptr, nullptr, 0, 0};
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -322,9 +304,8 @@ cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t desc) {
     return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
-                                              cublasLtMatmulDescAttributes_t attribute, const void *value,
-                                              size_t bytes) {
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t attribute,
+                                              const void *value, size_t bytes) {
     Desc &d = of(desc);
     switch (attribute) {
     case CUBLASLT_MATMUL_DESC_TRANSA:
@@ -357,8 +338,8 @@ cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t prefer
 }
 
 cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
-                                                    cublasLtMatmulPreferenceAttributes_t attribute,
-                                                    const void *value, size_t bytes) {
+                                                    cublasLtMatmulPreferenceAttributes_t attribute, const void *value,
+                                                    size_t bytes) {
     Preference &p = of(preference);
     uint32_t mask = 0;
     switch (attribute) {
@@ -375,9 +356,8 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
     return CUBLAS_STATUS_INVALID_VALUE;
 }
 
-cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t desc,
-                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
-                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
+                                              cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
                                               cublasLtMatmulPreference_t preference, int requested,
                                               cublasLtMatmulHeuristicResult_t results[], int *found) {
     *found = 0;
@@ -412,27 +392,14 @@ static double seconds_of(const Product &p) {
     return product_seconds(m, n, k, times, bytes);
 }
 
-cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void *alpha,
-                              const void *a, cublasLtMatrixLayout_t a_layout, const void *b,
-                              cublasLtMatrixLayout_t b_layout, const void *beta, const void *c,
-                              cublasLtMatrixLayout_t c_layout, void *d, cublasLtMatrixLayout_t d_layout,
-                              const cublasLtMatmulAlgo_t *algorithm, void *workspace, size_t workspace_bytes,
-                              cudaStream_t stream) {
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void *alpha, const void *a,
+                              cublasLtMatrixLayout_t a_layout, const void *b, cublasLtMatrixLayout_t b_layout, const void *beta,
+                              const void *c, cublasLtMatrixLayout_t c_layout, void *d, cublasLtMatrixLayout_t d_layout,
+                              const cublasLtMatmulAlgo_t *algorithm, void *workspace, size_t workspace_bytes, cudaStream_t stream) {
     const Layout *layout[4] = {&of(a_layout), &of(b_layout), &of(c_layout), &of(d_layout)};
-    Product p = {of(desc),
-                 *layout[0],
-                 *layout[1],
-                 *layout[2],
-                 *layout[3],
-                 (const char *)a,
-                 (const char *)b,
-                 (const char *)c,
-                 (char *)d,
-                 0,
-                 0,
-                 0,
-                 0,
-                 0};
+    Product p = {
+        of(desc), *layout[0], *layout[1], *layout[2], *layout[3], (const char *)a, (const char *)b, (const char *)c, (char *)d,
+        0,        0,          0,          0,          0};
     if (!handle || !alpha || !beta) return refuse("NULL handle, alpha or beta");
     if (setting("EMULATOR_REFUSES", 0) == REFUSES_TO_MULTIPLY) return CUBLAS_STATUS_NOT_SUPPORTED;
     cublasStatus_t status = check(p.desc, layout, &p.m, &p.n, &p.k);
@@ -443,21 +410,18 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     Algorithm chosen = {MAGIC, {256, 256, 256, 256}, 0, hash(p.desc, layout)};
     if (algorithm) memcpy(&chosen, algorithm, sizeof chosen);
     if (chosen.magic != MAGIC) return refuse("an algorithm that no heuristic returned");
-    if (chosen.shape != hash(p.desc, layout))
-        return refuse("an algorithm that was found for another product");
+    if (chosen.shape != hash(p.desc, layout)) return refuse("an algorithm that was found for another product");
     for (int i = 0; i < 4; i++) {
-        if ((uintptr_t)pointer[i] % size_of(layout[i]->type))
-            return refuse("%c at %p is misaligned", "ABCD"[i], pointer[i]);
+        if ((uintptr_t)pointer[i] % size_of(layout[i]->type)) return refuse("%c at %p is misaligned", "ABCD"[i], pointer[i]);
         uintptr_t step = (uintptr_t)(layout[i]->step * (int64_t)size_of(layout[i]->type));
         if (algorithm && ((uintptr_t)pointer[i] | step) % chosen.alignment[i])
-            return refuse(
-                "%c at %p, in steps of %lld elements: the preference promised an alignment of %u bytes",
-                "ABCD"[i], pointer[i], (long long)layout[i] -> step, chosen.alignment[i]);
+            return refuse("%c at %p, in steps of %lld elements: the preference promised an alignment of %u bytes", "ABCD"[i],
+                          pointer[i], (long long)layout[i] -> step, chosen.alignment[i]);
         need_device(pointer[i], extent(*layout[i]), "cublasLtMatmul");
     }
     if (workspace_bytes < chosen.workspace || (workspace_bytes > 0 && !workspace))
-        return refuse("a workspace of %zu bytes at %p for an algorithm that uses %llu", workspace_bytes,
-                      workspace, (unsigned long long)chosen.workspace);
+        return refuse("a workspace of %zu bytes at %p for an algorithm that uses %llu", workspace_bytes, workspace,
+                      (unsigned long long)chosen.workspace);
     need_device(workspace, workspace_bytes, "the workspace of cublasLtMatmul");
     if (int64_t length = bias_length(p.desc.epilogue, p.m, p.n)) {
         if (!p.desc.bias || (uintptr_t)p.desc.bias % 16) // no preference tells how far it is aligned
@@ -465,8 +429,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
         need_device(p.desc.bias, (size_t)length * size_of(p.d.type), "the bias of cublasLtMatmul");
     }
     if (p.desc.epilogue & AUX) {
-        if (!p.desc.aux || (uintptr_t)p.desc.aux % 16)
-            return refuse("aux at %p: not aligned to 16 bytes", p.desc.aux);
+        if (!p.desc.aux || (uintptr_t)p.desc.aux % 16) return refuse("aux at %p: not aligned to 16 bytes", p.desc.aux);
         size_t elements = (size_t)((p.d.batch - 1) * p.desc.aux_step + (p.n - 1) * p.desc.aux_ld + p.m);
         if (p.n > 0) need_device(p.desc.aux, elements * size_of(p.d.type), "the aux of cublasLtMatmul");
     }

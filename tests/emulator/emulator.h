@@ -41,11 +41,7 @@ struct Random { // xorshift
     int64_t below(int64_t n) { return (int64_t)(next() % (uint64_t)n); }
 };
 
-enum HostCall {
-    CALL,
-    LAUNCH,
-    GROUP
-}; // of the host: an event or a word; a kernel or a copy; a group of NCCL's
+enum HostCall { CALL, LAUNCH, GROUP }; // of the host: an event or a word; a kernel or a copy; a group of NCCL's
 
 // stream.cc: the stream's thread runs `work` after all that was enqueued before. Aborts on the default stream.
 void enqueue(cudaStream_t stream, const char *what, std::function<void()> work, HostCall call = CALL);

@@ -89,8 +89,7 @@ enum { STACK_BYTES = 256 << 10, PAGE = 4096 };
 // index: stacks begin at different lines of a page, or they would all compete for the same lines of the cache.
 void context_create(Context &context, void (*entry)(), int index) {
     context.bytes = STACK_BYTES;
-    void *memory = mmap(nullptr, STACK_BYTES + PAGE, PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *memory = mmap(nullptr, STACK_BYTES + PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) fail("no memory for the stack of a fiber");
     mprotect(memory, PAGE, PROT_NONE);
     context.stack = (char *)memory + PAGE;
@@ -200,9 +199,7 @@ void Machine::resume(Fiber *fiber) {
 // The current fiber cannot go on: find one that can.
 void Machine::leave() {
     if (ready_from < ready.size()) {
-        if (shuffled)
-            std::swap(ready[ready_from],
-                      ready[ready_from + (size_t)random.below((int64_t)(ready.size() - ready_from))]);
+        if (shuffled) std::swap(ready[ready_from], ready[ready_from + (size_t)random.below((int64_t)(ready.size() - ready_from))]);
         CudaThread &thread = threads[(size_t)ready[ready_from++]];
         if (ready_from == ready.size()) ready.clear(), ready_from = 0;
         thread.state = RUNNING;
@@ -231,10 +228,8 @@ void Machine::wait(State state, emulator_place place) {
 }
 
 void Machine::stuck() {
-    fprintf(
-        stderr,
-        "emulator: threads of a block wait for each other for ever. Block (%u, %u, %u) of (%u, %u, %u):\n",
-        blockIdx.x, blockIdx.y, blockIdx.z, gridDim.x, gridDim.y, gridDim.z);
+    fprintf(stderr, "emulator: threads of a block wait for each other for ever. Block (%u, %u, %u) of (%u, %u, %u):\n", blockIdx.x,
+            blockIdx.y, blockIdx.z, gridDim.x, gridDim.y, gridDim.z);
     if (exited > 0) fprintf(stderr, "  %d of %d threads have left the kernel\n", exited, count);
     std::vector<bool> told((size_t)count);
     for (size_t t = 0; t < threads.size(); t++) {
@@ -242,11 +237,9 @@ void Machine::stuck() {
         if (first.state == EXITED || told[t]) continue;
         int alike = 0;
         for (size_t u = t; u < threads.size(); u++)
-            if (threads[u].state == first.state && threads[u].place.line == first.place.line)
-                told[u] = true, alike++;
-        fprintf(stderr, "  %d wait at %s:%d in %s for %s, the first of them thread %zu\n", alike,
-                first.place.file, first.place.line, first.place.function,
-                first.state == AT_BARRIER ? "the block" : "their warp", t);
+            if (threads[u].state == first.state && threads[u].place.line == first.place.line) told[u] = true, alike++;
+        fprintf(stderr, "  %d wait at %s:%d in %s for %s, the first of them thread %zu\n", alike, first.place.file,
+                first.place.line, first.place.function, first.state == AT_BARRIER ? "the block" : "their warp", t);
     }
     fail("a barrier that not all threads reach");
 }
@@ -269,8 +262,8 @@ bool same(emulator_place a, emulator_place b) {
 // ---------------------------------------------------------------------------------------------------- the grid
 
 // One worker of a grid: blocks first, first + stride, …
-static void run_blocks(Machine &m, uint3 grid, uint3 block, const std::function<void()> &kernel,
-                       const std::vector<int64_t> &blocks, int64_t first, int64_t stride) {
+static void run_blocks(Machine &m, uint3 grid, uint3 block, const std::function<void()> &kernel, const std::vector<int64_t> &blocks,
+                       int64_t first, int64_t stride) {
     machine = &m;
     gridDim = grid, blockDim = block;
     m.kernel = &kernel;
@@ -293,22 +286,19 @@ static void run_blocks(Machine &m, uint3 grid, uint3 block, const std::function<
 #endif
     for (int64_t i = first; i < (int64_t)blocks.size(); i += stride) {
         int64_t b = blocks[(size_t)i];
-        m.run_block(
-            {(unsigned)(b % grid.x), (unsigned)(b / grid.x % grid.y), (unsigned)(b / grid.x / grid.y)});
+        m.run_block({(unsigned)(b % grid.x), (unsigned)(b / grid.x % grid.y), (unsigned)(b / grid.x / grid.y)});
     }
     machine = nullptr;
 }
 
 void run_grid(uint3 grid, uint3 block, const std::function<void()> &kernel) {
     static const int64_t seed = setting("EMULATOR_SEED", 0), workers_max = setting("EMULATOR_THREADS", 1);
-    static thread_local std::vector<std::unique_ptr<Machine>>
-        crew; // kept by the stream: stacks are made once
+    static thread_local std::vector<std::unique_ptr<Machine>> crew; // kept by the stream: stacks are made once
     static thread_local Random random((uint64_t)seed);
     std::vector<int64_t> blocks((size_t)grid.x * grid.y * grid.z);
     for (size_t i = 0; i < blocks.size(); i++) blocks[i] = (int64_t)i;
     if (seed)
-        for (size_t i = blocks.size() - 1; i > 0; i--)
-            std::swap(blocks[i], blocks[(size_t)random.below((int64_t)i + 1)]);
+        for (size_t i = blocks.size() - 1; i > 0; i--) std::swap(blocks[i], blocks[(size_t)random.below((int64_t)i + 1)]);
     int64_t workers = std::max<int64_t>(1, std::min<int64_t>(workers_max, (int64_t)blocks.size()));
     while ((int64_t)crew.size() < workers) {
         crew.push_back(std::make_unique<Machine>());
@@ -317,8 +307,7 @@ void run_grid(uint3 grid, uint3 block, const std::function<void()> &kernel) {
     }
     std::vector<std::thread> others;
     for (int64_t w = 1; w < workers; w++)
-        others.emplace_back(
-            [&, m = crew[(size_t)w].get(), w] { run_blocks(*m, grid, block, kernel, blocks, w, workers); });
+        others.emplace_back([&, m = crew[(size_t)w].get(), w] { run_blocks(*m, grid, block, kernel, blocks, w, workers); });
     run_blocks(*crew[0], grid, block, kernel, blocks, 0, workers);
     for (std::thread &other : others) other.join();
 }
@@ -343,8 +332,8 @@ void emulator_block_barrier(emulator_place place) {
     emulator::Machine &m = *machine;
     if (m.at_barrier == 0) m.barrier = place;
     if (!emulator::same(m.barrier, place))
-        emulator::fail("__syncthreads: some threads of a block are at %s:%d, others at %s:%d", m.barrier.file,
-                       m.barrier.line, place.file, place.line);
+        emulator::fail("__syncthreads: some threads of a block are at %s:%d, others at %s:%d", m.barrier.file, m.barrier.line,
+                       place.file, place.line);
     if (++m.at_barrier < m.count) return m.wait(emulator::AT_BARRIER, place);
     m.at_barrier = 0;
     for (int t = 0; t < m.count; t++)
@@ -354,8 +343,7 @@ void emulator_block_barrier(emulator_place place) {
 const uint64_t *emulator_warp_meeting(unsigned mask, uint64_t mine, emulator_place place) {
     int thread = current_thread(), lane = thread & 31, warp = thread / 32;
     emulator::Machine &m = *machine;
-    if (!(mask >> lane & 1))
-        emulator::fail("%s:%d: lane %d is not in its own mask %08x", place.file, place.line, lane, mask);
+    if (!(mask >> lane & 1)) emulator::fail("%s:%d: lane %d is not in its own mask %08x", place.file, place.line, lane, mask);
     int lanes = std::min(32, m.count - warp * 32); // the last warp may be a part of one
     unsigned there = mask & (lanes == 32 ? 0xffffffffu : (1u << lanes) - 1);
     std::vector<emulator::Meeting> &meetings = m.warps[(size_t)warp];
@@ -370,8 +358,8 @@ const uint64_t *emulator_warp_meeting(unsigned mask, uint64_t mine, emulator_pla
     emulator::Meeting &meeting = meetings[i];
     if (meeting.present == 0) meeting.place = place;
     if (!emulator::same(meeting.place, place))
-        emulator::fail("lanes of a warp meet at %s:%d and at %s:%d", meeting.place.file, meeting.place.line,
-                       place.file, place.line);
+        emulator::fail("lanes of a warp meet at %s:%d and at %s:%d", meeting.place.file, meeting.place.line, place.file,
+                       place.line);
     uint64_t *slot = meeting.slot[meeting.odd];
     slot[lane] = mine;
     meeting.present |= 1u << lane;
@@ -387,6 +375,5 @@ const uint64_t *emulator_warp_meeting(unsigned mask, uint64_t mine, emulator_pla
 }
 
 void emulator_bad_source(unsigned mask, int source, emulator_place place) {
-    emulator::fail("%s:%d: a shuffle reads lane %d, which is not in mask %08x", place.file, place.line,
-                   source, mask);
+    emulator::fail("%s:%d: a shuffle reads lane %d, which is not in mask %08x", place.file, place.line, source, mask);
 }

@@ -35,18 +35,16 @@ extern "C" {
 decltype(attention_cudnn_forward) __real_attention_cudnn_forward, __wrap_attention_cudnn_forward;
 decltype(attention_cudnn_backward) __real_attention_cudnn_backward, __wrap_attention_cudnn_backward;
 
-bool __wrap_attention_cudnn_forward(real *out, precise *lse, const real *qkv, int64_t t0, int64_t n,
-                                    int64_t T, int64_t B, int64_t H, int64_t D, cf_stream *stream) {
-    return takes_time(flops(t0, n, B, H, D), stream) ||
-           __real_attention_cudnn_forward(out, lse, qkv, t0, n, T, B, H, D, stream);
+bool __wrap_attention_cudnn_forward(real *out, precise *lse, const real *qkv, int64_t t0, int64_t n, int64_t T, int64_t B,
+                                    int64_t H, int64_t D, cf_stream *stream) {
+    return takes_time(flops(t0, n, B, H, D), stream) || __real_attention_cudnn_forward(out, lse, qkv, t0, n, T, B, H, D, stream);
 }
 
-bool __wrap_attention_cudnn_backward(real *dqkv, const real *dout, const real *out, const precise *lse,
-                                     const real *qkv, precise *scratch, int64_t t0, int64_t n, int64_t T,
-                                     int64_t B, int64_t H, int64_t D, bool first, cf_stream *stream) {
+bool __wrap_attention_cudnn_backward(real *dqkv, const real *dout, const real *out, const precise *lse, const real *qkv,
+                                     precise *scratch, int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t D,
+                                     bool first, cf_stream *stream) {
     return takes_time(2.5 * flops(t0, n, B, H, D), stream) ||
-           __real_attention_cudnn_backward(dqkv, dout, out, lse, qkv, scratch, t0, n, T, B, H, D, first,
-                                           stream);
+           __real_attention_cudnn_backward(dqkv, dout, out, lse, qkv, scratch, t0, n, T, B, H, D, first, stream);
 }
 
 decltype(linear_wgrad_rows_min) __real_linear_wgrad_rows_min, __wrap_linear_wgrad_rows_min;

@@ -107,8 +107,7 @@ cudaMemoryType memory_type(const void *address, size_t bytes, const char *what) 
     const Allocation &a = it->second;
     size_t left = a.bytes - ((uintptr_t)address - it->first);
     if (bytes > left)
-        fail("%s: %zu bytes at %p, but the memory there (%zu bytes in all) ends after %zu", what, bytes,
-             address, a.bytes, left);
+        fail("%s: %zu bytes at %p, but the memory there (%zu bytes in all) ends after %zu", what, bytes, address, a.bytes, left);
     return a.kind == DEVICE || a.kind == PEER ? cudaMemoryTypeDevice : cudaMemoryTypeHost;
 }
 
@@ -119,8 +118,7 @@ static bool is_a_peers(const void *address) {
 }
 
 void need_device(const void *address, size_t bytes, const char *what) {
-    if (bytes > 0 && memory_type(address, bytes, what) != cudaMemoryTypeDevice)
-        fail("%s: %p is not device memory", what, address);
+    if (bytes > 0 && memory_type(address, bytes, what) != cudaMemoryTypeDevice) fail("%s: %p is not device memory", what, address);
 }
 
 } // namespace emulator
@@ -136,11 +134,9 @@ cudaError_t cudaMalloc(void **memory, size_t bytes) {
     std::lock_guard<std::mutex> hold(state.lock);
     if (state.device_bytes + bytes > device_capacity()) return remember(cudaErrorMemoryAllocation);
     if (state.file < 0) state.file = memfd_create("emulated-gpu", MFD_CLOEXEC);
-    size_t rounded = round_up(bytes, 256),
-           page_bytes = round_up(rounded + 256, PAGE); // at least 256 guard bytes
+    size_t rounded = round_up(bytes, 256), page_bytes = round_up(rounded + 256, PAGE); // at least 256 guard bytes
     off_t offset = state.file_bytes;
-    if (state.file < 0 || ftruncate(state.file, offset + (off_t)page_bytes) != 0)
-        return remember(cudaErrorMemoryAllocation);
+    if (state.file < 0 || ftruncate(state.file, offset + (off_t)page_bytes) != 0) return remember(cudaErrorMemoryAllocation);
     char *pages = map_pages(state.file, offset, page_bytes);
     if (!pages) return remember(cudaErrorMemoryAllocation);
     state.file_bytes += (off_t)page_bytes;
@@ -159,8 +155,8 @@ cudaError_t cudaMalloc(void **memory, size_t bytes) {
 static void check_guards(const char *from, const char *to, const void *memory, size_t bytes) {
     for (; from < to; from++)
         if ((unsigned char)*from != GUARD)
-            fail("cudaFree: a byte %lld from the start of %zu bytes at %p was written",
-                 (long long)(from - (const char *)memory), bytes, memory);
+            fail("cudaFree: a byte %lld from the start of %zu bytes at %p was written", (long long)(from - (const char *)memory),
+                 bytes, memory);
 }
 
 // As on a GPU, waits for all streams: what is under way may still use the memory.
@@ -248,8 +244,7 @@ cudaError_t cudaIpcCloseMemHandle(void *memory) {
 
 cudaError_t cudaMallocHost(void **memory, size_t bytes, unsigned) {
     if (devices() == 0) return remember(cudaErrorNoDevice);
-    if (posix_memalign(memory, PAGE, round_up(bytes ? bytes : 1, PAGE)) != 0)
-        return remember(cudaErrorMemoryAllocation);
+    if (posix_memalign(memory, PAGE, round_up(bytes ? bytes : 1, PAGE)) != 0) return remember(cudaErrorMemoryAllocation);
     memset(*memory, POISONED, bytes);
     std::lock_guard<std::mutex> hold(state.lock);
     state.allocations[(uintptr_t)*memory] = {PINNED, bytes, nullptr, 0, 0};
@@ -298,8 +293,7 @@ static bool allows(enum cudaMemcpyKind kind, bool from_device, bool to_device) {
 }
 
 // Between devices, to and from the host, within a device.
-static void enqueue_copy(cudaStream_t stream, const char *what, void *to, const void *from, size_t bytes,
-                         bool host) {
+static void enqueue_copy(cudaStream_t stream, const char *what, void *to, const void *from, size_t bytes, bool host) {
     if (!imagined()) return enqueue(stream, what, [=] { memmove(to, from, bytes); });
     bool peers = is_a_peers(to) || is_a_peers(from);
     enqueue(
@@ -314,8 +308,7 @@ static void enqueue_copy(cudaStream_t stream, const char *what, void *to, const 
         LAUNCH);
 }
 
-cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
-                            cudaStream_t stream) {
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream) {
     if (bytes == 0) return cudaSuccess;
     cudaMemoryType source = memory_type(from, bytes, "cudaMemcpyAsync, from");
     cudaMemoryType target = memory_type(to, bytes, "cudaMemcpyAsync, to");
@@ -326,15 +319,13 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaM
         enqueue(stream, "cudaMemcpyAsync", [=] { memcpy(to, read->data(), bytes); });
         return cudaSuccess;
     }
-    enqueue_copy(stream, "cudaMemcpyAsync", to, from, bytes,
-                 source != cudaMemoryTypeDevice || target != cudaMemoryTypeDevice);
+    enqueue_copy(stream, "cudaMemcpyAsync", to, from, bytes, source != cudaMemoryTypeDevice || target != cudaMemoryTypeDevice);
     return target == cudaMemoryTypeUnregistered ? cudaStreamSynchronize(stream) : cudaSuccess;
 }
 
 // Of memory on the device alone, all copies with one set of attributes: a use of more has to be written down here first.
 cudaError_t cudaMemcpyBatchAsync(void *const *to, const void *const *from, const size_t *bytes, size_t count,
-                                 cudaMemcpyAttributes *attributes, size_t *first, size_t attribute_sets,
-                                 cudaStream_t stream) {
+                                 cudaMemcpyAttributes *attributes, size_t *first, size_t attribute_sets, cudaStream_t stream) {
     if (count == 0 || attribute_sets != 1 || first[0] != 0 || !stream) return remember(cudaErrorInvalidValue);
     if (attributes->srcAccessOrder != cudaMemcpySrcAccessOrderStream || attributes->flags > 1)
         return remember(cudaErrorInvalidValue);

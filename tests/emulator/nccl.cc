@@ -38,8 +38,7 @@ using namespace emulator;
 namespace {
 
 enum Operation : uint32_t { SENDRECV, ALLGATHER, REDUCE_SCATTER, ALLREDUCE, BROADCAST };
-const char *const operation_name[] = {"send and receive", "all-gather", "reduce-scatter", "all-reduce",
-                                      "broadcast"};
+const char *const operation_name[] = {"send and receive", "all-gather", "reduce-scatter", "all-reduce", "broadcast"};
 
 struct Header {
     uint64_t bytes;
@@ -60,9 +59,7 @@ struct Half {
     size_t said = 0, heard = 0, told = 0, moved = 0; // bytes of mine, of theirs, of end, of data
     size_t telling() const { return imagined() ? sizeof end : 0; }
     size_t moving() const { return imagined() && bytes > SMALL_BYTES ? 0 : bytes; }
-    bool done() const {
-        return said == sizeof mine && heard == sizeof theirs && told == telling() && moved == moving();
-    }
+    bool done() const { return said == sizeof mine && heard == sizeof theirs && told == telling() && moved == moving(); }
 };
 
 struct Call { // one call of the API, remembered until the group ends
@@ -117,9 +114,7 @@ struct ncclComm {
 void ncclComm::progress(Half &half) {
     int connection = half.sends ? to[(size_t)half.peer] : from[(size_t)half.peer];
     auto push = [&](const void *data, size_t bytes, size_t &done) {
-        ssize_t n = done < bytes ? send(connection, (const char *)data + done, bytes - done,
-                                        MSG_NOSIGNAL | MSG_DONTWAIT)
-                                 : 0;
+        ssize_t n = done < bytes ? send(connection, (const char *)data + done, bytes - done, MSG_NOSIGNAL | MSG_DONTWAIT) : 0;
         if (n > 0) done += (size_t)n;
         if (n < 0 && errno != EAGAIN && errno != EINTR) lost();
     };
@@ -129,8 +124,7 @@ void ncclComm::progress(Half &half) {
         if ((n == 0 && done < bytes) || (n < 0 && errno != EAGAIN && errno != EINTR)) lost();
     };
     if (!half.begun) // the first in line now
-        half.mine = {half.bytes, (half.sends ? sent : received)[(size_t)half.peer]++, half.operation,
-                     stream_clock()};
+        half.mine = {half.bytes, (half.sends ? sent : received)[(size_t)half.peer]++, half.operation, stream_clock()};
     half.begun = true;
     push(&half.mine, sizeof half.mine, half.said);
     if (half.heard < sizeof half.theirs) {
@@ -139,9 +133,8 @@ void ncclComm::progress(Half &half) {
         const Header &m = half.mine, &t = half.theirs;
         if (m.bytes != t.bytes || m.number != t.number || m.operation != t.operation)
             fail("NCCL: rank %d of %d %s %zu bytes (%s) %s rank %d, which %s %zu bytes (%s)", rank, ranks,
-                 half.sends ? "sends" : "expects", (size_t)m.bytes, operation_name[m.operation],
-                 half.sends ? "to" : "from", half.peer, half.sends ? "expects" : "sends", (size_t)t.bytes,
-                 operation_name[t.operation]);
+                 half.sends ? "sends" : "expects", (size_t)m.bytes, operation_name[m.operation], half.sends ? "to" : "from",
+                 half.peer, half.sends ? "expects" : "sends", (size_t)t.bytes, operation_name[t.operation]);
     }
     if (half.said < sizeof half.mine) return;
     if (half.sends && half.telling() > 0 && half.end < 0)
@@ -156,12 +149,10 @@ void ncclComm::copy_to_self(std::vector<Half> &halves) {
     for (Half &half : halves)
         if (half.peer == rank) (half.sends ? sends : receives).push_back(&half);
     if (sends.size() != receives.size())
-        fail("NCCL: rank %d sends %zu times to itself and receives %zu times in one group", rank,
-             sends.size(), receives.size());
+        fail("NCCL: rank %d sends %zu times to itself and receives %zu times in one group", rank, sends.size(), receives.size());
     for (size_t i = 0; i < sends.size(); i++) {
         if (sends[i]->bytes != receives[i]->bytes)
-            fail("NCCL: rank %d sends %zu bytes to itself and expects %zu", rank, sends[i]->bytes,
-                 receives[i]->bytes);
+            fail("NCCL: rank %d sends %zu bytes to itself and expects %zu", rank, sends[i]->bytes, receives[i]->bytes);
         if (sends[i]->moving()) memmove(receives[i]->data, sends[i]->data, sends[i]->bytes);
     }
 }
@@ -183,8 +174,7 @@ void ncclComm::move(std::vector<Half> &halves) {
             if (line.empty()) continue;
             Half &h = *line.front();
             bool writes = h.said < sizeof h.mine || (h.sends && h.heard == sizeof h.theirs);
-            wanted.push_back(
-                {h.sends ? to[(size_t)h.peer] : from[(size_t)h.peer], (short)(writes ? POLLOUT : POLLIN), 0});
+            wanted.push_back({h.sends ? to[(size_t)h.peer] : from[(size_t)h.peer], (short)(writes ? POLLOUT : POLLIN), 0});
         }
         if (result != ncclSuccess)
             usleep(1000); // a peer is gone: hang until aborted
@@ -201,8 +191,7 @@ template <typename T> static T combine(T a, T b, ncclRedOp_t op) {
     return op == ncclSum ? T(a + b) : op == ncclMax ? std::max(a, b) : std::min(a, b);
 }
 
-template <typename T>
-static void reduce(T *out, const std::vector<const void *> &in, size_t count, ncclRedOp_t op) {
+template <typename T> static void reduce(T *out, const std::vector<const void *> &in, size_t count, ncclRedOp_t op) {
     for (size_t i = 0; i < count; i++) {
         T value = ((const T *)in[0])[i];
         for (size_t r = 1; r < in.size(); r++) value = combine(value, ((const T *)in[r])[i], op);
@@ -210,8 +199,7 @@ static void reduce(T *out, const std::vector<const void *> &in, size_t count, nc
     }
 }
 
-static void reduce(void *out, const std::vector<const void *> &in, size_t count, ncclDataType_t type,
-                   ncclRedOp_t op) {
+static void reduce(void *out, const std::vector<const void *> &in, size_t count, ncclDataType_t type, ncclRedOp_t op) {
     switch (type) {
     case ncclInt8:
         return reduce((int8_t *)out, in, count, op);
@@ -238,8 +226,8 @@ static void reduce(void *out, const std::vector<const void *> &in, size_t count,
 }
 
 // Blocks of `bytes`: what goes to rank i at send + i · send_step, what comes from it to recv + i · recv_step.
-static std::vector<Half> all_to_all(const ncclComm &comm, Operation operation, const char *send,
-                                    size_t send_step, char *recv, size_t recv_step, size_t bytes) {
+static std::vector<Half> all_to_all(const ncclComm &comm, Operation operation, const char *send, size_t send_step, char *recv,
+                                    size_t recv_step, size_t bytes) {
     std::vector<Half> halves;
     for (int i = 0; i < comm.ranks; i++) {
         halves.push_back({true, i, (char *)send + (size_t)i * send_step, bytes, operation});
@@ -270,8 +258,7 @@ void ncclComm::run(const std::vector<Call> &calls) {
     for (const Call &call : calls) {
         size_t bytes = call.count * size_of(call.type);
         if (call.operation == BROADCAST) { // those of one group beside each other
-            for (int i = 0; i < ranks && call.peer == rank; i++)
-                halves.push_back({true, i, (char *)call.send, bytes, BROADCAST});
+            for (int i = 0; i < ranks && call.peer == rank; i++) halves.push_back({true, i, (char *)call.send, bytes, BROADCAST});
             halves.push_back({false, call.peer, call.recv, bytes, BROADCAST});
         } else if (call.operation != SENDRECV)
             collective(call);
@@ -314,8 +301,7 @@ static ncclResult_t flush_group() {
         ncclComm_t comm = group[0].comm;
         cudaStream_t stream = group[0].stream;
         std::vector<Call> mine, others;
-        for (const Call &call : group)
-            (call.comm == comm && call.stream == stream ? mine : others).push_back(call);
+        for (const Call &call : group) (call.comm == comm && call.stream == stream ? mine : others).push_back(call);
         group = others;
         if (comm->blocking)
             begin(comm, stream, mine);
@@ -336,10 +322,8 @@ static ncclResult_t issue(const Call &call) {
              "is not");
     if (call.peer < 0 || call.peer >= comm->ranks) return ncclInvalidArgument;
     size_t bytes = call.count * size_of(call.type), ranks = (size_t)comm->ranks;
-    if (call.send)
-        need_device(call.send, call.operation == REDUCE_SCATTER ? bytes * ranks : bytes, "NCCL, send");
-    if (call.recv)
-        need_device(call.recv, call.operation == ALLGATHER ? bytes * ranks : bytes, "NCCL, receive");
+    if (call.send) need_device(call.send, call.operation == REDUCE_SCATTER ? bytes * ranks : bytes, "NCCL, send");
+    if (call.recv) need_device(call.recv, call.operation == ALLGATHER ? bytes * ranks : bytes, "NCCL, receive");
     if ((call.operation == REDUCE_SCATTER || call.operation == ALLREDUCE) && call.reduction != ncclSum &&
         call.reduction != ncclMax && call.reduction != ncclMin)
         fail("NCCL: reduction %d is not emulated", (int)call.reduction);
@@ -357,34 +341,31 @@ ncclResult_t ncclGroupEnd(void) {
     return --group_depth > 0 ? ncclSuccess : flush_group();
 }
 
-ncclResult_t ncclSend(const void *send, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
-                      cudaStream_t stream) {
+ncclResult_t ncclSend(const void *send, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) {
     return issue({SENDRECV, (const char *)send, nullptr, count, type, ncclSum, peer, comm, stream});
 }
 
-ncclResult_t ncclRecv(void *recv, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
-                      cudaStream_t stream) {
+ncclResult_t ncclRecv(void *recv, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) {
     return issue({SENDRECV, nullptr, (char *)recv, count, type, ncclSum, peer, comm, stream});
 }
 
-ncclResult_t ncclAllGather(const void *send, void *recv, size_t count, ncclDataType_t type, ncclComm_t comm,
-                           cudaStream_t stream) {
+ncclResult_t ncclAllGather(const void *send, void *recv, size_t count, ncclDataType_t type, ncclComm_t comm, cudaStream_t stream) {
     return issue({ALLGATHER, (const char *)send, (char *)recv, count, type, ncclSum, 0, comm, stream});
 }
 
-ncclResult_t ncclReduceScatter(const void *send, void *recv, size_t count, ncclDataType_t type,
-                               ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t ncclReduceScatter(const void *send, void *recv, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
+                               cudaStream_t stream) {
     return issue({REDUCE_SCATTER, (const char *)send, (char *)recv, count, type, op, 0, comm, stream});
 }
 
-ncclResult_t ncclAllReduce(const void *send, void *recv, size_t count, ncclDataType_t type, ncclRedOp_t op,
-                           ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t ncclAllReduce(const void *send, void *recv, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
+                           cudaStream_t stream) {
     return issue({ALLREDUCE, (const char *)send, (char *)recv, count, type, op, 0, comm, stream});
 }
 
 // send: read on the root alone.
-ncclResult_t ncclBroadcast(const void *send, void *recv, size_t count, ncclDataType_t type, int root,
-                           ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t ncclBroadcast(const void *send, void *recv, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
+                           cudaStream_t stream) {
     const char *from = comm && comm->rank == root ? (const char *)send : nullptr;
     return issue({BROADCAST, from, (char *)recv, count, type, ncclSum, root, comm, stream});
 }
@@ -417,8 +398,7 @@ static void set_up(ncclComm_t comm) {
     sockaddr_un address;
     socklen_t length = address_of(&address, comm->name, comm->rank);
     if (bind(listener, (sockaddr *)&address, length) != 0 || listen(listener, comm->ranks) != 0)
-        fail("NCCL: rank %d of %d cannot listen (%s): is there another one?", comm->rank, comm->ranks,
-             strerror(errno));
+        fail("NCCL: rank %d of %d cannot listen (%s): is there another one?", comm->rank, comm->ranks, strerror(errno));
     int hello[2] = {comm->rank, comm->ranks};
     for (int peer = 0; peer < comm->ranks; peer++) {
         if (peer == comm->rank) continue;
@@ -437,9 +417,8 @@ static void set_up(ncclComm_t comm) {
             if (comm->aborted) return (void)close(listener);
         int connection = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
         int their[2] = {-1, -1};
-        if (connection < 0 || recv(connection, their, sizeof their, MSG_WAITALL) != sizeof their ||
-            their[1] != comm->ranks || their[0] < 0 || their[0] >= comm->ranks ||
-            comm->from[(size_t)their[0]] >= 0)
+        if (connection < 0 || recv(connection, their, sizeof their, MSG_WAITALL) != sizeof their || their[1] != comm->ranks ||
+            their[0] < 0 || their[0] >= comm->ranks || comm->from[(size_t)their[0]] >= 0)
             fail("NCCL: rank %d of %d meets a rank %d of %d", comm->rank, comm->ranks, their[0], their[1]);
         comm->from[(size_t)their[0]] = connection;
     }
@@ -447,8 +426,7 @@ static void set_up(ncclComm_t comm) {
     if (comm->result == ncclInProgress) comm->result = ncclSuccess;
 }
 
-ncclResult_t ncclCommInitRankConfig(ncclComm_t *out, int ranks, ncclUniqueId id, int rank,
-                                    ncclConfig_t *config) {
+ncclResult_t ncclCommInitRankConfig(ncclComm_t *out, int ranks, ncclUniqueId id, int rank, ncclConfig_t *config) {
     if (devices() == 0) return ncclUnhandledCudaError;
     if (!out || ranks < 1 || rank < 0 || rank >= ranks || strncmp(id.internal, "emulated-nccl-", 14) != 0)
         return ncclInvalidArgument;

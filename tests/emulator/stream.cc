@@ -163,8 +163,8 @@ cudaError_t emulator_launch(const cudaLaunchConfig_t *config, std::function<void
     dim3 g = config->gridDim, b = config->blockDim;
     if (config->numAttrs) fail("launch attributes are not emulated");
     if (config->dynamicSmemBytes) fail("dynamic shared memory is not emulated: declare static arrays");
-    if (g.x < 1 || g.y < 1 || g.z < 1 || g.x > 0x7fffffffu || g.y > 65535 || g.z > 65535 || b.x < 1 ||
-        b.y < 1 || b.z < 1 || b.z > 64 || (uint64_t)b.x * b.y * b.z > 1024)
+    if (g.x < 1 || g.y < 1 || g.z < 1 || g.x > 0x7fffffffu || g.y > 65535 || g.z > 65535 || b.x < 1 || b.y < 1 || b.z < 1 ||
+        b.z > 64 || (uint64_t)b.x * b.y * b.z > 1024)
         return remember(cudaErrorInvalidConfiguration);
     double threads = (double)g.x * g.y * g.z * b.x * b.y * b.z;
     enqueue_work(config->stream, "a kernel", kernel_seconds(threads), [g, b, thread = std::move(thread)] {
@@ -284,8 +284,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 }
 
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end) {
-    if (!start->timed || !end->timed || !start->latest || !end->latest)
-        return remember(cudaErrorInvalidResourceHandle);
+    if (!start->timed || !end->timed || !start->latest || !end->latest) return remember(cudaErrorInvalidResourceHandle);
     if (!start->latest->has_passed() || !end->latest->has_passed()) return cudaErrorNotReady;
     if (imagined()) host_calls(CALL);
     *ms = (float)((end->latest->time - start->latest->time) * 1e3);
@@ -302,8 +301,7 @@ static void sleep_while(uint32_t *word, uint32_t value) {
 }
 
 CUresult cuStreamWaitValue32(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned flags) {
-    if ((flags & ~(unsigned)CU_STREAM_WAIT_VALUE_FLUSH) > CU_STREAM_WAIT_VALUE_EQ)
-        return CUDA_ERROR_NOT_SUPPORTED;
+    if ((flags & ~(unsigned)CU_STREAM_WAIT_VALUE_FLUSH) > CU_STREAM_WAIT_VALUE_EQ) return CUDA_ERROR_NOT_SUPPORTED;
     if (address & 3) return CUDA_ERROR_INVALID_VALUE;
     uint32_t *word = (uint32_t *)(uintptr_t)address;
     memory_type(word, 4, "cuStreamWaitValue32");
@@ -331,8 +329,7 @@ CUresult cuStreamWriteValue32(CUstream stream, CUdeviceptr address, cuuint32_t v
     return CUDA_SUCCESS;
 }
 
-cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned,
-                                             unsigned long long,
+cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **function, unsigned, unsigned long long,
                                              enum cudaDriverEntryPointQueryResult *status) {
     static const struct {
         const char *name;
@@ -417,8 +414,8 @@ cudaError_t cudaGetLastError() {
 
 const char *cudaGetErrorName(cudaError_t error) {
     switch (error) {
-#define NAME(name, value)                                                                                    \
-    case name:                                                                                               \
+#define NAME(name, value)                                                                                                          \
+    case name:                                                                                                                     \
         return #name;
         EMULATOR_ERRORS(NAME)
 #undef NAME

@@ -13,19 +13,18 @@
 #include <unistd.h>
 #include <vector>
 
-#define CHECK(condition)                                                                                     \
-    do {                                                                                                     \
-        if (!(condition)) {                                                                                  \
-            fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition);                          \
-            _exit(1);                                                                                        \
-        }                                                                                                    \
+#define CHECK(condition)                                                                                                           \
+    do {                                                                                                                           \
+        if (!(condition)) {                                                                                                        \
+            fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition);                                                \
+            _exit(1);                                                                                                              \
+        }                                                                                                                          \
     } while (0)
 #define CUDA(call) CHECK((call) == cudaSuccess)
 #define NCCL(call) CHECK((call) == ncclSuccess)
 
 template <typename... Parameters, typename... Arguments>
-static void launch(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, cudaStream_t stream,
-                   Arguments... arguments) {
+static void launch(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, cudaStream_t stream, Arguments... arguments) {
     cudaLaunchConfig_t config = {};
     config.gridDim = blocks, config.blockDim = threads, config.stream = stream;
     CUDA(cudaLaunchKernelEx(&config, kernel, (Parameters)arguments...));
@@ -221,12 +220,10 @@ static void test_bf16() {
 // ---------------------------------------------------------------------------------------------------------- streams
 
 __global__ static void fill(int *x, int n, int value) {
-    for (int i = (int)(blockIdx.x * blockDim.x + threadIdx.x); i < n; i += (int)(gridDim.x * blockDim.x))
-        x[i] = value;
+    for (int i = (int)(blockIdx.x * blockDim.x + threadIdx.x); i < n; i += (int)(gridDim.x * blockDim.x)) x[i] = value;
 }
 __global__ static void copy(int *to, const int *from, int n) {
-    for (int i = (int)(blockIdx.x * blockDim.x + threadIdx.x); i < n; i += (int)(gridDim.x * blockDim.x))
-        to[i] = from[i];
+    for (int i = (int)(blockIdx.x * blockDim.x + threadIdx.x); i < n; i += (int)(gridDim.x * blockDim.x)) to[i] = from[i];
 }
 
 static bool chain_is_right(bool with_events) { // fill on one stream, copy on another, and back
@@ -381,8 +378,7 @@ static void copy_beside(void *to, const void *from, size_t bytes, cudaStream_t s
     cudaMemcpyAttributes attributes = {};
     size_t first = 0;
     attributes.flags = cudaMemcpyFlagPreferOverlapWithCompute;
-    CHECK(cudaMemcpyBatchAsync(&to, &from, &bytes, 1, &attributes, &first, 1, stream) ==
-          cudaErrorInvalidValue);
+    CHECK(cudaMemcpyBatchAsync(&to, &from, &bytes, 1, &attributes, &first, 1, stream) == cudaErrorInvalidValue);
     attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
     CUDA(cudaMemcpyBatchAsync(&to, &from, &bytes, 1, &attributes, &first, 1, stream));
 }
@@ -410,8 +406,7 @@ static void ipc_rank(int rank, int, char *shared) {
         else
             copy_beside(theirs, x, N * 4, stream);
         CHECK(cuStreamWriteValue32(stream, (CUdeviceptr)(theirs + N), (cuuint32_t)round, 0) == CUDA_SUCCESS);
-        CHECK(cuStreamWaitValue32(stream, (CUdeviceptr)(mine + N), (cuuint32_t)round,
-                                  CU_STREAM_WAIT_VALUE_GEQ) == CUDA_SUCCESS);
+        CHECK(cuStreamWaitValue32(stream, (CUdeviceptr)(mine + N), (cuuint32_t)round, CU_STREAM_WAIT_VALUE_GEQ) == CUDA_SUCCESS);
         auto got = on_host(mine, N, stream); // the peer may be a round ahead
         CHECK(got[0] >= round * 2 + !rank && got[N - 1] >= round * 2 + !rank);
         CUDA(cudaFree(x));
@@ -442,13 +437,11 @@ static cudaDataType type_of(__nv_bfloat16) {
 
 template <typename T, typename Out> static void matmul_case(const Case &c) {
     cudaStream_t stream = new_stream();
-    int64_t a_rows = c.ta ? c.k : c.m, a_cols = c.ta ? c.m : c.k, b_rows = c.tb ? c.n : c.k,
-            b_cols = c.tb ? c.k : c.n;
+    int64_t a_rows = c.ta ? c.k : c.m, a_cols = c.ta ? c.m : c.k, b_rows = c.tb ? c.n : c.k, b_cols = c.tb ? c.k : c.n;
     int64_t lda = a_rows + c.gap, ldb = b_rows + c.gap, ldd = c.m + c.gap;
     auto numbers = [](int64_t count, int64_t prime, auto type) {
         std::vector<decltype(type)> v;
-        for (int64_t i = 0; i < count; i++)
-            v.push_back((decltype(type))((float)(i * i % prime) / 8.0f - 5.0f));
+        for (int64_t i = 0; i < count; i++) v.push_back((decltype(type))((float)(i * i % prime) / 8.0f - 5.0f));
         return v;
     };
     auto a = numbers(lda * a_cols, 83, T()), b = numbers(ldb * b_cols, 89, T());
@@ -471,34 +464,24 @@ template <typename T, typename Out> static void matmul_case(const Case &c) {
     CHECK(cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F) == 0);
     CHECK(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, &ta, sizeof ta) == 0);
     CHECK(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSB, &tb, sizeof tb) == 0);
-    CHECK(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &c.epilogue,
-                                         sizeof c.epilogue) == 0);
-    CHECK(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias_there,
-                                         sizeof bias_there) == 0);
-    CHECK(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &aux_there,
-                                         sizeof aux_there) == 0);
-    CHECK(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &ld_aux,
-                                         sizeof ld_aux) == 0);
+    CHECK(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &c.epilogue, sizeof c.epilogue) == 0);
+    CHECK(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias_there, sizeof bias_there) == 0);
+    CHECK(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &aux_there, sizeof aux_there) == 0);
+    CHECK(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &ld_aux, sizeof ld_aux) == 0);
     CHECK(cublasLtMatrixLayoutCreate(&la, type_of(T()), (uint64_t)a_rows, (uint64_t)a_cols, lda) == 0);
     CHECK(cublasLtMatrixLayoutCreate(&lb, type_of(T()), (uint64_t)b_rows, (uint64_t)b_cols, ldb) == 0);
     CHECK(cublasLtMatrixLayoutCreate(&ld, type_of(Out()), (uint64_t)c.m, (uint64_t)c.n, ldd) == 0);
     CHECK(cublasLtMatmulPreferenceCreate(&preference) == 0);
-    CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &room,
-                                               sizeof room) == 0);
+    CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &room, sizeof room) == 0);
     CHECK(cublasLtMatmulAlgoGetHeuristic(handle, desc, la, lb, ld, ld, preference, 1, &found, &count) == 0);
     CHECK(count == 1);
-    CHECK(cublasLtMatmul(handle, desc, &c.alpha, A, la, B, lb, &c.beta, D, ld, D, ld, &found.algo, workspace,
-                         room, stream) == 0);
+    CHECK(cublasLtMatmul(handle, desc, &c.alpha, A, la, B, lb, &c.beta, D, ld, D, ld, &found.algo, workspace, room, stream) == 0);
     auto got = on_host(D, ldd * c.n, stream), kept = on_host(aux_there, ld_aux * c.n, stream);
     auto sums = on_host(bias_there, c.m + c.n, stream);
     bool with_bias = c.epilogue & 4, gelu = c.epilogue & 32, slope = c.epilogue & 64;
     bool of_d = c.epilogue & 16, of_a = c.epilogue & 256, of_b = c.epilogue & 512;
-    auto A_at = [&](int64_t i, int64_t l) {
-        return (double)(float)a[(size_t)(c.ta ? l + i * lda : i + l * lda)];
-    };
-    auto B_at = [&](int64_t l, int64_t j) {
-        return (double)(float)b[(size_t)(c.tb ? j + l * ldb : l + j * ldb)];
-    };
+    auto A_at = [&](int64_t i, int64_t l) { return (double)(float)a[(size_t)(c.ta ? l + i * lda : i + l * lda)]; };
+    auto B_at = [&](int64_t l, int64_t j) { return (double)(float)b[(size_t)(c.tb ? j + l * ldb : l + j * ldb)]; };
     const double root = sqrt(2 / M_PI), rounding = sizeof(Out) == 2 ? 1.0 / 256 : 0;
     std::vector<double> sum_of_d((size_t)c.m), size_of_d((size_t)c.m);
     for (int64_t j = 0; j < c.n; j++)
@@ -509,12 +492,9 @@ template <typename T, typename Out> static void matmul_case(const Case &c) {
                 continue;
             }
             double sum = 0, size = 1;
-            for (int64_t l = 0; l < c.k; l++)
-                sum += A_at(i, l) * B_at(l, j), size += fabs(A_at(i, l) * B_at(l, j));
-            sum = c.alpha * sum + c.beta * (double)(float)d[at] +
-                  (with_bias ? (double)(float)bias[(size_t)i] : 0);
-            if (gelu && c.epilogue & 128)
-                CHECK(fabs((double)(float)kept[at_aux] - sum) <= size * 1e-6 + fabs(sum) * rounding);
+            for (int64_t l = 0; l < c.k; l++) sum += A_at(i, l) * B_at(l, j), size += fabs(A_at(i, l) * B_at(l, j));
+            sum = c.alpha * sum + c.beta * (double)(float)d[at] + (with_bias ? (double)(float)bias[(size_t)i] : 0);
+            if (gelu && c.epilogue & 128) CHECK(fabs((double)(float)kept[at_aux] - sum) <= size * 1e-6 + fabs(sum) * rounding);
             if (gelu) sum *= 0.5 * (1 + tanh(root * (sum + 0.044715 * sum * sum * sum)));
             double x = (double)(float)aux[at_aux], h = 1e-5;
             auto f = [root](double v) { return 0.5 * v * (1 + tanh(root * (v + 0.044715 * v * v * v))); };
@@ -524,8 +504,7 @@ template <typename T, typename Out> static void matmul_case(const Case &c) {
         }
     for (int64_t i = 0; i < c.m && of_d; i++) {
         double sum = sum_of_d[(size_t)i];
-        CHECK(fabs((double)(float)sums[(size_t)i] - sum) <=
-              size_of_d[(size_t)i] * 2e-6 + fabs(sum) * rounding);
+        CHECK(fabs((double)(float)sums[(size_t)i] - sum) <= size_of_d[(size_t)i] * 2e-6 + fabs(sum) * rounding);
     }
     for (int64_t i = 0; i < (of_a ? c.m : of_b ? c.n : 0); i++) {
         double sum = 0;
@@ -572,12 +551,11 @@ static void refused(const char *wrong) {
     cublasLtMatrixLayoutCreate(&square, CUDA_R_32F, 16, 16, 16);
     cublasLtMatrixLayoutCreate(&narrow, CUDA_R_32F, 16, 16, 15);
     cublasLtMatmulPreferenceCreate(&preference);
-    CHECK(cublasLtMatmulAlgoGetHeuristic(handle, desc, square, square, square, square, preference, 1, &found,
-                                         &count) == 0);
+    CHECK(cublasLtMatmulAlgoGetHeuristic(handle, desc, square, square, square, square, preference, 1, &found, &count) == 0);
     cublasLtMatrixLayout_t b = is("ld") ? narrow : square;
     const float *a = is("alignment") ? x + 1 : x;
-    cublasStatus_t status = cublasLtMatmul(handle, desc, &one, a, square, x, b, &zero, x, square, x, square,
-                                           &found.algo, nullptr, is("workspace") ? 64 : 0, stream);
+    cublasStatus_t status = cublasLtMatmul(handle, desc, &one, a, square, x, b, &zero, x, square, x, square, &found.algo, nullptr,
+                                           is("workspace") ? 64 : 0, stream);
     CHECK(status == (is("nothing") ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE));
     if (!is("nothing")) _exit(1);
 }
@@ -640,8 +618,7 @@ static void nccl_rank(int rank, int ranks, char *shared) {
     NCCL(ncclAllReduce(mine, mine, 5, ncclFloat32, ncclSum, comm, stream));
     for (float value : on_host(mine, 5, stream)) CHECK(value == (float)(ranks * (ranks + 1) / 2));
     NCCL(ncclGroupStart());
-    for (int root = 0; root < ranks; root++)
-        NCCL(ncclBroadcast(sum, all + 5 * root, 5, ncclFloat32, root, comm, stream));
+    for (int root = 0; root < ranks; root++) NCCL(ncclBroadcast(sum, all + 5 * root, 5, ncclFloat32, root, comm, stream));
     NCCL(ncclGroupEnd());
     gathered = on_host(all, 5 * ranks, stream);
     for (int i = 0; i < 5 * ranks; i++) CHECK(gathered[(size_t)i] == (float)(ranks * (i / 5 + 1)));

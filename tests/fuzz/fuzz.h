@@ -21,22 +21,22 @@
 extern jmp_buf fuzz_death;
 extern bool fuzz_may_die;
 
-#define FUZZ_TRY(statement)                                                                                  \
-    do {                                                                                                     \
-        fuzz_may_die = true;                                                                                 \
-        bool fuzz_died = setjmp(fuzz_death) != 0;                                                            \
-        if (!fuzz_died) statement;                                                                           \
-        fuzz_may_die = false;                                                                                \
-        ledger_settle(fuzz_died);                                                                            \
+#define FUZZ_TRY(statement)                                                                                                        \
+    do {                                                                                                                           \
+        fuzz_may_die = true;                                                                                                       \
+        bool fuzz_died = setjmp(fuzz_death) != 0;                                                                                  \
+        if (!fuzz_died) statement;                                                                                                 \
+        fuzz_may_die = false;                                                                                                      \
+        ledger_settle(fuzz_died);                                                                                                  \
     } while (0)
 void ledger_settle(bool died);
 
-#define FUZZ_CHECK(condition)                                                                                \
-    do {                                                                                                     \
-        if (!(condition)) {                                                                                  \
-            fprintf(stderr, "%s:%d: %s does not hold\n", __FILE__, __LINE__, #condition);                    \
-            abort();                                                                                         \
-        }                                                                                                    \
+#define FUZZ_CHECK(condition)                                                                                                      \
+    do {                                                                                                                           \
+        if (!(condition)) {                                                                                                        \
+            fprintf(stderr, "%s:%d: %s does not hold\n", __FILE__, __LINE__, #condition);                                          \
+            abort();                                                                                                               \
+        }                                                                                                                          \
     } while (0)
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size);

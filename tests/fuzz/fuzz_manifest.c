@@ -21,8 +21,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
     size_t length = size - 1;
     memcpy(text, bytes + 1, length);
     if (bytes[0])
-        length += (size_t)snprintf(text + length, 64, "\t\"xxh64\":\t\"%016llx\"\n}\n",
-                                   (unsigned long long)XXH64(text, length, 0));
+        length += (size_t)snprintf(text + length, 64, "\t\"xxh64\":\t\"%016llx\"\n}\n", (unsigned long long)XXH64(text, length, 0));
     text = realloc(text, length + !length);
     manifest *m = manifest_parse(text, (int64_t)length, "fuzz", &why), *again;
     FUZZ_CHECK(m || *why.what);

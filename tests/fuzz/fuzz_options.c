@@ -8,8 +8,7 @@ static int split(char *text, char **argv) {
     static char program[] = "train_gpt";
     int argc = 1;
     argv[0] = program;
-    for (char *line = strtok(text, "\n"); line && argc < ARGUMENTS; line = strtok(NULL, "\n"))
-        argv[argc++] = line;
+    for (char *line = strtok(text, "\n"); line && argc < ARGUMENTS; line = strtok(NULL, "\n")) argv[argc++] = line;
     argv[argc] = NULL;
     return argc;
 }
@@ -42,8 +41,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
     if (options_try(&o, split(text, argv), argv, &wrong))
         give_again(&o);
     else
-        FUZZ_CHECK(*wrong.what && memchr(wrong.what, 0, sizeof wrong.what) &&
-                   memchr(wrong.hint, 0, sizeof wrong.hint));
+        FUZZ_CHECK(*wrong.what && memchr(wrong.what, 0, sizeof wrong.what) && memchr(wrong.hint, 0, sizeof wrong.hint));
     free(text);
     return 0;
 }

@@ -19,10 +19,7 @@ void checkpoint_file_path(const char *out, int64_t step, int64_t rank, bool unfi
 }
 
 static int64_t number(uint8_t byte) {
-    static const int64_t large[] = {-1,           INT64_MIN,
-                                    INT64_MAX,    INT64_C(1) << 50,
-                                    1 << 30,      (INT64_C(1) << 50) + 1,
-                                    INT64_MAX - 1};
+    static const int64_t large[] = {-1, INT64_MIN, INT64_MAX, INT64_C(1) << 50, 1 << 30, (INT64_C(1) << 50) + 1, INT64_MAX - 1};
     return byte < 120 ? byte : large[byte % 7];
 }
 
@@ -34,17 +31,15 @@ static const char *put(int file, const state_run *run, int64_t runs, int64_t ele
     static char bytes[1 << 16];
     uint64_t first = (uint64_t)(runs * FIELDS * 8), each = (uint64_t)elements * 4, length;
     char *text = bytes + 8;
-    length =
-        (uint64_t)snprintf(text, 1024,
-                           "{\"runs\":{\"dtype\":\"I64\",\"shape\":[%lld,5],\"data_offsets\":[0,%llu]},"
-                           "\"weight\":{\"dtype\":\"F32\",\"shape\":[%lld],\"data_offsets\":[%llu,%llu]},"
-                           "\"m\":{\"dtype\":\"F32\",\"shape\":[%lld],\"data_offsets\":[%llu,%llu]},"
-                           "\"v\":{\"dtype\":\"F32\",\"shape\":[%lld],\"data_offsets\":[%llu,%llu]}}",
-                           (long long)runs, (unsigned long long)first, (long long)elements,
-                           (unsigned long long)first, (unsigned long long)(first + each), (long long)elements,
-                           (unsigned long long)(first + each), (unsigned long long)(first + 2 * each),
-                           (long long)elements, (unsigned long long)(first + 2 * each),
-                           (unsigned long long)(first + 3 * each));
+    length = (uint64_t)snprintf(text, 1024,
+                                "{\"runs\":{\"dtype\":\"I64\",\"shape\":[%lld,5],\"data_offsets\":[0,%llu]},"
+                                "\"weight\":{\"dtype\":\"F32\",\"shape\":[%lld],\"data_offsets\":[%llu,%llu]},"
+                                "\"m\":{\"dtype\":\"F32\",\"shape\":[%lld],\"data_offsets\":[%llu,%llu]},"
+                                "\"v\":{\"dtype\":\"F32\",\"shape\":[%lld],\"data_offsets\":[%llu,%llu]}}",
+                                (long long)runs, (unsigned long long)first, (long long)elements, (unsigned long long)first,
+                                (unsigned long long)(first + each), (long long)elements, (unsigned long long)(first + each),
+                                (unsigned long long)(first + 2 * each), (long long)elements, (unsigned long long)(first + 2 * each),
+                                (unsigned long long)(first + 3 * each));
     while ((8 + length) % 64) text[length++] = ' ';
     for (int i = 0; i < 8; i++) bytes[i] = (char)(length >> 8 * i);
     char *data = text + length;
@@ -67,9 +62,7 @@ static bool look_up(const tables *t, int kind, int64_t tensor, int64_t layer, in
     for (int file = 0; file < FILES; file++)
         for (int64_t i = 0; i < t->runs[file]; i++) {
             const state_run *r = &t->run[file][i];
-            if (r->tensor != tensor || r->layer != layer || element < r->whole ||
-                element - r->whole >= r->count)
-                continue;
+            if (r->tensor != tensor || r->layer != layer || element < r->whole || element - r->whole >= r->count) continue;
             *value = value_of(file, kind, r->at + element - r->whole);
             return true;
         }
@@ -104,20 +97,17 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {
     for (bytes++, size--; size >= FIELDS && *bytes != 255; bytes += FIELDS, size -= FIELDS) {
         int file = bytes[3] >> 7;
         if (t.runs[file] == RUNS) break;
-        state_run r = {number(bytes[0]), number(bytes[1]), number(bytes[2]), number(bytes[3] & 127),
-                       number(bytes[4])};
+        state_run r = {number(bytes[0]), number(bytes[1]), number(bytes[2]), number(bytes[3] & 127), number(bytes[4])};
         t.run[file][t.runs[file]++] = r;
     }
     for (int file = 0; file < FILES; file++)
-        path_of_file[file] = raw && file == 1 ? fuzz_file(1, rest, rest_bytes)
-                                              : put(file, t.run[file], t.runs[file], elements);
+        path_of_file[file] = raw && file == 1 ? fuzz_file(1, rest, rest_bytes) : put(file, t.run[file], t.runs[file], elements);
     problem why = {.what = ""};
     manifest m = {.ranks = FILES, .file = files};
     saved_state *s = saved_state_open("out", &m, &why);
     FUZZ_CHECK(s || *why.what);
     if (s && size > 0) bytes++, size--;
-    for (int asked = 0; s && size >= 4 && asked < QUESTIONS; asked++, bytes += 4, size -= 4)
-        ask(s, &t, bytes);
+    for (int asked = 0; s && size >= 4 && asked < QUESTIONS; asked++, bytes += 4, size -= 4) ask(s, &t, bytes);
     saved_state_close(s);
     return 0;
 }

@@ -59,9 +59,8 @@ static void assert_forward_is_naive(const problem *p, int64_t t0, int64_t n) {
 static void forward_equals_naive_softmax(void **state) {
     (void)state;
     static const int64_t shapes[][6] = {// T, B, H, D, t0, n
-                                        {1, 1, 1, 1, 0, 1},      {7, 2, 3, 5, 0, 7},
-                                        {19, 1, 2, 3, 4, 11},    {300, 1, 2, 3, 0, 300},
-                                        {600, 1, 1, 2, 33, 555}, {70, 3, 2, 64, 69, 1},
+                                        {1, 1, 1, 1, 0, 1},      {7, 2, 3, 5, 0, 7},      {19, 1, 2, 3, 4, 11},
+                                        {300, 1, 2, 3, 0, 300},  {600, 1, 1, 2, 33, 555}, {70, 3, 2, 64, 69, 1},
                                         {290, 1, 1, 130, 0, 290}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         const int64_t *s = shapes[i], width = s[1] * s[2] * s[3];
@@ -83,13 +82,11 @@ static void backward_in_ranges(real *dqkv, const problem *p, const int64_t *cuts
         real *only_these = poisoned_buffer(count);
         int64_t t0 = cuts[j], n = cuts[j + 1] - t0;
         memcpy(only_these + t0 * width, p->dout + t0 * width, (size_t)(n * width) * sizeof(real));
-        attention_backward(dqkv, only_these, p->out, p->lse, p->qkv, scratch, t0, n, p->T, p->B, p->H, p->D,
-                           i == 0, NULL);
+        attention_backward(dqkv, only_these, p->out, p->lse, p->qkv, scratch, t0, n, p->T, p->B, p->H, p->D, i == 0, NULL);
     }
 }
 
-static void check_backward(int64_t T, int64_t B, int64_t H, int64_t D, const int64_t *cuts, int64_t ranges,
-                           int64_t most) {
+static void check_backward(int64_t T, int64_t B, int64_t H, int64_t D, const int64_t *cuts, int64_t ranges, int64_t most) {
     assert_int_equal(ranges % 2, 1);
     problem p = problem_new(T, B, H, D, cuts[ranges]);
     int64_t count = T * B * 3 * H * D, used = p.used * B * 3 * H * D;

@@ -81,8 +81,7 @@ static void check_layernorm(int64_t R, int64_t C) {
                            poisoned_buffer(R),
                            poisoned_buffer(R)};
     real *dx = random_buffer(R * C), *dw = random_buffer(C), *db = random_buffer(C);
-    real *dx_before = copy_buffer(dx, R * C), *dw_before = copy_buffer(dw, C),
-         *db_before = copy_buffer(db, C);
+    real *dx_before = copy_buffer(dx, R * C), *dw_before = copy_buffer(dw, C), *db_before = copy_buffer(db, C);
     real *scratch = poisoned_buffer(layernorm_scratch(C));
     layernorm_loss(&p);
     layernorm_backward(dx, dw, db, p.dy, p.x, p.w, p.mean, p.rstd, scratch, R, C, NULL);
@@ -174,8 +173,8 @@ typedef struct crossentropy_problem {
 static double crossentropy_loss(void *context) {
     crossentropy_problem *p = context;
     for (int64_t i = 0; i < p->shards; i++)
-        crossentropy_stats(p->stats + i * p->R * 3, p->logits + i * p->R * p->V, p->targets, p->first[i],
-                           p->valid[i], p->R, p->V, NULL);
+        crossentropy_stats(p->stats + i * p->R * 3, p->logits + i * p->R * p->V, p->targets, p->first[i], p->valid[i], p->R, p->V,
+                           NULL);
     crossentropy_combine(p->losses, p->total, p->stats, p->shards, p->R, NULL);
     double sum = 0;
     crossentropy_sum(&sum, p->losses, p->R, NULL);
@@ -195,8 +194,7 @@ static void check_crossentropy(int64_t shards, int64_t R, int64_t V, const int64
     crossentropy_loss(&p);
     real *gradient = copy_buffer(p.logits, count);
     for (int64_t i = 0; i < shards; i++)
-        crossentropy_backward(gradient + i * R * V, p.total, p.targets, (real)p.scale, p.first[i], valid[i],
-                              R, V, NULL);
+        crossentropy_backward(gradient + i * R * V, p.total, p.targets, (real)p.scale, p.first[i], valid[i], R, V, NULL);
     assert_gradient("logits", p.logits, gradient, count, 2 * MOST, crossentropy_loss, &p);
 }
 
@@ -239,9 +237,8 @@ static void mlp_with_residual(void **state) {
         const char *name;
         real **at, *gradient;
         int64_t n;
-    } parameter[] = {{"x", &p.x, NULL, R * C},   {"lnw", &p.lnw, NULL, C}, {"lnb", &p.lnb, NULL, C},
-                     {"w1", &p.w1, NULL, F * C}, {"b1", &p.b1, NULL, F},   {"w2", &p.w2, NULL, C * F},
-                     {"b2", &p.b2, NULL, C}};
+    } parameter[] = {{"x", &p.x, NULL, R * C}, {"lnw", &p.lnw, NULL, C},   {"lnb", &p.lnb, NULL, C}, {"w1", &p.w1, NULL, F * C},
+                     {"b1", &p.b1, NULL, F},   {"w2", &p.w2, NULL, C * F}, {"b2", &p.b2, NULL, C}};
     enum { COUNT = sizeof parameter / sizeof *parameter };
     for (int i = 0; i < COUNT; i++)
         *parameter[i].at = random_buffer(parameter[i].n), parameter[i].gradient = zero_buffer(parameter[i].n);
@@ -262,19 +259,16 @@ static void mlp_with_residual(void **state) {
     linear_bias_grad(parameter[4].gradient, dhidden, R, F, NULL);
     linear_wgrad(parameter[3].gradient, dhidden, p.ln, R, C, F, true, NULL);
     linear_dgrad(dln, dhidden, linear_prepare_dgrad(p.prepared, p.w1, C, F, NULL), R, C, F, NULL);
-    layernorm_backward(dx, parameter[1].gradient, parameter[2].gradient, dln, p.x, p.lnw, p.mean, p.rstd,
-                       scratch, R, C, NULL);
+    layernorm_backward(dx, parameter[1].gradient, parameter[2].gradient, dln, p.x, p.lnw, p.mean, p.rstd, scratch, R, C, NULL);
 
     for (int i = 0; i < COUNT; i++)
-        assert_gradient(parameter[i].name, *parameter[i].at, parameter[i].gradient, parameter[i].n, MOST,
-                        mlp_loss, &p);
+        assert_gradient(parameter[i].name, *parameter[i].at, parameter[i].gradient, parameter[i].n, MOST, mlp_loss, &p);
 }
 
 int main(void) {
     cf_device_threads(2);
     const struct CMUnitTest tests[] = {
-        KERNEL_TEST(linear),       KERNEL_TEST(layernorm),
-        KERNEL_TEST(gelu),         KERNEL_TEST(embedding_and_position),
+        KERNEL_TEST(linear),       KERNEL_TEST(layernorm),         KERNEL_TEST(gelu), KERNEL_TEST(embedding_and_position),
         KERNEL_TEST(crossentropy), KERNEL_TEST(mlp_with_residual),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -37,8 +37,7 @@ static inline int release_buffers(void **state) {
 
 static inline void fill_normal(real *x, int64_t n, double deviation) {
     testing.random_streams++;
-    for (int64_t i = 0; i < n; i++)
-        x[i] = (real)(deviation * random_normal(17, testing.random_streams, (uint64_t)i));
+    for (int64_t i = 0; i < n; i++) x[i] = (real)(deviation * random_normal(17, testing.random_streams, (uint64_t)i));
 }
 
 static inline real *zero_buffer(int64_t n) {
@@ -80,19 +79,18 @@ static inline double mean_magnitude(const real *x, int64_t n) {
 }
 
 // |x − expected| <= tolerance · (|expected| + floor) for every element; NaN fails.
-static inline void assert_close(const char *name, const real *x, const double *expected, int64_t n,
-                                double tolerance, double floor) {
+static inline void assert_close(const char *name, const real *x, const double *expected, int64_t n, double tolerance,
+                                double floor) {
     for (int64_t i = 0; i < n; i++)
         if (!(fabs((double)x[i] - expected[i]) <= tolerance * (fabs(expected[i]) + floor)))
-            fail_msg("%s[%lld] of %lld is %.9g, expected %.9g", name, (long long)i, (long long)n,
-                     (double)x[i], expected[i]);
+            fail_msg("%s[%lld] of %lld is %.9g, expected %.9g", name, (long long)i, (long long)n, (double)x[i], expected[i]);
 }
 
 static inline void assert_same_bits(const char *name, const real *x, const real *y, int64_t n) {
     for (int64_t i = 0; i < n; i++)
         if (memcmp(x + i, y + i, sizeof *x) != 0)
-            fail_msg("%s[%lld] of %lld: %.9g and %.9g are not the same bits", name, (long long)i,
-                     (long long)n, (double)x[i], (double)y[i]);
+            fail_msg("%s[%lld] of %lld: %.9g and %.9g are not the same bits", name, (long long)i, (long long)n, (double)x[i],
+                     (double)y[i]);
 }
 
 // Nothing but NaN: the kernel has left these alone.
@@ -102,8 +100,8 @@ static inline void assert_untouched(const char *name, const real *x, int64_t n) 
 }
 
 // run(context, out) gives the same bits in out (n), which starts as `start`, on one, two and three threads.
-static inline void assert_threads_do_not_matter(const char *name, void (*run)(void *, real *), void *context,
-                                                const real *start, int64_t n) {
+static inline void assert_threads_do_not_matter(const char *name, void (*run)(void *, real *), void *context, const real *start,
+                                                int64_t n) {
     real *out[3];
     for (int threads = 1; threads <= 3; threads++) {
         cf_device_threads(threads);
@@ -124,8 +122,8 @@ static inline double dot(const real *x, const real *y, int64_t n) {
 // Compares `gradient` (n) with the five-point central difference of loss() in each of x's elements, or in
 // `most` of them drawn at random. The error counts relative to the element or the mean magnitude of the
 // gradient, whichever is larger.
-static inline void assert_gradient(const char *name, real *x, const real *gradient, int64_t n, int64_t most,
-                                   double (*loss)(void *), void *context) {
+static inline void assert_gradient(const char *name, real *x, const real *gradient, int64_t n, int64_t most, double (*loss)(void *),
+                                   void *context) {
     const double tolerance = 1e-6, h = 1e-3;
     const double floor = fmax(mean_magnitude(gradient, n), 1e-6); // a gradient may be zero throughout
     for (int64_t j = 0; j < (n < most ? n : most); j++) {
@@ -140,8 +138,8 @@ static inline void assert_gradient(const char *name, real *x, const real *gradie
         double expected = (f[0] - 8 * f[1] + 8 * f[2] - f[3]) / (12 * h);
         double size = fmax(fmax(fabs(expected), fabs((double)gradient[i])), floor);
         if (!(fabs((double)gradient[i] - expected) <= tolerance * size))
-            fail_msg("gradient of %s[%lld] is %.12g, by central difference %.12g", name, (long long)i,
-                     (double)gradient[i], expected);
+            fail_msg("gradient of %s[%lld] is %.12g, by central difference %.12g", name, (long long)i, (double)gradient[i],
+                     expected);
     }
 }
 

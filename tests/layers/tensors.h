@@ -150,8 +150,8 @@ static inline bool tensor_guards(const tensor *x, cf_stream *stream) {
 
 // middle + spread · u, u uniform with mean 0 and variance 1, in fp32 or, with `round`, in bf16: the same numbers
 // in every build.
-static inline void tensor_random(const tensor *x, uint64_t seed, uint64_t number, double middle,
-                                 double spread, bool round, cf_stream *stream) {
+static inline void tensor_random(const tensor *x, uint64_t seed, uint64_t number, double middle, double spread, bool round,
+                                 cf_stream *stream) {
     void *host = host_memory(tensor_bytes(x));
     uint32_t bits[4] = {0};
     for (int64_t i = 0; i < x->count; i++) {
@@ -164,12 +164,10 @@ static inline void tensor_random(const tensor *x, uint64_t seed, uint64_t number
 }
 
 // Whole numbers in [low, high)
-static inline void tensor_integers(const tensor *x, uint64_t seed, uint64_t number, int64_t low, int64_t high,
-                                   cf_stream *stream) {
+static inline void tensor_integers(const tensor *x, uint64_t seed, uint64_t number, int64_t low, int64_t high, cf_stream *stream) {
     void *host = host_memory(tensor_bytes(x));
     for (int64_t i = 0; i < x->count; i++)
-        element_set(host, x->of, i,
-                    (double)low + floor((double)(high - low) * random_uniform(seed, number, (uint64_t)i)));
+        element_set(host, x->of, i, (double)low + floor((double)(high - low) * random_uniform(seed, number, (uint64_t)i)));
     tensor_write(x, host, stream);
     free(host);
 }

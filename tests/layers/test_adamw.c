@@ -19,8 +19,7 @@ static void textbook_update(double *w, double *m, double *v, double g, const ada
     g *= a->scale;
     *m = a->beta1 * *m + (1 - a->beta1) * g;
     *v = a->beta2 * *v + (1 - a->beta2) * g * g;
-    double m_hat = *m / (1 - pow(a->beta1, (double)a->step)),
-           v_hat = *v / (1 - pow(a->beta2, (double)a->step));
+    double m_hat = *m / (1 - pow(a->beta1, (double)a->step)), v_hat = *v / (1 - pow(a->beta2, (double)a->step));
     *w -= a->lr * (m_hat / (sqrt(v_hat) + a->eps) + a->weight_decay * *w);
 }
 
@@ -59,8 +58,7 @@ static void update_equals_textbook(void **state) {
 static void no_gradient_leaves_decay(void **state) {
     (void)state;
     real w = 2, m = 0, v = 0, g = 0;
-    adamw a = {
-        .lr = 0.5, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.25, .scale = 1, .step = 1};
+    adamw a = {.lr = 0.5, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.25, .scale = 1, .step = 1};
     adamw_update(&w, NULL, &m, &v, &g, 1, a, NULL);
     assert_true(w == (real)1.75 && m == 0 && v == 0);
 }
@@ -119,10 +117,7 @@ static void first_nonfinite_finds_the_first(void **state) {
         x[n / 2] = 3.4e38f, x[0] = -3.4e38f; // large, but finite
         assert_int_equal(first_nonfinite(x, n, NULL), -1);
         for (int trial = 0; trial < 30; trial++) {
-            int64_t at = trial == 0   ? 0
-                         : trial == 1 ? n - 1
-                                      : random_size(0, n - 1),
-                    later = random_size(at, n - 1);
+            int64_t at = trial == 0 ? 0 : trial == 1 ? n - 1 : random_size(0, n - 1), later = random_size(at, n - 1);
             real saved = x[at], saved_later = x[later];
             x[later] = bad[(trial + 1) % 3];
             x[at] = bad[trial % 3];

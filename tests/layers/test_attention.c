@@ -9,8 +9,7 @@ typedef struct problem {
     real *qkv, *out, *lse, *dout;
 } problem;
 
-static problem problem_new(int64_t T, int64_t B, int64_t H, int64_t D, int64_t t0, int64_t n,
-                           double deviation) {
+static problem problem_new(int64_t T, int64_t B, int64_t H, int64_t D, int64_t t0, int64_t n, double deviation) {
     problem p = {T, B, H, D, t0, n, zero_buffer(T * B * 3 * H * D), NULL, NULL, NULL};
     int64_t width = B * H * D;
     fill_normal(p.qkv, T * 3 * width, deviation);
@@ -30,8 +29,7 @@ static int64_t at(const problem *p, int64_t t, int64_t b, int64_t part, int64_t 
 static double naive_probabilities(double *probability, const problem *p, int64_t t, int64_t b, int64_t h) {
     double maximum = -INFINITY, sum = 0;
     for (int64_t i = 0; i <= t; i++) {
-        probability[i] =
-            dot(p->qkv + at(p, t, b, 0, h), p->qkv + at(p, i, b, 1, h), p->D) / sqrt((double)p->D);
+        probability[i] = dot(p->qkv + at(p, t, b, 0, h), p->qkv + at(p, i, b, 1, h), p->D) / sqrt((double)p->D);
         maximum = fmax(maximum, probability[i]);
     }
     for (int64_t i = 0; i <= t; i++) sum += probability[i] = exp(probability[i] - maximum);
@@ -40,8 +38,8 @@ static double naive_probabilities(double *probability, const problem *p, int64_t
 }
 
 // One query: out (D), its lse, and dqkv += what it contributes. probability: (T).
-static void naive_query(double *out, double *lse, double *dqkv, double *probability, const problem *p,
-                        int64_t t, int64_t b, int64_t h) {
+static void naive_query(double *out, double *lse, double *dqkv, double *probability, const problem *p, int64_t t, int64_t b,
+                        int64_t h) {
     const real *dout = p->dout + ((t * p->B + b) * p->H + h) * p->D;
     int64_t D = p->D;
     double scale = 1 / sqrt((double)D), delta = 0;
@@ -68,8 +66,7 @@ static void run_forward(void *context, real *out) {
 static void run_backward(void *context, real *dqkv) {
     problem *p = context;
     real *scratch = poisoned_buffer(attention_scratch(p->T, p->B, p->H, p->D));
-    attention_backward(dqkv, p->dout, p->out, p->lse, p->qkv, scratch, p->t0, p->n, p->T, p->B, p->H, p->D,
-                       false, NULL);
+    attention_backward(dqkv, p->dout, p->out, p->lse, p->qkv, scratch, p->t0, p->n, p->T, p->B, p->H, p->D, false, NULL);
 }
 
 static void check(int64_t T, int64_t B, int64_t H, int64_t D, int64_t t0, int64_t n, double deviation) {

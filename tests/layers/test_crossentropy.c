@@ -15,8 +15,7 @@ typedef struct problem {
 
 static problem problem_new(int64_t shards, int64_t R, int64_t V, const int64_t *valid, double deviation) {
     problem p = {.shards = shards, .R = R, .V = V};
-    for (int64_t i = 0; i < shards; p.vocabulary += valid[i++])
-        p.first[i] = p.vocabulary, p.valid[i] = valid[i];
+    for (int64_t i = 0; i < shards; p.vocabulary += valid[i++]) p.first[i] = p.vocabulary, p.valid[i] = valid[i];
     p.targets = test_buffer(R * 4);
     for (int64_t r = 0; r < R; r++) p.targets[r] = (int32_t)random_size(0, p.vocabulary - 1);
     p.logits = poisoned_buffer(shards * R * V);
@@ -30,8 +29,8 @@ static problem problem_new(int64_t shards, int64_t R, int64_t V, const int64_t *
 static void run_stats(void *context, real *stats) {
     problem *p = context;
     for (int64_t i = 0; i < p->shards; i++)
-        crossentropy_stats(stats + i * p->R * 3, p->logits + i * p->R * p->V, p->targets, p->first[i],
-                           p->valid[i], p->R, p->V, NULL);
+        crossentropy_stats(stats + i * p->R * 3, p->logits + i * p->R * p->V, p->targets, p->first[i], p->valid[i], p->R, p->V,
+                           NULL);
 }
 
 static void forward(problem *p) {
@@ -42,8 +41,8 @@ static void forward(problem *p) {
 static void run_backward(void *context, real *logits) {
     problem *p = context;
     for (int64_t i = 0; i < p->shards; i++)
-        crossentropy_backward(logits + i * p->R * p->V, p->total, p->targets, (real)0.25, p->first[i],
-                              p->valid[i], p->R, p->V, NULL);
+        crossentropy_backward(logits + i * p->R * p->V, p->total, p->targets, (real)0.25, p->first[i], p->valid[i], p->R, p->V,
+                              NULL);
 }
 
 static void run_fused(void *context, real *logits) {
@@ -129,8 +128,7 @@ static void alike_however_huge(void **state) {
     (void)state;
     static const double sizes[] = {0, 1e4, 1e20, 1e30, -1e30};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-        problem p = problem_new(2, 3, 40, (int64_t[]){40, 31}, 1),
-                whole = problem_new(1, 3, 71, (int64_t[]){71}, 1);
+        problem p = problem_new(2, 3, 40, (int64_t[]){40, 31}, 1), whole = problem_new(1, 3, 71, (int64_t[]){71}, 1);
         for (int64_t k = 0; k < 2 * 3 * 40; k++) p.logits[k] = (real)sizes[i];
         for (int64_t k = 0; k < 3 * 71; k++) whole.logits[k] = (real)sizes[i];
         forward(&p);

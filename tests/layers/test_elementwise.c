@@ -14,24 +14,9 @@ static double error_ulp(float x, double exact) {
 
 static void exp_of_every_kind_of_float(void **state) {
     (void)state;
-    static const float edge[] = {0,
-                                 -0.0f,
-                                 1,
-                                 -1,
-                                 88.72283f,
-                                 88.72284f,
-                                 89,
-                                 1e30f,
-                                 -87.4f,
-                                 -103.972076f,
-                                 -103.973f,
-                                 -104,
-                                 -200,
-                                 -1e30f,
-                                 1e-40f,
-                                 (float)INFINITY,
-                                 (float)-INFINITY,
-                                 (float)NAN};
+    static const float edge[] = {
+        0,    -0.0f, 1,      -1,     88.72283f,       88.72284f,        89,        1e30f, -87.4f, -103.972076f, -103.973f,
+        -104, -200,  -1e30f, 1e-40f, (float)INFINITY, (float)-INFINITY, (float)NAN};
     for (size_t i = 0; i < sizeof edge / sizeof *edge; i++)
         if (!(error_ulp(exp_real(edge[i]), exp((double)edge[i])) <= 2))
             fail_msg("exp(%.9g) is %.9g", (double)edge[i], (double)exp_real(edge[i]));
@@ -39,8 +24,7 @@ static void exp_of_every_kind_of_float(void **state) {
         uint32_t low = (uint32_t)bits;
         float x;
         memcpy(&x, &low, sizeof x);
-        if (!(error_ulp(exp_real(x), exp((double)x)) <= 2))
-            fail_msg("exp(%.9g) is %.9g", (double)x, (double)exp_real(x));
+        if (!(error_ulp(exp_real(x), exp((double)x)) <= 2)) fail_msg("exp(%.9g) is %.9g", (double)x, (double)exp_real(x));
     }
 }
 
@@ -58,8 +42,7 @@ static void gelu_equals_tanh_formula(void **state) {
     static const int64_t counts[] = {0, 1, 15, 17, 1000, 40001};
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
         int64_t n = counts[i];
-        real *x = zero_buffer(n + 1), *dy = random_buffer(n), *y = poisoned_buffer(n + 1),
-             *dx = poisoned_buffer(n + 1);
+        real *x = zero_buffer(n + 1), *dy = random_buffer(n), *y = poisoned_buffer(n + 1), *dx = poisoned_buffer(n + 1);
         double *expected = double_buffer(n), *slope = double_buffer(n);
         fill_normal(x, n, 3);
         gelu_forward(y, x, n, NULL);

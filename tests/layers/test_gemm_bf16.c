@@ -45,8 +45,7 @@ static double term(const product *of, const real *a, const real *b, int64_t i, i
 }
 
 // c as it must be at (i, j), whatever it was before.
-static float expected_at(const product *of, const real *a, const real *b, const real *before, int64_t i,
-                         int64_t j) {
+static float expected_at(const product *of, const real *a, const real *b, const real *before, int64_t i, int64_t j) {
     double sum = of->add ? (double)precise_of(before[i * of->ldc + j]) : 0;
     for (int64_t p = 0; p < of->k; p++) sum += term(of, a, b, i, j, p);
     return of->wide ? (float)sum : precise_of(real_of(sum));
@@ -54,9 +53,9 @@ static float expected_at(const product *of, const real *a, const real *b, const 
 
 static void check_element(const product *of, float found, float expected, int64_t i, int64_t j) {
     if (found == expected) return;
-    fail_msg("op %d%d, %lld x %lld x %lld, add %d, wide %d: c[%lld, %lld] is %g, expected %g",
-             (int)of->transpose_a, (int)of->transpose_b, (long long)of->m, (long long)of->n, (long long)of->k,
-             (int)of->add, (int)of->wide, (long long)i, (long long)j, (double)found, (double)expected);
+    fail_msg("op %d%d, %lld x %lld x %lld, add %d, wide %d: c[%lld, %lld] is %g, expected %g", (int)of->transpose_a,
+             (int)of->transpose_b, (long long)of->m, (long long)of->n, (long long)of->k, (int)of->add, (int)of->wide, (long long)i,
+             (long long)j, (double)found, (double)expected);
 }
 
 // Of large products some elements: one in `stride`, and the last.
@@ -159,8 +158,7 @@ static void inside_a_parallel_region(void **state) {
     assert_non_null(together);
     gemm_to_precise(false, true, N, N, N, a, N, b, N, 0, alone, N, NULL);
 #pragma omp parallel for
-    for (int i = 0; i < TASKS; i++)
-        gemm_to_precise(false, true, N, N, N, a, N, b, N, 0, together + i * N * N, N, NULL);
+    for (int i = 0; i < TASKS; i++) gemm_to_precise(false, true, N, N, N, a, N, b, N, 0, together + i * N * N, N, NULL);
     for (int i = 0; i < TASKS; i++) assert_memory_equal(alone, together + i * N * N, sizeof alone);
     free(a), free(b), free(together);
 }

@@ -82,8 +82,8 @@ static void nan_stays_in_its_row(void **state) {
 static void backward(void *context, real *gradients) {
     problem *p = context;
     real *scratch = poisoned_buffer(layernorm_scratch(p->C));
-    layernorm_backward(gradients, gradients + p->R * p->C, gradients + p->R * p->C + p->C, p->dy, p->x, p->w,
-                       p->mean, p->rstd, scratch, p->R, p->C, NULL);
+    layernorm_backward(gradients, gradients + p->R * p->C, gradients + p->R * p->C + p->C, p->dy, p->x, p->w, p->mean, p->rstd,
+                       scratch, p->R, p->C, NULL);
 }
 
 static void naive_backward(const problem *p, double *gradients) {
@@ -99,8 +99,7 @@ static void naive_backward(const problem *p, double *gradients) {
             db[c] += (double)dy[c];
         }
         for (int64_t c = 0; c < p->C; c++)
-            gradients[r * p->C + c] +=
-                rstd * ((double)dy[c] * (double)p->w[c] - mean_g - ((double)x[c] - mean) * rstd * mean_gh);
+            gradients[r * p->C + c] += rstd * ((double)dy[c] * (double)p->w[c] - mean_g - ((double)x[c] - mean) * rstd * mean_gh);
     }
 }
 

@@ -22,22 +22,18 @@ static real *padded_integers(int64_t rows, int64_t width, int64_t row) {
 }
 
 static void check_gemm(bool ta, bool tb, int64_t m, int64_t n, int64_t k, real beta) {
-    int64_t lda = (ta ? m : k) + random_size(0, 3), ldb = (tb ? k : n) + random_size(0, 3),
-            ldc = n + random_size(0, 3);
+    int64_t lda = (ta ? m : k) + random_size(0, 3), ldb = (tb ? k : n) + random_size(0, 3), ldc = n + random_size(0, 3);
     real *a = padded_integers(ta ? k : m, ta ? m : k, lda), *b = padded_integers(tb ? n : k, tb ? k : n, ldb);
-    real *c = beta == 0 ? poisoned_buffer(m * ldc) : padded_integers(m, n, ldc),
-         *before = copy_buffer(c, m * ldc);
+    real *c = beta == 0 ? poisoned_buffer(m * ldc) : padded_integers(m, n, ldc), *before = copy_buffer(c, m * ldc);
     gemm(ta, tb, m, n, k, a, lda, b, ldb, beta, c, ldc, NULL);
     for (int64_t i = 0; i < m; i++) {
         for (int64_t j = 0; j < n; j++) {
             double sum = beta == 0 ? 0 : (double)before[i * ldc + j];
             for (int64_t p = 0; p < k; p++)
-                sum += (double)(ta ? a[p * lda + i] : a[i * lda + p]) *
-                       (double)(tb ? b[j * ldb + p] : b[p * ldb + j]);
+                sum += (double)(ta ? a[p * lda + i] : a[i * lda + p]) * (double)(tb ? b[j * ldb + p] : b[p * ldb + j]);
             if ((double)c[i * ldc + j] != sum)
-                fail_msg("op %d%d, %lld x %lld x %lld, beta %g: c[%lld, %lld] is %g, expected %g", ta, tb,
-                         (long long)m, (long long)n, (long long)k, (double)beta, (long long)i, (long long)j,
-                         (double)c[i * ldc + j], sum);
+                fail_msg("op %d%d, %lld x %lld x %lld, beta %g: c[%lld, %lld] is %g, expected %g", ta, tb, (long long)m,
+                         (long long)n, (long long)k, (double)beta, (long long)i, (long long)j, (double)c[i * ldc + j], sum);
         }
         assert_untouched("after the row", c + i * ldc + n, ldc - n);
     }
@@ -81,8 +77,7 @@ static void gemm_refusal_is_fatal(void **state) {
 static void check_linear(int64_t R, int64_t IC, int64_t OC) {
     real *x = integer_buffer(R * IC), *w = integer_buffer(OC * IC), *bias = integer_buffer(OC);
     real *y = poisoned_buffer(R * OC), *plain = poisoned_buffer(R * OC);
-    const real *ready =
-        linear_prepare_forward(poisoned_buffer(linear_prepared_size(IC, OC)), w, IC, OC, NULL);
+    const real *ready = linear_prepare_forward(poisoned_buffer(linear_prepared_size(IC, OC)), w, IC, OC, NULL);
     linear_forward(y, x, ready, bias, R, IC, OC, NULL);
     linear_forward(plain, x, ready, NULL, R, IC, OC, NULL);
     for (int64_t r = 0; r < R; r++)
@@ -130,15 +125,13 @@ static void check_added(int64_t R, int64_t IC, int64_t OC) {
     real *x = integer_buffer(R * IC), *w = integer_buffer(OC * IC), *dy = integer_buffer(R * OC);
     real *y = integer_buffer(R * OC), *dx = integer_buffer(R * IC);
     real *y_before = copy_buffer(y, R * OC), *dx_before = copy_buffer(dx, R * IC);
-    const real *ready =
-        linear_prepare_forward(poisoned_buffer(linear_prepared_size(IC, OC)), w, IC, OC, NULL);
+    const real *ready = linear_prepare_forward(poisoned_buffer(linear_prepared_size(IC, OC)), w, IC, OC, NULL);
     linear_forward_add(y, x, ready, R, IC, OC, NULL);
     ready = linear_prepare_dgrad(poisoned_buffer(linear_prepared_size(IC, OC)), w, IC, OC, NULL);
     linear_dgrad_add(dx, dy, ready, R, IC, OC, NULL);
     for (int64_t r = 0; r < R; r++) {
         for (int64_t o = 0; o < OC; o++)
-            assert_true((double)y[r * OC + o] ==
-                        (double)y_before[r * OC + o] + dot(x + r * IC, w + o * IC, IC));
+            assert_true((double)y[r * OC + o] == (double)y_before[r * OC + o] + dot(x + r * IC, w + o * IC, IC));
         for (int64_t i = 0; i < IC; i++) {
             double sum = (double)dx_before[r * IC + i];
             for (int64_t o = 0; o < OC; o++) sum += (double)dy[r * OC + o] * (double)w[o * IC + i];
@@ -227,8 +220,8 @@ static void make_product(product *q, const parameters *p, int tensor, bool add) 
 static void assert_product(const product *q, const real *gradient) {
     for (int64_t i = 0; i < 2 * q->g.OC * q->g.IC; i++)
         if ((double)gradient[i] != q->whole[i])
-            fail_msg("row %lld of %s: %g, expected %g", (long long)(i / q->g.IC), params_name(q->tensor),
-                     (double)gradient[i], q->whole[i]);
+            fail_msg("row %lld of %s: %g, expected %g", (long long)(i / q->g.IC), params_name(q->tensor), (double)gradient[i],
+                     q->whole[i]);
 }
 
 // A matrix with a bucket of its own overwrites what is there before the step's first micro-batch; others share a bucket,
@@ -287,8 +280,7 @@ static void compute_slices(weight_gradient *g, real *gradient, int64_t row) {
     static const struct {
         int64_t row, rows, stride;
         int blocks;
-    } slices[] = {{130, 71, 0, 1}, {0, 1, 0, 1},   {201, 71, 0, 1},
-                  {1, 13, 81, 2},  {14, 68, 0, 1}, {95, 35, 0, 1}};
+    } slices[] = {{130, 71, 0, 1}, {0, 1, 0, 1}, {201, 71, 0, 1}, {1, 13, 81, 2}, {14, 68, 0, 1}, {95, 35, 0, 1}};
     for (size_t i = 0; i < sizeof slices / sizeof *slices; i++) {
         cf_span span = {.side = CF_COMPUTE_BEFORE,
                         .row = slices[i].row,

@@ -112,8 +112,7 @@ static void check_rows(const problem *q) {
     for (int64_t i = 0; i < q->Ts * B * C; i++) {
         int64_t t = q->mesh->tp_group.rank * q->Ts + i / C / B;
         int32_t token = q->token(q->mesh->dp_group.rank, t, i / C % B);
-        CHECK(q->x[i] == weight(token, i % C), "token %d, column %lld: %g", token, (long long)(i % C),
-              q->x[i]);
+        CHECK(q->x[i] == weight(token, i % C), "token %d, column %lld: %g", token, (long long)(i % C), q->x[i]);
     }
 }
 
@@ -142,15 +141,12 @@ static void check_sums(const problem *q) {
         precise sum = ALREADY;
         for (int64_t k = 0; k < q->mesh->dp * T * B; k++) {
             int replica = (int)(k / B / T);
-            if (q->token(replica, k / B % T, k % B) == row)
-                sum += gradient(q, replica, k / B % T, k % B, i % C);
+            if (q->token(replica, k / B % T, k % B) == row) sum += gradient(q, replica, k / B % T, k % B, i % C);
         }
-        CHECK(found[i] == sum, "row %lld, column %lld: %g, expected %g", (long long)row, (long long)(i % C),
-              found[i], sum);
+        CHECK(found[i] == sum, "row %lld, column %lld: %g, expected %g", (long long)row, (long long)(i % C), found[i], sum);
     }
     for (int64_t i = 0; i < q->part * C && !local; i++)
-        CHECK(params_grad(&q->p, WTE, 0)[i] == ALREADY, "element %lld of the local gradient changed",
-              (long long)i);
+        CHECK(params_grad(&q->p, WTE, 0)[i] == ALREADY, "element %lld of the local gradient changed", (long long)i);
 }
 
 static void check_problem(problem *q) {

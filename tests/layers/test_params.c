@@ -30,8 +30,7 @@ static void check_cover(const world *w, int rank) {
         bool split = over_ranks && is_split(tensor);
         int64_t count = whole_count(&w->shape, tensor), *whole = index_buffer(room(&w->shape, tensor));
         int64_t *seen = index_buffer(count);
-        for (int tp_rank = split ? 0 : rank % w->tp; tp_rank < (split ? w->tp : rank % w->tp + 1);
-             tp_rank++) {
+        for (int tp_rank = split ? 0 : rank % w->tp; tp_rank < (split ? w->tp : rank % w->tp + 1); tp_rank++) {
             map_of_runs(w, rank, tensor, tp_rank, whole);
             for (int64_t i = 0; i < params_local_count(&w->rank[rank], tensor); i++)
                 if (whole[i] >= 0) seen[whole[i]]++;
@@ -49,8 +48,7 @@ static void runs_cover_every_tensor_once(void **state) {
 static void check_places(const world *w, int rank) {
     const parameters *p = &w->rank[rank];
     for (int tensor = 0; tensor < TENSORS; tensor++) {
-        int64_t *expected = index_buffer(room(&w->shape, tensor)),
-                *whole = index_buffer(room(&w->shape, tensor));
+        int64_t *expected = index_buffer(room(&w->shape, tensor)), *whole = index_buffer(room(&w->shape, tensor));
         int64_t count = expected_map(w, tensor, rank % w->tp, expected);
         assert_int_equal(params_local_count(p, tensor), count);
         assert_int_equal(params_local_rows(p, tensor) * params_local_columns(p, tensor), count);
@@ -100,8 +98,7 @@ static void read_value(void *argument, int tensor, int64_t layer, int64_t first,
     const gpt_shape *s = argument;
     if (first < 0 || first + count > whole_count(s, tensor))
         fail_msg("%s is read to %lld", params_name(tensor), (long long)(first + count));
-    for (int64_t i = 0; i < count; i++)
-        out[i] = is_padding(s, tensor, first + i) ? (float)NAN : value_of(tensor, layer, first + i);
+    for (int64_t i = 0; i < count; i++) out[i] = is_padding(s, tensor, first + i) ? (float)NAN : value_of(tensor, layer, first + i);
 }
 
 // The parts of a whole tensor, placed in pieces that begin and end anywhere, from the last to the first: what
@@ -161,8 +158,7 @@ static void check_partition(const world *w, int rank) {
         if (b->first != end) fail_at(w, rank, "buckets overlap or leave a gap", -1, b->first);
         end = b->first + b->count;
         assert_int_equal(b->count, b->shard * b->group->size);
-        if (i < p->table ? b->layer < layer : b->layer != -1)
-            fail_at(w, rank, "bucket of layer", -1, b->layer);
+        if (i < p->table ? b->layer < layer : b->layer != -1) fail_at(w, rank, "bucket of layer", -1, b->layer);
         layer = b->layer;
         assert_int_equal(b->shard % b->row, 0);
         assert_int_equal(b->row, b->tensor < 0 ? 1 : params_local_columns(p, b->tensor));
@@ -246,8 +242,7 @@ static const param_bucket *bucket_around(const world *w, int rank, int tensor, i
     const parameters *p = &w->rank[rank];
     int64_t first = params_weight(p, tensor, layer) - p->weight, end = first + params_local_count(p, tensor);
     for (int i = 0; i < p->buckets; i++)
-        if (p->bucket[i].first <= first && end <= p->bucket[i].first + p->bucket[i].count)
-            return &p->bucket[i];
+        if (p->bucket[i].first <= first && end <= p->bucket[i].first + p->bucket[i].count) return &p->bucket[i];
     fail_at(w, rank, "not in one bucket", tensor, 0);
 }
 
@@ -261,8 +256,7 @@ static bool large_enough(const world *w, int rank, int tensor) {
     if (tensor == WTE) return true;
     bool matrix = tensor == QKVW || tensor == ATTPROJW || tensor == FCW || tensor == FCPROJW;
     if (!matrix) return false;
-    bool own =
-        params_local_rows(&w->rank[rank], tensor) >= 64 * (int64_t)expected_group(w, rank, tensor)->size;
+    bool own = params_local_rows(&w->rank[rank], tensor) >= 64 * (int64_t)expected_group(w, rank, tensor)->size;
     own_buckets += own, shared_buckets += !own;
     return own;
 }
@@ -275,8 +269,7 @@ static void check_own(const world *w, int rank) {
             const param_bucket *b = bucket_around(w, rank, tensor, i);
             int number = (int)(b - p->bucket), own = params_own_bucket(p, tensor, layer);
             bool alone = large_enough(w, rank, tensor);
-            if (alone ? b->layer != layer : b->layer > layer)
-                fail_at(w, rank, "layer of its bucket", tensor, b->layer);
+            if (alone ? b->layer != layer : b->layer > layer) fail_at(w, rank, "layer of its bucket", tensor, b->layer);
             assert_int_equal(number, params_bucket_of(p, tensor, layer));
             assert_ptr_equal(b->group, expected_group(w, rank, tensor));
             assert_int_equal(b->tensor, alone ? tensor : -1);
@@ -316,13 +309,11 @@ static void small_tensors_share_buckets(void **state) {
 // --- owned elements ---
 
 static bool same_place(const element_place *expected, const param_place *found) {
-    return expected->tensor == found->tensor && expected->layer == found->layer &&
-           expected->whole == found->whole;
+    return expected->tensor == found->tensor && expected->layer == found->layer && expected->whole == found->whole;
 }
 
 // One answer of params_locate for [e, end): all of its elements, and what it says of those inside. How many they are.
-static int64_t check_located(const world *w, int rank, const element_place *expected, int64_t e,
-                             int64_t end) {
+static int64_t check_located(const world *w, int rank, const element_place *expected, int64_t e, int64_t end) {
     const parameters *p = &w->rank[rank];
     param_place place, inside;
     bool found = params_locate(p, e, &place);
@@ -347,8 +338,7 @@ static void check_locate(const world *w, int rank) {
     const element_place *expected = expected_places(w, rank);
     for (int i = 0; i < p->buckets; i++) {
         const param_bucket *b = &p->bucket[i];
-        for (int64_t e = b->first; e < b->first + b->count;)
-            e += check_located(w, rank, expected, e, b->first + b->count);
+        for (int64_t e = b->first; e < b->first + b->count;) e += check_located(w, rank, expected, e, b->first + b->count);
     }
 }
 
@@ -383,8 +373,7 @@ static void check_owners(const world *w, int rank) {
     for (int r = 0; r < w->ranks; r++) mark_owned(w, r, seen);
     for (int tensor = 0; tensor < TENSORS; tensor++)
         for (int64_t i = 0; i < params_layers(&w->shape, tensor) * whole_count(&w->shape, tensor); i++)
-            if (seen[tensor][i] != 1)
-                fail_at(w, rank, seen[tensor][i] ? "owned twice" : "owned by nobody", tensor, i);
+            if (seen[tensor][i] != 1) fail_at(w, rank, seen[tensor][i] ? "owned twice" : "owned by nobody", tensor, i);
 }
 
 static void every_element_is_owned_once(void **state) {
@@ -476,8 +465,7 @@ static void check_distribution(const gpt_shape *s) {
     for (int64_t i = 0; i < s->L * C; i++) assert_true(reference[LN1B][i] == 0 && reference[FCB][i] == 0);
     int64_t equal = 0; // layers and tensors draw from streams of their own
     for (int64_t i = 0; i < C * C; i++)
-        equal += (reference[QKVW][i] == reference[QKVW][3 * C * C + i]) +
-                 (reference[QKVW][i] == reference[FCW][i]);
+        equal += (reference[QKVW][i] == reference[QKVW][3 * C * C + i]) + (reference[QKVW][i] == reference[FCW][i]);
     assert_true(equal < 10);
 }
 

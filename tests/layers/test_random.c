@@ -29,13 +29,11 @@ static void philox_known_answers(void **state) {
 enum { DRAWS = 200000 };
 
 // Mean of f(x)ᵏ is within five standard errors of what the distribution has.
-static void assert_moment(double (*draw)(uint64_t, uint64_t, uint64_t), int power, double expected,
-                          double variance) {
+static void assert_moment(double (*draw)(uint64_t, uint64_t, uint64_t), int power, double expected, double variance) {
     double sum = 0;
     for (uint64_t i = 0; i < DRAWS; i++) sum += pow(draw(5, 7, i), power);
     double error = sum / DRAWS - expected;
-    if (fabs(error) > 5 * sqrt(variance / DRAWS))
-        fail_msg("moment %d is %g, expected %g", power, expected + error, expected);
+    if (fabs(error) > 5 * sqrt(variance / DRAWS)) fail_msg("moment %d is %g, expected %g", power, expected + error, expected);
 }
 
 static void uniform_moments_and_range(void **state) {
@@ -45,8 +43,7 @@ static void uniform_moments_and_range(void **state) {
         assert_moment(random_uniform, k, mean, square - mean * mean);
     }
     double low = 1, high = 0;
-    for (uint64_t i = 0; i < DRAWS; i++)
-        low = fmin(low, random_uniform(5, 7, i)), high = fmax(high, random_uniform(5, 7, i));
+    for (uint64_t i = 0; i < DRAWS; i++) low = fmin(low, random_uniform(5, 7, i)), high = fmax(high, random_uniform(5, 7, i));
     assert_true(low >= 0 && low < 1e-3 && high < 1 && high > 1 - 1e-3);
 }
 
@@ -62,8 +59,7 @@ static void normal_moments(void **state) {
 // Another seed, stream or neighbour gives numbers that have nothing to do with these.
 static void neighbours_are_independent(void **state) {
     (void)state;
-    const uint64_t other[][3] = {
-        {6, 7, 0}, {5, 8, 0}, {5, 7, 1}, {5, 7 | 1ull << 40, 0}, {5 | 1ull << 40, 7, 0}};
+    const uint64_t other[][3] = {{6, 7, 0}, {5, 8, 0}, {5, 7, 1}, {5, 7 | 1ull << 40, 0}, {5 | 1ull << 40, 7, 0}};
     for (size_t j = 0; j < sizeof other / sizeof *other; j++) {
         double sum = 0;
         for (uint64_t i = 0; i < DRAWS; i++)

@@ -102,8 +102,7 @@ static void compare(const states *s, int rank, element_place place, int kind, re
     if (kind == STATE_WEIGHT && padding && value >= s->w.rank[rank].weight &&
         value < s->w.rank[rank].weight + s->w.rank[rank].elements)
         expected = 0;
-    if (memcmp(value, &expected, sizeof expected) != 0)
-        fail_at(&s->w, rank, names[kind], (int)place.tensor, place.whole);
+    if (memcmp(value, &expected, sizeof expected) != 0) fail_at(&s->w, rank, names[kind], (int)place.tensor, place.whole);
 }
 
 // --- to the disk and back ---
@@ -134,8 +133,7 @@ static saved_state *save(const states *s) {
     return saved;
 }
 
-static void read_saved(void *saved, state_kind kind, int tensor, int64_t layer, int64_t first, int64_t count,
-                       precise *out) {
+static void read_saved(void *saved, state_kind kind, int tensor, int64_t layer, int64_t first, int64_t count, precise *out) {
     problem why;
     if (!saved_state_read(saved, kind, tensor, layer, first, count, out, &why)) fail_msg("%s", why.what);
 }
@@ -171,8 +169,7 @@ static void check_assembled(const states *s) {
     for (int kind = 0; kind < STATE_KINDS; kind++) {
         float *whole[TENSORS];
         for (int tensor = 0; tensor < TENSORS; tensor++)
-            whole[tensor] = test_buffer((params_layers(shape, tensor) * whole_count(shape, tensor) + 1) *
-                                        (int64_t)sizeof(float));
+            whole[tensor] = test_buffer((params_layers(shape, tensor) * whole_count(shape, tensor) + 1) * (int64_t)sizeof(float));
         for (int r = 0; r < s->w.ranks; r++) assemble_rank(s, r, kind, whole);
         for (int tensor = 0; tensor < TENSORS; tensor++)
             for (int64_t i = 0; i < params_layers(shape, tensor) * whole_count(shape, tensor); i++) {
@@ -195,8 +192,7 @@ static int list_meshes(int tp_max, int dp_max, mesh_size *list) {
     int count = 0;
     for (int strategy = STRATEGY_TPSP; strategy <= STRATEGY_UP; strategy++)
         for (int tp = 1; tp <= tp_max; tp++)
-            for (int dp = 1; dp <= dp_max; dp++)
-                list[count++] = (mesh_size){(parallel_strategy)strategy, tp, dp};
+            for (int dp = 1; dp <= dp_max; dp++) list[count++] = (mesh_size){(parallel_strategy)strategy, tp, dp};
     return count;
 }
 

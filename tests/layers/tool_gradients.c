@@ -23,8 +23,7 @@ static void append_values(void *writer, const float *values, int64_t count) {
 
 static overlap parse_overlap(const char *mode, const char *route, const char *slices) {
     overlap how = {.slices = atoi(slices)};
-    if (!cf_mode_of(mode, &how.mode) || !cf_route_of(route, &how.route))
-        cf_die(NULL, "no mode %s, or no route %s", mode, route);
+    if (!cf_mode_of(mode, &how.mode) || !cf_route_of(route, &how.route)) cf_die(NULL, "no mode %s, or no route %s", mode, route);
     return how;
 }
 
@@ -52,10 +51,7 @@ int main(int argc, char **argv) {
     if (argc != 13) cf_die_together("see the top of this file", "%d arguments, 12 are needed", argc - 1);
     int64_t T = atoll(argv[3]), B = atoll(argv[4]);
     cf_transport *transport = cf_transport_create("auto", &argc, &argv, 60);
-    cf_context context = {.transport = transport,
-                          .stream = cf_stream_create(),
-                          .trace = cf_trace_create(),
-                          .step = 0};
+    cf_context context = {.transport = transport, .stream = cf_stream_create(), .trace = cf_trace_create(), .step = 0};
     cf_mesh mesh;
     cf_mesh_init(&mesh, transport->size, transport->rank, atoi(argv[5]), atoi(argv[6]));
     transport->bind(transport, &mesh.world_group);
@@ -74,8 +70,7 @@ int main(int argc, char **argv) {
     params_read(&model.params, read_weights, file, context.stream);
     optimizer_start(&optimizer);
 
-    int32_t *inputs = malloc((size_t)(T * B) * sizeof *inputs),
-            *targets = malloc((size_t)(T * B) * sizeof *targets);
+    int32_t *inputs = malloc((size_t)(T * B) * sizeof *inputs), *targets = malloc((size_t)(T * B) * sizeof *targets);
     tokens *data = tokens_open(argv[2], T);
     for (int64_t b = 0; b < B; b++) tokens_read(data, mesh.dp_group.rank * B + b, f.V, b, B, inputs, targets);
     double count = (double)(T * B * mesh.dp);

@@ -115,17 +115,14 @@ static void append(tool *t, const void *bytes, int64_t size) {
 }
 
 // Rows of a tensor, `row` elements each.
-static void keep_rows(tool *t, const char *function, const char *name, const tensor *x, int64_t first,
-                      int64_t rows, int64_t row) {
+static void keep_rows(tool *t, const char *function, const char *name, const tensor *x, int64_t first, int64_t rows, int64_t row) {
     bool wide = element_size(x->of) == 8;
     char line[512], *host = tensor_read(x, t->stream);
     int64_t count = rows * row;
-    int length =
-        snprintf(line, sizeof line,
-                 "{\"function\":\"%s\",\"tensor\":\"%s\",\"case\":\"%s\",\"real\":%s,\"type\":\"%s\","
-                 "\"count\":%lld}\n",
-                 function, name, t->shape, x->of == OF_REAL ? "true" : "false", wide ? "f8" : "f4",
-                 (long long)count);
+    int length = snprintf(line, sizeof line,
+                          "{\"function\":\"%s\",\"tensor\":\"%s\",\"case\":\"%s\",\"real\":%s,\"type\":\"%s\","
+                          "\"count\":%lld}\n",
+                          function, name, t->shape, x->of == OF_REAL ? "true" : "false", wide ? "f8" : "f4", (long long)count);
     append(t, line, length);
     for (int64_t i = 0; i < count; i++) {
         double value = element_get(host, x->of, first * row + i);
@@ -146,13 +143,12 @@ static void keep_number(tool *t, const char *function, const char *name, double 
 }
 
 // Rows [first, first + rows) are written, the others are still poison.
-static void others_untouched(tool *t, const char *function, const char *name, const tensor *x, int64_t first,
-                             int64_t rows, int64_t row) {
+static void others_untouched(tool *t, const char *function, const char *name, const tensor *x, int64_t first, int64_t rows,
+                             int64_t row) {
     char *host = tensor_read(x, t->stream);
     int64_t bytes = row * element_size(x->of), before = first * bytes, after = (first + rows) * bytes;
     if (!all_poison(host, before) || !all_poison(host + after, tensor_bytes(x) - after))
-        fault(t, "%s has written rows of %s outside %lld … %lld", function, name, (long long)first,
-              (long long)(first + rows - 1));
+        fault(t, "%s has written rows of %s outside %lld … %lld", function, name, (long long)first, (long long)(first + rows - 1));
     free(host);
 }
 
@@ -186,10 +182,8 @@ static const real *for_dgrad(tool *t, tensor *w, int64_t IC, int64_t OC) {
 
 static void run_linear_gelu(tool *t, tensor *x, tensor *w, tensor *bias, tensor *dy, const int64_t *n) {
     int64_t R = n[0], IC = n[1], OC = n[2];
-    tensor *pre = poisoned(t, OF_REAL, R * OC), *out = poisoned(t, OF_REAL, R * OC),
-           *dpre = poisoned(t, OF_REAL, R * IC);
-    linear_forward_gelu(reals(out), reals(pre), reals(x), for_forward(t, w, IC, OC), reals(bias), R, IC, OC,
-                        t->stream);
+    tensor *pre = poisoned(t, OF_REAL, R * OC), *out = poisoned(t, OF_REAL, R * OC), *dpre = poisoned(t, OF_REAL, R * IC);
+    linear_forward_gelu(reals(out), reals(pre), reals(x), for_forward(t, w, IC, OC), reals(bias), R, IC, OC, t->stream);
     keep(t, "linear_forward_gelu", "out", out);
     keep(t, "linear_forward_gelu", "pre", pre);
     linear_dgrad_gelu(reals(dpre), reals(dy), for_dgrad(t, w, IC, OC), reals(x), R, IC, OC, t->stream);
@@ -200,15 +194,11 @@ static void run_linear_gelu(tool *t, tensor *x, tensor *w, tensor *bias, tensor 
 static void run_linear_blocks(tool *t, tensor *w, tensor *bias, const int64_t *n) {
     int64_t IC = n[1], OC = n[2];
     linear_rows r = {.blocks = 3, .rows = n[0], .in = n[0] + 2, .out = n[0]};
-    tensor *x = randoms(t, OF_REAL, r.blocks * r.in * IC, 0, 1),
-           *dy = randoms(t, OF_REAL, r.blocks * r.in * OC, 0, 1),
+    tensor *x = randoms(t, OF_REAL, r.blocks * r.in * IC, 0, 1), *dy = randoms(t, OF_REAL, r.blocks * r.in * OC, 0, 1),
            *before = randoms(t, OF_REAL, r.blocks * r.out * IC, 0, 1);
-    tensor *out = poisoned(t, OF_REAL, r.blocks * r.out * OC),
-           *pre = poisoned(t, OF_REAL, r.blocks * r.out * OC),
-           *gelu = poisoned(t, OF_REAL, r.blocks * r.out * OC),
-           *plain = poisoned(t, OF_REAL, r.blocks * r.out * OC),
-           *dx = poisoned(t, OF_REAL, r.blocks * r.out * IC),
-           *dpre = poisoned(t, OF_REAL, r.blocks * r.out * IC);
+    tensor *out = poisoned(t, OF_REAL, r.blocks * r.out * OC), *pre = poisoned(t, OF_REAL, r.blocks * r.out * OC),
+           *gelu = poisoned(t, OF_REAL, r.blocks * r.out * OC), *plain = poisoned(t, OF_REAL, r.blocks * r.out * OC),
+           *dx = poisoned(t, OF_REAL, r.blocks * r.out * IC), *dpre = poisoned(t, OF_REAL, r.blocks * r.out * IC);
     const real *ready = for_forward(t, w, IC, OC);
     linear_forward_blocks(reals(out), reals(x), ready, reals(bias), r, IC, OC, t->stream);
     keep(t, "linear_forward_blocks", "out", out);
@@ -228,9 +218,8 @@ static void run_linear(tool *t, const int64_t *n) {
     int64_t R = n[0], IC = n[1], OC = n[2];
     shape_is(t, "R %lld IC %lld OC %lld", (long long)R, (long long)IC, (long long)OC);
     tensor *x = randoms(t, OF_REAL, R * IC, 0, 1), *w = randoms(t, OF_REAL, OC * IC, 0, 1 / sqrt((double)IC)),
-           *bias = randoms(t, OF_REAL, OC, 0, 1), *dy = randoms(t, OF_REAL, R * OC, 0, 1),
-           *out = poisoned(t, OF_REAL, R * OC), *plain = poisoned(t, OF_REAL, R * OC),
-           *sum = randoms(t, OF_REAL, R * OC, 0, 1), *dx = poisoned(t, OF_REAL, R * IC),
+           *bias = randoms(t, OF_REAL, OC, 0, 1), *dy = randoms(t, OF_REAL, R * OC, 0, 1), *out = poisoned(t, OF_REAL, R * OC),
+           *plain = poisoned(t, OF_REAL, R * OC), *sum = randoms(t, OF_REAL, R * OC, 0, 1), *dx = poisoned(t, OF_REAL, R * IC),
            *dx_sum = randoms(t, OF_REAL, R * IC, 0, 1);
     const real *ready = for_forward(t, w, IC, OC);
     linear_forward(reals(out), reals(x), ready, reals(bias), R, IC, OC, t->stream);
@@ -261,8 +250,7 @@ static void run_many_linears(tool *t, const int64_t *n) {
     tensor *x = randoms(t, OF_REAL, kinds * IC, 0, 1), *w = randoms(t, OF_REAL, OC * IC, 0, 1);
     tensor *out = poisoned(t, OF_REAL, kinds * OC);
     const real *ready = for_forward(t, w, IC, OC);
-    for (int64_t i = 0; i < 2 * kinds; i++)
-        linear_forward(reals(out), reals(x), ready, NULL, i % kinds + 1, IC, OC, t->stream);
+    for (int64_t i = 0; i < 2 * kinds; i++) linear_forward(reals(out), reals(x), ready, NULL, i % kinds + 1, IC, OC, t->stream);
     keep(t, "linear_forward", "out, many kinds", out);
 }
 
@@ -328,8 +316,7 @@ static void attention_forwards(tool *t, heads *h, const ranges *parts, int64_t t
     keep(t, "attention_forward", "lse", h->lse);
     tensor *out = poisoned(t, OF_REAL, T * B * H * D), *lse = poisoned(t, OF_PRECISE, T * B * H);
     for (int i = 0; i < parts->count; i++)
-        attention_forward(reals(out), precises(lse), reals(h->qkv), parts->begin[i], parts->length[i], T, B,
-                          H, D, t->stream);
+        attention_forward(reals(out), precises(lse), reals(h->qkv), parts->begin[i], parts->length[i], T, B, H, D, t->stream);
     keep(t, "attention_forward", "out, in ranges", out);
     keep(t, "attention_forward", "lse, in ranges", lse);
     tensor *some = poisoned(t, OF_REAL, T * B * H * D), *some_lse = poisoned(t, OF_PRECISE, T * B * H);
@@ -344,16 +331,15 @@ static void attention_backwards(tool *t, const heads *h, const char *name, range
     bool first = !dqkv;
     if (first) dqkv = poisoned(t, OF_REAL, h->qkv->count);
     for (int i = 0; i < r.count; i++)
-        attention_backward(reals(dqkv), reals(h->dout), reals(h->out), precises(h->lse), reals(h->qkv),
-                           precises(h->scratch), r.begin[i], r.length[i], h->T, h->B, h->H, h->D,
-                           first && i == 0, t->stream);
+        attention_backward(reals(dqkv), reals(h->dout), reals(h->out), precises(h->lse), reals(h->qkv), precises(h->scratch),
+                           r.begin[i], r.length[i], h->T, h->B, h->H, h->D, first && i == 0, t->stream);
     keep(t, h->apart ? "attention_backward_apart" : "attention_backward", name, dqkv);
 }
 
 static void run_attention(tool *t, const int64_t *n) {
     heads h = {.T = n[0], .B = n[1], .H = n[2], .D = n[3], .apart = n[4]};
-    shape_is(t, "T %lld B %lld H %lld D %lld apart %lld", (long long)h.T, (long long)h.B, (long long)h.H,
-             (long long)h.D, (long long)h.apart);
+    shape_is(t, "T %lld B %lld H %lld D %lld apart %lld", (long long)h.T, (long long)h.B, (long long)h.H, (long long)h.D,
+             (long long)h.apart);
     h.qkv = randoms(t, OF_REAL, h.T * h.B * 3 * h.H * h.D, 0, 1);
     if (h.apart) move_apart(t, &h);
     h.dout = randoms(t, OF_REAL, h.T * h.B * h.H * h.D, 0, 1);
@@ -369,10 +355,8 @@ static void run_attention(tool *t, const int64_t *n) {
     attention_backwards(t, &h, "dqkv, ranges shuffled", parts, NULL);
     attention_backwards(t, &h, "dqkv, one range", (ranges){1, {t0}, {some}}, NULL);
     // The rows with which cuDNN's backward has had NaN, where 128 does not divide the number of keys: the end of a sequence.
-    if (h.apart)
-        attention_backwards(t, &h, "dqkv, the last rows", (ranges){1, {h.T - LAST_ROWS}, {LAST_ROWS}}, NULL);
-    attention_backwards(t, &h, "dqkv, added to", (ranges){1, {t0}, {some}},
-                        randoms(t, OF_REAL, h.qkv->count, 0, 0.5));
+    if (h.apart) attention_backwards(t, &h, "dqkv, the last rows", (ranges){1, {h.T - LAST_ROWS}, {LAST_ROWS}}, NULL);
+    attention_backwards(t, &h, "dqkv, added to", (ranges){1, {t0}, {some}}, randoms(t, OF_REAL, h.qkv->count, 0, 0.5));
 }
 
 // --- layer norm ---
@@ -380,21 +364,19 @@ static void run_attention(tool *t, const int64_t *n) {
 static void run_layernorm(tool *t, const int64_t *n) {
     int64_t R = n[0], C = n[1];
     shape_is(t, "R %lld C %lld", (long long)R, (long long)C);
-    tensor *x = randoms(t, OF_REAL, R * C, 4, 2), *w = randoms(t, OF_REAL, C, 1, 0.5),
-           *b = randoms(t, OF_REAL, C, 0, 1), *dy = randoms(t, OF_REAL, R * C, 0, 1),
-           *out = poisoned(t, OF_REAL, R * C), *plain = poisoned(t, OF_REAL, R * C),
-           *mean = poisoned(t, OF_PRECISE, R), *rstd = poisoned(t, OF_PRECISE, R),
-           *dx = randoms(t, OF_REAL, R * C, 0, 0.5), *dw = randoms(t, OF_PRECISE, C, 0, 1),
-           *db = randoms(t, OF_PRECISE, C, 0, 1), *scratch = poisoned(t, OF_PRECISE, layernorm_scratch(C));
-    layernorm_forward(reals(out), precises(mean), precises(rstd), reals(x), reals(w), reals(b), R, C,
-                      t->stream);
+    tensor *x = randoms(t, OF_REAL, R * C, 4, 2), *w = randoms(t, OF_REAL, C, 1, 0.5), *b = randoms(t, OF_REAL, C, 0, 1),
+           *dy = randoms(t, OF_REAL, R * C, 0, 1), *out = poisoned(t, OF_REAL, R * C), *plain = poisoned(t, OF_REAL, R * C),
+           *mean = poisoned(t, OF_PRECISE, R), *rstd = poisoned(t, OF_PRECISE, R), *dx = randoms(t, OF_REAL, R * C, 0, 0.5),
+           *dw = randoms(t, OF_PRECISE, C, 0, 1), *db = randoms(t, OF_PRECISE, C, 0, 1),
+           *scratch = poisoned(t, OF_PRECISE, layernorm_scratch(C));
+    layernorm_forward(reals(out), precises(mean), precises(rstd), reals(x), reals(w), reals(b), R, C, t->stream);
     keep(t, "layernorm_forward", "out", out);
     keep(t, "layernorm_forward", "mean", mean);
     keep(t, "layernorm_forward", "rstd", rstd);
     layernorm_forward(reals(plain), NULL, NULL, reals(x), reals(w), reals(b), R, C, t->stream);
     keep(t, "layernorm_forward", "out, nothing kept", plain);
-    layernorm_backward(reals(dx), precises(dw), precises(db), reals(dy), reals(x), reals(w), precises(mean),
-                       precises(rstd), precises(scratch), R, C, t->stream);
+    layernorm_backward(reals(dx), precises(dw), precises(db), reals(dy), reals(x), reals(w), precises(mean), precises(rstd),
+                       precises(scratch), R, C, t->stream);
     keep(t, "layernorm_backward", "dx", dx);
     keep(t, "layernorm_backward", "dw", dw);
     keep(t, "layernorm_backward", "db", db);
@@ -405,9 +387,8 @@ static void run_layernorm(tool *t, const int64_t *n) {
 static void run_elementwise(tool *t, const int64_t *n) {
     int64_t R = n[0], C = n[1], count = R * C;
     shape_is(t, "R %lld C %lld", (long long)R, (long long)C);
-    tensor *x = randoms(t, OF_REAL, count, 0, 2), *y = randoms(t, OF_REAL, count, 0, 1),
-           *bias = randoms(t, OF_REAL, C, 0, 1), *out = poisoned(t, OF_REAL, count),
-           *dx = poisoned(t, OF_REAL, count), *dy = copy_of(t, y), *over = copy_of(t, x),
+    tensor *x = randoms(t, OF_REAL, count, 0, 2), *y = randoms(t, OF_REAL, count, 0, 1), *bias = randoms(t, OF_REAL, C, 0, 1),
+           *out = poisoned(t, OF_REAL, count), *dx = poisoned(t, OF_REAL, count), *dy = copy_of(t, y), *over = copy_of(t, x),
            *sum = poisoned(t, OF_REAL, count), *in_place = copy_of(t, x);
     gelu_forward(reals(out), reals(x), count, t->stream);
     keep(t, "gelu_forward", "out", out);
@@ -428,8 +409,8 @@ static void run_elementwise(tool *t, const int64_t *n) {
 // Tokens of a vocabulary of V, of which rows [first, first + count) are held here.
 static void run_embedding(tool *t, const int64_t *n) {
     int64_t T = n[0], B = n[1], C = n[2], V = n[3], first = n[4], count = n[5], R = T * B, t0 = T / 3;
-    shape_is(t, "T %lld B %lld C %lld V %lld rows %lld to %lld", (long long)T, (long long)B, (long long)C,
-             (long long)V, (long long)first, (long long)(first + count - 1));
+    shape_is(t, "T %lld B %lld C %lld V %lld rows %lld to %lld", (long long)T, (long long)B, (long long)C, (long long)V,
+             (long long)first, (long long)(first + count - 1));
     tensor *tokens = integers(t, OF_INT32, R, 0, V), *wte = randoms(t, OF_REAL, count * C, 0, 1),
            *wpe = randoms(t, OF_REAL, (t0 + T) * C, 0, 1), *dout = randoms(t, OF_REAL, R * C, 0, 1),
            *out = poisoned(t, OF_REAL, R * C), *x = randoms(t, OF_REAL, R * C, 0, 1),
@@ -469,13 +450,12 @@ static tensor *stats_of_ranks(tool *t, int64_t ranks, int64_t R) {
 
 static void run_crossentropy(tool *t, const int64_t *n) {
     int64_t R = n[0], V = n[1], valid = n[2], first = n[3], vocabulary = n[4], ranks = 4;
-    shape_is(t, "R %lld V %lld valid %lld first %lld of %lld", (long long)R, (long long)V, (long long)valid,
-             (long long)first, (long long)vocabulary);
+    shape_is(t, "R %lld V %lld valid %lld first %lld of %lld", (long long)R, (long long)V, (long long)valid, (long long)first,
+             (long long)vocabulary);
     tensor *logits = randoms(t, OF_REAL, R * V, 0, 3), *targets = integers(t, OF_INT32, R, 0, vocabulary),
-           *stats = poisoned(t, OF_PRECISE, R * 3), *all = stats_of_ranks(t, ranks, R),
-           *losses = poisoned(t, OF_PRECISE, R), *total = poisoned(t, OF_PRECISE, R * 2),
-           *whole_losses = poisoned(t, OF_PRECISE, R), *whole = poisoned(t, OF_PRECISE, R * 2),
-           *fused = copy_of(t, logits), *fused_losses = poisoned(t, OF_PRECISE, R),
+           *stats = poisoned(t, OF_PRECISE, R * 3), *all = stats_of_ranks(t, ranks, R), *losses = poisoned(t, OF_PRECISE, R),
+           *total = poisoned(t, OF_PRECISE, R * 2), *whole_losses = poisoned(t, OF_PRECISE, R),
+           *whole = poisoned(t, OF_PRECISE, R * 2), *fused = copy_of(t, logits), *fused_losses = poisoned(t, OF_PRECISE, R),
            *sum = randoms(t, OF_DOUBLE, 1, 3, 1);
     crossentropy_stats(precises(stats), reals(logits), tokens_of(targets), first, valid, R, V, t->stream);
     keep(t, "crossentropy_stats", "stats", stats);
@@ -489,19 +469,16 @@ static void run_crossentropy(tool *t, const int64_t *n) {
         keep(t, "crossentropy_combine", "losses, one rank", whole_losses);
     }
     if (first == 0 && valid == vocabulary) {
-        crossentropy_fused(precises(fused_losses), reals(fused), tokens_of(targets), 1 / (double)R, valid, R,
-                           V, t->stream);
+        crossentropy_fused(precises(fused_losses), reals(fused), tokens_of(targets), 1 / (double)R, valid, R, V, t->stream);
         keep(t, "crossentropy_fused", "losses", fused_losses);
         keep(t, "crossentropy_fused", "logits", fused);
     }
-    crossentropy_backward(reals(logits), precises(valid > 0 ? whole : total), tokens_of(targets),
-                          1 / (double)R, first, valid, R, V, t->stream);
+    crossentropy_backward(reals(logits), precises(valid > 0 ? whole : total), tokens_of(targets), 1 / (double)R, first, valid, R, V,
+                          t->stream);
     keep(t, "crossentropy_backward", "logits", logits);
-    if (first == 0 &&
-        valid == vocabulary) { // all alike, so huge that their sum with a logarithm is themselves
+    if (first == 0 && valid == vocabulary) { // all alike, so huge that their sum with a logarithm is themselves
         tensor *huge = randoms(t, OF_REAL, R * V, 1e30, 0);
-        crossentropy_fused(precises(fused_losses), reals(huge), tokens_of(targets), 1, valid, R, V,
-                           t->stream);
+        crossentropy_fused(precises(fused_losses), reals(huge), tokens_of(targets), 1, valid, R, V, t->stream);
         keep(t, "crossentropy_fused", "losses of huge logits", fused_losses);
     }
 }
@@ -509,13 +486,10 @@ static void run_crossentropy(tool *t, const int64_t *n) {
 // --- AdamW ---
 
 static void updates(tool *t, int64_t n, int64_t step, bool master) {
-    adamw a = {
-        .lr = 0.1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .scale = 0.5, .step = step};
-    tensor *w = master ? poisoned(t, OF_REAL, n) : randoms(t, OF_REAL, n, 0, 0.1),
-           *exact = randoms(t, OF_PRECISE, n, 0, 0.1), *m = randoms(t, OF_PRECISE, n, 0, 0.1),
-           *v = randoms(t, OF_PRECISE, n, 0.5, 0.2), *g = randoms(t, OF_PRECISE, n, 0, 1);
-    adamw_update(reals(w), master ? precises(exact) : NULL, precises(m), precises(v), precises(g), n, a,
-                 t->stream);
+    adamw a = {.lr = 0.1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .scale = 0.5, .step = step};
+    tensor *w = master ? poisoned(t, OF_REAL, n) : randoms(t, OF_REAL, n, 0, 0.1), *exact = randoms(t, OF_PRECISE, n, 0, 0.1),
+           *m = randoms(t, OF_PRECISE, n, 0, 0.1), *v = randoms(t, OF_PRECISE, n, 0.5, 0.2), *g = randoms(t, OF_PRECISE, n, 0, 1);
+    adamw_update(reals(w), master ? precises(exact) : NULL, precises(m), precises(v), precises(g), n, a, t->stream);
     keep(t, "adamw_update", master ? "w, of a master" : "w", w);
     keep(t, "adamw_update", "m", m);
     keep(t, "adamw_update", "v", v);
@@ -562,8 +536,7 @@ static void added(tool *t, const char *name, element of, cf_dtype dtype, int64_t
 static void summed(tool *t, int64_t n) {
     tensor *from = integers(t, OF_INT64, n + 3, -1000000, 1000000), *sums = integers(t, OF_INT64, 16, 0, 0),
            *halves = poisoned(t, OF_DOUBLE, 32);
-    for (int i = 0; i < 16; i++)
-        cf_checksum((uint64_t *)sums->at + i, (char *)from->at + i % 8, 8 * (n + 1) - i, t->stream);
+    for (int i = 0; i < 16; i++) cf_checksum((uint64_t *)sums->at + i, (char *)from->at + i % 8, 8 * (n + 1) - i, t->stream);
     uint64_t *host = (uint64_t *)(void *)tensor_read(sums, t->stream);
     double split[32];
     for (int i = 0; i < 16; i++) {
@@ -615,8 +588,7 @@ static void run_device(tool *t, const int64_t *n) {
     added(t, "precise", OF_PRECISE, PRECISE_DTYPE, count);
     added(t, "fp64", OF_DOUBLE, CF_FP64, count);
     added(t, "int64", OF_INT64, CF_INT64, count);
-    tensor *from = randoms(t, OF_REAL, count, 0, 1), *to = poisoned(t, OF_REAL, count),
-           *zeros = randoms(t, OF_REAL, count, 0, 1);
+    tensor *from = randoms(t, OF_REAL, count, 0, 1), *to = poisoned(t, OF_REAL, count), *zeros = randoms(t, OF_REAL, count, 0, 1);
     cf_copy(reals(to) + skip, reals(from) + skip, some * (int64_t)sizeof(real), t->stream);
     keep_rows(t, "cf_copy", "to", to, skip, some, 1);
     others_untouched(t, "cf_copy", "to", to, skip, some, 1);
@@ -717,8 +689,7 @@ static void run_once(tool *t, const test_case *c) {
     c->run(t, c->n);
     for (int i = 0; i < t->count; i++) {
         if (!tensor_guards(&t->tensors[i], t->stream))
-            fault(t, "%s: written beyond an end of tensor %d, which has %lld elements", c->name, i,
-                  (long long)t->tensors[i].count);
+            fault(t, "%s: written beyond an end of tensor %d, which has %lld elements", c->name, i, (long long)t->tensors[i].count);
         tensor_free(&t->tensors[i]);
     }
 }
@@ -727,8 +698,7 @@ static void run_once(tool *t, const test_case *c) {
 static const char *record_at(const tool *t, int64_t at) {
     static char name[512];
     for (int64_t begin = 0; begin < t->size;) {
-        const char *line = t->records + begin, *count = strstr(line, "\"count\":"),
-                   *type = strstr(line, "\"type\":\"f");
+        const char *line = t->records + begin, *count = strstr(line, "\"count\":"), *type = strstr(line, "\"type\":\"f");
         int64_t length = (const char *)memchr(line, '\n', (size_t)(t->size - begin)) - line + 1;
         snprintf(name, sizeof name, "%.*s", (int)(type - line), line);
         begin += length + strtoll(count + 8, NULL, 10) * (type[9] - '0');
@@ -741,8 +711,8 @@ static void check_repetition(tool *t, const test_case *c) {
     int64_t size = t->size, memory = cf_memory_bytes(), at = 0;
     run_once(t, c);
     if (cf_memory_bytes() != memory)
-        fault(t, "%s: %lld bytes are allocated after the second time, %lld after the first", c->name,
-              (long long)cf_memory_bytes(), (long long)memory);
+        fault(t, "%s: %lld bytes are allocated after the second time, %lld after the first", c->name, (long long)cf_memory_bytes(),
+              (long long)memory);
     if (t->size == 2 * size && memcmp(t->records, t->records + size, (size_t)size) == 0) {
         t->size = size;
         return;
@@ -790,8 +760,7 @@ static void parse(tool *t, int count, char **words, int64_t *threads) {
         else
             cf_die("see the top of tests/layers/tool_twins.c", "tool_twins: bad argument %s", words[i]);
     }
-    if (REAL_DTYPE == CF_BF16 && !t->round)
-        cf_die("add --round, here and for the other build", "this build has bf16 inputs alone");
+    if (REAL_DTYPE == CF_BF16 && !t->round) cf_die("add --round, here and for the other build", "this build has bf16 inputs alone");
 }
 
 int main(int count, char **words) {
@@ -806,9 +775,8 @@ int main(int count, char **words) {
     t.stream = cf_stream_create();
     t.out = fopen(words[1], "wb");
     if (!t.out) cf_die("choose another file", "cannot write %s", words[1]);
-    fprintf(t.out, "{\"twins\":1,\"device\":\"%s\",\"real\":\"%s\",\"seed\":%llu,\"round\":%s}\n",
-            cf_device_name(), cf_dtype_name(REAL_DTYPE), (unsigned long long)t.seed,
-            t.round ? "true" : "false");
+    fprintf(t.out, "{\"twins\":1,\"device\":\"%s\",\"real\":\"%s\",\"seed\":%llu,\"round\":%s}\n", cf_device_name(),
+            cf_dtype_name(REAL_DTYPE), (unsigned long long)t.seed, t.round ? "true" : "false");
     for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++) {
         t.case_number++;
         run_case(&t, &fixed[i]);

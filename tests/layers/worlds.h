@@ -59,19 +59,17 @@ static inline void on_every_rank(const gpt_shape *of, int shapes_count, check_ra
                 }
 }
 
-CF_NORETURN static inline void fail_at(const world *w, int rank, const char *what, int tensor,
-                                       int64_t element) {
-    fail_msg("%s, C %lld, tp %d, dp %d, rank %d: %s: %s[%lld]", w->strategy == STRATEGY_UP ? "UP" : "TPSP",
-             (long long)w->shape.C, w->tp, w->dp, rank, what, tensor < 0 ? "element" : params_name(tensor),
-             (long long)element);
+CF_NORETURN static inline void fail_at(const world *w, int rank, const char *what, int tensor, int64_t element) {
+    fail_msg("%s, C %lld, tp %d, dp %d, rank %d: %s: %s[%lld]", w->strategy == STRATEGY_UP ? "UP" : "TPSP", (long long)w->shape.C,
+             w->tp, w->dp, rank, what, tensor < 0 ? "element" : params_name(tensor), (long long)element);
     abort();
 }
 
 // --- the table of params.h, in its own words ---
 
 static inline bool is_split(int tensor) {
-    return tensor == WTE || tensor == QKVW || tensor == QKVB || tensor == ATTPROJW || tensor == FCW ||
-           tensor == FCB || tensor == FCPROJW;
+    return tensor == WTE || tensor == QKVW || tensor == QKVB || tensor == ATTPROJW || tensor == FCW || tensor == FCB ||
+           tensor == FCPROJW;
 }
 
 static inline bool is_attention(int tensor) {
@@ -130,8 +128,7 @@ static inline element_place *expected_places(const world *w, int rank) {
         int64_t count = expected_map(w, tensor, rank % w->tp, whole);
         for (int64_t layer = 0; layer < params_layers(&w->shape, tensor); layer++)
             for (int64_t i = 0; i < count; i++)
-                place[params_weight(p, tensor, layer) - p->weight + i] =
-                    (element_place){tensor, layer, whole[i]};
+                place[params_weight(p, tensor, layer) - p->weight + i] = (element_place){tensor, layer, whole[i]};
     }
     return place;
 }

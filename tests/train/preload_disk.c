@@ -11,8 +11,7 @@
 #include <unistd.h>
 
 static bool full(int fd) {
-    const char *rank = getenv("OMPI_COMM_WORLD_RANK"), *which = getenv("FULL_RANK"),
-               *part = getenv("FULL_PATH");
+    const char *rank = getenv("OMPI_COMM_WORLD_RANK"), *which = getenv("FULL_RANK"), *part = getenv("FULL_PATH");
     if (!rank) rank = getenv("PMI_RANK");
     char link[64], path[PATH_MAX];
     if (!which || !part || strcmp(rank ? rank : "0", which) != 0) return false;
@@ -23,8 +22,7 @@ static bool full(int fd) {
 }
 
 ssize_t write(int fd, const void *bytes, size_t count) {
-    ssize_t (*real_write)(int, const void *, size_t) =
-        (ssize_t(*)(int, const void *, size_t))dlsym(RTLD_NEXT, "write");
+    ssize_t (*real_write)(int, const void *, size_t) = (ssize_t(*)(int, const void *, size_t))dlsym(RTLD_NEXT, "write");
     if (!full(fd)) return real_write(fd, bytes, count);
     errno = ENOSPC;
     return -1;

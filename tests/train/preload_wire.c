@@ -47,19 +47,16 @@ static const void *spoiled(const void *data, long bytes, int to) {
         memcpy(copy + bit / 32 * 4, &QUIET_NAN, sizeof QUIET_NAN);
     else
         copy[bit / 8] = (char)(copy[bit / 8] ^ 1 << bit % 8);
-    fprintf(stderr, "wire: send %ld from rank %d to rank %d, %ld bytes, is spoiled\n", sends, world_rank(),
-            to, bytes);
+    fprintf(stderr, "wire: send %ld from rank %d to rank %d, %ld bytes, is spoiled\n", sends, world_rank(), to, bytes);
     fflush(stderr);
     return copy;
 }
 
-int MPI_Isend(const void *data, int count, MPI_Datatype type, int to, int tag, MPI_Comm comm,
-              MPI_Request *request) {
+int MPI_Isend(const void *data, int count, MPI_Datatype type, int to, int tag, MPI_Comm comm, MPI_Request *request) {
     int size = 0;
     PMPI_Type_size(type, &size);
     long bytes = (long)count * size;
-    if (world_rank() == number("WIRE_RANK") && bytes > 0 && bytes >= number("WIRE_BYTES") &&
-        ++sends == number("WIRE_NTH"))
+    if (world_rank() == number("WIRE_RANK") && bytes > 0 && bytes >= number("WIRE_BYTES") && ++sends == number("WIRE_NTH"))
         data = spoiled(data, bytes, world_rank_of(to, comm));
     return PMPI_Isend(data, count, type, to, tag, comm, request);
 }
