@@ -1,10 +1,13 @@
 // See choice.h.
 #include "choice.h"
 #include "die.h"
+#include "replay.h"
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
-enum { SLICES_MOST = 4 };
+enum { SLICES_MOST = 4, SLICES_RANKS = 64, SLICES_OF_ANYBODY = 1 << 16 };
 // The costs are rough, and only rounds hide transfers on a link that is slower than thought: so another way, or more slices
 // of a shard, must save this much.
 static const double WORTH = 0.9;
@@ -12,34 +15,102 @@ static const double WORTH = 0.9;
 // program, in which bulk gives way.
 static const double SMALL_BYTES = 32 << 10;
 
-static double rounds_s(const cf_work *w, const cf_costs *c, int slices) {
-    double all = (double)w->ranks * slices, slice = w->flops / c->flops_per_s / all + c->piece_s;
-    double transfers = (w->ranks - 1) * (c->latency_s + w->bytes / c->bytes_per_s);
-    return slice + fmax((all - 1) * slice, transfers);
+// --- what a way would take ---
+
+typedef struct expense {
+    const cf_work *work;
+    const cf_costs *costs;
+} expense;
+
+static double compute_ms(const void *argument, const cf_schedule *s, const cf_step *step) {
+    const expense *e = argument;
+    if (step->kind != CF_COMPUTE) return 0; // an addition costs little beside the product that it belongs to
+    double share = (double)step->count / (s->ranks * s->slices);
+    if (s->side == CF_COMPUTE_BOTH) share /= 2;
+    return 1e3 * (share * e->work->flops / e->costs->flops_per_s + e->costs->piece_s);
 }
 
-static double at_once_s(const cf_work *w, const cf_costs *c) {
-    double all = w->flops / c->flops_per_s, own = all / w->ranks;
-    double transfers = c->latency_s + (w->ranks - 1) * (c->message_s + w->bytes / c->bytes_per_s);
-    return fmax(own, transfers) + all - own + (w->side == CF_NO_COMPUTE ? 0 : 2 * c->piece_s);
+static double transfer_ms(const void *argument, const cf_schedule *s, const cf_step *step) {
+    const expense *e = argument;
+    const cf_costs *c = e->costs;
+    double wire = e->work->bytes / s->slices / c->bytes_per_s;
+    if (step->kind == CF_COLLECTIVE) return 1e3 * (2 * ceil(log2(s->ranks)) * c->message_s + (s->ranks - 1) * wire);
+    bool unit = s->route == CF_ONCE && step != s->step && step->joined;
+    return 1e3 * (wire + (c->in_order && !unit ? c->latency_s : c->message_s));
 }
 
-static double native_s(const cf_work *w, const cf_costs *c) {
-    double messages = 2 * ceil(log2(w->ranks)) * c->message_s;
-    return w->flops / c->flops_per_s + c->latency_s + messages + (w->ranks - 1) * w->bytes / c->bytes_per_s;
+double cf_choice_ms(cf_choice choice, const cf_work *w, const cf_costs *c) {
+    cf_schedule *s = cf_schedule_create(w->operation, w->side, choice.mode, choice.route, w->ranks, 0, choice.slices, w->folds);
+    expense e = {w, c};
+    cf_machine machine = {compute_ms, transfer_ms, &e, c->in_order ? 0 : 1e3 * c->latency_s, c->in_order};
+    double ms = cf_replay_alike(s, &machine).finished_ms;
+    cf_schedule_free(s);
+    return ms;
+}
+
+// --- the ways ---
+
+static bool listed(const cf_choice *list, int count, cf_choice c) {
+    for (int i = 0; i < count; i++)
+        if (list[i].mode == c.mode && list[i].route == c.route && list[i].slices == c.slices) return true;
+    return false;
+}
+
+// The first is in rounds, by the transport's route. More slices, and the other route, where schedules stay short.
+int cf_choices(const cf_work *w, const cf_costs *c, cf_choice list[CF_CHOICES]) {
+    bool alone = w->side == CF_NO_COMPUTE;
+    int count = 0;
+    for (int m = 1; m <= SLICES_MOST && !alone; m *= 2)
+        for (int other = 0; other < 2; other++) {
+            cf_route route = w->operation == CF_ALLTOALL ? CF_DIRECT : other ? 1 - c->route : c->route;
+            cf_choice rounds = {CF_MODE_COMMFUSE, route, m};
+            if ((m > 1 || other) && w->ranks > SLICES_RANKS) continue;
+            if (!listed(list, count, rounds)) list[count++] = rounds;
+        }
+    list[count++] = (cf_choice){CF_MODE_COMMFUSE, CF_ONCE, 1};
+    if (!c->native || (alone && w->bytes > SMALL_BYTES)) return count;
+    list[count++] = (cf_choice){w->early ? CF_MODE_SLICE : CF_MODE_NONE, c->route, 1};
+    for (int m = 2; m <= SLICES_MOST && !alone; m *= 2) list[count++] = (cf_choice){CF_MODE_SLICE, c->route, m};
+    return count;
 }
 
 cf_choice cf_choose(const cf_work *w, const cf_costs *c) {
-    cf_choice best = {CF_MODE_COMMFUSE, c->route, 1};
+    cf_choice list[CF_CHOICES], best = {CF_MODE_COMMFUSE, c->route, 1};
     if (w->ranks == 1) return best;
-    bool alone = w->side == CF_NO_COMPUTE, may = c->native && (!alone || w->bytes <= SMALL_BYTES);
-    double best_s = alone ? INFINITY : rounds_s(w, c, 1);
-    for (int m = 2; m <= SLICES_MOST && !alone; m *= 2)
-        if (rounds_s(w, c, m) < WORTH * best_s) best.slices = m, best_s = rounds_s(w, c, m);
-    if (at_once_s(w, c) < WORTH * best_s) best = (cf_choice){CF_MODE_COMMFUSE, CF_ONCE, 1}, best_s = at_once_s(w, c);
-    if (may && native_s(w, c) < WORTH * best_s) best = (cf_choice){w->early ? CF_MODE_SLICE : CF_MODE_NONE, c->route, 1};
+    int count = cf_choices(w, c, list);
+    double best_ms = INFINITY;
+    for (int i = 0; i < count; i++) {
+        double ms = cf_choice_ms(list[i], w, c);
+        if (ms < WORTH * best_ms) best = list[i], best_ms = ms;
+    }
     return best;
 }
+
+// --- names ---
+
+void cf_choice_print(cf_choice c, char name[CF_CHOICE_NAME]) {
+    const char *way = c.mode == CF_MODE_COMMFUSE ? cf_route_name(c.route) : cf_mode_name(c.mode);
+    if (c.slices == 1 && c.mode != CF_MODE_SLICE)
+        snprintf(name, CF_CHOICE_NAME, "%s", way);
+    else
+        snprintf(name, CF_CHOICE_NAME, "%s:%d", way, c.slices);
+}
+
+bool cf_choice_of(const char *name, cf_choice *choice) {
+    char word[CF_CHOICE_NAME], *end = "";
+    cf_choice c = {CF_MODE_COMMFUSE, CF_RING, 1};
+    size_t length = strcspn(name, ":");
+    if (length >= sizeof word) return false;
+    memcpy(word, name, length), word[length] = 0;
+    if (!cf_route_of(word, &c.route) && (!cf_mode_of(word, &c.mode) || c.mode > CF_MODE_SLICE)) return false;
+    long slices = name[length] ? strtol(name + length + 1, &end, 10) : 1;
+    if (*end || slices < 1 || slices > SLICES_OF_ANYBODY || (name[length] && !name[length + 1])) return false;
+    c.slices = (int)slices;
+    *choice = c;
+    return true;
+}
+
+// --- costs ---
 
 void cf_costs_agree(cf_transport *t, int threads) {
     cf_costs *all = calloc((size_t)t->size, sizeof *all), *c = &t->costs;

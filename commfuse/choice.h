@@ -1,24 +1,23 @@
-// How an operation travels if nobody says: mode, route and slices, chosen by a model of what each would take.
+// How an operation travels if nobody says: mode, route and slices, the shortest by a replay of its schedules (replay.h).
 //
-// The model knows the latency of an exchange, the bandwidth of a link and the rate of computation (cf_costs), all of them
-// given, not measured: on the same machines the choice is the same on every run, and so are the bits. N ranks, m slices a shard, W seconds of
-// computation in all, S bytes a shard, L latency, B bandwidth, P what one more partial computation costs:
+// The costs of an exchange, of a link and of computation (cf_costs) are given, not measured: on the same machines the choice
+// is the same on every run, and so are the bits. Of N ranks, with m slices a shard, an operation may run
 //
-//   rounds   c + max((N·m − 1)·c, (N − 1)·(L + S/B)), c = W/(N·m) + P   Algorithms 1–5: all but one slice hide transfers
-//   at once  max(W/N, L + (N − 1)·(M + S/B)) + W·(N − 1)/N + 2·P       one unit; M for each message; hides behind one shard
-//   native   W + L + 2·M·log2(N) + (N − 1)·S/B                         the library's collective, and one computation
+//   in rounds   Algorithms 1–5 by ring or direct, m = 1, 2, 4: all but one slice hide transfers
+//   at once     route ONCE: one unit of exchanges beside the computation of the own shard
+//   natively    the library's collective: blocking, before or after one computation, or M of them behind slices of it
 //
-// So a slice is never so small that its latency exceeds what it hides: then one of the other two is shorter. Rounds are kept
-// unless another way saves a tenth, and without computation a native collective moves small messages only.
+// A slice whose latency exceeds what it hides makes rounds long: then one of the other two is shorter. Rounds are kept unless
+// another way saves a tenth, and without computation a native collective moves small messages only. The tuner (tune.h) tries
+// the same ways while training.
 #ifndef CF_CHOICE_H
 #define CF_CHOICE_H
 
 #include "schedule.h"
 #include "transport.h"
+#include "extern_c.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+CF_EXTERN_C_BEGIN
 
 typedef struct cf_choice {
     cf_mode mode;
@@ -33,15 +32,24 @@ typedef struct cf_work { // of one operation
     double bytes; // of a shard
     double flops; // of one rank's computation of all slices
     bool early;   // begun well before it is finished: a collective must not block
+    bool folds;   // see schedule.h
 } cf_work;
 
+enum { CF_CHOICES = 12 };
+// All ways in which the operation may run; returns how many.
+int cf_choices(const cf_work *work, const cf_costs *costs, cf_choice list[CF_CHOICES]);
+// Milliseconds that it would take.
+double cf_choice_ms(cf_choice choice, const cf_work *work, const cf_costs *costs);
 cf_choice cf_choose(const cf_work *work, const cf_costs *costs);
+
+// "ring:2", "once", "none", "slice:4": a choice in a plan file. false: it is none.
+enum { CF_CHOICE_NAME = 32 };
+void cf_choice_print(cf_choice choice, char name[CF_CHOICE_NAME]);
+bool cf_choice_of(const char *name, cf_choice *choice);
 
 // All ranks choose alike only if they know the same costs: the worst of any rank's become everybody's. Collective, once,
 // before the first operation with mode CF_MODE_AUTO is created. threads: that compute in each rank (CPU).
 void cf_costs_agree(cf_transport *transport, int threads);
 
-#ifdef __cplusplus
-}
-#endif
+CF_EXTERN_C_END
 #endif

@@ -1,5 +1,5 @@
 // The executor. It walks one rank's list of steps and knows no algorithm: which slice, which peer and what
-// must be complete first all stand in the step.
+// must be complete first is all in the step.
 //
 //   COMPUTE, ADD, COPY   wait on the stream for what the transfers named bring, then enqueue the work
 //   EXCHANGE, COLLECTIVE post a request, exchanges that are joined all at once; transfers named become the request's
@@ -7,24 +7,35 @@
 //
 // A run begins (steps up to schedule.begin) and is finished (the rest, then every request is waited for, so
 // that all memory may be reused). So what is posted, and in which order, never depends on how fast things go.
-// Memory and requests are made once, in create. Where a slice lies is decided in one place, place_of(). If the
+// Memory and requests are made once, in create. Where a slice is, one place decides, place_of(). If the
 // context has a check, checksums travel beside the payload (check.c): posted behind it, compared in finish.
 #include "fuse.h"
-#include "choice.h"
 #include "die.h"
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
+
+enum { TIMED_RUNS = 64 };
+
+typedef struct timed_run { // on the compute stream: what begin and finish enqueued lies between these
+    cf_moment begin[2], finish[2];
+} timed_run;
 
 struct cf_fuse {
     cf_context *context;
     cf_fuse_plan plan;
-    cf_schedule *schedule;
-    cf_request *request; // one per step; unused for steps on the compute stream
-    bool *arrived;       // per step: what its request brings is known to be here
-    int tag;             // of slice 0
-    cf_checksums *sums;  // NULL: none are made
+    cf_schedule *way[CF_CHOICES]; // those that it may run by
+    int ways;
+    const cf_schedule *schedule; // the one that it runs by
+    cf_request *request;         // one per step; unused for steps on the compute stream
+    bool *arrived;               // per step: what its request brings is known to be here
+    int tag;                     // of slice 0
+    cf_checksums *sums;          // NULL: none are made
     char *stage, *result;
     char label[64];
+    timed_run *timed; // [TIMED_RUNS]; NULL: there is nothing to compare
+    int timed_count;
+    timed_run *now; // of the run in progress; NULL: it is not timed
     // The run in progress
     bool running;
     int next; // step
@@ -41,35 +52,87 @@ static bool on_wire(const cf_step *step) {
     return step->kind == CF_EXCHANGE || step->kind == CF_COLLECTIVE;
 }
 
-static int64_t staging_bytes(const cf_fuse *f) {
-    return f->schedule->stage_slots / f->schedule->slices * f->plan.capacity * cf_dtype_size(f->plan.dtype);
+static int64_t staging_bytes(const cf_fuse *f, const cf_schedule *s) {
+    return s->stage_slots / s->slices * f->plan.capacity * cf_dtype_size(f->plan.dtype);
 }
 
-static int64_t result_bytes(const cf_fuse *f) {
-    if (f->schedule->result.buffer != CF_RESULT) return 0;
-    int64_t shards = f->schedule->operation == CF_ALLTOALL ? f->schedule->ranks : 1;
+static int64_t result_bytes(const cf_fuse *f, const cf_schedule *s) {
+    if (s->result.buffer != CF_RESULT) return 0;
+    int64_t shards = s->operation == CF_ALLTOALL ? s->ranks : 1;
     return shards * f->plan.capacity * cf_dtype_size(f->plan.dtype);
 }
 
+static int64_t larger(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
+
+cf_work cf_fuse_work(const cf_fuse *f) {
+    return (cf_work){.operation = f->plan.operation,
+                     .side = f->plan.side,
+                     .ranks = f->plan.group->size,
+                     .bytes = (double)(f->plan.capacity * cf_dtype_size(f->plan.dtype)),
+                     .flops = f->plan.flops,
+                     .early = f->plan.early || f->plan.bulk,
+                     .folds = f->plan.folds};
+}
+
 // Native collectives have no checksums.
-static void choose(const cf_context *context, cf_fuse_plan *plan) {
+static cf_choice choose(const cf_context *context, const cf_fuse *f) {
+    const cf_fuse_plan *plan = &f->plan;
     cf_costs costs = {0};
     if (context->transport) costs = context->transport->costs;
     if (plan->group->size > 1 && costs.flops_per_s <= 0)
         cf_die("call cf_costs_agree() first", "%s: mode auto, but nobody knows what things cost", plan->name);
     costs.native &= context->check == NULL;
-    cf_work work = {.operation = plan->operation,
-                    .side = plan->side,
-                    .ranks = plan->group->size,
-                    .bytes = (double)(plan->capacity * cf_dtype_size(plan->dtype)),
-                    .flops = plan->flops,
-                    .early = plan->early || plan->bulk};
-    cf_choice choice = cf_choose(&work, &costs);
-    plan->mode = choice.mode, plan->route = choice.route, plan->slices = choice.slices;
+    cf_work work = cf_fuse_work(f);
+    return cf_choose(&work, &costs);
+}
+
+static void release(cf_fuse *f) {
+    cf_checksums_free(f->sums, f->context->stream);
+    cf_free(f->stage);
+    if (!f->plan.result_given) cf_free(f->result);
+    for (int i = 0; i < f->ways; i++) cf_schedule_free(f->way[i]);
+    free(f->request);
+    free(f->arrived);
+    free(f->timed);
+}
+
+void cf_fuse_offer(cf_fuse *f, const cf_choice *ways, int count) {
+    const cf_fuse_plan *plan = &f->plan;
+    cf_context *context = f->context;
+    if (f->running || count < 1 || count > CF_CHOICES || (context->check && count > 1))
+        cf_die(NULL, "%s: %d ways are offered%s%s", f->label, count, f->running ? " while it runs" : "",
+               context->check ? " with checksums" : "");
+    release(f);
+    int64_t stage = 0, result = 0, steps = 1, slices = 1;
+    for (f->ways = 0; f->ways < count; f->ways++) {
+        const cf_choice *c = &ways[f->ways];
+        const cf_schedule *s = f->way[f->ways] = cf_schedule_create(plan->operation, plan->side, c->mode, c->route,
+                                                                    plan->group->size, plan->group->rank, c->slices, plan->folds);
+        stage = larger(stage, staging_bytes(f, s)), result = larger(result, result_bytes(f, s));
+        steps = larger(steps, s->count + 1), slices = larger(slices, s->slices);
+    }
+    f->request = calloc((size_t)steps, sizeof *f->request);
+    f->arrived = calloc((size_t)steps, sizeof *f->arrived);
+    f->timed = count > 1 ? calloc(TIMED_RUNS, sizeof *f->timed) : NULL;
+    if (!f->request || !f->arrived || (count > 1 && !f->timed)) cf_die(NULL, "out of memory for operation %s", plan->name);
+    f->stage = cf_alloc(stage, "communication staging");
+    if (!plan->result_given) f->result = cf_alloc(result, "communication staging");
+    int tags = plan->group->size * (int)slices;
+    f->tag = context->tags;
+    f->sums = cf_checksums_create(context->check, f->way[0], plan->group, f->label, tags);
+    context->tags += f->sums ? 2 * tags : tags;
+    cf_fuse_take(f, 0);
+}
+
+void cf_fuse_take(cf_fuse *f, int way) {
+    if (f->running || way < 0 || way >= f->ways) cf_die(NULL, "%s takes way %d of %d", f->label, way, f->ways);
+    f->schedule = f->way[way];
+    f->plan.mode = f->schedule->mode, f->plan.route = f->schedule->route, f->plan.slices = f->schedule->slices;
 }
 
 cf_fuse *cf_fuse_create(cf_context *context, cf_fuse_plan plan) {
-    if (plan.mode == CF_MODE_AUTO) choose(context, &plan);
     if (plan.capacity < 0) cf_die(NULL, "%s: capacity of %lld elements", plan.name, (long long)plan.capacity);
     if (plan.result_given && plan.operation != CF_ALLTOALL)
         cf_die(NULL, "%s: the result of %s cannot be given, only that of all-to-all", plan.name, cf_operation_name(plan.operation));
@@ -77,30 +140,17 @@ cf_fuse *cf_fuse_create(cf_context *context, cf_fuse_plan plan) {
     if (!f) cf_die(NULL, "out of memory for operation %s", plan.name);
     f->context = context;
     f->plan = plan;
-    f->schedule = cf_schedule_create(plan.operation, plan.side, plan.mode, plan.route, plan.group->size, plan.group->rank,
-                                     plan.slices, plan.folds);
-    f->request = calloc((size_t)f->schedule->count + 1, sizeof *f->request);
-    f->arrived = calloc((size_t)f->schedule->count + 1, sizeof *f->arrived);
-    if (!f->request || !f->arrived) cf_die(NULL, "out of memory for operation %s", plan.name);
-    f->stage = cf_alloc(staging_bytes(f), "communication staging");
-    if (!plan.result_given) f->result = cf_alloc(result_bytes(f), "communication staging");
     snprintf(f->label, sizeof f->label, "%s %s", cf_operation_name(plan.operation), plan.name);
-    int tags = plan.group->size * f->schedule->slices;
-    f->tag = context->tags;
-    f->sums = cf_checksums_create(context->check, f->schedule, plan.group, f->label, tags);
-    context->tags += f->sums ? 2 * tags : tags;
+    cf_choice way = {plan.mode, plan.route, plan.slices};
+    if (plan.mode == CF_MODE_AUTO) way = choose(context, f);
+    cf_fuse_offer(f, &way, 1);
     return f;
 }
 
 void cf_fuse_free(cf_fuse *f) {
     if (!f) return;
     if (f->running) cf_die(NULL, "%s is freed while it runs", f->label);
-    cf_checksums_free(f->sums, f->context->stream);
-    cf_free(f->stage);
-    if (!f->plan.result_given) cf_free(f->result);
-    cf_schedule_free(f->schedule);
-    free(f->request);
-    free(f->arrived);
+    release(f);
     free(f);
 }
 
@@ -115,6 +165,26 @@ const cf_schedule *cf_fuse_schedule(const cf_fuse *f) {
 }
 const cf_fuse_plan *cf_fuse_get_plan(const cf_fuse *f) {
     return &f->plan;
+}
+
+// --- what runs take ---
+
+static int ascending(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+double cf_fuse_spent_ms(cf_fuse *f) {
+    double ms[TIMED_RUNS];
+    int count = f->timed_count < TIMED_RUNS ? f->timed_count : TIMED_RUNS;
+    for (int i = 0; i < count; i++) {
+        const timed_run *r = &f->timed[i];
+        ms[i] = cf_moment_ms(r->begin[1]) - cf_moment_ms(r->begin[0]) + cf_moment_ms(r->finish[1]) - cf_moment_ms(r->finish[0]);
+    }
+    f->timed_count = 0;
+    if (count == 0) return NAN;
+    qsort(ms, (size_t)count, sizeof *ms, ascending);
+    return ms[count / 2];
 }
 
 // --- where things lie ---
@@ -192,7 +262,7 @@ static void wait_for_all(cf_fuse *f, const cf_step *step) {
     for (int i = 0; i < 2; i++) wait_for_arrival(f, step->wait[i]);
 }
 
-static void take_compute(cf_fuse *f, const cf_step *step) {
+static void run_compute(cf_fuse *f, const cf_step *step) {
     cf_span span = span_of(f, step);
     if (span.rows == 0) return;
     cf_stream *stream = f->context->stream;
@@ -201,7 +271,7 @@ static void take_compute(cf_fuse *f, const cf_step *step) {
     cf_trace_end(f->context->trace, CF_TRACE_COMPUTE, f->plan.name, f->layer, step->first, begin, stream);
 }
 
-static void take_add(cf_fuse *f, const cf_step *step) {
+static void run_add(cf_fuse *f, const cf_step *step) {
     int64_t elements = rows_of(f, step->at.slot % f->schedule->slices) * f->row_elements;
     cf_stream *stream = f->context->stream;
     cf_moment begin = cf_trace_begin(f->context->trace, CF_TRACE_COMPUTE, "add", stream);
@@ -209,7 +279,7 @@ static void take_add(cf_fuse *f, const cf_step *step) {
     cf_trace_end(f->context->trace, CF_TRACE_COMPUTE, "add", f->layer, step->at.slot, begin, stream);
 }
 
-static void take_copy(cf_fuse *f, const cf_step *step) {
+static void run_copy(cf_fuse *f, const cf_step *step) {
     cf_copy(place_of(f, step->at), place_of(f, step->from), rows_of(f, step->at.slot % f->schedule->slices) * f->row_bytes,
             f->context->stream);
 }
@@ -275,7 +345,7 @@ static void post(cf_fuse *f, int first, int end) {
 // --- a run ---
 
 // Takes the next step, and with an exchange those that are joined to it.
-static void take(cf_fuse *f) {
+static void run_step(cf_fuse *f) {
     int index = f->next++;
     const cf_step *step = &f->schedule->step[index];
     if (on_wire(step)) {
@@ -286,11 +356,11 @@ static void take(cf_fuse *f) {
     }
     wait_for_all(f, step);
     if (step->kind == CF_COMPUTE)
-        take_compute(f, step);
+        run_compute(f, step);
     else if (step->kind == CF_ADD)
-        take_add(f, step);
+        run_add(f, step);
     else
-        take_copy(f, step);
+        run_copy(f, step);
 }
 
 void cf_fuse_begin(cf_fuse *f, void *full, int64_t rows_per_rank, int64_t row_elements, cf_compute *compute, void *argument,
@@ -303,6 +373,8 @@ void cf_fuse_begin(cf_fuse *f, void *full, int64_t rows_per_rank, int64_t row_el
         cf_die("call cf_fuse_result() before every begin", "%s: no place for its result", f->label);
     if ((compute != NULL) != (f->plan.side != CF_NO_COMPUTE))
         cf_die(NULL, "%s: %s a computation", f->label, compute ? "planned without" : "needs");
+    f->now = f->context->timed && f->timed ? &f->timed[f->timed_count++ % TIMED_RUNS] : NULL;
+    if (f->now) f->now->begin[0] = cf_moment_now(f->context->stream);
     f->running = true;
     f->next = 0;
     f->full = full;
@@ -314,7 +386,8 @@ void cf_fuse_begin(cf_fuse *f, void *full, int64_t rows_per_rank, int64_t row_el
     f->layer = layer;
     memset(f->arrived, 0, (size_t)f->schedule->count * sizeof *f->arrived);
     if (f->sums) cf_checksums_begin(f->sums, f->rows, f->row_bytes, layer, f->context->step, f->context->stream);
-    while (f->next < f->schedule->begin) take(f);
+    while (f->next < f->schedule->begin) run_step(f);
+    if (f->now) f->now->begin[1] = cf_moment_now(f->context->stream);
 }
 
 static void finish_checksums(cf_fuse *f) {
@@ -332,7 +405,8 @@ static void wait_for_last(cf_fuse *f) {
 
 void *cf_fuse_finish(cf_fuse *f) {
     if (!f->running) cf_die(NULL, "%s is finished but was not begun", f->label);
-    while (f->next < f->schedule->count) take(f);
+    if (f->now) f->now->finish[0] = cf_moment_now(f->context->stream);
+    while (f->next < f->schedule->count) run_step(f);
     if (!f->sums) wait_for_last(f); // checksums are made as slices arrive
     for (int i = 0; i < f->schedule->count; i++) {
         if (!on_wire(&f->schedule->step[i])) continue;
@@ -340,6 +414,7 @@ void *cf_fuse_finish(cf_fuse *f) {
         trace_request(f, i);
     }
     if (f->sums) finish_checksums(f);
+    if (f->now) f->now->finish[1] = cf_moment_now(f->context->stream);
     f->running = false;
     char *result = f->schedule->operation == CF_ALLGATHER ? f->full : place_of(f, f->schedule->result);
     if (f->plan.result_given) f->result = NULL; // the caller's again: no later run may write there unasked

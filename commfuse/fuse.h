@@ -12,15 +12,15 @@
 #define CF_FUSE_H
 
 #include "check.h"
+#include "choice.h"
 #include "device.h"
 #include "mesh.h"
 #include "schedule.h"
 #include "trace.h"
 #include "transport.h"
+#include "extern_c.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+CF_EXTERN_C_BEGIN
 
 // What every operation of a process shares. transport may be NULL if every group has one member.
 typedef struct cf_context {
@@ -29,11 +29,12 @@ typedef struct cf_context {
     cf_trace *trace;
     int step;        // for messages and traces; -1 outside of training
     int tags;        // message tags given out so far: all ranks create the same operations in the same order
+    bool timed;      // runs are timed: cf_fuse_spent_ms()
     cf_check *check; // checksums on what is exchanged, set before the first operation is created; NULL: none
 } cf_context;
 
 // The part of the payload one call of the callback works on: `blocks` runs of `rows` consecutive rows.
-// Block i is rows [row + i·row_stride, …+ rows) of the N · rows_per_rank rows of the payload and lies at
+// Block i is rows [row + i·row_stride, …+ rows) of the N · rows_per_rank rows of the payload and is at
 // data + i · data_stride bytes. side CF_COMPUTE_AFTER: read it. CF_COMPUTE_BEFORE: write it, or, if accumulate
 // (only where the plan says that it folds), add to it.
 typedef struct cf_span {
@@ -71,7 +72,17 @@ typedef struct cf_fuse cf_fuse;
 cf_fuse *cf_fuse_create(cf_context *context, cf_fuse_plan plan);
 void cf_fuse_free(cf_fuse *fuse);
 const cf_schedule *cf_fuse_schedule(const cf_fuse *fuse);
-const cf_fuse_plan *cf_fuse_get_plan(const cf_fuse *fuse);
+const cf_fuse_plan *cf_fuse_get_plan(const cf_fuse *fuse); // mode, route and slices: of the way that it takes now
+cf_work cf_fuse_work(const cf_fuse *fuse);
+
+// Ways in which the operation may run, instead of the one that it was created with; it takes the first. Memory is that of the
+// largest. All ranks offer the same, in the same order, before the first run. Without --check-wire only.
+void cf_fuse_offer(cf_fuse *fuse, const cf_choice *ways, int count);
+// From the next run on it takes that one; on all ranks of the group between the same two runs.
+void cf_fuse_take(cf_fuse *fuse, int way);
+// What the runs since the last call, begun while context.timed, added to the compute stream, waiting included: the median of
+// at most 64. The stream has been synchronised. NAN: none.
+double cf_fuse_spent_ms(cf_fuse *fuse);
 
 // Where the slices by source of an all-to-all planned with result_given go in its next run, and in that
 // alone: ranks · capacity elements.
@@ -93,7 +104,5 @@ void *cf_fuse_run(cf_fuse *fuse, void *full, int64_t rows_per_rank, int64_t row_
 // Blocks until all members of the group are here.
 void cf_barrier(cf_context *context, const cf_group *group);
 
-#ifdef __cplusplus
-}
-#endif
+CF_EXTERN_C_END
 #endif

@@ -343,11 +343,12 @@ static void at_once(builder *b) {
 // M slices; the collective of slice k runs behind the computation of slice k ± 1. With M = 1 and
 // `blocking` this is mode none: the whole collective, then (or after) one monolithic computation.
 // A collective names no other to wait for: libraries demand that all ranks start their collectives in one order, and
-// only the order of this list, which is the same everywhere, gives them one.
+// only the order of this list, which is the same everywhere, gives them one. Mode ideal leaves the collective out.
 static void native(builder *b) {
     cf_schedule *s = b->s;
     int N = s->ranks, M = s->slices;
     bool gather = s->operation == CF_ALLGATHER, reduce = s->operation == CF_REDUCE_SCATTER;
+    bool wire = s->mode != CF_MODE_IDEAL;
     cf_buffer to = gather ? CF_FULL : CF_RESULT;
     s->slice_major = reduce && M > 1;
     for (int k = 0; k < M; k++) {
@@ -355,19 +356,19 @@ static void native(builder *b) {
         if (s->side == CF_COMPUTE_BEFORE || s->side == CF_COMPUTE_BOTH)
             computed = compute(b, CF_COMPUTE_BEFORE, (cf_place){CF_FULL, k}, k, N, M, -1);
         cf_place from = {CF_FULL, gather ? slice(s, s->rank, k) : k};
-        *exchange_at(b, 0, k) = collective(b, from, (cf_place){to, k}, k, computed);
+        *exchange_at(b, 0, k) = wire ? collective(b, from, (cf_place){to, k}, k, computed) : -1;
     }
     s->begin = s->count;
     for (int k = 0; k < M && (s->side == CF_COMPUTE_AFTER || s->side == CF_COMPUTE_BOTH); k++)
         compute(b, CF_COMPUTE_AFTER, (cf_place){to, k}, k, N, M, *exchange_at(b, 0, k));
-    if (reduce) s->result = (cf_place){CF_RESULT, 0};
+    if (reduce && wire) s->result = (cf_place){CF_RESULT, 0};
     s->blocking = s->mode == CF_MODE_NONE;
 }
 
 // --- choice ---
 
 static void fused_reduce_scatter(builder *b) {
-    switch (b->s->route) { // the compiler tells of a route that is missing
+    switch (b->s->route) { // the compiler reports a route that is missing
     case CF_RING:
         ring_reduce_scatter(b);
         return;
@@ -412,7 +413,7 @@ cf_schedule *cf_schedule_create(cf_operation operation, cf_side side, cf_mode mo
                                 bool folds) {
     check_arguments(operation, side, mode, ranks, rank, slices);
     if (side == CF_NO_COMPUTE) route = CF_ONCE;
-    bool whole = mode == CF_MODE_NONE || side == CF_NO_COMPUTE || ranks == 1;
+    bool whole = mode == CF_MODE_NONE || mode == CF_MODE_IDEAL || side == CF_NO_COMPUTE || ranks == 1;
     if (whole || (route == CF_ONCE && cf_mode_is_fused(mode))) slices = 1;
     cf_schedule *s = calloc(1, sizeof *s);
     int *exchanges = calloc((size_t)ranks * (size_t)slices, sizeof *exchanges);
@@ -445,7 +446,7 @@ const char *cf_operation_name(cf_operation operation) {
     return name[operation];
 }
 
-static const char *const mode_names[CF_MODES] = {"none", "slice", "commfuse", "nowire", "auto"};
+static const char *const mode_names[CF_MODES] = {"none", "slice", "commfuse", "nowire", "ideal", "auto"};
 static const char *const route_names[CF_ROUTES] = {"ring", "direct", "once"};
 
 static int find(const char *const *names, int count, const char *name) {
@@ -479,7 +480,7 @@ bool cf_mode_is_fused(cf_mode mode) {
 }
 
 cf_mode cf_mode_for_figures(cf_mode mode) {
-    return mode == CF_MODE_NOWIRE ? CF_MODE_COMMFUSE : mode;
+    return mode == CF_MODE_NOWIRE || mode == CF_MODE_IDEAL ? CF_MODE_COMMFUSE : mode;
 }
 
 typedef struct text {

@@ -3,7 +3,7 @@
 // N ranks share a payload of N shards, one per rank; each shard is cut into m slices, so slice number
 // s = owner · m + k, 0 <= s < N · m. A schedule is ONE rank's list of steps. Steps are taken in list
 // order: COMPUTE, ADD and COPY run one after another on the compute stream; EXCHANGE and COLLECTIVE are posted
-// when the list reaches them and run behind whatever follows. Each step names the earlier steps it must
+// when the list reaches them and run during whatever follows. Each step names the earlier steps it must
 // wait for. (arXiv 2604.24013: Algorithm 1 is all-gather by ring, 2 reduce-scatter by ring, 3 their use in linear
 // layers, 4 Query-Split attention, 5 all-to-all.)
 //
@@ -14,16 +14,15 @@
 //   CF_RESULT  all-to-all: slices by source. In commfuse mode nothing moves the own slices: with compute
 //              before they are computed here, with compute after alone they stay in FULL.
 //              reduce-scatter by native collective: the own shard, reduced.
-// The reduced own shard of a reduce-scatter lies in cf_schedule.result.
+// The reduced own shard of a reduce-scatter is at cf_schedule.result.
 #ifndef CF_SCHEDULE_H
 #define CF_SCHEDULE_H
 
 #include <stdbool.h>
 #include <stdint.h>
+#include "extern_c.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+CF_EXTERN_C_BEGIN
 
 typedef enum { CF_ALLGATHER, CF_REDUCE_SCATTER, CF_ALLTOALL } cf_operation;
 // What is computed, and on which side of the communication:
@@ -31,9 +30,17 @@ typedef enum { CF_ALLGATHER, CF_REDUCE_SCATTER, CF_ALLTOALL } cf_operation;
 // all-to-all on either side or on both: slices are computed, travel, and are worked on where they arrive.
 // CF_NO_COMPUTE moves data only.
 typedef enum { CF_NO_COMPUTE, CF_COMPUTE_BEFORE, CF_COMPUTE_AFTER, CF_COMPUTE_BOTH } cf_side;
-// Those in front of NOWIRE move data, and tests hold them against each other.
+// Those before NOWIRE move data, and tests compare them. NOWIRE and IDEAL are bounds: their results are wrong.
 // AUTO is not a way of its own: for each operation one of the first three is chosen (choice.h).
-typedef enum { CF_MODE_NONE, CF_MODE_SLICE, CF_MODE_COMMFUSE, CF_MODE_NOWIRE, CF_MODE_AUTO, CF_MODES } cf_mode;
+typedef enum {
+    CF_MODE_NONE,
+    CF_MODE_SLICE,
+    CF_MODE_COMMFUSE,
+    CF_MODE_NOWIRE, // commfuse without its transfers: what slices cost is in it
+    CF_MODE_IDEAL,  // none without its transfers: one computation, the bound of all
+    CF_MODE_AUTO,
+    CF_MODES
+} cf_mode;
 // Who passes a slice on to whom.
 //   CF_RING    to the neighbour, one slice after another. (all-to-all: as DIRECT)
 //   CF_DIRECT  straight to the rank that needs it, one slice after another
@@ -60,7 +67,7 @@ typedef struct cf_step {
     // COMPUTE: CF_COMPUTE_BEFORE writes slices that will travel, CF_COMPUTE_AFTER reads those that have
     // arrived, the first of them at `at`
     cf_side side;
-    bool accumulate; // adds to the sum that lies at `at` instead of writing
+    bool accumulate; // adds to the sum at `at` instead of writing
     // ADD:     at = at + from.   COPY: at = from (the own slices of an all-to-all without compute).
     // EXCHANGE: sends `from`, receives into `at`.   COLLECTIVE: from → at
     cf_place at, from;
@@ -85,14 +92,14 @@ typedef struct cf_schedule {
     bool folds;      // reduce-scatter: own slices but the last are computed onto the sums that have arrived
     int stage_slots; // STAGE slots used
     cf_place result; // reduce-scatter: first slice of the reduced own shard
-    bool blocking;   // COLLECTIVE steps are waited for where they stand (mode none)
+    bool blocking;   // COLLECTIVE steps are waited for where they are (mode none)
     int begin;       // cf_fuse_begin() takes steps [0, begin), cf_fuse_finish() the rest
     int count;
     cf_step *step;
 } cf_schedule;
 
 // The schedule of group rank `rank` of `ranks`. slices >= 1: slices per rank's shard: m of commfuse and
-// nowire, M of slice; ignored (1) by none, without compute (nothing to slice behind), by route ONCE and on one rank.
+// nowire, M of slice; ignored (1) by none and ideal, without compute (nothing to slice behind), by route ONCE and on one rank.
 // Without compute there is nothing to hide a transfer, so all of them travel at once: the route is ONCE.
 //
 // folds: the computation of a reduce-scatter can add to what is there. With m >= 2 slices the own slices 0 … m − 2,
@@ -117,10 +124,8 @@ bool cf_route_of(const char *name, cf_route *route);
 // Point-to-point transfers between partial computations (commfuse, nowire, which leaves the transfers out, and auto,
 // which has native collectives only where they are shorter), rather than native collectives throughout.
 bool cf_mode_is_fused(cf_mode mode);
-// What figures about a run travel by, so that they are told in every mode.
+// The mode by which figures about a run travel, so that every mode has them.
 cf_mode cf_mode_for_figures(cf_mode mode);
 
-#ifdef __cplusplus
-}
-#endif
+CF_EXTERN_C_END
 #endif

@@ -18,10 +18,9 @@
 #include "device.h"
 #include "mesh.h"
 #include "schedule.h"
+#include "extern_c.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+CF_EXTERN_C_BEGIN
 
 typedef enum {
     CF_REQUEST_EXCHANGE,       // point to point, both halves together
@@ -84,6 +83,7 @@ typedef struct cf_costs {
     cf_route route;     // of rounds
     bool native;        // native collectives may be chosen
     bool spare;         // something is left to move bytes while all threads compute: what travels can hide
+    bool in_order;      // each exchange waits for the one before it, except within a unit
 } cf_costs;
 
 typedef struct cf_transport cf_transport;
@@ -128,7 +128,5 @@ static inline void cf_allgather_host(cf_transport *t, const void *mine, void *al
         memcpy(all, mine, (size_t)bytes);
 }
 
-#ifdef __cplusplus
-}
-#endif
+CF_EXTERN_C_END
 #endif

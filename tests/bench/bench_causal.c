@@ -12,7 +12,7 @@
 // and m = 1, 2, 4 slices per shard. The model has the sequence layout; pairs are what it would give. "coupled" is the
 // sequence layout on a transport whose transfers end as one, both halves together, where a rank with cheap slices
 // stands waiting until one with expensive slices is ready to receive. The costs of all slices are measured, on
-// one thread, as they are computed in the model; the order of things comes from the schedules (simulate.h).
+// one thread, as they are computed in the model; the order of things comes from the schedules (replay.h).
 //
 // Each cell: (time − compute) / compute, and the share of T_comm that is hidden, 1 − (time − compute) / T_comm.
 // compute is one monolithic computation, T_comm the (N − 1) transfers of a shard one after another. Cutting
@@ -20,9 +20,10 @@
 // lowers what is hidden.
 #include "../../commfuse/die.h"
 #include "../../commfuse/fuse.h"
+#include "../../commfuse/replay.h"
 #include "../../layers/attention.h"
 #include "../../layers/linear.h"
-#include "simulate.h"
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -256,8 +257,8 @@ static double simulated(kind what, cf_mode mode, cf_route route, int N, const se
     cf_schedule *schedule[RANKS_MAX] = {NULL};
     for (int r = 0; r < N; r++)
         schedule[r] = cf_schedule_create(operation_of(what), side_of(what), mode, route, N, r, cut[set->cut], false);
-    machine imagined = {cost_of, transfer_of, set, latency_ms, set->coupled};
-    double ms = simulate(schedule, N, &imagined).finished_ms;
+    cf_machine imagined = {cost_of, transfer_of, set, latency_ms, set->coupled};
+    double ms = cf_replay(schedule, N, &imagined).finished_ms;
     for (int r = 0; r < N; r++) cf_schedule_free(schedule[r]);
     return ms;
 }

@@ -745,6 +745,25 @@ static void alone_without_transport(void) {
     context.transport = kept;
 }
 
+// What is on its way by one schedule is not finished by another.
+static void no_other_way_while_it_runs(void) {
+    if (mesh.tp > 1) return; // as above
+    cf_transport *kept = context.transport;
+    context.transport = NULL;
+    const cf_choice ways[] = {{CF_MODE_COMMFUSE, CF_RING, 1}, {CF_MODE_COMMFUSE, CF_DIRECT, 2}};
+    job j = job_create(&mesh.tp_group, CF_ALLGATHER, CF_NO_COMPUTE, CF_MODE_COMMFUSE, CF_RING, 1, CF_FP32, 10);
+    float payload[10] = {0};
+    cf_fuse_offer(j.fuse, ways, 2);
+    cf_fuse_begin(j.fuse, payload, 1, 10, NULL, NULL, -1);
+    ASSERT_DIES((cf_die_setup(0, 1, NULL), cf_fuse_take(j.fuse, 1)), "test.place", "takes way 1 of 2");
+    ASSERT_DIES((cf_die_setup(0, 1, NULL), cf_fuse_offer(j.fuse, ways, 1)), "test.place", "while it runs");
+    cf_fuse_finish(j.fuse);
+    cf_fuse_take(j.fuse, 1);
+    ASSERT_DIES((cf_die_setup(0, 1, NULL), cf_fuse_take(j.fuse, 2)), "test.place", "takes way 2 of 2");
+    cf_fuse_free(j.fuse);
+    context.transport = kept;
+}
+
 // Where the result goes: said before every begin, not while it runs, and only of what was planned so.
 static void a_result_needs_one_place(void) {
     if (mesh.tp > 1) return; // as above: the child has no transport
@@ -839,6 +858,7 @@ int main(int argc, char **argv) {
         RANKS_CASE(trace_sees_the_wire),
         RANKS_CASE(an_operation_knows_its_plan),
         RANKS_CASE(alone_without_transport),
+        RANKS_CASE(no_other_way_while_it_runs),
         RANKS_CASE(a_result_needs_one_place),
         RANKS_CASE(barrier_holds_everybody),
     };

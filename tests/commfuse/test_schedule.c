@@ -70,6 +70,16 @@ static int expected_slices(cf_side side, cf_mode mode, cf_route route, int ranks
     return side == CF_NO_COMPUTE || mode == CF_MODE_NONE || ranks == 1 || once ? 1 : slices;
 }
 
+// ideal computes what none computes, and nothing else is in it.
+static void check_ideal(kind of, const set *none, cf_route route, int ranks) {
+    set bound = set_create(of, CF_MODE_IDEAL, route, ranks, 4);
+    for (int r = 0; r < ranks; r++) {
+        if (check_nowire(bound.of[r], none->of[r])) fail_msg("ideal, N = %d: %s", ranks, check_where);
+        for (int i = 0; i < bound.of[r]->count && ranks > 1; i++) assert_int_equal(bound.of[r]->step[i].kind, CF_COMPUTE);
+    }
+    set_free(&bound);
+}
+
 static void check_all_modes(kind of, cf_route route, int ranks, int slices) {
     for (cf_mode mode = CF_MODE_NONE; mode < CF_MODE_NOWIRE; mode++) {
         set all = set_create(of, mode, route, ranks, slices);
@@ -87,6 +97,7 @@ static void check_all_modes(kind of, cf_route route, int ranks, int slices) {
                 if (check_nowire(bound.of[r], all.of[r])) fail_msg("nowire, N = %d: %s", ranks, check_where);
             set_free(&bound);
         }
+        if (mode == CF_MODE_NONE) check_ideal(of, &all, route, ranks);
         set_free(&all);
     }
 }

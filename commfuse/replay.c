@@ -1,0 +1,219 @@
+// See replay.h.
+#include "replay.h"
+#include "die.h"
+#include <math.h>
+#include <stdlib.h>
+
+typedef struct transfer { // an EXCHANGE or COLLECTIVE of one rank; times are INFINITY until they are known
+    double posted_ms, ready_ms, sent_ms, received_ms;
+    int receiver,
+        receiver_step; // who receives what this one sends, and in which of its steps; -1: it sends nothing
+} transfer;
+
+typedef struct player { // a rank, or all of them
+    const cf_schedule *schedule;
+    transfer *transfer; // one per step; unused for steps on the compute stream
+    int next;           // step
+    int open;           // transfers before this step are done
+    double stream_ms;   // the compute stream is busy until then
+    double exposed_ms;
+    double egress_ms, ingress_ms; // the link is busy until then
+} player;
+
+typedef struct replay {
+    const cf_machine *machine;
+    int players;
+    player *player;
+    double now_ms;
+} replay;
+
+static bool on_wire(const cf_step *step) {
+    return step->kind == CF_EXCHANGE || step->kind == CF_COLLECTIVE;
+}
+
+// Where `schedule` receives `slice` from rank `sender`.
+static int find_receive(const cf_schedule *schedule, int sender, int slice) {
+    for (int i = 0; i < schedule->count; i++) {
+        const cf_step *step = &schedule->step[i];
+        if (step->kind == CF_EXCHANGE && step->recv_from == sender && step->recv_slice == slice) return i;
+    }
+    cf_die(NULL, "slice %d of rank %d is sent but not received", slice, sender);
+}
+
+static void find_receiver(const replay *r, int sender, const cf_step *step, transfer *t) {
+    if (r->players > 1) {
+        t->receiver = step->send_to;
+        t->receiver_step = find_receive(r->player[step->send_to].schedule, sender, step->send_slice);
+        return;
+    }
+    // All alike: what the receiver does is what this rank does with all ranks shifted.
+    const cf_schedule *s = r->player->schedule;
+    int shift = s->rank - step->send_to, m = s->slices, owner = step->send_slice / m;
+    int from = (s->rank + shift + s->ranks) % s->ranks, shifted = (owner + shift + s->ranks) % s->ranks;
+    t->receiver = 0;
+    t->receiver_step = find_receive(s, from, shifted * m + step->send_slice % m);
+}
+
+static void start(replay *r, cf_schedule *const *schedule) {
+    r->player = calloc((size_t)r->players, sizeof *r->player);
+    if (!r->player) cf_die(NULL, "out of memory to replay %d ranks", r->players);
+    for (int i = 0; i < r->players; i++) r->player[i].schedule = schedule[i];
+    for (player *p = r->player; p < r->player + r->players; p++) {
+        p->transfer = malloc(((size_t)p->schedule->count + 1) * sizeof *p->transfer);
+        if (!p->transfer) cf_die(NULL, "out of memory to replay %d ranks", r->players);
+        for (int i = 0; i < p->schedule->count; i++) {
+            const cf_step *step = &p->schedule->step[i];
+            p->transfer[i] = (transfer){INFINITY, INFINITY, INFINITY, INFINITY, -1, -1};
+            if (step->kind == CF_EXCHANGE && step->send_to >= 0) find_receiver(r, (int)(p - r->player), step, &p->transfer[i]);
+        }
+    }
+}
+
+static bool done(const replay *r, const player *p, int step) {
+    if (step < p->open || !on_wire(&p->schedule->step[step])) return true; // earlier on the stream
+    const transfer *t = &p->transfer[step];
+    return (!r->machine->coupled || t->sent_ms <= r->now_ms) && t->received_ms <= r->now_ms;
+}
+
+static bool waits_done(const replay *r, const player *p, const cf_step *step) {
+    bool all = done(r, p, step->wait[0]) && done(r, p, step->wait[1]);
+    for (int i = step->wait[0]; step->range && i < step->wait[1]; i++) all &= done(r, p, i);
+    return all;
+}
+
+// Walks the list as far as the stream gets at this instant.
+static bool walk(replay *r, player *p) {
+    bool moved = false;
+    for (; p->next < p->schedule->count && p->stream_ms <= r->now_ms; p->next++, moved = true) {
+        const cf_step *step = &p->schedule->step[p->next];
+        if (on_wire(step)) {
+            p->transfer[p->next].posted_ms = fmin(p->transfer[p->next].posted_ms, r->now_ms);
+            if (p->schedule->blocking && !(p->transfer[p->next].received_ms <= r->now_ms)) break;
+            if (p->schedule->blocking) p->exposed_ms += r->now_ms - p->stream_ms, p->stream_ms = r->now_ms;
+            continue;
+        }
+        if (!waits_done(r, p, step)) break;
+        p->exposed_ms += r->now_ms - p->stream_ms;
+        p->stream_ms = r->now_ms + r->machine->cost_ms(r->machine->argument, p->schedule, step);
+    }
+    return moved;
+}
+
+static bool make_ready(replay *r, player *p) {
+    bool moved = false;
+    for (int i = p->open; i < p->schedule->count && (!on_wire(&p->schedule->step[i]) || p->transfer[i].posted_ms < INFINITY); i++) {
+        const cf_step *step = &p->schedule->step[i];
+        transfer *t = &p->transfer[i];
+        if (!on_wire(step) || t->ready_ms <= r->now_ms || !waits_done(r, p, step)) continue;
+        t->ready_ms = r->now_ms;
+        if (step->kind == CF_EXCHANGE && step->send_to < 0) t->sent_ms = r->now_ms;
+        if (step->kind == CF_EXCHANGE && step->recv_from < 0) t->received_ms = r->now_ms;
+        moved = true;
+    }
+    while (p->open < p->next && (!on_wire(&p->schedule->step[p->open]) ||
+                                 (p->transfer[p->open].sent_ms <= r->now_ms && p->transfer[p->open].received_ms <= r->now_ms)))
+        p->open++;
+    return moved;
+}
+
+// All players' collectives have the same place in their lists.
+static bool start_collective(replay *r, int step) {
+    for (int i = 0; i < r->players; i++) {
+        const player *p = &r->player[i];
+        if (!(p->transfer[step].ready_ms <= r->now_ms) || p->egress_ms > r->now_ms) return false;
+    }
+    for (player *p = r->player; p < r->player + r->players; p++) {
+        p->egress_ms = r->now_ms + r->machine->transfer_ms(r->machine->argument, p->schedule, &p->schedule->step[step]);
+        p->transfer[step].sent_ms = p->transfer[step].received_ms = p->egress_ms + r->machine->latency_ms;
+    }
+    return true;
+}
+
+// Of each sender's transfers that could start now takes the first posted, of these the one ready for longest.
+static bool start_transfer(replay *r) {
+    player *sender = NULL, *receiver = NULL;
+    transfer *send = NULL, *receive = NULL;
+    double since = INFINITY;
+    for (player *a = r->player; a < r->player + r->players; a++)
+        for (int i = a->open; i < a->schedule->count && a->egress_ms <= r->now_ms; i++) {
+            if (!on_wire(&a->schedule->step[i])) continue;
+            transfer *from = &a->transfer[i];
+            if (from->posted_ms == INFINITY) break;
+            if (a->schedule->step[i].kind == CF_COLLECTIVE && from->sent_ms == INFINITY && start_collective(r, i)) return true;
+            if (from->receiver < 0 || from->sent_ms < INFINITY) continue;
+            player *b = &r->player[from->receiver];
+            transfer *to = &b->transfer[from->receiver_step];
+            double ready = fmax(from->ready_ms, r->machine->coupled ? to->ready_ms : to->posted_ms);
+            if (b->ingress_ms > r->now_ms || ready == INFINITY) continue;
+            if (ready < since) sender = a, receiver = b, send = from, receive = to, since = ready;
+            break;
+        }
+    if (!sender) return false;
+    const cf_step *step = &sender->schedule->step[send - sender->transfer];
+    double through = r->now_ms + r->machine->transfer_ms(r->machine->argument, sender->schedule, step);
+    sender->egress_ms = receiver->ingress_ms = through;
+    send->sent_ms = receive->received_ms = through + r->machine->latency_ms;
+    return true;
+}
+
+static void run_instant(replay *r) {
+    bool moved = true;
+    while (moved) {
+        moved = false;
+        for (player *p = r->player; p < r->player + r->players; p++) {
+            moved |= walk(r, p);
+            moved |= make_ready(r, p);
+        }
+        moved |= start_transfer(r);
+    }
+}
+
+// The next instant at which something ends; INFINITY: never.
+static double next_instant(const replay *r) {
+    double next = INFINITY;
+    for (const player *p = r->player; p < r->player + r->players; p++) {
+        const double busy[] = {p->stream_ms, p->egress_ms, p->ingress_ms};
+        for (int i = 0; i < 3; i++)
+            if (busy[i] > r->now_ms) next = fmin(next, busy[i]);
+        for (int i = p->open; i < p->schedule->count; i++) {
+            const transfer *t = &p->transfer[i];
+            if (!on_wire(&p->schedule->step[i])) continue;
+            if (t->posted_ms == INFINITY) break;
+            if (t->sent_ms > r->now_ms) next = fmin(next, t->sent_ms);
+            if (t->received_ms > r->now_ms) next = fmin(next, t->received_ms);
+        }
+    }
+    return next;
+}
+
+static cf_replayed result_of(const replay *r) {
+    cf_replayed result = {0, 0};
+    for (int i = 0; i < r->players; i++) {
+        const player *p = &r->player[i];
+        double end = p->stream_ms;
+        for (int k = 0; k < p->schedule->count; k++) {
+            if (k >= p->next || !done(r, p, k)) cf_die(NULL, "deadlock: rank %d of %d stops at step %d", i, r->players, k);
+            if (on_wire(&p->schedule->step[k])) end = fmax(end, fmax(p->transfer[k].sent_ms, p->transfer[k].received_ms));
+        }
+        result.finished_ms = fmax(result.finished_ms, end);
+        result.exposed_ms = fmax(result.exposed_ms, p->exposed_ms + end - p->stream_ms);
+    }
+    return result;
+}
+
+cf_replayed cf_replay(cf_schedule *const *schedule, int ranks, const cf_machine *machine) {
+    replay r = {.machine = machine, .players = ranks};
+    start(&r, schedule);
+    for (double next = 0; next < INFINITY; next = next_instant(&r)) {
+        r.now_ms = next;
+        run_instant(&r);
+    }
+    cf_replayed result = result_of(&r);
+    for (int i = 0; i < ranks; i++) free(r.player[i].transfer);
+    free(r.player);
+    return result;
+}
+
+cf_replayed cf_replay_alike(cf_schedule *schedule, const cf_machine *machine) {
+    return cf_replay(&schedule, 1, machine);
+}

@@ -1,0 +1,362 @@
+// See tune.h.
+#include "tune.h"
+#include "die.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { OPERATIONS_MAX = 64, MEMBERS_MAX = 256, WARM_STEPS = 2, REPEATS = 3, FINALISTS = 3, PLANS = 5, STEPS_MAX = CF_TRIAL_STEPS };
+static const double FAR = 1.3;    // from the best: tried no more
+static const double CLEAR = 0.02; // of an operation's time, at least: what another way must save
+static const double WORTH = 0.01; // of a step: what another plan must save, at least
+
+typedef struct operation {
+    char name[96];
+    cf_fuse *member[MEMBERS_MAX]; // of all layers, if each has its own
+    int members;
+    bool set; // by a plan
+    cf_choice way[CF_CHOICES];
+    int ways, chosen;
+    double ms[CF_CHOICES][REPEATS];
+    int tried[CF_CHOICES];
+    bool out[CF_CHOICES];
+} operation;
+
+typedef enum { PLAN_FOUND, PLAN_FIRST, PLAN_NONE, PLAN_SLICE, PLAN_ROUNDS } plan_kind;
+static const char *const plan_names[PLANS] = {"found", "predicted", "none", "slice", "commfuse"};
+
+typedef enum { DONE, WARM, SEARCH, COMPARE } phase;
+
+struct cf_tuner {
+    cf_context *context;
+    const cf_group *world;
+    operation *operation;
+    int operations;
+    phase phase;
+    int step;    // of this phase
+    bool inside; // a step
+    cf_moment begin;
+    int way[OPERATIONS_MAX]; // of this step
+    // Comparison: way of each operation in each plan, -1: the plan cannot be had
+    int planned[PLANS][OPERATIONS_MAX];
+    bool possible[PLANS];
+    double plan_ms[PLANS][REPEATS];
+    int compared[PLANS]; // steps
+    int current, taken;
+    cf_fuse *exchange;
+    double *figures, *all; // (ranks, operations + 1), the device's and the host's
+};
+
+// --- life ---
+
+cf_tuner *cf_tuner_create(cf_context *context, const cf_group *world) {
+    cf_tuner *t = calloc(1, sizeof *t);
+    operation *operations = calloc(OPERATIONS_MAX, sizeof *operations);
+    if (!t || !operations) cf_die(NULL, "out of memory for the tuner");
+    *t = (cf_tuner){.context = context, .world = world, .operation = operations, .taken = -1};
+    return t;
+}
+
+void cf_tuner_free(cf_tuner *t) {
+    if (!t) return;
+    cf_fuse_free(t->exchange);
+    cf_free(t->figures);
+    free(t->all);
+    free(t->operation);
+    free(t);
+}
+
+static operation *find(const cf_tuner *t, const char *name) {
+    for (int i = 0; i < t->operations; i++)
+        if (strcmp(t->operation[i].name, name) == 0) return &t->operation[i];
+    return NULL;
+}
+
+// The way it was created with comes first.
+static void list_ways(const cf_tuner *t, operation *o) {
+    const cf_fuse_plan *plan = cf_fuse_get_plan(o->member[0]);
+    cf_work work = cf_fuse_work(o->member[0]);
+    cf_choice list[CF_CHOICES];
+    int count = cf_choices(&work, &t->context->transport->costs, list);
+    o->way[o->ways++] = (cf_choice){plan->mode, plan->route, plan->slices};
+    for (int i = 0; i < count && o->ways < CF_CHOICES; i++) {
+        bool first = list[i].mode == plan->mode && list[i].slices == plan->slices &&
+                     (list[i].route == plan->route || plan->mode != CF_MODE_COMMFUSE);
+        if (!first) o->way[o->ways++] = list[i];
+    }
+}
+
+void cf_tuner_add(cf_tuner *t, const char *place, cf_fuse *fuse) {
+    const cf_fuse_plan *plan = cf_fuse_get_plan(fuse);
+    char name[sizeof t->operation->name];
+    if (plan->side == CF_NO_COMPUTE || plan->group->size == 1) return;
+    snprintf(name, sizeof name, "%.*s %s %s", (int)strcspn(place, ","), place, cf_operation_name(plan->operation), plan->name);
+    operation *o = find(t, name);
+    if (!o) {
+        if (t->operations == OPERATIONS_MAX) cf_die(NULL, "more than %d operations to tune", OPERATIONS_MAX);
+        o = &t->operation[t->operations++];
+        snprintf(o->name, sizeof o->name, "%s", name);
+    }
+    if (o->members == MEMBERS_MAX) cf_die(NULL, "more than %d operations %s to tune", MEMBERS_MAX, name);
+    o->member[o->members++] = fuse;
+    if (o->members == 1) list_ways(t, o);
+}
+
+// --- the plan ---
+
+static double median(const double *values, int count) {
+    double sorted[REPEATS];
+    int n = 0;
+    for (int i = 0; i < count; i++) { // by insertion
+        int at = n++;
+        for (; at > 0 && sorted[at - 1] > values[i]; at--) sorted[at] = sorted[at - 1];
+        sorted[at] = values[i];
+    }
+    return n ? sorted[n / 2] : NAN;
+}
+
+static double way_ms(const operation *o, int way) {
+    return way < 0 ? NAN : median(o->ms[way], o->tried[way]);
+}
+
+static int find_way(const operation *o, cf_mode mode, cf_route route, int slices) {
+    for (int i = 0; i < o->ways; i++)
+        if (o->way[i].mode == mode && o->way[i].slices == slices && (mode != CF_MODE_COMMFUSE || o->way[i].route == route))
+            return i;
+    return -1;
+}
+
+static int native_way(const operation *o) {
+    int blocking = find_way(o, CF_MODE_NONE, CF_RING, 1);
+    return blocking >= 0 ? blocking : find_way(o, CF_MODE_SLICE, CF_RING, 1); // begun early: must not block
+}
+
+int cf_tuner_operations(const cf_tuner *t) {
+    return t->operations;
+}
+
+cf_tuned cf_tuner_operation(const cf_tuner *t, int i) {
+    const operation *o = &t->operation[i];
+    int way = t->taken >= 0 ? t->planned[t->taken][i] : o->chosen;
+    return (cf_tuned){.name = o->name,
+                      .choice = o->way[way],
+                      .ms = way_ms(o, way),
+                      .first_ms = way_ms(o, 0),
+                      .native_ms = way_ms(o, native_way(o))};
+}
+
+bool cf_tuner_can(const cf_tuner *t, cf_choice c) {
+    return cf_mode_is_fused(c.mode) || (t->context->transport->costs.native && !t->context->check);
+}
+
+void cf_tuner_set(cf_tuner *t, const char *name, cf_choice c) {
+    operation *o = find(t, name);
+    if (!o || !cf_tuner_can(t, c)) cf_die(NULL, "%s cannot be set", name);
+    int way = find_way(o, c.mode, c.route, c.slices);
+    if (way < 0) way = o->ways < CF_CHOICES ? o->ways++ : o->ways - 1;
+    o->way[way] = c, o->chosen = way, o->set = true;
+}
+
+int cf_tuner_plans(const cf_tuner *t) {
+    return t->taken >= 0 ? PLANS : 0;
+}
+
+cf_compared cf_tuner_plan(const cf_tuner *t, int i) {
+    return (cf_compared){plan_names[i], t->possible[i] ? median(t->plan_ms[i], t->compared[i]) : NAN, i == t->taken};
+}
+
+// --- search ---
+
+static void take(operation *o, int way) {
+    for (int i = 0; i < o->members; i++) cf_fuse_take(o->member[i], way);
+}
+
+// The way that has been tried least, of those left; neighbours in the list of operations begin with different ones, so that
+// a slow moment or a way that disturbs others does not always meet the same.
+static int next_way(const operation *o, int number) {
+    int best = -1;
+    for (int k = 0; k < o->ways; k++) {
+        int way = (number + k) % o->ways;
+        if (o->out[way] || o->tried[way] >= REPEATS) continue;
+        if (best < 0 || o->tried[way] < o->tried[best]) best = way;
+    }
+    return best;
+}
+
+// Once each way has been tried: only the best go on.
+static void drop_the_far(operation *o) {
+    double best = INFINITY;
+    int better;
+    for (int k = 0; k < o->ways; k++) {
+        if (!o->out[k] && o->tried[k] == 0) return;
+        best = fmin(best, way_ms(o, k));
+    }
+    for (int k = 1; k < o->ways; k++) {
+        better = 0;
+        for (int i = 0; i < o->ways; i++) better += i != k && way_ms(o, i) < way_ms(o, k);
+        if (way_ms(o, k) > FAR * best || better >= FINALISTS) o->out[k] = true;
+    }
+}
+
+// What something else must be shorter than: by a share of it at least, and by more than its measurements vary.
+static double threshold(const double *ms, int count, double share) {
+    double low = INFINITY, high = 0, middle = median(ms, count);
+    for (int i = 0; i < count; i++) low = fmin(low, ms[i]), high = fmax(high, ms[i]);
+    return middle - fmax(share * middle, (high - low) / 2);
+}
+
+static void choose(operation *o) {
+    double least = threshold(o->ms[0], o->tried[0], CLEAR);
+    o->chosen = 0;
+    for (int k = 1; k < o->ways; k++)
+        if (!o->out[k] && way_ms(o, k) < least) o->chosen = k, least = way_ms(o, k);
+}
+
+// --- comparison of plans ---
+
+static bool plan_ways(const cf_tuner *t, plan_kind p, int *ways) {
+    bool differs = p == PLAN_FOUND;
+    for (int i = 0; i < t->operations; i++) {
+        const operation *o = &t->operation[i];
+        cf_route route = t->context->transport->costs.route;
+        if (cf_fuse_get_plan(o->member[0])->operation == CF_ALLTOALL) route = CF_DIRECT;
+        int slice = find_way(o, CF_MODE_SLICE, CF_RING, 4);
+        ways[i] = p == PLAN_FOUND   ? o->chosen
+                  : p == PLAN_FIRST ? 0
+                  : p == PLAN_NONE  ? native_way(o)
+                  : p == PLAN_SLICE ? (slice >= 0 ? slice : native_way(o))
+                                    : find_way(o, CF_MODE_COMMFUSE, route, 1);
+        if (ways[i] < 0) return false;
+        differs |= ways[i] != o->chosen;
+    }
+    return differs;
+}
+
+static void begin_comparison(cf_tuner *t) {
+    for (int p = 0; p < PLANS; p++) {
+        t->possible[p] = plan_ways(t, (plan_kind)p, t->planned[p]);
+        for (int q = 0; q < p && t->possible[p]; q++)
+            if (t->possible[q] && memcmp(t->planned[p], t->planned[q], (size_t)t->operations * sizeof(int)) == 0)
+                t->possible[p] = false; // the same under another name
+    }
+    t->phase = COMPARE, t->current = 0;
+}
+
+static void end_comparison(cf_tuner *t) {
+    t->taken = PLAN_FOUND;
+    double least = threshold(t->plan_ms[PLAN_FOUND], t->compared[PLAN_FOUND], WORTH);
+    for (int p = 1; p < PLANS; p++) {
+        double ms = t->possible[p] ? median(t->plan_ms[p], t->compared[p]) : INFINITY;
+        if (ms < least) t->taken = p, least = ms;
+    }
+    for (int i = 0; i < t->operations; i++) take(&t->operation[i], t->planned[t->taken][i]);
+    t->phase = DONE;
+    t->context->timed = false;
+}
+
+// Plans take turns.
+static bool next_plan(cf_tuner *t) {
+    int best = -1;
+    for (int k = 0; k < PLANS; k++) {
+        int p = (t->current + 1 + k) % PLANS;
+        if (t->possible[p] && t->compared[p] < REPEATS && (best < 0 || t->compared[p] < t->compared[best])) best = p;
+    }
+    if (best >= 0) t->current = best;
+    return best >= 0;
+}
+
+// --- steps ---
+
+void cf_tuner_start(cf_tuner *t, bool search) {
+    bool set = false;
+    const int ranks = t->world->size, count = t->operations + 1;
+    search &= t->operations > 0 && !t->context->check; // checksums are made for one schedule
+    for (int i = 0; i < t->operations; i++) {
+        operation *o = &t->operation[i];
+        for (int k = 0; k < o->members; k++)
+            cf_fuse_offer(o->member[k], search ? o->way : &o->way[o->chosen], search ? o->ways : 1);
+        if (search) take(o, o->chosen);
+        set |= o->set;
+    }
+    if (!search) return;
+    t->phase = set ? COMPARE : WARM;
+    if (set) begin_comparison(t);
+    t->figures = cf_alloc(ranks * count * (int64_t)sizeof *t->figures, "communication staging");
+    t->all = calloc((size_t)(ranks * count), sizeof *t->all);
+    if (!t->all) cf_die(NULL, "out of memory for the trials of %d ranks", ranks);
+    t->exchange = cf_fuse_create(t->context, (cf_fuse_plan){.name = "trials",
+                                                            .group = t->world,
+                                                            .operation = CF_ALLGATHER,
+                                                            .side = CF_NO_COMPUTE,
+                                                            .mode = CF_MODE_AUTO,
+                                                            .slices = 1,
+                                                            .dtype = CF_FP64,
+                                                            .capacity = count});
+}
+
+bool cf_tuner_trying(const cf_tuner *t) {
+    return t && t->phase != DONE;
+}
+
+// What all ranks have measured becomes the maximum of all.
+static void agree(cf_tuner *t, double *ms) {
+    const int count = t->operations + 1, ranks = t->world->size;
+    cf_stream *stream = t->context->stream;
+    cf_copy(t->figures + t->world->rank * count, ms, count * (int64_t)sizeof *ms, stream);
+    cf_fuse_run(t->exchange, t->figures, 1, count, NULL, NULL, -1);
+    cf_copy(t->all, t->figures, ranks * count * (int64_t)sizeof *ms, stream);
+    cf_stream_sync(stream);
+    for (int r = 0; r < ranks; r++) // fmax passes over NAN: not measured
+        for (int i = 0; i < count; i++) ms[i] = fmax(ms[i], t->all[r * count + i]);
+}
+
+static void record(cf_tuner *t, const double *ms) {
+    if (t->phase == COMPARE) {
+        t->plan_ms[t->current][t->compared[t->current]++] = ms[t->operations];
+        if (!next_plan(t)) end_comparison(t);
+        return;
+    }
+    if (t->phase == WARM) {
+        if (++t->step == WARM_STEPS) t->phase = SEARCH;
+        return;
+    }
+    bool more = false;
+    for (int i = 0; i < t->operations; i++) {
+        operation *o = &t->operation[i];
+        int way = t->way[i];
+        if (o->tried[way] < REPEATS) o->ms[way][o->tried[way]++] = isnan(ms[i]) ? INFINITY : ms[i];
+        drop_the_far(o);
+        more |= next_way(o, i) >= 0;
+    }
+    if (more) return;
+    for (int i = 0; i < t->operations; i++) choose(&t->operation[i]);
+    begin_comparison(t);
+}
+
+void cf_tuner_end_step(cf_tuner *t) {
+    if (!cf_tuner_trying(t) || !t->inside) return;
+    double ms[OPERATIONS_MAX + 1];
+    cf_moment end = cf_moment_now(t->context->stream);
+    cf_stream_sync(t->context->stream);
+    for (int i = 0; i < t->operations; i++) ms[i] = cf_fuse_spent_ms(t->operation[i].member[0]);
+    ms[t->operations] = cf_moment_ms(end) - cf_moment_ms(t->begin);
+    t->inside = false;
+    agree(t, ms);
+    record(t, ms);
+}
+
+void cf_tuner_begin_step(cf_tuner *t) {
+    if (!cf_tuner_trying(t)) return;
+    cf_tuner_end_step(t);
+    if (!cf_tuner_trying(t)) return;
+    for (int i = 0; i < t->operations; i++) {
+        operation *o = &t->operation[i];
+        int way = t->phase == COMPARE ? t->planned[t->current][i] : o->chosen, next = next_way(o, i);
+        if (t->phase == SEARCH && next >= 0) way = next;
+        take(o, t->way[i] = way);
+    }
+    t->context->timed = t->phase == SEARCH;
+    t->inside = true;
+    t->begin = cf_moment_now(t->context->stream);
+}

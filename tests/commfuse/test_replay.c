@@ -1,0 +1,104 @@
+// ranks: 1
+//
+// Replays of schedules over a machine whose costs are given.
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <cmocka.h>
+#include "commfuse/choice.h"
+#include "commfuse/replay.h"
+
+typedef struct prices {
+    double compute, wire; // of a shard
+} prices;
+
+static double compute_ms(const void *argument, const cf_schedule *s, const cf_step *step) {
+    const prices *p = argument;
+    return step->kind == CF_COMPUTE ? p->compute * step->count / s->slices : 0.01;
+}
+
+static double wire_ms(const void *argument, const cf_schedule *s, const cf_step *step) {
+    const prices *p = argument;
+    return p->wire / s->slices * (step->kind == CF_COLLECTIVE ? s->ranks - 1 : 1);
+}
+
+static cf_replayed replayed(cf_operation operation, cf_side side, cf_choice c, int ranks, const cf_machine *machine, bool alike) {
+    cf_schedule *s[64];
+    for (int r = 0; r < ranks; r++) s[r] = cf_schedule_create(operation, side, c.mode, c.route, ranks, r, c.slices, false);
+    cf_replayed result = alike ? cf_replay_alike(s[ranks / 2], machine) : cf_replay(s, ranks, machine);
+    for (int r = 0; r < ranks; r++) cf_schedule_free(s[r]);
+    return result;
+}
+
+static const struct {
+    cf_operation operation;
+    cf_side side;
+} kinds[] = {{CF_ALLGATHER, CF_NO_COMPUTE},          {CF_ALLGATHER, CF_COMPUTE_AFTER}, {CF_REDUCE_SCATTER, CF_NO_COMPUTE},
+             {CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE}, {CF_ALLTOALL, CF_NO_COMPUTE},     {CF_ALLTOALL, CF_COMPUTE_BEFORE},
+             {CF_ALLTOALL, CF_COMPUTE_AFTER},        {CF_ALLTOALL, CF_COMPUTE_BOTH}};
+enum { KINDS = sizeof kinds / sizeof *kinds };
+
+static const cf_choice ways[] = {{CF_MODE_COMMFUSE, CF_RING, 1},   {CF_MODE_COMMFUSE, CF_RING, 3}, {CF_MODE_COMMFUSE, CF_DIRECT, 1},
+                                 {CF_MODE_COMMFUSE, CF_DIRECT, 2}, {CF_MODE_COMMFUSE, CF_ONCE, 1}, {CF_MODE_NOWIRE, CF_RING, 2},
+                                 {CF_MODE_NONE, CF_RING, 1},       {CF_MODE_SLICE, CF_RING, 4}};
+enum { WAYS = sizeof ways / sizeof *ways };
+
+// One rank's schedule says what all do.
+static void one_rank_replays_as_all_do(void **state) {
+    (void)state;
+    for (int k = 0; k < KINDS; k++)
+        for (int w = 0; w < WAYS; w++)
+            for (int ranks = 2; ranks <= 24; ranks += ranks < 6 ? 1 : 9)
+                for (int coupled = 0; coupled < 2; coupled++)
+                    for (double wire = 0.1; wire < 20; wire *= 7) {
+                        prices p = {1, wire};
+                        cf_machine machine = {compute_ms, wire_ms, &p, 0.05, coupled};
+                        cf_replayed one = replayed(kinds[k].operation, kinds[k].side, ways[w], ranks, &machine, true);
+                        cf_replayed all = replayed(kinds[k].operation, kinds[k].side, ways[w], ranks, &machine, false);
+                        assert_true(fabs(one.finished_ms - all.finished_ms) < 1e-9 * all.finished_ms + 1e-12);
+                        assert_true(fabs(one.exposed_ms - all.exposed_ms) < 1e-9 * all.finished_ms + 1e-12);
+                    }
+}
+
+// Rounds whose transfers are shorter than a slice expose at most what no schedule hides: nothing but the additions' share.
+static void short_transfers_hide(void **state) {
+    (void)state;
+    prices p = {1, 0.5};
+    cf_machine machine = {compute_ms, wire_ms, &p, 0.01, false};
+    for (int ranks = 2; ranks <= 16; ranks *= 2) {
+        cf_replayed gather = replayed(CF_ALLGATHER, CF_COMPUTE_AFTER, ways[0], ranks, &machine, true);
+        assert_true(fabs(gather.finished_ms - ranks) < 1e-9 && gather.exposed_ms < 1e-9);
+        cf_replayed none = replayed(CF_ALLGATHER, CF_COMPUTE_AFTER, ways[6], ranks, &machine, true);
+        assert_true(fabs(none.exposed_ms - (0.5 * (ranks - 1) + 0.01)) < 1e-9);
+        cf_replayed scatter = replayed(CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, ways[0], ranks, &machine, true);
+        assert_true(scatter.exposed_ms < 1e-9);
+    }
+}
+
+// A faster link or a shorter latency never makes it longer.
+static void time_falls_with_the_link(void **state) {
+    (void)state;
+    for (int k = 0; k < KINDS; k++)
+        for (int w = 0; w < WAYS; w++) {
+            double before = 0;
+            for (double wire = 0.01; wire < 50; wire *= 1.5) {
+                prices p = {1, wire};
+                cf_machine machine = {compute_ms, wire_ms, &p, wire / 10, false};
+                double ms = replayed(kinds[k].operation, kinds[k].side, ways[w], 6, &machine, true).finished_ms;
+                assert_true(ms >= before - 1e-9);
+                before = ms;
+            }
+        }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(one_rank_replays_as_all_do),
+        cmocka_unit_test(short_transfers_hide),
+        cmocka_unit_test(time_falls_with_the_link),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

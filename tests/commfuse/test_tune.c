@@ -1,0 +1,197 @@
+// ranks: 1 2 4
+// quick: 2
+//
+// The tuner on real ranks: operations whose computation takes a time that the test decides, so that one way is clearly the
+// best. Each step's results are compared with == while ways change, and all ranks must come to one plan.
+#include "tests/commfuse/ranks.h"
+#include "tests/death.h"
+#include "commfuse/tune.h"
+#include <string.h>
+#include <time.h>
+
+enum { ROWS = 24, COLUMNS = 5, PATIENCE_S = 60, LAYERS = 3 };
+
+static cf_context context;
+static cf_mesh mesh;
+
+// What a call of the callback costs: so much each, and so much for each row.
+typedef struct work {
+    double call_ms, row_ms, noise_ms;
+    uint32_t noise;
+    int64_t *full;
+} work;
+
+// Asleep: other processes on the cores do not change what it costs.
+static void spend(double ms) {
+    struct timespec time = {0, (long)(ms * 1e6)};
+    if (ms > 0) nanosleep(&time, NULL);
+}
+
+static void compute(void *argument, const cf_span *span, cf_stream *stream) {
+    work *w = argument;
+    (void)stream;
+    w->noise = w->noise * 1664525u + 1013904223u;
+    spend(w->call_ms + w->row_ms * (double)(span->rows * span->blocks) + w->noise_ms * (w->noise >> 8) / (1 << 24));
+    for (int b = 0; b < span->blocks; b++)
+        for (int64_t r = 0; r < span->rows * COLUMNS && span->side == CF_COMPUTE_BEFORE; r++) {
+            int64_t *at = (int64_t *)(span->data + b * span->data_stride) + r;
+            int64_t value = (span->row + b * span->row_stride) * COLUMNS + r + mesh.tp_group.rank;
+            *at = span->accumulate ? *at + value : value;
+        }
+}
+
+typedef struct bench {
+    cf_fuse *gather, *scatter;
+    cf_tuner *tuner;
+    work of_gather, of_scatter;
+    int64_t *full;
+} bench;
+
+static cf_fuse *plan_operation(cf_operation operation, cf_side side) {
+    return cf_fuse_create(&context, (cf_fuse_plan){.name = "test",
+                                                   .group = &mesh.tp_group,
+                                                   .operation = operation,
+                                                   .side = side,
+                                                   .mode = CF_MODE_AUTO,
+                                                   .slices = 1,
+                                                   .dtype = CF_INT64,
+                                                   .capacity = ROWS * COLUMNS,
+                                                   .flops = 1e9});
+}
+
+static bench make_bench(void) {
+    bench b = {.gather = plan_operation(CF_ALLGATHER, CF_COMPUTE_AFTER),
+               .scatter = plan_operation(CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE)};
+    b.full = cf_alloc(mesh.tp * ROWS * COLUMNS * (int64_t)sizeof *b.full, "test");
+    b.tuner = cf_tuner_create(&context, &mesh.tp_group);
+    cf_tuner_add(b.tuner, "forward", b.gather);
+    cf_tuner_add(b.tuner, "forward, again", b.scatter);
+    return b;
+}
+
+static void free_bench(bench *b) {
+    cf_tuner_free(b->tuner);
+    cf_fuse_free(b->gather);
+    cf_fuse_free(b->scatter);
+    cf_free(b->full);
+}
+
+static void take_step(bench *b) {
+    const int N = mesh.tp, me = mesh.tp_group.rank;
+    for (int layer = 0; layer < LAYERS; layer++) {
+        for (int i = 0; i < ROWS * COLUMNS; i++) b->full[me * ROWS * COLUMNS + i] = 100 * me + i + layer;
+        cf_fuse_run(b->gather, b->full, ROWS, COLUMNS, compute, &b->of_gather, layer);
+        for (int i = 0; i < N * ROWS * COLUMNS; i++)
+            CHECK(b->full[i] == 100 * (i / (ROWS * COLUMNS)) + i % (ROWS * COLUMNS) + layer, "element %d", i);
+        const int64_t *sum = cf_fuse_run(b->scatter, b->full, ROWS, COLUMNS, compute, &b->of_scatter, layer);
+        for (int i = 0; i < ROWS * COLUMNS; i++)
+            CHECK(sum[i] == (int64_t)N * (me * ROWS * COLUMNS + i) + N * (N - 1) / 2, "sum %d: %lld", i, (long long)sum[i]);
+    }
+}
+
+static int take_trials(bench *b) {
+    int steps = 0;
+    for (cf_tuner_begin_step(b->tuner); cf_tuner_trying(b->tuner); cf_tuner_begin_step(b->tuner), steps++) {
+        take_step(b);
+        if (steps % 5 == 4) cf_tuner_end_step(b->tuner); // as where something follows
+        CHECK(steps < CF_TRIAL_STEPS, "%d steps are not enough", steps);
+    }
+    return steps;
+}
+
+// The plans of all ranks, as one number each, are the same.
+static void check_agreement(const cf_tuner *t) {
+    double mine = 0, all[64];
+    for (int i = 0; i < cf_tuner_operations(t); i++) {
+        cf_choice c = cf_tuner_operation(t, i).choice;
+        mine = mine * 1000 + 100 * (int)c.mode + 10 * (int)c.route + c.slices;
+    }
+    context.transport->gather(context.transport, &mine, all, (int64_t)sizeof mine);
+    for (int r = 0; r < mesh.tp; r++) CHECK(all[r] == mine, "rank %d has plan %.0f, this rank %.0f", r, all[r], mine);
+}
+
+// A call costs the same however small its part is: the fewer, the better. Does the plan say so?
+static bool finds_few_parts(void) {
+    bench b = make_bench();
+    b.of_gather = (work){.call_ms = 8};
+    b.of_scatter = (work){.row_ms = 0.05};
+    cf_tuner_start(b.tuner, true);
+    int steps = take_trials(&b);
+    bool found = mesh.tp == 1;
+    CHECK(mesh.tp == 1 || steps > 10, "only %d steps", steps);
+    for (int i = 0; i < cf_tuner_operations(b.tuner); i++) {
+        cf_tuned o = cf_tuner_operation(b.tuner, i);
+        found |= strncmp(o.name, "forward all-gather", 18) == 0 && o.choice.mode == CF_MODE_NONE && o.ms < o.first_ms;
+    }
+    check_agreement(b.tuner);
+    take_step(&b);
+    free_bench(&b);
+    return found;
+}
+
+// On a machine that others use a change may not be clear: once in three times it must be.
+static void the_plan_suits_the_costs(void) {
+    bool found = false;
+    for (int attempt = 0; attempt < 3 && !found; attempt++) found = finds_few_parts();
+    CHECK(found, "a gather whose calls take 8 ms each, in parts");
+}
+
+static void ranks_agree_under_noise(void) {
+    for (uint32_t seed = 1; seed <= 3; seed++) {
+        bench b = make_bench();
+        b.of_gather = (work){.noise_ms = 0.4, .noise = seed * 7919 + (uint32_t)mesh.tp_group.rank * 104729};
+        b.of_scatter = (work){.noise_ms = 0.4, .noise = seed * 31 + (uint32_t)mesh.tp_group.rank};
+        cf_tuner_start(b.tuner, true);
+        take_trials(&b);
+        check_agreement(b.tuner);
+        free_bench(&b);
+    }
+}
+
+static void a_known_plan_is_taken(void) {
+    bench b = make_bench();
+    for (int i = 0; i < cf_tuner_operations(b.tuner); i++)
+        cf_tuner_set(b.tuner, cf_tuner_operation(b.tuner, i).name, (cf_choice){CF_MODE_COMMFUSE, CF_DIRECT, 3});
+    cf_tuner_start(b.tuner, false);
+    CHECK(!cf_tuner_trying(b.tuner), "nothing is left to try");
+    if (mesh.tp > 1) CHECK(cf_fuse_get_plan(b.gather)->slices == 3, "%d slices", cf_fuse_get_plan(b.gather)->slices);
+    take_step(&b);
+    free_bench(&b);
+}
+
+static void a_known_plan_is_compared(void) {
+    bench b = make_bench();
+    b.of_gather.row_ms = b.of_scatter.row_ms = 0.01;
+    for (int i = 0; i < cf_tuner_operations(b.tuner); i++)
+        cf_tuner_set(b.tuner, cf_tuner_operation(b.tuner, i).name, (cf_choice){CF_MODE_COMMFUSE, CF_DIRECT, 12});
+    cf_tuner_start(b.tuner, true);
+    int steps = take_trials(&b), plans = 0, taken = 0;
+    for (int i = 0; i < cf_tuner_plans(b.tuner); i++) {
+        plans += cf_tuner_plan(b.tuner, i).step_ms > 0;
+        taken += cf_tuner_plan(b.tuner, i).taken;
+    }
+    if (mesh.tp > 1) CHECK(plans >= 3 && taken == 1 && steps == 3 * plans, "%d plans, %d taken, %d steps", plans, taken, steps);
+    check_agreement(b.tuner);
+    free_bench(&b);
+}
+
+int main(int argc, char **argv) {
+    cf_transport *transport = cf_transport_create("auto", &argc, &argv, 60);
+    transport->set_timeout(transport, PATIENCE_S);
+    cf_costs_agree(transport, 1);
+    cf_device_threads(1);
+    mesh = ranks_mesh(transport, transport->size, 1);
+    context = (cf_context){.transport = transport, .stream = cf_stream_create(), .trace = cf_trace_create(), .step = 41};
+    static const ranks_case cases[] = {
+        RANKS_CASE(the_plan_suits_the_costs),
+        RANKS_CASE(ranks_agree_under_noise),
+        RANKS_CASE(a_known_plan_is_taken),
+        RANKS_CASE(a_known_plan_is_compared),
+    };
+    int status = ranks_run(transport->rank, cases, sizeof cases / sizeof cases[0]);
+    cf_trace_free(context.trace);
+    cf_stream_free(context.stream);
+    cf_mesh_free(&mesh);
+    transport->close(transport);
+    return status;
+}
