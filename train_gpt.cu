@@ -122,6 +122,8 @@ static void make_model(trainer *t) {
     gpt_create(&t->model, &t->context, &t->mesh, shape, strcmp(o->strategy, "up") == 0 ? STRATEGY_UP : STRATEGY_TPSP, o->seq,
                o->micro_batch, t->how, o->recompute != 0);
     optimizer_create(&t->optimizer, &t->model, t->how);
+    const bool choose = t->how.mode == CF_MODE_AUTO && t->mesh.world_group.size > 1 && !*o->export_to;
+    plan_create(&r->plan, choose ? gpt_create_tuner(&t->model) : NULL, o, t->transport, VERSION);
     r->o = o, r->version = VERSION, r->run = t->run;
     r->mesh = &t->mesh, r->transport = t->transport, r->words = t->words;
     r->parameters = params_count(&shape), r->V = shape.V, r->flops = params_flops(&shape, o->seq);
@@ -156,7 +158,7 @@ static void meet(trainer *t) {
 }
 
 // Reading and writing files takes one rank longer than another.
-static void be_patient(trainer *t, bool patient) {
+static void allow_long_waits(trainer *t, bool patient) {
     t->transport->set_timeout(t->transport, (patient ? PATIENCE : 1) * t->o.timeout);
 }
 
@@ -168,9 +170,11 @@ static void take_state(trainer *t, const manifest *m) {
 
 // From the newest sound checkpoint, or else from the beginning.
 static void load_state(trainer *t, const rank_exchange *all) {
-    const run_facts facts = {&t->model.params.shape, t->train, VERSION, t->run, 0, false};
+    const run_facts facts = {&t->model.params.shape, t->train, VERSION, t->run, NULL, 0, false};
     manifest *m = origin_checkpoint(&t->o, &facts, all, t->store, t->start);
     resume_name(m, t->run);
+    plan_start(&t->report.plan, m ? manifest_value(m, "found-plan") : NULL, t->o.steps - (m ? m->step : 0));
+    gpt_place_weight_gradients(&t->model);
     if (m) {
         take_state(t, m);
         t->skipped = resume_number(m, "skipped", 0);
@@ -224,7 +228,8 @@ static void train_step(trainer *t, int64_t step) {
     t->result = optimizer_begin_update(&t->optimizer, a, o->clip, batch_tokens, t->skipped < o->skip_nonfinite);
     t->skipped = t->result.skipped ? t->skipped + 1 : 0;
     const step_result *r = &t->result;
-    const step_report last = {step, r->loss, r->grad_norm, a.lr, 0, t->skipped, r->nonfinite_rank, r->nonfinite};
+    const step_report last = {
+        step, r->loss, r->grad_norm, a.lr, 0, t->skipped, r->nonfinite_rank, r->nonfinite, cf_tuner_trying(t->report.plan.tuner)};
     t->last = last;
 }
 
@@ -270,21 +275,23 @@ static void append_values(void *writer, const float *values, int64_t count) {
 // The first replica collects, its first rank writes, the others wait, longer than for anything else.
 static void write_model(trainer *t, int64_t step, const char *path) {
     const gpt_shape *shape = &t->model.params.shape;
-    optimizer_settle(&t->optimizer);
-    be_patient(t, true);
+    optimizer_wait_for_weights(&t->optimizer);
+    allow_long_waits(t, true);
     model_writer *writer = root(t) ? model_writer_open(path, shape, REAL_DTYPE == CF_BF16 ? 5 : 3) : NULL;
     if (t->mesh.dp_group.rank == 0) gpt_collect(&t->model, append_values, writer);
     if (writer) model_writer_commit(writer);
     meet(t);
-    be_patient(t, false);
+    allow_long_waits(t, false);
     report_line(&t->report, "step %5lld  saved %s\n", (long long)step, path);
 }
 
 // Steps wait while the state is copied, and as long as an earlier checkpoint is still being written. wait: until this one is.
 static bool save(trainer *t, int64_t step, bool watched, bool wait) {
-    const run_facts facts = {&t->model.params.shape, t->train, VERSION, t->run, t->skipped, watched};
-    be_patient(t, true);
+    char *plan = plan_text(&t->report.plan);
+    const run_facts facts = {&t->model.params.shape, t->train, VERSION, t->run, plan, t->skipped, watched};
+    allow_long_waits(t, true);
     bool saved = saver_begin(t->checkpoints, step, resume_describe(&t->o, &facts));
+    free(plan);
     if (saved) {
         if (!t->copy.run) state_create(&t->copy, &t->optimizer);
         optimizer_finish_update(&t->optimizer);
@@ -292,7 +299,7 @@ static bool save(trainer *t, int64_t step, bool watched, bool wait) {
         saver_write(t->checkpoints, &t->copy);
     }
     if (saved && wait) saved = saver_finish(t->checkpoints);
-    be_patient(t, false);
+    allow_long_waits(t, false);
     report_spent(&t->report, TIME_SAVE);
     return saved;
 }
@@ -326,6 +333,7 @@ static void begin_step(trainer *t) {
     if (!follows) report_spent(&t->report, TIME_WATCH);
     cf_trace_step(t->context.trace, t->context.step, t->context.stream);
     if (follows) t->last.ms = report_lap(&t->report);
+    gpt_try_ways(&t->model, t->report.plan.tuner, true);
 }
 
 // What comes next is not the step's time, but what is left of its update is. A run that ends, or is ended, before the last
@@ -336,6 +344,7 @@ static void close_step(trainer *t, int64_t step, bool traced, bool interrupted) 
     cf_stream_sync(t->context.stream);
     cf_trace_step(t->context.trace, t->context.step, t->context.stream);
     t->last.ms = report_lap(&t->report);
+    gpt_try_ways(&t->model, t->report.plan.tuner, false);
     report_figures(&t->last, t->context.trace, t->checkpoints, mine);
     report_last(t, figures_exchange(&t->optimizer.figures, mine, FIGURES));
     if (traced && (step + 1 == t->trace_to || step + 1 == t->o.steps || t->stop))
@@ -385,17 +394,17 @@ static int run(trainer *t) {
                         "%s ends the run after %lld of %lld steps; nothing was saved", strsignal(t->stop), (long long)step,
                         (long long)t->o.steps);
     bool saved = stopped ? save(t, step, false, true) : finish(t);
-    optimizer_settle(&t->optimizer);
+    optimizer_wait_for_weights(&t->optimizer);
     report_end(&t->report, step, stopped ? t->stop : 0, saved, begin_ms, t->transport->bytes_sent(t->transport));
     return stopped ? STATUS_STOPPED : 0;
 }
 
 static void export_model(trainer *t) {
     const rank_exchange all = all_ranks(t);
-    be_patient(t, true);
+    allow_long_waits(t, true);
     manifest *m = origin_checkpoint_to_export(&t->o, &all);
     take_state(t, m);
-    be_patient(t, false);
+    allow_long_waits(t, false);
     write_model(t, m->step, t->o.export_to);
     manifest_free(m);
 }
@@ -404,12 +413,12 @@ static int train_model(trainer *t) {
     const options *o = &t->o;
     run_report *r = &t->report;
     rank_exchange all = all_ranks(t);
-    be_patient(t, true);
+    allow_long_waits(t, true);
     if (root(t)) t->store = origin_open_output(o);
     origin_compare(o, &all, t->train, t->val, t->model.params.shape.V, t->start);
     load_state(t, &all);
     meet(t); // whoever has read faster waits here
-    be_patient(t, false);
+    allow_long_waits(t, false);
     report_open(r);
     if (*o->out) {
         saver_plan plan = {all, o->out, t->store, o->keep, o->keep_every, r->log};
@@ -432,6 +441,7 @@ static void close_trainer(trainer *t) {
     checkpoint_store_close(t->store);
     state_free(&t->copy);
     log_close(t->report.log);
+    plan_free(&t->report.plan);
     optimizer_free(&t->optimizer);
     gpt_free(&t->model);
     cf_check_free(t->context.check);
@@ -444,7 +454,7 @@ static void close_trainer(trainer *t) {
     free(t->targets);
     cf_trace_free(t->context.trace);
     cf_stream_free(t->context.stream);
-    be_patient(t, true); // a log or a trace may take rank 0 longer than the others
+    allow_long_waits(t, true); // a log or a trace may take rank 0 longer than the others
     t->transport->close(t->transport);
     cf_mesh_free(&t->mesh);
 }
@@ -476,9 +486,12 @@ int main(int argc, char **argv) {
         export_model(&t);
     else if (!o->dry_run)
         status = train_model(&t);
-    else if (root(&t)) {
+    else
+        plan_start(&t.report.plan, NULL, o->steps);
+    if (o->dry_run && root(&t)) {
         report_banner(&t.report);
         dry_run(&t.model, &t.optimizer, stdout);
+        plan_explain(&t.report.plan, stdout);
     }
     close_trainer(&t);
     return status;

@@ -20,7 +20,7 @@
 #include <stdio.h>
 #include "log.h"
 
-EXTERN_C_BEGIN
+CF_EXTERN_C_BEGIN
 
 typedef enum { TIME_START, TIME_TRAIN, TIME_REDO, TIME_SAVE, TIME_WATCH, TIME_DOWN, TIMES } time_purpose;
 
@@ -41,5 +41,5 @@ double accounts_goodput(const accounts *a); // 0 … 1
 void accounts_print(const accounts *a, FILE *file);
 void accounts_log(const accounts *a, logfile *log); // adds fields to the line
 
-EXTERN_C_END
+CF_EXTERN_C_END
 #endif

@@ -23,7 +23,7 @@
 #include <limits.h>
 #include "manifest.h"
 
-EXTERN_C_BEGIN
+CF_EXTERN_C_BEGIN
 
 // The directory OUT, made if it is missing, and the right to write into it until close or the end of the
 // process. NULL if another run has it, naming host and process. What dead runs have left unfinished is
@@ -63,5 +63,5 @@ bool checkpoint_verify(const char *out, const manifest *m, int64_t rank, problem
 // Where a rank's file is, or, unfinished, where it is to be written.
 void checkpoint_file_path(const char *out, int64_t step, int64_t rank, bool unfinished, char path[PATH_MAX]);
 
-EXTERN_C_END
+CF_EXTERN_C_END
 #endif

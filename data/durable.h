@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include "problem.h"
 
-EXTERN_C_BEGIN
+CF_EXTERN_C_BEGIN
 
 // A file that appears whole: written beside, as PATH.tmp, synced, renamed over PATH, and the name synced too. A
 // kill or a power cut at any moment leaves PATH as it was, or new. What a killed writer has left as PATH.tmp, the
@@ -44,6 +44,6 @@ bool durable_remove_directory(const char *path); // and the files in it; true if
 // "cannot write PATH, which needs N bytes: no space …"; from errno. Returns false.
 bool durable_problem(problem *why, const char *doing, const char *path, int64_t bytes);
 
-EXTERN_C_END
+CF_EXTERN_C_END
 
 #endif

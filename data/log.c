@@ -187,6 +187,10 @@ void log_real(logfile *log, const char *name, double value) {
     check(log, cJSON_AddRawToObject(log->line, name, text), name);
 }
 
+void log_true(logfile *log, const char *name) {
+    if (log) check(log, cJSON_AddTrueToObject(log->line, name), name);
+}
+
 // Length of the valid UTF-8 sequence at s, or 0: no overlong forms, no surrogates, nothing past U+10FFFF.
 static int utf8_length(const unsigned char *s) {
     if (s[0] < 0x80) return 1;

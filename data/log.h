@@ -9,7 +9,7 @@
 #include "problem.h"
 #include <stdint.h>
 
-EXTERN_C_BEGIN
+CF_EXTERN_C_BEGIN
 
 typedef struct logfile logfile;
 // A new log; one that is there already becomes PATH.1, or .2, …. Dies if it cannot be written, or another process
@@ -28,7 +28,8 @@ logfile *log_continue(const char *path, const log_past *past);
 bool log_empty(const logfile *log); // no line yet
 void log_begin(logfile *log, const char *event);
 void log_int(logfile *log, const char *name, int64_t value);
-void log_real(logfile *log, const char *name, double value);      // NaN, infinity: null
+void log_real(logfile *log, const char *name, double value); // NaN, infinity: null
+void log_true(logfile *log, const char *name);
 void log_text(logfile *log, const char *name, const char *value); // invalid UTF-8 becomes U+FFFD
 void log_end(logfile *log);                                       // writes the line
 // Is all there that was to be written? If not, says so.
@@ -37,5 +38,5 @@ bool log_whole(const logfile *log);
 void log_sync(logfile *log);
 void log_close(logfile *log);
 
-EXTERN_C_END
+CF_EXTERN_C_END
 #endif

@@ -14,7 +14,7 @@
 #include "problem.h"
 #include <stdint.h>
 
-EXTERN_C_BEGIN
+CF_EXTERN_C_BEGIN
 
 enum { MANIFEST_FILE_NAME = 48, MANIFEST_MAX_RANKS = 1 << 16, MANIFEST_MAX_BYTES = 1 << 24, MANIFEST_MAX_OPTIONS = 1024 };
 
@@ -40,5 +40,5 @@ char *manifest_print(const manifest *m, int64_t *size); // the text; the caller 
 manifest *manifest_parse(const char *text, int64_t size, const char *name, problem *why);
 void manifest_free(manifest *m);
 
-EXTERN_C_END
+CF_EXTERN_C_END
 #endif

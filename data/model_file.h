@@ -9,7 +9,7 @@
 #include "../layers/params.h"
 #include "problem.h"
 
-EXTERN_C_BEGIN
+CF_EXTERN_C_BEGIN
 
 int64_t model_parameters(const gpt_shape *shape); // elements of all tensors, the vocabulary's padding included
 // Dies (together) if the shape is none that a GPT can have. of, path: whose it is ("model file", "x.bin").
@@ -32,5 +32,5 @@ model_writer *model_writer_open(const char *path, const gpt_shape *shape, int ve
 void model_writer_append(model_writer *writer, const float *values, int64_t count);
 void model_writer_commit(model_writer *writer); // dies if the number of elements is not exactly right
 
-EXTERN_C_END
+CF_EXTERN_C_END
 #endif

@@ -59,13 +59,15 @@ static const option_row table[] = {
     CHOICE(strategy, "strategy", "tpsp", "tpsp|up",
            "tpsp: tensor and sequence parallel; up: Ulysses, whole weights and attention split by heads"),
     CHOICE(transport, "transport", "auto", "auto|mpi|nccl|ipc", "what moves the bytes between ranks"),
-    CHOICE(overlap, "overlap", "auto", "auto|none|slice|commfuse|nowire",
-           "auto: the best for each operation by its size; none: blocking; slice: data slicing; commfuse: tail-free; "
-           "nowire: no transfers, wrong results, for benchmarks"),
+    CHOICE(overlap, "overlap", "auto", "auto|none|slice|commfuse|nowire|ideal",
+           "auto: for each operation the best, found in the first steps; none: blocking; slice: data slicing; commfuse: "
+           "tail-free; for benchmarks, with wrong results: nowire, commfuse without transfers, ideal, none without them"),
     CHOICE(route, "route", "ring", "ring|direct|once",
            "commfuse: neighbour to neighbour; straight to and from the owner, one by one; or all at once"),
     INT(slices, "slices", "0", 0, 1024,
         "slices of an operation (commfuse: of each rank's part); 0: 4 for slice, 1 for commfuse"),
+    TEXT(plan, "plan", "", "FILE",
+         "auto: how each operation travels (--dry-run prints it, --out keeps it as plan.json); new: find it again"),
 #undef GROUP
 #define GROUP "training"
     INT(batch, "batch", "0", 0, 1e9,

@@ -8,7 +8,7 @@
 #include "problem.h"
 #include <stdint.h>
 
-EXTERN_C_BEGIN
+CF_EXTERN_C_BEGIN
 
 typedef struct options {
     // model; 0: as `model` says; init_from "": none; vocab 0: as the data say
@@ -21,6 +21,7 @@ typedef struct options {
     int64_t tp, dp;
     const char *strategy, *transport, *overlap, *route;
     int64_t slices; // 0: 4 for slice, 1 for commfuse
+    const char *plan;
     // training
     int64_t batch, micro_batch, steps;
     double lr, min_lr;
@@ -77,5 +78,5 @@ void options_print_repeated(const options *o, FILE *file);
 typedef void options_gather(void *argument, const void *mine, void *all, int64_t bytes);
 void options_agree(const options *o, const char *version, int ranks, options_gather *gather, void *argument);
 
-EXTERN_C_END
+CF_EXTERN_C_END
 #endif

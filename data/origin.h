@@ -13,7 +13,7 @@
 #include "tokens.h"
 #include "vocabulary.h"
 
-EXTERN_C_BEGIN
+CF_EXTERN_C_BEGIN
 
 vocabulary *origin_words(const options *o); // NULL: none, tokens are bytes
 // --train or --val, NULL if it is not given; all of it is read with --verify-data, which `root` prints.
@@ -54,5 +54,5 @@ void origin_close_state(origin_state *s);
 void origin_read_state(void *state, state_kind kind, int tensor, int64_t layer, int64_t first, int64_t count, float *out);
 void origin_read_weights(void *model_file, int tensor, int64_t layer, int64_t first, int64_t count, float *out);
 
-EXTERN_C_END
+CF_EXTERN_C_END
 #endif

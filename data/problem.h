@@ -10,15 +10,6 @@
 #include "../commfuse/die.h"
 #include "../commfuse/printable.h"
 
-// What is declared between these is C, whichever language includes it.
-#ifdef __cplusplus
-#define EXTERN_C_BEGIN extern "C" {
-#define EXTERN_C_END   }
-#else
-#define EXTERN_C_BEGIN
-#define EXTERN_C_END
-#endif
-
 typedef struct problem {
     char what[2048], hint[256]; // what, where, why; what to do next, or ""
 } problem;

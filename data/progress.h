@@ -4,7 +4,7 @@
 
 #include "problem.h"
 
-EXTERN_C_BEGIN
+CF_EXTERN_C_BEGIN
 
 // Is a person looking? Open MPI gives every rank a terminal of its own, so under it the launcher's standard
 // output decides.
@@ -17,5 +17,5 @@ void progress_show(const char *line, bool last);
 // End a line in place, so that other output starts on its own line.
 void progress_break(void);
 
-EXTERN_C_END
+CF_EXTERN_C_END
 #endif

@@ -27,11 +27,12 @@ void recipe_choose_program(options *o, const char *dtype, const char *other, cha
 }
 
 static void check_output(const options *o) {
-    if (strcmp(o->overlap, "nowire") == 0 && *o->out)
+    const bool wrong = strcmp(o->overlap, "nowire") == 0 || strcmp(o->overlap, "ideal") == 0;
+    if (wrong && *o->out)
         cf_die_together("leave --out away, or choose another --overlap",
-                        "--overlap nowire computes wrong results by construction and saves nothing, but "
+                        "--overlap %s computes wrong results by construction and saves nothing, but "
                         "--out %s is given",
-                        o->out);
+                        o->overlap, o->out);
     if ((o->save_every > 0 || *o->export_to) && !*o->out)
         cf_die_together("name a directory with --out DIR", "--%s needs --out", *o->export_to ? "export" : "save-every");
     if (*o->export_to && (o->dry_run || *o->init_from))
@@ -47,14 +48,18 @@ static void check_output(const options *o) {
 }
 
 void recipe_check(options *o) {
+    bool fixed = options_given(o, "route") || options_given(o, "slices");
     check_output(o);
     if (o->check_wire && strcmp(o->overlap, "commfuse") != 0 && strcmp(o->overlap, "auto") != 0)
         cf_die_together("use --overlap auto or commfuse, or leave --check-wire away",
                         "--check-wire looks at exchanges between ranks; with --overlap %s there are none", o->overlap);
-    if (options_given(o, "overlap") && strcmp(o->overlap, "auto") == 0 && (options_given(o, "route") || options_given(o, "slices")))
+    if (fixed && options_given(o, "overlap") && strcmp(o->overlap, "auto") == 0)
         cf_die_together("add --overlap commfuse or slice, or leave it away",
                         "--%s fixes what --overlap auto chooses for each operation",
                         options_given(o, "route") ? "route" : "slices");
+    if (fixed && !options_given(o, "overlap")) o->overlap = "commfuse";
+    if (*o->plan && strcmp(o->overlap, "auto") != 0)
+        cf_die_together("leave one of them away", "--plan says how each operation travels, and so does --overlap %s", o->overlap);
     if (o->decay_steps > 0 && o->decay_steps < o->warmup)
         cf_die_together("raise --decay-steps, which counts from the first step, or lower --warmup",
                         "--decay-steps %lld ends the schedule before --warmup %lld has", (long long)o->decay_steps,
@@ -62,8 +67,6 @@ void recipe_check(options *o) {
     if (o->min_lr > o->lr) cf_die_together("lower --min-lr", "--min-lr %g is above --lr %g", o->min_lr, o->lr);
     if (!*o->train && !o->dry_run && !*o->export_to && o->steps > 0)
         cf_die_together("make token files with data/prepare.py, then: --train 'DIR/train_*.bin'", "--train is missing");
-    bool fixed = options_given(o, "route") || options_given(o, "slices");
-    if (fixed && !options_given(o, "overlap")) o->overlap = "commfuse";
 }
 
 int recipe_mesh(options *o, int ranks) {

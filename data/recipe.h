@@ -4,7 +4,7 @@
 
 #include "options.h"
 
-EXTERN_C_BEGIN
+CF_EXTERN_C_BEGIN
 
 // Element types are fixed when layers are compiled: `dtype` in this program. If o asks for the other one, becomes the program
 // `other` beside this one.
@@ -21,5 +21,5 @@ bool recipe_due(int64_t every, int64_t step); // 0: never
 // Does a validation, a sample or a save come before the next step, or does the run end?
 bool recipe_interrupts(const options *o, int64_t step);
 
-EXTERN_C_END
+CF_EXTERN_C_END
 #endif

@@ -146,8 +146,8 @@ void report_banner(const run_report *r) {
     else
         printf("peak      not measured by --dry-run\n");
     printf("memory    %.1f MiB per rank\n", (double)cf_memory_bytes() / 1048576);
-    if (strcmp(o->overlap, "nowire") == 0)
-        printf("NOWIRE    transfers are left out: results are wrong by construction, this run only measures "
+    if (strcmp(o->overlap, "nowire") == 0 || strcmp(o->overlap, "ideal") == 0)
+        printf("NO WIRE   transfers are left out: results are wrong by construction, this run only measures "
                "time\n");
     fflush(stdout);
 }
@@ -213,9 +213,9 @@ static void show_step(const run_report *r, const step_report *s, const step_time
     if (minutes >= 60) snprintf(eta, sizeof eta, "%lld:%02lld:%02lld", minutes / 60, minutes % 60, left % 60);
     snprintf(line, sizeof line,
              "step %5lld/%lld\tloss %.4f\tnorm %.3f\tlr %.2e\t%.1f ms\t%.0f tok/s\tMFU %s\texposed %.2f "
-             "ms\tETA %s",
+             "ms\tETA %s%s",
              (long long)s->step + 1, (long long)r->o->steps, s->loss, s->grad_norm, s->lr, times->ms, tokens_per_s, share,
-             times->exposed_ms, eta);
+             times->exposed_ms, eta, s->trial ? " (trial)" : "");
     progress_show(line, s->step + 1 == r->o->steps);
 }
 
@@ -253,8 +253,10 @@ int report_step(run_report *r, const step_report *s, const double *all, int stri
     log_real(r->log, "exposed_mean_ms", times.exposed_mean_ms);
     log_int(r->log, "slowest_rank", times.slowest);
     log_real(r->log, "lag_ms", times.lag_ms);
+    if (s->trial) log_true(r->log, "trial");
     log_end(r->log);
     if (s->skipped > 0) report_skip(r, s);
+    plan_step(&r->plan, r->log, s->step, times.ms);
     accounts_step(&r->time, s->step, times.ms);
     if (root(r)) accounts_store(&r->time, false);
     return times.stop;

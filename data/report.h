@@ -8,12 +8,13 @@
 #include "../commfuse/transport.h"
 #include "accounts.h"
 #include "options.h"
+#include "plan.h"
 #include "resume.h"
 #include "saver.h"
 #include "tokens.h"
 #include "vocabulary.h"
 
-EXTERN_C_BEGIN
+CF_EXTERN_C_BEGIN
 
 typedef struct run_report {
     const options *o;
@@ -34,6 +35,7 @@ typedef struct run_report {
     double lap_ms;             // when the time began that belongs to nothing yet, on the cf_now_ms clock
     double stepped_ms;         // of all steps reported
     bool untraced;             // the timeline could not be written
+    run_plan plan;             // how operations travel, in mode auto
 } run_report;
 
 // The run goes on from this checkpoint.
@@ -58,6 +60,7 @@ typedef struct step_report {
     int64_t skipped;            // the step and those before it were left out, in a row; 0: it was not
     int nonfinite_rank;         // skipped: where that was first, -1: on none
     const char *nonfinite;      // skipped: what was not finite
+    bool trial;                 // of the plan
 } step_report;
 
 void report_figures(const step_report *step, cf_trace *trace, saver *s, double mine[FIGURES]);
@@ -76,5 +79,5 @@ void report_end(run_report *r, int64_t step, int stop, bool saved, double begin_
 // Was there room for log and timeline? If not, the run goes on to its end, but is not done.
 bool report_whole(const run_report *r);
 
-EXTERN_C_END
+CF_EXTERN_C_END
 #endif

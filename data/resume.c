@@ -53,6 +53,7 @@ cJSON *resume_describe(const options *o, const run_facts *facts) {
     add_number(all, "watched", facts->watched);
     manifest_add_option(all, "version", facts->version);
     manifest_add_option(all, "run", facts->run);
+    if (facts->plan) manifest_add_option(all, "found-plan", facts->plan);
     return all;
 }
 

@@ -8,7 +8,7 @@
 #include "options.h"
 #include "tokens.h"
 
-EXTERN_C_BEGIN
+CF_EXTERN_C_BEGIN
 
 // Collective. The newest checkpoint in `out` of a step below `below` whose files are all true to their hashes, each
 // read by one of the ranks. NULL: there is none. Rank 0 prints which newer ones were passed over and why, and has
@@ -22,6 +22,7 @@ typedef struct run_facts {
     const gpt_shape *shape;
     const tokens *train;
     const char *version, *run;
+    const char *plan; // as data/plan.h prints it; NULL: none has been found yet
     int64_t skipped;
     bool watched; // validation and samples of this step are done
 } run_facts;
@@ -38,5 +39,5 @@ void resume_name(const manifest *m, char name[RUN_NAME]);
 // A number in a manifest; `missing` if it is not there.
 int64_t resume_number(const manifest *m, const char *name, int64_t missing);
 
-EXTERN_C_END
+CF_EXTERN_C_END
 #endif

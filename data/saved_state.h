@@ -13,7 +13,7 @@
 #include "../layers/params.h"
 #include "manifest.h"
 
-EXTERN_C_BEGIN
+CF_EXTERN_C_BEGIN
 
 // Writes one rank's file, which appears whole (durable.h), and reports its size and XXH64.
 bool saved_state_write(const char *path, const rank_state *state, manifest_file *written, problem *why);
@@ -27,5 +27,5 @@ void saved_state_close(saved_state *s);
 bool saved_state_read(const saved_state *s, state_kind kind, int64_t tensor, int64_t layer, int64_t first, int64_t count,
                       float *out, problem *why);
 
-EXTERN_C_END
+CF_EXTERN_C_END
 #endif

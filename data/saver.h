@@ -18,7 +18,7 @@
 #include "log.h"
 #include "saved_state.h"
 
-EXTERN_C_BEGIN
+CF_EXTERN_C_BEGIN
 
 typedef struct saver saver;
 
@@ -45,5 +45,5 @@ void saver_look(saver *s, const double *words);
 // Collective. False: the last checkpoint was not written.
 bool saver_finish(saver *s);
 
-EXTERN_C_END
+CF_EXTERN_C_END
 #endif

@@ -11,7 +11,7 @@
 #include "problem.h"
 #include <stdint.h>
 
-EXTERN_C_BEGIN
+CF_EXTERN_C_BEGIN
 
 typedef struct tokens tokens;
 
@@ -45,5 +45,5 @@ int64_t tokens_shuffled(const tokens *t, uint64_t seed, int64_t position);
 // Likewise if the file has become shorter or was replaced: nobody may write it while a run reads it.
 void tokens_read(tokens *t, int64_t sample, int64_t vocab, int64_t b, int64_t B, int32_t *inputs, int32_t *targets);
 
-EXTERN_C_END
+CF_EXTERN_C_END
 #endif

@@ -7,7 +7,7 @@
 #include "problem.h"
 #include <stdint.h>
 
-EXTERN_C_BEGIN
+CF_EXTERN_C_BEGIN
 
 typedef struct vocabulary vocabulary;
 // path: a vocabulary file. NULL if the file does not exist; dies together if it is damaged.
@@ -20,5 +20,5 @@ int64_t vocabulary_end_of_text(const vocabulary *v); // -1 if none
 // Bytes of one token into text (at most 255 and no terminator); returns how many. NULL v: the byte itself.
 int vocabulary_bytes(const vocabulary *v, int64_t token, char *text);
 
-EXTERN_C_END
+CF_EXTERN_C_END
 #endif

@@ -39,22 +39,22 @@ static cf_fuse *plan_gather(gpt *g, const char *name, const cf_group *group, cf_
     return cf_fuse_create(g->context, overlap_plan(how, name, group, CF_ALLGATHER, CF_NO_COMPUTE, dtype, capacity));
 }
 
-static void take_memory(gpt *g) {
+static void alloc_memory(gpt *g) {
     int64_t L = g->params.shape.L, C = g->params.shape.C, shard_rows = g->T * g->B / g->mesh->tp, N = g->split->size,
             rows = N * shard_rows;
     const char *shared = "activations, shared";
     g->x = table_of(L + 1, sizeof *g->x);
-    for (int64_t l = 0; l <= L; l++) g->x[l] = take_real(shard_rows * C, "activations, per layer");
-    g->mean = take_precise(shard_rows, shared);
-    g->rstd = take_precise(shard_rows, shared);
-    g->prepared = take_real(linear_prepared_size(C, g->vocabulary_rows), "weights, prepared");
-    g->logits = take_real(rows * g->vocabulary_rows, "logits");
-    g->stats = take_precise(N * rows * 3, shared);
-    g->total = take_precise(rows * 2, shared);
-    g->losses = take_precise(rows, shared);
-    g->dx = take_real(shard_rows * C, shared);
-    g->next = take_real(g->mesh->tp * g->vocabulary_rows, shared);
-    g->pieces = take_real(N * COLLECT, shared);
+    for (int64_t l = 0; l <= L; l++) g->x[l] = alloc_real(shard_rows * C, "activations, per layer");
+    g->mean = alloc_precise(shard_rows, shared);
+    g->rstd = alloc_precise(shard_rows, shared);
+    g->prepared = alloc_real(linear_prepared_size(C, g->vocabulary_rows), "weights, prepared");
+    g->logits = alloc_real(rows * g->vocabulary_rows, "logits");
+    g->stats = alloc_precise(N * rows * 3, shared);
+    g->total = alloc_precise(rows * 2, shared);
+    g->losses = alloc_precise(rows, shared);
+    g->dx = alloc_real(shard_rows * C, shared);
+    g->next = alloc_real(g->mesh->tp * g->vocabulary_rows, shared);
+    g->pieces = alloc_real(N * COLLECT, shared);
     g->inputs = cf_alloc(g->T * g->B * (int64_t)sizeof(int32_t), shared);
     g->targets = cf_alloc(g->T * g->B * (int64_t)sizeof(int32_t), shared);
 }
@@ -74,7 +74,7 @@ void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, gpt_shape shap
     g->vocabulary_rows = rows;
     g->vocabulary_first = g->split->rank * rows;
     g->vocabulary_valid = smaller(larger(shape.V - g->vocabulary_first, 0), rows);
-    take_memory(g);
+    alloc_memory(g);
     g->blocks = (up ? up_create : tpsp_create)(context, mesh, &g->params, &g->pass, T, B, how, recompute);
     g->gather_stats = plan_gather(g, "loss", g->split, PRECISE_DTYPE, T * B * 3, how);
     g->collect = plan_gather(g, "save", g->split, REAL_DTYPE, COLLECT, how);
@@ -303,6 +303,26 @@ void gpt_operations(gpt *g, visit_operation *visit, void *argument) {
     block_operations(g->blocks, false, visit, argument);
     visit(argument, "backward", l->backward, 1);
     if (l->by_rows) visit(argument, "rows of gradient, during the last weight gradient", l->deliver, 1);
+}
+
+static void add_operation(void *tuner, const char *place, cf_fuse *fuse, int64_t times) {
+    (void)times;
+    cf_tuner_add(tuner, place, fuse);
+}
+
+cf_tuner *gpt_create_tuner(gpt *g) {
+    cf_tuner *tuner = cf_tuner_create(g->context, &g->mesh->world_group);
+    gpt_operations(g, add_operation, tuner);
+    return tuner;
+}
+
+void gpt_try_ways(gpt *g, cf_tuner *tuner, bool begins) {
+    if (!cf_tuner_trying(tuner)) return;
+    if (begins)
+        cf_tuner_begin_step(tuner);
+    else
+        cf_tuner_end_step(tuner);
+    gpt_place_weight_gradients(g);
 }
 
 void gpt_explain(const gpt *g, FILE *out) {

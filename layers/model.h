@@ -6,10 +6,11 @@
 #ifndef MODEL_H
 #define MODEL_H
 
+#include "../commfuse/tune.h"
 #include "block.h"
 #include "lookup.h"
 
-EXTERN_C_BEGIN
+CF_EXTERN_C_BEGIN
 
 enum { COLLECT = 1 << 18 }; // elements of each rank's part that are collected at a time
 
@@ -77,6 +78,9 @@ void gpt_place_weight_gradients(gpt *g);
 // are computed where, and travel how.
 void gpt_operations(gpt *g, visit_operation *visit, void *argument);
 void gpt_explain(const gpt *g, FILE *out);
+// A tuner of its operations (commfuse/tune.h), and its trials: a step ends, and if `begins` another one follows at once.
+cf_tuner *gpt_create_tuner(gpt *g);
+void gpt_try_ways(gpt *g, cf_tuner *tuner, bool begins);
 
-EXTERN_C_END
+CF_EXTERN_C_END
 #endif

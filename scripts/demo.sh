@@ -62,7 +62,7 @@ if why=$("$python" -c 'import sys; sys.path.insert(0, "scripts"); import lab; sy
     printf '\nOver a link of 1 Gbit/s between two hosts made of this machine, wide layers, a step of each mode in turn:\n'
     bench=build/release/tests/bench/bench_train
     make --no-print-directory -s $bench || fail "the build of $bench failed"
-    scripts/lab.py --rate 1gbit -- $bench --modes none,slice,commfuse:ring:4,nowire --rounds 8 --tp 2 --threads 1 \
+    scripts/lab.py --rate 1gbit -- $bench --modes none,slice,commfuse:4,auto,nowire,ideal --rounds 8 --tp 2 --threads 1 \
         --layers 2 --heads 24 --channels 1536 --vocab 256 --seq 512 --micro-batch 1 || fail "the comparison failed"
 else
     echo "Over a slow link they differ: $why"

@@ -1,9 +1,9 @@
 // Training steps in several overlap modes, which take turns: what a schedule does to the time of a whole step.
 //
-//     mpirun -np N bench_train [--modes none,slice:4,commfuse:ring:4,nowire] [--rounds R] [--json] [train_gpt's options]
+//     mpirun -np N bench_train [--modes none,slice:4,commfuse:ring:4,auto,nowire,ideal] [--rounds R] [--json] [train_gpt's options]
 //
 // Each mode trains a model of its own, from the same weights on the same random tokens, so that losses of the same
-// step must agree (those of nowire are wrong by construction). All of them live in one process, and a round is one
+// step must agree (those of nowire and ideal are wrong by construction). All of them live in one process, and a round is one
 // step of each, in an order drawn anew. So seconds lie between what is compared, not the minutes between one run and
 // the next, and whatever slows the machine down for longer than a step slows all modes alike. That is fair because
 // nothing is on its way between two steps: gradients have been reduced at the end of a step, and what is left of an
@@ -18,7 +18,7 @@
 #include "../../commfuse/die.h"
 #include "../../data/options.h"
 #include "../../data/progress.h"
-#include "../../commfuse/choice.h"
+#include "../../commfuse/tune.h"
 #include "../../layers/model.h"
 #include "../../layers/optimizer.h"
 #include "../../layers/peak.h"
@@ -30,7 +30,8 @@
 
 enum { ENTRANTS_MAX = 16, ROUNDS_MAX = 100000, LOSS_ROUNDS = 100, GPT2_VOCABULARY = 50257, ORDER_STREAM = 1, TOKEN_STREAM = 2 };
 enum { TELL_EXPOSED, TELL_COMM, TELLS };
-static const char usage[] = "bench_train [--modes none|slice|commfuse|nowire|auto[:ring|:direct|:once][:SLICES],…] [--rounds R] "
+static const char usage[] = "bench_train [--modes none|slice|commfuse|nowire|ideal|auto[:ring|:direct|:once][:SLICES],…] [--rounds "
+                            "R] "
                             "[--json]";
 static const char *const applies[] = {"model",        "layers",      "channels",  "heads",     "seq",         "vocab",
                                       "tp",           "dp",          "strategy",  "transport", "micro-batch", "lr",
@@ -45,6 +46,7 @@ typedef struct step_row { // of one step; ms by rank 0's clock, exposed_ms and c
 typedef struct entrant {
     char name[32]; // as asked for
     overlap how;
+    cf_tuner *tuner; // of mode auto
     gpt model;
     zero_optimizer optimizer;
     step_row *row; // [1 + rounds]
@@ -98,7 +100,7 @@ static void refuse_what_does_not_apply(const options *o) {
 static void parse(bench *b, int argc, char **argv) {
     int kept = 1;
     b->rounds = 10;
-    b->modes = "none,slice,commfuse,nowire";
+    b->modes = "none,slice,commfuse,auto,nowire,ideal";
     for (int i = 1; i < argc; i++) {
         bool modes = strcmp(argv[i], "--modes") == 0, rounds = strcmp(argv[i], "--rounds") == 0;
         if ((modes || rounds) && i + 1 == argc) cf_die_together(usage, "%s needs a value", argv[i]);
@@ -180,15 +182,37 @@ static void choose_shape(bench *b) {
     s->Vp = (s->V + VOCABULARY_PADDING - 1) / VOCABULARY_PADDING * VOCABULARY_PADDING;
 }
 
-static void make_models(bench *b) {
+// known: the plan; NULL: it is to be found.
+static void make_model(bench *b, entrant *e, const cf_tuner *known) {
     const options *o = &b->o;
     parallel_strategy strategy = strcmp(o->strategy, "up") == 0 ? STRATEGY_UP : STRATEGY_TPSP;
+    gpt_create(&e->model, &b->context, &b->mesh, b->shape, strategy, o->seq, o->micro_batch, e->how, o->recompute != 0);
+    optimizer_create(&e->optimizer, &e->model, e->how);
+    if (e->how.mode == CF_MODE_AUTO && b->transport->size > 1) {
+        e->tuner = gpt_create_tuner(&e->model);
+        for (int i = 0; known && i < cf_tuner_operations(known); i++) {
+            cf_tuned was = cf_tuner_operation(known, i);
+            cf_tuner_set(e->tuner, was.name, was.choice);
+        }
+        cf_tuner_start(e->tuner, !known);
+        gpt_place_weight_gradients(&e->model);
+    }
+    params_init(&e->model.params, (uint64_t)o->seed, b->context.stream);
+    optimizer_start(&e->optimizer);
+}
+
+static void free_model(entrant *e) {
+    optimizer_wait_for_weights(&e->optimizer);
+    cf_tuner_free(e->tuner);
+    optimizer_free(&e->optimizer);
+    gpt_free(&e->model);
+}
+
+static void make_models(bench *b) {
+    const options *o = &b->o;
     for (int i = 0; i < b->entrants; i++) {
         entrant *e = &b->entrant[i];
-        gpt_create(&e->model, &b->context, &b->mesh, b->shape, strategy, o->seq, o->micro_batch, e->how, o->recompute != 0);
-        optimizer_create(&e->optimizer, &e->model, e->how);
-        params_init(&e->model.params, (uint64_t)o->seed, b->context.stream);
-        optimizer_start(&e->optimizer);
+        make_model(b, e, NULL);
         e->row = calloc((size_t)b->rounds + 1, sizeof *e->row);
         if (!e->row) cf_die(NULL, "out of memory for %lld steps", (long long)b->rounds);
     }
@@ -344,9 +368,9 @@ static void print_table(const bench *b) {
     if (!ms || !exposed) cf_die(NULL, "out of memory for a table");
     for (int i = 0; i < b->entrants && isnan(bound); i++) {
         sort_rows(b, &b->entrant[i], ms, exposed);
-        if (b->entrant[i].how.mode == CF_MODE_NOWIRE) bound = ms[n / 2];
+        if (b->entrant[i].how.mode == CF_MODE_IDEAL) bound = ms[n / 2];
     }
-    printf("\n%-20s %10s %21s %10s %8s %12s %10s\n", "mode", "step, ms", "p10 - p90", "of nowire", "MFU", "exposed, ms",
+    printf("\n%-20s %10s %21s %10s %8s %12s %10s\n", "mode", "step, ms", "p10 - p90", "of ideal", "MFU", "exposed, ms",
            "loss apart");
     for (int i = 0; i < b->entrants; i++) {
         const entrant *e = &b->entrant[i];
@@ -374,9 +398,41 @@ static void show_round(const bench *b, int64_t round) {
     progress_show(line, round == b->rounds);
 }
 
+static void print_plan(const cf_tuner *t) {
+    for (int i = 0; i < cf_tuner_operations(t); i++) {
+        cf_tuned o = cf_tuner_operation(t, i);
+        char way[CF_CHOICE_NAME];
+        cf_choice_print(o.choice, way);
+        fprintf(stderr, "auto  %-40s %-10s %.3f ms; predicted way %.3f, native %.3f\n", o.name, way, o.ms, o.first_ms, o.native_ms);
+    }
+    for (int i = 0; i < cf_tuner_plans(t); i++) {
+        cf_compared p = cf_tuner_plan(t, i);
+        fprintf(stderr, "auto  plan %-35s %.2f ms a step%s\n", p.name, p.step_ms, p.taken ? ", taken" : "");
+    }
+}
+
+// Trials come before the rounds; the plan that they find then starts from the same weights as all.
+static void tune(bench *b, entrant *e) {
+    while (cf_tuner_trying(e->tuner)) {
+        cf_barrier(&b->context, &b->mesh.world_group);
+        gpt_try_ways(&e->model, e->tuner, true);
+        if (cf_tuner_trying(e->tuner)) take_step(b, e, 0);
+    }
+    b->last = NULL;
+    if (b->transport->rank == 0) print_plan(e->tuner);
+    cf_tuner *found = e->tuner;
+    e->tuner = NULL;
+    free_model(e);
+    make_model(b, e, found);
+    cf_tuner_free(found);
+}
+
 static void run(bench *b) {
     bool root = b->transport->rank == 0;
     int order[ENTRANTS_MAX];
+    draw_tokens(b, 0);
+    for (int i = 0; i < b->entrants; i++)
+        if (b->entrant[i].tuner) tune(b, &b->entrant[i]);
     for (int64_t round = 0; round <= b->rounds; round++) {
         draw_tokens(b, round);
         draw_order(b, round, order);
@@ -389,9 +445,7 @@ static void run(bench *b) {
 
 static void close_bench(bench *b) {
     for (int i = 0; i < b->entrants; i++) {
-        optimizer_settle(&b->entrant[i].optimizer);
-        optimizer_free(&b->entrant[i].optimizer);
-        gpt_free(&b->entrant[i].model);
+        free_model(&b->entrant[i]);
         free(b->entrant[i].row);
     }
     cf_free(b->loss);

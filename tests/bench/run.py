@@ -117,7 +117,7 @@ def bench_train(build, steps):
           f"{steps - 1} steps a mode in turns, medians", flush=True)
     for strategy, tp, dp in MESHES:
         subprocess.run([ROOT / "scripts/mpirun.sh", "-np", str(tp * dp), f"{build}/tests/bench/bench_train", "--modes",
-                        "none,slice,commfuse,commfuse:4,nowire", "--strategy", strategy, "--tp", str(tp), "--dp", str(dp),
+                        "none,slice,commfuse,commfuse:4,auto,nowire,ideal", "--strategy", strategy, "--tp", str(tp), "--dp", str(dp),
                         "--model", model, "--vocab", str(VOCAB), "--seq", "256", "--micro-batch", str(B // dp),
                         "--threads", "1", "--rounds", str(steps - 1)], check=True)
         print(flush=True)
@@ -162,23 +162,27 @@ MANY = (("tpsp", 1, 16, 12, 64, 1, 32), ("tpsp", 1, 32, 12, 64, 1, 32), ("tpsp",
         ("tpsp", 4, 1, 4, 256, 4, 256), ("tpsp", 1, 4, 4, 256, 4, 256), ("tpsp", 2, 8, 4, 128, 2, 64))  # … layers, channels, heads, T
 
 
+RANKS_MODES = "none", "slice", "commfuse", "commfuse:direct", "commfuse:once", "auto"
+
+
 def bench_ranks(build, steps):
-    """The default must not lose to its baselines, whatever the number of ranks."""
+    """The default must not lose to any fixed mode, whatever the number of ranks."""
     print(f"ranks that take turns on {os.cpu_count()} cores, vocabulary 4096, micro-batch 4, {steps - 1} steps a mode in turns: "
-          f"ms, median (quartiles)\n{'mesh':11}{'layers x C, T':>15}{'none':>22}{'slice':>22}{'auto':>22}  auto / better")
+          f"ms, median\n{'mesh':11}{'layers x C, T':>15}{''.join(f'{mode:>17}' for mode in RANKS_MODES)}  auto (quartiles)   auto / best")
     for strategy, tp, dp, layers, channels, heads, seq in MANY:
         done = subprocess.run([ROOT / "scripts/mpirun.sh", "-np", str(tp * dp), f"{build}/tests/bench/bench_train", "--json",
-                               "--modes", "none,slice,auto", "--strategy", strategy, "--tp", str(tp), "--dp", str(dp),
+                               "--modes", ",".join(RANKS_MODES), "--strategy", strategy, "--tp", str(tp), "--dp", str(dp),
                                "--layers", str(layers), "--channels", str(channels), "--heads", str(heads), "--seq", str(seq),
                                "--vocab", "4096", "--micro-batch", "4", "--threads", "1", "--rounds", str(steps)],
                               check=True, stdout=subprocess.PIPE, text=True)
         rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
         times = {mode: [row["step_ms"] for row in rows if row.get("mode") == mode and row["round"] > 0]
-                 for mode in ("none", "slice", "auto")}
+                 for mode in RANKS_MODES}
         middle = {mode: statistics.quantiles(ms, n=4) for mode, ms in times.items()}
-        cells = [f"{f'{q[1]:.1f} ({q[0]:.1f} - {q[2]:.1f})':>22}" for q in middle.values()]
-        ratio = middle["auto"][1] / min(middle["none"][1], middle["slice"][1])
-        print(f"{f'{strategy} {tp}x{dp}':11}{f'{layers} x {channels}, {seq}':>15}{''.join(cells)}  {ratio:13.2f}", flush=True)
+        cells, auto = [f"{q[1]:17.1f}" for q in middle.values()], middle["auto"]
+        ratio = auto[1] / min(q[1] for mode, q in middle.items() if mode != "auto")
+        print(f"{f'{strategy} {tp}x{dp}':11}{f'{layers} x {channels}, {seq}':>15}{''.join(cells)}"
+              f"{f'({auto[0]:.1f} - {auto[2]:.1f})':>18}{ratio:14.2f}", flush=True)
 
 
 def bench_counts(build):

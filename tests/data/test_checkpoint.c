@@ -316,7 +316,7 @@ static void test_manifest_numbers(void **state) {
     free(text);
     ASSERT_DIES(manifest_add_option(m.options, "tp", "3"), "option tp is there twice");
     for (int i = 0; i < MANIFEST_MAX_OPTIONS; i++) {
-        char name[16];
+        char name[32];
         snprintf(name, sizeof name, "option %d", i);
         manifest_add_option(m.options, name, "");
     }

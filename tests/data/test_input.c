@@ -62,7 +62,7 @@ static void test_what_is_no_file(void **state) {
 static void test_many_files(void **state) {
     (void)state;
     enum { FILES = 150 };
-    char name[16], byte;
+    char name[32], byte;
     input_files *all = input_create("some file", FILES);
     for (int i = 0; i < FILES; i++) {
         const char content[2] = {(char)i, (char)(i + 1)};

@@ -1,0 +1,143 @@
+"""--overlap auto finds a plan in the first steps: which steps are trials, what is written down, what a run makes of it.
+
+Which plan is found depends on the machine and its load, so nothing here depends on it.
+"""
+# limit: 240
+# quick: trials known damaged
+import json
+import os
+import re
+import signal
+import sys
+import unittest
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import harness
+
+STEPS, TRIALS_MAX = 210, 40
+
+
+class Plan(harness.Case):
+    def plan_arguments(self, **more):
+        return self.arguments(**dict(steps=STEPS, dtype="fp32", save_every=0) | more)
+
+    def go(self, ranks=2, **more):
+        log = self.fresh("log.jsonl")
+        result = harness.run(self.plan_arguments(log=log, **more), ranks, timeout=120)
+        self.assertEqual(result.status, 0, str(result))
+        return harness.read_log(log), result
+
+    def losses(self, log):
+        return [e["loss"] for e in harness.events(log, "step")]
+
+    def written(self, text):
+        path = self.fresh("plan.json")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+        return path
+
+    def printed(self, **more):
+        """The plan that --dry-run prints."""
+        result = harness.run(self.plan_arguments(dry_run=True, **more), 2)
+        self.assertEqual(result.status, 0, str(result))
+        return re.search(r"The plan.*?\n(\{.*?\n\})\n", result.out, re.S).group(1)
+
+    def test_trials_train_as_ever(self):
+        """The same losses, a bounded number of marked steps, each operation once in plan, file and log."""
+        for mesh in (dict(tp=2), dict(tp=2, strategy="up")):
+            with self.subTest(**mesh):
+                out = self.fresh("out")
+                log, result = self.go(out=out, **mesh)
+                steps = harness.events(log, "step")
+                trials = [e["step"] for e in steps if e.get("trial")]
+                self.assertEqual(trials, list(range(len(trials))))
+                self.assertTrue(10 <= len(trials) <= TRIALS_MAX, trials)
+                plan, = harness.events(log, "plan")
+                self.assertIn(plan["step"], (len(trials) - 1, len(trials)))
+                self.assertIn("plan      found in trials", result.out)
+                with open(os.path.join(out, "plan.json"), encoding="utf-8") as file:
+                    operations = json.load(file)["operations"]
+                self.assertEqual(operations, {name: plan[name] for name in operations})
+                plain, _ = self.go(overlap="commfuse", **mesh)
+                for ours, theirs in zip(self.losses(log), self.losses(plain), strict=True):
+                    self.assertLess(abs(ours / theirs - 1), 1e-5)
+
+    def test_a_short_run_tries_nothing(self):
+        log, _ = self.go(tp=2, steps=20)
+        self.assertFalse(any(e.get("trial") for e in harness.events(log, "step")))
+        self.assertEqual(harness.events(log, "plan"), [])
+
+    def test_a_known_plan_gives_the_same_bits(self):
+        """The dry run's plan, changed by hand, from the first step on; no trials, and again the same bits."""
+        plan = json.loads(self.printed(tp=2))
+        names = list(plan["operations"])
+        for name, way in zip(names, ("ring:2", "direct:4", "once", "slice:2", "none"), strict=False):
+            plan["operations"][name] = way
+        path = self.written(json.dumps(plan))
+        first, _ = self.go(tp=2, plan=path, steps=30)
+        second, _ = self.go(tp=2, plan=path)
+        self.assertFalse(any(e.get("trial") for e in harness.events(second, "step")))
+        again, _ = self.go(tp=2, plan=path, steps=30)
+        self.assertEqual(self.losses(first), self.losses(again))
+        shown = harness.run(self.plan_arguments(tp=2, plan=path, dry_run=True), 2).out
+        self.assertIn('"' + names[0] + '":\t"ring:2"', shown)
+        self.assertIn("by direct, rank 0 of 2, 4 slices", shown)
+
+    def test_damaged_plans_are_refused(self):
+        good = self.printed(tp=2)
+        name = list(json.loads(good)["operations"])[0]
+        cases = {
+            "is damaged": good[:len(good) // 2],
+            "names an operation that this run does not have": good.replace(name, "forward all-gather nothing"),
+            "lacks the operation": re.sub(r'\n\t\t"' + name + '":[^\n]*', "", good),
+            "has no way for this operation": good.replace('"operations":\t{', '"operations":\t{"' + name + '":\t"ring:0",', 1),
+            "names an operation twice": good.replace('"operations":\t{', '"operations":\t{"' + name + '":\t"ring",', 1),
+            "this run is tp 2": good.replace("2 layers", "3 layers"),
+        }
+        for text, plan in cases.items():
+            with self.subTest(text):
+                self.assertNotEqual(plan, good)
+                result = harness.run(self.plan_arguments(tp=2, plan=self.written(plan)), 2)
+                self.assertFails(result, "plan", text)
+        self.assertFails(harness.run(self.plan_arguments(tp=2, plan=self.path("nowhere.json")), 2), "--plan", "nowhere.json")
+        self.assertFails(harness.run(self.plan_arguments(tp=2, plan=self.written(good), overlap="none"), 2), "--plan", "--overlap")
+
+    def test_a_found_plan_is_kept(self):
+        """A run that resumes keeps it, another in the same directory begins with it, and both say the same."""
+        out = self.fresh("out")
+        self.go(tp=2, out=out, save_every=STEPS)
+        with open(os.path.join(out, "plan.json"), encoding="utf-8") as file:
+            found = json.load(file)
+        step = max(name for name in os.listdir(out) if name.startswith("step_"))
+        with open(os.path.join(out, step, "manifest.json"), encoding="utf-8") as file:
+            self.assertEqual(json.loads(json.load(file)["options"]["found-plan"]), found)
+        log, _ = self.go(tp=2, out=out, steps=2 * STEPS + 10, force=True)
+        self.assertFalse(any(e.get("trial") for e in harness.events(log, "step")))
+        log, _ = self.go(tp=2, out=out, steps=3 * STEPS + 20, plan="new", force=True)
+        self.assertTrue(any(e.get("trial") for e in harness.events(log, "step")))
+
+    def test_resume_in_the_midst_of_trials(self):
+        out = self.fresh("out")
+        whole, _ = self.go(tp=2, out=out, save_every=6, keep=100)
+        for name in os.listdir(out):
+            if name.startswith("step_") and int(name[5:]) != 6 or name in ("plan.json", "model.bin"):
+                os.system(f"rm -r {os.path.join(out, name)}")
+        log, _ = self.go(tp=2, out=out)
+        steps = harness.events(log, "step")
+        self.assertTrue(steps[0]["step"] == 6 and steps[0]["trial"])
+        for ours, theirs in zip(self.losses(log), self.losses(whole)[6:], strict=True):
+            self.assertLess(abs(ours / theirs - 1), 1e-5)
+
+    def test_a_rank_killed_during_trials(self):
+        log = self.fresh("log.jsonl")
+        started = harness.Run(self.plan_arguments(tp=2, steps=100000, log=log), 2)
+        self.addCleanup(started.close)
+        harness.wait_until(lambda: started.ended() or len(harness.events(harness.read_log(log), "step")) >= 3, 60, "three trials")
+        self.assertTrue(harness.events(harness.read_log(log), "step")[2].get("trial"))
+        os.kill(started.processes()[1], signal.SIGKILL)
+        started.wait(60)
+        self.assertNotEqual(started.result().status, 0)
+
+
+if __name__ == "__main__":
+    unittest.main()
