@@ -10,10 +10,9 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include "extern_c.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+CF_EXTERN_C_BEGIN
 
 typedef struct cf_bootstrap cf_bootstrap;
 struct cf_bootstrap {
@@ -36,7 +35,5 @@ cf_bootstrap *cf_bootstrap_sockets(int rank, int size, const char *address, int 
 // For the two before: sets local_rank, local_size and local_cores. Collective.
 void cf_bootstrap_find_neighbours(cf_bootstrap *b);
 
-#ifdef __cplusplus
-}
-#endif
+CF_EXTERN_C_END
 #endif

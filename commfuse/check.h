@@ -11,10 +11,9 @@
 #include "mesh.h"
 #include "schedule.h"
 #include "transport.h"
+#include "extern_c.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+CF_EXTERN_C_BEGIN
 
 typedef struct cf_check cf_check;
 
@@ -46,7 +45,5 @@ void cf_checksums_arrived(cf_checksums *sums, int step, const cf_request *payloa
 cf_request *cf_checksums_request(cf_checksums *sums, int step);
 void cf_checksums_compare(cf_checksums *sums, cf_stream *stream);
 
-#ifdef __cplusplus
-}
-#endif
+CF_EXTERN_C_END
 #endif

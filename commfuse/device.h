@@ -10,10 +10,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include "memory.h"
+#include "extern_c.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+CF_EXTERN_C_BEGIN
 
 typedef enum { CF_FP32, CF_FP64, CF_INT64, CF_BF16, CF_BYTE } cf_dtype;
 int64_t cf_dtype_size(cf_dtype dtype); // bytes per element
@@ -77,7 +76,5 @@ double cf_now_ms(void); // monotonic clock, milliseconds
 void *cf_device_take(int64_t bytes);
 void cf_device_give(void *memory);
 
-#ifdef __cplusplus
-}
-#endif
+CF_EXTERN_C_END
 #endif

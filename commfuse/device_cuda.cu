@@ -7,7 +7,7 @@
 // could not be left when a peer is gone.
 //
 // Moments are events in a ring: the running count is the moment's number, so a moment older than the ring is
-// known to be forgotten rather than taken for another. Events tell differences, not times: a base event, recorded
+// known to be forgotten rather than taken for another. Events give differences, not times: a base event, recorded
 // and waited for on a stream of its own, was at a known time on the host's clock, and a new one is taken now and
 // then, before the two clocks drift apart.
 //
@@ -368,7 +368,7 @@ cudaError_t cf_cuda_copy_beside(void *to, const void *from, int64_t bytes, cf_st
     size_t failed = 0;
     cudaError_t code = cudaMemcpyBatchAsync(&to, &source, &size, 1, &attributes, &first, 1, &failed, cf_cuda_stream(stream));
 #endif
-    if (code != cudaSuccess) cudaGetLastError(); // it is told by the status, not by the next call
+    if (code != cudaSuccess) cudaGetLastError(); // the status reports it, not the next call
     return code;
 }
 #else
@@ -512,7 +512,7 @@ void *cf_device_take(int64_t bytes) {
     void *memory = NULL;
     cudaError_t code = cudaMalloc(&memory, bytes > 0 ? (size_t)bytes : 1);
     if (code == cudaErrorMemoryAllocation) {
-        cudaGetLastError(); // it is told by NULL, not by the next call
+        cudaGetLastError(); // NULL reports it, not the next call
         return NULL;
     }
     CF_CUDA(code);

@@ -9,10 +9,9 @@
 #define CF_DIE_H
 
 #include <stddef.h>
+#include "extern_c.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+CF_EXTERN_C_BEGIN
 
 #if defined(__GNUC__)
 #define CF_PRINTF(text, rest) __attribute__((format(printf, text, rest)))
@@ -43,7 +42,5 @@ CF_NORETURN void cf_die_together(const char *hint, const char *format, ...) CF_P
 // abort cannot end other processes.
 void cf_die_heard(void);
 
-#ifdef __cplusplus
-}
-#endif
+CF_EXTERN_C_END
 #endif

@@ -8,10 +8,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
+#include "extern_c.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+CF_EXTERN_C_BEGIN
 
 void cf_device_plan_only(bool on); // from here on cf_alloc() reserves addresses without memory
 
@@ -23,7 +22,5 @@ void cf_free(void *memory); // NULL is allowed
 int64_t cf_memory_bytes(void);     // bytes allocated now
 void cf_memory_report(FILE *file); // a table: purpose, bytes, share
 
-#ifdef __cplusplus
-}
-#endif
+CF_EXTERN_C_END
 #endif

@@ -3,9 +3,9 @@
 #ifndef CF_MESH_H
 #define CF_MESH_H
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+#include "extern_c.h"
+
+CF_EXTERN_C_BEGIN
 
 typedef struct cf_group {
     const char *name; // "tp", "dp", "world", "self"
@@ -25,7 +25,5 @@ typedef struct cf_mesh {
 void cf_mesh_init(cf_mesh *mesh, int world_size, int world_rank, int tp, int dp);
 void cf_mesh_free(cf_mesh *mesh);
 
-#ifdef __cplusplus
-}
-#endif
+CF_EXTERN_C_END
 #endif

@@ -10,10 +10,9 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include "extern_c.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+CF_EXTERN_C_BEGIN
 
 typedef struct cf_mac { // a code, or a key to make codes with: a code that nobody else can make is a key
     unsigned char bytes[32];
@@ -27,7 +26,5 @@ cf_mac cf_mac_of(const cf_mac *key, const void *data, size_t bytes);
 bool cf_mac_equal(const cf_mac *a, const cf_mac *b); // takes the same time wherever they differ
 void cf_random(void *data, size_t bytes);            // at most 256 bytes that nobody can foresee
 
-#ifdef __cplusplus
-}
-#endif
+CF_EXTERN_C_END
 #endif

@@ -6,9 +6,9 @@
 #ifndef CF_STOP_H
 #define CF_STOP_H
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+#include "extern_c.h"
+
+CF_EXTERN_C_BEGIN
 
 // Call once, from the thread that computes, after cf_device_threads. Threads that are started later may get the signals
 // too.
@@ -27,7 +27,5 @@ typedef struct cf_wait {
 } cf_wait;
 void cf_stop_waits(const cf_wait *wait);
 
-#ifdef __cplusplus
-}
-#endif
+CF_EXTERN_C_END
 #endif

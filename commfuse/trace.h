@@ -13,10 +13,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include "device.h"
+#include "extern_c.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+CF_EXTERN_C_BEGIN
 
 typedef enum { CF_TRACE_COMPUTE, CF_TRACE_WAIT, CF_TRACE_COMM } cf_trace_row;
 typedef struct cf_trace cf_trace;
@@ -59,7 +58,5 @@ const cf_trace_event *cf_trace_events(cf_trace *trace, int64_t *count);
 // Chrome trace of several ranks: events of rank i are events[i][0 … counts[i]).
 void cf_trace_write(FILE *file, int ranks, const cf_trace_event *const *events, const int64_t *counts);
 
-#ifdef __cplusplus
-}
-#endif
+CF_EXTERN_C_END
 #endif

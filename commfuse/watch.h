@@ -13,10 +13,9 @@
 #include "die.h"
 #include "mesh.h"
 #include "stop.h"
+#include "extern_c.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+CF_EXTERN_C_BEGIN
 
 typedef struct cf_watch cf_watch;
 
@@ -50,7 +49,5 @@ void cf_watch_farewell(void);
 void cf_deadline_begin(const char *what, double timeout_s);
 void cf_deadline_end(void);
 
-#ifdef __cplusplus
-}
-#endif
+CF_EXTERN_C_END
 #endif

@@ -4,7 +4,7 @@
 
 #include "real.h"
 
-EXTERN_C_BEGIN
+CF_EXTERN_C_BEGIN
 
 typedef struct adamw {
     double lr, beta1, beta2, eps, weight_decay;
@@ -24,5 +24,5 @@ void sum_of_squares(double *sum, double *scratch, const precise *x, int64_t n, c
 // Index of the first NaN or infinity, −1 if none. Waits for the stream: only for a run that is about to end.
 int64_t first_nonfinite(const precise *x, int64_t n, cf_stream *stream);
 
-EXTERN_C_END
+CF_EXTERN_C_END
 #endif

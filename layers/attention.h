@@ -7,7 +7,7 @@
 
 #include "real.h"
 
-EXTERN_C_BEGIN
+CF_EXTERN_C_BEGIN
 
 // Channels per head, at most.
 int64_t attention_channels_max(void);
@@ -28,5 +28,5 @@ static inline double attention_flops(int64_t T, int64_t B, int64_t H, int64_t D)
     return 2.0 * (double)(T * T * B * H * D);
 }
 
-EXTERN_C_END
+CF_EXTERN_C_END
 #endif

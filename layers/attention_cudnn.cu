@@ -71,7 +71,7 @@ typedef struct plan {
 } plan;
 
 static struct {
-    const char *told[REASONS_MAX]; // why the own kernels are used
+    const char *reported[REASONS_MAX]; // why the own kernels are used
     cudnnHandle_t handle;
     int64_t plans;
     plan **list;
@@ -82,7 +82,7 @@ static struct {
     } workspace[STREAMS_MAX];
 } cudnn;
 
-static void tell(const char *why) {
+static void report_reason(const char *why) {
     if (cf_die_rank() == 0)
         fprintf(stderr, "note: attention by the own kernels, not by cuDNN %lld: %s\n", (long long)cudnnGetVersion(), why);
 }
@@ -90,10 +90,10 @@ static void tell(const char *why) {
 // One of the reasons that are known beforehand.
 static bool unsupported(const char *why) {
     int i = 0;
-    while (i < REASONS_MAX && cudnn.told[i] && strcmp(cudnn.told[i], why) != 0) i++;
-    if (i == REASONS_MAX || cudnn.told[i]) return false;
-    cudnn.told[i] = why;
-    tell(why);
+    while (i < REASONS_MAX && cudnn.reported[i] && strcmp(cudnn.reported[i], why) != 0) i++;
+    if (i == REASONS_MAX || cudnn.reported[i]) return false;
+    cudnn.reported[i] = why;
+    report_reason(why);
     return false;
 }
 
@@ -399,11 +399,11 @@ static void choose_engine(plan *p, graph *g) {
 
 static void tell_refusal(const plan *p) {
     char why[512], cause[256] = "";
-    cudnnGetLastErrorString(cause, sizeof cause); // a library not found, for one, is told only here
+    cudnnGetLastErrorString(cause, sizeof cause); // a library not found, for one, is reported only here
     snprintf(why, sizeof why, "no deterministic engine for %lld queries, %lld keys, B %lld, H %lld, D %lld%s: %s (%s)",
              (long long)p->of.n, (long long)p->of.keys, (long long)p->of.B, (long long)p->of.H, (long long)p->of.D,
              p->of.pass == FORWARD ? "" : ", backward", cudnnGetErrorString(p->refusal), cause);
-    tell(why);
+    report_reason(why);
 }
 
 static plan *plan_new(const problem *of) {
@@ -627,10 +627,10 @@ bool attention_cudnn_backward(real *dqkv, const real *dout, const real *out, con
 
 bool attention_cudnn_forward(real *, precise *, const real *, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, cf_stream *) {
 #ifdef REAL_IS_BF16
-    static bool told;
-    if (!told && cf_die_rank() == 0)
+    static bool reported;
+    if (!reported && cf_die_rank() == 0)
         fprintf(stderr, "note: attention by the own kernels: cuDNN was not there when this was compiled\n");
-    told = true;
+    reported = true;
 #endif
     return false;
 }

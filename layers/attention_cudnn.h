@@ -5,7 +5,7 @@
 
 #include "real.h"
 
-EXTERN_C_BEGIN
+CF_EXTERN_C_BEGIN
 
 bool attention_cudnn_forward(real *out, precise *lse, const real *qkv, int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H,
                              int64_t D, cf_stream *stream);
@@ -14,5 +14,5 @@ bool attention_cudnn_backward(real *dqkv, const real *dout, const real *out, con
                               int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t D, bool first, cf_stream *stream);
 int64_t attention_cudnn_scratch(int64_t T, int64_t B, int64_t H, int64_t D);
 
-EXTERN_C_END
+CF_EXTERN_C_END
 #endif

@@ -36,17 +36,17 @@ static void create_layer(block *b, block_layer *s, int64_t T, int64_t B, bool re
     const char *purpose = "activations, per layer";
     int64_t C = b->params->shape.C, N = b->tp->size, S = b->fc.group->size, rows = T * B, shard_rows = rows / N;
     for (int half = 0; half < HALVES; half++) {
-        s->mean[half] = take_precise(shard_rows, purpose);
-        s->rstd[half] = take_precise(shard_rows, purpose);
+        s->mean[half] = alloc_precise(shard_rows, purpose);
+        s->rstd[half] = alloc_precise(shard_rows, purpose);
         // Several ranks gather them again in any case.
-        if (!recompute && S == 1) s->norm[half] = take_real(shard_rows * C, purpose);
+        if (!recompute && S == 1) s->norm[half] = alloc_real(shard_rows * C, purpose);
     }
-    s->x2 = take_real(shard_rows * C, purpose);
-    s->qkv = take_real(rows * 3 * C / N, purpose);
-    s->heads = take_real(rows * C / N, purpose);
-    s->lse = take_precise(rows * b->params->shape.H / N, purpose);
-    s->fch = take_real(shard_rows * 4 * C, purpose);
-    if (!recompute) s->hidden = take_real(shard_rows * 4 * C, purpose);
+    s->x2 = alloc_real(shard_rows * C, purpose);
+    s->qkv = alloc_real(rows * 3 * C / N, purpose);
+    s->heads = alloc_real(rows * C / N, purpose);
+    s->lse = alloc_precise(rows * b->params->shape.H / N, purpose);
+    s->fch = alloc_real(shard_rows * 4 * C, purpose);
+    if (!recompute) s->hidden = alloc_real(shard_rows * 4 * C, purpose);
 }
 
 block_exchanges block_pair(const parallel_linear *column, const parallel_linear *row) {
@@ -64,19 +64,19 @@ void *block_create(size_t size, const block_strategy *strategy, cf_context *cont
     if (!b || !layer) cf_die(NULL, "out of memory for %lld layers", (long long)p->shape.L);
     *b = (block){.strategy = strategy, .context = context, .tp = tp, .params = p, .pass = pass, .layer = layer};
     prepared = larger(prepared, larger(linear_prepared_size(C, 4 * C / S), linear_prepared_size(4 * C / S, C)));
-    b->prepared = take_real(prepared, "weights, prepared");
+    b->prepared = alloc_real(prepared, "weights, prepared");
     column_create(&b->fc, context, split, "mlp.fc1", shard, C, 4 * C / S, how, true, b->prepared);
     row_create(&b->fcproj, context, split, "mlp.fc2", shard, 4 * C / S, C, how, product, 2 * product, b->prepared);
     b->operations[MLP] = block_pair(&b->fc, &b->fcproj);
-    b->norm1 = take_real(S * shard, shared);
-    b->norm2 = S == 1 && N > 1 ? b->norm1 : take_real(S * shard, shared); // where no gather is begun ahead
-    b->sums = take_real(S * shard, shared);
-    if (recompute) b->hidden = take_real(shard * 4, shared);
-    b->dhidden = take_real(shard * 4, shared);
-    b->dheads = take_real(rows * C / N, shared);
-    b->dqkv = take_real(rows * 3 * C / N, shared);
-    b->norm_scratch = take_precise(layernorm_scratch(C), shared);
-    b->attention_scratch = take_precise(attention_scratch(T, B, p->shape.H / N, C / p->shape.H), shared);
+    b->norm1 = alloc_real(S * shard, shared);
+    b->norm2 = S == 1 && N > 1 ? b->norm1 : alloc_real(S * shard, shared); // where no gather is begun ahead
+    b->sums = alloc_real(S * shard, shared);
+    if (recompute) b->hidden = alloc_real(shard * 4, shared);
+    b->dhidden = alloc_real(shard * 4, shared);
+    b->dheads = alloc_real(rows * C / N, shared);
+    b->dqkv = alloc_real(rows * 3 * C / N, shared);
+    b->norm_scratch = alloc_precise(layernorm_scratch(C), shared);
+    b->attention_scratch = alloc_precise(attention_scratch(T, B, p->shape.H / N, C / p->shape.H), shared);
     for (int64_t l = 0; l < p->shape.L; l++) create_layer(b, &layer[l], T, B, recompute);
     return b;
 }

@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include "parallel_linear.h"
 
-EXTERN_C_BEGIN
+CF_EXTERN_C_BEGIN
 
 // Each half begins with a layer norm and a column-parallel layer.
 typedef enum { ATTENTION, MLP, HALVES } block_half;
@@ -118,5 +118,5 @@ void block_weight_gradient(const block *b, int tensor, int layer, const real *co
                            int parts);
 void block_column_gradient(block *b, parallel_linear *l, int layer, block_half half, const real *dy);
 
-EXTERN_C_END
+CF_EXTERN_C_END
 #endif

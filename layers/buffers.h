@@ -4,14 +4,14 @@
 
 #include "real.h"
 
-EXTERN_C_BEGIN
+CF_EXTERN_C_BEGIN
 
-static inline real *take_real(int64_t elements, const char *purpose) {
+static inline real *alloc_real(int64_t elements, const char *purpose) {
     return (real *)cf_alloc(elements * (int64_t)sizeof(real), purpose);
 }
-static inline precise *take_precise(int64_t elements, const char *purpose) {
+static inline precise *alloc_precise(int64_t elements, const char *purpose) {
     return (precise *)cf_alloc(elements * (int64_t)sizeof(precise), purpose);
 }
 
-EXTERN_C_END
+CF_EXTERN_C_END
 #endif

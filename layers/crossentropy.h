@@ -6,7 +6,7 @@
 
 #include "real.h"
 
-EXTERN_C_BEGIN
+CF_EXTERN_C_BEGIN
 
 // logits (R, V), targets (R): all in the device's memory. stats (R, 3) of the local columns: maximum, sum of
 // exp(logit − maximum), logit of the target (0 if another rank holds it). valid = 0 gives maximum −infinity, sum 0.
@@ -25,5 +25,5 @@ void crossentropy_fused(precise *losses, real *logits, const int32_t *targets, d
 // *sum += the sum of n losses in double, in a fixed order. sum is in the device's memory.
 void crossentropy_sum(double *sum, const precise *losses, int64_t n, cf_stream *stream);
 
-EXTERN_C_END
+CF_EXTERN_C_END
 #endif

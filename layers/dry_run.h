@@ -4,9 +4,9 @@
 
 #include "optimizer.h"
 
-EXTERN_C_BEGIN
+CF_EXTERN_C_BEGIN
 
 void dry_run(gpt *g, zero_optimizer *o, FILE *out);
 
-EXTERN_C_END
+CF_EXTERN_C_END
 #endif

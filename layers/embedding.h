@@ -5,7 +5,7 @@
 
 #include "real.h"
 
-EXTERN_C_BEGIN
+CF_EXTERN_C_BEGIN
 
 // All in the device's memory.
 // out (R, C): wte[token − first] where this rank holds the token's row, zero otherwise. tokens (R), wte (count, C)
@@ -22,5 +22,5 @@ void position_forward(real *x, const real *wpe, int64_t t0, int64_t T, int64_t B
 // dwpe[t0 + t] (maxT, C) += sum over b of dx (T, B, C)
 void position_backward(precise *dwpe, const real *dx, int64_t t0, int64_t T, int64_t B, int64_t C, cf_stream *stream);
 
-EXTERN_C_END
+CF_EXTERN_C_END
 #endif

@@ -4,7 +4,7 @@
 
 #include "overlap.h"
 
-EXTERN_C_BEGIN
+CF_EXTERN_C_BEGIN
 
 enum { REPORT = 8 }; // numbers of a rank, at most
 
@@ -30,5 +30,5 @@ double figures_sum(rank_figures *f, double value);
 // Of number `i` of all ranks, in the last exchange, in the order of ranks.
 double figures_total(const rank_figures *f, int i);
 
-EXTERN_C_END
+CF_EXTERN_C_END
 #endif

@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include "real.h"
 
-EXTERN_C_BEGIN
+CF_EXTERN_C_BEGIN
 
 // c (m, n) = op(a) (m, k) · op(b) (k, n) + beta · c, op = transpose where the flag says so.
 // lda, ldb, ldc: elements between the starts of two stored rows (of a as stored, not of op(a)).
@@ -25,5 +25,5 @@ void gemm_to_precise(bool transpose_a, bool transpose_b, int64_t m, int64_t n, i
 #define gemm_to_precise gemm
 #endif
 
-EXTERN_C_END
+CF_EXTERN_C_END
 #endif

@@ -4,11 +4,11 @@
 
 #include "model.h"
 
-EXTERN_C_BEGIN
+CF_EXTERN_C_BEGIN
 
 // Collective over a replica: `count` tokens after `first`. Random numbers are a function of (seed, stream) alone, so
 // every rank draws the same. When the window of T tokens is full, its older half is dropped. inputs (T): host scratch.
 void gpt_generate(gpt *g, int32_t first, uint64_t seed, uint64_t stream, int64_t T, int32_t *inputs, int32_t *token, int count);
 
-EXTERN_C_END
+CF_EXTERN_C_END
 #endif

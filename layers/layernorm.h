@@ -4,7 +4,7 @@
 
 #include "real.h"
 
-EXTERN_C_BEGIN
+CF_EXTERN_C_BEGIN
 
 // out (R, C) = (x − mean) · rstd · w + b; mean, rstd (R) are kept for backward (NULL: not kept).
 void layernorm_forward(real *out, precise *mean, precise *rstd, const real *x, const real *w, const real *b, int64_t R, int64_t C,
@@ -15,5 +15,5 @@ int64_t layernorm_scratch(int64_t C);
 void layernorm_backward(real *dx, precise *dw, precise *db, const real *dy, const real *x, const real *w, const precise *mean,
                         const precise *rstd, precise *scratch, int64_t R, int64_t C, cf_stream *stream);
 
-EXTERN_C_END
+CF_EXTERN_C_END
 #endif

@@ -13,7 +13,7 @@
 //
 // Which algorithm: cuBLASLt's heuristic is asked once for each kind of product, told how far the real
 // addresses are aligned (odd leading dimensions are allowed), and the first of its list is kept. Nothing is
-// timed, so that the choice, and with it the bits, is the same in every run; bench_gpu tells what that costs.
+// timed, so that the choice, and with it the bits, is the same in every run; bench_gpu measures what that costs.
 // Algorithms that split the inner dimension may only do so through the workspace, in fp32 and in a fixed order.
 //
 // The workspace belongs to a stream: two streams must not share one. It also holds the partial sums of a bias
@@ -174,7 +174,7 @@ static void choose_algorithm(plan *p) {
     prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, of->aligned_c, of);
     cublasStatus_t status =
         cublasLtMatmulAlgoGetHeuristic(blas.handle, p->operation, p->b, p->a, p->c, p->c, preference, CANDIDATES, result, &found);
-    // What an epilogue cannot do (odd leading dimensions, for one) is told in more than one way.
+    // What an epilogue cannot do (odd leading dimensions, for one) shows in more than one way.
     if (of->epilogue == CUBLASLT_EPILOGUE_DEFAULT && of->blocks == 1 && status != CUBLAS_STATUS_NOT_SUPPORTED) CHECK(status, of);
     if (status != CUBLAS_STATUS_SUCCESS) found = 0;
     for (int i = 0; i < found; i++) {
@@ -224,14 +224,14 @@ enum { A_PLAIN_KERNEL, AN_EPILOGUE, A_BATCH, REFUSALS };
 static void tell_of_refusal(int what, const product *of) {
     static const char *const instead[] = {"a plain kernel multiplies", "bias or GELU by own kernels, not in the product's epilogue",
                                           "rows of several ranks by a product each, not by one for all"};
-    static bool told[REFUSALS];
-    if (!told[what] && cf_die_rank() == 0)
+    static bool reported[REFUSALS];
+    if (!reported[what] && cf_die_rank() == 0)
         fprintf(stderr,
                 "note: %s: cuBLASLt %zu has no algorithm for "
                 "(%lld, %lld) · (%lld, %lld), rows of %lld, %lld, %lld elements\n",
                 instead[what], cublasLtGetVersion(), (long long)of->m, (long long)of->k, (long long)of->k, (long long)of->n,
                 (long long)of->lda, (long long)of->ldb, (long long)of->ldc);
-    told[what] = true;
+    reported[what] = true;
 }
 
 // The reference, and what computes a product that the library has no algorithm for.

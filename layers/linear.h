@@ -4,7 +4,7 @@
 
 #include "real.h"
 
-EXTERN_C_BEGIN
+CF_EXTERN_C_BEGIN
 
 // w (OC, IC) in the layout that products read fastest, made once per operation, whatever its number of slices. Returns the
 // w to pass to these products: on the CPU a copy in `prepared`, on a GPU w itself. Forward's copy is wᵀ, since a product
@@ -61,5 +61,5 @@ void linear_bias_grad(precise *db, const real *dy, int64_t R, int64_t OC, cf_str
 void linear_choose(int n);
 int linear_choices(void);
 
-EXTERN_C_END
+CF_EXTERN_C_END
 #endif

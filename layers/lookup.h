@@ -25,7 +25,7 @@
 #include "overlap.h"
 #include "params.h"
 
-EXTERN_C_BEGIN
+CF_EXTERN_C_BEGIN
 
 // N ranks hold a copy of the table; Ts, B: of the pass in progress.
 typedef struct lookup {
@@ -70,5 +70,5 @@ void lookup_finish_delivery(lookup *l, precise *shard);
 
 void lookup_explain(const lookup *l, FILE *out); // a line for --dry-run: which way, and why
 
-EXTERN_C_END
+CF_EXTERN_C_END
 #endif

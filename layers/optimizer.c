@@ -19,9 +19,9 @@ void optimizer_create(zero_optimizer *o, gpt *model, overlap how) {
         o->bucket[i].state = owned;
         owned += p->bucket[i].shard;
     }
-    o->m = take_precise(owned, "optimizer state");
-    o->v = take_precise(owned, "optimizer state");
-    if (REAL_DTYPE != PRECISE_DTYPE) o->master = take_precise(owned, "master weights");
+    o->m = alloc_precise(owned, "optimizer state");
+    o->v = alloc_precise(owned, "optimizer state");
+    if (REAL_DTYPE != PRECISE_DTYPE) o->master = alloc_precise(owned, "master weights");
     o->squares = cf_alloc(SQUARES_SCRATCH * (int64_t)sizeof(double), "optimizer state");
     figures_create(&o->figures, model->context, &model->mesh->world_group, how);
 }
@@ -88,7 +88,7 @@ void optimizer_finish_update(zero_optimizer *o) {
     }
 }
 
-void optimizer_settle(zero_optimizer *o) {
+void optimizer_wait_for_weights(zero_optimizer *o) {
     optimizer_finish_update(o);
     zero_wait_for_everything(o->zero);
     cf_check_verdict(o->context->check, o->context->stream);

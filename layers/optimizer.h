@@ -12,7 +12,7 @@
 #include "figures.h"
 #include "model.h"
 
-EXTERN_C_BEGIN
+CF_EXTERN_C_BEGIN
 
 typedef struct optimizer_bucket {
     int64_t state;        // where the bucket's moments begin in m and v
@@ -60,10 +60,10 @@ step_result optimizer_begin_update(zero_optimizer *o, adamw a, double clip, int6
 // Updates all else; before the next gpt_forward, and before state is read. Nothing to do: returns at once.
 void optimizer_finish_update(zero_optimizer *o);
 // The same, and waits until every weight is here: before saving a model, or at the end.
-void optimizer_settle(zero_optimizer *o);
+void optimizer_wait_for_weights(zero_optimizer *o);
 
 // Calls visit for the operations that carry gradients, weights and figures.
 void optimizer_operations(zero_optimizer *o, visit_operation *visit, void *argument);
 
-EXTERN_C_END
+CF_EXTERN_C_END
 #endif

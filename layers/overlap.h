@@ -6,7 +6,7 @@
 #include "real.h"
 #include <string.h>
 
-EXTERN_C_BEGIN
+CF_EXTERN_C_BEGIN
 
 typedef struct overlap {
     cf_mode mode;
@@ -29,5 +29,5 @@ static inline cf_fuse_plan overlap_plan(overlap how, const char *name, const cf_
 // An operation for --dry-run: where in the model it is, and how many times it runs in a step of one micro-batch.
 typedef void visit_operation(void *argument, const char *place, cf_fuse *fuse, int64_t times);
 
-EXTERN_C_END
+CF_EXTERN_C_END
 #endif

@@ -11,7 +11,7 @@
 
 #include "weight_gradient.h"
 
-EXTERN_C_BEGIN
+CF_EXTERN_C_BEGIN
 
 // Time steps [t0, t0 + n) of the whole sequence are about to be read, or have been written.
 typedef void time_steps(void *argument, int64_t t0, int64_t n);
@@ -75,5 +75,5 @@ const real *row_forward(parallel_linear *l, real *out, const real *x, const real
 void row_begin_backward(parallel_linear *l, real *dx, real *dy, linear_job job, int64_t Ts, int64_t B, int layer);
 void row_finish_backward(parallel_linear *l, const real *w);
 
-EXTERN_C_END
+CF_EXTERN_C_END
 #endif

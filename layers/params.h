@@ -24,7 +24,7 @@
 #include "../commfuse/mesh.h"
 #include "real.h"
 
-EXTERN_C_BEGIN
+CF_EXTERN_C_BEGIN
 
 enum { WTE, WPE, LN1W, LN1B, QKVW, QKVB, ATTPROJW, ATTPROJB, LN2W, LN2B, FCW, FCB, FCPROJW, FCPROJB, LNFW, LNFB, TENSORS };
 
@@ -157,5 +157,5 @@ typedef struct rank_state {
 // GPT-2's initial weights, a function of (seed, tensor, layer, index) alone.
 void params_init(parameters *p, uint64_t seed, cf_stream *stream);
 
-EXTERN_C_END
+CF_EXTERN_C_END
 #endif

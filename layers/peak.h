@@ -4,7 +4,7 @@
 
 #include "real.h"
 
-EXTERN_C_BEGIN
+CF_EXTERN_C_BEGIN
 
 // Floating-point operations per second of the devices of all ranks together, and the source of the figure; 0: unknown.
 // Collective. sum: returns the sum over all ranks, on every rank; ranks wait for each other in it.
@@ -14,5 +14,5 @@ EXTERN_C_BEGIN
 // on the number of ranks.
 double peak_flops(const char **source, double cores, double (*sum)(void *argument, double mine), void *argument, cf_stream *stream);
 
-EXTERN_C_END
+CF_EXTERN_C_END
 #endif

@@ -13,15 +13,6 @@
 #include "../commfuse/bf16.h"
 #include "../commfuse/device.h"
 
-// What is declared between these is C, whichever language includes it.
-#ifdef __cplusplus
-#define EXTERN_C_BEGIN extern "C" {
-#define EXTERN_C_END   }
-#else
-#define EXTERN_C_BEGIN
-#define EXTERN_C_END
-#endif
-
 #if defined(REAL_IS_DOUBLE)
 typedef double real, precise;
 #define REAL_DTYPE    CF_FP64

@@ -4,9 +4,7 @@
 
 #include "optimizer.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+CF_EXTERN_C_BEGIN
 
 void state_create(rank_state *s, const zero_optimizer *o);
 void state_free(rank_state *s);
@@ -18,7 +16,5 @@ void state_take(rank_state *s, const zero_optimizer *o);
 typedef void state_reader(void *argument, state_kind kind, int tensor, int64_t layer, int64_t first, int64_t count, precise *out);
 void state_give(zero_optimizer *o, state_reader *read, void *argument);
 
-#ifdef __cplusplus
-}
-#endif
+CF_EXTERN_C_END
 #endif

@@ -246,9 +246,9 @@ block *up_create(cf_context *context, const cf_mesh *mesh, const parameters *p, 
     u->qkv_backward = plan_alltoall(u, "att.qkv", CF_COMPUTE_AFTER, shard_rows * 3 * Cl, 3 * product, how);
     u->b.operations[ATTENTION] = (block_exchanges){{u->qkv_forward, u->att_forward}, {u->att_backward, NULL, u->qkv_backward}};
     u->qkv_out = u->b.dqkv;
-    u->dheads_out = take_real(N * shard_rows * Cl, "activations, shared");
-    u->dqkv_groups = take_real(N * shard_rows * 3 * Cl, "activations, shared");
-    for (int64_t l = 0; l < p->shape.L; l++) u->b.layer[l].groups = take_real(N * shard_rows * Cl, "activations, per layer");
+    u->dheads_out = alloc_real(N * shard_rows * Cl, "activations, shared");
+    u->dqkv_groups = alloc_real(N * shard_rows * 3 * Cl, "activations, shared");
+    for (int64_t l = 0; l < p->shape.L; l++) u->b.layer[l].groups = alloc_real(N * shard_rows * Cl, "activations, per layer");
     u->ready = pointers(N), u->dy = pointers(N), u->x = pointers(N);
     return &u->b;
 }

@@ -6,7 +6,7 @@
 
 #include "zero.h"
 
-EXTERN_C_BEGIN
+CF_EXTERN_C_BEGIN
 
 typedef enum {
     GRADIENT_NOW,       // when all of both its factors is here
@@ -40,5 +40,5 @@ void weight_gradient_compute(const backward_pass *pass, int tensor, int64_t laye
 // The rows of a span of it (argument: a weight_gradient), with data at span->data.
 void weight_gradient_rows(void *argument, const cf_span *span, cf_stream *stream);
 
-EXTERN_C_END
+CF_EXTERN_C_END
 #endif

@@ -23,7 +23,7 @@
 #include "overlap.h"
 #include "params.h"
 
-EXTERN_C_BEGIN
+CF_EXTERN_C_BEGIN
 
 // Weights of a bucket: complete; this rank's shard waits for its update; it is updated; the other shards are in flight.
 typedef enum { WEIGHTS_HERE, WEIGHTS_DUE, WEIGHTS_OWN, WEIGHTS_COMING } weights_state;
@@ -80,5 +80,5 @@ void zero_wait_for_everything(zero_shards *z);
 void zero_operations(const zero_shards *z, visit_operation *visit, void *argument);
 void zero_explain(const zero_shards *z, FILE *out);
 
-EXTERN_C_END
+CF_EXTERN_C_END
 #endif

@@ -543,7 +543,7 @@ static void start_data(checker *c) {
     }
 }
 
-static void take_compute(checker *c, int r, int i) {
+static void run_compute(checker *c, int r, int i) {
     const cf_step *step = &c->schedule[r]->step[i];
     if (step->kind == CF_ADD) {
         value *to = &c->held[r][place_number(step->at)];
@@ -635,7 +635,7 @@ static bool walk_host(checker *c, int r) {
         const cf_step *step = &s->step[c->host[r]];
         if (on_stream(step)) {
             if (!waits_complete(c, r, step)) break;
-            take_compute(c, r, c->host[r]);
+            run_compute(c, r, c->host[r]);
             c->complete[r][c->host[r]] = true;
         } else if (step->kind == CF_COLLECTIVE && s->blocking && !c->complete[r][c->host[r]])
             break;

@@ -37,7 +37,7 @@ class Ipc(test_timeout.SilentPeer):
             os.chmod(tool, 0o755)
             with unittest.mock.patch.object(test_timeout, "TOOL", tool):
                 text, _, status = self.run_tool("exchange", "frozen", 2)
-            self.assertIn("signal 9", text)
+            self.assertNotIn("error: rank 0", text)  # it had no time to say anything
             self.assertNotEqual(status, 0)
             with open(started, encoding="utf-8") as file:
                 ours = file.read().split()

@@ -210,6 +210,20 @@ static void a_socket_that_cannot_be_bound_is_closed(void **state) {
     assert_int_equal(open_files(), before);
 }
 
+// In a collective of two there is one to wait for, whatever its number in the world.
+static void of_a_group_of_two_the_other_is_waited_for(void **state) {
+    (void)state;
+    int world[] = {4, 7};
+    const cf_wait collective = {.peer = -1, .label = "all-gather att.qkv", .layer = 2, .step = 42};
+    open_watches("");
+    for (int rank = 0; rank < 2; rank++) {
+        cf_watch *w = m.watch[rank];
+        cf_watch_waits(w, &(cf_group){.size = 2, .rank = rank, .world = world}, collective);
+        assert_int_equal(w->here.peer, world[1 - rank]);
+        cf_watch_goes_on(w);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(ranks_reach_each_other, setup, teardown),
@@ -219,6 +233,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(what_cannot_be_is_not_believed, setup, teardown),
         cmocka_unit_test_setup_teardown(a_label_drives_no_terminal, setup, teardown),
         cmocka_unit_test_setup_teardown(an_answer_to_another_question_is_none, setup, teardown),
+        cmocka_unit_test_setup_teardown(of_a_group_of_two_the_other_is_waited_for, setup, teardown),
         cmocka_unit_test(a_socket_that_cannot_be_bound_is_closed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -36,7 +36,7 @@ static void gradients_into_weights(gpt *g, zero_optimizer *o) {
     const double no_loss = 0;
     optimizer_reduce(o, &no_loss, NULL, 0);
     optimizer_begin_update(o, keep, 0, 1, false);
-    optimizer_settle(o);
+    optimizer_wait_for_weights(o);
     for (int i = 0; i < p->buckets; i++) {
         const param_bucket *b = &p->bucket[i];
         int owner = b->group->size == 1 ? 0 : b->group->rank;

@@ -272,6 +272,25 @@ class ModelFile(checkpoints.Case):
                     calls = call
             self.assertGreaterEqual(calls, 4)  # it is created, written, synced and renamed
 
+    def test_the_log_is_synced_before_a_checkpoint_has_its_name(self):
+        """Else a power cut could leave a checkpoint from which a run goes on without the log of the steps before it."""
+        out, log, calls = self.fresh("out"), self.fresh("log.jsonl"), self.fresh("calls")
+        env = dict(LD_PRELOAD=build_shim(self, "data/preload_kill.c"), CALLS_LOG=calls, CALLS_ABOUT=os.path.dirname(out))
+        result = self.start(out=out, log=log, save_every=4, env=env).wait()
+        self.assertEqual(result.status, 0, str(result))
+        named, synced = 0, False
+        with open(calls, encoding="utf-8") as file:
+            for call, path, *_ in map(str.split, file):
+                unfinished = path.startswith(f"{out}/step_") and path.endswith(".tmp") and os.path.dirname(path) == out
+                if call == "mkdir" and unfinished:
+                    synced = False
+                elif call == "fsync" and path == log:
+                    synced = True
+                elif call == "rename" and unfinished:
+                    self.assertTrue(synced, path)
+                    named += 1
+        self.assertEqual(named, 3)  # steps 4, 8 and 10
+
 
 class Disk(checkpoints.Case):
     @classmethod
