@@ -59,11 +59,12 @@ static bool listed(const cf_choice *list, int count, cf_choice c) {
 // The first is in rounds, by the transport's route. More slices, and the other route, where schedules stay short.
 int cf_choices(const cf_work *w, const cf_costs *c, cf_choice list[CF_CHOICES]) {
     bool alone = w->side == CF_NO_COMPUTE;
+    const cf_route first = w->operation == CF_ALLTOALL ? CF_DIRECT : c->route;
+    const cf_route second = w->operation == CF_ALLTOALL || first == CF_RING ? CF_DIRECT : CF_RING;
     int count = 0;
     for (int m = 1; m <= SLICES_MOST && !alone; m *= 2)
         for (int other = 0; other < 2; other++) {
-            cf_route route = w->operation == CF_ALLTOALL ? CF_DIRECT : other ? 1 - c->route : c->route;
-            cf_choice rounds = {CF_MODE_COMMFUSE, route, m};
+            cf_choice rounds = {CF_MODE_COMMFUSE, other ? second : first, m};
             if ((m > 1 || other) && w->ranks > SLICES_RANKS) continue;
             if (!listed(list, count, rounds)) list[count++] = rounds;
         }

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { OPERATIONS_MAX = 64, MEMBERS_MAX = 256, WARM_STEPS = 2, REPEATS = 3, FINALISTS = 3, PLANS = 5, STEPS_MAX = CF_TRIAL_STEPS };
+enum { OPERATIONS_MAX = 64, MEMBERS_MAX = 256, WARM_STEPS = 2, REPEATS = 3, FINALISTS = 3, PLANS = 7, STEPS_MAX = CF_TRIAL_STEPS };
 static const double FAR = 1.3;    // from the best: tried no more
 static const double CLEAR = 0.02; // of an operation's time, at least: what another way must save
 static const double WORTH = 0.01; // of a step: what another plan must save, at least
@@ -23,8 +23,8 @@ typedef struct operation {
     bool out[CF_CHOICES];
 } operation;
 
-typedef enum { PLAN_FOUND, PLAN_FIRST, PLAN_NONE, PLAN_SLICE, PLAN_ROUNDS } plan_kind;
-static const char *const plan_names[PLANS] = {"found", "predicted", "none", "slice", "commfuse"};
+typedef enum { PLAN_FOUND, PLAN_FIRST, PLAN_NONE, PLAN_SLICE, PLAN_ROUNDS, PLAN_ROUNDS_2, PLAN_ROUNDS_4 } plan_kind;
+static const char *const plan_names[PLANS] = {"found", "predicted", "none", "slice", "commfuse", "commfuse:2", "commfuse:4"};
 
 typedef enum { DONE, WARM, SEARCH, COMPARE } phase;
 
@@ -226,7 +226,7 @@ static bool plan_ways(const cf_tuner *t, plan_kind p, int *ways) {
                   : p == PLAN_FIRST ? 0
                   : p == PLAN_NONE  ? native_way(o)
                   : p == PLAN_SLICE ? (slice >= 0 ? slice : native_way(o))
-                                    : find_way(o, CF_MODE_COMMFUSE, route, 1);
+                                    : find_way(o, CF_MODE_COMMFUSE, route, 1 << (p - PLAN_ROUNDS));
         if (ways[i] < 0) return false;
         differs |= ways[i] != o->chosen;
     }
