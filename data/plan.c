@@ -149,11 +149,11 @@ void plan_start(run_plan *p, const char *saved, int64_t steps) {
         cf_die_together(why.hint, "%s", why.what);
     const bool resumed = !p->given && !p->anew && saved &&
                          plan_apply(saved, "the checkpoint", false, p->tuner, &p->conditions, &why) >= PLAN_OF_ANOTHER_MACHINE;
-    if (!p->given && !resumed && p->cached && plan_apply(p->cached, "--out", true, p->tuner, &p->conditions, &why) != PLAN_FITS &&
-        p->root)
-        printf("plan      %s: not used\n", why.what);
+    const bool cached =
+        !p->given && !resumed && p->cached && plan_apply(p->cached, "--out", true, p->tuner, &p->conditions, &why) == PLAN_FITS;
+    if (p->root && !p->given && !resumed && p->cached && !cached) printf("plan      %s: not used\n", why.what);
     cf_tuner_start(p->tuner, search && !resumed);
-    p->known = p->given || resumed;
+    p->known = p->given || resumed || cached;
     p->trying = cf_tuner_trying(p->tuner);
 }
 
