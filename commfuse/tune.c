@@ -6,15 +6,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { OPERATIONS_MAX = 64, MEMBERS_MAX = 256, WARM_STEPS = 2, REPEATS = 3, FINALISTS = 3, PLANS = 7, STEPS_MAX = CF_TRIAL_STEPS };
+enum { OPERATIONS_MAX = 64, WARM_STEPS = 2, REPEATS = 3, FINALISTS = 3, PLANS = 7 };
 static const double FAR = 1.3;    // from the best: tried no more
 static const double CLEAR = 0.02; // of an operation's time, at least: what another way must save
 static const double WORTH = 0.01; // of a step: what another plan must save, at least
 
 typedef struct operation {
     char name[96];
-    cf_fuse *member[MEMBERS_MAX]; // of all layers, if each has its own
-    int members;
+    cf_fuse *fuse;
     bool set; // by a plan
     cf_choice way[CF_CHOICES];
     int ways, chosen;
@@ -44,8 +43,7 @@ struct cf_tuner {
     double plan_ms[PLANS][REPEATS];
     int compared[PLANS]; // steps
     int current, taken;
-    cf_fuse *exchange;
-    double *figures, *all; // (ranks, operations + 1), the device's and the host's
+    double *all; // (ranks, operations + 1) what all ranks have measured
 };
 
 // --- life ---
@@ -60,8 +58,6 @@ cf_tuner *cf_tuner_create(cf_context *context, const cf_group *world) {
 
 void cf_tuner_free(cf_tuner *t) {
     if (!t) return;
-    cf_fuse_free(t->exchange);
-    cf_free(t->figures);
     free(t->all);
     free(t->operation);
     free(t);
@@ -75,8 +71,8 @@ static operation *find(const cf_tuner *t, const char *name) {
 
 // The way it was created with comes first.
 static void list_ways(const cf_tuner *t, operation *o) {
-    const cf_fuse_plan *plan = cf_fuse_get_plan(o->member[0]);
-    cf_work work = cf_fuse_work(o->member[0]);
+    const cf_fuse_plan *plan = cf_fuse_get_plan(o->fuse);
+    cf_work work = cf_fuse_work(o->fuse);
     cf_choice list[CF_CHOICES];
     int count = cf_choices(&work, &t->context->transport->costs, list);
     o->way[o->ways++] = (cf_choice){plan->mode, plan->route, plan->slices};
@@ -92,15 +88,12 @@ void cf_tuner_add(cf_tuner *t, const char *place, cf_fuse *fuse) {
     char name[sizeof t->operation->name];
     if (plan->side == CF_NO_COMPUTE || plan->group->size == 1) return;
     snprintf(name, sizeof name, "%.*s %s %s", (int)strcspn(place, ","), place, cf_operation_name(plan->operation), plan->name);
-    operation *o = find(t, name);
-    if (!o) {
-        if (t->operations == OPERATIONS_MAX) cf_die(NULL, "more than %d operations to tune", OPERATIONS_MAX);
-        o = &t->operation[t->operations++];
-        snprintf(o->name, sizeof o->name, "%s", name);
-    }
-    if (o->members == MEMBERS_MAX) cf_die(NULL, "more than %d operations %s to tune", MEMBERS_MAX, name);
-    o->member[o->members++] = fuse;
-    if (o->members == 1) list_ways(t, o);
+    if (t->operations == OPERATIONS_MAX || find(t, name))
+        cf_die(NULL, "%s is there twice, or there are more than %d operations", name, OPERATIONS_MAX);
+    operation *o = &t->operation[t->operations++];
+    snprintf(o->name, sizeof o->name, "%s", name);
+    o->fuse = fuse;
+    list_ways(t, o);
 }
 
 // --- the plan ---
@@ -168,10 +161,6 @@ cf_compared cf_tuner_plan(const cf_tuner *t, int i) {
 
 // --- search ---
 
-static void take(operation *o, int way) {
-    for (int i = 0; i < o->members; i++) cf_fuse_take(o->member[i], way);
-}
-
 // The way that has been tried least, of those left; neighbours in the list of operations begin with different ones, so that
 // a slow moment or a way that disturbs others does not always meet the same.
 static int next_way(const operation *o, int number) {
@@ -187,13 +176,12 @@ static int next_way(const operation *o, int number) {
 // Once each way has been tried: only the best go on.
 static void drop_the_far(operation *o) {
     double best = INFINITY;
-    int better;
     for (int k = 0; k < o->ways; k++) {
         if (!o->out[k] && o->tried[k] == 0) return;
         best = fmin(best, way_ms(o, k));
     }
     for (int k = 1; k < o->ways; k++) {
-        better = 0;
+        int better = 0;
         for (int i = 0; i < o->ways; i++) better += i != k && way_ms(o, i) < way_ms(o, k);
         if (way_ms(o, k) > FAR * best || better >= FINALISTS) o->out[k] = true;
     }
@@ -220,7 +208,7 @@ static bool plan_ways(const cf_tuner *t, plan_kind p, int *ways) {
     for (int i = 0; i < t->operations; i++) {
         const operation *o = &t->operation[i];
         cf_route route = t->context->transport->costs.route;
-        if (cf_fuse_get_plan(o->member[0])->operation == CF_ALLTOALL) route = CF_DIRECT;
+        if (cf_fuse_get_plan(o->fuse)->operation == CF_ALLTOALL) route = CF_DIRECT;
         int slice = find_way(o, CF_MODE_SLICE, CF_RING, 4);
         ways[i] = p == PLAN_FOUND   ? o->chosen
                   : p == PLAN_FIRST ? 0
@@ -250,7 +238,7 @@ static void end_comparison(cf_tuner *t) {
         double ms = t->possible[p] ? median(t->plan_ms[p], t->compared[p]) : INFINITY;
         if (ms < least) t->taken = p, least = ms;
     }
-    for (int i = 0; i < t->operations; i++) take(&t->operation[i], t->planned[t->taken][i]);
+    for (int i = 0; i < t->operations; i++) cf_fuse_take(t->operation[i].fuse, t->planned[t->taken][i]);
     t->phase = DONE;
     t->context->timed = false;
 }
@@ -274,25 +262,15 @@ void cf_tuner_start(cf_tuner *t, bool search) {
     search &= t->operations > 0 && !t->context->check; // checksums are made for one schedule
     for (int i = 0; i < t->operations; i++) {
         operation *o = &t->operation[i];
-        for (int k = 0; k < o->members; k++)
-            cf_fuse_offer(o->member[k], search ? o->way : &o->way[o->chosen], search ? o->ways : 1);
-        if (search) take(o, o->chosen);
+        cf_fuse_offer(o->fuse, search ? o->way : &o->way[o->chosen], search ? o->ways : 1);
+        if (search) cf_fuse_take(o->fuse, o->chosen);
         set |= o->set;
     }
     if (!search) return;
     t->phase = set ? COMPARE : WARM;
     if (set) begin_comparison(t);
-    t->figures = cf_alloc(ranks * count * (int64_t)sizeof *t->figures, "communication staging");
     t->all = calloc((size_t)(ranks * count), sizeof *t->all);
     if (!t->all) cf_die(NULL, "out of memory for the trials of %d ranks", ranks);
-    t->exchange = cf_fuse_create(t->context, (cf_fuse_plan){.name = "trials",
-                                                            .group = t->world,
-                                                            .operation = CF_ALLGATHER,
-                                                            .side = CF_NO_COMPUTE,
-                                                            .mode = CF_MODE_AUTO,
-                                                            .slices = 1,
-                                                            .dtype = CF_FP64,
-                                                            .capacity = count});
 }
 
 bool cf_tuner_trying(const cf_tuner *t) {
@@ -302,11 +280,7 @@ bool cf_tuner_trying(const cf_tuner *t) {
 // What all ranks have measured becomes the maximum of all.
 static void agree(cf_tuner *t, double *ms) {
     const int count = t->operations + 1, ranks = t->world->size;
-    cf_stream *stream = t->context->stream;
-    cf_copy(t->figures + t->world->rank * count, ms, count * (int64_t)sizeof *ms, stream);
-    cf_fuse_run(t->exchange, t->figures, 1, count, NULL, NULL, -1);
-    cf_copy(t->all, t->figures, ranks * count * (int64_t)sizeof *ms, stream);
-    cf_stream_sync(stream);
+    cf_allgather_host(t->context->transport, ms, t->all, count * (int64_t)sizeof *ms);
     for (int r = 0; r < ranks; r++) // fmax passes over NAN: not measured
         for (int i = 0; i < count; i++) ms[i] = fmax(ms[i], t->all[r * count + i]);
 }
@@ -339,7 +313,7 @@ void cf_tuner_end_step(cf_tuner *t) {
     double ms[OPERATIONS_MAX + 1];
     cf_moment end = cf_moment_now(t->context->stream);
     cf_stream_sync(t->context->stream);
-    for (int i = 0; i < t->operations; i++) ms[i] = cf_fuse_spent_ms(t->operation[i].member[0]);
+    for (int i = 0; i < t->operations; i++) ms[i] = cf_fuse_spent_ms(t->operation[i].fuse);
     ms[t->operations] = cf_moment_ms(end) - cf_moment_ms(t->begin);
     t->inside = false;
     agree(t, ms);
@@ -354,7 +328,7 @@ void cf_tuner_begin_step(cf_tuner *t) {
         operation *o = &t->operation[i];
         int way = t->phase == COMPARE ? t->planned[t->current][i] : o->chosen, next = next_way(o, i);
         if (t->phase == SEARCH && next >= 0) way = next;
-        take(o, t->way[i] = way);
+        cf_fuse_take(o->fuse, t->way[i] = way);
     }
     t->context->timed = t->phase == SEARCH;
     t->inside = true;

@@ -36,10 +36,10 @@ typedef struct cf_compared { // a plan that took part in the comparison
     bool taken;
 } cf_compared;
 
-cf_tuner *cf_tuner_create(cf_context *context, const cf_group *world);
+cf_tuner *cf_tuner_create(cf_context *context, const cf_group *world); // all ranks of the transport
 void cf_tuner_free(cf_tuner *tuner);
 // An operation that computes, between create and start; all ranks add the same in the same order. place: "forward", up to a
-// comma. Operations of one name, kind and place take the same way.
+// comma; with kind and name it names the operation.
 void cf_tuner_add(cf_tuner *tuner, const char *place, cf_fuse *fuse);
 
 // The plan. A choice that is set, of an operation of that name, holds from the start.
