@@ -3,7 +3,8 @@
 // An option therefore cannot be parsed and undocumented, or documented and ignored.
 //
 // Defaults are texts that go through the same parser as the user's, first, so that a default out of its own
-// range is an error in every run and cannot hide. Texts are not copied: they live in argv as long as the run.
+// range is an error in every run and cannot hide. Texts are not copied: they live in argv, or
+// in what was read of --config, as long as the run.
 //
 // Limits are generous for any GPT that fits a machine, and small enough that every product of sizes that the
 // program forms fits 64 bits: micro-batch × heads × seq² × 4 bytes is at most 2^60. Integers stop below 2^53,
@@ -11,6 +12,8 @@
 //
 // Errors are found by options_try(), which returns, and printed by options_parse(), which does not.
 #include "options.h"
+#include "input.h"
+#include "json.h"
 #include <math.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -126,6 +129,8 @@ static const option_row table[] = {
          "seconds a rank waits for another before it gives up; 0: for ever"),
     INT(skip_nonfinite, "skip-nonfinite", "0", 0, 1e9,
         "steps in a row that may be left out because loss or gradient is not finite; one more ends the run"),
+    TEXT(config, "config", "", "FILE",
+         "options as a JSON object, or those of the run that has written this log (--log); others on the command line go first"),
     FLAG(check_wire, "check-wire", "checksums on what ranks exchange (commfuse), to find silent corruption"),
     FLAG(dry_run, "dry-run", "check everything, print mesh, memory per purpose, how gradients travel and all schedules, then stop"),
     FLAG(help, "help", "this list"),
@@ -133,7 +138,15 @@ static const option_row table[] = {
 };
 // clang-format on
 
-enum { ROWS = sizeof table / sizeof *table, ROWS_MAX = 64, WIDTH = 110, LONGEST_NAME = 40, ECHO_MAX = 120, VALUE_ROOM = 4096 };
+enum {
+    ROWS = sizeof table / sizeof *table,
+    ROWS_MAX = 64,
+    WIDTH = 110,
+    LONGEST_NAME = 40,
+    ECHO_MAX = 120,
+    VALUE_ROOM = 4096,
+    CONFIG_MAX = 1 << 20
+};
 _Static_assert(ROWS <= ROWS_MAX, "options.given has one bit a row");
 
 const option_row *options_table(int *count) {
@@ -273,12 +286,82 @@ static bool take(options *o, int argc, char **argv, int *at, problem *why) {
     return set(o, row, value, why);
 }
 
-bool options_try(options *o, int argc, char **argv, problem *why) {
+static bool take_all(options *o, int argc, char **argv, problem *why) {
+    for (int i = 1; i < argc; i++)
+        if (!take(o, argc, argv, &i, why)) return false;
+    return true;
+}
+
+static bool take_defaults(options *o, problem *why) {
     *o = (options){0};
     for (const option_row *row = table; row < table + ROWS; row++)
         if (!set(o, row, row->fallback, why)) return false;
-    for (int i = 1; i < argc; i++)
-        if (!take(o, argc, argv, &i, why)) return false;
+    return true;
+}
+
+// --- the file of --config ----------------------------------------------------------------------------------
+
+// "lr": 3e-4, "train": "a.bin", "force": true or, as in a log, "yes".
+static bool take_item(options *o, const cJSON *item, problem *why) {
+    const size_t length = strlen(item->string);
+    const option_row *row = find(item->string, length);
+    const char *text = cJSON_GetStringValue(item);
+    char number[32];
+    if (!row) return unknown(item->string, item->string, length < ECHO_MAX ? length : ECHO_MAX, why);
+    const bool numeric = row->type == OPTION_INT || row->type == OPTION_REAL, flag = row->type == OPTION_FLAG;
+    if (numeric && cJSON_IsNumber(item)) {
+        snprintf(number, sizeof number, "%.17g", item->valuedouble); // all digits, and a whole number has no others
+        text = number;
+    }
+    if (flag && text) text = strcmp(text, "yes") == 0 ? text : strcmp(text, "no") == 0 ? "" : NULL;
+    if (flag && cJSON_IsBool(item)) text = cJSON_IsTrue(item) ? "yes" : "";
+    if (!text)
+        return problem_set(why, row->help, "the value of --%s is no %s", row->name,
+                           flag      ? "true or false"
+                           : numeric ? "number"
+                                     : "text");
+    const uint64_t bit = UINT64_C(1) << (row - table);
+    if (o->given & bit) return problem_set(why, NULL, "--%s is there twice", row->name);
+    if (row == find("config", 6)) return problem_set(why, "put all options into one", "--config: a file names no other one");
+    if (*text) o->given |= bit;
+    return set(o, row, text, why);
+}
+
+// A log's first line has all values of its run, and says which of them were given: the others follow from these again.
+static bool take_file(options *o, const char *path, problem *why) {
+    static cJSON *config; // texts stay in it
+    static char text[CONFIG_MAX + 1];
+    problem wrong = {"", ""};
+    input_files *in = input_create("--config", 1);
+    bool well = input_add(in, path, why);
+    const int64_t length = !well ? 0 : input_bytes(in, 0) < CONFIG_MAX ? input_bytes(in, 0) : CONFIG_MAX;
+    well = well && input_read(in, 0, 0, text, length, why);
+    input_close(in);
+    if (!well) return false;
+    text[length] = 0;
+    cJSON_Delete(config);
+    config = cJSON_ParseWithOpts(text, NULL, false);
+    if (!cJSON_IsObject(config))
+        return problem_set(why, "write {\"lr\": 3e-4, \"train\": \"tokens/train_*.bin\"}, or name a run's log",
+                           "--config %.1500s does not begin with a JSON object", path);
+    const char *given = json_is(config, "event", "config") ? json_text(config, "given") : NULL;
+    const cJSON *item;
+    cJSON_ArrayForEach(item, config) {
+        if (given && !is_choice(given, item->string)) continue;
+        if (!take_item(o, item, &wrong)) return problem_set(why, wrong.hint, "--config %.1000s: %s", path, wrong.what);
+    }
+    return true;
+}
+
+bool options_try(options *o, int argc, char **argv, problem *why) {
+    if (!take_defaults(o, why) || !take_all(o, argc, argv, why)) return false;
+    if (!*o->config) return true;
+    const char *path = o->config;
+    if (!take_defaults(o, why) || !take_file(o, path, why)) return false;
+    const uint64_t in_file = o->given;
+    o->given = 0;
+    if (!take_all(o, argc, argv, why)) return false;
+    o->given |= in_file;
     return true;
 }
 
@@ -381,7 +464,7 @@ static fact fact_of(const char *text) {
 }
 
 static bool belongs_to_a_host(const char *name) {
-    static const char *const those[] = {"threads", "train", "val", "init-from", "log"};
+    static const char *const those[] = {"threads", "train", "val", "init-from", "log", "config"};
     for (size_t i = 0; i < sizeof those / sizeof *those; i++)
         if (strcmp(those[i], name) == 0) return true;
     return false;

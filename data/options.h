@@ -42,8 +42,9 @@ typedef struct options {
     int64_t threads; // 0: share the cores between the ranks of a host
     double peak_tflops, timeout;
     int64_t skip_nonfinite;
+    const char *config;
     bool force, check_wire, dry_run, help;
-    uint64_t given, repeated; // one bit a row of the table: was on the command line, more than once
+    uint64_t given, repeated; // one bit a row of the table: was given, more than once on the command line
 } options;
 
 typedef enum { OPTION_INT, OPTION_REAL, OPTION_TEXT, OPTION_CHOICE, OPTION_FLAG } option_type;
@@ -59,14 +60,15 @@ typedef struct option_row {
 } option_row;
 const option_row *options_table(int *count);
 
-// Defaults, then argv[1…]. Dies together on any error. Texts point into argv.
+// Defaults, then the file of --config, then argv[1…]. Dies together on any error. Texts point into argv, or stay in memory
+// until another file is read.
 void options_parse(options *o, int argc, char **argv);
 // The same, but an error does not end the run: false, see why.
 bool options_try(options *o, int argc, char **argv, problem *why);
 void options_help(FILE *file);
 // The value of a row as text, for banner and log.
 void options_value(const options *o, const option_row *row, char *text, int64_t size);
-bool options_given(const options *o, const char *name); // was it on the command line?
+bool options_given(const options *o, const char *name); // was it on the command line, or in the file of --config?
 // Prints of which options the last of several values counts, a line each.
 void options_print_repeated(const options *o, FILE *file);
 

@@ -61,24 +61,30 @@ void report_open(run_report *r) {
 void report_config(run_report *r) {
     int rows = 0;
     const option_row *table = options_table(&rows);
-    char host[64] = "unknown", text[PATH_LENGTH];
+    char host[64] = "unknown", given[PATH_LENGTH] = "";
     gethostname(host, sizeof host - 1);
+    for (int i = 0; i < rows; i++)
+        if (options_given(r->o, table[i].name) && strcmp(table[i].name, "config") != 0)
+            snprintf(given + strlen(given), sizeof given - strlen(given), "%s%s", *given ? "|" : "", table[i].name);
     bool goes_on = r->first > 0 && !log_empty(r->log);
     log_begin(r->log, goes_on ? "resume" : "config");
     if (goes_on) log_int(r->log, "step", r->first);
     log_text(r->log, "run", r->run);
     log_text(r->log, "version", r->version);
     log_text(r->log, "host", host);
+    log_text(r->log, "given", given); // for --config
     log_int(r->log, "ranks", r->mesh->world_group.size);
     for (int i = 0; i < rows; i++) {
-        options_value(r->o, &table[i], text, sizeof text);
         const char *field = (const char *)r->o + table[i].offset;
         if (table[i].type == OPTION_INT)
             log_int(r->log, table[i].name, *(const int64_t *)field);
         else if (table[i].type == OPTION_REAL)
             log_real(r->log, table[i].name, *(const double *)field);
         else
-            log_text(r->log, table[i].name, text);
+            log_text(r->log, table[i].name,
+                     table[i].type != OPTION_FLAG ? *(const char *const *)field
+                     : *(const bool *)field       ? "yes"
+                                                  : "no");
     }
     log_int(r->log, "parameters", r->parameters);
     log_real(r->log, "peak_tflops_all_ranks", r->peak * 1e-12);

@@ -91,7 +91,7 @@ static void test_every_row(void **state) {
     (void)state;
     int count;
     const option_row *rows = options_table(&count);
-    assert_int_equal(count, 55);
+    assert_int_equal(count, 56);
     options defaults = parsed("");
     for (const option_row *row = rows; row < rows + count; row++) {
         char words[256], value[256];
@@ -222,6 +222,60 @@ static void test_values_as_text(void **state) {
     assert_string_equal(text, "d1");
 }
 
+// Options of a file hold unless the command line has them too, and count as given; of a log's first line those that were.
+static void test_config(void **state) {
+    (void)state;
+    static const char mine[] = "{\"lr\": 2.5e-4, \"seed\": 9007199254740991,\n \"train\": \"a b.bin\", \"force\": true, "
+                               "\"check-wire\": \"yes\", \"dry-run\": false, \"overlap\": \"slice\", \"tp\": \"4\"}\nmore";
+    static const char logged[] = "{\"event\":\"config\",\"given\":\"lr|train\",\"lr\":1,\"seq\":7,\"seed\":5,\"train\":\"x\"}\n"
+                                 "{\"event\":\"step\"}\n";
+    char words[PATH_MAX + 64];
+    scratch_write("mine", mine, sizeof mine - 1);
+    scratch_write("logged", logged, sizeof logged - 1);
+    snprintf(words, sizeof words, "--lr 1e-3 --config %s --lr 2e-3", scratch_path("mine"));
+    options o = parsed(words);
+    assert_true(o.lr == 2e-3 && o.seed == INT64_C(9007199254740991) && o.tp == 4 && o.force && o.check_wire && !o.dry_run);
+    assert_string_equal(o.train, "a b.bin");
+    assert_string_equal(o.overlap, "slice");
+    assert_true(options_given(&o, "seed") && options_given(&o, "config") && !options_given(&o, "dry-run"));
+    assert_int_equal(__builtin_popcountll(o.given), 8);
+    assert_int_equal(__builtin_popcountll(o.repeated), 1); // twice on the command line
+    snprintf(words, sizeof words, "--config %s --seed 3", scratch_path("logged"));
+    o = parsed(words);
+    assert_true(o.lr == 1 && o.seq == 1024 && o.seed == 3 && strcmp(o.train, "x") == 0 && !options_given(&o, "seq"));
+}
+
+static void test_config_refused(void **state) {
+    (void)state;
+    static const char *const bad[][3] = {
+        {"{\"lrr\": 1}", "unknown option lrr", "did you mean --lr?"},
+        {"{\"event\": \"config\", \"lr\": 1}", "unknown option event", "--help"},
+        {"{\"lr\": 1, \"lr\": 2}", "--lr is there twice", ""},
+        {"{\"lr\": -1}", "--lr -1 is out of range", ""},
+        {"{\"seq\": 1.5}", "--seq '1.5' is not a whole number", ""},
+        {"{\"seq\": 1e300}", "--seq '1.0000000000000001e+300' is not a whole number", ""},
+        {"{\"seq\": true}", "the value of --seq is no number", "tokens per sequence"},
+        {"{\"train\": 7}", "the value of --train is no text", "token files"},
+        {"{\"train\": null}", "the value of --train is no text", ""},
+        {"{\"force\": 1}", "the value of --force is no true or false", ""},
+        {"{\"force\": \"maybe\"}", "the value of --force is no true or false", ""},
+        {"{\"overlap\": \"all\"}", "--overlap 'all' is none of", ""},
+        {"{\"config\": \"other\"}", "a file names no other one", "one"},
+        {"[1]", "does not begin with a JSON object", "write {"},
+        {"{\"lr\": 1", "does not begin with a JSON object", "write {"},
+        {"", "does not begin with a JSON object", "write {"},
+    };
+    char words[PATH_MAX + 64];
+    snprintf(words, sizeof words, "--config %s", scratch_path("bad"));
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        scratch_write("bad", bad[i][0], strlen(bad[i][0]));
+        assert_refused(words, "--config /", "");
+        assert_refused(words, bad[i][1], bad[i][2]);
+    }
+    assert_refused("--config /nowhere/config.json", "/nowhere/config.json cannot be opened", "");
+    assert_refused("--config /", "it is a directory", "");
+}
+
 static void test_help(void **state) {
     (void)state;
     char *path = scratch_path("help");
@@ -294,6 +348,8 @@ int main(void) {
         cmocka_unit_test(test_malformed_numbers),
         cmocka_unit_test(test_step_range),
         cmocka_unit_test(test_values_as_text),
+        cmocka_unit_test(test_config),
+        cmocka_unit_test(test_config_refused),
         cmocka_unit_test(test_help),
         cmocka_unit_test(test_dies),
         cmocka_unit_test(test_noise),

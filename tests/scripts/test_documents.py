@@ -12,7 +12,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 OTHERS = {  # options of programs that are not ours
     "--hostfile", "--mca", "--mpi", "--no-python", "--nproc-per-node", "--signal", "--cpus-per-task", "--distribution", "--exact",
     "--gpus-per-node", "--ntasks", "--ntasks-per-node",
-    "--global-batch-size", "--micro-batch-size", "--tensor-model-parallel-size", "--train-iters"}
+    "--global-batch-size", "--micro-batch-size", "--tensor-model-parallel-size", "--train-iters", "--yaml-cfg",
+    "--tensorboard-dir", "--wandb-project"}
 SOURCES = ("*.py", "*.sh", "scripts/mfu_sweep")
 PLACEHOLDERS = {"X", "test_X", "tool_X", "gradient_X"}  # "write layers/X.h"
 FOLDERS = "commfuse", "layers", "data", "scripts", "tests"
