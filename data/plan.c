@@ -143,7 +143,7 @@ void plan_free(run_plan *p) {
 
 void plan_start(run_plan *p, const char *saved, int64_t steps) {
     problem why = {"", ""};
-    bool search = !p->given && steps >= PLAN_WORTH_STEPS;
+    bool search = !p->given && (p->anew || steps >= PLAN_WORTH_STEPS);
     if (!p->tuner) return;
     if (p->given && plan_apply(p->given, "--plan", false, p->tuner, &p->conditions, &why) < PLAN_OF_ANOTHER_MACHINE)
         cf_die_together(why.hint, "%s", why.what);

@@ -45,7 +45,7 @@ typedef struct run_plan {
 void plan_create(run_plan *p, cf_tuner *tuner, const options *o, cf_transport *transport, const char *version);
 void plan_free(run_plan *p);
 
-enum { PLAN_WORTH_STEPS = 5 * CF_TRIAL_STEPS }; // a shorter run keeps the plan of the arithmetic
+enum { PLAN_WORTH_STEPS = 5 * CF_TRIAL_STEPS }; // a shorter run without --plan new keeps the plan of the arithmetic
 // Gives the operations their ways: those of --plan, else of `saved` (the checkpoint's text, or NULL), else of DIR/plan.json;
 // where there is none, or one in DIR alone, by trials if `steps` are left. Dies together if --plan does not fit.
 void plan_start(run_plan *p, const char *saved, int64_t steps);

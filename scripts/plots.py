@@ -2,7 +2,8 @@
 import os
 import re
 
-COLOURS = {"none": "#b03a2e", "slice": "#d68910", "commfuse": "#1f618d", "nowire": "#707b7c"}
+COLOURS = {"none": "#b03a2e", "slice": "#d68910", "commfuse": "#1f618d", "auto": "#1e8449", "nowire": "#707b7c",
+           "ideal": "#17202a"}
 STYLE = {"axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 9, "axes.labelsize": 9, "legend.frameon": False,
          "legend.fontsize": 8, "grid.alpha": 0.25, "savefig.dpi": 150, "svg.hashsalt": "commfuse"}
 note = ""  # is printed at the foot of every figure, wherever it is shown

@@ -42,8 +42,7 @@ def measure(place, point):
         tokens, trace = f"{folder}/tokens.bin", f"{folder}/trace.json"
         write_tokens(tokens, point["batch"] * (point["steps"] + 1) * point["seq"] + 1, point["vocab"])
         if point["ratio"]:
-            rate = training.rate_for(point, training.undisturbed(training.without_transfers(place, point)[1]))
-            place.link(rate)
+            rate = training.set_link(place, point, training.without_transfers(place, point)[1])
         for mode in MODES:
             place.run(ranks, [training.PROGRAM, *training.model_options(point), "--train", tokens, "--batch", point["batch"],
                               "--steps", point["steps"], "--val-every", 0, "--overlap", mode, "--trace", trace,

@@ -389,7 +389,8 @@ enum { COLUMNS = sizeof columns / sizeof *columns };
 static void print_heading(const bench *b) {
     const cf_transport *t = b->context.transport;
     printf("%d ranks of one compute thread and one progress thread on %d cores%s; fp32, ms, median of %d\n", t->size,
-           t->local_cores, 2 * t->local_size > t->local_cores ? " (TOO FEW: a core per thread is needed to conclude anything)" : "",
+           t->local_cores,
+           2 * t->local_size > t->local_cores ? " (shared: with fewer than one a thread, transfers slow down the computation)" : "",
            b->repetitions);
     printf("%-22s %-4s %-9s %9s %8s %7s %5s %8s %8s %8s %8s %7s %7s %7s %8s %6s\n", "operation", "", "", "T x B", "compute", "comm",
            "ratio", "none", "slice 4", "ring", "direct", "hidden:", "ring", "direct", "chunking", "spread");

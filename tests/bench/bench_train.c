@@ -14,11 +14,12 @@
 // step as it is done, and one at the end, for scripts/experiments to draw conclusions from; otherwise a table of medians.
 //
 // A mode is written as train_gpt's --overlap, --route and --slices, joined by colons; what is left away is as there. Of
-// train_gpt's other options those apply that shape the model, the mesh, the micro-batch and the update.
+// train_gpt's other options those apply that shape the model, the mesh, the micro-batch and the update; and for auto --plan FILE,
+// or --out DIR: DIR/plan.json is read if it is there, else written when trials, before the rounds, have found a plan.
 #include "../../commfuse/die.h"
 #include "../../data/options.h"
+#include "../../data/plan.h"
 #include "../../data/progress.h"
-#include "../../commfuse/tune.h"
 #include "../../layers/model.h"
 #include "../../layers/optimizer.h"
 #include "../../layers/peak.h"
@@ -36,7 +37,7 @@ static const char usage[] = "bench_train [--modes none|slice|commfuse|nowire|ide
 static const char *const applies[] = {"model",        "layers",      "channels",  "heads",     "seq",         "vocab",
                                       "tp",           "dp",          "strategy",  "transport", "micro-batch", "lr",
                                       "weight-decay", "beta1",       "beta2",     "eps",       "clip",        "seed",
-                                      "threads",      "peak-tflops", "recompute", "timeout"};
+                                      "threads",      "peak-tflops", "recompute", "timeout",   "plan",        "out"};
 
 typedef struct step_row { // of one step; ms by rank 0's clock, exposed_ms and comm_ms the longest of all ranks
     double ms, exposed_ms, exposed_mean_ms, comm_ms, loss;
@@ -46,7 +47,8 @@ typedef struct step_row { // of one step; ms by rank 0's clock, exposed_ms and c
 typedef struct entrant {
     char name[32]; // as asked for
     overlap how;
-    cf_tuner *tuner; // of mode auto
+    run_plan plan; // of mode auto
+    int64_t trials;
     gpt model;
     zero_optimizer optimizer;
     step_row *row; // [1 + rounds]
@@ -171,7 +173,7 @@ static void make_context(bench *b) {
 }
 
 static void choose_shape(bench *b) {
-    const options *o = &b->o;
+    options *o = &b->o;
     gpt_shape *s = &b->shape;
     *s = params_named(o->model);
     if (o->layers > 0) s->L = o->layers;
@@ -180,21 +182,20 @@ static void choose_shape(bench *b) {
     s->maxT = o->seq;
     s->V = o->vocab > 0 ? o->vocab : GPT2_VOCABULARY;
     s->Vp = (s->V + VOCABULARY_PADDING - 1) / VOCABULARY_PADDING * VOCABULARY_PADDING;
+    o->layers = s->L, o->channels = s->C, o->heads = s->H, o->vocab = s->V;
 }
 
-// known: the plan; NULL: it is to be found.
-static void make_model(bench *b, entrant *e, const cf_tuner *known) {
+// found: the text of the plan; NULL: that of --plan or --out, or it is to be found.
+static void make_model(bench *b, entrant *e, const char *found) {
     const options *o = &b->o;
     parallel_strategy strategy = strcmp(o->strategy, "up") == 0 ? STRATEGY_UP : STRATEGY_TPSP;
     gpt_create(&e->model, &b->context, &b->mesh, b->shape, strategy, o->seq, o->micro_batch, e->how, o->recompute != 0);
     optimizer_create(&e->optimizer, &e->model, e->how);
     if (e->how.mode == CF_MODE_AUTO && b->transport->size > 1) {
-        e->tuner = gpt_create_tuner(&e->model);
-        for (int i = 0; known && i < cf_tuner_operations(known); i++) {
-            cf_tuned was = cf_tuner_operation(known, i);
-            cf_tuner_set(e->tuner, was.name, was.choice);
-        }
-        cf_tuner_start(e->tuner, !known);
+        plan_create(&e->plan, gpt_create_tuner(&e->model), o, b->transport, "bench_train");
+        plan_start(&e->plan, found, e->plan.cached || found ? 0 : PLAN_WORTH_STEPS);
+        if (e->plan.cached && !e->plan.known)
+            cf_die_together("remove it", "the plan in --out %s is not one of these modes, ranks and shapes", o->out);
         gpt_place_weight_gradients(&e->model);
     }
     params_init(&e->model.params, (uint64_t)o->seed, b->context.stream);
@@ -203,7 +204,7 @@ static void make_model(bench *b, entrant *e, const cf_tuner *known) {
 
 static void free_model(entrant *e) {
     optimizer_wait_for_weights(&e->optimizer);
-    cf_tuner_free(e->tuner);
+    plan_free(&e->plan);
     optimizer_free(&e->optimizer);
     gpt_free(&e->model);
 }
@@ -272,7 +273,7 @@ static void report_last(bench *b) {
         row->comm_ms = fmax(row->comm_ms, r[TELL_COMM]);
     }
     b->sent += b->transport->bytes_sent(b->transport) - sent; // no part of the step that is being taken
-    if (b->json && b->transport->rank == 0) print_step(b->last, b->last_round);
+    if (b->json && b->transport->rank == 0 && !b->last->plan.trying) print_step(b->last, b->last_round);
     b->last = NULL;
 }
 
@@ -335,10 +336,12 @@ static void print_config(const bench *b) {
         printf("%lld sequences of %lld tokens a step; %.0f MiB a rank\n", (long long)(b->o.micro_batch * b->mesh.dp),
                (long long)b->o.seq, memory);
     }
-    if (!b->json && b->transport->local_size * (b->o.threads + 1) > b->transport->local_cores)
-        printf("%d cores are TOO FEW for a conclusion: threads that move bytes take turns with those that "
-               "compute\n",
-               b->transport->local_cores);
+    const int threads = b->transport->local_size * ((int)b->o.threads + 1), cores = b->transport->local_cores;
+    if (!b->json && threads > cores)
+        printf("cores are shared (threads that compute or move bytes on a host: %d, cores: %d): steps with transfers take longer "
+               "than on "
+               "separate cores\n",
+               threads, cores);
     fflush(stdout);
 }
 
@@ -398,33 +401,19 @@ static void show_round(const bench *b, int64_t round) {
     progress_show(line, round == b->rounds);
 }
 
-static void print_plan(const cf_tuner *t) {
-    for (int i = 0; i < cf_tuner_operations(t); i++) {
-        cf_tuned o = cf_tuner_operation(t, i);
-        char way[CF_CHOICE_NAME];
-        cf_choice_print(o.choice, way);
-        fprintf(stderr, "auto  %-40s %-10s %.3f ms; predicted way %.3f, native %.3f\n", o.name, way, o.ms, o.first_ms, o.native_ms);
-    }
-    for (int i = 0; i < cf_tuner_plans(t); i++) {
-        cf_compared p = cf_tuner_plan(t, i);
-        fprintf(stderr, "auto  plan %-35s %.2f ms a step%s\n", p.name, p.step_ms, p.taken ? ", taken" : "");
-    }
-}
-
 // Trials come before the rounds; the plan that they find then starts from the same weights as all.
 static void tune(bench *b, entrant *e) {
-    while (cf_tuner_trying(e->tuner)) {
+    while (cf_tuner_trying(e->plan.tuner)) {
         cf_barrier(&b->context, &b->mesh.world_group);
-        gpt_try_ways(&e->model, e->tuner, true);
-        if (cf_tuner_trying(e->tuner)) take_step(b, e, 0);
+        gpt_try_ways(&e->model, e->plan.tuner, true);
+        if (cf_tuner_trying(e->plan.tuner)) take_step(b, e, 0);
+        plan_step(&e->plan, NULL, e->trials++, 0);
     }
     b->last = NULL;
-    if (b->transport->rank == 0) print_plan(e->tuner);
-    cf_tuner *found = e->tuner;
-    e->tuner = NULL;
+    char *found = plan_text(&e->plan);
     free_model(e);
     make_model(b, e, found);
-    cf_tuner_free(found);
+    free(found);
 }
 
 static void run(bench *b) {
@@ -432,7 +421,7 @@ static void run(bench *b) {
     int order[ENTRANTS_MAX];
     draw_tokens(b, 0);
     for (int i = 0; i < b->entrants; i++)
-        if (b->entrant[i].tuner) tune(b, &b->entrant[i]);
+        if (b->entrant[i].plan.trying) tune(b, &b->entrant[i]);
     for (int64_t round = 0; round <= b->rounds; round++) {
         draw_tokens(b, round);
         draw_order(b, round, order);

@@ -157,7 +157,7 @@ class TrainingPlace(MadeUpPlace):
 class TrainingTest(unittest.TestCase):
     def test_rounds_are_those_of_several_processes_over_links_that_follow(self):
         place, run = TrainingPlace(), {"model": "d6", "vocab": 8192, "seq": 256, "batch": 4, "strategy": "tpsp", "tp": 2, "dp": 1,
-                                       "seconds": 30, "ratio": 0.5, "modes": ["none", "nowire"]}
+                                       "seconds": 30, "ratio": 0.5, "modes": ["none", "ideal"]}
         _, steps = training.measure_steps(place, run)
         started = [dict(zip(command[1::2], command[2::2]))["--rounds"] for command in place.commands]
         self.assertEqual(started, [training.BASE_ROUNDS] + 3 * [8])  # 30 s of 2 x 0.5 s, and a quarter
