@@ -187,6 +187,11 @@ double cf_fuse_spent_ms(cf_fuse *f) {
     return ms[count / 2];
 }
 
+void cf_fuse_include(cf_fuse *f) {
+    if (f->running) cf_die(NULL, "%s is not finished", f->label);
+    if (f->now) f->now->finish[1] = cf_moment_now(f->context->stream);
+}
+
 // --- where things lie ---
 
 // Slice k of any shard is rows [offset(k), offset(k + 1)) of it.

@@ -83,6 +83,8 @@ void cf_fuse_take(cf_fuse *fuse, int way);
 // What the runs since the last call, begun while context.timed, added to the compute stream, waiting included: the median of
 // at most 64. The stream has been synchronised. NAN: none.
 double cf_fuse_spent_ms(cf_fuse *fuse);
+// Its last run is finished; what was computed since counts as the run's: the same work that other ways do within it.
+void cf_fuse_include(cf_fuse *fuse);
 
 // Where the slices by source of an all-to-all planned with result_given go in its next run, and in that
 // alone: ranks · capacity elements.

@@ -153,8 +153,12 @@ void block_weight_gradient(const block *b, int tensor, int layer, const real *co
     weight_gradient_compute(b->pass, tensor, layer, block_gradient_place(b, tensor, layer), g);
 }
 
-static void whole_gradient(const block *b, const parallel_linear *l, int tensor, int layer, const real *dy, const real *x) {
+// arrived: the operation that has brought a factor of it. Where its slices were too thin to compute it then, the tuner is to
+// see what that costs.
+static void whole_gradient(const block *b, const parallel_linear *l, cf_fuse *arrived, int tensor, int layer, const real *dy,
+                           const real *x) {
     block_weight_gradient(b, tensor, layer, &dy, &x, l->group->size * b->Ts * b->B, 1);
+    if (block_gradient_place(b, tensor, layer) == GRADIENT_NOW) cf_fuse_include(arrived);
 }
 
 // --- layer norms and the column-parallel layers after them ---
@@ -197,7 +201,7 @@ void block_norm_backward(block *b, int layer, block_half half, const real *dnorm
 
 void block_column_gradient(block *b, parallel_linear *l, int layer, block_half half, const real *dy) {
     column_finish_gather(l);
-    whole_gradient(b, l, of_half[half].w, layer, dy, norm_buffer(b, layer, half));
+    whole_gradient(b, l, l->gather, of_half[half].w, layer, dy, norm_buffer(b, layer, half));
 }
 
 void block_column_backward(block *b, parallel_linear *l, int layer, block_half half, const real *dy, real *dx) {
@@ -227,7 +231,7 @@ void block_row_backward(block *b, parallel_linear *l, int layer, block_half half
     row_begin_backward(l, din, dy, job, b->Ts, b->B, layer);
     if (half == MLP) gather_norm(b, &b->fc, layer, MLP, b->dhidden);
     row_finish_backward(l, params_weight(p, w, layer));
-    if (!job.dw.at) whole_gradient(b, l, w, layer, dy, job.x);
+    if (!job.dw.at) whole_gradient(b, l, l->backward, w, layer, dy, job.x);
 }
 
 typedef struct gelu_job {

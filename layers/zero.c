@@ -5,11 +5,36 @@
 #include "linear.h"
 #include <stdlib.h>
 
-enum { LAYERS_AHEAD = 4 }; // whose weights are on their way while a layer is computed
+enum { LAYERS_AHEAD = 4 }; // at most: whose weights are on their way while a layer is computed
 
 static const int matrices[] = {QKVW, ATTPROJW, FCW, FCPROJW};
 
 // --- life ---
+
+// Do two buckets of the same or of different layers travel alike?
+static bool alike(const zero_shards *z, int i, int j) {
+    bool of_layers = i < z->params->table && j < z->params->table;
+    return i == j ||
+           (of_layers && z->params->bucket[i].tensor == z->params->bucket[j].tensor && z->bucket[i].fused == z->bucket[j].fused);
+}
+
+// Is the gradient of a bucket computed owner by owner? A matrix's, if each owner has enough rows for a good product; the tied
+// table's only if the lookup's part goes another way. Pieces of a product take longer than all of it. So mode auto does it only
+// where what backward still computes after the bucket, which is the matrices before it, is shorter than the transfers that are
+// left, its own and theirs: of the last buckets or, on a slow link, of all.
+static void place_gradients(zero_shards *z, int64_t rows, cf_mode mode) {
+    const parameters *p = z->params;
+    const cf_costs *costs = z->context->transport ? &z->context->transport->costs : NULL;
+    double computed_s = 0, sent_s = 0; // from this bucket's gradient on
+    for (int i = 0; i <= p->table && costs; i++) {
+        const param_bucket *b = &p->bucket[i];
+        sent_s += (double)((b->count - b->shard) * (int64_t)sizeof(precise)) / costs->bytes_per_s;
+        z->bucket[i].fused = cf_mode_is_fused(mode) && b->group->size > 1 && b->tensor >= 0 &&
+                             (b->tensor != WTE || z->rows_travel) && b->shard / b->row >= linear_wgrad_rows_min(b->row) &&
+                             (mode != CF_MODE_AUTO || sent_s > computed_s);
+        computed_s += 4.0 * (double)(rows * b->count) / costs->flops_per_s; // dgrad and wgrad
+    }
+}
 
 // Many reductions of one kind are under way, so that the table's, which leaves first of all, may take its time; the next
 // one takes over the staging memory of the first. Not where its result is in memory of its own. NULL: nothing to share.
@@ -20,7 +45,7 @@ static cf_fuse *reduction_to_share(const zero_shards *z, int i) {
     int64_t window = 2 + ceil_div(table->count, layer);
     for (int j = i - 1; j >= 0 && b->layer >= 0; j--) {
         const param_bucket *before = &p->bucket[j];
-        if (before->tensor != b->tensor || before->count != b->count || before->group != b->group) continue;
+        if (!alike(z, i, j) || before->count != b->count || before->group != b->group) continue;
         if (--window > 0) continue;
         cf_fuse *reduce = z->bucket[j].reduce;
         return reduce && cf_fuse_schedule(reduce)->result.buffer == CF_FULL ? reduce : NULL;
@@ -34,10 +59,6 @@ static void create_bucket(zero_shards *z, int i, int64_t rows, overlap how) {
     const char *shared = b->layer >= 0 ? "thin matrices" : i < z->params->buckets - 1 ? "split vectors" : "wpe, vectors";
     snprintf(s->name, sizeof s->name, "%s", b->tensor >= 0 ? params_name(b->tensor) : shared);
     if (b->group->size == 1) return;
-    // The tied table only if the lookup's part goes another way and its owners have enough rows, which those of other
-    // matrices do (params.c).
-    s->fused = cf_mode_is_fused(how.mode) && b->tensor >= 0 && (b->tensor != WTE || z->rows_travel) &&
-               b->shard / b->row >= linear_wgrad_rows_min(b->row);
     cf_fuse_plan plan = overlap_plan(how, s->name, b->group, CF_REDUCE_SCATTER, s->fused ? CF_COMPUTE_BEFORE : CF_NO_COMPUTE,
                                      PRECISE_DTYPE, b->shard);
     plan.slices = 1, plan.bulk = true;
@@ -82,6 +103,7 @@ void zero_create(zero_shards *z, cf_context *context, parameters *p, bool rows_t
     z->backward = calloc((size_t)p->buckets, sizeof *z->backward);
     if (!z->bucket || !z->forward || !z->backward) cf_die(NULL, "out of memory for %d buckets", p->buckets);
     order_buckets(z);
+    place_gradients(z, rows, how.mode);
     for (int i = 0; i < p->buckets; i++) create_bucket(z, i, rows, how);
 }
 
@@ -105,10 +127,16 @@ static void begin_gather(zero_shards *z, int i) {
     s->weights = WEIGHTS_COMING;
 }
 
+// Up to which layer gathers are begun when a layer is. Few at first: to post them takes the host as long as a GPU takes for
+// what it could compute meanwhile.
+static int64_t last_to_prefetch(int64_t layer) {
+    return smaller(2 * layer + 1, layer + LAYERS_AHEAD);
+}
+
 void zero_prefetch(zero_shards *z, int64_t layer) {
     for (; z->gathers_begun < z->params->buckets; z->gathers_begun++) {
         int i = z->forward[z->gathers_begun];
-        if (turn_of(z, i) > layer + LAYERS_AHEAD) return;
+        if (turn_of(z, i) > last_to_prefetch(layer)) return;
         begin_gather(z, i);
     }
 }
@@ -144,7 +172,7 @@ void zero_updated(zero_shards *z, int bucket) {
 }
 
 void zero_send_first(zero_shards *z, int bucket) {
-    if (!cf_mode_is_fused(z->mode) || turn_of(z, bucket) < LAYERS_AHEAD) begin_gather(z, bucket);
+    if (!cf_mode_is_fused(z->mode) || turn_of(z, bucket) <= last_to_prefetch(0)) begin_gather(z, bucket);
 }
 
 void zero_wait_for_everything(zero_shards *z) {
@@ -206,13 +234,22 @@ precise *zero_finish_gradient(zero_shards *z, int bucket) {
 
 // --- for --dry-run ---
 
+// Of the first of them; 0: it is like one before it.
+static int64_t how_many_alike(const zero_shards *z, int i) {
+    int64_t count = 0;
+    for (int j = 0; j < z->params->buckets; j++) {
+        if (j < i && alike(z, i, j)) return 0;
+        count += alike(z, i, j);
+    }
+    return count;
+}
+
 void zero_operations(const zero_shards *z, visit_operation *visit, void *argument) {
     const parameters *p = z->params;
     for (int i = 0; i < p->buckets; i++) {
         const zero_bucket *s = &z->bucket[i];
-        if (!s->reduce || p->bucket[i].layer > 0) continue; // one layer is like another
-        int64_t times = i >= p->table;
-        for (int j = 0; j < p->table && i < p->table; j++) times += p->bucket[j].tensor == p->bucket[i].tensor;
+        int64_t times = how_many_alike(z, i);
+        if (!s->reduce || times == 0) continue;
         const char *each = times > 1 ? ", each layer" : "";
         char place[80];
         snprintf(place, sizeof place, "%s%s", s->fused ? "gradient computed owner by owner" : "gradient", each);
@@ -228,6 +265,7 @@ static void explain_bucket(const zero_shards *z, int i, FILE *out) {
     int N = b->group->size;
     double mib = (double)(b->count * (int64_t)sizeof(real)) / (1 << 20);
     fprintf(out, "  %-20s %8.2f MiB over %-5s ", z->bucket[i].name, mib, b->group->name);
+    if (b->layer > 0) fprintf(out, "from layer %d on ", b->layer);
     if (N == 1)
         fprintf(out, "one owner, does not travel\n");
     else if (z->mode == CF_MODE_NONE)
@@ -244,7 +282,7 @@ void zero_explain(const zero_shards *z, FILE *out) {
     const parameters *p = z->params;
     fprintf(out, "Gradients and weights of each layer, and of the embeddings\n");
     for (int i = 0; i < p->table; i++)
-        if (p->bucket[i].layer == 0) explain_bucket(z, i, out);
+        if (how_many_alike(z, i) > 0) explain_bucket(z, i, out);
     for (int i = 0; i < 4; i++) {
         const param_bucket *b = &p->bucket[params_bucket_of(p, matrices[i], 0)];
         if (params_own_bucket(p, matrices[i], 0) < 0 && b->group->size > 1)
