@@ -76,7 +76,7 @@ sys.exit(report.main())
 """
 
 
-def wait_until(condition, what, seconds=60):
+def wait_until(condition, what, seconds=300):
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -534,9 +534,9 @@ class Measured(Case):
         thread.start()
         begin = time.monotonic()
         with self.assertRaises(KeyboardInterrupt):
-            place.Place().run(1, ["sh", "-c", f"echo $$ >{number}; exec sleep 60"])
+            place.Place().run(1, ["sh", "-c", f"echo $$ >{number}; exec sleep 1000"])
         thread.join()
-        self.assertLess(time.monotonic() - begin, 50)
+        self.assertLess(time.monotonic() - begin, 900)
         wait_until(lambda: not runs(number.read_text().strip()), "a command is left running")
 
     def test_what_fails_is_reported_with_what_it_printed(self):
