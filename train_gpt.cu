@@ -33,7 +33,7 @@
 #define OTHER_PROGRAM "train_gpt"
 #endif
 
-enum { VAL_SEQUENCES = 80, SAMPLE_TOKENS = 256 };
+enum { VAL_SEQUENCES = 80 };
 enum { EARLY_TIMEOUT_S = 60 };    // of ranks that meet to report what is wrong with their options
 enum { PATIENCE = 10 };           // times --timeout: how long ranks wait for one that reads or writes files
 enum { STATUS_STOPPED = 75 };     // a signal has ended the run, which is saved: the same command goes on
@@ -51,13 +51,15 @@ typedef struct trainer {
     vocabulary *words;
     model_file *start;
     int32_t *inputs, *targets; // (T, B) of one micro-batch, the host's
-    double *loss;              // (2) sums of losses of this rank's tokens, in the device's memory; the second is of no use
-    int trace_from, trace_to;  // steps [from, to)
-    checkpoint_store *store;   // rank 0's, with --out
-    saver *checkpoints;        // with --out
-    rank_state copy;           // of this rank's state, while it is being saved
-    int64_t skipped;           // steps left out in a row
-    char run[RUN_NAME];        // rank 0's counts
+    int32_t *text;             // of a sample: `given` tokens, then those that are drawn
+    int64_t given;
+    double *loss;             // (2) sums of losses of this rank's tokens, in the device's memory; the second is of no use
+    int trace_from, trace_to; // steps [from, to)
+    checkpoint_store *store;  // rank 0's, with --out
+    saver *checkpoints;       // with --out
+    rank_state copy;          // of this rank's state, while it is being saved
+    int64_t skipped;          // steps left out in a row
+    char run[RUN_NAME];       // rank 0's counts
     run_report report;
     step_report last;   // not reported yet
     step_result result; // of that step
@@ -133,6 +135,7 @@ static void make_model(trainer *t) {
     t->loss = (double *)cf_alloc(2 * (int64_t)sizeof(double), "tokens");
     t->inputs = (int32_t *)calloc((size_t)(o->seq * o->micro_batch), sizeof *t->inputs);
     t->targets = (int32_t *)calloc((size_t)(o->seq * o->micro_batch), sizeof *t->targets);
+    t->text = origin_prompt(o, t->words, shape.V, t->transport, &t->given);
     if (!t->inputs || !t->targets) cf_die(NULL, "out of memory for the tokens of a micro-batch");
 }
 
@@ -260,12 +263,12 @@ static void validate(trainer *t, int64_t step) {
 
 // Every replica writes the same text: the others would only wait for the first.
 static void sample(trainer *t, int64_t step) {
-    int32_t token[SAMPLE_TOKENS];
-    if (t->o.seq < 2) return;
-    int64_t V = t->model.params.shape.V, end_of_text = vocabulary_end_of_text(t->words);
-    int32_t first = end_of_text >= 0 && end_of_text < V ? (int32_t)end_of_text : V > '\n' ? '\n' : 0;
-    gpt_generate(&t->model, first, (uint64_t)t->o.seed, SAMPLE_STREAM + (uint64_t)step, t->o.seq, t->inputs, token, SAMPLE_TOKENS);
-    report_sample(&t->report, step, token, SAMPLE_TOKENS);
+    const options *o = &t->o;
+    const sampling how = {o->temperature, o->top_k, (uint64_t)o->seed, SAMPLE_STREAM + (uint64_t)step};
+    if (o->seq < 2) return;
+    gpt_generate(&t->model, how, t->text, t->given, o->sample_tokens, o->seq, t->inputs);
+    const int64_t hidden = *o->prompt ? 0 : t->given;
+    report_sample(&t->report, step, t->text + hidden, t->given + o->sample_tokens - hidden);
 }
 
 static void append_values(void *writer, const float *values, int64_t count) {
@@ -309,7 +312,7 @@ static bool save(trainer *t, int64_t step, bool watched, bool wait) {
 static void watch(trainer *t, int64_t step, bool last) {
     const options *o = &t->o;
     if (t->val && o->val_every > 0 && (recipe_due(o->val_every, step) || last)) validate(t, step);
-    if (o->sample_every > 0 && (step > 0 || last) && (recipe_due(o->sample_every, step) || last)) sample(t, step);
+    if (recipe_samples(o, step, last)) sample(t, step);
 }
 
 // What comes between steps: before step `step`, unless a checkpoint has been made after it already.
@@ -452,6 +455,7 @@ static void close_trainer(trainer *t) {
     cf_free(t->loss);
     free(t->inputs);
     free(t->targets);
+    free(t->text);
     cf_trace_free(t->context.trace);
     cf_stream_free(t->context.stream);
     allow_long_waits(t, true); // a log or a trace may take rank 0 longer than the others

@@ -6,6 +6,7 @@
 #include "log.h"
 #include "durable.h"
 #include "json.h"
+#include "unicode.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
@@ -191,23 +192,12 @@ void log_true(logfile *log, const char *name) {
     if (log) check(log, cJSON_AddTrueToObject(log->line, name), name);
 }
 
-// Length of the valid UTF-8 sequence at s, or 0: no overlong forms, no surrogates, nothing past U+10FFFF.
-static int utf8_length(const unsigned char *s) {
-    if (s[0] < 0x80) return 1;
-    int length = s[0] >= 0xC2 && s[0] <= 0xDF ? 2 : (s[0] & 0xF0) == 0xE0 ? 3 : s[0] >= 0xF0 && s[0] <= 0xF4 ? 4 : 0;
-    for (int i = 1; i < length; i++)
-        if ((s[i] & 0xC0) != 0x80) return 0; // the terminator too
-    if ((s[0] == 0xE0 && s[1] < 0xA0) || (s[0] == 0xED && s[1] > 0x9F)) return 0;
-    if ((s[0] == 0xF0 && s[1] < 0x90) || (s[0] == 0xF4 && s[1] > 0x8F)) return 0;
-    return length;
-}
-
 void log_text(logfile *log, const char *name, const char *value) {
     if (!log) return;
     char *clean = malloc(3 * strlen(value) + 1), *to = clean;
     if (!clean) cf_die(NULL, "log %s: out of memory for %s", log->path, name);
     while (*value) {
-        int length = utf8_length((const unsigned char *)value);
+        int length = unicode_bytes(value);
         memcpy(to, length ? value : "\xEF\xBF\xBD", length ? (size_t)length : 3);
         to += length ? length : 3;
         value += length ? length : 1;

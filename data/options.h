@@ -31,7 +31,9 @@ typedef struct options {
     int64_t seed, recompute;
     const char *dtype;
     // watching
-    int64_t val_every, val_batches, sample_every;
+    int64_t val_every, val_batches, sample_every, sample_tokens, top_k;
+    double temperature;
+    const char *prompt;
     const char *log, *trace, *trace_steps;
     // output
     const char *out;

@@ -2,12 +2,15 @@
 #include "origin.h"
 #include "../commfuse/die.h"
 #include "durable.h"
+#include "prompt.h"
 #include "resume.h"
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
 
 // Beside the tokens, or else beside the model file.
 vocabulary *origin_words(const options *o) {
@@ -26,6 +29,24 @@ tokens *origin_tokens(const options *o, const char *option, const char *pattern,
     if (o->verify_data) tokens_verify(data);
     tokens_check(data, V);
     return data;
+}
+
+// Every rank has read something for this option: the same.
+static void agree(cf_transport *transport, const char *option, uint64_t hash) {
+    uint64_t *all = calloc((size_t)transport->size, sizeof *all);
+    if (!all) cf_die(NULL, "out of memory for what %d ranks have read", transport->size);
+    cf_allgather_host(transport, &hash, all, sizeof hash);
+    for (int rank = 1; rank < transport->size; rank++)
+        if (all[rank] != all[0])
+            cf_die_together("give every host the same file; compare: sha256sum",
+                            "rank %d has read something else for --%s than rank 0", rank, option);
+    free(all);
+}
+
+int32_t *origin_prompt(const options *o, const vocabulary *words, int64_t V, cf_transport *transport, int64_t *count) {
+    int32_t *prompt = prompt_read(o, words, V, count);
+    agree(transport, "prompt", XXH64(prompt, (size_t)*count * sizeof *prompt, 0));
+    return prompt;
 }
 
 // --- the model's shape ---

@@ -19,6 +19,9 @@ vocabulary *origin_words(const options *o); // NULL: none, tokens are bytes
 // --train or --val, NULL if it is not given; all of it is read with --verify-data, which `root` prints.
 tokens *origin_tokens(const options *o, const char *option, const char *pattern, int64_t V, bool root);
 
+// Collective: what samples begin with, see prompt_read().
+int32_t *origin_prompt(const options *o, const vocabulary *words, int64_t V, cf_transport *transport, int64_t *count);
+
 // Shapes of the model: of a run, which --init-from, the checkpoint in --out or options say. Collective. *start: the model
 // file if it is read, else NULL. Then o->seq may be lower, if it was not given.
 gpt_shape origin_shape(options *o, const vocabulary *words, cf_transport *transport, model_file **start);

@@ -107,6 +107,10 @@ bool recipe_due(int64_t every, int64_t step) {
     return every > 0 && step % every == 0;
 }
 
+bool recipe_samples(const options *o, int64_t step, bool last) {
+    return last ? o->sample_every > 0 || *o->prompt : step > 0 && recipe_due(o->sample_every, step);
+}
+
 bool recipe_interrupts(const options *o, int64_t step) {
     return recipe_due(o->val_every, step + 1) || recipe_due(o->sample_every, step + 1) || recipe_due(o->save_every, step + 1) ||
            step + 1 == o->steps;

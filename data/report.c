@@ -286,7 +286,7 @@ void report_validation(run_report *r, int64_t step, double loss, int64_t sequenc
     report_line(r, "step %5lld  validation loss %.4f  %lld sequences\n", (long long)step, loss, (long long)sequences);
 }
 
-void report_sample(run_report *r, int64_t step, const int32_t *token, int count) {
+void report_sample(run_report *r, int64_t step, const int32_t *token, int64_t count) {
     static bool said;
     begin_watched(r, "sample", step);
     if (!root(r)) return;
@@ -299,7 +299,7 @@ void report_sample(run_report *r, int64_t step, const int32_t *token, int count)
     said = true;
     char *text = malloc((size_t)count * 256 + 1), *end = text;
     if (!text) cf_die(NULL, "out of memory for a sample");
-    for (int i = 0; i < count; i++) end += vocabulary_bytes(r->words, token[i], end);
+    for (int64_t i = 0; i < count; i++) end += vocabulary_bytes(r->words, token[i], end);
     *end = 0;
     for (char *at = text; at < end; at++)
         if (!*at) *at = ' '; // bytes of a model without words

@@ -90,6 +90,11 @@ int64_t vocabulary_end_of_text(const vocabulary *v) {
     return v ? v->end_of_text : -1;
 }
 
+const char *vocabulary_word(const vocabulary *v, int64_t token, int *length) {
+    *length = v->bytes[v->at[token]];
+    return (const char *)v->bytes + v->at[token] + 1;
+}
+
 int vocabulary_bytes(const vocabulary *v, int64_t token, char *text) {
     static const char replacement[] = "\xEF\xBF\xBD"; // U+FFFD, for tokens that a padded model may have
     if (token < 0 || token >= vocabulary_size(v)) {
@@ -100,7 +105,8 @@ int vocabulary_bytes(const vocabulary *v, int64_t token, char *text) {
         text[0] = (char)token;
         return 1;
     }
-    const unsigned char *from = v->bytes + v->at[token];
-    memcpy(text, from + 1, from[0]);
-    return from[0];
+    int length;
+    const char *from = vocabulary_word(v, token, &length);
+    memcpy(text, from, (size_t)length);
+    return length;
 }

@@ -6,16 +6,32 @@
 #include <stdlib.h>
 #include <string.h>
 
-// A token drawn from softmax(logits) with the uniform number u.
-static int32_t draw(const float *logits, int64_t V, double u) {
-    double maximum = -INFINITY, sum = 0, so_far = 0;
-    for (int64_t v = 0; v < V; v++) maximum = fmax(maximum, logits[v]);
-    for (int64_t v = 0; v < V; v++) sum += exp(logits[v] - maximum);
-    for (int64_t v = 0; v < V; v++) {
-        so_far += exp(logits[v] - maximum);
-        if (so_far > u * sum) return (int32_t)v;
+static int descending(const void *a, const void *b) {
+    const float x = *(const float *)a, y = *(const float *)b;
+    return (x < y) - (x > y);
+}
+
+// A token drawn from softmax(logits / temperature) with the uniform number u. sorted (V): scratch.
+static int32_t draw(const float *logits, float *sorted, int64_t V, sampling how, double u) {
+    double maximum = -INFINITY, least = -INFINITY, sum = 0, so_far = 0;
+    int32_t last = 0;
+    for (int64_t v = 0; v < V; v++)
+        if (logits[v] > maximum) maximum = logits[v], last = (int32_t)v;
+    if (how.temperature == 0) return last;
+    if (how.top_k > 0 && how.top_k < V) {
+        memcpy(sorted, logits, (size_t)V * sizeof *sorted);
+        qsort(sorted, (size_t)V, sizeof *sorted, descending);
+        least = sorted[how.top_k - 1];
     }
-    return (int32_t)(V - 1);
+    for (int64_t v = 0; v < V; v++)
+        if (logits[v] >= least) sum += exp((logits[v] - maximum) / how.temperature);
+    for (int64_t v = 0; v < V; v++) {
+        if (!(logits[v] >= least)) continue;
+        so_far += exp((logits[v] - maximum) / how.temperature);
+        last = (int32_t)v;
+        if (so_far > u * sum) break;
+    }
+    return last;
 }
 
 // Tokens behind `length` are not seen by those before, so a pass may hold more of them. Every length would be another kind
@@ -27,22 +43,22 @@ static int64_t padded(int64_t length, int64_t tp, int64_t T) {
     return enough < T ? enough : T;
 }
 
-void gpt_generate(gpt *g, int32_t first, uint64_t seed, uint64_t stream, int64_t T, int32_t *inputs, int32_t *token, int count) {
-    int64_t V = g->params.shape.V, tp = g->mesh->tp, length = 1;
-    float *logits = malloc((size_t)V * sizeof *logits);
+void gpt_generate(gpt *g, sampling how, int32_t *tokens, int64_t given, int64_t count, int64_t T, int32_t *inputs) {
+    int64_t V = g->params.shape.V, tp = g->mesh->tp, length = given;
+    float *logits = malloc(2 * (size_t)V * sizeof *logits);
     if (!logits) cf_die(NULL, "out of memory for a sample");
     memset(inputs, 0, (size_t)T * sizeof *inputs);
-    inputs[0] = first;
-    for (int i = 0; i < count; i++) {
+    memcpy(inputs, tokens, (size_t)given * sizeof *inputs);
+    for (int64_t i = 0; i < count; i++) {
         gpt_begin_forward(g, inputs, NULL, padded(length, tp, T), 1);
         gpt_forward(g, 0, NULL);
         gpt_next_logits(g, length - 1, 0, logits);
-        token[i] = draw(logits, V, random_uniform(seed, stream, (uint64_t)i));
+        tokens[given + i] = draw(logits, logits + V, V, how, random_uniform(how.seed, how.stream, (uint64_t)i));
         if (length == T) {
             length = T / 2;
             memmove(inputs, inputs + T - length, (size_t)length * sizeof *inputs);
         }
-        inputs[length++] = token[i];
+        inputs[length++] = tokens[given + i];
     }
     free(logits);
 }
