@@ -2,6 +2,7 @@
 #
 #   Makefile           compilers, flags and libraries; the program for CPUs
 #   scripts/cuda.mk    the program for GPUs
+#   scripts/lib.mk     commfuse/ as a library: make lib, make install
 #   tests/tests.mk     tests, benchmarks and what they need; tests/emulator/emulator.mk: the GPU program without a GPU
 #   scripts/tools.mk   reports, format, lint, config
 #
@@ -105,7 +106,7 @@ $(B)/version build/march build/mpi: FORCE
 $(B)/commfuse/transport_mpi.o $(B)/commfuse/flights_mpi.o: build/mpi
 $(foreach kind,$(variant) cuda-bf16 cuda-fp32 emulated-bf16 emulated-fp32,build/$(kind)/commfuse/bootstrap_mpi.o): build/mpi
 
-include scripts/cuda.mk tests/tests.mk scripts/tools.mk
+include scripts/cuda.mk scripts/lib.mk tests/tests.mk scripts/tools.mk
 
 clean: ## remove everything that was built
 	rm -rf build train_gpt train_gpt_bf16 train_gpt_cuda train_gpt_cuda_fp32 compile_commands.json

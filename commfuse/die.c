@@ -99,8 +99,59 @@ CF_NORETURN static void print_and_leave(const char *hint, const char *format, va
     _exit(STATUS);
 }
 
+// --- errors as values ---
+
+static bool errors_return; // atomic
+static __thread cf_boundary *boundary;
+static __thread char error[4096];
+
+void cf_errors_return(bool on) {
+    __atomic_store_n(&errors_return, on, __ATOMIC_RELAXED);
+}
+
+const char *cf_error(void) {
+    return error;
+}
+
+bool cf_boundary_enter(cf_boundary *here) {
+    if (boundary || !__atomic_load_n(&errors_return, __ATOMIC_RELAXED)) return false;
+    boundary = here;
+    return true;
+}
+
+void cf_boundary_leave(cf_boundary *here) {
+    if (boundary == here) boundary = NULL;
+}
+
+cf_boundary *cf_leave_for_callback(void) {
+    cf_boundary *left = boundary;
+    boundary = NULL;
+    return left;
+}
+
+void cf_back_from_callback(cf_boundary *left) {
+    boundary = left;
+}
+
+// Does not come back if a caller wants errors as values.
+static void return_error(const char *hint, const char *format, va_list arguments) {
+    cf_boundary *to = boundary;
+    if (!to) return;
+    boundary = NULL;
+    char text[sizeof error / 2]; // the last error may be among the arguments
+    vsnprintf(text, sizeof text, format, arguments);
+    snprintf(error, sizeof error, hint ? "%s\nhint: %s" : "%s", text, hint);
+    cf_printable(error);
+    longjmp(to->back, 1);
+}
+
+// --- the end ---
+
 void cf_die(const char *hint, const char *format, ...) {
     va_list arguments;
+    va_start(arguments, format);
+    return_error(hint, format, arguments);
+    va_end(arguments);
     pthread_mutex_lock(&self.dying); // never unlocked: the first to die speaks
     va_start(arguments, format);
     print_and_leave(hint, format, arguments);
@@ -114,6 +165,9 @@ void cf_die_heard(void) {
 
 void cf_die_together(const char *hint, const char *format, ...) {
     va_list arguments;
+    va_start(arguments, format);
+    return_error(hint, format, arguments);
+    va_end(arguments);
     find_self();
     void (*meet)(void) = self.meet;
     self.meet = NULL;

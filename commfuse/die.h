@@ -1,4 +1,5 @@
-// The one way to end on an error: print what, where, why and what to do next, then end every rank.
+// The one way to end on an error: print what, where, why and what to do next, then end every rank. Programs that use this
+// folder as a library may have the error as a value instead: cf_errors_return().
 //
 // A message is printed as
 //     error: rank 3 of 8 (host): WHAT AND WHY
@@ -8,6 +9,8 @@
 #ifndef CF_DIE_H
 #define CF_DIE_H
 
+#include <setjmp.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include "extern_c.h"
 
@@ -37,6 +40,30 @@ CF_NORETURN void cf_die(const char *hint, const char *format, ...) CF_PRINTF(2, 
 // Every rank finds the same error at the same place (options, shapes, files): rank 0 prints it once for
 // all. A rank that is still there seconds later was alone with it and prints it too.
 CF_NORETURN void cf_die_together(const char *hint, const char *format, ...) CF_PRINTF(2, 3);
+
+// --- errors as values ---
+
+// on: from here on the functions of this library that say so in their headers (NULL, false or NAN "on an error") return that
+// when an error is found in the thread that called them, instead of ending all ranks; cf_error() is then the message. What their
+// failed call had made is lost memory, no more. An operation that fails half way (a peer is dead, or late) takes its context
+// with it: context.h. What a thread of the library finds (an error of MPI, a start or an end that hangs) ends all ranks as ever.
+void cf_errors_return(bool on);
+// "WHAT AND WHY\nhint: WHAT TO DO NEXT" of the latest error returned in this thread, valid until the next one; "": none yet.
+const char *cf_error(void);
+
+// For this library's functions. The first statement of one that returns errors is CF_RETURNS(value on an error): that value is an
+// expression, taken after the error. Only the outermost such call of a thread counts; callbacks are called between
+// cf_leave_for_callback() and cf_back_from_callback(), as nothing may jump past the caller's code.
+typedef struct cf_boundary {
+    jmp_buf back;
+} cf_boundary;
+bool cf_boundary_enter(cf_boundary *boundary); // false: errors end the process, or a boundary further out returns them
+void cf_boundary_leave(cf_boundary *boundary);
+cf_boundary *cf_leave_for_callback(void);
+void cf_back_from_callback(cf_boundary *boundary);
+#define CF_RETURNS(value)                                                                                                          \
+    cf_boundary cf_here __attribute__((cleanup(cf_boundary_leave)));                                                               \
+    if (cf_boundary_enter(&cf_here) && setjmp(cf_here.back) != 0) return value
 
 // Call when rank 0 has ended: a rank that waits in cf_die_together() for rank 0's message exits. For transports whose
 // abort cannot end other processes.

@@ -11,6 +11,7 @@
 // context has a check, checksums travel beside the payload (check.c): posted behind it, compared in finish.
 #include "fuse.h"
 #include "die.h"
+#include "schedule_check.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,8 +38,8 @@ struct cf_fuse {
     int timed_count;
     timed_run *now; // of the run in progress; NULL: it is not timed
     // The run in progress
-    bool running;
-    int next; // step
+    bool running, half_way; // an error now would leave it half done
+    int next;               // step
     char *full;
     int64_t rows, row_bytes, row_elements;
     cf_compute *compute;
@@ -47,10 +48,6 @@ struct cf_fuse {
 };
 
 // --- plan ---
-
-static bool on_wire(const cf_step *step) {
-    return step->kind == CF_EXCHANGE || step->kind == CF_COLLECTIVE;
-}
 
 static int64_t staging_bytes(const cf_fuse *f, const cf_schedule *s) {
     return s->stage_slots / s->slices * f->plan.capacity * cf_dtype_size(f->plan.dtype);
@@ -98,6 +95,32 @@ static void release(cf_fuse *f) {
     free(f->timed);
 }
 
+// All ranks', which are checked together; the schedule of this one.
+static cf_schedule *generated(const cf_fuse_plan *plan) {
+    const int ranks = plan->group->size;
+    if (!plan->generator) cf_die("give plan.generator", "%s: mode own without a generator", plan->name);
+    cf_schedule **all = calloc((size_t)ranks, sizeof *all);
+    if (!all) cf_die(NULL, "out of memory for operation %s", plan->name);
+    for (int r = 0; r < ranks; r++) {
+        cf_boundary *boundary = cf_leave_for_callback();
+        all[r] = plan->generator(ranks, r, plan->slices);
+        cf_back_from_callback(boundary);
+        if (!all[r]) cf_die(NULL, "%s: its generator has no schedule for rank %d of %d: %s", plan->name, r, ranks, cf_error());
+    }
+    char where[CF_WHERE_TEXT];
+    cf_schedule *mine = all[plan->group->rank];
+    const char *property = cf_schedule_check(all, where);
+    if (property) cf_die("cf_schedule_print() prints it", "%s: its schedule violates %s: %s", plan->name, property, where);
+    if (all[0]->ranks != ranks || mine->operation != plan->operation || mine->side != plan->side || mine->mode != CF_MODE_OWN ||
+        (mine->folds && !plan->folds))
+        cf_die(NULL, "%s: its generator makes a schedule of %d ranks for %s, mode %s", plan->name, mine->ranks,
+               cf_operation_name(mine->operation), cf_mode_name(mine->mode));
+    for (int r = 0; r < ranks; r++)
+        if (all[r] != mine) cf_schedule_free(all[r]);
+    free(all);
+    return mine;
+}
+
 void cf_fuse_offer(cf_fuse *f, const cf_choice *ways, int count) {
     const cf_fuse_plan *plan = &f->plan;
     cf_context *context = f->context;
@@ -108,8 +131,10 @@ void cf_fuse_offer(cf_fuse *f, const cf_choice *ways, int count) {
     int64_t stage = 0, result = 0, steps = 1, slices = 1;
     for (f->ways = 0; f->ways < count; f->ways++) {
         const cf_choice *c = &ways[f->ways];
-        const cf_schedule *s = f->way[f->ways] = cf_schedule_create(plan->operation, plan->side, c->mode, c->route,
-                                                                    plan->group->size, plan->group->rank, c->slices, plan->folds);
+        const cf_schedule *s = f->way[f->ways] =
+            c->mode == CF_MODE_OWN ? generated(plan)
+                                   : cf_schedule_create(plan->operation, plan->side, c->mode, c->route, plan->group->size,
+                                                        plan->group->rank, c->slices, plan->folds);
         stage = larger(stage, staging_bytes(f, s)), result = larger(result, result_bytes(f, s));
         steps = larger(steps, s->count + 1), slices = larger(slices, s->slices);
     }
@@ -133,6 +158,7 @@ void cf_fuse_take(cf_fuse *f, int way) {
 }
 
 cf_fuse *cf_fuse_create(cf_context *context, cf_fuse_plan plan) {
+    CF_RETURNS(NULL);
     if (plan.capacity < 0) cf_die(NULL, "%s: capacity of %lld elements", plan.name, (long long)plan.capacity);
     if (plan.result_given && plan.operation != CF_ALLTOALL)
         cf_die(NULL, "%s: the result of %s cannot be given, only that of all-to-all", plan.name, cf_operation_name(plan.operation));
@@ -147,11 +173,13 @@ cf_fuse *cf_fuse_create(cf_context *context, cf_fuse_plan plan) {
     return f;
 }
 
-void cf_fuse_free(cf_fuse *f) {
-    if (!f) return;
+bool cf_fuse_free(cf_fuse *f) {
+    CF_RETURNS(false);
+    if (!f) return true;
     if (f->running) cf_die(NULL, "%s is freed while it runs", f->label);
     release(f);
     free(f);
+    return true;
 }
 
 void cf_fuse_result(cf_fuse *f, void *result) {
@@ -257,14 +285,12 @@ static void wait_for_step(cf_fuse *f, int index, cf_point point) {
 }
 
 static void wait_for_arrival(cf_fuse *f, int index) {
-    if (index < 0 || !on_wire(&f->schedule->step[index]) || f->arrived[index]) return;
+    if (!cf_on_wire(&f->schedule->step[index]) || f->arrived[index]) return;
     wait_for_step(f, index, CF_ARRIVED);
 }
 
 static void wait_for_all(cf_fuse *f, const cf_step *step) {
-    int between = step->range ? step->wait[1] : -1;
-    for (int i = step->wait[0]; i < between; i++) wait_for_arrival(f, i);
-    for (int i = 0; i < 2; i++) wait_for_arrival(f, step->wait[i]);
+    for (int n = 0, wait = 0; (wait = cf_nth_wait(step, n)) >= 0; n++) wait_for_arrival(f, wait);
 }
 
 static void run_compute(cf_fuse *f, const cf_step *step) {
@@ -272,7 +298,9 @@ static void run_compute(cf_fuse *f, const cf_step *step) {
     if (span.rows == 0) return;
     cf_stream *stream = f->context->stream;
     cf_moment begin = cf_trace_begin(f->context->trace, CF_TRACE_COMPUTE, f->plan.name, stream);
+    cf_boundary *boundary = cf_leave_for_callback();
     f->compute(f->argument, &span, stream);
+    cf_back_from_callback(boundary);
     cf_trace_end(f->context->trace, CF_TRACE_COMPUTE, f->plan.name, f->layer, step->first, begin, stream);
 }
 
@@ -335,7 +363,7 @@ static void fill_request(cf_fuse *f, int index) {
     else
         fill_collective(f, step, r);
     for (int i = 0, n = 0; i < 2; i++)
-        if (step->wait[i] >= 0 && on_wire(&f->schedule->step[step->wait[i]]) && !f->arrived[step->wait[i]])
+        if (step->wait[i] >= 0 && cf_on_wire(&f->schedule->step[step->wait[i]]) && !f->arrived[step->wait[i]])
             r->after[n++] = &f->request[step->wait[i]];
 }
 
@@ -353,7 +381,7 @@ static void post(cf_fuse *f, int first, int end) {
 static void run_step(cf_fuse *f) {
     int index = f->next++;
     const cf_step *step = &f->schedule->step[index];
-    if (on_wire(step)) {
+    if (cf_on_wire(step)) {
         while (f->next < f->schedule->count && f->schedule->step[f->next].joined) f->next++;
         post(f, index, f->next);
         if (f->schedule->blocking) wait_for_arrival(f, index);
@@ -368,8 +396,20 @@ static void run_step(cf_fuse *f) {
         run_copy(f, step);
 }
 
-void cf_fuse_begin(cf_fuse *f, void *full, int64_t rows_per_rank, int64_t row_elements, cf_compute *compute, void *argument,
+static void *fail(cf_context *context, bool half_way) {
+    context->failed |= half_way;
+    return NULL;
+}
+
+static void check_context(const cf_context *context, const char *label) {
+    if (context->failed)
+        cf_die("end this process: its launcher ends the others", "%s: an operation of this context has failed half way", label);
+}
+
+bool cf_fuse_begin(cf_fuse *f, void *full, int64_t rows_per_rank, int64_t row_elements, cf_compute *compute, void *argument,
                    int layer) {
+    CF_RETURNS(fail(f->context, f->half_way));
+    check_context(f->context, f->label);
     if (f->running) cf_die(NULL, "%s is begun while it runs", f->label);
     if (rows_per_rank < 0 || row_elements < 0 || rows_per_rank * row_elements > f->plan.capacity)
         cf_die(NULL, "%s: a shard of %lld x %lld elements exceeds the capacity of %lld", f->label, (long long)rows_per_rank,
@@ -391,8 +431,11 @@ void cf_fuse_begin(cf_fuse *f, void *full, int64_t rows_per_rank, int64_t row_el
     f->layer = layer;
     memset(f->arrived, 0, (size_t)f->schedule->count * sizeof *f->arrived);
     if (f->sums) cf_checksums_begin(f->sums, f->rows, f->row_bytes, layer, f->context->step, f->context->stream);
+    f->half_way = true;
     while (f->next < f->schedule->begin) run_step(f);
+    f->half_way = false;
     if (f->now) f->now->begin[1] = cf_moment_now(f->context->stream);
+    return true;
 }
 
 static void finish_checksums(cf_fuse *f) {
@@ -404,21 +447,25 @@ static void finish_checksums(cf_fuse *f) {
 // Where requests complete in order that is one wait for all of them.
 static void wait_for_last(cf_fuse *f) {
     int last = f->schedule->count - 1;
-    while (last >= 0 && !on_wire(&f->schedule->step[last])) last--;
+    while (last >= 0 && !cf_on_wire(&f->schedule->step[last])) last--;
     if (last >= 0 && f->context->transport->in_order) wait_until(f, &f->request[last], CF_COMPLETE);
 }
 
 void *cf_fuse_finish(cf_fuse *f) {
+    CF_RETURNS(fail(f->context, f->half_way));
+    check_context(f->context, f->label);
     if (!f->running) cf_die(NULL, "%s is finished but was not begun", f->label);
     if (f->now) f->now->finish[0] = cf_moment_now(f->context->stream);
+    f->half_way = true;
     while (f->next < f->schedule->count) run_step(f);
     if (!f->sums) wait_for_last(f); // checksums are made as slices arrive
     for (int i = 0; i < f->schedule->count; i++) {
-        if (!on_wire(&f->schedule->step[i])) continue;
+        if (!cf_on_wire(&f->schedule->step[i])) continue;
         wait_for_step(f, i, CF_COMPLETE);
         trace_request(f, i);
     }
     if (f->sums) finish_checksums(f);
+    f->half_way = false;
     if (f->now) f->now->finish[1] = cf_moment_now(f->context->stream);
     f->running = false;
     char *result = f->schedule->operation == CF_ALLGATHER ? f->full : place_of(f, f->schedule->result);
@@ -428,12 +475,13 @@ void *cf_fuse_finish(cf_fuse *f) {
 
 void *cf_fuse_run(cf_fuse *f, void *full, int64_t rows_per_rank, int64_t row_elements, cf_compute *compute, void *argument,
                   int layer) {
-    cf_fuse_begin(f, full, rows_per_rank, row_elements, compute, argument, layer);
-    return cf_fuse_finish(f);
+    return cf_fuse_begin(f, full, rows_per_rank, row_elements, compute, argument, layer) ? cf_fuse_finish(f) : NULL;
 }
 
-void cf_barrier(cf_context *context, const cf_group *group) {
-    if (group->size == 1) return;
+bool cf_barrier(cf_context *context, const cf_group *group) {
+    CF_RETURNS(fail(context, true));
+    if (group->size == 1) return true;
+    check_context(context, "barrier");
     cf_request r = {.kind = CF_REQUEST_BARRIER,
                     .group = group,
                     .send_to = -1,
@@ -443,4 +491,5 @@ void cf_barrier(cf_context *context, const cf_group *group) {
                     .step = context->step};
     context->transport->post(context->transport, &r, 1, context->stream);
     context->transport->wait(context->transport, &r, CF_COMPLETE, context->stream);
+    return true;
 }

@@ -8,30 +8,17 @@
 //     cf_fuse *rs = cf_fuse_create(&context, (cf_fuse_plan){.name = "mlp.fc2", …});
 //     float *mine = cf_fuse_run(rs, partial, rows, row_elements, gemm, &args, layer);
 // or begin; other compute; finish, so that other compute hides what is left of the transfers.
+//
+// Who calls what, how long things live, and errors as values: context.h.
 #ifndef CF_FUSE_H
 #define CF_FUSE_H
 
-#include "check.h"
 #include "choice.h"
-#include "device.h"
-#include "mesh.h"
+#include "context.h"
 #include "schedule.h"
-#include "trace.h"
-#include "transport.h"
 #include "extern_c.h"
 
 CF_EXTERN_C_BEGIN
-
-// What every operation of a process shares. transport may be NULL if every group has one member.
-typedef struct cf_context {
-    cf_transport *transport;
-    cf_stream *stream;
-    cf_trace *trace;
-    int step;        // for messages and traces; -1 outside of training
-    int tags;        // message tags given out so far: all ranks create the same operations in the same order
-    bool timed;      // runs are timed: cf_fuse_spent_ms()
-    cf_check *check; // checksums on what is exchanged, set before the first operation is created; NULL: none
-} cf_context;
 
 // The part of the payload one call of the callback works on: `blocks` runs of `rows` consecutive rows.
 // Block i is rows [row + i·row_stride, …+ rows) of the N · rows_per_rank rows of the payload and is at
@@ -46,17 +33,22 @@ typedef struct cf_span {
     char *data;
     int64_t data_stride; // bytes between the starts of two blocks
 } cf_span;
-// begin() makes the calls with CF_COMPUTE_BEFORE, finish() those with CF_COMPUTE_AFTER, or with accumulate.
+// begin() makes the calls with CF_COMPUTE_BEFORE, finish() those with CF_COMPUTE_AFTER, or with accumulate. A callback may run
+// other operations; it has no way to fail: what went wrong in it, it notes in its argument, and computes on.
 typedef void cf_compute(void *argument, const cf_span *span, cf_stream *stream);
 
+// Makes the schedule of any rank (cf_schedule_start), the same whoever calls it; NULL: it cannot. The operation frees it.
+typedef cf_schedule *cf_generator(int ranks, int rank, int slices);
+
 typedef struct cf_fuse_plan {
-    const char *name; // of the place in the model, "mlp.fc2"; must outlive the operation
+    const char *name; // for messages and traces, "mlp.fc2"; must outlive the operation
     const cf_group *group;
     cf_operation operation;
     cf_side side;
     cf_mode mode;
     cf_route route;
-    int slices; // of each rank's shard
+    int slices;              // of each rank's shard
+    cf_generator *generator; // of mode OWN: create calls it for all ranks, and refuses what cf_schedule_check() does
     cf_dtype dtype;
     int64_t capacity;  // elements of one rank's shard, at most
     bool result_given; // all-to-all: the caller says before every begin where the result goes
@@ -69,14 +61,14 @@ typedef struct cf_fuse_plan {
 
 typedef struct cf_fuse cf_fuse;
 
-cf_fuse *cf_fuse_create(cf_context *context, cf_fuse_plan plan);
-void cf_fuse_free(cf_fuse *fuse);
+cf_fuse *cf_fuse_create(cf_context *context, cf_fuse_plan plan); // NULL on an error
+bool cf_fuse_free(cf_fuse *fuse);                                // NULL is allowed; false on an error: it runs
 const cf_schedule *cf_fuse_schedule(const cf_fuse *fuse);
 const cf_fuse_plan *cf_fuse_get_plan(const cf_fuse *fuse); // mode, route and slices: of the way that it takes now
 cf_work cf_fuse_work(const cf_fuse *fuse);
 
 // Ways in which the operation may run, instead of the one that it was created with; it takes the first. Memory is that of the
-// largest. All ranks offer the same, in the same order, before the first run. Without --check-wire only.
+// largest. All ranks offer the same, in the same order, before the first run. Not with checksums (context.check).
 void cf_fuse_offer(cf_fuse *fuse, const cf_choice *ways, int count);
 // From the next run on it takes that one; on all ranks of the group between the same two runs.
 void cf_fuse_take(cf_fuse *fuse, int way);
@@ -93,18 +85,19 @@ void cf_fuse_result(cf_fuse *fuse, void *result);
 // Payload: `full` holds ranks · rows_per_rank rows of row_elements elements, rank i's shard at row
 // i · rows_per_rank. all-gather: the own shard must be in place. compute and argument: NULL without
 // compute. layer: for messages and traces, -1 none. rows_per_rank may be smaller than the number of slices.
-void cf_fuse_begin(cf_fuse *fuse, void *full, int64_t rows_per_rank, int64_t row_elements, cf_compute *compute, void *argument,
+// false on an error; refused before anything is done if an argument is wrong.
+bool cf_fuse_begin(cf_fuse *fuse, void *full, int64_t rows_per_rank, int64_t row_elements, cf_compute *compute, void *argument,
                    int layer);
 // Take the remaining steps. Returns: reduce-scatter: the reduced own shard; all-to-all: slices by
 // source (with compute after, the own ones stay in full in commfuse mode and on one rank); all-gather: full.
-// Valid until the next begin.
+// Valid until the next begin. NULL on an error.
 void *cf_fuse_finish(cf_fuse *fuse);
-// begin and finish.
+// begin and finish. NULL on an error.
 void *cf_fuse_run(cf_fuse *fuse, void *full, int64_t rows_per_rank, int64_t row_elements, cf_compute *compute, void *argument,
                   int layer);
 
-// Blocks until all members of the group are here.
-void cf_barrier(cf_context *context, const cf_group *group);
+// Blocks until all members of the group are here. false on an error.
+bool cf_barrier(cf_context *context, const cf_group *group);
 
 CF_EXTERN_C_END
 #endif

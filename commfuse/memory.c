@@ -36,7 +36,10 @@ void cf_device_plan_only(bool on) {
 static int purpose_index(const char *name) {
     for (int i = 0; i < memory.purposes; i++)
         if (strcmp(memory.purpose[i].name, name) == 0) return i;
-    if (memory.purposes == PURPOSES_MAX) cf_die(NULL, "more than %d purposes of memory", PURPOSES_MAX);
+    if (memory.purposes == PURPOSES_MAX) {
+        pthread_mutex_unlock(&memory.lock);
+        cf_die(NULL, "more than %d purposes of memory", PURPOSES_MAX);
+    }
     snprintf(memory.purpose[memory.purposes].name, sizeof memory.purpose[0].name, "%s", name);
     return memory.purposes++;
 }
@@ -47,14 +50,15 @@ static void *reserve(int64_t bytes) {
 }
 
 void *cf_alloc(int64_t bytes, const char *purpose) {
+    CF_RETURNS(NULL);
     if (bytes < 0) cf_die(NULL, "allocation of %lld bytes for %s", (long long)bytes, purpose);
-    pthread_mutex_lock(&memory.lock);
     block *b = malloc(sizeof *b);
     void *address = b == NULL ? NULL : memory.plan_only ? reserve(bytes) : cf_device_take(bytes);
     if (!address)
         cf_die("lower --micro-batch or --seq, or use more ranks; --dry-run prints memory per purpose",
                "no memory: %.1f MiB for %s, after %.1f MiB already taken", (double)bytes / 1048576, purpose,
                (double)cf_memory_bytes() / 1048576);
+    pthread_mutex_lock(&memory.lock);
     *b = (block){address, bytes, purpose_index(purpose), memory.plan_only, memory.blocks};
     memory.blocks = b;
     memory.purpose[b->purpose].bytes += bytes;

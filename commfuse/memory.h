@@ -14,7 +14,7 @@ CF_EXTERN_C_BEGIN
 
 void cf_device_plan_only(bool on); // from here on cf_alloc() reserves addresses without memory
 
-// Zeroed, 256-byte aligned; dies naming purpose and size when there is none. bytes = 0 gives a valid pointer.
+// Zeroed, 256-byte aligned; NULL on an error, which names purpose and size. bytes = 0 gives a valid pointer.
 // The host must not touch it (device.h).
 void *cf_alloc(int64_t bytes, const char *purpose);
 void cf_free(void *memory); // NULL is allowed

@@ -202,6 +202,7 @@ static cf_replayed result_of(const replay *r) {
 }
 
 cf_replayed cf_replay(cf_schedule *const *schedule, int ranks, const cf_machine *machine) {
+    CF_RETURNS(((cf_replayed){NAN, NAN}));
     replay r = {.machine = machine, .players = ranks};
     start(&r, schedule);
     for (double next = 0; next < INFINITY; next = next_instant(&r)) {

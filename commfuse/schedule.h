@@ -39,6 +39,7 @@ typedef enum {
     CF_MODE_NOWIRE, // commfuse without its transfers: what slices cost is in it
     CF_MODE_IDEAL,  // none without its transfers: one computation, the bound of all
     CF_MODE_AUTO,
+    CF_MODE_OWN, // a generator of the caller's (cf_schedule_start)
     CF_MODES
 } cf_mode;
 // Who passes a slice on to whom.
@@ -106,9 +107,35 @@ typedef struct cf_schedule {
 // last of all, are then computed onto the sums that have arrived for them, which saves an addition each. Slice m − 1 is
 // computed first of the own ones, without its sum, which arrives last of all and is added at the very end: so no
 // computation waits for it, and whatever hides without folding hides with it.
+// NULL on an error, such as a side on which the operation does not compute.
 cf_schedule *cf_schedule_create(cf_operation operation, cf_side side, cf_mode mode, cf_route route, int ranks, int rank, int slices,
                                 bool folds);
 void cf_schedule_free(cf_schedule *schedule);
+
+// A schedule of one's own: a list without steps, of mode OWN, which the following fill; then set `begin`, and `stage_slots`
+// (a multiple of m) if it uses the stage. Each appends a step and returns its index, for later steps to wait for; -1 for a wait
+// is none. What is not an argument (range, accumulate, joined) is set in schedule->step[index]. Plans take a function that
+// makes such a schedule for any rank (fuse.h), and cf_schedule_check() says what is wrong with it.
+cf_schedule *cf_schedule_start(cf_operation operation, cf_side side, int ranks, int rank, int slices);
+int cf_append_compute(cf_schedule *s, cf_side side, cf_place at, int first, int count, int wait); // slices first, first + m, …
+int cf_append_exchange(cf_schedule *s, int send_to, cf_place from, int send_slice, int recv_from, cf_place at, int recv_slice,
+                       int wait0, int wait1);
+int cf_append_add(cf_schedule *s, cf_place at, cf_place from, int wait0, int wait1);
+int cf_append_copy(cf_schedule *s, cf_place at, cf_place from, int wait);
+int cf_append_collective(cf_schedule *s, cf_place from, cf_place at, int first, int wait); // slices first, first + m, …, N of them
+
+// Does it run beside the compute stream?
+static inline bool cf_on_wire(const cf_step *step) {
+    return step->kind == CF_EXCHANGE || step->kind == CF_COLLECTIVE;
+}
+
+// The n-th of the steps that a step waits for; -1: there are no more.
+static inline int cf_nth_wait(const cf_step *step, int n) {
+    if (step->range) return step->wait[0] + n <= step->wait[1] ? step->wait[0] + n : -1;
+    for (int i = 0; i < 2; i++)
+        if (step->wait[i] >= 0 && n-- == 0) return step->wait[i];
+    return -1;
+}
 
 // First row of slice k, 0 <= k <= m, of a shard of `rows` rows: sizes differ by at most one row.
 int64_t cf_schedule_row(const cf_schedule *schedule, int64_t rows, int k);

@@ -34,7 +34,7 @@ lint: compile_commands.json ## clang-tidy over every C file of the program: .cla
 	@echo train_gpt.cu commfuse/*.c layers/*.c data/*.c | xargs -n 1 -P "$$(nproc)" clang-tidy --quiet -p . \
 	    --extra-arg=-DXXH_DEBUGLEVEL=1 2>/dev/null # xxHash asserts then that its input is there, which the analyzer reads
 
-formatted = $(wildcard train_gpt.cu */*.h */*.c */*.cu tests/*/*.c tests/*/*.cu tests/*/*.h tests/*/*.cc)
+formatted = $(wildcard train_gpt.cu */*.h */*.c commfuse/examples/*.c */*.cu tests/*/*.c tests/*/*.cu tests/*/*.h tests/*/*.cc)
 format: ## clang-format every C and CUDA file
 	@clang-format -i $(formatted)
 format-check: ## say what `make format` would change

@@ -59,7 +59,7 @@ static int ranks_run(int rank, const ranks_case *cases, int count) {
 }
 
 // A mesh whose groups can communicate.
-static cf_mesh ranks_mesh(cf_transport *transport, int tp, int dp) {
+static inline cf_mesh ranks_mesh(cf_transport *transport, int tp, int dp) {
     cf_mesh mesh;
     cf_mesh_init(&mesh, transport->size, transport->rank, tp, dp);
     transport->bind(transport, &mesh.world_group);

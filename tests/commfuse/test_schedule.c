@@ -1,7 +1,7 @@
 // ranks: 1
 //
 // Schedules: every operation, side, mode, route, N = 1…64 and m = 1…4 is generated for all ranks and held
-// against the properties of schedule_check.h. Then the checker itself is tested: each way a schedule can be
+// against the properties of commfuse/schedule_check.h. Then the checker itself is tested: each way a schedule can be
 // wrong is planted in a good one, and the checker must name the property that it violates.
 #include <setjmp.h>
 #include <stdarg.h>
@@ -9,11 +9,11 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <cmocka.h>
-#include "tests/commfuse/schedule_check.h"
+#include "tests/commfuse/wire_check.h"
 
 // All numbers of ranks up to ALL_RANKS are tried, and some beyond; m at most; steps that a planted fault may insert.
 enum { ALL_RANKS = 64, SLICES_PER_RANK = 4, ROOM = 16 };
-static const int many[] = {127, RANKS_MAX};
+static const int many[] = {127, CF_CHECKED_RANKS};
 
 typedef struct kind {
     cf_operation operation;
@@ -23,7 +23,7 @@ typedef struct kind {
 
 typedef struct set { // the schedules of all ranks
     int ranks;
-    cf_schedule *of[RANKS_MAX];
+    cf_schedule *of[CF_CHECKED_RANKS];
 } set;
 
 enum { AG_ALONE, AG, RS_ALONE, RS, RS_FOLDED, A2A_ALONE, BEFORE_A2A, AFTER_A2A, BOTH_A2A, KINDS };
@@ -50,7 +50,7 @@ static void set_free(set *all) {
 }
 
 static void assert_property(const set *all, const char *expected, const char *what) {
-    const char *property = check(all->of);
+    const char *property = cf_schedule_check(all->of, check_where);
     if (property == expected || (property && expected && strcmp(property, expected) == 0)) return;
     const cf_schedule *s = all->of[0];
     print_error("%s, %s, %s, %s, N = %d, m = %d%s%s\n", cf_operation_name(s->operation), side_name[s->side], cf_mode_name(s->mode),
@@ -309,8 +309,7 @@ static void collective_left_out(set *all) {
 }
 static void collective_twice(set *all) {
     for (int r = 0; r < all->ranks; r++) {
-        cf_step *step = nth(all->of[r], CF_COLLECTIVE, 1);
-        step->first = nth(all->of[r], CF_COLLECTIVE, 0)->first;
+        *nth(all->of[r], CF_COLLECTIVE, 1) = *nth(all->of[r], CF_COLLECTIVE, 0);
     }
 }
 // matching
@@ -453,6 +452,10 @@ static void collective_elsewhere(set *all) { // the two collectives land in each
         b->at = kept;
     }
 }
+static void gather_another(set *all) { // not the own block
+    cf_step *step = nth(all->of[1], CF_COLLECTIVE, 0);
+    step->from.slot = (step->from.slot + all->of[1]->slices) % (all->ranks * all->of[1]->slices);
+}
 // sum order
 static void other_order(set *all) { // all is well, but slice j is summed as j+1, j+3, j+2, j
     for (int r = 0; r < all->ranks; r++) {
@@ -583,8 +586,10 @@ static const struct fault {
     {FAULT(compute_twice), "coverage", RS, FUSED, CF_DIRECT, 5, 4},
     {FAULT(compute_less), "coverage", RS, FUSED, CF_RING, 4, 1},
     {FAULT(compute_less), "coverage", BEFORE_A2A, FUSED, CF_RING, 4, 2},
-    {FAULT(compute_another), "coverage", AFTER_A2A, FUSED, CF_RING, 4, 2},
-    {FAULT(compute_too_wide), "coverage", AG, FUSED, CF_RING, 4, 2},
+    {FAULT(compute_another), "coverage", AFTER_A2A, FUSED, CF_RING, 4, 1},
+    {FAULT(compute_another), "form", AFTER_A2A, FUSED, CF_RING, 4, 2},
+    {FAULT(compute_too_wide), "coverage", AG, FUSED, CF_RING, 4, 1},
+    {FAULT(compute_too_wide), "form", AG, FUSED, CF_RING, 4, 2},
     {FAULT(drop_send), "volume", AG, FUSED, CF_RING, 4, 1},
     {FAULT(drop_receive), "volume", RS, FUSED, CF_DIRECT, 4, 1},
     {FAULT(drop_exchange), "volume", AFTER_A2A, FUSED, CF_DIRECT, 4, 2},
@@ -644,10 +649,11 @@ static const struct fault {
     {FAULT(swap_places), "data", BEFORE_A2A, FUSED, CF_DIRECT, 4, 1},
     {FAULT(result_elsewhere), "data", RS, FUSED, CF_RING, 4, 1},
     {FAULT(add_less), "data", RS, FUSED, CF_RING, 4, 1},
-    {FAULT(collective_elsewhere), "data", BEFORE_A2A, SLICED, CF_RING, 4, 2},
+    {FAULT(gather_another), "race", AG, SLICED, CF_RING, 4, 2},
+    {FAULT(collective_elsewhere), "form", BEFORE_A2A, SLICED, CF_RING, 4, 2},
     {FAULT(sources_mixed_up), "data", BOTH_A2A, FUSED, CF_DIRECT, 4, 1},
     {FAULT(sources_mixed_up), "data", BOTH_A2A, FUSED, CF_RING, 4, 2},
-    {FAULT(collective_elsewhere), "race", BOTH_A2A, SLICED, CF_RING, 4, 2},
+    {FAULT(collective_elsewhere), "form", BOTH_A2A, SLICED, CF_RING, 4, 2},
     {FAULT(own_slices_stay), "data", BOTH_A2A, FUSED, CF_DIRECT, 4, 2},
     {FAULT(own_slices_stay), "data", BEFORE_A2A, FUSED, CF_DIRECT, 4, 1},
     {FAULT(work_on_payload), "data", BOTH_A2A, FUSED, CF_DIRECT, 4, 1},
@@ -684,7 +690,7 @@ static const struct fault {
     {FAULT(fold_too_early), "race", RS_FOLDED, FUSED, CF_RING, 4, 2},
     {FAULT(fold_too_early), "race", RS_FOLDED, FUSED, CF_DIRECT, 2, 3},
     {FAULT(write_over_sum), "data", RS_FOLDED, FUSED, CF_RING, 4, 2},
-    {FAULT(fold_elsewhere), "data", RS_FOLDED, FUSED, CF_RING, 4, 3},
+    {FAULT(fold_elsewhere), "form", RS_FOLDED, FUSED, CF_RING, 4, 3},
     {FAULT(result_in_full), "data", RS_FOLDED, FUSED, CF_DIRECT, 4, 2},
     {FAULT(add_twice), "sum order", RS_FOLDED, FUSED, CF_DIRECT, 4, 2},
     {FAULT(own_slice_first), "own slice", RS_FOLDED, CF_MODE_NOWIRE, CF_RING, 4, 2},
@@ -736,7 +742,7 @@ static void no_step_is_spare(void **state) {
                 for (int i = 0; i < good.of[3]->count; i++) {
                     set bad = set_copy(&good);
                     drop(bad.of[3], i);
-                    if (!check(bad.of)) assert_property(&bad, "something", "a step left out");
+                    if (!cf_schedule_check(bad.of, check_where)) assert_property(&bad, "something", "a step left out");
                     copy_free(&bad);
                 }
                 set_free(&good);
@@ -795,7 +801,7 @@ static void two_operations_on_one_wire(void **state) {
 // What the executor makes of a schedule when it checks what arrives: behind each exchange on the stream a checksum of
 // what it sends, on the wire an exchange of checksums, numbered apart; at the end a comparison, which waits for all.
 static cf_schedule *with_checksums(const cf_schedule *s) {
-    static int now_at[STEPS_MAX];
+    static int now_at[CF_CHECKED_STEPS];
     const cf_step made = {.kind = CF_ADD, .wait = {-1, -1}};
     cf_schedule *all = malloc(sizeof *all);
     assert_non_null(all);
@@ -817,7 +823,7 @@ static cf_schedule *with_checksums(const cf_schedule *s) {
             step = s->step[j];
             forget_waits(&step);
             step.joined = false;
-            step.send_slice += SLICES_MAX, step.recv_slice += SLICES_MAX;
+            step.send_slice += CF_CHECKED_SLICES, step.recv_slice += CF_CHECKED_SLICES;
             all->step[all->count++] = made;
             all->step[all->count++] = step;
         }

@@ -10,7 +10,7 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 OTHERS = {  # options of programs that are not ours
-    "--hostfile", "--mca", "--mpi", "--no-python", "--nproc-per-node", "--signal", "--cpus-per-task", "--distribution", "--exact",
+    "--cflags", "--hostfile", "--libs", "--mca", "--mpi", "--no-python", "--nproc-per-node", "--signal", "--cpus-per-task", "--distribution", "--exact",
     "--gpus-per-node", "--ntasks", "--ntasks-per-node",
     "--global-batch-size", "--micro-batch-size", "--tensor-model-parallel-size", "--train-iters", "--yaml-cfg",
     "--tensorboard-dir", "--wandb-project"}

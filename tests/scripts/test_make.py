@@ -14,8 +14,8 @@ COMPILER = """#!/bin/sh
 echo "$CPATH $*" >>commands
 while [ $# -gt 1 ]; do [ "$1" != -o ] || touch "$2"; shift; done
 """
-FILES = ("Makefile", "scripts/cuda.mk", "scripts/tools.mk", "tests/tests.mk", "tests/emulator/emulator.mk",
-         "tests/fuzz/fuzz.mk", "scripts/find_python.sh", "scripts/find_cuda.sh", "commfuse/die.c")
+FILES = ("Makefile", "scripts/cuda.mk", "scripts/lib.mk", "scripts/tools.mk", "tests/tests.mk", "tests/emulator/emulator.mk",
+         "tests/fuzz/fuzz.mk", "scripts/find_python.sh", "scripts/find_cuda.sh", "commfuse/die.c", "commfuse/context.h")
 KINDS = "release", "ref", "cuda-bf16", "emulated-fp32"
 
 

@@ -1,30 +1,4 @@
-// What makes N lists of steps one correct schedule: check() looks at all ranks' lists together and names
-// the first property they violate. It is written from commfuse/schedule.h alone.
-//
-//   form        waits name earlier steps, slots and peers exist, no COMPUTE where nothing is computed
-//   unit        exchanges that are joined follow one another, none waits for another of its unit, and no two are with one
-//               peer; by route ONCE, and without compute, all exchanges of a rank are one unit
-//   side        each COMPUTE is on a side on which the operation computes
-//   coverage    each rank computes every slice it must, once; with compute on both sides, once on each
-//   volume      commfuse: (N-1)·m slices sent and as many received by each rank, no collective;
-//               none and slice: native collectives cover every slice once; nowire: nothing travels
-//   matching    the k-th send from r to p is the k-th receive of p from r: same slice, hence same size
-//               (NCCL matches by order); no slice travels twice between a pair (MPI matches by tag)
-//   race        two steps of a rank that touch one place, one of them writing, are ordered by waits
-//   deadlock    every step of every rank completes
-//   data        what a step reads is there when it reads it, and the result is complete
-//   sum order   reduce-scatter in commfuse adds slice j in the order j+1, j+2, …, j
-//   own slice   compute after: own slices first and behind the first transfer; before: own slices last
-//   arrival     compute after: the other slices in the order in which their transfers were posted
-//   work order  compute after an all-gather, commfuse and nowire: slices of rank r, then of r − 1, r − 2, …, by ring and
-//               direct alike (an all-to-all has the same one on both)
-//   tail        no EXCHANGE is posted behind the last COMPUTE; if there is compute before, behind the last of it
-//   begin       begin computes before and posts every transfer, finish computes after (all modes)
-//   fold        a schedule that folds computes its own slices but number m − 1, and no others, onto the sums of all
-//               others' parts, in finish
-//
-// Nothing more needs to be said of what is on the wire behind the last COMPUTE before: by volume and data every
-// transfer of an operation with compute after brings a slice that is worked on, and by race not too early.
+// See schedule_check.h.
 //
 // Races. A transfer may write its destination as soon as it is posted, and nothing orders two transfers, or a
 // transfer and a computation, but the waits named. To wait for an exchange is to wait for what it brings; what
@@ -42,20 +16,18 @@
 //
 // Data are tracked by name. The value of a slice is its number and the run of contributors summed in it, in
 // the order of the sum: contributor number (p - j - 1) mod N of a slice that rank j owns is rank p.
-#ifndef SCHEDULE_CHECK_H
-#define SCHEDULE_CHECK_H
-
-#include "commfuse/schedule.h"
+#include "schedule_check.h"
+#include "die.h"
+#include <pthread.h>
 #include <stdarg.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
 enum {
-    RANKS_MAX = 512,
-    SLICES_MAX = 512, // N · m
-    STAGE_MAX = 512,  // slots
-    STEPS_MAX = 2048, // of one rank
+    RANKS_MAX = CF_CHECKED_RANKS,
+    SLICES_MAX = CF_CHECKED_SLICES,
+    STAGE_MAX = CF_CHECKED_SLICES,
+    STEPS_MAX = CF_CHECKED_STEPS,
     PLACES_MAX = 2 * SLICES_MAX + STAGE_MAX,
     ACCESSES_MAX = 2 * SLICES_MAX,
     SEND = 0,
@@ -98,24 +70,20 @@ typedef struct checker {
     const char *wrong; // first violation seen by the run
 } checker;
 
-static char check_where[256]; // where check() found the violation, for the message
+static char found_at[CF_WHERE_TEXT];
 
-__attribute__((format(printf, 4, 5))) static const char *violated(const char *property, int rank, int step, const char *format,
-                                                                  ...) {
+static const char *violated(const char *property, int rank, int step, const char *format, ...) CF_PRINTF(4, 5);
+static const char *violated(const char *property, int rank, int step, const char *format, ...) {
     char text[160];
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    snprintf(check_where, sizeof check_where, "rank %d step %d: %s", rank, step, text);
+    snprintf(found_at, sizeof found_at, "rank %d step %d: %s", rank, step, text);
     return property;
 }
 
-// ---------------------------------------------------------------------------------------------- places
-
-static bool on_stream(const cf_step *step) {
-    return step->kind == CF_COMPUTE || step->kind == CF_ADD || step->kind == CF_COPY;
-}
+// --- places ---
 
 static bool place_exists(const checker *c, const cf_schedule *s, cf_place place) {
     if (place.slot < 0) return false;
@@ -129,6 +97,11 @@ static bool place_exists(const checker *c, const cf_schedule *s, cf_place place)
         return place.slot < (c->operation == CF_REDUCE_SCATTER ? c->slices : c->total);
     }
     return false;
+}
+
+// Slices with equal k are equal in size, and so are slots.
+static bool size_fits(const checker *c, cf_place place, int slice) {
+    return place.slot % c->slices == slice % c->slices;
 }
 
 static int place_number(cf_place place) {
@@ -185,17 +158,7 @@ static int accesses(const checker *c, int rank, const cf_step *step, touched *li
     return (int)(end - list);
 }
 
-// --------------------------------------------------------------------------------------------- waits
-
-// The n-th step that a step waits for; -1: there are no more.
-static int nth_wait(const cf_step *step, int n) {
-    if (step->range) return step->wait[0] + n <= step->wait[1] ? step->wait[0] + n : -1;
-    for (int w = 0; w < 2; w++)
-        if (step->wait[w] >= 0 && n-- == 0) return step->wait[w];
-    return -1;
-}
-
-// ------------------------------------------------------------------------- form, unit, coverage, volume
+// --- form, unit, coverage, volume ---
 
 static const char *check_step_form(const checker *c, int r, int i) {
     const cf_schedule *s = c->schedule[r];
@@ -212,19 +175,22 @@ static const char *check_step_form(const checker *c, int r, int i) {
     if (step->kind == CF_COPY && c->operation != CF_ALLTOALL) return violated("form", r, i, "COPY of what?");
     if (step->kind == CF_COMPUTE || step->kind == CF_COLLECTIVE) {
         int last = step->first + (step->count - 1) * step->stride;
-        if (step->count < 1 || step->first < 0 || last >= c->total || (step->count > 1 && step->stride < 1))
+        if (step->count < 1 || step->first < 0 || last >= c->total || (step->count > 1 && step->stride != c->slices))
             return violated("form", r, i, "slices %d + i·%d, i < %d", step->first, step->stride, step->count);
         if (step->kind == CF_COLLECTIVE && step->count != c->ranks)
             return violated("form", r, i, "collective of %d slices among %d ranks", step->count, c->ranks);
         bool one = step->kind == CF_COLLECTIVE && c->operation == CF_REDUCE_SCATTER;
         if (!place_exists(c, s, step->at) || !place_exists(c, s, place_ahead(step->at, one ? 0 : (step->count - 1) * step->stride)))
             return violated("form", r, i, "no place %d:%d", step->at.buffer, step->at.slot);
+        if (!size_fits(c, step->at, step->first)) return violated("form", r, i, "slice %d at slot %d", step->first, step->at.slot);
     }
     if (step->kind == CF_COLLECTIVE) {
         bool one = c->operation == CF_ALLGATHER;
         if (!place_exists(c, s, step->from) ||
             !place_exists(c, s, place_ahead(step->from, one ? 0 : (step->count - 1) * step->stride)))
             return violated("form", r, i, "no place %d:%d", step->from.buffer, step->from.slot);
+        if (!size_fits(c, step->from, step->first))
+            return violated("form", r, i, "slice %d from slot %d", step->first, step->from.slot);
     }
     if (step->kind == CF_EXCHANGE) {
         if (step->send_to < -1 || step->send_to >= c->ranks || step->recv_from < -1 || step->recv_from >= c->ranks)
@@ -240,19 +206,22 @@ static const char *check_step_form(const checker *c, int r, int i) {
     if (reads && !place_exists(c, s, step->from))
         return violated("form", r, i, "no place %d:%d", step->from.buffer, step->from.slot);
     if (writes && !place_exists(c, s, step->at)) return violated("form", r, i, "no place %d:%d", step->at.buffer, step->at.slot);
+    if ((step->kind == CF_ADD || step->kind == CF_COPY) && !size_fits(c, step->at, step->from.slot))
+        return violated("form", r, i, "slot %d and slot %d", step->at.slot, step->from.slot);
     return NULL;
 }
 
-static const char *check_form(const checker *c) {
+static const char *check_form(checker *c) {
     for (int r = 0; r < c->ranks; r++) {
         const cf_schedule *s = c->schedule[r];
         if (s->operation != c->operation || s->side != c->side || s->mode != c->mode || s->ranks != c->ranks || s->rank != r ||
             s->slices != c->slices)
             return violated("form", r, -1, "not a schedule of the same operation");
-        if (s->count < 0 || s->count > STEPS_MAX || s->stage_slots < 0 || s->stage_slots > STAGE_MAX)
+        if (s->count < 0 || s->count > STEPS_MAX || s->stage_slots < 0 || s->stage_slots > STAGE_MAX ||
+            s->stage_slots % c->slices != 0)
             return violated("form", r, -1, "%d steps, %d slots", s->count, s->stage_slots);
         if (s->begin < 0 || s->begin > s->count) return violated("form", r, -1, "begin %d of %d", s->begin, s->count);
-        if (s->slice_major && (c->operation != CF_REDUCE_SCATTER || c->mode != CF_MODE_SLICE))
+        if (s->slice_major && (c->operation != CF_REDUCE_SCATTER || (c->mode != CF_MODE_SLICE && c->mode != CF_MODE_OWN)))
             return violated("form", r, -1, "slice-major payload outside of a sliced reduce-scatter");
         if (c->operation == CF_REDUCE_SCATTER) { // m slices side by side
             cf_place last = place_ahead(s->result, c->slices - 1);
@@ -292,7 +261,7 @@ static const char *check_units_of(const checker *c, int r) {
     return NULL;
 }
 
-static const char *check_units(const checker *c) {
+static const char *check_units(checker *c) {
     const char *property = NULL;
     for (int r = 0; r < c->ranks && !property; r++) property = check_units_of(c, r);
     return property;
@@ -316,7 +285,7 @@ static const char *check_once(const checker *c, int r, cf_step_kind kind, cf_sid
     return NULL;
 }
 
-static const char *check_coverage(const checker *c) {
+static const char *check_coverage(checker *c) {
     for (int r = 0; r < c->ranks && c->side != CF_NO_COMPUTE; r++)
         for (cf_side side = CF_COMPUTE_BEFORE; side <= CF_COMPUTE_AFTER; side++) {
             const char *property = computes(c, side) ? check_once(c, r, CF_COMPUTE, side, "coverage") : NULL;
@@ -331,8 +300,8 @@ static int count_kind(const cf_schedule *s, cf_step_kind kind) {
     return sum;
 }
 
-static const char *check_volume(const checker *c) {
-    for (int r = 0; r < c->ranks; r++) {
+static const char *check_volume(checker *c) {
+    for (int r = 0; r < c->ranks && c->mode != CF_MODE_OWN; r++) {
         const cf_schedule *s = c->schedule[r];
         int sent = 0, received = 0, collectives = count_kind(s, CF_COLLECTIVE);
         for (int i = 0; i < s->count; i++) { // what a rank sends itself does not travel
@@ -353,12 +322,7 @@ static const char *check_volume(const checker *c) {
     return NULL;
 }
 
-// ------------------------------------------------------------------------------------------- matching
-
-// The name on the message fits the place it is read from or written to: slices with equal k are equal in size.
-static bool size_fits(const checker *c, cf_place place, int slice) {
-    return place.buffer == CF_STAGE || place.slot % c->slices == slice % c->slices;
-}
+// --- matching ---
 
 static const char *list_sends(checker *c, int r) {
     const cf_schedule *s = c->schedule[r];
@@ -427,7 +391,7 @@ static const char *check_matching(checker *c) {
     return match_collectives(c);
 }
 
-// ----------------------------------------------------------------------------------------------- races
+// --- races ---
 
 static void add_before(checker *c, int step, int earlier, int words) {
     for (int w = 0; w < words; w++) c->before[step][w] |= c->before[earlier][w];
@@ -443,9 +407,9 @@ static void order_steps(checker *c, const cf_schedule *s) {
     for (int i = 0; i < s->count; i++) {
         const cf_step *step = &s->step[i];
         memset(c->before[i], 0, (size_t)words * sizeof c->before[i][0]);
-        for (int n = 0, wait = 0; (wait = nth_wait(step, n)) >= 0; n++) add_before(c, i, wait, words);
+        for (int n = 0, wait = 0; (wait = cf_nth_wait(step, n)) >= 0; n++) add_before(c, i, wait, words);
         if (last_blocking >= 0) add_before(c, i, last_blocking, words);
-        if (on_stream(step)) {
+        if (!cf_on_wire(step)) {
             if (last_compute >= 0) add_before(c, i, last_compute, words);
             last_compute = i;
         }
@@ -470,6 +434,7 @@ static const char *check_access(checker *c, int rank, int number) {
 }
 
 static const char *check_races(checker *c) {
+    if (c->mode == CF_MODE_NOWIRE) return NULL; // nothing moves
     for (int r = 0; r < c->ranks; r++) {
         const cf_schedule *s = c->schedule[r];
         order_steps(c, s);
@@ -487,7 +452,7 @@ static const char *check_races(checker *c) {
     return NULL;
 }
 
-// --------------------------------------------------------------------------------------- data by name
+// --- data by name ---
 
 // Contributor number of rank p to a slice: the owner comes last.
 static int contributor(const checker *c, int slice, int p) {
@@ -608,10 +573,10 @@ static void check_result(checker *c) {
         }
 }
 
-// ------------------------------------------------------------------------------------------- the run
+// --- the run ---
 
 static bool waits_complete(const checker *c, int r, const cf_step *step) {
-    for (int n = 0, wait = 0; (wait = nth_wait(step, n)) >= 0; n++)
+    for (int n = 0, wait = 0; (wait = cf_nth_wait(step, n)) >= 0; n++)
         if (!c->complete[r][wait]) return false;
     return true;
 }
@@ -625,7 +590,7 @@ static int active_head(const checker *c, int r) {
 
 static void find_head(checker *c, int r) {
     const cf_schedule *s = c->schedule[r];
-    while (c->head[r] < s->count && (on_stream(&s->step[c->head[r]]) || c->complete[r][c->head[r]])) c->head[r]++;
+    while (c->head[r] < s->count && (!cf_on_wire(&s->step[c->head[r]]) || c->complete[r][c->head[r]])) c->head[r]++;
 }
 
 static bool walk_host(checker *c, int r) {
@@ -633,7 +598,7 @@ static bool walk_host(checker *c, int r) {
     int start = c->host[r];
     for (; c->host[r] < s->count; c->host[r]++) {
         const cf_step *step = &s->step[c->host[r]];
-        if (on_stream(step)) {
+        if (!cf_on_wire(step)) {
             if (!waits_complete(c, r, step)) break;
             run_compute(c, r, c->host[r]);
             c->complete[r][c->host[r]] = true;
@@ -716,7 +681,7 @@ static const char *check_run(checker *c) {
     return c->wrong;
 }
 
-// ----------------------------------------------------------------------------------------------- order
+// --- order ---
 
 static const char *check_own_slice(const checker *c, int r, cf_side side) {
     const cf_schedule *s = c->schedule[r];
@@ -779,7 +744,7 @@ static const char *check_begin(const checker *c, int r) {
     for (int i = 0; i < s->count; i++) {
         const cf_step *step = &s->step[i];
         if (step->kind == CF_ADD) continue; // on either side, as needed
-        bool first = !on_stream(step) || (step->side == CF_COMPUTE_BEFORE && !step->accumulate);
+        bool first = cf_on_wire(step) || (step->side == CF_COMPUTE_BEFORE && !step->accumulate);
         if (first != (i < s->begin)) return violated("begin", r, i, "begin takes %d steps", s->begin);
     }
     return NULL;
@@ -798,7 +763,7 @@ static const char *check_fold(const checker *c, int r) {
     return NULL;
 }
 
-static const char *check_order(const checker *c) {
+static const char *check_order(checker *c) {
     bool fused = c->mode == CF_MODE_COMMFUSE || c->mode == CF_MODE_NOWIRE;
     const char *property = NULL;
     for (int r = 0; r < c->ranks && c->side != CF_NO_COMPUTE && !property; r++) {
@@ -814,169 +779,23 @@ static const char *check_order(const checker *c) {
     return property;
 }
 
-// ---------------------------------------------------------------------------------------- one wire for all
+// --- verdict ---
 
-// What a GPU's transport makes of several operations in flight: a group has one queue on each rank, in which the
-// transfers of all operations stand in the order they were posted. Each starts when all that was enqueued on the
-// compute stream before it is done, and ends only when both its halves have: check() shows that for a single
-// operation, check_wire() for any lists of steps that ranks take. It names
-//
-//   wire order      the k-th message from r to p is the k-th that p expects from r, of all operations
-//   wire deadlock   every step of every rank completes, one transfer at a time
-enum { IN_FLIGHT_MAX = 2, ITEMS_MAX = 2 * STEPS_MAX, WIRE_RANKS_MAX = 16 };
-
-typedef struct item { // step `step` of operation number `operation`
-    int operation, step;
-} item;
-
-typedef struct program { // what one rank's host enqueues, in order
-    const cf_schedule *operation[IN_FLIGHT_MAX];
-    int count;
-    item list[ITEMS_MAX];
-} program;
-
-typedef struct wire {
-    const program *of; // of every rank
-    int ranks;
-    int partner[WIRE_RANKS_MAX][ITEMS_MAX][2]; // item of the peer that holds the other half of this half
-    bool complete[WIRE_RANKS_MAX][IN_FLIGHT_MAX][STEPS_MAX], met[WIRE_RANKS_MAX][ITEMS_MAX][2];
-    int stream[WIRE_RANKS_MAX], head[WIRE_RANKS_MAX]; // first items not complete: of the stream, of the queue
-} wire;
-
-static const cf_step *step_of(const wire *w, int r, int i) {
-    const program *p = &w->of[r];
-    return &p->operation[p->list[i].operation]->step[p->list[i].step];
-}
-
-static bool *complete_of(wire *w, int r, int i) {
-    return &w->complete[r][w->of[r].list[i].operation][w->of[r].list[i].step];
-}
-
-static int next_half(const wire *w, int r, int from, int half, int peer) {
-    for (int i = from; i < w->of[r].count; i++) {
-        const cf_step *step = step_of(w, r, i);
-        if (step->kind == CF_EXCHANGE && (half == SEND ? step->send_to : step->recv_from) == peer) return i;
-    }
-    return -1;
-}
-
-static const char *check_wire_order(wire *w) {
-    for (int r = 0; r < w->ranks; r++)
-        for (int p = 0; p < w->ranks; p++)
-            for (int i = -1, j = -1;;) {
-                i = next_half(w, r, i + 1, SEND, p), j = next_half(w, p, j + 1, RECV, r);
-                if (i < 0 && j < 0) break;
-                if (i < 0 || j < 0) return violated("wire order", r, i, "more halves on one side, to rank %d", p);
-                if (w->of[r].list[i].operation != w->of[p].list[j].operation ||
-                    step_of(w, r, i)->send_slice != step_of(w, p, j)->recv_slice)
-                    return violated("wire order", r, i, "rank %d expects another slice", p);
-                w->partner[r][i][SEND] = j, w->partner[p][j][RECV] = i;
-            }
-    return NULL;
-}
-
-static bool item_waits(wire *w, int r, int i) {
-    const cf_step *step = step_of(w, r, i);
-    for (int n = 0, wait = 0; (wait = nth_wait(step, n)) >= 0; n++)
-        if (!w->complete[r][w->of[r].list[i].operation][wait]) return true;
-    return false;
-}
-
-static void find_items(wire *w, int r) {
-    int count = w->of[r].count;
-    while (w->stream[r] < count && (!on_stream(step_of(w, r, w->stream[r])) || *complete_of(w, r, w->stream[r]))) w->stream[r]++;
-    while (w->head[r] < count && (on_stream(step_of(w, r, w->head[r])) || *complete_of(w, r, w->head[r]))) w->head[r]++;
-}
-
-// The item in flight on rank r; -1: none. What it comes after on the stream is done, and so is what it names.
-static int in_flight(wire *w, int r) {
-    find_items(w, r);
-    int i = w->head[r];
-    return i < w->of[r].count && w->stream[r] > i && !item_waits(w, r, i) ? i : -1;
-}
-
-static bool half_meets(wire *w, int r, int i, int half, int peer) {
-    if (peer < 0 || w->met[r][i][half]) return true;
-    int j = w->partner[r][i][half];
-    if (in_flight(w, peer) != j) return false;
-    return w->met[r][i][half] = w->met[peer][j][1 - half] = true;
-}
-
-static bool all_collect(wire *w, int i) {
-    for (int r = 0; r < w->ranks; r++) {
-        int j = in_flight(w, r);
-        if (j < 0 || step_of(w, r, j)->kind != CF_COLLECTIVE || w->of[r].list[j].operation != w->of[0].list[i].operation)
-            return false;
-    }
-    for (int r = 0; r < w->ranks; r++) *complete_of(w, r, w->head[r]) = true;
-    return true;
-}
-
-static bool take_item(wire *w, int r) {
-    find_items(w, r);
-    int i = w->stream[r];
-    if (i < w->of[r].count && !item_waits(w, r, i)) return *complete_of(w, r, i) = true;
-    i = in_flight(w, r);
-    if (i < 0) return false;
-    const cf_step *step = step_of(w, r, i);
-    if (step->kind == CF_COLLECTIVE) return r == 0 && all_collect(w, i);
-    bool sent = half_meets(w, r, i, SEND, step->send_to), received = half_meets(w, r, i, RECV, step->recv_from);
-    return sent && received ? *complete_of(w, r, i) = true : false;
-}
-
-// Heads stay in flight until they complete, so one run decides for all, as in check_run().
-static const char *check_wire(const program *of, int ranks) {
-    static wire w;
-    memset(&w, 0, sizeof w);
-    w.of = of, w.ranks = ranks;
-    const char *property = check_wire_order(&w);
-    if (property) return property;
-    for (bool moved = true; moved;) {
-        moved = false;
-        for (int r = 0; r < ranks; r++)
-            while (take_item(&w, r)) moved = true;
-    }
-    for (int r = 0; r < ranks; r++)
-        if (w.stream[r] < of[r].count || w.head[r] < of[r].count) return violated("wire deadlock", r, w.head[r], "never completes");
-    return NULL;
-}
-
-// ------------------------------------------------------------------------------------------------- verdict
-
-// NULL, or the name of the property that the schedules of ranks 0 … N-1 violate (check_where says where).
-static const char *check(cf_schedule *const *schedule) {
+const char *cf_schedule_check(cf_schedule *const *schedule, char where[CF_WHERE_TEXT]) {
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     static checker c; // large, and one is enough
+    static const char *(*const checks[])(checker *) = {check_form,     check_units, check_coverage, check_volume,
+                                                       check_matching, check_races, check_run,      check_order};
+    pthread_mutex_lock(&lock);
     const cf_schedule *s = schedule[0];
     c.schedule = schedule;
     c.operation = s->operation, c.side = s->side, c.mode = s->mode;
     c.ranks = s->ranks, c.slices = s->slices, c.total = s->ranks * s->slices;
-    if (c.ranks < 1 || c.ranks > RANKS_MAX || c.slices < 1 || c.total > SLICES_MAX)
-        return violated("form", 0, -1, "%d ranks, %d slices", c.ranks, c.slices);
-    const char *property = check_form(&c);
-    if (!property) property = check_units(&c);
-    if (!property) property = check_coverage(&c);
-    if (!property) property = check_volume(&c);
-    if (!property) property = check_matching(&c);
-    if (!property && c.mode != CF_MODE_NOWIRE) property = check_races(&c);
-    if (!property) property = check_run(&c);
-    if (!property) property = check_order(&c);
+    const char *property = NULL;
+    if (c.ranks < 1 || c.ranks > RANKS_MAX || c.slices < 1 || c.slices > SLICES_MAX / c.ranks)
+        property = violated("form", 0, -1, "%d ranks, %d slices", c.ranks, c.slices);
+    for (size_t i = 0; i < sizeof checks / sizeof *checks && !property; i++) property = checks[i](&c);
+    if (property) memcpy(where, found_at, sizeof found_at);
+    pthread_mutex_unlock(&lock);
     return property;
 }
-
-// nowire is an honest bound: it computes what commfuse computes, in the same order, on the same side.
-static const char *check_nowire(const cf_schedule *nowire, const cf_schedule *commfuse) {
-    int i = 0, j = 0;
-    for (;; i++, j++) {
-        while (i < nowire->count && nowire->step[i].kind != CF_COMPUTE) i++;
-        while (j < commfuse->count && commfuse->step[j].kind != CF_COMPUTE) j++;
-        if (i == nowire->count || j == commfuse->count) break;
-        const cf_step *a = &nowire->step[i], *b = &commfuse->step[j];
-        if (a->side != b->side || a->first != b->first || a->count != b->count || (a->count > 1 && a->stride != b->stride))
-            return violated("nowire", nowire->rank, i, "slice %d on side %d, commfuse %d on %d", a->first, a->side, b->first,
-                            b->side);
-    }
-    if (i < nowire->count || j < commfuse->count) return violated("nowire", nowire->rank, i, "number of steps");
-    return NULL;
-}
-
-#endif

@@ -1,0 +1,60 @@
+// See context.h.
+#include "context.h"
+#include "choice.h"
+#include <stdlib.h>
+
+const char *cf_version(void) {
+    return CF_VERSION;
+}
+
+cf_context *cf_open(const char *transport, int threads, double timeout_s) {
+    CF_RETURNS(NULL);
+    if (threads < 1 || !(timeout_s >= 0)) cf_die(NULL, "a context with %d threads and a timeout of %g s", threads, timeout_s);
+    cf_context *context = calloc(1, sizeof *context);
+    if (!context) cf_die(NULL, "out of memory for a context");
+    cf_transport *t = context->transport = cf_transport_create(transport, NULL, NULL, timeout_s);
+    t->set_threads(t, threads);
+    cf_costs_agree(t, threads);
+    context->stream = cf_stream_create();
+    context->trace = cf_trace_create();
+    context->step = -1;
+    return context;
+}
+
+bool cf_close(cf_context *context) {
+    CF_RETURNS(false);
+    if (context->failed) cf_die("end this process: its launcher ends the others", "a context whose operation has failed");
+    cf_check_free(context->check);
+    cf_trace_free(context->trace);
+    cf_stream_free(context->stream);
+    context->transport->close(context->transport);
+    free(context);
+    return true;
+}
+
+cf_group *cf_group_create(cf_context *context, const char *name, const int *ranks, int members) {
+    CF_RETURNS(NULL);
+    cf_transport *t = context->transport;
+    const int count = ranks ? members : t->size;
+    cf_group *group = calloc(1, sizeof *group);
+    if (count < 1 || count > t->size) cf_die(NULL, "group %s of %d of %d ranks", name, count, t->size);
+    int *world = calloc((size_t)count, sizeof *world);
+    if (!group || !world) cf_die(NULL, "out of memory for group %s of %d ranks", name, count);
+    *group = (cf_group){.name = name, .size = count, .rank = -1, .world = world};
+    for (int i = 0; i < count; i++) {
+        world[i] = ranks ? ranks[i] : i;
+        if (world[i] < 0 || world[i] >= t->size) cf_die(NULL, "group %s has rank %d of %d", name, world[i], t->size);
+        for (int k = 0; k < i; k++)
+            if (world[k] == world[i]) cf_die(NULL, "group %s has rank %d twice", name, world[i]);
+        if (world[i] == t->rank) group->rank = i;
+    }
+    if (group->rank < 0) cf_die("only its members make a group", "group %s without this rank, %d", name, t->rank);
+    t->bind(t, group);
+    return group;
+}
+
+void cf_group_free(cf_group *group) {
+    if (!group) return;
+    free(group->world);
+    free(group);
+}

@@ -1,0 +1,104 @@
+// A schedule of one's own: Domino's halves (arXiv 2409.15241). The rows of a product are computed in two halves, and the sums of a
+// half travel, all at once, while the next half is computed. It is checked, replayed over costs, and run.
+//
+//     cc -O3 domino.c $(pkg-config --cflags --libs commfuse) -o domino && mpirun -np 2 ./domino
+#include <commfuse/fuse.h>
+#include <commfuse/replay.h>
+#include <commfuse/schedule_check.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static cf_schedule *domino(int N, int rank, int halves) {
+    cf_schedule *s = cf_schedule_start(CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, N, rank, halves);
+    if (!s) return NULL;
+    s->stage_slots = (N - 1) * halves; // the part of rank + 1 + p arrives in slots p · halves + half
+    for (int half = 0; half < halves; half++) {
+        int computed = cf_append_compute(s, CF_COMPUTE_BEFORE, (cf_place){CF_FULL, half}, half, N, -1);
+        for (int p = N - 2; p >= 0; p--) {
+            int from = (rank + 1 + p) % N, to = (rank - 1 - p + N) % N, slice = to * halves + half;
+            int index = cf_append_exchange(s, to, (cf_place){CF_FULL, slice}, slice, from, (cf_place){CF_STAGE, p * halves + half},
+                                           rank * halves + half, computed, -1);
+            s->step[index].joined = p < N - 2; // all of a half are one unit
+        }
+    }
+    s->begin = s->count;
+    for (int half = 0; half < halves && N > 1; half++) { // own += (p[0] + p[1]) + …
+        int last = half * N + N - 1;                     // step of the exchange for p = 0
+        cf_place sum = {CF_STAGE, half}, own = {CF_FULL, rank * halves + half};
+        for (int p = 1; p < N - 1; p++) cf_append_add(s, sum, (cf_place){CF_STAGE, p * halves + half}, last - p, last);
+        cf_append_add(s, own, sum, last, -1);
+    }
+    return s;
+}
+
+static cf_schedule *rounds(int N, int rank, int slices) { // CommFuse's, to compare with
+    return cf_schedule_create(CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, CF_MODE_COMMFUSE, CF_DIRECT, N, rank, slices, false);
+}
+static cf_schedule *native(int N, int rank, int slices) {
+    return cf_schedule_create(CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, CF_MODE_NONE, CF_DIRECT, N, rank, slices, false);
+}
+
+// A shard takes 1 ms to compute, an addition nothing, and a shard 0.6 ms to travel.
+static double cost_ms(const void *argument, const cf_schedule *s, const cf_step *step) {
+    (void)argument;
+    return step->kind == CF_COMPUTE ? (double)step->count / s->slices : 0;
+}
+static double transfer_ms(const void *argument, const cf_schedule *s, const cf_step *step) {
+    (void)argument;
+    return (step->kind == CF_COLLECTIVE ? s->ranks - 1 : 1) * 0.6 / s->slices;
+}
+
+enum { RANKS = 4, ROWS = 6, COLUMNS = 5 };
+
+static void check_and_replay(const char *name, cf_generator *generate, int slices, bool forget) {
+    static const cf_machine machine = {cost_ms, transfer_ms, NULL, 0.01, false};
+    cf_schedule *all[RANKS];
+    char where[CF_WHERE_TEXT];
+    for (int r = 0; r < RANKS; r++) all[r] = generate(RANKS, r, slices);
+    if (forget) all[1]->step[all[1]->begin].wait[0] = -1; // of its first addition
+    const char *property = cf_schedule_check(all, where);
+    if (property)
+        printf("%s violates %s: %s\n", name, property, where);
+    else
+        printf("%s is correct, and takes %.2f ms\n", name, cf_replay(all, RANKS, &machine).finished_ms);
+    for (int r = 0; r < RANKS; r++) cf_schedule_free(all[r]);
+}
+
+static void compute(void *argument, const cf_span *span, cf_stream *stream) { // element (row, column) is that of all ranks, + rank
+    (void)stream;
+    for (int block = 0; block < span->blocks; block++)
+        for (int64_t i = 0; i < span->rows * COLUMNS; i++)
+            ((float *)(span->data + block * span->data_stride))[i] =
+                (float)((span->row + block * span->row_stride) * COLUMNS + i) + (float)*(int *)argument;
+}
+
+int main(void) {
+    cf_errors_return(true);
+    cf_context *context = cf_open("auto", 1, 60);
+    cf_group *all = context ? cf_group_create(context, "all", NULL, 0) : NULL;
+    if (all && all->rank == 0) {
+        check_and_replay("none", native, 1, false);
+        check_and_replay("domino", domino, 2, false);
+        check_and_replay("commfuse", rounds, 2, false);
+        check_and_replay("domino without a wait", domino, 2, true);
+    }
+    cf_fuse_plan plan = {.name = "product",
+                         .group = all,
+                         .operation = CF_REDUCE_SCATTER,
+                         .side = CF_COMPUTE_BEFORE,
+                         .mode = CF_MODE_OWN,
+                         .generator = domino,
+                         .slices = 2,
+                         .dtype = CF_FP32,
+                         .capacity = ROWS * COLUMNS};
+    cf_fuse *product = all ? cf_fuse_create(context, plan) : NULL;
+    float *full = product ? calloc((size_t)all->size * ROWS * COLUMNS, sizeof *full) : NULL;
+    float *mine = full ? cf_fuse_run(product, full, ROWS, COLUMNS, compute, &all->rank, -1) : NULL;
+    if (!mine) return fprintf(stderr, "%s\n", cf_error()), 1;
+    for (int i = 0, N = all->size; i < ROWS * COLUMNS; i++)
+        if (mine[i] != (float)(N * (all->rank * ROWS * COLUMNS + i) + N * (N - 1) / 2)) return fprintf(stderr, "wrong sum\n"), 1;
+    printf("rank %d of %d: its sums are exact\n", all->rank, all->size);
+    free(full);
+    cf_fuse_free(product), cf_group_free(all);
+    return cf_close(context) ? 0 : 1;
+}

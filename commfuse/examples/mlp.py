@@ -1,0 +1,105 @@
+"""The MLP of mlp.c from Python: Y = max(0, X · A) · B on several ranks, by numpy and ctypes alone.
+
+    LD_LIBRARY_PATH=$(pkg-config --variable=libdir commfuse) mpirun -np 2 python3 mlp.py
+"""
+import ctypes
+import sys
+
+import numpy as np
+
+lib = ctypes.CDLL("libcommfuse.so", mode=ctypes.RTLD_GLOBAL)
+P, I, L, D, B = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_double, ctypes.c_bool
+
+
+class Group(ctypes.Structure):
+    _fields_ = [("name", ctypes.c_char_p), ("size", I), ("rank", I), ("world", P), ("native", P)]
+
+
+class Context(ctypes.Structure):  # what comes after these is of no use here
+    _fields_ = [("transport", P), ("stream", P), ("trace", P), ("step", I)]
+
+
+class Span(ctypes.Structure):
+    _fields_ = [("side", I), ("accumulate", B), ("row", L), ("rows", L), ("blocks", I), ("row_stride", L), ("data", P),
+                ("data_stride", L)]
+
+
+class Plan(ctypes.Structure):
+    _fields_ = [("name", ctypes.c_char_p), ("group", ctypes.POINTER(Group)), ("operation", I), ("side", I), ("mode", I),
+                ("route", I), ("slices", I), ("generator", P), ("dtype", I), ("capacity", L), ("result_given", B), ("folds", B),
+                ("bulk", B), ("flops", D), ("early", B)]
+
+
+class Figures(ctypes.Structure):
+    _fields_ = [("comm_ms", D), ("exposed_ms", D)]
+
+
+COMPUTE = ctypes.CFUNCTYPE(None, P, ctypes.POINTER(Span), P)
+ALLGATHER, REDUCE_SCATTER, BEFORE, AFTER, FP32 = 0, 1, 1, 2, 0
+for name, result, *arguments in (("version", ctypes.c_char_p), ("error", ctypes.c_char_p), ("errors_return", None, B),
+                                 ("open", ctypes.POINTER(Context), ctypes.c_char_p, I, D), ("close", B, P),
+                                 ("group_create", ctypes.POINTER(Group), P, ctypes.c_char_p, P, I),
+                                 ("fuse_create", P, P, Plan), ("fuse_free", B, P), ("fuse_run", P, P, P, L, L, COMPUTE, P, I),
+                                 ("trace_step", None, P, I, P), ("trace_last", Figures, P)):
+    function = getattr(lib, f"cf_{name}")
+    function.restype, function.argtypes = result, arguments
+
+
+def must(made):
+    return made or sys.exit(lib.cf_error().decode())
+
+
+def array(address, rows, columns):
+    return np.frombuffer((ctypes.c_float * (rows * columns)).from_address(address), np.float32).reshape(rows, columns)
+
+
+def blocks(span, columns):
+    """The rows of a span, and their data."""
+    for i in range(span.blocks):
+        first = span.row + i * span.row_stride
+        yield slice(first, first + span.rows), array(span.data + i * span.data_stride, span.rows, columns)
+
+
+assert lib.cf_version().startswith(b"0.1."), "structures of another version"
+lib.cf_errors_return(True)
+context = must(lib.cf_open(b"auto", 1, 60))
+tp = must(lib.cf_group_create(context, b"tp", None, 0))
+N, rank = tp.contents.size, tp.contents.rank
+ROWS, C, HIDDEN, RUNS = 512, 256, 1024, 5
+rows, hidden = ROWS // N, HIDDEN // N
+random = np.random.default_rng(0)
+X, A, W = (random.standard_normal(shape, np.float32) for shape in ((ROWS, C), (C, HIDDEN), (HIDDEN, C)))
+own_rows, own = slice(rank * rows, (rank + 1) * rows), slice(rank * hidden, (rank + 1) * hidden)
+A_own, W_own, H = np.ascontiguousarray(A[:, own]), W[own], np.empty((ROWS, hidden), np.float32)
+
+
+@COMPUTE
+def up(_, span, __):  # rows of X have arrived
+    for where, data in blocks(span.contents, C):
+        H[where] = np.maximum(0, data @ A_own)
+
+
+@COMPUTE
+def down(_, span, __):  # rows of Y are to be sent
+    for where, data in blocks(span.contents, C):
+        np.matmul(H[where], W_own, out=data)
+
+
+exact = np.maximum(0, X[own_rows].astype(float) @ A) @ W
+for mode, name in enumerate(("none", "slice", "commfuse")):
+    plan = Plan(b"up", tp, ALLGATHER, AFTER, mode, slices=4 if name == "slice" else 1, dtype=FP32, capacity=rows * C)
+    gather = must(lib.cf_fuse_create(context, plan))
+    plan.name, plan.operation, plan.side = b"down", REDUCE_SCATTER, BEFORE
+    reduce = must(lib.cf_fuse_create(context, plan))
+    gathered, partial = np.zeros((ROWS, C), np.float32), np.empty((ROWS, C), np.float32)
+    gathered[own_rows] = X[own_rows]
+    for run in range(RUNS + 1):  # one to warm up; the others are a step of the trace
+        if run < 2:
+            lib.cf_trace_step(context.contents.trace, run, context.contents.stream)
+        must(lib.cf_fuse_run(gather, gathered.ctypes.data, rows, C, up, None, -1))
+        Y = array(must(lib.cf_fuse_run(reduce, partial.ctypes.data, rows, C, down, None, -1)), rows, C)
+    lib.cf_trace_step(context.contents.trace, RUNS, context.contents.stream)
+    assert np.allclose(Y, exact, rtol=1e-5, atol=1e-3), f"{name}: off by {abs(Y - exact).max()}"
+    print(f"rank {rank} {name}: equal to numpy, exposed {lib.cf_trace_last(context.contents.trace).exposed_ms / RUNS:.3f} ms")
+    lib.cf_fuse_free(gather), lib.cf_fuse_free(reduce)
+sys.exit(not lib.cf_close(context))

@@ -1,0 +1,44 @@
+# commfuse/ as a library for programs of others (CPUs, MPI). Included by the Makefile.
+#
+#     make lib                          build/lib/libcommfuse.a and .so
+#     make install PREFIX=/usr/local    also headers, commfuse.pc, examples; DESTDIR=… for packages
+
+PREFIX ?= /usr/local
+L      := build/lib
+# Others of commfuse/ are its own affair.
+public_headers := $(addsuffix .h,$(addprefix commfuse/,check choice context device die extern_c fuse memory mesh replay schedule \
+                                                       schedule_check timeline trace transport tune))
+examples := $(wildcard commfuse/examples/*)
+CF_VERSION := $(shell sed -n 's/^.define CF_VERSION "\(.*\)"/\1/p' commfuse/context.h)
+soname     := libcommfuse.so.$(basename $(CF_VERSION))
+lib_objects := $(patsubst %.c,$(L)/%.o,$(wildcard commfuse/*.c))
+lib_libs    := $(CRYPTO) $(MPI_LIBS) -lpthread -lm
+
+lib: $(L)/libcommfuse.a $(L)/$(soname) $(L)/commfuse.pc ## build/lib/libcommfuse.a and .so: commfuse/ for other programs
+$(L)/%.o: %.c build/march
+	$(call compile,-fPIC)
+$(L)/commfuse/transport_mpi.o $(L)/commfuse/flights_mpi.o $(L)/commfuse/bootstrap_mpi.o: build/mpi
+$(L)/libcommfuse.a: $(lib_objects)
+	rm -f $@
+	$(AR) rcs $@ $^
+$(L)/$(soname): $(lib_objects)
+	@echo '{ global: cf_*; local: *; };' > $(L)/symbols
+	$(CC) $(CFLAGS) -shared -Wl,-soname,$(soname),--version-script=$(L)/symbols -o $@ $^ $(lib_libs)
+# It finds its place from where it lies, so the prefix may move.
+$(L)/commfuse.pc: Makefile scripts/lib.mk commfuse/context.h
+	@mkdir -p $(@D)
+	@printf '%s\n' 'prefix=$${pcfiledir}/../..' 'libdir=$${prefix}/lib' 'includedir=$${prefix}/include' '' 'Name: commfuse' \
+	    'Description: computations and the collectives beside them as fused operations' 'Version: $(CF_VERSION)' \
+	    'Cflags: -I$${includedir}' 'Libs: -L$${libdir} -lcommfuse' 'Libs.private: -fopenmp $(lib_libs)' > $@
+
+to := $(DESTDIR)$(PREFIX)
+install: lib ## the library, its headers, pkg-config file and examples, below PREFIX (/usr/local), or DESTDIR/PREFIX
+	install -d '$(to)/include/commfuse' '$(to)/lib/pkgconfig' '$(to)/share/commfuse/examples'
+	install -m 644 $(public_headers) '$(to)/include/commfuse'
+	install -m 644 $(L)/libcommfuse.a '$(to)/lib'
+	install -m 755 $(L)/$(soname) '$(to)/lib'
+	ln -sf $(soname) '$(to)/lib/libcommfuse.so'
+	install -m 644 $(L)/commfuse.pc '$(to)/lib/pkgconfig'
+	install -m 644 $(examples) '$(to)/share/commfuse/examples'
+
+.PHONY: lib install
