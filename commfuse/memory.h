@@ -1,5 +1,5 @@
 // Device memory, by purpose. Allocated before the first step (scratch of some GPU kernels: at their first call with a
-// larger shape) and freed at exit. Each allocation names its purpose, so that --dry-run and the banner can print where
+// larger shape) and freed at exit. Each allocation names its purpose, so that a report can say where
 // memory goes. In plan-only mode addresses are reserved with mmap(PROT_NONE): the model is built as usual, takes no
 // memory, and a stray access is a fault rather than a wrong figure.
 #ifndef CF_MEMORY_H

@@ -140,7 +140,7 @@ static inline int cf_nth_wait(const cf_step *step, int n) {
 // First row of slice k, 0 <= k <= m, of a shard of `rows` rows: sizes differ by at most one row.
 int64_t cf_schedule_row(const cf_schedule *schedule, int64_t rows, int k);
 
-// One readable line per step, into a malloc'ed string: for --dry-run and for tests that fail.
+// One readable line per step, into a malloc'ed string: to look at, and for tests that fail.
 char *cf_schedule_print(const cf_schedule *schedule);
 const char *cf_operation_name(cf_operation operation);
 const char *cf_mode_name(cf_mode mode);

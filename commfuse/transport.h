@@ -114,7 +114,7 @@ struct cf_transport {
     void (*close)(cf_transport *);         // collective; frees the transport
 };
 
-// The transport of this program, by the name in --transport: "auto", "mpi" (CPU), "nccl", "ipc" (GPU). Dies
+// The transport of this program, by name: "auto", "mpi" (CPU), "nccl", "ipc" (GPU). Dies
 // (together) on one that it does not have. Also takes hold of the device and tells die who this process is.
 // timeout_s: as in set_timeout, also for ranks to appear.
 cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, double timeout_s);

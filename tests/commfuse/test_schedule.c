@@ -732,6 +732,22 @@ static void nowire_differs(void **state) {
     set_free(&good);
 }
 
+// Of a schedule of one's own nobody asks what CommFuse promises of its own, but that it is correct.
+static void own_schedules_must_be_correct(void **state) {
+    (void)state;
+    set good = set_create(kinds[RS], CF_MODE_COMMFUSE, CF_DIRECT, 4, 2), own = set_copy(&good);
+    for (int r = 0; r < own.ranks; r++) own.of[r]->mode = CF_MODE_OWN;
+    assert_property(&own, NULL, NULL);
+    transfer_at_end(&own);
+    assert_property(&own, NULL, "a transfer behind all computation");
+    add_less(&own);
+    assert_property(&own, "data", "add_less");
+    own.of[2]->mode = CF_MODE_COMMFUSE;
+    assert_property(&own, "form", "two modes");
+    copy_free(&own);
+    set_free(&good);
+}
+
 // A schedule has no step to spare: with any one left out, the others are wrong.
 static void no_step_is_spare(void **state) {
     (void)state;
@@ -981,6 +997,7 @@ int main(void) {
         {"compute → all-to-all → compute, many ranks", many_ranks, NULL, NULL, (void *)&kinds[BOTH_A2A]},
         cmocka_unit_test(same_call_same_schedule),
         cmocka_unit_test(every_fault_is_named),
+        cmocka_unit_test(own_schedules_must_be_correct),
         cmocka_unit_test(nowire_differs),
         cmocka_unit_test(no_step_is_spare),
         cmocka_unit_test(names_lead_back),
