@@ -56,26 +56,33 @@ VERSION := $(shell git describe --always --dirty 2>/dev/null || cat $(DEPS)/vers
 gemm_bf16 := $(wildcard layers/gemm_bf16*.c)
 # What GPUs have no use for, beside the twins of what is theirs.
 cpu_alone := $(addprefix commfuse/,device_cpu.c transport_mpi.c flights_mpi.c) $(wildcard layers/gemm*.c)
-commfuse := $(patsubst %.c,$(B)/%.o,$(wildcard commfuse/*.c))
+# The third twin of device, transport and kernels records what the program would do (--predict).
+planned  := commfuse/planned.c layers/kernels_planned.c
+commfuse := $(patsubst %.c,$(B)/%.o,$(filter-out $(planned),$(wildcard commfuse/*.c)))
 data     := $(patsubst %.c,$(B)/%.o,$(wildcard data/*.c))
-layers   := $(patsubst %.c,$(B)/%.o,$(filter-out layers/gemm_ref.c $(gemm_bf16),$(wildcard layers/*.c)))
+layers   := $(patsubst %.c,$(B)/%.o,$(filter-out layers/gemm_ref.c $(gemm_bf16) $(planned),$(wildcard layers/*.c)))
 # The same layers over elements of bf16.
-layers16 := $(patsubst %.c,$(B)/bf16/%.o,$(filter-out layers/gemm_ref.c,$(wildcard layers/*.c)))
+layers16 := $(patsubst %.c,$(B)/bf16/%.o,$(filter-out layers/gemm_ref.c $(planned),$(wildcard layers/*.c)))
 program  := $(commfuse) $(layers) $(data)
 
 # --- the program for CPUs ---
 
+programs := train_gpt train_gpt_bf16 train_gpt_predict train_gpt_predict_bf16
 ifeq ($(SAN),)
-all: train_gpt train_gpt_bf16 compile_commands.json ## build ./train_gpt, and its bf16 form beside it (the default)
-train_gpt train_gpt_bf16: %: $(B)/%
+all: $(programs) compile_commands.json ## build ./train_gpt, and beside it its bf16 form and what --predict starts (the default)
+$(programs): %: $(B)/%
 	cp -f $< $@
 else
-all: $(B)/train_gpt $(B)/train_gpt_bf16
+all: $(programs:%=$(B)/%)
 endif
 
 $(B)/train_gpt: $(B)/train_gpt.o $(program)
 $(B)/train_gpt_bf16: $(B)/train_gpt_bf16.o $(commfuse) $(layers16) $(data)
-$(B)/train_gpt $(B)/train_gpt_bf16:
+twins    := $(cpu_alone) $(patsubst %.cu,%.c,$(wildcard layers/*.cu))
+$(B)/train_gpt_predict: $(B)/train_gpt.o $(filter-out $(twins:%.c=$(B)/%.o),$(program)) $(planned:%.c=$(B)/%.o)
+$(B)/train_gpt_predict_bf16: $(B)/train_gpt_bf16.o $(filter-out $(twins:%.c=$(B)/%.o),$(commfuse)) \
+    $(filter-out $(twins:%.c=$(B)/bf16/%.o),$(layers16)) $(data) $(B)/commfuse/planned.o $(B)/bf16/layers/kernels_planned.o
+$(programs:%=$(B)/%):
 	$(CC) $(CFLAGS) -o $@ $^ $(LIBS)
 
 # $(call compile,MORE FLAGS)
@@ -109,7 +116,7 @@ $(foreach kind,$(variant) cuda-bf16 cuda-fp32 emulated-bf16 emulated-fp32,build/
 include scripts/cuda.mk scripts/lib.mk tests/tests.mk scripts/tools.mk
 
 clean: ## remove everything that was built
-	rm -rf build train_gpt train_gpt_bf16 train_gpt_cuda train_gpt_cuda_fp32 compile_commands.json
+	rm -rf build $(programs) train_gpt_cuda train_gpt_cuda_fp32 compile_commands.json
 
 help: ## this list
 	@grep -hE '^[a-z_-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z_-]+):.*## /  make \1\t/' | expand -t 20

@@ -18,6 +18,7 @@
 #include "commfuse/stop.h"
 #include "commfuse/timeline.h"
 #include "data/origin.h"
+#include "data/predict.h"
 #include "data/recipe.h"
 #include "data/report.h"
 #include "layers/dry_run.h"
@@ -36,6 +37,7 @@
 enum { VAL_SEQUENCES = 80 };
 enum { EARLY_TIMEOUT_S = 60 };    // of ranks that meet to report what is wrong with their options
 enum { PATIENCE = 10 };           // times --timeout: how long ranks wait for one that reads or writes files
+enum { PREDICT_STEPS = 3 };       // the last of them begins as all that follow do
 enum { STATUS_STOPPED = 75 };     // a signal has ended the run, which is saved: the same command goes on
 enum { SAMPLE_STREAM = 1 << 20 }; // of the random numbers, apart from those of the tensors
 
@@ -131,7 +133,7 @@ static void make_model(trainer *t) {
     r->parameters = params_count(&shape), r->V = shape.V, r->flops = params_flops(&shape, o->seq);
     if (!*o->export_to) r->train = t->train = origin_tokens(o, "train", o->train, shape.V, root(t));
     if (!*o->export_to) r->val = t->val = origin_tokens(o, "val", o->val, shape.V, root(t));
-    if (o->dry_run) return;
+    if (o->dry_run && !*o->predict) return;
     t->loss = (double *)cf_alloc(2 * (int64_t)sizeof(double), "tokens");
     t->inputs = (int32_t *)calloc((size_t)(o->seq * o->micro_batch), sizeof *t->inputs);
     t->targets = (int32_t *)calloc((size_t)(o->seq * o->micro_batch), sizeof *t->targets);
@@ -197,7 +199,7 @@ static void load_state(trainer *t, const rank_exchange *all) {
 // Fill inputs and targets with this replica's B of the sequences that start at number `first` of an order: training order
 // (shuffled) or as they are in the file (validation).
 static void load_sequences(trainer *t, tokens *data, bool shuffled, int64_t first, int64_t B) {
-    for (int64_t b = 0; b < B; b++) {
+    for (int64_t b = 0; data && b < B; b++) { // a prediction has none
         int64_t sample = first + t->mesh.dp_group.rank * B + b;
         sample = shuffled ? tokens_shuffled(data, (uint64_t)t->o.seed, sample) : sample % tokens_samples(data);
         tokens_read(data, sample, t->model.params.shape.V, b, B, t->inputs, t->targets);
@@ -439,32 +441,70 @@ static int train_model(trainer *t) {
     return status == 0 && !report_whole(r) ? EXIT_FAILURE : status;
 }
 
-static void close_trainer(trainer *t) {
-    saver_free(t->checkpoints);
-    checkpoint_store_close(t->store);
-    state_free(&t->copy);
-    log_close(t->report.log);
+static void close_model(trainer *t) {
     plan_free(&t->report.plan);
     optimizer_free(&t->optimizer);
     gpt_free(&t->model);
     cf_check_free(t->context.check);
-    if (t->train) tokens_close(t->train);
-    if (t->val) tokens_close(t->val);
-    if (t->start) model_file_close(t->start);
-    if (t->words) vocabulary_close(t->words);
     cf_free(t->loss);
     free(t->inputs);
     free(t->targets);
     free(t->text);
     cf_trace_free(t->context.trace);
     cf_stream_free(t->context.stream);
+    cf_mesh_free(&t->mesh);
+}
+
+static void close_trainer(trainer *t) {
+    saver_free(t->checkpoints);
+    checkpoint_store_close(t->store);
+    state_free(&t->copy);
+    log_close(t->report.log);
+    if (t->train) tokens_close(t->train);
+    if (t->val) tokens_close(t->val);
+    if (t->start) model_file_close(t->start);
+    if (t->words) vocabulary_close(t->words);
     allow_long_waits(t, true); // a log or a trace may take rank 0 longer than the others
     t->transport->close(t->transport);
-    cf_mesh_free(&t->mesh);
+}
+
+// --- a prediction: in place of device, transport and kernels this program has those that record ---
+
+static void record_rank(void *trainer_, const options *o, int rank, int players, predicted_rank *to) {
+    trainer *t = (trainer *)trainer_;
+    cf_record *record = (cf_record *)t->transport->state;
+    t->o = *o;
+    t->transport->rank = record->rank = rank;
+    record->world = (int)(o->tp * o->dp), record->players = players, record->words = o->vocab;
+    make_mesh(t);
+    make_context(t);
+    make_model(t);
+    plan_start(&t->report.plan, NULL, 0);
+    t->last.step = -1;
+    cf_record_clear(record); // of the steps alone
+    for (int64_t step = 0; step < PREDICT_STEPS; step++) {
+        cf_record_step(record);
+        train_step(t, step);
+        t->last.step = -1;
+    }
+    cf_record_step(record);
+    to->record = cf_record_take(record);
+    to->memory = cf_memory_bytes();
+    to->flops = t->report.flops;
+    close_model(t);
+}
+
+static void predict_steps(trainer *t, const machine *m) {
+    options o = t->o;
+    const gpt_shape shape = origin_shape(&o, t->words, t->transport, &t->start);
+    o.layers = shape.L, o.channels = shape.C, o.heads = shape.H, o.vocab = shape.V;
+    ((cf_record *)t->transport->state)->hardware = &m->hardware;
+    predict(&o, m, record_rank, t, stdout);
 }
 
 int main(int argc, char **argv) {
     static trainer t;
+    static machine described;
     options *o = &t.o;
     int status = 0;
     t.report.lap_ms = cf_now_ms();
@@ -474,6 +514,7 @@ int main(int argc, char **argv) {
         if (cf_die_rank() == 0) options_help(stdout);
         return 0;
     }
+    if (*o->predict) predict_options(o, &described);
     recipe_choose_program(o, cf_dtype_name(REAL_DTYPE), OTHER_PROGRAM, argv);
     recipe_check(o);
     cf_die_meet_by(NULL); // they do now
@@ -481,6 +522,12 @@ int main(int argc, char **argv) {
     options_agree(o, VERSION, t.transport->size, gather, t.transport);
     signal(SIGXFSZ, SIG_IGN); // a file size limit is then a write error, which is reported and cleaned up
     signal(SIGPIPE, SIG_IGN); // Ctrl-C ends `| tee` first: what is printed then is lost, not what is saved
+    if (*o->predict) {
+        t.words = origin_words(o);
+        predict_steps(&t, &described);
+        close_trainer(&t);
+        return 0;
+    }
     make_mesh(&t);
     make_context(&t);
     sscanf(o->trace_steps, "%d:%d", &t.trace_from, &t.trace_to); // the parser has seen to the form
@@ -497,6 +544,7 @@ int main(int argc, char **argv) {
         dry_run(&t.model, &t.optimizer, stdout);
         plan_explain(&t.report.plan, stdout);
     }
+    close_model(&t);
     close_trainer(&t);
     return status;
 }

@@ -49,6 +49,13 @@ static void *reserve(int64_t bytes) {
     return address == MAP_FAILED ? NULL : address;
 }
 
+bool cf_memory_is_reserved(const void *address) {
+    const block *b = memory.blocks;
+    while (b && (!b->reserved || (const char *)address < (char *)b->memory || (const char *)address > (char *)b->memory + b->bytes))
+        b = b->next;
+    return b != NULL;
+}
+
 void *cf_alloc(int64_t bytes, const char *purpose) {
     CF_RETURNS(NULL);
     if (bytes < 0) cf_die(NULL, "allocation of %lld bytes for %s", (long long)bytes, purpose);

@@ -13,6 +13,7 @@
 CF_EXTERN_C_BEGIN
 
 void cf_device_plan_only(bool on); // from here on cf_alloc() reserves addresses without memory
+bool cf_memory_is_reserved(const void *address);
 
 // Zeroed, 256-byte aligned; NULL on an error, which names purpose and size. bytes = 0 gives a valid pointer.
 // The host must not touch it (device.h).

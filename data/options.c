@@ -139,6 +139,11 @@ static const option_row table[] = {
          "options as a JSON object, or those of the run that has written this log (--log); others on the command line go first"),
     FLAG(check_wire, "check-wire", "checksums on what ranks exchange (commfuse), to find silent corruption"),
     FLAG(dry_run, "dry-run", "check everything, print mesh, memory per purpose, how gradients travel and all schedules, then stop"),
+    TEXT(predict, "predict", "", "FILE",
+         "what steps would take on the machine of this file (scripts/machines/), by its ranks' schedules; nothing runs"),
+    TEXT(predict_ranks, "predict-ranks", "", "A:B",
+         "predict all meshes of A, 2A, 4A … B ranks; --micro-batch is then the sequences of a rank, not of a replica"),
+    FLAG(predict_all, "predict-all", "play all ranks, at most 64, rather than those of one replica for all"),
     FLAG(help, "help", "this list"),
 #undef GROUP
 };
@@ -214,7 +219,7 @@ static bool set(options *o, const option_row *row, const char *text, problem *wh
             return problem_set(why, NULL, "--%s '%.*s' is none of %s", row->name, ECHO_MAX, text, row->choices);
         break;
     case OPTION_TEXT:
-        if (strcmp(row->choices, "A:B") == 0 && !is_step_range(text))
+        if (strcmp(row->choices, "A:B") == 0 && *text && !is_step_range(text))
             return problem_set(why, NULL, "--%s '%.*s' is not A:B with whole numbers 0 <= A < B <= 1000000000", row->name, ECHO_MAX,
                                text);
         break;

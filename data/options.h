@@ -44,8 +44,8 @@ typedef struct options {
     int64_t threads; // 0: share the cores between the ranks of a host
     double peak_tflops, timeout;
     int64_t skip_nonfinite;
-    const char *config;
-    bool force, check_wire, dry_run, help;
+    const char *config, *predict, *predict_ranks;
+    bool force, check_wire, dry_run, predict_all, help;
     uint64_t given, repeated; // one bit a row of the table: was given, more than once on the command line
 } options;
 

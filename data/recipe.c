@@ -12,11 +12,15 @@ enum { RANKS_MAX = 1 << 20 };
 void recipe_choose_program(options *o, const char *dtype, const char *other, char **argv) {
     char path[PATH_MAX];
     if (strcmp(o->dtype, "auto") == 0) o->dtype = dtype;
-    if (strcmp(o->dtype, dtype) == 0) return;
+    if (*o->predict)
+        other = strcmp(o->dtype, "bf16") == 0 ? "train_gpt_predict_bf16" : "train_gpt_predict";
+    else if (strcmp(o->dtype, dtype) == 0)
+        return;
     ssize_t length = readlink("/proc/self/exe", path, sizeof path - strlen(other) - 1);
     path[length > 0 ? length : 0] = 0;
     char *name = strrchr(path, '/');
     name = name ? name + 1 : path;
+    if (*o->predict && strcmp(name, other) == 0) return;
     if (strcmp(name, other) == 0)
         cf_die_together("give it back the name that it was built with",
                         "--dtype %s needs the program %s, but that is this one, for %s", o->dtype, path, dtype);

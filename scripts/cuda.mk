@@ -8,7 +8,7 @@
 $(eval $(shell PYTHON='$(PYTHON)' scripts/find_cuda.sh make))
 
 cuda_sources := $(wildcard commfuse/*.cu layers/*.cu)
-shared_sources := $(filter-out $(cuda_sources:%.cu=%.c) $(cpu_alone),$(wildcard commfuse/*.c layers/*.c))
+shared_sources := $(filter-out $(cuda_sources:%.cu=%.c) $(cpu_alone) $(planned),$(wildcard commfuse/*.c layers/*.c))
 gpu_objects  := $(cuda_sources:%.cu=%.cuda.o) $(shared_sources:%.c=%.o)
 data_objects := $(patsubst %.c,%.o,$(wildcard data/*.c)) # what needs cJSON and xxHash, which layers do without
 real_bf16 := -DREAL_IS_BF16

@@ -11,7 +11,7 @@ tests   := $(patsubst %.c,$(B)/%,$(wildcard tests/*/test_*.c)) $(grad_tests)
 tools   := $(patsubst %.c,$(B)/%,$(wildcard tests/*/tool_*.c))
 benches := $(patsubst %.c,$(B)/%,$(wildcard tests/bench/bench_*.c))
 # The layers in double precision over the reference GEMM, for the gradient tests.
-layers64 := $(patsubst layers/%.c,$(B)/layers64/%.o,$(filter-out layers/gemm.c $(gemm_bf16),$(wildcard layers/*.c)))
+layers64 := $(patsubst layers/%.c,$(B)/layers64/%.o,$(filter-out layers/gemm.c $(gemm_bf16) $(planned),$(wildcard layers/*.c)))
 
 # $(call build_test,MORE FLAGS,LIBRARIES): of one source, and of objects and archives
 define build_test

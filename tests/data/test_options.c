@@ -91,7 +91,7 @@ static void test_every_row(void **state) {
     (void)state;
     int count;
     const option_row *rows = options_table(&count);
-    assert_int_equal(count, 60);
+    assert_int_equal(count, 63);
     options defaults = parsed("");
     for (const option_row *row = rows; row < rows + count; row++) {
         char words[256], value[256];

@@ -1,0 +1,358 @@
+// The third twin of device.h and transport.h: nothing is computed or sent, what would be is recorded (record.h). The same
+// program linked with this one is its own model: layers, schedules and executor are those that train.
+//
+// Memory is reserved and never touched. What the host reads from the device are token numbers, drawn evenly from the
+// vocabulary; as the doubles of reports they are tiny. A program has one device, so there is one record.
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include "device.h"
+#include "die.h"
+#include "record.h"
+#include "transport.h"
+
+enum { PAGE = 4096 };
+static const double MS = 1e3;
+
+static cf_record record;
+
+struct cf_stream {
+    int unused;
+};
+
+// --- the record ---
+
+void cf_record_kernel(cf_work_kind work, const char *name, double flops, double flops_per_s, double bytes) {
+    const cf_hardware *h = record.hardware;
+    double s = fmax(flops > 0 ? flops / flops_per_s : 0, bytes / h->memory_bytes_per_s);
+    cf_record_entry *e = cf_record_add(&record, CF_DO_KERNEL);
+    e->work = flops > 0 && flops / flops_per_s >= bytes / h->memory_bytes_per_s ? work : CF_WORK_MEMORY;
+    e->name = name, e->ms = MS * fmax(s, h->kernel_s);
+}
+
+const cf_hardware *cf_record_hardware(void) {
+    return record.hardware;
+}
+
+// --- device ---
+
+int64_t cf_dtype_size(cf_dtype dtype) {
+    static const int64_t size[] = {4, 8, 8, 2, 1};
+    return size[dtype];
+}
+
+const char *cf_dtype_name(cf_dtype dtype) {
+    static const char *const name[] = {"fp32", "fp64", "int64", "bf16", "byte"};
+    return name[dtype];
+}
+
+void cf_device_open(int local_rank) {
+    (void)local_rank;
+}
+
+const char *cf_device_name(void) {
+    return record.hardware ? record.hardware->name : "planned";
+}
+
+void cf_device_threads(int threads) {
+    (void)threads;
+}
+
+cf_stream *cf_stream_create(void) {
+    cf_stream *stream = calloc(1, sizeof *stream);
+    if (!stream) cf_die(NULL, "out of memory for a stream");
+    return stream;
+}
+
+cf_stream *cf_stream_create_urgent(void) {
+    return cf_stream_create();
+}
+
+void cf_stream_free(cf_stream *stream) {
+    free(stream);
+}
+
+void cf_stream_sync(cf_stream *stream) {
+    (void)stream;
+    cf_record_add(&record, CF_DO_SYNC);
+    record.host_ms = 0;
+}
+
+void cf_device_watch(void (*look)(void *argument), void *argument) {
+    (void)look, (void)argument;
+}
+
+cf_moment cf_moment_now(cf_stream *stream) {
+    (void)stream;
+    return (cf_moment){0, 0};
+}
+
+double cf_moment_ms(cf_moment moment) {
+    return moment.ms;
+}
+
+bool cf_moment_passed(cf_moment moment) {
+    (void)moment;
+    return true;
+}
+
+void cf_moment_wait(cf_moment moment) {
+    (void)moment;
+}
+
+bool cf_moment_remembered(cf_moment moment) {
+    (void)moment;
+    return true;
+}
+
+void cf_stream_after(cf_stream *stream, cf_moment moment) {
+    (void)stream, (void)moment;
+}
+
+void cf_range_begin(const char *name) {
+    (void)name;
+}
+
+void cf_range_end(void) {}
+
+void cf_copy(void *to, const void *from, int64_t bytes, cf_stream *stream) {
+    (void)from, (void)stream;
+    if (bytes <= 0) return;
+    cf_record_kernel(CF_WORK_MEMORY, "copy", 0, 0, 2 * (double)bytes);
+    if (cf_memory_is_reserved(to)) return;
+    uint64_t word = 1; // all ranks read the same tokens
+    int32_t token = 0;
+    for (int64_t i = 0; i + (int64_t)sizeof token <= bytes; i += (int64_t)sizeof token) {
+        word = word * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+        token = (int32_t)((word >> 33) % (uint64_t)(record.words > 0 ? record.words : 1));
+        memcpy((char *)to + i, &token, sizeof token);
+    }
+    if (bytes >= PAGE) record.host_ms += MS * record.hardware->word_s * (double)bytes / sizeof token;
+}
+
+void cf_zero(void *to, int64_t bytes, cf_stream *stream) {
+    (void)to, (void)stream;
+    if (bytes > 0) cf_record_kernel(CF_WORK_MEMORY, "zero", 0, 0, (double)bytes);
+}
+
+void cf_add(void *to, const void *from, int64_t count, cf_dtype dtype, cf_stream *stream) {
+    (void)to, (void)from, (void)stream;
+    cf_record_kernel(CF_WORK_MEMORY, "add", 0, 0, 3 * (double)(count * cf_dtype_size(dtype)));
+}
+
+void cf_checksum(uint64_t *sum, const void *data, int64_t bytes, cf_stream *stream) {
+    (void)sum, (void)data, (void)stream;
+    cf_record_kernel(CF_WORK_MEMORY, "checksum", 0, 0, (double)bytes);
+}
+
+void cf_compare(const uint64_t *expected, const uint64_t *found, int64_t count, const cf_difference *what,
+                cf_difference *difference, cf_stream *stream) {
+    (void)expected, (void)found, (void)what, (void)difference, (void)stream;
+    cf_record_kernel(CF_WORK_MEMORY, "compare", 0, 0, 16 * (double)count);
+}
+
+double cf_now_ms(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
+}
+
+void *cf_device_take(int64_t bytes) {
+    (void)bytes;
+    cf_die("a bug: cf_device_plan_only() comes first", "a planned program takes memory");
+}
+
+void cf_device_give(void *memory) {
+    (void)memory;
+}
+
+// --- transport ---
+
+static int level_of(int a, int b) {
+    const cf_hardware *h = record.hardware;
+    int level = 0;
+    while (level < h->links - 1 && a / h->link[level].ranks != b / h->link[level].ranks) level++;
+    return level;
+}
+
+// The rank so many places after `rank` in its group: of ranks side by side, or `stride` apart.
+static int shifted(const cf_group *g, int rank, int offset) {
+    int stride = g->size > 1 ? g->world[1] - g->world[0] : 1, span = g->size * stride;
+    int first = stride == 1 ? rank / g->size * g->size : rank % stride;
+    return first + (rank - first + offset * stride + span) % span;
+}
+
+// Adds `bytes` to what this rank and, with it, all ranks of its block send to the members `offset` places on.
+static void add_bytes(const cf_group *g, int offset, double bytes, double mine[CF_LINKS], double block[CF_LINKS]) {
+    const cf_hardware *h = record.hardware;
+    int me = g->world[g->rank];
+    mine[level_of(me, shifted(g, me, offset))] += bytes;
+    for (int level = 0; level < h->links; level++) {
+        int size = level > 0 ? h->link[level - 1].ranks : 1, first = me / size * size;
+        for (int q = first; h->link[level].block_bytes_per_s > 0 && q < first + size && q < record.world; q++)
+            if (level_of(q, shifted(g, q, offset)) == level) block[level] += bytes;
+    }
+}
+
+static void add_message(cf_record_unit *u, const cf_group *g, int peer, double bytes, double mine[CF_LINKS],
+                        double block[CF_LINKS]) {
+    const cf_hardware *h = record.hardware;
+    const cf_link *l = &h->link[level_of(g->world[g->rank], g->world[peer])];
+    add_bytes(g, peer - g->rank, bytes, mine, block);
+    u->latency_ms = fmax(u->latency_ms, MS * l->latency_s);
+    if (!h->gpu || l > h->link) u->taken = fmax(u->taken, l->taken); // within a host copy engines move what is exchanged
+}
+
+static uint64_t player(const cf_group *g, int member) {
+    return UINT64_C(1) << g->world[member] % record.players;
+}
+
+// Bytes of a ring over the members: each passes on what all others have; of those on one block the last passes it further.
+static void add_ring(cf_record_unit *u, const cf_group *g, double bytes, double mine[CF_LINKS], double block[CF_LINKS]) {
+    const cf_hardware *h = record.hardware;
+    double share = cf_curve_at(&h->native, bytes);
+    int reach = level_of(g->world[0], g->world[g->size - 1]), together = 1;
+    for (int level = 0; level <= reach; level++) {
+        int here = 0; // members of one block of this level
+        for (int i = 0; i < g->size; i++)
+            here += level == reach || g->world[i] / h->link[level].ranks == g->world[0] / h->link[level].ranks;
+        if (here == together) continue;
+        int size = level > 0 ? h->link[level - 1].ranks : 1;
+        mine[level] += bytes / share / together;
+        block[level] += bytes / share / together * (size < record.world ? size : record.world);
+        u->latency_ms += MS * h->link[level].step_s * (double)(g->size - 1) * (1.0 / together - 1.0 / here);
+        u->taken = fmax(u->taken, h->link[level].taken);
+        together = here;
+    }
+}
+
+static int lane_of(const cf_request *r) {
+    static const char *const names[] = {"tp", "dp", "world"};
+    int lane = 0;
+    while (lane < 3 && strcmp(names[lane], r->group->name) != 0) lane++;
+    return 2 * lane + r->bulk;
+}
+
+static void add_after(cf_record_unit *u, const cf_request *r) {
+    for (int i = 0; i < 2; i++) {
+        int unit = r->after[i] ? (int)r->after[i]->end.number - 1 : -1;
+        bool known = unit < 0;
+        for (int k = u->after; k < record.afters; k++) known |= record.after[k] == unit;
+        if (known) continue;
+        cf_record_after(&record, unit);
+    }
+}
+
+static void post(cf_transport *t, cf_request *request, int count, cf_stream *stream) {
+    const cf_hardware *h = record.hardware;
+    double mine[CF_LINKS] = {0}, block[CF_LINKS] = {0};
+    int messages = 0;
+    (void)t, (void)stream;
+    cf_record_unit *u = cf_record_add_unit(&record, request->label, lane_of(request));
+    u->layer = request->layer, u->bulk = request->bulk;
+    for (cf_request *r = request; r < request + count; r++) {
+        const cf_group *g = r->group;
+        const double bytes = (double)(r->send_count * cf_dtype_size(r->dtype));
+        r->end.number = record.units, r->state = 0;
+        u->bytes += cf_request_bytes(r);
+        add_after(u, r);
+        if (r->kind == CF_REQUEST_EXCHANGE) {
+            if (r->send_to >= 0) messages++, add_message(u, g, r->send_to, bytes, mine, block);
+            if (r->send_to >= 0) u->sends_to |= player(g, r->send_to);
+            if (r->recv_from >= 0) u->receives_from |= player(g, r->recv_from);
+            continue;
+        }
+        for (int peer = 0; peer < g->size; peer++) u->sends_to |= player(g, peer);
+        u->receives_from = u->sends_to;
+        if (r->kind != CF_REQUEST_ALLTOALL) add_ring(u, g, (g->size - 1) * bytes, mine, block);
+        for (int peer = 0; r->kind == CF_REQUEST_ALLTOALL && peer < g->size; peer++)
+            if (peer != g->rank) add_message(u, g, peer, bytes, mine, block);
+        u->latency_ms += MS * h->native_s;
+    }
+    for (int l = 0; l < h->links; l++) {
+        double rate = h->link[l].bytes_per_s, all = h->link[l].block_bytes_per_s;
+        if (mine[l] > 0) u->wire_ms[l] = MS * fmax(mine[l] / rate, all > 0 ? block[l] / all : 0);
+    }
+    if (messages > 1) u->latency_ms += MS * h->message_s * (messages - 1);
+    cf_record_add(&record, CF_DO_POST)->unit = (int)record.units - 1;
+}
+
+static bool test(cf_transport *t, cf_request *r, cf_point point, cf_stream *stream) {
+    (void)t, (void)stream;
+    return r->state > (int)point;
+}
+
+static cf_moment wait(cf_transport *t, cf_request *r, cf_point point, cf_stream *stream) {
+    int unit = (int)r->end.number - 1;
+    cf_record_kind kind = point == CF_ARRIVED ? CF_DO_WAIT_ARRIVED : CF_DO_WAIT_COMPLETE;
+    const cf_record_entry *last = record.entries ? &record.entry[record.entries - 1] : NULL;
+    (void)t, (void)stream;
+    if (!last || last->unit != unit || last->kind != kind)
+        cf_record_add(&record, kind)->unit = unit; // else another message of that unit
+    r->state = (int)point + 1;
+    return (cf_moment){0, 0};
+}
+
+static void set_threads(cf_transport *t, int threads) {
+    (void)t, (void)threads;
+}
+
+static void set_timeout(cf_transport *t, double timeout_s) {
+    (void)t, (void)timeout_s;
+}
+
+static cf_costs reckon(const cf_transport *t, int threads) {
+    const cf_hardware *h = record.hardware;
+    (void)t, (void)threads;
+    return (cf_costs){.latency_s = h->link[0].latency_s,
+                      .message_s = h->message_s,
+                      .piece_s = h->kernel_s + 2 * h->call_s,
+                      .bytes_per_s = h->link[0].bytes_per_s,
+                      .flops_per_s = h->product.y[h->product.points - 1],
+                      .route = h->gpu ? CF_DIRECT : CF_RING,
+                      .native = !h->gpu,
+                      .spare = true,
+                      .in_order = h->gpu};
+}
+
+static void gather(cf_transport *t, const void *mine, void *all, int64_t bytes) {
+    for (int i = 0; i < t->size; i++) memcpy((char *)all + i * bytes, mine, (size_t)bytes);
+}
+
+static void bind_group(cf_transport *t, cf_group *group) {
+    (void)t, (void)group;
+}
+
+static int64_t bytes_sent(cf_transport *t) {
+    (void)t;
+    return 0;
+}
+
+static void close_transport(cf_transport *t) {
+    free(t);
+}
+
+cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, double timeout_s) {
+    cf_transport *t = calloc(1, sizeof *t);
+    (void)name, (void)argc, (void)argv, (void)timeout_s;
+    if (!t) cf_die(NULL, "out of memory for a transport");
+    *t = (cf_transport){.name = "planned",
+                        .size = 1,
+                        .local_size = 1,
+                        .local_cores = 1,
+                        .collectives = true,
+                        .state = &record,
+                        .set_threads = set_threads,
+                        .set_timeout = set_timeout,
+                        .reckon = reckon,
+                        .gather = gather,
+                        .bind = bind_group,
+                        .post = post,
+                        .test = test,
+                        .wait = wait,
+                        .bytes_sent = bytes_sent,
+                        .close = close_transport};
+    cf_die_setup(0, 1, NULL);
+    return t;
+}

@@ -1,0 +1,296 @@
+// See playback.h.
+#include "playback.h"
+#include "die.h"
+#include <stdlib.h>
+#include <string.h>
+
+static const double MOMENT = 1e-9; // ms: what is this near to done is done
+
+typedef struct flight { // a unit of one player; times are INFINITY until they are known
+    bool posted, ready, gone;
+    double left_ms[CF_LINKS]; // on each link, if alone there
+    double began_ms, through_ms;
+} flight;
+
+typedef struct player {
+    const cf_record *record;
+    flight *flight;        // one a unit
+    int64_t next;          // entry
+    bool working, waiting; // in a kernel; at a wait, since began_ms
+    double left_ms, began_ms;
+    double host_ms;         // when the host last was at one with the stream
+    int first[CF_LANES];    // unit of each lane that may go next
+    int *in_lane[CF_LANES]; // unit of each number
+    int open, posted;       // units before `open` are done, those from `posted` on are not posted
+    double step_ms[2];      // when the last two steps began
+    cf_played sum;
+} player;
+
+typedef struct playback {
+    const cf_hardware *hardware;
+    int players;
+    player *player;
+    double now_ms;
+    cf_played_events *events;
+} playback;
+
+static void add_event(playback *b, const player *p, int row, const char *name, int layer, int64_t bytes, double begin, double end) {
+    if (!b->events) return;
+    cf_played_events *e = &b->events[p - b->player];
+    if (e->count == e->room) {
+        e->room = e->room ? 2 * e->room : 1024;
+        e->event = realloc(e->event, (size_t)e->room * sizeof *e->event);
+        if (!e->event) cf_die(NULL, "out of memory for a timeline");
+    }
+    cf_trace_event *at = &e->event[e->count++];
+    *at = (cf_trace_event){.row = row, .layer = layer, .slice = -1, .peer = -1, .bytes = bytes, .begin_ms = begin, .end_ms = end};
+    at->posted_ms = begin;
+    snprintf(at->name, sizeof at->name, "%s", name);
+}
+
+// --- units ---
+
+static bool arrived(const playback *b, const player *p, int unit) {
+    const cf_record_unit *u = &p->record->unit[unit];
+    for (int i = 0; i < b->players; i++) {
+        const player *from = &b->player[i];
+        if (!(u->receives_from >> i & 1)) continue;
+        if (!(from->flight[from->in_lane[u->lane][u->number]].through_ms <= b->now_ms + MOMENT)) return false;
+    }
+    return p->flight[unit].posted;
+}
+
+static bool complete(const playback *b, const player *p, int unit) {
+    return p->flight[unit].through_ms <= b->now_ms + MOMENT && arrived(b, p, unit);
+}
+
+static bool drained(const flight *f) {
+    double left = 0;
+    for (int l = 0; l < CF_LINKS; l++) left += f->left_ms[l];
+    return f->gone && left <= MOMENT;
+}
+
+static bool may_go(const playback *b, const player *p, int unit) {
+    const cf_record_unit *u = &p->record->unit[unit];
+    for (int i = 0; i < b->players; i++) {
+        const player *to = &b->player[i];
+        if (!(u->sends_to >> i & 1)) continue;
+        const flight *f = &to->flight[to->in_lane[u->lane][u->number]];
+        if (!(b->hardware->gpu ? f->ready : f->posted)) return false;
+    }
+    return true;
+}
+
+// Moves the units of a player as far as they get at this instant.
+static bool move_units(playback *b, player *p) {
+    const cf_record *r = p->record;
+    bool moved = false;
+    for (int lane = 0; lane < CF_LANES; lane++)
+        while (p->first[lane] < r->lane_units[lane]) {
+            int unit = p->in_lane[lane][p->first[lane]];
+            const cf_record_unit *u = &r->unit[unit];
+            flight *f = &p->flight[unit];
+            if (!f->posted) break;
+            if (!f->ready) {
+                bool all = true;
+                for (int i = u->after; i < u->after + u->afters && all; i++) all = arrived(b, p, r->after[i]);
+                if (!all) break;
+                f->ready = moved = true;
+            }
+            if (!f->gone) {
+                if (!may_go(b, p, unit)) break;
+                f->gone = moved = true, f->began_ms = b->now_ms;
+                memcpy(f->left_ms, u->wire_ms, sizeof f->left_ms);
+            }
+            if (drained(f) && f->through_ms == INFINITY) moved = true, f->through_ms = b->now_ms + u->latency_ms;
+            if (b->hardware->gpu ? !complete(b, p, unit) : !drained(f)) break;
+            p->first[lane]++, moved = true;
+        }
+    for (; p->open < p->posted && p->flight[p->open].gone && complete(b, p, p->open); p->open++) {
+        const cf_record_unit *u = &r->unit[p->open];
+        add_event(b, p, CF_TRACE_COMM, u->label, u->layer, u->bytes, p->flight[p->open].began_ms, b->now_ms);
+    }
+    return moved;
+}
+
+// --- the stream ---
+
+static void add_exposed(cf_played *sum, const char *label, double ms) {
+    int i = 0;
+    while (i < sum->places && strcmp(sum->place[i].label, label) != 0) i++;
+    if (i == CF_PLACES) i--;
+    if (i == sum->places) snprintf(sum->place[sum->places++].label, sizeof sum->place[0].label, "%s", label);
+    sum->place[i].ms += ms, sum->exposed_ms += ms;
+}
+
+static bool wait_is_over(const playback *b, const player *p, const cf_record_entry *e) {
+    return e->kind == CF_DO_WAIT_ARRIVED ? arrived(b, p, e->unit) : complete(b, p, e->unit);
+}
+
+// Takes the entry that is next, if it can be taken now.
+static bool take(playback *b, player *p) {
+    const cf_record_entry *e = &p->record->entry[p->next];
+    if (p->working) {
+        if (p->left_ms > MOMENT) return false;
+        add_event(b, p, CF_TRACE_COMPUTE, e->name, -1, 0, p->began_ms, b->now_ms);
+        p->sum.work_ms[e->work] += e->ms, p->sum.slowed_ms += fmax(0, b->now_ms - p->began_ms - e->ms);
+        p->working = false, p->next++;
+        return true;
+    }
+    if (p->host_ms + e->host_ms > b->now_ms + MOMENT) return false;
+    switch (e->kind) {
+    case CF_DO_KERNEL:
+        p->working = true, p->left_ms = e->ms, p->began_ms = b->now_ms;
+        return true;
+    case CF_DO_POST:
+        p->flight[e->unit].posted = true, p->posted = e->unit + 1;
+        break;
+    case CF_DO_WAIT_ARRIVED:
+    case CF_DO_WAIT_COMPLETE:
+        if (!p->waiting) p->waiting = true, p->began_ms = b->now_ms;
+        if (!wait_is_over(b, p, e)) return false;
+        p->waiting = false;
+        if (b->now_ms > p->began_ms + MOMENT) {
+            add_exposed(&p->sum, p->record->unit[e->unit].label, b->now_ms - p->began_ms);
+            add_event(b, p, CF_TRACE_WAIT, p->record->unit[e->unit].label, -1, 0, p->began_ms, b->now_ms);
+        }
+        break;
+    case CF_DO_SYNC:
+        p->host_ms = b->now_ms;
+        break;
+    case CF_DO_STEP:
+        p->step_ms[0] = p->step_ms[1], p->step_ms[1] = b->now_ms;
+        if (p->next + 1 < p->record->entries) memset(&p->sum, 0, sizeof p->sum);
+        break;
+    }
+    p->next++;
+    return true;
+}
+
+// --- time ---
+
+// How fast a flight drains on a link: those of this player that are there share it.
+static double speed(const playback *b, const player *p, int link, bool bulk) {
+    int urgent = 0, all = 0;
+    for (int i = p->open; i < p->posted; i++) {
+        const flight *f = &p->flight[i];
+        if (!f->gone || f->left_ms[link] <= 0) continue;
+        all++, urgent += !p->record->unit[i].bulk;
+    }
+    if (b->hardware->gpu) return 1.0 / all;
+    return bulk ? (urgent > 0 ? 0 : 1.0 / all) : 1.0 / urgent;
+}
+
+// Of the computation while these are in flight.
+static double pace(const player *p, const double now_ms, bool *flying) {
+    double taken = 0;
+    *flying = false;
+    for (int i = p->open; i < p->posted; i++) {
+        const flight *f = &p->flight[i];
+        if (!f->gone || f->through_ms <= now_ms) continue;
+        *flying = true, taken = fmax(taken, p->record->unit[i].taken);
+    }
+    return 1 - taken;
+}
+
+// Until something of a player ends; with ms >= 0: lets this much time pass.
+static double pass(playback *b, player *p, double ms) {
+    double next = INFINITY;
+    bool flying;
+    const double kernels = pace(p, b->now_ms, &flying);
+    if (ms >= 0 && flying) p->sum.comm_ms += ms;
+    if (ms >= 0 && p->working) p->left_ms -= ms * kernels;
+    if (ms < 0 && p->working) next = p->left_ms / kernels;
+    if (p->next < p->record->entries && !p->working) {
+        double issue = p->host_ms + p->record->entry[p->next].host_ms - b->now_ms;
+        if (issue > MOMENT && ms >= 0) p->sum.host_ms += ms;
+        if (issue > MOMENT) next = fmin(next, issue);
+    }
+    double speeds[CF_LINKS][2];
+    for (int l = 0; l < b->hardware->links; l++)
+        for (int bulk = 0; bulk < 2; bulk++) speeds[l][bulk] = speed(b, p, l, bulk);
+    for (int i = p->open; i < p->posted; i++) {
+        flight *f = &p->flight[i];
+        if (!f->gone) continue;
+        if (f->through_ms < INFINITY && f->through_ms > b->now_ms) next = fmin(next, f->through_ms - b->now_ms);
+        for (int l = 0; l < b->hardware->links; l++) {
+            double rate = speeds[l][p->record->unit[i].bulk];
+            if (f->left_ms[l] <= 0) continue;
+            if (ms >= 0) f->left_ms[l] -= ms * rate;
+            if (ms >= 0 && f->left_ms[l] < MOMENT) f->left_ms[l] = 0;
+            if (rate > 0) next = fmin(next, f->left_ms[l] / rate);
+        }
+    }
+    return next;
+}
+
+// --- the whole ---
+
+static void start(playback *b, const cf_record *const *records) {
+    b->player = calloc((size_t)b->players, sizeof *b->player);
+    for (int i = 0; b->player && i < b->players; i++) {
+        player *p = &b->player[i];
+        p->record = records[i];
+        p->flight = calloc((size_t)p->record->units + 1, sizeof *p->flight);
+        for (int lane = 0; lane < CF_LANES; lane++) {
+            if (p->record->lane_units[lane] != records[0]->lane_units[lane])
+                cf_die(NULL, "ranks 0 and %d do not post the same: %d and %d units in lane %d", i, records[0]->lane_units[lane],
+                       p->record->lane_units[lane], lane);
+            p->in_lane[lane] = calloc((size_t)p->record->lane_units[lane] + 1, sizeof(int));
+            if (!p->in_lane[lane] || !p->flight) cf_die(NULL, "out of memory to play %d ranks", b->players);
+        }
+        for (int u = 0; u < p->record->units; u++) {
+            p->in_lane[p->record->unit[u].lane][p->record->unit[u].number] = u;
+            p->flight[u].through_ms = INFINITY;
+        }
+    }
+    if (!b->player) cf_die(NULL, "out of memory to play %d ranks", b->players);
+}
+
+static int longest_first(const void *x, const void *y) {
+    double a = ((const cf_place_exposed *)x)->ms, b = ((const cf_place_exposed *)y)->ms;
+    return (a < b) - (a > b);
+}
+
+static cf_played result_of(playback *b) {
+    cf_played result = {0};
+    double from = 0, to = 0;
+    for (player *p = b->player; p < b->player + b->players; p++) {
+        if (p->next < p->record->entries) {
+            const cf_record_entry *e = &p->record->entry[p->next];
+            const cf_record_unit *u = e->unit >= 0 ? &p->record->unit[e->unit] : NULL;
+            cf_die(NULL, "deadlock: rank %d waits for ever for %s, layer %d", (int)(p - b->player), u ? u->label : e->name,
+                   u ? u->layer : -1);
+        }
+        from = fmax(from, p->step_ms[0]), to = fmax(to, p->step_ms[1]);
+        if (p == b->player || p->sum.exposed_ms > result.exposed_ms) result = p->sum;
+    }
+    result.step_ms = to - from;
+    qsort(result.place, (size_t)result.places, sizeof *result.place, longest_first);
+    return result;
+}
+
+cf_played cf_playback(const cf_record *const *records, int players, cf_played_events *events) {
+    playback b = {.hardware = records[0]->hardware, .players = players, .events = events};
+    start(&b, records);
+    for (double next = 0; next < INFINITY;) {
+        b.now_ms += next;
+        for (bool moved = true; moved;) {
+            moved = false;
+            for (player *p = b.player; p < b.player + players; p++) {
+                while (p->next < p->record->entries && take(&b, p)) moved = true;
+                moved |= move_units(&b, p);
+            }
+        }
+        next = INFINITY;
+        for (player *p = b.player; p < b.player + players; p++) next = fmin(next, pass(&b, p, -1));
+        for (player *p = b.player; next < INFINITY && p < b.player + players; p++) pass(&b, p, next);
+    }
+    cf_played result = result_of(&b);
+    for (player *p = b.player; p < b.player + players; p++) {
+        free(p->flight);
+        for (int lane = 0; lane < CF_LANES; lane++) free(p->in_lane[lane]);
+    }
+    free(b.player);
+    return result;
+}

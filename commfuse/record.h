@@ -1,0 +1,75 @@
+// What one rank does in its steps, recorded instead of done: kernels with what they would take, units of requests as they are
+// posted and waited for. planned.c, a third twin of device and transport, writes it, and the layers' third twin
+// (layers/kernels_planned.c); playback.h finds out how long it takes when all ranks do so.
+#ifndef CF_RECORD_H
+#define CF_RECORD_H
+
+#include <stdint.h>
+#include "hardware.h"
+#include "extern_c.h"
+
+CF_EXTERN_C_BEGIN
+
+enum { CF_PLAYERS_MAX = 64 };
+
+typedef enum {
+    CF_DO_KERNEL,
+    CF_DO_POST,
+    CF_DO_WAIT_ARRIVED, // until what a unit brings is here
+    CF_DO_WAIT_COMPLETE,
+    CF_DO_SYNC, // the host waits for the stream
+    CF_DO_STEP  // a step begins here
+} cf_record_kind;
+typedef enum { CF_WORK_PRODUCT, CF_WORK_ATTENTION, CF_WORK_MEMORY, CF_WORK_KINDS } cf_work_kind;
+
+typedef struct cf_record_entry {
+    cf_record_kind kind;
+    cf_work_kind work; // KERNEL
+    int unit;          // POST and WAIT
+    const char *name;  // KERNEL; a constant
+    double ms;         // KERNEL
+    double host_ms;    // the host comes here so long after the last SYNC
+} cf_record_entry;
+
+// Requests that are posted together. Unit `number` of a lane is the same one on all ranks. Ranks are players, world rank modulo
+// their number.
+typedef struct cf_record_unit {
+    char label[48];
+    int layer, lane, number;
+    uint64_t sends_to, receives_from; // players, one bit each
+    double wire_ms[CF_LINKS];         // that it keeps this rank's part of a link, if it has it alone
+    double latency_ms, taken;
+    int64_t bytes;
+    int after, afters; // must have arrived first: units record.after[after …]
+    bool bulk;
+} cf_record_unit;
+
+enum { CF_LANES = 16 };
+typedef struct cf_record {
+    const cf_hardware *hardware;
+    int world, rank, players; // who records
+    int64_t words;            // tokens of the vocabulary
+    cf_record_entry *entry;
+    cf_record_unit *unit;
+    int *after;
+    int64_t entries, units, afters, room[3];
+    double host_ms;
+    int lane_units[CF_LANES];
+} cf_record;
+
+// The next entry, unit, and what that unit waits for.
+cf_record_entry *cf_record_add(cf_record *record, cf_record_kind kind);
+cf_record_unit *cf_record_add_unit(cf_record *record, const char *label, int lane);
+void cf_record_after(cf_record *record, int unit);
+void cf_record_step(cf_record *record);
+// What has been recorded, the caller's; the next begins empty.
+cf_record cf_record_take(cf_record *record);
+void cf_record_clear(cf_record *record);
+void cf_record_free(cf_record *record);
+
+// planned.c: a kernel of this program's record that does so much (flops 0: it only moves bytes), and the machine.
+void cf_record_kernel(cf_work_kind work, const char *name, double flops, double flops_per_s, double bytes);
+const cf_hardware *cf_record_hardware(void);
+
+CF_EXTERN_C_END
+#endif

@@ -1,0 +1,156 @@
+// ranks: 1
+//
+// Records made by hand, whose times can be worked out on paper.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <cmocka.h>
+#include <math.h>
+#include "commfuse/playback.h"
+#include "tests/death.h"
+
+static void assert_near(double found, double expected) {
+    if (!(fabs(found - expected) < 1e-6)) fail_msg("%.9g is not %.9g", found, expected);
+}
+
+static const cf_hardware gpu = {.gpu = true, .links = 1}, cpu = {.links = 1}, slow_host = {.gpu = true, .links = 1, .call_s = 2e-3};
+
+static void kernel(cf_record *r, double ms) {
+    cf_record_entry *e = cf_record_add(r, CF_DO_KERNEL);
+    e->name = "kernel", e->ms = ms;
+}
+
+static cf_record_unit *post(cf_record *r, int lane, int to, int from, double wire_ms) {
+    cf_record_unit *u = cf_record_add_unit(r, lane == 0 ? "urgent" : "bulk", lane);
+    u->sends_to = UINT64_C(1) << to, u->receives_from = UINT64_C(1) << from;
+    u->wire_ms[0] = wire_ms, u->latency_ms = 1, u->bulk = lane > 0;
+    cf_record_add(r, CF_DO_POST)->unit = (int)r->units - 1;
+    return u;
+}
+
+static void await(cf_record *r, int unit) {
+    cf_record_add(r, CF_DO_WAIT_COMPLETE)->unit = unit;
+}
+
+static cf_played play(cf_record *a, cf_record *b) {
+    const cf_record *both[] = {a, b};
+    cf_record_step(a);
+    if (b) cf_record_step(b);
+    cf_played p = cf_playback(both, b ? 2 : 1, NULL);
+    cf_record_free(a);
+    if (b) cf_record_free(b);
+    return p;
+}
+
+static cf_record begin(const cf_hardware *hardware) {
+    cf_record r = {.hardware = hardware};
+    cf_record_step(&r);
+    return r;
+}
+
+// 10 ms of transfer and 1 of latency during a kernel of 8: 3 are exposed.
+static void a_kernel_hides_a_transfer(void **state) {
+    (void)state;
+    cf_record r = begin(&gpu);
+    post(&r, 0, 0, 0, 10);
+    kernel(&r, 8);
+    await(&r, 0);
+    cf_played p = play(&r, NULL);
+    assert_near(p.step_ms, 11);
+    assert_near(p.exposed_ms, 3);
+    assert_near(p.comm_ms, 11);
+    assert_string_equal(p.place[0].label, "urgent");
+}
+
+static void taken_multiprocessors_slow_kernels(void **state) {
+    (void)state;
+    cf_record r = begin(&gpu);
+    post(&r, 0, 0, 0, 9)->taken = 0.5;
+    kernel(&r, 8);
+    await(&r, 0);
+    cf_played p = play(&r, NULL);
+    assert_near(p.step_ms, 13); // 10 ms at half the pace, then 3
+    assert_near(p.slowed_ms, 5);
+}
+
+// On a GPU two lanes share a link; on a CPU what is in bulk gives way.
+static void lanes_share_a_link(void **state) {
+    (void)state;
+    for (int on_cpu = 0; on_cpu < 2; on_cpu++) {
+        cf_record r = begin(on_cpu ? &cpu : &gpu);
+        post(&r, 1, 0, 0, 10);
+        post(&r, 0, 0, 0, 4);
+        await(&r, 1);
+        cf_record_step(&r);
+        await(&r, 0);
+        cf_played p = play(&r, NULL);
+        assert_near(p.step_ms, on_cpu ? 15 - 5 : 15 - 9);
+    }
+}
+
+// What rank 1 sends goes when rank 0, which computes, has posted: GPU; the CPU's too, as its receive is posted late.
+static void a_transfer_waits_for_its_receiver(void **state) {
+    (void)state;
+    cf_record a = begin(&gpu), b = begin(&gpu);
+    kernel(&a, 20);
+    post(&a, 0, 1, 1, 5), post(&b, 0, 0, 0, 5);
+    await(&a, 0), await(&b, 0);
+    cf_played p = play(&a, &b);
+    assert_near(p.step_ms, 26);
+    assert_near(p.exposed_ms, 26); // rank 1's
+}
+
+static void what_a_unit_waits_for_comes_first(void **state) {
+    (void)state;
+    cf_record r = begin(&gpu);
+    post(&r, 0, 0, 0, 5);
+    post(&r, 2, 0, 0, 5);
+    cf_record_after(&r, 0);
+    await(&r, 1);
+    assert_near(play(&r, NULL).step_ms, 12);
+}
+
+// Kernels of 1 ms that the host starts every 2.
+static void a_slow_host_is_the_bound(void **state) {
+    (void)state;
+    cf_record r = begin(&slow_host);
+    for (int i = 0; i < 10; i++) kernel(&r, 1);
+    cf_played p = play(&r, NULL);
+    assert_near(p.step_ms, 21);
+    assert_near(p.host_ms, 11);
+}
+
+// Each waits in one lane for what the other will post after its wait.
+static void crossed_waits(void) {
+    cf_record a = begin(&gpu), b = begin(&gpu);
+    post(&a, 0, 1, 1, 1), await(&a, 0), post(&a, 2, 1, 1, 1), await(&a, 1);
+    post(&b, 2, 0, 0, 1), await(&b, 0), post(&b, 0, 0, 0, 1), await(&b, 1);
+    play(&a, &b);
+}
+
+static void unequal_lanes(void) {
+    cf_record a = begin(&gpu), b = begin(&gpu);
+    post(&a, 0, 1, 1, 1);
+    play(&a, &b);
+}
+
+static void a_deadlock_is_reported_as_such(void **state) {
+    (void)state;
+    ASSERT_DIES(crossed_waits(), "deadlock: rank 0 waits for ever for urgent");
+    ASSERT_DIES(unequal_lanes(), "ranks 0 and 1 do not post the same");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_kernel_hides_a_transfer),
+        cmocka_unit_test(taken_multiprocessors_slow_kernels),
+        cmocka_unit_test(lanes_share_a_link),
+        cmocka_unit_test(a_transfer_waits_for_its_receiver),
+        cmocka_unit_test(what_a_unit_waits_for_comes_first),
+        cmocka_unit_test(a_slow_host_is_the_bound),
+        cmocka_unit_test(a_deadlock_is_reported_as_such),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,166 @@
+"""--predict: the trainer's steps, recorded and played over a machine that is described.
+
+What is asked of a prediction: ranks that stand for all give what all give; it follows what the description says; what the
+dry run of the same mesh says of memory holds; a description that is damaged is refused by the name of the field.
+"""
+# limit: 240
+# quick: symmetry damaged
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+import unittest
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import harness
+
+MACHINES = os.path.join(harness.ROOT, "scripts", "machines")
+MODES = "ideal", "none", "slice", "commfuse", "auto"
+FEW = dict(layers=2, channels=384, heads=8, seq=256, micro_batch=2)  # 16 heads' worth of shapes in milliseconds
+
+
+def described(name):
+    with open(os.path.join(MACHINES, name + ".json"), encoding="utf-8") as file:
+        return json.load(file)
+
+
+class Predict(harness.Case):
+    def written(self, machine):
+        path = self.fresh("machine.json")
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(machine, file)
+        return path
+
+    def ask(self, machine="h100x8", **more):
+        path = machine if os.path.sep in machine else os.path.join(MACHINES, machine + ".json")
+        return harness.run(harness.options(predict=path, **more), timeout=120)
+
+    def predicted(self, machine="h100x8", **more):
+        """{mode: {column: number}}"""
+        result = self.ask(machine, **more)
+        self.assertEqual(result.status, 0, str(result))
+        rows = re.findall(r"^(%s) +([-\d. |%%]+?) +[a-z]" % "|".join(MODES), result.out, re.M)
+        names = "step", "tokens", "mfu", "products", "attention", "memory", "exposed", "slowed", "host", "gib"
+        found = {mode: dict(zip(names, map(float, re.findall(r"[-\d.]+", rest)))) for mode, rest in rows}
+        self.assertEqual(tuple(found), MODES, result.out)
+        return found
+
+    def test_symmetry(self):
+        """Ranks of one replica stand for all. A shard that has parts of more tensors takes a kernel more: hence the percent."""
+        for machine, mesh in (("laptop", dict(tp=2, dp=2)), ("laptop", dict(tp=4, dp=4)), ("h100x8", dict(tp=4, dp=4)),
+                              ("h100x8", dict(tp=1, dp=16)), ("rtx4090x8", dict(tp=2, dp=16)), ("a100x8", dict(tp=8, dp=8)),
+                              ("rtx4090x8", dict(tp=2, dp=8, strategy="up")), ("laptop", dict(tp=8, dp=8, strategy="up"))):
+            with self.subTest(machine=machine, **mesh):
+                some, all_of_them = (self.predicted(machine, predict_all=every, **FEW, **mesh) for every in (False, True))
+                for mode in MODES:
+                    # Steps of half a millisecond: 0.01 is what is printed.
+                    self.assertAlmostEqual(some[mode]["step"], all_of_them[mode]["step"],
+                                           delta=0.01 * all_of_them[mode]["step"] + 0.011, msg=mode)
+
+    def test_slower_links_and_later_messages_never_help(self):
+        for name, mesh in (("h100x8", dict(tp=4, dp=4)), ("laptop", dict(tp=2, dp=4, strategy="up"))):
+            for field, factors in (("gb_per_s", (1, 0.5, 0.1)), ("latency_us", (1, 3, 30)), ("step_us", (1, 3, 30))):
+                steps = []
+                for factor in factors:
+                    machine = described(name)
+                    for link in machine["links"]:
+                        link[field] *= factor
+                        link["block_gb_per_s"] *= factor if field == "gb_per_s" else 1
+                    steps.append(self.predicted(self.written(machine), **FEW, **mesh))
+                with self.subTest(machine=name, field=field):
+                    for mode in MODES[1:4]:  # auto changes its plan with the costs
+                        self.assertLessEqual(steps[0][mode]["step"], steps[1][mode]["step"] + 0.01)
+                        if field == "gb_per_s" or (field == "latency_us") == (mode == "commfuse"):  # exchanges; native rings
+                            self.assertLess(steps[0][mode]["step"], steps[2][mode]["step"])
+
+    def test_sums_and_bounds(self):
+        """Parts add up to the step, nothing is shorter than ideal, and ideal is what the kernels take."""
+        found = self.predicted(tp=2, dp=2, model="d12", micro_batch=8)
+        for mode in MODES:
+            row = found[mode]
+            parts = sum(row[name] for name in ("products", "attention", "memory", "exposed", "slowed", "host"))
+            self.assertAlmostEqual(row["step"], parts, delta=0.02 * row["step"])
+            self.assertGreaterEqual(row["step"] + 0.01, found["ideal"]["step"])
+        self.assertGreater(found["none"]["exposed"], found["commfuse"]["exposed"])
+
+    def test_memory_is_that_of_the_dry_run(self):
+        shape = dict(tp=2, dp=2, model="d12", vocab=50257, micro_batch=4, dtype="fp32", overlap="commfuse", dry_run=True)
+        dry = harness.run(harness.options(**shape))
+        total = float(re.search(r"^total +([\d.]+)", dry.out, re.M).group(1)) / 1024
+        gib = self.predicted("laptop", **{k: v for k, v in shape.items() if k not in ("overlap", "dry_run", "dtype")})
+        self.assertAlmostEqual(gib["commfuse"]["gib"], total, delta=0.06 + 0.02 * total)
+
+    def test_thousands_of_ranks(self):
+        """In seconds and some hundred MiB; the limits asked for are a minute and 2 GiB."""
+        before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+        found = self.predicted(tp=8, dp=512, model="d48", heads=16, micro_batch=16)
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        self.assertLess(used.ru_utime - before, 60)
+        self.assertLess(used.ru_maxrss, 2 << 20)
+        self.assertGreater(found["none"]["step"], found["ideal"]["step"])
+
+    def test_meshes(self):
+        result = self.ask(predict_ranks="8:16", **FEW)
+        self.assertEqual(result.status, 0, str(result))
+        rows = re.findall(r"^ +(\d+) +(\d+) +(\d+) +[\d.]+ ", result.out, re.M)
+        self.assertEqual([tuple(map(int, row)) for row in rows],
+                         [(ranks, tp, ranks // tp) for ranks in (8, 16) for tp in (1, 2, 4, 8)])
+        self.assertEqual(len(re.findall(r"^ +\d+ best: tp \d+ x dp \d+ by", result.out, re.M)), 2)
+        self.assertRegex(result.out, r"Overlap saves")
+
+    def test_timeline(self):
+        trace = self.fresh("trace.json")
+        self.predicted(trace=trace, tp=2, dp=2, **FEW)
+        with open(trace, encoding="utf-8") as file:
+            events = json.load(file)
+        events = [e for e in (events["traceEvents"] if isinstance(events, dict) else events) if e.get("ph") == "X"]
+        self.assertEqual({e["pid"] for e in events}, {0, 1})
+        self.assertIn("reduce-scatter mlp.fc2", {e["name"] for e in events})
+
+    def test_damaged(self):
+        """Each field, missing, of another kind, out of its range: refused by its name. So is one that is misspelt."""
+        good = described("h100x8")
+
+        def refused(change, field):
+            machine = json.loads(json.dumps(good))
+            change(machine)
+            result = self.ask(self.written(machine), tp=1, dp=2, **FEW)
+            self.assertNotEqual(result.status, 0, field)
+            self.assertIn(f'"{field}"', result.err)
+
+        for field in good:
+            if field == "comment":
+                continue
+            with self.subTest(field=field):
+                refused(lambda m: m.pop(field), field)
+                refused(lambda m: m.update({field: {"x": 1}}), field)
+                if isinstance(good[field], (int, float)):
+                    refused(lambda m: m.update({field: -1}), field)
+        for field in good["links"][1]:
+            with self.subTest(link=field):
+                refused(lambda m: m["links"][1].pop(field), "links" if field == "name" else field)
+                if field != "name":
+                    refused(lambda m: m["links"][1].update({field: -1}), field)
+        refused(lambda m: m.update(peak_tflop=1), "peak_tflop")
+        refused(lambda m: m["links"][0].update(latency=1), "latency")
+        refused(lambda m: m["links"][1].update(ranks=12), "ranks")
+        refused(lambda m: m.update(product_tflops=[[1, 2], [1, 3]]), "product_tflops")
+        for text in ("", "{", "[1]", "{}"):
+            path = self.fresh("text.json")
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(text)
+            self.assertNotEqual(self.ask(path, **FEW).status, 0, text)
+        self.assertIn("nowhere.json", self.ask("./nowhere.json", **FEW).err)
+
+    def test_refused(self):
+        for more, words in ((dict(dtype="fp32"), "--dtype fp32"), (dict(out="x"), "--out"), (dict(tp=128, dp=1, heads=128), "--tp"),
+                            (dict(predict_all=True, tp=2, dp=64), "--predict-all")):
+            result = self.ask(**{**FEW, **more})
+            self.assertNotEqual(result.status, 0, more)
+            self.assertIn(words, result.err)
+
+
+if __name__ == "__main__":
+    unittest.main()
