@@ -11,7 +11,7 @@ public_headers := $(addsuffix .h,$(addprefix commfuse/,check choice context devi
 examples := $(wildcard commfuse/examples/*)
 CF_VERSION := $(shell sed -n 's/^.define CF_VERSION "\(.*\)"/\1/p' commfuse/context.h)
 soname     := libcommfuse.so.$(basename $(CF_VERSION))
-lib_objects := $(patsubst %.c,$(L)/%.o,$(wildcard commfuse/*.c))
+lib_objects := $(patsubst %.c,$(L)/%.o,$(filter-out $(planned),$(wildcard commfuse/*.c)))
 lib_libs    := $(CRYPTO) $(MPI_LIBS) -lpthread -lm
 
 lib: $(L)/libcommfuse.a $(L)/$(soname) $(L)/commfuse.pc ## build/lib/libcommfuse.a and .so: commfuse/ for other programs
