@@ -143,17 +143,8 @@ static void make_model(trainer *t) {
 
 // --- where the run begins ---
 
-static const double *exchange(void *all, const double *values, int count) {
-    return figures_exchange((rank_figures *)all, values, count);
-}
-
 static double sum(void *all, double mine) {
     return figures_sum((rank_figures *)all, mine);
-}
-
-static rank_exchange all_ranks(trainer *t) {
-    rank_exchange all = {t->mesh.world_group.rank, t->mesh.world_group.size, REPORT, exchange, &t->optimizer.figures};
-    return all;
 }
 
 // Every rank is here, and its device has nothing left to do.
@@ -168,15 +159,15 @@ static void allow_long_waits(trainer *t, bool patient) {
 }
 
 static void take_state(trainer *t, const manifest *m) {
-    origin_state from = origin_open_state(&t->o, m);
-    state_give(&t->optimizer, origin_read_state, &from);
-    origin_close_state(&from);
+    saved_state *from = origin_open_state(&t->o, m);
+    state_give(&t->optimizer, origin_read_state, from);
+    saved_state_close(from);
 }
 
 // From the newest sound checkpoint, or else from the beginning.
-static void load_state(trainer *t, const rank_exchange *all) {
+static void load_state(trainer *t) {
     const run_facts facts = {&t->model.params.shape, t->train, VERSION, t->run, NULL, 0, false};
-    manifest *m = origin_checkpoint(&t->o, &facts, all, t->store, t->start);
+    manifest *m = origin_checkpoint(&t->o, &facts, t->transport, t->store, t->start);
     resume_name(m, t->run);
     plan_start(&t->report.plan, m ? manifest_value(m, "found-plan") : NULL, t->o.steps - (m ? m->step : 0));
     gpt_place_weight_gradients(&t->model);
@@ -405,9 +396,8 @@ static int run(trainer *t) {
 }
 
 static void export_model(trainer *t) {
-    const rank_exchange all = all_ranks(t);
     allow_long_waits(t, true);
-    manifest *m = origin_checkpoint_to_export(&t->o, &all);
+    manifest *m = origin_checkpoint_to_export(&t->o, t->transport);
     take_state(t, m);
     allow_long_waits(t, false);
     write_model(t, m->step, t->o.export_to);
@@ -417,16 +407,15 @@ static void export_model(trainer *t) {
 static int train_model(trainer *t) {
     const options *o = &t->o;
     run_report *r = &t->report;
-    rank_exchange all = all_ranks(t);
     allow_long_waits(t, true);
     if (root(t)) t->store = origin_open_output(o);
-    origin_compare(o, &all, t->train, t->val, t->model.params.shape.V, t->start);
-    load_state(t, &all);
+    origin_compare(o, t->transport, t->train, t->val, t->model.params.shape.V, t->start);
+    load_state(t);
     meet(t); // whoever has read faster waits here
     allow_long_waits(t, false);
     report_open(r);
     if (*o->out) {
-        saver_plan plan = {all, o->out, t->store, o->keep, o->keep_every, r->log};
+        saver_plan plan = {t->transport, o->out, t->store, o->keep, o->keep_every, r->log};
         t->checkpoints = saver_create(plan);
     }
     r->peak = o->peak_tflops * 1e12 * t->mesh.world_group.size, r->peak_source = "--peak-tflops";

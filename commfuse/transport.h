@@ -14,8 +14,10 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #include "device.h"
+#include "die.h"
 #include "mesh.h"
 #include "schedule.h"
 #include "extern_c.h"
@@ -126,6 +128,22 @@ static inline void cf_allgather_host(cf_transport *t, const void *mine, void *al
         t->gather(t, mine, all, bytes);
     else
         memcpy(all, mine, (size_t)bytes);
+}
+
+// The least of what all ranks give: of bools, whether it is so everywhere. Collective.
+static inline int64_t cf_least_host(cf_transport *t, int64_t mine) {
+    int64_t *all = (int64_t *)malloc((size_t)t->size * sizeof *all);
+    if (!all) cf_die(NULL, "out of memory for the words of %d ranks", t->size);
+    cf_allgather_host(t, &mine, all, (int64_t)sizeof mine);
+    for (int rank = 0; rank < t->size; rank++)
+        if (all[rank] < mine) mine = all[rank];
+    free(all);
+    return mine;
+}
+
+// Rank 0's. Collective.
+static inline int64_t cf_root_host(cf_transport *t, int64_t mine) {
+    return cf_least_host(t, t->rank == 0 ? mine : INT64_MAX);
 }
 
 CF_EXTERN_C_END

@@ -3,28 +3,26 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-enum { PIECE_BYTES = 1 << 20, OPEN_FILES = 64 };
+enum { PIECE_BYTES = 1 << 20 };
 
 static const char *const leave_files = "leave files as they are while a run reads them; make or copy it again, and start again";
 
 typedef struct input {
     char *path;
-    struct stat found;
+    int64_t bytes;
+    int fd;
 } input;
 
 struct input_files {
     const char *kind;
     int64_t count, most;
     input *file; // (most)
-    struct {
-        const input *file; // a file has one place here
-        int fd;
-    } open[OPEN_FILES];
 };
 
 input_files *input_create(const char *kind, int64_t most) {
@@ -36,64 +34,46 @@ input_files *input_create(const char *kind, int64_t most) {
     return all;
 }
 
-static int open_regular(const input_files *all, const char *path, struct stat *status, problem *why) {
+// What the system grants at first is less than what may be asked for.
+static int open_one(const char *path) {
+    struct rlimit files;
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    bool is_open = fd >= 0 && fstat(fd, status) == 0;
-    if (is_open && S_ISREG(status->st_mode)) return fd;
-    int error = is_open ? EINVAL : errno;
-    problem_set(why, error == EMFILE ? "raise ulimit -n" : NULL, "%s %.1500s cannot be opened: %s", all->kind, path,
-                !is_open                   ? strerror(error)
-                : S_ISDIR(status->st_mode) ? "it is a directory, not a regular file"
-                                           : "it is a device or a pipe, not a regular file");
-    if (fd >= 0) close(fd);
-    errno = error;
-    return -1;
-}
-
-// A descriptor, which is closed when another file needs its place.
-static int open_input(input_files *all, input *f, problem *why) {
-    int64_t place = (f - all->file) % OPEN_FILES;
-    if (all->open[place].file == f) return all->open[place].fd;
-    if (all->open[place].file) close(all->open[place].fd);
-    all->open[place].file = NULL;
-    struct stat now;
-    int fd = open_regular(all, f->path, &now, why);
-    if (fd < 0) return -1;
-    const struct stat *then = &f->found;
-    if (f - all->file < all->count && (now.st_size != then->st_size || now.st_ino != then->st_ino || now.st_dev != then->st_dev)) {
-        problem_set(why, leave_files, "%s %.1500s has been replaced since it was opened first", all->kind, f->path);
-        close(fd);
-        return -1;
-    }
-    f->found = now;
-    all->open[place].file = f;
-    all->open[place].fd = fd;
-    return fd;
+    if (fd >= 0 || errno != EMFILE || getrlimit(RLIMIT_NOFILE, &files) != 0) return fd;
+    files.rlim_cur = files.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &files);
+    return open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
 }
 
 bool input_add(input_files *all, const char *path, problem *why) {
     if (all->count == all->most) cf_die(NULL, "no room for another file, %s", path);
-    input *f = &all->file[all->count];
-    free(f->path); // of one that could not be opened
-    f->path = strdup(path);
-    if (!f->path) cf_die(NULL, "out of memory for the name of %s", path);
-    if (open_input(all, f, why) < 0) return false;
-    all->count++;
-    return true;
+    struct stat status;
+    int fd = open_one(path);
+    bool is_open = fd >= 0 && fstat(fd, &status) == 0;
+    if (is_open && S_ISREG(status.st_mode)) {
+        all->file[all->count] = (input){strdup(path), status.st_size, fd};
+        if (!all->file[all->count++].path) cf_die(NULL, "out of memory for the name of %s", path);
+        return true;
+    }
+    int error = is_open ? EINVAL : errno;
+    problem_set(why, error == EMFILE ? "raise ulimit -n" : NULL, "%s %.1500s cannot be opened: %s", all->kind, path,
+                !is_open                  ? strerror(error)
+                : S_ISDIR(status.st_mode) ? "it is a directory, not a regular file"
+                                          : "it is a device or a pipe, not a regular file");
+    if (fd >= 0) close(fd);
+    errno = error;
+    return false;
 }
 
 const char *input_path(const input_files *all, int64_t file) {
     return all->file[file].path;
 }
 int64_t input_bytes(const input_files *all, int64_t file) {
-    return all->file[file].found.st_size;
+    return all->file[file].bytes;
 }
 
 bool input_read(input_files *all, int64_t file, int64_t at, void *to, int64_t bytes, problem *why) {
-    int fd = open_input(all, &all->file[file], why);
-    if (fd < 0) return false;
     for (int64_t done = 0; done < bytes;) {
-        ssize_t n = pread(fd, (char *)to + done, (size_t)(bytes - done), at + done);
+        ssize_t n = pread(all->file[file].fd, (char *)to + done, (size_t)(bytes - done), at + done);
         if (n < 0 && errno == EINTR) continue;
         if (n <= 0)
             return problem_set(why, leave_files, "%s %.1500s cannot be read at byte %lld: %s", all->kind, input_path(all, file),
@@ -104,9 +84,7 @@ bool input_read(input_files *all, int64_t file, int64_t at, void *to, int64_t by
 }
 
 void input_expect(input_files *all, int64_t file, int64_t at, int64_t bytes) {
-    problem ignored; // the read will find it
-    int fd = open_input(all, &all->file[file], &ignored);
-    if (fd >= 0) posix_fadvise(fd, at, bytes, POSIX_FADV_WILLNEED);
+    posix_fadvise(all->file[file].fd, at, bytes, POSIX_FADV_WILLNEED);
 }
 
 bool input_header(input_files *all, int64_t file, int32_t magic, int32_t header[INPUT_HEADER], problem *why) {
@@ -130,9 +108,10 @@ bool input_check_size(const input_files *all, int64_t file, int64_t bytes, const
 void input_close(input_files *all) {
     if (!all) return;
     int error = errno;
-    for (int i = 0; i < OPEN_FILES; i++)
-        if (all->open[i].file) close(all->open[i].fd);
-    for (int64_t i = 0; i < all->most; i++) free(all->file[i].path);
+    for (input *f = all->file; f < all->file + all->count; f++) {
+        close(f->fd);
+        free(f->path);
+    }
     free(all->file);
     free(all);
     errno = error;

@@ -16,8 +16,7 @@ char *input_read_all(const char *kind, const char *path, int64_t most, int64_t *
 // XXH64, seed 0, of a whole file, as xxh64sum prints it.
 bool input_hash(const char *path, int64_t *bytes, uint64_t *hash, problem *why);
 
-// Files that are read here and there. Only some are open at a time, so their number has no limit but memory; one that has
-// been replaced since it was added is refused.
+// Files that are read here and there. All stay open, as many as ulimit -Hn allows: what is replaced meanwhile is read as it was.
 typedef struct input_files input_files;
 input_files *input_create(const char *kind, int64_t most);
 bool input_add(input_files *all, const char *path, problem *why); // false: see why

@@ -102,25 +102,26 @@ static gpt_shape shape_of_options(options *o, const vocabulary *words, const gpt
     return s;
 }
 
+// What each rank gives; the caller frees it.
+static void *of_all(cf_transport *transport, const void *mine, size_t bytes) {
+    void *all = calloc((size_t)transport->size, bytes);
+    if (!all) cf_die(NULL, "out of memory for what %d ranks see", transport->size);
+    cf_allgather_host(transport, mine, all, (int64_t)bytes);
+    return all;
+}
+
 // Does every rank see the model file? Rank 0 says what shape the checkpoint in --out has; L = 0: there is none.
 gpt_shape origin_shape(options *o, const vocabulary *words, cf_transport *transport, model_file **start) {
-    typedef struct sight {
-        gpt_shape saved;
-        int64_t readable;
-    } sight;
     problem skipped;
-    sight mine = {.readable = access(o->init_from, R_OK) == 0};
-    sight *all = calloc((size_t)transport->size, sizeof *all);
-    if (!all) cf_die(NULL, "out of memory for what %d ranks see", transport->size);
+    gpt_shape mine = {.L = 0};
     manifest *m = transport->rank == 0 && *o->out ? checkpoint_latest(o->out, INT64_MAX, &skipped) : NULL;
-    if (m) mine.saved = shape_in(m, o->out);
+    if (m) mine = shape_in(m, o->out);
     manifest_free(m);
-    transport->gather(transport, &mine, all, (int64_t)sizeof mine);
-    for (int rank = 0; rank < transport->size; rank++) mine.readable &= all[rank].readable;
-    const gpt_shape saved = all[0].saved;
+    gpt_shape *all = of_all(transport, &mine, sizeof mine);
+    const gpt_shape saved = all[0];
     free(all);
-    if (*o->init_from && (mine.readable || saved.L == 0)) return shape_of_file(o, start);
-    return shape_of_options(o, words, &saved);
+    const bool readable = cf_least_host(transport, access(o->init_from, R_OK) == 0);
+    return *o->init_from && (readable || saved.L == 0) ? shape_of_file(o, start) : shape_of_options(o, words, &saved);
 }
 
 // --- output ---
@@ -139,59 +140,90 @@ checkpoint_store *origin_open_output(const options *o) {
     return store;
 }
 
-// --- data ---
+// --- what ranks must have in common ---
 
-static double print_of(const tokens *data) {
-    return !data ? 0 : (double)(tokens_hash(data) ? tokens_hash(data) : tokens_fingerprint(data));
-}
-
-// Rank 0's lock is a file of this moment: whoever reads the same there has the same directory.
-static void compare_output(const options *o, const rank_exchange *all) {
-    const double mine = (double)checkpoint_store_mark(o->out), *marks = all->give(all->argument, &mine, 1);
-    for (int rank = 1; rank < all->ranks; rank++) {
-        const double mark = marks[rank * all->stride];
-        if (mark == 0 || mark != marks[0])
-            cf_die_together("give --out a directory of a file system that all hosts share, where all may write",
-                            "rank %d cannot save to --out %s: it %s", rank, o->out,
-                            mark == 0 ? "may not write there, or has no such directory"
-                                      : "has another directory of that name than rank 0");
-    }
+static int64_t print_of(const tokens *data) {
+    return !data ? 0 : (int64_t)(tokens_hash(data) ? tokens_hash(data) : tokens_fingerprint(data));
 }
 
 // Each rank has opened what is on its own host. Ranks of a replica share each sample and the weights, replicas share out the
 // epoch: on other files the run would go on, and learn nonsense.
-void origin_compare(const options *o, const rank_exchange *all, const tokens *train, const tokens *val, int64_t V,
+void origin_compare(const options *o, cf_transport *transport, const tokens *train, const tokens *val, int64_t V,
                     const model_file *start) {
-    const struct {
-        const char *name;
-        double value;
-    } fact[] = {{"samples of --train", train ? (double)tokens_samples(train) : 0},
-                {"the fingerprint of --train", print_of(train)},
-                {"samples of --val", val ? (double)tokens_samples(val) : 0},
-                {"the fingerprint of --val", print_of(val)},
-                {"words of the vocabulary", (double)V},
-                {"the fingerprint of --init-from", start ? (double)model_file_fingerprint(start, o->verify_data) : 0}};
+    static const char *const fact[] = {"samples of --train",       "the fingerprint of --train", "samples of --val",
+                                       "the fingerprint of --val", "words of the vocabulary",    "the fingerprint of --init-from"};
     enum { FACTS = sizeof fact / sizeof *fact };
-    double mine[FACTS];
-    for (int i = 0; i < FACTS; i++) mine[i] = fact[i].value;
-    const double *facts = all->give(all->argument, mine, FACTS);
-    for (int rank = 1; rank < all->ranks; rank++)
+    const int64_t mine[FACTS] = {train ? tokens_samples(train) : 0,
+                                 print_of(train),
+                                 val ? tokens_samples(val) : 0,
+                                 print_of(val),
+                                 V,
+                                 start ? (int64_t)model_file_fingerprint(start, o->verify_data) : 0};
+    int64_t *all = of_all(transport, mine, sizeof mine);
+    for (int rank = 1; rank < transport->size; rank++)
         for (int i = 0; i < FACTS; i++)
-            if (facts[rank * all->stride + i] != facts[i])
+            if (all[rank * FACTS + i] != all[i])
                 cf_die_together("give every host the same token and model files; compare: ls -l, sha256sum",
-                                "rank %d has other data than rank 0: %s: %.0f, on rank 0 %.0f", rank, fact[i].name,
-                                facts[rank * all->stride + i], facts[i]);
-    if (*o->out) compare_output(o, all); // rank 0 had opened it before it gave the facts above
+                                "rank %d has other data than rank 0: %s: %lld, on rank 0 %lld", rank, fact[i],
+                                (long long)all[rank * FACTS + i], (long long)all[i]);
+    free(all);
+    if (!*o->out) return;
+    // Rank 0 had opened it before it gave the facts above: its lock is a file of this moment, and whoever reads the same there
+    // has the same directory.
+    const uint64_t mark = checkpoint_store_mark(o->out);
+    uint64_t *marks = of_all(transport, &mark, sizeof mark);
+    for (int rank = 1; rank < transport->size; rank++)
+        if (marks[rank] == 0 || marks[rank] != marks[0])
+            cf_die_together("give --out a directory of a file system that all hosts share, where all may write",
+                            "rank %d cannot save to --out %s: it %s", rank, o->out,
+                            marks[rank] == 0 ? "may not write there, or has no such directory"
+                                             : "has another directory of that name than rank 0");
+    free(marks);
 }
 
 // --- checkpoints ---
 
-manifest *origin_checkpoint(const options *o, const run_facts *facts, const rank_exchange *all, checkpoint_store *store,
+static void warn(const char *what, const char *which, const char *then) {
+    fflush(stdout);
+    fprintf(stderr, "warning: rank %d: %s%s%s\n", cf_die_rank(), what, which, then);
+    fflush(stderr);
+}
+
+// The newest sound one of a step below `below`. Rank 0 looks; the others take its word and read the same manifest. It also
+// learns whether any was passed over.
+static manifest *find(const options *o, cf_transport *transport, int64_t below, bool *passed_over) {
+    for (;;) {
+        problem why = {.what = ""};
+        manifest *m = transport->rank == 0 ? checkpoint_latest(o->out, below, &why) : NULL;
+        if (*why.what) {
+            warn("passed over a checkpoint: ", why.what, "");
+            *passed_over = true;
+        }
+        below = cf_root_host(transport, m ? m->step : -1);
+        if (below < 0) return NULL;
+        if (!m) m = checkpoint_manifest(o->out, below, &why);
+        if (!m) cf_die("do all hosts share --out?", "rank 0 has found a checkpoint of step %lld: %s", (long long)below, why.what);
+        bool sound = true;
+        for (int64_t file = transport->rank; file < m->ranks; file += transport->size) {
+            if (checkpoint_verify(o->out, m, file, &why)) continue;
+            sound = false;
+            warn("passed over a checkpoint: ", why.what, "");
+        }
+        if (cf_least_host(transport, sound)) return m;
+        *passed_over = transport->rank == 0;
+        manifest_free(m);
+    }
+}
+
+manifest *origin_checkpoint(const options *o, const run_facts *facts, cf_transport *transport, checkpoint_store *store,
                             const model_file *start) {
     bool passed_over = false;
     problem why;
-    manifest *m = *o->out ? resume_find(all, o->out, INT64_MAX, &passed_over) : NULL;
-    if (!m && passed_over) resume_nothing_sound(o->out, o->force);
+    manifest *m = *o->out ? find(o, transport, INT64_MAX, &passed_over) : NULL;
+    if (!m && passed_over && !o->force)
+        cf_die("bring one back from a copy; or choose another --out; or begin anew beside them with --force",
+               "none of the checkpoints in %s is sound", o->out);
+    if (!m && passed_over) warn("none of the checkpoints in ", o->out, " is sound: a run begins anew there");
     if (m && strcmp(o->resume, "no") == 0)
         cf_die_together("choose another --out, or leave --resume away to go on",
                         "--resume no, but %s holds a checkpoint of step %lld", o->out, (long long)m->step);
@@ -206,32 +238,27 @@ manifest *origin_checkpoint(const options *o, const run_facts *facts, const rank
 }
 
 // The newest, perhaps, and a run may go on there: what rank 0 has seen counts.
-manifest *origin_checkpoint_to_export(options *o, const rank_exchange *all) {
+manifest *origin_checkpoint_to_export(options *o, cf_transport *transport) {
     bool passed_over = false;
-    o->export_step = (int64_t)exchange_root(all, (double)o->export_step);
-    manifest *m = resume_find(all, o->out, o->export_step + 1, &passed_over);
+    o->export_step = cf_root_host(transport, o->export_step);
+    manifest *m = find(o, transport, o->export_step + 1, &passed_over);
     if (!m || m->step != o->export_step)
         cf_die_together("choose another with --export-step", "the checkpoint of step %lld in %s cannot be exported",
                         (long long)o->export_step, o->out);
     return m;
 }
 
-origin_state origin_open_state(const options *o, const manifest *m) {
+saved_state *origin_open_state(const options *o, const manifest *m) {
     problem why;
-    origin_state s = {saved_state_open(o->out, m, &why), o->out, m->step};
-    if (!s.files) cf_die(why.hint, "%s", why.what);
+    saved_state *s = saved_state_open(o->out, m, &why);
+    if (!s) cf_die(why.hint, "%s", why.what);
     return s;
 }
 
-void origin_close_state(origin_state *s) {
-    saved_state_close(s->files);
-}
-
 void origin_read_state(void *state, state_kind kind, int tensor, int64_t layer, int64_t first, int64_t count, float *out) {
-    const origin_state *s = state;
     problem why;
-    if (!saved_state_read(s->files, kind, tensor, layer, first, count, out, &why))
-        cf_die(why.hint, "the checkpoint of step %lld in %s is not that of this model: %s", (long long)s->step, s->out, why.what);
+    if (!saved_state_read((const saved_state *)state, kind, tensor, layer, first, count, out, &why))
+        cf_die(why.hint, "this checkpoint is not that of this model: %s", why.what);
 }
 
 void origin_read_weights(void *file, int tensor, int64_t layer, int64_t first, int64_t count, float *out) {

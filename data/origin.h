@@ -33,29 +33,23 @@ gpt_shape origin_shape_to_export(options *o);
 // Rank 0's: --out and --trace can be written. NULL without --out.
 checkpoint_store *origin_open_output(const options *o);
 // Collective, after rank 0 has opened its output: all ranks have the same data, and the same --out.
-void origin_compare(const options *o, const rank_exchange *all, const tokens *train, const tokens *val, int64_t V,
+void origin_compare(const options *o, cf_transport *transport, const tokens *train, const tokens *val, int64_t V,
                     const model_file *start);
 
 // --- checkpoints ---
 
-// Collective. The newest sound checkpoint in --out, which the run may go on with; NULL: it begins anew, from the
-// model file `start` if that is not NULL. Newer ones, which are damaged, get another name: they must not pass for checkpoints
-// when older ones are removed.
-manifest *origin_checkpoint(const options *o, const run_facts *facts, const rank_exchange *all, checkpoint_store *store,
+// Collective. The newest checkpoint in --out whose files are all true to their hashes, each read by one of the ranks: the run
+// may go on with it. NULL: it begins anew, from the model file `start` if that is not NULL. Newer ones, which are damaged, are
+// named and get another name: they must not pass for checkpoints when older ones are removed.
+manifest *origin_checkpoint(const options *o, const run_facts *facts, cf_transport *transport, checkpoint_store *store,
                             const model_file *start);
 // Collective. The checkpoint that --export-step says.
-manifest *origin_checkpoint_to_export(options *o, const rank_exchange *all);
+manifest *origin_checkpoint_to_export(options *o, cf_transport *transport);
 
-// Readers for layers/params.h and layers/state.h; the argument: a model file, a checkpoint's state.
-typedef struct origin_state {
-    saved_state *files;
-    const char *out;
-    int64_t step;
-} origin_state;
-origin_state origin_open_state(const options *o, const manifest *m);
-void origin_close_state(origin_state *s);
+// Readers for layers/params.h and layers/state.h. The argument: a checkpoint's saved_state, a model_file.
+saved_state *origin_open_state(const options *o, const manifest *m);
 void origin_read_state(void *state, state_kind kind, int tensor, int64_t layer, int64_t first, int64_t count, float *out);
-void origin_read_weights(void *model_file, int tensor, int64_t layer, int64_t first, int64_t count, float *out);
+void origin_read_weights(void *file, int tensor, int64_t layer, int64_t first, int64_t count, float *out);
 
 CF_EXTERN_C_END
 #endif

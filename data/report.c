@@ -241,7 +241,7 @@ static void report_skip(const run_report *r, const step_report *s) {
 
 int report_step(run_report *r, const step_report *s, const double *all, int stride, saver *checkpoints) {
     const step_times times = times_of(all, stride, r->mesh->world_group.size, s->step);
-    if (checkpoints) saver_look(checkpoints, all); // it may exchange more, so it comes last
+    if (checkpoints) saver_look(checkpoints, all, stride); // it may exchange more, so it comes last
     double tokens_per_s = (double)(r->o->batch * r->o->seq) / (times.ms * 1e-3);
     double mfu = r->peak > 0 ? tokens_per_s * r->flops / r->peak : NAN;
     r->stepped_ms += times.ms;

@@ -2,8 +2,8 @@
 // how communication overlaps, what is watched. Those in `fixed` may not: what came out would be neither the old run
 // nor a new one.
 #include "resume.h"
-#include "checkpoint.h"
 #include "json.h"
+#include <limits.h>
 #include <stdlib.h>
 #include <sys/random.h>
 
@@ -115,44 +115,4 @@ void resume_compare(const options *o, const run_facts *facts, const manifest *m)
         cf_die_together("give the options of the checkpoint; or --force to go on with the new ones; or another --out",
                         "the run in %s, saved at step %lld, would be changed by: %s", o->out, (long long)m->step, run);
     cJSON_Delete(mine);
-}
-
-// --- finding -----------------------------------------------------------------------------------------------
-
-static void warn(const char *what, const char *which, const char *then) {
-    fflush(stdout);
-    fprintf(stderr, "warning: rank %d: %s%s%s\n", cf_die_rank(), what, which, then);
-    fflush(stderr);
-}
-
-void resume_nothing_sound(const char *out, bool anew) {
-    if (!anew)
-        cf_die("bring one back from a copy; or choose another --out; or begin anew beside them with --force",
-               "none of the checkpoints in %s is sound", out);
-    warn("none of the checkpoints in ", out, " is sound: a run begins anew there");
-}
-
-// Rank 0 looks; the others take its word and read the same manifest.
-manifest *resume_find(const rank_exchange *all, const char *out, int64_t below, bool *passed_over) {
-    for (;;) {
-        problem why = {.what = ""};
-        manifest *m = all->rank == 0 ? checkpoint_latest(out, below, &why) : NULL;
-        if (*why.what) {
-            warn("passed over a checkpoint: ", why.what, "");
-            *passed_over = true;
-        }
-        below = (int64_t)exchange_root(all, m ? (double)m->step : -1);
-        if (below < 0) return NULL;
-        if (!m) m = checkpoint_manifest(out, below, &why);
-        if (!m) cf_die("do all hosts share --out?", "rank 0 has found a checkpoint of step %lld: %s", (long long)below, why.what);
-        bool sound = true;
-        for (int64_t file = all->rank; file < m->ranks; file += all->ranks) {
-            if (checkpoint_verify(out, m, file, &why)) continue;
-            sound = false;
-            warn("passed over a checkpoint: ", why.what, "");
-        }
-        if (exchange_all(all, sound)) return m;
-        *passed_over = all->rank == 0;
-        manifest_free(m);
-    }
 }

@@ -1,21 +1,13 @@
-// Going on from a checkpoint, whatever mesh it was saved on.
+// What a manifest says of the run that it belongs to, and whether another run may go on from there.
 #ifndef RESUME_H
 #define RESUME_H
 
 #include "../layers/params.h"
-#include "exchange.h"
 #include "manifest.h"
 #include "options.h"
 #include "tokens.h"
 
 CF_EXTERN_C_BEGIN
-
-// Collective. The newest checkpoint in `out` of a step below `below` whose files are all true to their hashes, each
-// read by one of the ranks. NULL: there is none. Rank 0 prints which newer ones were passed over and why, and has
-// *passed_over = true if any was.
-manifest *resume_find(const rank_exchange *all, const char *out, int64_t below, bool *passed_over);
-// There are some, but none is sound: dies, unless the run shall begin `anew`.
-void resume_nothing_sound(const char *out, bool anew);
 
 // What a manifest records of a run beside its options. Its tokens are NULL if it has none.
 typedef struct run_facts {

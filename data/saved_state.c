@@ -213,8 +213,8 @@ bool saved_state_read(const saved_state *s, state_kind kind, int64_t tensor, int
         int64_t inside = l ? first + done - l->run.whole : -1;
         if (!l || !same_tensor(&l->run, &place) || inside < 0 || inside >= l->run.count)
             return problem_set(why, "was it saved by another version of this program?",
-                               "element %lld of layer %lld of tensor %lld is not in the checkpoint", (long long)(first + done),
-                               (long long)layer, (long long)tensor);
+                               "element %lld of layer %lld of tensor %lld is not in the checkpoint of %s",
+                               (long long)(first + done), (long long)layer, (long long)tensor, input_path(s->in, 0));
         int64_t n = l->run.count - inside < count - done ? l->run.count - inside : count - done;
         const part *p = &s->part[l->file];
         int64_t element = (int64_t)kind * p->elements + l->run.at + inside;

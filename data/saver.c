@@ -18,7 +18,6 @@
 
 typedef enum { IDLE, WRITING, WRITTEN, COMMITTING, COMMITTED } stage;
 enum { NICE = 10 }; // the writer yields to those that compute
-enum { WELL, BYTES, HASH_HIGH, HASH_LOW, RESULT };
 
 struct saver {
     saver_plan plan;
@@ -29,18 +28,17 @@ struct saver {
     int64_t step;
     bool well; // what the thread has done
     problem why;
-    manifest_file written;
-    bool failed; // the last checkpoint, on any rank
+    bool failed;         // the last checkpoint, on any rank
+    manifest_file *file; // (ranks) sizes and hashes; bytes -1: it could not be written
+    manifest_file mine;  // this rank's
     // Rank 0
-    manifest_file *file; // (ranks)
     cJSON *options;
     double begun_ms, stall_ms;
 };
 
 saver *saver_create(saver_plan plan) {
-    if (plan.all.stride < RESULT) cf_die(NULL, "ranks cannot exchange %d numbers", RESULT);
     saver *s = calloc(1, sizeof *s);
-    if (s) s->file = calloc((size_t)plan.all.ranks, sizeof *s->file);
+    if (s) s->file = calloc((size_t)plan.transport->size, sizeof *s->file);
     if (!s || !s->file) cf_die(NULL, "out of memory for checkpoints");
     s->plan = plan;
     return s;
@@ -78,8 +76,8 @@ static void *write_copy(void *argument) {
     saver *s = argument;
     char path[PATH_MAX];
     be_nice(s);
-    checkpoint_file_path(s->plan.out, s->step, s->plan.all.rank, true, path);
-    s->well = saved_state_write(path, s->copy, &s->written, &s->why);
+    checkpoint_file_path(s->plan.out, s->step, s->plan.transport->rank, true, path);
+    s->well = saved_state_write(path, s->copy, &s->mine, &s->why);
     atomic_store(&s->stage, WRITTEN);
     return NULL;
 }
@@ -87,7 +85,7 @@ static void *write_copy(void *argument) {
 static void *commit(void *argument) {
     saver *s = argument;
     problem why = {.what = ""};
-    manifest m = {.step = s->step, .ranks = s->plan.all.ranks, .file = s->file, .options = s->options};
+    manifest m = {.step = s->step, .ranks = s->plan.transport->size, .file = s->file, .options = s->options};
     be_nice(s);
     log_sync(s->plan.log); // a run that goes on from here keeps all lines up to here
     s->well = checkpoint_commit(s->plan.store, &m, &s->why);
@@ -102,7 +100,7 @@ static void *commit(void *argument) {
 static void warn(const saver *s) {
     progress_break();
     fflush(stdout);
-    fprintf(stderr, "\nwarning: rank %d of %d: no checkpoint of step %lld: %s\n", s->plan.all.rank, s->plan.all.ranks,
+    fprintf(stderr, "\nwarning: rank %d of %d: no checkpoint of step %lld: %s\n", s->plan.transport->rank, s->plan.transport->size,
             (long long)s->step, s->why.what);
     if (*s->why.hint) fprintf(stderr, "hint:    %s; earlier checkpoints stay as they are\n", s->why.hint);
     fflush(stderr);
@@ -110,7 +108,7 @@ static void warn(const saver *s) {
 
 static void report(const saver *s) {
     int64_t bytes = 0;
-    for (int rank = 0; rank < s->plan.all.ranks; rank++) bytes += s->file[rank].bytes;
+    for (int rank = 0; rank < s->plan.transport->size; rank++) bytes += s->file[rank].bytes;
     double written_ms = cf_now_ms() - s->begun_ms;
     progress_break();
     printf("step %5lld  saved %s/step_%08lld: %.1f MiB, training paused for %.1f ms, written after %.0f ms\n", (long long)s->step,
@@ -135,7 +133,7 @@ bool saver_begin(saver *s, int64_t step, cJSON *options) {
     s->begun_ms = begun;
     s->well = !s->plan.store || checkpoint_begin(s->plan.store, step, &s->why);
     if (!s->well) warn(s);
-    s->failed = !exchange_all(&s->plan.all, s->well);
+    s->failed = !cf_least_host(s->plan.transport, s->well);
     return !s->failed;
 }
 
@@ -149,18 +147,11 @@ double saver_word(saver *s) {
     return (double)atomic_load(&s->stage);
 }
 
-// Everyone's size and hash, two halves of it as numbers that a double holds.
 static void all_have_written(saver *s) {
-    const double mine[RESULT] = {s->well, (double)s->written.bytes, (double)(s->written.hash >> 32),
-                                 (double)(s->written.hash & 0xffffffff)};
-    const rank_exchange *all = &s->plan.all;
-    const double *of_rank = all->give(all->argument, mine, RESULT);
+    if (!s->well) s->mine.bytes = -1;
+    cf_allgather_host(s->plan.transport, &s->mine, s->file, (int64_t)sizeof s->mine);
     s->failed = false;
-    for (int rank = 0; rank < all->ranks; rank++, of_rank += all->stride) {
-        s->failed |= of_rank[WELL] == 0;
-        s->file[rank].bytes = (int64_t)of_rank[BYTES];
-        s->file[rank].hash = (uint64_t)of_rank[HASH_HIGH] << 32 | (uint64_t)of_rank[HASH_LOW];
-    }
+    for (int rank = 0; rank < s->plan.transport->size; rank++) s->failed |= s->file[rank].bytes < 0;
     atomic_store(&s->stage, s->failed ? IDLE : COMMITTING);
     if (!s->well) warn(s);
     if (s->failed && s->plan.store) checkpoint_abandon(s->plan.store);
@@ -168,29 +159,30 @@ static void all_have_written(saver *s) {
 }
 
 static void committed(saver *s) {
-    s->failed = exchange_root(&s->plan.all, s->well) == 0;
+    s->failed = !cf_least_host(s->plan.transport, s->well); // the others have done well, or nothing would be committed
     atomic_store(&s->stage, IDLE);
     if (s->plan.store && s->failed) warn(s);
     if (s->plan.store && !s->failed) report(s);
 }
 
-void saver_look(saver *s, const double *words) {
-    const int root = (int)words[0];
-    for (int rank = 0; rank < s->plan.all.ranks; rank++)
-        if ((int)words[rank * s->plan.all.stride] == WRITING) return;
+// No rank is writing, and rank 0 is at this stage.
+static void advance(saver *s, stage root) {
     if (root != WRITTEN && root != COMMITTED) return;
     join(s);
-    if (root == WRITTEN)
-        all_have_written(s);
-    else
-        committed(s);
+    (root == WRITTEN ? all_have_written : committed)(s);
+}
+
+void saver_look(saver *s, const double *words, int stride) {
+    for (int rank = 0; rank < s->plan.transport->size; rank++)
+        if ((stage)words[rank * stride] == WRITING) return;
+    advance(s, (stage)words[0]);
 }
 
 bool saver_finish(saver *s) {
     for (;;) {
         join(s);
-        const double mine = saver_word(s), *words = s->plan.all.give(s->plan.all.argument, &mine, 1);
-        if ((int)words[0] == IDLE) return !s->failed;
-        saver_look(s, words);
+        const stage root = (stage)cf_root_host(s->plan.transport, atomic_load(&s->stage));
+        if (root == IDLE) return !s->failed;
+        advance(s, root);
     }
 }

@@ -13,8 +13,8 @@
 #ifndef SAVER_H
 #define SAVER_H
 
+#include "../commfuse/transport.h"
 #include "checkpoint.h"
-#include "exchange.h"
 #include "log.h"
 #include "saved_state.h"
 
@@ -23,7 +23,7 @@ CF_EXTERN_C_BEGIN
 typedef struct saver saver;
 
 typedef struct saver_plan {
-    rank_exchange all;
+    cf_transport *transport;
     const char *out;
     checkpoint_store *store; // rank 0's; else NULL
     int64_t keep, keep_every;
@@ -38,10 +38,9 @@ void saver_free(saver *s); // a checkpoint that is not finished is given up
 bool saver_begin(saver *s, int64_t step, struct cJSON *options);
 // This rank's copy, which must not change until the next saver_begin has returned.
 void saver_write(saver *s, const rank_state *copy);
-// How far this rank is. All ranks exchange it after every step, as the first of their numbers, for saver_look().
+// How far this rank is. All ranks exchange it after every step, as the first of `stride` numbers, for saver_look().
 double saver_word(saver *s);
-// Collective. words: (ranks, stride); no longer valid afterwards.
-void saver_look(saver *s, const double *words);
+void saver_look(saver *s, const double *words, int stride); // collective. words: (ranks, stride)
 // Collective. False: the last checkpoint was not written.
 bool saver_finish(saver *s);
 

@@ -42,7 +42,7 @@ int64_t tokens_shuffled(const tokens *t, uint64_t seed, int64_t position);
 
 // Copy sample `sample` into column b of inputs and targets (T, B): row t·B + b. Dies naming file, position
 // and value if a token is >= vocab.
-// Likewise if the file has become shorter or was replaced: nobody may write it while a run reads it.
+// Likewise if the file has become shorter: nobody may write it while a run reads it.
 void tokens_read(tokens *t, int64_t sample, int64_t vocab, int64_t b, int64_t B, int32_t *inputs, int32_t *targets);
 
 CF_EXTERN_C_END
