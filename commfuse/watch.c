@@ -5,11 +5,11 @@
 //   ANSWER     here; repeats the question's number, which nobody can foresee
 //   SILENCE    you have not answered: a process that was stopped learns it when it goes on
 //
-// The thread of the watch answers questions and keeps farewells. Questions are asked from a socket of their own by the
-// thread that gives up: the answers come back to it, and so does the word of a host on which nobody listens at that
-// port any more (the error queue): that process is dead. Questions are repeated, as packets may be lost; who
-// has not answered after SILENCE_MS is frozen, or its host is gone. Who has given up may have ended when it is asked. Its
-// farewell says where it was, and counts as its answer.
+// One thread receives all of it, from one socket: it answers questions, keeps answers and farewells, and takes from the error
+// queue the word of a host on which nobody listens at that port any more: that process is dead. The thread that gives up asks
+// and looks at what has come. Questions are repeated, as packets may be lost; who has not answered after SILENCE_MS is frozen,
+// or its host is gone. Who has given up may have ended when it is asked. Its farewell says where it was, and counts as its
+// answer.
 //
 // The rank waited for is often not to blame: it waits itself, as a ring passes a standstill on from neighbour to neighbour.
 // So the verdict follows from rank to rank for whom each waits, and ends at ranks that do not wait. Where it ends nowhere,
@@ -50,10 +50,9 @@ enum {
     SILENCE,
     ADDRESSES_MAX = 16,
     LABEL_BYTES = 64,
-    NAMED_MAX = 4,      // ranks that a verdict names one by one
-    CHAIN_MAX = 8,      // ranks of a chain that are listed
-    PACKETS_MAX = 4096, // received at a time
+    NAMED_MAX = 4, // ranks that a verdict names one by one
     LOOK_MS = 50,
+    ASKING_MS = 5,
     REPEAT_MS = 250,
     REFUSED_MS = 100, // who has several addresses may be met at another one
     SILENCE_MS = 2000,
@@ -90,22 +89,21 @@ typedef enum { UNASKED, ASKED, ANSWERED, SILENT, DEAD } finding; // from ANSWERE
 
 typedef struct other { // rank, as far as this one knows
     finding is;
-    position at; // where ANSWERED
+    position at; // where it was when its last word came
     double asked_ms, sent_ms;
     uint64_t question;
-    bool refused;
-    bool gave_up; // under the watch's lock, both
-    position farewell;
+    bool refused, gave_up;
+    int from, queued; // of the verdict: by whom it was reached; of this number in order, the rank
 } other;
 
 struct cf_watch {
-    int rank, size, socket, asking; // two sockets
-    bool deaf;                      // ranks cannot reach each other; the same on all of them
+    int rank, size, socket;
+    bool deaf; // ranks cannot reach each other; the same on all of them
     cf_mac key;
-    card *cards;   // (size)
-    other *others; // (size); this rank's own place is used too
+    card *cards; // (size)
     pthread_t thread;
     pthread_mutex_t lock; // of what follows
+    other *others;        // (size); this rank's own place is used too
     position last, here;  // what was posted last; what is waited for, otherwise the same
     double since_ms;
     cf_wait wait;         // for cf_stop_waits()
@@ -155,56 +153,47 @@ static void print_finding(FILE *out, int rank, const other *o) {
     }
 }
 
-// The ranks from `me` to that one, by `from`. Returns how many.
-static int print_chain(FILE *out, const int *from, int me, int rank) {
-    int before = from[rank] == me ? 0 : print_chain(out, from, me, from[rank]);
-    if (before < CHAIN_MAX) fprintf(out, before ? ", %d" : "%d", rank);
-    return before + 1;
-}
-
 // Ranks that this one waits for, that these wait for, and so on: breadth first, so that the way to each is a shortest one.
-// from: by whom each was reached, -1: by nobody. Returns how many, in order (size).
-static int follow(const other *others, int size, int me, int *order, int *from) {
+// Returns how many, itself the first.
+static int follow(other *others, int size, int me) {
     int count = 0;
-    for (int i = 0; i < size; i++) from[i] = -1;
-    order[count++] = from[me] = me;
+    for (int i = 0; i < size; i++) others[i].from = -1;
+    others[me].from = others[count++].queued = me;
     for (int i = 0; i < count; i++) {
-        const position *at = &others[order[i]].at;
-        for (int j = 0; waits(&others[order[i]]) && j < (at->peer < 0 ? at->size : 1); j++) {
+        const int rank = others[i].queued;
+        const position *at = &others[rank].at;
+        for (int j = 0; waits(&others[rank]) && j < (at->peer < 0 ? at->size : 1); j++) {
             int peer = at->peer < 0 ? at->first + j * at->stride : at->peer;
-            if (from[peer] >= 0) continue;
-            from[peer] = order[i];
-            order[count++] = peer;
+            if (others[peer].from >= 0) continue;
+            others[peer].from = rank;
+            others[count++].queued = peer;
         }
     }
     return count;
 }
 
-// What is to be said after "rank 0 waits for rank 1: …", as "; rank 1 does not answer: …". Returns a hint.
-static const char *verdict(const other *others, int size, int me, char *text, size_t bytes) {
-    int *order = malloc((size_t)size * sizeof *order), *from = malloc((size_t)size * sizeof *from), named = 0;
+// Writes what is to be said after "rank 0 waits for rank 1: …", as "; rank 1 does not answer: …". Returns a hint.
+static const char *verdict(other *others, int size, int me, char *text, size_t bytes) {
     memset(text, 0, bytes);
     FILE *out = fmemopen(text, bytes, "w");
-    if (!order || !from || !out) cf_die(NULL, "out of memory for an inquiry among %d ranks", size);
-    int count = follow(others, size, me, order, from);
+    if (!out) cf_die(NULL, "out of memory for an inquiry among %d ranks", size);
     finding worst = UNASKED;
     bool circle = true, apart = false; // all wait for each other; not in the same operation
-    for (int i = 1; i < count; i++) circle &= waits(&others[order[i]]);
+    int named = 0, count = follow(others, size, me);
+    for (int i = 1; i < count; i++) circle &= waits(&others[others[i].queued]);
     for (int i = 1; i < count; i++) {
-        const int rank = order[i];
+        const int rank = others[i].queued;
         const other *o = &others[rank];
-        const bool ends = !waits(o), direct = from[rank] == me;
+        const bool ends = !waits(o), direct = o->from == me;
         const bool first_apart = circle && !apart && !same_operation(&others[me].at, &o->at);
         if (ends && o->is > worst) worst = o->is;
         apart |= first_apart;
         if (!ends && !first_apart && (!direct || side_by_side(&others[me].at, &o->at))) continue;
         if (++named > NAMED_MAX) continue;
-        fprintf(out, "; ");
-        if (!direct) {
-            fprintf(out, "the chain of ranks ");
-            if (print_chain(out, from, me, rank) > CHAIN_MAX) fprintf(out, ", … %d", rank);
-            fprintf(out, ends ? " ends there: " : " goes on: ");
-        }
+        fprintf(out, "; %s",
+                direct ? ""
+                : ends ? "the chain of waiting ranks ends there: "
+                       : "the chain of waiting ranks goes on: ");
         print_finding(out, rank, o);
         if (ends && !direct) fprintf(out, ": look at rank %d", rank);
     }
@@ -215,8 +204,6 @@ static const char *verdict(const other *others, int size, int me, char *text, si
         fprintf(out, "; they wait for each other in the same operation: messages are lost or late");
     fclose(out);
     text[bytes - 1] = 0;
-    free(order);
-    free(from);
     if (worst == DEAD) return "see that rank's last words, and its host's log: was it killed, out of memory?";
     if (worst == SILENT) return "look at that process and its host: stopped, swapping, off the network?";
     if (worst == ANSWERED) return "look at what that rank does and at its host's load, or allow more time with --timeout";
@@ -226,19 +213,20 @@ static const char *verdict(const other *others, int size, int me, char *text, si
 
 // --- addresses ---
 
-// -1: there is none.
-static int open_socket(uint16_t *port) {
-    struct sockaddr_in any = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_ANY)};
-    socklen_t length = sizeof any;
-    int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    bool bound =
-        fd >= 0 && bind(fd, (struct sockaddr *)&any, sizeof any) == 0 && getsockname(fd, (struct sockaddr *)&any, &length) == 0;
-    if (!bound)
-        fprintf(stderr, "note: rank %d has no UDP socket (%s); should ranks stop, messages cannot say why\n", cf_die_rank(),
-                strerror(errno));
-    if (!bound && fd >= 0) close(fd);
-    *port = any.sin_port;
-    return bound ? fd : -1;
+// address: INADDR_LOOPBACK where all ranks share a host. -1: there is none.
+static int open_socket(uint32_t address, uint16_t *port) {
+    struct sockaddr_in name = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(address)};
+    socklen_t length = sizeof name;
+    const int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0), on = 1;
+    if (fd >= 0 && bind(fd, (struct sockaddr *)&name, sizeof name) == 0 &&
+        getsockname(fd, (struct sockaddr *)&name, &length) == 0 && setsockopt(fd, IPPROTO_IP, IP_RECVERR, &on, sizeof on) == 0) {
+        *port = name.sin_port;
+        return fd;
+    }
+    fprintf(stderr, "note: rank %d has no UDP socket (%s); should ranks stop, messages cannot say why\n", cf_die_rank(),
+            strerror(errno));
+    if (fd >= 0) close(fd);
+    return -1;
 }
 
 static card own_card(void) {
@@ -260,22 +248,16 @@ static bool has_address(const card *c, uint32_t address) {
     return false;
 }
 
-// Leaves on each card the addresses at which this rank can reach that one. Are all on this host?
-static bool keep_ways(card *cards, int size, const card *mine) {
-    bool one_host = true;
-    for (int rank = 0; rank < size; rank++) {
-        card *c = &cards[rank];
-        int count = c->addresses;
+// Leaves on each card the addresses at which this rank can reach that one.
+static void keep_ways(card *cards, int size, const card *mine) {
+    for (card *c = cards; c < cards + size; c++) {
+        const bool here = c->addresses == mine->addresses && memcmp(c->address, mine->address, sizeof c->address) == 0;
+        const int count = c->addresses < ADDRESSES_MAX ? c->addresses : ADDRESSES_MAX;
         c->addresses = 0;
-        if (count == mine->addresses && memcmp(c->address, mine->address, sizeof c->address) == 0) {
-            c->address[c->addresses++] = htonl(INADDR_LOOPBACK);
-            continue;
-        }
-        one_host = false;
-        for (int i = 0; i < count && i < ADDRESSES_MAX; i++)
+        for (int i = 0; i < count && !here; i++)
             if (!has_address(mine, c->address[i])) c->address[c->addresses++] = c->address[i];
+        if (here) c->address[c->addresses++] = htonl(INADDR_LOOPBACK);
     }
-    return one_host;
 }
 
 // --- packets ---
@@ -304,17 +286,13 @@ static bool is_rank(const cf_watch *w, int64_t rank) {
     return rank >= 0 && rank < w->size;
 }
 
-// -1: there is none. 0: it is not to be believed, or cannot be. 1: it is.
-static int receive_packet(const cf_watch *w, int socket, int flags, packet *p, struct sockaddr_in *from) {
-    socklen_t length = sizeof *from;
+// Is what has come to be believed?
+static bool is_sound(const cf_watch *w, packet *p, ssize_t bytes, const struct sockaddr_in *from) {
     position *at = &p->at;
-    *from = (struct sockaddr_in){0};
-    ssize_t bytes = recvfrom(socket, p, sizeof *p, flags | MSG_TRUNC, (struct sockaddr *)from, &length);
-    if (bytes < 0) return -1;
     if (bytes != sizeof *p || !is_rank(w, p->from) || p->to != w->rank || !has_address(&w->cards[p->from], from->sin_addr.s_addr))
-        return 0;
-    cf_mac code = code_of(w, p);
-    if (!cf_mac_equal(&code, &p->code)) return 0;
+        return false;
+    const cf_mac code = code_of(w, p);
+    if (!cf_mac_equal(&code, &p->code)) return false;
     at->label[LABEL_BYTES - 1] = 0;
     cf_printable(at->label);
     if (at->peer >= 0) return is_rank(w, at->peer);
@@ -322,19 +300,47 @@ static int receive_packet(const cf_watch *w, int socket, int flags, packet *p, s
            is_rank(w, at->first + (at->size - 1) * (int64_t)at->stride);
 }
 
-static void *answer_others(void *argument) {
+// Under the lock.
+static void take(cf_watch *w, const packet *p) {
+    other *o = &w->others[p->from];
+    if (p->kind == ANSWER && o->is == ASKED && p->question == o->question) o->is = ANSWERED, o->at = p->at;
+    if (p->kind == SILENCE && w->unanswered < 0) w->unanswered = p->from;
+    if (p->kind != FAREWELL) return;
+    o->gave_up = true;
+    o->at = p->at;
+    if (w->first_to_give_up < 0) w->gave_up_ms = cf_now_ms(), w->first_to_give_up = p->from;
+}
+
+// A packet that came back: on that host nobody listens at that port. All local ranks are at one address.
+static void hear_refusal(cf_watch *w) {
+    union {
+        struct cmsghdr aligned;
+        char bytes[512];
+    } control;
+    struct sockaddr_in to = {.sin_port = 0};
+    struct msghdr message = {.msg_name = &to, .msg_namelen = sizeof to, .msg_control = &control, .msg_controllen = sizeof control};
+    struct sock_extended_err error;
+    if (recvmsg(w->socket, &message, MSG_ERRQUEUE | MSG_DONTWAIT) < 0) return;
+    const struct cmsghdr *c = CMSG_FIRSTHDR(&message);
+    if (!c || c->cmsg_type != IP_RECVERR) return;
+    memcpy(&error, CMSG_DATA(c), sizeof error);
+    pthread_mutex_lock(&w->lock);
+    for (int i = 0; error.ee_errno == ECONNREFUSED && i < w->size; i++)
+        w->others[i].refused |= w->cards[i].port == to.sin_port && has_address(&w->cards[i], to.sin_addr.s_addr);
+    pthread_mutex_unlock(&w->lock);
+}
+
+static void *receive(void *argument) {
     cf_watch *w = (cf_watch *)argument;
     for (;;) { // cf_watch_close() ends it where it receives or sends, and holds nothing
         packet p;
-        struct sockaddr_in from;
-        if (receive_packet(w, w->socket, 0, &p, &from) <= 0) continue;
+        struct sockaddr_in from = {.sin_port = 0};
+        socklen_t length = sizeof from;
+        const ssize_t bytes = recvfrom(w->socket, &p, sizeof p, MSG_TRUNC, (struct sockaddr *)&from, &length);
+        if (bytes < 0) hear_refusal(w);
+        if (bytes < 0 || !is_sound(w, &p, bytes, &from)) continue;
         pthread_mutex_lock(&w->lock);
-        if (p.kind == FAREWELL) {
-            w->others[p.from].gave_up = true;
-            w->others[p.from].farewell = p.at;
-            if (w->first_to_give_up < 0) w->gave_up_ms = cf_now_ms(), w->first_to_give_up = p.from;
-        }
-        if (p.kind == SILENCE && w->unanswered < 0) w->unanswered = p.from;
+        take(w, &p);
         pthread_mutex_unlock(&w->lock);
         if (p.kind != QUESTION && p.kind != FAREWELL) continue;
         p = packet_of(w, ANSWER, p.from, p.question);
@@ -404,82 +410,45 @@ static void send_packet(cf_watch *w, int kind, int rank) {
         // Refused, or no way there: whoever asks sees that no answer comes. But the first error may be of an earlier
         // packet, to somebody who is gone, and this one has not been sent.
         for (int tries = 0; tries < 2; tries++)
-            if (sendto(w->asking, &p, sizeof p, MSG_DONTWAIT, (struct sockaddr *)&name, sizeof name) >= 0 || errno != ECONNREFUSED)
+            if (sendto(w->socket, &p, sizeof p, MSG_DONTWAIT, (struct sockaddr *)&name, sizeof name) >= 0 || errno != ECONNREFUSED)
                 break;
     }
 }
 
-static void hear_answers(cf_watch *w) {
-    packet p;
-    struct sockaddr_in from;
-    for (int i = 0; i < PACKETS_MAX; i++) {
-        int got = receive_packet(w, w->asking, MSG_DONTWAIT, &p, &from);
-        if (got < 0) return;
-        if (got == 0 || p.kind != ANSWER) continue;
-        other *o = &w->others[p.from];
-        if (o->is == ASKED && p.question == o->question) o->is = ANSWERED, o->at = p.at;
-    }
-}
-
-// Questions that came back: on that host nobody listens at that port. All local ranks are at one address.
-static void hear_refusals(cf_watch *w) {
-    for (;;) {
-        union {
-            struct cmsghdr aligned;
-            char bytes[512];
-        } control;
-        struct sockaddr_in to = {.sin_port = 0};
-        struct msghdr message = {.msg_name = &to,
-                                 .msg_namelen = sizeof to,
-                                 .msg_control = &control,
-                                 .msg_controllen = sizeof control};
-        struct sock_extended_err error;
-        if (recvmsg(w->asking, &message, MSG_ERRQUEUE | MSG_DONTWAIT) < 0) return;
-        struct cmsghdr *c = CMSG_FIRSTHDR(&message);
-        if (!c || c->cmsg_type != IP_RECVERR) continue;
-        memcpy(&error, CMSG_DATA(c), sizeof error);
-        for (int i = 0; error.ee_errno == ECONNREFUSED && i < w->size; i++)
-            w->others[i].refused |= w->cards[i].port == to.sin_port && has_address(&w->cards[i], to.sin_addr.s_addr);
-    }
+// Is it known what has become of a rank that has been asked? Silence for so long is known, too.
+static bool is_known(cf_watch *w, other *o) {
+    pthread_mutex_lock(&w->lock);
+    if (o->is == ASKED && cf_now_ms() - o->asked_ms > (o->refused ? REFUSED_MS : SILENCE_MS))
+        o->is = o->gave_up ? ANSWERED : o->refused ? DEAD : SILENT;
+    const bool known = o->is != ASKED;
+    pthread_mutex_unlock(&w->lock);
+    return known;
 }
 
 // Asks `count` ranks after this one, until it is known of each what has become of it.
 static void ask(cf_watch *w, int kind, int count) {
-    int on = 1;
-    w->asking = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    if (w->asking >= 0) setsockopt(w->asking, IPPROTO_IP, IP_RECVERR, &on, sizeof on);
     for (int i = 1; i <= count; i++) {
         other *o = &w->others[(w->rank + i) % w->size];
+        pthread_mutex_lock(&w->lock);
+        cf_random(&o->question, sizeof o->question);
         o->is = ASKED;
         o->refused = false;
-        cf_random(&o->question, sizeof o->question);
         o->asked_ms = cf_now_ms();
+        pthread_mutex_unlock(&w->lock);
         send_packet(w, kind, (w->rank + i) % w->size);
     }
     for (bool open = true; open;) {
-        struct pollfd look = {w->asking, POLLIN, 0};
-        poll(&look, 1, LOOK_MS);
-        hear_answers(w);
-        hear_refusals(w);
         open = false;
-        for (int rank = 0; rank < w->size; rank++) {
-            other *o = &w->others[rank];
-            if (o->is != ASKED) continue;
-            double now_ms = cf_now_ms();
-            if (now_ms - o->asked_ms <= (o->refused ? REFUSED_MS : SILENCE_MS)) {
-                open = true;
-                if (now_ms - o->sent_ms > REPEAT_MS) send_packet(w, kind, rank);
-                continue;
-            }
-            pthread_mutex_lock(&w->lock);
-            o->is = o->gave_up ? ANSWERED : o->refused ? DEAD : SILENT;
-            o->at = o->farewell;
-            pthread_mutex_unlock(&w->lock);
+        for (int i = 1; i <= count; i++) {
+            const int rank = (w->rank + i) % w->size;
+            if (is_known(w, &w->others[rank])) continue;
+            open = true;
+            if (cf_now_ms() - w->others[rank].sent_ms > REPEAT_MS) send_packet(w, kind, rank);
         }
+        if (open) poll(NULL, 0, ASKING_MS);
     }
     for (int rank = 0; kind == FAREWELL && rank < w->size; rank++)
         if (w->others[rank].is == SILENT) send_packet(w, SILENCE, rank);
-    if (w->asking >= 0) close(w->asking);
 }
 
 void cf_watch_give_up(cf_watch *w, const char *peers, cf_wait wait, double waited_ms, const char *news) {
@@ -530,14 +499,12 @@ cf_watch *cf_watch_open(cf_bootstrap *ranks) {
     w->since_ms = cf_now_ms();
     pthread_mutex_init(&w->lock, NULL);
     card mine = own_card();
-    w->socket = open_socket(&mine.port);
+    w->socket = open_socket(ranks->local_size == size ? INADDR_LOOPBACK : INADDR_ANY, &mine.port);
     ranks->allgather(ranks, &mine, w->cards, sizeof mine);
     cf_mac secret = cf_secret();
     w->key = cf_mac_of(&secret, w->cards, (size_t)size * sizeof *w->cards);
-    // Ranks of one host need nobody else's packets. (Before Linux 5.7 this is root's to ask for; addresses are checked anyway.)
-    if (keep_ways(w->cards, size, &mine)) setsockopt(w->socket, SOL_SOCKET, SO_BINDTODEVICE, "lo", sizeof "lo");
-    if (w->socket >= 0 && pthread_create(&w->thread, NULL, answer_others, w) != 0)
-        cf_die(NULL, "cannot start the thread of the watch");
+    keep_ways(w->cards, size, &mine);
+    if (w->socket >= 0 && pthread_create(&w->thread, NULL, receive, w) != 0) cf_die(NULL, "cannot start the thread of the watch");
     // Every rank asks the next one, so that each host is asked from another one before it matters. Either all ranks can be
     // asked or none is.
     if (w->socket >= 0) ask(w, QUESTION, 1);

@@ -74,17 +74,17 @@ static void a_chain_leads_to_its_end(void **state) {
     waits_for(2, 3, "all-gather att.qkv", 8, 41);
     is(3, SILENT);
     assert_string_equal(inquire(4), "; rank 1 answers: it waits for rank 2: reduce-scatter mlp.fc2, layer 7, step 41"
-                                    "; the chain of ranks 1, 2, 3 ends there: rank 3 does not answer: frozen, or its "
+                                    "; the chain of waiting ranks ends there: rank 3 does not answer: frozen, or its "
                                     "host is dead or cut off: look at rank 3");
 }
 
-static void a_long_chain_is_told_in_short(void **state) {
+static void a_long_chain_leads_to_its_end(void **state) {
     (void)state;
     for (int i = 1; i < 20; i++) waits_for(i, i + 1, "reduce-scatter mlp.fc2", 7, 41);
     is(20, DEAD);
     assert_string_equal(inquire(SIZE), "; rank 1 answers: it waits for rank 2: reduce-scatter mlp.fc2, layer 7, step "
-                                       "41; the chain of ranks 1, 2, 3, 4, 5, 6, 7, 8, … 20 ends there: rank 20 is "
-                                       "dead: its process has ended: look at rank 20");
+                                       "41; the chain of waiting ranks ends there: rank 20 is dead: its process has "
+                                       "ended: look at rank 20");
 }
 
 static void ranks_that_wait_for_each_other_are_desynchronised(void **state) {
@@ -101,7 +101,7 @@ static void a_circle_of_three(void **state) {
     waits_for(1, 2, "reduce-scatter mlp.fc2", 7, 41);
     waits_for(2, 0, "barrier", -1, 42);
     assert_string_equal(inquire(3), "; rank 1 answers: it waits for rank 2: reduce-scatter mlp.fc2, layer 7, step 41"
-                                    "; the chain of ranks 1, 2 goes on: rank 2 answers: it waits for rank 0: "
+                                    "; the chain of waiting ranks goes on: rank 2 answers: it waits for rank 0: "
                                     "barrier, step 42: the ranks are not at the same operation (desynchronised)");
     waits_for(2, 0, "reduce-scatter mlp.fc2", 7, 41);
     assert_non_null(strstr(inquire(3), "messages are lost or late"));
@@ -148,7 +148,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(a_peer_that_is_dead_or_silent_or_computes, setup),
         cmocka_unit_test_setup(a_chain_leads_to_its_end, setup),
-        cmocka_unit_test_setup(a_long_chain_is_told_in_short, setup),
+        cmocka_unit_test_setup(a_long_chain_leads_to_its_end, setup),
         cmocka_unit_test_setup(ranks_that_wait_for_each_other_are_desynchronised, setup),
         cmocka_unit_test_setup(a_circle_of_three, setup),
         cmocka_unit_test_setup(of_a_collective_only_those_are_named_who_are_elsewhere, setup),

@@ -86,7 +86,7 @@ class SilentPeer(unittest.TestCase):
 
     def test_chain(self):
         self.told("exchange", "chain",
-                  {0: waits(0, "rank 1", f"rank 1 answers: it waits for rank 2: {QKV}; the chain of ranks 1, 2 ends "
+                  {0: waits(0, "rank 1", f"rank 1 answers: it waits for rank 2: {QKV}; the chain of waiting ranks ends "
                                          f"there: {FROZEN.format(2)}: look at rank 2"),
                    1: waits(1, "rank 2", FROZEN.format(2), QKV)}, ranks=3)
 
