@@ -14,7 +14,7 @@
 // put elsewhere. Nobody receives more than was made room for. Nothing is encrypted.
 //
 // Strangers, who have connected and not said hello, can neither end nor hold up anything: they go after some seconds, the
-// oldest when there are many, and a rank that went with them connects again.
+// oldest when no file is left, and a rank that went with them connects again.
 //
 // Later one thread looks whose connection breaks without a goodbye, so that it is noticed at once, whatever the compute
 // thread does meanwhile, be it inside a call that never returns; it then ends this rank, and rank 0 ends all others.
@@ -53,9 +53,8 @@ enum {
     LISTENERS_MAX = 8,
     STRANGERS_MAX = 128, // beside as many as there are ranks
     STRANGER_S = 5,      // until a stranger must have said hello
-    HELLO_S = 1,         // and where there are no files for others
+    HELLO_S = 1,         // and where there is no room for others
     ACCEPTS = 16,        // strangers let in before the others are heard again
-    NOTES_MAX = 8,       // about strangers
     OWN_FILES = 32,      // descriptors for all else
     RETRY_MS = 100,
     CONNECT_S = 5,
@@ -92,7 +91,7 @@ typedef struct sockets {
     char port[16];
     line *line;          // rank 0's: (lines) to all ranks, the first unused, then strangers up to `places`
     struct pollfd *look; // (places + LISTENERS_MAX)
-    int lines, places, joined, listener[LISTENERS_MAX], listeners, notes;
+    int lines, places, joined, listener[LISTENERS_MAX], listeners;
     bool open; // a listener is not the loopback's
     pthread_t thread;
     pthread_mutex_t busy; // rank 0: a frame is being sent; others: or received
@@ -277,49 +276,44 @@ static void *notice_who_goes(void *argument) {
 
 // --- strangers, at rank 0 ---
 
-// why NULL: not worth a note.
-static void send_away(sockets *s, line *l, const char *why) {
-    struct sockaddr_storage from;
-    socklen_t length = sizeof from;
-    char host[64] = "?", port[16] = "?";
-    if (why && ++s->notes <= NOTES_MAX) {
-        if (getpeername(l->fd, (struct sockaddr *)&from, &length) == 0)
-            getnameinfo((struct sockaddr *)&from, length, host, sizeof host, port, sizeof port, NI_NUMERICHOST | NI_NUMERICSERV);
-        fprintf(stderr, "note: rank 0 has closed a connection from %s port %s: %s%s\n", host, port, why,
-                s->notes == NOTES_MAX ? " (no more of these notes)" : "");
-    }
+static void send_away(line *l) {
     close(l->fd);
     l->fd = -1;
+}
+
+// Why this process is no rank of this run; "": it is.
+static void check_hello(const sockets *s, const hello *said, char reason[REASON_LENGTH]) {
+    *reason = 0;
+    if (said->size != s->base.size)
+        snprintf(reason, REASON_LENGTH, "a process on %s is rank %d of %d; this run has %d ranks (is another run using this port?)",
+                 said->host, said->rank, said->size, s->base.size);
+    else if (said->rank <= 0 || said->rank >= s->base.size)
+        snprintf(reason, REASON_LENGTH, "a process on %s is rank %d of %d", said->host, said->rank, said->size);
+    else if (s->line[said->rank].fd >= 0)
+        snprintf(reason, REASON_LENGTH, "two processes are rank %d: one on %s, one on %s", said->rank, s->line[said->rank].host,
+                 said->host);
 }
 
 // A stranger speaks when as many bytes as a hello has are here, or when it has hung up: the kernel keeps less back.
 static void hear_stranger(sockets *s, line *l) {
     head h;
     hello said;
-    char reason[REASON_LENGTH] = ""; // why this process is no rank of this run
-    outcome how = receive_frame(l, &h, &said, sizeof said, 0);
-    if (how != WHOLE || h.kind != HELLO || h.bytes != sizeof said) {
-        send_away(s, l, how == CLOSED ? NULL : "what it says is no hello with this run's COMMFUSE_SECRET");
-        return;
+    char reason[REASON_LENGTH];
+    bool joins = receive_frame(l, &h, &said, sizeof said, 0) == WHOLE && h.kind == HELLO && h.bytes == sizeof said;
+    if (joins) {
+        said.host[HOST_LENGTH - 1] = 0;
+        memcpy(l->host, cf_printable(said.host), sizeof l->host);
+        check_hello(s, &said, reason);
+        joins = send_frame(s, l, REPLY, reason, (int64_t)strlen(reason) + 1, 0) && !*reason;
     }
-    said.host[HOST_LENGTH - 1] = 0;
-    memcpy(l->host, cf_printable(said.host), sizeof l->host);
-    if (said.size != s->base.size)
-        snprintf(reason, sizeof reason, "a process on %s is rank %d of %d; this run has %d ranks (is another run using this port?)",
-                 l->host, said.rank, said.size, s->base.size);
-    else if (said.rank <= 0 || said.rank >= s->base.size)
-        snprintf(reason, sizeof reason, "a process on %s is rank %d of %d", l->host, said.rank, said.size);
-    else if (s->line[said.rank].fd >= 0)
-        snprintf(reason, sizeof reason, "two processes are rank %d: one on %s, one on %s", said.rank, s->line[said.rank].host,
-                 l->host);
-    if (!send_frame(s, l, REPLY, reason, (int64_t)strlen(reason) + 1, 0) || *reason) {
-        send_away(s, l, *reason ? reason : NULL);
-        return;
+    if (joins) {
+        set(l->fd, SOL_SOCKET, SO_RCVLOWAT, 1);
+        s->line[said.rank] = *l;
+        s->joined++;
+        l->fd = -1;
+    } else {
+        send_away(l);
     }
-    set(l->fd, SOL_SOCKET, SO_RCVLOWAT, 1);
-    s->line[said.rank] = *l;
-    s->joined++;
-    l->fd = -1;
 }
 
 static void accept_strangers(sockets *s, int listener) {
@@ -335,16 +329,16 @@ static void accept_strangers(sockets *s, int listener) {
         if (fd < 0 && errno != EMFILE && errno != ENFILE) return;
         if ((fd < 0 || !place) && !oldest) too_few_files(s);
         if (fd < 0) { // even if nobody is there to be accepted
-            if (now_s() - oldest->since_s > HELLO_S) send_away(s, oldest, "others have come, and it has said no hello");
+            if (now_s() - oldest->since_s > HELLO_S) send_away(oldest);
             return;
         }
-        if (!place) send_away(s, place = oldest, "others have come, and it has said no hello");
+        if (!place) send_away(place = oldest);
         *place = (line){.fd = fd, .key = s->secret, .since_s = now_s()};
         cf_mac random;
         cf_random(&random, sizeof random);
         keep_alive(fd);
         set(fd, SOL_SOCKET, SO_RCVLOWAT, (int)(sizeof(head) + sizeof(hello) + sizeof(cf_mac)));
-        if (!send_frame(s, place, CHALLENGE, &random, sizeof random, 0)) send_away(s, place, NULL);
+        if (!send_frame(s, place, CHALLENGE, &random, sizeof random, 0)) send_away(place);
     }
 }
 
@@ -399,12 +393,13 @@ CF_NORETURN static void not_all_here(const sockets *s) {
 
 // Rank 0, until all others have joined. Who has joined is looked at too: the run ends when such a rank is gone.
 static void meet_all(sockets *s, double deadline_s) {
-    const rlim_t files = (rlim_t)s->lines + STRANGERS_MAX + OWN_FILES;
+    const nfds_t looks = (nfds_t)s->places + LISTENERS_MAX;
     struct rlimit limit;
-    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < files) {
-        limit.rlim_cur = files < limit.rlim_max ? files : limit.rlim_max;
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < looks + OWN_FILES) {
+        limit.rlim_cur = looks + OWN_FILES < limit.rlim_max ? looks + OWN_FILES : limit.rlim_max;
         setrlimit(RLIMIT_NOFILE, &limit);
     }
+    for (int i = 0; i < LISTENERS_MAX; i++) s->listener[i] = -1;
     listen_at(s, s->address);
     if (s->listeners == 0) listen_at(s, NULL);
     if (s->open && !cf_secret_given())
@@ -413,31 +408,25 @@ static void meet_all(sockets *s, double deadline_s) {
                 "join this run; give all ranks the same one, such as openssl rand -hex 32 makes\n",
                 s->address, s->port);
     for (s->joined = 1; s->joined < s->lines;) {
-        int count = 0, looks = s->listeners;
-        if (now_s() > deadline_s) not_all_here(s);
-        for (; count < s->listeners; count++) s->look[count] = (struct pollfd){.fd = s->listener[count], .events = POLLIN};
-        for (int i = 0; i < s->places; i++)
-            if (s->line[i].fd >= 0)
-                s->look[count++] = (struct pollfd){.fd = s->line[i].fd, .events = i < s->lines ? POLLRDHUP : POLLIN};
-        int found = poll(s->look, (nfds_t)count, RETRY_MS);
-        if (found < 0 && errno == EINVAL) too_few_files(s); // to look at, let alone to have
-        if (found < 0) continue;
-        for (int i = 0; looks < count && i < s->places; i++) {
-            line *l = &s->line[i];
-            if (l->fd != s->look[looks].fd) continue;
-            bool speaks = s->look[looks++].revents != 0;
-            if (speaks && i < s->lines)
+        const double begin_s = now_s();
+        if (begin_s > deadline_s) not_all_here(s);
+        for (int i = 0; i < s->places; i++) // of those without a descriptor poll() says nothing
+            s->look[i] = (struct pollfd){.fd = s->line[i].fd, .events = i < s->lines ? POLLRDHUP : POLLIN};
+        for (int i = 0; i < LISTENERS_MAX; i++) s->look[s->places + i] = (struct pollfd){.fd = s->listener[i], .events = POLLIN};
+        if (poll(s->look, looks, RETRY_MS) < 0 && errno == EINVAL) too_few_files(s); // to look at, let alone to have
+        for (int i = 0; i < s->places; i++) {
+            if (s->look[i].revents && i < s->lines)
                 lost(s, i);
-            else if (speaks)
-                hear_stranger(s, l);
-            else if (i >= s->lines && now_s() - l->since_s > STRANGER_S)
-                send_away(s, l, "it has said no hello");
+            else if (s->look[i].revents)
+                hear_stranger(s, &s->line[i]);
+            else if (i >= s->lines && s->line[i].fd >= 0 && begin_s - s->line[i].since_s > STRANGER_S)
+                send_away(&s->line[i]);
         }
         for (int i = 0; i < s->listeners; i++)
-            if (s->look[i].revents) accept_strangers(s, s->listener[i]);
+            if (s->look[s->places + i].revents) accept_strangers(s, s->listener[i]);
     }
     for (int i = s->lines; i < s->places; i++)
-        if (s->line[i].fd >= 0) send_away(s, &s->line[i], NULL);
+        if (s->line[i].fd >= 0) send_away(&s->line[i]);
     while (s->listeners > 0) close(s->listener[--s->listeners]);
 }
 

@@ -3,8 +3,6 @@
 
     data/hugging_face.py --import gpt2 --out gpt2_124M.bin      to start from: ./train_gpt --init-from gpt2_124M.bin
     data/hugging_face.py --export model.bin --out my-gpt2       for AutoModelForCausalLM.from_pretrained("my-gpt2")
-                     … --bpe-dir DIR                            with GPT-2's tokenizer, from encoder.json and vocab.bpe in DIR,
-                                                                or from vocab.json and merges.txt, as transformers call them
 
 A directory holds config.json and model.safetensors, or several of these and their index. Both sides store the same
 numbers, so nothing is computed but the places: weights of linear layers are (in, out) there and (out, in) here, stacked
@@ -12,7 +10,7 @@ over layers; the token table has V rows there and a multiple of 128 here, with z
 and is stored once. fp32 stays fp32 and bf16 stays bf16, to the last bit; fp16 becomes fp32.
 
 What the trainer does not compute is refused, not dropped, but for dropout: another activation, a head of its own, tensors
-that no GPT-2 has. A model of bytes (V = 256) is exported with a tokenizer whose tokens are bytes.
+that no GPT-2 has. Tokenizers are files of their own, and stay where they are: vocab.json and merges.txt beside a GPT-2.
 
 What is written appears whole or not at all, and nothing is overwritten: --out must not exist. A few tensors are in memory
 at a time. The formats: data/model_file.h, and https://huggingface.co/docs/safetensors.
@@ -103,16 +101,12 @@ def widened(bits):
 # ------------------------------------------------------------------------------------------- their directories
 
 
-def read_text(path):
+def read_json(path):
     try:
         with open(path, encoding="utf-8") as file:
-            return file.read()
+            return checked_object(file.read(), path)
     except UnicodeDecodeError:
         raise Problem(f"{path} is no text") from None
-
-
-def read_json(path):
-    return checked_object(read_text(path), path)
 
 
 def checked_object(text, path):
@@ -334,63 +328,18 @@ def safetensors_header(model):
     return struct.pack("<Q", len(text)) + text
 
 
-def config(model, bpe_dir):
+def config(model):
     """As transformers write it. The trainer has no dropout; only GPT-2's tokens are known to have one that ends a text."""
     shape = model.shape
-    end = GPT2_TOKENS - 1 if bpe_dir is not None or shape.vocab_size == GPT2_TOKENS else None
+    end = GPT2_TOKENS - 1 if shape.vocab_size == GPT2_TOKENS else None
     return {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", **{name: getattr(shape, name) for name in MOST},
             "n_inner": None, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True,
             "attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0, "bos_token_id": end, "eos_token_id": end,
             "torch_dtype": {"F32": "float32", "BF16": "bfloat16"}[model.dtype]}
 
 
-def letters_of_bytes():
-    """The letter that stands for each byte in a vocabulary: itself if it can be seen, else one from 256 on."""
-    seen = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    hidden = [byte for byte in range(256) if byte not in seen]
-    return [chr(byte) if byte in seen else chr(256 + hidden.index(byte)) for byte in range(256)]
-
-
-def byte_tokenizer():
-    """A vocabulary of all bytes, and nothing merged."""
-    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    vocabulary = {letter: byte for byte, letter in enumerate(letters_of_bytes())}
-    return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
-            "pre_tokenizer": level, "post_processor": None, "decoder": level,
-            "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
-                      "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "vocab": vocabulary,
-                      "merges": []}}
-
-
-def read_bpe(bpe_dir):
-    """GPT-2's vocabulary and merges."""
-    names = ("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt")
-    ours, theirs = ([os.path.join(bpe_dir, name) for name in pair] for pair in names)
-    first, second = theirs if os.path.exists(theirs[0]) else ours
-    vocabulary, merges = read_json(first), read_text(second)
-    numbers = [number for number in vocabulary.values() if type(number) is int]
-    if sorted(numbers) != list(range(GPT2_TOKENS)) or len(merges.splitlines()) < GPT2_TOKENS - 257:
-        raise Problem(f"--bpe-dir {bpe_dir}: {first} and {second} are not GPT-2's {GPT2_TOKENS} tokens and their merges")
-    return vocabulary, merges
-
-
-def tokenizer_files(shape, bpe_dir):
-    """Name → contents. Without GPT-2's files, and if tokens are not bytes, none."""
-    if bpe_dir is not None:
-        if shape.vocab_size < GPT2_TOKENS:
-            raise Problem(f"--bpe-dir: GPT-2 has {GPT2_TOKENS} tokens, the model knows {shape.vocab_size}")
-        vocabulary, merges = read_bpe(bpe_dir)
-        return {"vocab.json": json.dumps(vocabulary), "merges.txt": merges, "tokenizer_config.json": json.dumps(
-            {"tokenizer_class": "GPT2Tokenizer", "model_max_length": shape.n_positions, "add_prefix_space": False})}
-    if shape.vocab_size == 256:
-        return {"tokenizer.json": json.dumps(byte_tokenizer()), "tokenizer_config.json": json.dumps(
-            {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": shape.n_positions})}
-    return {}
-
-
-def export_model(path, out, bpe_dir):
+def export_model(path, out):
     model = ModelFile(path)
-    files = {"config.json": json.dumps(config(model, bpe_dir), indent=2) + "\n", **tokenizer_files(model.shape, bpe_dir)}
     progress = Progress(model.shape.elements() * model.itemsize)
     with appearing(out) as directory:
         os.mkdir(directory)
@@ -400,13 +349,11 @@ def export_model(path, out, bpe_dir):
                 file.write(values)
                 progress.add(values.nbytes)
             close_synced(file)
-        for name, text in files.items():
-            with open(os.path.join(directory, name), "wb") as file:
-                file.write(text.encode())
-                close_synced(file)
+        with open(os.path.join(directory, "config.json"), "w", encoding="utf-8") as file:
+            json.dump(config(model), file, indent=2)
+            close_synced(file)
         sync_directory(directory)
-    tokenizer = "its tokenizer too" if len(files) > 1 else "no tokenizer (--bpe-dir)"
-    return f"{out}: {describe(model.shape)}, {tokenizer}"
+    return f"{out}: {describe(model.shape)}"
 
 
 # ------------------------------------------------------------------------------------------- command line
@@ -418,18 +365,14 @@ def parse_arguments(arguments):
     which.add_argument("--import", dest="directory", metavar="DIR", help="with config.json and model.safetensors")
     which.add_argument("--export", dest="model", metavar="FILE", help="a model file (llm.c format)")
     parser.add_argument("--out", required=True, metavar="PATH", help="the new model file, or the new directory")
-    parser.add_argument("--bpe-dir", metavar="DIR", help="with --export: where GPT-2's tokenizer is, to go along")
-    options = parser.parse_args(arguments)
-    if options.bpe_dir is not None and options.model is None:
-        parser.error("--bpe-dir is for --export")
-    return options
+    return parser.parse_args(arguments)
 
 
 def convert(options):
     if options.model is None:
         print(import_model(options.directory, options.out))
     else:
-        print(export_model(options.model, options.out, options.bpe_dir))
+        print(export_model(options.model, options.out))
 
 
 def main(arguments=None):

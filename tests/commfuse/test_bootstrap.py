@@ -225,8 +225,7 @@ class Bootstrap(unittest.TestCase):
                 with self.assertRaises((EOFError, ConnectionResetError)):
                     Line(rude).bytes(1000)
             self.end(self.start(1, 2, "gather", COMMFUSE_SECRET=SECRET), 0)
-            text = self.end(root, 0)
-            self.assertEqual(text.count("what it says is no hello with this run's COMMFUSE_SECRET"), 2, text)
+            self.end(root, 0)
             Line(silent).bytes(Line.CHALLENGE_BYTES)
             self.assertEqual(silent.recv(16), b"")
 
@@ -249,7 +248,7 @@ class Bootstrap(unittest.TestCase):
             false.sendall(overheard)
             with self.assertRaises((EOFError, ConnectionResetError)):
                 Line(false).bytes(Line.CHALLENGE_BYTES + 1)  # the challenge, and no more
-        self.assertIn("no hello with this run's COMMFUSE_SECRET", self.end(root, 1))
+        self.end(root, 1)
 
     def test_64_ranks_meet_among_5000_strangers(self):
         """Silent ones that stay as long as they may, some that hang up, some that speak: at most 500 at a time."""
@@ -282,7 +281,13 @@ class Bootstrap(unittest.TestCase):
         self.connect().close()
         with contextlib.ExitStack() as all_of_them:
             lines = [Line(all_of_them.enter_context(self.connect()), rank=rank) for rank in range(1, size)]
-            self.assertEqual({line.join(size) for line in lines}, {""})
+            for i, line in enumerate(lines):
+                try:
+                    reply = line.join(size)
+                except (EOFError, ConnectionError):  # on a busy machine its turn came late: as a rank does, it connects again
+                    lines[i] = Line(all_of_them.enter_context(self.connect()), rank=line.rank)
+                    reply = lines[i].join(size)
+                self.assertEqual(reply, "")
             for kind, mine in (DATA, bytes(PLACE_BYTES)), (GOODBYE, b""):  # at start, at the end
                 for line in lines:
                     line.send(kind, mine)
@@ -468,7 +473,6 @@ class Bootstrap(unittest.TestCase):
             reply = Line(second, rank=rank).join(size)
             self.assertEqual(second.recv(1), b"")
         text = self.end(root, 1)  # the other one has gone, too
-        self.assertIn("note: rank 0 has closed a connection from 127.0.0.1", text)
         self.assertIn("rank 2 (elsewhere) is gone", text)
         return reply
 

@@ -20,7 +20,6 @@ import harness
 import reference
 
 SCRIPT = os.path.join(harness.ROOT, "data", "hugging_face.py")
-BPE = os.path.join(os.path.dirname(harness.ROOT), "shared", "data", "gpt2_bpe")
 SHAPE = reference.Shape(maxT=48, V=101, L=2, heads=12, C=96, Vp=128)
 TYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "U8": "u1"}
 THEIRS = {"ln1w": "ln_1.weight", "ln1b": "ln_1.bias", "qkvw": "attn.c_attn.weight", "qkvb": "attn.c_attn.bias",
@@ -342,42 +341,6 @@ class Export(Case):
         self.model["wte"][SHAPE.V:] = 0
         self.assertImported(self.path("out"))
 
-    def test_a_tokenizer_of_bytes(self):
-        shape = reference.Shape(maxT=8, V=256, L=1, heads=2, C=8, Vp=256)
-        reference.write_model(self.path("bytes.bin"), shape, reference.random_model(shape))
-        self.assertIn("its tokenizer too", self.convert("--export", self.path("bytes.bin"), "--out", self.path("out")))
-        with open(self.path("out/tokenizer.json"), encoding="utf-8") as file:
-            model = json.load(file)["model"]
-        self.assertEqual(model["merges"], [])
-        self.assertEqual(sorted(model["vocab"].values()), list(range(256)))
-        for letter, byte in (("A", 65), ("~", 126), ("Ġ", 32), ("Ċ", 10), ("ÿ", 255), ("Ā", 0), ("¡", 161), ("Ń", 173)):
-            self.assertEqual(model["vocab"][letter], byte)
-
-    @unittest.skipUnless(os.path.isdir(BPE), "GPT-2's vocabulary is not here")
-    def test_a_tokenizer_of_gpt2(self):
-        refused = self.convert("--export", self.ours(), "--out", self.path("out"), "--bpe-dir", BPE, status=1)
-        self.assertIn("knows 101", refused)
-        self.assertFalse(os.path.exists(self.path("out")))
-        shape = reference.Shape(maxT=8, V=50257, L=1, heads=2, C=8, Vp=50304)
-        reference.write_model(self.path("gpt2.bin"), shape, reference.random_model(shape))
-        self.convert("--export", self.path("gpt2.bin"), "--out", self.path("first"), "--bpe-dir", BPE)
-        self.convert("--export", self.path("gpt2.bin"), "--out", self.path("out"), "--bpe-dir", self.path("first"))
-        for theirs, name in ("vocab.json", "encoder.json"), ("merges.txt", "vocab.bpe"):
-            with open(self.path(f"out/{theirs}"), "rb") as found, open(os.path.join(BPE, name), "rb") as file:
-                found, expected = found.read(), file.read()
-            if theirs == "vocab.json":
-                found, expected = json.loads(found), json.loads(expected)
-            self.assertEqual(found, expected)
-        for name, content in (("vocab.json", '{"a": 0, "b": [1]}'), ("merges.txt", "#version: 0.2\n"), ("merges.txt", b"\xff")):
-            shutil.rmtree(self.path("broken"), ignore_errors=True)
-            shutil.copytree(self.path("first"), self.path("broken"))
-            with open(self.path(f"broken/{name}"), "wb") as file:
-                file.write(content.encode() if isinstance(content, str) else content)
-            error = self.convert("--export", self.path("gpt2.bin"), "--out", self.path("new"), "--bpe-dir", self.path("broken"),
-                                 status=1)
-            self.assertIn(name, error)
-            self.assertFalse(os.path.exists(self.path("new")))
-
     def test_damaged_files_are_refused(self):
         with open(self.ours(), "rb") as file:
             whole = file.read()
@@ -438,8 +401,7 @@ class Export(Case):
 
 class Options(Case):
     def test_options(self):
-        for wrong, word in (((), "--import"), (("--import", "a", "--export", "b"), "not allowed"), (("--import", "a"), "--out"),
-                            (("--import", "a", "--out", "b", "--bpe-dir", "c"), "--bpe-dir is for --export")):
+        for wrong, word in (((), "--import"), (("--import", "a", "--export", "b"), "not allowed"), (("--import", "a"), "--out")):
             with self.subTest(wrong=wrong):
                 self.assertIn(word, self.convert(*wrong, status=2))
 

@@ -5,6 +5,7 @@ They are no requirement of anything (2 GB):  build/venv/bin/pip install torch tr
 # python: venv
 # limit: 300
 import os
+import shutil
 import subprocess
 import sys
 import unittest
@@ -107,11 +108,7 @@ class Transformers(unittest.TestCase):
                 self.assertEqual(found.dtype, torch.bfloat16 if dtype == torch.bfloat16 else torch.float32)
                 for (name, mine), (same, weights) in zip(found.named_parameters(), model.named_parameters(), strict=True):
                     self.assertTrue(name == same and torch.equal(mine.float(), weights.float()), name)
-                text = "To be, or not to be: that is\n\tthe €question.\0"
-                tokenizer = transformers.AutoTokenizer.from_pretrained(back)
-                ids = tokenizer(text)["input_ids"]
-                self.assertEqual(bytes(ids), text.encode())
-                self.assertEqual((tokenizer.decode(ids), len(tokenizer)), (text, 256))
+                ids = list("To be, or not to be: that is\n\tthe €question.\0".encode())
                 longer = found.generate(torch.tensor([ids]), max_new_tokens=5, do_sample=True, pad_token_id=0)
                 self.assertEqual(longer.shape, (1, len(ids) + 5))
 
@@ -120,7 +117,9 @@ class Transformers(unittest.TestCase):
         import tiktoken  # in the environment
         their_model(50257).save_pretrained(self.path("theirs"))
         self.convert("--import", self.path("theirs"), "--out", self.path("model.bin"))
-        self.convert("--export", self.path("model.bin"), "--out", self.path("back"), "--bpe-dir", BPE)
+        self.convert("--export", self.path("model.bin"), "--out", self.path("back"))
+        for ours, theirs in ("encoder.json", "vocab.json"), ("vocab.bpe", "merges.txt"):
+            shutil.copy(os.path.join(BPE, ours), os.path.join(self.path("back"), theirs))
         tokenizer = transformers.AutoTokenizer.from_pretrained(self.path("back"))
         sys.path.insert(0, os.path.join(harness.ROOT, "data"))
         import prepare
