@@ -21,11 +21,9 @@
 #include "data/predict.h"
 #include "data/recipe.h"
 #include "data/report.h"
-#include "layers/dry_run.h"
 #include "layers/generate.h"
 #include "layers/optimizer.h"
 #include "layers/peak.h"
-#include "layers/state.h"
 
 #ifndef VERSION
 #define VERSION "unknown"

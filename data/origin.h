@@ -46,7 +46,7 @@ manifest *origin_checkpoint(const options *o, const run_facts *facts, cf_transpo
 // Collective. The checkpoint that --export-step says.
 manifest *origin_checkpoint_to_export(options *o, cf_transport *transport);
 
-// Readers for layers/params.h and layers/state.h. The argument: a checkpoint's saved_state, a model_file.
+// Readers for layers/params.h and layers/optimizer.h. The argument: a checkpoint's saved_state, a model_file.
 saved_state *origin_open_state(const options *o, const manifest *m);
 void origin_read_state(void *state, state_kind kind, int tensor, int64_t layer, int64_t first, int64_t count, float *out);
 void origin_read_weights(void *file, int tensor, int64_t layer, int64_t first, int64_t count, float *out);

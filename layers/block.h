@@ -26,7 +26,6 @@ typedef struct block_layer {
     real *groups;                         // UP: (N, Ts, B, Cl) arrived: this rank's rows' heads, group by group
     real *fch;                            // (S · Ts, B, Fl) before GELU
     real *hidden;                         // (S · Ts, B, Fl) GELU, or NULL
-    gradient_place place[TENSORS][2];     // of weight gradients: in the step's last micro-batch [1], in others [0]
 } block_layer;
 
 typedef struct block block;
@@ -47,14 +46,11 @@ typedef struct block_exchanges {
 // their own after these.
 struct block {
     const block_strategy *strategy;
-    cf_context *context;
+    const model_pass *pass;
     const cf_group *tp;
-    const parameters *params;
-    const backward_pass *pass;
-    int64_t Ts, B;                    // of the pass in progress
-    parallel_linear fc, fcproj, *qkv; // qkv: TPSP's, or NULL
+    parallel_linear fc, fcproj;
+    parallel_linear *qkv, *attproj; // TPSP's, or NULL
     block_exchanges operations[HALVES];
-    bool qkv_may_wait; // for the embedding, in layer 0
     // Memory that is one thing at a time, the first in forward and again for the weight gradients of its half.
     union {
         real *norm1;      // (S · Ts, B, C) gathered output of the first layer norm
@@ -76,18 +72,15 @@ struct block {
 };
 
 // T, B: capacity. recompute: GELU and layer norms, in backward, instead of keeping them for each layer.
-block *tpsp_create(cf_context *context, const cf_mesh *mesh, const parameters *p, const backward_pass *pass, int64_t T, int64_t B,
-                   overlap how, bool recompute);
-block *up_create(cf_context *context, const cf_mesh *mesh, const parameters *p, const backward_pass *pass, int64_t T, int64_t B,
-                 overlap how, bool recompute);
+block *tpsp_create(const model_pass *pass, const cf_mesh *mesh, int64_t T, int64_t B, overlap how, bool recompute);
+block *up_create(const model_pass *pass, const cf_mesh *mesh, int64_t T, int64_t B, overlap how, bool recompute);
 void block_free(block *b);
 
 // Where weight gradients are computed, asked of the schedules as they are: after creation, and again after one was switched.
-void block_place_weight_gradients(block *b);
-void block_explain(const block *b, FILE *out); // for --dry-run
+void block_place_weight_gradients(const block *b);
 
 // out (Ts, B, C) = block(x), x (Ts, B, C) kept until backward.
-void block_forward(block *b, int layer, const real *x, real *out, int64_t Ts, int64_t B);
+void block_forward(block *b, int layer, const real *x, real *out);
 // dx (Ts, B, C): gradient of the output in, of the input out. Adds to the gradients of all but QKV's weights if those are
 // left to block_backward_late(); until then nothing but `sums` may change.
 void block_backward(block *b, int layer, real *dx);
@@ -98,25 +91,15 @@ void block_operations(const block *b, bool forward, visit_operation *visit, void
 
 // Fills what both have. size: of the strategy's struct, which begins with a block. split: the S ranks. prepared: elements
 // that the attention half's largest weights take.
-void *block_create(size_t size, const block_strategy *strategy, cf_context *context, const cf_group *tp, const cf_group *split,
-                   const parameters *p, const backward_pass *pass, int64_t T, int64_t B, overlap how, bool recompute,
-                   int64_t prepared);
+void *block_create(size_t size, const block_strategy *strategy, const model_pass *pass, const cf_group *tp, const cf_group *split,
+                   int64_t T, int64_t B, overlap how, bool recompute, int64_t prepared);
 block_exchanges block_pair(const parallel_linear *column, const parallel_linear *row);
-// The buffer with a half's layer norm, of which this rank's shard is computed; in backward, where it was not kept.
+// The buffer with a half's layer norm, of which this rank's shard is computed; in backward, where it was not kept; as it is.
 real *block_norm(block *b, int layer, block_half half);
 real *block_norm_again(block *b, int layer, block_half half);
-// din (S · Ts · B, IC): gradient of the input of a half's row-parallel layer, from its output's, dx. job: x, and what of pre,
-// rows and argument is wanted.
-void block_row_backward(block *b, parallel_linear *l, int layer, block_half half, real *din, real *dx, linear_job job);
-// dx (Ts, B, C) += its gradient through layer norm and column-parallel layer, from dy; through the layer norm alone.
-void block_column_backward(block *b, parallel_linear *l, int layer, block_half half, const real *dy, real *dx);
+real *block_norm_buffer(const block *b, int layer, block_half half);
+// dx (Ts, B, C) += its gradient through a half's layer norm.
 void block_norm_backward(block *b, int layer, block_half half, const real *dnorm, real *dx);
-
-gradient_place block_gradient_place(const block *b, int tensor, int layer);
-// A weight gradient, from dy and x as weight_gradient.h describes them; of a column-parallel layer, from its gathered input.
-void block_weight_gradient(const block *b, int tensor, int layer, const real *const *dy, const real *const *x, int64_t R,
-                           int parts);
-void block_column_gradient(block *b, parallel_linear *l, int layer, block_half half, const real *dy);
 
 CF_EXTERN_C_END
 #endif

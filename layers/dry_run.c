@@ -1,5 +1,5 @@
-// See dry_run.h.
-#include "dry_run.h"
+// What --dry-run prints of a model: memory, how gradients and weights travel, and the schedule of every operation.
+#include "optimizer.h"
 #include <stdlib.h>
 #include <string.h>
 

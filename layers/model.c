@@ -11,7 +11,6 @@
 // Weights arrive, and gradients leave, as zero.h describes: the loops over layers call it.
 #include "model.h"
 #include "../commfuse/die.h"
-#include "buffers.h"
 #include "crossentropy.h"
 #include "embedding.h"
 #include "layernorm.h"
@@ -67,7 +66,8 @@ void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, gpt_shape shap
         cf_die_together("lower --seq, or start from a model with more positions",
                         "--seq %lld is longer than the model's %lld positions", (long long)T, (long long)shape.maxT);
     const bool up = strategy == STRATEGY_UP;
-    *g = (gpt){.context = context, .mesh = mesh, .T = T, .B = B, .pass = {.zero = &g->zero}};
+    *g = (gpt){.context = context, .mesh = mesh, .T = T, .B = B};
+    g->pass = (model_pass){.context = context, .params = &g->params, .zero = &g->zero};
     params_create(&g->params, shape, mesh, strategy);
     g->split = up ? &mesh->self_group : &mesh->tp_group;
     int64_t rows = params_local_rows(&g->params, WTE), shard_rows = T * B / mesh->tp, shard = shard_rows * shape.C;
@@ -75,11 +75,11 @@ void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, gpt_shape shap
     g->vocabulary_first = g->split->rank * rows;
     g->vocabulary_valid = smaller(larger(shape.V - g->vocabulary_first, 0), rows);
     alloc_memory(g);
-    g->blocks = (up ? up_create : tpsp_create)(context, mesh, &g->params, &g->pass, T, B, how, recompute);
+    g->blocks = (up ? up_create : tpsp_create)(&g->pass, mesh, T, B, how, recompute);
     g->gather_stats = plan_gather(g, "loss", g->split, PRECISE_DTYPE, T * B * 3, how);
     g->collect = plan_gather(g, "save", g->split, REAL_DTYPE, COLLECT, how);
     g->gather_logits = plan_gather(g, "sample", &mesh->tp_group, REAL_DTYPE, rows, how);
-    column_create(&g->head, context, g->split, "head", shard, shape.C, rows, how, false, g->prepared);
+    column_create(&g->head, &g->pass, g->split, "head", WTE, -1, shard, how, false, g->prepared);
     lookup_create(&g->embedding, context, &g->params, g->split, T / mesh->tp, B, how);
     zero_create(&g->zero, context, &g->params, g->embedding.by_rows, g->split->size * shard_rows, how);
     gpt_place_weight_gradients(g);
@@ -103,33 +103,32 @@ void gpt_free(gpt *g) {
 
 void gpt_place_weight_gradients(gpt *g) {
     block_place_weight_gradients(g->blocks);
-    for (int last = 0; last <= 1; last++) g->head_place[last] = weight_gradient_place(&g->zero, WTE, -1, last == 1, NULL, 0, false);
 }
 
 // --- embedding ---
 
 // Tokens of the rows that head and lookup work on: all, or those of this rank's shard.
 static int64_t first_token(const gpt *g) {
-    return (g->mesh->tp_group.rank - g->split->rank) * g->pass_Ts * g->pass_B;
+    return (g->mesh->tp_group.rank - g->split->rank) * g->pass.Ts * g->pass.B;
 }
 
 void gpt_begin_forward(gpt *g, const int32_t *inputs, const int32_t *targets, int64_t T, int64_t B) {
     if (T < 1 || B < 1 || T > g->T || B > g->B || T % g->mesh->tp != 0)
         cf_die(NULL, "forward of %lld x %lld tokens on a model made for %lld x %lld", (long long)T, (long long)B, (long long)g->T,
                (long long)g->B);
-    g->pass_Ts = T / g->mesh->tp, g->pass_B = B;
+    g->pass.Ts = T / g->mesh->tp, g->pass.B = B;
     g->has_targets = targets != NULL;
     cf_copy(g->inputs, inputs, T * B * (int64_t)sizeof *inputs, g->context->stream);
     if (targets) cf_copy(g->targets, targets, T * B * (int64_t)sizeof *targets, g->context->stream);
     g->begun = trace_begin(g, "embedding forward");
     bool here = zero_table_is_here(&g->zero);
     g->looking = here || g->embedding.by_rows;
-    if (g->looking) lookup_forward(&g->embedding, g->inputs + first_token(g), g->pass_Ts, B, !here, g->blocks->sums);
+    if (g->looking) lookup_forward(&g->embedding, g->inputs + first_token(g), g->pass.Ts, B, !here, g->blocks->sums);
 }
 
 static void embed(gpt *g) {
     zero_shards *z = &g->zero;
-    int64_t Ts = g->pass_Ts, B = g->pass_B;
+    int64_t Ts = g->pass.Ts, B = g->pass.B;
     if (!g->looking) {
         zero_prefetch(z, 0);
         zero_wait(z, ZERO_TABLE);
@@ -155,7 +154,7 @@ static bool table_is_next(const gpt *g) {
 }
 
 static void embed_backward(gpt *g) {
-    int64_t Ts = g->pass_Ts, B = g->pass_B;
+    int64_t Ts = g->pass.Ts, B = g->pass.B;
     lookup_backward(&g->embedding, g->dx, g->inputs + first_token(g), g->pass.last, g->blocks->sums);
     position_backward(params_grad(&g->params, WPE, 0), g->dx, g->mesh->tp_group.rank * Ts, Ts, B, g->params.shape.C,
                       g->context->stream);
@@ -167,17 +166,17 @@ static void embed_backward(gpt *g) {
 
 static void head_forward(gpt *g) {
     const parameters *p = &g->params;
-    int64_t Ts = g->pass_Ts, B = g->pass_B;
+    int64_t Ts = g->pass.Ts, B = g->pass.B;
     real *x = g->blocks->head_input;
     zero_wait(&g->zero, ZERO_TABLE);
-    layernorm_forward(linear_own_shard(&g->head, x, Ts, B, p->shape.C), g->mean, g->rstd, g->x[p->shape.L],
-                      params_weight(p, LNFW, 0), params_weight(p, LNFB, 0), Ts * B, p->shape.C, g->context->stream);
-    column_forward(&g->head, g->logits, NULL, x, params_weight(p, WTE, 0), NULL, Ts, B, -1);
+    layernorm_forward(linear_own_shard(&g->head, x, p->shape.C), g->mean, g->rstd, g->x[p->shape.L], params_weight(p, LNFW, 0),
+                      params_weight(p, LNFB, 0), Ts * B, p->shape.C, g->context->stream);
+    column_forward(&g->head, -1, g->logits, NULL, x);
 }
 
 // scale 0: no backward follows.
 static void add_loss(gpt *g, double *sum, double scale) {
-    int64_t own = g->pass_Ts * g->pass_B, rows = g->split->size * own, V = g->vocabulary_rows;
+    int64_t own = g->pass.Ts * g->pass.B, rows = g->split->size * own, V = g->vocabulary_rows;
     int64_t first = g->vocabulary_first, valid = g->vocabulary_valid;
     const int32_t *targets = g->targets + first_token(g);
     cf_stream *stream = g->context->stream;
@@ -194,18 +193,13 @@ static void add_loss(gpt *g, double *sum, double scale) {
 
 static void head_backward(gpt *g) {
     const parameters *p = &g->params;
-    int64_t C = p->shape.C, Ts = g->pass_Ts, B = g->pass_B;
+    int64_t C = p->shape.C, Ts = g->pass.Ts, B = g->pass.B;
     cf_stream *stream = g->context->stream;
-    const real *dy = g->logits, *x = g->blocks->head_input;
-    gradient_place place = g->head_place[g->pass.last];
-    weight_gradient w = {.dy = &dy, .x = &x, .R = g->split->size * Ts * B, .OC = g->vocabulary_rows, .IC = C, .parts = 1};
-    column_begin_backward(&g->head, g->blocks->sums, dy, params_weight(p, WTE, 0), Ts, B, -1);
-    if (place == GRADIENT_NOW) weight_gradient_compute(&g->pass, WTE, -1, place, w);
-    const real *dnorm = column_finish_backward(&g->head);
+    const real *dnorm = column_backward(&g->head, -1, g->blocks->sums, g->logits, g->blocks->head_input);
     cf_zero(g->dx, Ts * B * C * (int64_t)sizeof(real), stream);
     layernorm_backward(g->dx, params_grad(p, LNFW, 0), params_grad(p, LNFB, 0), dnorm, g->x[p->shape.L], params_weight(p, LNFW, 0),
                        g->mean, g->rstd, g->blocks->norm_scratch, Ts * B, C, stream);
-    if (place != GRADIENT_NOW) weight_gradient_compute(&g->pass, WTE, -1, place, w);
+    if (column_owes_gradient(&g->head, -1)) column_gradient(&g->head, -1, g->logits, g->blocks->head_input);
     // The lookup's part goes its own way.
     if (g->pass.last && g->embedding.by_rows) zero_ready(&g->zero, ZERO_TABLE);
 }
@@ -219,7 +213,7 @@ void gpt_forward(gpt *g, double scale, double *loss_sum) {
         zero_prefetch(&g->zero, l);
         zero_wait(&g->zero, l);
         cf_moment begin = trace_begin(g, "block forward");
-        block_forward(g->blocks, l, g->x[l], g->x[l + 1], g->pass_Ts, g->pass_B);
+        block_forward(g->blocks, l, g->x[l], g->x[l + 1]);
         trace_end(g, "block forward", l, begin);
     }
     cf_moment begin = trace_begin(g, "head forward");
@@ -248,12 +242,12 @@ void gpt_backward(gpt *g, bool first, bool last) {
 
 void gpt_next_logits(gpt *g, int64_t t, int64_t b, float *out) {
     int64_t rows = g->vocabulary_rows, V = g->params.shape.V;
-    int64_t row = t * g->pass_B + b - first_token(g), all = g->split->size * g->pass_Ts * g->pass_B;
+    int64_t row = t * g->pass.B + b - first_token(g), all = g->split->size * g->pass.Ts * g->pass.B;
     if (row >= 0 && row < all)
         cf_copy(g->next + g->mesh->tp_group.rank * rows, g->logits + row * rows, rows * (int64_t)sizeof(real), g->context->stream);
     cf_fuse_run(g->gather_logits, g->next, 1, rows, NULL, NULL, -1);
     // The vocabulary's parts side by side or, with UP, the whole of it from the rank that has the position.
-    const real *found = g->next + (g->split->size == 1 ? t / g->pass_Ts * rows : 0);
+    const real *found = g->next + (g->split->size == 1 ? t / g->pass.Ts * rows : 0);
     real *logits = table_of(V, sizeof *logits);
     cf_copy(logits, found, V * (int64_t)sizeof *logits, g->context->stream);
     cf_stream_sync(g->context->stream);
@@ -329,7 +323,5 @@ void gpt_explain(const gpt *g, FILE *out) {
     zero_explain(&g->zero, out);
     fprintf(out, "  ");
     lookup_explain(&g->embedding, out);
-    block_explain(g->blocks, out);
-    fprintf(out, "  %-8s %s (%s)\n", params_name(WTE), gradient_place_name(g->head_place[1]),
-            gradient_place_name(g->head_place[0]));
+    zero_explain_places(&g->zero, out);
 }

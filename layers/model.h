@@ -20,28 +20,26 @@ typedef struct gpt {
     parameters params;
     const cf_group *split; // ranks that together hold one copy of the vocabulary
     zero_shards zero;
-    backward_pass pass;
-    int64_t T, B; // capacity
+    model_pass pass; // in progress
+    int64_t T, B;    // capacity
     int64_t vocabulary_first, vocabulary_rows,
         vocabulary_valid; // held here: from where, with padding, real ones
     block *blocks;        // all L share it
     lookup embedding;
     parallel_linear head;
-    gradient_place head_place[2]; // of wte's gradient: in the step's last micro-batch [1], in others [0]
-    real *prepared;               // of the head's weights
-    real **x;                     // [L + 1] (Ts, B, C): residual stream before each block and after the last
-    precise *mean, *rstd;         // (Ts, B) final layer norm
-    real *logits;                 // (R, vocabulary_rows), R = split · Ts · B; with a scale: their gradient
-    precise *stats;               // (split, R, 3)
-    precise *total;               // (R, 2)
-    precise *losses;              // (R)
-    real *dx;                     // (Ts, B, C)
-    real *next;                   // (tp, vocabulary_rows): logits of one position, for sampling
-    int32_t *inputs, *targets;    // (T, B)
+    real *prepared;            // of the head's weights
+    real **x;                  // [L + 1] (Ts, B, C): residual stream before each block and after the last
+    precise *mean, *rstd;      // (Ts, B) final layer norm
+    real *logits;              // (R, vocabulary_rows), R = split · Ts · B; with a scale: their gradient
+    precise *stats;            // (split, R, 3)
+    precise *total;            // (R, 2)
+    precise *losses;           // (R)
+    real *dx;                  // (Ts, B, C)
+    real *next;                // (tp, vocabulary_rows): logits of one position, for sampling
+    int32_t *inputs, *targets; // (T, B)
     cf_fuse *gather_stats, *gather_logits, *collect;
-    real *pieces;            // (split, COLLECT): pieces of a tensor that is written to a file
-    int64_t pass_Ts, pass_B; // of the pass in progress
-    bool looking;            // its lookup has begun
+    real *pieces; // (split, COLLECT): pieces of a tensor that is written to a file
+    bool looking; // the lookup of the pass has begun
     bool has_targets;
     cf_moment begun; // the pass, in the timeline
 } gpt;

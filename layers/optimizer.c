@@ -2,26 +2,17 @@
 // the ranks' sums, added in rank order.
 #include "optimizer.h"
 #include "../commfuse/die.h"
-#include "buffers.h"
 #include <math.h>
-#include <stdlib.h>
 
 // --- life ---
 
 void optimizer_create(zero_optimizer *o, gpt *model, overlap how) {
     parameters *p = &model->params;
-    int64_t owned = 0;
     *o = (zero_optimizer){
         .context = model->context, .mesh = model->mesh, .params = p, .zero = &model->zero, .embedding = &model->embedding};
-    o->bucket = calloc((size_t)p->buckets, sizeof *o->bucket);
-    if (!o->bucket) cf_die(NULL, "out of memory for %d buckets", p->buckets);
-    for (int i = 0; i < p->buckets; i++) {
-        o->bucket[i].state = owned;
-        owned += p->bucket[i].shard;
-    }
-    o->m = alloc_precise(owned, "optimizer state");
-    o->v = alloc_precise(owned, "optimizer state");
-    if (REAL_DTYPE != PRECISE_DTYPE) o->master = alloc_precise(owned, "master weights");
+    o->m = alloc_precise(p->owned, "optimizer state");
+    o->v = alloc_precise(p->owned, "optimizer state");
+    if (REAL_DTYPE != PRECISE_DTYPE) o->master = alloc_precise(p->owned, "master weights");
     o->squares = cf_alloc(SQUARES_SCRATCH * (int64_t)sizeof(double), "optimizer state");
     figures_create(&o->figures, model->context, &model->mesh->world_group, how);
 }
@@ -32,13 +23,12 @@ void optimizer_free(zero_optimizer *o) {
     cf_free(o->v);
     cf_free(o->master);
     cf_free(o->squares);
-    free(o->bucket);
 }
 
 void optimizer_start(zero_optimizer *o) {
     for (int i = 0; i < o->params->buckets && o->master; i++) {
         const param_bucket *b = &o->params->bucket[i];
-        adamw_master(o->master + o->bucket[i].state, o->params->weight + params_first_owned(b), b->shard, o->context->stream);
+        adamw_master(o->master + b->owned, o->params->weight + params_first_owned(b), b->shard, o->context->stream);
     }
 }
 
@@ -60,23 +50,22 @@ static int64_t decays_alike(const parameters *p, int64_t element, int64_t limit,
 // AdamW on this rank's shard of one bucket, unless that is done. Only matrices and embeddings decay.
 static void update(zero_optimizer *o, int i) {
     const param_bucket *b = &o->params->bucket[i];
-    optimizer_bucket *s = &o->bucket[i];
+    const precise *shard = o->zero->bucket[i].shard;
     cf_stream *stream = o->context->stream;
     int64_t first = params_first_owned(b), count = 0;
     adamw a = o->update;
     bool decays = false;
-    if (!s->shard) return;
+    if (!shard) return;
     cf_moment begin = cf_trace_begin(o->context->trace, CF_TRACE_COMPUTE, "update", stream);
     for (int64_t done = 0; done < b->shard; done += count) {
         count = decays_alike(o->params, first + done, b->shard - done, &decays);
         if (count == 0) break;
         a.weight_decay = decays ? o->update.weight_decay : 0;
-        int64_t at = s->state + done;
-        adamw_update(o->params->weight + first + done, o->master ? o->master + at : NULL, o->m + at, o->v + at, s->shard + done,
-                     count, a, stream);
+        int64_t at = b->owned + done;
+        adamw_update(o->params->weight + first + done, o->master ? o->master + at : NULL, o->m + at, o->v + at, shard + done, count,
+                     a, stream);
     }
     cf_trace_end(o->context->trace, CF_TRACE_COMPUTE, "update", b->layer, -1, begin, stream);
-    s->shard = NULL;
     zero_updated(o->zero, i);
 }
 
@@ -104,7 +93,6 @@ static void finish_reductions(zero_optimizer *o, double *sum) {
     for (int place = 0; place < p->buckets; place++) {
         int i = o->zero->backward[place];
         precise *shard = zero_finish_gradient(o->zero, i);
-        o->bucket[i].shard = shard;
         if (i == p->table) lookup_finish_delivery(o->embedding, shard);
         if (!whole) sum_of_squares(sum, o->squares, shard, p->bucket[i].shard, o->context->stream);
     }
@@ -128,7 +116,7 @@ const double *optimizer_reduce(zero_optimizer *o, const double *loss_sum, const 
 static double first_bad_tensor(zero_optimizer *o) {
     for (int i = 0; i < o->params->buckets; i++) {
         const param_bucket *b = &o->params->bucket[i];
-        int64_t at = first_nonfinite(o->bucket[i].shard, b->shard, o->context->stream), layer = 0, rest = 0;
+        int64_t at = first_nonfinite(o->zero->bucket[i].shard, b->shard, o->context->stream), layer = 0, rest = 0;
         int tensor = 0;
         if (at < 0) continue;
         if (params_find(o->params, params_first_owned(b) + at, &tensor, &layer, &rest)) return (double)(tensor + TENSORS * layer);
@@ -152,7 +140,7 @@ static void meet_nonfinite(zero_optimizer *o, step_result *r, bool may_skip) {
         r->nonfinite_rank = rank;
         snprintf(r->nonfinite, sizeof r->nonfinite, layered ? "%s of layer %d" : "%s", params_name(bad % TENSORS), bad / TENSORS);
     }
-    for (int i = 0; i < o->params->buckets; i++) o->bucket[i].shard = NULL;
+    for (int i = 0; i < o->params->buckets; i++) o->zero->bucket[i].shard = NULL;
     if (may_skip) return;
     if (r->nonfinite_rank >= 0)
         cf_die_together(hint, "step %d: loss %g, gradient norm %g: the gradient of %s on rank %d is not finite", o->context->step,

@@ -14,23 +14,17 @@
 
 CF_EXTERN_C_BEGIN
 
-typedef struct optimizer_bucket {
-    int64_t state;        // where the bucket's moments begin in m and v
-    const precise *shard; // (bucket's shard) the reduced gradient; NULL: it has been used
-} optimizer_bucket;
-
 typedef struct zero_optimizer {
     cf_context *context;
     const cf_mesh *mesh;
     parameters *params;
     zero_shards *zero;
     lookup *embedding;
-    optimizer_bucket *bucket; // [params->buckets]
-    adamw update;             // for shards that wait for it
-    precise *m, *v;           // (sum of this rank's shards) moments, bucket by bucket
-    precise *master;          // weights of this rank's shards where `real` is not precise; else NULL
-    double *squares;          // (SQUARES_SCRATCH)
-    double loss, norm2;       // of the step: sums over all ranks of losses and of squares of the gradient
+    adamw update;       // for shards that wait for it
+    precise *m, *v;     // (params->owned) moments of this rank's shards, bucket by bucket
+    precise *master;    // (params->owned) their weights where `real` is not precise; else NULL
+    double *squares;    // (SQUARES_SCRATCH)
+    double loss, norm2; // of the step: sums over all ranks of losses and of squares of the gradient
     rank_figures figures;
 } zero_optimizer;
 
@@ -64,6 +58,16 @@ void optimizer_wait_for_weights(zero_optimizer *o);
 
 // Calls visit for the operations that carry gradients, weights and figures.
 void optimizer_operations(zero_optimizer *o, visit_operation *visit, void *argument);
+// --dry-run: memory per purpose, every schedule of rank 0, and what a step posts.
+void dry_run(gpt *g, zero_optimizer *o, FILE *out);
+
+// Copies of the state that this rank owns (params.h), between two steps; not collective. And the way back, on any mesh: `read`
+// returns elements of the whole model; all weights that this rank holds are filled, owned or not.
+void state_create(rank_state *s, const zero_optimizer *o);
+void state_free(rank_state *s);
+void state_take(rank_state *s, const zero_optimizer *o);
+typedef void state_reader(void *argument, state_kind kind, int tensor, int64_t layer, int64_t first, int64_t count, precise *out);
+void state_give(zero_optimizer *o, state_reader *read, void *argument);
 
 CF_EXTERN_C_END
 #endif

@@ -6,14 +6,67 @@
 //     finish gather    wgrad of each input slice as it arrives  (hides what is left of both)
 //     finish backward  the last addition (with slices, this rank's slices' dgrad, onto what has arrived)
 #include "parallel_linear.h"
-#include "buffers.h"
 #include "elementwise.h"
 #include "linear.h"
 
+// --- gradients of weight matrices ---
+
+// Rows [first, first + rows) of the local matrix may be in several parts; those after the last part are padding.
+void weight_gradient_rows(void *argument, const cf_span *span, cf_stream *stream) {
+    const weight_gradient *g = (const weight_gradient *)argument;
+    for (int i = 0; i < span->blocks; i++) {
+        int64_t first = span->row + i * span->row_stride;
+        precise *dw = (precise *)(span->data + i * span->data_stride);
+        for (int part = 0; part < g->parts; part++) {
+            int64_t begin = larger(first, part * g->OC), end = smaller(first + span->rows, (part + 1) * g->OC);
+            if (begin < end)
+                linear_wgrad_rows(dw + (begin - first) * g->IC, g->dy[part] + begin - part * g->OC, g->OC, g->x[part], g->R, g->IC,
+                                  end - begin, g->to.add, stream);
+        }
+    }
+}
+
+void weight_gradient_compute(const model_pass *pass, int tensor, int layer, weight_gradient g) {
+    g.OC = params_local_rows(pass->params, tensor) / g.parts, g.IC = params_local_columns(pass->params, tensor);
+    g.to = params_matrix_grad(pass->params, tensor, layer, pass->first);
+    cf_span all = {.rows = g.parts * g.OC, .blocks = 1, .data = (char *)g.to.at};
+    if (zero_place(pass->zero, tensor, layer, pass->last) == GRADIENT_OWNERS)
+        zero_compute(pass->zero, tensor, layer, weight_gradient_rows, &g);
+    else
+        weight_gradient_rows(&g, &all, pass->context->stream);
+}
+
+static gradient_place place_of(const parallel_linear *l, int layer) {
+    return zero_place(l->pass->zero, l->w, layer, l->pass->last);
+}
+
+static matrix_gradient gradient_by_slices(const parallel_linear *l, int layer) {
+    if (place_of(l, layer) != GRADIENT_BY_SLICES) return (matrix_gradient){0};
+    return params_matrix_grad(l->pass->params, l->w, layer, l->pass->first);
+}
+
+// arrived: the operation that has brought a factor. Where its slices were too thin to compute the gradient then, the tuner is
+// to see what that costs.
+static void whole_gradient(const parallel_linear *l, int layer, cf_fuse *arrived, const real *dy, const real *x) {
+    weight_gradient g = {.dy = &dy, .x = &x, .R = l->group->size * l->pass->Ts * l->pass->B, .parts = 1};
+    weight_gradient_compute(l->pass, l->w, layer, g);
+    if (arrived && place_of(l, layer) == GRADIENT_NOW) cf_fuse_include(arrived);
+}
+
+static void bias_gradient(const parallel_linear *l, int layer, const real *dy, int64_t rows) {
+    if (l->bias >= 0) linear_bias_grad(params_grad(l->pass->params, l->bias, layer), dy, rows, l->OC, l->pass->context->stream);
+}
+
 // --- life ---
 
-static parallel_linear without_operations(cf_context *context, const cf_group *group, int64_t IC, int64_t OC, real *prepared) {
-    return (parallel_linear){.context = context, .group = group, .IC = IC, .OC = OC, .prepared = prepared};
+static parallel_linear without_operations(const model_pass *pass, const cf_group *group, int w, int bias, real *prepared) {
+    return (parallel_linear){.pass = pass,
+                             .group = group,
+                             .w = w,
+                             .bias = bias,
+                             .IC = params_local_columns(pass->params, w),
+                             .OC = params_local_rows(pass->params, w),
+                             .prepared = prepared};
 }
 
 static cf_fuse *plan(const parallel_linear *l, const char *name, cf_operation operation, int64_t capacity, overlap how,
@@ -22,21 +75,21 @@ static cf_fuse *plan(const parallel_linear *l, const char *name, cf_operation op
     cf_fuse_plan p =
         overlap_plan(how, name, l->group, operation, sums ? CF_COMPUTE_BEFORE : CF_COMPUTE_AFTER, REAL_DTYPE, capacity);
     p.flops = flops, p.early = early, p.folds = sums;
-    return cf_fuse_create(l->context, p);
+    return cf_fuse_create(l->pass->context, p);
 }
 
-void column_create(parallel_linear *l, cf_context *context, const cf_group *group, const char *name, int64_t capacity, int64_t IC,
-                   int64_t OC, overlap how, bool gathers, real *prepared) {
-    double flops = 2.0 * (double)(group->size * capacity * OC);
-    *l = without_operations(context, group, IC, OC, prepared);
+void column_create(parallel_linear *l, const model_pass *pass, const cf_group *group, const char *name, int w, int bias,
+                   int64_t capacity, overlap how, bool gathers, real *prepared) {
+    *l = without_operations(pass, group, w, bias, prepared);
+    double flops = 2.0 * (double)(group->size * capacity * l->OC);
     l->forward = plan(l, name, CF_ALLGATHER, capacity, how, flops, false);
     if (gathers) l->gather = plan(l, name, CF_ALLGATHER, capacity, how, flops, true);
     l->backward = plan(l, name, CF_REDUCE_SCATTER, capacity, how, flops, true);
 }
 
-void row_create(parallel_linear *l, cf_context *context, const cf_group *group, const char *name, int64_t capacity, int64_t IC,
-                int64_t OC, overlap how, double forward_flops, double backward_flops, real *prepared) {
-    *l = without_operations(context, group, IC, OC, prepared);
+void row_create(parallel_linear *l, const model_pass *pass, const cf_group *group, const char *name, int w, int bias,
+                int64_t capacity, overlap how, double forward_flops, double backward_flops, real *prepared) {
+    *l = without_operations(pass, group, w, bias, prepared);
     l->forward = plan(l, name, CF_REDUCE_SCATTER, capacity, how, forward_flops, false);
     l->backward = plan(l, name, CF_ALLGATHER, capacity, how, backward_flops, false);
 }
@@ -47,16 +100,23 @@ void parallel_linear_free(parallel_linear *l) {
     cf_fuse_free(l->backward);
 }
 
-real *linear_own_shard(const parallel_linear *l, real *full, int64_t Ts, int64_t B, int64_t columns) {
-    return full + l->group->rank * Ts * B * columns;
+void linear_place_gradients(const parallel_linear *l, bool may_wait) {
+    const bool sums = cf_fuse_get_plan(l->backward)->operation == CF_REDUCE_SCATTER;
+    const cf_fuse *arrives = sums ? l->gather : l->backward; // of the two factors, the one that travels
+    int64_t rows = arrives ? cf_fuse_get_plan(arrives)->capacity / l->pass->params->shape.C : 0;
+    zero_place_gradient(l->pass->zero, l->w, arrives, rows, may_wait);
+}
+
+real *linear_own_shard(const parallel_linear *l, real *full, int64_t columns) {
+    return full + l->group->rank * l->pass->Ts * l->pass->B * columns;
 }
 
 // --- what is computed for a span ---
 
 // Rows that travel are at span->data, `columns` wide; the others are those of the whole.
 static linear_rows rows_of(const linear_job *j, const cf_span *span, int64_t columns) {
-    int64_t travel = span->data_stride / (columns * (int64_t)sizeof(real)), stay = span->row_stride * j->B;
-    linear_rows r = {.blocks = span->blocks, .rows = span->rows * j->B, .in = stay, .out = travel};
+    int64_t travel = span->data_stride / (columns * (int64_t)sizeof(real)), stay = span->row_stride * j->layer->pass->B;
+    linear_rows r = {.blocks = span->blocks, .rows = span->rows * j->layer->pass->B, .in = stay, .out = travel};
     if (span->side == CF_COMPUTE_AFTER) r.in = travel, r.out = stay;
     return r;
 }
@@ -64,7 +124,7 @@ static linear_rows rows_of(const linear_job *j, const cf_span *span, int64_t col
 static void column_forward_rows(void *argument, const cf_span *span, cf_stream *stream) {
     const linear_job *j = (const linear_job *)argument;
     const parallel_linear *l = j->layer;
-    int64_t first = span->row * j->B * l->OC;
+    int64_t first = span->row * j->layer->pass->B * l->OC;
     const real *x = (const real *)span->data;
     linear_rows r = rows_of(j, span, l->IC);
     if (j->activated)
@@ -82,14 +142,14 @@ static void add_weight_gradient(linear_job *j, const real *dy, const real *x, in
 static void column_wgrad_rows(void *argument, const cf_span *span, cf_stream *stream) {
     linear_job *j = (linear_job *)argument;
     for (int i = 0; i < span->blocks; i++)
-        add_weight_gradient(j, j->in + (span->row + i * span->row_stride) * j->B * j->layer->OC,
-                            (const real *)(span->data + i * span->data_stride), span->rows * j->B, stream);
+        add_weight_gradient(j, j->in + (span->row + i * span->row_stride) * j->layer->pass->B * j->layer->OC,
+                            (const real *)(span->data + i * span->data_stride), span->rows * j->layer->pass->B, stream);
 }
 
 static void column_dgrad_rows(void *argument, const cf_span *span, cf_stream *stream) {
     const linear_job *j = (const linear_job *)argument;
     const parallel_linear *l = j->layer;
-    const real *dy = j->in + span->row * j->B * l->OC;
+    const real *dy = j->in + span->row * j->layer->pass->B * l->OC;
     real *dx = (real *)span->data;
     linear_rows r = rows_of(j, span, l->IC);
     if (!span->accumulate) linear_dgrad_blocks(dx, dy, l->ready, r, l->IC, l->OC, stream);
@@ -100,7 +160,7 @@ static void column_dgrad_rows(void *argument, const cf_span *span, cf_stream *st
 static void row_forward_rows(void *argument, const cf_span *span, cf_stream *stream) {
     const linear_job *j = (const linear_job *)argument;
     const parallel_linear *l = j->layer;
-    const real *x = j->in + span->row * j->B * l->IC;
+    const real *x = j->in + span->row * j->layer->pass->B * l->IC;
     real *out = (real *)span->data;
     linear_rows r = rows_of(j, span, l->OC);
     for (int i = 0; j->rows && i < span->blocks; i++) j->rows(j->argument, span->row + i * span->row_stride, span->rows);
@@ -113,7 +173,7 @@ static void row_backward_rows(void *argument, const cf_span *span, cf_stream *st
     linear_job *j = (linear_job *)argument;
     const parallel_linear *l = j->layer;
     const real *dy = (const real *)span->data;
-    int64_t first = span->row * j->B * l->IC;
+    int64_t first = span->row * j->layer->pass->B * l->IC;
     linear_rows r = rows_of(j, span, l->OC);
     if (j->pre)
         linear_dgrad_gelu_blocks(j->out + first, dy, l->ready, j->pre + first, r, l->IC, l->OC, stream);
@@ -127,53 +187,74 @@ static void row_backward_rows(void *argument, const cf_span *span, cf_stream *st
 
 // --- the column-parallel layer ---
 
-void column_forward(parallel_linear *l, real *out, real *activated, real *x, const real *w, const real *bias, int64_t Ts, int64_t B,
-                    int layer) {
-    linear_job j = {.layer = l, .B = B, .out = out, .activated = activated, .bias = bias};
-    cf_fuse_begin(l->forward, x, Ts, B * l->IC, column_forward_rows, &j, layer);
-    l->ready = linear_prepare_forward(l->prepared, w, l->IC, l->OC,
-                                      l->context->stream); // during the first transfers
+void column_forward(parallel_linear *l, int layer, real *out, real *activated, real *x) {
+    const model_pass *pass = l->pass;
+    linear_job j = {.layer = l, .out = out, .activated = activated};
+    if (l->bias >= 0) j.bias = params_weight(pass->params, l->bias, layer);
+    cf_fuse_begin(l->forward, x, pass->Ts, pass->B * l->IC, column_forward_rows, &j, layer);
+    const real *w = params_weight(pass->params, l->w, layer);
+    l->ready = linear_prepare_forward(l->prepared, w, l->IC, l->OC, pass->context->stream); // during the first transfers
     cf_fuse_finish(l->forward);
 }
 
-void column_begin_gather(parallel_linear *l, real *x, const real *dy, matrix_gradient dw, int64_t Ts, int64_t B, int layer) {
-    l->gather_job = (linear_job){.layer = l, .B = B, .in = dy, .dw = dw};
-    cf_fuse_begin(l->gather, x, Ts, B * l->IC, column_wgrad_rows, &l->gather_job, layer);
+void column_begin_gather(parallel_linear *l, int layer, real *x, const real *dy) {
+    l->gather_job = (linear_job){.layer = l, .in = dy, .dw = gradient_by_slices(l, layer)};
+    cf_fuse_begin(l->gather, x, l->pass->Ts, l->pass->B * l->IC, column_wgrad_rows, &l->gather_job, layer);
     l->gathering = true;
 }
 
-void column_finish_gather(parallel_linear *l) {
+static void finish_gather(parallel_linear *l) {
     if (l->gathering) cf_fuse_finish(l->gather);
     l->gathering = false;
 }
 
-void column_begin_backward(parallel_linear *l, real *dx, const real *dy, const real *w, int64_t Ts, int64_t B, int layer) {
-    l->ready = linear_prepare_dgrad(l->prepared, w, l->IC, l->OC, l->context->stream);
-    l->backward_job = (linear_job){.layer = l, .B = B, .in = dy};
-    cf_fuse_begin(l->backward, dx, Ts, B * l->IC, column_dgrad_rows, &l->backward_job, layer);
+void column_gradient(parallel_linear *l, int layer, const real *dy, const real *x) {
+    finish_gather(l);
+    whole_gradient(l, layer, l->gather, dy, x);
 }
 
-real *column_finish_backward(parallel_linear *l) {
+bool column_owes_gradient(const parallel_linear *l, int layer) {
+    return place_of(l, layer) == GRADIENT_LATER || place_of(l, layer) == GRADIENT_OWNERS;
+}
+
+real *column_backward(parallel_linear *l, int layer, real *dx, const real *dy, const real *x) {
+    const model_pass *pass = l->pass;
+    const real *w = params_weight(pass->params, l->w, layer);
+    bias_gradient(l, layer, dy, l->group->size * pass->Ts * pass->B);
+    l->ready = linear_prepare_dgrad(l->prepared, w, l->IC, l->OC, pass->context->stream);
+    l->backward_job = (linear_job){.layer = l, .in = dy};
+    cf_fuse_begin(l->backward, dx, pass->Ts, pass->B * l->IC, column_dgrad_rows, &l->backward_job, layer);
+    if (place_of(l, layer) == GRADIENT_BY_SLICES) finish_gather(l);
+    if (place_of(l, layer) == GRADIENT_NOW) column_gradient(l, layer, dy, x);
     return (real *)cf_fuse_finish(l->backward);
 }
 
 // --- the row-parallel layer ---
 
-const real *row_forward(parallel_linear *l, real *out, const real *x, const real *w, int64_t Ts, int64_t B, int layer,
-                        time_steps *rows, void *argument) {
-    linear_job j = {.layer = l, .B = B, .in = x, .rows = rows, .argument = argument};
-    l->ready = linear_prepare_forward(l->prepared, w, l->IC, l->OC, l->context->stream);
-    cf_fuse_begin(l->forward, out, Ts, B * l->OC, row_forward_rows, &j, layer);
+const real *row_forward(parallel_linear *l, int layer, real *out, const real *x, time_steps *rows, void *argument) {
+    const model_pass *pass = l->pass;
+    const real *w = params_weight(pass->params, l->w, layer);
+    linear_job j = {.layer = l, .in = x, .rows = rows, .argument = argument};
+    l->ready = linear_prepare_forward(l->prepared, w, l->IC, l->OC, pass->context->stream);
+    cf_fuse_begin(l->forward, out, pass->Ts, pass->B * l->OC, row_forward_rows, &j, layer);
     return (const real *)cf_fuse_finish(l->forward);
 }
 
-void row_begin_backward(parallel_linear *l, real *dx, real *dy, linear_job job, int64_t Ts, int64_t B, int layer) {
+void row_begin_backward(parallel_linear *l, int layer, real *dx, real *shard, real *whole, linear_job job) {
+    const model_pass *pass = l->pass;
+    int64_t rows = pass->Ts * pass->B;
+    real *dy = l->group->size == 1 ? shard : whole;
+    // The bias is added to the sum, so that its gradient is of this rank's shard.
+    bias_gradient(l, layer, shard, rows);
+    if (dy != shard) cf_copy(linear_own_shard(l, dy, l->OC), shard, rows * l->OC * (int64_t)sizeof(real), pass->context->stream);
+    job.layer = l, job.out = dx, job.dy = dy, job.dw = gradient_by_slices(l, layer);
     l->backward_job = job;
-    l->backward_job.layer = l, l->backward_job.B = B, l->backward_job.out = dx;
-    cf_fuse_begin(l->backward, dy, Ts, B * l->OC, row_backward_rows, &l->backward_job, layer);
+    cf_fuse_begin(l->backward, dy, pass->Ts, pass->B * l->OC, row_backward_rows, &l->backward_job, layer);
 }
 
-void row_finish_backward(parallel_linear *l, const real *w) {
-    l->ready = linear_prepare_dgrad(l->prepared, w, l->IC, l->OC, l->context->stream); // during the first transfers
+void row_finish_backward(parallel_linear *l, int layer) {
+    const real *w = params_weight(l->pass->params, l->w, layer);
+    l->ready = linear_prepare_dgrad(l->prepared, w, l->IC, l->OC, l->pass->context->stream); // during the first transfers
     cf_fuse_finish(l->backward);
+    if (place_of(l, layer) != GRADIENT_BY_SLICES) whole_gradient(l, layer, l->backward, l->backward_job.dy, l->backward_job.x);
 }

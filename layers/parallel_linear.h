@@ -6,34 +6,63 @@
 //
 // The transformer's pairs are QKV and the projection, the MLP's two layers; the head is a column_* alone. On one rank nothing
 // travels, and the same calls are plain linear layers.
+//
+// Gradients of weights are computed where zero.h says. If a matrix is a bucket by itself (params.h), the last micro-batch may
+// compute its gradient owner by owner, inside a reduce-scatter, this rank's rows last; otherwise it is added up in place.
 #ifndef PARALLEL_LINEAR_H
 #define PARALLEL_LINEAR_H
 
-#include "weight_gradient.h"
+#include "zero.h"
 
 CF_EXTERN_C_BEGIN
+
+// The micro-batch in progress.
+typedef struct model_pass {
+    cf_context *context;
+    const parameters *params;
+    zero_shards *zero;
+    int64_t Ts, B; // rows of time of a shard, sequences
+    bool first;    // backward: it begins the gradients
+    bool last;     // it completes them
+} model_pass;
+
+// --- gradients of weight matrices ---
+
+// Of a local matrix of `parts` parts: of part i (OC, IC) it is dy[i]ᵀ · x[i], dy[i] (R, OC), x[i] (R, IC).
+typedef struct weight_gradient {
+    const real *const *dy, *const *x; // [parts]
+    int64_t R, OC, IC;
+    int parts;
+    matrix_gradient to;
+} weight_gradient;
+// Computes it, in place or with GRADIENT_OWNERS inside its reduce-scatter; fills OC, IC and to.
+void weight_gradient_compute(const model_pass *pass, int tensor, int layer, weight_gradient g);
+// The rows of a span of it (argument: a weight_gradient), with data at span->data.
+void weight_gradient_rows(void *argument, const cf_span *span, cf_stream *stream);
+
+// --- the layers ---
 
 // Time steps [t0, t0 + n) of the whole sequence are about to be read, or have been written.
 typedef void time_steps(void *argument, int64_t t0, int64_t n);
 
-// The product of an operation in progress; w is made ready during the first transfers.
+// The product of an operation in progress. w is made ready during the first transfers.
 typedef struct linear_job {
     const struct parallel_linear *layer;
-    int64_t B;
     const real *in;     // the factor that does not travel
     real *out;          // the result, where it does not travel
     const real *bias;   // (OC) or NULL
     real *activated;    // column forward: (T·B, OC) GELU of out; NULL: not computed
     const real *pre;    // row backward: (T·B, IC) GELU's input, where x is its output; else NULL
-    const real *x;      // row backward: (T·B, IC) for the weight gradient
+    const real *dy, *x; // row backward: (T·B, OC), (T·B, IC) for the weight gradient
     matrix_gradient dw; // added to slice by slice; at NULL: computed elsewhere
     time_steps *rows;   // row layers: computes x, or goes on with dx; NULL: nothing to do
     void *argument;     // of rows
 } linear_job;
 
 typedef struct parallel_linear {
-    cf_context *context;
+    const model_pass *pass;
     const cf_group *group;
+    int w, bias; // tensors; bias −1: none, or added elsewhere
     cf_fuse *forward, *backward;
     cf_fuse *gather;                     // column: of the saved input; NULL if that is still there in backward (the head)
     int64_t IC, OC;                      // of this rank's part of w (OC, IC)
@@ -44,36 +73,36 @@ typedef struct parallel_linear {
 } parallel_linear;
 
 // capacity: elements of a shard of what travels. flops: of what is computed besides the products.
-void column_create(parallel_linear *l, cf_context *context, const cf_group *group, const char *name, int64_t capacity, int64_t IC,
-                   int64_t OC, overlap how, bool gathers, real *prepared);
-void row_create(parallel_linear *l, cf_context *context, const cf_group *group, const char *name, int64_t capacity, int64_t IC,
-                int64_t OC, overlap how, double forward_flops, double backward_flops, real *prepared);
+void column_create(parallel_linear *l, const model_pass *pass, const cf_group *group, const char *name, int w, int bias,
+                   int64_t capacity, overlap how, bool gathers, real *prepared);
+void row_create(parallel_linear *l, const model_pass *pass, const cf_group *group, const char *name, int w, int bias,
+                int64_t capacity, overlap how, double forward_flops, double backward_flops, real *prepared);
 void parallel_linear_free(parallel_linear *l);
+// Has zero.h decide where its weight gradients are computed. may_wait: in the first layer nothing of it waits for them.
+void linear_place_gradients(const parallel_linear *l, bool may_wait);
 
 // The place of this rank's shard in a whole (T, B, columns) buffer.
-real *linear_own_shard(const parallel_linear *l, real *full, int64_t Ts, int64_t B, int64_t columns);
+real *linear_own_shard(const parallel_linear *l, real *full, int64_t columns);
 
 // out (T·B, OC) = x · wᵀ + bias. x (T, B, IC): this rank's shard is in place. activated (T·B, OC): GELU of out, or NULL.
-void column_forward(parallel_linear *l, real *out, real *activated, real *x, const real *w, const real *bias, int64_t Ts, int64_t B,
-                    int layer);
+void column_forward(parallel_linear *l, int layer, real *out, real *activated, real *x);
 // Gathers the saved input x as column_forward did, for the weight gradient dyᵀ · x. This depends on nothing that backward
-// computes, so it may begin as soon as x is free. dw.at not NULL: dw is computed as slices arrive, by column_finish_gather(),
-// from the dy (T·B, OC) that is there by then.
-void column_begin_gather(parallel_linear *l, real *x, const real *dy, matrix_gradient dw, int64_t Ts, int64_t B, int layer);
-void column_finish_gather(parallel_linear *l);
-// Begins dx = dy · w, dx (T, B, IC) scratch; finish returns this rank's shard of the sum, valid until the next run. What is
-// computed in between hides the transfers.
-void column_begin_backward(parallel_linear *l, real *dx, const real *dy, const real *w, int64_t Ts, int64_t B, int layer);
-real *column_finish_backward(parallel_linear *l);
+// computes, so it may begin as soon as x is free. dy (T·B, OC): is there when column_backward is called.
+void column_begin_gather(parallel_linear *l, int layer, real *x, const real *dy);
+// Returns this rank's shard of dy · w, valid until the next run; dx (T, B, IC) scratch. x: as gathered, or whole. Computes the
+// gradients of bias and weights, unless column_gradient() must follow: then column_owes_gradient().
+real *column_backward(parallel_linear *l, int layer, real *dx, const real *dy, const real *x);
+bool column_owes_gradient(const parallel_linear *l, int layer);
+void column_gradient(parallel_linear *l, int layer, const real *dy, const real *x);
 
 // Returns this rank's shard (Ts, B, OC) of x · wᵀ, x (T·B, IC), valid until the next run. out (T, B, OC): scratch.
 // rows(argument, …) computes these rows of x first; NULL: x is there.
-const real *row_forward(parallel_linear *l, real *out, const real *x, const real *w, int64_t Ts, int64_t B, int layer,
-                        time_steps *rows, void *argument);
-// dx (T·B, IC) = gathered dy · w, dy (T, B, OC) with this rank's shard in place. job: x, and those of pre, dw, rows and
-// argument that are wanted. rows are called when those of dx are there, then dw is added to.
-void row_begin_backward(parallel_linear *l, real *dx, real *dy, linear_job job, int64_t Ts, int64_t B, int layer);
-void row_finish_backward(parallel_linear *l, const real *w);
+const real *row_forward(parallel_linear *l, int layer, real *out, const real *x, time_steps *rows, void *argument);
+// dx (T·B, IC) = gathered dy · w, and the gradients of bias and weights. shard (Ts, B, OC) of dy; whole (T, B, OC): where it is
+// gathered, not used on one rank, where shard must not change before the end. job: x, and those of pre, rows and argument that
+// are wanted. rows are called when those of dx are there, then their part of the weight gradient is computed.
+void row_begin_backward(parallel_linear *l, int layer, real *dx, real *shard, real *whole, linear_job job);
+void row_finish_backward(parallel_linear *l, int layer);
 
 CF_EXTERN_C_END
 #endif

@@ -263,6 +263,7 @@ static void lay_bucket(parameters *p, const cf_mesh *mesh, bucket_kind which, co
     b->shard = ceil_div(ceil_div(p->elements - b->first, b->row), group->size) * b->row;
     if (tensor < 0) b->shard = round_up(b->shard, PACK);
     b->count = b->shard * group->size;
+    b->owned = p->owned, p->owned += b->shard;
     p->elements = b->first + b->count;
     p->buckets++;
 }

@@ -46,6 +46,7 @@ typedef struct param_bucket {
     int64_t first, count;  // local elements, count a multiple of group->size
     int64_t shard;         // count / group->size; member i owns [first + i · shard, …+ shard)
     int64_t row;           // elements of a row; the shard is a multiple of it. 1: several tensors
+    int64_t owned;         // elements that this rank owns in the buckets before
 } param_bucket;
 
 typedef struct param_tensor { // of one layer: where its local part is
@@ -60,6 +61,7 @@ typedef struct parameters {
     int ways;             // over how many ranks matrices and vocabulary are split: tp or, with UP, 1
     int parts;            // of the attention's matrices, held one after another: 1 or, with UP, tp
     int64_t elements;     // of this rank, padding included
+    int64_t owned;        // of these by this rank: all its shards
     real *weight;         // (elements)
     precise *grad;        // (elements)
     param_tensor *placed; // all tensors of all layers, in memory order

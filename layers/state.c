@@ -1,15 +1,9 @@
-// See state.h. The copy has the order of the optimizer's own state, bucket by bucket, so that moments and masters
+// See optimizer.h. The copy has the order of the optimizer's own state, bucket by bucket, so that moments and masters
 // are copied in one piece.
-#include "state.h"
+#include "optimizer.h"
 #include "../commfuse/die.h"
 #include <stdlib.h>
 #include <string.h>
-
-static int64_t owned_elements(const zero_optimizer *o) {
-    int64_t owned = 0;
-    for (int i = 0; i < o->params->buckets; i++) owned += o->params->bucket[i].shard;
-    return owned;
-}
 
 // The runs of the shards that this rank owns. Returns how many; run may be NULL.
 static int64_t list_runs(const zero_optimizer *o, state_run *run) {
@@ -21,7 +15,7 @@ static int64_t list_runs(const zero_optimizer *o, state_run *run) {
             bool real_elements = params_locate(o->params, params_first_owned(b) + done, &place);
             if (place.count > b->shard - done) place.count = b->shard - done;
             if (!real_elements) continue;
-            if (run) run[runs] = (state_run){place.tensor, place.layer, place.whole, place.count, o->bucket[i].state + done};
+            if (run) run[runs] = (state_run){place.tensor, place.layer, place.whole, place.count, b->owned + done};
             runs++;
         }
     }
@@ -29,7 +23,7 @@ static int64_t list_runs(const zero_optimizer *o, state_run *run) {
 }
 
 void state_create(rank_state *s, const zero_optimizer *o) {
-    *s = (rank_state){.elements = owned_elements(o), .runs = list_runs(o, NULL)};
+    *s = (rank_state){.elements = o->params->owned, .runs = list_runs(o, NULL)};
     s->run = malloc((size_t)(s->runs + 1) * sizeof *s->run);
     bool room = s->run != NULL;
     for (int kind = 0; kind < STATE_KINDS; kind++) {
@@ -57,8 +51,7 @@ static void take_weights(rank_state *s, const zero_optimizer *o) {
     }
     for (int i = 0; i < o->params->buckets; i++) {
         const param_bucket *b = &o->params->bucket[i];
-        cf_copy(s->value[STATE_WEIGHT] + o->bucket[i].state, o->params->weight + params_first_owned(b), b->shard * size,
-                o->context->stream);
+        cf_copy(s->value[STATE_WEIGHT] + b->owned, o->params->weight + params_first_owned(b), b->shard * size, o->context->stream);
     }
 }
 

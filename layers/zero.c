@@ -1,13 +1,12 @@
 // See zero.h.
 #include "zero.h"
 #include "../commfuse/die.h"
-#include "buffers.h"
 #include "linear.h"
 #include <stdlib.h>
 
 enum { LAYERS_AHEAD = 4 }; // at most: whose weights are on their way while a layer is computed
 
-static const int matrices[] = {QKVW, ATTPROJW, FCW, FCPROJW};
+static const int matrices[] = {QKVW, ATTPROJW, FCW, FCPROJW, WTE}; // the last one is not of a layer
 
 // --- life ---
 
@@ -22,7 +21,7 @@ static bool alike(const zero_shards *z, int i, int j) {
 // table's only if the lookup's part goes another way. Pieces of a product take longer than all of it. So mode auto does it only
 // where what backward still computes after the bucket, which is the matrices before it, is shorter than the transfers that are
 // left, its own and theirs: of the last buckets or, on a slow link, of all.
-static void place_gradients(zero_shards *z, int64_t rows, cf_mode mode) {
+static void fuse_gradients(zero_shards *z, int64_t rows, cf_mode mode) {
     const parameters *p = z->params;
     const cf_costs *costs = z->context->transport ? &z->context->transport->costs : NULL;
     double computed_s = 0, sent_s = 0; // from this bucket's gradient on
@@ -101,10 +100,12 @@ void zero_create(zero_shards *z, cf_context *context, parameters *p, bool rows_t
     z->bucket = calloc((size_t)p->buckets, sizeof *z->bucket);
     z->forward = calloc((size_t)p->buckets, sizeof *z->forward);
     z->backward = calloc((size_t)p->buckets, sizeof *z->backward);
-    if (!z->bucket || !z->forward || !z->backward) cf_die(NULL, "out of memory for %d buckets", p->buckets);
+    z->place = calloc((size_t)(TENSORS * p->shape.L), sizeof *z->place);
+    if (!z->bucket || !z->forward || !z->backward || !z->place) cf_die(NULL, "out of memory for %d buckets", p->buckets);
     order_buckets(z);
-    place_gradients(z, rows, how.mode);
+    fuse_gradients(z, rows, how.mode);
     for (int i = 0; i < p->buckets; i++) create_bucket(z, i, rows, how);
+    for (int i = 0; i < 5; i++) zero_place_gradient(z, matrices[i], NULL, 0, false);
 }
 
 void zero_free(zero_shards *z) {
@@ -113,6 +114,7 @@ void zero_free(zero_shards *z) {
         cf_fuse_free(z->bucket[i].gather);
     }
     free(z->bucket);
+    free(z->place);
     free(z->forward);
     free(z->backward);
 }
@@ -168,6 +170,7 @@ void zero_begin_update(zero_shards *z) {
 }
 
 void zero_updated(zero_shards *z, int bucket) {
+    z->bucket[bucket].shard = NULL;
     z->bucket[bucket].weights = z->bucket[bucket].gather ? WEIGHTS_OWN : WEIGHTS_HERE;
 }
 
@@ -178,6 +181,32 @@ void zero_send_first(zero_shards *z, int bucket) {
 void zero_wait_for_everything(zero_shards *z) {
     zero_prefetch(z, z->params->shape.L);
     for (int i = 0; i < z->params->buckets; i++) finish_gather(z, z->forward[i]);
+}
+
+// --- where gradients are computed ---
+
+// Are the arriving slices large enough to add to a gradient one by one?
+static bool slices_pay(const cf_fuse *arrive, int64_t rows) {
+    const cf_fuse_plan *plan = cf_fuse_get_plan(arrive);
+    if (plan->group->size == 1 || plan->mode == CF_MODE_NONE) return true; // there is one, which is all
+    return rows / cf_fuse_schedule(arrive)->slices >= linear_wgrad_depth_min();
+}
+
+void zero_place_gradient(zero_shards *z, int tensor, const cf_fuse *arrive, int64_t rows, bool may_wait) {
+    const parameters *p = z->params;
+    for (int64_t layer = 0; layer < params_layers(&p->shape, tensor); layer++) {
+        int bucket = params_own_bucket(p, tensor, layer);
+        bool others_wait = bucket < 0 && p->bucket[params_bucket_of(p, tensor, layer)].group->size > 1; // to travel with it
+        gradient_place *place = z->place[layer * TENSORS + tensor];
+        place[0] = may_wait && layer == 0 && !others_wait ? GRADIENT_LATER
+                   : arrive && slices_pay(arrive, rows)   ? GRADIENT_BY_SLICES
+                                                          : GRADIENT_NOW;
+        place[1] = bucket >= 0 && z->bucket[bucket].fused ? GRADIENT_OWNERS : place[0];
+    }
+}
+
+gradient_place zero_place(const zero_shards *z, int tensor, int64_t layer, bool last) {
+    return z->place[larger(layer, 0) * TENSORS + tensor][last];
 }
 
 // --- gradients ---
@@ -196,11 +225,6 @@ static void begin_reduce(zero_shards *z, int i, cf_compute *wgrad, void *job) {
         if (z->bucket[j].reduce == s->reduce && z->bucket[j].gradient == GRADIENT_LEAVING) finish_reduce(z, j);
     if (s->reduce) cf_fuse_begin(s->reduce, z->params->grad + b->first, b->shard / b->row, b->row, wgrad, job, b->layer);
     s->gradient = GRADIENT_LEAVING;
-}
-
-bool zero_fuses(const zero_shards *z, int tensor, int64_t layer) {
-    int bucket = params_own_bucket(z->params, tensor, layer);
-    return bucket >= 0 && z->bucket[bucket].fused;
 }
 
 void zero_compute(zero_shards *z, int tensor, int64_t layer, cf_compute *wgrad, void *job) {
@@ -291,4 +315,20 @@ void zero_explain(const zero_shards *z, FILE *out) {
                     (long long)linear_wgrad_rows_min(params_local_columns(p, matrices[i])), b->group->size);
     }
     for (int i = p->table; i < p->buckets; i++) explain_bucket(z, i, out);
+}
+
+void zero_explain_places(const zero_shards *z, FILE *out) {
+    static const char *const names[] = {"when both factors are here", "as slices arrive", "at the end of the layer",
+                                        "owner by owner, inside its reduce-scatter"};
+    fprintf(out, "Weight gradients of the last micro-batch (and of those before it) are computed\n");
+    for (int i = 0; i < 5; i++) {
+        const int64_t layers = params_layers(&z->params->shape, matrices[i]);
+        for (int64_t l = 0; l < layers; l++) {
+            const gradient_place *place = z->place[l * TENSORS + matrices[i]];
+            if (l > 0 && memcmp(place, place - 2 * TENSORS, 2 * sizeof *place) == 0) continue;
+            fprintf(out, "  %-8s ", params_name(matrices[i]));
+            if (matrices[i] != WTE) fprintf(out, "from layer %lld on: ", (long long)l);
+            fprintf(out, "%s (%s)\n", names[place[1]], names[place[0]]);
+        }
+    }
 }

@@ -3,7 +3,7 @@
 // Products have small integers in them, so the result is exact and compared without tolerance.
 #include "kernel_testing.h"
 #include "../death.h"
-#include "layers/weight_gradient.h"
+#include "layers/parallel_linear.h"
 #include "layers/gemm.h"
 #include "layers/linear.h"
 
@@ -176,7 +176,7 @@ static void some_rows_of_the_weight_gradient(void **state) {
     }
 }
 
-// --- the weight gradient of a matrix in parts (weight_gradient.h) ---
+// --- the weight gradient of a matrix in parts (parallel_linear.h) ---
 
 enum { PART_ROWS = 7 };
 
@@ -226,13 +226,13 @@ static void assert_product(const product *q, const real *gradient) {
 
 // A matrix with a bucket of its own overwrites what is there before the step's first micro-batch; others share a bucket,
 // which is zero when a step begins.
-static void check_in_place(const backward_pass *pass, const parameters *p, int tensor, bool add) {
+static void check_in_place(const model_pass *pass, const parameters *p, int tensor, bool add) {
     product q;
     make_product(&q, p, tensor, add);
     int64_t count = 2 * q.g.OC * q.g.IC;
     real *gradient = params_grad(p, tensor, 1), *around = copy_buffer(p->grad, p->elements);
     cf_copy(gradient, q.before, count * (int64_t)sizeof *gradient, NULL);
-    weight_gradient_compute(pass, tensor, 1, GRADIENT_NOW, q.g);
+    weight_gradient_compute(pass, tensor, 1, q.g);
     assert_product(&q, gradient);
     int64_t first = gradient - p->grad, end = first + count;
     assert_same_bits("before the gradient", p->grad, around, first);
@@ -245,8 +245,10 @@ static void weight_gradient_in_place(void **state) {
     static cf_context context; // the default stream
     cf_mesh mesh;
     create_parts(&p, &mesh);
-    zero_shards z = {.context = &context, .params = &p};
-    backward_pass first = {.zero = &z, .first = true}, later = {.zero = &z};
+    gradient_place place[2 * TENSORS][2] = {0}; // all GRADIENT_NOW
+    zero_shards z = {.context = &context, .params = &p, .place = place};
+    model_pass first = {.context = &context, .params = &p, .zero = &z, .first = true}, later = first;
+    later.first = false;
     check_in_place(&first, &p, QKVW, false);
     check_in_place(&later, &p, QKVW, true);
     check_in_place(&first, &p, ATTPROJW, true);
@@ -262,14 +264,19 @@ static void place_of_a_weight_gradient(void **state) {
     create_parts(&p, &mesh);
     zero_bucket *bucket = test_buffer(p.buckets * (int64_t)sizeof *bucket);
     memset(bucket, 0, (size_t)p.buckets * sizeof *bucket);
-    zero_shards z = {.params = &p, .bucket = bucket};
+    gradient_place place[2 * TENSORS][2];
+    zero_shards z = {.params = &p, .bucket = bucket, .place = place};
     bucket[params_own_bucket(&p, QKVW, 1)].fused = true;
     for (int may_wait = 0; may_wait <= 1; may_wait++) {
-        gradient_place otherwise = may_wait ? GRADIENT_LATER : GRADIENT_NOW;
-        assert_int_equal(weight_gradient_place(&z, QKVW, 1, true, NULL, 0, may_wait), GRADIENT_OWNERS);
-        assert_int_equal(weight_gradient_place(&z, QKVW, 1, false, NULL, 0, may_wait), otherwise);
-        assert_int_equal(weight_gradient_place(&z, QKVW, 0, true, NULL, 0, may_wait), otherwise);
-        assert_int_equal(weight_gradient_place(&z, ATTPROJW, 1, true, NULL, 0, may_wait), GRADIENT_NOW);
+        zero_place_gradient(&z, QKVW, NULL, 0, may_wait);
+        zero_place_gradient(&z, ATTPROJW, NULL, 0, may_wait);
+        assert_int_equal(zero_place(&z, QKVW, 1, true), GRADIENT_OWNERS);
+        assert_int_equal(zero_place(&z, QKVW, 1, false), GRADIENT_NOW);
+        for (int last = 0; last <= 1; last++) {
+            assert_int_equal(zero_place(&z, QKVW, 0, last), may_wait ? GRADIENT_LATER : GRADIENT_NOW); // the first may wait
+            assert_int_equal(zero_place(&z, ATTPROJW, 0, last), GRADIENT_NOW);                         // others wait for it
+            assert_int_equal(zero_place(&z, ATTPROJW, 1, last), GRADIENT_NOW);
+        }
     }
     free_parts(&p, &mesh);
 }

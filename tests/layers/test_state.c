@@ -7,7 +7,7 @@
 #include "data/durable.h"
 #include "data/saved_state.h"
 #include "data/checkpoint.h"
-#include "layers/state.h"
+#include "layers/optimizer.h"
 #include <sys/stat.h>
 
 enum { STEP = 7, MESHES_MAX = 24 };
@@ -33,17 +33,11 @@ static int64_t owned(const zero_optimizer *o) {
 }
 
 static void open_optimizer(zero_optimizer *o, world *w, int rank, bool master) {
-    int64_t state = 0;
     *o = (zero_optimizer){.context = &context, .mesh = &w->mesh[rank], .params = &w->rank[rank]};
-    o->bucket = calloc((size_t)o->params->buckets, sizeof *o->bucket);
-    assert_non_null(o->bucket);
-    for (int i = 0; i < o->params->buckets; i++) {
-        o->bucket[i].state = state;
-        state += o->params->bucket[i].shard;
-    }
-    o->m = cf_alloc((state + 1) * (int64_t)sizeof *o->m, "test");
-    o->v = cf_alloc((state + 1) * (int64_t)sizeof *o->v, "test");
-    if (master) o->master = cf_alloc((state + 1) * (int64_t)sizeof *o->master, "test");
+    const int64_t bytes = (owned(o) + 1) * (int64_t)sizeof *o->m;
+    o->m = cf_alloc(bytes, "test");
+    o->v = cf_alloc(bytes, "test");
+    if (master) o->master = cf_alloc(bytes, "test");
 }
 
 static void open_states(states *s, gpt_shape shape, parallel_strategy strategy, int tp, int dp, bool master) {
@@ -57,7 +51,6 @@ static void close_states(states *s) {
         cf_free(s->rank[r].m);
         cf_free(s->rank[r].v);
         cf_free(s->rank[r].master);
-        free(s->rank[r].bucket);
     }
     close_world(&s->w);
 }
@@ -70,11 +63,11 @@ static void each_value(states *s, int rank, visit_value *visit) {
     const parameters *p = o->params;
     const element_place *place = expected_places(&s->w, rank);
     for (int64_t e = 0; e < p->elements; e++) visit(s, rank, place[e], STATE_WEIGHT, &p->weight[e]);
-    for (int i = 0; i < p->buckets; i++) {
+    for (int i = 0, before = 0; i < p->buckets; before += (int)p->bucket[i++].shard) {
         const param_bucket *b = &p->bucket[i];
         int64_t first = b->first + b->group->rank * b->shard;
         for (int64_t n = 0; n < b->shard; n++) {
-            int64_t at = o->bucket[i].state + n;
+            int64_t at = before + n; // shards follow one another
             visit(s, rank, place[first + n], STATE_M, &o->m[at]);
             visit(s, rank, place[first + n], STATE_V, &o->v[at]);
             if (s->master) visit(s, rank, place[first + n], STATE_WEIGHT, &o->master[at]);
