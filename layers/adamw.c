@@ -36,15 +36,10 @@ static void update(precise *restrict w, precise *restrict m, precise *restrict v
     }
 }
 
-// Weights that are their own masters.
-static precise *as_precise(real *w) {
-    if (REAL_DTYPE != PRECISE_DTYPE) cf_die(NULL, "adamw: %s weights need masters", cf_dtype_name(REAL_DTYPE));
-    return (precise *)(void *)w;
-}
-
 void adamw_update(real *w, precise *master, precise *m, precise *v, const precise *g, int64_t n, adamw a, cf_stream *stream) {
     (void)stream;
-    update(master ? master : as_precise(w), m, v, g, n, a);
+    if (!master && REAL_DTYPE != PRECISE_DTYPE) cf_die(NULL, "adamw: %s weights need masters", cf_dtype_name(REAL_DTYPE));
+    update(master ? master : (precise *)(void *)w, m, v, g, n, a); // or weights that are their own masters
     if (!master) return;
 #pragma omp parallel for simd if (parallel : n >= PARALLEL_MIN)
     for (int64_t i = 0; i < n; i++) w[i] = real_of(master[i]);

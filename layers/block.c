@@ -76,27 +76,22 @@ void *block_create(size_t size, const block_strategy *strategy, const model_pass
     return b;
 }
 
-static void free_layer(block_layer *s) {
-    void *memory[] = {s->x2, s->qkv, s->heads, s->lse, s->groups, s->fch, s->hidden};
-    for (int i = 0; i < (int)(sizeof memory / sizeof *memory); i++) cf_free(memory[i]);
-    for (int half = 0; half < HALVES; half++) {
-        cf_free(s->mean[half]);
-        cf_free(s->rstd[half]);
-        cf_free(s->norm[half]);
-    }
-}
-
 void block_free(block *b) {
     b->strategy->free(b);
     parallel_linear_free(&b->fc);
     parallel_linear_free(&b->fcproj);
-    void *memory[] = {b->norm1,        b->norm2 == b->norm1 ? NULL : b->norm2,
+    void *shared[] = {b->norm1,        b->norm2 == b->norm1 ? NULL : b->norm2,
                       b->sums,         b->hidden,
                       b->dhidden,      b->dheads,
                       b->dqkv,         b->prepared,
                       b->norm_scratch, b->attention_scratch};
-    for (int i = 0; i < (int)(sizeof memory / sizeof *memory); i++) cf_free(memory[i]);
-    for (int64_t l = 0; l < b->pass->params->shape.L; l++) free_layer(&b->layer[l]);
+    for (size_t i = 0; i < sizeof shared / sizeof *shared; i++) cf_free(shared[i]);
+    for (int64_t l = 0; l < b->pass->params->shape.L; l++) {
+        const block_layer *s = &b->layer[l];
+        void *memory[] = {s->mean[0], s->mean[1], s->rstd[0], s->rstd[1], s->norm[0], s->norm[1], s->x2,
+                          s->qkv,     s->heads,   s->lse,     s->groups,  s->fch,     s->hidden};
+        for (size_t i = 0; i < sizeof memory / sizeof *memory; i++) cf_free(memory[i]);
+    }
     free(b->layer);
     free(b);
 }

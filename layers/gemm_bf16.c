@@ -4,7 +4,6 @@
 // fp32, and so do Intel's with AMX. Elsewhere they are slower than fp32's, or missing, and widening is the better
 // way (tests/bench/README.md, one process). It is chosen by what the processor is, not by measuring, so that a run that
 // goes on has the bits of one that was never interrupted.
-#include "gemm_bf16.h"
 #include "gemm.h"
 #include <dnnl.h>
 #ifdef _OPENMP

@@ -7,8 +7,9 @@
 // threads.)
 //
 // oneDNN 2 and 3 differ in how memory and operations are described, and in nothing else that is used here.
-#include "gemm_bf16.h"
+#include "gemm.h"
 #include <dnnl.h>
+#include <dnnl_debug.h>
 #include "../commfuse/die.h"
 
 enum { PLANS_MAX = 512 };
@@ -26,19 +27,12 @@ static _Thread_local struct {
     plan list[PLANS_MAX];
 } onednn;
 
-static const char *name_of(dnnl_status_t status) {
-    return status == dnnl_out_of_memory       ? "out of memory"
-           : status == dnnl_invalid_arguments ? "invalid arguments"
-           : status == dnnl_unimplemented     ? "not implemented"
-                                              : "an error";
-}
-
 #define CHECK(call, product) check((call), #call, product)
 static void check(dnnl_status_t status, const char *call, const product *p) {
     if (status == dnnl_success) return;
     cf_die("set DNNL_VERBOSE=1 to see more",
            "%.*s says %s (%d): product (%lld, %lld) · (%lld, %lld) of bf16, rows of %lld, %lld, %lld elements",
-           (int)strcspn(call, "("), call, name_of(status), (int)status, (long long)p->m, (long long)p->k, (long long)p->k,
+           (int)strcspn(call, "("), call, dnnl_status2str(status), (int)status, (long long)p->m, (long long)p->k, (long long)p->k,
            (long long)p->n, (long long)p->lda, (long long)p->ldb, (long long)p->ldc);
 }
 
@@ -135,42 +129,30 @@ static void make(plan *p) {
     forget(&a, of), forget(&b, of), forget(&c, of);
 }
 
-static void unmake(plan *p) {
-    CHECK(dnnl_primitive_destroy(p->matmul), &p->of);
-    CHECK(dnnl_memory_destroy(p->a), &p->of);
-    CHECK(dnnl_memory_destroy(p->b), &p->of);
-    CHECK(dnnl_memory_destroy(p->c), &p->of);
-}
-
-static void open_library(const product *of) {
-    if (onednn.engine) return;
-    CHECK(dnnl_engine_create(&onednn.engine, dnnl_cpu, 0), of);
-    CHECK(dnnl_stream_create(&onednn.stream, onednn.engine, dnnl_stream_default_flags), of);
-}
-
 // The oldest makes room.
 static plan *plan_for(const product *of) {
     for (int64_t i = 0; i < onednn.plans && i < PLANS_MAX; i++)
         if (memcmp(&onednn.list[i].of, of, sizeof *of) == 0) return &onednn.list[i];
-    open_library(of);
+    if (!onednn.engine) {
+        CHECK(dnnl_engine_create(&onednn.engine, dnnl_cpu, 0), of);
+        CHECK(dnnl_stream_create(&onednn.stream, onednn.engine, dnnl_stream_default_flags), of);
+    }
     plan *p = &onednn.list[onednn.plans++ % PLANS_MAX];
-    if (p->matmul) unmake(p);
+    if (p->matmul) {
+        CHECK(dnnl_primitive_destroy(p->matmul), &p->of);
+        dnnl_memory_t memory[] = {p->a, p->b, p->c};
+        for (int i = 0; i < 3; i++) CHECK(dnnl_memory_destroy(memory[i]), &p->of);
+    }
     *p = (plan){.of = *of};
     make(p);
     return p;
 }
 
-// Products over nothing: what is added to stays, what is written becomes zero.
-static void without_terms(const product *of, void *c) {
-    const int64_t size = of->wide ? sizeof(precise) : sizeof(real);
-    if (of->add) return;
-    for (int64_t i = 0; i < of->m; i++) memset((char *)c + i * of->ldc * size, 0, (size_t)(of->n * size));
-}
-
 void gemm_bf16_onednn(const product *of, const real *a, const real *b, void *c) {
     if (of->m == 0 || of->n == 0) return;
-    if (of->k == 0) {
-        without_terms(of, c);
+    if (of->k == 0) { // what is added to stays, what is written becomes zero
+        const int64_t size = of->wide ? sizeof(precise) : sizeof(real);
+        for (int64_t i = 0; !of->add && i < of->m; i++) memset((char *)c + i * of->ldc * size, 0, (size_t)(of->n * size));
         return;
     }
     plan *p = plan_for(of);

@@ -9,7 +9,6 @@
 //         for each tile: widen its rows of a, multiply, round
 //
 // Buffers belong to the calling thread, as attention multiplies in all threads at once, and are kept for the next product.
-#include "gemm_bf16.h"
 #include <stdlib.h>
 #include "gemm.h"
 #include "../commfuse/die.h"

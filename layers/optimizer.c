@@ -112,24 +112,19 @@ const double *optimizer_reduce(zero_optimizer *o, const double *loss_sum, const 
     return all + VALUES;
 }
 
-// Number of the first tensor with a non-finite gradient in this rank's shards: tensor + TENSORS · layer; -1: none.
-static double first_bad_tensor(zero_optimizer *o) {
-    for (int i = 0; i < o->params->buckets; i++) {
-        const param_bucket *b = &o->params->bucket[i];
-        int64_t at = first_nonfinite(o->zero->bucket[i].shard, b->shard, o->context->stream), layer = 0, rest = 0;
-        int tensor = 0;
-        if (at < 0) continue;
-        if (params_find(o->params, params_first_owned(b) + at, &tensor, &layer, &rest)) return (double)(tensor + TENSORS * layer);
-    }
-    return -1;
-}
-
-// Finds the first rank that has such a tensor, and says what is not finite. Ends the run unless this step may be left out.
+// Finds the first rank that has a tensor with a non-finite gradient in its shards, and says which. Ends the run unless this step may be left out.
 // Collective.
 static void meet_nonfinite(zero_optimizer *o, step_result *r, bool may_skip) {
     const char *hint = "lower --lr, raise --warmup, or look at the data of this step; nothing was written by "
                        "this step; --skip-nonfinite N leaves such steps out";
-    double mine = first_bad_tensor(o);
+    double mine = -1; // tensor + TENSORS · layer; none
+    for (int i = 0; i < o->params->buckets && mine < 0; i++) {
+        const param_bucket *b = &o->params->bucket[i];
+        int64_t at = first_nonfinite(o->zero->bucket[i].shard, b->shard, o->context->stream), layer = 0, rest = 0;
+        int tensor = 0;
+        if (at >= 0 && params_find(o->params, params_first_owned(b) + at, &tensor, &layer, &rest))
+            mine = (double)(tensor + TENSORS * layer);
+    }
     const double *all = figures_exchange(&o->figures, &mine, 1);
     r->skipped = true, r->nonfinite_rank = -1;
     snprintf(r->nonfinite, sizeof r->nonfinite, "the loss alone");

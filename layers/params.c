@@ -90,13 +90,9 @@ static int64_t round_up(int64_t n, int64_t to) {
     return ceil_div(n, to) * to;
 }
 
-static bool attention_tensor(int tensor) {
-    return tensor == QKVW || tensor == QKVB || tensor == ATTPROJW;
-}
-
 // The parts of a tensor that this rank holds, and of how many.
 static int held(const parameters *p, int tensor) {
-    return attention_tensor(tensor) ? p->parts : 1;
+    return tensor == QKVW || tensor == QKVB || tensor == ATTPROJW ? p->parts : 1;
 }
 static int cuts(const parameters *p, int tensor) {
     return p->ways * held(p, tensor);
@@ -149,37 +145,26 @@ void params_zero_grad(const parameters *p, cf_stream *stream) {
 
 static int64_t runs_of_part(const parameters *p, int tensor) {
     split s = kinds[tensor].split;
-    return s == HEADS ? 3 : s == COLUMNS ? params_rows(&p->shape, tensor) : 1;
+    return s == HEADS ? 3 : s == COLUMNS ? params_rows(&p->shape, tensor) : 1; // HEADS: queries, keys, values
+}
+
+// Elements of a run, those included that are padding because the whole tensor does not have them.
+static int64_t run_size(const parameters *p, int tensor) {
+    return part_rows(p, tensor) * params_local_columns(p, tensor) / runs_of_part(p, tensor);
 }
 
 int64_t params_runs(const parameters *p, int tensor) {
     return held(p, tensor) * runs_of_part(p, tensor);
 }
 
-// Run number `run` of part `part`; local elements counted from the start of the part.
-static param_run run_of_part(const parameters *p, int tensor, int64_t part, int64_t run) {
-    int64_t rows = params_rows(&p->shape, tensor), columns = params_columns(&p->shape, tensor);
-    int64_t mine = part_rows(p, tensor), width = params_local_columns(p, tensor);
-    switch (kinds[tensor].split) {
-    case ROWS: { // the last parts may have fewer rows than the others
-        int64_t from = part * mine < rows ? part * mine : rows, to = from + mine < rows ? from + mine : rows;
-        return (param_run){from * columns, 0, (to - from) * columns};
-    }
-    case HEADS: // run 0: queries, 1: keys, 2: values
-        return (param_run){(run * rows / 3 + part * mine / 3) * columns, run * mine / 3 * columns, mine / 3 * columns};
-    case COLUMNS:
-        return (param_run){run * columns + part * width, run * width, width};
-    case WHOLE:
-        break;
-    }
-    return (param_run){0, 0, rows * columns};
-}
-
+// The runs of a part are as far from each other in the whole tensor as it is long by their number, and lie side by side here, as
+// parts do. In each of these distances the runs of the parts lie side by side.
 param_run params_run(const parameters *p, int tensor, int tp_rank, int64_t run) {
-    int64_t runs = runs_of_part(p, tensor), before = run / runs; // parts
-    param_run r = run_of_part(p, tensor, p->ways > 1 ? tp_rank : before, run % runs);
-    r.local += before * part_rows(p, tensor) * params_local_columns(p, tensor);
-    return r;
+    const int64_t all = params_rows(&p->shape, tensor) * params_columns(&p->shape, tensor);
+    const int64_t runs = runs_of_part(p, tensor), size = run_size(p, tensor);
+    const int64_t part = kinds[tensor].split == WHOLE ? 0 : p->ways > 1 ? tp_rank : run / runs;
+    const int64_t whole = smaller(run % runs * (all / runs) + part * size, all); // the last parts may have fewer rows
+    return (param_run){whole, run * size, smaller(size, all - whole)};
 }
 
 bool params_find(const parameters *p, int64_t element, int *tensor, int64_t *layer, int64_t *remaining) {
@@ -203,15 +188,8 @@ bool params_locate(const parameters *p, int64_t element, param_place *place) {
     int64_t rest = 0;
     place->count = INT64_MAX; // after the last tensor of a bucket
     if (!params_find(p, element, &place->tensor, &place->layer, &rest)) return false;
-    int64_t at = params_local_count(p, place->tensor) - rest, low = 0, high = params_runs(p, place->tensor);
-    while (high - low > 1) {
-        int64_t middle = low + (high - low) / 2;
-        if (params_run(p, place->tensor, p->tp_rank, middle).local <= at)
-            low = middle;
-        else
-            high = middle;
-    }
-    param_run run = params_run(p, place->tensor, p->tp_rank, low);
+    int64_t at = params_local_count(p, place->tensor) - rest;
+    param_run run = params_run(p, place->tensor, p->tp_rank, at / run_size(p, place->tensor));
     int64_t inside = at - run.local;
     place->whole = run.whole + inside;
     place->count = inside < run.count ? run.count - inside : rest;

@@ -42,25 +42,17 @@ void state_free(rank_state *s) {
     *s = (rank_state){.elements = 0};
 }
 
-// Weights and moments of the same type are ordered bucket by bucket; masters like moments.
-static void take_weights(rank_state *s, const zero_optimizer *o) {
-    int64_t size = (int64_t)sizeof(precise);
-    if (o->master) {
-        cf_copy(s->value[STATE_WEIGHT], o->master, s->elements * size, o->context->stream);
-        return;
-    }
-    for (int i = 0; i < o->params->buckets; i++) {
-        const param_bucket *b = &o->params->bucket[i];
-        cf_copy(s->value[STATE_WEIGHT] + b->owned, o->params->weight + params_first_owned(b), b->shard * size, o->context->stream);
-    }
-}
-
 void state_take(rank_state *s, const zero_optimizer *o) {
-    int64_t bytes = s->elements * (int64_t)sizeof(precise);
-    take_weights(s, o);
-    cf_copy(s->value[STATE_M], o->m, bytes, o->context->stream);
-    cf_copy(s->value[STATE_V], o->v, bytes, o->context->stream);
-    cf_stream_sync(o->context->stream);
+    const int64_t size = (int64_t)sizeof(precise), bytes = s->elements * size;
+    cf_stream *stream = o->context->stream;
+    for (int i = 0; !o->master && i < o->params->buckets; i++) { // weights that are as precise as moments
+        const param_bucket *b = &o->params->bucket[i];
+        cf_copy(s->value[STATE_WEIGHT] + b->owned, o->params->weight + params_first_owned(b), b->shard * size, stream);
+    }
+    if (o->master) cf_copy(s->value[STATE_WEIGHT], o->master, bytes, stream);
+    cf_copy(s->value[STATE_M], o->m, bytes, stream);
+    cf_copy(s->value[STATE_V], o->v, bytes, stream);
+    cf_stream_sync(stream);
 }
 
 // --- the other way ---

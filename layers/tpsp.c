@@ -5,7 +5,7 @@
 //              → the MLP half (block.c)
 //   backward   the mirror
 //
-// A weight gradient that is sent owner by owner (weight_gradient.h) is computed after these, from the gathered inputs; QKV's
+// A weight gradient that is sent owner by owner (zero.h) is computed after these, from the gathered inputs; QKV's
 // last of all, when the gradient of the block's input is already in flight. In layer 0 it is always last, to hide the
 // embedding's transfers.
 #include "attention.h"

@@ -10,7 +10,6 @@
 #include <cmocka.h>
 #include <dnnl.h>
 #include "layers/gemm.h"
-#include "layers/gemm_bf16.h"
 
 typedef void multiply(const product *of, const real *a, const real *b, void *c);
 
