@@ -197,11 +197,6 @@ const cf_fuse_plan *cf_fuse_get_plan(const cf_fuse *f) {
 
 // --- what runs take ---
 
-static int ascending(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 double cf_fuse_spent_ms(cf_fuse *f) {
     double ms[TIMED_RUNS];
     int count = f->timed_count < TIMED_RUNS ? f->timed_count : TIMED_RUNS;
@@ -210,9 +205,7 @@ double cf_fuse_spent_ms(cf_fuse *f) {
         ms[i] = cf_moment_ms(r->begin[1]) - cf_moment_ms(r->begin[0]) + cf_moment_ms(r->finish[1]) - cf_moment_ms(r->finish[0]);
     }
     f->timed_count = 0;
-    if (count == 0) return NAN;
-    qsort(ms, (size_t)count, sizeof *ms, ascending);
-    return ms[count / 2];
+    return cf_median(ms, count);
 }
 
 void cf_fuse_include(cf_fuse *f) {

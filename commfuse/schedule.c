@@ -20,7 +20,6 @@
 // computation of the own shard, and everything else is computed together, before or after.
 #include "schedule.h"
 #include "die.h"
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -438,76 +437,59 @@ cf_mode cf_mode_for_figures(cf_mode mode) {
     return mode == CF_MODE_NOWIRE || mode == CF_MODE_IDEAL ? CF_MODE_COMMFUSE : mode;
 }
 
-typedef struct text {
-    char *at;
-    size_t length, capacity;
-} text;
-
-static void print(text *t, const char *format, ...) CF_PRINTF(2, 3);
-static void print(text *t, const char *format, ...) {
-    char piece[160];
-    va_list arguments;
-    va_start(arguments, format);
-    int length = vsnprintf(piece, sizeof piece, format, arguments);
-    va_end(arguments);
-    if (length < 0 || length >= (int)sizeof piece) cf_die(NULL, "a schedule line of %d characters", length);
-    if (t->length + (size_t)length + 1 > t->capacity) {
-        t->capacity = 2 * (t->length + (size_t)length + 1);
-        t->at = realloc(t->at, t->capacity);
-        if (!t->at) cf_die(NULL, "out of memory for printing a schedule");
-    }
-    memcpy(t->at + t->length, piece, (size_t)length + 1);
-    t->length += (size_t)length;
-}
-
-static void print_place(text *t, cf_place place) {
+static void print_place(FILE *file, cf_place place) {
     static const char *const name[] = {"full", "stage", "result"};
-    print(t, "%s[%d]", name[place.buffer], place.slot);
+    fprintf(file, "%s[%d]", name[place.buffer], place.slot);
 }
 
-static void print_step(text *t, const cf_step *step) {
+static void print_step(FILE *file, const cf_step *step) {
     const char *what = step->side == CF_COMPUTE_AFTER ? "work on   " : step->accumulate ? "compute + " : "compute   ";
     switch (step->kind) {
     case CF_COMPUTE:
         if (step->count == 1)
-            print(t, "%s slice %d in ", what, step->first);
+            fprintf(file, "%s slice %d in ", what, step->first);
         else
-            print(t, "%s %d slices %d, %d, … in ", what, step->count, step->first, step->first + step->stride);
-        print_place(t, step->at);
+            fprintf(file, "%s %d slices %d, %d, … in ", what, step->count, step->first, step->first + step->stride);
+        print_place(file, step->at);
         break;
     case CF_EXCHANGE:
-        print(t, step->joined ? "  with it  " : "exchange   ");
-        if (step->send_to >= 0) print(t, "slice %d → rank %d  ", step->send_slice, step->send_to);
+        fprintf(file, step->joined ? "  with it  " : "exchange   ");
+        if (step->send_to >= 0) fprintf(file, "slice %d → rank %d  ", step->send_slice, step->send_to);
         if (step->recv_from >= 0) {
-            print(t, "slice %d ← rank %d into ", step->recv_slice, step->recv_from);
-            print_place(t, step->at);
+            fprintf(file, "slice %d ← rank %d into ", step->recv_slice, step->recv_from);
+            print_place(file, step->at);
         }
         break;
     case CF_COLLECTIVE:
-        print(t, "collective %d slices %d, %d, …", step->count, step->first, step->first + step->stride);
+        fprintf(file, "collective %d slices %d, %d, …", step->count, step->first, step->first + step->stride);
         break;
     case CF_ADD:
     case CF_COPY:
-        print(t, step->kind == CF_ADD ? "add        " : "copy       ");
-        print_place(t, step->at);
-        print(t, step->kind == CF_ADD ? " += " : " = ");
-        print_place(t, step->from);
+        fprintf(file, step->kind == CF_ADD ? "add        " : "copy       ");
+        print_place(file, step->at);
+        fprintf(file, step->kind == CF_ADD ? " += " : " = ");
+        print_place(file, step->from);
         break;
     }
     for (int i = 0; i < 2; i++)
         if (step->wait[i] >= 0)
-            print(t, "%s%d", i == 0 || step->wait[0] < 0 ? "  after " : step->range ? " … " : ", ", step->wait[i]);
-    print(t, "\n");
+            fprintf(file, "%s%d", i == 0 || step->wait[0] < 0 ? "  after " : step->range ? " … " : ", ", step->wait[i]);
+    fprintf(file, "\n");
 }
 
 char *cf_schedule_print(const cf_schedule *s) {
-    text t = {0};
-    print(&t, "%s, %s%s%s, rank %d of %d, %d slice%s per shard\n", cf_operation_name(s->operation), cf_mode_name(s->mode),
-          s->mode == CF_MODE_COMMFUSE ? " by " : "", s->mode == CF_MODE_COMMFUSE ? cf_route_name(s->route) : "", s->rank, s->ranks,
-          s->slices, s->slices == 1 ? "" : "s");
+    CF_RETURNS(NULL);
+    char *text = NULL;
+    size_t size = 0;
+    FILE *file = open_memstream(&text, &size);
+    if (!file) cf_die(NULL, "out of memory for printing a schedule");
+    const bool by = s->mode == CF_MODE_COMMFUSE;
+    fprintf(file, "%s, %s%s%s, rank %d of %d, %d slice%s per shard\n", cf_operation_name(s->operation), cf_mode_name(s->mode),
+            by ? " by " : "", by ? cf_route_name(s->route) : "", s->rank, s->ranks, s->slices, s->slices == 1 ? "" : "s");
     for (int i = 0; i < s->count; i++) {
-        print(&t, "  %3d%s ", i, i < s->begin ? " " : "'");
-        print_step(&t, &s->step[i]);
+        fprintf(file, "  %3d%s ", i, i < s->begin ? " " : "'");
+        print_step(file, &s->step[i]);
     }
-    return t.at;
+    if (fclose(file) != 0) cf_die(NULL, "out of memory for printing a schedule");
+    return text;
 }

@@ -41,7 +41,8 @@ typedef struct value { // slice < 0: nothing is there
 } value;
 
 typedef struct touched { // a step touches a place
-    int place, step;
+    cf_place at;
+    int place, step; // place: its number
     bool writes;
     bool sends;  // read by the sending half of a transfer
     int earlier; // the access to the same place before this one; -1 none
@@ -99,11 +100,6 @@ static bool place_exists(const checker *c, const cf_schedule *s, cf_place place)
     return false;
 }
 
-// Slices with equal k are equal in size, and so are slots.
-static bool size_fits(const checker *c, cf_place place, int slice) {
-    return place.slot % c->slices == slice % c->slices;
-}
-
 static int place_number(cf_place place) {
     return place.slot + (place.buffer == CF_FULL ? 0 : place.buffer == CF_RESULT ? SLICES_MAX : 2 * SLICES_MAX);
 }
@@ -117,7 +113,7 @@ static bool computes(const checker *c, cf_side side) {
 }
 
 static touched *touch(touched *list, cf_place place, bool writes) {
-    *list = (touched){.place = place_number(place), .writes = writes};
+    *list = (touched){.at = place, .place = place_number(place), .writes = writes};
     return list + 1;
 }
 
@@ -160,84 +156,77 @@ static int accesses(const checker *c, int rank, const cf_step *step, touched *li
 
 // --- form, unit, coverage, volume ---
 
-static const char *check_step_form(const checker *c, int r, int i) {
+static const char *check_step(checker *c, int r, int i) {
     const cf_schedule *s = c->schedule[r];
     const cf_step *step = &s->step[i];
     for (int w = 0; w < 2; w++)
         if (step->wait[w] < -1 || step->wait[w] >= i) return violated("form", r, i, "waits for step %d", step->wait[w]);
     if (step->range && (step->kind != CF_COMPUTE || step->wait[0] < 0 || step->wait[1] < step->wait[0]))
         return violated("form", r, i, "waits for steps %d to %d", step->wait[0], step->wait[1]);
-    if (step->kind == CF_COMPUTE && c->side == CF_NO_COMPUTE) return violated("form", r, i, "COMPUTE of nothing");
-    bool one_side = step->side == CF_COMPUTE_BEFORE || step->side == CF_COMPUTE_AFTER;
-    if (step->kind == CF_COMPUTE && (!one_side || !computes(c, step->side)))
-        return violated("side", r, i, "computes on side %d, the operation on %d", step->side, c->side);
-    if (step->kind == CF_ADD && c->operation != CF_REDUCE_SCATTER) return violated("form", r, i, "ADD of what?");
-    if (step->kind == CF_COPY && c->operation != CF_ALLTOALL) return violated("form", r, i, "COPY of what?");
-    if (step->kind == CF_COMPUTE || step->kind == CF_COLLECTIVE) {
-        int last = step->first + (step->count - 1) * step->stride;
-        if (step->count < 1 || step->first < 0 || last >= c->total || (step->count > 1 && step->stride != c->slices))
-            return violated("form", r, i, "slices %d + i·%d, i < %d", step->first, step->stride, step->count);
-        if (step->kind == CF_COLLECTIVE && step->count != c->ranks)
-            return violated("form", r, i, "collective of %d slices among %d ranks", step->count, c->ranks);
-        bool one = step->kind == CF_COLLECTIVE && c->operation == CF_REDUCE_SCATTER;
-        if (!place_exists(c, s, step->at) || !place_exists(c, s, place_ahead(step->at, one ? 0 : (step->count - 1) * step->stride)))
-            return violated("form", r, i, "no place %d:%d", step->at.buffer, step->at.slot);
-        if (!size_fits(c, step->at, step->first)) return violated("form", r, i, "slice %d at slot %d", step->first, step->at.slot);
-    }
-    if (step->kind == CF_COLLECTIVE) {
-        bool one = c->operation == CF_ALLGATHER;
-        if (!place_exists(c, s, step->from) ||
-            !place_exists(c, s, place_ahead(step->from, one ? 0 : (step->count - 1) * step->stride)))
-            return violated("form", r, i, "no place %d:%d", step->from.buffer, step->from.slot);
-        if (!size_fits(c, step->from, step->first))
-            return violated("form", r, i, "slice %d from slot %d", step->first, step->from.slot);
-    }
-    if (step->kind == CF_EXCHANGE) {
+    if (step->at.slot >= PLACES_MAX || step->from.slot >= PLACES_MAX)
+        return violated("form", r, i, "slots %d and %d", step->at.slot, step->from.slot);
+    switch (step->kind) {
+    case CF_COMPUTE:
+        if (c->side == CF_NO_COMPUTE) return violated("form", r, i, "COMPUTE of nothing");
+        if ((step->side != CF_COMPUTE_BEFORE && step->side != CF_COMPUTE_AFTER) || !computes(c, step->side))
+            return violated("side", r, i, "computes on side %d, the operation on %d", step->side, c->side);
+        break;
+    case CF_ADD:
+        if (c->operation != CF_REDUCE_SCATTER) return violated("form", r, i, "ADD of what?");
+        break;
+    case CF_COPY:
+        if (c->operation != CF_ALLTOALL) return violated("form", r, i, "COPY of what?");
+        break;
+    case CF_EXCHANGE:
         if (step->send_to < -1 || step->send_to >= c->ranks || step->recv_from < -1 || step->recv_from >= c->ranks)
             return violated("form", r, i, "exchange with ranks %d and %d", step->send_to, step->recv_from);
         if (step->send_to < 0 && step->recv_from < 0) return violated("form", r, i, "exchange without halves");
-        if (step->send_to >= 0 && (step->send_slice < 0 || step->send_slice >= c->total))
-            return violated("form", r, i, "sends slice %d", step->send_slice);
-        if (step->recv_from >= 0 && (step->recv_slice < 0 || step->recv_slice >= c->total))
-            return violated("form", r, i, "receives slice %d", step->recv_slice);
+        if ((step->send_to >= 0 && (step->send_slice < 0 || step->send_slice >= c->total)) ||
+            (step->recv_from >= 0 && (step->recv_slice < 0 || step->recv_slice >= c->total)))
+            return violated("form", r, i, "sends slice %d, receives slice %d", step->send_slice, step->recv_slice);
+        break;
+    case CF_COLLECTIVE:
+        if (step->count != c->ranks) return violated("form", r, i, "collective of %d slices among %d ranks", step->count, c->ranks);
+        break;
     }
-    bool reads = step->kind == CF_ADD || step->kind == CF_COPY || (step->kind == CF_EXCHANGE && step->send_to >= 0);
-    bool writes = step->kind == CF_ADD || step->kind == CF_COPY || (step->kind == CF_EXCHANGE && step->recv_from >= 0);
-    if (reads && !place_exists(c, s, step->from))
-        return violated("form", r, i, "no place %d:%d", step->from.buffer, step->from.slot);
-    if (writes && !place_exists(c, s, step->at)) return violated("form", r, i, "no place %d:%d", step->at.buffer, step->at.slot);
-    if ((step->kind == CF_ADD || step->kind == CF_COPY) && !size_fits(c, step->at, step->from.slot))
-        return violated("form", r, i, "slot %d and slot %d", step->at.slot, step->from.slot);
-    return NULL;
-}
-
-static const char *check_form(checker *c) {
-    for (int r = 0; r < c->ranks; r++) {
-        const cf_schedule *s = c->schedule[r];
-        if (s->operation != c->operation || s->side != c->side || s->mode != c->mode || s->ranks != c->ranks || s->rank != r ||
-            s->slices != c->slices)
-            return violated("form", r, -1, "not a schedule of the same operation");
-        if (s->count < 0 || s->count > STEPS_MAX || s->stage_slots < 0 || s->stage_slots > STAGE_MAX ||
-            s->stage_slots % c->slices != 0)
-            return violated("form", r, -1, "%d steps, %d slots", s->count, s->stage_slots);
-        if (s->begin < 0 || s->begin > s->count) return violated("form", r, -1, "begin %d of %d", s->begin, s->count);
-        if (s->slice_major && (c->operation != CF_REDUCE_SCATTER || (c->mode != CF_MODE_SLICE && c->mode != CF_MODE_OWN)))
-            return violated("form", r, -1, "slice-major payload outside of a sliced reduce-scatter");
-        if (c->operation == CF_REDUCE_SCATTER) { // m slices side by side
-            cf_place last = place_ahead(s->result, c->slices - 1);
-            if (!place_exists(c, s, s->result) || !place_exists(c, s, last) ||
-                (s->result.buffer == CF_STAGE && s->result.slot % c->slices != 0))
-                return violated("form", r, -1, "result at place %d:%d", s->result.buffer, s->result.slot);
-        }
-        for (int i = 0; i < s->count; i++) {
-            const char *property = check_step_form(c, r, i);
-            if (property) return property;
-        }
+    const bool many = step->kind == CF_COMPUTE || step->kind == CF_COLLECTIVE;
+    if (many && (step->first < 0 || step->first >= c->total || step->count < 1 || step->count > c->ranks ||
+                 (step->count > 1 && (step->stride != c->slices || step->at.slot != step->first ||
+                                      step->first + (step->count - 1) * step->stride >= c->total))))
+        return violated("form", r, i, "slices %d + i·%d, i < %d, at slot %d", step->first, step->stride, step->count,
+                        step->at.slot);
+    const int touches = accesses(c, r, step, c->access);
+    for (const touched *t = c->access; t < c->access + touches; t++) {
+        if (!place_exists(c, s, t->at)) return violated("form", r, i, "no place %d:%d", t->at.buffer, t->at.slot);
+        const int slice = many                        ? step->first
+                          : step->kind != CF_EXCHANGE ? step->at.slot
+                          : t->sends                  ? step->send_slice
+                                                      : step->recv_slice;
+        if (t->at.slot % c->slices != slice % c->slices) return violated("form", r, i, "slice %d at slot %d", slice, t->at.slot);
     }
     return NULL;
 }
 
-static const char *check_units_of(const checker *c, int r) {
+// Slices with equal k are equal in size, and so are slots.
+static const char *check_form(checker *c, int r) {
+    const cf_schedule *s = c->schedule[r];
+    if (s->operation != c->operation || s->side != c->side || s->mode != c->mode || s->ranks != c->ranks || s->rank != r ||
+        s->slices != c->slices)
+        return violated("form", r, -1, "not a schedule of the same operation");
+    if (s->count < 0 || s->count > STEPS_MAX || s->stage_slots < 0 || s->stage_slots > STAGE_MAX || s->stage_slots % c->slices != 0)
+        return violated("form", r, -1, "%d steps, %d slots", s->count, s->stage_slots);
+    if (s->begin < 0 || s->begin > s->count) return violated("form", r, -1, "begin %d of %d", s->begin, s->count);
+    if (s->slice_major && (c->operation != CF_REDUCE_SCATTER || (c->mode != CF_MODE_SLICE && c->mode != CF_MODE_OWN)))
+        return violated("form", r, -1, "slice-major payload outside of a sliced reduce-scatter");
+    if (c->operation == CF_REDUCE_SCATTER && // m slices side by side
+        (s->result.slot >= PLACES_MAX || s->result.slot % c->slices != 0 || !place_exists(c, s, s->result)))
+        return violated("form", r, -1, "result at place %d:%d", s->result.buffer, s->result.slot);
+    const char *property = NULL;
+    for (int i = 0; i < s->count && !property; i++) property = check_step(c, r, i);
+    return property;
+}
+
+static const char *check_units(checker *c, int r) {
     const cf_schedule *s = c->schedule[r];
     bool one = c->mode == CF_MODE_COMMFUSE && (s->route == CF_ONCE || c->side == CF_NO_COMPUTE);
     bool met[2][RANKS_MAX] = {{false}};
@@ -261,12 +250,6 @@ static const char *check_units_of(const checker *c, int r) {
     return NULL;
 }
 
-static const char *check_units(checker *c) {
-    const char *property = NULL;
-    for (int r = 0; r < c->ranks && !property; r++) property = check_units_of(c, r);
-    return property;
-}
-
 // Steps of one kind and side (transfers have none) name every slice once.
 static const char *check_once(const checker *c, int r, cf_step_kind kind, cf_side side, const char *property) {
     const cf_schedule *s = c->schedule[r];
@@ -285,41 +268,29 @@ static const char *check_once(const checker *c, int r, cf_step_kind kind, cf_sid
     return NULL;
 }
 
-static const char *check_coverage(checker *c) {
-    for (int r = 0; r < c->ranks && c->side != CF_NO_COMPUTE; r++)
-        for (cf_side side = CF_COMPUTE_BEFORE; side <= CF_COMPUTE_AFTER; side++) {
-            const char *property = computes(c, side) ? check_once(c, r, CF_COMPUTE, side, "coverage") : NULL;
-            if (property) return property;
-        }
-    return NULL;
+static const char *check_coverage(checker *c, int r) {
+    const char *property = NULL;
+    for (cf_side side = CF_COMPUTE_BEFORE; side <= CF_COMPUTE_AFTER && !property; side++)
+        if (computes(c, side)) property = check_once(c, r, CF_COMPUTE, side, "coverage");
+    return property;
 }
 
-static int count_kind(const cf_schedule *s, cf_step_kind kind) {
-    int sum = 0;
-    for (int i = 0; i < s->count; i++) sum += s->step[i].kind == kind;
-    return sum;
-}
-
-static const char *check_volume(checker *c) {
-    for (int r = 0; r < c->ranks && c->mode != CF_MODE_OWN; r++) {
-        const cf_schedule *s = c->schedule[r];
-        int sent = 0, received = 0, collectives = count_kind(s, CF_COLLECTIVE);
-        for (int i = 0; i < s->count; i++) { // what a rank sends itself does not travel
-            if (s->step[i].kind != CF_EXCHANGE) continue;
-            sent += s->step[i].send_to >= 0 && s->step[i].send_to != r;
-            received += s->step[i].recv_from >= 0 && s->step[i].recv_from != r;
-        }
-        int expected = c->mode == CF_MODE_COMMFUSE ? (c->ranks - 1) * c->slices : 0;
-        if (sent != expected || received != expected)
-            return violated("volume", r, -1, "%d slices sent, %d received, not %d", sent, received, expected);
-        bool native = c->mode == CF_MODE_NONE || c->mode == CF_MODE_SLICE;
-        if (!native && collectives > 0) return violated("volume", r, -1, "%d collectives", collectives);
-        if (native && (c->ranks > 1 || collectives > 0)) {
-            const char *property = check_once(c, r, CF_COLLECTIVE, CF_NO_COMPUTE, "volume");
-            if (property) return property;
-        }
+static const char *check_volume(checker *c, int r) {
+    const cf_schedule *s = c->schedule[r];
+    int sent = 0, received = 0, collectives = 0;
+    if (c->mode == CF_MODE_OWN) return NULL;
+    for (int i = 0; i < s->count; i++) {
+        collectives += s->step[i].kind == CF_COLLECTIVE;
+        if (s->step[i].kind != CF_EXCHANGE) continue;
+        sent += s->step[i].send_to >= 0 && s->step[i].send_to != r; // what a rank sends itself does not travel
+        received += s->step[i].recv_from >= 0 && s->step[i].recv_from != r;
     }
-    return NULL;
+    int expected = c->mode == CF_MODE_COMMFUSE ? (c->ranks - 1) * c->slices : 0;
+    if (sent != expected || received != expected)
+        return violated("volume", r, -1, "%d slices sent, %d received, not %d", sent, received, expected);
+    bool native = c->mode == CF_MODE_NONE || c->mode == CF_MODE_SLICE;
+    if (!native && collectives > 0) return violated("volume", r, -1, "%d collectives", collectives);
+    return native && (c->ranks > 1 || collectives > 0) ? check_once(c, r, CF_COLLECTIVE, CF_NO_COMPUTE, "volume") : NULL;
 }
 
 // --- matching ---
@@ -335,7 +306,6 @@ static const char *list_sends(checker *c, int r) {
         if (c->travelled[p][step->send_slice] == c->stamp)
             return violated("matching", r, i, "slice %d goes to rank %d twice", step->send_slice, p);
         c->travelled[p][step->send_slice] = c->stamp;
-        if (!size_fits(c, step->from, step->send_slice)) return violated("matching", r, i, "size of the send");
         if (c->last_send[r][p] < 0)
             c->first_send[r][p] = i;
         else
@@ -356,7 +326,6 @@ static const char *match_receives(checker *c, int r) {
         if (c->schedule[p]->step[j].send_slice != step->recv_slice)
             return violated("matching", r, i, "slice %d expected, rank %d sends %d", step->recv_slice, p,
                             c->schedule[p]->step[j].send_slice);
-        if (!size_fits(c, step->at, step->recv_slice)) return violated("matching", r, i, "size of the receive");
         c->partner[r][i][RECV] = j;
         c->partner[p][j][SEND] = i;
         c->first_send[p][r] = c->next_send[p][j];
@@ -433,22 +402,17 @@ static const char *check_access(checker *c, int rank, int number) {
     return NULL;
 }
 
-static const char *check_races(checker *c) {
+static const char *check_races(checker *c, int r) {
+    const cf_schedule *s = c->schedule[r];
     if (c->mode == CF_MODE_NOWIRE) return NULL; // nothing moves
-    for (int r = 0; r < c->ranks; r++) {
-        const cf_schedule *s = c->schedule[r];
-        order_steps(c, s);
-        for (int p = 0; p < PLACES_MAX; p++) c->last_access[p] = -1;
-        int number = 0;
-        for (int i = 0; i < s->count; i++) {
-            int end = number + accesses(c, r, &s->step[i], &c->access[number]);
-            for (; number < end; number++) {
-                c->access[number].step = i;
-                const char *property = check_access(c, r, number);
-                if (property) return property;
-            }
+    order_steps(c, s);
+    for (int p = 0; p < PLACES_MAX; p++) c->last_access[p] = -1;
+    for (int i = 0, number = 0; i < s->count; i++)
+        for (int end = number + accesses(c, r, &s->step[i], &c->access[number]); number < end; number++) {
+            c->access[number].step = i;
+            const char *property = check_access(c, r, number);
+            if (property) return property;
         }
-    }
     return NULL;
 }
 
@@ -683,7 +647,11 @@ static const char *check_run(checker *c) {
 
 // --- order ---
 
-static const char *check_own_slice(const checker *c, int r, cf_side side) {
+static bool fused(const checker *c) {
+    return c->mode == CF_MODE_COMMFUSE || c->mode == CF_MODE_NOWIRE;
+}
+
+static const char *check_own_slice_of(const checker *c, int r, cf_side side) {
     const cf_schedule *s = c->schedule[r];
     bool after = side == CF_COMPUTE_AFTER, wire = c->mode == CF_MODE_COMMFUSE && c->ranks > 1;
     int first_exchange = -1, taken = 0, first_own = after ? 0 : c->total - c->slices;
@@ -703,8 +671,15 @@ static const char *check_own_slice(const checker *c, int r, cf_side side) {
     return NULL;
 }
 
+static const char *check_own_slice(checker *c, int r) {
+    const char *property = NULL;
+    for (cf_side side = CF_COMPUTE_BEFORE; side <= CF_COMPUTE_AFTER && fused(c) && !property; side++)
+        if (computes(c, side)) property = check_own_slice_of(c, r, side);
+    return property;
+}
+
 // Who works on what was posted later first stands and waits while something to work on is there.
-static const char *check_arrival(const checker *c, int r) {
+static const char *check_arrival(checker *c, int r) {
     const cf_schedule *s = c->schedule[r];
     for (int i = 0, newest = -1; i < s->count; i++) {
         const cf_step *step = &s->step[i];
@@ -718,8 +693,9 @@ static const char *check_arrival(const checker *c, int r) {
 }
 
 // A computation may add up what it is given (wgrad), and all routes promise the same bits.
-static const char *check_work_order(const checker *c, int r) {
+static const char *check_work_order(checker *c, int r) {
     const cf_schedule *s = c->schedule[r];
+    if (!fused(c) || c->operation != CF_ALLGATHER || s->route == CF_ONCE) return NULL;
     for (int i = 0, taken = 0; i < s->count; i++) {
         const cf_step *step = &s->step[i];
         if (step->kind != CF_COMPUTE || step->side != CF_COMPUTE_AFTER) continue;
@@ -731,17 +707,18 @@ static const char *check_work_order(const checker *c, int r) {
     return NULL;
 }
 
-static const char *check_tail(const checker *c, int r) {
+static const char *check_tail(checker *c, int r) {
     const cf_schedule *s = c->schedule[r];
     cf_side last = computes(c, CF_COMPUTE_BEFORE) ? CF_COMPUTE_BEFORE : CF_COMPUTE_AFTER;
+    if (!fused(c) || c->side == CF_NO_COMPUTE) return NULL;
     for (int i = s->count - 1; i >= 0 && (s->step[i].kind != CF_COMPUTE || s->step[i].side != last); i--)
         if (s->step[i].kind == CF_EXCHANGE) return violated("tail", r, i, "posted behind the last computation");
     return NULL;
 }
 
-static const char *check_begin(const checker *c, int r) {
+static const char *check_begin(checker *c, int r) {
     const cf_schedule *s = c->schedule[r];
-    for (int i = 0; i < s->count; i++) {
+    for (int i = 0; i < s->count && c->side != CF_NO_COMPUTE; i++) {
         const cf_step *step = &s->step[i];
         if (step->kind == CF_ADD) continue; // on either side, as needed
         bool first = cf_on_wire(step) || (step->side == CF_COMPUTE_BEFORE && !step->accumulate);
@@ -750,7 +727,7 @@ static const char *check_begin(const checker *c, int r) {
     return NULL;
 }
 
-static const char *check_fold(const checker *c, int r) {
+static const char *check_fold(checker *c, int r) {
     const cf_schedule *s = c->schedule[r];
     if (s->folds && (c->operation != CF_REDUCE_SCATTER || c->side != CF_COMPUTE_BEFORE))
         return violated("fold", r, -1, "an operation without sums of computations");
@@ -763,29 +740,18 @@ static const char *check_fold(const checker *c, int r) {
     return NULL;
 }
 
-static const char *check_order(checker *c) {
-    bool fused = c->mode == CF_MODE_COMMFUSE || c->mode == CF_MODE_NOWIRE;
-    const char *property = NULL;
-    for (int r = 0; r < c->ranks && c->side != CF_NO_COMPUTE && !property; r++) {
-        for (cf_side side = CF_COMPUTE_BEFORE; side <= CF_COMPUTE_AFTER && fused && !property; side++)
-            if (computes(c, side)) property = check_own_slice(c, r, side);
-        if (!property) property = check_arrival(c, r);
-        bool ordered = fused && c->operation == CF_ALLGATHER && c->schedule[r]->route != CF_ONCE;
-        if (!property && ordered) property = check_work_order(c, r);
-        if (!property && fused) property = check_tail(c, r);
-        if (!property) property = check_begin(c, r);
-        if (!property) property = check_fold(c, r);
-    }
-    return property;
-}
-
 // --- verdict ---
 
 const char *cf_schedule_check(cf_schedule *const *schedule, char where[CF_WHERE_TEXT]) {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     static checker c; // large, and one is enough
-    static const char *(*const checks[])(checker *) = {check_form,     check_units, check_coverage, check_volume,
-                                                       check_matching, check_races, check_run,      check_order};
+    static const struct {
+        const char *(*of_all)(checker *);
+        const char *(*of_rank)(checker *, int rank);
+    } checks[] = {{NULL, check_form},     {NULL, check_units},      {NULL, check_coverage}, {NULL, check_volume},
+                  {check_matching, NULL}, {NULL, check_races},      {check_run, NULL},      {NULL, check_own_slice},
+                  {NULL, check_arrival},  {NULL, check_work_order}, {NULL, check_tail},     {NULL, check_begin},
+                  {NULL, check_fold}};
     pthread_mutex_lock(&lock);
     const cf_schedule *s = schedule[0];
     c.schedule = schedule;
@@ -794,7 +760,10 @@ const char *cf_schedule_check(cf_schedule *const *schedule, char where[CF_WHERE_
     const char *property = NULL;
     if (c.ranks < 1 || c.ranks > RANKS_MAX || c.slices < 1 || c.slices > SLICES_MAX / c.ranks)
         property = violated("form", 0, -1, "%d ranks, %d slices", c.ranks, c.slices);
-    for (size_t i = 0; i < sizeof checks / sizeof *checks && !property; i++) property = checks[i](&c);
+    for (size_t i = 0; i < sizeof checks / sizeof *checks && !property; i++) {
+        if (checks[i].of_all) property = checks[i].of_all(&c);
+        for (int r = 0; r < c.ranks && checks[i].of_rank && !property; r++) property = checks[i].of_rank(&c, r);
+    }
     if (property) memcpy(where, found_at, sizeof found_at);
     pthread_mutex_unlock(&lock);
     return property;

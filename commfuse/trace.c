@@ -14,7 +14,7 @@
 enum { COMM_ROWS_MAX = 16, SPANS_BETWEEN_LOOKS = 1024 };
 
 typedef struct interval {
-    double begin, end;
+    double begin, end; // in this order: they are sorted by the first
 } interval;
 
 typedef struct span { // an event whose moments have not become times yet
@@ -167,16 +167,23 @@ void cf_trace_step(cf_trace *trace, int step, cf_stream *stream) {
     now->exposed_ms = 0;
 }
 
-static int by_begin(const void *a, const void *b) {
-    double x = ((const interval *)a)->begin, y = ((const interval *)b)->begin;
+// By the double that they begin with.
+static int ascending(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
+}
+
+double cf_median(double *values, int count) {
+    if (count == 0) return NAN;
+    qsort(values, (size_t)count, sizeof *values, ascending);
+    return values[count / 2];
 }
 
 cf_trace_figures cf_trace_last(cf_trace *trace) {
     resolve_last(trace);
     const sums *last = &trace->sums[(trace->turn + 1) % 2];
     double comm_ms = 0, reached = -INFINITY;
-    if (last->comms > 0) qsort(last->comm, (size_t)last->comms, sizeof *last->comm, by_begin);
+    if (last->comms > 0) qsort(last->comm, (size_t)last->comms, sizeof *last->comm, ascending);
     for (int64_t i = 0; i < last->comms; i++) {
         const interval c = last->comm[i];
         if (c.end <= reached) continue;

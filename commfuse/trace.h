@@ -54,6 +54,8 @@ typedef struct cf_trace_figures {
 } cf_trace_figures;
 cf_trace_figures cf_trace_last(cf_trace *trace);
 
+double cf_median(double *values, int count); // which it sorts; the upper one of two; NAN of none
+
 const cf_trace_event *cf_trace_events(cf_trace *trace, int64_t *count);
 // Chrome trace of several ranks: events of rank i are events[i][0 … counts[i]).
 void cf_trace_write(FILE *file, int ranks, const cf_trace_event *const *events, const int64_t *counts);

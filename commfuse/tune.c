@@ -39,7 +39,7 @@ struct cf_tuner {
     int way[OPERATIONS_MAX]; // of this step
     // Comparison: way of each operation in each plan, -1: the plan cannot be had
     int planned[PLANS][OPERATIONS_MAX];
-    bool possible[PLANS];
+    bool out[PLANS]; // not to be had, or the same as another
     double plan_ms[PLANS][REPEATS];
     int compared[PLANS]; // steps
     int current, taken;
@@ -69,6 +69,14 @@ static operation *find(const cf_tuner *t, const char *name) {
     return NULL;
 }
 
+static int find_way(const operation *o, cf_choice c) {
+    for (int i = 0; i < o->ways; i++) {
+        const cf_choice *w = &o->way[i];
+        if (w->mode == c.mode && w->slices == c.slices && (w->route == c.route || c.mode != CF_MODE_COMMFUSE)) return i;
+    }
+    return -1;
+}
+
 // The way it was created with comes first.
 static void list_ways(const cf_tuner *t, operation *o) {
     const cf_fuse_plan *plan = cf_fuse_get_plan(o->fuse);
@@ -76,11 +84,8 @@ static void list_ways(const cf_tuner *t, operation *o) {
     cf_choice list[CF_CHOICES];
     int count = cf_choices(&work, &t->context->transport->costs, list);
     o->way[o->ways++] = (cf_choice){plan->mode, plan->route, plan->slices};
-    for (int i = 0; i < count && o->ways < CF_CHOICES; i++) {
-        bool first = list[i].mode == plan->mode && list[i].slices == plan->slices &&
-                     (list[i].route == plan->route || plan->mode != CF_MODE_COMMFUSE);
-        if (!first) o->way[o->ways++] = list[i];
-    }
+    for (int i = 0; i < count && o->ways < CF_CHOICES; i++)
+        if (find_way(o, list[i]) != 0) o->way[o->ways++] = list[i];
 }
 
 void cf_tuner_add(cf_tuner *t, const char *place, cf_fuse *fuse) {
@@ -100,29 +105,17 @@ void cf_tuner_add(cf_tuner *t, const char *place, cf_fuse *fuse) {
 
 static double median(const double *values, int count) {
     double sorted[REPEATS];
-    int n = 0;
-    for (int i = 0; i < count; i++) { // by insertion
-        int at = n++;
-        for (; at > 0 && sorted[at - 1] > values[i]; at--) sorted[at] = sorted[at - 1];
-        sorted[at] = values[i];
-    }
-    return n ? sorted[n / 2] : NAN;
+    memcpy(sorted, values, (size_t)count * sizeof *values);
+    return cf_median(sorted, count);
 }
 
 static double way_ms(const operation *o, int way) {
     return way < 0 ? NAN : median(o->ms[way], o->tried[way]);
 }
 
-static int find_way(const operation *o, cf_mode mode, cf_route route, int slices) {
-    for (int i = 0; i < o->ways; i++)
-        if (o->way[i].mode == mode && o->way[i].slices == slices && (mode != CF_MODE_COMMFUSE || o->way[i].route == route))
-            return i;
-    return -1;
-}
-
 static int native_way(const operation *o) {
-    int blocking = find_way(o, CF_MODE_NONE, CF_RING, 1);
-    return blocking >= 0 ? blocking : find_way(o, CF_MODE_SLICE, CF_RING, 1); // begun early: must not block
+    int blocking = find_way(o, (cf_choice){CF_MODE_NONE, CF_RING, 1});
+    return blocking >= 0 ? blocking : find_way(o, (cf_choice){CF_MODE_SLICE, CF_RING, 1}); // begun early: must not block
 }
 
 int cf_tuner_operations(const cf_tuner *t) {
@@ -146,7 +139,7 @@ bool cf_tuner_can(const cf_tuner *t, cf_choice c) {
 void cf_tuner_set(cf_tuner *t, const char *name, cf_choice c) {
     operation *o = find(t, name);
     if (!o || !cf_tuner_can(t, c)) cf_die(NULL, "%s cannot be set", name);
-    int way = find_way(o, c.mode, c.route, c.slices);
+    int way = find_way(o, c);
     if (way < 0) way = o->ways < CF_CHOICES ? o->ways++ : o->ways - 1;
     o->way[way] = c, o->chosen = way, o->set = true;
 }
@@ -156,21 +149,25 @@ int cf_tuner_plans(const cf_tuner *t) {
 }
 
 cf_compared cf_tuner_plan(const cf_tuner *t, int i) {
-    return (cf_compared){plan_names[i], t->possible[i] ? median(t->plan_ms[i], t->compared[i]) : NAN, i == t->taken};
+    return (cf_compared){plan_names[i], median(t->plan_ms[i], t->compared[i]), i == t->taken};
 }
 
 // --- search ---
 
-// The way that has been tried least, of those left; neighbours in the list of operations begin with different ones, so that
-// a slow moment or a way that disturbs others does not always meet the same.
-static int next_way(const operation *o, int number) {
+// Of those that are left, from `first` on in a circle, the one tried least; -1: all have been tried often enough.
+static int least_tried(const bool *out, const int *tried, int count, int first) {
     int best = -1;
-    for (int k = 0; k < o->ways; k++) {
-        int way = (number + k) % o->ways;
-        if (o->out[way] || o->tried[way] >= REPEATS) continue;
-        if (best < 0 || o->tried[way] < o->tried[best]) best = way;
+    for (int k = 0; k < count; k++) {
+        int i = (first + k) % count;
+        if (!out[i] && tried[i] < REPEATS && (best < 0 || tried[i] < tried[best])) best = i;
     }
     return best;
+}
+
+// Neighbours in the list of operations begin with different ways, so that a slow moment or a way that disturbs others does not
+// always meet the same.
+static int next_way(const operation *o, int number) {
+    return least_tried(o->out, o->tried, o->ways, number);
 }
 
 // Once each way has been tried: only the best go on.
@@ -209,12 +206,12 @@ static bool plan_ways(const cf_tuner *t, plan_kind p, int *ways) {
         const operation *o = &t->operation[i];
         cf_route route = t->context->transport->costs.route;
         if (cf_fuse_get_plan(o->fuse)->operation == CF_ALLTOALL) route = CF_DIRECT;
-        int slice = find_way(o, CF_MODE_SLICE, CF_RING, 4);
+        int slice = find_way(o, (cf_choice){CF_MODE_SLICE, CF_RING, 4});
         ways[i] = p == PLAN_FOUND   ? o->chosen
                   : p == PLAN_FIRST ? 0
                   : p == PLAN_NONE  ? native_way(o)
                   : p == PLAN_SLICE ? (slice >= 0 ? slice : native_way(o))
-                                    : find_way(o, CF_MODE_COMMFUSE, route, 1 << (p - PLAN_ROUNDS));
+                                    : find_way(o, (cf_choice){CF_MODE_COMMFUSE, route, 1 << (p - PLAN_ROUNDS)});
         if (ways[i] < 0) return false;
         differs |= ways[i] != o->chosen;
     }
@@ -223,10 +220,9 @@ static bool plan_ways(const cf_tuner *t, plan_kind p, int *ways) {
 
 static void begin_comparison(cf_tuner *t) {
     for (int p = 0; p < PLANS; p++) {
-        t->possible[p] = plan_ways(t, (plan_kind)p, t->planned[p]);
-        for (int q = 0; q < p && t->possible[p]; q++)
-            if (t->possible[q] && memcmp(t->planned[p], t->planned[q], (size_t)t->operations * sizeof(int)) == 0)
-                t->possible[p] = false; // the same under another name
+        t->out[p] = !plan_ways(t, (plan_kind)p, t->planned[p]);
+        for (int q = 0; q < p; q++)
+            t->out[p] |= !t->out[q] && memcmp(t->planned[p], t->planned[q], (size_t)t->operations * sizeof(int)) == 0;
     }
     t->phase = COMPARE, t->current = 0;
 }
@@ -235,23 +231,12 @@ static void end_comparison(cf_tuner *t) {
     t->taken = PLAN_FOUND;
     double least = threshold(t->plan_ms[PLAN_FOUND], t->compared[PLAN_FOUND], WORTH);
     for (int p = 1; p < PLANS; p++) {
-        double ms = t->possible[p] ? median(t->plan_ms[p], t->compared[p]) : INFINITY;
+        double ms = median(t->plan_ms[p], t->compared[p]); // NAN: it has not taken part
         if (ms < least) t->taken = p, least = ms;
     }
     for (int i = 0; i < t->operations; i++) cf_fuse_take(t->operation[i].fuse, t->planned[t->taken][i]);
     t->phase = DONE;
     t->context->timed = false;
-}
-
-// Plans take turns.
-static bool next_plan(cf_tuner *t) {
-    int best = -1;
-    for (int k = 0; k < PLANS; k++) {
-        int p = (t->current + 1 + k) % PLANS;
-        if (t->possible[p] && t->compared[p] < REPEATS && (best < 0 || t->compared[p] < t->compared[best])) best = p;
-    }
-    if (best >= 0) t->current = best;
-    return best >= 0;
 }
 
 // --- steps ---
@@ -288,7 +273,11 @@ static void agree(cf_tuner *t, double *ms) {
 static void record(cf_tuner *t, const double *ms) {
     if (t->phase == COMPARE) {
         t->plan_ms[t->current][t->compared[t->current]++] = ms[t->operations];
-        if (!next_plan(t)) end_comparison(t);
+        int next = least_tried(t->out, t->compared, PLANS, (t->current + 1) % PLANS); // plans take turns
+        if (next >= 0)
+            t->current = next;
+        else
+            end_comparison(t);
         return;
     }
     if (t->phase == WARM) {

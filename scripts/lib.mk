@@ -4,7 +4,7 @@
 #     make install PREFIX=/usr/local    also headers, commfuse.pc, examples; DESTDIR=… for packages
 
 PREFIX ?= /usr/local
-L      := build/lib
+L      := $(if $(SAN),$(B),build)/lib
 # Others of commfuse/ are its own affair.
 public_headers := $(addsuffix .h,$(addprefix commfuse/,check choice context device die extern_c fuse memory mesh replay schedule \
                                                        schedule_check timeline trace transport tune))

@@ -1,5 +1,6 @@
 """commfuse/ as a library: installed, then used by programs outside of the tree that know the prefix alone."""
 # make: lib
+# quick: symbols mlp ones_own
 # limit: 300
 import os
 import pathlib
