@@ -202,7 +202,7 @@ class Lock(checkpoints.Case):
                 folder = self.fresh("hosts")
                 script = f'mkdir -p {folder}/{launcher.RANK} && cd {folder}/{launcher.RANK} && ' \
                          f'if [ {launcher.RANK} = 1 ]; then {others}; fi && exec "$@"'
-                result = self.start(dp=2, out="out", wrapper=("sh", "-c", script, "sh")).wait()
+                result = self.start(dp=2, out="out", steps=1, wrapper=("sh", "-c", script, "sh")).wait()
                 self.assertFails(result, "rank 1 cannot save to --out out", words, "all hosts share")
                 self.assertEqual(result.err.count("error:"), 1, str(result))
                 self.assertNotIn("loss", result.out)
