@@ -103,35 +103,33 @@ static bool has_name(int fd, const char *name) {
     return fstat(fd, &opened) == 0 && lstat(name, &named) == 0 && opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
 }
 
-static bool lock(int fd) {
-    return flock(fd, LOCK_EX | LOCK_NB) == 0;
+// Opens and locks it; another may have removed it in between: ESTALE. -1: see errno, EWOULDBLOCK if another process has it.
+// Where there are no locks, nobody has any, and errno says so beside the file.
+static int open_locked(const char *name, int flags) {
+    int fd = open(name, flags | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
+    if (fd < 0) return -1;
+    if (fchmod(fd, 0600) != 0) errno = 0; // an earlier version's could be read, and so be locked by others
+    int error = flock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
+    const bool held = error == EWOULDBLOCK, gone = !held && !has_name(fd, name);
+    if (held || gone) close(fd);
+    errno = gone ? ESTALE : error;
+    return held || gone ? -1 : fd;
 }
 
-// Removes PATH.tmp, unless its writer lives: then the lock is his. Without locks nobody knows, and a writer that
-// lives will not find his file by its name when he commits.
-static bool clear_temporary(const char *name) {
-    int fd = open(name, O_WRONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
-    if (fd < 0) return errno == ENOENT || (errno == ELOOP && unlink(name) == 0);
-    bool cleared = lock(fd) || errno != EWOULDBLOCK;
-    if (cleared && has_name(fd, name)) cleared = unlink(name) == 0 || errno == ENOENT;
-    int error = errno;
-    close(fd);
-    errno = error;
-    return cleared;
-}
-
-// A file of this writer's own, so that what two have written can never be in one. Until it is locked another may take
-// it for a dead writer's: then it is made once more.
+// A file of this writer's own, so that what two have written can never be in one. What a dead writer has left is removed; one
+// that lives has the lock. (Without locks nobody knows, and a writer that lives will not find his file by its name when he
+// commits.)
 static bool make_temporary(durable_file *file) {
     const char *name = file->temporary;
     for (int tries = 0; tries < TRIES; tries++) {
-        file->fd = open(name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-        if (file->fd < 0 && (errno != EEXIST || !clear_temporary(name))) return false;
-        if (file->fd < 0) continue;
-        bool mine = lock(file->fd) || errno != EWOULDBLOCK;
-        if (mine && has_name(file->fd, name)) return true;
-        close(file->fd);
-        file->fd = -1;
+        file->fd = open_locked(name, O_WRONLY | O_CREAT | O_EXCL);
+        if (file->fd >= 0) return true;
+        if (errno == ESTALE) continue;
+        if (errno != EEXIST) return false;
+        const int left = open_locked(name, O_WRONLY);
+        if (left < 0 && errno != ELOOP && errno != ESTALE && errno != ENOENT) return false;
+        if ((left >= 0 || errno == ELOOP) && unlink(name) != 0 && errno != ENOENT) return false;
+        if (left >= 0) close(left);
     }
     errno = EWOULDBLOCK;
     return false;
@@ -207,10 +205,12 @@ static bool write_owner(int fd) {
 }
 
 // "process 1234 on host NAME", of whoever has the lock.
-static void read_owner(int fd, char *text, size_t size) {
+static void read_owner(const char *path, char *text, size_t size) {
     char line[300], host[256];
     long process;
+    const int fd = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     ssize_t n = pread(fd, line, sizeof line - 1, 0);
+    if (fd >= 0) close(fd);
     line[n > 0 ? n : 0] = 0;
     if (sscanf(line, "%255s %ld", host, &process) == 2)
         snprintf(text, size, "process %ld on host %s", process, host);
@@ -218,40 +218,26 @@ static void read_owner(int fd, char *text, size_t size) {
         snprintf(text, size, "a process that has not yet said its name");
 }
 
-// Whoever has it may remove it just before it is locked here: then it is made once more.
-static int open_lock(const char *path) {
-    for (int tries = 0; tries < TRIES; tries++) {
-        int fd = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
-        if (fd < 0) return -1;
-        if (fchmod(fd, 0600) != 0) errno = 0; // an earlier version's could be read
-        int error = lock(fd) ? 0 : errno;
-        if (error || has_name(fd, path)) {
-            errno = error;
-            return fd;
-        }
-        close(fd);
-    }
-    errno = EWOULDBLOCK;
-    return -1;
-}
-
 // Some cluster file systems have no locks. A run that cannot save at all would be worse than one unguarded.
 int durable_lock(const char *path, const char *in_use, problem *why) {
     char owner[320];
-    int fd = open_lock(path), error = errno;
-    if (fd < 0) {
-        durable_problem(why, "cannot open lock", path, -1);
-    } else if (error == EWOULDBLOCK) {
-        read_owner(fd, owner, sizeof owner);
+    int fd, tries = 0;
+    do fd = open_locked(path, O_RDWR | O_CREAT);
+    while (fd < 0 && errno == ESTALE && tries++ < TRIES);
+    int error = errno;
+    if (fd < 0 && error == EWOULDBLOCK) {
+        read_owner(path, owner, sizeof owner);
         problem_set(why, "wait for it, end it, or choose another name", "%.1500s: %s", in_use, owner);
+    } else if (fd < 0) {
+        durable_problem(why, "cannot open lock", path, -1);
     } else {
         if (error)
             fprintf(stderr, "note: %s cannot be locked (%s): see to it that no other run writes there\n", path, strerror(error));
         if (write_owner(fd)) return fd;
         error = errno;
         durable_problem(why, "cannot write lock", path, -1);
+        close(fd);
     }
-    if (fd >= 0) close(fd);
     errno = error;
     return -1;
 }

@@ -13,16 +13,12 @@ static const char *const fixed[] = {"layers",    "channels",     "heads",       
                                     "warmup",    "schedule",     "decay-steps",   "weight-decay", "beta1",
                                     "beta2",     "eps",          "clip",          "seed",         "dtype",
                                     "steps",     "train-tokens", "train-samples", "train-blocks", "train-hash"};
-static const struct {
-    const char *name, *in_words;
-    const char *before; // what it was in runs from before it was recorded; "": unknown
-} special[] = {{"padded-vocab", "rows of the vocabulary with padding", NULL},
-               {"positions", "--seq, the model's positions", NULL},
-               {"decay-steps", "--decay-steps", "0"},
-               {"train-tokens", "tokens of --train", NULL},
-               {"train-samples", "samples of --train", ""},
-               {"train-blocks", "content of --train", ""},
-               {"train-hash", "content of --train, by --verify-data", ""}};
+static const char *const in_words[][2] = {{"padded-vocab", "rows of the vocabulary with padding"},
+                                          {"positions", "--seq, the model's positions"},
+                                          {"train-tokens", "tokens of --train"},
+                                          {"train-samples", "samples of --train"},
+                                          {"train-blocks", "content of --train"},
+                                          {"train-hash", "content of --train, by --verify-data"}};
 
 // --- facts -------------------------------------------------------------------------------------------------
 
@@ -86,21 +82,18 @@ static bool steps_matter(const options *o, const manifest *m) {
 
 // Appends "--lr 0.1 (the checkpoint: 0.2)", unless they are the same.
 static void add_difference(const options *o, const manifest *m, const char *name, const char *now, char *text, size_t size) {
-    char in_words[64];
-    const char *then = manifest_value(m, name), *before = NULL;
-    snprintf(in_words, sizeof in_words, "--%s", name);
-    for (size_t i = 0; i < sizeof special / sizeof *special; i++)
-        if (strcmp(special[i].name, name) == 0) {
-            snprintf(in_words, sizeof in_words, "%s", special[i].in_words);
-            before = special[i].before;
-        }
-    if (!then) then = before ? before : "not recorded";
-    if (!*then || strcmp(now, then) == 0) return;
+    char what[64];
+    const char *then = manifest_value(m, name);
+    snprintf(what, sizeof what, "--%s", name);
+    for (size_t i = 0; i < sizeof in_words / sizeof *in_words; i++)
+        if (strcmp(in_words[i][0], name) == 0) snprintf(what, sizeof what, "%s", in_words[i][1]);
+    if (!then) then = "not recorded";
+    if (strcmp(now, then) == 0) return;
     if (strcmp(name, "steps") == 0 && !steps_matter(o, m)) return;
     if (strcmp(name, "train-hash") == 0 && (strcmp(now, "0") == 0 || strcmp(then, "0") == 0))
         return; // who has not read all tokens does not know it
     size_t length = strlen(text);
-    snprintf(text + length, size - length, "%s%s %s (the checkpoint: %s)", length ? ", " : "", in_words, now, then);
+    snprintf(text + length, size - length, "%s%s %s (the checkpoint: %s)", length ? ", " : "", what, now, then);
 }
 
 void resume_compare(const options *o, const run_facts *facts, const manifest *m) {

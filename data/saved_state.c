@@ -140,15 +140,12 @@ static bool read_runs(saved_state *s, int64_t file, problem *why) {
     return well;
 }
 
-static int compare(int64_t a, int64_t b) {
-    return (a > b) - (a < b);
-}
-
+// By tensor, layer and first element: the first three numbers.
 static int by_place(const void *a, const void *b) {
-    const state_run *x = &((const located_run *)a)->run, *y = &((const located_run *)b)->run;
-    int order = compare(x->tensor, y->tensor);
-    if (order == 0) order = compare(x->layer, y->layer);
-    return order ? order : compare(x->whole, y->whole);
+    const int64_t *x = a, *y = b;
+    for (int i = 0; i < 3; i++)
+        if (x[i] != y[i]) return x[i] < y[i] ? -1 : 1;
+    return 0;
 }
 
 static bool same_tensor(const state_run *a, const state_run *b) {
@@ -196,7 +193,7 @@ static int64_t find_run(const saved_state *s, const state_run *place) {
     int64_t low = -1, high = s->runs;
     while (high - low > 1) {
         int64_t middle = low + (high - low) / 2;
-        if (by_place(&s->run[middle], &(located_run){*place, 0}) <= 0)
+        if (by_place(&s->run[middle], place) <= 0)
             low = middle;
         else
             high = middle;
