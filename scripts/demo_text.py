@@ -6,14 +6,13 @@ Tiny Shakespeare if it is at hand (../shared/data, or downloaded by an earlier r
 demo's figures comparable from machine to machine. Without a network Python's own language reference will do.
 """
 import hashlib
-import os
+import pathlib
 import re
 import sys
 import urllib.request
 
 NAME = "tinyshakespeare.txt"
 SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
-SHARED = f"../shared/data/{NAME}"
 URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 
 
@@ -21,28 +20,23 @@ def say(text):
     print(text, file=sys.stderr, flush=True)
 
 
-def genuine(data):
-    return hashlib.sha256(data).hexdigest() == SHA256
+def download():
+    with urllib.request.urlopen(URL, timeout=10) as reply:
+        return reply.read(10_000_000)
 
 
-def shakespeare(earlier):
-    for path in SHARED, earlier:
-        if os.path.exists(path):
-            with open(path, "rb") as file:
-                data = file.read()
-            if genuine(data):
-                say(f"text: tiny Shakespeare, {len(data):,} bytes, from {path}")
-                return data
-    say(f"text: downloading tiny Shakespeare from {URL}")
-    try:
-        with urllib.request.urlopen(URL, timeout=10) as reply:
-            data = reply.read(10_000_000)
-    except OSError as error:  # URLError and timeouts are OSErrors
-        say(f"text: no download ({error})")
-        return None
-    if genuine(data):
-        return data
-    say(f"text: what came is not tiny Shakespeare ({len(data):,} bytes, wrong SHA-256), so it is not used")
+def shakespeare(*places):
+    """None: not to be had."""
+    for place, read in [*((path, path.read_bytes) for path in places), (URL, download)]:
+        try:
+            data = read()
+        except OSError as error:  # URLError and timeouts are OSErrors
+            say(f"text: no tiny Shakespeare from {place} ({error})")
+            continue
+        if hashlib.sha256(data).hexdigest() == SHA256:
+            say(f"text: tiny Shakespeare, {len(data):,} bytes, from {place}")
+            return data
+        say(f"text: {place} is not tiny Shakespeare ({len(data):,} bytes, wrong SHA-256), so it is not used")
     return None
 
 
@@ -58,23 +52,15 @@ def documentation():
     return data
 
 
-def main():
-    if len(sys.argv) != 2:
-        sys.exit(__doc__)
-    directory = sys.argv[1]
-    os.makedirs(directory, exist_ok=True)
-    path = os.path.join(directory, NAME)
-    data = shakespeare(path)
-    if data is None:
-        path = os.path.join(directory, "documentation.txt")
-        data = documentation()
-        if len(data) < 100_000:
-            sys.exit(f"error: only {len(data):,} bytes of English on this machine\n"
-                     f"hint:  save {URL} as {os.path.join(directory, NAME)}")
-    with open(path, "wb") as file:
-        file.write(data)
-    print(path)
-
-
-if __name__ == "__main__":
-    main()
+if len(sys.argv) != 2:
+    sys.exit(__doc__)
+folder = pathlib.Path(sys.argv[1])
+folder.mkdir(parents=True, exist_ok=True)
+path = folder / NAME
+data = shakespeare(pathlib.Path("../shared/data", NAME), path)
+if data is None:
+    path, data = folder / "documentation.txt", documentation()
+    if len(data) < 100_000:
+        sys.exit(f"error: only {len(data):,} bytes of English on this machine\nhint:  save {URL} as {folder / NAME}")
+path.write_bytes(data)
+print(path)

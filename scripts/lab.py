@@ -22,13 +22,12 @@ itself. Where there are fewer, a rank's threads share what it gets: see SHARED. 
 
 What is not exact: an idle link lets the first 68 KiB pass at once (a quarter of a millisecond above 2 Gbit/s), as a
 token bucket does; the rate includes headers, about 1 %; a delay is longer by some tens of microseconds, the wake-ups of
-the delay line (delay_line.c).
+the delay line (delay_line.py).
 """
 import argparse
 import math
 import os
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -51,8 +50,7 @@ QUEUE_BYTES = 64 << 20  # nothing is dropped
 TCP = {"tcp_rmem": "4096 4194304 33554432", "tcp_wmem": "4096 4194304 33554432", "tcp_notsent_lowat": "131072",
        "tcp_slow_start_after_idle": "0", "tcp_no_metrics_save": "1"}
 EAGER_BYTES = 4 << 20
-DELAY_LINE = "/dev/shm/delay_line"
-DELAY_LINE_SOURCE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "delay_line.c")
+DELAY_LINE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "delay_line.py")
 SETUP_S = 20
 
 # The daemon on a host, started by mpirun as "agent HOST COMMAND…".
@@ -142,13 +140,12 @@ def enough(ranks, cores):
 
 
 class Lab:
-    """with Lab(hosts=2) as lab: lab.set_link(2e9, delay_ms=0.05); lab.run(2, ["build/release/train_gpt", …])"""
+    """A rank on each host: with Lab(2) as lab: lab.set_link(2e9, delay_ms=0.05); lab.run(2, ["build/release/train_gpt", …])"""
 
-    def __init__(self, hosts=2, ranks_per_host=1):
-        if not 1 <= hosts <= HOSTS_MAX or ranks_per_host < 1:
-            raise LabError(f"no such lab: {hosts} hosts (1 to {HOSTS_MAX}) of {ranks_per_host} ranks")
-        self.hosts, self.ranks_per_host = hosts, ranks_per_host
-        self.cores = sorted(os.sched_getaffinity(0))
+    def __init__(self, hosts=2):
+        if not 1 <= hosts <= HOSTS_MAX:
+            raise LabError(f"no such lab: {hosts} hosts (1 to {HOSTS_MAX})")
+        self.hosts, self.cores = hosts, sorted(os.sched_getaffinity(0))
         self.rate, self.delay_ms = None, 0.0
         self.init = None        # the first process; its end is the lab's
         self.first_pid = None   # as the machine sees it
@@ -165,29 +162,19 @@ class Lab:
     def address(host):
         return f"10.0.0.{host + 1}"
 
-    def ranks(self):
-        return self.hosts * self.ranks_per_host
-
     def enough(self):
-        return enough(self.ranks(), len(self.cores))
-
-    def rank_cores(self, rank):
-        """The compute core and the progress core. Where they do not suffice: one for both, and perhaps for other ranks."""
-        if self.enough()[0]:
-            return self.cores[CORES_PER_RANK * rank:CORES_PER_RANK * (rank + 1)]
-        return [self.cores[rank % len(self.cores)]]
-
-    def host_ranks(self, host):
-        return range(host * self.ranks_per_host, (host + 1) * self.ranks_per_host)
+        return enough(self.hosts, len(self.cores))
 
     def host_cores(self, host):
-        return sorted({core for rank in self.host_ranks(host) for core in self.rank_cores(rank)})
+        """The compute core and the progress core. Where they do not suffice: one for both, and perhaps for other hosts."""
+        if self.enough()[0]:
+            return self.cores[CORES_PER_RANK * host:CORES_PER_RANK * (host + 1)]
+        return [self.cores[host % len(self.cores)]]
 
     def plan(self):
         lines = ["one PID namespace that ends with this process; in it one network namespace with a bridge, and"]
-        for host in range(self.hosts):
-            ranks = ", ".join(f"rank {r} on cores {core_list(self.rank_cores(r))}" for r in self.host_ranks(host))
-            lines.append(f"host {host}: {self.host_name(host)}, eth0 {self.address(host)}/24, mtu {MTU}; {ranks}")
+        lines += [f"host {host}: {self.host_name(host)}, eth0 {self.address(host)}/24, mtu {MTU}; rank {host} on cores "
+                  f"{core_list(self.host_cores(host))}" for host in range(self.hosts)]
         ok, text = self.enough()
         lines.append(text + ("" if ok else f": {SHARED}"))
         return "\n".join(lines)
@@ -255,9 +242,9 @@ class Lab:
         rank = RANK_ON_SHARED_CORES
         if self.enough()[0]:
             rank = RANK.replace("{cases}", " ".join(
-                "{}) compute={} progress={};;".format(r, *self.rank_cores(r)) for r in range(self.ranks())))
+                "{}) compute={} progress={};;".format(h, *self.host_cores(h)) for h in everyone))
         self.write(host, "/dev/shm/rank", rank)
-        self.write(host, "/dev/shm/hostfile", "".join(f"{self.host_name(h)} slots={self.ranks_per_host}\n" for h in everyone))
+        self.write(host, "/dev/shm/hostfile", "".join(f"{self.host_name(h)} slots=1\n" for h in everyone))
         self.at(host, "chmod", "+x", "/dev/shm/agent", "/dev/shm/rank")
 
     def write(self, host, path, text):
@@ -307,24 +294,19 @@ class Lab:
         self.lines = []
         for host in range(self.hosts) if delay_ms else ():
             device, port = f"delay{host}", f"port{host}"
-            self.lines.append(self.start_delay_line(device, self.rank_cores(host * self.ranks_per_host)[-1], delay_ms))
+            line = subprocess.Popen([*self.hub(), "taskset", "-c", str(self.host_cores(host)[-1]), sys.executable, "-S", "-E",
+                                     DELAY_LINE, device, f"{delay_ms * 1e3:g}"], stdin=subprocess.DEVNULL,
+                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+            self.lines.append(line)
+            line.number = line.stdout.readline().strip()  # once it is ready
+            if not line.number:
+                raise LabError(f"delay line: {line.stderr.read().strip()}")
             self.at_hub(f"""
                 ip link set {device} mtu {MTU} master bridge
                 bridge link set dev {device} learning off flood off mcast_flood off bcast_flood off
                 ip link set {device} up
                 tc qdisc add dev {port} clsact
                 tc filter add dev {port} ingress protocol all u32 match u32 0 0 action mirred egress redirect dev {device}""")
-
-    def start_delay_line(self, device, core, delay_ms):
-        """It prints its number once it is ready, and lives until it or the lab is ended."""
-        self.at_hub(f"[ -x {DELAY_LINE} ] || cc -std=gnu11 -O2 -o {DELAY_LINE} {shlex.quote(DELAY_LINE_SOURCE)}")
-        line = subprocess.Popen([*self.hub(), "taskset", "-c", str(core), DELAY_LINE, device, f"{delay_ms * 1e3:g}"],
-                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                start_new_session=True)
-        line.number = line.stdout.readline().strip()
-        if not line.number:
-            raise LabError(f"delay line: {line.stderr.read().strip()}")
-        return line
 
     # --- programs ---
 
@@ -335,8 +317,8 @@ class Lab:
         question wait for what the other side sends: up to EAGER_BYTES it does not, which is more than a chunk of
         ours (commfuse/transport_mpi.c) and than most of what the native collectives send. The sizes of socket buffers
         are left to the kernel (see TCP)."""
-        if ranks > self.ranks():
-            raise LabError(f"{ranks} ranks on {self.hosts} hosts of {self.ranks_per_host}")
+        if ranks > self.hosts:
+            raise LabError(f"{ranks} ranks on {self.hosts} hosts")
         settings = dict(plm_rsh_agent="/dev/shm/agent", pml="ob1", btl="tcp,self", btl_tcp_if_include="eth0",
                         oob_tcp_if_include="eth0", btl_tcp_links="1", btl_tcp_flags="9", btl_tcp_eager_limit=str(EAGER_BYTES),
                         btl_tcp_sndbuf="0", btl_tcp_rcvbuf="0", orte_tmpdir_base="/dev/shm")
@@ -358,7 +340,6 @@ class Lab:
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=int, default=2)
-    parser.add_argument("--ranks-per-host", type=int, default=1)
     parser.add_argument("--rate", type=quantity({"bit": 1, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}), default=1e9,
                         help="of each host: 500mbit, 2gbit (default 1gbit)")
     parser.add_argument("--delay", type=quantity({"us": 1e-3, "ms": 1, "s": 1e3}), default=0,
@@ -370,7 +351,7 @@ def main():
     if not program and not o.plan:
         parser.error("no program given; --plan shows what would be created")
     try:
-        lab = Lab(o.hosts, o.ranks_per_host)
+        lab = Lab(o.hosts)
         if o.plan:
             print(lab.plan())
             return 0
@@ -378,7 +359,7 @@ def main():
             lab.set_link(o.rate, o.delay)
             if not lab.enough()[0]:
                 print(f"lab: {lab.enough()[1]}: {SHARED}", file=sys.stderr)
-            return lab.run(lab.ranks(), program).returncode
+            return lab.run(lab.hosts, program).returncode
     except LabError as error:
         sys.exit(f"lab: {error}")
 

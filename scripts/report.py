@@ -44,46 +44,36 @@ NOT_OF_THE_SETUP = "date", "link", "ranks", "enough", "processors"  # may differ
 TOLERANCE = 0.03
 CORES_MAX = 16  # of the largest number of ranks that an experiment takes
 SECONDS_UNKNOWN = 30
-NOT_BUILT = "not built"
+PROGRAMS = "train_gpt", "tests/bench/bench_fuse", "tests/bench/bench_train"
 INTERRUPTED, REFUSED = 130, 2
-ENDS = [signal.SIGINT, signal.SIGTERM]
-if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup has it
-    ENDS.append(signal.SIGHUP)
 
 
 def load(name):
     return importlib.import_module(f"experiments.{name}")
 
 
+def refuse(what, hint):
+    print(f"report.py: {what}\n  {hint}", file=sys.stderr)
+    sys.exit(REFUSED)
+
+
 # --- where it runs ---
-
-
-def onednn_version():
-    source = '#include <dnnl.h>\nDNNL_VERSION_MAJOR.DNNL_VERSION_MINOR.DNNL_VERSION_PATCH'
-    found = Runner().printed("sh", "-c", 'printf "$0" | cc -E -P -x c -', source).splitlines()
-    return found[-1].replace(" ", "") if found else "unknown"
-
-
-def program_hash():
-    """Of all that is run."""
-    names = "train_gpt", "tests/bench/bench_fuse", "tests/bench/bench_train"
-    programs = [pathlib.Path(ROOT, "build/release", name) for name in names]
-    if not all(program.exists() for program in programs):
-        return NOT_BUILT
-    return hashlib.sha256(b"".join(program.read_bytes() for program in programs)).hexdigest()[:12]
 
 
 def setup_of(place, quick, patience=1):
     """What the rows depend on, and with whose they may not be mixed."""
-    version = pathlib.Path(ROOT, "build/release/version")
-    compiler = Runner().printed("cc", "--version").splitlines()
-    return {**place.describe(), "compiler": compiler[0] if compiler else "unknown", "onednn": onednn_version(),
-            "version": version.read_text().strip() if version.exists() else
-            Runner().printed("git", "describe", "--always", "--dirty") or "unknown",
-            "program": program_hash(), "length": ("quick" if quick else "full")
-            + (f", patience {patience:g}" if patience != 1 else ""),
-            "date": datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
-            "enough": list(place.enough(2))}
+    build, ask = pathlib.Path(ROOT, "build/release"), Runner().printed
+    programs = [build / name for name in PROGRAMS]
+    onednn = ask("sh", "-c", 'printf "#include <dnnl.h>\nDNNL_VERSION_MAJOR.DNNL_VERSION_MINOR.DNNL_VERSION_PATCH" | '
+                 "cc -E -P -x c - | tail -n 1")
+    return {**place.describe(), "compiler": (ask("cc", "--version").splitlines() or ["unknown"])[0],
+            "onednn": onednn.replace(" ", "") or "unknown",
+            "version": (build / "version").read_text().strip() if (build / "version").exists() else
+            ask("git", "describe", "--always", "--dirty") or "unknown",
+            "program": hashlib.sha256(b"".join(program.read_bytes() for program in programs)).hexdigest()[:12]
+            if all(program.exists() for program in programs) else "not built",
+            "length": ("quick" if quick else "full") + (f", patience {patience:g}" if patience != 1 else ""),
+            "date": datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"), "enough": list(place.enough(2))}
 
 
 def doubts(setup):
@@ -125,10 +115,8 @@ class Rows:
         if not self.setup:
             self.setup = setup
             self.append({"setup": setup})
-        here, there = ({name: value for name, value in side.items() if name not in NOT_OF_THE_SETUP}
-                       for side in (setup, self.setup))
-        different = [f"{name} was {there.get(name)!r} and is {here.get(name)!r}" for name in {**there, **here}
-                     if there.get(name) != here.get(name)]
+        different = [f"{name} was {self.setup.get(name)!r} and is {setup.get(name)!r}" for name in {**self.setup, **setup}
+                     if name not in NOT_OF_THE_SETUP and self.setup.get(name) != setup.get(name)]
         if different:
             refuse(f"{self.path} holds rows measured elsewhere: {'; '.join(different)}",
                    "start anew with --fresh, or choose another --out DIR")
@@ -137,10 +125,6 @@ class Rows:
         self.file.write(json.dumps(line) + "\n")
         self.file.flush()
         os.fsync(self.file.fileno())
-
-    def add(self, line):
-        self.append(line)
-        self.done.append(line)
 
     def has(self, name, point):
         plain = json.loads(json.dumps(point))  # a tuple is a list there
@@ -158,51 +142,42 @@ def read_rows(path):
     return first.get("setup"), lines
 
 
-def refuse(what, hint):
-    print(f"report.py: {what}\n  {hint}", file=sys.stderr)
-    sys.exit(REFUSED)
-
-
 # --- running ---
-
-
-def short(point):
-    """A point for people."""
-    return " ".join(str(value) for value in point.values() if isinstance(value, (str, int, float)))[:70]
-
-
-def with_patience(point, patience):
-    """Points that say how many seconds they are measured take that many times as long; the others count something."""
-    return {**point, "seconds": patience * point["seconds"]} if patience != 1 and "seconds" in point else point
-
-
-def seconds_of(name, point, done):
-    """Those that points of its experiment took, else as it says."""
-    took = [line["seconds"] for line in done if line["experiment"] == name]
-    return statistics.fmean(took) if took else point.get("seconds", SECONDS_UNKNOWN)
 
 
 def run(place, modules, rows, quick, patience=1):
     """Measures what is missing. Points that fail are reported and left out; the rest goes on."""
-    wanted = [(name, with_patience(point, patience)) for name, module in modules.items()
-              for point in module.points(place, quick)]
-    for name in modules.keys() - {name for name, _ in wanted}:
-        print(f"{name}: nothing to measure {'in a lab' if place.kind == 'lab' else 'over shared memory'}", file=sys.stderr)
+    wanted = []
+    for name, module in modules.items():
+        points = module.points(place, quick)
+        if not points:
+            print(f"{name}: nothing to measure {'in a lab' if place.kind == 'lab' else 'over shared memory'}", file=sys.stderr)
+        # Points without seconds count something else.
+        wanted += [(name, {**point, "seconds": patience * point["seconds"]} if patience != 1 and "seconds" in point else point)
+                   for point in points]
+
+    def seconds_of(name, point):
+        """Those that points of its experiment took, else as it says."""
+        took = [line["seconds"] for line in rows.done if line["experiment"] == name]
+        return statistics.fmean(took) if took else point.get("seconds", SECONDS_UNKNOWN)
+
     todo, failures = [(name, point) for name, point in wanted if not rows.has(name, point)], []
     print(f"{len(todo)} points to measure" + (f", {len(rows.done)} are there already" if rows.done else ""), file=sys.stderr)
     for number, (name, point) in enumerate(todo):
-        left = sum(seconds_of(*item, rows.done) for item in todo[number:])
-        print(f"[{number + 1}/{len(todo)}] {name} {short(point)}  "
-              f"{f'{left / 60:.0f} min' if left > 90 else f'{left:.0f} s'} left", file=sys.stderr, flush=True)
+        left = sum(seconds_of(*item) for item in todo[number:])
+        short = " ".join(str(value) for value in point.values() if isinstance(value, (str, int, float)))[:70]
+        print(f"[{number + 1}/{len(todo)}] {name} {short}  {f'{left / 60:.0f} min' if left > 90 else f'{left:.0f} s'} left",
+              file=sys.stderr, flush=True)
         place.commands, begin = [], time.monotonic()
         try:
             found = modules[name].measure(place, point)
         except Exception as error:  # whatever it is, the other points are worth having
-            failures.append(f"{name} {short(point)}: {error}")
+            failures.append(f"{name} {short}: {error}")
             print(f"failed: {failures[-1]}", file=sys.stderr)
             continue
-        rows.add({"experiment": name, "point": point, "rows": found, "seconds": round(time.monotonic() - begin, 2),
-                  "commands": place.commands})
+        rows.done.append({"experiment": name, "point": point, "rows": found, "seconds": round(time.monotonic() - begin, 2),
+                          "commands": place.commands})
+        rows.append(rows.done[-1])
     return failures
 
 
@@ -215,10 +190,9 @@ def section(module, lines, folder, where, note=""):
     tables.write_csv(folder / f"{module.NAME}.csv", rows)
     shown = module.tables(rows)
     plots.note = note
-    pictures = [name for name in module.figures(rows, str(folder)) if name.endswith(".png")]
     text = [f"## {module.TITLE}", "", shown.strip(), ""]
-    for name in pictures:
-        if f"({name})" not in shown:
+    for name in module.figures(rows, str(folder)):
+        if name.endswith(".png") and f"({name})" not in shown:
             text += [f"![{module.TITLE}]({name})", ""]
     text += [f"*{where}.* Every row: [{module.NAME}.csv]({module.NAME}.csv); figures also as SVG.", ""]
     commands = list(dict.fromkeys(command for line in lines for command in line.get("commands", ())))
@@ -235,8 +209,7 @@ def write_report(folder, setup, modules, done, failures, sweep, command, stopped
     text = [f"**{doubts(setup)}.**", ""] if doubts(setup) else []
     text += ["# What overlapping brings, measured", "", f"{where}.", ""]
     if stopped:
-        text += [f"**Not complete: interrupted when {len(done)} points had been measured. The same command goes on.**",
-                 ""]
+        text += [f"**Not complete: interrupted when {len(done)} points had been measured. The same command goes on.**", ""]
     text += ["To repeat all of it:", "", "```sh",
              "make all build/release/tests/bench/bench_fuse build/release/tests/bench/bench_train", command, "```", "",
              "Single runs are listed at the end of each experiment; `$DIR` is any folder, and `$DIR/tokens.bin` any "
@@ -259,37 +232,35 @@ def write_report(folder, setup, modules, done, failures, sweep, command, stopped
 # --- comparing ---
 
 
-def ratios_of(name, lines):
-    """figure → value; none of rows of another version's experiment."""
-    found = importlib.util.find_spec(f"experiments.{name}") and getattr(load(name), "ratios", None)
-    return found([row for line in lines for row in line["rows"]]) if found else {}
+def ratios_of(done):
+    """(experiment, figure) → value; none of rows of another version's experiment."""
+    found = {}
+    for name in dict.fromkeys(line["experiment"] for line in done):
+        if importlib.util.find_spec(f"experiments.{name}") and hasattr(load(name), "ratios"):
+            rows = [row for line in done if line["experiment"] == name for row in line["rows"]]
+            found |= {(name, figure): value for figure, value in load(name).ratios(rows).items()}
+    return found
 
 
 def compare(folders, tolerance):
     """Prints every figure that two reports have in common; 1 if one is further apart than `tolerance`."""
-    reports = []
-    for folder in folders:
-        reports.append(read_rows(pathlib.Path(folder) / ROWS))
-        if reports[-1][0] is None:
+    reports = [read_rows(pathlib.Path(folder) / ROWS) for folder in folders]
+    for folder, (setup, _) in zip(folders, reports):
+        if setup is None:
             refuse(f"{folder}/{ROWS} is no report's rows", "give the folders of two reports: --compare DIR DIR")
     places = [(setup.get("place"), setup.get("hosts")) for setup, _ in reports]
     if places[0] != places[1]:
         refuse(f"one report was measured on {places[0]}, the other on {places[1]}", "compare reports of one kind of place")
-    all_apart, lonely = [], 0
-    for name in dict.fromkeys(line["experiment"] for _, done in reports for line in done):
-        first, second = (ratios_of(name, [line for line in done if line["experiment"] == name])
-                         for _, done in reports)
-        lonely += len(first.keys() ^ second.keys())
-        for figure in [figure for figure in first if figure in second]:
-            apart = max(first[figure] / second[figure], second[figure] / first[figure]) - 1
-            all_apart.append(apart)
-            print(f"{'  ' if apart <= tolerance else '! '}{name}: {figure}: {first[figure]:.4f} and "
-                  f"{second[figure]:.4f}, {100 * apart:.2f} % apart")
-    if not all_apart:
+    first, second = (ratios_of(done) for _, done in reports)
+    apart = {key: max(first[key] / second[key], second[key] / first[key]) - 1 for key in first if key in second}
+    if not apart:
         refuse("the two reports have no figure in common", "run the same experiments, with or without --quick alike")
-    further = sum(apart > tolerance for apart in all_apart)
-    print(f"{len(all_apart)} figures: at most {100 * max(all_apart):.2f} % apart, "
-          f"{100 * statistics.median(all_apart):.2f} % in the median; {further} further than the "
+    for (name, figure), share in apart.items():
+        print(f"{'  ' if share <= tolerance else '! '}{name}: {figure}: {first[name, figure]:.4f} and "
+              f"{second[name, figure]:.4f}, {100 * share:.2f} % apart")
+    further, lonely = sum(share > tolerance for share in apart.values()), len(first.keys() ^ second.keys())
+    print(f"{len(apart)} figures: at most {100 * max(apart.values()):.2f} % apart, "
+          f"{100 * statistics.median(apart.values()):.2f} % in the median; {further} further than the "
           f"{100 * tolerance:g} % asked" + (f". {lonely} more are in one of the reports only" if lonely else ""))
     return int(further > 0)
 
@@ -321,24 +292,6 @@ def options():
     return o
 
 
-def read_sweep(path):
-    try:
-        return load(SWEEP).latest([row for _, row in run_log.objects(path, {"status"}, "no run of a sweep")])
-    except (OSError, run_log.Damaged) as error:
-        refuse(f"--sweep: {error}", "collect runs with scripts/mfu_sweep --out FILE.jsonl")
-
-
-def check_what_is_needed():
-    """Before hours are spent, not after them."""
-    try:
-        importlib.import_module("numpy")
-        importlib.import_module("matplotlib")
-    except ImportError as error:
-        refuse(f"{error}, in {sys.executable}",
-               '"$(scripts/find_python.sh)" scripts/report.py finds a Python that has it; '
-               "scripts/install_deps.sh installs it")
-
-
 def measure_all(o, folder):
     """Setup, lines and failures of a report whose missing points have been measured, and whether that was stopped."""
     from experiments.place import open_place
@@ -353,12 +306,11 @@ def measure_all(o, folder):
             setup = setup_of(place, o.quick, o.patience)
             setup["processors"] = processors.measure(sorted(os.sched_getaffinity(0))[:CORES_MAX])
             rows = Rows(folder, setup, o.fresh)
-            if rows.setup["program"] == NOT_BUILT:
+            if rows.setup["program"] == "not built":
                 refuse("build/release lacks a program", "make report builds what it needs")
             if doubts(rows.setup):
                 print(doubts(rows.setup), file=sys.stderr)
-            failures = run(place, modules, rows, o.quick, o.patience)
-            return rows.setup, rows.done, failures, False
+            return rows.setup, rows.done, run(place, modules, rows, o.quick, o.patience), False
     except lab.LabError as error:
         refuse(str(error), "--place local measures over shared memory")
     except KeyboardInterrupt:
@@ -371,19 +323,30 @@ def measure_all(o, folder):
 
 def main():
     o = options()
-    check_what_is_needed()
+    try:  # before hours are spent, not after them
+        importlib.import_module("numpy")
+        importlib.import_module("matplotlib")
+    except ImportError as error:
+        refuse(f"{error}, in {sys.executable}", '"$(scripts/find_python.sh)" scripts/report.py finds a Python that has it; '
+               "scripts/install_deps.sh installs it")
     if o.compare:
         return compare(o.compare, o.tolerance)
-    for number in ENDS:
+    ends = [number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]  # as nohup has it
+    for number in ends:
         signal.signal(number, signal.default_int_handler)
-    folder, sweep = pathlib.Path(o.out), read_sweep(o.sweep) if o.sweep else None
+    folder, sweep = pathlib.Path(o.out), None
+    if o.sweep:
+        try:
+            sweep = load(SWEEP).latest([row for _, row in run_log.objects(o.sweep, {"status"}, "no run of a sweep")])
+        except (OSError, run_log.Damaged) as error:
+            refuse(f"--sweep: {error}", "collect runs with scripts/mfu_sweep --out FILE.jsonl")
     folder.mkdir(parents=True, exist_ok=True)
     setup, done, failures, stopped = measure_all(o, folder)
-    for number in ENDS:
+    for number in ends:
         signal.signal(number, signal.SIG_DFL)
     modules = {name: load(name) for name in EXPERIMENTS if any(line["experiment"] == name for line in done)}
-    arguments = [argument for argument in sys.argv[1:] if argument != "--fresh"]
-    command = '"$(scripts/find_python.sh)" ' + shlex.join(["scripts/report.py", *arguments])
+    command = '"$(scripts/find_python.sh)" ' + shlex.join(["scripts/report.py", *(word for word in sys.argv[1:] if word != "--fresh")])
     path, problems = write_report(folder, setup, modules, done, failures, sweep, command, stopped)
     for problem in problems:
         print(f"ERROR {problem}", file=sys.stderr)

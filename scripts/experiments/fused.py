@@ -40,17 +40,15 @@ VARIANTS = ("compute", "comm", "none", "slice 2", "slice 4", "slice 8", "ring 1"
             "direct 1", "direct 2", "direct 4", "nowire 1", "nowire 2", "nowire 4", "nowire 8")
 SHARES = "hidden_share", "hidden_alone_share", "hidden_error_share", "chunking_ms", "exposed_ms"  # of fused variants
 FUSED = [name for name in VARIANTS if name.split()[0] in ("none", "slice", "ring", "direct")]
+REPETITIONS_MIN = 10
+BLOCK_S, BLOCK_REPETITIONS = 12, REPETITIONS_MIN  # about, and at least
+TIMEOUT_S = 7200  # ranks that hang end themselves after a minute
+DRAWINGS = 400
 
 
 def shape_of(work):
     """As bench_fuse takes it. A work is a dictionary: operation, ranks, and the sizes T, B, C, columns and H."""
     return ",".join(str(work[size]) for size in ("T", "B", "C", "columns", "H"))
-
-
-def label(line):
-    """How tables call a variant: "none", "slice 4", "ring 2"."""
-    name = line["route"] if line["variant"] == "commfuse" else line["variant"]
-    return name if name in ("compute", "comm", "none") else f"{name} {line['slices']}"
 
 
 def payload_bytes(work):
@@ -62,28 +60,21 @@ def payload_bytes(work):
     return (ranks - 1) * (work["T"] // ranks) * work["B"] * width * ELEMENT
 
 
-def ranks_for(place, heads=16):
-    """As many as the place serves honestly and the shapes can be shared by; 0 where two are too many."""
-    return max((n for n in (2, 4, 8) if n <= place.ranks and heads % n == 0), default=0)
-
-
 # --- running ---
 
 
-REPETITIONS_MIN = 10
-BLOCK_S, BLOCK_REPETITIONS = 12, REPETITIONS_MIN  # about, and at least
-TIMEOUT_S = 7200  # ranks that hang end themselves after a minute
-
-
 def run(place, work, repetitions, only=None):
-    """bench_fuse's lines, each with its label."""
+    """bench_fuse's lines, each labelled as tables call it: "none", "slice 4", "ring 2"."""
     command = [os.path.join(ROOT, os.environ.get("BUILD", "build/release"), "tests/bench/bench_fuse"), "--op", work["operation"],
                "--shape", shape_of(work), "--repetitions", str(repetitions), "--json"]
     output = place.run(work["ranks"], command + (["--only", only] if only else []), timeout=TIMEOUT_S)
     lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
     if not lines:
         raise RuntimeError(f"{' '.join(command)} printed no result:\n{output[-2000:]}")
-    return [dict(line, label=label(line)) for line in lines]
+    for line in lines:
+        name = line["route"] if line["variant"] == "commfuse" else line["variant"]
+        line["label"] = name if name in ("compute", "comm", "none") else f"{name} {line['slices']}"
+    return lines
 
 
 def repetitions_for(compute, ratio, seconds):
@@ -93,44 +84,36 @@ def repetitions_for(compute, ratio, seconds):
     return max(REPETITIONS_MIN, min(1000, int(seconds * 1e3 / (compute * in_computations)) - 2))
 
 
-def time_of(lines, label):
-    """Mean over the faster half."""
-    return float(undisturbed_ms(next(line["samples_ms"] for line in lines if line["label"] == label)))
+def computations(lines):
+    return next(line["samples_ms"] for line in lines if line["label"] == "compute")
 
 
 def measure(place, work, seconds, ratio, delay_ms=0):
     """(lines, the wire's ms meanwhile, bits per second on average), block by block over links that follow the computation, of
-    whose time the wire takes `ratio`."""
-    compute, bits = time_of(run(place, work, REPETITIONS_MIN, only="compute"), "compute"), 8 * payload_bytes(work)
+    whose time the wire takes `ratio`. The wire's ms are those of the repetitions that the computation's time is the mean of."""
+    bits = 8 * payload_bytes(work)
+    compute = undisturbed_ms(computations(run(place, work, REPETITIONS_MIN, only="compute")))
     repetitions, found, rates = repetitions_for(compute, ratio, seconds), [], []
     blocks = max(1, min(round(seconds / BLOCK_S), repetitions // BLOCK_REPETITIONS))
     for _ in range(blocks):
-        rates.append(min(FREE_LINK, 1e3 * bits / (ratio * compute)))
+        rates.append(min(FREE_LINK, 1e3 * bits / (ratio * float(compute))))
         place.link(rates[-1], delay_ms)
         found.append(run(place, work, repetitions // blocks))
-        compute = time_of(found[-1], "compute")  # the machine's speed moves
-    wire_ms = wire_of_the_undisturbed([1e3 * bits / rate for rate in rates], found)
-    return [joined(same) for same in zip(*found)], wire_ms, float(np.mean(rates))
-
-
-def wire_of_the_undisturbed(wires, blocks):
-    """Mean of the wire's times, one of each block, over the repetitions that the computation's time is the mean of."""
-    samples = [next(line["samples_ms"] for line in lines if line["label"] == "compute") for lines in blocks]
-    wires = np.repeat(wires, [len(some) for some in samples])
-    return float(np.mean(wires[faster_half(np.concatenate(samples))]))
+        compute = undisturbed_ms(computations(found[-1]))  # the machine's speed moves
+    samples = [computations(lines) for lines in found]
+    wires = np.repeat([1e3 * bits / rate for rate in rates], list(map(len, samples)))
+    return ([joined(same) for same in zip(*found)], float(np.mean(wires[faster_half(np.concatenate(samples))])),
+            float(np.mean(rates)))
 
 
 def joined(lines):
     """One variant's lines as one."""
     samples = sum((line["samples_ms"] for line in lines), [])
-    low, middle, high = np.percentile(samples, [10, 50, 90])
-    return dict(lines[0], samples_ms=samples, ms=float(middle), p10_ms=float(low), p90_ms=float(high))
+    low, middle, high = map(float, np.percentile(samples, [10, 50, 90]))
+    return dict(lines[0], samples_ms=samples, ms=middle, p10_ms=low, p90_ms=high)
 
 
 # --- arithmetic ---
-
-
-DRAWINGS = 400
 
 
 def faster_half(samples):

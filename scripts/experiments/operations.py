@@ -78,7 +78,8 @@ def points(place, quick):
     for work, more in works:
         point = dict(zip(FIELDS, work), **more)
         point["seconds"] = QUICK_SECONDS if quick else DECISIVE_SECONDS if work in DECISIVE else SECONDS
-        point["ranks"] = fused.ranks_for(place, point["H"])
+        # As many as the place serves honestly and the shapes can be shared by; 0 where two are too many.
+        point["ranks"] = max((n for n in (2, 4, 8) if n <= place.ranks and point["H"] % n == 0), default=0)
         found += [point] if point["ranks"] else []
     return found
 
@@ -108,10 +109,6 @@ def by_point(rows):
     return list(grouped.values())
 
 
-def any_of(by):
-    return next(iter(by.values()))
-
-
 def name_of(row):
     delay = f", delay {row['delay_ms']:g} ms" if row["delay_ms"] else ""
     return f"{row['operation']} {row['model']} {row['where']}, B {row['B']}, ratio {row['ratio_asked']:.3g}{delay}"
@@ -125,7 +122,7 @@ def exposed_by_arithmetic(row):
 
 def operation_tables(operation, columns):
     """columns: [{label: row}], a point each."""
-    rows = [any_of(by) for by in columns]
+    rows = [next(iter(by.values())) for by in columns]
     titles = [f"{r['model']} {r['where']}, B {r['B']}, T {r['T']}: **{r['ratio']:.2f}**" + (
         f", delay {r['delay_ms']:g} ms" if r["delay_ms"] else "") for r in rows]
 
@@ -139,7 +136,7 @@ def operation_tables(operation, columns):
              "repetitions": lambda r: str(r["repetitions"])}
     text = [f"### {fused.TITLES[operation]}", "", f"{rows[0]['ranks']} ranks. A column is a point: model and place, batch, and in "
             "bold the ratio of communication to computation.", "",
-            table(facts, lambda name, by: facts[name](any_of(by)))]
+            table(facts, lambda name, by: facts[name](next(iter(by.values()))))]
     for caption, labels, cell in (
             ("Time, ms: median (10th…90th percentile).", fused.VARIANTS, spread),
             ("Hidden share of the communication, %: all / without what chunking costs ± one standard error.", fused.FUSED,
@@ -156,7 +153,7 @@ def paper_table(columns):
     lines = []
     for operation, case, ratio, slicing, commfuse in PAPER:
         for by in columns:
-            row = any_of(by)
+            row = next(iter(by.values()))
             if row["operation"] == operation and row["ratio_asked"] == ratio:
                 lines.append({"the paper's": case, "ratio": f"{ratio:.2f}",
                               "slicing in four, %": percent(by["slice 4"]["hidden_share"]), "its slicing": percent(slicing),
@@ -170,7 +167,7 @@ def tables(rows):
         return "Nothing was measured: two ranks need a core to compute and one for progress each.\n"
     columns = by_point(rows)
     text = [operation_tables(operation, mine) for operation in fused.TITLES
-            if (mine := [by for by in columns if any_of(by)["operation"] == operation])]
+            if (mine := [by for by in columns if next(iter(by.values()))["operation"] == operation])]
     return "\n".join([*text, *paper_table(columns), line_table(columns)])
 
 
@@ -194,16 +191,18 @@ def on_the_line(columns):
 
 
 def line_table(columns):
-    text = ("### The line\n\nWith one slice per rank a GEMM hides its transfer when its columns per rank (K of GEMM ▸ "
-            "reduce-scatter, n of all-gather ▸ GEMM) are at least e·F/(2B).\n\n")
     lines = [
         {"operation": fused.TITLES[row["operation"]], "place": f"{row['model']} {row['where']}", "columns per rank": width,
          "e·F/(2B)": f"{at:.0f}", "should hide all": "yes" if width >= at else "no", "hidden by ring 1, %": percent(share)}
         for row, width, at, share in on_the_line(columns)]
-    return text + (markdown(lines) if lines else "")
+    return ("### The line\n\nWith one slice per rank a GEMM hides its transfer when its columns per rank (K of GEMM ▸ "
+            "reduce-scatter, n of all-gather ▸ GEMM) are at least e·F/(2B).\n\n" + (markdown(lines) if lines else ""))
 
 
-def line_figure(found):
+def figures(rows, folder):
+    found = on_the_line(by_point(rows))
+    if not found:
+        return []
     figure, ((axes,),) = plots.panels(size=(6, 4.8))
     for operation, marker in (("gather_gemm", "s"), ("gemm_scatter", "o")):
         mine = [(width, at, max(0, min(1, share))) for row, width, at, share in found if row["operation"] == operation]
@@ -221,9 +220,4 @@ def line_figure(found):
     figure.colorbar(drawn, label="hidden share, ring, one slice per rank")
     axes.legend()
     axes.grid(which="both")
-    return figure
-
-
-def figures(rows, folder):
-    found = on_the_line(by_point(rows))
-    return plots.save(line_figure(found), folder, f"{NAME}_line") if found else []
+    return plots.save(figure, folder, f"{NAME}_line")

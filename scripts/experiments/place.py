@@ -47,7 +47,7 @@ class Place:
 
     @property
     def ranks(self):
-        return self.lab.ranks() if self.lab else self.cores // laboratory.CORES_PER_RANK
+        return self.lab.hosts if self.lab else self.cores // laboratory.CORES_PER_RANK
 
     def enough(self, ranks):
         return laboratory.enough(ranks, self.cores)

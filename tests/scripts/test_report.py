@@ -461,7 +461,7 @@ class Timeline(Case):
                 for mode in timeline.MODES for row in timeline.layer_of(trace())]
         text = timeline.tables(rows)
         for mode in timeline.MODES:
-            self.assertIn(f"| {mode} | forward | 20.0 | 12.0 | 12.0 | 15.0 | 0.00 |", text)
+            self.assertIn(f"| {mode} | forward | 20.0 | 12.0 | 12.0 |", text)
         names = timeline.figures(rows, str(self.folder))
         self.assertEqual(names, ["timeline-tpsp-2x1.png", "timeline-tpsp-2x1.svg"])
         self.assertIn("(timeline-tpsp-2x1.png)", text)
@@ -472,18 +472,10 @@ class Timeline(Case):
         placed, count = timeline.lanes([{"begin_ms": begin, "end_ms": end} for begin, end in spans])
         self.assertEqual(count, 3)
         self.assertEqual([lane for lane, _ in placed], [0, 1, 2, 1, 0])
-        self.assertEqual(timeline.union_ms([{"begin_ms": begin, "end_ms": end} for begin, end in spans]), 13)
 
     def test_a_trace_without_layers(self):
-        with self.assertRaisesRegex(SystemExit, "--trace-steps"):
+        with self.assertRaisesRegex(ValueError, "--trace-steps"):
             timeline.layer_of([event(0, "update", "compute", 0, 1)])
-
-    def test_draws_traces_given_by_name(self):
-        path = self.folder / "trace.json"
-        path.write_text(json.dumps({"traceEvents": trace()}))
-        subprocess.run([sys.executable, ROOT / "scripts/experiments/timeline.py", "--out", self.folder / "layer",
-                        f"none={path}", f"commfuse={path}"], check=True, stdout=subprocess.DEVNULL)
-        self.assertTrue((self.folder / "layer.png").exists() and (self.folder / "layer.svg").exists())
 
 
 BUILT = all(os.path.exists(program) for program in (training.PROGRAM, f"{training.BENCHES}/bench_train",
