@@ -30,6 +30,8 @@ def shakespeare(*places):
     for place, read in [*((path, path.read_bytes) for path in places), (URL, download)]:
         try:
             data = read()
+        except FileNotFoundError:
+            continue
         except OSError as error:  # URLError and timeouts are OSErrors
             say(f"text: no tiny Shakespeare from {place} ({error})")
             continue

@@ -19,7 +19,7 @@ want_bpe=false want_slurm=false want_lint=false want_download=false want_carry=f
 for argument in "$@"; do
     case $argument in
     --bpe | --slurm | --lint | --download | --carry) eval "want_${argument#--}=true" ;;
-    -h | --help) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    -h | --help) sed -n '2,/^set /s/^# \{0,1\}//p' "scripts/${0##*/}"; exit 0 ;;
     *) echo "error: unknown option $argument (known: --bpe, --slurm, --lint, --carry, --download, --help)" >&2; exit 2 ;;
     esac
 done

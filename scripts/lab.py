@@ -128,10 +128,6 @@ def quantity(units):
     return parse
 
 
-def core_list(cores):
-    return ",".join(map(str, cores))
-
-
 def enough(ranks, cores):
     """Whether every rank gets its cores, and why."""
     need = CORES_PER_RANK * ranks
@@ -168,13 +164,13 @@ class Lab:
     def host_cores(self, host):
         """The compute core and the progress core. Where they do not suffice: one for both, and perhaps for other hosts."""
         if self.enough()[0]:
-            return self.cores[CORES_PER_RANK * host:CORES_PER_RANK * (host + 1)]
-        return [self.cores[host % len(self.cores)]]
+            return "{},{}".format(*self.cores[CORES_PER_RANK * host:CORES_PER_RANK * (host + 1)])
+        return str(self.cores[host % len(self.cores)])
 
     def plan(self):
         lines = ["one PID namespace that ends with this process; in it one network namespace with a bridge, and"]
         lines += [f"host {host}: {self.host_name(host)}, eth0 {self.address(host)}/24, mtu {MTU}; rank {host} on cores "
-                  f"{core_list(self.host_cores(host))}" for host in range(self.hosts)]
+                  f"{self.host_cores(host)}" for host in range(self.hosts)]
         ok, text = self.enough()
         lines.append(text + ("" if ok else f": {SHARED}"))
         return "\n".join(lines)
@@ -237,12 +233,12 @@ class Lab:
         names = "127.0.0.1 localhost\n" + "".join(f"{self.address(h)} {self.host_name(h)}\n" for h in everyone)
         self.write(host, "/dev/shm/hosts", names)
         self.at(host, "mount", "--bind", "/dev/shm/hosts", "/etc/hosts")
-        cases = " ".join(f"{self.host_name(h)}) pid={self.host_pids[h]} cores={core_list(self.host_cores(h))};;" for h in everyone)
+        cases = " ".join(f"{self.host_name(h)}) pid={self.host_pids[h]} cores={self.host_cores(h)};;" for h in everyone)
         self.write(host, "/dev/shm/agent", AGENT.replace("{cases}", cases))
         rank = RANK_ON_SHARED_CORES
         if self.enough()[0]:
             rank = RANK.replace("{cases}", " ".join(
-                "{}) compute={} progress={};;".format(h, *self.host_cores(h)) for h in everyone))
+                "{}) compute={} progress={};;".format(h, *self.host_cores(h).split(",")) for h in everyone))
         self.write(host, "/dev/shm/rank", rank)
         self.write(host, "/dev/shm/hostfile", "".join(f"{self.host_name(h)} slots=1\n" for h in everyone))
         self.at(host, "chmod", "+x", "/dev/shm/agent", "/dev/shm/rank")
@@ -294,7 +290,7 @@ class Lab:
         self.lines = []
         for host in range(self.hosts) if delay_ms else ():
             device, port = f"delay{host}", f"port{host}"
-            line = subprocess.Popen([*self.hub(), "taskset", "-c", str(self.host_cores(host)[-1]), sys.executable, "-S", "-E",
+            line = subprocess.Popen([*self.hub(), "taskset", "-c", self.host_cores(host).split(",")[-1], sys.executable, "-S", "-E",
                                      DELAY_LINE, device, f"{delay_ms * 1e3:g}"], stdin=subprocess.DEVNULL,
                                     stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
             self.lines.append(line)
@@ -325,7 +321,7 @@ class Lab:
         exports = {"OMP_NUM_THREADS": "1", **(env or {})}
         # Entering a mount namespace leads to /, and PROGRAM may be named from the directory of its user.
         command = [*self.enter(0), "env", f"--chdir={os.getcwd()}", "OMPI_ALLOW_RUN_AS_ROOT=1",
-                   "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "TMPDIR=/dev/shm", "taskset", "-c", core_list(self.host_cores(0))]
+                   "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "TMPDIR=/dev/shm", "taskset", "-c", self.host_cores(0)]
         command += ["mpirun", "-np", str(ranks), "--hostfile", "/dev/shm/hostfile", "--bind-to", "none"]
         for name, value in settings.items():
             command += ["--mca", name, value]

@@ -23,7 +23,7 @@ while [ $# -gt 0 ]; do
         declare "${1#--}=$2"
         shift ;;
     --all | --list) declare "${1#--}=$1" ;;
-    -h | --help) sed -n '2,/^set /s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    -h | --help) sed -n '2,/^set /s/^# \{0,1\}//p' "scripts/${0##*/}"; exit 0 ;;
     *) echo "error: unknown option $1 (see scripts/test.sh --help)" >&2; exit 2 ;;
     esac
     shift

@@ -6,7 +6,8 @@ import random
 
 def write_tokens(path, count, vocabulary, seed=7):
     """An llm.c token file with something to learn: each token is one of four successors of the one before it. Tokens
-    are as uneven as words of text, the commonest one in twenty of 50257: embeddings have long runs of one to add up."""
+    are as uneven as words of text, the commonest one in twenty of 50257: embeddings have long runs of one to add up. Returns the
+    tokens."""
     draw = random.Random(seed)
     tokens = draw.sample(range(vocabulary), vocabulary)
     weights = list(itertools.accumulate(1 / (rank + 2) for rank in range(vocabulary)))
@@ -18,3 +19,4 @@ def write_tokens(path, count, vocabulary, seed=7):
     with open(path, "wb") as file:
         array.array("i", [20240520, 1, count] + [0] * 253).tofile(file)
         text.tofile(file)
+    return text

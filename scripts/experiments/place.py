@@ -10,7 +10,6 @@ cores are shared (lab.SHARED).
 """
 import contextlib
 import os
-import pathlib
 import platform
 import re
 import shlex
@@ -24,18 +23,6 @@ FREE_LINK = 40e9  # bits per second: as good as none
 
 class PlaceError(RuntimeError):
     pass
-
-
-def processor():
-    with contextlib.suppress(OSError):
-        text = pathlib.Path("/proc/cpuinfo").read_text()
-        found = [re.search(rf"^{field}\s*:\s*(.+)$", text, re.MULTILINE)
-                 for field in ("model name", "cpu family", "model")]
-        if all(found):  # a virtual machine's name may say no more than who made it
-            return "{} (family {}, model {})".format(*(field[1] for field in found))
-        if found[0]:
-            return found[0][1]
-    return platform.machine()
 
 
 class Place:
@@ -66,9 +53,13 @@ class Place:
 
     def describe(self):
         mpi = self.runner.printed("mpirun", "--version").splitlines()
-        return {"place": self.kind, "hosts": self.hosts, "ranks": self.ranks, "processor": processor(),
-                "cores": self.cores, "kernel": platform.release(), "system": platform.system(),
-                "mpi": mpi[0] if mpi else "none", "link": self.link_text()}
+        # A virtual machine's name may say no more than who made it.
+        cpu = [re.search(rf"^{field}: *(.+)$", self.runner.printed("lscpu"), re.MULTILINE)
+               for field in ("Model name", "CPU family", "Model")]
+        return {"place": self.kind, "hosts": self.hosts, "ranks": self.ranks, "cores": self.cores,
+                "processor": "{} (family {}, model {})".format(*(field[1] for field in cpu)) if all(cpu) else platform.machine(),
+                "kernel": platform.release(), "system": platform.system(), "mpi": mpi[0] if mpi else "none",
+                "link": self.link_text()}
 
     def run(self, ranks, command, env=None, timeout=TIMEOUT_S):
         """What it prints."""

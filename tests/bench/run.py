@@ -20,11 +20,9 @@ Options: --build DIR (where the programs are), --only step|layers|fuse|causal|tr
 --ranks N.
 """
 import argparse
-import array
 import json
 import os
 import pathlib
-import random
 import statistics
 import subprocess
 import sys
@@ -35,27 +33,18 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "train"), str(ROOT / "scripts")]
 import traffic
 from experiments import memory
+from tokens import write_tokens
+
 VOCAB, T, B = 50257, 1024, 4
 TURNS_MIB = 22 * 1024  # that bench_train's d12 takes
 MESHES = ("tpsp", 2, 1), ("up", 2, 1), ("tpsp", 1, 2)  # tp, dp
-
-
-def write_random_tokens(path, count):
-    """A token file (data/tokens.h) whose content does not matter, only its size and range."""
-    draw = random.Random(1)
-    head = array.array("i", [20240520, 1, count] + [0] * 253)
-    body = array.array("H", (draw.randrange(VOCAB) for _ in range(count)))
-    with open(path, "wb") as file:
-        head.tofile(file)
-        body.tofile(file)
-    return body
 
 
 def log_of_one_process(build, steps, dtype):
     """The log of d12's steps."""
     with tempfile.TemporaryDirectory() as folder:
         tokens, log = f"{folder}/tokens.bin", f"{folder}/log.jsonl"
-        write_random_tokens(tokens, 8 * B * T + 1)
+        write_tokens(tokens, 8 * B * T + 1, VOCAB)
         command = [f"{build}/train_gpt", "--model", "d12", "--vocab", str(VOCAB), "--train", tokens, "--batch", str(B),
                    "--micro-batch", str(B), "--seq", str(T), "--steps", str(steps), "--dtype", dtype, "--log", log]
         print("$", " ".join(command).replace(folder, "TMP"), flush=True)
@@ -113,7 +102,7 @@ def tail_ms(trace, step):
 def bench_train(build, steps):
     cores, model = os.cpu_count(), "d12" if memory.available_mib() > TURNS_MIB else "d6"
     print(f"two ranks of one compute thread and one progress thread on {cores} cores"
-          f"{'' if cores >= 4 else ' (TOO FEW: 4 are needed to conclude anything)'}; {model}, B {B}, T 256, fp32, "
+          f"{'' if cores >= 4 else ', shared'}; {model}, B {B}, T 256, fp32, "
           f"{steps - 1} steps a mode in turns, medians", flush=True)
     for strategy, tp, dp in MESHES:
         subprocess.run([ROOT / "scripts/mpirun.sh", "-np", str(tp * dp), f"{build}/tests/bench/bench_train", "--modes",
@@ -128,7 +117,7 @@ def bench_tail(build):
     print("gradients still in flight after a rank's last computation of backward, ms, median of 3 steps\n"
           f"{'mesh':11}{''.join(f'{mode:>10}' for mode in modes)}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        write_random_tokens(f"{folder}/tokens.bin", 8 * B * T + 1)
+        write_tokens(f"{folder}/tokens.bin", 8 * B * T + 1, VOCAB)
         for strategy, tp, dp in MESHES:
             traces = [train(build, folder, "d12", strategy, tp, dp, B // dp, mode, 4, "1:4") for mode in modes]
             tails = [statistics.median(tail_ms(trace, step) for step in trace.steps) for trace in traces]
@@ -142,7 +131,7 @@ def bench_bytes(build):
           "--overlap commfuse; in brackets by the formula of tests/train/traffic.py where they differ")
     print(f"{'mesh':11}{''.join(f'{kind:>16}' for kind in kinds)}{'all':>16}  equal to the byte")
     with tempfile.TemporaryDirectory() as folder:
-        tokens = write_random_tokens(f"{folder}/tokens.bin", 8 * B * T + 1)
+        tokens = write_tokens(f"{folder}/tokens.bin", 8 * B * T + 1, VOCAB)
         samples = [tokens[first:first + 256] for first in range(0, len(tokens) - 256, 256)]
         for strategy, tp, dp in (("tpsp", 2, 1), ("tpsp", 1, 2), ("tpsp", 2, 2), ("up", 2, 1), ("up", 2, 2)):
             trace = train(build, folder, "d6", strategy, tp, dp, 2, "commfuse", 3, "1:3")

@@ -4,6 +4,7 @@ who knows MPI, CUDA or NCCL is known.
 import os
 import pathlib
 import re
+import subprocess
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -29,6 +30,16 @@ class Packages(unittest.TestCase):
             self.assertTrue(hashes)
             for one in hashes:
                 self.assertRegex(one, r"^--hash=sha256:[0-9a-f]{64}$")
+
+
+class Help(unittest.TestCase):
+    def test_is_printed_wherever_a_script_is_called_from(self):
+        for name in "install_deps.sh", "test.sh":
+            for folder, command in ((ROOT, f"scripts/{name}"), (ROOT / "scripts", f"./{name}"), ("/", ROOT / "scripts" / name)):
+                with self.subTest(command=command):
+                    done = subprocess.run([command, "--help"], cwd=folder, capture_output=True, text=True)
+                    self.assertEqual((done.returncode, done.stderr), (0, ""))
+                    self.assertIn(f"scripts/{name}", done.stdout)
 
 
 def code(name):
