@@ -105,16 +105,17 @@ static cf_schedule *generated(const cf_fuse_plan *plan) {
         cf_boundary *boundary = cf_leave_for_callback();
         all[r] = plan->generator(ranks, r, plan->slices);
         cf_back_from_callback(boundary);
-        if (!all[r]) cf_die(NULL, "%s: its generator has no schedule for rank %d of %d: %s", plan->name, r, ranks, cf_error());
+        const cf_schedule *s = all[r];
+        if (!s) cf_die(NULL, "%s: its generator has no schedule for rank %d of %d: %s", plan->name, r, ranks, cf_error());
+        if (s->ranks != ranks || s->operation != plan->operation || s->side != plan->side || s->mode != CF_MODE_OWN ||
+            (s->folds && !plan->folds))
+            cf_die(NULL, "%s: its generator makes a schedule of %d ranks for %s, mode %s", plan->name, s->ranks,
+                   cf_operation_name(s->operation), cf_mode_name(s->mode));
     }
     char where[CF_WHERE_TEXT];
-    cf_schedule *mine = all[plan->group->rank];
     const char *property = cf_schedule_check(all, where);
     if (property) cf_die("cf_schedule_print() prints it", "%s: its schedule violates %s: %s", plan->name, property, where);
-    if (all[0]->ranks != ranks || mine->operation != plan->operation || mine->side != plan->side || mine->mode != CF_MODE_OWN ||
-        (mine->folds && !plan->folds))
-        cf_die(NULL, "%s: its generator makes a schedule of %d ranks for %s, mode %s", plan->name, mine->ranks,
-               cf_operation_name(mine->operation), cf_mode_name(mine->mode));
+    cf_schedule *mine = all[plan->group->rank];
     for (int r = 0; r < ranks; r++)
         if (all[r] != mine) cf_schedule_free(all[r]);
     free(all);

@@ -56,8 +56,8 @@ typedef struct checker {
     int ranks, slices, total; // N, m, N · m
 
     int partner[RANKS_MAX][STEPS_MAX][2]; // step of the peer that holds the other half of this half
-    int first_send[RANKS_MAX][RANKS_MAX], last_send[RANKS_MAX][RANKS_MAX], next_send[RANKS_MAX][STEPS_MAX];
-    int travelled[RANKS_MAX][SLICES_MAX], stamp; // stamp: this rank has sent the slice to this peer
+    int first_send[RANKS_MAX][RANKS_MAX], next_send[RANKS_MAX][STEPS_MAX]; // to each peer, in order; -1: no more
+    int travelled[RANKS_MAX][SLICES_MAX], stamp;                           // stamp: this rank has sent the slice to this peer
 
     uint64_t before[STEPS_MAX][STEPS_MAX / 64]; // of the rank being looked at: steps that precede step i
     touched access[STEPS_MAX * 4 + ACCESSES_MAX * 2];
@@ -229,22 +229,21 @@ static const char *check_form(checker *c, int r) {
 static const char *check_units(checker *c, int r) {
     const cf_schedule *s = c->schedule[r];
     bool one = c->mode == CF_MODE_COMMFUSE && (s->route == CF_ONCE || c->side == CF_NO_COMPUTE);
-    bool met[2][RANKS_MAX] = {{false}};
-    int units = 0;
+    int met[2][RANKS_MAX] = {{0}}, units = 0; // met[half][peer]: in which unit, last of all
     for (int i = 0, first = 0; i < s->count; i++) {
         const cf_step *step = &s->step[i];
         bool exchange = step->kind == CF_EXCHANGE;
         if (step->joined && (!exchange || i == 0 || s->step[i - 1].kind != CF_EXCHANGE))
             return violated("unit", r, i, "joined to what is no exchange");
         if (!exchange) continue;
-        if (!step->joined) first = i, units++, memset(met, 0, sizeof met);
-        for (int w = 0; w < 2; w++)
+        if (!step->joined) first = i, units++;
+        const int peer[2] = {[SEND] = step->send_to, [RECV] = step->recv_from};
+        for (int w = 0; w < 2; w++) {
             if (step->wait[w] >= first) return violated("unit", r, i, "waits for step %d of its unit", step->wait[w]);
-        bool *sent = step->send_to < 0 ? NULL : &met[SEND][step->send_to],
-             *received = step->recv_from < 0 ? NULL : &met[RECV][step->recv_from];
-        if ((sent && *sent) || (received && *received)) return violated("unit", r, i, "meets a peer twice");
-        if (sent) *sent = true;
-        if (received) *received = true;
+            if (peer[w] < 0) continue;
+            if (met[w][peer[w]] == units) return violated("unit", r, i, "meets rank %d twice", peer[w]);
+            met[w][peer[w]] = units;
+        }
     }
     if (one && units != (c->ranks > 1)) return violated("unit", r, -1, "%d of them", units);
     return NULL;
@@ -295,23 +294,20 @@ static const char *check_volume(checker *c, int r) {
 
 // --- matching ---
 
+// From the last on, so that each list begins with its first.
 static const char *list_sends(checker *c, int r) {
     const cf_schedule *s = c->schedule[r];
     c->stamp++;
-    for (int p = 0; p < c->ranks; p++) c->first_send[r][p] = c->last_send[r][p] = -1;
-    for (int i = 0; i < s->count; i++) {
+    for (int p = 0; p < c->ranks; p++) c->first_send[r][p] = -1;
+    for (int i = s->count - 1; i >= 0; i--) {
         const cf_step *step = &s->step[i];
-        if (step->kind != CF_EXCHANGE || step->send_to < 0) continue;
         int p = step->send_to;
+        if (step->kind != CF_EXCHANGE || p < 0) continue;
         if (c->travelled[p][step->send_slice] == c->stamp)
             return violated("matching", r, i, "slice %d goes to rank %d twice", step->send_slice, p);
         c->travelled[p][step->send_slice] = c->stamp;
-        if (c->last_send[r][p] < 0)
-            c->first_send[r][p] = i;
-        else
-            c->next_send[r][c->last_send[r][p]] = i;
-        c->last_send[r][p] = i;
-        c->next_send[r][i] = -1;
+        c->next_send[r][i] = c->first_send[r][p];
+        c->first_send[r][p] = i;
     }
     return NULL;
 }

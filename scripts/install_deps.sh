@@ -42,6 +42,7 @@ libssl-dev|header openssl/hmac.h|OpenSSL: the codes by which ranks know each oth
 libcjson-dev|header cjson/cJSON.h|cJSON: the log, the descriptions of checkpoints
 libxxhash-dev|header xxhash.h|xxHash: the hashes of checkpoints
 libcmocka-dev|header cmocka.h|cmocka: the C tests
+pkg-config|program pkg-config|the test of the library's examples
 python3|program python3|data preparation, the test runner
 python3-numpy|module numpy|data preparation, reference results in tests
 python3-matplotlib|module matplotlib|plots"

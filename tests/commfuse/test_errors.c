@@ -152,7 +152,13 @@ static cf_schedule *too_long(int ranks, int rank, int slices) {
     return s;
 }
 
+static cf_schedule *of_others(int ranks, int rank, int slices) {
+    return star(ranks + 3, rank, slices);
+}
+
 static void own_schedules_are_checked(void) {
+    CHECK(!cf_fuse_create(context, plan_of("others", CF_MODE_OWN, of_others)), "an operation");
+    says("others: its generator makes a schedule of");
     CHECK(!cf_fuse_create(context, plan_of("less", CF_MODE_OWN, computes_less)), "an operation");
     says("less: its schedule violates coverage: rank 0");
     CHECK(!cf_fuse_create(context, plan_of("none", CF_MODE_OWN, cannot)), "an operation");
