@@ -17,7 +17,11 @@ enum { SIZE = 100000 };
 
 static bool no_locks; // as on a file system that has none
 
+static const char *removed_now; // by another process, just before it is locked here
+
 int flock(int fd, int operation) {
+    if (removed_now) unlink(removed_now);
+    removed_now = NULL;
     if (!no_locks) return (int)syscall(SYS_flock, fd, operation);
     errno = ENOLCK;
     return -1;
@@ -133,6 +137,20 @@ static void test_two_at_once_without_locks(void **state) {
         assert_int_equal(scratch_entries(), 1);
     }
     no_locks = false;
+}
+
+// What a killed writer has left is anybody's until it is locked.
+static void test_removed_before_it_is_locked(void **state) {
+    (void)state;
+    durable_file file;
+    removed_now = scratch_path("file.tmp");
+    assert_true(begin(&file, 'a') && finish(&file, 'a'));
+    assert_int_equal(found(), 'a');
+    removed_now = scratch_path("lock");
+    int lock = durable_lock(scratch_path("lock"), "in use", &why);
+    assert_int_equal(durable_lock(scratch_path("lock"), "in use", &why), -1);
+    durable_unlock(lock, scratch_path("lock"));
+    assert_int_equal(scratch_entries(), 1);
 }
 
 static unsigned mode_of(const char *name) {
@@ -276,6 +294,7 @@ int main(void) {
         cmocka_unit_test(test_killed),
         cmocka_unit_test(test_two_at_once),
         cmocka_unit_test(test_two_at_once_without_locks),
+        cmocka_unit_test(test_removed_before_it_is_locked),
         cmocka_unit_test(test_many),
         cmocka_unit_test(test_nobody_else_may_lock),
         cmocka_unit_test(test_links_are_not_followed),
