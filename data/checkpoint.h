@@ -1,18 +1,8 @@
 // Checkpoints on the disk: OUT/step_00000123/ with manifest.json and one safetensors file per rank. Knows
 // nothing of ranks but their number: who writes what and when is the caller's.
 //
-// Saving                                                    who
-//     checkpoint_begin(store, step, &why)                   rank 0; then all ranks wait for it
-//     checkpoint_file_path(out, step, rank, true, path)     each rank, which writes it (saved_state.h)
-//     sizes, hashes and failures to rank 0                  the caller's collective
-//     checkpoint_commit(store, &manifest, &why)             rank 0, if all ranks have written; else
-//     checkpoint_abandon(store)                             rank 0: as if nothing had been begun
-//     checkpoint_prune(store, keep, keep_every, &why)       rank 0
-//
-// Loading, newest first, until one is sound on all ranks:
-//     manifest *m = checkpoint_latest(out, INT64_MAX, &skipped)
-//     checkpoint_verify(out, m, file, &why)                 each file by some rank; then a collective
-//     m = checkpoint_latest(out, m->step, &skipped)         if any is damaged
+// saver.c saves: rank 0 begins, each rank writes its file, rank 0 commits if all have done so, and prunes. origin.c loads: the
+// latest; each file is verified by some rank; if any is damaged, the latest below it.
 //
 // Nothing here ends the run because of the disk: what is wrong is in a `problem`, and a save that fails
 // leaves what was there before, and nothing else. (A limit on the size of files, ulimit -f, ends a process by
