@@ -50,12 +50,6 @@ double cf_choice_ms(cf_choice choice, const cf_work *w, const cf_costs *c) {
 
 // --- the ways ---
 
-static bool listed(const cf_choice *list, int count, cf_choice c) {
-    for (int i = 0; i < count; i++)
-        if (list[i].mode == c.mode && list[i].route == c.route && list[i].slices == c.slices) return true;
-    return false;
-}
-
 // The first is in rounds, by the transport's route. More slices, and the other route, where schedules stay short.
 int cf_choices(const cf_work *w, const cf_costs *c, cf_choice list[CF_CHOICES]) {
     bool alone = w->side == CF_NO_COMPUTE;
@@ -63,11 +57,9 @@ int cf_choices(const cf_work *w, const cf_costs *c, cf_choice list[CF_CHOICES]) 
     const cf_route second = w->operation == CF_ALLTOALL || first == CF_RING ? CF_DIRECT : CF_RING;
     int count = 0;
     for (int m = 1; m <= SLICES_MOST && !alone; m *= 2)
-        for (int other = 0; other < 2; other++) {
-            cf_choice rounds = {CF_MODE_COMMFUSE, other ? second : first, m};
-            if ((m > 1 || other) && w->ranks > SLICES_RANKS) continue;
-            if (!listed(list, count, rounds)) list[count++] = rounds;
-        }
+        for (int other = 0; other < (first == second ? 1 : 2); other++)
+            if ((m == 1 && !other) || w->ranks <= SLICES_RANKS)
+                list[count++] = (cf_choice){CF_MODE_COMMFUSE, other ? second : first, m};
     list[count++] = (cf_choice){CF_MODE_COMMFUSE, CF_ONCE, 1};
     if (!c->native || (alone && w->bytes > SMALL_BYTES)) return count;
     list[count++] = (cf_choice){w->early ? CF_MODE_SLICE : CF_MODE_NONE, c->route, 1};

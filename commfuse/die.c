@@ -123,14 +123,10 @@ void cf_boundary_leave(cf_boundary *here) {
     if (boundary == here) boundary = NULL;
 }
 
-cf_boundary *cf_leave_for_callback(void) {
-    cf_boundary *left = boundary;
-    boundary = NULL;
-    return left;
-}
-
-void cf_back_from_callback(cf_boundary *left) {
-    boundary = left;
+cf_boundary *cf_boundary_swap(cf_boundary *other) {
+    cf_boundary *before = boundary;
+    boundary = other;
+    return before;
 }
 
 // Does not come back if a caller wants errors as values.

@@ -52,15 +52,14 @@ void cf_errors_return(bool on);
 const char *cf_error(void);
 
 // For this library's functions. The first statement of one that returns errors is CF_RETURNS(value on an error): that value is an
-// expression, taken after the error. Only the outermost such call of a thread counts; callbacks are called between
-// cf_leave_for_callback() and cf_back_from_callback(), as nothing may jump past the caller's code.
+// expression, taken after the error. Only the outermost such call of a thread counts. Callbacks are called with none, as nothing
+// may jump past the caller's code.
 typedef struct cf_boundary {
     jmp_buf back;
 } cf_boundary;
 bool cf_boundary_enter(cf_boundary *boundary); // false: errors end the process, or a boundary further out returns them
 void cf_boundary_leave(cf_boundary *boundary);
-cf_boundary *cf_leave_for_callback(void);
-void cf_back_from_callback(cf_boundary *boundary);
+cf_boundary *cf_boundary_swap(cf_boundary *boundary); // that of this thread, or NULL, for another
 #define CF_RETURNS(value)                                                                                                          \
     cf_boundary cf_here __attribute__((cleanup(cf_boundary_leave)));                                                               \
     if (cf_boundary_enter(&cf_here) && setjmp(cf_here.back) != 0) return value

@@ -102,9 +102,9 @@ static cf_schedule *generated(const cf_fuse_plan *plan) {
     cf_schedule **all = calloc((size_t)ranks, sizeof *all);
     if (!all) cf_die(NULL, "out of memory for operation %s", plan->name);
     for (int r = 0; r < ranks; r++) {
-        cf_boundary *boundary = cf_leave_for_callback();
+        cf_boundary *boundary = cf_boundary_swap(NULL);
         all[r] = plan->generator(ranks, r, plan->slices);
-        cf_back_from_callback(boundary);
+        cf_boundary_swap(boundary);
         const cf_schedule *s = all[r];
         if (!s) cf_die(NULL, "%s: its generator has no schedule for rank %d of %d: %s", plan->name, r, ranks, cf_error());
         if (s->ranks != ranks || s->operation != plan->operation || s->side != plan->side || s->mode != CF_MODE_OWN ||
@@ -292,9 +292,9 @@ static void run_compute(cf_fuse *f, const cf_step *step) {
     if (span.rows == 0) return;
     cf_stream *stream = f->context->stream;
     cf_moment begin = cf_trace_begin(f->context->trace, CF_TRACE_COMPUTE, f->plan.name, stream);
-    cf_boundary *boundary = cf_leave_for_callback();
+    cf_boundary *boundary = cf_boundary_swap(NULL);
     f->compute(f->argument, &span, stream);
-    cf_back_from_callback(boundary);
+    cf_boundary_swap(boundary);
     cf_trace_end(f->context->trace, CF_TRACE_COMPUTE, f->plan.name, f->layer, step->first, begin, stream);
 }
 

@@ -8,12 +8,10 @@
 #include <string.h>
 #include <sys/mman.h>
 
-enum { PURPOSES_MAX = 64 };
-
 typedef struct block {
     void *memory;
     int64_t bytes;
-    int purpose;
+    char purpose[48];
     bool reserved;
     struct block *next;
 } block;
@@ -21,27 +19,11 @@ typedef struct block {
 static struct {
     pthread_mutex_t lock;
     bool plan_only;
-    block *blocks;
-    int purposes;
-    struct {
-        char name[48];
-        int64_t bytes;
-    } purpose[PURPOSES_MAX];
+    block *blocks; // oldest first
 } memory = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 void cf_device_plan_only(bool on) {
     memory.plan_only = on;
-}
-
-static int purpose_index(const char *name) {
-    for (int i = 0; i < memory.purposes; i++)
-        if (strcmp(memory.purpose[i].name, name) == 0) return i;
-    if (memory.purposes == PURPOSES_MAX) {
-        pthread_mutex_unlock(&memory.lock);
-        cf_die(NULL, "more than %d purposes of memory", PURPOSES_MAX);
-    }
-    snprintf(memory.purpose[memory.purposes].name, sizeof memory.purpose[0].name, "%s", name);
-    return memory.purposes++;
 }
 
 static void *reserve(int64_t bytes) {
@@ -65,10 +47,12 @@ void *cf_alloc(int64_t bytes, const char *purpose) {
         cf_die("lower --micro-batch or --seq, or use more ranks; --dry-run prints memory per purpose",
                "no memory: %.1f MiB for %s, after %.1f MiB already taken", (double)bytes / 1048576, purpose,
                (double)cf_memory_bytes() / 1048576);
+    *b = (block){.memory = address, .bytes = bytes, .reserved = memory.plan_only};
+    snprintf(b->purpose, sizeof b->purpose, "%s", purpose);
     pthread_mutex_lock(&memory.lock);
-    *b = (block){address, bytes, purpose_index(purpose), memory.plan_only, memory.blocks};
-    memory.blocks = b;
-    memory.purpose[b->purpose].bytes += bytes;
+    block **end = &memory.blocks;
+    while (*end) end = &(*end)->next;
+    *end = b;
     pthread_mutex_unlock(&memory.lock);
     return address;
 }
@@ -81,7 +65,6 @@ void cf_free(void *address) {
     block *b = *at;
     if (!b) cf_die(NULL, "cf_free of memory that cf_alloc did not give");
     *at = b->next;
-    memory.purpose[b->purpose].bytes -= b->bytes;
     pthread_mutex_unlock(&memory.lock);
     if (b->reserved)
         munmap(address, (size_t)b->bytes + 1);
@@ -90,18 +73,27 @@ void cf_free(void *address) {
     free(b);
 }
 
-int64_t cf_memory_bytes(void) {
+// For a purpose; NULL: for all.
+static int64_t bytes_for(const char *purpose) {
     int64_t total = 0;
-    for (int i = 0; i < memory.purposes; i++) total += memory.purpose[i].bytes;
+    for (const block *b = memory.blocks; b; b = b->next)
+        if (!purpose || strcmp(b->purpose, purpose) == 0) total += b->bytes;
     return total;
+}
+
+int64_t cf_memory_bytes(void) {
+    return bytes_for(NULL);
 }
 
 void cf_memory_report(FILE *file) {
     int64_t total = cf_memory_bytes();
     fprintf(file, "%-32s %12s %7s\n", "memory for", "MiB", "share");
-    for (int i = 0; i < memory.purposes; i++)
-        if (memory.purpose[i].bytes > 0)
-            fprintf(file, "%-32s %12.1f %6.1f%%\n", memory.purpose[i].name, (double)memory.purpose[i].bytes / 1048576,
-                    100.0 * (double)memory.purpose[i].bytes / (double)total);
+    for (const block *b = memory.blocks; b; b = b->next) {
+        const block *first = memory.blocks; // of its purpose
+        while (strcmp(first->purpose, b->purpose) != 0) first = first->next;
+        int64_t bytes = first == b ? bytes_for(b->purpose) : 0;
+        if (bytes > 0)
+            fprintf(file, "%-32s %12.1f %6.1f%%\n", b->purpose, (double)bytes / 1048576, 100.0 * (double)bytes / (double)total);
+    }
     fprintf(file, "%-32s %12.1f\n", "total", (double)total / 1048576);
 }
