@@ -1,6 +1,5 @@
 // See watch.h. Everything is a packet: who sends it, to whom, and where that rank is.
 //
-//   QUESTION   where are you?
 //   FAREWELL   I have waited too long and give up; where are you?
 //   ANSWER     here; repeats the question's number, which nobody can foresee
 //   SILENCE    you have not answered: a process that was stopped learns it when it goes on
@@ -44,8 +43,7 @@
 #include <unistd.h>
 
 enum {
-    QUESTION = 1,
-    FAREWELL,
+    FAREWELL = 1,
     ANSWER,
     SILENCE,
     ADDRESSES_MAX = 16,
@@ -97,8 +95,7 @@ typedef struct other { // rank, as far as this one knows
 } other;
 
 struct cf_watch {
-    int rank, size, socket;
-    bool deaf; // ranks cannot reach each other; the same on all of them
+    int rank, size, socket; // -1: this rank has none
     cf_mac key;
     card *cards; // (size)
     pthread_t thread;
@@ -205,7 +202,8 @@ static const char *verdict(other *others, int size, int me, char *text, size_t b
     fclose(out);
     text[bytes - 1] = 0;
     if (worst == DEAD) return "see that rank's last words, and its host's log: was it killed, out of memory?";
-    if (worst == SILENT) return "look at that process and its host: stopped, swapping, off the network?";
+    if (worst == SILENT)
+        return "look at that process and its host: stopped, swapping, off the network? (or UDP does not get through)";
     if (worst == ANSWERED) return "look at what that rank does and at its host's load, or allow more time with --timeout";
     if (apart) return "all ranks need the same program, options and data; if they have, the program is wrong";
     return "look at the network between these ranks, or allow more time with --timeout";
@@ -342,7 +340,7 @@ static void *receive(void *argument) {
         pthread_mutex_lock(&w->lock);
         take(w, &p);
         pthread_mutex_unlock(&w->lock);
-        if (p.kind != QUESTION && p.kind != FAREWELL) continue;
+        if (p.kind != FAREWELL) continue;
         p = packet_of(w, ANSWER, p.from, p.question);
         sendto(w->socket, &p, sizeof p, MSG_DONTWAIT, (struct sockaddr *)&from, sizeof from);
     }
@@ -425,29 +423,29 @@ static bool is_known(cf_watch *w, other *o) {
     return known;
 }
 
-// Asks `count` ranks after this one, until it is known of each what has become of it.
-static void ask(cf_watch *w, int kind, int count) {
-    for (int i = 1; i <= count; i++) {
-        other *o = &w->others[(w->rank + i) % w->size];
+// Asks all others, until it is known of each what has become of it.
+static void ask(cf_watch *w) {
+    for (int rank = 0; rank < w->size; rank++) {
+        other *o = &w->others[rank];
+        if (rank == w->rank) continue;
         pthread_mutex_lock(&w->lock);
         cf_random(&o->question, sizeof o->question);
         o->is = ASKED;
         o->refused = false;
         o->asked_ms = cf_now_ms();
         pthread_mutex_unlock(&w->lock);
-        send_packet(w, kind, (w->rank + i) % w->size);
+        send_packet(w, FAREWELL, rank);
     }
     for (bool open = true; open;) {
         open = false;
-        for (int i = 1; i <= count; i++) {
-            const int rank = (w->rank + i) % w->size;
+        for (int rank = 0; rank < w->size; rank++) {
             if (is_known(w, &w->others[rank])) continue;
             open = true;
-            if (cf_now_ms() - w->others[rank].sent_ms > REPEAT_MS) send_packet(w, kind, rank);
+            if (cf_now_ms() - w->others[rank].sent_ms > REPEAT_MS) send_packet(w, FAREWELL, rank);
         }
         if (open) poll(NULL, 0, ASKING_MS);
     }
-    for (int rank = 0; kind == FAREWELL && rank < w->size; rank++)
+    for (int rank = 0; rank < w->size; rank++)
         if (w->others[rank].is == SILENT) send_packet(w, SILENCE, rank);
 }
 
@@ -458,7 +456,7 @@ void cf_watch_give_up(cf_watch *w, const char *peers, cf_wait wait, double waite
     if (wait.step >= 0) snprintf(step, sizeof step, ", step %d", wait.step);
     snprintf(nothing, sizeof nothing, "nothing came for %.*f s", waited_ms < 1e4, waited_ms / 1e3);
     const char *hint = "that rank may be dead, frozen or slow; see its messages, or allow more time with --timeout";
-    if (w && !w->deaf) {
+    if (w && w->socket >= 0) {
         atomic_store(&gave_up, true);
         pthread_mutex_lock(&w->lock);
         int first = w->first_to_give_up, unanswered = w->unanswered, length = 0;
@@ -469,7 +467,7 @@ void cf_watch_give_up(cf_watch *w, const char *peers, cf_wait wait, double waite
         } else {
             if (first >= 0) length = snprintf(found, sizeof found, "; rank %d has given up", first);
             w->others[w->rank].is = ANSWERED, w->others[w->rank].at = packet_of(w, 0, w->rank, 0).at;
-            ask(w, FAREWELL, w->size - 1);
+            ask(w);
             hint = verdict(w->others, w->size, w->rank, found + length, sizeof found - (size_t)length);
         }
     }
@@ -487,9 +485,7 @@ cf_watch *cf_watch_open(cf_bootstrap *ranks) {
     const int size = ranks->size;
     if (size == 1) return NULL;
     cf_watch *w = calloc(1, sizeof *w);
-    char *reached = calloc((size_t)size, 1);
-    if (!w || !reached || !(w->cards = calloc((size_t)size, sizeof *w->cards)) ||
-        !(w->others = calloc((size_t)size, sizeof *w->others)))
+    if (!w || !(w->cards = calloc((size_t)size, sizeof *w->cards)) || !(w->others = calloc((size_t)size, sizeof *w->others)))
         cf_die(NULL, "out of memory for the watch of %d ranks", size);
     w->rank = ranks->rank;
     w->size = size;
@@ -505,21 +501,6 @@ cf_watch *cf_watch_open(cf_bootstrap *ranks) {
     w->key = cf_mac_of(&secret, w->cards, (size_t)size * sizeof *w->cards);
     keep_ways(w->cards, size, &mine);
     if (w->socket >= 0 && pthread_create(&w->thread, NULL, receive, w) != 0) cf_die(NULL, "cannot start the thread of the watch");
-    // Every rank asks the next one, so that each host is asked from another one before it matters. Either all ranks can be
-    // asked or none is.
-    if (w->socket >= 0) ask(w, QUESTION, 1);
-    char answers = w->others[(w->rank + 1) % size].is == ANSWERED;
-    ranks->allgather(ranks, &answers, reached, 1);
-    for (int i = size - 1; i >= 0; i--) {
-        if (reached[i]) continue;
-        if (!w->deaf && w->rank == 0)
-            fprintf(stderr,
-                    "note: rank %d cannot reach rank %d by UDP (a firewall between their hosts, or another "
-                    "COMMFUSE_SECRET?); should ranks stop, messages cannot say why\n",
-                    i, (i + 1) % size);
-        w->deaf = true;
-    }
-    free(reached);
     return w;
 }
 

@@ -3,8 +3,8 @@
 //
 // Every rank notes where it is and answers whoever asks, whatever its other threads do. A rank that has waited too long asks
 // all others and says what it has found. Each rank has a UDP socket for that and a thread that sleeps in it, beside the
-// transport on purpose: the transport is what does not come back. Where ranks cannot reach each other this way (a firewall),
-// the run says so at start, and messages about time-outs say less.
+// transport on purpose: the transport is what does not come back. Where UDP does not get through (a firewall), others seem to be
+// cut off.
 #ifndef CF_WATCH_H
 #define CF_WATCH_H
 

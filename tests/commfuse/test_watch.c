@@ -118,7 +118,9 @@ static cf_mac key_of_who_has_listened(void) {
 static void ranks_reach_each_other(void **state) {
     (void)state;
     open_watches("correct horse battery staple");
-    assert_false(m.watch[0]->deaf || m.watch[1]->deaf);
+    assert_true(m.watch[0]->socket >= 0);
+    ask(m.watch[1]);
+    assert_int_equal(m.watch[1]->others[0].is, ANSWERED);
     assert_true(believed(sealed(forged(FAREWELL, &m.watch[0]->key)), "127.0.0.1", true));
 }
 
