@@ -378,17 +378,15 @@ static void listen_at(sockets *s, const char *address) {
 }
 
 CF_NORETURN static void not_all_here(const sockets *s) {
-    char list[256] = "";
-    int missing = 0;
+    const int missing = s->lines - s->joined;
+    char list[128] = "";
     size_t length = 0;
-    for (int i = 1; i < s->lines; i++) {
-        if (s->line[i].fd >= 0) continue;
-        if (missing++ < 16) length += (size_t)snprintf(list + length, sizeof list - length, "%s%d", length ? ", " : "", i);
-    }
-    cf_die("were they started? do their MASTER_ADDR and MASTER_PORT lead here? or allow more time with "
-           "--timeout",
+    int named = 0;
+    for (int i = 1; i < s->lines && length < sizeof list - 16; i++)
+        if (s->line[i].fd < 0) length += (size_t)snprintf(list + length, 16, "%s%d", named++ > 0 ? ", " : "", i);
+    cf_die("were they started? do their MASTER_ADDR and MASTER_PORT lead here? or allow more time with --timeout",
            "%d of %d ranks have not connected to port %s within %g s: rank %s%s", missing, s->lines, s->port, s->base.timeout_s,
-           list, missing > 16 ? ", …" : "");
+           list, named < missing ? ", …" : "");
 }
 
 // Rank 0, until all others have joined. Who has joined is looked at too: the run ends when such a rank is gone.
