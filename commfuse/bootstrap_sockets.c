@@ -14,7 +14,7 @@
 // put elsewhere. Nobody receives more than was made room for. Nothing is encrypted.
 //
 // Strangers, who have connected and not said hello, can neither end nor hold up anything: they go after some seconds, the
-// oldest when no file is left, and a rank that went with them connects again.
+// oldest when there are many, and a rank that went with them connects again.
 //
 // Later one thread looks whose connection breaks without a goodbye, so that it is noticed at once, whatever the compute
 // thread does meanwhile, be it inside a call that never returns; it then ends this rank, and rank 0 ends all others.
@@ -53,7 +53,7 @@ enum {
     LISTENERS_MAX = 8,
     STRANGERS_MAX = 128, // beside as many as there are ranks
     STRANGER_S = 5,      // until a stranger must have said hello
-    HELLO_S = 1,         // and where there is no room for others
+    HELLO_S = 1,         // and where there are no files for others
     ACCEPTS = 16,        // strangers let in before the others are heard again
     OWN_FILES = 32,      // descriptors for all else
     RETRY_MS = 100,

@@ -305,27 +305,32 @@ static void take(cf_watch *w, const packet *p) {
     if (p->kind == SILENCE && w->unanswered < 0) w->unanswered = p->from;
     if (p->kind != FAREWELL) return;
     o->gave_up = true;
-    o->at = p->at;
+    if (o->is != ANSWERED) o->at = p->at; // the verdict may be reading that
     if (w->first_to_give_up < 0) w->gave_up_ms = cf_now_ms(), w->first_to_give_up = p->from;
 }
 
-// A packet that came back: on that host nobody listens at that port. All local ranks are at one address.
-static void hear_refusal(cf_watch *w) {
-    union {
-        struct cmsghdr aligned;
-        char bytes[512];
-    } control;
-    struct sockaddr_in to = {.sin_port = 0};
-    struct msghdr message = {.msg_name = &to, .msg_namelen = sizeof to, .msg_control = &control, .msg_controllen = sizeof control};
-    struct sock_extended_err error;
-    if (recvmsg(w->socket, &message, MSG_ERRQUEUE | MSG_DONTWAIT) < 0) return;
-    const struct cmsghdr *c = CMSG_FIRSTHDR(&message);
-    if (!c || c->cmsg_type != IP_RECVERR) return;
-    memcpy(&error, CMSG_DATA(c), sizeof error);
-    pthread_mutex_lock(&w->lock);
-    for (int i = 0; error.ee_errno == ECONNREFUSED && i < w->size; i++)
-        w->others[i].refused |= w->cards[i].port == to.sin_port && has_address(&w->cards[i], to.sin_addr.s_addr);
-    pthread_mutex_unlock(&w->lock);
+// Packets that came back: on that host nobody listens at that port. All local ranks are at one address.
+static void hear_refusals(cf_watch *w) {
+    for (;;) {
+        union {
+            struct cmsghdr aligned;
+            char bytes[512];
+        } control;
+        struct sockaddr_in to = {.sin_port = 0};
+        struct msghdr message = {.msg_name = &to,
+                                 .msg_namelen = sizeof to,
+                                 .msg_control = &control,
+                                 .msg_controllen = sizeof control};
+        struct sock_extended_err error;
+        if (recvmsg(w->socket, &message, MSG_ERRQUEUE | MSG_DONTWAIT) < 0) return;
+        const struct cmsghdr *c = CMSG_FIRSTHDR(&message);
+        if (!c || c->cmsg_type != IP_RECVERR) continue;
+        memcpy(&error, CMSG_DATA(c), sizeof error);
+        pthread_mutex_lock(&w->lock);
+        for (int i = 0; error.ee_errno == ECONNREFUSED && i < w->size; i++)
+            w->others[i].refused |= w->cards[i].port == to.sin_port && has_address(&w->cards[i], to.sin_addr.s_addr);
+        pthread_mutex_unlock(&w->lock);
+    }
 }
 
 static void *receive(void *argument) {
@@ -335,7 +340,7 @@ static void *receive(void *argument) {
         struct sockaddr_in from = {.sin_port = 0};
         socklen_t length = sizeof from;
         const ssize_t bytes = recvfrom(w->socket, &p, sizeof p, MSG_TRUNC, (struct sockaddr *)&from, &length);
-        if (bytes < 0) hear_refusal(w);
+        if (bytes < 0) hear_refusals(w);
         if (bytes < 0 || !is_sound(w, &p, bytes, &from)) continue;
         pthread_mutex_lock(&w->lock);
         take(w, &p);
@@ -405,11 +410,12 @@ static void send_packet(cf_watch *w, int kind, int rank) {
     w->others[rank].sent_ms = cf_now_ms();
     for (int i = 0; i < to->addresses; i++) {
         struct sockaddr_in name = {.sin_family = AF_INET, .sin_port = to->port, .sin_addr.s_addr = to->address[i]};
-        // Refused, or no way there: whoever asks sees that no answer comes. But the first error may be of an earlier
-        // packet, to somebody who is gone, and this one has not been sent.
-        for (int tries = 0; tries < 2; tries++)
-            if (sendto(w->socket, &p, sizeof p, MSG_DONTWAIT, (struct sockaddr *)&name, sizeof name) >= 0 || errno != ECONNREFUSED)
-                break;
+        // Refused, or no way there: no answer comes. But the error may be of an earlier packet, to somebody who is gone, and then
+        // this one has not been sent.
+        for (int tries = 0; tries < 2; tries++) {
+            if (sendto(w->socket, &p, sizeof p, MSG_DONTWAIT, (struct sockaddr *)&name, sizeof name) >= 0) break;
+            hear_refusals(w); // this call has taken the error that would wake the other thread
+        }
     }
 }
 
