@@ -73,7 +73,7 @@ void cf_free(void *address) {
     free(b);
 }
 
-// For a purpose; NULL: for all.
+// For a purpose; NULL: for all. The lock is held.
 static int64_t bytes_for(const char *purpose) {
     int64_t total = 0;
     for (const block *b = memory.blocks; b; b = b->next)
@@ -82,11 +82,15 @@ static int64_t bytes_for(const char *purpose) {
 }
 
 int64_t cf_memory_bytes(void) {
-    return bytes_for(NULL);
+    pthread_mutex_lock(&memory.lock);
+    int64_t bytes = bytes_for(NULL);
+    pthread_mutex_unlock(&memory.lock);
+    return bytes;
 }
 
 void cf_memory_report(FILE *file) {
-    int64_t total = cf_memory_bytes();
+    pthread_mutex_lock(&memory.lock);
+    int64_t total = bytes_for(NULL);
     fprintf(file, "%-32s %12s %7s\n", "memory for", "MiB", "share");
     for (const block *b = memory.blocks; b; b = b->next) {
         const block *first = memory.blocks; // of its purpose
@@ -96,4 +100,5 @@ void cf_memory_report(FILE *file) {
             fprintf(file, "%-32s %12.1f %6.1f%%\n", b->purpose, (double)bytes / 1048576, 100.0 * (double)bytes / (double)total);
     }
     fprintf(file, "%-32s %12.1f\n", "total", (double)total / 1048576);
+    pthread_mutex_unlock(&memory.lock);
 }
