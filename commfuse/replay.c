@@ -27,10 +27,6 @@ typedef struct replay {
     double now_ms;
 } replay;
 
-static bool on_wire(const cf_step *step) {
-    return step->kind == CF_EXCHANGE || step->kind == CF_COLLECTIVE;
-}
-
 // Where `schedule` receives `slice` from rank `sender`.
 static int find_receive(const cf_schedule *schedule, int sender, int slice) {
     for (int i = 0; i < schedule->count; i++) {
@@ -70,15 +66,15 @@ static void start(replay *r, cf_schedule *const *schedule) {
 }
 
 static bool done(const replay *r, const player *p, int step) {
-    if (step < p->open || !on_wire(&p->schedule->step[step])) return true; // earlier on the stream
+    if (step < p->open || !cf_on_wire(&p->schedule->step[step])) return true; // earlier on the stream
     const transfer *t = &p->transfer[step];
     return (!r->machine->coupled || t->sent_ms <= r->now_ms) && t->received_ms <= r->now_ms;
 }
 
 static bool waits_done(const replay *r, const player *p, const cf_step *step) {
-    bool all = done(r, p, step->wait[0]) && done(r, p, step->wait[1]);
-    for (int i = step->wait[0]; step->range && i < step->wait[1]; i++) all &= done(r, p, i);
-    return all;
+    for (int n = 0, wait = 0; (wait = cf_nth_wait(step, n)) >= 0; n++)
+        if (!done(r, p, wait)) return false;
+    return true;
 }
 
 // Walks the list as far as the stream gets at this instant.
@@ -86,7 +82,7 @@ static bool walk(replay *r, player *p) {
     bool moved = false;
     for (; p->next < p->schedule->count && p->stream_ms <= r->now_ms; p->next++, moved = true) {
         const cf_step *step = &p->schedule->step[p->next];
-        if (on_wire(step)) {
+        if (cf_on_wire(step)) {
             p->transfer[p->next].posted_ms = fmin(p->transfer[p->next].posted_ms, r->now_ms);
             if (p->schedule->blocking && !(p->transfer[p->next].received_ms <= r->now_ms)) break;
             if (p->schedule->blocking) p->exposed_ms += r->now_ms - p->stream_ms, p->stream_ms = r->now_ms;
@@ -101,16 +97,17 @@ static bool walk(replay *r, player *p) {
 
 static bool make_ready(replay *r, player *p) {
     bool moved = false;
-    for (int i = p->open; i < p->schedule->count && (!on_wire(&p->schedule->step[i]) || p->transfer[i].posted_ms < INFINITY); i++) {
+    for (int i = p->open; i < p->schedule->count && (!cf_on_wire(&p->schedule->step[i]) || p->transfer[i].posted_ms < INFINITY);
+         i++) {
         const cf_step *step = &p->schedule->step[i];
         transfer *t = &p->transfer[i];
-        if (!on_wire(step) || t->ready_ms <= r->now_ms || !waits_done(r, p, step)) continue;
+        if (!cf_on_wire(step) || t->ready_ms <= r->now_ms || !waits_done(r, p, step)) continue;
         t->ready_ms = r->now_ms;
         if (step->kind == CF_EXCHANGE && step->send_to < 0) t->sent_ms = r->now_ms;
         if (step->kind == CF_EXCHANGE && step->recv_from < 0) t->received_ms = r->now_ms;
         moved = true;
     }
-    while (p->open < p->next && (!on_wire(&p->schedule->step[p->open]) ||
+    while (p->open < p->next && (!cf_on_wire(&p->schedule->step[p->open]) ||
                                  (p->transfer[p->open].sent_ms <= r->now_ms && p->transfer[p->open].received_ms <= r->now_ms)))
         p->open++;
     return moved;
@@ -136,7 +133,7 @@ static bool start_transfer(replay *r) {
     double since = INFINITY;
     for (player *a = r->player; a < r->player + r->players; a++)
         for (int i = a->open; i < a->schedule->count && a->egress_ms <= r->now_ms; i++) {
-            if (!on_wire(&a->schedule->step[i])) continue;
+            if (!cf_on_wire(&a->schedule->step[i])) continue;
             transfer *from = &a->transfer[i];
             if (from->posted_ms == INFINITY) break;
             if (a->schedule->step[i].kind == CF_COLLECTIVE && from->sent_ms == INFINITY && start_collective(r, i)) return true;
@@ -177,7 +174,7 @@ static double next_instant(const replay *r) {
             if (busy[i] > r->now_ms) next = fmin(next, busy[i]);
         for (int i = p->open; i < p->schedule->count; i++) {
             const transfer *t = &p->transfer[i];
-            if (!on_wire(&p->schedule->step[i])) continue;
+            if (!cf_on_wire(&p->schedule->step[i])) continue;
             if (t->posted_ms == INFINITY) break;
             if (t->sent_ms > r->now_ms) next = fmin(next, t->sent_ms);
             if (t->received_ms > r->now_ms) next = fmin(next, t->received_ms);
@@ -193,7 +190,7 @@ static cf_replayed result_of(const replay *r) {
         double end = p->stream_ms;
         for (int k = 0; k < p->schedule->count; k++) {
             if (k >= p->next || !done(r, p, k)) cf_die(NULL, "deadlock: rank %d of %d stops at step %d", i, r->players, k);
-            if (on_wire(&p->schedule->step[k])) end = fmax(end, fmax(p->transfer[k].sent_ms, p->transfer[k].received_ms));
+            if (cf_on_wire(&p->schedule->step[k])) end = fmax(end, fmax(p->transfer[k].sent_ms, p->transfer[k].received_ms));
         }
         result.finished_ms = fmax(result.finished_ms, end);
         result.exposed_ms = fmax(result.exposed_ms, p->exposed_ms + end - p->stream_ms);

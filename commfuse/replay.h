@@ -36,7 +36,7 @@ typedef struct cf_replayed {
     double exposed_ms;  // most time that a rank's compute stream waited, end included
 } cf_replayed;
 
-// schedule[r]: of rank r; all of one operation. A deadlock is an error that names rank and step: NAN.
+// schedule[r]: of rank r; all of one operation, and correct (schedule_check.h). A deadlock is an error that names rank and step: NAN.
 cf_replayed cf_replay(cf_schedule *const *schedule, int ranks, const cf_machine *machine);
 
 // The same where the machine costs all ranks the same: one rank's schedule says what all do, for every rank's is that of
