@@ -141,8 +141,8 @@ static void make_model(trainer *t) {
 
 // --- where the run begins ---
 
-static double sum(void *all, double mine) {
-    return figures_sum((rank_figures *)all, mine);
+static double sum(void *transport, double mine) {
+    return cf_sum_host((cf_transport *)transport, mine);
 }
 
 // Every rank is here, and its device has nothing left to do.
@@ -248,7 +248,7 @@ static void validate(trainer *t, int64_t step) {
     }
     cf_copy(&losses, t->loss, (int64_t)sizeof losses, t->context.stream);
     cf_stream_sync(t->context.stream);
-    losses = figures_sum(&t->optimizer.figures, losses);
+    losses = cf_sum_host(t->transport, losses);
     report_validation(&t->report, step, losses / (double)(all * o->seq), all);
 }
 
@@ -315,7 +315,8 @@ static void between_steps(trainer *t, int64_t step) {
     meet(t);
     // On one host the clocks are one; otherwise zero is the moment every rank left a barrier.
     double zero = cf_now_ms();
-    if (t->transport->local_size == t->mesh.world_group.size) figures_maximum(&t->optimizer.figures, &zero, 1);
+    if (t->transport->local_size == t->mesh.world_group.size)
+        zero = -1e-3 * (double)cf_least_host(t->transport, (int64_t)(-1e3 * zero)); // the latest
     cf_timeline_start(&t->context, zero);
 }
 
@@ -339,7 +340,7 @@ static void close_step(trainer *t, int64_t step, bool traced, bool interrupted) 
     t->last.ms = report_lap(&t->report);
     gpt_try_ways(&t->model, t->report.plan.tuner, false);
     report_figures(&t->last, t->context.trace, t->checkpoints, mine);
-    report_last(t, figures_exchange(&t->optimizer.figures, mine, FIGURES));
+    report_last(t, optimizer_exchange(&t->optimizer, mine, FIGURES));
     if (traced && (step + 1 == t->trace_to || step + 1 == t->o.steps || t->stop))
         report_trace(&t->report, &t->context, t->trace_from, step);
 }
@@ -416,8 +417,8 @@ static int train_model(trainer *t) {
     }
     r->peak = o->peak_tflops * 1e12 * t->mesh.world_group.size, r->peak_source = "--peak-tflops";
     if (o->peak_tflops <= 0)
-        r->peak = peak_flops(&r->peak_source, (double)t->transport->local_cores / t->transport->local_size, sum,
-                             &t->optimizer.figures, t->context.stream);
+        r->peak = peak_flops(&r->peak_source, (double)t->transport->local_cores / t->transport->local_size, sum, t->transport,
+                             t->context.stream);
     report_config(r);
     report_banner(r);
     cf_stop_listen(); // from here on; before, every rank finds the same errors and rank 0 reports them

@@ -287,28 +287,12 @@ static void wait_for_all(cf_fuse *f, const cf_step *step) {
     for (int n = 0, wait = 0; (wait = cf_nth_wait(step, n)) >= 0; n++) wait_for_arrival(f, wait);
 }
 
-static void run_compute(cf_fuse *f, const cf_step *step) {
-    cf_span span = span_of(f, step);
-    if (span.rows == 0) return;
-    cf_stream *stream = f->context->stream;
-    cf_moment begin = cf_trace_begin(f->context->trace, CF_TRACE_COMPUTE, f->plan.name, stream);
-    cf_boundary *boundary = cf_boundary_swap(NULL);
-    f->compute(f->argument, &span, stream);
-    cf_boundary_swap(boundary);
-    cf_trace_end(f->context->trace, CF_TRACE_COMPUTE, f->plan.name, f->layer, step->first, begin, stream);
-}
-
 static void run_add(cf_fuse *f, const cf_step *step) {
     int64_t elements = rows_of(f, step->at.slot % f->schedule->slices) * f->row_elements;
     cf_stream *stream = f->context->stream;
     cf_moment begin = cf_trace_begin(f->context->trace, CF_TRACE_COMPUTE, "add", stream);
     cf_add(place_of(f, step->at), place_of(f, step->from), elements, f->plan.dtype, stream);
     cf_trace_end(f->context->trace, CF_TRACE_COMPUTE, "add", f->layer, step->at.slot, begin, stream);
-}
-
-static void run_copy(cf_fuse *f, const cf_step *step) {
-    cf_copy(place_of(f, step->at), place_of(f, step->from), rows_of(f, step->at.slot % f->schedule->slices) * f->row_bytes,
-            f->context->stream);
 }
 
 // --- steps on the wire ---
@@ -382,12 +366,19 @@ static void run_step(cf_fuse *f) {
         return;
     }
     wait_for_all(f, step);
-    if (step->kind == CF_COMPUTE)
-        run_compute(f, step);
-    else if (step->kind == CF_ADD)
-        run_add(f, step);
-    else
-        run_copy(f, step);
+    cf_stream *stream = f->context->stream;
+    cf_span span = span_of(f, step);
+    if (step->kind == CF_COMPUTE && span.rows > 0) {
+        cf_moment begin = cf_trace_begin(f->context->trace, CF_TRACE_COMPUTE, f->plan.name, stream);
+        cf_boundary *boundary = cf_boundary_swap(NULL);
+        f->compute(f->argument, &span, stream);
+        cf_boundary_swap(boundary);
+        cf_trace_end(f->context->trace, CF_TRACE_COMPUTE, f->plan.name, f->layer, step->first, begin, stream);
+    }
+    if (step->kind == CF_ADD) run_add(f, step);
+    if (step->kind == CF_COPY)
+        cf_copy(place_of(f, step->at), place_of(f, step->from), rows_of(f, step->at.slot % f->schedule->slices) * f->row_bytes,
+                stream);
 }
 
 static void *fail(cf_context *context, bool half_way) {

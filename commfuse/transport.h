@@ -141,6 +141,17 @@ static inline int64_t cf_least_host(cf_transport *t, int64_t mine) {
     return mine;
 }
 
+// The sum of what all ranks give, in their order. Collective. t NULL: a rank alone.
+static inline double cf_sum_host(cf_transport *t, double mine) {
+    const int ranks = t ? t->size : 1;
+    double *all = (double *)malloc((size_t)ranks * sizeof *all), sum = 0;
+    if (!all) cf_die(NULL, "out of memory for the words of %d ranks", ranks);
+    cf_allgather_host(t, &mine, all, (int64_t)sizeof mine);
+    for (int rank = 0; rank < ranks; rank++) sum += all[rank];
+    free(all);
+    return sum;
+}
+
 // Rank 0's. Collective.
 static inline int64_t cf_root_host(cf_transport *t, int64_t mine) {
     return cf_least_host(t, t->rank == 0 ? mine : INT64_MAX);

@@ -3,6 +3,7 @@
 #include "optimizer.h"
 #include "../commfuse/die.h"
 #include <math.h>
+#include <stdlib.h>
 
 // --- life ---
 
@@ -14,11 +15,19 @@ void optimizer_create(zero_optimizer *o, gpt *model, overlap how) {
     o->v = alloc_precise(p->owned, "optimizer state");
     if (REAL_DTYPE != PRECISE_DTYPE) o->master = alloc_precise(p->owned, "master weights");
     o->squares = cf_alloc(SQUARES_SCRATCH * (int64_t)sizeof(double), "optimizer state");
-    figures_create(&o->figures, model->context, &model->mesh->world_group, how);
+    const int64_t reports = model->mesh->world_group.size * REPORT;
+    how.mode = cf_mode_for_figures(how.mode);
+    o->device = cf_alloc(reports * (int64_t)sizeof(double), "optimizer state");
+    o->all = calloc((size_t)reports, sizeof *o->all);
+    if (!o->all) cf_die(NULL, "out of memory for the figures of %d ranks", model->mesh->world_group.size);
+    o->gather = cf_fuse_create(model->context, overlap_plan(how, "report", &model->mesh->world_group, CF_ALLGATHER, CF_NO_COMPUTE,
+                                                            CF_FP64, REPORT));
 }
 
 void optimizer_free(zero_optimizer *o) {
-    figures_free(&o->figures);
+    cf_fuse_free(o->gather);
+    cf_free(o->device);
+    free(o->all);
     cf_free(o->m);
     cf_free(o->v);
     cf_free(o->master);
@@ -101,15 +110,27 @@ static void finish_reductions(zero_optimizer *o, double *sum) {
 
 const double *optimizer_reduce(zero_optimizer *o, const double *loss_sum, const double *values, int count) {
     enum { LOSS, NORM2, VALUES };
-    double *mine = figures_mine(&o->figures);
+    const cf_group *world = &o->mesh->world_group;
+    double *mine = o->device + world->rank * REPORT;
     cf_copy(&mine[LOSS], loss_sum, (int64_t)sizeof *mine, o->context->stream);
     cf_zero(&mine[NORM2], (int64_t)sizeof *mine, o->context->stream);
     if (count > 0) cf_copy(&mine[VALUES], values, count * (int64_t)sizeof *mine, o->context->stream);
     finish_reductions(o, &mine[NORM2]);
-    const double *all = figures_exchange_mine(&o->figures); // here, and for all tokens (lookup.c), the host waits for the device
+    cf_fuse_run(o->gather, o->device, 1, REPORT, NULL, NULL, -1);
+    cf_copy(o->all, o->device, world->size * REPORT * (int64_t)sizeof *o->all, o->context->stream);
+    cf_stream_sync(o->context->stream); // here, and for all tokens (lookup.c), the host waits for the device
     cf_check_verdict(o->context->check, o->context->stream);
-    o->loss = figures_total(&o->figures, LOSS), o->norm2 = figures_total(&o->figures, NORM2);
-    return all + VALUES;
+    o->loss = o->norm2 = 0;
+    for (int rank = 0; rank < world->size; rank++)
+        o->loss += o->all[rank * REPORT + LOSS], o->norm2 += o->all[rank * REPORT + NORM2];
+    return o->all + VALUES;
+}
+
+const double *optimizer_exchange(zero_optimizer *o, const double *values, int count) {
+    double mine[REPORT] = {0};
+    memcpy(mine, values, (size_t)count * sizeof *mine);
+    cf_allgather_host(o->context->transport, mine, o->all, (int64_t)sizeof mine);
+    return o->all;
 }
 
 // Finds the first rank that has a tensor with a non-finite gradient in its shards, and says which. Ends the run unless this step may be left out.
@@ -125,7 +146,7 @@ static void meet_nonfinite(zero_optimizer *o, step_result *r, bool may_skip) {
         if (at >= 0 && params_find(o->params, params_first_owned(b) + at, &tensor, &layer, &rest))
             mine = (double)(tensor + TENSORS * layer);
     }
-    const double *all = figures_exchange(&o->figures, &mine, 1);
+    const double *all = optimizer_exchange(o, &mine, 1);
     r->skipped = true, r->nonfinite_rank = -1;
     snprintf(r->nonfinite, sizeof r->nonfinite, "the loss alone");
     for (int rank = o->mesh->world_group.size - 1; rank >= 0; rank--) {
@@ -161,5 +182,5 @@ step_result optimizer_begin_update(zero_optimizer *o, adamw a, double clip, int6
 
 void optimizer_operations(zero_optimizer *o, visit_operation *visit, void *argument) {
     zero_operations(o->zero, visit, argument);
-    visit(argument, "figures of all ranks", o->figures.gather, 1);
+    visit(argument, "figures of all ranks", o->gather, 1);
 }

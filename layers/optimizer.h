@@ -9,7 +9,6 @@
 #define OPTIMIZER_H
 
 #include "adamw.h"
-#include "figures.h"
 #include "model.h"
 
 CF_EXTERN_C_BEGIN
@@ -25,7 +24,9 @@ typedef struct zero_optimizer {
     precise *master;    // (params->owned) their weights where `real` is not precise; else NULL
     double *squares;    // (SQUARES_SCRATCH)
     double loss, norm2; // of the step: sums over all ranks of losses and of squares of the gradient
-    rank_figures figures;
+    cf_fuse *gather;    // of what ranks report to each other with the norm:
+    double *device;     // (world, REPORT)
+    double *all;        // (world, REPORT) the host's
 } zero_optimizer;
 
 enum { NONFINITE_NAME = 48 };
@@ -45,8 +46,10 @@ void optimizer_start(zero_optimizer *o);
 // After the last backward: finishes the reduction. loss_sum: this rank's sum of losses, as gpt_forward gives it, in the
 // device's memory. With what makes the norm travel `count` <= REPORT_VALUES figures of the caller's, of each rank: they are
 // returned, rank r's at r · REPORT, and valid until the next exchange.
-enum { REPORT_VALUES = 6 };
+enum { REPORT = 8, REPORT_VALUES = 6 }; // numbers of a rank
 const double *optimizer_reduce(zero_optimizer *o, const double *loss_sum, const double *values, int count);
+// The same exchange of `count` figures outside of a step. Collective.
+const double *optimizer_exchange(zero_optimizer *o, const double *values, int count);
 // Then: takes the global norm, clips to `clip` (0: no clipping), and updates positions, vectors and the token table. tokens:
 // of the whole batch. If the loss or a gradient is not finite nothing is written: with may_skip the step is skipped, else
 // the run ends, naming step, rank and tensor.

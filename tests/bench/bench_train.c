@@ -222,8 +222,8 @@ static void make_models(bench *b) {
     if (!b->tokens) cf_die(NULL, "out of memory for the tokens of a micro-batch");
 }
 
-static double sum(void *all, double mine) {
-    return figures_sum(all, mine);
+static double sum(void *transport, double mine) {
+    return cf_sum_host(transport, mine);
 }
 
 // Once before the steps and once after them, the better one counts: a slow moment would flatter every MFU.
@@ -234,7 +234,7 @@ static void measure_peak(bench *b) {
         return;
     }
     double cores = (double)b->transport->local_cores / b->transport->local_size;
-    b->peak = fmax(b->peak, peak_flops(&b->peak_source, cores, sum, &b->entrant[0].optimizer.figures, b->context.stream));
+    b->peak = fmax(b->peak, peak_flops(&b->peak_source, cores, sum, b->transport, b->context.stream));
 }
 
 // --- measuring ---
@@ -265,7 +265,7 @@ static void report_last(bench *b) {
     const int64_t sent = b->transport->bytes_sent(b->transport);
     const cf_trace_figures figures = cf_trace_last(b->context.trace);
     const double mine[TELLS] = {figures.exposed_ms, figures.comm_ms};
-    const double *told = figures_exchange(&b->last->optimizer.figures, mine, TELLS);
+    const double *told = optimizer_exchange(&b->last->optimizer, mine, TELLS);
     for (int rank = 0; rank < b->transport->size; rank++) {
         const double *r = told + rank * REPORT;
         row->exposed_ms = fmax(row->exposed_ms, r[TELL_EXPOSED]);

@@ -78,7 +78,7 @@ int main(int argc, char **argv) {
     gpt_begin_forward(&model, inputs, targets, T, B);
     gpt_forward(&model, 1 / count, sum);
     cf_copy(&loss, sum, (int64_t)sizeof loss, context.stream);
-    loss = figures_sum(&optimizer.figures, loss) / count;
+    loss = cf_sum_host(context.transport, loss) / count;
     gpt_backward(&model, true, true);
     gradients_into_weights(&model, &optimizer);
 
