@@ -77,9 +77,9 @@ void *block_create(size_t size, const block_strategy *strategy, const model_pass
 }
 
 void block_free(block *b) {
-    b->strategy->free(b);
-    parallel_linear_free(&b->fc);
-    parallel_linear_free(&b->fcproj);
+    if (b->strategy->free) b->strategy->free(b);
+    parallel_linear *linear[] = {&b->qkv, &b->attproj, &b->fc, &b->fcproj};
+    for (int i = 0; i < 4; i++) parallel_linear_free(linear[i]);
     void *shared[] = {b->norm1,        b->norm2 == b->norm1 ? NULL : b->norm2,
                       b->sums,         b->hidden,
                       b->dhidden,      b->dheads,
@@ -99,8 +99,8 @@ void block_free(block *b) {
 void block_place_weight_gradients(const block *b) {
     linear_place_gradients(&b->fc, false);
     linear_place_gradients(&b->fcproj, false);
-    if (b->qkv) linear_place_gradients(b->qkv, true);
-    if (b->attproj) linear_place_gradients(b->attproj, false);
+    if (b->qkv.forward) linear_place_gradients(&b->qkv, true);
+    if (b->attproj.forward) linear_place_gradients(&b->attproj, false);
 }
 
 void block_operations(const block *b, bool forward, visit_operation *visit, void *argument) {
@@ -128,15 +128,12 @@ static real *compute_norm(block *b, int layer, block_half half, precise *mean, p
     return norm;
 }
 
-real *block_norm(block *b, int layer, block_half half) {
-    return compute_norm(b, layer, half, b->layer[layer].mean[half], b->layer[layer].rstd[half]);
-}
-
 real *block_norm_again(block *b, int layer, block_half half) {
     return b->layer[layer].norm[half] ? b->layer[layer].norm[half] : compute_norm(b, layer, half, NULL, NULL);
 }
 
-void block_norm_backward(block *b, int layer, block_half half, const real *dnorm, real *dx) {
+// dx (Ts, B, C) += its gradient through a half's layer norm.
+static void norm_backward(block *b, int layer, block_half half, const real *dnorm, real *dx) {
     const model_pass *pass = b->pass;
     const parameters *p = pass->params;
     const block_layer *s = &b->layer[layer];
@@ -153,9 +150,11 @@ void block_forward(block *b, int layer, const real *x, real *out) {
     block_layer *s = &b->layer[layer];
     real *hidden = s->hidden ? s->hidden : b->hidden;
     s->x[ATTENTION] = x, s->x[MLP] = s->x2;
-    b->strategy->forward(b, layer);
-    column_forward(&b->fc, layer, s->fch, hidden, block_norm(b, layer, MLP));
-    const real *y = row_forward(&b->fcproj, layer, b->sums, hidden, NULL, NULL);
+    real *norm = compute_norm(b, layer, ATTENTION, s->mean[ATTENTION], s->rstd[ATTENTION]);
+    const real *y = b->strategy->forward(b, layer, norm);
+    residual_forward(s->x2, x, y, params_weight(p, ATTPROJB, layer), pass->Ts * pass->B, p->shape.C, pass->context->stream);
+    column_forward(&b->fc, layer, s->fch, hidden, compute_norm(b, layer, MLP, s->mean[MLP], s->rstd[MLP]));
+    y = row_forward(&b->fcproj, layer, b->sums, hidden, NULL, NULL);
     residual_forward(out, s->x2, y, params_weight(p, FCPROJB, layer), pass->Ts * pass->B, p->shape.C, pass->context->stream);
 }
 
@@ -182,10 +181,10 @@ void block_backward(block *b, int layer, real *dx) {
     real *norm = block_norm_again(b, layer, MLP);
     column_begin_gather(&b->fc, layer, norm, b->dhidden);
     row_finish_backward(&b->fcproj, layer);
-    if (b->qkv) column_begin_gather(b->qkv, layer, block_norm_again(b, layer, ATTENTION), b->dqkv);
-    block_norm_backward(b, layer, MLP, column_backward(&b->fc, layer, b->sums, b->dhidden, norm), dx);
+    if (b->qkv.gather) column_begin_gather(&b->qkv, layer, block_norm_again(b, layer, ATTENTION), b->dqkv);
+    norm_backward(b, layer, MLP, column_backward(&b->fc, layer, b->sums, b->dhidden, norm), dx);
     if (column_owes_gradient(&b->fc, layer)) column_gradient(&b->fc, layer, b->dhidden, norm);
-    b->strategy->backward(b, layer, dx);
+    norm_backward(b, layer, ATTENTION, b->strategy->backward(b, layer, dx), dx);
 }
 
 void block_backward_late(block *b, int layer) {

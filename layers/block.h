@@ -30,8 +30,11 @@ typedef struct block_layer {
 
 typedef struct block block;
 typedef struct block_strategy {
-    void (*forward)(block *b, int layer);            // of the attention half: x[ATTENTION] → x2
-    void (*backward)(block *b, int layer, real *dx); // QKV's weight gradient may be left to late
+    // Of the attention half. norm: of its input, as block_norm_again() returns it. Returns this rank's shard (Ts, B, C) of the
+    // sum that is added to x.
+    const real *(*forward)(block *b, int layer, real *norm);
+    // dx: the half's gradient. Returns that of the norm. QKV's weight gradient may be left to late.
+    const real *(*backward)(block *b, int layer, real *dx);
     void (*late)(block *b, int layer);
     void (*free)(block *b);
 } block_strategy;
@@ -42,14 +45,14 @@ typedef struct block_exchanges {
     cf_fuse *forward[3], *backward[3];
 } block_exchanges;
 
-// What all layers share: planned operations and scratch memory. One layer runs at a time. tpsp.c and up.c add fields of
-// their own after these.
+// What all layers share: planned operations and scratch memory. One layer runs at a time. up.c adds fields of its own after
+// these.
 struct block {
     const block_strategy *strategy;
     const model_pass *pass;
     const cf_group *tp;
     parallel_linear fc, fcproj;
-    parallel_linear *qkv, *attproj; // TPSP's, or NULL
+    parallel_linear qkv, attproj; // TPSP's; in UP nothing is in them
     block_exchanges operations[HALVES];
     // Memory that is one thing at a time, the first in forward and again for the weight gradients of its half.
     union {
@@ -94,12 +97,9 @@ void block_operations(const block *b, bool forward, visit_operation *visit, void
 void *block_create(size_t size, const block_strategy *strategy, const model_pass *pass, const cf_group *tp, const cf_group *split,
                    int64_t T, int64_t B, overlap how, bool recompute, int64_t prepared);
 block_exchanges block_pair(const parallel_linear *column, const parallel_linear *row);
-// The buffer with a half's layer norm, of which this rank's shard is computed; in backward, where it was not kept; as it is.
-real *block_norm(block *b, int layer, block_half half);
-real *block_norm_again(block *b, int layer, block_half half);
+// The buffer with a half's layer norm; in backward this rank's shard is computed where it was not kept.
 real *block_norm_buffer(const block *b, int layer, block_half half);
-// dx (Ts, B, C) += its gradient through a half's layer norm.
-void block_norm_backward(block *b, int layer, block_half half, const real *dnorm, real *dx);
+real *block_norm_again(block *b, int layer, block_half half);
 
 CF_EXTERN_C_END
 #endif

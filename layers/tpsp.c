@@ -10,13 +10,7 @@
 // embedding's transfers.
 #include "attention.h"
 #include "block.h"
-#include "elementwise.h"
 #include "linear.h"
-
-typedef struct tpsp {
-    block b;
-    parallel_linear qkv, attproj;
-} tpsp;
 
 // Query-Split: attention of these query rows against all keys before them.
 typedef struct attention_job {
@@ -44,47 +38,37 @@ static void attend_backward(void *argument, int64_t t0, int64_t n) {
     j->first = false;
 }
 
-static void tpsp_forward(block *b, int layer) {
-    const model_pass *pass = b->pass;
+static const real *tpsp_forward(block *b, int layer, real *norm) {
     const block_layer *s = &b->layer[layer];
     attention_job job = {.b = b, .s = s};
-    column_forward(b->qkv, layer, s->qkv, NULL, block_norm(b, layer, ATTENTION));
-    const real *y = row_forward(b->attproj, layer, b->sums, s->heads, attend, &job);
-    residual_forward(s->x2, s->x[ATTENTION], y, params_weight(pass->params, ATTPROJB, layer), pass->Ts * pass->B,
-                     pass->params->shape.C, pass->context->stream);
+    column_forward(&b->qkv, layer, s->qkv, NULL, norm);
+    return row_forward(&b->attproj, layer, b->sums, s->heads, attend, &job);
 }
 
-static void tpsp_backward(block *b, int layer, real *dx) {
+static const real *tpsp_backward(block *b, int layer, real *dx) {
     const block_layer *s = &b->layer[layer];
     attention_job attention = {.b = b, .s = s, .first = true};
     linear_job job = {.x = s->heads, .rows = attend_backward, .argument = &attention};
-    row_begin_backward(b->attproj, layer, b->dheads, dx, b->attention_dy, job);
-    row_finish_backward(b->attproj, layer);
-    const real *norm = block_norm_buffer(b, layer, ATTENTION);
-    block_norm_backward(b, layer, ATTENTION, column_backward(b->qkv, layer, b->sums, b->dqkv, norm), dx);
+    row_begin_backward(&b->attproj, layer, b->dheads, dx, b->attention_dy, job);
+    row_finish_backward(&b->attproj, layer);
+    return column_backward(&b->qkv, layer, b->sums, b->dqkv, block_norm_buffer(b, layer, ATTENTION));
 }
 
 static void tpsp_late(block *b, int layer) {
-    column_gradient(b->qkv, layer, b->dqkv, block_norm_buffer(b, layer, ATTENTION));
-}
-
-static void tpsp_free(block *b) {
-    parallel_linear_free(b->qkv);
-    parallel_linear_free(b->attproj);
+    column_gradient(&b->qkv, layer, b->dqkv, block_norm_buffer(b, layer, ATTENTION));
 }
 
 block *tpsp_create(const model_pass *pass, const cf_mesh *mesh, int64_t T, int64_t B, overlap how, bool recompute) {
-    static const block_strategy strategy = {tpsp_forward, tpsp_backward, tpsp_late, tpsp_free};
+    static const block_strategy strategy = {tpsp_forward, tpsp_backward, tpsp_late, NULL};
     const cf_group *tp = &mesh->tp_group;
     const gpt_shape *shape = &pass->params->shape;
     int64_t N = tp->size, C = shape->C, shard = T * B / N * C;
     int64_t prepared = larger(linear_prepared_size(C, 3 * C / N), linear_prepared_size(C / N, C));
-    tpsp *t = (tpsp *)block_create(sizeof *t, &strategy, pass, tp, tp, T, B, how, recompute, prepared);
+    block *b = block_create(sizeof *b, &strategy, pass, tp, tp, T, B, how, recompute, prepared);
     double product = 2.0 * (double)(T * B * C * C) / (double)N, attention = attention_flops(T, B, shape->H / N, C / shape->H);
-    column_create(&t->qkv, pass, tp, "att.qkv", QKVW, QKVB, shard, how, true, t->b.prepared);
-    row_create(&t->attproj, pass, tp, "att.proj", ATTPROJW, ATTPROJB, shard, how, product + attention,
-               2 * product + 2.5 * attention, t->b.prepared);
-    t->b.qkv = &t->qkv, t->b.attproj = &t->attproj;
-    t->b.operations[ATTENTION] = block_pair(&t->qkv, &t->attproj);
-    return &t->b;
+    column_create(&b->qkv, pass, tp, "att.qkv", QKVW, QKVB, shard, how, true, b->prepared);
+    row_create(&b->attproj, pass, tp, "att.proj", ATTPROJW, ATTPROJB, shard, how, product + attention,
+               2 * product + 2.5 * attention, b->prepared);
+    b->operations[ATTENTION] = block_pair(&b->qkv, &b->attproj);
+    return b;
 }

@@ -21,7 +21,6 @@
 #include "../commfuse/die.h"
 #include "attention.h"
 #include "block.h"
-#include "elementwise.h"
 #include "linear.h"
 #include <stdlib.h>
 
@@ -105,14 +104,14 @@ static void project(job *j, int64_t group, int64_t first, int64_t rows, real *he
         linear_forward_add(y, heads, w, rows * j->B, j->u->Cl, j->u->C, j->stream);
 }
 
-static void up_forward(block *b, int layer) {
+static const real *up_forward(block *b, int layer, real *norm) {
     up *u = (up *)b;
     const model_pass *pass = b->pass;
     const block_layer *s = &b->layer[layer];
     int64_t C = u->C, Cl = u->Cl, rows = pass->Ts * pass->B, own = u->own * rows * Cl;
     job j = make_job(b, layer, (job){.side = CF_COMPUTE_BEFORE, .linear = qkv, .width = 3 * Cl});
     j.bias = params_weight(pass->params, QKVB, layer);
-    j.in = block_norm(b, layer, ATTENTION);
+    j.in = norm;
     prepare_groups(u, linear_prepare_forward, params_weight(pass->params, QKVW, layer), C, 3 * Cl);
     cf_fuse_result(u->qkv_forward, s->qkv);
     cf_fuse_run(u->qkv_forward, u->qkv_out, pass->Ts, pass->B * 3 * Cl, work, &j, layer);
@@ -124,7 +123,7 @@ static void up_forward(block *b, int layer) {
     cf_fuse_finish(u->att_forward);
     // In commfuse this rank's rows are computed among the arrivals; backward looks for them here.
     cf_copy(s->heads + own, s->groups + own, rows * Cl * (int64_t)sizeof(real), j.stream);
-    residual_forward(s->x2, s->x[ATTENTION], b->sums, params_weight(pass->params, ATTPROJB, layer), rows, C, j.stream);
+    return b->sums;
 }
 
 // --- backward ---
@@ -158,7 +157,7 @@ static void up_late(block *b, int layer) {
     weight_gradient_compute(b->pass, QKVW, layer, g);
 }
 
-static void up_backward(block *b, int layer, real *dx) {
+static const real *up_backward(block *b, int layer, real *dx) {
     up *u = (up *)b;
     const model_pass *pass = b->pass;
     const parameters *p = pass->params;
@@ -186,7 +185,7 @@ static void up_backward(block *b, int layer, real *dx) {
         linear_bias_grad(params_grad(p, QKVB, layer) + i * 3 * Cl, u->dy[i], rows, 3 * Cl, j.stream);
     }
     if (zero_place(pass->zero, QKVW, layer, pass->last) == GRADIENT_NOW) up_late(b, layer);
-    block_norm_backward(b, layer, ATTENTION, b->sums, dx);
+    return b->sums;
 }
 
 // --- life ---
