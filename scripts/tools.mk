@@ -5,6 +5,8 @@ report: all $(benches) ## run the experiments that fit, write build/report/repor
 	@$(PYTHON) scripts/report.py $(experiments)
 lab: all $(benches) ## the same experiments on two hosts made of one machine, over links of known speed (Linux, root)
 	@scripts/lab.py --plan && $(PYTHON) scripts/report.py --place lab --out build/lab $(experiments)
+predict-check: all ## predictions beside published and measured steps, in build/predict (ten minutes); ONLY=published
+	@$(PYTHON) scripts/predict_check.py $(if $(ONLY),--only '$(ONLY)')
 demo: ## train a small GPT on two ranks for a few minutes, with text, figures and a plot
 	@scripts/demo.sh
 deps: ## install what is missing (as root or through sudo)
@@ -40,4 +42,4 @@ format: ## clang-format every C and CUDA file
 format-check: ## say what `make format` would change
 	@clang-format --dry-run --Werror $(formatted)
 
-.PHONY: report lab demo deps config lint format format-check
+.PHONY: predict-check report lab demo deps config lint format format-check

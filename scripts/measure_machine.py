@@ -1,0 +1,93 @@
+#!/usr/bin/env python3
+"""MACHINE.json for --predict of this machine, a CPU, from the project's own benchmarks, in two minutes.
+
+    make && scripts/measure_machine.py --ranks 2 --out here.json
+
+Kernels of a rank of --threads threads, each at three sizes (tests/bench/bench_layers); messages between --ranks ranks of this host
+(bench_collectives). Beyond this host it knows nothing: the same link stands for a network, until somebody edits it. Rates are
+those of the time of the measurement: other work on the machine lowers them, and the file says how busy it was.
+"""
+import argparse
+import json
+import os
+import pathlib
+import re
+import statistics
+import subprocess
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+BENCHES = ROOT / "build/release/tests/bench"
+SIZES = (128, 2, 2, 256, 2048), (384, 6, 2, 256, 8192), (768, 12, 2, 512, 16384)  # C H B T V
+MEMORY = "layernorm forward", "layernorm backward", "gelu backward 4C", "residual", "adamw"
+
+
+def run(command, **environment):
+    return subprocess.run([str(word) for word in command], check=True, capture_output=True, text=True,
+                          env=dict(os.environ, OMP_WAIT_POLICY="passive", **environment)).stdout
+
+
+def kernels(threads):
+    """Curves of flops in 10⁹ and TFLOP/s, and GB/s of what memory limits."""
+    curves, memory, peak = {"product": [], "attention": [], "attention_backward": []}, [], 0
+    for C, H, B, T, V in SIZES:
+        text = run([BENCHES / "bench_layers", C, H, B, T, V, 10], OMP_NUM_THREADS=str(threads))
+        peak = max(peak, float(re.search(r"GEMM peak ([\d.]+)", text).group(1)))
+
+        def column(name, number):  # ms, spread, then GFLOP/s, its share, GB/s
+            row = next(line for line in text.splitlines() if line.startswith(name))
+            return float(re.findall(r"[\d.]+", row[len(name):])[number])
+
+        rows = B * T
+        product = statistics.median(column(n, 2) for n in ("linear forward C→4C", "linear dgrad 4C→C", "linear wgrad"))
+        curves["product"].append([8 * rows * C * C / 1e9, min(product, peak) / 1e3])
+        curves["attention"].append([2 * rows * T * C / 1e9, column("attention forward", 2) / 1e3])
+        curves["attention_backward"].append([5 * rows * T * C / 1e9, column("attention backward", 2) / 1e3])
+        memory = [column(name, -1) for name in MEMORY]  # of the last, which no cache holds
+    return curves, statistics.median(memory), peak
+
+
+def wire(ranks):
+    """Of one exchange: seconds at no bytes, and bytes a second; and what a native all-gather takes times that, by bytes."""
+    text = run([ROOT / "scripts/mpirun.sh", "-np", ranks, BENCHES / "bench_collectives", "--rounds", 9])
+    sizes = [1024 * int(kib) for kib in re.findall(r"(\d+) KiB", text)]
+
+    def times(name):
+        row = re.search(rf"^{name}.*$", text, re.M).group(0)
+        return [float(ms) / 1e3 for ms in re.findall(r"([\d.]+) \(", row)]
+
+    exchange, native = times("the wire: MPI_Sendrecv"), times("MPI_Allgather")
+    rate = sizes[-1] * (ranks - 1) / exchange[-1]
+    latency = max(1e-6, exchange[0] - sizes[0] * (ranks - 1) / rate)
+    share = [[(ranks - 1) * size / 1e6, min(1, (ranks - 1) * size / rate / s)] for size, s in zip(sizes, native)]
+    return latency, rate, share
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2, help="on this host (2)")
+    parser.add_argument("--threads", type=int, default=1, help="that compute, of each rank (1)")
+    parser.add_argument("--out", type=pathlib.Path, required=True)
+    o = parser.parse_args()
+    subprocess.run(["make", "-s", *(f"build/release/tests/bench/bench_{name}" for name in ("layers", "collectives"))], cwd=ROOT,
+                   check=True)
+    curves, memory, peak = kernels(o.threads)
+    latency, rate, share = wire(o.ranks)
+    cores = os.cpu_count()
+    link = {"gb_per_s": rate / 1e9, "block_gb_per_s": 0, "latency_us": latency * 1e6 + 10, "step_us": latency * 1e6,
+            "taken": min(0.5, max(0, 1 - cores / (o.ranks * (o.threads + 1))))}  # where transfers share cores with computation
+    machine = {
+        "name": os.uname().nodename[:40],
+        "comment": f"{cores} cores, {o.ranks} ranks of {o.threads} threads; load while measured {os.getloadavg()[0]:.1f}",
+        "device": "cpu", "dtype": "fp32", "peak_tflops": peak / 1e3,
+        "memory_gb": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9 / o.ranks, "memory_gb_per_s": memory,
+        **{f"{name}_tflops": points for name, points in curves.items()},
+        "kernel_us": 2, "call_us": 0, "word_ns": 2, "message_us": 2, "native_us": latency * 1e6, "native_share": share,
+        "links": [{"name": "memory", "ranks": o.ranks, **link}, {"name": "network", "ranks": 0, **link}] if o.ranks > 1
+        else [{"name": "memory", "ranks": 0, **link}]}
+    o.out.write_text(json.dumps(machine, indent=2) + "\n", encoding="utf-8")
+    print(f"{o.out}: products at {curves['product'][-1][1] * 1e3:.0f} GFLOP/s, memory at {memory:.1f} GB/s, messages at "
+          f"{rate / 1e9:.1f} GB/s after {latency * 1e6:.0f} µs")
+
+
+if __name__ == "__main__":
+    main()

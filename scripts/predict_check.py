@@ -1,0 +1,280 @@
+#!/usr/bin/env python3
+"""Predictions of --predict beside what has been measured; `make predict-check` writes build/predict/.
+
+    scripts/predict_check.py [--only published,megatron,emulated,here,scaling] [--megatron FOLDER] [--out DIR]
+
+published   llm.c's figures, nothing fitted
+megatron    374 runs of Megatron-DeepSpeed on A100 (vTrain's; the half that is in ../shared, skipped where that is missing).
+            That program computes forward twice, reduces by blocking all-reduces, and its host is often the bound: a step is put
+            together from the phases that --predict prints, and EIGHT constants of machine and program are fitted
+emulated    the emulator's clock, which has other assumptions where this has a curve (tiles, waves)
+here        this machine, as measure_machine.py describes it, training over shared memory
+scaling     no measurement: d48 (16 heads, which divide over 8 ranks) on 8 to 4096 H100, in build/predict/scaling.png
+"""
+import argparse
+import csv
+import functools
+import json
+import math
+import os
+import pathlib
+import re
+import statistics
+import struct
+import subprocess
+import sys
+
+import tables
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+MODES = "ideal", "none", "slice", "commfuse", "auto"
+COLUMNS = "step", "tokens", "mfu", "products", "attention", "memory", "exposed", "slowed", "host", "gib"
+PUBLISHED = (("124M, 8 A100, 64 a GPU", "a100x8", "d12", 64, 512, 300), ("350M, 8 A100, 64 a GPU", "a100x8", "d24", 64, 512, 820),
+             ("774M, 8 A100, 32 a GPU", "a100x8", "d36", 32, 512, 1700), ("1558M, 8 H100, 16 a GPU", "h100x8", "d48", 16, 1024, 2800))
+
+
+@functools.lru_cache(maxsize=None)
+def predict(machine, **options):
+    path = machine if os.path.sep in machine else ROOT / "scripts/machines" / f"{machine}.json"
+    line = [ROOT / "train_gpt", "--predict", path]
+    for name, value in options.items():
+        line += [f"--{name.replace('_', '-')}", str(value)]
+    text = subprocess.run(line, check=True, capture_output=True, text=True).stdout
+    rows = re.findall(rf"^({'|'.join(MODES)}) +([-\d. |%]+?) +[a-z]", text, re.M)
+    return {mode: dict(zip(COLUMNS, map(float, re.findall(r"[-\d.]+", rest)))) for mode, rest in rows}
+
+
+def share(predicted, measured):
+    return f"{100 * (predicted / measured - 1):+.1f} %"
+
+
+def published():
+    lines = []
+    for name, machine, model, micro, batch, measured in PUBLISHED:
+        found = predict(machine, tp=1, dp=8, model=model, micro_batch=micro, batch=batch)["slice"]["step"]
+        lines.append({"llm.c": name, "measured, ms": measured, "predicted, ms": f"{found:.0f}", "error": share(found, measured)})
+    return tables.markdown(lines), [(float(line["measured, ms"]), float(line["predicted, ms"])) for line in lines]
+
+
+# --- Megatron ---
+
+NAMES = ("products", "softmax", "memory", "all-reduce in a host, GB/s", "all-reduce of gradients, GB/s", "network, GB/s a GPU",
+         "host, ms a layer", "host, ms beside layers")
+START = 1.2, 3, 2, 100, 50, 10, 3.6, 3
+A100, HOST = "a100x8", 8
+
+
+def phases(run):
+    """Of one micro-batch and of what a step does once, from runs of two depths and of one and two micro-batches; in ms."""
+    shape = dict(channels=run["channels"], heads=run["heads"], seq=run["seq"], tp=run["tp"], dp=1, micro_batch=run["micro_batch"])
+    found = {(layers, count): predict(A100, layers=layers, batch=count * run["micro_batch"], **shape)["ideal"]
+             for layers in (2, 4) for count in (1, 2)}
+
+    def at_depth(name, count):
+        two, four = found[2, count][name], found[4, count][name]
+        return two + (four - two) / 2 * (run["layers"] - 2)
+
+    return {name: at_depth(name, 2) - at_depth(name, 1) for name in ("products", "attention", "memory")}
+
+
+def megatron_ms(run, p, constants):
+    products, softmax, memory, host_gb, gradient_gb, net_gb, layer, beside = constants
+    tp, dp, L, C = (run[name] for name in ("tp", "dp", "layers", "channels"))
+    micro_batches = run["global_batch"] / run["micro_batch"] / dp
+    width = C / run["heads"] / 64  # attention by products and a softmax in memory: its time goes with scores, not with width
+    gpu = products * p["products"] * 4 / 3 + softmax * p["attention"] * 18 / 14 / width + memory * p["memory"] * 4 / 3
+    reduced = 6 * L * 2 * (tp - 1) / tp * 2 * run["seq"] * run["micro_batch"] * C  # bytes: four in forward, twice; two in backward
+    gpu += reduced / 1e6 / (host_gb if tp <= HOST else net_gb)
+    weights = (12 * L * C * C + 50257 * C) / tp
+    inside = max(1, min(dp, HOST // tp))
+    gradients = 2 * weights * 2 * (dp - 1) / dp
+    once = gradients / 1e6 / gradient_gb
+    if dp > inside:
+        once += gradients / inside / 1e6 / net_gb
+    once += memory * weights * 28 / 1.7e9  # AdamW: every replica updates all
+    return micro_batches * max(gpu, layer * L + beside) + once
+
+
+def megatron(folder):
+    from scipy.optimize import minimize
+    import numpy
+    runs = []
+    for name in ("single_node", "several_nodes"):
+        with open(folder / f"{name}.csv", encoding="utf-8") as file:
+            runs += [{k: float(v) if k == "step_ms" else int(v) for k, v in row.items()} for row in csv.DictReader(file)]
+    known = [phases(run) for run in runs]
+    several = numpy.array([run["gpus"] > HOST for run in runs])
+    weight = numpy.where(several, 6.0, 1.0)  # fourteen of 374
+
+    def errors(logs):
+        predicted = numpy.array([megatron_ms(run, p, numpy.exp(logs)) for run, p in zip(runs, known)])
+        return predicted / numpy.array([run["step_ms"] for run in runs]) - 1
+
+    best = numpy.log(START)
+    for _ in range(4):
+        best = minimize(lambda logs: (weight * abs(errors(logs))).sum() / weight.sum(), best, method="Nelder-Mead",
+                        options={"maxiter": 2000, "maxfev": 2000, "adaptive": True}).x
+    error = errors(best)
+    points = [(run["step_ms"], run["step_ms"] * (1 + e)) for run, e in zip(runs, error)]
+    lines = [{"runs": name, "number": int(which.sum()), "mean error": f"{100 * error[which].mean():+.1f} %",
+              "mean absolute error": f"{100 * abs(error[which]).mean():.1f} %", "largest": f"{100 * abs(error[which]).max():.0f} %"}
+             for name, which in (("one host", ~several), ("several hosts", several), ("all", several | ~several))]
+    lines += [{"runs": f"one host, tp {tp}", "number": int(which.sum()), "mean error": f"{100 * error[which].mean():+.1f} %",
+               "mean absolute error": f"{100 * abs(error[which]).mean():.1f} %", "largest": f"{100 * abs(error[which]).max():.0f} %"}
+              for tp in (1, 2, 4, 8) for which in [numpy.array([r["tp"] == tp for r in runs]) & ~several]]
+    text = tables.markdown(lines) + "\nFitted: " + ", ".join(f"{n} {v:.2f}" for n, v in zip(NAMES, numpy.exp(best))) + "\n\n"
+    return text + best_meshes(runs, points), points
+
+
+def best_meshes(runs, points):
+    """Of the runs that do the same on as many GPUs, is the one predicted to be the shortest the one that was?"""
+    groups = {}
+    for run, point in zip(runs, points):
+        groups.setdefault((run["gpus"], run["global_batch"], run["channels"], run["layers"]), []).append(point)
+    groups = [g for g in groups.values() if len(g) > 1]
+    losses = [min(g, key=lambda point: point[1])[0] / min(g)[0] - 1 for g in groups]
+    found = sum(loss == 0 for loss in losses)
+    return (f"Of {len(groups)} models and sizes with several meshes or micro-batches the best one is found in {found}; the one that "
+            f"is predicted to be best takes {100 * statistics.mean(losses):.1f} % longer than it on average, at most "
+            f"{100 * max(losses):.0f} %\n")
+
+
+# --- d48 on more and more GPUs ---
+
+def scaling(folder):
+    """Tokens a second of each GPU on the best mesh of each mode, that fits. Some minutes."""
+    import plots
+    figure, axes = plots.panels(across=2, size=(9, 3.6))
+    text = ""
+    for axis, micro in zip(axes[0], (16, 1)):
+        kept = folder / f"scaling-{micro}.txt"
+        if not kept.exists():
+            line = [ROOT / "train_gpt", "--predict", ROOT / "scripts/machines/h100x8.json", "--predict-ranks", "8:4096", "--model",
+                    "d48", "--heads", "16", "--micro-batch", str(micro)]
+            kept.write_text(subprocess.run(line, check=True, capture_output=True, text=True).stdout)
+        found = {}
+        for row in re.findall(r"^ *(\d+) +(\d+) +(\d+) +([\d.]+(?: +[\d.]+){4})  \S+ +[\d.]+% +[\d.]+  (?!does not fit)", kept.read_text(), re.M):
+            ranks, tp, _, steps = row
+            for mode, ms in zip(MODES, map(float, steps.split())):
+                rate = micro * 1024 / ms
+                found[int(ranks), mode] = max(found.get((int(ranks), mode), (0, 0)), (rate, int(tp)))
+        sizes = sorted({ranks for ranks, _ in found})
+        for mode in MODES:
+            axis.semilogx(sizes, [found[n, mode][0] for n in sizes], "o-", ms=3, base=2, color=plots.COLOURS[mode], label=mode)
+        axis.set(xlabel="GPUs", ylabel="thousand tokens/s and GPU", ylim=(0, None), title=f"{micro} sequence{'s' * (micro > 1)} a GPU")
+        lines = [{"GPUs": n, **{mode: f"{found[n, mode][0]:.1f} (tp {found[n, mode][1]})" for mode in MODES}} for n in sizes]
+        text += f"{micro} a GPU, thousand tokens/s and GPU on the best mesh:\n\n{tables.markdown(lines)}\n"
+    axes[0][0].legend()
+    figure.savefig(folder / "scaling.png")
+    return text, []
+
+
+# --- imagined GPUs (tests/emulator/clock.cc) ---
+
+TFLOPS, MULTIPROCESSORS, TILES = 600, 132, ((128, 256, 1), (128, 128, 0.9), (64, 128, 0.75), (64, 64, 0.5))
+
+
+def tiled(rows, width=1280):
+    """The rate at which the imagined GPU multiplies (rows, width) by (width, width): by tiles, in whole waves."""
+    def seconds(r, c, part):
+        waves = math.ceil(math.ceil(rows / r) * math.ceil(width / c) / MULTIPROCESSORS)
+        return waves * MULTIPROCESSORS * 2 * r * c * width / (TFLOPS * 1e12 * part)
+    flops = 2 * rows * width * width
+    return [flops / 1e9, flops / min(seconds(*tile) for tile in TILES) / 1e12]
+
+
+def emulated(folder):
+    program = ROOT / "build/emulated-bf16/train_gpt"
+    if not program.exists():
+        return f"Skipped: {program.relative_to(ROOT)} is not built (make emulated)\n", []
+    link = {"name": "nvlink", "ranks": 0, "gb_per_s": 370, "block_gb_per_s": 0, "latency_us": 8, "step_us": 0, "taken": 0}
+    machine = folder / "imagined.json"
+    machine.write_text(json.dumps({
+        "name": "imagined", "device": "gpu", "dtype": "bf16", "peak_tflops": 989, "memory_gb": 80, "memory_gb_per_s": 3000,
+        "product_tflops": [tiled(rows) for rows in (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)],
+        "attention_tflops": [[1, TFLOPS / 2]], "attention_backward_tflops": [[1, TFLOPS / 2]], "kernel_us": 2, "call_us": 2.5,
+        "word_ns": 0, "message_us": 1, "native_us": 8, "native_share": [[1, 1]], "links": [link]}))
+    lines, points = [], []
+    for mesh in (dict(tp=2, dp=1), dict(tp=4, dp=1), dict(tp=1, dp=4), dict(tp=2, dp=2), dict(tp=4, dp=1, strategy="up")):
+        shape = dict(layers=4, channels=1280, heads=20, seq=1024, vocab=8192, micro_batch=32, recompute=0, **mesh)
+        found = predict(str(machine), **shape)
+        for mode in ("none", "slice", "commfuse"):
+            measured = train(shape, mode, folder, program, steps=5, EMULATOR_CLOCK="1", OMP_NUM_THREADS="1",
+                             EMULATOR_DEVICES=str(mesh["tp"] * mesh["dp"]))
+            points.append((measured, found[mode]["step"]))
+            lines.append({"mesh": " ".join(f"{k} {v}" for k, v in mesh.items()), "overlap": mode, "emulated, ms": f"{measured:.2f}",
+                          "predicted, ms": f"{found[mode]['step']:.2f}", "error": share(found[mode]["step"], measured)})
+    return tables.markdown(lines), points
+
+
+# --- this machine ---
+
+def here(folder):
+    machine = folder / "here.json"
+    subprocess.run([sys.executable, ROOT / "scripts/measure_machine.py", "--out", machine], check=True)
+    lines, points = [], []
+    for mesh in (dict(tp=1, dp=1), dict(tp=2, dp=1), dict(tp=1, dp=2)):
+        shape = dict(layers=4, channels=512, heads=8, seq=256, vocab=8192, micro_batch=4, **mesh)
+        found = predict(str(machine), **shape)
+        for mode in MODES[:4] if mesh["tp"] * mesh["dp"] > 1 else MODES[:1]:
+            measured = train(shape, mode, folder)
+            points.append((measured, found[mode]["step"]))
+            lines.append({"mesh": " ".join(f"{k} {v}" for k, v in mesh.items()), "overlap": mode, "measured, ms": f"{measured:.0f}",
+                          "predicted, ms": f"{found[mode]['step']:.0f}", "error": share(found[mode]["step"], measured)})
+    return tables.markdown(lines) + f"\n{os.cpu_count()} cores, which other work may share.\n", points
+
+
+def train(shape, mode, folder, program=ROOT / "train_gpt", steps=8, **environment):
+    """The shortest step of a run: the one that others disturb least."""
+    log, ranks, data = folder / "log.jsonl", shape["tp"] * shape["dp"], folder / "tokens.bin"
+    if not data.exists():
+        count = 1 << 18
+        data.write_bytes(struct.pack("<256i", 20240520, 1, count, *[0] * 253) +
+                         b"".join(struct.pack("<H", i * 7919 % 8192) for i in range(count)))
+    log.unlink(missing_ok=True)
+    line = [ROOT / "scripts/mpirun.sh", "-np", str(ranks)] if ranks > 1 else []
+    line += [program, "--train", data, "--steps", str(steps), "--val-every", "0", "--log", log, "--overlap", mode,
+             "--peak-tflops", "1", "--threads", "1"]
+    for name, value in shape.items():
+        line += [f"--{name.replace('_', '-')}", str(value)]
+    subprocess.run(line, check=True, capture_output=True, env=dict(os.environ, OMP_WAIT_POLICY="passive", **environment))
+    events = [json.loads(text) for text in log.read_text().splitlines()]
+    return min(e["step_ms"] for e in events[2:] if e["event"] == "step")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="published,megatron,emulated,here,scaling")
+    parser.add_argument("--megatron", type=pathlib.Path, default=ROOT.parent / "shared/data/megatron_a100")
+    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "build/predict")
+    o = parser.parse_args()
+    o.out.mkdir(parents=True, exist_ok=True)
+    parts = {"published": published, "megatron": lambda: megatron(o.megatron), "here": lambda: here(o.out), "emulated": lambda: emulated(o.out),
+             "scaling": lambda: scaling(o.out)}
+    text, points = "# Predictions beside measurements\n", {}
+    for name in o.only.split(","):
+        if name == "megatron" and not o.megatron.is_dir():
+            text += f"\n## megatron\n\nSkipped: {o.megatron} is not here\n"
+            continue
+        table, points[name] = parts[name]()
+        text += f"\n## {name}\n\n{table}"
+        print(f"{name}\n{table}", flush=True)
+    (o.out / "predict.md").write_text(text, encoding="utf-8")
+    points = {name: pairs for name, pairs in points.items() if pairs}
+    if not points:
+        return
+    import plots
+    figure, axes = plots.panels(size=(5, 5))
+    axis = axes[0][0]
+    for name, pairs in points.items():
+        axis.loglog(*zip(*pairs), "o", ms=3, alpha=0.6, label=name)
+    ends = [min(min(p) for pairs in points.values() for p in pairs), max(max(p) for pairs in points.values() for p in pairs)]
+    axis.loglog(ends, ends, color="#17202a", lw=1)
+    axis.set(xlabel="measured, ms a step", ylabel="predicted, ms a step")
+    axis.legend()
+    figure.savefig(o.out / "predict.png")
+    print(f"{o.out}/predict.md")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Predictions beside what is published, and a machine's description made of what the benchmarks print."""
+# limit: 240
+# quick: none
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+from unittest import mock
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+import measure_machine
+import predict_check
+
+LAYERS = """C 768, H 12, B 4, T 1024, V 50304, 15 repetitions; GEMM peak 140.2 GFLOP/s
+kernel                          ms   spread   GFLOP/s    peak     GB/s
+linear forward C→4C      195.745      28%      98.7   70.4%
+linear dgrad 4C→C        159.437      38%     121.2   86.5%
+linear wgrad               159.767      29%     121.0   86.3%
+layernorm forward            5.152     118%                        4.9
+layernorm backward           4.165     138%                       12.1
+gelu backward 4C            12.050     107%                       12.5
+residual                     2.013     421%                       18.8
+attention forward           66.711      45%      96.7   68.9%
+attention backward         146.295      43%     110.2   78.6%
+adamw                       34.244      42%                       31.6
+"""
+COLLECTIVES = """Open MPI v4.1.4, 2 ranks, blocks of a rank; ms, median of 5 rounds in turns (times the wire)
+                            --overlap        64 KiB         512 KiB        4096 KiB       16384 KiB
+the wire: MPI_Sendrecv                    0.020 (1.00)    0.094 (1.00)    1.383 (1.00)    3.926 (1.00)
+MPI_Allgather               none          0.024 (1.44)    0.192 (0.98)    1.547 (1.10)    4.572 (1.10)
+"""
+
+
+class Check(unittest.TestCase):
+    def test_published_steps_within_fifteen_percent(self):
+        """llm.c's four figures; the rates of a100x8 and h100x8 are those of others' benchmarks, nothing is fitted."""
+        table, pairs = predict_check.published()
+        self.assertEqual(len(pairs), 4)
+        for measured, predicted in pairs:
+            self.assertLess(abs(predicted / measured - 1), 0.15, table)
+
+    def test_a_measured_machine_is_one_that_predict_takes(self):
+        def run(command, **_):
+            return LAYERS if "bench_layers" in str(command) else COLLECTIVES
+
+        with tempfile.TemporaryDirectory() as folder, mock.patch.object(measure_machine, "run", run), \
+                mock.patch.object(measure_machine.subprocess, "run"), \
+                mock.patch.object(sys, "argv", ["measure_machine.py", "--out", f"{folder}/here.json"]):
+            measure_machine.main()
+            mock.patch.stopall()
+            text = pathlib.Path(folder, "here.json").read_text()
+            self.assertIn('"gb_per_s": 4.27', text)  # 16 MiB in 3.926 ms
+            self.assertIn('"memory_gb_per_s": 12.5', text)
+            with mock.patch.object(measure_machine.subprocess, "run", self.real):
+                found = predict_check.predict(f"{folder}/here.json", tp=2, dp=1, layers=2, channels=256, heads=4, seq=128)
+        self.assertEqual(tuple(found), predict_check.MODES)
+
+    real = staticmethod(subprocess.run)
+
+    def test_without_megatrons_runs_the_check_is_skipped(self):
+        with tempfile.TemporaryDirectory() as folder:
+            result = subprocess.run([sys.executable, ROOT / "scripts/predict_check.py", "--only", "megatron", "--megatron",
+                                     f"{folder}/nowhere", "--out", folder], capture_output=True, text=True, check=False)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertRegex(pathlib.Path(folder, "predict.md").read_text(), "Skipped: .*nowhere is not here")
+
+    def test_all_reduces_and_the_host_bound_a_step(self):
+        """megatron_ms: twice the network or a host that is never the bound cannot make a step longer."""
+        run = dict(gpus=16, global_batch=64, micro_batch=2, channels=1024, heads=16, layers=12, seq=1024, tp=4, dp=4)
+        parts, constants = dict(products=10.0, attention=2.0, memory=3.0), predict_check.START
+        base = predict_check.megatron_ms(run, parts, constants)
+        for i in range(3, 6):
+            more = [2 * c if k == i else c for k, c in enumerate(constants)]
+            self.assertLessEqual(predict_check.megatron_ms(run, parts, more), base)
+        slow_host = predict_check.megatron_ms(run, parts, (*constants[:6], 100, 0))
+        self.assertAlmostEqual(slow_host, 8 * 1200, delta=0.1 * slow_host)
+
+
+if __name__ == "__main__":
+    unittest.main()
