@@ -21,6 +21,7 @@
 #include "data/predict.h"
 #include "data/recipe.h"
 #include "data/report.h"
+#include "layers/evaluate.h"
 #include "layers/generate.h"
 #include "layers/optimizer.h"
 #include "layers/peak.h"
@@ -48,12 +49,13 @@ typedef struct trainer {
     gpt model;
     zero_optimizer optimizer;
     tokens *train, *val;
+    hellaswag *questions;
     vocabulary *words;
     model_file *start;
     int32_t *inputs, *targets; // (T, B) of one micro-batch, the host's
     int32_t *text;             // of a sample: `given` tokens, then those that are drawn
     int64_t given;
-    double *loss;             // (2) sums of losses of this rank's tokens, in the device's memory; the second is of no use
+    double *loss;             // sum of losses of this rank's tokens, in the device's memory
     int trace_from, trace_to; // steps [from, to)
     checkpoint_store *store;  // rank 0's, with --out
     saver *checkpoints;       // with --out
@@ -132,10 +134,9 @@ static void make_model(trainer *t) {
     if (!*o->export_to) r->train = t->train = origin_tokens(o, "train", o->train, shape.V, root(t));
     if (!*o->export_to) r->val = t->val = origin_tokens(o, "val", o->val, shape.V, root(t));
     if (o->dry_run && !*o->predict) return;
-    t->loss = (double *)cf_alloc(2 * (int64_t)sizeof(double), "tokens");
+    t->loss = (double *)cf_alloc((int64_t)sizeof(double), "tokens");
     t->inputs = (int32_t *)calloc((size_t)(o->seq * o->micro_batch), sizeof *t->inputs);
     t->targets = (int32_t *)calloc((size_t)(o->seq * o->micro_batch), sizeof *t->targets);
-    t->text = origin_prompt(o, t->words, shape.V, t->transport, &t->given);
     if (!t->inputs || !t->targets) cf_die(NULL, "out of memory for the tokens of a micro-batch");
 }
 
@@ -185,13 +186,12 @@ static void load_state(trainer *t) {
 
 // --- one step ---
 
-// Fill inputs and targets with this replica's B of the sequences that start at number `first` of an order: training order
-// (shuffled) or as they are in the file (validation).
-static void load_sequences(trainer *t, tokens *data, bool shuffled, int64_t first, int64_t B) {
-    for (int64_t b = 0; data && b < B; b++) { // a prediction has none
-        int64_t sample = first + t->mesh.dp_group.rank * B + b;
-        sample = shuffled ? tokens_shuffled(data, (uint64_t)t->o.seed, sample) : sample % tokens_samples(data);
-        tokens_read(data, sample, t->model.params.shape.V, b, B, t->inputs, t->targets);
+// Fill inputs and targets with this replica's part of the sequences that start at number `first` of the training order.
+static void load_sequences(trainer *t, int64_t first) {
+    const int64_t B = t->o.micro_batch;
+    for (int64_t b = 0; t->train && b < B; b++) { // a prediction has none
+        int64_t sample = tokens_shuffled(t->train, (uint64_t)t->o.seed, first + t->mesh.dp_group.rank * B + b);
+        tokens_read(t->train, sample, t->model.params.shape.V, b, B, t->inputs, t->targets);
     }
 }
 
@@ -209,7 +209,7 @@ static void train_step(trainer *t, int64_t step) {
     double mine[FIGURES];
     cf_zero(t->loss, (int64_t)sizeof *t->loss, t->context.stream);
     for (int micro = 0; micro < t->report.accumulation; micro++) {
-        load_sequences(t, t->train, true, step * o->batch + micro * o->micro_batch * t->mesh.dp, o->micro_batch);
+        load_sequences(t, step * o->batch + micro * o->micro_batch * t->mesh.dp);
         gpt_begin_forward(&t->model, t->inputs, t->targets, o->seq, o->micro_batch);
         optimizer_finish_update(&t->optimizer);
         gpt_forward(&t->model, 1 / (double)batch_tokens, t->loss);
@@ -229,27 +229,30 @@ static void train_step(trainer *t, int64_t step) {
 
 // --- validation, samples, saving ---
 
-// The same sequences whatever the batch and the mesh. Where fewer are left than a micro-batch of each replica, passes are
-// smaller; in the last some replicas repeat sequences, which count for nothing.
+static void load_validation(void *trainer_of, int64_t number, int64_t b, int64_t B, int32_t *inputs, int32_t *targets,
+                            int64_t *first, int64_t *end) {
+    const trainer *t = (const trainer *)trainer_of;
+    tokens_read(t->val, number, t->model.params.shape.V, b, B, inputs, targets);
+    *first = 0, *end = t->o.seq;
+}
+
+// The same sequences whatever the batch and the mesh.
 static void validate(trainer *t, int64_t step) {
     const options *o = &t->o;
-    const int64_t dp = t->mesh.dp, samples = tokens_samples(t->val),
-                  asked = o->val_batches > 0 ? o->val_batches * o->batch : (int64_t)VAL_SEQUENCES,
+    const int64_t samples = tokens_samples(t->val), asked = o->val_batches > 0 ? o->val_batches * o->batch : (int64_t)VAL_SEQUENCES,
                   all = asked < samples ? asked : samples;
-    double losses = 0;
-    cf_zero(t->loss, (int64_t)sizeof *t->loss, t->context.stream);
-    for (int64_t done = 0, B; done < all; done += B * dp) {
-        B = (all - done) / dp;
-        B = B < 1 ? 1 : B > o->micro_batch ? o->micro_batch : B;
-        load_sequences(t, t->val, false, done, B);
-        bool counts = done + t->mesh.dp_group.rank * B < all;
-        gpt_begin_forward(&t->model, t->inputs, t->targets, o->seq, B);
-        gpt_forward(&t->model, 0, t->loss + (counts ? 0 : 1));
-    }
-    cf_copy(&losses, t->loss, (int64_t)sizeof losses, t->context.stream);
-    cf_stream_sync(t->context.stream);
-    losses = cf_sum_host(t->transport, losses);
-    report_validation(&t->report, step, losses / (double)(all * o->seq), all);
+    double *losses = gpt_evaluate(&t->model, load_validation, t, all, o->seq, o->micro_batch, t->inputs, t->targets), loss = 0;
+    for (int64_t i = 0; i < all; i++) loss += losses[i];
+    report_validation(&t->report, step, loss / (double)(all * o->seq), all);
+    free(losses);
+}
+
+static void ask(trainer *t, int64_t step) {
+    hellaswag *h = t->questions;
+    double *losses = gpt_evaluate(&t->model, hellaswag_load, h, HELLASWAG_ENDINGS * hellaswag_examples(h), hellaswag_longest(h),
+                                  t->o.micro_batch, t->inputs, t->targets);
+    report_hellaswag(&t->report, step, hellaswag_correct(h, losses), hellaswag_examples(h));
+    free(losses);
 }
 
 // Every replica writes the same text: the others would only wait for the first.
@@ -302,6 +305,7 @@ static bool save(trainer *t, int64_t step, bool watched, bool wait) {
 static void watch(trainer *t, int64_t step, bool last) {
     const options *o = &t->o;
     if (t->val && o->val_every > 0 && (recipe_due(o->val_every, step) || last)) validate(t, step);
+    if (recipe_asks(o, step, last)) ask(t, step);
     if (recipe_samples(o, step, last)) sample(t, step);
 }
 
@@ -407,6 +411,8 @@ static int train_model(trainer *t) {
     allow_long_waits(t, true);
     if (root(t)) t->store = origin_open_output(o);
     origin_compare(o, t->transport, t->train, t->val, t->model.params.shape.V, t->start);
+    t->questions = origin_hellaswag(o, r->V, t->transport);
+    t->text = origin_prompt(o, t->words, r->V, t->transport, &t->given);
     load_state(t);
     meet(t); // whoever has read faster waits here
     allow_long_waits(t, false);
@@ -435,7 +441,6 @@ static void close_model(trainer *t) {
     cf_free(t->loss);
     free(t->inputs);
     free(t->targets);
-    free(t->text);
     cf_trace_free(t->context.trace);
     cf_stream_free(t->context.stream);
     cf_mesh_free(&t->mesh);
@@ -450,6 +455,8 @@ static void close_trainer(trainer *t) {
     if (t->val) tokens_close(t->val);
     if (t->start) model_file_close(t->start);
     if (t->words) vocabulary_close(t->words);
+    hellaswag_close(t->questions);
+    free(t->text);
     allow_long_waits(t, true); // a log or a trace may take rank 0 longer than the others
     t->transport->close(t->transport);
 }

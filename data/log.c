@@ -102,8 +102,8 @@ static bool stays(const cJSON *line, const log_past *past) {
     double at;
     if (json_is(line, "event", "end")) return false;
     if (!json_text(line, "event") || !json_number(line, "step", -INFINITY, INFINITY, &at)) return true;
-    bool again = json_is(line, "event", "step") || json_is(line, "event", "skip") ||
-                 (!past->watched && (json_is(line, "event", "val") || json_is(line, "event", "sample")));
+    bool watched = json_is(line, "event", "val") || json_is(line, "event", "sample") || json_is(line, "event", "hellaswag");
+    bool again = json_is(line, "event", "step") || json_is(line, "event", "skip") || (watched && !past->watched);
     return at < (double)past->step + !again;
 }
 

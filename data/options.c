@@ -109,6 +109,8 @@ static const option_row table[] = {
     REAL(temperature, "temperature", "1.0", 0, 1000,
          "of samples: what logits are divided by; 0: always the most likely token"),
     INT(top_k, "top-k", "0", 0, 65536, "samples have only the so many most likely tokens of each moment; 0: all"),
+    TEXT(hellaswag, "hellaswag", "", "FILE", "HellaSwag's questions (llm.c format), answered at the end"),
+    INT(hellaswag_every, "hellaswag-every", "0", 0, 1e9, "steps between answers; 0: only at the end"),
     TEXT(log, "log", "", "FILE", "log, one JSON object a line"),
     TEXT(trace, "trace", "", "FILE", "timeline of some steps, for chrome://tracing or ui.perfetto.dev"),
     TEXT(trace_steps, "trace-steps", "1:3", "A:B", "steps of the timeline: A up to, but not including, B"),
@@ -151,14 +153,13 @@ static const option_row table[] = {
 
 enum {
     ROWS = sizeof table / sizeof *table,
-    ROWS_MAX = 64,
     WIDTH = 110,
     LONGEST_NAME = 40,
     ECHO_MAX = 120,
     VALUE_ROOM = 4096,
     CONFIG_MAX = 1 << 20
 };
-_Static_assert(ROWS <= ROWS_MAX, "options.given has one bit a row");
+_Static_assert(sizeof table / sizeof *table <= (size_t)OPTIONS_MAX, "options.given has a place for each row");
 
 const option_row *options_table(int *count) {
     *count = ROWS;
@@ -282,9 +283,8 @@ static bool take(options *o, int argc, char **argv, int *at, problem *why) {
                            "unexpected argument '%.*s' (argument %d)", ECHO_MAX, argument, *at);
     const option_row *row = name - argument == 2 ? find(name, length) : strcmp(argument, "-h") == 0 ? find("help", 4) : NULL;
     if (!row) return unknown(argument, name, length < ECHO_MAX ? length : ECHO_MAX, why);
-    uint64_t bit = UINT64_C(1) << (row - table);
-    if (row->type != OPTION_FLAG) o->repeated |= o->given & bit;
-    o->given |= bit;
+    o->repeated[row - table] = row->type != OPTION_FLAG && o->given[row - table];
+    o->given[row - table] = true;
 
     if (row->type == OPTION_FLAG) {
         if (equals) return problem_set(why, NULL, "--%s takes no value, but was given '%.*s'", row->name, ECHO_MAX, equals + 1);
@@ -331,10 +331,9 @@ static bool take_item(options *o, const cJSON *item, problem *why) {
                            flag      ? "true or false"
                            : numeric ? "number"
                                      : "text");
-    const uint64_t bit = UINT64_C(1) << (row - table);
-    if (o->given & bit) return problem_set(why, NULL, "--%s is there twice", row->name);
+    if (o->given[row - table]) return problem_set(why, NULL, "--%s is there twice", row->name);
     if (row == find("config", 6)) return problem_set(why, "put all options into one", "--config: a file names no other one");
-    if (*text) o->given |= bit;
+    o->given[row - table] = *text != 0;
     return set(o, row, text, why);
 }
 
@@ -369,10 +368,11 @@ bool options_try(options *o, int argc, char **argv, problem *why) {
     if (!*o->config) return true;
     const char *path = o->config;
     if (!take_defaults(o, why) || !take_file(o, path, why)) return false;
-    const uint64_t in_file = o->given;
-    o->given = 0;
+    bool in_file[OPTIONS_MAX];
+    memcpy(in_file, o->given, sizeof in_file);
+    memset(o->given, 0, sizeof o->given);
     if (!take_all(o, argc, argv, why)) return false;
-    o->given |= in_file;
+    for (int i = 0; i < ROWS; i++) o->given[i] |= in_file[i];
     return true;
 }
 
@@ -384,13 +384,13 @@ void options_parse(options *o, int argc, char **argv) {
 bool options_given(const options *o, const char *name) {
     const option_row *row = find(name, strlen(name));
     if (!row) cf_die(NULL, "options_given: there is no option --%s", name);
-    return o->given >> (row - table) & 1;
+    return o->given[row - table];
 }
 
 void options_print_repeated(const options *o, FILE *file) {
     char value[VALUE_ROOM];
     for (const option_row *row = table; row < table + ROWS; row++) {
-        if (!(o->repeated >> (row - table) & 1)) continue;
+        if (!o->repeated[row - table]) continue;
         options_value(o, row, value, sizeof value);
         fprintf(file, "option    --%s is given more than once; the last one counts: %s\n", row->name, value);
     }
@@ -475,7 +475,7 @@ static fact fact_of(const char *text) {
 }
 
 static bool belongs_to_a_host(const char *name) {
-    static const char *const those[] = {"threads", "train", "val", "init-from", "log", "config"};
+    static const char *const those[] = {"threads", "train", "val", "init-from", "hellaswag", "log", "config"};
     for (size_t i = 0; i < sizeof those / sizeof *those; i++)
         if (strcmp(those[i], name) == 0) return true;
     return false;
@@ -483,7 +483,7 @@ static bool belongs_to_a_host(const char *name) {
 
 // Versions first, in the place before the options: another one may have another table, whose rows cannot be compared.
 void options_agree(const options *o, const char *version, int ranks, options_gather *gather, void *argument) {
-    fact mine[1 + ROWS_MAX] = {fact_of(version)}, *all = calloc((size_t)ranks, sizeof mine);
+    fact mine[1 + OPTIONS_MAX] = {fact_of(version)}, *all = calloc((size_t)ranks, sizeof mine);
     if (!all) cf_die(NULL, "out of memory for the options of %d ranks", ranks);
     for (int i = 0; i < ROWS; i++) {
         char text[VALUE_ROOM];
@@ -493,7 +493,7 @@ void options_agree(const options *o, const char *version, int ranks, options_gat
     gather(argument, mine, all, sizeof mine);
     for (int place = 0; place <= ROWS; place++)
         for (int rank = 1; rank < ranks; rank++) {
-            const fact *other = &all[rank * (1 + ROWS_MAX) + place];
+            const fact *other = &all[rank * (1 + OPTIONS_MAX) + place];
             if (other->hash == all[place].hash) continue;
             if (place == 0)
                 cf_die_together("copy one program to every host, or build it there from the same sources",

@@ -10,6 +10,8 @@
 
 CF_EXTERN_C_BEGIN
 
+enum { OPTIONS_MAX = 80 };
+
 typedef struct options {
     // model; 0: as `model` says; init_from "": none; vocab 0: as the data say
     const char *model, *init_from;
@@ -33,7 +35,8 @@ typedef struct options {
     // watching
     int64_t val_every, val_batches, sample_every, sample_tokens, top_k;
     double temperature;
-    const char *prompt;
+    const char *prompt, *hellaswag;
+    int64_t hellaswag_every;
     const char *log, *trace, *trace_steps;
     // output
     const char *out;
@@ -46,7 +49,7 @@ typedef struct options {
     int64_t skip_nonfinite;
     const char *config, *predict, *predict_ranks;
     bool force, check_wire, dry_run, predict_all, help;
-    uint64_t given, repeated; // one bit a row of the table: was given, more than once on the command line
+    bool given[OPTIONS_MAX], repeated[OPTIONS_MAX]; // by row of the table: was given; more than once on the command line
 } options;
 
 typedef enum { OPTION_INT, OPTION_REAL, OPTION_TEXT, OPTION_CHOICE, OPTION_FLAG } option_type;

@@ -49,6 +49,13 @@ int32_t *origin_prompt(const options *o, const vocabulary *words, int64_t V, cf_
     return prompt;
 }
 
+hellaswag *origin_hellaswag(const options *o, int64_t V, cf_transport *transport) {
+    if (!*o->hellaswag) return NULL;
+    hellaswag *h = hellaswag_open(o->hellaswag, o->seq, V);
+    agree(transport, "hellaswag", hellaswag_hash(h));
+    return h;
+}
+
 // --- the model's shape ---
 
 static gpt_shape shape_of_file(options *o, model_file **start) {

@@ -6,6 +6,7 @@
 #include "../commfuse/transport.h"
 #include "../layers/params.h"
 #include "checkpoint.h"
+#include "hellaswag.h"
 #include "model_file.h"
 #include "options.h"
 #include "resume.h"
@@ -21,6 +22,9 @@ tokens *origin_tokens(const options *o, const char *option, const char *pattern,
 
 // Collective: what samples begin with, see prompt_read().
 int32_t *origin_prompt(const options *o, const vocabulary *words, int64_t V, cf_transport *transport, int64_t *count);
+
+// Collective. --hellaswag; NULL if it is not given.
+hellaswag *origin_hellaswag(const options *o, int64_t V, cf_transport *transport);
 
 // Shapes of the model: of a run, which --init-from, the checkpoint in --out or options say. Collective. *start: the model
 // file if it is read, else NULL. Then o->seq may be lower, if it was not given.

@@ -42,6 +42,8 @@ static void check_output(const options *o) {
     if (*o->export_to && (o->dry_run || *o->init_from))
         cf_die_together("leave one of them away", "--export writes what --out DIR holds; --%s asks for something else",
                         o->dry_run ? "dry-run" : "init-from");
+    if (o->hellaswag_every > 0 && !*o->hellaswag)
+        cf_die_together("name a file with --hellaswag FILE", "--hellaswag-every needs --hellaswag");
     if (o->export_step > 0 && !*o->export_to) cf_die_together("name a file with --export FILE", "--export-step needs --export");
     int from = 0, to = 0;
     sscanf(o->trace_steps, "%d:%d", &from, &to); // the parser has seen to the form
@@ -115,7 +117,11 @@ bool recipe_samples(const options *o, int64_t step, bool last) {
     return last ? o->sample_every > 0 || *o->prompt : step > 0 && recipe_due(o->sample_every, step);
 }
 
+bool recipe_asks(const options *o, int64_t step, bool last) {
+    return *o->hellaswag && (last || (step > 0 && recipe_due(o->hellaswag_every, step)));
+}
+
 bool recipe_interrupts(const options *o, int64_t step) {
     return recipe_due(o->val_every, step + 1) || recipe_due(o->sample_every, step + 1) || recipe_due(o->save_every, step + 1) ||
-           step + 1 == o->steps;
+           recipe_asks(o, step + 1, step + 1 == o->steps) || step + 1 == o->steps;
 }

@@ -18,8 +18,9 @@ int recipe_accumulation(options *o);
 
 double recipe_learning_rate(const options *o, int64_t step);
 bool recipe_due(int64_t every, int64_t step); // 0: never
-// Does a sample come before this step, or after the last one?
+// Do samples, or HellaSwag, come before this step, or after the last one?
 bool recipe_samples(const options *o, int64_t step, bool last);
+bool recipe_asks(const options *o, int64_t step, bool last);
 // Does a validation, a sample or a save come before the next step, or does the run end?
 bool recipe_interrupts(const options *o, int64_t step);
 

@@ -277,6 +277,17 @@ void report_validation(run_report *r, int64_t step, double loss, int64_t sequenc
     report_line(r, "step %5lld  validation loss %.4f  %lld sequences\n", (long long)step, loss, (long long)sequences);
 }
 
+void report_hellaswag(run_report *r, int64_t step, int64_t correct, int64_t examples) {
+    const double accuracy = (double)correct / (double)examples;
+    begin_watched(r, "hellaswag", step);
+    log_real(r->log, "accuracy_norm", accuracy);
+    log_int(r->log, "correct", correct);
+    log_int(r->log, "examples", examples);
+    log_end(r->log);
+    report_line(r, "step %5lld  HellaSwag %.4f  %lld of %lld\n", (long long)step, accuracy, (long long)correct,
+                (long long)examples);
+}
+
 void report_sample(run_report *r, int64_t step, const int32_t *token, int64_t count) {
     static bool said;
     begin_watched(r, "sample", step);

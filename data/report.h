@@ -65,6 +65,7 @@ void report_figures(const step_report *step, cf_trace *trace, saver *s, double m
 int report_step(run_report *r, const step_report *step, const double *all, int stride, saver *s);
 
 void report_validation(run_report *r, int64_t step, double loss, int64_t sequences);
+void report_hellaswag(run_report *r, int64_t step, int64_t correct, int64_t examples);
 void report_sample(run_report *r, int64_t step, const int32_t *token, int64_t count);
 // Ends the timeline that began before step `from`, and writes it to --trace.
 void report_trace(run_report *r, cf_context *context, int64_t from, int64_t last);

@@ -34,23 +34,14 @@ static int32_t draw(const float *logits, float *sorted, int64_t V, sampling how,
     return last;
 }
 
-// Tokens behind `length` are not seen by those before, so a pass may hold more of them. Every length would be another kind
-// of each product, whose plan a GPU's library takes up to a second to make: a window grows by UNIT tokens a rank.
-enum { UNIT = 64 };
-
-static int64_t padded(int64_t length, int64_t tp, int64_t T) {
-    int64_t unit = UNIT * tp, enough = ceil_div(length, unit) * unit;
-    return enough < T ? enough : T;
-}
-
 void gpt_generate(gpt *g, sampling how, int32_t *tokens, int64_t given, int64_t count, int64_t T, int32_t *inputs) {
-    int64_t V = g->params.shape.V, tp = g->mesh->tp, length = given;
+    int64_t V = g->params.shape.V, length = given;
     float *logits = malloc(2 * (size_t)V * sizeof *logits);
     if (!logits) cf_die(NULL, "out of memory for a sample");
     memset(inputs, 0, (size_t)T * sizeof *inputs);
     memcpy(inputs, tokens, (size_t)given * sizeof *inputs);
     for (int64_t i = 0; i < count; i++) {
-        gpt_begin_forward(g, inputs, NULL, padded(length, tp, T), 1);
+        gpt_begin_forward(g, inputs, NULL, gpt_pass_tokens(g, length), 1);
         gpt_forward(g, 0, NULL);
         gpt_next_logits(g, length - 1, 0, logits);
         tokens[given + i] = draw(logits, logits + V, V, how, random_uniform(how.seed, how.stream, (uint64_t)i));

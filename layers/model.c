@@ -17,6 +17,8 @@
 #include "linear.h"
 #include <stdlib.h>
 
+enum { PASS_UNIT = 64 }; // tokens of a rank
+
 // In a timeline the parts of a pass enclose their operations; what is between those is work on this rank's shard.
 static cf_moment trace_begin(gpt *g, const char *name) {
     return cf_trace_begin(g->context->trace, CF_TRACE_COMPUTE, name, g->context->stream);
@@ -188,7 +190,7 @@ static void add_loss(gpt *g, double *sum, double scale) {
         crossentropy_combine(g->losses, g->total, g->stats, g->split->size, rows, stream);
         if (scale != 0) crossentropy_backward(g->logits, g->total, targets, scale, first, valid, rows, V, stream);
     }
-    crossentropy_sum(sum, g->losses + g->split->rank * own, own, stream);
+    if (sum) crossentropy_sum(sum, g->losses + g->split->rank * own, own, stream);
 }
 
 static void head_backward(gpt *g) {
@@ -238,6 +240,23 @@ void gpt_backward(gpt *g, bool first, bool last) {
         trace_end(g, "block backward", l, begin);
     }
     if (!table_is_next(g)) finish_table(g);
+}
+
+int64_t gpt_pass_tokens(const gpt *g, int64_t length) {
+    const int64_t unit = PASS_UNIT * g->mesh->tp;
+    return smaller(ceil_div(length, unit) * unit, g->T);
+}
+
+void gpt_sum_losses(gpt *g, const int64_t *first, const int64_t *end, double *sums) {
+    int64_t Ts = g->pass.Ts, B = g->pass.B, from = g->mesh->tp_group.rank * Ts;
+    precise *losses = table_of(Ts * B, sizeof *losses);
+    cf_copy(losses, g->losses + g->split->rank * Ts * B, Ts * B * (int64_t)sizeof *losses, g->context->stream);
+    cf_stream_sync(g->context->stream);
+    for (int64_t b = 0; b < B; b++) {
+        sums[b] = 0;
+        for (int64_t t = larger(first[b] - from, 0); t < Ts && from + t < end[b]; t++) sums[b] += (double)losses[t * B + b];
+    }
+    free(losses);
 }
 
 void gpt_next_logits(gpt *g, int64_t t, int64_t b, float *out) {

@@ -54,7 +54,7 @@ void gpt_free(gpt *g);
 // shard, so that the rest of an update (optimizer_finish_update) hides its transfers. inputs and targets (T, B) are the
 // host's. targets NULL: no loss; then gpt_next_logits() may follow.
 void gpt_begin_forward(gpt *g, const int32_t *inputs, const int32_t *targets, int64_t T, int64_t B);
-// *loss_sum, in the device's memory, += the sum of the losses of the tokens of this rank's shard. Keeps what backward needs.
+// *loss_sum, in the device's memory, += the sum of the losses of the tokens of this rank's shard; NULL: not wanted. Keeps what backward needs.
 // scale: backward follows, for gradients of scale · (sum of losses); 0: it does not.
 void gpt_forward(gpt *g, double scale, double *loss_sum);
 // After gpt_forward with a scale: adds the gradients.
@@ -62,6 +62,11 @@ void gpt_forward(gpt *g, double scale, double *loss_sum);
 // finishes the transfers still in flight.
 void gpt_backward(gpt *g, bool first, bool last);
 
+// As few tokens, at least `length`, as a pass may have. What comes after a token is not seen by it; and every length would be
+// another kind of each product, whose plan a GPU's library takes up to a second to make.
+int64_t gpt_pass_tokens(const gpt *g, int64_t length);
+// After gpt_forward with targets: sums[b], of the losses of tokens [first[b], end[b]) of sequence b in this rank's shard.
+void gpt_sum_losses(gpt *g, const int64_t *first, const int64_t *end, double *sums);
 // After gpt_forward: logits (V) at position t of sequence b, on every rank, into out (host memory).
 void gpt_next_logits(gpt *g, int64_t t, int64_t b, float *out);
 

@@ -31,6 +31,12 @@ static void assert_refused(const char *words, const char *what, const char *hint
     if (!strstr(wrong.hint, hint)) fail_msg("'%s': hint '%s' does not say '%s'", words, wrong.hint, hint);
 }
 
+static int marked(const bool *rows) {
+    int count = 0;
+    for (int i = 0; i < OPTIONS_MAX; i++) count += rows[i];
+    return count;
+}
+
 static const option_row *row_of(const char *name) {
     int count;
     const option_row *rows = options_table(&count);
@@ -53,7 +59,7 @@ static void test_defaults(void **state) {
     assert_string_equal(o.overlap, "auto");
     assert_string_equal(o.trace_steps, "1:3");
     assert_false(o.dry_run || o.help);
-    assert_true(o.given == 0);
+    assert_int_equal(marked(o.given), 0);
 }
 
 // So that a script's default can be overridden at the end of its command line.
@@ -83,7 +89,7 @@ static void test_both_spellings(void **state) {
     assert_true(o.seed == INT64_C(9007199254740991));
     assert_true(options_given(&o, "seq") && options_given(&o, "dry-run") && options_given(&o, "train"));
     assert_false(options_given(&o, "val") || options_given(&o, "help"));
-    assert_int_equal(__builtin_popcountll(o.given), 6);
+    assert_int_equal(marked(o.given), 6);
 }
 
 // Every row: its default gives its field, both ends of its range are taken, what is beyond is not.
@@ -91,7 +97,7 @@ static void test_every_row(void **state) {
     (void)state;
     int count;
     const option_row *rows = options_table(&count);
-    assert_int_equal(count, 63);
+    assert_int_equal(count, 65);
     options defaults = parsed("");
     for (const option_row *row = rows; row < rows + count; row++) {
         char words[256], value[256];
@@ -238,8 +244,8 @@ static void test_config(void **state) {
     assert_string_equal(o.train, "a b.bin");
     assert_string_equal(o.overlap, "slice");
     assert_true(options_given(&o, "seed") && options_given(&o, "config") && !options_given(&o, "dry-run"));
-    assert_int_equal(__builtin_popcountll(o.given), 8);
-    assert_int_equal(__builtin_popcountll(o.repeated), 1); // twice on the command line
+    assert_int_equal(marked(o.given), 8);
+    assert_int_equal(marked(o.repeated), 1); // twice on the command line
     snprintf(words, sizeof words, "--config %s --seed 3", scratch_path("logged"));
     o = parsed(words);
     assert_true(o.lr == 1 && o.seq == 1024 && o.seed == 3 && strcmp(o.train, "x") == 0 && !options_given(&o, "seq"));

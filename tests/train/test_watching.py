@@ -22,8 +22,8 @@ import reference
 
 OPTIONS = """model layers channels heads seq init-from train val vocab tp dp strategy transport overlap route slices plan
     batch micro-batch steps lr min-lr warmup schedule decay-steps weight-decay beta1 beta2 eps clip seed recompute dtype
-    verify-data val-every val-batches sample-every sample-tokens prompt temperature top-k log trace trace-steps out save-every keep keep-every resume force export
-    export-step threads peak-tflops timeout skip-nonfinite config check-wire dry-run help""".split()
+    verify-data val-every val-batches sample-every sample-tokens prompt temperature top-k hellaswag hellaswag-every log trace trace-steps out save-every keep keep-every resume force export
+    export-step threads peak-tflops timeout skip-nonfinite config check-wire dry-run predict predict-ranks predict-all help""".split()
 STEP_FIELDS = ["step", "loss", "grad_norm", "lr", "step_ms", "tokens_per_s", "mfu", "comm_ms", "exposed_comm_ms",
                "exposed_mean_ms", "slowest_rank", "lag_ms"]
 
@@ -403,7 +403,7 @@ class Help(unittest.TestCase):
             with self.subTest(words=words, ranks=ranks):
                 result = harness.run(words, ranks, timeout=10)
                 self.assertEqual(result.status, 0, str(result))
-                self.assertEqual(result.out.count("--micro-batch"), 1, str(result))
+                self.assertEqual(result.out.count("--micro-batch N"), 1, str(result))
 
     def test_without_arguments_says_what_is_missing(self):
         result = harness.run([], timeout=10)

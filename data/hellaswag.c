@@ -1,0 +1,163 @@
+// See hellaswag.h. The file is a few megabytes and stays in memory; rows point into it.
+#include "hellaswag.h"
+#include "input.h"
+#include <stdlib.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+enum { MAGIC = 20240522, VERSION = 1, EXAMPLE = 65535, MAX_EXAMPLES = 65535, MAX_BYTES = 1 << 30 };
+
+typedef struct stretch { // of tokens
+    const uint16_t *token;
+    int64_t count;
+} stretch;
+
+typedef struct example {
+    stretch context, ending[HELLASWAG_ENDINGS];
+    int right;
+} example;
+
+struct hellaswag {
+    char *bytes;
+    const uint16_t *number; // of the examples, in bytes
+    example *all;
+    int64_t count, longest;
+    uint64_t hash;
+};
+
+static const char *const how_to_make = "make it with llm.c's dev/data/hellaswag.py, or copy it again";
+
+static void check_header(hellaswag *h, const char *path, int64_t size, int32_t header[4]) {
+    if (size < INPUT_HEADER_BYTES)
+        cf_die_together(how_to_make, "--hellaswag %s has %lld bytes, less than the %d of a header", path, (long long)size,
+                        INPUT_HEADER_BYTES);
+    memcpy(header, h->bytes, 4 * sizeof *header);
+    if (header[0] != MAGIC)
+        cf_die_together(how_to_make, "--hellaswag %s is none of its files: its first number is %d, expected %d", path, header[0],
+                        MAGIC);
+    if (header[1] != VERSION) cf_die_together(how_to_make, "--hellaswag %s has version %d, expected %d", path, header[1], VERSION);
+    if (header[2] < 1 || header[2] > MAX_EXAMPLES)
+        cf_die_together(how_to_make, "--hellaswag %s says it has %d examples, allowed is 1 to %d", path, header[2], MAX_EXAMPLES);
+}
+
+// A text or an ending from number `at` on, of an example that ends before `stop`.
+static stretch read_part(const hellaswag *h, const char *path, int64_t index, int64_t at, int64_t stop, int64_t V) {
+    const int64_t count = at < stop ? h->number[at] : 0;
+    if (count < 1 || count >= stop - at)
+        cf_die_together(how_to_make, "--hellaswag %s: a text of example %lld has %lld tokens, and the example %lld numbers more",
+                        path, (long long)index, (long long)count, (long long)(stop - at - 1));
+    for (int64_t i = at + 1; i <= at + count; i++)
+        if (h->number[i] >= V)
+            cf_die_together("its tokens are GPT-2's: give it to a model with that vocabulary",
+                            "--hellaswag %s: a token of example %lld is %d, but the vocabulary has %lld", path, (long long)index,
+                            h->number[i], (long long)V);
+    return (stretch){h->number + at + 1, count};
+}
+
+// One that begins at number `at`. Returns its bytes.
+static int64_t read_example(hellaswag *h, const char *path, int64_t index, int64_t at, int64_t numbers, int64_t T, int64_t V) {
+    enum { FIELDS = 5 };
+    example *e = &h->all[index];
+    if (numbers - at < FIELDS)
+        cf_die_together(how_to_make, "--hellaswag %s ends before example %lld of %lld", path, (long long)index,
+                        (long long)h->count);
+    const struct {
+        const char *name;
+        int64_t least, most;
+    } field[FIELDS] = {{"beginning", EXAMPLE, EXAMPLE},
+                       {"number of bytes", 2 * FIELDS, 2 * (numbers - at)},
+                       {"index", index, index},
+                       {"right ending", 0, HELLASWAG_ENDINGS - 1},
+                       {"number of endings", HELLASWAG_ENDINGS, HELLASWAG_ENDINGS}};
+    for (int i = 0; i < FIELDS; i++)
+        if (h->number[at + i] < field[i].least || h->number[at + i] > field[i].most)
+            cf_die_together(how_to_make, "--hellaswag %s: the %s of example %lld is %d, expected %lld to %lld", path, field[i].name,
+                            (long long)index, h->number[at + i], (long long)field[i].least, (long long)field[i].most);
+    const int64_t bytes = h->number[at + 1], stop = at + bytes / 2;
+    e->right = h->number[at + 3];
+    at += FIELDS;
+    for (int part = 0; part <= HELLASWAG_ENDINGS; part++) {
+        const stretch s = read_part(h, path, index, at, stop, V);
+        const int64_t length = e->context.count + s.count - 1;
+        *(part == 0 ? &e->context : &e->ending[part - 1]) = s;
+        at += 1 + s.count;
+        if (part == 0) continue;
+        if (length > T)
+            cf_die_together("raise --seq", "--hellaswag %s: example %lld takes %lld tokens, more than --seq %lld", path,
+                            (long long)index, (long long)length, (long long)T);
+        if (length > h->longest) h->longest = length;
+    }
+    if (at != stop || bytes % 2 != 0)
+        cf_die_together(how_to_make, "--hellaswag %s: example %lld has %lld bytes, but its texts end after %lld", path,
+                        (long long)index, (long long)bytes, (long long)(bytes - 2 * (stop - at)));
+    return bytes;
+}
+
+hellaswag *hellaswag_open(const char *path, int64_t T, int64_t V) {
+    problem why;
+    int32_t header[4] = {0};
+    int64_t size = 0, at = 0, most = 0;
+    hellaswag *h = calloc(1, sizeof *h);
+    if (!h) cf_die(NULL, "out of memory for %s", path);
+    h->bytes = input_read_all("--hellaswag", path, MAX_BYTES, &size, &why);
+    if (!h->bytes) cf_die_together(*why.hint ? why.hint : "every rank must be able to read it", "%s", why.what);
+    check_header(h, path, size, header);
+    h->hash = XXH64(h->bytes, (size_t)size, 0);
+    h->number = (const uint16_t *)(h->bytes + INPUT_HEADER_BYTES);
+    h->count = header[2];
+    h->all = calloc((size_t)h->count, sizeof *h->all);
+    if (!h->all) cf_die(NULL, "out of memory for the %lld examples of %s", (long long)h->count, path);
+    for (int64_t i = 0; i < h->count; i++) {
+        const int64_t bytes = read_example(h, path, i, at, (size - INPUT_HEADER_BYTES) / 2, T, V);
+        at += bytes / 2;
+        most = bytes > most ? bytes : most;
+    }
+    if (INPUT_HEADER_BYTES + 2 * at != size)
+        cf_die_together(how_to_make, "--hellaswag %s: its %lld examples end at byte %lld, but it has %lld", path,
+                        (long long)h->count, (long long)(INPUT_HEADER_BYTES + 2 * at), (long long)size);
+    if (header[3] != most)
+        cf_die_together(how_to_make, "--hellaswag %s says that its longest example has %d bytes, but one has %lld", path, header[3],
+                        (long long)most);
+    return h;
+}
+
+void hellaswag_close(hellaswag *h) {
+    if (!h) return;
+    free(h->all);
+    free(h->bytes);
+    free(h);
+}
+
+int64_t hellaswag_examples(const hellaswag *h) {
+    return h->count;
+}
+int64_t hellaswag_longest(const hellaswag *h) {
+    return h->longest;
+}
+uint64_t hellaswag_hash(const hellaswag *h) {
+    return h->hash;
+}
+
+void hellaswag_load(void *all, int64_t row, int64_t b, int64_t B, int32_t *inputs, int32_t *targets, int64_t *first, int64_t *end) {
+    const example *e = &((const hellaswag *)all)->all[row / HELLASWAG_ENDINGS];
+    const stretch context = e->context, ending = e->ending[row % HELLASWAG_ENDINGS];
+    *first = context.count - 1, *end = *first + ending.count;
+    for (int64_t t = 0; t < *end; t++) {
+        inputs[t * B + b] = t < context.count ? context.token[t] : ending.token[t - context.count];
+        targets[t * B + b] = t < *first ? 0 : ending.token[t - *first];
+    }
+}
+
+int64_t hellaswag_correct(const hellaswag *h, const double *losses) {
+    int64_t correct = 0;
+    for (int64_t i = 0; i < h->count; i++) {
+        double mean[HELLASWAG_ENDINGS];
+        int answer = 0;
+        for (int e = 0; e < HELLASWAG_ENDINGS; e++) {
+            mean[e] = losses[HELLASWAG_ENDINGS * i + e] / (double)h->all[i].ending[e].count;
+            if (mean[e] < mean[answer]) answer = e;
+        }
+        correct += answer == h->all[i].right;
+    }
+    return correct;
+}
