@@ -1,5 +1,6 @@
 // The layers' third twin: every kernel notes how much it computes and how many bytes it moves (commfuse/record.h). Where a size
 // depends on the device, it is that of the CPU's or of the GPU's twin.
+#pragma GCC diagnostic ignored "-Wunused-parameter" // nothing is read or written
 #include "../commfuse/record.h"
 #include "adamw.h"
 #include "attention.h"
@@ -38,79 +39,65 @@ static const real *prepare(const real *w, int64_t IC, int64_t OC) {
 }
 
 const real *linear_prepare_forward(real *prepared, const real *w, int64_t IC, int64_t OC, cf_stream *stream) {
-    (void)prepared, (void)stream;
     return prepare(w, IC, OC);
 }
 
 const real *linear_prepare_dgrad(real *prepared, const real *w, int64_t IC, int64_t OC, cf_stream *stream) {
-    (void)prepared, (void)stream;
     return prepare(w, IC, OC);
 }
 
 void linear_forward(real *out, const real *x, const real *w, const real *bias, int64_t R, int64_t IC, int64_t OC,
                     cf_stream *stream) {
-    (void)out, (void)x, (void)w, (void)bias, (void)stream;
     product("forward", 1, R, OC, IC, E, 0);
 }
 
 void linear_forward_add(real *out, const real *x, const real *w, int64_t R, int64_t IC, int64_t OC, cf_stream *stream) {
-    (void)out, (void)x, (void)w, (void)stream;
     product("forward, added", 1, R, OC, IC, 2 * E, 0);
 }
 
 void linear_forward_gelu(real *out, real *pre, const real *x, const real *w, const real *bias, int64_t R, int64_t IC, int64_t OC,
                          cf_stream *stream) {
-    (void)out, (void)pre, (void)x, (void)w, (void)bias, (void)stream;
     product("forward, GELU", 1, R, OC, IC, 2 * E, 0);
 }
 
 void linear_dgrad(real *dx, const real *dy, const real *w, int64_t R, int64_t IC, int64_t OC, cf_stream *stream) {
-    (void)dx, (void)dy, (void)w, (void)stream;
     product("dgrad", 1, R, IC, OC, E, 0);
 }
 
 void linear_dgrad_add(real *dx, const real *dy, const real *w, int64_t R, int64_t IC, int64_t OC, cf_stream *stream) {
-    (void)dx, (void)dy, (void)w, (void)stream;
     product("dgrad, added", 1, R, IC, OC, 2 * E, 0);
 }
 
 void linear_dgrad_gelu(real *dpre, const real *dy, const real *w, const real *pre, int64_t R, int64_t IC, int64_t OC,
                        cf_stream *stream) {
-    (void)dpre, (void)dy, (void)w, (void)pre, (void)stream;
     product("dgrad, GELU", 1, R, IC, OC, 2 * E, 0);
 }
 
 void linear_forward_blocks(real *out, const real *x, const real *w, const real *bias, linear_rows r, int64_t IC, int64_t OC,
                            cf_stream *stream) {
-    (void)out, (void)x, (void)w, (void)bias, (void)stream;
     product("forward", r.blocks, r.rows, OC, IC, E, 0);
 }
 
 void linear_forward_gelu_blocks(real *out, real *pre, const real *x, const real *w, const real *bias, linear_rows r, int64_t IC,
                                 int64_t OC, cf_stream *stream) {
-    (void)out, (void)pre, (void)x, (void)w, (void)bias, (void)stream;
     product("forward, GELU", r.blocks, r.rows, OC, IC, 2 * E, 0);
 }
 
 void linear_dgrad_blocks(real *dx, const real *dy, const real *w, linear_rows r, int64_t IC, int64_t OC, cf_stream *stream) {
-    (void)dx, (void)dy, (void)w, (void)stream;
     product("dgrad", r.blocks, r.rows, IC, OC, E, 0);
 }
 
 void linear_dgrad_gelu_blocks(real *dpre, const real *dy, const real *w, const real *pre, linear_rows r, int64_t IC, int64_t OC,
                               cf_stream *stream) {
-    (void)dpre, (void)dy, (void)w, (void)pre, (void)stream;
     product("dgrad, GELU", r.blocks, r.rows, IC, OC, 2 * E, 0);
 }
 
 void linear_wgrad(precise *dw, const real *dy, const real *x, int64_t R, int64_t IC, int64_t OC, bool add, cf_stream *stream) {
-    (void)dw, (void)dy, (void)x, (void)stream;
     product("wgrad", 1, OC, IC, R, (add ? 2 : 1) * P, 0);
 }
 
 void linear_wgrad_rows(precise *dw, const real *dy, int64_t dy_row, const real *x, int64_t R, int64_t IC, int64_t rows, bool add,
                        cf_stream *stream) {
-    (void)dw, (void)dy, (void)dy_row, (void)x, (void)stream;
     product("wgrad", 1, rows, IC, R, (add ? 2 : 1) * P, 0);
 }
 
@@ -124,13 +111,10 @@ int64_t linear_wgrad_depth_min(void) {
 }
 
 void linear_bias_grad(precise *db, const real *dy, int64_t R, int64_t OC, cf_stream *stream) {
-    (void)db, (void)dy, (void)stream;
     cf_record_kernel(CF_WORK_MEMORY, "bias gradient", 0, 0, (double)(E * R * OC));
 }
 
-void linear_choose(int n) {
-    (void)n;
-}
+void linear_choose(int n) {}
 
 int linear_choices(void) {
     return 1;
@@ -151,7 +135,6 @@ static void attention(const char *name, const cf_curve *rate, double each, int64
 
 void attention_forward(real *out, precise *lse, const real *qkv, int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t D,
                        cf_stream *stream) {
-    (void)out, (void)lse, (void)qkv, (void)T, (void)stream;
     attention("attention", &cf_record_hardware()->attention_forward, 4, t0, n, B, H, D, 4);
 }
 
@@ -161,7 +144,6 @@ int64_t attention_scratch(int64_t T, int64_t B, int64_t H, int64_t D) {
 
 void attention_backward(real *dqkv, const real *dout, const real *out, const precise *lse, const real *qkv, precise *scratch,
                         int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t D, bool first, cf_stream *stream) {
-    (void)dqkv, (void)dout, (void)out, (void)lse, (void)qkv, (void)scratch, (void)T, (void)first, (void)stream;
     attention("attention backward", &cf_record_hardware()->attention_backward, 10, t0, n, B, H, D, 8);
 }
 
@@ -173,7 +155,6 @@ static void moves(const char *name, int64_t elements, int64_t bytes) {
 
 void layernorm_forward(real *out, precise *mean, precise *rstd, const real *x, const real *w, const real *b, int64_t R, int64_t C,
                        cf_stream *stream) {
-    (void)out, (void)mean, (void)rstd, (void)x, (void)w, (void)b, (void)stream;
     moves("layer norm", R * C, 2 * E);
 }
 
@@ -183,104 +164,85 @@ int64_t layernorm_scratch(int64_t C) {
 
 void layernorm_backward(real *dx, precise *dw, precise *db, const real *dy, const real *x, const real *w, const precise *mean,
                         const precise *rstd, precise *scratch, int64_t R, int64_t C, cf_stream *stream) {
-    (void)dx, (void)dw, (void)db, (void)dy, (void)x, (void)w, (void)mean, (void)rstd, (void)scratch, (void)stream;
     moves("layer norm backward", R * C, 4 * E);
 }
 
 void gelu_forward(real *out, const real *x, int64_t count, cf_stream *stream) {
-    (void)out, (void)x, (void)stream;
     moves("GELU", count, 2 * E);
 }
 
 void gelu_backward(real *dx, const real *dy, const real *x, int64_t count, cf_stream *stream) {
-    (void)dx, (void)dy, (void)x, (void)stream;
     moves("GELU backward", count, 3 * E);
 }
 
 void residual_forward(real *out, const real *x, const real *y, const real *bias, int64_t R, int64_t C, cf_stream *stream) {
-    (void)out, (void)x, (void)y, (void)bias, (void)stream;
     moves("residual", R * C, 3 * E);
 }
 
 void embedding_forward(real *out, const int32_t *tokens, const real *wte, int64_t first, int64_t count, int64_t R, int64_t C,
                        cf_stream *stream) {
-    (void)out, (void)tokens, (void)wte, (void)first, (void)count, (void)stream;
     moves("lookup", R * C, 2 * E);
 }
 
 void embedding_backward(precise *dwte, const real *dout, const int32_t *tokens, int64_t first, int64_t count, int64_t R, int64_t C,
                         cf_stream *stream) {
-    (void)dwte, (void)dout, (void)tokens, (void)first, (void)count, (void)stream;
     moves("lookup backward", R * C, E + 2 * P);
 }
 
 void embedding_add(precise *dwte, const precise *dout, const int32_t *tokens, int64_t first, int64_t count, int64_t R, int64_t C,
                    cf_stream *stream) {
-    (void)dwte, (void)dout, (void)tokens, (void)first, (void)count, (void)stream;
     moves("lookup, added", R * C, 3 * P);
 }
 
 void position_forward(real *x, const real *wpe, int64_t t0, int64_t T, int64_t B, int64_t C, cf_stream *stream) {
-    (void)x, (void)wpe, (void)t0, (void)stream;
     moves("positions", T * B * C, 2 * E);
 }
 
 void position_backward(precise *dwpe, const real *dx, int64_t t0, int64_t T, int64_t B, int64_t C, cf_stream *stream) {
-    (void)dwpe, (void)dx, (void)t0, (void)stream;
     moves("positions backward", T * B * C, E);
 }
 
 void crossentropy_stats(precise *stats, const real *logits, const int32_t *targets, int64_t first, int64_t valid, int64_t R,
                         int64_t V, cf_stream *stream) {
-    (void)stats, (void)logits, (void)targets, (void)first, (void)valid, (void)stream;
     moves("cross-entropy", R * V, E);
 }
 
 void crossentropy_combine(precise *losses, precise *total, const precise *all, int64_t ranks, int64_t R, cf_stream *stream) {
-    (void)losses, (void)total, (void)all, (void)stream;
     moves("cross-entropy", ranks * R * 3, P);
 }
 
 void crossentropy_backward(real *logits, const precise *total, const int32_t *targets, double scale, int64_t first, int64_t valid,
                            int64_t R, int64_t V, cf_stream *stream) {
-    (void)logits, (void)total, (void)targets, (void)scale, (void)first, (void)valid, (void)stream;
     moves("cross-entropy backward", R * V, 2 * E);
 }
 
 void crossentropy_fused(precise *losses, real *logits, const int32_t *targets, double scale, int64_t valid, int64_t R, int64_t V,
                         cf_stream *stream) {
-    (void)losses, (void)logits, (void)targets, (void)scale, (void)valid, (void)stream;
     moves("cross-entropy", R * V, 2 * E);
 }
 
 void crossentropy_sum(double *sum, const precise *losses, int64_t n, cf_stream *stream) {
-    (void)sum, (void)losses, (void)stream;
     moves("cross-entropy", n, P);
 }
 
 void adamw_update(real *w, precise *master, precise *m, precise *v, const precise *g, int64_t n, adamw a, cf_stream *stream) {
-    (void)w, (void)m, (void)v, (void)g, (void)a, (void)stream;
     moves("AdamW", n, E + 5 * P + (master ? 2 * P : E));
 }
 
 void adamw_master(precise *master, const real *w, int64_t n, cf_stream *stream) {
-    (void)master, (void)w, (void)stream;
     moves("AdamW", n, E + P);
 }
 
 void sum_of_squares(double *sum, double *scratch, const precise *x, int64_t n, cf_stream *stream) {
-    (void)sum, (void)scratch, (void)x, (void)stream;
     moves("norm", n, P);
 }
 
 int64_t first_nonfinite(const precise *x, int64_t n, cf_stream *stream) {
-    (void)x, (void)stream;
     return n < 0 ? 0 : -1;
 }
 
 double peak_flops(const char **source, double cores, double (*sum)(void *argument, double mine), void *argument,
                   cf_stream *stream) {
-    (void)cores, (void)sum, (void)argument, (void)stream;
     *source = "the machine's description";
     return cf_record_hardware()->peak;
 }
