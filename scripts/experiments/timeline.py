@@ -11,7 +11,6 @@ import tempfile
 
 import plots
 from experiments import training
-from tables import markdown
 from tokens import write_tokens
 
 NAME, TITLE = "timeline", "One layer on the time line"
@@ -91,29 +90,14 @@ def total(rows, kind):
     return sum(row["end_ms"] - row["begin_ms"] for row in rows if row["kind"] == kind)
 
 
-def tail_ms(rows):
-    """A rank's waiting between the last computation that a transfer follows and the end of the layer: what nothing is left to
-    hide."""
-    end = max((row["end_ms"] for row in rows if row["kind"] == "compute" and row["name"] != "add"), default=0)
-    return total([row for row in rows if row["begin_ms"] >= end - 0.01], "wait")
+def file_name(mesh):
+    return f"{NAME}-{mesh.replace(' ', '-')}"
 
 
 def tables(rows):
-    text = ["Waiting is the compute thread's, of all of the layer; the tail is what of it comes after the layer's last "
-            "computation. Each figure is the worst rank's. One layer of one step, the one of median length: a picture, "
-            "not a statistic.", ""]
-    for mesh in distinct(rows, "mesh"):
-        lines = []
-        for mode in distinct(rows, "mode"):
-            for direction in DIRECTIONS:
-                mine = select(rows, mesh=mesh, mode=mode, direction=direction)
-                each = [select(mine, rank=rank) for rank in distinct(mine, "rank")]
-                lines.append({"mode": mode, "direction": direction,
-                              "layer, ms": f"{max(total(rank, 'block') for rank in each):.1f}",
-                              "waiting, ms": f"{max(total(rank, 'wait') for rank in each):.1f}",
-                              "tail, ms": f"{max(map(tail_ms, each)):.1f}"})
-        text += [f"### {mesh}", "", f"![{mesh}]({file_name(mesh)}.png)", "", markdown(lines)]
-    return "\n".join(text)
+    """The figures are all there is to see."""
+    return "One layer of one step, the one of median length: a picture, not a statistic.\n\n" + "\n\n".join(
+        f"### {mesh}\n\n![{mesh}]({file_name(mesh)}.png)" for mesh in distinct(rows, "mesh"))
 
 
 # --- picture ---
@@ -177,10 +161,6 @@ def legend():
     return {**{text: Patch(facecolor=colour) for _, colour, text in PLACES.values()},
             "layer norm, GELU, sums": Patch(facecolor=BETWEEN), "waiting: exposed communication": Patch(facecolor=WAITING),
             "transfer, in the colour of its product": Patch(facecolor="white", hatch="////", edgecolor="#5d6d7e")}
-
-
-def file_name(mesh):
-    return f"{NAME}-{mesh.replace(' ', '-')}"
 
 
 def figures(rows, folder):
