@@ -3,6 +3,7 @@
 #
 #     scripts/install_deps.sh                compiler, make, MPI, oneDNN, OpenSSL, cJSON, xxHash, cmocka, numpy, matplotlib
 #     scripts/install_deps.sh --bpe          also build/venv with tiktoken, for data/prepare.py --encoding gpt2
+#     scripts/install_deps.sh --log-to       also build/venv with tensorboardX, for scripts/log_to.py
 #     scripts/install_deps.sh --slurm        also Slurm and munge, for the tests of its batch files
 #     scripts/install_deps.sh --lint         also clang-tidy, for make lint
 #     scripts/install_deps.sh --download     also the certificates that downloads over https need
@@ -15,12 +16,13 @@
 set -u
 cd "$(dirname "$0")/.." || exit 1
 
-want_bpe=false want_slurm=false want_lint=false want_download=false want_carry=false
+want_bpe=false want_log_to=false want_slurm=false want_lint=false want_download=false want_carry=false
 for argument in "$@"; do
     case $argument in
     --bpe | --slurm | --lint | --download | --carry) eval "want_${argument#--}=true" ;;
+    --log-to) want_log_to=true ;;
     -h | --help) sed -n '2,/^set /s/^# \{0,1\}//p' "scripts/${0##*/}"; exit 0 ;;
-    *) echo "error: unknown option $argument (known: --bpe, --slurm, --lint, --carry, --download, --help)" >&2; exit 2 ;;
+    *) echo "error: unknown option $argument (known: --bpe, --log-to, --slurm, --lint, --carry, --download, --help)" >&2; exit 2 ;;
     esac
 done
 
@@ -46,8 +48,8 @@ pkg-config|program pkg-config|the test of the library's examples
 python3|program python3|data preparation, the test runner
 python3-numpy|module numpy|data preparation, reference results in tests
 python3-matplotlib|module matplotlib|plots"
-$want_bpe && needed="$needed
-python3-venv|module ensurepip|an environment for tiktoken in build/venv"
+{ $want_bpe || $want_log_to; } && needed="$needed
+python3-venv|module ensurepip|an environment in build/venv for what comes from PyPI"
 $want_slurm && needed="$needed
 slurmctld|program slurmctld|Slurm's controller
 slurmd|program slurmd|Slurm's nodes
@@ -131,19 +133,22 @@ if $want_carry; then
     echo "build/deps holds cJSON, OpenSSL, xxHash and make: take it along to a machine that lacks them"
 fi
 
-# tiktoken is no Debian package. Its environment sees the system's numpy.
-if $want_bpe && ! { [ -x build/venv/bin/python ] && build/venv/bin/python -c 'import tiktoken, numpy' 2>/dev/null; }; then
-    echo "creating build/venv with tiktoken from PyPI: GPT-2's tokenizer for data/prepare.py"
-    rm -rf build/venv
+# pypi PACKAGE PURPOSE: what is no Debian package. Its environment sees the system's numpy.
+pypi() {
+    python=build/venv/bin/python
+    [ -x $python ] && $python -c "import $1, numpy" 2>/dev/null && return
+    echo "installing $1 from PyPI into build/venv, for $2"
     mkdir -p build
-    pip() { build/venv/bin/python -m pip install --quiet --disable-pip-version-check --retries 1 --timeout 20 "$@"; }
-    if ! { "$(scripts/find_python.sh)" -m venv --system-site-packages build/venv &&
-        pip --require-hashes -r scripts/tiktoken.txt &&
-        { build/venv/bin/python -c 'import numpy' 2>/dev/null || pip numpy; }; } >build/venv.log 2>&1; then
+    pip() { $python -m pip install --quiet --disable-pip-version-check --retries 1 --timeout 20 "$@"; }
+    if ! { { [ -x $python ] && $python -c 'import pip' 2>/dev/null; } ||
+        { rm -rf build/venv && "$(scripts/find_python.sh)" -m venv --system-site-packages build/venv; } &&
+        { $python -c 'import numpy' 2>/dev/null || pip numpy; } &&
+        pip --require-hashes -r "scripts/$1.txt"; } >build/venv.log 2>&1; then
         tail -n 5 build/venv.log >&2
-        rm -rf build/venv
-        echo "error: no tiktoken; without it everything works but the GPT-2 encoding (full log: build/venv.log)" >&2
+        echo "error: no $1; without it everything works but $2 (full log: build/venv.log)" >&2
         exit 3
     fi
-fi
+}
+if $want_bpe; then pypi tiktoken "the GPT-2 encoding of data/prepare.py"; fi
+if $want_log_to; then pypi tensorboardX "scripts/log_to.py"; fi
 exit 0

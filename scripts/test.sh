@@ -50,7 +50,7 @@ for san in "${sans[@]}"; do
 done
 [ -z "$list" ] || exec "${run[@]}" "${builds[@]}" --list
 if "${run[@]}" "${builds[@]}" --need-venv; then
-    scripts/install_deps.sh --bpe || echo "the tests of the GPT-2 encoding will be skipped"
+    scripts/install_deps.sh --bpe --log-to || echo "the tests of the GPT-2 encoding, or of log_to.py, will be skipped"
 fi
 for i in "${!sans[@]}"; do
     targets=$("${run[@]}" "${builds[@]}" --targets "${builds[i]}") || give_up "there is nothing to run"

@@ -1,0 +1,126 @@
+#!/usr/bin/env python3
+"""Send the log of a run to TensorBoard or Weights & Biases, while it grows or when it is finished.
+
+    scripts/install_deps.sh --log-to                                          # tensorboardX, in build/venv
+    build/venv/bin/python scripts/log_to.py run.jsonl --tensorboard DIR       # then: tensorboard --logdir DIR
+    build/venv/bin/pip install wandb
+    build/venv/bin/python scripts/log_to.py run.jsonl --wandb PROJECT         # --offline: into ./wandb, for `wandb sync`
+             … --follow                                                       # until the run's last line is there
+
+All figures of steps, validation and HellaSwag are curves over the steps done, among them exposed_comm_ms, the time in which ranks
+waited for each other; samples are texts, and options the run's configuration. A run that is resumed writes its log again: what
+has been sent is not sent twice.
+"""
+import argparse
+import html
+import json
+import os
+import sys
+import time
+
+import run_log
+
+POLL_S = 1.0
+CURVES = {"step": "train", "val": "val", "hellaswag": "hellaswag"}
+
+
+class TensorBoard:
+    def __init__(self, folder):
+        from tensorboardX import SummaryWriter
+        self.writer = SummaryWriter(folder, purge_step=0)  # what an earlier call has written there is out of sight
+
+    def config(self, values):
+        self.writer.add_text("config", "    " + json.dumps(values, indent=1).replace("\n", "\n    "), 0)
+
+    def numbers(self, step, values):
+        for name, value in values.items():
+            self.writer.add_scalar(name, value, step)
+
+    def text(self, step, text):
+        self.writer.add_text("sample", "    " + text.replace("\n", "\n    "), step)  # as it is
+
+    def close(self):
+        self.writer.close()
+
+
+class WeightsAndBiases:
+    def __init__(self, project, offline):
+        import wandb
+        self.wandb = wandb
+        self.run = wandb.init(project=project, mode="offline" if offline else "online")
+        self.run.define_metric("*", step_metric="step")
+
+    def config(self, values):
+        self.run.config.update(values, allow_val_change=True)
+
+    def numbers(self, step, values):
+        self.run.log({"step": step, **values})
+
+    def text(self, step, text):
+        self.run.log({"step": step, "sample": self.wandb.Html(f"<pre>{html.escape(text)}</pre>")})
+
+    def close(self):
+        self.run.finish()
+
+
+def send(event, to):
+    kind, step = event["event"], event.get("step", 0)
+    if kind in ("config", "resume"):
+        to.config({name: value for name, value in event.items() if name != "event"})
+    elif kind == "sample":
+        to.text(step, event["text"])
+    elif kind in CURVES:
+        values = {f"{CURVES[kind]}/{name}": value for name, value in event.items()
+                  if name != "step" and isinstance(value, (int, float)) and not isinstance(value, bool)}
+        to.numbers(step + (kind == "step"), values)  # the log counts these from 0
+
+
+def events(path, follow):
+    """Each once. A log that has been written again, and has another inode, is read from its beginning."""
+    sent = set()
+    while True:
+        inode = os.stat(path).st_ino
+        ended = False
+        for _, event in run_log.events(path):
+            ended = event["event"] == "end"
+            key = event["event"], event.get("step")
+            if key not in sent:
+                sent.add(key)
+                yield event
+        if ended or not follow:
+            return
+        size = os.stat(path).st_size
+        while os.stat(path).st_ino == inode and os.stat(path).st_size == size:
+            time.sleep(POLL_S)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("log", metavar="LOG")
+    parser.add_argument("--tensorboard", metavar="DIR")
+    parser.add_argument("--wandb", metavar="PROJECT")
+    parser.add_argument("--offline", action="store_true", help="with --wandb: send nothing, write ./wandb")
+    parser.add_argument("--follow", action="store_true", help="go on until the run has ended")
+    given = parser.parse_args()
+    if bool(given.tensorboard) == bool(given.wandb):
+        parser.error("give either --tensorboard DIR or --wandb PROJECT")
+    try:
+        first = next(events(given.log, follow=False), None)
+        if first is None or first["event"] != "config":
+            sys.exit(f"error: {given.log} does not begin with a run's options\nhint:  {run_log.HINT}")
+        to = TensorBoard(given.tensorboard) if given.tensorboard else WeightsAndBiases(given.wandb, given.offline)
+        for event in events(given.log, given.follow):
+            send(event, to)
+        to.close()
+    except ImportError as error:
+        sys.exit(f"error: {error}\nhint:  scripts/install_deps.sh --log-to (wandb: build/venv/bin/pip install wandb), then build/venv/bin/python {sys.argv[0]}")
+    except OSError as error:
+        sys.exit(f"error: cannot read log {given.log}: {error.strerror}\nhint:  name a file that train_gpt --log has written")
+    except run_log.Damaged as error:
+        sys.exit(f"error: log {error}\nhint:  {run_log.HINT}")
+    except KeyboardInterrupt:
+        to.close()
+
+
+if __name__ == "__main__":
+    main()
