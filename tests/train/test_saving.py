@@ -394,7 +394,7 @@ class Disk(checkpoints.Case):
         script = f'mount -t tmpfs -o size={size} tmpfs "$1" || exit 77; shift; "$@"; status=$?; ' \
                  f'cp -r "{disk}/out" "{after}"; exit $status'
         done = subprocess.run(["unshare", "-rm", "sh", "-c", script, "sh", disk, harness.PROGRAM,
-                               *harness.options(**values, log=log)], capture_output=True, text=True, timeout=60,
+                               *harness.options(**values, log=log)], capture_output=True, text=True, timeout=600,
                               env=harness.environment())
         if "unshare:" in done.stderr or done.returncode == 77:
             self.skipTest("no file system can be mounted here: " + done.stderr.strip())
@@ -420,7 +420,7 @@ class Disk(checkpoints.Case):
                  f'until grep -q "no checkpoint of step" {after}.err || ! kill -0 $run 2>/dev/null; do sleep 0.01; done; ' \
                  f'rm {disk}/ballast; wait $run; status=$?; cp -r "{disk}/out" "{after}"; exit $status'
         done = subprocess.run(["unshare", "-rm", "sh", "-c", script, "sh", disk, harness.PROGRAM,
-                               *harness.options(**values)], capture_output=True, text=True, timeout=60,
+                               *harness.options(**values)], capture_output=True, text=True, timeout=600,
                               env=harness.environment())
         if "unshare:" in done.stderr or done.returncode == 77:
             self.skipTest("no file system can be mounted here: " + done.stderr.strip())
