@@ -392,7 +392,7 @@ static int run(trainer *t) {
                         (long long)t->o.steps);
     bool saved = stopped ? save(t, step, false, true) : finish(t);
     optimizer_wait_for_weights(&t->optimizer);
-    report_end(&t->report, step, stopped ? t->stop : 0, saved, begin_ms, t->transport->bytes_sent(t->transport));
+    report_end(&t->report, &t->context, step, stopped ? t->stop : 0, saved, begin_ms);
     return stopped ? STATUS_STOPPED : 0;
 }
 

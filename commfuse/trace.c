@@ -13,8 +13,11 @@
 
 enum { COMM_ROWS_MAX = 16, SPANS_BETWEEN_LOOKS = 1024 };
 
-typedef struct interval {
-    double begin, end; // in this order: they are sorted by the first
+typedef struct interval { // of communication, or of waiting for it
+    double begin, end;    // in this order: they are sorted by the first
+    bool waits;
+    int total; // of the operation, -1: there is no room for more
+    int64_t bytes;
 } interval;
 
 typedef struct span { // an event whose moments have not become times yet
@@ -24,8 +27,7 @@ typedef struct span { // an event whose moments have not become times yet
 } span;
 
 typedef struct sums { // of a step
-    double exposed_ms;
-    interval *comm;
+    interval *comm;   // and waits
     int64_t comms, capacity;
 } sums;
 
@@ -40,6 +42,9 @@ struct cf_trace {
     int64_t resolved, spans, span_capacity;
     cf_trace_event *event;
     int64_t events, event_capacity;
+    cf_trace_total total[CF_TRACE_TOTALS];
+    int totals;
+    int64_t counted; // steps
 };
 
 cf_trace *cf_trace_create(void) {
@@ -70,12 +75,19 @@ static void *grown(void *array, int64_t *capacity, int64_t wanted, size_t size) 
     return array;
 }
 
+static int total_of(cf_trace *trace, const char *name) {
+    for (int i = 0; i < trace->totals; i++)
+        if (strcmp(trace->total[i].name, name) == 0) return i;
+    if (trace->totals == CF_TRACE_TOTALS) return -1;
+    snprintf(trace->total[trace->totals].name, sizeof trace->total->name, "%s", name);
+    return trace->totals++;
+}
+
 static void add(cf_trace *trace, int64_t turn, cf_trace_event e) {
     sums *to = &trace->sums[turn % 2];
-    if (e.row == CF_TRACE_WAIT) to->exposed_ms += e.end_ms - e.begin_ms;
-    if (e.row == CF_TRACE_COMM) {
+    if (e.row != CF_TRACE_COMPUTE) {
         to->comm = (interval *)grown(to->comm, &to->capacity, to->comms + 1, sizeof *to->comm);
-        to->comm[to->comms++] = (interval){e.begin_ms, e.end_ms};
+        to->comm[to->comms++] = (interval){e.begin_ms, e.end_ms, e.row == CF_TRACE_WAIT, total_of(trace, e.name), e.bytes};
     }
     if (!trace->record) return;
     e.begin_ms -= trace->zero_ms, e.end_ms -= trace->zero_ms, e.posted_ms -= trace->zero_ms;
@@ -164,7 +176,6 @@ void cf_trace_step(cf_trace *trace, int step, cf_stream *stream) {
     trace->step = step;
     sums *now = &trace->sums[++trace->turn % 2];
     now->comms = 0;
-    now->exposed_ms = 0;
 }
 
 // By the double that they begin with.
@@ -179,18 +190,48 @@ double cf_median(double *values, int count) {
     return values[count / 2];
 }
 
+// What an interval of communication adds to a union of those that began before, which reaches so far.
+static double beyond(interval c, double *reached) {
+    const double from = c.begin > *reached ? c.begin : *reached;
+    if (c.end <= from) return 0;
+    *reached = c.end;
+    return c.end - from;
+}
+
 cf_trace_figures cf_trace_last(cf_trace *trace) {
     resolve_last(trace);
     const sums *last = &trace->sums[(trace->turn + 1) % 2];
-    double comm_ms = 0, reached = -INFINITY;
+    double comm_ms = 0, exposed_ms = 0, reached = -INFINITY;
     if (last->comms > 0) qsort(last->comm, (size_t)last->comms, sizeof *last->comm, ascending);
     for (int64_t i = 0; i < last->comms; i++) {
         const interval c = last->comm[i];
-        if (c.end <= reached) continue;
-        comm_ms += c.end - (c.begin > reached ? c.begin : reached);
-        reached = c.end;
+        if (c.waits)
+            exposed_ms += c.end - c.begin;
+        else
+            comm_ms += beyond(c, &reached);
     }
-    return (cf_trace_figures){comm_ms, last->exposed_ms};
+    return (cf_trace_figures){comm_ms, exposed_ms};
+}
+
+void cf_trace_count(cf_trace *trace) {
+    const sums *last = &trace->sums[(trace->turn + 1) % 2];
+    double reached[CF_TRACE_TOTALS];
+    for (int i = 0; i < CF_TRACE_TOTALS; i++) reached[i] = -INFINITY;
+    for (int64_t i = 0; i < last->comms; i++) {
+        const interval c = last->comm[i];
+        if (c.total < 0) continue;
+        cf_trace_total *to = &trace->total[c.total];
+        if (c.waits)
+            to->exposed_ms += c.end - c.begin;
+        else
+            to->comm_ms += beyond(c, &reached[c.total]), to->bytes += c.bytes, to->transfers++;
+    }
+    trace->counted++;
+}
+
+const cf_trace_total *cf_trace_totals(const cf_trace *trace, int *count, int64_t *steps) {
+    *count = trace->totals, *steps = trace->counted;
+    return trace->total;
 }
 
 const cf_trace_event *cf_trace_events(cf_trace *trace, int64_t *count) {

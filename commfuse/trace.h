@@ -53,6 +53,15 @@ typedef struct cf_trace_figures {
     double comm_ms, exposed_ms;
 } cf_trace_figures;
 cf_trace_figures cf_trace_last(cf_trace *trace);
+// What an operation has communicated in the steps that were counted, on this rank.
+enum { CF_TRACE_TOTALS = 96, CF_TRACE_NAME = 40 };
+typedef struct cf_trace_total {
+    char name[CF_TRACE_NAME];   // "reduce-scatter mlp.fc2"
+    double comm_ms, exposed_ms; // see above
+    int64_t bytes, transfers;
+} cf_trace_total;
+void cf_trace_count(cf_trace *trace); // the step of the last cf_trace_last()
+const cf_trace_total *cf_trace_totals(const cf_trace *trace, int *count, int64_t *steps);
 
 double cf_median(double *values, int count); // which it sorts; the upper one of two; NAN of none
 

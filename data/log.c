@@ -100,7 +100,7 @@ static void set_aside(logfile *log, const char *whose) {
 // A line that is no object of ours is somebody's, and stays.
 static bool stays(const cJSON *line, const log_past *past) {
     double at;
-    if (json_is(line, "event", "end")) return false;
+    if (json_is(line, "event", "end") || json_is(line, "event", "audit")) return false;
     if (!json_text(line, "event") || !json_number(line, "step", -INFINITY, INFINITY, &at)) return true;
     bool watched = json_is(line, "event", "val") || json_is(line, "event", "sample") || json_is(line, "event", "hellaswag");
     bool again = json_is(line, "event", "step") || json_is(line, "event", "skip") || (watched && !past->watched);

@@ -3,6 +3,7 @@
 #include "../commfuse/printable.h"
 #include "../commfuse/schedule.h"
 #include "../commfuse/stop.h"
+#include "audit.h"
 #include "durable.h"
 #include "progress.h"
 #include <math.h>
@@ -155,6 +156,7 @@ void report_banner(const run_report *r) {
 
 void report_figures(const step_report *step, cf_trace *trace, saver *s, double mine[FIGURES]) {
     const cf_trace_figures figures = cf_trace_last(trace);
+    if (step->step >= 0 && !step->trial) cf_trace_count(trace);
     mine[FIGURE_SAVER] = s ? saver_word(s) : 0;
     mine[FIGURE_STOP] = (double)cf_stop_asked();
     mine[FIGURE_STEP] = (double)step->step;
@@ -332,15 +334,17 @@ void report_trace(run_report *r, cf_context *context, int64_t from, int64_t last
 
 // --- the end ---
 
-void report_end(run_report *r, int64_t step, int stop, bool saved, double begin_ms, int64_t bytes_sent) {
+void report_end(run_report *r, cf_context *context, int64_t step, int stop, bool saved, double begin_ms) {
     struct rusage usage;
     getrusage(RUSAGE_SELF, &usage);
+    if (root(r)) progress_break();
+    audit_report(context->trace, context->transport, r->o, r->log);
     log_begin(r->log, "end");
     log_int(r->log, "steps", step);
     if (stop) log_text(r->log, "stopped_by", strsignal(stop));
     log_real(r->log, "total_s", (cf_now_ms() - begin_ms) * 1e-3);
     log_real(r->log, "peak_rss_mib", (double)usage.ru_maxrss / 1024);
-    log_int(r->log, "bytes_sent_rank0", bytes_sent);
+    log_int(r->log, "bytes_sent_rank0", context->transport->bytes_sent(context->transport));
     log_end(r->log);
     if (stop && saved)
         report_line(r, "stopped   by a signal (%s) after %lld of %lld steps; the same command goes on from there\n",

@@ -71,7 +71,7 @@ void report_sample(run_report *r, int64_t step, const int32_t *token, int64_t co
 void report_trace(run_report *r, cf_context *context, int64_t from, int64_t last);
 void report_line(const run_report *r, const char *format, ...) CF_PRINTF(2, 3); // to a person
 // stop: the signal that has ended the run before its last step, 0: none. Dies together unless the state was saved.
-void report_end(run_report *r, int64_t step, int stop, bool saved, double begin_ms, int64_t bytes_sent);
+void report_end(run_report *r, cf_context *context, int64_t step, int stop, bool saved, double begin_ms);
 
 // Was there room for log and timeline? If not, the run goes on to its end, but is not done.
 bool report_whole(const run_report *r);

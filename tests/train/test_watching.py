@@ -34,7 +34,7 @@ class Log(harness.Case):
         kinds = [entry["event"] for entry in log]
         self.assertEqual((kinds[0], kinds[-1]), ("config", "end"), kinds)
         self.assertEqual((kinds.count("config"), kinds.count("end")), (1, 1))
-        self.assertLessEqual(set(kinds), {"config", "step", "val", "sample", "end"})
+        self.assertLessEqual(set(kinds), {"config", "step", "val", "sample", "audit", "end"})
 
         steps = harness.events(log, "step")
         self.assertEqual([s["step"] for s in steps], list(range(6)))
@@ -56,6 +56,29 @@ class Log(harness.Case):
         self.assertTrue(all(0 < v["loss"] < 10 for v in validations), validations)
         self.assertEqual([s["step"] for s in samples], [3, 6])
         self.assertTrue(all(isinstance(s.get("text"), str) and s["text"] for s in samples), samples)
+
+    def test_audit(self):
+        """What operations waited adds up to what steps did; each has its bound, and what is not hidden an option to try."""
+        for ranks, mesh in ((2, dict(tp=2)), (2, dict(dp=2, micro_batch=4)), (2, dict(tp=2, strategy="up")),
+                            (2, dict(tp=2, overlap="none")), (2, dict(tp=2, overlap="slice"))):
+            with self.subTest(**mesh):
+                log, result = self.train(ranks, steps=6, **mesh)
+                audit, steps = harness.events(log, "audit"), harness.events(log, "step")
+                self.assertGreater(len(audit), 3)
+                waited = sum(step["exposed_mean_ms"] for step in steps) / len(steps)
+                self.assertAlmostEqual(sum(entry["exposed_ms"] for entry in audit), waited, delta=1e-6 * waited)
+                longest = sum(step["comm_ms"] for step in steps) / len(steps)  # of the rank with the most, all operations at once
+                for entry in audit:
+                    self.assertLessEqual(entry["comm_ms"], longest * (1 + 1e-9), entry)
+                    self.assertAlmostEqual(entry["hidden"], max(0, 1 - entry["exposed_ms"] / entry["comm_ms"]), delta=1e-9)
+                    self.assertEqual(entry["try"] == "", entry["hidden"] >= 0.95, entry)
+                    self.assertIn(entry["bound"], ("nothing", "blocking", "no core to spare", "latency", "chunking", "bandwidth"))
+                    if mesh.get("overlap") == "none" and entry["try"]:
+                        self.assertEqual((entry["bound"], entry["try"]), ("blocking", "--overlap auto"))
+                worst = max(audit, key=lambda entry: entry["exposed_ms"])
+                self.assertIn(worst["operation"], result.out)
+        log, _ = self.train(1, steps=2)
+        self.assertEqual(harness.events(log, "audit"), [])
 
     def test_each_moment_belongs_to_a_step_or_to_what_comes_between(self):
         """Steps are small here, so that what were left out of them would show."""

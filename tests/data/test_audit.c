@@ -1,0 +1,70 @@
+// ranks: 1
+//
+// The overlap audit: what bounds an operation, by what transfers cost and how much of them waited.
+#include "tests/death.h"
+#include "tests/data/scratch.h"
+#include "data/audit.h"
+
+enum { BYTES = 1000000, TRANSFERS = 4 };
+
+static void copy(cf_transport *t, const void *mine, void *all, int64_t bytes) {
+    (void)t;
+    memcpy(all, mine, (size_t)bytes);
+}
+
+static cf_moment at(double ms) {
+    return (cf_moment){.ms = ms};
+}
+
+// An operation that travels for 4 ms a step, two steps, and waits so long.
+static void assert_bound(const char *words, cf_costs costs, double waits_ms, const char *bound, const char *option) {
+    char *argv[16] = {(char *)"train_gpt"}, line[256], *path = scratch_path("log"), expected[256];
+    int argc = 1;
+    snprintf(line, sizeof line, "%s", words);
+    for (char *word = strtok(line, " "); word; word = strtok(NULL, " ")) argv[argc++] = word;
+    options o;
+    options_parse(&o, argc, argv);
+    cf_transport transport = {.size = 1, .costs = costs, .gather = copy};
+    cf_trace *trace = cf_trace_create();
+    unlink(path);
+    logfile *log = log_open(path);
+    for (int step = 0; step < 2; step++) {
+        const double now = cf_now_ms();
+        cf_trace_step(trace, step, NULL);
+        for (int i = 0; i < TRANSFERS; i++)
+            cf_trace_transfer(trace, "all-gather x", 0, i, 1, BYTES / TRANSFERS, at(now), at(now + i), at(now + i + 1));
+        cf_trace_wait(trace, "all-gather x", 0, at(now), at(now + waits_ms));
+        cf_trace_step(trace, step + 1, NULL);
+        cf_trace_last(trace);
+        cf_trace_count(trace);
+    }
+    audit_report(trace, &transport, &o, log);
+    log_close(log);
+    cf_trace_free(trace);
+    size_t size;
+    char *text = scratch_read(path, &size);
+    snprintf(expected, sizeof expected, "\"transfers\":4,\"bytes\":1000000,\"bound\":\"%s\",\"try\":\"%s\"}", bound, option);
+    if (!strstr(text, expected)) fail_msg("%s: '%s' has no '%s'", words, text, expected);
+    assert_non_null(strstr(text, "{\"event\":\"audit\",\"operation\":\"all-gather x\","));
+    free(text);
+}
+
+static void test_bounds(void **state) {
+    (void)state;
+    const cf_costs wire = {.latency_s = 1e-6, .bytes_per_s = 1e9, .spare = true}, slow = {1e-3, 0, 0, 1e9, 0, 0, true, true, false},
+                   crowded = {.latency_s = 1e-6, .bytes_per_s = 1e9};
+    assert_bound("", wire, 0.1, "nothing", "");
+    assert_bound("", wire, 2, "bandwidth", "--micro-batch 8");
+    assert_bound("--micro-batch 3", wire, 5, "bandwidth", "--micro-batch 6");
+    assert_bound("", slow, 2, "latency", "--micro-batch 8");
+    assert_bound("--overlap commfuse --slices 8", slow, 2, "latency", "--slices 4");
+    assert_bound("--overlap slice --slices 4", wire, 2, "chunking", "--overlap auto");
+    assert_bound("--overlap none", wire, 2, "blocking", "--overlap auto");
+    assert_bound("--threads 4", crowded, 2, "no core to spare", "--threads 3");
+    assert_bound("--threads 1", crowded, 2, "no core to spare", "fewer ranks on a host");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_bounds)};
+    return cmocka_run_group_tests(tests, scratch_make, scratch_remove);
+}
