@@ -297,6 +297,7 @@ static bool save(trainer *t, int64_t step, bool watched, bool wait) {
     }
     if (saved && wait) saved = saver_finish(t->checkpoints);
     allow_long_waits(t, false);
+    report_spent(&t->report, TIME_SAVE);
     return saved;
 }
 
@@ -327,8 +328,10 @@ static void between_steps(trainer *t, int64_t step) {
 // A step begins where the one before ends, or after what has come between, on all ranks.
 static void begin_step(trainer *t) {
     const bool follows = t->last.step >= 0;
-    if (!follows) meet(t);
-    if (!follows) report_lap(&t->report);
+    if (!follows) {
+        meet(t);
+        report_spent(&t->report, TIME_WATCH);
+    }
     cf_trace_step(t->context.trace, t->context.step, t->context.stream);
     if (follows) t->last.ms = report_lap(&t->report);
     gpt_try_ways(&t->model, t->report.plan.tuner, true);
@@ -378,12 +381,13 @@ static bool finish(trainer *t) {
     bool saved = t->report.first == steps || save(t, steps, true, true);
     snprintf(path, sizeof path, "%s/" ORIGIN_MODEL, t->o.out);
     write_model(t, steps, path);
+    report_spent(&t->report, TIME_SAVE);
     return saved;
 }
 
 static int run(trainer *t) {
-    report_lap(&t->report);
-    const double begin_ms = t->report.lap_ms;
+    double start_ms = report_lap(&t->report), begin_ms = t->report.lap_ms;
+    if (t->report.first < t->o.steps) accounts_add(&t->report.time, TIME_START, start_ms);
     int64_t step = train(t);
     bool stopped = step < t->o.steps;
     if (stopped && !t->checkpoints)

@@ -54,6 +54,7 @@ enum {
     STRANGERS_MAX = 128, // beside as many as there are ranks
     STRANGER_S = 5,      // until a stranger must have said hello
     HELLO_S = 1,         // and where there are no files for others
+    NOTES_MAX = 8,       // about strangers
     ACCEPTS = 16,        // strangers let in before the others are heard again
     OWN_FILES = 32,      // descriptors for all else
     RETRY_MS = 100,
@@ -91,7 +92,7 @@ typedef struct sockets {
     char port[16];
     line *line;          // rank 0's: (lines) to all ranks, the first unused, then strangers up to `places`
     struct pollfd *look; // (places + LISTENERS_MAX)
-    int lines, places, joined, listener[LISTENERS_MAX], listeners;
+    int lines, places, joined, listener[LISTENERS_MAX], listeners, notes;
     bool open; // a listener is not the loopback's
     pthread_t thread;
     pthread_mutex_t busy; // rank 0: a frame is being sent; others: or received
@@ -276,7 +277,14 @@ static void *notice_who_goes(void *argument) {
 
 // --- strangers, at rank 0 ---
 
-static void send_away(line *l) {
+static void send_away(sockets *s, line *l, const char *why) { // NULL: not worth a note
+    struct sockaddr_storage from;
+    socklen_t length = sizeof from;
+    char host[64];
+    if (why && ++s->notes <= NOTES_MAX && getpeername(l->fd, (struct sockaddr *)&from, &length) == 0 &&
+        getnameinfo((struct sockaddr *)&from, length, host, sizeof host, NULL, 0, NI_NUMERICHOST) == 0)
+        fprintf(stderr, "note: rank 0 has closed a connection from %s: %s%s\n", host, why,
+                s->notes == NOTES_MAX ? " (no more of these notes)" : "");
     close(l->fd);
     l->fd = -1;
 }
@@ -298,8 +306,9 @@ static void check_hello(const sockets *s, const hello *said, char reason[REASON_
 static void hear_stranger(sockets *s, line *l) {
     head h;
     hello said;
-    char reason[REASON_LENGTH];
-    bool joins = receive_frame(l, &h, &said, sizeof said, 0) == WHOLE && h.kind == HELLO && h.bytes == sizeof said;
+    char reason[REASON_LENGTH] = "what it says is no hello with this run's COMMFUSE_SECRET";
+    outcome how = receive_frame(l, &h, &said, sizeof said, 0);
+    bool joins = how == WHOLE && h.kind == HELLO && h.bytes == sizeof said;
     if (joins) {
         said.host[HOST_LENGTH - 1] = 0;
         memcpy(l->host, cf_printable(said.host), sizeof l->host);
@@ -312,7 +321,7 @@ static void hear_stranger(sockets *s, line *l) {
         s->joined++;
         l->fd = -1;
     } else {
-        send_away(l);
+        send_away(s, l, how == CLOSED || !*reason ? NULL : reason);
     }
 }
 
@@ -329,16 +338,16 @@ static void accept_strangers(sockets *s, int listener) {
         if (fd < 0 && errno != EMFILE && errno != ENFILE) return;
         if ((fd < 0 || !place) && !oldest) too_few_files(s);
         if (fd < 0) { // even if nobody is there to be accepted
-            if (now_s() - oldest->since_s > HELLO_S) send_away(oldest);
+            if (now_s() - oldest->since_s > HELLO_S) send_away(s, oldest, "others have come, and it has said no hello");
             return;
         }
-        if (!place) send_away(place = oldest);
+        if (!place) send_away(s, place = oldest, "others have come, and it has said no hello");
         *place = (line){.fd = fd, .key = s->secret, .since_s = now_s()};
         cf_mac random;
         cf_random(&random, sizeof random);
         keep_alive(fd);
         set(fd, SOL_SOCKET, SO_RCVLOWAT, (int)(sizeof(head) + sizeof(hello) + sizeof(cf_mac)));
-        if (!send_frame(s, place, CHALLENGE, &random, sizeof random, 0)) send_away(place);
+        if (!send_frame(s, place, CHALLENGE, &random, sizeof random, 0)) send_away(s, place, NULL);
     }
 }
 
@@ -418,13 +427,13 @@ static void meet_all(sockets *s, double deadline_s) {
             else if (s->look[i].revents)
                 hear_stranger(s, &s->line[i]);
             else if (i >= s->lines && s->line[i].fd >= 0 && begin_s - s->line[i].since_s > STRANGER_S)
-                send_away(&s->line[i]);
+                send_away(s, &s->line[i], "it has said no hello");
         }
         for (int i = 0; i < s->listeners; i++)
             if (s->look[s->places + i].revents) accept_strangers(s, s->listener[i]);
     }
     for (int i = s->lines; i < s->places; i++)
-        if (s->line[i].fd >= 0) send_away(&s->line[i]);
+        if (s->line[i].fd >= 0) send_away(s, &s->line[i], NULL);
     while (s->listeners > 0) close(s->listener[--s->listeners]);
 }
 

@@ -36,6 +36,12 @@ double report_lap(run_report *r) {
     return r->lap_ms - before;
 }
 
+double report_spent(run_report *r, time_purpose purpose) {
+    double ms = report_lap(r);
+    accounts_add(&r->time, purpose, ms);
+    return ms;
+}
+
 // --- the beginning ---
 
 void report_resume(run_report *r, const manifest *m) {
@@ -50,6 +56,7 @@ void report_open(run_report *r) {
     const log_past past = {r->run, r->first, r->watched};
     if (!root(r)) return;
     r->log = r->first > 0 ? log_continue(r->o->log, &past) : log_open(r->o->log);
+    accounts_open(&r->time, r->o->out);
 }
 
 void report_config(run_report *r) {
@@ -258,6 +265,8 @@ int report_step(run_report *r, const step_report *s, const double *all, int stri
     log_end(r->log);
     if (s->skipped > 0) report_skip(r, s);
     plan_step(&r->plan, r->log, s->step, times.ms);
+    accounts_step(&r->time, s->step, times.ms);
+    if (root(r)) accounts_store(&r->time, false);
     return times.stop;
 }
 
@@ -265,7 +274,7 @@ int report_step(run_report *r, const step_report *s, const double *all, int stri
 
 // The line of the log, up to fields that only one kind has.
 static void begin_watched(run_report *r, const char *event, int64_t step) {
-    double ms = report_lap(r);
+    double ms = report_spent(r, TIME_WATCH);
     log_begin(r->log, event);
     log_int(r->log, "step", step);
     log_real(r->log, "ms", ms);
@@ -337,7 +346,11 @@ void report_trace(run_report *r, cf_context *context, int64_t from, int64_t last
 void report_end(run_report *r, cf_context *context, int64_t step, int stop, bool saved, double begin_ms) {
     struct rusage usage;
     getrusage(RUSAGE_SELF, &usage);
-    if (root(r)) progress_break();
+    report_spent(r, TIME_WATCH);
+    if (root(r)) {
+        accounts_store(&r->time, true);
+        progress_break();
+    }
     audit_report(context->trace, context->transport, r->o, r->log);
     log_begin(r->log, "end");
     log_int(r->log, "steps", step);
@@ -345,11 +358,12 @@ void report_end(run_report *r, cf_context *context, int64_t step, int stop, bool
     log_real(r->log, "total_s", (cf_now_ms() - begin_ms) * 1e-3);
     log_real(r->log, "peak_rss_mib", (double)usage.ru_maxrss / 1024);
     log_int(r->log, "bytes_sent_rank0", context->transport->bytes_sent(context->transport));
+    accounts_log(&r->time, r->log);
     log_end(r->log);
     if (stop && saved)
         report_line(r, "stopped   by a signal (%s) after %lld of %lld steps; the same command goes on from there\n",
                     strsignal(stop), (long long)step, (long long)r->o->steps);
-    if (root(r)) progress_break();
+    if (root(r) && *r->o->out) accounts_print(&r->time, stdout);
     fflush(stdout);
     if (!saved)
         cf_die_together("see the warnings above; the same command goes on from the last checkpoint, if there is one",

@@ -6,6 +6,7 @@
 #include "../commfuse/die.h"
 #include "../commfuse/timeline.h"
 #include "../commfuse/transport.h"
+#include "accounts.h"
 #include "options.h"
 #include "plan.h"
 #include "resume.h"
@@ -30,6 +31,7 @@ typedef struct run_report {
     int64_t first;             // the step that the run begins or goes on with
     bool watched;              // validation and samples before it are done
     logfile *log;              // rank 0's
+    accounts time;             // rank 0's
     double lap_ms;             // when the time began that belongs to nothing yet, on the cf_now_ms clock
     double stepped_ms;         // of all steps reported
     bool untraced;             // the timeline could not be written
@@ -38,13 +40,15 @@ typedef struct run_report {
 
 // The run goes on from this checkpoint.
 void report_resume(run_report *r, const manifest *m);
-// Opens the log of a run that begins, or goes on at r->first.
+// Opens log and accounts of a run that begins, or goes on at r->first.
 void report_open(run_report *r);
 void report_config(run_report *r); // a run that goes on keeps the first line of its log, and adds another
 void report_banner(const run_report *r);
 
 // The time since the last call, or the start of the program.
 double report_lap(run_report *r);
+// The same, which was spent on this.
+double report_spent(run_report *r, time_purpose purpose);
 
 // What every rank reports to all others after a step.
 enum { FIGURE_SAVER, FIGURE_STOP, FIGURE_STEP, FIGURE_MS, FIGURE_EXPOSED, FIGURE_COMM, FIGURES };

@@ -225,7 +225,8 @@ class Bootstrap(unittest.TestCase):
                 with self.assertRaises((EOFError, ConnectionResetError)):
                     Line(rude).bytes(1000)
             self.end(self.start(1, 2, "gather", COMMFUSE_SECRET=SECRET), 0)
-            self.end(root, 0)
+            text = self.end(root, 0)
+            self.assertEqual(text.count("what it says is no hello with this run's COMMFUSE_SECRET"), 2, text)
             Line(silent).bytes(Line.CHALLENGE_BYTES)
             self.assertEqual(silent.recv(16), b"")
 
@@ -248,7 +249,7 @@ class Bootstrap(unittest.TestCase):
             false.sendall(overheard)
             with self.assertRaises((EOFError, ConnectionResetError)):
                 Line(false).bytes(Line.CHALLENGE_BYTES + 1)  # the challenge, and no more
-        self.end(root, 1)
+        self.assertIn("no hello with this run's COMMFUSE_SECRET", self.end(root, 1))
 
     def test_64_ranks_meet_among_5000_strangers(self):
         """Silent ones that stay as long as they may, some that hang up, some that speak: at most 500 at a time."""
@@ -473,6 +474,7 @@ class Bootstrap(unittest.TestCase):
             reply = Line(second, rank=rank).join(size)
             self.assertEqual(second.recv(1), b"")
         text = self.end(root, 1)  # the other one has gone, too
+        self.assertIn("note: rank 0 has closed a connection from 127.0.0.1", text)
         self.assertIn("rank 2 (elsewhere) is gone", text)
         return reply
 
