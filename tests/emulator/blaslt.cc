@@ -37,6 +37,7 @@ struct Desc {
     const void *bias;
     char *aux; // what goes into GELU
     int64_t aux_ld, aux_step;
+    int32_t multiprocessors; // that it may have; 0: all
 };
 enum { BIAS = 4, ROW_SUMS = 16, GELU = 32, GELU_SLOPE = 64, AUX = 128, SUMS_OF_A = 256, SUMS_OF_B = 512 }; // epilogues' bits
 struct Preference {
@@ -94,7 +95,7 @@ size_t extent(const Layout &l) {
 uint64_t hash(const Desc &desc, const Layout *const layout[4]) {
     uint64_t h = 1469598103934665603u;
     auto mix = [&h](int64_t x) { h = (h ^ (uint64_t)x) * 1099511628211u; };
-    mix(desc.compute), mix(desc.transpose[0]), mix(desc.transpose[1]), mix(desc.epilogue);
+    mix(desc.compute), mix(desc.transpose[0]), mix(desc.transpose[1]), mix(desc.epilogue), mix(desc.multiprocessors);
     for (int i = 0; i < 4; i++)
         mix(layout[i]->type), mix(layout[i]->rows), mix(layout[i]->cols), mix(layout[i]->ld), mix(layout[i]->batch),
             mix(layout[i]->step);
@@ -295,7 +296,7 @@ cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
 
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *desc, cublasComputeType_t compute, cudaDataType scale) {
     *desc = new cublasLtMatmulDescOpaque_t{};
-    of(*desc) = {compute, scale, {CUBLAS_OP_N, CUBLAS_OP_N}, CUBLASLT_EPILOGUE_DEFAULT, nullptr, nullptr, 0, 0};
+    of(*desc) = {compute, scale, {CUBLAS_OP_N, CUBLAS_OP_N}, CUBLASLT_EPILOGUE_DEFAULT, nullptr, nullptr, 0, 0, 0};
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -322,6 +323,8 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasL
         return take(d.aux_ld, value, bytes);
     case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE:
         return take(d.aux_step, value, bytes);
+    case CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET:
+        return take(d.multiprocessors, value, bytes);
     }
     return CUBLAS_STATUS_INVALID_VALUE;
 }
@@ -384,12 +387,12 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
 }
 
 // Where time is imagined: every element read once and written once. One matrix for all of a batch lies in one place.
-static double seconds_of(const Product &p) {
+static Note note_of(const Product &p) {
     double m = (double)p.m, n = (double)p.n, k = (double)p.k, times = p.d.batch;
     double bytes = m * k * (double)size_of(p.a.type) * (p.a.step ? times : 1) +
                    k * n * (double)size_of(p.b.type) * (p.b.step ? times : 1) +
                    m * n * (double)size_of(p.d.type) * (p.beta == 0 ? times : 2 * times);
-    return product_seconds(m, n, k, times, bytes);
+    return note_product(m, n, k, times, bytes, p.desc.multiprocessors);
 }
 
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void *alpha, const void *a,
@@ -435,7 +438,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     }
     if (p.m == 0 || p.n == 0) return CUBLAS_STATUS_SUCCESS;
     size_t used = (size_t)chosen.workspace; // written, so that a workspace that two streams share shows
-    enqueue_work(stream, "cublasLtMatmul", seconds_of(p), [p, workspace, used] {
+    start_clock();
+    enqueue(stream, "cublasLtMatmul", note_of(p), [p, workspace, used] {
         if (used) memset(workspace, 0xFB, used);
         Product q = p;
         for (int32_t i = 0; i < p.d.batch; i++) {

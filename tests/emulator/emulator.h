@@ -4,7 +4,7 @@
 // NVIDIA's. What they compute, in which order streams may run, what ranks tell each other: all of it happens, and
 // mistakes in it show. fiber.cc runs the threads of a block, stream.cc streams and events, memory.cc memory and what
 // processes share of it, blaslt.cc matrix products, nccl.cc communication, layers.cc what stands before the layers; clock.cc
-// says how long all of it would take on a GPU; emulator.mk builds.
+// and clock_host.cc say how long all of it would take on GPUs; emulator.mk builds.
 //
 // What a test passed here does not say:
 //   - how fast anything is; times are those of a CPU, or those that clock.cc imagines
@@ -18,6 +18,7 @@
 #ifndef EMULATOR_H
 #define EMULATOR_H
 
+#include <vector>
 #include "include/cuda_runtime.h"
 
 // What the files of the emulator share; the tests see only the CUDA headers.
@@ -41,30 +42,65 @@ struct Random { // xorshift
     int64_t below(int64_t n) { return (int64_t)(next() % (uint64_t)n); }
 };
 
-enum HostCall { CALL, LAUNCH, GROUP }; // of the host: an event or a word; a kernel or a copy; a group of NCCL's
+// What a host enqueues, for the clock (clock.cc), where time is imagined.
+enum NoteKind { KERNEL, COPY, RECORD, AFTER, WRITE, AWAIT, GROUP, ASK, AWAY };
+enum HostCall { CALL, LAUNCH, PRODUCT, EXCHANGE }; // an event or a word; a kernel or a copy; a product; a group of NCCL's
+struct Blocks {                                    // so many, each of them so long on a multiprocessor
+    int64_t count;
+    double seconds;
+};
+struct Message {  // a half of it: one end
+    uint64_t key; // both ends have the same
+    double bytes;
+    int channels; // of NCCL's
+    bool sends;
+};
+struct Note {
+    NoteKind kind;
+    HostCall call;
+    double at; // by the host's clock
+    int stream;
+    bool urgent, timed, across, waits,
+        back; // the stream is; the event is; the copy goes to a peer; who asks does nothing else; the host is no longer away
+    Blocks blocks[2];  // KERNEL, GROUP
+    double bytes;      // COPY
+    uint64_t id;       // of an event or a word
+    uint32_t value;    // of a word
+    uint64_t messages; // so many Message follow
+};
 
-// stream.cc: the stream's thread runs `work` after all that was enqueued before. Aborts on the default stream.
-void enqueue(cudaStream_t stream, const char *what, std::function<void()> work, HostCall call = CALL);
-// The same but, where time is imagined, `seconds` pass instead.
-void enqueue_work(cudaStream_t stream, const char *what, double seconds, std::function<void()> work);
+// stream.cc: the stream's thread runs `work` after all that was enqueued before; where the clock runs, it is noted instead.
+// Aborts on the default stream.
+void enqueue(cudaStream_t stream, const char *what, const Note &note, std::function<void()> work,
+             const std::vector<Message> &messages = {});
 
 int multiprocessors();
-// clock.cc: where time is imagined, seconds. stream_…: of the stream whose thread calls.
-bool imagined();
-double stream_clock();
-void stream_reaches(double time);
-void stream_passes(double seconds);
+// clock_host.cc
+bool imagined(); // time is; the clock runs from the first kernel on
+bool clock_runs();
+void start_clock();
+double host_clock();
 void host_reaches(double time);
-double host_calls(HostCall call); // takes the host's time; when it is done
-double kernel_seconds(double threads);
-double product_seconds(double m, double n, double k, double times, double bytes);
-double attention_seconds(double flops);
-double copy_seconds(double bytes, bool host); // within the GPU, or between it and the host
-double message_arrives(double ready,
-                       double bytes); // over the link of this GPU, by NCCL or by a copy engine: when?
-double copy_arrives(double ready, double bytes);
-void word_is_written(void *word, uint32_t value);
-void word_is_seen(void *word, uint32_t value);
+void host_is_away(bool back);   // it waits for another host; or does so no longer
+void host_calls(HostCall call); // takes the host's time
+void note_down(Note note, int stream, bool urgent, const std::vector<Message> &messages);
+uint64_t next_event(); // a number for it
+bool event_has_passed(uint64_t event);
+double event_time(uint64_t event); // seconds, as all times
+double before_clock(double machine_s);
+void wait_for_event(uint64_t event);
+uint64_t word_name(void *word);
+// clock.cc: what takes how long
+Note note_kernel(double blocks, double threads);
+Note note_product(double m, double n, double k, double times, double bytes, int most);
+Note note_attention(double flops, double heads, double rows, bool backward);
+Note note_copy_within(double bytes);
+Note note_copy(double bytes, bool across); // by a copy engine
+inline Note note(NoteKind kind, uint64_t id = 0, uint32_t value = 0, HostCall call = CALL) {
+    Note n = {};
+    n.kind = kind, n.call = call, n.id = id, n.value = value;
+    return n;
+}
 enum { SMALL_BYTES = 4096 }; // what is no larger is moved in any case: it is for the host
 
 // memory.cc: what an address is. Aborts if it lies in an allocation that ends before address + bytes.

@@ -18,7 +18,7 @@ emulated_cxx  := $(CXX) $(emulated_flags) -std=gnu++17 -fno-strict-aliasing -fop
                  -Itests/emulator/include -Wno-shadow -Wno-unknown-pragmas -Wno-missing-field-initializers -Wno-unused-function
 # What clock.cc and layers.cc replace.
 emulated_wraps := -Wl,--wrap=clock_gettime,--wrap=nanosleep,--wrap=sched_yield
-emulated_link := $(CXX) $(emulated_optimise) $(OMP) $(emulated_wraps),--wrap=attention_cudnn_forward,--wrap=attention_cudnn_backward,--wrap=linear_wgrad_rows_min,--wrap=linear_wgrad_depth_min,--wrap=random_normal
+emulated_link := $(CXX) $(emulated_optimise) $(OMP) $(emulated_wraps),--wrap=attention_cudnn_forward,--wrap=attention_cudnn_backward,--wrap=linear_wgrad_rows_min,--wrap=linear_wgrad_depth_min,--wrap=random_normal,--wrap=MPI_Allgather
 emulated_libs := $(CRYPTO) $(MPI_LIBS) -lpthread -lm
 emulated_test_libs := -lcmocka $(CJSON)
 

@@ -21,12 +21,14 @@ static double flops(int64_t t0, int64_t n, int64_t B, int64_t H, int64_t D) {
     return 4.0 * pairs * (double)(B * H * D);
 }
 
-static bool takes_time(double flops, cf_stream *stream) {
+static bool takes_time(double flops, double heads, int64_t rows, bool backward, cf_stream *stream) {
 #ifdef REAL_IS_BF16
-    if (imagined()) enqueue_work(cf_cuda_stream(stream), "attention", attention_seconds(flops), {});
-    return imagined();
+    if (!imagined()) return false;
+    start_clock();
+    enqueue(cf_cuda_stream(stream), "attention", note_attention(flops, heads, (double)rows, backward), {});
+    return true;
 #else
-    (void)flops, (void)stream;
+    (void)flops, (void)heads, (void)rows, (void)backward, (void)stream;
     return false;
 #endif
 }
@@ -37,13 +39,14 @@ decltype(attention_cudnn_backward) __real_attention_cudnn_backward, __wrap_atten
 
 bool __wrap_attention_cudnn_forward(real *out, precise *lse, const real *qkv, int64_t t0, int64_t n, int64_t T, int64_t B,
                                     int64_t H, int64_t D, cf_stream *stream) {
-    return takes_time(flops(t0, n, B, H, D), stream) || __real_attention_cudnn_forward(out, lse, qkv, t0, n, T, B, H, D, stream);
+    return takes_time(flops(t0, n, B, H, D), (double)(B * H), n, false, stream) ||
+           __real_attention_cudnn_forward(out, lse, qkv, t0, n, T, B, H, D, stream);
 }
 
 bool __wrap_attention_cudnn_backward(real *dqkv, const real *dout, const real *out, const precise *lse, const real *qkv,
                                      precise *scratch, int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t D,
                                      bool first, cf_stream *stream) {
-    return takes_time(2.5 * flops(t0, n, B, H, D), stream) ||
+    return takes_time(2.5 * flops(t0, n, B, H, D), (double)(B * H), n, true, stream) ||
            __real_attention_cudnn_backward(dqkv, dout, out, lse, qkv, scratch, t0, n, T, B, H, D, first, stream);
 }
 
@@ -57,6 +60,20 @@ decltype(linear_wgrad_depth_min) __real_linear_wgrad_depth_min, __wrap_linear_wg
 
 int64_t __wrap_linear_wgrad_depth_min(void) {
     return setting("EMULATOR_DEPTH_MIN", imagined() ? __real_linear_wgrad_depth_min() : 0);
+}
+
+enum { RANKS_MAX = 512 };
+// What ranks report to each other beside their GPUs, after which all of them have one time; handles are as wide as a register with any MPI.
+int __real_MPI_Allgather(const void *, long, long, void *, long, long, long);
+int __wrap_MPI_Allgather(const void *mine, long count, long type, void *all, long of_each, long its_type, long comm) {
+    host_is_away(false);
+    int code = __real_MPI_Allgather(mine, count, type, all, of_each, its_type, comm); // of bytes, as is the next
+    if (!clock_runs()) return code;
+    host_is_away(true); // before any of them goes on
+    double now = host_clock(), clocks[RANKS_MAX] = {};
+    __real_MPI_Allgather(&now, sizeof now, type, clocks, sizeof now, its_type, comm);
+    for (double clock : clocks) host_reaches(clock);
+    return code;
 }
 
 decltype(random_normal) __real_random_normal, __wrap_random_normal;

@@ -292,20 +292,15 @@ static bool allows(enum cudaMemcpyKind kind, bool from_device, bool to_device) {
     return kind == cudaMemcpyDefault || kind == fits[from_device][to_device];
 }
 
-// Between devices, to and from the host, within a device.
-static void enqueue_copy(cudaStream_t stream, const char *what, void *to, const void *from, size_t bytes, bool host) {
-    if (!imagined()) return enqueue(stream, what, [=] { memmove(to, from, bytes); });
-    bool peers = is_a_peers(to) || is_a_peers(from);
-    enqueue(
-        stream, what,
-        [=] {
-            if (bytes <= SMALL_BYTES) memmove(to, from, bytes);
-            if (peers)
-                stream_reaches(copy_arrives(stream_clock(), (double)bytes));
-            else
-                stream_passes(copy_seconds((double)bytes, host));
-        },
-        LAUNCH);
+// Between devices, to and from the host, within a device. Where time is imagined what is small is moved nevertheless: it is for
+// the host, and kernels write nothing that it could be too early for.
+static void enqueue_copy(cudaStream_t stream, const char *what, void *to, const void *from, size_t bytes, bool host, bool beside) {
+    bool across = is_a_peers(to) || is_a_peers(from), moves = !imagined() || bytes <= SMALL_BYTES;
+    if (clock_runs() && moves && !across) memmove(to, from, bytes);
+    Note note = host || across || beside ? note_copy((double)bytes, across) : note_copy_within((double)bytes);
+    enqueue(stream, what, note, [=] {
+        if (moves) memmove(to, from, bytes);
+    });
 }
 
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t stream) {
@@ -316,10 +311,11 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaM
         fail("cudaMemcpyAsync: kind %d does not fit memory of types %d and %d", kind, source, target);
     if (source == cudaMemoryTypeUnregistered && target != cudaMemoryTypeUnregistered && !imagined()) {
         auto read = std::make_shared<std::vector<char>>((const char *)from, (const char *)from + bytes);
-        enqueue(stream, "cudaMemcpyAsync", [=] { memcpy(to, read->data(), bytes); });
+        enqueue(stream, "cudaMemcpyAsync", {}, [=] { memcpy(to, read->data(), bytes); });
         return cudaSuccess;
     }
-    enqueue_copy(stream, "cudaMemcpyAsync", to, from, bytes, source != cudaMemoryTypeDevice || target != cudaMemoryTypeDevice);
+    enqueue_copy(stream, "cudaMemcpyAsync", to, from, bytes, source != cudaMemoryTypeDevice || target != cudaMemoryTypeDevice,
+                 false);
     return target == cudaMemoryTypeUnregistered ? cudaStreamSynchronize(stream) : cudaSuccess;
 }
 
@@ -333,16 +329,16 @@ cudaError_t cudaMemcpyBatchAsync(void *const *to, const void *const *from, const
         if (bytes[i] == 0) return remember(cudaErrorInvalidValue);
         need_device(from[i], bytes[i], "cudaMemcpyBatchAsync, from");
         need_device(to[i], bytes[i], "cudaMemcpyBatchAsync, to");
-        enqueue_copy(stream, "cudaMemcpyBatchAsync", to[i], from[i], bytes[i], false);
+        enqueue_copy(stream, "cudaMemcpyBatchAsync", to[i], from[i], bytes[i], false, true);
     }
     return cudaSuccess;
 }
 
 cudaError_t cudaMemsetAsync(void *to, int byte, size_t bytes, cudaStream_t stream) {
     need_device(to, bytes, "cudaMemsetAsync");
-    if (imagined() && bytes > SMALL_BYTES)
-        enqueue_work(stream, "cudaMemsetAsync", copy_seconds((double)bytes / 2, false), {});
-    else
-        enqueue(stream, "cudaMemsetAsync", [=] { memset(to, byte, bytes); });
+    bool moves = !imagined() || bytes <= SMALL_BYTES;
+    enqueue(stream, "cudaMemsetAsync", note_copy_within((double)bytes / 2), [=] {
+        if (moves) memset(to, byte, bytes);
+    });
     return cudaSuccess;
 }

@@ -37,6 +37,7 @@ using namespace emulator;
 
 namespace {
 
+enum { P2P_CHANNELS = 64, COLLECTIVE_CHANNELS = 24 }; // of a communicator, unless it is told fewer; of a collective
 enum Operation : uint32_t { SENDRECV, ALLGATHER, REDUCE_SCATTER, ALLREDUCE, BROADCAST };
 const char *const operation_name[] = {"send and receive", "all-gather", "reduce-scatter", "all-reduce", "broadcast"};
 
@@ -44,7 +45,6 @@ struct Header {
     uint64_t bytes;
     uint32_t number; // of the transfer between the two
     Operation operation;
-    double ready; // where time is imagined: on the stream's clock
 };
 
 struct Half {
@@ -55,11 +55,9 @@ struct Half {
     Operation operation;
     bool begun = false;
     Header mine = {}, theirs = {};
-    double end = -1;                                 // where time is imagined: told by who sends
-    size_t said = 0, heard = 0, told = 0, moved = 0; // bytes of mine, of theirs, of end, of data
-    size_t telling() const { return imagined() ? sizeof end : 0; }
+    size_t said = 0, heard = 0, moved = 0; // bytes of mine, of theirs, of data
     size_t moving() const { return imagined() && bytes > SMALL_BYTES ? 0 : bytes; }
-    bool done() const { return said == sizeof mine && heard == sizeof theirs && told == telling() && moved == moving(); }
+    bool done() const { return said == sizeof mine && heard == sizeof theirs && moved == moving(); }
 };
 
 struct Call { // one call of the API, remembered until the group ends
@@ -85,8 +83,10 @@ struct ncclComm {
     int rank, ranks;
     char name[40];
     bool blocking;
-    std::vector<int> to, from;            // connections by peer; -1: itself
-    std::vector<uint32_t> sent, received; // transfers begun
+    std::vector<int> to, from;                        // connections by peer; -1: itself
+    std::vector<uint32_t> sent, received;             // transfers begun
+    std::vector<uint32_t> noted_sent, noted_received; // of those that the clock was told of
+    int blocks_max = 0;                               // of a kernel; 0: NCCL chooses
     std::atomic<ncclResult_t> result{ncclSuccess};
     std::atomic<bool> aborted{false};
     std::thread setup; // of a non-blocking communicator
@@ -102,6 +102,8 @@ struct ncclComm {
     void copy_to_self(std::vector<Half> &halves);
     void run(const std::vector<Call> &calls);
     void collective(const Call &call);
+    std::vector<Half> halves_of(const std::vector<Call> &calls), halves_of_collective(const Call &call, char *parts);
+    void note(const std::vector<Call> &calls, cudaStream_t stream);
     void lost() { result = ncclRemoteError; }
     void drain() {
         std::unique_lock<std::mutex> hold(lock);
@@ -124,7 +126,7 @@ void ncclComm::progress(Half &half) {
         if ((n == 0 && done < bytes) || (n < 0 && errno != EAGAIN && errno != EINTR)) lost();
     };
     if (!half.begun) // the first in line now
-        half.mine = {half.bytes, (half.sends ? sent : received)[(size_t)half.peer]++, half.operation, stream_clock()};
+        half.mine = {half.bytes, (half.sends ? sent : received)[(size_t)half.peer]++, half.operation};
     half.begun = true;
     push(&half.mine, sizeof half.mine, half.said);
     if (half.heard < sizeof half.theirs) {
@@ -137,10 +139,6 @@ void ncclComm::progress(Half &half) {
                  half.peer, half.sends ? "expects" : "sends", (size_t)t.bytes, operation_name[t.operation]);
     }
     if (half.said < sizeof half.mine) return;
-    if (half.sends && half.telling() > 0 && half.end < 0)
-        half.end = message_arrives(std::max(half.mine.ready, half.theirs.ready), (double)half.bytes);
-    half.sends ? push(&half.end, half.telling(), half.told) : pull(&half.end, half.telling(), half.told);
-    if (half.told < half.telling()) return;
     half.sends ? push(half.data, half.moving(), half.moved) : pull(half.data, half.moving(), half.moved);
 }
 
@@ -181,8 +179,6 @@ void ncclComm::move(std::vector<Half> &halves) {
         else if (left > 0)
             poll(wanted.data(), wanted.size(), 5);
     }
-    for (const Half &half : halves)
-        if (half.peer != rank) stream_reaches(half.end);
 }
 
 // -------------------------------------------------------------------------------------------------------- operations
@@ -236,38 +232,72 @@ static std::vector<Half> all_to_all(const ncclComm &comm, Operation operation, c
     return halves;
 }
 
+// What a collective moves; parts: room for that of all ranks, where it is reduced.
+std::vector<Half> ncclComm::halves_of_collective(const Call &call, char *parts) {
+    size_t bytes = call.count * size_of(call.type);
+    if (call.operation == ALLGATHER) return all_to_all(*this, ALLGATHER, call.send, 0, call.recv, bytes, bytes);
+    size_t step = call.operation == REDUCE_SCATTER ? bytes : 0;
+    return all_to_all(*this, call.operation, call.send, step, parts, bytes, bytes);
+}
+
 void ncclComm::collective(const Call &call) {
     size_t bytes = call.count * size_of(call.type);
-    if (call.operation == ALLGATHER) {
-        std::vector<Half> halves = all_to_all(*this, ALLGATHER, call.send, 0, call.recv, bytes, bytes);
-        return move(halves);
-    }
-    std::vector<char> parts((size_t)ranks * bytes); // of all ranks
-    size_t step = call.operation == REDUCE_SCATTER ? bytes : 0;
-    std::vector<Half> halves = all_to_all(*this, call.operation, call.send, step, parts.data(), bytes, bytes);
+    std::vector<char> parts(call.operation == ALLGATHER ? 0 : (size_t)ranks * bytes);
+    std::vector<Half> halves = halves_of_collective(call, parts.data());
     move(halves);
-    if (aborted || (imagined() && bytes > SMALL_BYTES)) return;
+    if (aborted || call.operation == ALLGATHER || (imagined() && bytes > SMALL_BYTES)) return;
     std::vector<const void *> in;
     for (int i = 0; i < ranks; i++) in.push_back(parts.data() + (size_t)i * bytes);
     reduce(call.recv, in, call.count, call.type, call.reduction);
 }
 
-// The calls of one group on one communicator and stream.
-void ncclComm::run(const std::vector<Call> &calls) {
+// What sends, receives and broadcasts of one group move, beside each other.
+std::vector<Half> ncclComm::halves_of(const std::vector<Call> &calls) {
     std::vector<Half> halves;
     for (const Call &call : calls) {
         size_t bytes = call.count * size_of(call.type);
-        if (call.operation == BROADCAST) { // those of one group beside each other
+        if (call.operation == BROADCAST) {
             for (int i = 0; i < ranks && call.peer == rank; i++) halves.push_back({true, i, (char *)call.send, bytes, BROADCAST});
             halves.push_back({false, call.peer, call.recv, bytes, BROADCAST});
-        } else if (call.operation != SENDRECV)
-            collective(call);
-        else if (call.send)
-            halves.push_back({true, call.peer, (char *)call.send, bytes, SENDRECV});
-        else
-            halves.push_back({false, call.peer, call.recv, bytes, SENDRECV});
+        } else if (call.operation == SENDRECV)
+            halves.push_back({call.send != nullptr, call.peer, call.send ? (char *)call.send : call.recv, bytes, SENDRECV});
     }
+    return halves;
+}
+
+// The calls of one group on one communicator and stream.
+void ncclComm::run(const std::vector<Call> &calls) {
+    for (const Call &call : calls)
+        if (call.operation != SENDRECV && call.operation != BROADCAST) collective(call);
+    std::vector<Half> halves = halves_of(calls);
     move(halves);
+}
+
+// For the clock. A peer has channels, which are halved until all peers' are no more than the blocks of a kernel; what a group
+// sends and receives by one channel shares a block. Collectives have as many blocks as NCCL likes.
+void ncclComm::note(const std::vector<Call> &calls, cudaStream_t stream) {
+    int most = blocks_max > 0 ? std::min(blocks_max, (int)P2P_CHANNELS) : (int)P2P_CHANNELS, channels = P2P_CHANNELS;
+    while (channels > 1 && channels * ranks > most) channels /= 2;
+    std::vector<Half> halves = halves_of(calls);
+    bool collective = halves.empty();
+    for (const Call &call : calls) {
+        if (call.operation == SENDRECV || call.operation == BROADCAST) continue;
+        for (Half &half : halves_of_collective(call, nullptr)) halves.push_back(half);
+    }
+    std::vector<Message> messages;
+    uint64_t id = strtoull(name + strlen("emulated-nccl-"), nullptr, 16);
+    int sends = 0, receives = 0;
+    for (const Half &half : halves) {
+        if (half.peer == rank) continue;
+        uint64_t number = (half.sends ? noted_sent : noted_received)[(size_t)half.peer]++;
+        uint64_t pair = half.sends ? (uint64_t)rank << 16 | (uint64_t)half.peer : (uint64_t)half.peer << 16 | (uint64_t)rank;
+        (half.sends ? sends : receives)++;
+        messages.push_back({id ^ (pair << 32 | number) * 0x9e3779b97f4a7c15u, (double)half.bytes,
+                            collective ? (int)COLLECTIVE_CHANNELS : channels, half.sends});
+    }
+    Note kernel = emulator::note(GROUP, 0, 0, EXCHANGE);
+    kernel.blocks[0] = {collective ? (int)COLLECTIVE_CHANNELS : std::min(most, channels * std::max(sends, receives)), 0};
+    enqueue(stream, "a NCCL operation", kernel, {}, messages);
 }
 
 // ------------------------------------------------------------------------------------------------------------ groups
@@ -276,23 +306,21 @@ static thread_local int group_depth = 0;
 static thread_local std::vector<Call> group;
 
 static void begin(ncclComm_t comm, cudaStream_t stream, std::vector<Call> calls) {
+    if (clock_runs()) return comm->note(calls, stream);
     uint64_t turn;
     {
         std::lock_guard<std::mutex> hold(comm->lock);
         turn = comm->issued++;
     }
-    enqueue(
-        stream, "a NCCL operation",
-        [comm, turn, calls = std::move(calls)] {
-            std::unique_lock<std::mutex> hold(comm->lock);
-            comm->changed.wait(hold, [&] { return comm->served == turn; });
-            hold.unlock();
-            if (!comm->aborted) comm->run(calls);
-            hold.lock();
-            comm->served++;
-            comm->changed.notify_all();
-        },
-        GROUP);
+    enqueue(stream, "a NCCL operation", {}, [comm, turn, calls = std::move(calls)] {
+        std::unique_lock<std::mutex> hold(comm->lock);
+        comm->changed.wait(hold, [&] { return comm->served == turn; });
+        hold.unlock();
+        if (!comm->aborted) comm->run(calls);
+        hold.lock();
+        comm->served++;
+        comm->changed.notify_all();
+    });
 }
 
 static ncclResult_t flush_group() {
@@ -437,6 +465,8 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *out, int ranks, ncclUniqueId id,
     comm->blocking = !config || config->blocking != 0;
     comm->to.assign((size_t)ranks, -1), comm->from.assign((size_t)ranks, -1);
     comm->sent.assign((size_t)ranks, 0), comm->received.assign((size_t)ranks, 0);
+    comm->noted_sent = comm->noted_received = comm->sent;
+    if (config && config->maxCTAs != NCCL_CONFIG_UNDEF_INT) comm->blocks_max = config->maxCTAs;
     comm->result = ncclInProgress;
     if (!comm->blocking) {
         comm->setup = std::thread(set_up, comm);

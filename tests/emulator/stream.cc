@@ -63,13 +63,14 @@ struct Record { // one moment of a stream
     std::mutex lock;
     std::condition_variable changed;
     bool passed = false;
-    double time = 0; // seconds
+    double time = 0;    // seconds
+    uint64_t noted = 0; // where the clock runs: its number
 
     void pass() {
         std::lock_guard<std::mutex> hold(lock);
         passed = true;
         std::chrono::duration<double> now = std::chrono::steady_clock::now().time_since_epoch();
-        time = imagined() ? stream_clock() : now.count();
+        time = now.count();
         changed.notify_all();
     }
     void wait() {
@@ -80,6 +81,7 @@ struct Record { // one moment of a stream
         std::lock_guard<std::mutex> hold(lock);
         return passed;
     }
+    double when() const { return noted ? event_time(noted) : imagined() ? before_clock(time) : time; }
 };
 
 } // namespace emulator
@@ -94,6 +96,8 @@ struct CUstream_st {
     std::condition_variable changed;
     std::deque<std::function<void()>> queue;
     bool busy = false, closing = false;
+    int number = 0; // for the clock
+    bool urgent = false;
 };
 
 namespace emulator {
@@ -130,27 +134,13 @@ static void check(cudaStream_t stream, const char *what) {
     if (!streams.count(stream)) fail("%s on a stream that does not exist (any more)", what);
 }
 
-static void push(cudaStream_t stream, const char *what, std::function<void()> work) {
+void enqueue(cudaStream_t stream, const char *what, const Note &note, std::function<void()> work,
+             const std::vector<Message> &messages) {
     check(stream, what);
+    if (clock_runs()) return note_down(note, stream->number, stream->urgent, messages);
     std::lock_guard<std::mutex> hold(stream->lock);
     stream->queue.push_back(std::move(work));
     stream->changed.notify_all();
-}
-
-void enqueue(cudaStream_t stream, const char *what, std::function<void()> work, HostCall call) {
-    if (!imagined()) return push(stream, what, std::move(work));
-    push(stream, what, [at = host_calls(call), work = std::move(work)] {
-        stream_reaches(at);
-        work();
-    });
-}
-
-void enqueue_work(cudaStream_t stream, const char *what, double seconds, std::function<void()> work) {
-    if (!imagined()) return push(stream, what, std::move(work));
-    push(stream, what, [at = host_calls(LAUNCH), seconds] {
-        stream_reaches(at);
-        stream_passes(seconds);
-    });
 }
 
 } // namespace emulator
@@ -166,8 +156,9 @@ cudaError_t emulator_launch(const cudaLaunchConfig_t *config, std::function<void
     if (g.x < 1 || g.y < 1 || g.z < 1 || g.x > 0x7fffffffu || g.y > 65535 || g.z > 65535 || b.x < 1 || b.y < 1 || b.z < 1 ||
         b.z > 64 || (uint64_t)b.x * b.y * b.z > 1024)
         return remember(cudaErrorInvalidConfiguration);
-    double threads = (double)g.x * g.y * g.z * b.x * b.y * b.z;
-    enqueue_work(config->stream, "a kernel", kernel_seconds(threads), [g, b, thread = std::move(thread)] {
+    start_clock();
+    double blocks = (double)g.x * g.y * g.z;
+    enqueue(config->stream, "a kernel", note_kernel(blocks, (double)b.x * b.y * b.z), [g, b, thread = std::move(thread)] {
         run_grid({g.x, g.y, g.z}, {b.x, b.y, b.z}, thread);
     });
     return cudaSuccess;
@@ -175,12 +166,13 @@ cudaError_t emulator_launch(const cudaLaunchConfig_t *config, std::function<void
 
 // --------------------------------------------------------------------------------------------------------- streams
 
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned, int) {
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned, int priority) {
     if (devices() == 0) return remember(cudaErrorNoDevice);
     *stream = new CUstream_st;
     std::lock_guard<std::mutex> hold(streams_lock);
     static uint64_t number = 0;
     streams.insert(*stream);
+    (*stream)->number = (int)number + 1, (*stream)->urgent = priority < 0;
     // Read here, not by the thread: nobody may set the environment while another thread reads it.
     uint64_t seed = ++number + (uint64_t)setting("EMULATOR_SEED", 0) * 1000;
     std::thread(serve, *stream, setting("EMULATOR_JITTER", 0), seed).detach();
@@ -203,11 +195,19 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) { // returns at once; its thr
     return cudaSuccess;
 }
 
+static std::shared_ptr<Record> record(cudaStream_t stream, const char *what, bool timed) {
+    auto record = std::make_shared<Record>();
+    if (clock_runs()) record->noted = next_event(), record->passed = true;
+    Note moment = note(RECORD, record->noted);
+    moment.timed = timed;
+    enqueue(stream, what, moment, [record] { record->pass(); });
+    return record;
+}
+
 static void drain(cudaStream_t stream) {
-    auto record = std::make_shared<Record>(); // of what has been enqueued up to now, not of what comes later
-    enqueue(stream, "cudaStreamSynchronize", [record] { record->pass(); });
-    record->wait();
-    host_reaches(record->time);
+    auto end = record(stream, "cudaStreamSynchronize", false); // of what has been enqueued up to now, not of what comes later
+    if (end->noted) return wait_for_event(end->noted);
+    end->wait();
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
@@ -217,6 +217,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
     check(stream, "cudaStreamQuery");
+    if (clock_runs()) return event_has_passed(record(stream, "cudaStreamQuery", false)->noted) ? cudaSuccess : cudaErrorNotReady;
     std::lock_guard<std::mutex> hold(stream->lock);
     return stream->busy || !stream->queue.empty() ? cudaErrorNotReady : cudaSuccess;
 }
@@ -234,11 +235,9 @@ cudaError_t cudaDeviceSynchronize() {
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
     check(stream, "cudaStreamWaitEvent");
-    if (auto record = event->latest)
-        enqueue(stream, "cudaStreamWaitEvent", [record] {
-            record->wait();
-            stream_reaches(record->time);
-        });
+    auto record = event->latest;
+    if (!record || (clock_runs() && !record->noted)) return cudaSuccess; // it has passed
+    enqueue(stream, "cudaStreamWaitEvent", note(AFTER, record->noted), [record] { record->wait(); });
     return cudaSuccess;
 }
 
@@ -260,34 +259,29 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-    auto record = std::make_shared<Record>();
-    enqueue(stream, "cudaEventRecord", [record] { record->pass(); });
-    event->latest = record;
+    event->latest = record(stream, "cudaEventRecord", event->timed);
     return cudaSuccess;
 }
 
-// Where time is imagined: not what has passed here, but what has at the host's time.
 cudaError_t cudaEventQuery(cudaEvent_t event) {
-    if (imagined() && event->latest) {
-        double now = host_calls(CALL);
-        event->latest->wait();
-        return event->latest->time <= now ? cudaSuccess : cudaErrorNotReady;
-    }
+    if (event->latest && event->latest->noted) return event_has_passed(event->latest->noted) ? cudaSuccess : cudaErrorNotReady;
     return !event->latest || event->latest->has_passed() ? cudaSuccess : cudaErrorNotReady;
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     if (!event->latest) return cudaSuccess;
-    event->latest->wait();
-    host_reaches(event->latest->time);
+    if (event->latest->noted)
+        wait_for_event(event->latest->noted);
+    else
+        event->latest->wait();
     return cudaSuccess;
 }
 
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end) {
     if (!start->timed || !end->timed || !start->latest || !end->latest) return remember(cudaErrorInvalidResourceHandle);
     if (!start->latest->has_passed() || !end->latest->has_passed()) return cudaErrorNotReady;
-    if (imagined()) host_calls(CALL);
-    *ms = (float)((end->latest->time - start->latest->time) * 1e3);
+    host_calls(CALL);
+    *ms = (float)((end->latest->when() - start->latest->when()) * 1e3);
     return cudaSuccess;
 }
 
@@ -306,13 +300,11 @@ CUresult cuStreamWaitValue32(CUstream stream, CUdeviceptr address, cuuint32_t va
     uint32_t *word = (uint32_t *)(uintptr_t)address;
     memory_type(word, 4, "cuStreamWaitValue32");
     bool equal = flags & CU_STREAM_WAIT_VALUE_EQ;
-    enqueue(stream, "cuStreamWaitValue32", [=] {
-        for (;;) {
-            uint32_t now = __atomic_load_n(word, __ATOMIC_ACQUIRE);
-            if (equal ? now == value : (int32_t)(now - value) >= 0) break;
-            sleep_while(word, now);
-        }
-        if (imagined()) word_is_seen(word, value);
+    auto reached = [=](uint32_t now) { return equal ? now == value : (int32_t)(now - value) >= 0; };
+    Note wait = note(AWAIT, clock_runs() ? word_name(word) : 0, value);
+    if (clock_runs() && reached(__atomic_load_n(word, __ATOMIC_ACQUIRE))) wait = note(AFTER); // since before it ran
+    enqueue(stream, "cuStreamWaitValue32", wait, [=] {
+        for (uint32_t now; !reached(now = __atomic_load_n(word, __ATOMIC_ACQUIRE));) sleep_while(word, now);
     });
     return CUDA_SUCCESS;
 }
@@ -321,8 +313,7 @@ CUresult cuStreamWriteValue32(CUstream stream, CUdeviceptr address, cuuint32_t v
     if (address & 3) return CUDA_ERROR_INVALID_VALUE;
     uint32_t *word = (uint32_t *)(uintptr_t)address;
     memory_type(word, 4, "cuStreamWriteValue32");
-    enqueue(stream, "cuStreamWriteValue32", [=] {
-        if (imagined()) word_is_written(word, value);
+    enqueue(stream, "cuStreamWriteValue32", note(WRITE, clock_runs() ? word_name(word) : 0, value), [=] {
         __atomic_store_n(word, value, __ATOMIC_RELEASE);
         syscall(SYS_futex, word, FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
     });
