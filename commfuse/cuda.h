@@ -16,6 +16,10 @@ void cf_cuda_check(cudaError_t code, const char *call, const char *file, int lin
 
 cudaStream_t cf_cuda_stream(cf_stream *stream); // dies on NULL
 int cf_cuda_multiprocessors(void);              // of the device in use
+// Multiprocessors that kernels of others may take beside what is enqueued now: a product whose kernel stays on all of them
+// until it ends would hold those up, or wait for them. The transport sets it, in the order of the program alone.
+void cf_cuda_leave(int multiprocessors);
+int cf_cuda_left(void);
 
 // Copies between addresses in GPU memory, this GPU's or a peer's, by a copy engine, so that multiprocessors are left to
 // kernels. Not cudaSuccess: this runtime or driver has no such copy, and nothing was enqueued.

@@ -68,6 +68,7 @@ static struct {
         cudaEvent_t read; // the device has taken what was in it
     } stage[STAGES];
     int64_t staged; // copies so far
+    int left;       // multiprocessors, to kernels of others
 } device;
 
 // --- what CUDA says ---
@@ -162,6 +163,14 @@ void cf_device_threads(int threads) {
 
 int cf_cuda_multiprocessors(void) {
     return device.properties.multiProcessorCount;
+}
+
+void cf_cuda_leave(int multiprocessors) {
+    device.left = multiprocessors;
+}
+
+int cf_cuda_left(void) {
+    return device.left;
 }
 
 // --- streams ---

@@ -33,7 +33,11 @@ enum {
     LAUNCHES = 12, // of a request, about, with those of what it waits for and is waited for by
     LAUNCHES_OF_CHUNK = 3,
     LAUNCHES_MAX = RUN_AHEAD * LAUNCHES, // a queue is known to take a thousand
-    EXCHANGE_BLOCKS = 16,                // of NCCL's point-to-point kernels, which run beside matrix products
+    // Of NCCL's exchanges, a pair: 16 reach an NVLink's rate, each takes a multiprocessor from products beside it and memory
+    // of NCCL's. What replicas exchange has a whole pass to hide in.
+    CHANNELS = 16,
+    CHANNELS_OF_REPLICAS = 4,
+    BLOCKS_MAX = 64, // of a kernel of NCCL's
     GROUPS_MAX = 16,
     BUS_LENGTH = 32,
     HOST_LENGTH = 64,
@@ -229,6 +233,22 @@ static cf_wire *wire_for(const cf_request *r) {
                     "%s: native collectives need NCCL, which does not serve the %s group", r->label, r->group->name);
 }
 
+// What replicas exchange has a whole pass to hide in: it takes few multiprocessors, and products make no room for it.
+static bool computation_waits(const cf_group *group) {
+    return strcmp(group->name, "tp") == 0;
+}
+
+// Products that are enqueued from here on leave these to what the stream has not waited for.
+static void leave_multiprocessors(const cuda_state *s) {
+    int blocks = 0;
+    for (int i = 0; i < 2 * s->bindings; i++) {
+        const cf_wire *wire = i % 2 ? s->bound[i / 2]->collective : s->bound[i / 2]->exchange;
+        if (wire && wire->posted > wire->waited && computation_waits(wire->group)) blocks += wire->blocks;
+    }
+    const int most = cf_cuda_multiprocessors() / 2;
+    cf_cuda_leave(blocks < most ? blocks : most);
+}
+
 static void post(cf_transport *t, cf_request *r, int count, cf_stream *stream) {
     cuda_state *s = (cuda_state *)t->state;
     cf_wire *wire = wire_for(r);
@@ -236,6 +256,8 @@ static void post(cf_transport *t, cf_request *r, int count, cf_stream *stream) {
     keep_pace(s, launches);
     for (int i = 0; i < count; i++) s->bytes += cf_request_bytes(&r[i]);
     wire->post(wire, r, count, stream);
+    wire->posted = r[count - 1].end.number;
+    leave_multiprocessors(s);
     remember(s, r, count, launches);
 }
 
@@ -247,13 +269,13 @@ static bool test(cf_transport *t, cf_request *r, cf_point point, cf_stream *stre
 }
 
 static cf_moment wait(cf_transport *t, cf_request *r, cf_point point, cf_stream *stream) {
-    (void)t;
     cf_wire *wire = wire_for(r);
     cf_moment when = point == CF_ARRIVED ? r->arrival : r->end;
     cf_stream_after(stream, when);
     if (wire->waiter != stream) wire->waited = 0;
     wire->waiter = stream;
     if (when.number == r->end.number && wire->waited < when.number) wire->waited = when.number;
+    leave_multiprocessors((const cuda_state *)t->state);
     return when;
 }
 
@@ -313,7 +335,9 @@ static void choose(cuda_state *s, binding *b, const cf_group *group, bool collec
                         "different NCCL_HOSTID",
                         "ranks %d and %d share a GPU, which NCCL refuses%s%s", n.a, n.b, *why ? "; and ipc: " : "", why);
     bool can = s->nccl && !shared;
-    cf_wire *nccl = cf_wire_nccl(s->bootstrap, group, can && !b->exchange, EXCHANGE_BLOCKS, s->timeout_ms / 1e3);
+    int blocks = (computation_waits(group) ? CHANNELS : CHANNELS_OF_REPLICAS) * group->size;
+    cf_wire *nccl =
+        cf_wire_nccl(s->bootstrap, group, can && !b->exchange, blocks < BLOCKS_MAX ? blocks : BLOCKS_MAX, s->timeout_ms / 1e3);
     if (!b->exchange) b->exchange = nccl;
     b->collective = cf_wire_nccl(s->bootstrap, group, can && collectives, 0, s->timeout_ms / 1e3);
 }

@@ -14,6 +14,8 @@ struct cf_wire {
     void *state;
     const cf_stream *waiter; // the stream that has waited last
     int64_t waited;          // the number of the last `end` that it has waited for
+    int64_t posted;          // the number of the last `end`
+    int blocks;              // multiprocessors that the kernels of what is under way take, at most
     int64_t chunk_bytes;     // a message is enqueued in pieces of this size, each some launches; 0: whole
     // Enqueue the transfers, one or a unit of `count` exchanges, after the work enqueued on `stream` so far and after the
     // arrivals of `after`; set begin, arrival and end of each. Ends follow each other in the order posted.

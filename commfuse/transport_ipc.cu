@@ -214,7 +214,7 @@ static void make_counters(ipc_wire *w, offer *mine) {
     mine->nonce = random_number();
     snprintf(name, sizeof name, "commfuse-%016llx", (unsigned long long)mine->nonce);
     w->file = mine->file = memfd_create(name, MFD_CLOEXEC);
-    if (w->file >= 0 && ftruncate(w->file, w->shared_bytes) == 0) // zeroes
+    if (w->file >= 0 && (errno = posix_fallocate(w->file, 0, w->shared_bytes)) == 0) // zeroes, and there is memory for them
         w->shared = map_counters(w->file, w->shared_bytes);
     if (!w->shared) snprintf(mine->why, sizeof mine->why, "no shared memory: %s", strerror(errno));
 }

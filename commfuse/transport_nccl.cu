@@ -6,13 +6,12 @@
 // tests/commfuse/schedule_check.h holds all of them against that (wire order, wire deadlock). Requests that `after`
 // names are of the same group, so the stream's order is enough.
 //
-// NCCL's kernels stand on multiprocessors that a matrix product wants, too, so the blocks of an exchange are limited, on a
-// communicator of their own: native collectives keep what NCCL gives them, as they are what commfuse is compared with.
+// NCCL's kernels stand on multiprocessors that a matrix product wants, too, and nobody is moved away from one. So the blocks of
+// an exchange are limited, on a communicator of their own, and products beside it leave them free (cf_cuda_leave): a product
+// whose kernel keeps all multiprocessors until it ends would hold the exchange up, or find its own place taken and need as
+// long again for the rest. Native collectives keep what NCCL gives them, as they are what commfuse is compared with.
 // Groups have communicators of their own, too, and with so few blocks the kernels of all of them find room beside each
 // other, whatever order they start in.
-// (A product whose kernel is persistent has a block for every multiprocessor, and those that find NCCL's in their place
-// come when others have ended. CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET would make such products smaller, for all of a run;
-// whether that pays has to be measured on several GPUs.)
 //
 // Communicators are blocking ones. A non-blocking one starts a thread for every call, and all that it can be
 // interrupted for are calls at start, which deadlines guard here. In the steps nothing waits inside NCCL, as all
@@ -28,6 +27,7 @@ typedef struct nccl_wire {
     ncclComm_t comm;
     cf_stream *stream;
     int32_t *flag; // what a barrier adds up
+    int most;      // blocks of a kernel; 0: NCCL chooses
     char news[512];
 } nccl_wire;
 
@@ -53,6 +53,15 @@ static void exchange(nccl_wire *w, const cf_request *requests, int count, cudaSt
             CHECK(ncclRecv(r->recv, (size_t)r->recv_count, type, r->recv_from, w->comm, stream), w->comm);
     }
     CHECK(ncclGroupEnd(), w->comm);
+}
+
+// NCCL halves the channels of a pair until those of all ranks are no more than the blocks of a kernel. Native collectives get
+// no room: they are the baseline, as NCCL and the products' library have it.
+static int blocks_of(const nccl_wire *w, const cf_request *r, int count) {
+    if (r->kind != CF_REQUEST_EXCHANGE || w->most == 0) return 0;
+    int channels = w->most;
+    while (channels > 1 && channels * r->group->size > w->most) channels /= 2;
+    return channels * count < w->most ? channels * count : w->most;
 }
 
 static char *block_of(void *base, const cf_request *r, int rank) {
@@ -118,6 +127,8 @@ static void post(cf_wire *wire, cf_request *r, int count, cf_stream *stream) {
         break;
     }
     cf_moment end = cf_moment_now(w->stream);
+    int blocks = blocks_of(w, r, count);
+    if (wire->posted <= wire->waited || wire->blocks < blocks) wire->blocks = blocks;
     for (int i = 0; i < count; i++) r[i].begin = begin, r[i].arrival = r[i].end = end;
 }
 
@@ -171,7 +182,7 @@ cf_wire *cf_wire_nccl(cf_bootstrap *bootstrap, const cf_group *group, bool wante
     nccl_wire *w = (nccl_wire *)calloc(1, sizeof *w);
     if (!w) cf_die(NULL, "out of memory to bind group %s", group->name);
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    if (blocks > 0) config.maxCTAs = blocks;
+    if (blocks > 0) config.maxCTAs = w->most = blocks;
     cf_deadline_begin("NCCL connects the ranks", timeout_s);
     CHECK(ncclCommInitRankConfig(&w->comm, group->size, id, group->rank, &config), NULL);
     cf_deadline_end();

@@ -15,6 +15,8 @@
 // addresses are aligned (odd leading dimensions are allowed), and the first of its list is kept. Nothing is
 // timed, so that the choice, and with it the bits, is the same in every run; bench_gpu measures what that costs.
 // Algorithms that split the inner dimension may only do so through the workspace, in fp32 and in a fixed order.
+// Beside transfers whose kernels need multiprocessors a product is told to take fewer (cf_cuda_left). How many follows from
+// the order of the program, so the choice is still the same in every run.
 //
 // The workspace belongs to a stream: two streams must not share one. It also holds the partial sums of a bias
 // gradient, which is enqueued on the same stream and so never meets a product.
@@ -55,6 +57,7 @@ typedef struct product {
     int64_t aligned_a, aligned_b, aligned_c; // bytes
     int64_t choice;                          // of the heuristic's list; 0: the first
     int64_t blocks, step_a, step_c;          // so many times, a and c so many elements further each time; b is one
+    int64_t left;                            // multiprocessors that it leaves to others
 } product;
 
 typedef struct plan {
@@ -137,6 +140,8 @@ static void describe(plan *p, const epilogue *e) {
     set_operation(p, CUBLASLT_MATMUL_DESC_TRANSA, of->transpose_b ? &transpose : &keep, sizeof keep);
     set_operation(p, CUBLASLT_MATMUL_DESC_TRANSB, of->transpose_a ? &transpose : &keep, sizeof keep);
     set_operation(p, CUBLASLT_MATMUL_DESC_EPILOGUE, &e->kind, sizeof e->kind);
+    const int32_t takes = (int32_t)(cf_cuda_multiprocessors() - of->left);
+    if (of->left > 0) set_operation(p, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &takes, sizeof takes);
     if (e->pre) set_operation(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &of->ldc, sizeof of->ldc);
     set_addresses(p, no_further_aligned(e->bias), no_further_aligned(e->pre));
     if (e->pre) set_operation(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE, &of->step_c, sizeof of->step_c);
@@ -248,6 +253,7 @@ static void multiply_plainly(const product *of, const real *a, const real *b, vo
 static bool multiply(product of, const real *a, const real *b, void *c, epilogue e, cf_stream *stream) {
     const float one = 1, beta = (float)of.beta;
     of.epilogue = e.kind;
+    of.left = cf_cuda_left();
     of.aligned_a = alignment(a, of.step_a, sizeof(real));
     of.aligned_b = alignment(b, 0, sizeof(real));
     of.aligned_c = alignment(c, of.step_c, of.c_type == REAL_TYPE ? sizeof(real) : sizeof(float));
