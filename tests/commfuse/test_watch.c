@@ -178,9 +178,11 @@ static void an_answer_to_another_question_is_none(void **state) {
     (void)state;
     open_watches("");
     cf_watch *w = m.watch[0];
+    pthread_mutex_lock(&w->lock);
     w->others[1].is = ASKED;
     w->others[1].asked_ms = cf_now_ms();
     w->others[1].question = 4711;
+    pthread_mutex_unlock(&w->lock);
     packet p = forged(ANSWER, &w->key);
     for (p.question = 4710; p.question <= 4711; p.question++) {
         const bool right = p.question == 4711;

@@ -514,6 +514,8 @@ class Measured(Case):
 
     def test_an_interrupt_ends_what_runs(self):
         number = self.folder / "number"
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts with & ignores it
+        self.addCleanup(signal.signal, signal.SIGINT, before)
 
         def interrupt():
             wait_until(lambda: number.exists() and number.read_text().strip(), "it runs")

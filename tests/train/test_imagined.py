@@ -51,27 +51,27 @@ class Imagined(unittest.TestCase):
                 exposed = {mode: row["exposed_comm_ms"] for mode, row in steps.items()}
                 wire_ms = steps["none"]["bytes_sent_rank0"] / (GBPS * 1e6)
                 self.assertGreater(exposed["none"], wire_ms, steps)
-                self.assertLess(exposed["none"], 1.3 * wire_ms, steps)  # latencies; a kernel that waits for multiprocessors
+                self.assertLess(exposed["none"], 1.1 * wire_ms, steps)  # latencies; a kernel that waits for multiprocessors
                 # A persistent product holds up a collective beside it, so slicing hides less than its schedule could;
                 # exchanges by NCCL find multiprocessors that products leave free, at the price of longer products.
-                self.assertLess(exposed["slice"], 0.7 * exposed["none"], steps)
-                for mode, share in (("commfuse", 0.5), ("commfuse:direct", 0.25)):
+                self.assertLess(exposed["slice"], 0.5 * exposed["none"], steps)
+                for mode, share in (("commfuse", 0.45), ("commfuse:direct", 0.2)):
                     self.assertLess(exposed[mode], share * exposed["none"], steps)
-                    self.assertLess(steps.over(mode, "nowire"), 1.45, steps)
+                    self.assertLess(steps.over(mode, "nowire"), 1.4, steps)
                     self.assertLess(steps.over(mode, "slice"), 0.95, steps)
 
     def test_replicas(self):
         for mesh in (dict(dp=4), dict(tp=2, dp=2)):
             with self.subTest(**mesh):
                 steps = measure(4, "none", "commfuse", "nowire", micro_batch=16, transport="auto", **mesh, **WIDE)
-                self.assertLess(steps["commfuse"]["exposed_comm_ms"], steps["none"]["exposed_comm_ms"] / 2, steps)
-                self.assertLess(steps["commfuse"]["step_ms"], 1.02 * steps["none"]["step_ms"], steps)
+                self.assertLess(steps["commfuse"]["exposed_comm_ms"], 0.3 * steps["none"]["exposed_comm_ms"], steps)
+                self.assertLess(steps["commfuse"]["step_ms"], steps["none"]["step_ms"], steps)
 
     def test_gradients_too_thin_for_owners_travel_as_the_baselines_do(self):
         shape = dict(WIDE, channels=1280, heads=20)
         steps = measure(4, "none", "slice", "commfuse", "nowire", dp=4, micro_batch=16, transport="nccl", **shape)
-        self.assertLess(steps.over("commfuse", "none"), 1.04, steps)
-        self.assertLess(steps.over("commfuse", "slice"), 1.07, steps)
+        self.assertLess(steps.over("commfuse", "none"), 1, steps)
+        self.assertLess(steps.over("commfuse", "slice"), 1.03, steps)
 
     def test_ulysses(self):
         steps = measure(4, "none", "commfuse:direct", "nowire", tp=4, strategy="up", micro_batch=32, transport="auto",
@@ -90,10 +90,10 @@ class Imagined(unittest.TestCase):
 
     def test_the_same_again(self):
         def once():
-            return measure(2, "none", "commfuse", tp=2, transport="auto", micro_batch=8, **WIDE)  # thin steps vary by 4 %
+            return measure(2, "none", "commfuse", tp=2, transport="auto", micro_batch=8, **WIDE)
         first, second = once(), once()
         for mode in first:
-            self.assertAlmostEqual(first[mode]["step_ms"] / second[mode]["step_ms"], 1, delta=0.02)
+            self.assertAlmostEqual(first[mode]["step_ms"] / second[mode]["step_ms"], 1, delta=1e-3)
 
     def test_calls_of_the_host(self):
         """Where each call takes a tenth of a millisecond and nothing else takes time, a step's length counts them."""
