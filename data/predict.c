@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum { GPT2_WORDS = 50257, TP_MOST = CF_PLAYERS_MAX };
 static const char *const modes[] = {"ideal", "none", "slice", "commfuse", "auto"};
@@ -51,6 +50,9 @@ static forecast foresee(const options *given, const machine *m, int mode, bool t
     options o = *given;
     forecast f = {0};
     const int64_t world = o.tp * o.dp, players = o.predict_all ? world : o.tp;
+    if (players > CF_PLAYERS_MAX)
+        cf_die_together(o.predict_all ? "leave --predict-all away" : "lower --tp",
+                        "%lld ranks that differ are more than the %d that --predict plays", (long long)players, CF_PLAYERS_MAX);
     predicted_rank *rank = calloc((size_t)players, sizeof *rank);
     const cf_record *records[CF_PLAYERS_MAX];
     cf_played_events events[CF_PLAYERS_MAX] = {{0}};
@@ -111,16 +113,12 @@ static void print_unknown(const options *o, const machine *m, FILE *out) {
 
 // --- meshes ---
 
-static int64_t heads_of(const options *o) {
-    return o->heads;
-}
-
 // Sequences a rank and step stay the same: a replica of tp ranks takes tp times as many.
 static bool set_mesh(options *o, const options *given, int64_t ranks, int64_t tp) {
     *o = *given;
     o->tp = tp, o->dp = ranks / tp, o->micro_batch = given->micro_batch * tp;
     if (given->batch > 0 && o->micro_batch * o->dp > given->batch) o->micro_batch = given->batch / o->dp;
-    return ranks % tp == 0 && heads_of(given) % tp == 0 && given->seq % tp == 0 && o->micro_batch >= 1 && o->micro_batch <= 4096 &&
+    return ranks % tp == 0 && given->heads % tp == 0 && given->seq % tp == 0 && o->micro_batch >= 1 && o->micro_batch <= 4096 &&
            (given->batch == 0 || given->batch % (o->micro_batch * o->dp) == 0);
 }
 
@@ -171,10 +169,6 @@ void predict(const options *o, const machine *m, predict_record *record, void *t
         options mesh = *o;
         if (mesh.tp == 0) mesh.tp = 1;
         if (mesh.dp == 0) mesh.dp = 1;
-        const int64_t players = o->predict_all ? mesh.tp * mesh.dp : mesh.tp;
-        if (players > CF_PLAYERS_MAX)
-            cf_die_together(o->predict_all ? "leave --predict-all away" : "lower --tp",
-                            "%lld ranks that differ are more than the %d that --predict plays", (long long)players, CF_PLAYERS_MAX);
         for (int mode = 0; mode < MODES; mode++) f[mode] = foresee(&mesh, m, mode, *o->trace && mode == AUTO, record, trainer);
         fprintf(out, "%lld ranks (tp %lld x dp %lld) of %s\n", (long long)(mesh.tp * mesh.dp), (long long)mesh.tp,
                 (long long)mesh.dp, m->hardware.name);

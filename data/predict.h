@@ -11,9 +11,8 @@ CF_EXTERN_C_BEGIN
 
 typedef struct predicted_rank {
     cf_record record;
-    int64_t memory;                  // bytes
-    double flops;                    // of a token, as MFU counts them
-    int64_t layers, channels, vocab; // the model's
+    int64_t memory; // bytes
+    double flops;   // of a token, as MFU counts them
 } predicted_rank;
 // Records steps of world rank `rank` of the mesh in o: begins with a mark, as each step does, and ends with one.
 typedef void predict_record(void *trainer, const options *o, int rank, int players, predicted_rank *to);
