@@ -14,10 +14,6 @@
 
 CF_EXTERN_C_BEGIN
 
-typedef enum { CF_FP32, CF_FP64, CF_INT64, CF_BF16, CF_BYTE } cf_dtype;
-int64_t cf_dtype_size(cf_dtype dtype); // bytes per element
-const char *cf_dtype_name(cf_dtype dtype);
-
 // Open this process's device; call before any other device function. GPU: number local_rank modulo the GPUs of
 // this host. Dies if there is none.
 void cf_device_open(int local_rank);

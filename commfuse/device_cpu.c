@@ -16,16 +16,6 @@ struct cf_stream {
     int unused;
 };
 
-int64_t cf_dtype_size(cf_dtype dtype) {
-    static const int64_t size[] = {4, 8, 8, 2, 1};
-    return size[dtype];
-}
-
-const char *cf_dtype_name(cf_dtype dtype) {
-    static const char *const name[] = {"fp32", "fp64", "int64", "bf16", "byte"};
-    return name[dtype];
-}
-
 // --- device ---
 
 void cf_device_open(int local_rank) {

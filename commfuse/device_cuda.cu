@@ -107,16 +107,6 @@ void cf_cuda_check(cudaError_t code, const char *call, const char *file, int lin
     cf_die(hint_for(code), "%s:%d: %s: %s (%s)", file, line, call, cudaGetErrorString(code), cudaGetErrorName(code));
 }
 
-int64_t cf_dtype_size(cf_dtype dtype) {
-    static const int64_t size[] = {4, 8, 8, 2, 1};
-    return size[dtype];
-}
-
-const char *cf_dtype_name(cf_dtype dtype) {
-    static const char *const name[] = {"fp32", "fp64", "int64", "bf16", "byte"};
-    return name[dtype];
-}
-
 // --- the device ---
 
 // Without any driver CUDA calls it an old one.

@@ -22,6 +22,16 @@ static struct {
     block *blocks; // oldest first
 } memory = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
+int64_t cf_dtype_size(cf_dtype dtype) {
+    static const int64_t size[] = {4, 8, 8, 2, 1};
+    return size[dtype];
+}
+
+const char *cf_dtype_name(cf_dtype dtype) {
+    static const char *const name[] = {"fp32", "fp64", "int64", "bf16", "byte"};
+    return name[dtype];
+}
+
 void cf_device_plan_only(bool on) {
     memory.plan_only = on;
 }

@@ -38,16 +38,6 @@ const cf_hardware *cf_record_hardware(void) {
 
 // --- device ---
 
-int64_t cf_dtype_size(cf_dtype dtype) {
-    static const int64_t size[] = {4, 8, 8, 2, 1};
-    return size[dtype];
-}
-
-const char *cf_dtype_name(cf_dtype dtype) {
-    static const char *const name[] = {"fp32", "fp64", "int64", "bf16", "byte"};
-    return name[dtype];
-}
-
 void cf_device_open(int local_rank) {}
 
 const char *cf_device_name(void) {

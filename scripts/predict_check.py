@@ -171,14 +171,14 @@ def scaling(folder):
 
 # --- imagined GPUs (tests/emulator/clock.cc) ---
 
-TFLOPS, MULTIPROCESSORS, TILES = 600, 132, ((128, 256, 1), (128, 128, 0.9), (64, 128, 0.75), (64, 64, 0.5))
+TFLOPS, DEPTH, MULTIPROCESSORS, TILES = 700, 400, 132, ((128, 256, 1), (128, 128, 0.9), (64, 128, 0.75), (64, 64, 0.5))
 
 
 def tiled(rows, width=1280):
     """The rate at which the imagined GPU multiplies (rows, width) by (width, width): by tiles, in whole waves."""
     def seconds(r, c, part):
         waves = math.ceil(math.ceil(rows / r) * math.ceil(width / c) / MULTIPROCESSORS)
-        return waves * MULTIPROCESSORS * 2 * r * c * width / (TFLOPS * 1e12 * part)
+        return waves * MULTIPROCESSORS * 2 * r * c * width / (TFLOPS * 1e12 * width / (width + DEPTH) * part)
     flops = 2 * rows * width * width
     return [flops / 1e9, flops / min(seconds(*tile) for tile in TILES) / 1e12]
 
@@ -190,9 +190,9 @@ def emulated(folder):
     link = {"name": "nvlink", "ranks": 0, "gb_per_s": 370, "block_gb_per_s": 0, "latency_us": 8, "step_us": 0, "taken": 0}
     machine = folder / "imagined.json"
     machine.write_text(json.dumps({
-        "name": "imagined", "device": "gpu", "dtype": "bf16", "peak_tflops": 989, "memory_gb": 80, "memory_gb_per_s": 3000,
+        "name": "imagined", "device": "gpu", "dtype": "bf16", "peak_tflops": 989, "memory_gb": 80, "memory_gb_per_s": 2800,
         "product_tflops": [tiled(rows) for rows in (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)],
-        "attention_tflops": [[1, TFLOPS / 2]], "attention_backward_tflops": [[1, TFLOPS / 2]], "kernel_us": 2, "call_us": 2.5,
+        "attention_tflops": [[1, 270]], "attention_backward_tflops": [[1, 175]], "kernel_us": 2, "call_us": 2.5,
         "word_ns": 0, "message_us": 1, "native_us": 8, "native_share": [[1, 1]], "links": [link]}))
     lines, points = [], []
     for mesh in (dict(tp=2, dp=1), dict(tp=4, dp=1), dict(tp=1, dp=4), dict(tp=2, dp=2), dict(tp=4, dp=1, strategy="up")):
