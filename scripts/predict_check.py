@@ -36,10 +36,7 @@ PUBLISHED = (("124M, 8 A100, 64 a GPU", "a100x8", "d12", 64, 512, 300), ("350M, 
 @functools.lru_cache(maxsize=None)
 def predict(machine, **options):
     path = machine if os.path.sep in machine else ROOT / "scripts/machines" / f"{machine}.json"
-    line = [ROOT / "train_gpt", "--predict", path]
-    for name, value in options.items():
-        line += [f"--{name.replace('_', '-')}", str(value)]
-    text = subprocess.run(line, check=True, capture_output=True, text=True).stdout
+    text = run([ROOT / "train_gpt", "--predict", path, *words(options)])
     rows = re.findall(rf"^({'|'.join(MODES)}) +([-\d. |%]+?) +[a-z]", text, re.M)
     return {mode: dict(zip(COLUMNS, map(float, re.findall(r"[-\d.]+", rest)))) for mode, rest in rows}
 
@@ -184,9 +181,9 @@ def tiled(rows, width=1280):
 
 
 def emulated(folder):
-    program = ROOT / "build/emulated-bf16/train_gpt"
+    program = ROOT / "build/emulated-bf16/tests/bench/bench_train"
     if not program.exists():
-        return f"Skipped: {program.relative_to(ROOT)} is not built (make emulated)\n", []
+        return f"Skipped: {program.relative_to(ROOT)} is not built (make {program.relative_to(ROOT)})\n", []
     link = {"name": "nvlink", "ranks": 0, "gb_per_s": 370, "block_gb_per_s": 0, "latency_us": 8, "step_us": 0, "taken": 0}
     machine = folder / "imagined.json"
     machine.write_text(json.dumps({
@@ -198,9 +195,12 @@ def emulated(folder):
     for mesh in (dict(tp=2, dp=1), dict(tp=4, dp=1), dict(tp=1, dp=4), dict(tp=2, dp=2), dict(tp=4, dp=1, strategy="up")):
         shape = dict(layers=4, channels=1280, heads=20, seq=1024, vocab=8192, micro_batch=32, recompute=0, **mesh)
         found = predict(str(machine), **shape)
-        for mode in ("none", "slice", "commfuse"):
-            measured = train(shape, mode, folder, program, steps=5, EMULATOR_CLOCK="1", OMP_NUM_THREADS="1",
-                             EMULATOR_DEVICES=str(mesh["tp"] * mesh["dp"]))
+        ranks, modes = str(mesh["tp"] * mesh["dp"]), ("none", "slice", "commfuse")
+        text = run([ROOT / "scripts/mpirun.sh", "-np", ranks, program, "--rounds", "1", "--json", "--peak-tflops", "989", "--modes",
+                    ",".join(modes), *words(shape)], EMULATOR_CLOCK="1", OMP_NUM_THREADS="1", EMULATOR_DEVICES=ranks)
+        steps = {e["mode"]: e["step_ms"] for e in map(json.loads, re.findall(r"^{.*", text, re.M)) if e["event"] == "step"}
+        for mode in modes:
+            measured = steps[mode]
             points.append((measured, found[mode]["step"]))
             lines.append({"mesh": " ".join(f"{k} {v}" for k, v in mesh.items()), "overlap": mode, "emulated, ms": f"{measured:.2f}",
                           "predicted, ms": f"{found[mode]['step']:.2f}", "error": share(found[mode]["step"], measured)})
@@ -224,7 +224,18 @@ def here(folder):
     return tables.markdown(lines) + f"\n{os.cpu_count()} cores, which other work may share.\n", points
 
 
-def train(shape, mode, folder, program=ROOT / "train_gpt", steps=8, **environment):
+def words(options):
+    return [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+
+
+def run(line, **environment):
+    done = subprocess.run(list(map(str, line)), capture_output=True, text=True, env=dict(os.environ, **environment))
+    if done.returncode:
+        sys.exit(f"error: {' '.join(map(str, line))}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def train(shape, mode, folder):
     """The shortest step of a run: the one that others disturb least."""
     log, ranks, data = folder / "log.jsonl", shape["tp"] * shape["dp"], folder / "tokens.bin"
     if not data.exists():
@@ -232,12 +243,9 @@ def train(shape, mode, folder, program=ROOT / "train_gpt", steps=8, **environmen
         data.write_bytes(struct.pack("<256i", 20240520, 1, count, *[0] * 253) +
                          b"".join(struct.pack("<H", i * 7919 % 8192) for i in range(count)))
     log.unlink(missing_ok=True)
-    line = [ROOT / "scripts/mpirun.sh", "-np", str(ranks)] if ranks > 1 else []
-    line += [program, "--train", data, "--steps", str(steps), "--val-every", "0", "--log", log, "--overlap", mode,
-             "--peak-tflops", "1", "--threads", "1"]
-    for name, value in shape.items():
-        line += [f"--{name.replace('_', '-')}", str(value)]
-    subprocess.run(line, check=True, capture_output=True, env=dict(os.environ, OMP_WAIT_POLICY="passive", **environment))
+    line = [ROOT / "scripts/mpirun.sh", "-np", ranks] if ranks > 1 else []
+    run([*line, ROOT / "train_gpt", "--train", data, "--steps", "8", "--val-every", "0", "--log", log, "--overlap", mode,
+         "--peak-tflops", "1", "--threads", "1", *words(shape)], OMP_WAIT_POLICY="passive")
     events = [json.loads(text) for text in log.read_text().splitlines()]
     return min(e["step_ms"] for e in events[2:] if e["event"] == "step")
 
