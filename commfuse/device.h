@@ -17,7 +17,9 @@ CF_EXTERN_C_BEGIN
 // Open this process's device; call before any other device function. GPU: number local_rank modulo the GPUs of
 // this host. Dies if there is none.
 void cf_device_open(int local_rank);
-const char *cf_device_name(void);    // "CPU", "NVIDIA H100 80GB HBM3"
+const char *cf_device_name(void); // "CPU", "NVIDIA H100 80GB HBM3"
+// Bytes that this rank may take: what was free when the device was opened, divided by the ranks that share it, of local_ranks here.
+int64_t cf_device_memory(int local_ranks);
 void cf_device_threads(int threads); // compute threads of this process; CPU only, ignored on a GPU
 
 typedef struct cf_stream cf_stream; // an ordered queue of device work

@@ -3,6 +3,8 @@
 #include "bf16.h"
 #include "checksum.h"
 #include "die.h"
+#include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -18,8 +20,23 @@ struct cf_stream {
 
 // --- device ---
 
+static int64_t free_bytes;
+
+// What the host has available, or the container that this may be in.
 void cf_device_open(int local_rank) {
     (void)local_rank;
+    char line[128];
+    long long kib = LLONG_MAX / 1024, limit = LLONG_MAX;
+    FILE *host = fopen("/proc/meminfo", "r"), *container = fopen("/sys/fs/cgroup/memory.max", "r");
+    while (host && fgets(line, sizeof line, host) && sscanf(line, "MemAvailable: %lld", &kib) != 1) {}
+    if (container && fscanf(container, "%lld", &limit) != 1) limit = LLONG_MAX; // "max"
+    if (host) fclose(host);
+    if (container) fclose(container);
+    free_bytes = 1024 * kib < limit ? 1024 * kib : limit;
+}
+
+int64_t cf_device_memory(int local_ranks) {
+    return free_bytes / local_ranks;
 }
 
 const char *cf_device_name(void) {

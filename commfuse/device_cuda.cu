@@ -69,6 +69,8 @@ static struct {
     } stage[STAGES];
     int64_t staged; // copies so far
     int left;       // multiprocessors, to kernels of others
+    int count;      // GPUs of this host
+    size_t free;    // bytes, when it was opened
 } device;
 
 // --- what CUDA says ---
@@ -125,14 +127,15 @@ static void find_devices(int *count) {
 }
 
 void cf_device_open(int local_rank) {
-    int count = 0;
-    find_devices(&count);
-    CF_CUDA(cudaSetDevice(local_rank % count));
-    CF_CUDA(cudaGetDeviceProperties(&device.properties, local_rank % count));
+    size_t total = 0;
+    find_devices(&device.count);
+    CF_CUDA(cudaSetDevice(local_rank % device.count));
+    CF_CUDA(cudaGetDeviceProperties(&device.properties, local_rank % device.count));
     if (device.properties.major < MAJOR_MIN)
         cf_die("use ./train_gpt, the CPU program, or a newer GPU", "%s has compute capability %d.%d; this program needs %d.0",
                device.properties.name, device.properties.major, device.properties.minor, MAJOR_MIN);
     CF_CUDA(cudaFree(NULL)); // takes hold of it
+    CF_CUDA(cudaMemGetInfo(&device.free, &total));
     CF_CUDA(cudaDeviceGetStreamPriorityRange(&device.least, &device.greatest));
     CF_CUDA(cudaStreamCreateWithFlags(&device.clock, cudaStreamNonBlocking));
     CF_CUDA(cudaEventCreate(&device.base));
@@ -141,6 +144,10 @@ void cf_device_open(int local_rank) {
         CF_CUDA(cudaEventCreateWithFlags(&device.stage[i].read, cudaEventDisableTiming));
     }
     prctl(PR_SET_TIMERSLACK, 1000UL); // ns: a rest of 20 us would last 70
+}
+
+int64_t cf_device_memory(int local_ranks) {
+    return (int64_t)device.free / ((local_ranks + device.count - 1) / device.count);
 }
 
 const char *cf_device_name(void) {

@@ -54,7 +54,7 @@ static int64_t staging_bytes(const cf_fuse *f, const cf_schedule *s) {
 }
 
 static int64_t result_bytes(const cf_fuse *f, const cf_schedule *s) {
-    if (s->result.buffer != CF_RESULT) return 0;
+    if (s->result.buffer != CF_RESULT || f->plan.result_given) return 0;
     int64_t shards = s->operation == CF_ALLTOALL ? s->ranks : 1;
     return shards * f->plan.capacity * cf_dtype_size(f->plan.dtype);
 }
@@ -122,7 +122,7 @@ static cf_schedule *generated(const cf_fuse_plan *plan) {
     return mine;
 }
 
-void cf_fuse_offer(cf_fuse *f, const cf_choice *ways, int count) {
+int cf_fuse_offer(cf_fuse *f, cf_choice *ways, int count, int64_t *room) {
     const cf_fuse_plan *plan = &f->plan;
     cf_context *context = f->context;
     if (f->running || count < 1 || count > CF_CHOICES || (context->check && count > 1))
@@ -130,14 +130,21 @@ void cf_fuse_offer(cf_fuse *f, const cf_choice *ways, int count) {
                context->check ? " with checksums" : "");
     release(f);
     int64_t stage = 0, result = 0, steps = 1, slices = 1;
-    for (f->ways = 0; f->ways < count; f->ways++) {
-        const cf_choice *c = &ways[f->ways];
-        const cf_schedule *s = f->way[f->ways] =
-            c->mode == CF_MODE_OWN ? generated(plan)
-                                   : cf_schedule_create(plan->operation, plan->side, c->mode, c->route, plan->group->size,
-                                                        plan->group->rank, c->slices, plan->folds);
-        stage = larger(stage, staging_bytes(f, s)), result = larger(result, result_bytes(f, s));
+    f->ways = 0;
+    for (int i = 0; i < count; i++) {
+        const cf_choice *c = &ways[i];
+        cf_schedule *s = c->mode == CF_MODE_OWN ? generated(plan)
+                                                : cf_schedule_create(plan->operation, plan->side, c->mode, c->route,
+                                                                     plan->group->size, plan->group->rank, c->slices, plan->folds);
+        const int64_t more_stage = larger(staging_bytes(f, s) - stage, 0), more_result = larger(result_bytes(f, s) - result, 0);
+        const int64_t more = i > 0 ? more_stage + more_result : 0;
+        if (more > larger(*room, 0)) {
+            cf_schedule_free(s);
+            continue;
+        }
+        *room -= more, stage += more_stage, result += more_result;
         steps = larger(steps, s->count + 1), slices = larger(slices, s->slices);
+        ways[f->ways] = *c, f->way[f->ways++] = s;
     }
     f->request = calloc((size_t)steps, sizeof *f->request);
     f->arrived = calloc((size_t)steps, sizeof *f->arrived);
@@ -150,6 +157,7 @@ void cf_fuse_offer(cf_fuse *f, const cf_choice *ways, int count) {
     f->sums = cf_checksums_create(context->check, f->way[0], plan->group, f->label, tags);
     context->tags += f->sums ? 2 * tags : tags;
     cf_fuse_take(f, 0);
+    return f->ways;
 }
 
 void cf_fuse_take(cf_fuse *f, int way) {
@@ -170,7 +178,8 @@ cf_fuse *cf_fuse_create(cf_context *context, cf_fuse_plan plan) {
     snprintf(f->label, sizeof f->label, "%s %s", cf_operation_name(plan.operation), plan.name);
     cf_choice way = {plan.mode, plan.route, plan.slices};
     if (plan.mode == CF_MODE_AUTO) way = choose(context, f);
-    cf_fuse_offer(f, &way, 1);
+    int64_t room = 0;
+    cf_fuse_offer(f, &way, 1, &room);
     return f;
 }
 

@@ -68,8 +68,10 @@ const cf_fuse_plan *cf_fuse_get_plan(const cf_fuse *fuse); // mode, route and sl
 cf_work cf_fuse_work(const cf_fuse *fuse);
 
 // Ways in which the operation may run, instead of the one that it was created with; it takes the first. Memory is that of the
-// largest. All ranks offer the same, in the same order, before the first run. Not with checksums (context.check).
-void cf_fuse_offer(cf_fuse *fuse, const cf_choice *ways, int count);
+// largest: a way that would take more than *room bytes beside those before it is removed from the list, what others take is taken
+// off *room. Returns how many ways are left. All ranks offer the same, in the same order, with the same room, before the first
+// run. Not with checksums (context.check).
+int cf_fuse_offer(cf_fuse *fuse, cf_choice *ways, int count, int64_t *room);
 // From the next run on it takes that one; on all ranks of the group between the same two runs.
 void cf_fuse_take(cf_fuse *fuse, int way);
 // What the runs since the last call, begun while context.timed, added to the compute stream, waiting included: the median of

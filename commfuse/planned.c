@@ -44,6 +44,10 @@ const char *cf_device_name(void) {
     return record.hardware ? record.hardware->name : "planned";
 }
 
+int64_t cf_device_memory(int local_ranks) {
+    return INT64_MAX;
+}
+
 void cf_device_threads(int threads) {}
 
 cf_stream *cf_stream_create(void) {

@@ -42,7 +42,7 @@ struct cf_tuner {
     bool out[PLANS]; // not to be had, or the same as another
     double plan_ms[PLANS][REPEATS];
     int compared[PLANS]; // steps
-    int current, taken;
+    int current, taken, left_out;
     double *all; // (ranks, operations + 1) what all ranks have measured
 };
 
@@ -245,17 +245,28 @@ void cf_tuner_start(cf_tuner *t, bool search) {
     bool set = false;
     const int ranks = t->world->size, count = t->operations + 1;
     search &= t->operations > 0 && !t->context->check; // checksums are made for one schedule
+    cf_transport *transport = t->context->transport;
+    int64_t room = 0; // half of what is left: libraries take more as a run goes on
+    if (search) room = cf_least_host(transport, (cf_device_memory(transport->local_size) - cf_memory_bytes()) / 2);
     for (int i = 0; i < t->operations; i++) {
         operation *o = &t->operation[i];
-        cf_fuse_offer(o->fuse, search ? o->way : &o->way[o->chosen], search ? o->ways : 1);
-        if (search) cf_fuse_take(o->fuse, o->chosen);
+        const cf_choice chosen = o->way[o->chosen];
+        int ways = cf_fuse_offer(o->fuse, search ? o->way : &o->way[o->chosen], search ? o->ways : 1, &room);
         set |= o->set;
+        if (!search) continue;
+        t->left_out += o->ways - ways, o->ways = ways;
+        o->chosen = find_way(o, chosen) >= 0 ? find_way(o, chosen) : 0;
+        cf_fuse_take(o->fuse, o->chosen);
     }
     if (!search) return;
     t->phase = set ? COMPARE : WARM;
     if (set) begin_comparison(t);
     t->all = calloc((size_t)(ranks * count), sizeof *t->all);
     if (!t->all) cf_die(NULL, "out of memory for the trials of %d ranks", ranks);
+}
+
+int cf_tuner_left_out(const cf_tuner *t) {
+    return t->left_out;
 }
 
 bool cf_tuner_trying(const cf_tuner *t) {

@@ -49,8 +49,9 @@ bool cf_tuner_can(const cf_tuner *tuner, cf_choice choice); // native collective
 void cf_tuner_set(cf_tuner *tuner, const char *name, cf_choice choice);
 
 // After the last add and set: gives the operations their ways. search: try them in the steps that follow, or, where choices
-// have been set, compare. Otherwise the plan stays as it is.
+// have been set, compare. Otherwise the plan stays as it is. Ways whose staging memory would not fit are left out.
 void cf_tuner_start(cf_tuner *tuner, bool search);
+int cf_tuner_left_out(const cf_tuner *tuner); // ways of all operations
 // A step begins, on all ranks, with what comes on the stream from here on; ends the one before if end() has not.
 void cf_tuner_begin_step(cf_tuner *tuner);
 void cf_tuner_end_step(cf_tuner *tuner); // before something else than a step follows

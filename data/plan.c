@@ -153,6 +153,9 @@ void plan_start(run_plan *p, const char *saved, int64_t steps) {
         !p->given && !resumed && p->cached && plan_apply(p->cached, "--out", true, p->tuner, &p->conditions, &why) == PLAN_FITS;
     if (p->root && !p->given && !resumed && p->cached && !cached) printf("plan      %s: not used\n", why.what);
     cf_tuner_start(p->tuner, search && !resumed);
+    if (p->root && cf_tuner_left_out(p->tuner) > 0)
+        printf("plan      %d ways are not tried: their staging would take more than half of the memory that is left\n",
+               cf_tuner_left_out(p->tuner));
     p->known = p->given || resumed || cached;
     p->trying = cf_tuner_trying(p->tuner);
 }
@@ -190,6 +193,7 @@ static void print_found(const cf_tuner *t, int64_t step) {
 static void log_found(const cf_tuner *t, logfile *log, int64_t step) {
     log_begin(log, "plan");
     log_int(log, "step", step);
+    log_int(log, "left_out", cf_tuner_left_out(t));
     for (int i = 0; i < cf_tuner_plans(t); i++) {
         cf_compared plan = cf_tuner_plan(t, i);
         char name[64];

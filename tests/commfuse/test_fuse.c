@@ -750,13 +750,14 @@ static void no_other_way_while_it_runs(void) {
     if (mesh.tp > 1) return; // as above
     cf_transport *kept = context.transport;
     context.transport = NULL;
-    const cf_choice ways[] = {{CF_MODE_COMMFUSE, CF_RING, 1}, {CF_MODE_COMMFUSE, CF_DIRECT, 2}};
+    cf_choice ways[] = {{CF_MODE_COMMFUSE, CF_RING, 1}, {CF_MODE_COMMFUSE, CF_DIRECT, 2}};
+    int64_t room = 0; // a gather takes none
     job j = job_create(&mesh.tp_group, CF_ALLGATHER, CF_NO_COMPUTE, CF_MODE_COMMFUSE, CF_RING, 1, CF_FP32, 10);
     float payload[10] = {0};
-    cf_fuse_offer(j.fuse, ways, 2);
+    cf_fuse_offer(j.fuse, ways, 2, &room);
     cf_fuse_begin(j.fuse, payload, 1, 10, NULL, NULL, -1);
     ASSERT_DIES((cf_die_setup(0, 1, NULL), cf_fuse_take(j.fuse, 1)), "test.place", "takes way 1 of 2");
-    ASSERT_DIES((cf_die_setup(0, 1, NULL), cf_fuse_offer(j.fuse, ways, 1)), "test.place", "while it runs");
+    ASSERT_DIES((cf_die_setup(0, 1, NULL), cf_fuse_offer(j.fuse, ways, 1, &room)), "test.place", "while it runs");
     cf_fuse_finish(j.fuse);
     cf_fuse_take(j.fuse, 1);
     ASSERT_DIES((cf_die_setup(0, 1, NULL), cf_fuse_take(j.fuse, 2)), "test.place", "takes way 2 of 2");

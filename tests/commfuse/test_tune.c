@@ -78,9 +78,10 @@ static void free_bench(bench *b) {
 
 // A way that leaves its computation to what follows is not the shorter for it.
 static void what_is_included_counts(void) {
-    const cf_choice ways[] = {{CF_MODE_COMMFUSE, CF_RING, 1}, {CF_MODE_COMMFUSE, CF_RING, 2}};
+    cf_choice ways[] = {{CF_MODE_COMMFUSE, CF_RING, 1}, {CF_MODE_COMMFUSE, CF_RING, 2}};
+    int64_t room = 0;
     bench b = make_bench();
-    cf_fuse_offer(b.gather, ways, 2);
+    cf_fuse_offer(b.gather, ways, 2, &room);
     context.timed = true;
     cf_fuse_run(b.gather, b.full, ROWS, COLUMNS, compute, &b.of_gather, 0);
     spend(20);
@@ -88,6 +89,26 @@ static void what_is_included_counts(void) {
     context.timed = false;
     const double ms = cf_fuse_spent_ms(b.gather);
     CHECK(ms >= 20, "a run took %.1f ms, without the 20 that were included", ms);
+    free_bench(&b);
+}
+
+// Of a list the ways that take no more than the first and the room beside it are left, and that is what is allocated.
+static void what_does_not_fit_is_left_out(void) {
+    const cf_choice list[] = {{CF_MODE_COMMFUSE, CF_DIRECT, 1}, {CF_MODE_NONE, CF_RING, 1}, {CF_MODE_COMMFUSE, CF_DIRECT, 3}};
+    bench b = make_bench();
+    int64_t before = cf_memory_bytes(), took[2];
+    for (int large = 0; large < 2; large++) {
+        cf_choice ways[3];
+        int64_t room = large ? 1 << 20 : 0, had = room;
+        memcpy(ways, list, sizeof ways);
+        int left = cf_fuse_offer(b.scatter, ways, 1, &room);
+        before = cf_memory_bytes();
+        left = cf_fuse_offer(b.scatter, ways, 3, &room);
+        took[large] = cf_memory_bytes() - before;
+        CHECK(left == (large || mesh.tp == 1 ? 3 : 2) && ways[left - 1].slices == 3, "%d ways are left", left);
+        CHECK(room == had - took[large], "%lld bytes of room are left", (long long)room);
+    }
+    CHECK(took[0] == 0 && (mesh.tp == 1 || took[1] > 0), "%lld and %lld bytes", (long long)took[0], (long long)took[1]);
     free_bench(&b);
 }
 
@@ -199,7 +220,7 @@ int main(int argc, char **argv) {
     context = (cf_context){.transport = transport, .stream = cf_stream_create(), .trace = cf_trace_create(), .step = 41};
     static const ranks_case cases[] = {
         RANKS_CASE(the_plan_suits_the_costs), RANKS_CASE(ranks_agree_under_noise), RANKS_CASE(a_known_plan_is_taken),
-        RANKS_CASE(a_known_plan_is_compared), RANKS_CASE(what_is_included_counts),
+        RANKS_CASE(a_known_plan_is_compared), RANKS_CASE(what_is_included_counts), RANKS_CASE(what_does_not_fit_is_left_out),
     };
     int status = ranks_run(transport->rank, cases, sizeof cases / sizeof cases[0]);
     cf_trace_free(context.trace);

@@ -73,6 +73,20 @@ class Plan(harness.Case):
                 for ours, theirs in zip(self.losses(log), self.losses(plain), strict=True):
                     self.assertLess(abs(ours / theirs - 1), 1e-5)
 
+    def test_ways_that_do_not_fit_are_left_out(self):
+        """A rank that is far larger than any machine takes staging for the first way of each operation alone, and says so."""
+        def staging(steps, **shape):
+            result = harness.run(harness.options(dry_run=True, tp=2, layers=2, vocab=512, steps=steps, **shape), 2)
+            self.assertEqual(result.status, 0, str(result))
+            mib = float(re.search(r"^communication staging +(\S+)", result.out, re.M).group(1))
+            return mib, re.search(r"\d+ ways are not tried", result.out) is not None
+        small = dict(channels=128, heads=2, seq=128, micro_batch=4, batch=4)
+        large = dict(channels=4096, heads=64, seq=8192, micro_batch=4096, batch=4096)
+        for shape, left_out in ((small, False), (large, True)):
+            with self.subTest(**shape):
+                untried, tried = staging(20, **shape), staging(STEPS, **shape)
+                self.assertEqual((tried[0] == untried[0], untried[1], tried[1]), (left_out, False, left_out))
+
     def test_a_short_run_tries_nothing(self):
         log, _ = self.go(tp=2, steps=20)
         self.assertFalse(any(e.get("trial") for e in harness.events(log, "step")))
