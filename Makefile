@@ -88,6 +88,18 @@ $(B)/train_gpt_predict_bf16: $(B)/train_gpt_bf16.o $(filter-out $(twins:%.c=$(B)
 $(programs:%=$(B)/%):
 	$(CC) $(CFLAGS) -o $@ $^ $(LIBS)
 
+# A twin says in one line what function NAME does (PLANNED_NAME); here its header's declarations become definitions that do so.
+functions := $(B)/planned/device_functions.h $(B)/planned/kernels_functions.h
+define_functions = sed '/^\(\#\|CF_EXTERN\)/d; s://.*::' $(filter %.h,$^) | tr -s '\n;' ' \n' | \
+    sed -nE '/typedef/d; s/^[ }]*([a-z][^(={]*\W(\w+)\([^{]*\)) *$$/\1 { return PLANNED_\2; }/p' > $@
+$(word 1,$(functions)): commfuse/device.h
+$(word 2,$(functions)): $(filter-out %_cudnn.h,$(patsubst %.cu,%.h,$(wildcard layers/*.cu)))
+$(functions): Makefile
+	@mkdir -p $(@D)
+	$(define_functions)
+$(planned:%.c=$(B)/%.o) $(B)/bf16/layers/kernels_planned.o: $(functions)
+$(planned:%.c=$(B)/%.o) $(B)/bf16/layers/kernels_planned.o: CFLAGS += -I$(B)/planned
+
 # $(call compile,MORE FLAGS)
 define compile
 @mkdir -p $(@D)

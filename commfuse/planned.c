@@ -36,68 +36,26 @@ const cf_hardware *cf_record_hardware(void) {
     return record.hardware;
 }
 
-// --- device ---
+// --- device: what a function of device.h does here; the Makefile makes the functions of these ---
 
-void cf_device_open(int local_rank) {}
-
-const char *cf_device_name(void) {
-    return record.hardware ? record.hardware->name : "planned";
-}
-
-int64_t cf_device_memory(int local_ranks) {
-    return INT64_MAX;
-}
-
-void cf_device_threads(int threads) {}
-
-cf_stream *cf_stream_create(void) {
+static cf_stream *make_stream(void) {
     cf_stream *stream = calloc(1, sizeof *stream);
     if (!stream) cf_die(NULL, "out of memory for a stream");
     return stream;
 }
 
-cf_stream *cf_stream_create_urgent(void) {
-    return cf_stream_create();
+static void moves(const char *name, double bytes) {
+    cf_record_kernel(CF_WORK_MEMORY, name, 0, 0, bytes);
 }
 
-void cf_stream_free(cf_stream *stream) {
-    free(stream);
-}
-
-void cf_stream_sync(cf_stream *stream) {
+static void sync(void) {
     cf_record_add(&record, CF_DO_SYNC);
     record.host_ms = 0;
 }
 
-void cf_device_watch(void (*look)(void *argument), void *argument) {}
-
-cf_moment cf_moment_now(cf_stream *stream) {
-    return (cf_moment){0, 0};
-}
-
-double cf_moment_ms(cf_moment moment) {
-    return moment.ms;
-}
-
-bool cf_moment_passed(cf_moment moment) {
-    return true;
-}
-
-void cf_moment_wait(cf_moment moment) {}
-
-bool cf_moment_remembered(cf_moment moment) {
-    return true;
-}
-
-void cf_stream_after(cf_stream *stream, cf_moment moment) {}
-
-void cf_range_begin(const char *name) {}
-
-void cf_range_end(void) {}
-
-void cf_copy(void *to, const void *from, int64_t bytes, cf_stream *stream) {
+static void copy(void *to, int64_t bytes) {
     if (bytes <= 0) return;
-    cf_record_kernel(CF_WORK_MEMORY, "copy", 0, 0, 2 * (double)bytes);
+    moves("copy", 2 * (double)bytes);
     if (cf_memory_is_reserved(to)) return;
     uint64_t word = 1; // all ranks read the same tokens
     int32_t token = 0;
@@ -109,34 +67,43 @@ void cf_copy(void *to, const void *from, int64_t bytes, cf_stream *stream) {
     if (bytes >= PAGE) record.host_ms += MS * record.hardware->word_s * (double)bytes / sizeof token;
 }
 
-void cf_zero(void *to, int64_t bytes, cf_stream *stream) {
-    if (bytes > 0) cf_record_kernel(CF_WORK_MEMORY, "zero", 0, 0, (double)bytes);
-}
-
-void cf_add(void *to, const void *from, int64_t count, cf_dtype dtype, cf_stream *stream) {
-    cf_record_kernel(CF_WORK_MEMORY, "add", 0, 0, 3 * (double)(count * cf_dtype_size(dtype)));
-}
-
-void cf_checksum(uint64_t *sum, const void *data, int64_t bytes, cf_stream *stream) {
-    cf_record_kernel(CF_WORK_MEMORY, "checksum", 0, 0, (double)bytes);
-}
-
-void cf_compare(const uint64_t *expected, const uint64_t *found, int64_t count, const cf_difference *what,
-                cf_difference *difference, cf_stream *stream) {
-    cf_record_kernel(CF_WORK_MEMORY, "compare", 0, 0, 16 * (double)count);
-}
-
-double cf_now_ms(void) {
+static double clock_ms(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
 }
 
-void *cf_device_take(int64_t bytes) {
+static void *take_memory(void) {
     cf_die("a bug: cf_device_plan_only() comes first", "a planned program takes memory");
 }
 
-void cf_device_give(void *memory) {}
+#define NOTHING                         (void)0
+#define PLANNED_cf_device_open          NOTHING
+#define PLANNED_cf_device_name          record.hardware ? record.hardware->name : "planned"
+#define PLANNED_cf_device_memory        INT64_MAX
+#define PLANNED_cf_device_threads       NOTHING
+#define PLANNED_cf_stream_create        make_stream()
+#define PLANNED_cf_stream_create_urgent make_stream()
+#define PLANNED_cf_stream_free          free(stream)
+#define PLANNED_cf_stream_sync          sync()
+#define PLANNED_cf_device_watch         NOTHING
+#define PLANNED_cf_moment_now           ((cf_moment){0, 0})
+#define PLANNED_cf_moment_ms            moment.ms
+#define PLANNED_cf_moment_passed        true
+#define PLANNED_cf_moment_wait          NOTHING
+#define PLANNED_cf_moment_remembered    true
+#define PLANNED_cf_stream_after         NOTHING
+#define PLANNED_cf_range_begin          NOTHING
+#define PLANNED_cf_range_end            NOTHING
+#define PLANNED_cf_copy                 copy(to, bytes)
+#define PLANNED_cf_zero                 bytes > 0 ? moves("zero", (double)bytes) : NOTHING
+#define PLANNED_cf_add                  moves("add", 3 * (double)(count * cf_dtype_size(dtype)))
+#define PLANNED_cf_checksum             moves("checksum", (double)bytes)
+#define PLANNED_cf_compare              moves("compare", 16 * (double)count)
+#define PLANNED_cf_now_ms               clock_ms()
+#define PLANNED_cf_device_take          take_memory()
+#define PLANNED_cf_device_give          NOTHING
+#include <device_functions.h> // made by the Makefile
 
 // --- transport ---
 

@@ -95,6 +95,8 @@ class Twins(unittest.TestCase):
 
     def test_devices(self):
         self.check("commfuse/device.h", "commfuse/device_cpu.c", "commfuse/device_cuda.cu")
+        planned = re.findall(r"^#define PLANNED_(\w+)", (ROOT / "commfuse/planned.c").read_text(), re.MULTILINE)
+        self.assertEqual(planned, defined("commfuse/device_cpu.c", planned))
 
 
 class Arrows(unittest.TestCase):
