@@ -26,13 +26,6 @@
 #include "layers/optimizer.h"
 #include "layers/peak.h"
 
-#ifndef VERSION
-#define VERSION "unknown"
-#endif
-#ifndef OTHER_PROGRAM // the same for the other element type: the Makefile says
-#define OTHER_PROGRAM "train_gpt"
-#endif
-
 enum { VAL_SEQUENCES = 80 };
 enum { EARLY_TIMEOUT_S = 60 };    // of ranks that meet to report what is wrong with their options
 enum { PATIENCE = 10 };           // times --timeout: how long ranks wait for one that reads or writes files
@@ -52,20 +45,16 @@ typedef struct trainer {
     hellaswag *questions;
     vocabulary *words;
     model_file *start;
-    int32_t *inputs, *targets; // (T, B) of one micro-batch, the host's
-    int32_t *text;             // of a sample: `given` tokens, then those that are drawn
+    int32_t *text; // of a sample: `given` tokens, then those that are drawn
     int64_t given;
-    double *loss;             // sum of losses of this rank's tokens, in the device's memory
-    int trace_from, trace_to; // steps [from, to)
+    int trace_from, trace_to; // steps [from, to); without --trace none
     checkpoint_store *store;  // rank 0's, with --out
     saver *checkpoints;       // with --out
     rank_state copy;          // of this rank's state, while it is being saved
-    int64_t skipped;          // steps left out in a row
     char run[RUN_NAME];       // rank 0's counts
     run_report report;
-    step_report last;   // not reported yet
-    step_result result; // of that step
-    int stop;           // signal that has asked for the end, 0: none
+    step_report last; // not reported yet, unless its step is -1; how many were left out in a row
+    int stop;         // signal that has asked for the end, 0: none
 } trainer;
 
 static bool root(const trainer *t) {
@@ -76,10 +65,6 @@ static bool root(const trainer *t) {
 
 static void meet_early(void) {
     cf_transport_create("auto", NULL, NULL, EARLY_TIMEOUT_S);
-}
-
-static void gather(void *transport, const void *mine, void *all, int64_t bytes) {
-    ((cf_transport *)transport)->gather((cf_transport *)transport, mine, all, bytes);
 }
 
 static void make_mesh(trainer *t) {
@@ -107,7 +92,8 @@ static void make_context(trainer *t) {
     t->context.transport = t->transport;
     t->context.stream = cf_stream_create();
     t->context.trace = cf_trace_create();
-    t->context.step = -1;
+    t->context.step = t->trace_from = t->trace_to = -1;
+    if (*o->trace) sscanf(o->trace_steps, "%d:%d", &t->trace_from, &t->trace_to); // the parser has seen to the form
     if (o->check_wire) t->context.check = cf_check_create();
     t->how.slices = (int)o->slices;
     if (!cf_mode_of(o->overlap, &t->how.mode) || !cf_route_of(o->route, &t->how.route))
@@ -131,20 +117,12 @@ static void make_model(trainer *t) {
     r->o = o, r->version = VERSION, r->run = t->run;
     r->mesh = &t->mesh, r->transport = t->transport, r->words = t->words;
     r->parameters = params_count(&shape), r->V = shape.V, r->flops = params_flops(&shape, o->seq);
-    if (!*o->export_to) r->train = t->train = origin_tokens(o, "train", o->train, shape.V, root(t));
-    if (!*o->export_to) r->val = t->val = origin_tokens(o, "val", o->val, shape.V, root(t));
-    if (o->dry_run && !*o->predict) return;
-    t->loss = (double *)cf_alloc((int64_t)sizeof(double), "tokens");
-    t->inputs = (int32_t *)calloc((size_t)(o->seq * o->micro_batch), sizeof *t->inputs);
-    t->targets = (int32_t *)calloc((size_t)(o->seq * o->micro_batch), sizeof *t->targets);
-    if (!t->inputs || !t->targets) cf_die(NULL, "out of memory for the tokens of a micro-batch");
+    if (*o->export_to) return;
+    r->train = t->train = origin_tokens(o, "train", o->train, shape.V, root(t));
+    r->val = t->val = origin_tokens(o, "val", o->val, shape.V, root(t));
 }
 
 // --- where the run begins ---
-
-static double sum(void *transport, double mine) {
-    return cf_sum_host((cf_transport *)transport, mine);
-}
 
 // Every rank is here, and its device has nothing left to do.
 static void meet(trainer *t) {
@@ -172,7 +150,7 @@ static void load_state(trainer *t) {
     gpt_place_weight_gradients(&t->model);
     if (m) {
         take_state(t, m);
-        t->skipped = resume_number(m, "skipped", 0);
+        t->last.skipped = resume_number(m, "skipped", 0);
         report_resume(&t->report, m);
         manifest_free(m);
         return;
@@ -191,7 +169,7 @@ static void load_sequences(trainer *t, int64_t first) {
     const int64_t B = t->o.micro_batch;
     for (int64_t b = 0; t->train && b < B; b++) { // a prediction has none
         int64_t sample = tokens_shuffled(t->train, (uint64_t)t->o.seed, first + t->mesh.dp_group.rank * B + b);
-        tokens_read(t->train, sample, t->model.params.shape.V, b, B, t->inputs, t->targets);
+        tokens_read(t->train, sample, t->model.params.shape.V, b, B, t->model.host_inputs, t->model.host_targets);
     }
 }
 
@@ -207,23 +185,22 @@ static void train_step(trainer *t, int64_t step) {
     const options *o = &t->o;
     const int64_t batch_tokens = o->batch * o->seq;
     double mine[FIGURES];
-    cf_zero(t->loss, (int64_t)sizeof *t->loss, t->context.stream);
+    cf_zero(t->model.loss, (int64_t)sizeof *t->model.loss, t->context.stream);
     for (int micro = 0; micro < t->report.accumulation; micro++) {
         load_sequences(t, step * o->batch + micro * o->micro_batch * t->mesh.dp);
-        gpt_begin_forward(&t->model, t->inputs, t->targets, o->seq, o->micro_batch);
+        gpt_begin_forward(&t->model, t->model.host_inputs, t->model.host_targets, o->seq, o->micro_batch);
         optimizer_finish_update(&t->optimizer);
-        gpt_forward(&t->model, 1 / (double)batch_tokens, t->loss);
+        gpt_forward(&t->model, 1 / (double)batch_tokens);
         gpt_backward(&t->model, micro == 0, micro == t->report.accumulation - 1);
     }
     report_figures(&t->last, t->context.trace, t->checkpoints, mine);
-    report_last(t, optimizer_reduce(&t->optimizer, t->loss, mine, FIGURES));
+    report_last(t, optimizer_reduce(&t->optimizer, t->model.loss, mine, FIGURES));
 
     const adamw a = {recipe_learning_rate(o, step), o->beta1, o->beta2, o->eps, o->weight_decay, 1, step + 1};
-    t->result = optimizer_begin_update(&t->optimizer, a, o->clip, batch_tokens, t->skipped < o->skip_nonfinite);
-    t->skipped = t->result.skipped ? t->skipped + 1 : 0;
-    const step_result *r = &t->result;
-    const step_report last = {
-        step, r->loss, r->grad_norm, a.lr, 0, t->skipped, r->nonfinite_rank, r->nonfinite, cf_tuner_trying(t->report.plan.tuner)};
+    const bool may_skip = t->last.skipped < o->skip_nonfinite, trial = cf_tuner_trying(t->report.plan.tuner);
+    const step_result *r = optimizer_begin_update(&t->optimizer, a, o->clip, batch_tokens, may_skip);
+    const int64_t skipped = r->skipped ? t->last.skipped + 1 : 0; // in a row
+    const step_report last = {step, r->loss, r->grad_norm, a.lr, 0, skipped, r->nonfinite_rank, r->nonfinite, trial};
     t->last = last;
 }
 
@@ -233,7 +210,7 @@ static void load_validation(void *trainer_of, int64_t number, int64_t b, int64_t
                             int64_t *first, int64_t *end) {
     const trainer *t = (const trainer *)trainer_of;
     tokens_read(t->val, number, t->model.params.shape.V, b, B, inputs, targets);
-    *first = 0, *end = t->o.seq;
+    (void)first, (void)end; // all count
 }
 
 // The same sequences whatever the batch and the mesh.
@@ -241,7 +218,7 @@ static void validate(trainer *t, int64_t step) {
     const options *o = &t->o;
     const int64_t samples = tokens_samples(t->val), asked = o->val_batches > 0 ? o->val_batches * o->batch : (int64_t)VAL_SEQUENCES,
                   all = asked < samples ? asked : samples;
-    double *losses = gpt_evaluate(&t->model, load_validation, t, all, o->seq, o->micro_batch, t->inputs, t->targets), loss = 0;
+    double *losses = gpt_evaluate(&t->model, load_validation, t, all, o->seq, o->micro_batch), loss = 0;
     for (int64_t i = 0; i < all; i++) loss += losses[i];
     report_validation(&t->report, step, loss / (double)(all * o->seq), all);
     free(losses);
@@ -250,7 +227,7 @@ static void validate(trainer *t, int64_t step) {
 static void ask(trainer *t, int64_t step) {
     hellaswag *h = t->questions;
     double *losses = gpt_evaluate(&t->model, hellaswag_load, h, HELLASWAG_ENDINGS * hellaswag_examples(h), hellaswag_longest(h),
-                                  t->o.micro_batch, t->inputs, t->targets);
+                                  t->o.micro_batch);
     report_hellaswag(&t->report, step, hellaswag_correct(h, losses), hellaswag_examples(h));
     free(losses);
 }
@@ -260,13 +237,9 @@ static void sample(trainer *t, int64_t step) {
     const options *o = &t->o;
     const sampling how = {o->temperature, o->top_k, (uint64_t)o->seed, SAMPLE_STREAM + (uint64_t)step};
     if (o->seq < 2) return;
-    gpt_generate(&t->model, how, t->text, t->given, o->sample_tokens, o->seq, t->inputs);
+    gpt_generate(&t->model, how, t->text, t->given, o->sample_tokens, o->seq);
     const int64_t hidden = *o->prompt ? 0 : t->given;
     report_sample(&t->report, step, t->text + hidden, t->given + o->sample_tokens - hidden);
-}
-
-static void append_values(void *writer, const float *values, int64_t count) {
-    model_writer_append((model_writer *)writer, values, count);
 }
 
 // The first replica collects, its first rank writes, the others wait, longer than for anything else.
@@ -275,7 +248,7 @@ static void write_model(trainer *t, int64_t step, const char *path) {
     optimizer_wait_for_weights(&t->optimizer);
     allow_long_waits(t, true);
     model_writer *writer = root(t) ? model_writer_open(path, shape, REAL_DTYPE == CF_BF16 ? 5 : 3) : NULL;
-    if (t->mesh.dp_group.rank == 0) gpt_collect(&t->model, append_values, writer);
+    if (t->mesh.dp_group.rank == 0) gpt_collect(&t->model, model_writer_append, writer);
     if (writer) model_writer_commit(writer);
     meet(t);
     allow_long_waits(t, false);
@@ -285,7 +258,7 @@ static void write_model(trainer *t, int64_t step, const char *path) {
 // Steps wait while the state is copied, and as long as an earlier checkpoint is still being written. wait: until this one is.
 static bool save(trainer *t, int64_t step, bool watched, bool wait) {
     char *plan = plan_text(&t->report.plan);
-    const run_facts facts = {&t->model.params.shape, t->train, VERSION, t->run, plan, t->skipped, watched};
+    const run_facts facts = {&t->model.params.shape, t->train, VERSION, t->run, plan, t->last.skipped, watched};
     allow_long_waits(t, true);
     bool saved = saver_begin(t->checkpoints, step, resume_describe(&t->o, &facts));
     free(plan);
@@ -316,13 +289,7 @@ static void between_steps(trainer *t, int64_t step) {
     if (!resumed || !t->report.watched) watch(t, step, false);
     if (t->checkpoints && step > 0 && !resumed && recipe_due(t->o.save_every, step)) save(t, step, true, false);
     if (resumed && step > t->trace_from && step < t->trace_to) t->trace_from = (int)step;
-    if (!*t->o.trace || step != t->trace_from) return;
-    meet(t);
-    // On one host the clocks are one; otherwise zero is the moment every rank left a barrier.
-    double zero = cf_now_ms();
-    if (t->transport->local_size == t->mesh.world_group.size)
-        zero = -1e-3 * (double)cf_least_host(t->transport, (int64_t)(-1e3 * zero)); // the latest
-    cf_timeline_start(&t->context, zero);
+    if (step == t->trace_from) cf_timeline_start(&t->context, &t->mesh.world_group);
 }
 
 // A step begins where the one before ends, or after what has come between, on all ranks.
@@ -339,7 +306,7 @@ static void begin_step(trainer *t) {
 
 // What comes next is not the step's time, but what is left of its update is. A run that ends, or is ended, before the last
 // of the steps to be traced has a timeline of the first.
-static void close_step(trainer *t, int64_t step, bool traced, bool interrupted) {
+static void close_step(trainer *t, int64_t step, bool interrupted) {
     double mine[FIGURES];
     if (interrupted) optimizer_finish_update(&t->optimizer);
     cf_stream_sync(t->context.stream);
@@ -348,35 +315,15 @@ static void close_step(trainer *t, int64_t step, bool traced, bool interrupted) 
     gpt_try_ways(&t->model, t->report.plan.tuner, false);
     report_figures(&t->last, t->context.trace, t->checkpoints, mine);
     report_last(t, optimizer_exchange(&t->optimizer, mine, FIGURES));
-    if (traced && (step + 1 == t->trace_to || step + 1 == t->o.steps || t->stop))
-        report_trace(&t->report, &t->context, t->trace_from, step);
-}
-
-// Takes the steps that are left. Returns the one that the run has come to, before --steps if a signal has asked for
-// the end.
-static int64_t train(trainer *t) {
-    const options *o = &t->o;
-    t->last.step = -1;
-    for (int64_t step = t->report.first; step < o->steps; step++) {
-        t->context.step = (int)step;
-        between_steps(t, step);
-        begin_step(t);
-        train_step(t, step);
-        const bool traced = *o->trace && step >= t->trace_from && step < t->trace_to;
-        const bool turns = *o->trace && (step + 1 == t->trace_from || step + 1 == t->trace_to);
-        const bool interrupted = t->stop || recipe_interrupts(o, step);
-        if (turns || interrupted) close_step(t, step, traced, interrupted);
-        if (t->stop && step + 1 < o->steps) return step + 1;
-    }
-    return o->steps;
+    const bool ends = step + 1 == t->trace_to || step + 1 == t->o.steps || t->stop;
+    if (ends && step >= t->trace_from && step < t->trace_to) report_trace(&t->report, &t->context, t->trace_from, step);
 }
 
 // The whole run is done: its last validation, checkpoint and model.
 static bool finish(trainer *t) {
-    int64_t steps = t->o.steps;
+    const int64_t steps = t->o.steps;
     char path[PATH_MAX];
-    bool done_before = t->report.first == steps && t->report.watched;
-    if (!done_before) watch(t, steps, true);
+    if (t->report.first < steps || !t->report.watched) watch(t, steps, true);
     if (!t->checkpoints) return true;
     bool saved = t->report.first == steps || save(t, steps, true, true);
     snprintf(path, sizeof path, "%s/" ORIGIN_MODEL, t->o.out);
@@ -385,15 +332,27 @@ static bool finish(trainer *t) {
     return saved;
 }
 
+// Takes the steps that are left, or fewer if a signal asks for the end.
 static int run(trainer *t) {
+    const options *o = &t->o;
     double start_ms = report_lap(&t->report), begin_ms = t->report.lap_ms;
-    if (t->report.first < t->o.steps) accounts_add(&t->report.time, TIME_START, start_ms);
-    int64_t step = train(t);
-    bool stopped = step < t->o.steps;
+    int64_t step = t->report.first;
+    if (step < o->steps) accounts_add(&t->report.time, TIME_START, start_ms);
+    t->last.step = -1;
+    for (; step < o->steps && !t->stop; step++) {
+        t->context.step = (int)step;
+        between_steps(t, step);
+        begin_step(t);
+        train_step(t, step);
+        const bool turns = step + 1 == t->trace_from || step + 1 == t->trace_to;
+        const bool interrupted = t->stop || recipe_interrupts(o, step);
+        if (turns || interrupted) close_step(t, step, interrupted);
+    }
+    const bool stopped = step < o->steps;
     if (stopped && !t->checkpoints)
         cf_die_together("with --out DIR a signal saves the run, and the same command goes on",
                         "%s ends the run after %lld of %lld steps; nothing was saved", strsignal(t->stop), (long long)step,
-                        (long long)t->o.steps);
+                        (long long)o->steps);
     bool saved = stopped ? save(t, step, false, true) : finish(t);
     optimizer_wait_for_weights(&t->optimizer);
     report_end(&t->report, &t->context, step, stopped ? t->stop : 0, saved, begin_ms);
@@ -404,7 +363,6 @@ static void export_model(trainer *t) {
     allow_long_waits(t, true);
     manifest *m = origin_checkpoint_to_export(&t->o, t->transport);
     take_state(t, m);
-    allow_long_waits(t, false);
     write_model(t, m->step, t->o.export_to);
     manifest_free(m);
 }
@@ -427,7 +385,7 @@ static int train_model(trainer *t) {
     }
     r->peak = o->peak_tflops * 1e12 * t->mesh.world_group.size, r->peak_source = "--peak-tflops";
     if (o->peak_tflops <= 0)
-        r->peak = peak_flops(&r->peak_source, (double)t->transport->local_cores / t->transport->local_size, sum, t->transport,
+        r->peak = peak_flops(&r->peak_source, (double)t->transport->local_cores / t->transport->local_size, t->transport,
                              t->context.stream);
     report_config(r);
     report_banner(r);
@@ -442,9 +400,6 @@ static void close_model(trainer *t) {
     optimizer_free(&t->optimizer);
     gpt_free(&t->model);
     cf_check_free(t->context.check);
-    cf_free(t->loss);
-    free(t->inputs);
-    free(t->targets);
     cf_trace_free(t->context.trace);
     cf_stream_free(t->context.stream);
     cf_mesh_free(&t->mesh);
@@ -485,9 +440,8 @@ static void record_rank(void *trainer_, const options *o, int rank, int players,
         t->last.step = -1;
     }
     cf_record_step(record);
-    to->record = cf_record_take(record);
-    to->memory = cf_memory_bytes();
-    to->flops = t->report.flops;
+    const predicted_rank found = {cf_record_take(record), cf_memory_bytes(), t->report.flops};
+    *to = found;
     close_model(t);
 }
 
@@ -516,7 +470,7 @@ int main(int argc, char **argv) {
     recipe_check(o);
     cf_die_meet_by(NULL); // they do now
     t.transport = cf_transport_create(o->transport, &argc, &argv, o->timeout);
-    options_agree(o, VERSION, t.transport->size, gather, t.transport);
+    options_agree(o, VERSION, t.transport);
     signal(SIGXFSZ, SIG_IGN); // a file size limit is then a write error, which is reported and cleaned up
     signal(SIGPIPE, SIG_IGN); // Ctrl-C ends `| tee` first: what is printed then is lost, not what is saved
     if (*o->predict) {
@@ -527,7 +481,6 @@ int main(int argc, char **argv) {
     }
     make_mesh(&t);
     make_context(&t);
-    sscanf(o->trace_steps, "%d:%d", &t.trace_from, &t.trace_to); // the parser has seen to the form
     t.words = origin_words(o);
     make_model(&t);
     if (*o->export_to)

@@ -8,8 +8,8 @@
 
 CF_EXTERN_C_BEGIN
 
-// On every rank. zero_ms: a moment that all ranks share, on the cf_now_ms clock of this one.
-void cf_timeline_start(cf_context *context, double zero_ms);
+// Collective over `world`, which holds all ranks. From here on events are recorded.
+void cf_timeline_start(cf_context *context, const cf_group *world);
 // Collective over `world`, which holds all ranks. Stops recording; rank 0 gets what is to be written, and frees it.
 char *cf_timeline_end(cf_context *context, const cf_group *world, cf_mode mode, size_t *size);
 

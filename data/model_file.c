@@ -182,7 +182,8 @@ model_writer *model_writer_open(const char *path, const gpt_shape *shape, int ve
     return w;
 }
 
-void model_writer_append(model_writer *w, const float *values, int64_t count) {
+void model_writer_append(void *writer, const float *values, int64_t count) {
+    model_writer *w = (model_writer *)writer;
     if (count < 0 || count > w->expected - w->elements) {
         durable_abandon(&w->file);
         cf_die(NULL, "model file %s: %lld elements appended to %lld, but the shape has %lld", w->file.path, (long long)count,

@@ -29,7 +29,7 @@ void model_file_close(model_file *file);
 // file; the previous file stays, the temporary one is removed.
 typedef struct model_writer model_writer;
 model_writer *model_writer_open(const char *path, const gpt_shape *shape, int version); // 3 or 5
-void model_writer_append(model_writer *writer, const float *values, int64_t count);
+void model_writer_append(void *writer, const float *values, int64_t count);             // a model_writer: gpt_collect() calls it
 void model_writer_commit(model_writer *writer); // dies if the number of elements is not exactly right
 
 CF_EXTERN_C_END

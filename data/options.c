@@ -482,7 +482,8 @@ static bool belongs_to_a_host(const char *name) {
 }
 
 // Versions first, in the place before the options: another one may have another table, whose rows cannot be compared.
-void options_agree(const options *o, const char *version, int ranks, options_gather *gather, void *argument) {
+void options_agree(const options *o, const char *version, cf_transport *transport) {
+    const int ranks = transport->size;
     fact mine[1 + OPTIONS_MAX] = {fact_of(version)}, *all = calloc((size_t)ranks, sizeof mine);
     if (!all) cf_die(NULL, "out of memory for the options of %d ranks", ranks);
     for (int i = 0; i < ROWS; i++) {
@@ -490,7 +491,7 @@ void options_agree(const options *o, const char *version, int ranks, options_gat
         options_value(o, &table[i], text, sizeof text);
         mine[1 + i] = fact_of(belongs_to_a_host(table[i].name) ? "" : text);
     }
-    gather(argument, mine, all, sizeof mine);
+    cf_allgather_host(transport, mine, all, sizeof mine);
     for (int place = 0; place <= ROWS; place++)
         for (int rank = 1; rank < ranks; rank++) {
             const fact *other = &all[rank * (1 + OPTIONS_MAX) + place];

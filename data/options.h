@@ -5,6 +5,7 @@
 #ifndef OPTIONS_H
 #define OPTIONS_H
 
+#include "../commfuse/transport.h"
 #include "problem.h"
 #include <stdint.h>
 
@@ -81,9 +82,7 @@ void options_print_repeated(const options *o, FILE *file);
 // with another --lr would train another model and nothing would look wrong, one with another --overlap would wait for messages
 // that nobody sends. Dies together, naming the rank and the option, unless all ranks run one version of the program with
 // the same options. Those that belong to a host may differ: its threads, and where files are (their content is compared later).
-// gather: all (ranks, bytes) = what every rank gives, on every rank.
-typedef void options_gather(void *argument, const void *mine, void *all, int64_t bytes);
-void options_agree(const options *o, const char *version, int ranks, options_gather *gather, void *argument);
+void options_agree(const options *o, const char *version, cf_transport *transport);
 
 CF_EXTERN_C_END
 #endif

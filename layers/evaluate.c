@@ -11,8 +11,8 @@ static void *table_of(int64_t count, size_t size) {
     return memory;
 }
 
-double *gpt_evaluate(gpt *g, evaluate_load *load, void *argument, int64_t count, int64_t length, int64_t B, int32_t *inputs,
-                     int32_t *targets) {
+double *gpt_evaluate(gpt *g, evaluate_load *load, void *argument, int64_t count, int64_t length, int64_t B) {
+    int32_t *inputs = g->host_inputs, *targets = g->host_targets;
     const int64_t T = gpt_pass_tokens(g, length), dp = g->mesh->dp, ranks = g->mesh->world_group.size;
     int64_t *first = table_of(B, sizeof *first), *end = table_of(B, sizeof *end);
     double *sums = table_of(count, sizeof *sums), *mine = table_of(B, sizeof *mine), *all = table_of(ranks * B, sizeof *all);
@@ -20,10 +20,12 @@ double *gpt_evaluate(gpt *g, evaluate_load *load, void *argument, int64_t count,
         taken = larger(smaller((count - done) / dp, B), 1);
         memset(inputs, 0, (size_t)(T * taken) * sizeof *inputs);
         memset(targets, 0, (size_t)(T * taken) * sizeof *targets);
-        for (int64_t b = 0; b < taken; b++)
+        for (int64_t b = 0; b < taken; b++) {
+            first[b] = 0, end[b] = length;
             load(argument, (done + g->mesh->dp_group.rank * taken + b) % count, b, taken, inputs, targets, &first[b], &end[b]);
+        }
         gpt_begin_forward(g, inputs, targets, T, taken);
-        gpt_forward(g, 0, NULL);
+        gpt_forward(g, 0);
         gpt_sum_losses(g, first, end, mine);
         cf_allgather_host(g->context->transport, mine, all, B * (int64_t)sizeof *mine);
         for (int64_t rank = 0; rank < ranks; rank++) // of a replica each has the losses of its shard

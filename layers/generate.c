@@ -34,7 +34,8 @@ static int32_t draw(const float *logits, float *sorted, int64_t V, sampling how,
     return last;
 }
 
-void gpt_generate(gpt *g, sampling how, int32_t *tokens, int64_t given, int64_t count, int64_t T, int32_t *inputs) {
+void gpt_generate(gpt *g, sampling how, int32_t *tokens, int64_t given, int64_t count, int64_t T) {
+    int32_t *inputs = g->host_inputs;
     int64_t V = g->params.shape.V, length = given;
     float *logits = malloc(2 * (size_t)V * sizeof *logits);
     if (!logits) cf_die(NULL, "out of memory for a sample");
@@ -42,7 +43,7 @@ void gpt_generate(gpt *g, sampling how, int32_t *tokens, int64_t given, int64_t 
     memcpy(inputs, tokens, (size_t)given * sizeof *inputs);
     for (int64_t i = 0; i < count; i++) {
         gpt_begin_forward(g, inputs, NULL, gpt_pass_tokens(g, length), 1);
-        gpt_forward(g, 0, NULL);
+        gpt_forward(g, 0);
         gpt_next_logits(g, length - 1, 0, logits);
         tokens[given + i] = draw(logits, logits + V, V, how, random_uniform(how.seed, how.stream, (uint64_t)i));
         if (length == T) {

@@ -14,8 +14,8 @@ typedef struct sampling {
 
 // Collective over a replica: tokens (given + count) begins with 1 <= given <= T tokens and gets `count` more. Random numbers
 // are a function of (seed, stream) alone, so every rank draws the same. When the window of T tokens is full, its older half is
-// dropped. inputs (T): host scratch.
-void gpt_generate(gpt *g, sampling how, int32_t *tokens, int64_t given, int64_t count, int64_t T, int32_t *inputs);
+// dropped.
+void gpt_generate(gpt *g, sampling how, int32_t *tokens, int64_t given, int64_t count, int64_t T);
 
 CF_EXTERN_C_END
 #endif

@@ -58,6 +58,9 @@ static void alloc_memory(gpt *g) {
     g->pieces = alloc_real(N * COLLECT, shared);
     g->inputs = cf_alloc(g->T * g->B * (int64_t)sizeof(int32_t), shared);
     g->targets = cf_alloc(g->T * g->B * (int64_t)sizeof(int32_t), shared);
+    g->loss = cf_alloc((int64_t)sizeof *g->loss, shared);
+    g->host_inputs = table_of(2 * g->T * g->B, sizeof *g->host_inputs);
+    g->host_targets = g->host_inputs + g->T * g->B;
 }
 
 void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, gpt_shape shape, parallel_strategy strategy, int64_t T, int64_t B,
@@ -92,9 +95,10 @@ void gpt_free(gpt *g) {
     block_free(g->blocks);
     for (int64_t l = 0; l <= g->params.shape.L; l++) cf_free(g->x[l]);
     free(g->x);
-    void *memory[] = {g->mean,   g->rstd, g->prepared, g->logits, g->stats,  g->total,
-                      g->losses, g->dx,   g->next,     g->pieces, g->inputs, g->targets};
+    void *memory[] = {g->mean, g->rstd, g->prepared, g->logits, g->stats,   g->total, g->losses,
+                      g->dx,   g->next, g->pieces,   g->inputs, g->targets, g->loss};
     for (int i = 0; i < (int)(sizeof memory / sizeof *memory); i++) cf_free(memory[i]);
+    free(g->host_inputs);
     cf_fuse_free(g->gather_stats);
     cf_fuse_free(g->gather_logits);
     cf_fuse_free(g->collect);
@@ -177,7 +181,7 @@ static void head_forward(gpt *g) {
 }
 
 // scale 0: no backward follows.
-static void add_loss(gpt *g, double *sum, double scale) {
+static void add_loss(gpt *g, double scale) {
     int64_t own = g->pass.Ts * g->pass.B, rows = g->split->size * own, V = g->vocabulary_rows;
     int64_t first = g->vocabulary_first, valid = g->vocabulary_valid;
     const int32_t *targets = g->targets + first_token(g);
@@ -190,7 +194,7 @@ static void add_loss(gpt *g, double *sum, double scale) {
         crossentropy_combine(g->losses, g->total, g->stats, g->split->size, rows, stream);
         if (scale != 0) crossentropy_backward(g->logits, g->total, targets, scale, first, valid, rows, V, stream);
     }
-    if (sum) crossentropy_sum(sum, g->losses + g->split->rank * own, own, stream);
+    if (scale != 0) crossentropy_sum(g->loss, g->losses + g->split->rank * own, own, stream);
 }
 
 static void head_backward(gpt *g) {
@@ -208,7 +212,7 @@ static void head_backward(gpt *g) {
 
 // --- passes ---
 
-void gpt_forward(gpt *g, double scale, double *loss_sum) {
+void gpt_forward(gpt *g, double scale) {
     embed(g);
     trace_end(g, "embedding forward", -1, g->begun);
     for (int l = 0; l < g->params.shape.L; l++) {
@@ -220,7 +224,7 @@ void gpt_forward(gpt *g, double scale, double *loss_sum) {
     }
     cf_moment begin = trace_begin(g, "head forward");
     head_forward(g);
-    if (g->has_targets) add_loss(g, loss_sum, scale);
+    if (g->has_targets) add_loss(g, scale);
     trace_end(g, "head forward", -1, begin);
 }
 

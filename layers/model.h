@@ -27,16 +27,18 @@ typedef struct gpt {
     block *blocks;        // all L share it
     lookup embedding;
     parallel_linear head;
-    real *prepared;            // of the head's weights
-    real **x;                  // [L + 1] (Ts, B, C): residual stream before each block and after the last
-    precise *mean, *rstd;      // (Ts, B) final layer norm
-    real *logits;              // (R, vocabulary_rows), R = split · Ts · B; with a scale: their gradient
-    precise *stats;            // (split, R, 3)
-    precise *total;            // (R, 2)
-    precise *losses;           // (R)
-    real *dx;                  // (Ts, B, C)
-    real *next;                // (tp, vocabulary_rows): logits of one position, for sampling
-    int32_t *inputs, *targets; // (T, B)
+    real *prepared;                      // of the head's weights
+    real **x;                            // [L + 1] (Ts, B, C): residual stream before each block and after the last
+    precise *mean, *rstd;                // (Ts, B) final layer norm
+    real *logits;                        // (R, vocabulary_rows), R = split · Ts · B; with a scale: their gradient
+    precise *stats;                      // (split, R, 3)
+    precise *total;                      // (R, 2)
+    precise *losses;                     // (R)
+    real *dx;                            // (Ts, B, C)
+    real *next;                          // (tp, vocabulary_rows): logits of one position, for sampling
+    int32_t *inputs, *targets;           // (T, B)
+    int32_t *host_inputs, *host_targets; // (T, B) the host's, for whoever begins a pass
+    double *loss;                        // in the device's memory: the sum of losses that gpt_forward adds up
     cf_fuse *gather_stats, *gather_logits, *collect;
     real *pieces; // (split, COLLECT): pieces of a tensor that is written to a file
     bool looking; // the lookup of the pass has begun
@@ -54,9 +56,9 @@ void gpt_free(gpt *g);
 // shard, so that the rest of an update (optimizer_finish_update) hides its transfers. inputs and targets (T, B) are the
 // host's. targets NULL: no loss; then gpt_next_logits() may follow.
 void gpt_begin_forward(gpt *g, const int32_t *inputs, const int32_t *targets, int64_t T, int64_t B);
-// *loss_sum, in the device's memory, += the sum of the losses of the tokens of this rank's shard; NULL: not wanted. Keeps what backward needs.
-// scale: backward follows, for gradients of scale · (sum of losses); 0: it does not.
-void gpt_forward(gpt *g, double scale, double *loss_sum);
+// scale: backward follows, for gradients of scale · (sum of losses), and *g->loss += the sum of the losses of the tokens of this
+// rank's shard. 0: neither.
+void gpt_forward(gpt *g, double scale);
 // After gpt_forward with a scale: adds the gradients.
 // first: this micro-batch begins the gradients. last: it completes them and sends them; the optimizer's step must follow and
 // finishes the transfers still in flight.

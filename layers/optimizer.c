@@ -167,17 +167,18 @@ static void meet_nonfinite(zero_optimizer *o, step_result *r, bool may_skip) {
 
 // The next forward begins with positions, vectors and rows of the table: these are looked up at once, and where they come from
 // other ranks, positions travel during the update of all else.
-step_result optimizer_begin_update(zero_optimizer *o, adamw a, double clip, int64_t tokens, bool may_skip) {
-    step_result result = {.loss = o->loss / (double)tokens, .grad_norm = sqrt(o->norm2)};
-    if (!isfinite(result.loss) || !isfinite(result.grad_norm)) {
-        meet_nonfinite(o, &result, may_skip);
-        return result;
+const step_result *optimizer_begin_update(zero_optimizer *o, adamw a, double clip, int64_t tokens, bool may_skip) {
+    step_result *r = &o->result;
+    *r = (step_result){.loss = o->loss / (double)tokens, .grad_norm = sqrt(o->norm2)};
+    if (!isfinite(r->loss) || !isfinite(r->grad_norm)) {
+        meet_nonfinite(o, r, may_skip);
+        return r;
     }
-    a.scale = clip > 0 && result.grad_norm > clip ? clip / result.grad_norm : 1;
+    a.scale = clip > 0 && r->grad_norm > clip ? clip / r->grad_norm : 1;
     o->update = a;
     zero_begin_update(o->zero);
     for (int i = o->params->buckets - 1; i >= o->params->table; i--) update(o, i);
-    return result;
+    return r;
 }
 
 void optimizer_operations(zero_optimizer *o, visit_operation *visit, void *argument) {

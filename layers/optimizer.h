@@ -13,6 +13,15 @@
 
 CF_EXTERN_C_BEGIN
 
+enum { NONFINITE_NAME = 48 };
+typedef struct step_result {
+    double loss;                    // mean over the batch
+    double grad_norm;               // before clipping
+    bool skipped;                   // not finite: nothing was updated
+    int nonfinite_rank;             // skipped: rank of the first tensor with a non-finite gradient, -1: none
+    char nonfinite[NONFINITE_NAME]; // "fcw of layer 3"
+} step_result;
+
 typedef struct zero_optimizer {
     cf_context *context;
     const cf_mesh *mesh;
@@ -27,16 +36,8 @@ typedef struct zero_optimizer {
     cf_fuse *gather;    // of what ranks report to each other with the norm:
     double *device;     // (world, REPORT)
     double *all;        // (world, REPORT) the host's
+    step_result result; // of the last step
 } zero_optimizer;
-
-enum { NONFINITE_NAME = 48 };
-typedef struct step_result {
-    double loss;                    // mean over the batch
-    double grad_norm;               // before clipping
-    bool skipped;                   // not finite: nothing was updated
-    int nonfinite_rank;             // skipped: rank of the first tensor with a non-finite gradient, -1: none
-    char nonfinite[NONFINITE_NAME]; // "fcw of layer 3"
-} step_result;
 
 void optimizer_create(zero_optimizer *o, gpt *model, overlap overlap);
 void optimizer_free(zero_optimizer *o);
@@ -52,8 +53,8 @@ const double *optimizer_reduce(zero_optimizer *o, const double *loss_sum, const 
 const double *optimizer_exchange(zero_optimizer *o, const double *values, int count);
 // Then: takes the global norm, clips to `clip` (0: no clipping), and updates positions, vectors and the token table. tokens:
 // of the whole batch. If the loss or a gradient is not finite nothing is written: with may_skip the step is skipped, else
-// the run ends, naming step, rank and tensor.
-step_result optimizer_begin_update(zero_optimizer *o, adamw a, double clip, int64_t tokens, bool may_skip);
+// the run ends, naming step, rank and tensor. Valid until the next call.
+const step_result *optimizer_begin_update(zero_optimizer *o, adamw a, double clip, int64_t tokens, bool may_skip);
 // Updates all else; before the next gpt_forward, and before state is read. Nothing to do: returns at once.
 void optimizer_finish_update(zero_optimizer *o);
 // The same, and waits until every weight is here: before saving a model, or at the end.

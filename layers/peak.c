@@ -30,8 +30,7 @@ static double core_flops(int64_t n, const real *a, const real *b, real *c, cf_st
     return 2.0 * (double)(n * n * n) * (double)products / ((processor_ms() - begin) * 1e-3);
 }
 
-double peak_flops(const char **source, double cores, double (*sum)(void *argument, double mine), void *argument,
-                  cf_stream *stream) {
+double peak_flops(const char **source, double cores, cf_transport *transport, cf_stream *stream) {
     static const int64_t shapes[SHAPES] = {512, 1024, LARGEST};
     const int64_t elements = (int64_t)LARGEST * LARGEST;
     const int threads = (int)ceil(cores);
@@ -40,11 +39,11 @@ double peak_flops(const char **source, double cores, double (*sum)(void *argumen
     double best = 0;
     for (int i = 0; i < SHAPES; i++) {
         double mine = 0;
-        sum(argument, 0); // all begin together
+        cf_sum_host(transport, 0); // all begin together
 #pragma omp parallel for num_threads(threads) schedule(static, 1) reduction(+ : mine)
         for (int thread = 0; thread < threads; thread++)
             mine += core_flops(shapes[i], a, a + elements, a + (2 + thread) * elements, stream);
-        best = fmax(best, sum(argument, mine / threads * cores));
+        best = fmax(best, cf_sum_host(transport, mine / threads * cores));
     }
     cf_free(a);
     return best;

@@ -46,8 +46,7 @@ static double of_this_device(const char **source) {
     return 0;
 }
 
-double peak_flops(const char **source, double cores, double (*sum)(void *argument, double mine), void *argument,
-                  cf_stream *stream) {
+double peak_flops(const char **source, double cores, cf_transport *transport, cf_stream *stream) {
     (void)cores, (void)stream;
-    return sum(argument, of_this_device(source));
+    return cf_sum_host(transport, of_this_device(source));
 }

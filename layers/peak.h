@@ -2,17 +2,18 @@
 #ifndef PEAK_H
 #define PEAK_H
 
+#include "../commfuse/transport.h"
 #include "real.h"
 
 CF_EXTERN_C_BEGIN
 
 // Floating-point operations per second of the devices of all ranks together, and the source of the figure; 0: unknown.
-// Collective. sum: returns the sum over all ranks, on every rank; ranks wait for each other in it.
+// Collective over the ranks of the transport; NULL: a rank alone.
 // GPU: the data sheet's figure for dense products in the program's element type (fp32: without TF32).
 // CPU: the rate of all cores in matrix products of several large shapes, measured now; takes about a second.
 // cores: this rank's share of its host's, even if fewer compute later. So the figure is the machine's and does not depend
 // on the number of ranks.
-double peak_flops(const char **source, double cores, double (*sum)(void *argument, double mine), void *argument, cf_stream *stream);
+double peak_flops(const char **source, double cores, cf_transport *transport, cf_stream *stream);
 
 CF_EXTERN_C_END
 #endif

@@ -709,11 +709,6 @@ static void all_tables(bench *b) {
     report_all_chunks(b);
 }
 
-static double alone(void *argument, double mine) {
-    (void)argument;
-    return mine;
-}
-
 int main(int count, char **words) {
     static bench b;
     const char *source = "";
@@ -729,7 +724,7 @@ int main(int count, char **words) {
     b.json = count > 8 ? fopen(words[8], "w") : NULL;
     if (count > 8 && !b.json) cf_die("choose another file", "cannot write %s", words[8]);
     if (b.json) setvbuf(b.json, NULL, _IOLBF, 0); // whoever ends this process finds the lines written so far
-    b.peak = peak_flops(&source, 1, alone, NULL, b.stream);
+    b.peak = peak_flops(&source, 1, NULL, b.stream);
     make_buffers(&b);
     b.copy_gbs = 2 * (double)(b.s.S * (int64_t)sizeof(precise)) / time_of(&b, large_copy, NULL).ms * 1e-6;
     printf("%s, %s: L %lld, C %lld, H %lld, B %lld, T %lld, V %lld; peak %.1f TFLOP/s (%s), copy %.0f GB/s\n", cf_device_name(),

@@ -69,7 +69,6 @@ typedef struct bench {
     int64_t last_round, sent;
     double begun_ms;
     int32_t *tokens; // (T + 1, B): inputs, and targets a row later
-    double *loss;    // device
     double peak;     // flop/s of all ranks
     const char *peak_source;
 } bench;
@@ -217,13 +216,8 @@ static void make_models(bench *b) {
         e->row = calloc((size_t)b->rounds + 1, sizeof *e->row);
         if (!e->row) cf_die(NULL, "out of memory for %lld steps", (long long)b->rounds);
     }
-    b->loss = cf_alloc((int64_t)sizeof *b->loss, "tokens");
     b->tokens = calloc((size_t)((o->seq + 1) * o->micro_batch), sizeof *b->tokens);
     if (!b->tokens) cf_die(NULL, "out of memory for the tokens of a micro-batch");
-}
-
-static double sum(void *transport, double mine) {
-    return cf_sum_host(transport, mine);
 }
 
 // Once before the steps and once after them, the better one counts: a slow moment would flatter every MFU.
@@ -234,7 +228,7 @@ static void measure_peak(bench *b) {
         return;
     }
     double cores = (double)b->transport->local_cores / b->transport->local_size;
-    b->peak = fmax(b->peak, peak_flops(&b->peak_source, cores, sum, b->transport, b->context.stream));
+    b->peak = fmax(b->peak, peak_flops(&b->peak_source, cores, b->transport, b->context.stream));
 }
 
 // --- measuring ---
@@ -296,14 +290,14 @@ static void take_step(bench *b, entrant *e, int64_t round) {
     adamw a = {
         .lr = o->lr, .beta1 = o->beta1, .beta2 = o->beta2, .eps = o->eps, .weight_decay = o->weight_decay, .step = round + 1};
     turn(b, round);
-    cf_zero(b->loss, (int64_t)sizeof *b->loss, b->context.stream);
+    cf_zero(e->model.loss, (int64_t)sizeof *e->model.loss, b->context.stream);
     gpt_begin_forward(&e->model, b->tokens, b->tokens + o->micro_batch, o->seq, o->micro_batch);
     optimizer_finish_update(&e->optimizer);
-    gpt_forward(&e->model, 1 / (double)tokens, b->loss);
+    gpt_forward(&e->model, 1 / (double)tokens);
     gpt_backward(&e->model, true, true);
     report_last(b);
-    optimizer_reduce(&e->optimizer, b->loss, NULL, 0);
-    e->row[round].loss = optimizer_begin_update(&e->optimizer, a, o->clip, tokens, false).loss;
+    optimizer_reduce(&e->optimizer, e->model.loss, NULL, 0);
+    e->row[round].loss = optimizer_begin_update(&e->optimizer, a, o->clip, tokens, false)->loss;
     cf_stream_sync(b->context.stream);
     b->last = e, b->last_round = round;
 }
@@ -437,7 +431,6 @@ static void close_bench(bench *b) {
         free_model(&b->entrant[i]);
         free(b->entrant[i].row);
     }
-    cf_free(b->loss);
     free(b->tokens);
     cf_trace_free(b->context.trace);
     cf_stream_free(b->context.stream);

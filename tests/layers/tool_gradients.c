@@ -17,10 +17,6 @@ static void read_weights(void *file, int tensor, int64_t layer, int64_t first, i
     model_file_read((const model_file *)file, tensor, layer, first, count, out);
 }
 
-static void append_values(void *writer, const float *values, int64_t count) {
-    model_writer_append((model_writer *)writer, values, count);
-}
-
 static overlap parse_overlap(const char *mode, const char *route, const char *slices) {
     overlap how = {.slices = atoi(slices)};
     if (!cf_mode_of(mode, &how.mode) || !cf_route_of(route, &how.route)) cf_die(NULL, "no mode %s, or no route %s", mode, route);
@@ -70,14 +66,14 @@ int main(int argc, char **argv) {
     params_read(&model.params, read_weights, file, context.stream);
     optimizer_start(&optimizer);
 
-    int32_t *inputs = malloc((size_t)(T * B) * sizeof *inputs), *targets = malloc((size_t)(T * B) * sizeof *targets);
+    int32_t *inputs = model.host_inputs, *targets = model.host_targets;
     tokens *data = tokens_open(argv[2], T);
     for (int64_t b = 0; b < B; b++) tokens_read(data, mesh.dp_group.rank * B + b, f.V, b, B, inputs, targets);
     double count = (double)(T * B * mesh.dp);
-    double *sum = cf_alloc((int64_t)sizeof *sum, "loss"), loss = 0;
+    double loss = 0;
     gpt_begin_forward(&model, inputs, targets, T, B);
-    gpt_forward(&model, 1 / count, sum);
-    cf_copy(&loss, sum, (int64_t)sizeof loss, context.stream);
+    gpt_forward(&model, 1 / count);
+    cf_copy(&loss, model.loss, (int64_t)sizeof loss, context.stream);
     loss = cf_sum_host(context.transport, loss) / count;
     gpt_backward(&model, true, true);
     gradients_into_weights(&model, &optimizer);
@@ -85,11 +81,8 @@ int main(int argc, char **argv) {
     bool root = mesh.world_group.rank == 0;
     if (root) printf("loss %.17g\n", loss);
     model_writer *writer = root ? model_writer_open(argv[12], &f, 3) : NULL;
-    if (mesh.dp_group.rank == 0) gpt_collect(&model, append_values, writer);
+    if (mesh.dp_group.rank == 0) gpt_collect(&model, model_writer_append, writer);
     if (writer) model_writer_commit(writer);
-    cf_free(sum);
-    free(inputs);
-    free(targets);
     tokens_close(data);
     model_file_close(file);
     optimizer_free(&optimizer);
