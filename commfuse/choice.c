@@ -55,14 +55,19 @@ int cf_choices(const cf_work *w, const cf_costs *c, cf_choice list[CF_CHOICES]) 
     bool alone = w->side == CF_NO_COMPUTE;
     const cf_route first = w->operation == CF_ALLTOALL ? CF_DIRECT : c->route;
     const cf_route second = w->operation == CF_ALLTOALL || first == CF_RING ? CF_DIRECT : CF_RING;
+    const cf_choice native = {w->early ? CF_MODE_SLICE : CF_MODE_NONE, c->route, 1};
     int count = 0;
+    if (alone && c->native && c->in_order) { // nothing passes anything anyway, and the library's sums take no kernels
+        list[0] = native;
+        return 1;
+    }
     for (int m = 1; m <= SLICES_MOST && !alone; m *= 2)
         for (int other = 0; other < (first == second ? 1 : 2); other++)
             if ((m == 1 && !other) || w->ranks <= SLICES_RANKS)
                 list[count++] = (cf_choice){CF_MODE_COMMFUSE, other ? second : first, m};
     list[count++] = (cf_choice){CF_MODE_COMMFUSE, CF_ONCE, 1};
     if (!c->native || (alone && w->bytes > SMALL_BYTES)) return count;
-    list[count++] = (cf_choice){w->early ? CF_MODE_SLICE : CF_MODE_NONE, c->route, 1};
+    list[count++] = native;
     for (int m = 2; m <= SLICES_MOST && !alone; m *= 2) list[count++] = (cf_choice){CF_MODE_SLICE, c->route, m};
     return count;
 }

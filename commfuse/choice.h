@@ -8,8 +8,8 @@
 //   natively    the library's collective: blocking, before or after one computation, or M of them behind slices of it
 //
 // A slice whose latency exceeds what it hides makes rounds long: then one of the other two is shorter. Rounds are kept unless
-// another way saves a tenth, and without computation a native collective moves small messages only. The tuner (tune.h) tries
-// the same ways while training.
+// another way saves a tenth. Without computation a native collective moves small messages, and by NCCL all: it adds within one
+// kernel. The tuner (tune.h) tries the same ways while training.
 #ifndef CF_CHOICE_H
 #define CF_CHOICE_H
 
@@ -35,7 +35,7 @@ typedef struct cf_work { // of one operation
     bool folds;   // see schedule.h
 } cf_work;
 
-enum { CF_CHOICES = 12 };
+enum { CF_CHOICES = 11 }; // ten, and one of a plan
 // All ways in which the operation may run; returns how many.
 int cf_choices(const cf_work *work, const cf_costs *costs, cf_choice list[CF_CHOICES]);
 // Milliseconds that it would take.

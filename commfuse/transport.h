@@ -96,7 +96,7 @@ struct cf_transport {
     int local_cores;            // cores that the ranks of this host may use together
     bool in_order;              // requests of one kind and group complete in the order posted
     cf_costs costs;             // set by cf_costs_agree()
-    bool collectives;           // the caller's, before bind. false: native ones will not be posted. At first true
+    bool collectives;           // the caller's, before bind. false: native ones are no baseline (costs.native). At first true
     void *state;
     void (*set_threads)(cf_transport *, int threads);                           // that compute in each rank (CPU); at first 1
     void (*set_timeout)(cf_transport *, double timeout_s);                      // longest wait for a peer from now on; 0: for ever

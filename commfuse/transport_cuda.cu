@@ -4,8 +4,8 @@
 //   ipc    copy engines, no multiprocessors; groups within one host whose GPUs can map each other's memory
 //   auto   exchanges by ipc where it can be had, else by nccl; native collectives always by nccl
 //
-// Both are connected when a group is bound, unless the caller says that a run has no use for native collectives: a
-// communicator takes seconds and memory.
+// Both are connected when a group is bound. Where native collectives are the baseline they have a communicator of their own;
+// elsewhere, as it takes seconds and memory, they share the one of exchanges, in one order, or cannot be had.
 //
 // Nothing here blocks but bind, close and, now and then, post: it lets the host run at most RUN_AHEAD requests or
 // LAUNCHES_MAX launches ahead of the GPU. Queues of launches are finite, and a host that is stuck in a full one, inside
@@ -222,12 +222,16 @@ static void remember(cuda_state *s, const cf_request *r, int count, int64_t laun
 
 // --- requests ---
 
+static bool is_nccl(const cf_wire *wire) {
+    return wire && strcmp(wire->name, "nccl") == 0;
+}
+
 static cf_wire *wire_for(const cf_request *r) {
     binding *b = (binding *)r->group->native;
     if (!b) cf_die(NULL, "%s: group %s is not bound", r->label, r->group->name);
     if (r->group->size == 1) cf_die(NULL, "%s: group %s has one member", r->label, r->group->name);
     bool exchange = r->kind == CF_REQUEST_EXCHANGE || r->kind == CF_REQUEST_BARRIER;
-    cf_wire *wire = exchange ? b->exchange : b->collective;
+    cf_wire *wire = exchange || (!b->collective && is_nccl(b->exchange)) ? b->exchange : b->collective;
     if (wire) return wire;
     cf_die_together("use --overlap commfuse, or --transport nccl",
                     "%s: native collectives need NCCL, which does not serve the %s group", r->label, r->group->name);
@@ -432,13 +436,14 @@ static void set_timeout(cf_transport *t, double timeout_s) {
     s->bootstrap->timeout_s = timeout_s;
 }
 
-// Of an H100 with NVLink. Native collectives would take a second communicator of every group, and would have to be launched
-// in one order with the exchanges.
+// Of an H100 with NVLink.
 static cf_costs reckon(const cf_transport *t, int threads) {
-    (void)t, (void)threads;
+    (void)threads;
+    const cuda_state *s = (const cuda_state *)t->state;
     cf_costs c;
     c.latency_s = 12e-6, c.message_s = 1e-6, c.piece_s = 20e-6, c.bytes_per_s = 300e9, c.flops_per_s = 400e12;
-    c.route = CF_DIRECT, c.native = false, c.spare = true, c.in_order = true;
+    c.route = CF_DIRECT, c.native = true, c.spare = true, c.in_order = true;
+    for (int i = 0; i < s->bindings; i++) c.native &= !s->bound[i]->exchange || is_nccl(s->bound[i]->exchange);
     return c;
 }
 

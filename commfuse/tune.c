@@ -6,7 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { OPERATIONS_MAX = 64, WARM_STEPS = 2, REPEATS = 3, FINALISTS = 3, PLANS = 7 };
+enum { OPERATIONS_MAX = 64, WARM_STEPS = 2, REPEATS = 3, FINALISTS = 2, PLANS = 7 };
+_Static_assert(WARM_STEPS + CF_CHOICES + (REPEATS - 1) * (1 + FINALISTS) + PLANS * REPEATS <= CF_TRIAL_STEPS, "trials are bounded");
 static const double FAR = 1.3;    // from the best: tried no more
 static const double CLEAR = 0.02; // of an operation's time, at least: what another way must save
 static const double WORTH = 0.01; // of a step: what another plan must save, at least
@@ -170,7 +171,7 @@ static int next_way(const operation *o, int number) {
     return least_tried(o->out, o->tried, o->ways, number);
 }
 
-// Once each way has been tried: only the best go on.
+// Once each way has been tried: only the first and the best others go on.
 static void drop_the_far(operation *o) {
     double best = INFINITY;
     for (int k = 0; k < o->ways; k++) {
@@ -179,7 +180,7 @@ static void drop_the_far(operation *o) {
     }
     for (int k = 1; k < o->ways; k++) {
         int better = 0;
-        for (int i = 0; i < o->ways; i++) better += i != k && way_ms(o, i) < way_ms(o, k);
+        for (int i = 1; i < o->ways; i++) better += i != k && way_ms(o, i) < way_ms(o, k);
         if (way_ms(o, k) > FAR * best || better >= FINALISTS) o->out[k] = true;
     }
 }

@@ -154,6 +154,11 @@ static void make_mesh(bench *b) {
     int ranks = b->transport->size;
     if (o->tp == 0) o->tp = o->dp > 0 && ranks % o->dp == 0 ? ranks / o->dp : 1;
     if (o->dp == 0) o->dp = ranks % o->tp == 0 ? ranks / o->tp : 1;
+    b->transport->collectives = false; // of their own, as in train_gpt
+    for (int i = 0; i < b->entrants; i++) {
+        const cf_mode mode = b->entrant[i].how.mode;
+        b->transport->collectives |= mode == CF_MODE_NONE || mode == CF_MODE_SLICE;
+    }
     cf_mesh_init(&b->mesh, ranks, b->transport->rank, (int)o->tp, (int)o->dp);
     b->transport->bind(b->transport, &b->mesh.tp_group);
     b->transport->bind(b->transport, &b->mesh.dp_group);

@@ -12,7 +12,8 @@
 #include "commfuse/transport.h"
 
 static const cf_costs cpu = {30e-6, 2e-6, 3e-6, 4e9, 60e9, CF_RING, true, true, false};
-static const cf_costs gpu = {12e-6, 1e-6, 20e-6, 300e9, 400e12, CF_DIRECT, false, true, true};
+static const cf_costs gpu = {12e-6, 1e-6, 20e-6, 300e9, 400e12, CF_DIRECT, false, true, true}; // by ipc
+static const cf_costs by_nccl = {12e-6, 1e-6, 20e-6, 300e9, 400e12, CF_DIRECT, true, true, true};
 
 static bool is_rounds(cf_choice c) {
     return c.mode == CF_MODE_COMMFUSE && c.route != CF_ONCE;
@@ -53,6 +54,7 @@ static void without_compute_all_travels_at_once_or_natively(void **state) {
             assert_int_not_equal(c.mode, CF_MODE_NONE); // it is begun early, and must not block
             if (bytes > 1e5) assert_int_equal(c.mode, CF_MODE_COMMFUSE);
             assert_int_equal(cf_choose(&w, &gpu).mode, CF_MODE_COMMFUSE);
+            assert_int_equal(cf_choose(&w, &by_nccl).mode, CF_MODE_SLICE); // which adds within its one kernel
         }
     cf_work report = {CF_ALLGATHER, CF_NO_COMPUTE, 1000, 64, 0, false, false};
     assert_int_equal(cf_choose(&report, &cpu).mode, CF_MODE_NONE); // log2(N) messages rather than N - 1

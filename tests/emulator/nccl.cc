@@ -274,7 +274,8 @@ void ncclComm::run(const std::vector<Call> &calls) {
 }
 
 // For the clock. A peer has channels, which are halved until all peers' are no more than the blocks of a kernel; what a group
-// sends and receives by one channel shares a block. Collectives have as many blocks as NCCL likes.
+// sends and receives by one channel shares a block. Collectives have as many blocks as NCCL likes,
+// unless it is told fewer.
 void ncclComm::note(const std::vector<Call> &calls, cudaStream_t stream) {
     int most = blocks_max > 0 ? std::min(blocks_max, (int)P2P_CHANNELS) : (int)P2P_CHANNELS, channels = P2P_CHANNELS;
     while (channels > 1 && channels * ranks > most) channels /= 2;
@@ -293,10 +294,10 @@ void ncclComm::note(const std::vector<Call> &calls, cudaStream_t stream) {
         uint64_t pair = half.sends ? (uint64_t)rank << 16 | (uint64_t)half.peer : (uint64_t)half.peer << 16 | (uint64_t)rank;
         (half.sends ? sends : receives)++;
         messages.push_back({id ^ (pair << 32 | number) * 0x9e3779b97f4a7c15u, (double)half.bytes,
-                            collective ? (int)COLLECTIVE_CHANNELS : channels, half.sends});
+                            collective ? std::min(most, (int)COLLECTIVE_CHANNELS) : channels, half.sends});
     }
     Note kernel = emulator::note(GROUP, 0, 0, EXCHANGE);
-    kernel.blocks[0] = {collective ? (int)COLLECTIVE_CHANNELS : std::min(most, channels * std::max(sends, receives)), 0};
+    kernel.blocks[0] = {std::min(most, collective ? (int)COLLECTIVE_CHANNELS : channels * std::max(sends, receives)), 0};
     enqueue(stream, "a NCCL operation", kernel, {}, messages);
 }
 

@@ -75,6 +75,10 @@ class Emulated(meshes.Training):
             with self.subTest(**overlap):
                 self.bits(2, 2, transport="auto", **overlap)
 
+    def test_native_collectives_among_exchanges_by_nccl(self):
+        """Trials take both in one step, by one communicator of a group."""
+        self.bits(2, 2, transport="nccl", overlap="auto", plan="new")
+
     def test_fewer_queues_than_pairs(self):
         # 4 ranks: two groups with 7 streams each and 3 others; with 9 queues both share a stream for each direction.
         more = dict(transport="ipc", **meshes.commfuse("direct", 2))
