@@ -145,12 +145,12 @@ static void take_state(trainer *t, const manifest *m) {
 static void load_state(trainer *t) {
     const run_facts facts = {&t->model.params.shape, t->train, VERSION, t->run, NULL, 0, false};
     manifest *m = origin_checkpoint(&t->o, &facts, t->transport, t->store, t->start);
-    resume_name(m, t->run);
+    origin_name(m, t->run);
     plan_start(&t->report.plan, m ? manifest_value(m, "found-plan") : NULL, t->o.steps - (m ? m->step : 0));
     gpt_place_weight_gradients(&t->model);
     if (m) {
         take_state(t, m);
-        t->last.skipped = resume_number(m, "skipped", 0);
+        t->last.skipped = origin_number(m, "skipped", 0);
         report_resume(&t->report, m);
         manifest_free(m);
         return;
@@ -216,7 +216,7 @@ static void load_validation(void *trainer_of, int64_t number, int64_t b, int64_t
 // The same sequences whatever the batch and the mesh.
 static void validate(trainer *t, int64_t step) {
     const options *o = &t->o;
-    const int64_t samples = tokens_samples(t->val), asked = o->val_batches > 0 ? o->val_batches * o->batch : (int64_t)VAL_SEQUENCES,
+    const int64_t samples = t->val->samples, asked = o->val_batches > 0 ? o->val_batches * o->batch : (int64_t)VAL_SEQUENCES,
                   all = asked < samples ? asked : samples;
     double *losses = gpt_evaluate(&t->model, load_validation, t, all, o->seq, o->micro_batch), loss = 0;
     for (int64_t i = 0; i < all; i++) loss += losses[i];
@@ -226,9 +226,8 @@ static void validate(trainer *t, int64_t step) {
 
 static void ask(trainer *t, int64_t step) {
     hellaswag *h = t->questions;
-    double *losses = gpt_evaluate(&t->model, hellaswag_load, h, HELLASWAG_ENDINGS * hellaswag_examples(h), hellaswag_longest(h),
-                                  t->o.micro_batch);
-    report_hellaswag(&t->report, step, hellaswag_correct(h, losses), hellaswag_examples(h));
+    double *losses = gpt_evaluate(&t->model, hellaswag_load, h, HELLASWAG_ENDINGS * h->count, h->longest, t->o.micro_batch);
+    report_hellaswag(&t->report, step, hellaswag_correct(h, losses), h->count);
     free(losses);
 }
 
@@ -260,7 +259,7 @@ static bool save(trainer *t, int64_t step, bool watched, bool wait) {
     char *plan = plan_text(&t->report.plan);
     const run_facts facts = {&t->model.params.shape, t->train, VERSION, t->run, plan, t->last.skipped, watched};
     allow_long_waits(t, true);
-    bool saved = saver_begin(t->checkpoints, step, resume_describe(&t->o, &facts));
+    bool saved = saver_begin(t->checkpoints, step, origin_describe(&t->o, &facts));
     free(plan);
     if (saved) {
         if (!t->copy.run) state_create(&t->copy, &t->optimizer);
@@ -337,7 +336,7 @@ static int run(trainer *t) {
     const options *o = &t->o;
     double start_ms = report_lap(&t->report), begin_ms = t->report.lap_ms;
     int64_t step = t->report.first;
-    if (step < o->steps) accounts_add(&t->report.time, TIME_START, start_ms);
+    if (step < o->steps) t->report.time.ms[TIME_START] += start_ms;
     t->last.step = -1;
     for (; step < o->steps && !t->stop; step++) {
         t->context.step = (int)step;
@@ -379,10 +378,7 @@ static int train_model(trainer *t) {
     meet(t); // whoever has read faster waits here
     allow_long_waits(t, false);
     report_open(r);
-    if (*o->out) {
-        saver_plan plan = {t->transport, o->out, t->store, o->keep, o->keep_every, r->log};
-        t->checkpoints = saver_create(plan);
-    }
+    if (*o->out) t->checkpoints = saver_create(t->transport, t->store, o, r->log);
     r->peak = o->peak_tflops * 1e12 * t->mesh.world_group.size, r->peak_source = "--peak-tflops";
     if (o->peak_tflops <= 0)
         r->peak = peak_flops(&r->peak_source, (double)t->transport->local_cores / t->transport->local_size, t->transport,

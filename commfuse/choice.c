@@ -111,10 +111,9 @@ bool cf_choice_of(const char *name, cf_choice *choice) {
 // --- costs ---
 
 void cf_costs_agree(cf_transport *t, int threads) {
-    cf_costs *all = calloc((size_t)t->size, sizeof *all), *c = &t->costs;
+    cf_costs *c = &t->costs;
     *c = t->reckon(t, threads);
-    if (!all) cf_die(NULL, "out of memory for the costs of %d ranks", t->size);
-    t->gather(t, c, all, (int64_t)sizeof *all);
+    cf_costs *all = cf_of_all(t, c, (int64_t)sizeof *c);
     for (int i = 0; i < t->size; i++) {
         c->latency_s = fmax(c->latency_s, all[i].latency_s);
         c->message_s = fmax(c->message_s, all[i].message_s);

@@ -3,20 +3,25 @@
 #ifndef CF_PRINTABLE_H
 #define CF_PRINTABLE_H
 
-// Bytes of the character that begins there; 0: it is no UTF-8, or C0 but a line's end and a tab, DEL or C1.
-static inline int cf_printable_bytes(const unsigned char *at) {
+// Bytes of the character that begins there; 0: it is no valid UTF-8 (overlong, a surrogate, past U+10FFFF, cut short). A zero
+// follows the text.
+static inline int cf_utf8_bytes(const char *text) {
+    const unsigned char *at = (const unsigned char *)text;
     int bytes = *at < 0x80 ? 1 : *at < 0xc2 ? 0 : *at < 0xe0 ? 2 : *at < 0xf0 ? 3 : *at < 0xf5 ? 4 : 0;
-    if (bytes == 1 && ((*at < ' ' && *at != '\n' && *at != '\t') || *at == 0x7f)) return 0;
-    if (*at == 0xc2 && at[1] < 0xa0) return 0;
     for (int i = 1; i < bytes; i++)
-        if ((at[i] & 0xc0) != 0x80) return 0;
+        if ((at[i] & 0xc0) != 0x80) return 0; // the zero too
+    if ((*at == 0xe0 && at[1] < 0xa0) || (*at == 0xed && at[1] > 0x9f)) return 0;
+    if ((*at == 0xf0 && at[1] < 0x90) || (*at == 0xf4 && at[1] > 0x8f)) return 0;
     return bytes;
 }
 
-// Puts '?' for every byte of what may not be printed, and returns the text.
+// Puts '?' for every byte of what may not be printed (no UTF-8, or C0 but a line's end and a tab, DEL or C1), and returns the
+// text.
 static inline char *cf_printable(char *text) {
     for (char *at = text; *at;) {
-        int bytes = cf_printable_bytes((const unsigned char *)at);
+        const unsigned char first = (unsigned char)at[0], second = (unsigned char)at[1];
+        int bytes = cf_utf8_bytes(at);
+        if ((first < ' ' && first != '\n' && first != '\t') || first == 0x7f || (first == 0xc2 && second < 0xa0)) bytes = 0;
         if (!bytes) *at = '?';
         at += bytes ? bytes : 1;
     }

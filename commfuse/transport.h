@@ -130,11 +130,18 @@ static inline void cf_allgather_host(cf_transport *t, const void *mine, void *al
         memcpy(all, mine, (size_t)bytes);
 }
 
+// What every rank gives, (size, bytes), which the caller frees. Collective. t NULL: a rank alone.
+static inline void *cf_of_all(cf_transport *t, const void *mine, int64_t bytes) {
+    const int ranks = t ? t->size : 1;
+    void *all = malloc((size_t)ranks * (size_t)bytes);
+    if (!all) cf_die(NULL, "out of memory for %lld bytes of each of %d ranks", (long long)bytes, ranks);
+    cf_allgather_host(t, mine, all, bytes);
+    return all;
+}
+
 // The least of what all ranks give: of bools, whether it is so everywhere. Collective.
 static inline int64_t cf_least_host(cf_transport *t, int64_t mine) {
-    int64_t *all = (int64_t *)malloc((size_t)t->size * sizeof *all);
-    if (!all) cf_die(NULL, "out of memory for the words of %d ranks", t->size);
-    cf_allgather_host(t, &mine, all, (int64_t)sizeof mine);
+    int64_t *all = (int64_t *)cf_of_all(t, &mine, (int64_t)sizeof mine);
     for (int rank = 0; rank < t->size; rank++)
         if (all[rank] < mine) mine = all[rank];
     free(all);
@@ -143,11 +150,8 @@ static inline int64_t cf_least_host(cf_transport *t, int64_t mine) {
 
 // The sum of what all ranks give, in their order. Collective. t NULL: a rank alone.
 static inline double cf_sum_host(cf_transport *t, double mine) {
-    const int ranks = t ? t->size : 1;
-    double *all = (double *)malloc((size_t)ranks * sizeof *all), sum = 0;
-    if (!all) cf_die(NULL, "out of memory for the words of %d ranks", ranks);
-    cf_allgather_host(t, &mine, all, (int64_t)sizeof mine);
-    for (int rank = 0; rank < ranks; rank++) sum += all[rank];
+    double *all = (double *)cf_of_all(t, &mine, (int64_t)sizeof mine), sum = 0;
+    for (int rank = 0; rank < (t ? t->size : 1); rank++) sum += all[rank];
     free(all);
     return sum;
 }

@@ -18,7 +18,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
+#include "../commfuse/trace.h"
+#include "../commfuse/transport.h"
 #include "log.h"
+#include "options.h"
 
 CF_EXTERN_C_BEGIN
 
@@ -33,13 +36,16 @@ typedef struct accounts {
 
 // Goes on with those in `out`, if there are any; "": only of this start.
 void accounts_open(accounts *a, const char *out);
-void accounts_add(accounts *a, time_purpose purpose, double ms);
 void accounts_step(accounts *a, int64_t step, double ms); // train or redo
 void accounts_store(accounts *a, bool ended);             // ended: in any case, and nothing is lost from here on
 
 double accounts_goodput(const accounts *a); // 0 … 1
 void accounts_print(const accounts *a, FILE *file);
 void accounts_log(const accounts *a, logfile *log); // adds fields to the line
+
+// The overlap audit: of each operation, how much of its communication was hidden, what bounded it, and the option worth trying.
+// Of all steps but those that tried ways, means over ranks. Collective. Rank 0 prints those that waited most, and logs all.
+void accounts_audit(const cf_trace *trace, cf_transport *transport, const options *o, logfile *log);
 
 CF_EXTERN_C_END
 #endif

@@ -18,20 +18,29 @@
 //
 // Reading takes no lock. A checkpoint that is removed while it is looked at is found incomplete and passed
 // over.
+//
+// The line with the manifest's own hash is always the last and always of the same form, so it is compared as text: there is one
+// right ending for a given text above it, and any other is damage. Only then is the rest parsed, and it is still believed
+// nothing: a manifest may be sealed and wrong, written by another program.
+#define _GNU_SOURCE
 #include "checkpoint.h"
 #include "durable.h"
 #include "input.h"
+#include "json.h"
 #include <dirent.h>
 #include <errno.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
 
+enum { VERSION = 1, SEAL_ROOM = 40, FILE_NAME = 48, NOTHING_BEGUN = -1 };
 typedef enum { FINISHED, UNFINISHED, DAMAGED } stage;
 static const char *const stage_suffix[] = {"", ".tmp", ".damaged"};
-static const char manifest_name[] = "manifest.json";
-static const int64_t max_step = INT64_C(999999999999999); // as in the manifest
-enum { NOTHING_BEGUN = -1 };
+static const char manifest_name[] = "manifest.json", format[] = "commfuse checkpoint",
+                  damaged[] = "the checkpoint is damaged, or was not copied completely";
 
 struct checkpoint_store {
     char out[PATH_MAX];
@@ -44,6 +53,147 @@ typedef struct found {
     stage stage;
 } found;
 
+static void rank_file_name(int64_t rank, char name[FILE_NAME]) {
+    snprintf(name, FILE_NAME, "rank_%05lld.safetensors", (long long)rank);
+}
+
+// --- manifest ----------------------------------------------------------------------------------------------
+
+// The last line, which ends the text above it.
+static int64_t make_seal(const char *text, int64_t size, char seal[SEAL_ROOM]) {
+    return snprintf(seal, SEAL_ROOM, "\t\"xxh64\":\t\"%016" PRIx64 "\"\n}\n", (uint64_t)XXH64(text, (size_t)size, 0));
+}
+
+// cJSON returns NULL for want of memory, and takes NULL for an object; so looking once at the end is not
+// enough.
+static void *got(void *item) {
+    if (!item) cf_die(NULL, "out of memory for a checkpoint's manifest");
+    return item;
+}
+
+void manifest_add(cJSON *options, const char *name, const char *form, ...) {
+    char *value = NULL;
+    va_list values;
+    va_start(values, form);
+    if (vasprintf(&value, form, values) < 0) got(NULL);
+    va_end(values);
+    if (json_text(options, name)) cf_die(NULL, "a checkpoint's option %s is there twice", name);
+    got(cJSON_AddStringToObject(options, name, value));
+    free(value);
+}
+
+const char *manifest_value(const manifest *m, const char *name) {
+    return json_text(m->options, name);
+}
+
+char *manifest_print(const manifest *m, int64_t *size) {
+    if (m->ranks < 1 || m->ranks > MANIFEST_MAX_RANKS || m->step < 0 || m->step > JSON_WHOLE_MAX)
+        cf_die(NULL, "no manifest for step %lld of %lld ranks", (long long)m->step, (long long)m->ranks);
+    cJSON *root = got(cJSON_CreateObject());
+    got(cJSON_AddStringToObject(root, "format", format));
+    got(cJSON_AddNumberToObject(root, "version", VERSION));
+    got(cJSON_AddNumberToObject(root, "step", (double)m->step));
+    got(cJSON_AddNumberToObject(root, "ranks", (double)m->ranks));
+    if (!cJSON_AddItemReferenceToObject(root, "options", m->options)) got(NULL);
+    cJSON *files = got(cJSON_AddArrayToObject(root, "files"));
+    for (int64_t rank = 0; rank < m->ranks; rank++) {
+        char name[FILE_NAME], hash[17];
+        rank_file_name(rank, name);
+        snprintf(hash, sizeof hash, "%016" PRIx64, m->file[rank].hash);
+        cJSON *file = got(cJSON_CreateObject());
+        cJSON_AddItemToArray(files, file);
+        got(cJSON_AddStringToObject(file, "name", name));
+        got(cJSON_AddNumberToObject(file, "bytes", (double)m->file[rank].bytes));
+        got(cJSON_AddStringToObject(file, "xxh64", hash));
+    }
+    char *body = got(cJSON_Print(root)), seal[SEAL_ROOM];
+    cJSON_Delete(root);
+    size_t length = strlen(body); // whose last two bytes are "\n}": ",\n" takes their place
+    char *text = got(realloc(body, length + SEAL_ROOM));
+    memcpy(text + length - 2, ",\n", 2);
+    *size = (int64_t)length + make_seal(text, (int64_t)length, seal);
+    strcpy(text + length, seal);
+    return text;
+}
+
+static bool sealed(const char *text, int64_t size) {
+    char seal[SEAL_ROOM];
+    int64_t length = make_seal(text, 0, seal), above = size - length; // its length is always the same
+    if (above < 0) return false;
+    make_seal(text, above, seal);
+    return memcmp(text + above, seal, (size_t)length) == 0;
+}
+
+static bool read_files(manifest *m, const cJSON *files, const char *name, problem *why) {
+    if (!cJSON_IsArray(files) || cJSON_GetArraySize(files) != m->ranks)
+        return problem_set(why, damaged, "%s does not name %lld files, one for each rank", name, (long long)m->ranks);
+    manifest_file *file = m->file = memory_for("a manifest", m->ranks, sizeof *m->file);
+    const cJSON *item;
+    cJSON_ArrayForEach(item, files) {
+        char right[FILE_NAME], again[17];
+        const char *hash = json_text(item, "xxh64");
+        file->hash = hash ? strtoull(hash, NULL, 16) : 0;
+        rank_file_name(file - m->file, right);
+        snprintf(again, sizeof again, "%016" PRIx64, file->hash);
+        if (!json_is(item, "name", right) || !json_whole(item, "bytes", 0, JSON_WHOLE_MAX, &file->bytes) ||
+            !json_is(item, "xxh64", again))
+            return problem_set(why, damaged, "%s: file %lld is not %s with size and hash", name, (long long)(file - m->file),
+                               right);
+        file++;
+    }
+    return true;
+}
+
+static bool check_options(const cJSON *options, const char *name, problem *why) {
+    if (!cJSON_IsObject(options)) return problem_set(why, damaged, "%s has no options", name);
+    if (cJSON_GetArraySize(options) > MANIFEST_MAX_OPTIONS)
+        return problem_set(why, damaged, "%s has more than %d options", name, MANIFEST_MAX_OPTIONS);
+    const cJSON *item;
+    cJSON_ArrayForEach(item, options) {
+        if (!cJSON_IsString(item)) return problem_set(why, damaged, "%s: option %.100s is not a text", name, item->string);
+        if (cJSON_GetObjectItemCaseSensitive(options, item->string) != item) // but the first of that name
+            return problem_set(why, damaged, "%s: option %.100s is there twice", name, item->string);
+    }
+    return true;
+}
+
+static bool read_root(manifest *m, cJSON *root, const char *name, problem *why) {
+    int64_t version;
+    if (!json_is(root, "format", format)) return problem_set(why, NULL, "%s is not the manifest of a checkpoint", name);
+    if (!json_whole(root, "version", 0, JSON_WHOLE_MAX, &version)) return problem_set(why, damaged, "%s has no version", name);
+    if (version != VERSION)
+        return problem_set(why, "it was written by another version of this program", "%s has version %lld, expected %d", name,
+                           (long long)version, VERSION);
+    if (!json_whole(root, "step", 0, JSON_WHOLE_MAX, &m->step)) return problem_set(why, damaged, "%s has no step", name);
+    if (!json_whole(root, "ranks", 1, MANIFEST_MAX_RANKS, &m->ranks))
+        return problem_set(why, damaged, "%s has no number of ranks from 1 to %d", name, MANIFEST_MAX_RANKS);
+    m->options = cJSON_DetachItemFromObjectCaseSensitive(root, "options");
+    return check_options(m->options, name, why) && read_files(m, cJSON_GetObjectItemCaseSensitive(root, "files"), name, why);
+}
+
+manifest *manifest_parse(const char *text, int64_t size, const char *name, problem *why) {
+    if (size < 1 || size > MANIFEST_MAX_BYTES || memchr(text, 0, (size_t)size) || !sealed(text, size)) {
+        problem_set(why, damaged, "%s is damaged: it does not end in the hash of what it says", name);
+        return NULL;
+    }
+    char *copy = got(strndup(text, (size_t)size)); // with a terminator
+    cJSON *root = cJSON_ParseWithOpts(copy, NULL, true);
+    free(copy);
+    manifest *m = memory_for("a manifest", 1, sizeof *m);
+    bool sound = read_root(m, root, name, why);
+    cJSON_Delete(root);
+    if (sound) return m;
+    manifest_free(m);
+    return NULL;
+}
+
+void manifest_free(manifest *m) {
+    if (!m) return;
+    cJSON_Delete(m->options);
+    free(m->file);
+    free(m);
+}
+
 // --- names -------------------------------------------------------------------------------------------------
 
 // "OUT/step_00000123.tmp/NAME"; without a name, the directory.
@@ -54,8 +204,8 @@ static void path_of(const char *out, found f, const char *name, char path[PATH_M
 }
 
 void checkpoint_file_path(const char *out, int64_t step, int64_t rank, bool unfinished, char path[PATH_MAX]) {
-    char name[MANIFEST_FILE_NAME];
-    manifest_file_name(rank, name);
+    char name[FILE_NAME];
+    rank_file_name(rank, name);
     path_of(out, (found){step, unfinished ? UNFINISHED : FINISHED}, name, path);
 }
 
@@ -65,7 +215,7 @@ static bool read_name(const char *name, found *f) {
     char *end, again[64];
     errno = 0;
     f->step = strtoll(name + 5, &end, 10);
-    if (errno || f->step < 0 || f->step > max_step) return false;
+    if (errno || f->step < 0 || f->step > JSON_WHOLE_MAX) return false;
     for (f->stage = FINISHED; f->stage <= DAMAGED; f->stage = (stage)(f->stage + 1))
         if (strcmp(end, stage_suffix[f->stage]) == 0) {
             snprintf(again, sizeof again, "step_%08lld%s", (long long)f->step, stage_suffix[f->stage]);
@@ -79,27 +229,26 @@ static int newest_first(const void *a, const void *b) {
     return x->step != y->step ? (x->step > y->step ? -1 : 1) : (int)x->stage - (int)y->stage;
 }
 
+static int is_checkpoint(const struct dirent *entry) {
+    found f;
+    return read_name(entry->d_name, &f);
+}
+
 // What OUT holds, newest first; nothing if there is no OUT. NULL: see why. Checkpoints that cannot be listed must not pass
 // for none.
 static found *list(const char *out, int64_t *count, problem *why) {
-    int64_t room = 64;
-    found *all = malloc((size_t)room * sizeof *all), f;
-    DIR *directory = opendir(out);
-    bool whole = directory || errno == ENOENT;
-    *count = 0;
-    for (struct dirent *entry; all && directory && (errno = 0, entry = readdir(directory));) {
-        if (!read_name(entry->d_name, &f)) continue;
-        all[(*count)++] = f;
-        if (*count == room) all = realloc(all, (size_t)(room *= 2) * sizeof *all);
+    struct dirent **entry = NULL;
+    int entries = scandir(out, &entry, is_checkpoint, NULL);
+    if (entries < 0 && errno != ENOENT) {
+        durable_problem(why, "cannot list", out, -1);
+        return NULL;
     }
-    if (!all) cf_die(NULL, "out of memory for the list of checkpoints in %s", out);
-    if (directory) whole = errno == 0;
-    if (!whole) durable_problem(why, "cannot list", out, -1);
-    if (directory) closedir(directory);
+    *count = entries > 0 ? entries : 0;
+    found *all = memory_for("the list of checkpoints", *count, sizeof *all);
+    for (int64_t i = 0; i < *count; free(entry[i++])) read_name(entry[i]->d_name, &all[i]);
+    free(entry);
     qsort(all, (size_t)*count, sizeof *all, newest_first);
-    if (whole) return all;
-    free(all);
-    return NULL;
+    return all;
 }
 
 // --- the store ---------------------------------------------------------------------------------------------
@@ -111,44 +260,38 @@ static bool move(const char *out, found from, stage to, problem *why) {
     return rename(old, new) == 0 || durable_problem(why, "cannot rename", old, -1);
 }
 
-// A checkpoint stops being one at once, however long its removal takes.
-static bool remove_one(const char *out, found f, problem *why) {
-    char path[PATH_MAX];
-    path_of(out, (found){f.step, UNFINISHED}, "", path);
-    if (!durable_remove_directory(path)) return durable_problem(why, "cannot remove", path, -1);
-    if (f.stage == UNFINISHED) return true;
-    if (!move(out, f, UNFINISHED, why)) return false;
+// No such directory is left; its name is in `path`.
+static bool clear(const char *out, int64_t step, stage which, char path[PATH_MAX], problem *why) {
+    path_of(out, (found){step, which}, "", path);
     return durable_remove_directory(path) || durable_problem(why, "cannot remove", path, -1);
 }
 
-// What cannot be removed is left: it is no checkpoint.
-static bool remove_unfinished(const char *out, problem *why) {
-    problem ignored;
-    int64_t count;
-    found *all = list(out, &count, why);
-    const bool listed = all != NULL;
-    for (found *f = all; listed && f < all + count; f++)
-        if (f->stage == UNFINISHED) remove_one(out, *f, &ignored);
-    free(all);
-    return listed;
+// A checkpoint stops being one at once, however long its removal takes.
+static bool remove_one(const char *out, found f, problem *why) {
+    char path[PATH_MAX];
+    return clear(out, f.step, UNFINISHED, path, why) &&
+           (f.stage == UNFINISHED || (move(out, f, UNFINISHED, why) && clear(out, f.step, UNFINISHED, path, why)));
 }
 
 checkpoint_store *checkpoint_store_open(const char *out, problem *why) {
     char lock[PATH_MAX + 8], in_use[PATH_MAX + 32];
-    checkpoint_store *s = calloc(1, sizeof *s);
-    if (!s) cf_die(NULL, "out of memory for the checkpoints in %s", out);
+    problem ignored;
+    int64_t count;
+    found *all = NULL;
+    checkpoint_store *s = memory_for("the checkpoints", 1, sizeof *s);
     *s = (checkpoint_store){.lock = -1, .begun = NOTHING_BEGUN};
-    if (durable_make_directories(out)) {
-        snprintf(s->out, sizeof s->out, "%s", out);
-        snprintf(lock, sizeof lock, "%s/lock", out);
-        snprintf(in_use, sizeof in_use, "another run saves to %s", out);
-        s->lock = durable_lock(lock, in_use, why);
-        if (s->lock >= 0 && remove_unfinished(out, why)) return s;
-    } else {
+    snprintf(s->out, sizeof s->out, "%s", out);
+    snprintf(lock, sizeof lock, "%s/lock", out);
+    snprintf(in_use, sizeof in_use, "another run saves to %s", out);
+    if (!durable_make_directories(out))
         durable_problem(why, "cannot make directory", out, -1);
-    }
-    checkpoint_store_close(s);
-    return NULL;
+    else if ((s->lock = durable_lock(lock, in_use, why)) >= 0)
+        all = list(out, &count, why);
+    for (found *f = all; all && f < all + count; f++) // what cannot be removed is left: it is no checkpoint
+        if (f->stage == UNFINISHED) remove_one(out, *f, &ignored);
+    if (!all) checkpoint_store_close(s);
+    free(all);
+    return all ? s : NULL;
 }
 
 void checkpoint_store_close(checkpoint_store *s) {
@@ -170,14 +313,13 @@ uint64_t checkpoint_store_mark(const char *out) {
 // --- saving ------------------------------------------------------------------------------------------------
 
 bool checkpoint_begin(checkpoint_store *s, int64_t step, problem *why) {
-    if (step < 0 || step > max_step) cf_die(NULL, "a checkpoint of step %lld", (long long)step);
+    if (step < 0 || step > JSON_WHOLE_MAX) cf_die(NULL, "a checkpoint of step %lld", (long long)step);
     if (s->begun != NOTHING_BEGUN)
         cf_die(NULL, "a checkpoint of step %lld while that of %lld is being written", (long long)step, (long long)s->begun);
     char path[PATH_MAX];
     path_of(s->out, (found){step, FINISHED}, "", path);
     if (access(path, F_OK) == 0) return problem_set(why, "give it another name", "%.1500s is there already", path);
-    path_of(s->out, (found){step, UNFINISHED}, "", path);
-    if (!durable_remove_directory(path)) return durable_problem(why, "cannot remove", path, -1);
+    if (!clear(s->out, step, UNFINISHED, path, why)) return false;
     if (mkdir(path, 0777) != 0) return durable_problem(why, "cannot make checkpoint directory", path, -1);
     s->begun = step;
     return true;
@@ -192,9 +334,9 @@ void checkpoint_abandon(checkpoint_store *s) {
 // Each file that the manifest names is there and as long as it says.
 static bool check_files(const char *out, found f, const manifest *m, problem *why) {
     for (int64_t rank = 0; rank < m->ranks; rank++) {
-        char name[MANIFEST_FILE_NAME], path[PATH_MAX];
+        char name[FILE_NAME], path[PATH_MAX];
         struct stat status;
-        manifest_file_name(rank, name);
+        rank_file_name(rank, name);
         path_of(out, f, name, path);
         if (stat(path, &status) != 0) return durable_problem(why, "cannot find", path, -1);
         if (!S_ISREG(status.st_mode)) return problem_set(why, NULL, "%s is not a regular file", path);
@@ -229,8 +371,7 @@ bool checkpoint_set_aside(checkpoint_store *s, int64_t sound, problem *why) {
     bool done = all != NULL;
     for (found *f = all; done && f < all + count; f++) {
         if (f->stage != FINISHED || f->step <= sound) continue;
-        path_of(s->out, (found){f->step, DAMAGED}, "", path); // of an earlier time
-        done = durable_remove_directory(path) ? move(s->out, *f, DAMAGED, why) : durable_problem(why, "cannot remove", path, -1);
+        done = clear(s->out, f->step, DAMAGED, path, why) && move(s->out, *f, DAMAGED, why); // one of an earlier time goes
         if (done) fprintf(stderr, "note: it stays as %s\n", path);
     }
     free(all);

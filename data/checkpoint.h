@@ -1,5 +1,10 @@
-// Checkpoints on the disk: OUT/step_00000123/ with manifest.json and one safetensors file per rank. Knows
+// Checkpoints on the disk: OUT/step_00000123/ with one safetensors file per rank and manifest.json, which is written last. Knows
 // nothing of ranks but their number: who writes what and when is the caller's.
+//
+//   { "format": "commfuse checkpoint", "version": 1, "step": 123, "ranks": 2,
+//     "options": {"tp": "2", …},                  texts that are the program's business (origin.h)
+//     "files": [{"name": "rank_00000.safetensors", "bytes": 4096, "xxh64": "0123456789abcdef"}, …],
+//     "xxh64": "…" }                              over all of the text above the line that holds it
 //
 // saver.c saves: rank 0 begins, each rank writes its file, rank 0 commits if all have done so, and prunes. origin.c loads: the
 // latest; each file is verified by some rank; if any is damaged, the latest below it.
@@ -11,9 +16,31 @@
 #define CHECKPOINT_H
 
 #include <limits.h>
-#include "manifest.h"
+#include <stdint.h>
+#include "problem.h"
 
 CF_EXTERN_C_BEGIN
+
+enum { MANIFEST_MAX_RANKS = 1 << 16, MANIFEST_MAX_BYTES = 1 << 24, MANIFEST_MAX_OPTIONS = 1024 };
+
+typedef struct manifest_file {
+    int64_t bytes;
+    uint64_t hash; // XXH64, seed 0
+} manifest_file;
+
+typedef struct manifest {
+    int64_t step, ranks;
+    manifest_file *file;   // (ranks)
+    struct cJSON *options; // texts by their names, none twice
+} manifest;
+
+void manifest_add(struct cJSON *options, const char *name, const char *format, ...) CF_PRINTF(3, 4);
+const char *manifest_value(const manifest *m, const char *name); // of an option; NULL: there is none
+
+char *manifest_print(const manifest *m, int64_t *size); // the text; the caller frees it
+// NULL: the text is no sound manifest, see why; `name` says whose it is. Else manifest_free() it.
+manifest *manifest_parse(const char *text, int64_t size, const char *name, problem *why);
+void manifest_free(manifest *m);
 
 // The directory OUT, made if it is missing, and the right to write into it until close or the end of the
 // process. NULL if another run has it, naming host and process. What dead runs have left unfinished is

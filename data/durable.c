@@ -10,8 +10,10 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
 
-enum { LARGEST_WRITE = 1 << 30, TRIES = 100 };
+enum { LARGEST_WRITE = 1 << 30, PIECE_BYTES = 1 << 20, TRIES = 100 };
 
 static mode_t umask_at_start = 022;
 __attribute__((constructor)) static void read_umask(void) { // there are no other threads yet
@@ -140,6 +142,7 @@ bool durable_create(durable_file *file, const char *path, int64_t bytes, problem
     file->bytes = bytes;
     file->fd = -1;
     file->unsynced = false;
+    file->hash = NULL;
     file->mode = 0666 & ~umask_at_start;
     snprintf(file->path, sizeof file->path, "%s", path);
     errno = ENAMETOOLONG;
@@ -153,8 +156,14 @@ bool durable_create(durable_file *file, const char *path, int64_t bytes, problem
     return make_temporary(file) || durable_problem(why, "cannot create", file->temporary, bytes);
 }
 
+// Hashed and written piece by piece, while they are in the cache.
 bool durable_append(durable_file *file, const void *bytes, int64_t count, problem *why) {
-    return durable_write(file->fd, bytes, count) || durable_problem(why, "cannot write", file->path, file->bytes);
+    for (const char *at = bytes; count > 0; at += PIECE_BYTES, count -= PIECE_BYTES) {
+        const int64_t n = count < PIECE_BYTES ? count : PIECE_BYTES;
+        if (file->hash) XXH64_update(file->hash, at, (size_t)n);
+        if (!durable_write(file->fd, at, n)) return durable_problem(why, "cannot write", file->path, file->bytes);
+    }
+    return true;
 }
 
 // Closed last, as that gives up the lock: nobody may write what is about to be renamed. Others may open it only once it has

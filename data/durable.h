@@ -20,6 +20,7 @@ typedef struct durable_file {
     int fd;        // -1: not open
     unsigned mode; // that it is to have: its predecessor's
     bool unsynced; // may be lost in a power cut
+    void *hash;    // an XXH64_state_t, which gets what is appended; NULL: none
 } durable_file;
 bool durable_create(durable_file *file, const char *path, int64_t bytes, problem *why);
 bool durable_append(durable_file *file, const void *bytes, int64_t count, problem *why);

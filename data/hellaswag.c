@@ -7,24 +7,6 @@
 
 enum { MAGIC = 20240522, VERSION = 1, EXAMPLE = 65535, MAX_EXAMPLES = 65535, MAX_BYTES = 1 << 30 };
 
-typedef struct stretch { // of tokens
-    const uint16_t *token;
-    int64_t count;
-} stretch;
-
-typedef struct example {
-    stretch context, ending[HELLASWAG_ENDINGS];
-    int right;
-} example;
-
-struct hellaswag {
-    char *bytes;
-    const uint16_t *number; // of the examples, in bytes
-    example *all;
-    int64_t count, longest;
-    uint64_t hash;
-};
-
 static const char *const how_to_make = "make it with llm.c's dev/data/hellaswag.py, or copy it again";
 
 static void check_header(hellaswag *h, const char *path, int64_t size, int32_t header[4]) {
@@ -41,7 +23,7 @@ static void check_header(hellaswag *h, const char *path, int64_t size, int32_t h
 }
 
 // A text or an ending from number `at` on, of an example that ends before `stop`.
-static stretch read_part(const hellaswag *h, const char *path, int64_t index, int64_t at, int64_t stop, int64_t V) {
+static token_part read_part(const hellaswag *h, const char *path, int64_t index, int64_t at, int64_t stop, int64_t V) {
     const int64_t count = at < stop ? h->number[at] : 0;
     if (count < 1 || count >= stop - at)
         cf_die_together(how_to_make, "--hellaswag %s: a text of example %lld has %lld tokens, and the example %lld numbers more",
@@ -51,13 +33,13 @@ static stretch read_part(const hellaswag *h, const char *path, int64_t index, in
             cf_die_together("its tokens are GPT-2's: give it to a model with that vocabulary",
                             "--hellaswag %s: a token of example %lld is %d, but the vocabulary has %lld", path, (long long)index,
                             h->number[i], (long long)V);
-    return (stretch){h->number + at + 1, count};
+    return (token_part){h->number + at + 1, count};
 }
 
 // One that begins at number `at`. Returns its bytes.
 static int64_t read_example(hellaswag *h, const char *path, int64_t index, int64_t at, int64_t numbers, int64_t T, int64_t V) {
     enum { FIELDS = 5 };
-    example *e = &h->all[index];
+    hellaswag_example *e = &h->all[index];
     if (numbers - at < FIELDS)
         cf_die_together(how_to_make, "--hellaswag %s ends before example %lld of %lld", path, (long long)index,
                         (long long)h->count);
@@ -77,7 +59,7 @@ static int64_t read_example(hellaswag *h, const char *path, int64_t index, int64
     e->right = h->number[at + 3];
     at += FIELDS;
     for (int part = 0; part <= HELLASWAG_ENDINGS; part++) {
-        const stretch s = read_part(h, path, index, at, stop, V);
+        const token_part s = read_part(h, path, index, at, stop, V);
         const int64_t length = e->context.count + s.count - 1;
         *(part == 0 ? &e->context : &e->ending[part - 1]) = s;
         at += 1 + s.count;
@@ -97,16 +79,14 @@ hellaswag *hellaswag_open(const char *path, int64_t T, int64_t V) {
     problem why;
     int32_t header[4] = {0};
     int64_t size = 0, at = 0, most = 0;
-    hellaswag *h = calloc(1, sizeof *h);
-    if (!h) cf_die(NULL, "out of memory for %s", path);
+    hellaswag *h = memory_for(path, 1, sizeof *h);
     h->bytes = input_read_all("--hellaswag", path, MAX_BYTES, &size, &why);
     if (!h->bytes) cf_die_together(*why.hint ? why.hint : "every rank must be able to read it", "%s", why.what);
     check_header(h, path, size, header);
     h->hash = XXH64(h->bytes, (size_t)size, 0);
     h->number = (const uint16_t *)(h->bytes + INPUT_HEADER_BYTES);
     h->count = header[2];
-    h->all = calloc((size_t)h->count, sizeof *h->all);
-    if (!h->all) cf_die(NULL, "out of memory for the %lld examples of %s", (long long)h->count, path);
+    h->all = memory_for(path, h->count, sizeof *h->all);
     for (int64_t i = 0; i < h->count; i++) {
         const int64_t bytes = read_example(h, path, i, at, (size - INPUT_HEADER_BYTES) / 2, T, V);
         at += bytes / 2;
@@ -128,19 +108,9 @@ void hellaswag_close(hellaswag *h) {
     free(h);
 }
 
-int64_t hellaswag_examples(const hellaswag *h) {
-    return h->count;
-}
-int64_t hellaswag_longest(const hellaswag *h) {
-    return h->longest;
-}
-uint64_t hellaswag_hash(const hellaswag *h) {
-    return h->hash;
-}
-
 void hellaswag_load(void *all, int64_t row, int64_t b, int64_t B, int32_t *inputs, int32_t *targets, int64_t *first, int64_t *end) {
-    const example *e = &((const hellaswag *)all)->all[row / HELLASWAG_ENDINGS];
-    const stretch context = e->context, ending = e->ending[row % HELLASWAG_ENDINGS];
+    const hellaswag_example *e = &((const hellaswag *)all)->all[row / HELLASWAG_ENDINGS];
+    const token_part context = e->context, ending = e->ending[row % HELLASWAG_ENDINGS];
     *first = context.count - 1, *end = *first + ending.count;
     for (int64_t t = 0; t < *end; t++) {
         inputs[t * B + b] = t < context.count ? context.token[t] : ending.token[t - context.count];

@@ -14,14 +14,25 @@ CF_EXTERN_C_BEGIN
 
 enum { HELLASWAG_ENDINGS = 4 };
 
-typedef struct hellaswag hellaswag;
+typedef struct token_part {
+    const uint16_t *token;
+    int64_t count;
+} token_part;
+typedef struct hellaswag_example {
+    token_part context, ending[HELLASWAG_ENDINGS];
+    int right;
+} hellaswag_example;
+typedef struct hellaswag {
+    int64_t count, longest; // examples; tokens of input of a row
+    uint64_t hash;          // of the whole file
+    hellaswag_example *all; // (count)
+    const uint16_t *number; // of the examples, in bytes
+    char *bytes;
+} hellaswag;
 // Dies (together) naming file, example and number if anything in it is not so, a row takes more than T tokens of input, or a
 // token is not below V.
 hellaswag *hellaswag_open(const char *path, int64_t T, int64_t V);
 void hellaswag_close(hellaswag *h);
-int64_t hellaswag_examples(const hellaswag *h);
-int64_t hellaswag_longest(const hellaswag *h); // tokens of input of a row
-uint64_t hellaswag_hash(const hellaswag *h);   // of the whole file
 // Writes a row into column b of inputs and targets (T, B). The losses of its ending are those of tokens [*first, *end).
 void hellaswag_load(void *h, int64_t row, int64_t b, int64_t B, int32_t *inputs, int32_t *targets, int64_t *first, int64_t *end);
 // In how many examples the right ending has the lowest mean loss, the first of equals. losses: (4 · examples) sums of its tokens.

@@ -16,6 +16,7 @@ What is written appears whole or not at all, and nothing is overwritten: --out m
 at a time. The formats: data/model_file.h, and https://huggingface.co/docs/safetensors.
 """
 import argparse
+import collections
 import contextlib
 import json
 import math
@@ -86,32 +87,31 @@ class Shape:
         return sum(math.prod(shape) for _, shape, _ in self.tensors())
 
 
-def read_values(path, dtype, count, at):
-    values = np.fromfile(path, dtype, count, offset=at)
-    if len(values) < count:
-        raise Problem(f"{path} became shorter while it was read")
-    return values
+class Tensor(collections.namedtuple("Tensor", "path dtype shape at")):
+    """A tensor in a file, from byte `at` on."""
 
+    def stored(self):
+        """As it is there: of bf16 the bits."""
+        count = math.prod(self.shape)
+        values = np.fromfile(self.path, DTYPES[self.dtype], count, offset=self.at)
+        if len(values) < count:
+            raise Problem(f"{self.path} became shorter while it was read")
+        return values.reshape(self.shape)
 
-def widened(bits):
-    """bf16 to fp32."""
-    return (bits.astype("<u4") << 16).view("<f4")
+    def fp32(self):
+        values = self.stored()
+        return (values.astype("<u4") << 16).view("<f4") if self.dtype == "BF16" else values.astype("<f4", copy=False)
 
 
 # ------------------------------------------------------------------------------------------- their directories
 
 
-def read_json(path):
+def read_object(text, path):
+    """JSON, of bytes."""
     try:
-        with open(path, encoding="utf-8") as file:
-            return checked_object(file.read(), path)
+        values = json.loads(text.decode("utf-8"))
     except UnicodeDecodeError:
         raise Problem(f"{path} is no text") from None
-
-
-def checked_object(text, path):
-    try:
-        values = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise Problem(f"{path} is no JSON: {error}") from None
     if not isinstance(values, dict):
@@ -123,12 +123,13 @@ def read_config(path):
     """The shape, if the model computes what the trainer does. What is not in the file is as transformers have it."""
     if not os.path.exists(path):
         raise Problem(f"there is no {path}", f"name a directory of this machine, made by {DOWNLOAD}")
-    config = read_json(path)
+    with open(path, "rb") as file:
+        config = read_object(file.read(), path)
     config.update({name: config[alias] for alias, name in ALIASES.items() if alias in config})
     if config.get("model_type") != "gpt2":
         raise Problem(f"{path}: model_type is {config.get('model_type')!r}, only gpt2 can be imported")
     usual = {"n_positions": 1024, "vocab_size": GPT2_TOKENS, "n_layer": 12, "n_head": 12, "n_embd": 768}
-    shape = Shape({name: config.get(name, value) for name, value in usual.items()}, path)
+    shape = Shape({**usual, **config}, path)
     for name, accepted in (("activation_function", ("gelu_new", "gelu_fast", "gelu_pytorch_tanh")),
                            ("layer_norm_epsilon", (1e-5,)), ("n_inner", (None, 4 * shape.n_embd)), ("scale_attn_weights", (True,)),
                            ("scale_attn_by_inverse_layer_idx", (False,)), ("tie_word_embeddings", (True,)),
@@ -138,107 +139,85 @@ def read_config(path):
     return shape
 
 
-class Weights:
-    """The tensors of a directory, by name without the prefix: (file, dtype, shape, offset of the first byte)."""
+def weight_files(directory):
+    single, index = (os.path.join(directory, name) for name in ("model.safetensors", "model.safetensors.index.json"))
+    if os.path.exists(single):
+        return [single]
+    if not os.path.exists(index):
+        raise Problem(f"{directory} holds no model.safetensors",
+                      "a model in another format is converted by save_pretrained() of a current transformers")
+    with open(index, "rb") as file:
+        files = read_object(file.read(), index).get("weight_map")
+    if not isinstance(files, dict) or not all(isinstance(name, str) and re.fullmatch(r"[\w.-]+\.safetensors", name)
+                                              for name in files.values()):
+        raise Problem(f"{index}: its weight_map does not name files of its directory")
+    return [os.path.join(directory, name) for name in sorted(set(files.values()))]
 
-    def __init__(self, directory):
-        self.directory, self.tensors = directory, {}
-        index = os.path.join(directory, "model.safetensors.index.json")
-        single = os.path.join(directory, "model.safetensors")
-        if os.path.exists(single):
-            self.add(single)
-        elif os.path.exists(index):
-            for path in self.parts(index):
-                self.add(path)
-        else:
-            raise Problem(f"{directory} holds no model.safetensors",
-                          "a model in another format is converted by save_pretrained() of a current transformers")
-        if "wte.weight" not in self.tensors and "lm_head.weight" in self.tensors:  # one table, by its other name
-            self.tensors["wte.weight"] = self.tensors.pop("lm_head.weight")
 
-    def parts(self, index):
-        files = read_json(index).get("weight_map")
-        if not isinstance(files, dict) or not all(isinstance(name, str) and re.fullmatch(r"[\w.-]+\.safetensors", name)
-                                                  for name in files.values()):
-            raise Problem(f"{index}: its weight_map does not name files of its directory")
-        return [os.path.join(self.directory, name) for name in sorted(set(files.values()))]
-
-    def add(self, path):
-        size = os.path.getsize(path)
-        with open(path, "rb") as file:
-            first = file.read(8)
-            length = int.from_bytes(first, "little")
-            if first == b"version ":
-                raise Problem(f"{path} is the pointer of a file that git has not fetched", "git lfs pull, in its directory")
-            if len(first) < 8 or length > min(HEADER_LIMIT, size - 8):
-                raise Problem(f"{path} is no safetensors file, or was not copied completely", "make or copy it again")
-            try:
-                header = checked_object(file.read(length).decode(), path)
-            except UnicodeDecodeError:
-                raise Problem(f"{path} is no safetensors file: its header is no text") from None
-        for name, entry in header.items():
-            if name != "__metadata__":
-                name = name[len(PREFIX):] if name.startswith(PREFIX) else name
-                if name in self.tensors:
-                    raise Problem(f"{path}: {name} is there twice")
-                self.tensors[name] = (path, *self.checked(entry, size - 8 - length, f"{path}: {name}"), 8 + length)
-
-    @staticmethod
-    def checked(entry, room, where):
-        """dtype, shape and first byte of a header's entry."""
+def safetensors(path):
+    """(name without the prefix, Tensor) of a file; the header's entries are checked."""
+    size = os.path.getsize(path)
+    with open(path, "rb") as file:
+        first = file.read(8)
+        length = int.from_bytes(first, "little")
+        if first == b"version ":
+            raise Problem(f"{path} is the pointer of a file that git has not fetched", "git lfs pull, in its directory")
+        if len(first) < 8 or length > min(HEADER_LIMIT, size - 8):
+            raise Problem(f"{path} is no safetensors file, or was not copied completely", "make or copy it again")
+        header = read_object(file.read(length), path)
+    header.pop("__metadata__", None)
+    for name, entry in header.items():
         try:
             dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
             whole = isinstance(dtype, str) and all(type(n) is int and n >= 0 for n in [*shape, begin, end])
         except (TypeError, KeyError, ValueError):
             whole = False
-        if not whole or not begin <= end <= room:
-            raise Problem(f"{where}: its entry in the header is damaged, or the file was not copied completely")
+        name = name.removeprefix(PREFIX)
+        if not whole or not begin <= end <= size - 8 - length:
+            raise Problem(f"{path}: {name}: its entry in the header is damaged, or the file was not copied completely")
         if dtype in DTYPES and end - begin != math.prod(shape) * np.dtype(DTYPES[dtype]).itemsize:
-            raise Problem(f"{where}: {end - begin} bytes cannot be {dtype} of shape {shape}")
-        return dtype, tuple(shape), begin
+            raise Problem(f"{path}: {name}: {end - begin} bytes cannot be {dtype} of shape {shape}")
+        yield name, Tensor(path, dtype, tuple(shape), 8 + length + begin)
 
-    def check(self, shape):
-        """All that a GPT-2 of this shape has are there, and nothing else."""
-        expected = {name: size[::-1] if linear else size for name, size, linear in shape.tensors()}
-        for name, size in expected.items():
-            if name not in self.tensors:
-                raise Problem(f"{self.directory} holds no tensor {name}, but config.json promises it; of its "
-                              f"{len(self.tensors)} tensors the first is {min(self.tensors, default='none')[:50]}")
-            path, dtype, found, *_ = self.tensors[name]
-            if found != size or dtype not in DTYPES:
-                raise Problem(f"{path}: {name} is {dtype[:50]} {str(list(found))[:50]}, not {' or '.join(DTYPES)} {list(size)}")
-        for name, (path, dtype, found, *_) in self.tensors.items():
-            if name == "lm_head.weight":
-                alike = found == expected["wte.weight"] and dtype in DTYPES
-                if not alike or not np.array_equal(self.fp32(name), self.fp32("wte.weight")):
-                    raise Problem(f"{path}: {name} is not the token table; the trainer has no other head")
-            elif name not in expected and not BUFFER.fullmatch(name):
-                raise Problem(f"{path} holds {name[:50]}, which the trainer's GPT-2 has not")
 
-    def all_bf16(self, shape):
-        return all(self.tensors[name][1] == "BF16" for name, *_ in shape.tensors())
-
-    def stored(self, name):
-        """As it is there: of bf16 the bits."""
-        path, dtype, shape, begin, data = self.tensors[name]
-        return read_values(path, DTYPES[dtype], math.prod(shape), data + begin).reshape(shape)
-
-    def fp32(self, name):
-        values = self.stored(name)
-        return widened(values) if self.tensors[name][1] == "BF16" else values.astype("<f4", copy=False)
+def read_weights(directory, shape):
+    """Tensors by their names, all that a GPT-2 of this shape has, and nothing else."""
+    tensors = {}
+    for path in weight_files(directory):
+        for name, tensor in safetensors(path):
+            if name in tensors:
+                raise Problem(f"{path}: {name} is there twice")
+            tensors[name] = tensor
+    if "wte.weight" not in tensors and "lm_head.weight" in tensors:  # one table, by its other name
+        tensors["wte.weight"] = tensors.pop("lm_head.weight")
+    expected = {name: size[::-1] if linear else size for name, size, linear in shape.tensors()}
+    for name, size in expected.items():
+        if name not in tensors:
+            raise Problem(f"{directory} holds no tensor {name}, but config.json promises it; of its "
+                          f"{len(tensors)} tensors the first is {min(tensors, default='none')[:50]}")
+        path, dtype, found, _ = tensors[name]
+        if found != size or dtype not in DTYPES:
+            raise Problem(f"{path}: {name} is {dtype[:50]} {str(list(found))[:50]}, not {' or '.join(DTYPES)} {list(size)}")
+    head = tensors.pop("lm_head.weight", None)
+    if head and not (head.shape == expected["wte.weight"] and head.dtype in DTYPES
+                     and np.array_equal(head.fp32(), tensors["wte.weight"].fp32())):
+        raise Problem(f"{head.path}: lm_head.weight is not the token table; the trainer has no other head")
+    for name in sorted(tensors.keys() - expected.keys()):
+        if not BUFFER.fullmatch(name):
+            raise Problem(f"{tensors[name].path} holds {name[:50]}, which the trainer's GPT-2 has not")
+    return tensors
 
 
 def import_model(directory, out):
     shape = read_config(os.path.join(directory, "config.json"))
-    weights = Weights(directory)
-    weights.check(shape)
-    bf16 = weights.all_bf16(shape)
+    weights = read_weights(directory, shape)
+    bf16 = all(weights[name].dtype == "BF16" for name, *_ in shape.tensors())
     progress = Progress(shape.elements() * (2 if bf16 else 4))
     with appearing(out) as temporary, open(temporary, "xb") as file:
         file.write(struct.pack(f"<{HEADER}i", MODEL_MAGIC, BF16 if bf16 else FP32, shape.n_positions, shape.vocab_size,
                                shape.n_layer, shape.n_head, shape.n_embd, shape.padded, *[0] * (HEADER - 8)))
         for name, _, linear in shape.tensors():
-            values = weights.stored(name) if bf16 else weights.fp32(name)
+            values = weights[name].stored() if bf16 else weights[name].fp32()
             values = np.ascontiguousarray(values.T if linear else values)
             file.write(values)
             progress.add(values.nbytes)
@@ -277,83 +256,61 @@ def appearing(out):
 # ------------------------------------------------------------------------------------------- our files
 
 
-class ModelFile:
-    """A model file whose header has been checked against its size."""
-
-    def __init__(self, path):
-        self.path = path
-        if os.path.isdir(path):
-            raise Problem(f"{path} is a directory", f"a run's model is {os.path.join(path, 'model.bin')}, once it is done")
-        with open(path, "rb") as file:
-            header = file.read(4 * HEADER)
-        if len(header) < 4 * HEADER or struct.unpack("<i", header[:4])[0] != MODEL_MAGIC:
-            raise Problem(f"{path} is no model file", "./train_gpt --out RUN --export FILE writes one")
-        _, version, *fields, self.padded = struct.unpack_from("<8i", header)
-        if version not in (FP32, BF16):
-            raise Problem(f"{path}: its version is {version}, known are {FP32} (fp32) and {BF16} (bf16)", "export it again")
-        names = "n_positions", "vocab_size", "n_layer", "n_head", "n_embd"
-        self.shape = Shape(dict(zip(names, fields)), path)
-        self.dtype = "F32" if version == FP32 else "BF16"
-        if not self.shape.vocab_size <= self.padded <= 1 << 24:
-            raise Problem(f"{path}: {self.padded} rows cannot hold {self.shape.vocab_size} tokens")
-        padding = (self.padded - self.shape.vocab_size) * self.shape.n_embd
-        expected = 4 * HEADER + (self.shape.elements() + padding) * self.itemsize
-        if os.path.getsize(path) != expected:
-            raise Problem(f"{path} has {os.path.getsize(path)} bytes, its header promises {expected}",
-                          "it is damaged or was not copied completely; make or copy it again")
-
-    @property
-    def itemsize(self):
-        return np.dtype(DTYPES[self.dtype]).itemsize
-
-    def tensors(self):
-        """(name, its bits as they are there) in the file's order."""
-        at = 4 * HEADER
-        for name, shape, linear in self.shape.tensors():
-            values = read_values(self.path, DTYPES[self.dtype], math.prod(shape), at).reshape(shape)
-            rows = self.padded if name == "wte.weight" else shape[0]
-            at += rows * math.prod(shape[1:]) * self.itemsize
-            yield name, np.ascontiguousarray(values.T if linear else values)
-
-
-def safetensors_header(model):
-    """Offsets follow from the shapes; blanks behind make the data begin at a multiple of 8."""
-    header, at = {"__metadata__": {"format": "pt"}}, 0
-    for name, shape, linear in model.shape.tensors():
-        end = at + math.prod(shape) * model.itemsize
-        header[PREFIX + name] = {"dtype": model.dtype, "shape": shape[::-1] if linear else shape, "data_offsets": [at, end]}
-        at = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return struct.pack("<Q", len(text)) + text
-
-
-def config(model):
-    """As transformers write it. The trainer has no dropout; only GPT-2's tokens are known to have one that ends a text."""
-    shape = model.shape
-    end = GPT2_TOKENS - 1 if shape.vocab_size == GPT2_TOKENS else None
-    return {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", **{name: getattr(shape, name) for name in MOST},
-            "n_inner": None, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True,
-            "attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0, "bos_token_id": end, "eos_token_id": end,
-            "torch_dtype": {"F32": "float32", "BF16": "bfloat16"}[model.dtype]}
+def read_model(path):
+    """Shape, type, and (name, Tensor, is it of a linear layer?) in the file's order; the header is checked against its size."""
+    if os.path.isdir(path):
+        raise Problem(f"{path} is a directory", f"a run's model is {os.path.join(path, 'model.bin')}, once it is done")
+    with open(path, "rb") as file:
+        header = file.read(4 * HEADER)
+    if len(header) < 4 * HEADER or struct.unpack("<i", header[:4])[0] != MODEL_MAGIC:
+        raise Problem(f"{path} is no model file", "./train_gpt --out RUN --export FILE writes one")
+    _, version, *fields, padded = struct.unpack_from("<8i", header)
+    if version not in (FP32, BF16):
+        raise Problem(f"{path}: its version is {version}, known are {FP32} (fp32) and {BF16} (bf16)", "export it again")
+    shape = Shape(dict(zip(("n_positions", "vocab_size", "n_layer", "n_head", "n_embd"), fields)), path)
+    if not shape.vocab_size <= padded <= 1 << 24:
+        raise Problem(f"{path}: {padded} rows cannot hold {shape.vocab_size} tokens")
+    dtype, itemsize = ("F32", 4) if version == FP32 else ("BF16", 2)
+    tensors, at = [], 4 * HEADER
+    for name, size, linear in shape.tensors():
+        tensors.append((name, Tensor(path, dtype, size, at), linear))
+        at += (padded if name == "wte.weight" else size[0]) * math.prod(size[1:]) * itemsize
+    if os.path.getsize(path) != at:
+        raise Problem(f"{path} has {os.path.getsize(path)} bytes, its header promises {at}",
+                      "it is damaged or was not copied completely; make or copy it again")
+    return shape, dtype, tensors
 
 
 def export_model(path, out):
-    model = ModelFile(path)
-    progress = Progress(model.shape.elements() * model.itemsize)
+    shape, dtype, tensors = read_model(path)
+    header, at = {"__metadata__": {"format": "pt"}}, 0
+    for name, tensor, linear in tensors:
+        end = at + math.prod(tensor.shape) * np.dtype(DTYPES[dtype]).itemsize
+        header[PREFIX + name] = {"dtype": dtype, "shape": tensor.shape[::-1] if linear else tensor.shape, "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the data begin at a multiple of 8
+    # As transformers write it. The trainer has no dropout; only GPT-2's tokens are known to have one that ends a text.
+    last = GPT2_TOKENS - 1 if shape.vocab_size == GPT2_TOKENS else None
+    config = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", **{name: getattr(shape, name) for name in MOST},
+              "n_inner": None, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True,
+              "attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0, "bos_token_id": last, "eos_token_id": last,
+              "torch_dtype": {"F32": "float32", "BF16": "bfloat16"}[dtype]}
+    progress = Progress(at)
     with appearing(out) as directory:
         os.mkdir(directory)
         with open(os.path.join(directory, "model.safetensors"), "wb") as file:
-            file.write(safetensors_header(model))
-            for _, values in model.tensors():
-                file.write(values)
+            file.write(struct.pack("<Q", len(text)) + text)
+            for _, tensor, linear in tensors:
+                values = tensor.stored()
+                file.write(np.ascontiguousarray(values.T if linear else values))
                 progress.add(values.nbytes)
             close_synced(file)
         with open(os.path.join(directory, "config.json"), "w", encoding="utf-8") as file:
-            json.dump(config(model), file, indent=2)
+            json.dump(config, file, indent=2)
             close_synced(file)
         sync_directory(directory)
-    return f"{out}: {describe(model.shape)}"
+    return f"{out}: {describe(shape)}"
 
 
 # ------------------------------------------------------------------------------------------- command line
@@ -368,18 +325,12 @@ def parse_arguments(arguments):
     return parser.parse_args(arguments)
 
 
-def convert(options):
-    if options.model is None:
-        print(import_model(options.directory, options.out))
-    else:
-        print(export_model(options.model, options.out))
-
-
 def main(arguments=None):
     options = parse_arguments(arguments)
     for stream in sys.stdout, sys.stderr:
         stream.reconfigure(errors="backslashreplace")  # names of files may be any bytes
-    return status_of(lambda: convert(options), options.out)
+    convert, source = (export_model, options.model) if options.model is not None else (import_model, options.directory)
+    return status_of(lambda: print(convert(source, options.out)), options.out)
 
 
 if __name__ == "__main__":

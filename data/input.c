@@ -13,24 +13,9 @@ enum { PIECE_BYTES = 1 << 20 };
 
 static const char *const leave_files = "leave files as they are while a run reads them; make or copy it again, and start again";
 
-typedef struct input {
-    char *path;
-    int64_t bytes;
-    int fd;
-} input;
-
-struct input_files {
-    const char *kind;
-    int64_t count, most;
-    input *file; // (most)
-};
-
 input_files *input_create(const char *kind, int64_t most) {
-    input_files *all = calloc(1, sizeof *all);
-    if (all) all->file = calloc((size_t)most, sizeof *all->file);
-    if (!all || !all->file) cf_die(NULL, "out of memory for %lld files", (long long)most);
-    all->most = most;
-    all->kind = kind;
+    input_files *all = memory_for(kind, 1, sizeof *all);
+    *all = (input_files){.kind = kind, .most = most, .file = memory_for(kind, most, sizeof *all->file)};
     return all;
 }
 
@@ -64,19 +49,12 @@ bool input_add(input_files *all, const char *path, problem *why) {
     return false;
 }
 
-const char *input_path(const input_files *all, int64_t file) {
-    return all->file[file].path;
-}
-int64_t input_bytes(const input_files *all, int64_t file) {
-    return all->file[file].bytes;
-}
-
 bool input_read(input_files *all, int64_t file, int64_t at, void *to, int64_t bytes, problem *why) {
     for (int64_t done = 0; done < bytes;) {
         ssize_t n = pread(all->file[file].fd, (char *)to + done, (size_t)(bytes - done), at + done);
         if (n < 0 && errno == EINTR) continue;
         if (n <= 0)
-            return problem_set(why, leave_files, "%s %.1500s cannot be read at byte %lld: %s", all->kind, input_path(all, file),
+            return problem_set(why, leave_files, "%s %.1500s cannot be read at byte %lld: %s", all->kind, all->file[file].path,
                                (long long)(at + done), n < 0 ? strerror(errno) : "it has become shorter since it was opened");
         done += n;
     }
@@ -88,21 +66,21 @@ void input_expect(input_files *all, int64_t file, int64_t at, int64_t bytes) {
 }
 
 bool input_header(input_files *all, int64_t file, int32_t magic, int32_t header[INPUT_HEADER], problem *why) {
-    const char *path = input_path(all, file);
-    if (input_bytes(all, file) < INPUT_HEADER_BYTES)
+    const char *path = all->file[file].path;
+    if (all->file[file].bytes < INPUT_HEADER_BYTES)
         return problem_set(why, NULL, "%s %.1500s has %lld bytes, less than the %d of a header", all->kind, path,
-                           (long long)input_bytes(all, file), INPUT_HEADER_BYTES);
+                           (long long)all->file[file].bytes, INPUT_HEADER_BYTES);
     if (!input_read(all, file, 0, header, INPUT_HEADER_BYTES, why)) return false;
     return header[0] == magic ||
            problem_set(why, NULL, "%.1500s is not a %s: its first number is %d, expected %d", path, all->kind, header[0], magic);
 }
 
 bool input_check_size(const input_files *all, int64_t file, int64_t bytes, const char *promise, problem *why) {
-    const int64_t found = input_bytes(all, file);
-    return found == bytes || problem_set(why, "it is damaged or was not copied completely; make or copy it again",
-                                         "%s %.1500s is %s: its header says %s, which is %lld bytes, but it has %lld", all->kind,
-                                         input_path(all, file), found < bytes ? "truncated" : "too long", promise, (long long)bytes,
-                                         (long long)found);
+    const int64_t found = all->file[file].bytes;
+    return found == bytes ||
+           problem_set(why, "it is damaged or was not copied completely; make or copy it again",
+                       "%s %.1500s is %s: its header says %s, which is %lld bytes, but it has %lld", all->kind,
+                       all->file[file].path, found < bytes ? "truncated" : "too long", promise, (long long)bytes, (long long)found);
 }
 
 void input_close(input_files *all) {
@@ -123,16 +101,17 @@ char *input_read_all(const char *kind, const char *path, int64_t most, int64_t *
     input_files *one = input_create(kind, 1);
     char *text = NULL;
     if (input_add(one, path, why)) {
-        *bytes = input_bytes(one, 0);
+        *bytes = one->file[0].bytes;
         errno = EIO; // whatever fails from here on, the file is there
         if (*bytes > most)
             problem_set(why, NULL, "%s %.1500s has %lld bytes, more than the %lld that it may have", kind, path, (long long)*bytes,
                         (long long)most);
-        else if (!(text = calloc(1, (size_t)*bytes + 1)))
-            cf_die(NULL, "out of memory for the %lld bytes of %s", (long long)*bytes, path);
-        else if (!input_read(one, 0, 0, text, *bytes, why)) {
-            free(text);
-            text = NULL;
+        else {
+            text = memory_for(path, *bytes + 1, 1);
+            if (!input_read(one, 0, 0, text, *bytes, why)) {
+                free(text);
+                text = NULL;
+            }
         }
     }
     input_close(one);
@@ -142,11 +121,10 @@ char *input_read_all(const char *kind, const char *path, int64_t most, int64_t *
 bool input_hash(const char *path, int64_t *bytes, uint64_t *hash, problem *why) {
     input_files *one = input_create("file", 1);
     bool well = input_add(one, path, why);
-    char *piece = malloc(PIECE_BYTES);
-    if (!piece) cf_die(NULL, "out of memory for a piece of %s", path);
+    char *piece = memory_for(path, PIECE_BYTES, 1);
     XXH64_state_t state;
     XXH64_reset(&state, 0);
-    *bytes = well ? input_bytes(one, 0) : 0;
+    *bytes = well ? one->file[0].bytes : 0;
     for (int64_t at = 0; well && at < *bytes; at += PIECE_BYTES) {
         int64_t count = *bytes - at < PIECE_BYTES ? *bytes - at : PIECE_BYTES;
         well = input_read(one, 0, at, piece, count, why);

@@ -17,11 +17,18 @@ char *input_read_all(const char *kind, const char *path, int64_t most, int64_t *
 bool input_hash(const char *path, int64_t *bytes, uint64_t *hash, problem *why);
 
 // Files that are read here and there. All stay open, as many as ulimit -Hn allows: what is replaced meanwhile is read as it was.
-typedef struct input_files input_files;
+typedef struct input {
+    char *path;
+    int64_t bytes;
+    int fd;
+} input;
+typedef struct input_files {
+    const char *kind;
+    int64_t count, most;
+    input *file; // (most) in the order in which they were added
+} input_files;
 input_files *input_create(const char *kind, int64_t most);
 bool input_add(input_files *all, const char *path, problem *why); // false: see why
-const char *input_path(const input_files *all, int64_t file);     // in the order in which they were added
-int64_t input_bytes(const input_files *all, int64_t file);
 // All `bytes` from byte `at` on, or false.
 bool input_read(input_files *all, int64_t file, int64_t at, void *to, int64_t bytes, problem *why);
 // These bytes will be read soon: a disk, or a server, brings many such at a time.

@@ -6,7 +6,6 @@
 #include "log.h"
 #include "durable.h"
 #include "json.h"
-#include "unicode.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
@@ -42,42 +41,14 @@ static bool is_file(int fd) {
     return fstat(fd, &status) == 0 && S_ISREG(status.st_mode);
 }
 
-static int open_log(const char *path) {
-    int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-    if (fd < 0) die_unwritable(path);
-    return fd;
-}
-
-// What is no file has no lock, and nothing in it that could be lost.
-static logfile *open_locked(const char *path) {
-    char in_use[PATH_MAX + 32];
-    problem why;
-    logfile *log = calloc(1, sizeof *log);
-    if (!log) cf_die(NULL, "out of memory for log %s", path);
-    log->fd = open_log(path);
-    log->lock = -1;
-    if (!is_file(log->fd)) {
-        name_of(log->path, path, "");
-        return log;
-    }
-    if (!realpath(path, log->path)) die_unwritable(path); // a link stays one
-    name_of(log->lock_path, log->path, ".lock");
-    snprintf(in_use, sizeof in_use, "another run writes log %s", path);
-    log->lock = durable_lock(log->lock_path, in_use, &why);
-    if (log->lock < 0 && errno == EWOULDBLOCK) cf_die("wait for it, end it, or give another --log", "%s", why.what);
-    if (log->lock < 0) // a log without is better than none
-        fprintf(stderr, "note: %s: see to it that no other run writes log %s\n", why.what, path);
-    return log;
+static void open_name(logfile *log, const char *path) {
+    if (log->fd >= 0) close(log->fd); // that of another name by now
+    log->fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    if (log->fd < 0) die_unwritable(path);
 }
 
 bool log_empty(const logfile *log) {
     return !log || lseek(log->fd, 0, SEEK_END) <= 0;
-}
-
-// The name is another file's now.
-static void open_again(logfile *log) {
-    close(log->fd);
-    log->fd = open_log(log->path);
 }
 
 // It becomes the first of FILE.1, FILE.2, … that is free.
@@ -89,7 +60,7 @@ static void set_aside(logfile *log, const char *whose) {
         if (access(kept, F_OK) == 0) continue;
         if (rename(log->path, kept) != 0) die_unwritable(kept);
         printf("log       of %s run is kept as %s\n", whose, kept);
-        open_again(log);
+        open_name(log, log->path);
         return;
     }
     cf_die("remove old ones, or give another --log", "there are %d logs of the name %s already", KEPT_MAX, log->path);
@@ -107,53 +78,58 @@ static bool stays(const cJSON *line, const log_past *past) {
     return at < (double)past->step + !again;
 }
 
-// Appends to `to` what is kept of a log. The first line that describes a run says whose log it is.
-static bool keep_lines(FILE *from, durable_file *to, const log_past *past, bool *ours, problem *why) {
-    char *text = NULL;
-    size_t room = 0;
-    bool others = false, well = true;
-    for (ssize_t length; well && !others && (length = getline(&text, &room, from)) > 0;) {
-        if (text[length - 1] != '\n') break; // cut short
-        cJSON *line = cJSON_Parse(text);
-        if (!*ours && json_is(line, "event", "config")) {
-            *ours = json_is(line, "run", past->run);
-            others = !*ours;
-        }
-        if (stays(line, past)) well = durable_append(to, text, length, why);
-        cJSON_Delete(line);
-    }
-    free(text);
-    return well && (!ferror(from) || durable_problem(why, "cannot read", to->path, -1));
-}
-
-// What is kept of the log takes its place. False if it is another run's.
+// What is kept of the log takes its place. False if it is another run's: the first line that describes a run says whose it is.
 static bool cut(const logfile *log, const log_past *past) {
     problem why;
     durable_file kept;
-    bool ours = false;
+    char *text = NULL;
+    size_t room = 0;
+    bool ours = false, others = false;
     FILE *from = fopen(log->path, "r");
     if (!from) die_unwritable(log->path);
-    bool well = durable_create(&kept, log->path, -1, &why) && keep_lines(from, &kept, past, &ours, &why) &&
-                (!ours || durable_commit(&kept, &why));
+    bool well = durable_create(&kept, log->path, -1, &why);
+    for (ssize_t length; well && !others && (length = getline(&text, &room, from)) > 0;) {
+        if (text[length - 1] != '\n') break; // cut short
+        cJSON *line = cJSON_Parse(text);
+        if (!ours && json_is(line, "event", "config")) {
+            ours = json_is(line, "run", past->run);
+            others = !ours;
+        }
+        if (stays(line, past)) well = durable_append(&kept, text, length, &why);
+        cJSON_Delete(line);
+    }
+    well = well && (!ferror(from) || durable_problem(&why, "cannot read", log->path, -1)) && (!ours || durable_commit(&kept, &why));
     durable_abandon(&kept);
     fclose(from);
+    free(text);
     if (!well) cf_die(*why.hint ? why.hint : "give another --log", "log: %s", why.what);
     return ours;
 }
 
-logfile *log_continue(const char *path, const log_past *past) {
+logfile *log_open(const char *path, const log_past *past) {
+    char in_use[PATH_MAX + 32];
+    problem why;
     if (!path || !*path) return NULL;
-    logfile *log = open_locked(path);
-    if (!is_file(log->fd) || log_empty(log)) return log;
+    logfile *log = memory_for(path, 1, sizeof *log);
+    log->fd = log->lock = -1;
+    open_name(log, path);
+    if (!is_file(log->fd)) { // it has no lock, and nothing in it that could be lost
+        name_of(log->path, path, "");
+        return log;
+    }
+    if (!realpath(path, log->path)) die_unwritable(path); // a link stays one
+    name_of(log->lock_path, log->path, ".lock");
+    snprintf(in_use, sizeof in_use, "another run writes log %s", path);
+    log->lock = durable_lock(log->lock_path, in_use, &why);
+    if (log->lock < 0 && errno == EWOULDBLOCK) cf_die("wait for it, end it, or give another --log", "%s", why.what);
+    if (log->lock < 0) // a log without is better than none
+        fprintf(stderr, "note: %s: see to it that no other run writes log %s\n", why.what, path);
+    if (log_empty(log)) return log;
     if (past && cut(log, past))
-        open_again(log);
+        open_name(log, log->path);
     else
         set_aside(log, past ? "another" : "an earlier");
     return log;
-}
-
-logfile *log_open(const char *path) {
-    return log_continue(path, NULL);
 }
 
 // --- writing ---
@@ -194,21 +170,23 @@ void log_true(logfile *log, const char *name) {
 
 void log_text(logfile *log, const char *name, const char *value) {
     if (!log) return;
-    char *clean = malloc(3 * strlen(value) + 1), *to = clean;
-    if (!clean) cf_die(NULL, "log %s: out of memory for %s", log->path, name);
+    char *clean = memory_for(log->path, 3 * (int64_t)strlen(value) + 1, 1), *to = clean;
     while (*value) {
-        int length = unicode_bytes(value);
+        int length = cf_utf8_bytes(value);
         memcpy(to, length ? value : "\xEF\xBF\xBD", length ? (size_t)length : 3);
         to += length ? length : 3;
         value += length ? length : 1;
     }
-    *to = 0;
     check(log, cJSON_AddStringToObject(log->line, name, clean), name);
     free(clean);
 }
 
 // A line is there whole or not at all.
-static void write_line(logfile *log, char *text) {
+void log_end(logfile *log) {
+    if (!log) return;
+    check(log, log->line, "log_end");
+    char *text = cJSON_PrintUnformatted(log->line);
+    check(log, text, "the line");
     const int64_t length = (int64_t)strlen(text), whole = lseek(log->fd, 0, SEEK_END);
     text[length] = '\n'; // in place of the terminator
     const bool written = durable_write(log->fd, text, length + 1);
@@ -218,14 +196,6 @@ static void write_line(logfile *log, char *text) {
     if (!written && whole >= 0 && is_file(log->fd) && ftruncate(log->fd, whole) != 0) log->missing++; // and one is cut short
     log->missing += !written;
     log->failing = !written;
-}
-
-void log_end(logfile *log) {
-    if (!log) return;
-    check(log, log->line, "log_end");
-    char *text = cJSON_PrintUnformatted(log->line);
-    check(log, text, "the line");
-    write_line(log, text);
     cJSON_free(text);
     cJSON_Delete(log->line);
     log->line = NULL;

@@ -12,19 +12,18 @@
 CF_EXTERN_C_BEGIN
 
 typedef struct logfile logfile;
-// A new log; one that is there already becomes PATH.1, or .2, …. Dies if it cannot be written, or another process
-// writes it. NULL or "" gives NULL.
-logfile *log_open(const char *path);
-// Goes on with the log of a run that begins again at `step`: keeps the lines of what came before, steps below it and all
+// past NULL: a new log; one that is there already becomes PATH.1, or .2, …. Dies if it cannot be written, or another process
+// writes it. A path that is NULL or "" gives NULL.
+// Else goes on with the log of a run that begins again at `step`: keeps the lines of what came before, steps below it and all
 // else up to it (validation and samples at `step` itself only if they are `watched`, that is not done again), and drops
 // what will be written again, that run's "end", and a line cut short. What is kept takes the old file's place before
-// anything is added. If there is no such file, or if its first "config" has not this run's name as "run": as log_open.
+// anything is added. If there is no such file, or if its first "config" has not this run's name as "run": a new one.
 typedef struct log_past {
     const char *run;
     int64_t step;
     bool watched;
 } log_past;
-logfile *log_continue(const char *path, const log_past *past);
+logfile *log_open(const char *path, const log_past *past);
 bool log_empty(const logfile *log); // no line yet
 void log_begin(logfile *log, const char *event);
 void log_int(logfile *log, const char *name, int64_t value);

@@ -17,13 +17,6 @@ enum { MAGIC = 20240326, VERSION_FP32 = 3, VERSION_BF16 = 5, PIECE = 1 << 16 };
 // The largest model that a file may describe; Vp · C and 4 · C² · L stay below 2^52.
 enum { MAX_T = 1 << 24, MAX_V = 1 << 24, MAX_L = 1 << 12, MAX_C = 1 << 17 };
 
-struct model_file {
-    input_files *in;
-    gpt_shape shape;
-    bool bf16;
-    int64_t first[TENSORS]; // element number of each tensor's first element
-};
-
 struct model_writer {
     durable_file file;
     bool bf16;
@@ -83,8 +76,7 @@ model_file *model_file_open(const char *path) {
     int32_t h[INPUT_HEADER];
     char promise[64];
     problem why;
-    model_file *file = calloc(1, sizeof *file);
-    if (!file) cf_die(NULL, "out of memory for model file %s", path);
+    model_file *file = memory_for(path, 1, sizeof *file);
     file->in = input_create("model file", 1);
     if (!input_add(file->in, path, &why) || !input_header(file->in, 0, MAGIC, h, &why))
         cf_die_together(*why.hint ? why.hint : how_to_name, "%s", why.what);
@@ -102,17 +94,13 @@ model_file *model_file_open(const char *path) {
     return file;
 }
 
-gpt_shape model_file_shape(const model_file *file) {
-    return file->shape;
-}
-
 uint64_t model_file_fingerprint(const model_file *file, bool all) {
     enum { PIECES = 1250, BYTES = 512 }; // a header alone is longer
-    int64_t size = input_bytes(file->in, 0);
+    int64_t size = file->in->file[0].bytes;
     uint64_t print = (uint64_t)size;
     problem why;
     if (all) {
-        if (!input_hash(input_path(file->in, 0), &size, &print, &why)) cf_die(why.hint, "model: %s", why.what);
+        if (!input_hash(file->in->file[0].path, &size, &print, &why)) cf_die(why.hint, "model: %s", why.what);
         return print >> 11;
     }
     for (int64_t i = 0; i <= PIECES; i++) {
@@ -164,8 +152,7 @@ model_writer *model_writer_open(const char *path, const gpt_shape *shape, int ve
     if (version != VERSION_FP32 && version != VERSION_BF16)
         cf_die(NULL, "model file %s: there is no version %d to write, only 3 (fp32) and 5 (bf16)", path, version);
     model_shape_check(shape, "model file", path);
-    model_writer *w = calloc(1, sizeof *w);
-    if (!w) cf_die(NULL, "out of memory for writing model file %s", path);
+    model_writer *w = memory_for(path, 1, sizeof *w);
     w->bf16 = version == VERSION_BF16;
     w->expected = model_parameters(shape);
     problem why;

@@ -15,9 +15,13 @@ int64_t model_parameters(const gpt_shape *shape); // elements of all tensors, th
 // Dies (together) if the shape is none that a GPT can have. of, path: whose it is ("model file", "x.bin").
 void model_shape_check(const gpt_shape *shape, const char *of, const char *path);
 
-typedef struct model_file model_file;
+typedef struct model_file {
+    gpt_shape shape;
+    bool bf16;
+    int64_t first[TENSORS]; // element number of each tensor's first element
+    struct input_files *in;
+} model_file;
 model_file *model_file_open(const char *path); // dies together
-gpt_shape model_file_shape(const model_file *file);
 // Of its size, its header and some weights in each thousandth of it, or of all: 53 bits, so that a double holds it exactly.
 uint64_t model_file_fingerprint(const model_file *file, bool all);
 // `count` elements from element `first` of one layer of a tensor, converted to float.

@@ -11,48 +11,16 @@
 
 CF_EXTERN_C_BEGIN
 
-enum { OPTIONS_MAX = 80 };
-
-typedef struct options {
-    // model; 0: as `model` says; init_from "": none; vocab 0: as the data say
-    const char *model, *init_from;
-    int64_t layers, channels, heads, seq, vocab;
-    // data
-    const char *train, *val;
-    bool verify_data;
-    // parallel
-    int64_t tp, dp;
-    const char *strategy, *transport, *overlap, *route;
-    int64_t slices; // 0: 4 for slice, 1 for commfuse
-    const char *plan;
-    // training
-    int64_t batch, micro_batch, steps;
-    double lr, min_lr;
-    int64_t warmup, decay_steps; // decay_steps 0: steps
-    const char *schedule;
-    double weight_decay, beta1, beta2, eps, clip;
-    int64_t seed, recompute;
-    const char *dtype;
-    // watching
-    int64_t val_every, val_batches, sample_every, sample_tokens, top_k;
-    double temperature;
-    const char *prompt, *hellaswag;
-    int64_t hellaswag_every;
-    const char *log, *trace, *trace_steps;
-    // output
-    const char *out;
-    int64_t save_every, keep, keep_every;
-    const char *resume, *export_to;
-    int64_t export_step;
-    // machine
-    int64_t threads; // 0: share the cores between the ranks of a host
-    double peak_tflops, timeout;
-    int64_t skip_nonfinite;
-    const char *config, *predict, *predict_ranks;
-    bool force, check_wire, dry_run, predict_all, help;
-    bool given[OPTIONS_MAX], repeated[OPTIONS_MAX]; // by row of the table: was given; more than once on the command line
+enum {
+    OPTIONS = 0
+#define OPTION(...) +1
+#include "option_list.h"
+};
+typedef struct options { // 0 and "": see the help of each
+#define OPTION(type, kind, field, ...) type field;
+#include "option_list.h"
+    bool given[OPTIONS], repeated[OPTIONS]; // by row of the table: was given; more than once on the command line
 } options;
-
 typedef enum { OPTION_INT, OPTION_REAL, OPTION_TEXT, OPTION_CHOICE, OPTION_FLAG } option_type;
 typedef struct option_row {
     const char *group; // "model", "data", …: heading in --help
@@ -64,7 +32,7 @@ typedef struct option_row {
     const char *help;        // one line
     int64_t offset;          // of the field in struct options
 } option_row;
-const option_row *options_table(int *count);
+extern const option_row options_table[];
 
 // Defaults, then the file of --config, then argv[1…]. Dies together on any error. Texts point into argv, or stay in memory
 // until another file is read.

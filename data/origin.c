@@ -2,12 +2,10 @@
 #include "origin.h"
 #include "../commfuse/die.h"
 #include "durable.h"
-#include "prompt.h"
-#include "resume.h"
+#include "json.h"
 #include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
+#include <sys/random.h>
 #include <unistd.h>
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -23,8 +21,7 @@ vocabulary *origin_words(const options *o) {
 tokens *origin_tokens(const options *o, const char *option, const char *pattern, int64_t V, bool root) {
     if (!*pattern) return NULL;
     tokens *data = tokens_open(pattern, o->seq);
-    if (o->verify_data && root)
-        printf("verify    --%s: all %.3f GB are read and hashed\n", option, 2e-9 * (double)tokens_count(data));
+    if (o->verify_data && root) printf("verify    --%s: all %.3f GB are read and hashed\n", option, 2e-9 * (double)data->count);
     fflush(stdout);
     if (o->verify_data) tokens_verify(data);
     tokens_check(data, V);
@@ -33,9 +30,7 @@ tokens *origin_tokens(const options *o, const char *option, const char *pattern,
 
 // Every rank has read something for this option: the same.
 static void agree(cf_transport *transport, const char *option, uint64_t hash) {
-    uint64_t *all = calloc((size_t)transport->size, sizeof *all);
-    if (!all) cf_die(NULL, "out of memory for what %d ranks have read", transport->size);
-    cf_allgather_host(transport, &hash, all, sizeof hash);
+    uint64_t *all = cf_of_all(transport, &hash, sizeof hash);
     for (int rank = 1; rank < transport->size; rank++)
         if (all[rank] != all[0])
             cf_die_together("give every host the same file; compare: sha256sum",
@@ -44,7 +39,7 @@ static void agree(cf_transport *transport, const char *option, uint64_t hash) {
 }
 
 int32_t *origin_prompt(const options *o, const vocabulary *words, int64_t V, cf_transport *transport, int64_t *count) {
-    int32_t *prompt = prompt_read(o, words, V, count);
+    int32_t *prompt = vocabulary_prompt(o, words, V, count);
     agree(transport, "prompt", XXH64(prompt, (size_t)*count * sizeof *prompt, 0));
     return prompt;
 }
@@ -52,8 +47,108 @@ int32_t *origin_prompt(const options *o, const vocabulary *words, int64_t V, cf_
 hellaswag *origin_hellaswag(const options *o, int64_t V, cf_transport *transport) {
     if (!*o->hellaswag) return NULL;
     hellaswag *h = hellaswag_open(o->hellaswag, o->seq, V);
-    agree(transport, "hellaswag", hellaswag_hash(h));
+    agree(transport, "hellaswag", h->hash);
     return h;
+}
+
+// --- what a checkpoint says of its run ---
+
+// A manifest holds all options of its run. Most may change when the run goes on: the mesh, how communication overlaps, what is
+// watched. These may not: what came out would be neither the old run nor a new one.
+enum { OF_SHAPE = 6 }; // the first of them: of the model's weights
+static const char *const must_stay[] = {"layers",    "channels",     "heads",         "vocab",        "padded-vocab",
+                                        "positions", "seq",          "batch",         "lr",           "min-lr",
+                                        "warmup",    "schedule",     "decay-steps",   "weight-decay", "beta1",
+                                        "beta2",     "eps",          "clip",          "seed",         "dtype",
+                                        "steps",     "train-tokens", "train-samples", "train-blocks", "train-hash"};
+static const char *const in_words[][2] = {{"padded-vocab", "rows of the vocabulary with padding"},
+                                          {"positions", "--seq, the model's positions"},
+                                          {"train-tokens", "tokens of --train"},
+                                          {"train-samples", "samples of --train"},
+                                          {"train-blocks", "content of --train"},
+                                          {"train-hash", "content of --train, by --verify-data"}};
+
+cJSON *origin_describe(const options *o, const run_facts *facts) {
+    char text[PATH_MAX];
+    cJSON *all = cJSON_CreateObject();
+    for (const option_row *row = options_table; row < options_table + OPTIONS; row++) {
+        if (row->type == OPTION_FLAG) continue;
+        options_value(o, row, text, sizeof text);
+        manifest_add(all, row->name, "%s", text);
+    }
+    const tokens *t = facts->train;
+    const struct {
+        const char *name;
+        int64_t value;
+    } number[] = {{"positions", facts->shape->maxT},
+                  {"padded-vocab", facts->shape->Vp},
+                  {"train-tokens", t ? t->count : 0},
+                  {"train-samples", t ? t->samples : 0},
+                  {"train-blocks", t ? (int64_t)t->fingerprint : 0},
+                  {"train-hash", t ? (int64_t)t->hash : 0},
+                  {"skipped", facts->skipped},
+                  {"watched", facts->watched}};
+    for (size_t i = 0; i < sizeof number / sizeof *number; i++)
+        manifest_add(all, number[i].name, "%lld", (long long)number[i].value);
+    manifest_add(all, "version", "%s", facts->version);
+    manifest_add(all, "run", "%s", facts->run);
+    if (facts->plan) manifest_add(all, "found-plan", "%s", facts->plan);
+    return all;
+}
+
+void origin_name(const manifest *m, char name[RUN_NAME]) {
+    uint64_t number = 0;
+    const char *old = m ? manifest_value(m, "run") : NULL;
+    if (!old && getrandom(&number, sizeof number, 0) != sizeof number) cf_die(NULL, "no random numbers");
+    if (old)
+        snprintf(name, RUN_NAME, "%s", old);
+    else
+        snprintf(name, RUN_NAME, "%016llx", (unsigned long long)number);
+}
+
+int64_t origin_number(const manifest *m, const char *name, int64_t missing) {
+    const char *text = manifest_value(m, name);
+    char *end = NULL;
+    long long value = text ? strtoll(text, &end, 10) : 0;
+    return text && *text && !*end ? value : missing;
+}
+
+// Without a schedule that falls towards --steps a run may be made longer or shorter.
+static bool steps_matter(const options *o, const manifest *m) {
+    const char *schedule = manifest_value(m, "schedule");
+    bool constant = strcmp(o->schedule, "constant") == 0 && schedule && strcmp(schedule, o->schedule) == 0;
+    bool ends_elsewhere = o->decay_steps > 0 && origin_number(m, "decay-steps", 0) != 0;
+    return !constant && !ends_elsewhere;
+}
+
+// Appends "--lr 0.1 (the checkpoint: 0.2)", unless they are the same.
+static void add_difference(const options *o, const manifest *m, const char *name, const char *now, char *text, size_t size) {
+    char what[64];
+    const char *then = manifest_value(m, name);
+    snprintf(what, sizeof what, "--%s", name);
+    for (size_t i = 0; i < sizeof in_words / sizeof *in_words; i++)
+        if (strcmp(in_words[i][0], name) == 0) snprintf(what, sizeof what, "%s", in_words[i][1]);
+    if (!then) then = "not recorded";
+    if (strcmp(now, then) == 0) return;
+    if (strcmp(name, "steps") == 0 && !steps_matter(o, m)) return;
+    if (strcmp(name, "train-hash") == 0 && (strcmp(now, "0") == 0 || strcmp(then, "0") == 0))
+        return; // who has not read all tokens does not know it
+    size_t length = strlen(text);
+    snprintf(text + length, size - length, "%s%s %s (the checkpoint: %s)", length ? ", " : "", what, now, then);
+}
+
+void origin_compare_run(const options *o, const run_facts *facts, const manifest *m) {
+    char model[1024] = "", run[1024] = "";
+    cJSON *mine = origin_describe(o, facts);
+    for (size_t i = 0; i < sizeof must_stay / sizeof *must_stay; i++)
+        add_difference(o, m, must_stay[i], json_text(mine, must_stay[i]), i < OF_SHAPE ? model : run, sizeof model);
+    if (*model)
+        cf_die_together("give the options of the checkpoint, or another --out",
+                        "the checkpoint of step %lld in %s is of another model: %s", (long long)m->step, o->out, model);
+    if (*run && !o->force)
+        cf_die_together("give the options of the checkpoint; or --force to go on with the new ones; or another --out",
+                        "the run in %s, saved at step %lld, would be changed by: %s", o->out, (long long)m->step, run);
+    cJSON_Delete(mine);
 }
 
 // --- the model's shape ---
@@ -64,18 +159,18 @@ static gpt_shape shape_of_file(options *o, model_file **start) {
     for (size_t i = 0; i < sizeof fixed / sizeof *fixed; i++)
         if (options_given(o, fixed[i]))
             cf_die_together("leave that option away", "--%s is set by the model file %s", fixed[i], o->init_from);
-    gpt_shape s = model_file_shape(*start);
+    gpt_shape s = (*start)->shape;
     if (!options_given(o, "seq") && o->seq > s.maxT) o->seq = s.maxT;
     return s;
 }
 
 static gpt_shape shape_in(const manifest *m, const char *out) {
-    gpt_shape s = {.maxT = resume_number(m, "positions", 0),
-                   .V = resume_number(m, "vocab", 0),
-                   .Vp = resume_number(m, "padded-vocab", 0),
-                   .L = resume_number(m, "layers", 0),
-                   .H = resume_number(m, "heads", 0),
-                   .C = resume_number(m, "channels", 0)};
+    gpt_shape s = {.maxT = origin_number(m, "positions", 0),
+                   .V = origin_number(m, "vocab", 0),
+                   .Vp = origin_number(m, "padded-vocab", 0),
+                   .L = origin_number(m, "layers", 0),
+                   .H = origin_number(m, "heads", 0),
+                   .C = origin_number(m, "channels", 0)};
     model_shape_check(&s, "checkpoint in", out);
     return s;
 }
@@ -109,14 +204,6 @@ static gpt_shape shape_of_options(options *o, const vocabulary *words, const gpt
     return s;
 }
 
-// What each rank gives; the caller frees it.
-static void *of_all(cf_transport *transport, const void *mine, size_t bytes) {
-    void *all = calloc((size_t)transport->size, bytes);
-    if (!all) cf_die(NULL, "out of memory for what %d ranks see", transport->size);
-    cf_allgather_host(transport, mine, all, (int64_t)bytes);
-    return all;
-}
-
 // Does every rank see the model file? Rank 0 says what shape the checkpoint in --out has; L = 0: there is none.
 gpt_shape origin_shape(options *o, const vocabulary *words, cf_transport *transport, model_file **start) {
     problem skipped;
@@ -124,7 +211,7 @@ gpt_shape origin_shape(options *o, const vocabulary *words, cf_transport *transp
     manifest *m = transport->rank == 0 && *o->out ? checkpoint_latest(o->out, INT64_MAX, &skipped) : NULL;
     if (m) mine = shape_in(m, o->out);
     manifest_free(m);
-    gpt_shape *all = of_all(transport, &mine, sizeof mine);
+    gpt_shape *all = cf_of_all(transport, &mine, sizeof mine);
     const gpt_shape saved = all[0];
     free(all);
     const bool readable = cf_least_host(transport, access(o->init_from, R_OK) == 0);
@@ -150,7 +237,7 @@ checkpoint_store *origin_open_output(const options *o) {
 // --- what ranks must have in common ---
 
 static int64_t print_of(const tokens *data) {
-    return !data ? 0 : (int64_t)(tokens_hash(data) ? tokens_hash(data) : tokens_fingerprint(data));
+    return !data ? 0 : (int64_t)(data->hash ? data->hash : data->fingerprint);
 }
 
 // Each rank has opened what is on its own host. Ranks of a replica share each sample and the weights, replicas share out the
@@ -160,13 +247,13 @@ void origin_compare(const options *o, cf_transport *transport, const tokens *tra
     static const char *const fact[] = {"samples of --train",       "the fingerprint of --train", "samples of --val",
                                        "the fingerprint of --val", "words of the vocabulary",    "the fingerprint of --init-from"};
     enum { FACTS = sizeof fact / sizeof *fact };
-    const int64_t mine[FACTS] = {train ? tokens_samples(train) : 0,
+    const int64_t mine[FACTS] = {train ? train->samples : 0,
                                  print_of(train),
-                                 val ? tokens_samples(val) : 0,
+                                 val ? val->samples : 0,
                                  print_of(val),
                                  V,
                                  start ? (int64_t)model_file_fingerprint(start, o->verify_data) : 0};
-    int64_t *all = of_all(transport, mine, sizeof mine);
+    int64_t *all = cf_of_all(transport, mine, sizeof mine);
     for (int rank = 1; rank < transport->size; rank++)
         for (int i = 0; i < FACTS; i++)
             if (all[rank * FACTS + i] != all[i])
@@ -178,7 +265,7 @@ void origin_compare(const options *o, cf_transport *transport, const tokens *tra
     // Rank 0 had opened it before it gave the facts above: its lock is a file of this moment, and whoever reads the same there
     // has the same directory.
     const uint64_t mark = checkpoint_store_mark(o->out);
-    uint64_t *marks = of_all(transport, &mark, sizeof mark);
+    uint64_t *marks = cf_of_all(transport, &mark, sizeof mark);
     for (int rank = 1; rank < transport->size; rank++)
         if (marks[rank] == 0 || marks[rank] != marks[0])
             cf_die_together("give --out a directory of a file system that all hosts share, where all may write",
@@ -234,7 +321,7 @@ manifest *origin_checkpoint(const options *o, const run_facts *facts, cf_transpo
     if (m && strcmp(o->resume, "no") == 0)
         cf_die_together("choose another --out, or leave --resume away to go on",
                         "--resume no, but %s holds a checkpoint of step %lld", o->out, (long long)m->step);
-    if (m) resume_compare(o, facts, m);
+    if (m) origin_compare_run(o, facts, m);
     if (m && m->step > o->steps)
         cf_die_together("raise --steps", "the run in %s has taken %lld steps already, more than --steps %lld", o->out,
                         (long long)m->step, (long long)o->steps);

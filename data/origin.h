@@ -9,7 +9,6 @@
 #include "hellaswag.h"
 #include "model_file.h"
 #include "options.h"
-#include "resume.h"
 #include "saved_state.h"
 #include "tokens.h"
 #include "vocabulary.h"
@@ -20,7 +19,7 @@ vocabulary *origin_words(const options *o); // NULL: none, tokens are bytes
 // --train or --val, NULL if it is not given; all of it is read with --verify-data, which `root` prints.
 tokens *origin_tokens(const options *o, const char *option, const char *pattern, int64_t V, bool root);
 
-// Collective: what samples begin with, see prompt_read().
+// Collective: what samples begin with, see vocabulary_prompt().
 int32_t *origin_prompt(const options *o, const vocabulary *words, int64_t V, cf_transport *transport, int64_t *count);
 
 // Collective. --hellaswag; NULL if it is not given.
@@ -41,6 +40,24 @@ void origin_compare(const options *o, cf_transport *transport, const tokens *tra
                     const model_file *start);
 
 // --- checkpoints ---
+
+// What a manifest records of a run beside its options. Its tokens are NULL if it has none.
+enum { RUN_NAME = 17 };
+typedef struct run_facts {
+    const gpt_shape *shape;
+    const tokens *train;
+    const char *version, *run;
+    const char *plan; // as data/plan.h prints it; NULL: none has been found yet
+    int64_t skipped;
+    bool watched; // validation and samples of this step are done
+} run_facts;
+struct cJSON *origin_describe(const options *o, const run_facts *facts);     // a manifest's options
+int64_t origin_number(const manifest *m, const char *name, int64_t missing); // one of them; `missing` if it is not there
+// A run's name, by which its log is known: that of the checkpoint; or a new one, if it has none or is NULL.
+void origin_name(const manifest *m, char name[RUN_NAME]);
+// Dies together, naming every option that would change the run, unless o->force; what gives weights another shape cannot
+// be forced.
+void origin_compare_run(const options *o, const run_facts *facts, const manifest *m);
 
 // Collective. The newest checkpoint in --out whose files are all true to their hashes, each read by one of the ranks: the run
 // may go on with it. NULL: it begins anew, from the model file `start` if that is not NULL. Newer ones, which are damaged, are

@@ -5,22 +5,21 @@
 #include "input.h"
 #include "json.h"
 #include "progress.h"
-#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { PLAN_WINDOW = 200 }; // steps
+enum { PLAN_WINDOW = 200, PLAN_MAX_BYTES = 1 << 14 }; // steps; of a text
 static const double SLOWER = 1.1;
 
-char *plan_print(const cf_tuner *tuner, const plan_conditions *conditions) {
+static char *print(const run_plan *p) {
     cJSON *plan = cJSON_CreateObject();
-    cJSON_AddStringToObject(plan, "shape", conditions->shape);
-    cJSON_AddStringToObject(plan, "machine", conditions->machine);
+    cJSON_AddStringToObject(plan, "shape", p->shape);
+    cJSON_AddStringToObject(plan, "machine", p->machine);
     cJSON *list = cJSON_AddObjectToObject(plan, "operations");
-    for (int i = 0; i < cf_tuner_operations(tuner); i++) {
-        cf_tuned o = cf_tuner_operation(tuner, i);
+    for (int i = 0; i < cf_tuner_operations(p->tuner); i++) {
+        cf_tuned o = cf_tuner_operation(p->tuner, i);
         char way[CF_CHOICE_NAME];
         cf_choice_print(o.choice, way);
         cJSON_AddStringToObject(list, o.name, way);
@@ -31,9 +30,10 @@ char *plan_print(const cf_tuner *tuner, const plan_conditions *conditions) {
     return text;
 }
 
+// --- a text that says one ---
+
 static bool unsound(problem *why, const char *name, const char *what, const char *which) {
-    problem_set(why, "remove it, or write another one: --dry-run prints a plan", "the plan in %s %s%s", name, what, which);
-    return false;
+    return problem_set(why, "remove it, or write another one: --dry-run prints a plan", "the plan in %s %s%s", name, what, which);
 }
 
 // Every operation of this run has one choice in the list, and nothing else is there.
@@ -57,41 +57,30 @@ static bool is_sound(const cJSON *list, const char *name, const cf_tuner *tuner,
     return found == count || unsound(why, name, "names an operation twice", "");
 }
 
-static plan_fit apply(const cJSON *plan, const char *name, bool here, cf_tuner *tuner, const plan_conditions *conditions,
-                      problem *why) {
+// Sets the choices of a plan of this shape, and with `here` of this machine; `name` says whose text it is. One that is unsound
+// (no JSON, an operation that this run does not have or cannot run so, one that is missing) or of another shape or, with `here`,
+// machine sets nothing: see why.
+static bool apply(run_plan *p, const char *text, const char *name, bool here, problem *why) {
+    cJSON *plan = cJSON_Parse(text);
     const cJSON *list = cJSON_GetObjectItemCaseSensitive(plan, "operations"), *item;
     const char *shape = json_text(plan, "shape"), *machine = json_text(plan, "machine");
-    const bool same = json_is(plan, "machine", conditions->machine);
-    if (!cJSON_IsObject(list) || !shape || !machine) {
+    bool fits = false;
+    if (!cJSON_IsObject(list) || !shape || !machine)
         unsound(why, name, "is damaged: it is no JSON object with \"shape\", \"machine\" and \"operations\"", "");
-        return PLAN_UNSOUND;
-    }
-    if (strcmp(shape, conditions->shape) != 0) {
+    else if (strcmp(shape, p->shape) != 0)
         problem_set(why, "leave --plan away to find one while training", "the plan in %s is for %s; this run is %s", name, shape,
-                    conditions->shape);
-        return PLAN_OF_ANOTHER_SHAPE;
-    }
-    if (!is_sound(list, name, tuner, why)) return PLAN_UNSOUND;
-    if (here && !same) {
-        problem_set(why, NULL, "the plan in %s was found on %s; this is %s", name, machine, conditions->machine);
-        return PLAN_OF_ANOTHER_MACHINE;
-    }
+                    p->shape);
+    else if (here && strcmp(machine, p->machine) != 0)
+        problem_set(why, NULL, "the plan in %s was found on %s; this is %s", name, machine, p->machine);
+    else
+        fits = is_sound(list, name, p->tuner, why);
     cJSON_ArrayForEach(item, list) {
         cf_choice choice;
-        if (cf_choice_of(item->valuestring, &choice)) cf_tuner_set(tuner, item->string, choice);
+        if (fits && cf_choice_of(item->valuestring, &choice)) cf_tuner_set(p->tuner, item->string, choice);
     }
-    return same ? PLAN_FITS : PLAN_OF_ANOTHER_MACHINE;
-}
-
-plan_fit plan_apply(const char *text, const char *name, bool here, cf_tuner *tuner, const plan_conditions *conditions,
-                    problem *why) {
-    cJSON *plan = cJSON_Parse(text);
-    plan_fit fit = apply(plan, name, here, tuner, conditions, why);
     cJSON_Delete(plan);
-    return fit;
+    return fits;
 }
-
-// --- a run ---
 
 // A text of rank 0, or why it has none.
 typedef struct shared_text {
@@ -102,14 +91,14 @@ typedef struct shared_text {
 
 // NULL: rank 0 has none, see why.
 static char *read_shared(const char *path, cf_transport *transport, problem *why) {
-    shared_text *all = calloc((size_t)transport->size + 1, sizeof *all), *mine = all + transport->size;
-    if (!all) cf_die(NULL, "out of memory for the plan of %d ranks", transport->size);
+    shared_text *mine = memory_for("a plan", 1, sizeof *mine);
     int64_t count = 0;
     char *text = transport->rank == 0 ? input_read_all("plan", path, PLAN_MAX_BYTES - 1, &count, &mine->why) : NULL;
     mine->there = text != NULL;
     if (text) memcpy(mine->text, text, (size_t)count);
     free(text);
-    transport->gather(transport, mine, all, (int64_t)sizeof *mine);
+    shared_text *all = cf_of_all(transport, mine, (int64_t)sizeof *mine);
+    free(mine);
     text = all->there ? strdup(all->text) : NULL;
     *why = all->why;
     free(all);
@@ -117,22 +106,21 @@ static char *read_shared(const char *path, cf_transport *transport, problem *why
 }
 
 void plan_create(run_plan *p, cf_tuner *tuner, const options *o, cf_transport *transport, const char *version) {
-    char path[PATH_MAX];
     problem why;
-    *p = (run_plan){.tuner = tuner, .out = o->out, .root = transport->rank == 0, .anew = strcmp(o->plan, "new") == 0};
-    snprintf(p->conditions.shape, sizeof p->conditions.shape,
-             "tp %lld x dp %lld, %s, %lld layers of %lld channels, %lld heads, vocabulary %lld, %lld tokens, "
-             "micro-batch %lld, %s",
+    *p = (run_plan){.tuner = tuner, .root = transport->rank == 0, .anew = strcmp(o->plan, "new") == 0};
+    snprintf(p->shape, sizeof p->shape,
+             "tp %lld x dp %lld, %s, %lld layers of %lld channels, %lld heads, vocabulary %lld, %lld tokens, micro-batch %lld, %s",
              (long long)o->tp, (long long)o->dp, o->strategy, (long long)o->layers, (long long)o->channels, (long long)o->heads,
              (long long)o->vocab, (long long)o->seq, (long long)o->micro_batch, o->dtype);
-    snprintf(p->conditions.machine, sizeof p->conditions.machine,
-             "%s, %d ranks, %d of them and %d cores on a host, %lld threads, %s, version %s", transport->name, transport->size,
-             transport->local_size, transport->local_cores, (long long)o->threads, cf_device_name(), version);
+    snprintf(p->machine, sizeof p->machine, "%s, %d ranks, %d of them and %d cores on a host, %lld threads, %s, version %s",
+             transport->name, transport->size, transport->local_size, transport->local_cores, (long long)o->threads,
+             cf_device_name(), version);
     if (*o->plan && !p->anew) {
         p->given = read_shared(o->plan, transport, &why);
         if (!p->given) cf_die_together(why.hint, "--plan: %s", why.what);
-    } else if (!*o->plan && *o->out && snprintf(path, sizeof path, "%s/plan.json", o->out) < (int)sizeof path)
-        p->cached = read_shared(path, transport, &why);
+    }
+    if (!*o->out || snprintf(p->path, sizeof p->path, "%s/plan.json", o->out) >= (int)sizeof p->path) *p->path = 0;
+    if (!*o->plan && *p->path) p->cached = read_shared(p->path, transport, &why);
 }
 
 void plan_free(run_plan *p) {
@@ -145,12 +133,9 @@ void plan_start(run_plan *p, const char *saved, int64_t steps) {
     problem why = {"", ""};
     bool search = !p->given && (p->anew || steps >= PLAN_WORTH_STEPS);
     if (!p->tuner) return;
-    if (p->given && plan_apply(p->given, "--plan", false, p->tuner, &p->conditions, &why) < PLAN_OF_ANOTHER_MACHINE)
-        cf_die_together(why.hint, "%s", why.what);
-    const bool resumed = !p->given && !p->anew && saved &&
-                         plan_apply(saved, "the checkpoint", false, p->tuner, &p->conditions, &why) >= PLAN_OF_ANOTHER_MACHINE;
-    const bool cached =
-        !p->given && !resumed && p->cached && plan_apply(p->cached, "--out", true, p->tuner, &p->conditions, &why) == PLAN_FITS;
+    if (p->given && !apply(p, p->given, "--plan", false, &why)) cf_die_together(why.hint, "%s", why.what);
+    const bool resumed = !p->given && !p->anew && saved && apply(p, saved, "the checkpoint", false, &why),
+               cached = !p->given && !resumed && p->cached && apply(p, p->cached, "--out", true, &why);
     if (p->root && !p->given && !resumed && p->cached && !cached) printf("plan      %s: not used\n", why.what);
     cf_tuner_start(p->tuner, search && !resumed);
     if (p->root && cf_tuner_left_out(p->tuner) > 0)
@@ -162,21 +147,29 @@ void plan_start(run_plan *p, const char *saved, int64_t steps) {
 
 void plan_explain(const run_plan *p, FILE *out) {
     if (!p->tuner) return;
-    char *text = plan_print(p->tuner, &p->conditions);
+    char *text = print(p);
     fprintf(out, "\nThe plan, as --plan FILE reads it%s\n%s\n", p->trying ? "; the first steps look for a better one" : "", text);
     free(text);
 }
 
 char *plan_text(const run_plan *p) {
-    return p->tuner && p->known ? plan_print(p->tuner, &p->conditions) : NULL;
+    return p->tuner && p->known ? print(p) : NULL;
 }
 
-static void print_found(const cf_tuner *t, int64_t step) {
+static void report_found(const run_plan *p, logfile *log, int64_t step) {
+    const cf_tuner *t = p->tuner;
     progress_break();
     printf("plan      found in trials up to step %lld; a step:", (long long)step + 1);
+    log_begin(log, "plan");
+    log_int(log, "step", step);
+    log_int(log, "left_out", cf_tuner_left_out(t));
     for (int i = 0; i < cf_tuner_plans(t); i++) {
         cf_compared plan = cf_tuner_plan(t, i);
+        char name[64];
         if (!isnan(plan.step_ms)) printf(" %s%s %.1f ms", plan.taken ? "> " : "", plan.name, plan.step_ms);
+        snprintf(name, sizeof name, "%s_ms", plan.name);
+        log_real(log, name, plan.step_ms);
+        if (plan.taken) log_text(log, "taken", plan.name);
     }
     printf("\n");
     for (int i = 0; i < cf_tuner_operations(t); i++) {
@@ -186,36 +179,13 @@ static void print_found(const cf_tuner *t, int64_t step) {
         printf("  %-42s %-9s", o.name, way);
         if (!isnan(o.ms)) printf(" %8.3f ms; as predicted %.3f, blocking %.3f", o.ms, o.first_ms, o.native_ms);
         printf("\n");
-    }
-    fflush(stdout);
-}
-
-static void log_found(const cf_tuner *t, logfile *log, int64_t step) {
-    log_begin(log, "plan");
-    log_int(log, "step", step);
-    log_int(log, "left_out", cf_tuner_left_out(t));
-    for (int i = 0; i < cf_tuner_plans(t); i++) {
-        cf_compared plan = cf_tuner_plan(t, i);
-        char name[64];
-        snprintf(name, sizeof name, "%s_ms", plan.name);
-        log_real(log, name, plan.step_ms);
-        if (plan.taken) log_text(log, "taken", plan.name);
-    }
-    for (int i = 0; i < cf_tuner_operations(t); i++) {
-        cf_tuned o = cf_tuner_operation(t, i);
-        char way[CF_CHOICE_NAME];
-        cf_choice_print(o.choice, way);
         log_text(log, o.name, way);
     }
     log_end(log);
-}
-
-static void write_found(const run_plan *p) {
-    char path[PATH_MAX];
+    fflush(stdout);
     problem why;
-    if (!p->root || !*p->out || snprintf(path, sizeof path, "%s/plan.json", p->out) >= (int)sizeof path) return;
-    char *text = plan_print(p->tuner, &p->conditions);
-    if (!durable_replace(path, text, (int64_t)strlen(text), true, &why))
+    char *text = *p->path ? print(p) : NULL;
+    if (text && !durable_replace(p->path, text, (int64_t)strlen(text), true, &why))
         fprintf(stderr, "warning: %s; the run goes on\n", why.what);
     free(text);
 }
@@ -228,8 +198,7 @@ static void watch_steps(run_plan *p, int64_t step, double ms) {
         p->first_ms = p->window_ms;
     else if (p->window_ms > SLOWER * p->first_ms && p->first_ms > 0) {
         progress_break();
-        printf("note      the last %d steps up to %lld took %.0f %% longer than the first: if the machine "
-               "has changed for good, "
+        printf("note      the last %d steps up to %lld took %.0f %% longer than the first: if the machine has changed for good, "
                "--plan new finds another plan\n",
                PLAN_WINDOW, (long long)step + 1, 100 * (p->window_ms / p->first_ms - 1));
         p->first_ms = INFINITY; // once
@@ -241,10 +210,6 @@ void plan_step(run_plan *p, logfile *log, int64_t step, double ms) {
     const bool trying = cf_tuner_trying(p->tuner), ended = p->trying && !trying;
     p->trying = trying;
     p->known |= ended;
-    if (ended) {
-        if (p->root) print_found(p->tuner, step);
-        log_found(p->tuner, log, step);
-        write_found(p);
-    }
+    if (p->root && ended) report_found(p, log, step);
     if (p->root && !trying) watch_steps(p, step, ms);
 }

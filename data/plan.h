@@ -7,6 +7,7 @@
 #ifndef PLAN_H
 #define PLAN_H
 
+#include <limits.h>
 #include "../commfuse/tune.h"
 #include "log.h"
 #include "options.h"
@@ -14,30 +15,14 @@
 
 CF_EXTERN_C_BEGIN
 
-enum { PLAN_MAX_BYTES = 1 << 14 };
-
-typedef struct plan_conditions {
-    char shape[256], machine[256];
-} plan_conditions;
-
-char *plan_print(const cf_tuner *tuner, const plan_conditions *conditions); // the caller frees it
-
-typedef enum { PLAN_UNSOUND, PLAN_OF_ANOTHER_SHAPE, PLAN_OF_ANOTHER_MACHINE, PLAN_FITS } plan_fit;
-// Sets the choices of a plan of this shape, and with `here` of this machine; `name` says whose text it is. One that is unsound
-// (no JSON, an operation that this run does not have or cannot run so, one that is missing) or of another shape or, with `here`,
-// machine sets nothing: see why.
-plan_fit plan_apply(const char *text, const char *name, bool here, cf_tuner *tuner, const plan_conditions *conditions,
-                    problem *why);
-
-// A run with its plan.
 typedef struct run_plan {
-    cf_tuner *tuner; // NULL: nothing to choose
-    plan_conditions conditions;
-    const char *out;         // directory; "": nothing is written there
-    char *given, *cached;    // texts of --plan and of DIR/plan.json; NULL: none
-    bool root, trying, anew; // anew: --plan new
-    bool known;              // by trials, or by one of the texts
-    int64_t steps;           // since trials ended
+    cf_tuner *tuner;               // NULL: nothing to choose
+    char shape[256], machine[256]; // this run's
+    char path[PATH_MAX];           // where it is written; "": nowhere
+    char *given, *cached;          // texts of --plan and of DIR/plan.json; NULL: none
+    bool root, trying, anew;       // anew: --plan new
+    bool known;                    // by trials, or by one of the texts
+    int64_t steps;                 // since trials ended
     double first_ms, window_ms;
 } run_plan;
 

@@ -27,6 +27,7 @@ import contextlib
 import errno
 import fcntl
 import gzip
+import itertools
 import json
 import os
 import re
@@ -203,16 +204,13 @@ def text_of(line, at, errors):
 def decoded(part, errors):
     """Bytes to text."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors)
-    for piece in part.pieces():
+    for piece in itertools.chain(part.pieces(), [b""]):
         try:
-            yield decoder.decode(piece)
+            yield decoder.decode(piece, final=not piece)
         except UnicodeDecodeError as error:
             at = part.at - len(decoder.getstate()[0]) + error.start
-            raise Problem(f"it is not UTF-8 text at byte {at}: {error.reason}", TO_UTF8) from None
-    try:
-        yield decoder.decode(b"", True)
-    except UnicodeDecodeError:
-        raise Problem("it ends within a UTF-8 character", TO_UTF8) from None
+            raise Problem(f"it is not UTF-8 text at byte {at}: {error.reason}" if piece else "it ends within a UTF-8 character",
+                          TO_UTF8) from None
 
 
 def whole_words(texts, part):

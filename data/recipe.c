@@ -34,9 +34,8 @@ static void check_output(const options *o) {
     const bool wrong = strcmp(o->overlap, "nowire") == 0 || strcmp(o->overlap, "ideal") == 0;
     if (wrong && *o->out)
         cf_die_together("leave --out away, or choose another --overlap",
-                        "--overlap %s computes wrong results by construction and saves nothing, but "
-                        "--out %s is given",
-                        o->overlap, o->out);
+                        "--overlap %s computes wrong results by construction and saves nothing, but --out %s is given", o->overlap,
+                        o->out);
     if ((o->save_every > 0 || *o->export_to) && !*o->out)
         cf_die_together("name a directory with --out DIR", "--%s needs --out", *o->export_to ? "export" : "save-every");
     if (*o->export_to && (o->dry_run || *o->init_from))

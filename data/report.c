@@ -3,7 +3,6 @@
 #include "../commfuse/printable.h"
 #include "../commfuse/schedule.h"
 #include "../commfuse/stop.h"
-#include "audit.h"
 #include "durable.h"
 #include "progress.h"
 #include <math.h>
@@ -38,7 +37,7 @@ double report_lap(run_report *r) {
 
 double report_spent(run_report *r, time_purpose purpose) {
     double ms = report_lap(r);
-    accounts_add(&r->time, purpose, ms);
+    r->time.ms[purpose] += ms;
     return ms;
 }
 
@@ -46,7 +45,7 @@ double report_spent(run_report *r, time_purpose purpose) {
 
 void report_resume(run_report *r, const manifest *m) {
     r->first = m->step;
-    r->watched = resume_number(m, "watched", 0) == 1;
+    r->watched = origin_number(m, "watched", 0) == 1;
     report_line(r, "resume    from step %lld in %s, saved by %lld ranks (%s, tp %s x dp %s, version %s)\n", (long long)m->step,
                 r->o->out, (long long)m->ranks, manifest_value(m, "strategy"), manifest_value(m, "tp"), manifest_value(m, "dp"),
                 manifest_value(m, "version"));
@@ -55,18 +54,16 @@ void report_resume(run_report *r, const manifest *m) {
 void report_open(run_report *r) {
     const log_past past = {r->run, r->first, r->watched};
     if (!root(r)) return;
-    r->log = r->first > 0 ? log_continue(r->o->log, &past) : log_open(r->o->log);
+    r->log = log_open(r->o->log, r->first > 0 ? &past : NULL);
     accounts_open(&r->time, r->o->out);
 }
 
 void report_config(run_report *r) {
-    int rows = 0;
-    const option_row *table = options_table(&rows);
     char host[64] = "unknown", given[PATH_LENGTH] = "";
     gethostname(host, sizeof host - 1);
-    for (int i = 0; i < rows; i++)
-        if (options_given(r->o, table[i].name) && strcmp(table[i].name, "config") != 0)
-            snprintf(given + strlen(given), sizeof given - strlen(given), "%s%s", *given ? "|" : "", table[i].name);
+    for (const option_row *row = options_table; row < options_table + OPTIONS; row++)
+        if (options_given(r->o, row->name) && strcmp(row->name, "config") != 0)
+            snprintf(given + strlen(given), sizeof given - strlen(given), "%s%s", *given ? "|" : "", row->name);
     bool goes_on = r->first > 0 && !log_empty(r->log);
     log_begin(r->log, goes_on ? "resume" : "config");
     if (goes_on) log_int(r->log, "step", r->first);
@@ -75,17 +72,12 @@ void report_config(run_report *r) {
     log_text(r->log, "host", host);
     log_text(r->log, "given", given); // for --config
     log_int(r->log, "ranks", r->mesh->world_group.size);
-    for (int i = 0; i < rows; i++) {
-        const char *field = (const char *)r->o + table[i].offset;
-        if (table[i].type == OPTION_INT)
-            log_int(r->log, table[i].name, *(const int64_t *)field);
-        else if (table[i].type == OPTION_REAL)
-            log_real(r->log, table[i].name, *(const double *)field);
-        else
-            log_text(r->log, table[i].name,
-                     table[i].type != OPTION_FLAG ? *(const char *const *)field
-                     : *(const bool *)field       ? "yes"
-                                                  : "no");
+    for (const option_row *row = options_table; row < options_table + OPTIONS; row++) {
+        const char *field = (const char *)r->o + row->offset;
+        if (row->type == OPTION_INT) log_int(r->log, row->name, *(const int64_t *)field);
+        if (row->type == OPTION_REAL) log_real(r->log, row->name, *(const double *)field);
+        if (row->type == OPTION_FLAG) log_text(r->log, row->name, *(const bool *)field ? "yes" : "no");
+        if (row->type == OPTION_TEXT || row->type == OPTION_CHOICE) log_text(r->log, row->name, *(const char *const *)field);
     }
     log_int(r->log, "parameters", r->parameters);
     log_real(r->log, "peak_tflops_all_ranks", r->peak * 1e-12);
@@ -98,27 +90,17 @@ void report_config(run_report *r) {
 static void print_crowd(const run_report *r) {
     int threads = (int)r->o->threads;
     if (r->transport->local_size * threads > r->transport->local_cores && threads > 1 && !getenv("OMP_WAIT_POLICY"))
-        printf("cores     %d for %d ranks of %d threads: lower --threads, or set OMP_WAIT_POLICY=passive: "
-               "threads that "
-               "wait for each other hold up those that work\n",
+        printf("cores     %d for %d ranks of %d threads: lower --threads, or set OMP_WAIT_POLICY=passive: threads that wait for "
+               "each other hold up those that work\n",
                r->transport->local_cores, r->transport->local_size, threads);
     else if (r->transport->local_size * (threads + 1) > r->transport->local_cores)
         printf("cores     %d for %d ranks: the threads that move the bytes share them with those that compute\n",
                r->transport->local_cores, r->transport->local_size);
 }
 
-static void print_overlap(const options *o) {
-    const bool commfuse = strcmp(o->overlap, "commfuse") == 0;
-    if (strcmp(o->overlap, "auto") == 0)
-        printf("overlap   auto: --dry-run prints what is chosen for each operation\n");
-    else
-        printf("overlap   %s%s%s, %lld slice%s\n", o->overlap, commfuse ? " by " : "", commfuse ? o->route : "",
-               (long long)o->slices, o->slices == 1 ? "" : "s");
-}
-
 // A model of words takes bytes without complaint, and its losses mean nothing.
 static void print_bytes(const run_report *r, const tokens *data, const char *option, const char *files) {
-    if (data && r->V > WORDS_MIN && tokens_look_like_bytes(data))
+    if (data && r->V > WORDS_MIN && data->largest <= UINT8_MAX)
         printf("note      --%s %s: these tokens seem to be bytes, the model has %lld words; data/prepare.py "
                "--encoding gpt2 makes GPT-2's tokens\n",
                option, files, (long long)r->V);
@@ -126,23 +108,26 @@ static void print_bytes(const run_report *r, const tokens *data, const char *opt
 
 void report_banner(const run_report *r) {
     const options *o = r->o;
+    const bool commfuse = strcmp(o->overlap, "commfuse") == 0;
     if (!root(r)) return;
-    printf("commfuse %s: GPT of %lld layers, %lld channels, %lld heads, %lld tokens of vocabulary: %.2f M "
-           "parameters\n",
-           r->version, (long long)o->layers, (long long)o->channels, (long long)o->heads, (long long)r->V,
-           (double)r->parameters * 1e-6);
+    printf("commfuse %s: GPT of %lld layers, %lld channels, %lld heads, %lld tokens of vocabulary: %.2f M parameters\n", r->version,
+           (long long)o->layers, (long long)o->channels, (long long)o->heads, (long long)r->V, (double)r->parameters * 1e-6);
     printf("device    %s, %s; %lld thread%s of the host a rank\n", cf_device_name(), o->dtype, (long long)o->threads,
            o->threads == 1 ? "" : "s");
     printf("mesh      %d ranks = tp %d x dp %d, %s over %s\n", r->mesh->world_group.size, r->mesh->tp, r->mesh->dp, o->strategy,
            r->transport->name);
     if (r->mesh->world_group.size > 1 && r->transport->size == r->mesh->world_group.size && strcmp(cf_device_name(), "CPU") == 0)
         print_crowd(r);
-    print_overlap(o);
+    if (strcmp(o->overlap, "auto") == 0)
+        printf("overlap   auto: --dry-run prints what is chosen for each operation\n");
+    else
+        printf("overlap   %s%s%s, %lld slice%s\n", o->overlap, commfuse ? " by " : "", commfuse ? o->route : "",
+               (long long)o->slices, o->slices == 1 ? "" : "s");
     printf("batch     %lld sequences of %lld tokens = micro-batch %lld x dp %d x %d accumulation steps\n", (long long)o->batch,
            (long long)o->seq, (long long)o->micro_batch, r->mesh->dp, r->accumulation);
     if (r->train)
-        printf("data      %lld tokens in %d files, %lld samples an epoch\n", (long long)tokens_count(r->train),
-               tokens_files(r->train), (long long)tokens_samples(r->train));
+        printf("data      %lld tokens in %d files, %lld samples an epoch\n", (long long)r->train->count, r->train->files,
+               (long long)r->train->samples);
     options_print_repeated(o, stdout);
     print_bytes(r, r->train, "train", o->train);
     print_bytes(r, r->val, "val", o->val);
@@ -154,8 +139,7 @@ void report_banner(const run_report *r) {
         printf("peak      not measured by --dry-run\n");
     printf("memory    %.1f MiB per rank\n", (double)cf_memory_bytes() / 1048576);
     if (strcmp(o->overlap, "nowire") == 0 || strcmp(o->overlap, "ideal") == 0)
-        printf("NO WIRE   transfers are left out: results are wrong by construction, this run only measures "
-               "time\n");
+        printf("NO WIRE   transfers are left out: results are wrong by construction, this run only measures time\n");
     fflush(stdout);
 }
 
@@ -190,8 +174,7 @@ static int ascending(const void *a, const void *b) {
 // rank does not wait for others shows which one the others wait for.
 static step_times times_of(const double *all, int stride, int ranks, int64_t step) {
     step_times times = {.ms = all[FIGURE_MS]};
-    double most = -1, *busy = calloc((size_t)ranks, sizeof *busy);
-    if (!busy) cf_die(NULL, "out of memory for the times of %d ranks", ranks);
+    double most = -1, *busy = memory_for("the times of the ranks", ranks, sizeof *busy);
     for (int rank = 0; rank < ranks; rank++) {
         const double *r = all + rank * stride;
         if ((int64_t)r[FIGURE_STEP] != step)
@@ -220,17 +203,14 @@ static void show_step(const run_report *r, const step_report *s, const step_time
     snprintf(eta, sizeof eta, "%lld:%02lld", minutes, left % 60);
     if (minutes >= 60) snprintf(eta, sizeof eta, "%lld:%02lld:%02lld", minutes / 60, minutes % 60, left % 60);
     snprintf(line, sizeof line,
-             "step %5lld/%lld\tloss %.4f\tnorm %.3f\tlr %.2e\t%.1f ms\t%.0f tok/s\tMFU %s\texposed %.2f "
-             "ms\tETA %s%s",
+             "step %5lld/%lld\tloss %.4f\tnorm %.3f\tlr %.2e\t%.1f ms\t%.0f tok/s\tMFU %s\texposed %.2f ms\tETA %s%s",
              (long long)s->step + 1, (long long)r->o->steps, s->loss, s->grad_norm, s->lr, times->ms, tokens_per_s, share,
              times->exposed_ms, eta, s->trial ? " (trial)" : "");
     progress_show(line, s->step + 1 == r->o->steps);
 }
 
 static void report_skip(const run_report *r, const step_report *s) {
-    report_line(r,
-                "step %5lld  left out: loss %g, gradient norm %g: not finite: %s, rank %d; %lld in a row, at "
-                "most %lld\n",
+    report_line(r, "step %5lld  left out: loss %g, gradient norm %g: not finite: %s, rank %d; %lld in a row, at most %lld\n",
                 (long long)s->step + 1, s->loss, s->grad_norm, s->nonfinite, s->nonfinite_rank, (long long)s->skipped,
                 (long long)r->o->skip_nonfinite);
     log_begin(r->log, "skip");
@@ -305,15 +285,12 @@ void report_sample(run_report *r, int64_t step, const int32_t *token, int64_t co
     if (!root(r)) return;
     if (!r->words && r->V > vocabulary_size(NULL) && !said)
         fprintf(stderr,
-                "note: samples are no text: there is no tokenizer.bin for the %lld tokens beside --train, "
-                "--val or "
-                "--init-from (data/prepare.py writes one)\n",
+                "note: samples are no text: there is no tokenizer.bin for the %lld tokens beside --train, --val or --init-from "
+                "(data/prepare.py writes one)\n",
                 (long long)r->V);
     said = true;
-    char *text = malloc((size_t)count * 256 + 1), *end = text;
-    if (!text) cf_die(NULL, "out of memory for a sample");
+    char *text = memory_for("a sample", count * 256 + 1, 1), *end = text;
     for (int64_t i = 0; i < count; i++) end += vocabulary_bytes(r->words, token[i], end);
-    *end = 0;
     for (char *at = text; at < end; at++)
         if (!*at) *at = ' '; // bytes of a model without words
     cf_printable(text);
@@ -351,7 +328,7 @@ void report_end(run_report *r, cf_context *context, int64_t step, int stop, bool
         accounts_store(&r->time, true);
         progress_break();
     }
-    audit_report(context->trace, context->transport, r->o, r->log);
+    accounts_audit(context->trace, context->transport, r->o, r->log);
     log_begin(r->log, "end");
     log_int(r->log, "steps", step);
     if (stop) log_text(r->log, "stopped_by", strsignal(stop));

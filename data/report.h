@@ -9,7 +9,7 @@
 #include "accounts.h"
 #include "options.h"
 #include "plan.h"
-#include "resume.h"
+#include "origin.h"
 #include "saver.h"
 #include "tokens.h"
 #include "vocabulary.h"

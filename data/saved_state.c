@@ -5,7 +5,6 @@
 // All runs of all files are sorted by tensor, layer and first element; a range is found by a search and then follows from
 // one run to the next, whichever files they are in.
 #include "saved_state.h"
-#include "checkpoint.h"
 #include "durable.h"
 #include "input.h"
 #include <inttypes.h>
@@ -13,7 +12,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-enum { LENGTH_BYTES = 8, ALIGNMENT = 64, HEADER_MAX = 512, PIECE_BYTES = 1 << 20, RUN_BYTES = sizeof(state_run) };
+enum { LENGTH_BYTES = 8, ALIGNMENT = 64, HEADER_MAX = 512, RUN_BYTES = sizeof(state_run) };
 static const int64_t max_number = INT64_C(1) << 50; // of a run's field: sums of two are far from overflowing
 static const int64_t max_count = 1000000000000;     // of runs and elements: no size of a file overflows
 static const char *const value_name[STATE_KINDS] = {"weight", "m", "v"};
@@ -39,34 +38,21 @@ static int64_t make_header(char header[HEADER_MAX], int64_t runs, int64_t elemen
 
 // --- writing -----------------------------------------------------------------------------------------------
 
-typedef struct writer {
-    durable_file file;
-    XXH64_state_t hash;
-} writer;
-
-// Hashed and written piece by piece, while they are in the cache.
-static bool append(writer *w, const void *bytes, int64_t count, problem *why) {
-    for (const char *at = bytes; count > 0; at += PIECE_BYTES, count -= PIECE_BYTES) {
-        int64_t n = count < PIECE_BYTES ? count : PIECE_BYTES;
-        XXH64_update(&w->hash, at, (size_t)n);
-        if (!durable_append(&w->file, at, n, why)) return false;
-    }
-    return true;
-}
-
 bool saved_state_write(const char *path, const rank_state *state, manifest_file *written, problem *why) {
     char header[HEADER_MAX];
-    writer w;
+    durable_file file;
+    XXH64_state_t hash;
     int64_t header_bytes = make_header(header, state->runs, state->elements), runs_bytes = state->runs * RUN_BYTES,
             value_bytes = state->elements * (int64_t)sizeof(float);
     written->bytes = header_bytes + runs_bytes + STATE_KINDS * value_bytes;
-    XXH64_reset(&w.hash, 0);
-    bool well = durable_create(&w.file, path, written->bytes, why) && append(&w, header, header_bytes, why) &&
-                append(&w, state->run, runs_bytes, why);
-    for (int kind = 0; kind < STATE_KINDS; kind++) well = well && append(&w, state->value[kind], value_bytes, why);
-    written->hash = XXH64_digest(&w.hash);
-    well = well && durable_commit(&w.file, why);
-    durable_abandon(&w.file);
+    XXH64_reset(&hash, 0);
+    bool well = durable_create(&file, path, written->bytes, why);
+    file.hash = &hash;
+    well = well && durable_append(&file, header, header_bytes, why) && durable_append(&file, state->run, runs_bytes, why);
+    for (int kind = 0; kind < STATE_KINDS; kind++) well = well && durable_append(&file, state->value[kind], value_bytes, why);
+    written->hash = XXH64_digest(&hash);
+    well = well && durable_commit(&file, why);
+    durable_abandon(&file);
     return well;
 }
 
@@ -94,14 +80,14 @@ static bool damaged(problem *why, const char *path, const char *what) {
 
 static bool read_header(input_files *in, int64_t file, part *p, problem *why) {
     char found[HEADER_MAX] = "", right[HEADER_MAX];
-    const char *path = input_path(in, file);
-    int64_t most = input_bytes(in, file) < HEADER_MAX - 1 ? input_bytes(in, file) : HEADER_MAX - 1;
+    const char *path = in->file[file].path;
+    int64_t most = in->file[file].bytes < HEADER_MAX - 1 ? in->file[file].bytes : HEADER_MAX - 1;
     if (!input_read(in, file, 0, found, most, why)) return false;
     // No number of more digits than these is right, and none of fewer overflows.
     if (most < LENGTH_BYTES ||
         sscanf(found + LENGTH_BYTES,
-               "{\"runs\":{\"dtype\":\"I64\",\"shape\":[%13" SCNd64 ",5],\"data_offsets\":[0,%*15[0-9]]},"
-               "\"weight\":{\"dtype\":\"F32\",\"shape\":[%13" SCNd64,
+               "{\"runs\":{\"dtype\":\"I64\",\"shape\":[%13" SCNd64
+               ",5],\"data_offsets\":[0,%*15[0-9]]},\"weight\":{\"dtype\":\"F32\",\"shape\":[%13" SCNd64,
                &p->runs, &p->elements) != 2 ||
         p->runs < 0 || p->runs > max_count || p->elements < 0 || p->elements > max_count)
         return damaged(why, path, "its header does not say how many runs and elements it has");
@@ -127,13 +113,13 @@ static bool run_sound(const state_run *r, int64_t elements) {
 static bool read_runs(saved_state *s, int64_t file, problem *why) {
     const part *p = &s->part[file];
     const int64_t bytes = p->runs * RUN_BYTES;
-    state_run *run = malloc((size_t)bytes + 1);
+    state_run *run = memory_for("runs of elements", p->runs, sizeof *run);
     located_run *grown = realloc(s->run, (size_t)(s->runs + p->runs + 1) * sizeof *grown);
-    if (!run || !grown) cf_die(NULL, "out of memory for %lld runs of elements", (long long)(s->runs + p->runs));
+    if (!grown) cf_die(NULL, "out of memory for %lld runs of elements", (long long)(s->runs + p->runs));
     s->run = grown;
     bool well = input_read(s->in, file, p->data, run, bytes, why);
     for (int64_t i = 0; well && i < p->runs; i++) {
-        well = run_sound(&run[i], p->elements) || damaged(why, input_path(s->in, file), "a run outside of the file");
+        well = run_sound(&run[i], p->elements) || damaged(why, s->in->file[file].path, "a run outside of the file");
         s->run[s->runs++] = (located_run){run[i], file};
     }
     free(run);
@@ -163,9 +149,8 @@ static bool sort_runs(saved_state *s, const char *out, problem *why) {
 }
 
 saved_state *saved_state_open(const char *out, const manifest *m, problem *why) {
-    saved_state *s = calloc(1, sizeof *s);
-    if (s) s->part = calloc((size_t)m->ranks + 1, sizeof *s->part);
-    if (!s || !s->part) cf_die(NULL, "out of memory for a checkpoint of %lld files", (long long)m->ranks);
+    saved_state *s = memory_for("a checkpoint", 1, sizeof *s);
+    s->part = memory_for("a checkpoint", m->ranks, sizeof *s->part);
     s->in = input_create("checkpoint file", m->ranks);
     bool sound = true;
     for (int64_t file = 0; sound && file < m->ranks; file++) {
@@ -211,7 +196,7 @@ bool saved_state_read(const saved_state *s, state_kind kind, int64_t tensor, int
         if (!l || !same_tensor(&l->run, &place) || inside < 0 || inside >= l->run.count)
             return problem_set(why, "was it saved by another version of this program?",
                                "element %lld of layer %lld of tensor %lld is not in the checkpoint of %s",
-                               (long long)(first + done), (long long)layer, (long long)tensor, input_path(s->in, 0));
+                               (long long)(first + done), (long long)layer, (long long)tensor, s->in->file[0].path);
         int64_t n = l->run.count - inside < count - done ? l->run.count - inside : count - done;
         const part *p = &s->part[l->file];
         int64_t element = (int64_t)kind * p->elements + l->run.at + inside;

@@ -11,7 +11,7 @@
 #define SAVED_STATE_H
 
 #include "../layers/params.h"
-#include "manifest.h"
+#include "checkpoint.h"
 
 CF_EXTERN_C_BEGIN
 

@@ -20,7 +20,8 @@ typedef enum { IDLE, WRITING, WRITTEN, COMMITTING, COMMITTED } stage;
 enum { NICE = 10 }; // the writer yields to those that compute
 
 struct saver {
-    saver_plan plan;
+    cf_transport *transport;
+    const char *out;
     const rank_state *copy; // this rank's
     pthread_t thread;
     bool threaded;
@@ -32,15 +33,18 @@ struct saver {
     manifest_file *file; // (ranks) sizes and hashes; bytes -1: it could not be written
     manifest_file mine;  // this rank's
     // Rank 0
+    checkpoint_store *store; // else NULL
+    int64_t keep, keep_every;
+    logfile *log;
     cJSON *options;
     double begun_ms, stall_ms;
 };
 
-saver *saver_create(saver_plan plan) {
-    saver *s = calloc(1, sizeof *s);
-    if (s) s->file = calloc((size_t)plan.transport->size, sizeof *s->file);
-    if (!s || !s->file) cf_die(NULL, "out of memory for checkpoints");
-    s->plan = plan;
+saver *saver_create(cf_transport *transport, checkpoint_store *store, const options *o, logfile *log) {
+    saver *s = memory_for("checkpoints", 1, sizeof *s);
+    s->file = memory_for("checkpoints", transport->size, sizeof *s->file);
+    s->transport = transport, s->out = o->out, s->store = store, s->log = log;
+    s->keep = o->keep, s->keep_every = o->keep_every;
     return s;
 }
 
@@ -52,7 +56,7 @@ static void join(saver *s) {
 void saver_free(saver *s) {
     if (!s) return;
     join(s);
-    if (s->plan.store) checkpoint_abandon(s->plan.store);
+    if (s->store) checkpoint_abandon(s->store);
     cJSON_Delete(s->options);
     free(s->file);
     free(s);
@@ -60,7 +64,31 @@ void saver_free(saver *s) {
 
 // --- threads ---
 
-static void start(saver *s, void *(*work)(void *argument), stage now) {
+static void write_copy(saver *s) {
+    char path[PATH_MAX];
+    checkpoint_file_path(s->out, s->step, s->transport->rank, true, path);
+    s->well = saved_state_write(path, s->copy, &s->mine, &s->why);
+    atomic_store(&s->stage, WRITTEN);
+}
+
+static void commit(saver *s) {
+    problem why = {.what = ""};
+    manifest m = {.step = s->step, .ranks = s->transport->size, .file = s->file, .options = s->options};
+    log_sync(s->log); // a run that goes on from here keeps all lines up to here
+    s->well = checkpoint_commit(s->store, &m, &s->why);
+    if (s->well && !checkpoint_prune(s->store, s->keep, s->keep_every, &why))
+        fprintf(stderr, "\nwarning: an old checkpoint stays: %s\n", why.what);
+    atomic_store(&s->stage, COMMITTED);
+}
+
+static void *work(void *saver_) {
+    saver *s = saver_;
+    if (s->threaded) setpriority(PRIO_PROCESS, (id_t)gettid(), NICE); // of this thread alone
+    (atomic_load(&s->stage) == WRITING ? write_copy : commit)(s);
+    return NULL;
+}
+
+static void start(saver *s, stage now) {
     atomic_store(&s->stage, now);
     s->threaded = true; // which the thread reads
     if (pthread_create(&s->thread, NULL, work, s) == 0) return;
@@ -68,39 +96,12 @@ static void start(saver *s, void *(*work)(void *argument), stage now) {
     work(s); // slower, but the checkpoint is what counts
 }
 
-static void be_nice(const saver *s) {
-    if (s->threaded) setpriority(PRIO_PROCESS, (id_t)gettid(), NICE); // of this thread alone
-}
-
-static void *write_copy(void *argument) {
-    saver *s = argument;
-    char path[PATH_MAX];
-    be_nice(s);
-    checkpoint_file_path(s->plan.out, s->step, s->plan.transport->rank, true, path);
-    s->well = saved_state_write(path, s->copy, &s->mine, &s->why);
-    atomic_store(&s->stage, WRITTEN);
-    return NULL;
-}
-
-static void *commit(void *argument) {
-    saver *s = argument;
-    problem why = {.what = ""};
-    manifest m = {.step = s->step, .ranks = s->plan.transport->size, .file = s->file, .options = s->options};
-    be_nice(s);
-    log_sync(s->plan.log); // a run that goes on from here keeps all lines up to here
-    s->well = checkpoint_commit(s->plan.store, &m, &s->why);
-    if (s->well && !checkpoint_prune(s->plan.store, s->plan.keep, s->plan.keep_every, &why))
-        fprintf(stderr, "\nwarning: an old checkpoint stays: %s\n", why.what);
-    atomic_store(&s->stage, COMMITTED);
-    return NULL;
-}
-
 // --- what is printed ---
 
 static void warn(const saver *s) {
     progress_break();
     fflush(stdout);
-    fprintf(stderr, "\nwarning: rank %d of %d: no checkpoint of step %lld: %s\n", s->plan.transport->rank, s->plan.transport->size,
+    fprintf(stderr, "\nwarning: rank %d of %d: no checkpoint of step %lld: %s\n", s->transport->rank, s->transport->size,
             (long long)s->step, s->why.what);
     if (*s->why.hint) fprintf(stderr, "hint:    %s; earlier checkpoints stay as they are\n", s->why.hint);
     fflush(stderr);
@@ -108,72 +109,67 @@ static void warn(const saver *s) {
 
 static void report(const saver *s) {
     int64_t bytes = 0;
-    for (int rank = 0; rank < s->plan.transport->size; rank++) bytes += s->file[rank].bytes;
+    for (int rank = 0; rank < s->transport->size; rank++) bytes += s->file[rank].bytes;
     double written_ms = cf_now_ms() - s->begun_ms;
     progress_break();
     printf("step %5lld  saved %s/step_%08lld: %.1f MiB, training paused for %.1f ms, written after %.0f ms\n", (long long)s->step,
-           s->plan.out, (long long)s->step, (double)bytes / 1048576, s->stall_ms, written_ms);
+           s->out, (long long)s->step, (double)bytes / 1048576, s->stall_ms, written_ms);
     fflush(stdout);
-    log_begin(s->plan.log, "save");
-    log_int(s->plan.log, "step", s->step);
-    log_int(s->plan.log, "bytes", bytes);
-    log_real(s->plan.log, "stall_ms", s->stall_ms);
-    log_real(s->plan.log, "written_ms", written_ms);
-    log_end(s->plan.log);
+    log_begin(s->log, "save");
+    log_int(s->log, "step", s->step);
+    log_int(s->log, "bytes", bytes);
+    log_real(s->log, "stall_ms", s->stall_ms);
+    log_real(s->log, "written_ms", written_ms);
+    log_end(s->log);
 }
 
 // --- all ranks ---
 
-bool saver_begin(saver *s, int64_t step, cJSON *options) {
+bool saver_begin(saver *s, int64_t step, cJSON *described) {
     double begun = cf_now_ms();
     saver_finish(s);
     cJSON_Delete(s->options);
-    s->options = options;
+    s->options = described;
     s->step = step;
     s->begun_ms = begun;
-    s->well = !s->plan.store || checkpoint_begin(s->plan.store, step, &s->why);
+    s->well = !s->store || checkpoint_begin(s->store, step, &s->why);
     if (!s->well) warn(s);
-    s->failed = !cf_least_host(s->plan.transport, s->well);
+    s->failed = !cf_least_host(s->transport, s->well);
     return !s->failed;
 }
 
 void saver_write(saver *s, const rank_state *copy) {
     s->copy = copy;
     s->stall_ms = cf_now_ms() - s->begun_ms;
-    start(s, write_copy, WRITING);
+    start(s, WRITING);
 }
 
 double saver_word(saver *s) {
     return (double)atomic_load(&s->stage);
 }
 
-static void all_have_written(saver *s) {
-    if (!s->well) s->mine.bytes = -1;
-    cf_allgather_host(s->plan.transport, &s->mine, s->file, (int64_t)sizeof s->mine);
-    s->failed = false;
-    for (int rank = 0; rank < s->plan.transport->size; rank++) s->failed |= s->file[rank].bytes < 0;
-    atomic_store(&s->stage, s->failed ? IDLE : COMMITTING);
-    if (!s->well) warn(s);
-    if (s->failed && s->plan.store) checkpoint_abandon(s->plan.store);
-    if (!s->failed && s->plan.store) start(s, commit, COMMITTING);
-}
-
-static void committed(saver *s) {
-    s->failed = !cf_least_host(s->plan.transport, s->well); // the others have done well, or nothing would be committed
-    atomic_store(&s->stage, IDLE);
-    if (s->plan.store && s->failed) warn(s);
-    if (s->plan.store && !s->failed) report(s);
-}
-
 // No rank is writing, and rank 0 is at this stage.
 static void advance(saver *s, stage root) {
     if (root != WRITTEN && root != COMMITTED) return;
     join(s);
-    (root == WRITTEN ? all_have_written : committed)(s);
+    if (root == WRITTEN) {
+        if (!s->well) s->mine.bytes = -1;
+        cf_allgather_host(s->transport, &s->mine, s->file, (int64_t)sizeof s->mine);
+        s->failed = false;
+        for (int rank = 0; rank < s->transport->size; rank++) s->failed |= s->file[rank].bytes < 0;
+        atomic_store(&s->stage, s->failed ? IDLE : COMMITTING);
+        if (!s->well) warn(s);
+        if (s->failed && s->store) checkpoint_abandon(s->store);
+        if (!s->failed && s->store) start(s, COMMITTING);
+    } else {
+        s->failed = !cf_least_host(s->transport, s->well); // the others have done well, or nothing would be committed
+        atomic_store(&s->stage, IDLE);
+        if (s->store) (s->failed ? warn : report)(s);
+    }
 }
 
 void saver_look(saver *s, const double *words, int stride) {
-    for (int rank = 0; rank < s->plan.transport->size; rank++)
+    for (int rank = 0; rank < s->transport->size; rank++)
         if ((stage)words[rank * stride] == WRITING) return;
     advance(s, (stage)words[0]);
 }
@@ -181,7 +177,7 @@ void saver_look(saver *s, const double *words, int stride) {
 bool saver_finish(saver *s) {
     for (;;) {
         join(s);
-        const stage root = (stage)cf_root_host(s->plan.transport, atomic_load(&s->stage));
+        const stage root = (stage)cf_root_host(s->transport, atomic_load(&s->stage));
         if (root == IDLE) return !s->failed;
         advance(s, root);
     }

@@ -16,26 +16,19 @@
 #include "../commfuse/transport.h"
 #include "checkpoint.h"
 #include "log.h"
+#include "options.h"
 #include "saved_state.h"
 
 CF_EXTERN_C_BEGIN
 
 typedef struct saver saver;
 
-typedef struct saver_plan {
-    cf_transport *transport;
-    const char *out;
-    checkpoint_store *store; // rank 0's; else NULL
-    int64_t keep, keep_every;
-    logfile *log; // rank 0's
-} saver_plan;
-
-saver *saver_create(saver_plan plan);
+saver *saver_create(cf_transport *transport, checkpoint_store *store, const options *o, logfile *log); // rank 0's; else NULL
 void saver_free(saver *s); // a checkpoint that is not finished is given up
 
-// Collective. `options`: what the manifest says of the run; the saver's from here on. Waits for a checkpoint that is being
+// Collective. `described`: what the manifest says of the run; the saver's from here on. Waits for a checkpoint that is being
 // written. False if nothing could be begun.
-bool saver_begin(saver *s, int64_t step, struct cJSON *options);
+bool saver_begin(saver *s, int64_t step, struct cJSON *described);
 // This rank's copy, which must not change until the next saver_begin has returned.
 void saver_write(saver *s, const rank_state *copy);
 // How far this rank is. All ranks exchange it after every step, as the first of `stride` numbers, for saver_look().

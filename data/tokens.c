@@ -35,23 +35,6 @@ enum {
     WHOLE_SET = 1 << 27,  // likewise if all files together have fewer
     TOKEN_BYTES = sizeof(uint16_t)
 };
-typedef struct token_file {
-    int64_t count;
-    int64_t first; // number of its first sample
-} token_file;
-
-struct tokens {
-    input_files *in;
-    token_file *files;
-    int count;
-    int64_t T, samples, total;
-    uint16_t *piece; // (PIECE or T + 1, the larger)
-    uint64_t fingerprint, hash;
-    // The largest token that has been seen, and where.
-    int largest, largest_in;
-    int64_t largest_at;
-};
-
 static const char *const how_to_make = "make token files with data/prepare.py --input TEXT --out DIR";
 static const char *const how_to_read = "every rank must be able to read the files of --train and --val";
 
@@ -89,16 +72,6 @@ static int find_files(const char *pattern, glob_t *found) {
     free(escaped);
     if (status == 0) qsort(found->gl_pathv, found->gl_pathc, sizeof *found->gl_pathv, by_bytes);
     return status;
-}
-
-static glob_t must_find_files(const char *pattern) {
-    glob_t found;
-    int status = find_files(pattern, &found);
-    if (status == GLOB_NOMATCH) cf_die_together(how_to_make, "no token file matches '%s'", pattern);
-    if (status != 0)
-        cf_die_together(how_to_read, "token files '%s' cannot be listed: %s", pattern,
-                        status == GLOB_NOSPACE ? "out of memory" : strerror(errno));
-    return found;
 }
 
 char *tokens_first_file(const char *pattern) {
@@ -151,7 +124,7 @@ static void note_largest(tokens *t, int file, int64_t first, int64_t count) {
 
 // Adds a file, or blocks spread over it, to the hash of those before; notes the largest token.
 static uint64_t hash_file(tokens *t, int file, bool whole, uint64_t hash) {
-    const int64_t tokens_there = t->files[file].count;
+    const int64_t tokens_there = t->file[file].count;
     const int64_t step = whole ? PIECE : tokens_there / BLOCKS, length = whole ? PIECE : BLOCK;
     hash = XXH64(&tokens_there, sizeof tokens_there, hash);
     for (int64_t at = 0; !whole && at < tokens_there; at += step)
@@ -166,39 +139,40 @@ static uint64_t hash_file(tokens *t, int file, bool whole, uint64_t hash) {
 
 // 53 bits, so that a double holds it exactly.
 static uint64_t hash_files(tokens *t, bool whole) {
-    uint64_t hash = (uint64_t)t->count;
-    for (int file = 0; file < t->count; file++)
-        hash = hash_file(t, file, whole || t->files[file].count <= WHOLE_FILE || t->total <= WHOLE_SET, hash);
+    uint64_t hash = (uint64_t)t->files;
+    for (int file = 0; file < t->files; file++)
+        hash = hash_file(t, file, whole || t->file[file].count <= WHOLE_FILE || t->count <= WHOLE_SET, hash);
     return hash >> 11;
 }
 
 tokens *tokens_open(const char *pattern, int64_t T) {
     if (T < 1) cf_die_together("--seq is at least 1", "samples of %lld tokens", (long long)T);
-    glob_t found = must_find_files(pattern);
-    tokens *t = calloc(1, sizeof *t);
-    token_file *files = calloc(found.gl_pathc, sizeof *files);
-    uint16_t *piece = malloc((size_t)(T < PIECE ? PIECE : T + 1) * sizeof *piece);
-    if (!t || !files || !piece) cf_die(NULL, "out of memory for %zu token files", found.gl_pathc);
+    glob_t found;
+    const int status = find_files(pattern, &found);
+    if (status == GLOB_NOMATCH) cf_die_together(how_to_make, "no token file matches '%s'", pattern);
+    if (status != 0)
+        cf_die_together(how_to_read, "token files '%s' cannot be listed: %s", pattern,
+                        status == GLOB_NOSPACE ? "out of memory" : strerror(errno));
+    tokens *t = memory_for("token files", 1, sizeof *t);
     *t = (tokens){.in = input_create("token file", (int64_t)found.gl_pathc),
-                  .files = files,
-                  .count = (int)found.gl_pathc,
+                  .file = memory_for("token files", (int64_t)found.gl_pathc, sizeof *t->file),
+                  .files = (int)found.gl_pathc,
                   .T = T,
-                  .piece = piece,
+                  .piece = memory_for("tokens", T < PIECE ? PIECE : T + 1, sizeof *t->piece),
                   .largest = -1};
     int64_t longest = 0;
-    for (int i = 0; i < t->count; i++) {
+    for (int i = 0; i < t->files; i++) {
         const int64_t count = open_file(t, i, found.gl_pathv[i]);
-        files[i] = (token_file){.count = count, .first = t->samples};
+        t->file[i] = (token_file){.count = count, .first = t->samples};
         t->samples += count > 0 ? (count - 1) / T : 0;
-        t->total += count;
+        t->count += count;
         if (count > longest) longest = count;
     }
     globfree(&found);
     if (t->samples == 0)
         cf_die_together("lower --seq or give more data",
-                        "no sample in '%s': one takes %lld tokens (--seq + 1) of one file, and the longest "
-                        "of %d has %lld",
-                        pattern, (long long)T + 1, t->count, (long long)longest);
+                        "no sample in '%s': one takes %lld tokens (--seq + 1) of one file, and the longest of %d has %lld", pattern,
+                        (long long)T + 1, t->files, (long long)longest);
     t->fingerprint = hash_files(t, false);
     return t;
 }
@@ -206,40 +180,20 @@ tokens *tokens_open(const char *pattern, int64_t T) {
 void tokens_close(tokens *t) {
     if (!t) return;
     input_close(t->in);
-    free(t->files);
+    free(t->file);
     free(t->piece);
     free(t);
-}
-
-int64_t tokens_samples(const tokens *t) {
-    return t->samples;
-}
-int64_t tokens_count(const tokens *t) {
-    return t->total;
-}
-int tokens_files(const tokens *t) {
-    return t->count;
-}
-uint64_t tokens_fingerprint(const tokens *t) {
-    return t->fingerprint;
-}
-uint64_t tokens_hash(const tokens *t) {
-    return t->hash;
 }
 
 void tokens_verify(tokens *t) {
     t->hash = hash_files(t, true);
 }
 
-bool tokens_look_like_bytes(const tokens *t) {
-    return t->largest <= UINT8_MAX;
-}
-
 static void check_token(const tokens *t, int file, int64_t at, int token, int64_t vocab) {
     if (token >= vocab)
         cf_die_together("the tokens belong to another vocabulary than the model (see --vocab), or the file is damaged; "
                         "--verify-data looks at all tokens before a run begins",
-                        "token file %s: token %lld is %d, at byte %lld, but the vocabulary has %lld", input_path(t->in, file),
+                        "token file %s: token %lld is %d, at byte %lld, but the vocabulary has %lld", t->in->file[file].path,
                         (long long)at, token, (long long)(INPUT_HEADER_BYTES + at * TOKEN_BYTES), (long long)vocab);
 }
 
@@ -281,25 +235,16 @@ int64_t tokens_shuffled(const tokens *t, uint64_t seed, int64_t position) {
 
 // --- reading -----------------------------------------------------------------------------------------------
 
-// The file that holds a sample: the last one whose first sample is not after it.
-static int file_of(const tokens *t, int64_t sample) {
-    int low = 0, high = t->count; // low's first <= sample < high's first
-    while (high - low > 1) {
-        int middle = low + (high - low) / 2;
-        if (t->files[middle].first <= sample)
-            low = middle;
-        else
-            high = middle;
-    }
-    return low;
-}
-
 void tokens_read(tokens *t, int64_t sample, int64_t vocab, int64_t b, int64_t B, int32_t *inputs, int32_t *targets) {
     if (sample < 0 || sample >= t->samples || b < 0 || b >= B)
         cf_die(NULL, "sample %lld of %lld into column %lld of %lld", (long long)sample, (long long)t->samples, (long long)b,
                (long long)B);
-    const int file = file_of(t, sample);
-    const int64_t first = (sample - t->files[file].first) * t->T;
+    int file = 0; // that holds it: the last one whose first sample is not after it
+    for (int end = t->files; end - file > 1;) {
+        const int middle = file + (end - file) / 2;
+        *(t->file[middle].first <= sample ? &file : &end) = middle;
+    }
+    const int64_t first = (sample - t->file[file].first) * t->T;
     const uint16_t *from = read_tokens(t, file, first, t->T + 1); // (T + 1)
     for (int64_t i = 0; i <= t->T; i++) {
         check_token(t, file, first + i, from[i], vocab);

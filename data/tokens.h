@@ -13,7 +13,27 @@
 
 CF_EXTERN_C_BEGIN
 
-typedef struct tokens tokens;
+typedef struct token_file {
+    int64_t count;
+    int64_t first; // number of its first sample
+} token_file;
+typedef struct tokens {
+    int64_t T, samples; // in one epoch
+    int64_t count;      // tokens in all files
+    int files;
+    // Of the files' sizes and of blocks that are spread over them: sees a changed stretch of a thousandth of a file. Of small
+    // files, and of those that have fewer than 2^27 tokens together, it is of all tokens. 53 bits, so that a double holds it
+    // exactly.
+    uint64_t fingerprint;
+    uint64_t hash; // likewise, of all tokens: after tokens_verify(); 0 before
+    // The largest token that has been seen, and where. Of bytes none is above 255; of the text that GPT-2's encoding makes larger
+    // ones of, few words are not.
+    int largest, largest_in;
+    int64_t largest_at;
+    struct input_files *in;
+    token_file *file; // (files)
+    uint16_t *piece;  // a buffer of tokens
+} tokens;
 
 // Opens every file matching `pattern`, checks magic, version, count against the file size. Dies (together)
 // naming the file, what was found and what was expected, and what to do. T: tokens per sample.
@@ -22,20 +42,9 @@ tokens *tokens_open(const char *pattern, int64_t T);
 void tokens_close(tokens *t);
 // The first of those files, which the caller frees; NULL if there is none.
 char *tokens_first_file(const char *pattern);
-int64_t tokens_samples(const tokens *t); // samples in one epoch
-int64_t tokens_count(const tokens *t);   // tokens in all files
-int tokens_files(const tokens *t);
-// Of the files' sizes and of blocks that are spread over them: sees a changed stretch of a thousandth of a file. Of small
-// files, and of those that have fewer than 2^27 tokens together, it is of all tokens. 53 bits, so that a double holds it
-// exactly.
-uint64_t tokens_fingerprint(const tokens *t);
-// Reads all tokens. Then tokens_hash() is the hash of all, in 53 bits; before, it is 0.
-void tokens_verify(tokens *t);
-uint64_t tokens_hash(const tokens *t);
+void tokens_verify(tokens *t); // reads all tokens
 // Dies (together) naming file, position and value if a token that has been read so far is >= vocab.
 void tokens_check(const tokens *t, int64_t vocab);
-// Are these all below 256, as bytes are? (Of the text that GPT-2's encoding makes larger ones of, few words are not.)
-bool tokens_look_like_bytes(const tokens *t);
 
 // The `position`-th sample of the training order: position = step · batch + i, any non-negative number.
 int64_t tokens_shuffled(const tokens *t, uint64_t seed, int64_t position);

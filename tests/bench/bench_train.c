@@ -90,11 +90,9 @@ static bool is_one_of(const char *name, const char *const *list, size_t count) {
 }
 
 static void refuse_what_does_not_apply(const options *o) {
-    int rows = 0;
-    const option_row *table = options_table(&rows);
-    for (int i = 0; i < rows; i++)
-        if (options_given(o, table[i].name) && !is_one_of(table[i].name, applies, sizeof applies / sizeof *applies))
-            cf_die_together(usage, "--%s says nothing here", table[i].name);
+    for (const option_row *row = options_table; row < options_table + OPTIONS; row++)
+        if (options_given(o, row->name) && !is_one_of(row->name, applies, sizeof applies / sizeof *applies))
+            cf_die_together(usage, "--%s says nothing here", row->name);
 }
 
 // What is left goes to train_gpt's parser.

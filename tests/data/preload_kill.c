@@ -7,7 +7,7 @@
 //     FAIL_AT=N           the N-th fails with errno FAIL_WITH
 //     FAIL_FROM=N         so do it and all later ones but those that remove something
 //     NO_FLOCK=1          locks are not supported
-//     NO_READDIR=1        directories cannot be read: EIO
+//     NO_SCANDIR=1        directories cannot be listed: EIO
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <dlfcn.h>
@@ -120,12 +120,13 @@ int unlinkat(int directory, const char *name, int flags) {
     return count("unlink", path, "", NULL, NULL) ? REAL(unlinkat)(directory, name, flags) : -1;
 }
 
-struct dirent *readdir(DIR *directory) {
-    if (number("NO_READDIR")) {
+int scandir(const char *path, struct dirent ***entries, int (*filter)(const struct dirent *),
+            int (*order)(const struct dirent **, const struct dirent **)) {
+    if (number("NO_SCANDIR")) {
         errno = EIO;
-        return NULL;
+        return -1;
     }
-    return REAL(readdir)(directory);
+    return REAL(scandir)(path, entries, filter, order);
 }
 
 int flock(int fd, int operation) {

@@ -3,7 +3,7 @@
 // The overlap audit: what bounds an operation, by what transfers cost and how much of them waited.
 #include "tests/death.h"
 #include "tests/data/scratch.h"
-#include "data/audit.h"
+#include "data/accounts.h"
 
 enum { BYTES = 1000000, TRANSFERS = 4 };
 
@@ -27,7 +27,7 @@ static void assert_bound(const char *words, cf_costs costs, double waits_ms, con
     cf_transport transport = {.size = 1, .costs = costs, .gather = copy};
     cf_trace *trace = cf_trace_create();
     unlink(path);
-    logfile *log = log_open(path);
+    logfile *log = log_open(path, NULL);
     for (int step = 0; step < 2; step++) {
         const double now = cf_now_ms();
         cf_trace_step(trace, step, NULL);
@@ -38,7 +38,7 @@ static void assert_bound(const char *words, cf_costs costs, double waits_ms, con
         cf_trace_last(trace);
         cf_trace_count(trace);
     }
-    audit_report(trace, &transport, &o, log);
+    accounts_audit(trace, &transport, &o, log);
     log_close(log);
     cf_trace_free(trace);
     size_t size;

@@ -55,8 +55,8 @@ static checkpoint_store *open_store(void) {
 static const char *const options[][2] = {{"tp", "2"}, {"train", "C:\\a \"b\"\n\t\x01"}, {"empty", ""}};
 
 static cJSON *some_options(void) {
-    cJSON *some = manifest_options();
-    for (int i = 0; i < 3; i++) manifest_add_option(some, options[i][0], options[i][1]);
+    cJSON *some = cJSON_CreateObject();
+    for (int i = 0; i < 3; i++) manifest_add(some, options[i][0], "%s", options[i][1]);
     return some;
 }
 
@@ -314,11 +314,11 @@ static void test_manifest_numbers(void **state) {
     assert_true(again->step == largest - 1 && again->file[0].bytes == largest && again->file[0].hash == UINT64_MAX);
     manifest_free(again);
     free(text);
-    ASSERT_DIES(manifest_add_option(m.options, "tp", "3"), "option tp is there twice");
+    ASSERT_DIES(manifest_add(m.options, "tp", "%s", "3"), "option tp is there twice");
     for (int i = 0; i < MANIFEST_MAX_OPTIONS; i++) {
         char name[32];
         snprintf(name, sizeof name, "option %d", i);
-        manifest_add_option(m.options, name, "");
+        manifest_add(m.options, name, "%s", "");
     }
     text = manifest_print(&m, &size); // so many that to look for one that is there twice takes too long
     assert_null(manifest_parse(text, size, "x", &why));

@@ -171,7 +171,7 @@ class Stopped(unittest.TestCase):
     def test_a_directory_that_cannot_be_read_is_not_an_empty_one(self):
         self.restart(old=True)
         for how in ("look", "latest"):
-            done = self.tool(how, self.out, shim={"NO_READDIR": "1"})
+            done = self.tool(how, self.out, shim={"NO_SCANDIR": "1"})
             self.assertEqual(done.returncode, 1)
             self.assertIn(f"cannot list {self.out}: Input/output error", done.stderr)
         self.assertEqual(self.newest("latest"), (10, 1))

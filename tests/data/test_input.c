@@ -52,8 +52,8 @@ static void test_what_is_no_file(void **state) {
         ASSERT_SAYS("not a regular file", names[i]);
     }
     assert_true(input_add(all, scratch_write("sound", "abc", 3), &why)); // in the place of what was refused
-    assert_string_equal(input_path(all, 0), scratch_path("sound"));
-    assert_int_equal(input_bytes(all, 0), 3);
+    assert_string_equal(all->file[0].path, scratch_path("sound"));
+    assert_int_equal(all->file[0].bytes, 3);
     input_close(all);
     input_close(NULL);
     unlink(names[2]);

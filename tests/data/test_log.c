@@ -46,7 +46,7 @@ static void assert_holds(const char *name, const char *expected) {
 
 static void test_lines(void **state) {
     (void)state;
-    logfile *log = log_open(scratch_path("log"));
+    logfile *log = log_open(scratch_path("log"), NULL);
     log_begin(log, "step");
     log_int(log, "step", 7);
     log_real(log, "loss", 3.25);
@@ -68,17 +68,17 @@ static void test_lines(void **state) {
 static void test_an_earlier_log(void **state) {
     (void)state;
     write_log("first\n");
-    log_close(log_open(scratch_path("log")));
+    log_close(log_open(scratch_path("log"), NULL));
     assert_holds("log", "");
     assert_holds("log.1", "first\n");
-    log_close(log_open(scratch_path("log"))); // an empty one is taken
+    log_close(log_open(scratch_path("log"), NULL)); // an empty one is taken
     write_log("second\n");
-    logfile *log = log_open(scratch_path("log"));
+    logfile *log = log_open(scratch_path("log"), NULL);
     assert_true(log_empty(log));
     assert_holds("log.1", "first\n");
     assert_holds("log.2", "second\n");
-    ASSERT_DIES(log_open(scratch_path("log")), "another run writes log", "--log");
-    ASSERT_DIES(log_continue(scratch_path("log"), &(log_past){RUN, 1, true}), "another run writes log");
+    ASSERT_DIES(log_open(scratch_path("log"), NULL), "another run writes log", "--log");
+    ASSERT_DIES(log_open(scratch_path("log"), &(log_past){RUN, 1, true}), "another run writes log");
     log_close(log);
     assert_int_equal(scratch_entries(), 3);
 }
@@ -90,7 +90,7 @@ static void test_no_room(void **state) {
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
     signal(SIGXFSZ, SIG_IGN);
     tight.rlim_max = before.rlim_max;
-    logfile *log = log_open(scratch_path("log"));
+    logfile *log = log_open(scratch_path("log"), NULL);
     for (int line = 0; line < 4; line++) {
         setrlimit(RLIMIT_FSIZE, line == 1 || line == 2 ? &tight : &before);
         log_begin(log, "some line");
@@ -103,7 +103,7 @@ static void test_no_room(void **state) {
     assert_holds("log", "{\"event\":\"some line\",\"number\":0}\n"
                         "{\"event\":\"some line\",\"number\":3}\n");
     if (access("/dev/full", W_OK) != 0) return;
-    log = log_open("/dev/full");
+    log = log_open("/dev/full", NULL);
     log_begin(log, "x");
     log_end(log);
     assert_false(log_whole(log));
@@ -112,8 +112,8 @@ static void test_no_room(void **state) {
 
 static void test_null_log(void **state) {
     (void)state;
-    assert_null(log_open(NULL));
-    assert_null(log_open(""));
+    assert_null(log_open(NULL, NULL));
+    assert_null(log_open("", NULL));
     log_begin(NULL, "step");
     log_int(NULL, "a", 1);
     log_real(NULL, "a", 1);
@@ -128,7 +128,7 @@ static void test_numbers(void **state) {
     const double reals[] = {0.1,    1.0 / 3,         3e-4,    1e300,           -2.5e-300, DBL_MIN,
                             5e-324, 1 + DBL_EPSILON, DBL_MAX, 123456789.0 / 7, 0.1 + 0.2, -0.0};
     const int64_t ints[] = {0, -1, INT64_MAX, INT64_MIN, INT64_C(9007199254740993)};
-    logfile *log = log_open(scratch_path("log"));
+    logfile *log = log_open(scratch_path("log"), NULL);
     for (size_t i = 0; i < sizeof reals / sizeof *reals; i++) {
         log_begin(log, "x");
         log_real(log, "v", reals[i]);
@@ -158,7 +158,7 @@ static void test_numbers(void **state) {
 
 static void test_not_finite(void **state) {
     (void)state;
-    logfile *log = log_open(scratch_path("log"));
+    logfile *log = log_open(scratch_path("log"), NULL);
     log_begin(log, "x");
     log_real(log, "a", NAN);
     log_real(log, "b", INFINITY);
@@ -192,7 +192,7 @@ static void test_utf8(void **state) {
         {"\xF5\x80\x80\x80", BAD BAD BAD BAD},
         {"\xC3\xC3\xA9", BAD "\xC3\xA9"},
     };
-    logfile *log = log_open(scratch_path("log"));
+    logfile *log = log_open(scratch_path("log"), NULL);
     for (size_t i = 0; i < sizeof text_and_clean / sizeof *text_and_clean; i++) {
         log_begin(log, "x");
         log_text(log, "t", text_and_clean[i][0]);
@@ -210,8 +210,8 @@ static void test_utf8(void **state) {
 
 static void test_errors(void **state) {
     (void)state;
-    ASSERT_DIES(log_open(scratch_path("nowhere/log")), "nowhere/log cannot be written", "No such file", "--log");
-    logfile *log = log_open(scratch_path("log"));
+    ASSERT_DIES(log_open(scratch_path("nowhere/log"), NULL), "nowhere/log cannot be written", "No such file", "--log");
+    logfile *log = log_open(scratch_path("log"), NULL);
     ASSERT_DIES(log_int(log, "loss", 1), "loss outside log_begin and log_end");
     ASSERT_DIES(log_end(log), "outside");
     log_begin(log, "x");
@@ -225,7 +225,7 @@ static void test_errors(void **state) {
 // What is left of a log when the run goes on, and one line more.
 static void assert_continues(const char *before, int64_t step, bool watched, const char *kept) {
     write_log(before);
-    logfile *log = log_continue(scratch_path("log"), &(log_past){RUN, step, watched});
+    logfile *log = log_open(scratch_path("log"), &(log_past){RUN, step, watched});
     assert_int_equal(log_empty(log), !*kept);
     char *text = written();
     assert_string_equal(text, kept);
@@ -300,7 +300,7 @@ static void test_continue_anothers(void **state) {
     };
     for (size_t i = 0; i < sizeof logs / sizeof *logs; i++) {
         write_log(logs[i]);
-        logfile *log = log_continue(scratch_path("log"), &(log_past){RUN, 1, true});
+        logfile *log = log_open(scratch_path("log"), &(log_past){RUN, 1, true});
         assert_true(log_empty(log));
         log_begin(log, "config");
         log_end(log);
@@ -321,7 +321,7 @@ static void test_what_others_can_do(void **state) {
     assert_int_equal(symlink(scratch_path("victim"), scratch_path("log.tmp")), 0);
     int reader = open(scratch_path("log"), O_RDONLY);
     assert_int_equal(flock(reader, LOCK_EX), 0);
-    logfile *log = log_continue(scratch_path("log"), &(log_past){RUN, 1, true});
+    logfile *log = log_open(scratch_path("log"), &(log_past){RUN, 1, true});
     struct stat status;
     assert_int_equal(stat(scratch_path("log.lock"), &status), 0);
     assert_int_equal(status.st_mode & 0777, 0600);
@@ -330,7 +330,7 @@ static void test_what_others_can_do(void **state) {
     assert_holds("log", CONFIG STEP(0));
     assert_holds("victim", "dear");
     assert_int_equal(symlink(scratch_path("victim"), scratch_path("log.lock")), 0);
-    log_close(log_continue(scratch_path("log"), &(log_past){RUN, 1, true}));
+    log_close(log_open(scratch_path("log"), &(log_past){RUN, 1, true}));
     assert_holds("log", CONFIG STEP(0));
     assert_holds("victim", "dear");
     unlink(scratch_path("log.lock"));
@@ -348,7 +348,7 @@ int fsync(int fd) {
 
 static void test_sync_that_fails(void **state) {
     (void)state;
-    logfile *log = log_open(scratch_path("log"));
+    logfile *log = log_open(scratch_path("log"), NULL);
     log_sync(log);
     assert_true(log_whole(log));
     no_sync = true;
@@ -358,7 +358,7 @@ static void test_sync_that_fails(void **state) {
     assert_false(log_whole(log));
     log_close(log);
     log_sync(NULL);
-    log = log_open("/dev/null"); // is not synced
+    log = log_open("/dev/null", NULL); // is not synced
     no_sync = true;
     log_sync(log);
     no_sync = false;
@@ -373,7 +373,7 @@ static void test_continue_replaces_as_a_whole(void **state) {
     write_log(CONFIG STEP(0) STEP(1) END);
     assert_int_equal(link(scratch_path("log"), scratch_path("old")), 0);
     scratch_write("log.tmp", "left behind", 11);
-    log_close(log_continue(scratch_path("log"), &(log_past){RUN, 1, true}));
+    log_close(log_open(scratch_path("log"), &(log_past){RUN, 1, true}));
     char *text = scratch_read(scratch_path("old"), &size);
     assert_string_equal(text, CONFIG STEP(0) STEP(1) END);
     free(text);
@@ -387,10 +387,10 @@ static void test_continue_replaces_as_a_whole(void **state) {
 
 static void test_continue_nothing(void **state) {
     (void)state;
-    assert_null(log_continue(NULL, &(log_past){RUN, 3, true}));
-    assert_null(log_continue("", &(log_past){RUN, 3, true}));
+    assert_null(log_open(NULL, &(log_past){RUN, 3, true}));
+    assert_null(log_open("", &(log_past){RUN, 3, true}));
     assert_true(log_empty(NULL));
-    logfile *log = log_continue(scratch_path("log"), &(log_past){RUN, 3, true}); // there is none yet
+    logfile *log = log_open(scratch_path("log"), &(log_past){RUN, 3, true}); // there is none yet
     assert_true(log_empty(log));
     log_begin(log, "config");
     log_end(log);
@@ -398,8 +398,8 @@ static void test_continue_nothing(void **state) {
     char *text = written();
     assert_string_equal(text, "{\"event\":\"config\"}\n");
     free(text);
-    log_close(log_continue("/dev/null", &(log_past){RUN, 3, true})); // no file to be replaced
-    ASSERT_DIES(log_continue(scratch_path("nowhere/log"), &(log_past){RUN, 3, true}), "nowhere/log cannot be written");
+    log_close(log_open("/dev/null", &(log_past){RUN, 3, true})); // no file to be replaced
+    ASSERT_DIES(log_open(scratch_path("nowhere/log"), &(log_past){RUN, 3, true}), "nowhere/log cannot be written");
 }
 
 int main(void) {

@@ -83,7 +83,7 @@ static void check_reading(const gpt_shape *shape, int version) {
     static const int rows_columns[TENSORS][2] = {{0, 1}, {0, 1}, {0, 1}, {0, 1}, {3, 1}, {0, 3}, {1, 1}, {0, 1},
                                                  {0, 1}, {0, 1}, {4, 1}, {0, 4}, {1, 4}, {0, 1}, {0, 1}, {0, 1}};
     model_file *file = model_file_open(write_model("read", shape, version));
-    gpt_shape found = model_file_shape(file);
+    gpt_shape found = file->shape;
     assert_memory_equal(&found, shape, sizeof found);
     int64_t at = 0;
     for (int tensor = 0; tensor < TENSORS; tensor++) {
@@ -316,7 +316,7 @@ static void limit_file_size(rlim_t bytes) {
 static void assert_untouched(const char *path, int entries) {
     assert_int_equal(scratch_entries(), entries);
     model_file *file = model_file_open(path);
-    gpt_shape shape = model_file_shape(file);
+    gpt_shape shape = file->shape;
     assert_memory_equal(&shape, &tiny, sizeof shape);
     model_file_close(file);
 }
@@ -381,12 +381,12 @@ static void test_killed_writer(void **state) {
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_true(WIFSIGNALED(status));
     model_file *old = model_file_open(path);
-    gpt_shape shape = model_file_shape(old);
+    gpt_shape shape = old->shape;
     model_file_close(old);
     assert_memory_equal(&shape, &tiny, sizeof shape);
     path = write_model("killed", &small, 5);
     model_file *file = model_file_open(path);
-    assert_true(model_file_shape(file).C == small.C);
+    assert_true(file->shape.C == small.C);
     model_file_close(file);
     assert_int_equal(scratch_entries(), entries);
 }
@@ -400,7 +400,7 @@ static void test_two_writers(void **state) {
     append_all(w, &small);
     model_writer_commit(w);
     model_file *file = model_file_open(path);
-    assert_true(model_file_shape(file).C == small.C);
+    assert_true(file->shape.C == small.C);
     model_file_close(file);
 }
 

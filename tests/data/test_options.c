@@ -33,13 +33,13 @@ static void assert_refused(const char *words, const char *what, const char *hint
 
 static int marked(const bool *rows) {
     int count = 0;
-    for (int i = 0; i < OPTIONS_MAX; i++) count += rows[i];
+    for (int i = 0; i < OPTIONS; i++) count += rows[i];
     return count;
 }
 
 static const option_row *row_of(const char *name) {
-    int count;
-    const option_row *rows = options_table(&count);
+    const option_row *rows = options_table;
+    const int count = OPTIONS;
     for (int i = 0; i < count; i++)
         if (strcmp(rows[i].name, name) == 0) return &rows[i];
     fail_msg("no row %s", name);
@@ -95,8 +95,8 @@ static void test_both_spellings(void **state) {
 // Every row: its default gives its field, both ends of its range are taken, what is beyond is not.
 static void test_every_row(void **state) {
     (void)state;
-    int count;
-    const option_row *rows = options_table(&count);
+    const option_row *rows = options_table;
+    const int count = OPTIONS;
     assert_int_equal(count, 65);
     options defaults = parsed("");
     for (const option_row *row = rows; row < rows + count; row++) {
@@ -137,8 +137,8 @@ static void test_every_row(void **state) {
 
 static void test_choices(void **state) {
     (void)state;
-    int count;
-    const option_row *rows = options_table(&count);
+    const option_row *rows = options_table;
+    const int count = OPTIONS;
     for (const option_row *row = rows; row < rows + count; row++) {
         if (row->type != OPTION_CHOICE) continue;
         char choices[256], words[256], value[64];
@@ -291,20 +291,20 @@ static void test_help(void **state) {
     fclose(file);
     size_t size;
     char *text = scratch_read(path, &size);
-    int count, documented = 0;
-    const option_row *rows = options_table(&count);
+    int documented = 0;
+    const option_row *rows = options_table;
     for (char *at = text; *at; at += strcspn(at, "\n") + 1) {
         size_t length = strcspn(at, "\n");
         assert_true(length <= 110);
         assert_true(length == 0 || at[length - 1] != ' ');
         if (strncmp(at, "  --", 4) != 0) continue;
-        assert_true(documented < count);
+        assert_true(documented < OPTIONS);
         size_t name = strlen(rows[documented].name);
         assert_memory_equal(at + 4, rows[documented].name, name);
         assert_true(at[4 + name] == ' ');
         documented++;
     }
-    assert_int_equal(documented, count);
+    assert_int_equal(documented, OPTIONS);
     assert_non_null(strstr(text, "none|slice|commfuse|nowire"));
     assert_non_null(strstr(text, "(1 to 262144)"));
     free(text);

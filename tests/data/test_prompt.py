@@ -1,6 +1,6 @@
 """The encoding of prompts in C is tiktoken's: on a vocabulary made here, and on GPT-2's where that is at hand.
 
-    build/venv/bin/python tests/data/test_prompt.py --table      the table of data/unicode.c
+    build/venv/bin/python tests/data/test_prompt.py --table      the table of data/vocabulary.c
 """
 # python: venv
 import collections

@@ -8,6 +8,7 @@
 // Exit status 0; 1 and the problem on standard error; 2 if what is there is wrong.
 #include "data/checkpoint.h"
 #include "data/saved_state.h"
+#include <cjson/cJSON.h>
 #include <stdlib.h>
 
 enum { MAX_RANKS = 8, ELEMENTS = 100000, RUN = 1000 };
@@ -38,8 +39,8 @@ static bool save(const char *out, int64_t step, int64_t seed, int64_t ranks, int
     manifest_file files[MAX_RANKS];
     char text[32];
     snprintf(text, sizeof text, "%lld", (long long)seed);
-    manifest m = {.step = step, .ranks = ranks, .file = files, .options = manifest_options()};
-    manifest_add_option(m.options, "seed", text);
+    manifest m = {.step = step, .ranks = ranks, .file = files, .options = cJSON_CreateObject()};
+    manifest_add(m.options, "seed", "%s", text);
     bool sound = checkpoint_begin(store, step, why);
     for (int64_t rank = 0; sound && rank < ranks; rank++) sound = save_rank(out, step, seed, rank, &files[rank], why);
     sound = sound && checkpoint_commit(store, &m, why) && checkpoint_prune(store, keep, 0, why);

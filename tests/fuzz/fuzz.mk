@@ -17,7 +17,7 @@ FUZZ    ?= tokens model manifest state options
 fuzz_dying    := tokens model_file input
 fuzz_tokens   := tokens input
 fuzz_model    := model_file input durable
-fuzz_manifest := manifest
+fuzz_manifest := checkpoint input durable
 fuzz_state    := saved_state input durable
 fuzz_options  := options input
 

@@ -1,7 +1,7 @@
 // Manifests. One byte: 0, the text follows as it is; else it gets its right hash. What is taken comes out the
 // same when it is printed and parsed again.
 #include "tests/fuzz/fuzz.h"
-#include "data/manifest.h"
+#include "data/checkpoint.h"
 #include <cjson/cJSON.h>
 #define XXH_INLINE_ALL
 #include <xxhash.h>

@@ -5,7 +5,7 @@
 static void use(const char *path) {
     static float values[1 << 18];
     model_file *file = model_file_open(path);
-    gpt_shape shape = model_file_shape(file);
+    gpt_shape shape = file->shape;
     int64_t read = 0;
     for (int tensor = 0; tensor < TENSORS; tensor++)
         for (int64_t layer = 0; layer < params_layers(&shape, tensor); layer++) {

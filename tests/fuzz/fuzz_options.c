@@ -15,9 +15,7 @@ static int split(char *text, char **argv) {
 
 static void give_again(const options *o) {
     static char value[VALUE], again[VALUE], argument[VALUE + 64];
-    int rows;
-    const option_row *table = options_table(&rows);
-    for (const option_row *row = table; row < table + rows; row++) {
+    for (const option_row *row = options_table; row < options_table + OPTIONS; row++) {
         options_value(o, row, value, sizeof value);
         FUZZ_CHECK(memchr(value, 0, sizeof value));
         if (row->type == OPTION_FLAG || !options_given(o, row->name)) continue;

@@ -16,8 +16,8 @@ static void put_second(void) {
 static void use(const char *pattern, int64_t T) {
     int32_t inputs[MAX_T * 2], targets[MAX_T * 2];
     tokens *t = tokens_open(pattern, T);
-    int64_t samples = tokens_samples(t), count = tokens_count(t);
-    FUZZ_CHECK(samples > 0 && samples <= count / T && tokens_files(t) >= 1);
+    int64_t samples = t->samples, count = t->count;
+    FUZZ_CHECK(samples > 0 && samples <= count / T && t->files >= 1);
     for (int64_t i = 0; i < SAMPLES; i++) {
         int64_t sample = tokens_shuffled(t, 1, i);
         FUZZ_CHECK(sample >= 0 && sample < samples);

@@ -57,7 +57,7 @@ int main(int argc, char **argv) {
 
     overlap how = parse_overlap(argv[8], argv[9], argv[10]);
     model_file *file = model_file_open(argv[1]);
-    gpt_shape f = model_file_shape(file);
+    gpt_shape f = file->shape;
     static gpt model;
     static zero_optimizer optimizer;
     parallel_strategy strategy = strcmp(argv[7], "up") == 0 ? STRATEGY_UP : STRATEGY_TPSP;
