@@ -11,11 +11,23 @@ static void *table_of(int64_t count, size_t size) {
     return memory;
 }
 
+// sums[b]: of the losses of tokens [first[b], end[b]) of sequence b in this rank's shard. losses (Ts, B): scratch.
+static void sum_losses(gpt *g, const int64_t *first, const int64_t *end, precise *losses, double *sums) {
+    int64_t Ts = g->pass.Ts, B = g->pass.B, from = g->mesh->tp_group.rank * Ts;
+    cf_copy(losses, g->losses + g->split->rank * Ts * B, Ts * B * (int64_t)sizeof *losses, g->context->stream);
+    cf_stream_sync(g->context->stream);
+    for (int64_t b = 0; b < B; b++) {
+        sums[b] = 0;
+        for (int64_t t = larger(first[b] - from, 0); t < Ts && from + t < end[b]; t++) sums[b] += (double)losses[t * B + b];
+    }
+}
+
 double *gpt_evaluate(gpt *g, evaluate_load *load, void *argument, int64_t count, int64_t length, int64_t B) {
     int32_t *inputs = g->host_inputs, *targets = g->host_targets;
     const int64_t T = gpt_pass_tokens(g, length), dp = g->mesh->dp, ranks = g->mesh->world_group.size;
     int64_t *first = table_of(B, sizeof *first), *end = table_of(B, sizeof *end);
     double *sums = table_of(count, sizeof *sums), *mine = table_of(B, sizeof *mine), *all = table_of(ranks * B, sizeof *all);
+    precise *losses = table_of(T / g->mesh->tp * B, sizeof *losses);
     for (int64_t done = 0, taken; done < count; done += taken * dp) {
         taken = larger(smaller((count - done) / dp, B), 1);
         memset(inputs, 0, (size_t)(T * taken) * sizeof *inputs);
@@ -26,7 +38,7 @@ double *gpt_evaluate(gpt *g, evaluate_load *load, void *argument, int64_t count,
         }
         gpt_begin_forward(g, inputs, targets, T, taken);
         gpt_forward(g, 0);
-        gpt_sum_losses(g, first, end, mine);
+        sum_losses(g, first, end, losses, mine);
         cf_allgather_host(g->context->transport, mine, all, B * (int64_t)sizeof *mine);
         for (int64_t rank = 0; rank < ranks; rank++) // of a replica each has the losses of its shard
             for (int64_t b = 0; b < taken; b++) {
@@ -34,6 +46,6 @@ double *gpt_evaluate(gpt *g, evaluate_load *load, void *argument, int64_t count,
                 if (number < count) sums[number] += all[rank * B + b];
             }
     }
-    free(first), free(end), free(mine), free(all);
+    free(first), free(end), free(mine), free(all), free(losses);
     return sums;
 }

@@ -34,17 +34,31 @@ static int32_t draw(const float *logits, float *sorted, int64_t V, sampling how,
     return last;
 }
 
+// Logits (V) at position t of the one sequence of the pass, on every rank. scratch (V)
+static void next_logits(gpt *g, int64_t t, real *scratch, float *out) {
+    const int64_t V = g->params.shape.V, Vl = g->Vl, row = t - gpt_first_row(g);
+    real *mine = g->next + g->mesh->tp_group.rank * Vl;
+    if (row >= 0 && row < g->split->size * g->pass.Ts)
+        cf_copy(mine, g->logits + row * Vl, Vl * (int64_t)sizeof *mine, g->context->stream);
+    cf_fuse_run(g->gather_logits, g->next, 1, Vl, NULL, NULL, -1);
+    // The vocabulary's parts side by side or, with UP, the whole of it from the rank that has the position.
+    cf_copy(scratch, g->next + (g->split->size == 1 ? t / g->pass.Ts * Vl : 0), V * (int64_t)sizeof *scratch, g->context->stream);
+    cf_stream_sync(g->context->stream);
+    for (int64_t v = 0; v < V; v++) out[v] = (float)precise_of(scratch[v]);
+}
+
 void gpt_generate(gpt *g, sampling how, int32_t *tokens, int64_t given, int64_t count, int64_t T) {
     int32_t *inputs = g->host_inputs;
     int64_t V = g->params.shape.V, length = given;
     float *logits = malloc(2 * (size_t)V * sizeof *logits);
-    if (!logits) cf_die(NULL, "out of memory for a sample");
+    real *scratch = malloc((size_t)V * sizeof *scratch);
+    if (!logits || !scratch) cf_die(NULL, "out of memory for a sample");
     memset(inputs, 0, (size_t)T * sizeof *inputs);
     memcpy(inputs, tokens, (size_t)given * sizeof *inputs);
     for (int64_t i = 0; i < count; i++) {
         gpt_begin_forward(g, inputs, NULL, gpt_pass_tokens(g, length), 1);
         gpt_forward(g, 0);
-        gpt_next_logits(g, length - 1, 0, logits);
+        next_logits(g, length - 1, scratch, logits);
         tokens[given + i] = draw(logits, logits + V, V, how, random_uniform(how.seed, how.stream, (uint64_t)i));
         if (length == T) {
             length = T / 2;
@@ -52,5 +66,5 @@ void gpt_generate(gpt *g, sampling how, int32_t *tokens, int64_t given, int64_t 
         }
         inputs[length++] = tokens[given + i];
     }
-    free(logits);
+    free(logits), free(scratch);
 }

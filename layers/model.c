@@ -1,23 +1,40 @@
-// See model.h. Order of things in a step, for one replica:
+// See model.h. A step of one replica; x ▸ y is one operation of commfuse, in which x and y overlap:
 //
-//   forward    (rows from their owners, an update during it; lookup ▸ reduce-scatter) + positions → L blocks
+//   forward    (rows from their owners, an update during it; lookup ▸ reduce-scatter) + positions
+//              each block: layer norm → (all-gather ▸ QKV) → (attention ▸ projection ▸ reduce-scatter) → residual
+//                          → layer norm → (all-gather ▸ fc, GELU) → (fcproj ▸ reduce-scatter) → residual
 //              → layer norm → (all-gather ▸ head) → three numbers per token gathered over the ranks that split the
 //              vocabulary → loss; if backward follows, logits turn into their gradient
-//   backward   (dgrad ▸ reduce-scatter) with wgrad during it, on the input that forward has gathered → layer norm
-//              → L blocks; inside the first block, as soon as the gradient of its input is complete, (all-gather ▸
-//              scatter-add; rows to their owners) and positions are begun; what is left of that block's weight
-//              gradients comes last, so that these transfers are hidden by it
+//   backward   the mirror: (all-gather of dY ▸ dgrad, wgrad per slice) for a row-parallel layer, and (dgrad ▸ reduce-scatter)
+//              with the all-gather of the saved input during it, wgrad as its slices arrive, for a column-parallel one
+//
+// That is TPSP. In UP one rank holds the whole MLP and nothing of it travels; up.c is its attention half. Layer norms, biases of
+// row-parallel layers and residuals work on this rank's shard, between the operations; their weight gradients are partial sums
+// that the optimizer adds up over the tp group.
+//
+// The gather of a saved input waits for nothing that backward computes. It is posted one operation ahead, where there is
+// spare computation: fc's during fcproj's backward, QKV's during fc's, since QKV's can hide no more than its sums. A weight
+// gradient that is sent owner by owner (zero.h) is computed after these; QKV's last of all, when the gradient of the block's
+// input is complete. In the first block that is always so: (all-gather ▸ scatter-add; rows to their owners) and positions are
+// begun before it, so that it hides these transfers.
+//
+// Layer-norm outputs and GELU may be computed again in backward: they cost little next to the products they feed and would
+// take more than a third of the activation memory.
 //
 // Weights arrive, and gradients leave, as zero.h describes: the loops over layers call it.
 #include "model.h"
 #include "../commfuse/die.h"
+#include "attention.h"
 #include "crossentropy.h"
+#include "elementwise.h"
 #include "embedding.h"
 #include "layernorm.h"
 #include "linear.h"
+#include "up.h"
 #include <stdlib.h>
 
-enum { PASS_UNIT = 64 }; // tokens of a rank
+enum { PASS_UNIT = 64 };                        // tokens of a rank
+enum { MEMORIES = 32, MEMORIES_OF_LAYER = 16 }; // at most, see `memory`
 
 // In a timeline the parts of a pass enclose their operations; what is between those is work on this rank's shard.
 static cf_moment trace_begin(gpt *g, const char *name) {
@@ -36,31 +53,89 @@ static void *table_of(int64_t count, size_t size) {
     return memory;
 }
 
-static cf_fuse *plan_gather(gpt *g, const char *name, const cf_group *group, cf_dtype dtype, int64_t capacity, overlap how) {
-    return cf_fuse_create(g->context, overlap_plan(how, name, group, CF_ALLGATHER, CF_NO_COMPUTE, dtype, capacity));
+static void *take(gpt *g, int64_t elements, size_t size, const char *purpose) {
+    return g->memory[g->memories++] = cf_alloc(elements * (int64_t)size, purpose);
+}
+real *gpt_real(gpt *g, int64_t elements, const char *purpose) {
+    return take(g, elements, sizeof(real), purpose);
+}
+static precise *take_precise(gpt *g, int64_t elements, const char *purpose) {
+    return take(g, elements, sizeof(precise), purpose);
 }
 
-static void alloc_memory(gpt *g) {
-    int64_t L = g->params.shape.L, C = g->params.shape.C, shard_rows = g->T * g->B / g->mesh->tp, N = g->split->size,
-            rows = N * shard_rows;
+static void alloc_activations(gpt *g) {
+    const char *purpose = "activations, per layer", *shared = "activations, shared";
+    const gpt_shape *s = &g->params.shape;
+    const int64_t L = s->L, C = s->C, N = g->mesh->tp, S = g->split->size, rows = g->T * g->B, shard_rows = rows / N;
+    g->norm1 = gpt_real(g, S * shard_rows * C, shared);
+    g->norm2 = S == 1 && N > 1 ? g->norm1 : gpt_real(g, S * shard_rows * C, shared); // where no gather is begun ahead
+    g->x = table_of(2 * L + 1, sizeof *g->x);
+    g->norm = table_of(2 * L + 1, sizeof *g->norm);
+    g->mean = table_of(2 * L + 1, sizeof *g->mean);
+    g->rstd = table_of(2 * L + 1, sizeof *g->rstd);
+    g->layer = table_of(L, sizeof *g->layer);
+    for (int64_t n = 0; n <= 2 * L; n++) {
+        g->x[n] = gpt_real(g, shard_rows * C, purpose);
+        g->mean[n] = take_precise(g, shard_rows, purpose);
+        g->rstd[n] = take_precise(g, shard_rows, purpose);
+        g->norm[n] = n % 2 ? g->norm2 : g->norm1;
+        if (g->norms_kept && n < 2 * L) g->norm[n] = gpt_real(g, shard_rows * C, purpose);
+    }
+    real *hidden = g->hidden_kept ? NULL : gpt_real(g, shard_rows * 4 * C, shared);
+    for (gpt_layer *l = g->layer; l < g->layer + L; l++) {
+        l->qkv = gpt_real(g, rows * 3 * C / N, purpose);
+        l->heads = gpt_real(g, rows * C / N, purpose);
+        l->lse = take_precise(g, rows * s->H / N, purpose);
+        l->fch = gpt_real(g, shard_rows * 4 * C, purpose);
+        l->hidden = hidden ? hidden : gpt_real(g, shard_rows * 4 * C, purpose);
+    }
+    g->dx = gpt_real(g, shard_rows * C, shared);
+    g->sums = gpt_real(g, S * shard_rows * C, shared);
+    g->dhidden = gpt_real(g, shard_rows * 4 * C, shared);
+    g->dheads = gpt_real(g, rows * C / N, shared);
+    g->dqkv = gpt_real(g, rows * 3 * C / N, shared);
+    g->norm_scratch = take_precise(g, layernorm_scratch(C), shared);
+    g->attention_scratch = take_precise(g, attention_scratch(g->T, g->B, s->H / N, C / s->H), shared);
+}
+
+static void alloc_ends(gpt *g) {
+    const int64_t N = g->mesh->tp, S = g->split->size, rows = S * g->T * g->B / N;
     const char *shared = "activations, shared";
-    g->x = table_of(L + 1, sizeof *g->x);
-    for (int64_t l = 0; l <= L; l++) g->x[l] = alloc_real(shard_rows * C, "activations, per layer");
-    g->mean = alloc_precise(shard_rows, shared);
-    g->rstd = alloc_precise(shard_rows, shared);
-    g->prepared = alloc_real(linear_prepared_size(C, g->vocabulary_rows), "weights, prepared");
-    g->logits = alloc_real(rows * g->vocabulary_rows, "logits");
-    g->stats = alloc_precise(N * rows * 3, shared);
-    g->total = alloc_precise(rows * 2, shared);
-    g->losses = alloc_precise(rows, shared);
-    g->dx = alloc_real(shard_rows * C, shared);
-    g->next = alloc_real(g->mesh->tp * g->vocabulary_rows, shared);
-    g->pieces = alloc_real(N * COLLECT, shared);
-    g->inputs = cf_alloc(g->T * g->B * (int64_t)sizeof(int32_t), shared);
-    g->targets = cf_alloc(g->T * g->B * (int64_t)sizeof(int32_t), shared);
-    g->loss = cf_alloc((int64_t)sizeof *g->loss, shared);
+    g->logits = gpt_real(g, rows * g->Vl, "logits");
+    g->stats = take_precise(g, S * rows * 3, shared);
+    g->total = take_precise(g, rows * 2, shared);
+    g->losses = take_precise(g, rows, shared);
+    g->loss = take(g, 1, sizeof *g->loss, shared);
+    g->next = gpt_real(g, N * g->Vl, shared);
+    g->pieces = gpt_real(g, S * COLLECT, shared);
+    g->inputs = take(g, g->T * g->B, sizeof *g->inputs, shared);
+    g->targets = take(g, g->T * g->B, sizeof *g->targets, shared);
     g->host_inputs = table_of(2 * g->T * g->B, sizeof *g->host_inputs);
     g->host_targets = g->host_inputs + g->T * g->B;
+}
+
+static void create_layers(gpt *g, bool up, overlap how) {
+    const gpt_shape *s = &g->params.shape;
+    const cf_group *tp = &g->mesh->tp_group;
+    const int64_t C = s->C, N = tp->size, F = 4 * C / g->split->size, shard = g->T * g->B / N * C;
+    const double product = 2.0 * (double)(shard * C), attention = attention_flops(g->T, g->B, s->H / N, C / s->H);
+    const int64_t attention_weights = larger(linear_prepared_size(C, 3 * C / N), linear_prepared_size(C / N, C)) * (up ? N : 1);
+    const int64_t weights = larger(linear_prepared_size(C, F), linear_prepared_size(F, C));
+    g->prepared = gpt_real(g, larger(larger(weights, attention_weights), linear_prepared_size(C, g->Vl)), "weights, prepared");
+    column_create(&g->fc, &g->pass, g->split, "mlp.fc1", FCW, FCB, shard, how, true, g->prepared);
+    row_create(&g->fcproj, &g->pass, g->split, "mlp.fc2", FCPROJW, FCPROJB, shard, how, 4 * product, 8 * product, g->prepared);
+    if (up) {
+        up_create(g, how);
+    } else {
+        column_create(&g->qkv, &g->pass, tp, "att.qkv", QKVW, QKVB, shard, how, true, g->prepared);
+        row_create(&g->attproj, &g->pass, tp, "att.proj", ATTPROJW, ATTPROJB, shard, how, product + attention,
+                   2 * product + 2.5 * attention, g->prepared);
+    }
+    column_create(&g->head, &g->pass, g->split, "head", WTE, -1, shard, how, false, g->prepared);
+}
+
+static cf_fuse *plan_gather(gpt *g, const char *name, const cf_group *group, cf_dtype dtype, int64_t capacity, overlap how) {
+    return cf_fuse_create(g->context, overlap_plan(how, name, group, CF_ALLGATHER, CF_NO_COMPUTE, dtype, capacity));
 }
 
 void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, gpt_shape shape, parallel_strategy strategy, int64_t T, int64_t B,
@@ -71,50 +146,48 @@ void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, gpt_shape shap
         cf_die_together("lower --seq, or start from a model with more positions",
                         "--seq %lld is longer than the model's %lld positions", (long long)T, (long long)shape.maxT);
     const bool up = strategy == STRATEGY_UP;
-    *g = (gpt){.context = context, .mesh = mesh, .T = T, .B = B};
+    *g = (gpt){.context = context, .mesh = mesh, .split = up ? &mesh->self_group : &mesh->tp_group, .T = T, .B = B};
     g->pass = (model_pass){.context = context, .params = &g->params, .zero = &g->zero};
     params_create(&g->params, shape, mesh, strategy);
-    g->split = up ? &mesh->self_group : &mesh->tp_group;
-    int64_t rows = params_local_rows(&g->params, WTE), shard_rows = T * B / mesh->tp, shard = shard_rows * shape.C;
-    g->vocabulary_rows = rows;
-    g->vocabulary_first = g->split->rank * rows;
-    g->vocabulary_valid = smaller(larger(shape.V - g->vocabulary_first, 0), rows);
-    alloc_memory(g);
-    g->blocks = (up ? up_create : tpsp_create)(&g->pass, mesh, T, B, how, recompute);
+    g->Vl = params_local_rows(&g->params, WTE);
+    g->first = g->split->rank * g->Vl;
+    g->valid = smaller(larger(shape.V - g->first, 0), g->Vl);
+    g->hidden_kept = !recompute;
+    g->norms_kept = !recompute && g->split->size == 1; // several ranks gather them again in any case
+    g->memory = table_of(MEMORIES + MEMORIES_OF_LAYER * shape.L, sizeof *g->memory);
+    alloc_activations(g);
+    alloc_ends(g);
+    create_layers(g, up, how);
     g->gather_stats = plan_gather(g, "loss", g->split, PRECISE_DTYPE, T * B * 3, how);
     g->collect = plan_gather(g, "save", g->split, REAL_DTYPE, COLLECT, how);
-    g->gather_logits = plan_gather(g, "sample", &mesh->tp_group, REAL_DTYPE, rows, how);
-    column_create(&g->head, &g->pass, g->split, "head", WTE, -1, shard, how, false, g->prepared);
+    g->gather_logits = plan_gather(g, "sample", &mesh->tp_group, REAL_DTYPE, g->Vl, how);
     lookup_create(&g->embedding, context, &g->params, g->split, T / mesh->tp, B, how);
-    zero_create(&g->zero, context, &g->params, g->embedding.by_rows, g->split->size * shard_rows, how);
+    zero_create(&g->zero, context, &g->params, g->embedding.by_rows, g->split->size * T * B / mesh->tp, how);
     gpt_place_weight_gradients(g);
 }
 
 void gpt_free(gpt *g) {
     zero_free(&g->zero);
-    block_free(g->blocks);
-    for (int64_t l = 0; l <= g->params.shape.L; l++) cf_free(g->x[l]);
-    free(g->x);
-    void *memory[] = {g->mean, g->rstd, g->prepared, g->logits, g->stats,   g->total, g->losses,
-                      g->dx,   g->next, g->pieces,   g->inputs, g->targets, g->loss};
-    for (int i = 0; i < (int)(sizeof memory / sizeof *memory); i++) cf_free(memory[i]);
-    free(g->host_inputs);
-    cf_fuse_free(g->gather_stats);
-    cf_fuse_free(g->gather_logits);
-    cf_fuse_free(g->collect);
     lookup_free(&g->embedding);
-    parallel_linear_free(&g->head);
+    if (g->up) up_free(g);
+    parallel_linear *linear[] = {&g->qkv, &g->attproj, &g->fc, &g->fcproj, &g->head};
+    for (int i = 0; i < 5; i++) parallel_linear_free(linear[i]);
+    cf_fuse *gathers[] = {g->gather_stats, g->gather_logits, g->collect};
+    for (int i = 0; i < 3; i++) cf_fuse_free(gathers[i]);
+    while (g->memories > 0) cf_free(g->memory[--g->memories]);
+    void *tables[] = {g->x, g->norm, g->mean, g->rstd, g->layer, g->host_inputs, g->memory};
+    for (int i = 0; i < 7; i++) free(tables[i]);
     params_free(&g->params);
 }
 
 void gpt_place_weight_gradients(gpt *g) {
-    block_place_weight_gradients(g->blocks);
+    parallel_linear *linear[] = {&g->fc, &g->fcproj, &g->attproj, &g->qkv};
+    for (int i = 0; i < (g->up ? 2 : 4); i++) linear_place_gradients(linear[i], linear[i] == &g->qkv);
 }
 
 // --- embedding ---
 
-// Tokens of the rows that head and lookup work on: all, or those of this rank's shard.
-static int64_t first_token(const gpt *g) {
+int64_t gpt_first_row(const gpt *g) {
     return (g->mesh->tp_group.rank - g->split->rank) * g->pass.Ts * g->pass.B;
 }
 
@@ -129,7 +202,7 @@ void gpt_begin_forward(gpt *g, const int32_t *inputs, const int32_t *targets, in
     g->begun = trace_begin(g, "embedding forward");
     bool here = zero_table_is_here(&g->zero);
     g->looking = here || g->embedding.by_rows;
-    if (g->looking) lookup_forward(&g->embedding, g->inputs + first_token(g), g->pass.Ts, B, !here, g->blocks->sums);
+    if (g->looking) lookup_forward(&g->embedding, g->inputs + gpt_first_row(g), g->pass.Ts, B, !here, g->sums);
 }
 
 static void embed(gpt *g) {
@@ -138,7 +211,7 @@ static void embed(gpt *g) {
     if (!g->looking) {
         zero_prefetch(z, 0);
         zero_wait(z, ZERO_TABLE);
-        lookup_forward(&g->embedding, g->inputs + first_token(g), Ts, B, false, g->blocks->sums);
+        lookup_forward(&g->embedding, g->inputs + gpt_first_row(g), Ts, B, false, g->sums);
     }
     lookup_finish_forward(&g->embedding, g->x[0]);
     g->looking = false;
@@ -161,85 +234,173 @@ static bool table_is_next(const gpt *g) {
 
 static void embed_backward(gpt *g) {
     int64_t Ts = g->pass.Ts, B = g->pass.B;
-    lookup_backward(&g->embedding, g->dx, g->inputs + first_token(g), g->pass.last, g->blocks->sums);
+    lookup_backward(&g->embedding, g->dx, g->inputs + gpt_first_row(g), g->pass.last, g->sums);
     position_backward(params_grad(&g->params, WPE, 0), g->dx, g->mesh->tp_group.rank * Ts, Ts, B, g->params.shape.C,
                       g->context->stream);
     if (table_is_next(g)) finish_table(g);
     if (g->pass.last) zero_ready(&g->zero, ZERO_VECTORS);
 }
 
-// --- head and loss ---
+// --- layer norms: of the halves of blocks, and the last one ---
 
-static void head_forward(gpt *g) {
-    const parameters *p = &g->params;
-    int64_t Ts = g->pass.Ts, B = g->pass.B;
-    real *x = g->blocks->head_input;
-    zero_wait(&g->zero, ZERO_TABLE);
-    layernorm_forward(linear_own_shard(&g->head, x, p->shape.C), g->mean, g->rstd, g->x[p->shape.L], params_weight(p, LNFW, 0),
-                      params_weight(p, LNFB, 0), Ts * B, p->shape.C, g->context->stream);
-    column_forward(&g->head, -1, g->logits, NULL, x);
+// Its weights; the bias is the next tensor.
+static int norm_tensor(const gpt *g, int64_t n, int64_t *layer) {
+    const bool last = n == 2 * g->params.shape.L;
+    *layer = last ? 0 : n / 2;
+    return last ? LNFW : n % 2 ? LN2W : LN1W;
 }
+
+// This rank's shard. Returns where all of it is gathered.
+static real *norm_forward(gpt *g, int64_t n) {
+    const parameters *p = &g->params;
+    const int64_t C = p->shape.C, rows = g->pass.Ts * g->pass.B;
+    int64_t layer = 0;
+    const int w = norm_tensor(g, n, &layer);
+    layernorm_forward(g->norm[n] + g->split->rank * rows * C, g->mean[n], g->rstd[n], g->x[n], params_weight(p, w, layer),
+                      params_weight(p, w + 1, layer), rows, C, g->context->stream);
+    return g->norm[n];
+}
+
+real *gpt_norm_again(gpt *g, int64_t n) {
+    return g->norms_kept ? g->norm[n] : norm_forward(g, n);
+}
+
+// dx += the gradient through it.
+static void norm_backward(gpt *g, int64_t n, const real *dnorm) {
+    const parameters *p = &g->params;
+    int64_t layer = 0;
+    const int w = norm_tensor(g, n, &layer);
+    layernorm_backward(g->dx, params_grad(p, w, layer), params_grad(p, w + 1, layer), dnorm, g->x[n], params_weight(p, w, layer),
+                       g->mean[n], g->rstd[n], g->norm_scratch, g->pass.Ts * g->pass.B, p->shape.C, g->context->stream);
+}
+
+// --- what is computed inside of operations, time steps [t0, t0 + n) of it ---
+
+void gpt_attend(gpt *g, int layer, real *heads, int64_t t0, int64_t n) {
+    const gpt_shape *s = &g->params.shape;
+    const int N = g->mesh->tp;
+    attention_forward(heads, g->layer[layer].lse, g->layer[layer].qkv, t0, n, N * g->pass.Ts, g->pass.B, s->H / N, s->C / s->H,
+                      g->context->stream);
+}
+
+void gpt_attend_backward(gpt *g, int layer, const real *dheads, int64_t t0, int64_t n) {
+    const gpt_shape *s = &g->params.shape;
+    const gpt_layer *l = &g->layer[layer];
+    const int N = g->mesh->tp;
+    attention_backward(g->dqkv, dheads, l->heads, l->lse, l->qkv, g->attention_scratch, t0, n, N * g->pass.Ts, g->pass.B, s->H / N,
+                       s->C / s->H, !g->attended, g->context->stream);
+    g->attended = true;
+}
+
+static void attend(void *model, int layer, int64_t t0, int64_t n) {
+    gpt *g = (gpt *)model;
+    gpt_attend(g, layer, g->layer[layer].heads, t0, n);
+}
+
+static void attend_backward(void *model, int layer, int64_t t0, int64_t n) {
+    gpt *g = (gpt *)model;
+    gpt_attend_backward(g, layer, g->dheads, t0, n);
+}
+
+static void gelu_again(void *model, int layer, int64_t t0, int64_t n) {
+    gpt *g = (gpt *)model;
+    const int64_t row = g->pass.B * g->fcproj.IC;
+    gelu_forward(g->layer[layer].hidden + t0 * row, g->layer[layer].fch + t0 * row, n * row, g->context->stream);
+}
+
+// --- loss ---
 
 // scale 0: no backward follows.
-static void add_loss(gpt *g, double scale) {
-    int64_t own = g->pass.Ts * g->pass.B, rows = g->split->size * own, V = g->vocabulary_rows;
-    int64_t first = g->vocabulary_first, valid = g->vocabulary_valid;
-    const int32_t *targets = g->targets + first_token(g);
+static void compute_loss(gpt *g, double scale) {
+    const int64_t own = g->pass.Ts * g->pass.B, rows = g->split->size * own, Vl = g->Vl;
+    const int32_t *targets = g->targets + gpt_first_row(g);
     cf_stream *stream = g->context->stream;
     if (g->split->size == 1 && scale != 0) {
-        crossentropy_fused(g->losses, g->logits, targets, scale, valid, rows, V, stream);
+        crossentropy_fused(g->losses, g->logits, targets, scale, g->valid, rows, Vl, stream);
     } else {
-        crossentropy_stats(g->stats + g->split->rank * rows * 3, g->logits, targets, first, valid, rows, V, stream);
+        crossentropy_stats(g->stats + g->split->rank * rows * 3, g->logits, targets, g->first, g->valid, rows, Vl, stream);
         cf_fuse_run(g->gather_stats, g->stats, rows, 3, NULL, NULL, -1);
         crossentropy_combine(g->losses, g->total, g->stats, g->split->size, rows, stream);
-        if (scale != 0) crossentropy_backward(g->logits, g->total, targets, scale, first, valid, rows, V, stream);
+        if (scale != 0) crossentropy_backward(g->logits, g->total, targets, scale, g->first, g->valid, rows, Vl, stream);
     }
     if (scale != 0) crossentropy_sum(g->loss, g->losses + g->split->rank * own, own, stream);
-}
-
-static void head_backward(gpt *g) {
-    const parameters *p = &g->params;
-    int64_t C = p->shape.C, Ts = g->pass.Ts, B = g->pass.B;
-    cf_stream *stream = g->context->stream;
-    const real *dnorm = column_backward(&g->head, -1, g->blocks->sums, g->logits, g->blocks->head_input);
-    cf_zero(g->dx, Ts * B * C * (int64_t)sizeof(real), stream);
-    layernorm_backward(g->dx, params_grad(p, LNFW, 0), params_grad(p, LNFB, 0), dnorm, g->x[p->shape.L], params_weight(p, LNFW, 0),
-                       g->mean, g->rstd, g->blocks->norm_scratch, Ts * B, C, stream);
-    if (column_owes_gradient(&g->head, -1)) column_gradient(&g->head, -1, g->logits, g->blocks->head_input);
-    // The lookup's part goes its own way.
-    if (g->pass.last && g->embedding.by_rows) zero_ready(&g->zero, ZERO_TABLE);
 }
 
 // --- passes ---
 
 void gpt_forward(gpt *g, double scale) {
+    const parameters *p = &g->params;
+    const int64_t L = p->shape.L, C = p->shape.C, rows = g->pass.Ts * g->pass.B;
+    cf_stream *stream = g->context->stream;
     embed(g);
     trace_end(g, "embedding forward", -1, g->begun);
-    for (int l = 0; l < g->params.shape.L; l++) {
+    for (int l = 0; l < L; l++) {
+        const gpt_layer *s = &g->layer[l];
+        const int64_t attention = 2 * l, mlp = 2 * l + 1;
+        const real *sum; // (Ts, B, C)
         zero_prefetch(&g->zero, l);
         zero_wait(&g->zero, l);
         cf_moment begin = trace_begin(g, "block forward");
-        block_forward(g->blocks, l, g->x[l], g->x[l + 1]);
+        real *norm = norm_forward(g, attention);
+        if (g->up) {
+            sum = up_forward(g, l, norm);
+        } else {
+            column_forward(&g->qkv, l, s->qkv, NULL, norm);
+            sum = row_forward(&g->attproj, l, g->sums, s->heads, attend, g);
+        }
+        residual_forward(g->x[mlp], g->x[attention], sum, params_weight(p, ATTPROJB, l), rows, C, stream);
+        column_forward(&g->fc, l, s->fch, s->hidden, norm_forward(g, mlp));
+        sum = row_forward(&g->fcproj, l, g->sums, s->hidden, NULL, NULL);
+        residual_forward(g->x[mlp + 1], g->x[mlp], sum, params_weight(p, FCPROJB, l), rows, C, stream);
         trace_end(g, "block forward", l, begin);
     }
     cf_moment begin = trace_begin(g, "head forward");
-    head_forward(g);
-    if (g->has_targets) add_loss(g, scale);
+    zero_wait(&g->zero, ZERO_TABLE);
+    column_forward(&g->head, -1, g->logits, NULL, norm_forward(g, 2 * L));
+    if (g->has_targets) compute_loss(g, scale);
     trace_end(g, "head forward", -1, begin);
 }
 
 void gpt_backward(gpt *g, bool first, bool last) {
+    const int64_t L = g->params.shape.L, C = g->params.shape.C;
+    real *norm = g->norm[2 * L], *dx = g->dx;
     cf_moment begin = trace_begin(g, "head backward");
     g->pass.first = first, g->pass.last = last;
     if (first) params_zero_grad(&g->params, g->context->stream);
-    head_backward(g);
+    const real *dnorm = column_backward(&g->head, -1, g->sums, g->logits, norm);
+    cf_zero(dx, g->pass.Ts * g->pass.B * C * (int64_t)sizeof *dx, g->context->stream);
+    norm_backward(g, 2 * L, dnorm);
+    column_late_gradient(&g->head, -1, g->logits, norm);
+    if (last && g->embedding.by_rows) zero_ready(&g->zero, ZERO_TABLE); // the lookup's part goes its own way
     trace_end(g, "head backward", -1, begin);
-    for (int l = (int)g->params.shape.L - 1; l >= 0; l--) {
+    for (int l = (int)L - 1; l >= 0; l--) {
+        const gpt_layer *s = &g->layer[l];
+        const int64_t attention = 2 * l, mlp = 2 * l + 1;
         begin = trace_begin(g, "block backward");
-        block_backward(g->blocks, l, g->dx);
+        linear_job job = {.x = s->hidden, .pre = s->fch, .rows = g->hidden_kept ? NULL : gelu_again, .argument = g};
+        row_begin_backward(&g->fcproj, l, g->dhidden, dx, g->mlp_dy, job);
+        norm = gpt_norm_again(g, mlp);
+        column_begin_gather(&g->fc, l, norm, g->dhidden);
+        row_finish_backward(&g->fcproj, l);
+        if (!g->up) column_begin_gather(&g->qkv, l, gpt_norm_again(g, attention), g->dqkv);
+        norm_backward(g, mlp, column_backward(&g->fc, l, g->sums, g->dhidden, norm));
+        column_late_gradient(&g->fc, l, g->dhidden, norm);
+        g->attended = false;
+        if (g->up) {
+            dnorm = up_backward(g, l, dx);
+        } else {
+            job = (linear_job){.x = s->heads, .rows = attend_backward, .argument = g};
+            row_begin_backward(&g->attproj, l, g->dheads, dx, g->attention_dy, job);
+            row_finish_backward(&g->attproj, l);
+            dnorm = column_backward(&g->qkv, l, g->sums, g->dqkv, g->norm[attention]);
+        }
+        norm_backward(g, attention, dnorm);
         if (last) zero_ready(&g->zero, l);
         if (l == 0) embed_backward(g);
-        block_backward_late(g->blocks, l);
+        if (g->up)
+            up_late_gradient(g, l);
+        else
+            column_late_gradient(&g->qkv, l, g->dqkv, g->norm[attention]);
         if (last) zero_ready_late(&g->zero, l);
         trace_end(g, "block backward", l, begin);
     }
@@ -249,102 +410,4 @@ void gpt_backward(gpt *g, bool first, bool last) {
 int64_t gpt_pass_tokens(const gpt *g, int64_t length) {
     const int64_t unit = PASS_UNIT * g->mesh->tp;
     return smaller(ceil_div(length, unit) * unit, g->T);
-}
-
-void gpt_sum_losses(gpt *g, const int64_t *first, const int64_t *end, double *sums) {
-    int64_t Ts = g->pass.Ts, B = g->pass.B, from = g->mesh->tp_group.rank * Ts;
-    precise *losses = table_of(Ts * B, sizeof *losses);
-    cf_copy(losses, g->losses + g->split->rank * Ts * B, Ts * B * (int64_t)sizeof *losses, g->context->stream);
-    cf_stream_sync(g->context->stream);
-    for (int64_t b = 0; b < B; b++) {
-        sums[b] = 0;
-        for (int64_t t = larger(first[b] - from, 0); t < Ts && from + t < end[b]; t++) sums[b] += (double)losses[t * B + b];
-    }
-    free(losses);
-}
-
-void gpt_next_logits(gpt *g, int64_t t, int64_t b, float *out) {
-    int64_t rows = g->vocabulary_rows, V = g->params.shape.V;
-    int64_t row = t * g->pass.B + b - first_token(g), all = g->split->size * g->pass.Ts * g->pass.B;
-    if (row >= 0 && row < all)
-        cf_copy(g->next + g->mesh->tp_group.rank * rows, g->logits + row * rows, rows * (int64_t)sizeof(real), g->context->stream);
-    cf_fuse_run(g->gather_logits, g->next, 1, rows, NULL, NULL, -1);
-    // The vocabulary's parts side by side or, with UP, the whole of it from the rank that has the position.
-    const real *found = g->next + (g->split->size == 1 ? t / g->pass.Ts * rows : 0);
-    real *logits = table_of(V, sizeof *logits);
-    cf_copy(logits, found, V * (int64_t)sizeof *logits, g->context->stream);
-    cf_stream_sync(g->context->stream);
-    for (int64_t v = 0; v < V; v++) out[v] = (float)precise_of(logits[v]);
-    free(logits);
-}
-
-// pieces: the host's copy of g->pieces.
-static void collect_tensor(gpt *g, const real *local, int tensor, real *pieces, float *whole) {
-    int64_t count = params_local_count(&g->params, tensor), size = (int64_t)sizeof *pieces;
-    for (int64_t first = 0; first < count; first += COLLECT) {
-        int64_t n = smaller(count - first, COLLECT);
-        cf_copy(g->pieces + g->split->rank * n, local + first, n * size, g->context->stream);
-        cf_fuse_run(g->collect, g->pieces, n, 1, NULL, NULL, -1);
-        if (whole) cf_copy(pieces, g->pieces, g->split->size * n * size, g->context->stream);
-        cf_stream_sync(g->context->stream);
-        for (int rank = 0; whole && rank < g->split->size; rank++)
-            params_place(&g->params, tensor, rank, first, n, pieces + rank * n, whole);
-    }
-}
-
-void gpt_collect(gpt *g, void (*append)(void *argument, const float *values, int64_t count), void *argument) {
-    const gpt_shape *shape = &g->params.shape;
-    real *pieces = table_of(g->split->size * COLLECT, sizeof *pieces);
-    for (int tensor = 0; tensor < TENSORS; tensor++) {
-        int64_t count = params_rows(shape, tensor) * params_columns(shape, tensor);
-        float *whole = g->mesh->tp_group.rank == 0 ? calloc((size_t)count, sizeof *whole) : NULL;
-        if (g->mesh->tp_group.rank == 0 && !whole) cf_die(NULL, "out of memory for collecting %s", params_name(tensor));
-        for (int64_t layer = 0; layer < params_layers(shape, tensor); layer++) {
-            collect_tensor(g, params_weight(&g->params, tensor, layer), tensor, pieces, whole);
-            if (whole) append(argument, whole, count);
-        }
-        free(whole);
-    }
-    free(pieces);
-}
-
-void gpt_operations(gpt *g, visit_operation *visit, void *argument) {
-    const lookup *l = &g->embedding;
-    if (l->by_rows) visit(argument, "tokens of all ranks", l->ids, 1);
-    if (l->by_rows) visit(argument, "rows, during an update", l->fetch, 1);
-    visit(argument, "forward", l->forward, 1);
-    block_operations(g->blocks, true, visit, argument);
-    visit(argument, "forward", g->head.forward, 1);
-    visit(argument, "forward", g->gather_stats, 1);
-    visit(argument, "backward", g->head.backward, 1);
-    block_operations(g->blocks, false, visit, argument);
-    visit(argument, "backward", l->backward, 1);
-    if (l->by_rows) visit(argument, "rows of gradient, during the last weight gradient", l->deliver, 1);
-}
-
-static void add_operation(void *tuner, const char *place, cf_fuse *fuse, int64_t times) {
-    (void)times;
-    cf_tuner_add(tuner, place, fuse);
-}
-
-cf_tuner *gpt_create_tuner(gpt *g) {
-    cf_tuner *tuner = cf_tuner_create(g->context, &g->mesh->world_group);
-    gpt_operations(g, add_operation, tuner);
-    return tuner;
-}
-
-void gpt_try_ways(gpt *g, cf_tuner *tuner, bool begins) {
-    if (!cf_tuner_trying(tuner)) return;
-    if (begins)
-        cf_tuner_begin_step(tuner);
-    else
-        cf_tuner_end_step(tuner);
-    gpt_place_weight_gradients(g);
-}
-
-void gpt_explain(const gpt *g, FILE *out) {
-    zero_explain(&g->zero, out);
-    fprintf(out, "  ");
-    lookup_explain(&g->embedding, out);
-    zero_explain_places(&g->zero, out);
 }

@@ -1,50 +1,85 @@
 // GPT-2: embeddings, L blocks, final layer norm, head tied to the token embedding, cross-entropy.
 //
-// A replica is one tp group. It works on micro-batches of up to B sequences of up to T tokens, T a multiple
-// of tp; every rank of the group gets the same tokens (T, B), row t·B + b, and keeps the sequence shard
-// [rank · T/tp, …) of everything outside the blocks.
+// A replica is one tp group. It works on micro-batches of up to B sequences of up to T tokens, T a multiple of tp; every rank
+// of the group gets the same tokens (T, B), row t·B + b. What is between the products is split by sequence: this rank keeps
+// rows [rank · Ts, …) of it.
+//
+// N = tp ranks, Ts = T / N rows of time a shard. S = ranks that share the matrices of the MLP, and the vocabulary: N in TPSP,
+// 1 in UP. Hl = H / N local heads, Cl = C / N, Fl = 4C / S, Vl = rows of the vocabulary held here, with padding.
 #ifndef MODEL_H
 #define MODEL_H
 
 #include "../commfuse/tune.h"
-#include "block.h"
 #include "lookup.h"
+#include "parallel_linear.h"
 
 CF_EXTERN_C_BEGIN
 
-enum { COLLECT = 1 << 18 }; // elements of each rank's part that are collected at a time
+// Kept by one layer from forward for backward.
+typedef struct gpt_layer {
+    real *qkv;    // (T, B, 3 Cl)
+    real *heads;  // (T, B, Cl)
+    precise *lse; // (T, B, Hl)
+    real *groups; // UP: (N, Ts, B, Cl) arrived: this rank's rows' heads, group by group
+    real *fch;    // (S · Ts, B, Fl) before GELU
+    real *hidden; // (S · Ts, B, Fl) GELU; one for all layers if backward computes it again
+} gpt_layer;
 
 typedef struct gpt {
     cf_context *context;
     const cf_mesh *mesh;
     parameters params;
-    const cf_group *split; // ranks that together hold one copy of the vocabulary
+    const cf_group *split; // the S ranks
     zero_shards zero;
-    model_pass pass; // in progress
-    int64_t T, B;    // capacity
-    int64_t vocabulary_first, vocabulary_rows,
-        vocabulary_valid; // held here: from where, with padding, real ones
-    block *blocks;        // all L share it
+    model_pass pass;   // in progress
+    int64_t T, B;      // capacity
+    int64_t first, Vl; // rows of the vocabulary: from where, how many,
+    int64_t valid;     // and how many of these are no padding
     lookup embedding;
-    parallel_linear head;
-    real *prepared;                      // of the head's weights
-    real **x;                            // [L + 1] (Ts, B, C): residual stream before each block and after the last
-    precise *mean, *rstd;                // (Ts, B) final layer norm
-    real *logits;                        // (R, vocabulary_rows), R = split · Ts · B; with a scale: their gradient
-    precise *stats;                      // (split, R, 3)
-    precise *total;                      // (R, 2)
-    precise *losses;                     // (R)
-    real *dx;                            // (Ts, B, C)
-    real *next;                          // (tp, vocabulary_rows): logits of one position, for sampling
+    parallel_linear qkv, attproj, fc, fcproj, head; // of all layers, which run one at a time
+    struct up *up;                                  // UP's attention half; NULL: TPSP
+    // The residual stream before each half of a block, attention and MLP, and after the last one. Each is read by a layer norm,
+    // numbered likewise, and the output of that by a column-parallel layer.
+    real **x;               // [2 L + 1] (Ts, B, C)
+    precise **mean, **rstd; // [2 L + 1] (Ts, B)
+    real **norm;            // [2 L + 1] (S · Ts, B, C) of each half one for all layers unless norms are kept
+    bool norms_kept, hidden_kept;
+    gpt_layer *layer; // [L]
+    // Memory that is one thing at a time, the first in forward and again for the weight gradients of its half.
+    union {
+        real *norm1;  // (S · Ts, B, C) gathered output of the first layer norm; between the passes of the last one
+        real *mlp_dy; // (S · Ts, B, C) backward, before that: gathered gradient of the MLP half's output
+    };
+    union {
+        real *norm2;        // (S · Ts, B, C) gathered output of the second layer norm
+        real *attention_dy; // (S · Ts, B, C) backward, after that: gathered gradient of the attention half's output
+    };
+    real *dx;       // (Ts, B, C) gradient of the residual stream
+    real *sums;     // (S · Ts, B, C) summed over ranks: a half's output; backward: gradient of a layer norm's output
+    real *dhidden;  // (S · Ts, B, Fl) gradient of the GELU's input
+    real *dheads;   // (T, B, Cl)
+    real *dqkv;     // (T, B, 3 Cl)
+    bool attended;  // of dqkv some is there
+    real *prepared; // (largest linear_prepared_size()) weights of the product in progress
+    precise *norm_scratch, *attention_scratch;
+    real *logits;                        // (S · Ts · B, Vl); with a scale: their gradient
+    precise *stats;                      // (S, S · Ts · B, 3)
+    precise *total;                      // (S · Ts · B, 2)
+    precise *losses;                     // (S · Ts · B)
+    double *loss;                        // the sum of losses that gpt_forward adds up
     int32_t *inputs, *targets;           // (T, B)
     int32_t *host_inputs, *host_targets; // (T, B) the host's, for whoever begins a pass
-    double *loss;                        // in the device's memory: the sum of losses that gpt_forward adds up
     cf_fuse *gather_stats, *gather_logits, *collect;
-    real *pieces; // (split, COLLECT): pieces of a tensor that is written to a file
+    real *next;    // (N, Vl): logits of one position, for sampling
+    real *pieces;  // (S, COLLECT): pieces of a tensor that is written to a file
+    void **memory; // all of the device's
+    int64_t memories;
     bool looking; // the lookup of the pass has begun
     bool has_targets;
     cf_moment begun; // the pass, in the timeline
 } gpt;
+
+enum { COLLECT = 1 << 18 }; // elements of each rank's part that are collected at a time
 
 // recompute: backward computes GELU and layer norms again instead of keeping them per layer.
 // Dies (together) if shape, mesh and T do not fit. Parameters are zero until initialised or loaded.
@@ -56,21 +91,19 @@ void gpt_free(gpt *g);
 // shard, so that the rest of an update (optimizer_finish_update) hides its transfers. inputs and targets (T, B) are the
 // host's. targets NULL: no loss; then gpt_next_logits() may follow.
 void gpt_begin_forward(gpt *g, const int32_t *inputs, const int32_t *targets, int64_t T, int64_t B);
-// scale: backward follows, for gradients of scale · (sum of losses), and *g->loss += the sum of the losses of the tokens of this
-// rank's shard. 0: neither.
+// scale: backward follows, for gradients of scale · (sum of losses), and *g->loss += the sum of the losses of the tokens of
+// this rank's shard. 0: neither.
 void gpt_forward(gpt *g, double scale);
 // After gpt_forward with a scale: adds the gradients.
 // first: this micro-batch begins the gradients. last: it completes them and sends them; the optimizer's step must follow and
 // finishes the transfers still in flight.
 void gpt_backward(gpt *g, bool first, bool last);
+// Of the rows that head and lookup work on, all or those of this rank's shard, the first one.
+int64_t gpt_first_row(const gpt *g);
 
 // As few tokens, at least `length`, as a pass may have. What comes after a token is not seen by it; and every length would be
 // another kind of each product, whose plan a GPU's library takes up to a second to make.
 int64_t gpt_pass_tokens(const gpt *g, int64_t length);
-// After gpt_forward with targets: sums[b], of the losses of tokens [first[b], end[b]) of sequence b in this rank's shard.
-void gpt_sum_losses(gpt *g, const int64_t *first, const int64_t *end, double *sums);
-// After gpt_forward: logits (V) at position t of sequence b, on every rank, into out (host memory).
-void gpt_next_logits(gpt *g, int64_t t, int64_t b, float *out);
 
 // The whole model in the order of llm.c's files: every rank of the replica calls this, its first rank's
 // `append` gets the elements.
@@ -79,13 +112,21 @@ void gpt_collect(gpt *g, void (*append)(void *argument, const float *values, int
 // After the schedule of an operation was switched.
 void gpt_place_weight_gradients(gpt *g);
 
-// For --dry-run: calls visit for each operation of a training step, those of the optimizer excepted; prints which gradients
-// are computed where, and travel how.
+// Calls visit for each operation of a training step, those of the optimizer excepted.
 void gpt_operations(gpt *g, visit_operation *visit, void *argument);
-void gpt_explain(const gpt *g, FILE *out);
 // A tuner of its operations (commfuse/tune.h), and its trials: a step ends, and if `begins` another one follows at once.
 cf_tuner *gpt_create_tuner(gpt *g);
 void gpt_try_ways(gpt *g, cf_tuner *tuner, bool begins);
+
+// --- for up.c ---
+
+real *gpt_real(gpt *g, int64_t elements, const char *purpose); // of the device's memory, until gpt_free()
+// The output of a layer norm in backward: this rank's shard is computed again where it was not kept.
+real *gpt_norm_again(gpt *g, int64_t n);
+// Query-Split: attention of time steps [t0, t0 + n) against all keys before them, into heads (T, B, Cl). Its gradient from
+// dheads; g->attended: dqkv has that of other time steps.
+void gpt_attend(gpt *g, int layer, real *heads, int64_t t0, int64_t n);
+void gpt_attend_backward(gpt *g, int layer, const real *dheads, int64_t t0, int64_t n);
 
 CF_EXTERN_C_END
 #endif

@@ -115,16 +115,16 @@ real *linear_own_shard(const parallel_linear *l, real *full, int64_t columns) {
 
 // Rows that travel are at span->data, `columns` wide; the others are those of the whole.
 static linear_rows rows_of(const linear_job *j, const cf_span *span, int64_t columns) {
-    int64_t travel = span->data_stride / (columns * (int64_t)sizeof(real)), stay = span->row_stride * j->layer->pass->B;
-    linear_rows r = {.blocks = span->blocks, .rows = span->rows * j->layer->pass->B, .in = stay, .out = travel};
+    int64_t travel = span->data_stride / (columns * (int64_t)sizeof(real)), stay = span->row_stride * j->linear->pass->B;
+    linear_rows r = {.blocks = span->blocks, .rows = span->rows * j->linear->pass->B, .in = stay, .out = travel};
     if (span->side == CF_COMPUTE_AFTER) r.in = travel, r.out = stay;
     return r;
 }
 
 static void column_forward_rows(void *argument, const cf_span *span, cf_stream *stream) {
     const linear_job *j = (const linear_job *)argument;
-    const parallel_linear *l = j->layer;
-    int64_t first = span->row * j->layer->pass->B * l->OC;
+    const parallel_linear *l = j->linear;
+    int64_t first = span->row * j->linear->pass->B * l->OC;
     const real *x = (const real *)span->data;
     linear_rows r = rows_of(j, span, l->IC);
     if (j->activated)
@@ -135,21 +135,21 @@ static void column_forward_rows(void *argument, const cf_span *span, cf_stream *
 
 static void add_weight_gradient(linear_job *j, const real *dy, const real *x, int64_t rows, cf_stream *stream) {
     if (!j->dw.at) return;
-    linear_wgrad(j->dw.at, dy, x, rows, j->layer->IC, j->layer->OC, j->dw.add, stream);
+    linear_wgrad(j->dw.at, dy, x, rows, j->linear->IC, j->linear->OC, j->dw.add, stream);
     j->dw.add = true;
 }
 
 static void column_wgrad_rows(void *argument, const cf_span *span, cf_stream *stream) {
     linear_job *j = (linear_job *)argument;
     for (int i = 0; i < span->blocks; i++)
-        add_weight_gradient(j, j->in + (span->row + i * span->row_stride) * j->layer->pass->B * j->layer->OC,
-                            (const real *)(span->data + i * span->data_stride), span->rows * j->layer->pass->B, stream);
+        add_weight_gradient(j, j->in + (span->row + i * span->row_stride) * j->linear->pass->B * j->linear->OC,
+                            (const real *)(span->data + i * span->data_stride), span->rows * j->linear->pass->B, stream);
 }
 
 static void column_dgrad_rows(void *argument, const cf_span *span, cf_stream *stream) {
     const linear_job *j = (const linear_job *)argument;
-    const parallel_linear *l = j->layer;
-    const real *dy = j->in + span->row * j->layer->pass->B * l->OC;
+    const parallel_linear *l = j->linear;
+    const real *dy = j->in + span->row * j->linear->pass->B * l->OC;
     real *dx = (real *)span->data;
     linear_rows r = rows_of(j, span, l->IC);
     if (!span->accumulate) linear_dgrad_blocks(dx, dy, l->ready, r, l->IC, l->OC, stream);
@@ -159,11 +159,11 @@ static void column_dgrad_rows(void *argument, const cf_span *span, cf_stream *st
 
 static void row_forward_rows(void *argument, const cf_span *span, cf_stream *stream) {
     const linear_job *j = (const linear_job *)argument;
-    const parallel_linear *l = j->layer;
-    const real *x = j->in + span->row * j->layer->pass->B * l->IC;
+    const parallel_linear *l = j->linear;
+    const real *x = j->in + span->row * j->linear->pass->B * l->IC;
     real *out = (real *)span->data;
     linear_rows r = rows_of(j, span, l->OC);
-    for (int i = 0; j->rows && i < span->blocks; i++) j->rows(j->argument, span->row + i * span->row_stride, span->rows);
+    for (int i = 0; j->rows && i < span->blocks; i++) j->rows(j->argument, j->layer, span->row + i * span->row_stride, span->rows);
     if (!span->accumulate) linear_forward_blocks(out, x, l->ready, NULL, r, l->IC, l->OC, stream);
     for (int64_t i = 0; span->accumulate && i < r.blocks; i++)
         linear_forward_add(out + i * r.out * l->OC, x + i * r.in * l->IC, l->ready, r.rows, l->IC, l->OC, stream);
@@ -171,16 +171,16 @@ static void row_forward_rows(void *argument, const cf_span *span, cf_stream *str
 
 static void row_backward_rows(void *argument, const cf_span *span, cf_stream *stream) {
     linear_job *j = (linear_job *)argument;
-    const parallel_linear *l = j->layer;
+    const parallel_linear *l = j->linear;
     const real *dy = (const real *)span->data;
-    int64_t first = span->row * j->layer->pass->B * l->IC;
+    int64_t first = span->row * j->linear->pass->B * l->IC;
     linear_rows r = rows_of(j, span, l->OC);
     if (j->pre)
         linear_dgrad_gelu_blocks(j->out + first, dy, l->ready, j->pre + first, r, l->IC, l->OC, stream);
     else
         linear_dgrad_blocks(j->out + first, dy, l->ready, r, l->IC, l->OC, stream);
     for (int64_t i = 0; i < r.blocks; i++) {
-        if (j->rows) j->rows(j->argument, span->row + i * span->row_stride, span->rows);
+        if (j->rows) j->rows(j->argument, j->layer, span->row + i * span->row_stride, span->rows);
         add_weight_gradient(j, dy + i * r.in * l->OC, j->x + first + i * r.out * l->IC, r.rows, stream);
     }
 }
@@ -189,7 +189,7 @@ static void row_backward_rows(void *argument, const cf_span *span, cf_stream *st
 
 void column_forward(parallel_linear *l, int layer, real *out, real *activated, real *x) {
     const model_pass *pass = l->pass;
-    linear_job j = {.layer = l, .out = out, .activated = activated};
+    linear_job j = {.linear = l, .layer = layer, .out = out, .activated = activated};
     if (l->bias >= 0) j.bias = params_weight(pass->params, l->bias, layer);
     cf_fuse_begin(l->forward, x, pass->Ts, pass->B * l->IC, column_forward_rows, &j, layer);
     const real *w = params_weight(pass->params, l->w, layer);
@@ -198,7 +198,7 @@ void column_forward(parallel_linear *l, int layer, real *out, real *activated, r
 }
 
 void column_begin_gather(parallel_linear *l, int layer, real *x, const real *dy) {
-    l->gather_job = (linear_job){.layer = l, .in = dy, .dw = gradient_by_slices(l, layer)};
+    l->gather_job = (linear_job){.linear = l, .layer = layer, .in = dy, .dw = gradient_by_slices(l, layer)};
     cf_fuse_begin(l->gather, x, l->pass->Ts, l->pass->B * l->IC, column_wgrad_rows, &l->gather_job, layer);
     l->gathering = true;
 }
@@ -208,13 +208,14 @@ static void finish_gather(parallel_linear *l) {
     l->gathering = false;
 }
 
-void column_gradient(parallel_linear *l, int layer, const real *dy, const real *x) {
+static void column_gradient(parallel_linear *l, int layer, const real *dy, const real *x) {
     finish_gather(l);
     whole_gradient(l, layer, l->gather, dy, x);
 }
 
-bool column_owes_gradient(const parallel_linear *l, int layer) {
-    return place_of(l, layer) == GRADIENT_LATER || place_of(l, layer) == GRADIENT_OWNERS;
+void column_late_gradient(parallel_linear *l, int layer, const real *dy, const real *x) {
+    gradient_place place = place_of(l, layer);
+    if (place == GRADIENT_LATER || place == GRADIENT_OWNERS) column_gradient(l, layer, dy, x);
 }
 
 real *column_backward(parallel_linear *l, int layer, real *dx, const real *dy, const real *x) {
@@ -222,7 +223,7 @@ real *column_backward(parallel_linear *l, int layer, real *dx, const real *dy, c
     const real *w = params_weight(pass->params, l->w, layer);
     bias_gradient(l, layer, dy, l->group->size * pass->Ts * pass->B);
     l->ready = linear_prepare_dgrad(l->prepared, w, l->IC, l->OC, pass->context->stream);
-    l->backward_job = (linear_job){.layer = l, .in = dy};
+    l->backward_job = (linear_job){.linear = l, .layer = layer, .in = dy};
     cf_fuse_begin(l->backward, dx, pass->Ts, pass->B * l->IC, column_dgrad_rows, &l->backward_job, layer);
     if (place_of(l, layer) == GRADIENT_BY_SLICES) finish_gather(l);
     if (place_of(l, layer) == GRADIENT_NOW) column_gradient(l, layer, dy, x);
@@ -234,7 +235,7 @@ real *column_backward(parallel_linear *l, int layer, real *dx, const real *dy, c
 const real *row_forward(parallel_linear *l, int layer, real *out, const real *x, time_steps *rows, void *argument) {
     const model_pass *pass = l->pass;
     const real *w = params_weight(pass->params, l->w, layer);
-    linear_job j = {.layer = l, .in = x, .rows = rows, .argument = argument};
+    linear_job j = {.linear = l, .layer = layer, .in = x, .rows = rows, .argument = argument};
     l->ready = linear_prepare_forward(l->prepared, w, l->IC, l->OC, pass->context->stream);
     cf_fuse_begin(l->forward, out, pass->Ts, pass->B * l->OC, row_forward_rows, &j, layer);
     return (const real *)cf_fuse_finish(l->forward);
@@ -247,7 +248,7 @@ void row_begin_backward(parallel_linear *l, int layer, real *dx, real *shard, re
     // The bias is added to the sum, so that its gradient is of this rank's shard.
     bias_gradient(l, layer, shard, rows);
     if (dy != shard) cf_copy(linear_own_shard(l, dy, l->OC), shard, rows * l->OC * (int64_t)sizeof(real), pass->context->stream);
-    job.layer = l, job.out = dx, job.dy = dy, job.dw = gradient_by_slices(l, layer);
+    job.linear = l, job.layer = layer, job.out = dx, job.dy = dy, job.dw = gradient_by_slices(l, layer);
     l->backward_job = job;
     cf_fuse_begin(l->backward, dy, pass->Ts, pass->B * l->OC, row_backward_rows, &l->backward_job, layer);
 }

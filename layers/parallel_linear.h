@@ -43,11 +43,12 @@ void weight_gradient_rows(void *argument, const cf_span *span, cf_stream *stream
 // --- the layers ---
 
 // Time steps [t0, t0 + n) of the whole sequence are about to be read, or have been written.
-typedef void time_steps(void *argument, int64_t t0, int64_t n);
+typedef void time_steps(void *argument, int layer, int64_t t0, int64_t n);
 
 // The product of an operation in progress. w is made ready during the first transfers.
 typedef struct linear_job {
-    const struct parallel_linear *layer;
+    const struct parallel_linear *linear;
+    int layer;
     const real *in;     // the factor that does not travel
     real *out;          // the result, where it does not travel
     const real *bias;   // (OC) or NULL
@@ -90,13 +91,12 @@ void column_forward(parallel_linear *l, int layer, real *out, real *activated, r
 // computes, so it may begin as soon as x is free. dy (T·B, OC): is there when column_backward is called.
 void column_begin_gather(parallel_linear *l, int layer, real *x, const real *dy);
 // Returns this rank's shard of dy · w, valid until the next run; dx (T, B, IC) scratch. x: as gathered, or whole. Computes the
-// gradients of bias and weights, unless column_gradient() must follow: then column_owes_gradient().
+// gradients of bias and weights, but may leave that of the weights to column_late_gradient(): there, if it is.
 real *column_backward(parallel_linear *l, int layer, real *dx, const real *dy, const real *x);
-bool column_owes_gradient(const parallel_linear *l, int layer);
-void column_gradient(parallel_linear *l, int layer, const real *dy, const real *x);
+void column_late_gradient(parallel_linear *l, int layer, const real *dy, const real *x);
 
 // Returns this rank's shard (Ts, B, OC) of x · wᵀ, x (T·B, IC), valid until the next run. out (T, B, OC): scratch.
-// rows(argument, …) computes these rows of x first; NULL: x is there.
+// rows(argument, layer, …) computes these rows of x first; NULL: x is there.
 const real *row_forward(parallel_linear *l, int layer, real *out, const real *x, time_steps *rows, void *argument);
 // dx (T·B, IC) = gathered dy · w, and the gradients of bias and weights. shard (Ts, B, OC) of dy; whole (T, B, OC): where it is
 // gathered, not used on one rank, where shard must not change before the end. job: x, and those of pre, rows and argument that

@@ -83,3 +83,36 @@ void state_give(zero_optimizer *o, state_reader *read, void *argument) {
     cf_stream_sync(o->context->stream);
     state_free(&s);
 }
+
+// --- the whole model ---
+
+// pieces: the host's copy of g->pieces.
+static void collect_tensor(gpt *g, const real *local, int tensor, real *pieces, float *whole) {
+    int64_t count = params_local_count(&g->params, tensor), size = (int64_t)sizeof *pieces;
+    for (int64_t first = 0; first < count; first += COLLECT) {
+        int64_t n = smaller(count - first, COLLECT);
+        cf_copy(g->pieces + g->split->rank * n, local + first, n * size, g->context->stream);
+        cf_fuse_run(g->collect, g->pieces, n, 1, NULL, NULL, -1);
+        if (whole) cf_copy(pieces, g->pieces, g->split->size * n * size, g->context->stream);
+        cf_stream_sync(g->context->stream);
+        for (int rank = 0; whole && rank < g->split->size; rank++)
+            params_place(&g->params, tensor, rank, first, n, pieces + rank * n, whole);
+    }
+}
+
+void gpt_collect(gpt *g, void (*append)(void *argument, const float *values, int64_t count), void *argument) {
+    const gpt_shape *shape = &g->params.shape;
+    real *pieces = malloc((size_t)g->split->size * COLLECT * sizeof *pieces);
+    if (!pieces) cf_die(NULL, "out of memory for pieces of the model");
+    for (int tensor = 0; tensor < TENSORS; tensor++) {
+        int64_t count = params_rows(shape, tensor) * params_columns(shape, tensor);
+        float *whole = g->mesh->tp_group.rank == 0 ? calloc((size_t)count, sizeof *whole) : NULL;
+        if (g->mesh->tp_group.rank == 0 && !whole) cf_die(NULL, "out of memory for collecting %s", params_name(tensor));
+        for (int64_t layer = 0; layer < params_layers(shape, tensor); layer++) {
+            collect_tensor(g, params_weight(&g->params, tensor, layer), tensor, pieces, whole);
+            if (whole) append(argument, whole, count);
+        }
+        free(whole);
+    }
+    free(pieces);
+}

@@ -1,7 +1,53 @@
-// What --dry-run prints of a model: memory, how gradients and weights travel, and the schedule of every operation.
+// All operations of a step: for the tuner, and for what --dry-run prints: memory, how gradients and weights travel, schedules.
 #include "optimizer.h"
 #include <stdlib.h>
 #include <string.h>
+
+// A column-parallel layer and the row-parallel one after it, of all layers. In UP some are not there.
+static void visit_pair(const gpt *g, const parallel_linear *column, const parallel_linear *row, bool forward,
+                       visit_operation *visit, void *argument) {
+    cf_fuse *const fuses[2][3] = {{row->backward, column->gather, column->backward}, {column->forward, row->forward, NULL}};
+    for (int i = 0; i < 3; i++)
+        if (fuses[forward][i]) visit(argument, forward ? "forward" : "backward", fuses[forward][i], g->params.shape.L);
+}
+
+void gpt_operations(gpt *g, visit_operation *visit, void *argument) {
+    const lookup *l = &g->embedding;
+    if (l->by_rows) visit(argument, "tokens of all ranks", l->ids, 1);
+    if (l->by_rows) visit(argument, "rows, during an update", l->fetch, 1);
+    visit(argument, "forward", l->forward, 1);
+    visit_pair(g, &g->qkv, &g->attproj, true, visit, argument);
+    visit_pair(g, &g->fc, &g->fcproj, true, visit, argument);
+    visit(argument, "forward", g->head.forward, 1);
+    visit(argument, "forward", g->gather_stats, 1);
+    visit(argument, "backward", g->head.backward, 1);
+    visit_pair(g, &g->fc, &g->fcproj, false, visit, argument);
+    visit_pair(g, &g->qkv, &g->attproj, false, visit, argument);
+    visit(argument, "backward", l->backward, 1);
+    if (l->by_rows) visit(argument, "rows of gradient, during the last weight gradient", l->deliver, 1);
+}
+
+static void add_operation(void *tuner, const char *place, cf_fuse *fuse, int64_t times) {
+    (void)times;
+    cf_tuner_add(tuner, place, fuse);
+}
+
+cf_tuner *gpt_create_tuner(gpt *g) {
+    cf_tuner *tuner = cf_tuner_create(g->context, &g->mesh->world_group);
+    gpt_operations(g, add_operation, tuner);
+    return tuner;
+}
+
+void gpt_try_ways(gpt *g, cf_tuner *tuner, bool begins) {
+    if (!cf_tuner_trying(tuner)) return;
+    if (begins)
+        cf_tuner_begin_step(tuner);
+    else
+        cf_tuner_end_step(tuner);
+    gpt_place_weight_gradients(g);
+}
+
+// --- --dry-run ---
 
 typedef struct tally { // what rank 0 posts in a step of one micro-batch
     int64_t exchanges, units, collectives;
@@ -40,7 +86,10 @@ void dry_run(gpt *g, zero_optimizer *o, FILE *out) {
                      "MiB for each "
                      "other member of a group, for connections by nccl what it says\n");
     fprintf(out, "\n");
-    gpt_explain(g, out);
+    zero_explain(&g->zero, out);
+    fprintf(out, "  ");
+    lookup_explain(&g->embedding, out);
+    zero_explain_places(&g->zero, out);
     gpt_operations(g, count_operation, &sum);
     optimizer_operations(o, count_operation, &sum);
     fprintf(out, "\nA step of one micro-batch: %lld exchanges of rank 0 in %lld units, %lld native collectives\n",
