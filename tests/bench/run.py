@@ -6,7 +6,8 @@
 2. The layers one by one (bench_layers).
 3. Fused operations over MPI shared memory, two ranks, a core to spare per rank (bench_fuse).
 4. What causal attention does to hiding, over links of several speeds (bench_causal, simulated from measured slices),
-   and the same for the ranks of this machine, real and simulated. A link that is really slow: slow_link.sh.
+   and the same for the ranks of this machine, real and simulated. A link that is really slow:
+   scripts/lab.py --rate 4gbit -- build/release/tests/bench/bench_causal
 5. Training steps of two ranks, B 4, T 256, as tp 2 (TPSP and UP) and as dp 2; modes take turns (bench_train), each with
    a model of its own: d12 where there are 22 GiB, else d6.
    And how long gradients are still in flight after the last computation of backward, from traces.
