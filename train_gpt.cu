@@ -16,7 +16,6 @@
 #include "commfuse/choice.h"
 #include "commfuse/die.h"
 #include "commfuse/stop.h"
-#include "commfuse/timeline.h"
 #include "data/origin.h"
 #include "data/predict.h"
 #include "data/recipe.h"
@@ -288,7 +287,7 @@ static void between_steps(trainer *t, int64_t step) {
     if (!resumed || !t->report.watched) watch(t, step, false);
     if (t->checkpoints && step > 0 && !resumed && recipe_due(t->o.save_every, step)) save(t, step, true, false);
     if (resumed && step > t->trace_from && step < t->trace_to) t->trace_from = (int)step;
-    if (step == t->trace_from) cf_timeline_start(&t->context, &t->mesh.world_group);
+    if (step == t->trace_from) meet(t), cf_trace_start(t->context.trace, t->transport);
 }
 
 // A step begins where the one before ends, or after what has come between, on all ranks.

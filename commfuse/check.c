@@ -2,7 +2,7 @@
 // receiver makes its own of what has arrived, before it is used, and compares when the operation is finished, when all
 // of them are here. So nobody waits for a checksum that is still on its way but at the very end.
 //
-//   posted, after the payload     checksum of what is sent, once for each slice however often it is sent
+//   posted, after the payload     checksum of what is sent
 //   arrived, before the first use checksum of what has arrived; a stage slot may be written again later
 //   finish                        both lists compared; the first difference is kept on the device
 //   verdict                       the host reads it, and dies
@@ -42,8 +42,6 @@ struct cf_checksums {
     int tags;
     uint64_t *sent, *found,
         *came;           // (steps) each, of one allocation: own, of what has arrived, that came with it
-    int *made_by;        // per step: the one whose word is sent …
-    bool *forwards;      // … from came, rather than from sent
     cf_request *request; // one per step
     cf_difference about; // of the run in progress
     cf_checksums *next;
@@ -109,36 +107,14 @@ void cf_check_verdict(cf_check *check, cf_stream *stream) {
 
 // --- an operation ---
 
-static bool writes(const cf_step *step, cf_place place) {
-    if (step->kind == CF_COMPUTE && step->side != CF_COMPUTE_BEFORE) return false;
-    int count = step->kind == CF_COMPUTE ? step->count : 1;
-    for (int i = 0; i < count; i++)
-        if (step->at.buffer == place.buffer && step->at.slot + i * step->stride == place.slot) return true;
-    return false;
-}
-
-static bool same(cf_place a, cf_place b) {
-    return a.buffer == b.buffer && a.slot == b.slot;
-}
-
-// Whose word a step sends: that of the last earlier step which has sent or received what is there, otherwise itself.
-static void find_word(cf_checksums *c, int index) {
-    const cf_step *step = &c->schedule->step[index];
-    c->made_by[index] = index;
-    for (int i = index - 1; i >= 0; i--) {
-        const cf_step *earlier = &c->schedule->step[i];
-        if (earlier->kind != CF_EXCHANGE) {
-            if (writes(earlier, step->from)) return;
-        } else if (earlier->recv_from >= 0 && same(earlier->at, step->from)) {
-            c->made_by[index] = i;
-            c->forwards[index] = true;
-            return;
-        } else if (earlier->send_to >= 0 && same(earlier->from, step->from)) {
-            c->made_by[index] = c->made_by[i];
-            c->forwards[index] = c->forwards[i];
-            return;
-        }
+// The exchange that brings what a step sends, which waits for it; -1: what it sends is this rank's own.
+static int brought_by(const cf_schedule *s, const cf_step *step) {
+    for (int i = 0; i < 2; i++) {
+        const int wait = step->wait[i];
+        if (wait < 0 || s->step[wait].kind != CF_EXCHANGE || s->step[wait].recv_from < 0) continue;
+        if (s->step[wait].at.buffer == step->from.buffer && s->step[wait].at.slot == step->from.slot) return wait;
     }
+    return -1;
 }
 
 cf_checksums *cf_checksums_create(cf_check *check, const cf_schedule *schedule, const cf_group *group, const char *label,
@@ -156,15 +132,11 @@ cf_checksums *cf_checksums_create(cf_check *check, const cf_schedule *schedule, 
                         .label = label,
                         .tags = tags,
                         .sent = cf_alloc(3 * schedule->count * (int64_t)sizeof *c->sent, "checksums"),
-                        .made_by = calloc(count, sizeof *c->made_by),
-                        .forwards = calloc(count, sizeof *c->forwards),
                         .request = calloc(count, sizeof *c->request),
                         .next = check->first};
-    if (!c->made_by || !c->forwards || !c->request) cf_die(NULL, "out of memory for the checksums of %s", label);
+    if (!c->request) cf_die(NULL, "out of memory for the checksums of %s", label);
     c->found = c->sent + count;
     c->came = c->found + count;
-    for (int i = 0; i < schedule->count; i++)
-        if (schedule->step[i].kind == CF_EXCHANGE && schedule->step[i].send_to >= 0) find_word(c, i);
     check->first = c;
     return c;
 }
@@ -176,8 +148,6 @@ void cf_checksums_free(cf_checksums *c, cf_stream *stream) {
     while (*at != c) at = &(*at)->next;
     *at = c->next;
     cf_free(c->sent);
-    free(c->made_by);
-    free(c->forwards);
     free(c->request);
     free(c);
 }
@@ -196,10 +166,9 @@ void cf_checksums_begin(cf_checksums *c, int64_t rows, int64_t row_bytes, int la
 
 // The payload may be on its way already, so of its request only what the caller has filled in is looked at.
 void cf_checksums_post(cf_checksums *c, int step, const cf_request *payload, cf_transport *transport, cf_stream *stream) {
-    int from = c->made_by[step];
-    bool sends = payload->send_to >= 0, receives = payload->recv_from >= 0, forwards = c->forwards[step];
-    if (sends && from == step)
-        cf_checksum(&c->sent[step], payload->send, payload->send_count * cf_dtype_size(payload->dtype), stream);
+    const bool sends = payload->send_to >= 0, receives = payload->recv_from >= 0;
+    const int from = sends ? brought_by(c->schedule, &c->schedule->step[step]) : -1;
+    if (sends && from < 0) cf_checksum(&c->sent[step], payload->send, payload->send_count * cf_dtype_size(payload->dtype), stream);
     cf_request *r = &c->request[step];
     *r = (cf_request){.kind = CF_REQUEST_EXCHANGE,
                       .group = payload->group,
@@ -208,11 +177,11 @@ void cf_checksums_post(cf_checksums *c, int step, const cf_request *payload, cf_
                       .recv_from = payload->recv_from,
                       .send_tag = payload->send_tag + c->tags,
                       .recv_tag = payload->recv_tag + c->tags,
-                      .send = forwards ? &c->came[from] : &c->sent[from],
+                      .send = from < 0 ? &c->sent[step] : &c->came[from],
                       .recv = &c->came[step],
                       .send_count = sends,
                       .recv_count = receives,
-                      .after = {forwards ? &c->request[from] : NULL},
+                      .after = {from < 0 ? NULL : &c->request[from]},
                       .label = payload->label,
                       .layer = payload->layer,
                       .step = payload->step};

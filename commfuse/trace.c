@@ -13,35 +13,27 @@
 
 enum { COMM_ROWS_MAX = 16, SPANS_BETWEEN_LOOKS = 1024 };
 
-typedef struct interval { // of communication, or of waiting for it
-    double begin, end;    // in this order: they are sorted by the first
-    bool waits;
-    int total; // of the operation, -1: there is no room for more
-    int64_t bytes;
-} interval;
-
 typedef struct span { // an event whose moments have not become times yet
     cf_trace_event event;
     cf_moment posted, begin, end;
     int64_t turn;
 } span;
 
-typedef struct sums { // of a step
-    interval *comm;   // and waits
-    int64_t comms, capacity;
-} sums;
+typedef struct event_list {
+    cf_trace_event *list;
+    int64_t count, capacity;
+} event_list;
 
 struct cf_trace {
     double zero_ms;
     bool record, forgotten; // events are recorded; a moment was asked for too late
     int step;
-    int64_t turn;     // steps begun; steps need not have numbers in a row
-    cf_moment turned; // when the current one began
-    sums sums[2];     // of the current step and the one before, by turn
-    span *span;       // [resolved, spans) have not become times
+    int64_t turn;          // steps begun; steps need not have numbers in a row
+    cf_moment turned;      // when the current one began
+    event_list travels[2]; // communication, and waits for it, of the current step and the one before, by turn
+    event_list kept;       // recorded
+    span *span;            // [resolved, spans) have not become times
     int64_t resolved, spans, span_capacity;
-    cf_trace_event *event;
-    int64_t events, event_capacity;
     cf_trace_total total[CF_TRACE_TOTALS];
     int totals;
     int64_t counted; // steps
@@ -57,14 +49,10 @@ cf_trace *cf_trace_create(void) {
 
 void cf_trace_free(cf_trace *trace) {
     if (!trace) return;
-    for (int i = 0; i < 2; i++) free(trace->sums[i].comm);
+    for (int i = 0; i < 2; i++) free(trace->travels[i].list);
+    free(trace->kept.list);
     free(trace->span);
-    free(trace->event);
     free(trace);
-}
-
-void cf_trace_zero(cf_trace *trace, double now_ms) {
-    trace->zero_ms = now_ms;
 }
 
 static void *grown(void *array, int64_t *capacity, int64_t wanted, size_t size) {
@@ -75,24 +63,15 @@ static void *grown(void *array, int64_t *capacity, int64_t wanted, size_t size) 
     return array;
 }
 
-static int total_of(cf_trace *trace, const char *name) {
-    for (int i = 0; i < trace->totals; i++)
-        if (strcmp(trace->total[i].name, name) == 0) return i;
-    if (trace->totals == CF_TRACE_TOTALS) return -1;
-    snprintf(trace->total[trace->totals].name, sizeof trace->total->name, "%s", name);
-    return trace->totals++;
+static void append(event_list *to, cf_trace_event e) {
+    to->list = (cf_trace_event *)grown(to->list, &to->capacity, to->count + 1, sizeof e);
+    to->list[to->count++] = e;
 }
 
 static void add(cf_trace *trace, int64_t turn, cf_trace_event e) {
-    sums *to = &trace->sums[turn % 2];
-    if (e.row != CF_TRACE_COMPUTE) {
-        to->comm = (interval *)grown(to->comm, &to->capacity, to->comms + 1, sizeof *to->comm);
-        to->comm[to->comms++] = (interval){e.begin_ms, e.end_ms, e.row == CF_TRACE_WAIT, total_of(trace, e.name), e.bytes};
-    }
-    if (!trace->record) return;
+    if (e.row != CF_TRACE_COMPUTE) append(&trace->travels[turn % 2], e);
     e.begin_ms -= trace->zero_ms, e.end_ms -= trace->zero_ms, e.posted_ms -= trace->zero_ms;
-    trace->event = (cf_trace_event *)grown(trace->event, &trace->event_capacity, trace->events + 1, sizeof e);
-    trace->event[trace->events++] = e;
+    if (trace->record) append(&trace->kept, e);
 }
 
 // --- between moments ---
@@ -164,6 +143,13 @@ void cf_trace_record(cf_trace *trace, bool on) {
     trace->record = on;
 }
 
+// Zero is the moment that a rank left the barrier; on one host, where the clocks are one, the latest of these.
+void cf_trace_start(cf_trace *trace, cf_transport *t) {
+    trace->zero_ms = cf_now_ms();
+    if (t->local_size == t->size) trace->zero_ms = -1e-3 * (double)cf_least_host(t, (int64_t)(-1e3 * trace->zero_ms));
+    cf_trace_record(trace, true);
+}
+
 // All of it that was waited for, was waited for by the stream.
 static void resolve_last(cf_trace *trace) {
     cf_moment_wait(trace->turned);
@@ -174,8 +160,7 @@ void cf_trace_step(cf_trace *trace, int step, cf_stream *stream) {
     if (trace->turn > 0) resolve_last(trace); // which makes room
     trace->turned = cf_moment_now(stream);
     trace->step = step;
-    sums *now = &trace->sums[++trace->turn % 2];
-    now->comms = 0;
+    trace->travels[++trace->turn % 2].count = 0;
 }
 
 // By the double that they begin with.
@@ -191,40 +176,49 @@ double cf_median(double *values, int count) {
 }
 
 // What an interval of communication adds to a union of those that began before, which reaches so far.
-static double beyond(interval c, double *reached) {
-    const double from = c.begin > *reached ? c.begin : *reached;
-    if (c.end <= from) return 0;
-    *reached = c.end;
-    return c.end - from;
+static double beyond(const cf_trace_event *e, double *reached) {
+    const double from = fmax(e->begin_ms, *reached);
+    if (e->end_ms <= from) return 0;
+    *reached = e->end_ms;
+    return e->end_ms - from;
 }
 
 cf_trace_figures cf_trace_last(cf_trace *trace) {
     resolve_last(trace);
-    const sums *last = &trace->sums[(trace->turn + 1) % 2];
-    double comm_ms = 0, exposed_ms = 0, reached = -INFINITY;
-    if (last->comms > 0) qsort(last->comm, (size_t)last->comms, sizeof *last->comm, ascending);
-    for (int64_t i = 0; i < last->comms; i++) {
-        const interval c = last->comm[i];
-        if (c.waits)
-            exposed_ms += c.end - c.begin;
+    const event_list *last = &trace->travels[(trace->turn + 1) % 2];
+    cf_trace_figures sum = {0, 0};
+    double reached = -INFINITY;
+    if (last->count > 0) qsort(last->list, (size_t)last->count, sizeof *last->list, ascending);
+    for (const cf_trace_event *e = last->list; e < last->list + last->count; e++) {
+        if (e->row == CF_TRACE_WAIT)
+            sum.exposed_ms += e->end_ms - e->begin_ms;
         else
-            comm_ms += beyond(c, &reached);
+            sum.comm_ms += beyond(e, &reached);
     }
-    return (cf_trace_figures){comm_ms, exposed_ms};
+    return sum;
+}
+
+// -1: there is no room for more.
+static int total_of(cf_trace *trace, const char *name) {
+    for (int i = 0; i < trace->totals; i++)
+        if (strcmp(trace->total[i].name, name) == 0) return i;
+    if (trace->totals == CF_TRACE_TOTALS) return -1;
+    snprintf(trace->total[trace->totals].name, sizeof trace->total->name, "%s", name);
+    return trace->totals++;
 }
 
 void cf_trace_count(cf_trace *trace) {
-    const sums *last = &trace->sums[(trace->turn + 1) % 2];
+    const event_list *last = &trace->travels[(trace->turn + 1) % 2];
     double reached[CF_TRACE_TOTALS];
     for (int i = 0; i < CF_TRACE_TOTALS; i++) reached[i] = -INFINITY;
-    for (int64_t i = 0; i < last->comms; i++) {
-        const interval c = last->comm[i];
-        if (c.total < 0) continue;
-        cf_trace_total *to = &trace->total[c.total];
-        if (c.waits)
-            to->exposed_ms += c.end - c.begin;
+    for (const cf_trace_event *e = last->list; e < last->list + last->count; e++) {
+        const int at = total_of(trace, e->name);
+        if (at < 0) continue;
+        cf_trace_total *to = &trace->total[at];
+        if (e->row == CF_TRACE_WAIT)
+            to->exposed_ms += e->end_ms - e->begin_ms;
         else
-            to->comm_ms += beyond(c, &reached[c.total]), to->bytes += c.bytes, to->transfers++;
+            to->comm_ms += beyond(e, &reached[at]), to->bytes += e->bytes, to->transfers++;
     }
     trace->counted++;
 }
@@ -236,8 +230,8 @@ const cf_trace_total *cf_trace_totals(const cf_trace *trace, int *count, int64_t
 
 const cf_trace_event *cf_trace_events(cf_trace *trace, int64_t *count) {
     resolve(trace, INT64_MAX, false);
-    *count = trace->events;
-    return trace->event;
+    *count = trace->kept.count;
+    return trace->kept.list;
 }
 
 // --- Chrome trace ---
@@ -247,11 +241,6 @@ static void write_text(FILE *file, const char *text) {
         if (*text == '"' || *text == '\\') fputc('\\', file);
         fputc((unsigned char)*text < 0x20 ? ' ' : *text, file);
     }
-}
-
-static int event_by_begin(const void *a, const void *b) {
-    double x = (*(const cf_trace_event *const *)a)->begin_ms, y = (*(const cf_trace_event *const *)b)->begin_ms;
-    return (x > y) - (x < y);
 }
 
 static void write_event(FILE *file, int rank, int row, const cf_trace_event *e) {
@@ -271,17 +260,17 @@ static void write_event(FILE *file, int rank, int row, const cf_trace_event *e) 
 static void write_rank(FILE *file, int rank, const cf_trace_event *events, int64_t count) {
     double taken[COMM_ROWS_MAX];                                  // until when each comm row is
     for (int i = 0; i < COMM_ROWS_MAX; i++) taken[i] = -INFINITY; // a transfer may have begun before zero
-    const cf_trace_event **sorted = malloc((size_t)(count + 1) * sizeof *sorted);
+    cf_trace_event *sorted = malloc((size_t)(count + 1) * sizeof *sorted);
     if (!sorted) cf_die(NULL, "out of memory for writing a trace");
-    for (int64_t i = 0; i < count; i++) sorted[i] = &events[i];
-    qsort(sorted, (size_t)count, sizeof *sorted, event_by_begin);
-    for (int64_t i = 0; i < count; i++) {
+    if (count > 0) memcpy(sorted, events, (size_t)count * sizeof *sorted);
+    qsort(sorted, (size_t)count, sizeof *sorted, ascending);
+    for (const cf_trace_event *e = sorted; e < sorted + count; e++) {
         int lane = 0; // the first that is free
-        if (sorted[i]->row == CF_TRACE_COMM) {
-            while (lane < COMM_ROWS_MAX - 1 && taken[lane] > sorted[i]->begin_ms) lane++;
-            taken[lane] = sorted[i]->end_ms;
+        if (e->row == CF_TRACE_COMM) {
+            while (lane < COMM_ROWS_MAX - 1 && taken[lane] > e->begin_ms) lane++;
+            taken[lane] = e->end_ms;
         }
-        write_event(file, rank, sorted[i]->row + lane, sorted[i]);
+        write_event(file, rank, e->row + lane, e);
     }
     free(sorted);
 }
@@ -299,4 +288,27 @@ void cf_trace_write(FILE *file, int ranks, const cf_trace_event *const *events, 
     }
     for (int rank = 0; rank < ranks; rank++) write_rank(file, rank, events[rank], counts[rank]);
     fprintf(file, "\n]}\n");
+}
+
+// Blocks of an all-gather are of one size: that of the rank with most events.
+char *cf_trace_gather(cf_trace *trace, cf_transport *t, size_t *size) {
+    cf_trace_record(trace, false);
+    event_list *mine = &trace->kept;
+    const int64_t most = -cf_least_host(t, -mine->count), block = most * (int64_t)sizeof *mine->list;
+    int64_t *counts = calloc((size_t)t->size, sizeof *counts);
+    const cf_trace_event **lists = calloc((size_t)t->size, sizeof *lists);
+    cf_trace_event *all = malloc((size_t)(t->size * block) + 1);
+    char *text = NULL;
+    FILE *memory = t->rank == 0 ? open_memstream(&text, size) : NULL;
+    if (!counts || !lists || !all || (t->rank == 0 && !memory)) cf_die(NULL, "out of memory for the trace");
+    mine->list = (cf_trace_event *)grown(mine->list, &mine->capacity, most + 1, sizeof *mine->list);
+    cf_allgather_host(t, &mine->count, counts, sizeof *counts);
+    cf_allgather_host(t, mine->list, all, block);
+    for (int rank = 0; rank < t->size; rank++) lists[rank] = all + rank * most;
+    if (memory) cf_trace_write(memory, t->size, lists, counts);
+    if (memory && fclose(memory) != 0) cf_die(NULL, "out of memory for the trace");
+    free(counts);
+    free(lists);
+    free(all);
+    return text;
 }

@@ -13,6 +13,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include "device.h"
+#include "transport.h"
 #include "extern_c.h"
 
 CF_EXTERN_C_BEGIN
@@ -21,21 +22,22 @@ typedef enum { CF_TRACE_COMPUTE, CF_TRACE_WAIT, CF_TRACE_COMM } cf_trace_row;
 typedef struct cf_trace cf_trace;
 
 typedef struct cf_trace_event {
+    double begin_ms, end_ms; // since cf_trace_start, else since cf_trace_create
+    double posted_ms;        // communication: when the compute thread asked for it; others: begin_ms
     char name[40];
     int row;                // cf_trace_row
     int layer, slice, peer; // -1: none
     int step;
     int64_t bytes;
-    double begin_ms, end_ms; // since the zero of cf_trace_zero, else since cf_trace_create
-    double posted_ms;        // communication: when the compute thread asked for it; others: begin_ms
 } cf_trace_event;
 
 cf_trace *cf_trace_create(void);
 void cf_trace_free(cf_trace *trace);
 
-void cf_trace_zero(cf_trace *trace, double now_ms); // the moment that all ranks call zero
 // Keep events from here on (otherwise only the two figures). The stream has been synchronised.
 void cf_trace_record(cf_trace *trace, bool on);
+// The same on all ranks of a run, which have met in a barrier just now. Collective: they agree on zero.
+void cf_trace_start(cf_trace *trace, cf_transport *transport);
 void cf_trace_step(cf_trace *trace, int step,
                    cf_stream *stream); // one begins, with what comes on the stream from here on
 // Between two moments of a stream. begin() opens a range by that name on the host's time line, end()
@@ -68,6 +70,8 @@ double cf_median(double *values, int count); // which it sorts; the upper one of
 const cf_trace_event *cf_trace_events(cf_trace *trace, int64_t *count);
 // Chrome trace of several ranks: events of rank i are events[i][0 … counts[i]).
 void cf_trace_write(FILE *file, int ranks, const cf_trace_event *const *events, const int64_t *counts);
+// That of this run's ranks: stops recording; rank 0 gets the text, and frees it, others NULL. Collective over all ranks.
+char *cf_trace_gather(cf_trace *trace, cf_transport *transport, size_t *size);
 
 CF_EXTERN_C_END
 #endif

@@ -302,10 +302,8 @@ void report_sample(run_report *r, int64_t step, const int32_t *token, int64_t co
 
 void report_trace(run_report *r, cf_context *context, int64_t from, int64_t last) {
     size_t size = 0;
-    cf_mode mode = CF_MODE_NONE;
     problem why;
-    cf_mode_of(r->o->overlap, &mode);
-    char *text = cf_timeline_end(context, &r->mesh->world_group, mode, &size);
+    char *text = cf_trace_gather(context->trace, context->transport, &size);
     if (!root(r)) return;
     r->untraced = !durable_replace(r->o->trace, text, (int64_t)size, false, &why);
     free(text);

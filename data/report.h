@@ -4,7 +4,7 @@
 #define REPORT_H
 
 #include "../commfuse/die.h"
-#include "../commfuse/timeline.h"
+#include "../commfuse/fuse.h"
 #include "../commfuse/transport.h"
 #include "accounts.h"
 #include "options.h"

@@ -7,7 +7,7 @@ PREFIX ?= /usr/local
 L      := $(if $(SAN),$(B),build)/lib
 # Others of commfuse/ are its own affair.
 public_headers := $(addsuffix .h,$(addprefix commfuse/,check choice context device die extern_c fuse memory mesh replay schedule \
-                                                       schedule_check timeline trace transport tune))
+                                                       schedule_check trace transport tune))
 examples := $(wildcard commfuse/examples/*)
 CF_VERSION := $(shell sed -n 's/^.define CF_VERSION "\(.*\)"/\1/p' commfuse/context.h)
 soname     := libcommfuse.so.$(basename $(CF_VERSION))
