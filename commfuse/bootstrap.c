@@ -6,6 +6,7 @@
 #define _GNU_SOURCE
 #include "bootstrap.h"
 #include "die.h"
+#include "memory.h"
 #include <errno.h>
 #include <sched.h>
 #include <stddef.h>
@@ -87,8 +88,7 @@ typedef struct place {
 } place;
 
 void cf_bootstrap_find_neighbours(cf_bootstrap *b) {
-    place mine, *all = calloc((size_t)b->size, sizeof *all);
-    if (!all) cf_die(NULL, "out of memory for the places of %d ranks", b->size);
+    place mine, *all = cf_host_alloc(b->size, sizeof *all, "the places of ranks");
     memset(&mine, 0, sizeof mine);
     gethostname(mine.host, sizeof mine.host - 1);
     FILE *file = fopen("/proc/sys/kernel/random/boot_id", "r");

@@ -7,6 +7,7 @@
 
 #ifdef CF_WITH_MPI
 #include "die.h"
+#include "memory.h"
 #include "watch.h"
 #include <limits.h>
 #include <mpi.h>
@@ -91,8 +92,7 @@ cf_bootstrap *cf_bootstrap_mpi(int *argc, char ***argv, double timeout_s, bool o
         cf_die_together("use an MPI library built with thread support", "MPI gives thread level %d, needed is %d", provided,
                         MPI_THREAD_SERIALIZED);
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
-    cf_bootstrap *b = calloc(1, sizeof *b);
-    if (!b) cf_die(NULL, "out of memory at start");
+    cf_bootstrap *b = cf_host_alloc(1, sizeof *b, "the start");
     *b = (cf_bootstrap){.name = "mpi", .allgather = allgather, .close = close_mpi, .timeout_s = timeout_s};
     MPI_Comm_rank(MPI_COMM_WORLD, &b->rank);
     MPI_Comm_size(MPI_COMM_WORLD, &b->size);

@@ -522,11 +522,10 @@ static void close_sockets(cf_bootstrap *b) {
 }
 
 cf_bootstrap *cf_bootstrap_sockets(int rank, int size, const char *address, int port, double timeout_s) {
-    sockets *s = calloc(1, sizeof *s);
+    sockets *s = cf_host_alloc(1, sizeof *s, "the start");
     const int lines = rank == 0 ? size : 1, places = rank == 0 && size > 1 ? 2 * size + STRANGERS_MAX : lines;
-    if (!s || !(s->line = calloc((size_t)places, sizeof *s->line)) ||
-        !(s->look = calloc((size_t)places + LISTENERS_MAX, sizeof *s->look)))
-        cf_die(NULL, "out of memory for %d connections", lines);
+    s->line = cf_host_alloc(places, sizeof *s->line, "connections");
+    s->look = cf_host_alloc(places + LISTENERS_MAX, sizeof *s->look, "connections");
     s->base = (cf_bootstrap){.name = size > 1 ? "sockets" : "alone",
                              .rank = rank,
                              .size = size,

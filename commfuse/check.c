@@ -50,8 +50,7 @@ struct cf_checksums {
 // --- a process ---
 
 cf_check *cf_check_create(void) {
-    cf_check *check = calloc(1, sizeof *check);
-    if (!check) cf_die(NULL, "out of memory for checksums");
+    cf_check *check = cf_host_alloc(1, sizeof *check, "checksums");
     check->difference = cf_alloc((int64_t)sizeof *check->difference, "checksums");
     return check;
 }
@@ -69,18 +68,17 @@ static void describe(const cf_checksums *c, const cf_difference *d, char *text, 
     const int slice = step->recv_slice, k = slice % s->slices, owner = slice / s->slices;
     const int64_t rows = cf_schedule_row(s, d->about[ROWS], k + 1) - cf_schedule_row(s, d->about[ROWS], k);
     int rank = c->group->world[c->group->rank], peer = c->group->world[step->recv_from];
-    char layer[32] = "", number[32] = "", sender[96] = "it", before[64] = "";
-    if (d->about[LAYER] >= 0) snprintf(layer, sizeof layer, ", layer %lld", (long long)d->about[LAYER]);
-    if (d->about[STEP] >= 0) snprintf(number, sizeof number, ", step %lld", (long long)d->about[STEP]);
+    char operation[CF_OPERATION_TEXT], sender[96] = "it", before[64] = "";
     if (s->operation == CF_ALLGATHER && owner != step->recv_from) { // it was passed on, in a ring
         snprintf(sender, sizeof sender, "rank %d, whose they are,", c->group->world[owner]);
         snprintf(before, sizeof before, ", unless rank %d has found the same: then those before it", peer);
     }
     snprintf(text, CF_CHECK_TEXT,
-             "rank %d got other bytes from rank %d than %s sent: %s%s%s, slice %d of %d, %lld bytes: checksum "
+             "rank %d got other bytes from rank %d than %s sent: %s, slice %d of %d, %lld bytes: checksum "
              "%016llx, expected %016llx",
-             rank, peer, sender, c->label, layer, number, slice, s->ranks * s->slices, (long long)(rows * d->about[ROW_BYTES]),
-             (unsigned long long)d->found, (unsigned long long)d->expected);
+             rank, peer, sender, cf_operation_text(operation, c->label, (int)d->about[LAYER], (int)d->about[STEP]), slice,
+             s->ranks * s->slices, (long long)(rows * d->about[ROW_BYTES]), (unsigned long long)d->found,
+             (unsigned long long)d->expected);
     snprintf(hint, CF_CHECK_TEXT, "suspect memory or network of the hosts of ranks %d and %d%s; the last checkpoint is sound", peer,
              rank, before);
 }
@@ -122,9 +120,7 @@ cf_checksums *cf_checksums_create(cf_check *check, const cf_schedule *schedule, 
     bool exchanges = false;
     for (int i = 0; i < schedule->count; i++) exchanges |= schedule->step[i].kind == CF_EXCHANGE;
     if (!check || !exchanges) return NULL;
-    cf_checksums *c = calloc(1, sizeof *c);
-    size_t count = (size_t)schedule->count;
-    if (!c) cf_die(NULL, "out of memory for the checksums of %s", label);
+    cf_checksums *c = cf_host_alloc(1, sizeof *c, "checksums");
     *c = (cf_checksums){.check = check,
                         .number = check->operations++,
                         .schedule = schedule,
@@ -132,11 +128,10 @@ cf_checksums *cf_checksums_create(cf_check *check, const cf_schedule *schedule, 
                         .label = label,
                         .tags = tags,
                         .sent = cf_alloc(3 * schedule->count * (int64_t)sizeof *c->sent, "checksums"),
-                        .request = calloc(count, sizeof *c->request),
+                        .request = cf_host_alloc(schedule->count, sizeof *c->request, "checksums"),
                         .next = check->first};
-    if (!c->request) cf_die(NULL, "out of memory for the checksums of %s", label);
-    c->found = c->sent + count;
-    c->came = c->found + count;
+    c->found = c->sent + schedule->count;
+    c->came = c->found + schedule->count;
     check->first = c;
     return c;
 }

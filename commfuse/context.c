@@ -10,8 +10,7 @@ const char *cf_version(void) {
 cf_context *cf_open(const char *transport, int threads, double timeout_s) {
     CF_RETURNS(NULL);
     if (threads < 1 || !(timeout_s >= 0)) cf_die(NULL, "a context with %d threads and a timeout of %g s", threads, timeout_s);
-    cf_context *context = calloc(1, sizeof *context);
-    if (!context) cf_die(NULL, "out of memory for a context");
+    cf_context *context = cf_host_alloc(1, sizeof *context, "a context");
     cf_transport *t = context->transport = cf_transport_create(transport, NULL, NULL, timeout_s);
     t->set_threads(t, threads);
     cf_costs_agree(t, threads);
@@ -36,10 +35,9 @@ cf_group *cf_group_create(cf_context *context, const char *name, const int *rank
     CF_RETURNS(NULL);
     cf_transport *t = context->transport;
     const int count = ranks ? members : t->size;
-    cf_group *group = calloc(1, sizeof *group);
     if (count < 1 || count > t->size) cf_die(NULL, "group %s of %d of %d ranks", name, count, t->size);
-    int *world = calloc((size_t)count, sizeof *world);
-    if (!group || !world) cf_die(NULL, "out of memory for group %s of %d ranks", name, count);
+    cf_group *group = cf_host_alloc(1, sizeof *group, "a group");
+    int *world = cf_host_alloc(count, sizeof *world, "a group");
     *group = (cf_group){.name = name, .size = count, .rank = -1, .world = world};
     for (int i = 0; i < count; i++) {
         world[i] = ranks ? ranks[i] : i;

@@ -54,9 +54,7 @@ void cf_device_threads(int threads) {
 // --- streams ---
 
 cf_stream *cf_stream_create(void) {
-    cf_stream *stream = calloc(1, sizeof *stream);
-    if (!stream) cf_die(NULL, "out of memory for a stream");
-    return stream;
+    return cf_host_alloc(1, sizeof(cf_stream), "a stream");
 }
 
 cf_stream *cf_stream_create_urgent(void) {

@@ -64,9 +64,29 @@ void cf_die_name(char *name, size_t size) {
     snprintf(name, size, "rank %d of %d (%s)", self.rank, self.size, host);
 }
 
+const char *cf_operation_text(char text[CF_OPERATION_TEXT], const char *label, int layer, int step) {
+    char of_layer[32] = "", of_step[32] = "";
+    if (layer >= 0) snprintf(of_layer, sizeof of_layer, ", layer %d", layer);
+    if (step >= 0) snprintf(of_step, sizeof of_step, ", step %d", step);
+    snprintf(text, CF_OPERATION_TEXT, "%.180s%s%s", label, of_layer, of_step);
+    return text;
+}
+
 static void last_resort(int signal_number) {
     (void)signal_number;
     _exit(STATUS);
+}
+
+static bool spoken; // atomic
+
+static void obey_signals(void) {
+    __atomic_store_n(&spoken, true, __ATOMIC_RELEASE);
+    signal(SIGTERM, last_resort);
+    signal(SIGINT, last_resort);
+}
+
+bool cf_die_has_spoken(void) {
+    return __atomic_load_n(&spoken, __ATOMIC_ACQUIRE);
 }
 
 static void wait_until_read(int fd) {
@@ -91,8 +111,7 @@ CF_NORETURN static void print_and_leave(const char *hint, const char *format, va
     fputs(message, stderr);
     fflush(stderr);
     fflush(stdout);
-    signal(SIGTERM, last_resort); // all has been said
-    signal(SIGINT, last_resort);
+    obey_signals();
     wait_until_read(STDERR_FILENO);
     wait_until_read(STDOUT_FILENO);
     if (self.abort_all) self.abort_all(STATUS);
@@ -172,7 +191,7 @@ void cf_die_together(const char *hint, const char *format, ...) {
     if (self.rank != 0) {
         // Rank 0 speaks for all, and its abort ends this rank meanwhile. Still here: rank 0 did not see the
         // error (a file that only this host lacks, say), so this rank speaks itself.
-        signal(SIGTERM, SIG_DFL);
+        obey_signals();
         __atomic_store_n(&listening, 1, __ATOMIC_RELEASE);
         sleep(FAREWELL_S);
         __atomic_store_n(&listening, 0, __ATOMIC_RELEASE);

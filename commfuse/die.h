@@ -34,6 +34,10 @@ void cf_die_meet_by(void (*meet)(void));
 int cf_die_rank(void);
 void cf_die_name(char *name, size_t size); // "rank 3 of 8 (host)"
 
+// "reduce-scatter mlp.fc2, layer 7, step 41"; layer or step -1: none.
+enum { CF_OPERATION_TEXT = 256 };
+const char *cf_operation_text(char text[CF_OPERATION_TEXT], const char *label, int layer, int step);
+
 // An error of this rank alone: print it, end all ranks. hint may be NULL.
 CF_NORETURN void cf_die(const char *hint, const char *format, ...) CF_PRINTF(2, 3);
 
@@ -67,6 +71,8 @@ cf_boundary *cf_boundary_swap(cf_boundary *boundary); // that of this thread, or
 // Call when rank 0 has ended: a rank that waits in cf_die_together() for rank 0's message exits. For transports whose
 // abort cannot end other processes.
 void cf_die_heard(void);
+// Has this rank printed why it gives up, or left that to rank 0? Then signals end it without another word.
+bool cf_die_has_spoken(void);
 
 CF_EXTERN_C_END
 #endif

@@ -10,24 +10,25 @@ enum {
     UNDER_WAY = 2 // chunks of a lane: one travels, one is ready to follow. Of bulk beside other messages: one
 };
 
-struct cf_flight { // an active request's own MPI requests: those that receive come first
+typedef struct cf_flight { // a request's own MPI requests: those that receive come first
     cf_request *request;
     int recvs, sends;           // how many; a collective counts as one send
     int posted, received, sent; // sends posted, and how many of either are done, in order
+    bool started;               // an exchange is from the beginning
     bool moving;                // the first chunk has been sent, or has come
     MPI_Request few[2];
     cf_memory many;  // instead, for messages of several chunks
     cf_memory stage; // of a reduce-scatter: one block of each rank, to be summed when all have come
     bool staged;     // they have
-};
+} cf_flight;
 
 void cf_mpi_check(int code, const char *call, const cf_request *r) {
     if (code == MPI_SUCCESS) return;
-    char text[MPI_MAX_ERROR_STRING];
+    char text[MPI_MAX_ERROR_STRING], of[CF_OPERATION_TEXT] = "start or end";
     int length = 0;
     MPI_Error_string(code, text, &length);
-    cf_die("see the messages of the other ranks; a rank may have died", "%s failed: %s (%s, layer %d, step %d)", call, text,
-           r ? r->label : "-", r ? r->layer : -1, r ? r->step : -1);
+    if (r) cf_operation_text(of, r->label, r->layer, r->step);
+    cf_die("see the messages of the other ranks; a rank may have died", "%s failed: %s (%s)", call, text, of);
 }
 
 // --- memory ---
@@ -44,11 +45,7 @@ static cf_memory get(cf_pool *p, int64_t bytes, const cf_request *r) {
 
 static void put_back(cf_pool *p, cf_memory m) {
     if (!m.at) return;
-    if (p->spares == p->capacity) {
-        p->capacity = 2 * p->capacity + 64;
-        p->spare = realloc(p->spare, (size_t)p->capacity * sizeof *p->spare);
-        if (!p->spare) cf_die(NULL, "out of memory for %d transfers", p->capacity);
-    }
+    p->spare = cf_host_grow(p->spare, &p->capacity, p->spares + 1, sizeof *p->spare, "transfers");
     p->spare[p->spares++] = m;
 }
 
@@ -177,8 +174,7 @@ static void start_collective(cf_flights *all, cf_flight *f, cf_request *r) {
 
 void cf_flights_open(cf_flights *all, int ranks) {
     int *tag_max = NULL, known = 0;
-    *all = (cf_flights){.under_way = calloc((size_t)ranks, sizeof *all->under_way)};
-    if (!all->under_way) cf_die(NULL, "out of memory for the MPI transport");
+    *all = (cf_flights){.under_way = cf_host_alloc(ranks, sizeof *all->under_way, "transfers")};
     MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &tag_max, &known);
     all->tag_max = known ? *tag_max : 32767; // what every MPI library allows
 }
@@ -190,26 +186,25 @@ void cf_flights_close(cf_flights *all) {
     free(all->under_way);
 }
 
-void cf_flights_start(cf_flights *all, cf_request *r) {
-    if (all->actives == all->capacity) {
-        all->capacity = 2 * all->capacity + 64;
-        all->active = realloc(all->active, (size_t)all->capacity * sizeof *all->active);
-        if (!all->active) cf_die(NULL, "out of memory for %d requests in flight", all->capacity);
-    }
+void cf_flights_add(cf_flights *all, cf_request *r) {
+    all->active = cf_host_grow(all->active, &all->capacity, all->actives + 1, sizeof *all->active, "transfers");
     cf_flight *f = &all->active[all->actives++];
-    *f = (cf_flight){.request = r};
+    *f = (cf_flight){.request = r, .started = r->kind == CF_REQUEST_EXCHANGE};
     r->begin = cf_moment_now(NULL);
-    __atomic_store_n(&r->state, CF_ACTIVE, __ATOMIC_RELEASE);
-    if (r->kind == CF_REQUEST_EXCHANGE)
-        start_exchange(all, f, r);
-    else
-        start_collective(all, f, r);
+    if (f->started) start_exchange(all, f, r);
 }
 
-bool cf_flights_send(cf_flights *all) {
-    bool sent = false;
-    for (int i = 0; i < all->actives; i++) sent |= send_more(all, &all->active[i]);
-    return sent;
+// A library wants the collectives of a group started in one order on all ranks: that of the program. One runs at a time,
+// as on a stream: at once they would share the wire, and the first would end with the last. A blocking one comes after all
+// chunks that wait until others are gone. earlier: flights before this one.
+static bool may_start(const cf_flights *all, const cf_request *r, int earlier) {
+    if (!cf_reached(r->after[0], CF_ARRIVED) || !cf_reached(r->after[1], CF_ARRIVED)) return false;
+    for (int i = 0; i < all->actives; i++) {
+        const cf_flight *f = &all->active[i];
+        if (i < earlier && f->request->kind != CF_REQUEST_EXCHANGE && f->request->group == r->group && !f->staged) return false;
+        if (r->blocking && f->posted < f->sends) return false;
+    }
+    return true;
 }
 
 static bool part_done(cf_flight *f, int i) {
@@ -240,38 +235,37 @@ static bool has_ended(cf_flights *all, cf_flight *f, bool *news) {
     return !f->staged;
 }
 
-// What is left in flight keeps its order: who was started first also sends first.
-bool cf_flights_test(cf_flights *all) {
-    bool news = false;
+// What is left in flight keeps its order: who was posted first also sends first.
+bool cf_flights_move(cf_flights *all, bool *news) {
+    bool moved = false;
     int left = 0;
     for (int i = 0; i < all->actives; i++) {
         cf_flight *f = &all->active[i];
-        if (!has_ended(all, f, &news)) {
-            if (left < i) all->active[left] = *f;
-            left++;
+        cf_request *r = f->request;
+        if (!f->started && may_start(all, r, left)) {
+            f->started = moved = true;
+            r->begin = cf_moment_now(NULL);
+            start_collective(all, f, r);
+        }
+        if (!f->started || !has_ended(all, f, news)) {
+            moved |= send_more(all, f);
+            all->active[left++] = *f;
             continue;
         }
         put_back(&all->lists, f->many);
         put_back(&all->stages, f->stage);
-        cf_request *r = f->request;
         r->end = cf_moment_now(NULL);
         __atomic_store_n(&r->state, CF_DONE, __ATOMIC_SEQ_CST); // from here on the caller may reuse *r
-        news = true;
+        *news = true;
     }
     all->actives = left;
-    return news;
+    return moved || *news;
 }
 
-bool cf_flights_collective(const cf_flights *all, const cf_group *group) {
+bool cf_flights_collective(const cf_flights *all) {
     for (int i = 0; i < all->actives; i++) {
         const cf_flight *f = &all->active[i];
-        if (f->request->kind != CF_REQUEST_EXCHANGE && !f->staged && (!group || f->request->group == group)) return true;
+        if (f->request->kind != CF_REQUEST_EXCHANGE && f->started && !f->staged) return true;
     }
-    return false;
-}
-
-bool cf_flights_hold_back(const cf_flights *all) {
-    for (int i = 0; i < all->actives; i++)
-        if (all->active[i].posted < all->active[i].sends) return true;
     return false;
 }

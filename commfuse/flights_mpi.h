@@ -13,9 +13,7 @@
 #include <mpi.h>
 #include "transport.h"
 
-enum { CF_IDLE, CF_POSTED, CF_ACTIVE, CF_DONE }; // state of a request
-
-typedef struct cf_flight cf_flight;
+enum { CF_IDLE, CF_POSTED, CF_DONE }; // state of a request
 
 typedef struct cf_memory {
     void *at; // NULL: none
@@ -25,12 +23,14 @@ typedef struct cf_memory {
 // Memory for later flights: after some steps nothing is allocated any more.
 typedef struct cf_pool {
     cf_memory *spare;
-    int spares, capacity;
+    int spares;
+    int64_t capacity;
 } cf_pool;
 
 typedef struct cf_flights {
-    cf_flight *active; // in the order started
-    int actives, capacity;
+    struct cf_flight *active; // in the order posted
+    int actives;
+    int64_t capacity;
     int (*under_way)[2]; // chunks in the lanes to each rank of the world
     cf_pool lists, stages;
     int tag_max;
@@ -39,18 +39,12 @@ typedef struct cf_flights {
 void cf_flights_open(cf_flights *all, int ranks);
 void cf_flights_close(cf_flights *all);
 
-// From here on the request can receive; its group's `native` is an MPI_Comm *. A collective is called; a blocking one has
-// travelled when this returns.
-void cf_flights_start(cf_flights *all, cf_request *r);
-// Send what may be sent now. True: something was.
-bool cf_flights_send(cf_flights *all);
-// Mark requests that have arrived or are complete. True: at least one.
-bool cf_flights_test(cf_flights *all);
-
-// Is a collective under way, in this group (NULL: in any)?
-bool cf_flights_collective(const cf_flights *all, const cf_group *group);
-// Do chunks that may be sent wait until others are gone?
-bool cf_flights_hold_back(const cf_flights *all);
+// From here on an exchange can receive; the group's `native` is an MPI_Comm *. A collective is called when its turn comes.
+void cf_flights_add(cf_flights *all, cf_request *r);
+// Calls, sends and ends what may be: true, if anything was. news: a request has arrived or is complete, and is marked.
+bool cf_flights_move(cf_flights *all, bool *news);
+// Has a collective been called that is not complete?
+bool cf_flights_collective(const cf_flights *all);
 
 // Ends the run unless MPI_SUCCESS. r: what it was for, or NULL.
 void cf_mpi_check(int code, const char *call, const cf_request *r);

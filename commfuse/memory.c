@@ -20,7 +20,7 @@ static struct {
     pthread_mutex_t lock;
     bool plan_only;
     block *blocks; // oldest first
-} memory = {.lock = PTHREAD_MUTEX_INITIALIZER};
+} taken = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 int64_t cf_dtype_size(cf_dtype dtype) {
     static const int64_t size[] = {4, 8, 8, 2, 1};
@@ -33,7 +33,7 @@ const char *cf_dtype_name(cf_dtype dtype) {
 }
 
 void cf_device_plan_only(bool on) {
-    memory.plan_only = on;
+    taken.plan_only = on;
 }
 
 static void *reserve(int64_t bytes) {
@@ -42,7 +42,7 @@ static void *reserve(int64_t bytes) {
 }
 
 bool cf_memory_is_reserved(const void *address) {
-    const block *b = memory.blocks;
+    const block *b = taken.blocks;
     while (b && (!b->reserved || (const char *)address < (char *)b->memory || (const char *)address > (char *)b->memory + b->bytes))
         b = b->next;
     return b != NULL;
@@ -52,30 +52,30 @@ void *cf_alloc(int64_t bytes, const char *purpose) {
     CF_RETURNS(NULL);
     if (bytes < 0) cf_die(NULL, "allocation of %lld bytes for %s", (long long)bytes, purpose);
     block *b = malloc(sizeof *b);
-    void *address = b == NULL ? NULL : memory.plan_only ? reserve(bytes) : cf_device_take(bytes);
+    void *address = b == NULL ? NULL : taken.plan_only ? reserve(bytes) : cf_device_take(bytes);
     if (!address)
         cf_die("lower --micro-batch or --seq, or use more ranks; --dry-run prints memory per purpose",
                "no memory: %.1f MiB for %s, after %.1f MiB already taken", (double)bytes / 1048576, purpose,
                (double)cf_memory_bytes() / 1048576);
-    *b = (block){.memory = address, .bytes = bytes, .reserved = memory.plan_only};
+    *b = (block){.memory = address, .bytes = bytes, .reserved = taken.plan_only};
     snprintf(b->purpose, sizeof b->purpose, "%s", purpose);
-    pthread_mutex_lock(&memory.lock);
-    block **end = &memory.blocks;
+    pthread_mutex_lock(&taken.lock);
+    block **end = &taken.blocks;
     while (*end) end = &(*end)->next;
     *end = b;
-    pthread_mutex_unlock(&memory.lock);
+    pthread_mutex_unlock(&taken.lock);
     return address;
 }
 
 void cf_free(void *address) {
     if (!address) return;
-    pthread_mutex_lock(&memory.lock);
-    block **at = &memory.blocks;
+    pthread_mutex_lock(&taken.lock);
+    block **at = &taken.blocks;
     while (*at && (*at)->memory != address) at = &(*at)->next;
     block *b = *at;
     if (!b) cf_die(NULL, "cf_free of memory that cf_alloc did not give");
     *at = b->next;
-    pthread_mutex_unlock(&memory.lock);
+    pthread_mutex_unlock(&taken.lock);
     if (b->reserved)
         munmap(address, (size_t)b->bytes + 1);
     else
@@ -83,32 +83,46 @@ void cf_free(void *address) {
     free(b);
 }
 
+void *cf_host_alloc(int64_t count, size_t size, const char *purpose) {
+    void *memory = calloc((size_t)count + (count == 0), size);
+    if (!memory) cf_die(NULL, "out of memory: %lld times %zu bytes for %s", (long long)count, size, purpose);
+    return memory;
+}
+
+void *cf_host_grow(void *array, int64_t *capacity, int64_t wanted, size_t size, const char *purpose) {
+    if (wanted <= *capacity) return array;
+    *capacity = wanted < 32 ? 64 : 2 * wanted;
+    array = realloc(array, (size_t)*capacity * size);
+    if (!array) cf_die(NULL, "out of memory: %lld times %zu bytes for %s", (long long)*capacity, size, purpose);
+    return array;
+}
+
 // For a purpose; NULL: for all. The lock is held.
 static int64_t bytes_for(const char *purpose) {
     int64_t total = 0;
-    for (const block *b = memory.blocks; b; b = b->next)
+    for (const block *b = taken.blocks; b; b = b->next)
         if (!purpose || strcmp(b->purpose, purpose) == 0) total += b->bytes;
     return total;
 }
 
 int64_t cf_memory_bytes(void) {
-    pthread_mutex_lock(&memory.lock);
+    pthread_mutex_lock(&taken.lock);
     int64_t bytes = bytes_for(NULL);
-    pthread_mutex_unlock(&memory.lock);
+    pthread_mutex_unlock(&taken.lock);
     return bytes;
 }
 
 void cf_memory_report(FILE *file) {
-    pthread_mutex_lock(&memory.lock);
+    pthread_mutex_lock(&taken.lock);
     int64_t total = bytes_for(NULL);
     fprintf(file, "%-32s %12s %7s\n", "memory for", "MiB", "share");
-    for (const block *b = memory.blocks; b; b = b->next) {
-        const block *first = memory.blocks; // of its purpose
+    for (const block *b = taken.blocks; b; b = b->next) {
+        const block *first = taken.blocks; // of its purpose
         while (strcmp(first->purpose, b->purpose) != 0) first = first->next;
         int64_t bytes = first == b ? bytes_for(b->purpose) : 0;
         if (bytes > 0)
             fprintf(file, "%-32s %12.1f %6.1f%%\n", b->purpose, (double)bytes / 1048576, 100.0 * (double)bytes / (double)total);
     }
     fprintf(file, "%-32s %12.1f\n", "total", (double)total / 1048576);
-    pthread_mutex_unlock(&memory.lock);
+    pthread_mutex_unlock(&taken.lock);
 }

@@ -6,6 +6,7 @@
 #define CF_MEMORY_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include "extern_c.h"
@@ -23,6 +24,11 @@ bool cf_memory_is_reserved(const void *address);
 // The host must not touch it (device.h).
 void *cf_alloc(int64_t bytes, const char *purpose);
 void cf_free(void *memory); // NULL is allowed
+
+// Zeroed memory of the host: `count` elements of `size` bytes. Ends (cf_die) where there is none. To free().
+void *cf_host_alloc(int64_t count, size_t size, const char *purpose);
+// The array with room for `wanted` elements, which may be elsewhere then; *capacity: for how many it has room.
+void *cf_host_grow(void *array, int64_t *capacity, int64_t wanted, size_t size, const char *purpose);
 
 int64_t cf_memory_bytes(void);     // bytes allocated now
 void cf_memory_report(FILE *file); // a table: purpose, bytes, share

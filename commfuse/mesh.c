@@ -1,11 +1,11 @@
 // See mesh.h.
 #include "mesh.h"
 #include "die.h"
+#include "memory.h"
 #include <stdlib.h>
 
 static cf_group make_group(const char *name, int size, int rank, int first, int stride) {
-    int *world = malloc((size_t)size * sizeof *world);
-    if (!world) cf_die(NULL, "out of memory for group %s of %d ranks", name, size);
+    int *world = cf_host_alloc(size, sizeof *world, "a group");
     for (int i = 0; i < size; i++) world[i] = first + i * stride;
     return (cf_group){.name = name, .size = size, .rank = rank, .world = world};
 }

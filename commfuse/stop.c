@@ -1,12 +1,6 @@
-// See stop.h. A handler may call little more than write(), and printf is not of it. So who this rank is was
-// written down beforehand, the rest is put together by hand, and a line leaves in one piece.
-//
-// The kernel gives a signal of the process to any thread. What is waited for belongs to the thread that listens and
-// may be gone at any time when another one looks, so a signal that meets another thread is passed on to that one.
-//
-// oneDNN's matrix products (2.6) keep values below the stack pointer, where the kernel puts a handler's frame: results
-// would be wrong, or the heap damaged, once in some signals. So the handler has a stack of its own, and the other
-// threads that compute never run it.
+// See stop.h. A thread of its own takes the signals, so that it may print. The threads that compute block them, as oneDNN's
+// matrix products (2.6) keep values below the stack pointer, where the kernel puts the frame of a handler: results would be
+// wrong, or the heap damaged, once in some signals. Threads of libraries, which were there before, pass on what they get.
 #include "stop.h"
 #include "device.h"
 #include "die.h"
@@ -14,100 +8,74 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>
-#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
 #include <unistd.h>
 
-enum { STATUS = 1, SAME_MS = 500, STACK_BYTES = 1 << 16 };
-
-static const struct {
-    int number;
-    const char *name;
-} signals[] = {{SIGTERM, "SIGTERM"}, {SIGINT, "SIGINT"}, {SIGUSR1, "SIGUSR1"}};
-enum { SIGNALS = sizeof signals / sizeof *signals };
+enum { STATUS = 1, SAME_MS = 500 };
+static const int numbers[] = {SIGTERM, SIGINT, SIGUSR1};
+enum { SIGNALS = sizeof numbers / sizeof *numbers };
 
 static struct {
-    char who[128]; // "rank 2 of 4 (host)"
-    pthread_t listener;
-    int asked;           // atomic
-    double asked_ms;     // the handler's
-    const cf_wait *wait; // atomic
-} stop;
+    pthread_t thread;
+    sigset_t signals;
+    int asked;            // atomic
+    pthread_mutex_t lock; // of
+    cf_wait wait;         // label NULL: none
+} stop = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-// --- a line, as a handler may write it ---
-
-typedef struct line {
-    char text[512];
-    size_t length;
-} line;
-
-static void add(line *l, const char *text) {
-    for (; *text && l->length < sizeof l->text - 1; text++) l->text[l->length++] = *text;
+const char *cf_wait_text(char text[CF_WAIT_TEXT], const cf_wait *wait, const char *peers) {
+    char rank[32] = "the other ranks", operation[CF_OPERATION_TEXT];
+    if (wait->peer >= 0) snprintf(rank, sizeof rank, "rank %d", wait->peer);
+    snprintf(text, CF_WAIT_TEXT, "waits for %s: %s", peers ? peers : rank,
+             cf_operation_text(operation, wait->label, wait->layer, wait->step));
+    return text;
 }
 
-static void add_number(line *l, const char *before, int number) {
-    char digits[16], *at = digits + sizeof digits;
-    *--at = 0;
-    do *--at = (char)('0' + number % 10);
-    while ((number /= 10) > 0);
-    add(l, before);
-    add(l, at);
+// One write, so that messages of several ranks do not mix, and without stdio's locks: somebody may hold them for ever.
+static void report(int number, bool again) {
+    static const char first[] = ": ends after this step; a second signal ends it at once (so does a launcher that has lost a rank)";
+    char who[128], wait[CF_WAIT_TEXT] = "", text[1024];
+    const char *name = number == SIGTERM ? "SIGTERM" : number == SIGINT ? "SIGINT" : "SIGUSR1";
+    cf_die_name(who, sizeof who);
+    pthread_mutex_lock(&stop.lock);
+    if (stop.wait.label) cf_wait_text(wait, &stop.wait, NULL);
+    pthread_mutex_unlock(&stop.lock);
+    snprintf(text, sizeof text, again ? "\nerror: %s: asked to end at once (%s)%s%s%s\n" : "\n%s: %s%s%s%s\n", who, name,
+             again ? "" : first, *wait ? "; it " : "", wait);
+    ssize_t ignored = write(STDERR_FILENO, text, strlen(text));
+    (void)ignored;
 }
 
-static void add_wait(line *l) {
-    const cf_wait *w = __atomic_load_n(&stop.wait, __ATOMIC_ACQUIRE);
-    if (!w) return;
-    add(l, "; it waits for ");
-    if (w->peer >= 0)
-        add_number(l, "rank ", w->peer);
-    else
-        add(l, "the other ranks");
-    add(l, ": ");
-    add(l, w->label);
-    if (w->layer >= 0) add_number(l, ", layer ", w->layer);
-    if (w->step >= 0) add_number(l, ", step ", w->step);
-}
-
-static void heard(int number) {
-    int saved = errno;
-    const bool again = cf_stop_asked() != 0;
-    if (!pthread_equal(pthread_self(), stop.listener))
-        pthread_kill(stop.listener, number);
-    else if (!again || cf_now_ms() - stop.asked_ms > SAME_MS) {
-        line l = {.length = 0};
-        const char *name = "a signal";
-        for (int i = 0; i < SIGNALS; i++)
-            if (signals[i].number == number) name = signals[i].name;
-        if (!again) stop.asked_ms = cf_now_ms();
+static void *listen(void *unused) {
+    double asked_ms = 0;
+    for (int number;;) {
+        if (sigwait(&stop.signals, &number) != 0) continue;
+        const bool again = cf_stop_asked() != 0;
+        if (cf_die_has_spoken()) _exit(STATUS);
+        if (again && cf_now_ms() - asked_ms <= SAME_MS) continue;
+        asked_ms = cf_now_ms();
         __atomic_store_n(&stop.asked, number, __ATOMIC_RELEASE);
-        add(&l, again ? "\nerror: " : "\n");
-        add(&l, stop.who);
-        add(&l, again ? ": asked to end at once (" : ": ");
-        add(&l, name);
-        add(&l, again ? ")" : ": ends after this step; a second signal ends it at once ");
-        add(&l, again ? "" : "(so does a launcher that has lost a rank)");
-        add_wait(&l);
-        add(&l, "\n");
-        l.text[l.length - 1] = '\n'; // also where it was too long
-        ssize_t ignored = write(STDERR_FILENO, l.text, l.length);
-        (void)ignored;
+        report(number, again);
         if (again) _exit(STATUS);
     }
+    return unused;
+}
+
+static void pass_on(int number) {
+    const int saved = errno;
+    pthread_kill(stop.thread, number);
     errno = saved;
 }
 
 void cf_stop_listen(void) {
-    cf_die_name(stop.who, sizeof stop.who);
-    stop.listener = pthread_self();
-    struct sigaction action = {.sa_handler = heard, .sa_flags = SA_RESTART | SA_ONSTACK};
-    sigemptyset(&action.sa_mask); // no second handler inside the first
-    for (int i = 0; i < SIGNALS; i++) sigaddset(&action.sa_mask, signals[i].number);
-    static char room[STACK_BYTES];
-    stack_t now, own = {.ss_sp = room, .ss_size = sizeof room};
-    // A sanitizer may have given this thread one already.
-    if (sigaltstack(NULL, &now) == 0 && (now.ss_flags & SS_DISABLE)) sigaltstack(&own, NULL);
+    sigemptyset(&stop.signals);
+    for (int i = 0; i < SIGNALS; i++) sigaddset(&stop.signals, numbers[i]);
 #pragma omp parallel
-    if (!pthread_equal(pthread_self(), stop.listener)) pthread_sigmask(SIG_BLOCK, &action.sa_mask, NULL);
-    for (int i = 0; i < SIGNALS; i++) sigaction(signals[i].number, &action, NULL);
+    pthread_sigmask(SIG_BLOCK, &stop.signals, NULL);
+    if (pthread_create(&stop.thread, NULL, listen, NULL) != 0) cf_die(NULL, "cannot start the thread that listens to signals");
+    for (int i = 0; i < SIGNALS; i++)
+        sigaction(numbers[i], &(struct sigaction){.sa_handler = pass_on, .sa_flags = SA_RESTART}, NULL);
 }
 
 int cf_stop_asked(void) {
@@ -115,5 +83,7 @@ int cf_stop_asked(void) {
 }
 
 void cf_stop_waits(const cf_wait *wait) {
-    __atomic_store_n(&stop.wait, wait, __ATOMIC_RELEASE);
+    pthread_mutex_lock(&stop.lock);
+    stop.wait = wait ? *wait : (cf_wait){.label = NULL};
+    pthread_mutex_unlock(&stop.lock);
 }

@@ -6,26 +6,30 @@
 #ifndef CF_STOP_H
 #define CF_STOP_H
 
+#include <stddef.h>
 #include "extern_c.h"
 
 CF_EXTERN_C_BEGIN
 
-// Call once, from the thread that computes, after cf_device_threads. Threads that are started later may get the signals
-// too.
+// Call once, from the thread that computes, after cf_device_threads.
 void cf_stop_listen(void);
 
 // The signal that has asked for the end, or 0.
 int cf_stop_asked(void);
 
-// The wait of this thread from now on, NULL: none. The message about a signal includes it, because it may be this
-// rank's last message: a launcher that ends a run because one rank is gone signals the others and kills them a moment
-// later. The wait stays the caller's and may change meanwhile. Costs one store.
+// The wait of the thread that computes from now on, NULL: none. The message about a signal includes it, because it may be
+// this rank's last message: a launcher that ends a run because one rank is gone signals the others and kills them a moment
+// later. The label stays until the next call.
 typedef struct cf_wait {
     int peer;          // world rank, -1: several
     const char *label; // "reduce-scatter mlp.fc2"
     int layer, step;   // -1: none
 } cf_wait;
 void cf_stop_waits(const cf_wait *wait);
+
+// "waits for rank 1: reduce-scatter mlp.fc2, layer 7, step 41". peers: for whom, in words; NULL: as `wait` says.
+enum { CF_WAIT_TEXT = 512 };
+const char *cf_wait_text(char text[CF_WAIT_TEXT], const cf_wait *wait, const char *peers);
 
 CF_EXTERN_C_END
 #endif

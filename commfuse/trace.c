@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+static const char purpose[] = "the trace; --trace-steps A:B makes it shorter";
 enum { COMM_ROWS_MAX = 16, SPANS_BETWEEN_LOOKS = 1024 };
 
 typedef struct span { // an event whose moments have not become times yet
@@ -40,8 +41,7 @@ struct cf_trace {
 };
 
 cf_trace *cf_trace_create(void) {
-    cf_trace *trace = calloc(1, sizeof *trace);
-    if (!trace) cf_die(NULL, "out of memory for the trace");
+    cf_trace *trace = cf_host_alloc(1, sizeof *trace, "the trace");
     trace->zero_ms = cf_now_ms();
     trace->step = -1;
     return trace;
@@ -55,16 +55,8 @@ void cf_trace_free(cf_trace *trace) {
     free(trace);
 }
 
-static void *grown(void *array, int64_t *capacity, int64_t wanted, size_t size) {
-    if (wanted <= *capacity) return array;
-    *capacity = wanted < 1024 ? 1024 : 2 * wanted;
-    array = realloc(array, (size_t)*capacity * size);
-    if (!array) cf_die("trace fewer steps: --trace-steps A:B", "out of memory for %lld trace events", (long long)*capacity);
-    return array;
-}
-
 static void append(event_list *to, cf_trace_event e) {
-    to->list = (cf_trace_event *)grown(to->list, &to->capacity, to->count + 1, sizeof e);
+    to->list = cf_host_grow(to->list, &to->capacity, to->count + 1, sizeof e, purpose);
     to->list[to->count++] = e;
 }
 
@@ -112,7 +104,7 @@ static void resolve(cf_trace *trace, int64_t before, bool others) {
 
 static void add_span(cf_trace *trace, span s, const char *name) {
     if (trace->spans % SPANS_BETWEEN_LOOKS == SPANS_BETWEEN_LOOKS - 1) resolve(trace, 0, true);
-    trace->span = (span *)grown(trace->span, &trace->span_capacity, trace->spans + 1, sizeof s);
+    trace->span = cf_host_grow(trace->span, &trace->span_capacity, trace->spans + 1, sizeof s, purpose);
     s.turn = trace->turn, s.event.step = trace->step;
     snprintf(s.event.name, sizeof s.event.name, "%s", name);
     trace->span[trace->spans++] = s;
@@ -260,8 +252,7 @@ static void write_event(FILE *file, int rank, int row, const cf_trace_event *e) 
 static void write_rank(FILE *file, int rank, const cf_trace_event *events, int64_t count) {
     double taken[COMM_ROWS_MAX];                                  // until when each comm row is
     for (int i = 0; i < COMM_ROWS_MAX; i++) taken[i] = -INFINITY; // a transfer may have begun before zero
-    cf_trace_event *sorted = malloc((size_t)(count + 1) * sizeof *sorted);
-    if (!sorted) cf_die(NULL, "out of memory for writing a trace");
+    cf_trace_event *sorted = cf_host_alloc(count, sizeof *sorted, "writing a trace");
     if (count > 0) memcpy(sorted, events, (size_t)count * sizeof *sorted);
     qsort(sorted, (size_t)count, sizeof *sorted, ascending);
     for (const cf_trace_event *e = sorted; e < sorted + count; e++) {
@@ -294,16 +285,14 @@ void cf_trace_write(FILE *file, int ranks, const cf_trace_event *const *events, 
 char *cf_trace_gather(cf_trace *trace, cf_transport *t, size_t *size) {
     cf_trace_record(trace, false);
     event_list *mine = &trace->kept;
-    const int64_t most = -cf_least_host(t, -mine->count), block = most * (int64_t)sizeof *mine->list;
-    int64_t *counts = calloc((size_t)t->size, sizeof *counts);
-    const cf_trace_event **lists = calloc((size_t)t->size, sizeof *lists);
-    cf_trace_event *all = malloc((size_t)(t->size * block) + 1);
+    const int64_t most = -cf_least_host(t, -mine->count);
+    mine->list = cf_host_grow(mine->list, &mine->capacity, most + 1, sizeof *mine->list, "the trace");
+    int64_t *counts = cf_of_all(t, &mine->count, sizeof *counts);
+    const cf_trace_event **lists = cf_host_alloc(t->size, sizeof *lists, "the trace of all ranks");
+    cf_trace_event *all = cf_of_all(t, mine->list, most * (int64_t)sizeof *all);
     char *text = NULL;
     FILE *memory = t->rank == 0 ? open_memstream(&text, size) : NULL;
-    if (!counts || !lists || !all || (t->rank == 0 && !memory)) cf_die(NULL, "out of memory for the trace");
-    mine->list = (cf_trace_event *)grown(mine->list, &mine->capacity, most + 1, sizeof *mine->list);
-    cf_allgather_host(t, &mine->count, counts, sizeof *counts);
-    cf_allgather_host(t, mine->list, all, block);
+    if (t->rank == 0 && !memory) cf_die(NULL, "out of memory for the trace");
     for (int rank = 0; rank < t->size; rank++) lists[rank] = all + rank * most;
     if (memory) cf_trace_write(memory, t->size, lists, counts);
     if (memory && fclose(memory) != 0) cf_die(NULL, "out of memory for the trace");

@@ -61,7 +61,7 @@ typedef struct cf_request {
     int layer, step;
     cf_moment posted; // when it was posted, on the stream it is posted on, for traces; or nothing
     // Set by the transport
-    int state;               // atomic: 0 idle, 1 posted, 2 active, 3 done
+    int state;               // atomic: 0 idle, 1 posted, 2 done
     int received;            // atomic: the receiving half is done, if there is one
     cf_moment begin, end;    // in flight between these
     cf_moment arrival;       // GPU: what it brings is here
@@ -132,9 +132,7 @@ static inline void cf_allgather_host(cf_transport *t, const void *mine, void *al
 
 // What every rank gives, (size, bytes), which the caller frees. Collective. t NULL: a rank alone.
 static inline void *cf_of_all(cf_transport *t, const void *mine, int64_t bytes) {
-    const int ranks = t ? t->size : 1;
-    void *all = malloc((size_t)ranks * (size_t)bytes);
-    if (!all) cf_die(NULL, "out of memory for %lld bytes of each of %d ranks", (long long)bytes, ranks);
+    void *all = cf_host_alloc(t ? t->size : 1, (size_t)bytes, "what ranks report");
     cf_allgather_host(t, mine, all, bytes);
     return all;
 }

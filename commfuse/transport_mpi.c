@@ -92,7 +92,6 @@ typedef struct mpi_state {
     int comms;
     cf_group all;
     // Only the progress thread touches these
-    cf_request *pending, *pending_last; // in order; collectives that may not start yet
     cf_flights flights;
     double moved_ms, pace_ms; // when something moved last; from one to the next on average
 } mpi_state;
@@ -109,65 +108,31 @@ static void wait_at_most(pthread_cond_t *condition, pthread_mutex_t *lock, long 
 
 // --- the progress thread ---
 
-// A library wants the collectives of a group started in one order on all ranks: that of the program. One runs at a time,
-// as on a stream: at once they would share the wire, and the first would end with the last.
-static bool may_start(const mpi_state *s, const cf_request *r) {
-    if (r->kind == CF_REQUEST_EXCHANGE) return true;
-    if (!cf_reached(r->after[0], CF_ARRIVED) || !cf_reached(r->after[1], CF_ARRIVED)) return false;
-    for (const cf_request *p = s->pending; p != r; p = p->next)
-        if (p->group == r->group) return false;
-    return !cf_flights_collective(&s->flights, r->group) && !(r->blocking && cf_flights_hold_back(&s->flights));
-}
-
-// Start what may start: exchanges, so that the messages of one pair of ranks with one tag are received in the order of
-// the program, and of the collectives those whose turn it is.
-static bool start_pending(mpi_state *s) {
-    bool started = false;
-    cf_request **at = &s->pending, *previous = NULL;
-    while (*at) {
-        cf_request *r = *at;
-        if (may_start(s, r)) {
-            *at = r->next;
-            if (s->pending_last == r) s->pending_last = previous;
-            cf_flights_start(&s->flights, r);
-            started = true;
-        } else {
-            previous = r;
-            at = &r->next;
-        }
-    }
-    return started;
-}
-
 static bool has_news(const mpi_state *s) {
     return __atomic_load_n(&s->first, __ATOMIC_ACQUIRE) != NULL;
 }
 
-// Move posted requests to the pending list; sleep while there is nothing at all to do. False: go home.
-static bool collect_posted(mpi_state *s) {
-    const bool busy = s->pending || s->flights.actives > 0;
-    if (busy && !has_news(s)) return true;
+// What has been posted since the last look, in order. Sleeps while there is nothing at all to do. NULL with nothing in flight:
+// go home.
+static cf_request *collect_posted(mpi_state *s) {
+    const bool busy = s->flights.actives > 0;
+    if (busy && !has_news(s)) return NULL;
     const double begin_ms = cf_now_ms();
     for (int polls = 0; !busy && !has_news(s) && !atomic_load(&s->crowded) && cf_now_ms() - begin_ms < LINGER_MS; polls++)
         poll_again(polls);
     pthread_mutex_lock(&s->lock);
-    while (!s->first && !s->pending && s->flights.actives == 0 && !s->quit) pthread_cond_wait(&s->posted, &s->lock);
-    cf_request *first = s->first, *last = s->last;
+    while (!s->first && !busy && !s->quit) pthread_cond_wait(&s->posted, &s->lock);
+    cf_request *first = s->first;
     __atomic_store_n(&s->first, NULL, __ATOMIC_RELEASE);
     s->last = NULL;
-    bool quit = s->quit;
     pthread_mutex_unlock(&s->lock);
     if (!busy) s->moved_ms = cf_now_ms(); // nothing could move
-    if (first) {
-        *(s->pending ? &s->pending_last->next : &s->pending) = first;
-        s->pending_last = last;
-    }
-    return !quit || s->pending || s->flights.actives > 0;
+    return first;
 }
 
 // 0: something will move before a nap would end
 static long nap_ns(const mpi_state *s) {
-    if (cf_flights_collective(&s->flights, NULL)) return NAP_NS; // whatever moves in there shows only at its end
+    if (cf_flights_collective(&s->flights)) return NAP_NS; // whatever moves in there shows only at its end
     double still_ms = cf_now_ms() - s->moved_ms;
     double ns = (still_ms > s->pace_ms ? still_ms : s->pace_ms) * 1e6 / NAP_SHARE;
     if (ns < NAP_NS) return 0;
@@ -212,16 +177,19 @@ static void *progress(void *argument) {
     wake_promptly();
     cf_device_threads(1); // of sums that this thread makes
     int idle = 0;         // of POLLS_BEFORE_REST
-    while (collect_posted(s)) {
-        bool moved = start_pending(s);
-        moved |= cf_flights_send(&s->flights);
-        if (cf_flights_test(&s->flights)) {
-            moved = true;
-            if (atomic_load(&s->waiters) > 0) {
-                pthread_mutex_lock(&s->lock);
-                pthread_cond_broadcast(&s->done);
-                pthread_mutex_unlock(&s->lock);
-            }
+    for (;;) {
+        cf_request *posted = collect_posted(s);
+        bool moved = posted != NULL, news = false;
+        for (cf_request *r = posted, *next; r; r = next) {
+            next = r->next;
+            cf_flights_add(&s->flights, r);
+        }
+        if (s->flights.actives == 0) return NULL;
+        moved |= cf_flights_move(&s->flights, &news);
+        if (news && atomic_load(&s->waiters) > 0) {
+            pthread_mutex_lock(&s->lock);
+            pthread_cond_broadcast(&s->done);
+            pthread_mutex_unlock(&s->lock);
         }
         idle = moved ? 0 : (idle + 1) % POLLS_BEFORE_REST;
         if (moved) {
@@ -231,7 +199,6 @@ static void *progress(void *argument) {
         } else
             rest(s, idle);
     }
-    return NULL;
 }
 
 // --- called by compute threads ---
@@ -409,9 +376,8 @@ static cf_costs reckon(const cf_transport *t, int threads) {
 }
 
 cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, double timeout_s) {
-    cf_transport *t = calloc(1, sizeof *t);
-    mpi_state *s = calloc(1, sizeof *s);
-    if (!t || !s) cf_die(NULL, "out of memory for the MPI transport");
+    cf_transport *t = cf_host_alloc(1, sizeof *t, "the transport");
+    mpi_state *s = cf_host_alloc(1, sizeof *s, "the transport");
     widen_binding();
     cf_bootstrap *ranks = s->ranks = cf_bootstrap_mpi(argc, argv, timeout_s, true);
     *t = (cf_transport){.name = "mpi",
@@ -438,9 +404,8 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
     cf_device_open(t->local_rank);
     s->watch = cf_watch_open(ranks);
     s->world = MPI_COMM_WORLD;
-    s->all = (cf_group){"all ranks", t->size, t->rank, malloc((size_t)t->size * sizeof(int)), &s->world};
-    bool crowded = t->local_size > t->local_cores, *hosts = malloc((size_t)t->size * sizeof *hosts);
-    if (!s->all.world || !hosts) cf_die(NULL, "out of memory for the MPI transport");
+    s->all = (cf_group){"all ranks", t->size, t->rank, cf_host_alloc(t->size, sizeof(int), "the transport"), &s->world};
+    bool crowded = t->local_size > t->local_cores, *hosts = cf_host_alloc(t->size, sizeof *hosts, "the transport");
     for (int i = 0; i < t->size; i++) s->all.world[i] = i;
     pthread_mutex_init(&s->lock, NULL);
     pthread_condattr_t monotonic;

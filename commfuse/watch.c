@@ -88,7 +88,7 @@ typedef enum { UNASKED, ASKED, ANSWERED, SILENT, DEAD } finding; // from ANSWERE
 typedef struct other { // rank, as far as this one knows
     finding is;
     position at; // where it was when its last word came
-    double asked_ms, sent_ms;
+    double sent_ms;
     uint64_t question;
     bool refused, gave_up;
     int from, queued; // of the verdict: by whom it was reached; of this number in order, the rank
@@ -103,7 +103,6 @@ struct cf_watch {
     other *others;        // (size); this rank's own place is used too
     position last, here;  // what was posted last; what is waited for, otherwise the same
     double since_ms;
-    cf_wait wait;         // for cf_stop_waits()
     int first_to_give_up; // -1: nobody has
     double gave_up_ms;    // when its word came
     int unanswered;       // who has asked this rank in vain; -1: nobody
@@ -127,27 +126,20 @@ static bool side_by_side(const position *a, const position *b) {
            same_operation(a, b);
 }
 
-static void print_operation(FILE *out, const position *at) {
-    fprintf(out, "%s", at->label);
-    if (at->layer >= 0) fprintf(out, ", layer %d", at->layer);
-    if (at->step >= 0) fprintf(out, ", step %d", at->step);
-}
-
 static void print_finding(FILE *out, int rank, const other *o) {
+    const position *at = &o->at;
+    char wait[CF_WAIT_TEXT], operation[CF_OPERATION_TEXT];
     fprintf(out, "rank %d ", rank);
     if (o->is == DEAD)
         fprintf(out, "is dead: its process has ended");
     else if (o->is == SILENT)
         fprintf(out, "does not answer: frozen, or its host is dead or cut off");
-    else if (waits(o)) {
-        fprintf(out, o->at.peer >= 0 ? "answers: it waits for rank %d: " : "answers: it waits for the other ranks: ", o->at.peer);
-        print_operation(out, &o->at);
-    } else {
-        fprintf(out, "answers: it computes, for %.3g s now, %s", o->at.since_s,
-                *o->at.label ? "after " : "and has not begun any operation");
-        if (*o->at.label) print_operation(out, &o->at);
-        fprintf(out, ": it is slow, or stuck there");
-    }
+    else if (waits(o))
+        fprintf(out, "answers: it %s", cf_wait_text(wait, &(cf_wait){at->peer, at->label, at->layer, at->step}, NULL));
+    else
+        fprintf(out, "answers: it computes, for %.3g s now, %s%s: it is slow, or stuck there", at->since_s,
+                *at->label ? "after " : "and has not begun any operation",
+                *at->label ? cf_operation_text(operation, at->label, at->layer, at->step) : "");
 }
 
 // Ranks that this one waits for, that these wait for, and so on: breadth first, so that the way to each is a shortest one.
@@ -380,9 +372,8 @@ void cf_watch_waits(cf_watch *w, const cf_group *group, cf_wait wait) {
     w->here.first = group->world[0];
     w->here.stride = group->size > 1 ? group->world[1] - group->world[0] : 1;
     w->here.size = group->size;
-    w->wait = wait;
     pthread_mutex_unlock(&w->lock);
-    cf_stop_waits(&w->wait);
+    cf_stop_waits(&wait);
 }
 
 void cf_watch_goes_on(cf_watch *w) {
@@ -419,47 +410,36 @@ static void send_packet(cf_watch *w, int kind, int rank) {
     }
 }
 
-// Is it known what has become of a rank that has been asked? Silence for so long is known, too.
-static bool is_known(cf_watch *w, other *o) {
-    pthread_mutex_lock(&w->lock);
-    if (o->is == ASKED && cf_now_ms() - o->asked_ms > (o->refused ? REFUSED_MS : SILENCE_MS))
-        o->is = o->gave_up ? ANSWERED : o->refused ? DEAD : SILENT;
-    const bool known = o->is != ASKED;
-    pthread_mutex_unlock(&w->lock);
-    return known;
-}
-
-// Asks all others, until it is known of each what has become of it.
+// Asks all others, until it is known of each what has become of it. Silence for so long is known, too.
 static void ask(cf_watch *w) {
-    for (int rank = 0; rank < w->size; rank++) {
-        other *o = &w->others[rank];
-        if (rank == w->rank) continue;
-        pthread_mutex_lock(&w->lock);
+    const double begin_ms = cf_now_ms();
+    pthread_mutex_lock(&w->lock);
+    for (other *o = w->others; o < w->others + w->size; o++) {
+        if (o == &w->others[w->rank]) continue;
         cf_random(&o->question, sizeof o->question);
         o->is = ASKED;
         o->refused = false;
-        o->asked_ms = cf_now_ms();
-        pthread_mutex_unlock(&w->lock);
-        send_packet(w, FAREWELL, rank);
+        o->sent_ms = 0;
     }
-    for (bool open = true; open;) {
+    pthread_mutex_unlock(&w->lock);
+    for (bool open = true; open; poll(NULL, 0, ASKING_MS)) {
         open = false;
         for (int rank = 0; rank < w->size; rank++) {
-            if (is_known(w, &w->others[rank])) continue;
-            open = true;
-            if (cf_now_ms() - w->others[rank].sent_ms > REPEAT_MS) send_packet(w, FAREWELL, rank);
+            other *o = &w->others[rank];
+            pthread_mutex_lock(&w->lock);
+            if (o->is == ASKED && cf_now_ms() - begin_ms > (o->refused ? REFUSED_MS : SILENCE_MS))
+                o->is = o->gave_up ? ANSWERED : o->refused ? DEAD : SILENT;
+            const finding is = o->is;
+            pthread_mutex_unlock(&w->lock);
+            open |= is == ASKED;
+            if (is == ASKED && cf_now_ms() - o->sent_ms > REPEAT_MS) send_packet(w, FAREWELL, rank);
+            if (is == SILENT) send_packet(w, SILENCE, rank);
         }
-        if (open) poll(NULL, 0, ASKING_MS);
     }
-    for (int rank = 0; rank < w->size; rank++)
-        if (w->others[rank].is == SILENT) send_packet(w, SILENCE, rank);
 }
 
 void cf_watch_give_up(cf_watch *w, const char *peers, cf_wait wait, double waited_ms, const char *news) {
-    char peer[32] = "the other ranks", layer[32] = "", step[32] = "", nothing[64], found[1536] = "";
-    if (wait.peer >= 0) snprintf(peer, sizeof peer, "rank %d", wait.peer);
-    if (wait.layer >= 0) snprintf(layer, sizeof layer, ", layer %d", wait.layer);
-    if (wait.step >= 0) snprintf(step, sizeof step, ", step %d", wait.step);
+    char what[CF_WAIT_TEXT], nothing[64], found[1536] = "";
     snprintf(nothing, sizeof nothing, "nothing came for %.*f s", waited_ms < 1e4, waited_ms / 1e3);
     const char *hint = "that rank may be dead, frozen or slow; see its messages, or allow more time with --timeout";
     if (w && w->socket >= 0) {
@@ -477,8 +457,7 @@ void cf_watch_give_up(cf_watch *w, const char *peers, cf_wait wait, double waite
             hint = verdict(w->others, w->size, w->rank, found + length, sizeof found - (size_t)length);
         }
     }
-    cf_die(hint, "rank %d waits for %s: %s%s%s; %s%s", cf_die_rank(), peers ? peers : peer, wait.label, layer, step,
-           news ? news : nothing, found);
+    cf_die(hint, "rank %d %s; %s%s", cf_die_rank(), cf_wait_text(what, &wait, peers), news ? news : nothing, found);
 }
 
 void cf_watch_farewell(void) {
@@ -490,9 +469,9 @@ void cf_watch_farewell(void) {
 cf_watch *cf_watch_open(cf_bootstrap *ranks) {
     const int size = ranks->size;
     if (size == 1) return NULL;
-    cf_watch *w = calloc(1, sizeof *w);
-    if (!w || !(w->cards = calloc((size_t)size, sizeof *w->cards)) || !(w->others = calloc((size_t)size, sizeof *w->others)))
-        cf_die(NULL, "out of memory for the watch of %d ranks", size);
+    cf_watch *w = cf_host_alloc(1, sizeof *w, "the watch");
+    w->cards = cf_host_alloc(size, sizeof *w->cards, "the watch");
+    w->others = cf_host_alloc(size, sizeof *w->others, "the watch");
     w->rank = ranks->rank;
     w->size = size;
     w->last.layer = w->last.step = -1;

@@ -16,7 +16,7 @@
 
 // --- words ---
 
-enum { UNEXPECTED = 50, LATER_MS = 600 };
+enum { UNEXPECTED = 50, LATER_MS = 600, MOMENT_MS = 100, PATIENCE_MS = 30000 };
 
 static const cf_wait awaited = {1, "reduce-scatter mlp.fc2", 7, 41};
 
@@ -25,7 +25,25 @@ static void rest(int ms) {
 }
 
 static void expect(int asked) {
+    for (int ms = 0; asked && cf_stop_asked() == 0 && ms < PATIENCE_MS; ms++) rest(1);
     if (cf_stop_asked() != asked) _exit(UNEXPECTED);
+}
+
+// The signal is the process's, as a launcher's.
+static void send(int number) {
+    sigset_t pending;
+    kill(getpid(), number);
+    do {
+        rest(1);
+        sigpending(&pending);
+    } while (sigismember(&pending, number));
+}
+
+static void abort_by_launcher(int status) {
+    (void)status;
+    send(SIGTERM);
+    rest(MOMENT_MS);
+    _exit(UNEXPECTED);
 }
 
 static void listen_as_rank_2(void) {
@@ -36,10 +54,11 @@ static void listen_as_rank_2(void) {
 
 static void told_once(int number) {
     listen_as_rank_2();
-    raise(number);
+    send(number);
     expect(number);
-    raise(SIGTERM); // within a moment: the same
-    raise(number);
+    send(SIGTERM); // within a moment: the same
+    send(number);
+    rest(MOMENT_MS);
     expect(number);
     write(STDERR_FILENO, "goes on\n", 8) == 8 ? _exit(1) : _exit(UNEXPECTED);
 }
@@ -47,27 +66,35 @@ static void told_once(int number) {
 static void told_twice(void) {
     listen_as_rank_2();
     cf_stop_waits(&awaited);
-    raise(SIGUSR1);
-    cf_stop_waits(NULL);
-    rest(LATER_MS);
+    send(SIGUSR1);
     expect(SIGUSR1);
-    raise(SIGINT);
+    rest(LATER_MS);
+    cf_stop_waits(NULL);
+    send(SIGINT);
+    rest(PATIENCE_MS);
 }
 
 static void told_while_it_waits_for_all(void) {
     static const cf_wait barrier = {-1, "barrier", -1, 1234567890};
     listen_as_rank_2();
     cf_stop_waits(&barrier);
-    raise(SIGTERM);
-    _exit(1);
+    send(SIGTERM);
+    rest(LATER_MS);
+    send(SIGTERM);
+    rest(PATIENCE_MS);
 }
 
+// A library's, which blocks nothing.
 static void *raise_here(void *unused) {
+    sigset_t term;
+    sigemptyset(&term);
+    sigaddset(&term, SIGTERM);
+    pthread_sigmask(SIG_UNBLOCK, &term, NULL);
     pthread_kill(pthread_self(), SIGTERM);
     return unused;
 }
 
-// What another thread gets is passed on to the one that listens and waits.
+// What another thread gets is passed on to the one that listens.
 static void told_in_another_thread(void) {
     pthread_t thread;
     listen_as_rank_2();
@@ -78,6 +105,14 @@ static void told_in_another_thread(void) {
     rest(LATER_MS);
     pthread_create(&thread, NULL, raise_here, NULL);
     pthread_join(thread, NULL);
+    rest(PATIENCE_MS);
+}
+
+// After its error a rank ends by the first signal, without another word.
+static void told_when_it_has_given_up(void) {
+    listen_as_rank_2();
+    cf_die_setup(2, 4, abort_by_launcher);
+    cf_die(NULL, "enough");
 }
 
 static void the_first_is_remembered(void **state) {
@@ -92,6 +127,11 @@ static void the_second_ends_the_process(void **state) {
     ASSERT_DIES(told_twice(), "): SIGUSR1: ends after this step",
                 "; it waits for rank 1: reduce-scatter mlp.fc2, layer 7, step 41\n", "\nerror: rank 2 of 4 (",
                 "): asked to end at once (SIGINT)\n");
+}
+
+static void after_an_error_it_ends_in_silence(void **state) {
+    (void)state;
+    ASSERT_DIES(told_when_it_has_given_up(), "\nerror: rank 2 of 4 (", "): enough\n");
 }
 
 static void what_it_waits_for_is_told(void **state) {
@@ -167,8 +207,8 @@ static void products_do_not_notice_signals(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_first_is_remembered), cmocka_unit_test(the_second_ends_the_process),
-        cmocka_unit_test(what_it_waits_for_is_told),
+        cmocka_unit_test(the_first_is_remembered),        cmocka_unit_test(the_second_ends_the_process),
+        cmocka_unit_test(what_it_waits_for_is_told),      cmocka_unit_test(after_an_error_it_ends_in_silence),
         cmocka_unit_test(products_do_not_notice_signals), // starts threads, so it comes behind what forks
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
