@@ -53,10 +53,9 @@ enum {
     LISTENERS_MAX = 8,
     STRANGERS_MAX = 128, // beside as many as there are ranks
     STRANGER_S = 5,      // until a stranger must have said hello
-    HELLO_S = 1,         // and where there are no files for others
     NOTES_MAX = 8,       // about strangers
     ACCEPTS = 16,        // strangers let in before the others are heard again
-    OWN_FILES = 32,      // descriptors for all else
+    OWN_FILES = 64,      // descriptors for all but connections
     RETRY_MS = 100,
     CONNECT_S = 5,
     LAST_WORDS_S = 5 // rank 0 gives up first: it knows who is missing
@@ -179,13 +178,6 @@ static void keep_alive(int fd) {
     set(fd, IPPROTO_TCP, TCP_KEEPIDLE, 10);
     set(fd, IPPROTO_TCP, TCP_KEEPINTVL, 5);
     set(fd, IPPROTO_TCP, TCP_KEEPCNT, 3);
-}
-
-CF_NORETURN static void too_few_files(const sockets *s) {
-    struct rlimit limit = {0, 0};
-    getrlimit(RLIMIT_NOFILE, &limit);
-    cf_die("allow more before the start: ulimit -n 65536", "rank %d of %d needs more open files than ulimit -n allows (%llu)",
-           s->base.rank, s->base.size, (unsigned long long)limit.rlim_cur);
 }
 
 // --- somebody is gone ---
@@ -333,12 +325,7 @@ static void accept_strangers(sockets *s, int listener) {
                 oldest = l;
         }
         int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
-        if (fd < 0 && errno != EMFILE && errno != ENFILE) return;
-        if ((fd < 0 || !place) && !oldest) too_few_files(s);
-        if (fd < 0) { // even if nobody is there to be accepted
-            if (now_s() - oldest->since_s > HELLO_S) send_away(s, oldest, "others have come, and it has said no hello");
-            return;
-        }
+        if (fd < 0) return;
         if (!place) send_away(s, place = oldest, "others have come, and it has said no hello");
         *place = (line){.fd = fd, .key = s->secret, .since_s = now_s()};
         cf_mac random;
@@ -367,7 +354,6 @@ static void listen_at(sockets *s, const char *address) {
     for (struct addrinfo *at = error ? NULL : found; at && s->listeners < LISTENERS_MAX; at = at->ai_next) {
         if (is_name && is_loopback(at->ai_addr)) continue;
         int fd = socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-        if (fd < 0 && errno == EMFILE) too_few_files(s);
         if (fd < 0 && errno == EAFNOSUPPORT) continue;
         set(fd, SOL_SOCKET, SO_REUSEADDR, 1);
         if (at->ai_family == AF_INET6) set(fd, IPPROTO_IPV6, IPV6_V6ONLY, 1);
@@ -396,14 +382,23 @@ CF_NORETURN static void not_all_here(const sockets *s) {
            list, named < missing ? ", …" : "");
 }
 
+// Open files for all ranks, and for as many strangers as may be.
+static void make_room(sockets *s) {
+    const rlim_t wanted = (rlim_t)s->places + OWN_FILES;
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= wanted) return;
+    limit.rlim_cur = wanted < limit.rlim_max ? wanted : limit.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &limit);
+    s->places = (int)limit.rlim_cur - OWN_FILES;
+    if (s->places <= s->lines)
+        cf_die("allow more before the start: ulimit -n 65536", "rank 0 of %d needs more open files than ulimit -n allows (%llu)",
+               s->lines, (unsigned long long)limit.rlim_cur);
+}
+
 // Rank 0, until all others have joined. Who has joined is looked at too: the run ends when such a rank is gone.
 static void meet_all(sockets *s, double deadline_s) {
+    make_room(s);
     const nfds_t looks = (nfds_t)s->places + LISTENERS_MAX;
-    struct rlimit limit;
-    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < looks + OWN_FILES) {
-        limit.rlim_cur = looks + OWN_FILES < limit.rlim_max ? looks + OWN_FILES : limit.rlim_max;
-        setrlimit(RLIMIT_NOFILE, &limit);
-    }
     for (int i = 0; i < LISTENERS_MAX; i++) s->listener[i] = -1;
     listen_at(s, s->address);
     if (s->listeners == 0) listen_at(s, NULL);
@@ -418,7 +413,7 @@ static void meet_all(sockets *s, double deadline_s) {
         for (int i = 0; i < s->places; i++) // of those without a descriptor poll() says nothing
             s->look[i] = (struct pollfd){.fd = s->line[i].fd, .events = i < s->lines ? POLLRDHUP : POLLIN};
         for (int i = 0; i < LISTENERS_MAX; i++) s->look[s->places + i] = (struct pollfd){.fd = s->listener[i], .events = POLLIN};
-        if (poll(s->look, looks, RETRY_MS) < 0 && errno == EINVAL) too_few_files(s); // to look at, let alone to have
+        poll(s->look, looks, RETRY_MS);
         for (int i = 0; i < s->places; i++) {
             if (s->look[i].revents && i < s->lines)
                 lost(s, i);
@@ -436,14 +431,11 @@ static void meet_all(sockets *s, double deadline_s) {
 }
 
 // -1: errno says why.
-static int connect_to(const sockets *s, const struct addrinfo *to, double deadline_s) {
+static int connect_to(const struct addrinfo *to, double deadline_s) {
     int fd = socket(to->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (fd < 0 && (errno == EMFILE || errno == ENFILE)) too_few_files(s);
     if (fd < 0) return -1;
-    const double left_s = fmax(deadline_s - now_s(), 0);
-    const int wait_ms = (int)(fmin(left_s, CONNECT_S) * 1e3);
-    struct timeval wait = {wait_ms / 1000, wait_ms % 1000 * 1000 + 1}; // 0: for ever
-    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &wait, sizeof wait);
+    const int64_t wait_us = 1 + (int64_t)(1e6 * fmin(fmax(deadline_s - now_s(), 0), CONNECT_S)); // 0: for ever
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &(struct timeval){wait_us / 1000000, wait_us % 1000000}, sizeof(struct timeval));
     int error = connect(fd, to->ai_addr, to->ai_addrlen) == 0 ? 0 : errno == EINPROGRESS ? ETIMEDOUT : errno;
     struct sockaddr_storage here = {0}, there = {0};
     socklen_t length = sizeof here, other = sizeof there;
@@ -492,7 +484,7 @@ static void join_rank_0(sockets *s, double deadline_s) {
         int error = getaddrinfo(s->address, s->port, &want, &found);
         if (error) why = gai_strerror(error);
         for (struct addrinfo *to = error ? NULL : found; why && to; to = to->ai_next) {
-            int fd = connect_to(s, to, deadline_s);
+            int fd = connect_to(to, deadline_s);
             why = fd < 0 ? strerror(errno) : shake_hands(s, fd, deadline_s);
         }
         if (!error) freeaddrinfo(found);

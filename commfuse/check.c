@@ -24,18 +24,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { OPERATION, LAYER, STEP, ROWS, ROW_BYTES }; // what a difference is about
+enum { OPERATION, LAYER, STEP, ROWS, ROW_BYTES }; // what a difference is about; its cf_checksums as a number
 
 struct cf_check {
     cf_difference *difference; // in the device's memory
     bool compared;             // since the last look
-    int64_t operations;        // created so far
-    cf_checksums *first;       // those that exist
+    int operations;            // that exist
 };
 
 struct cf_checksums {
     cf_check *check;
-    int64_t number; // of the operation
     const cf_schedule *schedule;
     const cf_group *group;
     const char *label;
@@ -44,7 +42,6 @@ struct cf_checksums {
         *came;           // (steps) each, of one allocation: own, of what has arrived, that came with it
     cf_request *request; // one per step
     cf_difference about; // of the run in progress
-    cf_checksums *next;
 };
 
 // --- a process ---
@@ -57,7 +54,7 @@ cf_check *cf_check_create(void) {
 
 void cf_check_free(cf_check *check) {
     if (!check) return;
-    if (check->first) cf_die(NULL, "checksums are freed before %s", check->first->label);
+    if (check->operations > 0) cf_die(NULL, "checksums are freed before %d operations that have them", check->operations);
     cf_free(check->difference);
     free(check);
 }
@@ -90,10 +87,7 @@ bool cf_check_look(cf_check *check, cf_stream *stream, char text[CF_CHECK_TEXT],
     cf_stream_sync(stream);
     check->compared = false;
     if (d.place == 0) return false;
-    const cf_checksums *c = check->first;
-    while (c && c->number != d.about[OPERATION]) c = c->next;
-    if (!c) cf_die(NULL, "a difference in operation %lld, which is no more", (long long)d.about[OPERATION]);
-    describe(c, &d, text, hint);
+    describe((const cf_checksums *)(intptr_t)d.about[OPERATION], &d, text, hint); // cf_checksums_free() has asked first
     cf_zero(check->difference, (int64_t)sizeof d, stream);
     return true;
 }
@@ -122,26 +116,22 @@ cf_checksums *cf_checksums_create(cf_check *check, const cf_schedule *schedule, 
     if (!check || !exchanges) return NULL;
     cf_checksums *c = cf_host_alloc(1, sizeof *c, "checksums");
     *c = (cf_checksums){.check = check,
-                        .number = check->operations++,
                         .schedule = schedule,
                         .group = group,
                         .label = label,
                         .tags = tags,
                         .sent = cf_alloc(3 * schedule->count * (int64_t)sizeof *c->sent, "checksums"),
-                        .request = cf_host_alloc(schedule->count, sizeof *c->request, "checksums"),
-                        .next = check->first};
+                        .request = cf_host_alloc(schedule->count, sizeof *c->request, "checksums")};
     c->found = c->sent + schedule->count;
     c->came = c->found + schedule->count;
-    check->first = c;
+    check->operations++;
     return c;
 }
 
 void cf_checksums_free(cf_checksums *c, cf_stream *stream) {
     if (!c) return;
-    cf_check_verdict(c->check, stream); // while it is known what it is about
-    cf_checksums **at = &c->check->first;
-    while (*at != c) at = &(*at)->next;
-    *at = c->next;
+    cf_check_verdict(c->check, stream); // while what it is about is here
+    c->check->operations--;
     cf_free(c->sent);
     free(c->request);
     free(c);
@@ -151,7 +141,7 @@ void cf_checksums_free(cf_checksums *c, cf_stream *stream) {
 
 void cf_checksums_begin(cf_checksums *c, int64_t rows, int64_t row_bytes, int layer, int step, cf_stream *stream) {
     int64_t *about = c->about.about;
-    about[OPERATION] = c->number;
+    about[OPERATION] = (int64_t)(intptr_t)c;
     about[LAYER] = layer;
     about[STEP] = step;
     about[ROWS] = rows;

@@ -84,7 +84,7 @@ void cf_free(void *address) {
 }
 
 void *cf_host_alloc(int64_t count, size_t size, const char *purpose) {
-    void *memory = calloc((size_t)count + (count == 0), size);
+    void *memory = calloc((size_t)count + !count, size + !size);
     if (!memory) cf_die(NULL, "out of memory: %lld times %zu bytes for %s", (long long)count, size, purpose);
     return memory;
 }

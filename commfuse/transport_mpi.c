@@ -405,7 +405,6 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
     s->watch = cf_watch_open(ranks);
     s->world = MPI_COMM_WORLD;
     s->all = (cf_group){"all ranks", t->size, t->rank, cf_host_alloc(t->size, sizeof(int), "the transport"), &s->world};
-    bool crowded = t->local_size > t->local_cores, *hosts = cf_host_alloc(t->size, sizeof *hosts, "the transport");
     for (int i = 0; i < t->size; i++) s->all.world[i] = i;
     pthread_mutex_init(&s->lock, NULL);
     pthread_condattr_t monotonic;
@@ -417,8 +416,6 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
     set_threads(t, 1);
     set_timeout(t, timeout_s);
     if (pthread_create(&s->thread, NULL, progress, s) != 0) cf_die(NULL, "cannot start the progress thread");
-    gather(t, &crowded, hosts, sizeof crowded);
-    for (int i = 0; i < t->size; i++) s->never_block |= hosts[i];
-    free(hosts);
+    s->never_block = !cf_least_host(t, t->local_size <= t->local_cores);
     return t;
 }
