@@ -11,9 +11,10 @@ the program's own order of things and over what is assumed: the table in tests/b
 many GPUs on a host, with --hosts-gbps between hosts for each. Memory of this machine: what weights and one more copy of a
 tensor take on the host.
 
-Each cell: a step as a multiple of ideal, which leaves out transfers and slices; in brackets the milliseconds that were
-exposed. nowire leaves out transfers alone, so it shows what slices cost. auto is the plan that the program found in its
-first steps; the last line compares it with the best of the fixed modes.
+Each mesh and transport: steps as multiples of ideal, which leaves out transfers and slices, and below them the milliseconds that
+were exposed; s4: slice in four, r2: commfuse by ring in two slices a rank, d: direct. nowire leaves out transfers alone, so it
+shows what slices cost. auto is the plan that the program found in its first steps, and is at last divided by the best of the
+fixed modes.
 """
 import argparse
 import json
@@ -23,8 +24,10 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-FIXED = ("none", "slice:2", "slice:4", "slice:8", "commfuse:ring", "commfuse:direct", "commfuse:direct:2", "commfuse:once")
-MODES = (*FIXED, "auto", "nowire", "ideal")
+FIXED = ("none", *(f"slice:{m}" for m in (1, 2, 4, 8)),
+         *(f"commfuse:{route}:{m}" for route in ("ring", "direct") for m in (1, 2, 4)), "commfuse:once")
+SHOWN = (*FIXED, "auto")
+MODES = (*SHOWN, "nowire", "ideal")
 WIDE = "--channels 4096 --heads 32 --layers 2 --micro-batch 8"     # as wide as the paper's layers
 NARROW = "--channels 1280 --heads 20 --layers 4 --micro-batch 32"  # GPT-2 774M's
 MESHES = ((4, "--tp 4 " + WIDE), (4, "--tp 4 " + NARROW), (4, "--tp 4 --strategy up " + NARROW),
@@ -33,9 +36,11 @@ COMMON = "--seq 1024 --vocab 8192 --recompute 0 --peak-tflops 989 --rounds 1 --t
 
 
 def measure(o, ranks, words, transport):
-    """A step of each mode, the same every time. All modes of one run share the memory of the GPUs, so it takes two; the clock is the same."""
-    half = len(MODES) // 2
-    return measure_modes(o, ranks, words, transport, MODES[:half]) | measure_modes(o, ranks, words, transport, MODES[half:])
+    """A step of each mode, the same every time, in three runs: modes of one share the memory of the GPUs, and where no baseline
+    runs auto has the communicators that it has in training."""
+    half = len(FIXED) // 2
+    return {mode: step for modes in (FIXED[:half], FIXED[half:], MODES[len(FIXED):])
+            for mode, step in measure_modes(o, ranks, words, transport, modes).items()}
 
 
 def measure_modes(o, ranks, words, transport, modes):
@@ -55,17 +60,22 @@ def measure_modes(o, ranks, words, transport, modes):
     return {mode: sorted(steps, key=lambda e: e["step_ms"])[len(steps) // 2] for mode, steps in rounds.items()}
 
 
-def print_table(measured):
-    def ratio(steps, mode):
-        return steps[mode]["step_ms"] / steps["ideal"]["step_ms"]
-    for mode in MODES[:-1]:
-        cells = (f"{ratio(m, mode):.3f} ({m[mode]['exposed_comm_ms']:.2f})" for m in measured)
-        print(f"  {mode:<20}" + "".join(f"{cell:>20}" for cell in cells))
-    print(f"  {'ideal, ms':<20}" + "".join(f"{m['ideal']['step_ms']:>20.2f}" for m in measured))
-    best = [min(FIXED, key=lambda mode: m[mode]["step_ms"]) for m in measured]
-    print(f"  {'best fixed mode':<20}" + "".join(f"{name:>20}" for name in best))
-    shares = (m["auto"]["step_ms"] / m[name]["step_ms"] for m, name in zip(measured, best))
-    print(f"  {'auto / best':<20}" + "".join(f"{share:>20.3f}" for share in shares), flush=True)
+def short(mode):
+    """slice:4 → s4, commfuse:ring:2 → r2, commfuse:once → once"""
+    name, slices = (mode.split(":")[-2:] if mode[-1].isdigit() else (mode.split(":")[-1], ""))
+    return name[0] + slices if slices else name
+
+
+def print_line(name, cells, rest=""):
+    print(f"{name:<22}" + "".join(f"{cell:>6}" for cell in cells) + rest, flush=True)
+
+
+def print_row(name, steps):
+    ms = {mode: step["step_ms"] for mode, step in steps.items()}
+    best = min(FIXED, key=ms.get)
+    print_line(name, (f"{ms[mode] / ms['ideal']:.3f}" for mode in SHOWN),
+               f"{ms['nowire'] / ms['ideal']:8.3f}{ms['ideal']:8.2f}{ms['auto'] / ms[best]:9.3f} {short(best)}")
+    print_line("  exposed, ms", (f"{steps[mode]['exposed_comm_ms']:.2f}" for mode in SHOWN))
 
 
 def main():
@@ -82,11 +92,12 @@ def main():
     if (o.ranks is None) != (not o.options):
         parser.error("--ranks and options of bench_train belong together")
     print(f"imagined GPUs: products {o.tflops} TFLOP/s, link {o.gbps} GB/s each way; bf16, T 1024")
+    print_line("", map(short, SHOWN), "  nowire   ideal  auto / best")
     for ranks, words in [(o.ranks, " ".join(o.options))] if o.ranks else MESHES:
-        print(f"\n{ranks} GPUs, {words}")
-        transports = o.transports.split(",")
-        print(" " * 22 + "".join(f"{'ipc' if name == 'auto' else name:>20}" for name in transports))
-        print_table([measure(o, ranks, words.split(), transport) for transport in transports])
+        given = dict(zip(words.split()[::2], words.split()[1::2]))
+        mesh = f"{given.get('--strategy', 'tpsp')} {given.get('--tp', 1)}x{given.get('--dp', 1)}, {given.get('--channels', '')}"
+        for transport in o.transports.split(","):
+            print_row(f"{mesh}, {'ipc' if transport == 'auto' else transport}", measure(o, ranks, words.split(), transport))
 
 
 if __name__ == "__main__":
