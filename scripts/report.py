@@ -13,14 +13,14 @@ the same command resumes it and skips the points that are there. Rows of another
 in one table: then nothing is resumed until --fresh, or another --out, is given.
 
 An experiment is a module of scripts/experiments with NAME and TITLE; points(place, quick), which may say how many seconds they
-take; measure(place, point), its rows; tables(rows) and figures(rows, folder); and perhaps problems(rows), what must not be, and
+take; measure(place, point), its rows; tables(rows) and figures(rows, folder); and perhaps problems(rows), which must not be, and
 ratios(rows), the figures in which two reports must agree.
 """
 import argparse
 import datetime
 import fcntl
 import hashlib
-import importlib.util
+import importlib
 import json
 import os
 import pathlib
@@ -35,15 +35,15 @@ import plots
 import run_log
 import tables
 from experiments import processors
-from runner import ROOT, Runner
+from experiments.place import Place, PlaceError
+from runner import ROOT
 
 EXPERIMENTS = "operations", "training", "timeline"  # in the order of the report
 SWEEP = "sweep"  # rows that scripts/mfu_sweep has collected
 ROWS = "rows.jsonl"
-NOT_OF_THE_SETUP = "date", "link", "ranks", "enough", "processors"  # may differ between rows of one report
+NOT_OF_THE_SETUP = "date", "enough", "processors"  # may differ between rows of one report
 TOLERANCE = 0.03
 CORES_MAX = 16  # of the largest number of ranks that an experiment takes
-SECONDS_UNKNOWN = 30
 PROGRAMS = "train_gpt", "tests/bench/bench_fuse", "tests/bench/bench_train"
 INTERRUPTED, REFUSED = 130, 2
 
@@ -60,9 +60,9 @@ def refuse(what, hint):
 # --- where it runs ---
 
 
-def setup_of(place, quick, patience=1):
+def setup_of(place, o):
     """What the rows depend on, and with whose they may not be mixed."""
-    build, ask = pathlib.Path(ROOT, "build/release"), Runner().printed
+    build, ask = pathlib.Path(ROOT, "build/release"), place.runner.printed
     programs = [build / name for name in PROGRAMS]
     onednn = ask("sh", "-c", 'printf "#include <dnnl.h>\nDNNL_VERSION_MAJOR.DNNL_VERSION_MINOR.DNNL_VERSION_PATCH" | '
                  "cc -E -P -x c - | tail -n 1")
@@ -72,27 +72,27 @@ def setup_of(place, quick, patience=1):
             ask("git", "describe", "--always", "--dirty") or "unknown",
             "program": hashlib.sha256(b"".join(program.read_bytes() for program in programs)).hexdigest()[:12]
             if all(program.exists() for program in programs) else "not built",
-            "length": ("quick" if quick else "full") + (f", patience {patience:g}" if patience != 1 else ""),
-            "date": datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"), "enough": list(place.enough(2))}
+            "length": ("quick" if o.quick else "full") + (f", patience {o.patience:g}" if o.patience != 1 else ""),
+            "date": datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")}
 
 
 def doubts(setup):
     """What figures suffer from here, for the whole report."""
     if not setup["enough"][0]:
         return f"In all that follows {lab.SHARED}: {setup['enough'][1]}"
-    return "" if processors.suffice(setup.get("processors")) else (
-        f"These processors share their cores with others, so times differ from minute to minute: "
-        f"{processors.text(setup['processors'])}")
+    if setup.get("processors") and setup["processors"]["slowed"] > processors.SLOWED_MAX:
+        return ("These processors share their cores with others, so times differ from minute to minute: "
+                f"{processors.text(setup['processors'])}")
+    return ""
 
 
 def caption(setup):
     cores = "" if setup["enough"][0] else f" (**{lab.SHARED}**: {setup['enough'][1]})"
     if setup.get("processors"):
         cores += f" ({processors.text(setup['processors'])})"
-    links = {"lab": f"lab of {setup['hosts']} hosts, link as named", "local": "one host, shared memory"}
     return (f"{setup['processor']}, {setup['cores']} cores{cores}; {setup['system']} {setup['kernel']}; "
-            f"{setup['compiler']}; {setup['mpi']}; oneDNN {setup['onednn']}; commfuse {setup['version']} "
-            f"({setup['program']}); {links.get(setup['place'], setup['place'])}; {setup['date']}")
+            f"{setup['compiler']}; {setup['mpi']}; oneDNN {setup['onednn']}; commfuse {setup['version']} ({setup['program']}); "
+            f"{'lab, link as named' if setup['place'] == 'lab' else 'one host, shared memory'}; {setup['date']}")
 
 
 # --- rows ---
@@ -145,32 +145,24 @@ def read_rows(path):
 # --- running ---
 
 
-def run(place, modules, rows, quick, patience=1):
+def run(place, names, rows, o):
     """Measures what is missing. Points that fail are reported and left out; the rest goes on."""
-    wanted = []
-    for name, module in modules.items():
-        points = module.points(place, quick)
+    todo, failures = [], []
+    for name in names:
+        points = load(name).points(place, o.quick)
         if not points:
             print(f"{name}: nothing to measure {'in a lab' if place.kind == 'lab' else 'over shared memory'}", file=sys.stderr)
         # Points without seconds count something else.
-        wanted += [(name, {**point, "seconds": patience * point["seconds"]} if patience != 1 and "seconds" in point else point)
-                   for point in points]
-
-    def seconds_of(name, point):
-        """Those that points of its experiment took, else as it says."""
-        took = [line["seconds"] for line in rows.done if line["experiment"] == name]
-        return statistics.fmean(took) if took else point.get("seconds", SECONDS_UNKNOWN)
-
-    todo, failures = [(name, point) for name, point in wanted if not rows.has(name, point)], []
+        points = [{**point, "seconds": o.patience * point["seconds"]} if "seconds" in point else point for point in points]
+        todo += [(name, point) for point in points if not rows.has(name, point)]
     print(f"{len(todo)} points to measure" + (f", {len(rows.done)} are there already" if rows.done else ""), file=sys.stderr)
     for number, (name, point) in enumerate(todo):
-        left = sum(seconds_of(*item) for item in todo[number:])
+        left = sum(point.get("seconds", 0) for _, point in todo[number:])
         short = " ".join(str(value) for value in point.values() if isinstance(value, (str, int, float)))[:70]
-        print(f"[{number + 1}/{len(todo)}] {name} {short}  {f'{left / 60:.0f} min' if left > 90 else f'{left:.0f} s'} left",
-              file=sys.stderr, flush=True)
+        print(f"[{number + 1}/{len(todo)}] {name} {short}  {left / 60:.0f} min left, or more", file=sys.stderr, flush=True)
         place.commands, begin = [], time.monotonic()
         try:
-            found = modules[name].measure(place, point)
+            found = load(name).measure(place, point)
         except Exception as error:  # whatever it is, the other points are worth having
             failures.append(f"{name} {short}: {error}")
             print(f"failed: {failures[-1]}", file=sys.stderr)
@@ -184,44 +176,39 @@ def run(place, modules, rows, quick, patience=1):
 # --- writing ---
 
 
-def section(module, lines, folder, where, note=""):
+def section(module, lines, folder, where):
     """Tables, figures, rows and commands of one experiment."""
     rows = [row for line in lines for row in line["rows"]]
     tables.write_csv(folder / f"{module.NAME}.csv", rows)
     shown = module.tables(rows)
-    plots.note = note
     text = [f"## {module.TITLE}", "", shown.strip(), ""]
     for name in module.figures(rows, str(folder)):
         if name.endswith(".png") and f"({name})" not in shown:
             text += [f"![{module.TITLE}]({name})", ""]
     text += [f"*{where}.* Every row: [{module.NAME}.csv]({module.NAME}.csv); figures also as SVG.", ""]
-    commands = list(dict.fromkeys(command for line in lines for command in line.get("commands", ())))
-    if commands:
-        text += [f"<details><summary>{len(commands)} commands</summary>", "", "```sh", *commands, "```", "",
-                 "</details>", ""]
-    return "\n".join(text)
+    commands = list(dict.fromkeys(command for line in lines for command in line["commands"]))
+    return "\n".join([*text, f"<details><summary>{len(commands)} commands</summary>", "", "```sh", *commands, "```", "", "</details>", ""])
 
 
-def write_report(folder, setup, modules, done, failures, sweep, command, stopped=False):
-    by_name = {name: [line for line in done if line["experiment"] == name] for name in modules}
-    present = {name: lines for name, lines in by_name.items() if any(line["rows"] for line in lines)}
-    where = caption(setup)
+def write_report(folder, setup, done, failures, sweep, command, stopped=False):
+    present = {name: lines for name in EXPERIMENTS if (lines := [line for line in done if line["experiment"] == name and line["rows"]])}
     text = [f"**{doubts(setup)}.**", ""] if doubts(setup) else []
-    text += ["# What overlapping brings, measured", "", f"{where}.", ""]
+    text += ["# What overlapping brings, measured", "", f"{caption(setup)}.", ""]
     if stopped:
         text += [f"**Not complete: interrupted when {len(done)} points had been measured. The same command goes on.**", ""]
     text += ["To repeat all of it:", "", "```sh",
              "make all build/release/tests/bench/bench_fuse build/release/tests/bench/bench_train", command, "```", "",
              "Single runs are listed at the end of each experiment; `$DIR` is any folder, and `$DIR/tokens.bin` any "
              "token file (`data/prepare.py`): contents do not change times.", ""]
-    problems = [problem for name, lines in present.items() if hasattr(modules[name], "problems")
-                for problem in modules[name].problems([row for line in lines for row in line["rows"]])]
+    problems = [problem for name, lines in present.items() if hasattr(load(name), "problems")
+                for problem in load(name).problems([row for line in lines for row in line["rows"]])]
     if problems or failures:
         text += ["## What went wrong", "", *(f"- **ERROR** {' '.join(problem.split())}" for problem in problems),
                  *(f"- not measured: {' '.join(failure.split())[:600]}" for failure in failures), ""]
-    note = "" if setup["enough"][0] else f"{setup['cores']} cores: {lab.SHARED}"
-    text += [section(modules[name], lines, folder, where, note) for name, lines in present.items()]
+    plots.note = "" if setup["enough"][0] else f"{setup['cores']} cores: {lab.SHARED}"
+    text += [section(load(name), lines, folder, caption(setup)) for name, lines in present.items()]
     if sweep:
+        plots.note = ""
         text.append(section(load(SWEEP), [{"rows": sweep, "commands": [row["command"] for row in sweep]}], folder,
                             "Machine and version are in each row"))
     path = folder / "report.md"
@@ -232,26 +219,21 @@ def write_report(folder, setup, modules, done, failures, sweep, command, stopped
 # --- comparing ---
 
 
-def ratios_of(done):
-    """(experiment, figure) → value; none of rows of another version's experiment."""
-    found = {}
-    for name in dict.fromkeys(line["experiment"] for line in done):
-        if importlib.util.find_spec(f"experiments.{name}") and hasattr(load(name), "ratios"):
-            rows = [row for line in done if line["experiment"] == name for row in line["rows"]]
-            found |= {(name, figure): value for figure, value in load(name).ratios(rows).items()}
-    return found
+def ratios_of(folder):
+    """Place, and (experiment, figure) → value."""
+    setup, done = read_rows(pathlib.Path(folder) / ROWS)
+    if setup is None:
+        refuse(f"{folder}/{ROWS} is no report's rows", "give the folders of two reports: --compare DIR DIR")
+    return setup.get("place"), {
+        (name, figure): value for name in EXPERIMENTS if hasattr(load(name), "ratios")
+        for figure, value in load(name).ratios([row for line in done if line["experiment"] == name for row in line["rows"]]).items()}
 
 
 def compare(folders, tolerance):
     """Prints every figure that two reports have in common; 1 if one is further apart than `tolerance`."""
-    reports = [read_rows(pathlib.Path(folder) / ROWS) for folder in folders]
-    for folder, (setup, _) in zip(folders, reports):
-        if setup is None:
-            refuse(f"{folder}/{ROWS} is no report's rows", "give the folders of two reports: --compare DIR DIR")
-    places = [(setup.get("place"), setup.get("hosts")) for setup, _ in reports]
-    if places[0] != places[1]:
-        refuse(f"one report was measured on {places[0]}, the other on {places[1]}", "compare reports of one kind of place")
-    first, second = (ratios_of(done) for _, done in reports)
+    (place, first), (other, second) = map(ratios_of, folders)
+    if place != other:
+        refuse(f"one report was measured on {place}, the other on {other}", "compare reports of one kind of place")
     apart = {key: max(first[key] / second[key], second[key] / first[key]) - 1 for key in first if key in second}
     if not apart:
         refuse("the two reports have no figure in common", "run the same experiments, with or without --quick alike")
@@ -294,24 +276,21 @@ def options():
 
 def measure_all(o, folder):
     """Setup, lines and failures of a report whose missing points have been measured, and whether that was stopped."""
-    from experiments.place import open_place
-    modules = {name: load(name) for name in EXPERIMENTS if name in o.only}
-    if not modules:  # nothing to run: what is there, if anything, is drawn again
+    names = [name for name in EXPERIMENTS if name in o.only]
+    if not names:  # nothing to run: what is there, if anything, is drawn again
         setup, done = read_rows(folder / ROWS)
-        with open_place("local") as place:
-            return setup or setup_of(place, o.quick), done, [], False
+        return setup or setup_of(Place("local"), o), done, [], False
     rows = None
     try:
-        with open_place(o.place) as place:
-            setup = setup_of(place, o.quick, o.patience)
-            setup["processors"] = processors.measure(sorted(os.sched_getaffinity(0))[:CORES_MAX])
-            rows = Rows(folder, setup, o.fresh)
-            if rows.setup["program"] == "not built":
-                refuse("build/release lacks a program", "make report builds what it needs")
-            if doubts(rows.setup):
-                print(doubts(rows.setup), file=sys.stderr)
-            return rows.setup, rows.done, run(place, modules, rows, o.quick, o.patience), False
-    except lab.LabError as error:
+        place = Place(o.place)
+        setup = {**setup_of(place, o), "processors": processors.measure(sorted(os.sched_getaffinity(0))[:CORES_MAX])}
+        rows = Rows(folder, setup, o.fresh)
+        if rows.setup["program"] == "not built":
+            refuse("build/release lacks a program", "make report builds what it needs")
+        if doubts(rows.setup):
+            print(doubts(rows.setup), file=sys.stderr)
+        return rows.setup, rows.done, run(place, names, rows, o), False
+    except PlaceError as error:
         refuse(str(error), "--place local measures over shared memory")
     except KeyboardInterrupt:
         print(f"\ninterrupted: {len(rows.done) if rows else 0} points are kept in {folder / ROWS}; the same command "
@@ -345,9 +324,8 @@ def main():
     setup, done, failures, stopped = measure_all(o, folder)
     for number in ends:
         signal.signal(number, signal.SIG_DFL)
-    modules = {name: load(name) for name in EXPERIMENTS if any(line["experiment"] == name for line in done)}
     command = '"$(scripts/find_python.sh)" ' + shlex.join(["scripts/report.py", *(word for word in sys.argv[1:] if word != "--fresh")])
-    path, problems = write_report(folder, setup, modules, done, failures, sweep, command, stopped)
+    path, problems = write_report(folder, setup, done, failures, sweep, command, stopped)
     for problem in problems:
         print(f"ERROR {problem}", file=sys.stderr)
     print(path)

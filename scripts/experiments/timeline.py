@@ -15,14 +15,13 @@ from tokens import write_tokens
 
 NAME, TITLE = "timeline", "One layer on the time line"
 MODES = {"none": "none: blocking collectives", "slice": "slice: data slicing, 4 slices", "commfuse": "commfuse"}
-DIRECTIONS = "forward", "backward"
 STEPS = 5
 
 
 def points(place, quick):
     size = dict(model="d6", vocab=8192, seq=256, batch=4) if quick else dict(model="d12", vocab=8192, seq=512, batch=2)
     ratio = 0.5 if place.kind == "lab" else None
-    return [dict(training.size_for(place, size), strategy=strategy, tp=2, dp=1, steps=STEPS, ratio=ratio)
+    return [dict(training.size_for(place, size), strategy=strategy, tp=2, dp=1, ratio=ratio)
             for strategy in (("tpsp",) if quick else ("tpsp", "up"))]
 
 
@@ -30,14 +29,13 @@ def measure(place, point):
     rows, rate = [], None
     with tempfile.TemporaryDirectory(prefix="commfuse-report-") as folder:
         tokens, trace = f"{folder}/tokens.bin", f"{folder}/trace.json"
-        write_tokens(tokens, point["batch"] * (point["steps"] + 1) * point["seq"] + 1, point["vocab"])
+        write_tokens(tokens, point["batch"] * (STEPS + 1) * point["seq"] + 1, point["vocab"])
         if point["ratio"]:
-            rate = training.set_link(place, point, training.without_transfers(place, point)[1])
+            rate = training.set_link(place, point, *training.first_look(place, point)[1:])
         for mode in MODES:
             place.run(point["tp"] * point["dp"], [
-                training.PROGRAM, *training.model_options(point), "--train", tokens, "--batch", point["batch"], "--steps",
-                point["steps"], "--val-every", 0, "--overlap", mode, "--trace", trace, "--trace-steps", f"1:{point['steps']}"],
-                      timeout=600)
+                training.PROGRAM, *training.model_options(point), "--train", tokens, "--batch", point["batch"], "--steps", STEPS,
+                "--val-every", 0, "--overlap", mode, "--trace", trace, "--trace-steps", f"1:{STEPS}"])
             with open(trace, encoding="utf-8") as file:
                 rows += [{"mesh": training.mesh_name(point), "model": point["model"], "seq": point["seq"],
                           "batch": point["batch"], "link_bits_per_s": rate, "mode": mode, **row}
@@ -65,16 +63,14 @@ def layer_of(events):
     length = {key: sum(event["dur"] for event in block.values()) for key, block in inner.items()}
     step, layer = min(length, key=lambda key: abs(length[key] - statistics.median_low(length.values())))
     rows = []
-    for direction in DIRECTIONS:
-        mine = {rank: event for (rank, way), event in inner[step, layer].items() if way == direction}
-        origin = min(event["ts"] for event in mine.values())
-        for rank, block in sorted(mine.items()):
-            during = [event for event in events if event["pid"] == rank and event["ts"] < block["ts"] + block["dur"]
-                      and event["ts"] + event["dur"] > block["ts"] and not event["name"].startswith("block ")]
-            rows += [{"direction": direction, "rank": rank, "kind": "block" if event is block else event["cat"], "layer": layer,
-                      "name": event["name"], "slice": event["args"].get("slice"), "begin_ms": (event["ts"] - origin) / 1e3,
-                      "end_ms": (event["ts"] + event["dur"] - origin) / 1e3, "bytes": event["args"].get("bytes", 0)}
-                     for event in (block, *during)]
+    for (rank, direction), block in sorted(inner[step, layer].items()):
+        origin = min(event["ts"] for (_, way), event in inner[step, layer].items() if way == direction)
+        end = block["ts"] + block["dur"]
+        rows += [{"direction": direction, "rank": rank, "kind": "block" if event is block else event["cat"], "layer": layer,
+                  "name": event["name"], "slice": event["args"].get("slice"), "begin_ms": (event["ts"] - origin) / 1e3,
+                  "end_ms": (event["ts"] + event["dur"] - origin) / 1e3, "bytes": event["args"].get("bytes", 0)}
+                 for event in events if event is block or event["pid"] == rank and event["ts"] < end
+                 and event["ts"] + event["dur"] > block["ts"] and not event["name"].startswith("block ")]
     return rows
 
 
@@ -102,10 +98,13 @@ def tables(rows):
 
 # --- picture ---
 
+# By the end of an event's name: what is written on it, its colour, what the legend says.
 PLACES = {"att.qkv": ("QKV", "#7fb3d5", "QKV"), "att.proj": ("attention", "#76d7c4", "attention and projection"),
           "mlp.fc1": ("MLP 1", "#f7dc6f", "MLP 1: first product"), "mlp.fc2": ("MLP 2", "#d7a8e0", "MLP 2: second product")}
-OTHER, WAITING, BETWEEN = "#c8ccd0", "#d62718", "#e6e8ea"
-COMPUTE_HEIGHT, WIRE_HEIGHT, GAP = 0.62, 0.42, 0.22
+KINDS = {"block": ("", "#e6e8ea", "layer norm, GELU, sums"), "wait": ("", "#d62718", "waiting: exposed communication")}
+OTHER = "", "#c8ccd0", ""
+TRANSFER = {"hatch": "////", "edgecolor": "#5d6d7e", "linewidth": 0.4}
+COMPUTE_HEIGHT, WIRE_HEIGHT, RANK_HEIGHT = 0.62, 0.42, 1.26
 LETTER = 0.006  # of a panel's width
 PANEL_INCHES, REST_INCHES = 1.4, 2
 
@@ -120,64 +119,55 @@ def lanes(events):
     return placed, max(1, len(free))
 
 
-def draw_panel(axes, rows, mode, width, last):
-    """For each rank two rows: what the compute thread does (waiting in red), and what is on the wire."""
-    def box(event, bottom, height, colour, text="", **style):
+def draw_panel(axes, rows, title, width):
+    """For each of two ranks two rows: what the compute thread does (waiting in red), and what is on the wire."""
+    def box(event, bottom, height, **style):
+        text, colour, _ = KINDS.get(event["kind"], PLACES.get(event["name"].split(" ")[-1], OTHER))
         begin, until = max(0, event["begin_ms"]), min(event["end_ms"], width)
         axes.broken_barh([(begin, max(0, until - begin))], (bottom, height), facecolors=colour, **style)
-        if until - begin > LETTER * len(text) * width:
+        if event["kind"] == "compute" and until - begin > LETTER * len(text) * width:
             axes.text((begin + until) / 2, bottom + height / 2, text, ha="center", va="center", fontsize=7, clip_on=True)
 
-    ranks, ticks = distinct(rows, "rank")[:2], {}
-    for i, rank in enumerate(ranks):
-        events, wire = select(rows, rank=rank), (len(ranks) - 1 - i) * (COMPUTE_HEIGHT + WIRE_HEIGHT + GAP)
-        computing = wire + WIRE_HEIGHT + 0.04
-        ticks |= {f"rank {rank} compute": computing + COMPUTE_HEIGHT / 2, f"rank {rank} on the wire": wire + WIRE_HEIGHT / 2}
-        colours = {id(event): PLACES.get(event["name"].split(" ")[-1], ("", OTHER)) for event in events}
-        for event in sorted(select(events, kind="block") + select(events, kind="compute") + select(events, kind="wait"),
-                            key=lambda event: event["kind"] != "block"):
-            text, colour = {"block": ("", BETWEEN), "wait": ("", WAITING)}.get(event["kind"], colours[id(event)][:2])
-            box(event, computing, COMPUTE_HEIGHT, colour, text, edgecolor="white", linewidth=0.5)
+    ticks, ranks = {}, distinct(rows, "rank")[:2]
+    for i, rank in enumerate(reversed(ranks)):
+        events, wire, computing = select(rows, rank=rank), i * RANK_HEIGHT, i * RANK_HEIGHT + WIRE_HEIGHT + 0.04
+        ticks |= {f"rank {rank} on the wire": wire + WIRE_HEIGHT / 2, f"rank {rank} compute": computing + COMPUTE_HEIGHT / 2}
+        for kind in "block", "compute", "wait":
+            for event in select(events, kind=kind):
+                box(event, computing, COMPUTE_HEIGHT, edgecolor="white", linewidth=0.5)
         placed, count = lanes(select(events, kind="comm"))
         for lane, event in placed:
-            box(event, wire + WIRE_HEIGHT * (count - 1 - lane) / count, WIRE_HEIGHT / count, colours[id(event)][1],
-                hatch="////", edgecolor="#5d6d7e", linewidth=0.4)
-    end = max(row["end_ms"] for row in rows if row["kind"] == "block" and row["rank"] in ranks)
+            box(event, wire + WIRE_HEIGHT * (count - 1 - lane) / count, WIRE_HEIGHT / count, **TRANSFER)
+    end = max(row["end_ms"] for row in select(rows, kind="block") if row["rank"] in ranks)
     waiting = max(total(select(rows, rank=rank), "wait") for rank in ranks)
     axes.axvline(end, color="black", linewidth=1.2)
-    axes.set_title(f"{MODES.get(mode, mode)}  –  {end:.0f} ms, of which {waiting:.0f} ms waiting", loc="left", pad=3)
+    axes.set_title(f"{title}  –  {end:.0f} ms, of which {waiting:.0f} ms waiting", loc="left", pad=3)
     axes.set_xlim(0, width)
     axes.set_yticks(list(ticks.values()), list(ticks), fontsize=7)
     axes.tick_params(axis="y", length=0)
-    axes.tick_params(axis="x", labelsize=8, labelbottom=last)
     axes.grid(axis="x")
     axes.set_axisbelow(True)
     axes.spines["left"].set_visible(False)
 
 
-def legend():
-    """Handles by label."""
-    from matplotlib.patches import Patch
-    return {**{text: Patch(facecolor=colour) for _, colour, text in PLACES.values()},
-            "layer norm, GELU, sums": Patch(facecolor=BETWEEN), "waiting: exposed communication": Patch(facecolor=WAITING),
-            "transfer, in the colour of its product": Patch(facecolor="white", hatch="////", edgecolor="#5d6d7e")}
-
-
 def figures(rows, folder):
     """Forward above, backward below, a panel for each mode, one time axis in each direction."""
+    from matplotlib.patches import Patch
+    legend = {text: Patch(facecolor=colour) for _, colour, text in [*PLACES.values(), *KINDS.values()]}
+    legend["transfer, in the colour of its product"] = Patch(facecolor="white", **TRANSFER)
     names = []
     for mesh in distinct(rows, "mesh"):
         mine = select(rows, mesh=mesh)
         row, modes = mine[0], distinct(mine, "mode")
-        panels = [(direction, mode) for direction in DIRECTIONS for mode in modes]
-        figure, axes = plots.panels(len(panels), 1, (10, PANEL_INCHES * len(panels) + REST_INCHES))
-        plots.legend_below(figure, legend(), 4, lines=2)
+        figure, axes = plots.panels(2 * len(modes), 1, (10, 2 * PANEL_INCHES * len(modes) + REST_INCHES))
+        plots.legend_below(figure, legend, 4, lines=2)
         link = f"link of {row['link_bits_per_s'] / 1e6:.0f} Mbit/s" if row["link_bits_per_s"] else "shared memory"
         figure.suptitle(f"One layer of {row['model']} in training, {mesh}, {row['batch']} x {row['seq']} tokens, {link}", fontsize=11)
-        for panel, (direction, mode) in zip(axes.flat, panels):
-            way = select(mine, direction=direction)
-            width = 1.02 * max(row["end_ms"] for row in way if row["kind"] == "block")
-            draw_panel(panel, select(way, mode=mode), mode, width, mode == modes[-1])
-            panel.set_xlabel(f"{direction}: ms since the layer began" if mode == modes[-1] else "")
+        for way, direction in enumerate(("forward", "backward")):
+            panels, now = axes[way * len(modes):][:len(modes), 0], select(mine, direction=direction)
+            for axis, mode in zip(panels, modes):
+                draw_panel(axis, select(now, mode=mode), MODES[mode], 1.02 * max(row["end_ms"] for row in select(now, kind="block")))
+                axis.tick_params(axis="x", labelsize=8, labelbottom=mode == modes[-1])
+            panels[-1].set_xlabel(f"{direction}: ms since the layer began")
         names += plots.save(figure, folder, file_name(mesh))
     return names
