@@ -68,8 +68,6 @@ typedef struct cf_difference {
 void cf_compare(const uint64_t *expected, const uint64_t *found, int64_t count, const cf_difference *what,
                 cf_difference *difference, cf_stream *stream);
 
-double cf_now_ms(void); // monotonic clock, milliseconds
-
 // For memory.c alone: zeroed memory of the device, 256-byte aligned; NULL where there is none.
 void *cf_device_take(int64_t bytes);
 void cf_device_give(void *memory);

@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -178,12 +177,6 @@ void cf_compare(const uint64_t *expected, const uint64_t *found, int64_t count, 
         difference->expected = expected[i];
         difference->found = found[i];
     }
-}
-
-double cf_now_ms(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
 }
 
 // --- memory ---

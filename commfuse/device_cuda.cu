@@ -506,12 +506,6 @@ void cf_compare(const uint64_t *expected, const uint64_t *found, int64_t count, 
     cf_launch(compare_words, dim3(count > 0), dim3(SUM_THREADS), stream, expected, found, count, *what, difference);
 }
 
-double cf_now_ms(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
-}
-
 // --- memory ---
 
 void *cf_device_take(int64_t bytes) {

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 
 typedef struct block {
     void *memory;
@@ -95,6 +96,12 @@ void *cf_host_grow(void *array, int64_t *capacity, int64_t wanted, size_t size, 
     array = realloc(array, (size_t)*capacity * size);
     if (!array) cf_die(NULL, "out of memory: %lld times %zu bytes for %s", (long long)*capacity, size, purpose);
     return array;
+}
+
+double cf_now_ms(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
 }
 
 // For a purpose; NULL: for all. The lock is held.

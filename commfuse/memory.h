@@ -30,6 +30,8 @@ void *cf_host_alloc(int64_t count, size_t size, const char *purpose);
 // The array with room for `wanted` elements, which may be elsewhere then; *capacity: for how many it has room.
 void *cf_host_grow(void *array, int64_t *capacity, int64_t wanted, size_t size, const char *purpose);
 
+double cf_now_ms(void); // the host's monotonic clock, milliseconds
+
 int64_t cf_memory_bytes(void);     // bytes allocated now
 void cf_memory_report(FILE *file); // a table: purpose, bytes, share
 

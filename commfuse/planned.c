@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 #include "device.h"
 #include "die.h"
 #include "record.h"
@@ -67,12 +66,6 @@ static void copy(void *to, int64_t bytes) {
     if (bytes >= PAGE) record.host_ms += MS * record.hardware->word_s * (double)bytes / sizeof token;
 }
 
-static double clock_ms(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
-}
-
 static void *take_memory(void) {
     cf_die("a bug: cf_device_plan_only() comes first", "a planned program takes memory");
 }
@@ -100,7 +93,6 @@ static void *take_memory(void) {
 #define PLANNED_cf_add                  moves("add", 3 * (double)(count * cf_dtype_size(dtype)))
 #define PLANNED_cf_checksum             moves("checksum", (double)bytes)
 #define PLANNED_cf_compare              moves("compare", 16 * (double)count)
-#define PLANNED_cf_now_ms               clock_ms()
 #define PLANNED_cf_device_take          take_memory()
 #define PLANNED_cf_device_give          NOTHING
 #include <device_functions.h> // made by the Makefile

@@ -14,27 +14,20 @@
 static const char purpose[] = "the trace; --trace-steps A:B makes it shorter";
 enum { COMM_ROWS_MAX = 16, SPANS_BETWEEN_LOOKS = 1024 };
 
-typedef struct span { // an event whose moments have not become times yet
+typedef struct span { // it is sorted by the time with which its event begins
     cf_trace_event event;
     cf_moment posted, begin, end;
-    int64_t turn;
 } span;
-
-typedef struct event_list {
-    cf_trace_event *list;
-    int64_t count, capacity;
-} event_list;
 
 struct cf_trace {
     double zero_ms;
     bool record, forgotten; // events are recorded; a moment was asked for too late
     int step;
-    int64_t turn;          // steps begun; steps need not have numbers in a row
-    cf_moment turned;      // when the current one began
-    event_list travels[2]; // communication, and waits for it, of the current step and the one before, by turn
-    event_list kept;       // recorded
-    span *span;            // [resolved, spans) have not become times
-    int64_t resolved, spans, span_capacity;
+    cf_moment began;                                // the current step
+    span *span;                                     // of the step before and of the current one
+    int64_t before, resolved, spans, span_capacity; // [0, before) are of the step before; moments of [0, resolved) are times
+    cf_trace_event *event;                          // recorded
+    int64_t events, event_capacity;
     cf_trace_total total[CF_TRACE_TOTALS];
     int totals;
     int64_t counted; // steps
@@ -49,21 +42,9 @@ cf_trace *cf_trace_create(void) {
 
 void cf_trace_free(cf_trace *trace) {
     if (!trace) return;
-    for (int i = 0; i < 2; i++) free(trace->travels[i].list);
-    free(trace->kept.list);
     free(trace->span);
+    free(trace->event);
     free(trace);
-}
-
-static void append(event_list *to, cf_trace_event e) {
-    to->list = cf_host_grow(to->list, &to->capacity, to->count + 1, sizeof e, purpose);
-    to->list[to->count++] = e;
-}
-
-static void add(cf_trace *trace, int64_t turn, cf_trace_event e) {
-    if (e.row != CF_TRACE_COMPUTE) append(&trace->travels[turn % 2], e);
-    e.begin_ms -= trace->zero_ms, e.end_ms -= trace->zero_ms, e.posted_ms -= trace->zero_ms;
-    if (trace->record) append(&trace->kept, e);
 }
 
 // --- between moments ---
@@ -77,35 +58,39 @@ cf_moment cf_trace_begin(cf_trace *trace, cf_trace_row row, const char *name, cf
     return has_moments(trace, row) ? cf_moment_now(stream) : (cf_moment){0};
 }
 
-// Moments of the first spans become times: of those before a turn, and of others that have passed. A GPU does not
-// remember moments for ever, and a step may take more than it remembers.
-static void resolve(cf_trace *trace, int64_t before, bool others) {
-    while (trace->resolved < trace->spans) {
+static void record_event(cf_trace *trace, cf_trace_event e) {
+    e.begin_ms -= trace->zero_ms, e.end_ms -= trace->zero_ms, e.posted_ms -= trace->zero_ms;
+    trace->event = cf_host_grow(trace->event, &trace->event_capacity, trace->events + 1, sizeof e, purpose);
+    trace->event[trace->events++] = e;
+}
+
+// Moments of the first spans become times: of the first `count`, and of others that have passed. A GPU does not remember
+// moments for ever, and a step may take more than it remembers.
+static void resolve(cf_trace *trace, int64_t count, bool others) {
+    for (; trace->resolved < (others ? trace->spans : count); trace->resolved++) {
         span *s = &trace->span[trace->resolved];
         cf_trace_event *e = &s->event;
-        if (s->turn >= before && !others) return;
         if (!cf_moment_remembered(s->posted) || !cf_moment_remembered(s->end)) { // one of these is the earliest
             if (!trace->forgotten)                                               // said once: figures are too small without it
                 fprintf(stderr, "note: step takes too many moments for its figures: %s of layer %d is not in them\n", e->name,
                         e->layer);
             trace->forgotten = true;
-            trace->resolved++;
+            e->row = CF_TRACE_COMPUTE; // which has no figures
             continue;
         }
-        if (s->turn >= before && (!cf_moment_passed(s->end) || !cf_moment_passed(s->begin))) return;
+        if (trace->resolved >= count && (!cf_moment_passed(s->end) || !cf_moment_passed(s->begin))) return;
         // Each is a call of a GPU's driver, so only a timeline asks for all three.
         e->begin_ms = cf_moment_ms(s->begin), e->end_ms = cf_moment_ms(s->end);
         e->posted_ms = trace->record ? cf_moment_ms(s->posted) : e->begin_ms;
-        if (e->row != CF_TRACE_WAIT || e->begin_ms < e->end_ms) add(trace, s->turn, *e);
-        trace->resolved++;
+        if (e->row == CF_TRACE_WAIT) e->end_ms = fmax(e->begin_ms, e->end_ms);
+        if (trace->record && (e->row != CF_TRACE_WAIT || e->begin_ms < e->end_ms)) record_event(trace, *e);
     }
-    if (trace->resolved == trace->spans) trace->resolved = trace->spans = 0;
 }
 
 static void add_span(cf_trace *trace, span s, const char *name) {
     if (trace->spans % SPANS_BETWEEN_LOOKS == SPANS_BETWEEN_LOOKS - 1) resolve(trace, 0, true);
     trace->span = cf_host_grow(trace->span, &trace->span_capacity, trace->spans + 1, sizeof s, purpose);
-    s.turn = trace->turn, s.event.step = trace->step;
+    s.event.step = trace->step;
     snprintf(s.event.name, sizeof s.event.name, "%s", name);
     trace->span[trace->spans++] = s;
 }
@@ -113,25 +98,25 @@ static void add_span(cf_trace *trace, span s, const char *name) {
 void cf_trace_end(cf_trace *trace, cf_trace_row row, const char *name, int layer, int slice, cf_moment begin, cf_stream *stream) {
     const cf_trace_event e = {.row = row, .layer = layer, .slice = slice, .peer = -1};
     cf_range_end();
-    if (has_moments(trace, row)) add_span(trace, (span){e, begin, begin, cf_moment_now(stream), 0}, name);
+    if (has_moments(trace, row)) add_span(trace, (span){e, begin, begin, cf_moment_now(stream)}, name);
 }
 
 void cf_trace_wait(cf_trace *trace, const char *name, int layer, cf_moment begin, cf_moment end) {
     const cf_trace_event e = {.row = CF_TRACE_WAIT, .layer = layer, .slice = -1, .peer = -1};
     cf_range_end();
-    add_span(trace, (span){e, begin, begin, end, 0}, name);
+    add_span(trace, (span){e, begin, begin, end}, name);
 }
 
 void cf_trace_transfer(cf_trace *trace, const char *name, int layer, int slice, int peer, int64_t bytes, cf_moment posted,
                        cf_moment begin, cf_moment end) {
     const cf_trace_event e = {.row = CF_TRACE_COMM, .layer = layer, .slice = slice, .peer = peer, .bytes = bytes};
-    add_span(trace, (span){e, posted, begin, end, 0}, name);
+    add_span(trace, (span){e, posted, begin, end}, name);
 }
 
 // --- figures ---
 
 void cf_trace_record(cf_trace *trace, bool on) {
-    resolve(trace, INT64_MAX, false); // what came before belongs to before
+    resolve(trace, trace->spans, false); // what came before belongs to before
     trace->record = on;
 }
 
@@ -144,15 +129,17 @@ void cf_trace_start(cf_trace *trace, cf_transport *t) {
 
 // All of it that was waited for, was waited for by the stream.
 static void resolve_last(cf_trace *trace) {
-    cf_moment_wait(trace->turned);
-    resolve(trace, trace->turn, false);
+    if (trace->before > 0) cf_moment_wait(trace->began);
+    resolve(trace, trace->before, false);
 }
 
 void cf_trace_step(cf_trace *trace, int step, cf_stream *stream) {
-    if (trace->turn > 0) resolve_last(trace); // which makes room
-    trace->turned = cf_moment_now(stream);
+    resolve_last(trace);
+    trace->spans -= trace->before, trace->resolved -= trace->before;
+    if (trace->spans > 0) memmove(trace->span, trace->span + trace->before, (size_t)trace->spans * sizeof *trace->span);
+    trace->before = trace->spans;
+    trace->began = cf_moment_now(stream);
     trace->step = step;
-    trace->travels[++trace->turn % 2].count = 0;
 }
 
 // By the double that they begin with.
@@ -177,15 +164,13 @@ static double beyond(const cf_trace_event *e, double *reached) {
 
 cf_trace_figures cf_trace_last(cf_trace *trace) {
     resolve_last(trace);
-    const event_list *last = &trace->travels[(trace->turn + 1) % 2];
     cf_trace_figures sum = {0, 0};
     double reached = -INFINITY;
-    if (last->count > 0) qsort(last->list, (size_t)last->count, sizeof *last->list, ascending);
-    for (const cf_trace_event *e = last->list; e < last->list + last->count; e++) {
-        if (e->row == CF_TRACE_WAIT)
-            sum.exposed_ms += e->end_ms - e->begin_ms;
-        else
-            sum.comm_ms += beyond(e, &reached);
+    if (trace->before > 0) qsort(trace->span, (size_t)trace->before, sizeof *trace->span, ascending);
+    for (int64_t i = 0; i < trace->before; i++) {
+        const cf_trace_event *e = &trace->span[i].event;
+        if (e->row == CF_TRACE_WAIT) sum.exposed_ms += e->end_ms - e->begin_ms;
+        if (e->row == CF_TRACE_COMM) sum.comm_ms += beyond(e, &reached);
     }
     return sum;
 }
@@ -200,11 +185,11 @@ static int total_of(cf_trace *trace, const char *name) {
 }
 
 void cf_trace_count(cf_trace *trace) {
-    const event_list *last = &trace->travels[(trace->turn + 1) % 2];
     double reached[CF_TRACE_TOTALS];
     for (int i = 0; i < CF_TRACE_TOTALS; i++) reached[i] = -INFINITY;
-    for (const cf_trace_event *e = last->list; e < last->list + last->count; e++) {
-        const int at = total_of(trace, e->name);
+    for (int64_t i = 0; i < trace->before; i++) {
+        const cf_trace_event *e = &trace->span[i].event;
+        const int at = e->row == CF_TRACE_COMPUTE ? -1 : total_of(trace, e->name);
         if (at < 0) continue;
         cf_trace_total *to = &trace->total[at];
         if (e->row == CF_TRACE_WAIT)
@@ -221,9 +206,9 @@ const cf_trace_total *cf_trace_totals(const cf_trace *trace, int *count, int64_t
 }
 
 const cf_trace_event *cf_trace_events(cf_trace *trace, int64_t *count) {
-    resolve(trace, INT64_MAX, false);
-    *count = trace->kept.count;
-    return trace->kept.list;
+    resolve(trace, trace->spans, false);
+    *count = trace->events;
+    return trace->event;
 }
 
 // --- Chrome trace ---
@@ -284,12 +269,11 @@ void cf_trace_write(FILE *file, int ranks, const cf_trace_event *const *events, 
 // Blocks of an all-gather are of one size: that of the rank with most events.
 char *cf_trace_gather(cf_trace *trace, cf_transport *t, size_t *size) {
     cf_trace_record(trace, false);
-    event_list *mine = &trace->kept;
-    const int64_t most = -cf_least_host(t, -mine->count);
-    mine->list = cf_host_grow(mine->list, &mine->capacity, most + 1, sizeof *mine->list, "the trace");
-    int64_t *counts = cf_of_all(t, &mine->count, sizeof *counts);
+    const int64_t most = -cf_least_host(t, -trace->events);
+    trace->event = cf_host_grow(trace->event, &trace->event_capacity, most + 1, sizeof *trace->event, purpose);
+    int64_t *counts = cf_of_all(t, &trace->events, sizeof *counts);
     const cf_trace_event **lists = cf_host_alloc(t->size, sizeof *lists, "the trace of all ranks");
-    cf_trace_event *all = cf_of_all(t, mine->list, most * (int64_t)sizeof *all);
+    cf_trace_event *all = cf_of_all(t, trace->event, most * (int64_t)sizeof *all);
     char *text = NULL;
     FILE *memory = t->rank == 0 ? open_memstream(&text, size) : NULL;
     if (t->rank == 0 && !memory) cf_die(NULL, "out of memory for the trace");
