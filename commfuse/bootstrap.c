@@ -21,14 +21,9 @@ enum {
     DEFAULT_PORT = 29500 // torchrun's
 };
 
-static const char *given(const char *name) {
-    const char *text = getenv(name);
-    return text && *text ? text : NULL;
-}
-
 // fallback where the variable is not set.
 static int number(const char *name, int from, int below, int fallback) {
-    const char *text = given(name);
+    const char *text = cf_given(name);
     char *end = NULL;
     if (!text) return fallback;
     errno = 0;
@@ -42,11 +37,11 @@ static int number(const char *name, int from, int below, int fallback) {
 // names: of the variables that hold rank, size and local rank. What the launcher says about this host goes before what
 // host names say.
 static cf_bootstrap *by_environment(const char *const names[3], double timeout_s) {
-    const char *address = given("MASTER_ADDR"), *agent = given("TORCHELASTIC_USE_AGENT_STORE");
+    const char *address = cf_given("MASTER_ADDR"), *agent = cf_given("TORCHELASTIC_USE_AGENT_STORE");
     int size = number(names[1], 1, RANKS_MAX + 1, 1), rank = number(names[0], 0, size, 0);
     int port = number("MASTER_PORT", 1, PORTS, DEFAULT_PORT);
     // torchrun's agent listens at MASTER_PORT itself as long as its workers run, and says so: then ranks meet at the next.
-    if (given("MASTER_PORT") && agent && strcmp(agent, "True") == 0) port += port + 1 < PORTS ? 1 : -1;
+    if (cf_given("MASTER_PORT") && agent && strcmp(agent, "True") == 0) port += port + 1 < PORTS ? 1 : -1;
     cf_die_setup(rank, size, NULL);
     if (size > 1 && !address)
         cf_die_together("export MASTER_ADDR=HOST of rank 0; under Slurm: export MASTER_ADDR=$(scontrol show "
@@ -63,20 +58,20 @@ cf_bootstrap *cf_bootstrap_create(int *argc, char ***argv, double timeout_s) {
     static const char *const torchrun[] = {"RANK", "WORLD_SIZE", "LOCAL_RANK"};
     static const char *const slurm[] = {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"};
     static const char *const mpi_sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", NULL};
-    bool numbered = given("RANK") && given("WORLD_SIZE"), complete = numbered && given("MASTER_ADDR");
+    bool numbered = cf_given("RANK") && cf_given("WORLD_SIZE"), complete = numbered && cf_given("MASTER_ADDR");
     cf_bootstrap *mpi = complete ? NULL : cf_bootstrap_mpi(argc, argv, timeout_s, false);
     if (mpi) return mpi;
     for (const char *const *name = mpi_sizes; !complete && *name; name++)
-        if (given(*name) && atoi(given(*name)) > 1)
+        if (cf_given(*name) && atoi(cf_given(*name)) > 1)
             cf_die_together("build with MPI installed (make config says whether it was found), or start with "
                             "torchrun, or with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
-                            "an MPI launcher started %s ranks, but this program was built without MPI", given(*name));
+                            "an MPI launcher started %s ranks, but this program was built without MPI", cf_given(*name));
     if (numbered) return by_environment(torchrun, timeout_s);
-    if (given("RANK") || given("WORLD_SIZE"))
+    if (cf_given("RANK") || cf_given("WORLD_SIZE"))
         cf_die("set both, and MASTER_ADDR and MASTER_PORT, or neither", "%s is set, but %s is not",
-               given("RANK") ? "RANK" : "WORLD_SIZE", given("RANK") ? "WORLD_SIZE" : "RANK");
-    bool in_step = given("SLURM_STEP_ID") || given("SLURM_STEPID");
-    if (in_step && given("SLURM_PROCID") && given("SLURM_NTASKS")) return by_environment(slurm, timeout_s);
+               cf_given("RANK") ? "RANK" : "WORLD_SIZE", cf_given("RANK") ? "WORLD_SIZE" : "RANK");
+    bool in_step = cf_given("SLURM_STEP_ID") || cf_given("SLURM_STEPID");
+    if (in_step && cf_given("SLURM_PROCID") && cf_given("SLURM_NTASKS")) return by_environment(slurm, timeout_s);
     cf_die_setup(0, 1, NULL);
     return cf_bootstrap_sockets(0, 1, NULL, 0, timeout_s);
 }

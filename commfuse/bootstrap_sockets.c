@@ -88,9 +88,9 @@ typedef struct sockets {
     cf_mac secret;
     const char *address; // of rank 0
     char port[16];
-    line *line;          // rank 0's: (lines) to all ranks, the first unused, then strangers up to `places`
+    line *line;          // rank 0's: (lines) to all ranks, the first unused, strangers up to `places`, then listeners
     struct pollfd *look; // (places + LISTENERS_MAX)
-    int lines, places, joined, listener[LISTENERS_MAX], listeners, notes;
+    int lines, places, joined, listeners, notes;
     bool open; // a listener is not the loopback's
     pthread_t thread;
     pthread_mutex_t busy; // rank 0: a frame is being sent; others: or received
@@ -358,7 +358,7 @@ static void listen_at(sockets *s, const char *address) {
         set(fd, SOL_SOCKET, SO_REUSEADDR, 1);
         if (at->ai_family == AF_INET6) set(fd, IPPROTO_IPV6, IPV6_V6ONLY, 1);
         if (fd >= 0 && bind(fd, at->ai_addr, at->ai_addrlen) == 0 && listen(fd, SOMAXCONN) == 0) {
-            s->listener[s->listeners++] = fd;
+            s->line[s->places + s->listeners++].fd = fd;
             s->open |= !is_loopback(at->ai_addr);
             continue;
         }
@@ -398,8 +398,7 @@ static void make_room(sockets *s) {
 // Rank 0, until all others have joined. Who has joined is looked at too: the run ends when such a rank is gone.
 static void meet_all(sockets *s, double deadline_s) {
     make_room(s);
-    const nfds_t looks = (nfds_t)s->places + LISTENERS_MAX;
-    for (int i = 0; i < LISTENERS_MAX; i++) s->listener[i] = -1;
+    const int looks = s->places + LISTENERS_MAX;
     listen_at(s, s->address);
     if (s->listeners == 0) listen_at(s, NULL);
     if (s->open && !cf_secret_given())
@@ -410,24 +409,23 @@ static void meet_all(sockets *s, double deadline_s) {
     for (s->joined = 1; s->joined < s->lines;) {
         const double begin_s = now_s();
         if (begin_s > deadline_s) not_all_here(s);
-        for (int i = 0; i < s->places; i++) // of those without a descriptor poll() says nothing
+        for (int i = 0; i < looks; i++) // of those without a descriptor poll() says nothing
             s->look[i] = (struct pollfd){.fd = s->line[i].fd, .events = i < s->lines ? POLLRDHUP : POLLIN};
-        for (int i = 0; i < LISTENERS_MAX; i++) s->look[s->places + i] = (struct pollfd){.fd = s->listener[i], .events = POLLIN};
-        poll(s->look, looks, RETRY_MS);
-        for (int i = 0; i < s->places; i++) {
+        poll(s->look, (nfds_t)looks, RETRY_MS);
+        for (int i = 0; i < looks; i++) {
+            line *l = &s->line[i];
             if (s->look[i].revents && i < s->lines)
                 lost(s, i);
+            else if (s->look[i].revents && i < s->places)
+                hear_stranger(s, l);
             else if (s->look[i].revents)
-                hear_stranger(s, &s->line[i]);
-            else if (i >= s->lines && s->line[i].fd >= 0 && begin_s - s->line[i].since_s > STRANGER_S)
-                send_away(s, &s->line[i], "it has said no hello");
+                accept_strangers(s, l->fd);
+            else if (i >= s->lines && i < s->places && l->fd >= 0 && begin_s - l->since_s > STRANGER_S)
+                send_away(s, l, "it has said no hello");
         }
-        for (int i = 0; i < s->listeners; i++)
-            if (s->look[s->places + i].revents) accept_strangers(s, s->listener[i]);
     }
-    for (int i = s->lines; i < s->places; i++)
+    for (int i = s->lines; i < looks; i++)
         if (s->line[i].fd >= 0) send_away(s, &s->line[i], NULL);
-    while (s->listeners > 0) close(s->listener[--s->listeners]);
 }
 
 // -1: errno says why.
@@ -516,7 +514,7 @@ static void close_sockets(cf_bootstrap *b) {
 cf_bootstrap *cf_bootstrap_sockets(int rank, int size, const char *address, int port, double timeout_s) {
     sockets *s = cf_host_alloc(1, sizeof *s, "the start");
     const int lines = rank == 0 ? size : 1, places = rank == 0 && size > 1 ? 2 * size + STRANGERS_MAX : lines;
-    s->line = cf_host_alloc(places, sizeof *s->line, "connections");
+    s->line = cf_host_alloc(places + LISTENERS_MAX, sizeof *s->line, "connections");
     s->look = cf_host_alloc(places + LISTENERS_MAX, sizeof *s->look, "connections");
     s->base = (cf_bootstrap){.name = size > 1 ? "sockets" : "alone",
                              .rank = rank,
@@ -526,7 +524,7 @@ cf_bootstrap *cf_bootstrap_sockets(int rank, int size, const char *address, int 
                              .close = close_sockets};
     s->lines = lines;
     s->places = places;
-    for (int i = 0; i < places; i++) s->line[i].fd = -1;
+    for (int i = 0; i < places + LISTENERS_MAX; i++) s->line[i].fd = -1;
     pthread_mutex_init(&s->busy, NULL);
     if (size > 1) {
         s->secret = cf_secret();

@@ -27,11 +27,14 @@ static struct {
     pthread_mutex_t dying;
 } self = {-1, -1, NULL, NULL, PTHREAD_MUTEX_INITIALIZER};
 
+const char *cf_given(const char *name) {
+    const char *text = getenv(name);
+    return text && *text ? text : NULL;
+}
+
 static int from_environment(const char *const *names, int fallback) {
-    for (; *names; names++) {
-        const char *text = getenv(*names);
-        if (text && *text) return atoi(text);
-    }
+    for (; *names; names++)
+        if (cf_given(*names)) return atoi(cf_given(*names));
     return fallback;
 }
 

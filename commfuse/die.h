@@ -32,6 +32,7 @@ void cf_die_setup(int rank, int size, void (*abort_all)(int status));
 // NULL: the ranks are connected from here on.
 void cf_die_meet_by(void (*meet)(void));
 int cf_die_rank(void);
+const char *cf_given(const char *name);    // a variable of the environment; NULL: not set, or empty
 void cf_die_name(char *name, size_t size); // "rank 3 of 8 (host)"
 
 // "reduce-scatter mlp.fc2, layer 7, step 41"; layer or step -1: none.

@@ -14,13 +14,8 @@
 
 enum { SHORTEST = 16, LONGEST = 4096 };
 
-static const char *given(const char *name) {
-    const char *text = getenv(name);
-    return text && *text ? text : NULL;
-}
-
 bool cf_secret_given(void) {
-    return given("COMMFUSE_SECRET") || given("COMMFUSE_SECRET_FILE");
+    return cf_given("COMMFUSE_SECRET") || cf_given("COMMFUSE_SECRET_FILE");
 }
 
 static size_t read_secret(const char *path, char *text) {
@@ -39,7 +34,7 @@ static size_t read_secret(const char *path, char *text) {
 
 cf_mac cf_secret(void) {
     static const cf_mac nobody;
-    const char *secret = given("COMMFUSE_SECRET"), *path = given("COMMFUSE_SECRET_FILE");
+    const char *secret = cf_given("COMMFUSE_SECRET"), *path = cf_given("COMMFUSE_SECRET_FILE");
     char text[LONGEST];
     if (!secret && !path) return nobody;
     size_t length = secret ? strlen(secret) : read_secret(path, text);

@@ -304,22 +304,18 @@ static void take(cf_watch *w, const packet *p) {
 // Packets that came back: on that host nobody listens at that port. All local ranks are at one address.
 static void hear_refusals(cf_watch *w) {
     for (;;) {
-        union {
-            struct cmsghdr aligned;
-            char bytes[512];
-        } control;
+        _Alignas(struct cmsghdr) char control[512];
         struct sockaddr_in to = {.sin_port = 0};
         struct msghdr message = {.msg_name = &to,
                                  .msg_namelen = sizeof to,
-                                 .msg_control = &control,
+                                 .msg_control = control,
                                  .msg_controllen = sizeof control};
-        struct sock_extended_err error;
         if (recvmsg(w->socket, &message, MSG_ERRQUEUE | MSG_DONTWAIT) < 0) return;
         const struct cmsghdr *c = CMSG_FIRSTHDR(&message);
         if (!c || c->cmsg_type != IP_RECVERR) continue;
-        memcpy(&error, CMSG_DATA(c), sizeof error);
+        const bool refused = ((const struct sock_extended_err *)(const void *)CMSG_DATA(c))->ee_errno == ECONNREFUSED;
         pthread_mutex_lock(&w->lock);
-        for (int i = 0; error.ee_errno == ECONNREFUSED && i < w->size; i++)
+        for (int i = 0; refused && i < w->size; i++)
             w->others[i].refused |= w->cards[i].port == to.sin_port && has_address(&w->cards[i], to.sin_addr.s_addr);
         pthread_mutex_unlock(&w->lock);
     }
@@ -470,14 +466,15 @@ cf_watch *cf_watch_open(cf_bootstrap *ranks) {
     const int size = ranks->size;
     if (size == 1) return NULL;
     cf_watch *w = cf_host_alloc(1, sizeof *w, "the watch");
-    w->cards = cf_host_alloc(size, sizeof *w->cards, "the watch");
-    w->others = cf_host_alloc(size, sizeof *w->others, "the watch");
-    w->rank = ranks->rank;
-    w->size = size;
-    w->last.layer = w->last.step = -1;
-    w->here = w->last;
-    w->first_to_give_up = w->unanswered = -1;
-    w->since_ms = cf_now_ms();
+    *w = (cf_watch){.rank = ranks->rank,
+                    .size = size,
+                    .cards = cf_host_alloc(size, sizeof *w->cards, "the watch"),
+                    .others = cf_host_alloc(size, sizeof *w->others, "the watch"),
+                    .last = {.layer = -1, .step = -1},
+                    .here = {.layer = -1, .step = -1},
+                    .since_ms = cf_now_ms(),
+                    .first_to_give_up = -1,
+                    .unanswered = -1};
     pthread_mutex_init(&w->lock, NULL);
     card mine = own_card();
     w->socket = open_socket(ranks->local_size == size ? INADDR_LOOPBACK : INADDR_ANY, &mine.port);
