@@ -57,18 +57,11 @@ static double described_peak(const char **source) {
 
 // clang-format off
 #define PLANNED_linear_prepared_size       gpu() ? 0 : IC * OC + (E == 2 ? 0 : 16) * larger(IC, OC)
-#define PLANNED_linear_forward             product("forward", 1, R, OC, IC, E)
-#define PLANNED_linear_forward_add         product("forward, added", 1, R, OC, IC, 2 * E)
-#define PLANNED_linear_forward_gelu        product("forward, GELU", 1, R, OC, IC, 2 * E)
-#define PLANNED_linear_dgrad               product("dgrad", 1, R, IC, OC, E)
-#define PLANNED_linear_dgrad_add           product("dgrad, added", 1, R, IC, OC, 2 * E)
-#define PLANNED_linear_dgrad_gelu          product("dgrad, GELU", 1, R, IC, OC, 2 * E)
-#define PLANNED_linear_forward_blocks      product("forward", r.blocks, r.rows, OC, IC, E)
-#define PLANNED_linear_forward_gelu_blocks product("forward, GELU", r.blocks, r.rows, OC, IC, 2 * E)
-#define PLANNED_linear_dgrad_blocks        product("dgrad", r.blocks, r.rows, IC, OC, E)
-#define PLANNED_linear_dgrad_gelu_blocks   product("dgrad, GELU", r.blocks, r.rows, IC, OC, 2 * E)
-#define PLANNED_linear_wgrad               product("wgrad", 1, OC, IC, R, (add ? 2 : 1) * P)
-#define PLANNED_linear_wgrad_rows          product("wgrad", 1, rows, IC, R, (add ? 2 : 1) * P)
+#define PLANNED_linear_forward             product(pre ? "forward, GELU" : "forward", r.blocks, r.rows, OC, IC, pre ? 2 * E : E)
+#define PLANNED_linear_forward_add         product("forward, added", r.blocks, r.rows, OC, IC, 2 * E)
+#define PLANNED_linear_dgrad               product(pre ? "dgrad, GELU" : "dgrad", r.blocks, r.rows, IC, OC, pre ? 2 * E : E)
+#define PLANNED_linear_dgrad_add           product("dgrad, added", r.blocks, r.rows, IC, OC, 2 * E)
+#define PLANNED_linear_wgrad               product("wgrad", 1, rows, IC, R, (add ? 2 : 1) * P)
 #define PLANNED_linear_wgrad_rows_min      gpu() ? ceil_div(TILES_MIN, ceil_div(IC, TILE_COLUMNS)) * TILE_ROWS : WGRAD_ROWS
 #define PLANNED_linear_wgrad_depth_min     gpu() ? DEPTH_MIN : 0
 #define PLANNED_linear_bias_grad           moves("bias gradient", R * OC, E)

@@ -64,79 +64,43 @@ static void fill_with_bias(real *out, const real *bias, int64_t R, int64_t OC) {
     }
 }
 
-static linear_rows one_block(int64_t R) {
-    return (linear_rows){.blocks = 1, .rows = R};
-}
-
-void linear_forward(real *out, const real *x, const real *w, const real *bias, int64_t R, int64_t IC, int64_t OC,
+void linear_forward(real *out, real *pre, const real *x, const real *w, const real *bias, linear_rows r, int64_t IC, int64_t OC,
                     cf_stream *stream) {
-    linear_forward_blocks(out, x, w, bias, one_block(R), IC, OC, stream);
-}
-
-void linear_forward_add(real *out, const real *x, const real *w, int64_t R, int64_t IC, int64_t OC, cf_stream *stream) {
-    gemm_to_real(false, false, R, OC, IC, x, IC, w, prepared_row(OC), 1, out, OC, stream);
-}
-
-void linear_forward_gelu(real *out, real *pre, const real *x, const real *w, const real *bias, int64_t R, int64_t IC, int64_t OC,
-                         cf_stream *stream) {
-    linear_forward_gelu_blocks(out, pre, x, w, bias, one_block(R), IC, OC, stream);
-}
-
-void linear_dgrad(real *dx, const real *dy, const real *w, int64_t R, int64_t IC, int64_t OC, cf_stream *stream) {
-    linear_dgrad_blocks(dx, dy, w, one_block(R), IC, OC, stream);
-}
-
-void linear_dgrad_add(real *dx, const real *dy, const real *w, int64_t R, int64_t IC, int64_t OC, cf_stream *stream) {
-    gemm_to_real(false, false, R, IC, OC, dy, OC, w, prepared_row(IC), 1, dx, IC, stream);
-}
-
-void linear_dgrad_gelu(real *dpre, const real *dy, const real *w, const real *pre, int64_t R, int64_t IC, int64_t OC,
-                       cf_stream *stream) {
-    linear_dgrad_gelu_blocks(dpre, dy, w, pre, one_block(R), IC, OC, stream);
-}
-
-void linear_forward_blocks(real *out, const real *x, const real *w, const real *bias, linear_rows r, int64_t IC, int64_t OC,
-                           cf_stream *stream) {
     const int64_t most = bias ? ROW_BLOCK : r.rows;
-    for (int64_t i = 0; i < r.blocks; i++)
+    for (int64_t i = 0; i < r.blocks; i++) {
+        real *block = (pre ? pre : out) + i * r.out * OC;
         for (int64_t row = 0; row < r.rows; row += most) {
             int64_t rows = smaller(r.rows - row, most);
-            real *to = out + (i * r.out + row) * OC;
+            real *to = block + row * OC;
             if (bias) fill_with_bias(to, bias, rows, OC);
             gemm_to_real(false, false, rows, OC, IC, x + (i * r.in + row) * IC, IC, w, prepared_row(OC), bias ? 1 : 0, to, OC,
                          stream);
         }
-}
-
-void linear_forward_gelu_blocks(real *out, real *pre, const real *x, const real *w, const real *bias, linear_rows r, int64_t IC,
-                                int64_t OC, cf_stream *stream) {
-    for (int64_t i = 0; i < r.blocks; i++) { // while the block is in the cache
-        real *block = pre + i * r.out * OC;
-        linear_forward(block, x + i * r.in * IC, w, bias, r.rows, IC, OC, stream);
-        gelu_forward(out + i * r.out * OC, block, r.rows * OC, stream);
+        if (pre) gelu_forward(out + i * r.out * OC, block, r.rows * OC, stream); // while the block is in the cache
     }
 }
 
-void linear_dgrad_blocks(real *dx, const real *dy, const real *w, linear_rows r, int64_t IC, int64_t OC, cf_stream *stream) {
+void linear_forward_add(real *out, const real *x, const real *w, linear_rows r, int64_t IC, int64_t OC, cf_stream *stream) {
     for (int64_t i = 0; i < r.blocks; i++)
-        gemm_to_real(false, false, r.rows, IC, OC, dy + i * r.in * OC, OC, w, prepared_row(IC), 0, dx + i * r.out * IC, IC, stream);
+        gemm_to_real(false, false, r.rows, OC, IC, x + i * r.in * IC, IC, w, prepared_row(OC), 1, out + i * r.out * OC, OC, stream);
 }
 
-void linear_dgrad_gelu_blocks(real *dpre, const real *dy, const real *w, const real *pre, linear_rows r, int64_t IC, int64_t OC,
-                              cf_stream *stream) {
+void linear_dgrad(real *dx, const real *dy, const real *w, const real *pre, linear_rows r, int64_t IC, int64_t OC,
+                  cf_stream *stream) {
     for (int64_t i = 0; i < r.blocks; i++) {
-        real *block = dpre + i * r.out * IC;
-        linear_dgrad(block, dy + i * r.in * OC, w, r.rows, IC, OC, stream);
-        gelu_backward(block, block, pre + i * r.out * IC, r.rows * IC, stream);
+        real *block = dx + i * r.out * IC;
+        gemm_to_real(false, false, r.rows, IC, OC, dy + i * r.in * OC, OC, w, prepared_row(IC), 0, block, IC, stream);
+        if (pre) gelu_backward(block, block, pre + i * r.out * IC, r.rows * IC, stream);
     }
 }
 
-void linear_wgrad(precise *dw, const real *dy, const real *x, int64_t R, int64_t IC, int64_t OC, bool add, cf_stream *stream) {
-    linear_wgrad_rows(dw, dy, OC, x, R, IC, OC, add, stream);
+void linear_dgrad_add(real *dx, const real *dy, const real *w, linear_rows r, int64_t IC, int64_t OC, cf_stream *stream) {
+    for (int64_t i = 0; i < r.blocks; i++)
+        gemm_to_real(false, false, r.rows, IC, OC, dy + i * r.in * OC, OC, w, prepared_row(IC), 1, dx + i * r.out * IC, IC, stream);
 }
 
-void linear_wgrad_rows(precise *dw, const real *dy, int64_t dy_row, const real *x, int64_t R, int64_t IC, int64_t rows, bool add,
-                       cf_stream *stream) {
+void linear_wgrad(precise *dw, const real *dy, int64_t dy_row, const real *x, int64_t R, int64_t IC, int64_t rows, bool add,
+                  cf_stream *stream) {
     gemm_to_precise(true, false, rows, IC, R, dy, dy_row, x, IC, add, dw, IC, stream);
 }
 

@@ -325,8 +325,8 @@ static bool takes_bias(const real *bias) {
     return (uintptr_t)bias % 16 == 0;
 }
 
-void linear_forward(real *out, const real *x, const real *w, const real *bias, int64_t R, int64_t IC, int64_t OC,
-                    cf_stream *stream) {
+static void forward_block(real *out, const real *x, const real *w, const real *bias, int64_t R, int64_t IC, int64_t OC,
+                          cf_stream *stream) {
     if (R == 0 || OC == 0) return;
     if (bias) {
         const epilogue e = {CUBLASLT_EPILOGUE_BIAS, bias, NULL};
@@ -337,43 +337,28 @@ void linear_forward(real *out, const real *x, const real *w, const real *bias, i
     if (!over_nothing(of, out, stream)) multiply(of, x, w, out, PLAIN, stream);
 }
 
-void linear_forward_add(real *out, const real *x, const real *w, int64_t R, int64_t IC, int64_t OC, cf_stream *stream) {
-    const product of = dense(false, true, R, OC, IC, 1);
-    if (!over_nothing(of, out, stream)) multiply(of, x, w, out, PLAIN, stream);
-}
-
 // What cuBLASLt asks of the matrix in front of the GELU. It does not say how exact its tanh is: enough for bf16.
 static bool takes_gelu(const real *pre, int64_t row) {
     return REAL_TYPE == CUDA_R_16BF && row % 8 == 0 && (uintptr_t)pre % 16 == 0;
 }
 
-void linear_forward_gelu(real *out, real *pre, const real *x, const real *w, const real *bias, int64_t R, int64_t IC, int64_t OC,
-                         cf_stream *stream) {
+static void forward_gelu_block(real *out, real *pre, const real *x, const real *w, const real *bias, int64_t R, int64_t IC,
+                               int64_t OC, cf_stream *stream) {
     const epilogue e = {CUBLASLT_EPILOGUE_GELU_AUX_BIAS, bias, pre};
     if (R == 0 || OC == 0) return;
     if (IC > 0 && takes_gelu(pre, OC) && takes_bias(bias) && multiply(dense(false, true, R, OC, IC, 0), x, w, out, e, stream))
         return;
-    linear_forward(pre, x, w, bias, R, IC, OC, stream);
+    forward_block(pre, x, w, bias, R, IC, OC, stream);
     gelu_forward(out, pre, R * OC, stream);
 }
 
-void linear_dgrad(real *dx, const real *dy, const real *w, int64_t R, int64_t IC, int64_t OC, cf_stream *stream) {
-    const product of = dense(false, false, R, IC, OC, 0);
-    if (!over_nothing(of, dx, stream)) multiply(of, dy, w, dx, PLAIN, stream);
-}
-
-void linear_dgrad_add(real *dx, const real *dy, const real *w, int64_t R, int64_t IC, int64_t OC, cf_stream *stream) {
-    const product of = dense(false, false, R, IC, OC, 1);
-    if (!over_nothing(of, dx, stream)) multiply(of, dy, w, dx, PLAIN, stream);
-}
-
-void linear_dgrad_gelu(real *dpre, const real *dy, const real *w, const real *pre, int64_t R, int64_t IC, int64_t OC,
-                       cf_stream *stream) {
+static void dgrad_block(real *dx, const real *dy, const real *w, const real *pre, int64_t R, int64_t IC, int64_t OC,
+                        cf_stream *stream) {
     const epilogue e = {CUBLASLT_EPILOGUE_DGELU, NULL, pre};
-    if (R == 0 || IC == 0) return;
-    if (OC > 0 && takes_gelu(pre, IC) && multiply(dense(false, false, R, IC, OC, 0), dy, w, dpre, e, stream)) return;
-    linear_dgrad(dpre, dy, w, R, IC, OC, stream);
-    gelu_backward(dpre, dpre, pre, R * IC, stream);
+    const product of = dense(false, false, R, IC, OC, 0);
+    if (pre && OC > 0 && R > 0 && IC > 0 && takes_gelu(pre, IC) && multiply(of, dy, w, dx, e, stream)) return;
+    if (!over_nothing(of, dx, stream)) multiply(of, dy, w, dx, PLAIN, stream);
+    if (pre && R * IC > 0) gelu_backward(dx, dx, pre, R * IC, stream);
 }
 
 // False: there is one block or nothing to multiply, or the library does not multiply such together.
@@ -383,43 +368,53 @@ static bool multiply_blocks(product of, const real *a, const real *b, real *c, e
     return multiply(of, a, b, c, e, stream);
 }
 
-void linear_forward_blocks(real *out, const real *x, const real *w, const real *bias, linear_rows r, int64_t IC, int64_t OC,
-                           cf_stream *stream) {
-    const epilogue biased = {CUBLASLT_EPILOGUE_BIAS, bias, NULL};
-    if ((!bias || takes_bias(bias)) &&
-        multiply_blocks(dense(false, true, r.rows, OC, IC, 0), x, w, out, bias ? biased : PLAIN, r, stream))
+void linear_forward(real *out, real *pre, const real *x, const real *w, const real *bias, linear_rows r, int64_t IC, int64_t OC,
+                    cf_stream *stream) {
+    const epilogue biased = {CUBLASLT_EPILOGUE_BIAS, bias, NULL}, gelu = {CUBLASLT_EPILOGUE_GELU_AUX_BIAS, bias, pre};
+    const bool possible = (!bias || takes_bias(bias)) && (!pre || takes_gelu(pre, OC));
+    if (possible && multiply_blocks(dense(false, true, r.rows, OC, IC, 0), x, w, out,
+                                    pre    ? gelu
+                                    : bias ? biased
+                                           : PLAIN,
+                                    r, stream))
         return;
-    for (int64_t i = 0; i < r.blocks; i++) linear_forward(out + i * r.out * OC, x + i * r.in * IC, w, bias, r.rows, IC, OC, stream);
+    for (int64_t i = 0; i < r.blocks; i++) {
+        const int64_t to = i * r.out * OC, from = i * r.in * IC;
+        if (pre)
+            forward_gelu_block(out + to, pre + to, x + from, w, bias, r.rows, IC, OC, stream);
+        else
+            forward_block(out + to, x + from, w, bias, r.rows, IC, OC, stream);
+    }
 }
 
-void linear_forward_gelu_blocks(real *out, real *pre, const real *x, const real *w, const real *bias, linear_rows r, int64_t IC,
-                                int64_t OC, cf_stream *stream) {
-    const epilogue e = {CUBLASLT_EPILOGUE_GELU_AUX_BIAS, bias, pre};
-    if (takes_gelu(pre, OC) && takes_bias(bias) && multiply_blocks(dense(false, true, r.rows, OC, IC, 0), x, w, out, e, r, stream))
+// c += a · b, block by block
+static void add_blocks(product of, const real *a, const real *b, real *c, linear_rows r, cf_stream *stream) {
+    for (int64_t i = 0; i < r.blocks; i++) {
+        real *to = c + i * r.out * of.n;
+        if (!over_nothing(of, to, stream)) multiply(of, a + i * r.in * of.k, b, to, PLAIN, stream);
+    }
+}
+
+void linear_forward_add(real *out, const real *x, const real *w, linear_rows r, int64_t IC, int64_t OC, cf_stream *stream) {
+    add_blocks(dense(false, true, r.rows, OC, IC, 1), x, w, out, r, stream);
+}
+
+void linear_dgrad(real *dx, const real *dy, const real *w, const real *pre, linear_rows r, int64_t IC, int64_t OC,
+                  cf_stream *stream) {
+    const epilogue gelu = {CUBLASLT_EPILOGUE_DGELU, NULL, pre};
+    if ((!pre || takes_gelu(pre, IC)) &&
+        multiply_blocks(dense(false, false, r.rows, IC, OC, 0), dy, w, dx, pre ? gelu : PLAIN, r, stream))
         return;
     for (int64_t i = 0; i < r.blocks; i++)
-        linear_forward_gelu(out + i * r.out * OC, pre + i * r.out * OC, x + i * r.in * IC, w, bias, r.rows, IC, OC, stream);
+        dgrad_block(dx + i * r.out * IC, dy + i * r.in * OC, w, pre ? pre + i * r.out * IC : NULL, r.rows, IC, OC, stream);
 }
 
-void linear_dgrad_blocks(real *dx, const real *dy, const real *w, linear_rows r, int64_t IC, int64_t OC, cf_stream *stream) {
-    if (multiply_blocks(dense(false, false, r.rows, IC, OC, 0), dy, w, dx, PLAIN, r, stream)) return;
-    for (int64_t i = 0; i < r.blocks; i++) linear_dgrad(dx + i * r.out * IC, dy + i * r.in * OC, w, r.rows, IC, OC, stream);
+void linear_dgrad_add(real *dx, const real *dy, const real *w, linear_rows r, int64_t IC, int64_t OC, cf_stream *stream) {
+    add_blocks(dense(false, false, r.rows, IC, OC, 1), dy, w, dx, r, stream);
 }
 
-void linear_dgrad_gelu_blocks(real *dpre, const real *dy, const real *w, const real *pre, linear_rows r, int64_t IC, int64_t OC,
-                              cf_stream *stream) {
-    const epilogue e = {CUBLASLT_EPILOGUE_DGELU, NULL, pre};
-    if (takes_gelu(pre, IC) && multiply_blocks(dense(false, false, r.rows, IC, OC, 0), dy, w, dpre, e, r, stream)) return;
-    for (int64_t i = 0; i < r.blocks; i++)
-        linear_dgrad_gelu(dpre + i * r.out * IC, dy + i * r.in * OC, w, pre + i * r.out * IC, r.rows, IC, OC, stream);
-}
-
-void linear_wgrad(precise *dw, const real *dy, const real *x, int64_t R, int64_t IC, int64_t OC, bool add, cf_stream *stream) {
-    linear_wgrad_rows(dw, dy, OC, x, R, IC, OC, add, stream);
-}
-
-void linear_wgrad_rows(precise *dw, const real *dy, int64_t dy_row, const real *x, int64_t R, int64_t IC, int64_t rows, bool add,
-                       cf_stream *stream) {
+void linear_wgrad(precise *dw, const real *dy, int64_t dy_row, const real *x, int64_t R, int64_t IC, int64_t rows, bool add,
+                  cf_stream *stream) {
     product of = dense(true, false, rows, IC, R, add);
     of.lda = dy_row;
     of.c_type = CUDA_R_32F;

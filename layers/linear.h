@@ -15,39 +15,32 @@ int64_t linear_prepared_size(int64_t IC, int64_t OC);
 typedef const real *linear_prepare(real *prepared, const real *w, int64_t IC, int64_t OC, cf_stream *stream);
 linear_prepare linear_prepare_forward, linear_prepare_dgrad;
 
-// out (R, OC) = x (R, IC) · wᵀ + bias, w prepared for forward. bias (OC) may be NULL.
-void linear_forward(real *out, const real *x, const real *w, const real *bias, int64_t R, int64_t IC, int64_t OC,
-                    cf_stream *stream);
-// The same without bias, added to out: products over groups of inputs that arrive one after another.
-void linear_forward_add(real *out, const real *x, const real *w, int64_t R, int64_t IC, int64_t OC, cf_stream *stream);
-// pre (R, OC) = x · wᵀ + bias, out = gelu(pre): both are kept, pre for backward.
-void linear_forward_gelu(real *out, real *pre, const real *x, const real *w, const real *bias, int64_t R, int64_t IC, int64_t OC,
-                         cf_stream *stream);
-// dx (R, IC) = dy (R, OC) · w, prepared for dgrad
-void linear_dgrad(real *dx, const real *dy, const real *w, int64_t R, int64_t IC, int64_t OC, cf_stream *stream);
-// The same, added to dx.
-void linear_dgrad_add(real *dx, const real *dy, const real *w, int64_t R, int64_t IC, int64_t OC, cf_stream *stream);
-// Where x = gelu(pre), the gradient of pre: dpre (R, IC) = (dy (R, OC) · w) · gelu'(pre). dpre is not pre.
-void linear_dgrad_gelu(real *dpre, const real *dy, const real *w, const real *pre, int64_t R, int64_t IC, int64_t OC,
-                       cf_stream *stream);
-// Rows of several shards: `blocks` blocks of `rows` rows; block starts are `in` rows apart in the input and `out` rows
-// apart in the output. One product where the library has a batched one.
+// Rows that a product reads and writes: `blocks` blocks of `rows` rows, whose starts are `in` rows apart in the input and `out`
+// rows apart in the output. One product where the library has a batched one.
 typedef struct linear_rows {
     int64_t blocks, rows, in, out;
 } linear_rows;
-void linear_forward_blocks(real *out, const real *x, const real *w, const real *bias, linear_rows r, int64_t IC, int64_t OC,
-                           cf_stream *stream);
-void linear_forward_gelu_blocks(real *out, real *pre, const real *x, const real *w, const real *bias, linear_rows r, int64_t IC,
-                                int64_t OC, cf_stream *stream);
-void linear_dgrad_blocks(real *dx, const real *dy, const real *w, linear_rows r, int64_t IC, int64_t OC, cf_stream *stream);
-// pre has the layout of dpre.
-void linear_dgrad_gelu_blocks(real *dpre, const real *dy, const real *w, const real *pre, linear_rows r, int64_t IC, int64_t OC,
-                              cf_stream *stream);
-// dw (OC, IC) = dyᵀ · x or, with add, += that
-void linear_wgrad(precise *dw, const real *dy, const real *x, int64_t R, int64_t IC, int64_t OC, bool add, cf_stream *stream);
-// Some rows of it: dw (rows, IC), dy (R, rows) with dy_row elements from one row to the next
-void linear_wgrad_rows(precise *dw, const real *dy, int64_t dy_row, const real *x, int64_t R, int64_t IC, int64_t rows, bool add,
-                       cf_stream *stream);
+static inline linear_rows linear_all(int64_t R) { // R = blocks · rows rows, one after another
+    linear_rows r = {1, R, R, R};
+    return r;
+}
+
+// out (R, OC) = x (R, IC) · wᵀ + bias, w prepared for forward. bias (OC) may be NULL. With pre, which has the layout of out and
+// goes with a bias: pre is that, out = gelu(pre); both are kept, pre for backward.
+void linear_forward(real *out, real *pre, const real *x, const real *w, const real *bias, linear_rows r, int64_t IC, int64_t OC,
+                    cf_stream *stream);
+// The same without bias, added to out: products over groups of inputs that arrive one after another.
+void linear_forward_add(real *out, const real *x, const real *w, linear_rows r, int64_t IC, int64_t OC, cf_stream *stream);
+// dx (R, IC) = dy (R, OC) · w, prepared for dgrad. With pre, which has the layout of dx, where x = gelu(pre): the gradient of
+// pre, (dy · w) · gelu'(pre). dx is not pre.
+void linear_dgrad(real *dx, const real *dy, const real *w, const real *pre, linear_rows r, int64_t IC, int64_t OC,
+                  cf_stream *stream);
+// dx += dy · w
+void linear_dgrad_add(real *dx, const real *dy, const real *w, linear_rows r, int64_t IC, int64_t OC, cf_stream *stream);
+// dw (rows, IC) = dyᵀ · x or, with add, += that. dy (R, rows) has dy_row elements from one row to the next: OC for some rows, or
+// all, of a matrix (OC, IC).
+void linear_wgrad(precise *dw, const real *dy, int64_t dy_row, const real *x, int64_t R, int64_t IC, int64_t rows, bool add,
+                  cf_stream *stream);
 // Fewest rows of dw that make an efficient product: each owner must have as many for a gradient to be computed owner by
 // owner. A function of IC alone, so that all ranks decide alike, whatever their devices.
 int64_t linear_wgrad_rows_min(int64_t IC);

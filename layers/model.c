@@ -114,6 +114,10 @@ static void alloc_ends(gpt *g) {
     g->host_targets = g->host_inputs + g->T * g->B;
 }
 
+static parallel_linear linear_of(const gpt *g, const cf_group *group, int w, int bias) {
+    return (parallel_linear){.pass = &g->pass, .group = group, .w = w, .bias = bias, .prepared = g->prepared};
+}
+
 static void create_layers(gpt *g, bool up, overlap how) {
     const gpt_shape *s = &g->params.shape;
     const cf_group *tp = &g->mesh->tp_group;
@@ -122,16 +126,20 @@ static void create_layers(gpt *g, bool up, overlap how) {
     const int64_t attention_weights = larger(linear_prepared_size(C, 3 * C / N), linear_prepared_size(C / N, C)) * (up ? N : 1);
     const int64_t weights = larger(linear_prepared_size(C, F), linear_prepared_size(F, C));
     g->prepared = gpt_real(g, larger(larger(weights, attention_weights), linear_prepared_size(C, g->Vl)), "weights, prepared");
-    column_create(&g->fc, &g->pass, g->split, "mlp.fc1", FCW, FCB, shard, how, true, g->prepared);
-    row_create(&g->fcproj, &g->pass, g->split, "mlp.fc2", FCPROJW, FCPROJB, shard, how, 4 * product, 8 * product, g->prepared);
+    g->fc = linear_of(g, g->split, FCW, FCB);
+    g->fcproj = linear_of(g, g->split, FCPROJW, FCPROJB);
+    g->qkv = linear_of(g, tp, QKVW, QKVB);
+    g->attproj = linear_of(g, tp, ATTPROJW, ATTPROJB);
+    g->head = linear_of(g, g->split, WTE, -1);
+    column_create(&g->fc, "mlp.fc1", shard, how, true);
+    row_create(&g->fcproj, "mlp.fc2", shard, how, 4 * product, 8 * product);
     if (up) {
         up_create(g, how);
     } else {
-        column_create(&g->qkv, &g->pass, tp, "att.qkv", QKVW, QKVB, shard, how, true, g->prepared);
-        row_create(&g->attproj, &g->pass, tp, "att.proj", ATTPROJW, ATTPROJB, shard, how, product + attention,
-                   2 * product + 2.5 * attention, g->prepared);
+        column_create(&g->qkv, "att.qkv", shard, how, true);
+        row_create(&g->attproj, "att.proj", shard, how, product + attention, 2 * product + 2.5 * attention);
     }
-    column_create(&g->head, &g->pass, g->split, "head", WTE, -1, shard, how, false, g->prepared);
+    column_create(&g->head, "head", shard, how, false);
 }
 
 static cf_fuse *plan_gather(gpt *g, const char *name, const cf_group *group, cf_dtype dtype, int64_t capacity, overlap how) {
@@ -349,7 +357,7 @@ void gpt_forward(gpt *g, double scale) {
             sum = row_forward(&g->attproj, l, g->sums, s->heads, attend, g);
         }
         residual_forward(g->x[mlp], g->x[attention], sum, params_weight(p, ATTPROJB, l), rows, C, stream);
-        column_forward(&g->fc, l, s->fch, s->hidden, norm_forward(g, mlp));
+        column_forward(&g->fc, l, s->hidden, s->fch, norm_forward(g, mlp));
         sum = row_forward(&g->fcproj, l, g->sums, s->hidden, NULL, NULL);
         residual_forward(g->x[mlp + 1], g->x[mlp], sum, params_weight(p, FCPROJB, l), rows, C, stream);
         trace_end(g, "block forward", l, begin);

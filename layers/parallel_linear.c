@@ -20,8 +20,8 @@ void weight_gradient_rows(void *argument, const cf_span *span, cf_stream *stream
         for (int part = 0; part < g->parts; part++) {
             int64_t begin = larger(first, part * g->OC), end = smaller(first + span->rows, (part + 1) * g->OC);
             if (begin < end)
-                linear_wgrad_rows(dw + (begin - first) * g->IC, g->dy[part] + begin - part * g->OC, g->OC, g->x[part], g->R, g->IC,
-                                  end - begin, g->to.add, stream);
+                linear_wgrad(dw + (begin - first) * g->IC, g->dy[part] + begin - part * g->OC, g->OC, g->x[part], g->R, g->IC,
+                             end - begin, g->to.add, stream);
         }
     }
 }
@@ -59,37 +59,29 @@ static void bias_gradient(const parallel_linear *l, int layer, const real *dy, i
 
 // --- life ---
 
-static parallel_linear without_operations(const model_pass *pass, const cf_group *group, int w, int bias, real *prepared) {
-    return (parallel_linear){.pass = pass,
-                             .group = group,
-                             .w = w,
-                             .bias = bias,
-                             .IC = params_local_columns(pass->params, w),
-                             .OC = params_local_rows(pass->params, w),
-                             .prepared = prepared};
-}
-
 static cf_fuse *plan(const parallel_linear *l, const char *name, cf_operation operation, int64_t capacity, overlap how,
                      double flops, bool early) {
-    bool sums = operation == CF_REDUCE_SCATTER;
+    const bool sums = operation == CF_REDUCE_SCATTER;
     cf_fuse_plan p =
         overlap_plan(how, name, l->group, operation, sums ? CF_COMPUTE_BEFORE : CF_COMPUTE_AFTER, REAL_DTYPE, capacity);
     p.flops = flops, p.early = early, p.folds = sums;
     return cf_fuse_create(l->pass->context, p);
 }
 
-void column_create(parallel_linear *l, const model_pass *pass, const cf_group *group, const char *name, int w, int bias,
-                   int64_t capacity, overlap how, bool gathers, real *prepared) {
-    *l = without_operations(pass, group, w, bias, prepared);
-    double flops = 2.0 * (double)(group->size * capacity * l->OC);
+static void set_sizes(parallel_linear *l) {
+    l->IC = params_local_columns(l->pass->params, l->w), l->OC = params_local_rows(l->pass->params, l->w);
+}
+
+void column_create(parallel_linear *l, const char *name, int64_t capacity, overlap how, bool gathers) {
+    set_sizes(l);
+    const double flops = 2.0 * (double)(l->group->size * capacity * l->OC);
     l->forward = plan(l, name, CF_ALLGATHER, capacity, how, flops, false);
     if (gathers) l->gather = plan(l, name, CF_ALLGATHER, capacity, how, flops, true);
     l->backward = plan(l, name, CF_REDUCE_SCATTER, capacity, how, flops, true);
 }
 
-void row_create(parallel_linear *l, const model_pass *pass, const cf_group *group, const char *name, int w, int bias,
-                int64_t capacity, overlap how, double forward_flops, double backward_flops, real *prepared) {
-    *l = without_operations(pass, group, w, bias, prepared);
+void row_create(parallel_linear *l, const char *name, int64_t capacity, overlap how, double forward_flops, double backward_flops) {
+    set_sizes(l);
     l->forward = plan(l, name, CF_REDUCE_SCATTER, capacity, how, forward_flops, false);
     l->backward = plan(l, name, CF_ALLGATHER, capacity, how, backward_flops, false);
 }
@@ -107,10 +99,6 @@ void linear_place_gradients(const parallel_linear *l, bool may_wait) {
     zero_place_gradient(l->pass->zero, l->w, arrives, rows, may_wait);
 }
 
-real *linear_own_shard(const parallel_linear *l, real *full, int64_t columns) {
-    return full + l->group->rank * l->pass->Ts * l->pass->B * columns;
-}
-
 // --- what is computed for a span ---
 
 // Rows that travel are at span->data, `columns` wide; the others are those of the whole.
@@ -124,61 +112,57 @@ static linear_rows rows_of(const linear_job *j, const cf_span *span, int64_t col
 static void column_forward_rows(void *argument, const cf_span *span, cf_stream *stream) {
     const linear_job *j = (const linear_job *)argument;
     const parallel_linear *l = j->linear;
-    int64_t first = span->row * j->linear->pass->B * l->OC;
-    const real *x = (const real *)span->data;
-    linear_rows r = rows_of(j, span, l->IC);
-    if (j->activated)
-        linear_forward_gelu_blocks(j->activated + first, j->out + first, x, l->ready, j->bias, r, l->IC, l->OC, stream);
-    else
-        linear_forward_blocks(j->out + first, x, l->ready, j->bias, r, l->IC, l->OC, stream);
+    const real *bias = l->bias >= 0 ? params_weight(l->pass->params, l->bias, j->layer) : NULL;
+    int64_t first = span->row * l->pass->B * l->OC;
+    linear_forward(j->out + first, j->pre ? j->pre + first : NULL, (const real *)span->data, l->ready, bias,
+                   rows_of(j, span, l->IC), l->IC, l->OC, stream);
 }
 
 static void add_weight_gradient(linear_job *j, const real *dy, const real *x, int64_t rows, cf_stream *stream) {
+    const parallel_linear *l = j->linear;
     if (!j->dw.at) return;
-    linear_wgrad(j->dw.at, dy, x, rows, j->linear->IC, j->linear->OC, j->dw.add, stream);
+    linear_wgrad(j->dw.at, dy, l->OC, x, rows, l->IC, l->OC, j->dw.add, stream);
     j->dw.add = true;
 }
 
 static void column_wgrad_rows(void *argument, const cf_span *span, cf_stream *stream) {
     linear_job *j = (linear_job *)argument;
-    for (int i = 0; i < span->blocks; i++)
-        add_weight_gradient(j, j->in + (span->row + i * span->row_stride) * j->linear->pass->B * j->linear->OC,
-                            (const real *)(span->data + i * span->data_stride), span->rows * j->linear->pass->B, stream);
+    linear_rows r = rows_of(j, span, j->linear->IC);
+    for (int64_t i = 0; i < r.blocks; i++)
+        add_weight_gradient(j, j->in + (span->row * j->linear->pass->B + i * r.out) * j->linear->OC,
+                            (const real *)(span->data + i * span->data_stride), r.rows, stream);
 }
 
 static void column_dgrad_rows(void *argument, const cf_span *span, cf_stream *stream) {
     const linear_job *j = (const linear_job *)argument;
     const parallel_linear *l = j->linear;
-    const real *dy = j->in + span->row * j->linear->pass->B * l->OC;
-    real *dx = (real *)span->data;
+    const real *dy = j->in + span->row * l->pass->B * l->OC;
     linear_rows r = rows_of(j, span, l->IC);
-    if (!span->accumulate) linear_dgrad_blocks(dx, dy, l->ready, r, l->IC, l->OC, stream);
-    for (int64_t i = 0; span->accumulate && i < r.blocks; i++)
-        linear_dgrad_add(dx + i * r.out * l->IC, dy + i * r.in * l->OC, l->ready, r.rows, l->IC, l->OC, stream);
+    if (span->accumulate)
+        linear_dgrad_add((real *)span->data, dy, l->ready, r, l->IC, l->OC, stream);
+    else
+        linear_dgrad((real *)span->data, dy, l->ready, NULL, r, l->IC, l->OC, stream);
 }
 
 static void row_forward_rows(void *argument, const cf_span *span, cf_stream *stream) {
     const linear_job *j = (const linear_job *)argument;
     const parallel_linear *l = j->linear;
-    const real *x = j->in + span->row * j->linear->pass->B * l->IC;
-    real *out = (real *)span->data;
+    const real *x = j->in + span->row * l->pass->B * l->IC;
     linear_rows r = rows_of(j, span, l->OC);
     for (int i = 0; j->rows && i < span->blocks; i++) j->rows(j->argument, j->layer, span->row + i * span->row_stride, span->rows);
-    if (!span->accumulate) linear_forward_blocks(out, x, l->ready, NULL, r, l->IC, l->OC, stream);
-    for (int64_t i = 0; span->accumulate && i < r.blocks; i++)
-        linear_forward_add(out + i * r.out * l->OC, x + i * r.in * l->IC, l->ready, r.rows, l->IC, l->OC, stream);
+    if (span->accumulate)
+        linear_forward_add((real *)span->data, x, l->ready, r, l->IC, l->OC, stream);
+    else
+        linear_forward((real *)span->data, NULL, x, l->ready, NULL, r, l->IC, l->OC, stream);
 }
 
 static void row_backward_rows(void *argument, const cf_span *span, cf_stream *stream) {
     linear_job *j = (linear_job *)argument;
     const parallel_linear *l = j->linear;
     const real *dy = (const real *)span->data;
-    int64_t first = span->row * j->linear->pass->B * l->IC;
+    int64_t first = span->row * l->pass->B * l->IC;
     linear_rows r = rows_of(j, span, l->OC);
-    if (j->pre)
-        linear_dgrad_gelu_blocks(j->out + first, dy, l->ready, j->pre + first, r, l->IC, l->OC, stream);
-    else
-        linear_dgrad_blocks(j->out + first, dy, l->ready, r, l->IC, l->OC, stream);
+    linear_dgrad(j->out + first, dy, l->ready, j->pre ? j->pre + first : NULL, r, l->IC, l->OC, stream);
     for (int64_t i = 0; i < r.blocks; i++) {
         if (j->rows) j->rows(j->argument, j->layer, span->row + i * span->row_stride, span->rows);
         add_weight_gradient(j, dy + i * r.in * l->OC, j->x + first + i * r.out * l->IC, r.rows, stream);
@@ -187,10 +171,9 @@ static void row_backward_rows(void *argument, const cf_span *span, cf_stream *st
 
 // --- the column-parallel layer ---
 
-void column_forward(parallel_linear *l, int layer, real *out, real *activated, real *x) {
+void column_forward(parallel_linear *l, int layer, real *out, real *pre, real *x) {
     const model_pass *pass = l->pass;
-    linear_job j = {.linear = l, .layer = layer, .out = out, .activated = activated};
-    if (l->bias >= 0) j.bias = params_weight(pass->params, l->bias, layer);
+    linear_job j = {.linear = l, .layer = layer, .out = out, .pre = pre};
     cf_fuse_begin(l->forward, x, pass->Ts, pass->B * l->IC, column_forward_rows, &j, layer);
     const real *w = params_weight(pass->params, l->w, layer);
     l->ready = linear_prepare_forward(l->prepared, w, l->IC, l->OC, pass->context->stream); // during the first transfers
@@ -247,7 +230,8 @@ void row_begin_backward(parallel_linear *l, int layer, real *dx, real *shard, re
     real *dy = l->group->size == 1 ? shard : whole;
     // The bias is added to the sum, so that its gradient is of this rank's shard.
     bias_gradient(l, layer, shard, rows);
-    if (dy != shard) cf_copy(linear_own_shard(l, dy, l->OC), shard, rows * l->OC * (int64_t)sizeof(real), pass->context->stream);
+    if (dy != shard)
+        cf_copy(dy + l->group->rank * rows * l->OC, shard, rows * l->OC * (int64_t)sizeof(real), pass->context->stream);
     job.linear = l, job.layer = layer, job.out = dx, job.dy = dy, job.dw = gradient_by_slices(l, layer);
     l->backward_job = job;
     cf_fuse_begin(l->backward, dy, pass->Ts, pass->B * l->OC, row_backward_rows, &l->backward_job, layer);

@@ -45,15 +45,13 @@ void weight_gradient_rows(void *argument, const cf_span *span, cf_stream *stream
 // Time steps [t0, t0 + n) of the whole sequence are about to be read, or have been written.
 typedef void time_steps(void *argument, int layer, int64_t t0, int64_t n);
 
-// The product of an operation in progress. w is made ready during the first transfers.
+// The product of an operation in progress.
 typedef struct linear_job {
     const struct parallel_linear *linear;
     int layer;
     const real *in;     // the factor that does not travel
     real *out;          // the result, where it does not travel
-    const real *bias;   // (OC) or NULL
-    real *activated;    // column forward: (T·B, OC) GELU of out; NULL: not computed
-    const real *pre;    // row backward: (T·B, IC) GELU's input, where x is its output; else NULL
+    real *pre;          // what GELU reads: column forward: (T·B, OC), out is its output; row backward: (T·B, IC). NULL: no GELU
     const real *dy, *x; // row backward: (T·B, OC), (T·B, IC) for the weight gradient
     matrix_gradient dw; // added to slice by slice; at NULL: computed elsewhere
     time_steps *rows;   // row layers: computes x, or goes on with dx; NULL: nothing to do
@@ -63,30 +61,26 @@ typedef struct linear_job {
 typedef struct parallel_linear {
     const model_pass *pass;
     const cf_group *group;
-    int w, bias; // tensors; bias −1: none, or added elsewhere
+    real *prepared; // (linear_prepared_size(IC, OC)) shared with other layers
+    int w, bias;    // tensors; bias −1: none, or added elsewhere
     cf_fuse *forward, *backward;
     cf_fuse *gather;                     // column: of the saved input; NULL if that is still there in backward (the head)
     int64_t IC, OC;                      // of this rank's part of w (OC, IC)
-    real *prepared;                      // (linear_prepared_size(IC, OC)) shared with other layers
     const real *ready;                   // w as products read it: in prepared, or w itself
     linear_job backward_job, gather_job; // of those in progress
     bool gathering;
 } parallel_linear;
 
-// capacity: elements of a shard of what travels. flops: of what is computed besides the products.
-void column_create(parallel_linear *l, const model_pass *pass, const cf_group *group, const char *name, int w, int bias,
-                   int64_t capacity, overlap how, bool gathers, real *prepared);
-void row_create(parallel_linear *l, const model_pass *pass, const cf_group *group, const char *name, int w, int bias,
-                int64_t capacity, overlap how, double forward_flops, double backward_flops, real *prepared);
+// pass, group, w, bias and prepared are set. capacity: elements of a shard of what travels. flops: of a row-parallel layer's
+// products and what is computed with them.
+void column_create(parallel_linear *l, const char *name, int64_t capacity, overlap how, bool gathers);
+void row_create(parallel_linear *l, const char *name, int64_t capacity, overlap how, double forward_flops, double backward_flops);
 void parallel_linear_free(parallel_linear *l);
 // Has zero.h decide where its weight gradients are computed. may_wait: in the first layer nothing of it waits for them.
 void linear_place_gradients(const parallel_linear *l, bool may_wait);
 
-// The place of this rank's shard in a whole (T, B, columns) buffer.
-real *linear_own_shard(const parallel_linear *l, real *full, int64_t columns);
-
-// out (T·B, OC) = x · wᵀ + bias. x (T, B, IC): this rank's shard is in place. activated (T·B, OC): GELU of out, or NULL.
-void column_forward(parallel_linear *l, int layer, real *out, real *activated, real *x);
+// out (T·B, OC) = x · wᵀ + bias. x (T, B, IC): this rank's shard is in place. pre (T·B, OC): gets that, and out its GELU; or NULL.
+void column_forward(parallel_linear *l, int layer, real *out, real *pre, real *x);
 // Gathers the saved input x as column_forward did, for the weight gradient dyᵀ · x. This depends on nothing that backward
 // computes, so it may begin as soon as x is free. dy (T·B, OC): is there when column_backward is called.
 void column_begin_gather(parallel_linear *l, int layer, real *x, const real *dy);

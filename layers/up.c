@@ -83,7 +83,7 @@ static void prepare_groups(up *u, linear_prepare *prepare, int tensor, int layer
 static void qkv(const job *j, int64_t group, int64_t first, int64_t rows, real *out) {
     const int64_t C = j->u->C, OC = 3 * j->u->Cl;
     const real *bias = params_weight(&j->u->g->params, QKVB, j->layer) + group * OC;
-    linear_forward(out, j->in + first * j->B * C, j->u->ready[group], bias, rows * j->B, C, OC, j->stream);
+    linear_forward(out, NULL, j->in + first * j->B * C, j->u->ready[group], bias, linear_all(rows * j->B), C, OC, j->stream);
 }
 
 static void attend(const job *j, int64_t t0, int64_t rows, real *out) {
@@ -96,9 +96,9 @@ static void project(const job *j, int64_t group, int64_t first, int64_t rows, re
     real *y = j->u->g->sums + first * j->B * C;
     const real *w = j->u->ready[group];
     if (group == j->u->own)
-        linear_forward(y, heads, w, NULL, rows * j->B, Cl, C, j->stream);
+        linear_forward(y, NULL, heads, w, NULL, linear_all(rows * j->B), Cl, C, j->stream);
     else
-        linear_forward_add(y, heads, w, rows * j->B, Cl, C, j->stream);
+        linear_forward_add(y, heads, w, linear_all(rows * j->B), Cl, C, j->stream);
 }
 
 const real *up_forward(gpt *g, int layer, real *norm) {
@@ -124,7 +124,8 @@ const real *up_forward(gpt *g, int layer, real *norm) {
 
 // The gradient of one head group's output for some rows of this rank's shard.
 static void projection_dgrad(const job *j, int64_t group, int64_t first, int64_t rows, real *dheads) {
-    linear_dgrad(dheads, j->in + first * j->B * j->u->C, j->u->ready[group], rows * j->B, j->u->Cl, j->u->C, j->stream);
+    linear_dgrad(dheads, j->in + first * j->B * j->u->C, j->u->ready[group], NULL, linear_all(rows * j->B), j->u->Cl, j->u->C,
+                 j->stream);
 }
 
 static void attend_backward(const job *j, int64_t t0, int64_t rows, real *dheads) {
@@ -137,9 +138,9 @@ static void qkv_dgrad(const job *j, int64_t group, int64_t first, int64_t rows, 
     real *dnorm = j->u->g->sums + first * j->B * C;
     const real *w = j->u->ready[group];
     if (group == j->u->own)
-        linear_dgrad(dnorm, dqkv, w, rows * j->B, C, OC, j->stream);
+        linear_dgrad(dnorm, dqkv, w, NULL, linear_all(rows * j->B), C, OC, j->stream);
     else
-        linear_dgrad_add(dnorm, dqkv, w, rows * j->B, C, OC, j->stream);
+        linear_dgrad_add(dnorm, dqkv, w, linear_all(rows * j->B), C, OC, j->stream);
     j->u->dy[group] = dqkv - first * j->B * OC; // the group's shard, for the weight gradient
 }
 

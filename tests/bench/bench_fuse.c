@@ -107,17 +107,17 @@ static void gather_gemm(void *argument, const cf_span *span, cf_stream *stream) 
     work *k = (work *)argument;
     for (int i = 0; i < span->blocks; i++) {
         int64_t row = (span->row + i * span->row_stride) * k->s.B;
-        linear_forward(k->out + row * k->local, (const real *)(span->data + i * span->data_stride), k->ready[0], NULL,
-                       span->rows * k->s.B, k->s.C, k->local, stream);
+        linear_forward(k->out + row * k->local, NULL, (const real *)(span->data + i * span->data_stride), k->ready[0], NULL,
+                       linear_all(span->rows * k->s.B), k->s.C, k->local, stream);
     }
 }
 
 // A product for rows that travel, or onto what has arrived.
 static void project(work *k, real *out, const real *x, int64_t rows, bool accumulate, cf_stream *stream) {
     if (accumulate)
-        linear_forward_add(out, x, k->ready[0], rows, k->local, k->s.C, stream);
+        linear_forward_add(out, x, k->ready[0], linear_all(rows), k->local, k->s.C, stream);
     else
-        linear_forward(out, x, k->ready[0], NULL, rows, k->local, k->s.C, stream);
+        linear_forward(out, NULL, x, k->ready[0], NULL, linear_all(rows), k->local, k->s.C, stream);
 }
 
 static void gemm_scatter(void *argument, const cf_span *span, cf_stream *stream) {
@@ -153,15 +153,16 @@ static void each_piece(work *k, const cf_span *span, on_piece *f) {
 
 // Own rows (rows, B, C) in out, weights of all head groups (N, 3Cl, C).
 static void qkv_piece(work *k, int64_t shard, int64_t row, int64_t rows, real *data) {
-    linear_forward(data, k->out + row * k->s.B * k->s.C, k->ready[shard], NULL, rows * k->s.B, k->s.C, k->local, NULL);
+    linear_forward(data, NULL, k->out + row * k->s.B * k->s.C, k->ready[shard], NULL, linear_all(rows * k->s.B), k->s.C, k->local,
+                   NULL);
 }
 
 static void qkv_dgrad_piece(work *k, int64_t shard, int64_t row, int64_t rows, real *data) {
-    linear_dgrad_add(k->out + row * k->s.B * k->s.C, data, k->ready[shard], rows * k->s.B, k->s.C, k->local, NULL);
+    linear_dgrad_add(k->out + row * k->s.B * k->s.C, data, k->ready[shard], linear_all(rows * k->s.B), k->s.C, k->local, NULL);
 }
 
 static void projection_piece(work *k, int64_t shard, int64_t row, int64_t rows, real *data) {
-    linear_forward_add(k->out + row * k->s.B * k->s.C, data, k->ready[shard], rows * k->s.B, k->local, k->s.C, NULL);
+    linear_forward_add(k->out + row * k->s.B * k->s.C, data, k->ready[shard], linear_all(rows * k->s.B), k->local, k->s.C, NULL);
 }
 
 static void gemm_alltoall(void *argument, const cf_span *span, cf_stream *stream) {
@@ -190,8 +191,8 @@ static void attention_alltoall(void *argument, const cf_span *span, cf_stream *s
 static void wgrad_scatter(void *argument, const cf_span *span, cf_stream *stream) {
     work *k = (work *)argument;
     for (int i = 0; i < span->blocks; i++)
-        linear_wgrad_rows((real *)(span->data + i * span->data_stride), k->out + span->row + i * span->row_stride, k->s.columns,
-                          k->heads, k->s.T * k->s.B, k->s.C, span->rows, false, stream);
+        linear_wgrad((real *)(span->data + i * span->data_stride), k->out + span->row + i * span->row_stride, k->s.columns,
+                     k->heads, k->s.T * k->s.B, k->s.C, span->rows, false, stream);
 }
 
 static const struct {

@@ -84,18 +84,18 @@ static void cut_fc_forward(bench *b, int64_t rows) {
     int64_t C = b->s.C, OC = 4 * C;
     const real *w = linear_prepare_forward(b->prepared, b->weight, C, OC, NULL);
     for (int64_t r = 0; r < b->s.R; r += rows)
-        linear_forward(b->wide + r * OC, b->narrow + r * C, w, b->bias, piece_rows(b, r, rows), C, OC, NULL);
+        linear_forward(b->wide + r * OC, NULL, b->narrow + r * C, w, b->bias, linear_all(piece_rows(b, r, rows)), C, OC, NULL);
 }
 static void cut_fc_dgrad(bench *b, int64_t rows) {
     int64_t C = b->s.C, OC = 4 * C;
     const real *w = linear_prepare_dgrad(b->prepared, b->weight, C, OC, NULL);
     for (int64_t r = 0; r < b->s.R; r += rows)
-        linear_dgrad(b->narrow + r * C, b->wide + r * OC, w, piece_rows(b, r, rows), C, OC, NULL);
+        linear_dgrad(b->narrow + r * C, b->wide + r * OC, w, NULL, linear_all(piece_rows(b, r, rows)), C, OC, NULL);
 }
 static void cut_fc_wgrad(bench *b, int64_t rows) {
     int64_t C = b->s.C, OC = 4 * C;
     for (int64_t r = 0; r < b->s.R; r += rows)
-        linear_wgrad(b->dweight, b->wide + r * OC, b->narrow + r * C, piece_rows(b, r, rows), C, OC, true, NULL);
+        linear_wgrad(b->dweight, b->wide + r * OC, OC, b->narrow + r * C, piece_rows(b, r, rows), C, OC, true, NULL);
 }
 static void run_fc_forward(bench *b) {
     cut_fc_forward(b, b->s.R);
