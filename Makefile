@@ -100,10 +100,10 @@ $(functions): Makefile
 $(planned:%.c=$(B)/%.o) $(B)/bf16/layers/kernels_planned.o: $(functions)
 $(planned:%.c=$(B)/%.o) $(B)/bf16/layers/kernels_planned.o: CFLAGS += -I$(B)/planned
 
-# $(call compile,MORE FLAGS)
+# $(call compile,MORE FLAGS). The parameters of a twin are those of its header, whether it has a use for them or not.
 define compile
 @mkdir -p $(@D)
-$(CC) $(CFLAGS) $(MPI_FLAGS) $(1) -MMD -MP -c -o $@ $<
+$(CC) $(CFLAGS) $(if $(filter $(twins) $(planned),$<),-Wno-unused-parameter) $(MPI_FLAGS) $(1) -MMD -MP -c -o $@ $<
 endef
 %_mpi.o: MPI_FLAGS := $(MPI_CFLAGS) $(if $(MPI_LIBS),-DCF_WITH_MPI)
 

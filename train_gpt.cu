@@ -20,8 +20,6 @@
 #include "data/predict.h"
 #include "data/recipe.h"
 #include "data/report.h"
-#include "layers/evaluate.h"
-#include "layers/generate.h"
 #include "layers/optimizer.h"
 #include "layers/peak.h"
 

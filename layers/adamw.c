@@ -37,7 +37,6 @@ static void update(precise *restrict w, precise *restrict m, precise *restrict v
 }
 
 void adamw_update(real *w, precise *master, precise *m, precise *v, const precise *g, int64_t n, adamw a, cf_stream *stream) {
-    (void)stream;
     if (!master && REAL_DTYPE != PRECISE_DTYPE) cf_die(NULL, "adamw: %s weights need masters", cf_dtype_name(REAL_DTYPE));
     update(master ? master : (precise *)(void *)w, m, v, g, n, a); // or weights that are their own masters
     if (!master) return;
@@ -46,13 +45,11 @@ void adamw_update(real *w, precise *master, precise *m, precise *v, const precis
 }
 
 void adamw_master(precise *master, const real *w, int64_t n, cf_stream *stream) {
-    (void)stream;
 #pragma omp parallel for simd if (parallel : n >= PARALLEL_MIN)
     for (int64_t i = 0; i < n; i++) master[i] = precise_of(w[i]);
 }
 
 void sum_of_squares(double *sum, double *scratch, const precise *x, int64_t n, cf_stream *stream) {
-    (void)stream;
 #pragma omp parallel for if (n >= PARALLEL_MIN)
     for (int64_t i = 0; i < BLOCKS; i++) {
         range block = block_range(i, n);
@@ -65,7 +62,6 @@ void sum_of_squares(double *sum, double *scratch, const precise *x, int64_t n, c
 }
 
 int64_t first_nonfinite(const precise *x, int64_t n, cf_stream *stream) {
-    (void)stream;
     int64_t first = n;
 #pragma omp parallel for reduction(min : first) if (n >= PARALLEL_MIN)
     for (int64_t i = 0; i < BLOCKS; i++) {

@@ -187,7 +187,6 @@ static void forward_block(real *out, precise *lse, const real *qkv, int64_t pair
 
 void attention_forward(real *out, precise *lse, const real *qkv, int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, int64_t D,
                        cf_stream *stream) {
-    (void)stream;
     if (n == 0) return;
     const shape s = shape_of(t0, n, T, B, H, D);
     const int64_t blocks = ceil_div(n, s.query_block);

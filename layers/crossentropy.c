@@ -53,7 +53,6 @@ static bool held(int64_t target, int64_t first, int64_t valid) {
 
 void crossentropy_stats(precise *stats, const real *logits, const int32_t *targets, int64_t first, int64_t valid, int64_t R,
                         int64_t V, cf_stream *stream) {
-    (void)stream;
 #pragma omp parallel for
     for (int64_t r = 0; r < R; r++) {
         const real *row = logits + r * V;
@@ -65,7 +64,6 @@ void crossentropy_stats(precise *stats, const real *logits, const int32_t *targe
 }
 
 void crossentropy_combine(precise *losses, precise *total, const precise *all, int64_t ranks, int64_t R, cf_stream *stream) {
-    (void)stream;
     for (int64_t r = 0; r < R; r++) {
         softmax s = {-INFINITY, 0};
         precise target = 0;
@@ -92,7 +90,6 @@ static void differentiate(real *row, softmax s, precise scale, int64_t target, i
 
 void crossentropy_backward(real *logits, const precise *total, const int32_t *targets, double scale, int64_t first, int64_t valid,
                            int64_t R, int64_t V, cf_stream *stream) {
-    (void)stream;
 #pragma omp parallel for
     for (int64_t r = 0; r < R; r++)
         differentiate(logits + r * V, (softmax){total[r * 2], total[r * 2 + 1]}, (precise)scale, targets[r] - first, valid, V);
@@ -100,7 +97,6 @@ void crossentropy_backward(real *logits, const precise *total, const int32_t *ta
 
 void crossentropy_fused(precise *losses, real *logits, const int32_t *targets, double scale, int64_t valid, int64_t R, int64_t V,
                         cf_stream *stream) {
-    (void)stream;
 #pragma omp parallel for
     for (int64_t r = 0; r < R; r++) {
         real *row = logits + r * V;
@@ -111,6 +107,5 @@ void crossentropy_fused(precise *losses, real *logits, const int32_t *targets, d
 }
 
 void crossentropy_sum(double *sum, const precise *losses, int64_t n, cf_stream *stream) {
-    (void)stream;
     for (int64_t i = 0; i < n; i++) *sum += (double)losses[i];
 }

@@ -11,7 +11,6 @@ static const precise TWICE_ROOT = (precise)1.5957691216057308; // 2 · sqrt(2/pi
 static const precise CUBIC = (precise)0.044715;
 
 void gelu_forward(real *out, const real *x, int64_t count, cf_stream *stream) {
-    (void)stream;
 #pragma omp parallel for simd if (parallel : count >= PARALLEL_MIN)
     for (int64_t i = 0; i < count; i++) {
         precise v = precise_of(x[i]);
@@ -20,7 +19,6 @@ void gelu_forward(real *out, const real *x, int64_t count, cf_stream *stream) {
 }
 
 void gelu_backward(real *dx, const real *dy, const real *x, int64_t count, cf_stream *stream) {
-    (void)stream;
 #pragma omp parallel for simd if (parallel : count >= PARALLEL_MIN)
     for (int64_t i = 0; i < count; i++) {
         precise v = precise_of(x[i]);
@@ -33,7 +31,6 @@ void gelu_backward(real *dx, const real *dy, const real *x, int64_t count, cf_st
 }
 
 void residual_forward(real *out, const real *x, const real *y, const real *bias, int64_t R, int64_t C, cf_stream *stream) {
-    (void)stream;
 #pragma omp parallel for if (R * C >= PARALLEL_MIN)
     for (int64_t r = 0; r < R; r++) {
         const real *x_row = x + r * C, *y_row = y + r * C;

@@ -28,7 +28,6 @@ static void add_sums(precise *restrict to, const precise *restrict from, int64_t
 
 void embedding_forward(real *out, const int32_t *tokens, const real *wte, int64_t first, int64_t count, int64_t R, int64_t C,
                        cf_stream *stream) {
-    (void)stream;
     size_t bytes = (size_t)C * sizeof(real);
 #pragma omp parallel for
     for (int64_t r = 0; r < R; r++) {
@@ -41,7 +40,6 @@ void embedding_forward(real *out, const int32_t *tokens, const real *wte, int64_
 
 void embedding_backward(precise *dwte, const real *dout, const int32_t *tokens, int64_t first, int64_t count, int64_t R, int64_t C,
                         cf_stream *stream) {
-    (void)stream;
 #pragma omp parallel for
     for (int64_t c = 0; c < C; c += STRIP) {
         int64_t columns = C - c < STRIP ? C - c : STRIP;
@@ -52,7 +50,6 @@ void embedding_backward(precise *dwte, const real *dout, const int32_t *tokens, 
 
 void embedding_add(precise *dwte, const precise *dout, const int32_t *tokens, int64_t first, int64_t count, int64_t R, int64_t C,
                    cf_stream *stream) {
-    (void)stream;
 #pragma omp parallel for
     for (int64_t c = 0; c < C; c += STRIP) {
         int64_t columns = C - c < STRIP ? C - c : STRIP;
@@ -62,14 +59,12 @@ void embedding_add(precise *dwte, const precise *dout, const int32_t *tokens, in
 }
 
 void position_forward(real *x, const real *wpe, int64_t t0, int64_t T, int64_t B, int64_t C, cf_stream *stream) {
-    (void)stream;
 #pragma omp parallel for
     for (int64_t t = 0; t < T; t++)
         for (int64_t b = 0; b < B; b++) add(x + (t * B + b) * C, wpe + (t0 + t) * C, C);
 }
 
 void position_backward(precise *dwpe, const real *dx, int64_t t0, int64_t T, int64_t B, int64_t C, cf_stream *stream) {
-    (void)stream;
 #pragma omp parallel for
     for (int64_t t = 0; t < T; t++)
         for (int64_t b = 0; b < B; b++) add_precise(dwpe + (t0 + t) * C, dx + (t * B + b) * C, C);

@@ -1,14 +1,12 @@
-// See evaluate.h. Where fewer sequences are left than B of each replica, passes are smaller; in the last some replicas repeat
+// See model.h. Where fewer sequences are left than B of each replica, passes are smaller; in the last some replicas repeat
 // sequences, which count for nothing. So what is evaluated depends neither on the mesh nor on B.
-#include "evaluate.h"
+#include "model.h"
 #include "../commfuse/die.h"
 #include <stdlib.h>
 #include <string.h>
 
 static void *table_of(int64_t count, size_t size) {
-    void *memory = calloc((size_t)count, size);
-    if (!memory) cf_die(NULL, "out of memory for the losses of %lld sequences", (long long)count);
-    return memory;
+    return cf_host_alloc(count, size, "losses of sequences");
 }
 
 // sums[b]: of the losses of tokens [first[b], end[b]) of sequence b in this rank's shard. losses (Ts, B): scratch.

@@ -53,12 +53,10 @@ static void multiply(product of, const real *a, const real *b, void *c) {
 
 void gemm_to_real(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, const real *a, int64_t lda, const real *b,
                   int64_t ldb, precise beta, real *c, int64_t ldc, cf_stream *stream) {
-    (void)stream;
     multiply((product){transpose_a, transpose_b, m, n, k, lda, ldb, ldc, .wide = false, .add = beta != 0}, a, b, c);
 }
 
 void gemm_to_precise(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, const real *a, int64_t lda, const real *b,
                      int64_t ldb, precise beta, precise *c, int64_t ldc, cf_stream *stream) {
-    (void)stream;
     multiply((product){transpose_a, transpose_b, m, n, k, lda, ldb, ldc, .wide = true, .add = beta != 0}, a, b, c);
 }

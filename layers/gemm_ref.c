@@ -11,7 +11,6 @@ static precise dot(const precise *a, int64_t a_step, const precise *b, int64_t k
 
 void gemm(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, const precise *a, int64_t lda, const precise *b,
           int64_t ldb, precise beta, precise *c, int64_t ldc, cf_stream *stream) {
-    (void)stream;
     const int64_t a_row = transpose_a ? 1 : lda, a_step = transpose_a ? lda : 1; // of op(a)
     for (int64_t i = 0; i < m; i++) {
         precise *row = c + i * ldc;

@@ -1,5 +1,5 @@
-// See generate.h.
-#include "generate.h"
+// See model.h.
+#include "model.h"
 #include "../commfuse/die.h"
 #include "random.h"
 #include <math.h>
@@ -50,9 +50,8 @@ static void next_logits(gpt *g, int64_t t, real *scratch, float *out) {
 void gpt_generate(gpt *g, sampling how, int32_t *tokens, int64_t given, int64_t count, int64_t T) {
     int32_t *inputs = g->host_inputs;
     int64_t V = g->params.shape.V, length = given;
-    float *logits = malloc(2 * (size_t)V * sizeof *logits);
-    real *scratch = malloc((size_t)V * sizeof *scratch);
-    if (!logits || !scratch) cf_die(NULL, "out of memory for a sample");
+    float *logits = cf_host_alloc(2 * V, sizeof *logits, "a sample");
+    real *scratch = cf_host_alloc(V, sizeof *scratch, "a sample");
     memset(inputs, 0, (size_t)T * sizeof *inputs);
     memcpy(inputs, tokens, (size_t)given * sizeof *inputs);
     for (int64_t i = 0; i < count; i++) {

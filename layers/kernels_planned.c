@@ -1,7 +1,6 @@
 // The layers' third twin: every kernel notes how much it computes and how many bytes it moves (commfuse/record.h). A line says
 // what a function of the layers' headers does here, in the words of its parameters; the Makefile makes the functions of them.
 // Where a size depends on the device, it is that of the CPU's or of the GPU's twin.
-#pragma GCC diagnostic ignored "-Wunused-parameter" // nothing is read or written
 #include "../commfuse/record.h"
 #include "adamw.h"
 #include "attention.h"
@@ -57,10 +56,8 @@ static double described_peak(const char **source) {
 
 // clang-format off
 #define PLANNED_linear_prepared_size       gpu() ? 0 : IC * OC + (E == 2 ? 0 : 16) * larger(IC, OC)
-#define PLANNED_linear_forward             product(pre ? "forward, GELU" : "forward", r.blocks, r.rows, OC, IC, pre ? 2 * E : E)
-#define PLANNED_linear_forward_add         product("forward, added", r.blocks, r.rows, OC, IC, 2 * E)
-#define PLANNED_linear_dgrad               product(pre ? "dgrad, GELU" : "dgrad", r.blocks, r.rows, IC, OC, pre ? 2 * E : E)
-#define PLANNED_linear_dgrad_add           product("dgrad, added", r.blocks, r.rows, IC, OC, 2 * E)
+#define PLANNED_linear_forward             product(pre ? "forward, GELU" : add ? "forward, added" : "forward", r.blocks, r.rows, OC, IC, pre || add ? 2 * E : E)
+#define PLANNED_linear_dgrad               product(pre ? "dgrad, GELU" : add ? "dgrad, added" : "dgrad", r.blocks, r.rows, IC, OC, pre || add ? 2 * E : E)
 #define PLANNED_linear_wgrad               product("wgrad", 1, rows, IC, R, (add ? 2 : 1) * P)
 #define PLANNED_linear_wgrad_rows_min      gpu() ? ceil_div(TILES_MIN, ceil_div(IC, TILE_COLUMNS)) * TILE_ROWS : WGRAD_ROWS
 #define PLANNED_linear_wgrad_depth_min     gpu() ? DEPTH_MIN : 0

@@ -12,7 +12,6 @@ static const precise EPS = (precise)1e-5;
 
 void layernorm_forward(real *out, precise *mean, precise *rstd, const real *x, const real *w, const real *b, int64_t R, int64_t C,
                        cf_stream *stream) {
-    (void)stream;
 #pragma omp parallel for
     for (int64_t r = 0; r < R; r++) {
         const real *row = x + r * C;
@@ -58,7 +57,6 @@ static void backward_row(real *restrict dx, precise *restrict dw, precise *restr
 
 void layernorm_backward(real *dx, precise *dw, precise *db, const real *dy, const real *x, const real *w, const precise *mean,
                         const precise *rstd, precise *scratch, int64_t R, int64_t C, cf_stream *stream) {
-    (void)stream;
     int64_t block = ceil_div(R, BLOCKS);
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < BLOCKS; i++) {

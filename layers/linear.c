@@ -35,7 +35,6 @@ int64_t linear_prepared_size(int64_t IC, int64_t OC) {
 }
 
 const real *linear_prepare_forward(real *prepared, const real *w, int64_t IC, int64_t OC, cf_stream *stream) {
-    (void)stream;
     int64_t row = prepared_row(OC);
 #pragma omp parallel for
     for (int64_t r = 0; r < OC; r += TILE_ROWS) {
@@ -49,7 +48,6 @@ const real *linear_prepare_forward(real *prepared, const real *w, int64_t IC, in
 }
 
 const real *linear_prepare_dgrad(real *prepared, const real *w, int64_t IC, int64_t OC, cf_stream *stream) {
-    (void)stream;
 #pragma omp parallel for
     for (int64_t r = 0; r < OC; r++) memcpy(prepared + r * prepared_row(IC), w + r * IC, (size_t)IC * sizeof *w);
     return prepared;
@@ -64,8 +62,8 @@ static void fill_with_bias(real *out, const real *bias, int64_t R, int64_t OC) {
     }
 }
 
-void linear_forward(real *out, real *pre, const real *x, const real *w, const real *bias, linear_rows r, int64_t IC, int64_t OC,
-                    cf_stream *stream) {
+void linear_forward(real *out, real *pre, const real *x, const real *w, const real *bias, bool add, linear_rows r, int64_t IC,
+                    int64_t OC, cf_stream *stream) {
     const int64_t most = bias ? ROW_BLOCK : r.rows;
     for (int64_t i = 0; i < r.blocks; i++) {
         real *block = (pre ? pre : out) + i * r.out * OC;
@@ -73,30 +71,20 @@ void linear_forward(real *out, real *pre, const real *x, const real *w, const re
             int64_t rows = smaller(r.rows - row, most);
             real *to = block + row * OC;
             if (bias) fill_with_bias(to, bias, rows, OC);
-            gemm_to_real(false, false, rows, OC, IC, x + (i * r.in + row) * IC, IC, w, prepared_row(OC), bias ? 1 : 0, to, OC,
-                         stream);
+            gemm_to_real(false, false, rows, OC, IC, x + (i * r.in + row) * IC, IC, w, prepared_row(OC), bias || add ? 1 : 0, to,
+                         OC, stream);
         }
         if (pre) gelu_forward(out + i * r.out * OC, block, r.rows * OC, stream); // while the block is in the cache
     }
 }
 
-void linear_forward_add(real *out, const real *x, const real *w, linear_rows r, int64_t IC, int64_t OC, cf_stream *stream) {
-    for (int64_t i = 0; i < r.blocks; i++)
-        gemm_to_real(false, false, r.rows, OC, IC, x + i * r.in * IC, IC, w, prepared_row(OC), 1, out + i * r.out * OC, OC, stream);
-}
-
-void linear_dgrad(real *dx, const real *dy, const real *w, const real *pre, linear_rows r, int64_t IC, int64_t OC,
+void linear_dgrad(real *dx, const real *dy, const real *w, const real *pre, bool add, linear_rows r, int64_t IC, int64_t OC,
                   cf_stream *stream) {
     for (int64_t i = 0; i < r.blocks; i++) {
         real *block = dx + i * r.out * IC;
-        gemm_to_real(false, false, r.rows, IC, OC, dy + i * r.in * OC, OC, w, prepared_row(IC), 0, block, IC, stream);
+        gemm_to_real(false, false, r.rows, IC, OC, dy + i * r.in * OC, OC, w, prepared_row(IC), add, block, IC, stream);
         if (pre) gelu_backward(block, block, pre + i * r.out * IC, r.rows * IC, stream);
     }
-}
-
-void linear_dgrad_add(real *dx, const real *dy, const real *w, linear_rows r, int64_t IC, int64_t OC, cf_stream *stream) {
-    for (int64_t i = 0; i < r.blocks; i++)
-        gemm_to_real(false, false, r.rows, IC, OC, dy + i * r.in * OC, OC, w, prepared_row(IC), 1, dx + i * r.out * IC, IC, stream);
 }
 
 void linear_wgrad(precise *dw, const real *dy, int64_t dy_row, const real *x, int64_t R, int64_t IC, int64_t rows, bool add,
@@ -105,7 +93,6 @@ void linear_wgrad(precise *dw, const real *dy, int64_t dy_row, const real *x, in
 }
 
 int64_t linear_wgrad_rows_min(int64_t IC) {
-    (void)IC;
     return 64; // `make bench` prints the loss
 }
 
@@ -128,7 +115,6 @@ static void sum_rows(precise *restrict sum, const real *restrict dy, int64_t row
 }
 
 void linear_bias_grad(precise *db, const real *dy, int64_t R, int64_t OC, cf_stream *stream) {
-    (void)stream;
     precise partial[BLOCKS][COLUMNS];
     int64_t block = ceil_div(R, BLOCKS);
     for (int64_t first = 0; first < OC; first += COLUMNS) {
@@ -147,9 +133,7 @@ void linear_bias_grad(precise *db, const real *dy, int64_t R, int64_t OC, cf_str
     }
 }
 
-void linear_choose(int n) {
-    (void)n;
-}
+void linear_choose(int n) {}
 
 int linear_choices(void) {
     return 1;

@@ -325,7 +325,7 @@ static bool takes_bias(const real *bias) {
     return (uintptr_t)bias % 16 == 0;
 }
 
-static void forward_block(real *out, const real *x, const real *w, const real *bias, int64_t R, int64_t IC, int64_t OC,
+static void forward_block(real *out, const real *x, const real *w, const real *bias, bool add, int64_t R, int64_t IC, int64_t OC,
                           cf_stream *stream) {
     if (R == 0 || OC == 0) return;
     if (bias) {
@@ -333,7 +333,7 @@ static void forward_block(real *out, const real *x, const real *w, const real *b
         if (IC > 0 && takes_bias(bias) && multiply(dense(false, true, R, OC, IC, 0), x, w, out, e, stream)) return;
         cf_launch(fill_with_bias, dim3((unsigned)((R * OC + THREADS - 1) / THREADS)), dim3(THREADS), stream, out, bias, R * OC, OC);
     }
-    const product of = dense(false, true, R, OC, IC, bias ? 1 : 0);
+    const product of = dense(false, true, R, OC, IC, bias || add ? 1 : 0);
     if (!over_nothing(of, out, stream)) multiply(of, x, w, out, PLAIN, stream);
 }
 
@@ -348,14 +348,14 @@ static void forward_gelu_block(real *out, real *pre, const real *x, const real *
     if (R == 0 || OC == 0) return;
     if (IC > 0 && takes_gelu(pre, OC) && takes_bias(bias) && multiply(dense(false, true, R, OC, IC, 0), x, w, out, e, stream))
         return;
-    forward_block(pre, x, w, bias, R, IC, OC, stream);
+    forward_block(pre, x, w, bias, false, R, IC, OC, stream);
     gelu_forward(out, pre, R * OC, stream);
 }
 
-static void dgrad_block(real *dx, const real *dy, const real *w, const real *pre, int64_t R, int64_t IC, int64_t OC,
+static void dgrad_block(real *dx, const real *dy, const real *w, const real *pre, bool add, int64_t R, int64_t IC, int64_t OC,
                         cf_stream *stream) {
     const epilogue e = {CUBLASLT_EPILOGUE_DGELU, NULL, pre};
-    const product of = dense(false, false, R, IC, OC, 0);
+    const product of = dense(false, false, R, IC, OC, add);
     if (pre && OC > 0 && R > 0 && IC > 0 && takes_gelu(pre, IC) && multiply(of, dy, w, dx, e, stream)) return;
     if (!over_nothing(of, dx, stream)) multiply(of, dy, w, dx, PLAIN, stream);
     if (pre && R * IC > 0) gelu_backward(dx, dx, pre, R * IC, stream);
@@ -368,49 +368,31 @@ static bool multiply_blocks(product of, const real *a, const real *b, real *c, e
     return multiply(of, a, b, c, e, stream);
 }
 
-void linear_forward(real *out, real *pre, const real *x, const real *w, const real *bias, linear_rows r, int64_t IC, int64_t OC,
-                    cf_stream *stream) {
+void linear_forward(real *out, real *pre, const real *x, const real *w, const real *bias, bool add, linear_rows r, int64_t IC,
+                    int64_t OC, cf_stream *stream) {
     const epilogue biased = {CUBLASLT_EPILOGUE_BIAS, bias, NULL}, gelu = {CUBLASLT_EPILOGUE_GELU_AUX_BIAS, bias, pre};
-    const bool possible = (!bias || takes_bias(bias)) && (!pre || takes_gelu(pre, OC));
-    if (possible && multiply_blocks(dense(false, true, r.rows, OC, IC, 0), x, w, out,
-                                    pre    ? gelu
-                                    : bias ? biased
-                                           : PLAIN,
-                                    r, stream))
-        return;
+    const bool together = !add && (!bias || takes_bias(bias)) && (!pre || takes_gelu(pre, OC));
+    const product of = dense(false, true, r.rows, OC, IC, 0);
+    if (together && multiply_blocks(of, x, w, out, pre ? gelu : bias ? biased : PLAIN, r, stream)) return;
     for (int64_t i = 0; i < r.blocks; i++) {
         const int64_t to = i * r.out * OC, from = i * r.in * IC;
         if (pre)
             forward_gelu_block(out + to, pre + to, x + from, w, bias, r.rows, IC, OC, stream);
         else
-            forward_block(out + to, x + from, w, bias, r.rows, IC, OC, stream);
+            forward_block(out + to, x + from, w, bias, add, r.rows, IC, OC, stream);
     }
 }
 
-// c += a · b, block by block
-static void add_blocks(product of, const real *a, const real *b, real *c, linear_rows r, cf_stream *stream) {
-    for (int64_t i = 0; i < r.blocks; i++) {
-        real *to = c + i * r.out * of.n;
-        if (!over_nothing(of, to, stream)) multiply(of, a + i * r.in * of.k, b, to, PLAIN, stream);
-    }
-}
-
-void linear_forward_add(real *out, const real *x, const real *w, linear_rows r, int64_t IC, int64_t OC, cf_stream *stream) {
-    add_blocks(dense(false, true, r.rows, OC, IC, 1), x, w, out, r, stream);
-}
-
-void linear_dgrad(real *dx, const real *dy, const real *w, const real *pre, linear_rows r, int64_t IC, int64_t OC,
+void linear_dgrad(real *dx, const real *dy, const real *w, const real *pre, bool add, linear_rows r, int64_t IC, int64_t OC,
                   cf_stream *stream) {
     const epilogue gelu = {CUBLASLT_EPILOGUE_DGELU, NULL, pre};
-    if ((!pre || takes_gelu(pre, IC)) &&
-        multiply_blocks(dense(false, false, r.rows, IC, OC, 0), dy, w, dx, pre ? gelu : PLAIN, r, stream))
-        return;
-    for (int64_t i = 0; i < r.blocks; i++)
-        dgrad_block(dx + i * r.out * IC, dy + i * r.in * OC, w, pre ? pre + i * r.out * IC : NULL, r.rows, IC, OC, stream);
-}
-
-void linear_dgrad_add(real *dx, const real *dy, const real *w, linear_rows r, int64_t IC, int64_t OC, cf_stream *stream) {
-    add_blocks(dense(false, false, r.rows, IC, OC, 1), dy, w, dx, r, stream);
+    const bool together = !add && (!pre || takes_gelu(pre, IC));
+    const product of = dense(false, false, r.rows, IC, OC, 0);
+    if (together && multiply_blocks(of, dy, w, dx, pre ? gelu : PLAIN, r, stream)) return;
+    for (int64_t i = 0; i < r.blocks; i++) {
+        const int64_t to = i * r.out * IC;
+        dgrad_block(dx + to, dy + i * r.in * OC, w, pre ? pre + to : NULL, add, r.rows, IC, OC, stream);
+    }
 }
 
 void linear_wgrad(precise *dw, const real *dy, int64_t dy_row, const real *x, int64_t R, int64_t IC, int64_t rows, bool add,

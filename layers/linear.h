@@ -26,17 +26,14 @@ static inline linear_rows linear_all(int64_t R) { // R = blocks · rows rows, on
 }
 
 // out (R, OC) = x (R, IC) · wᵀ + bias, w prepared for forward. bias (OC) may be NULL. With pre, which has the layout of out and
-// goes with a bias: pre is that, out = gelu(pre); both are kept, pre for backward.
-void linear_forward(real *out, real *pre, const real *x, const real *w, const real *bias, linear_rows r, int64_t IC, int64_t OC,
-                    cf_stream *stream);
-// The same without bias, added to out: products over groups of inputs that arrive one after another.
-void linear_forward_add(real *out, const real *x, const real *w, linear_rows r, int64_t IC, int64_t OC, cf_stream *stream);
+// goes with a bias: pre is that, out = gelu(pre); both are kept, pre for backward. add: to out, without bias and pre, as products
+// over groups of inputs are that arrive one after another.
+void linear_forward(real *out, real *pre, const real *x, const real *w, const real *bias, bool add, linear_rows r, int64_t IC,
+                    int64_t OC, cf_stream *stream);
 // dx (R, IC) = dy (R, OC) · w, prepared for dgrad. With pre, which has the layout of dx, where x = gelu(pre): the gradient of
-// pre, (dy · w) · gelu'(pre). dx is not pre.
-void linear_dgrad(real *dx, const real *dy, const real *w, const real *pre, linear_rows r, int64_t IC, int64_t OC,
+// pre, (dy · w) · gelu'(pre). dx is not pre. add: to dx, without pre.
+void linear_dgrad(real *dx, const real *dy, const real *w, const real *pre, bool add, linear_rows r, int64_t IC, int64_t OC,
                   cf_stream *stream);
-// dx += dy · w
-void linear_dgrad_add(real *dx, const real *dy, const real *w, linear_rows r, int64_t IC, int64_t OC, cf_stream *stream);
 // dw (rows, IC) = dyᵀ · x or, with add, += that. dy (R, rows) has dy_row elements from one row to the next: OC for some rows, or
 // all, of a matrix (OC, IC).
 void linear_wgrad(precise *dw, const real *dy, int64_t dy_row, const real *x, int64_t R, int64_t IC, int64_t rows, bool add,

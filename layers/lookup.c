@@ -25,8 +25,7 @@ static void create_exchange(lookup *l, int64_t tokens, overlap o) {
     l->leaving = cf_alloc(N * list * (int64_t)sizeof(precise), "rows of the token table");
     l->arrived = cf_alloc(N * list * (int64_t)sizeof(precise), "rows of the token table");
     int64_t numbers = N * tokens + N * l->rows_most + 2 * l->part + N;
-    l->host_tokens = calloc((size_t)numbers, sizeof *l->host_tokens);
-    if (!l->host_tokens) cf_die(NULL, "out of memory for lists of %lld tokens", (long long)numbers);
+    l->host_tokens = cf_host_alloc(numbers, sizeof *l->host_tokens, "lists of tokens");
     l->host_wanted = l->host_tokens + N * tokens;
     l->named_by = l->host_wanted + N * l->rows_most;
     l->number = l->named_by + l->part;

@@ -30,7 +30,6 @@
 #include "embedding.h"
 #include "layernorm.h"
 #include "linear.h"
-#include "up.h"
 #include <stdlib.h>
 
 enum { PASS_UNIT = 64 };                        // tokens of a rank
@@ -48,9 +47,7 @@ static void trace_end(gpt *g, const char *name, int64_t layer, cf_moment begin) 
 // --- life ---
 
 static void *table_of(int64_t count, size_t size) {
-    void *memory = calloc((size_t)count, size);
-    if (!memory) cf_die(NULL, "out of memory for a table of %lld", (long long)count);
-    return memory;
+    return cf_host_alloc(count, size, "tables of the model");
 }
 
 static void *take(gpt *g, int64_t elements, size_t size, const char *purpose) {

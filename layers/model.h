@@ -105,20 +105,45 @@ int64_t gpt_first_row(const gpt *g);
 // another kind of each product, whose plan a GPU's library takes up to a second to make.
 int64_t gpt_pass_tokens(const gpt *g, int64_t length);
 
+// --- what a model is used for ---
+
+// Losses of given sequences, without training: validation, HellaSwag (evaluate.c).
+// Writes a sequence into column b of inputs and targets (T, B), which are zero. Losses of its tokens [*first, *end) count:
+// [0, length), unless it says so.
+typedef void evaluate_load(void *argument, int64_t number, int64_t b, int64_t B, int32_t *inputs, int32_t *targets, int64_t *first,
+                           int64_t *end);
+
+// Collective over all ranks. The sums of the losses of sequences 0 … count − 1, the same on every rank; the caller frees them.
+// They have at most `length` tokens, and passes a few more. A replica takes at most B at a time.
+double *gpt_evaluate(gpt *g, evaluate_load *load, void *argument, int64_t count, int64_t length, int64_t B);
+
+// Text (generate.c).
+typedef struct sampling {
+    double temperature; // what logits are divided by; 0: always the largest
+    int64_t top_k;      // draw among so many largest logits, and any as large as the last of these; 0: all
+    uint64_t seed, stream;
+} sampling;
+
+// Collective over a replica: tokens (given + count) begins with 1 <= given <= T tokens and gets `count` more. Random numbers
+// are a function of (seed, stream) alone, so every rank draws the same. When the window of T tokens is full, its older half is
+// dropped.
+void gpt_generate(gpt *g, sampling how, int32_t *tokens, int64_t given, int64_t count, int64_t T);
+
 // The whole model in the order of llm.c's files: every rank of the replica calls this, its first rank's
 // `append` gets the elements.
 void gpt_collect(gpt *g, void (*append)(void *argument, const float *values, int64_t count), void *argument);
 
-// After the schedule of an operation was switched.
-void gpt_place_weight_gradients(gpt *g);
+// --- its operations (operations.c) ---
 
 // Calls visit for each operation of a training step, those of the optimizer excepted.
 void gpt_operations(gpt *g, visit_operation *visit, void *argument);
+// After the schedule of one was switched.
+void gpt_place_weight_gradients(gpt *g);
 // A tuner of its operations (commfuse/tune.h), and its trials: a step ends, and if `begins` another one follows at once.
 cf_tuner *gpt_create_tuner(gpt *g);
 void gpt_try_ways(gpt *g, cf_tuner *tuner, bool begins);
 
-// --- for up.c ---
+// --- model.c and up.c ---
 
 real *gpt_real(gpt *g, int64_t elements, const char *purpose); // of the device's memory, until gpt_free()
 // The output of a layer norm in backward: this rank's shard is computed again where it was not kept.
@@ -127,6 +152,15 @@ real *gpt_norm_again(gpt *g, int64_t n);
 // dheads; g->attended: dqkv has that of other time steps.
 void gpt_attend(gpt *g, int layer, real *heads, int64_t t0, int64_t n);
 void gpt_attend_backward(gpt *g, int layer, const real *dheads, int64_t t0, int64_t n);
+
+// The attention half of a block in UP. norm: of the half's input. Returns this rank's shard (Ts, B, C) of what is added to the
+// residual stream.
+void up_create(gpt *g, overlap how);
+void up_free(gpt *g);
+const real *up_forward(gpt *g, int layer, real *norm);
+// dx: the gradient of that. Returns the norm's. The weight gradient of QKV may be left to up_late_gradient(): there, if it is.
+const real *up_backward(gpt *g, int layer, real *dx);
+void up_late_gradient(gpt *g, int layer);
 
 CF_EXTERN_C_END
 #endif

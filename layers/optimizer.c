@@ -18,8 +18,7 @@ void optimizer_create(zero_optimizer *o, gpt *model, overlap how) {
     const int64_t reports = model->mesh->world_group.size * REPORT;
     how.mode = cf_mode_for_figures(how.mode);
     o->device = cf_alloc(reports * (int64_t)sizeof(double), "optimizer state");
-    o->all = calloc((size_t)reports, sizeof *o->all);
-    if (!o->all) cf_die(NULL, "out of memory for the figures of %d ranks", model->mesh->world_group.size);
+    o->all = cf_host_alloc(reports, sizeof *o->all, "figures of all ranks");
     o->gather = cf_fuse_create(model->context, overlap_plan(how, "report", &model->mesh->world_group, CF_ALLGATHER, CF_NO_COMPUTE,
                                                             CF_FP64, REPORT));
 }

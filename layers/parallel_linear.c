@@ -114,7 +114,7 @@ static void column_forward_rows(void *argument, const cf_span *span, cf_stream *
     const parallel_linear *l = j->linear;
     const real *bias = l->bias >= 0 ? params_weight(l->pass->params, l->bias, j->layer) : NULL;
     int64_t first = span->row * l->pass->B * l->OC;
-    linear_forward(j->out + first, j->pre ? j->pre + first : NULL, (const real *)span->data, l->ready, bias,
+    linear_forward(j->out + first, j->pre ? j->pre + first : NULL, (const real *)span->data, l->ready, bias, false,
                    rows_of(j, span, l->IC), l->IC, l->OC, stream);
 }
 
@@ -137,23 +137,15 @@ static void column_dgrad_rows(void *argument, const cf_span *span, cf_stream *st
     const linear_job *j = (const linear_job *)argument;
     const parallel_linear *l = j->linear;
     const real *dy = j->in + span->row * l->pass->B * l->OC;
-    linear_rows r = rows_of(j, span, l->IC);
-    if (span->accumulate)
-        linear_dgrad_add((real *)span->data, dy, l->ready, r, l->IC, l->OC, stream);
-    else
-        linear_dgrad((real *)span->data, dy, l->ready, NULL, r, l->IC, l->OC, stream);
+    linear_dgrad((real *)span->data, dy, l->ready, NULL, span->accumulate, rows_of(j, span, l->IC), l->IC, l->OC, stream);
 }
 
 static void row_forward_rows(void *argument, const cf_span *span, cf_stream *stream) {
     const linear_job *j = (const linear_job *)argument;
     const parallel_linear *l = j->linear;
     const real *x = j->in + span->row * l->pass->B * l->IC;
-    linear_rows r = rows_of(j, span, l->OC);
     for (int i = 0; j->rows && i < span->blocks; i++) j->rows(j->argument, j->layer, span->row + i * span->row_stride, span->rows);
-    if (span->accumulate)
-        linear_forward_add((real *)span->data, x, l->ready, r, l->IC, l->OC, stream);
-    else
-        linear_forward((real *)span->data, NULL, x, l->ready, NULL, r, l->IC, l->OC, stream);
+    linear_forward((real *)span->data, NULL, x, l->ready, NULL, span->accumulate, rows_of(j, span, l->OC), l->IC, l->OC, stream);
 }
 
 static void row_backward_rows(void *argument, const cf_span *span, cf_stream *stream) {
@@ -162,7 +154,7 @@ static void row_backward_rows(void *argument, const cf_span *span, cf_stream *st
     const real *dy = (const real *)span->data;
     int64_t first = span->row * l->pass->B * l->IC;
     linear_rows r = rows_of(j, span, l->OC);
-    linear_dgrad(j->out + first, dy, l->ready, j->pre ? j->pre + first : NULL, r, l->IC, l->OC, stream);
+    linear_dgrad(j->out + first, dy, l->ready, j->pre ? j->pre + first : NULL, false, r, l->IC, l->OC, stream);
     for (int64_t i = 0; i < r.blocks; i++) {
         if (j->rows) j->rows(j->argument, j->layer, span->row + i * span->row_stride, span->rows);
         add_weight_gradient(j, dy + i * r.in * l->OC, j->x + first + i * r.out * l->IC, r.rows, stream);

@@ -292,11 +292,9 @@ void params_create(parameters *p, gpt_shape shape, const cf_mesh *mesh, parallel
                       .tp_rank = mesh->tp_group.rank,
                       .ways = up ? 1 : mesh->tp,
                       .parts = up ? mesh->tp : 1};
-    size_t most = (size_t)(TENSORS * shape.L);
-    p->bucket = calloc(most, sizeof *p->bucket);
-    p->placed = calloc(most, sizeof *p->placed);
-    p->place = calloc(most, sizeof *p->place);
-    if (!p->bucket || !p->placed || !p->place) cf_die(NULL, "out of memory for the places of %zu tensors", most);
+    p->bucket = cf_host_alloc(TENSORS * shape.L, sizeof *p->bucket, "places of tensors");
+    p->placed = cf_host_alloc(TENSORS * shape.L, sizeof *p->placed, "places of tensors");
+    p->place = cf_host_alloc(TENSORS * shape.L, sizeof *p->place, "places of tensors");
     lay_all(p, mesh);
     p->weight = cf_alloc(p->elements * (int64_t)sizeof(real), "weights");
     p->grad = cf_alloc(p->elements * (int64_t)sizeof(precise), "gradients");
@@ -316,9 +314,8 @@ enum { AT_ONCE = 1 << 16 }; // elements on their way from the host to the device
 
 // The vocabulary's padding is zero, whatever a file has there: its gradient is zero, but zero times NaN would not be.
 void params_read(parameters *p, params_reader *read, void *argument, cf_stream *stream) {
-    real *piece = malloc(AT_ONCE * sizeof *piece);
-    float *values = malloc(AT_ONCE * sizeof *values);
-    if (!piece || !values) cf_die(NULL, "out of memory for %d weights on their way", AT_ONCE);
+    real *piece = cf_host_alloc(AT_ONCE, sizeof *piece, "weights on their way");
+    float *values = cf_host_alloc(AT_ONCE, sizeof *values, "weights on their way");
     for (int tensor = 0; tensor < TENSORS; tensor++)
         for (int64_t layer = 0; layer < params_layers(&p->shape, tensor); layer++)
             for (int64_t i = 0; i < params_runs(p, tensor); i++) {

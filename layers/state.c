@@ -24,15 +24,9 @@ static int64_t list_runs(const zero_optimizer *o, state_run *run) {
 
 void state_create(rank_state *s, const zero_optimizer *o) {
     *s = (rank_state){.elements = o->params->owned, .runs = list_runs(o, NULL)};
-    s->run = malloc((size_t)(s->runs + 1) * sizeof *s->run);
-    bool room = s->run != NULL;
-    for (int kind = 0; kind < STATE_KINDS; kind++) {
-        s->value[kind] = calloc((size_t)s->elements + 1, sizeof *s->value[kind]);
-        room &= s->value[kind] != NULL;
-    }
-    if (!room)
-        cf_die("give the hosts more memory, or use more ranks", "out of memory for a copy of the state, %.1f MiB",
-               (double)(STATE_KINDS * s->elements * (int64_t)sizeof(precise)) / 1048576);
+    s->run = cf_host_alloc(s->runs, sizeof *s->run, "a copy of the state");
+    for (int kind = 0; kind < STATE_KINDS; kind++)
+        s->value[kind] = cf_host_alloc(s->elements, sizeof *s->value[kind], "a copy of the state");
     list_runs(o, s->run);
 }
 
@@ -102,12 +96,10 @@ static void collect_tensor(gpt *g, const real *local, int tensor, real *pieces, 
 
 void gpt_collect(gpt *g, void (*append)(void *argument, const float *values, int64_t count), void *argument) {
     const gpt_shape *shape = &g->params.shape;
-    real *pieces = malloc((size_t)g->split->size * COLLECT * sizeof *pieces);
-    if (!pieces) cf_die(NULL, "out of memory for pieces of the model");
+    real *pieces = cf_host_alloc(g->split->size * COLLECT, sizeof *pieces, "pieces of the model");
     for (int tensor = 0; tensor < TENSORS; tensor++) {
         int64_t count = params_rows(shape, tensor) * params_columns(shape, tensor);
-        float *whole = g->mesh->tp_group.rank == 0 ? calloc((size_t)count, sizeof *whole) : NULL;
-        if (g->mesh->tp_group.rank == 0 && !whole) cf_die(NULL, "out of memory for collecting %s", params_name(tensor));
+        float *whole = g->mesh->tp_group.rank == 0 ? cf_host_alloc(count, sizeof *whole, params_name(tensor)) : NULL;
         for (int64_t layer = 0; layer < params_layers(shape, tensor); layer++) {
             collect_tensor(g, params_weight(&g->params, tensor, layer), tensor, pieces, whole);
             if (whole) append(argument, whole, count);

@@ -16,8 +16,7 @@
 // group, and each group is a product of its own, accumulated where groups meet (work() cuts a span that covers
 // several). A group's product is narrower than the whole layer's by the number of ranks: the price of sending and receiving
 // without packing, paid by every mode alike.
-#include "up.h"
-#include "../commfuse/die.h"
+#include "model.h"
 #include "attention.h"
 #include "linear.h"
 #include <stdlib.h>
@@ -83,7 +82,7 @@ static void prepare_groups(up *u, linear_prepare *prepare, int tensor, int layer
 static void qkv(const job *j, int64_t group, int64_t first, int64_t rows, real *out) {
     const int64_t C = j->u->C, OC = 3 * j->u->Cl;
     const real *bias = params_weight(&j->u->g->params, QKVB, j->layer) + group * OC;
-    linear_forward(out, NULL, j->in + first * j->B * C, j->u->ready[group], bias, linear_all(rows * j->B), C, OC, j->stream);
+    linear_forward(out, NULL, j->in + first * j->B * C, j->u->ready[group], bias, false, linear_all(rows * j->B), C, OC, j->stream);
 }
 
 static void attend(const job *j, int64_t t0, int64_t rows, real *out) {
@@ -95,10 +94,7 @@ static void project(const job *j, int64_t group, int64_t first, int64_t rows, re
     const int64_t C = j->u->C, Cl = j->u->Cl;
     real *y = j->u->g->sums + first * j->B * C;
     const real *w = j->u->ready[group];
-    if (group == j->u->own)
-        linear_forward(y, NULL, heads, w, NULL, linear_all(rows * j->B), Cl, C, j->stream);
-    else
-        linear_forward_add(y, heads, w, linear_all(rows * j->B), Cl, C, j->stream);
+    linear_forward(y, NULL, heads, w, NULL, group != j->u->own, linear_all(rows * j->B), Cl, C, j->stream);
 }
 
 const real *up_forward(gpt *g, int layer, real *norm) {
@@ -124,8 +120,8 @@ const real *up_forward(gpt *g, int layer, real *norm) {
 
 // The gradient of one head group's output for some rows of this rank's shard.
 static void projection_dgrad(const job *j, int64_t group, int64_t first, int64_t rows, real *dheads) {
-    linear_dgrad(dheads, j->in + first * j->B * j->u->C, j->u->ready[group], NULL, linear_all(rows * j->B), j->u->Cl, j->u->C,
-                 j->stream);
+    linear_dgrad(dheads, j->in + first * j->B * j->u->C, j->u->ready[group], NULL, false, linear_all(rows * j->B), j->u->Cl,
+                 j->u->C, j->stream);
 }
 
 static void attend_backward(const job *j, int64_t t0, int64_t rows, real *dheads) {
@@ -137,10 +133,7 @@ static void qkv_dgrad(const job *j, int64_t group, int64_t first, int64_t rows, 
     const int64_t C = j->u->C, OC = 3 * j->u->Cl;
     real *dnorm = j->u->g->sums + first * j->B * C;
     const real *w = j->u->ready[group];
-    if (group == j->u->own)
-        linear_dgrad(dnorm, dqkv, w, NULL, linear_all(rows * j->B), C, OC, j->stream);
-    else
-        linear_dgrad_add(dnorm, dqkv, w, linear_all(rows * j->B), C, OC, j->stream);
+    linear_dgrad(dnorm, dqkv, w, NULL, group != j->u->own, linear_all(rows * j->B), C, OC, j->stream);
     j->u->dy[group] = dqkv - first * j->B * OC; // the group's shard, for the weight gradient
 }
 
@@ -197,9 +190,8 @@ void up_create(gpt *g, overlap how) {
     const gpt_shape *shape = &g->params.shape;
     const int64_t N = g->mesh->tp, C = shape->C, Cl = C / N, shard_rows = g->T * g->B / N;
     const double product = 2.0 * (double)(shard_rows * C * C), attention = attention_flops(g->T, g->B, shape->H / N, C / shape->H);
-    up *u = g->up = calloc(1, sizeof *u);
-    const real **groups = calloc((size_t)(3 * N), sizeof *groups);
-    if (!u || !groups) cf_die(NULL, "out of memory for %lld head groups", (long long)N);
+    up *u = g->up = cf_host_alloc(1, sizeof *u, "head groups");
+    const real **groups = cf_host_alloc(3 * N, sizeof *groups, "head groups");
     *u = (up){.g = g, .N = N, .own = g->mesh->tp_group.rank, .C = C, .Cl = Cl};
     u->ready = groups, u->dy = groups + N, u->x = groups + 2 * N;
     g->qkv.forward = plan_alltoall(g, "att.qkv", CF_COMPUTE_BEFORE, shard_rows * 3 * Cl, 3 * product, how);

@@ -97,11 +97,10 @@ static void order_buckets(zero_shards *z) {
 
 void zero_create(zero_shards *z, cf_context *context, parameters *p, bool rows_travel, int64_t rows, overlap how) {
     *z = (zero_shards){.context = context, .params = p, .mode = how.mode, .rows_travel = rows_travel, .gathers_begun = p->buckets};
-    z->bucket = calloc((size_t)p->buckets, sizeof *z->bucket);
-    z->forward = calloc((size_t)p->buckets, sizeof *z->forward);
-    z->backward = calloc((size_t)p->buckets, sizeof *z->backward);
-    z->place = calloc((size_t)(TENSORS * p->shape.L), sizeof *z->place);
-    if (!z->bucket || !z->forward || !z->backward || !z->place) cf_die(NULL, "out of memory for %d buckets", p->buckets);
+    z->bucket = cf_host_alloc(p->buckets, sizeof *z->bucket, "buckets");
+    z->forward = cf_host_alloc(p->buckets, sizeof *z->forward, "buckets");
+    z->backward = cf_host_alloc(p->buckets, sizeof *z->backward, "buckets");
+    z->place = cf_host_alloc(TENSORS * p->shape.L, sizeof *z->place, "buckets");
     order_buckets(z);
     fuse_gradients(z, rows, how.mode);
     for (int i = 0; i < p->buckets; i++) create_bucket(z, i, rows, how);

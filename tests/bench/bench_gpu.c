@@ -204,33 +204,33 @@ static timing time_of(bench *b, work *run, const int64_t *numbers) {
 
 // numbers: IC, OC
 static void forward(bench *b, const int64_t *n) {
-    linear_forward(n[1] > n[0] ? b->wide : sink(b, 0), NULL, n[1] > n[0] ? residual(b, 1) : b->wide, b->weight, NULL,
+    linear_forward(n[1] > n[0] ? b->wide : sink(b, 0), NULL, n[1] > n[0] ? residual(b, 1) : b->wide, b->weight, NULL, false,
                    linear_all(b->s.R), n[0], n[1], b->stream);
 }
 static void dgrad(bench *b, const int64_t *n) {
-    linear_dgrad(n[1] > n[0] ? sink(b, 0) : b->wide, n[1] > n[0] ? b->wide : residual(b, 1), b->weight, NULL, linear_all(b->s.R),
-                 n[0], n[1], b->stream);
+    linear_dgrad(n[1] > n[0] ? sink(b, 0) : b->wide, n[1] > n[0] ? b->wide : residual(b, 1), b->weight, NULL, false,
+                 linear_all(b->s.R), n[0], n[1], b->stream);
 }
 static void wgrad(bench *b, const int64_t *n) {
     linear_wgrad(b->dweight, n[1] > n[0] ? b->wide : residual(b, 0), n[1], n[1] > n[0] ? residual(b, 1) : b->wide, b->s.R, n[0],
                  n[1], false, b->stream);
 }
 static void forward_gelu(bench *b, const int64_t *n) {
-    linear_forward(b->wide2, b->wide, residual(b, 1), b->weight, b->weight, linear_all(b->s.R), n[0], n[1], b->stream);
+    linear_forward(b->wide2, b->wide, residual(b, 1), b->weight, b->weight, false, linear_all(b->s.R), n[0], n[1], b->stream);
 }
 static void dgrad_gelu(bench *b, const int64_t *n) {
-    linear_dgrad(b->wide2, residual(b, 1), b->weight, b->wide, linear_all(b->s.R), n[0], n[1], b->stream);
+    linear_dgrad(b->wide2, residual(b, 1), b->weight, b->wide, false, linear_all(b->s.R), n[0], n[1], b->stream);
 }
 static void bias_grad(bench *b, const int64_t *n) {
     linear_bias_grad(b->vectors, n[0] > b->s.C ? b->wide : residual(b, 0), b->s.R, n[0], b->stream);
 }
 static void head_forward(bench *b, const int64_t *n) {
     (void)n;
-    linear_forward(b->logits, NULL, residual(b, 0), b->table, NULL, linear_all(b->s.R), b->s.C, b->s.V, b->stream);
+    linear_forward(b->logits, NULL, residual(b, 0), b->table, NULL, false, linear_all(b->s.R), b->s.C, b->s.V, b->stream);
 }
 static void head_dgrad(bench *b, const int64_t *n) {
     (void)n;
-    linear_dgrad(sink(b, 0), b->logits, b->table, NULL, linear_all(b->s.R), b->s.C, b->s.V, b->stream);
+    linear_dgrad(sink(b, 0), b->logits, b->table, NULL, false, linear_all(b->s.R), b->s.C, b->s.V, b->stream);
 }
 static void head_wgrad(bench *b, const int64_t *n) {
     (void)n;
@@ -268,15 +268,15 @@ static void gelu_gradient(bench *b, const int64_t *n) {
     gelu_backward(b->wide2, b->wide2, b->wide, b->s.R * 4 * b->s.C, b->stream);
 }
 static void forward_then_gelu(bench *b, const int64_t *n) {
-    linear_forward(b->wide, NULL, residual(b, 1), b->weight, b->weight, linear_all(b->s.R), n[0], n[1], b->stream);
+    linear_forward(b->wide, NULL, residual(b, 1), b->weight, b->weight, false, linear_all(b->s.R), n[0], n[1], b->stream);
     gelu(b, n);
 }
 static void dgrad_then_gelu(bench *b, const int64_t *n) {
-    linear_dgrad(b->wide2, residual(b, 1), b->weight, NULL, linear_all(b->s.R), n[0], n[1], b->stream);
+    linear_dgrad(b->wide2, residual(b, 1), b->weight, NULL, false, linear_all(b->s.R), n[0], n[1], b->stream);
     gelu_gradient(b, n);
 }
 static void square(bench *b, const int64_t *n) {
-    linear_forward(b->wide2, NULL, b->wide, b->weight, NULL, linear_all(n[0]), n[0], n[0], b->stream);
+    linear_forward(b->wide2, NULL, b->wide, b->weight, NULL, false, linear_all(n[0]), n[0], n[0], b->stream);
 }
 static void residual_add(bench *b, const int64_t *n) {
     (void)n;
@@ -552,25 +552,26 @@ static int64_t slice_rows(const bench *b, const int64_t *n) {
 static void qkv_gather(bench *b, const int64_t *n) {
     int64_t rows = slice_rows(b, n), C = b->s.C, local = 3 * C / n[0];
     for (int64_t i = 0; i < n[1]; i++)
-        linear_forward(b->wide + i * rows * local, NULL, residual(b, 0) + i * rows * C, b->weight, NULL, linear_all(rows), C, local,
-                       b->stream);
+        linear_forward(b->wide + i * rows * local, NULL, residual(b, 0) + i * rows * C, b->weight, NULL, false, linear_all(rows), C,
+                       local, b->stream);
 }
 static void fc_gather(bench *b, const int64_t *n) {
     int64_t rows = slice_rows(b, n), C = b->s.C, local = 4 * C / n[0];
     for (int64_t i = 0; i < n[1]; i++)
         linear_forward(b->wide2 + i * rows * local, b->wide + i * rows * local, residual(b, 0) + i * rows * C, b->weight, b->weight,
-                       linear_all(rows), C, local, b->stream);
+                       false, linear_all(rows), C, local, b->stream);
 }
 static void fcproj_scatter(bench *b, const int64_t *n) {
     int64_t rows = slice_rows(b, n), C = b->s.C, local = 4 * C / n[0];
     for (int64_t i = 0; i < n[1]; i++)
-        linear_forward(sink(b, 0) + i * rows * C, NULL, b->wide2 + i * rows * local, b->weight, NULL, linear_all(rows), local, C,
-                       b->stream);
+        linear_forward(sink(b, 0) + i * rows * C, NULL, b->wide2 + i * rows * local, b->weight, NULL, false, linear_all(rows),
+                       local, C, b->stream);
 }
 static void fc_dgrad_scatter(bench *b, const int64_t *n) {
     int64_t rows = slice_rows(b, n), C = b->s.C, local = 4 * C / n[0];
     for (int64_t i = 0; i < n[1]; i++)
-        linear_dgrad(sink(b, 0) + i * rows * C, b->wide + i * rows * local, b->weight, NULL, linear_all(rows), C, local, b->stream);
+        linear_dgrad(sink(b, 0) + i * rows * C, b->wide + i * rows * local, b->weight, NULL, false, linear_all(rows), C, local,
+                     b->stream);
 }
 static void fc_wgrad_gather(bench *b, const int64_t *n) {
     int64_t rows = slice_rows(b, n), C = b->s.C, local = 4 * C / n[0];
@@ -590,16 +591,16 @@ static void attention_scatter(bench *b, const int64_t *n) {
     int64_t T = n[2], times = T / n[1], H = s->H / n[0], local = H * s->D, rows = times * s->B;
     for (int64_t i = 0; i < n[1]; i++) {
         attention_forward(sink(b, 0), b->lse, b->wide, i * times, times, T, s->B, H, s->D, b->stream);
-        linear_forward(sink(b, 1) + i * rows * s->C, NULL, sink(b, 0) + i * rows * local, b->weight, NULL, linear_all(rows), local,
-                       s->C, b->stream);
+        linear_forward(sink(b, 1) + i * rows * s->C, NULL, sink(b, 0) + i * rows * local, b->weight, NULL, false, linear_all(rows),
+                       local, s->C, b->stream);
     }
 }
 static void attention_gather(bench *b, const int64_t *n) { // backward
     const sizes *s = &b->s;
     int64_t T = n[2], times = T / n[1], H = s->H / n[0], local = H * s->D, rows = times * s->B;
     for (int64_t i = 0; i < n[1]; i++) {
-        linear_dgrad(sink(b, 0) + i * rows * local, residual(b, 1) + i * rows * s->C, b->weight, NULL, linear_all(rows), local,
-                     s->C, b->stream);
+        linear_dgrad(sink(b, 0) + i * rows * local, residual(b, 1) + i * rows * s->C, b->weight, NULL, false, linear_all(rows),
+                     local, s->C, b->stream);
         attention_backward(b->dqkv, sink(b, 0), residual(b, 2), b->lse, b->wide, b->scratch, i * times, times, T, s->B, H, s->D,
                            i == 0, b->stream);
     }

@@ -84,13 +84,14 @@ static void cut_fc_forward(bench *b, int64_t rows) {
     int64_t C = b->s.C, OC = 4 * C;
     const real *w = linear_prepare_forward(b->prepared, b->weight, C, OC, NULL);
     for (int64_t r = 0; r < b->s.R; r += rows)
-        linear_forward(b->wide + r * OC, NULL, b->narrow + r * C, w, b->bias, linear_all(piece_rows(b, r, rows)), C, OC, NULL);
+        linear_forward(b->wide + r * OC, NULL, b->narrow + r * C, w, b->bias, false, linear_all(piece_rows(b, r, rows)), C, OC,
+                       NULL);
 }
 static void cut_fc_dgrad(bench *b, int64_t rows) {
     int64_t C = b->s.C, OC = 4 * C;
     const real *w = linear_prepare_dgrad(b->prepared, b->weight, C, OC, NULL);
     for (int64_t r = 0; r < b->s.R; r += rows)
-        linear_dgrad(b->narrow + r * C, b->wide + r * OC, w, NULL, linear_all(piece_rows(b, r, rows)), C, OC, NULL);
+        linear_dgrad(b->narrow + r * C, b->wide + r * OC, w, NULL, false, linear_all(piece_rows(b, r, rows)), C, OC, NULL);
 }
 static void cut_fc_wgrad(bench *b, int64_t rows) {
     int64_t C = b->s.C, OC = 4 * C;

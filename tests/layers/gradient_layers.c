@@ -24,7 +24,7 @@ typedef struct linear_problem {
 static double linear_loss(void *context) {
     linear_problem *p = context;
     const real *w = linear_prepare_forward(p->prepared, p->w, p->IC, p->OC, NULL);
-    linear_forward(p->y, NULL, p->x, w, p->bias, linear_all(p->R), p->IC, p->OC, NULL);
+    linear_forward(p->y, NULL, p->x, w, p->bias, false, linear_all(p->R), p->IC, p->OC, NULL);
     return dot(p->y, p->dy, p->R * p->OC);
 }
 
@@ -41,7 +41,7 @@ static void check_linear(int64_t R, int64_t IC, int64_t OC, bool with_bias) {
     if (with_bias) p.bias = random_buffer(OC);
     real *dx = poisoned_buffer(R * IC), *dw = random_buffer(OC * IC), *db = random_buffer(OC);
     real *dw_before = copy_buffer(dw, OC * IC), *db_before = copy_buffer(db, OC);
-    linear_dgrad(dx, p.dy, linear_prepare_dgrad(p.prepared, p.w, IC, OC, NULL), NULL, linear_all(R), IC, OC, NULL);
+    linear_dgrad(dx, p.dy, linear_prepare_dgrad(p.prepared, p.w, IC, OC, NULL), NULL, false, linear_all(R), IC, OC, NULL);
     linear_wgrad(dw, p.dy, OC, p.x, R, IC, OC, true, NULL);
     linear_bias_grad(db, p.dy, R, OC, NULL);
     subtract(dw, dw_before, OC * IC);
@@ -221,10 +221,10 @@ static double mlp_loss(void *context) {
     mlp_problem *p = context;
     layernorm_forward(p->ln, p->mean, p->rstd, p->x, p->lnw, p->lnb, p->R, p->C, NULL);
     const real *w = linear_prepare_forward(p->prepared, p->w1, p->C, p->F, NULL);
-    linear_forward(p->hidden, NULL, p->ln, w, p->b1, linear_all(p->R), p->C, p->F, NULL);
+    linear_forward(p->hidden, NULL, p->ln, w, p->b1, false, linear_all(p->R), p->C, p->F, NULL);
     gelu_forward(p->gelu, p->hidden, p->R * p->F, NULL);
     w = linear_prepare_forward(p->prepared, p->w2, p->F, p->C, NULL);
-    linear_forward(p->mlp, NULL, p->gelu, w, NULL, linear_all(p->R), p->F, p->C, NULL);
+    linear_forward(p->mlp, NULL, p->gelu, w, NULL, false, linear_all(p->R), p->F, p->C, NULL);
     residual_forward(p->y, p->x, p->mlp, p->b2, p->R, p->C, NULL);
     return dot(p->y, p->dy, p->R * p->C);
 }
@@ -254,11 +254,11 @@ static void mlp_with_residual(void **state) {
     cf_copy(dx, p.dy, R * C * (int64_t)sizeof(real), NULL);
     linear_bias_grad(parameter[6].gradient, p.dy, R, C, NULL);
     linear_wgrad(parameter[5].gradient, p.dy, C, p.gelu, R, F, C, true, NULL);
-    linear_dgrad(dhidden, p.dy, linear_prepare_dgrad(p.prepared, p.w2, F, C, NULL), NULL, linear_all(R), F, C, NULL);
+    linear_dgrad(dhidden, p.dy, linear_prepare_dgrad(p.prepared, p.w2, F, C, NULL), NULL, false, linear_all(R), F, C, NULL);
     gelu_backward(dhidden, dhidden, p.hidden, R * F, NULL);
     linear_bias_grad(parameter[4].gradient, dhidden, R, F, NULL);
     linear_wgrad(parameter[3].gradient, dhidden, F, p.ln, R, C, F, true, NULL);
-    linear_dgrad(dln, dhidden, linear_prepare_dgrad(p.prepared, p.w1, C, F, NULL), NULL, linear_all(R), C, F, NULL);
+    linear_dgrad(dln, dhidden, linear_prepare_dgrad(p.prepared, p.w1, C, F, NULL), NULL, false, linear_all(R), C, F, NULL);
     layernorm_backward(dx, parameter[1].gradient, parameter[2].gradient, dln, p.x, p.lnw, p.mean, p.rstd, scratch, R, C, NULL);
 
     for (int i = 0; i < COUNT; i++)

@@ -78,8 +78,8 @@ static void check_linear(int64_t R, int64_t IC, int64_t OC) {
     real *x = integer_buffer(R * IC), *w = integer_buffer(OC * IC), *bias = integer_buffer(OC);
     real *y = poisoned_buffer(R * OC), *plain = poisoned_buffer(R * OC);
     const real *ready = linear_prepare_forward(poisoned_buffer(linear_prepared_size(IC, OC)), w, IC, OC, NULL);
-    linear_forward(y, NULL, x, ready, bias, linear_all(R), IC, OC, NULL);
-    linear_forward(plain, NULL, x, ready, NULL, linear_all(R), IC, OC, NULL);
+    linear_forward(y, NULL, x, ready, bias, false, linear_all(R), IC, OC, NULL);
+    linear_forward(plain, NULL, x, ready, NULL, false, linear_all(R), IC, OC, NULL);
     for (int64_t r = 0; r < R; r++)
         for (int64_t o = 0; o < OC; o++) {
             double sum = dot(x + r * IC, w + o * IC, IC);
@@ -90,7 +90,7 @@ static void check_linear(int64_t R, int64_t IC, int64_t OC) {
     real *dx = poisoned_buffer(R * IC), *dw = integer_buffer(OC * IC), *db = integer_buffer(OC);
     real *dw_before = copy_buffer(dw, OC * IC), *db_before = copy_buffer(db, OC);
     ready = linear_prepare_dgrad(poisoned_buffer(linear_prepared_size(IC, OC)), w, IC, OC, NULL);
-    linear_dgrad(dx, y, ready, NULL, linear_all(R), IC, OC, NULL);
+    linear_dgrad(dx, y, ready, NULL, false, linear_all(R), IC, OC, NULL);
     linear_wgrad(dw, y, OC, x, R, IC, OC, true, NULL);
     linear_bias_grad(db, y, R, OC, NULL);
     for (int64_t i = 0; i < IC; i++) {
@@ -126,9 +126,9 @@ static void check_added(int64_t R, int64_t IC, int64_t OC) {
     real *y = integer_buffer(R * OC), *dx = integer_buffer(R * IC);
     real *y_before = copy_buffer(y, R * OC), *dx_before = copy_buffer(dx, R * IC);
     const real *ready = linear_prepare_forward(poisoned_buffer(linear_prepared_size(IC, OC)), w, IC, OC, NULL);
-    linear_forward_add(y, x, ready, linear_all(R), IC, OC, NULL);
+    linear_forward(y, NULL, x, ready, NULL, true, linear_all(R), IC, OC, NULL);
     ready = linear_prepare_dgrad(poisoned_buffer(linear_prepared_size(IC, OC)), w, IC, OC, NULL);
-    linear_dgrad_add(dx, dy, ready, linear_all(R), IC, OC, NULL);
+    linear_dgrad(dx, dy, ready, NULL, true, linear_all(R), IC, OC, NULL);
     for (int64_t r = 0; r < R; r++) {
         for (int64_t o = 0; o < OC; o++)
             assert_true((double)y[r * OC + o] == (double)y_before[r * OC + o] + dot(x + r * IC, w + o * IC, IC));

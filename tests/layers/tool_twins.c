@@ -183,10 +183,11 @@ static const real *for_dgrad(tool *t, tensor *w, int64_t IC, int64_t OC) {
 static void run_linear_gelu(tool *t, tensor *x, tensor *w, tensor *bias, tensor *dy, const int64_t *n) {
     int64_t R = n[0], IC = n[1], OC = n[2];
     tensor *pre = poisoned(t, OF_REAL, R * OC), *out = poisoned(t, OF_REAL, R * OC), *dpre = poisoned(t, OF_REAL, R * IC);
-    linear_forward(reals(out), reals(pre), reals(x), for_forward(t, w, IC, OC), reals(bias), linear_all(R), IC, OC, t->stream);
+    linear_forward(reals(out), reals(pre), reals(x), for_forward(t, w, IC, OC), reals(bias), false, linear_all(R), IC, OC,
+                   t->stream);
     keep(t, "linear_forward_gelu", "out", out);
     keep(t, "linear_forward_gelu", "pre", pre);
-    linear_dgrad(reals(dpre), reals(dy), for_dgrad(t, w, IC, OC), reals(x), linear_all(R), IC, OC, t->stream);
+    linear_dgrad(reals(dpre), reals(dy), for_dgrad(t, w, IC, OC), reals(x), false, linear_all(R), IC, OC, t->stream);
     keep(t, "linear_dgrad_gelu", "dpre", dpre);
 }
 
@@ -200,17 +201,17 @@ static void run_linear_blocks(tool *t, tensor *w, tensor *bias, const int64_t *n
            *gelu = poisoned(t, OF_REAL, r.blocks * r.out * OC), *plain = poisoned(t, OF_REAL, r.blocks * r.out * OC),
            *dx = poisoned(t, OF_REAL, r.blocks * r.out * IC), *dpre = poisoned(t, OF_REAL, r.blocks * r.out * IC);
     const real *ready = for_forward(t, w, IC, OC);
-    linear_forward(reals(out), NULL, reals(x), ready, reals(bias), r, IC, OC, t->stream);
+    linear_forward(reals(out), NULL, reals(x), ready, reals(bias), false, r, IC, OC, t->stream);
     keep(t, "linear_forward_blocks", "out", out);
-    linear_forward(reals(plain), NULL, reals(x), ready, NULL, r, IC, OC, t->stream);
+    linear_forward(reals(plain), NULL, reals(x), ready, NULL, false, r, IC, OC, t->stream);
     keep(t, "linear_forward_blocks", "out, no bias", plain);
-    linear_forward(reals(gelu), reals(pre), reals(x), ready, reals(bias), r, IC, OC, t->stream);
+    linear_forward(reals(gelu), reals(pre), reals(x), ready, reals(bias), false, r, IC, OC, t->stream);
     keep(t, "linear_forward_gelu_blocks", "out", gelu);
     keep(t, "linear_forward_gelu_blocks", "pre", pre);
     ready = for_dgrad(t, w, IC, OC);
-    linear_dgrad(reals(dx), reals(dy), ready, NULL, r, IC, OC, t->stream);
+    linear_dgrad(reals(dx), reals(dy), ready, NULL, false, r, IC, OC, t->stream);
     keep(t, "linear_dgrad_blocks", "dx", dx);
-    linear_dgrad(reals(dpre), reals(dy), ready, reals(before), r, IC, OC, t->stream);
+    linear_dgrad(reals(dpre), reals(dy), ready, reals(before), false, r, IC, OC, t->stream);
     keep(t, "linear_dgrad_gelu_blocks", "dpre", dpre);
 }
 
@@ -222,21 +223,21 @@ static void run_linear(tool *t, const int64_t *n) {
            *plain = poisoned(t, OF_REAL, R * OC), *sum = randoms(t, OF_REAL, R * OC, 0, 1), *dx = poisoned(t, OF_REAL, R * IC),
            *dx_sum = randoms(t, OF_REAL, R * IC, 0, 1);
     const real *ready = for_forward(t, w, IC, OC);
-    linear_forward(reals(out), NULL, reals(x), ready, reals(bias), linear_all(R), IC, OC, t->stream);
+    linear_forward(reals(out), NULL, reals(x), ready, reals(bias), false, linear_all(R), IC, OC, t->stream);
     keep(t, "linear_forward", "out", out);
-    linear_forward(reals(plain), NULL, reals(x), ready, NULL, linear_all(R), IC, OC, t->stream);
+    linear_forward(reals(plain), NULL, reals(x), ready, NULL, false, linear_all(R), IC, OC, t->stream);
     keep(t, "linear_forward", "out, no bias", plain);
     tensor *other = poisoned(t, OF_REAL, R * OC);
     linear_choose(linear_choices() - 1);
-    linear_forward(reals(other), NULL, reals(x), ready, NULL, linear_all(R), IC, OC, t->stream);
+    linear_forward(reals(other), NULL, reals(x), ready, NULL, false, linear_all(R), IC, OC, t->stream);
     linear_choose(0);
     keep(t, "linear_forward", "out, by the last algorithm of the list", other);
-    linear_forward_add(reals(sum), reals(x), ready, linear_all(R), IC, OC, t->stream);
+    linear_forward(reals(sum), NULL, reals(x), ready, NULL, true, linear_all(R), IC, OC, t->stream);
     keep(t, "linear_forward_add", "out", sum);
     ready = for_dgrad(t, w, IC, OC);
-    linear_dgrad(reals(dx), reals(dy), ready, NULL, linear_all(R), IC, OC, t->stream);
+    linear_dgrad(reals(dx), reals(dy), ready, NULL, false, linear_all(R), IC, OC, t->stream);
     keep(t, "linear_dgrad", "dx", dx);
-    linear_dgrad_add(reals(dx_sum), reals(dy), ready, linear_all(R), IC, OC, t->stream);
+    linear_dgrad(reals(dx_sum), reals(dy), ready, NULL, true, linear_all(R), IC, OC, t->stream);
     keep(t, "linear_dgrad_add", "dx", dx_sum);
     linear_wgrads(t, dy, x, R, IC, OC);
     run_linear_gelu(t, x, w, bias, dy, n);
@@ -251,7 +252,7 @@ static void run_many_linears(tool *t, const int64_t *n) {
     tensor *out = poisoned(t, OF_REAL, kinds * OC);
     const real *ready = for_forward(t, w, IC, OC);
     for (int64_t i = 0; i < 2 * kinds; i++)
-        linear_forward(reals(out), NULL, reals(x), ready, NULL, linear_all(i % kinds + 1), IC, OC, t->stream);
+        linear_forward(reals(out), NULL, reals(x), ready, NULL, false, linear_all(i % kinds + 1), IC, OC, t->stream);
     keep(t, "linear_forward", "out, many kinds", out);
 }
 
