@@ -3,7 +3,7 @@
     python3 scripts/demo_text.py build/demo
 
 Tiny Shakespeare if it is at hand (../shared/data, or downloaded by an earlier run) or can be downloaded, which makes the
-demo's figures comparable from machine to machine. Without a network Python's own language reference will do.
+demo's figures comparable from machine to machine. Without a network Python's language reference will do.
 """
 import hashlib
 import pathlib
@@ -17,28 +17,23 @@ URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshake
 
 
 def say(text):
-    print(text, file=sys.stderr, flush=True)
+    print(f"text: {text}", file=sys.stderr, flush=True)
 
 
-def download():
-    with urllib.request.urlopen(URL, timeout=10) as reply:
-        return reply.read(10_000_000)
-
-
-def shakespeare(*places):
+def shakespeare(*paths):
     """None: not to be had."""
-    for place, read in [*((path, path.read_bytes) for path in places), (URL, download)]:
+    for place in (*paths, URL):
         try:
-            data = read()
+            data = urllib.request.urlopen(URL, timeout=10).read(10_000_000) if place is URL else place.read_bytes()
         except FileNotFoundError:
             continue
         except OSError as error:  # URLError and timeouts are OSErrors
-            say(f"text: no tiny Shakespeare from {place} ({error})")
+            say(f"no tiny Shakespeare from {place} ({error})")
             continue
         if hashlib.sha256(data).hexdigest() == SHA256:
-            say(f"text: tiny Shakespeare, {len(data):,} bytes, from {place}")
+            say(f"tiny Shakespeare, {len(data):,} bytes, from {place}")
             return data
-        say(f"text: {place} is not tiny Shakespeare ({len(data):,} bytes, wrong SHA-256), so it is not used")
+        say(f"{place} is not tiny Shakespeare ({len(data):,} bytes, wrong SHA-256), so it is not used")
     return None
 
 
@@ -50,7 +45,7 @@ def documentation():
         topics = {}
     chapters = sorted(set(topics.values()), key=lambda text: hashlib.sha256(text.encode()).digest())
     data = re.sub(r"\n[ \t]+", "\n", "\n\n".join(chapters)).encode("ascii", errors="ignore")
-    say(f"text: Python's language reference instead, {len(data):,} bytes")
+    say(f"Python's language reference instead, {len(data):,} bytes")
     return data
 
 

@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """Several hosts on one machine, so that communication is slow and yet every figure can be explained.
 
-    scripts/lab.py --plan --hosts 2                                  what would be created, and on which cores
     scripts/lab.py --hosts 2 --rate 2gbit --delay 0.05ms -- build/release/train_gpt --tp 2 …
 
 A host is a network, UTS and mount namespace: it has its own name, eth0 and /dev/shm, and so Open MPI takes the ranks of two
@@ -166,13 +165,6 @@ def host_cores(hosts):
     return [str(cores[host % len(cores)]) for host in range(hosts)]
 
 
-def plan(hosts):
-    ok, text = enough(hosts, len(os.sched_getaffinity(0)))
-    return "\n".join(["one PID namespace that ends with this process; in it one network namespace with a bridge, and",
-                      *(f"host {host}: eth0 10.0.0.{host + 1}/24; rank {host} on cores {cores}"
-                        for host, cores in enumerate(host_cores(hosts))), text + f": {SHARED}" * (not ok)])
-
-
 def run(hosts, rate, delay_ms, program):
     """The exit status of the program, a rank of which is on each host."""
     environment = {"OMP_NUM_THREADS": "1", **os.environ, "LAB": f"lab{os.getpid()}h", "CORES": " ".join(host_cores(hosts)),
@@ -194,19 +186,15 @@ def main():
                         help="of each host: 500mbit, 2gbit (default 1gbit)")
     parser.add_argument("--delay", type=quantity({"us": 1e-3, "ms": 1, "s": 1e3}), default=0,
                         help="how long a packet is under way: 0.05ms, 50us")
-    parser.add_argument("--plan", action="store_true", help="say what would be created, create nothing")
     parser.add_argument("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM ARGUMENTS")
     o = parser.parse_args()
     program = o.program[1:] if o.program[:1] == ["--"] else o.program
-    if not program and not o.plan:
-        parser.error("no program given; --plan shows what would be created")
+    if not program:
+        parser.error("no program given")
     if not 1 <= o.hosts <= HOSTS_MAX:
         parser.error(f"--hosts {o.hosts}: 1 to {HOSTS_MAX}")
     if not o.rate:
         parser.error("--rate: nothing would come through")
-    if o.plan:
-        print(plan(o.hosts))
-        return 0
     if reason := obstacle():
         sys.exit(f"lab: {reason}")
     ok, text = enough(o.hosts, len(os.sched_getaffinity(0)))

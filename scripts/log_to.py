@@ -24,55 +24,44 @@ POLL_S = 1.0
 CURVES = {"step": "train", "val": "val", "hellaswag": "hellaswag"}
 
 
-class TensorBoard:
-    def __init__(self, folder):
-        from tensorboardX import SummaryWriter
-        self.writer = SummaryWriter(folder, purge_step=0)  # what an earlier call has written there is out of sight
+def tensorboard(folder):
+    """Two functions: one that takes a kind, a step and what is to be seen there, and one that ends it all."""
+    from tensorboardX import SummaryWriter
+    writer = SummaryWriter(folder, purge_step=0)  # what an earlier call has written there is out of sight
 
-    def config(self, values):
-        self.writer.add_text("config", "    " + json.dumps(values, indent=1).replace("\n", "\n    "), 0)
-
-    def numbers(self, step, values):
-        for name, value in values.items():
-            self.writer.add_scalar(name, value, step)
-
-    def text(self, step, text):
-        self.writer.add_text("sample", "    " + text.replace("\n", "\n    "), step)  # as it is
-
-    def close(self):
-        self.writer.close()
+    def show(kind, step, what):
+        if kind == "numbers":
+            for name, value in what.items():
+                writer.add_scalar(name, value, step)
+        else:
+            text = what if kind == "sample" else json.dumps(what, indent=1)
+            writer.add_text(kind, "    " + text.replace("\n", "\n    "), step)  # as it is
+    return show, writer.close
 
 
-class WeightsAndBiases:
-    def __init__(self, project, offline):
-        import wandb
-        self.wandb = wandb
-        self.run = wandb.init(project=project, mode="offline" if offline else "online")
-        self.run.define_metric("*", step_metric="step")
+def weights_and_biases(project, offline):
+    import wandb
+    run = wandb.init(project=project, mode="offline" if offline else "online")
+    run.define_metric("*", step_metric="step")
 
-    def config(self, values):
-        self.run.config.update(values, allow_val_change=True)
-
-    def numbers(self, step, values):
-        self.run.log({"step": step, **values})
-
-    def text(self, step, text):
-        self.run.log({"step": step, "sample": self.wandb.Html(f"<pre>{html.escape(text)}</pre>")})
-
-    def close(self):
-        self.run.finish()
+    def show(kind, step, what):
+        if kind == "config":
+            run.config.update(what, allow_val_change=True)
+        else:
+            run.log({"step": step, **(what if kind == "numbers" else {"sample": wandb.Html(f"<pre>{html.escape(what)}</pre>")})})
+    return show, run.finish
 
 
-def send(event, to):
+def send(event, show):
     kind, step = event["event"], event.get("step", 0)
     if kind in ("config", "resume"):
-        to.config({name: value for name, value in event.items() if name != "event"})
+        show("config", 0, {name: value for name, value in event.items() if name != "event"})
     elif kind == "sample":
-        to.text(step, event["text"])
+        show("sample", step, event["text"])
     elif kind in CURVES:
-        values = {f"{CURVES[kind]}/{name}": value for name, value in event.items()
-                  if name != "step" and isinstance(value, (int, float)) and not isinstance(value, bool)}
-        to.numbers(step + (kind == "step"), values)  # the log counts these from 0
+        show("numbers", step + (kind == "step"), {  # the log counts these from 0
+            f"{CURVES[kind]}/{name}": value for name, value in event.items()
+            if name != "step" and isinstance(value, (int, float)) and not isinstance(value, bool)})
 
 
 def events(path, follow):
@@ -108,18 +97,19 @@ def main():
         first = next(events(given.log, follow=False), None)
         if first is None or first["event"] != "config":
             sys.exit(f"error: {given.log} does not begin with a run's options\nhint:  {run_log.HINT}")
-        to = TensorBoard(given.tensorboard) if given.tensorboard else WeightsAndBiases(given.wandb, given.offline)
+        show, close = tensorboard(given.tensorboard) if given.tensorboard else weights_and_biases(given.wandb, given.offline)
         for event in events(given.log, given.follow):
-            send(event, to)
-        to.close()
+            send(event, show)
+        close()
     except ImportError as error:
-        sys.exit(f"error: {error}\nhint:  scripts/install_deps.sh --log-to (wandb: build/venv/bin/pip install wandb), then build/venv/bin/python {sys.argv[0]}")
+        sys.exit(f"error: {error}\nhint:  scripts/install_deps.sh --log-to (wandb: build/venv/bin/pip install wandb), then "
+                 f"build/venv/bin/python {sys.argv[0]}")
     except OSError as error:
         sys.exit(f"error: cannot read log {given.log}: {error.strerror}\nhint:  name a file that train_gpt --log has written")
     except run_log.Damaged as error:
         sys.exit(f"error: log {error}\nhint:  {run_log.HINT}")
     except KeyboardInterrupt:
-        to.close()
+        close()
 
 
 if __name__ == "__main__":

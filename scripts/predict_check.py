@@ -20,17 +20,29 @@ import os
 import pathlib
 import re
 import statistics
-import struct
 import subprocess
 import sys
 
+import plots
 import tables
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 MODES = "ideal", "none", "slice", "commfuse", "auto"
 COLUMNS = "step", "tokens", "mfu", "products", "attention", "memory", "exposed", "slowed", "host", "gib"
 PUBLISHED = (("124M, 8 A100, 64 a GPU", "a100x8", "d12", 64, 512, 300), ("350M, 8 A100, 64 a GPU", "a100x8", "d24", 64, 512, 820),
-             ("774M, 8 A100, 32 a GPU", "a100x8", "d36", 32, 512, 1700), ("1558M, 8 H100, 16 a GPU", "h100x8", "d48", 16, 1024, 2800))
+             ("774M, 8 A100, 32 a GPU", "a100x8", "d36", 32, 512, 1700),
+             ("1558M, 8 H100, 16 a GPU", "h100x8", "d48", 16, 1024, 2800))
+
+
+def words(options):
+    return [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+
+
+def run(line, **environment):
+    done = subprocess.run(list(map(str, line)), capture_output=True, text=True, env=dict(os.environ, **environment))
+    if done.returncode:
+        sys.exit(f"error: {' '.join(map(str, line))}\n{done.stdout}{done.stderr}")
+    return done.stdout
 
 
 @functools.lru_cache(maxsize=None)
@@ -41,16 +53,17 @@ def predict(machine, **options):
     return {mode: dict(zip(COLUMNS, map(float, re.findall(r"[-\d.]+", rest)))) for mode, rest in rows}
 
 
-def share(predicted, measured):
-    return f"{100 * (predicted / measured - 1):+.1f} %"
+def line_of(names, what, measured, predicted):
+    """Of a table; with it, the pair."""
+    return {**names, f"{what}, ms": f"{measured:.4g}", "predicted, ms": f"{predicted:.4g}",
+            "error": f"{100 * (predicted / measured - 1):+.1f} %"}, (measured, predicted)
 
 
-def published():
-    lines = []
-    for name, machine, model, micro, batch, measured in PUBLISHED:
-        found = predict(machine, tp=1, dp=8, model=model, micro_batch=micro, batch=batch)["slice"]["step"]
-        lines.append({"llm.c": name, "measured, ms": measured, "predicted, ms": f"{found:.0f}", "error": share(found, measured)})
-    return tables.markdown(lines), [(float(line["measured, ms"]), float(line["predicted, ms"])) for line in lines]
+def published(_):
+    lines, points = zip(*(line_of({"llm.c": name}, "measured", measured, predict(
+        machine, tp=1, dp=8, model=model, micro_batch=micro, batch=batch)["slice"]["step"])
+                          for name, machine, model, micro, batch, measured in PUBLISHED))
+    return tables.markdown(lines), list(points)
 
 
 # --- Megatron ---
@@ -92,12 +105,14 @@ def megatron_ms(run, p, constants):
     return micro_batches * max(gpu, layer * L + beside) + once
 
 
-def megatron(folder):
+def megatron(o):
+    if not o.megatron.is_dir():
+        return f"Skipped: {o.megatron} is not here\n", []
     from scipy.optimize import minimize
     import numpy
     runs = []
     for name in ("single_node", "several_nodes"):
-        with open(folder / f"{name}.csv", encoding="utf-8") as file:
+        with open(o.megatron / f"{name}.csv", encoding="utf-8") as file:
             runs += [{k: float(v) if k == "step_ms" else int(v) for k, v in row.items()} for row in csv.DictReader(file)]
     known = [phases(run) for run in runs]
     several = numpy.array([run["gpus"] > HOST for run in runs])
@@ -113,12 +128,11 @@ def megatron(folder):
                         options={"maxiter": 2000, "maxfev": 2000, "adaptive": True}).x
     error = errors(best)
     points = [(run["step_ms"], run["step_ms"] * (1 + e)) for run, e in zip(runs, error)]
+    alone = [(f"one host, tp {tp}", numpy.array([run["tp"] == tp for run in runs]) & ~several) for tp in (1, 2, 4, 8)]
     lines = [{"runs": name, "number": int(which.sum()), "mean error": f"{100 * error[which].mean():+.1f} %",
-              "mean absolute error": f"{100 * abs(error[which]).mean():.1f} %", "largest": f"{100 * abs(error[which]).max():.0f} %"}
-             for name, which in (("one host", ~several), ("several hosts", several), ("all", several | ~several))]
-    lines += [{"runs": f"one host, tp {tp}", "number": int(which.sum()), "mean error": f"{100 * error[which].mean():+.1f} %",
-               "mean absolute error": f"{100 * abs(error[which]).mean():.1f} %", "largest": f"{100 * abs(error[which]).max():.0f} %"}
-              for tp in (1, 2, 4, 8) for which in [numpy.array([r["tp"] == tp for r in runs]) & ~several]]
+              "mean absolute error": f"{100 * abs(error[which]).mean():.1f} %",
+              "largest": f"{100 * abs(error[which]).max():.0f} %"}
+             for name, which in (("one host", ~several), ("several hosts", several), ("all", several | ~several), *alone)]
     text = tables.markdown(lines) + "\nFitted: " + ", ".join(f"{n} {v:.2f}" for n, v in zip(NAMES, numpy.exp(best))) + "\n\n"
     return text + best_meshes(runs, points), points
 
@@ -131,39 +145,64 @@ def best_meshes(runs, points):
     groups = [g for g in groups.values() if len(g) > 1]
     losses = [min(g, key=lambda point: point[1])[0] / min(g)[0] - 1 for g in groups]
     found = sum(loss == 0 for loss in losses)
-    return (f"Of {len(groups)} models and sizes with several meshes or micro-batches the best one is found in {found}; the one that "
-            f"is predicted to be best takes {100 * statistics.mean(losses):.1f} % longer than it on average, at most "
+    return (f"Of {len(groups)} models and sizes with several meshes or micro-batches the best one is found in {found}; the one "
+            f"that is predicted to be best takes {100 * statistics.mean(losses):.1f} % longer than it on average, at most "
             f"{100 * max(losses):.0f} %\n")
 
 
 # --- d48 on more and more GPUs ---
 
-def scaling(folder):
+def scaling(o):
     """Tokens a second of each GPU on the best mesh of each mode, that fits. Some minutes."""
-    import plots
     figure, axes = plots.panels(across=2, size=(9, 3.6))
     text = ""
     for axis, micro in zip(axes[0], (16, 1)):
-        kept = folder / f"scaling-{micro}.txt"
-        if not kept.exists():
-            line = [ROOT / "train_gpt", "--predict", ROOT / "scripts/machines/h100x8.json", "--predict-ranks", "8:4096", "--model",
-                    "d48", "--heads", "16", "--micro-batch", str(micro)]
-            kept.write_text(subprocess.run(line, check=True, capture_output=True, text=True).stdout)
+        printed = run([ROOT / "train_gpt", "--predict", ROOT / "scripts/machines/h100x8.json", "--predict-ranks", "8:4096",
+                       "--model", "d48", "--heads", "16", "--micro-batch", micro])
         found = {}
-        for row in re.findall(r"^ *(\d+) +(\d+) +(\d+) +([\d.]+(?: +[\d.]+){4})  \S+ +[\d.]+% +[\d.]+  (?!does not fit)", kept.read_text(), re.M):
-            ranks, tp, _, steps = row
+        for ranks, tp, steps in re.findall(r"^ *(\d+) +(\d+) +\d+ +([\d.]+(?: +[\d.]+){4})  \S+ +[\d.]+% +[\d.]+  "
+                                           r"(?!does not fit)", printed, re.M):
             for mode, ms in zip(MODES, map(float, steps.split())):
-                rate = micro * 1024 / ms
-                found[int(ranks), mode] = max(found.get((int(ranks), mode), (0, 0)), (rate, int(tp)))
+                found[int(ranks), mode] = max(found.get((int(ranks), mode), (0, 0)), (micro * 1024 / ms, int(tp)))
         sizes = sorted({ranks for ranks, _ in found})
         for mode in MODES:
             axis.semilogx(sizes, [found[n, mode][0] for n in sizes], "o-", ms=3, base=2, color=plots.COLOURS[mode], label=mode)
-        axis.set(xlabel="GPUs", ylabel="thousand tokens/s and GPU", ylim=(0, None), title=f"{micro} sequence{'s' * (micro > 1)} a GPU")
-        lines = [{"GPUs": n, **{mode: f"{found[n, mode][0]:.1f} (tp {found[n, mode][1]})" for mode in MODES}} for n in sizes]
+        axis.set(xlabel="GPUs", ylabel="thousand tokens/s and GPU", ylim=(0, None),
+                 title=f"{micro} sequence{'s' * (micro > 1)} a GPU")
+        lines = [{"GPUs": n, **{mode: "{:.1f} (tp {})".format(*found[n, mode]) for mode in MODES}} for n in sizes]
         text += f"{micro} a GPU, thousand tokens/s and GPU on the best mesh:\n\n{tables.markdown(lines)}\n"
     axes[0][0].legend()
-    figure.savefig(folder / "scaling.png")
+    figure.savefig(o.out / "scaling.png")
     return text, []
+
+
+# --- the same steps, taken by bench_train ---
+
+def taken(program, what, machine, shape, meshes, modes, rounds, **environment):
+    """Of each mode the shortest step: the one that others disturb least."""
+    lines, points = [], []
+    for mesh in meshes:
+        found, ranks = predict(str(machine), **shape, **mesh), str(mesh["tp"] * mesh["dp"])
+        text = run([ROOT / "scripts/mpirun.sh", "-np", ranks, program, "--rounds", rounds, "--json", "--peak-tflops", 1,
+                    "--modes", ",".join(modes), *words(shape | mesh)], EMULATOR_DEVICES=ranks, **environment)
+        steps = [event for event in map(json.loads, re.findall(r"^{.*", text, re.M)) if event["event"] == "step"]
+        for mode in modes:
+            measured = min(step["step_ms"] for step in steps if step["mode"] == mode)
+            line, pair = line_of({"mesh": " ".join(f"{k} {v}" for k, v in mesh.items()), "overlap": mode}, what, measured,
+                                 found[mode]["step"])
+            lines.append(line)
+            points.append(pair)
+    return tables.markdown(lines), points
+
+
+def here(o):
+    machine, bench = o.out / "here.json", ROOT / "build/release/tests/bench/bench_train"
+    run([sys.executable, ROOT / "scripts/measure_machine.py", "--out", machine])
+    run(["make", "-s", "-C", ROOT, bench.relative_to(ROOT)])
+    shape = dict(layers=4, channels=512, heads=8, seq=256, vocab=8192, micro_batch=4, threads=1)
+    table, points = taken(bench, "measured", machine, shape, (dict(tp=2, dp=1), dict(tp=1, dp=2)), MODES[:4], 7,
+                          OMP_WAIT_POLICY="passive")
+    return f"{table}\n{os.cpu_count()} cores, which other work may share.\n", points
 
 
 # --- imagined GPUs (tests/emulator/clock.cc) ---
@@ -180,107 +219,49 @@ def tiled(rows, width=1280):
     return [flops / 1e9, flops / min(seconds(*tile) for tile in TILES) / 1e12]
 
 
-def emulated(folder):
+def emulated(o):
     program = ROOT / "build/emulated-bf16/tests/bench/bench_train"
     if not program.exists():
         return f"Skipped: {program.relative_to(ROOT)} is not built (make {program.relative_to(ROOT)})\n", []
     link = {"name": "nvlink", "ranks": 0, "gb_per_s": 370, "block_gb_per_s": 0, "latency_us": 8, "step_us": 0, "taken": 0}
-    machine = folder / "imagined.json"
+    machine = o.out / "imagined.json"
     machine.write_text(json.dumps({
         "name": "imagined", "device": "gpu", "dtype": "bf16", "peak_tflops": 989, "memory_gb": 80, "memory_gb_per_s": 2800,
         "product_tflops": [tiled(rows) for rows in (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)],
         "attention_tflops": [[1, 270]], "attention_backward_tflops": [[1, 175]], "kernel_us": 2, "call_us": 2.5,
         "word_ns": 0, "message_us": 1, "native_us": 8, "native_share": [[1, 1]], "links": [link]}))
-    lines, points = [], []
-    for mesh in (dict(tp=2, dp=1), dict(tp=4, dp=1), dict(tp=1, dp=4), dict(tp=2, dp=2), dict(tp=4, dp=1, strategy="up")):
-        shape = dict(layers=4, channels=1280, heads=20, seq=1024, vocab=8192, micro_batch=32, recompute=0, **mesh)
-        found = predict(str(machine), **shape)
-        ranks, modes = str(mesh["tp"] * mesh["dp"]), ("none", "slice", "commfuse")
-        text = run([ROOT / "scripts/mpirun.sh", "-np", ranks, program, "--rounds", "1", "--json", "--peak-tflops", "989", "--modes",
-                    ",".join(modes), *words(shape)], EMULATOR_CLOCK="1", OMP_NUM_THREADS="1", EMULATOR_DEVICES=ranks)
-        steps = {e["mode"]: e["step_ms"] for e in map(json.loads, re.findall(r"^{.*", text, re.M)) if e["event"] == "step"}
-        for mode in modes:
-            measured = steps[mode]
-            points.append((measured, found[mode]["step"]))
-            lines.append({"mesh": " ".join(f"{k} {v}" for k, v in mesh.items()), "overlap": mode, "emulated, ms": f"{measured:.2f}",
-                          "predicted, ms": f"{found[mode]['step']:.2f}", "error": share(found[mode]["step"], measured)})
-    return tables.markdown(lines), points
+    shape = dict(layers=4, channels=1280, heads=20, seq=1024, vocab=8192, micro_batch=32, recompute=0)
+    return taken(program, "emulated", machine, shape,
+                 (dict(tp=2, dp=1), dict(tp=4, dp=1), dict(tp=1, dp=4), dict(tp=2, dp=2), dict(tp=4, dp=1, strategy="up")),
+                 MODES[1:4], 1, EMULATOR_CLOCK="1", OMP_NUM_THREADS="1")
 
 
-# --- this machine ---
-
-def here(folder):
-    machine = folder / "here.json"
-    subprocess.run([sys.executable, ROOT / "scripts/measure_machine.py", "--out", machine], check=True)
-    lines, points = [], []
-    for mesh in (dict(tp=1, dp=1), dict(tp=2, dp=1), dict(tp=1, dp=2)):
-        shape = dict(layers=4, channels=512, heads=8, seq=256, vocab=8192, micro_batch=4, **mesh)
-        found = predict(str(machine), **shape)
-        for mode in MODES[:4] if mesh["tp"] * mesh["dp"] > 1 else MODES[:1]:
-            measured = train(shape, mode, folder)
-            points.append((measured, found[mode]["step"]))
-            lines.append({"mesh": " ".join(f"{k} {v}" for k, v in mesh.items()), "overlap": mode, "measured, ms": f"{measured:.0f}",
-                          "predicted, ms": f"{found[mode]['step']:.0f}", "error": share(found[mode]["step"], measured)})
-    return tables.markdown(lines) + f"\n{os.cpu_count()} cores, which other work may share.\n", points
-
-
-def words(options):
-    return [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-
-
-def run(line, **environment):
-    done = subprocess.run(list(map(str, line)), capture_output=True, text=True, env=dict(os.environ, **environment))
-    if done.returncode:
-        sys.exit(f"error: {' '.join(map(str, line))}\n{done.stdout}{done.stderr}")
-    return done.stdout
-
-
-def train(shape, mode, folder):
-    """The shortest step of a run: the one that others disturb least."""
-    log, ranks, data = folder / "log.jsonl", shape["tp"] * shape["dp"], folder / "tokens.bin"
-    if not data.exists():
-        count = 1 << 18
-        data.write_bytes(struct.pack("<256i", 20240520, 1, count, *[0] * 253) +
-                         b"".join(struct.pack("<H", i * 7919 % 8192) for i in range(count)))
-    log.unlink(missing_ok=True)
-    line = [ROOT / "scripts/mpirun.sh", "-np", ranks] if ranks > 1 else []
-    run([*line, ROOT / "train_gpt", "--train", data, "--steps", "8", "--val-every", "0", "--log", log, "--overlap", mode,
-         "--peak-tflops", "1", "--threads", "1", *words(shape)], OMP_WAIT_POLICY="passive")
-    events = [json.loads(text) for text in log.read_text().splitlines()]
-    return min(e["step_ms"] for e in events[2:] if e["event"] == "step")
+PARTS = {part.__name__: part for part in (published, megatron, emulated, here, scaling)}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="published,megatron,emulated,here,scaling")
+    parser.add_argument("--only", default=",".join(PARTS))
     parser.add_argument("--megatron", type=pathlib.Path, default=ROOT.parent / "shared/data/megatron_a100")
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "build/predict")
     o = parser.parse_args()
     o.out.mkdir(parents=True, exist_ok=True)
-    parts = {"published": published, "megatron": lambda: megatron(o.megatron), "here": lambda: here(o.out), "emulated": lambda: emulated(o.out),
-             "scaling": lambda: scaling(o.out)}
     text, points = "# Predictions beside measurements\n", {}
     for name in o.only.split(","):
-        if name == "megatron" and not o.megatron.is_dir():
-            text += f"\n## megatron\n\nSkipped: {o.megatron} is not here\n"
-            continue
-        table, points[name] = parts[name]()
+        table, points[name] = PARTS[name](o)
         text += f"\n## {name}\n\n{table}"
         print(f"{name}\n{table}", flush=True)
     (o.out / "predict.md").write_text(text, encoding="utf-8")
     points = {name: pairs for name, pairs in points.items() if pairs}
-    if not points:
-        return
-    import plots
-    figure, axes = plots.panels(size=(5, 5))
-    axis = axes[0][0]
-    for name, pairs in points.items():
-        axis.loglog(*zip(*pairs), "o", ms=3, alpha=0.6, label=name)
-    ends = [min(min(p) for pairs in points.values() for p in pairs), max(max(p) for pairs in points.values() for p in pairs)]
-    axis.loglog(ends, ends, color="#17202a", lw=1)
-    axis.set(xlabel="measured, ms a step", ylabel="predicted, ms a step")
-    axis.legend()
-    figure.savefig(o.out / "predict.png")
+    if points:
+        figure, ((axis,),) = plots.panels(size=(5, 5))
+        for name, pairs in points.items():
+            axis.loglog(*zip(*pairs), "o", ms=3, alpha=0.6, label=name)
+        ends = [pick(value for pairs in points.values() for pair in pairs for value in pair) for pick in (min, max)]
+        axis.loglog(ends, ends, color="#17202a", lw=1)
+        axis.set(xlabel="measured, ms a step", ylabel="predicted, ms a step")
+        axis.legend()
+        figure.savefig(o.out / "predict.png")
     print(f"{o.out}/predict.md")
 
 

@@ -2,9 +2,8 @@
 """make report: run the experiments that fit this machine, and write a report of them.
 
     scripts/report.py [--out DIR] [--place auto|lab|local] [--only NAME[,NAME]] [--quick] [--fresh]
-    scripts/report.py --sweep FILE.jsonl [--only sweep]     with the runs that scripts/mfu_sweep has collected
+    scripts/report.py --sweep FILE.jsonl [--out DIR]        of the runs that scripts/mfu_sweep has collected
     scripts/report.py --patience 4 …                        measure every point four times as long: smaller errors
-    scripts/report.py --compare DIR DIR                     how far the ratios of two reports are apart
 
 DIR (build/report) then holds report.md, a CSV of every row of each experiment, figures as PNG and SVG, and rows.jsonl:
 a first line that says where the rows were measured, then a line for each point, written when it has been measured.
@@ -13,8 +12,7 @@ the same command resumes it and skips the points that are there. Rows of another
 in one table: then nothing is resumed until --fresh, or another --out, is given.
 
 An experiment is a module of scripts/experiments with NAME and TITLE; points(place, quick), which may say how many seconds they
-take; measure(place, point), its rows; tables(rows) and figures(rows, folder); and perhaps problems(rows), which must not be, and
-ratios(rows), the figures in which two reports must agree.
+take; measure(place, point), its rows; tables(rows) and figures(rows, folder); and perhaps problems(rows), which must not be.
 """
 import argparse
 import datetime
@@ -26,7 +24,6 @@ import os
 import pathlib
 import shlex
 import signal
-import statistics
 import sys
 import time
 
@@ -34,16 +31,13 @@ import lab
 import plots
 import run_log
 import tables
-from experiments import processors
 from experiments.place import Place, PlaceError
 from runner import ROOT
 
 EXPERIMENTS = "operations", "training", "timeline"  # in the order of the report
-SWEEP = "sweep"  # rows that scripts/mfu_sweep has collected
 ROWS = "rows.jsonl"
-NOT_OF_THE_SETUP = "date", "enough", "processors"  # may differ between rows of one report
-TOLERANCE = 0.03
-CORES_MAX = 16  # of the largest number of ranks that an experiment takes
+NOT_OF_THE_SETUP = "date", "enough", "load"  # may differ between rows of one report
+LOAD_MAX = 0.1  # of each core, by other work: what is measured beside it is a machine's, with more a host's
 PROGRAMS = "train_gpt", "tests/bench/bench_fuse", "tests/bench/bench_train"
 INTERRUPTED, REFUSED = 130, 2
 
@@ -73,24 +67,21 @@ def setup_of(place, o):
             "program": hashlib.sha256(b"".join(program.read_bytes() for program in programs)).hexdigest()[:12]
             if all(program.exists() for program in programs) else "not built",
             "length": ("quick" if o.quick else "full") + (f", patience {o.patience:g}" if o.patience != 1 else ""),
-            "date": datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")}
+            "date": datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"), "load": os.getloadavg()[0]}
 
 
 def doubts(setup):
     """What figures suffer from here, for the whole report."""
     if not setup["enough"][0]:
         return f"In all that follows {lab.SHARED}: {setup['enough'][1]}"
-    if setup.get("processors") and setup["processors"]["slowed"] > processors.SLOWED_MAX:
-        return ("These processors share their cores with others, so times differ from minute to minute: "
-                f"{processors.text(setup['processors'])}")
+    if setup["load"] > LOAD_MAX * setup["cores"]:
+        return f"Other work shares these processors, so times differ from minute to minute: load {setup['load']:.2f} at the start"
     return ""
 
 
 def caption(setup):
-    cores = "" if setup["enough"][0] else f" (**{lab.SHARED}**: {setup['enough'][1]})"
-    if setup.get("processors"):
-        cores += f" ({processors.text(setup['processors'])})"
-    return (f"{setup['processor']}, {setup['cores']} cores{cores}; {setup['system']} {setup['kernel']}; "
+    shared = "" if setup["enough"][0] else f" (**{lab.SHARED}**: {setup['enough'][1]})"
+    return (f"{setup['processor']}, {setup['cores']} cores{shared}, load {setup['load']:.2f} at the start; {setup['system']} {setup['kernel']}; "
             f"{setup['compiler']}; {setup['mpi']}; oneDNN {setup['onednn']}; commfuse {setup['version']} ({setup['program']}); "
             f"{'lab, link as named' if setup['place'] == 'lab' else 'one host, shared memory'}; {setup['date']}")
 
@@ -187,11 +178,13 @@ def section(module, lines, folder, where):
             text += [f"![{module.TITLE}]({name})", ""]
     text += [f"*{where}.* Every row: [{module.NAME}.csv]({module.NAME}.csv); figures also as SVG.", ""]
     commands = list(dict.fromkeys(command for line in lines for command in line["commands"]))
-    return "\n".join([*text, f"<details><summary>{len(commands)} commands</summary>", "", "```sh", *commands, "```", "", "</details>", ""])
+    text += [f"<details><summary>{len(commands)} commands</summary>", "", "```sh", *commands, "```", "", "</details>", ""]
+    return "\n".join(text)
 
 
-def write_report(folder, setup, done, failures, sweep, command, stopped=False):
-    present = {name: lines for name in EXPERIMENTS if (lines := [line for line in done if line["experiment"] == name and line["rows"]])}
+def write_report(folder, setup, done, failures, command, stopped=False):
+    lines_of = {name: [line for line in done if line["experiment"] == name and line["rows"]] for name in EXPERIMENTS}
+    present = {name: lines for name, lines in lines_of.items() if lines}
     text = [f"**{doubts(setup)}.**", ""] if doubts(setup) else []
     text += ["# What overlapping brings, measured", "", f"{caption(setup)}.", ""]
     if stopped:
@@ -207,44 +200,9 @@ def write_report(folder, setup, done, failures, sweep, command, stopped=False):
                  *(f"- not measured: {' '.join(failure.split())[:600]}" for failure in failures), ""]
     plots.note = "" if setup["enough"][0] else f"{setup['cores']} cores: {lab.SHARED}"
     text += [section(load(name), lines, folder, caption(setup)) for name, lines in present.items()]
-    if sweep:
-        plots.note = ""
-        text.append(section(load(SWEEP), [{"rows": sweep, "commands": [row["command"] for row in sweep]}], folder,
-                            "Machine and version are in each row"))
     path = folder / "report.md"
     path.write_text("\n".join(text), encoding="utf-8")
     return path, problems
-
-
-# --- comparing ---
-
-
-def ratios_of(folder):
-    """Place, and (experiment, figure) → value."""
-    setup, done = read_rows(pathlib.Path(folder) / ROWS)
-    if setup is None:
-        refuse(f"{folder}/{ROWS} is no report's rows", "give the folders of two reports: --compare DIR DIR")
-    return setup.get("place"), {
-        (name, figure): value for name in EXPERIMENTS if hasattr(load(name), "ratios")
-        for figure, value in load(name).ratios([row for line in done if line["experiment"] == name for row in line["rows"]]).items()}
-
-
-def compare(folders, tolerance):
-    """Prints every figure that two reports have in common; 1 if one is further apart than `tolerance`."""
-    (place, first), (other, second) = map(ratios_of, folders)
-    if place != other:
-        refuse(f"one report was measured on {place}, the other on {other}", "compare reports of one kind of place")
-    apart = {key: max(first[key] / second[key], second[key] / first[key]) - 1 for key in first if key in second}
-    if not apart:
-        refuse("the two reports have no figure in common", "run the same experiments, with or without --quick alike")
-    for (name, figure), share in apart.items():
-        print(f"{'  ' if share <= tolerance else '! '}{name}: {figure}: {first[name, figure]:.4f} and "
-              f"{second[name, figure]:.4f}, {100 * share:.2f} % apart")
-    further, lonely = sum(share > tolerance for share in apart.values()), len(first.keys() ^ second.keys())
-    print(f"{len(apart)} figures: at most {100 * max(apart.values()):.2f} % apart, "
-          f"{100 * statistics.median(apart.values()):.2f} % in the median; {further} further than the "
-          f"{100 * tolerance:g} % asked" + (f". {lonely} more are in one of the reports only" if lonely else ""))
-    return int(further > 0)
 
 
 # --- the command ---
@@ -254,37 +212,39 @@ def options():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default="build/report", help="folder of the report (default: build/report)")
     parser.add_argument("--place", default="auto", choices=("auto", "lab", "local"))
-    parser.add_argument("--only", metavar="NAME[,NAME]", help=f"of {', '.join((*EXPERIMENTS, SWEEP))}")
+    parser.add_argument("--only", metavar="NAME[,NAME]", help=f"of {', '.join(EXPERIMENTS)}")
     parser.add_argument("--quick", action="store_true", help="smaller models, fewer repetitions: under five minutes")
     parser.add_argument("--patience", type=float, default=1, metavar="X",
                         help="measure points X times as long, on a restless machine (default: %(default)s)")
     parser.add_argument("--fresh", action="store_true", help="forget rows that are there")
-    parser.add_argument("--sweep", metavar="FILE", help="draw what scripts/mfu_sweep has collected, too")
-    parser.add_argument("--compare", nargs=2, metavar="DIR", help="compare the ratios of two reports, nothing else")
-    parser.add_argument("--tolerance", type=float, default=TOLERANCE, help="of --compare (default: %(default)s)")
+    parser.add_argument("--sweep", metavar="FILE", help="report what scripts/mfu_sweep has collected, nothing else")
     o = parser.parse_args()
-    o.only = o.only.split(",") if o.only else [SWEEP] if o.sweep else list(EXPERIMENTS)
+    o.only = o.only.split(",") if o.only else list(EXPERIMENTS)
     for name in o.only:
-        if name not in (*EXPERIMENTS, SWEEP):
-            parser.error(f"--only {name}: experiments are {', '.join((*EXPERIMENTS, SWEEP))}")
+        if name not in EXPERIMENTS:
+            parser.error(f"--only {name}: experiments are {', '.join(EXPERIMENTS)}")
     if not 0 < o.patience < float("inf"):
         parser.error(f"--patience {o.patience:g}: not a positive number")
-    if SWEEP in o.only and not o.sweep:
-        parser.error("--only sweep needs the rows that scripts/mfu_sweep has collected: --sweep FILE.jsonl")
     return o
+
+
+def report_sweep(path, folder):
+    from experiments import sweep
+    try:
+        rows = sweep.latest([row for _, row in run_log.objects(path, {"status"}, "no run of a sweep")])
+    except (OSError, run_log.Damaged) as error:
+        refuse(f"--sweep: {error}", "collect runs with scripts/mfu_sweep --out FILE.jsonl")
+    lines = [{"rows": rows, "commands": [row["command"] for row in rows]}]
+    (folder / "report.md").write_text(section(sweep, lines, folder, "Machine and version are in each row"), encoding="utf-8")
+    print(folder / "report.md")
 
 
 def measure_all(o, folder):
     """Setup, lines and failures of a report whose missing points have been measured, and whether that was stopped."""
-    names = [name for name in EXPERIMENTS if name in o.only]
-    if not names:  # nothing to run: what is there, if anything, is drawn again
-        setup, done = read_rows(folder / ROWS)
-        return setup or setup_of(Place("local"), o), done, [], False
-    rows = None
+    names, rows = [name for name in EXPERIMENTS if name in o.only], None
     try:
         place = Place(o.place)
-        setup = {**setup_of(place, o), "processors": processors.measure(sorted(os.sched_getaffinity(0))[:CORES_MAX])}
-        rows = Rows(folder, setup, o.fresh)
+        rows = Rows(folder, setup_of(place, o), o.fresh)
         if rows.setup["program"] == "not built":
             refuse("build/release lacks a program", "make report builds what it needs")
         if doubts(rows.setup):
@@ -308,24 +268,19 @@ def main():
     except ImportError as error:
         refuse(f"{error}, in {sys.executable}", '"$(scripts/find_python.sh)" scripts/report.py finds a Python that has it; '
                "scripts/install_deps.sh installs it")
-    if o.compare:
-        return compare(o.compare, o.tolerance)
+    folder = pathlib.Path(o.out)
+    folder.mkdir(parents=True, exist_ok=True)
+    if o.sweep:
+        return report_sweep(o.sweep, folder)
     ends = [number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]  # as nohup has it
     for number in ends:
         signal.signal(number, signal.default_int_handler)
-    folder, sweep = pathlib.Path(o.out), None
-    if o.sweep:
-        try:
-            sweep = load(SWEEP).latest([row for _, row in run_log.objects(o.sweep, {"status"}, "no run of a sweep")])
-        except (OSError, run_log.Damaged) as error:
-            refuse(f"--sweep: {error}", "collect runs with scripts/mfu_sweep --out FILE.jsonl")
-    folder.mkdir(parents=True, exist_ok=True)
     setup, done, failures, stopped = measure_all(o, folder)
     for number in ends:
         signal.signal(number, signal.SIG_DFL)
-    command = '"$(scripts/find_python.sh)" ' + shlex.join(["scripts/report.py", *(word for word in sys.argv[1:] if word != "--fresh")])
-    path, problems = write_report(folder, setup, done, failures, sweep, command, stopped)
+    words = shlex.join(["scripts/report.py", *(word for word in sys.argv[1:] if word != "--fresh")])
+    path, problems = write_report(folder, setup, done, failures, f'"$(scripts/find_python.sh)" {words}', stopped)
     for problem in problems:
         print(f"ERROR {problem}", file=sys.stderr)
     print(path)

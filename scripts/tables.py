@@ -29,8 +29,3 @@ def number(value, digits=2):
 
 def percent(share, digits=1):
     return number(None if share is None else 100 * share, digits)
-
-
-def spread(row):
-    """Median and from where to where most are."""
-    return f"{number(row['ms'])} ({number(row['p10_ms'])}…{number(row['p90_ms'])})"

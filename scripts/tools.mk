@@ -4,7 +4,7 @@ experiments = $(if $(filter-out 0,$(QUICK)),--quick) $(if $(PATIENCE),--patience
 report: all $(benches) ## run the experiments that fit, write build/report/report.md; QUICK=1: under five minutes; PATIENCE=4: longer, smaller errors
 	@$(PYTHON) scripts/report.py $(experiments)
 lab: all $(benches) ## the same experiments on two hosts made of one machine, over links of known speed (Linux, root)
-	@scripts/lab.py --plan && $(PYTHON) scripts/report.py --place lab --out build/lab $(experiments)
+	@$(PYTHON) scripts/report.py --place lab --out build/lab $(experiments)
 predict-check: all ## predictions beside published and measured steps, in build/predict (ten minutes); ONLY=published
 	@$(PYTHON) scripts/predict_check.py $(if $(ONLY),--only '$(ONLY)')
 demo: ## train a small GPT on two ranks for a few minutes, with text, figures and a plot

@@ -67,8 +67,8 @@ REPETITIONS, DRAWINGS = 10, 400
 def points(place, quick):
     if place.kind != "lab":
         return []
-    found = [dict(zip(FIELDS, work), ratio=ratio, seconds=seconds) for works, ratios, seconds in (QUICK_RUNS if quick else FULL_RUNS)
-             for work in works for ratio in ratios]
+    found = [dict(zip(FIELDS, work), ratio=ratio, seconds=seconds)
+             for works, ratios, seconds in (QUICK_RUNS if quick else FULL_RUNS) for work in works for ratio in ratios]
     for point in found:  # as many ranks as the place serves and the shapes can be shared by
         point["ranks"] = max(n for n in (2, 4, 8) if n <= place.ranks and point["H"] % n == 0)
         point["B"] //= 2 if point["ratio"] > 1 else 1
@@ -142,10 +142,10 @@ def accounts(point, samples, wire_ms):
     for name, one in samples.items():
         mode, _, slices = name.partition(" ")
         p10, median, p90 = map(float, np.percentile(one, [10, 50, 90]))
-        row = {**{key: point[key] for key in (*FIELDS, "ranks")}, "ratio_asked": point["ratio"], "ratio": wire_ms / times["compute"],
-               "label": name, "repetitions": count, "ms": median, "p10_ms": p10, "p90_ms": p90, "undisturbed_ms": times[name],
-               "compute_ms": times["compute"], "wire_ms": wire_ms, "hidden_share": None, "hidden_error_share": None,
-               "chunking_ms": None, "exposed_ms": None}
+        row = {**{key: point[key] for key in (*FIELDS, "ranks")}, "ratio_asked": point["ratio"],
+               "ratio": wire_ms / times["compute"], "label": name, "repetitions": count, "ms": median, "p10_ms": p10, "p90_ms": p90,
+               "undisturbed_ms": times[name], "compute_ms": times["compute"], "wire_ms": wire_ms, **dict.fromkeys(
+                   ("hidden_share", "hidden_error_share", "chunking_ms", "exposed_ms"))}
         if mode not in ("compute", "comm", "nowire"):
             same = f"nowire {slices}" if slices else "compute"
             exposed = times[name] - times[same]
@@ -153,12 +153,6 @@ def accounts(point, samples, wire_ms):
                        hidden_error_share=float(np.std(redrawn[name] - redrawn[same])) / wire_ms)
         rows.append(row)
     return rows
-
-
-def ratios(rows):
-    """The figures in which two reports must agree: shares of a fast link would only magnify its noise."""
-    return {f"{row['operation']} {row['model']} {row['where']}, T {row['T']}, B {row['B']}, ratio {row['ratio_asked']}, "
-            f"{row['label']}, time / computation": row["undisturbed_ms"] / row["compute_ms"] for row in rows if row["label"] != "compute"}
 
 
 def threshold(row):
@@ -175,7 +169,9 @@ def cell(row):
 
 
 def tables(rows):
-    text = ["Of each schedule: the share of the wire's time that is hidden, in %, ± one standard error, and what its slices cost, in ms.\n"]
+    text = ["Of each schedule: the share of the wire's time that is hidden, in %, ± one standard error, and what its slices cost, in "
+            "ms. With one slice per rank a GEMM hides its transfer when its columns per rank (K of GEMM ▸ reduce-scatter, n of "
+            "all-gather ▸ GEMM) are at least e·F/(2B).\n"]
     for operation, title in TITLES.items():
         points = {}
         for row in sorted(rows, key=lambda row: (row["where"], row["ratio"])):
@@ -184,15 +180,14 @@ def tables(rows):
         lines = []
         for by in points.values():
             row = next(iter(by.values()))
-            line = {f"{row['ranks']} ranks: T × B × C → columns": f"{row['model']} {row['where']}: {row['T']} × {row['B']} × {row['C']} "
-                    f"→ {row['columns']}", "wire / computation": f"**{row['ratio']:.2f}**", "computation, ms": number(row["compute_ms"]),
-                    "columns a rank": row["columns"] // row["ranks"]}
+            line = {"T × B × C → columns": f"{row['model']} {row['where']}: {row['T']} × {row['B']} × {row['C']} → {row['columns']}",
+                    "wire / computation": f"**{row['ratio']:.2f}**", "computation, ms": number(row["compute_ms"]),
+                    "ranks": row["ranks"], "columns of each": row["columns"] // row["ranks"]}
             if operation in ("gather_gemm", "gemm_scatter"):
                 line["e·F/(2B)"] = f"{threshold(row):.0f}"
             lines.append(line | {name: cell(one) for name, one in by.items() if one["hidden_share"] is not None})
         text += [f"### {title}", "", markdown(lines)] if lines else []
-    return "\n".join([*text, "With one slice per rank a GEMM hides its transfer when its columns per rank (K of GEMM ▸ reduce-scatter, n "
-                      "of all-gather ▸ GEMM) are at least e·F/(2B).\n"])
+    return "\n".join(text)
 
 
 def figures(rows, folder):

@@ -162,11 +162,13 @@ def figures(rows, folder):
         figure, axes = plots.panels(2 * len(modes), 1, (10, 2 * PANEL_INCHES * len(modes) + REST_INCHES))
         plots.legend_below(figure, legend, 4, lines=2)
         link = f"link of {row['link_bits_per_s'] / 1e6:.0f} Mbit/s" if row["link_bits_per_s"] else "shared memory"
-        figure.suptitle(f"One layer of {row['model']} in training, {mesh}, {row['batch']} x {row['seq']} tokens, {link}", fontsize=11)
+        figure.suptitle(f"One layer of {row['model']} in training, {mesh}, {row['batch']} x {row['seq']} tokens, {link}",
+                        fontsize=11)
         for way, direction in enumerate(("forward", "backward")):
             panels, now = axes[way * len(modes):][:len(modes), 0], select(mine, direction=direction)
+            width = 1.02 * max(row["end_ms"] for row in select(now, kind="block"))
             for axis, mode in zip(panels, modes):
-                draw_panel(axis, select(now, mode=mode), MODES[mode], 1.02 * max(row["end_ms"] for row in select(now, kind="block")))
+                draw_panel(axis, select(now, mode=mode), MODES[mode], width)
                 axis.tick_params(axis="x", labelsize=8, labelbottom=mode == modes[-1])
             panels[-1].set_xlabel(f"{direction}: ms since the layer began")
         names += plots.save(figure, folder, file_name(mesh))

@@ -196,13 +196,6 @@ def compared(modes):
     return [mode for mode in modes if plots.overlap(mode) not in WITHOUT_TRANSFERS]
 
 
-def ratios(rows):
-    """The figures in which two reports must agree."""
-    return {f"{modes['ideal']['model'][0]}, {modes['ideal']['batch'][0]} x {modes['ideal']['seq'][0]} tokens, {mesh}, "
-            f"step({mode}) / step(ideal)": ratio_to_ideal(modes, mode)
-            for mesh, modes in by_mesh(rows).items() for mode in compared(modes)}
-
-
 def problems(rows):
     """What must not be, whatever the machine."""
     return [f"training {mesh}: losses of {mode} differ from those of none by {difference:.1e}, more than {LOSS_TOLERANCE:g}"
@@ -222,7 +215,8 @@ def steps_table(modes):
         difference = loss_difference(steps, modes["none"])
         lines.append({
             "mode": mode, "step, ms": f"{middle:.1f}", "p10 – p90": f"{low:.1f} – {high:.1f}",
-            "of ideal": f"{ratio_to_ideal(modes, mode):.3f} ± {standard_error(modes, lambda drawn: ratio_to_ideal(drawn, mode)):.3f}",
+            "of ideal": f"{ratio_to_ideal(modes, mode):.3f} ± "
+                        f"{standard_error(modes, lambda drawn: ratio_to_ideal(drawn, mode)):.3f}",
             "chunking, ms": number(chunking, 1), "exposed, ms": number(exposed, 1), "rest, ms": "–" if rest is None else
             f"{number(rest, 1)} ± {standard_error(modes, lambda drawn: account(drawn, mode)[2]):.1f}",
             "tokens/s": f"{np.median(steps['tokens_per_s']):.0f}", "MFU": f"{100 * np.median(steps['mfu_share']):.1f} %",
@@ -241,13 +235,15 @@ def describe_mesh(modes):
     if not row["link_bits_per_s"]:
         return text + "through shared memory, as fast as it is."
     rates, line = ideal["link_bits_per_s"] / 1e6, undisturbed(ideal, "line_ms")
-    return text + (f"over a link of {min(rates):.0f} to {max(rates):.0f} Mbit/s each way, which takes {line:.0f} ms, {line / ms:.2f} "
-                   "of the ideal step.")
+    return text + (f"over a link of {min(rates):.0f} to {max(rates):.0f} Mbit/s each way, which takes {line:.0f} ms, "
+                   f"{line / ms:.2f} of the ideal step.")
 
 
 def tables(rows):
-    return "\n".join([__doc__.split("\n\n", 1)[1].strip(), "", *(
-        line for mesh, modes in by_mesh(rows).items() for line in (f"### {mesh}", "", describe_mesh(modes), "", steps_table(modes)))])
+    text = [__doc__.split("\n\n", 1)[1].strip(), ""]
+    for mesh, modes in by_mesh(rows).items():
+        text += [f"### {mesh}", "", describe_mesh(modes), "", steps_table(modes)]
+    return "\n".join(text)
 
 
 def figures(rows, folder):

@@ -20,7 +20,6 @@ sys.path[0:0] = [os.path.join(ROOT, "scripts"), os.path.join(ROOT, "tests")]
 import busy
 import lab as laboratory
 import run_log
-from experiments import processors
 from tokens import write_tokens
 
 LAB = os.path.join(ROOT, "scripts", "lab.py")
@@ -157,16 +156,13 @@ class Hosts(unittest.TestCase):
 
     @busy.needs_free_cores
     def test_both_directions_run_at_the_rate_at_once(self):
-        """Never more. No less, but where processors share their cores all the time, the link's clock is served late."""
+        """Never more. No less, but where others use the cores, the link's clock is served late."""
         for rate in (2e8, 1e9):
             text = self.run_in("python3", "-c", BOTH_WAYS, options=("--rate", f"{rate / 1e6:g}mbit"))
             measured = [float(rate) for rate in re.findall(r"^rate ([\d.]+)$", text, re.MULTILINE)]
             self.assertEqual(len(measured), 2)
             self.assertLess(max(measured), 1.01 * rate)
-            if min(measured) <= 0.8 * rate:
-                found = processors.measure(sorted(os.sched_getaffinity(0)))
-                self.assertTrue(found["slowed"] > processors.SLOWED_MAX and min(measured) > 0.5 * rate,
-                                f"{measured} of {rate}; {processors.text(found)}")
+            self.assertGreater(min(measured), 0.8 * rate)
 
     @busy.needs_free_cores
     def test_delay_is_what_was_asked(self):
@@ -319,12 +315,6 @@ class Refusals(unittest.TestCase):
         if subprocess.run([*nobody, "sh", "-c", 'exec "$0" -c "open(\'$1\')" 2>/dev/null', sys.executable, LAB]).returncode:
             self.skipTest("nobody cannot start Python, or read the lab's script, here")
         self.refuses("needs root", before=nobody)
-
-    def test_the_plan_creates_nothing(self):
-        before = network_namespaces()
-        done = subprocess.run([sys.executable, LAB, "--plan", "--hosts", "3"], capture_output=True, text=True, check=True)
-        self.assertIn("6 cores", done.stdout)
-        self.assertEqual(done.stdout.count("eth0"), 3)
 
 
 if __name__ == "__main__":
