@@ -27,27 +27,18 @@ typedef struct replay {
     double now_ms;
 } replay;
 
-// Where `schedule` receives `slice` from rank `sender`.
-static int find_receive(const cf_schedule *schedule, int sender, int slice) {
-    for (int i = 0; i < schedule->count; i++) {
-        const cf_step *step = &schedule->step[i];
-        if (step->kind == CF_EXCHANGE && step->recv_from == sender && step->recv_slice == slice) return i;
-    }
-    cf_die(NULL, "slice %d of rank %d is sent but not received", slice, sender);
-}
-
-static void find_receiver(const replay *r, int sender, const cf_step *step, transfer *t) {
-    if (r->players > 1) {
-        t->receiver = step->send_to;
-        t->receiver_step = find_receive(r->player[step->send_to].schedule, sender, step->send_slice);
-        return;
-    }
-    // All alike: what the receiver does is what this rank does with all ranks shifted.
-    const cf_schedule *s = r->player->schedule;
-    int shift = s->rank - step->send_to, m = s->slices, owner = step->send_slice / m;
-    int from = (s->rank + shift + s->ranks) % s->ranks, shifted = (owner + shift + s->ranks) % s->ranks;
-    t->receiver = 0;
-    t->receiver_step = find_receive(s, from, shifted * m + step->send_slice % m);
+// All alike: what the receiver does is what this rank does with all ranks shifted.
+static void find_receiver(const replay *r, const player *p, const cf_step *step, transfer *t) {
+    const cf_schedule *s = p->schedule;
+    const bool alike = r->players == 1;
+    const int shift = alike ? s->ranks + s->rank - step->send_to : 0, sender = (s->rank + shift) % s->ranks;
+    const int slice = (step->send_slice + shift * s->slices) % (s->ranks * s->slices);
+    t->receiver = alike ? 0 : step->send_to;
+    s = r->player[t->receiver].schedule;
+    for (int i = 0; i < s->count && t->receiver_step < 0; i++)
+        if (s->step[i].kind == CF_EXCHANGE && s->step[i].recv_from == sender && s->step[i].recv_slice == slice)
+            t->receiver_step = i;
+    if (t->receiver_step < 0) cf_die(NULL, "slice %d of rank %d is sent but not received", slice, sender);
 }
 
 static void start(replay *r, cf_schedule *const *schedule) {
@@ -60,7 +51,7 @@ static void start(replay *r, cf_schedule *const *schedule) {
         for (int i = 0; i < p->schedule->count; i++) {
             const cf_step *step = &p->schedule->step[i];
             p->transfer[i] = (transfer){INFINITY, INFINITY, INFINITY, INFINITY, -1, -1};
-            if (step->kind == CF_EXCHANGE && step->send_to >= 0) find_receiver(r, (int)(p - r->player), step, &p->transfer[i]);
+            if (step->kind == CF_EXCHANGE && step->send_to >= 0) find_receiver(r, p, step, &p->transfer[i]);
         }
     }
 }

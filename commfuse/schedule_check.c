@@ -197,42 +197,35 @@ static const char *check_units(checker *c, int r) {
     return NULL;
 }
 
-// Computations of one side, and collectives (which have none), name every slice once.
-static const char *check_once(checker *c, int r, cf_step_kind kind, cf_side side) {
-    const char *property = kind == CF_COMPUTE ? "coverage" : "volume";
+// Computations of each side, and native collectives, name every slice once.
+static const char *check_counts(checker *c, int r) {
+    enum { BEFORE, AFTER, NATIVE, LISTS };
     const cf_schedule *s = c->schedule[r];
-    bool seen[SLICES_MAX] = {false};
-    int sum = 0;
-    for (int i = 0; i < s->count; i++)
-        for (int k = 0; k < s->step[i].count && s->step[i].kind == kind && s->step[i].side == side; k++, sum++) {
-            int slice = s->step[i].first + k * s->step[i].stride;
-            if (seen[slice]) return violated(property, r, i, "slice %d a second time", slice);
-            seen[slice] = true;
-        }
-    return sum == c->total ? NULL : violated(property, r, -1, "%d of %d slices", sum, c->total);
-}
-
-static const char *check_coverage(checker *c, int r) {
-    const char *property = computes(c, CF_COMPUTE_BEFORE) ? check_once(c, r, CF_COMPUTE, CF_COMPUTE_BEFORE) : NULL;
-    return property || !computes(c, CF_COMPUTE_AFTER) ? property : check_once(c, r, CF_COMPUTE, CF_COMPUTE_AFTER);
-}
-
-static const char *check_volume(checker *c, int r) {
-    const cf_schedule *s = c->schedule[r];
-    int sent = 0, received = 0, collectives = 0;
+    const bool native = c->mode == CF_MODE_NONE || c->mode == CF_MODE_SLICE;
+    bool seen[LISTS][SLICES_MAX] = {{false}};
+    int named[LISTS] = {0}, sent = 0, received = 0;
     for (int i = 0; i < s->count; i++) {
         const cf_step *step = &s->step[i];
-        collectives += step->kind == CF_COLLECTIVE;
+        const int list = step->kind == CF_COLLECTIVE ? NATIVE : step->side == CF_COMPUTE_AFTER ? AFTER : BEFORE;
+        for (int k = 0; k < step->count && (list == NATIVE || step->kind == CF_COMPUTE); k++) {
+            const int slice = step->first + k * step->stride;
+            if (seen[list][slice] && (list != NATIVE || native))
+                return violated(list == NATIVE ? "volume" : "coverage", r, i, "slice %d a second time", slice);
+            seen[list][slice] = true, named[list]++;
+        }
         sent += step->kind == CF_EXCHANGE && step->send_to >= 0 && step->send_to != r; // what a rank sends itself does not travel
         received += step->kind == CF_EXCHANGE && step->recv_from >= 0 && step->recv_from != r;
     }
-    const int expected = c->mode == CF_MODE_COMMFUSE ? (c->ranks - 1) * c->slices : 0;
-    const bool native = c->mode == CF_MODE_NONE || c->mode == CF_MODE_SLICE;
+    for (int list = BEFORE; list <= AFTER; list++)
+        if (named[list] != (computes(c, list == BEFORE ? CF_COMPUTE_BEFORE : CF_COMPUTE_AFTER) ? c->total : 0))
+            return violated("coverage", r, -1, "%d of %d slices", named[list], c->total);
+    const int exchanged = c->mode == CF_MODE_COMMFUSE ? (c->ranks - 1) * c->slices : 0;
+    const int collected = native && (c->ranks > 1 || named[NATIVE] > 0) ? c->total : 0;
     if (c->mode == CF_MODE_OWN) return NULL;
-    if (sent != expected || received != expected)
-        return violated("volume", r, -1, "%d slices sent, %d received, not %d", sent, received, expected);
-    if (!native && collectives > 0) return violated("volume", r, -1, "%d collectives", collectives);
-    return native && (c->ranks > 1 || collectives > 0) ? check_once(c, r, CF_COLLECTIVE, CF_NO_COMPUTE) : NULL;
+    if (sent != exchanged || received != exchanged)
+        return violated("volume", r, -1, "%d slices sent, %d received, not %d", sent, received, exchanged);
+    return named[NATIVE] == collected ? NULL
+                                      : violated("volume", r, -1, "%d slices in collectives, not %d", named[NATIVE], collected);
 }
 
 // The rest of matching is seen by the run, in which the k-th send to a rank meets the k-th receive there.
@@ -590,9 +583,9 @@ const char *cf_schedule_check(cf_schedule *const *schedule, char where[CF_WHERE_
     static const struct {
         const char *(*of_all)(checker *);
         const char *(*of_rank)(checker *, int rank);
-    } checks[] = {{NULL, check_form},  {NULL, check_units},   {NULL, check_coverage},  {NULL, check_volume},
-                  {NULL, check_tags},  {check_run, NULL},     {NULL, check_races},     {check_outcome, NULL},
-                  {NULL, check_order}, {NULL, check_arrival}, {NULL, check_work_order}};
+    } checks[] = {{NULL, check_form},    {NULL, check_units},     {NULL, check_counts},  {NULL, check_tags},
+                  {check_run, NULL},     {NULL, check_races},     {check_outcome, NULL}, {NULL, check_order},
+                  {NULL, check_arrival}, {NULL, check_work_order}};
     pthread_mutex_lock(&lock);
     const cf_schedule *s = schedule[0];
     c.schedule = schedule;

@@ -7,10 +7,18 @@
 #include <string.h>
 
 enum { OPERATIONS_MAX = 64, WARM_STEPS = 2, REPEATS = 3, FINALISTS = 2, PLANS = 7 };
+_Static_assert((int)PLANS <= (int)CF_CHOICES, "plans are candidates, as ways are");
 _Static_assert(WARM_STEPS + CF_CHOICES + (REPEATS - 1) * (1 + FINALISTS) + PLANS * REPEATS <= CF_TRIAL_STEPS, "trials are bounded");
 static const double FAR = 1.3;    // from the best: tried no more
 static const double CLEAR = 0.02; // of an operation's time, at least: what another way must save
 static const double WORTH = 0.01; // of a step: what another plan must save, at least
+
+// Candidates that are measured in turns: ways of an operation, whole plans.
+typedef struct trial {
+    double ms[CF_CHOICES][REPEATS];
+    int tried[CF_CHOICES];
+    bool out[CF_CHOICES]; // left out
+} trial;
 
 typedef struct operation {
     char name[96];
@@ -18,9 +26,7 @@ typedef struct operation {
     bool set; // by a plan
     cf_choice way[CF_CHOICES];
     int ways, chosen;
-    double ms[CF_CHOICES][REPEATS];
-    int tried[CF_CHOICES];
-    bool out[CF_CHOICES];
+    trial trial; // of ways
 } operation;
 
 typedef enum { PLAN_FOUND, PLAN_FIRST, PLAN_NONE, PLAN_SLICE, PLAN_ROUNDS, PLAN_ROUNDS_2, PLAN_ROUNDS_4 } plan_kind;
@@ -38,14 +44,59 @@ struct cf_tuner {
     bool inside; // a step
     cf_moment begin;
     int way[OPERATIONS_MAX]; // of this step
-    // Comparison: way of each operation in each plan, -1: the plan cannot be had
+    // Comparison: way of each operation in each plan; left out are those that cannot be had, or are the same as another
     int planned[PLANS][OPERATIONS_MAX];
-    bool out[PLANS]; // not to be had, or the same as another
-    double plan_ms[PLANS][REPEATS];
-    int compared[PLANS]; // steps
+    trial trial; // of plans
     int current, taken, left_out;
     double *all; // (ranks, operations + 1) what all ranks have measured
 };
+
+// --- trials ---
+
+static double median_ms(const trial *t, int i) { // NAN: it has not been tried, or there is none
+    double sorted[REPEATS];
+    if (i >= 0) memcpy(sorted, t->ms[i], sizeof sorted);
+    return cf_median(sorted, i < 0 ? 0 : t->tried[i]);
+}
+
+static void note(trial *t, int i, double ms) {
+    if (t->tried[i] < REPEATS) t->ms[i][t->tried[i]++] = ms;
+}
+
+// Of those that are left, from `first` on in a circle, the one tried least; -1: all have been tried often enough.
+static int least_tried(const trial *t, int count, int first) {
+    int best = -1;
+    for (int k = 0; k < count; k++) {
+        int i = (first + k) % count;
+        if (!t->out[i] && t->tried[i] < REPEATS && (best < 0 || t->tried[i] < t->tried[best])) best = i;
+    }
+    return best;
+}
+
+// Once each has been tried: only the first and the best others go on.
+static void drop_the_far(trial *t, int count) {
+    double best = INFINITY;
+    for (int k = 0; k < count; k++) {
+        if (!t->out[k] && t->tried[k] == 0) return;
+        best = fmin(best, median_ms(t, k));
+    }
+    for (int k = 1; k < count; k++) {
+        int better = 0;
+        for (int i = 1; i < count; i++) better += i != k && median_ms(t, i) < median_ms(t, k);
+        if (median_ms(t, k) > FAR * best || better >= FINALISTS) t->out[k] = true;
+    }
+}
+
+// The first, unless another one is shorter: by a share of it at least, and by more than its measurements vary.
+static int shortest(const trial *t, int count, double share) {
+    double low = INFINITY, high = 0, first = median_ms(t, 0);
+    for (int i = 0; i < t->tried[0]; i++) low = fmin(low, t->ms[0][i]), high = fmax(high, t->ms[0][i]);
+    double least = first - fmax(share * first, (high - low) / 2);
+    int chosen = 0;
+    for (int k = 1; k < count; k++)
+        if (!t->out[k] && median_ms(t, k) < least) chosen = k, least = median_ms(t, k);
+    return chosen;
+}
 
 // --- life ---
 
@@ -104,16 +155,6 @@ void cf_tuner_add(cf_tuner *t, const char *place, cf_fuse *fuse) {
 
 // --- the plan ---
 
-static double median(const double *values, int count) {
-    double sorted[REPEATS];
-    memcpy(sorted, values, (size_t)count * sizeof *values);
-    return cf_median(sorted, count);
-}
-
-static double way_ms(const operation *o, int way) {
-    return way < 0 ? NAN : median(o->ms[way], o->tried[way]);
-}
-
 static int native_way(const operation *o) {
     int blocking = find_way(o, (cf_choice){CF_MODE_NONE, CF_RING, 1});
     return blocking >= 0 ? blocking : find_way(o, (cf_choice){CF_MODE_SLICE, CF_RING, 1}); // begun early: must not block
@@ -128,9 +169,9 @@ cf_tuned cf_tuner_operation(const cf_tuner *t, int i) {
     int way = t->taken >= 0 ? t->planned[t->taken][i] : o->chosen;
     return (cf_tuned){.name = o->name,
                       .choice = o->way[way],
-                      .ms = way_ms(o, way),
-                      .first_ms = way_ms(o, 0),
-                      .native_ms = way_ms(o, native_way(o))};
+                      .ms = median_ms(&o->trial, way),
+                      .first_ms = median_ms(&o->trial, 0),
+                      .native_ms = median_ms(&o->trial, native_way(o))};
 }
 
 bool cf_tuner_can(const cf_tuner *t, cf_choice c) {
@@ -150,53 +191,7 @@ int cf_tuner_plans(const cf_tuner *t) {
 }
 
 cf_compared cf_tuner_plan(const cf_tuner *t, int i) {
-    return (cf_compared){plan_names[i], median(t->plan_ms[i], t->compared[i]), i == t->taken};
-}
-
-// --- search ---
-
-// Of those that are left, from `first` on in a circle, the one tried least; -1: all have been tried often enough.
-static int least_tried(const bool *out, const int *tried, int count, int first) {
-    int best = -1;
-    for (int k = 0; k < count; k++) {
-        int i = (first + k) % count;
-        if (!out[i] && tried[i] < REPEATS && (best < 0 || tried[i] < tried[best])) best = i;
-    }
-    return best;
-}
-
-// Neighbours in the list of operations begin with different ways, so that a slow moment or a way that disturbs others does not
-// always meet the same.
-static int next_way(const operation *o, int number) {
-    return least_tried(o->out, o->tried, o->ways, number);
-}
-
-// Once each way has been tried: only the first and the best others go on.
-static void drop_the_far(operation *o) {
-    double best = INFINITY;
-    for (int k = 0; k < o->ways; k++) {
-        if (!o->out[k] && o->tried[k] == 0) return;
-        best = fmin(best, way_ms(o, k));
-    }
-    for (int k = 1; k < o->ways; k++) {
-        int better = 0;
-        for (int i = 1; i < o->ways; i++) better += i != k && way_ms(o, i) < way_ms(o, k);
-        if (way_ms(o, k) > FAR * best || better >= FINALISTS) o->out[k] = true;
-    }
-}
-
-// What something else must be shorter than: by a share of it at least, and by more than its measurements vary.
-static double threshold(const double *ms, int count, double share) {
-    double low = INFINITY, high = 0, middle = median(ms, count);
-    for (int i = 0; i < count; i++) low = fmin(low, ms[i]), high = fmax(high, ms[i]);
-    return middle - fmax(share * middle, (high - low) / 2);
-}
-
-static void choose(operation *o) {
-    double least = threshold(o->ms[0], o->tried[0], CLEAR);
-    o->chosen = 0;
-    for (int k = 1; k < o->ways; k++)
-        if (!o->out[k] && way_ms(o, k) < least) o->chosen = k, least = way_ms(o, k);
+    return (cf_compared){plan_names[i], median_ms(&t->trial, i), i == t->taken};
 }
 
 // --- comparison of plans ---
@@ -221,20 +216,16 @@ static bool plan_ways(const cf_tuner *t, plan_kind p, int *ways) {
 
 static void begin_comparison(cf_tuner *t) {
     for (int p = 0; p < PLANS; p++) {
-        t->out[p] = !plan_ways(t, (plan_kind)p, t->planned[p]);
+        bool *out = t->trial.out;
+        out[p] = !plan_ways(t, (plan_kind)p, t->planned[p]);
         for (int q = 0; q < p; q++)
-            t->out[p] |= !t->out[q] && memcmp(t->planned[p], t->planned[q], (size_t)t->operations * sizeof(int)) == 0;
+            out[p] |= !out[q] && memcmp(t->planned[p], t->planned[q], (size_t)t->operations * sizeof(int)) == 0;
     }
     t->phase = COMPARE, t->current = 0;
 }
 
 static void end_comparison(cf_tuner *t) {
-    t->taken = PLAN_FOUND;
-    double least = threshold(t->plan_ms[PLAN_FOUND], t->compared[PLAN_FOUND], WORTH);
-    for (int p = 1; p < PLANS; p++) {
-        double ms = median(t->plan_ms[p], t->compared[p]); // NAN: it has not taken part
-        if (ms < least) t->taken = p, least = ms;
-    }
+    t->taken = shortest(&t->trial, PLANS, WORTH);
     for (int i = 0; i < t->operations; i++) cf_fuse_take(t->operation[i].fuse, t->planned[t->taken][i]);
     t->phase = DONE;
     t->context->timed = false;
@@ -284,8 +275,8 @@ static void agree(cf_tuner *t, double *ms) {
 
 static void record(cf_tuner *t, const double *ms) {
     if (t->phase == COMPARE) {
-        t->plan_ms[t->current][t->compared[t->current]++] = ms[t->operations];
-        int next = least_tried(t->out, t->compared, PLANS, (t->current + 1) % PLANS); // plans take turns
+        note(&t->trial, t->current, ms[t->operations]);
+        int next = least_tried(&t->trial, PLANS, t->current + 1); // plans take turns
         if (next >= 0)
             t->current = next;
         else
@@ -299,13 +290,12 @@ static void record(cf_tuner *t, const double *ms) {
     bool more = false;
     for (int i = 0; i < t->operations; i++) {
         operation *o = &t->operation[i];
-        int way = t->way[i];
-        if (o->tried[way] < REPEATS) o->ms[way][o->tried[way]++] = isnan(ms[i]) ? INFINITY : ms[i];
-        drop_the_far(o);
-        more |= next_way(o, i) >= 0;
+        note(&o->trial, t->way[i], isnan(ms[i]) ? INFINITY : ms[i]);
+        drop_the_far(&o->trial, o->ways);
+        more |= least_tried(&o->trial, o->ways, i) >= 0;
     }
     if (more) return;
-    for (int i = 0; i < t->operations; i++) choose(&t->operation[i]);
+    for (operation *o = t->operation; o < t->operation + t->operations; o++) o->chosen = shortest(&o->trial, o->ways, CLEAR);
     begin_comparison(t);
 }
 
@@ -327,7 +317,9 @@ void cf_tuner_begin_step(cf_tuner *t) {
     if (!cf_tuner_trying(t)) return;
     for (int i = 0; i < t->operations; i++) {
         operation *o = &t->operation[i];
-        int way = t->phase == COMPARE ? t->planned[t->current][i] : o->chosen, next = next_way(o, i);
+        // Neighbours in the list begin with different ways, so that a slow moment or a way that disturbs others does not always
+        // meet the same.
+        int way = t->phase == COMPARE ? t->planned[t->current][i] : o->chosen, next = least_tried(&o->trial, o->ways, i);
         if (t->phase == SEARCH && next >= 0) way = next;
         cf_fuse_take(o->fuse, t->way[i] = way);
     }
