@@ -153,7 +153,7 @@ static void load_state(trainer *t) {
         return;
     }
     if (t->start)
-        params_read(&t->model.params, origin_read_weights, t->start, t->context.stream);
+        params_read(&t->model.params, model_file_read, t->start, t->context.stream);
     else
         params_init(&t->model.params, (uint64_t)t->o.seed, t->context.stream);
     optimizer_start(&t->optimizer);
@@ -368,9 +368,9 @@ static int train_model(trainer *t) {
     run_report *r = &t->report;
     allow_long_waits(t, true);
     if (root(t)) t->store = origin_open_output(o);
-    origin_compare(o, t->transport, t->train, t->val, t->model.params.shape.V, t->start);
-    t->questions = origin_hellaswag(o, r->V, t->transport);
-    t->text = origin_prompt(o, t->words, r->V, t->transport, &t->given);
+    if (*o->hellaswag) t->questions = hellaswag_open(o->hellaswag, o->seq, r->V);
+    t->text = vocabulary_prompt(o, t->words, r->V, &t->given);
+    origin_compare(o, t->transport, t->train, t->val, r->V, t->start, t->questions, t->text, t->given);
     load_state(t);
     meet(t); // whoever has read faster waits here
     allow_long_waits(t, false);

@@ -26,24 +26,19 @@ static double number_in(const cJSON *object, const char *name) {
     return value;
 }
 
-static void read_back(accounts *a, const char *text) {
-    cJSON *object = cJSON_Parse(text);
-    double written = number_in(object, "written_unix_s"), down = written > 0 ? (wall_s() - written) * 1e3 : 0;
-    for (int i = 0; i < TIMES; i++) a->ms[i] = number_in(object, purpose_name[i]) * 1e3;
-    a->starts = (int64_t)number_in(object, "starts");
-    a->steps = (int64_t)number_in(object, "steps");
-    bool ended = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(object, "ended"));
-    if (!ended && down > 0) a->ms[TIME_DOWN] += down;
-    cJSON_Delete(object);
-}
-
 void accounts_open(accounts *a, const char *out) {
     problem why;
     int64_t size;
     memset(a, 0, sizeof *a);
     if (*out && snprintf(a->path, sizeof a->path, "%s/accounts.json", out) >= (int)sizeof a->path) a->path[0] = 0;
     char *text = *a->path ? input_read_all("accounts", a->path, MAX_BYTES, &size, &why) : NULL;
-    if (text) read_back(a, text);
+    cJSON *object = text ? cJSON_Parse(text) : NULL;
+    const double written = number_in(object, "written_unix_s"), down = written > 0 ? (wall_s() - written) * 1e3 : 0;
+    for (int i = 0; i < TIMES; i++) a->ms[i] = number_in(object, purpose_name[i]) * 1e3;
+    a->starts = (int64_t)number_in(object, "starts");
+    a->steps = (int64_t)number_in(object, "steps");
+    if (down > 0 && !cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(object, "ended"))) a->ms[TIME_DOWN] += down;
+    cJSON_Delete(object);
     free(text);
     a->starts++;
 }

@@ -204,45 +204,31 @@ bool durable_replace(const char *path, const char *bytes, int64_t count, bool un
 
 // --- a lock ------------------------------------------------------------------------------------------------
 
-static bool write_owner(int fd) {
-    char host[256] = "", text[300];
-    uint64_t once = 0; // no other holder has written the same
-    gethostname(host, sizeof host - 1);
-    if (getrandom(&once, sizeof once, 0) != sizeof once) return false;
-    int length = snprintf(text, sizeof text, "%s %ld %016llx\n", host, (long)getpid(), (unsigned long long)once);
-    return ftruncate(fd, 0) == 0 && durable_write(fd, text, length) && (fsync(fd) == 0 || errno == EINVAL);
-}
-
-// "process 1234 on host NAME", of whoever has the lock.
-static void read_owner(const char *path, char *text, size_t size) {
-    char line[300], host[256];
-    long process;
-    const int fd = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-    ssize_t n = pread(fd, line, sizeof line - 1, 0);
-    if (fd >= 0) close(fd);
-    line[n > 0 ? n : 0] = 0;
-    if (sscanf(line, "%255s %ld", host, &process) == 2)
-        snprintf(text, size, "process %ld on host %s", process, host);
-    else
-        snprintf(text, size, "a process that has not yet said its name");
-}
-
 // Some cluster file systems have no locks. A run that cannot save at all would be worse than one unguarded.
 int durable_lock(const char *path, const char *in_use, problem *why) {
-    char owner[320];
+    char host[256] = "", text[300] = "";
+    long process;
+    uint64_t once = 0; // no other holder has written the same
     int fd, tries = 0;
     do fd = open_locked(path, O_RDWR | O_CREAT);
     while (fd < 0 && errno == ESTALE && tries++ < TRIES);
     int error = errno;
-    if (fd < 0 && error == EWOULDBLOCK) {
-        read_owner(path, owner, sizeof owner);
-        problem_set(why, "wait for it, end it, or choose another name", "%.1500s: %s", in_use, owner);
+    if (fd < 0 && error == EWOULDBLOCK) { // whoever has it has written its name into it
+        const int other = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+        const bool named = pread(other, text, sizeof text - 1, 0) > 0 && sscanf(text, "%255s %ld", host, &process) == 2;
+        if (other >= 0) close(other);
+        if (named) snprintf(text, sizeof text, "process %ld on host %s", process, host);
+        problem_set(why, "wait for it, end it, or choose another name", "%.1500s: %s", in_use,
+                    named ? text : "a process that has not yet said its name");
     } else if (fd < 0) {
         durable_problem(why, "cannot open lock", path, -1);
     } else {
         if (error)
             fprintf(stderr, "note: %s cannot be locked (%s): see to it that no other run writes there\n", path, strerror(error));
-        if (write_owner(fd)) return fd;
+        gethostname(host, sizeof host - 1);
+        const bool drawn = getrandom(&once, sizeof once, 0) == sizeof once;
+        int length = snprintf(text, sizeof text, "%s %ld %016llx\n", host, (long)getpid(), (unsigned long long)once);
+        if (drawn && ftruncate(fd, 0) == 0 && durable_write(fd, text, length) && (fsync(fd) == 0 || errno == EINVAL)) return fd;
         error = errno;
         durable_problem(why, "cannot write lock", path, -1);
         close(fd);

@@ -19,20 +19,16 @@ input_files *input_create(const char *kind, int64_t most) {
     return all;
 }
 
-// What the system grants at first is less than what may be asked for.
-static int open_one(const char *path) {
-    struct rlimit files;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd >= 0 || errno != EMFILE || getrlimit(RLIMIT_NOFILE, &files) != 0) return fd;
-    files.rlim_cur = files.rlim_max;
-    setrlimit(RLIMIT_NOFILE, &files);
-    return open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-}
-
 bool input_add(input_files *all, const char *path, problem *why) {
     if (all->count == all->most) cf_die(NULL, "no room for another file, %s", path);
     struct stat status;
-    int fd = open_one(path);
+    struct rlimit files;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0 && errno == EMFILE && getrlimit(RLIMIT_NOFILE, &files) == 0) { // less is granted at first than may be asked for
+        files.rlim_cur = files.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &files);
+        fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    }
     bool is_open = fd >= 0 && fstat(fd, &status) == 0;
     if (is_open && S_ISREG(status.st_mode)) {
         all->file[all->count] = (input){strdup(path), status.st_size, fd};

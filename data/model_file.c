@@ -111,7 +111,8 @@ uint64_t model_file_fingerprint(const model_file *file, bool all) {
     return print >> 11;
 }
 
-void model_file_read(const model_file *file, int tensor, int64_t layer, int64_t first, int64_t count, float *out) {
+void model_file_read(void *model, int tensor, int64_t layer, int64_t first, int64_t count, float *out) {
+    const model_file *file = model;
     if (tensor < 0 || tensor >= TENSORS) cf_die(NULL, "model file: there is no tensor %d", tensor);
     int64_t layers = params_layers(&file->shape, tensor), elements = tensor_elements(&file->shape, tensor);
     if (layer < 0 || layer >= layers || first < 0 || count < 0 || first > elements || count > elements - first)

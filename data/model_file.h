@@ -24,8 +24,8 @@ typedef struct model_file {
 model_file *model_file_open(const char *path); // dies together
 // Of its size, its header and some weights in each thousandth of it, or of all: 53 bits, so that a double holds it exactly.
 uint64_t model_file_fingerprint(const model_file *file, bool all);
-// `count` elements from element `first` of one layer of a tensor, converted to float.
-void model_file_read(const model_file *file, int tensor, int64_t layer, int64_t first, int64_t count, float *out);
+// `count` elements from element `first` of one layer of a tensor, converted to float. model: a model_file; params_read() calls it.
+void model_file_read(void *model, int tensor, int64_t layer, int64_t first, int64_t count, float *out);
 void model_file_close(model_file *file);
 
 // Writing, by one rank: tensors in file order from the first element to the last, then commit; PATH is always a

@@ -37,8 +37,8 @@ static const char decimal[] = "0123456789";
 
 static bool is_step_range(const char *text) {
     const size_t first = strspn(text, decimal), second = text[first] == ':' ? strspn(text + first + 1, decimal) : 0;
-    const bool plain = first > 0 && second > 0 && text[first + 1 + second] == 0;
-    return plain && atof(text) < atof(text + first + 1) && atof(text + first + 1) <= 1e9;
+    return first > 0 && second > 0 && text[first + 1 + second] == 0 && atof(text) < atof(text + first + 1) &&
+           atof(text + first + 1) <= 1e9;
 }
 
 // Whole numbers are digits with one optional sign, others have a point and an exponent too: no blanks, nothing hexadecimal,

@@ -28,29 +28,6 @@ tokens *origin_tokens(const options *o, const char *option, const char *pattern,
     return data;
 }
 
-// Every rank has read something for this option: the same.
-static void agree(cf_transport *transport, const char *option, uint64_t hash) {
-    uint64_t *all = cf_of_all(transport, &hash, sizeof hash);
-    for (int rank = 1; rank < transport->size; rank++)
-        if (all[rank] != all[0])
-            cf_die_together("give every host the same file; compare: sha256sum",
-                            "rank %d has read something else for --%s than rank 0", rank, option);
-    free(all);
-}
-
-int32_t *origin_prompt(const options *o, const vocabulary *words, int64_t V, cf_transport *transport, int64_t *count) {
-    int32_t *prompt = vocabulary_prompt(o, words, V, count);
-    agree(transport, "prompt", XXH64(prompt, (size_t)*count * sizeof *prompt, 0));
-    return prompt;
-}
-
-hellaswag *origin_hellaswag(const options *o, int64_t V, cf_transport *transport) {
-    if (!*o->hellaswag) return NULL;
-    hellaswag *h = hellaswag_open(o->hellaswag, o->seq, V);
-    agree(transport, "hellaswag", h->hash);
-    return h;
-}
-
 // --- what a checkpoint says of its run ---
 
 // A manifest holds all options of its run. Most may change when the run goes on: the mesh, how communication overlaps, what is
@@ -77,19 +54,14 @@ cJSON *origin_describe(const options *o, const run_facts *facts) {
         manifest_add(all, row->name, "%s", text);
     }
     const tokens *t = facts->train;
-    const struct {
-        const char *name;
-        int64_t value;
-    } number[] = {{"positions", facts->shape->maxT},
-                  {"padded-vocab", facts->shape->Vp},
-                  {"train-tokens", t ? t->count : 0},
-                  {"train-samples", t ? t->samples : 0},
-                  {"train-blocks", t ? (int64_t)t->fingerprint : 0},
-                  {"train-hash", t ? (int64_t)t->hash : 0},
-                  {"skipped", facts->skipped},
-                  {"watched", facts->watched}};
-    for (size_t i = 0; i < sizeof number / sizeof *number; i++)
-        manifest_add(all, number[i].name, "%lld", (long long)number[i].value);
+    manifest_add(all, "positions", "%lld", (long long)facts->shape->maxT);
+    manifest_add(all, "padded-vocab", "%lld", (long long)facts->shape->Vp);
+    manifest_add(all, "train-tokens", "%lld", t ? (long long)t->count : 0);
+    manifest_add(all, "train-samples", "%lld", t ? (long long)t->samples : 0);
+    manifest_add(all, "train-blocks", "%lld", t ? (long long)t->fingerprint : 0);
+    manifest_add(all, "train-hash", "%lld", t ? (long long)t->hash : 0);
+    manifest_add(all, "skipped", "%lld", (long long)facts->skipped);
+    manifest_add(all, "watched", "%d", facts->watched);
     manifest_add(all, "version", "%s", facts->version);
     manifest_add(all, "run", "%s", facts->run);
     if (facts->plan) manifest_add(all, "found-plan", "%s", facts->plan);
@@ -113,35 +85,26 @@ int64_t origin_number(const manifest *m, const char *name, int64_t missing) {
     return text && *text && !*end ? value : missing;
 }
 
-// Without a schedule that falls towards --steps a run may be made longer or shorter.
-static bool steps_matter(const options *o, const manifest *m) {
-    const char *schedule = manifest_value(m, "schedule");
-    bool constant = strcmp(o->schedule, "constant") == 0 && schedule && strcmp(schedule, o->schedule) == 0;
-    bool ends_elsewhere = o->decay_steps > 0 && origin_number(m, "decay-steps", 0) != 0;
-    return !constant && !ends_elsewhere;
-}
-
-// Appends "--lr 0.1 (the checkpoint: 0.2)", unless they are the same.
-static void add_difference(const options *o, const manifest *m, const char *name, const char *now, char *text, size_t size) {
-    char what[64];
-    const char *then = manifest_value(m, name);
-    snprintf(what, sizeof what, "--%s", name);
-    for (size_t i = 0; i < sizeof in_words / sizeof *in_words; i++)
-        if (strcmp(in_words[i][0], name) == 0) snprintf(what, sizeof what, "%s", in_words[i][1]);
-    if (!then) then = "not recorded";
-    if (strcmp(now, then) == 0) return;
-    if (strcmp(name, "steps") == 0 && !steps_matter(o, m)) return;
-    if (strcmp(name, "train-hash") == 0 && (strcmp(now, "0") == 0 || strcmp(then, "0") == 0))
-        return; // who has not read all tokens does not know it
-    size_t length = strlen(text);
-    snprintf(text + length, size - length, "%s%s %s (the checkpoint: %s)", length ? ", " : "", what, now, then);
-}
-
 void origin_compare_run(const options *o, const run_facts *facts, const manifest *m) {
-    char model[1024] = "", run[1024] = "";
+    char text[2][1024] = {"", ""}, *model = text[0], *run = text[1]; // "--lr 0.1 (the checkpoint: 0.2), …"
     cJSON *mine = origin_describe(o, facts);
-    for (size_t i = 0; i < sizeof must_stay / sizeof *must_stay; i++)
-        add_difference(o, m, must_stay[i], json_text(mine, must_stay[i]), i < OF_SHAPE ? model : run, sizeof model);
+    // Without a schedule that falls towards --steps a run may be made longer or shorter.
+    const char *schedule = manifest_value(m, "schedule");
+    const bool constant = strcmp(o->schedule, "constant") == 0 && schedule && strcmp(schedule, o->schedule) == 0,
+               ends_elsewhere = o->decay_steps > 0 && origin_number(m, "decay-steps", 0) != 0;
+    for (int i = 0; i < (int)(sizeof must_stay / sizeof *must_stay); i++) {
+        const char *name = must_stay[i], *now = json_text(mine, name), *then = manifest_value(m, name), *words = NULL;
+        char *to = i < OF_SHAPE ? model : run;
+        const size_t length = strlen(to);
+        if (!then) then = "not recorded";
+        if (strcmp(now, then) == 0 || (strcmp(name, "steps") == 0 && (constant || ends_elsewhere))) continue;
+        if (strcmp(name, "train-hash") == 0 && (strcmp(now, "0") == 0 || strcmp(then, "0") == 0))
+            continue; // who has not read all tokens does not know it
+        for (size_t j = 0; j < sizeof in_words / sizeof *in_words; j++)
+            if (strcmp(in_words[j][0], name) == 0) words = in_words[j][1];
+        snprintf(to + length, sizeof *text - length, "%s%s%s %s (the checkpoint: %s)", length ? ", " : "", words ? "" : "--",
+                 words ? words : name, now, then);
+    }
     if (*model)
         cf_die_together("give the options of the checkpoint, or another --out",
                         "the checkpoint of step %lld in %s is of another model: %s", (long long)m->step, o->out, model);
@@ -243,21 +206,24 @@ static int64_t print_of(const tokens *data) {
 // Each rank has opened what is on its own host. Ranks of a replica share each sample and the weights, replicas share out the
 // epoch: on other files the run would go on, and learn nonsense.
 void origin_compare(const options *o, cf_transport *transport, const tokens *train, const tokens *val, int64_t V,
-                    const model_file *start) {
+                    const model_file *start, const hellaswag *questions, const int32_t *prompt, int64_t given) {
     static const char *const fact[] = {"samples of --train",       "the fingerprint of --train", "samples of --val",
-                                       "the fingerprint of --val", "words of the vocabulary",    "the fingerprint of --init-from"};
+                                       "the fingerprint of --val", "words of the vocabulary",    "the fingerprint of --init-from",
+                                       "the hash of --hellaswag",  "the hash of --prompt"};
     enum { FACTS = sizeof fact / sizeof *fact };
     const int64_t mine[FACTS] = {train ? train->samples : 0,
                                  print_of(train),
                                  val ? val->samples : 0,
                                  print_of(val),
                                  V,
-                                 start ? (int64_t)model_file_fingerprint(start, o->verify_data) : 0};
+                                 start ? (int64_t)model_file_fingerprint(start, o->verify_data) : 0,
+                                 questions ? (int64_t)questions->hash : 0,
+                                 (int64_t)XXH64(prompt, (size_t)given * sizeof *prompt, 0)};
     int64_t *all = cf_of_all(transport, mine, sizeof mine);
     for (int rank = 1; rank < transport->size; rank++)
         for (int i = 0; i < FACTS; i++)
             if (all[rank * FACTS + i] != all[i])
-                cf_die_together("give every host the same token and model files; compare: ls -l, sha256sum",
+                cf_die_together("give every host the same files; compare: ls -l, sha256sum",
                                 "rank %d has other data than rank 0: %s: %lld, on rank 0 %lld", rank, fact[i],
                                 (long long)all[rank * FACTS + i], (long long)all[i]);
     free(all);
@@ -353,8 +319,4 @@ void origin_read_state(void *state, state_kind kind, int tensor, int64_t layer, 
     problem why;
     if (!saved_state_read((const saved_state *)state, kind, tensor, layer, first, count, out, &why))
         cf_die(why.hint, "this checkpoint is not that of this model: %s", why.what);
-}
-
-void origin_read_weights(void *file, int tensor, int64_t layer, int64_t first, int64_t count, float *out) {
-    model_file_read((const model_file *)file, tensor, layer, first, count, out);
 }

@@ -19,12 +19,6 @@ vocabulary *origin_words(const options *o); // NULL: none, tokens are bytes
 // --train or --val, NULL if it is not given; all of it is read with --verify-data, which `root` prints.
 tokens *origin_tokens(const options *o, const char *option, const char *pattern, int64_t V, bool root);
 
-// Collective: what samples begin with, see vocabulary_prompt().
-int32_t *origin_prompt(const options *o, const vocabulary *words, int64_t V, cf_transport *transport, int64_t *count);
-
-// Collective. --hellaswag; NULL if it is not given.
-hellaswag *origin_hellaswag(const options *o, int64_t V, cf_transport *transport);
-
 // Shapes of the model: of a run, which --init-from, the checkpoint in --out or options say. Collective. *start: the model
 // file if it is read, else NULL. Then o->seq may be lower, if it was not given.
 gpt_shape origin_shape(options *o, const vocabulary *words, cf_transport *transport, model_file **start);
@@ -37,7 +31,7 @@ gpt_shape origin_shape_to_export(options *o);
 checkpoint_store *origin_open_output(const options *o);
 // Collective, after rank 0 has opened its output: all ranks have the same data, and the same --out.
 void origin_compare(const options *o, cf_transport *transport, const tokens *train, const tokens *val, int64_t V,
-                    const model_file *start);
+                    const model_file *start, const hellaswag *questions, const int32_t *prompt, int64_t given);
 
 // --- checkpoints ---
 
@@ -67,10 +61,9 @@ manifest *origin_checkpoint(const options *o, const run_facts *facts, cf_transpo
 // Collective. The checkpoint that --export-step says.
 manifest *origin_checkpoint_to_export(options *o, cf_transport *transport);
 
-// Readers for layers/params.h and layers/optimizer.h. The argument: a checkpoint's saved_state, a model_file.
+// A reader for layers/optimizer.h. The argument: a checkpoint's saved_state.
 saved_state *origin_open_state(const options *o, const manifest *m);
 void origin_read_state(void *state, state_kind kind, int tensor, int64_t layer, int64_t first, int64_t count, float *out);
-void origin_read_weights(void *file, int tensor, int64_t layer, int64_t first, int64_t count, float *out);
 
 CF_EXTERN_C_END
 #endif

@@ -22,13 +22,6 @@ bool progress_on_terminal(void) {
     return strncmp(target, "/dev/pts/", 9) == 0 || strncmp(target, "/dev/tty", 8) == 0;
 }
 
-// A launcher that is ending everything, or a pager, may not read for a while: a run that waited for it would not notice
-// that it is to end, or would stop.
-static bool somebody_reads(void) {
-    struct pollfd out = {.fd = STDOUT_FILENO, .events = POLLOUT};
-    return poll(&out, 1, PATIENCE_MS) != 0;
-}
-
 static int columns(void) {
     struct winsize size;
     return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : COLUMNS;
@@ -40,24 +33,23 @@ static char *field(char *line, int number) {
     return line;
 }
 
-static int count_columns(const char *line) {
-    int count = 0;
-    for (; *line; line++) count += *line == '\t' ? 2 : 1;
-    return count;
-}
-
-// A line that is longer than the terminal is wide would not be replaced by the next, but pushed up.
-static void fit(char *line, int width) {
-    for (char *gives_way, *next; count_columns(line) >= width; memmove(gives_way, next, strlen(next) + 1))
-        if (!(gives_way = field(line, SHOWN_ALWAYS)) || !(next = field(gives_way, 1))) break;
-}
-
 void progress_show(const char *line, bool last) {
-    if (!somebody_reads()) return;
+    // A launcher that is ending everything, or a pager, may not read for a while: a run that waited for it would not notice
+    // that it is to end, or would stop.
+    struct pollfd out = {.fd = STDOUT_FILENO, .events = POLLOUT};
+    if (poll(&out, 1, PATIENCE_MS) == 0) return;
     const bool terminal = progress_on_terminal();
     char text[LONGEST + 1];
     snprintf(text, sizeof text / 2, "%s", line);
-    if (terminal) fit(text, columns());
+    // A line that is longer than the terminal is wide would not be replaced by the next, but pushed up.
+    int over = (int)strlen(text) - columns();
+    for (const char *at = text; *at; at++) over += *at == '\t'; // shown as two blanks
+    while (terminal && over >= 0) {
+        char *gives_way = field(text, SHOWN_ALWAYS), *next = field(gives_way, 1);
+        if (!next) break;
+        over -= (int)(next - gives_way) + 1;
+        memmove(gives_way, next, strlen(next) + 1);
+    }
     for (char *tab; (tab = strchr(text, '\t')); tab[0] = tab[1] = ' ') memmove(tab + 1, tab, strlen(tab) + 1);
     if (terminal) text[columns() - 1 < LONGEST ? columns() - 1 : LONGEST] = 0;
     int length = (int)strlen(text);

@@ -100,15 +100,6 @@ static bool read_header(input_files *in, int64_t file, part *p, problem *why) {
                             why);
 }
 
-static bool field_sound(int64_t value, int64_t least) {
-    return value >= least && value <= max_number;
-}
-
-static bool run_sound(const state_run *r, int64_t elements) {
-    return field_sound(r->tensor, 0) && field_sound(r->layer, 0) && field_sound(r->whole, 0) && field_sound(r->count, 1) &&
-           field_sound(r->at, 0) && r->at + r->count <= elements;
-}
-
 // Appends a file's runs to the others.
 static bool read_runs(saved_state *s, int64_t file, problem *why) {
     const part *p = &s->part[file];
@@ -119,7 +110,11 @@ static bool read_runs(saved_state *s, int64_t file, problem *why) {
     s->run = grown;
     bool well = input_read(s->in, file, p->data, run, bytes, why);
     for (int64_t i = 0; well && i < p->runs; i++) {
-        well = run_sound(&run[i], p->elements) || damaged(why, s->in->file[file].path, "a run outside of the file");
+        const state_run *r = &run[i];
+        const int64_t field[] = {r->tensor, r->layer, r->whole, r->count, r->at};
+        bool sound = r->count > 0;
+        for (int j = 0; j < 5; j++) sound &= field[j] >= 0 && field[j] <= max_number;
+        well = (sound && r->at + r->count <= p->elements) || damaged(why, s->in->file[file].path, "a run outside of the file");
         s->run[s->runs++] = (located_run){run[i], file};
     }
     free(run);
@@ -138,16 +133,6 @@ static bool same_tensor(const state_run *a, const state_run *b) {
     return a->tensor == b->tensor && a->layer == b->layer;
 }
 
-static bool sort_runs(saved_state *s, const char *out, problem *why) {
-    if (s->runs > 1) qsort(s->run, (size_t)s->runs, sizeof *s->run, by_place);
-    for (int64_t i = 1; i < s->runs; i++) {
-        const state_run *before = &s->run[i - 1].run, *r = &s->run[i].run;
-        if (same_tensor(before, r) && before->whole + before->count > r->whole)
-            return damaged(why, out, "an element is there twice");
-    }
-    return true;
-}
-
 saved_state *saved_state_open(const char *out, const manifest *m, problem *why) {
     saved_state *s = memory_for("a checkpoint", 1, sizeof *s);
     s->part = memory_for("a checkpoint", m->ranks, sizeof *s->part);
@@ -158,7 +143,13 @@ saved_state *saved_state_open(const char *out, const manifest *m, problem *why) 
         checkpoint_file_path(out, m->step, file, false, path);
         sound = input_add(s->in, path, why) && read_header(s->in, file, &s->part[file], why) && read_runs(s, file, why);
     }
-    if (sound && sort_runs(s, out, why)) return s;
+    if (sound && s->runs > 1) qsort(s->run, (size_t)s->runs, sizeof *s->run, by_place);
+    for (int64_t i = 1; sound && i < s->runs; i++) {
+        const state_run *before = &s->run[i - 1].run, *r = &s->run[i].run;
+        if (same_tensor(before, r) && before->whole + before->count > r->whole)
+            sound = damaged(why, out, "an element is there twice");
+    }
+    if (sound) return s;
     saved_state_close(s);
     return NULL;
 }
@@ -173,24 +164,15 @@ void saved_state_close(saved_state *s) {
 
 // --- reading -----------------------------------------------------------------------------------------------
 
-// The last run that does not begin after this place; -1: there is none.
-static int64_t find_run(const saved_state *s, const state_run *place) {
-    int64_t low = -1, high = s->runs;
-    while (high - low > 1) {
-        int64_t middle = low + (high - low) / 2;
-        if (by_place(&s->run[middle], place) <= 0)
-            low = middle;
-        else
-            high = middle;
-    }
-    return low;
-}
-
 bool saved_state_read(const saved_state *s, state_kind kind, int64_t tensor, int64_t layer, int64_t first, int64_t count,
                       float *out, problem *why) {
     state_run place = {tensor, layer, first, count, 0};
-    int64_t done = 0;
-    for (int64_t i = find_run(s, &place); done < count; i++) {
+    int64_t done = 0, i = -1; // the last run that does not begin after this place; -1: there is none
+    for (int64_t high = s->runs; high - i > 1;) {
+        const int64_t middle = i + (high - i) / 2;
+        *(by_place(&s->run[middle], &place) <= 0 ? &i : &high) = middle;
+    }
+    for (; done < count; i++) {
         const located_run *l = i < 0 || i >= s->runs ? NULL : &s->run[i];
         int64_t inside = l ? first + done - l->run.whole : -1;
         if (!l || !same_tensor(&l->run, &place) || inside < 0 || inside >= l->run.count)

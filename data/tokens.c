@@ -113,15 +113,6 @@ static int64_t open_file(tokens *t, int file, const char *name) {
     return header[2];
 }
 
-static void note_largest(tokens *t, int file, int64_t first, int64_t count) {
-    uint16_t largest = 0;
-    for (int64_t i = 0; i < count; i++) largest = t->piece[i] > largest ? t->piece[i] : largest;
-    if (largest <= t->largest) return;
-    t->largest = largest, t->largest_in = file;
-    for (int64_t i = count; i-- > 0;)
-        if (t->piece[i] == largest) t->largest_at = first + i;
-}
-
 // Adds a file, or blocks spread over it, to the hash of those before; notes the largest token.
 static uint64_t hash_file(tokens *t, int file, bool whole, uint64_t hash) {
     const int64_t tokens_there = t->file[file].count;
@@ -132,7 +123,11 @@ static uint64_t hash_file(tokens *t, int file, bool whole, uint64_t hash) {
     for (int64_t at = 0; at < tokens_there; at += step) {
         const int64_t count = tokens_there - at < length ? tokens_there - at : length;
         hash = XXH64(read_tokens(t, file, at, count), (size_t)(count * TOKEN_BYTES), hash);
-        note_largest(t, file, at, count);
+        uint16_t largest = 0;
+        for (int64_t i = 0; i < count; i++) largest = t->piece[i] > largest ? t->piece[i] : largest;
+        if (largest <= t->largest) continue;
+        t->largest = largest, t->largest_in = file, t->largest_at = at;
+        while (t->piece[t->largest_at - at] != largest) t->largest_at++;
     }
     return hash;
 }
@@ -211,25 +206,22 @@ static uint64_t mix(uint64_t x) {
     return x ^ (x >> 31);
 }
 
-// A permutation of [0, 4^half_bits) chosen by key.
-static uint64_t feistel(uint64_t x, int half_bits, uint64_t key) {
-    uint64_t mask = (UINT64_C(1) << half_bits) - 1, left = x >> half_bits, right = x & mask;
-    for (uint64_t round = 0; round < FEISTEL_ROUNDS; round++) {
-        uint64_t next = left ^ (mix(right ^ mix(key + round)) & mask);
-        left = right;
-        right = next;
-    }
-    return left << half_bits | right;
-}
-
 int64_t tokens_shuffled(const tokens *t, uint64_t seed, int64_t position) {
     if (position < 0) cf_die(NULL, "sample at position %lld", (long long)position);
     uint64_t samples = (uint64_t)t->samples, epoch = (uint64_t)position / samples;
     uint64_t key = mix(mix(seed) + epoch), x = (uint64_t)position % samples;
     int half_bits = 0;
     while (half_bits < 31 && UINT64_C(1) << 2 * half_bits < samples) half_bits++;
-    do x = feistel(x, half_bits, key);
-    while (x >= samples);
+    const uint64_t mask = (UINT64_C(1) << half_bits) - 1;
+    do { // a permutation of [0, 4^half_bits) chosen by key
+        uint64_t left = x >> half_bits, right = x & mask;
+        for (uint64_t round = 0; round < FEISTEL_ROUNDS; round++) {
+            const uint64_t next = left ^ (mix(right ^ mix(key + round)) & mask);
+            left = right;
+            right = next;
+        }
+        x = left << half_bits | right;
+    } while (x >= samples);
     return (int64_t)x;
 }
 

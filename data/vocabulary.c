@@ -26,50 +26,41 @@ struct vocabulary {
 static const char *const how_to_make = "make it again with data/prepare.py --encoding gpt2";
 static const char *const how_to_read = "it belongs beside the token files; every rank must be able to read it";
 
-static void check_header(vocabulary *v, const char *path) {
+vocabulary *vocabulary_open(const char *path) {
+    problem why;
+    int64_t size, at = HEADER_BYTES;
     uint32_t header[4];
-    memcpy(header, v->bytes, sizeof header);
+    char *bytes = input_read_all("vocabulary file", path, HEADER_BYTES + (int64_t)MAX_TOKENS * 256, &size, &why);
+    if (!bytes && errno == ENOENT) return NULL;
+    if (!bytes) cf_die_together(*why.hint ? why.hint : how_to_read, "%s", why.what);
+    if (size < HEADER_BYTES)
+        cf_die_together(how_to_make, "vocabulary file %s has %lld bytes: it is damaged or something else", path, (long long)size);
+    memcpy(header, bytes, sizeof header);
     if (header[0] != MAGIC)
         cf_die_together(how_to_make, "%s is not a vocabulary file: its first number is %u, expected %d", path, header[0], MAGIC);
     if (header[1] != 2 && !(header[1] == 1 && header[2] == GPT2_TOKENS))
         cf_die_together(how_to_make, "vocabulary file %s has version %u, expected 2", path, header[1]);
     if (header[2] < 1 || header[2] > MAX_TOKENS)
         cf_die_together(how_to_make, "vocabulary file %s says it has %u tokens, allowed is 1 to %d", path, header[2], MAX_TOKENS);
-    v->count = header[2];
-    v->end_of_text = header[1] == 1 ? GPT2_END_OF_TEXT : header[3];
+    vocabulary *v = memory_for(path, 1, sizeof *v);
+    *v = (vocabulary){.count = header[2],
+                      .end_of_text = header[1] == 1 ? GPT2_END_OF_TEXT : header[3],
+                      .word = memory_for(path, header[2], sizeof *v->word),
+                      .bytes = bytes};
     if (v->end_of_text >= v->count)
         cf_die_together(how_to_make, "vocabulary file %s: end of text is token %lld of %lld", path, (long long)v->end_of_text,
                         (long long)v->count);
-}
-
-static void find_words(vocabulary *v, const char *path, int64_t size) {
-    v->word = memory_for(path, v->count, sizeof *v->word);
-    int64_t at = HEADER_BYTES;
     for (int64_t token = 0; token < v->count; token++) {
-        const int length = at < size ? (unsigned char)v->bytes[at] : 0;
+        const int length = at < size ? (unsigned char)bytes[at] : 0;
         if (at + 1 + length > size)
             cf_die_together(how_to_make, "vocabulary file %s ends within token %lld of %lld", path, (long long)token,
                             (long long)v->count);
-        v->word[token] = (word){v->bytes + at + 1, length, (int32_t)token};
+        v->word[token] = (word){bytes + at + 1, length, (int32_t)token};
         at += 1 + length;
     }
     if (at != size)
         cf_die_together(how_to_make, "vocabulary file %s: its %lld tokens end at byte %lld, but it has %lld", path,
                         (long long)v->count, (long long)at, (long long)size);
-}
-
-vocabulary *vocabulary_open(const char *path) {
-    problem why;
-    int64_t size;
-    char *bytes = input_read_all("vocabulary file", path, HEADER_BYTES + (int64_t)MAX_TOKENS * 256, &size, &why);
-    if (!bytes && errno == ENOENT) return NULL;
-    if (!bytes) cf_die_together(*why.hint ? why.hint : how_to_read, "%s", why.what);
-    if (size < HEADER_BYTES)
-        cf_die_together(how_to_make, "vocabulary file %s has %lld bytes: it is damaged or something else", path, (long long)size);
-    vocabulary *v = memory_for(path, 1, sizeof *v);
-    v->bytes = bytes;
-    check_header(v, path);
-    find_words(v, path, size);
     return v;
 }
 

@@ -13,10 +13,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void read_weights(void *file, int tensor, int64_t layer, int64_t first, int64_t count, float *out) {
-    model_file_read((const model_file *)file, tensor, layer, first, count, out);
-}
-
 static overlap parse_overlap(const char *mode, const char *route, const char *slices) {
     overlap how = {.slices = atoi(slices)};
     if (!cf_mode_of(mode, &how.mode) || !cf_route_of(route, &how.route)) cf_die(NULL, "no mode %s, or no route %s", mode, route);
@@ -63,7 +59,7 @@ int main(int argc, char **argv) {
     parallel_strategy strategy = strcmp(argv[7], "up") == 0 ? STRATEGY_UP : STRATEGY_TPSP;
     gpt_create(&model, &context, &mesh, f, strategy, T, B, how, atoi(argv[11]) != 0);
     optimizer_create(&optimizer, &model, how);
-    params_read(&model.params, read_weights, file, context.stream);
+    params_read(&model.params, model_file_read, file, context.stream);
     optimizer_start(&optimizer);
 
     int32_t *inputs = model.host_inputs, *targets = model.host_targets;

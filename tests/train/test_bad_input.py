@@ -170,7 +170,7 @@ class Tokens(BadInput):
                 with self.subTest(name, **mesh):
                     result = harness.run(self.arguments(train="tokens.bin", steps=1, **mesh), 2, timeout=SOON, wrapper=[
                         "sh", "-c", f'cd "{folder}/{launcher.RANK}" && exec "$@"', "sh"])
-                    self.assertFails(result, "rank 1 has other data than rank 0", words, "the same token")
+                    self.assertFails(result, "rank 1 has other data than rank 0", words, "the same files")
                     self.assertEqual(result.err.count("error:"), 1, str(result))
 
     def test_other_tokens_on_resume(self):
@@ -216,6 +216,16 @@ class Tokens(BadInput):
         result = harness.run(self.arguments(init_from="model.bin", steps=1, tp=2), 2, timeout=SOON, wrapper=[
             "sh", "-c", f'cd "{folder}/{launcher.RANK}" && exec "$@"', "sh"])
         self.assertFails(result, "rank 1 has other data than rank 0", "the fingerprint of --init-from")
+
+    def test_other_prompt_on_another_host(self):
+        folder = self.fresh("prompts")
+        for rank, text in enumerate("ab"):
+            os.makedirs(f"{folder}/{rank}")
+            with open(f"{folder}/{rank}/prompt.txt", "w", encoding="utf-8") as file:
+                file.write(text)
+        result = harness.run(self.arguments(steps=1, tp=2, prompt="@prompt.txt"), 2, timeout=SOON, wrapper=[
+            "sh", "-c", f'cd "{folder}/{launcher.RANK}" && exec "$@"', "sh"])
+        self.assertFails(result, "rank 1 has other data than rank 0", "the hash of --prompt")
 
     def test_validation_missing(self):
         path = self.path("no_such_val.bin")
