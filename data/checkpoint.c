@@ -144,21 +144,9 @@ static bool read_files(manifest *m, const cJSON *files, const char *name, proble
     return true;
 }
 
-static bool check_options(const cJSON *options, const char *name, problem *why) {
-    if (!cJSON_IsObject(options)) return problem_set(why, damaged, "%s has no options", name);
-    if (cJSON_GetArraySize(options) > MANIFEST_MAX_OPTIONS)
-        return problem_set(why, damaged, "%s has more than %d options", name, MANIFEST_MAX_OPTIONS);
-    const cJSON *item;
-    cJSON_ArrayForEach(item, options) {
-        if (!cJSON_IsString(item)) return problem_set(why, damaged, "%s: option %.100s is not a text", name, item->string);
-        if (cJSON_GetObjectItemCaseSensitive(options, item->string) != item) // but the first of that name
-            return problem_set(why, damaged, "%s: option %.100s is there twice", name, item->string);
-    }
-    return true;
-}
-
 static bool read_root(manifest *m, cJSON *root, const char *name, problem *why) {
     int64_t version;
+    const cJSON *item;
     if (!json_is(root, "format", format)) return problem_set(why, NULL, "%s is not the manifest of a checkpoint", name);
     if (!json_whole(root, "version", 0, JSON_WHOLE_MAX, &version)) return problem_set(why, damaged, "%s has no version", name);
     if (version != VERSION)
@@ -168,7 +156,15 @@ static bool read_root(manifest *m, cJSON *root, const char *name, problem *why) 
     if (!json_whole(root, "ranks", 1, MANIFEST_MAX_RANKS, &m->ranks))
         return problem_set(why, damaged, "%s has no number of ranks from 1 to %d", name, MANIFEST_MAX_RANKS);
     m->options = cJSON_DetachItemFromObjectCaseSensitive(root, "options");
-    return check_options(m->options, name, why) && read_files(m, cJSON_GetObjectItemCaseSensitive(root, "files"), name, why);
+    if (!cJSON_IsObject(m->options)) return problem_set(why, damaged, "%s has no options", name);
+    if (cJSON_GetArraySize(m->options) > MANIFEST_MAX_OPTIONS)
+        return problem_set(why, damaged, "%s has more than %d options", name, MANIFEST_MAX_OPTIONS);
+    cJSON_ArrayForEach(item, m->options) {
+        if (!cJSON_IsString(item)) return problem_set(why, damaged, "%s: option %.100s is not a text", name, item->string);
+        if (cJSON_GetObjectItemCaseSensitive(m->options, item->string) != item) // but the first of that name
+            return problem_set(why, damaged, "%s: option %.100s is there twice", name, item->string);
+    }
+    return read_files(m, cJSON_GetObjectItemCaseSensitive(root, "files"), name, why);
 }
 
 manifest *manifest_parse(const char *text, int64_t size, const char *name, problem *why) {
@@ -229,23 +225,18 @@ static int newest_first(const void *a, const void *b) {
     return x->step != y->step ? (x->step > y->step ? -1 : 1) : (int)x->stage - (int)y->stage;
 }
 
-static int is_checkpoint(const struct dirent *entry) {
-    found f;
-    return read_name(entry->d_name, &f);
-}
-
 // What OUT holds, newest first; nothing if there is no OUT. NULL: see why. Checkpoints that cannot be listed must not pass
 // for none.
 static found *list(const char *out, int64_t *count, problem *why) {
     struct dirent **entry = NULL;
-    int entries = scandir(out, &entry, is_checkpoint, NULL);
+    int entries = scandir(out, &entry, NULL, NULL);
     if (entries < 0 && errno != ENOENT) {
         durable_problem(why, "cannot list", out, -1);
         return NULL;
     }
-    *count = entries > 0 ? entries : 0;
-    found *all = memory_for("the list of checkpoints", *count, sizeof *all);
-    for (int64_t i = 0; i < *count; free(entry[i++])) read_name(entry[i]->d_name, &all[i]);
+    *count = 0;
+    found *all = memory_for("the list of checkpoints", entries, sizeof *all);
+    for (int i = 0; i < entries; free(entry[i++])) *count += read_name(entry[i]->d_name, &all[*count]);
     free(entry);
     qsort(all, (size_t)*count, sizeof *all, newest_first);
     return all;

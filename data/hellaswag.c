@@ -9,19 +9,6 @@ enum { MAGIC = 20240522, VERSION = 1, EXAMPLE = 65535, MAX_EXAMPLES = 65535, MAX
 
 static const char *const how_to_make = "make it with llm.c's dev/data/hellaswag.py, or copy it again";
 
-static void check_header(hellaswag *h, const char *path, int64_t size, int32_t header[4]) {
-    if (size < INPUT_HEADER_BYTES)
-        cf_die_together(how_to_make, "--hellaswag %s has %lld bytes, less than the %d of a header", path, (long long)size,
-                        INPUT_HEADER_BYTES);
-    memcpy(header, h->bytes, 4 * sizeof *header);
-    if (header[0] != MAGIC)
-        cf_die_together(how_to_make, "--hellaswag %s is none of its files: its first number is %d, expected %d", path, header[0],
-                        MAGIC);
-    if (header[1] != VERSION) cf_die_together(how_to_make, "--hellaswag %s has version %d, expected %d", path, header[1], VERSION);
-    if (header[2] < 1 || header[2] > MAX_EXAMPLES)
-        cf_die_together(how_to_make, "--hellaswag %s says it has %d examples, allowed is 1 to %d", path, header[2], MAX_EXAMPLES);
-}
-
 // A text or an ending from number `at` on, of an example that ends before `stop`.
 static token_part read_part(const hellaswag *h, const char *path, int64_t index, int64_t at, int64_t stop, int64_t V) {
     const int64_t count = at < stop ? h->number[at] : 0;
@@ -82,7 +69,16 @@ hellaswag *hellaswag_open(const char *path, int64_t T, int64_t V) {
     hellaswag *h = memory_for(path, 1, sizeof *h);
     h->bytes = input_read_all("--hellaswag", path, MAX_BYTES, &size, &why);
     if (!h->bytes) cf_die_together(*why.hint ? why.hint : "every rank must be able to read it", "%s", why.what);
-    check_header(h, path, size, header);
+    if (size < INPUT_HEADER_BYTES)
+        cf_die_together(how_to_make, "--hellaswag %s has %lld bytes, less than the %d of a header", path, (long long)size,
+                        INPUT_HEADER_BYTES);
+    memcpy(header, h->bytes, sizeof header);
+    if (header[0] != MAGIC)
+        cf_die_together(how_to_make, "--hellaswag %s is none of its files: its first number is %d, expected %d", path, header[0],
+                        MAGIC);
+    if (header[1] != VERSION) cf_die_together(how_to_make, "--hellaswag %s has version %d, expected %d", path, header[1], VERSION);
+    if (header[2] < 1 || header[2] > MAX_EXAMPLES)
+        cf_die_together(how_to_make, "--hellaswag %s says it has %d examples, allowed is 1 to %d", path, header[2], MAX_EXAMPLES);
     h->hash = XXH64(h->bytes, (size_t)size, 0);
     h->number = (const uint16_t *)(h->bytes + INPUT_HEADER_BYTES);
     h->count = header[2];

@@ -190,13 +190,17 @@ static void report_found(const run_plan *p, logfile *log, int64_t step) {
     free(text);
 }
 
-// Steps have been slower for a window than they were in the first after the trials.
-static void watch_steps(run_plan *p, int64_t step, double ms) {
+void plan_step(run_plan *p, logfile *log, int64_t step, double ms) {
+    const bool trying = cf_tuner_trying(p->tuner), ended = p->trying && !trying;
+    p->trying = trying;
+    p->known |= ended;
+    if (p->root && ended) report_found(p, log, step);
+    if (!p->root || trying) return;
     p->window_ms += ms;
     if (++p->steps % PLAN_WINDOW != 0) return;
     if (p->first_ms == 0)
         p->first_ms = p->window_ms;
-    else if (p->window_ms > SLOWER * p->first_ms && p->first_ms > 0) {
+    else if (p->window_ms > SLOWER * p->first_ms && p->first_ms > 0) { // than in the first window after the trials
         progress_break();
         printf("note      the last %d steps up to %lld took %.0f %% longer than the first: if the machine has changed for good, "
                "--plan new finds another plan\n",
@@ -204,12 +208,4 @@ static void watch_steps(run_plan *p, int64_t step, double ms) {
         p->first_ms = INFINITY; // once
     }
     p->window_ms = 0;
-}
-
-void plan_step(run_plan *p, logfile *log, int64_t step, double ms) {
-    const bool trying = cf_tuner_trying(p->tuner), ended = p->trying && !trying;
-    p->trying = trying;
-    p->known |= ended;
-    if (p->root && ended) report_found(p, log, step);
-    if (p->root && !trying) watch_steps(p, step, ms);
 }

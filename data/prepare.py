@@ -431,39 +431,9 @@ def close_synced(file):
     file.close()
 
 
-class Shards:
-    """Token files SPLIT_000000.bin, SPLIT_000001.bin, …, each of shard_tokens tokens but the last."""
-
-    def __init__(self, output, split, shard_tokens):
-        self.output, self.split, self.shard_tokens = output, split, shard_tokens
-        self.file, self.files, self.count, self.total = None, 0, 0, 0
-
-    def write(self, tokens):  # bytes of little-endian uint16
-        tokens = memoryview(tokens)
-        while len(tokens) > 0:
-            if self.file is None:
-                self.file = self.output.create(f"{self.split}_{self.files:06d}.bin")
-                self.file.write(bytes(HEADER * 4))
-                self.files, self.count = self.files + 1, 0
-            taken = min(len(tokens) // 2, self.shard_tokens - self.count)
-            self.file.write(tokens[:2 * taken])
-            tokens = tokens[2 * taken:]
-            self.count += taken
-            self.total += taken
-            if self.count == self.shard_tokens:
-                self.close()
-
-    def close(self):
-        if self.file is None:
-            return
-        self.file.seek(0)
-        self.file.write(struct.pack("<3i", TOKENS_MAGIC, TOKENS_VERSION, self.count))
-        close_synced(self.file)
-        self.file = None
-
-
-def write_split(output, split, parts, encoder, shard_tokens):
-    shards = Shards(output, split, shard_tokens)
+def encoded(parts, encoder):
+    """Tokens of all parts, with a separator between two documents, as bytes of little-endian uint16."""
+    begun = False
     for part in parts:
         separator = encoder.separator
         with about(part.source.name):
@@ -471,11 +441,34 @@ def write_split(output, split, parts, encoder, shard_tokens):
                 if tokens is None:
                     separator = encoder.separator
                 elif tokens:
-                    shards.write(little_endian(separator if shards.total > 0 else []))
-                    shards.write(tokens)
-                    separator = []
-    shards.close()
-    return shards
+                    yield little_endian(separator if begun else [])
+                    yield tokens
+                    begun, separator = True, []
+
+
+def write_split(output, split, chunks, shard_tokens):
+    """Token files SPLIT_000000.bin, SPLIT_000001.bin, …, each of shard_tokens tokens but the last. Returns how many of both."""
+    def close():
+        file.seek(0)
+        file.write(struct.pack("<3i", TOKENS_MAGIC, TOKENS_VERSION, (total - 1) % shard_tokens + 1))
+        close_synced(file)
+
+    files = total = 0
+    for tokens in map(memoryview, chunks):
+        while len(tokens) > 0:
+            if total % shard_tokens == 0:
+                file = output.create(f"{split}_{files:06d}.bin")
+                file.write(bytes(HEADER * 4))
+                files += 1
+            taken = min(len(tokens) // 2, shard_tokens - total % shard_tokens)
+            file.write(tokens[:2 * taken])
+            tokens = tokens[2 * taken:]
+            total += taken
+            if total % shard_tokens == 0:
+                close()
+    if total % shard_tokens > 0:
+        close()
+    return split, files, total
 
 
 # ---------------------------------------------------------------------------------------------- command line
@@ -537,7 +530,7 @@ def prepare(options):
         refuse_what_has_no_meaning(options, sources)
         train, val = split_input(sources, options.val_fraction)
         encoder = GPT2(**options.gpt2) if options.encoding == "gpt2" else Bytes()
-        written = [write_split(output, split, parts, encoder, options.shard_tokens)
+        written = [write_split(output, split, encoded(parts, encoder), options.shard_tokens)
                    for split, parts in (("train", train), ("val", val))]
         if options.encoding == "gpt2":
             file = output.create("tokenizer.bin")
@@ -548,11 +541,10 @@ def prepare(options):
         output.abandon()
     for path in gone:
         say(f"removed {path}, left from an earlier run", sys.stdout)
-    for shards in written:
-        if shards.files > 0:
-            pattern = shlex.quote(os.path.join(options.out, shards.split) + "_*.bin")
-            say(f"{shards.split:5s} {shards.total:>13,} tokens in {shards.files} file{'s' * (shards.files > 1)}: {pattern}",
-                sys.stdout)
+    for split, files, total in written:
+        if files > 0:
+            pattern = shlex.quote(os.path.join(options.out, split) + "_*.bin")
+            say(f"{split:5s} {total:>13,} tokens in {files} file{'s' * (files > 1)}: {pattern}", sys.stdout)
 
 
 def status_of(work, out):

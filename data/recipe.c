@@ -30,7 +30,8 @@ void recipe_choose_program(options *o, const char *dtype, const char *other, cha
                     strerror(errno));
 }
 
-static void check_output(const options *o) {
+void recipe_check(options *o) {
+    const bool fixed = options_given(o, "route") || options_given(o, "slices");
     const bool wrong = strcmp(o->overlap, "nowire") == 0 || strcmp(o->overlap, "ideal") == 0;
     if (wrong && *o->out)
         cf_die_together("leave --out away, or choose another --overlap",
@@ -50,11 +51,6 @@ static void check_output(const options *o) {
         cf_die_together("choose steps that the run takes with --trace-steps A:B, counted from 0, or raise --steps",
                         "--trace-steps %s: the run ends after %lld steps and would leave --trace %s empty", o->trace_steps,
                         (long long)o->steps, o->trace);
-}
-
-void recipe_check(options *o) {
-    bool fixed = options_given(o, "route") || options_given(o, "slices");
-    check_output(o);
     if (o->check_wire && strcmp(o->overlap, "commfuse") != 0 && strcmp(o->overlap, "auto") != 0)
         cf_die_together("use --overlap auto or commfuse, or leave --check-wire away",
                         "--check-wire looks at exchanges between ranks; with --overlap %s there are none", o->overlap);

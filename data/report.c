@@ -209,18 +209,6 @@ static void show_step(const run_report *r, const step_report *s, const step_time
     progress_show(line, s->step + 1 == r->o->steps);
 }
 
-static void report_skip(const run_report *r, const step_report *s) {
-    report_line(r, "step %5lld  left out: loss %g, gradient norm %g: not finite: %s, rank %d; %lld in a row, at most %lld\n",
-                (long long)s->step + 1, s->loss, s->grad_norm, s->nonfinite, s->nonfinite_rank, (long long)s->skipped,
-                (long long)r->o->skip_nonfinite);
-    log_begin(r->log, "skip");
-    log_int(r->log, "step", s->step);
-    log_text(r->log, "tensor", s->nonfinite);
-    log_int(r->log, "rank", s->nonfinite_rank);
-    log_int(r->log, "in_a_row", s->skipped);
-    log_end(r->log);
-}
-
 int report_step(run_report *r, const step_report *s, const double *all, int stride, saver *checkpoints) {
     const step_times times = times_of(all, stride, r->mesh->world_group.size, s->step);
     if (checkpoints) saver_look(checkpoints, all, stride); // it may exchange more, so it comes last
@@ -243,7 +231,17 @@ int report_step(run_report *r, const step_report *s, const double *all, int stri
     log_real(r->log, "lag_ms", times.lag_ms);
     if (s->trial) log_true(r->log, "trial");
     log_end(r->log);
-    if (s->skipped > 0) report_skip(r, s);
+    if (s->skipped > 0) {
+        report_line(r, "step %5lld  left out: loss %g, gradient norm %g: not finite: %s, rank %d; %lld in a row, at most %lld\n",
+                    (long long)s->step + 1, s->loss, s->grad_norm, s->nonfinite, s->nonfinite_rank, (long long)s->skipped,
+                    (long long)r->o->skip_nonfinite);
+        log_begin(r->log, "skip");
+        log_int(r->log, "step", s->step);
+        log_text(r->log, "tensor", s->nonfinite);
+        log_int(r->log, "rank", s->nonfinite_rank);
+        log_int(r->log, "in_a_row", s->skipped);
+        log_end(r->log);
+    }
     plan_step(&r->plan, r->log, s->step, times.ms);
     accounts_step(&r->time, s->step, times.ms);
     if (root(r)) accounts_store(&r->time, false);

@@ -64,27 +64,23 @@ void saver_free(saver *s) {
 
 // --- threads ---
 
-static void write_copy(saver *s) {
-    char path[PATH_MAX];
-    checkpoint_file_path(s->out, s->step, s->transport->rank, true, path);
-    s->well = saved_state_write(path, s->copy, &s->mine, &s->why);
-    atomic_store(&s->stage, WRITTEN);
-}
-
-static void commit(saver *s) {
-    problem why = {.what = ""};
-    manifest m = {.step = s->step, .ranks = s->transport->size, .file = s->file, .options = s->options};
-    log_sync(s->log); // a run that goes on from here keeps all lines up to here
-    s->well = checkpoint_commit(s->store, &m, &s->why);
-    if (s->well && !checkpoint_prune(s->store, s->keep, s->keep_every, &why))
-        fprintf(stderr, "\nwarning: an old checkpoint stays: %s\n", why.what);
-    atomic_store(&s->stage, COMMITTED);
-}
-
 static void *work(void *saver_) {
     saver *s = saver_;
     if (s->threaded) setpriority(PRIO_PROCESS, (id_t)gettid(), NICE); // of this thread alone
-    (atomic_load(&s->stage) == WRITING ? write_copy : commit)(s);
+    if (atomic_load(&s->stage) == WRITING) {
+        char path[PATH_MAX];
+        checkpoint_file_path(s->out, s->step, s->transport->rank, true, path);
+        s->well = saved_state_write(path, s->copy, &s->mine, &s->why);
+        atomic_store(&s->stage, WRITTEN);
+    } else {
+        problem why = {.what = ""};
+        manifest m = {.step = s->step, .ranks = s->transport->size, .file = s->file, .options = s->options};
+        log_sync(s->log); // a run that goes on from here keeps all lines up to here
+        s->well = checkpoint_commit(s->store, &m, &s->why);
+        if (s->well && !checkpoint_prune(s->store, s->keep, s->keep_every, &why))
+            fprintf(stderr, "\nwarning: an old checkpoint stays: %s\n", why.what);
+        atomic_store(&s->stage, COMMITTED);
+    }
     return NULL;
 }
 
