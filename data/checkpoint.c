@@ -127,7 +127,7 @@ static bool sealed(const char *text, int64_t size) {
 static bool read_files(manifest *m, const cJSON *files, const char *name, problem *why) {
     if (!cJSON_IsArray(files) || cJSON_GetArraySize(files) != m->ranks)
         return problem_set(why, damaged, "%s does not name %lld files, one for each rank", name, (long long)m->ranks);
-    manifest_file *file = m->file = memory_for("a manifest", m->ranks, sizeof *m->file);
+    manifest_file *file = m->file = cf_host_alloc(m->ranks, sizeof *m->file, "a manifest");
     const cJSON *item;
     cJSON_ArrayForEach(item, files) {
         char right[FILE_NAME], again[17];
@@ -175,7 +175,7 @@ manifest *manifest_parse(const char *text, int64_t size, const char *name, probl
     char *copy = got(strndup(text, (size_t)size)); // with a terminator
     cJSON *root = cJSON_ParseWithOpts(copy, NULL, true);
     free(copy);
-    manifest *m = memory_for("a manifest", 1, sizeof *m);
+    manifest *m = cf_host_alloc(1, sizeof *m, "a manifest");
     bool sound = read_root(m, root, name, why);
     cJSON_Delete(root);
     if (sound) return m;
@@ -235,7 +235,7 @@ static found *list(const char *out, int64_t *count, problem *why) {
         return NULL;
     }
     *count = 0;
-    found *all = memory_for("the list of checkpoints", entries, sizeof *all);
+    found *all = cf_host_alloc(entries > 0 ? entries : 0, sizeof *all, "the list of checkpoints");
     for (int i = 0; i < entries; free(entry[i++])) *count += read_name(entry[i]->d_name, &all[*count]);
     free(entry);
     qsort(all, (size_t)*count, sizeof *all, newest_first);
@@ -269,7 +269,7 @@ checkpoint_store *checkpoint_store_open(const char *out, problem *why) {
     problem ignored;
     int64_t count;
     found *all = NULL;
-    checkpoint_store *s = memory_for("the checkpoints", 1, sizeof *s);
+    checkpoint_store *s = cf_host_alloc(1, sizeof *s, "the checkpoints");
     *s = (checkpoint_store){.lock = -1, .begun = NOTHING_BEGUN};
     snprintf(s->out, sizeof s->out, "%s", out);
     snprintf(lock, sizeof lock, "%s/lock", out);

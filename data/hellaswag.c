@@ -66,7 +66,7 @@ hellaswag *hellaswag_open(const char *path, int64_t T, int64_t V) {
     problem why;
     int32_t header[4] = {0};
     int64_t size = 0, at = 0, most = 0;
-    hellaswag *h = memory_for(path, 1, sizeof *h);
+    hellaswag *h = cf_host_alloc(1, sizeof *h, path);
     h->bytes = input_read_all("--hellaswag", path, MAX_BYTES, &size, &why);
     if (!h->bytes) cf_die_together(*why.hint ? why.hint : "every rank must be able to read it", "%s", why.what);
     if (size < INPUT_HEADER_BYTES)
@@ -82,7 +82,7 @@ hellaswag *hellaswag_open(const char *path, int64_t T, int64_t V) {
     h->hash = XXH64(h->bytes, (size_t)size, 0);
     h->number = (const uint16_t *)(h->bytes + INPUT_HEADER_BYTES);
     h->count = header[2];
-    h->all = memory_for(path, h->count, sizeof *h->all);
+    h->all = cf_host_alloc(h->count, sizeof *h->all, path);
     for (int64_t i = 0; i < h->count; i++) {
         const int64_t bytes = read_example(h, path, i, at, (size - INPUT_HEADER_BYTES) / 2, T, V);
         at += bytes / 2;

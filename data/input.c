@@ -14,8 +14,8 @@ enum { PIECE_BYTES = 1 << 20 };
 static const char *const leave_files = "leave files as they are while a run reads them; make or copy it again, and start again";
 
 input_files *input_create(const char *kind, int64_t most) {
-    input_files *all = memory_for(kind, 1, sizeof *all);
-    *all = (input_files){.kind = kind, .most = most, .file = memory_for(kind, most, sizeof *all->file)};
+    input_files *all = cf_host_alloc(1, sizeof *all, kind);
+    *all = (input_files){.kind = kind, .most = most, .file = cf_host_alloc(most, sizeof *all->file, kind)};
     return all;
 }
 
@@ -103,7 +103,7 @@ char *input_read_all(const char *kind, const char *path, int64_t most, int64_t *
             problem_set(why, NULL, "%s %.1500s has %lld bytes, more than the %lld that it may have", kind, path, (long long)*bytes,
                         (long long)most);
         else {
-            text = memory_for(path, *bytes + 1, 1);
+            text = cf_host_alloc(*bytes + 1, 1, path);
             if (!input_read(one, 0, 0, text, *bytes, why)) {
                 free(text);
                 text = NULL;
@@ -117,7 +117,7 @@ char *input_read_all(const char *kind, const char *path, int64_t most, int64_t *
 bool input_hash(const char *path, int64_t *bytes, uint64_t *hash, problem *why) {
     input_files *one = input_create("file", 1);
     bool well = input_add(one, path, why);
-    char *piece = memory_for(path, PIECE_BYTES, 1);
+    char *piece = cf_host_alloc(PIECE_BYTES, 1, path);
     XXH64_state_t state;
     XXH64_reset(&state, 0);
     *bytes = well ? one->file[0].bytes : 0;

@@ -110,7 +110,7 @@ logfile *log_open(const char *path, const log_past *past) {
     char in_use[PATH_MAX + 32];
     problem why;
     if (!path || !*path) return NULL;
-    logfile *log = memory_for(path, 1, sizeof *log);
+    logfile *log = cf_host_alloc(1, sizeof *log, path);
     log->fd = log->lock = -1;
     open_name(log, path);
     if (!is_file(log->fd)) { // it has no lock, and nothing in it that could be lost
@@ -170,7 +170,7 @@ void log_true(logfile *log, const char *name) {
 
 void log_text(logfile *log, const char *name, const char *value) {
     if (!log) return;
-    char *clean = memory_for(log->path, 3 * (int64_t)strlen(value) + 1, 1), *to = clean;
+    char *clean = cf_host_alloc(3 * (int64_t)strlen(value) + 1, 1, log->path), *to = clean;
     while (*value) {
         int length = cf_utf8_bytes(value);
         memcpy(to, length ? value : "\xEF\xBF\xBD", length ? (size_t)length : 3);

@@ -76,7 +76,7 @@ model_file *model_file_open(const char *path) {
     int32_t h[INPUT_HEADER];
     char promise[64];
     problem why;
-    model_file *file = memory_for(path, 1, sizeof *file);
+    model_file *file = cf_host_alloc(1, sizeof *file, path);
     file->in = input_create("model file", 1);
     if (!input_add(file->in, path, &why) || !input_header(file->in, 0, MAGIC, h, &why))
         cf_die_together(*why.hint ? why.hint : how_to_name, "%s", why.what);
@@ -153,7 +153,7 @@ model_writer *model_writer_open(const char *path, const gpt_shape *shape, int ve
     if (version != VERSION_FP32 && version != VERSION_BF16)
         cf_die(NULL, "model file %s: there is no version %d to write, only 3 (fp32) and 5 (bf16)", path, version);
     model_shape_check(shape, "model file", path);
-    model_writer *w = memory_for(path, 1, sizeof *w);
+    model_writer *w = cf_host_alloc(1, sizeof *w, path);
     w->bf16 = version == VERSION_BF16;
     w->expected = model_parameters(shape);
     problem why;

@@ -91,7 +91,7 @@ typedef struct shared_text {
 
 // NULL: rank 0 has none, see why.
 static char *read_shared(const char *path, cf_transport *transport, problem *why) {
-    shared_text *mine = memory_for("a plan", 1, sizeof *mine);
+    shared_text *mine = cf_host_alloc(1, sizeof *mine, "a plan");
     int64_t count = 0;
     char *text = transport->rank == 0 ? input_read_all("plan", path, PLAN_MAX_BYTES - 1, &count, &mine->why) : NULL;
     mine->there = text != NULL;

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "../commfuse/die.h"
+#include "../commfuse/memory.h"
 #include "../commfuse/printable.h"
 
 typedef struct problem {
@@ -33,13 +34,6 @@ static inline void problem_add(problem *why, const problem *more) {
     size_t length = strlen(why->what);
     snprintf(why->what + length, sizeof why->what - length, "%s%s", length ? "\n" : "", more->what);
     if (!*why->hint) memcpy(why->hint, more->hint, sizeof why->hint);
-}
-
-// Memory, all zero, that the run cannot do without.
-static inline void *memory_for(const char *what, int64_t count, size_t bytes) {
-    void *memory = calloc(count > 0 ? (size_t)count : 1, bytes);
-    if (!memory) cf_die(NULL, "out of memory for %s: %lld times %zu bytes", what, (long long)count, bytes);
-    return memory;
 }
 
 #endif

@@ -174,7 +174,7 @@ static int ascending(const void *a, const void *b) {
 // rank does not wait for others shows which one the others wait for.
 static step_times times_of(const double *all, int stride, int ranks, int64_t step) {
     step_times times = {.ms = all[FIGURE_MS]};
-    double most = -1, *busy = memory_for("the times of the ranks", ranks, sizeof *busy);
+    double most = -1, *busy = cf_host_alloc(ranks, sizeof *busy, "the times of the ranks");
     for (int rank = 0; rank < ranks; rank++) {
         const double *r = all + rank * stride;
         if ((int64_t)r[FIGURE_STEP] != step)
@@ -287,7 +287,7 @@ void report_sample(run_report *r, int64_t step, const int32_t *token, int64_t co
                 "(data/prepare.py writes one)\n",
                 (long long)r->V);
     said = true;
-    char *text = memory_for("a sample", count * 256 + 1, 1), *end = text;
+    char *text = cf_host_alloc(count * 256 + 1, 1, "a sample"), *end = text;
     for (int64_t i = 0; i < count; i++) end += vocabulary_bytes(r->words, token[i], end);
     for (char *at = text; at < end; at++)
         if (!*at) *at = ' '; // bytes of a model without words

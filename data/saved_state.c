@@ -104,7 +104,7 @@ static bool read_header(input_files *in, int64_t file, part *p, problem *why) {
 static bool read_runs(saved_state *s, int64_t file, problem *why) {
     const part *p = &s->part[file];
     const int64_t bytes = p->runs * RUN_BYTES;
-    state_run *run = memory_for("runs of elements", p->runs, sizeof *run);
+    state_run *run = cf_host_alloc(p->runs, sizeof *run, "runs of elements");
     located_run *grown = realloc(s->run, (size_t)(s->runs + p->runs + 1) * sizeof *grown);
     if (!grown) cf_die(NULL, "out of memory for %lld runs of elements", (long long)(s->runs + p->runs));
     s->run = grown;
@@ -134,8 +134,8 @@ static bool same_tensor(const state_run *a, const state_run *b) {
 }
 
 saved_state *saved_state_open(const char *out, const manifest *m, problem *why) {
-    saved_state *s = memory_for("a checkpoint", 1, sizeof *s);
-    s->part = memory_for("a checkpoint", m->ranks, sizeof *s->part);
+    saved_state *s = cf_host_alloc(1, sizeof *s, "a checkpoint");
+    s->part = cf_host_alloc(m->ranks, sizeof *s->part, "a checkpoint");
     s->in = input_create("checkpoint file", m->ranks);
     bool sound = true;
     for (int64_t file = 0; sound && file < m->ranks; file++) {

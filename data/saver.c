@@ -41,8 +41,8 @@ struct saver {
 };
 
 saver *saver_create(cf_transport *transport, checkpoint_store *store, const options *o, logfile *log) {
-    saver *s = memory_for("checkpoints", 1, sizeof *s);
-    s->file = memory_for("checkpoints", transport->size, sizeof *s->file);
+    saver *s = cf_host_alloc(1, sizeof *s, "checkpoints");
+    s->file = cf_host_alloc(transport->size, sizeof *s->file, "checkpoints");
     s->transport = transport, s->out = o->out, s->store = store, s->log = log;
     s->keep = o->keep, s->keep_every = o->keep_every;
     return s;

@@ -148,12 +148,12 @@ tokens *tokens_open(const char *pattern, int64_t T) {
     if (status != 0)
         cf_die_together(how_to_read, "token files '%s' cannot be listed: %s", pattern,
                         status == GLOB_NOSPACE ? "out of memory" : strerror(errno));
-    tokens *t = memory_for("token files", 1, sizeof *t);
+    tokens *t = cf_host_alloc(1, sizeof *t, "token files");
     *t = (tokens){.in = input_create("token file", (int64_t)found.gl_pathc),
-                  .file = memory_for("token files", (int64_t)found.gl_pathc, sizeof *t->file),
+                  .file = cf_host_alloc((int64_t)found.gl_pathc, sizeof *t->file, "token files"),
                   .files = (int)found.gl_pathc,
                   .T = T,
-                  .piece = memory_for("tokens", T < PIECE ? PIECE : T + 1, sizeof *t->piece),
+                  .piece = cf_host_alloc(T < PIECE ? PIECE : T + 1, sizeof *t->piece, "tokens"),
                   .largest = -1};
     int64_t longest = 0;
     for (int i = 0; i < t->files; i++) {

@@ -42,10 +42,10 @@ vocabulary *vocabulary_open(const char *path) {
         cf_die_together(how_to_make, "vocabulary file %s has version %u, expected 2", path, header[1]);
     if (header[2] < 1 || header[2] > MAX_TOKENS)
         cf_die_together(how_to_make, "vocabulary file %s says it has %u tokens, allowed is 1 to %d", path, header[2], MAX_TOKENS);
-    vocabulary *v = memory_for(path, 1, sizeof *v);
+    vocabulary *v = cf_host_alloc(1, sizeof *v, path);
     *v = (vocabulary){.count = header[2],
                       .end_of_text = header[1] == 1 ? GPT2_END_OF_TEXT : header[3],
-                      .word = memory_for(path, header[2], sizeof *v->word),
+                      .word = cf_host_alloc(header[2], sizeof *v->word, path),
                       .bytes = bytes};
     if (v->end_of_text >= v->count)
         cf_die_together(how_to_make, "vocabulary file %s: end of text is token %lld of %lld", path, (long long)v->end_of_text,
@@ -198,8 +198,8 @@ static const char *piece_end(const char *text, const char *end) {
 
 // Parts begin at part[0 … parts], which is the end; rank[i]: the token of parts i and i + 1 together.
 static int64_t encode_piece(const word *all, int64_t count, const char *text, int64_t bytes, int32_t *tokens) {
-    int64_t parts = bytes, *part = memory_for("a word", bytes + 1, sizeof *part);
-    int32_t *rank = memory_for("a word", bytes, sizeof *rank);
+    int64_t parts = bytes, *part = cf_host_alloc(bytes + 1, sizeof *part, "a word");
+    int32_t *rank = cf_host_alloc(bytes, sizeof *rank, "a word");
     for (int64_t i = 0; i <= bytes; i++) part[i] = i;
     for (int64_t i = 0; i + 1 < bytes; i++) rank[i] = token_of(all, count, text + i, 2);
     while (parts > 1) {
@@ -227,7 +227,7 @@ int64_t vocabulary_encode(const vocabulary *v, const char *text, int64_t bytes, 
     int64_t count = 0, size = 0;
     for (int64_t i = 0; !v && i < bytes; i++) tokens[count++] = (unsigned char)text[i];
     if (!v) return count;
-    word *all = memory_for("the words of the vocabulary", v->count, sizeof *all); // sorted, without the end of a text
+    word *all = cf_host_alloc(v->count, sizeof *all, "the words of the vocabulary"); // sorted, without the end of a text
     for (int64_t token = 0; token < v->count; token++)
         if (token != v->end_of_text) all[size++] = v->word[token];
     qsort(all, (size_t)size, sizeof *all, by_bytes);
@@ -253,7 +253,7 @@ int32_t *vocabulary_prompt(const options *o, const vocabulary *v, int64_t V, int
     char *text = file ? input_read_all("--prompt", o->prompt + 1, PROMPT_MAX_BYTES, &bytes, &why) : strdup(o->prompt);
     if (!text && file) cf_die_together(*why.hint ? why.hint : "every rank must be able to read it", "%s", why.what);
     if (!text) cf_die(NULL, "out of memory for the prompt");
-    int32_t *tokens = memory_for("a sample", bytes + o->sample_tokens, sizeof *tokens);
+    int32_t *tokens = cf_host_alloc(bytes + o->sample_tokens, sizeof *tokens, "a sample");
     if (!*o->prompt) {
         *count = 1;
         tokens[0] = end_of >= 0 && end_of < V ? (int32_t)end_of : V > '\n' ? '\n' : 0;

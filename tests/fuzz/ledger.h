@@ -10,6 +10,7 @@
 #include <sys/mman.h>
 #include <sys/types.h>
 #include <unistd.h>
+#include "commfuse/memory.h"
 
 void *ledger_malloc(size_t size);
 void *ledger_calloc(size_t count, size_t size);
@@ -25,6 +26,7 @@ void ledger_globfree(glob_t *found);
 #ifndef LEDGER_ITSELF
 #define malloc(size)                        ledger_malloc(size)
 #define calloc(count, size)                 ledger_calloc(count, size)
+#define cf_host_alloc(count, size, purpose) ledger_calloc((size_t)(count) + !(count), size)
 #define strdup(text)                        ledger_strdup(text)
 #define free(memory)                        ledger_free(memory)
 #define mmap(at, size, prot, flags, fd, of) ledger_mmap(at, size, prot, flags, fd, of)
