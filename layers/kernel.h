@@ -199,6 +199,33 @@ static __device__ inline float block_max(float x) {
     return x;
 }
 
+// to (C) += the sum over i of partial (count, columns), and more += that of the columns after C. A warp takes 32 columns and
+// a fixed share of the partial sums, in order; the warps' sums are added in order.
+enum { PARTIAL_WARPS = 16 };
+template <typename T>
+static __global__ void add_partials_kernel(T *to, T *more, const T *partial, int64_t count, int64_t C, int64_t columns) {
+    __shared__ T of_warp[PARTIAL_WARPS][WARP];
+    int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP;
+    int64_t column = (int64_t)blockIdx.x * WARP + lane;
+    int64_t share = (count + PARTIAL_WARPS - 1) / PARTIAL_WARPS, begin = warp * share;
+    int64_t end = begin + share < count ? begin + share : count;
+    T sum = 0;
+    if (column < columns)
+#pragma unroll 8
+        for (int64_t i = begin; i < end; i++) sum += partial[i * columns + column];
+    of_warp[warp][lane] = sum;
+    __syncthreads();
+    if (warp > 0 || column >= columns) return;
+    for (int i = 1; i < PARTIAL_WARPS; i++) sum += of_warp[i][lane];
+    *(column < C ? to + column : more + column - C) += sum;
+}
+
+template <typename T>
+static void add_partials(T *to, T *more, const T *partial, int64_t count, int64_t C, int64_t columns, cf_stream *stream) {
+    cf_launch(add_partials_kernel<T>, dim3((unsigned)ceil_div(columns, WARP)), dim3(PARTIAL_WARPS * WARP), stream, to, more,
+              partial, count, C, columns);
+}
+
 // *sum += the sum of x (n), by one block.
 enum { SUM_THREADS = 512 };
 template <typename T> static __global__ void sum_kernel(double *sum, const T *x, int64_t n) {

@@ -62,8 +62,8 @@ static double described_peak(const char **source) {
 #define PLANNED_linear_wgrad_rows_min      gpu() ? ceil_div(TILES_MIN, ceil_div(IC, TILE_COLUMNS)) * TILE_ROWS : WGRAD_ROWS
 #define PLANNED_linear_wgrad_depth_min     gpu() ? DEPTH_MIN : 0
 #define PLANNED_linear_bias_grad           moves("bias gradient", R * OC, E)
-#define PLANNED_linear_choose              (void)0
-#define PLANNED_linear_choices             1
+#define PLANNED_linear_time_algorithms     (void)0
+#define PLANNED_linear_algorithm           0
 
 #define PLANNED_attention_channels_max     CHANNELS_MAX
 #define PLANNED_attention_forward          attention(false, t0, n, B, H, D)

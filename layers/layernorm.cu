@@ -8,12 +8,11 @@
 //
 // Backward: the rows are cut into at most PARTIALS stretches, whatever the GPU, a block for each. A thread
 // adds up dw and db of its columns over the block's rows in row order and leaves them in the block's part of
-// the scratch. A second kernel adds these partial sums: a warp takes 32 columns and a fixed share of the
-// partials, in order, and the warps' sums are added in order.
+// the scratch. A second kernel adds these partial sums (kernel.h).
 #include "layernorm.h"
 #include "kernel.h"
 
-enum { PARTIALS = 512, THREADS_MAX = 512, LONG_THREADS = 256, ADD_WARPS = 16 };
+enum { PARTIALS = 512, THREADS_MAX = 512, LONG_THREADS = 256 };
 enum { ROWS = PACK == 8 ? 2 : 4 }; // what registers allow without spills
 #define EPS 1e-5f
 
@@ -176,25 +175,6 @@ static __global__ void backward_long_kernel(real *dx, precise *partial, const re
     }
 }
 
-// dw, db (C) += the sum over stretches of partial (stretches, 2, C)
-static __global__ void add_partials_kernel(precise *dw, precise *db, const precise *partial, int64_t stretches, int64_t C) {
-    __shared__ precise of_warp[ADD_WARPS][WARP];
-    int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP;
-    int64_t column = (int64_t)blockIdx.x * WARP + lane; // dw's columns and behind them db's
-    int64_t share = (stretches + ADD_WARPS - 1) / ADD_WARPS, begin = warp * share;
-    int64_t end = begin + share < stretches ? begin + share : stretches;
-    precise sum = 0;
-    if (column < 2 * C)
-#pragma unroll 8
-        for (int64_t i = begin; i < end; i++) sum += partial[i * 2 * C + column];
-    of_warp[warp][lane] = sum;
-    __syncthreads();
-    if (warp > 0 || column >= 2 * C) return;
-    for (int i = 1; i < ADD_WARPS; i++) sum += of_warp[i][lane];
-    precise *to = column < C ? dw + column : db + column - C;
-    *to += sum;
-}
-
 void layernorm_backward(real *dx, precise *dw, precise *db, const real *dy, const real *x, const real *w, const precise *mean,
                         const precise *rstd, precise *scratch, int64_t R, int64_t C, cf_stream *stream) {
     if (R == 0) return;
@@ -204,6 +184,5 @@ void layernorm_backward(real *dx, precise *dw, precise *db, const real *dy, cons
     auto kernel = threads == 0 ? backward_long_kernel : packed ? backward_kernel<PACK> : backward_kernel<1>;
     if (threads == 0) threads = LONG_THREADS;
     cf_launch(kernel, dim3((unsigned)stretches), dim3((unsigned)threads), stream, dx, scratch, dy, x, w, mean, rstd, stretch, R, C);
-    cf_launch(add_partials_kernel, dim3((unsigned)ceil_div(2 * C, WARP)), dim3(ADD_WARPS * WARP), stream, dw, db, scratch,
-              stretches, C);
+    add_partials(dw, db, scratch, stretches, C, 2 * C, stream);
 }

@@ -12,11 +12,11 @@
 // writes bf16 (forward, dgrad) or fp32 (wgrad, straight into the gradient).
 //
 // Which algorithm: cuBLASLt's heuristic is asked once for each kind of product, told how far the real
-// addresses are aligned (odd leading dimensions are allowed), and the first of its list is kept. Nothing is
-// timed, so that the choice, and with it the bits, is the same in every run; bench_gpu measures what that costs.
-// Algorithms that split the inner dimension may only do so through the workspace, in fp32 and in a fixed order.
-// Beside transfers whose kernels need multiprocessors a product is told to take fewer (cf_cuda_left). How many follows from
-// the order of the program, so the choice is still the same in every run.
+// addresses are aligned (odd leading dimensions are allowed). Those of its list are timed at the first call, and the fastest
+// is kept of those that give the bits of the first: so bits are the same in every run, whatever the times were.
+// (bench_gpu prints what is gained: 5 to 10 % on an H100.) Algorithms that split the inner dimension may only do so
+// through the workspace, in fp32 and in a fixed order.
+// Beside transfers whose kernels need multiprocessors a product is told to take fewer (cf_cuda_left), by the same algorithm.
 //
 // The workspace belongs to a stream: two streams must not share one. It also holds the partial sums of a bias
 // gradient, which is enqueued on the same stream and so never meets a product.
@@ -24,12 +24,16 @@
 // Called by the host's compute thread alone.
 #include "linear.h"
 #include <cublasLt.h>
+#include <float.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 #include "../commfuse/cuda.h"
 #include "elementwise.h"
+#include "kernel.h"
 
-enum { CANDIDATES = 8, STREAMS_MAX = 8, PLANS_MAX = 512 };
+enum { CANDIDATES = 8, STREAMS_MAX = 8, PLANS_MAX = 512, TIMES = 3 };
+static const double WORTH = 0.99;          // another algorithm is taken if it takes less than this of the first one's time
 static const int64_t WORKSPACE = 32 << 20; // bytes; what cuBLAS recommends for Hopper
 
 #ifdef REAL_IS_BF16
@@ -46,33 +50,35 @@ typedef struct epilogue {
 } epilogue;
 static const epilogue PLAIN = {CUBLASLT_EPILOGUE_DEFAULT, NULL, NULL};
 
-// One kind of product, row-major: c (m, n) = op(a) (m, k) · op(b) (k, n) + beta · c, and an epilogue. Numbers
+// One kind of product, row-major: c (m, n) = op(a) (m, k) · op(b) (k, n), or added to c, and an epilogue. Numbers
 // alone, of one type, so that two of them can be compared byte by byte.
 typedef struct product {
     int64_t transpose_a, transpose_b;
     int64_t m, n, k, lda, ldb, ldc;
     int64_t c_type;                          // cudaDataType_t
-    int64_t beta;                            // 0 or 1
     int64_t epilogue;                        // cublasLtEpilogue_t
     int64_t aligned_a, aligned_b, aligned_c; // bytes
-    int64_t choice;                          // of the heuristic's list; 0: the first
     int64_t blocks, step_a, step_c;          // so many times, a and c so many elements further each time; b is one
-    int64_t left;                            // multiprocessors that it leaves to others
+    int64_t add;                             // to c: all that may differ between two of a kind
 } product;
 
 typedef struct plan {
     product of;
-    bool possible;
     cublasLtMatmulDesc_t operation;
     cublasLtMatrixLayout_t a, b, c; // ours
-    cublasLtMatmulAlgo_t algorithm;
-    int proposed; // how many there were
+    int left;                       // multiprocessors that it leaves to others
+    cublasLtMatmulAlgo_t algorithm[CANDIDATES];
+    int algorithms, taken; // 0: not possible; the one that is used
+    bool timed;
 } plan;
 
 static struct {
     cublasLtHandle_t handle;
-    int choice, proposed; // linear_choose(), linear_choices()
-    int64_t plans;        // ever made
+    bool first_only; // linear_time_algorithms(false)
+    int last;        // linear_algorithm()
+    int64_t plans;   // ever made
+    uint64_t *sums;  // checksums: of c, and of what the epilogue writes beside it
+    cudaEvent_t begin, end;
     plan list[PLANS_MAX];
     struct {
         cf_stream *stream;
@@ -114,7 +120,13 @@ static void set_operation(plan *p, cublasLtMatmulDescAttributes_t name, const vo
     CHECK(cublasLtMatmulDescSetAttribute(p->operation, name, value, bytes), &p->of);
 }
 
-// Addresses change from call to call, all else of a plan stays.
+// These change from call to call, all else of a plan stays.
+static void leave(plan *p, int left) {
+    const int32_t takes = (int32_t)(left > 0 ? cf_cuda_multiprocessors() - left : 0); // 0: all
+    if (p->left != left) set_operation(p, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &takes, sizeof takes);
+    p->left = left;
+}
+
 static void set_addresses(plan *p, const void *bias, const void *pre) {
     if (bias) set_operation(p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
     if (pre) set_operation(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &pre, sizeof pre);
@@ -140,8 +152,6 @@ static void describe(plan *p, const epilogue *e) {
     set_operation(p, CUBLASLT_MATMUL_DESC_TRANSA, of->transpose_b ? &transpose : &keep, sizeof keep);
     set_operation(p, CUBLASLT_MATMUL_DESC_TRANSB, of->transpose_a ? &transpose : &keep, sizeof keep);
     set_operation(p, CUBLASLT_MATMUL_DESC_EPILOGUE, &e->kind, sizeof e->kind);
-    const int32_t takes = (int32_t)(cf_cuda_multiprocessors() - of->left);
-    if (of->left > 0) set_operation(p, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &takes, sizeof takes);
     if (e->pre) set_operation(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &of->ldc, sizeof of->ldc);
     set_addresses(p, no_further_aligned(e->bias), no_further_aligned(e->pre));
     if (e->pre) set_operation(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE, &of->step_c, sizeof of->step_c);
@@ -164,7 +174,7 @@ static void prefer(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferen
     CHECK(cublasLtMatmulPreferenceSetAttribute(preference, name, &v, sizeof v), of);
 }
 
-static void choose_algorithm(plan *p) {
+static void find_algorithms(plan *p) {
     const product *of = &p->of;
     const uint64_t bytes = (uint64_t)WORKSPACE;
     cublasLtMatmulPreference_t preference;
@@ -182,11 +192,8 @@ static void choose_algorithm(plan *p) {
     // What an epilogue cannot do (odd leading dimensions, for one) shows in more than one way.
     if (of->epilogue == CUBLASLT_EPILOGUE_DEFAULT && of->blocks == 1 && status != CUBLAS_STATUS_NOT_SUPPORTED) CHECK(status, of);
     if (status != CUBLAS_STATUS_SUCCESS) found = 0;
-    for (int i = 0; i < found; i++) {
-        if (result[i].state != CUBLAS_STATUS_SUCCESS || p->proposed++ > of->choice) continue;
-        p->possible = true;
-        p->algorithm = result[i].algo;
-    }
+    for (int i = 0; i < found; i++)
+        if (result[i].state == CUBLAS_STATUS_SUCCESS) p->algorithm[p->algorithms++] = result[i].algo;
     CHECK(cublasLtMatmulPreferenceDestroy(preference), of);
 }
 
@@ -201,14 +208,14 @@ static void forget(plan *p) {
 // The oldest makes room.
 static plan *plan_for(const product *of, const epilogue *e) {
     for (int64_t i = 0; i < blas.plans && i < PLANS_MAX; i++)
-        if (memcmp(&blas.list[i].of, of, sizeof *of) == 0) return &blas.list[i];
+        if (memcmp(&blas.list[i].of, of, offsetof(product, add)) == 0) return &blas.list[i];
     if (!blas.handle) CHECK(cublasLtCreate(&blas.handle), of);
     plan *p = &blas.list[blas.plans++ % PLANS_MAX];
     if (p->operation) forget(p);
     memset(p, 0, sizeof *p);
     p->of = *of;
     describe(p, e);
-    choose_algorithm(p);
+    find_algorithms(p);
     return p;
 }
 
@@ -219,7 +226,7 @@ template <typename out> static __global__ void plain_product(out *c, const real 
     if (row >= of.m) return;
     const int64_t a_step = of.transpose_a ? of.lda : 1, b_step = of.transpose_b ? 1 : of.ldb;
     const real *x = a + row * (of.transpose_a ? 1 : of.lda), *y = b + column * (of.transpose_b ? of.ldb : 1);
-    float sum = of.beta ? (float)c[row * of.ldc + column] : 0;
+    float sum = of.add ? (float)c[row * of.ldc + column] : 0;
     for (int64_t k = 0; k < of.k; k++) sum += (float)x[k * a_step] * (float)y[k * b_step];
     c[row * of.ldc + column] = (out)sum;
 }
@@ -249,28 +256,83 @@ static void multiply_plainly(const product *of, const real *a, const real *b, vo
         cf_launch(plain_product<float>, grid, dim3(THREADS), stream, (float *)c, a, b, *of);
 }
 
+// What is multiplied.
+typedef struct matrices {
+    const real *a, *b;
+    void *c;
+    epilogue e;
+    int64_t add;
+    cf_stream *stream;
+} matrices;
+
+static cublasStatus_t run(const plan *p, int algorithm, const matrices *x) {
+    const float one = 1, beta = (float)x->add;
+    return cublasLtMatmul(blas.handle, p->operation, &one, x->b, p->b, x->a, p->a, &beta, x->c, p->c, x->c, p->c,
+                          &p->algorithm[algorithm], workspace(x->stream), (size_t)WORKSPACE, cf_cuda_stream(x->stream));
+}
+
+// Milliseconds, and the checksum of what is written; negative: it cannot.
+static double time_of(const plan *p, int algorithm, const matrices *x, uint64_t *sum) {
+    const product *of = &p->of;
+    const int64_t elements = (of->blocks - 1) * of->step_c + of->m * of->n;
+    const bool writes_pre = of->epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+    float ms = 0;
+    CF_CUDA(cudaEventRecord(blas.begin, cf_cuda_stream(x->stream)));
+    if (run(p, algorithm, x) != CUBLAS_STATUS_SUCCESS) return -1;
+    CF_CUDA(cudaEventRecord(blas.end, cf_cuda_stream(x->stream)));
+    cf_zero(blas.sums, 2 * sizeof *sum, x->stream);
+    cf_checksum(&blas.sums[0], x->c, elements * (int64_t)(of->c_type == REAL_TYPE ? sizeof(real) : sizeof(float)), x->stream);
+    if (writes_pre) cf_checksum(&blas.sums[1], x->e.pre, elements * (int64_t)sizeof(real), x->stream);
+    cf_copy(sum, blas.sums, 2 * sizeof *sum, x->stream);
+    cf_stream_sync(x->stream);
+    CF_CUDA(cudaEventElapsedTime(&ms, blas.begin, blas.end));
+    return ms;
+}
+
+// The fastest of those that give the first one's bits. What is added to, or read and overwritten, cannot be computed twice.
+static void time_algorithms(plan *p, const matrices *x) {
+    uint64_t first[2], sum[2];
+    double best[CANDIDATES];
+    if (p->timed || blas.first_only || x->add || x->c == x->e.pre || p->left > 0) return;
+    p->timed = true;
+    if (!blas.sums) {
+        blas.sums = (uint64_t *)cf_alloc(2 * sizeof *blas.sums, "workspace of matrix products");
+        CF_CUDA(cudaEventCreate(&blas.begin));
+        CF_CUDA(cudaEventCreate(&blas.end));
+    }
+    for (int turn = 0; turn <= TIMES && p->algorithms > 1; turn++) // the first loads kernels
+        for (int i = 0; i < p->algorithms; i++) {
+            if (turn > 0 && (best[0] < 0 || best[i] < 0)) continue;
+            double ms = time_of(p, i, x, i == 0 && turn == 0 ? first : sum);
+            if (turn == 0)
+                best[i] = ms < 0 || (i > 0 && memcmp(first, sum, sizeof sum) != 0) ? -1 : DBL_MAX;
+            else if (ms < best[i])
+                best[i] = ms;
+        }
+    for (int i = 1; i < p->algorithms; i++)
+        if (best[i] >= 0 && best[i] < best[p->taken] * (p->taken == 0 ? WORTH : 1)) p->taken = i;
+}
+
 // False: cuBLASLt has no algorithm with this epilogue, or for blocks, or refuses the one that it named.
 static bool multiply(product of, const real *a, const real *b, void *c, epilogue e, cf_stream *stream) {
-    const float one = 1, beta = (float)of.beta;
+    const matrices x = {a, b, c, e, of.add, stream};
     of.epilogue = e.kind;
-    of.left = cf_cuda_left();
     of.aligned_a = alignment(a, of.step_a, sizeof(real));
     of.aligned_b = alignment(b, 0, sizeof(real));
     of.aligned_c = alignment(c, of.step_c, of.c_type == REAL_TYPE ? sizeof(real) : sizeof(float));
     plan *p = plan_for(&of, &e);
-    blas.proposed = p->proposed > 0 ? p->proposed : 1;
-    if (p->possible) {
+    if (p->algorithms > 0) {
         set_addresses(p, e.bias, e.pre);
-        cublasStatus_t status = cublasLtMatmul(blas.handle, p->operation, &one, b, p->b, a, p->a, &beta, c, p->c, c, p->c,
-                                               &p->algorithm, workspace(stream), (size_t)WORKSPACE, cf_cuda_stream(stream));
-        p->possible = status != CUBLAS_STATUS_NOT_SUPPORTED && status != CUBLAS_STATUS_INVALID_VALUE;
-        if (p->possible) check(status, "cublasLtMatmul", &of);
+        leave(p, cf_cuda_left());
+        time_algorithms(p, &x);
+        blas.last = blas.first_only ? 0 : p->taken;
+        cublasStatus_t status = run(p, blas.last, &x);
+        if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE)
+            p->algorithms = 0;
+        else
+            check(status, "cublasLtMatmul", &of);
     }
-    if (!p->possible && of.choice > 0) { // others may be possible
-        of.choice = 0;
-        return multiply(of, a, b, c, e, stream);
-    }
-    if (p->possible) return true;
+    if (p->algorithms > 0) return true;
     bool plain = of.blocks == 1 && e.kind == CUBLASLT_EPILOGUE_DEFAULT;
     if (plain)
         multiply_plainly(&of, a, b, c, stream);
@@ -279,15 +341,14 @@ static bool multiply(product of, const real *a, const real *b, void *c, epilogue
     return plain;
 }
 
-// c (m, n) of `real` = op(a) (m, k) · op(b) (k, n) + beta · c, rows without gaps
-static product dense(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, int64_t beta) {
+// c (m, n) of `real` = op(a) (m, k) · op(b) (k, n), or added to c, rows without gaps
+static product dense(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, bool add) {
     product of = {};
     of.transpose_a = transpose_a, of.transpose_b = transpose_b;
     of.m = m, of.n = n, of.k = k;
     of.lda = transpose_a ? m : k, of.ldb = transpose_b ? k : n, of.ldc = n;
     of.c_type = REAL_TYPE;
-    of.beta = beta;
-    of.choice = blas.choice;
+    of.add = add;
     of.blocks = 1;
     return of;
 }
@@ -296,7 +357,7 @@ static product dense(bool transpose_a, bool transpose_b, int64_t m, int64_t n, i
 template <typename out> static bool over_nothing(product of, out *c, cf_stream *stream) {
     if (of.m == 0 || of.n == 0) return true;
     if (of.k > 0) return false;
-    if (of.beta == 0) cf_zero(c, of.m * of.n * (int64_t)sizeof(out), stream);
+    if (!of.add) cf_zero(c, of.m * of.n * (int64_t)sizeof(out), stream);
     return true;
 }
 
@@ -330,10 +391,10 @@ static void forward_block(real *out, const real *x, const real *w, const real *b
     if (R == 0 || OC == 0) return;
     if (bias) {
         const epilogue e = {CUBLASLT_EPILOGUE_BIAS, bias, NULL};
-        if (IC > 0 && takes_bias(bias) && multiply(dense(false, true, R, OC, IC, 0), x, w, out, e, stream)) return;
+        if (IC > 0 && takes_bias(bias) && multiply(dense(false, true, R, OC, IC, false), x, w, out, e, stream)) return;
         cf_launch(fill_with_bias, dim3((unsigned)((R * OC + THREADS - 1) / THREADS)), dim3(THREADS), stream, out, bias, R * OC, OC);
     }
-    const product of = dense(false, true, R, OC, IC, bias || add ? 1 : 0);
+    const product of = dense(false, true, R, OC, IC, bias || add);
     if (!over_nothing(of, out, stream)) multiply(of, x, w, out, PLAIN, stream);
 }
 
@@ -346,7 +407,7 @@ static void forward_gelu_block(real *out, real *pre, const real *x, const real *
                                int64_t OC, cf_stream *stream) {
     const epilogue e = {CUBLASLT_EPILOGUE_GELU_AUX_BIAS, bias, pre};
     if (R == 0 || OC == 0) return;
-    if (IC > 0 && takes_gelu(pre, OC) && takes_bias(bias) && multiply(dense(false, true, R, OC, IC, 0), x, w, out, e, stream))
+    if (IC > 0 && takes_gelu(pre, OC) && takes_bias(bias) && multiply(dense(false, true, R, OC, IC, false), x, w, out, e, stream))
         return;
     forward_block(pre, x, w, bias, false, R, IC, OC, stream);
     gelu_forward(out, pre, R * OC, stream);
@@ -372,7 +433,7 @@ void linear_forward(real *out, real *pre, const real *x, const real *w, const re
                     int64_t OC, cf_stream *stream) {
     const epilogue biased = {CUBLASLT_EPILOGUE_BIAS, bias, NULL}, gelu = {CUBLASLT_EPILOGUE_GELU_AUX_BIAS, bias, pre};
     const bool together = !add && (!bias || takes_bias(bias)) && (!pre || takes_gelu(pre, OC));
-    const product of = dense(false, true, r.rows, OC, IC, 0);
+    const product of = dense(false, true, r.rows, OC, IC, false);
     if (together && multiply_blocks(of, x, w, out, pre ? gelu : bias ? biased : PLAIN, r, stream)) return;
     for (int64_t i = 0; i < r.blocks; i++) {
         const int64_t to = i * r.out * OC, from = i * r.in * IC;
@@ -387,7 +448,7 @@ void linear_dgrad(real *dx, const real *dy, const real *w, const real *pre, bool
                   cf_stream *stream) {
     const epilogue gelu = {CUBLASLT_EPILOGUE_DGELU, NULL, pre};
     const bool together = !add && (!pre || takes_gelu(pre, IC));
-    const product of = dense(false, false, r.rows, IC, OC, 0);
+    const product of = dense(false, false, r.rows, IC, OC, false);
     if (together && multiply_blocks(of, dy, w, dx, pre ? gelu : PLAIN, r, stream)) return;
     for (int64_t i = 0; i < r.blocks; i++) {
         const int64_t to = i * r.out * IC;
@@ -405,11 +466,11 @@ void linear_wgrad(precise *dw, const real *dy, int64_t dy_row, const real *x, in
 
 // Tiles of 128 x 256, as the best products have them, for half of the multiprocessors of an H100: cut along the inner
 // dimension they fill it. That is arithmetic (tests/bench/imagined.py); no GPU has been asked.
-enum { TILE_ROWS = 128, TILE_COLUMNS = 256, TILES_MIN = 66 };
+enum { PRODUCT_ROWS = 128, PRODUCT_COLUMNS = 256, TILES_MIN = 66 };
 
 int64_t linear_wgrad_rows_min(int64_t IC) {
-    const int64_t across = (IC + TILE_COLUMNS - 1) / TILE_COLUMNS;
-    return (TILES_MIN + across - 1) / across * TILE_ROWS;
+    const int64_t across = ceil_div(IC, PRODUCT_COLUMNS);
+    return ceil_div(TILES_MIN, across) * PRODUCT_ROWS;
 }
 
 // What is added takes 2 · rows flops an element of dw, which is 8 bytes: at 600 TFLOP/s and 3 TB/s as long for 800 rows.
@@ -419,14 +480,11 @@ int64_t linear_wgrad_depth_min(void) {
 
 // Bias gradient. First each block sums some rows of LANES · N columns: a warp takes consecutive rows, a lane
 // N neighbouring columns (sixteen bytes, or one column where rows are not aligned), and the warps' sums are
-// added in order. Then each thread adds up one column's blocks in order. Cuts depend on R and OC alone.
-enum { BLOCKS_MAX = 64, ROWS_MIN = 64 };
+// added in order. Then the blocks' sums are added (kernel.h). Cuts depend on R and OC alone.
+enum { BLOCKS = 768, ROWS_MIN = 64 };
 
 // partial (blocks, OC), blocks = gridDim.y
 template <int N> static __global__ void sum_rows(float *partial, const real *dy, int64_t R, int64_t OC, int64_t rows) {
-    struct alignas(N * sizeof(real)) pack {
-        real value[N];
-    };
     __shared__ float of_warp[WARPS][LANES * N];
     const int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
     const int64_t first = (int64_t)blockIdx.x * LANES * N, column = first + lane * N;
@@ -437,9 +495,9 @@ template <int N> static __global__ void sum_rows(float *partial, const real *dy,
     if (column < OC) {
 #pragma unroll 4
         for (int64_t r = begin; r < end; r++) {
-            const pack p = *(const pack *)(dy + r * OC + column);
+            const values<N> x = load<N>(dy + r * OC + column);
 #pragma unroll
-            for (int i = 0; i < N; i++) sum[i] += (float)p.value[i];
+            for (int i = 0; i < N; i++) sum[i] += x.at[i];
         }
     }
 #pragma unroll
@@ -452,38 +510,25 @@ template <int N> static __global__ void sum_rows(float *partial, const real *dy,
     partial[blockIdx.y * OC + first + c] = total;
 }
 
-static __global__ void add_partial(precise *db, const float *partial, int64_t blocks, int64_t OC) {
-    const int64_t c = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (c >= OC) return;
-    float sum = partial[c];
-    for (int64_t i = 1; i < blocks; i++) sum += partial[i * OC + c];
-    db[c] += sum;
-}
-
 void linear_bias_grad(precise *db, const real *dy, int64_t R, int64_t OC, cf_stream *stream) {
     if (R == 0 || OC == 0) return;
-    enum { PACK = cf_pack<real>::N };
-    const bool packs = OC % PACK == 0 && (uintptr_t)dy % 16 == 0;
-    const int64_t columns = LANES * (packs ? PACK : 1), fit = WORKSPACE / (OC * (int64_t)sizeof(float));
-    int64_t blocks = (R + ROWS_MIN - 1) / ROWS_MIN;
-    if (blocks > BLOCKS_MAX) blocks = BLOCKS_MAX;
+    const bool packs = packable(OC, dy);
+    const int64_t across = ceil_div(OC, LANES * (packs ? PACK : 1)), fit = WORKSPACE / (OC * (int64_t)sizeof(float));
+    int64_t blocks = ceil_div(R, ROWS_MIN);
+    if (blocks > ceil_div(BLOCKS, across)) blocks = ceil_div(BLOCKS, across);
     if (blocks > fit) blocks = fit;
     if (blocks < 1)
         cf_die("use more ranks", "linear: the gradient of a bias of %lld values does not fit the workspace", (long long)OC);
-    const int64_t rows = (R + blocks - 1) / blocks; // of a block
-    const dim3 grid((unsigned)((OC + columns - 1) / columns), (unsigned)blocks);
     float *partial = (float *)workspace(stream); // (blocks, OC)
-    if (packs)
-        cf_launch(sum_rows<PACK>, grid, dim3(THREADS), stream, partial, dy, R, OC, rows);
-    else
-        cf_launch(sum_rows<1>, grid, dim3(THREADS), stream, partial, dy, R, OC, rows);
-    cf_launch(add_partial, dim3((unsigned)((OC + THREADS - 1) / THREADS)), dim3(THREADS), stream, db, partial, blocks, OC);
+    cf_launch(packs ? sum_rows<PACK> : sum_rows<1>, dim3((unsigned)across, (unsigned)blocks), dim3(THREADS), stream, partial, dy, R,
+              OC, ceil_div(R, blocks));
+    add_partials(db, db, partial, blocks, OC, OC, stream);
 }
 
-void linear_choose(int n) {
-    blas.choice = n;
+void linear_time_algorithms(bool all) {
+    blas.first_only = !all;
 }
 
-int linear_choices(void) {
-    return blas.proposed;
+int linear_algorithm(void) {
+    return blas.last;
 }

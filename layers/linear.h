@@ -46,10 +46,10 @@ int64_t linear_wgrad_depth_min(void);
 // db (OC) += sum over rows of dy (R, OC); each column is summed in row order within fixed blocks of rows
 void linear_bias_grad(precise *db, const real *dy, int64_t R, int64_t OC, cf_stream *stream);
 
-// For benchmarks: products use the n-th algorithm of the library's list, or its last; default 0, the library's choice.
-// linear_choices(): length of the list for the last product; 1 if there is none.
-void linear_choose(int n);
-int linear_choices(void);
+// For benchmarks: whether the library's algorithms for a product are timed (default), or the first of its list is used.
+// linear_algorithm(): the last product's place in that list.
+void linear_time_algorithms(bool all);
+int linear_algorithm(void);
 
 CF_EXTERN_C_END
 #endif

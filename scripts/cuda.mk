@@ -53,7 +53,7 @@ $(eval $(call gpu_variant,build/cuda-fp32,fp32,cuda))
 
 name_bf16 := train_gpt_cuda
 name_fp32 := train_gpt_cuda_fp32
-bench_cuda := $(addprefix build/cuda-bf16/tests/bench/bench_,train gpu wires)
+bench_cuda := $(addprefix build/cuda-bf16/tests/bench/bench_,train gpu wires beside)
 cuda: $(name_bf16) $(name_fp32) ## build ./train_gpt_cuda for NVIDIA GPUs (bf16), and its fp32 form beside it
 bench-cuda: $(bench_cuda) ## build the GPU program's benchmarks: training steps, kernels, what transports rely on
 ifeq ($(NVCC),)
@@ -73,6 +73,7 @@ build/cuda-bf16/tests/%: tests/%.cu $(device_objects:%=build/cuda-bf16/%)
 	$(NVCC) $(NVCCFLAGS) $(real_bf16) -MMD -MP -MT $@ -I. -c -o $@.o $<
 	$(NVCC) -o $@ $@.o $(filter %.o,$^) $(TOOL_LIBS) -lpthread
 # Asks cuDNN about GPUs that are not here, with a stand-in for their driver.
+build/cuda-bf16/tests/bench/bench_beside: TOOL_LIBS := $(CUDA_LIBS)
 build/cuda-bf16/tests/cuda/tool_plans: TOOL_LIBS := $(CUDA_LIBS) -ldl
 build/cuda-bf16/tests/cuda/driver/libcuda.so.1: tests/cuda/driver.c
 	@mkdir -p $(@D)

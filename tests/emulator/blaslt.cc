@@ -13,6 +13,7 @@
 #include "include/cuda_bf16.h"
 #include <algorithm>
 #include <cstdarg>
+#include <unistd.h>
 #include <vector>
 
 using namespace emulator;
@@ -47,13 +48,13 @@ struct Preference {
 struct Algorithm {
     uint32_t magic, alignment[4];
     uint64_t workspace, shape;
+    int number; // in the heuristic's list: 0 takes a millisecond longer, 1 has a result that differs, others are alike
 };
 static_assert(sizeof(Layout) <= sizeof(cublasLtMatrixLayoutOpaque_t), "fits");
 static_assert(sizeof(Desc) <= sizeof(cublasLtMatmulDescOpaque_t), "fits");
 static_assert(sizeof(Preference) <= sizeof(cublasLtMatmulPreferenceOpaque_t), "fits");
 static_assert(sizeof(Algorithm) <= sizeof(cublasLtMatmulAlgo_t), "fits");
 constexpr uint32_t MAGIC = 0x6c74616c;
-constexpr int PROPOSALS = 3;                             // of a heuristic
 enum { REFUSES_TO_CHOOSE = 1, REFUSES_TO_MULTIPLY = 2 }; // EMULATOR_REFUSES: as for a product that it lacks
 
 Layout &of(cublasLtMatrixLayout_t layout) {
@@ -95,7 +96,8 @@ size_t extent(const Layout &l) {
 uint64_t hash(const Desc &desc, const Layout *const layout[4]) {
     uint64_t h = 1469598103934665603u;
     auto mix = [&h](int64_t x) { h = (h ^ (uint64_t)x) * 1099511628211u; };
-    mix(desc.compute), mix(desc.transpose[0]), mix(desc.transpose[1]), mix(desc.epilogue), mix(desc.multiprocessors);
+    mix(desc.compute), mix(desc.transpose[0]), mix(desc.transpose[1]),
+        mix(desc.epilogue); // an algorithm takes any number of multiprocessors
     for (int i = 0; i < 4; i++)
         mix(layout[i]->type), mix(layout[i]->rows), mix(layout[i]->cols), mix(layout[i]->ld), mix(layout[i]->batch),
             mix(layout[i]->step);
@@ -374,10 +376,12 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
     Algorithm algorithm = {MAGIC,
                            {p.alignment[0], p.alignment[1], p.alignment[2], p.alignment[3]},
                            std::min<uint64_t>(p.workspace, 1024),
-                           hash(of(desc), layout)};
-    *found = std::min(requested, PROPOSALS);
-    for (int i = 0; i < *found; i++) { // they do the same
+                           hash(of(desc), layout),
+                           0};
+    *found = std::min(requested, (int)setting("EMULATOR_ALGORITHMS", 1));
+    for (int i = 0; i < *found; i++) {
         results[i] = {};
+        algorithm.number = i;
         memcpy(&results[i].algo, &algorithm, sizeof algorithm);
         results[i].workspaceSize = algorithm.workspace;
         results[i].state = CUBLAS_STATUS_SUCCESS;
@@ -410,7 +414,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     p.alpha = element<double>(alpha, p.desc.scale, 0);
     p.beta = element<double>(beta, p.desc.scale, 0);
     const void *const pointer[4] = {a, b, p.beta == 0 ? d : c, d};
-    Algorithm chosen = {MAGIC, {256, 256, 256, 256}, 0, hash(p.desc, layout)};
+    Algorithm chosen = {MAGIC, {256, 256, 256, 256}, 0, hash(p.desc, layout), 2};
     if (algorithm) memcpy(&chosen, algorithm, sizeof chosen);
     if (chosen.magic != MAGIC) return refuse("an algorithm that no heuristic returned");
     if (chosen.shape != hash(p.desc, layout)) return refuse("an algorithm that was found for another product");
@@ -438,8 +442,11 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     }
     if (p.m == 0 || p.n == 0) return CUBLAS_STATUS_SUCCESS;
     size_t used = (size_t)chosen.workspace; // written, so that a workspace that two streams share shows
+    if (chosen.number == 1) p.alpha *= 1.25;
+    const bool slow = chosen.number == 0 && setting("EMULATOR_ALGORITHMS", 1) > 1;
     start_clock();
-    enqueue(stream, "cublasLtMatmul", note_of(p), [p, workspace, used] {
+    enqueue(stream, "cublasLtMatmul", note_of(p), [p, workspace, used, slow] {
+        if (slow) usleep(1000);
         if (used) memset(workspace, 0xFB, used);
         Product q = p;
         for (int32_t i = 0; i < p.d.batch; i++) {

@@ -56,18 +56,20 @@ class Moments(unittest.TestCase):
 class Twins(unittest.TestCase):
     """Every function of the layers on random odd shapes; the order of threads and blocks is shuffled."""
 
-    def write(self, tool, path, *words, refuses=0):
+    def write(self, tool, path, *words, refuses=0, algorithms=1):
         result = subprocess.run([tool, path, "--small", *words], capture_output=True, text=True, timeout=300,
-                                env=dict(os.environ, EMULATOR_SEED="3", EMULATOR_REFUSES=str(refuses)))
+                                env=dict(os.environ, EMULATOR_SEED="3", EMULATOR_REFUSES=str(refuses),
+                                         EMULATOR_ALGORITHMS=str(algorithms)))
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        self.assertEqual(algorithms > 1, "by another algorithm" in result.stdout, result.stdout)
         for note in "a plain kernel multiplies", "by a product each":
             self.assertEqual(note in result.stderr, refuses > 0, result.stderr)
 
-    def check(self, kind, *words, refuses=0):
+    def check(self, kind, *words, refuses=0, algorithms=1):
         with tempfile.TemporaryDirectory(prefix="commfuse-test-") as folder:
             found, expected = os.path.join(folder, "found"), os.path.join(folder, "expected")
             self.write(built("build", f"emulated-{kind}", "tests", "layers", "tool_twins"), found, "--repeat", *words,
-                       refuses=refuses)
+                       refuses=refuses, algorithms=algorithms)
             self.write(built(BUILD, "tests", "layers", "tool_twins"), expected, *words)
             result = subprocess.run([sys.executable, COMPARE, found, expected], capture_output=True, text=True)
             self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
@@ -78,6 +80,10 @@ class Twins(unittest.TestCase):
 
     def test_bf16(self):
         self.check("bf16", "--round")
+
+    def test_the_fastest_algorithm_with_the_bits_of_the_first(self):
+        """Of three that are proposed the first is slow and the second wrong."""
+        self.check("bf16", "--round", "--only", "linear", algorithms=3)
 
     def test_products_that_the_library_refuses(self):
         for refuses in 1, 2:

@@ -43,7 +43,7 @@ typedef struct tool {
     int count;
     char *records; // of this case
     int64_t size, capacity;
-    int faults, cases;
+    int faults, cases, others; // products by another algorithm than the library's first
     FILE *out;
 } tool;
 
@@ -227,11 +227,12 @@ static void run_linear(tool *t, const int64_t *n) {
     keep(t, "linear_forward", "out", out);
     linear_forward(reals(plain), NULL, reals(x), ready, NULL, false, linear_all(R), IC, OC, t->stream);
     keep(t, "linear_forward", "out, no bias", plain);
+    t->others += linear_algorithm() > 0;
     tensor *other = poisoned(t, OF_REAL, R * OC);
-    linear_choose(linear_choices() - 1);
+    linear_time_algorithms(false);
     linear_forward(reals(other), NULL, reals(x), ready, NULL, false, linear_all(R), IC, OC, t->stream);
-    linear_choose(0);
-    keep(t, "linear_forward", "out, by the last algorithm of the list", other);
+    linear_time_algorithms(true);
+    keep(t, "linear_forward", "out, by the first algorithm of the list", other);
     linear_forward(reals(sum), NULL, reals(x), ready, NULL, true, linear_all(R), IC, OC, t->stream);
     keep(t, "linear_forward_add", "out", sum);
     ready = for_dgrad(t, w, IC, OC);
@@ -791,6 +792,7 @@ int main(int count, char **words) {
     }
     if (fclose(t.out) != 0) cf_die("free space on its disk", "%s cannot be written", words[1]);
     if (t.cases == 0) cf_die("see the top of tests/layers/tool_twins.c", "--only %s names no case", t.only);
+    if (t.others) printf("%d products by another algorithm than the library's first\n", t.others);
     printf("%s, %s: %d cases, %d faults\n", cf_device_name(), cf_dtype_name(REAL_DTYPE), t.cases, t.faults);
     cf_stream_free(t.stream);
     free(t.records);
