@@ -16,15 +16,6 @@
 
 enum { THREADS = 512, FLIGHT = 4, COMBINE_THREADS = 128 };
 
-// Exponentials are what this kernel computes most: in bf16 by the hardware's, to about 2 ulp + |x| · 6e-8 of fp32.
-static __device__ inline float exponential(float x) {
-#ifdef REAL_IS_BF16
-    return __expf(x);
-#else
-    return expf(x);
-#endif
-}
-
 typedef struct softmax {
     float maximum, sum; // sum of exp(logit − maximum)
 } softmax;
@@ -39,7 +30,7 @@ template <int W> static __device__ inline softmax include(softmax s, const value
     for (int i = 0; i < W; i++) maximum = fmaxf(maximum, x.at[i]);
     float shift = shift_of(maximum), sum = s.sum * expf(s.maximum - shift);
 #pragma unroll
-    for (int i = 0; i < W; i++) sum += exponential(x.at[i] - shift);
+    for (int i = 0; i < W; i++) sum += expf(x.at[i] - shift);
     return {maximum, sum};
 }
 
@@ -123,7 +114,7 @@ template <int W> static __device__ inline void differentiate(values<W> &x, row_g
     int valid = g.valid - c < W ? (int)(g.valid - c) : W;
 #pragma unroll
     for (int i = 0; i < W; i++) {
-        float gradient = exponential(x.at[i] - g.maximum) * g.factor - (i == target ? g.scale : 0);
+        float gradient = expf(x.at[i] - g.maximum) * g.factor - (i == target ? g.scale : 0);
         x.at[i] = i < valid ? gradient : 0;
     }
 }

@@ -465,7 +465,7 @@ void linear_wgrad(precise *dw, const real *dy, int64_t dy_row, const real *x, in
 }
 
 // Tiles of 128 x 256, as the best products have them, for half of the multiprocessors of an H100: cut along the inner
-// dimension they fill it. That is arithmetic (tests/bench/imagined.py); no GPU has been asked.
+// dimension they fill it. On an H200 gradients by owners of 1600 rows take 8 % longer than whole ones, of 3200 2 % (bench_gpu, d48).
 enum { PRODUCT_ROWS = 128, PRODUCT_COLUMNS = 256, TILES_MIN = 66 };
 
 int64_t linear_wgrad_rows_min(int64_t IC) {

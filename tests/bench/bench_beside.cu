@@ -4,8 +4,8 @@
 //
 //   a queue     what a launch, an event and a wait cost the stream, and the host that enqueues them
 //   products    a product whole, in slices one after another, and in slices on two streams
-//   beside      the same product while a kernel holds some multiprocessors, as NCCL's do: as it is; with fewer to take from
-//               the choice of the algorithm on (SM_COUNT_TARGET); and with fewer, but the algorithm that it has alone
+//   beside      the same product while a kernel holds some multiprocessors, as NCCL's do: as it is; with fewer to take
+//               (SM_COUNT_TARGET) from the choice of the algorithm on; and with fewer, but the algorithm that it has alone
 //
 // A time is between two events around the work, enqueued behind a kernel that spins until the host has enqueued all of it:
 // the median of REPETITIONS. Inputs are random. `bits` compares results with the whole product's.
@@ -19,6 +19,7 @@
 
 enum { REPETITIONS = 9, ROW = 100, SLICES = 4, STREAMS = 2, HOLDERS_MAX = 32, WORKSPACE = 32 << 20 };
 static const int64_t OPERAND_MAX = 32768LL * 4096;
+static const long long HOLD_NS = 8 * 1000 * 1000; // longer than any product here and its enqueuing
 
 typedef __nv_bfloat16 bf16;
 
@@ -43,7 +44,7 @@ static struct {
     bf16 *a, *b, *c, *whole;
     void *workspace[STREAMS];
     int *differs;
-    volatile int *word; // of the host: 1 opens the gate, 2 ends the holders
+    volatile int *word; // of the host: 1 opens the gate
     cublasLtHandle_t lt;
 } g;
 
@@ -56,12 +57,20 @@ static void check(cublasStatus_t status) {
 
 static __global__ void nothing() {}
 
-// Stays until the host writes the word, or, should the host never do so, for a second.
-static __global__ void stay(const volatile int *word, int until) {
-    long long begin, now;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
-    do asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-    while (*word < until && now - begin < 1000000000LL);
+static __device__ long long now_ns() {
+    long long now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    return now;
+}
+
+// Stays until the host writes the word or, should the host never do so, for a second.
+static __global__ void wait_for_host(const volatile int *word) {
+    for (long long begin = now_ns(); *word == 0 && now_ns() - begin < 1000000000LL;) {}
+}
+
+// Asleep but for moments: what it shares with others is the multiprocessor alone.
+static __global__ void hold(long long ns) {
+    for (long long begin = now_ns(); now_ns() - begin < ns;) __nanosleep(10000);
 }
 
 static __global__ void randomize(bf16 *to, int64_t count, unsigned seed) {
@@ -93,16 +102,14 @@ template <typename function> static double median_us(int held, double *host, fun
     CF_CUDA(cudaDeviceSynchronize());
     for (int i = -2; i < REPETITIONS; i++) {
         *g.word = 0;
-        if (held) stay<<<held, 1, 200 << 10, g.holding>>>(g.word, 2);
-        stay<<<1, 1, 0, g.stream[0]>>>(g.word, 1);
+        if (held) hold<<<held, 1, 200 << 10, g.holding>>>(HOLD_NS);
+        wait_for_host<<<1, 1, 0, g.stream[0]>>>(g.word);
         CF_CUDA(cudaEventRecord(g.begin, g.stream[0]));
         double at = now_us();
         work();
         double took = now_us() - at;
         CF_CUDA(cudaEventRecord(g.end, g.stream[0]));
         *g.word = 1;
-        CF_CUDA(cudaEventSynchronize(g.end));
-        *g.word = 2;
         CF_CUDA(cudaDeviceSynchronize());
         float ms;
         CF_CUDA(cudaEventElapsedTime(&ms, g.begin, g.end));
@@ -270,7 +277,7 @@ int main() {
     CF_CUDA(cudaEventCreateWithFlags(&g.plain, cudaEventDisableTiming));
     CF_CUDA(cudaHostAlloc((void **)&g.word, sizeof *g.word, cudaHostAllocMapped));
     CF_CUDA(cudaMallocHost((void **)&g.differs, sizeof *g.differs));
-    CF_CUDA(cudaFuncSetAttribute(stay, cudaFuncAttributeMaxDynamicSharedMemorySize, 200 << 10));
+    CF_CUDA(cudaFuncSetAttribute(hold, cudaFuncAttributeMaxDynamicSharedMemorySize, 200 << 10));
     check(cublasLtCreate(&g.lt));
     bf16 **operands[] = {&g.a, &g.b, &g.c, &g.whole};
     for (unsigned i = 0; i < 4; i++) {

@@ -40,16 +40,16 @@ double setting_scaled(const char *name, double otherwise, double unit) {
 
 // Multiprocessors and what runs on them
 enum { MULTIPROCESSORS = 132, PARTS_MAX = 16, PART_MIN = 256, ATTENTION_ROWS = 128, KERNEL_BYTES_PER_THREAD = 48 };
-const double PRODUCT_RATE = setting_scaled("EMULATOR_TFLOPS", 700e12, 1e12); // of endless inner dimensions
-const double PRODUCT_DEPTH = 400; // what a tile's begin and end take, as elements of the inner dimension
+const double PRODUCT_RATE = setting_scaled("EMULATOR_TFLOPS", 770e12, 1e12); // of endless inner dimensions
+const double PRODUCT_DEPTH = 80; // what a tile's begin and end take, as elements of the inner dimension
 const bool PERSISTENT = setting("EMULATOR_PERSISTENT", 1) != 0; // products: a block a multiprocessor, until all is done
 const struct {
     double rows, columns, share; // of a tile; of the rate that such tiles reach
 } TILES[] = {{128, 256, 1}, {128, 128, 0.9}, {64, 128, 0.75}, {64, 64, 0.5}};
-const double ATTENTION_RATE[] = {270e12, 175e12}; // forward; backward, deterministic; 64 channels a head
+const double ATTENTION_RATE[] = {280e12, 200e12}; // forward; backward, deterministic; 64 channels a head
 const double MEMORY_RATE = 2.8e12, MEMORY_WAVE_S = 4e-6;
-const double GAP_S = 1e-6, KERNEL_S = 1e-6;                       // between two kernels of a stream; the least that one takes
-const double TIMED_EVENT_S = 1e-6, EVENT_S = 1e-6, WORD_S = 1e-6; // a timed event's bubble; from an event to who waited; a word
+const double GAP_S = 0.7e-6, KERNEL_S = 0.7e-6;                       // between two kernels of a stream; the least that one takes
+const double TIMED_EVENT_S = 2e-6, EVENT_S = 0.8e-6, WORD_S = 1.6e-6; // a timed event's bubble; from an event to who waited; a word
 // Links: of a GPU, each way; within a host and between hosts of HOST_GPUS each
 const double LINK_RATE = setting_scaled("EMULATOR_GBPS", 400e9, 1e9), HOSTS_RATE = setting_scaled("EMULATOR_HOSTS_GBPS", 50e9, 1e9);
 const int64_t HOST_GPUS = setting("EMULATOR_HOST_GPUS", 64);

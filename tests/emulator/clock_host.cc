@@ -29,7 +29,7 @@ const double YIELD_S = 0.3e-6;
 
 double call_seconds(HostCall call) {
     static const double seconds[] = {(double)setting("EMULATOR_CALL_NS", 700) * 1e-9,
-                                     (double)setting("EMULATOR_LAUNCH_NS", 2500) * 1e-9,
+                                     (double)setting("EMULATOR_LAUNCH_NS", 3300) * 1e-9,
                                      (double)setting("EMULATOR_PRODUCT_NS", 4000) * 1e-9,
                                      (double)setting("EMULATOR_GROUP_NS", 6000) * 1e-9};
     return seconds[call];
