@@ -17,10 +17,6 @@ TOLERANCE = 1e-5
 TIMES = ("step_ms", "step, ms"), ("comm_ms", "communication, ms"), ("exposed_comm_ms", "exposed, ms")
 
 
-def read(path):
-    return run_log.with_loss(run_log.read(path, "step", ("step", "loss", *(key for key, _ in TIMES))))
-
-
 def quartiles(steps, key):
     values = [step[key] for step in steps[len(steps) // 5:]]
     return statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
@@ -40,7 +36,8 @@ def main():
     named = [argument.partition("=")[::2] for argument in sys.argv[1:]]
     if len(dict(named)) < len(named):
         sys.exit("error: two runs have the same name\nhint:  give each its own: NAME=LOG.jsonl")
-    runs = {name: read(path) for name, path in named}
+    keys = "step", "loss", *(key for key, _ in TIMES)
+    runs = {name: run_log.with_loss(run_log.read(path, "step", keys)) for name, path in named}
     empty = [name for name, steps in runs.items() if not steps]
     if empty:
         sys.exit(f"error: no step with a loss in the log of {', '.join(empty)}\nhint:  let the run come further, then compare")

@@ -2,12 +2,10 @@
 import csv
 
 
-def markdown(lines, heading=None):
-    """The first column to the left, the others to the right. Lines are dictionaries of heading and cell, or lists of cells."""
-    if not heading:
-        heading, lines = list(lines[0]), [line.values() for line in lines]
-    text = ["| " + " | ".join(heading) + " |", "|---|" + "---:|" * (len(heading) - 1)]
-    return "\n".join([*text, *("| " + " | ".join(map(str, line)) + " |" for line in lines)]) + "\n"
+def markdown(lines):
+    """The first column to the left, the others to the right. Lines are dictionaries of heading and cell."""
+    cells = [f"| {' | '.join(map(str, line))} |" for line in (lines[0], *(line.values() for line in lines))]
+    return "\n".join([cells[0], "|---|" + "---:|" * (len(lines[0]) - 1), *cells[1:]]) + "\n"
 
 
 def columns(cells, widths):

@@ -40,7 +40,8 @@ def tables(rows):
             "exposed, ms": f"{row['exposed_ms']:.1f}" if ok else "",
             "of ideal": number(bound and row["step_ms"] / bound, 3) if ok else ""})
     return ("Median of the steps after the first, and after those of trials; spread from the 10th to the 90th percentile. The last "
-            "column is the step as a multiple of that without transfers and slices (ideal), whose losses are wrong by construction.\n\n" + markdown(lines))
+            "column is the step as a multiple of that without transfers and slices (ideal), whose losses are wrong by "
+            "construction.\n\n" + markdown(lines))
 
 
 def figures(rows, folder):
