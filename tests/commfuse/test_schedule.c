@@ -748,6 +748,22 @@ static void own_schedules_must_be_correct(void **state) {
     set_free(&good);
 }
 
+// What is looked at has a limit, and a schedule beyond it is refused.
+static void too_many_collectives_are_refused(void **state) {
+    (void)state;
+    for (int count = 10; count <= 40; count += 30) {
+        set own = {.ranks = CF_CHECKED_RANKS};
+        for (int r = 0; r < own.ranks; r++) {
+            own.of[r] = cf_schedule_start(CF_ALLGATHER, CF_NO_COMPUTE, own.ranks, r, 1);
+            for (int i = 0; i < count; i++)
+                cf_append_collective(own.of[r], (cf_place){CF_FULL, r}, (cf_place){CF_FULL, 0}, 0, i - 1);
+            own.of[r]->begin = count;
+        }
+        assert_property(&own, count == 10 ? NULL : "form", "collectives");
+        set_free(&own);
+    }
+}
+
 // A schedule has no step to spare: with any one left out, the others are wrong.
 static void no_step_is_spare(void **state) {
     (void)state;
@@ -999,6 +1015,7 @@ int main(void) {
         cmocka_unit_test(every_fault_is_named),
         cmocka_unit_test(own_schedules_must_be_correct),
         cmocka_unit_test(nowire_differs),
+        cmocka_unit_test(too_many_collectives_are_refused),
         cmocka_unit_test(no_step_is_spare),
         cmocka_unit_test(names_lead_back),
         cmocka_unit_test(two_operations_on_one_wire),
