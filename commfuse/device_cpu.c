@@ -23,7 +23,6 @@ static int64_t free_bytes;
 
 // What the host has available, or the container that this may be in.
 void cf_device_open(int local_rank) {
-    (void)local_rank;
     char line[128];
     long long kib = LLONG_MAX / 1024, limit = LLONG_MAX;
     FILE *host = fopen("/proc/meminfo", "r"), *container = fopen("/sys/fs/cgroup/memory.max", "r");
@@ -46,7 +45,6 @@ void cf_device_threads(int threads) {
 #ifdef _OPENMP
     omp_set_num_threads(threads);
 #else
-    (void)threads;
 #endif
 }
 
@@ -64,17 +62,13 @@ void cf_stream_free(cf_stream *stream) {
     free(stream);
 }
 
-void cf_stream_sync(cf_stream *stream) {
-    (void)stream;
-}
+void cf_stream_sync(cf_stream *stream) {}
 
 void cf_device_watch(void (*look)(void *argument), void *argument) {
-    (void)look; // cf_stream_sync() never waits; transports watch their own waits
-    (void)argument;
+    // cf_stream_sync() never waits; transports watch their own waits
 }
 
 cf_moment cf_moment_now(cf_stream *stream) {
-    (void)stream;
     return (cf_moment){.ms = cf_now_ms()};
 }
 
@@ -83,39 +77,28 @@ double cf_moment_ms(cf_moment moment) {
 }
 
 bool cf_moment_passed(cf_moment moment) {
-    (void)moment;
     return true;
 }
 
-void cf_moment_wait(cf_moment moment) {
-    (void)moment;
-}
+void cf_moment_wait(cf_moment moment) {}
 
 bool cf_moment_remembered(cf_moment moment) {
-    (void)moment;
     return true;
 }
 
-void cf_stream_after(cf_stream *stream, cf_moment moment) {
-    (void)stream;
-    (void)moment;
-}
+void cf_stream_after(cf_stream *stream, cf_moment moment) {}
 
-void cf_range_begin(const char *name) {
-    (void)name;
-}
+void cf_range_begin(const char *name) {}
 
 void cf_range_end(void) {}
 
 // --- work ---
 
 void cf_copy(void *to, const void *from, int64_t bytes, cf_stream *stream) {
-    (void)stream;
     if (bytes > 0) memmove(to, from, (size_t)bytes);
 }
 
 void cf_zero(void *to, int64_t bytes, cf_stream *stream) {
-    (void)stream;
     if (bytes > 0) memset(to, 0, (size_t)bytes);
 }
 
@@ -134,7 +117,6 @@ static void add_bf16(uint16_t *restrict to, const uint16_t *restrict from, int64
 }
 
 void cf_add(void *to, const void *from, int64_t count, cf_dtype dtype, cf_stream *stream) {
-    (void)stream;
     switch (dtype) {
     case CF_FP32:
         ADD(float)
@@ -157,7 +139,6 @@ static uint64_t word_at(const char *data, int64_t i, size_t bytes) {
 }
 
 void cf_checksum(uint64_t *sum, const void *data, int64_t bytes, cf_stream *stream) {
-    (void)stream;
     const char *at = (const char *)data;
     int64_t words = bytes / 8;
     uint64_t total = 0;
@@ -169,7 +150,6 @@ void cf_checksum(uint64_t *sum, const void *data, int64_t bytes, cf_stream *stre
 
 void cf_compare(const uint64_t *expected, const uint64_t *found, int64_t count, const cf_difference *what,
                 cf_difference *difference, cf_stream *stream) {
-    (void)stream;
     for (int64_t i = 0; i < count && difference->place == 0; i++) {
         if (expected[i] == found[i]) continue;
         *difference = *what;

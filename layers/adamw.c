@@ -32,7 +32,7 @@ static void update(precise *restrict w, precise *restrict m, precise *restrict v
         precise gradient = scale * g[i];
         m[i] = beta1 * m[i] + rest1 * gradient;
         v[i] = beta2 * v[i] + rest2 * gradient * gradient;
-        w[i] -= rate * m[i] / (sqrt_real(v[i] * second) + eps) + decay * w[i];
+        w[i] -= rate * m[i] / (sqrt(v[i] * second) + eps) + decay * w[i];
     }
 }
 

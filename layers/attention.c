@@ -76,7 +76,7 @@ static shape shape_of(int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, in
     int64_t tiles = smaller(QUERY_BLOCK, PACK / D) / s.query_tile;
     while (tiles > 1 && s.pairs * ceil_div(n, tiles * s.query_tile) < TASKS_PER_THREAD * threads()) tiles /= 2;
     s.query_block = tiles * s.query_tile;
-    s.scale = 1 / sqrt_real((precise)D);
+    s.scale = 1 / sqrt((precise)D);
     return s;
 }
 
@@ -181,7 +181,7 @@ static void forward_block(real *out, precise *lse, const real *qkv, int64_t pair
     }
     for (int64_t r = 0; r < length(block); r++) {
         multiply_rounded(out + out_at(s, block.begin + r, pair), o + r * s->D, 1 / sum[r], s->D);
-        lse[lse_at(s, block.begin + r, pair)] = maximum[r] + log_real(sum[r]);
+        lse[lse_at(s, block.begin + r, pair)] = maximum[r] + log(sum[r]);
     }
 }
 

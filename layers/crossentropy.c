@@ -44,7 +44,7 @@ static softmax softmax_of(const real *x, int64_t n) {
 
 // The difference of two logits comes first: beside huge ones the logarithm would be lost.
 static precise loss_of(softmax s, precise target) {
-    return log_real(s.sum) + (s.maximum - target);
+    return log(s.sum) + (s.maximum - target);
 }
 
 static bool held(int64_t target, int64_t first, int64_t valid) {

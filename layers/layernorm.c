@@ -22,7 +22,7 @@ void layernorm_forward(real *out, precise *mean, precise *rstd, const real *x, c
         precise m = sum / (precise)C;
 #pragma omp simd reduction(+ : squares)
         for (int64_t c = 0; c < C; c++) squares += (precise_of(row[c]) - m) * (precise_of(row[c]) - m);
-        precise s = 1 / sqrt_real(squares / (precise)C + EPS);
+        precise s = 1 / sqrt(squares / (precise)C + EPS);
 #pragma omp simd
         for (int64_t c = 0; c < C; c++) out_row[c] = real_of((precise_of(row[c]) - m) * s * precise_of(w[c]) + precise_of(b[c]));
         if (mean) mean[r] = m;

@@ -1,4 +1,4 @@
-// exp, log, sqrt of `precise`, for loops that must vectorise.
+// exp of `precise`, for loops that must vectorise. log and sqrt of it are those of <tgmath.h>.
 //
 // The compiler uses the C library's vector functions under -ffast-math alone, and that flag gives up NaN. So exp in
 // float is written out here: no branch, no table, no call, hence a loop
@@ -11,21 +11,14 @@
 #define MATH_REAL_H
 
 #include "real.h"
-#include <math.h>
 #include <string.h>
+#include <tgmath.h>
 
 #ifdef REAL_IS_DOUBLE
 
 static inline precise exp_real(precise x) {
     return exp(x);
 }
-static inline precise log_real(precise x) {
-    return log(x);
-}
-static inline precise sqrt_real(precise x) {
-    return sqrt(x);
-}
-
 #else
 
 // 2^(e − 127), where e is the low eight bits, neither 0 nor 255
@@ -57,13 +50,6 @@ static inline precise exp_real(precise x) {
     p = fmaf(p, r, 1.0f);
     p = fmaf(p, r, 1.0f);
     return p * power_of_two(half) * power_of_two(biased - half);
-}
-
-static inline precise log_real(precise x) {
-    return logf(x);
-}
-static inline precise sqrt_real(precise x) {
-    return sqrtf(x);
 }
 
 #endif

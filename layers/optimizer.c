@@ -11,9 +11,10 @@ void optimizer_create(zero_optimizer *o, gpt *model, overlap how) {
     parameters *p = &model->params;
     *o = (zero_optimizer){
         .context = model->context, .mesh = model->mesh, .params = p, .zero = &model->zero, .embedding = &model->embedding};
-    o->m = alloc_precise(p->owned, "optimizer state");
-    o->v = alloc_precise(p->owned, "optimizer state");
-    if (REAL_DTYPE != PRECISE_DTYPE) o->master = alloc_precise(p->owned, "master weights");
+    const int64_t bytes = p->owned * (int64_t)sizeof(precise);
+    o->m = cf_alloc(bytes, "optimizer state");
+    o->v = cf_alloc(bytes, "optimizer state");
+    if (REAL_DTYPE != PRECISE_DTYPE) o->master = cf_alloc(bytes, "master weights");
     o->squares = cf_alloc(SQUARES_SCRATCH * (int64_t)sizeof(double), "optimizer state");
     const int64_t reports = model->mesh->world_group.size * REPORT;
     how.mode = cf_mode_for_figures(how.mode);

@@ -55,15 +55,6 @@ static inline real real_of(double x) {
 }
 #endif
 
-// --- memory of the device ---
-
-static inline real *alloc_real(int64_t elements, const char *purpose) {
-    return (real *)cf_alloc(elements * (int64_t)sizeof(real), purpose);
-}
-static inline precise *alloc_precise(int64_t elements, const char *purpose) {
-    return (precise *)cf_alloc(elements * (int64_t)sizeof(precise), purpose);
-}
-
 // --- sizes ---
 
 static inline int64_t smaller(int64_t a, int64_t b) {
