@@ -181,6 +181,7 @@ static void test_malformed_numbers(void **state) {
 static void test_words(void **state) {
     (void)state;
     assert_refused("--micro_batch 3", "unknown option --micro_batch", "did you mean --micro-batch?");
+    assert_refused("--betal 1", "unknown option --betal", "did you mean --beta1?"); // the first of the nearest
     assert_refused("--layer=3", "unknown option --layer", "did you mean --layers?");
     assert_refused("-seq 4", "unknown option -seq", "did you mean --seq?");
     assert_refused("---seq 4", "unknown option ---seq", "did you mean --seq?");
