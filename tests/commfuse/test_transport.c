@@ -140,6 +140,35 @@ static void chain_of_after(void) {
 // What an exchange brings is there, and what waits for it starts, while its own message still waits for a peer that
 // does not receive yet. The message is longer than what a library sends off without being asked, and bulk, which keeps
 // nothing else from coming.
+// What is gathered is on its way yet when the collective is posted, and still when another group's barrier has been passed.
+static void a_collective_comes_after_what_it_names(void) {
+    enum { COUNT = 5, TAG = 3 };
+    if (transport->in_order) return; // it would wait for what is posted after it
+    const int me = mesh.tp_group.rank, next = ring(1), before = ring(-1);
+    unsigned char *out = allocate(COUNT), *in = allocate(COUNT), *all = allocate(mesh.tp * COUNT);
+    fill(out, me, next, TAG, COUNT);
+    cf_request receive = exchange(-1, NULL, before, in, COUNT, TAG), send = exchange(next, out, -1, NULL, COUNT, TAG);
+    cf_request gather = {.kind = CF_REQUEST_ALLGATHER,
+                         .group = &mesh.tp_group,
+                         .dtype = CF_BYTE,
+                         .send = in,
+                         .recv = all,
+                         .send_count = COUNT,
+                         .stride = COUNT,
+                         .after = {&receive},
+                         .label = "test all-gather",
+                         .layer = -1,
+                         .step = -1};
+    post(&receive);
+    post(&gather);
+    barrier();
+    run(send);
+    finish(&receive);
+    finish(&gather);
+    for (int rank = 0; rank < mesh.tp; rank++) expect(all + rank * COUNT, (rank + mesh.tp - 1) % mesh.tp, rank, TAG, COUNT);
+    free(out), free(in), free(all);
+}
+
 static void arrival_does_not_wait_for_the_receiver(void) {
     int64_t count = 8 << 20;
     int me = mesh.tp_group.rank, next = ring(1), before = ring(-1);
@@ -486,6 +515,7 @@ int main(int argc, char **argv) {
         RANKS_CASE(tags_out_of_order),
         RANKS_CASE(one_tag_keeps_order),
         RANKS_CASE(chain_of_after),
+        RANKS_CASE(a_collective_comes_after_what_it_names),
         RANKS_CASE(unrelated_requests_overtake),
         RANKS_CASE(arrival_does_not_wait_for_the_receiver),
         RANKS_CASE(bulk_keeps_its_order_and_lets_others_pass),
