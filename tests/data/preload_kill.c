@@ -1,5 +1,5 @@
 // Stands between a program and the calls that change a disk (LD_PRELOAD), and counts them: open for writing,
-// write, ftruncate, fsync, rename, unlinkat, rmdir, mkdir. Built and used by test_checkpoint_kill.py and
+// write, ftruncate, posix_fallocate, fsync, rename, unlinkat, rmdir, mkdir. Built and used by test_checkpoint_kill.py and
 // test_saving.py; the environment says what for:
 //     CALLS_LOG=FILE      a line for each call: its name and what it is about
 //     CALLS_ABOUT=TEXT    only calls on paths that have this in them count
@@ -97,6 +97,9 @@ int open(const char *path, int flags, ...) {
 
 int ftruncate(int fd, off_t size) {
     return count("truncate", path_of(fd), "", NULL, NULL) ? REAL(ftruncate)(fd, size) : -1;
+}
+int posix_fallocate(int fd, off_t offset, off_t size) {
+    return count("allocate", path_of(fd), "", NULL, NULL) ? REAL(posix_fallocate)(fd, offset, size) : errno;
 }
 int fsync(int fd) {
     return count("fsync", path_of(fd), "", NULL, NULL) ? REAL(fsync)(fd) : -1;
