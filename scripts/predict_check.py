@@ -207,7 +207,7 @@ def here(o):
 
 # --- imagined GPUs (tests/emulator/clock.cc) ---
 
-TFLOPS, DEPTH, MULTIPROCESSORS, TILES = 700, 400, 132, ((128, 256, 1), (128, 128, 0.9), (64, 128, 0.75), (64, 64, 0.5))
+TFLOPS, DEPTH, MULTIPROCESSORS, TILES = 770, 80, 132, ((128, 256, 1), (128, 128, 0.9), (64, 128, 0.75), (64, 64, 0.5))
 
 
 def tiled(rows, width=1280):
@@ -228,8 +228,8 @@ def emulated(o):
     machine.write_text(json.dumps({
         "name": "imagined", "device": "gpu", "dtype": "bf16", "peak_tflops": 989, "memory_gb": 80, "memory_gb_per_s": 2800,
         "product_tflops": [tiled(rows) for rows in (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)],
-        "attention_tflops": [[1, 270]], "attention_backward_tflops": [[1, 175]], "kernel_us": 2, "call_us": 2.5,
-        "word_ns": 0, "message_us": 1, "native_us": 8, "native_share": [[1, 1]], "links": [link]}))
+        "attention_tflops": [[1, 280]], "attention_backward_tflops": [[1, 200]], "kernel_us": 1.4, "call_us": 2.5,
+        "word_ns": 0, "message_us": 1.6, "native_us": 8, "native_share": [[1, 1]], "links": [link]}))
     shape = dict(layers=4, channels=1280, heads=20, seq=1024, vocab=8192, micro_batch=32, recompute=0)
     return taken(program, "emulated", machine, shape,
                  (dict(tp=2, dp=1), dict(tp=4, dp=1), dict(tp=1, dp=4), dict(tp=2, dp=2), dict(tp=4, dp=1, strategy="up")),
