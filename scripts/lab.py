@@ -39,7 +39,7 @@ TOOLS = {"ip": "iproute2", "tc": "iproute2", "mpirun": "openmpi-bin", "unshare":
 # A bucket that one of the largest segments fills, or a fraction of a millisecond: timers are late by tens of
 # microseconds, and what the bucket does not hold then is lost for the rate.
 BURST_BYTES_MIN, BURST_S = 68 << 10, 250e-6
-# The first process, whose arguments are the program and its own. CORES has a word for each host. A host has a /dev/shm of its
+# The first process, whose arguments are the program and its own. LAB_CORES has a word for each host. A host has a /dev/shm of its
 # own, and reaches this one through /proc/1; the mount over /etc/hosts is the hosts', too.
 #
 # Windows are wide enough for a long link, though little that is unsent waits in a socket: a message that the other side waits for
@@ -61,22 +61,22 @@ mkfifo /dev/shm/ready
 ip link add bridge mtu 9000 type bridge
 ip link set bridge up
 host=0
-for cores in $CORES; do
-    export name=$LAB$host address=10.0.0.$((host + 1))
+for cores in $LAB_CORES; do
+    export name=$LAB_NAME$host address=10.0.0.$((host + 1))
     echo $address $name >>/dev/shm/hosts
     unshare --net --uts --mount sh -c 'exec 3>/dev/shm/ready && hostname $name && mount -t tmpfs -o mode=1777 tmpfs /dev/shm &&
         exec 3>&- && exec sleep infinity' &
     timeout 20 cat /dev/shm/ready # until it is there
     ip link add port$host mtu 9000 type veth peer name eth0 mtu 9000 netns $!
     ip link set port$host master bridge up
-    [ $DELAY = 0 ] || tc qdisc add dev port$host root netem delay $DELAY limit 100000 ||
+    [ $LAB_DELAY = 0 ] || tc qdisc add dev port$host root netem delay $LAB_DELAY limit 100000 ||
         { echo "lab: --delay needs the kernel's netem: modprobe sch_netem" >&2; exit 1; }
     nsenter --target $! --net sh -ec '
         ip link set lo up; ip address add $address/24 dev eth0; ip link set eth0 up
         cd /proc/sys/net/ipv4
         for file in tcp_rmem tcp_wmem; do echo 4096 4194304 33554432 >$file; done
         echo 131072 >tcp_notsent_lowat; echo 0 >tcp_slow_start_after_idle; echo 1 >tcp_no_metrics_save
-        tc qdisc add dev eth0 root tbf rate $RATE burst $BURST limit 67108864' # nothing is dropped
+        tc qdisc add dev eth0 root tbf rate $LAB_RATE burst $LAB_BURST limit 67108864' # nothing is dropped
     first=${first:-$!}
     echo $name $! $cores >>/dev/shm/table
     echo $name slots=1 >>/dev/shm/slots
@@ -98,18 +98,18 @@ set +e
 at=/proc/1/root/dev/shm # as hosts see it
 # Entering a mount namespace leads to /, and the program may be named from the directory of its user.
 nsenter --target $first --net --uts --mount -- env --chdir="$PWD" TMPDIR=/dev/shm OMPI_ALLOW_RUN_AS_ROOT=1 \
-    OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 taskset -c ${CORES%% *} \
+    OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 taskset -c ${LAB_CORES%% *} \
     mpirun -np $host --hostfile $at/slots --bind-to none \
     --mca plm_rsh_agent $at/agent --mca pml ob1 --mca btl tcp,self \
     --mca btl_tcp_if_include eth0 --mca oob_tcp_if_include eth0 --mca btl_tcp_links 1 --mca btl_tcp_flags 9 \
     --mca btl_tcp_eager_limit 4194304 --mca btl_tcp_sndbuf 0 --mca btl_tcp_rcvbuf 0 --mca orte_tmpdir_base /dev/shm \
-    sh -c "$RANK" rank "$@"
+    sh -c "$LAB_RANK" rank "$@"
 exit $?
 """
 # A rank: its main thread computes, on a core of its own; its other threads, which are the transport's, get another.
 # The program makes its threads when it likes, so they are sorted for as long as it may still be starting.
 RANK = r"""
-cores=$(echo $CORES | cut -d ' ' -f $((OMPI_COMM_WORLD_RANK + 1)))
+cores=$(echo $LAB_CORES | cut -d ' ' -f $((OMPI_COMM_WORLD_RANK + 1)))
 (for pause in 0.2 0.3 0.5 1 2 4; do
     sleep $pause
     for task in /proc/$$/task/*; do
@@ -167,9 +167,9 @@ def host_cores(hosts):
 
 def run(hosts, rate, delay_ms, program):
     """The exit status of the program, a rank of which is on each host."""
-    environment = {"OMP_NUM_THREADS": "1", **os.environ, "LAB": f"lab{os.getpid()}h", "CORES": " ".join(host_cores(hosts)),
-                   "RATE": f"{rate:.0f}bit", "BURST": str(max(BURST_BYTES_MIN, math.ceil(rate / 8 * BURST_S))),
-                   "DELAY": f"{delay_ms:g}ms" if delay_ms else "0", "RANK": RANK}
+    environment = {"OMP_NUM_THREADS": "1", **os.environ, "LAB_NAME": f"lab{os.getpid()}h", "LAB_CORES": " ".join(host_cores(hosts)),
+                   "LAB_RATE": f"{rate:.0f}bit", "LAB_BURST": str(max(BURST_BYTES_MIN, math.ceil(rate / 8 * BURST_S))),
+                   "LAB_DELAY": f"{delay_ms:g}ms" if delay_ms else "0", "LAB_RANK": RANK}
     first = subprocess.Popen(["setpriv", "--pdeathsig", "KILL", "unshare", "--pid", "--fork", "--kill-child", "--net", "--mount",
                               "--uts", "sh", "-c", HUB, "lab", *program], env=environment, start_new_session=True)
     try:
