@@ -46,7 +46,7 @@ DEPS    := build/deps
 CJSON   := -lcjson
 CRYPTO  := -lcrypto
 ifneq ($(wildcard $(DEPS)/include),)
-export CPATH := $(CURDIR)/$(DEPS)/include$(if $(CPATH),:$(CPATH))
+export C_INCLUDE_PATH := $(CURDIR)/$(DEPS)/include$(if $(C_INCLUDE_PATH),:$(C_INCLUDE_PATH)) # as headers of the system: no warnings
 CARRIED := -L$(DEPS)/lib -Xlinker -rpath='$(subst ','\'',$(CURDIR))/$(DEPS)/lib'
 CJSON   := $(CARRIED) $(CJSON)
 CRYPTO  := $(CARRIED) $(CRYPTO)

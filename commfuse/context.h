@@ -38,7 +38,7 @@
 
 CF_EXTERN_C_BEGIN
 
-#define CF_VERSION "0.1.0"
+#define CF_VERSION "0.2.0"
 const char *cf_version(void); // of the library that runs: CF_VERSION of its headers
 
 // transport may be NULL if every group has one member.

@@ -11,7 +11,7 @@ import unittest.mock
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 COMPILER = """#!/bin/sh
-echo "$CPATH $*" >>commands
+echo "$C_INCLUDE_PATH $*" >>commands
 while [ $# -gt 1 ]; do [ "$1" != -o ] || touch "$2"; shift; done
 """
 FILES = ("Makefile", "scripts/cuda.mk", "scripts/lib.mk", "scripts/tools.mk", "tests/tests.mk", "tests/emulator/emulator.mk",
@@ -35,7 +35,7 @@ class Copy(unittest.TestCase):
     def make(self, *words):
         """What the compiler was asked by this call, a line each time."""
         (self.folder / "commands").write_text("")
-        variables = {name: value for name, value in os.environ.items() if name not in ("MARCH", "MAKEFLAGS", "CPATH")}
+        variables = {name: value for name, value in os.environ.items() if name not in ("MARCH", "MAKEFLAGS", "C_INCLUDE_PATH")}
         subprocess.run(["make", "-s", "CC=./cc", *words], cwd=self.folder, env=variables, check=True, capture_output=True)
         return (self.folder / "commands").read_text().splitlines()
 
