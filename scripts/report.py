@@ -75,15 +75,16 @@ def doubts(setup):
     if not setup["enough"][0]:
         return f"In all that follows {lab.SHARED}: {setup['enough'][1]}"
     if setup["load"] > LOAD_MAX * setup["cores"]:
-        return f"Other work shares these processors, so times differ from minute to minute: load {setup['load']:.2f} at the start"
+        return ("Other work shares these processors, so times differ from minute to minute: "
+                f"load {setup['load']:.2f} at the start")
     return ""
 
 
 def caption(setup):
     shared = "" if setup["enough"][0] else f" (**{lab.SHARED}**: {setup['enough'][1]})"
-    return (f"{setup['processor']}, {setup['cores']} cores{shared}, load {setup['load']:.2f} at the start; {setup['system']} {setup['kernel']}; "
-            f"{setup['compiler']}; {setup['mpi']}; oneDNN {setup['onednn']}; commfuse {setup['version']} ({setup['program']}); "
-            f"{'lab, link as named' if setup['place'] == 'lab' else 'one host, shared memory'}; {setup['date']}")
+    return (f"{setup['processor']}, {setup['cores']} cores{shared}, load {setup['load']:.2f} at the start; {setup['system']} "
+            f"{setup['kernel']}; {setup['compiler']}; {setup['mpi']}; oneDNN {setup['onednn']}; commfuse {setup['version']} "
+            f"({setup['program']}); {'lab, link as named' if setup['place'] == 'lab' else 'one host, shared memory'}; {setup['date']}")
 
 
 # --- rows ---

@@ -169,8 +169,8 @@ def cell(row):
 
 
 def tables(rows):
-    text = ["Of each schedule: the share of the wire's time that is hidden, in %, ± one standard error, and what its slices cost, in "
-            "ms. With one slice per rank a GEMM hides its transfer when its columns per rank (K of GEMM ▸ reduce-scatter, n of "
+    text = ["Of each schedule: the share of the wire's time that is hidden, in %, ± one standard error, and what its slices cost, "
+            "in ms. With one slice per rank a GEMM hides its transfer when its columns per rank (K of GEMM ▸ reduce-scatter, n of "
             "all-gather ▸ GEMM) are at least e·F/(2B).\n"]
     for operation, title in TITLES.items():
         points = {}
@@ -180,7 +180,8 @@ def tables(rows):
         lines = []
         for by in points.values():
             row = next(iter(by.values()))
-            line = {"T × B × C → columns": f"{row['model']} {row['where']}: {row['T']} × {row['B']} × {row['C']} → {row['columns']}",
+            line = {"T × B × C → columns": f"{row['model']} {row['where']}: {row['T']} × {row['B']} × {row['C']} → "
+                                           f"{row['columns']}",
                     "wire / computation": f"**{row['ratio']:.2f}**", "computation, ms": number(row["compute_ms"]),
                     "ranks": row["ranks"], "columns of each": row["columns"] // row["ranks"]}
             if operation in ("gather_gemm", "gemm_scatter"):
