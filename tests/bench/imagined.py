@@ -32,6 +32,8 @@ WIDE = "--channels 4096 --heads 32 --layers 2 --micro-batch 8"     # as wide as 
 NARROW = "--channels 1280 --heads 20 --layers 4 --micro-batch 32"  # GPT-2 774M's
 MESHES = ((4, "--tp 4 " + WIDE), (4, "--tp 4 " + NARROW), (4, "--tp 4 --strategy up " + NARROW),
           (4, "--dp 4 " + NARROW), (4, "--tp 2 --dp 2 " + NARROW), (8, "--tp 4 --dp 2 " + NARROW))
+CLOCK = {"tflops": "of the best products", "gbps": "GB/s of a GPU's link, each way", "host_gpus": "GPUs of a host, over NCCL",
+         "hosts_gbps": "GB/s between hosts, a GPU, each way"}  # else as tests/emulator/clock.cc has it
 COMMON = "--seq 1024 --vocab 8192 --recompute 0 --peak-tflops 989 --rounds 1 --timeout 600".split()
 
 
@@ -48,8 +50,7 @@ def measure_modes(o, ranks, words, transport, modes):
     if not program.exists():
         sys.exit(f"error: {program} is not built\nhint:  make {program.relative_to(ROOT)}")
     environment = dict(os.environ, OMP_NUM_THREADS="1", EMULATOR_CLOCK="1", EMULATOR_DEVICES=str(ranks),
-                       EMULATOR_TFLOPS=str(o.tflops), EMULATOR_GBPS=str(o.gbps), EMULATOR_HOST_GPUS=str(o.host_gpus),
-                       EMULATOR_HOSTS_GBPS=str(o.hosts_gbps))
+                       **{f"EMULATOR_{name.upper()}": str(value) for name, value in vars(o).items() if name in CLOCK and value})
     command = [ROOT / "scripts/mpirun.sh", "-np", str(ranks), program, *COMMON, "--transport", transport, "--modes",
                ",".join(modes), "--json", *words]
     done = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True)
@@ -82,16 +83,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", default="build/emulated-bf16")
     parser.add_argument("--ranks", type=int, help="with bench_train's options behind --")
-    parser.add_argument("--tflops", type=int, default=700, help="of the best products (700)")
-    parser.add_argument("--gbps", type=int, default=400, help="GB/s of a GPU's link, each way (400)")
-    parser.add_argument("--host-gpus", type=int, default=64, help="GPUs of a host; with --transports nccl")
-    parser.add_argument("--hosts-gbps", type=int, default=50, help="GB/s between hosts, a GPU, each way (50)")
+    for name, what in CLOCK.items():
+        parser.add_argument("--" + name.replace("_", "-"), type=int, help=what)
     parser.add_argument("--transports", default="nccl,auto")
     parser.add_argument("options", nargs="*", help="of bench_train")
     o = parser.parse_args()
     if (o.ranks is None) != (not o.options):
         parser.error("--ranks and options of bench_train belong together")
-    print(f"imagined GPUs: products {o.tflops} TFLOP/s, link {o.gbps} GB/s each way; bf16, T 1024")
+    print("imagined GPUs: bf16, T 1024")
     print_line("", map(short, SHOWN), "  nowire   ideal  auto / best")
     for ranks, words in [(o.ranks, " ".join(o.options))] if o.ranks else MESHES:
         given = dict(zip(words.split()[::2], words.split()[1::2]))
