@@ -508,9 +508,15 @@ void cf_compare(const uint64_t *expected, const uint64_t *found, int64_t count, 
 
 // --- memory ---
 
+// Allocations are whole blocks of the driver's: it puts smaller ones into one block, and what other processes map is a block.
+#ifndef CF_BLOCK_BYTES // the emulator's have their exact size, as it looks at what is written behind them
+#define CF_BLOCK_BYTES (2 << 20)
+#endif
+
 void *cf_device_take(int64_t bytes) {
     void *memory = NULL;
-    cudaError_t code = cudaMalloc(&memory, bytes > 0 ? (size_t)bytes : 1);
+    int64_t blocks = bytes > 0 ? (bytes + CF_BLOCK_BYTES - 1) / CF_BLOCK_BYTES : 1;
+    cudaError_t code = cudaMalloc(&memory, (size_t)(blocks * CF_BLOCK_BYTES));
     if (code == cudaErrorMemoryAllocation) {
         cudaGetLastError(); // NULL reports it, not the next call
         return NULL;

@@ -13,7 +13,7 @@ typedef struct block {
     void *memory;
     int64_t bytes;
     char purpose[48];
-    bool reserved;
+    bool reserved, lent, unused; // lent: other processes may have it mapped
     struct block *next;
 } block;
 
@@ -68,20 +68,47 @@ void *cf_alloc(int64_t bytes, const char *purpose) {
     return address;
 }
 
+// Those that nobody uses. The lock is held.
+static void give_back(void) {
+    for (block **at = &taken.blocks, *b; (b = *at) != NULL;) {
+        if (!b->unused || b->lent) {
+            at = &b->next;
+            continue;
+        }
+        *at = b->next;
+        if (b->reserved)
+            munmap(b->memory, (size_t)b->bytes + 1);
+        else
+            cf_device_give(b->memory);
+        free(b);
+    }
+}
+
 void cf_free(void *address) {
     if (!address) return;
     pthread_mutex_lock(&taken.lock);
-    block **at = &taken.blocks;
-    while (*at && (*at)->memory != address) at = &(*at)->next;
-    block *b = *at;
+    block *b = taken.blocks;
+    while (b && (b->memory != address || b->unused)) b = b->next;
     if (!b) cf_die(NULL, "cf_free of memory that cf_alloc did not give");
-    *at = b->next;
+    b->unused = true;
+    give_back();
     pthread_mutex_unlock(&taken.lock);
-    if (b->reserved)
-        munmap(address, (size_t)b->bytes + 1);
-    else
-        cf_device_give(address);
-    free(b);
+}
+
+void *cf_memory_lend(const void *address, int64_t *bytes) {
+    pthread_mutex_lock(&taken.lock);
+    block *b = taken.blocks;
+    while (b && ((const char *)address < (char *)b->memory || (const char *)address >= (char *)b->memory + b->bytes)) b = b->next;
+    if (b) b->lent = true, *bytes = b->bytes;
+    pthread_mutex_unlock(&taken.lock);
+    return b ? b->memory : NULL;
+}
+
+void cf_memory_returned(void) {
+    pthread_mutex_lock(&taken.lock);
+    for (block *b = taken.blocks; b; b = b->next) b->lent = false;
+    give_back();
+    pthread_mutex_unlock(&taken.lock);
 }
 
 void *cf_host_alloc(int64_t count, size_t size, const char *purpose) {

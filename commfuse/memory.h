@@ -25,6 +25,11 @@ bool cf_memory_is_reserved(const void *address);
 void *cf_alloc(int64_t bytes, const char *purpose);
 void cf_free(void *memory); // NULL is allowed
 
+// The start and size of the allocation that holds an address, which other processes may map from here on; NULL: none holds
+// it. cf_free() of such memory frees it when nobody has it mapped any more: in cf_memory_returned().
+void *cf_memory_lend(const void *address, int64_t *bytes);
+void cf_memory_returned(void);
+
 // Zeroed memory of the host: `count` elements of `size` bytes. Ends (cf_die) where there is none. To free().
 void *cf_host_alloc(int64_t count, size_t size, const char *purpose);
 // The array with room for `wanted` elements, which may be elsewhere then; *capacity: for how many it has room.

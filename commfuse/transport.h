@@ -61,6 +61,7 @@ typedef struct cf_request {
     int layer, step;
     cf_moment posted; // when it was posted, on the stream it is posted on, for traces; or nothing
     // Set by the transport
+    void *to;                // GPUs of one host: where the peer receives it
     int state;               // atomic: 0 idle, 1 posted, 2 done
     int received;            // atomic: the receiving half is done, if there is one
     cf_moment begin, end;    // in flight between these
@@ -104,7 +105,8 @@ struct cf_transport {
     void (*gather)(cf_transport *, const void *mine, void *all, int64_t bytes); // see cf_allgather_host
     void (*bind)(cf_transport *, cf_group *group); // collective over the group: prepare its communicator
     // Moves the data when the work enqueued on `stream` so far is done. `count` exchanges of one group that lie side by
-    // side are one unit: none of them waits for another.
+    // side are one unit: none of them waits for another. GPUs of one host: may return only when those that it sends to
+    // have posted, too.
     void (*post)(cf_transport *, cf_request *requests, int count, cf_stream *stream);
     // No need for `stream` to wait. GPU: true only where it is the stream that has waited last, and has waited for this.
     bool (*test)(cf_transport *, cf_request *request, cf_point point, cf_stream *stream);

@@ -8,9 +8,10 @@
 // elsewhere, as it takes seconds and memory, they share the one of exchanges, in one order, or cannot be had.
 //
 // Nothing here blocks but bind, close and, now and then, post: it lets the host run at most RUN_AHEAD requests or
-// LAUNCHES_MAX launches ahead of the GPU. Queues of launches are finite, and a host that is stuck in a full one, inside
-// the CUDA library, could not find out any more that a peer is gone. A request never depends on one that is posted after
-// it, here or elsewhere (all ranks post in one order), so that whoever holds back will go on.
+// LAUNCHES_MAX launches ahead of the GPU, and over ipc not ahead of the hosts that it sends to. Queues of launches are finite,
+// and a host that is stuck in a full one, inside the CUDA library, could not find out any more that a peer is gone. A request
+// never depends on one that is posted after it, here or elsewhere (all ranks post in one order), so that whoever holds back
+// will go on.
 //
 // Watch. While the host waits, for a stream or for requests to complete, look() asks the libraries for errors
 // and counts for each request how long it has been under way meanwhile. The one that has waited longest is what this
@@ -30,8 +31,7 @@
 
 enum {
     RUN_AHEAD = 64,
-    LAUNCHES = 12, // of a request, about, with those of what it waits for and is waited for by
-    LAUNCHES_OF_CHUNK = 3,
+    LAUNCHES = 12,                       // of a request, about, with those of what it waits for and is waited for by
     LAUNCHES_MAX = RUN_AHEAD * LAUNCHES, // a queue is known to take a thousand
     // Of NCCL's exchanges, a pair: 16 reach an NVLink's rate, each takes a multiprocessor from products beside it and memory
     // of NCCL's. What replicas exchange has a whole pass to hide in.
@@ -42,6 +42,7 @@ enum {
     BUS_LENGTH = 32,
     HOST_LENGTH = 64,
     REST_US = 20,
+    AWAKE_MS = 1, // a peer comes sooner than a sleep ends
     LOOK_MS = 5,
     GAP_MS = 1000 // between two looks: the host was busy with something else, which is no waiting
 };
@@ -73,6 +74,7 @@ typedef struct cuda_state {
     flight flights[RUN_AHEAD]; // request i at i % RUN_AHEAD
     int64_t posted, oldest;    // requests so far; the first that is not known to be complete
     int64_t launches;          // of those from there on
+    flight *held;              // of a request that is not posted yet, as a peer has not come so far; NULL: none
     double look_ms;            // when the last look was
     int64_t bytes;
 } cuda_state;
@@ -98,7 +100,8 @@ static flight *longest_waiting(cuda_state *s, double waited_ms) {
         f->waiting_ms += waited_ms;
         if (!longest || f->waiting_ms > longest->waiting_ms) longest = f;
     }
-    return longest;
+    if (s->held) s->held->waiting_ms += waited_ms;
+    return longest ? longest : s->held;
 }
 
 // The one that has not done its half, as a world rank; -1: several may be it.
@@ -174,29 +177,41 @@ static void look(void *argument) {
     if (news || (f && too_long(s, f))) give_up(s, f, news);
 }
 
-static int64_t launches_of(const cf_wire *wire, const cf_request *r, int count) {
-    if (wire->chunk_bytes == 0 || r->kind != CF_REQUEST_EXCHANGE) return LAUNCHES;
-    int64_t bytes = 0;
-    for (int i = 0; i < count; i++) bytes += (r[i].send_count + r[i].recv_count) * cf_dtype_size(r[i].dtype);
-    return count * LAUNCHES + LAUNCHES_OF_CHUNK * bytes / wire->chunk_bytes;
-}
-
 // One that is too large by itself is posted alone.
 static bool too_far_ahead(const cuda_state *s, int64_t launches) {
     int64_t ahead = s->posted - s->oldest;
     return ahead == RUN_AHEAD || (ahead > 0 && s->launches + launches > LAUNCHES_MAX);
 }
 
+static void rest(cuda_state *s, double *looked_ms) {
+    struct timespec pause = {0, REST_US * 1000L};
+    nanosleep(&pause, NULL);
+    if (cf_now_ms() - *looked_ms < LOOK_MS) return;
+    look(s);
+    *looked_ms = cf_now_ms();
+}
+
 static void keep_pace(cuda_state *s, int64_t launches) {
     double looked_ms = cf_now_ms();
     if (too_far_ahead(s, launches)) forget_complete(s); // not sooner: the driver is asked about each
-    for (; too_far_ahead(s, launches); forget_complete(s)) {
-        struct timespec rest = {0, REST_US * 1000L};
-        nanosleep(&rest, NULL);
-        if (cf_now_ms() - looked_ms < LOOK_MS) continue;
-        look(s);
-        looked_ms = cf_now_ms();
+    for (; too_far_ahead(s, launches); forget_complete(s)) rest(s, &looked_ms);
+}
+
+// Returns when all peers have come to the same request. They are waited for as if it had been posted.
+static void meet(cuda_state *s, cf_wire *wire, cf_request *r, int count) {
+    flight f = {{0}, r->layer, r->step, r->group, -1, -1, {0, 0}, {0, 0}, {0, 0}, 0, 0};
+    double begin_ms = cf_now_ms(), looked_ms = begin_ms;
+    for (int peer; (peer = wire->meet(wire, r, count)) >= 0;) {
+        if (cf_now_ms() - begin_ms < AWAKE_MS) {
+            sched_yield();
+            continue;
+        }
+        snprintf(f.label, sizeof f.label, "%s", r->label);
+        f.send_to = r->group->world[peer];
+        s->held = &f;
+        rest(s, &looked_ms);
     }
+    s->held = NULL;
 }
 
 // A unit is remembered as one, whose peers are all the others.
@@ -218,6 +233,16 @@ static void remember(cuda_state *s, const cf_request *r, int count, int64_t laun
     f->launches = launches;
     f->waiting_ms = 0;
     s->launches += launches;
+}
+
+// --- words that hosts share ---
+
+void cf_word_write(uint32_t *word, uint32_t value) {
+    __atomic_store_n(word, value, __ATOMIC_RELEASE);
+}
+
+bool cf_word_is(uint32_t *word, uint32_t value) {
+    return __atomic_load_n(word, __ATOMIC_ACQUIRE) == value;
 }
 
 // --- requests ---
@@ -256,8 +281,9 @@ static void leave_multiprocessors(const cuda_state *s) {
 static void post(cf_transport *t, cf_request *r, int count, cf_stream *stream) {
     cuda_state *s = (cuda_state *)t->state;
     cf_wire *wire = wire_for(r);
-    int64_t launches = launches_of(wire, r, count);
+    int64_t launches = LAUNCHES * (wire->meet ? count : 1);
     keep_pace(s, launches);
+    if (wire->meet) meet(s, wire, r, count);
     for (int i = 0; i < count; i++) s->bytes += cf_request_bytes(&r[i]);
     wire->post(wire, r, count, stream);
     wire->posted = r[count - 1].end.number;
@@ -475,6 +501,7 @@ static void close_transport(cf_transport *t) {
     cf_deadline_begin("groups end", s->timeout_ms / 1e3);
     for (int i = s->bindings - 1; i >= 0; i--) close_binding(s->bound[i]);
     cf_deadline_end();
+    cf_memory_returned();
     cf_watch_close(s->watch);
     s->bootstrap->close(s->bootstrap);
     free(s);

@@ -16,7 +16,9 @@ struct cf_wire {
     int64_t waited;          // the number of the last `end` that it has waited for
     int64_t posted;          // the number of the last `end`
     int blocks;              // multiprocessors that the kernels of what is under way take, at most
-    int64_t chunk_bytes;     // a message is enqueued in pieces of this size, each some launches; 0: whole
+    // To be called before post until it returns -1: says to the peers where this rank receives, and learns where they do. Else
+    // the group rank of one that has not come so far. Never waits. NULL: nobody needs to know.
+    int (*meet)(cf_wire *, cf_request *requests, int count);
     // Enqueue the transfers, one or a unit of `count` exchanges, after the work enqueued on `stream` so far and after the
     // arrivals of `after`; set begin, arrival and end of each. Ends follow each other in the order posted.
     void (*post)(cf_wire *, cf_request *requests, int count, cf_stream *stream);
@@ -27,6 +29,12 @@ struct cf_wire {
     void (*detach)(cf_wire *);
     void (*close)(cf_wire *);
 };
+
+// Words of host memory that hosts of several GPUs share: what one wrote before it writes a word is seen by who finds it there.
+CF_EXTERN_C_BEGIN
+void cf_word_write(uint32_t *word, uint32_t value);
+bool cf_word_is(uint32_t *word, uint32_t value);
+CF_EXTERN_C_END
 
 // When a request may begin, as far as the stream it is posted on decides.
 static inline cf_moment cf_request_ready(const cf_request *r, cf_stream *stream) {

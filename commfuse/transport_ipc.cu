@@ -1,38 +1,31 @@
-// Exchanges of a group within one host by the GPUs' copy engines: nothing that crosses the link takes multiprocessors.
-//
-// Every rank keeps, for each other one, a staging queue of SLOTS slots in its own memory, which that rank has
-// mapped. A message goes through it in chunks:
+// Exchanges of a group within one host by the GPUs' copy engines, straight into the memory where they are wanted: nothing
+// here takes multiprocessors.
 //
 //   sender's stream to that peer              receiver's stream from that peer
-//   wait until slot n is free                 wait until chunk n is written
-//   copy chunk → slot, across the link        copy slot → destination, within the GPU
-//   written = n + 1                           freed = n + 1
+//   wait until message n may come             ready = n
+//   copy, across the link
+//   written = n                               wait until message n is written
 //
-// A chunk is as large as a slot, but for a message's last: each takes six calls of the two hosts and some microseconds of
-// the streams, and all that a smaller one would gain is that the last copy within the GPU is shorter.
-//
-// The two counters of a pair are words of host memory that both processes share and both GPUs see; the waits and
+// The counters of a pair are words of host memory that both processes share and both GPUs see; the waits and
 // writes are operations of the streams themselves. They count on from message to message and wrap around:
-// "at least" is meant cyclically.
+// "at least" is meant cyclically. A barrier has a counter of its own.
 //
-// Why staging, and not straight into the destination? Because then everything is enqueued when a request is
-// posted, and nothing needs a host afterwards. The destination's address and the moment when it may be written
-// are known to the receiver alone; a sender that needed them would have to ask a host thread, and a host that
-// is blocked in a full launch queue, waiting for what that thread shall send, never answers. The price is a copy
-// within the GPU.
+// Where a message is wanted the receiver alone knows. Its host writes that into the shared memory when it posts: an
+// allocation, which the sender's host maps when it first hears of it, and a place in it. So the sender's host waits in
+// meet() until its peer has come to the same request, and hosts run as far ahead of their GPUs as before, but
+// together. Nobody waits for ever, full launch queues or not: a host says where it receives before it waits for
+// anybody, all ranks post in one order, and for what is in front of a request all have said it.
 //
-// Of the copy across the link the driver is told that kernels run beside it. Of the one within the GPU it is not: from
-// CUDA 13.1 on that, too, would be a copy engine's, and one has been seen to take four times as long for it as the link
-// (NVIDIA/nccl#2177: 87 GiB/s, across the link 354, by a kernel 1627). The driver's kernel takes microseconds as soon
-// as blocks of the product beside it end, since its stream is urgent. tests/bench/bench_wires measures both.
+// Memory that a peer may have mapped must not be freed: cf_free() leaves it until the transport is closed (memory.h).
 //
-// A stream for each peer and each direction: no transfer stands behind one of another pair, and the two halves of
+// Of the copy the driver is told that kernels run beside it. tests/bench/bench_wires measures it.
+//
+// A stream for each peer and each direction: no transfer waits for one of another pair, and the two halves of
 // an exchange do not wait for each other. For that the streams must not share a hardware queue, hence
 // CUDA_DEVICE_MAX_CONNECTIONS in transport_cuda.cu. A group that has too many pairs for what queues are left gets a
 // stream for each direction: transfers then follow each other in the order posted, as over NCCL. Should copies of several
-// streams pass through one queue all the same, an exchange enqueues a chunk to be received behind those whose slots it
-// frees: what is in front of it then never waits for it. A last stream joins both halves for the moment when a request
-// is complete.
+// streams pass through one queue all the same, an exchange enqueues `ready` in front of what waits. A last stream joins both
+// halves for the moment when a request is complete.
 #include "transport_cuda.h"
 #include <cuda.h>
 #include <errno.h>
@@ -41,131 +34,214 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
+#include <sys/random.h>
 #include <unistd.h>
 
 enum {
     OTHER_STREAMS = 3,
     FEW_STREAMS = 3, // one for each direction, and the one that joins them
-    SLOTS = 2,
     LINE = 64,
+    PLACES = 16, // of a pair, that the receiver's host has said and the sender's has not read
     NAME_LENGTH = 48,
     MEMBERS_MAX = 64,
-    STREAMS_MAX = 2 * MEMBERS_MAX,
+    STREAMS_MAX = 2 * MEMBERS_MAX + 1,
     ENTRY_VERSION = 12000
 };
-static const int64_t SLOT_BYTES = 16 << 20;
-static_assert((SLOTS & (SLOTS - 1)) == 0, "chunks keep their slots where counters wrap around");
+static_assert((PLACES & (PLACES - 1)) == 0, "messages keep their places where counters wrap around");
 
-typedef struct counters { // of one ordered pair, each on a cache line of its own
-    uint32_t written, pad_written[LINE / 4 - 1];
-    uint32_t freed, pad_freed[LINE / 4 - 1];
-} counters;
+typedef struct place {                       // where a message is wanted: from host to host
+    alignas(LINE) uint32_t number;           // of the message, odd; 0: the sender has read it
+    alignas(LINE) cudaIpcMemHandle_t handle; // of the allocation
+    const char *base;                        // its name: where it begins, for the receiver
+    int64_t offset, bytes;
+} place;
+
+typedef struct pair { // an ordered one; words on cache lines of their own
+    alignas(LINE) uint32_t ready;
+    alignas(LINE) uint32_t written;
+    alignas(LINE) uint32_t barrier;
+    place places[PLACES]; // message n at n % PLACES
+} pair;
+
+typedef struct allocation { // own, which peers may map; or a peer's, mapped
+    const char *base;       // for its owner
+    int64_t bytes;
+    cudaIpcMemHandle_t handle;
+    char *mapped;
+} allocation;
+
+typedef struct allocations {
+    allocation *list;
+    int64_t count, room;
+} allocations;
 
 typedef struct lane { // one direction of one pair
     cf_stream *stream;
-    counters *count; // as the GPU sees them
-    char *slots;     // of the receiver; the sender's mapping of them
-    uint32_t next;   // chunk
+    pair *words, *host; // as the GPU and as the host sees them
+    uint32_t messages;  // posted
+    uint32_t met;       // and those whose place both hosts know
+    allocations theirs; // of the peer, if it receives
 } lane;
 
 typedef CUresult stream_word(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned flags);
 
 typedef struct ipc_wire {
     cf_wire wire;
-    counters *shared; // [source · N + destination], of all processes of the group
+    pair *shared; // [source · N + destination], of all processes of the group
     int64_t shared_bytes;
-    int file;                  // member 0's: what is shared, until all have mapped it
-    counters *pair;            // the same where the GPU has them; NULL: not registered
-    char *staging;             // (N − 1, SLOTS, SLOT_BYTES) by source, see queue_of()
-    void *mapped[MEMBERS_MAX]; // the staging of the others
+    int file;    // member 0's: what is shared, until all have mapped it
+    pair *words; // the same where the GPU has them; NULL: not registered
+    void *probe; // a little memory, to see whether peers can map it
+    allocations mine;
     lane send[MEMBERS_MAX], recv[MEMBERS_MAX];
     cf_stream *stream[STREAMS_MAX], *join;
     int streams;
+    int offered, found; // so many requests of those that are about to be posted
+    uint32_t barriers;
     stream_word *wait_value, *write_value;
     unsigned flush; // flag of a wait that has peers' writes to this GPU seen behind it, 0: none is needed
 } ipc_wire;
 
+// --- where messages are wanted ---
+
+static allocation *add(allocations *all) {
+    all->list = (allocation *)cf_host_grow(all->list, &all->room, all->count + 1, sizeof *all->list, "mapped memory");
+    return &all->list[all->count++];
+}
+
+// The own one that holds what a request receives.
+static const allocation *holder(ipc_wire *w, const cf_request *r) {
+    const char *at = (const char *)r->recv;
+    for (allocation *a = w->mine.list; a < w->mine.list + w->mine.count; a++)
+        if (at >= a->base && at < a->base + a->bytes) return a;
+    allocation *a = add(&w->mine);
+    a->base = (const char *)cf_memory_lend(at, &a->bytes);
+    if (!a->base) cf_die("use cf_alloc", "%s: what is received by ipc needs memory that cf_alloc has given", r->label);
+    CF_CUDA(cudaIpcGetMemHandle(&a->handle, (void *)a->base));
+    return a;
+}
+
+// Of the peer's, here.
+static char *mapping(lane *l, const place *p) {
+    for (allocation *a = l->theirs.list; a < l->theirs.list + l->theirs.count; a++)
+        if (a->base == p->base) return a->mapped;
+    allocation *a = add(&l->theirs);
+    a->base = p->base;
+    CF_CUDA(cudaIpcOpenMemHandle((void **)&a->mapped, p->handle, cudaIpcMemLazyEnablePeerAccess));
+    return a->mapped;
+}
+
+static uint32_t number_of(uint32_t message) {
+    return message << 1 | 1;
+}
+
+static place *place_of(const lane *l) {
+    return &l->host->places[l->met % PLACES];
+}
+
+static int64_t bytes_received(const cf_request *r) {
+    return r->recv_from >= 0 ? r->recv_count * cf_dtype_size(r->dtype) : 0;
+}
+
+static int64_t bytes_sent(const cf_request *r) {
+    return r->send_to >= 0 ? r->send_count * cf_dtype_size(r->dtype) : 0;
+}
+
+// False: the peer has yet to read an earlier one.
+static bool offer_place(ipc_wire *w, const cf_request *r) {
+    lane *l = &w->recv[r->recv_from];
+    place *p = place_of(l);
+    if (__atomic_load_n(&p->number, __ATOMIC_ACQUIRE) != 0) return false;
+    const allocation *a = holder(w, r);
+    p->handle = a->handle, p->base = a->base;
+    p->offset = (const char *)r->recv - a->base, p->bytes = bytes_received(r);
+    cf_word_write(&p->number, number_of(l->met++));
+    return true;
+}
+
+// False: the peer has yet to say it.
+static bool find_place(ipc_wire *w, cf_request *r) {
+    lane *l = &w->send[r->send_to];
+    place *p = place_of(l);
+    if (!cf_word_is(&p->number, number_of(l->met))) return false;
+    if (p->bytes != bytes_sent(r))
+        cf_die(NULL, "%s: rank %d sends %lld bytes, rank %d receives %lld", r->label, r->group->world[r->group->rank],
+               (long long)bytes_sent(r), r->group->world[r->send_to], (long long)p->bytes);
+    r->to = mapping(l, p) + p->offset;
+    __atomic_store_n(&p->number, 0, __ATOMIC_RELEASE);
+    l->met++;
+    return true;
+}
+
+static int meet(cf_wire *wire, cf_request *r, int count) {
+    ipc_wire *w = (ipc_wire *)wire->state;
+    if (r->kind != CF_REQUEST_EXCHANGE) return -1;
+    for (; w->offered < count; w->offered++)
+        if (bytes_received(&r[w->offered]) > 0 && !offer_place(w, &r[w->offered])) break;
+    for (; w->found < count; w->found++)
+        if (bytes_sent(&r[w->found]) > 0 && !find_place(w, &r[w->found])) return r[w->found].send_to;
+    if (w->offered < count) return r[w->offered].recv_from;
+    w->offered = w->found = 0;
+    return -1;
+}
+
 // --- a transfer ---
 
-static void word(ipc_wire *w, stream_word *operation, const lane *l, uint32_t *at, uint32_t value, unsigned flags) {
-    CUresult code = operation((CUstream)cf_cuda_stream(l->stream), (CUdeviceptr)(uintptr_t)at, value, flags);
+static void word(ipc_wire *w, stream_word *operation, cf_stream *stream, uint32_t *at, uint32_t value, unsigned flags) {
+    CUresult code = operation((CUstream)cf_cuda_stream(stream), (CUdeviceptr)(uintptr_t)at, value, flags);
     if (code != CUDA_SUCCESS)
         cf_die("use --transport nccl", "the %s group: a stream cannot %s a word of memory: driver error %d", w->wire.group->name,
                operation == w->wait_value ? "wait for" : "write", (int)code);
 }
 
-// Both ends lie in GPU memory, which cf_copy would ask the driver about for every chunk.
-static void copy_within(void *to, const void *from, int64_t bytes, const lane *l) {
-    if (bytes > 0) CF_CUDA(cudaMemcpyAsync(to, from, (size_t)bytes, cudaMemcpyDefault, cf_cuda_stream(l->stream)));
+static void write_word(ipc_wire *w, cf_stream *stream, uint32_t *at, uint32_t value) {
+    word(w, w->write_value, stream, at, value, CU_STREAM_WRITE_VALUE_DEFAULT);
 }
 
-static void copy_across(void *to, const void *from, int64_t bytes, const lane *l) {
+static void await_word(ipc_wire *w, cf_stream *stream, uint32_t *at, uint32_t value) {
+    word(w, w->wait_value, stream, at, value, CU_STREAM_WAIT_VALUE_GEQ | w->flush);
+}
+
+static void copy_across(void *to, const void *from, int64_t bytes, cf_stream *stream) {
     static bool beside = true;
-    if (beside && bytes > 0) beside = cf_cuda_copy_beside(to, from, bytes, l->stream) == cudaSuccess;
-    if (!beside) copy_within(to, from, bytes, l);
+    if (beside) beside = cf_cuda_copy_beside(to, from, bytes, stream) == cudaSuccess;
+    if (!beside) CF_CUDA(cudaMemcpyAsync(to, from, (size_t)bytes, cudaMemcpyDefault, cf_cuda_stream(stream)));
 }
 
-static void send_chunk(ipc_wire *w, lane *l, const char *from, int64_t bytes) {
-    uint32_t n = l->next++;
-    word(w, w->wait_value, l, &l->count->freed, n + 1 - SLOTS, CU_STREAM_WAIT_VALUE_GEQ);
-    copy_across(l->slots + n % SLOTS * SLOT_BYTES, from, bytes, l);
-    word(w, w->write_value, l, &l->count->written, n + 1, CU_STREAM_WRITE_VALUE_DEFAULT);
+static void send(ipc_wire *w, lane *l, const cf_request *r) {
+    uint32_t n = ++l->messages;
+    await_word(w, l->stream, &l->words->ready, n);
+    copy_across(r->to, r->send, bytes_sent(r), l->stream);
+    write_word(w, l->stream, &l->words->written, n);
 }
 
-static void recv_chunk(ipc_wire *w, lane *l, char *to, int64_t bytes) {
-    uint32_t n = l->next++;
-    word(w, w->wait_value, l, &l->count->written, n + 1, CU_STREAM_WAIT_VALUE_GEQ | w->flush);
-    copy_within(to, l->slots + n % SLOTS * SLOT_BYTES, bytes, l);
-    word(w, w->write_value, l, &l->count->freed, n + 1, CU_STREAM_WRITE_VALUE_DEFAULT);
-}
-
-static int64_t of_slot(int64_t left) {
-    return left < SLOT_BYTES ? left : SLOT_BYTES;
-}
-
-// Both halves, SLOTS chunks sent in front of the first received. An exchange of nothing sends nothing; a barrier, no
-// bytes but a chunk.
-static void move(ipc_wire *w, lane *out, const char *from, int64_t send_bytes, lane *in, char *to, int64_t recv_bytes) {
-    for (int64_t i = 0; i * SLOT_BYTES < send_bytes || (i - SLOTS) * SLOT_BYTES < recv_bytes; i++) {
-        int64_t sent = i * SLOT_BYTES, received = sent - SLOTS * SLOT_BYTES;
-        if (received >= 0 && received < recv_bytes) recv_chunk(w, in, to + received, of_slot(recv_bytes - received));
-        if (sent < send_bytes) send_chunk(w, out, from + sent, of_slot(send_bytes - sent));
-    }
-}
-
+// An exchange of nothing sends nothing.
 static void exchange(ipc_wire *w, cf_request *r, cf_moment ready) {
-    int64_t size = cf_dtype_size(r->dtype);
     lane *out = r->send_to >= 0 ? &w->send[r->send_to] : NULL;
     lane *in = r->recv_from >= 0 ? &w->recv[r->recv_from] : NULL;
     if (in) cf_stream_after(in->stream, ready);
+    if (bytes_received(r) > 0) write_word(w, in->stream, &in->words->ready, ++in->messages);
     if (out) cf_stream_after(out->stream, ready);
     for (int i = 0; i < 2 && out; i++) // what comes may come at once
         if (r->after[i]) cf_stream_after(out->stream, r->after[i]->arrival);
     r->begin = cf_moment_now((out ? out : in)->stream);
-    move(w, out, (const char *)r->send, out ? r->send_count * size : 0, in, (char *)r->recv, in ? r->recv_count * size : 0);
+    if (bytes_sent(r) > 0) send(w, out, r);
+    if (bytes_received(r) > 0) await_word(w, in->stream, &in->words->written, in->messages);
     cf_moment sent = out ? cf_moment_now(out->stream) : ready, arrived = in ? cf_moment_now(in->stream) : ready;
     cf_stream_after(w->join, sent);
     cf_stream_after(w->join, arrived);
     r->end = cf_moment_now(w->join);
-    r->arrival = r->recv_from >= 0 ? arrived : r->end;
+    r->arrival = in ? arrived : r->end;
 }
 
 static void barrier(ipc_wire *w, cf_request *r, cf_moment ready) {
+    uint32_t n = ++w->barriers;
     cf_stream_after(w->join, ready);
     r->begin = cf_moment_now(w->join);
-    for (int i = 0; i < r->group->size; i++) {
-        if (i == r->group->rank) continue;
-        cf_stream_after(w->send[i].stream, ready);
-        send_chunk(w, &w->send[i], NULL, 0);
-        cf_stream_after(w->join, cf_moment_now(w->send[i].stream));
-    }
-    for (int i = 0; i < r->group->size; i++) {
-        if (i == r->group->rank) continue;
-        cf_stream_after(w->recv[i].stream, ready);
-        recv_chunk(w, &w->recv[i], NULL, 0);
-        cf_stream_after(w->join, cf_moment_now(w->recv[i].stream));
-    }
+    for (int i = 0; i < r->group->size; i++)
+        if (i != r->group->rank) write_word(w, w->join, &w->send[i].words->barrier, n);
+    for (int i = 0; i < r->group->size; i++)
+        if (i != r->group->rank) await_word(w, w->join, &w->recv[i].words->barrier, n);
     r->arrival = r->end = cf_moment_now(w->join);
 }
 
@@ -188,45 +264,37 @@ static const char *look(cf_wire *wire) {
 // --- start and end ---
 
 typedef struct offer { // what a rank shows to the others of its group
-    cudaIpcMemHandle_t staging;
-    int process, file; // member 0's: where the others find the counters
+    cudaIpcMemHandle_t probe;
+    int process, file; // member 0's: where the others find the words
     uint64_t nonce;    // and how they know them
     char why[80];      // it has nothing to offer
 } offer;
 
-static uint64_t random_number(void) {
-    uint64_t value = 0;
-    FILE *file = fopen("/dev/urandom", "rb");
-    if (!file || fread(&value, sizeof value, 1, file) != 1) value = (uint64_t)getpid() << 32 ^ (uint64_t)(cf_now_ms() * 1e6);
-    if (file) fclose(file);
-    return value;
-}
-
-static counters *map_counters(int file, int64_t bytes) {
+static pair *map_words(int file, int64_t bytes) {
     void *memory = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-    return memory == MAP_FAILED ? NULL : (counters *)memory;
+    return memory == MAP_FAILED ? NULL : (pair *)memory;
 }
 
 // A file of memory alone, which others open through /proc: it has no name that a killed start would leave.
-static void make_counters(ipc_wire *w, offer *mine) {
+static void make_words(ipc_wire *w, offer *mine) {
     char name[NAME_LENGTH];
     mine->process = getpid();
-    mine->nonce = random_number();
+    if (getrandom(&mine->nonce, sizeof mine->nonce, 0) < 0) cf_die(NULL, "no random number: %s", strerror(errno));
     snprintf(name, sizeof name, "commfuse-%016llx", (unsigned long long)mine->nonce);
     w->file = mine->file = memfd_create(name, MFD_CLOEXEC);
     if (w->file >= 0 && (errno = posix_fallocate(w->file, 0, w->shared_bytes)) == 0) // zeroes, and there is memory for them
-        w->shared = map_counters(w->file, w->shared_bytes);
+        w->shared = map_words(w->file, w->shared_bytes);
     if (!w->shared) snprintf(mine->why, sizeof mine->why, "no shared memory: %s", strerror(errno));
 }
 
-static void open_counters(ipc_wire *w, const offer *first, offer *mine) {
+static void open_words(ipc_wire *w, const offer *first, offer *mine) {
     char path[NAME_LENGTH], found[NAME_LENGTH] = "", expected[NAME_LENGTH];
     snprintf(path, sizeof path, "/proc/%d/fd/%d", first->process, first->file);
     snprintf(expected, sizeof expected, "/memfd:commfuse-%016llx (deleted)", (unsigned long long)first->nonce);
     bool same = readlink(path, found, sizeof found - 1) > 0 && strcmp(found, expected) == 0;
     int file = same ? open(path, O_RDWR | O_CLOEXEC) : -1;
     if (file >= 0) {
-        w->shared = map_counters(file, w->shared_bytes);
+        w->shared = map_words(file, w->shared_bytes);
         close(file);
     }
     if (!w->shared) snprintf(mine->why, sizeof mine->why, "not all ranks are on one host (or see each other's /proc)");
@@ -246,15 +314,6 @@ static unsigned flush_flag(void) {
     return can ? CU_STREAM_WAIT_VALUE_FLUSH : 0;
 }
 
-static int64_t queue_bytes(void) {
-    return SLOTS * SLOT_BYTES;
-}
-
-// In the staging of `owner`, who keeps none for itself.
-static int64_t queue_of(int source, int owner) {
-    return (source < owner ? source : source - 1) * queue_bytes();
-}
-
 static int streams_made; // by all wires of this process
 
 // Streams of a wire may wait while others, and the host's own, have to go on.
@@ -270,7 +329,7 @@ static bool lanes_share(const cf_group *group) {
 
 static void make_offer(ipc_wire *w, const cf_group *group, bool one_host, offer *mine) {
     memset(mine, 0, sizeof *mine);
-    w->shared_bytes = (int64_t)group->size * group->size * (int64_t)sizeof(counters);
+    w->shared_bytes = (int64_t)group->size * group->size * (int64_t)sizeof(pair);
     w->wait_value = driver_function("cuStreamWaitValue32");
     w->write_value = driver_function("cuStreamWriteValue32");
     w->flush = flush_flag();
@@ -284,34 +343,36 @@ static void make_offer(ipc_wire *w, const cf_group *group, bool one_host, offer 
     else if (!w->wait_value || !w->write_value)
         snprintf(mine->why, sizeof mine->why, "the driver's streams cannot wait for memory");
     if (*mine->why) return;
-    w->staging = (char *)cf_alloc((group->size - 1) * queue_bytes(), "communication staging");
-    cudaError_t code = cudaIpcGetMemHandle(&mine->staging, w->staging);
+    w->probe = cf_alloc(1, "communication staging");
+    cudaError_t code = cudaIpcGetMemHandle(&mine->probe, w->probe);
     if (code != cudaSuccess) {
         snprintf(mine->why, sizeof mine->why, "no handle of GPU memory: %s", cudaGetErrorName(code));
         cudaGetLastError();
     }
-    if (group->rank == 0 && !*mine->why) make_counters(w, mine);
+    if (group->rank == 0 && !*mine->why) make_words(w, mine);
 }
 
-static cudaError_t register_counters(ipc_wire *w) {
+static cudaError_t register_words(ipc_wire *w) {
     void *on_device = NULL;
     cudaError_t code = cudaHostRegister(w->shared, (size_t)w->shared_bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
     if (code != cudaSuccess) return code;
     code = cudaHostGetDevicePointer(&on_device, w->shared, 0);
     if (code == cudaSuccess)
-        w->pair = (counters *)on_device;
+        w->words = (pair *)on_device;
     else
         cudaHostUnregister(w->shared);
     return code;
 }
 
 static void take_offers(ipc_wire *w, const cf_group *group, const offer *all, offer *mine) {
-    if (group->rank != 0) open_counters(w, &all[group->world[0]], mine);
+    if (group->rank != 0) open_words(w, &all[group->world[0]], mine);
     if (*mine->why) return;
-    cudaError_t code = register_counters(w);
+    cudaError_t code = register_words(w);
     for (int i = 0; i < group->size && code == cudaSuccess; i++) {
         if (i == group->rank) continue;
-        code = cudaIpcOpenMemHandle(&w->mapped[i], all[group->world[i]].staging, cudaIpcMemLazyEnablePeerAccess);
+        void *mapped = NULL;
+        code = cudaIpcOpenMemHandle(&mapped, all[group->world[i]].probe, cudaIpcMemLazyEnablePeerAccess);
+        if (code == cudaSuccess) CF_CUDA(cudaIpcCloseMemHandle(mapped));
     }
     if (code == cudaSuccess) return;
     snprintf(mine->why, sizeof mine->why, "GPU memory cannot be mapped: %s", cudaGetErrorName(code));
@@ -329,26 +390,25 @@ static bool any_reason(cf_bootstrap *bootstrap, const cf_group *group, const off
     return *why != 0;
 }
 
-static void give_back(ipc_wire *w) {
-    for (int i = 0; i < MEMBERS_MAX; i++)
-        if (w->mapped[i]) CF_CUDA(cudaIpcCloseMemHandle(w->mapped[i]));
-    for (int i = 0; i < w->streams; i++) cf_stream_free(w->stream[i]);
-    cf_stream_free(w->join);
-    if (w->pair) CF_CUDA(cudaHostUnregister(w->shared));
-    if (w->shared) munmap(w->shared, (size_t)w->shared_bytes);
-}
-
 static void detach(cf_wire *wire) {
-    give_back((ipc_wire *)wire->state);
+    ipc_wire *w = (ipc_wire *)wire->state;
+    for (int i = 0; i < MEMBERS_MAX; i++) {
+        for (int64_t k = 0; k < w->send[i].theirs.count; k++) CF_CUDA(cudaIpcCloseMemHandle(w->send[i].theirs.list[k].mapped));
+        free(w->send[i].theirs.list);
+    }
+    for (int i = 0; i < w->streams; i++) cf_stream_free(w->stream[i]);
+    if (w->words) CF_CUDA(cudaHostUnregister(w->shared));
+    if (w->shared) munmap(w->shared, (size_t)w->shared_bytes);
 }
 
 static void close_wire(cf_wire *wire) {
     ipc_wire *w = (ipc_wire *)wire->state;
-    cf_free(w->staging);
+    free(w->mine.list);
     free(w);
 }
 
 static cf_stream *new_stream(ipc_wire *w) {
+    streams_made++;
     return w->stream[w->streams++] = cf_stream_create_urgent();
 }
 
@@ -358,13 +418,11 @@ static void make_lanes(ipc_wire *w, const cf_group *group) {
         if (i == group->rank) continue;
         w->send[i].stream = share && w->streams ? w->stream[0] : new_stream(w);
         w->recv[i].stream = share && w->streams > 1 ? w->stream[1] : new_stream(w);
-        w->send[i].slots = (char *)w->mapped[i] + queue_of(group->rank, i);
-        w->recv[i].slots = w->staging + queue_of(i, group->rank);
-        w->send[i].count = &w->pair[group->rank * group->size + i];
-        w->recv[i].count = &w->pair[i * group->size + group->rank];
+        int64_t out = group->rank * group->size + i, in = i * group->size + group->rank;
+        w->send[i].words = &w->words[out], w->send[i].host = &w->shared[out];
+        w->recv[i].words = &w->words[in], w->recv[i].host = &w->shared[in];
     }
-    w->join = cf_stream_create_urgent();
-    streams_made += w->streams + 1;
+    w->join = new_stream(w);
 }
 
 cf_wire *cf_wire_ipc(cf_bootstrap *bootstrap, const cf_group *group, bool one_host, char why[128]) {
@@ -377,21 +435,19 @@ cf_wire *cf_wire_ipc(cf_bootstrap *bootstrap, const cf_group *group, bool one_ho
     if (!any_reason(bootstrap, group, &mine, all, why)) take_offers(w, group, all, &mine);
     bool refused = any_reason(bootstrap, group, &mine, all, why);
     if (w->file >= 0) close(w->file); // all who can have mapped it
+    cf_free(w->probe);
+    w->wire.state = w;
     if (refused) {
-        give_back(w);
-        bootstrap->allgather(bootstrap, why, all, 1); // nobody has it mapped any more
-        cf_free(w->staging);
+        detach(&w->wire);
+        close_wire(&w->wire);
         free(all);
-        free(w);
         return NULL;
     }
-    bootstrap->allgather(bootstrap, why, all, 1); // all groups alike
     free(all);
     make_lanes(w, group);
     w->wire.name = "ipc";
     w->wire.group = group;
-    w->wire.state = w;
-    w->wire.chunk_bytes = SLOT_BYTES;
+    w->wire.meet = meet;
     w->wire.post = post;
     w->wire.look = look;
     w->wire.detach = detach;

@@ -2,17 +2,13 @@
 // figure says what is good; each section decides something in commfuse/transport_cuda.cu or transport_ipc.cu:
 //
 //   the device      whether CUDA IPC and words of host memory can be used at all
-//   two processes   ping-pong through mapped memory, as between two ranks: what a word costs on its way. With two slots a
-//                   chunk's copy within the GPU and a word each way should take no longer than the next chunk on the
-//                   link. (Two take turns on one GPU: two GPUs do better, not worse.)
-//   copies          transport_ipc.cu asks for one "beside kernels" across the link, and for the default within the GPU,
-//                   which should be several times as fast as the link. Should "beside kernels" be as fast there, and
-//                   end while a kernel holds every multiprocessor, it is better within the GPU, too: the default waits
-//                   until the matrix product that it hides behind gives blocks up
+//   two processes   ping-pong through mapped memory, as between two ranks: what a word costs on its way, each way once a
+//                   message. (Two take turns on one GPU: two GPUs do better, not worse.)
+//   copies          transport_ipc.cu asks for one "beside kernels", across the link, where it should end while a kernel
+//                   holds every multiprocessor. Within the GPU the driver takes a kernel, which waits for them
 //   streams         how many never stand behind one that waits: CUDA_DEVICE_MAX_CONNECTIONS, OTHER_STREAMS
 //   run-ahead       what fits behind a wait before the host is held up: bounds RUN_AHEAD
-//   chunks          wait for a word, copy, write a word, 50 in a row: at SLOT_BYTES words should cost little, and
-//                   more should gain little
+//   chunks          wait for a word, copy, write a word, 50 in a row: from which size on words cost little
 //
 // A section runs in a process of its own (the second in two), started before anything of CUDA is used: one that fails
 // or hangs is told, and the others are measured all the same. The status is 0 if all are.
@@ -42,7 +38,7 @@ enum {
     SECTION_S = 10, // one section
     PAIR = 2,
     LINE = 64,
-    SLOTS = 2, // as in transport_ipc.cu
+    SLOTS = 2,
     REPETITIONS = 5,
     WARM_UP = 3,
     ROW = 50,             // calls that are timed together
@@ -537,7 +533,7 @@ static void measure_run_ahead(bench *b) {
     figure(fit_behind_wait(b, write_scratch), 0, "", good, "writes of a word");
     for (b->way = ways; b->way < ways + b->ways; b->way++) {
         figure(fit_behind_wait(b, copy), 0, "", good, "copies, %s", b->way->name);
-        figure(fit_behind_wait(b, chunk), 0, "", "128 or more: SLOTS for each request", "chunks (wait, copy, write), %s",
+        figure(fit_behind_wait(b, chunk), 0, "", "64 or more: one for each request", "chunks (wait, copy, write), %s",
                b->way->name);
     }
 }
@@ -549,7 +545,7 @@ static void measure_chunks(bench *b) {
     for (b->way = ways; b->way < ways + b->ways; b->way++) {
         for (int64_t bytes : sizes) {
             double us = time_of(b, chunk, bytes);
-            figure(us, 2, "us", bytes ? "" : "words alone: small against the copy of a slot", "chunk of %lld KiB, %s",
+            figure(us, 2, "us", bytes ? "" : "words alone: small against the copy of a slice", "chunk of %lld KiB, %s",
                    (long long)(bytes / KIB), b->way->name);
             if (bytes > 0) figure(gb_per_s(bytes, us), 1, "GB/s", "twice the link's rate, or more", "    its rate");
         }

@@ -23,7 +23,6 @@ class Ipc(test_timeout.SilentPeer):
     """Exchanges by ipc, collectives by nccl."""
 
     at_bind = at_end = GATHERS
-    test_exchange_that_has_received = None  # a sender does not wait for its peer
 
     def test_a_killed_start_leaves_no_shared_memory(self):
         """Rank 0 is killed as it makes what the group shares."""

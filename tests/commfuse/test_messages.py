@@ -1,5 +1,5 @@
 """Messages of many lengths between all ranks at once, in the device's memory, byte by byte: over MPI, and by NCCL and by IPC on
-the emulator. Of those by IPC some are larger than a slot, some larger than all slots (transport_ipc.cu).
+the emulator. Those of several MiB are sent in pieces by some.
 """
 # quick: test_mpi delays hosts
 # limit: 400
@@ -16,8 +16,7 @@ import launcher
 
 BUILD = os.path.join(ROOT, os.environ.get("BUILD", "build/release"))
 EMULATED = os.path.join(ROOT, "build", "emulated-fp32")
-SLOT = 16 << 20
-LENGTHS = 1, 255, 4096, 70001, SLOT - 1, SLOT, SLOT + 1, 3 * SLOT + 12345
+LENGTHS = 1, 255, 4096, 70001, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, (5 << 20) + 12345
 # Hosts are told apart by this file: rank 1 sees another one.
 APART = f"""[ "{launcher.RANK}" != 1 ] || exec unshare -m sh -c 'mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@"' \\
     "$ANOTHER_HOST" "$@"

@@ -18,7 +18,7 @@
 #include "commfuse/die.h"
 #include "commfuse/fuse.h"
 
-// COUNT: more than a library sends before it is asked for, and than a slot between GPUs, which a barrier fills.
+// COUNT: more than a library sends before it is asked for.
 enum { SILENCE_S = 120, COUNT = 8 << 20 };
 
 static const char usage[] = "mpirun -np RANKS tool_silent_peer exchange|send|late|collective|blocking|barrier|fuse|bind|end "

@@ -25,7 +25,7 @@ namespace emulator {
 namespace {
 
 enum { FLUSH_BYTES = 8 << 10, FLUSH_US = 1000 };
-const double YIELD_S = 0.3e-6;
+const double YIELD_S = 0.3e-6, SEEN_S = 0.5e-6; // SEEN_S: until a host sees what another one writes
 
 double call_seconds(HostCall call) {
     static const double seconds[] = {(double)setting("EMULATOR_CALL_NS", 700) * 1e-9,
@@ -186,6 +186,34 @@ void note_down(Note note, int stream, bool urgent, const std::vector<Message> &m
     note.at = host_time, note.stream = stream, note.urgent = urgent, note.messages = messages.size();
     line.asked = 0;
     put(note, messages);
+}
+
+enum { NO_STREAM = -1 }; // of a GPU: what the host does itself
+static void put_own(Note note) {
+    note.at = host_time, note.stream = NO_STREAM;
+    put(note, {});
+}
+
+// When it was written is kept beside its name.
+static double &time_of(void *word) {
+    return *((double *)word + 2);
+}
+
+void host_writes(uint32_t *word, uint32_t value) {
+    time_of(word) = host_time;
+    __atomic_store_n(word, value, __ATOMIC_RELEASE);
+    put_own(note(WRITE, word_name(word), value));
+}
+
+// Who comes too early leaves the clock to the others.
+void host_awaits(uint32_t *word, uint32_t value) {
+    if (__atomic_load_n(word, __ATOMIC_ACQUIRE) != value) {
+        uint64_t event = next_event();
+        put_own(note(AWAIT, word_name(word), value));
+        put_own(note(RECORD, event));
+        event_time(event);
+    }
+    host_reaches(time_of(word) + SEEN_S);
 }
 
 uint64_t next_event() {

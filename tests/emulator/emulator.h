@@ -81,7 +81,9 @@ bool clock_runs();
 void start_clock();
 double host_clock();
 void host_reaches(double time);
-void host_is_away(bool back);   // it waits for another host; or does so no longer
+void host_is_away(bool back);                     // it waits for another host; or does so no longer
+void host_writes(uint32_t *word, uint32_t value); // which other hosts see
+void host_awaits(uint32_t *word, uint32_t value);
 void host_calls(HostCall call); // takes the host's time
 void note_down(Note note, int stream, bool urgent, const std::vector<Message> &messages);
 uint64_t next_event(); // a number for it

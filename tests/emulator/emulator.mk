@@ -15,10 +15,10 @@ emulated_library := $(filter-out tests/emulator/test_% tests/emulator/layers.cc,
 emulated_objects := $(gpu_objects) $(data_objects) $(emulated_library:%.cc=%.o) tests/emulator/layers.o
 emulated_cc   := $(CC) $(emulated_flags) -std=gnu11 $(OMP)
 emulated_cxx  := $(CXX) $(emulated_flags) -std=gnu++17 -fno-strict-aliasing -fopenmp-simd -x c++ -D__CUDACC__ \
-                 -Itests/emulator/include -Wno-shadow -Wno-unknown-pragmas -Wno-missing-field-initializers -Wno-unused-function
+                 -DCF_BLOCK_BYTES=1 -Itests/emulator/include -Wno-shadow -Wno-unknown-pragmas -Wno-missing-field-initializers -Wno-unused-function
 # What clock.cc and layers.cc replace.
 emulated_wraps := -Wl,--wrap=clock_gettime,--wrap=nanosleep,--wrap=sched_yield
-emulated_link := $(CXX) $(emulated_optimise) $(OMP) $(emulated_wraps),--wrap=attention_cudnn_forward,--wrap=attention_cudnn_backward,--wrap=linear_wgrad_rows_min,--wrap=linear_wgrad_depth_min,--wrap=random_normal,--wrap=MPI_Allgather
+emulated_link := $(CXX) $(emulated_optimise) $(OMP) $(emulated_wraps),--wrap=attention_cudnn_forward,--wrap=attention_cudnn_backward,--wrap=linear_wgrad_rows_min,--wrap=linear_wgrad_depth_min,--wrap=random_normal,--wrap=cf_word_write,--wrap=cf_word_is,--wrap=MPI_Allgather
 emulated_libs := $(CRYPTO) $(MPI_LIBS) -lpthread -lm
 emulated_test_libs := -lcmocka $(CJSON)
 

@@ -8,7 +8,7 @@
 //
 // Initial weights, where time is imagined: nobody looks at numbers there, and models are large.
 #include "emulator.h"
-#include "../../commfuse/cuda.h"
+#include "../../commfuse/transport_cuda.h"
 #include "../../layers/attention_cudnn.h"
 #include "../../layers/linear.h"
 #include "../../layers/random.h"
@@ -74,6 +74,20 @@ int __wrap_MPI_Allgather(const void *mine, long count, long type, void *all, lon
     __real_MPI_Allgather(&now, sizeof now, type, clocks, sizeof now, its_type, comm);
     for (double clock : clocks) host_reaches(clock);
     return code;
+}
+
+// Words that hosts share: the clock finds out when who waits for one goes on.
+decltype(cf_word_write) __real_cf_word_write, __wrap_cf_word_write;
+
+void __wrap_cf_word_write(uint32_t *word, uint32_t value) {
+    clock_runs() ? host_writes(word, value) : __real_cf_word_write(word, value);
+}
+
+decltype(cf_word_is) __real_cf_word_is, __wrap_cf_word_is;
+
+bool __wrap_cf_word_is(uint32_t *word, uint32_t value) {
+    if (clock_runs()) host_awaits(word, value);
+    return __real_cf_word_is(word, value);
 }
 
 decltype(random_normal) __real_random_normal, __wrap_random_normal;

@@ -109,7 +109,7 @@ class Imagined(unittest.TestCase):
         """Where each call takes a tenth of a millisecond and nothing else takes time, a step's length counts them."""
         free, each_ms = dict(EMULATOR_LAUNCH_NS=1, EMULATOR_GROUP_NS=1, EMULATOR_TFLOPS=1000000, EMULATOR_GBPS=1000000), 0.1
         # Some four of them ask how long spans of the step before took: a step lasts until the next one begins.
-        for transport, most in (("nccl", 12), ("ipc", 23)):
+        for transport, most in (("nccl", 12), ("ipc", 25)):
             with self.subTest(transport=transport):
                 def calls(slices):
                     steps = measure(2, f"commfuse:{slices}", tp=2, transport=transport,
