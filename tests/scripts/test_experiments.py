@@ -242,6 +242,18 @@ class TablesTest(unittest.TestCase):
         losing = tables.percent(min(row["hidden_share"] for row in rows if row["hidden_share"] is not None))
         self.assertTrue(losing.startswith("−") and any(losing in line for line in lines), losing)
 
+    def test_the_paper_is_beside_its_ratios(self):
+        (_, _, ratio, slicing, _), *attention = operations.PAPER
+        self.assertAlmostEqual(ratio, 0.558, places=3)
+        self.assertAlmostEqual(slicing, 0.839, delta=0.0015)  # as it says itself
+        self.assertEqual([f"{ratio:.2f} {slicing:.2f} {commfuse:g}" for *_, ratio, slicing, commfuse in attention],
+                         ["0.25 0.44 1", "0.35 -1.67 1"])
+        text = operations.tables(rows_of(operations, MadeUpPlace()))
+        lines = [line for line in text_rows(text) if "× 4096 |" in line or "× 8192 |" in line]
+        self.assertEqual(len(lines), len(operations.PAPER))
+        self.assertTrue(lines[0].endswith("| 83.8 | 86.4 | 99.8 |"), lines[0])  # ring 2 loses a tenth of the wire and 2 ms
+        self.assertNotIn("Beside the paper", operations.tables(rows_of(operations, MadeUpPlace(), True)))
+
     def test_cells_are_as_many_as_headings(self):
         width = None
         for line in operations.tables(rows_of(operations, MadeUpPlace(), True)).splitlines():
