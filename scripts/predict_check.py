@@ -184,7 +184,7 @@ def taken(program, what, machine, shape, meshes, modes, rounds, **environment):
     for mesh in meshes:
         found, ranks = predict(str(machine), **shape, **mesh), str(mesh["tp"] * mesh["dp"])
         text = run([ROOT / "scripts/mpirun.sh", "-np", ranks, program, "--rounds", rounds, "--json", "--peak-tflops", 1,
-                    "--modes", ",".join(modes), *words(shape | mesh)], EMULATOR_DEVICES=ranks, **environment)
+                    "--timeout", 600, "--modes", ",".join(modes), *words(shape | mesh)], EMULATOR_DEVICES=ranks, **environment)
         steps = [event for event in map(json.loads, re.findall(r"^{.*", text, re.M)) if event["event"] == "step"]
         for mode in modes:
             measured = min(step["step_ms"] for step in steps if step["mode"] == mode)
