@@ -90,11 +90,14 @@ def ideal_of(steps):
     return undisturbed(columns_of([step for step in steps if step["mode"] == "ideal"]))
 
 
+LOOKED_AT = "commfuse", "ideal"
+
+
 def first_look(place, point):
     """Configuration, the ideal step in ms and the bits of a step, over a link that is as good as none."""
     if point["ratio"]:
         place.link(FREE_LINK)
-    config, steps = take_turns(place, point, ["commfuse", "ideal"], QUICK_ROUNDS, *NO_PEAK)
+    config, steps = take_turns(place, point, LOOKED_AT, QUICK_ROUNDS, *NO_PEAK)
     return config, ideal_of(steps), 8 * max(step["bytes_sent_rank0"] for step in steps)
 
 
@@ -108,7 +111,7 @@ def set_link(place, point, ideal_ms, bits):
 
 def check_memory(config, modes):
     """All modes have a model of their own, and a machine short of memory kills whom it likes."""
-    need, have = config["memory_mib"] * config["ranks"] * modes, memory.available_mib()
+    need, have = config["memory_mib"] / len(LOOKED_AT) * config["ranks"] * modes, memory.available_mib()
     if need > have:
         raise PlaceError(f"{modes} modes on {config['ranks']} ranks need {need / 1024:.1f} GiB, {have / 1024:.1f} GiB "
                          "are available")

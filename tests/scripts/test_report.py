@@ -19,6 +19,7 @@ import tempfile
 import threading
 import time
 import unittest
+import unittest.mock
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -428,8 +429,10 @@ class Measured(Case):
             place.Place("local").run(1, ["sleep", "60"], timeout=1)
 
     def test_too_little_memory_is_told_before_it_is_taken(self):
-        with self.assertRaisesRegex(place.PlaceError, "3 modes on 2 ranks need 6144.0 GiB"):
+        with self.assertRaisesRegex(place.PlaceError, "3 modes on 2 ranks need 3072.0 GiB"):
             training.check_memory({"memory_mib": 2**20, "ranks": 2}, 3)
+        with unittest.mock.patch.object(training.memory, "available_mib", return_value=100):
+            training.check_memory({"memory_mib": 33, "ranks": 2}, 3)  # of the two modes of a first look
 
     def test_bad_options_are_refused(self):
         for options, says in ((["--modes", "nine"], "there is no mode nine"), (["--overlap", "none"], "says nothing here"),
