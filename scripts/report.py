@@ -4,6 +4,7 @@
     scripts/report.py [--out DIR] [--place auto|lab|local] [--only NAME[,NAME]] [--quick] [--fresh]
     scripts/report.py --sweep FILE.jsonl [--out DIR]        of the runs that scripts/mfu_sweep has collected
     scripts/report.py --patience 4 …                        measure every point four times as long: smaller errors
+    scripts/report.py --ratio 1 --only training …           a lab link whose transfers take as long as the ideal step
 
 DIR (build/report) then holds report.md, a CSV of every row of each experiment, figures as PNG and SVG, and rows.jsonl:
 a first line that says where the rows were measured, then a line for each point, written when it has been measured.
@@ -66,7 +67,8 @@ def setup_of(place, o):
             ask("git", "describe", "--always", "--dirty") or "unknown",
             "program": hashlib.sha256(b"".join(program.read_bytes() for program in programs)).hexdigest()[:12]
             if all(program.exists() for program in programs) else "not built",
-            "length": ("quick" if o.quick else "full") + (f", patience {o.patience:g}" if o.patience != 1 else ""),
+            "length": ("quick" if o.quick else "full") + (f", patience {o.patience:g}" if o.patience != 1 else "") +
+            (f", ratio {o.ratio:g}" if o.ratio != 0.5 else ""),
             "date": datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"), "load": os.getloadavg()[0]}
 
 
@@ -217,6 +219,8 @@ def options():
     parser.add_argument("--quick", action="store_true", help="smaller models, fewer repetitions: under five minutes")
     parser.add_argument("--patience", type=float, default=1, metavar="X",
                         help="measure points X times as long, on a restless machine (default: %(default)s)")
+    parser.add_argument("--ratio", type=float, default=0.5, metavar="X",
+                        help="training in the lab: transfers over the ideal step (default: %(default)s)")
     parser.add_argument("--fresh", action="store_true", help="forget rows that are there")
     parser.add_argument("--sweep", metavar="FILE", help="report what scripts/mfu_sweep has collected, nothing else")
     o = parser.parse_args()
@@ -224,8 +228,9 @@ def options():
     for name in o.only:
         if name not in EXPERIMENTS:
             parser.error(f"--only {name}: experiments are {', '.join(EXPERIMENTS)}")
-    if not 0 < o.patience < float("inf"):
-        parser.error(f"--patience {o.patience:g}: not a positive number")
+    for name in ("patience", "ratio"):
+        if not 0 < getattr(o, name) < float("inf"):
+            parser.error(f"--{name} {getattr(o, name):g}: not a positive number")
     return o
 
 
@@ -244,7 +249,7 @@ def measure_all(o, folder):
     """Setup, lines and failures of a report whose missing points have been measured, and whether that was stopped."""
     names, rows = [name for name in EXPERIMENTS if name in o.only], None
     try:
-        place = Place(o.place)
+        place = Place(o.place, o.ratio)
         rows = Rows(folder, setup_of(place, o), o.fresh)
         if rows.setup["program"] == "not built":
             refuse("build/release lacks a program", "make report builds what it needs")

@@ -24,13 +24,13 @@ class PlaceError(RuntimeError):
 
 
 class Place:
-    """kind: lab, local, or auto (a lab where one can be had). `commands` are those that were run here, as they can be typed."""
+    """kind: lab, local, or auto (a lab where one can be had). ratio: of training's transfers to its ideal step. `commands` are those that were run here, as they can be typed."""
 
-    def __init__(self, kind="auto"):
+    def __init__(self, kind="auto", ratio=0.5):
         obstacle = kind != "local" and lab.obstacle()
         if kind == "lab" and obstacle:
             raise PlaceError(obstacle)
-        self.kind = "local" if kind == "local" or obstacle else "lab"
+        self.kind, self.ratio = "local" if kind == "local" or obstacle else "lab", ratio
         self.cores, self.runner, self.rate, self.commands = len(os.sched_getaffinity(0)), Runner(gently=True), FREE_LINK, []
         self.ranks = self.cores // lab.CORES_PER_RANK if self.kind == "local" else max(2, min(8, self.cores // lab.CORES_PER_RANK))
 

@@ -1,4 +1,5 @@
-"""Training steps end to end: every mode on every mesh, over a link whose transfers take half as long as computing.
+"""Training steps end to end: every mode on every mesh, over a link whose transfers take half as long as computing,
+or as --ratio says.
 
 A measurement is one mesh. All modes take turns in one process, a step each in an order drawn anew for each round
 (bench_train), so that seconds are between the steps compared, and a drift of the machine meets all modes; after some rounds
@@ -54,7 +55,7 @@ def points(place, quick):
     meshes = [("tpsp", 2, 1), *[("up", 2, 1)] * (not quick), ("tpsp", 1, 2), *[("tpsp", 2, 2)] * (not quick and place.ranks >= 4)]
     # GPT-2's own sequence: attention hides as much as in a real run.
     size = size_for(place, dict(model="d6", vocab=8192, seq=256, batch=4) if quick else dict(model="d12", vocab=8192, seq=1024))
-    ratio = 0.5 if place.kind == "lab" else None  # None: shared memory, as fast as it is
+    ratio = place.ratio if place.kind == "lab" else None  # None: shared memory, as fast as it is
     # Gradients travel bucket by bucket, in however many pieces activations do; two ranks have one route.
     return [{"batch": dp, **size, "strategy": strategy, "tp": tp, "dp": dp, "ratio": ratio,
              "rounds": QUICK_ROUNDS if quick else BLOCK_ROUNDS, "seconds": QUICK_SECONDS if quick else SECONDS,
