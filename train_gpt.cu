@@ -428,12 +428,12 @@ static void record_rank(void *trainer_, const options *o, int rank, int players,
     t->last.step = -1;
     cf_record_clear(record); // of the steps alone
     for (int64_t step = 0; step < PREDICT_STEPS; step++) {
-        cf_record_step(record);
+        cf_record_add(record, CF_DO_STEP);
         train_step(t, step);
         t->last.step = -1;
     }
-    cf_record_step(record);
-    const predicted_rank found = {cf_record_take(record), cf_memory_bytes(), t->report.flops};
+    cf_record_add(record, CF_DO_STEP);
+    const predicted_rank found = {cf_record_finish(record), cf_memory_bytes(), t->report.flops};
     *to = found;
     close_model(t);
 }

@@ -1,8 +1,8 @@
-// Who the ranks are: MPI, sockets or nobody else. See bootstrap.h.
+// Chooses between MPI, sockets and a process alone. See bootstrap.h.
 //
-// Which of them: a full set RANK, WORLD_SIZE, MASTER_ADDR was given for this very process, so it goes before
-// the environment of an MPI launcher, which a torchrun inside of it only inherits; then MPI; then what srun
-// gives (SLURM_PROCID, SLURM_NTASKS; in a step only: in a batch script they are set too, for one process).
+// A full set RANK, WORLD_SIZE, MASTER_ADDR was given for this very process, so it comes before the environment of an MPI
+// launcher, which a torchrun inside of it only inherits; then MPI; then what srun gives (SLURM_PROCID, SLURM_NTASKS; in a step
+// only: in a batch script they are set too, for one process).
 #define _GNU_SOURCE
 #include "bootstrap.h"
 #include "die.h"
@@ -34,8 +34,8 @@ static int number(const char *name, int from, int below, int fallback) {
     return (int)value;
 }
 
-// names: of the variables that hold rank, size and local rank. What the launcher says about this host goes before what
-// host names say.
+// names: of the variables that hold rank, size and local rank. What the launcher says about this host counts more than host
+// names.
 static cf_bootstrap *by_environment(const char *const names[3], double timeout_s) {
     const char *address = cf_given("MASTER_ADDR"), *agent = cf_given("TORCHELASTIC_USE_AGENT_STORE");
     int size = number(names[1], 1, RANKS_MAX + 1, 1), rank = number(names[0], 0, size, 0);
@@ -76,7 +76,7 @@ cf_bootstrap *cf_bootstrap_create(int *argc, char ***argv, double timeout_s) {
     return cf_bootstrap_sockets(0, 1, NULL, 0, timeout_s);
 }
 
-// Where a rank is. The kernel's boot_id sets machines of one name apart, the name those that are containers of one kernel.
+// Where a rank is. The kernel's boot_id tells machines of one name apart, the name containers of one kernel.
 typedef struct place {
     char host[64], boot[40];
     cpu_set_t cores;

@@ -1,10 +1,10 @@
-// Who the ranks are, and the few words they exchange before (and beside) the transports: at start, at the end,
-// never in a step. Two ways to start a run, and the environment says which:
+// How ranks meet, and what they exchange before (and beside) the transports: at start and at the end, never in a step. Two ways
+// to start a run, chosen by the environment:
 //   mpirun, or srun with PMI     MPI (if the program was built with it)
 //   torchrun, srun, by hand      RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT:
 //                                rank 0 listens there, the others connect and prove that they know COMMFUSE_SECRET
 //                                (secret.h); a lost connection ends the run
-// and without either the process is alone. (The program for CPUs knows MPI only.)
+// and without either the process is alone. (The program for CPUs uses MPI only.)
 #ifndef CF_BOOTSTRAP_H
 #define CF_BOOTSTRAP_H
 
@@ -19,18 +19,21 @@ struct cf_bootstrap {
     const char *name; // "mpi", "sockets", "alone"
     int rank, size;
     int local_rank, local_size; // among the ranks of this host
-    int local_cores;            // that these may use together: launchers bind ranks to the same or to others
-    double timeout_s;           // longest wait for a rank from now on; 0: for ever
+    int local_cores;            // that these may use together: launchers may bind ranks to the same cores or to different ones
+    double timeout_s;           // longest wait for a rank; 0: for ever
     // all (size, bytes) = what every rank gives, on every rank. Collective.
     void (*allgather)(cf_bootstrap *, const void *mine, void *all, int64_t bytes);
     void (*close)(cf_bootstrap *); // collective; frees the bootstrap
 };
 
-// Also lets die know who this process is and how to end the others. timeout_s: longest wait for a rank to appear.
+// Calls cf_die_setup(). timeout_s: longest wait for a rank to appear.
 cf_bootstrap *cf_bootstrap_create(int *argc, char ***argv, double timeout_s);
 // MPI's world. NULL where the program was built without MPI, or was not started by it and may not be alone.
 cf_bootstrap *cf_bootstrap_mpi(int *argc, char ***argv, double timeout_s, bool or_alone);
-// For cf_bootstrap_create. Rank 0 is at address and port; size 1: alone, and nobody listens.
+// Ends the run unless code is MPI_SUCCESS. r: what the call was for, or NULL.
+struct cf_request;
+void cf_mpi_check(int code, const char *call, const struct cf_request *r);
+// For cf_bootstrap_create. Rank 0 is at address and port; size 1: alone, without a listener.
 cf_bootstrap *cf_bootstrap_sockets(int rank, int size, const char *address, int port, double timeout_s);
 // For the two before: sets local_rank, local_size and local_cores. Collective.
 void cf_bootstrap_find_neighbours(cf_bootstrap *b);

@@ -8,6 +8,7 @@
 #ifdef CF_WITH_MPI
 #include "die.h"
 #include "memory.h"
+#include "transport.h"
 #include "watch.h"
 #include <limits.h>
 #include <mpi.h>
@@ -26,6 +27,15 @@ enum { START_TIMEOUTS = 10 };
 static const char hint[] = "start it with the mpirun of the MPI library that it was built with (make config names it), or under "
                            "Slurm with " SRUN " (srun --mpi=list says what there is)";
 
+void cf_mpi_check(int code, const char *call, const cf_request *r) {
+    if (code == MPI_SUCCESS) return;
+    char text[MPI_MAX_ERROR_STRING], of[CF_OPERATION_TEXT] = "start or end";
+    int length = 0;
+    MPI_Error_string(code, text, &length);
+    if (r) cf_operation_text(of, r->label, r->layer, r->step);
+    cf_die("see the messages of the other ranks; a rank may have died", "%s failed: %s (%s)", call, text, of);
+}
+
 static bool started_by_mpi(void) {
     static const char *const names[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK", "MPI_LOCALRANKID", NULL};
     for (const char *const *name = names; *name; name++)
@@ -33,44 +43,29 @@ static bool started_by_mpi(void) {
     return false;
 }
 
-// A step of Slurm whose srun says nothing to MPI: MPI_Init of Open MPI 4 ends the process there, with a message about how
-// it was built; others make each process a run of its own. One process alone may run: Open MPI must not see the step.
-static void look_at_step(void) {
-    const char *tasks = getenv("SLURM_STEP_NUM_TASKS");
-    if (!tasks || started_by_mpi()) return;
-    if (atoi(tasks) < 2)
-        unsetenv("SLURM_STEP_ID");
-    else if (cf_die_rank() > 0) // all of them see the same
-        _exit(1);
-    else
-        cf_die(hint, "srun has started %s processes, but MPI does not know which ranks they are", tasks);
-}
-
-// Started by something that MPI does not know, every process would be rank 0 of a run of its own.
+// Started by something that MPI does not know, every process would be rank 0 of a run of its own. All of them see that, so rank
+// 0 alone says so.
 static void refuse_strays(void) {
     static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE", NULL};
     for (const char *const *name = sizes; *name; name++) {
         const char *text = getenv(*name);
         if (!text || atoi(text) < 2 || (strcmp(*name, "WORLD_SIZE") == 0 && !getenv("RANK"))) continue;
         if (strncmp(*name, "SLURM", 5) == 0 && getenv("OMPI_COMM_WORLD_SIZE")) continue; // its daemons' step
-        cf_die_together(hint, "%s is %s, but MPI sees this process alone", *name, text);
+        if (cf_die_rank() > 0) _exit(1);
+        cf_die(hint, "%s is %s, but MPI sees this process alone", *name, text);
     }
 }
 
 static void abort_all(int status) {
-    cf_watch_farewell();
+    cf_watch_linger();
     MPI_Abort(MPI_COMM_WORLD, status);
 }
 
 static void allgather(cf_bootstrap *b, const void *mine, void *all, int64_t bytes) {
     if (bytes < 0 || bytes > INT_MAX) cf_die(NULL, "allgather of %lld bytes per rank at start", (long long)bytes);
-    cf_deadline_begin("MPI gathers a few words of all", b->timeout_s);
-    int code = MPI_Allgather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, MPI_COMM_WORLD), length = 0;
+    cf_deadline_begin("MPI gathers reports of all ranks", b->timeout_s);
+    cf_mpi_check(MPI_Allgather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, MPI_COMM_WORLD), "MPI_Allgather", NULL);
     cf_deadline_end();
-    if (code == MPI_SUCCESS) return;
-    char text[MPI_MAX_ERROR_STRING] = "";
-    MPI_Error_string(code, text, &length);
-    cf_die("see the messages of the other ranks; a rank may have died", "MPI_Allgather failed: %s", text);
 }
 
 static void close_mpi(cf_bootstrap *b) {
@@ -83,7 +78,7 @@ static void close_mpi(cf_bootstrap *b) {
 
 cf_bootstrap *cf_bootstrap_mpi(int *argc, char ***argv, double timeout_s, bool or_alone) {
     if (!or_alone && !started_by_mpi()) return NULL;
-    look_at_step();
+    if (!started_by_mpi()) unsetenv("SLURM_STEP_ID"); // MPI_Init of Open MPI 4 would end the process, and say how it was built
     int provided = 0;
     cf_deadline_begin("MPI starts", START_TIMEOUTS * timeout_s);
     int code = MPI_Init_thread(argc, argv, MPI_THREAD_SERIALIZED, &provided);

@@ -1,21 +1,20 @@
-// See check.h. Beside every EXCHANGE travels a second one of eight bytes each way: the checksum of what is sent. The
-// receiver makes its own of what has arrived, before it is used, and compares when the operation is finished, when all
-// of them are here. So nobody waits for a checksum that is still on its way but at the very end.
+// See check.h. Beside every EXCHANGE travels a second one of eight bytes each way: the checksum of what is sent. The receiver
+// makes a checksum of what has arrived, before it is used, and compares when the operation is finished and all of them are here.
+// So only at the very end may something wait for a checksum that is still on its way.
 //
-//   posted, after the payload     checksum of what is sent
-//   arrived, before the first use checksum of what has arrived; a stage slot may be written again later
-//   finish                        both lists compared; the first difference is kept on the device
-//   verdict                       the host reads it, and dies
+//   posted, after the payload       checksum of what is sent
+//   arrived, before the first use   checksum of what has arrived; a stage slot may be written again later
+//   finish                          both lists compared; the first difference stays on the device
+//   verdict                         the host reads it, and dies
 //
-// Forwarded slices. A ring all-gather posts before it has what it will forward, so there is nothing yet to make a
-// checksum of. It need not be made: what is forwarded shall be what was received, so the checksum that came with it
-// is forwarded too, by a request that sends when the one that brings it has arrived. All ranks down the ring
-// then compare with the owner's checksum; the one next to where the damage was done is the first to find it.
-// Only where a slice is sent from the place where it has arrived is it forwarded (a ring reduce-scatter sends sums).
+// Forwarded slices. A ring all-gather posts before it has what it will forward, so there is nothing yet to make a checksum of. It
+// need not be made: the checksum that came with the slice is forwarded too, by a request that sends when the one that brings it
+// has arrived. All ranks down the ring then compare with the owner's checksum; the one next to the damage finds it first. A slice
+// is forwarded only if it is sent from the place where it has arrived (a ring reduce-scatter sends sums).
 //
-// Order. Each exchange is followed at once by its checksum's, between the same ranks, on all of them alike; so
-// libraries that match messages by order find them in order, and what could not deadlock before cannot now
-// (tests/commfuse/test_schedule.c holds doubled schedules against both).
+// Order. Each exchange is followed at once by that of its checksum, between the same ranks, on all of them alike; so libraries
+// that match messages by order find them in order, and nothing new can deadlock (tests/commfuse/test_schedule.c checks doubled
+// schedules for both).
 //
 // Memory: three words per step, made with the operation. Steps that receive nothing keep zero in both lists.
 #include "check.h"
@@ -28,7 +27,7 @@ enum { OPERATION, LAYER, STEP, ROWS, ROW_BYTES }; // what a difference is about;
 
 struct cf_check {
     cf_difference *difference; // in the device's memory
-    bool compared;             // since the last look
+    bool compared;             // since the last verdict
     int operations;            // that exist
 };
 
@@ -38,10 +37,9 @@ struct cf_checksums {
     const cf_group *group;
     const char *label;
     int tags;
-    uint64_t *sent, *found,
-        *came;           // (steps) each, of one allocation: own, of what has arrived, that came with it
-    cf_request *request; // one per step
-    cf_difference about; // of the run in progress
+    uint64_t *sent, *found, *came; // (steps) of what is sent, of what has arrived, those that came with it; one allocation
+    cf_request *request;           // one per step
+    cf_difference about;           // of the run in progress
 };
 
 // --- a process ---
@@ -59,42 +57,36 @@ void cf_check_free(cf_check *check) {
     free(check);
 }
 
-static void describe(const cf_checksums *c, const cf_difference *d, char *text, char *hint) {
+CF_NORETURN static void report(const cf_checksums *c, const cf_difference *d) {
     const cf_schedule *s = c->schedule;
     const cf_step *step = &s->step[d->place - 1];
     const int slice = step->recv_slice, k = slice % s->slices, owner = slice / s->slices;
     const int64_t rows = cf_schedule_row(s, d->about[ROWS], k + 1) - cf_schedule_row(s, d->about[ROWS], k);
     int rank = c->group->world[c->group->rank], peer = c->group->world[step->recv_from];
-    char operation[CF_OPERATION_TEXT], sender[96] = "it", before[64] = "";
+    char operation[CF_OPERATION_TEXT], sender[96] = "it", before[64] = "", hint[256];
     if (s->operation == CF_ALLGATHER && owner != step->recv_from) { // it was passed on, in a ring
         snprintf(sender, sizeof sender, "rank %d, whose they are,", c->group->world[owner]);
         snprintf(before, sizeof before, ", unless rank %d has found the same: then those before it", peer);
     }
-    snprintf(text, CF_CHECK_TEXT,
-             "rank %d got other bytes from rank %d than %s sent: %s, slice %d of %d, %lld bytes: checksum "
-             "%016llx, expected %016llx",
-             rank, peer, sender, cf_operation_text(operation, c->label, (int)d->about[LAYER], (int)d->about[STEP]), slice,
-             s->ranks * s->slices, (long long)(rows * d->about[ROW_BYTES]), (unsigned long long)d->found,
-             (unsigned long long)d->expected);
-    snprintf(hint, CF_CHECK_TEXT, "suspect memory or network of the hosts of ranks %d and %d%s; the last checkpoint is sound", peer,
+    snprintf(hint, sizeof hint, "suspect memory or network of the hosts of ranks %d and %d%s; the last checkpoint is sound", peer,
              rank, before);
+    cf_die(hint,
+           "rank %d got other bytes from rank %d than %s sent: %s, slice %d of %d, %lld bytes: checksum %016llx, expected %016llx",
+           rank, peer, sender, cf_operation_text(operation, c->label, (int)d->about[LAYER], (int)d->about[STEP]), slice,
+           s->ranks * s->slices, (long long)(rows * d->about[ROW_BYTES]), (unsigned long long)d->found,
+           (unsigned long long)d->expected);
 }
 
-bool cf_check_look(cf_check *check, cf_stream *stream, char text[CF_CHECK_TEXT], char hint[CF_CHECK_TEXT]) {
-    if (!check || !check->compared) return false;
+bool cf_check_verdict(cf_check *check, cf_stream *stream) {
+    CF_RETURNS(false);
+    if (!check || !check->compared) return true;
     cf_difference d;
     cf_copy(&d, check->difference, (int64_t)sizeof d, stream);
     cf_stream_sync(stream);
     check->compared = false;
-    if (d.place == 0) return false;
-    describe((const cf_checksums *)(intptr_t)d.about[OPERATION], &d, text, hint); // cf_checksums_free() has asked first
+    if (d.place == 0) return true;
     cf_zero(check->difference, (int64_t)sizeof d, stream);
-    return true;
-}
-
-void cf_check_verdict(cf_check *check, cf_stream *stream) {
-    char text[CF_CHECK_TEXT], hint[CF_CHECK_TEXT];
-    if (cf_check_look(check, stream, text, hint)) cf_die(hint, "%s", text);
+    report((const cf_checksums *)(intptr_t)d.about[OPERATION], &d); // it exists: cf_checksums_free() gives the verdict first
 }
 
 // --- an operation ---

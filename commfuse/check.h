@@ -1,9 +1,8 @@
 // Checksums on exchanged data: find silent corruption on the wire, and name the transfer.
 //
-// A process has one cf_check, like the cf_context that names it; each operation has cf_checksums, used by the executor
-// alone. A difference stays in the device's memory until cf_check_verdict() asks for it, where the host waits for the
-// device anyway and before anything irreversible: the optimizer asks before it writes weights. Not covered: data that
-// was wrong before it was sent, and native collectives.
+// A process has one cf_check, in its cf_context; each operation has cf_checksums, used by the executor alone. A difference stays in
+// the device's memory until cf_check_verdict(), which is called where the host waits for the device anyway and before anything
+// irreversible: before the optimizer writes weights. Not covered: data that was wrong before it was sent, and native collectives.
 #ifndef CF_CHECK_H
 #define CF_CHECK_H
 
@@ -19,12 +18,9 @@ typedef struct cf_check cf_check;
 
 cf_check *cf_check_create(void);
 void cf_check_free(cf_check *check); // NULL is allowed
-// Dies if, in an operation finished on `stream`, data arrived on this rank that differs from the data sent; names the
-// operation, the slice and the sender. check NULL: returns at once.
-void cf_check_verdict(cf_check *check, cf_stream *stream);
-// The same without dying: true, and the message of cf_check_verdict(); the difference is then forgotten.
-enum { CF_CHECK_TEXT = 512 };
-bool cf_check_look(cf_check *check, cf_stream *stream, char text[CF_CHECK_TEXT], char hint[CF_CHECK_TEXT]);
+// An error (false) if, in an operation finished on `stream`, data arrived on this rank that differs from the data sent; it names
+// the operation, the slice and the sender, and is reported once. check NULL: true.
+bool cf_check_verdict(cf_check *check, cf_stream *stream);
 
 // --- for the executor ---
 

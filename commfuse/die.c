@@ -18,7 +18,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { STATUS = 1, LAST_RESORT_S = 4, FAREWELL_S = 3, UNREAD_MS = 1000 };
+enum { STATUS = 1, LAST_RESORT_S = 4, RANK_0_PRINTS_S = 3, UNREAD_MS = 1000 };
 
 static struct {
     int rank, size;
@@ -80,16 +80,16 @@ static void last_resort(int signal_number) {
     _exit(STATUS);
 }
 
-static bool spoken; // atomic
+static bool reported; // atomic
 
 static void obey_signals(void) {
-    __atomic_store_n(&spoken, true, __ATOMIC_RELEASE);
+    __atomic_store_n(&reported, true, __ATOMIC_RELEASE);
     signal(SIGTERM, last_resort);
     signal(SIGINT, last_resort);
 }
 
-bool cf_die_has_spoken(void) {
-    return __atomic_load_n(&spoken, __ATOMIC_ACQUIRE);
+bool cf_die_has_reported(void) {
+    return __atomic_load_n(&reported, __ATOMIC_ACQUIRE);
 }
 
 static void wait_until_read(int fd) {
@@ -100,17 +100,12 @@ static void wait_until_read(int fd) {
         nanosleep(&(struct timespec){0, 1000000}, NULL);
 }
 
-CF_NORETURN static void print_and_leave(const char *hint, const char *format, va_list arguments) {
+CF_NORETURN static void print_and_leave(const char *hint, const char *text) {
     signal(SIGALRM, last_resort);
     alarm(LAST_RESORT_S);
-    char who[128], text[2048];
+    char who[128], message[4096]; // one write, so that messages of several ranks do not mix
     cf_die_name(who, sizeof who);
-    vsnprintf(text, sizeof text, format, arguments);
-    cf_printable(text);
-    // One write, so that messages of several ranks do not mix.
-    char message[4096];
-    snprintf(message, sizeof message, "\nerror: %s: %s\n%s%s%s", who, text, hint ? "hint:  " : "", hint ? hint : "",
-             hint ? "\n" : "");
+    snprintf(message, sizeof message, hint ? "\nerror: %s: %s\nhint:  %s\n" : "\nerror: %s: %s\n", who, text, hint);
     fputs(message, stderr);
     fflush(stderr);
     fflush(stdout);
@@ -151,54 +146,50 @@ cf_boundary *cf_boundary_swap(cf_boundary *other) {
     return before;
 }
 
-// Does not come back if a caller wants errors as values.
-static void return_error(const char *hint, const char *format, va_list arguments) {
-    cf_boundary *to = boundary;
-    if (!to) return;
-    boundary = NULL;
-    char text[sizeof error / 2]; // the last error may be among the arguments
-    vsnprintf(text, sizeof text, format, arguments);
-    snprintf(error, sizeof error, hint ? "%s\nhint: %s" : "%s", text, hint);
-    cf_printable(error);
-    longjmp(to->back, 1);
+// --- the end ---
+
+static int waits_for_rank_0; // atomic
+
+void cf_die_rank_0_ended(void) {
+    if (__atomic_load_n(&waits_for_rank_0, __ATOMIC_ACQUIRE)) _exit(STATUS);
 }
 
-// --- the end ---
+// Rank 0 prints for all, and its abort ends this rank meanwhile. If this rank is still here, rank 0 did not see the error (a file
+// that only this host lacks, say), so this rank prints it.
+static void leave_it_to_rank_0(void) {
+    obey_signals();
+    __atomic_store_n(&waits_for_rank_0, 1, __ATOMIC_RELEASE);
+    sleep(RANK_0_PRINTS_S);
+    __atomic_store_n(&waits_for_rank_0, 0, __ATOMIC_RELEASE);
+}
+
+CF_NORETURN static void die(bool together, const char *hint, const char *format, va_list arguments) {
+    char text[sizeof error / 2]; // the last error may be among the arguments
+    vsnprintf(text, sizeof text, format, arguments);
+    cf_printable(text);
+    if (boundary) { // a caller wants errors as values
+        cf_boundary *to = boundary;
+        boundary = NULL;
+        snprintf(error, sizeof error, hint ? "%s\nhint: %s" : "%s", text, hint);
+        longjmp(to->back, 1);
+    }
+    find_self();
+    void (*meet)(void) = self.meet;
+    if (together) self.meet = NULL;
+    if (together && meet && self.size > 1) meet(); // an error in there is printed instead
+    pthread_mutex_lock(&self.dying);               // never unlocked: the first to die prints
+    if (together && self.rank != 0) leave_it_to_rank_0();
+    print_and_leave(hint, text);
+}
 
 void cf_die(const char *hint, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
-    return_error(hint, format, arguments);
-    va_end(arguments);
-    pthread_mutex_lock(&self.dying); // never unlocked: the first to die speaks
-    va_start(arguments, format);
-    print_and_leave(hint, format, arguments);
-}
-
-static int listening; // atomic
-
-void cf_die_heard(void) {
-    if (__atomic_load_n(&listening, __ATOMIC_ACQUIRE)) _exit(STATUS);
+    die(false, hint, format, arguments);
 }
 
 void cf_die_together(const char *hint, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
-    return_error(hint, format, arguments);
-    va_end(arguments);
-    find_self();
-    void (*meet)(void) = self.meet;
-    self.meet = NULL;
-    if (meet && self.size > 1) meet(); // what ends the run in there is printed instead
-    pthread_mutex_lock(&self.dying);
-    if (self.rank != 0) {
-        // Rank 0 speaks for all, and its abort ends this rank meanwhile. Still here: rank 0 did not see the
-        // error (a file that only this host lacks, say), so this rank speaks itself.
-        obey_signals();
-        __atomic_store_n(&listening, 1, __ATOMIC_RELEASE);
-        sleep(FAREWELL_S);
-        __atomic_store_n(&listening, 0, __ATOMIC_RELEASE);
-    }
-    va_start(arguments, format);
-    print_and_leave(hint, format, arguments);
+    die(true, hint, format, arguments);
 }

@@ -71,9 +71,9 @@ cf_boundary *cf_boundary_swap(cf_boundary *boundary); // that of this thread, or
 
 // Call when rank 0 has ended: a rank that waits in cf_die_together() for rank 0's message exits. For transports whose
 // abort cannot end other processes.
-void cf_die_heard(void);
-// Has this rank printed why it gives up, or left that to rank 0? Then signals end it without another word.
-bool cf_die_has_spoken(void);
+void cf_die_rank_0_ended(void);
+// Has this rank printed its error, or left that to rank 0? Then signals end it without another message.
+bool cf_die_has_reported(void);
 
 CF_EXTERN_C_END
 #endif

@@ -7,29 +7,19 @@
 enum {
     CHUNK = 256 << 10, // bytes
     BULK_CHUNK = 128 << 10,
-    UNDER_WAY = 2 // chunks of a lane: one travels, one is ready to follow. Of bulk beside other messages: one
+    UNDER_WAY = 2 // chunks of a lane: one travels, one is ready to follow. One of bulk beside other messages
 };
 
-typedef struct cf_flight { // a request's own MPI requests: those that receive come first
+typedef struct cf_flight { // a request and its MPI requests
     cf_request *request;
     int recvs, sends;           // how many; a collective counts as one send
     int posted, received, sent; // sends posted, and how many of either are done, in order
     bool started;               // an exchange is from the beginning
     bool moving;                // the first chunk has been sent, or has come
-    MPI_Request few[2];
-    cf_memory many;  // instead, for messages of several chunks
-    cf_memory stage; // of a reduce-scatter: one block of each rank, to be summed when all have come
-    bool staged;     // they have
+    cf_memory parts;            // MPI requests: those that receive come first
+    cf_memory stage;            // of a reduce-scatter: one block of each rank, to be summed when all have come
+    bool staged;                // they have
 } cf_flight;
-
-void cf_mpi_check(int code, const char *call, const cf_request *r) {
-    if (code == MPI_SUCCESS) return;
-    char text[MPI_MAX_ERROR_STRING], of[CF_OPERATION_TEXT] = "start or end";
-    int length = 0;
-    MPI_Error_string(code, text, &length);
-    if (r) cf_operation_text(of, r->label, r->layer, r->step);
-    cf_die("see the messages of the other ranks; a rank may have died", "%s failed: %s (%s)", call, text, of);
-}
 
 // --- memory ---
 
@@ -56,10 +46,6 @@ static void free_all(cf_pool *p) {
 
 // --- messages in chunks ---
 
-static MPI_Request *parts_of(cf_flight *f) {
-    return f->many.at ? f->many.at : f->few;
-}
-
 static int64_t chunk_bytes(const cf_request *r) {
     return r->bulk ? BULK_CHUNK : CHUNK;
 }
@@ -81,11 +67,11 @@ static void start_exchange(cf_flights *all, cf_flight *f, cf_request *r) {
     int64_t size = cf_dtype_size(r->dtype), bytes = r->recv_count * size;
     f->sends = r->send_to >= 0 ? chunks(r, r->send_count * size) : 0;
     f->recvs = r->recv_from >= 0 ? chunks(r, bytes) : 0;
-    int parts = f->sends + f->recvs;
-    if (parts > 2) f->many = get(&all->lists, parts * (int64_t)sizeof(MPI_Request), r);
+    f->parts = get(&all->lists, (f->sends + f->recvs) * (int64_t)sizeof(MPI_Request), r);
+    MPI_Request *part = f->parts.at;
     for (int i = 0; i < f->recvs; i++)
         cf_mpi_check(MPI_Irecv((char *)r->recv + i * chunk_bytes(r), chunk_length(r, bytes, i), MPI_BYTE, r->recv_from, r->recv_tag,
-                               *(MPI_Comm *)r->group->native, &parts_of(f)[i]),
+                               *(MPI_Comm *)r->group->native, &part[i]),
                      "MPI_Irecv", r);
 }
 
@@ -94,17 +80,18 @@ static void now_moving(cf_flight *f) {
     f->moving = true;
 }
 
-// Sends what may be sent now. Called in the order in which exchanges were posted. (Bulk never rests altogether: what is not
-// bulk may itself be stuck, until a peer has received bulk.)
+// Sends what may be sent now. Called in the order in which exchanges were posted. (Bulk never stops altogether: other messages
+// may be stuck until a peer has received bulk.)
 static bool send_more(cf_flights *all, cf_flight *f) {
     cf_request *r = f->request;
     const int before = f->posted;
     if (before == f->sends || !cf_reached(r->after[0], CF_ARRIVED) || !cf_reached(r->after[1], CF_ARRIVED)) return false;
     const int64_t bytes = r->send_count * cf_dtype_size(r->dtype);
+    MPI_Request *part = f->parts.at;
     int *lanes = all->under_way[r->group->world[r->send_to]];
     for (; f->posted < f->sends && lanes[r->bulk] < (r->bulk && lanes[false] > 0 ? 1 : UNDER_WAY); f->posted++) {
         cf_mpi_check(MPI_Isend((const char *)r->send + f->posted * chunk_bytes(r), chunk_length(r, bytes, f->posted), MPI_BYTE,
-                               r->send_to, r->send_tag, *(MPI_Comm *)r->group->native, &parts_of(f)[f->recvs + f->posted]),
+                               r->send_to, r->send_tag, *(MPI_Comm *)r->group->native, &part[f->recvs + f->posted]),
                      "MPI_Isend", r);
         lanes[r->bulk]++;
     }
@@ -135,7 +122,7 @@ static void sum_stage(const cf_flight *f) {
 }
 
 #define COLLECTIVE(blocking_one, other, ...)                                                                                       \
-    cf_mpi_check(r->blocking ? blocking_one(__VA_ARGS__) : other(__VA_ARGS__, f->few), #blocking_one, r)
+    cf_mpi_check(r->blocking ? blocking_one(__VA_ARGS__) : other(__VA_ARGS__, f->parts.at), #blocking_one, r)
 
 // A reduce-scatter is an all-to-all and a sum, which send no more than they must. What a library's reduce-scatter does depends
 // on the call. Those of Open MPI 4 that do not block, and MPI_Reduce_scatter_block, reduce everything to rank 0, which
@@ -145,9 +132,10 @@ static void sum_stage(const cf_flight *f) {
 static void start_collective(cf_flights *all, cf_flight *f, cf_request *r) {
     MPI_Comm comm = *(MPI_Comm *)r->group->native;
     f->sends = f->posted = !r->blocking; // its one part
+    f->parts = get(&all->lists, (int64_t)sizeof(MPI_Request), r);
     if (r->kind == CF_REQUEST_BARRIER) {
         f->sends = f->posted = 1;
-        cf_mpi_check(MPI_Ibarrier(comm, f->few), "MPI_Ibarrier", r);
+        cf_mpi_check(MPI_Ibarrier(comm, f->parts.at), "MPI_Ibarrier", r);
         return;
     }
     if (r->send_count > INT_MAX)
@@ -194,9 +182,9 @@ void cf_flights_add(cf_flights *all, cf_request *r) {
     if (f->started) start_exchange(all, f, r);
 }
 
-// A library wants the collectives of a group started in one order on all ranks: that of the program. One runs at a time,
-// as on a stream: at once they would share the wire, and the first would end with the last. A blocking one comes after all
-// chunks that wait until others are gone. earlier: flights before this one.
+// A library wants the collectives of a group started in one order on all ranks: that of the program. One runs at a time, as on a
+// stream: at once they would share the wire, and the first would end with the last. A blocking one comes after all chunks that
+// still have to be sent. earlier: flights before this one.
 static bool may_start(const cf_flights *all, const cf_request *r, int earlier) {
     if (!cf_reached(r->after[0], CF_ARRIVED) || !cf_reached(r->after[1], CF_ARRIVED)) return false;
     for (int i = 0; i < all->actives; i++) {
@@ -209,11 +197,11 @@ static bool may_start(const cf_flights *all, const cf_request *r, int earlier) {
 
 static bool part_done(cf_flight *f, int i) {
     int done = 0;
-    cf_mpi_check(MPI_Test(&parts_of(f)[i], &done, MPI_STATUS_IGNORE), "MPI_Test", f->request);
+    cf_mpi_check(MPI_Test((MPI_Request *)f->parts.at + i, &done, MPI_STATUS_IGNORE), "MPI_Test", f->request);
     return done;
 }
 
-// Parts that receive are watched by themselves: others may go on once they are done, and a time-out says which half is
+// Parts that receive are tested by themselves: others may go on once they are done, and a time-out names the half that is
 // missing. A reduce-scatter that has come is summed at the next look: by then what waits for its turn is on its way.
 static bool has_ended(cf_flights *all, cf_flight *f, bool *news) {
     cf_request *r = f->request;
@@ -252,7 +240,7 @@ bool cf_flights_move(cf_flights *all, bool *news) {
             all->active[left++] = *f;
             continue;
         }
-        put_back(&all->lists, f->many);
+        put_back(&all->lists, f->parts);
         put_back(&all->stages, f->stage);
         r->end = cf_moment_now(NULL);
         __atomic_store_n(&r->state, CF_DONE, __ATOMIC_SEQ_CST); // from here on the caller may reuse *r

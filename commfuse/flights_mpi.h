@@ -1,16 +1,17 @@
 // Requests in flight over MPI. Each is a set of messages in small chunks, or one call of a collective.
 //
-// MPI lets all messages in flight share the wire, so the first arrives with the last, and urgent data waits for
-// megabytes that are not. So there are two lanes to each peer, one for bulk. In a lane, messages travel in the order
-// posted, in small chunks of which few are in flight; a message that waits for another request lets others pass. (No
-// lane can block for ever: the message at its head has a receiver, since all ranks post their operations in one order,
-// receive everything they have posted, and end an operation only when its sends are complete.)
+// MPI lets all messages in flight share the wire, so the first arrives with the last, and urgent data waits for megabytes that
+// are not urgent. So there are two lanes to each peer, one for bulk. In a lane, messages travel in the order posted, in small
+// chunks of which few are in flight; a message that waits for another request lets others pass. (No lane can block for ever:
+// the message at its head has a receiver, since all ranks post their operations in one order, receive everything they have
+// posted, and end an operation only when its sends are complete.)
 //
 // Only the progress thread of transport_mpi.c uses this; other threads read a request's `state` and `received` alone.
 #ifndef CF_FLIGHTS_MPI_H
 #define CF_FLIGHTS_MPI_H
 
 #include <mpi.h>
+#include "bootstrap.h"
 #include "transport.h"
 
 enum { CF_IDLE, CF_POSTED, CF_DONE }; // state of a request
@@ -46,11 +47,8 @@ bool cf_flights_move(cf_flights *all, bool *news);
 // Has a collective been called that is not complete?
 bool cf_flights_collective(const cf_flights *all);
 
-// Ends the run unless MPI_SUCCESS. r: what it was for, or NULL.
-void cf_mpi_check(int code, const char *call, const cf_request *r);
-
-// NULL: yes. Any thread may ask. Who is about to sleep has said so before it asks, and the other thread looks for sleepers
-// after it has written: in one order for all, or both may miss each other (on AArch64, where a weaker load may be early).
+// NULL: true. For any thread. A thread that is about to sleep has said so before it calls this, and the other thread looks for
+// sleepers after it has written: in one order for all, or each may miss the other (on AArch64, where a weaker load may be early).
 static inline bool cf_reached(const cf_request *r, cf_point point) {
     if (!r || __atomic_load_n(&r->state, __ATOMIC_SEQ_CST) == CF_DONE) return true;
     return point == CF_ARRIVED && __atomic_load_n(&r->received, __ATOMIC_SEQ_CST);

@@ -21,7 +21,7 @@ static struct {
     pthread_mutex_t lock;
     bool plan_only;
     block *blocks; // oldest first
-} taken = {.lock = PTHREAD_MUTEX_INITIALIZER};
+} allocated = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 int64_t cf_dtype_size(cf_dtype dtype) {
     static const int64_t size[] = {4, 8, 8, 2, 1};
@@ -34,7 +34,7 @@ const char *cf_dtype_name(cf_dtype dtype) {
 }
 
 void cf_device_plan_only(bool on) {
-    taken.plan_only = on;
+    allocated.plan_only = on;
 }
 
 static void *reserve(int64_t bytes) {
@@ -42,35 +42,40 @@ static void *reserve(int64_t bytes) {
     return address == MAP_FAILED ? NULL : address;
 }
 
+// NULL: none. The lock is held, or there is one thread.
+static block *holds(const void *address) {
+    block *b = allocated.blocks;
+    while (b && ((const char *)address < (char *)b->memory || (const char *)address >= (char *)b->memory + b->bytes)) b = b->next;
+    return b;
+}
+
 bool cf_memory_is_reserved(const void *address) {
-    const block *b = taken.blocks;
-    while (b && (!b->reserved || (const char *)address < (char *)b->memory || (const char *)address > (char *)b->memory + b->bytes))
-        b = b->next;
-    return b != NULL;
+    const block *b = holds(address);
+    return b && b->reserved;
 }
 
 void *cf_alloc(int64_t bytes, const char *purpose) {
     CF_RETURNS(NULL);
     if (bytes < 0) cf_die(NULL, "allocation of %lld bytes for %s", (long long)bytes, purpose);
     block *b = malloc(sizeof *b);
-    void *address = b == NULL ? NULL : taken.plan_only ? reserve(bytes) : cf_device_take(bytes);
+    void *address = b == NULL ? NULL : allocated.plan_only ? reserve(bytes) : cf_device_take(bytes);
     if (!address)
         cf_die("lower --micro-batch or --seq, or use more ranks; --dry-run prints memory per purpose",
                "no memory: %.1f MiB for %s, after %.1f MiB already taken", (double)bytes / 1048576, purpose,
                (double)cf_memory_bytes() / 1048576);
-    *b = (block){.memory = address, .bytes = bytes, .reserved = taken.plan_only};
+    *b = (block){.memory = address, .bytes = bytes, .reserved = allocated.plan_only};
     snprintf(b->purpose, sizeof b->purpose, "%s", purpose);
-    pthread_mutex_lock(&taken.lock);
-    block **end = &taken.blocks;
+    pthread_mutex_lock(&allocated.lock);
+    block **end = &allocated.blocks;
     while (*end) end = &(*end)->next;
     *end = b;
-    pthread_mutex_unlock(&taken.lock);
+    pthread_mutex_unlock(&allocated.lock);
     return address;
 }
 
-// Those that nobody uses. The lock is held.
-static void give_back(void) {
-    for (block **at = &taken.blocks, *b; (b = *at) != NULL;) {
+// Frees what is not used any more. The lock is held.
+static void free_unused(void) {
+    for (block **at = &allocated.blocks, *b; (b = *at) != NULL;) {
         if (!b->unused || b->lent) {
             at = &b->next;
             continue;
@@ -86,43 +91,43 @@ static void give_back(void) {
 
 void cf_free(void *address) {
     if (!address) return;
-    pthread_mutex_lock(&taken.lock);
-    block *b = taken.blocks;
+    pthread_mutex_lock(&allocated.lock);
+    block *b = allocated.blocks;
     while (b && (b->memory != address || b->unused)) b = b->next;
     if (!b) cf_die(NULL, "cf_free of memory that cf_alloc did not give");
     b->unused = true;
-    give_back();
-    pthread_mutex_unlock(&taken.lock);
+    free_unused();
+    pthread_mutex_unlock(&allocated.lock);
 }
 
 void *cf_memory_lend(const void *address, int64_t *bytes) {
-    pthread_mutex_lock(&taken.lock);
-    block *b = taken.blocks;
-    while (b && ((const char *)address < (char *)b->memory || (const char *)address >= (char *)b->memory + b->bytes)) b = b->next;
+    pthread_mutex_lock(&allocated.lock);
+    block *b = holds(address);
     if (b) b->lent = true, *bytes = b->bytes;
-    pthread_mutex_unlock(&taken.lock);
+    pthread_mutex_unlock(&allocated.lock);
     return b ? b->memory : NULL;
 }
 
 void cf_memory_returned(void) {
-    pthread_mutex_lock(&taken.lock);
-    for (block *b = taken.blocks; b; b = b->next) b->lent = false;
-    give_back();
-    pthread_mutex_unlock(&taken.lock);
+    pthread_mutex_lock(&allocated.lock);
+    for (block *b = allocated.blocks; b; b = b->next) b->lent = false;
+    free_unused();
+    pthread_mutex_unlock(&allocated.lock);
+}
+
+static void *some(void *memory, int64_t count, size_t size, const char *purpose) {
+    if (!memory) cf_die(NULL, "out of memory: %lld times %zu bytes for %s", (long long)count, size, purpose);
+    return memory;
 }
 
 void *cf_host_alloc(int64_t count, size_t size, const char *purpose) {
-    void *memory = calloc((size_t)count + !count, size + !size);
-    if (!memory) cf_die(NULL, "out of memory: %lld times %zu bytes for %s", (long long)count, size, purpose);
-    return memory;
+    return some(calloc((size_t)count + !count, size + !size), count, size, purpose);
 }
 
 void *cf_host_grow(void *array, int64_t *capacity, int64_t wanted, size_t size, const char *purpose) {
     if (wanted <= *capacity) return array;
     *capacity = wanted < 32 ? 64 : 2 * wanted;
-    array = realloc(array, (size_t)*capacity * size);
-    if (!array) cf_die(NULL, "out of memory: %lld times %zu bytes for %s", (long long)*capacity, size, purpose);
-    return array;
+    return some(realloc(array, (size_t)*capacity * size), *capacity, size, purpose);
 }
 
 double cf_now_ms(void) {
@@ -134,29 +139,29 @@ double cf_now_ms(void) {
 // For a purpose; NULL: for all. The lock is held.
 static int64_t bytes_for(const char *purpose) {
     int64_t total = 0;
-    for (const block *b = taken.blocks; b; b = b->next)
+    for (const block *b = allocated.blocks; b; b = b->next)
         if (!purpose || strcmp(b->purpose, purpose) == 0) total += b->bytes;
     return total;
 }
 
 int64_t cf_memory_bytes(void) {
-    pthread_mutex_lock(&taken.lock);
+    pthread_mutex_lock(&allocated.lock);
     int64_t bytes = bytes_for(NULL);
-    pthread_mutex_unlock(&taken.lock);
+    pthread_mutex_unlock(&allocated.lock);
     return bytes;
 }
 
 void cf_memory_report(FILE *file) {
-    pthread_mutex_lock(&taken.lock);
+    pthread_mutex_lock(&allocated.lock);
     int64_t total = bytes_for(NULL);
     fprintf(file, "%-32s %12s %7s\n", "memory for", "MiB", "share");
-    for (const block *b = taken.blocks; b; b = b->next) {
-        const block *first = taken.blocks; // of its purpose
+    for (const block *b = allocated.blocks; b; b = b->next) {
+        const block *first = allocated.blocks; // of its purpose
         while (strcmp(first->purpose, b->purpose) != 0) first = first->next;
         int64_t bytes = first == b ? bytes_for(b->purpose) : 0;
         if (bytes > 0)
             fprintf(file, "%-32s %12.1f %6.1f%%\n", b->purpose, (double)bytes / 1048576, 100.0 * (double)bytes / (double)total);
     }
     fprintf(file, "%-32s %12.1f\n", "total", (double)total / 1048576);
-    pthread_mutex_unlock(&taken.lock);
+    pthread_mutex_unlock(&allocated.lock);
 }

@@ -26,7 +26,7 @@ void *cf_alloc(int64_t bytes, const char *purpose);
 void cf_free(void *memory); // NULL is allowed
 
 // The start and size of the allocation that holds an address, which other processes may map from here on; NULL: none holds
-// it. cf_free() of such memory frees it when nobody has it mapped any more: in cf_memory_returned().
+// it. cf_free() of such memory frees it when no process has it mapped any more: in cf_memory_returned().
 void *cf_memory_lend(const void *address, int64_t *bytes);
 void cf_memory_returned(void);
 

@@ -1,20 +1,14 @@
 // See record.h.
 #include "record.h"
-#include "die.h"
+#include "memory.h"
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
-// Room for one more.
-static void *grow(void *array, int64_t count, int64_t *room, size_t size) {
-    if (count < *room) return array;
-    *room = *room ? 2 * *room : 1024;
-    array = realloc(array, (size_t)*room * size);
-    if (!array) cf_die("predict fewer ranks or a smaller --batch", "out of memory for a record of %lld", (long long)*room);
-    return array;
-}
+static const char purpose[] = "a record; predict fewer ranks or a smaller --batch";
 
 cf_record_entry *cf_record_add(cf_record *r, cf_record_kind kind) {
-    r->entry = grow(r->entry, r->entries, &r->room[0], sizeof *r->entry);
+    r->entry = cf_host_grow(r->entry, &r->room[0], r->entries + 1, sizeof *r->entry, purpose);
     cf_record_entry *e = &r->entry[r->entries++];
     if (kind != CF_DO_STEP) r->host_ms += 1e3 * r->hardware->call_s;
     *e = (cf_record_entry){.kind = kind, .unit = -1, .host_ms = r->host_ms};
@@ -22,7 +16,7 @@ cf_record_entry *cf_record_add(cf_record *r, cf_record_kind kind) {
 }
 
 cf_record_unit *cf_record_add_unit(cf_record *r, const char *label, int lane) {
-    r->unit = grow(r->unit, r->units, &r->room[1], sizeof *r->unit);
+    r->unit = cf_host_grow(r->unit, &r->room[1], r->units + 1, sizeof *r->unit, purpose);
     cf_record_unit *u = &r->unit[r->units++];
     *u = (cf_record_unit){.layer = -1, .lane = lane, .number = r->lane_units[lane]++, .after = (int)r->afters};
     snprintf(u->label, sizeof u->label, "%s", label);
@@ -30,25 +24,21 @@ cf_record_unit *cf_record_add_unit(cf_record *r, const char *label, int lane) {
 }
 
 void cf_record_after(cf_record *r, int unit) {
-    r->after = grow(r->after, r->afters, &r->room[2], sizeof *r->after);
+    r->after = cf_host_grow(r->after, &r->room[2], r->afters + 1, sizeof *r->after, purpose);
     r->after[r->afters++] = unit;
     r->unit[r->units - 1].afters++;
 }
 
-void cf_record_step(cf_record *r) {
-    cf_record_add(r, CF_DO_STEP);
-}
-
-cf_record cf_record_take(cf_record *r) {
-    cf_record taken = *r;
-    *r = (cf_record){.hardware = taken.hardware};
-    return taken;
+cf_record cf_record_finish(cf_record *r) {
+    cf_record finished = *r;
+    *r = (cf_record){.hardware = r->hardware};
+    return finished;
 }
 
 void cf_record_clear(cf_record *r) {
-    cf_record before = cf_record_take(r);
-    r->world = before.world, r->rank = before.rank, r->players = before.players, r->words = before.words;
-    cf_record_free(&before);
+    r->entries = r->units = r->afters = 0;
+    r->host_ms = 0;
+    memset(r->lane_units, 0, sizeof r->lane_units);
 }
 
 void cf_record_free(cf_record *r) {

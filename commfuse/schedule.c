@@ -20,6 +20,7 @@
 // computation of the own shard, and everything else is computed together, before or after.
 #include "schedule.h"
 #include "die.h"
+#include "memory.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,49 +38,43 @@ static int slice(const cf_schedule *s, int owner, int k) {
 // --- appending steps ---
 
 // Room doubles at 64, 128, …
-static cf_step *append(cf_schedule *s, cf_step_kind kind, int wait0, int wait1) {
+static cf_step *append(cf_schedule *s, cf_step_kind kind, cf_place at, cf_place from, int wait0, int wait1) {
     if (s->count == 0 || (s->count >= 64 && (s->count & (s->count - 1)) == 0)) {
         cf_step *more = realloc(s->step, (size_t)(s->count ? 2 * s->count : 64) * sizeof *more);
         if (!more) cf_die(NULL, "out of memory for a schedule of more than %d steps", s->count);
         s->step = more;
     }
     cf_step *step = &s->step[s->count++];
-    *step = (cf_step){.kind = kind, .wait = {wait0, wait1}, .stride = 1};
+    *step = (cf_step){.kind = kind, .at = at, .from = from, .wait = {wait0, wait1}, .stride = 1};
     step->send_to = step->recv_from = step->send_slice = step->recv_slice = -1;
     return step;
 }
 
 int cf_append_compute(cf_schedule *s, cf_side side, cf_place at, int first, int count, int wait) {
-    cf_step *step = append(s, CF_COMPUTE, wait, -1);
-    step->side = side;
-    step->at = at;
-    step->first = first, step->count = count, step->stride = s->slices;
-    return s->count - 1;
-}
-
-int cf_append_add(cf_schedule *s, cf_place at, cf_place from, int wait0, int wait1) {
-    cf_step *step = append(s, CF_ADD, wait0, wait1);
-    step->at = at, step->from = from;
-    return s->count - 1;
-}
-
-int cf_append_copy(cf_schedule *s, cf_place at, cf_place from, int wait) {
-    cf_step *step = append(s, CF_COPY, wait, -1);
-    step->at = at, step->from = from;
+    cf_step *step = append(s, CF_COMPUTE, at, (cf_place){CF_FULL, 0}, wait, -1);
+    step->side = side, step->first = first, step->count = count, step->stride = s->slices;
     return s->count - 1;
 }
 
 int cf_append_exchange(cf_schedule *s, int send_to, cf_place from, int send_slice, int recv_from, cf_place at, int recv_slice,
                        int wait0, int wait1) {
-    cf_step *step = append(s, CF_EXCHANGE, wait0, wait1);
-    step->send_to = send_to, step->from = from, step->send_slice = send_slice;
-    step->recv_from = recv_from, step->at = at, step->recv_slice = recv_slice;
+    cf_step *step = append(s, CF_EXCHANGE, at, from, wait0, wait1);
+    step->send_to = send_to, step->send_slice = send_slice, step->recv_from = recv_from, step->recv_slice = recv_slice;
+    return s->count - 1;
+}
+
+int cf_append_add(cf_schedule *s, cf_place at, cf_place from, int wait0, int wait1) {
+    append(s, CF_ADD, at, from, wait0, wait1);
+    return s->count - 1;
+}
+
+int cf_append_copy(cf_schedule *s, cf_place at, cf_place from, int wait) {
+    append(s, CF_COPY, at, from, wait, -1);
     return s->count - 1;
 }
 
 int cf_append_collective(cf_schedule *s, cf_place from, cf_place at, int first, int wait) {
-    cf_step *step = append(s, CF_COLLECTIVE, wait, -1);
-    step->from = from, step->at = at;
+    cf_step *step = append(s, CF_COLLECTIVE, at, from, wait, -1);
     step->first = first, step->count = s->ranks, step->stride = s->slices;
     return s->count - 1;
 }
@@ -100,7 +95,7 @@ static int last_on_stream(const cf_schedule *s) {
 }
 
 // A generator notes in sent[i · m + k] which step is the transfer of round i, slice k. The one of the round before; -1: none.
-static int brought(const cf_schedule *s, const int *sent, int round, int k) {
+static int sent_before(const cf_schedule *s, const int *sent, int round, int k) {
     return round > 0 ? sent[(round - 1) * s->slices + k] : -1;
 }
 
@@ -109,23 +104,26 @@ static int exchange(cf_schedule *s, int to, int number, int from, cf_place at, i
     return cf_append_exchange(s, to, (cf_place){CF_FULL, number}, number, from, at, recv, wait0, wait1);
 }
 
-// --- all-gather (Algorithm 1) ---
+// --- all-gather (Algorithm 1), and an all-to-all with compute after ---
 
-// Round i brings the shard of rank r − 1 − i. Nothing here depends on a computation of this operation, so
-// all transfers are posted at once, in the order in which slices are worked on: to one peer they travel in that order.
-// A slice is forwarded when it is here (ring); a round to the next peer starts when the last has brought what it
-// brings (direct), rather than sharing the wire with it, so that both arrive together at the end.
-static void fused_allgather(cf_schedule *s, int *sent) {
-    bool ring = s->route == CF_RING;
+// Round i brings slices of rank r − 1 − i. Nothing here depends on a computation of this operation, so all transfers are posted
+// at once, in the order in which slices are worked on: to one peer they travel in that order. Ring: a slice is forwarded when it
+// is here. Direct: a round, to the next peer, starts when the last has brought what it brings, rather than sharing the wire with
+// it, so that both arrive together at the end.
+static void compute_as_slices_arrive(cf_schedule *s, int *sent) {
+    const bool gather = s->operation == CF_ALLGATHER, ring = gather && s->route == CF_RING;
+    const cf_buffer arrival = gather ? CF_FULL : CF_RESULT;
     for (int i = 0; i < s->ranks - 1; i++)
         for (int k = 0; k < s->slices; k++) {
-            int send = slice(s, ring ? left(s, i) : s->rank, k), recv = slice(s, left(s, i + 1), k), by = ring ? 1 : i + 1;
-            sent[i * s->slices + k] = exchange(s, right(s, by), send, left(s, by), (cf_place){CF_FULL, recv}, recv,
-                                               brought(s, sent, i, ring ? k : s->slices - 1), -1);
+            int by = ring ? 1 : i + 1, to = right(s, by), owner = left(s, i + 1);
+            int send = slice(s, ring ? left(s, i) : gather ? s->rank : to, k), recv = slice(s, gather ? owner : s->rank, k);
+            sent[i * s->slices + k] = exchange(s, to, send, left(s, by), (cf_place){arrival, slice(s, owner, k)}, recv,
+                                               sent_before(s, sent, i, ring ? k : s->slices - 1), -1);
         }
     s->begin = s->count;
     for (int i = 0; i < s->ranks; i++)
-        for (int k = 0; k < s->slices; k++) compute_after(s, CF_FULL, slice(s, left(s, i), k), brought(s, sent, i, k));
+        for (int k = 0; k < s->slices; k++)
+            compute_after(s, i == 0 ? CF_FULL : arrival, slice(s, left(s, i), k), sent_before(s, sent, i, k));
 }
 
 // --- reduce-scatter (Algorithms 2–4) ---
@@ -135,7 +133,7 @@ static bool computed_early(const cf_schedule *s, int owner, int k) {
     return !s->folds || owner != s->rank || k == s->slices - 1;
 }
 
-// What is done with own slice k once all other ranks' sum for it lies in slot k of the stage. If others are computed
+// What is done with own slice k once all other ranks' sum for it is in slot k of the stage. If others are computed
 // onto their sums, the result is wanted there.
 static void finish_own(cf_schedule *s, int k, int arrived) {
     cf_place own = {CF_FULL, slice(s, s->rank, k)}, sum = {CF_STAGE, k};
@@ -154,16 +152,16 @@ static void ring_reduce_scatter(cf_schedule *s, int *sent) {
     s->stage_slots = s->ranks > 1 ? s->slices : 0;
     for (int i = 0; i < s->ranks; i++)
         for (int k = 0; k < s->slices; k++) {
-            int owner = left(s, i + 1), number = slice(s, owner, k), arrived = brought(s, sent, i, k);
+            int owner = left(s, i + 1), number = slice(s, owner, k), arrived = sent_before(s, sent, i, k);
             cf_place here = {CF_FULL, number}, staged = {CF_STAGE, k};
             if (computed_early(s, owner, k)) compute_before(s, CF_FULL, number);
-            if (i == s->ranks - 1) continue; // own slices: finished below, behind all else
+            if (i == s->ranks - 1) continue; // own slices: finished below, after all else
             if (i > 0) cf_append_add(s, here, staged, arrived, -1);
             sent[i * s->slices + k] =
                 exchange(s, right(s, 1), number, left(s, 1), staged, slice(s, left(s, i + 2), k), last_on_stream(s), arrived);
         }
     s->begin = s->count;
-    for (int k = 0; k < s->slices && s->ranks > 1; k++) finish_own(s, k, brought(s, sent, s->ranks - 1, k));
+    for (int k = 0; k < s->slices && s->ranks > 1; k++) finish_own(s, k, sent_before(s, sent, s->ranks - 1, k));
 }
 
 // Where round i's part arrives.
@@ -179,8 +177,8 @@ static void add_part(cf_schedule *s, const int *sent, int round, int window, int
 
 // Direct. Round i: compute the slice of rank r − 1 − i and send it there; what arrives is rank r + 1 + i's
 // part of the own slice, into a slot of a window. Slot 0 holds the sum so far; another is used again once what
-// it brought has been added. Where a rank's slices cost more than another's, its parts come late, and the
-// wider the window, the longer nobody waits for them.
+// it brought has been added. Where a rank's slices cost more than another's, its parts come late: the wider the window, the
+// later a rank waits for them.
 enum { WINDOW = 4 };
 
 static void direct_reduce_scatter(cf_schedule *s, int *sent) {
@@ -203,26 +201,12 @@ static void direct_reduce_scatter(cf_schedule *s, int *sent) {
     }
 }
 
-// --- all-to-all (Algorithm 5) ---
-
-// Round i sends to rank r + 1 + i and receives from r − 1 − i; one round after another, as in an all-gather.
-static void alltoall_after(cf_schedule *s, int *sent) {
-    for (int i = 0; i < s->ranks - 1; i++)
-        for (int k = 0; k < s->slices; k++) {
-            int to = right(s, i + 1), from = left(s, i + 1);
-            sent[i * s->slices + k] = exchange(s, to, slice(s, to, k), from, (cf_place){CF_RESULT, slice(s, from, k)},
-                                               slice(s, s->rank, k), brought(s, sent, i, s->slices - 1), -1);
-        }
-    s->begin = s->count;
-    for (int i = 0; i < s->ranks; i++)
-        for (int k = 0; k < s->slices; k++)
-            compute_after(s, i == 0 ? CF_FULL : CF_RESULT, slice(s, left(s, i), k), brought(s, sent, i, k));
-}
+// --- all-to-all with compute before, or on both sides (Algorithm 5) ---
 
 // Round i computes for rank r − 1 − i and sends; what arrives comes from r + 1 + i. Own slices last,
 // computed where the result is wanted. With compute on both sides, the own slices are then the first to be
 // worked on, and the others follow in the order in which they were sent.
-static void alltoall_before(cf_schedule *s, int *sent) {
+static void alltoall(cf_schedule *s, int *sent) {
     for (int i = 0; i < s->ranks; i++)
         for (int k = 0; k < s->slices; k++) {
             int to = left(s, i + 1), from = right(s, i + 1);
@@ -234,7 +218,7 @@ static void alltoall_before(cf_schedule *s, int *sent) {
         }
     s->begin = s->count;
     for (int i = 0; i < s->ranks && s->side == CF_COMPUTE_BOTH; i++)
-        for (int k = 0; k < s->slices; k++) compute_after(s, CF_RESULT, slice(s, right(s, i), k), brought(s, sent, i, k));
+        for (int k = 0; k < s->slices; k++) compute_after(s, CF_RESULT, slice(s, right(s, i), k), sent_before(s, sent, i, k));
 }
 
 // --- all at once: any operation whose slices hide nothing ---
@@ -284,7 +268,7 @@ static void at_once(cf_schedule *s) {
 
 // --- the baselines: native collectives ---
 
-// M slices; the collective of slice k runs behind the computation of slice k ± 1. With M = 1 and
+// M slices; the collective of slice k runs during the computation of slice k ± 1. With M = 1 and
 // `blocking` this is mode none: the whole collective, then (or after) one monolithic computation.
 // A collective names no other to wait for: libraries demand that all ranks start their collectives in one order, and
 // only the order of this list, which is the same everywhere, gives them one.
@@ -311,19 +295,18 @@ static void native(cf_schedule *s, int *sent) {
 
 // Leaves the transfers out, and who waits for one waits no more: nowire of commfuse, ideal of none.
 static void leave_out_transfers(cf_schedule *s) {
-    int kept = 0, begin = 0, *moved = calloc((size_t)s->count + 1, sizeof *moved); // where step i goes
-    if (!moved) cf_die(NULL, "out of memory for a schedule");
+    int count = 0, begin = 0, *moved = cf_host_alloc(s->count, sizeof *moved, "a schedule"); // where step i goes
     for (int i = 0; i < s->count; i++) {
         cf_step step = s->step[i];
-        moved[i] = cf_on_wire(&step) ? -1 : kept;
+        moved[i] = cf_on_wire(&step) ? -1 : count;
         if (moved[i] < 0) continue;
         for (int w = 0; w < 2; w++)
             if (step.wait[w] >= 0) step.wait[w] = moved[step.wait[w]];
         step.range = false; // only transfers are waited for so
-        s->step[kept++] = step;
+        s->step[count++] = step;
         begin += i < s->begin;
     }
-    s->begin = begin, s->count = kept;
+    s->begin = begin, s->count = count;
     free(moved);
 }
 
@@ -334,12 +317,10 @@ static void generate(cf_schedule *s, int *sent) {
         native(s, sent);
     else if (s->route == CF_ONCE)
         at_once(s);
-    else if (s->operation == CF_ALLGATHER)
-        fused_allgather(s, sent);
-    else if (s->operation == CF_ALLTOALL && s->side == CF_COMPUTE_AFTER)
-        alltoall_after(s, sent);
+    else if (s->side == CF_COMPUTE_AFTER)
+        compute_as_slices_arrive(s, sent);
     else if (s->operation == CF_ALLTOALL)
-        alltoall_before(s, sent);
+        alltoall(s, sent);
     else if (s->route == CF_RING)
         ring_reduce_scatter(s, sent);
     else if (s->route == CF_DIRECT)
@@ -353,8 +334,7 @@ static cf_schedule *start(cf_operation operation, cf_side side, cf_mode mode, cf
     if (!side_fits) cf_die(NULL, "%s has no computation on that side", cf_operation_name(operation));
     if (ranks < 1 || rank < 0 || rank >= ranks || slices < 1)
         cf_die(NULL, "schedule for rank %d of %d with %d slices", rank, ranks, slices);
-    cf_schedule *s = calloc(1, sizeof *s);
-    if (!s) cf_die(NULL, "out of memory for a schedule");
+    cf_schedule *s = cf_host_alloc(1, sizeof *s, "a schedule");
     s->operation = operation, s->side = side, s->mode = mode, s->route = route;
     s->ranks = ranks, s->rank = rank, s->slices = slices;
     s->result = (cf_place){operation == CF_ALLTOALL ? CF_RESULT : CF_FULL, operation == CF_REDUCE_SCATTER ? rank * slices : 0};
@@ -375,8 +355,7 @@ cf_schedule *cf_schedule_create(cf_operation operation, cf_side side, cf_mode mo
     cf_schedule *s = start(operation, side, mode, once ? CF_ONCE : route, ranks, rank, whole && slices > 1 ? 1 : slices);
     s->folds = folds && fused && operation == CF_REDUCE_SCATTER && s->slices > 1; // hence several ranks, and compute
     if (s->folds) s->result = (cf_place){CF_STAGE, 0};
-    int *sent = calloc((size_t)ranks * (size_t)s->slices, sizeof *sent);
-    if (!sent) cf_die(NULL, "out of memory for a schedule");
+    int *sent = cf_host_alloc((int64_t)ranks * s->slices, sizeof *sent, "a schedule");
     generate(s, sent);
     free(sent);
     if (mode == CF_MODE_NOWIRE || mode == CF_MODE_IDEAL) leave_out_transfers(s);
@@ -403,12 +382,6 @@ const char *cf_operation_name(cf_operation operation) {
 static const char *const mode_names[CF_MODES] = {"none", "slice", "commfuse", "nowire", "ideal", "auto", "own"};
 static const char *const route_names[CF_ROUTES] = {"ring", "direct", "once"};
 
-static int find(const char *const *names, int count, const char *name) {
-    int i = 0;
-    while (i < count && strcmp(names[i], name) != 0) i++;
-    return i;
-}
-
 const char *cf_mode_name(cf_mode mode) {
     return mode_names[mode];
 }
@@ -418,15 +391,15 @@ const char *cf_route_name(cf_route route) {
 }
 
 bool cf_mode_of(const char *name, cf_mode *mode) {
-    const int found = find(mode_names, CF_MODES, name);
-    if (found < CF_MODES) *mode = (cf_mode)found;
-    return found < CF_MODES;
+    for (int i = 0; i < CF_MODES; i++)
+        if (strcmp(mode_names[i], name) == 0) return *mode = (cf_mode)i, true;
+    return false;
 }
 
 bool cf_route_of(const char *name, cf_route *route) {
-    const int found = find(route_names, CF_ROUTES, name);
-    if (found < CF_ROUTES) *route = (cf_route)found;
-    return found < CF_ROUTES;
+    for (int i = 0; i < CF_ROUTES; i++)
+        if (strcmp(route_names[i], name) == 0) return *route = (cf_route)i, true;
+    return false;
 }
 
 bool cf_mode_is_fused(cf_mode mode) {

@@ -31,7 +31,7 @@ typedef enum { CF_ALLGATHER, CF_REDUCE_SCATTER, CF_ALLTOALL } cf_operation;
 // CF_NO_COMPUTE moves data only.
 typedef enum { CF_NO_COMPUTE, CF_COMPUTE_BEFORE, CF_COMPUTE_AFTER, CF_COMPUTE_BOTH } cf_side;
 // Those before NOWIRE move data, and tests compare them. NOWIRE and IDEAL are bounds: their results are wrong.
-// AUTO is not a way of its own: for each operation one of the first three is chosen (choice.h).
+// AUTO stands for one of the first three, chosen for each operation (choice.h).
 typedef enum {
     CF_MODE_NONE,
     CF_MODE_SLICE,
@@ -42,7 +42,7 @@ typedef enum {
     CF_MODE_OWN, // a generator of the caller's (cf_schedule_start)
     CF_MODES
 } cf_mode;
-// Who passes a slice on to whom.
+// How slices travel.
 //   CF_RING    to the neighbour, one slice after another. (all-to-all: as DIRECT)
 //   CF_DIRECT  straight to the rank that needs it, one slice after another
 //   CF_ONCE    straight, all of them at once, for slices too small to hide a transfer each: one unit of exchanges, beside
@@ -100,7 +100,7 @@ typedef struct cf_schedule {
 } cf_schedule;
 
 // The schedule of group rank `rank` of `ranks`. slices >= 1: slices per rank's shard: m of commfuse and
-// nowire, M of slice; ignored (1) by none and ideal, without compute (nothing to slice behind), by route ONCE and on one rank.
+// nowire, M of slice; ignored (1) by none and ideal, without compute (nothing hides a slice), by route ONCE and on one rank.
 // Without compute there is nothing to hide a transfer, so all of them travel at once: the route is ONCE.
 //
 // folds: the computation of a reduce-scatter can add to what is there. With m >= 2 slices the own slices 0 … m − 2,
@@ -112,7 +112,7 @@ cf_schedule *cf_schedule_create(cf_operation operation, cf_side side, cf_mode mo
                                 bool folds);
 void cf_schedule_free(cf_schedule *schedule);
 
-// A schedule of one's own: a list without steps, of mode OWN, which the following fill; then set `begin`, and `stage_slots`
+// A schedule of your own: a list without steps, of mode OWN, which the following fill; then set `begin`, and `stage_slots`
 // (a multiple of m) if it uses the stage. Each appends a step and returns its index, for later steps to wait for; -1 for a wait
 // is none. What is not an argument (range, accumulate, joined) is set in schedule->step[index]. Plans take a function that
 // makes such a schedule for any rank (fuse.h), and cf_schedule_check() says what is wrong with it.

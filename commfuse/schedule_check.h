@@ -11,25 +11,21 @@
 //   volume      commfuse: (N-1)·m slices sent and as many received by each rank, no collective;
 //               none and slice: native collectives cover every slice once; nowire: nothing travels
 //   matching    the k-th send from r to p is the k-th receive of p from r: same slice, hence same size
-//               (NCCL matches by order); no slice travels twice between a pair (MPI matches by tag)
 //   race        two steps of a rank that touch one place, one of them writing, are ordered by waits
 //   deadlock    every step of every rank completes
 //   data        what a step reads is there when it reads it, and the result is complete
 //   sum order   reduce-scatter by exchanges adds slice j in the order j+1, j+2, …, j
-//   own slice   compute after: own slices first and behind the first transfer; before: own slices last
+//   own slice   compute after: own slices first and during the first transfer; before: own slices last
 //   arrival     compute after: the other slices in the order in which their transfers were posted
 //   work order  compute after an all-gather, commfuse and nowire: slices of rank r, then of r − 1, r − 2, …, by ring and
 //               direct alike (an all-to-all has the same one on both)
-//   tail        no EXCHANGE is posted behind the last COMPUTE; if there is compute before, behind the last of it
+//   tail        no EXCHANGE is posted after the last COMPUTE; if there is compute before, after the last of it
 //   begin       begin computes before and posts every transfer, finish computes after (all modes)
 //   fold        a schedule that folds computes its own slices but number m − 1, and no others, onto the sums of all
 //               others' parts, in finish
 //
-// Of a schedule of one's own (CF_MODE_OWN), unit (but for its form), volume, own slice, work order and tail are not asked:
-// those are what CommFuse promises of its own schedules, the others are what makes any schedule correct.
-//
-// Nothing more needs to be said of what is on the wire behind the last COMPUTE before: by volume and data every
-// transfer of an operation with compute after brings a slice that is worked on, and by race not too early.
+// A schedule of your own (CF_MODE_OWN) need not have unit (but for its form), volume, own slice, work order and tail: CommFuse
+// promises those of its schedules; the others make any schedule correct.
 #ifndef CF_SCHEDULE_CHECK_H
 #define CF_SCHEDULE_CHECK_H
 

@@ -19,7 +19,7 @@ bool cf_secret_given(void) {
 }
 
 static size_t read_secret(const char *path, char *text) {
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a FIFO without a writer shall not hold the start
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a FIFO without a writer must not block the start
     struct stat is;
     if (fd < 0 || fstat(fd, &is) != 0)
         cf_die_together("openssl rand -hex 32 >FILE; chmod 600 FILE", "COMMFUSE_SECRET_FILE %s: %s", path, strerror(errno));
@@ -33,15 +33,15 @@ static size_t read_secret(const char *path, char *text) {
 }
 
 cf_mac cf_secret(void) {
-    static const cf_mac nobody;
+    static const cf_mac public_key;
     const char *secret = cf_given("COMMFUSE_SECRET"), *path = cf_given("COMMFUSE_SECRET_FILE");
     char text[LONGEST];
-    if (!secret && !path) return nobody;
+    if (!secret && !path) return public_key;
     size_t length = secret ? strlen(secret) : read_secret(path, text);
     if (length < SHORTEST)
         cf_die_together("openssl rand -hex 32 makes a good one", "%s has %zu characters; at least %d are needed",
                         secret ? "COMMFUSE_SECRET" : path, length, SHORTEST);
-    return cf_mac_of(&nobody, secret ? secret : text, length);
+    return cf_mac_of(&public_key, secret ? secret : text, length);
 }
 
 cf_mac cf_mac_of(const cf_mac *key, const void *data, size_t bytes) {

@@ -4,7 +4,7 @@
 //     COMMFUSE_SECRET        the secret itself: openssl rand -hex 32
 //     COMMFUSE_SECRET_FILE   or a file that holds it, which only its owner may read
 //
-// Without either, codes are made with a key that everybody knows: they find damage, and keep nobody out.
+// Without either, codes are made with a key that everybody knows: they detect damage, but do not keep strangers out.
 #ifndef CF_SECRET_H
 #define CF_SECRET_H
 
@@ -14,7 +14,7 @@
 
 CF_EXTERN_C_BEGIN
 
-typedef struct cf_mac { // a code, or a key to make codes with: a code that nobody else can make is a key
+typedef struct cf_mac { // a code, or a key to make codes with: a code that no stranger can make is a key
     unsigned char bytes[32];
 } cf_mac;
 
@@ -24,7 +24,7 @@ bool cf_secret_given(void);
 
 cf_mac cf_mac_of(const cf_mac *key, const void *data, size_t bytes);
 bool cf_mac_equal(const cf_mac *a, const cf_mac *b); // takes the same time wherever they differ
-void cf_random(void *data, size_t bytes);            // at most 256 bytes that nobody can foresee
+void cf_random(void *data, size_t bytes);            // at most 256 unpredictable bytes
 
 CF_EXTERN_C_END
 #endif

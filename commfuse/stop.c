@@ -1,4 +1,4 @@
-// See stop.h. A thread of its own takes the signals, so that it may print. The threads that compute block them, as oneDNN's
+// See stop.h. A separate thread receives the signals, so that it may print. The threads that compute block them, as oneDNN's
 // matrix products (2.6) keep values below the stack pointer, where the kernel puts the frame of a handler: results would be
 // wrong, or the heap damaged, once in some signals. Threads of libraries, which were there before, pass on what they get.
 #include "stop.h"
@@ -32,7 +32,7 @@ const char *cf_wait_text(char text[CF_WAIT_TEXT], const cf_wait *wait, const cha
     return text;
 }
 
-// One write, so that messages of several ranks do not mix, and without stdio's locks: somebody may hold them for ever.
+// One write, so that messages of several ranks do not mix, and without stdio's locks: a stuck thread may hold them.
 static void report(int number, bool again) {
     static const char first[] = ": ends after this step; a second signal ends it at once (so does a launcher that has lost a rank)";
     char who[128], wait[CF_WAIT_TEXT] = "", text[1024];
@@ -52,7 +52,7 @@ static void *listen(void *unused) {
     for (int number;;) {
         if (sigwait(&stop.signals, &number) != 0) continue;
         const bool again = cf_stop_asked() != 0;
-        if (cf_die_has_spoken()) _exit(STATUS);
+        if (cf_die_has_reported()) _exit(STATUS);
         if (again && cf_now_ms() - asked_ms <= SAME_MS) continue;
         asked_ms = cf_now_ms();
         __atomic_store_n(&stop.asked, number, __ATOMIC_RELEASE);

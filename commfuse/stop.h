@@ -27,7 +27,7 @@ typedef struct cf_wait {
 } cf_wait;
 void cf_stop_waits(const cf_wait *wait);
 
-// "waits for rank 1: reduce-scatter mlp.fc2, layer 7, step 41". peers: for whom, in words; NULL: as `wait` says.
+// "waits for rank 1: reduce-scatter mlp.fc2, layer 7, step 41". peers: for which ranks, in words; NULL: as in `wait`.
 enum { CF_WAIT_TEXT = 512 };
 const char *cf_wait_text(char text[CF_WAIT_TEXT], const cf_wait *wait, const char *peers);
 

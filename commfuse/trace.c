@@ -58,12 +58,6 @@ cf_moment cf_trace_begin(cf_trace *trace, cf_trace_row row, const char *name, cf
     return has_moments(trace, row) ? cf_moment_now(stream) : (cf_moment){0};
 }
 
-static void record_event(cf_trace *trace, cf_trace_event e) {
-    e.begin_ms -= trace->zero_ms, e.end_ms -= trace->zero_ms, e.posted_ms -= trace->zero_ms;
-    trace->event = cf_host_grow(trace->event, &trace->event_capacity, trace->events + 1, sizeof e, purpose);
-    trace->event[trace->events++] = e;
-}
-
 // Moments of the first spans become times: of the first `count`, and of others that have passed. A GPU does not remember
 // moments for ever, and a step may take more than it remembers.
 static void resolve(cf_trace *trace, int64_t count, bool others) {
@@ -83,7 +77,11 @@ static void resolve(cf_trace *trace, int64_t count, bool others) {
         e->begin_ms = cf_moment_ms(s->begin), e->end_ms = cf_moment_ms(s->end);
         e->posted_ms = trace->record ? cf_moment_ms(s->posted) : e->begin_ms;
         if (e->row == CF_TRACE_WAIT) e->end_ms = fmax(e->begin_ms, e->end_ms);
-        if (trace->record && (e->row != CF_TRACE_WAIT || e->begin_ms < e->end_ms)) record_event(trace, *e);
+        if (!trace->record || (e->row == CF_TRACE_WAIT && e->begin_ms == e->end_ms)) continue;
+        trace->event = cf_host_grow(trace->event, &trace->event_capacity, trace->events + 1, sizeof *e, purpose);
+        cf_trace_event *recorded = &trace->event[trace->events++];
+        *recorded = *e;
+        recorded->begin_ms -= trace->zero_ms, recorded->end_ms -= trace->zero_ms, recorded->posted_ms -= trace->zero_ms;
     }
 }
 
@@ -154,7 +152,7 @@ double cf_median(double *values, int count) {
     return values[count / 2];
 }
 
-// What an interval of communication adds to a union of those that began before, which reaches so far.
+// What an interval of communication adds to a union of those that began before, which ends at *reached.
 static double beyond(const cf_trace_event *e, double *reached) {
     const double from = fmax(e->begin_ms, *reached);
     if (e->end_ms <= from) return 0;
@@ -234,13 +232,11 @@ static void write_event(FILE *file, int rank, int row, const cf_trace_event *e) 
     fprintf(file, "}}");
 }
 
-static void write_rank(FILE *file, int rank, const cf_trace_event *events, int64_t count) {
+static void write_rank(FILE *file, int rank, cf_trace_event *events, int64_t count) {
     double taken[COMM_ROWS_MAX];                                  // until when each comm row is
     for (int i = 0; i < COMM_ROWS_MAX; i++) taken[i] = -INFINITY; // a transfer may have begun before zero
-    cf_trace_event *sorted = cf_host_alloc(count, sizeof *sorted, "writing a trace");
-    if (count > 0) memcpy(sorted, events, (size_t)count * sizeof *sorted);
-    qsort(sorted, (size_t)count, sizeof *sorted, ascending);
-    for (const cf_trace_event *e = sorted; e < sorted + count; e++) {
+    if (count > 0) qsort(events, (size_t)count, sizeof *events, ascending);
+    for (const cf_trace_event *e = events; e < events + count; e++) {
         int lane = 0; // the first that is free
         if (e->row == CF_TRACE_COMM) {
             while (lane < COMM_ROWS_MAX - 1 && taken[lane] > e->begin_ms) lane++;
@@ -248,10 +244,9 @@ static void write_rank(FILE *file, int rank, const cf_trace_event *events, int64
         }
         write_event(file, rank, e->row + lane, e);
     }
-    free(sorted);
 }
 
-void cf_trace_write(FILE *file, int ranks, const cf_trace_event *const *events, const int64_t *counts) {
+void cf_trace_write(FILE *file, int ranks, cf_trace_event *const *events, const int64_t *counts) {
     fprintf(file, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n");
     for (int rank = 0; rank < ranks; rank++) {
         for (int row = 0; row < CF_TRACE_COMM + COMM_ROWS_MAX; row++)
@@ -272,7 +267,7 @@ char *cf_trace_gather(cf_trace *trace, cf_transport *t, size_t *size) {
     const int64_t most = -cf_least_host(t, -trace->events);
     trace->event = cf_host_grow(trace->event, &trace->event_capacity, most + 1, sizeof *trace->event, purpose);
     int64_t *counts = cf_of_all(t, &trace->events, sizeof *counts);
-    const cf_trace_event **lists = cf_host_alloc(t->size, sizeof *lists, "the trace of all ranks");
+    cf_trace_event **lists = cf_host_alloc(t->size, sizeof *lists, "the trace of all ranks");
     cf_trace_event *all = cf_of_all(t, trace->event, most * (int64_t)sizeof *all);
     char *text = NULL;
     FILE *memory = t->rank == 0 ? open_memstream(&text, size) : NULL;

@@ -38,14 +38,13 @@ void cf_trace_free(cf_trace *trace);
 void cf_trace_record(cf_trace *trace, bool on);
 // The same on all ranks of a run, which have met in a barrier just now. Collective: they agree on zero.
 void cf_trace_start(cf_trace *trace, cf_transport *transport);
-void cf_trace_step(cf_trace *trace, int step,
-                   cf_stream *stream); // one begins, with what comes on the stream from here on
+void cf_trace_step(cf_trace *trace, int step, cf_stream *stream); // one begins, with what comes on the stream from here on
 // Between two moments of a stream. begin() opens a range by that name on the host's time line, end()
 // closes it; a computation's moments are taken only while events are recorded.
 cf_moment cf_trace_begin(cf_trace *trace, cf_trace_row row, const char *name, cf_stream *stream);
 void cf_trace_end(cf_trace *trace, cf_trace_row row, const char *name, int layer, int slice, cf_moment begin, cf_stream *stream);
 // A wait for a transfer that ends at `end`; if that has been before `begin`, nothing had to wait. Closes what begin() opened.
-// (What a GPU's stream takes to go on, some microseconds, is not counted.)
+// (The microseconds in which a GPU's stream resumes are not counted.)
 void cf_trace_wait(cf_trace *trace, const char *name, int layer, cf_moment begin, cf_moment end);
 // A transfer: asked for at `posted`, in flight from `begin` to `end`.
 void cf_trace_transfer(cf_trace *trace, const char *name, int layer, int slice, int peer, int64_t bytes, cf_moment posted,
@@ -68,8 +67,8 @@ const cf_trace_total *cf_trace_totals(const cf_trace *trace, int *count, int64_t
 double cf_median(double *values, int count); // which it sorts; the upper one of two; NAN of none
 
 const cf_trace_event *cf_trace_events(cf_trace *trace, int64_t *count);
-// Chrome trace of several ranks: events of rank i are events[i][0 … counts[i]).
-void cf_trace_write(FILE *file, int ranks, const cf_trace_event *const *events, const int64_t *counts);
+// Chrome trace of several ranks: events of rank i are events[i][0 … counts[i]), which it sorts.
+void cf_trace_write(FILE *file, int ranks, cf_trace_event *const *events, const int64_t *counts);
 // That of this run's ranks: stops recording; rank 0 gets the text, and frees it, others NULL. Collective over all ranks.
 char *cf_trace_gather(cf_trace *trace, cf_transport *transport, size_t *size);
 

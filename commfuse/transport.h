@@ -110,7 +110,7 @@ struct cf_transport {
     void (*post)(cf_transport *, cf_request *requests, int count, cf_stream *stream);
     // No need for `stream` to wait. GPU: true only where it is the stream that has waited last, and has waited for this.
     bool (*test)(cf_transport *, cf_request *request, cf_point point, cf_stream *stream);
-    // Work enqueued on `stream` afterwards sees the request at that point. CPU: blocks. Who waits longer than
+    // Work enqueued on `stream` afterwards sees the request at that point. CPU: blocks. A rank that waits longer than
     // timeout_s (GPU: in cf_stream_sync) dies naming operation, layer, step and the peer waited for. Returns when the
     // wait ends, for traces; on a GPU, where a wait may find that all is there, that may lie before its beginning.
     cf_moment (*wait)(cf_transport *, cf_request *request, cf_point point, cf_stream *stream);
@@ -119,12 +119,12 @@ struct cf_transport {
 };
 
 // The transport of this program, by name: "auto", "mpi" (CPU), "nccl", "ipc" (GPU). Dies
-// (together) on one that it does not have. Also takes hold of the device and tells die who this process is.
+// (together) on one that it does not have. Also calls cf_device_open() and cf_die_setup().
 // timeout_s: as in set_timeout, also for ranks to appear.
 cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, double timeout_s);
 
-// all (size, bytes) = what every rank gives, in the host's memory: the few words that ranks report to each other beside
-// their steps. Collective; at any time. t NULL: a rank alone.
+// all (size, bytes) = what every rank gives, in the host's memory: for reports between ranks, beside their steps. Collective; at
+// any time. t NULL: a rank alone.
 static inline void cf_allgather_host(cf_transport *t, const void *mine, void *all, int64_t bytes) {
     if (t)
         t->gather(t, mine, all, bytes);

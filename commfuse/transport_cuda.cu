@@ -139,7 +139,7 @@ static void tell_watch(cuda_state *s, const flight *f) {
         return;
     }
     s->waits = true;
-    cf_watch_waits(s->watch, f->group, wait_for(f));
+    cf_watch_waits(s->watch, wait_for(f));
 }
 
 // f: what this rank waits for, NULL: nothing. news: what a library has reported, NULL: nothing, for too long.

@@ -1,29 +1,28 @@
 // Bytes over MPI, moved by one progress thread.
 //
-// An MPI library makes progress only while somebody is inside it. Polling from the compute thread between
-// two matrix products leaves a good part of the communication exposed, so after start-up ALL MPI calls are
-// made by a thread of their own: it takes posted requests from a queue, is ready to receive what they bring, sends
-// when the requests they come `after` are done, tests what is in flight, and marks what is done. The compute thread
-// only posts, looks at flags and waits. (So MPI_THREAD_SERIALIZED is enough.)
+// An MPI library makes progress only while a thread is inside it. Polling from the compute thread between two matrix products
+// leaves a good part of the communication exposed, so after the start ALL MPI calls are made by a separate thread: it takes
+// posted requests from a queue, is ready to receive what they bring, sends when the requests they come `after` are done, tests
+// what is in flight, and marks what is done. The compute thread only posts, reads flags and waits. (So MPI_THREAD_SERIALIZED
+// is enough.)
 //
-// Who may use a core:
+// Which thread may use a core:
 //   nothing in flight            the progress thread sleeps on a condition variable
-//   cores to spare on this host  it polls while things move quickly, otherwise naps between looks: for a quarter of
-//                                the time from one movement to the next, or since the last, half a millisecond at
-//                                most. (The host may be busier than it seems, and who never sleeps is the last to
-//                                get its core back. Who wakes too often is a bad neighbour: each wake-up and each
-//                                poll are system calls beside a thread that computes, on the same core where a
-//                                virtual machine's processors are hardware threads.) A post or a wait ends a nap. It
-//                                lingers a moment before it sleeps (a woken thread may find itself on the core of
-//                                the one that computes), and a waiting compute thread polls its flag for a while too
-//   threads outnumber the cores  both sleep between looks, so that the compute threads get the cores
-//   ranks outnumber the cores    nor is a library's blocking collective called, which spins on a core that the rank it
-//                                waits for needs (324 ms a step instead of 2.9): the one that does not block is called
-// Launchers bind a rank to a single core when there are few ranks (Open MPI up to two), which would put the
-// compute threads and this one on the same core: such a binding is widened at start.
+//   cores to spare on this host  it polls while things move quickly, otherwise naps between polls: for a quarter of the time
+//                                from one movement to the next, or since the last, half a millisecond at most. (The host may be
+//                                busier than it seems, and a thread that never sleeps gets its core back last. Each wake-up and
+//                                each poll are system calls beside a thread that computes, on the same core where a virtual
+//                                machine's processors are hardware threads.) A post or a wait ends a nap. It lingers a moment
+//                                before it sleeps (a woken thread may find itself on the core of the one that computes), and a
+//                                waiting compute thread polls its flag for a while too
+//   threads outnumber the cores  both sleep between polls, so that the compute threads get the cores
+//   ranks outnumber the cores    a blocking collective is not called either, as it spins on a core that the rank it waits for
+//                                needs (324 ms a step instead of 2.9): the one that does not block is called
+// Launchers bind a rank to a single core when there are few ranks (Open MPI up to two), which would put the compute threads and
+// this one on the same core: such a binding is widened at start.
 //
-// What is waited for is kept for the watch (watch.h), which finds out about the other ranks when nothing comes. Who
-// gives up leaves the others time to do so too before it ends the run, so that every rank says what it sees.
+// The watch (watch.h) knows what is waited for, and finds out about the other ranks when nothing comes. A rank that gives up
+// leaves the others time to do so too before it ends the run, so that every rank prints what it sees.
 //
 // mpi_state lives from cf_transport_create() to close(), which joins the progress thread before it frees anything.
 #define _GNU_SOURCE
@@ -50,7 +49,7 @@ enum {
     POLLS_BEFORE_REST = 8,
     REST_NS = 20000, // threads outnumber cores: sleep between polls
     POLLS_BEFORE_YIELD = 64,
-    NAP_NS = 10000, // cores to spare: the shortest nap, and any while somebody waits
+    NAP_NS = 10000, // cores to spare: the shortest nap, and any while the compute thread waits
     NAP_NS_MAX = 500000,
     NAP_SHARE = 4,     // of the time since something moved, or from one to the next
     PACE_SHARE = 4,    // of the newest of these times in their running mean
@@ -58,7 +57,7 @@ enum {
     LINGER_MS = 5,     // cores to spare: the progress thread looks this long for more before it sleeps
     SPIN_MS = 2,       // cores to spare: a waiting compute thread polls this long before it sleeps
     LOOK_MS = 100,     // how often a sleeping waiter looks at its deadline
-    GAP_MS = 1000,     // no look for so long: this process itself was stopped, and nobody is late
+    GAP_MS = 1000,     // no look for so long: this process itself was stopped, and no rank is late
     HWTHREADS_OF_ONE_CORE = 2
 };
 
@@ -78,8 +77,7 @@ typedef struct mpi_state {
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t posted, done; // new work for the progress thread; news for waiting compute threads
-    cf_request *first,
-        *last; // posted, not yet seen by the progress thread; `first` is looked at without the lock
+    cf_request *first, *last;    // posted, not yet seen by the progress thread; `first` is read without the lock
     bool quit;
     atomic_int waiters;
     atomic_bool crowded; // ranks · (threads + 1) > cores
@@ -88,9 +86,9 @@ typedef struct mpi_state {
     double timeout_ms;
     cf_bootstrap *ranks;
     cf_watch *watch;
-    MPI_Comm world, comm[GROUPS_MAX]; // of all ranks, for gather(); of the groups bound
+    MPI_Comm world, comm[GROUPS_MAX]; // of all ranks; of the groups bound
     int comms;
-    cf_group all;
+    cf_group all; // for gather()
     // Only the progress thread touches these
     cf_flights flights;
     double moved_ms, pace_ms; // when something moved last; from one to the next on average
@@ -108,17 +106,17 @@ static void wait_at_most(pthread_cond_t *condition, pthread_mutex_t *lock, long 
 
 // --- the progress thread ---
 
-static bool has_news(const mpi_state *s) {
+static bool has_posted(const mpi_state *s) {
     return __atomic_load_n(&s->first, __ATOMIC_ACQUIRE) != NULL;
 }
 
-// What has been posted since the last look, in order. Sleeps while there is nothing at all to do. NULL with nothing in flight:
-// go home.
+// What has been posted since the last call, in order. Sleeps while there is nothing at all to do. NULL with nothing in flight:
+// the transport is closed.
 static cf_request *collect_posted(mpi_state *s) {
     const bool busy = s->flights.actives > 0;
-    if (busy && !has_news(s)) return NULL;
+    if (busy && !has_posted(s)) return NULL;
     const double begin_ms = cf_now_ms();
-    for (int polls = 0; !busy && !has_news(s) && !atomic_load(&s->crowded) && cf_now_ms() - begin_ms < LINGER_MS; polls++)
+    for (int polls = 0; !busy && !has_posted(s) && !atomic_load(&s->crowded) && cf_now_ms() - begin_ms < LINGER_MS; polls++)
         poll_again(polls);
     pthread_mutex_lock(&s->lock);
     while (!s->first && !busy && !s->quit) pthread_cond_wait(&s->posted, &s->lock);
@@ -132,7 +130,7 @@ static cf_request *collect_posted(mpi_state *s) {
 
 // 0: something will move before a nap would end
 static long nap_ns(const mpi_state *s) {
-    if (cf_flights_collective(&s->flights)) return NAP_NS; // whatever moves in there shows only at its end
+    if (cf_flights_collective(&s->flights)) return NAP_NS; // its movements show only at its end
     double still_ms = cf_now_ms() - s->moved_ms;
     double ns = (still_ms > s->pace_ms ? still_ms : s->pace_ms) * 1e6 / NAP_SHARE;
     if (ns < NAP_NS) return 0;
@@ -145,7 +143,7 @@ static void rest(mpi_state *s, int idle) {
         const long ns = nap_ns(s);
         if (ns == 0) return;
         pthread_mutex_lock(&s->lock);
-        bool hurry = ns > NAP_NS && atomic_load(&s->waiters) > 0; // whoever began to wait since has woken nobody
+        bool hurry = ns > NAP_NS && atomic_load(&s->waiters) > 0; // a wait that began since has woken nobody
         if (!s->first && !hurry) wait_at_most(&s->posted, &s->lock, ns);
         pthread_mutex_unlock(&s->lock);
     } else if (idle != 0)
@@ -154,9 +152,8 @@ static void rest(mpi_state *s, int idle) {
         nanosleep(&(struct timespec){0, REST_NS}, NULL);
 }
 
-// A rest of microseconds shall be one, and the thread shall get its core back at once although a compute thread
-// holds it: Linux (6.12 and later) lets a waking thread with a short time slice through. Where the kernel knows
-// neither, nothing changes, nor for who has been given a real-time policy.
+// A nap must last microseconds, not more, and end on a core although compute threads hold them: Linux (6.12 and later) lets a
+// waking thread with a short time slice through. Older kernels, and threads with a real-time policy, change nothing.
 static void wake_promptly(void) {
     struct { // struct sched_attr, which C libraries before 2.41 lack
         uint32_t size, policy;
@@ -240,7 +237,7 @@ static const cf_request *awaited(const cf_request *r) {
     return r;
 }
 
-// For whom this thread waits (of an exchange the peer whose half is missing), and for what.
+// For which rank this thread waits (of an exchange the peer whose half is missing), and for what.
 static cf_wait wait_for(const cf_request *r) {
     const cf_request *late = awaited(r);
     const bool received = late->recv_from < 0 || cf_reached(late, CF_ARRIVED);
@@ -252,14 +249,14 @@ static void wait_asleep(mpi_state *s, const cf_request *r, cf_point point, doubl
     double looked_ms = begin_ms;
     pthread_mutex_lock(&s->lock);
     while (!cf_reached(r, point)) {
-        cf_watch_waits(s->watch, awaited(r)->group, wait_for(r));
+        cf_watch_waits(s->watch, wait_for(r));
         wait_at_most(&s->done, &s->lock, LOOK_MS * 1000000L);
         const double gap_ms = cf_now_ms() - looked_ms;
         if (gap_ms > GAP_MS) begin_ms += gap_ms;
         looked_ms += gap_ms;
         const double waited_ms = looked_ms - begin_ms;
         if (cf_reached(r, point)) break;
-        // Too long by its own measure, or another rank has given up, so that the run is at its end.
+        // Too long, or another rank has given up, so that the run is at its end.
         if (!(s->timeout_ms > 0 && waited_ms >= s->timeout_ms) && !cf_watch_is_over(s->watch, waited_ms)) continue;
         pthread_mutex_unlock(&s->lock);
         cf_watch_give_up(s->watch, NULL, wait_for(r), waited_ms, NULL);
@@ -272,7 +269,7 @@ static cf_moment wait(cf_transport *t, cf_request *r, cf_point point, cf_stream 
     mpi_state *s = (mpi_state *)t->state;
     if (cf_reached(r, point)) return cf_moment_now(stream);
     double begin_ms = cf_now_ms();
-    atomic_fetch_add(&s->waiters, 1); // from here on the progress thread naps no longer than it must
+    atomic_fetch_add(&s->waiters, 1); // from here on naps are short
     pthread_mutex_lock(&s->lock);
     pthread_cond_signal(&s->posted);
     pthread_mutex_unlock(&s->lock);
@@ -306,8 +303,8 @@ static void bind_group(cf_transport *t, cf_group *group) {
     group->native = comm;
 }
 
-// From one core to all that the launcher itself may use (which `taskset … mpirun` and the like still limit). Nobody but
-// Open MPI's launcher binds unasked; what others have bound stays so.
+// From one core to all that the launcher may use (which `taskset … mpirun` and the like still limit). Only Open MPI's launcher
+// binds unasked; other bindings stay.
 static void widen_binding(void) {
     cpu_set_t mine, launcher;
     if (!getenv("OMPI_COMM_WORLD_LOCAL_SIZE")) return;
@@ -322,6 +319,8 @@ static void gather(cf_transport *t, const void *mine, void *all, int64_t bytes) 
     cf_request r = {.kind = CF_REQUEST_ALLGATHER,
                     .group = &s->all,
                     .dtype = CF_BYTE,
+                    .send_to = -1,
+                    .recv_from = -1,
                     .send = mine,
                     .recv = all,
                     .send_count = bytes,
@@ -346,7 +345,6 @@ static void close_transport(cf_transport *t) {
     for (int i = 0; i < s->comms; i++) MPI_Comm_free(&s->comm[i]);
     cf_deadline_end();
     s->ranks->close(s->ranks);
-    free(s->all.world);
     free(s);
     free(t);
 }
@@ -404,8 +402,7 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
     cf_device_open(t->local_rank);
     s->watch = cf_watch_open(ranks);
     s->world = MPI_COMM_WORLD;
-    s->all = (cf_group){"all ranks", t->size, t->rank, cf_host_alloc(t->size, sizeof(int), "the transport"), &s->world};
-    for (int i = 0; i < t->size; i++) s->all.world[i] = i;
+    s->all = (cf_group){.name = "all ranks", .size = t->size, .rank = t->rank, .native = &s->world}; // it has no exchanges
     pthread_mutex_init(&s->lock, NULL);
     pthread_condattr_t monotonic;
     pthread_condattr_init(&monotonic);

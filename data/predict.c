@@ -38,7 +38,7 @@ void predict_options(options *o, machine *m) {
 // --- one mesh in one mode ---
 
 static void write_timeline(const options *o, const cf_played_events *events, int players) {
-    const cf_trace_event *list[CF_PLAYERS_MAX];
+    cf_trace_event *list[CF_PLAYERS_MAX];
     int64_t counts[CF_PLAYERS_MAX];
     FILE *file = fopen(o->trace, "w");
     for (int i = 0; i < players; i++) list[i] = events[i].event, counts[i] = events[i].count;

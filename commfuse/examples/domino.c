@@ -1,4 +1,4 @@
-// A schedule of one's own: Domino's halves (arXiv 2409.15241). The rows of a product are computed in two halves, and the sums of a
+// A schedule of your own: Domino's halves (arXiv 2409.15241). The rows of a product are computed in two halves, and the sums of a
 // half travel, all at once, while the next half is computed. It is checked, replayed over costs, and run.
 //
 //     cc -O3 domino.c $(pkg-config --cflags --libs commfuse) -o domino && mpirun -np 2 ./domino

@@ -11,7 +11,7 @@ enum { ROWS = 512, C = 256, HIDDEN = 1024, RUNS = 5 };
 static float X[ROWS * C], A[C * HIDDEN], B[HIDDEN * C], H[ROWS * HIDDEN], Y[ROWS * C]; // of A, B and H the own part alone
 static int hidden;                                                                     // columns of it
 
-static float number(int64_t i) { // of what all ranks know: X from 0 on, A and B behind it
+static float number(int64_t i) { // of what all ranks know: X from 0 on, then A and B
     return (float)((i * 2654435761u >> 7) % 1000) / 1000 - 0.5f;
 }
 

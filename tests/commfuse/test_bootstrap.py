@@ -24,7 +24,7 @@ LAUNCHERS = re.compile(r"OMPI_|PMI_|PMIX_|MPI_|SLURM_|(LOCAL_)?RANK$|(LOCAL_)?WO
 BARE = {name: value for name, value in os.environ.items() if not LAUNCHERS.match(name)}
 PROMPT_S = 30  # below the time-outs of the cases that end at once
 MAGIC = 0xCF0B0077
-CHALLENGE, HELLO, REPLY, DATA, LOST, GOODBYE = range(1, 7)
+CHALLENGE, HELLO, REPLY, DATA, LOST = range(1, 6)
 PLACE_BYTES = 64 + 40 + 128  # what each rank gives first: host, boot, cores
 SECRET = "correct horse battery staple"
 
@@ -181,7 +181,7 @@ class Bootstrap(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertIn("rank 1 of 2", done.stdout)
 
-    def test_launcher_tells_local_ranks(self):
+    def test_launcher_names_local_ranks(self):
         processes = [self.start(rank, 2, "gather", LOCAL_RANK=0, LOCAL_WORLD_SIZE=1) for rank in range(2)]
         for rank, process in enumerate(processes):
             self.assertIn(f"rank {rank} of 2, 0 of 1 on this host", self.end(process, 0))
@@ -289,12 +289,12 @@ class Bootstrap(unittest.TestCase):
                     lines[i] = Line(all_of_them.enter_context(self.connect()), rank=line.rank)
                     reply = lines[i].join(size)
                 self.assertEqual(reply, "")
-            for kind, mine in (DATA, bytes(PLACE_BYTES)), (GOODBYE, b""):  # at start, at the end
+            for mine in bytes(PLACE_BYTES), b"":  # at start, at the end
                 for line in lines:
-                    line.send(kind, mine)
+                    line.send(DATA, mine)
                 for line in lines:
-                    got = line.receive()
-                    self.assertEqual((got[0], len(got[1])), (kind, size * len(mine)))
+                    kind, got = line.receive()
+                    self.assertEqual((kind, len(got)), (DATA, size * len(mine)))
         self.assertIn(f"rank 0 of {size}", self.end(root, 0))
 
     # --- the secret ---

@@ -7,7 +7,7 @@
 #include "tests/commfuse/ranks.h"
 #include "commfuse/fuse.h"
 
-enum { LAYER = 7, STEP = 41, PATIENCE_S = 60, SLICES = 3, CAPACITY = 17 * 67 };
+enum { LAYER = 7, STEP = 41, TIMEOUT_S = 60, SLICES = 3, CAPACITY = 17 * 67 };
 
 static cf_transport *transport;
 static cf_mesh mesh; // tp = all ranks
@@ -163,8 +163,7 @@ static void job_run(job *j, int64_t rows, int64_t elements, int seed) {
 }
 
 static void check_nothing_found(const job *j) {
-    char text[CF_CHECK_TEXT], hint[CF_CHECK_TEXT];
-    CHECK(!cf_check_look(checked.check, checked.stream, text, hint), "%s: %s", describe(j), text);
+    CHECK(cf_check_verdict(checked.check, checked.stream), "%s: %s", describe(j), cf_error());
 }
 
 static void check_same(const job *a, const job *b) {
@@ -256,35 +255,35 @@ static bool forwarded(const cf_schedule *s, const cf_step *sent) {
     return s->operation == CF_ALLGATHER && sent->send_slice / s->slices != s->rank;
 }
 
-static void check_words(const job *j, const char *text, const char *expected) {
-    CHECK(strstr(text, expected), "%s: '%s' does not say '%s'", describe(j), text, expected);
+static void check_words(const job *j, const char *expected) {
+    CHECK(strstr(cf_error(), expected), "%s: '%s' does not say '%s'", describe(j), cf_error(), expected);
 }
 
 // Was found here what should be? In a ring, an all-gather passes what is wrong on, as far as it goes.
 static void check_found(const job *j, const cf_schedule *s, const cf_step *sent) {
-    char text[CF_CHECK_TEXT], hint[CF_CHECK_TEXT], expected[CF_CHECK_TEXT];
-    bool found = cf_check_look(checked.check, checked.stream, text, hint), here = sent->send_to == mesh.tp_group.rank;
+    char expected[256];
+    bool found = !cf_check_verdict(checked.check, checked.stream), here = sent->send_to == mesh.tp_group.rank;
     bool passed = s->operation == CF_ALLGATHER && s->route == CF_RING && mesh.tp_group.rank != s->rank;
-    CHECK(found == (here || passed), "%s: %s", describe(j), found ? text : "a flipped bit has gone unseen");
+    CHECK(found == (here || passed), "%s: %s", describe(j), found ? cf_error() : "a flipped bit has gone unseen");
     if (!found) return;
     int peer = here ? s->rank : (mesh.tp_group.rank + mesh.tp - 1) % mesh.tp, k = sent->send_slice % s->slices;
     int64_t rows = j->rows * (k + 1) / s->slices - j->rows * k / s->slices;
     snprintf(expected, sizeof expected, "rank %d got other bytes from rank %d than ", mesh.tp_group.rank, peer);
-    check_words(j, text, expected);
+    check_words(j, expected);
     if (here)
         snprintf(expected, sizeof expected, "than it sent: ");
     else
         snprintf(expected, sizeof expected, "than rank %d, whose they are, sent: ", s->rank);
-    check_words(j, text, expected);
+    check_words(j, expected);
     snprintf(expected, sizeof expected, "%s test.place, layer %d, step %d, slice %d of %d", cf_operation_name(s->operation), LAYER,
              STEP, sent->send_slice, mesh.tp * s->slices);
-    check_words(j, text, expected);
+    check_words(j, expected);
     snprintf(expected, sizeof expected, ", %lld bytes: checksum ", (long long)(rows * row_bytes(j)));
-    check_words(j, text, expected);
+    check_words(j, expected);
     snprintf(expected, sizeof expected, "ranks %d and %d", peer, mesh.tp_group.rank);
-    check_words(j, hint, expected);
-    CHECK(here == !strstr(hint, "those before it"), "%s: %s", describe(j), hint);
-    check_nothing_found(j); // it is told once
+    check_words(j, expected);
+    CHECK(here == !strstr(cf_error(), "those before it"), "%s: %s", describe(j), cf_error());
+    check_nothing_found(j); // it is reported once
 }
 
 // One wrong bit in each exchange of each rank that sends what it has itself.
@@ -406,7 +405,8 @@ static void the_number_is_fixed(void) {
 }
 
 int main(int argc, char **argv) {
-    transport = cf_transport_create("auto", &argc, &argv, PATIENCE_S);
+    transport = cf_transport_create("auto", &argc, &argv, TIMEOUT_S);
+    cf_errors_return(true); // verdicts
     cf_device_threads(1);
     mesh = ranks_mesh(transport, transport->size, 1);
     cf_transport wrong = *transport;

@@ -1,90 +1,78 @@
 // ranks: 1
 //
-// The verdict of the watch: from where each rank says that it is to who is to blame, in words. Worlds of a few ranks are
-// written down by hand.
+// The verdict of the watch: from where each rank says that it is, which ranks are to blame, in words.
 #include "tests/death.h"
 #include "commfuse/watch.c"
 
 enum { SIZE = 24 };
 
-typedef struct world {
-    other others[SIZE];
-    char text[2048];
-    const char *hint;
-} world;
-
-static world w;
-
-static void is(int rank, finding what) {
-    w.others[rank] = (other){.is = what};
-}
+static rank_state ranks[SIZE]; // this rank is 0
+static char text[2048];
+static const char *hint;
 
 static void computes(int rank, const char *label, int layer, int step) {
-    is(rank, ANSWERED);
-    position *at = &w.others[rank].at;
-    *at = (position){.since_s = 61, .layer = layer, .step = step};
-    strcpy(at->label, label);
+    ranks[rank] = (rank_state){.is = ANSWERED, .at = {.since_s = 61, .layer = layer, .step = step}};
+    strcpy(ranks[rank].at.label, label);
 }
 
 static void waits_for(int rank, int peer, const char *label, int layer, int step) {
     computes(rank, label, layer, step);
-    position *at = &w.others[rank].at;
-    at->waits = true;
-    at->peer = peer;
-}
-
-static void waits_for_all(int rank, int size, const char *label, int layer, int step) {
-    waits_for(rank, -1, label, layer, step);
-    w.others[rank].at.stride = 1;
-    w.others[rank].at.size = size;
+    ranks[rank].at.waits = true;
+    ranks[rank].at.peer = peer;
 }
 
 static const char *inquire(int size) {
-    w.hint = verdict(w.others, size, 0, w.text, sizeof w.text);
-    return w.text;
+    hint = verdict(ranks, size, 0, text, sizeof text);
+    return text;
 }
 
+// All wait for each other in one operation.
 static int setup(void **state) {
     (void)state;
-    memset(&w, 0, sizeof w);
-    waits_for(0, 1, "reduce-scatter mlp.fc2", 7, 41);
+    for (int i = 0; i < SIZE; i++) waits_for(i, (i + 1) % SIZE, "reduce-scatter mlp.fc2", 7, 41);
     return 0;
 }
 
-static void a_peer_that_is_dead_or_silent_or_computes(void **state) {
+static void a_rank_that_is_dead_or_silent_or_computes(void **state) {
     (void)state;
-    is(1, DEAD);
+    ranks[1].is = DEAD;
     assert_string_equal(inquire(4), "; rank 1 is dead: its process has ended");
-    assert_non_null(strstr(w.hint, "killed"));
-    is(1, SILENT);
+    assert_non_null(strstr(hint, "killed"));
+    ranks[1].is = SILENT;
     assert_string_equal(inquire(4), "; rank 1 does not answer: frozen, or its host is dead or cut off");
-    assert_non_null(strstr(w.hint, "stopped"));
+    assert_non_null(strstr(hint, "stopped"));
     computes(1, "reduce-scatter mlp.fc2", 6, 41);
     assert_string_equal(inquire(4), "; rank 1 answers: it computes, for 61 s now, after reduce-scatter mlp.fc2, "
                                     "layer 6, step 41: it is slow, or stuck there");
-    assert_non_null(strstr(w.hint, "--timeout"));
+    assert_non_null(strstr(hint, "--timeout"));
     computes(1, "", -1, -1);
     assert_string_equal(inquire(4), "; rank 1 answers: it computes, for 61 s now, and has not begun any operation: "
                                     "it is slow, or stuck there");
 }
 
-static void a_chain_leads_to_its_end(void **state) {
+static void the_end_of_a_chain_is_named_and_not_its_links(void **state) {
     (void)state;
-    waits_for(1, 2, "reduce-scatter mlp.fc2", 7, 41);
+    ranks[20].is = DEAD;
     waits_for(2, 3, "all-gather att.qkv", 8, 41);
-    is(3, SILENT);
-    assert_string_equal(inquire(4), "; rank 1 answers: it waits for rank 2: reduce-scatter mlp.fc2, layer 7, step 41"
-                                    "; the chain of waiting ranks ends there: rank 3 does not answer: frozen, or its "
-                                    "host is dead or cut off: look at rank 3");
+    assert_string_equal(inquire(SIZE), "; rank 20 is dead: its process has ended");
 }
 
-static void a_long_chain_leads_to_its_end(void **state) {
+static void ranks_that_are_gone_go_before_those_that_compute(void **state) {
     (void)state;
-    for (int i = 1; i < 20; i++) waits_for(i, i + 1, "reduce-scatter mlp.fc2", 7, 41);
-    is(20, DEAD);
-    assert_string_equal(inquire(SIZE), "; rank 1 answers: it waits for rank 2: reduce-scatter mlp.fc2, layer 7, step "
-                                       "41; the chain of waiting ranks ends there: rank 20 is dead: its process has "
-                                       "ended: look at rank 20");
+    computes(1, "barrier", -1, 41);
+    ranks[2].is = SILENT;
+    ranks[3].is = DEAD;
+    assert_string_equal(inquire(4), "; rank 2 does not answer: frozen, or its host is dead or cut off; rank 3 is dead: its process "
+                                    "has ended");
+    assert_non_null(strstr(hint, "killed")); // the worse one's
+}
+
+static void those_that_compute_go_before_those_that_are_elsewhere(void **state) {
+    (void)state;
+    waits_for(1, -1, "barrier", -1, 42);
+    computes(2, "barrier", -1, 41);
+    assert_string_equal(inquire(3),
+                        "; rank 2 answers: it computes, for 61 s now, after barrier, step 41: it is slow, or stuck there");
 }
 
 static void ranks_that_wait_for_each_other_are_desynchronised(void **state) {
@@ -93,65 +81,55 @@ static void ranks_that_wait_for_each_other_are_desynchronised(void **state) {
     assert_string_equal(inquire(2), "; rank 1 answers: it waits for rank 0: all-gather att.qkv, layer 2, "
                                     "step 42: the ranks are not at the same operation "
                                     "(desynchronised)");
-    assert_non_null(strstr(w.hint, "same program"));
+    assert_non_null(strstr(hint, "same program"));
+    waits_for(1, -1, "reduce-scatter mlp.fc2", 7, 42); // the next step's
+    assert_non_null(
+        strstr(inquire(2), "rank 1 answers: it waits for the other ranks: reduce-scatter mlp.fc2, layer 7, step 42: the"));
 }
 
-static void a_circle_of_three(void **state) {
+static void of_a_circle_one_that_is_elsewhere_is_named(void **state) {
     (void)state;
-    waits_for(1, 2, "reduce-scatter mlp.fc2", 7, 41);
-    waits_for(2, 0, "barrier", -1, 42);
-    assert_string_equal(inquire(3), "; rank 1 answers: it waits for rank 2: reduce-scatter mlp.fc2, layer 7, step 41"
-                                    "; the chain of waiting ranks goes on: rank 2 answers: it waits for rank 0: "
-                                    "barrier, step 42: the ranks are not at the same operation (desynchronised)");
-    waits_for(2, 0, "reduce-scatter mlp.fc2", 7, 41);
-    assert_non_null(strstr(inquire(3), "messages are lost or late"));
-    assert_non_null(strstr(w.hint, "network"));
-}
-
-static void of_a_collective_only_those_are_named_who_are_elsewhere(void **state) {
-    (void)state;
-    for (int i = 0; i < 6; i++) waits_for_all(i, 6, "barrier", -1, 41);
-    is(3, SILENT);
-    computes(5, "all-gather mlp.fc1", 0, 41);
-    assert_string_equal(inquire(6), "; rank 3 does not answer: frozen, or its host is dead or cut off; rank 5 answers: "
-                                    "it computes, for 61 s now, after all-gather mlp.fc1, layer 0, step 41: it is "
-                                    "slow, or stuck there");
-    assert_non_null(strstr(w.hint, "stopped")); // the worse one's
-    // One of a ring, whose neighbour is in the barrier.
-    waits_for_all(3, 6, "barrier", -1, 41);
+    waits_for(2, 3, "barrier", -1, 42);
     waits_for(5, 4, "all-gather mlp.fc1", 3, 40);
-    assert_string_equal(inquire(6), "; rank 5 answers: it waits for rank 4: all-gather mlp.fc1, layer 3, step 40: the "
-                                    "ranks are not at the same operation (desynchronised)");
+    assert_string_equal(inquire(6),
+                        "; rank 2 answers: it waits for rank 3: barrier, step 42: the ranks are not at the same operation "
+                        "(desynchronised)");
+}
+
+static void a_circle_in_one_operation(void **state) {
+    (void)state;
+    assert_string_equal(inquire(SIZE), "; they wait for each other in the same operation: messages are lost or late");
+    assert_non_null(strstr(hint, "network"));
 }
 
 static void of_many_a_few_are_named(void **state) {
     (void)state;
-    waits_for_all(0, SIZE, "barrier", -1, 41);
-    for (int i = 1; i < SIZE; i++) is(i, DEAD);
+    for (int i = 1; i < SIZE; i++) ranks[i].is = i < SIZE - 1 ? SILENT : DEAD;
     inquire(SIZE);
-    assert_non_null(strstr(w.text, "; rank 4 is dead: its process has ended; and 19 more"));
-    assert_null(strstr(w.text, "rank 5"));
+    assert_non_null(strstr(text, "; rank 4 does not answer: frozen, or its host is dead or cut off; and 19 more"));
+    assert_null(strstr(text, "rank 5"));
+    assert_non_null(strstr(hint, "killed")); // though the dead one is among the 19
 }
 
 static void a_text_that_is_too_long_is_cut(void **state) {
     (void)state;
-    char text[16];
-    memset(text, 'x', sizeof text);
-    is(1, DEAD);
-    inquire(4);
-    verdict(w.others, 4, 0, text, 10);
-    assert_string_equal(text, "; rank 1 ");
-    assert_int_equal(text[10], 'x');
+    char small[16];
+    memset(small, 'x', sizeof small);
+    ranks[1].is = DEAD;
+    verdict(ranks, 4, 0, small, 10);
+    assert_string_equal(small, "; rank 1 ");
+    assert_int_equal(small[10], 'x');
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(a_peer_that_is_dead_or_silent_or_computes, setup),
-        cmocka_unit_test_setup(a_chain_leads_to_its_end, setup),
-        cmocka_unit_test_setup(a_long_chain_leads_to_its_end, setup),
+        cmocka_unit_test_setup(a_rank_that_is_dead_or_silent_or_computes, setup),
+        cmocka_unit_test_setup(the_end_of_a_chain_is_named_and_not_its_links, setup),
+        cmocka_unit_test_setup(ranks_that_are_gone_go_before_those_that_compute, setup),
+        cmocka_unit_test_setup(those_that_compute_go_before_those_that_are_elsewhere, setup),
         cmocka_unit_test_setup(ranks_that_wait_for_each_other_are_desynchronised, setup),
-        cmocka_unit_test_setup(a_circle_of_three, setup),
-        cmocka_unit_test_setup(of_a_collective_only_those_are_named_who_are_elsewhere, setup),
+        cmocka_unit_test_setup(of_a_circle_one_that_is_elsewhere_is_named, setup),
+        cmocka_unit_test_setup(a_circle_in_one_operation, setup),
         cmocka_unit_test_setup(of_many_a_few_are_named, setup),
         cmocka_unit_test_setup(a_text_that_is_too_long_is_cut, setup),
     };

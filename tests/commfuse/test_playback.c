@@ -36,8 +36,8 @@ static void await(cf_record *r, int unit) {
 
 static cf_played play(cf_record *a, cf_record *b) {
     const cf_record *both[] = {a, b};
-    cf_record_step(a);
-    if (b) cf_record_step(b);
+    cf_record_add(a, CF_DO_STEP);
+    if (b) cf_record_add(b, CF_DO_STEP);
     cf_played p = cf_playback(both, b ? 2 : 1, NULL);
     cf_record_free(a);
     if (b) cf_record_free(b);
@@ -46,7 +46,7 @@ static cf_played play(cf_record *a, cf_record *b) {
 
 static cf_record begin(const cf_hardware *hardware) {
     cf_record r = {.hardware = hardware};
-    cf_record_step(&r);
+    cf_record_add(&r, CF_DO_STEP);
     return r;
 }
 
@@ -83,7 +83,7 @@ static void lanes_share_a_link(void **state) {
         post(&r, 1, 0, 0, 10);
         post(&r, 0, 0, 0, 4);
         await(&r, 1);
-        cf_record_step(&r);
+        cf_record_add(&r, CF_DO_STEP);
         await(&r, 0);
         cf_played p = play(&r, NULL);
         assert_near(p.step_ms, on_cpu ? 15 - 5 : 15 - 9);

@@ -218,77 +218,43 @@ static void forget_waits(cf_step *step) {
     step->wait[0] = step->wait[1] = -1;
 }
 
+// In the schedule s of one rank.
+#define PLANT(name, rank, ...)                                                                                                     \
+    static void name(set *all) {                                                                                                   \
+        cf_schedule *s = all->of[rank];                                                                                            \
+        __VA_ARGS__;                                                                                                               \
+    }
+
 // form
-static void wait_for_itself(set *all) {
-    nth(all->of[1], CF_COMPUTE, 1)->wait[0] = find(all->of[1], CF_COMPUTE, 1);
-}
-static void wait_for_later(set *all) {
-    all->of[2]->step[0].wait[1] = all->of[2]->count - 1;
-}
-static void wait_for_nonsense(set *all) {
-    all->of[2]->step[0].wait[1] = -2;
-}
-static void stage_overflow(set *all) {
-    all->of[1]->stage_slots = 0;
-}
-static void full_overflow(set *all) {
-    nth(all->of[0], CF_COMPUTE, 0)->at.slot = all->ranks * all->of[0]->slices;
-}
-static void peer_overflow(set *all) {
-    nth(all->of[0], CF_EXCHANGE, 0)->send_to = all->ranks;
-}
-static void begin_overflow(set *all) {
-    all->of[0]->begin = all->of[0]->count + 1;
-}
-static void rank_mixed_up(set *all) {
-    all->of[0]->rank = 1;
-}
-static void result_in_pieces(set *all) {
-    all->of[0]->result = (cf_place){CF_STAGE, 1};
-}
-static void compute_nothing(set *all) {
-    insert(all->of[0], 0, (cf_step){.kind = CF_COMPUTE, .wait = {-1, -1}, .count = 1, .stride = 1});
-}
+PLANT(wait_for_itself, 1, nth(s, CF_COMPUTE, 1)->wait[0] = find(s, CF_COMPUTE, 1))
+PLANT(wait_for_later, 2, s->step[0].wait[1] = s->count - 1)
+PLANT(wait_for_nonsense, 2, s->step[0].wait[1] = -2)
+PLANT(stage_overflow, 1, s->stage_slots = 0)
+PLANT(full_overflow, 0, nth(s, CF_COMPUTE, 0)->at.slot = all->ranks * s->slices)
+PLANT(peer_overflow, 0, nth(s, CF_EXCHANGE, 0)->send_to = all->ranks)
+PLANT(begin_overflow, 0, s->begin = s->count + 1)
+PLANT(rank_mixed_up, 0, s->rank = 1)
+PLANT(result_in_pieces, 0, s->result = (cf_place){CF_STAGE, 1})
+PLANT(compute_nothing, 0, insert(s, 0, (cf_step){.kind = CF_COMPUTE, .wait = {-1, -1}, .count = 1, .stride = 1}))
 // side
 static void other_side(set *all) {
     cf_step *step = nth(all->of[2], CF_COMPUTE, 1);
     step->side = step->side == CF_COMPUTE_BEFORE ? CF_COMPUTE_AFTER : CF_COMPUTE_BEFORE;
 }
-static void no_side(set *all) {
-    nth(all->of[2], CF_COMPUTE, 1)->side = CF_NO_COMPUTE;
-}
-static void both_sides_at_once(set *all) {
-    nth(all->of[2], CF_COMPUTE, 1)->side = CF_COMPUTE_BOTH;
-}
+PLANT(no_side, 2, nth(s, CF_COMPUTE, 1)->side = CF_NO_COMPUTE)
+PLANT(both_sides_at_once, 2, nth(s, CF_COMPUTE, 1)->side = CF_COMPUTE_BOTH)
 // coverage
-static void compute_twice(set *all) {
-    insert(all->of[3], 0, *nth(all->of[3], CF_COMPUTE, 0));
-}
-static void compute_less(set *all) {
-    drop(all->of[3], find(all->of[3], CF_COMPUTE, 1));
-}
-static void compute_another(set *all) {
-    nth(all->of[3], CF_COMPUTE, 1)->first = nth(all->of[3], CF_COMPUTE, 2)->first;
-}
-static void work_less(set *all) {
-    drop(all->of[3], find_compute(all->of[3], CF_COMPUTE_AFTER, -1));
-}
-static void work_twice(set *all) {
-    insert(all->of[3], all->of[3]->count, *nth_compute(all->of[3], CF_COMPUTE_AFTER, 0));
-}
-static void compute_instead_of_work(set *all) { // the number of computations is right
-    nth_compute(all->of[3], CF_COMPUTE_AFTER, -1)->side = CF_COMPUTE_BEFORE;
-}
-static void compute_too_wide(set *all) {
-    nth(all->of[0], CF_COMPUTE, 0)->count = 2, nth(all->of[0], CF_COMPUTE, 0)->stride = 1;
-}
+PLANT(compute_twice, 3, insert(s, 0, *nth(s, CF_COMPUTE, 0)))
+PLANT(compute_less, 3, drop(s, find(s, CF_COMPUTE, 1)))
+PLANT(compute_another, 3, nth(s, CF_COMPUTE, 1)->first = nth(s, CF_COMPUTE, 2)->first)
+PLANT(work_less, 3, drop(s, find_compute(s, CF_COMPUTE_AFTER, -1)))
+PLANT(work_twice, 3, insert(s, s->count, *nth_compute(s, CF_COMPUTE_AFTER, 0)))
+// the number of computations is right
+PLANT(compute_instead_of_work, 3, nth_compute(s, CF_COMPUTE_AFTER, -1)->side = CF_COMPUTE_BEFORE)
+PLANT(compute_too_wide, 0, nth(s, CF_COMPUTE, 0)->count = 2, nth(s, CF_COMPUTE, 0)->stride = 1)
 // volume
-static void drop_send(set *all) {
-    nth(all->of[2], CF_EXCHANGE, 0)->send_to = -1;
-}
-static void drop_receive(set *all) {
-    nth(all->of[2], CF_EXCHANGE, -1)->recv_from = -1;
-}
+PLANT(drop_send, 2, nth(s, CF_EXCHANGE, 0)->send_to = -1)
+PLANT(drop_receive, 2, nth(s, CF_EXCHANGE, -1)->recv_from = -1)
 static void drop_exchange(set *all) {
     for (int r = 0; r < all->ranks; r++) drop(all->of[r], find(all->of[r], CF_EXCHANGE, -1));
 }
@@ -325,40 +291,33 @@ static void rename_send(set *all) {
     cf_step *step = nth(all->of[1], CF_EXCHANGE, 1);
     step->send_slice = (step->send_slice + all->of[1]->slices) % (all->ranks * all->of[1]->slices);
 }
-static void wrong_size(set *all) {
-    nth(all->of[1], CF_EXCHANGE, 0)->from.slot ^= 1;
-} // m = 2: the other k
+// m = 2: the other k
+PLANT(wrong_size, 1, nth(s, CF_EXCHANGE, 0)->from.slot ^= 1)
 static void swap_sends(set *all) { // two messages to one peer overtake each other
     cf_step *a = nth(all->of[1], CF_EXCHANGE, 0), *b = nth(all->of[1], CF_EXCHANGE, 1), kept = *a;
     assert_int_equal(a->send_to, b->send_to);
     a->from = b->from, a->send_slice = b->send_slice;
     b->from = kept.from, b->send_slice = kept.send_slice;
 }
-static void swap_collectives(set *all) {
-    cf_step *a = nth(all->of[1], CF_COLLECTIVE, 0), *b = nth(all->of[1], CF_COLLECTIVE, 1), kept = *a;
-    *a = *b, *b = kept;
-    a->wait[0] = a->wait[1] = -1;
+static void swap_collectives(set *all) { // and who waits for them
+    cf_schedule *s = all->of[1];
+    int a = find(s, CF_COLLECTIVE, 0), b = find(s, CF_COLLECTIVE, 1);
+    cf_step first = s->step[a];
+    s->step[a] = s->step[b], s->step[b] = first;
+    forget_waits(&s->step[a]);
+    for (int i = b + 1; i < s->count; i++)
+        if (s->step[i].wait[0] == a || s->step[i].wait[0] == b) s->step[i].wait[0] = a + b - s->step[i].wait[0];
 }
 // race
-static void compute_too_early(set *all) {
-    forget_waits(nth(all->of[1], CF_COMPUTE, -1));
-}
-static void forward_too_early(set *all) {
-    forget_waits(nth(all->of[1], CF_EXCHANGE, -1));
-}
-static void send_too_early(set *all) {
-    forget_waits(nth(all->of[1], CF_EXCHANGE, 0));
-}
+PLANT(compute_too_early, 1, forget_waits(nth(s, CF_COMPUTE, -1)))
+PLANT(forward_too_early, 1, forget_waits(nth(s, CF_EXCHANGE, -1)))
+PLANT(send_too_early, 1, forget_waits(nth(s, CF_EXCHANGE, 0)))
 static void write_what_is_sent(set *all) { // though what the exchange brings has arrived
     cf_schedule *own = all->of[1];
     nth(own, CF_ADD, -1)->at = nth(own, CF_EXCHANGE, -1)->from;
 }
-static void add_too_early(set *all) {
-    forget_waits(nth(all->of[1], CF_ADD, 0));
-}
-static void reduce_too_early(set *all) {
-    forget_waits(nth(all->of[1], CF_COLLECTIVE, -1));
-}
+PLANT(add_too_early, 1, forget_waits(nth(s, CF_ADD, 0)))
+PLANT(reduce_too_early, 1, forget_waits(nth(s, CF_COLLECTIVE, -1)))
 static void compute_again_where_sent(set *all) { // the own slices next to one that is still leaving
     cf_schedule *s = all->of[1];
     nth_compute(s, CF_COMPUTE_BEFORE, -1)->at = nth_compute(s, CF_COMPUTE_BEFORE, 0)->at;
@@ -408,12 +367,9 @@ static void host_stands_in_front(set *all) { // N = 2: both compute on the other
     }
 }
 // data
-static void compute_on_wrong_place(set *all) {
-    nth(all->of[2], CF_COMPUTE, -1)->at = nth(all->of[2], CF_COMPUTE, 0)->at;
-}
-static void send_wrong_place(set *all) { // the own slice instead of the one to be forwarded
-    nth(all->of[1], CF_EXCHANGE, -1)->from = nth(all->of[1], CF_EXCHANGE, 0)->from;
-}
+PLANT(compute_on_wrong_place, 2, nth(s, CF_COMPUTE, -1)->at = nth(s, CF_COMPUTE, 0)->at)
+// the own slice instead of the one to be forwarded
+PLANT(send_wrong_place, 1, nth(s, CF_EXCHANGE, -1)->from = nth(s, CF_EXCHANGE, 0)->from)
 static void swap_places(set *all) {
     cf_step *a = nth(all->of[1], CF_EXCHANGE, 0), *b = nth(all->of[1], CF_EXCHANGE, 1);
     cf_place kept = a->at;
@@ -428,22 +384,16 @@ static void sources_mixed_up(set *all) { // transfers and work agree, but on eac
     one->at = nth_compute(s, CF_COMPUTE_AFTER, m)->at = other->at;
     other->at = nth_compute(s, CF_COMPUTE_AFTER, 2 * m)->at = kept;
 }
-static void own_slices_stay(set *all) { // computed in the payload, looked for in the result
-    nth_compute(all->of[1], CF_COMPUTE_BEFORE, -1)->at.buffer = CF_FULL;
-}
-static void work_on_payload(set *all) { // on what this rank has for the others
-    nth_compute(all->of[1], CF_COMPUTE_AFTER, -1)->at.buffer = CF_FULL;
-}
+// computed in the payload, looked for in the result
+PLANT(own_slices_stay, 1, nth_compute(s, CF_COMPUTE_BEFORE, -1)->at.buffer = CF_FULL)
+// on what this rank has for the others
+PLANT(work_on_payload, 1, nth_compute(s, CF_COMPUTE_AFTER, -1)->at.buffer = CF_FULL)
 static void work_before_computed(set *all) {
     cf_schedule *s = all->of[1];
     move(s, find_compute(s, CF_COMPUTE_AFTER, 0), find_compute(s, CF_COMPUTE_BEFORE, -1));
 }
-static void result_elsewhere(set *all) {
-    all->of[1]->result.slot = (all->of[1]->result.slot + 1) % all->ranks;
-}
-static void add_less(set *all) {
-    drop(all->of[1], find(all->of[1], CF_ADD, -1));
-}
+PLANT(result_elsewhere, 1, s->result.slot = (s->result.slot + 1) % all->ranks)
+PLANT(add_less, 1, drop(s, find(s, CF_ADD, -1)))
 static void collective_elsewhere(set *all) { // the two collectives land in each other's place
     for (int r = 0; r < all->ranks; r++) {
         cf_step *a = nth(all->of[r], CF_COLLECTIVE, 0), *b = nth(all->of[r], CF_COLLECTIVE, 1);
@@ -468,16 +418,10 @@ static void other_order(set *all) { // all is well, but slice j is summed as j+1
         b->recv_from = kept.recv_from;
     }
 }
-static void add_twice(set *all) {
-    insert(all->of[1], find(all->of[1], CF_ADD, -1), *nth(all->of[1], CF_ADD, -1));
-}
+PLANT(add_twice, 1, insert(s, find(s, CF_ADD, -1), *nth(s, CF_ADD, -1)))
 // the own slices onto what has arrived
-static void fold_too_early(set *all) {
-    forget_waits(nth(all->of[1], CF_COMPUTE, -1));
-}
-static void write_over_sum(set *all) {
-    nth(all->of[1], CF_COMPUTE, -1)->accumulate = false;
-}
+PLANT(fold_too_early, 1, forget_waits(nth(s, CF_COMPUTE, -1)))
+PLANT(write_over_sum, 1, nth(s, CF_COMPUTE, -1)->accumulate = false)
 static void fold_elsewhere(set *all) { // the two own slices onto each other's sums
     cf_step *a = nth(all->of[1], CF_COMPUTE, -1), *b = nth(all->of[1], CF_COMPUTE, -2);
     cf_place kept = a->at;
@@ -485,9 +429,7 @@ static void fold_elsewhere(set *all) { // the two own slices onto each other's s
     int waited = a->wait[0];
     a->wait[0] = b->wait[0], b->wait[0] = waited;
 }
-static void result_in_full(set *all) {
-    all->of[1]->result = (cf_place){CF_FULL, all->of[1]->slices};
-}
+PLANT(result_in_full, 1, s->result = (cf_place){CF_FULL, s->slices})
 static void fold_the_last(set *all) { // whose sum must not be waited for: the addition becomes the computation
     cf_schedule *s = all->of[1];
     cf_step *addition = nth(s, CF_ADD, -1), *early = nth(s, CF_COMPUTE, -2);
@@ -497,32 +439,18 @@ static void fold_the_last(set *all) { // whose sum must not be waited for: the a
     addition->accumulate = true, addition->at = sum, addition->first = number, addition->wait[0] = waited;
     drop(s, find(s, CF_COMPUTE, -3));
 }
-static void says_it_does_not_fold(set *all) {
-    all->of[1]->folds = false;
-}
+PLANT(says_it_does_not_fold, 1, s->folds = false)
 // own slice
-static void own_slice_first(set *all) {
-    move(all->of[2], find(all->of[2], CF_COMPUTE, -1), 0);
-}
-static void own_slice_last(set *all) {
-    move(all->of[2], find(all->of[2], CF_COMPUTE, 0), all->of[2]->count - 1);
-}
-static void own_slice_waits(set *all) {
-    nth(all->of[1], CF_COMPUTE, 0)->wait[0] = find(all->of[1], CF_EXCHANGE, 0);
-}
+PLANT(own_slice_first, 2, move(s, find(s, CF_COMPUTE, -1), 0))
+PLANT(own_slice_last, 2, move(s, find(s, CF_COMPUTE, 0), s->count - 1))
+PLANT(own_slice_waits, 1, nth(s, CF_COMPUTE, 0)->wait[0] = find(s, CF_EXCHANGE, 0))
 static void own_computed_first(set *all) {
     cf_schedule *s = all->of[2];
     for (int k = 0; k < s->slices; k++) move(s, find_compute(s, CF_COMPUTE_BEFORE, -1), 0);
 }
-static void own_work_last(set *all) {
-    move(all->of[2], find_compute(all->of[2], CF_COMPUTE_AFTER, 0), all->of[2]->count - 1);
-}
-static void own_work_waits(set *all) {
-    nth_compute(all->of[2], CF_COMPUTE_AFTER, 0)->wait[0] = find(all->of[2], CF_EXCHANGE, -1);
-}
-static void nothing_overlaps(set *all) {
-    move(all->of[1], find(all->of[1], CF_COMPUTE, 0), 0);
-}
+PLANT(own_work_last, 2, move(s, find_compute(s, CF_COMPUTE_AFTER, 0), s->count - 1))
+PLANT(own_work_waits, 2, nth_compute(s, CF_COMPUTE_AFTER, 0)->wait[0] = find(s, CF_EXCHANGE, -1))
+PLANT(nothing_overlaps, 1, move(s, find(s, CF_COMPUTE, 0), 0))
 // arrival
 static void later_first(set *all) {
     cf_schedule *s = all->of[2];
@@ -537,12 +465,8 @@ static void transfer_behind_compute(set *all) { // early enough to be worked on,
         move(all->of[r], find(all->of[r], CF_EXCHANGE, -1), find_compute(all->of[r], CF_COMPUTE_BEFORE, -1));
 }
 // begin
-static void begin_less(set *all) {
-    all->of[3]->begin--;
-}
-static void begin_more(set *all) {
-    all->of[3]->begin++;
-}
+PLANT(begin_less, 3, s->begin--)
+PLANT(begin_more, 3, s->begin++)
 
 enum { FUSED = CF_MODE_COMMFUSE, SLICED = CF_MODE_SLICE };
 #define FAULT(plant) #plant, plant
@@ -607,8 +531,8 @@ static const struct fault {
     {FAULT(redirect_receive), "matching", BOTH_A2A, FUSED, CF_RING, 4, 2},
     {FAULT(rename_send), "matching", BOTH_A2A, FUSED, CF_DIRECT, 4, 2},
     {FAULT(wrong_size), "form", BOTH_A2A, FUSED, CF_DIRECT, 4, 2},
-    {FAULT(swap_sends), "matching", BOTH_A2A, FUSED, CF_DIRECT, 4, 2},
-    {FAULT(swap_collectives), "matching", BOTH_A2A, SLICED, CF_DIRECT, 4, 2},
+    {FAULT(swap_sends), "race", BOTH_A2A, FUSED, CF_DIRECT, 4, 2},
+    {FAULT(swap_collectives), "race", BOTH_A2A, SLICED, CF_DIRECT, 4, 2},
     {FAULT(redirect_send), "matching", AG, FUSED, CF_DIRECT, 4, 1},
     {FAULT(redirect_send), "matching", RS, FUSED, CF_RING, 4, 1},
     {FAULT(redirect_receive), "matching", RS, FUSED, CF_RING, 4, 2},
@@ -675,7 +599,7 @@ static const struct fault {
     {FAULT(own_slice_waits), "own slice", AFTER_A2A, FUSED, CF_DIRECT, 4, 1},
     {FAULT(later_first), "arrival", BOTH_A2A, FUSED, CF_DIRECT, 4, 2},
     {FAULT(later_first), "arrival", BOTH_A2A, SLICED, CF_DIRECT, 4, 3},
-    {FAULT(later_first), "arrival", AG, FUSED, CF_RING, 4, 1},
+    {FAULT(later_first), "work order", AG, FUSED, CF_RING, 4, 1},
     {FAULT(later_first), "work order", AG, CF_MODE_NOWIRE, CF_DIRECT, 4, 2},
     {FAULT(later_first), "work order", AG, CF_MODE_NOWIRE, CF_RING, 3, 1},
     {FAULT(transfer_behind_compute), "tail", BOTH_A2A, FUSED, CF_DIRECT, 4, 1},

@@ -16,7 +16,7 @@
 
 // --- words ---
 
-enum { UNEXPECTED = 50, LATER_MS = 600, MOMENT_MS = 100, PATIENCE_MS = 30000 };
+enum { UNEXPECTED = 50, LATER_MS = 600, MOMENT_MS = 100, LIMIT_MS = 30000 };
 
 static const cf_wait awaited = {1, "reduce-scatter mlp.fc2", 7, 41};
 
@@ -25,7 +25,7 @@ static void rest(int ms) {
 }
 
 static void expect(int asked) {
-    for (int ms = 0; asked && cf_stop_asked() == 0 && ms < PATIENCE_MS; ms++) rest(1);
+    for (int ms = 0; asked && cf_stop_asked() == 0 && ms < LIMIT_MS; ms++) rest(1);
     if (cf_stop_asked() != asked) _exit(UNEXPECTED);
 }
 
@@ -52,7 +52,7 @@ static void listen_as_rank_2(void) {
     expect(0);
 }
 
-static void told_once(int number) {
+static void signalled_once(int number) {
     listen_as_rank_2();
     send(number);
     expect(number);
@@ -63,7 +63,7 @@ static void told_once(int number) {
     write(STDERR_FILENO, "goes on\n", 8) == 8 ? _exit(1) : _exit(UNEXPECTED);
 }
 
-static void told_twice(void) {
+static void signalled_twice(void) {
     listen_as_rank_2();
     cf_stop_waits(&awaited);
     send(SIGUSR1);
@@ -71,17 +71,17 @@ static void told_twice(void) {
     rest(LATER_MS);
     cf_stop_waits(NULL);
     send(SIGINT);
-    rest(PATIENCE_MS);
+    rest(LIMIT_MS);
 }
 
-static void told_while_it_waits_for_all(void) {
+static void signalled_while_it_waits_for_all(void) {
     static const cf_wait barrier = {-1, "barrier", -1, 1234567890};
     listen_as_rank_2();
     cf_stop_waits(&barrier);
     send(SIGTERM);
     rest(LATER_MS);
     send(SIGTERM);
-    rest(PATIENCE_MS);
+    rest(LIMIT_MS);
 }
 
 // A library's, which blocks nothing.
@@ -95,7 +95,7 @@ static void *raise_here(void *unused) {
 }
 
 // What another thread gets is passed on to the one that listens.
-static void told_in_another_thread(void) {
+static void signalled_in_another_thread(void) {
     pthread_t thread;
     listen_as_rank_2();
     cf_stop_waits(&awaited);
@@ -105,11 +105,11 @@ static void told_in_another_thread(void) {
     rest(LATER_MS);
     pthread_create(&thread, NULL, raise_here, NULL);
     pthread_join(thread, NULL);
-    rest(PATIENCE_MS);
+    rest(LIMIT_MS);
 }
 
 // After its error a rank ends by the first signal, without another word.
-static void told_when_it_has_given_up(void) {
+static void signalled_after_its_error(void) {
     listen_as_rank_2();
     cf_die_setup(2, 4, abort_by_launcher);
     cf_die(NULL, "enough");
@@ -117,27 +117,27 @@ static void told_when_it_has_given_up(void) {
 
 static void the_first_is_remembered(void **state) {
     (void)state;
-    ASSERT_DIES(told_once(SIGTERM), "\nrank 2 of 4 (", "): SIGTERM: ends after this step; a second signal ends it", "goes on");
-    ASSERT_DIES(told_once(SIGINT), ": SIGINT: ends after", "goes on");
-    ASSERT_DIES(told_once(SIGUSR1), ": SIGUSR1: ends after", "goes on");
+    ASSERT_DIES(signalled_once(SIGTERM), "\nrank 2 of 4 (", "): SIGTERM: ends after this step; a second signal ends it", "goes on");
+    ASSERT_DIES(signalled_once(SIGINT), ": SIGINT: ends after", "goes on");
+    ASSERT_DIES(signalled_once(SIGUSR1), ": SIGUSR1: ends after", "goes on");
 }
 
 static void the_second_ends_the_process(void **state) {
     (void)state;
-    ASSERT_DIES(told_twice(), "): SIGUSR1: ends after this step",
+    ASSERT_DIES(signalled_twice(), "): SIGUSR1: ends after this step",
                 "; it waits for rank 1: reduce-scatter mlp.fc2, layer 7, step 41\n", "\nerror: rank 2 of 4 (",
                 "): asked to end at once (SIGINT)\n");
 }
 
 static void after_an_error_it_ends_in_silence(void **state) {
     (void)state;
-    ASSERT_DIES(told_when_it_has_given_up(), "\nerror: rank 2 of 4 (", "): enough\n");
+    ASSERT_DIES(signalled_after_its_error(), "\nerror: rank 2 of 4 (", "): enough\n");
 }
 
-static void what_it_waits_for_is_told(void **state) {
+static void what_it_waits_for_is_reported(void **state) {
     (void)state;
-    ASSERT_DIES(told_while_it_waits_for_all(), "; it waits for the other ranks: barrier, step 1234567890\n");
-    ASSERT_DIES(told_in_another_thread(), "; it waits for rank 1: reduce-scatter mlp.fc2, layer 7, step 41\n",
+    ASSERT_DIES(signalled_while_it_waits_for_all(), "; it waits for the other ranks: barrier, step 1234567890\n");
+    ASSERT_DIES(signalled_in_another_thread(), "; it waits for rank 1: reduce-scatter mlp.fc2, layer 7, step 41\n",
                 "asked to end at once (SIGTERM); it waits for rank 1: reduce-scatter mlp.fc2, layer 7, step 41\n");
 }
 
@@ -208,7 +208,7 @@ static void products_do_not_notice_signals(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_first_is_remembered),        cmocka_unit_test(the_second_ends_the_process),
-        cmocka_unit_test(what_it_waits_for_is_told),      cmocka_unit_test(after_an_error_it_ends_in_silence),
+        cmocka_unit_test(what_it_waits_for_is_reported),  cmocka_unit_test(after_an_error_it_ends_in_silence),
         cmocka_unit_test(products_do_not_notice_signals), // starts threads, so it comes behind what forks
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

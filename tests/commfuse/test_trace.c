@@ -170,7 +170,7 @@ static void events_are_kept_on_demand(void **state) {
 
 // ------------------------------------------------------------------------------------------- the file
 
-static void write_trace(const char *path, int ranks, const cf_trace_event *const *events, const int64_t *counts) {
+static void write_trace(const char *path, int ranks, cf_trace_event *const *events, const int64_t *counts) {
     FILE *file = fopen(path, "w");
     assert_non_null(file);
     cf_trace_write(file, ranks, events, counts);
@@ -229,7 +229,7 @@ static bool same_name(const char *given, const char *written) {
 static void file_is_a_chrome_trace(void **state) {
     (void)state;
     cf_trace_event events[RANKS][AWKWARD] = {0};
-    const cf_trace_event *lists[RANKS];
+    cf_trace_event *lists[RANKS];
     int64_t counts[RANKS];
     for (int r = 0; r < RANKS; r++) {
         for (int i = 0; i < AWKWARD; i++) {
@@ -277,7 +277,7 @@ static void file_is_a_chrome_trace(void **state) {
 
 static void an_empty_trace_is_a_trace(void **state) {
     (void)state;
-    const cf_trace_event *none[1] = {NULL};
+    cf_trace_event *none[1] = {NULL};
     char path[] = "/tmp/commfuse_trace_XXXXXX";
     int descriptor = mkstemp(path);
     assert_true(descriptor >= 0);

@@ -1,8 +1,7 @@
 // ranks: 1
 //
-// Whom the watch believes. Two ranks' watches run in this process and meet as in a run; somebody who has heard all that
-// they told each other then sends packets of his own, over the loopback. What he can do without a secret, he can
-// no more with one.
+// Which packets the watch accepts. Two ranks' watches run in this process and meet as in a run; then packets are forged from
+// all that they have sent each other, and sent over the loopback. Without a secret they are accepted, with one they are not.
 #define _GNU_SOURCE
 #include "tests/death.h"
 #include <dirent.h>
@@ -21,7 +20,7 @@ enum { SIZE = 2, HEARD_MS = 5000, UNHEARD_MS = 300 };
 
 typedef struct meeting {
     pthread_barrier_t all_given, all_taken;
-    char given[SIZE][256], cards[SIZE * sizeof(card)]; // what the ranks give now; what they have given first
+    char given[SIZE][256], contacts[SIZE * sizeof(contact)]; // what the ranks give now; what they have given first
     cf_bootstrap ranks[SIZE];
     cf_watch *watch[SIZE];
 } meeting;
@@ -32,7 +31,7 @@ static void gather(cf_bootstrap *b, const void *mine, void *all, int64_t bytes) 
     memcpy(m.given[b->rank], mine, (size_t)bytes);
     pthread_barrier_wait(&m.all_given);
     for (int i = 0; i < SIZE; i++) memcpy((char *)all + i * bytes, m.given[i], (size_t)bytes);
-    if (b->rank == 0 && bytes == sizeof(card)) memcpy(m.cards, all, sizeof m.cards);
+    if (b->rank == 0 && bytes == sizeof(contact)) memcpy(m.contacts, all, sizeof m.contacts);
     pthread_barrier_wait(&m.all_taken);
 }
 
@@ -77,7 +76,6 @@ static packet forged(int kind, const cf_mac *key) {
     memset(&p, 0, sizeof p);
     p.kind = kind;
     p.from = 1;
-    p.at.size = p.at.stride = 1;
     p.code = cf_mac_of(key, &p.question, sizeof p - offsetof(packet, question));
     return p;
 }
@@ -98,21 +96,21 @@ static void deliver(packet p, const char *from, uint16_t port) {
 
 // Does rank 0 hold that rank 1 has given up?
 static bool believed(packet p, const char *from, bool expected) {
-    deliver(p, from, m.watch[0]->cards[0].port);
-    bool told = false;
-    for (int ms = 0; !told && ms < (expected ? HEARD_MS : UNHEARD_MS); ms += 10) {
+    deliver(p, from, m.watch[0]->contacts[0].port);
+    bool believes = false;
+    for (int ms = 0; !believes && ms < (expected ? HEARD_MS : UNHEARD_MS); ms += 10) {
         nanosleep(&(struct timespec){0, 10000000}, NULL);
         pthread_mutex_lock(&m.watch[0]->lock);
-        told = m.watch[0]->first_to_give_up == 1;
+        believes = m.watch[0]->first_to_give_up == 1;
         pthread_mutex_unlock(&m.watch[0]->lock);
     }
-    return told;
+    return believes;
 }
 
-// What he makes of all that ranks have told each other.
+// What can be made of all that ranks have sent each other.
 static cf_mac key_of_who_has_listened(void) {
     static const cf_mac nobody;
-    return cf_mac_of(&nobody, m.cards, sizeof m.cards);
+    return cf_mac_of(&nobody, m.contacts, sizeof m.contacts);
 }
 
 static void ranks_reach_each_other(void **state) {
@@ -120,28 +118,28 @@ static void ranks_reach_each_other(void **state) {
     open_watches("correct horse battery staple");
     assert_true(m.watch[0]->socket >= 0);
     ask(m.watch[1]);
-    assert_int_equal(m.watch[1]->others[0].is, ANSWERED);
-    assert_true(believed(sealed(forged(FAREWELL, &m.watch[0]->key)), "127.0.0.1", true));
+    assert_int_equal(m.watch[1]->ranks[0].is, ANSWERED);
+    assert_true(believed(sealed(forged(QUESTION, &m.watch[0]->key)), "127.0.0.1", true));
 }
 
 static void without_a_secret_who_has_listened_is_believed(void **state) {
     (void)state;
     open_watches("");
     cf_mac key = key_of_who_has_listened();
-    assert_true(believed(forged(FAREWELL, &key), "127.0.0.1", true));
+    assert_true(believed(forged(QUESTION, &key), "127.0.0.1", true));
 }
 
 static void with_a_secret_who_has_listened_is_not(void **state) {
     (void)state;
     open_watches("correct horse battery staple");
     cf_mac key = key_of_who_has_listened();
-    assert_false(believed(forged(FAREWELL, &key), "127.0.0.1", false));
+    assert_false(believed(forged(QUESTION, &key), "127.0.0.1", false));
 }
 
 static void a_packet_from_elsewhere_or_changed_or_to_another_is_not_believed(void **state) {
     (void)state;
     open_watches("");
-    packet p = forged(FAREWELL, &m.watch[0]->key), changed = p, misled = p;
+    packet p = forged(QUESTION, &m.watch[0]->key), changed = p, misled = p;
     assert_false(believed(p, "127.0.0.2", false));
     changed.at.layer = 7;
     assert_false(believed(changed, "127.0.0.1", false));
@@ -152,24 +150,19 @@ static void a_packet_from_elsewhere_or_changed_or_to_another_is_not_believed(voi
 static void what_cannot_be_is_not_believed(void **state) {
     (void)state;
     open_watches("");
-    packet sound = forged(FAREWELL, &m.watch[0]->key);
-    packet wrong[] = {sound, sound, sound, sound, sound};
-    wrong[0].at.peer = SIZE;
-    wrong[1].at.peer = -1, wrong[1].at.size = SIZE + 1;
-    wrong[2].at.peer = -1, wrong[2].at.size = -1;
-    wrong[3].at.peer = -1, wrong[3].at.size = 2, wrong[3].at.stride = INT32_MAX;
-    wrong[4].at.peer = -1, wrong[4].at.first = -1;
-    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) assert_false(believed(sealed(wrong[i]), "127.0.0.1", false));
+    packet wrong = forged(QUESTION, &m.watch[0]->key);
+    for (wrong.at.peer = -2; wrong.at.peer <= SIZE; wrong.at.peer += SIZE + 2)
+        assert_false(believed(sealed(wrong), "127.0.0.1", false));
 }
 
 static void a_label_drives_no_terminal(void **state) {
     (void)state;
     open_watches("");
-    packet p = forged(FAREWELL, &m.watch[0]->key);
+    packet p = forged(QUESTION, &m.watch[0]->key);
     memset(p.at.label, 'x', sizeof p.at.label); // and no end
     memcpy(p.at.label, "\033[2J\xc2\x9b", 6);
     assert_true(believed(sealed(p), "127.0.0.1", true));
-    const char *label = m.watch[0]->others[1].at.label;
+    const char *label = m.watch[0]->ranks[1].at.label;
     assert_memory_equal(label, "?[2J??x", 7);
     assert_int_equal(strlen(label), sizeof p.at.label - 1);
 }
@@ -179,18 +172,18 @@ static void an_answer_to_another_question_is_none(void **state) {
     open_watches("");
     cf_watch *w = m.watch[0];
     pthread_mutex_lock(&w->lock);
-    w->others[1].is = ASKED;
-    w->others[1].question = 4711;
+    w->ranks[1].is = ASKED;
+    w->question = 4711;
     pthread_mutex_unlock(&w->lock);
     packet p = forged(ANSWER, &w->key);
     for (p.question = 4710; p.question <= 4711; p.question++) {
         const bool right = p.question == 4711;
-        deliver(sealed(p), "127.0.0.1", w->cards[0].port);
-        finding is = ASKED;
+        deliver(sealed(p), "127.0.0.1", w->contacts[0].port);
+        status is = ASKED;
         for (int ms = 0; is == ASKED && ms < (right ? HEARD_MS : UNHEARD_MS); ms += 10) {
             nanosleep(&(struct timespec){0, 10000000}, NULL);
             pthread_mutex_lock(&w->lock);
-            is = w->others[1].is;
+            is = w->ranks[1].is;
             pthread_mutex_unlock(&w->lock);
         }
         assert_int_equal(is, right ? ANSWERED : ASKED);
@@ -215,20 +208,6 @@ static void a_socket_that_cannot_be_bound_is_closed(void **state) {
     assert_int_equal(open_files(), before);
 }
 
-// In a collective of two there is one to wait for, whatever its number in the world.
-static void of_a_group_of_two_the_other_is_waited_for(void **state) {
-    (void)state;
-    int world[] = {4, 7};
-    const cf_wait collective = {.peer = -1, .label = "all-gather att.qkv", .layer = 2, .step = 42};
-    open_watches("");
-    for (int rank = 0; rank < 2; rank++) {
-        cf_watch *w = m.watch[rank];
-        cf_watch_waits(w, &(cf_group){.size = 2, .rank = rank, .world = world}, collective);
-        assert_int_equal(w->here.peer, world[1 - rank]);
-        cf_watch_goes_on(w);
-    }
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(ranks_reach_each_other, setup, teardown),
@@ -238,7 +217,6 @@ int main(void) {
         cmocka_unit_test_setup_teardown(what_cannot_be_is_not_believed, setup, teardown),
         cmocka_unit_test_setup_teardown(a_label_drives_no_terminal, setup, teardown),
         cmocka_unit_test_setup_teardown(an_answer_to_another_question_is_none, setup, teardown),
-        cmocka_unit_test_setup_teardown(of_a_group_of_two_the_other_is_waited_for, setup, teardown),
         cmocka_unit_test(a_socket_that_cannot_be_bound_is_closed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -72,7 +72,7 @@ static void prepare(const cf_group *group, message *m, int by, int i, cf_stream 
                               .step = -1};
 }
 
-// As the executor does: who is told that there is no need to wait, works with what has come, at once.
+// As the executor does: where a test says that there is no need to wait, what has come is used at once.
 static void take(cf_transport *t, message *m, cf_stream *stream) {
     if (!t->test(t, &m->request, CF_COMPLETE, stream)) t->wait(t, &m->request, CF_COMPLETE, stream);
     if (!t->test(t, &m->request, CF_ARRIVED, stream)) cf_die(NULL, "what has been waited for has not arrived");

@@ -98,7 +98,7 @@ class Srun(Case):
     def test_without_mpi(self):
         """One message, which says which --mpi; and one process alone needs none."""
         said = self.srun("-n2", "-N1", mpi=None, status=1)
-        self.assertRegex(said, r"error: rank 0 of 2 .*: srun has started 2 processes, but MPI does not know")
+        self.assertRegex(said, r"error: rank 0 of 2 .*: SLURM_STEP_NUM_TASKS is 2, but MPI sees this process alone")
         self.assertEqual(said.count("error: rank"), 1, said)
         self.assertIn(f"srun --mpi={slurm.MPI} ", said)
         self.assertNotIn("OPAL ERROR", said)
@@ -203,7 +203,7 @@ exec {harness.PROGRAM} "$@"
 
     def test_sweep_with_the_wrong_mpi(self):
         """The line that says why, and nothing about a file that is not there."""
-        for mpi, tells in ("none", "srun has started 2 processes"), ("nonsense", "plugin name for mpi/nonsense"):
+        for mpi, tells in ("none", "SLURM_STEP_NUM_TASKS is 2, but MPI"), ("nonsense", "plugin name for mpi/nonsense"):
             with self.subTest(mpi=mpi):
                 found, said, rows, _ = self.sweep(MPI=mpi)
                 self.assertEqual((found["JobState"], [row["status"] for row in rows]), ("FAILED", ["failed"]), said)
