@@ -1,8 +1,8 @@
-"""Commands and groups of ranks: started, listened to, and ended in time, whatever ends this script.
+"""Commands and groups of ranks: started, listened to, and ended in time, however this script ends.
 
     Runner().run(["make", "all"], limit=60).status
 
-Every command leads a session, so that it is ended with all its children.
+Every command leads a session, so that it ends with all its children.
 """
 import contextlib
 import dataclasses
@@ -13,12 +13,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 
 ROOT = str(pathlib.Path(__file__).resolve().parents[1])
-PATIENCE_S = 10  # with a process that was asked to end, or killed: one whose driver has lost the GPU may not end
-OTHERS_S = 8     # that ranks have to find out by themselves that one has failed
+GRACE_S = 10   # for a process to end after a signal: one whose driver has lost the GPU may never end
+OTHERS_S = 8   # for the other ranks to find out by themselves that one has failed
 
 # Its input is a pipe from the script, which closes however the script ends.
 REAPER = """
@@ -53,7 +52,7 @@ class Reaper:
 
 
 class Late(Exception):
-    """The time of the runner is over. `output` is what the command printed before."""
+    """The runner's deadline has passed. `output` is what the command had printed."""
 
     def __init__(self, output=""):
         super().__init__()
@@ -63,23 +62,23 @@ class Late(Exception):
 @dataclasses.dataclass
 class Result:
     status: int  # of the first rank that failed
-    output: str  # of that rank first; of each rank what it printed, then its errors
+    output: str  # of that rank first; of each rank its output, then its errors
     seconds: float
     ended: bool = False  # by the runner, at the limit
 
     @property
     def last(self):
-        """The line that says most: the first about an error, or the last one."""
+        """The most useful line: the first about an error, or the last one."""
         lines = [line.strip() for line in self.output.splitlines() if line.strip()]
         return next((line for line in lines if "error" in line.lower()), lines[-1] if lines else "no output")
 
 
 class Runner:
-    """gently: a launcher gets SIGTERM first, and ends what it has started on other hosts. Nothing runs past `deadline`."""
+    """gently: a launcher gets SIGTERM first, and ends what it has started on other hosts. Nothing runs past `deadline`. Threads
+    may share a runner."""
 
     def __init__(self, log=None, reaper=None, gently=False, cwd=ROOT):
         self.log, self.reaper, self.gently, self.cwd, self.deadline = log, reaper, gently, cwd, float("inf")
-        self.lock, self.running = threading.Lock(), set()
 
     def left(self):
         return self.deadline - time.monotonic()
@@ -89,8 +88,6 @@ class Runner:
                                    stdin=subprocess.DEVNULL, stdout=output, stderr=errors, start_new_session=True)
         if self.reaper:
             self.reaper.watch("+", process)
-        with self.lock:
-            self.running.add(process)
         return process
 
     def end(self, *processes):
@@ -101,11 +98,9 @@ class Runner:
                     os.killpg(process.pid, number)
             for process in processes if number != signal.SIGSTOP else ():
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(PATIENCE_S)
+                    process.wait(GRACE_S)
         for process in processes if self.reaper else ():
             self.reaper.watch("-", process)
-        with self.lock:
-            self.running.difference_update(processes)
 
     def run(self, command, limit=None, env=None):
         return self.ranks([command], [env or {}], limit)
@@ -115,22 +110,36 @@ class Runner:
         if self.left() <= 0:
             raise Late
         begin, processes = time.monotonic(), []
-        files = [[tempfile.TemporaryFile(), tempfile.TemporaryFile()] for _ in commands]
+        files = [(tempfile.TemporaryFile(), tempfile.TemporaryFile()) for _ in commands]
         try:
             for command, environment, (output, errors) in zip(commands, environments, files):
                 processes.append(self.start(command, output, errors, environment))
-            first, late = self.watch(processes, begin + (limit or float("inf")))
+            first, late = self.wait(processes, begin + (limit or float("inf")))
         finally:
             self.end(*processes)
-            texts = [self.text(*pair) for pair in files]
-        result = self.result(processes, texts, first, late, time.monotonic() - begin)
-        self.write_down(commands, environments, result)
-        if result.ended and time.monotonic() >= self.deadline:
+        seconds, texts = time.monotonic() - begin, [self.text(*pair) for pair in files]
+        if first is not None:
+            text = texts.pop(first) + "".join(texts)
+            if late:
+                text += f"\nrank {', '.join(map(str, late))} had not ended by itself when rank {first} had failed"
+            result = Result(processes[first].returncode, text, seconds)
+        elif late:
+            status = processes[late[0]].returncode or -signal.SIGKILL
+            result = Result(status, f"error: ended after {seconds:.0f} s\n" + "".join(texts), seconds, True)
+        else:
+            result = Result(0, "".join(texts), seconds)
+        if self.log:
+            extra = " ".join(f"{k}={v}" for k, v in environments[0].items())
+            self.log.write(f"$ {extra} {shlex.join(map(str, commands[0]))}  [{len(commands)} processes, status {result.status}, "
+                           f"{seconds:.1f} s]\n{result.output}\n")
+            self.log.flush()
+        if result.ended and self.left() <= 0:
             raise Late(result.output)
         return result
 
-    def watch(self, processes, until):
-        """Until all have ended or time is over. The number of the first that failed, and of those that had not ended."""
+    def wait(self, processes, until):
+        """Until all have ended or time is up; another thread may set the deadline. The first rank that failed, and those that had
+        not ended."""
         first, running = None, True
         while running and time.monotonic() < min(until, self.deadline):
             running = any([p.poll() is None for p in processes])
@@ -142,7 +151,7 @@ class Runner:
 
     @staticmethod
     def text(*files):
-        """What they hold; then they are closed."""
+        """Their contents; then they are closed."""
         found = b""
         for file in files:
             file.seek(0)
@@ -150,32 +159,10 @@ class Runner:
             file.close()
         return found.decode(errors="replace")
 
-    @staticmethod
-    def result(processes, texts, first, late, seconds):
-        if first is None:
-            status = (processes[late[0]].returncode or -signal.SIGKILL) if late else 0
-            return Result(status, f"error: ended after {seconds:.0f} s\n" * bool(late) + "".join(texts), seconds, bool(late))
-        text = texts.pop(first) + "".join(texts)
-        if late:
-            text += f"\nrank {', '.join(map(str, late))} had not ended by itself when rank {first} had failed"
-        return Result(processes[first].returncode, text, seconds)
-
     def printed(self, *command, limit=20):
-        """What a command prints; empty if there is no such command or it fails."""
+        """The output of a command; empty if there is no such command or it fails."""
         try:
             result = self.run(command, limit)
         except OSError:
             return ""
         return "" if result.status else result.output.strip()
-
-    def write_down(self, commands, environments, result):
-        if not self.log:
-            return
-        extra = " ".join(f"{k}={v}" for k, v in environments[0].items())
-        with self.lock:
-            print(f"$ {extra} {shlex.join(map(str, commands[0]))}  [{len(commands)} processes, status {result.status}, "
-                  f"{result.seconds:.1f} s]\n{result.output}", file=self.log, flush=True)
-
-    def close(self):
-        """Ends what still runs, in whatever thread."""
-        self.end(*list(self.running))

@@ -1,4 +1,5 @@
-"""The whole check: options, programs, and what has been found so far, which is on the disk at any moment."""
+"""The whole check: options, programs, and its findings, which are on the disk at any moment."""
+import contextlib
 import itertools
 import json
 import os
@@ -7,18 +8,8 @@ import time
 
 from runner import ROOT, Reaper, Runner
 
-from . import pytorch
-
 OK, FAIL, SKIP, LATE = "ok", "FAIL", "skip", "LATE"
 TYPES = "fp32", "bf16"
-
-
-def open_gpu():
-    """A driver that nobody has open gives the GPU up, and takes seconds to start it for the next program; None: no GPU."""
-    try:
-        return os.open("/dev/nvidia0", os.O_RDWR)
-    except OSError:
-        return None
 
 
 class Check:
@@ -26,19 +17,18 @@ class Check:
 
     def __init__(self, options):
         self.o = options
-        self.build = {"fp32": options.fp32_build, "bf16": options.bf16_build}
+        self.build = {kind: f"{options.builds}-{kind}" for kind in TYPES}
         os.makedirs(options.out, exist_ok=True)
         self.report = open(os.path.join(options.out, "report.txt"), "w", encoding="utf-8")
         self.log = open(os.path.join(options.out, "commands.log"), "w", encoding="utf-8")
         self.scratch = tempfile.mkdtemp(prefix="gpu-check-")
         self.reaper = Reaper(self.scratch)
-        self.runner, self.gpu = Runner(self.log, self.reaper), open_gpu()
+        self.runner = Runner(self.log, self.reaper)
+        with contextlib.suppress(OSError):  # a driver that nobody has open takes seconds to start the GPU for the next program
+            self.gpu = os.open("/dev/nvidia0", os.O_RDWR)
         self.rows, self.data = [], {"complete": False, "stages": {}}
         self.begin, self.stage = time.monotonic(), ""
-        self.names = itertools.count(1)  # several threads ask
-        self.torch = pytorch.Search(self.reaper)
-        self.compiling = None            # fills PyTorch's cache during checks that time nothing
-        self.recomputes = False          # whether the program can leave out what backward computes again
+        self.names = itertools.count(1)
         self.save()
 
     def say(self, text=""):
@@ -46,7 +36,7 @@ class Check:
         print(text, file=self.report, flush=True)
 
     def show(self, lines):
-        """Figures, set in from the verdicts that they belong to."""
+        """Figures, indented below the verdict that they belong to."""
         self.say("\n".join("        " + line for line in lines))
 
     def verdict(self, what, verdict, detail=""):
@@ -74,7 +64,6 @@ class Check:
     def save(self):
         """Written beside, synced and renamed, so that results.json is whole at any moment."""
         self.data["checks"] = [dict(zip(("stage", "what", "verdict", "detail"), row)) for row in self.rows]
-        self.data.setdefault("device", {})["torch"] = self.torch.found
         path = os.path.join(self.o.out, "results.json")
         with open(path + ".new", "w", encoding="utf-8") as file:
             json.dump(self.data, file, indent=1)
@@ -83,13 +72,7 @@ class Check:
         os.replace(path + ".new", path)
 
     def close(self):
-        if self.compiling:
-            self.compiling.stop()
-        self.torch.stop()
-        self.runner.close()
         self.reaper.close()  # and the scratch directory with it
-        if self.gpu is not None:
-            os.close(self.gpu)
         self.save()
         self.report.close()
         self.log.close()

@@ -1,27 +1,36 @@
-"""The stages build and device: all programs that the other stages run, made for both element types; what this machine is."""
+"""The stages build and device: the programs that the other stages run, for both element types; and the machine."""
+import contextlib
 import os
 import platform
 import re
+import tempfile
 
-from runner import ROOT
-
-from .check import FAIL, SKIP, TYPES
-from .nvidia import smi
+from .check import FAIL, TYPES
 
 WIRES = "tests/bench/bench_wires"
+REFERENCE = "build/ref/tests/layers/tool_twins"  # the CPU's twins, without any library
 
 
-def targets(check):
-    names = "train_gpt", "tests/layers/tool_twins", "tests/bench/bench_gpu"
-    found = [f"{build}/{name}" for build in check.build.values() for name in names]
-    wires = f"{check.build['bf16']}/{WIRES}"  # builds other than nvcc's have no rule for it
-    found += [wires] if check.runner.run(["make", "-n", wires]).status == 0 else []
-    return [*found, f"{check.o.ref_build}/tests/layers/tool_twins"]
+@contextlib.contextmanager
+def memory_in_use(check):
+    """A list, filled at the end: MiB in use on the GPU, twice a second. Empty: nobody knows."""
+    seen, look = [], "nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits"
+    with tempfile.TemporaryFile() as output:
+        process = check.runner.start(["sh", "-c", f"while {look}; do sleep 0.5; done"], output)
+        try:
+            yield seen
+        finally:
+            check.runner.end(process)
+            output.seek(0)
+            seen += [int(word) for word in output.read().split() if word.isdigit()]
 
 
 def build(check):
+    names = "train_gpt", "tests/layers/tool_twins", "tests/bench/bench_gpu"
+    wanted = [REFERENCE, *(f"{build}/{name}" for build in check.build.values() for name in names)]
+    wires = f"{check.build['bf16']}/{WIRES}"  # builds other than nvcc's have no rule for it
+    wanted += [wires] if check.runner.run(["make", "-n", wires]).status == 0 else []
     make = ["make", "-k", "-j", os.cpu_count()]
-    wanted = targets(check)
     result = check.runner.run([*make, *wanted])
     if result.status:  # perhaps for a warning that this compiler alone has
         check.verdict("make, warnings as errors", FAIL, "\n".join(result.output.splitlines()[-20:]))
@@ -49,40 +58,23 @@ def starts(check, kind):
     check.judge(f"{kind} program starts", result.status == 0, why if result.status else "")
 
 
-def version_of_tree(check):
-    """Of the repository; where this is none, of what the programs were built from."""
-    if os.path.exists(os.path.join(ROOT, ".git")):
-        return check.runner.printed("git", "describe", "--always", "--dirty")
-    program = check.built("bf16") or check.built("fp32")
-    banner = check.runner.printed(program, "--dry-run") if program else ""
-    version = re.search(r"^commfuse (\S+):", banner, re.M)
-    return f"{version.group(1)}, say the programs" if version else ""
-
-
 def device(check):
-    names = "name", "driver_version", "memory.total", "power.limit", "clocks.max.sm", "compute_mode", "persistence_mode"
-    gpu = smi(check, *names)
+    """And the facilities that the transports rely on, which no emulator knows."""
+    properties = "name,driver_version,memory.total,power.limit,clocks.max.sm,compute_mode,persistence_mode"
+    gpu = check.runner.printed("nvidia-smi", f"--query-gpu={properties}", "--format=csv,noheader").partition("\n")[0]
+    program, wires = check.built("bf16") or check.built("fp32"), check.program("bf16", WIRES)
     nvcc = re.search(r"release ([\d.]+)", check.runner.printed("nvcc", "--version") or
                      check.runner.printed("/usr/local/cuda/bin/nvcc", "--version"))
-    facts = {"gpu": ", ".join(gpu), "nvcc": nvcc.group(1) if nvcc else "",
+    version = re.search(r"^commfuse (\S+):", check.runner.printed(program, "--dry-run") if program else "", re.M)
+    facts = {"gpu": gpu, "nvcc": nvcc[1] if nvcc else "",
              "libraries": check.runner.printed("scripts/find_cuda.sh", "report"), "cores": os.cpu_count(),
-             "host": platform.platform(), "python": platform.python_version(), "commit": version_of_tree(check)}
+             "host": platform.platform(), "python": platform.python_version(), "version": version[1] if version else ""}
     check.data["device"] = facts
     for name, value in facts.items():
         check.say(f"        {name:<10} " + str(value or "unknown").replace("\n", "\n" + " " * 19))
-    check.judge("a GPU answers", bool(gpu), facts["gpu"] or "nvidia-smi finds none")
-    wires(check)
-    torch = check.torch.version(0)
-    check.say(f"        {'torch':<10} {torch or ('not yet found' if check.torch.thread.is_alive() else 'not found')}")
-
-
-def wires(check):
-    """What the transports rely on, and no emulator knows."""
-    program = check.built("bf16", WIRES)
-    if not program:
-        check.verdict("wires", SKIP, f"{check.build['bf16']}/{WIRES} is not built")
-        return
-    result = check.runner.run([program], limit=40)
-    check.data["wires"] = result.output.splitlines()
-    check.show(check.data["wires"])
-    check.judge("wires measured", result.status == 0, result.last if result.status else "")
+    check.judge("a GPU answers", bool(gpu), gpu or "nvidia-smi finds none")
+    if wires:
+        result = check.runner.run([wires], limit=40)
+        check.data["wires"] = result.output.splitlines()
+        check.show(check.data["wires"])
+        check.judge("wires measured", result.status == 0, result.last if result.status else "")

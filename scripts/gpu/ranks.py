@@ -1,5 +1,4 @@
 """The stage ranks: 2 and 4 ranks on the one GPU must have the losses of one rank, and the same bits again."""
-import concurrent.futures
 import dataclasses
 import os
 import time
@@ -11,15 +10,14 @@ from .check import FAIL, LATE, SKIP, TYPES
 from .training import relative, train
 
 # 12 heads of 16: for tp 4 three a rank. Of the vocabulary the last of four has five tokens, all else is padding. With a
-# larger lr losses jump on such tokens, and what is rounded in another order differs by more than the band.
+# larger lr losses jump on such tokens, and another order of rounding differs by more than the band.
 RANKS_MODEL = dict(layers=2, channels=192, heads=12, vocab=101, seq=40, batch=8, steps=5, lr=1e-3, timeout=15)
-MESH_LIMIT = 25  # s; the program's own patience ends before
+MESH_LIMIT_S = 25  # the program's --timeout ends before
 MESH_BAND = {"fp32": 1e-5, "bf16": 1e-2}
-# At a time. Processes take turns on the one GPU, and a kernel of NCCL that waits for a peer keeps its turn.
-JOBS = {"ipc": 3}
-HANGS_MAX = 2  # a transport that has hung so often, alone, is not tried again
-# What shows most comes first, in case that time runs out. auto, exchanges over ipc and native collectives over NCCL in one
-# process, is what hosts of several GPUs get. ipc refuses native collectives, and does so once.
+HANGS_MAX = 2  # a transport that has hung so often is not tried again
+# The most telling ones come first, in case that time runs out. auto, exchanges over ipc and native collectives over NCCL in one
+# process, is what hosts of several GPUs get. ipc refuses native collectives, and does so once. Processes take turns on the one
+# GPU, so meshes run one after another.
 AUTO_MESHES = "tpsp 2 1 commfuse", "tpsp 2 1 none", "tpsp 2 1 slice"
 MESHES = (
     "tpsp 2 1 commfuse", "up 2 1 commfuse:direct", "tpsp 2 1 none", "tpsp 2 2 commfuse", "tpsp 2 1 commfuse bf16",
@@ -50,26 +48,20 @@ class Mesh:
         return self.mode.startswith("commfuse")
 
     @property
-    def slices(self):
-        return next((int(word) for word in self.mode.split(":") if word.isdigit()), 0)
-
-    @property
     def options(self):
         return dict(tp=self.tp, dp=self.dp, strategy=self.strategy, overlap=self.mode.split(":")[0],
-                    route="direct" if "direct" in self.mode else "ring", slices=self.slices)
-
-    @property
-    def how(self):
-        return f"{self.transport} {self.mode}"
+                    route="direct" if "direct" in self.mode else "ring",
+                    slices=next((int(word) for word in self.mode.split(":") if word.isdigit()), 0))
 
     @property
     def name(self):
-        return f"{self.kind} {self.strategy:<4} tp {self.tp} dp {self.dp} {self.how}{', again' if self.again else ''}"
+        again = ", again" if self.again else ""
+        return f"{self.kind} {self.strategy:<4} tp {self.tp} dp {self.dp} {self.transport} {self.mode}{again}"
 
     @property
     def same_bits(self):
         """Runs that promise each other's bits: commfuse by any route over any transport, again and again."""
-        return (self.strategy, self.tp, self.dp, self.slices, self.kind)
+        return (self.strategy, self.tp, self.dp, self.options["slices"], self.kind)
 
 
 def meshes(transport):
@@ -78,33 +70,12 @@ def meshes(transport):
     return [mesh for mesh in plan if transport != "ipc" or mesh not in native[1:]]
 
 
-def timed_out(result):
-    """By us, or by its own patience: slow, or stuck."""
-    return result.ended or (result.status != 0 and result.seconds >= RANKS_MODEL["timeout"])
-
-
 def train_mesh(check, mesh, tokens):
     """(steps, Result)"""
     program = os.path.join(ROOT, check.build[mesh.kind], "train_gpt")
-    steps, _, result = train(check, program, mesh.tp * mesh.dp, mesh.transport, MESH_LIMIT, train=tokens,
+    steps, _, result = train(check, program, mesh.tp * mesh.dp, mesh.transport, MESH_LIMIT_S, train=tokens,
                              micro_batch=8 // mesh.dp, **mesh.options, **RANKS_MODEL)
     return steps, result
-
-
-def train_batch(check, batch, tokens):
-    """(mesh, steps, Result, tries) of meshes that run at the same time; Result None: time was over. What has timed out beside
-    others is tried once more without them."""
-    with concurrent.futures.ThreadPoolExecutor(len(batch)) as pool:
-        futures = [pool.submit(train_mesh, check, mesh, tokens) for mesh in batch]
-    for mesh, future in zip(batch, futures):
-        steps, result, tries = [], None, 1
-        try:
-            steps, result = future.result()
-            if timed_out(result) and len(batch) > 1:
-                (steps, result), tries = train_mesh(check, mesh, tokens), 2
-        except Late:
-            pass
-        yield mesh, steps, result, tries
 
 
 def train_alone(check, kind, tokens):
@@ -128,7 +99,7 @@ def run(check):
     write_tokens(tokens, RANKS_MODEL["batch"] * RANKS_MODEL["seq"] * 3 + 1, RANKS_MODEL["vocab"])
     alone = {kind: losses for kind in TYPES if (losses := train_alone(check, kind, tokens))}
     check.data["ranks"], end_of_stage = [], check.runner.deadline
-    for i, transport in enumerate(transports):  # each gets its share of what is left
+    for i, transport in enumerate(transports):  # each gets its share of the time left
         plan = [mesh for mesh in meshes(transport) if mesh.kind in alone]
         check.runner.deadline = time.monotonic() + (end_of_stage - time.monotonic()) / (len(transports) - i)
         ranks_over(check, transport, plan, tokens, alone, bits)
@@ -137,35 +108,33 @@ def run(check):
 
 
 def ranks_over(check, transport, plan, tokens, alone, bits):
-    done = hangs = 0
-    jobs = JOBS.get(transport, 1)
-    for begin in range(0, len(plan), jobs):
-        for mesh, steps, result, tries in train_batch(check, plan[begin:begin + jobs], tokens) if hangs < HANGS_MAX else ():
-            if result:
-                done += 1
-                check.data["ranks"].append(dict(dataclasses.asdict(mesh), losses=[s["loss"] for s in steps],
-                                                seconds=result.seconds, tries=tries))
-                judge_mesh(check, mesh, steps, result, alone[mesh.kind], bits, tries)
-                hangs += timed_out(result) and (tries == 2 or jobs == 1)
-    if done < len(plan):
-        why = f"{transport} has hung {hangs} times, alone" if hangs >= HANGS_MAX else "time is over"
-        check.verdict(f"{len(plan) - done} of {len(plan)} meshes over {transport}", LATE, f"not run, {why}")
+    hangs = 0
+    for number, mesh in enumerate(plan):
+        try:
+            if hangs == HANGS_MAX:
+                raise Late
+            steps, result = train_mesh(check, mesh, tokens)
+        except Late:
+            why = "time is over" if hangs < HANGS_MAX else f"{transport} has hung {hangs} times"
+            check.verdict(f"{len(plan) - number} of {len(plan)} meshes over {transport}", LATE, f"not run, {why}")
+            return
+        check.data["ranks"].append(dict(dataclasses.asdict(mesh), losses=[s["loss"] for s in steps], seconds=result.seconds))
+        judge_mesh(check, mesh, steps, result, alone[mesh.kind], bits)
+        hangs += result.ended or result.status != 0 and result.seconds >= RANKS_MODEL["timeout"]  # by us, or by --timeout
 
 
-def judge_mesh(check, mesh, steps, result, expected, bits, tries=1):
+def judge_mesh(check, mesh, steps, result, expected, bits):
     if result.status and "native collectives need NCCL" in result.output and not mesh.commfuse:
         return check.verdict(mesh.name, SKIP, "refused: " + result.last)
-    twice = ", at the second try, alone" if tries == 2 else ""
-    if result.status or len(steps) != len(expected):  # in time or not: one that is stuck looks like one that is slow
-        beside = timed_out(result) and tries == 1 and mesh.transport in JOBS
-        left = "; beside others, and no time was left to try it alone" if beside else ""
-        return check.judge(mesh.name, False, f"status {result.status}{twice}: {result.last}{left}")
+    if result.status or len(steps) != len(expected):
+        return check.judge(mesh.name, False, f"status {result.status}: {result.last}")
     far = relative([s["loss"] for s in steps], expected)
-    good, note = far <= MESH_BAND[mesh.kind], f"{far:.1e} from one rank, {result.seconds:.1f} s{twice}"
+    good, note = far <= MESH_BAND[mesh.kind], f"{far:.1e} from one rank, {result.seconds:.1f} s"
     if mesh.commfuse:
         mine = [(s["loss"], s["grad_norm"]) for s in steps]
         first, other = bits.setdefault(mesh.same_bits, (mine, mesh))
         if first is not mine:
             same = first == mine
-            good, note = good and same, f"{note}, bits {'of' if same else 'DIFFER from'} {other.how}"
+            good = good and same
+            note += f", bits {'of' if same else 'DIFFER from'} {other.transport} {other.mode}"
     return check.judge(mesh.name, good, note)

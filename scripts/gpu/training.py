@@ -1,6 +1,6 @@
 """Runs of train_gpt, of one rank or of several on the one GPU; and the stage losses: ten steps of training against an
-independent reference in float64, and against the CPU program; and, at the size of what is timed, steps of one large
-micro-batch against the same of several small ones."""
+independent reference in float64; and, at the size of the timed models, steps of one large micro-batch against the same
+of several small ones."""
 import contextlib
 import importlib.util
 import json
@@ -12,8 +12,8 @@ import run_log
 from runner import ROOT
 from tokens import write_tokens
 
-from .check import SKIP, TYPES
-from .models import MODELS, OUT_OF_MEMORY, VOCABULARY, Step, implausible, options_of
+from .check import FAIL, SKIP, TYPES
+from .models import MODELS, OUT_OF_MEMORY, VOCABULARY, Step, implausible
 
 
 def words_of(**options):
@@ -52,7 +52,7 @@ def read_log(path):
     """Events up to the first line that is none: whoever writes it may have been killed."""
     events = []
     with contextlib.suppress(FileNotFoundError, run_log.Damaged):
-        for _, event in run_log.events(path):
+        for event in run_log.events(path):
             events.append(event)
     return events
 
@@ -83,7 +83,7 @@ LARGE_STEPS, LARGE_BANDS = 3, (1e-3, 1e-2)
 
 
 def reference(name, tokens, model):
-    """In a process of its own: writes the model file, then prints losses and norms of an independent implementation in
+    """In a separate process: writes the model file, then prints losses and norms of an independent implementation in
     float64 (tests/train/reference.py)."""
     sys.path.insert(0, os.path.join(ROOT, "tests", "train"))
     import reference as gpt
@@ -104,44 +104,28 @@ def agree(check, what, found, expected, bands, more=True):
                        f"{losses[0]:.4f} to {losses[-1]:.4f}")
 
 
-def expected_losses(check, name, tokens, model):
-    """([losses], [norms]) of the reference; None: there is none. It may have written the model all the same."""
-    why = "no numpy"
-    if importlib.util.find_spec("numpy"):
-        result = check.runner.run([sys.executable, "scripts/gpu_check.py", "--reference", name, tokens, model],
-                                  limit=0.6 * check.runner.left())
-        if result.status == 0:
-            return json.loads(next(line for line in result.output.splitlines() if line.startswith("[[")))
-        why = result.last
-    check.verdict(f"{name}: float64 reference", SKIP, why)
-    return None
-
-
-def losses_of(check, name, cpu):
-    """Of every program that runs here, the CPU's first: without the reference, the others are compared with it."""
+def losses_of(check, name):
     tokens, model, o = check.path("tokens.bin"), check.path("model.bin"), SMALL[name]
     write_tokens(tokens, o["batch"] * o["seq"] + 1, o["vocab"])
-    expected = expected_losses(check, name, tokens, model)
-    start = dict(init_from=model) if os.path.exists(model) else {key: o[key] for key in ("layers", "channels", "heads", "vocab")}
-    record = check.data["losses"][name] = {"reference": expected and expected[0]}
-    for kind in ("cpu", *TYPES):
-        program = cpu if kind == "cpu" else check.program(kind)
-        if not program or not expected and kind != "cpu":
+    result = check.runner.run([sys.executable, "scripts/gpu_check.py", "--reference", name, tokens, model],
+                              limit=0.6 * check.runner.left())
+    if result.status:
+        check.verdict(f"{name}: float64 reference", SKIP, result.last)
+        return
+    expected = json.loads(next(line for line in result.output.splitlines() if line.startswith("[[")))
+    record = check.data["losses"][name] = {"reference": expected[0]}
+    for kind in TYPES:
+        program = check.program(kind)
+        if not program:
             continue
-        more = dict(peak_tflops=1) if kind == "cpu" else {}
         steps, _, result = train(check, program, train=tokens, seq=o["seq"], batch=o["batch"], micro_batch=o["batch"],
-                                 steps=SMALL_STEPS, lr=o["lr"], min_lr=o["lr"] / 10, timeout=60, **start, **RECIPE, **more)
+                                 steps=SMALL_STEPS, lr=o["lr"], min_lr=o["lr"] / 10, timeout=60, init_from=model, **RECIPE)
         found = figures_of(steps)
         record[kind] = found[0]
-        what = f"{name}: {'CPU program and reference' if kind == 'cpu' else kind}"
         if result.status or len(steps) != SMALL_STEPS:
-            check.judge(what, False, result.last)
-        elif expected:
-            agree(check, what, found, expected, BANDS.get(kind, BANDS["fp32"]))
+            check.judge(f"{name}: {kind}", False, result.last)
         else:
-            expected = found
-    if not expected:
-        check.verdict(name, SKIP, "neither the reference nor the CPU program is here to compare with")
+            agree(check, f"{name}: {kind}", found, expected, BANDS[kind])
 
 
 def large_against_parts(check):
@@ -153,12 +137,10 @@ def large_against_parts(check):
     write_tokens(tokens, LARGE_STEPS * LARGE.tokens + 1, VOCABULARY)
     found = []
     for step in (LARGE, PARTS):
-        steps, _, result = train(check, program, train=tokens, steps=LARGE_STEPS, **options_of(check, model, step))
+        steps, _, result = train(check, program, train=tokens, steps=LARGE_STEPS, **step.options(model))
         if result.status or len(steps) != LARGE_STEPS:
-            if OUT_OF_MEMORY.search(result.output):
-                check.verdict(what, SKIP, f"{step.name}: {result.last}")
-            else:
-                check.judge(what, False, f"{step.name}: {result.last}")
+            full = OUT_OF_MEMORY.search(result.output)
+            check.verdict(what, SKIP if full else FAIL, f"{step.name}: {result.last}")
             return
         found.append(figures_of(steps))
     check.data["losses"][what] = found
@@ -166,9 +148,10 @@ def large_against_parts(check):
 
 
 def losses(check):
-    cpu = os.path.join(ROOT, check.o.cpu_program)
-    cpu_runs = os.access(cpu, os.X_OK) and check.runner.run([cpu, "--help"]).status == 0
     check.data["losses"] = {}
-    for name in SMALL:
-        losses_of(check, name, cpu if cpu_runs else None)
+    if importlib.util.find_spec("numpy"):
+        for name in SMALL:
+            losses_of(check, name)
+    else:
+        check.verdict("float64 reference", SKIP, "no numpy")
     large_against_parts(check)

@@ -10,6 +10,7 @@ from runner import ROOT, Late
 from tokens import write_tokens
 
 from .check import FAIL, LATE, SKIP, TYPES
+from .machine import REFERENCE
 from .training import words_of
 
 # cuDNN takes up to a second to plan each shape, so that attention may be late; the others must not be late with it.
@@ -19,15 +20,14 @@ MEANT = "address is not a multiple", "a range of one query", "before 9.15.1 its 
 
 
 def run(check):
-    reference = os.path.join(ROOT, check.o.ref_build, "tests/layers/tool_twins")
+    reference = os.path.join(ROOT, REFERENCE)
     if not os.access(reference, os.X_OK):
-        check.verdict("twins", SKIP, f"{reference} is not built")
+        check.verdict("twins", SKIP, f"{REFERENCE} is not built")
         return
-    seeds = [int(seed) for seed in check.o.seeds.split(",")]
-    works = [(kind, seed, only) for only in (KERNELS, ATTENTION) for seed in seeds for kind in TYPES]
+    works = [(kind, only, check.o.seed) for only in (KERNELS, ATTENTION) for kind in TYPES]
     # Addresses of every second case are odd, with another seed those of the others; odd ones cuDNN does not take.
-    works += [("bf16", seed, ATTENTION) for seed in sorted({seed + 1 for seed in seeds} - set(seeds))]
-    for kind, seed, only in works:
+    works.append(("bf16", ATTENTION, check.o.seed + 1))
+    for kind, only, seed in works:
         name, tool = f"{kind} {'kernels' if only == KERNELS else only}, seed {seed}", check.program(kind, "tests/layers/tool_twins")
         try:
             if tool:
@@ -73,8 +73,8 @@ def commands(check, sanitizer):
                 continue
             line = [sanitizer, "--tool", tool, "--error-exitcode", "9", "--print-limit", "5", "--launch-timeout", "60"]
             line += ["--report-api-errors", "no"] if tool == "memcheck" else []  # libraries try things that may fail
-            own = KERNELS if tool == "memcheck" else KERNELS.replace("linear,", "")  # which is the library's
-            only = f"{own},{ATTENTION}" if kind == "fp32" else own  # in bf16 it is cuDNN's
+            ours = KERNELS if tool == "memcheck" else KERNELS.replace("linear,", "")  # which is the library's
+            only = f"{ours},{ATTENTION}" if kind == "fp32" else ours  # in bf16 it is cuDNN's
             yield f"{tool}, {kind} kernels", [*line, twins_tool, check.path("twins.bin"), "--small",
                                               *["--round"] * (kind == "bf16"), "--only", only]
             if tool == "memcheck" and kind == "fp32":
@@ -94,7 +94,7 @@ def judge(check, name, result):
 
 
 def judge_late(check, name, output):
-    """What it has found by then counts."""
+    """Its findings so far count."""
     found = [line for line in output.splitlines() if re.match(r"=+ (Invalid|Error: |Warning: |.*hazard)", line)]
     check.verdict(name, FAIL if found else LATE, "; ".join(["did not end in time", *found[:5]]))
 

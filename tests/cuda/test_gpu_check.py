@@ -1,5 +1,5 @@
-"""What scripts/gpu_check.py does before and after a GPU is asked: its plan, its figures, its judgement, and that what
-goes wrong is told as what it is. It is tested by the modules of scripts/gpu.
+"""scripts/gpu_check.py without a GPU: its plan, its figures, its judgement, and its reports of failures. The modules of
+scripts/gpu are tested.
 
 limit: 120
 """
@@ -24,9 +24,9 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 SCRIPT = os.path.join(ROOT, "scripts", "gpu_check.sh")
 sys.path.insert(0, os.path.join(ROOT, "scripts"))
 import gpu_check
-from gpu import kernels, machine, models, nvidia, pytorch, ranks, times, training, twins
+from gpu import machine, models, pytorch, ranks, times, training, twins
 from gpu.check import FAIL, LATE, OK, SKIP, Check
-from runner import Late, Reaper, Result, Runner
+from runner import Late, Result, Runner
 from tokens import write_tokens
 
 
@@ -45,7 +45,7 @@ class Recorder:
 
 
 class Quiet(unittest.TestCase):
-    """With a check whose reports go to a directory of their own."""
+    """With a check whose reports go to a separate directory."""
 
     def setUp(self):
         self.folder = tempfile.mkdtemp(prefix="commfuse-test-")
@@ -81,11 +81,6 @@ class Plan(unittest.TestCase):
         lines = result.stdout.splitlines()
         self.assertEqual([line.split()[0] for line in lines], [s.name for s in gpu_check.STAGES])
         self.assertEqual(lines[-1].split()[-1], "540")
-
-    def test_quick_leaves_times_out(self):
-        names = self.names("--quick")
-        self.assertIn("twins", names)
-        self.assertNotIn("times", names)
 
     def test_what_runs_programs_builds_them(self):
         self.assertEqual(self.names("--only", "times"), ["build", "times"])
@@ -126,7 +121,7 @@ class Plan(unittest.TestCase):
         self.assertEqual((mesh.kind, mesh.name), ("bf16", "bf16 up   tp 2 dp 4 ipc commfuse:direct:3, again"))
         self.assertEqual(ranks.Mesh.of("ipc", "tpsp 2 1 slice").options["slices"], 0)
 
-    def test_what_tells_most_comes_first(self):
+    def test_the_most_telling_meshes_come_first(self):
         first = [(m.strategy, m.tp, m.dp, m.mode, m.kind) for m in ranks.meshes("nccl")[:5]]
         self.assertEqual(first, [("tpsp", 2, 1, "commfuse", "fp32"), ("up", 2, 1, "commfuse:direct", "fp32"),
                                  ("tpsp", 2, 1, "none", "fp32"), ("tpsp", 2, 2, "commfuse", "fp32"),
@@ -137,11 +132,10 @@ class Judgement(unittest.TestCase):
     mesh = ranks.Mesh("ipc", "tpsp", 2, 1, "commfuse")
     expected = [4.0, 3.0]
 
-    def judge(self, losses, status=0, output="", mesh=mesh, bits=None, seconds=1.0, **more):
+    def judge(self, losses, status=0, output="", mesh=mesh, bits=None, seconds=1.0):
         recorder = Recorder()
         steps = [{"loss": loss, "grad_norm": 1.0} for loss in losses]
-        ranks.judge_mesh(recorder, mesh, steps, Result(status, output, seconds), self.expected,
-                             {} if bits is None else bits, **more)
+        ranks.judge_mesh(recorder, mesh, steps, Result(status, output, seconds), self.expected, {} if bits is None else bits)
         self.detail = recorder.details[-1]
         return recorder.verdicts[-1]
 
@@ -161,7 +155,7 @@ class Judgement(unittest.TestCase):
             self.assertEqual(self.judge([4.0, 3.0], mesh=other, bits=bits), OK)
             self.assertEqual(self.judge([4.0, 3.000001], mesh=other, bits=bits), FAIL)
             self.assertIn("DIFFER from ipc commfuse", self.detail)
-        bf16 = dataclasses.replace(self.mesh, kind="bf16")  # which has bits of its own
+        bf16 = dataclasses.replace(self.mesh, kind="bf16")  # has other bits
         self.assertEqual(self.judge([4.0, 3.000001], mesh=bf16, bits=bits), OK)
         self.assertEqual(self.judge([4.0, 3.0], mesh=dataclasses.replace(bf16, again="again"), bits=bits), FAIL)
 
@@ -174,12 +168,8 @@ class Judgement(unittest.TestCase):
         self.assertEqual(self.judge([], 1, broken, mesh=blocking), FAIL)
         self.assertEqual(self.judge([], -11, "segmentation fault"), FAIL)
 
-    def test_a_time_out_is_a_failure_and_it_is_told_who_ran_beside(self):
-        nccl = dataclasses.replace(self.mesh, transport="nccl")  # whose runs are always alone
-        for mesh, tries, beside in (self.mesh, 1, True), (self.mesh, 2, False), (nccl, 1, False):
-            self.assertEqual(self.judge([], -9, "error: ended after 25 s", seconds=25, mesh=mesh, tries=tries), FAIL)
-            self.assertEqual("beside others" in self.detail, beside)
-        self.assertEqual(self.judge([4.0, 3.0], seconds=25, tries=2), OK)
+    def test_a_time_out_is_a_failure(self):
+        self.assertEqual(self.judge([], -9, "error: ended after 25 s", seconds=25), FAIL)
 
     def test_memory_is_out_only_where_the_program_says_so(self):
         for words in ("no memory: 1.0 MiB for logits, after 7.0 MiB already taken", "CUDA out of memory. Tried",
@@ -190,53 +180,26 @@ class Judgement(unittest.TestCase):
 
 
 class Meshes(Quiet):
-    mesh = Judgement.mesh
+    def ran(self, results):
+        """How many meshes are trained over NCCL where training gives these results, one after another."""
+        self.check.data["ranks"] = []
+        with mock.patch.object(ranks, "train_mesh", side_effect=results) as train:
+            ranks.ranks_over(self.check, "nccl", ranks.meshes("nccl")[:6], "tokens", {"fp32": [4.0], "bf16": [4.0]}, {})
+        return train.call_count
 
-    def run_meshes(self, results, count=1):
-        """train_batch where training gives these results, one after another."""
-        with mock.patch.object(ranks, "train_mesh", side_effect=[r if r is Late else ([], r) for r in results]) as train:
-            found = [(result, tries) for _, _, result, tries in ranks.train_batch(self.check, [self.mesh] * count, "tokens")]
-        self.assertEqual(train.call_count, len(results))
-        return found
+    def test_a_transport_is_given_up_after_two_hangs(self):
+        good, crash = ([{"loss": 4.0, "grad_norm": 1.0}], Result(0, "", 9)), ([], Result(1, "error: broken", 2))
+        ended, own_timeout = ([], Result(-9, "error: ended after 35 s", 35, True)), ([], Result(1, "error: nothing came", 22))
+        self.assertEqual(self.ran([good, ended, crash, own_timeout]), 4)
+        self.assertEqual(self.check.rows[-1][1:], ("2 of 6 meshes over nccl", LATE, "not run, nccl has hung 2 times"))
+        self.assertEqual([len(row["losses"]) for row in self.check.data["ranks"]], [1, 0, 0, 0])
+        self.assertEqual(self.ran([good] * 3 + [ended] + [crash] * 2), 6)
+        self.assertNotEqual(self.verdicts()[-1], LATE)
 
-    def test_only_what_has_timed_out_beside_others_is_tried_again(self):
-        slow, good = Result(-9, "error: ended after 35 s", 35, True), Result(0, "", 9)
-        own_patience, crash = Result(1, "error: nothing came", 22), Result(1, "error: broken", 2)
-        self.assertEqual(self.run_meshes([slow, slow, good, good, slow], 3), [(good, 2), (slow, 2), (good, 1)])
-        self.assertEqual(self.run_meshes([own_patience, good, good], 2), [(good, 2), (good, 1)])
-        self.assertEqual(self.run_meshes([crash, good], 2), [(crash, 1), (good, 1)])
-        self.assertEqual(self.run_meshes([slow]), [(slow, 1)])  # it was alone
-
-    def test_without_time_for_a_second_try_the_first_counts(self):
-        slow = Result(-9, "error: ended after 35 s", 35, True)
-        self.assertEqual(self.run_meshes([slow, Late, Late], 2), [(slow, 1), (None, 1)])
-
-    def test_a_transport_is_given_up_after_two_hangs_alone_but_not_for_others(self):
-        slow, losses = Result(-9, "error: ended after 35 s", 35, True), [4.0]
-        for transport, tries, given_up in ("nccl", 1, True), ("ipc", 2, True), ("ipc", 1, False):
-            plan, ran = ranks.meshes(transport)[:18], []
-
-            def run(check, batch, tokens, ran=ran, tries=tries):
-                ran += batch
-                return [(mesh, [], slow, tries) for mesh in batch]
-            self.check.rows.clear()
-            self.check.data["ranks"] = []
-            with mock.patch.object(ranks, "train_batch", run):
-                ranks.ranks_over(self.check, transport, plan, "tokens", {"fp32": losses, "bf16": losses}, {})
-            self.assertEqual(len(ran), (3 if transport == "ipc" else 2) if given_up else len(plan))
-            self.assertEqual(any("has hung" in row[3] for row in self.check.rows), given_up)
-
-    def test_meshes_over_ipc_run_beside_others_those_over_nccl_alone(self):
-        for transport, most in ("ipc", 3), ("nccl", 1):
-            sizes = []
-
-            def run(check, batch, tokens, sizes=sizes):
-                sizes.append(len(batch))
-                return [(mesh, [], None, 1) for mesh in batch]
-            with mock.patch.object(ranks, "train_batch", run):
-                ranks.ranks_over(self.check, transport, ranks.meshes(transport), "tokens", {}, {})
-            self.assertEqual((max(sizes), sum(sizes)), (most, len(ranks.meshes(transport))))
-            self.assertIn("time is over", self.check.rows[-1][3])
+    def test_meshes_for_which_there_is_no_time_are_counted(self):
+        good = [{"loss": 4.0, "grad_norm": 1.0}], Result(0, "", 9)
+        self.assertEqual(self.ran([good, good, Late]), 3)
+        self.assertEqual(self.check.rows[-1][1:], ("4 of 6 meshes over nccl", LATE, "not run, time is over"))
 
 
 class Running(unittest.TestCase):
@@ -244,9 +207,8 @@ class Running(unittest.TestCase):
         self.log = tempfile.TemporaryFile("w")
         self.addCleanup(self.log.close)
         self.runner = Runner(self.log)
-        self.addCleanup(self.runner.close)
 
-    def test_a_rank_that_fails_is_told_and_the_others_are_ended(self):
+    def test_a_rank_that_fails_is_reported_and_the_others_are_ended(self):
         commands = [["sh", "-c", "echo error: no device; exit 3"], ["sleep", "60"]]
         begin = time.monotonic()
         result = self.runner.ranks(commands, [{"RANK": "0"}, {"RANK": "1"}])
@@ -262,7 +224,7 @@ class Running(unittest.TestCase):
         result = self.runner.ranks(commands, [{}, {}])
         self.assertEqual((result.status, result.last), (4, "error: what was wrong"))
 
-    def test_a_hang_is_told_as_such_and_nobody_reports_who_was_ended_first(self):
+    def test_a_hang_is_reported_as_such_and_not_by_the_rank_that_was_ended_last(self):
         """Rank 1 says so when it loses its connection to rank 0, as the program does."""
         port = training.free_port()
         serve = f"import socket, time; c = socket.create_server(('127.0.0.1', {port})).accept(); time.sleep(60)"
@@ -283,7 +245,7 @@ class Running(unittest.TestCase):
         with self.assertRaises(Late):
             self.runner.run(["true"])
 
-    def test_a_process_that_cannot_be_ended_holds_nobody_up(self):
+    def test_a_process_that_cannot_be_ended_holds_nothing_up(self):
         class Stuck(subprocess.Popen):
             def wait(self, timeout=None):
                 raise subprocess.TimeoutExpired("stuck", timeout) if timeout else AssertionError("waits for ever")
@@ -298,7 +260,7 @@ class Running(unittest.TestCase):
         self.assertTrue(result.ended)
         self.assertLess(result.status, 0)
 
-    def test_what_was_cut_short_is_told(self):
+    def test_the_output_of_a_command_cut_short_is_kept(self):
         self.runner.deadline = time.monotonic() + 5
         with self.assertRaises(Late) as late:
             self.runner.run(["sh", "-c", "echo a finding; sleep 60"])
@@ -323,7 +285,7 @@ class Running(unittest.TestCase):
         self.assertTrue(wait_until(lambda: running(seconds) == 0), "still running")
         self.assertTrue(wait_until(lambda: not os.path.exists(scratch)), "still there")
 
-    def test_a_script_that_is_told_to_end_begins_nothing_more_and_tells_what_it_has(self):
+    def test_a_script_that_gets_a_signal_begins_nothing_more_and_reports_its_findings(self):
         folder = tempfile.mkdtemp(prefix="commfuse-test-")
         self.addCleanup(shutil.rmtree, folder)
         begun = os.path.join(folder, "begun")
@@ -339,16 +301,16 @@ def run(check):
         for future in [pool.submit(check.runner.run, work) for _ in range(5)]:
             future.result()
 
-gpu_check.STAGES = gpu_check.Stage("device", 540, run, runs_programs=False),
+gpu_check.STAGES = gpu_check.Stage("device", 540, run, needs_build=False),
 sys.argv[1:] = ["--out", "{folder}"]
 sys.exit(gpu_check.main())"""
         for number in signal.SIGTERM, signal.SIGINT:
             script = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
             self.assertTrue(wait_until(lambda: os.path.exists(begun)))
             script.send_signal(number)
-            told, _ = script.communicate(timeout=30)
+            printed, _ = script.communicate(timeout=30)
             self.assertEqual(script.returncode, 128 + number)
-            self.assertEqual(told.splitlines()[-1], "1 ok, 0 failed, 0 late, 0 skipped")
+            self.assertEqual(printed.splitlines()[-1], "1 ok, 0 failed, 0 late, 0 skipped")
             self.assertEqual(os.path.getsize(begun), 1)
             with open(os.path.join(folder, "results.json"), encoding="utf-8") as file:
                 results = json.load(file)
@@ -373,17 +335,16 @@ def wait_until(condition, seconds=60):
 
 
 class Stages(Quiet):
-    def run_stage(self, run, **more):
+    def run_stage(self, run, name="test"):
         with contextlib.redirect_stderr(io.StringIO()):
-            gpu_check.run_stage(self.check, gpu_check.Stage("test", 10, run, **more), 10, 10)
+            gpu_check.run_stage(self.check, gpu_check.Stage(name, 10, run), 10, 10)
         return self.verdicts()[-1]
 
     def test_a_stage_that_is_late_is_no_failure_unless_all_others_need_it(self):
         def late(_):
             raise Late
         self.assertEqual(self.run_stage(late), LATE)
-        self.assertEqual(self.run_stage(late, needed=True), FAIL)
-        self.assertEqual([stage.name for stage in gpu_check.STAGES if stage.needed], ["build"])
+        self.assertEqual(self.run_stage(late, "build"), FAIL)
 
     def test_a_sanitizer_that_does_not_know_the_device_is_left_out(self):
         for output, verdict in (("Error: Device not supported. Please refer to", SKIP), ("ERROR SUMMARY: 1 error", FAIL)):
@@ -453,23 +414,23 @@ class Files(Quiet):
         compiler = shutil.which("cc") or self.skipTest("no C compiler")
         source = self.script("lacks.c", '#include "nowhere/cJSON.h"\n')
         said = subprocess.run([compiler, "-c", source, "-o", os.devnull], capture_output=True, text=True)
-        told = machine.trouble(Result(2, said.stderr, 1.0))
-        self.assertIn("nowhere/cJSON.h missing", told)
-        self.assertIn("--carry", told)
+        message = machine.trouble(Result(2, said.stderr, 1.0))
+        self.assertIn("nowhere/cJSON.h missing", message)
+        self.assertIn("--carry", message)
         self.assertEqual(machine.trouble(Result(2, "x.c:1:1: error: no", 1.0)), "x.c:1:1: error: no")
 
 
 class Loss:
-    """What a model returns, as far as tests/bench/torch_gpt.py looks."""
+    """A model's result, as tests/bench/torch_gpt.py uses it."""
 
     def __init__(self, value, backward):
-        self.value, self.told = value, backward
+        self.value, self.values = value, backward
 
     def __truediv__(self, count):
-        return Loss(self.value / count, self.told)
+        return Loss(self.value / count, self.values)
 
     def backward(self):
-        self.told.append(self.value)
+        self.values.append(self.value)
 
     def detach(self):
         return self.value
@@ -498,7 +459,7 @@ class Torch(unittest.TestCase):
 
 
 class Times(Quiet):
-    """The order of the runs, and what is told of them, where runs take no time."""
+    """The order of the runs and their report, where runs take no time."""
 
     def setUp(self):
         super().setUp()
@@ -509,13 +470,13 @@ class Times(Quiet):
         self.runs.append(("ours", model.name, step))
         if (model.name, step.batch) in self.full:
             return None, Result(1, self.full[model.name, step.batch], 1)
-        row = dict(model=model.name, program="commfuse", batch=step.batch, accumulation=step.accumulation,
-                   recompute=step.recompute, step_ms=10.0 * step.accumulation, spread=0,
+        row = dict(model=model.name, program="recompute" if step.recompute else "commfuse", batch=step.batch,
+                   accumulation=step.accumulation, step_ms=10.0 * step.accumulation, spread=0,
                    tokens_per_s=1000.0 * min(step.batch, 32), mfu=0.4, tflops=400, memory_mib=None, start_s=1,
                    peak_tflops=1000)
         return row, Result(0, "", 1)
 
-    def torch_time(self, check, model, step, peak):
+    def torch_time(self, check, python, model, step, peak):
         self.runs.append(("torch", model.name, step))
         row = dict(model=model.name, program="torch", batch=step.batch, accumulation=step.accumulation,
                    step_ms=20.0 + 10 * step.accumulation, spread=0, tokens_per_s=1.0, mfu=0.2, tflops=200,
@@ -524,11 +485,8 @@ class Times(Quiet):
 
     def stage(self):
         self.check.built = lambda *_: "/bin/true"
-        self.check.torch.version = lambda _: "2"
-        with mock.patch.object(pytorch, "measure", self.torch_time), \
-                mock.patch.object(self.check.runner, "printed", lambda *_: "--recompute"), \
-                mock.patch.multiple(times, gemm_rate=lambda _: 500.0, write_tokens=self.write_tokens,
-                                    measure=self.our_time, too_large=lambda *_: ""):
+        with mock.patch.multiple(pytorch, find=lambda: "python", measure=self.torch_time), \
+                mock.patch.multiple(times, gemm_rate=lambda _: 500.0, write_tokens=self.write_tokens, measure=self.our_time):
             times.run(self.check)
 
     def write_tokens(self, path, count, vocabulary):
@@ -540,20 +498,20 @@ class Times(Quiet):
     def late(self):
         return [row[1] for row in self.check.rows if row[2] == LATE]
 
-    def test_pytorch_comes_behind_all_of_ours_and_each_beside_one_of_ours(self):
+    def test_pytorch_comes_after_all_of_ours_and_each_beside_one_of_ours(self):
         self.stage()
         first = next(i for i, run in enumerate(self.runs) if run[0] == "torch")
         order = ["d12", "d48", "d24", "d36"]
         self.assertEqual(self.names_of(self.runs[:first]), order)
-        behind = self.runs[first:]
-        self.assertEqual([run[:2] for run in behind],
+        after = self.runs[first:]
+        self.assertEqual([run[:2] for run in after],
                          [(who, name) for name in [*order, *order[:2]] for who in ("torch", "ours")])
-        self.assertTrue(all(a[2] == b[2] for a, b in zip(behind[::2], behind[1::2])), "other steps")
-        self.assertEqual([run[2].accumulation for run in behind[::2]], [1, 1, 1, 1, 4, 4])
+        self.assertTrue(all(a[2] == b[2] for a, b in zip(after[::2], after[1::2])), "other steps")
+        self.assertEqual([run[2].accumulation for run in after[::2]], [1, 1, 1, 1, 4, 4])
         self.assertEqual(self.check.data["torch_over_ours"], dict.fromkeys(order, 3.0))
         self.assertEqual(self.check.data["torch_over_ours_accumulated"], dict.fromkeys(order[:2], 1.5))
 
-    def test_steps_of_several_micro_batches_come_behind_all_of_one_and_before_pytorch(self):
+    def test_steps_of_several_micro_batches_come_after_all_of_one_and_before_pytorch(self):
         self.stage()
         mine = self.runs[:next(i for i, run in enumerate(self.runs) if run[0] == "torch")]
         kinds = [(step.accumulation, step.recompute) for _, _, step in mine]
@@ -579,10 +537,10 @@ with open(words["--log"], "w") as log:
         print(json.dumps({"event": "step", "loss": 11 - 0.1 * step, "step_ms": 500 if step < 2 else 1000, "mfu": 0.5}), file=log)
 print(json.dumps(words))
 ''')
-        for step, sequences, steps in (models.Step(8), "", 17), (models.Step(8, 4), "32", 7):
+        for step, sequences, steps in (models.Step(8), "8", 17), (models.Step(8, 4), "32", 7):
             row, result = times.measure(self.check, program, models.MODELS[1], step, "tokens")
             words = json.loads(result.output)
-            self.assertEqual((words.get("--batch", ""), words["--micro-batch"]), (sequences, "8"))
+            self.assertEqual((words["--batch"], words["--micro-batch"], words["--recompute"]), (sequences, "8", "0"))
             self.assertEqual((words["--model"], len(row["losses"])), ("d48", steps))
             self.assertEqual((row["batch"], row["accumulation"], row["step_ms"]), (8, step.accumulation, 1000))
             self.assertEqual(row["tokens_per_s"], 8 * step.accumulation * 1024)
@@ -610,7 +568,7 @@ with open(words["--log"], "w") as log:
             found = {64: [11, 10, 9], 16: [11, 10, 9 + wrong]}
 
             def train(check, program, found=found, **options):
-                self.assertEqual(options.get("batch", 64), 64)
+                self.assertEqual(options["batch"], 64)
                 steps = [{"loss": loss, "grad_norm": 1.0} for loss in found[options["micro_batch"]]]
                 return steps, {}, Result(0, "", 1)
             with mock.patch.object(training, "train", train), mock.patch.object(self.check, "program", lambda _: "program"), \
@@ -620,21 +578,23 @@ with open(words["--log"], "w") as log:
             self.assertEqual(self.verdicts()[-1], verdict)
 
     def test_pytorch_is_asked_for_the_same_step(self):
-        told = json.dumps(dict(tokens_per_s=2e5, flops_per_token=1e9, batch=32))
-        self.check.torch.python = self.script("python", f"#!/bin/sh\necho \"$*\"\necho '{told}'\n")
-        row, result = pytorch.measure(self.check, models.MODELS[0], models.Step(32, 4), 1000)
+        answer = json.dumps(dict(tokens_per_s=2e5, flops_per_token=1e9, batch=32))
+        python = self.script("python", f"#!/bin/sh\necho \"$*\"\necho '{answer}'\n")
+        row, result = pytorch.measure(self.check, python, models.MODELS[0], models.Step(32, 4), 1000)
         self.assertIn("torch_gpt.py 12 768 12 32 1024 ", result.output)
         self.assertIn(" --steps 5 --warmup 2 --compile blocks --accumulate 4", result.output)
         self.assertEqual((row["program"], row["batch"], row["accumulation"]), ("torch", 32, 4))
         self.assertEqual((row["tflops"], row["mfu"]), (200, 0.2))
 
-    def test_kernels_are_shares_of_a_step_of_one_micro_batch(self):
-        self.stage()
-        rows = [dict(kernel="fc forward", step_ms=4.0), dict(kernel="adamw", step_ms=1.0), dict(kernel="compared")]
-        kernels.share_of_step(self.check, models.MODELS[0], 32, rows)
-        shares = self.check.data["shares"]["d12"]
-        self.assertEqual((shares["step_ms"], shares["kernels_ms"]), (10.0, 5.0))
-        self.assertEqual(shares["groups"], {"products": 4.0, "adamw": 1.0})
+    def test_kernels_of_a_step_are_added_up(self):
+        rows = dict(kernel="fc forward", step_ms=4.0), dict(kernel="adamw", step_ms=1.5, spread=float("nan")), dict(kernel="compared")
+        text = "".join(json.dumps(row, separators=(",", ":")).replace("NaN", "nan") + "\n" for row in rows)
+        self.check.built = lambda *_: self.script("bench", f"#!/bin/sh\nfor file; do :; done\ncat >$file <<'END'\n{text}{{\"ker\nEND\n"
+                                                  "truncate -s -1 $file\n")
+        times.kernels(self.check)
+        self.assertEqual([row[1:3] for row in self.check.rows], [("d12: kernels timed", OK), ("d48: kernels timed", OK)])
+        self.assertIn("5.5 ms", self.check.rows[0][3])
+        self.assertEqual([row["kernel"] for row in self.check.data["kernels"]["d12"]], ["fc forward", "adamw", "compared"])
 
     def test_larger_batches_are_tried_until_they_do_not_pay(self):
         self.stage()
@@ -645,9 +605,9 @@ with open(words["--log"], "w") as log:
         self.full = {("d24", 16): "error: no memory: 9 MiB for logits",
                      ("d36", 16): "error: an illegal memory access was encountered"}
         self.stage()
-        told = {row[1]: row[2] for row in self.check.rows if "micro-batch" in row[1]}
-        self.assertEqual(told["d24, micro-batch 16"], SKIP)
-        self.assertEqual(told["d36, micro-batch 16"], FAIL)
+        verdicts = {row[1]: row[2] for row in self.check.rows if "micro-batch" in row[1]}
+        self.assertEqual(verdicts["d24, micro-batch 16"], SKIP)
+        self.assertEqual(verdicts["d36, micro-batch 16"], FAIL)
 
     def test_what_there_is_no_time_for_is_named(self):
         def late(*_):
@@ -675,25 +635,15 @@ with open(words["--log"], "w") as log:
         self.stage()
         self.assertEqual((len(self.late()), self.runs), (5, []))
 
-    def test_what_cannot_fit_is_not_tried(self):
-        self.script("nvidia-smi", "#!/bin/sh\necho 80000 MiB\n")
-        program = self.script("program", "#!/bin/sh\necho 'memory    79500.0 MiB per rank'\n")
-        model = models.MODELS[0]
-        with mock.patch.dict(os.environ, PATH=self.folder + ":" + os.environ["PATH"]):
-            self.assertIn("77.6 GiB", times.too_large(self.check, program, model, 2 * model.torch_batch))
-            with mock.patch.object(times, "MEMORY_SPARED_MIB", 100):
-                self.assertEqual(times.too_large(self.check, program, model, 2 * model.torch_batch), "")
-
-    def test_memory_is_what_the_gpu_tells_or_unknown(self):
-        with mock.patch.dict(os.environ, PATH=self.folder):
-            with nvidia.MemoryWatch() as nobody:
-                pass
-            self.assertIsNone(nobody.most)
-        self.script("nvidia-smi", "#!/bin/sh\necho 1234\n")
-        with mock.patch.dict(os.environ, PATH=self.folder + ":" + os.environ["PATH"]):
-            with nvidia.MemoryWatch() as memory:
-                self.assertTrue(wait_until(lambda: memory.most))
-            self.assertEqual(memory.most, 1234)
+    def test_memory_is_the_gpus_figure_or_unknown(self):
+        asked = os.path.join(self.folder, "asked")
+        for text, known in ((f"touch {asked}; exit 1", set()), (f"echo 1234; touch {asked}", {1234})):
+            self.script("nvidia-smi", f"#!/bin/sh\n{text}\n")
+            with mock.patch.dict(os.environ, PATH=self.folder + ":" + os.environ["PATH"]):
+                with machine.memory_in_use(self.check) as seen:
+                    self.assertTrue(wait_until(lambda: os.path.exists(asked)))
+                self.assertEqual(set(seen), known)
+            os.remove(asked)
 
     def test_failures_and_the_table_come_last(self):
         self.stage()
@@ -702,7 +652,7 @@ with open(words["--log"], "w") as log:
         text = gpu_check.last_words(self.check)
         self.assertLess(text.index("and 275 more"), text.index("of GEMM"))
         self.assertIn("d36   torch", text[text.index("of GEMM"):])
-        self.assertIn("n/a", text[text.index("of GEMM"):])  # memory that nobody knows
+        self.assertIn("n/a", text[text.index("of GEMM"):])  # unknown memory
         self.assertRegex(text, r"(?m)^d48   torch +8 +4 ")
         self.assertIn("accum: micro-batches of a step", text)
         self.assertIn("PyTorch's step over ours: d12 3.00", text)
