@@ -3,7 +3,7 @@
     python3 scripts/demo_text.py build/demo
 
 Tiny Shakespeare if it is at hand (../shared/data, or downloaded by an earlier run) or can be downloaded, which makes the
-demo's figures comparable from machine to machine. Without a network Python's language reference will do.
+demo's figures comparable from machine to machine. Without a network it is Python's language reference.
 """
 import hashlib
 import pathlib
@@ -37,18 +37,6 @@ def shakespeare(*paths):
     return None
 
 
-def documentation():
-    """Mixed, the same way each time, so that the part held out for validation is of the same kind as the rest."""
-    try:
-        from pydoc_data.topics import topics
-    except ImportError:
-        topics = {}
-    chapters = sorted(set(topics.values()), key=lambda text: hashlib.sha256(text.encode()).digest())
-    data = re.sub(r"\n[ \t]+", "\n", "\n\n".join(chapters)).encode("ascii", errors="ignore")
-    say(f"Python's language reference instead, {len(data):,} bytes")
-    return data
-
-
 if len(sys.argv) != 2:
     sys.exit(__doc__)
 folder = pathlib.Path(sys.argv[1])
@@ -56,8 +44,14 @@ folder.mkdir(parents=True, exist_ok=True)
 path = folder / NAME
 data = shakespeare(pathlib.Path("../shared/data", NAME), path)
 if data is None:
-    path, data = folder / "documentation.txt", documentation()
-    if len(data) < 100_000:
-        sys.exit(f"error: only {len(data):,} bytes of English on this machine\nhint:  save {URL} as {folder / NAME}")
+    try:
+        from pydoc_data.topics import topics
+    except ImportError:
+        sys.exit(f"error: no English on this machine\nhint:  save {URL} as {path}")
+    # Mixed, the same way each time, so that the part held out for validation is of the same kind as the rest.
+    chapters = sorted(set(topics.values()), key=lambda text: hashlib.sha256(text.encode()).digest())
+    data = re.sub(r"\n[ \t]+", "\n", "\n\n".join(chapters)).encode("ascii", errors="ignore")
+    path = folder / "documentation.txt"
+    say(f"Python's language reference instead, {len(data):,} bytes")
 path.write_bytes(data)
 print(path)

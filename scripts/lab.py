@@ -1,24 +1,24 @@
 #!/usr/bin/env python3
-"""Several hosts on one machine, so that communication is slow and yet every figure can be explained.
+"""Several hosts made of one machine, so that communication is slow and every figure can be explained.
 
     scripts/lab.py --hosts 2 --rate 2gbit --delay 0.05ms -- build/release/train_gpt --tp 2 …
 
-A host is a network, UTS and mount namespace: it has its own name, eth0 and /dev/shm, and so Open MPI takes the ranks of two
-hosts for what they would be on two machines and moves every byte through a TCP socket. The hosts hang on a bridge; a token
-bucket on each eth0 limits what the host sends, so both directions of a link run at the full rate at the same time. mpirun runs
-on host 0 and starts its daemons on the others through an agent that enters their namespaces.
+A host is a network, UTS and mount namespace with its own name, eth0 and /dev/shm, so Open MPI moves every byte between two
+hosts through a TCP socket. The hosts hang on a bridge; a token bucket on each eth0 limits what the host sends, so both directions
+of a link run at the full rate at once. mpirun runs on host 0 and starts its daemons on the others through an agent that
+enters their namespaces.
 
-Nothing is left behind, because all of it lives in one PID namespace, whose first process the kernel kills when this one ends,
-however that is, SIGKILL included; with it go all others, and namespaces, links, mounts and files. The machine's own network,
-mounts and files are not touched.
+Nothing remains, because all of it lives in one PID namespace, whose first process the kernel kills when this one ends,
+SIGKILL included; with it go all processes, namespaces, links, mounts and files. The machine's own network, mounts and files are
+not touched.
 
-Each rank gets two cores: its main thread computes on one, its other threads, those of the transport, get the other. The kernel's
-network work, the receiver's share of it included, is done where the packet was sent: counted in /proc/softirqs, 99 in 100 of
-these interrupts are on the progress cores, so the link does not slow computation down by itself. Where there are fewer cores, a
-rank's threads share what it gets: see SHARED. The lab says so, and so does every report.
+Each rank gets two cores: its main thread computes on one, its transport's threads get the other. The kernel's network work,
+the receiver's included, is done on the sender's core: counted in /proc/softirqs, 99 in 100 of these interrupts are on the
+progress cores, so the link does not slow down computation by itself. Where there are fewer cores, a rank's threads share
+them (SHARED): the lab says so, and so does every report.
 
-What is not exact: an idle link lets the first 68 KiB pass at once (a quarter of a millisecond above 2 Gbit/s), as a token bucket
-does; the rate includes headers, about 1 %. --delay needs the kernel's netem.
+Not exact: an idle link lets the first 68 KiB pass at once (a quarter of a millisecond above 2 Gbit/s), as a token bucket does;
+the rate includes headers, about 1 %. --delay needs the kernel's netem.
 """
 import argparse
 import math
@@ -31,25 +31,25 @@ import sys
 
 CORES_PER_RANK = 2  # one computes, one makes progress
 SHARED = ("cores are shared: threads that move bytes take time from those that compute, so steps with transfers take longer, "
-          "and overlapping gains less, than on cores of their own")
+          "and overlapping gains less, than on separate cores")
 HOSTS_MAX = 250  # of one /24 network
 TOOLS = {"ip": "iproute2", "tc": "iproute2", "mpirun": "openmpi-bin", "unshare": "util-linux", "nsenter": "util-linux",
          "setpriv": "util-linux", "taskset": "util-linux", "mount": "mount", "hostname": "hostname"}
 
-# A bucket that one of the largest segments fills, or a fraction of a millisecond: timers are late by tens of
-# microseconds, and what the bucket does not hold then is lost for the rate.
+# Room for the largest segment, or for a fraction of a millisecond: timers are late by tens of microseconds, and what the bucket
+# does not hold by then is lost for the rate.
 BURST_BYTES_MIN, BURST_S = 68 << 10, 250e-6
-# The first process, whose arguments are the program and its own. LAB_CORES has a word for each host. A host has a /dev/shm of its
-# own, and reaches this one through /proc/1; the mount over /etc/hosts is the hosts', too.
+# The first process; its arguments are the program and its own, and LAB_CORES has a word for each host. A host has a /dev/shm of
+# its own, and reaches this one through /proc/1; the mount over /etc/hosts is the hosts', too.
 #
-# Windows are wide enough for a long link, though little that is unsent waits in a socket: a message that the other side waits for
-# would have to wait for it to pass. A link that was idle for a moment does not start slowly again.
+# Windows are wide enough for a long link, but little unsent data waits in a socket, since a message that the other side waits
+# for would have to wait for it to pass. A link that was idle for a moment does not start slowly again.
 #
-# Open MPI would push a whole message into the connection at once, and what it says about the next one would wait for it to pass,
-# so the two directions of a link would take turns: flags 9 make it send fragments. Nor should a message have to ask first whether
-# it may come, and that question wait for what the other side sends: up to the eager limit it does not, which is more than a chunk
-# of ours (commfuse/transport_mpi.c) and than most of what the native collectives send. The sizes of socket buffers are left to
-# the kernel. It starts a daemon by "agent HOST COMMAND…".
+# Open MPI would push a whole message into the connection at once, and the announcement of the next one would wait for it to pass,
+# so the two directions of a link would take turns: flags 9 make it send fragments. A message should not have to ask first whether
+# it may come, and wait for the other side's data to pass: up to the eager limit, more than a chunk of ours
+# (commfuse/transport_mpi.c) and than most messages of the native collectives, it does not. The sizes of socket buffers are left
+# to the kernel. Daemons are started by "agent HOST COMMAND…".
 HUB = r"""
 set -e
 trap 'echo "lab: it could not be set up, see above" >&2' EXIT
@@ -106,8 +106,8 @@ nsenter --target $first --net --uts --mount -- env --chdir="$PWD" TMPDIR=/dev/sh
     sh -c "$LAB_RANK" rank "$@"
 exit $?
 """
-# A rank: its main thread computes, on a core of its own; its other threads, which are the transport's, get another.
-# The program makes its threads when it likes, so they are sorted for as long as it may still be starting.
+# A rank: its main thread computes on one core; its other threads, the transport's, get another. They are sorted for as long as
+# the program may still be starting some.
 RANK = r"""
 cores=$(echo $LAB_CORES | cut -d ' ' -f $((OMPI_COMM_WORLD_RANK + 1)))
 (for pause in 0.2 0.3 0.5 1 2 4; do
@@ -157,17 +157,13 @@ def enough(ranks, cores):
                            f"{cores}")
 
 
-def host_cores(hosts):
-    """Of each its compute core and its progress core. Where they do not suffice: one for both, and perhaps for other hosts."""
-    cores = sorted(os.sched_getaffinity(0))
-    if enough(hosts, len(cores))[0]:
-        return [f"{cores[CORES_PER_RANK * host]},{cores[CORES_PER_RANK * host + 1]}" for host in range(hosts)]
-    return [str(cores[host % len(cores)]) for host in range(hosts)]
-
-
 def run(hosts, rate, delay_ms, program):
     """The exit status of the program, a rank of which is on each host."""
-    environment = {"OMP_NUM_THREADS": "1", **os.environ, "LAB_NAME": f"lab{os.getpid()}h", "LAB_CORES": " ".join(host_cores(hosts)),
+    cores = [str(core) for core in sorted(os.sched_getaffinity(0))]
+    if enough(hosts, len(cores))[0]:  # one to compute, one for progress; else one for both, and perhaps for other hosts
+        cores = [",".join(pair) for pair in zip(cores[::CORES_PER_RANK], cores[1::CORES_PER_RANK])]
+    environment = {"OMP_NUM_THREADS": "1", **os.environ, "LAB_NAME": f"lab{os.getpid()}h",
+                   "LAB_CORES": " ".join(cores[host % len(cores)] for host in range(hosts)),
                    "LAB_RATE": f"{rate:.0f}bit", "LAB_BURST": str(max(BURST_BYTES_MIN, math.ceil(rate / 8 * BURST_S))),
                    "LAB_DELAY": f"{delay_ms:g}ms" if delay_ms else "0", "LAB_RANK": RANK}
     first = subprocess.Popen(["setpriv", "--pdeathsig", "KILL", "unshare", "--pid", "--fork", "--kill-child", "--net", "--mount",
@@ -185,7 +181,7 @@ def main():
     parser.add_argument("--rate", type=quantity({"bit": 1, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}), default=1e9,
                         help="of each host: 500mbit, 2gbit (default 1gbit)")
     parser.add_argument("--delay", type=quantity({"us": 1e-3, "ms": 1, "s": 1e3}), default=0,
-                        help="how long a packet is under way: 0.05ms, 50us")
+                        help="latency of each packet: 0.05ms, 50us")
     parser.add_argument("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM ARGUMENTS")
     o = parser.parse_args()
     program = o.program[1:] if o.program[:1] == ["--"] else o.program

@@ -5,13 +5,14 @@
     build/venv/bin/python scripts/log_to.py run.jsonl --tensorboard DIR       # then: tensorboard --logdir DIR
     build/venv/bin/pip install wandb
     build/venv/bin/python scripts/log_to.py run.jsonl --wandb PROJECT         # --offline: into ./wandb, for `wandb sync`
-             … --follow                                                       # until the run's last line is there
+             … --follow                                                       # until the run has ended
 
 All figures of steps, validation and HellaSwag are curves over the steps done, among them exposed_comm_ms, the time in which ranks
-waited for each other; samples are texts, and options the run's configuration. A run that is resumed writes its log again: what
-has been sent is not sent twice.
+waited for each other; samples are texts, and options the run's configuration. A resumed run writes its log again: no event is
+sent twice.
 """
 import argparse
+import contextlib
 import html
 import json
 import os
@@ -25,9 +26,9 @@ CURVES = {"step": "train", "val": "val", "hellaswag": "hellaswag"}
 
 
 def tensorboard(folder):
-    """Two functions: one that takes a kind, a step and what is to be seen there, and one that ends it all."""
+    """Two functions: one sends a kind, a step and its values, the other ends it."""
     from tensorboardX import SummaryWriter
-    writer = SummaryWriter(folder, purge_step=0)  # what an earlier call has written there is out of sight
+    writer = SummaryWriter(folder, purge_step=0)  # hides what an earlier call has written there
 
     def show(kind, step, what):
         if kind == "numbers":
@@ -65,12 +66,15 @@ def send(event, show):
 
 
 def events(path, follow):
-    """Each once. A log that has been written again, and has another inode, is read from its beginning."""
-    sent = set()
+    """Each once, though the log may be written again."""
+    sent, before = set(), None
     while True:
-        inode = os.stat(path).st_ino
-        ended = False
-        for _, event in run_log.events(path):
+        stat = os.stat(path)
+        if before == (stat.st_ino, stat.st_size):
+            time.sleep(POLL_S)
+            continue
+        before, ended = (stat.st_ino, stat.st_size), False
+        for event in run_log.events(path):
             ended = event["event"] == "end"
             key = event["event"], event.get("step")
             if key not in sent:
@@ -78,9 +82,6 @@ def events(path, follow):
                 yield event
         if ended or not follow:
             return
-        size = os.stat(path).st_size
-        while os.stat(path).st_ino == inode and os.stat(path).st_size == size:
-            time.sleep(POLL_S)
 
 
 def main():
@@ -94,22 +95,18 @@ def main():
     if bool(given.tensorboard) == bool(given.wandb):
         parser.error("give either --tensorboard DIR or --wandb PROJECT")
     try:
-        first = next(events(given.log, follow=False), None)
-        if first is None or first["event"] != "config":
-            sys.exit(f"error: {given.log} does not begin with a run's options\nhint:  {run_log.HINT}")
-        show, close = tensorboard(given.tensorboard) if given.tensorboard else weights_and_biases(given.wandb, given.offline)
-        for event in events(given.log, given.follow):
-            send(event, show)
-        close()
+        with run_log.readable(given.log):
+            first = next(events(given.log, follow=False), None)
+            if first is None or first["event"] != "config":
+                sys.exit(f"error: {given.log} does not begin with a run's options\nhint:  {run_log.HINT}")
+            show, close = tensorboard(given.tensorboard) if given.tensorboard else weights_and_biases(given.wandb, given.offline)
+            with contextlib.suppress(KeyboardInterrupt):
+                for event in events(given.log, given.follow):
+                    send(event, show)
+            close()
     except ImportError as error:
         sys.exit(f"error: {error}\nhint:  scripts/install_deps.sh --log-to (wandb: build/venv/bin/pip install wandb), then "
                  f"build/venv/bin/python {sys.argv[0]}")
-    except OSError as error:
-        sys.exit(f"error: cannot read log {given.log}: {error.strerror}\nhint:  name a file that train_gpt --log has written")
-    except run_log.Damaged as error:
-        sys.exit(f"error: log {error}\nhint:  {run_log.HINT}")
-    except KeyboardInterrupt:
-        close()
 
 
 if __name__ == "__main__":

@@ -15,14 +15,19 @@ def smooth(values, reach):
         yield sum(values[i - r:i + r + 1]) / (2 * r + 1)
 
 
+def curve(events, kind):
+    """Steps and losses; a loss is null where --skip-nonfinite has left a step out."""
+    points = [(event["step"], event["loss"]) for event in events if event["event"] == kind]
+    return tuple(zip(*(point for point in points if point[1] is not None))) or ((), ())
+
+
 def main():
     if len(sys.argv) != 3:
         sys.exit(__doc__)
     log, picture = sys.argv[1:]
-    def read(kind):
-        events = run_log.with_loss(run_log.read(log, kind, ("step", "loss")))
-        return [event["step"] for event in events], [event["loss"] for event in events]
-    (steps, losses), (val_steps, val_losses) = read("step"), read("val")
+    with run_log.readable(log):
+        events = list(run_log.events(log))
+        (steps, losses), (val_steps, val_losses) = curve(events, "step"), curve(events, "val")
     if not steps:
         sys.exit(f"error: no step with a loss in log {log}\nhint:  let the run come further, then plot")
     figure, ((axes,),) = plots.panels()

@@ -6,7 +6,7 @@ COLOURS = {"none": "#b03a2e", "slice": "#d68910", "commfuse": "#1f618d", "auto":
            "ideal": "#17202a"}
 STYLE = {"axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 9, "axes.labelsize": 9, "legend.frameon": False,
          "legend.fontsize": 8, "grid.alpha": 0.25, "savefig.dpi": 150, "svg.hashsalt": "commfuse"}
-note = ""  # is printed at the foot of every figure, wherever it is shown
+note = ""  # printed at the foot of every figure
 
 
 def pyplot():
@@ -23,7 +23,7 @@ def panels(down=1, across=1, size=(8, 4.5), **options):
 
 
 def overlap(mode):
-    """Of a mode as bench_train writes it: slice of slice:8."""
+    """Of a mode in bench_train's words: slice of slice:8."""
     return re.split(r"[: ]", mode)[0]
 
 
@@ -37,13 +37,8 @@ def shades(modes):
     return found
 
 
-def handles_of(axes):
-    """Label → its mark, in any of these axes."""
-    return {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels())}
-
-
 def legend_below(figure, handles, columns, lines):
-    """One legend for all axes, in room of its own."""
+    """One legend for all axes, below them."""
     share = 0.25 * lines / figure.get_figheight()
     figure.get_layout_engine().set(rect=(0, share, 1, 1 - share))
     figure.legend(handles.values(), handles, loc="lower center", ncols=columns)

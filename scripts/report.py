@@ -8,12 +8,12 @@
 
 DIR (build/report) then holds report.md, a CSV of every row of each experiment, figures as PNG and SVG, and rows.jsonl:
 a first line that says where the rows were measured, then a line for each point, written when it has been measured.
-That file is the report; all else is drawn from it. An interrupted report holds the points measured so far and says so;
-the same command resumes it and skips the points that are there. Rows of another machine, program or place do not belong
-in one table: then nothing is resumed until --fresh, or another --out, is given.
+Everything else is made from that file. An interrupted report holds the points measured so far and says so; the same command
+resumes it. Rows of another machine, program or place do not belong in one table: then nothing is resumed until --fresh, or
+another --out, is given.
 
-An experiment is a module of scripts/experiments with NAME and TITLE; points(place, quick), which may say how many seconds they
-take; measure(place, point), its rows; tables(rows) and figures(rows, folder); and perhaps problems(rows), which must not be.
+An experiment is a module of scripts/experiments with NAME and TITLE; points(place, quick), each with about how many seconds it
+takes; measure(place, point), its rows; tables(rows) and figures(rows, folder); and perhaps problems(rows), errors on any machine.
 """
 import argparse
 import datetime
@@ -38,7 +38,7 @@ from runner import ROOT
 EXPERIMENTS = "operations", "training", "timeline"  # in the order of the report
 ROWS = "rows.jsonl"
 NOT_OF_THE_SETUP = "date", "enough", "load"  # may differ between rows of one report
-LOAD_MAX = 0.1  # of each core, by other work: what is measured beside it is a machine's, with more a host's
+LOAD_MAX = 0.1  # of each core, by other work: above it, times change from minute to minute
 PROGRAMS = "train_gpt", "tests/bench/bench_fuse", "tests/bench/bench_train"
 INTERRUPTED, REFUSED = 130, 2
 
@@ -56,24 +56,23 @@ def refuse(what, hint):
 
 
 def setup_of(place, o):
-    """What the rows depend on, and with whose they may not be mixed."""
+    """The conditions of the rows: those of others may not be mixed with them."""
     build, ask = pathlib.Path(ROOT, "build/release"), place.runner.printed
     programs = [build / name for name in PROGRAMS]
+    if not all(program.exists() for program in programs):
+        refuse("build/release lacks a program", "make report builds what it needs")
     onednn = ask("sh", "-c", 'printf "#include <dnnl.h>\nDNNL_VERSION_MAJOR.DNNL_VERSION_MINOR.DNNL_VERSION_PATCH" | '
                  "cc -E -P -x c - | tail -n 1")
     return {**place.describe(), "compiler": (ask("cc", "--version").splitlines() or ["unknown"])[0],
-            "onednn": onednn.replace(" ", "") or "unknown",
-            "version": (build / "version").read_text().strip() if (build / "version").exists() else
-            ask("git", "describe", "--always", "--dirty") or "unknown",
-            "program": hashlib.sha256(b"".join(program.read_bytes() for program in programs)).hexdigest()[:12]
-            if all(program.exists() for program in programs) else "not built",
+            "onednn": onednn.replace(" ", "") or "unknown", "version": (build / "version").read_text().strip(),
+            "program": hashlib.sha256(b"".join(program.read_bytes() for program in programs)).hexdigest()[:12],
             "length": ("quick" if o.quick else "full") + (f", patience {o.patience:g}" if o.patience != 1 else "") +
             (f", ratio {o.ratio:g}" if o.ratio != 0.5 else ""),
             "date": datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"), "load": os.getloadavg()[0]}
 
 
 def doubts(setup):
-    """What figures suffer from here, for the whole report."""
+    """Why figures are less exact here, for the whole report; empty: nothing is known."""
     if not setup["enough"][0]:
         return f"In all that follows {lab.SHARED}: {setup['enough'][1]}"
     if setup["load"] > LOAD_MAX * setup["cores"]:
@@ -105,9 +104,12 @@ class Rows:
         if fresh:
             self.file.truncate(0)
         run_log.drop_cut_line(self.path)
-        self.setup, self.done = read_rows(self.path)
-        if not self.setup:
-            self.setup = setup
+        try:
+            first, *self.done = list(run_log.objects(self.path, {"setup", "experiment"}, "no row of a report")) or [{}]
+        except run_log.Damaged as error:
+            refuse(str(error), "mend it, or start anew with --fresh or another --out DIR")
+        self.setup = first.get("setup", setup)
+        if not first:
             self.append({"setup": setup})
         different = [f"{name} was {self.setup.get(name)!r} and is {setup.get(name)!r}" for name in {**self.setup, **setup}
                      if name not in NOT_OF_THE_SETUP and self.setup.get(name) != setup.get(name)]
@@ -125,33 +127,21 @@ class Rows:
         return any((line["experiment"], line["point"]) == (name, plain) for line in self.done)
 
 
-def read_rows(path):
-    """(setup, lines) of a report; (None, []): there is none."""
-    if not path.exists():
-        return None, []
-    try:
-        first, *lines = [line for _, line in run_log.objects(path, {"setup", "experiment"}, "no row of a report")] or [{}]
-    except run_log.Damaged as error:
-        refuse(str(error), "mend it, or start anew with --fresh or another --out DIR")
-    return first.get("setup"), lines
-
-
 # --- running ---
 
 
-def run(place, names, rows, o):
-    """Measures what is missing. Points that fail are reported and left out; the rest goes on."""
-    todo, failures = [], []
+def run(place, names, rows, o, failures):
+    """Measures the missing points. Those that fail are added to `failures`; the rest goes on."""
+    todo = []
     for name in names:
         points = load(name).points(place, o.quick)
         if not points:
             print(f"{name}: nothing to measure {'in a lab' if place.kind == 'lab' else 'over shared memory'}", file=sys.stderr)
-        # Points without seconds count something else.
-        points = [{**point, "seconds": o.patience * point["seconds"]} if "seconds" in point else point for point in points]
+        points = [{**point, "seconds": o.patience * point["seconds"]} for point in points]
         todo += [(name, point) for point in points if not rows.has(name, point)]
     print(f"{len(todo)} points to measure" + (f", {len(rows.done)} are there already" if rows.done else ""), file=sys.stderr)
     for number, (name, point) in enumerate(todo):
-        left = sum(point.get("seconds", 0) for _, point in todo[number:])
+        left = sum(point["seconds"] for _, point in todo[number:])
         short = " ".join(str(value) for value in point.values() if isinstance(value, (str, int, float)))[:70]
         print(f"[{number + 1}/{len(todo)}] {name} {short}  {left / 60:.0f} min left, or more", file=sys.stderr, flush=True)
         place.commands, begin = [], time.monotonic()
@@ -164,7 +154,6 @@ def run(place, names, rows, o):
         rows.done.append({"experiment": name, "point": point, "rows": found, "seconds": round(time.monotonic() - begin, 2),
                           "commands": place.commands})
         rows.append(rows.done[-1])
-    return failures
 
 
 # --- writing ---
@@ -174,10 +163,9 @@ def section(module, lines, folder, where):
     """Tables, figures, rows and commands of one experiment."""
     rows = [row for line in lines for row in line["rows"]]
     tables.write_csv(folder / f"{module.NAME}.csv", rows)
-    shown = module.tables(rows)
-    text = [f"## {module.TITLE}", "", shown.strip(), ""]
+    text = [f"## {module.TITLE}", "", module.tables(rows).strip(), ""]
     for name in module.figures(rows, str(folder)):
-        if name.endswith(".png") and f"({name})" not in shown:
+        if name.endswith(".png"):
             text += [f"![{module.TITLE}]({name})", ""]
     text += [f"*{where}.* Every row: [{module.NAME}.csv]({module.NAME}.csv); figures also as SVG.", ""]
     commands = list(dict.fromkeys(command for line in lines for command in line["commands"]))
@@ -237,33 +225,12 @@ def options():
 def report_sweep(path, folder):
     from experiments import sweep
     try:
-        rows = sweep.latest([row for _, row in run_log.objects(path, {"status"}, "no run of a sweep")])
+        rows = sweep.latest(run_log.objects(path, {"status"}, "no run of a sweep"))
     except (OSError, run_log.Damaged) as error:
         refuse(f"--sweep: {error}", "collect runs with scripts/mfu_sweep --out FILE.jsonl")
     lines = [{"rows": rows, "commands": [row["command"] for row in rows]}]
     (folder / "report.md").write_text(section(sweep, lines, folder, "Machine and version are in each row"), encoding="utf-8")
     print(folder / "report.md")
-
-
-def measure_all(o, folder):
-    """Setup, lines and failures of a report whose missing points have been measured, and whether that was stopped."""
-    names, rows = [name for name in EXPERIMENTS if name in o.only], None
-    try:
-        place = Place(o.place, o.ratio)
-        rows = Rows(folder, setup_of(place, o), o.fresh)
-        if rows.setup["program"] == "not built":
-            refuse("build/release lacks a program", "make report builds what it needs")
-        if doubts(rows.setup):
-            print(doubts(rows.setup), file=sys.stderr)
-        return rows.setup, rows.done, run(place, names, rows, o), False
-    except PlaceError as error:
-        refuse(str(error), "--place local measures over shared memory")
-    except KeyboardInterrupt:
-        print(f"\ninterrupted: {len(rows.done) if rows else 0} points are kept in {folder / ROWS}; the same command "
-              "goes on from there", file=sys.stderr)
-        if not rows or not rows.done:
-            sys.exit(INTERRUPTED)
-        return rows.setup, rows.done, [], True
 
 
 def main():
@@ -282,11 +249,23 @@ def main():
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]  # as nohup has it
     for number in ends:
         signal.signal(number, signal.default_int_handler)
-    setup, done, failures, stopped = measure_all(o, folder)
+    try:
+        place = Place(o.place, o.ratio)
+    except PlaceError as error:
+        refuse(str(error), "--place local measures over shared memory")
+    rows, failures, stopped = Rows(folder, setup_of(place, o), o.fresh), [], False
+    if doubts(rows.setup):
+        print(doubts(rows.setup), file=sys.stderr)
+    try:
+        run(place, [name for name in EXPERIMENTS if name in o.only], rows, o, failures)
+    except KeyboardInterrupt:
+        stopped = True
+        print(f"\ninterrupted: {len(rows.done)} points are kept in {rows.path}; the same command goes on from there",
+              file=sys.stderr)
     for number in ends:
         signal.signal(number, signal.SIG_DFL)
     words = shlex.join(["scripts/report.py", *(word for word in sys.argv[1:] if word != "--fresh")])
-    path, problems = write_report(folder, setup, done, failures, f'"$(scripts/find_python.sh)" {words}', stopped)
+    path, problems = write_report(folder, rows.setup, rows.done, failures, f'"$(scripts/find_python.sh)" {words}', stopped)
     for problem in problems:
         print(f"ERROR {problem}", file=sys.stderr)
     print(path)

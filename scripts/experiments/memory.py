@@ -1,26 +1,14 @@
-"""How much memory there is for the ranks on this machine, in MiB.
+"""How much memory there is for the ranks on this machine.
 
-A batch system and a container give a job less than the machine has, in control groups, and end whoever takes more
-without a word. So both figures are the smallest of the machine's and those of every group that this process is in.
-
-    total_mib()        what there may be in use at all
-    available_mib()    what may be taken now
+A batch system and a container give a job less than the machine has, in control groups, and kill a process that takes more,
+without a message. So the figure is the smallest of the machine's and those of every group that this process is in.
 """
 import pathlib
 import re
 
-UNKNOWN = float("inf")  # no Linux, no group
-MIB = 2**20
+UNKNOWN = float("inf")  # no Linux
 V1 = "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
 V2 = "sys/fs/cgroup", "memory.max", "memory.current"
-
-
-def total_mib(root="/"):
-    return min([machine_mib(root, "MemTotal"), *(limit for limit, _ in limits(root))])
-
-
-def available_mib(root="/"):
-    return min([machine_mib(root, "MemAvailable"), *(max(0, limit - used) for limit, used in limits(root))])
 
 
 def text_of(*path):
@@ -30,15 +18,9 @@ def text_of(*path):
         return ""
 
 
-def machine_mib(root, what):
-    found = re.search(rf"^{what}: *(\d+) kB", text_of(root, "proc/meminfo"), re.MULTILINE)
-    return int(found[1]) / 1024 if found else UNKNOWN
-
-
-def limits(root):
-    """(limit, in use) of each group with a limit, from this process's up to the first. What has been read from files, and can be
-    had back at once, is not counted as in use."""
-    found = []
+def available_mib(root="/"):
+    machine = re.search(r"^MemAvailable: *(\d+) kB", text_of(root, "proc/meminfo"), re.MULTILINE)
+    found = [int(machine[1]) / 1024 if machine else UNKNOWN]
     for line in text_of(root, "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
@@ -47,7 +29,8 @@ def limits(root):
         for group in [(last := pathlib.PurePath(path.lstrip("/"))), *last.parents]:
             limit, used, stat = (text_of(root, base, group, file).strip() for file in (*files, "memory.stat"))
             if limit.isdigit() and used.isdigit():  # else "max", or not mounted
-                spare = dict(re.findall(r"^(\w+) (\d+)$", stat, re.MULTILINE))
-                spare = int(spare.get("total_inactive_file", spare.get("inactive_file", 0)))  # version 1 counts groups below apart
-                found.append((int(limit) / MIB, max(0, int(used) - spare) / MIB))
-    return found
+                # Cached files can be dropped at once. Version 1 counts groups below apart.
+                cached = dict(re.findall(r"^(\w+) (\d+)$", stat, re.MULTILINE))
+                cached = int(cached.get("total_inactive_file", cached.get("inactive_file", 0)))
+                found.append(max(0, int(limit) - max(0, int(used) - cached)) / 2**20)
+    return min(found)

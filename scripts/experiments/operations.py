@@ -1,19 +1,19 @@
-"""What every schedule hides of each operation, by how long the wire is busy against the computation.
+"""How much every schedule hides of each operation, by how long the wire is busy against the computation.
 
 bench_fuse lets all variants of an operation take turns. The lab's link has, at any time, the rate at which the payload takes
-`ratio` times as long as the computation, one monolithic one without communication, did in the ten repetitions before: a machine's
+`ratio` times as long as the computation, monolithic and without communication, did in the ten repetitions before: a machine's
 speed moves within minutes, a link's does not. (Over shared memory, as fast as it is: make bench, which prints bench_fuse's table.)
 
-    chunking  T_nowire − T_compute: what cutting into as many slices costs by itself
-    exposed   T − T_nowire: what communication costs beside that; of none, which is not cut, T − T_compute
-    hidden    1 − exposed / wire, whose time no transfer can beat: payload over line rate. Headers, some 4 %, are not in it
+    chunking  T_nowire − T_compute: the cost of cutting into as many slices
+    exposed   T − T_nowire: the cost of communication beside that; of none, which is not cut, T − T_compute
+    hidden    1 − exposed / wire, the payload over the line rate, which no transfer can beat. Headers, some 4 %, are not in it
 
-Whatever else a machine does only ever adds to a time, so the times in these are means over the faster half of the repetitions. A
-standard error is what drawing other repetitions from those measured makes of a figure, the same ones for all variants.
+Other work only ever adds to a time, so these times are means over the faster half of the repetitions. A standard error is
+the figure's deviation over drawings of other repetitions from those measured, the same ones for all variants.
 
 Sizes: a computation of 50 to 200 ms, so that timers and barriers do not count; above a ratio of 1 half the batch. At a ratio of 0.1
-one per cent of the communication is a thousandth of the computation, which two computations of the same thing differ by: there the
-error matters more than the share. Whether an all-gather and a reduce-scatter hide altogether (0.25 to 0.8) is asked of the largest
+one per cent of the communication is a thousandth of the computation, by which two equal computations differ: there the error
+matters more than the share. Whether an all-gather and a reduce-scatter hide altogether (0.25 to 0.8) is asked of the largest
 model, whose bytes disturb the least computation, for longer than the rest. Not every schedule wins everywhere.
 """
 import json
@@ -46,25 +46,20 @@ LAB = (
     ("gemm_alltoall", "d24", "att.qkv", 1024, 4, 1024, 3072, 16),
     ("attention_alltoall", "d24", "att", 1024, 4, 1024, 1024, 16),
     ("alltoall_gemm", "d24", "att.qkv", 1024, 4, 1024, 3072, 16),
-    ("wgrad_scatter", "d24", "fcw", 1024, 2, 1024, 4096, 16),
-)
+    ("wgrad_scatter", "d24", "fcw", 1024, 2, 1024, 4096, 16))
 # Whether 99 % hide is a question of a millisecond. (Heads do not matter to an MLP; two ranks cannot share the 25 of d48.)
-DECISIVE = (
-    ("gather_gemm", "d48", "mlp.fc1", 1024, 2, 1600, 6400, 20),
-    ("gemm_scatter", "d48", "mlp.fc2", 1024, 2, 1600, 6400, 20),
-)
-# Other widths per rank, for the line of what can hide.
-WIDTHS = (
-    ("gather_gemm", "d24", "att.proj, backward", 2048, 4, 1024, 1024, 16),
-    ("gemm_scatter", "d24", "att.proj", 2048, 4, 1024, 1024, 16),
-)
+DECISIVE = ("gather_gemm", "d48", "mlp.fc1", 1024, 2, 1600, 6400, 20), ("gemm_scatter", "d48", "mlp.fc2", 1024, 2, 1600, 6400, 20)
+# Other widths per rank, for the line of the rule.
+WIDTHS = (("gather_gemm", "d24", "att.proj, backward", 2048, 4, 1024, 1024, 16),
+          ("gemm_scatter", "d24", "att.proj", 2048, 4, 1024, 1024, 16))
 QUICK = ("gather_gemm", "d12", "mlp.fc1", 256, 4, 768, 3072, 12), ("gemm_scatter", "d12", "mlp.fc2", 256, 4, 768, 3072, 12)
+# Works, ratios, seconds of each point, about: at least ten repetitions.
 FULL_RUNS = (LAB, (0.1, 0.25, 0.5, 0.8, 1.0, 1.5, 3.0), 35), (DECISIVE, (0.25, 0.5, 0.8), 120), (WIDTHS, (0.25, 0.5, 1.5), 35)
-QUICK_RUNS = (QUICK, (0.5, 1.5), 8),  # works, ratios, seconds of each point, about: at least ten repetitions
+QUICK_RUNS = (QUICK, (0.5, 1.5), 8),
 REPETITIONS, DRAWINGS = 10, 400
-# Tables 1 and 4 of the paper (arXiv 2604.24013), whose hardware and number of slices are not named; it has four ranks, so its
-# CommFuse is compared with N·m = 4. T_comm of its attention is taken to be what Query-Split saves. Its ratio is its collective's,
-# ours the wire's, the harder test. Operation, case, ratio, hidden shares of its slicing and of its CommFuse:
+# Tables 1 and 4 of the paper (arXiv 2604.24013), which does not name its hardware and number of slices; it has four ranks, so its
+# CommFuse is compared with N·m = 4. T_comm of its attention is taken to be the time that Query-Split saves. Its ratio is its
+# collective's, ours the wire's, the harder test. Operation, case, ratio, hidden shares of its slicing and of its CommFuse:
 PAPER = (("gemm_scatter", "MLP, 32 × 4096", 43.8 / (122.3 - 43.8), 1 - 7.1 / 43.8, 1 - 0.1 / 43.8),
          ("attention_scatter", "attention, 16 × 4096", (270.1 - 215.8) / 215.8, (270.1 - 246.1) / (270.1 - 215.8), 1.0),
          ("attention_scatter", "attention, 4 × 8192", (195.6 - 145.1) / 145.1, (195.6 - 279.7) / (195.6 - 145.1), 1.0))
@@ -77,7 +72,7 @@ def points(place, quick):
              for works, ratios, seconds in (QUICK_RUNS if quick else FULL_RUNS) for work in works for ratio in ratios]
     found += [dict(zip(FIELDS, work), ratio=ratio, seconds=FULL_RUNS[0][2])
               for operation, _, ratio, *_ in PAPER for work in LAB if work[0] == operation and not quick]
-    for point in found:  # as many ranks as the place serves and the shapes can be shared by
+    for point in found:  # as many ranks as have cores and divide the shapes
         point["ranks"] = max(n for n in (2, 4, 8) if n <= place.ranks and point["H"] % n == 0)
         point["B"] //= 2 if point["ratio"] > 1 else 1
     return found
@@ -101,7 +96,7 @@ def payload_bytes(point):
 
 
 def run(place, point, only=None):
-    """bench_fuse's lines by what tables call them: "none", "slice 4", "ring 2"."""
+    """bench_fuse's lines by their names in tables: "none", "slice 4", "ring 2"."""
     command = [f"{ROOT}/build/release/tests/bench/bench_fuse", "--op", point["operation"], "--shape", shape_of(point),
                "--repetitions", REPETITIONS, "--json", *(["--only", only] if only else [])]
     lines = [json.loads(line) for line in place.run(point["ranks"], command).splitlines() if line.startswith("{")]
@@ -120,7 +115,7 @@ def measure(place, point):
         for name, line in found.items():
             samples.setdefault(name, []).extend(line["samples_ms"])
         wires += len(found["compute"]["samples_ms"]) * [1e3 * bits / place.rate]
-    # Those of the repetitions that the computation's time is the mean of.
+    # Of the repetitions that count in the computation's time.
     return accounts(point, samples, float(np.mean(np.array(wires)[faster_half(samples["compute"])])))
 
 
@@ -128,7 +123,7 @@ def measure(place, point):
 
 
 def faster_half(samples):
-    """Which they are."""
+    """Their indices."""
     return np.argsort(samples, kind="stable")[:(len(samples) + 1) // 2]
 
 
@@ -177,7 +172,7 @@ def cell(row):
 
 
 def beside_the_paper(rows):
-    """Of a share all that is lost counts, what slices cost too."""
+    """Here the cost of slices counts as exposed."""
     lines = []
     for operation, case, ratio, slicing, commfuse in PAPER:
         by = {row["label"]: row for row in rows if (row["operation"], row["ratio_asked"]) == (operation, ratio)}
@@ -191,7 +186,7 @@ def beside_the_paper(rows):
 
 
 def tables(rows):
-    text = ["Of each schedule: the share of the wire's time that is hidden, in %, ± one standard error, and what its slices cost, "
+    text = ["Of each schedule: the share of the wire's time that is hidden, in %, ± one standard error, and the cost of its slices "
             "in ms. With one slice per rank a GEMM hides its transfer when its columns per rank (K of GEMM ▸ reduce-scatter, n of "
             "all-gather ▸ GEMM) are at least e·F/(2B).\n"]
     for operation, title in TITLES.items():

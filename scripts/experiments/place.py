@@ -4,8 +4,8 @@
     place.link(2e9)
     output = place.run(2, ["build/release/tests/bench/bench_fuse", …])
 
-A lab has a link whose rate is asked for; the local place has shared memory, whose speed is the machine's. Both give a rank one
-thread to compute, and both say whether it has two cores, one to compute and one for progress, or cores are shared (lab.SHARED).
+The rate of a lab's link can be set; the local place has shared memory, as fast as it is. Both give a rank one thread to compute,
+and both say whether it has two cores, one to compute and one for progress, or cores are shared (lab.SHARED).
 """
 import os
 import platform
@@ -24,7 +24,8 @@ class PlaceError(RuntimeError):
 
 
 class Place:
-    """kind: lab, local, or auto (a lab where one can be had). ratio: of training's transfers to its ideal step. `commands` are those that were run here, as they can be typed."""
+    """kind: lab, local, or auto (a lab where one can be had). ratio: of training's transfers to its ideal step. `commands` are
+    those that were run here, as they can be typed."""
 
     def __init__(self, kind="auto", ratio=0.5):
         obstacle = kind != "local" and lab.obstacle()
@@ -32,7 +33,7 @@ class Place:
             raise PlaceError(obstacle)
         self.kind, self.ratio = "local" if kind == "local" or obstacle else "lab", ratio
         self.cores, self.runner, self.rate, self.commands = len(os.sched_getaffinity(0)), Runner(gently=True), FREE_LINK, []
-        self.ranks = self.cores // lab.CORES_PER_RANK if self.kind == "local" else max(2, min(8, self.cores // lab.CORES_PER_RANK))
+        self.ranks = max(2, min(8, self.cores // lab.CORES_PER_RANK))
 
     def link(self, rate):
         """rate: bits per second, each way."""
@@ -42,28 +43,26 @@ class Place:
         self.rate = rate
 
     def describe(self):
-        mpi = self.runner.printed("mpirun", "--version").splitlines()
-        # A virtual machine's name may say no more than who made it.
-        cpu = [re.search(rf"^{field}: *(.+)$", self.runner.printed("lscpu"), re.MULTILINE)
-               for field in ("Model name", "CPU family", "Model")]
+        mpi, cpu = self.runner.printed("mpirun", "--version"), self.runner.printed("lscpu")
+        # A virtual machine's name may be no more than its maker's.
+        words = [re.search(rf"^{field}: *(.+)$", cpu, re.MULTILINE) for field in ("Model name", "CPU family", "Model")]
         return {"place": self.kind, "cores": self.cores,
-                "processor": "{} (family {}, model {})".format(*(field[1] for field in cpu)) if all(cpu) else platform.machine(),
-                "kernel": platform.release(), "system": platform.system(), "mpi": mpi[0] if mpi else "none",
+                "processor": "{} (family {}, model {})".format(*(word[1] for word in words)) if all(words) else platform.machine(),
+                "kernel": platform.release(), "system": platform.system(), "mpi": mpi.partition("\n")[0] or "none",
                 "enough": list(lab.enough(2, self.cores))}
 
-    def run(self, ranks, command, env=None, timeout=TIMEOUT_S):
-        """What it prints."""
+    def run(self, ranks, command, timeout=TIMEOUT_S):
+        """Its output."""
         launcher = [f"{ROOT}/scripts/mpirun.sh", "-np", ranks]
         if self.kind == "lab":
             launcher = [f"{ROOT}/scripts/lab.py", "--hosts", ranks, "--rate", f"{self.rate / 1e6:.6g}mbit", "--"]
-        command, env = list(map(str, [*launcher, *command])), env or {}
-        text = shlex.join([*(f"{name}={value}" for name, value in env.items()), *command])
-        text = re.sub(r"\S*/commfuse-report-\w+/", "$DIR/", text).replace(f"{ROOT}/", "")
+        command = list(map(str, [*launcher, *command]))
+        text = re.sub(r"\S*/commfuse-report-\w+/", "$DIR/", shlex.join(command)).replace(f"{ROOT}/", "")
         if text not in self.commands:
             self.commands.append(text)
-        result = self.runner.run(command, timeout, {"OMP_NUM_THREADS": "1", **env})
+        result = self.runner.run(command, timeout, {"OMP_NUM_THREADS": "1"})
         if result.status:
-            why = (f"ran past {timeout} s" if result.ended else "killed, perhaps for want of memory"
+            why = (f"ran past {timeout} s" if result.ended else "killed, perhaps out of memory"
                    if result.status == 137 else f"exit status {result.status}")
             raise PlaceError(f"{why}: {text}\n" + result.output[-4000:])
         return result.output

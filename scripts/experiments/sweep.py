@@ -1,6 +1,4 @@
-"""What scripts/mfu_sweep has collected: end-to-end runs over meshes, strategies, modes and models, on any machine.
-
-Its rows come from a file, so there is nothing to measure here; only tables and figures.
+"""Tables and figures of the runs that scripts/mfu_sweep has collected, over meshes, strategies, modes and models, on any machine.
 """
 import plots
 from tables import markdown, number, percent

@@ -1,7 +1,7 @@
 """One transformer layer in every mode, drawn from traces of training: the paper's picture, but measured.
 
-A mesh of two ranks, a link whose transfers take half as long as computing. Of all layers and steps that a trace holds, but not
-the outermost layers, the one of median length is drawn, the same for all ranks. Both directions start at zero, so that panels of
+A mesh of two ranks, a link whose transfers take half as long as computing. Of all layers and steps of a trace, without the
+outermost layers, the one of median length is drawn, the same for all ranks. Both directions start at zero, so that panels of
 different modes can be laid over each other.
 """
 import collections
@@ -21,7 +21,7 @@ STEPS = 5
 def points(place, quick):
     size = dict(model="d6", vocab=8192, seq=256, batch=4) if quick else dict(model="d12", vocab=8192, seq=512, batch=2)
     ratio = 0.5 if place.kind == "lab" else None
-    return [dict(training.size_for(place, size), strategy=strategy, tp=2, dp=1, ratio=ratio)
+    return [dict(training.size_for(place, size), strategy=strategy, tp=2, dp=1, ratio=ratio, seconds=30)
             for strategy in (("tpsp",) if quick else ("tpsp", "up"))]
 
 
@@ -47,8 +47,8 @@ def measure(place, point):
 
 
 def layer_of(events):
-    """Rows of the median layer: what happened from the begin of its block to its end, in ms from that begin. Transfers
-    of its own count wherever they end; those of gradients and weights, which belong to no product, are named so."""
+    """Rows of the median layer: the events between the beginning and the end of its block, in ms from that beginning. They may
+    end later."""
     events = [event for event in events if event["ph"] == "X"]
     blocks = collections.defaultdict(dict)  # (step, layer) → (rank, direction) → event
     for event in events:
@@ -57,7 +57,7 @@ def layer_of(events):
             blocks[key][event["pid"], event["name"].split()[1]] = event
     whole = {key: block for key, block in blocks.items() if len(block) == max(map(len, blocks.values()))}
     if not whole:
-        raise ValueError("the trace holds no layer: choose steps that the run takes with --trace-steps A:B")
+        raise ValueError("the trace holds no layer: choose steps of the run with --trace-steps A:B")
     last = max(layer for _, layer in whole)
     inner = {key: block for key, block in whole.items() if 0 < key[1] < last} or whole
     length = {key: sum(event["dur"] for event in block.values()) for key, block in inner.items()}
@@ -82,23 +82,13 @@ def distinct(rows, name):
     return list(dict.fromkeys(row[name] for row in rows))
 
 
-def total(rows, kind):
-    return sum(row["end_ms"] - row["begin_ms"] for row in rows if row["kind"] == kind)
-
-
-def file_name(mesh):
-    return f"{NAME}-{mesh.replace(' ', '-')}"
-
-
 def tables(rows):
-    """The figures are all there is to see."""
-    return "One layer of one step, the one of median length: a picture, not a statistic.\n\n" + "\n\n".join(
-        f"### {mesh}\n\n![{mesh}]({file_name(mesh)}.png)" for mesh in distinct(rows, "mesh"))
+    return "One layer of one step, the one of median length: a picture, not a statistic."
 
 
 # --- picture ---
 
-# By the end of an event's name: what is written on it, its colour, what the legend says.
+# By the end of an event's name: the text on it, its colour, the text of the legend.
 PLACES = {"att.qkv": ("QKV", "#7fb3d5", "QKV"), "att.proj": ("attention", "#76d7c4", "attention and projection"),
           "mlp.fc1": ("MLP 1", "#f7dc6f", "MLP 1: first product"), "mlp.fc2": ("MLP 2", "#d7a8e0", "MLP 2: second product")}
 KINDS = {"block": ("", "#e6e8ea", "layer norm, GELU, sums"), "wait": ("", "#d62718", "waiting: exposed communication")}
@@ -120,7 +110,7 @@ def lanes(events):
 
 
 def draw_panel(axes, rows, title, width):
-    """For each of two ranks two rows: what the compute thread does (waiting in red), and what is on the wire."""
+    """For each of two ranks two rows: the compute thread (waiting in red) and the wire."""
     def box(event, bottom, height, **style):
         text, colour, _ = KINDS.get(event["kind"], PLACES.get(event["name"].split(" ")[-1], OTHER))
         begin, until = max(0, event["begin_ms"]), min(event["end_ms"], width)
@@ -139,7 +129,7 @@ def draw_panel(axes, rows, title, width):
         for lane, event in placed:
             box(event, wire + WIRE_HEIGHT * (count - 1 - lane) / count, WIRE_HEIGHT / count, **TRANSFER)
     end = max(row["end_ms"] for row in select(rows, kind="block") if row["rank"] in ranks)
-    waiting = max(total(select(rows, rank=rank), "wait") for rank in ranks)
+    waiting = max(sum(row["end_ms"] - row["begin_ms"] for row in select(rows, rank=rank, kind="wait")) for rank in ranks)
     axes.axvline(end, color="black", linewidth=1.2)
     axes.set_title(f"{title}  –  {end:.0f} ms, of which {waiting:.0f} ms waiting", loc="left", pad=3)
     axes.set_xlim(0, width)
@@ -171,5 +161,5 @@ def figures(rows, folder):
                 draw_panel(axis, select(now, mode=mode), MODES[mode], width)
                 axis.tick_params(axis="x", labelsize=8, labelbottom=mode == modes[-1])
             panels[-1].set_xlabel(f"{direction}: ms since the layer began")
-        names += plots.save(figure, folder, file_name(mesh))
+        names += plots.save(figure, folder, f"{NAME}-{mesh.replace(' ', '-')}")
     return names

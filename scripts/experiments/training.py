@@ -3,15 +3,14 @@ or as --ratio says.
 
 A measurement is one mesh. All modes take turns in one process, a step each in an order drawn anew for each round
 (bench_train), so that seconds are between the steps compared, and a drift of the machine meets all modes; after some rounds
-another process goes on: its memory, and what libraries choose at their start, is another's. A process's first round is not
-counted. Mode auto finds its plan in trials before the first round; the other processes read it. The bytes of a step over the line
-rate are `ratio` times the step of mode ideal, whole computations without transfers: a machine's speed moves within minutes, so
-each process has a link set anew, by what that step took in the one before. Whatever else a machine does only ever adds to a step,
-so modes are compared by the mean of the faster half of their steps. The standard error is what drawing other blocks of eight
-rounds from those measured makes of a ratio: it is of one report, and another report's ratio may be 1 or 2 % apart. Medians and
-percentiles are of all steps.
+another process goes on, with other memory and other choices of its libraries. A process's first round is not counted. Mode auto
+finds its plan in trials before the first round; the other processes read it. The bytes of a step over the line rate are `ratio`
+times the step of mode ideal, whole computations without transfers: a machine's speed moves within minutes, so each process has a
+link set anew, by the ideal step of the one before. Other work only ever adds to a step, so modes are compared by the mean of the
+faster half of their steps. The standard error is the ratio's deviation over drawings of blocks of eight rounds from those
+measured: it is of one report, and another report's ratio may be 1 or 2 % apart. Medians and percentiles are of all steps.
 
-Where the time goes that a mode takes longer than ideal: chunking, what as many slices cost without transfers (nowire); exposed
+Where the time goes that a mode takes longer than ideal: chunking, the cost of as many slices without transfers (nowire); exposed
 time, as the trainer logs it for the mean of the ranks, beyond that of the mode without transfers; and the rest, computation made
 slower by the bytes that move beside it. A rank has two cores, one of them for its transfers in all modes.
 """
@@ -33,7 +32,7 @@ from .place import FREE_LINK, PlaceError
 NAME, TITLE = "training", "Training steps, end to end"
 BUILD = f"{ROOT}/build/release"
 PROGRAM, BENCHES = f"{BUILD}/train_gpt", f"{BUILD}/tests/bench"
-# As bench_train writes them: overlap, route and slices; slice alone is in 4 pieces. In the order of the tables.
+# As bench_train writes them: overlap, route and slices (slice: 4). In the order of the tables.
 MODES = "none", "slice", "slice:8", "commfuse", "commfuse:direct", "commfuse:4", "auto", "nowire:4", "nowire", "ideal"
 QUICK_MODES = "none", "slice", "commfuse", "auto", "nowire", "ideal"
 WITHOUT_TRANSFERS = "nowire", "ideal"  # losses are wrong by construction
@@ -42,18 +41,18 @@ LOSS_TOLERANCE = 1e-5  # relative, of every step, against mode none
 LOSS_ROUNDS = 30       # whose losses are compared: rounding alone drives trainings apart, by 4e-8 in 50 steps, 5e-5 in 100
 DRAWINGS = 200
 BLOCK_ROUNDS, QUICK_ROUNDS, SECONDS, QUICK_SECONDS = 8, 4, 900, 12  # of one process, and in all, about
-NO_PEAK = "--peak-tflops", 1  # is measured: nobody asks for MFU
+NO_PEAK = "--peak-tflops", 1  # measures none, where MFU is not needed
 
 
 def size_for(place, size):
-    """Where cores are shared: layers so wide that computing takes the more time for every byte, and the link is slow, so
-    that moving the bytes takes the least part of the cores."""
+    """Where cores are shared: wide layers, with more computation for every byte and so a slower link, so that moving bytes
+    takes the least part of the cores."""
     return size if lab.enough(2, place.cores)[0] else {**size, "model": "wide", "seq": 512, "batch": 2}
 
 
 def points(place, quick):
     meshes = [("tpsp", 2, 1), *[("up", 2, 1)] * (not quick), ("tpsp", 1, 2), *[("tpsp", 2, 2)] * (not quick and place.ranks >= 4)]
-    # GPT-2's own sequence: attention hides as much as in a real run.
+    # GPT-2's sequence: attention hides as much as in a real run.
     size = size_for(place, dict(model="d6", vocab=8192, seq=256, batch=4) if quick else dict(model="d12", vocab=8192, seq=1024))
     ratio = place.ratio if place.kind == "lab" else None  # None: shared memory, as fast as it is
     # Gradients travel bucket by bucket, in however many pieces activations do; two ranks have one route.
@@ -103,7 +102,7 @@ def first_look(place, point):
 
 
 def set_link(place, point, ideal_ms, bits):
-    """The rate at which the bits of a step take the share of the ideal one that is asked for; None over shared memory."""
+    """The rate at which the bits of a step take `ratio` of the ideal step; None over shared memory."""
     if not point["ratio"]:
         return None
     place.link(1e3 * bits / (point["ratio"] * ideal_ms))
@@ -111,7 +110,7 @@ def set_link(place, point, ideal_ms, bits):
 
 
 def check_memory(config, modes):
-    """All modes have a model of their own, and a machine short of memory kills whom it likes."""
+    """Each mode has a model; a machine short of memory kills any process."""
     need, have = config["memory_mib"] / len(LOOKED_AT) * config["ranks"] * modes, memory.available_mib()
     if need > have:
         raise PlaceError(f"{modes} modes on {config['ranks']} ranks need {need / 1024:.1f} GiB, {have / 1024:.1f} GiB "
@@ -139,7 +138,7 @@ def measure(place, point):
     return rows
 
 
-# --- what follows from the rows ---
+# --- arithmetic ---
 
 
 def columns_of(rows):
@@ -163,8 +162,8 @@ def ratio_to_ideal(modes, mode):
 
 
 def standard_error(modes, figure):
-    """Of figure(modes): its standard deviation over drawings of as many rounds from those measured, in blocks of some that
-    follow one another: what a machine does lasts for a while."""
+    """Of figure(modes): its standard deviation over drawings of as many rounds from those measured, in blocks of consecutive ones,
+    since a machine's disturbances last."""
     count, draw = len(modes["ideal"]["step_ms"]), np.random.default_rng(1)
     length = max(1, min(BLOCK_ROUNDS, count // 4))
     found = []
@@ -183,16 +182,16 @@ def loss_difference(columns, reference):
 
 def account(modes, mode):
     """Where a mode's time goes beyond ideal's, in ms: (chunking, exposed, rest); see above. None: not known."""
-    pieces = mode.rpartition(":")[2]
-    same = "ideal" if mode == "none" else None if plots.overlap(mode) != "commfuse" else f"nowire:{pieces}"
-    if same and same not in modes:
-        same = "nowire"
-    longer, exposed = undisturbed(modes[mode]) - undisturbed(modes["ideal"]), undisturbed(modes[mode], "exposed_ms")
-    if same is None:
+    exposed, ideal = undisturbed(modes[mode], "exposed_ms"), undisturbed(modes["ideal"])
+    if mode == "none":
+        same = "ideal"
+    elif plots.overlap(mode) == "commfuse":
+        same = f"nowire:{mode.rpartition(':')[2]}"
+        same = same if same in modes else "nowire"
+    else:
         return None, exposed, None
-    chunking = undisturbed(modes[same]) - undisturbed(modes["ideal"])
-    exposed -= undisturbed(modes[same], "exposed_ms")
-    return chunking, exposed, longer - chunking - exposed
+    chunking, exposed = undisturbed(modes[same]) - ideal, exposed - undisturbed(modes[same], "exposed_ms")
+    return chunking, exposed, undisturbed(modes[mode]) - ideal - chunking - exposed
 
 
 def compared(modes):
@@ -201,7 +200,7 @@ def compared(modes):
 
 
 def problems(rows):
-    """What must not be, whatever the machine."""
+    """Errors on any machine."""
     return [f"training {mesh}: losses of {mode} differ from those of none by {difference:.1e}, more than {LOSS_TOLERANCE:g}"
             for mesh, modes in by_mesh(rows).items() for mode in compared(modes)
             for difference in [loss_difference(modes[mode], modes["none"])] if not difference <= LOSS_TOLERANCE]
@@ -266,6 +265,7 @@ def figures(rows, folder):
         axis.axhline(1, color="black", linestyle="--", linewidth=1.2, label="ideal: whole computations, no transfers")
         axis.set(title=f"{mesh}, ideal {ideal:.0f} ms", xticks=[], ylim=(0, 1.12 * axis.get_ylim()[1]))
     axes[0][0].set_ylabel("times the ideal step: median, p10 to p90")
-    plots.legend_below(figure, plots.handles_of(axes.flat), 5, lines=2)
+    handles = {label: handle for axis in axes.flat for handle, label in zip(*axis.get_legend_handles_labels())}
+    plots.legend_below(figure, handles, 5, lines=2)
     figure.suptitle("Training step by mode, times the ideal step; above a bar: of the faster half", fontsize=11)
     return plots.save(figure, folder, NAME)

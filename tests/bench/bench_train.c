@@ -347,8 +347,8 @@ static int ascending(const void *x, const void *y) {
     return (a > b) - (a < b);
 }
 
-// The largest relative difference to the losses of the first mode: of the first rounds, for rounding alone drives two
-// trainings apart, after a thousand steps within a few.
+// The column "apart": the largest relative difference to the first mode's losses, in the first rounds only, since rounding drives
+// two trainings apart, after a thousand steps within a few.
 static double loss_difference(const bench *b, const entrant *e) {
     double most = 0;
     for (int64_t i = 0; i <= b->rounds && i <= LOSS_ROUNDS; i++)
@@ -370,14 +370,15 @@ static void print_table(const bench *b) {
         sort_rows(b, &b->entrant[i], ms, exposed);
         if (b->entrant[i].how.mode == CF_MODE_IDEAL) bound = ms[n / 2];
     }
-    printf("\n%-20s %10s %21s %10s %8s %12s %10s\n", "mode", "step, ms", "p10 - p90", "of ideal", "MFU", "exposed, ms",
-           "loss apart");
+    printf("\n%-20s %10s %21s %10s %8s %12s %10s %10s\n", "mode", "step, ms", "p10 - p90", "of ideal", "MFU", "exposed, ms",
+           "last loss", "apart");
     for (int i = 0; i < b->entrants; i++) {
         const entrant *e = &b->entrant[i];
         sort_rows(b, e, ms, exposed);
         double median = ms[n / 2];
-        printf("%-20s %10.1f %10.1f - %8.1f %10.3f %7.1f%% %12.1f %10.0e\n", e->name, median, ms[n / 10], ms[(n - 1) * 9 / 10],
-               median / bound, 100 * flops_per_step(b) / (median * 1e-3) / b->peak, exposed[n / 2], loss_difference(b, e));
+        printf("%-20s %10.1f %10.1f - %8.1f %10.3f %7.1f%% %12.1f %10.6f %10.0e\n", e->name, median, ms[n / 10],
+               ms[(n - 1) * 9 / 10], median / bound, 100 * flops_per_step(b) / (median * 1e-3) / b->peak, exposed[n / 2],
+               e->row[n].loss, loss_difference(b, e));
     }
     printf("MFU: of %.3f TFLOP/s (%s)\n", b->peak * 1e-12, b->peak_source);
     free(ms);

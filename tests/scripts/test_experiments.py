@@ -71,7 +71,7 @@ class MadeUpPlace:
 
 
 class Clock:
-    """Stands still but for what a test adds."""
+    """Its time moves only by the test's step."""
     def __init__(self, step):
         self.now, self.step = 0, step
 
@@ -98,7 +98,7 @@ class PointsTest(unittest.TestCase):
             self.assertEqual(texts, again)
             self.assertEqual(len(texts), len(set(texts)))
             self.assertGreater(len(texts), 1)
-            self.assertEqual(place.commands, [], "saying what there is to measure measures nothing")
+            self.assertEqual(place.commands, [], "listing points measures nothing")
 
     def test_shared_memory_has_no_ratio_to_set(self):
         self.assertEqual(operations.points(MadeUpPlace("local"), False), [])

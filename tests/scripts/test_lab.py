@@ -1,5 +1,5 @@
-"""The laboratory's hosts are what they claim to be: apart from each other but for a link of the rate and delay asked
-for, with cores of their own, and gone without a trace however the lab ends. Needs root, like the lab.
+"""The lab's hosts are apart from each other but for a link of the rate and delay asked for, have separate cores, and leave no
+trace however the lab ends. Needs root, like the lab.
 """
 # quick: names rate_at_once losses_of_one_rank Ends
 # limit: 240
@@ -25,7 +25,7 @@ from tokens import write_tokens
 LAB = os.path.join(ROOT, "scripts", "lab.py")
 SOON_S = 20
 
-# A rank each. What it is and whom it reaches.
+# A rank of each host: its name, its links, and whether it reaches the machine.
 HOST = """
 import json, os, socket, subprocess, sys, time
 rank = os.environ["OMPI_COMM_WORLD_RANK"]
@@ -118,7 +118,7 @@ def network_namespaces():
 
 
 def things_of_the_machine(temporary):
-    """What a careless lab would leave: links, named namespaces, mounts, files. Its directory for temporary files is not that
+    """Things that a careless lab would leave: links, named namespaces, mounts, files. Its directory for temporary files is not that
     of others, which may come and go meanwhile, and so may other tests' mounts in theirs."""
     links = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True, check=True).stdout
     with open("/proc/self/mounts", encoding="utf-8") as file:
@@ -220,7 +220,7 @@ class Hosts(unittest.TestCase):
                            capture_output=True)
             crossed = self.sent(program, *shape, "--micro-batch", "4", "--tp", "2", "--log", logs[1])
             self.run_in(program, *shape, "--dp", "2", "--micro-batch", "2", "--log", logs[2])
-            one, *others = [run_log.read(log, "step", ("loss",)) for log in logs]
+            one, *others = [[event for event in run_log.events(log) if event["event"] == "step"] for log in logs]
         self.assertEqual(len(one), 5)
         for other in others:
             for a, b in zip(one, other, strict=True):
@@ -229,7 +229,7 @@ class Hosts(unittest.TestCase):
         self.assertGreater(min(crossed), activations, "bytes of the ranks did not cross the link")
 
     def test_baselines_reduce_with_no_more_bytes_than_they_gather(self):
-        """What a library's reduce-scatter sends depends on the call: two of Open MPI's send twice as much."""
+        """A library's reduce-scatter may send more: two of Open MPI's send twice as much."""
         bench = os.path.join(ROOT, os.environ.get("BUILD", "build/release"), "tests/bench/bench_fuse")
         for mode in "none", "slice":
             crossed = [max(self.sent(bench, "--op", operation, "--shape", "1024,4,512,64,8", "--only", mode, "--repetitions", "10",

@@ -82,7 +82,7 @@ class LogTo(unittest.TestCase):
 
     @unittest.skipUnless(event_pb2, "no tensorboardX: scripts/install_deps.sh --log-to")
     def test_a_log_that_grows_and_is_written_again(self):
-        """In pieces that cut lines, then in another file's place with what is known already, as a resumed run leaves it."""
+        """In pieces that cut lines, then in another file that repeats the events sent already, as a resumed run leaves it."""
         self.write(LINES[:2])
         with self.start("--tensorboard", self.to, "--follow") as process, open(self.log, "a", encoding="utf-8") as file:
             text = json.dumps(LINES[2]) + "\n"

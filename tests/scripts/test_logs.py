@@ -1,4 +1,4 @@
-"""scripts/plot_loss.py and scripts/compare_runs.py on logs as runs leave them: steps left out, lines cut off, damage."""
+"""scripts/plot_loss.py on logs as runs leave them: steps left out, lines cut off, damage."""
 import json
 import os
 import pathlib
@@ -8,6 +8,9 @@ import tempfile
 import unittest
 
 SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
+sys.path.insert(0, str(SCRIPTS))
+import run_log
+
 LOSSES = [5.0, None, 4.0, 3.5, 3.25]  # null: a step that --skip-nonfinite has left out
 
 
@@ -43,56 +46,6 @@ class Logs(unittest.TestCase):
             self.assertIn(word, done.stderr)
 
 
-class Compare(Logs):
-    def compare(self, first, second):
-        return "compare_runs.py", f"a={self.log('a', first)}", f"b={self.log('b', second)}"
-
-    def test_steps_left_out_and_a_line_cut_off(self):
-        cut = log_of(LOSSES) + '{"event":"sample","text":"é'.encode()[:-1]  # within a letter
-        done = self.script(*self.compare(log_of(LOSSES), cut))
-        self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertRegex(done.stdout, r"loss, last step +3.250000 +3.250000")
-        self.assertRegex(done.stdout, r"largest difference +0.0e\+00 +0.0e\+00")
-
-    def test_a_line_that_lacks_nothing_but_its_end_counts(self):
-        done = self.script(*self.compare(log_of([5, 4]), log_of([5]) + json.dumps(step(1, 4)).encode()))
-        self.assertEqual(done.returncode, 0, done.stderr)
-
-    def test_other_steps(self):
-        for losses in LOSSES[:-1], [5.0, 4.5, *LOSSES[2:]]:
-            with self.subTest(losses):
-                self.fails("steps of b are not those of a", script=self.compare(log_of(LOSSES), log_of(losses)))
-
-    def test_other_losses(self):
-        done = self.script(*self.compare(log_of([5, 4]), log_of([5, 4.01])))
-        self.assertEqual(done.returncode, 1)
-        self.assertIn("losses differ by 2.5e-03", done.stderr)
-
-    def test_losses_of_zero(self):
-        done = self.script(*self.compare(log_of([5, 0]), log_of([5, 0])))
-        self.assertEqual(done.returncode, 0, done.stderr)
-        done = self.script(*self.compare(log_of([5, 4]), log_of([5, 0])))
-        self.assertIn("losses differ by 1.0e+00", done.stderr)
-
-    def test_one_name_for_two(self):
-        script, first, _ = self.compare(log_of([5]), log_of([4]))
-        self.fails("the same name", script=(script, first, first))
-
-    def test_no_loss_at_all(self):
-        self.fails("no step with a loss in the log of b", script=self.compare(log_of(LOSSES), log_of([None])))
-
-    def test_damage_is_named_with_its_line(self):
-        for line, what in ((b'{"event":"st\n', "no JSON object"), (b"\n", "no JSON object"), (b"7\n", "no event"),
-                           (b'{"loss":3}\n', "no event"), (b'{"event":"step"}\n', "a step without step"),
-                           (b'{"event":"step","step":1,"loss":3}\n', "a step without step_ms")):
-            with self.subTest(line):
-                self.fails(os.path.join(self.folder, "b") + ", line 2: " + what,
-                           script=self.compare(log_of([5]), b'{"event":"config"}\n' + line + log_of([5])))
-
-    def test_missing(self):
-        self.fails("nowhere", "No such file", script=("compare_runs.py", "a=nowhere"))
-
-
 class Plot(Logs):
     def setUp(self):
         super().setUp()
@@ -106,14 +59,30 @@ class Plot(Logs):
 
     def test_steps_left_out_and_a_line_cut_off(self):
         validation = [{"event": "val", "step": 0, "loss": 5.5}, {"event": "val", "step": 4, "loss": None}]
-        done = self.script(*self.plot(log_of(LOSSES, *validation) + b'{"event":"st'))
-        self.assertEqual(done.returncode, 0, done.stderr)
-        with open(os.path.join(self.folder, "loss.png"), "rb") as file:
-            self.assertEqual(file.read(4), b"\x89PNG")
+        cut_in_a_letter = '{"event":"sample","text":"é'.encode()[:-1]
+        for end in b'{"event":"st', cut_in_a_letter, json.dumps(step(5, 3)).encode():
+            with self.subTest(end):
+                done = self.script(*self.plot(log_of(LOSSES, *validation) + end))
+                self.assertEqual(done.returncode, 0, done.stderr)
+                with open(os.path.join(self.folder, "loss.png"), "rb") as file:
+                    self.assertEqual(file.read(4), b"\x89PNG")
 
-    def test_damage_and_nothing(self):
-        self.fails("log, line 1: no JSON object", script=self.plot(b"step 1 loss 5\n" + log_of(LOSSES)))
+    def test_a_line_that_lacks_only_its_end_counts(self):
+        path = self.log("log", log_of([5]) + json.dumps(step(1, 4)).encode())
+        self.assertEqual([event["loss"] for event in run_log.events(path) if event["event"] == "step"], [5, 4])
+
+    def test_damage_is_named_with_its_line(self):
+        for line, what in ((b'{"event":"st\n', "no JSON object"), (b"\n", "no JSON object"), (b"7\n", "no event"),
+                           (b'{"loss":3}\n', "no event")):
+            with self.subTest(line):
+                self.fails(os.path.join(self.folder, "log") + ", line 2: " + what,
+                           script=self.plot(b'{"event":"config"}\n' + line + log_of([5])))
+        self.fails("an event without 'loss'", script=self.plot(b'{"event":"step","step":1}\n'))
+
+    def test_no_loss_and_no_log(self):
         self.fails("no step with a loss", script=self.plot(log_of([])))
+        self.fails("no step with a loss", script=self.plot(log_of([None])))
+        self.fails("nowhere", "No such file", script=("plot_loss.py", "nowhere", "loss.png"))
 
 
 if __name__ == "__main__":
