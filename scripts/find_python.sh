@@ -1,5 +1,5 @@
 #!/bin/sh
-# Print a Python 3 that has numpy and matplotlib: the first on PATH, or the system's own (whose packages
+# Print a Python 3 that has numpy and matplotlib: the first on PATH, or the system's (whose packages
 # scripts/install_deps.sh installs); failing both, plain python3.
 for python in "$PYTHON" python3 /usr/bin/python3; do
     [ -n "$python" ] || continue

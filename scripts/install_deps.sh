@@ -7,25 +7,26 @@
 #     scripts/install_deps.sh --slurm        also Slurm and munge, for the tests of its batch files
 #     scripts/install_deps.sh --lint         also clang-tidy, for make lint
 #     scripts/install_deps.sh --download     also the certificates that downloads over https need
-#     scripts/install_deps.sh --carry        also copies of cJSON, OpenSSL and xxHash in build/deps, where make finds them, and of make:
-#                                            to be taken along to a GPU machine that has a CUDA toolkit and no network
+#     scripts/install_deps.sh --carry        also copies of cJSON, OpenSSL, xxHash and make in build/deps, where make finds
+#                                            them: for a GPU machine that has a CUDA toolkit and no network
 #
-# A thing counts as present if its package is installed or if a probe finds it anyway (an own compiler, a
-# module system, another distribution). Only what is missing is installed, as root or through sudo, and it
-# is named, with the reason, before anything is done. With everything present this takes some milliseconds.
+# A package counts as present if it is installed or if a probe finds its content anyway (a separate compiler, a
+# module system, another distribution). Only missing ones are installed, as root or through sudo, and they
+# are named, with the reason, before anything is done. With everything present this takes some milliseconds.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 
-want_bpe=false want_log_to=false want_slurm=false want_lint=false want_download=false want_carry=false
 for argument in "$@"; do
     case $argument in
-    --bpe | --slurm | --lint | --download | --carry) eval "want_${argument#--}=true" ;;
-    --log-to) want_log_to=true ;;
+    --bpe | --log-to | --slurm | --lint | --download | --carry) ;;
     -h | --help) sed -n '2,/^set /s/^# \{0,1\}//p' "scripts/${0##*/}"; exit 0 ;;
     *) echo "error: unknown option $argument (known: --bpe, --log-to, --slurm, --lint, --carry, --download, --help)" >&2; exit 2 ;;
     esac
 done
+options=" $* "
+want() { case $options in *" $1 "*) ;; *) return 1 ;; esac; }
 
+die() { printf '%s\n' "$@" >&2; exit 1; }
 header() { echo "#include <$1>" | cc -E -x c - >/dev/null 2>&1; }
 program() { command -v "$1" >/dev/null 2>&1; }
 module() { "$(scripts/find_python.sh)" -c "import $1" >/dev/null 2>&1; }
@@ -48,16 +49,16 @@ pkg-config|program pkg-config|the test of the library's examples
 python3|program python3|data preparation, the test runner
 python3-numpy|module numpy|data preparation, reference results in tests
 python3-matplotlib|module matplotlib|plots"
-{ $want_bpe || $want_log_to; } && needed="$needed
+{ want --bpe || want --log-to; } && needed="$needed
 python3-venv|module ensurepip|an environment in build/venv for what comes from PyPI"
-$want_slurm && needed="$needed
+want --slurm && needed="$needed
 slurmctld|program slurmctld|Slurm's controller
 slurmd|program slurmd|Slurm's nodes
 slurm-client|program srun|srun, sbatch
-munge|program munged|by which Slurm's parts trust each other"
-$want_lint && needed="$needed
+munge|program munged|authentication between Slurm's daemons"
+want --lint && needed="$needed
 clang-tidy|program clang-tidy|checks of the C sources"
-$want_download && needed="$needed
+want --download && needed="$needed
 ca-certificates|certificates|downloads over https"
 
 installed=
@@ -70,70 +71,60 @@ while IFS='|' read -r package probe reason; do
     case " $installed" in *" $package=installed "*) continue ;; esac
     $probe && continue
     missing="$missing $package"
-    reasons="$reasons$(printf '    %-20s %s' "$package" "$reason")
-"
+    reasons="$reasons
+    $package: $reason"
 done <<END
 $needed
 END
 
 if [ -n "$missing" ]; then
-    if ! program apt-get; then
-        printf 'error: no apt-get here, and these are missing (names as in Debian):\n%s' "$reasons" >&2
-        echo "hint:  install them with this system's package manager, then run this again" >&2
-        exit 1
-    fi
+    program apt-get || die "error: no apt-get here, and these are missing (names as in Debian):$reasons" \
+        "hint:  install them with this system's package manager, then run this again"
     as_root=
-    if [ "$(id -u)" -ne 0 ]; then
-        if ! program sudo || ! { sudo -n true 2>/dev/null || [ -t 0 ]; }; then
-            printf 'error: missing, and neither root nor sudo to install it:\n%s' "$reasons" >&2
-            echo "hint:  as root:  apt-get update && apt-get install --no-install-recommends$missing" >&2
-            exit 1
-        fi
-        as_root=sudo
-    fi
-    printf 'installing with apt-get%s, no recommended extras:\n%s' "${as_root:+, through sudo}" "$reasons"
+    [ "$(id -u)" -eq 0 ] || as_root=sudo
+    [ -z "$as_root" ] || sudo -n true 2>/dev/null || { program sudo && [ -t 0 ]; } ||
+        die "error: missing, and neither root nor sudo to install it:$reasons" \
+            "hint:  as root:  apt-get update && apt-get install --no-install-recommends$missing"
+    echo "installing with apt-get${as_root:+, through sudo}, no recommended extras:$reasons"
     apt() { $as_root env DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8 apt-get -q -o Acquire::Retries=3 \
         -o DPkg::Lock::Timeout=120 -o Dpkg::Use-Pty=0 "$@" </dev/null; }
     log=$(mktemp) || exit 1
     trap 'rm -f "$log"' EXIT
     if ! { apt update && apt install -y --no-install-recommends $missing; } >"$log" 2>&1; then
         tail -n 30 "$log" >&2
-        echo "error: apt-get could not install:$missing" >&2
-        grep -q 'Unable to locate package' "$log" &&
-            echo "hint:  libdnnl-dev is in Ubuntu's universe:  add-apt-repository universe" >&2
-        grep -qE 'Temporary failure|Could not (resolve|connect)|Failed to fetch' "$log" &&
-            echo "hint:  the package servers cannot be reached: check the network or /etc/apt" >&2
-        exit 1
+        hint="see above"
+        ! grep -q 'Unable to locate package' "$log" || hint="libdnnl-dev is in Ubuntu's universe:  add-apt-repository universe"
+        ! grep -qE 'Temporary failure|Could not (resolve|connect)|Failed to fetch' "$log" ||
+            hint="the package servers cannot be reached: check the network or /etc/apt"
+        die "error: apt-get could not install:$missing" "hint:  $hint"
     fi
     echo "installed$missing"
 fi
 
-# header_file NAME: where the compiler finds it
-header_file() { echo "#include <$1>" | cc -E -x c - 2>/dev/null | sed -n "s|^# 1 \"\(/.*$1\)\".*|\1|p" | head -n 1; }
+# headers_of NAME PATTERN: the files with such a path that it includes, itself among them
+headers_of() { echo "#include <$1>" | cc -E -x c - 2>/dev/null | sed -n "s|^# 1 \"\(/.*$2\)\".*|\1|p" | sort -u; }
 
-# All that programs need of them: one header is xxHash, a header and a library are cJSON, a library and the headers that one of
-# its own includes are libcrypto. And make, which images with a toolkit may lack (scripts/gpu_check.sh finds it). And what this
-# tree is called, where it travels without its history. Written beside, then renamed.
+# xxHash is one header, cJSON a header and a library, libcrypto a library and the headers that hmac.h includes. And make, which
+# images with a toolkit may lack (scripts/gpu_check.sh finds it). And the tree's version, for a tree without its history.
+# Written beside, then renamed.
 carry() {
-    to=build/deps.tmp json=$(header_file cjson/cJSON.h) hash=$(header_file xxhash.h)
-    headers=$(echo '#include <openssl/hmac.h>' | cc -E -x c - | sed -n 's|^# 1 "\(/.*/openssl/[^"]*\)".*|\1|p' | sort -u)
+    to=build/deps.tmp
     rm -rf $to && mkdir -p $to/include/cjson $to/include/openssl $to/lib $to/bin &&
         cp -L "$(command -v make)" $to/bin/make &&
         { git describe --always --dirty 2>/dev/null || echo unknown; } >$to/version &&
-        cp "$json" $to/include/cjson/ && cp "$hash" $to/include/ && cp $headers $to/include/openssl/ || return 1
-    for name in libcjson.so libcrypto.so; do
-        library=$(cc -print-file-name=$name)
-        called=$(objdump -p "$library" | sed -n 's/^ *SONAME *//p')
-        [ -n "$called" ] && cp -L "$library" "$to/lib/$called" && ln -s "$called" $to/lib/$name || return 1
+        cp $(headers_of cjson/cJSON.h cJSON.h) $to/include/cjson/ && cp $(headers_of xxhash.h xxhash.h) $to/include/ &&
+        cp $(headers_of openssl/hmac.h '/openssl/[^"]*') $to/include/openssl/ || return 1
+    for name in cjson crypto; do
+        cp -P "$(cc -print-file-name=lib$name.so)"* $to/lib/ || return 1
     done
     rm -rf build/deps && mv $to build/deps
 }
-if $want_carry; then
-    carry || { echo "error: cJSON, OpenSSL, xxHash and make could not be copied to build/deps, see above" >&2; exit 1; }
-    echo "build/deps holds cJSON, OpenSSL, xxHash and make: take it along to a machine that lacks them"
+if want --carry; then
+    carry || die "error: cJSON, OpenSSL, xxHash and make could not be copied to build/deps, see above"
+    echo "build/deps holds cJSON, OpenSSL, xxHash and make: carry it to a machine that lacks them"
 fi
 
-# pypi PACKAGE PURPOSE: what is no Debian package. Its environment sees the system's numpy.
+# pypi PACKAGE PURPOSE: where Debian has no package. Its environment sees the system's numpy.
 pypi() {
     python=build/venv/bin/python
     [ -x $python ] && $python -c "import $1, numpy" 2>/dev/null && return
@@ -149,6 +140,6 @@ pypi() {
         exit 3
     fi
 }
-if $want_bpe; then pypi tiktoken "the GPT-2 encoding of data/prepare.py"; fi
-if $want_log_to; then pypi tensorboardX "scripts/log_to.py"; fi
+if want --bpe; then pypi tiktoken "the GPT-2 encoding of data/prepare.py"; fi
+if want --log-to; then pypi tensorboardX "scripts/log_to.py"; fi
 exit 0

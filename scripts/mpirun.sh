@@ -1,11 +1,11 @@
 #!/bin/sh
-# mpirun for ranks that all live on this machine, be it a laptop, a container or a CI runner: as root too,
-# more ranks than cores, no pinning (two jobs would pin to the same cores). Whether ranks that wait give way is
-# left to commfuse/transport_mpi.c.
+# mpirun for ranks that are all on this machine, such as a laptop, a container or a CI runner: also as root, with
+# more ranks than cores, without pinning (two jobs would pin to the same cores). commfuse/transport_mpi.c decides
+# whether waiting ranks yield.
 #
 #     scripts/mpirun.sh -np 2 ./train_gpt --tp 2 …
 #
-# Said in variables, since each library's mpirun knows its own alone, and would refuse the flags of another.
+# By variables, since each library's mpirun refuses the flags of another.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none # Open MPI 4
 export PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe PRTE_MCA_hwloc_default_binding_policy=none # Open MPI 5

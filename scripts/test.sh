@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Everything from a fresh clone to a verdict: install what is missing, build, run the tests, count.
+# From a fresh clone to a verdict: install missing packages, build, run the tests, count.
 #
 #     scripts/test.sh [--all | --only PATTERN] [--san address,undefined | --san thread] [--jobs N] [--list]
 #
-#     (nothing)        what is essential of every part: at most 8 minutes on two cores
+#     (nothing)        the essential tests of every part: at most 8 minutes on two cores
 #     --all            everything, sanitizer builds included: at most 25 minutes
 #     --only PATTERN   programs whose name contains PATTERN (fuse, layers/, gradient_*), or else single cases
 #     --san LIST       all of a sanitizer build: address,undefined; or thread, which runs tests/commfuse alone
 #     --jobs N         test programs at a time; default: as many as there are cores, at least 4, since many wait
-#     --list           print what there is, run nothing
+#     --list           print the programs, run nothing
 #
 # The last line is `N passed, N failed`, with `, N skipped` if any were. The exit status is 0 only if some
 # passed and none failed.
@@ -35,9 +35,9 @@ give_up() {
     exit 1
 }
 
-scripts/install_deps.sh || give_up "something that building or testing needs is missing, see above"
+scripts/install_deps.sh || give_up "a package for building or testing is missing, see above"
 
-# Make's own variables, if this is `make test`, would make the inner make a child of a job server that is not there.
+# The variables of `make test` would make the inner make a child of a job server that is not there.
 unset MAKEFLAGS MFLAGS MAKELEVEL
 sans=("$san")
 [ -z "$all" ] || [ -n "$san" ] || sans=("" thread address,undefined)
