@@ -1,8 +1,7 @@
 """Under Slurm: one is started here, of two nodes on this host (slurm.py). Runs by srun on one and on two of them, the batch
 files of scripts/ as a user submits them, and what is said where srun or its --mpi was not what MPI needs.
 
-Jobs are signalled by scancel, which reaches whom Slurm's own --signal reaches (the steps; with B: the batch script), but at
-once.
+Jobs are signalled by scancel --batch, which reaches the batch script as Slurm's own --signal=B: does, but at once.
 """
 # limit: 240
 import os
@@ -125,18 +124,18 @@ class Srun(Case):
 
 
 class Batch(Case):
-    def goes_on(self, script, to):
+    def goes_on(self, mpi):
         """Signalled, saved, status 75, queued again, and in the end the model of a run that nothing has stopped."""
         expected = self.undisturbed(2, 1, save_every=0)
         out, log = self.fresh("out"), self.fresh("log.jsonl")
         mark = uuid.uuid4().hex
-        job, _ = self.submit(script, *harness.options(**self.recipe(tp=2, out=out, log=log)), **{harness.MARK: mark})
+        job, _ = self.submit("train.slurm", *harness.options(**self.recipe(tp=2, out=out, log=log)), **{harness.MARK: mark, "MPI": mpi})
         harness.wait_until(lambda: len(harness.events(harness.read_log(log), "step")) >= 5, 60,
                            lambda: f"some steps: {self.until(job, '.*')}")
         ranks = [pid for pid, _ in harness.marked(mark)]
         for pid in ranks:  # the signal shall not come too late
             os.kill(pid, signal.SIGSTOP)
-        self.cluster.asked("scancel", *to, job)
+        self.cluster.asked("scancel", "--batch", "--signal=USR1", job)
         harness.wait_until(lambda: all(map(signalled, ranks)), 60, "the signal")
         for pid in ranks:
             os.kill(pid, signal.SIGCONT)
@@ -159,16 +158,16 @@ class Batch(Case):
         self.assertSameEnd(out, expected[0])
 
     def test_train(self):
-        self.goes_on("train.slurm", ["--signal=USR1"])
+        self.goes_on(slurm.MPI)
 
     @unittest.skipUnless(launcher.tells_status_after_signals(), "this mpirun sometimes returns 0 after a signal")
     def test_train_by_mpirun(self):
-        self.goes_on("train_mpirun.slurm", ["--batch", "--signal=USR1"])
+        self.goes_on("mpirun")
 
     def test_an_error_ends_the_job(self):
-        for script in "train.slurm", "train_mpirun.slurm":
-            with self.subTest(script=script):
-                job, _ = self.submit(script, *harness.options(**self.recipe(tp=2, train="nowhere.bin")))
+        for mpi in slurm.MPI, "mpirun":
+            with self.subTest(mpi=mpi):
+                job, _ = self.submit("train.slurm", *harness.options(**self.recipe(tp=2, train="nowhere.bin")), MPI=mpi)
                 found, said = self.until(job, "FAILED|COMPLETED", "the end")
                 self.assertEqual((found["JobState"], found["ExitCode"], found["Restarts"]), ("FAILED", "1:0", "0"), said)
                 self.assertIn("no token file matches", said)
