@@ -1,4 +1,4 @@
-"""What the documents promise is there: linked files and headings, named files, functions, targets of make, tests, options.
+"""The documents are true: linked files and headings, named files, functions, targets of make, tests, options exist.
 READMEs keep their size, and the repository keeps no results but those that a document shows.
 """
 import fnmatch
@@ -49,7 +49,7 @@ class Documents(unittest.TestCase):
         try:
             names = [name for name in tracked("*.md") if "/results/" not in name]
         except (OSError, subprocess.CalledProcessError):  # no git, not a checkout, or another user's
-            raise unittest.SkipTest("git does not tell which files belong to the project") from None
+            raise unittest.SkipTest("git does not know the project's files") from None
         cls.documents = {name: (ROOT / name).read_text() for name in names}
         assert "README.md" in cls.documents
 
@@ -134,7 +134,7 @@ class Documents(unittest.TestCase):
         known = {*(f"--{name}" for name in table), *re.findall(r"--[a-z][a-z-]*[a-z]", scripts)}
         for name, option in self.each(r"(?<![\w-])(--[a-z][a-z-]*[a-z])\b"):
             with self.subTest(document=name, option=option):
-                self.assertTrue(option in known | OTHERS, "nobody takes it")
+                self.assertTrue(option in known | OTHERS, "no program takes it")
 
 
 if __name__ == "__main__":

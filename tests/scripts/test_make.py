@@ -1,5 +1,5 @@
-"""The Makefile's own promises: what was compiled for another processor or MPI library is compiled again, not mixed with the
-rest; what was carried along in build/deps goes before the system's."""
+"""The Makefile: objects for another processor or MPI library are compiled again, not mixed with the rest; the libraries in
+build/deps go before the system's."""
 import os
 import re
 import pathlib
@@ -20,7 +20,7 @@ KINDS = "release", "ref", "cuda-bf16", "emulated-fp32"
 
 
 class Copy(unittest.TestCase):
-    """Of the Makefile, with a compiler that only notes what it is asked."""
+    """Of the Makefile, with a compiler that only writes down its arguments."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory(prefix="commfuse-test-")
@@ -33,7 +33,7 @@ class Copy(unittest.TestCase):
         (self.folder / "cc").chmod(0o755)
 
     def make(self, *words):
-        """What the compiler was asked by this call, a line each time."""
+        """The compiler's arguments in this call, a line each time."""
         (self.folder / "commands").write_text("")
         variables = {name: value for name, value in os.environ.items() if name not in ("MARCH", "MAKEFLAGS", "C_INCLUDE_PATH")}
         subprocess.run(["make", "-s", "CC=./cc", *words], cwd=self.folder, env=variables, check=True, capture_output=True)
@@ -112,17 +112,17 @@ class Carried(Copy):
         source, program = self.folder / "use.c", self.folder / "use"
         source.write_text("#define XXH_INLINE_ALL\n#include <xxhash.h>\n#include <cjson/cJSON.h>\n#include <openssl/hmac.h>\n"
                           "int main(void) { return !cJSON_Version() || !EVP_sha256(); }\n")
-        told = subprocess.run(["cc", "-H", f"-I{deps}/include", source, "-o", program, f"-L{deps}/lib", f"-Wl,-rpath={deps}/lib",
+        included = subprocess.run(["cc", "-H", f"-I{deps}/include", source, "-o", program, f"-L{deps}/lib", f"-Wl,-rpath={deps}/lib",
                                "-lcjson", "-lcrypto"], check=True, capture_output=True, text=True).stderr
         for header in "xxhash.h", "cjson/cJSON.h", "openssl/hmac.h", "openssl/opensslconf.h":
-            self.assertIn(f"{deps}/include/{header}\n", told)
-        self.assertEqual(re.findall(r"^\.+ (?!{0}).*/openssl/.*".format(re.escape(str(deps))), told, re.MULTILINE), [])
+            self.assertIn(f"{deps}/include/{header}\n", included)
+        self.assertEqual(re.findall(r"^\.+ (?!{0}).*/openssl/.*".format(re.escape(str(deps))), included, re.MULTILINE), [])
         linked = subprocess.run(["ldd", program], check=True, capture_output=True, text=True).stdout
         self.assertIn(f"{deps}/lib/libcjson.so.1 ", linked)
         self.assertRegex(linked, rf"{deps}/lib/libcrypto\.so\.\d+ ")
         subprocess.run([program], check=True)
-        told = subprocess.run([deps / "bin/make", "--version"], check=True, capture_output=True, text=True, env={}).stdout
-        self.assertIn("GNU Make", told)
+        version = subprocess.run([deps / "bin/make", "--version"], check=True, capture_output=True, text=True, env={}).stdout
+        self.assertIn("GNU Make", version)
 
 
 if __name__ == "__main__":

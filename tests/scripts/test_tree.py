@@ -1,5 +1,5 @@
-"""The tree is the house that README describes: twins have the same functions in the same order, arrows point down only, and
-who knows MPI, CUDA or NCCL is known.
+"""The tree is as README describes it: twins have the same functions in the same order, arrows point down only, and only named
+files know MPI, CUDA or NCCL.
 """
 import os
 import pathlib
@@ -48,7 +48,7 @@ class Help(unittest.TestCase):
 
 
 def code(name):
-    """Without comments and what is printed."""
+    """Without comments and strings."""
     text = (ROOT / name).read_text()
     return re.sub(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"(?<!\.h")', "", text, flags=re.DOTALL)
 
