@@ -102,7 +102,7 @@ static void make_context(trainer *t) {
 static void make_model(trainer *t) {
     options *o = &t->o;
     run_report *r = &t->report;
-    const gpt_shape shape = *o->export_to ? origin_shape_to_export(o) : origin_shape(o, t->words, t->transport, &t->start);
+    const gpt_shape shape = origin_shape(o, t->words, t->transport, &t->start);
     o->layers = shape.L, o->channels = shape.C, o->heads = shape.H,
     o->vocab = shape.V; // wherever they came from
     if (o->dry_run) cf_device_plan_only(true);
@@ -275,8 +275,8 @@ static bool save(trainer *t, int64_t step, bool watched, bool wait) {
 static void watch(trainer *t, int64_t step, bool last) {
     const options *o = &t->o;
     if (t->val && o->val_every > 0 && (recipe_due(o->val_every, step) || last)) validate(t, step);
-    if (recipe_asks(o, step, last)) ask(t, step);
-    if (recipe_samples(o, step, last)) sample(t, step);
+    if (recipe_hellaswag_due(o, step, last)) ask(t, step);
+    if (recipe_sample_due(o, step, last)) sample(t, step);
 }
 
 // What comes between steps: before step `step`, unless a checkpoint has been made after it already.
@@ -341,7 +341,7 @@ static int run(trainer *t) {
         begin_step(t);
         train_step(t, step);
         const bool turns = step + 1 == t->trace_from || step + 1 == t->trace_to;
-        const bool interrupted = t->stop || recipe_interrupts(o, step);
+        const bool interrupted = t->stop || recipe_pause_due(o, step);
         if (turns || interrupted) close_step(t, step, interrupted);
     }
     const bool stopped = step < o->steps;
@@ -370,7 +370,7 @@ static int train_model(trainer *t) {
     if (root(t)) t->store = origin_open_output(o);
     if (*o->hellaswag) t->questions = hellaswag_open(o->hellaswag, o->seq, r->V);
     t->text = vocabulary_prompt(o, t->words, r->V, &t->given);
-    origin_compare(o, t->transport, t->train, t->val, r->V, t->start, t->questions, t->text, t->given);
+    origin_compare_data(o, t->transport, t->train, t->val, r->V, t->start, t->questions, t->text, t->given);
     load_state(t);
     meet(t); // whoever has read faster waits here
     allow_long_waits(t, false);
@@ -385,7 +385,7 @@ static int train_model(trainer *t) {
     cf_stop_listen(); // from here on; before, every rank finds the same errors and rank 0 reports them
     int status = run(t);
     // What the disk had no room for did not end the run; but a run that lacks it is not done.
-    return status == 0 && !report_whole(r) ? EXIT_FAILURE : status;
+    return status == 0 && !report_complete(r) ? EXIT_FAILURE : status;
 }
 
 static void close_model(trainer *t) {
@@ -463,18 +463,18 @@ int main(int argc, char **argv) {
     recipe_check(o);
     cf_die_meet_by(NULL); // they do now
     t.transport = cf_transport_create(o->transport, &argc, &argv, o->timeout);
-    options_agree(o, VERSION, t.transport);
+    origin_compare_options(o, VERSION, t.transport);
     signal(SIGXFSZ, SIG_IGN); // a file size limit is then a write error, which is reported and cleaned up
     signal(SIGPIPE, SIG_IGN); // Ctrl-C ends `| tee` first: what is printed then is lost, not what is saved
     if (*o->predict) {
-        t.words = origin_words(o);
+        t.words = origin_vocabulary(o);
         predict_steps(&t, &described);
         close_trainer(&t);
         return 0;
     }
     make_mesh(&t);
     make_context(&t);
-    t.words = origin_words(o);
+    t.words = origin_vocabulary(o);
     make_model(&t);
     if (*o->export_to)
         export_model(&t);

@@ -1,25 +1,23 @@
-// See accounts.h. Book-keeping never ends a run: a file that cannot be read is begun anew, one that cannot be
-// written is left out.
+// See accounts.h. No error here ends a run: accounts that cannot be read begin at zero, and those that cannot be written are not.
 #include "accounts.h"
 #include "../commfuse/device.h"
 #include "durable.h"
 #include "input.h"
 #include "json.h"
-#include <stdlib.h>
 #include <time.h>
 
 enum { MAX_BYTES = 4096 };
 static const double between_stores_ms = 200;
 static const char *const purpose_name[TIMES] = {"start", "train", "redo", "save", "watch", "down"};
 
-// Another start may have been before this machine was: only the calendar spans both.
-static double wall_s(void) {
+// Calendar time, which also spans a restart of the machine.
+static double calendar_s(void) {
     struct timespec t;
     clock_gettime(CLOCK_REALTIME, &t);
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-// 0 if it is no number that can be right.
+// 0 if the number is missing or cannot be right.
 static double number_in(const cJSON *object, const char *name) {
     double value = 0;
     json_number(object, name, 0, 1e15, &value);
@@ -33,7 +31,7 @@ void accounts_open(accounts *a, const char *out) {
     if (*out && snprintf(a->path, sizeof a->path, "%s/accounts.json", out) >= (int)sizeof a->path) a->path[0] = 0;
     char *text = *a->path ? input_read_all("accounts", a->path, MAX_BYTES, &size, &why) : NULL;
     cJSON *object = text ? cJSON_Parse(text) : NULL;
-    const double written = number_in(object, "written_unix_s"), down = written > 0 ? (wall_s() - written) * 1e3 : 0;
+    const double written = number_in(object, "written_unix_s"), down = written > 0 ? (calendar_s() - written) * 1e3 : 0;
     for (int i = 0; i < TIMES; i++) a->ms[i] = number_in(object, purpose_name[i]) * 1e3;
     a->starts = (int64_t)number_in(object, "starts");
     a->steps = (int64_t)number_in(object, "steps");
@@ -56,7 +54,7 @@ void accounts_store(accounts *a, bool ended) {
     cJSON_AddNumberToObject(object, "starts", (double)a->starts);
     cJSON_AddNumberToObject(object, "steps", (double)a->steps);
     for (int i = 0; i < TIMES; i++) cJSON_AddNumberToObject(object, purpose_name[i], a->ms[i] * 1e-3);
-    cJSON_AddNumberToObject(object, "written_unix_s", wall_s());
+    cJSON_AddNumberToObject(object, "written_unix_s", calendar_s());
     cJSON_AddBoolToObject(object, "ended", ended);
     char *text = cJSON_Print(object);
     cJSON_Delete(object);
@@ -85,17 +83,16 @@ void accounts_print(const accounts *a, FILE *file) {
 
 void accounts_log(const accounts *a, logfile *log) {
     char name[32];
-    log_real(log, "goodput", accounts_goodput(a));
-    log_int(log, "starts", a->starts);
+    LOG_ADD(log, FIELD("goodput", accounts_goodput(a)), FIELD("starts", a->starts));
     for (int i = 0; i < TIMES; i++) {
         snprintf(name, sizeof name, "%s_s", purpose_name[i]);
-        log_real(log, name, a->ms[i] * 1e-3);
+        LOG_ADD(log, FIELD(name, a->ms[i] * 1e-3));
     }
 }
 
 // --- the overlap audit --------------------------------------------------------------------------------------
 //
-// Bounds are read off what a transfer costs here (cf_costs), by the first of these that holds.
+// The bound is the first that holds, by the costs of a transfer on this machine (cf_costs).
 
 enum { SHOWN = 8 };
 static const double HIDDEN = 0.95;
@@ -111,7 +108,7 @@ static int by_exposed(const void *a, const void *b) {
     return (x < y) - (x > y);
 }
 
-// Adds up what ranks have of an operation, by its name: one that has nothing to send has none.
+// Adds up an operation over ranks, by its name: a rank that has nothing to send lacks it.
 static rank_totals merge(const rank_totals *all, int ranks) {
     rank_totals sum = {.steps = all->steps};
     for (int rank = 0; rank < ranks; rank++)
@@ -145,7 +142,7 @@ static const char *bound_of(const cf_trace_total *t, double hidden, const cf_cos
     snprintf(option, room, "--micro-batch %lld", 2 * (long long)o->micro_batch);
     if (latency_s > wire_s && o->slices > 1) snprintf(option, room, "--slices %lld", (long long)o->slices / 2);
     if (latency_s > wire_s) return "latency";
-    if (cut) snprintf(option, room, "--overlap auto"); // its first or last piece has nothing to hide it
+    if (cut) snprintf(option, room, "--overlap auto"); // nothing hides its first or last slice
     return cut ? "chunking" : "bandwidth";
 }
 
@@ -167,15 +164,8 @@ void accounts_audit(const cf_trace *trace, cf_transport *transport, const option
         if (i < SHOWN)
             printf("  %-36s %8.3f, exposed %8.3f  %5.1f %%  %-16s %s\n", t->name, t->comm_ms * share, t->exposed_ms * share,
                    100 * hidden, bound, option);
-        log_begin(log, "audit");
-        log_text(log, "operation", t->name);
-        log_real(log, "comm_ms", t->comm_ms * share);
-        log_real(log, "exposed_ms", t->exposed_ms * share);
-        log_real(log, "hidden", hidden);
-        log_real(log, "transfers", (double)t->transfers * share);
-        log_real(log, "bytes", (double)t->bytes * share);
-        log_text(log, "bound", bound);
-        log_text(log, "try", option);
-        log_end(log);
+        LOG_LINE(log, "audit", FIELD("operation", t->name), FIELD("comm_ms", t->comm_ms * share),
+                 FIELD("exposed_ms", t->exposed_ms * share), FIELD("hidden", hidden), FIELD("transfers", t->transfers * share),
+                 FIELD("bytes", t->bytes * share), FIELD("bound", bound), FIELD("try", option));
     }
 }

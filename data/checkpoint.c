@@ -1,27 +1,23 @@
-// See checkpoint.h. A directory's name says what it is:
+// See checkpoint.h. The name of a directory is its stage:
 //     step_00000123            a checkpoint
 //     step_00000123.tmp        being written, or being removed
-//     step_00000123.damaged    was passed over by a run that went on from an older one; nobody's but the user's
-// and each change from one to another is a rename, so a process may be killed between any two calls. The
-// order of a save, which a power cut may stop anywhere too:
+//     step_00000123.damaged    a later start resumed from an older one; only the user removes it
+// and each change of stage is a rename, so a process may be killed between any two calls. The order of a save, which a power cut
+// may stop anywhere too:
 //     1. mkdir step.tmp
 //     2. each rank: write its file beside, sync it, rename it, sync step.tmp
-//     3. manifest: the same; now all names in step.tmp last
+//     3. manifest: the same; now all names in step.tmp survive a power cut
 //     4. rename step.tmp to step
 //     5. sync OUT; only now remove what is older
-// A run never saves a step twice: what it has passed over when it began got another name.
 //
-// checkpoint_store_open removes what a dead run has left of that: step.tmp, however complete. It may do so because it
-// holds the lock: a file that stays in OUT for ever, as removing it would race with whoever is just opening it; the
-// lock on it goes with the process that holds it, so none is ever stale. What is written in it is only for
+// checkpoint_store_open() removes every step.tmp. It may, because it holds the lock: a file that stays in OUT for ever, as removing
+// it would race with a run that is just opening it. The lock ends with its process, so none is ever stale; its text is only for
 // people.
 //
-// Reading takes no lock. A checkpoint that is removed while it is looked at is found incomplete and passed
-// over.
+// Reading takes no lock. A checkpoint that is removed meanwhile is found incomplete and passed over.
 //
-// The line with the manifest's own hash is always the last and always of the same form, so it is compared as text: there is one
-// right ending for a given text above it, and any other is damage. Only then is the rest parsed, and it is still believed
-// nothing: a manifest may be sealed and wrong, written by another program.
+// The last line of a manifest is the hash of the text above it, so there is one right last line, which is compared as text. Only
+// then is the rest parsed, and every field is still checked: another program may have written the manifest.
 #define _GNU_SOURCE
 #include "checkpoint.h"
 #include "durable.h"
@@ -30,15 +26,14 @@
 #include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
-#include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
 enum { VERSION = 1, SEAL_ROOM = 40, FILE_NAME = 48, NOTHING_BEGUN = -1 };
-typedef enum { FINISHED, UNFINISHED, DAMAGED } stage;
-static const char *const stage_suffix[] = {"", ".tmp", ".damaged"};
+typedef enum { FINISHED, UNFINISHED, DAMAGED, STAGES } stage;
+static const char *const stage_suffix[STAGES] = {"", ".tmp", ".damaged"};
 static const char manifest_name[] = "manifest.json", format[] = "commfuse checkpoint",
                   damaged[] = "the checkpoint is damaged, or was not copied completely";
 
@@ -59,13 +54,12 @@ static void rank_file_name(int64_t rank, char name[FILE_NAME]) {
 
 // --- manifest ----------------------------------------------------------------------------------------------
 
-// The last line, which ends the text above it.
+// The last line of a manifest, for the text above it.
 static int64_t make_seal(const char *text, int64_t size, char seal[SEAL_ROOM]) {
     return snprintf(seal, SEAL_ROOM, "\t\"xxh64\":\t\"%016" PRIx64 "\"\n}\n", (uint64_t)XXH64(text, (size_t)size, 0));
 }
 
-// cJSON returns NULL for want of memory, and takes NULL for an object; so looking once at the end is not
-// enough.
+// cJSON returns NULL where memory is short, and takes NULL for an object, so each call is checked.
 static void *got(void *item) {
     if (!item) cf_die(NULL, "out of memory for a checkpoint's manifest");
     return item;
@@ -205,18 +199,14 @@ void checkpoint_file_path(const char *out, int64_t step, int64_t rank, bool unfi
     path_of(out, (found){step, unfinished ? UNFINISHED : FINISHED}, name, path);
 }
 
-// Is it a name that path_of makes?
+// False: path_of() makes no such name.
 static bool read_name(const char *name, found *f) {
-    if (strncmp(name, "step_", 5) != 0) return false;
-    char *end, again[64];
-    errno = 0;
-    f->step = strtoll(name + 5, &end, 10);
-    if (errno || f->step < 0 || f->step > JSON_WHOLE_MAX) return false;
-    for (f->stage = FINISHED; f->stage <= DAMAGED; f->stage = (stage)(f->stage + 1))
-        if (strcmp(end, stage_suffix[f->stage]) == 0) {
-            snprintf(again, sizeof again, "step_%08lld%s", (long long)f->step, stage_suffix[f->stage]);
-            return strcmp(name, again) == 0;
-        }
+    char again[64];
+    if (sscanf(name, "step_%15" SCNd64, &f->step) != 1 || f->step < 0) return false;
+    for (f->stage = FINISHED; f->stage < STAGES; f->stage = (stage)(f->stage + 1)) {
+        snprintf(again, sizeof again, "step_%08lld%s", (long long)f->step, stage_suffix[f->stage]);
+        if (strcmp(name, again) == 0) return true;
+    }
     return false;
 }
 
@@ -225,8 +215,8 @@ static int newest_first(const void *a, const void *b) {
     return x->step != y->step ? (x->step > y->step ? -1 : 1) : (int)x->stage - (int)y->stage;
 }
 
-// What OUT holds, newest first; nothing if there is no OUT. NULL: see why. Checkpoints that cannot be listed must not pass
-// for none.
+// The checkpoints in OUT, newest first; none if there is no OUT. NULL if they cannot be listed, which is no reason to begin anew:
+// see why.
 static found *list(const char *out, int64_t *count, problem *why) {
     struct dirent **entry = NULL;
     int entries = scandir(out, &entry, NULL, NULL);
@@ -251,13 +241,13 @@ static bool move(const char *out, found from, stage to, problem *why) {
     return rename(old, new) == 0 || durable_problem(why, "cannot rename", old, -1);
 }
 
-// No such directory is left; its name is in `path`.
+// Removes a directory, if it is there; its name is in `path`.
 static bool clear(const char *out, int64_t step, stage which, char path[PATH_MAX], problem *why) {
     path_of(out, (found){step, which}, "", path);
     return durable_remove_directory(path) || durable_problem(why, "cannot remove", path, -1);
 }
 
-// A checkpoint stops being one at once, however long its removal takes.
+// Renamed first: a checkpoint must not count any more while it is being removed.
 static bool remove_one(const char *out, found f, problem *why) {
     char path[PATH_MAX];
     return clear(out, f.step, UNFINISHED, path, why) &&
@@ -278,7 +268,7 @@ checkpoint_store *checkpoint_store_open(const char *out, problem *why) {
         durable_problem(why, "cannot make directory", out, -1);
     else if ((s->lock = durable_lock(lock, in_use, why)) >= 0)
         all = list(out, &count, why);
-    for (found *f = all; all && f < all + count; f++) // what cannot be removed is left: it is no checkpoint
+    for (found *f = all; all && f < all + count; f++) // one that cannot be removed may stay: it does not count
         if (f->stage == UNFINISHED) remove_one(out, *f, &ignored);
     if (!all) checkpoint_store_close(s);
     free(all);
@@ -345,14 +335,11 @@ bool checkpoint_commit(checkpoint_store *s, const manifest *m, problem *why) {
     int64_t size = 0;
     path_of(s->out, new, manifest_name, path);
     char *text = check_files(s->out, new, m, why) ? manifest_print(m, &size) : NULL;
-    bool well = text && durable_replace(path, text, size, false, why) && move(s->out, new, FINISHED, why);
+    const bool ok = text && durable_replace(path, text, size, false, why) && move(s->out, new, FINISHED, why);
     free(text);
-    if (!well) {
-        checkpoint_abandon(s);
-        return false;
-    }
+    if (!ok) checkpoint_abandon(s);
     s->begun = NOTHING_BEGUN;
-    return durable_sync_directory(s->out) || durable_problem(why, "cannot sync", s->out, -1);
+    return ok && (durable_sync_directory(s->out) || durable_problem(why, "cannot sync", s->out, -1));
 }
 
 bool checkpoint_set_aside(checkpoint_store *s, int64_t sound, problem *why) {
@@ -362,8 +349,8 @@ bool checkpoint_set_aside(checkpoint_store *s, int64_t sound, problem *why) {
     bool done = all != NULL;
     for (found *f = all; done && f < all + count; f++) {
         if (f->stage != FINISHED || f->step <= sound) continue;
-        done = clear(s->out, f->step, DAMAGED, path, why) && move(s->out, *f, DAMAGED, why); // one of an earlier time goes
-        if (done) fprintf(stderr, "note: it stays as %s\n", path);
+        done = clear(s->out, f->step, DAMAGED, path, why) && move(s->out, *f, DAMAGED, why); // in place of an earlier one
+        if (done) fprintf(stderr, "note: it is kept as %s\n", path);
     }
     free(all);
     return done && (durable_sync_directory(s->out) || durable_problem(why, "cannot sync", s->out, -1));
@@ -377,7 +364,7 @@ bool checkpoint_prune(checkpoint_store *s, int64_t keep, int64_t keep_every, pro
     bool removed = all != NULL;
     for (found *f = all; all && f < all + count; f++) {
         if (f->stage == DAMAGED || f->step == s->begun) continue;
-        if (f->stage == FINISHED && kept < keep) { // still looking for those to keep
+        if (f->stage == FINISHED && kept < keep) { // keep this one, whether or not it is complete
             manifest *m = checkpoint_manifest(s->out, f->step, &ignored);
             kept += m && check_files(s->out, *f, m, &ignored);
             manifest_free(m);

@@ -3,8 +3,6 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
-#include <stdlib.h>
 #include <sys/file.h>
 #include <sys/random.h>
 #include <sys/stat.h>
@@ -105,8 +103,8 @@ static bool has_name(int fd, const char *name) {
     return fstat(fd, &opened) == 0 && lstat(name, &named) == 0 && opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
 }
 
-// Opens and locks it; another may have removed it in between: ESTALE. -1: see errno, EWOULDBLOCK if another process has it.
-// Where there are no locks, nobody has any, and errno says so beside the file.
+// Opens and locks a file. -1: see errno, EWOULDBLOCK if another process has it, ESTALE if another has removed it in between. Where
+// the file system has no locks, the file is open and errno is not 0.
 static int open_locked(const char *name, int flags) {
     int fd = open(name, flags | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
     if (fd < 0) return -1;
@@ -118,9 +116,8 @@ static int open_locked(const char *name, int flags) {
     return held || gone ? -1 : fd;
 }
 
-// A file of this writer's own, so that what two have written can never be in one. What a dead writer has left is removed; one
-// that lives has the lock. (Without locks nobody knows, and a writer that lives will not find his file by its name when he
-// commits.)
+// Always a new file, so that two writers never write into one. The file of a dead writer is removed; a living one has the lock.
+// (Without locks nobody knows, and a living writer will not find its file by its name when it commits.)
 static bool make_temporary(durable_file *file) {
     const char *name = file->temporary;
     for (int tries = 0; tries < TRIES; tries++) {
@@ -166,8 +163,8 @@ bool durable_append(durable_file *file, const void *bytes, int64_t count, proble
     return true;
 }
 
-// Closed last, as that gives up the lock: nobody may write what is about to be renamed. Others may open it only once it has
-// its name, which no writer locks.
+// Closed last, as that gives up the lock: nobody may write a file that is about to be renamed. Others may open it only once it has
+// its final name, which no writer locks.
 bool durable_commit(durable_file *file, problem *why) {
     bool synced = file->unsynced || fsync(file->fd) == 0;
     bool mine = synced && has_name(file->fd, file->temporary);
@@ -204,7 +201,7 @@ bool durable_replace(const char *path, const char *bytes, int64_t count, bool un
 
 // --- a lock ------------------------------------------------------------------------------------------------
 
-// Some cluster file systems have no locks. A run that cannot save at all would be worse than one unguarded.
+// Some cluster file systems have no locks. A run that could not save would be worse than one without this guard.
 int durable_lock(const char *path, const char *in_use, problem *why) {
     char host[256] = "", text[300] = "";
     long process;
@@ -213,13 +210,13 @@ int durable_lock(const char *path, const char *in_use, problem *why) {
     do fd = open_locked(path, O_RDWR | O_CREAT);
     while (fd < 0 && errno == ESTALE && tries++ < TRIES);
     int error = errno;
-    if (fd < 0 && error == EWOULDBLOCK) { // whoever has it has written its name into it
+    if (fd < 0 && error == EWOULDBLOCK) { // its holder has written its name into it
         const int other = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
         const bool named = pread(other, text, sizeof text - 1, 0) > 0 && sscanf(text, "%255s %ld", host, &process) == 2;
         if (other >= 0) close(other);
         if (named) snprintf(text, sizeof text, "process %ld on host %s", process, host);
         problem_set(why, "wait for it, end it, or choose another name", "%.1500s: %s", in_use,
-                    named ? text : "a process that has not yet said its name");
+                    named ? text : "a process that has not written its name yet");
     } else if (fd < 0) {
         durable_problem(why, "cannot open lock", path, -1);
     } else {

@@ -1,15 +1,13 @@
 // See hellaswag.h. The file is a few megabytes and stays in memory; rows point into it.
 #include "hellaswag.h"
-#include "input.h"
-#include <stdlib.h>
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-enum { MAGIC = 20240522, VERSION = 1, EXAMPLE = 65535, MAX_EXAMPLES = 65535, MAX_BYTES = 1 << 30 };
+enum { MAGIC = 20240522, EXAMPLE = 65535, MAX_EXAMPLES = 65535, MAX_BYTES = 1 << 30 };
 
 static const char *const how_to_make = "make it with llm.c's dev/data/hellaswag.py, or copy it again";
 
-// A text or an ending from number `at` on, of an example that ends before `stop`.
+// The context or an ending, from number `at` on, in an example that ends before `stop`.
 static token_part read_part(const hellaswag *h, const char *path, int64_t index, int64_t at, int64_t stop, int64_t V) {
     const int64_t count = at < stop ? h->number[at] : 0;
     if (count < 1 || count >= stop - at)
@@ -23,7 +21,7 @@ static token_part read_part(const hellaswag *h, const char *path, int64_t index,
     return (token_part){h->number + at + 1, count};
 }
 
-// One that begins at number `at`. Returns its bytes.
+// The example that begins at number `at`. Returns its bytes.
 static int64_t read_example(hellaswag *h, const char *path, int64_t index, int64_t at, int64_t numbers, int64_t T, int64_t V) {
     enum { FIELDS = 5 };
     hellaswag_example *e = &h->all[index];
@@ -63,22 +61,14 @@ static int64_t read_example(hellaswag *h, const char *path, int64_t index, int64
 }
 
 hellaswag *hellaswag_open(const char *path, int64_t T, int64_t V) {
+    static const header_field field[] = {{"magic", MAGIC, MAGIC}, {"version", 1, 1}, {"number of examples", 1, MAX_EXAMPLES}};
     problem why;
-    int32_t header[4] = {0};
     int64_t size = 0, at = 0, most = 0;
     hellaswag *h = cf_host_alloc(1, sizeof *h, path);
-    h->bytes = input_read_all("--hellaswag", path, MAX_BYTES, &size, &why);
-    if (!h->bytes) cf_die_together(*why.hint ? why.hint : "every rank must be able to read it", "%s", why.what);
-    if (size < INPUT_HEADER_BYTES)
-        cf_die_together(how_to_make, "--hellaswag %s has %lld bytes, less than the %d of a header", path, (long long)size,
-                        INPUT_HEADER_BYTES);
-    memcpy(header, h->bytes, sizeof header);
-    if (header[0] != MAGIC)
-        cf_die_together(how_to_make, "--hellaswag %s is none of its files: its first number is %d, expected %d", path, header[0],
-                        MAGIC);
-    if (header[1] != VERSION) cf_die_together(how_to_make, "--hellaswag %s has version %d, expected %d", path, header[1], VERSION);
-    if (header[2] < 1 || header[2] > MAX_EXAMPLES)
-        cf_die_together(how_to_make, "--hellaswag %s says it has %d examples, allowed is 1 to %d", path, header[2], MAX_EXAMPLES);
+    h->bytes = input_read_all("--hellaswag file", path, MAX_BYTES, &size, &why);
+    if (!h->bytes) cf_die_together(problem_hint(&why, "every rank must be able to read it"), "%s", why.what);
+    const int32_t *header = (const int32_t *)h->bytes;
+    if (!input_check_header("--hellaswag file", path, size, field, 3, header, &why)) cf_die_together(how_to_make, "%s", why.what);
     h->hash = XXH64(h->bytes, (size_t)size, 0);
     h->number = (const uint16_t *)(h->bytes + INPUT_HEADER_BYTES);
     h->count = header[2];

@@ -1,14 +1,13 @@
-// HellaSwag, or what else asks which of four endings follows a text, in llm.c's file (dev/data/hellaswag.py there): 256 int32
-// (20240522, 1, examples, bytes of the longest one, 0 …), then uint16 numbers. An example is 65535, its bytes, its index, which
-// ending is right, 4, then the context and the four endings: how many tokens, and these.
+// HellaSwag, or another set of questions which of four endings follows a text, in llm.c's format (dev/data/hellaswag.py there): a
+// header of 256 int32 (20240522, 1, examples, bytes of the longest one, 0 …), then uint16 numbers. An example is 65535, its bytes,
+// its index, the right ending, 4, then the context and the four endings, each a number of tokens and these.
 //
-// A row is the context with one of the endings: row 4 · example + ending. The ending whose tokens have the lowest mean loss is
-// the model's answer.
+// A row is the context with one of the endings: row 4 · example + ending. The model's answer is the ending whose tokens have the
+// lowest mean loss.
 #ifndef HELLASWAG_H
 #define HELLASWAG_H
 
-#include "problem.h"
-#include <stdint.h>
+#include "input.h"
 
 CF_EXTERN_C_BEGIN
 
@@ -26,16 +25,16 @@ typedef struct hellaswag {
     int64_t count, longest; // examples; tokens of input of a row
     uint64_t hash;          // of the whole file
     hellaswag_example *all; // (count)
-    const uint16_t *number; // of the examples, in bytes
-    char *bytes;
+    const uint16_t *number; // the examples
+    char *bytes;            // the file
 } hellaswag;
-// Dies (together) naming file, example and number if anything in it is not so, a row takes more than T tokens of input, or a
-// token is not below V.
+// Dies (together) naming file, example and number if the file is damaged, a row takes more than T tokens of input, or a token is not
+// below V.
 hellaswag *hellaswag_open(const char *path, int64_t T, int64_t V);
 void hellaswag_close(hellaswag *h);
-// Writes a row into column b of inputs and targets (T, B). The losses of its ending are those of tokens [*first, *end).
+// Writes a row to column b of inputs and targets (T, B). Its ending is tokens [*first, *end).
 void hellaswag_load(void *h, int64_t row, int64_t b, int64_t B, int32_t *inputs, int32_t *targets, int64_t *first, int64_t *end);
-// In how many examples the right ending has the lowest mean loss, the first of equals. losses: (4 · examples) sums of its tokens.
+// In how many examples the right ending has the lowest mean loss, the first of equals. losses: (4 · examples) sums over its tokens.
 int64_t hellaswag_correct(const hellaswag *h, const double *losses);
 
 CF_EXTERN_C_END

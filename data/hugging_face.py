@@ -4,16 +4,16 @@
     data/hugging_face.py --import gpt2 --out gpt2_124M.bin      to start from: ./train_gpt --init-from gpt2_124M.bin
     data/hugging_face.py --export model.bin --out my-gpt2       for AutoModelForCausalLM.from_pretrained("my-gpt2")
 
-A directory holds config.json and model.safetensors, or several of these and their index. Both sides store the same
-numbers, so nothing is computed but the places: weights of linear layers are (in, out) there and (out, in) here, stacked
-over layers; the token table has V rows there and a multiple of 128 here, with zeros behind; the head is that table
-and is stored once. fp32 stays fp32 and bf16 stays bf16, to the last bit; fp16 becomes fp32.
+A directory holds config.json and model.safetensors, or several of these and their index. Both formats hold the same
+numbers in other places: weights of linear layers are (in, out) there and (out, in) here, stacked over layers; the token
+table has V rows there and a multiple of 128 here, padded with zeros; the head is that table and is stored once. fp32 stays
+fp32 and bf16 stays bf16, to the last bit; fp16 becomes fp32.
 
-What the trainer does not compute is refused, not dropped, but for dropout: another activation, a head of its own, tensors
-that no GPT-2 has. Tokenizers are files of their own, and stay where they are: vocab.json and merges.txt beside a GPT-2.
+What the trainer does not compute is refused: another activation, a separate head, tensors that no GPT-2 has. Dropout alone
+is dropped. Tokenizers stay where they are: vocab.json and merges.txt beside a GPT-2.
 
-What is written appears whole or not at all, and nothing is overwritten: --out must not exist. A few tensors are in memory
-at a time. The formats: data/model_file.h, and https://huggingface.co/docs/safetensors.
+Output appears whole or not at all, and nothing is overwritten: --out must not exist. A few tensors are in memory at a time.
+The formats: data/model_file.h, and https://huggingface.co/docs/safetensors.
 """
 import argparse
 import collections
@@ -22,9 +22,9 @@ import json
 import math
 import os
 import re
-import shutil
 import struct
 import sys
+import tempfile
 
 try:
     import numpy as np
@@ -101,9 +101,6 @@ class Tensor(collections.namedtuple("Tensor", "path dtype shape at")):
     def fp32(self):
         values = self.stored()
         return (values.astype("<u4") << 16).view("<f4") if self.dtype == "BF16" else values.astype("<f4", copy=False)
-
-
-# ------------------------------------------------------------------------------------------- their directories
 
 
 def read_object(text, path):
@@ -234,26 +231,16 @@ def describe(shape):
 
 @contextlib.contextmanager
 def appearing(out):
-    """A name for what will be OUT once it is complete and synced; if that fails, nothing is left of it."""
+    """A name for what becomes OUT once it is complete and synced; after an error nothing is left of it."""
     out = os.path.abspath(out)
     if os.path.lexists(out):
-        raise Problem(f"--out {out} is there already", "name what is new, or remove this")
-    temporary = f"{out}.tmp.{os.getpid()}"
-    if os.path.lexists(temporary):  # of another machine's process with our number
-        raise Problem(f"{temporary} is there already", "remove it, unless somebody writes it just now")
-    os.makedirs(os.path.dirname(out), exist_ok=True)
-    try:
-        yield temporary
-        os.rename(temporary, out)
-        sync_directory(os.path.dirname(out))
-    finally:
-        if os.path.isdir(temporary):
-            shutil.rmtree(temporary)
-        elif os.path.exists(temporary):
-            os.remove(temporary)
-
-
-# ------------------------------------------------------------------------------------------- our files
+        raise Problem(f"--out {out} is there already", "choose another name, or remove it")
+    parent = os.path.dirname(out)
+    os.makedirs(parent, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".hugging_face-", dir=parent) as own:
+        yield os.path.join(own, "new")
+        os.rename(os.path.join(own, "new"), out)
+        sync_directory(parent)
 
 
 def read_model(path):
@@ -311,9 +298,6 @@ def export_model(path, out):
             close_synced(file)
         sync_directory(directory)
     return f"{out}: {describe(shape)}"
-
-
-# ------------------------------------------------------------------------------------------- command line
 
 
 def parse_arguments(arguments):

@@ -1,12 +1,11 @@
-// What the readers of JSON share. What is missing, or not of the kind that is asked for, is NULL or false, whatever object it is
-// asked of.
+// Reading and printing JSON. A field that is missing, or of another type, is NULL or false; so is every field of what is no
+// object.
 #ifndef JSON_H
 #define JSON_H
 
 #include <cjson/cJSON.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <string.h>
+#include <math.h>
+#include "problem.h"
 
 // Fifteen digits: what cJSON keeps, and prints, exactly.
 #define JSON_WHOLE_MAX INT64_C(999999999999999)
@@ -34,6 +33,17 @@ static inline bool json_whole(const cJSON *object, const char *name, int64_t low
     if (!json_number(object, name, (double)low, (double)high, &found)) return false;
     *value = (int64_t)found;
     return (double)*value == found;
+}
+
+// The fewest digits, from `digits` on, that give the same number again; null for NaN and infinity, which JSON lacks.
+enum { JSON_NUMBER_TEXT = 32 };
+static inline const char *json_print_number(double value, int digits, char text[JSON_NUMBER_TEXT]) {
+    strcpy(text, "null");
+    for (; digits <= 17 && isfinite(value); digits++) {
+        snprintf(text, JSON_NUMBER_TEXT, "%.*g", digits, value);
+        if (strtod(text, NULL) == value) break;
+    }
+    return text;
 }
 
 #endif

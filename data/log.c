@@ -1,23 +1,23 @@
-// See log.h. A line is built as a cJSON object and printed compactly when it ends. Numbers go in as raw text,
-// because cJSON holds every number as a double and prints 15 digits where those seem near enough.
+// See log.h. The writer of a log holds PATH.lock. A log is never overwritten: a new run that finds one gives it another name, and
+// so does a run that resumes and finds another run's.
 //
-// Whoever writes a log holds PATH.lock meanwhile. A log is never written over: a run that begins where there is one gives
-// it another name, as does one that goes on where there is another's.
+// cJSON would print a double with 15 digits where those seem near enough, so numbers go in as text.
 #include "log.h"
 #include "durable.h"
 #include "json.h"
 #include <errno.h>
 #include <fcntl.h>
-#include <math.h>
+#include <poll.h>
 #include <stdatomic.h>
-#include <stdlib.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { KEPT_MAX = 9999 };
+enum { OLD_LOGS_MAX = 9999 };
 
 struct logfile {
     int fd, lock; // lock: -1 if there is none
+    bool regular; // a file, no device or pipe
     char path[PATH_MAX], lock_path[PATH_MAX];
     cJSON *line; // between log_begin and log_end
     int64_t missing;
@@ -31,110 +31,104 @@ CF_NORETURN static void die_unwritable(const char *path) {
            "log %s cannot be written: %s", path, strerror(errno));
 }
 
-static void name_of(char name[PATH_MAX], const char *path, const char *suffix) {
+static void join_name(char name[PATH_MAX], const char *path, const char *suffix) {
     if (snprintf(name, PATH_MAX, "%s%s", path, suffix) >= PATH_MAX)
         cf_die("choose a shorter --log", "the name of log %s is too long", path);
 }
 
-static bool is_file(int fd) {
+static void open_file(logfile *log, const char *path) {
     struct stat status;
-    return fstat(fd, &status) == 0 && S_ISREG(status.st_mode);
-}
-
-static void open_name(logfile *log, const char *path) {
-    if (log->fd >= 0) close(log->fd); // that of another name by now
+    if (log->fd >= 0) close(log->fd); // it has been renamed
     log->fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
     if (log->fd < 0) die_unwritable(path);
+    log->regular = fstat(log->fd, &status) == 0 && S_ISREG(status.st_mode);
 }
 
 bool log_empty(const logfile *log) {
     return !log || lseek(log->fd, 0, SEEK_END) <= 0;
 }
 
-// It becomes the first of FILE.1, FILE.2, … that is free.
-static void set_aside(logfile *log, const char *whose) {
-    char kept[PATH_MAX], suffix[16];
-    for (int i = 1; i <= KEPT_MAX; i++) {
+// Renames the log to the first of FILE.1, FILE.2, … that is free.
+static void rename_old(logfile *log, const char *whose) {
+    char name[PATH_MAX], suffix[16];
+    for (int i = 1; i <= OLD_LOGS_MAX; i++) {
         snprintf(suffix, sizeof suffix, ".%d", i);
-        name_of(kept, log->path, suffix);
-        if (access(kept, F_OK) == 0) continue;
-        if (rename(log->path, kept) != 0) die_unwritable(kept);
-        printf("log       of %s run is kept as %s\n", whose, kept);
-        open_name(log, log->path);
+        join_name(name, log->path, suffix);
+        if (access(name, F_OK) == 0) continue;
+        if (rename(log->path, name) != 0) die_unwritable(name);
+        printf("log       of %s run is kept as %s\n", whose, name);
         return;
     }
-    cf_die("remove old ones, or give another --log", "there are %d logs of the name %s already", KEPT_MAX, log->path);
+    cf_die("remove old ones, or give another --log", "there are %d logs of the name %s already", OLD_LOGS_MAX, log->path);
 }
 
-// --- going on ---
+// --- resuming ---
 
-// A line that is no object of ours is somebody's, and stays.
-static bool stays(const cJSON *line, const log_past *past) {
+// A line that this program has not written stays.
+static bool stays(const cJSON *line, const log_resume *resume) {
     double at;
     if (json_is(line, "event", "end") || json_is(line, "event", "audit")) return false;
     if (!json_text(line, "event") || !json_number(line, "step", -INFINITY, INFINITY, &at)) return true;
-    bool watched = json_is(line, "event", "val") || json_is(line, "event", "sample") || json_is(line, "event", "hellaswag");
-    bool again = json_is(line, "event", "step") || json_is(line, "event", "skip") || (watched && !past->watched);
-    return at < (double)past->step + !again;
+    const bool evaluation =
+                   json_is(line, "event", "val") || json_is(line, "event", "sample") || json_is(line, "event", "hellaswag"),
+               again = json_is(line, "event", "step") || json_is(line, "event", "skip") || (evaluation && !resume->evaluated);
+    return at < (double)resume->step + !again;
 }
 
-// What is kept of the log takes its place. False if it is another run's: the first line that describes a run says whose it is.
-static bool cut(const logfile *log, const log_past *past) {
+// Replaces the log by the lines that stay. False, and the log is unchanged, if its first "config" is not of this run.
+static bool cut(const logfile *log, const log_resume *resume) {
     problem why;
-    durable_file kept;
+    durable_file replacement;
     char *text = NULL;
     size_t room = 0;
     bool ours = false, others = false;
     FILE *from = fopen(log->path, "r");
     if (!from) die_unwritable(log->path);
-    bool well = durable_create(&kept, log->path, -1, &why);
-    for (ssize_t length; well && !others && (length = getline(&text, &room, from)) > 0;) {
+    bool ok = durable_create(&replacement, log->path, -1, &why);
+    for (ssize_t length; ok && !others && (length = getline(&text, &room, from)) > 0;) {
         if (text[length - 1] != '\n') break; // cut short
         cJSON *line = cJSON_Parse(text);
         if (!ours && json_is(line, "event", "config")) {
-            ours = json_is(line, "run", past->run);
+            ours = json_is(line, "run", resume->run);
             others = !ours;
         }
-        if (stays(line, past)) well = durable_append(&kept, text, length, &why);
+        if (stays(line, resume)) ok = durable_append(&replacement, text, length, &why);
         cJSON_Delete(line);
     }
-    well = well && (!ferror(from) || durable_problem(&why, "cannot read", log->path, -1)) && (!ours || durable_commit(&kept, &why));
-    durable_abandon(&kept);
+    ok = ok && (!ferror(from) || durable_problem(&why, "cannot read", log->path, -1)) &&
+         (!ours || durable_commit(&replacement, &why));
+    durable_abandon(&replacement);
     fclose(from);
     free(text);
-    if (!well) cf_die(*why.hint ? why.hint : "give another --log", "log: %s", why.what);
+    if (!ok) cf_die(*why.hint ? why.hint : "give another --log", "log: %s", why.what);
     return ours;
 }
 
-logfile *log_open(const char *path, const log_past *past) {
+logfile *log_open(const char *path, const log_resume *resume) {
     char in_use[PATH_MAX + 32];
     problem why;
     if (!path || !*path) return NULL;
     logfile *log = cf_host_alloc(1, sizeof *log, path);
     log->fd = log->lock = -1;
-    open_name(log, path);
-    if (!is_file(log->fd)) { // it has no lock, and nothing in it that could be lost
-        name_of(log->path, path, "");
-        return log;
-    }
+    open_file(log, path);
+    join_name(log->path, path, "");
+    if (!log->regular) return log;                        // nothing in it could be lost
     if (!realpath(path, log->path)) die_unwritable(path); // a link stays one
-    name_of(log->lock_path, log->path, ".lock");
+    join_name(log->lock_path, log->path, ".lock");
     snprintf(in_use, sizeof in_use, "another run writes log %s", path);
     log->lock = durable_lock(log->lock_path, in_use, &why);
     if (log->lock < 0 && errno == EWOULDBLOCK) cf_die("wait for it, end it, or give another --log", "%s", why.what);
-    if (log->lock < 0) // a log without is better than none
+    if (log->lock < 0) // a log without a lock is better than none
         fprintf(stderr, "note: %s: see to it that no other run writes log %s\n", why.what, path);
     if (log_empty(log)) return log;
-    if (past && cut(log, past))
-        open_name(log, log->path);
-    else
-        set_aside(log, past ? "another" : "an earlier");
+    if (!resume || !cut(log, resume)) rename_old(log, resume ? "another" : "an earlier");
+    open_file(log, log->path);
     return log;
 }
 
 // --- writing ---
 
-// Every addition comes through here: the object is there, and cJSON had memory.
+// The line is begun, and cJSON had memory.
 static void check(const logfile *log, const void *added, const char *name) {
     if (!log->line) cf_die(NULL, "log %s: %s outside log_begin and log_end", log->path, name);
     if (!added) cf_die(NULL, "log %s: out of memory for %s", log->path, name);
@@ -144,56 +138,46 @@ void log_begin(logfile *log, const char *event) {
     if (!log) return;
     if (log->line) cf_die(NULL, "log %s: %s begins within another line", log->path, event);
     log->line = cJSON_CreateObject();
-    log_text(log, "event", event);
+    LOG_ADD(log, FIELD("event", event));
 }
 
-void log_int(logfile *log, const char *name, int64_t value) {
-    if (!log) return;
-    char text[32];
-    snprintf(text, sizeof text, "%lld", (long long)value);
-    check(log, cJSON_AddRawToObject(log->line, name, text), name);
-}
-
-void log_real(logfile *log, const char *name, double value) {
-    if (!log) return;
-    char text[40] = "null"; // JSON has no NaN and no infinity
-    for (int digits = 15; digits <= 17 && isfinite(value); digits++) {
-        snprintf(text, sizeof text, "%.*g", digits, value);
-        if (strtod(text, NULL) == value) break;
-    }
-    check(log, cJSON_AddRawToObject(log->line, name, text), name);
-}
-
-void log_true(logfile *log, const char *name) {
-    if (log) check(log, cJSON_AddTrueToObject(log->line, name), name);
-}
-
-void log_text(logfile *log, const char *name, const char *value) {
-    if (!log) return;
+static cJSON *add_text(logfile *log, const char *name, const char *value) {
     char *clean = cf_host_alloc(3 * (int64_t)strlen(value) + 1, 1, log->path), *to = clean;
     while (*value) {
-        int length = cf_utf8_bytes(value);
+        const int length = cf_utf8_bytes(value);
         memcpy(to, length ? value : "\xEF\xBF\xBD", length ? (size_t)length : 3);
         to += length ? length : 3;
         value += length ? length : 1;
     }
-    check(log, cJSON_AddStringToObject(log->line, name, clean), name);
+    cJSON *added = cJSON_AddStringToObject(log->line, name, clean);
     free(clean);
+    return added;
 }
 
-// A line is there whole or not at all.
+void log_add(logfile *log, const log_field *field, size_t fields) {
+    char number[JSON_NUMBER_TEXT];
+    for (const log_field *f = field; log && f < field + fields; f++)
+        if (f->name)
+            check(log,
+                  f->text   ? add_text(log, f->name, f->text)
+                  : f->flag ? cJSON_AddTrueToObject(log->line, f->name)
+                            : cJSON_AddRawToObject(log->line, f->name, json_print_number(f->number, 15, number)),
+                  f->name);
+}
+
+// A line is written whole or not at all.
 void log_end(logfile *log) {
     if (!log) return;
     check(log, log->line, "log_end");
     char *text = cJSON_PrintUnformatted(log->line);
     check(log, text, "the line");
-    const int64_t length = (int64_t)strlen(text), whole = lseek(log->fd, 0, SEEK_END);
+    const int64_t length = (int64_t)strlen(text), size = lseek(log->fd, 0, SEEK_END);
     text[length] = '\n'; // in place of the terminator
     const bool written = durable_write(log->fd, text, length + 1);
     if (!written && !log->failing)
-        fprintf(stderr, "\nwarning: log %s cannot be written: %s; the run goes on without these lines\n", log->path,
+        fprintf(stderr, "\nwarning: log %s cannot be written: %s; training goes on without these lines\n", log->path,
                 strerror(errno));
-    if (!written && whole >= 0 && is_file(log->fd) && ftruncate(log->fd, whole) != 0) log->missing++; // and one is cut short
+    if (!written && log->regular && ftruncate(log->fd, size) != 0) log->missing++; // and the one before is cut short
     log->missing += !written;
     log->failing = !written;
     cJSON_free(text);
@@ -201,7 +185,7 @@ void log_end(logfile *log) {
     log->line = NULL;
 }
 
-bool log_whole(const logfile *log) {
+bool log_complete(const logfile *log) {
     if (!log) return true;
     const bool unsynced = atomic_load(&log->unsynced);
     if (log->missing > 0)
@@ -211,8 +195,8 @@ bool log_whole(const logfile *log) {
 }
 
 void log_sync(logfile *log) {
-    if (!log || !is_file(log->fd) || fsync(log->fd) == 0 || atomic_exchange(&log->unsynced, true)) return;
-    fprintf(stderr, "\nwarning: log %s cannot be synced: %s; the run goes on\n", log->path, strerror(errno));
+    if (!log || !log->regular || fsync(log->fd) == 0 || atomic_exchange(&log->unsynced, true)) return;
+    fprintf(stderr, "\nwarning: log %s cannot be synced: %s; training goes on\n", log->path, strerror(errno));
 }
 
 void log_close(logfile *log) {
@@ -221,4 +205,60 @@ void log_close(logfile *log) {
     close(log->fd);
     durable_unlock(log->lock, log->lock_path);
     free(log);
+}
+
+// --- the line on standard output ----------------------------------------------------------------------------
+
+enum { UNREAD_MS = 100, COLUMNS = 80, LONGEST = 1023 };
+
+static int shown; // characters of the line in place: a process has one standard output
+
+bool progress_on_terminal(void) {
+    if (!isatty(STDOUT_FILENO)) return false;
+    if (!getenv("OMPI_COMM_WORLD_SIZE")) return true;
+    char path[64], target[256];
+    snprintf(path, sizeof path, "/proc/%d/fd/1", (int)getppid());
+    ssize_t length = readlink(path, target, sizeof target - 1);
+    if (length <= 0) return false;
+    target[length] = 0;
+    return strncmp(target, "/dev/pts/", 9) == 0 || strncmp(target, "/dev/tty", 8) == 0;
+}
+
+// The tab before the next field; NULL: there is none.
+static char *next_field(char *at) {
+    return at ? strchr(at + 1, '\t') : NULL;
+}
+
+void progress_show(const char *line, bool last) {
+    // A launcher that is ending all ranks, or a pager, may not read for a while. A run that waited for it would stop, and would not
+    // notice a signal.
+    struct pollfd out = {.fd = STDOUT_FILENO, .events = POLLOUT};
+    if (poll(&out, 1, UNREAD_MS) == 0) return;
+    struct winsize size;
+    const bool terminal = progress_on_terminal();
+    const int columns = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : COLUMNS;
+    char text[LONGEST + 1];
+    snprintf(text, sizeof text / 2, "%s", line);
+    // The next line cannot replace one that is longer than the terminal is wide.
+    int over = (int)strlen(text) - columns;
+    for (const char *at = text; *at; at++) over += *at == '\t'; // shown as two blanks
+    for (char *third, *fourth; terminal && over >= 0; memmove(third, fourth, strlen(fourth) + 1)) {
+        third = next_field(next_field(text)), fourth = next_field(third);
+        if (!fourth) break;
+        over -= (int)(fourth - third) + 1;
+    }
+    for (char *tab; (tab = strchr(text, '\t')); tab[0] = tab[1] = ' ') memmove(tab + 1, tab, strlen(tab) + 1);
+    if (terminal) text[columns - 1 < LONGEST ? columns - 1 : LONGEST] = 0;
+    int length = (int)strlen(text);
+    if (terminal)
+        printf("\r%s%*s%s", text, shown > length ? shown - length : 0, "", last ? "\n" : "");
+    else
+        printf("%s\n", text);
+    shown = last || !terminal ? 0 : length;
+    fflush(stdout);
+}
+
+void progress_break(void) {
+    if (shown) printf("\n");
+    shown = 0;
 }

@@ -1,41 +1,72 @@
-// The log: one JSON object a line, written line by line, each number with all its digits.
-// Only rank 0 writes. A NULL log swallows everything, so callers need no if. A line that cannot be written (disk full) is
-// reported and left out, and does not end the run: see log_whole().
+// What a run writes while it trains: the log for programs, and a line of progress for people.
 //
-//     log_begin(log, "step"); log_int(log, "step", 7); log_real(log, "loss", 3.2); log_end(log);
+// The log is one JSON object a line. Rank 0 writes it; for a log that is NULL nothing happens, so that callers need no if.
+// A line that cannot be written (disk full) is reported and left out, and training goes on: see log_complete().
+//
+//     LOG_LINE(log, "val", FIELD("step", step), FIELD("loss", loss));
 #ifndef LOG_H
 #define LOG_H
 
 #include "problem.h"
-#include <stdint.h>
 
 CF_EXTERN_C_BEGIN
 
 typedef struct logfile logfile;
-// past NULL: a new log; one that is there already becomes PATH.1, or .2, …. Dies if it cannot be written, or another process
-// writes it. A path that is NULL or "" gives NULL.
-// Else goes on with the log of a run that begins again at `step`: keeps the lines of what came before, steps below it and all
-// else up to it (validation and samples at `step` itself only if they are `watched`, that is not done again), and drops
-// what will be written again, that run's "end", and a line cut short. What is kept takes the old file's place before
-// anything is added. If there is no such file, or if its first "config" has not this run's name as "run": a new one.
-typedef struct log_past {
+// path NULL or "": no log, NULL. Dies if the file cannot be written, or another process writes it.
+// resume NULL: a new log; a file that is there already becomes PATH.1, or .2, ….
+// Otherwise the log of a run that resumes at `step`: the steps before it, and events between steps up to it, stay (validation
+// and samples at `step` itself only if the checkpoint was saved after them). The run writes the rest again, so it is removed, and
+// so are "end", "audit" and a line cut short. The file is replaced as a whole. Without such a file, or if its first "config" is
+// of another "run": a new log.
+typedef struct log_resume {
     const char *run;
     int64_t step;
-    bool watched;
-} log_past;
-logfile *log_open(const char *path, const log_past *past);
+    bool evaluated; // validation and samples before `step` are done
+} log_resume;
+logfile *log_open(const char *path, const log_resume *resume);
 bool log_empty(const logfile *log); // no line yet
+
+// FIELD("loss", 3.2): a number, a text, or a bool: a flag, which is written if it is true. Numbers have all their digits (NaN and
+// infinity: null); whole ones are exact below 2^53. In a text, invalid UTF-8 becomes U+FFFD. A field without a name is left out.
+typedef struct log_field {
+    const char *name, *text; // text NULL: a number, or true
+    double number;
+    bool flag;
+} log_field;
+static inline log_field log_number(const char *name, double number) {
+    log_field field = {name, NULL, number, false};
+    return field;
+}
+static inline log_field log_text(const char *name, const char *text) {
+    log_field field = {name, text, 0, false};
+    return field;
+}
+static inline log_field log_flag(const char *name, bool is_set) {
+    log_field field = {is_set ? name : NULL, NULL, 0, true};
+    return field;
+}
+#define FIELD(name, value)                                                                                                         \
+    _Generic((value), char * : log_text, const char * : log_text, bool : log_flag, default : log_number)(name, value)
 void log_begin(logfile *log, const char *event);
-void log_int(logfile *log, const char *name, int64_t value);
-void log_real(logfile *log, const char *name, double value); // NaN, infinity: null
-void log_true(logfile *log, const char *name);
-void log_text(logfile *log, const char *name, const char *value); // invalid UTF-8 becomes U+FFFD
-void log_end(logfile *log);                                       // writes the line
-// Is all there that was to be written? If not, says so.
-bool log_whole(const logfile *log);
-// What has been written so far is on the disk, where the log is a file, or it is said not to be. Any thread.
-void log_sync(logfile *log);
+void log_add(logfile *log, const log_field *field, size_t fields);
+void log_end(logfile *log); // writes the line
+#define LOG_ADD(log, ...)                                                                                                          \
+    log_add(log, (const log_field[]){__VA_ARGS__}, sizeof((const log_field[]){__VA_ARGS__}) / sizeof(log_field))
+#define LOG_LINE(log, event, ...) (log_begin(log, event), LOG_ADD(log, __VA_ARGS__), log_end(log))
+
+bool log_complete(const logfile *log); // no line was lost; if some were, prints so
+void log_sync(logfile *log);           // puts all lines so far on the disk, or warns. Any thread
 void log_close(logfile *log);
+
+// --- the line on standard output ---
+
+// Whether standard output is a terminal. Open MPI gives every rank a terminal, so under it the launcher's standard output decides.
+bool progress_on_terminal(void);
+// Shows a line of fields separated by tabs (shown as two blanks). On a terminal the next line replaces it; where that is too narrow,
+// fields from the third on are left out, but never the last one. last: keep the line and go to the next. If nobody reads the
+// output for a tenth of a second, the line is left out.
+void progress_show(const char *line, bool last);
+void progress_break(void); // ends a line in place, so that other output starts on its own line
 
 CF_EXTERN_C_END
 #endif

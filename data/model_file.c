@@ -1,14 +1,10 @@
-// See model_file.h. Tensors are read and converted to float as they are asked for, so a rank that holds a shard reads only
-// its part of the file. The shape's limits are checked first and are small enough that no product of them leaves 64 bits;
-// only then is the file's size compared with what the header promises, exactly; after that every offset is inside the file.
-//
-// What is written appears whole (durable.h): a reader sees the old file or the new one, whatever happens in between. Any
-// failure removes the temporary file before it dies.
+// See model_file.h. Elements are read and converted to float on request, so a rank reads only its shard of the file. The limits of
+// the shape are checked first; they keep all products of sizes within 64 bits. Then the file must have exactly the size that its
+// header promises, so every offset is inside it.
 #include "model_file.h"
 #include "durable.h"
 #include "input.h"
 #include "../commfuse/bf16.h"
-#include <stdlib.h>
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
@@ -21,12 +17,9 @@ struct model_writer {
     durable_file file;
     bool bf16;
     int64_t elements, expected; // appended so far, in a complete file
-    uint16_t half[PIECE];       // those on their way, in bf16
+    uint16_t half[PIECE];       // elements as bf16, before they are written
 };
 
-// --- shape -------------------------------------------------------------------------------------------------
-
-// Of one layer.
 static int64_t tensor_elements(const gpt_shape *shape, int tensor) {
     return params_rows(shape, tensor) * params_columns(shape, tensor);
 }
@@ -69,17 +62,17 @@ void model_shape_check(const gpt_shape *s, const char *of, const char *path) {
 
 static void read_bytes(const model_file *file, int64_t at, void *to, int64_t bytes) {
     problem why;
-    if (!input_read(file->in, 0, at, to, bytes, &why)) cf_die(*why.hint ? why.hint : how_to_name, "%s", why.what);
+    if (!input_read(&file->in, at, to, bytes, &why)) cf_die(problem_hint(&why, how_to_name), "%s", why.what);
 }
 
 model_file *model_file_open(const char *path) {
+    static const header_field magic = {"magic", MAGIC, MAGIC};
     int32_t h[INPUT_HEADER];
     char promise[64];
     problem why;
     model_file *file = cf_host_alloc(1, sizeof *file, path);
-    file->in = input_create("model file", 1);
-    if (!input_add(file->in, path, &why) || !input_header(file->in, 0, MAGIC, h, &why))
-        cf_die_together(*why.hint ? why.hint : how_to_name, "%s", why.what);
+    if (!input_open(&file->in, "model file", path, &why) || !input_header(&file->in, &magic, 1, h, &why))
+        cf_die_together(problem_hint(&why, how_to_name), "%s", why.what);
     if (h[1] != VERSION_FP32 && h[1] != VERSION_BF16)
         cf_die_together("write it anew with a current exporter: older versions have no padded vocabulary",
                         "model file %s has version %d, expected %d (fp32) or %d (bf16)", path, h[1], VERSION_FP32, VERSION_BF16);
@@ -88,7 +81,7 @@ model_file *model_file_open(const char *path) {
     file->shape = (gpt_shape){.maxT = h[2], .V = h[3], .L = h[4], .H = h[5], .C = h[6], .Vp = h[7]};
     model_shape_check(s, "model file", path);
     snprintf(promise, sizeof promise, "%lld parameters in %s", (long long)model_parameters(s), file->bf16 ? "bf16" : "fp32");
-    if (!input_check_size(file->in, 0, file_bytes(s, file->bf16), promise, &why)) cf_die_together(why.hint, "%s", why.what);
+    if (!input_check_size(&file->in, file_bytes(s, file->bf16), promise, &why)) cf_die_together(why.hint, "%s", why.what);
     for (int tensor = 1; tensor < TENSORS; tensor++)
         file->first[tensor] = file->first[tensor - 1] + params_layers(s, tensor - 1) * tensor_elements(s, tensor - 1);
     return file;
@@ -96,11 +89,11 @@ model_file *model_file_open(const char *path) {
 
 uint64_t model_file_fingerprint(const model_file *file, bool all) {
     enum { PIECES = 1250, BYTES = 512 }; // a header alone is longer
-    int64_t size = file->in->file[0].bytes;
+    int64_t size = file->in.bytes;
     uint64_t print = (uint64_t)size;
     problem why;
     if (all) {
-        if (!input_hash(file->in->file[0].path, &size, &print, &why)) cf_die(why.hint, "model: %s", why.what);
+        if (!input_hash(file->in.path, &size, &print, &why)) cf_die(problem_hint(&why, NULL), "model: %s", why.what);
         return print >> 11;
     }
     for (int64_t i = 0; i <= PIECES; i++) {
@@ -131,7 +124,7 @@ void model_file_read(void *model, int tensor, int64_t layer, int64_t first, int6
 
 void model_file_close(model_file *file) {
     if (!file) return;
-    input_close(file->in);
+    input_close(&file->in);
     free(file);
 }
 
@@ -140,7 +133,7 @@ void model_file_close(model_file *file) {
 CF_NORETURN static void give_up(model_writer *w, const problem *why) {
     char hint[sizeof why->hint + 64];
     durable_abandon(&w->file);
-    snprintf(hint, sizeof hint, "%s; the same command writes it anew", *why->hint ? why->hint : "mend that, or save elsewhere");
+    snprintf(hint, sizeof hint, "%s; the same command writes it anew", problem_hint(why, "mend that, or save elsewhere"));
     cf_die(hint, "model file: %s", why->what);
 }
 
@@ -158,14 +151,9 @@ model_writer *model_writer_open(const char *path, const gpt_shape *shape, int ve
     w->expected = model_parameters(shape);
     problem why;
     if (!durable_create(&w->file, path, file_bytes(shape, w->bf16), &why)) give_up(w, &why);
-    const int32_t header[INPUT_HEADER] = {MAGIC,
-                                          version,
-                                          (int32_t)shape->maxT,
-                                          (int32_t)shape->V,
-                                          (int32_t)shape->L,
-                                          (int32_t)shape->H,
-                                          (int32_t)shape->C,
-                                          (int32_t)shape->Vp};
+    const int64_t fields[] = {MAGIC, version, shape->maxT, shape->V, shape->L, shape->H, shape->C, shape->Vp};
+    int32_t header[INPUT_HEADER] = {0};
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) header[i] = (int32_t)fields[i];
     append(w, header, sizeof header);
     return w;
 }

@@ -7,30 +7,30 @@
 #define MODEL_FILE_H
 
 #include "../layers/params.h"
-#include "problem.h"
+#include "input.h"
 
 CF_EXTERN_C_BEGIN
 
 int64_t model_parameters(const gpt_shape *shape); // elements of all tensors, the vocabulary's padding included
-// Dies (together) if the shape is none that a GPT can have. of, path: whose it is ("model file", "x.bin").
+// Dies (together) if no GPT can have this shape. of, path: where it comes from ("model file", "x.bin").
 void model_shape_check(const gpt_shape *shape, const char *of, const char *path);
 
 typedef struct model_file {
     gpt_shape shape;
     bool bf16;
     int64_t first[TENSORS]; // element number of each tensor's first element
-    struct input_files *in;
+    input in;
 } model_file;
 model_file *model_file_open(const char *path); // dies together
-// Of its size, its header and some weights in each thousandth of it, or of all: 53 bits, so that a double holds it exactly.
+// A hash of its size, its header and some weights in each thousandth of it; or of the whole file. 53 bits: exact in a double.
 uint64_t model_file_fingerprint(const model_file *file, bool all);
 // `count` elements from element `first` of one layer of a tensor, converted to float. model: a model_file; params_read() calls it.
 void model_file_read(void *model, int tensor, int64_t layer, int64_t first, int64_t count, float *out);
 void model_file_close(model_file *file);
 
-// Writing, by one rank: tensors in file order from the first element to the last, then commit; PATH is always a
-// complete file (durable.h). Write errors (disk full, permission, another process that writes PATH) die naming the
-// file; the previous file stays, the temporary one is removed.
+// Written by one rank: tensors in file order from the first element to the last, then commit. PATH is always a complete file, the
+// old or the new one (durable.h). Errors (disk full, permission, another process that writes PATH) end the run; they name the file,
+// keep the old one and remove the temporary one.
 typedef struct model_writer model_writer;
 model_writer *model_writer_open(const char *path, const gpt_shape *shape, int version); // 3 or 5
 void model_writer_append(void *writer, const float *values, int64_t count);             // a model_writer: gpt_collect() calls it

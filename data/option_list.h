@@ -1,10 +1,9 @@
-// Every option once: its field in struct options, its name, default (parsed like what users give), allowed values, and its line of
-// --help. OPTION(C type, type of option, field, name, default, least, most, choices, help) makes of it what the includer wants,
-// more than once; GROUP is its heading in --help.
+// Every option: its field in struct options, its name, default (parsed like the user's values), allowed values, and its line of
+// --help. A file that includes this one, perhaps twice, defines OPTION(C type, type of option, field, name, default, least, most,
+// choices, help); GROUP is the heading in --help.
 //
-// Limits are generous for any GPT that fits a machine, and small enough that every product of sizes that the
-// program forms fits 64 bits: micro-batch × heads × seq² × 4 bytes is at most 2^60. Integers stop below 2^53,
-// so that they pass through the table's doubles, and through any JSON reader, exactly.
+// The limits allow any GPT that fits a machine, and keep every product of sizes within 64 bits: micro-batch × heads × seq² × 4 bytes
+// is at most 2^60. Integers stay below 2^53, so that doubles, and any JSON reader, hold them exactly.
 #define INT(field, name, value, least, most, help)  OPTION(int64_t, OPTION_INT, field, name, value, least, most, NULL, help)
 #define REAL(field, name, value, least, most, help) OPTION(double, OPTION_REAL, field, name, value, least, most, NULL, help)
 #define TEXT(field, name, value, what, help)        OPTION(const char *, OPTION_TEXT, field, name, value, 0, 0, what, help)
@@ -15,9 +14,9 @@
 #define GROUP "model"
 CHOICE(model, "model", "d12", "d6|d12|d24|d36|d48",
     "GPT-2 by depth: 384, 768, 1024, 1280, 1600 channels in heads of 64; d12 is GPT-2 124M")
-INT(layers, "layers", "0", 0, 4096, "blocks; 0: as --model says")
-INT(channels, "channels", "0", 0, 131072, "width of the model; 0: as --model says")
-INT(heads, "heads", "0", 0, 1024, "attention heads, which must divide the channels; 0: as --model says")
+INT(layers, "layers", "0", 0, 4096, "transformer blocks; 0: those of --model")
+INT(channels, "channels", "0", 0, 131072, "width of the model; 0: that of --model")
+INT(heads, "heads", "0", 0, 1024, "attention heads, which must divide the channels; 0: those of --model")
 INT(seq, "seq", "1024", 1, 262144, "tokens per sequence")
 INT(vocab, "vocab", "0", 0, 65536,
     "size of the vocabulary; 0: the model file's, else that of tokenizer.bin beside the training tokens, else 256")
@@ -27,8 +26,8 @@ TEXT(init_from, "init-from", "", "FILE", "start from this model file (llm.c form
 TEXT(train, "train", "", "GLOB", "token files to train on (llm.c format, made by data/prepare.py); quote a pattern")
 TEXT(val, "val", "", "GLOB", "token files for the validation loss")
 FLAG(verify_data, "verify-data",
-    "read and hash all tokens, and the file of --init-from, before the run begins, not only parts of them; a run that goes on "
-    "compares the tokens with those of its last start if that has done so too")
+    "read and hash all tokens, and the file of --init-from, before the run begins, not only parts of them; a run that resumes "
+    "compares all tokens with those of its last start, if that had this option too")
 #undef GROUP
 #define GROUP "parallel"
 INT(tp, "tp", "0", 0, 65536, "ranks that share one replica (tensor parallel); 0: ranks / dp, and 1 if dp is 0 too")
@@ -37,8 +36,8 @@ CHOICE(strategy, "strategy", "tpsp", "tpsp|up",
     "tpsp: tensor and sequence parallel; up: Ulysses, whole weights and attention split by heads")
 CHOICE(transport, "transport", "auto", "auto|mpi|nccl|ipc", "what moves the bytes between ranks")
 CHOICE(overlap, "overlap", "auto", "auto|none|slice|commfuse|nowire|ideal",
-    "auto: for each operation the best, found in the first steps; none: blocking; slice: data slicing; commfuse: tail-free; for "
-    "benchmarks, with wrong results: nowire, commfuse without transfers, ideal, none without them")
+    "auto: the best for each operation, found in the first steps; none: blocking; slice: data slicing; commfuse: tail-free; for "
+    "benchmarks, with wrong results: nowire and ideal, which are commfuse and none without transfers")
 CHOICE(route, "route", "ring", "ring|direct|once",
     "commfuse: neighbour to neighbour; straight to and from the owner, one by one; or all at once")
 INT(slices, "slices", "0", 0, 1024, "slices of an operation (commfuse: of each rank's part); 0: 4 for slice, 1 for commfuse")
@@ -50,22 +49,22 @@ INT(batch, "batch", "0", 0, 1e9, "sequences per step over all ranks, a multiple 
 INT(micro_batch, "micro-batch", "4", 1, 4096, "sequences per replica per pass; the rest of a batch is accumulated")
 INT(steps, "steps", "40", 0, 1e9, "optimizer steps")
 REAL(lr, "lr", "3e-4", 0, 100, "highest learning rate")
-REAL(min_lr, "min-lr", "0", 0, 100, "learning rate that the schedule falls towards")
+REAL(min_lr, "min-lr", "0", 0, 100, "learning rate at the end of the schedule")
 INT(warmup, "warmup", "0", 0, 1e9, "steps over which the learning rate rises linearly from 0")
 CHOICE(schedule, "schedule", "cosine", "cosine|linear|constant|wsd",
     "learning rate after the warm-up; wsd: constant, then down over the last fifth")
 INT(decay_steps, "decay-steps", "0", 0, 1e9,
-    "step at which the schedule has fallen to --min-lr, and stays there, however many --steps are taken; 0: --steps")
+    "step from which the learning rate is --min-lr, however many --steps are taken; 0: --steps")
 REAL(weight_decay, "weight-decay", "0.1", 0, 100, "AdamW's decoupled decay, of matrices and embeddings only")
 REAL(beta1, "beta1", "0.9", 0, 0.999999, "AdamW's decay of the first moment")
 REAL(beta2, "beta2", "0.95", 0, 0.999999, "AdamW's decay of the second moment")
 REAL(eps, "eps", "1e-8", 1e-30, 1, "AdamW's epsilon")
-REAL(clip, "clip", "1.0", 0, 1e9, "largest global gradient norm; 0: never clip")
-INT(seed, "seed", "1337", 0, 9007199254740991.0, "of initial weights and data order")
+REAL(clip, "clip", "1.0", 0, 1e9, "largest global gradient norm; 0: no clipping")
+INT(seed, "seed", "1337", 0, 9007199254740991.0, "seed of the initial weights and of the data order")
 INT(recompute, "recompute", "1", 0, 1,
-    "1: backward computes GELU and layer norms again; 0: they are kept, which is faster and takes more memory")
+    "1: the backward pass computes GELU and layer norms again; 0: it keeps them, which is faster and takes more memory")
 CHOICE(dtype, "dtype", "auto", "auto|fp32|bf16",
-    "type of weights and activations, and in which they travel; auto: fp32 on a CPU, bf16 on a GPU")
+    "type of weights and activations, in memory and on the wire; auto: fp32 on a CPU, bf16 on a GPU")
 #undef GROUP
 #define GROUP "watching"
 INT(val_every, "val-every", "20", 0, 1e9, "steps between validation losses; 0: never")
@@ -73,42 +72,42 @@ INT(val_batches, "val-batches", "0", 0, 1e9,
     "batches of --batch sequences in a validation loss, from the start of the set, fewer if it is short; 0: 80 sequences, "
     "whatever the batch")
 INT(sample_every, "sample-every", "0", 0, 1e9, "steps between samples of generated text; 0: never, but with --prompt at the end")
-INT(sample_tokens, "sample-tokens", "256", 1, 1e6, "tokens of a sample, beside the prompt's")
-TEXT(prompt, "prompt", "", "TEXT|@FILE", "what samples begin with: a text, or that of a file, every byte of it")
-REAL(temperature, "temperature", "1.0", 0, 1000, "of samples: what logits are divided by; 0: always the most likely token")
-INT(top_k, "top-k", "0", 0, 65536, "samples have only the so many most likely tokens of each moment; 0: all")
+INT(sample_tokens, "sample-tokens", "256", 1, 1e6, "tokens of a sample, after the prompt")
+TEXT(prompt, "prompt", "", "TEXT|@FILE", "how samples begin: a text, or all bytes of a file")
+REAL(temperature, "temperature", "1.0", 0, 1000, "divides the logits of samples; 0: always the most likely token")
+INT(top_k, "top-k", "0", 0, 65536, "sample among the K most likely tokens only; 0: among all")
 TEXT(hellaswag, "hellaswag", "", "FILE", "HellaSwag's questions (llm.c format), answered at the end")
-INT(hellaswag_every, "hellaswag-every", "0", 0, 1e9, "steps between answers; 0: only at the end")
+INT(hellaswag_every, "hellaswag-every", "0", 0, 1e9, "steps between evaluations; 0: only at the end")
 TEXT(log, "log", "", "FILE", "log, one JSON object a line")
 TEXT(trace, "trace", "", "FILE", "timeline of some steps, for chrome://tracing or ui.perfetto.dev")
 TEXT(trace_steps, "trace-steps", "1:3", "A:B", "steps of the timeline: A up to, but not including, B")
 #undef GROUP
 #define GROUP "output"
-TEXT(out, "out", "", "DIR", "directory for what is saved")
+TEXT(out, "out", "", "DIR", "directory of checkpoints and of the trained model")
 INT(save_every, "save-every", "0", 0, 1e9, "steps between checkpoints; 0: only at the end, or when a signal ends the run")
 INT(keep, "keep", "2", 0, 1e6, "checkpoints to keep, the newest; 0: all")
-INT(keep_every, "keep-every", "0", 0, 1e9, "steps whose multiples' checkpoints are kept too; 0: none")
-CHOICE(resume, "resume", "auto", "auto|no", "auto: go on from the newest sound checkpoint in --out; no: refuse if there is one")
-FLAG(force, "force", "go on although options would change the run, or begin anew where no checkpoint is sound")
+INT(keep_every, "keep-every", "0", 0, 1e9, "also keep the checkpoints of steps that are multiples of this; 0: none")
+CHOICE(resume, "resume", "auto", "auto|no", "auto: resume from the newest sound checkpoint in --out; no: refuse if there is one")
+FLAG(force, "force", "resume although options would change the run, or begin anew if no checkpoint is sound")
 TEXT(export_to, "export", "", "FILE", "write the model of a checkpoint in --out as a model file (llm.c format), then stop")
 INT(export_step, "export-step", "0", 0, 1e9, "step of that checkpoint; 0: the newest")
 #undef GROUP
 #define GROUP "machine"
-INT(threads, "threads", "0", 0, 4096, "compute threads per rank; 0: share the cores between the ranks of a host")
+INT(threads, "threads", "0", 0, 4096, "compute threads per rank; 0: an equal share of the host's cores")
 REAL(peak_tflops, "peak-tflops", "0", 0, 1e6,
     "peak of one rank's device, for the MFU; 0: known for GPUs, measured with a GEMM on CPUs")
 REAL(timeout, "timeout", "60", 0, 604800, "seconds a rank waits for another before it gives up; 0: for ever")
 INT(skip_nonfinite, "skip-nonfinite", "0", 0, 1e9,
-    "steps in a row that may be left out because loss or gradient is not finite; one more ends the run")
+    "steps in a row that may be skipped because loss or gradient is not finite; one more ends the run")
 TEXT(config, "config", "", "FILE",
-    "options as a JSON object, or those of the run that has written this log (--log); others on the command line go first")
-FLAG(check_wire, "check-wire", "checksums on what ranks exchange (commfuse), to find silent corruption")
-FLAG(dry_run, "dry-run", "check everything, print mesh, memory per purpose, how gradients travel and all schedules, then stop")
+    "options as a JSON object, or the log of a run (--log), whose options are taken; the command line overrides them")
+FLAG(check_wire, "check-wire", "add checksums to what ranks exchange (commfuse), to find silent corruption")
+FLAG(dry_run, "dry-run", "check everything; print mesh, memory per purpose, how gradients travel and all schedules; then stop")
 TEXT(predict, "predict", "", "FILE",
-    "what steps would take on the machine of this file (scripts/machines/), by its ranks' schedules; nothing runs")
+    "print how long steps would take on the machine of this file (scripts/machines/), from the ranks' schedules; trains nothing")
 TEXT(predict_ranks, "predict-ranks", "", "A:B",
     "predict all meshes of A, 2A, 4A … B ranks; --micro-batch is then the sequences of a rank, not of a replica")
-FLAG(predict_all, "predict-all", "play all ranks, at most 64, rather than those of one replica for all")
+FLAG(predict_all, "predict-all", "play all ranks, at most 64, not one replica for all")
 FLAG(help, "help", "this list")
 #undef GROUP
 // clang-format on

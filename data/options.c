@@ -1,20 +1,12 @@
-// See options.h. Everything walks the table: the parser finds the row by
-// name and stores through its offset, --help prints the rows by group, banner and log ask for their values.
-// An option therefore cannot be parsed and undocumented, or documented and ignored.
+// See options.h. The parser finds the row of the table by its name and stores through its offset; --help prints the rows, banner
+// and log ask for their values. So no option can be parsed and undocumented, or documented and ignored.
 //
-// Defaults are texts that go through the same parser as the user's, first, so that a default out of its own
-// range is an error in every run and cannot hide. Texts are not copied: they live in argv, or
-// in what was read of --config, as long as the run.
-//
-// Errors are found by options_try(), which returns, and printed by options_parse(), which does not.
+// Defaults are texts that the same parser reads first: one out of its own range is an error in every run. Texts are not copied:
+// they stay in argv, or in what was read of --config.
 #include "options.h"
 #include "input.h"
 #include "json.h"
-#include <math.h>
 #include <stddef.h>
-#include <stdlib.h>
-#define XXH_INLINE_ALL
-#include <xxhash.h>
 
 const option_row options_table[OPTIONS] = {
 #define OPTION(type, kind, field, name, value, least, most, choices, help)                                                         \
@@ -65,23 +57,16 @@ static bool set_number(void *field, const option_row *row, const char *text, pro
 
 static bool set(options *o, const option_row *row, const char *text, problem *why) {
     void *field = (char *)o + row->offset;
-    switch (row->type) {
-    case OPTION_INT:
-    case OPTION_REAL:
-        return set_number(field, row, text, why);
-    case OPTION_FLAG:
+    if (row->type == OPTION_INT || row->type == OPTION_REAL) return set_number(field, row, text, why);
+    if (row->type == OPTION_FLAG) {
         *(bool *)field = *text != 0;
         return true;
-    case OPTION_CHOICE:
-        if (!is_choice(row->choices, text))
-            return problem_set(why, NULL, "--%s '%.*s' is none of %s", row->name, ECHO_MAX, text, row->choices);
-        break;
-    case OPTION_TEXT:
-        if (strcmp(row->choices, "A:B") == 0 && *text && !is_step_range(text))
-            return problem_set(why, NULL, "--%s '%.*s' is not A:B with whole numbers 0 <= A < B <= 1000000000", row->name, ECHO_MAX,
-                               text);
-        break;
     }
+    if (row->type == OPTION_CHOICE && !is_choice(row->choices, text))
+        return problem_set(why, NULL, "--%s '%.*s' is none of %s", row->name, ECHO_MAX, text, row->choices);
+    if (strcmp(row->choices, "A:B") == 0 && *text && !is_step_range(text))
+        return problem_set(why, NULL, "--%s '%.*s' is not A:B with whole numbers 0 <= A < B <= 1000000000", row->name, ECHO_MAX,
+                           text);
     *(const char **)field = text;
     return true;
 }
@@ -122,8 +107,8 @@ static const option_row *find(const char *name, size_t length) {
 
 // --- the command line --------------------------------------------------------------------------------------
 
-// One option, argv[*at] and perhaps the value after it; *at is left on the last argument used.
-static bool take(options *o, int argc, char **argv, int *at, problem *why) {
+// Sets the option in argv[*at], perhaps with the value after it; *at becomes the last argument used.
+static bool set_argument(options *o, int argc, char **argv, int *at, problem *why) {
     const char *argument = argv[*at], *name = argument + strspn(argument, "-");
     const char *equals = strchr(name, '=');
     size_t length = equals ? (size_t)(equals - name) : strlen(name);
@@ -146,33 +131,17 @@ static bool take(options *o, int argc, char **argv, int *at, problem *why) {
     return set(o, row, value, why);
 }
 
-static bool take_all(options *o, int argc, char **argv, problem *why) {
-    for (int i = 1; i < argc; i++)
-        if (!take(o, argc, argv, &i, why)) return false;
-    return true;
-}
-
-static bool take_defaults(options *o, problem *why) {
-    *o = (options){0};
-    for (const option_row *row = options_table; row < options_table + OPTIONS; row++)
-        if (!set(o, row, row->fallback, why)) return false;
-    return true;
-}
-
-// --- the file of --config ----------------------------------------------------------------------------------
-
-// "lr": 3e-4, "train": "a.bin", "force": true or, as in a log, "yes".
-static bool take_item(options *o, const cJSON *item, problem *why) {
+// An item of --config's file: "lr": 3e-4, "train": "a.bin", "force": true or, as in a log, "yes". The command line goes first.
+static bool set_item(options *o, const cJSON *file, const cJSON *item, problem *why) {
     const size_t length = strlen(item->string);
     const option_row *row = find(item->string, length);
     const char *text = cJSON_GetStringValue(item);
-    char number[32];
+    char number[JSON_NUMBER_TEXT];
+    options checked_only;
     if (!row) return unknown(item->string, item->string, length < ECHO_MAX ? length : ECHO_MAX, why);
+    bool *given = &o->given[row - options_table];
     const bool numeric = row->type == OPTION_INT || row->type == OPTION_REAL, flag = row->type == OPTION_FLAG;
-    if (numeric && cJSON_IsNumber(item)) {
-        snprintf(number, sizeof number, "%.17g", item->valuedouble); // all digits, and a whole number has no others
-        text = number;
-    }
+    if (numeric && cJSON_IsNumber(item)) snprintf(number, sizeof number, "%.17g", item->valuedouble), text = number;
     if (flag && text) text = strcmp(text, "yes") == 0 ? text : strcmp(text, "no") == 0 ? "" : NULL;
     if (flag && cJSON_IsBool(item)) text = cJSON_IsTrue(item) ? "yes" : "";
     if (!text)
@@ -180,54 +149,52 @@ static bool take_item(options *o, const cJSON *item, problem *why) {
                            flag      ? "true or false"
                            : numeric ? "number"
                                      : "text");
-    if (o->given[row - options_table]) return problem_set(why, NULL, "--%s is there twice", row->name);
+    if (cJSON_GetObjectItemCaseSensitive(file, item->string) != item) // that is the first of its name
+        return problem_set(why, NULL, "--%s is there twice", row->name);
     if (row == find("config", 6)) return problem_set(why, "put all options into one", "--config: a file names no other one");
-    o->given[row - options_table] = *text != 0;
-    return set(o, row, text, why);
+    if (!set(*given ? &checked_only : o, row, text, why)) return false;
+    *given |= *text != 0;
+    return true;
 }
 
-// A log's first line has all values of its run, and says which of them were given: the others follow from these again.
-static bool take_file(options *o, const char *path, problem *why) {
+// The first line of a log has all values of its run, and which of them were given: the others follow from these again.
+static bool read_config(options *o, problem *why) {
     static cJSON *config; // texts stay in it
     static char text[CONFIG_MAX + 1];
     problem wrong = {"", ""};
-    input_files *in = input_create("--config", 1);
-    bool well = input_add(in, path, why);
-    const int64_t length = !well ? 0 : in->file[0].bytes < CONFIG_MAX ? in->file[0].bytes : CONFIG_MAX;
-    well = well && input_read(in, 0, 0, text, length, why);
-    input_close(in);
-    if (!well) return false;
+    input file;
+    if (!input_open(&file, "--config", o->config, why)) return false;
+    const int64_t length = file.bytes < CONFIG_MAX ? file.bytes : CONFIG_MAX;
+    const bool ok = input_read(&file, 0, text, length, why);
+    input_close(&file);
+    if (!ok) return false;
     text[length] = 0;
     cJSON_Delete(config);
     config = cJSON_ParseWithOpts(text, NULL, false);
     if (!cJSON_IsObject(config))
         return problem_set(why, "write {\"lr\": 3e-4, \"train\": \"tokens/train_*.bin\"}, or name a run's log",
-                           "--config %.1500s does not begin with a JSON object", path);
+                           "--config %.1500s does not begin with a JSON object", o->config);
     const char *given = json_is(config, "event", "config") ? json_text(config, "given") : NULL;
     const cJSON *item;
     cJSON_ArrayForEach(item, config) {
         if (given && !is_choice(given, item->string)) continue;
-        if (!take_item(o, item, &wrong)) return problem_set(why, wrong.hint, "--config %.1000s: %s", path, wrong.what);
+        if (!set_item(o, config, item, &wrong)) return problem_set(why, wrong.hint, "--config %.1000s: %s", o->config, wrong.what);
     }
     return true;
 }
 
 bool options_try(options *o, int argc, char **argv, problem *why) {
-    if (!take_defaults(o, why) || !take_all(o, argc, argv, why)) return false;
-    if (!*o->config) return true;
-    const char *path = o->config;
-    if (!take_defaults(o, why) || !take_file(o, path, why)) return false;
-    bool in_file[OPTIONS];
-    memcpy(in_file, o->given, sizeof in_file);
-    memset(o->given, 0, sizeof o->given);
-    if (!take_all(o, argc, argv, why)) return false;
-    for (int i = 0; i < OPTIONS; i++) o->given[i] |= in_file[i];
-    return true;
+    *o = (options){0};
+    for (const option_row *row = options_table; row < options_table + OPTIONS; row++)
+        if (!set(o, row, row->fallback, why)) return false;
+    for (int i = 1; i < argc; i++)
+        if (!set_argument(o, argc, argv, &i, why)) return false;
+    return !*o->config || read_config(o, why);
 }
 
 void options_parse(options *o, int argc, char **argv) {
     problem why;
-    if (!options_try(o, argc, argv, &why)) cf_die_together(*why.hint ? why.hint : NULL, "%s", why.what);
+    if (!options_try(o, argc, argv, &why)) cf_die_together(problem_hint(&why, NULL), "%s", why.what);
 }
 
 bool options_given(const options *o, const char *name) {
@@ -247,24 +214,15 @@ void options_print_repeated(const options *o, FILE *file) {
 
 void options_value(const options *o, const option_row *row, char *text, int64_t size) {
     const void *field = (const char *)o + row->offset;
-    switch (row->type) {
-    case OPTION_INT:
+    char number[JSON_NUMBER_TEXT];
+    if (row->type == OPTION_INT)
         snprintf(text, (size_t)size, "%lld", (long long)*(const int64_t *)field);
-        break;
-    case OPTION_REAL: // the fewest digits that say it exactly
-        for (int digits = 6; digits <= 17; digits++) {
-            snprintf(text, (size_t)size, "%.*g", digits, *(const double *)field);
-            if (strtod(text, NULL) == *(const double *)field) break;
-        }
-        break;
-    case OPTION_TEXT:
-    case OPTION_CHOICE:
-        snprintf(text, (size_t)size, "%s", *(const char *const *)field);
-        break;
-    case OPTION_FLAG:
+    else if (row->type == OPTION_FLAG)
         snprintf(text, (size_t)size, "%s", *(const bool *)field ? "yes" : "no");
-        break;
-    }
+    else if (row->type == OPTION_REAL)
+        snprintf(text, (size_t)size, "%s", json_print_number(*(const double *)field, 6, number));
+    else
+        snprintf(text, (size_t)size, "%s", *(const char *const *)field);
 }
 
 // --- help --------------------------------------------------------------------------------------------------
@@ -298,41 +256,4 @@ void options_help(FILE *file) {
         int from = fprintf(file, "  %-38s %-8s ", option, *row->fallback ? row->fallback : "-");
         print_wrapped(file, from, line);
     }
-}
-
-// --- all ranks ---------------------------------------------------------------------------------------------
-
-typedef struct fact { // a text, however long
-    uint64_t hash;
-    char begin[56];
-} fact;
-
-static fact fact_of(const char *text) {
-    fact f = {.hash = XXH64(text, strlen(text), 0)};
-    snprintf(f.begin, sizeof f.begin, "%.*s", (int)sizeof f.begin - 1, text);
-    return f;
-}
-
-// Versions first, in the place before the options: another one may have another table, whose rows cannot be compared.
-void options_agree(const options *o, const char *version, cf_transport *transport) {
-    static const char belong_to_a_host[] = "threads|train|val|init-from|hellaswag|log|config";
-    fact mine[1 + OPTIONS] = {fact_of(version)};
-    for (int i = 0; i < OPTIONS; i++) {
-        char text[VALUE_ROOM];
-        options_value(o, &options_table[i], text, sizeof text);
-        mine[1 + i] = fact_of(is_choice(belong_to_a_host, options_table[i].name) ? "" : text);
-    }
-    fact *all = cf_of_all(transport, mine, sizeof mine);
-    for (int place = 0; place <= OPTIONS; place++)
-        for (int rank = 1; rank < transport->size; rank++) {
-            const fact *other = &all[rank * (1 + OPTIONS) + place];
-            if (other->hash == all[place].hash) continue;
-            if (place == 0)
-                cf_die_together("copy one program to every host, or build it there from the same sources",
-                                "rank %d runs version %s of this program, rank 0 version %s", rank, other->begin, all->begin);
-            cf_die_together("start every rank with the same options; some launchers take them per host",
-                            "rank %d was started with --%s '%s', rank 0 with '%s'", rank, options_table[place - 1].name,
-                            other->begin, all[place].begin);
-        }
-    free(all);
 }

@@ -1,17 +1,15 @@
 // See origin.h.
 #include "origin.h"
-#include "../commfuse/die.h"
 #include "durable.h"
 #include "json.h"
 #include <errno.h>
-#include <stdlib.h>
 #include <sys/random.h>
 #include <unistd.h>
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
 // Beside the tokens, or else beside the model file.
-vocabulary *origin_words(const options *o) {
+vocabulary *origin_vocabulary(const options *o) {
     char *first = tokens_first_file(*o->train ? o->train : o->val);
     vocabulary *words = vocabulary_beside(first);
     free(first);
@@ -28,24 +26,98 @@ tokens *origin_tokens(const options *o, const char *option, const char *pattern,
     return data;
 }
 
-// --- what a checkpoint says of its run ---
+// --- what ranks must have in common ------------------------------------------------------------------------
 
-// A manifest holds all options of its run. Most may change when the run goes on: the mesh, how communication overlaps, what is
-// watched. These may not: what came out would be neither the old run nor a new one.
-enum { OF_SHAPE = 6 }; // the first of them: of the model's weights
+// A value of this rank as a text; of a long one the beginning, and the hash of all.
+typedef struct fact {
+    char name[40], text[56];
+    uint64_t hash;
+} fact;
+
+CF_PRINTF(2, 3) static fact fact_of(const char *name, const char *format, ...) {
+    char text[4096];
+    fact f;
+    va_list values;
+    va_start(values, format);
+    vsnprintf(text, sizeof text, format, values);
+    va_end(values);
+    snprintf(f.name, sizeof f.name, "%s", name);
+    snprintf(f.text, sizeof f.text, "%.*s", (int)sizeof f.text - 1, text);
+    f.hash = XXH64(text, strlen(text), 0);
+    return f;
+}
+
+static void compare_facts(cf_transport *transport, const fact *mine, int facts, const char *hint) {
+    fact *all = cf_of_all(transport, mine, facts * (int64_t)sizeof *mine);
+    for (int i = 0; i < facts; i++)
+        for (int rank = 1; rank < transport->size; rank++)
+            if (all[rank * facts + i].hash != all[i].hash)
+                cf_die_together(hint, "rank %d has another %s than rank 0: '%s', on rank 0 '%s'", rank, mine[i].name,
+                                all[rank * facts + i].text, all[i].text);
+    free(all);
+}
+
+void origin_compare_options(const options *o, const char *version, cf_transport *transport) {
+    static const char of_a_host[] = "|threads|train|val|init-from|hellaswag|log|config|";
+    const fact program = fact_of("version of this program", "%s", version);
+    fact option[OPTIONS];
+    int facts = 0;
+    for (const option_row *row = options_table; row < options_table + OPTIONS; row++) {
+        char value[4096], name[40];
+        snprintf(name, sizeof name, "|%s|", row->name);
+        if (strstr(of_a_host, name)) continue;
+        snprintf(name, sizeof name, "--%s", row->name);
+        options_value(o, row, value, sizeof value);
+        option[facts++] = fact_of(name, "%s", value);
+    }
+    compare_facts(transport, &program, 1, "copy one program to every host, or build it there from the same sources");
+    compare_facts(transport, option, facts, "start every rank with the same options; some launchers take them per host");
+}
+
+static fact fingerprint_of(const char *name, const tokens *data) {
+    return fact_of(name, "%llu", !data ? 0 : (unsigned long long)(data->hash ? data->hash : data->fingerprint));
+}
+
+void origin_compare_data(const options *o, cf_transport *transport, const tokens *train, const tokens *val, int64_t V,
+                         const model_file *start, const hellaswag *questions, const int32_t *prompt, int64_t prompt_tokens) {
+    const fact mine[] = {fact_of("number of samples in --train", "%lld", train ? (long long)train->samples : 0),
+                         fingerprint_of("fingerprint of --train", train),
+                         fact_of("number of samples in --val", "%lld", val ? (long long)val->samples : 0),
+                         fingerprint_of("fingerprint of --val", val),
+                         fact_of("size of the vocabulary", "%lld", (long long)V),
+                         fact_of("fingerprint of --init-from", "%llu",
+                                 start ? (unsigned long long)model_file_fingerprint(start, o->verify_data) : 0),
+                         fact_of("hash of --hellaswag", "%llu", questions ? (unsigned long long)questions->hash : 0),
+                         fact_of("hash of --prompt", "%llu",
+                                 (unsigned long long)XXH64(prompt, (size_t)prompt_tokens * sizeof *prompt, 0))};
+    compare_facts(transport, mine, sizeof mine / sizeof *mine, "give every host the same files; compare: ls -l, sha256sum");
+    if (!*o->out) return;
+    // Rank 0 had opened --out before it gave the facts above: its lock is new, and only the same directory has it.
+    const uint64_t mark = checkpoint_store_mark(o->out);
+    const fact out =
+        fact_of("--out", mark ? "a directory with mark %llu" : "no directory where it may write", (unsigned long long)mark);
+    compare_facts(transport, &out, 1, "give --out a directory of a file system that all hosts share, where all may write");
+}
+
+// --- what a checkpoint records of its run ------------------------------------------------------------------
+
+// A manifest holds all options of its run. Most may change when the run resumes: the mesh, how communication overlaps, what is
+// evaluated. These may not, because the result would be neither the old run nor a new one.
+enum { OF_MODEL = 6 }; // the first of them: the shape of its weights
 static const char *const must_stay[] = {"layers",    "channels",     "heads",         "vocab",        "padded-vocab",
                                         "positions", "seq",          "batch",         "lr",           "min-lr",
                                         "warmup",    "schedule",     "decay-steps",   "weight-decay", "beta1",
                                         "beta2",     "eps",          "clip",          "seed",         "dtype",
                                         "steps",     "train-tokens", "train-samples", "train-blocks", "train-hash"};
-static const char *const in_words[][2] = {{"padded-vocab", "rows of the vocabulary with padding"},
-                                          {"positions", "--seq, the model's positions"},
-                                          {"train-tokens", "tokens of --train"},
-                                          {"train-samples", "samples of --train"},
-                                          {"train-blocks", "content of --train"},
-                                          {"train-hash", "content of --train, by --verify-data"}};
+static const char *const description[][2] = {{"padded-vocab", "rows of the vocabulary with padding"},
+                                             {"positions", "--seq, the model's positions"},
+                                             {"train-tokens", "tokens of --train"},
+                                             {"train-samples", "samples of --train"},
+                                             {"train-blocks", "content of --train"},
+                                             {"train-hash", "content of --train, by --verify-data"}};
 
 cJSON *origin_describe(const options *o, const run_facts *facts) {
+    const tokens none = {0}, *t = facts->train ? facts->train : &none;
     char text[PATH_MAX];
     cJSON *all = cJSON_CreateObject();
     for (const option_row *row = options_table; row < options_table + OPTIONS; row++) {
@@ -53,15 +125,14 @@ cJSON *origin_describe(const options *o, const run_facts *facts) {
         options_value(o, row, text, sizeof text);
         manifest_add(all, row->name, "%s", text);
     }
-    const tokens *t = facts->train;
-    manifest_add(all, "positions", "%lld", (long long)facts->shape->maxT);
-    manifest_add(all, "padded-vocab", "%lld", (long long)facts->shape->Vp);
-    manifest_add(all, "train-tokens", "%lld", t ? (long long)t->count : 0);
-    manifest_add(all, "train-samples", "%lld", t ? (long long)t->samples : 0);
-    manifest_add(all, "train-blocks", "%lld", t ? (long long)t->fingerprint : 0);
-    manifest_add(all, "train-hash", "%lld", t ? (long long)t->hash : 0);
-    manifest_add(all, "skipped", "%lld", (long long)facts->skipped);
-    manifest_add(all, "watched", "%d", facts->watched);
+    const struct {
+        const char *name;
+        int64_t value;
+    } number[] = {{"positions", facts->shape->maxT}, {"padded-vocab", facts->shape->Vp}, {"train-tokens", t->count},
+                  {"train-samples", t->samples},     {"train-hash", (int64_t)t->hash},   {"train-blocks", (int64_t)t->fingerprint},
+                  {"skipped", facts->skipped},       {"watched", facts->watched}};
+    for (size_t i = 0; i < sizeof number / sizeof *number; i++)
+        manifest_add(all, number[i].name, "%lld", (long long)number[i].value);
     manifest_add(all, "version", "%s", facts->version);
     manifest_add(all, "run", "%s", facts->run);
     if (facts->plan) manifest_add(all, "found-plan", "%s", facts->plan);
@@ -72,10 +143,8 @@ void origin_name(const manifest *m, char name[RUN_NAME]) {
     uint64_t number = 0;
     const char *old = m ? manifest_value(m, "run") : NULL;
     if (!old && getrandom(&number, sizeof number, 0) != sizeof number) cf_die(NULL, "no random numbers");
-    if (old)
-        snprintf(name, RUN_NAME, "%s", old);
-    else
-        snprintf(name, RUN_NAME, "%016llx", (unsigned long long)number);
+    snprintf(name, RUN_NAME, "%016llx", (unsigned long long)number);
+    if (old) snprintf(name, RUN_NAME, "%s", old);
 }
 
 int64_t origin_number(const manifest *m, const char *name, int64_t missing) {
@@ -86,35 +155,35 @@ int64_t origin_number(const manifest *m, const char *name, int64_t missing) {
 }
 
 void origin_compare_run(const options *o, const run_facts *facts, const manifest *m) {
-    char text[2][1024] = {"", ""}, *model = text[0], *run = text[1]; // "--lr 0.1 (the checkpoint: 0.2), …"
+    char model[1024] = "", run[1024] = ""; // "--lr 0.1 (the checkpoint: 0.2), …"
     cJSON *mine = origin_describe(o, facts);
-    // Without a schedule that falls towards --steps a run may be made longer or shorter.
+    // If the learning rate does not depend on --steps, the run may be made longer or shorter.
     const char *schedule = manifest_value(m, "schedule");
     const bool constant = strcmp(o->schedule, "constant") == 0 && schedule && strcmp(schedule, o->schedule) == 0,
-               ends_elsewhere = o->decay_steps > 0 && origin_number(m, "decay-steps", 0) != 0;
+               steps_may_change = constant || (o->decay_steps > 0 && origin_number(m, "decay-steps", 0) != 0);
     for (int i = 0; i < (int)(sizeof must_stay / sizeof *must_stay); i++) {
-        const char *name = must_stay[i], *now = json_text(mine, name), *then = manifest_value(m, name), *words = NULL;
-        char *to = i < OF_SHAPE ? model : run;
-        const size_t length = strlen(to);
-        if (!then) then = "not recorded";
-        if (strcmp(now, then) == 0 || (strcmp(name, "steps") == 0 && (constant || ends_elsewhere))) continue;
-        if (strcmp(name, "train-hash") == 0 && (strcmp(now, "0") == 0 || strcmp(then, "0") == 0))
-            continue; // who has not read all tokens does not know it
-        for (size_t j = 0; j < sizeof in_words / sizeof *in_words; j++)
-            if (strcmp(in_words[j][0], name) == 0) words = in_words[j][1];
-        snprintf(to + length, sizeof *text - length, "%s%s%s %s (the checkpoint: %s)", length ? ", " : "", words ? "" : "--",
-                 words ? words : name, now, then);
+        const char *name = must_stay[i], *now = json_text(mine, name), *saved = manifest_value(m, name), *words = NULL;
+        char *list = i < OF_MODEL ? model : run;
+        const size_t length = strlen(list);
+        if (!saved) saved = "not recorded";
+        if (strcmp(now, saved) == 0 || (steps_may_change && strcmp(name, "steps") == 0)) continue;
+        if (strcmp(name, "train-hash") == 0 && (strcmp(now, "0") == 0 || strcmp(saved, "0") == 0))
+            continue; // only a run with --verify-data knows it
+        for (size_t j = 0; j < sizeof description / sizeof *description; j++)
+            if (strcmp(description[j][0], name) == 0) words = description[j][1];
+        snprintf(list + length, sizeof run - length, "%s%s%s %s (the checkpoint: %s)", length ? ", " : "", words ? "" : "--",
+                 words ? words : name, now, saved);
     }
     if (*model)
         cf_die_together("give the options of the checkpoint, or another --out",
                         "the checkpoint of step %lld in %s is of another model: %s", (long long)m->step, o->out, model);
     if (*run && !o->force)
-        cf_die_together("give the options of the checkpoint; or --force to go on with the new ones; or another --out",
+        cf_die_together("give the options of the checkpoint; or --force to continue with the new ones; or another --out",
                         "the run in %s, saved at step %lld, would be changed by: %s", o->out, (long long)m->step, run);
     cJSON_Delete(mine);
 }
 
-// --- the model's shape ---
+// --- the model's shape -------------------------------------------------------------------------------------
 
 static gpt_shape shape_of_file(options *o, model_file **start) {
     const char *fixed[] = {"model", "layers", "channels", "heads", "vocab"};
@@ -127,33 +196,7 @@ static gpt_shape shape_of_file(options *o, model_file **start) {
     return s;
 }
 
-static gpt_shape shape_in(const manifest *m, const char *out) {
-    gpt_shape s = {.maxT = origin_number(m, "positions", 0),
-                   .V = origin_number(m, "vocab", 0),
-                   .Vp = origin_number(m, "padded-vocab", 0),
-                   .L = origin_number(m, "layers", 0),
-                   .H = origin_number(m, "heads", 0),
-                   .C = origin_number(m, "channels", 0)};
-    model_shape_check(&s, "checkpoint in", out);
-    return s;
-}
-
-gpt_shape origin_shape_to_export(options *o) {
-    problem why = {"", ""};
-    manifest *m =
-        o->export_step > 0 ? checkpoint_manifest(o->out, o->export_step, &why) : checkpoint_latest(o->out, INT64_MAX, &why);
-    if (!m)
-        cf_die_together("ls it; checkpoints are its directories step_*", "no checkpoint to export in %s%s%s", o->out,
-                        *why.what ? ": " : "", why.what);
-    gpt_shape s = shape_in(m, o->out);
-    o->export_step = m->step;
-    o->seq = o->tp < s.maxT ? o->tp : s.maxT;
-    o->micro_batch = 1; // nothing is computed: the least there can be
-    manifest_free(m);
-    return s;
-}
-
-// A checkpoint has all that a run goes on with: what is not given is as it is there.
+// saved: the checkpoint's shape, which holds where no option says otherwise; L = 0: there is none.
 static gpt_shape shape_of_options(options *o, const vocabulary *words, const gpt_shape *saved) {
     gpt_shape s = saved->L > 0 && !options_given(o, "model") ? *saved : params_named(o->model);
     if (o->layers > 0) s.L = o->layers;
@@ -167,21 +210,44 @@ static gpt_shape shape_of_options(options *o, const vocabulary *words, const gpt
     return s;
 }
 
-// Does every rank see the model file? Rank 0 says what shape the checkpoint in --out has; L = 0: there is none.
+// Rank 0 reads the checkpoint's; whether every rank sees the model file decides for all.
 gpt_shape origin_shape(options *o, const vocabulary *words, cf_transport *transport, model_file **start) {
-    problem skipped;
-    gpt_shape mine = {.L = 0};
-    manifest *m = transport->rank == 0 && *o->out ? checkpoint_latest(o->out, INT64_MAX, &skipped) : NULL;
-    if (m) mine = shape_in(m, o->out);
-    manifest_free(m);
-    gpt_shape *all = cf_of_all(transport, &mine, sizeof mine);
-    const gpt_shape saved = all[0];
+    problem why = {"", ""};
+    struct {
+        gpt_shape shape;
+        int64_t step;
+    } saved = {.step = -1}, *all;
+    if (transport->rank == 0 && *o->out) {
+        manifest *m =
+            o->export_step > 0 ? checkpoint_manifest(o->out, o->export_step, &why) : checkpoint_latest(o->out, INT64_MAX, &why);
+        if (m) {
+            saved.step = m->step;
+            saved.shape = (gpt_shape){.maxT = origin_number(m, "positions", 0),
+                                      .V = origin_number(m, "vocab", 0),
+                                      .Vp = origin_number(m, "padded-vocab", 0),
+                                      .L = origin_number(m, "layers", 0),
+                                      .H = origin_number(m, "heads", 0),
+                                      .C = origin_number(m, "channels", 0)};
+            model_shape_check(&saved.shape, "checkpoint in", o->out);
+        } else if (*o->export_to)
+            cf_die("ls it; checkpoints are its directories step_*", "no checkpoint to export in %s%s%s", o->out,
+                   *why.what ? ": " : "", why.what);
+        manifest_free(m);
+    }
+    all = cf_of_all(transport, &saved, sizeof saved);
+    saved = all[0];
     free(all);
+    if (*o->export_to) { // nothing is computed: the least there can be
+        o->export_step = saved.step;
+        o->seq = o->tp < saved.shape.maxT ? o->tp : saved.shape.maxT;
+        o->micro_batch = 1;
+        return saved.shape;
+    }
     const bool readable = cf_least_host(transport, access(o->init_from, R_OK) == 0);
-    return *o->init_from && (readable || saved.L == 0) ? shape_of_file(o, start) : shape_of_options(o, words, &saved);
+    return *o->init_from && (readable || saved.shape.L == 0) ? shape_of_file(o, start) : shape_of_options(o, words, &saved.shape);
 }
 
-// --- output ---
+// --- output ------------------------------------------------------------------------------------------------
 
 checkpoint_store *origin_open_output(const options *o) {
     const char *out = o->out, *hint = "choose another --out DIR that can be written";
@@ -189,75 +255,36 @@ checkpoint_store *origin_open_output(const options *o) {
     durable_file file;
     problem why;
     if (strlen(out) + sizeof "/" ORIGIN_MODEL > PATH_MAX) cf_die("choose a shorter --out DIR", "--out is too long");
-    if (*out && !(store = checkpoint_store_open(out, &why))) cf_die(*why.hint ? why.hint : hint, "--out: %s", why.what);
+    if (*out && !(store = checkpoint_store_open(out, &why))) cf_die(problem_hint(&why, hint), "--out: %s", why.what);
     if (*out && access(out, W_OK) != 0) cf_die(hint, "--out %s cannot be written: %s", out, strerror(errno));
     if (!*o->trace) return store;
     if (!durable_create(&file, o->trace, -1, &why)) cf_die("choose another --trace FILE", "--trace: %s", why.what);
-    durable_abandon(&file); // a run that goes on after its steps leaves it as it is
+    durable_abandon(&file); // a trace of an earlier start stays until this one has its own
     return store;
 }
 
-// --- what ranks must have in common ---
+// --- checkpoints -------------------------------------------------------------------------------------------
 
-static int64_t print_of(const tokens *data) {
-    return !data ? 0 : (int64_t)(data->hash ? data->hash : data->fingerprint);
-}
-
-// Each rank has opened what is on its own host. Ranks of a replica share each sample and the weights, replicas share out the
-// epoch: on other files the run would go on, and learn nonsense.
-void origin_compare(const options *o, cf_transport *transport, const tokens *train, const tokens *val, int64_t V,
-                    const model_file *start, const hellaswag *questions, const int32_t *prompt, int64_t given) {
-    static const char *const fact[] = {"samples of --train",       "the fingerprint of --train", "samples of --val",
-                                       "the fingerprint of --val", "words of the vocabulary",    "the fingerprint of --init-from",
-                                       "the hash of --hellaswag",  "the hash of --prompt"};
-    enum { FACTS = sizeof fact / sizeof *fact };
-    const int64_t mine[FACTS] = {train ? train->samples : 0,
-                                 print_of(train),
-                                 val ? val->samples : 0,
-                                 print_of(val),
-                                 V,
-                                 start ? (int64_t)model_file_fingerprint(start, o->verify_data) : 0,
-                                 questions ? (int64_t)questions->hash : 0,
-                                 (int64_t)XXH64(prompt, (size_t)given * sizeof *prompt, 0)};
-    int64_t *all = cf_of_all(transport, mine, sizeof mine);
-    for (int rank = 1; rank < transport->size; rank++)
-        for (int i = 0; i < FACTS; i++)
-            if (all[rank * FACTS + i] != all[i])
-                cf_die_together("give every host the same files; compare: ls -l, sha256sum",
-                                "rank %d has other data than rank 0: %s: %lld, on rank 0 %lld", rank, fact[i],
-                                (long long)all[rank * FACTS + i], (long long)all[i]);
-    free(all);
-    if (!*o->out) return;
-    // Rank 0 had opened it before it gave the facts above: its lock is a file of this moment, and whoever reads the same there
-    // has the same directory.
-    const uint64_t mark = checkpoint_store_mark(o->out);
-    uint64_t *marks = cf_of_all(transport, &mark, sizeof mark);
-    for (int rank = 1; rank < transport->size; rank++)
-        if (marks[rank] == 0 || marks[rank] != marks[0])
-            cf_die_together("give --out a directory of a file system that all hosts share, where all may write",
-                            "rank %d cannot save to --out %s: it %s", rank, o->out,
-                            marks[rank] == 0 ? "may not write there, or has no such directory"
-                                             : "has another directory of that name than rank 0");
-    free(marks);
-}
-
-// --- checkpoints ---
-
-static void warn(const char *what, const char *which, const char *then) {
+CF_PRINTF(1, 2) static void warn(const char *format, ...) {
+    va_list values;
+    va_start(values, format);
     fflush(stdout);
-    fprintf(stderr, "warning: rank %d: %s%s%s\n", cf_die_rank(), what, which, then);
+    fprintf(stderr, "warning: rank %d: ", cf_die_rank());
+    vfprintf(stderr, format, values);
+    fputc('\n', stderr);
+    va_end(values);
     fflush(stderr);
 }
 
-// The newest sound one of a step below `below`. Rank 0 looks; the others take its word and read the same manifest. It also
-// learns whether any was passed over.
-static manifest *find(const options *o, cf_transport *transport, int64_t below, bool *passed_over) {
+// The newest checkpoint of a step below `below` whose files all have the right hash. Rank 0 looks in the directory; then all
+// ranks read the same manifest and share the files to be verified. *damage, on rank 0: newer ones were damaged.
+static manifest *find_sound(const options *o, cf_transport *transport, int64_t below, bool *damage) {
     for (;;) {
         problem why = {.what = ""};
         manifest *m = transport->rank == 0 ? checkpoint_latest(o->out, below, &why) : NULL;
         if (*why.what) {
-            warn("passed over a checkpoint: ", why.what, "");
-            *passed_over = true;
+            warn("passed over a checkpoint: %s", why.what);
+            *damage = true;
         }
         below = cf_root_host(transport, m ? m->step : -1);
         if (below < 0) return NULL;
@@ -267,41 +294,39 @@ static manifest *find(const options *o, cf_transport *transport, int64_t below, 
         for (int64_t file = transport->rank; file < m->ranks; file += transport->size) {
             if (checkpoint_verify(o->out, m, file, &why)) continue;
             sound = false;
-            warn("passed over a checkpoint: ", why.what, "");
+            warn("passed over a checkpoint: %s", why.what);
         }
         if (cf_least_host(transport, sound)) return m;
-        *passed_over = transport->rank == 0;
+        *damage = transport->rank == 0;
         manifest_free(m);
     }
 }
 
 manifest *origin_checkpoint(const options *o, const run_facts *facts, cf_transport *transport, checkpoint_store *store,
                             const model_file *start) {
-    bool passed_over = false;
+    bool damage = false;
     problem why;
-    manifest *m = *o->out ? find(o, transport, INT64_MAX, &passed_over) : NULL;
-    if (!m && passed_over && !o->force)
+    manifest *m = *o->out ? find_sound(o, transport, INT64_MAX, &damage) : NULL;
+    if (!m && damage && !o->force)
         cf_die("bring one back from a copy; or choose another --out; or begin anew beside them with --force",
                "none of the checkpoints in %s is sound", o->out);
-    if (!m && passed_over) warn("none of the checkpoints in ", o->out, " is sound: a run begins anew there");
+    if (!m && damage) warn("none of the checkpoints in %s is sound: a run begins anew there", o->out);
     if (m && strcmp(o->resume, "no") == 0)
-        cf_die_together("choose another --out, or leave --resume away to go on",
+        cf_die_together("choose another --out, or leave --resume away to continue that run",
                         "--resume no, but %s holds a checkpoint of step %lld", o->out, (long long)m->step);
     if (m) origin_compare_run(o, facts, m);
     if (m && m->step > o->steps)
         cf_die_together("raise --steps", "the run in %s has taken %lld steps already, more than --steps %lld", o->out,
                         (long long)m->step, (long long)o->steps);
     if (!m && *o->init_from && !start)
-        cf_die_together("bring it back, or choose another --out", "--init-from %s is not to be read on every host", o->init_from);
-    if (passed_over && !checkpoint_set_aside(store, m ? m->step : -1, &why)) cf_die(why.hint, "%s", why.what);
+        cf_die_together("bring it back, or choose another --out", "--init-from %s cannot be read on every host", o->init_from);
+    if (damage && !checkpoint_set_aside(store, m ? m->step : -1, &why)) cf_die(problem_hint(&why, NULL), "%s", why.what);
     return m;
 }
 
-// The newest, perhaps, and a run may go on there: what rank 0 has seen counts.
-manifest *origin_checkpoint_to_export(options *o, cf_transport *transport) {
-    bool passed_over = false;
-    o->export_step = cf_root_host(transport, o->export_step);
-    manifest *m = find(o, transport, o->export_step + 1, &passed_over);
+manifest *origin_checkpoint_to_export(const options *o, cf_transport *transport) {
+    bool damage = false;
+    manifest *m = find_sound(o, transport, o->export_step + 1, &damage);
     if (!m || m->step != o->export_step)
         cf_die_together("choose another with --export-step", "the checkpoint of step %lld in %s cannot be exported",
                         (long long)o->export_step, o->out);
@@ -311,12 +336,12 @@ manifest *origin_checkpoint_to_export(options *o, cf_transport *transport) {
 saved_state *origin_open_state(const options *o, const manifest *m) {
     problem why;
     saved_state *s = saved_state_open(o->out, m, &why);
-    if (!s) cf_die(why.hint, "%s", why.what);
+    if (!s) cf_die(problem_hint(&why, NULL), "%s", why.what);
     return s;
 }
 
 void origin_read_state(void *state, state_kind kind, int tensor, int64_t layer, int64_t first, int64_t count, float *out) {
     problem why;
     if (!saved_state_read((const saved_state *)state, kind, tensor, layer, first, count, out, &why))
-        cf_die(why.hint, "this checkpoint is not that of this model: %s", why.what);
+        cf_die(problem_hint(&why, NULL), "this checkpoint is not that of this model: %s", why.what);
 }

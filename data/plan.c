@@ -1,14 +1,8 @@
 // See plan.h.
 #include "plan.h"
-#include "../commfuse/die.h"
 #include "durable.h"
 #include "input.h"
 #include "json.h"
-#include "progress.h"
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { PLAN_WINDOW = 200, PLAN_MAX_BYTES = 1 << 14 }; // steps; of a text
 static const double SLOWER = 1.1;
@@ -30,77 +24,72 @@ static char *print(const run_plan *p) {
     return text;
 }
 
-// --- a text that says one ---
+// --- reading ---
 
 static bool unsound(problem *why, const char *name, const char *what, const char *which) {
     return problem_set(why, "remove it, or write another one: --dry-run prints a plan", "the plan in %s %s%s", name, what, which);
 }
 
-// Every operation of this run has one choice in the list, and nothing else is there.
-static bool is_sound(const cJSON *list, const char *name, const cf_tuner *tuner, problem *why) {
-    int found = 0, count = cf_tuner_operations(tuner);
-    const cJSON *item;
-    cJSON_ArrayForEach(item, list) {
-        cf_choice choice;
-        bool known = false;
-        for (int i = 0; i < count && !known; i++) known = strcmp(cf_tuner_operation(tuner, i).name, item->string) == 0;
-        if (!known) return unsound(why, name, "names an operation that this run does not have: ", item->string);
-        if (!cJSON_IsString(item) || !cf_choice_of(item->valuestring, &choice) || !cf_tuner_can(tuner, choice))
-            return unsound(why, name, "has no way for this operation that it can run by (ring:2, direct, once, none, slice:4): ",
-                           item->string);
-        found++;
-    }
-    for (int i = 0; i < count; i++) {
-        const char *operation = cf_tuner_operation(tuner, i).name;
-        if (!cJSON_GetObjectItemCaseSensitive(list, operation)) return unsound(why, name, "lacks the operation ", operation);
-    }
-    return found == count || unsound(why, name, "names an operation twice", "");
-}
-
-// Sets the choices of a plan of this shape, and with `here` of this machine; `name` says whose text it is. One that is unsound
-// (no JSON, an operation that this run does not have or cannot run so, one that is missing) or of another shape or, with `here`,
-// machine sets nothing: see why.
-static bool apply(run_plan *p, const char *text, const char *name, bool here, problem *why) {
-    cJSON *plan = cJSON_Parse(text);
+// A plan of this shape, and with `here` of this machine, that has one choice for every operation, which can run by it. name: whose
+// plan it is.
+static bool fits(const run_plan *p, const cJSON *plan, const char *name, bool here, problem *why) {
     const cJSON *list = cJSON_GetObjectItemCaseSensitive(plan, "operations"), *item;
     const char *shape = json_text(plan, "shape"), *machine = json_text(plan, "machine");
-    bool fits = false;
+    const int count = cf_tuner_operations(p->tuner);
     if (!cJSON_IsObject(list) || !shape || !machine)
-        unsound(why, name, "is damaged: it is no JSON object with \"shape\", \"machine\" and \"operations\"", "");
-    else if (strcmp(shape, p->shape) != 0)
-        problem_set(why, "leave --plan away to find one while training", "the plan in %s is for %s; this run is %s", name, shape,
-                    p->shape);
-    else if (here && strcmp(machine, p->machine) != 0)
-        problem_set(why, NULL, "the plan in %s was found on %s; this is %s", name, machine, p->machine);
-    else
-        fits = is_sound(list, name, p->tuner, why);
+        return unsound(why, name, "is damaged: it is no JSON object with \"shape\", \"machine\" and \"operations\"", "");
+    if (strcmp(shape, p->shape) != 0)
+        return problem_set(why, "leave --plan away to find one while training", "the plan in %s is for %s; this run is %s", name,
+                           shape, p->shape);
+    if (here && strcmp(machine, p->machine) != 0)
+        return problem_set(why, NULL, "the plan in %s was found on %s; this is %s", name, machine, p->machine);
     cJSON_ArrayForEach(item, list) {
         cf_choice choice;
-        if (fits && cf_choice_of(item->valuestring, &choice)) cf_tuner_set(p->tuner, item->string, choice);
+        int i = 0;
+        while (i < count && strcmp(cf_tuner_operation(p->tuner, i).name, item->string) != 0) i++;
+        if (i == count) return unsound(why, name, "names an operation that this run does not have: ", item->string);
+        if (!cJSON_IsString(item) || !cf_choice_of(item->valuestring, &choice) || !cf_tuner_can(p->tuner, choice))
+            return unsound(why, name, "has no way for this operation that it can run by (ring:2, direct, once, none, slice:4): ",
+                           item->string);
     }
-    cJSON_Delete(plan);
-    return fits;
+    for (int i = 0; i < count; i++) {
+        const char *operation = cf_tuner_operation(p->tuner, i).name;
+        if (!cJSON_GetObjectItemCaseSensitive(list, operation)) return unsound(why, name, "lacks the operation ", operation);
+    }
+    return cJSON_GetArraySize(list) == count || unsound(why, name, "names an operation twice", "");
 }
 
-// A text of rank 0, or why it has none.
+// Sets the choices of a plan that fits; of another none.
+static bool apply(run_plan *p, const char *text, const char *name, bool here, problem *why) {
+    cJSON *plan = cJSON_Parse(text);
+    const bool ok = fits(p, plan, name, here, why);
+    const cJSON *list = ok ? cJSON_GetObjectItemCaseSensitive(plan, "operations") : NULL, *item;
+    cJSON_ArrayForEach(item, list) {
+        cf_choice choice;
+        if (cf_choice_of(item->valuestring, &choice)) cf_tuner_set(p->tuner, item->string, choice);
+    }
+    cJSON_Delete(plan);
+    return ok;
+}
+
 typedef struct shared_text {
-    bool there;
+    bool found;
     problem why;
     char text[PLAN_MAX_BYTES];
 } shared_text;
 
-// NULL: rank 0 has none, see why.
+// A file that rank 0 reads, on all ranks. NULL: see why.
 static char *read_shared(const char *path, cf_transport *transport, problem *why) {
     shared_text *mine = cf_host_alloc(1, sizeof *mine, "a plan");
-    int64_t count = 0;
-    char *text = transport->rank == 0 ? input_read_all("plan", path, PLAN_MAX_BYTES - 1, &count, &mine->why) : NULL;
-    mine->there = text != NULL;
-    if (text) memcpy(mine->text, text, (size_t)count);
+    int64_t bytes = 0;
+    char *text = transport->rank == 0 ? input_read_all("plan", path, PLAN_MAX_BYTES - 1, &bytes, &mine->why) : NULL;
+    mine->found = text != NULL;
+    if (text) memcpy(mine->text, text, (size_t)bytes);
     free(text);
     shared_text *all = cf_of_all(transport, mine, (int64_t)sizeof *mine);
-    free(mine);
-    text = all->there ? strdup(all->text) : NULL;
+    text = all->found ? strdup(all->text) : NULL;
     *why = all->why;
+    free(mine);
     free(all);
     return text;
 }
@@ -117,7 +106,7 @@ void plan_create(run_plan *p, cf_tuner *tuner, const options *o, cf_transport *t
              cf_device_name(), version);
     if (*o->plan && !p->anew) {
         p->given = read_shared(o->plan, transport, &why);
-        if (!p->given) cf_die_together(why.hint, "--plan: %s", why.what);
+        if (!p->given) cf_die_together(problem_hint(&why, NULL), "--plan: %s", why.what);
     }
     if (!*o->out || snprintf(p->path, sizeof p->path, "%s/plan.json", o->out) >= (int)sizeof p->path) *p->path = 0;
     if (!*o->plan && *p->path) p->cached = read_shared(p->path, transport, &why);
@@ -133,7 +122,7 @@ void plan_start(run_plan *p, const char *saved, int64_t steps) {
     problem why = {"", ""};
     bool search = !p->given && (p->anew || steps >= PLAN_WORTH_STEPS);
     if (!p->tuner) return;
-    if (p->given && !apply(p, p->given, "--plan", false, &why)) cf_die_together(why.hint, "%s", why.what);
+    if (p->given && !apply(p, p->given, "--plan", false, &why)) cf_die_together(problem_hint(&why, NULL), "%s", why.what);
     const bool resumed = !p->given && !p->anew && saved && apply(p, saved, "the checkpoint", false, &why),
                cached = !p->given && !resumed && p->cached && apply(p, p->cached, "--out", true, &why);
     if (p->root && !p->given && !resumed && p->cached && !cached) printf("plan      %s: not used\n", why.what);
@@ -161,15 +150,13 @@ static void report_found(const run_plan *p, logfile *log, int64_t step) {
     progress_break();
     printf("plan      found in trials up to step %lld; a step:", (long long)step + 1);
     log_begin(log, "plan");
-    log_int(log, "step", step);
-    log_int(log, "left_out", cf_tuner_left_out(t));
+    LOG_ADD(log, FIELD("step", step), FIELD("left_out", cf_tuner_left_out(t)));
     for (int i = 0; i < cf_tuner_plans(t); i++) {
         cf_compared plan = cf_tuner_plan(t, i);
         char name[64];
         if (!isnan(plan.step_ms)) printf(" %s%s %.1f ms", plan.taken ? "> " : "", plan.name, plan.step_ms);
         snprintf(name, sizeof name, "%s_ms", plan.name);
-        log_real(log, name, plan.step_ms);
-        if (plan.taken) log_text(log, "taken", plan.name);
+        LOG_ADD(log, FIELD(name, plan.step_ms), FIELD(plan.taken ? "taken" : NULL, plan.name));
     }
     printf("\n");
     for (int i = 0; i < cf_tuner_operations(t); i++) {
@@ -179,14 +166,14 @@ static void report_found(const run_plan *p, logfile *log, int64_t step) {
         printf("  %-42s %-9s", o.name, way);
         if (!isnan(o.ms)) printf(" %8.3f ms; as predicted %.3f, blocking %.3f", o.ms, o.first_ms, o.native_ms);
         printf("\n");
-        log_text(log, o.name, way);
+        LOG_ADD(log, FIELD(o.name, way));
     }
     log_end(log);
     fflush(stdout);
     problem why;
     char *text = *p->path ? print(p) : NULL;
     if (text && !durable_replace(p->path, text, (int64_t)strlen(text), true, &why))
-        fprintf(stderr, "warning: %s; the run goes on\n", why.what);
+        fprintf(stderr, "warning: %s; training goes on\n", why.what);
     free(text);
 }
 

@@ -6,19 +6,17 @@
              … --bpe-dir DIR                                          from DIR/vocab.bpe and DIR/encoder.json
     zstdcat a.jsonl.zst | data/prepare.py --input - --format jsonl --out tokens --encoding gpt2
 
-An input is a file, a directory with all files in it, or - for standard input; what gzip has packed is unpacked. The
-inputs, in the order given, are one text; its last --val-fraction becomes validation data. In JSON lines (.jsonl, .json
-or --format jsonl) each line is an object whose "text" is a document. Other text is divided by --documents. For gpt2 a
-token <|endoftext|> stands between two documents. Text is read and encoded in pieces, cut where the encoding would have
-cut too, so memory does not grow with the input.
+An input is a file, a directory with all files in it, or - for standard input; gzip's files are unpacked. The inputs, in the
+order given, are one text; its last --val-fraction becomes validation data. In JSON lines (.jsonl, .json or --format jsonl)
+each line is an object whose "text" is a document. Other text is divided by --documents. For gpt2 a token <|endoftext|> comes
+between two documents. Text is read and encoded in pieces, cut where the encoding would have cut too, so memory does not grow
+with the input.
 
-Nothing in DIR changes until everything is written, into a directory of this run's own in DIR: then files are renamed,
-and left-over shards of an earlier, larger run are removed, so that DIR is always one data set. What a killed run has
-left, the next one removes.
+Nothing in DIR changes until everything is written, into a directory of this run's own in DIR: then files are renamed, and
+shards that an earlier, larger run has left are removed, so that DIR is always one data set. What a killed run has left, the
+next one removes.
 
-Formats (little-endian): a token file has 256 int32 (20240520, 1, count, 0 …), then count uint16 tokens;
-tokenizer.bin has 256 uint32 (20240328, 2, count, end-of-text token, 0 …), then for each token one length byte
-and its bytes.
+Formats (little-endian): token files are those of data/tokens.h, tokenizer.bin is that of data/vocabulary.h.
 """
 import argparse
 import array
@@ -50,7 +48,7 @@ GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?
 BLANK = r"[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"  # what \s is there; Python's is more
 DOCUMENTS = {"file": None, "blank-line": r"\r?\n(?:[^\S\n]*\n)+", "end-of-text": re.escape(END_OF_TEXT)}
 TO_UTF8 = "convert it to UTF-8 (iconv), or --errors replace, or --encoding byte"
-# How files begin that are no text, and what they are.
+# The first bytes of files that are no text, and what they are.
 NO_TEXT = {b"\x28\xb5\x2f\xfd": "packed by zstd", b"\xfd7zXZ": "packed by xz", b"BZh91AY": "packed by bzip2",
            b"PK\3\4": "a zip archive", b"PAR1": "a Parquet file", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16",
            struct.pack("<I", TOKENS_MAGIC): "a token file", struct.pack("<I", TOKENIZER_MAGIC): "a vocabulary file"}
@@ -70,7 +68,7 @@ class Problem(Exception):
 
 @contextlib.contextmanager
 def about(name):
-    """What goes wrong within is said of that input."""
+    """Errors within name this input."""
     try:
         yield
     except Problem as problem:
@@ -80,7 +78,7 @@ def about(name):
 
 
 def say(text, file):
-    """Prints; that nobody reads it, or that there is no room for it, must not end what is done."""
+    """Prints. That nobody reads it, or that its disk is full, does not stop the work."""
     try:
         if file is not None:  # else it was closed when the program began
             print(text, file=file, flush=True)
@@ -92,16 +90,12 @@ def note(text):
     say(text, sys.stderr)
 
 
-# ---------------------------------------------------------------------------------------------- encodings
-
-
 class Bytes:
     """Each byte is a token: no vocabulary, no separator."""
 
     separator = []
 
-    @staticmethod
-    def encode(part):
+    def encode(self, part):
         for piece in part.pieces():
             spread = bytearray(2 * len(piece))  # little-endian uint16
             spread[::2] = piece
@@ -148,12 +142,9 @@ class GPT2:
                           "look at the text there; leave it out, or report this to tiktoken") from None
 
     def tokenizer_file(self):
-        words = [TOKENIZER_MAGIC, TOKENIZER_VERSION, GPT2_TOKENS, self.encoding.eot_token]
-        parts = [struct.pack(f"<{HEADER}I", *words, *[0] * (HEADER - len(words)))]
-        for token in range(GPT2_TOKENS):
-            text = self.encoding.decode_single_token_bytes(token)
-            parts.append(bytes([len(text)]) + text)
-        return b"".join(parts)
+        header = struct.pack("<4I", TOKENIZER_MAGIC, TOKENIZER_VERSION, GPT2_TOKENS, self.encoding.eot_token)
+        words = map(self.encoding.decode_single_token_bytes, range(GPT2_TOKENS))
+        return header.ljust(4 * HEADER, b"\0") + b"".join(bytes([len(word)]) + word for word in words)
 
 
 def load_gpt2(bpe_dir):
@@ -239,9 +230,6 @@ def last_cut(text):
     """Index of the last blank after a non-blank, or −1."""
     found = re.match(f"(?s:.*)(?!{BLANK}).(?={BLANK})", text, re.DOTALL)
     return found.end() if found else -1
-
-
-# ---------------------------------------------------------------------------------------------- input
 
 
 class Source:
@@ -339,20 +327,17 @@ class Progress:
     """A line on standard error every other second, so that nothing runs long in silence."""
 
     def __init__(self, total):
-        self.total, self.done, self.start, self.told = total, 0, time.monotonic(), time.monotonic()
+        self.total, self.done, self.start, self.printed = total, 0, time.monotonic(), time.monotonic()
 
     def add(self, count):
         self.done += count
         now = time.monotonic()
-        if now - self.told < PROGRESS_S:
+        if now - self.printed < PROGRESS_S:
             return
-        self.told = now
+        self.printed = now
         rate = self.done / (now - self.start)
         note(f"{self.done / 1e6:.1f} of {self.total / 1e6:.1f} MB read, {rate / 1e6:.1f} MB/s, "
              f"{(self.total - self.done) / rate:.0f} s left")
-
-
-# ---------------------------------------------------------------------------------------------- output
 
 
 class Output:
@@ -366,12 +351,12 @@ class Output:
             self.lock = open(os.path.join(self.own, "lock"), "xb")
             with contextlib.suppress(OSError):  # a file system without locks
                 fcntl.flock(self.lock, fcntl.LOCK_EX)
-            self.remove_what_killed_runs_left()
+            self.remove_leftovers()
         except BaseException:
             self.abandon()
             raise
 
-    def remove_what_killed_runs_left(self):
+    def remove_leftovers(self):
         for name in os.listdir(self.directory):
             path = os.path.join(self.directory, name)
             if not name.startswith(".prepare-") or path == self.own:
@@ -383,7 +368,7 @@ class Output:
                 raise Problem(f"another prepare.py writes into {self.directory}",
                               "wait for its end, or choose another --out") from None
             except FileNotFoundError:
-                pass  # it was killed before it had a lock
+                pass  # its run was killed before it had a lock
             except OSError:
                 continue  # another user's, or a file system without locks: nobody can tell
             shutil.rmtree(path, ignore_errors=True)
@@ -393,7 +378,7 @@ class Output:
         return open(os.path.join(self.own, name), "xb")
 
     def commit(self):
-        """Old and new files do not belong together: who interrupts now is too late. Returns old names that are gone."""
+        """Old and new files do not belong together, so this cannot be interrupted. Returns the old names it has removed."""
         for number in signal.SIGINT, signal.SIGTERM, signal.SIGHUP:
             signal.signal(number, signal.SIG_IGN)
         paths = {name: os.path.join(self.directory, name) for name in os.listdir(self.directory)
@@ -414,7 +399,7 @@ class Output:
 
 
 def sync_directory(directory):
-    """New names last only once their directory is on the disk."""
+    """New names survive a power cut only after this."""
     opened = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(opened)
@@ -447,7 +432,7 @@ def encoded(parts, encoder):
 
 
 def write_split(output, split, chunks, shard_tokens):
-    """Token files SPLIT_000000.bin, SPLIT_000001.bin, …, each of shard_tokens tokens but the last. Returns how many of both."""
+    """Token files SPLIT_000000.bin, SPLIT_000001.bin, …, each of shard_tokens tokens but the last. Returns the numbers of both."""
     def close():
         file.seek(0)
         file.write(struct.pack("<3i", TOKENS_MAGIC, TOKENS_VERSION, (total - 1) % shard_tokens + 1))
@@ -460,10 +445,10 @@ def write_split(output, split, chunks, shard_tokens):
                 file = output.create(f"{split}_{files:06d}.bin")
                 file.write(bytes(HEADER * 4))
                 files += 1
-            taken = min(len(tokens) // 2, shard_tokens - total % shard_tokens)
-            file.write(tokens[:2 * taken])
-            tokens = tokens[2 * taken:]
-            total += taken
+            count = min(len(tokens) // 2, shard_tokens - total % shard_tokens)
+            file.write(tokens[:2 * count])
+            tokens = tokens[2 * count:]
+            total += count
             if total % shard_tokens == 0:
                 close()
     if total % shard_tokens > 0:
@@ -471,42 +456,34 @@ def write_split(output, split, chunks, shard_tokens):
     return split, files, total
 
 
-# ---------------------------------------------------------------------------------------------- command line
-
-
 def number(convert, low, high, what):
     def parse(text):
-        try:
-            value = convert(text)
-        except ValueError:
-            value = None
-        if value is None or not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"'{text}' is not {what}")
-        return value
+        with contextlib.suppress(ValueError):
+            if low <= (value := convert(text)) <= high:
+                return value
+        raise argparse.ArgumentTypeError(f"'{text}' is not {what}")
     return parse
 
 
 def parse_arguments(arguments):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False,
                                      formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--input", nargs="+", action="extend", required=True, metavar="FILE",
-                        help="files, directories, or - for standard input, in this order")
-    parser.add_argument("--out", required=True, metavar="DIR", help="directory of the token files")
-    parser.add_argument("--encoding", choices=["byte", "gpt2"], default="byte", help="what a token is")
-    parser.add_argument("--bpe-dir", metavar="DIR", default=argparse.SUPPRESS,
-                        help="for gpt2: where its vocab.bpe and encoder.json are; else downloaded")
-    parser.add_argument("--format", choices=["auto", "text", "jsonl"], default="auto",
-                        help="auto: JSON lines, with a text each, in files named .jsonl, .ndjson or .json")
-    parser.add_argument("--documents", choices=DOCUMENTS, default=argparse.SUPPRESS,
-                        help=f"for gpt2: what ends a document of text: its file (default), blank lines, or {END_OF_TEXT}")
-    parser.add_argument("--errors", choices=["strict", "replace"], default=argparse.SUPPRESS,
-                        help="for gpt2: bytes that are not UTF-8 are refused (default), or U+FFFD takes their place")
-    parser.add_argument("--val-fraction", metavar="X", default=0.1,
-                        type=number(float, 0, 0.999, "a fraction from 0 to 0.999"),
-                        help="part of the text, from its end, that is for validation")
-    parser.add_argument("--shard-tokens", metavar="N", default=100_000_000,
-                        type=number(int, 1, 2**31 - 1, "a whole number from 1 to 2^31 - 1"),
-                        help="most tokens in one file")
+    add = parser.add_argument
+    add("--input", nargs="+", action="extend", required=True, metavar="FILE",
+        help="files, directories, or - for standard input, in this order")
+    add("--out", required=True, metavar="DIR", help="directory of the token files")
+    add("--encoding", choices=["byte", "gpt2"], default="byte", help="what a token is")
+    add("--bpe-dir", metavar="DIR", default=argparse.SUPPRESS, help="for gpt2: vocab.bpe and encoder.json; else downloaded")
+    add("--format", choices=["auto", "text", "jsonl"], default="auto",
+        help="auto: JSON lines, with a text each, in files named .jsonl, .ndjson or .json")
+    add("--documents", choices=DOCUMENTS, default=argparse.SUPPRESS,
+        help=f"for gpt2: what ends a document of text: its file (default), blank lines, or {END_OF_TEXT}")
+    add("--errors", choices=["strict", "replace"], default=argparse.SUPPRESS,
+        help="for gpt2: bytes that are not UTF-8 are refused (default), or U+FFFD takes their place")
+    add("--val-fraction", metavar="X", default=0.1, type=number(float, 0, 0.999, "a fraction from 0 to 0.999"),
+        help="part of the text, from its end, that is for validation")
+    add("--shard-tokens", metavar="N", default=100_000_000, type=number(int, 1, 2**31 - 1, "a whole number from 1 to 2^31 - 1"),
+        help="most tokens in one file")
     options = parser.parse_args(arguments)
     options.gpt2 = {name: value for name, value in vars(options).items() if name in ("bpe_dir", "documents", "errors")}
     for name in options.gpt2 if options.encoding != "gpt2" else ():
@@ -514,20 +491,16 @@ def parse_arguments(arguments):
     return options
 
 
-def refuse_what_has_no_meaning(options, sources):
-    lines = [source.name for source in sources if source.lines]
-    if lines and options.encoding == "byte":
-        raise Problem(f"--input {lines[0]}: JSON lines are documents, and bytes have no token to put between them",
-                      "--encoding gpt2; or jq -r .text FILE | data/prepare.py --input -; or --format text")
-    if lines and "documents" in options.gpt2:
-        raise Problem(f"--input {lines[0]}: in JSON lines a line is a document", "leave --documents away")
-
-
 def prepare(options):
     output = Output(options.out)
     try:
         sources = find_sources(options.input, options.format, output)
-        refuse_what_has_no_meaning(options, sources)
+        lines = [source.name for source in sources if source.lines]
+        if lines and options.encoding == "byte":
+            raise Problem(f"--input {lines[0]}: JSON lines are documents, and bytes have no token to put between them",
+                          "--encoding gpt2; or jq -r .text FILE | data/prepare.py --input -; or --format text")
+        if lines and "documents" in options.gpt2:
+            raise Problem(f"--input {lines[0]}: in JSON lines a line is a document", "leave --documents away")
         train, val = split_input(sources, options.val_fraction)
         encoder = GPT2(**options.gpt2) if options.encoding == "gpt2" else Bytes()
         written = [write_split(output, split, encoded(parts, encoder), options.shard_tokens)
@@ -548,8 +521,8 @@ def prepare(options):
 
 
 def status_of(work, out):
-    """Does it. What goes wrong is reported, with OUT where no other name is known; the exit status."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what has been written goes
+    """Does the work and returns the exit status. Errors are printed, with OUT where no other name is known."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and removes what has been written
     try:
         work()
     except Problem as problem:

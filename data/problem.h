@@ -1,10 +1,9 @@
-// What went wrong, for the caller, instead of ending the run: for what another file, another checkpoint or
-// another rank can still make good. Whoever cannot go on says cf_die(why->hint, "%s", why->what).
+// An error as a value, where the caller may have another file, checkpoint or rank to turn to. A caller that has not ends the run:
+// cf_die(problem_hint(why, NULL), "%s", why->what).
 #ifndef PROBLEM_H
 #define PROBLEM_H
 
 #include <stdarg.h>
-#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,6 +26,11 @@ static inline bool problem_set(problem *why, const char *hint, const char *forma
     cf_printable(why->what);
     snprintf(why->hint, sizeof why->hint, "%s", hint ? hint : "");
     return false;
+}
+
+// What to do next; `otherwise` where the problem does not say.
+static inline const char *problem_hint(const problem *why, const char *otherwise) {
+    return *why->hint ? why->hint : otherwise;
 }
 
 // Adds a line to what is there already, as far as there is room.

@@ -1,10 +1,8 @@
 // See recipe.h.
 #include "recipe.h"
-#include "../commfuse/die.h"
 #include <errno.h>
 #include <limits.h>
 #include <math.h>
-#include <string.h>
 #include <unistd.h>
 
 enum { RANKS_MAX = 1 << 20 };
@@ -22,8 +20,8 @@ void recipe_choose_program(options *o, const char *dtype, const char *other, cha
     name = name ? name + 1 : path;
     if (*o->predict && strcmp(name, other) == 0) return;
     if (strcmp(name, other) == 0)
-        cf_die_together("give it back the name that it was built with",
-                        "--dtype %s needs the program %s, but that is this one, for %s", o->dtype, path, dtype);
+        cf_die_together("rename it to what it was built as", "--dtype %s needs the program %s, but that is this one, for %s",
+                        o->dtype, path, dtype);
     strcpy(name, other);
     execv(path, argv);
     cf_die_together("build it with: make, for GPUs make cuda", "--dtype %s needs the program %s: %s", o->dtype, path,
@@ -40,13 +38,13 @@ void recipe_check(options *o) {
     if ((o->save_every > 0 || *o->export_to) && !*o->out)
         cf_die_together("name a directory with --out DIR", "--%s needs --out", *o->export_to ? "export" : "save-every");
     if (*o->export_to && (o->dry_run || *o->init_from))
-        cf_die_together("leave one of them away", "--export writes what --out DIR holds; --%s asks for something else",
+        cf_die_together("leave one of them away", "--export writes the model of --out DIR; --%s contradicts it",
                         o->dry_run ? "dry-run" : "init-from");
     if (o->hellaswag_every > 0 && !*o->hellaswag)
         cf_die_together("name a file with --hellaswag FILE", "--hellaswag-every needs --hellaswag");
     if (o->export_step > 0 && !*o->export_to) cf_die_together("name a file with --export FILE", "--export-step needs --export");
     int from = 0, to = 0;
-    sscanf(o->trace_steps, "%d:%d", &from, &to); // the parser has seen to the form
+    sscanf(o->trace_steps, "%d:%d", &from, &to); // the parser has checked the form
     if (*o->trace && from >= o->steps)
         cf_die_together("choose steps that the run takes with --trace-steps A:B, counted from 0, or raise --steps",
                         "--trace-steps %s: the run ends after %lld steps and would leave --trace %s empty", o->trace_steps,
@@ -108,15 +106,15 @@ bool recipe_due(int64_t every, int64_t step) {
     return every > 0 && step % every == 0;
 }
 
-bool recipe_samples(const options *o, int64_t step, bool last) {
+bool recipe_sample_due(const options *o, int64_t step, bool last) {
     return last ? o->sample_every > 0 || *o->prompt : step > 0 && recipe_due(o->sample_every, step);
 }
 
-bool recipe_asks(const options *o, int64_t step, bool last) {
+bool recipe_hellaswag_due(const options *o, int64_t step, bool last) {
     return *o->hellaswag && (last || (step > 0 && recipe_due(o->hellaswag_every, step)));
 }
 
-bool recipe_interrupts(const options *o, int64_t step) {
+bool recipe_pause_due(const options *o, int64_t step) {
     return recipe_due(o->val_every, step + 1) || recipe_due(o->sample_every, step + 1) || recipe_due(o->save_every, step + 1) ||
-           recipe_asks(o, step + 1, step + 1 == o->steps) || step + 1 == o->steps;
+           recipe_hellaswag_due(o, step + 1, step + 1 == o->steps) || step + 1 == o->steps;
 }

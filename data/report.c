@@ -1,19 +1,13 @@
 // See report.h.
 #include "report.h"
-#include "../commfuse/printable.h"
 #include "../commfuse/schedule.h"
 #include "../commfuse/stop.h"
 #include "durable.h"
-#include "progress.h"
 #include <math.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
-enum { PATH_LENGTH = 4096 };
-enum { WORDS_MIN = 1024 }; // a larger vocabulary is not of bytes
+enum { BYTE_VOCABULARY_MAX = 1024 }; // a larger vocabulary is not of bytes
 
 static bool root(const run_report *r) {
     return r->mesh->world_group.rank == 0;
@@ -52,41 +46,36 @@ void report_resume(run_report *r, const manifest *m) {
 }
 
 void report_open(run_report *r) {
-    const log_past past = {r->run, r->first, r->watched};
+    const log_resume resume = {r->run, r->first, r->watched};
     if (!root(r)) return;
-    r->log = log_open(r->o->log, r->first > 0 ? &past : NULL);
+    r->log = log_open(r->o->log, r->first > 0 ? &resume : NULL);
     accounts_open(&r->time, r->o->out);
 }
 
 void report_config(run_report *r) {
-    char host[64] = "unknown", given[PATH_LENGTH] = "";
+    char host[64] = "unknown", given[4096] = "";
     gethostname(host, sizeof host - 1);
     for (const option_row *row = options_table; row < options_table + OPTIONS; row++)
         if (options_given(r->o, row->name) && strcmp(row->name, "config") != 0)
             snprintf(given + strlen(given), sizeof given - strlen(given), "%s%s", *given ? "|" : "", row->name);
-    bool goes_on = r->first > 0 && !log_empty(r->log);
-    log_begin(r->log, goes_on ? "resume" : "config");
-    if (goes_on) log_int(r->log, "step", r->first);
-    log_text(r->log, "run", r->run);
-    log_text(r->log, "version", r->version);
-    log_text(r->log, "host", host);
-    log_text(r->log, "given", given); // for --config
-    log_int(r->log, "ranks", r->mesh->world_group.size);
+    const bool resumed = r->first > 0 && !log_empty(r->log);
+    log_begin(r->log, resumed ? "resume" : "config");
+    LOG_ADD(r->log, FIELD(resumed ? "step" : NULL, r->first), FIELD("run", r->run), FIELD("version", r->version),
+            FIELD("host", host), FIELD("given", given) /* for --config */, FIELD("ranks", r->mesh->world_group.size));
     for (const option_row *row = options_table; row < options_table + OPTIONS; row++) {
-        const char *field = (const char *)r->o + row->offset;
-        if (row->type == OPTION_INT) log_int(r->log, row->name, *(const int64_t *)field);
-        if (row->type == OPTION_REAL) log_real(r->log, row->name, *(const double *)field);
-        if (row->type == OPTION_FLAG) log_text(r->log, row->name, *(const bool *)field ? "yes" : "no");
-        if (row->type == OPTION_TEXT || row->type == OPTION_CHOICE) log_text(r->log, row->name, *(const char *const *)field);
+        const void *value = (const char *)r->o + row->offset;
+        if (row->type == OPTION_INT) LOG_ADD(r->log, FIELD(row->name, *(const int64_t *)value));
+        if (row->type == OPTION_REAL) LOG_ADD(r->log, FIELD(row->name, *(const double *)value));
+        if (row->type == OPTION_FLAG) LOG_ADD(r->log, FIELD(row->name, *(const bool *)value ? "yes" : "no"));
+        if (row->type == OPTION_TEXT || row->type == OPTION_CHOICE) LOG_ADD(r->log, FIELD(row->name, *(const char *const *)value));
     }
-    log_int(r->log, "parameters", r->parameters);
-    log_real(r->log, "peak_tflops_all_ranks", r->peak * 1e-12);
-    log_text(r->log, "peak_source", r->peak_source ? r->peak_source : "unknown");
+    LOG_ADD(r->log, FIELD("parameters", r->parameters), FIELD("peak_tflops_all_ranks", r->peak * 1e-12),
+            FIELD("peak_source", r->peak_source ? r->peak_source : "unknown"));
     log_end(r->log);
 }
 
-// OpenMP's threads keep their cores while they wait, unless the environment says otherwise before the program starts: where
-// they are too many, each wait lasts as long as others' time slices.
+// OpenMP's threads keep their cores while they wait, unless the environment says otherwise before the program starts. Where they are
+// more than the cores, each wait lasts as long as the time slices of others.
 static void print_crowd(const run_report *r) {
     int threads = (int)r->o->threads;
     if (r->transport->local_size * threads > r->transport->local_cores && threads > 1 && !getenv("OMP_WAIT_POLICY"))
@@ -98,9 +87,9 @@ static void print_crowd(const run_report *r) {
                r->transport->local_cores, r->transport->local_size);
 }
 
-// A model of words takes bytes without complaint, and its losses mean nothing.
+// A model with a vocabulary of words accepts bytes as tokens, and its losses mean nothing.
 static void print_bytes(const run_report *r, const tokens *data, const char *option, const char *files) {
-    if (data && r->V > WORDS_MIN && data->largest <= UINT8_MAX)
+    if (data && r->V > BYTE_VOCABULARY_MAX && data->largest <= UINT8_MAX)
         printf("note      --%s %s: these tokens seem to be bytes, the model has %lld words; data/prepare.py "
                "--encoding gpt2 makes GPT-2's tokens\n",
                option, files, (long long)r->V);
@@ -148,7 +137,7 @@ void report_banner(const run_report *r) {
 void report_figures(const step_report *step, cf_trace *trace, saver *s, double mine[FIGURES]) {
     const cf_trace_figures figures = cf_trace_last(trace);
     if (step->step >= 0 && !step->trial) cf_trace_count(trace);
-    mine[FIGURE_SAVER] = s ? saver_word(s) : 0;
+    mine[FIGURE_SAVER] = s ? saver_stage(s) : 0;
     mine[FIGURE_STOP] = (double)cf_stop_asked();
     mine[FIGURE_STEP] = (double)step->step;
     mine[FIGURE_MS] = step->ms;
@@ -170,8 +159,8 @@ static int ascending(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-// A rank that has left out a step sends what looks like another step's: nothing hangs, and all is wrong. The time in which a
-// rank does not wait for others shows which one the others wait for.
+// If a rank had missed a step, its messages would be taken for another step's: nothing would hang, and all would be wrong. The rank
+// that waits least is the one that the others wait for.
 static step_times times_of(const double *all, int stride, int ranks, int64_t step) {
     step_times times = {.ms = all[FIGURE_MS]};
     double most = -1, *busy = cf_host_alloc(ranks, sizeof *busy, "the times of the ranks");
@@ -211,36 +200,21 @@ static void show_step(const run_report *r, const step_report *s, const step_time
 
 int report_step(run_report *r, const step_report *s, const double *all, int stride, saver *checkpoints) {
     const step_times times = times_of(all, stride, r->mesh->world_group.size, s->step);
-    if (checkpoints) saver_look(checkpoints, all, stride); // it may exchange more, so it comes last
+    if (checkpoints) saver_advance(checkpoints, all, stride); // it may exchange more, so it comes last
     double tokens_per_s = (double)(r->o->batch * r->o->seq) / (times.ms * 1e-3);
     double mfu = r->peak > 0 ? tokens_per_s * r->flops / r->peak : NAN;
     r->stepped_ms += times.ms;
     show_step(r, s, &times, tokens_per_s, mfu);
-    log_begin(r->log, "step");
-    log_int(r->log, "step", s->step);
-    log_real(r->log, "loss", s->loss);
-    log_real(r->log, "grad_norm", s->grad_norm);
-    log_real(r->log, "lr", s->lr);
-    log_real(r->log, "step_ms", times.ms);
-    log_real(r->log, "tokens_per_s", tokens_per_s);
-    log_real(r->log, "mfu", mfu);
-    log_real(r->log, "comm_ms", times.comm_ms);
-    log_real(r->log, "exposed_comm_ms", times.exposed_ms);
-    log_real(r->log, "exposed_mean_ms", times.exposed_mean_ms);
-    log_int(r->log, "slowest_rank", times.slowest);
-    log_real(r->log, "lag_ms", times.lag_ms);
-    if (s->trial) log_true(r->log, "trial");
-    log_end(r->log);
+    LOG_LINE(r->log, "step", FIELD("step", s->step), FIELD("loss", s->loss), FIELD("grad_norm", s->grad_norm), FIELD("lr", s->lr),
+             FIELD("step_ms", times.ms), FIELD("tokens_per_s", tokens_per_s), FIELD("mfu", mfu), FIELD("comm_ms", times.comm_ms),
+             FIELD("exposed_comm_ms", times.exposed_ms), FIELD("exposed_mean_ms", times.exposed_mean_ms),
+             FIELD("slowest_rank", times.slowest), FIELD("lag_ms", times.lag_ms), FIELD("trial", s->trial));
     if (s->skipped > 0) {
-        report_line(r, "step %5lld  left out: loss %g, gradient norm %g: not finite: %s, rank %d; %lld in a row, at most %lld\n",
+        report_line(r, "step %5lld  skipped: loss %g, gradient norm %g: not finite: %s, rank %d; %lld in a row, at most %lld\n",
                     (long long)s->step + 1, s->loss, s->grad_norm, s->nonfinite, s->nonfinite_rank, (long long)s->skipped,
                     (long long)r->o->skip_nonfinite);
-        log_begin(r->log, "skip");
-        log_int(r->log, "step", s->step);
-        log_text(r->log, "tensor", s->nonfinite);
-        log_int(r->log, "rank", s->nonfinite_rank);
-        log_int(r->log, "in_a_row", s->skipped);
-        log_end(r->log);
+        LOG_LINE(r->log, "skip", FIELD("step", s->step), FIELD("tensor", s->nonfinite), FIELD("rank", s->nonfinite_rank),
+                 FIELD("in_a_row", s->skipped));
     }
     plan_step(&r->plan, r->log, s->step, times.ms);
     accounts_step(&r->time, s->step, times.ms);
@@ -250,51 +224,37 @@ int report_step(run_report *r, const step_report *s, const double *all, int stri
 
 // --- between steps ---
 
-// The line of the log, up to fields that only one kind has.
-static void begin_watched(run_report *r, const char *event, int64_t step) {
-    double ms = report_spent(r, TIME_WATCH);
-    log_begin(r->log, event);
-    log_int(r->log, "step", step);
-    log_real(r->log, "ms", ms);
-}
-
 void report_validation(run_report *r, int64_t step, double loss, int64_t sequences) {
-    begin_watched(r, "val", step);
-    log_real(r->log, "loss", loss);
-    log_int(r->log, "sequences", sequences);
-    log_end(r->log);
+    const double ms = report_spent(r, TIME_WATCH);
+    LOG_LINE(r->log, "val", FIELD("step", step), FIELD("ms", ms), FIELD("loss", loss), FIELD("sequences", sequences));
     report_line(r, "step %5lld  validation loss %.4f  %lld sequences\n", (long long)step, loss, (long long)sequences);
 }
 
 void report_hellaswag(run_report *r, int64_t step, int64_t correct, int64_t examples) {
-    const double accuracy = (double)correct / (double)examples;
-    begin_watched(r, "hellaswag", step);
-    log_real(r->log, "accuracy_norm", accuracy);
-    log_int(r->log, "correct", correct);
-    log_int(r->log, "examples", examples);
-    log_end(r->log);
+    const double ms = report_spent(r, TIME_WATCH), accuracy = (double)correct / (double)examples;
+    LOG_LINE(r->log, "hellaswag", FIELD("step", step), FIELD("ms", ms), FIELD("accuracy_norm", accuracy), FIELD("correct", correct),
+             FIELD("examples", examples));
     report_line(r, "step %5lld  HellaSwag %.4f  %lld of %lld\n", (long long)step, accuracy, (long long)correct,
                 (long long)examples);
 }
 
 void report_sample(run_report *r, int64_t step, const int32_t *token, int64_t count) {
-    static bool said;
-    begin_watched(r, "sample", step);
+    static bool explained;
+    const double ms = report_spent(r, TIME_WATCH);
     if (!root(r)) return;
-    if (!r->words && r->V > vocabulary_size(NULL) && !said)
+    if (!r->words && r->V > vocabulary_size(NULL) && !explained)
         fprintf(stderr,
                 "note: samples are no text: there is no tokenizer.bin for the %lld tokens beside --train, --val or --init-from "
                 "(data/prepare.py writes one)\n",
                 (long long)r->V);
-    said = true;
+    explained = true;
     char *text = cf_host_alloc(count * 256 + 1, 1, "a sample"), *end = text;
     for (int64_t i = 0; i < count; i++) end += vocabulary_bytes(r->words, token[i], end);
     for (char *at = text; at < end; at++)
         if (!*at) *at = ' '; // bytes of a model without words
     cf_printable(text);
     report_line(r, "step %5lld  sample\n%s\n---\n", (long long)step, text);
-    log_text(r->log, "text", text);
-    log_end(r->log);
+    LOG_LINE(r->log, "sample", FIELD("step", step), FIELD("ms", ms), FIELD("text", text));
     free(text);
 }
 
@@ -311,7 +271,7 @@ void report_trace(run_report *r, cf_context *context, int64_t from, int64_t last
         return;
     }
     progress_break();
-    fprintf(stderr, "warning: %s; the run goes on\n", why.what);
+    fprintf(stderr, "warning: %s; training goes on\n", why.what);
 }
 
 // --- the end ---
@@ -326,23 +286,21 @@ void report_end(run_report *r, cf_context *context, int64_t step, int stop, bool
     }
     accounts_audit(context->trace, context->transport, r->o, r->log);
     log_begin(r->log, "end");
-    log_int(r->log, "steps", step);
-    if (stop) log_text(r->log, "stopped_by", strsignal(stop));
-    log_real(r->log, "total_s", (cf_now_ms() - begin_ms) * 1e-3);
-    log_real(r->log, "peak_rss_mib", (double)usage.ru_maxrss / 1024);
-    log_int(r->log, "bytes_sent_rank0", context->transport->bytes_sent(context->transport));
+    LOG_ADD(r->log, FIELD("steps", step), FIELD(stop ? "stopped_by" : NULL, stop ? strsignal(stop) : ""),
+            FIELD("total_s", (cf_now_ms() - begin_ms) * 1e-3), FIELD("peak_rss_mib", (double)usage.ru_maxrss / 1024),
+            FIELD("bytes_sent_rank0", context->transport->bytes_sent(context->transport)));
     accounts_log(&r->time, r->log);
     log_end(r->log);
     if (stop && saved)
-        report_line(r, "stopped   by a signal (%s) after %lld of %lld steps; the same command goes on from there\n",
+        report_line(r, "stopped   by a signal (%s) after %lld of %lld steps; the same command resumes from there\n",
                     strsignal(stop), (long long)step, (long long)r->o->steps);
     if (root(r) && *r->o->out) accounts_print(&r->time, stdout);
     fflush(stdout);
     if (!saved)
-        cf_die_together("see the warnings above; the same command goes on from the last checkpoint, if there is one",
+        cf_die_together("see the warnings above; the same command resumes from the last checkpoint, if there is one",
                         "the state after step %lld was not saved", (long long)step);
 }
 
-bool report_whole(const run_report *r) {
-    return log_whole(r->log) && !r->untraced;
+bool report_complete(const run_report *r) {
+    return log_complete(r->log) && !r->untraced;
 }

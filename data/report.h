@@ -3,16 +3,11 @@
 #ifndef REPORT_H
 #define REPORT_H
 
-#include "../commfuse/die.h"
 #include "../commfuse/fuse.h"
-#include "../commfuse/transport.h"
 #include "accounts.h"
-#include "options.h"
-#include "plan.h"
 #include "origin.h"
+#include "plan.h"
 #include "saver.h"
-#include "tokens.h"
-#include "vocabulary.h"
 
 CF_EXTERN_C_BEGIN
 
@@ -28,57 +23,55 @@ typedef struct run_report {
     const char *peak_source;   // NULL: not measured
     const tokens *train, *val; // NULL: none
     const vocabulary *words;   // NULL: bytes
-    int64_t first;             // the step that the run begins or goes on with
+    int64_t first;             // the step that the run begins or resumes with
     bool watched;              // validation and samples before it are done
     logfile *log;              // rank 0's
     accounts time;             // rank 0's
-    double lap_ms;             // when the time began that belongs to nothing yet, on the cf_now_ms clock
+    double lap_ms;             // the last report_lap(), on the clock of cf_now_ms()
     double stepped_ms;         // of all steps reported
     bool untraced;             // the timeline could not be written
     run_plan plan;             // how operations travel, in mode auto
 } run_report;
 
-// The run goes on from this checkpoint.
+// The run resumes from this checkpoint.
 void report_resume(run_report *r, const manifest *m);
-// Opens log and accounts of a run that begins, or goes on at r->first.
+// Opens log and accounts of a run that begins, or resumes at r->first.
 void report_open(run_report *r);
-void report_config(run_report *r); // a run that goes on keeps the first line of its log, and adds another
+void report_config(run_report *r); // a run that resumes keeps the first line of its log, and adds another
 void report_banner(const run_report *r);
 
-// The time since the last call, or the start of the program.
-double report_lap(run_report *r);
-// The same, which was spent on this.
-double report_spent(run_report *r, time_purpose purpose);
+double report_lap(run_report *r);                         // the time since the last call, or the start of the program
+double report_spent(run_report *r, time_purpose purpose); // the same, which it adds to what this purpose took
 
-// What every rank reports to all others after a step.
+// The numbers that ranks exchange after each step.
 enum { FIGURE_SAVER, FIGURE_STOP, FIGURE_STEP, FIGURE_MS, FIGURE_EXPOSED, FIGURE_COMM, FIGURES };
 
 typedef struct step_report {
     int64_t step;               // -1: none
     double loss, grad_norm, lr; // of all ranks
     double ms;                  // this rank's clock
-    int64_t skipped;            // the step and those before it were left out, in a row; 0: it was not
+    int64_t skipped;            // how many steps in a row were skipped, this one the last; 0: it was not
     int nonfinite_rank;         // skipped: where that was first, -1: on none
     const char *nonfinite;      // skipped: what was not finite
     bool trial;                 // of the plan
 } step_report;
 
 void report_figures(const step_report *step, cf_trace *trace, saver *s, double mine[FIGURES]);
-// all: of all ranks, rank r's at r · stride; no longer valid afterwards. Returns a signal that asks some rank for the end, 0:
-// none. Dies if a rank is in another step.
+// all: the figures of all ranks, rank r's at r · stride; overwritten by later exchanges. Returns a signal that some rank got to end
+// the run, 0: none. Dies if a rank is in another step.
 int report_step(run_report *r, const step_report *step, const double *all, int stride, saver *s);
 
 void report_validation(run_report *r, int64_t step, double loss, int64_t sequences);
 void report_hellaswag(run_report *r, int64_t step, int64_t correct, int64_t examples);
 void report_sample(run_report *r, int64_t step, const int32_t *token, int64_t count);
-// Ends the timeline that began before step `from`, and writes it to --trace.
+// Ends the timeline that begins with step `from`, and writes it to --trace.
 void report_trace(run_report *r, cf_context *context, int64_t from, int64_t last);
-void report_line(const run_report *r, const char *format, ...) CF_PRINTF(2, 3); // to a person
-// stop: the signal that has ended the run before its last step, 0: none. Dies together unless the state was saved.
+void report_line(const run_report *r, const char *format, ...) CF_PRINTF(2, 3); // prints, on rank 0
+// stop: the signal that ended the run before its last step, 0: none. Dies together unless the state was saved.
 void report_end(run_report *r, cf_context *context, int64_t step, int stop, bool saved, double begin_ms);
 
-// Was there room for log and timeline? If not, the run goes on to its end, but is not done.
-bool report_whole(const run_report *r);
+// Whether log and timeline were written. If not, training continues, but the exit status is 1.
+bool report_complete(const run_report *r);
 
 CF_EXTERN_C_END
 #endif

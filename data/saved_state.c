@@ -1,14 +1,13 @@
-// See saved_state.h. For given numbers of runs and elements there is one right header, the one that is written here. A reader
+// See checkpoint.h. For given numbers of runs and elements there is one right header, the one that is written here. A reader
 // takes the two numbers from a header, makes the right one, and compares: any other is damage. Then the file's size must be
 // what they give, and all offsets follow from them.
 //
 // All runs of all files are sorted by tensor, layer and first element; a range is found by a search and then follows from
 // one run to the next, whichever files they are in.
-#include "saved_state.h"
+#include "checkpoint.h"
 #include "durable.h"
 #include "input.h"
 #include <inttypes.h>
-#include <stdlib.h>
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
@@ -42,35 +41,35 @@ bool saved_state_write(const char *path, const rank_state *state, manifest_file 
     char header[HEADER_MAX];
     durable_file file;
     XXH64_state_t hash;
-    int64_t header_bytes = make_header(header, state->runs, state->elements), runs_bytes = state->runs * RUN_BYTES,
-            value_bytes = state->elements * (int64_t)sizeof(float);
+    const int64_t header_bytes = make_header(header, state->runs, state->elements), runs_bytes = state->runs * RUN_BYTES,
+                  value_bytes = state->elements * (int64_t)sizeof(float);
     written->bytes = header_bytes + runs_bytes + STATE_KINDS * value_bytes;
     XXH64_reset(&hash, 0);
-    bool well = durable_create(&file, path, written->bytes, why);
+    bool ok = durable_create(&file, path, written->bytes, why);
     file.hash = &hash;
-    well = well && durable_append(&file, header, header_bytes, why) && durable_append(&file, state->run, runs_bytes, why);
-    for (int kind = 0; kind < STATE_KINDS; kind++) well = well && durable_append(&file, state->value[kind], value_bytes, why);
+    ok = ok && durable_append(&file, header, header_bytes, why) && durable_append(&file, state->run, runs_bytes, why);
+    for (int kind = 0; kind < STATE_KINDS; kind++) ok = ok && durable_append(&file, state->value[kind], value_bytes, why);
     written->hash = XXH64_digest(&hash);
-    well = well && durable_commit(&file, why);
+    ok = ok && durable_commit(&file, why);
     durable_abandon(&file);
-    return well;
+    return ok;
 }
 
 // --- opening -----------------------------------------------------------------------------------------------
 
-typedef struct located_run {
-    state_run run;
-    int64_t file;
-} located_run;
-
-typedef struct part {             // a file
-    int64_t runs, elements, data; // data: the byte at which the runs begin
+typedef struct part { // of the state: a file
+    input in;
+    int64_t runs, elements, runs_at, values_at; // at: the first byte
 } part;
 
+typedef struct located_run {
+    state_run run;
+    const part *part;
+} located_run;
+
 struct saved_state {
-    input_files *in;
-    part *part; // (files)
-    int64_t runs;
+    int64_t parts, runs;
+    part *part;       // (parts)
     located_run *run; // (runs) sorted
 };
 
@@ -78,11 +77,10 @@ static bool damaged(problem *why, const char *path, const char *what) {
     return problem_set(why, "use an earlier checkpoint", "%.1500s is not the state of a rank: %s", path, what);
 }
 
-static bool read_header(input_files *in, int64_t file, part *p, problem *why) {
-    char found[HEADER_MAX] = "", right[HEADER_MAX];
-    const char *path = in->file[file].path;
-    int64_t most = in->file[file].bytes < HEADER_MAX - 1 ? in->file[file].bytes : HEADER_MAX - 1;
-    if (!input_read(in, file, 0, found, most, why)) return false;
+static bool read_header(part *p, problem *why) {
+    char found[HEADER_MAX] = "", right[HEADER_MAX], promise[64];
+    const int64_t most = p->in.bytes < HEADER_MAX - 1 ? p->in.bytes : HEADER_MAX - 1;
+    if (!input_read(&p->in, 0, found, most, why)) return false;
     // No number of more digits than these is right, and none of fewer overflows.
     if (most < LENGTH_BYTES ||
         sscanf(found + LENGTH_BYTES,
@@ -90,35 +88,29 @@ static bool read_header(input_files *in, int64_t file, part *p, problem *why) {
                ",5],\"data_offsets\":[0,%*15[0-9]]},\"weight\":{\"dtype\":\"F32\",\"shape\":[%13" SCNd64,
                &p->runs, &p->elements) != 2 ||
         p->runs < 0 || p->runs > max_count || p->elements < 0 || p->elements > max_count)
-        return damaged(why, path, "its header does not say how many runs and elements it has");
-    p->data = make_header(right, p->runs, p->elements);
-    if (p->data > most || memcmp(found, right, (size_t)p->data) != 0)
-        return damaged(why, path, "its header is not the one for its runs and elements");
-    char promise[64];
+        return damaged(why, p->in.path, "its header does not say how many runs and elements it has");
+    p->runs_at = make_header(right, p->runs, p->elements);
+    p->values_at = p->runs_at + p->runs * RUN_BYTES;
+    if (p->runs_at > most || memcmp(found, right, (size_t)p->runs_at) != 0)
+        return damaged(why, p->in.path, "its header is not the one for its runs and elements");
     snprintf(promise, sizeof promise, "%lld runs of %lld elements", (long long)p->runs, (long long)p->elements);
-    return input_check_size(in, file, p->data + p->runs * RUN_BYTES + STATE_KINDS * p->elements * (int64_t)sizeof(float), promise,
-                            why);
+    return input_check_size(&p->in, p->values_at + STATE_KINDS * p->elements * (int64_t)sizeof(float), promise, why);
 }
 
 // Appends a file's runs to the others.
-static bool read_runs(saved_state *s, int64_t file, problem *why) {
-    const part *p = &s->part[file];
-    const int64_t bytes = p->runs * RUN_BYTES;
+static bool read_runs(saved_state *s, const part *p, problem *why) {
     state_run *run = cf_host_alloc(p->runs, sizeof *run, "runs of elements");
-    located_run *grown = realloc(s->run, (size_t)(s->runs + p->runs + 1) * sizeof *grown);
-    if (!grown) cf_die(NULL, "out of memory for %lld runs of elements", (long long)(s->runs + p->runs));
-    s->run = grown;
-    bool well = input_read(s->in, file, p->data, run, bytes, why);
-    for (int64_t i = 0; well && i < p->runs; i++) {
+    bool ok = input_read(&p->in, p->runs_at, run, p->runs * RUN_BYTES, why);
+    for (int64_t i = 0; ok && i < p->runs; i++) {
         const state_run *r = &run[i];
         const int64_t field[] = {r->tensor, r->layer, r->whole, r->count, r->at};
         bool sound = r->count > 0;
         for (int j = 0; j < 5; j++) sound &= field[j] >= 0 && field[j] <= max_number;
-        well = (sound && r->at + r->count <= p->elements) || damaged(why, s->in->file[file].path, "a run outside of the file");
-        s->run[s->runs++] = (located_run){run[i], file};
+        ok = (sound && r->at + r->count <= p->elements) || damaged(why, p->in.path, "a run outside of the file");
+        s->run[s->runs++] = (located_run){*r, p};
     }
     free(run);
-    return well;
+    return ok;
 }
 
 // By tensor, layer and first element: the first three numbers.
@@ -135,28 +127,31 @@ static bool same_tensor(const state_run *a, const state_run *b) {
 
 saved_state *saved_state_open(const char *out, const manifest *m, problem *why) {
     saved_state *s = cf_host_alloc(1, sizeof *s, "a checkpoint");
+    int64_t runs = 0;
+    bool ok = true;
     s->part = cf_host_alloc(m->ranks, sizeof *s->part, "a checkpoint");
-    s->in = input_create("checkpoint file", m->ranks);
-    bool sound = true;
-    for (int64_t file = 0; sound && file < m->ranks; file++) {
+    for (; ok && s->parts < m->ranks; s->parts++) {
         char path[PATH_MAX];
-        checkpoint_file_path(out, m->step, file, false, path);
-        sound = input_add(s->in, path, why) && read_header(s->in, file, &s->part[file], why) && read_runs(s, file, why);
+        part *p = &s->part[s->parts];
+        checkpoint_file_path(out, m->step, s->parts, false, path);
+        ok = input_open(&p->in, "checkpoint file", path, why) && read_header(p, why);
+        runs += ok ? p->runs : 0;
     }
-    if (sound && s->runs > 1) qsort(s->run, (size_t)s->runs, sizeof *s->run, by_place);
-    for (int64_t i = 1; sound && i < s->runs; i++) {
+    s->run = cf_host_alloc(runs, sizeof *s->run, "runs of elements");
+    for (int64_t i = 0; ok && i < s->parts; i++) ok = read_runs(s, &s->part[i], why);
+    if (ok && s->runs > 1) qsort(s->run, (size_t)s->runs, sizeof *s->run, by_place);
+    for (int64_t i = 1; ok && i < s->runs; i++) {
         const state_run *before = &s->run[i - 1].run, *r = &s->run[i].run;
-        if (same_tensor(before, r) && before->whole + before->count > r->whole)
-            sound = damaged(why, out, "an element is there twice");
+        if (same_tensor(before, r) && before->whole + before->count > r->whole) ok = damaged(why, out, "an element is there twice");
     }
-    if (sound) return s;
+    if (ok) return s;
     saved_state_close(s);
     return NULL;
 }
 
 void saved_state_close(saved_state *s) {
     if (!s) return;
-    input_close(s->in);
+    for (int64_t i = 0; i < s->parts; i++) input_close(&s->part[i].in);
     free(s->part);
     free(s->run);
     free(s);
@@ -166,7 +161,7 @@ void saved_state_close(saved_state *s) {
 
 bool saved_state_read(const saved_state *s, state_kind kind, int64_t tensor, int64_t layer, int64_t first, int64_t count,
                       float *out, problem *why) {
-    state_run place = {tensor, layer, first, count, 0};
+    const state_run place = {tensor, layer, first, count, 0};
     int64_t done = 0, i = -1; // the last run that does not begin after this place; -1: there is none
     for (int64_t high = s->runs; high - i > 1;) {
         const int64_t middle = i + (high - i) / 2;
@@ -174,17 +169,14 @@ bool saved_state_read(const saved_state *s, state_kind kind, int64_t tensor, int
     }
     for (; done < count; i++) {
         const located_run *l = i < 0 || i >= s->runs ? NULL : &s->run[i];
-        int64_t inside = l ? first + done - l->run.whole : -1;
+        const int64_t inside = l ? first + done - l->run.whole : -1;
         if (!l || !same_tensor(&l->run, &place) || inside < 0 || inside >= l->run.count)
             return problem_set(why, "was it saved by another version of this program?",
                                "element %lld of layer %lld of tensor %lld is not in the checkpoint of %s",
-                               (long long)(first + done), (long long)layer, (long long)tensor, s->in->file[0].path);
-        int64_t n = l->run.count - inside < count - done ? l->run.count - inside : count - done;
-        const part *p = &s->part[l->file];
-        int64_t element = (int64_t)kind * p->elements + l->run.at + inside;
-        if (!input_read(s->in, l->file, p->data + p->runs * RUN_BYTES + element * (int64_t)sizeof(float), out + done,
-                        n * (int64_t)sizeof(float), why))
-            return false;
+                               (long long)(first + done), (long long)layer, (long long)tensor, s->part->in.path);
+        const int64_t n = l->run.count - inside < count - done ? l->run.count - inside : count - done,
+                      element = (int64_t)kind * l->part->elements + l->run.at + inside, size = sizeof(float);
+        if (!input_read(&l->part->in, l->part->values_at + element * size, out + done, n * size, why)) return false;
         done += n;
     }
     return true;

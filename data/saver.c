@@ -1,14 +1,12 @@
-// See saver.h. What ranks do together is decided by the words of all of them, never by where a thread happens to be, so that
-// all take the same path. A rank's word is its stage:
+// See saver.h. All ranks decide by the exchanged stages, never by where their own thread happens to be, so all take the same path:
 //
 //   IDLE → WRITING → WRITTEN → (all of them: results are exchanged) → COMMITTING → COMMITTED → (rank 0) → IDLE
 //
-// The thread of a rank owns the copy of its state while WRITING, rank 0's owns the store while COMMITTING; each sets
-// the stage as its last act. Whether it has done well is exchanged after that.
+// The thread of a rank owns the copy of its state while WRITING, rank 0's owns the store while COMMITTING; each sets the next
+// stage as its last act. Its result is exchanged after that.
 #define _GNU_SOURCE
 #include "saver.h"
 #include "../commfuse/device.h"
-#include "progress.h"
 #include <cjson/cJSON.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -17,7 +15,7 @@
 #include <unistd.h>
 
 typedef enum { IDLE, WRITING, WRITTEN, COMMITTING, COMMITTED } stage;
-enum { NICE = 10 }; // the writer yields to those that compute
+enum { NICE = 10 }; // writing yields to computing
 
 struct saver {
     cf_transport *transport;
@@ -27,7 +25,7 @@ struct saver {
     bool threaded;
     atomic_int stage;
     int64_t step;
-    bool well; // what the thread has done
+    bool ok; // the thread's result
     problem why;
     bool failed;         // the last checkpoint, on any rank
     manifest_file *file; // (ranks) sizes and hashes; bytes -1: it could not be written
@@ -70,14 +68,14 @@ static void *work(void *saver_) {
     if (atomic_load(&s->stage) == WRITING) {
         char path[PATH_MAX];
         checkpoint_file_path(s->out, s->step, s->transport->rank, true, path);
-        s->well = saved_state_write(path, s->copy, &s->mine, &s->why);
+        s->ok = saved_state_write(path, s->copy, &s->mine, &s->why);
         atomic_store(&s->stage, WRITTEN);
     } else {
         problem why = {.what = ""};
         manifest m = {.step = s->step, .ranks = s->transport->size, .file = s->file, .options = s->options};
-        log_sync(s->log); // a run that goes on from here keeps all lines up to here
-        s->well = checkpoint_commit(s->store, &m, &s->why);
-        if (s->well && !checkpoint_prune(s->store, s->keep, s->keep_every, &why))
+        log_sync(s->log); // a run that resumes from here has all lines up to here
+        s->ok = checkpoint_commit(s->store, &m, &s->why);
+        if (s->ok && !checkpoint_prune(s->store, s->keep, s->keep_every, &why))
             fprintf(stderr, "\nwarning: an old checkpoint stays: %s\n", why.what);
         atomic_store(&s->stage, COMMITTED);
     }
@@ -89,7 +87,7 @@ static void start(saver *s, stage now) {
     s->threaded = true; // which the thread reads
     if (pthread_create(&s->thread, NULL, work, s) == 0) return;
     s->threaded = false;
-    work(s); // slower, but the checkpoint is what counts
+    work(s); // without a thread: slower, but the checkpoint is saved
 }
 
 // --- what is printed ---
@@ -111,12 +109,8 @@ static void report(const saver *s) {
     printf("step %5lld  saved %s/step_%08lld: %.1f MiB, training paused for %.1f ms, written after %.0f ms\n", (long long)s->step,
            s->out, (long long)s->step, (double)bytes / 1048576, s->stall_ms, written_ms);
     fflush(stdout);
-    log_begin(s->log, "save");
-    log_int(s->log, "step", s->step);
-    log_int(s->log, "bytes", bytes);
-    log_real(s->log, "stall_ms", s->stall_ms);
-    log_real(s->log, "written_ms", written_ms);
-    log_end(s->log);
+    LOG_LINE(s->log, "save", FIELD("step", s->step), FIELD("bytes", bytes), FIELD("stall_ms", s->stall_ms),
+             FIELD("written_ms", written_ms));
 }
 
 // --- all ranks ---
@@ -128,9 +122,9 @@ bool saver_begin(saver *s, int64_t step, cJSON *described) {
     s->options = described;
     s->step = step;
     s->begun_ms = begun;
-    s->well = !s->store || checkpoint_begin(s->store, step, &s->why);
-    if (!s->well) warn(s);
-    s->failed = !cf_least_host(s->transport, s->well);
+    s->ok = !s->store || checkpoint_begin(s->store, step, &s->why);
+    if (!s->ok) warn(s);
+    s->failed = !cf_least_host(s->transport, s->ok);
     return !s->failed;
 }
 
@@ -140,34 +134,34 @@ void saver_write(saver *s, const rank_state *copy) {
     start(s, WRITING);
 }
 
-double saver_word(saver *s) {
+double saver_stage(saver *s) {
     return (double)atomic_load(&s->stage);
 }
 
 // No rank is writing, and rank 0 is at this stage.
-static void advance(saver *s, stage root) {
+static void next_stage(saver *s, stage root) {
     if (root != WRITTEN && root != COMMITTED) return;
     join(s);
     if (root == WRITTEN) {
-        if (!s->well) s->mine.bytes = -1;
+        if (!s->ok) s->mine.bytes = -1;
         cf_allgather_host(s->transport, &s->mine, s->file, (int64_t)sizeof s->mine);
         s->failed = false;
         for (int rank = 0; rank < s->transport->size; rank++) s->failed |= s->file[rank].bytes < 0;
         atomic_store(&s->stage, s->failed ? IDLE : COMMITTING);
-        if (!s->well) warn(s);
+        if (!s->ok) warn(s);
         if (s->failed && s->store) checkpoint_abandon(s->store);
         if (!s->failed && s->store) start(s, COMMITTING);
     } else {
-        s->failed = !cf_least_host(s->transport, s->well); // the others have done well, or nothing would be committed
+        s->failed = !cf_least_host(s->transport, s->ok); // the others had no error, or nothing would be committed
         atomic_store(&s->stage, IDLE);
         if (s->store) (s->failed ? warn : report)(s);
     }
 }
 
-void saver_look(saver *s, const double *words, int stride) {
+void saver_advance(saver *s, const double *stages, int stride) {
     for (int rank = 0; rank < s->transport->size; rank++)
-        if ((stage)words[rank * stride] == WRITING) return;
-    advance(s, (stage)words[0]);
+        if ((stage)stages[rank * stride] == WRITING) return;
+    next_stage(s, (stage)stages[0]);
 }
 
 bool saver_finish(saver *s) {
@@ -175,6 +169,6 @@ bool saver_finish(saver *s) {
         join(s);
         const stage root = (stage)cf_root_host(s->transport, atomic_load(&s->stage));
         if (root == IDLE) return !s->failed;
-        advance(s, root);
+        next_stage(s, root);
     }
 }

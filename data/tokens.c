@@ -1,25 +1,17 @@
 // See tokens.h. Samples are read when they are asked for.
 //
-// Training order. An epoch must visit every sample once, in an order that every rank computes for itself from
-// (seed, epoch) without a table: the number of samples may be in the billions. A Feistel network is a
-// permutation of [0, 4^h) whatever its round function, built from that function's hash alone; h is the least
-// with 4^h ≥ samples, and a result outside [0, samples) goes through the network again until it falls inside
-// (cycle walking: still a permutation, fewer than four rounds of it on average, as the domain is less than
-// four times too large). The order is part of the program's contract: runs are repeated by seed, so it may
-// not change, and a test pins it.
+// Order. Every rank computes it from (seed, epoch) without a table, because samples may be billions. A Feistel network permutes
+// [0, 4^h), whatever its round function; h is the least with 4^h ≥ samples. A result outside [0, samples) goes through the network
+// again until it is inside (cycle walking): still a permutation, in fewer than four passes on average. Runs are repeated by seed, so
+// the order may not change, and a test pins it. Files are sorted by byte value, not by locale, for the same reason.
 //
-// Files are sorted by byte value, not by locale, for the same reason.
-//
-// Fingerprint. Of a large file only blocks are read. One begins every 1/1250 of it, so that each thousandth part holds
-// a whole block: 1/1000 − 1/1250 of more than 2^21 tokens is longer than one.
+// Fingerprint. Of a large file only blocks are read. One begins every 1/1250 of it, so that each thousandth part holds a whole
+// block: 1/1000 − 1/1250 of more than 2^21 tokens is longer than one.
 #include "tokens.h"
-#include "input.h"
-#include "../commfuse/die.h"
 #include <glob.h>
 #include <errno.h>
 #include <limits.h>
-#include <stdlib.h>
-#include <sys/stat.h>
+#include <unistd.h>
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
@@ -44,16 +36,15 @@ static int by_bytes(const void *a, const void *b) {
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-// How much of a pattern is the name of something that exists, whatever characters are in it: all, or some directories.
+// How much of a pattern names something that exists, whatever characters are in it: all, or some directories.
 static size_t literal_length(const char *pattern) {
     char name[PATH_MAX];
     size_t length = strlen(pattern);
     if (length >= sizeof name) return 0;
     memcpy(name, pattern, length + 1);
-    struct stat status;
-    while (length > 0 && stat(name, &status) != 0) {
-        while (length > 0 && name[length - 1] != '/') length--; // the last name
-        while (length > 0 && name[length - 1] == '/') length--;
+    while (length > 0 && access(name, F_OK) != 0) {
+        while (length > 0 && name[length - 1] != '/') length--; // without the last name
+        if (length > 0) length--;
         name[length] = 0;
     }
     return length;
@@ -61,13 +52,11 @@ static size_t literal_length(const char *pattern) {
 
 // Sorted names; glob()'s status.
 static int find_files(const char *pattern, glob_t *found) {
-    char *escaped = malloc(2 * strlen(pattern) + 1), *end = escaped;
-    if (!escaped) return GLOB_NOSPACE;
+    char *escaped = cf_host_alloc(2 * (int64_t)strlen(pattern) + 1, 1, "a pattern"), *end = escaped;
     for (size_t i = 0, literal = literal_length(pattern); pattern[i]; i++) {
         if (i < literal && strchr("*?[]\\~", pattern[i])) *end++ = '\\';
         *end++ = pattern[i];
     }
-    *end = 0;
     int status = glob(escaped, GLOB_NOSORT | GLOB_TILDE, NULL, found);
     free(escaped);
     if (status == 0) qsort(found->gl_pathv, found->gl_pathc, sizeof *found->gl_pathv, by_bytes);
@@ -85,49 +74,45 @@ char *tokens_first_file(const char *pattern) {
 
 // --- opening -----------------------------------------------------------------------------------------------
 
-// The next `count` tokens from token `first` on.
-static const uint16_t *read_tokens(const tokens *t, int file, int64_t first, int64_t count) {
+static const uint16_t *read_tokens(const tokens *t, const token_file *file, int64_t first, int64_t count) {
     problem why;
-    if (!input_read(t->in, file, INPUT_HEADER_BYTES + first * TOKEN_BYTES, t->piece, count * TOKEN_BYTES, &why))
-        cf_die(*why.hint ? why.hint : how_to_read, "%s", why.what);
+    if (!input_read(&file->in, INPUT_HEADER_BYTES + first * TOKEN_BYTES, t->piece, count * TOKEN_BYTES, &why))
+        cf_die(problem_hint(&why, NULL), "%s", why.what);
     return t->piece;
 }
 
-// Opens the next file. Returns how many tokens it holds.
-static int64_t open_file(tokens *t, int file, const char *name) {
+static void open_file(token_file *file, const char *name) {
+    static const header_field fields[] = {{"magic", MAGIC, MAGIC},
+                                          {"version", VERSION, VERSION},
+                                          {"number of tokens", 0, INT32_MAX}};
     problem why;
     int32_t header[INPUT_HEADER] = {0};
     char promise[32];
-    if (!input_add(t->in, name, &why)) cf_die_together(*why.hint ? why.hint : how_to_read, "%s", why.what);
-    if (!input_header(t->in, file, MAGIC, header, &why)) {
+    if (!input_open(&file->in, "token file", name, &why)) cf_die_together(problem_hint(&why, how_to_read), "%s", why.what);
+    if (!input_header(&file->in, fields, 3, header, &why)) {
         if (header[0] == MAGIC_32_BIT)
             cf_die_together(how_to_make, "token file %s holds 32-bit tokens (magic %d); this program reads 16-bit ones", name,
                             MAGIC_32_BIT);
-        cf_die_together(*why.hint ? why.hint : how_to_make, "%s", why.what);
+        cf_die_together(problem_hint(&why, how_to_make), "%s", why.what);
     }
-    if (header[1] != VERSION) cf_die_together(how_to_make, "token file %s has version %d, expected %d", name, header[1], VERSION);
-    if (header[2] < 0) cf_die_together(how_to_make, "token file %s says it holds %d tokens; it is damaged", name, header[2]);
+    file->count = header[2];
     snprintf(promise, sizeof promise, "%d tokens", header[2]);
-    if (!input_check_size(t->in, file, INPUT_HEADER_BYTES + (int64_t)header[2] * TOKEN_BYTES, promise, &why))
+    if (!input_check_size(&file->in, INPUT_HEADER_BYTES + file->count * TOKEN_BYTES, promise, &why))
         cf_die_together(why.hint, "%s", why.what);
-    return header[2];
 }
 
-// Adds a file, or blocks spread over it, to the hash of those before; notes the largest token.
-static uint64_t hash_file(tokens *t, int file, bool whole, uint64_t hash) {
-    const int64_t tokens_there = t->file[file].count;
-    const int64_t step = whole ? PIECE : tokens_there / BLOCKS, length = whole ? PIECE : BLOCK;
-    hash = XXH64(&tokens_there, sizeof tokens_there, hash);
-    for (int64_t at = 0; !whole && at < tokens_there; at += step)
-        input_expect(t->in, file, INPUT_HEADER_BYTES + at * TOKEN_BYTES, BLOCK * TOKEN_BYTES);
-    for (int64_t at = 0; at < tokens_there; at += step) {
-        const int64_t count = tokens_there - at < length ? tokens_there - at : length;
+// Continues a hash with a file, or with blocks spread over it; notes the largest token.
+static uint64_t hash_file(tokens *t, int number, bool whole, uint64_t hash) {
+    const token_file *file = &t->file[number];
+    const int64_t step = whole ? PIECE : file->count / BLOCKS, length = whole ? PIECE : BLOCK;
+    hash = XXH64(&file->count, sizeof file->count, hash);
+    for (int64_t at = 0; !whole && at < file->count; at += step)
+        input_expect(&file->in, INPUT_HEADER_BYTES + at * TOKEN_BYTES, BLOCK * TOKEN_BYTES);
+    for (int64_t at = 0; at < file->count; at += step) {
+        const int64_t count = file->count - at < length ? file->count - at : length;
         hash = XXH64(read_tokens(t, file, at, count), (size_t)(count * TOKEN_BYTES), hash);
-        uint16_t largest = 0;
-        for (int64_t i = 0; i < count; i++) largest = t->piece[i] > largest ? t->piece[i] : largest;
-        if (largest <= t->largest) continue;
-        t->largest = largest, t->largest_in = file, t->largest_at = at;
-        while (t->piece[t->largest_at - at] != largest) t->largest_at++;
+        for (int64_t i = 0; i < count; i++)
+            if (t->piece[i] > t->largest) t->largest = t->piece[i], t->largest_in = number, t->largest_at = at + i;
     }
     return hash;
 }
@@ -149,16 +134,16 @@ tokens *tokens_open(const char *pattern, int64_t T) {
         cf_die_together(how_to_read, "token files '%s' cannot be listed: %s", pattern,
                         status == GLOB_NOSPACE ? "out of memory" : strerror(errno));
     tokens *t = cf_host_alloc(1, sizeof *t, "token files");
-    *t = (tokens){.in = input_create("token file", (int64_t)found.gl_pathc),
-                  .file = cf_host_alloc((int64_t)found.gl_pathc, sizeof *t->file, "token files"),
+    *t = (tokens){.file = cf_host_alloc((int64_t)found.gl_pathc, sizeof *t->file, "token files"),
                   .files = (int)found.gl_pathc,
                   .T = T,
                   .piece = cf_host_alloc(T < PIECE ? PIECE : T + 1, sizeof *t->piece, "tokens"),
                   .largest = -1};
     int64_t longest = 0;
     for (int i = 0; i < t->files; i++) {
-        const int64_t count = open_file(t, i, found.gl_pathv[i]);
-        t->file[i] = (token_file){.count = count, .first = t->samples};
+        open_file(&t->file[i], found.gl_pathv[i]);
+        const int64_t count = t->file[i].count;
+        t->file[i].first = t->samples;
         t->samples += count > 0 ? (count - 1) / T : 0;
         t->count += count;
         if (count > longest) longest = count;
@@ -174,7 +159,7 @@ tokens *tokens_open(const char *pattern, int64_t T) {
 
 void tokens_close(tokens *t) {
     if (!t) return;
-    input_close(t->in);
+    for (int i = 0; i < t->files; i++) input_close(&t->file[i].in);
     free(t->file);
     free(t->piece);
     free(t);
@@ -188,7 +173,7 @@ static void check_token(const tokens *t, int file, int64_t at, int token, int64_
     if (token >= vocab)
         cf_die_together("the tokens belong to another vocabulary than the model (see --vocab), or the file is damaged; "
                         "--verify-data looks at all tokens before a run begins",
-                        "token file %s: token %lld is %d, at byte %lld, but the vocabulary has %lld", t->in->file[file].path,
+                        "token file %s: token %lld is %d, at byte %lld, but the vocabulary has %lld", t->file[file].in.path,
                         (long long)at, token, (long long)(INPUT_HEADER_BYTES + at * TOKEN_BYTES), (long long)vocab);
 }
 
@@ -231,13 +216,13 @@ void tokens_read(tokens *t, int64_t sample, int64_t vocab, int64_t b, int64_t B,
     if (sample < 0 || sample >= t->samples || b < 0 || b >= B)
         cf_die(NULL, "sample %lld of %lld into column %lld of %lld", (long long)sample, (long long)t->samples, (long long)b,
                (long long)B);
-    int file = 0; // that holds it: the last one whose first sample is not after it
+    int file = 0; // the last one whose first sample is not after `sample`
     for (int end = t->files; end - file > 1;) {
         const int middle = file + (end - file) / 2;
         *(t->file[middle].first <= sample ? &file : &end) = middle;
     }
     const int64_t first = (sample - t->file[file].first) * t->T;
-    const uint16_t *from = read_tokens(t, file, first, t->T + 1); // (T + 1)
+    const uint16_t *from = read_tokens(t, &t->file[file], first, t->T + 1); // (T + 1)
     for (int64_t i = 0; i <= t->T; i++) {
         check_token(t, file, first + i, from[i], vocab);
         if (i < t->T) inputs[i * B + b] = from[i];     // (T, B)

@@ -1,15 +1,12 @@
-// See vocabulary.h. The file is read whole; each word is a part of it. A prompt is short, so pairs of a word of its text are looked
-// at again after each union, and words are found by bisection.
+// See vocabulary.h. The file stays in memory, and words point into it. A prompt is short, so encoding it may be slow: words are found
+// by bisection, and each union scans all pairs of its word.
 #include "vocabulary.h"
 #include "input.h"
-#include "../commfuse/die.h"
 #include <errno.h>
 #include <limits.h>
-#include <stdlib.h>
 
 // Version 1 does not say which token ends a text: it is only used with GPT-2's vocabulary, where it is 50256.
-enum { MAGIC = 20240328, HEADER = 256, GPT2_TOKENS = 50257, GPT2_END_OF_TEXT = 50256, MAX_TOKENS = 1 << 24 };
-enum { HEADER_BYTES = HEADER * (int)sizeof(uint32_t) };
+enum { MAGIC = 20240328, GPT2_TOKENS = 50257, GPT2_END_OF_TEXT = 50256, MAX_TOKENS = 1 << 24 };
 
 typedef struct word {
     const char *bytes;
@@ -27,24 +24,19 @@ static const char *const how_to_make = "make it again with data/prepare.py --enc
 static const char *const how_to_read = "it belongs beside the token files; every rank must be able to read it";
 
 vocabulary *vocabulary_open(const char *path) {
+    static const header_field field[] = {{"magic", MAGIC, MAGIC}, {"version", 1, 2}, {"number of tokens", 1, MAX_TOKENS}};
     problem why;
-    int64_t size, at = HEADER_BYTES;
-    uint32_t header[4];
-    char *bytes = input_read_all("vocabulary file", path, HEADER_BYTES + (int64_t)MAX_TOKENS * 256, &size, &why);
+    int64_t size, at = INPUT_HEADER_BYTES;
+    char *bytes = input_read_all("vocabulary file", path, INPUT_HEADER_BYTES + (int64_t)MAX_TOKENS * 256, &size, &why);
     if (!bytes && errno == ENOENT) return NULL;
-    if (!bytes) cf_die_together(*why.hint ? why.hint : how_to_read, "%s", why.what);
-    if (size < HEADER_BYTES)
-        cf_die_together(how_to_make, "vocabulary file %s has %lld bytes: it is damaged or something else", path, (long long)size);
-    memcpy(header, bytes, sizeof header);
-    if (header[0] != MAGIC)
-        cf_die_together(how_to_make, "%s is not a vocabulary file: its first number is %u, expected %d", path, header[0], MAGIC);
-    if (header[1] != 2 && !(header[1] == 1 && header[2] == GPT2_TOKENS))
-        cf_die_together(how_to_make, "vocabulary file %s has version %u, expected 2", path, header[1]);
-    if (header[2] < 1 || header[2] > MAX_TOKENS)
-        cf_die_together(how_to_make, "vocabulary file %s says it has %u tokens, allowed is 1 to %d", path, header[2], MAX_TOKENS);
+    if (!bytes) cf_die_together(problem_hint(&why, how_to_read), "%s", why.what);
+    const int32_t *header = (const int32_t *)bytes;
+    if (!input_check_header("vocabulary file", path, size, field, 3, header, &why)) cf_die_together(how_to_make, "%s", why.what);
+    if (header[1] == 1 && header[2] != GPT2_TOKENS)
+        cf_die_together(how_to_make, "vocabulary file %s has version 1, expected 2", path);
     vocabulary *v = cf_host_alloc(1, sizeof *v, path);
     *v = (vocabulary){.count = header[2],
-                      .end_of_text = header[1] == 1 ? GPT2_END_OF_TEXT : header[3],
+                      .end_of_text = header[1] == 1 ? GPT2_END_OF_TEXT : (uint32_t)header[3],
                       .word = cf_host_alloc(header[2], sizeof *v->word, path),
                       .bytes = bytes};
     if (v->end_of_text >= v->count)
@@ -97,68 +89,44 @@ int vocabulary_bytes(const vocabulary *v, int64_t token, char *text) {
 
 // --- encoding ----------------------------------------------------------------------------------------------
 
-// Runs of one class, from U+0000 to U+10FFFF: 4 · length + class. Of the Unicode version of tiktoken's library:
-// tests/data/test_prompt.py compares every character with it, and prints this table.
-// clang-format off
-static const uint32_t runs[] = {
-    36, 23, 72, 7, 60, 42, 28, 105, 24, 105, 40, 7, 104, 7, 36, 5, 28, 10, 4, 5, 12, 6, 5, 4, 14, 4, 93, 4, 125, 4, 1833, 16, 49,
-    56, 21, 28, 5, 4, 5, 516, 21, 4, 9, 8, 17, 4, 5, 24, 5, 4, 13, 4, 5, 4, 81, 4, 333, 4, 557, 32, 665, 4, 153, 8, 5, 24, 165,
-    284, 109, 16, 17, 180, 173, 84, 42, 16, 9, 4, 397, 4, 5, 60, 9, 28, 9, 42, 13, 8, 5, 64, 5, 4, 121, 116, 357, 44, 5, 56, 42,
-    133, 36, 9, 16, 5, 20, 89, 16, 5, 36, 5, 12, 5, 92, 101, 28, 45, 20, 97, 4, 25, 68, 169, 232, 217, 12, 5, 72, 5, 28, 41, 16,
-    42, 4, 65, 16, 33, 8, 9, 8, 89, 4, 29, 4, 5, 12, 17, 12, 5, 64, 5, 52, 9, 4, 13, 16, 42, 9, 8, 26, 8, 5, 32, 25, 16, 9, 8, 89,
-    4, 29, 4, 9, 4, 9, 4, 9, 124, 17, 4, 5, 28, 42, 8, 13, 64, 37, 4, 13, 4, 89, 4, 29, 4, 9, 4, 21, 12, 5, 72, 5, 60, 9, 16, 42,
-    36, 5, 44, 33, 8, 9, 8, 89, 4, 29, 4, 9, 4, 21, 12, 5, 120, 9, 4, 13, 16, 42, 4, 5, 26, 44, 5, 4, 25, 12, 13, 4, 17, 12, 9, 4,
-    5, 4, 9, 12, 9, 12, 13, 12, 49, 88, 5, 84, 54, 72, 33, 4, 13, 4, 93, 4, 65, 12, 5, 104, 13, 8, 5, 8, 9, 16, 42, 32, 30, 4, 5,
-    16, 33, 4, 13, 4, 93, 4, 41, 4, 21, 12, 5, 124, 9, 4, 9, 16, 42, 4, 9, 68, 37, 4, 13, 4, 165, 8, 5, 64, 5, 20, 13, 4, 30, 13,
-    16, 78, 4, 25, 20, 73, 12, 97, 4, 37, 4, 5, 8, 29, 124, 42, 68, 193, 4, 9, 48, 29, 36, 42, 156, 9, 4, 5, 4, 21, 4, 97, 4, 5, 4,
-    41, 4, 9, 36, 5, 8, 21, 4, 5, 36, 42, 8, 17, 128, 5, 124, 82, 48, 33, 4, 145, 108, 21, 460, 173, 80, 5, 42, 24, 25, 16, 17, 12,
-    5, 12, 9, 28, 13, 16, 53, 48, 5, 4, 42, 24, 153, 4, 5, 20, 5, 8, 173, 4, 1333, 4, 17, 8, 29, 4, 5, 4, 17, 8, 165, 4, 17, 8,
-    133, 4, 17, 8, 29, 4, 5, 4, 17, 8, 61, 4, 229, 4, 17, 8, 269, 56, 82, 12, 65, 64, 345, 8, 25, 12, 2481, 8, 69, 7, 105, 20, 301,
-    12, 14, 33, 28, 73, 52, 77, 56, 73, 56, 53, 4, 13, 60, 209, 140, 5, 16, 5, 12, 42, 24, 42, 88, 42, 24, 357, 28, 21, 8, 137, 4,
-    5, 20, 281, 40, 125, 156, 42, 121, 8, 21, 44, 177, 16, 105, 24, 46, 148, 93, 36, 213, 172, 42, 24, 42, 52, 5, 372, 189, 68, 33,
-    12, 42, 164, 121, 52, 9, 42, 177, 104, 145, 112, 42, 12, 13, 42, 145, 8, 45, 20, 173, 8, 13, 164, 17, 4, 25, 4, 9, 12, 5, 20,
-    769, 256, 1113, 8, 25, 8, 153, 8, 25, 8, 33, 4, 5, 4, 5, 4, 5, 4, 125, 8, 213, 4, 29, 4, 5, 12, 13, 4, 29, 12, 17, 8, 25, 16,
-    53, 20, 13, 4, 29, 12, 47, 116, 11, 20, 7, 188, 7, 64, 6, 5, 8, 26, 20, 5, 42, 24, 53, 404, 5, 16, 5, 8, 41, 4, 5, 12, 21, 24,
-    5, 4, 5, 4, 5, 4, 17, 4, 45, 8, 17, 20, 21, 16, 5, 4, 206, 9, 22, 2904, 242, 312, 90, 2520, 122, 4528, 917, 24, 17, 12, 9, 36,
-    6, 8, 153, 4, 5, 20, 5, 8, 225, 28, 5, 64, 93, 36, 29, 4, 29, 4, 29, 4, 29, 4, 29, 4, 29, 4, 29, 4, 29, 320, 5, 1856, 7, 16, 9,
-    6, 100, 38, 28, 21, 8, 14, 9, 16, 345, 24, 13, 4, 361, 4, 17, 20, 173, 4, 377, 12, 18, 40, 129, 192, 65, 128, 42, 120, 34, 4,
-    62, 128, 42, 156, 62, 1280, 26369, 256, 88629, 268, 185, 8, 1077, 12, 65, 42, 9, 80, 189, 64, 125, 8, 281, 42, 156, 37, 8, 413,
-    8, 269, 8, 9, 4, 5, 4, 33, 84, 65, 4, 13, 4, 17, 4, 93, 52, 26, 40, 209, 56, 201, 112, 42, 96, 25, 12, 5, 4, 9, 4, 42, 113, 40,
-    93, 100, 117, 28, 189, 112, 5, 42, 24, 21, 4, 41, 42, 21, 4, 165, 92, 13, 4, 33, 16, 42, 24, 93, 12, 5, 12, 201, 4, 5, 12, 9,
-    8, 21, 8, 5, 4, 5, 96, 13, 8, 45, 28, 13, 48, 25, 8, 25, 8, 25, 36, 29, 4, 29, 4, 173, 4, 57, 24, 461, 52, 42, 24, 44689, 48,
-    93, 16, 197, 33808, 1465, 8, 425, 152, 29, 48, 21, 20, 5, 4, 41, 4, 53, 4, 21, 4, 5, 4, 9, 4, 9, 4, 433, 132, 1453, 72, 257, 8,
-    217, 160, 49, 464, 21, 4, 541, 76, 42, 28, 105, 24, 105, 44, 357, 12, 25, 8, 25, 8, 25, 8, 13, 140, 49, 4, 105, 4, 77, 4, 9, 4,
-    61, 8, 57, 136, 493, 48, 182, 48, 230, 68, 10, 976, 117, 12, 197, 64, 110, 16, 129, 18, 36, 81, 6, 33, 6, 20, 153, 40, 121, 8,
-    145, 16, 33, 4, 22, 168, 633, 8, 42, 24, 145, 16, 145, 16, 161, 32, 209, 48, 45, 4, 61, 4, 29, 4, 9, 4, 45, 4, 61, 4, 29, 4, 9,
-    12, 209, 48, 1245, 36, 89, 40, 33, 96, 25, 4, 169, 4, 37, 276, 25, 8, 5, 4, 177, 4, 9, 12, 5, 8, 93, 8, 34, 93, 8, 30, 125, 32,
-    38, 192, 77, 4, 9, 20, 22, 89, 26, 16, 105, 280, 225, 16, 10, 9, 66, 8, 186, 5, 60, 17, 4, 13, 4, 117, 40, 38, 92, 117, 10, 4,
-    117, 14, 128, 33, 4, 113, 24, 22, 64, 217, 40, 89, 8, 34, 77, 20, 34, 73, 92, 30, 320, 293, 220, 205, 52, 205, 28, 26, 145, 48,
-    42, 24, 42, 113, 36, 93, 872, 126, 4, 169, 24, 9, 64, 13, 236, 117, 42, 5, 32, 89, 44, 18, 108, 73, 184, 85, 30, 80, 93, 48,
-    213, 104, 122, 4, 9, 8, 5, 52, 181, 128, 101, 28, 42, 36, 145, 60, 42, 16, 5, 8, 5, 32, 141, 12, 5, 48, 193, 56, 17, 44, 42, 5,
-    4, 5, 16, 82, 44, 73, 4, 101, 76, 9, 252, 29, 4, 5, 4, 17, 4, 61, 4, 41, 28, 189, 68, 42, 44, 33, 8, 9, 8, 89, 4, 29, 4, 9, 4,
-    21, 12, 5, 72, 5, 48, 21, 120, 41, 4, 5, 8, 5, 4, 153, 4, 5, 100, 5, 4, 5, 176, 213, 72, 17, 20, 42, 20, 13, 120, 193, 80, 9,
-    4, 5, 32, 42, 664, 189, 164, 17, 144, 193, 80, 5, 44, 42, 152, 173, 52, 5, 28, 42, 24, 82, 112, 109, 84, 50, 16, 29, 740, 177,
-    464, 257, 78, 48, 33, 8, 5, 8, 33, 4, 9, 4, 97, 60, 5, 4, 5, 56, 42, 280, 33, 8, 157, 64, 5, 4, 5, 112, 5, 40, 161, 28, 5, 84,
-    5, 44, 185, 76, 5, 72, 293, 796, 133, 60, 42, 24, 37, 4, 149, 68, 5, 60, 118, 20, 121, 448, 29, 4, 9, 4, 153, 84, 5, 36, 42,
-    24, 25, 4, 9, 4, 129, 56, 5, 28, 42, 1240, 77, 60, 5, 4, 53, 4, 137, 112, 42, 344, 5, 60, 86, 172, 3689, 408, 446, 68, 785,
-    10544, 389, 60, 4289, 68, 25, 100, 15981, 20, 2333, 27364, 121, 72, 42, 6936, 2277, 28, 125, 4, 42, 24, 317, 4, 42, 24, 121,
-    72, 193, 64, 17, 48, 42, 4, 30, 4, 85, 20, 77, 1728, 181, 12, 42, 792, 257, 94, 420, 301, 20, 5, 264, 53, 256, 9, 4, 5, 112,
-    24545, 32, 4953, 164, 41, 35740, 17, 4, 29, 4, 9, 4, 1165, 60, 5, 116, 13, 8, 5, 56, 17, 32, 1585, 9232, 429, 20, 53, 12, 37,
-    28, 41, 16728, 42, 5912, 82, 48, 82, 432, 102, 540, 341, 4, 285, 4, 9, 8, 5, 8, 9, 8, 17, 4, 49, 4, 5, 4, 29, 4, 261, 4, 17, 8,
-    33, 4, 29, 4, 113, 4, 17, 4, 21, 4, 5, 12, 29, 4, 1361, 8, 101, 4, 101, 4, 125, 4, 101, 4, 125, 4, 101, 4, 125, 4, 101, 4, 125,
-    4, 101, 4, 33, 8, 202, 7168, 125, 24, 25, 1044, 249, 584, 181, 40, 29, 8, 42, 16, 5, 1284, 121, 72, 177, 16, 42, 1880, 113, 16,
-    42, 856, 121, 8, 5, 42, 1940, 29, 4, 17, 4, 9, 4, 61, 4, 789, 8, 38, 192, 273, 28, 5, 16, 42, 3164, 238, 4, 14, 4, 18, 304,
-    182, 4, 62, 776, 17, 4, 109, 4, 9, 4, 5, 8, 5, 4, 41, 4, 17, 4, 5, 4, 5, 24, 5, 16, 5, 4, 5, 4, 5, 4, 13, 4, 9, 4, 5, 8, 5, 4,
-    5, 4, 5, 4, 5, 4, 5, 4, 9, 4, 5, 8, 17, 4, 29, 4, 17, 4, 17, 4, 5, 4, 41, 4, 69, 20, 13, 4, 21, 4, 69, 2320, 54, 11148, 42,
-    4120, 170881, 128, 16617, 24, 889, 8, 23049, 56, 29893, 60, 2489, 9864, 2169, 6024, 19757, 20, 16769, 3633472,
-};
-// clang-format on
+// Runs of characters of one class, from U+0000 to U+10FFFF: 4 · length + class, as numbers in base 64 with the lowest five bits
+// first (the VLQ of source maps, without a sign). Of the Unicode version of tiktoken's library: tests/data/test_prompt.py compares
+// every character with it, and prints this table.
+static const char class_runs[] =
+    "kBXoCH8BqBcpDYpDoBHoDHkBFcKEFMGFEOE9CE9DEp5BQxB4BVcFEFkQVEJIREFYFENEFExCEtKEtRgB5UE5EIFYlF8ItDQR0FtF0CqBQJEtMEF8BJcJqBNI"
+    "FgCFE5D0DlLsBF4BqBlEkBJQFU5CQFkBFMF8ClDctBUhDEZkCpFoH5GMFoCFcpBQqBEhCQhBIJI5CEdEFMRMFgCF0BJENQqBJIaIFgBZQJI5CEdEJEJEJ8DR"
+    "EFcqBINgClBENE5CEdEJEVMFoCF8BJQqBkBFsBhBIJI5CEdEJEVMF4DJENQqBEFasBFEZMNERMJEFEJMJMNMxB4CF0C2BoChBENE9CEhCMFoDNIFIJQqBgBe"
+    "EFQhBENE9CEpBEVMF8DJEJQqBEJkClBENElFIFgCFUNEeNQuCEZUpCMhDElBEFId8DqBkChGEJwBdkBqB8EJEFEVEhDEFEpBEJkBFIVEFkBqBIRgEF8DyCwB"
+    "hBExEsDVsOtFwCFqBYZQRMFMJcNQ1BwBFEqBY5EEFUFItFE1pBERIdEFERIlFERIlEERIdEFERI9BElHERItI4ByCMhCgC5KIZMxtCIlCHpDUtJMOhBcpC0B"
+    "tC4BpC4B1BEN8BxGsEFQFMqBYqB4CqBYlLcVIpEEFU5IoB9D8EqB5DIVsBxFQpDYuB0E9CkB1GsFqBYqB0BF0L9FkChBMqBkF5D0BJqBxFoDxEwDqBMNqBxE"
+    "ItBUtFINkFREZEJMFUhYgI5iBIZI5EIZIhBEFEFEFE9DI1GEdEFMNEdMRIZQ1BUNEdMvB0DLUH8FHgCGFIaUFqBY1B0MFQFIpBEFMVYFEFEFEREtBIRUVQFE"
+    "uGJW46CyH4J6C4uC6DwtE1cYRMJkBGI5EEFUFIhHcFgC9CkBdEdEdEdEdEdEdEdgKFg6BHQJGkDmBcVIOJQ5KYNEpLERUtFE5LMSoBhEgGhCgEqB4DiBE+Bg"
+    "EqB8E+BgoBh4ZgI1x2CsI5FI1hBMhCqBJwC9FgC9DI5IqB8ElBI9MItIIJEFEhB0ChCENERE9C0BaoBxG4BpGwDqBgDZMFEJEqBxDoB9CkD1Dc9FwDFqBYVE"
+    "pBqBVElF8CNEhBQqBY9CMFMpGEFMJIVIFEFgDNItBcNwBZIZIZkBdEdEtFE5BYtO0BqBYx0rBwB9CQlGwghB5tBIpN4EdwBVUFEpBE1BEVEFEJEJExNkEttB"
+    "oChII5GgFxBwOVE9QsCqBcpDYpDsBlLMZIZIZINsExBEpDEtCEJE9BI5BoEtPwB2FwBmHkCKwe1DMlGgCuDQhESkBxCGhBGU5EoB5DIxEQhBEWoF5TIqBYxE"
+    "QxEQhFgBxGwBtBE9BEdEJEtBE9BEdEJMxGwB9mBkB5CoBhBgDZEpFElB0IZIFExFEJMFI9CIiB9CIe9DgBmBgGtCEJUW5CaQpD4IhHQKJiCI6FF8BRENE1Do"
+    "BmB8C1DKE1DOgEhBExDYWgC5GoB5CIiBtCUiBpC8CegKlJ8GtG0BtGcaxEwBqBYqBxDkB9Cob+DEpFYJgCNsH1DqBFgB5CsBSsDpC4F1CewC9CwB1GoD6DEJ"
+    "IF0B1FgElDcqBkBxE8BqBQFIFgBtEMFwBhG4BRsBqBFEFQyCsBpCElDsCJ8HdEFERE9BEpBc9FkCqBsBhBIJI5CEdEJEVMFoCFwBV4DpBEFIFE5EEFkDFEFw"
+    "F1GoCRUqBUN4DhGwCJEFgBqB4U9FkFRwEhGwCFsBqB4EtF0BFcqBYyCwDtD0CyBQdkXxFwOhIuCwBhBIFIhBEJEhD8BFEF4BqB4IhBI9EgCFEFwDFoBhFcF0"
+    "CFsB5FsCFoClJ8YlE8BqBYlBE1EkCF8B2DU5DgOdEJE5E0CFkBqBYZEJEhE4BFcqB4mBtC8BFE1BEpEwDqB4KF8B2CsFpzD4M+NkCxYwpKlM8BhmEkCZkDtz"
+    "PU9oCk3a5DoCqB44GlnCc9DEqBY9JEqBY5DoChGgCRwBqBEeE1CUtCg2B1FMqB4YhI+CkNtJUFoI1BgIJEFwDh/XgB56EkFpB88iBREdEJEtkB8BF0DNIF4B"
+    "RgBxxBwgJtNU1BMlBcpB4qQqB44FyCwByCwNmD8Q1KE9IEJIFIJIRExBEFEdElIERIhBEdExDEREVEFMdExqBIlDElDE9DElDE9DElDE9DElDE9DElDEhBIq"
+    "GggH9DYZ0gB5HoS1FoBdIqBQFkoB5DoCxFQqB46BxDQqB4a5DIFqB08BdEREJE9BE1YImBgGxIcFQqB8iDuHEOESwJ2FE+BoYREtDEJEFIFEpBEREFEFYFQF"
+    "EFEFENEJEFIFEFEFEFEFEJEFIREdEREREFEpBElCUNEVElCwoC2Bs8KqB4gEh8mFgEpnQY5bIpwW4Blmd8B5tCo0J5jCo8FtpTUhsQgq8uD";
 
 character_class vocabulary_class_of(const char *at) {
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    static uint32_t runs[sizeof class_runs]; // read from the table by the first call
     const int bytes = cf_utf8_bytes(at);
     uint32_t character = (unsigned char)*at & (bytes == 1 ? 0x7F : 0x7F >> bytes), run = 0;
+    for (const char *digit = class_runs, *end = runs[0] ? digit : digit + strlen(digit); digit < end; run++)
+        for (int shift = 0, more = 1; more; shift += 5, digit++) {
+            const uint32_t value = (uint32_t)(strchr(digits, *digit) - digits);
+            runs[run] |= (value & 31) << shift;
+            more = value > 31;
+        }
     for (int i = 1; i < bytes; i++) character = character << 6 | ((unsigned char)at[i] & 0x3F);
-    for (; character >= runs[run] / 4; run++) character -= runs[run] / 4;
+    for (run = 0; character >= runs[run] / 4; run++) character -= runs[run] / 4;
     return (character_class)(runs[run] % 4);
 }
 
@@ -176,24 +144,17 @@ static int32_t token_of(const word *all, int64_t count, const char *bytes, int64
     return found ? found->token : INT32_MAX;
 }
 
-// Characters of one class from `at` on.
-static const char *skip(const char *at, const char *end, character_class kind) {
-    while (at < end && vocabulary_class_of(at) == kind) at += cf_utf8_bytes(at);
-    return at;
-}
-
-// Where the first piece of a text ends that is encoded alone, GPT-2's pattern:
+// Where the first piece of a text ends that is encoded alone. GPT-2's pattern:
 //     '(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
 static const char *piece_end(const char *text, const char *end) {
     static const char *const endings[] = {"'s", "'d", "'m", "'t", "'ll", "'ve", "'re"};
     for (size_t i = 0; i < sizeof endings / sizeof *endings; i++)
         if (strncmp(text, endings[i], strlen(endings[i])) == 0) return text + strlen(endings[i]);
-    const char *at = text + (*text == ' ' && text + 1 < end);
-    if (vocabulary_class_of(at) != BLANK) return skip(at, end, vocabulary_class_of(at));
-    // Blanks, but the last one belongs to the word after it, or is alone.
-    const char *last = text;
-    for (at = text; at < end && vocabulary_class_of(at) == BLANK; at += cf_utf8_bytes(at)) last = at;
-    return at == end || last == text ? at : last;
+    const char *at = text + (*text == ' ' && text + 1 < end), *last = text;
+    const character_class kind = vocabulary_class_of(at);
+    for (at = kind == BLANK ? text : at; at < end && vocabulary_class_of(at) == kind; at += cf_utf8_bytes(at)) last = at;
+    // Of several blanks the last one belongs to the word after them.
+    return kind != BLANK || at == end || last == text ? at : last;
 }
 
 // Parts begin at part[0 … parts], which is the end; rank[i]: the token of parts i and i + 1 together.
@@ -251,7 +212,7 @@ int32_t *vocabulary_prompt(const options *o, const vocabulary *v, int64_t V, int
     const bool file = *o->prompt == '@';
     int64_t bytes = *o->prompt ? (int64_t)strlen(o->prompt) : 1, at = 0, end_of = vocabulary_end_of_text(v);
     char *text = file ? input_read_all("--prompt", o->prompt + 1, PROMPT_MAX_BYTES, &bytes, &why) : strdup(o->prompt);
-    if (!text && file) cf_die_together(*why.hint ? why.hint : "every rank must be able to read it", "%s", why.what);
+    if (!text && file) cf_die_together(problem_hint(&why, "every rank must be able to read it"), "%s", why.what);
     if (!text) cf_die(NULL, "out of memory for the prompt");
     int32_t *tokens = cf_host_alloc(bytes + o->sample_tokens, sizeof *tokens, "a sample");
     if (!*o->prompt) {

@@ -19,7 +19,7 @@
 #include "../../commfuse/die.h"
 #include "../../data/options.h"
 #include "../../data/plan.h"
-#include "../../data/progress.h"
+#include "../../data/log.h"
 #include "../../layers/model.h"
 #include "../../layers/optimizer.h"
 #include "../../layers/peak.h"

@@ -41,11 +41,11 @@ static void test_rows(void **state) {
 
 static void test_every_field(void **state) {
     (void)state;
-    ASSERT_REFUSED(hellaswag_open("/nowhere", T, V), "--hellaswag /nowhere", "cannot be opened");
+    ASSERT_REFUSED(hellaswag_open("/nowhere", T, V), "--hellaswag file /nowhere", "cannot be opened");
     ASSERT_REFUSED(hellaswag_open(write_file(0, 0, 0), T, V), "its first number is", "expected 20240522");
-    REFUSED(2, 2, 0, "version 2, expected 1");
-    REFUSED(4, 0, 0, "0 examples, allowed is 1 to 65535");
-    REFUSED(5, 1, 0, "65538 examples");
+    REFUSED(2, 2, 0, "version is 2, allowed is 1 to 1");
+    REFUSED(4, 0, 0, "number of examples is 0, allowed is 1 to 65535");
+    REFUSED(5, 1, 0, "number of examples is 65538");
     REFUSED(4, 3, 0, "ends before example 2 of 3");
     REFUSED(4, 1, 0, "its 1 examples end at byte 1060, but it has 1102");
     REFUSED(6, 44, 0, "longest example has 44 bytes, but one has 42");

@@ -112,7 +112,7 @@ class Case(unittest.TestCase):
         result = subprocess.run([*command, *map(str, arguments)], capture_output=True, text=True, timeout=100)
         self.assertEqual(result.returncode, status, result.stderr)
         self.assertNotIn("Traceback", result.stderr)
-        self.assertEqual([name for name in os.listdir(self.directory) if ".tmp" in name], [])
+        self.assertEqual([name for name in os.listdir(self.directory) if name.startswith(".")], [])
         return result.stdout if status == 0 else result.stderr
 
     def theirs(self, name="theirs", config=None, **safetensors):

@@ -39,7 +39,7 @@ static void test_what_is_no_file(void **state) {
     (void)state;
     int64_t bytes;
     uint64_t hash;
-    input_files *all = input_create("some file", 2);
+    input file;
     const char *const names[] = {"/dev/zero", scratch, scratch_path("pipe")};
     assert_int_equal(mkfifo(names[2], 0600), 0); // which nobody waits for
     for (int i = 0; i < 3; i++) {
@@ -48,14 +48,14 @@ static void test_what_is_no_file(void **state) {
         assert_int_not_equal(errno, ENOENT);
         assert_false(input_hash(names[i], &bytes, &hash, &why));
         ASSERT_SAYS("not a regular file", names[i]);
-        assert_false(input_add(all, names[i], &why));
+        assert_false(input_open(&file, "some file", names[i], &why));
         ASSERT_SAYS("not a regular file", names[i]);
+        input_close(&file); // which was not opened
     }
-    assert_true(input_add(all, scratch_write("sound", "abc", 3), &why)); // in the place of what was refused
-    assert_string_equal(all->file[0].path, scratch_path("sound"));
-    assert_int_equal(all->file[0].bytes, 3);
-    input_close(all);
-    input_close(NULL);
+    assert_true(input_open(&file, "some file", scratch_write("sound", "abc", 3), &why));
+    assert_string_equal(file.path, scratch_path("sound"));
+    assert_int_equal(file.bytes, 3);
+    input_close(&file);
     unlink(names[2]);
 }
 
@@ -63,6 +63,7 @@ static void test_what_is_no_file(void **state) {
 static void test_many_files(void **state) {
     (void)state;
     enum { FILES = 150 };
+    static input file[FILES];
     char name[32], byte;
     for (int i = 0; i < FILES; i++) {
         const char content[2] = {(char)i, (char)(i + 1)};
@@ -73,33 +74,66 @@ static void test_many_files(void **state) {
     assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
     few.rlim_max = before.rlim_max;
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
-    input_files *all = input_create("some file", FILES);
     for (int i = 0; i < FILES; i++) {
         snprintf(name, sizeof name, "many_%d", i);
-        assert_true(input_add(all, scratch_path(name), &why));
+        assert_true(input_open(&file[i], "some file", scratch_path(name), &why));
     }
     for (int turn = 0; turn < 2; turn++)
         for (int i = 0; i < FILES; i++) {
-            input_expect(all, i, 0, 2);
-            assert_true(input_read(all, i, turn, &byte, 1, &why));
+            input_expect(&file[i], 0, 2);
+            assert_true(input_read(&file[i], turn, &byte, 1, &why));
             assert_int_equal(byte, (char)(i + turn));
         }
-    assert_false(input_read(all, 100, 1, name, 2, &why));
+    assert_false(input_read(&file[100], 1, name, 2, &why));
     ASSERT_SAYS("/many_100 cannot be read at byte 2", "has become shorter");
     scratch_write("another", "xy", 2);
     assert_int_equal(rename(scratch_path("another"), scratch_path("many_5")), 0);
-    assert_true(input_read(all, 5, 0, &byte, 1, &why));
+    assert_true(input_read(&file[5], 0, &byte, 1, &why));
     assert_int_equal(byte, 5);
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
-    input_close(all);
+    for (int i = 0; i < FILES; i++) input_close(&file[i]);
+}
+
+// The first numbers of a header, one by one below, at and above what they may be.
+static void test_headers(void **state) {
+    (void)state;
+    static const header_field field[] = {{"magic", 7, 7}, {"version", 2, 3}, {"count", 0, INT32_MAX}};
+    int32_t header[INPUT_HEADER] = {7, 2, 5}, found[INPUT_HEADER];
+    input file;
+    static const struct {
+        int32_t number[3];
+        const char *says; // NULL: sound
+    } cases[] = {{{7, 2, 0}, NULL},
+                 {{7, 3, INT32_MAX}, NULL},
+                 {{6, 2, 5}, "is not a some file: its first number is 6, expected 7"},
+                 {{7, 1, 5}, "its version is 1, allowed is 2 to 3"},
+                 {{7, 4, 5}, "its version is 4, allowed is 2 to 3"},
+                 {{7, 2, -1}, "its count is -1, allowed is 0 to 2147483647"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        memcpy(header, cases[i].number, sizeof cases[i].number);
+        assert_true(input_open(&file, "some file", scratch_write("header", header, sizeof header), &why));
+        assert_int_equal(input_header(&file, field, 3, found, &why), !cases[i].says);
+        if (cases[i].says)
+            ASSERT_SAYS(cases[i].says, "/header");
+        else
+            assert_memory_equal(found, header, sizeof header);
+        input_close(&file);
+    }
+    assert_true(input_open(&file, "some file", scratch_write("header", header, sizeof header - 1), &why));
+    assert_false(input_header(&file, field, 3, found, &why));
+    ASSERT_SAYS("/header has 1023 bytes, less than the 1024 of a header");
+    assert_true(input_check_size(&file, 1023, "many", &why));
+    assert_false(input_check_size(&file, 1024, "1 token", &why));
+    ASSERT_SAYS("/header is truncated: its header says 1 token, which is 1024 bytes, but it has 1023");
+    assert_false(input_check_size(&file, 1022, "1 token", &why));
+    ASSERT_SAYS("/header is too long");
+    input_close(&file);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_hash),
-        cmocka_unit_test(test_whole_files),
-        cmocka_unit_test(test_what_is_no_file),
-        cmocka_unit_test(test_many_files),
+        cmocka_unit_test(test_hash),       cmocka_unit_test(test_whole_files), cmocka_unit_test(test_what_is_no_file),
+        cmocka_unit_test(test_many_files), cmocka_unit_test(test_headers),
     };
     return cmocka_run_group_tests(tests, scratch_make, scratch_remove);
 }

@@ -47,14 +47,12 @@ static void assert_holds(const char *name, const char *expected) {
 static void test_lines(void **state) {
     (void)state;
     logfile *log = log_open(scratch_path("log"), NULL);
-    log_begin(log, "step");
-    log_int(log, "step", 7);
-    log_real(log, "loss", 3.25);
-    log_text(log, "note", "a \"quoted\" \\ line\nand\ttab\x01");
-    log_end(log);
+    const char *const absent = NULL;
+    LOG_LINE(log, "step", FIELD("step", 7), FIELD("loss", 3.25), FIELD("note", "a \"quoted\" \\ line\nand\ttab\x01"),
+             FIELD("trial", (bool)true), FIELD("other", (bool)false), FIELD(absent, 5));
     char *text = written(); // flushed before it is closed
     assert_string_equal(text, "{\"event\":\"step\",\"step\":7,\"loss\":3.25,"
-                              "\"note\":\"a \\\"quoted\\\" \\\\ line\\nand\\ttab\\u0001\"}\n");
+                              "\"note\":\"a \\\"quoted\\\" \\\\ line\\nand\\ttab\\u0001\",\"trial\":true}\n");
     free(text);
     log_begin(log, "end");
     log_end(log);
@@ -78,7 +76,7 @@ static void test_an_earlier_log(void **state) {
     assert_holds("log.1", "first\n");
     assert_holds("log.2", "second\n");
     ASSERT_DIES(log_open(scratch_path("log"), NULL), "another run writes log", "--log");
-    ASSERT_DIES(log_open(scratch_path("log"), &(log_past){RUN, 1, true}), "another run writes log");
+    ASSERT_DIES(log_open(scratch_path("log"), &(log_resume){RUN, 1, true}), "another run writes log");
     log_close(log);
     assert_int_equal(scratch_entries(), 3);
 }
@@ -93,12 +91,10 @@ static void test_no_room(void **state) {
     logfile *log = log_open(scratch_path("log"), NULL);
     for (int line = 0; line < 4; line++) {
         setrlimit(RLIMIT_FSIZE, line == 1 || line == 2 ? &tight : &before);
-        log_begin(log, "some line");
-        log_int(log, "number", line);
-        log_end(log);
+        LOG_LINE(log, "some line", FIELD("number", line));
     }
     setrlimit(RLIMIT_FSIZE, &before);
-    assert_false(log_whole(log));
+    assert_false(log_complete(log));
     log_close(log);
     assert_holds("log", "{\"event\":\"some line\",\"number\":0}\n"
                         "{\"event\":\"some line\",\"number\":3}\n");
@@ -106,7 +102,7 @@ static void test_no_room(void **state) {
     log = log_open("/dev/full", NULL);
     log_begin(log, "x");
     log_end(log);
-    assert_false(log_whole(log));
+    assert_false(log_complete(log));
     log_close(log);
 }
 
@@ -115,9 +111,7 @@ static void test_null_log(void **state) {
     assert_null(log_open(NULL, NULL));
     assert_null(log_open("", NULL));
     log_begin(NULL, "step");
-    log_int(NULL, "a", 1);
-    log_real(NULL, "a", 1);
-    log_text(NULL, "a", "b");
+    LOG_ADD(NULL, FIELD("a", 1), FIELD("a", "b"));
     log_end(NULL);
     log_close(NULL);
 }
@@ -127,17 +121,13 @@ static void test_numbers(void **state) {
     (void)state;
     const double reals[] = {0.1,    1.0 / 3,         3e-4,    1e300,           -2.5e-300, DBL_MIN,
                             5e-324, 1 + DBL_EPSILON, DBL_MAX, 123456789.0 / 7, 0.1 + 0.2, -0.0};
-    const int64_t ints[] = {0, -1, INT64_MAX, INT64_MIN, INT64_C(9007199254740993)};
+    const int64_t ints[] = {0, -1, 123456789012345, -999999999999999, INT64_C(9007199254740991)};
     logfile *log = log_open(scratch_path("log"), NULL);
     for (size_t i = 0; i < sizeof reals / sizeof *reals; i++) {
-        log_begin(log, "x");
-        log_real(log, "v", reals[i]);
-        log_end(log);
+        LOG_LINE(log, "x", FIELD("v", reals[i]));
     }
     for (size_t i = 0; i < sizeof ints / sizeof *ints; i++) {
-        log_begin(log, "x");
-        log_int(log, "v", ints[i]);
-        log_end(log);
+        LOG_LINE(log, "x", FIELD("v", ints[i]));
     }
     log_close(log);
     char *text = written(), *at = text;
@@ -159,11 +149,7 @@ static void test_numbers(void **state) {
 static void test_not_finite(void **state) {
     (void)state;
     logfile *log = log_open(scratch_path("log"), NULL);
-    log_begin(log, "x");
-    log_real(log, "a", NAN);
-    log_real(log, "b", INFINITY);
-    log_real(log, "c", -INFINITY);
-    log_end(log);
+    LOG_LINE(log, "x", FIELD("a", NAN), FIELD("b", INFINITY), FIELD("c", -INFINITY));
     log_close(log);
     char *text = written();
     assert_string_equal(text, "{\"event\":\"x\",\"a\":null,\"b\":null,\"c\":null}\n");
@@ -194,9 +180,7 @@ static void test_utf8(void **state) {
     };
     logfile *log = log_open(scratch_path("log"), NULL);
     for (size_t i = 0; i < sizeof text_and_clean / sizeof *text_and_clean; i++) {
-        log_begin(log, "x");
-        log_text(log, "t", text_and_clean[i][0]);
-        log_end(log);
+        LOG_LINE(log, "x", FIELD("t", text_and_clean[i][0]));
     }
     log_close(log);
     char *text = written(), *at = text;
@@ -212,12 +196,12 @@ static void test_errors(void **state) {
     (void)state;
     ASSERT_DIES(log_open(scratch_path("nowhere/log"), NULL), "nowhere/log cannot be written", "No such file", "--log");
     logfile *log = log_open(scratch_path("log"), NULL);
-    ASSERT_DIES(log_int(log, "loss", 1), "loss outside log_begin and log_end");
+    ASSERT_DIES(LOG_ADD(log, FIELD("loss", 1)), "loss outside log_begin and log_end");
     ASSERT_DIES(log_end(log), "outside");
     log_begin(log, "x");
     ASSERT_DIES(log_begin(log, "y"), "y begins within another line");
     log_close(log); // an open line is given up
-    assert_true(log_whole(NULL));
+    assert_true(log_complete(NULL));
 }
 
 // --- going on ---
@@ -225,7 +209,7 @@ static void test_errors(void **state) {
 // What is left of a log when the run goes on, and one line more.
 static void assert_continues(const char *before, int64_t step, bool watched, const char *kept) {
     write_log(before);
-    logfile *log = log_open(scratch_path("log"), &(log_past){RUN, step, watched});
+    logfile *log = log_open(scratch_path("log"), &(log_resume){RUN, step, watched});
     assert_int_equal(log_empty(log), !*kept);
     char *text = written();
     assert_string_equal(text, kept);
@@ -300,7 +284,7 @@ static void test_continue_anothers(void **state) {
     };
     for (size_t i = 0; i < sizeof logs / sizeof *logs; i++) {
         write_log(logs[i]);
-        logfile *log = log_open(scratch_path("log"), &(log_past){RUN, 1, true});
+        logfile *log = log_open(scratch_path("log"), &(log_resume){RUN, 1, true});
         assert_true(log_empty(log));
         log_begin(log, "config");
         log_end(log);
@@ -321,7 +305,7 @@ static void test_what_others_can_do(void **state) {
     assert_int_equal(symlink(scratch_path("victim"), scratch_path("log.tmp")), 0);
     int reader = open(scratch_path("log"), O_RDONLY);
     assert_int_equal(flock(reader, LOCK_EX), 0);
-    logfile *log = log_open(scratch_path("log"), &(log_past){RUN, 1, true});
+    logfile *log = log_open(scratch_path("log"), &(log_resume){RUN, 1, true});
     struct stat status;
     assert_int_equal(stat(scratch_path("log.lock"), &status), 0);
     assert_int_equal(status.st_mode & 0777, 0600);
@@ -330,7 +314,7 @@ static void test_what_others_can_do(void **state) {
     assert_holds("log", CONFIG STEP(0));
     assert_holds("victim", "dear");
     assert_int_equal(symlink(scratch_path("victim"), scratch_path("log.lock")), 0);
-    log_close(log_open(scratch_path("log"), &(log_past){RUN, 1, true}));
+    log_close(log_open(scratch_path("log"), &(log_resume){RUN, 1, true}));
     assert_holds("log", CONFIG STEP(0));
     assert_holds("victim", "dear");
     unlink(scratch_path("log.lock"));
@@ -350,19 +334,19 @@ static void test_sync_that_fails(void **state) {
     (void)state;
     logfile *log = log_open(scratch_path("log"), NULL);
     log_sync(log);
-    assert_true(log_whole(log));
+    assert_true(log_complete(log));
     no_sync = true;
     log_sync(log);
     no_sync = false;
     log_sync(log); // what the disk has lost it does not give back
-    assert_false(log_whole(log));
+    assert_false(log_complete(log));
     log_close(log);
     log_sync(NULL);
     log = log_open("/dev/null", NULL); // is not synced
     no_sync = true;
     log_sync(log);
     no_sync = false;
-    assert_true(log_whole(log));
+    assert_true(log_complete(log));
     log_close(log);
 }
 
@@ -373,7 +357,7 @@ static void test_continue_replaces_as_a_whole(void **state) {
     write_log(CONFIG STEP(0) STEP(1) END);
     assert_int_equal(link(scratch_path("log"), scratch_path("old")), 0);
     scratch_write("log.tmp", "left behind", 11);
-    log_close(log_open(scratch_path("log"), &(log_past){RUN, 1, true}));
+    log_close(log_open(scratch_path("log"), &(log_resume){RUN, 1, true}));
     char *text = scratch_read(scratch_path("old"), &size);
     assert_string_equal(text, CONFIG STEP(0) STEP(1) END);
     free(text);
@@ -387,10 +371,10 @@ static void test_continue_replaces_as_a_whole(void **state) {
 
 static void test_continue_nothing(void **state) {
     (void)state;
-    assert_null(log_open(NULL, &(log_past){RUN, 3, true}));
-    assert_null(log_open("", &(log_past){RUN, 3, true}));
+    assert_null(log_open(NULL, &(log_resume){RUN, 3, true}));
+    assert_null(log_open("", &(log_resume){RUN, 3, true}));
     assert_true(log_empty(NULL));
-    logfile *log = log_open(scratch_path("log"), &(log_past){RUN, 3, true}); // there is none yet
+    logfile *log = log_open(scratch_path("log"), &(log_resume){RUN, 3, true}); // there is none yet
     assert_true(log_empty(log));
     log_begin(log, "config");
     log_end(log);
@@ -398,8 +382,8 @@ static void test_continue_nothing(void **state) {
     char *text = written();
     assert_string_equal(text, "{\"event\":\"config\"}\n");
     free(text);
-    log_close(log_open("/dev/null", &(log_past){RUN, 3, true})); // no file to be replaced
-    ASSERT_DIES(log_open(scratch_path("nowhere/log"), &(log_past){RUN, 3, true}), "nowhere/log cannot be written");
+    log_close(log_open("/dev/null", &(log_resume){RUN, 3, true})); // no file to be replaced
+    ASSERT_DIES(log_open(scratch_path("nowhere/log"), &(log_resume){RUN, 3, true}), "nowhere/log cannot be written");
 }
 
 int main(void) {

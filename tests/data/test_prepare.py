@@ -361,13 +361,13 @@ class Pieces(unittest.TestCase):
                 self.parts(letter.encode() * ((1 << 22) + 5_000_000), 1_000_000)
             self.assertRegex(str(caught.exception), "the 5000000 characters up to about byte 4000000")
 
-    def test_progress_is_told(self):
+    def test_progress(self):
         told = io.StringIO()
         with contextlib.redirect_stderr(told):
             progress = self.prepare.Progress(4_000_000)
             progress.add(1_000_000)
             self.assertEqual(told.getvalue(), "")
-            progress.told = progress.start = time.monotonic() - 5
+            progress.printed = progress.start = time.monotonic() - 5
             progress.add(1_000_000)
         self.assertRegex(told.getvalue(), r"2\.0 of 4\.0 MB read, 0\.4 MB/s, 5 s left")
 

@@ -9,6 +9,7 @@ import os
 import pathlib
 import random
 import re
+import string
 import struct
 import subprocess
 import sys
@@ -27,6 +28,7 @@ BUILD = os.path.join(ROOT, os.environ.get("BUILD", "build/release"))
 TOOL = os.path.join(BUILD, "tests/data/tool_prompt")
 BPE = os.path.join(SHARED, "gpt2_bpe")
 END_OF_TEXT = "<|endoftext|>"
+DIGITS = string.ascii_uppercase + string.ascii_lowercase + string.digits + "+/"
 
 
 def classes():
@@ -39,6 +41,17 @@ def classes():
     letters, numbers, blanks = map(matches, (r"\p{L}", r"\p{N}", r"\s"))
     return "".join("-" if 0xD800 <= c < 0xE000 else "1" if (t := chr(c)) in letters else "2" if t in numbers else
                    "3" if t in blanks else "0" for c in range(0x110000))
+
+
+def print_table():
+    text = ""
+    for kind, run in itertools.groupby(classes().replace("-", "0")):
+        value = 4 * len(list(run)) + int(kind)
+        while value > 31:
+            text += DIGITS[value & 31 | 32]
+            value >>= 5
+        text += DIGITS[value]
+    print("\n".join(f'    "{text[i:i + 120]}"' for i in range(0, len(text), 120)) + ";")
 
 
 def learned(text, merges):
@@ -107,6 +120,6 @@ class Prompt(unittest.TestCase):
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--table"]:
-        print(", ".join(str(4 * len(list(run)) + int(kind)) for kind, run in itertools.groupby(classes().replace("-", "0"))))
+        print_table()
     else:
         unittest.main()

@@ -5,7 +5,6 @@
 #include "data/checkpoint.h"
 #include "data/durable.h"
 #include "data/input.h"
-#include "data/saved_state.h"
 #include <sys/stat.h>
 #define XXH_INLINE_ALL
 #include <xxhash.h>

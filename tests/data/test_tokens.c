@@ -46,8 +46,8 @@ static void test_headers(void **state) {
     ASSERT_REFUSED(tokens_open(scratch_write("a", "hello", 5), 4), "has 5 bytes", "1024");
     ASSERT_REFUSED(tokens_open(write_file("a", 7, 1, 10, 10, 0, 0), 4), "not a token file", "7", "20240520");
     ASSERT_REFUSED(tokens_open(write_file("a", 20240801, 1, 10, 20, 0, 0), 4), "32-bit tokens");
-    ASSERT_REFUSED(tokens_open(write_file("a", 20240520, 2, 10, 10, 0, 0), 4), "version 2, expected 1");
-    ASSERT_REFUSED(tokens_open(write_file("a", 20240520, 1, -1, 10, 0, 0), 4), "says it holds -1 tokens");
+    ASSERT_REFUSED(tokens_open(write_file("a", 20240520, 2, 10, 10, 0, 0), 4), "version is 2, allowed is 1 to 1");
+    ASSERT_REFUSED(tokens_open(write_file("a", 20240520, 1, -1, 10, 0, 0), 4), "number of tokens is -1");
     ASSERT_REFUSED(tokens_open(write_file("a", 20240520, 1, 11, 10, 0, 0), 4), "truncated", "11 tokens", "1046 bytes", "has 1044");
     ASSERT_REFUSED(tokens_open(write_file("a", 20240520, 1, 10, 10, 0, -1), 4), "truncated", "has 1043");
     ASSERT_REFUSED(tokens_open(write_file("a", 20240520, 1, 10, 10, 0, 1), 4), "too long", "has 1045");

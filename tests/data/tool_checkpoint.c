@@ -7,7 +7,6 @@
 //
 // Exit status 0; 1 and the problem on standard error; 2 if what is there is wrong.
 #include "data/checkpoint.h"
-#include "data/saved_state.h"
 #include <cjson/cJSON.h>
 #include <stdlib.h>
 

@@ -6,7 +6,6 @@
 // A byte above 119 stands for a large number. What a search finds is compared with a look at every run.
 #include "tests/fuzz/fuzz.h"
 #include "data/checkpoint.h"
-#include "data/saved_state.h"
 
 enum { RUNS = 64, FILES = 2, FIELDS = 5, ELEMENTS = 64, QUESTIONS = 16 };
 

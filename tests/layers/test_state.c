@@ -5,7 +5,6 @@
 #include "worlds.h"
 #include "../data/scratch.h"
 #include "data/durable.h"
-#include "data/saved_state.h"
 #include "data/checkpoint.h"
 #include "layers/optimizer.h"
 #include <sys/stat.h>

@@ -144,7 +144,7 @@ class Damage(checkpoints.Case):
         result = self.run_with(out=out, log=path, steps=3, force=True, **more)
         for step, content in damaged.items():
             aside = checkpoints.directory(out, step) + ".damaged"
-            self.assertIn(f"note: it stays as {aside}\n", result.err)
+            self.assertIn(f"note: it is kept as {aside}\n", result.err)
             found = {name: checkpoints.read_bytes(aside, name) for name in content}
             self.assertTrue(found == content, step)
         self.assertEqual(checkpoints.steps_in(out), [2, 3])

@@ -55,7 +55,7 @@ class Nonfinite(checkpoints.Case):
                 self.assertEqual([s["in_a_row"] for s in skips], list(range(1, SKIPS + 1)))
                 self.assertTrue(all(re.fullmatch(r"\w+( of layer \d)?|the loss alone", s["tensor"]) for s in skips), skips)
                 self.assertNamed(result, len(steps))
-                self.assertEqual(result.out.count("left out"), SKIPS, str(result))
+                self.assertEqual(result.out.count("  skipped: "), SKIPS, str(result))
                 self.assertFalse(os.path.exists(os.path.join(out, "model.bin")))
                 # Steps that are left out change nothing: the state stays that of before.
                 saved = checkpoints.steps_in(out, killed=True)

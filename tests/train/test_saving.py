@@ -110,7 +110,7 @@ class Refusals(checkpoints.Case):
             self.assertSameEnd(out, expected)
         out = self.with_only(expected, AT)
         checkpoints.damage(os.path.join(checkpoints.directory(out, AT), "rank_00001.safetensors"), 0.5)
-        self.assertFails(self.start(dp=2, out=out, init_from=gone, force=True).wait(), gone, "not to be read")
+        self.assertFails(self.start(dp=2, out=out, init_from=gone, force=True).wait(), gone, "cannot be read on every host")
 
     def test_forced(self):
         """Goes on with the new options: what it does then is what they say."""
@@ -196,14 +196,14 @@ class Lock(checkpoints.Case):
 
     def test_a_directory_that_only_rank_0_sees(self):
         """Found before the first step, as it is where the others have one of their own by that name, or may not write."""
-        for others, words in (("rm -rf out", "has no such directory"), ("mkdir out", "has no such directory"),
-                              ("mkdir out && echo host 7 >out/lock", "has another directory of that name than rank 0")):
+        for others, words in (("rm -rf out", "no directory where it may write"), ("mkdir out", "no directory where it may write"),
+                              ("mkdir out && echo host 7 >out/lock", "a directory with mark")):
             with self.subTest(others=others):
                 folder = self.fresh("hosts")
                 script = f'mkdir -p {folder}/{launcher.RANK} && cd {folder}/{launcher.RANK} && ' \
                          f'if [ {launcher.RANK} = 1 ]; then {others}; fi && exec "$@"'
                 result = self.start(dp=2, out="out", steps=1, wrapper=("sh", "-c", script, "sh")).wait()
-                self.assertFails(result, "rank 1 cannot save to --out out", words, "all hosts share")
+                self.assertFails(result, "rank 1 has another --out than rank 0", words, "all hosts share")
                 self.assertEqual(result.err.count("error:"), 1, str(result))
                 self.assertNotIn("loss", result.out)
                 self.assertEqual(os.listdir(f"{folder}/0/out"), ["lock"])
@@ -365,7 +365,7 @@ class Disk(checkpoints.Case):
         pathlib.Path(trace).write_text("earlier")
         result = self.start(dp=2, out=out, trace=trace, env=self.full(0, "trace.json")).wait()
         self.assertEqual(result.status, 1, str(result))
-        self.assertRegex(result.err, rf"warning: cannot write {trace}.*: No space left on device; the run goes on")
+        self.assertRegex(result.err, rf"warning: cannot write {trace}.*: No space left on device; training goes on")
         self.assertEqual(pathlib.Path(trace).read_text(), "earlier")
         self.assertSameEnd(out, expected)
         self.assertFails(self.start(trace="/dev/full").wait(), "--trace: cannot create /dev/full", "not a regular file")
