@@ -61,11 +61,7 @@ arch() {
 
 # line NAME VERSION WHERE HOW: one row of the report
 line() {
-    if [ -n "$3" ]; then
-        printf '%-12s %s  %s\n' "$1" "$3" "$2"
-    else
-        printf '%-12s missing: %s\n' "$1" "$4"
-    fi
+    printf '%-12s %s\n' "$1" "$([ -n "$3" ] && echo "$3  $2" || echo "missing: $4")"
 }
 
 version_of() { # HEADER PREFIX: MAJOR.MINOR.PATCH from its #defines

@@ -118,12 +118,6 @@ def last_words(check):
     return "\n" + "\n\n".join("\n".join(lines) for lines in parts if lines)
 
 
-def give_up(check, status):
-    """Threads of a stage begin no more commands, so that the end does not wait for them."""
-    check.runner.deadline = float("-inf")
-    sys.exit(status)
-
-
 def main():
     options = parse()
     os.chdir(ROOT)
@@ -135,8 +129,12 @@ def main():
             print(f"{stage.name:<10} {seconds:5.0f} s, ends by second {planned:.0f}")
         return 0
     check = Check(options)
+
+    def give_up(number, _):
+        check.runner.deadline = float("-inf")  # threads of a stage begin no more commands, so the end does not wait for them
+        sys.exit(128 + number)
     for number in signal.SIGTERM, signal.SIGINT:
-        signal.signal(number, lambda number, _: give_up(check, 128 + number))
+        signal.signal(number, give_up)
     try:
         for stage, seconds, planned in plan:
             run_stage(check, stage, seconds, planned)

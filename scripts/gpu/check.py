@@ -13,7 +13,8 @@ TYPES = "fp32", "bf16"
 
 
 class Check:
-    """A stage reports by verdict(), say() and show(), and puts its figures into `data`, which becomes results.json."""
+    """A stage is a function of this: it reports by verdict(), say() and show(), and puts its figures into `data`, which becomes
+    results.json. When its time is over, the runner raises Late out of its command."""
 
     def __init__(self, options):
         self.o = options
