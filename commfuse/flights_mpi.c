@@ -28,7 +28,7 @@ static cf_memory get(cf_pool *p, int64_t bytes, const cf_request *r) {
     if (p->spares > 0) m = p->spare[--p->spares];
     if (m.bytes >= bytes) return m;
     free(m.at);
-    m = (cf_memory){.at = malloc((size_t)bytes), .bytes = bytes};
+    m = (cf_memory){.at = malloc((size_t)bytes + 1), .bytes = bytes}; // of 0 bytes malloc may make NULL
     if (!m.at) cf_die("use fewer or smaller micro-batches", "out of memory: %lld bytes for %s", (long long)bytes, r->label);
     return m;
 }

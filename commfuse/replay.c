@@ -131,6 +131,7 @@ static bool start_transfer(replay *r) {
             if (from->receiver < 0 || from->sent_ms < INFINITY) continue;
             player *b = &r->player[from->receiver];
             transfer *to = &b->transfer[from->receiver_step];
+            // NOLINTNEXTLINE(clang-analyzer-core.NullDereference): start() has made the transfers of all players
             double ready = fmax(from->ready_ms, r->machine->coupled ? to->ready_ms : to->posted_ms);
             if (b->ingress_ms > r->now_ms || ready == INFINITY) continue;
             if (ready < since) sender = a, receiver = b, send = from, receive = to, since = ready;
@@ -193,10 +194,12 @@ cf_replayed cf_replay(cf_schedule *const *schedule, int ranks, const cf_machine 
     CF_RETURNS(((cf_replayed){NAN, NAN}));
     replay r = {.machine = machine, .players = ranks};
     start(&r, schedule);
-    for (double next = 0; next < INFINITY; next = next_instant(&r)) {
+    double next = 0;
+    do {
         r.now_ms = next;
         run_instant(&r);
-    }
+        next = next_instant(&r);
+    } while (next < INFINITY);
     cf_replayed result = result_of(&r);
     for (int i = 0; i < ranks; i++) free(r.player[i].transfer);
     free(r.player);

@@ -16,7 +16,7 @@ entries = []
 for source in sources:
     name = os.path.basename(source)
     element = ["-DREAL_IS_BF16"] if "_bf16" in name else ["-DREAL_IS_DOUBLE"] if name.startswith("gradient_") else []
-    language = ["-x", "c"] if name.endswith(".cu") else []
+    language = ["-x", "c", '-DVERSION=""', '-DOTHER_PROGRAM=""'] if name.endswith(".cu") else []
     entries.append({"directory": os.getcwd(), "file": source,
                     "arguments": [*shlex.split(command), *element, *language, "-c", source]})
 print(json.dumps(entries, indent=1))
