@@ -61,10 +61,7 @@ else
 fi
 
 heading "5/5 figures"
-"$python" scripts/plot_loss.py $demo/train.jsonl $demo/loss.png || fail "no plot"
-loss=$("$python" -c '
-import json, sys
-print("%.4f" % [line["loss"] for line in map(json.loads, open(sys.argv[1])) if line["event"] == "val"][-1])' $demo/train.jsonl)
+loss=$("$python" scripts/plot_loss.py $demo/train.jsonl $demo/loss.png) || fail "no plot"
 echo "loss curve        $demo/loss.png"
 echo "timeline          $demo/trace.json, three steps: open it in https://ui.perfetto.dev"
 echo "log               $demo/train.jsonl"

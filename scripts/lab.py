@@ -157,24 +157,6 @@ def enough(ranks, cores):
                            f"{cores}")
 
 
-def run(hosts, rate, delay_ms, program):
-    """The exit status of the program, a rank of which is on each host."""
-    cores = [str(core) for core in sorted(os.sched_getaffinity(0))]
-    if enough(hosts, len(cores))[0]:  # one to compute, one for progress; else one for both, and perhaps for other hosts
-        cores = [",".join(pair) for pair in zip(cores[::CORES_PER_RANK], cores[1::CORES_PER_RANK])]
-    environment = {"OMP_NUM_THREADS": "1", **os.environ, "LAB_NAME": f"lab{os.getpid()}h",
-                   "LAB_CORES": " ".join(cores[host % len(cores)] for host in range(hosts)),
-                   "LAB_RATE": f"{rate:.0f}bit", "LAB_BURST": str(max(BURST_BYTES_MIN, math.ceil(rate / 8 * BURST_S))),
-                   "LAB_DELAY": f"{delay_ms:g}ms" if delay_ms else "0", "LAB_RANK": RANK}
-    first = subprocess.Popen(["setpriv", "--pdeathsig", "KILL", "unshare", "--pid", "--fork", "--kill-child", "--net", "--mount",
-                              "--uts", "sh", "-c", HUB, "lab", *program], env=environment, start_new_session=True)
-    try:
-        return first.wait()
-    finally:
-        first.kill()
-        first.wait()
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=int, default=2)
@@ -193,10 +175,23 @@ def main():
         parser.error("--rate: nothing would come through")
     if reason := obstacle():
         sys.exit(f"lab: {reason}")
-    ok, text = enough(o.hosts, len(os.sched_getaffinity(0)))
-    if not ok:
+    cores = [str(core) for core in sorted(os.sched_getaffinity(0))]
+    ok, text = enough(o.hosts, len(cores))
+    if ok:  # one to compute, one for progress
+        cores = [",".join(pair) for pair in zip(cores[::CORES_PER_RANK], cores[1::CORES_PER_RANK])]
+    else:  # one for both, and perhaps for other hosts
         print(f"lab: {text}: {SHARED}", file=sys.stderr)
-    return run(o.hosts, o.rate, o.delay, program)
+    environment = {"OMP_NUM_THREADS": "1", **os.environ, "LAB_NAME": f"lab{os.getpid()}h",
+                   "LAB_CORES": " ".join(cores[host % len(cores)] for host in range(o.hosts)),
+                   "LAB_RATE": f"{o.rate:.0f}bit", "LAB_BURST": str(max(BURST_BYTES_MIN, math.ceil(o.rate / 8 * BURST_S))),
+                   "LAB_DELAY": f"{o.delay:g}ms" if o.delay else "0", "LAB_RANK": RANK}
+    first = subprocess.Popen(["setpriv", "--pdeathsig", "KILL", "unshare", "--pid", "--fork", "--kill-child", "--net", "--mount",
+                              "--uts", "sh", "-c", HUB, "lab", *program], env=environment, start_new_session=True)
+    try:
+        return first.wait()
+    finally:
+        first.kill()
+        first.wait()
 
 
 if __name__ == "__main__":

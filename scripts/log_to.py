@@ -53,18 +53,6 @@ def weights_and_biases(project, offline):
     return show, run.finish
 
 
-def send(event, show):
-    kind, step = event["event"], event.get("step", 0)
-    if kind in ("config", "resume"):
-        show("config", 0, {name: value for name, value in event.items() if name != "event"})
-    elif kind == "sample":
-        show("sample", step, event["text"])
-    elif kind in CURVES:
-        show("numbers", step + (kind == "step"), {  # the log counts these from 0
-            f"{CURVES[kind]}/{name}": value for name, value in event.items()
-            if name != "step" and isinstance(value, (int, float)) and not isinstance(value, bool)})
-
-
 def events(path, follow):
     """Each once, though the log may be written again."""
     sent, before = set(), None
@@ -102,7 +90,15 @@ def main():
             show, close = tensorboard(given.tensorboard) if given.tensorboard else weights_and_biases(given.wandb, given.offline)
             with contextlib.suppress(KeyboardInterrupt):
                 for event in events(given.log, given.follow):
-                    send(event, show)
+                    kind, step = event["event"], event.get("step", 0)
+                    if kind in ("config", "resume"):
+                        show("config", 0, {name: value for name, value in event.items() if name != "event"})
+                    elif kind == "sample":
+                        show("sample", step, event["text"])
+                    elif kind in CURVES:
+                        show("numbers", step + (kind == "step"), {  # the log counts these from 0
+                            f"{CURVES[kind]}/{name}": value for name, value in event.items()
+                            if name != "step" and isinstance(value, (int, float)) and not isinstance(value, bool)})
             close()
     except ImportError as error:
         sys.exit(f"error: {error}\nhint:  scripts/install_deps.sh --log-to (wandb: build/venv/bin/pip install wandb), then "

@@ -1,4 +1,4 @@
-"""Plot training and validation loss against the step.
+"""Plot training and validation loss against the step, and print the last validation loss.
 
     python3 scripts/plot_loss.py LOG.jsonl PICTURE.png
 """
@@ -38,6 +38,7 @@ def main():
         axes.plot(val_steps, val_losses, "o-", color="#c2410c", linewidth=1.2, markersize=4, label="validation")
         axes.annotate(f"{val_losses[-1]:.3f}", (val_steps[-1], val_losses[-1]), xytext=(0, 9), textcoords="offset points",
                       ha="right", color="#c2410c")
+        print(f"{val_losses[-1]:.4f}")
     axes.set(xlabel="step", ylabel="cross-entropy, nats per token")
     axes.grid()
     axes.legend()

@@ -174,8 +174,8 @@ def section(module, lines, folder, where):
 
 
 def write_report(folder, setup, done, failures, command, stopped=False):
-    lines_of = {name: [line for line in done if line["experiment"] == name and line["rows"]] for name in EXPERIMENTS}
-    present = {name: lines for name, lines in lines_of.items() if lines}
+    present = {name: lines for name in EXPERIMENTS
+               if (lines := [line for line in done if line["experiment"] == name and line["rows"]])}
     text = [f"**{doubts(setup)}.**", ""] if doubts(setup) else []
     text += ["# What overlapping brings, measured", "", f"{caption(setup)}.", ""]
     if stopped:

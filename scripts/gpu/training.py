@@ -52,8 +52,7 @@ def read_log(path):
     """Events up to the first line that is none: whoever writes it may have been killed."""
     events = []
     with contextlib.suppress(FileNotFoundError, run_log.Damaged):
-        for event in run_log.events(path):
-            events.append(event)
+        events.extend(run_log.events(path))
     return events
 
 
