@@ -443,7 +443,7 @@ static struct {
 
 // Time in which this process itself was stopped does not count: however long, it is one of the LOOK_MS.
 static void *end_at_deadline(void *unused) {
-    for (double left_ms = deadline.timeout_s * 1e3 + DEADLINE_MORE_MS; left_ms > 0; left_ms -= LOOK_MS)
+    for (int64_t looks = (int64_t)((deadline.timeout_s * 1e3 + DEADLINE_MORE_MS) / LOOK_MS) + 1; looks > 0; looks--)
         poll(NULL, 0, LOOK_MS); // here cf_deadline_end() may end it
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
     cf_die("a rank may be dead, frozen or unreachable: see its messages (those of NCCL with "
