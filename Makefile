@@ -27,10 +27,10 @@ B       := build/$(variant)
 # make WERROR= for a compiler that warns of more than those that this was written with.
 WERROR  := -Werror
 WARN    := -Wall -Wextra $(WERROR) -Wshadow -Wpointer-arith -Wstrict-prototypes -Wmissing-prototypes -Wvla
-# clang warns of every loop that it cannot vectorise though it was asked to; gcc does not know the word, and says nothing.
+# clang warns of every loop that it cannot vectorise though it was asked to; gcc ignores the option.
 WARN    += -Wno-pass-failed
 # Functions with CF_RETURNS (commfuse/die.h) read nothing after a longjmp but arguments that they have not changed; gcc warns of all
-# else that it inlines into them. clang does not know the word.
+# else that it inlines into them. clang ignores the option.
 WARN    += -Wno-clobbered -Wno-unknown-warning-option
 # Errno and traps are not looked at, so exp() and friends can be vectorised; NaN and infinity keep their meaning.
 MATH    := -march=$(MARCH) -fno-math-errno -fno-trapping-math
@@ -63,9 +63,9 @@ cpu_alone := $(addprefix commfuse/,device_cpu.c transport_mpi.c flights_mpi.c) $
 planned  := commfuse/planned.c layers/kernels_planned.c
 commfuse := $(patsubst %.c,$(B)/%.o,$(filter-out $(planned),$(wildcard commfuse/*.c)))
 data     := $(patsubst %.c,$(B)/%.o,$(wildcard data/*.c))
-layers   := $(patsubst %.c,$(B)/%.o,$(filter-out layers/gemm_ref.c $(gemm_bf16) $(planned),$(wildcard layers/*.c)))
+layers   := $(patsubst %.c,$(B)/%.o,$(filter-out $(gemm_bf16) $(planned),$(wildcard layers/*.c)))
 # The same layers over elements of bf16.
-layers16 := $(patsubst %.c,$(B)/bf16/%.o,$(filter-out layers/gemm_ref.c $(planned),$(wildcard layers/*.c)))
+layers16 := $(patsubst %.c,$(B)/bf16/%.o,$(filter-out $(planned),$(wildcard layers/*.c)))
 program  := $(commfuse) $(layers) $(data)
 
 # --- the program for CPUs ---
@@ -110,23 +110,20 @@ endef
 # train_gpt.cu is C when cc compiles it and C++ when nvcc does.
 $(B)/train_gpt.o: OTHER := -DOTHER_PROGRAM='"train_gpt_bf16"'
 $(B)/train_gpt_bf16.o: OTHER := -DREAL_IS_BF16 -DOTHER_PROGRAM='"train_gpt"'
-$(B)/train_gpt.o $(B)/train_gpt_bf16.o: train_gpt.cu $(B)/version build/march
+$(B)/train_gpt.o $(B)/train_gpt_bf16.o: train_gpt.cu $(B)/version build/machine
 	$(call compile,-Wc++-compat -DVERSION='"$(VERSION)"' $(OTHER) -x c)
-$(B)/%.o: %.c build/march
+$(B)/%.o: %.c build/machine
 	$(call compile)
-$(B)/bf16/%.o: %.c build/march
+$(B)/bf16/%.o: %.c build/machine
 	$(call compile,-DREAL_IS_BF16)
 
 # Files that change only when their text does: what was compiled for another version, processor or MPI library is compiled
 # again, not linked with the rest.
 $(B)/version: TEXT = $(VERSION)
-build/march:  TEXT = $(MARCH)
-build/mpi:    TEXT = $(MPI_CFLAGS) $(MPI_LIBS)
-$(B)/version build/march build/mpi: FORCE
+build/machine: TEXT = $(MARCH) $(MPI_CFLAGS) $(MPI_LIBS)
+$(B)/version build/machine: FORCE
 	@mkdir -p $(@D)
 	@echo '$(TEXT)' | cmp -s - $@ || echo '$(TEXT)' > $@
-$(B)/commfuse/transport_mpi.o $(B)/commfuse/flights_mpi.o: build/mpi
-$(foreach kind,$(variant) cuda-bf16 cuda-fp32 emulated-bf16 emulated-fp32,build/$(kind)/commfuse/bootstrap_mpi.o): build/mpi
 
 include scripts/cuda.mk scripts/lib.mk tests/tests.mk scripts/tools.mk
 

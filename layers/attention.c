@@ -3,7 +3,7 @@
 // A tile of queries meets a tile of keys in two products: scores = Q·Kᵀ, and after the softmax O += P·V.
 // The softmax runs: each query keeps the maximum and the sum of exponentials so far, and a new maximum
 // rescales both the sum and the row of the output. Products go through gemm(), which inside a parallel
-// region stays on its thread; it is fast as long as tiles are large and their rows lie close together, so
+// region stays on its thread; it is fast as long as tiles are large and their rows are close to each other, so
 // tiles are packed first (in qkv two rows of a head are B·3·H·D elements apart). Tiles above the diagonal
 // are never touched; on it, columns that no query of the tile may see are left out. Where elements are bf16,
 // so is what products read, P and its gradient too; scores and all sums are not.
@@ -22,16 +22,13 @@
 #include "gemm.h"
 #include "math_real.h"
 #include "../commfuse/die.h"
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 
 enum {
     QUERY_TILE = 64,                   // rows of scores at once
     KEY_TILE = 2048 / sizeof(precise), // columns: stacks of 2 MiB must hold all tiles
     QUERY_BLOCK = 512,                 // rows of a forward task, at most
-    TASKS_PER_THREAD = 4,              // forward: blocks are cut until there are so many tasks, or into single tiles
-    TASKS = 32,                        // backward: heads are cut until there are so many tasks,
+    TASKS_PER_THREAD = 4,              // forward: blocks are cut until a thread has this many tasks, or into single tiles
+    TASKS = 32,                        // backward: heads are cut until there are this many tasks,
     ROWS_MIN = 32,                     // but not into fewer rows than these
     PACK = KEY_TILE * 64,              // elements of a packed tile of keys: heads wider than 64 get fewer rows
     PACK_QUERY = QUERY_TILE * 128      // the same for queries
@@ -53,14 +50,6 @@ static int64_t length(span s) {
     return s.end - s.begin;
 }
 
-static int64_t threads(void) {
-#ifdef _OPENMP
-    return omp_get_max_threads();
-#else
-    return 1;
-#endif
-}
-
 int64_t attention_channels_max(void) {
     return PACK_QUERY;
 }
@@ -74,7 +63,7 @@ static shape shape_of(int64_t t0, int64_t n, int64_t T, int64_t B, int64_t H, in
     s.key_tile = smaller(KEY_TILE, PACK / D);
     s.query_tile = smaller(QUERY_TILE, PACK_QUERY / D);
     int64_t tiles = smaller(QUERY_BLOCK, PACK / D) / s.query_tile;
-    while (tiles > 1 && s.pairs * ceil_div(n, tiles * s.query_tile) < TASKS_PER_THREAD * threads()) tiles /= 2;
+    while (tiles > 1 && s.pairs * ceil_div(n, tiles * s.query_tile) < TASKS_PER_THREAD * gemm_threads()) tiles /= 2;
     s.query_block = tiles * s.query_tile;
     s.scale = 1 / sqrt((precise)D);
     return s;
@@ -96,29 +85,14 @@ static int64_t lse_at(const shape *s, int64_t t, int64_t pair) {
     return t * s->pairs + pair;
 }
 
-// to (rows, D) = rows of `from` that lie from_row elements apart
+// to (rows, D) = rows of `from` that are from_row elements apart
 static void pack(real *restrict to, const real *restrict from, int64_t from_row, int64_t rows, int64_t D) {
     for (int64_t r = 0; r < rows; r++) memcpy(to + r * D, from + r * from_row, (size_t)D * sizeof(real));
-}
-
-static void add(precise *restrict to, const precise *restrict from, int64_t n) {
-#pragma omp simd
-    for (int64_t i = 0; i < n; i++) to[i] += from[i];
 }
 
 static void add_rounded(real *restrict to, const precise *restrict from, int64_t n) {
 #pragma omp simd
     for (int64_t i = 0; i < n; i++) to[i] = real_of(precise_of(to[i]) + from[i]);
-}
-
-static void multiply(precise *x, precise factor, int64_t n) {
-#pragma omp simd
-    for (int64_t i = 0; i < n; i++) x[i] *= factor;
-}
-
-static void multiply_rounded(real *restrict to, const precise *restrict x, precise factor, int64_t n) {
-#pragma omp simd
-    for (int64_t i = 0; i < n; i++) to[i] = real_of(x[i] * factor); // NOLINT: every tile has set its sums
 }
 
 // How many of these keys query t may see.
@@ -144,7 +118,8 @@ static void softmax_row(real *restrict p, const precise *restrict score, int64_t
     if (now > before && before > -INFINITY) {
         precise correction = exp_real(before - now);
         *sum *= correction;
-        multiply(out, correction, D);
+#pragma omp simd
+        for (int64_t d = 0; d < D; d++) out[d] *= correction;
     }
     *sum += row_sum;
     *maximum = now;
@@ -180,7 +155,10 @@ static void forward_block(real *out, precise *lse, const real *qkv, int64_t pair
         }
     }
     for (int64_t r = 0; r < length(block); r++) {
-        multiply_rounded(out + out_at(s, block.begin + r, pair), o + r * s->D, 1 / sum[r], s->D);
+        real *to = out + out_at(s, block.begin + r, pair);
+        const precise *from = o + r * s->D, factor = 1 / sum[r];
+#pragma omp simd
+        for (int64_t d = 0; d < s->D; d++) to[d] = real_of(from[d] * factor); // NOLINT: every tile has set its sums
         lse[lse_at(s, block.begin + r, pair)] = maximum[r] + log(sum[r]);
     }
 }
@@ -303,7 +281,11 @@ static void add_partials(const backward *a, int64_t blocks, int64_t block) {
 #pragma omp parallel for
     for (int64_t t = s->t0; t < s->t0 + s->n; t++) {
         precise *sum = partial_at(a, 0, t, 0); // (B, H, D)
-        for (int64_t i = 1; i < blocks && i * block <= t; i++) add(sum, partial_at(a, i, t, 0), s->out_row);
+        for (int64_t i = 1; i < blocks && i * block <= t; i++) {
+            const precise *partial = partial_at(a, i, t, 0);
+#pragma omp simd
+            for (int64_t j = 0; j < s->out_row; j++) sum[j] += partial[j];
+        }
         for (int64_t pair = 0; pair < s->pairs; pair++) add_rounded(a->dqkv + qkv_at(s, t, pair, QUERY), sum + pair * s->D, s->D);
     }
 }

@@ -1,10 +1,13 @@
-// Matrix products, row-major. gemm.c: oneDNN's for fp32. gemm_ref.c: plain loops, fp32 or double; the linker picks one.
+// Matrix products, row-major. gemm.c: oneDNN's for fp32; tests link plain loops instead (tests/layers/gemm_ref.c).
 // gemm_bf16.c: for bf16 elements, by one of two implementations.
 #ifndef GEMM_H
 #define GEMM_H
 
 #include <stdbool.h>
 #include "real.h"
+#ifdef _OPENMP
+#include <omp.h>
+#endif
 
 CF_EXTERN_C_BEGIN
 
@@ -13,6 +16,15 @@ CF_EXTERN_C_BEGIN
 // beta is 0 or 1. Any of m, n, k may be 0. Inside an OpenMP parallel region it runs on the calling thread.
 void gemm(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, const precise *a, int64_t lda, const precise *b,
           int64_t ldb, precise beta, precise *c, int64_t ldc, cf_stream *stream);
+
+// Threads that a product takes, called from here.
+static inline int64_t gemm_threads(void) {
+#ifdef _OPENMP
+    return omp_in_parallel() ? 1 : omp_get_max_threads();
+#else
+    return 1;
+#endif
+}
 
 // The same for elements of `real`, multiplied exactly and summed in precise; c is rounded once, or not at all.
 #ifdef REAL_IS_BF16

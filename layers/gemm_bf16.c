@@ -3,20 +3,14 @@
 // oneDNN has products of bf16 for processors with AVX-512. AMD's with AVX512_BF16 (Zen 4 and later) multiply them faster than
 // fp32, and so do Intel's with AMX. Elsewhere they are slower than fp32's, or missing, and widening is the better
 // way (tests/bench/README.md, one process). It is chosen by what the processor is, not by measuring, so that a run that
-// goes on has the bits of one that was never interrupted.
+// is resumed has the bits of one that was never interrupted.
 #include "gemm.h"
 #include <dnnl.h>
-#ifdef _OPENMP
-#include <omp.h>
-#endif
-
-static bool has(int isa) {
-    return ((int)dnnl_get_effective_cpu_isa() & isa) == isa;
-}
 
 static bool multiplies_bf16_fast(void) {
 #if defined(__x86_64__)
-    return has(dnnl_cpu_isa_avx512_core_amx) || (has(dnnl_cpu_isa_avx512_core_bf16) && __builtin_cpu_is("amd"));
+    const int isa = (int)dnnl_get_effective_cpu_isa(), amx = dnnl_cpu_isa_avx512_core_amx, bf16 = dnnl_cpu_isa_avx512_core_bf16;
+    return (isa & amx) == amx || ((isa & bf16) == bf16 && __builtin_cpu_is("amd"));
 #else
     return false;
 #endif
@@ -24,27 +18,13 @@ static bool multiplies_bf16_fast(void) {
 
 // To ask takes 0.2 us, a small product of attention's 20.
 bool gemm_bf16_is_native(void) {
-    enum { UNKNOWN, YES, NO };
-    static int answer; // atomic; a process has one processor
-    int known = __atomic_load_n(&answer, __ATOMIC_RELAXED);
-    if (known == UNKNOWN) {
-        known = multiplies_bf16_fast() ? YES : NO;
-        __atomic_store_n(&answer, known, __ATOMIC_RELAXED);
-    }
-    return known == YES;
-}
-
-// Of a product, as oneDNN counts them.
-static int64_t threads(void) {
-#ifdef _OPENMP
-    return omp_in_parallel() ? 1 : omp_get_max_threads();
-#else
-    return 1;
-#endif
+    static _Thread_local int answer = -1;
+    if (answer < 0) answer = multiplies_bf16_fast();
+    return answer;
 }
 
 static void multiply(product of, const real *a, const real *b, void *c) {
-    of.threads = threads();
+    of.threads = gemm_threads();
     if (gemm_bf16_is_native())
         gemm_bf16_onednn(&of, a, b, c);
     else

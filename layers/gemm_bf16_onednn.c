@@ -1,4 +1,4 @@
-// Matrix products of bf16 by oneDNN's own.
+// Matrix products of bf16 by those of oneDNN.
 //
 // oneDNN's matmul is made for one kind of product before it is executed, and making it takes longer than a small
 // product. So each kind is made once and kept, with the number of threads that it was made for, and gets addresses
@@ -12,19 +12,17 @@
 #include <dnnl_debug.h>
 #include "../commfuse/die.h"
 
-enum { PLANS_MAX = 512 };
-
 typedef struct plan {
     product of;
     dnnl_primitive_t matmul;
-    dnnl_memory_t a, b, c;
+    dnnl_memory_t memory[3]; // a, b, c
 } plan;
 
 static _Thread_local struct {
     dnnl_engine_t engine;
     dnnl_stream_t stream;
-    int64_t plans; // ever made
-    plan list[PLANS_MAX];
+    int64_t plans, room; // made; for how many there is room
+    plan *list;
 } onednn;
 
 #define CHECK(call, product) check((call), #call, product)
@@ -38,111 +36,72 @@ static void check(dnnl_status_t status, const char *call, const product *p) {
 
 // --- what differs between oneDNN 2 and 3 ---
 
-typedef dnnl_memory_desc_t matrix; // a value in oneDNN 2, in 3 a pointer to what is given back
-
-#if DNNL_VERSION_MAJOR >= 3
-static void describe(matrix *x, const dnnl_dims_t size, dnnl_data_type_t type, const dnnl_dims_t steps, const product *of) {
-    CHECK(dnnl_memory_desc_create_with_strides(x, 2, size, type, steps), of);
-}
-
-static dnnl_memory_t memory_of(matrix *x, const product *of) {
-    dnnl_memory_t memory;
-    CHECK(dnnl_memory_create(&memory, *x, onednn.engine, DNNL_MEMORY_NONE), of);
-    return memory;
-}
-
-static dnnl_status_t create_operation(dnnl_primitive_desc_t *operation, matrix *a, matrix *b, matrix *c,
-                                      dnnl_primitive_attr_t attributes) {
-    return dnnl_matmul_primitive_desc_create(operation, onednn.engine, *a, *b, NULL, *c, attributes);
-}
-
-static void append_sum(dnnl_post_ops_t after, const product *of) {
-    CHECK(dnnl_post_ops_append_sum(after, 1, 0, dnnl_data_type_undef), of);
-}
-
-static void forget(matrix *x, const product *of) {
-    CHECK(dnnl_memory_desc_destroy(*x), of);
-}
-#else
-static void describe(matrix *x, const dnnl_dims_t size, dnnl_data_type_t type, const dnnl_dims_t steps, const product *of) {
-    CHECK(dnnl_memory_desc_init_by_strides(x, 2, size, type, steps), of);
-}
-
-static dnnl_memory_t memory_of(matrix *x, const product *of) {
-    dnnl_memory_t memory;
-    CHECK(dnnl_memory_create(&memory, x, onednn.engine, DNNL_MEMORY_NONE), of);
-    return memory;
-}
-
-static dnnl_status_t create_operation(dnnl_primitive_desc_t *operation, matrix *a, matrix *b, matrix *c,
+#if DNNL_VERSION_MAJOR >= 3 // a description is a pointer to what is given back
+#define describe      dnnl_memory_desc_create_with_strides
+#define address(x)    (x)
+#define forget(x)     dnnl_memory_desc_destroy(x)
+#define add_to(after) dnnl_post_ops_append_sum(after, 1, 0, dnnl_data_type_undef)
+#define create_operation(operation, x, attributes)                                                                                 \
+    dnnl_matmul_primitive_desc_create(operation, onednn.engine, x[0], x[1], NULL, x[2], attributes)
+#else // it is a value
+#define describe      dnnl_memory_desc_init_by_strides
+#define address(x)    (&(x))
+#define forget(x)     dnnl_success
+#define add_to(after) dnnl_post_ops_append_sum(after, 1)
+static dnnl_status_t create_operation(dnnl_primitive_desc_t *operation, const dnnl_memory_desc_t *x,
                                       dnnl_primitive_attr_t attributes) {
     dnnl_matmul_desc_t matmul;
-    dnnl_status_t status = dnnl_matmul_desc_init(&matmul, a, b, NULL, c);
+    dnnl_status_t status = dnnl_matmul_desc_init(&matmul, &x[0], &x[1], NULL, &x[2]);
     return status != dnnl_success ? status : dnnl_primitive_desc_create(operation, &matmul, attributes, onednn.engine, NULL);
-}
-
-static void append_sum(dnnl_post_ops_t after, const product *of) {
-    CHECK(dnnl_post_ops_append_sum(after, 1), of);
-}
-
-static void forget(matrix *x, const product *of) {
-    (void)x, (void)of; // a value
 }
 #endif
 
 // --- plans ---
 
-static void describe_rows(matrix *x, int64_t rows, int64_t columns, bool transpose, int64_t ld, dnnl_data_type_t type,
-                          const product *of) {
-    const dnnl_dims_t size = {rows, columns}, steps = {transpose ? 1 : ld, transpose ? ld : 1};
-    describe(x, size, type, steps, of);
-}
-
-static dnnl_primitive_attr_t attributes_of(const product *of) {
-    dnnl_primitive_attr_t attributes;
-    CHECK(dnnl_primitive_attr_create(&attributes), of);
-    if (!of->add) return attributes;
-    dnnl_post_ops_t after;
-    CHECK(dnnl_post_ops_create(&after), of);
-    append_sum(after, of);
-    CHECK(dnnl_primitive_attr_set_post_ops(attributes, after), of);
-    CHECK(dnnl_post_ops_destroy(after), of);
-    return attributes;
-}
-
 static void make(plan *p) {
     const product *of = &p->of;
-    matrix a, b, c;
-    describe_rows(&a, of->m, of->k, of->transpose_a, of->lda, dnnl_bf16, of);
-    describe_rows(&b, of->k, of->n, of->transpose_b, of->ldb, dnnl_bf16, of);
-    describe_rows(&c, of->m, of->n, false, of->ldc, of->wide ? dnnl_f32 : dnnl_bf16, of);
-    dnnl_primitive_attr_t attributes = attributes_of(of);
+    const struct {
+        int64_t rows, columns, transpose, ld;
+        dnnl_data_type_t type;
+    } side[] = {{of->m, of->k, of->transpose_a, of->lda, dnnl_bf16},
+                {of->k, of->n, of->transpose_b, of->ldb, dnnl_bf16},
+                {of->m, of->n, false, of->ldc, of->wide ? dnnl_f32 : dnnl_bf16}};
+    dnnl_memory_desc_t x[3];
+    for (int i = 0; i < 3; i++) {
+        const dnnl_dims_t size = {side[i].rows, side[i].columns},
+                          steps = {side[i].transpose ? 1 : side[i].ld, side[i].transpose ? side[i].ld : 1};
+        CHECK(describe(&x[i], 2, size, side[i].type, steps), of);
+    }
+    dnnl_primitive_attr_t attributes;
+    dnnl_post_ops_t after;
+    CHECK(dnnl_primitive_attr_create(&attributes), of);
+    CHECK(dnnl_post_ops_create(&after), of);
+    if (of->add) CHECK(add_to(after), of);
+    CHECK(dnnl_primitive_attr_set_post_ops(attributes, after), of);
+    CHECK(dnnl_post_ops_destroy(after), of);
     dnnl_primitive_desc_t operation;
-    dnnl_status_t status = create_operation(&operation, &a, &b, &c, attributes);
+    dnnl_status_t status = create_operation(&operation, x, attributes);
     if (status == dnnl_unimplemented)
         cf_die("a bug in gemm_bf16_is_native()", "oneDNN has no matrix product of bf16 for this processor");
     CHECK(status, of);
     CHECK(dnnl_primitive_create(&p->matmul, operation), of);
-    p->a = memory_of(&a, of), p->b = memory_of(&b, of), p->c = memory_of(&c, of);
     CHECK(dnnl_primitive_desc_destroy(operation), of);
     CHECK(dnnl_primitive_attr_destroy(attributes), of);
-    forget(&a, of), forget(&b, of), forget(&c, of);
+    for (int i = 0; i < 3; i++) {
+        CHECK(dnnl_memory_create(&p->memory[i], address(x[i]), onednn.engine, DNNL_MEMORY_NONE), of);
+        CHECK(forget(x[i]), of);
+    }
 }
 
-// The oldest makes room.
 static plan *plan_for(const product *of) {
-    for (int64_t i = 0; i < onednn.plans && i < PLANS_MAX; i++)
+    for (int64_t i = 0; i < onednn.plans; i++)
         if (memcmp(&onednn.list[i].of, of, sizeof *of) == 0) return &onednn.list[i];
     if (!onednn.engine) {
         CHECK(dnnl_engine_create(&onednn.engine, dnnl_cpu, 0), of);
         CHECK(dnnl_stream_create(&onednn.stream, onednn.engine, dnnl_stream_default_flags), of);
     }
-    plan *p = &onednn.list[onednn.plans++ % PLANS_MAX];
-    if (p->matmul) {
-        CHECK(dnnl_primitive_destroy(p->matmul), &p->of);
-        dnnl_memory_t memory[] = {p->a, p->b, p->c};
-        for (int i = 0; i < 3; i++) CHECK(dnnl_memory_destroy(memory[i]), &p->of);
-    }
+    onednn.list = cf_host_grow(onednn.list, &onednn.room, onednn.plans + 1, sizeof *onednn.list, "kinds of products");
+    plan *p = &onednn.list[onednn.plans++];
     *p = (plan){.of = *of};
     make(p);
     return p;
@@ -156,10 +115,11 @@ void gemm_bf16_onednn(const product *of, const real *a, const real *b, void *c) 
         return;
     }
     plan *p = plan_for(of);
-    const dnnl_exec_arg_t arguments[] = {{DNNL_ARG_SRC, p->a}, {DNNL_ARG_WEIGHTS, p->b}, {DNNL_ARG_DST, p->c}};
-    CHECK(dnnl_memory_set_data_handle(p->a, (void *)a), of);
-    CHECK(dnnl_memory_set_data_handle(p->b, (void *)b), of);
-    CHECK(dnnl_memory_set_data_handle(p->c, c), of);
+    const dnnl_exec_arg_t arguments[] = {{DNNL_ARG_SRC, p->memory[0]},
+                                         {DNNL_ARG_WEIGHTS, p->memory[1]},
+                                         {DNNL_ARG_DST, p->memory[2]}};
+    void *const data[] = {(void *)a, (void *)b, c};
+    for (int i = 0; i < 3; i++) CHECK(dnnl_memory_set_data_handle(p->memory[i], data[i]), of);
     CHECK(dnnl_primitive_execute(p->matmul, onednn.stream, 3, arguments), of);
     CHECK(dnnl_stream_wait(onednn.stream), of);
 }

@@ -10,13 +10,13 @@
 enum { ROW_BLOCK = 1024 };
 // A tile of a transposition: rows that fill a cache line of what is written, columns of a few lines each.
 enum { TILE_ROWS = 16, TILE_COLUMNS = 128 };
-// Behind each row of a prepared matrix of fp32: rows a power of two apart would fall on the same few places of the cache.
+// After each row of a prepared matrix of fp32: rows a power of two apart would map to the same few sets of the cache.
 // Products of bf16 lose nothing without it, and with it oneDNN takes a kernel that keeps all of c in fp32 beside c.
 enum { GAP = sizeof(real) == 2 ? 0 : 16 };
-// Bias gradient: so many columns at once, each summed in so many blocks of rows.
+// Bias gradient: columns at once, and blocks of rows in which each is summed.
 enum { COLUMNS = 1024, BLOCKS = 16 };
 
-// Elements from one row of so many to the next.
+// Elements from the start of one row to that of the next.
 static int64_t prepared_row(int64_t columns) {
     return columns + GAP;
 }
@@ -38,10 +38,9 @@ const real *linear_prepare_forward(real *prepared, const real *w, int64_t IC, in
     int64_t row = prepared_row(OC);
 #pragma omp parallel for
     for (int64_t r = 0; r < OC; r += TILE_ROWS) {
-        int64_t rows = OC - r < TILE_ROWS ? OC - r : TILE_ROWS;
+        int64_t rows = smaller(OC - r, TILE_ROWS);
         for (int64_t c = 0; c < IC; c += TILE_COLUMNS) {
-            int64_t columns = IC - c < TILE_COLUMNS ? IC - c : TILE_COLUMNS;
-            transpose_tile(prepared + c * row + r, row, w + r * IC + c, IC, rows, columns);
+            transpose_tile(prepared + c * row + r, row, w + r * IC + c, IC, rows, smaller(IC - c, TILE_COLUMNS));
         }
     }
     return prepared;
@@ -55,11 +54,7 @@ const real *linear_prepare_dgrad(real *prepared, const real *w, int64_t IC, int6
 
 static void fill_with_bias(real *out, const real *bias, int64_t R, int64_t OC) {
 #pragma omp parallel for
-    for (int64_t r = 0; r < R; r++) {
-        real *row = out + r * OC;
-#pragma omp simd
-        for (int64_t c = 0; c < OC; c++) row[c] = bias[c];
-    }
+    for (int64_t r = 0; r < R; r++) memcpy(out + r * OC, bias, (size_t)OC * sizeof *out);
 }
 
 void linear_forward(real *out, real *pre, const real *x, const real *w, const real *bias, bool add, linear_rows r, int64_t IC,
@@ -118,11 +113,10 @@ void linear_bias_grad(precise *db, const real *dy, int64_t R, int64_t OC, cf_str
     precise partial[BLOCKS][COLUMNS];
     int64_t block = ceil_div(R, BLOCKS);
     for (int64_t first = 0; first < OC; first += COLUMNS) {
-        int64_t columns = OC - first < COLUMNS ? OC - first : COLUMNS;
+        int64_t columns = smaller(OC - first, COLUMNS);
 #pragma omp parallel for
         for (int64_t i = 0; i < BLOCKS; i++) {
-            int64_t r = i * block < R ? i * block : R;
-            int64_t end = r + block < R ? r + block : R;
+            int64_t r = smaller(i * block, R), end = smaller(r + block, R);
             sum_rows(partial[i], dy + r * OC + first, end - r, columns, OC);
         }
         for (int64_t c = 0; c < columns; c++) {

@@ -18,13 +18,13 @@ other_fp32 := bf16
 # gpu_variant DIRECTORY, TYPE, FAMILY: the program and its tests, of the objects FAMILY_objects and, the program alone,
 # FAMILY_data, compiled with FAMILY_cc and FAMILY_cxx, linked with FAMILY_link and FAMILY_libs.
 define gpu_variant
-$(1)/%.o: %.c build/march
+$(1)/%.o: %.c build/machine
 	@mkdir -p $$(@D)
 	$$($(3)_cc) $$(MPI_FLAGS) $$(real_$(2)) -MMD -MP -c -o $$@ $$<
-$(1)/%.cuda.o: %.cu build/march
+$(1)/%.cuda.o: %.cu build/machine
 	@mkdir -p $$(@D)
 	$$($(3)_cxx) $$(real_$(2)) -MMD -MP -c -o $$@ $$<
-$(1)/train_gpt.o: train_gpt.cu build/march $$($(3)_version)
+$(1)/train_gpt.o: train_gpt.cu build/machine $$($(3)_version)
 	@mkdir -p $$(@D)
 	$$($(3)_cxx) $$(real_$(2)) -DVERSION='"$$(VERSION)"' -DOTHER_PROGRAM='"$$(name_$$(other_$(2)))"' -MMD -MP -c -o $$@ $$<
 $(1)/train_gpt: $$(patsubst %,$(1)/%,train_gpt.o $$($(3)_objects) $$($(3)_data))

@@ -5,7 +5,7 @@
 
 PREFIX ?= /usr/local
 L      := $(if $(SAN),$(B),build)/lib
-# Others of commfuse/ are its own affair.
+# The other headers of commfuse/ are internal.
 public_headers := $(addsuffix .h,$(addprefix commfuse/,check choice context device die extern_c fuse memory mesh replay schedule \
                                                        schedule_check trace transport tune))
 examples := $(wildcard commfuse/examples/*)
@@ -15,16 +15,15 @@ lib_objects := $(patsubst %.c,$(L)/%.o,$(filter-out $(planned),$(wildcard commfu
 lib_libs    := $(CRYPTO) $(MPI_LIBS) -lpthread -lm
 
 lib: $(L)/libcommfuse.a $(L)/$(soname) $(L)/commfuse.pc ## build/lib/libcommfuse.a and .so: commfuse/ for other programs
-$(L)/%.o: %.c build/march
+$(L)/%.o: %.c build/machine
 	$(call compile,-fPIC)
-$(L)/commfuse/transport_mpi.o $(L)/commfuse/flights_mpi.o $(L)/commfuse/bootstrap_mpi.o: build/mpi
 $(L)/libcommfuse.a: $(lib_objects)
 	rm -f $@
 	$(AR) rcs $@ $^
 $(L)/$(soname): $(lib_objects)
 	@echo '{ global: cf_*; local: *; };' > $(L)/symbols
 	$(CC) $(CFLAGS) -shared -Wl,-soname,$(soname),--version-script=$(L)/symbols -o $@ $^ $(lib_libs)
-# It finds its place from where it lies, so the prefix may move.
+# Its paths are relative to it, so the prefix may move.
 $(L)/commfuse.pc: Makefile scripts/lib.mk commfuse/context.h
 	@mkdir -p $(@D)
 	@printf '%s\n' 'prefix=$${pcfiledir}/../..' 'libdir=$${prefix}/lib' 'includedir=$${prefix}/include' '' 'Name: commfuse' \

@@ -11,7 +11,7 @@ tests   := $(patsubst %.c,$(B)/%,$(wildcard tests/*/test_*.c)) $(grad_tests)
 tools   := $(patsubst %.c,$(B)/%,$(wildcard tests/*/tool_*.c))
 benches := $(patsubst %.c,$(B)/%,$(wildcard tests/bench/bench_*.c))
 # The layers in double precision over the reference GEMM, for the gradient tests.
-layers64 := $(patsubst layers/%.c,$(B)/layers64/%.o,$(filter-out layers/gemm.c $(gemm_bf16) $(planned),$(wildcard layers/*.c)))
+layers64 := $(patsubst %.c,$(B)/layers64/%.o,tests/layers/gemm_ref.c $(filter-out $(wildcard layers/gemm*.c) $(planned),$(wildcard layers/*.c)))
 
 # $(call build_test,MORE FLAGS,LIBRARIES): of one source, and of objects and archives
 define build_test
@@ -31,17 +31,17 @@ $(half_tests): $(B)/tests/%: tests/%.c $(commfuse) $(layers16)
 	$(call build_test,-DREAL_IS_BF16,-lcmocka)
 $(B)/bf16/tests/%: tests/%.c $(commfuse) $(layers16) $(data)
 	$(call build_test,-DREAL_IS_BF16)
-$(B)/layers64/%.o: layers/%.c build/march
+$(B)/layers64/%.o: %.c build/machine
 	$(call compile,-DREAL_IS_DOUBLE)
 $(B)/tests/bench/bench_collectives: MPI_FLAGS := $(MPI_CFLAGS)
 
 # The layers' twins with no library at all, for machines that have a GPU and little else.
-reference := $(addprefix commfuse/,device_cpu.c memory.c die.c) layers/gemm_ref.c layers/random.c \
+reference := $(addprefix commfuse/,device_cpu.c memory.c die.c) tests/layers/gemm_ref.c layers/random.c \
              $(addprefix layers/,adamw.c attention.c crossentropy.c elementwise.c embedding.c layernorm.c linear.c)
 build/ref/tests/layers/tool_twins: tests/layers/tool_twins.c $(reference:%.c=build/ref/%.o)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS) -MMD -MP -I. -o $@ $^ -lpthread -lm
-build/ref/%.o: %.c build/march
+build/ref/%.o: %.c build/machine
 	$(call compile)
 
 bf16-tools: $(addprefix $(B)/bf16/tests/,layers/tool_twins layers/tool_gradients bench/bench_train)

@@ -27,7 +27,7 @@ emulated: emulated-fp32 emulated-bf16
 define emulated_variant
 $(call gpu_variant,$(2),$(1),emulated)
 emulated-$(1): $(2)/train_gpt $(2)/tests/emulator/test_emulator
-$(2)/tests/emulator/%.o: tests/emulator/%.cc build/march
+$(2)/tests/emulator/%.o: tests/emulator/%.cc build/machine
 	@mkdir -p $$(@D)
 	$$(emulated_cxx) $$(real_$(1)) -O3 -MMD -MP -c -o $$@ $$<
 $(2)/tests/emulator/test_emulator: $(patsubst %.cc,$(2)/%.o,tests/emulator/test_emulator.cc $(emulated_library))

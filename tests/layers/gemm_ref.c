@@ -1,5 +1,5 @@
-// Matrix product in plain loops: the reference, and what the gradient tests use in double.
-#include "gemm.h"
+// Matrix product in plain loops, in place of gemm.c: what the gradient tests use in double, and machines without oneDNN.
+#include "../../layers/gemm.h"
 
 // sum over p of a[p · a_step] · b[p]
 static precise dot(const precise *a, int64_t a_step, const precise *b, int64_t k) {
@@ -12,6 +12,7 @@ static precise dot(const precise *a, int64_t a_step, const precise *b, int64_t k
 void gemm(bool transpose_a, bool transpose_b, int64_t m, int64_t n, int64_t k, const precise *a, int64_t lda, const precise *b,
           int64_t ldb, precise beta, precise *c, int64_t ldc, cf_stream *stream) {
     const int64_t a_row = transpose_a ? 1 : lda, a_step = transpose_a ? lda : 1; // of op(a)
+    (void)stream;
     for (int64_t i = 0; i < m; i++) {
         precise *row = c + i * ldc;
         for (int64_t j = 0; j < n; j++) row[j] = beta == 0 ? 0 : beta * row[j];
