@@ -27,7 +27,7 @@ enum { VAL_SEQUENCES = 80 };
 enum { EARLY_TIMEOUT_S = 60 };    // of ranks that meet to report what is wrong with their options
 enum { PATIENCE = 10 };           // times --timeout: how long ranks wait for one that reads or writes files
 enum { PREDICT_STEPS = 3 };       // the last of them begins as all that follow do
-enum { STATUS_STOPPED = 75 };     // a signal has ended the run, which is saved: the same command goes on
+enum { STATUS_STOPPED = 75 };     // a signal has ended the run, which is saved: the same command resumes it
 enum { SAMPLE_STREAM = 1 << 20 }; // of the random numbers, apart from those of the tensors
 
 typedef struct trainer {
@@ -132,9 +132,9 @@ static void allow_long_waits(trainer *t, bool patient) {
     t->transport->set_timeout(t->transport, (patient ? PATIENCE : 1) * t->o.timeout);
 }
 
-static void take_state(trainer *t, const manifest *m) {
+static void restore_state(trainer *t, const manifest *m) {
     saved_state *from = origin_open_state(&t->o, m);
-    state_give(&t->optimizer, origin_read_state, from);
+    state_restore(&t->optimizer, origin_read_state, from);
     saved_state_close(from);
 }
 
@@ -144,9 +144,8 @@ static void load_state(trainer *t) {
     manifest *m = origin_checkpoint(&t->o, &facts, t->transport, t->store, t->start);
     origin_name(m, t->run);
     plan_start(&t->report.plan, m ? manifest_value(m, "found-plan") : NULL, t->o.steps - (m ? m->step : 0));
-    gpt_place_weight_gradients(&t->model);
     if (m) {
-        take_state(t, m);
+        restore_state(t, m);
         t->last.skipped = origin_number(m, "skipped", 0);
         report_resume(&t->report, m);
         manifest_free(m);
@@ -221,7 +220,7 @@ static void validate(trainer *t, int64_t step) {
     free(losses);
 }
 
-static void ask(trainer *t, int64_t step) {
+static void evaluate_hellaswag(trainer *t, int64_t step) {
     hellaswag *h = t->questions;
     double *losses = gpt_evaluate(&t->model, hellaswag_load, h, HELLASWAG_ENDINGS * h->count, h->longest, t->o.micro_batch);
     report_hellaswag(&t->report, step, hellaswag_correct(h, losses), h->count);
@@ -261,7 +260,7 @@ static bool save(trainer *t, int64_t step, bool watched, bool wait) {
     if (saved) {
         if (!t->copy.run) state_create(&t->copy, &t->optimizer);
         optimizer_finish_update(&t->optimizer);
-        state_take(&t->copy, &t->optimizer);
+        state_copy(&t->copy, &t->optimizer);
         saver_write(t->checkpoints, &t->copy);
     }
     if (saved && wait) saved = saver_finish(t->checkpoints);
@@ -272,17 +271,17 @@ static bool save(trainer *t, int64_t step, bool watched, bool wait) {
 
 // --- the run ---
 
-static void watch(trainer *t, int64_t step, bool last) {
+static void validate_and_sample(trainer *t, int64_t step, bool last) {
     const options *o = &t->o;
     if (t->val && o->val_every > 0 && (recipe_due(o->val_every, step) || last)) validate(t, step);
-    if (recipe_hellaswag_due(o, step, last)) ask(t, step);
+    if (recipe_hellaswag_due(o, step, last)) evaluate_hellaswag(t, step);
     if (recipe_sample_due(o, step, last)) sample(t, step);
 }
 
 // What comes between steps: before step `step`, unless a checkpoint has been made after it already.
 static void between_steps(trainer *t, int64_t step) {
     bool resumed = step == t->report.first && step > 0;
-    if (!resumed || !t->report.watched) watch(t, step, false);
+    if (!resumed || !t->report.watched) validate_and_sample(t, step, false);
     if (t->checkpoints && step > 0 && !resumed && recipe_due(t->o.save_every, step)) save(t, step, true, false);
     if (resumed && step > t->trace_from && step < t->trace_to) t->trace_from = (int)step;
     if (step == t->trace_from) meet(t), cf_trace_start(t->context.trace, t->transport);
@@ -297,7 +296,7 @@ static void begin_step(trainer *t) {
     }
     cf_trace_step(t->context.trace, t->context.step, t->context.stream);
     if (follows) t->last.ms = report_lap(&t->report);
-    gpt_try_ways(&t->model, t->report.plan.tuner, true);
+    cf_tuner_begin_step(t->report.plan.tuner);
 }
 
 // What comes next is not the step's time, but what is left of its update is. A run that ends, or is ended, before the last
@@ -308,7 +307,7 @@ static void close_step(trainer *t, int64_t step, bool interrupted) {
     cf_stream_sync(t->context.stream);
     cf_trace_step(t->context.trace, t->context.step, t->context.stream);
     t->last.ms = report_lap(&t->report);
-    gpt_try_ways(&t->model, t->report.plan.tuner, false);
+    cf_tuner_end_step(t->report.plan.tuner);
     report_figures(&t->last, t->context.trace, t->checkpoints, mine);
     report_last(t, optimizer_exchange(&t->optimizer, mine, FIGURES));
     const bool ends = step + 1 == t->trace_to || step + 1 == t->o.steps || t->stop;
@@ -319,7 +318,7 @@ static void close_step(trainer *t, int64_t step, bool interrupted) {
 static bool finish(trainer *t) {
     const int64_t steps = t->o.steps;
     char path[PATH_MAX];
-    if (t->report.first < steps || !t->report.watched) watch(t, steps, true);
+    if (t->report.first < steps || !t->report.watched) validate_and_sample(t, steps, true);
     if (!t->checkpoints) return true;
     bool saved = t->report.first == steps || save(t, steps, true, true);
     snprintf(path, sizeof path, "%s/" ORIGIN_MODEL, t->o.out);
@@ -346,7 +345,7 @@ static int run(trainer *t) {
     }
     const bool stopped = step < o->steps;
     if (stopped && !t->checkpoints)
-        cf_die_together("with --out DIR a signal saves the run, and the same command goes on",
+        cf_die_together("with --out DIR a signal saves the run, and the same command resumes it",
                         "%s ends the run after %lld of %lld steps; nothing was saved", strsignal(t->stop), (long long)step,
                         (long long)o->steps);
     bool saved = stopped ? save(t, step, false, true) : finish(t);
@@ -358,7 +357,7 @@ static int run(trainer *t) {
 static void export_model(trainer *t) {
     allow_long_waits(t, true);
     manifest *m = origin_checkpoint_to_export(&t->o, t->transport);
-    take_state(t, m);
+    restore_state(t, m);
     write_model(t, m->step, t->o.export_to);
     manifest_free(m);
 }
@@ -372,7 +371,7 @@ static int train_model(trainer *t) {
     t->text = vocabulary_prompt(o, t->words, r->V, &t->given);
     origin_compare_data(o, t->transport, t->train, t->val, r->V, t->start, t->questions, t->text, t->given);
     load_state(t);
-    meet(t); // whoever has read faster waits here
+    meet(t); // ranks that have read faster wait here
     allow_long_waits(t, false);
     report_open(r);
     if (*o->out) t->checkpoints = saver_create(t->transport, t->store, o, r->log);

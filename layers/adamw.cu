@@ -1,4 +1,4 @@
-// AdamW on the GPU, and the two looks at the gradients that come before it.
+// AdamW on the GPU, and the sum of squares of the gradients that comes before it.
 //
 // The update is one pass over memory: master weights, gradient and both moments are read and all but the
 // gradient written, together with the rounded weights. All loads of a thread's pack are in flight together.
@@ -9,23 +9,21 @@
 
 enum { THREADS = 256, FLIGHT = 4, PRECISE_PACK = cf_pack<precise>::N };
 
-// m = β1 m + (1 − β1) g;  v = β2 v + (1 − β2) g²;  w −= lr · (m̂ / (sqrt(v̂) + ε) + decay · w),
-// m̂ and v̂ being m and v over 1 − βᵗ.
 struct update_map {
     real *w;
     precise *master, *m, *v;
     const precise *g;
-    float scale, beta1, beta2, eps, rest1, rest2, rate, second, decay;
+    adamw_factors f;
 
     template <int W> __device__ void at(int64_t i) const {
         values<W> weight = master ? load<W>(master + i) : load<W>(w + i);
         values<W> g1 = load<W>(g + i), m1 = load<W>(m + i), v1 = load<W>(v + i);
 #pragma unroll
         for (int k = 0; k < W; k++) {
-            float gradient = scale * g1.at[k];
-            m1.at[k] = beta1 * m1.at[k] + rest1 * gradient;
-            v1.at[k] = beta2 * v1.at[k] + rest2 * gradient * gradient;
-            weight.at[k] -= rate * m1.at[k] / (sqrtf(v1.at[k] * second) + eps) + decay * weight.at[k];
+            float gradient = f.scale * g1.at[k];
+            m1.at[k] = f.beta1 * m1.at[k] + f.rest1 * gradient;
+            v1.at[k] = f.beta2 * v1.at[k] + f.rest2 * gradient * gradient;
+            weight.at[k] -= f.rate * m1.at[k] / (sqrtf(v1.at[k] * f.second) + f.eps) + f.decay * weight.at[k];
         }
         store<W>(m + i, m1);
         store<W>(v + i, v1);
@@ -35,21 +33,7 @@ struct update_map {
 };
 
 void adamw_update(real *w, precise *master, precise *m, precise *v, const precise *g, int64_t n, adamw a, cf_stream *stream) {
-    update_map map = {.w = w,
-                      .master = master,
-                      .m = m,
-                      .v = v,
-                      .g = g,
-                      .scale = (float)a.scale,
-                      .beta1 = (float)a.beta1,
-                      .beta2 = (float)a.beta2,
-                      .eps = (float)a.eps,
-                      .rest1 = (float)(1 - a.beta1),
-                      .rest2 = (float)(1 - a.beta2),
-                      .rate = (float)(a.lr / (1 - pow(a.beta1, (double)a.step))),
-                      .second = (float)(1 / (1 - pow(a.beta2, (double)a.step))),
-                      .decay = (float)(a.lr * a.weight_decay)};
-    each(map, n, packable(0, w, master, m, v, g), stream);
+    each(update_map{w, master, m, v, g, adamw_factors_of(a)}, n, packable(0, w, master, m, v, g), stream);
 }
 
 struct master_map {
@@ -93,30 +77,4 @@ void sum_of_squares(double *sum, double *scratch, const precise *x, int64_t n, c
     if (blocks > SQUARES_SCRATCH) blocks = SQUARES_SCRATCH;
     cf_launch(squares_kernel, dim3((unsigned)blocks), dim3(THREADS), stream, scratch, x, packs, n);
     cf_launch(sum_kernel<double>, dim3(n > 0), dim3(SUM_THREADS), stream, sum, (const double *)scratch, blocks);
-}
-
-enum { LOOK_BLOCKS = 1024 };
-
-// first (LOOK_BLOCKS): the first NaN or infinity that the block finds, n if none. No speed is asked of it.
-static __global__ void nonfinite_kernel(int64_t *first, const precise *x, int64_t n) {
-    __shared__ int64_t of_thread[THREADS];
-    int64_t found = n;
-    for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < n; i += LOOK_BLOCKS * THREADS)
-        if (x[i] - x[i] != 0 && i < found) found = i; // NaN of NaN and infinity
-    of_thread[threadIdx.x] = found;
-    __syncthreads();
-    if (threadIdx.x > 0) return;
-    for (int t = 1; t < THREADS; t++) found = of_thread[t] < found ? of_thread[t] : found;
-    first[blockIdx.x] = found;
-}
-
-int64_t first_nonfinite(const precise *x, int64_t n, cf_stream *stream) {
-    int64_t found[LOOK_BLOCKS], first = n;
-    int64_t *first_of_block = (int64_t *)cf_alloc(sizeof found, "search for NaN");
-    cf_launch(nonfinite_kernel, dim3(LOOK_BLOCKS), dim3(THREADS), stream, first_of_block, x, n);
-    cf_copy(found, first_of_block, sizeof found, stream);
-    cf_stream_sync(stream);
-    cf_free(first_of_block);
-    for (int i = 0; i < LOOK_BLOCKS; i++) first = found[i] < first ? found[i] : first;
-    return first < n ? first : -1;
 }

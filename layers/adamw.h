@@ -1,7 +1,8 @@
-// AdamW with decoupled weight decay, the squared norm and the non-finite check.
+// AdamW with decoupled weight decay, and the squared norm.
 #ifndef ADAMW_H
 #define ADAMW_H
 
+#include <math.h>
 #include "real.h"
 
 CF_EXTERN_C_BEGIN
@@ -12,6 +13,21 @@ typedef struct adamw {
     int64_t step; // 1, 2, …: bias correction
 } adamw;
 
+// What the update of an element multiplies by:
+// m = β1 m + (1 − β1) g;  v = β2 v + (1 − β2) g²;  w −= lr · (m̂ / (sqrt(v̂) + ε) + decay · w),
+// m̂ and v̂ being m and v over 1 − βᵗ.
+typedef struct adamw_factors {
+    precise scale, beta1, beta2, eps;
+    precise rest1, rest2, rate, second, decay; // 1 − β1, 1 − β2, lr / (1 − β1ᵗ), 1 / (1 − β2ᵗ), lr · weight_decay
+} adamw_factors;
+static inline adamw_factors adamw_factors_of(adamw a) {
+    const double first = 1 - pow(a.beta1, (double)a.step), second = 1 - pow(a.beta2, (double)a.step);
+    adamw_factors f = {(precise)a.scale,        (precise)a.beta1,       (precise)a.beta2,
+                       (precise)a.eps,          (precise)(1 - a.beta1), (precise)(1 - a.beta2),
+                       (precise)(a.lr / first), (precise)(1 / second),  (precise)(a.lr * a.weight_decay)};
+    return f;
+}
+
 // w, master, m, v (n): one step on n elements. m and v: first and second moments. master: the weights in full
 // precision, of which w is the rounded copy; NULL: w itself is as precise.
 void adamw_update(real *w, precise *master, precise *m, precise *v, const precise *g, int64_t n, adamw a, cf_stream *stream);
@@ -21,8 +37,6 @@ void adamw_master(precise *master, const real *w, int64_t n, cf_stream *stream);
 // (SQUARES_SCRATCH) are in the device's memory.
 enum { SQUARES_SCRATCH = 1024 };
 void sum_of_squares(double *sum, double *scratch, const precise *x, int64_t n, cf_stream *stream);
-// Index of the first NaN or infinity, −1 if none. Waits for the stream: only for a run that is about to end.
-int64_t first_nonfinite(const precise *x, int64_t n, cf_stream *stream);
 
 CF_EXTERN_C_END
 #endif

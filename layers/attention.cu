@@ -34,7 +34,7 @@
 
 enum {
     LANES = 16,               // threads of a block that share its rows
-    GROUPS = 8,               // times so many
+    GROUPS = 8,               // times this
     THREADS = LANES * GROUPS, // blockDim.x
     OTHERS = 64,              // rows of the other kind at once
     CHUNK = 32,               // channels at once
@@ -341,10 +341,7 @@ void attention_forward(real *out, precise *lse, const real *qkv, int64_t t0, int
     s.packs = can_pack(&s, qkv, qkv);
     const int64_t rows = rows_of_block(D);
     const dim3 blocks((unsigned)(ceil_div(n, rows) * s.pairs)), threads(THREADS);
-    if (D <= 64)
-        cf_launch(forward_rows<64>, blocks, threads, stream, out, lse, qkv, s);
-    else
-        cf_launch(forward_rows<128>, blocks, threads, stream, out, lse, qkv, s);
+    cf_launch(D <= 64 ? forward_rows<64> : forward_rows<128>, blocks, threads, stream, out, lse, qkv, s);
 }
 
 int64_t attention_scratch(int64_t T, int64_t B, int64_t H, int64_t D) {
@@ -395,71 +392,45 @@ static __device__ void write_gradient(real *dqkv, const float (&sum)[tile<WIDTH>
     }
 }
 
-template <int WIDTH> static __global__ void __launch_bounds__(THREADS, 3) backward_queries(real *dqkv, backward a, shape s) {
+// The block's rows are queries, or KEYS, and it walks over the other kind: scores are (rows, others).
+template <int WIDTH, bool KEYS>
+static __global__ void __launch_bounds__(THREADS, 3) backward_rows(real *dqkv, backward a, shape s) {
     typedef tile<WIDTH> size;
     alignas(16) __shared__ float stage[size::STAGE];
     alignas(16) __shared__ float weights[OTHERS * (size::ROWS + PAD)];
-    const int tiles = (s.n + size::ROWS - 1) / size::ROWS, pair = blockIdx.x % s.pairs;
-    const int t = s.t0 + (tiles - 1 - (int)(blockIdx.x / s.pairs)) * size::ROWS;
+    const int pair = blockIdx.x % s.pairs, number = blockIdx.x / s.pairs, tiles = (s.n + size::ROWS - 1) / size::ROWS;
+    const int t = KEYS ? number * size::ROWS : s.t0 + (tiles - 1 - number) * size::ROWS; // first keys, last queries see the most
+    const int begin = !KEYS ? 0 : t > s.t0 ? s.t0 + (t - s.t0) / OTHERS * OTHERS : s.t0; // queries before all keys see none
+    const int end = KEYS || t + size::ROWS > s.end ? s.end : t + size::ROWS;
     const matrix q = part_of(a.qkv, QUERY, pair, s), k = part_of(a.qkv, KEY, pair, s), v = part_of(a.qkv, VALUE, pair, s),
                  dout = head_of(a.dout, pair, s);
-    float dq[size::PER][size::COLUMNS] = {}, score[size::PER][4], dscore[size::PER][4];
-    for (int u = 0; u < t + size::ROWS && u < s.end; u += OTHERS) {
-        multiply<WIDTH>(score, stage, q, t, k, u);
+    float sum[size::PER][size::COLUMNS] = {}, dv[KEYS ? size::PER : 1][size::COLUMNS] = {}; // dq or dk, dv
+    float score[size::PER][4], dscore[size::PER][4];
+    for (int u = begin; u < end; u += OTHERS) {
+        multiply<WIDTH>(score, stage, KEYS ? k : q, t, KEYS ? q : k, u);
 #pragma unroll
         for (int i = 0; i < size::PER; i++)
 #pragma unroll
-            for (int j = 0; j < 4; j++)
-                score[i][j] = probability(score[i][j], t + row_group() * size::PER + i, u + score_column(j), pair, a, s);
+            for (int j = 0; j < 4; j++) {
+                const int row = t + row_group() * size::PER + i, other = u + score_column(j);
+                score[i][j] = probability(score[i][j], KEYS ? other : row, KEYS ? row : other, pair, a, s);
+            }
         keep_weights<WIDTH>(weights, score);
-        multiply<WIDTH>(dscore, stage, dout, t, v, u);
-        recall_weights<WIDTH>(score, weights);
-#pragma unroll
-        for (int i = 0; i < size::PER; i++) {
-            const float delta = delta_of(t + row_group() * size::PER + i, pair, a, s);
-#pragma unroll
-            for (int j = 0; j < 4; j++) dscore[i][j] = score[i][j] * (dscore[i][j] - delta) * s.scale;
-        }
-        keep_weights<WIDTH>(weights, dscore);
-        accumulate<WIDTH>(dq, stage, weights, k, u);
-    }
-    write_gradient<WIDTH>(dqkv, dq, QUERY, t, pair, a.first, s);
-}
-
-// The same with the roles of queries and keys exchanged: scores are (keys, queries).
-template <int WIDTH> static __global__ void __launch_bounds__(THREADS, 3) backward_keys(real *dqkv, backward a, shape s) {
-    typedef tile<WIDTH> size;
-    alignas(16) __shared__ float stage[size::STAGE];
-    alignas(16) __shared__ float weights[OTHERS * (size::ROWS + PAD)];
-    const int pair = blockIdx.x % s.pairs,
-              t = blockIdx.x / s.pairs * size::ROWS;                // first keys: most queries
-    const int hidden = t > s.t0 ? (t - s.t0) / OTHERS * OTHERS : 0; // queries before all keys of the block
-    const matrix q = part_of(a.qkv, QUERY, pair, s), k = part_of(a.qkv, KEY, pair, s), v = part_of(a.qkv, VALUE, pair, s),
-                 dout = head_of(a.dout, pair, s);
-    float dk[size::PER][size::COLUMNS] = {}, dv[size::PER][size::COLUMNS] = {};
-    float score[size::PER][4], dscore[size::PER][4];
-    for (int u = s.t0 + hidden; u < s.end; u += OTHERS) {
-        multiply<WIDTH>(score, stage, k, t, q, u);
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-#pragma unroll
-            for (int i = 0; i < size::PER; i++)
-                score[i][j] = probability(score[i][j], u + score_column(j), t + row_group() * size::PER + i, pair, a, s);
-        keep_weights<WIDTH>(weights, score);
-        accumulate<WIDTH>(dv, stage, weights, dout, u);
-        multiply<WIDTH>(dscore, stage, v, t, dout, u);
+        if constexpr (KEYS) accumulate<WIDTH>(dv, stage, weights, dout, u);
+        multiply<WIDTH>(dscore, stage, KEYS ? v : dout, t, KEYS ? dout : v, u);
         recall_weights<WIDTH>(score, weights); // rather than hold 4·PER registers all the while
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-            const float delta = delta_of(u + score_column(j), pair, a, s);
+        for (int i = 0; i < size::PER; i++)
 #pragma unroll
-            for (int i = 0; i < size::PER; i++) dscore[i][j] = score[i][j] * (dscore[i][j] - delta) * s.scale;
-        }
+            for (int j = 0; j < 4; j++) {
+                const float delta = delta_of(KEYS ? u + score_column(j) : t + row_group() * size::PER + i, pair, a, s);
+                dscore[i][j] = score[i][j] * (dscore[i][j] - delta) * s.scale;
+            }
         keep_weights<WIDTH>(weights, dscore);
-        accumulate<WIDTH>(dk, stage, weights, q, u);
+        accumulate<WIDTH>(sum, stage, weights, KEYS ? q : k, u);
     }
-    write_gradient<WIDTH>(dqkv, dk, KEY, t, pair, a.first, s);
-    write_gradient<WIDTH>(dqkv, dv, VALUE, t, pair, a.first, s);
+    write_gradient<WIDTH>(dqkv, sum, KEYS ? KEY : QUERY, t, pair, a.first, s);
+    if constexpr (KEYS) write_gradient<WIDTH>(dqkv, dv, VALUE, t, pair, a.first, s);
 }
 
 // Queries' gradients of dqkv (rows, 3, H·D) = 0; a block for each row.
@@ -468,7 +439,7 @@ static __global__ void zero_queries(real *dqkv, int64_t HD) {
     for (int64_t i = threadIdx.x; i < HD; i += THREADS) row[i] = (real)0.f;
 }
 
-// What a first call does not write: queries before the range, everything behind it.
+// What a first call does not write: queries before the range, everything after it.
 static void zero_outside(real *dqkv, int64_t t0, int64_t n, int64_t T, int64_t B, int64_t HD, cf_stream *stream) {
     const int64_t row = B * 3 * HD, end = t0 + n;
     cf_launch(zero_queries, dim3((unsigned)(t0 * B)), dim3(THREADS), stream, dqkv, HD);
@@ -488,11 +459,6 @@ void attention_backward(real *dqkv, const real *dout, const real *out, const pre
     const dim3 query_blocks((unsigned)(ceil_div(n, rows) * s.pairs)), threads(THREADS);
     const dim3 key_blocks((unsigned)(ceil_div(s.end, rows) * s.pairs));
     cf_launch(output_dot_gradient, dim3((unsigned)ceil_div(n * s.pairs, THREADS / 32)), threads, stream, scratch, dout, out, s);
-    if (D <= 64) {
-        cf_launch(backward_keys<64>, key_blocks, threads, stream, dqkv, a, s);
-        cf_launch(backward_queries<64>, query_blocks, threads, stream, dqkv, a, s);
-    } else {
-        cf_launch(backward_keys<128>, key_blocks, threads, stream, dqkv, a, s);
-        cf_launch(backward_queries<128>, query_blocks, threads, stream, dqkv, a, s);
-    }
+    cf_launch(D <= 64 ? backward_rows<64, true> : backward_rows<128, true>, key_blocks, threads, stream, dqkv, a, s);
+    cf_launch(D <= 64 ? backward_rows<64, false> : backward_rows<128, false>, query_blocks, threads, stream, dqkv, a, s);
 }

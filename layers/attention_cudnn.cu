@@ -30,7 +30,6 @@
 #include <cudnn.h>
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include "../commfuse/cuda.h"
 
@@ -63,7 +62,7 @@ typedef struct graph {
 typedef struct plan {
     problem of;
     descriptor execution;  // NULL: cuDNN cannot,
-    cudnnStatus_t refusal; // and says so
+    cudnnStatus_t refusal; // its status
     int64_t workspace;     // bytes
     // Scalars: cuDNN reads them from the host when a plan is run.
     float scale, lowest, one;
@@ -71,9 +70,9 @@ typedef struct plan {
 } plan;
 
 static struct {
-    const char *reported[REASONS_MAX]; // why the own kernels are used
+    const char *reported[REASONS_MAX]; // why attention.cu's kernels are used
     cudnnHandle_t handle;
-    int64_t plans;
+    int64_t plans, room; // made; for how many there is room
     plan **list;
     struct {
         cf_stream *stream;
@@ -84,7 +83,7 @@ static struct {
 
 static void report_reason(const char *why) {
     if (cf_die_rank() == 0)
-        fprintf(stderr, "note: attention by the own kernels, not by cuDNN %lld: %s\n", (long long)cudnnGetVersion(), why);
+        fprintf(stderr, "note: attention by this program's kernels, not by cuDNN %lld: %s\n", (long long)cudnnGetVersion(), why);
 }
 
 // One of the reasons that are known beforehand.
@@ -397,7 +396,7 @@ static void choose_engine(plan *p, graph *g) {
             if (deterministic(candidate[i]) == (bool)promised && plan_from(p, candidate[i])) return;
 }
 
-static void tell_refusal(const plan *p) {
+static void report_refusal(const plan *p) {
     char why[512], cause[256] = "";
     cudnnGetLastErrorString(cause, sizeof cause); // a library not found, for one, is reported only here
     snprintf(why, sizeof why, "no deterministic engine for %lld queries, %lld keys, B %lld, H %lld, D %lld%s: %s (%s)",
@@ -407,10 +406,8 @@ static void tell_refusal(const plan *p) {
 }
 
 static plan *plan_new(const problem *of) {
-    plan *p = (plan *)calloc(1, sizeof *p);
-    plan **list = (plan **)realloc(cudnn.list, (size_t)(cudnn.plans + 1) * sizeof *list);
-    if (!p || !list) cf_die(NULL, "out of memory for a plan of attention");
-    cudnn.list = list;
+    plan *p = (plan *)cf_host_alloc(1, sizeof *p, "a plan of attention");
+    cudnn.list = (plan **)cf_host_grow(cudnn.list, &cudnn.room, cudnn.plans + 1, sizeof *cudnn.list, "plans of attention");
     cudnn.list[cudnn.plans++] = p;
     p->of = *of;
     p->scale = 1 / sqrtf((float)of->D);
@@ -425,7 +422,7 @@ static plan *plan_new(const problem *of) {
     else
         build_backward(&g, of);
     choose_engine(p, &g);
-    if (!p->execution) tell_refusal(p);
+    if (!p->execution) report_refusal(p);
     return p;
 }
 
@@ -523,7 +520,7 @@ static void set_scalars(void *pointer[NAMES], plan *p) {
     pointer[QUERIES] = &p->queries;
 }
 
-// ---- own kernels around it
+// ---- kernels around it
 
 enum { THREADS = 256 };
 
@@ -629,7 +626,7 @@ bool attention_cudnn_forward(real *, precise *, const real *, int64_t, int64_t, 
 #ifdef REAL_IS_BF16
     static bool reported;
     if (!reported && cf_die_rank() == 0)
-        fprintf(stderr, "note: attention by the own kernels: cuDNN was not there when this was compiled\n");
+        fprintf(stderr, "note: attention by this program's kernels: it was compiled without cuDNN\n");
     reported = true;
 #endif
     return false;

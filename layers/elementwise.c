@@ -35,12 +35,7 @@ void residual_forward(real *out, const real *x, const real *y, const real *bias,
     for (int64_t r = 0; r < R; r++) {
         const real *x_row = x + r * C, *y_row = y + r * C;
         real *out_row = out + r * C;
-        if (bias) {
 #pragma omp simd
-            for (int64_t c = 0; c < C; c++) out_row[c] = real_of(precise_of(x_row[c]) + precise_of(y_row[c]) + precise_of(bias[c]));
-        } else {
-#pragma omp simd
-            for (int64_t c = 0; c < C; c++) out_row[c] = real_of(precise_of(x_row[c]) + precise_of(y_row[c]));
-        }
+        for (int64_t c = 0; c < C; c++) out_row[c] = real_of(precise_of(x_row[c]) + precise_of(y_row[c]) + precise_of(bias[c]));
     }
 }

@@ -3,9 +3,6 @@
 // The formulas are the CPU twin's: (1 + tanh u) / 2 = 1 / (1 + exp(−2u)). The arithmetic of GELU is about as
 // long as its memory traffic, so exp is the fast one; its error, some 2⁻²² times the argument, is far below
 // what matters where the sigmoid is neither 0 nor 1.
-//
-// Residual: a thread keeps its columns' bias and takes TILE_ROWS rows. All loads come before the first store,
-// because the compiler must take it that out is x, which it may be.
 #include "elementwise.h"
 #include "kernel.h"
 
@@ -55,28 +52,18 @@ void gelu_backward(real *dx, const real *dy, const real *x, int64_t count, cf_st
     each(gelu_slope_map{dx, dy, x}, count, packable(0, dx, dy, x), stream);
 }
 
-template <int W>
-static __global__ void residual_kernel(real *out, const real *x, const real *y, const real *bias, int64_t R, int64_t C) {
-    int64_t c = tile_column<W>(), first = (int64_t)blockIdx.x * TILE_ROWS;
-    if (c >= C) return;
-    values<W> b = {}, sum[TILE_ROWS], add[TILE_ROWS];
-    if (bias) b = load<W>(bias + c);
+struct residual_map {
+    const real *x, *y, *bias;
+    int64_t C;
+
+    template <int W> __device__ values<W> at(int64_t r, int64_t c) const {
+        values<W> sum = load<W>(x + r * C + c), add = load<W>(y + r * C + c), b = load<W>(bias + c);
 #pragma unroll
-    for (int k = 0; k < TILE_ROWS; k++) {
-        int64_t r = first + k < R ? first + k : R - 1;
-        sum[k] = load<W>(x + r * C + c);
-        add[k] = load<W>(y + r * C + c);
+        for (int i = 0; i < W; i++) sum.at[i] = sum.at[i] + add.at[i] + b.at[i];
+        return sum;
     }
-#pragma unroll
-    for (int k = 0; k < TILE_ROWS; k++) {
-#pragma unroll
-        for (int i = 0; i < W; i++) sum[k].at[i] = sum[k].at[i] + add[k].at[i] + b.at[i];
-        if (first + k < R) store<W>(out + (first + k) * C + c, sum[k]);
-    }
-}
+};
 
 void residual_forward(real *out, const real *x, const real *y, const real *bias, int64_t R, int64_t C, cf_stream *stream) {
-    bool packed = packable(C, out, x, y, bias);
-    tiling t = tile(R, C, packed ? PACK : 1);
-    cf_launch(packed ? residual_kernel<PACK> : residual_kernel<1>, t.blocks, t.threads, stream, out, x, y, bias, R, C);
+    each_row(out, residual_map{x, y, bias, C}, R, C, packable(C, out, x, y, bias), stream);
 }

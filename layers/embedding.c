@@ -38,24 +38,30 @@ void embedding_forward(real *out, const int32_t *tokens, const real *wte, int64_
     }
 }
 
+// dout (R, C): rows of real, or of precise where `sums`
+static void scatter(precise *dwte, const void *dout, bool sums, const int32_t *tokens, int64_t first, int64_t count, int64_t R,
+                    int64_t C) {
+#pragma omp parallel for
+    for (int64_t c = 0; c < C; c += STRIP)
+        for (int64_t r = 0; r < R; r++) {
+            if (!held(tokens[r], first, count)) continue;
+            precise *to = dwte + (tokens[r] - first) * C + c;
+            const int64_t columns = smaller(C - c, STRIP), from = r * C + c;
+            if (sums)
+                add_sums(to, (const precise *)dout + from, columns);
+            else
+                add_precise(to, (const real *)dout + from, columns);
+        }
+}
+
 void embedding_backward(precise *dwte, const real *dout, const int32_t *tokens, int64_t first, int64_t count, int64_t R, int64_t C,
                         cf_stream *stream) {
-#pragma omp parallel for
-    for (int64_t c = 0; c < C; c += STRIP) {
-        int64_t columns = C - c < STRIP ? C - c : STRIP;
-        for (int64_t r = 0; r < R; r++)
-            if (held(tokens[r], first, count)) add_precise(dwte + (tokens[r] - first) * C + c, dout + r * C + c, columns);
-    }
+    scatter(dwte, dout, false, tokens, first, count, R, C);
 }
 
 void embedding_add(precise *dwte, const precise *dout, const int32_t *tokens, int64_t first, int64_t count, int64_t R, int64_t C,
                    cf_stream *stream) {
-#pragma omp parallel for
-    for (int64_t c = 0; c < C; c += STRIP) {
-        int64_t columns = C - c < STRIP ? C - c : STRIP;
-        for (int64_t r = 0; r < R; r++)
-            if (held(tokens[r], first, count)) add_sums(dwte + (tokens[r] - first) * C + c, dout + r * C + c, columns);
-    }
+    scatter(dwte, dout, true, tokens, first, count, R, C);
 }
 
 void position_forward(real *x, const real *wpe, int64_t t0, int64_t T, int64_t B, int64_t C, cf_stream *stream) {

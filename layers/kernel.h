@@ -6,7 +6,7 @@
 // work:
 //
 //   each()      n independent elements: packs first, and the elements left over by threads of the same kernel
-//   tile        rows that have columns in common: a thread keeps its columns and takes several rows
+//   each_row()  rows that have columns in common: a thread keeps its columns and takes several rows
 //   row cut     a long row for one block: elements before the first sixteen-byte boundary, packs, the rest
 //
 // Sums have a fixed order: within a thread that of the elements, within a warp a butterfly (which gives every
@@ -127,20 +127,25 @@ template <typename Map> static void each(Map map, int64_t n, bool packed, cf_str
 
 enum { TILE_ROWS = 4, TILE_THREADS_MAX = 256 };
 
-// blocks.x over groups of TILE_ROWS rows, blocks.y over columns, a thread for W columns.
-typedef struct tiling {
-    dim3 blocks, threads;
-} tiling;
-
-static inline tiling tile(int64_t rows, int64_t C, int64_t W) {
-    int64_t wide = ceil_div(C, W), across = ceil_div(wide, TILE_THREADS_MAX);
-    int64_t threads = across > 0 ? ceil_div(ceil_div(wide, across), WARP) * WARP : 0;
-    return {dim3((unsigned)ceil_div(rows, TILE_ROWS), (unsigned)across), dim3((unsigned)threads)};
+// All rows are loaded before the first is stored, because the compiler must take it that out is an input, which it may be.
+template <int W, typename Map> static __global__ void rows_kernel(real *out, Map map, int64_t R, int64_t C) {
+    int64_t c = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * W, first = (int64_t)blockIdx.x * TILE_ROWS;
+    if (c >= C) return;
+    values<W> row[TILE_ROWS];
+#pragma unroll
+    for (int k = 0; k < TILE_ROWS; k++) row[k] = map.template at<W>(first + k < R ? first + k : R - 1, c);
+#pragma unroll
+    for (int k = 0; k < TILE_ROWS; k++)
+        if (first + k < R) store<W>(out + (first + k) * C + c, row[k]);
 }
 
-// First column of this thread.
-template <int W> static __device__ inline int64_t tile_column(void) {
-    return ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * W;
+// out (R, C): elements c … c + W − 1 of row r are map.at<W>(r, c), with W = PACK only if packed. A thread keeps W columns and
+// takes TILE_ROWS rows.
+template <typename Map> static void each_row(real *out, Map map, int64_t R, int64_t C, bool packed, cf_stream *stream) {
+    int64_t wide = ceil_div(C, packed ? PACK : 1), across = ceil_div(wide, TILE_THREADS_MAX);
+    int64_t threads = across > 0 ? ceil_div(ceil_div(wide, across), WARP) * WARP : 0;
+    cf_launch(packed ? rows_kernel<PACK, Map> : rows_kernel<1, Map>, dim3((unsigned)ceil_div(R, TILE_ROWS), (unsigned)across),
+              dim3((unsigned)threads), stream, out, map, R, C);
 }
 
 // --- one long row ---

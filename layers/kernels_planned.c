@@ -89,7 +89,6 @@ static double described_peak(const char **source) {
 #define PLANNED_adamw_update               moves("AdamW", n, E + 5 * P + (master ? 2 * P : E))
 #define PLANNED_adamw_master               moves("AdamW", n, E + P)
 #define PLANNED_sum_of_squares             moves("norm", n, P)
-#define PLANNED_first_nonfinite            n < 0 ? 0 : -1
 
 #define PLANNED_peak_flops                 described_peak(source)
 // clang-format on

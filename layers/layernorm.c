@@ -25,8 +25,7 @@ void layernorm_forward(real *out, precise *mean, precise *rstd, const real *x, c
         precise s = 1 / sqrt(squares / (precise)C + EPS);
 #pragma omp simd
         for (int64_t c = 0; c < C; c++) out_row[c] = real_of((precise_of(row[c]) - m) * s * precise_of(w[c]) + precise_of(b[c]));
-        if (mean) mean[r] = m;
-        if (rstd) rstd[r] = s;
+        mean[r] = m, rstd[r] = s;
     }
 }
 

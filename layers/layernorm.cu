@@ -62,8 +62,7 @@ static __global__ void __launch_bounds__(THREADS_MAX)
 #pragma unroll
         for (int i = 0; i < W; i++) row[k].at[i] = row[k].at[i] * rs * scale.at[i] + shift.at[i];
         if (mine) store<W>(out + (first + k) * C + c, row[k]);
-        if (threadIdx.x == 0 && mean) mean[first + k] = m[k];
-        if (threadIdx.x == 0 && rstd) rstd[first + k] = rs;
+        if (threadIdx.x == 0) mean[first + k] = m[k], rstd[first + k] = rs;
     }
 }
 
@@ -81,8 +80,7 @@ static __global__ void forward_long_kernel(real *out, precise *mean, precise *rs
     float s = 1 / sqrtf(squares[0] / (float)C + EPS);
     for (int64_t c = threadIdx.x; c < C; c += LONG_THREADS)
         set(out_row[c], (to_float(row[c]) - m) * s * to_float(w[c]) + to_float(b[c]));
-    if (threadIdx.x == 0 && mean) mean[blockIdx.x] = m;
-    if (threadIdx.x == 0 && rstd) rstd[blockIdx.x] = s;
+    if (threadIdx.x == 0) mean[blockIdx.x] = m, rstd[blockIdx.x] = s;
 }
 
 void layernorm_forward(real *out, precise *mean, precise *rstd, const real *x, const real *w, const real *b, int64_t R, int64_t C,

@@ -6,7 +6,7 @@
 
 CF_EXTERN_C_BEGIN
 
-// out (R, C) = (x − mean) · rstd · w + b; mean, rstd (R) are kept for backward (NULL: not kept).
+// out (R, C) = (x − mean) · rstd · w + b; mean, rstd (R): for backward.
 void layernorm_forward(real *out, precise *mean, precise *rstd, const real *x, const real *w, const real *b, int64_t R, int64_t C,
                        cf_stream *stream);
 int64_t layernorm_scratch(int64_t C);

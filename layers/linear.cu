@@ -11,12 +11,12 @@
 // Sums are taken in fp32. real = float computes in fp32 throughout, TF32 is off; real = bf16 reads bf16 and
 // writes bf16 (forward, dgrad) or fp32 (wgrad, straight into the gradient).
 //
-// Which algorithm: cuBLASLt's heuristic is asked once for each kind of product, told how far the real
+// Which algorithm: cuBLASLt's heuristic is asked once for each kind of product, with how far the real
 // addresses are aligned (odd leading dimensions are allowed). Those of its list are timed at the first call, and the fastest
 // is kept of those that give the bits of the first: so bits are the same in every run, whatever the times were.
 // (bench_gpu prints what is gained: on an H200 6 % of the time of d12's products, 10 % of d48's.) Algorithms that split
 // the inner dimension may only do so through the workspace, in fp32 and in a fixed order.
-// Beside transfers whose kernels need multiprocessors a product is told to take fewer (cf_cuda_left), by the same algorithm.
+// Beside transfers whose kernels need multiprocessors a product takes fewer (cf_cuda_left), by the same algorithm.
 //
 // The workspace belongs to a stream: two streams must not share one. It also holds the partial sums of a bias
 // gradient, which is enqueued on the same stream and so never meets a product.
@@ -32,7 +32,7 @@
 #include "elementwise.h"
 #include "kernel.h"
 
-enum { CANDIDATES = 8, STREAMS_MAX = 8, PLANS_MAX = 512, TIMES = 3 };
+enum { CANDIDATES = 8, STREAMS_MAX = 8, TIMES = 3 };
 static const double WORTH = 0.99;          // another algorithm is taken if it takes less than this of the first one's time
 static const int64_t WORKSPACE = 32 << 20; // bytes; what cuBLAS recommends for Hopper
 
@@ -58,7 +58,7 @@ typedef struct product {
     int64_t c_type;                          // cudaDataType_t
     int64_t epilogue;                        // cublasLtEpilogue_t
     int64_t aligned_a, aligned_b, aligned_c; // bytes
-    int64_t blocks, step_a, step_c;          // so many times, a and c so many elements further each time; b is one
+    int64_t blocks, step_a, step_c;          // products, and elements from one's a and c to the next one's; b is one for all
     int64_t add;                             // to c: all that may differ between two of a kind
 } product;
 
@@ -74,12 +74,12 @@ typedef struct plan {
 
 static struct {
     cublasLtHandle_t handle;
-    bool first_only; // linear_time_algorithms(false)
-    int last;        // linear_algorithm()
-    int64_t plans;   // ever made
-    uint64_t *sums;  // checksums: of c, and of what the epilogue writes beside it
+    bool first_only;     // linear_time_algorithms(false)
+    int last;            // linear_algorithm()
+    int64_t plans, room; // made; for how many there is room
+    plan *list;
+    uint64_t *sums; // checksums: of c, and of what the epilogue writes beside it
     cudaEvent_t begin, end;
-    plan list[PLANS_MAX];
     struct {
         cf_stream *stream;
         void *memory;
@@ -197,21 +197,12 @@ static void find_algorithms(plan *p) {
     CHECK(cublasLtMatmulPreferenceDestroy(preference), of);
 }
 
-// What has been enqueued no longer needs it.
-static void forget(plan *p) {
-    CHECK(cublasLtMatmulDescDestroy(p->operation), &p->of);
-    CHECK(cublasLtMatrixLayoutDestroy(p->a), &p->of);
-    CHECK(cublasLtMatrixLayoutDestroy(p->b), &p->of);
-    CHECK(cublasLtMatrixLayoutDestroy(p->c), &p->of);
-}
-
-// The oldest makes room.
 static plan *plan_for(const product *of, const epilogue *e) {
-    for (int64_t i = 0; i < blas.plans && i < PLANS_MAX; i++)
+    for (int64_t i = 0; i < blas.plans; i++)
         if (memcmp(&blas.list[i].of, of, offsetof(product, add)) == 0) return &blas.list[i];
     if (!blas.handle) CHECK(cublasLtCreate(&blas.handle), of);
-    plan *p = &blas.list[blas.plans++ % PLANS_MAX];
-    if (p->operation) forget(p);
+    blas.list = (plan *)cf_host_grow(blas.list, &blas.room, blas.plans + 1, sizeof *blas.list, "kinds of products");
+    plan *p = &blas.list[blas.plans++];
     memset(p, 0, sizeof *p);
     p->of = *of;
     describe(p, e);
@@ -233,8 +224,9 @@ template <typename out> static __global__ void plain_product(out *c, const real 
 
 // What cuBLASLt has no algorithm for is computed otherwise: as exactly, and slower.
 enum { A_PLAIN_KERNEL, AN_EPILOGUE, A_BATCH, REFUSALS };
-static void tell_of_refusal(int what, const product *of) {
-    static const char *const instead[] = {"a plain kernel multiplies", "bias or GELU by own kernels, not in the product's epilogue",
+static void report_refusal(int what, const product *of) {
+    static const char *const instead[] = {"a plain kernel multiplies",
+                                          "bias or GELU by kernels of this program, not in the product's epilogue",
                                           "rows of several ranks by a product each, not by one for all"};
     static bool reported[REFUSALS];
     if (!reported[what] && cf_die_rank() == 0)
@@ -248,7 +240,7 @@ static void tell_of_refusal(int what, const product *of) {
 
 // The reference, and what computes a product that the library has no algorithm for.
 static void multiply_plainly(const product *of, const real *a, const real *b, void *c, cf_stream *stream) {
-    tell_of_refusal(A_PLAIN_KERNEL, of);
+    report_refusal(A_PLAIN_KERNEL, of);
     const dim3 grid((unsigned)((of->m * of->n + THREADS - 1) / THREADS));
     if (of->c_type == REAL_TYPE)
         cf_launch(plain_product<real>, grid, dim3(THREADS), stream, (real *)c, a, b, *of);
@@ -337,7 +329,7 @@ static bool multiply(product of, const real *a, const real *b, void *c, epilogue
     if (plain)
         multiply_plainly(&of, a, b, c, stream);
     else
-        tell_of_refusal(of.blocks > 1 ? A_BATCH : AN_EPILOGUE, &of);
+        report_refusal(of.blocks > 1 ? A_BATCH : AN_EPILOGUE, &of);
     return plain;
 }
 
@@ -366,18 +358,15 @@ static __global__ void fill_with_bias(real *out, const real *bias, int64_t count
     if (i < count) out[i] = bias[i % OC];
 }
 
-int64_t linear_prepared_size(int64_t IC, int64_t OC) {
-    (void)IC, (void)OC;
+int64_t linear_prepared_size(int64_t, int64_t) {
     return 0;
 }
 
-const real *linear_prepare_forward(real *prepared, const real *w, int64_t IC, int64_t OC, cf_stream *stream) {
-    (void)prepared, (void)IC, (void)OC, (void)stream;
+const real *linear_prepare_forward(real *, const real *w, int64_t, int64_t, cf_stream *) {
     return w;
 }
 
-const real *linear_prepare_dgrad(real *prepared, const real *w, int64_t IC, int64_t OC, cf_stream *stream) {
-    (void)prepared, (void)IC, (void)OC, (void)stream;
+const real *linear_prepare_dgrad(real *, const real *w, int64_t, int64_t, cf_stream *) {
     return w;
 }
 
@@ -386,31 +375,27 @@ static bool takes_bias(const real *bias) {
     return (uintptr_t)bias % 16 == 0;
 }
 
-static void forward_block(real *out, const real *x, const real *w, const real *bias, bool add, int64_t R, int64_t IC, int64_t OC,
-                          cf_stream *stream) {
-    if (R == 0 || OC == 0) return;
-    if (bias) {
-        const epilogue e = {CUBLASLT_EPILOGUE_BIAS, bias, NULL};
-        if (IC > 0 && takes_bias(bias) && multiply(dense(false, true, R, OC, IC, false), x, w, out, e, stream)) return;
-        cf_launch(fill_with_bias, dim3((unsigned)((R * OC + THREADS - 1) / THREADS)), dim3(THREADS), stream, out, bias, R * OC, OC);
-    }
-    const product of = dense(false, true, R, OC, IC, bias || add);
-    if (!over_nothing(of, out, stream)) multiply(of, x, w, out, PLAIN, stream);
-}
-
 // What cuBLASLt asks of the matrix in front of the GELU. It does not say how exact its tanh is: enough for bf16.
 static bool takes_gelu(const real *pre, int64_t row) {
     return REAL_TYPE == CUDA_R_16BF && row % 8 == 0 && (uintptr_t)pre % 16 == 0;
 }
 
-static void forward_gelu_block(real *out, real *pre, const real *x, const real *w, const real *bias, int64_t R, int64_t IC,
-                               int64_t OC, cf_stream *stream) {
-    const epilogue e = {CUBLASLT_EPILOGUE_GELU_AUX_BIAS, bias, pre};
+static void forward_block(real *out, real *pre, const real *x, const real *w, const real *bias, bool add, int64_t R, int64_t IC,
+                          int64_t OC, cf_stream *stream) {
+    const epilogue e = {pre ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_BIAS, bias, pre};
     if (R == 0 || OC == 0) return;
-    if (IC > 0 && takes_gelu(pre, OC) && takes_bias(bias) && multiply(dense(false, true, R, OC, IC, false), x, w, out, e, stream))
+    if (bias && IC > 0 && takes_bias(bias) && (!pre || takes_gelu(pre, OC)) &&
+        multiply(dense(false, true, R, OC, IC, false), x, w, out, e, stream))
         return;
-    forward_block(pre, x, w, bias, false, R, IC, OC, stream);
-    gelu_forward(out, pre, R * OC, stream);
+    if (pre) {
+        forward_block(pre, NULL, x, w, bias, add, R, IC, OC, stream);
+        gelu_forward(out, pre, R * OC, stream);
+        return;
+    }
+    if (bias)
+        cf_launch(fill_with_bias, dim3((unsigned)((R * OC + THREADS - 1) / THREADS)), dim3(THREADS), stream, out, bias, R * OC, OC);
+    const product of = dense(false, true, R, OC, IC, bias || add);
+    if (!over_nothing(of, out, stream)) multiply(of, x, w, out, PLAIN, stream);
 }
 
 static void dgrad_block(real *dx, const real *dy, const real *w, const real *pre, bool add, int64_t R, int64_t IC, int64_t OC,
@@ -422,7 +407,7 @@ static void dgrad_block(real *dx, const real *dy, const real *w, const real *pre
     if (pre && R * IC > 0) gelu_backward(dx, dx, pre, R * IC, stream);
 }
 
-// False: there is one block or nothing to multiply, or the library does not multiply such together.
+// False: there is one block or nothing to multiply, or the library does not multiply blocks together.
 static bool multiply_blocks(product of, const real *a, const real *b, real *c, epilogue e, linear_rows r, cf_stream *stream) {
     if (r.blocks < 2 || of.m == 0 || of.n == 0 || of.k == 0) return false;
     of.blocks = r.blocks, of.step_a = r.in * of.k, of.step_c = r.out * of.n;
@@ -432,24 +417,21 @@ static bool multiply_blocks(product of, const real *a, const real *b, real *c, e
 void linear_forward(real *out, real *pre, const real *x, const real *w, const real *bias, bool add, linear_rows r, int64_t IC,
                     int64_t OC, cf_stream *stream) {
     const epilogue biased = {CUBLASLT_EPILOGUE_BIAS, bias, NULL}, gelu = {CUBLASLT_EPILOGUE_GELU_AUX_BIAS, bias, pre};
-    const bool together = !add && (!bias || takes_bias(bias)) && (!pre || takes_gelu(pre, OC));
+    const bool batched = !add && (!bias || takes_bias(bias)) && (!pre || takes_gelu(pre, OC));
     const product of = dense(false, true, r.rows, OC, IC, false);
-    if (together && multiply_blocks(of, x, w, out, pre ? gelu : bias ? biased : PLAIN, r, stream)) return;
+    if (batched && multiply_blocks(of, x, w, out, pre ? gelu : bias ? biased : PLAIN, r, stream)) return;
     for (int64_t i = 0; i < r.blocks; i++) {
-        const int64_t to = i * r.out * OC, from = i * r.in * IC;
-        if (pre)
-            forward_gelu_block(out + to, pre + to, x + from, w, bias, r.rows, IC, OC, stream);
-        else
-            forward_block(out + to, x + from, w, bias, add, r.rows, IC, OC, stream);
+        const int64_t to = i * r.out * OC;
+        forward_block(out + to, pre ? pre + to : NULL, x + i * r.in * IC, w, bias, add, r.rows, IC, OC, stream);
     }
 }
 
 void linear_dgrad(real *dx, const real *dy, const real *w, const real *pre, bool add, linear_rows r, int64_t IC, int64_t OC,
                   cf_stream *stream) {
     const epilogue gelu = {CUBLASLT_EPILOGUE_DGELU, NULL, pre};
-    const bool together = !add && (!pre || takes_gelu(pre, IC));
+    const bool batched = !add && (!pre || takes_gelu(pre, IC));
     const product of = dense(false, false, r.rows, IC, OC, false);
-    if (together && multiply_blocks(of, dy, w, dx, pre ? gelu : PLAIN, r, stream)) return;
+    if (batched && multiply_blocks(of, dy, w, dx, pre ? gelu : PLAIN, r, stream)) return;
     for (int64_t i = 0; i < r.blocks; i++) {
         const int64_t to = i * r.out * IC;
         dgrad_block(dx + to, dy + i * r.in * OC, w, pre ? pre + to : NULL, add, r.rows, IC, OC, stream);

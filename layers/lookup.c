@@ -41,8 +41,8 @@ void lookup_create(lookup *l, cf_context *context, const parameters *p, const cf
     l->rows_most = smaller(tokens, l->owned);
     l->forward = plan(l, split, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, o, REAL_DTYPE, shard);
     l->backward = plan(l, split, CF_ALLGATHER, CF_COMPUTE_AFTER, o, REAL_DTYPE, shard);
-    // Rows travel besides the table, which then hides behind the layers. Where nothing can hide they are only more bytes; and
-    // the baselines send the table.
+    // Rows travel besides the table, whose transfer the layers then hide. Where no transfer can be hidden they are only more
+    // bytes; and the baselines send the table.
     bool hides = o.mode != CF_MODE_AUTO || (context->transport && context->transport->costs.spare);
     l->by_rows = cf_mode_is_fused(o.mode) && hides && l->owners->size > 1;
     if (l->by_rows) create_exchange(l, tokens, o);
@@ -80,7 +80,7 @@ static void list_rows(lookup *l, int64_t tokens) {
     }
 }
 
-// Every rank's tokens go to all that own rows of the same part of the table.
+// Every rank's tokens go to all ranks that own rows of the same part of the table.
 static void find_rows(lookup *l, const int32_t *inputs) {
     int N = l->owners->size;
     int64_t tokens = l->split->size * l->Ts * l->B, bytes = tokens * (int64_t)sizeof *inputs;
@@ -96,7 +96,7 @@ static void find_rows(lookup *l, const int32_t *inputs) {
         place[i] = row < 0 || row >= l->part ? -1 : (int32_t)(row / l->owned * l->rows + l->number[row]);
     }
     cf_copy(mine, place, bytes, stream);
-    for (int rank = 1; rank < N; rank++) // one behind another: each has `rows`, not `rows_most`
+    for (int rank = 1; rank < N; rank++) // one after another: each has `rows`, not `rows_most`
         memmove(l->host_wanted + rank * l->rows, l->host_wanted + rank * l->rows_most, (size_t)l->rows * sizeof *l->wanted);
     cf_copy(l->wanted, l->host_wanted, N * l->rows * (int64_t)sizeof *l->wanted, stream);
     l->rows_known = true;

@@ -32,8 +32,7 @@
 #include "linear.h"
 #include <stdlib.h>
 
-enum { PASS_UNIT = 64 };                        // tokens of a rank
-enum { MEMORIES = 32, MEMORIES_OF_LAYER = 16 }; // at most, see `memory`
+enum { PASS_UNIT = 64 }; // tokens of a rank
 
 // In a timeline the parts of a pass enclose their operations; what is between those is work on this rank's shard.
 static cf_moment trace_begin(gpt *g, const char *name) {
@@ -46,68 +45,68 @@ static void trace_end(gpt *g, const char *name, int64_t layer, cf_moment begin) 
 
 // --- life ---
 
-static void *table_of(int64_t count, size_t size) {
-    return cf_host_alloc(count, size, "tables of the model");
+static void *host_table(gpt *g, int64_t count, size_t size) {
+    return g->tables[g->table_count++] = cf_host_alloc(count, size, "tables of the model");
 }
 
-static void *take(gpt *g, int64_t elements, size_t size, const char *purpose) {
+static void *alloc_bytes(gpt *g, int64_t elements, size_t size, const char *purpose) {
     return g->memory[g->memories++] = cf_alloc(elements * (int64_t)size, purpose);
 }
-real *gpt_real(gpt *g, int64_t elements, const char *purpose) {
-    return take(g, elements, sizeof(real), purpose);
+real *gpt_alloc(gpt *g, int64_t elements, const char *purpose) {
+    return alloc_bytes(g, elements, sizeof(real), purpose);
 }
-static precise *take_precise(gpt *g, int64_t elements, const char *purpose) {
-    return take(g, elements, sizeof(precise), purpose);
+static precise *alloc_precise(gpt *g, int64_t elements, const char *purpose) {
+    return alloc_bytes(g, elements, sizeof(precise), purpose);
 }
 
-static void alloc_activations(gpt *g) {
-    const char *purpose = "activations, per layer", *shared = "activations, shared";
+// The addresses of `count` tensors in the memory of `different` ones, which they use in turn. One allocation, because a GPU
+// rounds each up to 2 MiB. Each tensor begins on a boundary of 256 bytes.
+static void *alloc_each(gpt *g, int64_t count, int64_t different, int64_t elements, size_t size) {
+    const int64_t step = ceil_div(elements * (int64_t)size, 256) * 256;
+    char *memory = alloc_bytes(g, different * step, 1, different == count ? "activations, per layer" : "activations, shared");
+    void **tensor = host_table(g, count, sizeof *tensor);
+    for (int64_t i = 0; i < count; i++) tensor[i] = memory + i % different * step;
+    return tensor;
+}
+
+static void alloc_activations(gpt *g, bool up) {
+    const char *shared = "activations, shared";
     const gpt_shape *s = &g->params.shape;
     const int64_t L = s->L, C = s->C, N = g->mesh->tp, S = g->split->size, rows = g->T * g->B, shard_rows = rows / N;
-    g->norm1 = gpt_real(g, S * shard_rows * C, shared);
-    g->norm2 = S == 1 && N > 1 ? g->norm1 : gpt_real(g, S * shard_rows * C, shared); // where no gather is begun ahead
-    g->x = table_of(2 * L + 1, sizeof *g->x);
-    g->norm = table_of(2 * L + 1, sizeof *g->norm);
-    g->mean = table_of(2 * L + 1, sizeof *g->mean);
-    g->rstd = table_of(2 * L + 1, sizeof *g->rstd);
-    g->layer = table_of(L, sizeof *g->layer);
-    for (int64_t n = 0; n <= 2 * L; n++) {
-        g->x[n] = gpt_real(g, shard_rows * C, purpose);
-        g->mean[n] = take_precise(g, shard_rows, purpose);
-        g->rstd[n] = take_precise(g, shard_rows, purpose);
-        g->norm[n] = n % 2 ? g->norm2 : g->norm1;
-        if (g->norms_kept && n < 2 * L) g->norm[n] = gpt_real(g, shard_rows * C, purpose);
-    }
-    real *hidden = g->hidden_kept ? NULL : gpt_real(g, shard_rows * 4 * C, shared);
-    for (gpt_layer *l = g->layer; l < g->layer + L; l++) {
-        l->qkv = gpt_real(g, rows * 3 * C / N, purpose);
-        l->heads = gpt_real(g, rows * C / N, purpose);
-        l->lse = take_precise(g, rows * s->H / N, purpose);
-        l->fch = gpt_real(g, shard_rows * 4 * C, purpose);
-        l->hidden = hidden ? hidden : gpt_real(g, shard_rows * 4 * C, purpose);
-    }
-    g->dx = gpt_real(g, shard_rows * C, shared);
-    g->sums = gpt_real(g, S * shard_rows * C, shared);
-    g->dhidden = gpt_real(g, shard_rows * 4 * C, shared);
-    g->dheads = gpt_real(g, rows * C / N, shared);
-    g->dqkv = gpt_real(g, rows * 3 * C / N, shared);
-    g->norm_scratch = take_precise(g, layernorm_scratch(C), shared);
-    g->attention_scratch = take_precise(g, attention_scratch(g->T, g->B, s->H / N, C / s->H), shared);
+    const int64_t halves = 2 * L + 1, norms = up && N > 1 ? 1 : 2; // in UP no gather is begun ahead
+    g->norm = alloc_each(g, halves, g->norms_kept ? halves : norms, S * shard_rows * C, sizeof(real));
+    g->mlp_dy = g->norm[g->norms_kept ? 2 * L : 0], g->attention_dy = g->norm[g->norms_kept ? 2 * L : 1];
+    g->x = alloc_each(g, halves, halves, shard_rows * C, sizeof(real));
+    g->mean = alloc_each(g, halves, halves, shard_rows, sizeof(precise));
+    g->rstd = alloc_each(g, halves, halves, shard_rows, sizeof(precise));
+    g->acts.qkv = alloc_each(g, L, L, rows * 3 * C / N, sizeof(real));
+    g->acts.heads = alloc_each(g, L, L, rows * C / N, sizeof(real));
+    g->acts.lse = alloc_each(g, L, L, rows * s->H / N, sizeof(precise));
+    if (up) g->acts.groups = alloc_each(g, L, L, rows * C / N, sizeof(real));
+    g->acts.fch = alloc_each(g, L, L, shard_rows * 4 * C, sizeof(real));
+    g->acts.hidden = alloc_each(g, L, g->hidden_kept ? L : 1, shard_rows * 4 * C, sizeof(real));
+    g->dx = gpt_alloc(g, shard_rows * C, shared);
+    g->sums = gpt_alloc(g, S * shard_rows * C, shared);
+    g->dhidden = gpt_alloc(g, shard_rows * 4 * C, shared);
+    g->dheads = gpt_alloc(g, rows * C / N, shared);
+    g->dqkv = gpt_alloc(g, rows * 3 * C / N, shared);
+    g->norm_scratch = alloc_precise(g, layernorm_scratch(C), shared);
+    g->attention_scratch = alloc_precise(g, attention_scratch(g->T, g->B, s->H / N, C / s->H), shared);
 }
 
 static void alloc_ends(gpt *g) {
     const int64_t N = g->mesh->tp, S = g->split->size, rows = S * g->T * g->B / N;
     const char *shared = "activations, shared";
-    g->logits = gpt_real(g, rows * g->Vl, "logits");
-    g->stats = take_precise(g, S * rows * 3, shared);
-    g->total = take_precise(g, rows * 2, shared);
-    g->losses = take_precise(g, rows, shared);
-    g->loss = take(g, 1, sizeof *g->loss, shared);
-    g->next = gpt_real(g, N * g->Vl, shared);
-    g->pieces = gpt_real(g, S * COLLECT, shared);
-    g->inputs = take(g, g->T * g->B, sizeof *g->inputs, shared);
-    g->targets = take(g, g->T * g->B, sizeof *g->targets, shared);
-    g->host_inputs = table_of(2 * g->T * g->B, sizeof *g->host_inputs);
+    g->logits = gpt_alloc(g, rows * g->Vl, "logits");
+    g->stats = alloc_precise(g, S * rows * 3, shared);
+    g->total = alloc_precise(g, rows * 2, shared);
+    g->losses = alloc_precise(g, rows, shared);
+    g->loss = alloc_bytes(g, 1, sizeof *g->loss, shared);
+    g->next = gpt_alloc(g, N * g->Vl, shared);
+    g->pieces = gpt_alloc(g, S * COLLECT, shared);
+    g->inputs = alloc_bytes(g, g->T * g->B, sizeof *g->inputs, shared);
+    g->targets = alloc_bytes(g, g->T * g->B, sizeof *g->targets, shared);
+    g->host_inputs = host_table(g, 2 * g->T * g->B, sizeof *g->host_inputs);
     g->host_targets = g->host_inputs + g->T * g->B;
 }
 
@@ -122,7 +121,7 @@ static void create_layers(gpt *g, bool up, overlap how) {
     const double product = 2.0 * (double)(shard * C), attention = attention_flops(g->T, g->B, s->H / N, C / s->H);
     const int64_t attention_weights = larger(linear_prepared_size(C, 3 * C / N), linear_prepared_size(C / N, C)) * (up ? N : 1);
     const int64_t weights = larger(linear_prepared_size(C, F), linear_prepared_size(F, C));
-    g->prepared = gpt_real(g, larger(larger(weights, attention_weights), linear_prepared_size(C, g->Vl)), "weights, prepared");
+    g->prepared = gpt_alloc(g, larger(larger(weights, attention_weights), linear_prepared_size(C, g->Vl)), "weights, prepared");
     g->fc = linear_of(g, g->split, FCW, FCB);
     g->fcproj = linear_of(g, g->split, FCPROJW, FCPROJB);
     g->qkv = linear_of(g, tp, QKVW, QKVB);
@@ -134,6 +133,7 @@ static void create_layers(gpt *g, bool up, overlap how) {
         up_create(g, how);
     } else {
         column_create(&g->qkv, "att.qkv", shard, how, true);
+        g->qkv.may_wait = true;
         row_create(&g->attproj, "att.proj", shard, how, product + attention, 2 * product + 2.5 * attention);
     }
     column_create(&g->head, "head", shard, how, false);
@@ -159,8 +159,7 @@ void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, gpt_shape shap
     g->valid = smaller(larger(shape.V - g->first, 0), g->Vl);
     g->hidden_kept = !recompute;
     g->norms_kept = !recompute && g->split->size == 1; // several ranks gather them again in any case
-    g->memory = table_of(MEMORIES + MEMORIES_OF_LAYER * shape.L, sizeof *g->memory);
-    alloc_activations(g);
+    alloc_activations(g, up);
     alloc_ends(g);
     create_layers(g, up, how);
     g->gather_stats = plan_gather(g, "loss", g->split, PRECISE_DTYPE, T * B * 3, how);
@@ -168,7 +167,6 @@ void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, gpt_shape shap
     g->gather_logits = plan_gather(g, "sample", &mesh->tp_group, REAL_DTYPE, g->Vl, how);
     lookup_create(&g->embedding, context, &g->params, g->split, T / mesh->tp, B, how);
     zero_create(&g->zero, context, &g->params, g->embedding.by_rows, g->split->size * T * B / mesh->tp, how);
-    gpt_place_weight_gradients(g);
 }
 
 void gpt_free(gpt *g) {
@@ -180,14 +178,8 @@ void gpt_free(gpt *g) {
     cf_fuse *gathers[] = {g->gather_stats, g->gather_logits, g->collect};
     for (int i = 0; i < 3; i++) cf_fuse_free(gathers[i]);
     while (g->memories > 0) cf_free(g->memory[--g->memories]);
-    void *tables[] = {g->x, g->norm, g->mean, g->rstd, g->layer, g->host_inputs, g->memory};
-    for (int i = 0; i < 7; i++) free(tables[i]);
+    while (g->table_count > 0) free(g->tables[--g->table_count]);
     params_free(&g->params);
-}
-
-void gpt_place_weight_gradients(gpt *g) {
-    parallel_linear *linear[] = {&g->fc, &g->fcproj, &g->attproj, &g->qkv};
-    for (int i = 0; i < (g->up ? 2 : 4); i++) linear_place_gradients(linear[i], linear[i] == &g->qkv);
 }
 
 // --- embedding ---
@@ -206,20 +198,20 @@ void gpt_begin_forward(gpt *g, const int32_t *inputs, const int32_t *targets, in
     if (targets) cf_copy(g->targets, targets, T * B * (int64_t)sizeof *targets, g->context->stream);
     g->begun = trace_begin(g, "embedding forward");
     bool here = zero_table_is_here(&g->zero);
-    g->looking = here || g->embedding.by_rows;
-    if (g->looking) lookup_forward(&g->embedding, g->inputs + gpt_first_row(g), g->pass.Ts, B, !here, g->sums);
+    g->lookup_begun = here || g->embedding.by_rows;
+    if (g->lookup_begun) lookup_forward(&g->embedding, g->inputs + gpt_first_row(g), g->pass.Ts, B, !here, g->sums);
 }
 
 static void embed(gpt *g) {
     zero_shards *z = &g->zero;
     int64_t Ts = g->pass.Ts, B = g->pass.B;
-    if (!g->looking) {
+    if (!g->lookup_begun) {
         zero_prefetch(z, 0);
         zero_wait(z, ZERO_TABLE);
         lookup_forward(&g->embedding, g->inputs + gpt_first_row(g), Ts, B, false, g->sums);
     }
     lookup_finish_forward(&g->embedding, g->x[0]);
-    g->looking = false;
+    g->lookup_begun = false;
     zero_prefetch(z, 0);
     zero_wait(z, ZERO_VECTORS);
     position_forward(g->x[0], params_weight(&g->params, WPE, 0), g->mesh->tp_group.rank * Ts, Ts, B, g->params.shape.C,
@@ -284,22 +276,21 @@ static void norm_backward(gpt *g, int64_t n, const real *dnorm) {
 void gpt_attend(gpt *g, int layer, real *heads, int64_t t0, int64_t n) {
     const gpt_shape *s = &g->params.shape;
     const int N = g->mesh->tp;
-    attention_forward(heads, g->layer[layer].lse, g->layer[layer].qkv, t0, n, N * g->pass.Ts, g->pass.B, s->H / N, s->C / s->H,
+    attention_forward(heads, g->acts.lse[layer], g->acts.qkv[layer], t0, n, N * g->pass.Ts, g->pass.B, s->H / N, s->C / s->H,
                       g->context->stream);
 }
 
 void gpt_attend_backward(gpt *g, int layer, const real *dheads, int64_t t0, int64_t n) {
     const gpt_shape *s = &g->params.shape;
-    const gpt_layer *l = &g->layer[layer];
     const int N = g->mesh->tp;
-    attention_backward(g->dqkv, dheads, l->heads, l->lse, l->qkv, g->attention_scratch, t0, n, N * g->pass.Ts, g->pass.B, s->H / N,
-                       s->C / s->H, !g->attended, g->context->stream);
-    g->attended = true;
+    attention_backward(g->dqkv, dheads, g->acts.heads[layer], g->acts.lse[layer], g->acts.qkv[layer], g->attention_scratch, t0, n,
+                       N * g->pass.Ts, g->pass.B, s->H / N, s->C / s->H, !g->dqkv_begun, g->context->stream);
+    g->dqkv_begun = true;
 }
 
 static void attend(void *model, int layer, int64_t t0, int64_t n) {
     gpt *g = (gpt *)model;
-    gpt_attend(g, layer, g->layer[layer].heads, t0, n);
+    gpt_attend(g, layer, g->acts.heads[layer], t0, n);
 }
 
 static void attend_backward(void *model, int layer, int64_t t0, int64_t n) {
@@ -310,7 +301,7 @@ static void attend_backward(void *model, int layer, int64_t t0, int64_t n) {
 static void gelu_again(void *model, int layer, int64_t t0, int64_t n) {
     gpt *g = (gpt *)model;
     const int64_t row = g->pass.B * g->fcproj.IC;
-    gelu_forward(g->layer[layer].hidden + t0 * row, g->layer[layer].fch + t0 * row, n * row, g->context->stream);
+    gelu_forward(g->acts.hidden[layer] + t0 * row, g->acts.fch[layer] + t0 * row, n * row, g->context->stream);
 }
 
 // --- loss ---
@@ -340,7 +331,6 @@ void gpt_forward(gpt *g, double scale) {
     embed(g);
     trace_end(g, "embedding forward", -1, g->begun);
     for (int l = 0; l < L; l++) {
-        const gpt_layer *s = &g->layer[l];
         const int64_t attention = 2 * l, mlp = 2 * l + 1;
         const real *sum; // (Ts, B, C)
         zero_prefetch(&g->zero, l);
@@ -350,12 +340,12 @@ void gpt_forward(gpt *g, double scale) {
         if (g->up) {
             sum = up_forward(g, l, norm);
         } else {
-            column_forward(&g->qkv, l, s->qkv, NULL, norm);
-            sum = row_forward(&g->attproj, l, g->sums, s->heads, attend, g);
+            column_forward(&g->qkv, l, g->acts.qkv[l], NULL, norm);
+            sum = row_forward(&g->attproj, l, g->sums, g->acts.heads[l], attend, g);
         }
         residual_forward(g->x[mlp], g->x[attention], sum, params_weight(p, ATTPROJB, l), rows, C, stream);
-        column_forward(&g->fc, l, s->hidden, s->fch, norm_forward(g, mlp));
-        sum = row_forward(&g->fcproj, l, g->sums, s->hidden, NULL, NULL);
+        column_forward(&g->fc, l, g->acts.hidden[l], g->acts.fch[l], norm_forward(g, mlp));
+        sum = row_forward(&g->fcproj, l, g->sums, g->acts.hidden[l], NULL, NULL);
         residual_forward(g->x[mlp + 1], g->x[mlp], sum, params_weight(p, FCPROJB, l), rows, C, stream);
         trace_end(g, "block forward", l, begin);
     }
@@ -376,13 +366,12 @@ void gpt_backward(gpt *g, bool first, bool last) {
     cf_zero(dx, g->pass.Ts * g->pass.B * C * (int64_t)sizeof *dx, g->context->stream);
     norm_backward(g, 2 * L, dnorm);
     column_late_gradient(&g->head, -1, g->logits, norm);
-    if (last && g->embedding.by_rows) zero_ready(&g->zero, ZERO_TABLE); // the lookup's part goes its own way
+    if (last && g->embedding.by_rows) zero_ready(&g->zero, ZERO_TABLE); // the lookup's part travels apart
     trace_end(g, "head backward", -1, begin);
     for (int l = (int)L - 1; l >= 0; l--) {
-        const gpt_layer *s = &g->layer[l];
         const int64_t attention = 2 * l, mlp = 2 * l + 1;
         begin = trace_begin(g, "block backward");
-        linear_job job = {.x = s->hidden, .pre = s->fch, .rows = g->hidden_kept ? NULL : gelu_again, .argument = g};
+        linear_job job = {.x = g->acts.hidden[l], .pre = g->acts.fch[l], .rows = g->hidden_kept ? NULL : gelu_again, .argument = g};
         row_begin_backward(&g->fcproj, l, g->dhidden, dx, g->mlp_dy, job);
         norm = gpt_norm_again(g, mlp);
         column_begin_gather(&g->fc, l, norm, g->dhidden);
@@ -390,11 +379,11 @@ void gpt_backward(gpt *g, bool first, bool last) {
         if (!g->up) column_begin_gather(&g->qkv, l, gpt_norm_again(g, attention), g->dqkv);
         norm_backward(g, mlp, column_backward(&g->fc, l, g->sums, g->dhidden, norm));
         column_late_gradient(&g->fc, l, g->dhidden, norm);
-        g->attended = false;
+        g->dqkv_begun = false;
         if (g->up) {
             dnorm = up_backward(g, l, dx);
         } else {
-            job = (linear_job){.x = s->heads, .rows = attend_backward, .argument = g};
+            job = (linear_job){.x = g->acts.heads[l], .rows = attend_backward, .argument = g};
             row_begin_backward(&g->attproj, l, g->dheads, dx, g->attention_dy, job);
             row_finish_backward(&g->attproj, l);
             dnorm = column_backward(&g->qkv, l, g->sums, g->dqkv, g->norm[attention]);

@@ -15,16 +15,6 @@
 
 CF_EXTERN_C_BEGIN
 
-// Kept by one layer from forward for backward.
-typedef struct gpt_layer {
-    real *qkv;    // (T, B, 3 Cl)
-    real *heads;  // (T, B, Cl)
-    precise *lse; // (T, B, Hl)
-    real *groups; // UP: (N, Ts, B, Cl) arrived: this rank's rows' heads, group by group
-    real *fch;    // (S · Ts, B, Fl) before GELU
-    real *hidden; // (S · Ts, B, Fl) GELU; one for all layers if backward computes it again
-} gpt_layer;
-
 typedef struct gpt {
     cf_context *context;
     const cf_mesh *mesh;
@@ -42,25 +32,25 @@ typedef struct gpt {
     // numbered likewise, and the output of that by a column-parallel layer.
     real **x;               // [2 L + 1] (Ts, B, C)
     precise **mean, **rstd; // [2 L + 1] (Ts, B)
-    real **norm;            // [2 L + 1] (S · Ts, B, C) of each half one for all layers unless norms are kept
+    real **norm;            // [2 L + 1] (S · Ts, B, C) gathered; of each half one for all layers unless norms are kept
     bool norms_kept, hidden_kept;
-    gpt_layer *layer; // [L]
-    // Memory that is one thing at a time, the first in forward and again for the weight gradients of its half.
-    union {
-        real *norm1;  // (S · Ts, B, C) gathered output of the first layer norm; between the passes of the last one
-        real *mlp_dy; // (S · Ts, B, C) backward, before that: gathered gradient of the MLP half's output
-    };
-    union {
-        real *norm2;        // (S · Ts, B, C) gathered output of the second layer norm
-        real *attention_dy; // (S · Ts, B, C) backward, after that: gathered gradient of the attention half's output
-    };
-    real *dx;       // (Ts, B, C) gradient of the residual stream
-    real *sums;     // (S · Ts, B, C) summed over ranks: a half's output; backward: gradient of a layer norm's output
-    real *dhidden;  // (S · Ts, B, Fl) gradient of the GELU's input
-    real *dheads;   // (T, B, Cl)
-    real *dqkv;     // (T, B, 3 Cl)
-    bool attended;  // of dqkv some is there
-    real *prepared; // (largest linear_prepared_size()) weights of the product in progress
+    struct {           // [L] what layers keep from forward for backward
+        real **qkv;    // (T, B, 3 Cl)
+        real **heads;  // (T, B, Cl)
+        precise **lse; // (T, B, Hl)
+        real **groups; // UP: (N, Ts, B, Cl) arrived: this rank's rows' heads, group by group
+        real **fch;    // (S · Ts, B, Fl) before GELU
+        real **hidden; // (S · Ts, B, Fl) GELU; one for all layers if backward computes it again
+    } acts;
+    // Backward: the gathered gradient of a half's output, in the memory of a norm that is not needed then.
+    real *mlp_dy, *attention_dy; // (S · Ts, B, C)
+    real *dx;                    // (Ts, B, C) gradient of the residual stream
+    real *sums;                  // (S · Ts, B, C) summed over ranks: a half's output; backward: gradient of a layer norm's output
+    real *dhidden;               // (S · Ts, B, Fl) gradient of the GELU's input
+    real *dheads;                // (T, B, Cl)
+    real *dqkv;                  // (T, B, 3 Cl)
+    bool dqkv_begun;             // some of dqkv is computed
+    real *prepared;              // (largest linear_prepared_size()) weights of the product in progress
     precise *norm_scratch, *attention_scratch;
     real *logits;                        // (S · Ts · B, Vl); with a scale: their gradient
     precise *stats;                      // (S, S · Ts · B, 3)
@@ -68,13 +58,13 @@ typedef struct gpt {
     precise *losses;                     // (S · Ts · B)
     double *loss;                        // the sum of losses that gpt_forward adds up
     int32_t *inputs, *targets;           // (T, B)
-    int32_t *host_inputs, *host_targets; // (T, B) the host's, for whoever begins a pass
+    int32_t *host_inputs, *host_targets; // (T, B) in the host's memory, for callers of gpt_begin_forward()
     cf_fuse *gather_stats, *gather_logits, *collect;
-    real *next;    // (N, Vl): logits of one position, for sampling
-    real *pieces;  // (S, COLLECT): pieces of a tensor that is written to a file
-    void **memory; // all of the device's
-    int64_t memories;
-    bool looking; // the lookup of the pass has begun
+    real *next;                    // (N, Vl): logits of one position, for sampling
+    real *pieces;                  // (S, COLLECT): pieces of a tensor that is written to a file
+    void *memory[32], *tables[16]; // all of the device's, of the host's
+    int memories, table_count;
+    bool lookup_begun; // the lookup of the pass has begun
     bool has_targets;
     cf_moment begun; // the pass, in the timeline
 } gpt;
@@ -89,7 +79,7 @@ void gpt_free(gpt *g);
 
 // A forward pass in two parts; the first begins the lookup, where it needs no more of the token table than this rank's
 // shard, so that the rest of an update (optimizer_finish_update) hides its transfers. inputs and targets (T, B) are the
-// host's. targets NULL: no loss; then gpt_next_logits() may follow.
+// host's. targets NULL: no loss, as gpt_generate() needs none.
 void gpt_begin_forward(gpt *g, const int32_t *inputs, const int32_t *targets, int64_t T, int64_t B);
 // scale: backward follows, for gradients of scale · (sum of losses), and *g->loss += the sum of the losses of the tokens of
 // this rank's shard. 0: neither.
@@ -120,7 +110,7 @@ double *gpt_evaluate(gpt *g, evaluate_load *load, void *argument, int64_t count,
 // Text (generate.c).
 typedef struct sampling {
     double temperature; // what logits are divided by; 0: always the largest
-    int64_t top_k;      // draw among so many largest logits, and any as large as the last of these; 0: all
+    int64_t top_k;      // draw among the top_k largest logits, and any as large as the last of these; 0: all
     uint64_t seed, stream;
 } sampling;
 
@@ -137,19 +127,15 @@ void gpt_collect(gpt *g, void (*append)(void *argument, const float *values, int
 
 // Calls visit for each operation of a training step, those of the optimizer excepted.
 void gpt_operations(gpt *g, visit_operation *visit, void *argument);
-// After the schedule of one was switched.
-void gpt_place_weight_gradients(gpt *g);
-// A tuner of its operations (commfuse/tune.h), and its trials: a step ends, and if `begins` another one follows at once.
-cf_tuner *gpt_create_tuner(gpt *g);
-void gpt_try_ways(gpt *g, cf_tuner *tuner, bool begins);
+cf_tuner *gpt_create_tuner(gpt *g); // of its operations (commfuse/tune.h)
 
 // --- model.c and up.c ---
 
-real *gpt_real(gpt *g, int64_t elements, const char *purpose); // of the device's memory, until gpt_free()
+real *gpt_alloc(gpt *g, int64_t elements, const char *purpose); // of the device's memory, until gpt_free()
 // The output of a layer norm in backward: this rank's shard is computed again where it was not kept.
 real *gpt_norm_again(gpt *g, int64_t n);
 // Query-Split: attention of time steps [t0, t0 + n) against all keys before them, into heads (T, B, Cl). Its gradient from
-// dheads; g->attended: dqkv has that of other time steps.
+// dheads; g->dqkv_begun: dqkv has that of other time steps.
 void gpt_attend(gpt *g, int layer, real *heads, int64_t t0, int64_t n);
 void gpt_attend_backward(gpt *g, int layer, const real *dheads, int64_t t0, int64_t n);
 

@@ -38,15 +38,6 @@ cf_tuner *gpt_create_tuner(gpt *g) {
     return tuner;
 }
 
-void gpt_try_ways(gpt *g, cf_tuner *tuner, bool begins) {
-    if (!cf_tuner_trying(tuner)) return;
-    if (begins)
-        cf_tuner_begin_step(tuner);
-    else
-        cf_tuner_end_step(tuner);
-    gpt_place_weight_gradients(g);
-}
-
 // --- --dry-run ---
 
 typedef struct tally { // what rank 0 posts in a step of one micro-batch
@@ -75,6 +66,22 @@ static void print_operation(void *argument, const char *place, cf_fuse *fuse, in
     free(text);
 }
 
+static void explain_weight_gradients(const gpt *g, FILE *out) {
+    static const char *const names[] = {"when both factors are here", "as slices arrive", "at the end of the layer",
+                                        "owner by owner, inside its reduce-scatter"};
+    const parallel_linear *linear[] = {&g->qkv, &g->attproj, &g->fc, &g->fcproj, &g->head};
+    fprintf(out, "Weight gradients of the last micro-batch (and of those before it) are computed\n");
+    for (int i = 0; i < 5; i++)
+        for (int64_t layer = 0, before[2] = {-1, -1}; layer < params_layers(&g->params.shape, linear[i]->w); layer++) {
+            const int64_t place[] = {linear_gradient_place(linear[i], layer, false), linear_gradient_place(linear[i], layer, true)};
+            if (memcmp(place, before, sizeof place) == 0) continue;
+            memcpy(before, place, sizeof place);
+            fprintf(out, "  %-8s ", params_name(linear[i]->w));
+            if (linear[i] != &g->head) fprintf(out, "from layer %lld on: ", (long long)layer);
+            fprintf(out, "%s (%s)\n", names[place[true]], names[place[false]]);
+        }
+}
+
 void dry_run(gpt *g, zero_optimizer *o, FILE *out) {
     tally sum = {0, 0, 0};
     fprintf(out, "\n");
@@ -89,7 +96,7 @@ void dry_run(gpt *g, zero_optimizer *o, FILE *out) {
     zero_explain(&g->zero, out);
     fprintf(out, "  ");
     lookup_explain(&g->embedding, out);
-    zero_explain_places(&g->zero, out);
+    explain_weight_gradients(g, out);
     gpt_operations(g, count_operation, &sum);
     optimizer_operations(o, count_operation, &sum);
     fprintf(out, "\nA step of one micro-batch: %lld exchanges of rank 0 in %lld units, %lld native collectives\n",

@@ -43,38 +43,23 @@ void optimizer_start(zero_optimizer *o) {
 
 // --- update ---
 
-// How many elements from this one, at most `limit`, belong to tensors that decay if it does; 0: padding, which is after
-// the last tensor of a bucket.
-static int64_t decays_alike(const parameters *p, int64_t element, int64_t limit, bool *decays) {
-    int64_t run = 0, layer = 0, rest = 0;
-    int tensor = 0;
-    while (run < limit && params_find(p, element + run, &tensor, &layer, &rest)) {
-        if (run == 0) *decays = params_decays(tensor);
-        if (params_decays(tensor) != *decays) break;
-        run += rest;
-    }
-    return smaller(run, limit);
-}
-
-// AdamW on this rank's shard of one bucket, unless that is done. Only matrices and embeddings decay.
+// AdamW on this rank's shard of one bucket, unless that is done. Only matrices and embeddings decay; padding stays as it is.
 static void update(zero_optimizer *o, int i) {
     const param_bucket *b = &o->params->bucket[i];
     const precise *shard = o->zero->bucket[i].shard;
     cf_stream *stream = o->context->stream;
-    int64_t first = params_first_owned(b), count = 0;
-    adamw a = o->update;
-    bool decays = false;
     if (!shard) return;
-    cf_moment begin = cf_trace_begin(o->context->trace, CF_TRACE_COMPUTE, "update", stream);
-    for (int64_t done = 0; done < b->shard; done += count) {
-        count = decays_alike(o->params, first + done, b->shard - done, &decays);
-        if (count == 0) break;
-        a.weight_decay = decays ? o->update.weight_decay : 0;
-        int64_t at = b->owned + done;
-        adamw_update(o->params->weight + first + done, o->master ? o->master + at : NULL, o->m + at, o->v + at, shard + done, count,
+    cf_moment start = cf_trace_begin(o->context->trace, CF_TRACE_COMPUTE, "update", stream);
+    for (int decays = 1; decays >= 0; decays--) {
+        int64_t begin = b->first + (decays ? 0 : b->decayed), end = b->first + (decays ? b->decayed : b->used);
+        adamw a = o->update;
+        if (!params_owned(b, &begin, &end)) continue;
+        if (!decays) a.weight_decay = 0;
+        const int64_t done = begin - params_first_owned(b), at = b->owned + done;
+        adamw_update(o->params->weight + begin, o->master ? o->master + at : NULL, o->m + at, o->v + at, shard + done, end - begin,
                      a, stream);
     }
-    cf_trace_end(o->context->trace, CF_TRACE_COMPUTE, "update", b->layer, -1, begin, stream);
+    cf_trace_end(o->context->trace, CF_TRACE_COMPUTE, "update", b->layer, -1, start, stream);
     zero_updated(o->zero, i);
 }
 
@@ -133,19 +118,29 @@ const double *optimizer_exchange(zero_optimizer *o, const double *values, int co
     return o->all;
 }
 
-// Finds the first rank that has a tensor with a non-finite gradient in its shards, and says which. Ends the run unless this step may be left out.
-// Collective.
-static void meet_nonfinite(zero_optimizer *o, step_result *r, bool may_skip) {
+// The first tensor of which this rank owns a gradient that is not finite: tensor + TENSORS · layer; −1: none.
+static double find_nonfinite(zero_optimizer *o) {
+    const parameters *p = o->params;
+    for (const param_tensor *t = p->placed; t < p->placed + p->tensors; t++) {
+        const param_bucket *b = &p->bucket[t->bucket];
+        int64_t begin = t->first, end = t->first + t->count;
+        double sum = 0; // of squares
+        if (!params_owned(b, &begin, &end)) continue;
+        cf_zero(o->device, (int64_t)sizeof sum, o->context->stream);
+        sum_of_squares(o->device, o->squares, o->zero->bucket[t->bucket].shard + begin - params_first_owned(b), end - begin,
+                       o->context->stream);
+        cf_copy(&sum, o->device, (int64_t)sizeof sum, o->context->stream);
+        cf_stream_sync(o->context->stream);
+        if (!isfinite(sum)) return (double)(t->tensor + TENSORS * t->layer);
+    }
+    return -1;
+}
+
+// The first rank with such a tensor, and which it is. Ends the run unless this step may be left out. Collective.
+static void report_nonfinite(zero_optimizer *o, step_result *r, bool may_skip) {
     const char *hint = "lower --lr, raise --warmup, or look at the data of this step; nothing was written by "
                        "this step; --skip-nonfinite N leaves such steps out";
-    double mine = -1; // tensor + TENSORS · layer; none
-    for (int i = 0; i < o->params->buckets && mine < 0; i++) {
-        const param_bucket *b = &o->params->bucket[i];
-        int64_t at = first_nonfinite(o->zero->bucket[i].shard, b->shard, o->context->stream), layer = 0, rest = 0;
-        int tensor = 0;
-        if (at >= 0 && params_find(o->params, params_first_owned(b) + at, &tensor, &layer, &rest))
-            mine = (double)(tensor + TENSORS * layer);
-    }
+    const double mine = find_nonfinite(o);
     const double *all = optimizer_exchange(o, &mine, 1);
     r->skipped = true, r->nonfinite_rank = -1;
     snprintf(r->nonfinite, sizeof r->nonfinite, "the loss alone");
@@ -171,7 +166,7 @@ const step_result *optimizer_begin_update(zero_optimizer *o, adamw a, double cli
     step_result *r = &o->result;
     *r = (step_result){.loss = o->loss / (double)tokens, .grad_norm = sqrt(o->norm2)};
     if (!isfinite(r->loss) || !isfinite(r->grad_norm)) {
-        meet_nonfinite(o, r, may_skip);
+        report_nonfinite(o, r, may_skip);
         return r;
     }
     a.scale = clip > 0 && r->grad_norm > clip ? clip / r->grad_norm : 1;

@@ -69,9 +69,9 @@ void dry_run(gpt *g, zero_optimizer *o, FILE *out);
 // returns elements of the whole model; all weights that this rank holds are filled, owned or not.
 void state_create(rank_state *s, const zero_optimizer *o);
 void state_free(rank_state *s);
-void state_take(rank_state *s, const zero_optimizer *o);
+void state_copy(rank_state *s, const zero_optimizer *o);
 typedef void state_reader(void *argument, state_kind kind, int tensor, int64_t layer, int64_t first, int64_t count, precise *out);
-void state_give(zero_optimizer *o, state_reader *read, void *argument);
+void state_restore(zero_optimizer *o, state_reader *read, void *argument);
 
 CF_EXTERN_C_END
 #endif

@@ -26,18 +26,22 @@ void weight_gradient_rows(void *argument, const cf_span *span, cf_stream *stream
     }
 }
 
-void weight_gradient_compute(const model_pass *pass, int tensor, int layer, weight_gradient g) {
+void weight_gradient_compute(const model_pass *pass, int tensor, int layer, gradient_place place, weight_gradient g) {
     g.OC = params_local_rows(pass->params, tensor) / g.parts, g.IC = params_local_columns(pass->params, tensor);
     g.to = params_matrix_grad(pass->params, tensor, layer, pass->first);
     cf_span all = {.rows = g.parts * g.OC, .blocks = 1, .data = (char *)g.to.at};
-    if (zero_place(pass->zero, tensor, layer, pass->last) == GRADIENT_OWNERS)
+    if (place == GRADIENT_OWNERS)
         zero_compute(pass->zero, tensor, layer, weight_gradient_rows, &g);
     else
         weight_gradient_rows(&g, &all, pass->context->stream);
 }
 
+gradient_place linear_gradient_place(const parallel_linear *l, int64_t layer, bool last) {
+    return zero_place(l->pass->zero, l->w, layer, last, l->arrives, l->may_wait);
+}
+
 static gradient_place place_of(const parallel_linear *l, int layer) {
-    return zero_place(l->pass->zero, l->w, layer, l->pass->last);
+    return linear_gradient_place(l, layer, l->pass->last);
 }
 
 static matrix_gradient gradient_by_slices(const parallel_linear *l, int layer) {
@@ -49,8 +53,9 @@ static matrix_gradient gradient_by_slices(const parallel_linear *l, int layer) {
 // to see what that costs.
 static void whole_gradient(const parallel_linear *l, int layer, cf_fuse *arrived, const real *dy, const real *x) {
     weight_gradient g = {.dy = &dy, .x = &x, .R = l->group->size * l->pass->Ts * l->pass->B, .parts = 1};
-    weight_gradient_compute(l->pass, l->w, layer, g);
-    if (arrived && place_of(l, layer) == GRADIENT_NOW) cf_fuse_include(arrived);
+    const gradient_place place = place_of(l, layer);
+    weight_gradient_compute(l->pass, l->w, layer, place, g);
+    if (arrived && place == GRADIENT_NOW) cf_fuse_include(arrived);
 }
 
 static void bias_gradient(const parallel_linear *l, int layer, const real *dy, int64_t rows) {
@@ -76,27 +81,20 @@ void column_create(parallel_linear *l, const char *name, int64_t capacity, overl
     set_sizes(l);
     const double flops = 2.0 * (double)(l->group->size * capacity * l->OC);
     l->forward = plan(l, name, CF_ALLGATHER, capacity, how, flops, false);
-    if (gathers) l->gather = plan(l, name, CF_ALLGATHER, capacity, how, flops, true);
+    if (gathers) l->arrives = l->gather = plan(l, name, CF_ALLGATHER, capacity, how, flops, true);
     l->backward = plan(l, name, CF_REDUCE_SCATTER, capacity, how, flops, true);
 }
 
 void row_create(parallel_linear *l, const char *name, int64_t capacity, overlap how, double forward_flops, double backward_flops) {
     set_sizes(l);
     l->forward = plan(l, name, CF_REDUCE_SCATTER, capacity, how, forward_flops, false);
-    l->backward = plan(l, name, CF_ALLGATHER, capacity, how, backward_flops, false);
+    l->arrives = l->backward = plan(l, name, CF_ALLGATHER, capacity, how, backward_flops, false);
 }
 
 void parallel_linear_free(parallel_linear *l) {
     cf_fuse_free(l->forward);
     cf_fuse_free(l->gather);
     cf_fuse_free(l->backward);
-}
-
-void linear_place_gradients(const parallel_linear *l, bool may_wait) {
-    const bool sums = cf_fuse_get_plan(l->backward)->operation == CF_REDUCE_SCATTER;
-    const cf_fuse *arrives = sums ? l->gather : l->backward; // of the two factors, the one that travels
-    int64_t rows = arrives ? cf_fuse_get_plan(arrives)->capacity / l->pass->params->shape.C : 0;
-    zero_place_gradient(l->pass->zero, l->w, arrives, rows, may_wait);
 }
 
 // --- what is computed for a span ---

@@ -36,7 +36,7 @@ typedef struct weight_gradient {
     matrix_gradient to;
 } weight_gradient;
 // Computes it, in place or with GRADIENT_OWNERS inside its reduce-scatter; fills OC, IC and to.
-void weight_gradient_compute(const model_pass *pass, int tensor, int layer, weight_gradient g);
+void weight_gradient_compute(const model_pass *pass, int tensor, int layer, gradient_place place, weight_gradient g);
 // The rows of a span of it (argument: a weight_gradient), with data at span->data.
 void weight_gradient_rows(void *argument, const cf_span *span, cf_stream *stream);
 
@@ -65,6 +65,8 @@ typedef struct parallel_linear {
     int w, bias;    // tensors; bias −1: none, or added elsewhere
     cf_fuse *forward, *backward;
     cf_fuse *gather;                     // column: of the saved input; NULL if that is still there in backward (the head)
+    const cf_fuse *arrives;              // in backward: it brings one factor of the weight gradient; NULL: none does
+    bool may_wait;                       // in the first layer nothing of it waits for the weight gradient
     int64_t IC, OC;                      // of this rank's part of w (OC, IC)
     const real *ready;                   // w as products read it: in prepared, or w itself
     linear_job backward_job, gather_job; // of those in progress
@@ -76,8 +78,8 @@ typedef struct parallel_linear {
 void column_create(parallel_linear *l, const char *name, int64_t capacity, overlap how, bool gathers);
 void row_create(parallel_linear *l, const char *name, int64_t capacity, overlap how, double forward_flops, double backward_flops);
 void parallel_linear_free(parallel_linear *l);
-// Has zero.h decide where its weight gradients are computed. may_wait: in the first layer nothing of it waits for them.
-void linear_place_gradients(const parallel_linear *l, bool may_wait);
+// Where zero.h has its weight gradient computed.
+gradient_place linear_gradient_place(const parallel_linear *l, int64_t layer, bool last);
 
 // out (T·B, OC) = x · wᵀ + bias. x (T, B, IC): this rank's shard is in place. pre (T·B, OC): gets that, and out its GELU; or NULL.
 void column_forward(parallel_linear *l, int layer, real *out, real *pre, real *x);

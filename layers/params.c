@@ -157,8 +157,8 @@ int64_t params_runs(const parameters *p, int tensor) {
     return held(p, tensor) * runs_of_part(p, tensor);
 }
 
-// The runs of a part are as far from each other in the whole tensor as it is long by their number, and lie side by side here, as
-// parts do. In each of these distances the runs of the parts lie side by side.
+// The whole tensor is as many sections as a part has runs. In each section the runs of all parts are side by side; here the runs
+// of a part are side by side, and the parts after one another.
 param_run params_run(const parameters *p, int tensor, int tp_rank, int64_t run) {
     const int64_t all = params_rows(&p->shape, tensor) * params_columns(&p->shape, tensor);
     const int64_t runs = runs_of_part(p, tensor), size = run_size(p, tensor);
@@ -167,37 +167,13 @@ param_run params_run(const parameters *p, int tensor, int tp_rank, int64_t run) 
     return (param_run){whole, run * size, smaller(size, all - whole)};
 }
 
-bool params_find(const parameters *p, int64_t element, int *tensor, int64_t *layer, int64_t *remaining) {
-    int low = 0, high = p->tensors; // the last that begins at or before the element
-    while (high - low > 1) {
-        int middle = low + (high - low) / 2;
-        if (p->placed[middle].first <= element)
-            low = middle;
-        else
-            high = middle;
-    }
-    const param_tensor *found = &p->placed[low];
-    int64_t at = element - found->first;
-    if (at < 0 || at >= found->count) return false;
-    *tensor = found->tensor, *layer = found->layer, *remaining = found->count - at;
-    return true;
-}
-
-// Runs follow one another; what is after the last is padding: rows that the whole tensor does not have.
-bool params_locate(const parameters *p, int64_t element, param_place *place) {
-    int64_t rest = 0;
-    place->count = INT64_MAX; // after the last tensor of a bucket
-    if (!params_find(p, element, &place->tensor, &place->layer, &rest)) return false;
-    int64_t at = params_local_count(p, place->tensor) - rest;
-    param_run run = params_run(p, place->tensor, p->tp_rank, at / run_size(p, place->tensor));
-    int64_t inside = at - run.local;
-    place->whole = run.whole + inside;
-    place->count = inside < run.count ? run.count - inside : rest;
-    return inside < run.count;
-}
-
 int64_t params_first_owned(const param_bucket *b) {
     return b->first + (b->group->size == 1 ? 0 : b->group->rank * b->shard);
+}
+
+bool params_owned(const param_bucket *b, int64_t *first, int64_t *end) {
+    *first = larger(*first, params_first_owned(b)), *end = smaller(*end, params_first_owned(b) + b->shard);
+    return *first < *end;
 }
 
 // --- layout ---
@@ -207,10 +183,10 @@ static const cf_group *group_of(const parameters *p, int tensor, const cf_mesh *
     return kinds[tensor].split == WHOLE || p->strategy == STRATEGY_UP ? &mesh->world_group : &mesh->dp_group;
 }
 
-// In which bucket a tensor travels: the table's, one of its own, thin matrices', vectors' and positions' over dp or the world.
+// In which bucket a tensor travels: the table's, alone in one, that of thin matrices, or of vectors and positions, over dp or the world.
 typedef enum { TABLE, ALONE, THIN, SMALL_DP, SMALL_WORLD } bucket_kind;
 
-// A matrix has one of its own if the owners' shares of its weight-gradient product are good products.
+// A matrix is alone if each owner's share of its weight-gradient product is a good product.
 static bucket_kind bucket_kind_of(const parameters *p, int tensor, const cf_mesh *mesh) {
     const cf_group *group = group_of(p, tensor, mesh);
     if (tensor == WTE) return TABLE;
@@ -222,7 +198,7 @@ static bucket_kind bucket_kind_of(const parameters *p, int tensor, const cf_mesh
 }
 
 // A bucket of all tensors of one kind, or one of them, of layers [first, end). None: no bucket.
-static void lay_bucket(parameters *p, const cf_mesh *mesh, bucket_kind which, const cf_group *group, int tensor, int64_t first,
+static void add_bucket(parameters *p, const cf_mesh *mesh, bucket_kind which, const cf_group *group, int tensor, int64_t first,
                        int64_t end) {
     param_bucket *b = &p->bucket[p->buckets];
     const int layer = which == ALONE || which == THIN ? (int)first : -1, before = p->tensors;
@@ -236,9 +212,11 @@ static void lay_bucket(parameters *p, const cf_mesh *mesh, bucket_kind which, co
             p->place[l * TENSORS + i] = p->tensors;
             p->placed[p->tensors++] = (param_tensor){i, p->buckets, l, p->elements, count};
             p->elements += count;
+            b->used = p->elements - b->first;
+            if (params_decays(i)) b->decayed = b->used; // such tensors are the first of a bucket
         }
     if (p->tensors == before) return;
-    b->shard = ceil_div(ceil_div(p->elements - b->first, b->row), group->size) * b->row;
+    b->shard = ceil_div(ceil_div(b->used, b->row), group->size) * b->row;
     if (tensor < 0) b->shard = round_up(b->shard, PACK);
     b->count = b->shard * group->size;
     b->owned = p->owned, p->owned += b->shard;
@@ -246,7 +224,7 @@ static void lay_bucket(parameters *p, const cf_mesh *mesh, bucket_kind which, co
     p->buckets++;
 }
 
-static void lay_all(parameters *p, const cf_mesh *mesh) {
+static void add_buckets(parameters *p, const cf_mesh *mesh) {
     const int64_t L = p->shape.L;
     const cf_group *matrices = group_of(p, FCW, mesh); // all of them travel over it
     int64_t thin = 0, enough = matrices->size * SHARD_BYTES_MIN / (int64_t)sizeof(precise);
@@ -255,13 +233,13 @@ static void lay_all(parameters *p, const cf_mesh *mesh) {
     const int64_t together = thin > 0 ? ceil_div(enough, thin) : L; // layers
     for (int64_t l = 0; l < L; l++) {
         for (int i = 0; i < TENSORS; i++)
-            if (bucket_kind_of(p, i, mesh) == ALONE) lay_bucket(p, mesh, ALONE, matrices, i, l, l + 1);
-        if (l % together == 0) lay_bucket(p, mesh, THIN, matrices, -1, l, smaller(l + together, L));
+            if (bucket_kind_of(p, i, mesh) == ALONE) add_bucket(p, mesh, ALONE, matrices, i, l, l + 1);
+        if (l % together == 0) add_bucket(p, mesh, THIN, matrices, -1, l, smaller(l + together, L));
     }
     p->table = p->buckets;
-    lay_bucket(p, mesh, TABLE, group_of(p, WTE, mesh), WTE, 0, 1);
-    lay_bucket(p, mesh, SMALL_DP, &mesh->dp_group, -1, 0, L);
-    lay_bucket(p, mesh, SMALL_WORLD, &mesh->world_group, -1, 0, L);
+    add_bucket(p, mesh, TABLE, group_of(p, WTE, mesh), WTE, 0, 1);
+    add_bucket(p, mesh, SMALL_DP, &mesh->dp_group, -1, 0, L);
+    add_bucket(p, mesh, SMALL_WORLD, &mesh->world_group, -1, 0, L);
 }
 
 int params_bucket_of(const parameters *p, int tensor, int64_t layer) {
@@ -295,7 +273,7 @@ void params_create(parameters *p, gpt_shape shape, const cf_mesh *mesh, parallel
     p->bucket = cf_host_alloc(TENSORS * shape.L, sizeof *p->bucket, "places of tensors");
     p->placed = cf_host_alloc(TENSORS * shape.L, sizeof *p->placed, "places of tensors");
     p->place = cf_host_alloc(TENSORS * shape.L, sizeof *p->place, "places of tensors");
-    lay_all(p, mesh);
+    add_buckets(p, mesh);
     p->weight = cf_alloc(p->elements * (int64_t)sizeof(real), "weights");
     p->grad = cf_alloc(p->elements * (int64_t)sizeof(precise), "gradients");
 }

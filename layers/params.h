@@ -46,10 +46,11 @@ typedef struct param_bucket {
     int64_t first, count;  // local elements, count a multiple of group->size
     int64_t shard;         // count / group->size; member i owns [first + i · shard, …+ shard)
     int64_t row;           // elements of a row; the shard is a multiple of it. 1: several tensors
+    int64_t decayed, used; // from the first on: elements of tensors that decay, of all tensors; what follows is padding
     int64_t owned;         // elements that this rank owns in the buckets before
 } param_bucket;
 
-typedef struct param_tensor { // of one layer: where its local part is
+typedef struct param_tensor { // of one layer: where its local part is, padding of its rows included
     int tensor, bucket;
     int64_t layer, first, count;
 } param_tensor;
@@ -119,19 +120,11 @@ typedef struct param_run {
 int64_t params_runs(const parameters *p, int tensor);
 param_run params_run(const parameters *p, int tensor, int tp_rank, int64_t run);
 
-// Which tensor and layer a local element belongs to; false for padding.
-bool params_find(const parameters *p, int64_t element, int *tensor, int64_t *layer, int64_t *remaining);
-
-// Where a local element belongs in the whole model: element `whole` of that tensor and layer, and `count`
-// elements from it on are contiguous in both. False: padding, `count` elements of it.
-typedef struct param_place {
-    int tensor;
-    int64_t layer, whole, count;
-} param_place;
-bool params_locate(const parameters *p, int64_t element, param_place *place);
 // First local element of the shard of a bucket that this rank owns. Each element of the whole model is owned by
 // one rank of the world.
 int64_t params_first_owned(const param_bucket *b);
+// Of local elements [*first, *end) of a bucket those that this rank owns. False: none.
+bool params_owned(const param_bucket *b, int64_t *first, int64_t *end);
 
 // Fill the local weights from a whole model: `read` returns `count` elements from element `first` of one layer's tensor.
 typedef void params_reader(void *argument, int tensor, int64_t layer, int64_t first, int64_t count, float *out);

@@ -36,7 +36,7 @@ double random_uniform(uint64_t seed, uint64_t stream, uint64_t index) {
     return fraction(bits[0], bits[1]);
 }
 
-// Box-Muller; 1 − u lies in (0, 1], so the logarithm is finite
+// Box-Muller; 1 − u is in (0, 1], so the logarithm is finite
 double random_normal(uint64_t seed, uint64_t stream, uint64_t index) {
     uint32_t bits[4];
     random_bits(seed, stream, index, bits);

@@ -1,33 +1,30 @@
-// See optimizer.h. The copy has the order of the optimizer's own state, bucket by bucket, so that moments and masters
+// See optimizer.h. The copy has the order of the optimizer's state, bucket by bucket, so that moments and masters
 // are copied in one piece.
 #include "optimizer.h"
 #include "../commfuse/die.h"
 #include <stdlib.h>
 #include <string.h>
 
-// The runs of the shards that this rank owns. Returns how many; run may be NULL.
-static int64_t list_runs(const zero_optimizer *o, state_run *run) {
-    int64_t runs = 0;
-    for (int i = 0; i < o->params->buckets; i++) {
-        const param_bucket *b = &o->params->bucket[i];
-        param_place place;
-        for (int64_t done = 0; done < b->shard; done += place.count) {
-            bool real_elements = params_locate(o->params, params_first_owned(b) + done, &place);
-            if (place.count > b->shard - done) place.count = b->shard - done;
-            if (!real_elements) continue;
-            if (run) run[runs] = (state_run){place.tensor, place.layer, place.whole, place.count, b->owned + done};
-            runs++;
-        }
-    }
-    return runs;
-}
-
 void state_create(rank_state *s, const zero_optimizer *o) {
-    *s = (rank_state){.elements = o->params->owned, .runs = list_runs(o, NULL)};
-    s->run = cf_host_alloc(s->runs, sizeof *s->run, "a copy of the state");
+    const parameters *p = o->params;
+    int64_t room = 1;
+    *s = (rank_state){.elements = p->owned, .run = cf_host_alloc(room, sizeof *s->run, "a copy of the state")};
+    for (const param_tensor *t = p->placed; t < p->placed + p->tensors; t++)
+        for (int64_t i = 0; i < params_runs(p, t->tensor); i++) {
+            const param_bucket *b = &p->bucket[t->bucket];
+            const param_run r = params_run(p, t->tensor, p->tp_rank, i);
+            const int64_t first = t->first + r.local;
+            int64_t begin = first, end = first + r.count;
+            if (!params_owned(b, &begin, &end)) continue;
+            s->run = cf_host_grow(s->run, &room, s->runs + 1, sizeof *s->run, "a copy of the state");
+            s->run[s->runs++] = (state_run){.tensor = t->tensor,
+                                            .layer = t->layer,
+                                            .whole = r.whole + begin - first,
+                                            .count = end - begin,
+                                            .at = b->owned + begin - params_first_owned(b)};
+        }
     for (int kind = 0; kind < STATE_KINDS; kind++)
         s->value[kind] = cf_host_alloc(s->elements, sizeof *s->value[kind], "a copy of the state");
-    list_runs(o, s->run);
 }
 
 void state_free(rank_state *s) {
@@ -36,7 +33,7 @@ void state_free(rank_state *s) {
     *s = (rank_state){.elements = 0};
 }
 
-void state_take(rank_state *s, const zero_optimizer *o) {
+void state_copy(rank_state *s, const zero_optimizer *o) {
     const int64_t size = (int64_t)sizeof(precise), bytes = s->elements * size;
     cf_stream *stream = o->context->stream;
     for (int i = 0; !o->master && i < o->params->buckets; i++) { // weights that are as precise as moments
@@ -62,7 +59,7 @@ static void read_weights(void *argument, int tensor, int64_t layer, int64_t firs
     from->read(from->argument, STATE_WEIGHT, tensor, layer, first, count, (precise *)out);
 }
 
-void state_give(zero_optimizer *o, state_reader *read, void *argument) {
+void state_restore(zero_optimizer *o, state_reader *read, void *argument) {
     rank_state s;
     source from = {read, argument};
     params_read(o->params, read_weights, &from, o->context->stream);

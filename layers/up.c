@@ -100,19 +100,18 @@ static void project(const job *j, int64_t group, int64_t first, int64_t rows, re
 const real *up_forward(gpt *g, int layer, real *norm) {
     up *u = g->up;
     const model_pass *pass = &g->pass;
-    const gpt_layer *s = &g->layer[layer];
     int64_t C = u->C, Cl = u->Cl, rows = pass->Ts * pass->B, own = u->own * rows * Cl;
     job j = make_job(u, layer, (job){.side = CF_COMPUTE_BEFORE, .linear = qkv, .width = 3 * Cl, .in = norm});
     prepare_groups(u, linear_prepare_forward, QKVW, layer, C, 3 * Cl);
-    cf_fuse_result(g->qkv.forward, s->qkv);
+    cf_fuse_result(g->qkv.forward, g->acts.qkv[layer]);
     cf_fuse_run(g->qkv.forward, g->dqkv, pass->Ts, pass->B * 3 * Cl, work, &j, layer); // by destination, in backward's memory
     j = make_job(u, layer, (job){.side = CF_COMPUTE_AFTER, .linear = project, .width = Cl, .attend = attend});
-    cf_fuse_result(g->attproj.forward, s->groups);
-    cf_fuse_begin(g->attproj.forward, s->heads, pass->Ts, pass->B * Cl, work, &j, layer);
+    cf_fuse_result(g->attproj.forward, g->acts.groups[layer]);
+    cf_fuse_begin(g->attproj.forward, g->acts.heads[layer], pass->Ts, pass->B * Cl, work, &j, layer);
     prepare_groups(u, linear_prepare_forward, ATTPROJW, layer, Cl, C); // during the last transfers
     cf_fuse_finish(g->attproj.forward);
     // In commfuse this rank's rows are computed among the arrivals; backward looks for them here.
-    cf_copy(s->heads + own, s->groups + own, rows * Cl * (int64_t)sizeof(real), j.stream);
+    cf_copy(g->acts.heads[layer] + own, g->acts.groups[layer] + own, rows * Cl * (int64_t)sizeof(real), j.stream);
     return g->sums;
 }
 
@@ -138,13 +137,17 @@ static void qkv_dgrad(const job *j, int64_t group, int64_t first, int64_t rows, 
 }
 
 // From u->dy and u->x, group by group.
-static void weight_gradients(up *u, int tensor, int layer) {
+static void weight_gradients(up *u, const parallel_linear *l, int layer) {
     weight_gradient w = {.dy = u->dy, .x = u->x, .R = u->g->pass.Ts * u->g->pass.B, .parts = (int)u->N};
-    weight_gradient_compute(&u->g->pass, tensor, layer, w);
+    weight_gradient_compute(&u->g->pass, l->w, layer, linear_gradient_place(l, layer, u->g->pass.last), w);
+}
+
+static bool is_late(const gpt *g, int layer) {
+    return linear_gradient_place(&g->qkv, layer, g->pass.last) != GRADIENT_NOW;
 }
 
 void up_late_gradient(gpt *g, int layer) {
-    if (zero_place(&g->zero, QKVW, layer, g->pass.last) != GRADIENT_NOW) weight_gradients(g->up, QKVW, layer);
+    if (is_late(g, layer)) weight_gradients(g->up, &g->qkv, layer);
 }
 
 const real *up_backward(gpt *g, int layer, real *dx) {
@@ -159,8 +162,8 @@ const real *up_backward(gpt *g, int layer, real *dx) {
     linear_bias_grad(params_grad(p, ATTPROJB, layer), dx, rows, C, j.stream);
     cf_fuse_result(g->attproj.backward, g->dheads);
     cf_fuse_begin(g->attproj.backward, u->dheads_out, pass->Ts, pass->B * Cl, work, &j, layer);
-    for (int64_t i = 0; i < N; i++) u->dy[i] = dx, u->x[i] = g->layer[layer].groups + i * rows * Cl;
-    weight_gradients(u, ATTPROJW, layer); // during the all-to-all
+    for (int64_t i = 0; i < N; i++) u->dy[i] = dx, u->x[i] = g->acts.groups[layer] + i * rows * Cl;
+    weight_gradients(u, &g->attproj, layer); // during the all-to-all
     cf_fuse_finish(g->attproj.backward);
 
     j = make_job(u, layer, (job){.side = CF_COMPUTE_AFTER, .linear = qkv_dgrad, .width = 3 * Cl});
@@ -173,7 +176,7 @@ const real *up_backward(gpt *g, int layer, real *dx) {
         u->x[i] = norm;
         linear_bias_grad(params_grad(p, QKVB, layer) + i * 3 * Cl, u->dy[i], rows, 3 * Cl, j.stream);
     }
-    if (zero_place(&g->zero, QKVW, layer, pass->last) == GRADIENT_NOW) weight_gradients(u, QKVW, layer);
+    if (!is_late(g, layer)) weight_gradients(u, &g->qkv, layer);
     return g->sums;
 }
 
@@ -198,9 +201,8 @@ void up_create(gpt *g, overlap how) {
     g->attproj.forward = plan_alltoall(g, "att", CF_COMPUTE_BOTH, shard_rows * Cl, product + attention, how);
     g->attproj.backward = plan_alltoall(g, "att", CF_COMPUTE_BOTH, shard_rows * Cl, product + 2.5 * attention, how);
     g->qkv.backward = plan_alltoall(g, "att.qkv", CF_COMPUTE_AFTER, shard_rows * 3 * Cl, 3 * product, how);
-    u->dheads_out = gpt_real(g, N * shard_rows * Cl, "activations, shared");
-    u->dqkv_groups = gpt_real(g, N * shard_rows * 3 * Cl, "activations, shared");
-    for (int64_t l = 0; l < shape->L; l++) g->layer[l].groups = gpt_real(g, N * shard_rows * Cl, "activations, per layer");
+    u->dheads_out = gpt_alloc(g, N * shard_rows * Cl, "activations, shared");
+    u->dqkv_groups = gpt_alloc(g, N * shard_rows * 3 * Cl, "activations, shared");
 }
 
 void up_free(gpt *g) {

@@ -6,7 +6,11 @@
 
 enum { LAYERS_AHEAD = 4 }; // at most: whose weights are on their way while a layer is computed
 
-static const int matrices[] = {QKVW, ATTPROJW, FCW, FCPROJW, WTE}; // the last one is not of a layer
+// The first layer that a bucket holds matrices of, or ZERO_TABLE or ZERO_VECTORS.
+static int64_t layer_of(const zero_shards *z, int i) {
+    const param_bucket *b = &z->params->bucket[i];
+    return b->layer >= 0 ? b->layer : i == z->params->table ? ZERO_TABLE : ZERO_VECTORS;
+}
 
 // --- life ---
 
@@ -36,7 +40,7 @@ static void fuse_gradients(zero_shards *z, int64_t rows, cf_mode mode) {
 }
 
 // Many reductions of one kind are under way, so that the table's, which leaves first of all, may take its time; the next
-// one takes over the staging memory of the first. Not where its result is in memory of its own. NULL: nothing to share.
+// one takes over the staging memory of the first. Not where its result is elsewhere. NULL: nothing to share.
 static cf_fuse *reduction_to_share(const zero_shards *z, int i) {
     const parameters *p = z->params;
     const param_bucket *b = &p->bucket[i], *table = &p->bucket[p->table];
@@ -63,7 +67,7 @@ static void create_bucket(zero_shards *z, int i, int64_t rows, overlap how) {
     plan.slices = 1, plan.bulk = true;
     if (s->fused) plan.flops = 2.0 * (double)(rows * b->count);
     s->reduce = reduction_to_share(z, i);
-    s->borrows = s->reduce != NULL;
+    s->shares_staging = s->reduce != NULL;
     if (!s->reduce) s->reduce = cf_fuse_create(z->context, plan);
     plan = overlap_plan(how, s->name, b->group, CF_ALLGATHER, CF_NO_COMPUTE, REAL_DTYPE, b->shard);
     plan.bulk = true;
@@ -73,7 +77,7 @@ static void create_bucket(zero_shards *z, int i, int64_t rows, overlap how) {
 // The layer with which a bucket's gather is begun. Forward needs positions and vectors first, then layer by layer, then, for
 // the head, the table. That is as large as five layers of GPT-2 124M, so it leaves halfway; where the whole table travels,
 // the lookup needs it before anything else.
-static int64_t turn_of(const zero_shards *z, int i) {
+static int64_t gather_layer(const zero_shards *z, int i) {
     const param_bucket *b = &z->params->bucket[i];
     if (b->layer >= 0) return b->layer;
     return b->tensor == WTE && z->rows_travel ? z->params->shape.L / 2 : 0;
@@ -85,7 +89,7 @@ static void order_buckets(zero_shards *z) {
     int n = 0, m = 0;
     for (int i = p->buckets - 1; i > p->table; i--) z->forward[n++] = i;
     for (int64_t l = 0; l <= p->shape.L; l++) {
-        if (l == turn_of(z, p->table)) z->forward[n++] = p->table;
+        if (l == gather_layer(z, p->table)) z->forward[n++] = p->table;
         for (int i = 0; i < p->table; i++)
             if (p->bucket[i].layer == l) z->forward[n++] = i;
     }
@@ -100,20 +104,17 @@ void zero_create(zero_shards *z, cf_context *context, parameters *p, bool rows_t
     z->bucket = cf_host_alloc(p->buckets, sizeof *z->bucket, "buckets");
     z->forward = cf_host_alloc(p->buckets, sizeof *z->forward, "buckets");
     z->backward = cf_host_alloc(p->buckets, sizeof *z->backward, "buckets");
-    z->place = cf_host_alloc(TENSORS * p->shape.L, sizeof *z->place, "buckets");
     order_buckets(z);
     fuse_gradients(z, rows, how.mode);
     for (int i = 0; i < p->buckets; i++) create_bucket(z, i, rows, how);
-    for (int i = 0; i < 5; i++) zero_place_gradient(z, matrices[i], NULL, 0, false);
 }
 
 void zero_free(zero_shards *z) {
     for (int i = 0; i < z->params->buckets; i++) {
-        if (!z->bucket[i].borrows) cf_fuse_free(z->bucket[i].reduce);
+        if (!z->bucket[i].shares_staging) cf_fuse_free(z->bucket[i].reduce);
         cf_fuse_free(z->bucket[i].gather);
     }
     free(z->bucket);
-    free(z->place);
     free(z->forward);
     free(z->backward);
 }
@@ -123,9 +124,9 @@ void zero_free(zero_shards *z) {
 static void begin_gather(zero_shards *z, int i) {
     const param_bucket *b = &z->params->bucket[i];
     zero_bucket *s = &z->bucket[i];
-    if (s->weights != WEIGHTS_OWN) return;
+    if (s->weights != WEIGHTS_UPDATED) return;
     cf_fuse_begin(s->gather, z->params->weight + b->first, b->shard, 1, NULL, NULL, b->layer);
-    s->weights = WEIGHTS_COMING;
+    s->weights = WEIGHTS_IN_FLIGHT;
 }
 
 // Up to which layer gathers are begun when a layer is. Few at first: to post them takes the host as long as a GPU takes for
@@ -137,7 +138,7 @@ static int64_t last_to_prefetch(int64_t layer) {
 void zero_prefetch(zero_shards *z, int64_t layer) {
     for (; z->gathers_begun < z->params->buckets; z->gathers_begun++) {
         int i = z->forward[z->gathers_begun];
-        if (turn_of(z, i) > last_to_prefetch(layer)) return;
+        if (gather_layer(z, i) > last_to_prefetch(layer)) return;
         begin_gather(z, i);
     }
 }
@@ -145,18 +146,17 @@ void zero_prefetch(zero_shards *z, int64_t layer) {
 static void finish_gather(zero_shards *z, int i) {
     zero_bucket *s = &z->bucket[i];
     if (s->weights == WEIGHTS_HERE) return;
-    if (s->weights != WEIGHTS_COMING)
+    if (s->weights != WEIGHTS_IN_FLIGHT)
         cf_die(NULL, "internal error: %s is needed before its %s", s->name,
-               s->weights == WEIGHTS_DUE ? "update" : "gather has begun");
+               s->weights == WEIGHTS_NOT_UPDATED ? "update" : "gather has begun");
     cf_fuse_finish(s->gather);
     s->weights = WEIGHTS_HERE;
 }
 
+// What else a layer needs came with a layer before it.
 void zero_wait(zero_shards *z, int64_t layer) {
-    const parameters *p = z->params;
-    for (int i = 0; layer >= 0 && i < 4; i++) finish_gather(z, params_bucket_of(p, matrices[i], layer));
-    if (layer == ZERO_TABLE) finish_gather(z, p->table);
-    for (int i = p->table + 1; layer == ZERO_VECTORS && i < p->buckets; i++) finish_gather(z, i);
+    for (int i = 0; i < z->params->buckets; i++)
+        if (layer_of(z, i) == layer) finish_gather(z, i);
 }
 
 bool zero_table_is_here(const zero_shards *z) {
@@ -165,16 +165,16 @@ bool zero_table_is_here(const zero_shards *z) {
 
 void zero_begin_update(zero_shards *z) {
     z->gathers_begun = 0;
-    for (int i = 0; i < z->params->buckets; i++) z->bucket[i].weights = WEIGHTS_DUE;
+    for (int i = 0; i < z->params->buckets; i++) z->bucket[i].weights = WEIGHTS_NOT_UPDATED;
 }
 
 void zero_updated(zero_shards *z, int bucket) {
     z->bucket[bucket].shard = NULL;
-    z->bucket[bucket].weights = z->bucket[bucket].gather ? WEIGHTS_OWN : WEIGHTS_HERE;
+    z->bucket[bucket].weights = z->bucket[bucket].gather ? WEIGHTS_UPDATED : WEIGHTS_HERE;
 }
 
 void zero_send_first(zero_shards *z, int bucket) {
-    if (!cf_mode_is_fused(z->mode) || turn_of(z, bucket) <= last_to_prefetch(0)) begin_gather(z, bucket);
+    if (!cf_mode_is_fused(z->mode) || gather_layer(z, bucket) <= last_to_prefetch(0)) begin_gather(z, bucket);
 }
 
 void zero_wait_for_everything(zero_shards *z) {
@@ -185,27 +185,19 @@ void zero_wait_for_everything(zero_shards *z) {
 // --- where gradients are computed ---
 
 // Are the arriving slices large enough to add to a gradient one by one?
-static bool slices_pay(const cf_fuse *arrive, int64_t rows) {
-    const cf_fuse_plan *plan = cf_fuse_get_plan(arrive);
+static bool slices_pay(const cf_fuse *arrives, int64_t C) {
+    const cf_fuse_plan *plan = cf_fuse_get_plan(arrives);
     if (plan->group->size == 1 || plan->mode == CF_MODE_NONE) return true; // there is one, which is all
-    return rows / cf_fuse_schedule(arrive)->slices >= linear_wgrad_depth_min();
+    return plan->capacity / C / cf_fuse_schedule(arrives)->slices >= linear_wgrad_depth_min();
 }
 
-void zero_place_gradient(zero_shards *z, int tensor, const cf_fuse *arrive, int64_t rows, bool may_wait) {
+gradient_place zero_place(const zero_shards *z, int tensor, int64_t layer, bool last, const cf_fuse *arrives, bool may_wait) {
     const parameters *p = z->params;
-    for (int64_t layer = 0; layer < params_layers(&p->shape, tensor); layer++) {
-        int bucket = params_own_bucket(p, tensor, layer);
-        bool others_wait = bucket < 0 && p->bucket[params_bucket_of(p, tensor, layer)].group->size > 1; // to travel with it
-        gradient_place *place = z->place[layer * TENSORS + tensor];
-        place[0] = may_wait && layer == 0 && !others_wait ? GRADIENT_LATER
-                   : arrive && slices_pay(arrive, rows)   ? GRADIENT_BY_SLICES
-                                                          : GRADIENT_NOW;
-        place[1] = bucket >= 0 && z->bucket[bucket].fused ? GRADIENT_OWNERS : place[0];
-    }
-}
-
-gradient_place zero_place(const zero_shards *z, int tensor, int64_t layer, bool last) {
-    return z->place[larger(layer, 0) * TENSORS + tensor][last];
+    const int bucket = params_bucket_of(p, tensor, layer);
+    const bool alone = p->bucket[bucket].tensor == tensor;
+    if (last && alone && z->bucket[bucket].fused) return GRADIENT_OWNERS;
+    if (may_wait && layer == 0 && (alone || p->bucket[bucket].group->size == 1)) return GRADIENT_LATER; // others would wait too
+    return arrives && slices_pay(arrives, p->shape.C) ? GRADIENT_BY_SLICES : GRADIENT_NOW;
 }
 
 // --- gradients ---
@@ -221,9 +213,9 @@ static void begin_reduce(zero_shards *z, int i, cf_compute *wgrad, void *job) {
     const param_bucket *b = &z->params->bucket[i];
     zero_bucket *s = &z->bucket[i];
     for (int j = 0; j < z->params->buckets && s->reduce; j++)
-        if (z->bucket[j].reduce == s->reduce && z->bucket[j].gradient == GRADIENT_LEAVING) finish_reduce(z, j);
+        if (z->bucket[j].reduce == s->reduce && z->bucket[j].gradient == GRADIENT_IN_FLIGHT) finish_reduce(z, j);
     if (s->reduce) cf_fuse_begin(s->reduce, z->params->grad + b->first, b->shard / b->row, b->row, wgrad, job, b->layer);
-    s->gradient = GRADIENT_LEAVING;
+    s->gradient = GRADIENT_IN_FLIGHT;
 }
 
 void zero_compute(zero_shards *z, int tensor, int64_t layer, cf_compute *wgrad, void *job) {
@@ -235,11 +227,8 @@ static void gradient_is_ready(zero_shards *z, int bucket) {
 }
 
 void zero_ready(zero_shards *z, int64_t layer) {
-    const parameters *p = z->params;
-    for (int i = 0; layer >= 0 && i < p->table; i++)
-        if (p->bucket[i].layer == layer && p->bucket[i].tensor != QKVW) gradient_is_ready(z, i);
-    if (layer == ZERO_TABLE) gradient_is_ready(z, p->table);
-    for (int i = p->table + 1; layer == ZERO_VECTORS && i < p->buckets; i++) gradient_is_ready(z, i);
+    for (int i = 0; i < z->params->buckets; i++)
+        if (layer_of(z, i) == layer && z->params->bucket[i].tensor != QKVW) gradient_is_ready(z, i);
 }
 
 void zero_ready_late(zero_shards *z, int64_t layer) {
@@ -250,7 +239,7 @@ void zero_ready_late(zero_shards *z, int64_t layer) {
 precise *zero_finish_gradient(zero_shards *z, int bucket) {
     zero_bucket *s = &z->bucket[bucket];
     if (s->gradient == GRADIENT_PARTIAL) begin_reduce(z, bucket, NULL, NULL);
-    if (s->gradient == GRADIENT_LEAVING) finish_reduce(z, bucket);
+    if (s->gradient == GRADIENT_IN_FLIGHT) finish_reduce(z, bucket);
     s->gradient = GRADIENT_PARTIAL; // of the next step
     return s->shard;
 }
@@ -306,28 +295,12 @@ void zero_explain(const zero_shards *z, FILE *out) {
     fprintf(out, "Gradients and weights of each layer, and of the embeddings\n");
     for (int i = 0; i < p->table; i++)
         if (how_many_alike(z, i) > 0) explain_bucket(z, i, out);
-    for (int i = 0; i < 4; i++) {
-        const param_bucket *b = &p->bucket[params_bucket_of(p, matrices[i], 0)];
-        if (params_own_bucket(p, matrices[i], 0) < 0 && b->group->size > 1)
-            fprintf(out, "  %-20s in thin matrices: %lld rows are fewer than %lld for each of %d owners\n",
-                    params_name(matrices[i]), (long long)params_local_rows(p, matrices[i]),
-                    (long long)linear_wgrad_rows_min(params_local_columns(p, matrices[i])), b->group->size);
+    for (const param_tensor *t = p->placed; t < p->placed + p->tensors; t++) {
+        const param_bucket *b = &p->bucket[t->bucket];
+        if (t->layer == 0 && b->layer == 0 && b->tensor < 0 && b->group->size > 1)
+            fprintf(out, "  %-20s in thin matrices: %lld rows are fewer than %lld for each of %d owners\n", params_name(t->tensor),
+                    (long long)params_local_rows(p, t->tensor),
+                    (long long)linear_wgrad_rows_min(params_local_columns(p, t->tensor)), b->group->size);
     }
     for (int i = p->table; i < p->buckets; i++) explain_bucket(z, i, out);
-}
-
-void zero_explain_places(const zero_shards *z, FILE *out) {
-    static const char *const names[] = {"when both factors are here", "as slices arrive", "at the end of the layer",
-                                        "owner by owner, inside its reduce-scatter"};
-    fprintf(out, "Weight gradients of the last micro-batch (and of those before it) are computed\n");
-    for (int i = 0; i < 5; i++) {
-        const int64_t layers = params_layers(&z->params->shape, matrices[i]);
-        for (int64_t l = 0; l < layers; l++) {
-            const gradient_place *place = z->place[l * TENSORS + matrices[i]];
-            if (l > 0 && memcmp(place, place - 2 * TENSORS, 2 * sizeof *place) == 0) continue;
-            fprintf(out, "  %-8s ", params_name(matrices[i]));
-            if (matrices[i] != WTE) fprintf(out, "from layer %lld on: ", (long long)l);
-            fprintf(out, "%s (%s)\n", names[place[1]], names[place[0]]);
-        }
-    }
 }

@@ -26,8 +26,8 @@
 CF_EXTERN_C_BEGIN
 
 // Weights of a bucket: complete; this rank's shard waits for its update; it is updated; the other shards are in flight.
-typedef enum { WEIGHTS_HERE, WEIGHTS_DUE, WEIGHTS_OWN, WEIGHTS_COMING } weights_state;
-typedef enum { GRADIENT_PARTIAL, GRADIENT_LEAVING, GRADIENT_REDUCED } gradient_state;
+typedef enum { WEIGHTS_HERE, WEIGHTS_NOT_UPDATED, WEIGHTS_UPDATED, WEIGHTS_IN_FLIGHT } weights_state;
+typedef enum { GRADIENT_PARTIAL, GRADIENT_IN_FLIGHT, GRADIENT_REDUCED } gradient_state;
 
 // Where the gradient of a weight matrix is computed.
 typedef enum {
@@ -39,7 +39,7 @@ typedef enum {
 
 typedef struct zero_bucket {
     cf_fuse *reduce, *gather; // NULL where the bucket's group has one member
-    bool borrows;             // reduce is that of an earlier bucket of the same kind, whose staging memory it shares
+    bool shares_staging;      // reduce is that of an earlier bucket of the same kind, whose staging memory it shares
     bool fused;               // reduce computes the gradient it sends
     gradient_state gradient;
     weights_state weights;
@@ -51,9 +51,8 @@ typedef struct zero_shards {
     cf_context *context;
     parameters *params;
     cf_mode mode;
-    bool rows_travel;           // the lookup's rows do (lookup.h), so that the table is not needed before the head
-    zero_bucket *bucket;        // [params->buckets]
-    gradient_place (*place)[2]; // [layers · TENSORS] in the step's last micro-batch [1], in others [0]
+    bool rows_travel;    // the lookup's rows do (lookup.h), so that the table is not needed before the head
+    zero_bucket *bucket; // [params->buckets]
     int *forward,
         *backward;     // [params->buckets] the order in which forward needs them, and reductions are finished
     int gathers_begun; // in forward order, since the last update
@@ -69,14 +68,13 @@ void zero_prefetch(zero_shards *z, int64_t layer); // a layer
 void zero_wait(zero_shards *z, int64_t layer);
 bool zero_table_is_here(const zero_shards *z); // if not, only this rank's shard is complete
 
-// Decides where the gradient of a matrix is computed, in all layers. That depends on schedules, which may change between
-// steps: then it is to be decided again. arrive: the operation that brings one factor, whose shards have `rows` rows; NULL:
-// none does, as is assumed when z is created. may_wait: in the first layer nothing of it waits for the gradient.
-void zero_place_gradient(zero_shards *z, int tensor, const cf_fuse *arrive, int64_t rows, bool may_wait);
-gradient_place zero_place(const zero_shards *z, int tensor, int64_t layer, bool last);
+// Where the gradient of a matrix is computed. last: in the step's last micro-batch. arrives: the operation that brings the factor
+// that travels, NULL: none does; it may take another way in the next step, so this is asked anew. may_wait: in the first layer
+// nothing of that layer waits for the gradient.
+gradient_place zero_place(const zero_shards *z, int tensor, int64_t layer, bool last, const cf_fuse *arrives, bool may_wait);
 
-// For GRADIENT_OWNERS: the gradient travels as it is computed. wgrad computes rows of it: span->row and span->rows count rows of the local matrix, span->data is their address. job may
-// go when it returns.
+// For GRADIENT_OWNERS: the gradient travels as it is computed. wgrad computes rows of it: span->row and span->rows count rows of
+// the local matrix, span->data is their address. job may go when it returns.
 void zero_compute(zero_shards *z, int tensor, int64_t layer, cf_compute *wgrad, void *job);
 // The gradients of the layer are complete, QKV's weights excepted: these are ready with zero_ready_late().
 void zero_ready(zero_shards *z, int64_t layer);
@@ -92,7 +90,6 @@ void zero_wait_for_everything(zero_shards *z);
 // For --dry-run: which bucket travels how, and why.
 void zero_operations(const zero_shards *z, visit_operation *visit, void *argument);
 void zero_explain(const zero_shards *z, FILE *out);
-void zero_explain_places(const zero_shards *z, FILE *out);
 
 CF_EXTERN_C_END
 #endif

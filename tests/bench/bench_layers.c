@@ -170,9 +170,6 @@ static void run_sum_of_squares(bench *b) {
     sum_of_squares(&sum, scratch, b->table, b->s.V * b->s.C, NULL);
     keep = sum;
 }
-static void run_first_nonfinite(bench *b) {
-    keep = (double)first_nonfinite(b->table, b->s.V * b->s.C, NULL);
-}
 
 static int by_size(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
@@ -257,7 +254,6 @@ static void report_all(bench *b) {
     report(b, "crossentropy backward", run_crossentropy_backward, 0, 2 * R * V);
     report(b, "adamw", run_adamw, 0, 7 * n);
     report(b, "sum of squares", run_sum_of_squares, 0, n);
-    report(b, "first non-finite", run_first_nonfinite, 0, n);
 }
 
 static void report_cuts(bench *b, const char *name, void (*run)(bench *, int64_t), int cuts) {

@@ -198,7 +198,6 @@ static void make_model(bench *b, entrant *e, const char *found) {
         plan_start(&e->plan, found, e->plan.cached || found ? 0 : PLAN_WORTH_STEPS);
         if (e->plan.cached && !e->plan.known)
             cf_die_together("remove it", "the plan in --out %s is not one of these modes, ranks and shapes", o->out);
-        gpt_place_weight_gradients(&e->model);
     }
     params_init(&e->model.params, (uint64_t)o->seed, b->context.stream);
     optimizer_start(&e->optimizer);
@@ -403,7 +402,7 @@ static void show_round(const bench *b, int64_t round) {
 static void tune(bench *b, entrant *e) {
     while (cf_tuner_trying(e->plan.tuner)) {
         cf_barrier(&b->context, &b->mesh.world_group);
-        gpt_try_ways(&e->model, e->plan.tuner, true);
+        cf_tuner_begin_step(e->plan.tuner);
         if (cf_tuner_trying(e->plan.tuner)) take_step(b, e, 0);
         plan_step(&e->plan, NULL, e->trials++, 0);
     }

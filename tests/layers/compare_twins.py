@@ -40,7 +40,6 @@ BANDS = (  # function            fp32   bf16
     ("embedding_forward",        0,     0),
     ("adamw_master",             0,     None),
     ("sum_of_squares",           1e-6,  None),
-    ("first_nonfinite",          0,     None),
     ("cf_copy",                  0,     0),
     ("cf_zero",                  0,     0),
     ("cf_checksum",              0,     None),

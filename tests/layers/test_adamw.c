@@ -106,36 +106,12 @@ static void sum_of_squares_is_exact_and_fixed(void **state) {
     assert_true(isnan(squares_of(huge, 2)));
 }
 
-static void first_nonfinite_finds_the_first(void **state) {
-    (void)state;
-    static const real bad[] = {(real)NAN, (real)INFINITY, (real)-INFINITY};
-    static const int64_t counts[] = {1, 2, 300, 20000, 50001};
-    assert_int_equal(first_nonfinite(bad, 0, NULL), -1);
-    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
-        int64_t n = counts[i];
-        real *x = random_buffer(n);
-        x[n / 2] = 3.4e38f, x[0] = -3.4e38f; // large, but finite
-        assert_int_equal(first_nonfinite(x, n, NULL), -1);
-        for (int trial = 0; trial < 30; trial++) {
-            int64_t at = trial == 0 ? 0 : trial == 1 ? n - 1 : random_size(0, n - 1), later = random_size(at, n - 1);
-            real saved = x[at], saved_later = x[later];
-            x[later] = bad[(trial + 1) % 3];
-            x[at] = bad[trial % 3];
-            cf_device_threads(1 + trial % 3);
-            assert_int_equal(first_nonfinite(x, n, NULL), at);
-            x[later] = saved_later;
-            x[at] = saved;
-        }
-    }
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         KERNEL_TEST(update_equals_textbook),
         KERNEL_TEST(no_gradient_leaves_decay),
         KERNEL_TEST(master_weights),
         KERNEL_TEST(sum_of_squares_is_exact_and_fixed),
-        KERNEL_TEST(first_nonfinite_finds_the_first),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -78,11 +78,9 @@ static void residual_adds(void **state) {
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         int64_t R = shapes[i][0], C = shapes[i][1];
         real *x = random_buffer(R * C), *y = random_buffer(R * C), *bias = random_buffer(C);
-        real *plain = poisoned_buffer(R * C), *biased = poisoned_buffer(R * C);
-        residual_forward(plain, x, y, NULL, R, C, NULL);
+        real *biased = poisoned_buffer(R * C);
         residual_forward(biased, x, y, bias, R, C, NULL);
         for (int64_t j = 0; j < R * C; j++) {
-            assert_true(plain[j] == x[j] + y[j]);
             double sum = (double)x[j] + (double)y[j] + (double)bias[j % C];
             assert_close("x + y + bias", biased + j, &sum, 1, 2e-7, 3);
         }

@@ -55,9 +55,6 @@ static void forward_equals_naive(void **state) {
         problem p = problem_new(shapes[i][0], shapes[i][1]);
         forward(&p, p.out);
         assert_forward(&p, 1e-5);
-        real *again = poisoned_buffer(p.R * p.C);
-        layernorm_forward(again, NULL, NULL, p.x, p.w, p.b, p.R, p.C, NULL);
-        assert_same_bits("out without mean and rstd", again, p.out, p.R * p.C);
     }
 }
 

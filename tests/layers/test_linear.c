@@ -232,7 +232,7 @@ static void check_in_place(const model_pass *pass, const parameters *p, int tens
     int64_t count = 2 * q.g.OC * q.g.IC;
     real *gradient = params_grad(p, tensor, 1), *around = copy_buffer(p->grad, p->elements);
     cf_copy(gradient, q.before, count * (int64_t)sizeof *gradient, NULL);
-    weight_gradient_compute(pass, tensor, 1, q.g);
+    weight_gradient_compute(pass, tensor, 1, GRADIENT_NOW, q.g);
     assert_product(&q, gradient);
     int64_t first = gradient - p->grad, end = first + count;
     assert_same_bits("before the gradient", p->grad, around, first);
@@ -245,9 +245,7 @@ static void weight_gradient_in_place(void **state) {
     static cf_context context; // the default stream
     cf_mesh mesh;
     create_parts(&p, &mesh);
-    gradient_place place[2 * TENSORS][2] = {0}; // all GRADIENT_NOW
-    zero_shards z = {.context = &context, .params = &p, .place = place};
-    model_pass first = {.context = &context, .params = &p, .zero = &z, .first = true}, later = first;
+    model_pass first = {.context = &context, .params = &p, .first = true}, later = first;
     later.first = false;
     check_in_place(&first, &p, QKVW, false);
     check_in_place(&later, &p, QKVW, true);
@@ -264,18 +262,16 @@ static void place_of_a_weight_gradient(void **state) {
     create_parts(&p, &mesh);
     zero_bucket *bucket = test_buffer(p.buckets * (int64_t)sizeof *bucket);
     memset(bucket, 0, (size_t)p.buckets * sizeof *bucket);
-    gradient_place place[2 * TENSORS][2];
-    zero_shards z = {.params = &p, .bucket = bucket, .place = place};
+    zero_shards z = {.params = &p, .bucket = bucket};
     bucket[params_own_bucket(&p, QKVW, 1)].fused = true;
     for (int may_wait = 0; may_wait <= 1; may_wait++) {
-        zero_place_gradient(&z, QKVW, NULL, 0, may_wait);
-        zero_place_gradient(&z, ATTPROJW, NULL, 0, may_wait);
-        assert_int_equal(zero_place(&z, QKVW, 1, true), GRADIENT_OWNERS);
-        assert_int_equal(zero_place(&z, QKVW, 1, false), GRADIENT_NOW);
+        assert_int_equal(zero_place(&z, QKVW, 1, true, NULL, may_wait), GRADIENT_OWNERS);
+        assert_int_equal(zero_place(&z, QKVW, 1, false, NULL, may_wait), GRADIENT_NOW);
         for (int last = 0; last <= 1; last++) {
-            assert_int_equal(zero_place(&z, QKVW, 0, last), may_wait ? GRADIENT_LATER : GRADIENT_NOW); // the first may wait
-            assert_int_equal(zero_place(&z, ATTPROJW, 0, last), GRADIENT_NOW);                         // others wait for it
-            assert_int_equal(zero_place(&z, ATTPROJW, 1, last), GRADIENT_NOW);
+            const gradient_place first = may_wait ? GRADIENT_LATER : GRADIENT_NOW;
+            assert_int_equal(zero_place(&z, QKVW, 0, last, NULL, may_wait), first);            // the first may wait
+            assert_int_equal(zero_place(&z, ATTPROJW, 0, last, NULL, may_wait), GRADIENT_NOW); // others wait for it
+            assert_int_equal(zero_place(&z, ATTPROJW, 1, last, NULL, may_wait), GRADIENT_NOW);
         }
     }
     free_parts(&p, &mesh);

@@ -180,13 +180,7 @@ static void check_padding(const world *w, int rank) {
     const parameters *p = &w->rank[rank];
     for (int i = 0; i < p->buckets; i++) {
         const param_bucket *b = &p->bucket[i];
-        int64_t held = 0;
-        for (int64_t e = b->first; e < b->first + b->count; e++) {
-            int tensor;
-            int64_t layer, remaining;
-            held += params_find(p, e, &tensor, &layer, &remaining);
-        }
-        if (b->count - held >= (b->tensor < 0 ? 8 : b->row) * b->group->size)
+        if (b->count - b->used >= (b->tensor < 0 ? 8 : b->row) * b->group->size)
             fail_at(w, rank, "more padding than needed in bucket", -1, i);
     }
 }
@@ -214,27 +208,31 @@ static int64_t *names_of(const world *w, int rank) {
     return name;
 }
 
-static void check_find(const world *w, int rank) {
+// By the list of tensors, which is in memory order, and by what buckets say of their elements.
+static void check_list(const world *w, int rank) {
     const parameters *p = &w->rank[rank];
-    int64_t *name = names_of(w, rank);
-    int tensor = 0;
-    int64_t layer = 0, remaining = 0;
-    for (int64_t e = 0; e < p->elements; e++) {
-        bool found = params_find(p, e, &tensor, &layer, &remaining);
-        if (found != (name[e] >= 0)) fail_at(w, rank, found ? "padding is found" : "lost", -1, e);
-        if (!found) continue;
-        int64_t first = params_weight(p, tensor, layer) - p->weight;
-        if (tensor + TENSORS * layer != name[e]) fail_at(w, rank, "goes by another's name", -1, e);
-        if (remaining != first + params_local_count(p, tensor) - e)
-            fail_at(w, rank, "wrong count of what remains behind", tensor, e - first);
+    const int64_t *name = names_of(w, rank);
+    int64_t e = 0;
+    for (const param_tensor *t = p->placed; t < p->placed + p->tensors; t++) {
+        for (; e < t->first; e++)
+            if (name[e] >= 0) fail_at(w, rank, "not in the list", -1, e);
+        for (; e < t->first + t->count; e++)
+            if (name[e] != t->tensor + TENSORS * t->layer) fail_at(w, rank, "goes by another's name", t->tensor, e - t->first);
     }
-    assert_false(params_find(p, p->elements, &tensor, &layer, &remaining));
-    assert_false(params_find(p, -1, &tensor, &layer, &remaining));
+    for (; e < p->elements; e++)
+        if (name[e] >= 0) fail_at(w, rank, "not in the list", -1, e);
+    for (int i = 0; i < p->buckets; i++)
+        for (int64_t k = 0; k < p->bucket[i].count; k++) {
+            const int64_t found = name[p->bucket[i].first + k];
+            if ((found >= 0) != (k < p->bucket[i].used)) fail_at(w, rank, "padding and elements mixed in bucket", -1, i);
+            if (found >= 0 && params_decays((int)(found % TENSORS)) != (k < p->bucket[i].decayed))
+                fail_at(w, rank, "decays, or does not, in bucket", -1, i);
+        }
 }
 
-static void every_element_is_found_by_name(void **state) {
+static void the_list_names_every_element(void **state) {
     (void)state;
-    on_every_rank(shapes, SHAPES, check_find);
+    on_every_rank(shapes, SHAPES, check_list);
 }
 
 // The bucket in which a tensor lies, all of it.
@@ -308,60 +306,22 @@ static void small_tensors_share_buckets(void **state) {
 
 // --- owned elements ---
 
-static bool same_place(const element_place *expected, const param_place *found) {
-    return expected->tensor == found->tensor && expected->layer == found->layer && expected->whole == found->whole;
-}
-
-// One answer of params_locate for [e, end): all of its elements, and what it says of those inside. How many they are.
-static int64_t check_located(const world *w, int rank, const element_place *expected, int64_t e, int64_t end) {
-    const parameters *p = &w->rank[rank];
-    param_place place, inside;
-    bool found = params_locate(p, e, &place);
-    if (place.count < 1) fail_at(w, rank, "no elements", -1, e);
-    int64_t count = place.count < end - e ? place.count : end - e;
-    for (int64_t i = 0; i < count; i++) {
-        element_place x = expected[e + i];
-        if (found != (x.whole >= 0)) fail_at(w, rank, found ? "padding is located" : "is lost", -1, e + i);
-        param_place here = {place.tensor, place.layer, place.whole + i, 0};
-        if (found && !same_place(&x, &here)) fail_at(w, rank, "located elsewhere", place.tensor, e + i);
-    }
-    for (int64_t i = count - 1; i > 0; i /= 2) { // from the last to the second
-        if (params_locate(p, e + i, &inside) != found) fail_at(w, rank, "unlike its neighbours", -1, e + i);
-        if (found && (!same_place(&expected[e + i], &inside) || inside.count != place.count - i))
-            fail_at(w, rank, "not behind its neighbours", place.tensor, e + i);
-    }
-    return count;
-}
-
-static void check_locate(const world *w, int rank) {
+// Marks what a rank owns in (layers, elements) of every tensor; padding is nobody's.
+static void mark_owned(const world *w, int rank, int64_t *const *seen) {
     const parameters *p = &w->rank[rank];
     const element_place *expected = expected_places(w, rank);
     for (int i = 0; i < p->buckets; i++) {
         const param_bucket *b = &p->bucket[i];
-        for (int64_t e = b->first; e < b->first + b->count;) e += check_located(w, rank, expected, e, b->first + b->count);
-    }
-}
-
-static void every_element_is_located(void **state) {
-    (void)state;
-    on_every_rank(shapes, SHAPES, check_locate);
-}
-
-// Marks what a rank owns in (layers, elements) of every tensor; padding is nobody's.
-static void mark_owned(const world *w, int rank, int64_t *const *seen) {
-    const parameters *p = &w->rank[rank];
-    param_place place;
-    for (int i = 0; i < p->buckets; i++) {
-        const param_bucket *b = &p->bucket[i];
-        int64_t first = params_first_owned(b);
-        if (first < b->first || first + b->shard > b->first + b->count)
-            fail_at(w, rank, "owns what it does not hold", b->tensor, first);
-        for (int64_t done = 0; done < b->shard; done += place.count) {
-            bool found = params_locate(p, first + done, &place);
-            for (int64_t n = 0; found && n < place.count && n < b->shard - done; n++)
-                seen[place.tensor][place.layer * whole_count(&w->shape, place.tensor) + place.whole + n]++;
-            if (place.count > b->shard - done) break;
-        }
+        int64_t begin = b->first, end = b->first + b->count;
+        assert_true(params_owned(b, &begin, &end));
+        assert_int_equal(begin, params_first_owned(b));
+        assert_int_equal(end - begin, b->shard);
+        if (begin < b->first || end > b->first + b->count) fail_at(w, rank, "owns what it does not hold", b->tensor, begin);
+        for (int64_t e = begin; e < end; e++)
+            if (expected[e].whole >= 0)
+                seen[expected[e].tensor][expected[e].layer * whole_count(&w->shape, (int)expected[e].tensor) + expected[e].whole]++;
+        assert_false(params_owned(b, &(int64_t){end}, &(int64_t){b->first + b->count}));
+        assert_false(params_owned(b, &(int64_t){b->first}, &(int64_t){begin}));
     }
 }
 
@@ -389,13 +349,13 @@ static void check_step_begins(const world *w, int rank) {
     const parameters *p = &w->rank[rank];
     for (int64_t i = 0; i < p->elements; i++) p->grad[i] = 7;
     params_zero_grad(p, NULL);
+    const int64_t *name = names_of(w, rank);
     for (int64_t i = 0; i < p->elements; i++) {
-        int tensor = 0;
-        int64_t layer = 0, rest = 0;
-        bool found = params_find(p, i, &tensor, &layer, &rest);
-        bool writes = found && params_own_bucket(p, tensor, in_layer(tensor) ? layer : -1) >= 0;
+        if (name[i] < 0) continue;
+        const int tensor = (int)(name[i] % TENSORS);
+        const bool writes = params_own_bucket(p, tensor, in_layer(tensor) ? name[i] / TENSORS : -1) >= 0;
         if (writes && p->grad[i] != 7) fail_at(w, rank, "needlessly zeroed", tensor, i);
-        if (found && !writes && p->grad[i] != 0) fail_at(w, rank, "of the step before", tensor, i);
+        if (!writes && p->grad[i] != 0) fail_at(w, rank, "of the step before", tensor, i);
     }
     for (int first = 0; first < 2; first++)
         for (int tensor = 0; tensor < TENSORS; tensor++)
@@ -501,8 +461,7 @@ int main(void) {
         KERNEL_TEST(what_is_read_can_be_placed),
         KERNEL_TEST(buckets_partition_the_memory),
         KERNEL_TEST(padding_is_no_more_than_needed),
-        KERNEL_TEST(every_element_is_found_by_name),
-        KERNEL_TEST(every_element_is_located),
+        KERNEL_TEST(the_list_names_every_element),
         KERNEL_TEST(every_element_is_owned_once),
         KERNEL_TEST(large_matrices_are_buckets_of_their_own),
         KERNEL_TEST(small_tensors_share_buckets),

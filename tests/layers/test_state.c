@@ -104,7 +104,7 @@ static void save_rank(const states *s, int rank, manifest_file *file) {
     problem why;
     rank_state copy;
     state_create(&copy, &s->rank[rank]);
-    state_take(&copy, &s->rank[rank]);
+    state_copy(&copy, &s->rank[rank]);
     assert_int_equal(copy.elements, owned(&s->rank[rank]));
     checkpoint_file_path(scratch, STEP, rank, false, path);
     if (!saved_state_write(path, &copy, file, &why)) fail_msg("%s", why.what);
@@ -133,7 +133,7 @@ static void read_saved(void *saved, state_kind kind, int tensor, int64_t layer, 
 static void give_and_compare(states *to, saved_state *saved) {
     for (int r = 0; r < to->w.ranks; r++) {
         each_value(to, r, poison);
-        state_give(&to->rank[r], read_saved, saved);
+        state_restore(&to->rank[r], read_saved, saved);
         each_value(to, r, compare);
         release_buffers(NULL);
     }
@@ -144,7 +144,7 @@ static void give_and_compare(states *to, saved_state *saved) {
 static void assemble_rank(const states *s, int rank, int kind, float *const *whole) {
     rank_state copy;
     state_create(&copy, &s->rank[rank]);
-    state_take(&copy, &s->rank[rank]);
+    state_copy(&copy, &s->rank[rank]);
     for (int64_t i = 0; i < copy.runs; i++) {
         state_run r = copy.run[i];
         float *to = whole[r.tensor] + r.layer * whole_count(&s->w.shape, (int)r.tensor) + r.whole;
@@ -266,13 +266,13 @@ static void a_copy_stays_what_it_was(void **state) {
     fill_all(&s);
     state_create(&copy, &s.rank[3]);
     state_create(&again, &s.rank[3]);
-    state_take(&copy, &s.rank[3]);
-    state_take(&again, &s.rank[3]);
+    state_copy(&copy, &s.rank[3]);
+    state_copy(&again, &s.rank[3]);
     each_value(&s, 3, poison);
     release_buffers(NULL);
     for (int kind = 0; kind < STATE_KINDS; kind++)
         assert_memory_equal(copy.value[kind], again.value[kind], (size_t)copy.elements * sizeof(precise));
-    state_take(&again, &s.rank[3]); // and a second one replaces the first
+    state_copy(&again, &s.rank[3]); // and a second one replaces the first
     for (int kind = 0; kind < STATE_KINDS; kind++)
         for (int64_t i = 0; i < again.runs; i++) assert_true(isnan(again.value[kind][again.run[i].at]));
     state_free(&copy);
