@@ -132,12 +132,7 @@ void cf_checksums_free(cf_checksums *c, cf_stream *stream) {
 // --- a run ---
 
 void cf_checksums_begin(cf_checksums *c, int64_t rows, int64_t row_bytes, int layer, int step, cf_stream *stream) {
-    int64_t *about = c->about.about;
-    about[OPERATION] = (int64_t)(intptr_t)c;
-    about[LAYER] = layer;
-    about[STEP] = step;
-    about[ROWS] = rows;
-    about[ROW_BYTES] = row_bytes;
+    c->about = (cf_difference){.about = {(int64_t)(intptr_t)c, layer, step, rows, row_bytes}};
     cf_zero(c->sent, 2 * c->schedule->count * (int64_t)sizeof *c->sent, stream); // and found
 }
 

@@ -227,6 +227,7 @@ static bool has_ended(cf_flights *all, cf_flight *f, bool *news) {
 bool cf_flights_move(cf_flights *all, bool *news) {
     bool moved = false;
     int left = 0;
+    all->collective = false;
     for (int i = 0; i < all->actives; i++) {
         cf_flight *f = &all->active[i];
         cf_request *r = f->request;
@@ -237,6 +238,7 @@ bool cf_flights_move(cf_flights *all, bool *news) {
         }
         if (!f->started || !has_ended(all, f, news)) {
             moved |= send_more(all, f);
+            all->collective |= r->kind != CF_REQUEST_EXCHANGE && f->started && !f->staged;
             all->active[left++] = *f;
             continue;
         }
@@ -248,12 +250,4 @@ bool cf_flights_move(cf_flights *all, bool *news) {
     }
     all->actives = left;
     return moved || *news;
-}
-
-bool cf_flights_collective(const cf_flights *all) {
-    for (int i = 0; i < all->actives; i++) {
-        const cf_flight *f = &all->active[i];
-        if (f->request->kind != CF_REQUEST_EXCHANGE && f->started && !f->staged) return true;
-    }
-    return false;
 }

@@ -31,6 +31,7 @@ typedef struct cf_pool {
 typedef struct cf_flights {
     struct cf_flight *active; // in the order posted
     int actives;
+    bool collective; // one has been called and is not complete, as of the last cf_flights_move()
     int64_t capacity;
     int (*under_way)[2]; // chunks in the lanes to each rank of the world
     cf_pool lists, stages;
@@ -44,8 +45,6 @@ void cf_flights_close(cf_flights *all);
 void cf_flights_add(cf_flights *all, cf_request *r);
 // Calls, sends and ends what may be: true, if anything was. news: a request has arrived or is complete, and is marked.
 bool cf_flights_move(cf_flights *all, bool *news);
-// Has a collective been called that is not complete?
-bool cf_flights_collective(const cf_flights *all);
 
 // NULL: true. For any thread. A thread that is about to sleep has said so before it calls this, and the other thread looks for
 // sleepers after it has written: in one order for all, or each may miss the other (on AArch64, where a weaker load may be early).

@@ -130,7 +130,7 @@ static cf_request *collect_posted(mpi_state *s) {
 
 // 0: something will move before a nap would end
 static long nap_ns(const mpi_state *s) {
-    if (cf_flights_collective(&s->flights)) return NAP_NS; // its movements show only at its end
+    if (s->flights.collective) return NAP_NS; // its movements show only at its end
     double still_ms = cf_now_ms() - s->moved_ms;
     double ns = (still_ms > s->pace_ms ? still_ms : s->pace_ms) * 1e6 / NAP_SHARE;
     if (ns < NAP_NS) return 0;
