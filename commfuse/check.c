@@ -142,21 +142,13 @@ void cf_checksums_post(cf_checksums *c, int step, const cf_request *payload, cf_
     const int from = sends ? brought_by(c->schedule, &c->schedule->step[step]) : -1;
     if (sends && from < 0) cf_checksum(&c->sent[step], payload->send, payload->send_count * cf_dtype_size(payload->dtype), stream);
     cf_request *r = &c->request[step];
-    *r = (cf_request){.kind = CF_REQUEST_EXCHANGE,
-                      .group = payload->group,
-                      .dtype = CF_INT64,
-                      .send_to = payload->send_to,
-                      .recv_from = payload->recv_from,
-                      .send_tag = payload->send_tag + c->tags,
-                      .recv_tag = payload->recv_tag + c->tags,
-                      .send = from < 0 ? &c->sent[step] : &c->came[from],
-                      .recv = &c->came[step],
-                      .send_count = sends,
-                      .recv_count = receives,
-                      .after = {from < 0 ? NULL : &c->request[from]},
-                      .label = payload->label,
-                      .layer = payload->layer,
-                      .step = payload->step};
+    *r = cf_request_of(CF_REQUEST_EXCHANGE, payload->group, CF_INT64, payload->label);
+    r->send_to = payload->send_to, r->send_tag = payload->send_tag + c->tags, r->send_count = sends;
+    r->recv_from = payload->recv_from, r->recv_tag = payload->recv_tag + c->tags, r->recv_count = receives;
+    r->send = from < 0 ? &c->sent[step] : &c->came[from];
+    r->recv = &c->came[step];
+    r->after[0] = from < 0 ? NULL : &c->request[from];
+    r->layer = payload->layer, r->step = payload->step;
     transport->post(transport, r, 1, stream);
 }
 

@@ -69,6 +69,15 @@ typedef struct cf_request {
     struct cf_request *next; // the transport's queue
 } cf_request;
 
+// A request whose halves are absent, about no layer and step.
+static inline cf_request cf_request_of(cf_request_kind kind, const cf_group *group, cf_dtype dtype, const char *label) {
+    cf_request r;
+    memset(&r, 0, sizeof r);
+    r.kind = kind, r.group = group, r.dtype = dtype, r.label = label;
+    r.send_to = r.recv_from = r.layer = r.step = -1;
+    return r;
+}
+
 // Payload that this rank has to send for a request. (What a library's collective makes of it is its own affair.)
 static inline int64_t cf_request_bytes(const cf_request *r) {
     if (r->kind == CF_REQUEST_BARRIER) return 0;

@@ -316,18 +316,8 @@ static void widen_binding(void) {
 // By the progress thread, as all calls of MPI: something else may be in flight.
 static void gather(cf_transport *t, const void *mine, void *all, int64_t bytes) {
     mpi_state *s = (mpi_state *)t->state;
-    cf_request r = {.kind = CF_REQUEST_ALLGATHER,
-                    .group = &s->all,
-                    .dtype = CF_BYTE,
-                    .send_to = -1,
-                    .recv_from = -1,
-                    .send = mine,
-                    .recv = all,
-                    .send_count = bytes,
-                    .stride = bytes,
-                    .label = "all-gather of reports",
-                    .layer = -1,
-                    .step = -1};
+    cf_request r = cf_request_of(CF_REQUEST_ALLGATHER, &s->all, CF_BYTE, "all-gather of reports");
+    r.send = mine, r.recv = all, r.send_count = r.stride = bytes;
     enqueue(s, &r, 1);
     wait(t, &r, CF_COMPLETE, NULL);
 }

@@ -37,20 +37,11 @@ static void *allocate(int64_t bytes) {
 }
 
 static cf_request exchange(int to, const void *send, int from, void *recv, int64_t count, int tag) {
-    return (cf_request){.kind = CF_REQUEST_EXCHANGE,
-                        .group = &mesh.tp_group,
-                        .dtype = CF_BYTE,
-                        .send_to = to,
-                        .recv_from = from,
-                        .send_tag = tag,
-                        .recv_tag = tag,
-                        .send = send,
-                        .recv = recv,
-                        .send_count = to >= 0 ? count : 0,
-                        .recv_count = from >= 0 ? count : 0,
-                        .label = "test exchange",
-                        .layer = -1,
-                        .step = -1};
+    cf_request r = cf_request_of(CF_REQUEST_EXCHANGE, &mesh.tp_group, CF_BYTE, "test exchange");
+    r.send_to = to, r.send = send, r.send_count = to >= 0 ? count : 0;
+    r.recv_from = from, r.recv = recv, r.recv_count = from >= 0 ? count : 0;
+    r.send_tag = r.recv_tag = tag;
+    return r;
 }
 
 static void post(cf_request *request) {
@@ -68,7 +59,7 @@ static void run(cf_request request) {
     finish(&request);
 }
 static void barrier(void) {
-    run((cf_request){.kind = CF_REQUEST_BARRIER, .group = &mesh.world_group, .label = "test barrier", .layer = -1, .step = -1});
+    run(cf_request_of(CF_REQUEST_BARRIER, &mesh.world_group, CF_BYTE, "test barrier"));
 }
 
 static void knows_its_world(void) {
@@ -148,17 +139,9 @@ static void a_collective_comes_after_what_it_names(void) {
     unsigned char *out = allocate(COUNT), *in = allocate(COUNT), *all = allocate(mesh.tp * COUNT);
     fill(out, me, next, TAG, COUNT);
     cf_request receive = exchange(-1, NULL, before, in, COUNT, TAG), send = exchange(next, out, -1, NULL, COUNT, TAG);
-    cf_request gather = {.kind = CF_REQUEST_ALLGATHER,
-                         .group = &mesh.tp_group,
-                         .dtype = CF_BYTE,
-                         .send = in,
-                         .recv = all,
-                         .send_count = COUNT,
-                         .stride = COUNT,
-                         .after = {&receive},
-                         .label = "test all-gather",
-                         .layer = -1,
-                         .step = -1};
+    cf_request gather = cf_request_of(CF_REQUEST_ALLGATHER, &mesh.tp_group, CF_BYTE, "test all-gather");
+    gather.send = in, gather.recv = all, gather.send_count = gather.stride = COUNT;
+    gather.after[0] = &receive;
     post(&receive);
     post(&gather);
     barrier();
@@ -337,19 +320,10 @@ static int64_t number(int from, int to, int64_t i) {
 }
 
 static cf_request collective(cf_request_kind kind, const void *send, void *recv, int64_t count, int64_t stride, bool blocking) {
-    return (cf_request){.kind = kind,
-                        .blocking = blocking,
-                        .group = &mesh.tp_group,
-                        .dtype = CF_INT64,
-                        .send_to = -1,
-                        .recv_from = -1,
-                        .send = send,
-                        .recv = recv,
-                        .send_count = count,
-                        .stride = stride,
-                        .label = "test collective",
-                        .layer = -1,
-                        .step = -1};
+    cf_request r = cf_request_of(kind, &mesh.tp_group, CF_INT64, "test collective");
+    r.send = send, r.recv = recv, r.send_count = count, r.stride = stride;
+    r.blocking = blocking;
+    return r;
 }
 
 static void gathers(int64_t count, int64_t stride, bool blocking, bool in_place) {

@@ -59,17 +59,9 @@ static void prepare(const cf_group *group, message *m, int by, int i, cf_stream 
     cf_copy(m->out, host, out_bytes, stream);
     cf_stream_sync(stream);
     free(host);
-    m->request = (cf_request){.group = group,
-                              .dtype = CF_BYTE,
-                              .send_to = to,
-                              .recv_from = from,
-                              .send = m->out,
-                              .recv = m->in,
-                              .send_count = out_bytes,
-                              .recv_count = in_bytes,
-                              .label = "message",
-                              .layer = -1,
-                              .step = -1};
+    m->request = cf_request_of(CF_REQUEST_EXCHANGE, group, CF_BYTE, "message");
+    m->request.send_to = to, m->request.send = m->out, m->request.send_count = out_bytes;
+    m->request.recv_from = from, m->request.recv = m->in, m->request.recv_count = in_bytes;
 }
 
 // As the executor does: where a test says that there is no need to wait, what has come is used at once.

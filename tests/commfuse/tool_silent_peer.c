@@ -39,15 +39,10 @@ static void run(cf_transport *transport, cf_request request) {
 }
 
 static cf_request receive(const cf_group *group, int from, const char *label, int layer, int step) {
-    return (cf_request){.group = group,
-                        .dtype = CF_FP32,
-                        .send_to = -1,
-                        .recv_from = from,
-                        .recv = in,
-                        .recv_count = COUNT,
-                        .label = label,
-                        .layer = layer,
-                        .step = step};
+    cf_request r = cf_request_of(CF_REQUEST_EXCHANGE, group, CF_FP32, label);
+    r.recv_from = from, r.recv = in, r.recv_count = COUNT;
+    r.layer = layer, r.step = step;
+    return r;
 }
 
 // --- rank 1, and who else does not do its part ---
