@@ -425,7 +425,6 @@ static void record_rank(void *trainer_, const options *o, int rank, int players,
     make_model(t);
     plan_start(&t->report.plan, NULL, 0);
     t->last.step = -1;
-    cf_record_clear(record); // of the steps alone
     for (int64_t step = 0; step < PREDICT_STEPS; step++) {
         cf_record_add(record, CF_DO_STEP);
         train_step(t, step);

@@ -3,7 +3,6 @@
 #include "memory.h"
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 static const char purpose[] = "a record; predict fewer ranks or a smaller --batch";
 
@@ -33,12 +32,6 @@ cf_record cf_record_finish(cf_record *r) {
     cf_record finished = *r;
     *r = (cf_record){.hardware = r->hardware};
     return finished;
-}
-
-void cf_record_clear(cf_record *r) {
-    r->entries = r->units = r->afters = 0;
-    r->host_ms = 0;
-    memset(r->lane_units, 0, sizeof r->lane_units);
 }
 
 void cf_record_free(cf_record *r) {

@@ -61,8 +61,6 @@ typedef struct cf_record {
 cf_record_entry *cf_record_add(cf_record *record, cf_record_kind kind);
 cf_record_unit *cf_record_add_unit(cf_record *record, const char *label, int lane);
 void cf_record_after(cf_record *record, int unit);
-// Forgets what has been recorded so far.
-void cf_record_clear(cf_record *record);
 // What has been recorded, now the caller's; the next record begins empty.
 cf_record cf_record_finish(cf_record *record);
 void cf_record_free(cf_record *record);

@@ -275,6 +275,29 @@ static void file_is_a_chrome_trace(void **state) {
     cJSON_Delete(json);
 }
 
+// Events of one row must not overlap, in whichever order they come. Of these nine, each begins while two others run.
+static void transfers_at_the_same_time_have_rows_of_their_own(void **state) {
+    (void)state;
+    enum { EVENTS = 9 };
+    cf_trace_event events[EVENTS] = {0}, *list[1] = {events};
+    for (int i = 0; i < EVENTS; i++) {
+        int k = i * 4 % EVENTS; // not in order
+        events[i] = (cf_trace_event){.row = CF_TRACE_COMM, .layer = -1, .begin_ms = k, .end_ms = k + 2.5};
+    }
+    char path[] = "/tmp/commfuse_trace_XXXXXX";
+    close(mkstemp(path));
+    write_trace(path, 1, list, (const int64_t[]){EVENTS});
+    cJSON *json = read_json(path);
+    unlink(path);
+    for (int i = 0; i < EVENTS; i++)
+        for (int j = 0; j < i; j++) {
+            const cJSON *a = find_event(json, 0, i), *b = find_event(json, 0, j);
+            if (fabs(number(a, "ts") - number(b, "ts")) < 2500) assert_true(number(a, "tid") != number(b, "tid"));
+            assert_true(number(a, "tid") < CF_TRACE_COMM + 3); // and three are enough
+        }
+    cJSON_Delete(json);
+}
+
 static void an_empty_trace_is_a_trace(void **state) {
     (void)state;
     cf_trace_event *none[1] = {NULL};
@@ -298,6 +321,7 @@ int main(void) {
         cmocka_unit_test(a_step_has_its_own_figures),
         cmocka_unit_test(events_are_kept_on_demand),
         cmocka_unit_test(file_is_a_chrome_trace),
+        cmocka_unit_test(transfers_at_the_same_time_have_rows_of_their_own),
         cmocka_unit_test(an_empty_trace_is_a_trace),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
