@@ -1,5 +1,5 @@
-// See memory.h. Each allocation is remembered with its purpose in a list, not in front of the memory, so that
-// guards of allocators and sanitizers stay useful, and because the host cannot write into a GPU's memory.
+// See memory.h. Each allocation and its purpose are in a list, not in front of the memory, so that guards of allocators and
+// sanitizers stay useful, and because the host cannot write into a GPU's memory.
 #include "memory.h"
 #include "device.h"
 #include "die.h"

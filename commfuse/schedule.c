@@ -1,23 +1,22 @@
 // The generators: Algorithms 1–5 of the paper, their baselines, and nothing else.
 //
-// N ranks, this one is r, m slices per shard. Ranks are counted on a circle: left(i) = r − i and
-// right(i) = r + i modulo N. The idea is the same everywhere: the last thing a rank computes needs no
-// communication afterwards, the first thing needs none before.
+// N ranks, this one is r, m slices per shard. Ranks are counted on a circle: left(i) = r − i and right(i) = r + i modulo N. The
+// idea is the same everywhere: the last computation of a rank needs no communication afterwards, the first needs none before.
 //
 //   all-gather       compute own, r−1, r−2, …   slices arrive in that order while the one before is computed
 //   reduce-scatter   compute r−1, r−2, …, own   partial sums leave as soon as they are computed
 //   all-to-all       after: own first, as all-gather; before: own last, as reduce-scatter; both: the one
 //                    follows the other, and the own slices, last and first, hide what is still on its way
 //
-// Ring: every transfer is with a neighbour, data of distant ranks is forwarded (all-gather) or summed up
-// on the way (reduce-scatter). Direct: the same slices at the same time, but straight between the rank
-// that has them and the one that needs them. The slice of owner j is summed in the order
-// ((p[j+1] + p[j+2]) + …) + p[j] on both routes: on the ring because that is its way round, on the direct
-// route because the owner adds in that order. Addition commutes bit by bit, so both give the same bits.
+// Ring: every transfer is with a neighbour, data of distant ranks is forwarded (all-gather) or summed up on the way
+// (reduce-scatter). Direct: the same slices at the same time, but straight between the rank that has them and the one that
+// needs them. The slice of owner j is summed in the order ((p[j+1] + p[j+2]) + …) + p[j] on both routes: on the ring because that
+// is its way round, on the direct route because the owner adds in that order. Addition commutes bit by bit, so both give the
+// same bits.
 //
-// Once: where slices are so small that the latency of a transfer is longer than the computation of a slice, and where nothing
-// is computed at all, one transfer after another would cost N − 1 latencies. All transfers are one unit, beside the
-// computation of the own shard, and everything else is computed together, before or after.
+// Once: where the latency of a transfer is longer than the computation of a slice, and where nothing is computed at all, one
+// transfer after another would cost N − 1 latencies. All transfers are one unit, beside the computation of the own shard, and
+// everything else is computed together, before or after.
 #include "schedule.h"
 #include "die.h"
 #include "memory.h"

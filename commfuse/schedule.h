@@ -1,19 +1,18 @@
-// Schedules: who computes and sends what, and when, as pure data. No MPI, no CUDA, no input or output.
+// Schedules: which rank computes and sends what, and when, as pure data. No MPI, no CUDA, no input or output.
 //
-// N ranks share a payload of N shards, one per rank; each shard is cut into m slices, so slice number
-// s = owner · m + k, 0 <= s < N · m. A schedule is ONE rank's list of steps. Steps are taken in list
-// order: COMPUTE, ADD and COPY run one after another on the compute stream; EXCHANGE and COLLECTIVE are posted
-// when the list reaches them and run during whatever follows. Each step names the earlier steps it must
-// wait for. (arXiv 2604.24013: Algorithm 1 is all-gather by ring, 2 reduce-scatter by ring, 3 their use in linear
-// layers, 4 Query-Split attention, 5 all-to-all.)
+// N ranks share a payload of N shards, one per rank; each shard is cut into m slices, so slice number s = owner · m + k,
+// 0 <= s < N · m. A schedule is ONE rank's list of steps, taken in order: COMPUTE, ADD and COPY run one after another on the
+// compute stream; EXCHANGE and COLLECTIVE are posted when the list reaches them and run during whatever follows. Each step
+// names the earlier steps it must wait for. (arXiv 2604.24013: Algorithm 1 is all-gather by ring, 2 reduce-scatter by ring, 3
+// their use in linear layers, 4 Query-Split attention, 5 all-to-all.)
 //
 // Buffers a step refers to:
 //   CF_FULL    the caller's payload. all-gather: filled by this operation, own shard there from the start.
 //              reduce-scatter: this rank's partial sums. all-to-all: slices by destination.
-//   CF_STAGE   slots of one slice each, owned by the operation: partial sums on their way.
-//   CF_RESULT  all-to-all: slices by source. In commfuse mode nothing moves the own slices: with compute
-//              before they are computed here, with compute after alone they stay in FULL.
-//              reduce-scatter by native collective: the own shard, reduced.
+//   CF_STAGE   slots of one slice each, which belong to the operation: partial sums in transit.
+//   CF_RESULT  all-to-all: slices by source. In commfuse mode nothing moves the own slices: with compute before they are
+//              computed here, with compute after alone they stay in FULL. reduce-scatter by native collective: the own
+//              shard, reduced.
 // The reduced own shard of a reduce-scatter is at cf_schedule.result.
 #ifndef CF_SCHEDULE_H
 #define CF_SCHEDULE_H
@@ -99,9 +98,9 @@ typedef struct cf_schedule {
     cf_step *step;
 } cf_schedule;
 
-// The schedule of group rank `rank` of `ranks`. slices >= 1: slices per rank's shard: m of commfuse and
-// nowire, M of slice; ignored (1) by none and ideal, without compute (nothing hides a slice), by route ONCE and on one rank.
-// Without compute there is nothing to hide a transfer, so all of them travel at once: the route is ONCE.
+// The schedule of group rank `rank` of `ranks`. slices >= 1: slices per rank's shard: m of commfuse and nowire, M of slice;
+// ignored (1) by none and ideal, without compute, by route ONCE and on one rank. Without compute nothing hides a transfer, so all
+// of them travel at once: the route is ONCE.
 //
 // folds: the computation of a reduce-scatter can add to what is there. With m >= 2 slices the own slices 0 … m − 2,
 // last of all, are then computed onto the sums that have arrived for them, which saves an addition each. Slice m − 1 is

@@ -17,9 +17,9 @@ void cf_stop_listen(void);
 // The signal that has asked for the end, or 0.
 int cf_stop_asked(void);
 
-// The wait of the thread that computes from now on, NULL: none. The message about a signal includes it, because it may be
-// this rank's last message: a launcher that ends a run because one rank is gone signals the others and kills them a moment
-// later. The label stays until the next call.
+// The wait of the thread that computes from now on, NULL: none. The message about a signal includes it, because it may be this
+// rank's last: a launcher that ends a run because one rank is gone signals the others and kills them a moment later. The label
+// stays until the next call.
 typedef struct cf_wait {
     int peer;          // world rank, -1: several
     const char *label; // "reduce-scatter mlp.fc2"

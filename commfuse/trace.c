@@ -1,9 +1,8 @@
-// See trace.h. Two figures are kept for every step whether events are recorded or not: the sum of the
-// waits, and the intervals of communication, whose union is taken when the figure is asked for (transfers
-// overlap one another, so their sum would count the same moment twice).
+// See trace.h. Every step has two figures whether events are recorded or not: the sum of the waits, and the union of the intervals
+// of communication (transfers overlap, so their sum would count the same moment twice).
 //
-// Perfetto draws events of one row nested, not side by side, and transfers do overlap; the writer
-// therefore spreads them over as many "comm" rows per rank as are in flight at the same time.
+// Perfetto draws events of one row nested, not side by side, and transfers do overlap; the writer therefore spreads them over as
+// many "comm" rows per rank as are in flight at the same time.
 #include "trace.h"
 #include "die.h"
 #include <errno.h>

@@ -4,9 +4,9 @@
 //   comm_ms     the union of the intervals in which transfers were in flight
 //   exposed_ms  the time in which the compute stream waited for them
 //
-// Only the compute thread writes here: the executor copies a transfer's moments after it has waited for it. On a GPU
-// moments become times when they have passed. So the figures of a step are read while the next one runs, and events when
-// the stream is synchronised.
+// Only the compute thread writes here: the executor copies a transfer's moments after it has waited for it. On a GPU moments become
+// times when they have passed, so the figures of a step are read while the next one runs, and events when the stream is
+// synchronised.
 #ifndef CF_TRACE_H
 #define CF_TRACE_H
 

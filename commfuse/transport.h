@@ -1,14 +1,13 @@
-// What moves bytes between ranks. One struct of functions; transport_mpi.c fills it on CPUs, transport_nccl.cu
-// and transport_ipc.cu on GPUs, where transport_cuda.cu chooses between the two for each group.
-// A transport knows requests, not schedules (of schedule.h only the names of routes): pointers, sizes, peers and what to wait for.
+// What moves bytes between ranks. One struct of functions; transport_mpi.c fills it on CPUs, transport_nccl.cu and
+// transport_ipc.cu on GPUs, where transport_cuda.cu chooses between the two for each group. A transport knows requests, not
+// schedules (of schedule.h only the names of routes): pointers, sizes, peers and what to wait for.
 //
-// Life of a request: the executor fills it and posts it; the transport sends once what every request in `after`
-// brings has arrived, and marks the request arrived and then complete. What it receives may come as soon as it is
-// posted. Requests between one pair of ranks with the same tag are matched in the order posted. Memory of a request
-// belongs to the caller and must stay valid until it is complete. The sending half of an exchange lasts until its
-// peer is ready to receive; who only needs what the other half brings does not wait for that peer. But messages to one
-// peer, bulk and others apart, travel in the order posted: a peer must post what it receives in that order too,
-// before it waits for any of it.
+// Life of a request: the executor fills it and posts it; the transport sends once what every request in `after` brings has
+// arrived, and marks the request arrived and then complete. What it receives may come as soon as it is posted. Requests between
+// one pair of ranks with the same tag are matched in the order posted. Memory of a request belongs to the caller and must stay
+// valid until it is complete. The sending half of an exchange lasts until its peer is ready to receive; a wait for the other half
+// does not wait for that peer. But messages to one peer, bulk and others apart, travel in the order posted: a peer must post what
+// it receives in that order too, before it waits for any of it.
 #ifndef CF_TRANSPORT_H
 #define CF_TRANSPORT_H
 
