@@ -69,7 +69,7 @@ static void make_mesh(trainer *t) {
     const int ranks = recipe_mesh(o, t->transport->size);
     cf_mesh_init(&t->mesh, ranks, t->transport->rank, (int)o->tp, (int)o->dp);
     t->report.accumulation = recipe_accumulation(o);
-    if (t->transport->size < ranks) return; // a dry run: this is rank 0 of the mesh asked for
+    if (t->transport->size < ranks && !*o->predict) return; // a dry run: this is rank 0 of the mesh asked for
     t->transport->collectives = strcmp(o->overlap, "none") == 0 || strcmp(o->overlap, "slice") == 0;
     t->transport->bind(t->transport, &t->mesh.tp_group); // first what moves most, should queues run short
     t->transport->bind(t->transport, &t->mesh.dp_group);

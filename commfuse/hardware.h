@@ -30,9 +30,10 @@ typedef struct cf_link {
     int ranks;
     double bytes_per_s;       // of a rank, each way
     double block_bytes_per_s; // of all ranks of a block of the level below together; 0: no limit but that of each
-    double latency_s;         // of an exchange
+    double latency_s;         // of an exchange, when both ends have come to it
     double step_s;            // of one step of a native collective's ring
-    double taken;             // share of a device's multiprocessors (cores) that transfers keep from computing
+    double taken;             // share of a device that transfers keep from computing: of its multiprocessors, or of its cores' time
+    int copied;               // 1: copy engines move what is exchanged, and take no multiprocessors
 } cf_link;
 
 typedef struct cf_hardware {
@@ -40,8 +41,14 @@ typedef struct cf_hardware {
     bool gpu;
     double peak, memory_bytes;                               // flop/s and bytes of a rank
     cf_curve product, attention_forward, attention_backward; // flops of one kernel → flop/s
+    int multiprocessors;                                     // each computes what it has begun to its end; of a CPU 1
+    cf_curve tile;     // elements of a tile that a product may be cut into → share of its rate
+    int persistent;    // 1: a product is a block on each multiprocessor until all its tiles are done, else a block a tile
+    double tile_depth; // what a tile's begin and end take, as elements of the inner dimension
     double memory_bytes_per_s;
-    double kernel_s;  // shortest time of a kernel
+    double kernel_s;  // what every kernel takes beside its work
+    double moment_s;  // of the stream: noting a time
+    double start_s;   // from where a stream posts something until its transfer asks for multiprocessors
     double call_s;    // host: starting a kernel, posting or waiting
     double word_s;    // host: a word of four bytes that it reads from the device and works on
     double message_s; // each message of a unit but the first

@@ -14,6 +14,7 @@
 
 enum { PAGE = 4096 };
 static const double MS = 1e3;
+static const double TAKEN_MAX = 0.5, REPLICAS_LESS = 4; // transport_cuda.cu: by a unit; by what replicas exchange
 
 static cf_record record;
 
@@ -23,12 +24,24 @@ struct cf_stream {
 
 // --- the record ---
 
-void cf_record_kernel(cf_work_kind work, const char *name, double flops, double flops_per_s, double bytes) {
+int cf_record_multiprocessors(void) {
     const cf_hardware *h = record.hardware;
-    double s = fmax(flops > 0 ? flops / flops_per_s : 0, bytes / h->memory_bytes_per_s);
+    double taken = record.posted > record.done[0] ? record.unit[record.posted - 1].taken : 0;
+    return h->multiprocessors - (int)lround(taken * h->multiprocessors);
+}
+
+void cf_record_kernel(cf_work_kind work, const char *name, double parts, double part_s, double bytes) {
+    const cf_hardware *h = record.hardware;
+    const double most = work == CF_WORK_PRODUCT ? cf_record_multiprocessors() : h->multiprocessors;
+    const double compute_s = parts > 0 ? ceil(parts / most) * part_s : part_s, bytes_s = bytes / h->memory_bytes_per_s;
     cf_record_entry *e = cf_record_add(&record, CF_DO_KERNEL);
-    e->work = flops > 0 && flops / flops_per_s >= bytes / h->memory_bytes_per_s ? work : CF_WORK_MEMORY;
-    e->name = name, e->ms = MS * fmax(s, h->kernel_s);
+    e->name = name, e->work = compute_s > 0 && compute_s >= bytes_s ? work : CF_WORK_MEMORY;
+    e->ms = MS * (fmax(compute_s, bytes_s) + h->kernel_s);
+    if (parts == 0 || compute_s == 0) return;
+    const double part_ms = MS * part_s * fmax(1, bytes_s / compute_s);
+    const double blocks = work == CF_WORK_PRODUCT && h->persistent ? fmin(parts, most) : parts, each = floor(parts / blocks);
+    e->blocks[1] = (int64_t)(parts - each * blocks), e->blocks[0] = (int64_t)blocks - e->blocks[1];
+    e->block_ms[0] = each * part_ms, e->block_ms[1] = (each + 1) * part_ms;
 }
 
 const cf_hardware *cf_record_hardware(void) {
@@ -45,6 +58,12 @@ static cf_stream *make_stream(void) {
 
 static void moves(const char *name, double bytes) {
     cf_record_kernel(CF_WORK_MEMORY, name, 0, 0, bytes);
+}
+
+static cf_moment moment(void) {
+    cf_record_entry *e = record.hardware && record.hardware->moment_s > 0 ? cf_record_add(&record, CF_DO_MOMENT) : NULL;
+    if (e) e->work = CF_WORK_MEMORY, e->ms = MS * record.hardware->moment_s;
+    return (cf_moment){0, 0};
 }
 
 static void sync(void) {
@@ -80,7 +99,7 @@ static void *take_memory(void) {
 #define PLANNED_cf_stream_free          free(stream)
 #define PLANNED_cf_stream_sync          sync()
 #define PLANNED_cf_device_watch         NOTHING
-#define PLANNED_cf_moment_now           ((cf_moment){0, 0})
+#define PLANNED_cf_moment_now           moment()
 #define PLANNED_cf_moment_ms            moment.ms
 #define PLANNED_cf_moment_passed        true
 #define PLANNED_cf_moment_wait          NOTHING
@@ -125,15 +144,6 @@ static void add_bytes(const cf_group *g, int offset, double bytes, double mine[C
     }
 }
 
-static void add_message(cf_record_unit *u, const cf_group *g, int peer, double bytes, double mine[CF_LINKS],
-                        double block[CF_LINKS]) {
-    const cf_hardware *h = record.hardware;
-    const cf_link *l = &h->link[level_of(g->world[g->rank], g->world[peer])];
-    add_bytes(g, peer - g->rank, bytes, mine, block);
-    u->latency_ms = fmax(u->latency_ms, MS * l->latency_s);
-    if (!h->gpu || l > h->link) u->taken = fmax(u->taken, l->taken); // within a host copy engines move what is exchanged
-}
-
 static uint64_t player(const cf_group *g, int member) {
     return UINT64_C(1) << g->world[member] % record.players;
 }
@@ -141,7 +151,6 @@ static uint64_t player(const cf_group *g, int member) {
 // Bytes of a ring over the members: each passes on what all others have; of those on one block the last passes it further.
 static void add_ring(cf_record_unit *u, const cf_group *g, double bytes, double mine[CF_LINKS], double block[CF_LINKS]) {
     const cf_hardware *h = record.hardware;
-    double share = cf_curve_at(&h->native, bytes);
     int reach = level_of(g->world[0], g->world[g->size - 1]), together = 1;
     for (int level = 0; level <= reach; level++) {
         int here = 0; // members of one block of this level
@@ -149,19 +158,49 @@ static void add_ring(cf_record_unit *u, const cf_group *g, double bytes, double 
             here += level == reach || g->world[i] / h->link[level].ranks == g->world[0] / h->link[level].ranks;
         if (here == together) continue;
         int size = level > 0 ? h->link[level - 1].ranks : 1;
-        mine[level] += bytes / share / together;
-        block[level] += bytes / share / together * (size < record.world ? size : record.world);
+        mine[level] += bytes / together;
+        block[level] += bytes / together * (size < record.world ? size : record.world);
         u->latency_ms += MS * h->link[level].step_s * (double)(g->size - 1) * (1.0 / together - 1.0 / here);
         u->taken = fmax(u->taken, h->link[level].taken);
         together = here;
     }
 }
 
-static int lane_of(const cf_request *r) {
+// A message to one member; natively one to each, or a ring.
+static void add_request(cf_record_unit *u, const cf_request *r, double mine[CF_LINKS], double block[CF_LINKS]) {
+    const cf_hardware *h = record.hardware;
+    const cf_group *g = r->group;
+    double bytes = (double)(r->send_count * cf_dtype_size(r->dtype));
+    if (r->kind == CF_REQUEST_EXCHANGE) {
+        if (r->send_to >= 0) u->sends_to |= player(g, r->send_to);
+        if (r->recv_from >= 0) u->receives_from |= player(g, r->recv_from);
+        if (r->send_to < 0) return;
+        const cf_link *l = &h->link[level_of(g->world[g->rank], g->world[r->send_to])];
+        add_bytes(g, r->send_to - g->rank, bytes, mine, block);
+        u->latency_ms = fmax(u->latency_ms, MS * l->latency_s);
+        if (!h->gpu)
+            u->taken = fmax(u->taken, l->taken);
+        else if (!l->copied)
+            u->taken = fmin(TAKEN_MAX, u->taken + l->taken / (u->lane == 0 ? 1 : REPLICAS_LESS));
+        return;
+    }
+    bytes /= cf_curve_at(&h->native, (g->size - 1) * bytes), u->latency_ms += MS * h->native_s;
+    for (int peer = 0; peer < g->size; peer++) u->sends_to |= player(g, peer);
+    u->receives_from = u->sends_to;
+    if (r->kind != CF_REQUEST_ALLTOALL) add_ring(u, g, (g->size - 1) * bytes, mine, block);
+    for (int peer = 0; r->kind == CF_REQUEST_ALLTOALL && peer < g->size; peer++) {
+        if (peer == g->rank) continue;
+        add_bytes(g, peer - g->rank, bytes, mine, block);
+        u->taken = fmax(u->taken, h->link[level_of(g->world[g->rank], g->world[peer])].taken);
+    }
+}
+
+// Two of each group: on GPUs native collectives have one where they have a communicator, on CPUs what is in bulk.
+static int lane_of(const cf_transport *t, const cf_request *r) {
     static const char *const names[] = {"tp", "dp", "world"};
     int lane = 0;
     while (lane < 3 && strcmp(names[lane], r->group->name) != 0) lane++;
-    return 2 * lane + r->bulk;
+    return 2 * lane + (record.hardware->gpu ? t->collectives && r->kind != CF_REQUEST_EXCHANGE : r->bulk);
 }
 
 static void add_after(cf_record_unit *u, const cf_request *r) {
@@ -178,37 +217,27 @@ static void post(cf_transport *t, cf_request *request, int count, cf_stream *str
     const cf_hardware *h = record.hardware;
     double mine[CF_LINKS] = {0}, block[CF_LINKS] = {0};
     int messages = 0;
-    cf_record_unit *u = cf_record_add_unit(&record, request->label, lane_of(request));
+    cf_record_unit *u = cf_record_add_unit(&record, request->label, lane_of(t, request));
     u->layer = request->layer, u->bulk = request->bulk;
     for (cf_request *r = request; r < request + count; r++) {
-        const cf_group *g = r->group;
-        const double bytes = (double)(r->send_count * cf_dtype_size(r->dtype));
         r->end.number = record.units, r->state = 0;
         u->bytes += cf_request_bytes(r);
+        messages += r->kind == CF_REQUEST_EXCHANGE && r->send_to >= 0;
         add_after(u, r);
-        if (r->kind == CF_REQUEST_EXCHANGE) {
-            if (r->send_to >= 0) messages++, add_message(u, g, r->send_to, bytes, mine, block);
-            if (r->send_to >= 0) u->sends_to |= player(g, r->send_to);
-            if (r->recv_from >= 0) u->receives_from |= player(g, r->recv_from);
-            continue;
-        }
-        for (int peer = 0; peer < g->size; peer++) u->sends_to |= player(g, peer);
-        u->receives_from = u->sends_to;
-        if (r->kind != CF_REQUEST_ALLTOALL) add_ring(u, g, (g->size - 1) * bytes, mine, block);
-        for (int peer = 0; r->kind == CF_REQUEST_ALLTOALL && peer < g->size; peer++)
-            if (peer != g->rank) add_message(u, g, peer, bytes, mine, block);
-        u->latency_ms += MS * h->native_s;
+        add_request(u, r, mine, block);
     }
     for (int l = 0; l < h->links; l++) {
         double rate = h->link[l].bytes_per_s, all = h->link[l].block_bytes_per_s;
         if (mine[l] > 0) u->wire_ms[l] = MS * fmax(mine[l] / rate, all > 0 ? block[l] / all : 0);
     }
     if (messages > 1) u->latency_ms += MS * h->message_s * (messages - 1);
+    if (messages > 0 && u->taken > 0 && u->lane == 0) record.posted = record.units;
     cf_record_add(&record, CF_DO_POST)->unit = (int)record.units - 1;
 }
 
+// On a GPU a group's requests end in the order posted: who has waited for one has waited for all before it.
 static bool test(cf_transport *t, cf_request *r, cf_point point, cf_stream *stream) {
-    return r->state > (int)point;
+    return r->state > (int)point || (record.hardware->gpu && r->end.number <= record.done[lane_of(t, r)]);
 }
 
 static cf_moment wait(cf_transport *t, cf_request *r, cf_point point, cf_stream *stream) {
@@ -217,6 +246,7 @@ static cf_moment wait(cf_transport *t, cf_request *r, cf_point point, cf_stream 
     const cf_record_entry *last = record.entries ? &record.entry[record.entries - 1] : NULL;
     if (!last || last->unit != unit || last->kind != kind)
         cf_record_add(&record, kind)->unit = unit; // else another message of that unit
+    if (point == CF_COMPLETE || record.unit[unit].taken > 0) record.done[record.unit[unit].lane] = r->end.number;
     r->state = (int)point + 1;
     return (cf_moment){0, 0};
 }
@@ -233,7 +263,7 @@ static cf_costs reckon(const cf_transport *t, int threads) {
                       .bytes_per_s = h->link[0].bytes_per_s,
                       .flops_per_s = h->product.y[h->product.points - 1],
                       .route = h->gpu ? CF_DIRECT : CF_RING,
-                      .native = !h->gpu,
+                      .native = !record.copies,
                       .spare = true,
                       .in_order = h->gpu};
 }
@@ -242,7 +272,10 @@ static void gather(cf_transport *t, const void *mine, void *all, int64_t bytes) 
     for (int i = 0; i < t->size; i++) memcpy((char *)all + i * bytes, mine, (size_t)bytes);
 }
 
-static void bind_group(cf_transport *t, cf_group *group) {}
+static void bind_group(cf_transport *t, cf_group *group) {
+    t->in_order = record.hardware->gpu;
+    record.copies |= group->size > 1 && record.hardware->link[level_of(group->world[0], group->world[group->size - 1])].copied;
+}
 
 static int64_t bytes_sent(cf_transport *t) {
     return 0;

@@ -6,10 +6,13 @@
 
 static const double MOMENT = 1e-9; // ms: what is this near to done is done
 
+enum { WAVES = 64 };
+
 typedef struct flight { // a unit of one player; times are INFINITY until they are known
     bool posted, ready, gone;
+    int held;                 // multiprocessors, until it is complete
     double left_ms[CF_LINKS]; // on each link, if alone there
-    double began_ms, through_ms;
+    double asks_ms, began_ms, through_ms;
 } flight;
 
 typedef struct player {
@@ -18,11 +21,17 @@ typedef struct player {
     int64_t next;          // entry
     bool working, waiting; // in a kernel; at a wait, since began_ms
     double left_ms, began_ms;
-    double host_ms;         // when the host last was at one with the stream
-    int first[CF_LANES];    // unit of each lane that may go next
-    int *in_lane[CF_LANES]; // unit of each number
-    int open, posted;       // units before `open` are done, those from `posted` on are not posted
-    double step_ms[2];      // when the last two steps began
+    int64_t blocks[2]; // of the kernel, that have not begun
+    struct {           // those that have, together
+        int count;
+        double left_ms;
+    } wave[WAVES];
+    int waves, computing, held; // multiprocessors that compute, that units hold
+    double host_ms;             // when the host last was at one with the stream
+    int first[CF_LANES];        // unit of each lane that may go next
+    int *in_lane[CF_LANES];     // unit of each number
+    int open, posted;           // units before `open` are done, those from `posted` on are not posted
+    double step_ms[2];          // when the last two steps began
     cf_played sum;
 } player;
 
@@ -81,6 +90,15 @@ static bool may_go(const playback *b, const player *p, int unit) {
     return true;
 }
 
+// Multiprocessors that a unit takes on a GPU. (A CPU's cores are shared: pace().)
+static int needs(const playback *b, const cf_record_unit *u) {
+    return b->hardware->gpu ? (int)lround(u->taken * b->hardware->multiprocessors) : 0;
+}
+
+static int unused(const playback *b, const player *p) {
+    return b->hardware->multiprocessors - p->held - p->computing;
+}
+
 // Moves the units of a player as far as they get at this instant.
 static bool move_units(playback *b, player *p) {
     const cf_record *r = p->record;
@@ -91,10 +109,17 @@ static bool move_units(playback *b, player *p) {
             const cf_record_unit *u = &r->unit[unit];
             flight *f = &p->flight[unit];
             if (!f->posted) break;
-            if (!f->ready) {
+            if (f->asks_ms == INFINITY) {
                 bool all = true;
                 for (int i = u->after; i < u->after + u->afters && all; i++) all = arrived(b, p, r->after[i]);
                 if (!all) break;
+                f->asks_ms = b->now_ms + 1e3 * b->hardware->start_s;
+            }
+            if (!f->ready) {
+                if (f->asks_ms > b->now_ms + MOMENT) break;
+                const int wanted = needs(b, u) - f->held, given = unused(b, p) < wanted ? unused(b, p) : wanted;
+                f->held += given, p->held += given;
+                if (given < wanted) break;
                 f->ready = moved = true;
             }
             if (!f->gone) {
@@ -104,6 +129,7 @@ static bool move_units(playback *b, player *p) {
             }
             if (drained(f) && f->through_ms == INFINITY) moved = true, f->through_ms = b->now_ms + u->latency_ms;
             if (b->hardware->gpu ? !complete(b, p, unit) : !drained(f)) break;
+            p->held -= f->held;
             p->first[lane]++, moved = true;
         }
     for (; p->open < p->posted && p->flight[p->open].gone && complete(b, p, p->open); p->open++) {
@@ -127,12 +153,23 @@ static bool wait_is_over(const playback *b, const player *p, const cf_record_ent
     return e->kind == CF_DO_WAIT_ARRIVED ? arrived(b, p, e->unit) : complete(b, p, e->unit);
 }
 
+// Blocks begin where multiprocessors are unused. True: all have ended.
+static bool compute(playback *b, player *p, const cf_record_entry *e) {
+    for (int i = 0; i < 2 && p->left_ms <= MOMENT; i++) {
+        const int count = p->blocks[i] < unused(b, p) ? (int)p->blocks[i] : unused(b, p);
+        if (count == 0 || p->waves == WAVES) continue;
+        p->wave[p->waves].count = count, p->wave[p->waves++].left_ms = e->block_ms[i];
+        p->blocks[i] -= count, p->computing += count;
+    }
+    return p->left_ms <= MOMENT && p->computing == 0 && p->blocks[0] + p->blocks[1] == 0;
+}
+
 // Takes the entry that is next, if it can be taken now.
 static bool take(playback *b, player *p) {
     const cf_record_entry *e = &p->record->entry[p->next];
     if (p->working) {
-        if (p->left_ms > MOMENT) return false;
-        add_event(b, p, CF_TRACE_COMPUTE, e->name, -1, 0, p->began_ms, b->now_ms);
+        if (!compute(b, p, e)) return false;
+        if (e->kind == CF_DO_KERNEL) add_event(b, p, CF_TRACE_COMPUTE, e->name, -1, 0, p->began_ms, b->now_ms);
         p->sum.work_ms[e->work] += e->ms, p->sum.slowed_ms += fmax(0, b->now_ms - p->began_ms - e->ms);
         p->working = false, p->next++;
         return true;
@@ -140,7 +177,10 @@ static bool take(playback *b, player *p) {
     if (p->host_ms + e->host_ms > b->now_ms + MOMENT) return false;
     switch (e->kind) {
     case CF_DO_KERNEL:
-        p->working = true, p->left_ms = e->ms, p->began_ms = b->now_ms;
+    case CF_DO_MOMENT:
+        p->working = true, p->began_ms = b->now_ms;
+        p->left_ms = e->blocks[0] > 0 ? 1e3 * b->hardware->kernel_s : e->ms;
+        memcpy(p->blocks, e->blocks, sizeof p->blocks);
         return true;
     case CF_DO_POST:
         p->flight[e->unit].posted = true, p->posted = e->unit + 1;
@@ -182,7 +222,8 @@ static double speed(const playback *b, const player *p, int link, bool bulk) {
 }
 
 // Of the computation while these are in flight.
-static double pace(const player *p, const double now_ms, bool *flying) {
+static double pace(const playback *b, const player *p, bool *flying) {
+    const double now_ms = b->now_ms;
     double taken = 0;
     *flying = false;
     for (int i = p->open; i < p->posted; i++) {
@@ -190,17 +231,22 @@ static double pace(const player *p, const double now_ms, bool *flying) {
         if (!f->gone || f->through_ms <= now_ms) continue;
         *flying = true, taken = fmax(taken, p->record->unit[i].taken);
     }
-    return 1 - taken;
+    return b->hardware->gpu ? 1 - (double)p->held / b->hardware->multiprocessors : 1 - taken;
 }
 
 // Until something of a player ends; with ms >= 0: lets this much time pass.
 static double pass(playback *b, player *p, double ms) {
     double next = INFINITY;
     bool flying;
-    const double kernels = pace(p, b->now_ms, &flying);
+    const double kernels = pace(b, p, &flying), blocks = b->hardware->gpu ? 1 : kernels;
     if (ms >= 0 && flying) p->sum.comm_ms += ms;
     if (ms >= 0 && p->working) p->left_ms -= ms * kernels;
-    if (ms < 0 && p->working) next = p->left_ms / kernels;
+    if (p->left_ms > MOMENT) next = p->left_ms / kernels;
+    for (int i = 0; i < p->waves; i++) {
+        if (ms >= 0) p->wave[i].left_ms -= ms * blocks;
+        next = fmin(next, p->wave[i].left_ms / blocks);
+        if (p->wave[i].left_ms <= MOMENT) p->computing -= p->wave[i].count, p->wave[i--] = p->wave[--p->waves];
+    }
     if (p->next < p->record->entries && !p->working) {
         double issue = p->host_ms + p->record->entry[p->next].host_ms - b->now_ms;
         if (issue > MOMENT && ms >= 0) p->sum.host_ms += ms;
@@ -211,6 +257,7 @@ static double pass(playback *b, player *p, double ms) {
         for (int bulk = 0; bulk < 2; bulk++) speeds[l][bulk] = speed(b, p, l, bulk);
     for (int i = p->open; i < p->posted; i++) {
         flight *f = &p->flight[i];
+        if (f->asks_ms < INFINITY && f->asks_ms > b->now_ms + MOMENT) next = fmin(next, f->asks_ms - b->now_ms);
         if (!f->gone) continue;
         if (f->through_ms < INFINITY && f->through_ms > b->now_ms) next = fmin(next, f->through_ms - b->now_ms);
         for (int l = 0; l < b->hardware->links; l++) {
@@ -241,7 +288,7 @@ static void start(playback *b, const cf_record *const *records) {
         }
         for (int u = 0; u < p->record->units; u++) {
             p->in_lane[p->record->unit[u].lane][p->record->unit[u].number] = u;
-            p->flight[u].through_ms = INFINITY;
+            p->flight[u].through_ms = p->flight[u].asks_ms = INFINITY;
         }
     }
     if (!b->player) cf_die(NULL, "out of memory to play %d ranks", b->players);
@@ -278,8 +325,8 @@ cf_played cf_playback(const cf_record *const *records, int players, cf_played_ev
         for (bool moved = true; moved;) {
             moved = false;
             for (player *p = b.player; p < b.player + players; p++) {
+                moved |= move_units(&b, p); // first: their streams are urgent
                 while (p->next < p->record->entries && take(&b, p)) moved = true;
-                moved |= move_units(&b, p);
             }
         }
         next = INFINITY;

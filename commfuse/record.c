@@ -9,7 +9,7 @@ static const char purpose[] = "a record; predict fewer ranks or a smaller --batc
 cf_record_entry *cf_record_add(cf_record *r, cf_record_kind kind) {
     r->entry = cf_host_grow(r->entry, &r->room[0], r->entries + 1, sizeof *r->entry, purpose);
     cf_record_entry *e = &r->entry[r->entries++];
-    if (kind != CF_DO_STEP) r->host_ms += 1e3 * r->hardware->call_s;
+    if (kind == CF_DO_KERNEL || kind == CF_DO_POST) r->host_ms += 1e3 * r->hardware->call_s;
     *e = (cf_record_entry){.kind = kind, .unit = -1, .host_ms = r->host_ms};
     return e;
 }

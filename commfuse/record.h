@@ -14,6 +14,7 @@ enum { CF_PLAYERS_MAX = 64 };
 
 typedef enum {
     CF_DO_KERNEL,
+    CF_DO_MOMENT, // the stream notes a time
     CF_DO_POST,
     CF_DO_WAIT_ARRIVED, // until what a unit brings is here
     CF_DO_WAIT_COMPLETE,
@@ -27,8 +28,12 @@ typedef struct cf_record_entry {
     cf_work_kind work; // KERNEL
     int unit;          // POST and WAIT
     const char *name;  // KERNEL; a constant
-    double ms;         // KERNEL
-    double host_ms;    // the host comes here so long after the last SYNC
+    double ms;         // KERNEL, if it has the device alone; MOMENT
+    // KERNEL: after what it takes in any case, so many blocks, each of them so long on a multiprocessor; none: the whole device works
+    // on it for `ms`
+    int64_t blocks[2];
+    double block_ms[2];
+    double host_ms; // the host comes here so long after the last SYNC
 } cf_record_entry;
 
 // Requests that are posted together. Unit `number` of a lane is the same one on all ranks. Ranks are players, world rank modulo
@@ -55,6 +60,9 @@ typedef struct cf_record {
     int64_t entries, units, afters, room[3];
     double host_ms;
     int lane_units[CF_LANES];
+    bool copies; // copy engines serve one of the groups
+    // 1 + the last unit of lane 0 that takes multiprocessors, 1 + the last of each lane that has been waited for
+    int64_t posted, done[CF_LANES];
 } cf_record;
 
 // The next entry, unit, and what that unit waits for.
@@ -65,8 +73,12 @@ void cf_record_after(cf_record *record, int unit);
 cf_record cf_record_finish(cf_record *record);
 void cf_record_free(cf_record *record);
 
-// planned.c: a kernel of this program's record that does so much (flops 0: it only moves bytes), and the machine.
-void cf_record_kernel(cf_work_kind work, const char *name, double flops, double flops_per_s, double bytes);
+// planned.c: a kernel of this program's record that moves so many bytes, of so many parts that each take a multiprocessor for part_s.
+// parts 0: the whole device works on it for part_s. Parts of a persistent product are computed by a block on each multiprocessor, one
+// after another.
+void cf_record_kernel(cf_work_kind work, const char *name, double parts, double part_s, double bytes);
+// That a product takes: it leaves room for transfers beside it.
+int cf_record_multiprocessors(void);
 const cf_hardware *cf_record_hardware(void);
 
 CF_EXTERN_C_END

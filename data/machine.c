@@ -21,9 +21,15 @@ static const field fields[] = {
     {"memory_gb", NUMBER, 1e-3, 1e6, 1e9, 0, AT(memory_bytes)},
     {"memory_gb_per_s", NUMBER, 1e-3, 1e6, 1e9, 0, AT(memory_bytes_per_s)},
     {"product_tflops", CURVE, 1e-9, 1e6, 1e12, 1e9, AT(product)},
+    {"multiprocessors", WHOLE, 1, 1024, 1, 0, AT(multiprocessors)},
+    {"persistent", WHOLE, 0, 1, 1, 0, AT(persistent)},
+    {"tile_share", CURVE, 1e-3, 1, 1, 1, AT(tile)},
+    {"tile_depth", NUMBER, 0, 1e4, 1, 0, AT(tile_depth)},
     {"attention_tflops", CURVE, 1e-9, 1e6, 1e12, 1e9, AT(attention_forward)},
     {"attention_backward_tflops", CURVE, 1e-9, 1e6, 1e12, 1e9, AT(attention_backward)},
     {"kernel_us", NUMBER, 0, 1e6, 1e-6, 0, AT(kernel_s)},
+    {"moment_us", NUMBER, 0, 1e6, 1e-6, 0, AT(moment_s)},
+    {"start_us", NUMBER, 0, 1e6, 1e-6, 0, AT(start_s)},
     {"call_us", NUMBER, 0, 1e6, 1e-6, 0, AT(call_s)},
     {"word_ns", NUMBER, 0, 1e6, 1e-9, 0, AT(word_s)},
     {"message_us", NUMBER, 0, 1e6, 1e-6, 0, AT(message_s)},
@@ -39,6 +45,7 @@ static const field link_fields[] = {
     {"latency_us", NUMBER, 0, 1e6, 1e-6, 0, AT(latency_s)},
     {"step_us", NUMBER, 0, 1e6, 1e-6, 0, AT(step_s)},
     {"taken", NUMBER, 0, 0.9, 1, 0, AT(taken)},
+    {"copied", WHOLE, 0, 1, 1, 0, AT(copied)},
 };
 enum { FIELDS = sizeof fields / sizeof *fields, LINK_FIELDS = sizeof link_fields / sizeof *link_fields };
 

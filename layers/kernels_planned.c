@@ -14,17 +14,36 @@
 enum { E = sizeof(real), P = sizeof(precise) };
 // linear.cu, layernorm.cu, layernorm.c, attention.cu
 enum { TILE_ROWS = 128, TILE_COLUMNS = 256, TILES_MIN = 66, DEPTH_MIN = 1024, WGRAD_ROWS = 64, PARTIALS = 512, BLOCKS = 32 };
-enum { CHANNELS_MAX = 128 };
+enum { CHANNELS_MAX = 128, ATTENTION_ROWS = 128, PARTS_MAX = 16, PART_MIN = 256 };
+
+// Rates are of whole products and attention, whatever their shape.
+static bool whole(void) {
+    const cf_curve *tile = &cf_record_hardware()->tile;
+    return tile->x[tile->points - 1] == 1;
+}
 
 static bool gpu(void) {
     return cf_record_hardware()->gpu;
 }
 
-// `times` products of (m, k) by (k, n); bytes: of an element that is written.
+// `times` products of (m, k) by (k, n); bytes: of an element that is written. In the tiles, and with the inner dimension in as many
+// parts, that take least; what several parts have summed is written and read.
 static void product(const char *name, int64_t times, int64_t m, int64_t n, int64_t k, int64_t bytes) {
-    double flops = 2.0 * (double)(times * m) * (double)(n * k);
-    cf_record_kernel(CF_WORK_PRODUCT, name, flops, cf_curve_at(&cf_record_hardware()->product, flops),
-                     (double)(E * (times * m + n) * k + bytes * times * m * n));
+    const cf_hardware *h = cf_record_hardware();
+    const double elements = (double)(times * m) * (double)n, rate = cf_curve_at(&h->product, 2 * elements * (double)k);
+    const double most = cf_record_multiprocessors();
+    double best_s = INFINITY, best_tiles = 0;
+    for (int i = h->tile.points - 1; i >= 0; i--) // of equals the largest
+        for (double parts = 1; parts == 1 || (parts <= PARTS_MAX && (double)k >= parts * PART_MIN); parts *= 2) {
+            double rows = exp2(floor(log2(h->tile.x[i]) / 2)), columns = h->tile.x[i] / rows;
+            double tiles = ceil((double)m / rows) * ceil((double)n / columns) * (double)times * parts;
+            double each_s = 2 * rows * columns * ((double)k / parts + h->tile_depth) / (rate * h->tile.y[i]) * h->multiprocessors;
+            double s = ceil(tiles / most) * each_s + (parts > 1 ? 2 * parts * elements * P / h->memory_bytes_per_s : 0);
+            if (s < best_s) best_s = s, best_tiles = tiles;
+        }
+    const double parts = !whole() ? best_tiles : h->persistent ? most : 0;
+    cf_record_kernel(CF_WORK_PRODUCT, name, parts, best_s / (parts > 0 ? ceil(parts / most) : 1),
+                     (double)(E * (times * m + n) * k) + (double)bytes * elements);
 }
 
 // Scores that queries t0 … t0 + n − 1 have with the keys before them.
@@ -32,8 +51,10 @@ static void attention(bool backward, int64_t t0, int64_t n, int64_t B, int64_t H
     const cf_hardware *h = cf_record_hardware();
     double scores = (double)n * ((double)t0 + 0.5 * (double)n) * (double)(B * H), flops = (backward ? 10 : 4) * scores * (double)D;
     double rate = cf_curve_at(backward ? &h->attention_backward : &h->attention_forward, flops);
-    cf_record_kernel(CF_WORK_ATTENTION, backward ? "attention backward" : "attention", flops, rate,
-                     (backward ? 8 : 4) * E * (double)((t0 + n) * B * H * D));
+    const double blocks = whole() ? 0 : (double)(B * H * ceil_div(n, ATTENTION_ROWS));
+    cf_record_kernel(CF_WORK_ATTENTION, backward ? "attention backward" : "attention", blocks,
+                     flops / rate * (blocks > 0 ? h->multiprocessors / blocks : 1),
+                     (backward ? 4 : 2) * E * (double)((t0 + 2 * n) * B * H * D));
 }
 
 static void moves(const char *name, int64_t elements, int64_t bytes) { // what memory limits

@@ -74,14 +74,17 @@ def main():
     latency, rate, share = wire(o.ranks)
     cores = os.cpu_count()
     link = {"gb_per_s": rate / 1e9, "block_gb_per_s": 0, "latency_us": latency * 1e6 + 10, "step_us": latency * 1e6,
+            "copied": 0,
             "taken": min(0.5, max(0, 1 - cores / (o.ranks * (o.threads + 1))))}  # where transfers share cores with computation
     machine = {
         "name": os.uname().nodename[:40],
         "comment": f"{cores} cores, {o.ranks} ranks of {o.threads} threads; load while measured {os.getloadavg()[0]:.1f}",
         "device": "cpu", "dtype": "fp32", "peak_tflops": peak / 1e3,
         "memory_gb": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9 / o.ranks, "memory_gb_per_s": memory,
+        "multiprocessors": 1, "persistent": 0, "tile_share": [[1, 1]], "tile_depth": 0,
         **{f"{name}_tflops": points for name, points in curves.items()},
-        "kernel_us": 2, "call_us": 0, "word_ns": 2, "message_us": 2, "native_us": latency * 1e6, "native_share": share,
+        "kernel_us": 2, "moment_us": 0, "start_us": 0, "call_us": 0, "word_ns": 2, "message_us": 2,
+        "native_us": latency * 1e6, "native_share": share,
         "links": [{"name": "memory", "ranks": o.ranks, **link}, {"name": "network", "ranks": 0, **link}] if o.ranks > 1
         else [{"name": "memory", "ranks": 0, **link}]}
     o.out.write_text(json.dumps(machine, indent=2) + "\n", encoding="utf-8")

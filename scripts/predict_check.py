@@ -7,7 +7,7 @@ published   llm.c's figures, nothing fitted
 megatron    374 runs of Megatron-DeepSpeed on A100 (vTrain's; the half that is in ../shared, skipped where that is missing).
             That program computes forward twice, reduces by blocking all-reduces, and its host is often the bound: a step is put
             together from the phases that --predict prints, and EIGHT constants of machine and program are fitted
-emulated    the emulator's clock, which has other assumptions where this has a curve (tiles, waves)
+emulated    the emulator's clock, by a machine's file of its assumptions
 here        this machine, as measure_machine.py describes it, training over shared memory
 scaling     no measurement: d48 (16 heads, which divide over 8 ranks) on 8 to 4096 H100, in build/predict/scaling.png
 """
@@ -187,7 +187,7 @@ def taken(program, what, machine, shape, meshes, modes, rounds, **environment):
                     "--timeout", 600, "--modes", ",".join(modes), *words(shape | mesh)], EMULATOR_DEVICES=ranks, **environment)
         steps = [event for event in map(json.loads, re.findall(r"^{.*", text, re.M)) if event["event"] == "step"]
         for mode in modes:
-            measured = min(step["step_ms"] for step in steps if step["mode"] == mode)
+            measured = min(step["step_ms"] for step in steps if step["mode"] == mode and step["round"] > 0)  # before: no update
             line, pair = line_of({"mesh": " ".join(f"{k} {v}" for k, v in mesh.items()), "overlap": mode}, what, measured,
                                  found[mode]["step"])
             lines.append(line)
@@ -207,29 +207,19 @@ def here(o):
 
 # --- imagined GPUs (tests/emulator/clock.cc) ---
 
-TFLOPS, DEPTH, MULTIPROCESSORS, TILES = 770, 80, 132, ((128, 256, 1), (128, 128, 0.9), (64, 128, 0.75), (64, 64, 0.5))
-
-
-def tiled(rows, width=1280):
-    """The rate at which the imagined GPU multiplies (rows, width) by (width, width): by tiles, in whole waves."""
-    def seconds(r, c, part):
-        waves = math.ceil(math.ceil(rows / r) * math.ceil(width / c) / MULTIPROCESSORS)
-        return waves * MULTIPROCESSORS * 2 * r * c * width / (TFLOPS * 1e12 * width / (width + DEPTH) * part)
-    flops = 2 * rows * width * width
-    return [flops / 1e9, flops / min(seconds(*tile) for tile in TILES) / 1e12]
-
-
 def emulated(o):
     program = ROOT / "build/emulated-bf16/tests/bench/bench_train"
     if not program.exists():
         return f"Skipped: {program.relative_to(ROOT)} is not built (make {program.relative_to(ROOT)})\n", []
-    link = {"name": "nvlink", "ranks": 0, "gb_per_s": 370, "block_gb_per_s": 0, "latency_us": 8, "step_us": 0, "taken": 0}
+    link = {"name": "nvlink", "ranks": 0, "gb_per_s": 400, "block_gb_per_s": 0, "latency_us": 11, "step_us": 0, "taken": 24 / 132,
+            "copied": 1}
     machine = o.out / "imagined.json"
     machine.write_text(json.dumps({
         "name": "imagined", "device": "gpu", "dtype": "bf16", "peak_tflops": 989, "memory_gb": 80, "memory_gb_per_s": 2800,
-        "product_tflops": [tiled(rows) for rows in (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)],
-        "attention_tflops": [[1, 280]], "attention_backward_tflops": [[1, 200]], "kernel_us": 1.4, "call_us": 2.5,
-        "word_ns": 0, "message_us": 1.6, "native_us": 8, "native_share": [[1, 1]], "links": [link]}))
+        "multiprocessors": 132, "persistent": 1, "tile_share": [[4096, 0.5], [8192, 0.75], [16384, 0.9], [32768, 1]], "tile_depth": 80,
+        "product_tflops": [[1, 770]], "attention_tflops": [[1, 257]], "attention_backward_tflops": [[1, 195]],
+        "kernel_us": 1.4, "moment_us": 2, "start_us": 3.5, "call_us": 3.5, "word_ns": 0, "message_us": 1.6, "native_us": 10.8,
+        "native_share": [[1, 0.925]], "links": [link]}))
     shape = dict(layers=4, channels=1280, heads=20, seq=1024, vocab=8192, micro_batch=32, recompute=0)
     return taken(program, "emulated", machine, shape,
                  (dict(tp=2, dp=1), dict(tp=4, dp=1), dict(tp=1, dp=4), dict(tp=2, dp=2), dict(tp=4, dp=1, strategy="up")),

@@ -15,11 +15,19 @@ static void assert_near(double found, double expected) {
     if (!(fabs(found - expected) < 1e-6)) fail_msg("%.9g is not %.9g", found, expected);
 }
 
-static const cf_hardware gpu = {.gpu = true, .links = 1}, cpu = {.links = 1}, slow_host = {.gpu = true, .links = 1, .call_s = 2e-3};
+static const cf_hardware gpu = {.gpu = true, .multiprocessors = 4, .links = 1}, cpu = {.multiprocessors = 1, .links = 1},
+                         slow_host = {.gpu = true, .multiprocessors = 4, .links = 1, .call_s = 2e-3},
+                         late = {.gpu = true, .multiprocessors = 4, .links = 1, .start_s = 1.5e-3};
 
 static void kernel(cf_record *r, double ms) {
     cf_record_entry *e = cf_record_add(r, CF_DO_KERNEL);
     e->name = "kernel", e->ms = ms;
+}
+
+// Blocks that take a multiprocessor each.
+static void blocks(cf_record *r, int64_t count, double ms) {
+    kernel(r, ms);
+    r->entry[r->entries - 1].blocks[0] = count, r->entry[r->entries - 1].block_ms[0] = ms;
 }
 
 static cf_record_unit *post(cf_record *r, int lane, int to, int from, double wire_ms) {
@@ -73,6 +81,31 @@ static void taken_multiprocessors_slow_kernels(void **state) {
     cf_played p = play(&r, NULL);
     assert_near(p.step_ms, 13); // 10 ms at half the pace, then 3
     assert_near(p.slowed_ms, 5);
+}
+
+// A transfer takes two of four for 10 ms and 1 of latency: work for the whole device takes twice its 1 ms, and of four blocks of 8 ms
+// two begin then, two when those have ended. Where it asks half a millisecond too late it finds all taken, and goes when they have
+// ended.
+static void blocks_and_transfers_wait_for_each_other(void **state) {
+    (void)state;
+    for (int asks_late = 0; asks_late < 2; asks_late++) {
+        cf_record r = begin(asks_late ? &late : &gpu);
+        post(&r, 0, 0, 0, 10)->taken = 0.5;
+        kernel(&r, 1);
+        blocks(&r, 4, 8);
+        await(&r, 0);
+        cf_played p = play(&r, NULL);
+        assert_near(p.step_ms, asks_late ? 1 + 8 + 11 : 2 + 8 + 8);
+        assert_near(p.slowed_ms, asks_late ? 0 : 1 + 8);
+    }
+}
+
+// Six blocks on four multiprocessors: two waves.
+static void blocks_come_in_waves(void **state) {
+    (void)state;
+    cf_record r = begin(&gpu);
+    blocks(&r, 6, 3);
+    assert_near(play(&r, NULL).step_ms, 6);
 }
 
 // On a GPU two lanes share a link; on a CPU what is in bulk gives way.
@@ -146,6 +179,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_kernel_hides_a_transfer),
         cmocka_unit_test(taken_multiprocessors_slow_kernels),
+        cmocka_unit_test(blocks_and_transfers_wait_for_each_other),
+        cmocka_unit_test(blocks_come_in_waves),
         cmocka_unit_test(lanes_share_a_link),
         cmocka_unit_test(a_transfer_waits_for_its_receiver),
         cmocka_unit_test(what_a_unit_waits_for_comes_first),

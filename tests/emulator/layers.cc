@@ -6,10 +6,17 @@
 // Gradients owner by owner and slice by slice: models that can be computed here are too small for them by a GPU's measure,
 // so the measure is the CPU's, but where time is imagined. EMULATOR_ROWS_MIN and EMULATOR_DEPTH_MIN are other ones.
 //
+// What memory limits, where time is imagined: it takes the time of its bytes, of which blocks and threads say little.
+//
 // Initial weights, where time is imagined: nobody looks at numbers there, and models are large.
 #include "emulator.h"
 #include "../../commfuse/transport_cuda.h"
+#include "../../layers/adamw.h"
 #include "../../layers/attention_cudnn.h"
+#include "../../layers/crossentropy.h"
+#include "../../layers/elementwise.h"
+#include "../../layers/embedding.h"
+#include "../../layers/layernorm.h"
 #include "../../layers/linear.h"
 #include "../../layers/random.h"
 
@@ -49,6 +56,54 @@ bool __wrap_attention_cudnn_backward(real *dqkv, const real *dout, const real *o
     return takes_time(2.5 * flops(t0, n, B, H, D), (double)(B * H), n, true, stream) ||
            __real_attention_cudnn_backward(dqkv, dout, out, lse, qkv, scratch, t0, n, T, B, H, D, first, stream);
 }
+
+enum { E = sizeof(real), P = sizeof(precise) };
+static bool takes_time_to_move(double bytes, cf_stream *stream) {
+    if (!imagined() || bytes <= 0) return false;
+    start_clock();
+    enqueue(cf_cuda_stream(stream), "what memory limits", note_copy_within(bytes / 2), {});
+    return true;
+}
+
+#define MOVES(name, bytes, parameters, ...)                                                                                        \
+    decltype(name) __real_##name, __wrap_##name;                                                                                   \
+    void __wrap_##name parameters {                                                                                                \
+        if (!takes_time_to_move((double)(bytes), stream)) __real_##name(__VA_ARGS__);                                              \
+    }
+MOVES(layernorm_forward, R *C * 2 * E,
+      (real * out, precise *mean, precise *rstd, const real *x, const real *w, const real *b, int64_t R, int64_t C,
+       cf_stream *stream),
+      out, mean, rstd, x, w, b, R, C, stream)
+MOVES(layernorm_backward, R *C * 4 * E,
+      (real * dx, precise *dw, precise *db, const real *dy, const real *x, const real *w, const precise *mean, const precise *rstd,
+       precise *scratch, int64_t R, int64_t C, cf_stream *stream),
+      dx, dw, db, dy, x, w, mean, rstd, scratch, R, C, stream)
+MOVES(residual_forward, R *C * 3 * E,
+      (real * out, const real *x, const real *y, const real *bias, int64_t R, int64_t C, cf_stream *stream), out, x, y, bias, R, C,
+      stream)
+MOVES(linear_bias_grad, R *OC *E, (precise * db, const real *dy, int64_t R, int64_t OC, cf_stream *stream), db, dy, R, OC, stream)
+MOVES(crossentropy_stats, R *V *E,
+      (precise * stats, const real *logits, const int32_t *targets, int64_t first, int64_t valid, int64_t R, int64_t V,
+       cf_stream *stream),
+      stats, logits, targets, first, valid, R, V, stream)
+MOVES(crossentropy_backward, R *V * 2 * E,
+      (real * logits, const precise *total, const int32_t *targets, double scale, int64_t first, int64_t valid, int64_t R,
+       int64_t V, cf_stream *stream),
+      logits, total, targets, scale, first, valid, R, V, stream)
+MOVES(crossentropy_fused, R *V * 2 * E,
+      (precise * losses, real *logits, const int32_t *targets, double scale, int64_t valid, int64_t R, int64_t V,
+       cf_stream *stream),
+      losses, logits, targets, scale, valid, R, V, stream)
+MOVES(adamw_update, n *(E + 5 * P + (master ? 2 * P : E)),
+      (real * w, precise *master, precise *m, precise *v, const precise *g, int64_t n, adamw a, cf_stream *stream), w, master, m, v,
+      g, n, a, stream)
+MOVES(sum_of_squares, n *P, (double *sum, double *scratch, const precise *x, int64_t n, cf_stream *stream), sum, scratch, x, n,
+      stream)
+MOVES(position_forward, T *B *C * 2 * E,
+      (real * x, const real *wpe, int64_t t0, int64_t T, int64_t B, int64_t C, cf_stream *stream), x, wpe, t0, T, B, C, stream)
+MOVES(position_backward, T *B *C *E,
+      (precise * dwpe, const real *dx, int64_t t0, int64_t T, int64_t B, int64_t C, cf_stream *stream), dwpe, dx, t0, T, B, C,
+      stream)
 
 decltype(linear_wgrad_rows_min) __real_linear_wgrad_rows_min, __wrap_linear_wgrad_rows_min;
 

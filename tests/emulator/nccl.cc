@@ -274,14 +274,15 @@ void ncclComm::run(const std::vector<Call> &calls) {
 }
 
 // For the clock. A peer has channels, which are halved until all peers' are no more than the blocks of a kernel; what a group
-// sends and receives by one channel shares a block. Collectives have as many blocks as NCCL likes,
+// sends and receives by one channel shares a block. Collectives, broadcasts among them, have as many blocks as NCCL likes,
 // unless it is told fewer.
 void ncclComm::note(const std::vector<Call> &calls, cudaStream_t stream) {
     int most = blocks_max > 0 ? std::min(blocks_max, (int)P2P_CHANNELS) : (int)P2P_CHANNELS, channels = P2P_CHANNELS;
     while (channels > 1 && channels * ranks > most) channels /= 2;
     std::vector<Half> halves = halves_of(calls);
-    bool collective = halves.empty();
+    bool collective = true;
     for (const Call &call : calls) {
+        collective &= call.operation != SENDRECV;
         if (call.operation == SENDRECV || call.operation == BROADCAST) continue;
         for (Half &half : halves_of_collective(call, nullptr)) halves.push_back(half);
     }

@@ -75,6 +75,18 @@ class Predict(harness.Case):
                         if field == "gb_per_s" or (field == "latency_us") == (mode == "commfuse"):  # exchanges; native rings
                             self.assertLess(steps[0][mode]["step"], steps[2][mode]["step"])
 
+    def test_auto_takes_native_collectives_where_NCCL_serves_all_groups(self):
+        """Where exchanges take milliseconds, native collectives are better: auto takes them unless copy engines serve a group."""
+        for ranks, link, copied in ((16, 1, 1), (8, 0, 0), (8, 0, 1)):
+            machine = described("h100x8")
+            machine["links"][link]["latency_us"] = 3000
+            machine["links"][0]["copied"] = copied
+            found = self.predicted(self.written(machine), tp=1, dp=ranks, **FEW)
+            with self.subTest(ranks=ranks, copied=copied):
+                ratio = found["auto"]["step"] / found["commfuse"]["step"]
+                native = self.assertGreater if ranks == 8 and copied else self.assertLess
+                native(ratio, 0.5, found)
+
     def test_sums_and_bounds(self):
         """Parts add up to the step, nothing is shorter than ideal, and ideal is what the kernels take."""
         found = self.predicted(tp=2, dp=2, model="d12", micro_batch=8)
