@@ -14,7 +14,7 @@ cf_context *cf_open(const char *transport, int threads, double timeout_s) {
     cf_transport *t = context->transport = cf_transport_create(transport, NULL, NULL, timeout_s);
     t->set_threads(t, threads);
     cf_costs_agree(t, threads);
-    context->stream = cf_stream_create();
+    context->stream = cf_stream_create(), context->beside = cf_stream_create_beside();
     context->trace = cf_trace_create();
     context->step = -1;
     return context;
@@ -25,7 +25,7 @@ bool cf_close(cf_context *context) {
     if (context->failed) cf_die("end this process: its launcher ends the others", "a context whose operation has failed");
     cf_check_free(context->check);
     cf_trace_free(context->trace);
-    cf_stream_free(context->stream);
+    cf_stream_free(context->stream), cf_stream_free(context->beside);
     context->transport->close(context->transport);
     free(context);
     return true;

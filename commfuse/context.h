@@ -38,13 +38,14 @@
 
 CF_EXTERN_C_BEGIN
 
-#define CF_VERSION "0.2.0"
+#define CF_VERSION "0.3.0"
 const char *cf_version(void); // of the library that runs: CF_VERSION of its headers
 
 // transport may be NULL if every group has one member.
 typedef struct cf_context {
     cf_transport *transport;
-    cf_stream *stream;
+    cf_stream *stream; // of computation
+    cf_stream *beside; // another: slices of one computation take turns on both (cf_fuse_plan.apart); NULL: all go to `stream`
     cf_trace *trace;
     int step;        // for messages and traces; -1 outside of steps
     int tags;        // message tags given out so far: all ranks create the same operations in the same order

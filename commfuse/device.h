@@ -25,6 +25,7 @@ void cf_device_threads(int threads); // compute threads of this process; CPU onl
 typedef struct cf_stream cf_stream; // an ordered queue of device work
 
 cf_stream *cf_stream_create(void);
+cf_stream *cf_stream_create_beside(void); // a second one for computation; NULL: it would run nothing at the same time (CPU)
 cf_stream *cf_stream_create_urgent(void); // for communication: has priority over other streams
 void cf_stream_free(cf_stream *stream);
 void cf_stream_sync(cf_stream *stream); // returns when all work enqueued on it is done
@@ -34,9 +35,10 @@ void cf_device_watch(void (*look)(void *argument), void *argument);
 // A moment in a stream: when all work enqueued on it so far is done. GPU: the latest 2^18 are remembered.
 typedef struct cf_moment {
     double ms;      // CPU: on the cf_now_ms clock
-    int64_t number; // GPU
+    int64_t number; // GPU; negative: it has no time
 } cf_moment;
 cf_moment cf_moment_now(cf_stream *stream);
+cf_moment cf_moment_untimed(cf_stream *stream);            // for cf_stream_after() alone; a GPU's stream pauses 2 us for a time
 double cf_moment_ms(cf_moment moment);                     // on the cf_now_ms clock; when it has passed
 bool cf_moment_passed(cf_moment moment);                   // does not wait
 void cf_moment_wait(cf_moment moment);                     // until it has passed; as cf_stream_sync()
@@ -49,8 +51,9 @@ void cf_range_end(void);
 
 void cf_copy(void *to, const void *from, int64_t bytes, cf_stream *stream);
 void cf_zero(void *to, int64_t bytes, cf_stream *stream);
-// to[i] = to[i] + from[i], i < count, elements of dtype (not CF_BYTE). bf16 is added in float and rounded once.
-void cf_add(void *to, const void *from, int64_t count, cf_dtype dtype, cf_stream *stream);
+// to[i] = ((from[i] + from[stride + i]) + …) + to[i], i < count: `parts` parts in this order, elements of dtype (not CF_BYTE), bf16
+// added in float and rounded after each addition. If `to` is the first part, it is not added again.
+void cf_add(void *to, const void *from, int parts, int64_t stride, int64_t count, cf_dtype dtype, cf_stream *stream);
 
 // A checksum of `bytes` bytes at `data`, any address, is added to *sum. It is a sum over their words of eight bytes, the
 // last one filled up with zeros, of a number made of word and index: any change of one word changes it. All devices

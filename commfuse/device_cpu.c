@@ -54,6 +54,10 @@ cf_stream *cf_stream_create(void) {
     return cf_host_alloc(1, sizeof(cf_stream), "a stream");
 }
 
+cf_stream *cf_stream_create_beside(void) {
+    return NULL;
+}
+
 cf_stream *cf_stream_create_urgent(void) {
     return cf_stream_create();
 }
@@ -70,6 +74,10 @@ void cf_device_watch(void (*look)(void *argument), void *argument) {
 
 cf_moment cf_moment_now(cf_stream *stream) {
     return (cf_moment){.ms = cf_now_ms()};
+}
+
+cf_moment cf_moment_untimed(cf_stream *stream) {
+    return cf_moment_now(stream);
 }
 
 double cf_moment_ms(cf_moment moment) {
@@ -102,30 +110,31 @@ void cf_zero(void *to, int64_t bytes, cf_stream *stream) {
     if (bytes > 0) memset(to, 0, (size_t)bytes);
 }
 
-#define ADD(type)                                                                                                                  \
+#define PLAIN_SUM(a, b) ((a) + (b))
+#define BF16_SUM(a, b)  cf_bf16_of_float(cf_float_of_bf16(a) + cf_float_of_bf16(b))
+#define ADD(type, SUM)                                                                                                             \
     {                                                                                                                              \
-        type *restrict t = (type *)to;                                                                                             \
-        const type *restrict f = (const type *)from;                                                                               \
-        const int64_t n = count;                                                                                                   \
-        _Pragma("omp parallel for simd if (parallel : n >= PARALLEL_MIN)") for (int64_t i = 0; i < n; i++) t[i] += f[i];           \
+        type *t = (type *)to;                                                                                                      \
+        const type *f = (const type *)from;                                                                                        \
+        const bool itself = t != f;                                                                                                \
+        _Pragma("omp parallel for simd if (parallel : count >= PARALLEL_MIN)") for (int64_t i = 0; i < count; i++) {               \
+            type sum = f[i];                                                                                                       \
+            for (int p = 1; p < parts; p++) sum = SUM(sum, f[p * stride + i]);                                                     \
+            t[i] = itself ? SUM(sum, t[i]) : sum;                                                                                  \
+        }                                                                                                                          \
         return;                                                                                                                    \
     }
 
-static void add_bf16(uint16_t *restrict to, const uint16_t *restrict from, int64_t n) {
-#pragma omp parallel for simd if (parallel : n >= PARALLEL_MIN)
-    for (int64_t i = 0; i < n; i++) to[i] = cf_bf16_of_float(cf_float_of_bf16(to[i]) + cf_float_of_bf16(from[i]));
-}
-
-void cf_add(void *to, const void *from, int64_t count, cf_dtype dtype, cf_stream *stream) {
+void cf_add(void *to, const void *from, int parts, int64_t stride, int64_t count, cf_dtype dtype, cf_stream *stream) {
     switch (dtype) {
     case CF_FP32:
-        ADD(float)
+        ADD(float, PLAIN_SUM)
     case CF_FP64:
-        ADD(double)
+        ADD(double, PLAIN_SUM)
     case CF_INT64:
-        ADD(int64_t)
+        ADD(int64_t, PLAIN_SUM)
     case CF_BF16:
-        return add_bf16((uint16_t *)to, (const uint16_t *)from, count);
+        ADD(uint16_t, BF16_SUM)
     case CF_BYTE:
         break;
     }

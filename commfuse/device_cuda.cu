@@ -52,14 +52,18 @@ struct cf_stream {
     cudaEvent_t done; // of cf_stream_sync
 };
 
+typedef struct moments {
+    cudaEvent_t event[MOMENTS];
+    int64_t taken, created; // so far; events that exist
+} moments;
+
 static struct {
     cudaDeviceProp properties;
     int least, greatest; // priorities
     void (*look)(void *argument);
     void *argument;
-    cudaEvent_t event[MOMENTS];
-    int64_t moments, created; // taken so far; events that exist
-    cudaStream_t clock;       // the base is recorded here, where nothing else is
+    moments timed, untimed;
+    cudaStream_t clock; // the base is recorded here, where nothing else is
     cudaEvent_t base;
     double base_ms;      // on the cf_now_ms clock
     int64_t base_number; // moments taken before
@@ -184,6 +188,10 @@ cf_stream *cf_stream_create(void) {
     return stream_of_priority(device.least);
 }
 
+cf_stream *cf_stream_create_beside(void) {
+    return cf_stream_create();
+}
+
 cf_stream *cf_stream_create_urgent(void) {
     return stream_of_priority(device.greatest);
 }
@@ -230,7 +238,7 @@ static void take_base(void) {
         }
         CF_CUDA(cudaEventDestroy(slower));
     }
-    device.base_number = device.moments;
+    device.base_number = device.timed.taken;
 }
 
 static bool event_passed(cudaEvent_t event) {
@@ -267,25 +275,39 @@ void cf_device_watch(void (*look)(void *argument), void *argument) {
 
 // --- moments ---
 
+static moments *of(cf_moment moment) {
+    return moment.number < 0 ? &device.untimed : &device.timed;
+}
+
 static cudaEvent_t event_of(cf_moment moment) {
-    if (moment.number <= 0 || moment.number > device.moments) cf_die(NULL, "moment %lld was never taken", (long long)moment.number);
+    const int64_t number = llabs(moment.number), taken = of(moment)->taken;
+    if (number == 0 || number > taken) cf_die(NULL, "moment %lld was never taken", (long long)moment.number);
     if (!cf_moment_remembered(moment))
         cf_die("ask for it sooner, or synchronise more often",
                "moment %lld is forgotten: %lld have been taken since, %d are remembered", (long long)moment.number,
-               (long long)(device.moments - moment.number), MOMENTS);
-    return device.event[moment.number % MOMENTS];
+               (long long)(taken - number), MOMENTS);
+    return of(moment)->event[number % MOMENTS];
+}
+
+static int64_t record(moments *m, unsigned flags, cf_stream *stream) {
+    const int64_t number = m->taken + 1;
+    if (number % MOMENTS >= m->created || m->created == 0) {
+        int64_t until = m->created + MOMENT_BLOCK;
+        for (; m->created < until; m->created++) CF_CUDA(cudaEventCreateWithFlags(&m->event[m->created], flags));
+    }
+    m->taken = number;
+    CF_CUDA(cudaEventRecord(m->event[number % MOMENTS], cf_cuda_stream(stream)));
+    return number;
 }
 
 cf_moment cf_moment_now(cf_stream *stream) {
     if (device.base_ms == 0) take_base();
-    int64_t number = device.moments + 1;
-    if (number % MOMENTS >= device.created || device.created == 0) {
-        int64_t until = device.created + MOMENT_BLOCK;
-        for (; device.created < until; device.created++) CF_CUDA(cudaEventCreate(&device.event[device.created]));
-    }
-    device.moments = number;
-    CF_CUDA(cudaEventRecord(device.event[number % MOMENTS], cf_cuda_stream(stream)));
-    cf_moment moment = {0, number};
+    cf_moment moment = {0, record(&device.timed, cudaEventDefault, stream)};
+    return moment;
+}
+
+cf_moment cf_moment_untimed(cf_stream *stream) {
+    cf_moment moment = {0, -record(&device.untimed, cudaEventDisableTiming, stream)};
     return moment;
 }
 
@@ -311,7 +333,7 @@ void cf_moment_wait(cf_moment moment) {
 }
 
 bool cf_moment_remembered(cf_moment moment) {
-    return moment.number > device.moments - MOMENTS;
+    return llabs(moment.number) > of(moment)->taken - MOMENTS;
 }
 
 void cf_stream_after(cf_stream *stream, cf_moment moment) {
@@ -396,40 +418,47 @@ template <> __device__ __nv_bfloat16 sum(__nv_bfloat16 a, __nv_bfloat16 b) {
     return __float2bfloat16_rn(__bfloat162float(a) + __bfloat162float(b));
 }
 
-// Element i of thread t: packs t, t + threads, …; then what is left behind the last pack, one element a thread.
-template <typename T>
-static __global__ void add_packs(cf_pack<T> *to, const cf_pack<T> *from, int64_t packs, T *to_rest, const T *from_rest,
-                                 int64_t elements) {
-    int64_t first = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, threads = (int64_t)gridDim.x * blockDim.x;
-    for (int64_t i = first; i < packs; i += threads) {
-        cf_pack<T> a = to[i], b = from[i];
-        for (int k = 0; k < cf_pack<T>::N; k++) a.value[k] = sum(a.value[k], b.value[k]);
-        to[i] = a;
+// N elements, i of them further than `to` and `from`.
+template <typename T, int N> static __device__ void add_at(T *to, const T *from, int parts, int64_t stride, int64_t i) {
+    typedef struct alignas(N * sizeof(T)) group {
+        T value[N];
+    } group;
+    group a = *(const group *)(from + i);
+    for (int p = 1; p <= parts; p++) {
+        if (p == parts && to == from) break;
+        const group b = *(const group *)(p < parts ? from + p * stride + i : to + i);
+        for (int k = 0; k < N; k++) a.value[k] = sum(a.value[k], b.value[k]);
     }
-    for (int64_t i = first; i < elements; i += threads) to_rest[i] = sum(to_rest[i], from_rest[i]);
+    *(group *)(to + i) = a;
 }
 
-template <typename T> static void add(void *to, const void *from, int64_t count, cf_stream *stream) {
-    bool aligned = ((uintptr_t)to | (uintptr_t)from) % sizeof(cf_pack<T>) == 0;
-    int64_t packs = aligned ? count / cf_pack<T>::N : 0, left = count - packs * cf_pack<T>::N;
-    int64_t work = packs > left ? packs : left, blocks = (work + ADD_THREADS - 1) / ADD_THREADS;
-    int64_t most = (int64_t)ADD_WAVES * cf_cuda_multiprocessors();
-    T *to_rest = (T *)to + packs * cf_pack<T>::N;
-    const T *from_rest = (const T *)from + packs * cf_pack<T>::N;
-    cf_launch(add_packs<T>, dim3((unsigned)(blocks < most ? blocks : most)), dim3(ADD_THREADS), stream, (cf_pack<T> *)to,
-              (const cf_pack<T> *)from, packs, to_rest, from_rest, left);
+// Groups of N elements by threads t, t + threads, …; then what is left behind the last group, one element a thread.
+template <typename T, int N> static __global__ void add_kernel(T *to, const T *from, int parts, int64_t stride, int64_t count) {
+    const int64_t first = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, threads = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t i = first; i < count / N; i += threads) add_at<T, N>(to, from, parts, stride, i * N);
+    for (int64_t i = count / N * N + first; i < count; i += threads) add_at<T, 1>(to, from, parts, stride, i);
 }
 
-void cf_add(void *to, const void *from, int64_t count, cf_dtype dtype, cf_stream *stream) {
+template <typename T> static void add(void *to, const void *from, int parts, int64_t stride, int64_t count, cf_stream *stream) {
+    const int N = cf_pack<T>::N;
+    const uintptr_t between = parts > 1 ? (uintptr_t)stride * sizeof(T) : 0;
+    const bool aligned = ((uintptr_t)to | (uintptr_t)from | between) % sizeof(cf_pack<T>) == 0;
+    const int64_t work = aligned ? count / N + count % N : count, blocks = (work + ADD_THREADS - 1) / ADD_THREADS;
+    const int64_t most = (int64_t)ADD_WAVES * cf_cuda_multiprocessors();
+    cf_launch(aligned ? add_kernel<T, N> : add_kernel<T, 1>, dim3((unsigned)(blocks < most ? blocks : most)), dim3(ADD_THREADS),
+              stream, (T *)to, (const T *)from, parts, stride, count);
+}
+
+void cf_add(void *to, const void *from, int parts, int64_t stride, int64_t count, cf_dtype dtype, cf_stream *stream) {
     switch (dtype) {
     case CF_FP32:
-        return add<float>(to, from, count, stream);
+        return add<float>(to, from, parts, stride, count, stream);
     case CF_FP64:
-        return add<double>(to, from, count, stream);
+        return add<double>(to, from, parts, stride, count, stream);
     case CF_INT64:
-        return add<int64_t>(to, from, count, stream);
+        return add<int64_t>(to, from, parts, stride, count, stream);
     case CF_BF16:
-        return add<__nv_bfloat16>(to, from, count, stream);
+        return add<__nv_bfloat16>(to, from, parts, stride, count, stream);
     case CF_BYTE:
         break;
     }

@@ -118,7 +118,8 @@ static void sum_stage(const cf_flight *f) {
     const int64_t bytes = r->send_count * cf_dtype_size(r->dtype);
     const int N = r->group->size, first = r->group->rank + 1;
     cf_copy(r->recv, (const char *)f->stage.at + first % N * bytes, bytes, NULL);
-    for (int i = 1; i < N; i++) cf_add(r->recv, (const char *)f->stage.at + (first + i) % N * bytes, r->send_count, r->dtype, NULL);
+    for (int i = 1; i < N; i++)
+        cf_add(r->recv, (const char *)f->stage.at + (first + i) % N * bytes, 1, 0, r->send_count, r->dtype, NULL);
 }
 
 #define COLLECTIVE(blocking_one, other, ...)                                                                                       \

@@ -1,7 +1,7 @@
 // The executor. It walks one rank's list of steps and knows no algorithm: which slice, which peer and what
 // must be complete first is all in the step.
 //
-//   COMPUTE, ADD, COPY   wait on the stream for what the transfers named bring, then enqueue the work
+//   COMPUTE, ADD, COPY   wait on a stream for what the transfers named bring, then enqueue the work
 //   EXCHANGE, COLLECTIVE post a request, exchanges that are joined all at once; transfers named become the request's
 //                        `after`; computations named are earlier in the stream, which post() is given
 //
@@ -9,6 +9,10 @@
 // that all memory may be reused). So what is posted, and in which order, never depends on how fast things go.
 // Memory and requests are made once, in create. Where a slice is, one place decides, place_of(). If the
 // context has a check, checksums travel beside the payload (check.c): posted behind it, compared in finish.
+//
+// Lanes. If the plan allows it, computations take turns on the context's two streams. On a GPU the first tiles of one then
+// run where the last ones of the other leave multiprocessors free, so that slices cost little more than the whole. A
+// computation on one lane waits for nothing on the other; all else (an addition, a request) waits for what is on both.
 #include "fuse.h"
 #include "die.h"
 #include "schedule_check.h"
@@ -29,7 +33,7 @@ struct cf_fuse {
     int ways;
     const cf_schedule *schedule; // the one that it runs by
     cf_request *request;         // one per step; unused for steps on the compute stream
-    bool *arrived;               // per step: what its request brings is known to be here
+    unsigned char *arrived;      // per step: lanes on which what its request brings is known to be here, a bit each
     int tag;                     // of slice 0
     cf_checksums *sums;          // NULL: none are made
     char *stage, *result;
@@ -45,6 +49,10 @@ struct cf_fuse {
     cf_compute *compute;
     void *argument;
     int layer;
+    // Lanes: 0 is the context's stream, 1 the one beside it
+    bool two, computed, forked, behind; // both are used; now by one at least; 1 has begun; the other has what this waits for
+    int lane;                           // of the step in progress
+    cf_moment fork;                     // lane 1 begins after it
 };
 
 // --- plan ---
@@ -262,7 +270,36 @@ static cf_span span_of(const cf_fuse *f, const cf_step *step) {
     return span;
 }
 
-// --- steps on the compute stream ---
+// --- lanes ---
+
+static cf_stream *stream_of(const cf_fuse *f, int lane) {
+    return lane ? f->context->beside : f->context->stream;
+}
+
+// A generator of the caller's may order its computations by the stream alone.
+static void begin_lanes(cf_fuse *f) {
+    f->two = f->plan.apart && f->context->beside && !f->sums && f->schedule->mode != CF_MODE_OWN && f->schedule->count > 1;
+    f->computed = f->forked = f->behind = false, f->lane = 0;
+    if (f->two) f->fork = cf_moment_untimed(f->context->stream);
+}
+
+static void join_lanes(cf_fuse *f) {
+    if (f->behind) cf_stream_after(stream_of(f, f->lane), cf_moment_untimed(stream_of(f, 1 - f->lane)));
+    f->behind = false;
+}
+
+static void change_lane(cf_fuse *f) {
+    if (f->computed) f->lane = 1 - f->lane, f->behind = true;
+    if (f->lane == 1 && !f->forked) cf_stream_after(f->context->beside, f->fork), f->forked = true;
+    f->computed = true;
+}
+
+static void end_lanes(cf_fuse *f) {
+    if (f->lane == 1) f->lane = 0, f->behind = true;
+    join_lanes(f);
+}
+
+// --- steps on the compute streams ---
 
 static void trace_request(cf_fuse *f, int index) {
     const cf_request *r = &f->request[index];
@@ -275,20 +312,21 @@ static void trace_request(cf_fuse *f, int index) {
 
 static void wait_until(cf_fuse *f, cf_request *request, cf_point point) {
     cf_transport *t = f->context->transport;
-    if (t->test(t, request, point, f->context->stream)) return;
-    cf_moment begin = cf_trace_begin(f->context->trace, CF_TRACE_WAIT, f->label, f->context->stream);
-    cf_moment end = t->wait(t, request, point, f->context->stream);
+    if (t->test(t, request, point, stream_of(f, f->lane))) return;
+    // What is computed on the other lane hides the transfer until then.
+    cf_moment begin = cf_trace_begin(f->context->trace, CF_TRACE_WAIT, f->label, stream_of(f, f->behind ? 1 - f->lane : f->lane));
+    cf_moment end = t->wait(t, request, point, stream_of(f, f->lane));
     cf_trace_wait(f->context->trace, f->label, f->layer, begin, end);
 }
 
 static void wait_for_step(cf_fuse *f, int index, cf_point point) {
     wait_until(f, &f->request[index], point);
     if (f->sums && !f->arrived[index]) cf_checksums_arrived(f->sums, index, &f->request[index], f->context->stream);
-    f->arrived[index] = true;
+    f->arrived[index] |= 1 << f->lane;
 }
 
 static void wait_for_arrival(cf_fuse *f, int index) {
-    if (!cf_on_wire(&f->schedule->step[index]) || f->arrived[index]) return;
+    if (!cf_on_wire(&f->schedule->step[index]) || f->arrived[index] >> f->lane & 1) return;
     wait_for_step(f, index, CF_ARRIVED);
 }
 
@@ -298,9 +336,10 @@ static void wait_for_all(cf_fuse *f, const cf_step *step) {
 
 static void run_add(cf_fuse *f, const cf_step *step) {
     int64_t elements = rows_of(f, step->at.slot % f->schedule->slices) * f->row_elements;
-    cf_stream *stream = f->context->stream;
+    cf_stream *stream = stream_of(f, f->lane);
     cf_moment begin = cf_trace_begin(f->context->trace, CF_TRACE_COMPUTE, "add", stream);
-    cf_add(place_of(f, step->at), place_of(f, step->from), elements, f->plan.dtype, stream);
+    // A shard further is the same slice of the next part.
+    cf_add(place_of(f, step->at), place_of(f, step->from), step->count, f->rows * f->row_elements, elements, f->plan.dtype, stream);
     cf_trace_end(f->context->trace, CF_TRACE_COMPUTE, "add", f->layer, step->at.slot, begin, stream);
 }
 
@@ -344,7 +383,7 @@ static void fill_request(cf_fuse *f, int index) {
                       .label = f->label,
                       .layer = f->layer,
                       .step = f->context->step,
-                      .posted = cf_moment_now(f->context->stream)};
+                      .posted = cf_trace_posted(f->context->trace, stream_of(f, f->lane))};
     if (step->kind == CF_EXCHANGE)
         fill_exchange(f, step, r);
     else
@@ -357,8 +396,9 @@ static void fill_request(cf_fuse *f, int index) {
 // A collective, or exchanges [first, end), which are one unit.
 static void post(cf_fuse *f, int first, int end) {
     cf_transport *t = f->context->transport;
+    join_lanes(f);
     for (int i = first; i < end; i++) fill_request(f, i);
-    t->post(t, &f->request[first], end - first, f->context->stream);
+    t->post(t, &f->request[first], end - first, stream_of(f, f->lane));
     for (int i = first; i < end && f->sums; i++) cf_checksums_post(f->sums, i, &f->request[i], t, f->context->stream);
 }
 
@@ -374,10 +414,15 @@ static void run_step(cf_fuse *f) {
         if (f->schedule->blocking) wait_for_arrival(f, index);
         return;
     }
-    wait_for_all(f, step);
-    cf_stream *stream = f->context->stream;
     cf_span span = span_of(f, step);
-    if (step->kind == CF_COMPUTE && span.rows > 0) {
+    const bool compute = step->kind == CF_COMPUTE && span.rows > 0;
+    if (f->two && compute && !step->accumulate)
+        change_lane(f);
+    else
+        join_lanes(f);
+    wait_for_all(f, step);
+    cf_stream *stream = stream_of(f, f->lane);
+    if (compute) {
         cf_moment begin = cf_trace_begin(f->context->trace, CF_TRACE_COMPUTE, f->plan.name, stream);
         cf_boundary *boundary = cf_boundary_swap(NULL);
         f->compute(f->argument, &span, stream);
@@ -426,7 +471,9 @@ bool cf_fuse_begin(cf_fuse *f, void *full, int64_t rows_per_rank, int64_t row_el
     memset(f->arrived, 0, (size_t)f->schedule->count * sizeof *f->arrived);
     if (f->sums) cf_checksums_begin(f->sums, f->rows, f->row_bytes, layer, f->context->step, f->context->stream);
     f->half_way = true;
+    begin_lanes(f);
     while (f->next < f->schedule->begin) run_step(f);
+    end_lanes(f);
     f->half_way = false;
     if (f->now) f->now->begin[1] = cf_moment_now(f->context->stream);
     return true;
@@ -451,7 +498,9 @@ void *cf_fuse_finish(cf_fuse *f) {
     if (!f->running) cf_die(NULL, "%s is finished but was not begun", f->label);
     if (f->now) f->now->finish[0] = cf_moment_now(f->context->stream);
     f->half_way = true;
+    begin_lanes(f);
     while (f->next < f->schedule->count) run_step(f);
+    end_lanes(f);
     if (!f->sums) wait_for_last(f); // checksums are made as slices arrive
     for (int i = 0; i < f->schedule->count; i++) {
         if (!cf_on_wire(&f->schedule->step[i])) continue;

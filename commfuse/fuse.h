@@ -33,8 +33,9 @@ typedef struct cf_span {
     char *data;
     int64_t data_stride; // bytes between the starts of two blocks
 } cf_span;
-// begin() makes the calls with CF_COMPUTE_BEFORE, finish() those with CF_COMPUTE_AFTER, or with accumulate. A callback may run
-// other operations; it has no way to fail: what went wrong in it, it notes in its argument, and computes on.
+// begin() makes the calls with CF_COMPUTE_BEFORE, finish() those with CF_COMPUTE_AFTER, or with accumulate. All that a callback
+// enqueues goes to `stream`, which is the context's or, if the plan says `apart`, its second one. A callback may run other
+// operations, unless the plan says so; it has no way to fail: what went wrong in it, it notes in its argument, and computes on.
 typedef void cf_compute(void *argument, const cf_span *span, cf_stream *stream);
 
 // Makes the schedule of any rank (cf_schedule_start), the same whoever calls it; NULL: it cannot. The operation frees it.
@@ -54,6 +55,7 @@ typedef struct cf_fuse_plan {
     bool result_given; // all-to-all: the caller says before every begin where the result goes
     bool folds;        // reduce-scatter: compute can add to what is there, and what it writes elsewhere is new
     bool bulk;         // much, and not needed soon: what is posted later may pass it (weights, their gradients)
+    bool apart;        // no call of compute needs what another does, or it orders that itself: two may run at a time
     // For CF_MODE_AUTO, where mode, route and slices are chosen (choice.h):
     double flops; // of one rank's computation of all slices
     bool early;   // begun well before it is finished

@@ -95,11 +95,13 @@ static void *take_memory(void) {
 #define PLANNED_cf_device_name          record.hardware ? record.hardware->name : "planned"
 #define PLANNED_cf_device_threads       NOTHING
 #define PLANNED_cf_stream_create        make_stream()
+#define PLANNED_cf_stream_create_beside NULL
 #define PLANNED_cf_stream_create_urgent make_stream()
 #define PLANNED_cf_stream_free          free(stream)
 #define PLANNED_cf_stream_sync          sync()
 #define PLANNED_cf_device_watch         NOTHING
 #define PLANNED_cf_moment_now           moment()
+#define PLANNED_cf_moment_untimed       ((cf_moment){0, 0})
 #define PLANNED_cf_moment_ms            moment.ms
 #define PLANNED_cf_moment_passed        true
 #define PLANNED_cf_moment_wait          NOTHING
@@ -109,7 +111,7 @@ static void *take_memory(void) {
 #define PLANNED_cf_range_end            NOTHING
 #define PLANNED_cf_copy                 copy(to, bytes)
 #define PLANNED_cf_zero                 bytes > 0 ? moves("zero", (double)bytes) : NOTHING
-#define PLANNED_cf_add                  moves("add", 3 * (double)(count * cf_dtype_size(dtype)))
+#define PLANNED_cf_add                  moves("add", (parts + 1 + (to != from)) * (double)(count * cf_dtype_size(dtype)))
 #define PLANNED_cf_checksum             moves("checksum", (double)bytes)
 #define PLANNED_cf_compare              moves("compare", 16 * (double)count)
 #define PLANNED_cf_device_take          take_memory()

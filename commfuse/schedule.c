@@ -62,8 +62,9 @@ int cf_append_exchange(cf_schedule *s, int send_to, cf_place from, int send_slic
     return s->count - 1;
 }
 
-int cf_append_add(cf_schedule *s, cf_place at, cf_place from, int wait0, int wait1) {
-    append(s, CF_ADD, at, from, wait0, wait1);
+int cf_append_add(cf_schedule *s, cf_place at, cf_place from, int parts, int wait0, int wait1) {
+    cf_step *step = append(s, CF_ADD, at, from, wait0, wait1);
+    step->count = parts, step->stride = s->slices, step->range = parts > 1;
     return s->count - 1;
 }
 
@@ -132,17 +133,18 @@ static bool computed_early(const cf_schedule *s, int owner, int k) {
     return !s->folds || owner != s->rank || k == s->slices - 1;
 }
 
-// What is done with own slice k once all other ranks' sum for it is in slot k of the stage. If others are computed
-// onto their sums, the result is wanted there.
-static void finish_own(cf_schedule *s, int k, int arrived) {
+// What is done with own slice k once what all other ranks have for it is in `parts` slots of the stage, from slot k on, m apart,
+// brought by steps first … last. If own slices are computed onto their sums, the result is wanted there.
+static void finish_own(cf_schedule *s, int k, int parts, int first, int last) {
     cf_place own = {CF_FULL, slice(s, s->rank, k)}, sum = {CF_STAGE, k};
+    if (s->folds && parts > 1) first = cf_append_add(s, sum, sum, parts, first, last), parts = 1;
     if (!computed_early(s, s->rank, k)) {
-        int index = cf_append_compute(s, CF_COMPUTE_BEFORE, sum, own.slot, 1, arrived);
+        int index = cf_append_compute(s, CF_COMPUTE_BEFORE, sum, own.slot, 1, first);
         s->step[index].accumulate = true;
     } else if (s->folds)
-        cf_append_add(s, sum, own, arrived, -1);
+        cf_append_add(s, sum, own, 1, first, -1);
     else
-        cf_append_add(s, own, sum, arrived, -1);
+        cf_append_add(s, own, sum, parts, first, parts > 1 ? last : -1);
 }
 
 // Ring. Round i: compute the slice of rank r − 1 − i, add the running sum that came from the left
@@ -155,12 +157,12 @@ static void ring_reduce_scatter(cf_schedule *s, int *sent) {
             cf_place here = {CF_FULL, number}, staged = {CF_STAGE, k};
             if (computed_early(s, owner, k)) compute_before(s, CF_FULL, number);
             if (i == s->ranks - 1) continue; // own slices: finished below, after all else
-            if (i > 0) cf_append_add(s, here, staged, arrived, -1);
+            if (i > 0) cf_append_add(s, here, staged, 1, arrived, -1);
             sent[i * s->slices + k] =
                 exchange(s, right(s, 1), number, left(s, 1), staged, slice(s, left(s, i + 2), k), last_on_stream(s), arrived);
         }
     s->begin = s->count;
-    for (int k = 0; k < s->slices && s->ranks > 1; k++) finish_own(s, k, sent_before(s, sent, s->ranks - 1, k));
+    for (int k = 0; k < s->slices && s->ranks > 1; k++) finish_own(s, k, 1, sent_before(s, sent, s->ranks - 1, k), -1);
 }
 
 // Where round i's part arrives.
@@ -171,14 +173,14 @@ static cf_place window_slot(const cf_schedule *s, int round, int window, int k) 
 
 // sum += the part of that round
 static void add_part(cf_schedule *s, const int *sent, int round, int window, int k) {
-    cf_append_add(s, window_slot(s, 0, window, k), window_slot(s, round, window, k), sent[round * s->slices + k], sent[k]);
+    cf_append_add(s, window_slot(s, 0, window, k), window_slot(s, round, window, k), 1, sent[round * s->slices + k], sent[k]);
 }
 
 // Direct. Round i: compute the slice of rank r − 1 − i and send it there; what arrives is rank r + 1 + i's
 // part of the own slice, into a slot of a window. Slot 0 holds the sum so far; another is used again once what
 // it brought has been added. Where a rank's slices cost more than another's, its parts come late: the wider the window, the
-// later a rank waits for them.
-enum { WINDOW = 4 };
+// later a rank waits for them. Where it has room for all parts, one step adds them up.
+enum { WINDOW = 8 };
 
 static void direct_reduce_scatter(cf_schedule *s, int *sent) {
     int N = s->ranks, m = s->slices;
@@ -194,9 +196,10 @@ static void direct_reduce_scatter(cf_schedule *s, int *sent) {
             sent[i * m + k] = exchange(s, owner, number, right(s, i + 1), window_slot(s, i, window, k), own, last_on_stream(s), -1);
         }
     s->begin = s->count;
+    const bool all = window == N - 1;
     for (int k = 0; k < m && N > 1; k++) {
-        for (int i = N - window > 1 ? N - window : 1; i <= N - 2; i++) add_part(s, sent, i, window, k);
-        finish_own(s, k, sent[k]);
+        for (int i = N - window; i <= N - 2 && !all; i++) add_part(s, sent, i, window, k);
+        finish_own(s, k, all ? window : 1, sent[k], sent[(N - 2) * m + k]);
     }
 }
 
@@ -258,10 +261,9 @@ static void at_once(cf_schedule *s) {
         compute_others(s, CF_COMPUTE_AFTER, gather ? CF_FULL : CF_RESULT, first, last);
     } else if (all_to_all && !before) {
         cf_append_copy(s, (cf_place){CF_RESULT, s->rank}, (cf_place){CF_FULL, s->rank}, -1);
-    } else if (s->operation == CF_REDUCE_SCATTER) { // own += (stage[0] + stage[1]) + …; slot 0 was filled last
+    } else if (s->operation == CF_REDUCE_SCATTER) {
         s->stage_slots = others;
-        for (int i = 1; i < others; i++) cf_append_add(s, (cf_place){CF_STAGE, 0}, (cf_place){CF_STAGE, i}, last - i, last);
-        if (others > 0) cf_append_add(s, (cf_place){CF_FULL, s->rank}, (cf_place){CF_STAGE, 0}, last, -1);
+        if (others > 0) finish_own(s, 0, others, first, last);
     }
 }
 
@@ -439,7 +441,7 @@ static void print_step(FILE *file, const cf_step *step) {
     case CF_COPY:
         fprintf(file, step->kind == CF_ADD ? "add        " : "copy       ");
         print_place(file, step->at);
-        fprintf(file, step->kind == CF_ADD ? " += " : " = ");
+        fprintf(file, step->kind == CF_COPY ? " = " : step->count > 1 ? " += %d parts from " : " += ", step->count);
         print_place(file, step->from);
         break;
     }

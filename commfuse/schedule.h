@@ -61,14 +61,15 @@ typedef struct cf_place { // one slice of one buffer
 typedef struct cf_step {
     cf_step_kind kind;
     int wait[2]; // indices of earlier steps that must be done first (transfers: have arrived); -1: none
-    bool range;  // COMPUTE: waits for all steps from wait[0] to wait[1]
-    // COMPUTE and COLLECTIVE: slices first, first + stride, …, `count` of them
+    bool range;  // COMPUTE and ADD: waits for all steps from wait[0] to wait[1]
+    // COMPUTE and COLLECTIVE: slices first, first + stride, …, `count` of them; ADD: so many parts of the sum, m slots apart
     int first, count, stride;
     // COMPUTE: CF_COMPUTE_BEFORE writes slices that will travel, CF_COMPUTE_AFTER reads those that have
     // arrived, the first of them at `at`
     cf_side side;
     bool accumulate; // adds to the sum at `at` instead of writing
-    // ADD:     at = at + from.   COPY: at = from (the own slices of an all-to-all without compute).
+    // ADD:     at = ((from + the part m slots further) + …) + at, the last not if `at` is the first of the parts.
+    // COPY:    at = from (the own slices of an all-to-all without compute).
     // EXCHANGE: sends `from`, receives into `at`.   COLLECTIVE: from → at
     cf_place at, from;
     // EXCHANGE: one send, one receive; between GPUs those of a group run one after another, in the order posted. Those that
@@ -119,7 +120,7 @@ cf_schedule *cf_schedule_start(cf_operation operation, cf_side side, int ranks, 
 int cf_append_compute(cf_schedule *s, cf_side side, cf_place at, int first, int count, int wait); // slices first, first + m, …
 int cf_append_exchange(cf_schedule *s, int send_to, cf_place from, int send_slice, int recv_from, cf_place at, int recv_slice,
                        int wait0, int wait1);
-int cf_append_add(cf_schedule *s, cf_place at, cf_place from, int wait0, int wait1);
+int cf_append_add(cf_schedule *s, cf_place at, cf_place from, int parts, int wait0, int wait1); // several parts: range
 int cf_append_copy(cf_schedule *s, cf_place at, cf_place from, int wait);
 int cf_append_collective(cf_schedule *s, cf_place from, cf_place at, int first, int wait); // slices first, first + m, …, N of them
 

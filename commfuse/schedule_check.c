@@ -98,9 +98,14 @@ static access *append(access *list, cf_place at, int ahead, int slice, bool writ
     return list + 1;
 }
 
+// An ADD whose first part is the sum itself.
+static bool in_place(const cf_step *step) {
+    return place_number(step->from) == place_number(step->at);
+}
+
 // What a step reads, then what it writes; returns how many. What a transfer sends is what it reads.
 static int accesses(const checker *c, int rank, const cf_step *step, access *list) {
-    const bool exchange = step->kind == CF_EXCHANGE, moves = exchange || step->kind == CF_ADD || step->kind == CF_COPY;
+    const bool exchange = step->kind == CF_EXCHANGE, adds = step->kind == CF_ADD, moves = exchange || adds || step->kind == CF_COPY;
     const bool collective = step->kind == CF_COLLECTIVE, gather = c->operation == CF_ALLGATHER;
     access *end = list;
     for (int k = 0; k < step->count && step->kind == CF_COMPUTE; k++)
@@ -110,8 +115,8 @@ static int accesses(const checker *c, int rank, const cf_step *step, access *lis
     for (int k = 0; k < step->count && collective && (k == 0 || c->operation != CF_REDUCE_SCATTER); k++)
         if (!gather || k != rank) // the own block of a gathered payload is in place
             end = append(end, step->at, k * step->stride, step->first, true);
-    if (moves && (!exchange || step->send_to >= 0))
-        end = append(end, step->from, 0, exchange ? step->send_slice : step->at.slot, false);
+    for (int k = adds && in_place(step); k < (adds ? step->count : moves && (!exchange || step->send_to >= 0)); k++)
+        end = append(end, step->from, k * step->stride, exchange ? step->send_slice : step->at.slot, false);
     if (moves && (!exchange || step->recv_from >= 0))
         end = append(end, step->at, 0, exchange ? step->recv_slice : step->at.slot, true);
     return (int)(end - list);
@@ -131,11 +136,14 @@ static const char *check_step(checker *c, int r, int i) {
         const char *property, *how;
     } rules[] = {
         {wait0 < -1 || wait0 >= i || wait1 < -1 || wait1 >= i, "form", "waits for a step that is not earlier"},
-        {step->range && (!compute || wait0 < 0 || wait1 < wait0), "form", "waits for a range that is none"},
+        {step->range && ((!compute && step->kind != CF_ADD) || wait0 < 0 || wait1 < wait0), "form",
+         "waits for a range that is none"},
         {compute && c->side == CF_NO_COMPUTE, "form", "computes, but the operation does not"},
         {compute && ((step->side != CF_COMPUTE_BEFORE && step->side != CF_COMPUTE_AFTER) || !computes(c, step->side)), "side",
          "computes on a side on which the operation does not"},
         {step->kind == CF_ADD && c->operation != CF_REDUCE_SCATTER, "form", "adds, but the operation does not"},
+        {step->kind == CF_ADD && (count < 1 || count > c->ranks || step->stride != c->slices), "form",
+         "adds no parts, or of slices"},
         {step->kind == CF_COPY && c->operation != CF_ALLTOALL, "form", "copies, but the operation does not"},
         {exchange && (step->send_to < -1 || step->send_to >= c->ranks || step->recv_from < -1 || step->recv_from >= c->ranks ||
                       step->send_to + step->recv_from == -2),
@@ -288,7 +296,7 @@ static void start_data(checker *c, int r) {
 static void run_on_stream(checker *c, int r, int i) {
     const cf_step *step = &c->schedule[r]->step[i];
     const int all = accesses(c, r, step, c->access);
-    const value from = c->held[r][place_number(c->access[0].at)];
+    value from = c->held[r][place_number(step->kind == CF_ADD ? step->from : c->access[0].at)]; // of an ADD the sum of its parts
     for (const access *a = c->access; a < c->access + all; a++) {
         value *at = &c->held[r][place_number(a->at)];
         if (step->kind == CF_COMPUTE && step->accumulate)
@@ -297,7 +305,9 @@ static void run_on_stream(checker *c, int r, int i) {
             *at = own_value(c, r, a->slice);
         else if (step->kind == CF_COMPUTE)
             expect(c, r, i, "works on", *at, arrived_value(c, r, a->slice));
-        else if (a->writes && step->kind == CF_ADD)
+        else if (step->kind == CF_ADD && !a->writes && (a > c->access || in_place(step)))
+            add(c, r, i, &from, *at);
+        else if (step->kind == CF_ADD && a->writes && !in_place(step))
             add(c, r, i, at, from);
         else if (a->writes)
             *at = from;

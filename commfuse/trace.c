@@ -11,7 +11,7 @@
 #include <string.h>
 
 static const char purpose[] = "the trace; --trace-steps A:B makes it shorter";
-enum { COMM_ROWS_MAX = 16, SPANS_BETWEEN_LOOKS = 1024 };
+enum { COMM_ROWS_MAX = 16, BESIDE_ROW = CF_TRACE_COMM + COMM_ROWS_MAX, SPANS_BETWEEN_LOOKS = 1024 };
 
 typedef struct span { // it is sorted by the time with which its event begins
     cf_trace_event event;
@@ -23,6 +23,7 @@ struct cf_trace {
     bool record, forgotten; // events are recorded; a moment was asked for too late
     int step;
     cf_moment began;                                // the current step
+    const cf_stream *stream;                        // on which it began
     span *span;                                     // of the step before and of the current one
     int64_t before, resolved, spans, span_capacity; // [0, before) are of the step before; moments of [0, resolved) are times
     cf_trace_event *event;                          // recorded
@@ -57,6 +58,10 @@ cf_moment cf_trace_begin(cf_trace *trace, cf_trace_row row, const char *name, cf
     return has_moments(trace, row) ? cf_moment_now(stream) : (cf_moment){0};
 }
 
+cf_moment cf_trace_posted(const cf_trace *trace, cf_stream *stream) {
+    return trace->record ? cf_moment_now(stream) : cf_moment_untimed(stream);
+}
+
 // Moments of the first spans become times: of the first `count`, and of others that have passed. A GPU does not remember
 // moments for ever, and a step may take more than it remembers.
 static void resolve(cf_trace *trace, int64_t count, bool others) {
@@ -74,7 +79,7 @@ static void resolve(cf_trace *trace, int64_t count, bool others) {
         if (trace->resolved >= count && (!cf_moment_passed(s->end) || !cf_moment_passed(s->begin))) return;
         // Each is a call of a GPU's driver, so only a timeline asks for all three.
         e->begin_ms = cf_moment_ms(s->begin), e->end_ms = cf_moment_ms(s->end);
-        e->posted_ms = trace->record ? cf_moment_ms(s->posted) : e->begin_ms;
+        e->posted_ms = trace->record && s->posted.number >= 0 ? cf_moment_ms(s->posted) : e->begin_ms;
         if (e->row == CF_TRACE_WAIT) e->end_ms = fmax(e->begin_ms, e->end_ms);
         if (!trace->record || (e->row == CF_TRACE_WAIT && e->begin_ms == e->end_ms)) continue;
         trace->event = cf_host_grow(trace->event, &trace->event_capacity, trace->events + 1, sizeof *e, purpose);
@@ -93,7 +98,8 @@ static void add_span(cf_trace *trace, span s, const char *name) {
 }
 
 void cf_trace_end(cf_trace *trace, cf_trace_row row, const char *name, int layer, int slice, cf_moment begin, cf_stream *stream) {
-    const cf_trace_event e = {.row = row, .layer = layer, .slice = slice, .peer = -1};
+    const cf_trace_event e = {
+        .row = row, .layer = layer, .slice = slice, .peer = -1, .beside = trace->stream && stream != trace->stream};
     cf_range_end();
     if (has_moments(trace, row)) add_span(trace, (span){e, begin, begin, cf_moment_now(stream)}, name);
 }
@@ -135,7 +141,7 @@ void cf_trace_step(cf_trace *trace, int step, cf_stream *stream) {
     trace->spans -= trace->before, trace->resolved -= trace->before;
     if (trace->spans > 0) memmove(trace->span, trace->span + trace->before, (size_t)trace->spans * sizeof *trace->span);
     trace->before = trace->spans;
-    trace->began = cf_moment_now(stream);
+    trace->began = cf_moment_now(stream), trace->stream = stream;
     trace->step = step;
 }
 
@@ -241,6 +247,7 @@ static void write_rank(FILE *file, int rank, cf_trace_event *events, int64_t cou
             while (lane < COMM_ROWS_MAX - 1 && taken[lane] > e->begin_ms) lane++;
             taken[lane] = e->end_ms;
         }
+        if (e->beside) lane = BESIDE_ROW;
         write_event(file, rank, e->row + lane, e);
     }
 }
@@ -248,10 +255,11 @@ static void write_rank(FILE *file, int rank, cf_trace_event *events, int64_t cou
 void cf_trace_write(FILE *file, int ranks, cf_trace_event *const *events, const int64_t *counts) {
     fprintf(file, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n");
     for (int rank = 0; rank < ranks; rank++) {
-        for (int row = 0; row < CF_TRACE_COMM + COMM_ROWS_MAX; row++)
+        for (int row = 0; row <= BESIDE_ROW; row++)
             fprintf(file, "{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"%s\"}},\n", rank, row,
                     row == CF_TRACE_COMPUTE ? "compute"
                     : row == CF_TRACE_WAIT  ? "waiting (exposed)"
+                    : row == BESIDE_ROW     ? "compute beside"
                                             : "comm");
         fprintf(file, "{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":%d,\"args\":{\"name\":\"rank %d\"}}%s", rank, rank,
                 rank + 1 < ranks ? ",\n" : "");

@@ -27,6 +27,7 @@ typedef struct cf_trace_event {
     char name[40];
     int row;                // cf_trace_row
     int layer, slice, peer; // -1: none
+    bool beside;            // computed on another stream than the step's
     int step;
     int64_t bytes;
 } cf_trace_event;
@@ -42,6 +43,8 @@ void cf_trace_step(cf_trace *trace, int step, cf_stream *stream); // one begins,
 // Between two moments of a stream. begin() opens a range by that name on the host's time line, end()
 // closes it; a computation's moments are taken only while events are recorded.
 cf_moment cf_trace_begin(cf_trace *trace, cf_trace_row row, const char *name, cf_stream *stream);
+// The moment when a request is posted; it has a time only for a timeline.
+cf_moment cf_trace_posted(const cf_trace *trace, cf_stream *stream);
 void cf_trace_end(cf_trace *trace, cf_trace_row row, const char *name, int layer, int slice, cf_moment begin, cf_stream *stream);
 // A wait for a transfer that ends at `end`; if that has been before `begin`, nothing had to wait. Closes what begin() opened.
 // (The microseconds in which a GPU's stream resumes are not counted.)

@@ -65,6 +65,7 @@ typedef struct cf_request {
     int received;            // atomic: the receiving half is done, if there is one
     cf_moment begin, end;    // in flight between these
     cf_moment arrival;       // GPU: what it brings is here
+    cf_moment here;          // GPU: the same without a time, a little sooner: streams wait for this
     struct cf_request *next; // the transport's queue
 } cf_request;
 

@@ -301,7 +301,7 @@ static bool test(cf_transport *t, cf_request *r, cf_point point, cf_stream *stre
 static cf_moment wait(cf_transport *t, cf_request *r, cf_point point, cf_stream *stream) {
     cf_wire *wire = wire_for(r);
     cf_moment when = point == CF_ARRIVED ? r->arrival : r->end;
-    cf_stream_after(stream, when);
+    cf_stream_after(stream, point == CF_ARRIVED ? r->here : r->end);
     if (wire->waiter != stream) wire->waited = 0;
     wire->waiter = stream;
     if (when.number == r->end.number && wire->waited < when.number) wire->waited = when.number;

@@ -38,7 +38,7 @@ CF_EXTERN_C_END
 
 // When a request may begin, as far as the stream it is posted on decides.
 static inline cf_moment cf_request_ready(const cf_request *r, cf_stream *stream) {
-    return r->posted.number ? r->posted : cf_moment_now(stream);
+    return r->posted.number ? r->posted : cf_moment_untimed(stream);
 }
 
 // Sets NCCL's environment variables, unless the user has. Call at start, while the process has one thread: threads of

@@ -208,9 +208,12 @@ static void copy_across(void *to, const void *from, int64_t bytes, cf_stream *st
     if (!beside) CF_CUDA(cudaMemcpyAsync(to, from, (size_t)bytes, cudaMemcpyDefault, cf_cuda_stream(stream)));
 }
 
+// Nothing that is sent waits for a moment that has a time.
 static void send(ipc_wire *w, lane *l, const cf_request *r) {
     uint32_t n = ++l->messages;
     await_word(w, l->stream, &l->words->ready, n);
+    for (int i = 0; i < 2; i++)
+        if (r->after[i]) cf_stream_after(l->stream, r->after[i]->here);
     copy_across(r->to, r->send, bytes_sent(r), l->stream);
     write_word(w, l->stream, &l->words->written, n);
 }
@@ -222,16 +225,15 @@ static void exchange(ipc_wire *w, cf_request *r, cf_moment ready) {
     if (in) cf_stream_after(in->stream, ready);
     if (bytes_received(r) > 0) write_word(w, in->stream, &in->words->ready, ++in->messages);
     if (out) cf_stream_after(out->stream, ready);
-    for (int i = 0; i < 2 && out; i++) // what comes may come at once
-        if (r->after[i]) cf_stream_after(out->stream, r->after[i]->arrival);
-    r->begin = cf_moment_now((out ? out : in)->stream);
+    r->begin = r->after[0] ? r->after[0]->arrival : cf_moment_now((in ? in : out)->stream); // what comes may come sooner
     if (bytes_sent(r) > 0) send(w, out, r);
     if (bytes_received(r) > 0) await_word(w, in->stream, &in->words->written, in->messages);
-    cf_moment sent = out ? cf_moment_now(out->stream) : ready, arrived = in ? cf_moment_now(in->stream) : ready;
-    cf_stream_after(w->join, sent);
-    cf_stream_after(w->join, arrived);
+    cf_stream_after(w->join, out ? cf_moment_untimed(out->stream) : ready);
+    r->here = in ? cf_moment_untimed(in->stream) : ready;
+    cf_stream_after(w->join, r->here);
     r->end = cf_moment_now(w->join);
-    r->arrival = in ? arrived : r->end;
+    r->arrival = in ? cf_moment_now(in->stream) : r->end;
+    if (!in) r->here = r->end;
 }
 
 static void barrier(ipc_wire *w, cf_request *r, cf_moment ready) {
@@ -242,7 +244,7 @@ static void barrier(ipc_wire *w, cf_request *r, cf_moment ready) {
         if (i != r->group->rank) write_word(w, w->join, &w->send[i].words->barrier, n);
     for (int i = 0; i < r->group->size; i++)
         if (i != r->group->rank) await_word(w, w->join, &w->recv[i].words->barrier, n);
-    r->arrival = r->end = cf_moment_now(w->join);
+    r->arrival = r->here = r->end = cf_moment_now(w->join);
 }
 
 static void post(cf_wire *wire, cf_request *r, int count, cf_stream *stream) {

@@ -126,10 +126,10 @@ static void post(cf_wire *wire, cf_request *r, int count, cf_stream *stream) {
         CHECK(ncclAllReduce(w->flag, w->flag, 1, ncclInt32, ncclSum, w->comm, on), w->comm);
         break;
     }
-    cf_moment end = cf_moment_now(w->stream);
+    cf_moment here = cf_moment_untimed(w->stream), end = cf_moment_now(w->stream);
     int blocks = blocks_of(w, r, count);
     if (wire->posted <= wire->waited || wire->blocks < blocks) wire->blocks = blocks;
-    for (int i = 0; i < count; i++) r[i].begin = begin, r[i].arrival = r[i].end = end;
+    for (int i = 0; i < count; i++) r[i].begin = begin, r[i].here = here, r[i].arrival = r[i].end = end;
 }
 
 static const char *look(cf_wire *wire) {

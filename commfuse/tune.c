@@ -6,16 +6,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { OPERATIONS_MAX = 64, WARM_STEPS = 2, REPEATS = 3, FINALISTS = 2, PLANS = 7 };
+enum { OPERATIONS_MAX = 64, WARM_STEPS = 2, WAY_REPEATS = 3, PLAN_REPEATS = 5, FINALISTS = 2, PLANS = 7 };
 _Static_assert((int)PLANS <= (int)CF_CHOICES, "plans are candidates, as ways are");
-_Static_assert(WARM_STEPS + CF_CHOICES + (REPEATS - 1) * (1 + FINALISTS) + PLANS * REPEATS <= CF_TRIAL_STEPS, "trials are bounded");
+_Static_assert(WARM_STEPS + CF_CHOICES + (WAY_REPEATS - 1) * (1 + FINALISTS) + PLANS + (PLAN_REPEATS - 1) * (1 + FINALISTS) <=
+                   CF_TRIAL_STEPS,
+               "trials are bounded");
 static const double FAR = 1.3;    // from the best: tried no more
 static const double CLEAR = 0.02; // of an operation's time, at least: what another way must save
 static const double WORTH = 0.01; // of a step: what another plan must save, at least
 
 // Candidates that are measured in turns: ways of an operation, whole plans.
 typedef struct trial {
-    double ms[CF_CHOICES][REPEATS];
+    int repeats; // of each
+    double ms[CF_CHOICES][PLAN_REPEATS];
     int tried[CF_CHOICES];
     bool out[CF_CHOICES]; // left out
 } trial;
@@ -54,13 +57,13 @@ struct cf_tuner {
 // --- trials ---
 
 static double median_ms(const trial *t, int i) { // NAN: it has not been tried, or there is none
-    double sorted[REPEATS];
+    double sorted[PLAN_REPEATS];
     if (i >= 0) memcpy(sorted, t->ms[i], sizeof sorted);
     return cf_median(sorted, i < 0 ? 0 : t->tried[i]);
 }
 
 static void note(trial *t, int i, double ms) {
-    if (t->tried[i] < REPEATS) t->ms[i][t->tried[i]++] = ms;
+    if (t->tried[i] < t->repeats) t->ms[i][t->tried[i]++] = ms;
 }
 
 // Of those that are left, from `first` on in a circle, the one tried least; -1: all have been tried often enough.
@@ -68,7 +71,7 @@ static int least_tried(const trial *t, int count, int first) {
     int best = -1;
     for (int k = 0; k < count; k++) {
         int i = (first + k) % count;
-        if (!t->out[i] && t->tried[i] < REPEATS && (best < 0 || t->tried[i] < t->tried[best])) best = i;
+        if (!t->out[i] && t->tried[i] < t->repeats && (best < 0 || t->tried[i] < t->tried[best])) best = i;
     }
     return best;
 }
@@ -82,19 +85,32 @@ static void drop_the_far(trial *t, int count) {
     }
     for (int k = 1; k < count; k++) {
         int better = 0;
-        for (int i = 1; i < count; i++) better += i != k && median_ms(t, i) < median_ms(t, k);
+        for (int i = 1; i < count; i++) better += !t->out[i] && median_ms(t, i) < median_ms(t, k);
         if (median_ms(t, k) > FAR * best || better >= FINALISTS) t->out[k] = true;
     }
 }
 
-// The first, unless another one is shorter: by a share of it at least, and by more than its measurements vary.
+// What candidate k saves: of what one turn after the other says, the median and how far that may be wrong. A machine's speed
+// drifts, so only what was measured in the same turn is compared.
+static double saved_ms(const trial *t, int k, double *error) {
+    double saved[PLAN_REPEATS], low = INFINITY, high = -INFINITY;
+    const int turns = t->tried[k] < t->tried[0] ? t->tried[k] : t->tried[0];
+    for (int i = 0; i < turns; i++) {
+        saved[i] = t->ms[0][i] - t->ms[k][i];
+        low = fmin(low, saved[i]), high = fmax(high, saved[i]);
+    }
+    *error = turns > 0 ? (high - low) / (turns + 1) : INFINITY;
+    return cf_median(saved, turns);
+}
+
+// The first, unless another one is shorter: by a share of it at least, and by more than measurements vary.
 static int shortest(const trial *t, int count, double share) {
-    double low = INFINITY, high = 0, first = median_ms(t, 0);
-    for (int i = 0; i < t->tried[0]; i++) low = fmin(low, t->ms[0][i]), high = fmax(high, t->ms[0][i]);
-    double least = first - fmax(share * first, (high - low) / 2);
+    double most = share * median_ms(t, 0), error = 0;
     int chosen = 0;
-    for (int k = 1; k < count; k++)
-        if (!t->out[k] && median_ms(t, k) < least) chosen = k, least = median_ms(t, k);
+    for (int k = 1; k < count; k++) {
+        const double saved = t->out[k] ? 0 : saved_ms(t, k, &error);
+        if (saved > most && saved > error) chosen = k, most = saved;
+    }
     return chosen;
 }
 
@@ -104,7 +120,7 @@ cf_tuner *cf_tuner_create(cf_context *context, const cf_group *world) {
     cf_tuner *t = calloc(1, sizeof *t);
     operation *operations = calloc(OPERATIONS_MAX, sizeof *operations);
     if (!t || !operations) cf_die(NULL, "out of memory for the tuner");
-    *t = (cf_tuner){.context = context, .world = world, .operation = operations, .taken = -1};
+    *t = (cf_tuner){.context = context, .world = world, .operation = operations, .taken = -1, .trial.repeats = PLAN_REPEATS};
     return t;
 }
 
@@ -149,7 +165,7 @@ void cf_tuner_add(cf_tuner *t, const char *place, cf_fuse *fuse) {
         cf_die(NULL, "%s is there twice, or there are more than %d operations", name, OPERATIONS_MAX);
     operation *o = &t->operation[t->operations++];
     snprintf(o->name, sizeof o->name, "%s", name);
-    o->fuse = fuse;
+    o->fuse = fuse, o->trial.repeats = WAY_REPEATS;
     list_ways(t, o);
 }
 
@@ -276,6 +292,7 @@ static void agree(cf_tuner *t, double *ms) {
 static void record(cf_tuner *t, const double *ms) {
     if (t->phase == COMPARE) {
         note(&t->trial, t->current, ms[t->operations]);
+        drop_the_far(&t->trial, PLANS);
         int next = least_tried(&t->trial, PLANS, t->current + 1); // plans take turns
         if (next >= 0)
             t->current = next;

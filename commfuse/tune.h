@@ -5,8 +5,9 @@
 //   search   in each step every operation takes another way; those that are far from the best drop out, the others are tried
 //            twice more. An operation keeps its first way unless another one is shorter by more than the measurements vary
 //   compare  whole steps in turns: the plan found, the plan of the arithmetic, all operations natively and blocking (none), all
-//            in native slices, all in rounds of one, two and four slices. The plan found is taken, unless another is shorter by
-//            more than a hundredth of a step and by more than the measurements vary
+//            in native slices, all in rounds of one, two and four slices; after a step of each only the plan found and the two
+//            best others go on. The plan found is taken, unless another is shorter by more than a hundredth of a step and by
+//            more than the measurements vary
 //
 // What counts for an operation is the time that it adds to the compute stream, waiting included: of each rank the median over
 // layers, of these the maximum. Ranks exchange them after each step, so all decide alike. It takes at most CF_TRIAL_STEPS steps.

@@ -62,7 +62,7 @@ REAL(eps, "eps", "1e-8", 1e-30, 1, "AdamW's epsilon")
 REAL(clip, "clip", "1.0", 0, 1e9, "largest global gradient norm; 0: no clipping")
 INT(seed, "seed", "1337", 0, 9007199254740991.0, "seed of the initial weights and of the data order")
 INT(recompute, "recompute", "1", 0, 1,
-    "1: the backward pass computes GELU and layer norms again; 0: it keeps them, which is faster and takes more memory")
+    "1: the backward pass computes GELU and layer norms, and gathers these, again; 0: it keeps them: faster, more memory")
 CHOICE(dtype, "dtype", "auto", "auto|fp32|bf16",
     "type of weights and activations, in memory and on the wire; auto: fp32 on a CPU, bf16 on a GPU")
 #undef GROUP

@@ -127,12 +127,12 @@ static void create_layers(gpt *g, bool up, overlap how) {
     g->qkv = linear_of(g, tp, QKVW, QKVB);
     g->attproj = linear_of(g, tp, ATTPROJW, ATTPROJB);
     g->head = linear_of(g, g->split, WTE, -1);
-    column_create(&g->fc, "mlp.fc1", shard, how, true);
+    column_create(&g->fc, "mlp.fc1", shard, how, !g->norms_kept);
     row_create(&g->fcproj, "mlp.fc2", shard, how, 4 * product, 8 * product);
     if (up) {
         up_create(g, how);
     } else {
-        column_create(&g->qkv, "att.qkv", shard, how, true);
+        column_create(&g->qkv, "att.qkv", shard, how, !g->norms_kept);
         g->qkv.may_wait = true;
         row_create(&g->attproj, "att.proj", shard, how, product + attention, 2 * product + 2.5 * attention);
     }
@@ -157,8 +157,7 @@ void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, gpt_shape shap
     g->Vl = params_local_rows(&g->params, WTE);
     g->first = g->split->rank * g->Vl;
     g->valid = smaller(larger(shape.V - g->first, 0), g->Vl);
-    g->hidden_kept = !recompute;
-    g->norms_kept = !recompute && g->split->size == 1; // several ranks gather them again in any case
+    g->hidden_kept = g->norms_kept = !recompute;
     alloc_activations(g, up);
     alloc_ends(g);
     create_layers(g, up, how);
@@ -273,35 +272,35 @@ static void norm_backward(gpt *g, int64_t n, const real *dnorm) {
 
 // --- what is computed inside of operations, time steps [t0, t0 + n) of it ---
 
-void gpt_attend(gpt *g, int layer, real *heads, int64_t t0, int64_t n) {
+void gpt_attend(gpt *g, int layer, real *heads, int64_t t0, int64_t n, cf_stream *stream) {
     const gpt_shape *s = &g->params.shape;
     const int N = g->mesh->tp;
     attention_forward(heads, g->acts.lse[layer], g->acts.qkv[layer], t0, n, N * g->pass.Ts, g->pass.B, s->H / N, s->C / s->H,
-                      g->context->stream);
+                      stream);
 }
 
-void gpt_attend_backward(gpt *g, int layer, const real *dheads, int64_t t0, int64_t n) {
+void gpt_attend_backward(gpt *g, int layer, const real *dheads, int64_t t0, int64_t n, cf_stream *stream) {
     const gpt_shape *s = &g->params.shape;
     const int N = g->mesh->tp;
     attention_backward(g->dqkv, dheads, g->acts.heads[layer], g->acts.lse[layer], g->acts.qkv[layer], g->attention_scratch, t0, n,
-                       N * g->pass.Ts, g->pass.B, s->H / N, s->C / s->H, !g->dqkv_begun, g->context->stream);
+                       N * g->pass.Ts, g->pass.B, s->H / N, s->C / s->H, !g->dqkv_begun, stream);
     g->dqkv_begun = true;
 }
 
-static void attend(void *model, int layer, int64_t t0, int64_t n) {
+static void attend(void *model, int layer, int64_t t0, int64_t n, cf_stream *stream) {
     gpt *g = (gpt *)model;
-    gpt_attend(g, layer, g->acts.heads[layer], t0, n);
+    gpt_attend(g, layer, g->acts.heads[layer], t0, n, stream);
 }
 
-static void attend_backward(void *model, int layer, int64_t t0, int64_t n) {
+static void attend_backward(void *model, int layer, int64_t t0, int64_t n, cf_stream *stream) {
     gpt *g = (gpt *)model;
-    gpt_attend_backward(g, layer, g->dheads, t0, n);
+    gpt_attend_backward(g, layer, g->dheads, t0, n, stream);
 }
 
-static void gelu_again(void *model, int layer, int64_t t0, int64_t n) {
+static void gelu_again(void *model, int layer, int64_t t0, int64_t n, cf_stream *stream) {
     gpt *g = (gpt *)model;
     const int64_t row = g->pass.B * g->fcproj.IC;
-    gelu_forward(g->acts.hidden[layer] + t0 * row, g->acts.fch[layer] + t0 * row, n * row, g->context->stream);
+    gelu_forward(g->acts.hidden[layer] + t0 * row, g->acts.fch[layer] + t0 * row, n * row, stream);
 }
 
 // --- loss ---

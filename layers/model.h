@@ -71,7 +71,7 @@ typedef struct gpt {
 
 enum { COLLECT = 1 << 18 }; // elements of each rank's part that are collected at a time
 
-// recompute: backward computes GELU and layer norms again instead of keeping them per layer.
+// recompute: backward computes GELU and layer norms again, and gathers these again, instead of keeping them per layer.
 // Dies (together) if shape, mesh and T do not fit. Parameters are zero until initialised or loaded.
 void gpt_create(gpt *g, cf_context *context, const cf_mesh *mesh, gpt_shape shape, parallel_strategy strategy, int64_t T, int64_t B,
                 overlap how, bool recompute);
@@ -136,8 +136,8 @@ real *gpt_alloc(gpt *g, int64_t elements, const char *purpose); // of the device
 real *gpt_norm_again(gpt *g, int64_t n);
 // Query-Split: attention of time steps [t0, t0 + n) against all keys before them, into heads (T, B, Cl). Its gradient from
 // dheads; g->dqkv_begun: dqkv has that of other time steps.
-void gpt_attend(gpt *g, int layer, real *heads, int64_t t0, int64_t n);
-void gpt_attend_backward(gpt *g, int layer, const real *dheads, int64_t t0, int64_t n);
+void gpt_attend(gpt *g, int layer, real *heads, int64_t t0, int64_t n, cf_stream *stream);
+void gpt_attend_backward(gpt *g, int layer, const real *dheads, int64_t t0, int64_t n, cf_stream *stream);
 
 // The attention half of a block in UP. norm: of the half's input. Returns this rank's shard (Ts, B, C) of what is added to the
 // residual stream.

@@ -65,11 +65,11 @@ static void bias_gradient(const parallel_linear *l, int layer, const real *dy, i
 // --- life ---
 
 static cf_fuse *plan(const parallel_linear *l, const char *name, cf_operation operation, int64_t capacity, overlap how,
-                     double flops, bool early) {
+                     double flops, bool early, bool apart) {
     const bool sums = operation == CF_REDUCE_SCATTER;
     cf_fuse_plan p =
         overlap_plan(how, name, l->group, operation, sums ? CF_COMPUTE_BEFORE : CF_COMPUTE_AFTER, REAL_DTYPE, capacity);
-    p.flops = flops, p.early = early, p.folds = sums;
+    p.flops = flops, p.early = early, p.folds = sums, p.apart = apart;
     return cf_fuse_create(l->pass->context, p);
 }
 
@@ -80,15 +80,15 @@ static void set_sizes(parallel_linear *l) {
 void column_create(parallel_linear *l, const char *name, int64_t capacity, overlap how, bool gathers) {
     set_sizes(l);
     const double flops = 2.0 * (double)(l->group->size * capacity * l->OC);
-    l->forward = plan(l, name, CF_ALLGATHER, capacity, how, flops, false);
-    if (gathers) l->arrives = l->gather = plan(l, name, CF_ALLGATHER, capacity, how, flops, true);
-    l->backward = plan(l, name, CF_REDUCE_SCATTER, capacity, how, flops, true);
+    l->forward = plan(l, name, CF_ALLGATHER, capacity, how, flops, false, true);
+    if (gathers) l->arrives = l->gather = plan(l, name, CF_ALLGATHER, capacity, how, flops, true, false);
+    l->backward = plan(l, name, CF_REDUCE_SCATTER, capacity, how, flops, true, true);
 }
 
 void row_create(parallel_linear *l, const char *name, int64_t capacity, overlap how, double forward_flops, double backward_flops) {
     set_sizes(l);
-    l->forward = plan(l, name, CF_REDUCE_SCATTER, capacity, how, forward_flops, false);
-    l->arrives = l->backward = plan(l, name, CF_ALLGATHER, capacity, how, backward_flops, false);
+    l->forward = plan(l, name, CF_REDUCE_SCATTER, capacity, how, forward_flops, false, true);
+    l->arrives = l->backward = plan(l, name, CF_ALLGATHER, capacity, how, backward_flops, false, true);
 }
 
 void parallel_linear_free(parallel_linear *l) {
@@ -142,7 +142,8 @@ static void row_forward_rows(void *argument, const cf_span *span, cf_stream *str
     const linear_job *j = (const linear_job *)argument;
     const parallel_linear *l = j->linear;
     const real *x = j->in + span->row * l->pass->B * l->IC;
-    for (int i = 0; j->rows && i < span->blocks; i++) j->rows(j->argument, j->layer, span->row + i * span->row_stride, span->rows);
+    for (int i = 0; j->rows && i < span->blocks; i++)
+        j->rows(j->argument, j->layer, span->row + i * span->row_stride, span->rows, stream);
     linear_forward((real *)span->data, NULL, x, l->ready, NULL, span->accumulate, rows_of(j, span, l->OC), l->IC, l->OC, stream);
 }
 
@@ -153,10 +154,12 @@ static void row_backward_rows(void *argument, const cf_span *span, cf_stream *st
     int64_t first = span->row * l->pass->B * l->IC;
     linear_rows r = rows_of(j, span, l->OC);
     linear_dgrad(j->out + first, dy, l->ready, j->pre ? j->pre + first : NULL, false, r, l->IC, l->OC, stream);
+    if (j->begun) cf_stream_after(stream, j->added);
     for (int64_t i = 0; i < r.blocks; i++) {
-        if (j->rows) j->rows(j->argument, j->layer, span->row + i * span->row_stride, span->rows);
+        if (j->rows) j->rows(j->argument, j->layer, span->row + i * span->row_stride, span->rows, stream);
         add_weight_gradient(j, dy + i * r.in * l->OC, j->x + first + i * r.out * l->IC, r.rows, stream);
     }
+    j->added = cf_moment_untimed(stream), j->begun = true;
 }
 
 // --- the column-parallel layer ---
@@ -171,6 +174,7 @@ void column_forward(parallel_linear *l, int layer, real *out, real *pre, real *x
 }
 
 void column_begin_gather(parallel_linear *l, int layer, real *x, const real *dy) {
+    if (!l->gather) return; // x is still here
     l->gather_job = (linear_job){.linear = l, .layer = layer, .in = dy, .dw = gradient_by_slices(l, layer)};
     cf_fuse_begin(l->gather, x, l->pass->Ts, l->pass->B * l->IC, column_wgrad_rows, &l->gather_job, layer);
     l->gathering = true;

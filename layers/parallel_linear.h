@@ -43,7 +43,7 @@ void weight_gradient_rows(void *argument, const cf_span *span, cf_stream *stream
 // --- the layers ---
 
 // Time steps [t0, t0 + n) of the whole sequence are about to be read, or have been written.
-typedef void time_steps(void *argument, int layer, int64_t t0, int64_t n);
+typedef void time_steps(void *argument, int layer, int64_t t0, int64_t n, cf_stream *stream);
 
 // The product of an operation in progress.
 typedef struct linear_job {
@@ -56,6 +56,8 @@ typedef struct linear_job {
     matrix_gradient dw; // added to slice by slice; at NULL: computed elsewhere
     time_steps *rows;   // row layers: computes x, or goes on with dx; NULL: nothing to do
     void *argument;     // of rows
+    bool begun;         // row backward: slices may run beside one another, but what they add to sums of all,
+    cf_moment added;    // the slice before has added by then
 } linear_job;
 
 typedef struct parallel_linear {
@@ -64,7 +66,7 @@ typedef struct parallel_linear {
     real *prepared; // (linear_prepared_size(IC, OC)) shared with other layers
     int w, bias;    // tensors; bias −1: none, or added elsewhere
     cf_fuse *forward, *backward;
-    cf_fuse *gather;                     // column: of the saved input; NULL if that is still there in backward (the head)
+    cf_fuse *gather;                     // column: of the saved input; NULL if all of it is still there in backward
     const cf_fuse *arrives;              // in backward: it brings one factor of the weight gradient; NULL: none does
     bool may_wait;                       // in the first layer nothing of it waits for the weight gradient
     int64_t IC, OC;                      // of this rank's part of w (OC, IC)

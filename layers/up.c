@@ -86,7 +86,7 @@ static void qkv(const job *j, int64_t group, int64_t first, int64_t rows, real *
 }
 
 static void attend(const job *j, int64_t t0, int64_t rows, real *out) {
-    gpt_attend(j->u->g, j->layer, out, t0, rows);
+    gpt_attend(j->u->g, j->layer, out, t0, rows, j->stream);
 }
 
 // Out-projection of one head group, added to those before: this rank's group starts the sum.
@@ -124,7 +124,7 @@ static void projection_dgrad(const job *j, int64_t group, int64_t first, int64_t
 }
 
 static void attend_backward(const job *j, int64_t t0, int64_t rows, real *dheads) {
-    gpt_attend_backward(j->u->g, j->layer, dheads, t0, rows);
+    gpt_attend_backward(j->u->g, j->layer, dheads, t0, rows, j->stream);
 }
 
 // Gradient of the layer norm's output from one head group, added to those before; this rank's group starts it.

@@ -22,12 +22,10 @@ static cf_schedule *domino(int N, int rank, int halves) {
         }
     }
     s->begin = s->count;
-    for (int half = 0; half < halves && N > 1; half++) { // own += (p[0] + p[1]) + …
-        int last = half * N + N - 1;                     // step of the exchange for p = 0
-        cf_place sum = {CF_STAGE, half}, own = {CF_FULL, rank * halves + half};
-        for (int p = 1; p < N - 1; p++) cf_append_add(s, sum, (cf_place){CF_STAGE, p * halves + half}, last - p, last);
-        cf_append_add(s, own, sum, last, -1);
-    }
+    for (int half = 0; half < halves && N > 1;
+         half++) // own += (p[0] + p[1]) + …; steps of a half: one computes, the others exchange
+        cf_append_add(s, (cf_place){CF_FULL, rank * halves + half}, (cf_place){CF_STAGE, half}, N - 1, half * N + 1,
+                      half * N + N - 1);
     return s;
 }
 
@@ -55,7 +53,7 @@ static void check_and_replay(const char *name, cf_generator *generate, int slice
     cf_schedule *all[RANKS];
     char where[CF_WHERE_TEXT];
     for (int r = 0; r < RANKS; r++) all[r] = generate(RANKS, r, slices);
-    if (forget) all[1]->step[all[1]->begin].wait[0] = -1; // of its first addition
+    if (forget) all[1]->step[all[1]->begin].wait[0]++; // its first addition waits for all transfers but one
     const char *property = cf_schedule_check(all, where);
     if (property)
         printf("%s violates %s: %s\n", name, property, where);

@@ -16,7 +16,7 @@ class Group(ctypes.Structure):
 
 
 class Context(ctypes.Structure):  # what comes after these is of no use here
-    _fields_ = [("transport", P), ("stream", P), ("trace", P), ("step", I)]
+    _fields_ = [("transport", P), ("stream", P), ("beside", P), ("trace", P), ("step", I)]
 
 
 class Span(ctypes.Structure):
@@ -27,7 +27,7 @@ class Span(ctypes.Structure):
 class Plan(ctypes.Structure):
     _fields_ = [("name", ctypes.c_char_p), ("group", ctypes.POINTER(Group)), ("operation", I), ("side", I), ("mode", I),
                 ("route", I), ("slices", I), ("generator", P), ("dtype", I), ("capacity", L), ("result_given", B), ("folds", B),
-                ("bulk", B), ("flops", D), ("early", B)]
+                ("bulk", B), ("apart", B), ("flops", D), ("early", B)]
 
 
 class Figures(ctypes.Structure):
@@ -60,7 +60,7 @@ def blocks(span, columns):
         yield slice(first, first + span.rows), array(span.data + i * span.data_stride, span.rows, columns)
 
 
-assert lib.cf_version().startswith(b"0.2."), "structures of another version"
+assert lib.cf_version().startswith(b"0.3."), "structures of another version"
 lib.cf_errors_return(True)
 context = must(lib.cf_open(b"auto", 1, 60))
 tp = must(lib.cf_group_create(context, b"tp", None, 0))

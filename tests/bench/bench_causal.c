@@ -152,7 +152,7 @@ static double time_slice(work *k, cf_side side, int number, int m, cf_stream *st
 static double time_add(work *k, int m, cf_stream *stream) {
     int64_t elements = k->s.T / k->N / m * width(k);
     double begin = cf_now_ms();
-    cf_add(k->full, k->full + elements, elements, REAL_DTYPE, stream);
+    cf_add(k->full, k->full + elements, 1, 0, elements, REAL_DTYPE, stream);
     return cf_now_ms() - begin;
 }
 

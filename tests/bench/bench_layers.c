@@ -73,7 +73,7 @@ static void bench_buffers(bench *b) {
 }
 
 static void run_add(bench *b) {
-    cf_add(b->wide, b->wide2, b->s.R * 4 * b->s.C, REAL_DTYPE, NULL);
+    cf_add(b->wide, b->wide2, 1, 0, b->s.R * 4 * b->s.C, REAL_DTYPE, NULL);
 }
 
 // The products in pieces of so many rows (the last may have fewer), as a fused operation calls them.

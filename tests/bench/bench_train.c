@@ -169,7 +169,7 @@ static void make_context(bench *b) {
     b->transport->set_threads(b->transport, (int)b->o.threads);
     cf_costs_agree(b->transport, (int)b->o.threads);
     b->context.transport = b->transport;
-    b->context.stream = cf_stream_create();
+    b->context.stream = cf_stream_create(), b->context.beside = cf_stream_create_beside();
     b->context.trace = cf_trace_create();
     b->context.step = -1;
 }
@@ -436,7 +436,7 @@ static void close_bench(bench *b) {
     }
     free(b->tokens);
     cf_trace_free(b->context.trace);
-    cf_stream_free(b->context.stream);
+    cf_stream_free(b->context.stream), cf_stream_free(b->context.beside);
     b->transport->close(b->transport);
     cf_mesh_free(&b->mesh);
 }

@@ -30,9 +30,10 @@ typedef struct job { // one operation, its payload and what its callback saw
     bool accumulates;            // onto what the payload holds already, values of seed + EARLIER: reduce-scatter only
     char *full, *result, *given; // given: NULL, or the memory that the result must be in
     int64_t full_bytes;
-    int *covered[CF_COMPUTE_AFTER + 1];  // [side]: times each row was computed
-    int64_t first_worked, last_computed; // rows; -1: none
-    int64_t sent_before;                 // bytes
+    int *covered[CF_COMPUTE_AFTER + 1];        // [side]: times each row was computed
+    int64_t first_worked, last_computed;       // rows; -1: none
+    const cf_stream *on[CF_COMPUTE_AFTER + 1]; // [side]: the last call's; NULL: there was none
+    int64_t sent_before;                       // bytes
 } job;
 
 // Every operation that computes, on each side on which it can.
@@ -236,8 +237,12 @@ static void compute(void *argument, const cf_span *span, cf_stream *stream) {
     int64_t rows = j->plan.group->size * j->rows;
     CHECK((span->side == CF_COMPUTE_BEFORE || span->side == CF_COMPUTE_AFTER) && computes(j, span->side), "%s: a span on side %d",
           describe(j), span->side);
-    CHECK(stream == context.stream && span->blocks >= 1 && span->rows >= 0 && span->row >= 0,
-          "%s: span of %d blocks of %lld rows from %lld", describe(j), span->blocks, (long long)span->rows, (long long)span->row);
+    CHECK(span->blocks >= 1 && span->rows >= 0 && span->row >= 0, "%s: span of %d blocks of %lld rows from %lld", describe(j),
+          span->blocks, (long long)span->rows, (long long)span->row);
+    const bool other = j->plan.apart && j->on[span->side] == context.stream;
+    CHECK(span->accumulate || stream == (other ? context.beside : context.stream), "%s: slices do not take turns on two streams",
+          describe(j));
+    if (!span->accumulate) j->on[span->side] = stream;
     for (int i = 0; i < span->blocks; i++)
         for (int64_t k = 0; k < span->rows; k++) {
             int64_t row = span->row + i * span->row_stride + k;
@@ -270,7 +275,8 @@ static job job_create(const cf_group *group, cf_operation operation, cf_side sid
                          .slices = slices,
                          .dtype = dtype,
                          .capacity = capacity,
-                         .bulk = slices % 2 == 0}; // as good as any
+                         .bulk = slices % 2 == 0, // as good as any
+                         .apart = slices % 2 == 1 || dtype == CF_BF16};
     return (job){.plan = plan, .fuse = cf_fuse_create(&context, plan)};
 }
 
@@ -299,7 +305,8 @@ static job job_create_folding(cf_mode mode, cf_route route, int slices, cf_dtype
                          .slices = slices,
                          .dtype = dtype,
                          .capacity = capacity,
-                         .folds = true};
+                         .folds = true,
+                         .apart = true};
     return (job){.plan = plan, .fuse = cf_fuse_create(&context, plan)};
 }
 
@@ -332,6 +339,7 @@ static void check_guard(const job *j, const char *memory, const char *what) {
 static void job_begin(job *j, int64_t rows, int64_t elements, int seed) {
     const cf_group *g = j->plan.group;
     j->rows = rows, j->elements = elements, j->seed = seed, j->first_worked = j->last_computed = -1;
+    memset(j->on, 0, sizeof j->on);
     j->full_bytes = g->size * rows * row_bytes(j);
     j->full = guarded(j->full_bytes);
     j->given = j->plan.result_given ? guarded(j->full_bytes) : NULL;
@@ -835,6 +843,7 @@ int main(int argc, char **argv) {
     cf_device_threads(1);
     mesh = ranks_mesh(transport, transport->size, 1);
     context = (cf_context){.transport = transport, .stream = cf_stream_create(), .trace = cf_trace_create(), .step = 41};
+    context.beside = cf_stream_create(); // on a CPU, too, streams can be told apart
     static const ranks_case cases[] = {
         RANKS_CASE(every_choice),
         RANKS_CASE(allgather_alone),
@@ -866,6 +875,7 @@ int main(int argc, char **argv) {
     int status = ranks_run(transport->rank, cases, sizeof cases / sizeof cases[0]);
     cf_trace_free(context.trace);
     cf_stream_free(context.stream);
+    cf_stream_free(context.beside);
     cf_mesh_free(&mesh);
     transport->close(transport);
     return status;

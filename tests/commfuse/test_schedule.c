@@ -215,7 +215,7 @@ static void drop(cf_schedule *s, int at) {
 }
 
 static void forget_waits(cf_step *step) {
-    step->wait[0] = step->wait[1] = -1;
+    step->wait[0] = step->wait[1] = -1, step->range = false;
 }
 
 // In the schedule s of one rank.

@@ -206,7 +206,9 @@ static void a_known_plan_is_compared(void) {
         plans += cf_tuner_plan(b.tuner, i).step_ms > 0;
         taken += cf_tuner_plan(b.tuner, i).taken;
     }
-    if (mesh.tp > 1) CHECK(plans >= 3 && taken == 1 && steps == 3 * plans, "%d plans, %d taken, %d steps", plans, taken, steps);
+    if (mesh.tp > 1)
+        CHECK(plans >= 3 && taken == 1 && steps >= plans + 4 && steps <= plans + 12, "%d plans, %d taken, %d steps", plans, taken,
+              steps);
     check_agreement(b.tuner);
     free_bench(&b);
 }

@@ -99,6 +99,9 @@ MOVES(adamw_update, n *(E + 5 * P + (master ? 2 * P : E)),
       g, n, a, stream)
 MOVES(sum_of_squares, n *P, (double *sum, double *scratch, const precise *x, int64_t n, cf_stream *stream), sum, scratch, x, n,
       stream)
+MOVES(cf_add, (parts + 1 + (to != from)) * count * cf_dtype_size(dtype),
+      (void *to, const void *from, int parts, int64_t stride, int64_t count, cf_dtype dtype, cf_stream *stream), to, from, parts,
+      stride, count, dtype, stream)
 MOVES(position_forward, T *B *C * 2 * E,
       (real * x, const real *wpe, int64_t t0, int64_t T, int64_t B, int64_t C, cf_stream *stream), x, wpe, t0, T, B, C, stream)
 MOVES(position_backward, T *B *C *E,

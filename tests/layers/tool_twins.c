@@ -510,7 +510,7 @@ static void added(tool *t, const char *name, element of, cf_dtype dtype, int64_t
     bool whole = of == OF_INT64;
     tensor *to = whole ? integers(t, of, n, -1000000, 1000000) : randoms(t, of, n, 0, 1),
            *from = whole ? integers(t, of, n, -1000000, 1000000) : randoms(t, of, n, 0, 1);
-    cf_add(to->at, from->at, n, dtype, t->stream);
+    cf_add(to->at, from->at, 1, 0, n, dtype, t->stream);
     keep(t, "cf_add", name, to);
 }
 
