@@ -118,8 +118,7 @@ const double *optimizer_exchange(zero_optimizer *o, const double *values, int co
     return o->all;
 }
 
-// The first tensor of which this rank owns a gradient that is not finite: tensor + TENSORS · layer; −1: none.
-static double find_nonfinite(zero_optimizer *o) {
+int64_t optimizer_nonfinite(zero_optimizer *o) {
     const parameters *p = o->params;
     for (const param_tensor *t = p->placed; t < p->placed + p->tensors; t++) {
         const param_bucket *b = &p->bucket[t->bucket];
@@ -131,7 +130,7 @@ static double find_nonfinite(zero_optimizer *o) {
                        o->context->stream);
         cf_copy(&sum, o->device, (int64_t)sizeof sum, o->context->stream);
         cf_stream_sync(o->context->stream);
-        if (!isfinite(sum)) return (double)(t->tensor + TENSORS * t->layer);
+        if (!isfinite(sum)) return t->tensor + TENSORS * t->layer;
     }
     return -1;
 }
@@ -140,7 +139,7 @@ static double find_nonfinite(zero_optimizer *o) {
 static void report_nonfinite(zero_optimizer *o, step_result *r, bool may_skip) {
     const char *hint = "lower --lr, raise --warmup, or look at the data of this step; nothing was written by "
                        "this step; --skip-nonfinite N leaves such steps out";
-    const double mine = find_nonfinite(o);
+    const double mine = (double)optimizer_nonfinite(o);
     const double *all = optimizer_exchange(o, &mine, 1);
     r->skipped = true, r->nonfinite_rank = -1;
     snprintf(r->nonfinite, sizeof r->nonfinite, "the loss alone");

@@ -55,6 +55,8 @@ const double *optimizer_exchange(zero_optimizer *o, const double *values, int co
 // of the whole batch. If the loss or a gradient is not finite nothing is written: with may_skip the step is skipped, else
 // the run ends, naming step, rank and tensor. Valid until the next call.
 const step_result *optimizer_begin_update(zero_optimizer *o, adamw a, double clip, int64_t tokens, bool may_skip);
+// The first tensor of which this rank owns a gradient that is not finite: tensor + TENSORS · layer; −1: none.
+int64_t optimizer_nonfinite(zero_optimizer *o);
 // Updates all else; before the next gpt_forward, and before state is read. Nothing to do: returns at once.
 void optimizer_finish_update(zero_optimizer *o);
 // The same, and waits until every weight is here: before saving a model, or at the end.

@@ -280,6 +280,56 @@ static void a_copy_stays_what_it_was(void **state) {
     close_states(&s);
 }
 
+// --- gradients that are not finite ---
+
+// Element n of all that a rank owns, and where it belongs.
+static precise *gradient_at(const zero_optimizer *o, const element_place *places, int64_t n, element_place *place) {
+    int i = o->params->buckets - 1;
+    while (o->params->bucket[i].owned > n) i--;
+    const param_bucket *b = &o->params->bucket[i];
+    *place = places[b->first + b->group->rank * b->shard + n - b->owned];
+    return &o->zero->bucket[i].shard[n - b->owned];
+}
+
+// Two are not finite; the first is named, unless it is padding, which is nobody's.
+static void check_nonfinite(zero_optimizer *o, const element_place *places) {
+    const int64_t count = owned(o);
+    element_place one, other;
+    for (int trial = 0; trial < 40; trial++) {
+        const int64_t at = trial ? random_size(0, count - 1) : 0, later = random_size(at, count - 1);
+        precise *first = gradient_at(o, places, at, &one), *second = gradient_at(o, places, later, &other);
+        const precise before = *first, before_second = *second;
+        *second = -(precise)INFINITY, *first = (precise)NAN;
+        const element_place named = one.tensor >= 0 ? one : other;
+        assert_int_equal(optimizer_nonfinite(o), named.tensor >= 0 ? named.tensor + TENSORS * named.layer : -1);
+        *second = before_second, *first = before;
+        assert_int_equal(optimizer_nonfinite(o), -1);
+    }
+}
+
+static void the_first_gradient_that_is_not_finite_is_named(void **state) {
+    (void)state;
+    static states s;
+    for (int strategy = STRATEGY_TPSP; strategy <= STRATEGY_UP; strategy++) {
+        open_states(&s, shapes[0], (parallel_strategy)strategy, 2, 2, false);
+        for (int r = 0; r < s.w.ranks; r++) {
+            zero_optimizer *o = &s.rank[r];
+            zero_bucket *bucket = test_buffer(o->params->buckets * (int64_t)sizeof *bucket);
+            zero_shards zero = {.bucket = bucket};
+            for (int i = 0; i < o->params->buckets; i++) {
+                bucket[i].shard = random_buffer(o->params->bucket[i].shard);
+                bucket[i].shard[0] = 3e38f; // large, but finite
+            }
+            o->zero = &zero;
+            o->device = test_buffer((int64_t)sizeof *o->device);
+            o->squares = test_buffer(SQUARES_SCRATCH * (int64_t)sizeof *o->squares);
+            check_nonfinite(o, expected_places(&s.w, r));
+            release_buffers(NULL);
+        }
+        close_states(&s);
+    }
+}
+
 static int remove_all(void **state) {
     char path[PATH_MAX];
     checkpoint_file_path(scratch, STEP, 0, false, path);
@@ -293,6 +343,7 @@ int main(void) {
         KERNEL_TEST(every_element_is_saved_once),
         KERNEL_TEST(masters_are_what_is_saved),
         KERNEL_TEST(a_copy_stays_what_it_was),
+        KERNEL_TEST(the_first_gradient_that_is_not_finite_is_named),
         KERNEL_TEST(state_goes_from_every_mesh_to_every_mesh),
         KERNEL_TEST(so_it_does_with_matrices_that_travel_alone),
         KERNEL_TEST(so_it_does_between_programs_with_masters_and_without),
