@@ -24,7 +24,8 @@ static bool alike(const zero_shards *z, int i, int j) {
 // Is the gradient of a bucket computed owner by owner? A matrix's, if each owner has enough rows for a good product; the tied
 // table's only if the lookup's part goes another way. Pieces of a product take longer than all of it. So mode auto does it only
 // where what backward still computes after the bucket, which is the matrices before it, is shorter than the transfers that are
-// left, its own and theirs: of the last buckets or, on a slow link, of all.
+// left, its own and theirs: of the last buckets or, on a slow link, of all; and of all where no core is left to move bytes, so that
+// transfers take longer than that.
 static void fuse_gradients(zero_shards *z, int64_t rows, cf_mode mode) {
     const parameters *p = z->params;
     const cf_costs *costs = z->context->transport ? &z->context->transport->costs : NULL;
@@ -34,7 +35,7 @@ static void fuse_gradients(zero_shards *z, int64_t rows, cf_mode mode) {
         sent_s += (double)((b->count - b->shard) * (int64_t)sizeof(precise)) / costs->bytes_per_s;
         z->bucket[i].fused = cf_mode_is_fused(mode) && b->group->size > 1 && b->tensor >= 0 &&
                              (b->tensor != WTE || z->rows_travel) && b->shard / b->row >= linear_wgrad_rows_min(b->row) &&
-                             (mode != CF_MODE_AUTO || sent_s > computed_s);
+                             (mode != CF_MODE_AUTO || !costs->spare || sent_s > computed_s);
         computed_s += 4.0 * (double)(rows * b->count) / costs->flops_per_s; // dgrad and wgrad
     }
 }
