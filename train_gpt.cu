@@ -242,7 +242,7 @@ static void write_model(trainer *t, int64_t step, const char *path) {
     const gpt_shape *shape = &t->model.params.shape;
     optimizer_wait_for_weights(&t->optimizer);
     allow_long_waits(t, true);
-    model_writer *writer = root(t) ? model_writer_open(path, shape, REAL_DTYPE == CF_BF16 ? 5 : 3) : NULL;
+    model_writer *writer = root(t) ? model_writer_open(path, shape, REAL_DTYPE == CF_BF16) : NULL;
     if (t->mesh.dp_group.rank == 0) gpt_collect(&t->model, model_writer_append, writer);
     if (writer) model_writer_commit(writer);
     meet(t);

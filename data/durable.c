@@ -136,11 +136,7 @@ static bool make_temporary(durable_file *file) {
 
 bool durable_create(durable_file *file, const char *path, int64_t bytes, problem *why) {
     struct stat old;
-    file->bytes = bytes;
-    file->fd = -1;
-    file->unsynced = false;
-    file->hash = NULL;
-    file->mode = 0666 & ~umask_at_start;
+    *file = (durable_file){.bytes = bytes, .fd = -1, .mode = 0666 & ~umask_at_start};
     snprintf(file->path, sizeof file->path, "%s", path);
     errno = ENAMETOOLONG;
     if (snprintf(file->temporary, sizeof file->temporary, "%s.tmp", path) >= PATH_MAX)
@@ -159,6 +155,7 @@ bool durable_append(durable_file *file, const void *bytes, int64_t count, proble
         const int64_t n = count < PIECE_BYTES ? count : PIECE_BYTES;
         if (file->hash) XXH64_update(file->hash, at, (size_t)n);
         if (!durable_write(file->fd, at, n)) return durable_problem(why, "cannot write", file->path, file->bytes);
+        file->written += n;
     }
     return true;
 }
@@ -166,6 +163,11 @@ bool durable_append(durable_file *file, const void *bytes, int64_t count, proble
 // Closed last, as that gives up the lock: nobody may write a file that is about to be renamed. Others may open it only once it has
 // its final name, which no writer locks.
 bool durable_commit(durable_file *file, problem *why) {
+    if (file->bytes >= 0 && file->written != file->bytes) {
+        durable_abandon(file);
+        return problem_set(why, NULL, "internal error: %.1500s should have %lld bytes, but %lld were written", file->path,
+                           (long long)file->bytes, (long long)file->written);
+    }
     bool synced = file->unsynced || fsync(file->fd) == 0;
     bool mine = synced && has_name(file->fd, file->temporary);
     if (synced && !mine) errno = EWOULDBLOCK;

@@ -12,7 +12,8 @@
 // followed. False: see why.
 typedef struct durable_file {
     char path[PATH_MAX], temporary[PATH_MAX];
-    int64_t bytes; // planned, for the error where they do not fit; -1: unknown
+    int64_t bytes; // planned: no more and no fewer may be written; -1: unknown
+    int64_t written;
     int fd;        // -1: not open
     unsigned mode; // that of the old file
     bool unsynced; // may be lost in a power cut

@@ -32,9 +32,9 @@ void model_file_close(model_file *file);
 // old or the new one (durable.h). Errors (disk full, permission, another process that writes PATH) end the run; they name the file,
 // keep the old one and remove the temporary one.
 typedef struct model_writer model_writer;
-model_writer *model_writer_open(const char *path, const gpt_shape *shape, int version); // 3 or 5
-void model_writer_append(void *writer, const float *values, int64_t count);             // a model_writer: gpt_collect() calls it
-void model_writer_commit(model_writer *writer); // dies if the number of elements is not exactly right
+model_writer *model_writer_open(const char *path, const gpt_shape *shape, bool bf16);
+void model_writer_append(void *writer, const float *values, int64_t count); // a model_writer: gpt_collect() calls it
+void model_writer_commit(model_writer *writer); // dies if the number of elements is not that of the shape
 
 CF_EXTERN_C_END
 #endif

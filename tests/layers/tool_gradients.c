@@ -76,7 +76,7 @@ int main(int argc, char **argv) {
 
     bool root = mesh.world_group.rank == 0;
     if (root) printf("loss %.17g\n", loss);
-    model_writer *writer = root ? model_writer_open(argv[12], &f, 3) : NULL;
+    model_writer *writer = root ? model_writer_open(argv[12], &f, false) : NULL;
     if (mesh.dp_group.rank == 0) gpt_collect(&model, model_writer_append, writer);
     if (writer) model_writer_commit(writer);
     tokens_close(data);
