@@ -89,7 +89,7 @@ void origin_compare_data(const options *o, cf_transport *transport, const tokens
                                  start ? (unsigned long long)model_file_fingerprint(start, o->verify_data) : 0),
                          fact_of("hash of --hellaswag", "%llu", questions ? (unsigned long long)questions->hash : 0),
                          fact_of("hash of --prompt", "%llu",
-                                 (unsigned long long)XXH64(prompt, (size_t)prompt_tokens * sizeof *prompt, 0))};
+                                 prompt ? (unsigned long long)XXH64(prompt, (size_t)prompt_tokens * sizeof *prompt, 0) : 0)};
     compare_facts(transport, mine, sizeof mine / sizeof *mine, "give every host the same files; compare: ls -l, sha256sum");
     if (!*o->out) return;
     // Rank 0 had opened --out before it gave the facts above: its lock is new, and only the same directory has it.
