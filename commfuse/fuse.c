@@ -525,13 +525,8 @@ bool cf_barrier(cf_context *context, const cf_group *group) {
     CF_RETURNS(fail(context, true));
     if (group->size == 1) return true;
     check_context(context, "barrier");
-    cf_request r = {.kind = CF_REQUEST_BARRIER,
-                    .group = group,
-                    .send_to = -1,
-                    .recv_from = -1,
-                    .label = "barrier",
-                    .layer = -1,
-                    .step = context->step};
+    cf_request r = cf_request_of(CF_REQUEST_BARRIER, group, CF_FP32, "barrier");
+    r.step = context->step;
     context->transport->post(context->transport, &r, 1, context->stream);
     context->transport->wait(context->transport, &r, CF_COMPLETE, context->stream);
     return true;

@@ -373,16 +373,9 @@ static void choose(cuda_state *s, binding *b, const cf_group *group, bool collec
 }
 
 static cf_request first_meeting(cf_request_kind kind, const cf_group *group, const int64_t *out, int64_t *in) {
-    cf_request r;
-    memset(&r, 0, sizeof r);
-    r.kind = kind;
-    r.group = group;
-    r.dtype = CF_INT64;
-    r.send = out;
-    r.recv = in;
+    cf_request r = cf_request_of(kind, group, CF_INT64, "first meeting");
+    r.send = out, r.recv = in;
     r.send_count = r.recv_count = r.stride = 1;
-    r.label = "first meeting";
-    r.layer = r.step = -1;
     return r;
 }
 

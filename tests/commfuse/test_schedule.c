@@ -312,20 +312,14 @@ static void swap_collectives(set *all) { // and who waits for them
 PLANT(compute_too_early, 1, forget_waits(nth(s, CF_COMPUTE, -1)))
 PLANT(forward_too_early, 1, forget_waits(nth(s, CF_EXCHANGE, -1)))
 PLANT(send_too_early, 1, forget_waits(nth(s, CF_EXCHANGE, 0)))
-static void write_what_is_sent(set *all) { // though what the exchange brings has arrived
-    cf_schedule *own = all->of[1];
-    nth(own, CF_ADD, -1)->at = nth(own, CF_EXCHANGE, -1)->from;
-}
+// though what the exchange brings has arrived
+PLANT(write_what_is_sent, 1, nth(s, CF_ADD, -1)->at = nth(s, CF_EXCHANGE, -1)->from)
 PLANT(add_too_early, 1, forget_waits(nth(s, CF_ADD, 0)))
 PLANT(reduce_too_early, 1, forget_waits(nth(s, CF_COLLECTIVE, -1)))
-static void compute_again_where_sent(set *all) { // the own slices next to one that is still leaving
-    cf_schedule *s = all->of[1];
-    nth_compute(s, CF_COMPUTE_BEFORE, -1)->at = nth_compute(s, CF_COMPUTE_BEFORE, 0)->at;
-}
-static void receive_over_own(set *all) { // what arrives lands where the own slices are computed
-    cf_schedule *s = all->of[1];
-    nth(s, CF_EXCHANGE, -1)->at = nth_compute(s, CF_COMPUTE_BEFORE, -1)->at;
-}
+// the own slices next to one that is still leaving
+PLANT(compute_again_where_sent, 1, nth_compute(s, CF_COMPUTE_BEFORE, -1)->at = nth_compute(s, CF_COMPUTE_BEFORE, 0)->at)
+// what arrives lands where the own slices are computed
+PLANT(receive_over_own, 1, nth(s, CF_EXCHANGE, -1)->at = nth_compute(s, CF_COMPUTE_BEFORE, -1)->at)
 static void one_stage_slot(set *all) {
     cf_schedule *s = all->of[1];
     for (int i = 0; i < s->count; i++) {
@@ -333,10 +327,8 @@ static void one_stage_slot(set *all) {
         if (s->step[i].from.buffer == CF_STAGE) s->step[i].from.slot = 0;
     }
 }
-static void receive_over_source(set *all) { // both halves of an exchange in one place
-    cf_step *step = nth(all->of[1], CF_EXCHANGE, 0);
-    step->at = step->from;
-}
+// both halves of an exchange in one place
+PLANT(receive_over_source, 1, nth(s, CF_EXCHANGE, 0)->at = nth(s, CF_EXCHANGE, 0)->from)
 // deadlock: halves posted apart, the first one on every rank before the second one of any
 static void post_halves_apart(set *all, int first) {
     for (int r = 0; r < all->ranks; r++) {
@@ -388,10 +380,7 @@ static void sources_mixed_up(set *all) { // transfers and work agree, but on eac
 PLANT(own_slices_stay, 1, nth_compute(s, CF_COMPUTE_BEFORE, -1)->at.buffer = CF_FULL)
 // on what this rank has for the others
 PLANT(work_on_payload, 1, nth_compute(s, CF_COMPUTE_AFTER, -1)->at.buffer = CF_FULL)
-static void work_before_computed(set *all) {
-    cf_schedule *s = all->of[1];
-    move(s, find_compute(s, CF_COMPUTE_AFTER, 0), find_compute(s, CF_COMPUTE_BEFORE, -1));
-}
+PLANT(work_before_computed, 1, move(s, find_compute(s, CF_COMPUTE_AFTER, 0), find_compute(s, CF_COMPUTE_BEFORE, -1)))
 PLANT(result_elsewhere, 1, s->result.slot = (s->result.slot + 1) % all->ranks)
 PLANT(add_less, 1, drop(s, find(s, CF_ADD, -1)))
 static void collective_elsewhere(set *all) { // the two collectives land in each other's place
@@ -452,10 +441,7 @@ PLANT(own_work_last, 2, move(s, find_compute(s, CF_COMPUTE_AFTER, 0), s->count -
 PLANT(own_work_waits, 2, nth_compute(s, CF_COMPUTE_AFTER, 0)->wait[0] = find(s, CF_EXCHANGE, -1))
 PLANT(nothing_overlaps, 1, move(s, find(s, CF_COMPUTE, 0), 0))
 // arrival
-static void later_first(set *all) {
-    cf_schedule *s = all->of[2];
-    move(s, find_compute(s, CF_COMPUTE_AFTER, -1), find_compute(s, CF_COMPUTE_AFTER, -2));
-}
+PLANT(later_first, 2, move(s, find_compute(s, CF_COMPUTE_AFTER, -1), find_compute(s, CF_COMPUTE_AFTER, -2)))
 // tail
 static void transfer_at_end(set *all) {
     for (int r = 0; r < all->ranks; r++) move(all->of[r], find(all->of[r], CF_EXCHANGE, -1), find(all->of[r], CF_COMPUTE, -1));
