@@ -407,10 +407,6 @@ bool cf_mode_is_fused(cf_mode mode) {
     return mode == CF_MODE_COMMFUSE || mode == CF_MODE_NOWIRE || mode == CF_MODE_AUTO;
 }
 
-cf_mode cf_mode_for_figures(cf_mode mode) {
-    return mode == CF_MODE_NOWIRE || mode == CF_MODE_IDEAL ? CF_MODE_COMMFUSE : mode;
-}
-
 static void print_place(FILE *file, cf_place place) {
     static const char *const name[] = {"full", "stage", "result"};
     fprintf(file, "%s[%d]", name[place.buffer], place.slot);

@@ -151,8 +151,6 @@ bool cf_route_of(const char *name, cf_route *route);
 // Point-to-point transfers between partial computations (commfuse, nowire, which leaves the transfers out, and auto,
 // which has native collectives only where they are shorter), rather than native collectives throughout.
 bool cf_mode_is_fused(cf_mode mode);
-// The mode by which figures about a run travel, so that every mode has them.
-cf_mode cf_mode_for_figures(cf_mode mode);
 
 CF_EXTERN_C_END
 #endif

@@ -157,25 +157,22 @@ double cf_median(double *values, int count) {
     return values[count / 2];
 }
 
-// What an interval of communication adds to a union of those that began before, which ends at *reached.
-static double beyond(const cf_trace_event *e, double *reached) {
-    const double from = fmax(e->begin_ms, *reached);
-    if (e->end_ms <= from) return 0;
-    *reached = e->end_ms;
-    return e->end_ms - from;
+// Of events in the order in which they begin. reached: the end of the union of the communication so far.
+static void add_event(cf_trace_total *to, const cf_trace_event *e, double *reached) {
+    if (e->row == CF_TRACE_WAIT) to->exposed_ms += e->end_ms - e->begin_ms;
+    if (e->row != CF_TRACE_COMM) return;
+    to->comm_ms += fmax(0, e->end_ms - fmax(e->begin_ms, *reached));
+    *reached = fmax(*reached, e->end_ms);
+    to->bytes += e->bytes, to->transfers++;
 }
 
 cf_trace_figures cf_trace_last(cf_trace *trace) {
     resolve_last(trace);
-    cf_trace_figures sum = {0, 0};
+    cf_trace_total sum = {.bytes = 0};
     double reached = -INFINITY;
     if (trace->before > 0) qsort(trace->span, (size_t)trace->before, sizeof *trace->span, ascending);
-    for (int64_t i = 0; i < trace->before; i++) {
-        const cf_trace_event *e = &trace->span[i].event;
-        if (e->row == CF_TRACE_WAIT) sum.exposed_ms += e->end_ms - e->begin_ms;
-        if (e->row == CF_TRACE_COMM) sum.comm_ms += beyond(e, &reached);
-    }
-    return sum;
+    for (int64_t i = 0; i < trace->before; i++) add_event(&sum, &trace->span[i].event, &reached);
+    return (cf_trace_figures){sum.comm_ms, sum.exposed_ms};
 }
 
 // -1: there is no room for more.
@@ -193,12 +190,7 @@ void cf_trace_count(cf_trace *trace) {
     for (int64_t i = 0; i < trace->before; i++) {
         const cf_trace_event *e = &trace->span[i].event;
         const int at = e->row == CF_TRACE_COMPUTE ? -1 : total_of(trace, e->name);
-        if (at < 0) continue;
-        cf_trace_total *to = &trace->total[at];
-        if (e->row == CF_TRACE_WAIT)
-            to->exposed_ms += e->end_ms - e->begin_ms;
-        else
-            to->comm_ms += beyond(e, &reached[at]), to->bytes += e->bytes, to->transfers++;
+        if (at >= 0) add_event(&trace->total[at], e, &reached[at]);
     }
     trace->counted++;
 }

@@ -17,7 +17,7 @@ void optimizer_create(zero_optimizer *o, gpt *model, overlap how) {
     if (REAL_DTYPE != PRECISE_DTYPE) o->master = cf_alloc(bytes, "master weights");
     o->squares = cf_alloc(SQUARES_SCRATCH * (int64_t)sizeof(double), "optimizer state");
     const int64_t reports = model->mesh->world_group.size * REPORT;
-    how.mode = cf_mode_for_figures(how.mode);
+    if (how.mode == CF_MODE_NOWIRE || how.mode == CF_MODE_IDEAL) how.mode = CF_MODE_COMMFUSE; // reports travel in every mode
     o->device = cf_alloc(reports * (int64_t)sizeof(double), "optimizer state");
     o->all = cf_host_alloc(reports, sizeof *o->all, "figures of all ranks");
     o->gather = cf_fuse_create(model->context, overlap_plan(how, "report", &model->mesh->world_group, CF_ALLGATHER, CF_NO_COMPUTE,
