@@ -66,14 +66,11 @@ cf_bootstrap *cf_bootstrap_create(int *argc, char ***argv, double timeout_s) {
             cf_die_together("build with MPI installed (make config says whether it was found), or start with "
                             "torchrun, or with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
                             "an MPI launcher started %s ranks, but this program was built without MPI", cf_given(*name));
-    if (numbered) return by_environment(torchrun, timeout_s);
-    if (cf_given("RANK") || cf_given("WORLD_SIZE"))
+    if (!numbered && (cf_given("RANK") || cf_given("WORLD_SIZE")))
         cf_die("set both, and MASTER_ADDR and MASTER_PORT, or neither", "%s is set, but %s is not",
                cf_given("RANK") ? "RANK" : "WORLD_SIZE", cf_given("RANK") ? "WORLD_SIZE" : "RANK");
-    bool in_step = cf_given("SLURM_STEP_ID") || cf_given("SLURM_STEPID");
-    if (in_step && cf_given("SLURM_PROCID") && cf_given("SLURM_NTASKS")) return by_environment(slurm, timeout_s);
-    cf_die_setup(0, 1, NULL);
-    return cf_bootstrap_sockets(0, 1, NULL, 0, timeout_s);
+    bool in_step = (cf_given("SLURM_STEP_ID") || cf_given("SLURM_STEPID")) && cf_given("SLURM_PROCID") && cf_given("SLURM_NTASKS");
+    return by_environment(!numbered && in_step ? slurm : torchrun, timeout_s); // neither: a process alone
 }
 
 // Where a rank is. The kernel's boot_id tells machines of one name apart, the name containers of one kernel.

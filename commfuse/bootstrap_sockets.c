@@ -50,7 +50,7 @@ enum {
     REASON_LENGTH = 256,
     LISTENERS_MAX = 8,
     STRANGERS_MAX = 128, // and as many more as there are ranks
-    STRANGER_S = 5,      // until a stranger must have said hello
+    STRANGER_S = 5,      // until a stranger must have sent its hello
     NOTES_MAX = 8,       // about strangers
     ACCEPTS = 16,        // strangers accepted before the others are served again
     OWN_FILES = 64,      // descriptors for all but connections
@@ -286,7 +286,7 @@ static void check_hello(const sockets *s, const hello *said, char reason[REASON_
 static void receive_hello(sockets *s, connection *c) {
     head h;
     hello said;
-    char reason[REASON_LENGTH] = "what it says is no hello with this run's COMMFUSE_SECRET";
+    char reason[REASON_LENGTH] = "it does not prove that it knows this run's COMMFUSE_SECRET";
     outcome how = receive_frame(c, &h, &said, sizeof said, 0);
     bool joins = how == WHOLE && h.kind == HELLO && h.bytes == sizeof said;
     if (joins) {
@@ -315,7 +315,7 @@ static void accept_strangers(sockets *s, int listener) {
         }
         int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
         if (fd < 0) return;
-        if (!place) close_stranger(s, place = oldest, "others have come, and it has said no hello");
+        if (!place) close_stranger(s, place = oldest, "there are too many connections, and it has sent no hello");
         *place = (connection){.fd = fd, .key = s->secret, .since_s = now_s()};
         cf_mac random;
         cf_random(&random, sizeof random);
@@ -412,7 +412,7 @@ static void accept_ranks(sockets *s, double deadline_s) {
             else if (s->polled[i].revents)
                 accept_strangers(s, c->fd);
             else if (i >= s->ranks && i < s->strangers_end && c->fd >= 0 && begin_s - c->since_s > STRANGER_S)
-                close_stranger(s, c, "it has said no hello");
+                close_stranger(s, c, "it has sent no hello");
         }
     }
     for (int i = s->ranks; i < polled; i++)
@@ -465,7 +465,7 @@ static const char *shake_hands(sockets *s, int fd, double deadline_s) {
                "%s port %s answers, but is not rank 0 of this program, or it has another COMMFUSE_SECRET", s->address, s->port);
     close(fd);
     c->fd = -1;
-    return how == CLOSED ? "it closes the connection" : "it takes the connection and says nothing";
+    return how == CLOSED ? "it closes the connection" : "it accepts the connection and sends nothing";
 }
 
 static void join_rank_0(sockets *s, double deadline_s) {

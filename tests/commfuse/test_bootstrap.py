@@ -226,7 +226,7 @@ class Bootstrap(unittest.TestCase):
                     Line(rude).bytes(1000)
             self.end(self.start(1, 2, "gather", COMMFUSE_SECRET=SECRET), 0)
             text = self.end(root, 0)
-            self.assertEqual(text.count("what it says is no hello with this run's COMMFUSE_SECRET"), 2, text)
+            self.assertEqual(text.count("it does not prove that it knows this run's COMMFUSE_SECRET"), 2, text)
             Line(silent).bytes(Line.CHALLENGE_BYTES)
             self.assertEqual(silent.recv(16), b"")
 
@@ -249,7 +249,7 @@ class Bootstrap(unittest.TestCase):
             false.sendall(overheard)
             with self.assertRaises((EOFError, ConnectionResetError)):
                 Line(false).bytes(Line.CHALLENGE_BYTES + 1)  # the challenge, and no more
-        self.assertIn("no hello with this run's COMMFUSE_SECRET", self.end(root, 1))
+        self.assertIn("it does not prove that it knows this run's COMMFUSE_SECRET", self.end(root, 1))
 
     def test_64_ranks_meet_among_5000_strangers(self):
         """Silent ones that stay as long as they may, some that hang up, some that speak: at most 500 at a time."""
@@ -368,7 +368,7 @@ class Bootstrap(unittest.TestCase):
                 with connection:
                     begin = time.monotonic()
                     connection.sendall(payload)
-                    self.assertRegex(self.end(process, 1), rf"cannot reach rank 0 .* within {timeout_s} s: it takes the connec")
+                    self.assertRegex(self.end(process, 1), rf"cannot reach rank 0 .* within {timeout_s} s: it accepts the connec")
                     self.assertLess(time.monotonic() - begin, timeout_s + 4)
 
     def test_sub_second_time_outs(self):
