@@ -44,7 +44,6 @@ const char *cf_device_name(void) {
 void cf_device_threads(int threads) {
 #ifdef _OPENMP
     omp_set_num_threads(threads);
-#else
 #endif
 }
 

@@ -83,7 +83,6 @@ typedef struct mpi_state {
     atomic_bool crowded; // ranks · (threads + 1) > cores
     bool never_block;    // ranks > cores, on some host: all ranks call the same
     atomic_llong bytes;
-    double timeout_ms;
     cf_bootstrap *ranks;
     cf_watch *watch;
     MPI_Comm world, comm[GROUPS_MAX]; // of all ranks; of the groups bound
@@ -257,7 +256,8 @@ static void wait_asleep(mpi_state *s, const cf_request *r, cf_point point, doubl
         const double waited_ms = looked_ms - begin_ms;
         if (cf_reached(r, point)) break;
         // Too long, or another rank has given up, so that the run is at its end.
-        if (!(s->timeout_ms > 0 && waited_ms >= s->timeout_ms) && !cf_watch_is_over(s->watch, waited_ms)) continue;
+        const double timeout_ms = 1e3 * s->ranks->timeout_s;
+        if (!(timeout_ms > 0 && waited_ms >= timeout_ms) && !cf_watch_is_over(s->watch, waited_ms)) continue;
         pthread_mutex_unlock(&s->lock);
         cf_watch_give_up(s->watch, NULL, wait_for(r), waited_ms, NULL);
     }
@@ -344,9 +344,7 @@ static void set_threads(cf_transport *t, int threads) {
 }
 
 static void set_timeout(cf_transport *t, double timeout_s) {
-    mpi_state *s = (mpi_state *)t->state;
-    s->timeout_ms = timeout_s * 1e3;
-    s->ranks->timeout_s = timeout_s;
+    ((mpi_state *)t->state)->ranks->timeout_s = timeout_s;
 }
 
 // Where threads take turns on the cores, everything takes as many times longer. A rank that has a core for each of its
@@ -401,7 +399,6 @@ cf_transport *cf_transport_create(const char *name, int *argc, char ***argv, dou
     pthread_cond_init(&s->done, &monotonic);
     pthread_condattr_destroy(&monotonic);
     set_threads(t, 1);
-    set_timeout(t, timeout_s);
     if (pthread_create(&s->thread, NULL, progress, s) != 0) cf_die(NULL, "cannot start the progress thread");
     s->never_block = !cf_least_host(t, t->local_size <= t->local_cores);
     return t;
