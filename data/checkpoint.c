@@ -71,7 +71,7 @@ void manifest_add(cJSON *options, const char *name, const char *form, ...) {
     va_start(values, form);
     if (vasprintf(&value, form, values) < 0) got(NULL);
     va_end(values);
-    if (json_text(options, name)) cf_die(NULL, "a checkpoint's option %s is there twice", name);
+    if (json_text(options, name)) cf_die(NULL, "a checkpoint's option %s appears twice", name);
     got(cJSON_AddStringToObject(options, name, value));
     free(value);
 }
@@ -156,7 +156,7 @@ static bool read_root(manifest *m, cJSON *root, const char *name, problem *why) 
     cJSON_ArrayForEach(item, m->options) {
         if (!cJSON_IsString(item)) return problem_set(why, damaged, "%s: option %.100s is not a text", name, item->string);
         if (cJSON_GetObjectItemCaseSensitive(m->options, item->string) != item) // but the first of that name
-            return problem_set(why, damaged, "%s: option %.100s is there twice", name, item->string);
+            return problem_set(why, damaged, "%s: option %.100s appears twice", name, item->string);
     }
     return read_files(m, cJSON_GetObjectItemCaseSensitive(root, "files"), name, why);
 }
@@ -255,7 +255,7 @@ static bool remove_one(const char *out, found f, problem *why) {
 }
 
 checkpoint_store *checkpoint_store_open(const char *out, problem *why) {
-    char lock[PATH_MAX + 8], in_use[PATH_MAX + 32];
+    char lock[PATH_MAX + 8];
     problem ignored;
     int64_t count;
     found *all = NULL;
@@ -263,10 +263,9 @@ checkpoint_store *checkpoint_store_open(const char *out, problem *why) {
     *s = (checkpoint_store){.lock = -1, .begun = NOTHING_BEGUN};
     snprintf(s->out, sizeof s->out, "%s", out);
     snprintf(lock, sizeof lock, "%s/lock", out);
-    snprintf(in_use, sizeof in_use, "another run saves to %s", out);
     if (!durable_make_directories(out))
         durable_problem(why, "cannot make directory", out, -1);
-    else if ((s->lock = durable_lock(lock, in_use, why)) >= 0)
+    else if ((s->lock = durable_lock(lock, "another run saves to", out, why)) >= 0)
         all = list(out, &count, why);
     for (found *f = all; all && f < all + count; f++) // one that cannot be removed may stay: it does not count
         if (f->stage == UNFINISHED) remove_one(out, *f, &ignored);
@@ -299,7 +298,7 @@ bool checkpoint_begin(checkpoint_store *s, int64_t step, problem *why) {
         cf_die(NULL, "a checkpoint of step %lld while that of %lld is being written", (long long)step, (long long)s->begun);
     char path[PATH_MAX];
     path_of(s->out, (found){step, FINISHED}, "", path);
-    if (access(path, F_OK) == 0) return problem_set(why, "give it another name", "%.1500s is there already", path);
+    if (access(path, F_OK) == 0) return problem_set(why, "give it another name", "%.1500s exists already", path);
     if (!clear(s->out, step, UNFINISHED, path, why)) return false;
     if (mkdir(path, 0777) != 0) return durable_problem(why, "cannot make checkpoint directory", path, -1);
     s->begun = step;
@@ -315,10 +314,9 @@ void checkpoint_abandon(checkpoint_store *s) {
 // Each file that the manifest names is there and as long as it says.
 static bool check_files(const char *out, found f, const manifest *m, problem *why) {
     for (int64_t rank = 0; rank < m->ranks; rank++) {
-        char name[FILE_NAME], path[PATH_MAX];
+        char path[PATH_MAX];
         struct stat status;
-        rank_file_name(rank, name);
-        path_of(out, f, name, path);
+        checkpoint_file_path(out, f.step, rank, f.stage == UNFINISHED, path);
         if (stat(path, &status) != 0) return durable_problem(why, "cannot find", path, -1);
         if (!S_ISREG(status.st_mode)) return problem_set(why, NULL, "%s is not a regular file", path);
         if (status.st_size != m->file[rank].bytes)

@@ -204,7 +204,7 @@ bool durable_replace(const char *path, const char *bytes, int64_t count, bool un
 // --- a lock ------------------------------------------------------------------------------------------------
 
 // Some cluster file systems have no locks. A run that could not save would be worse than one without this guard.
-int durable_lock(const char *path, const char *in_use, problem *why) {
+int durable_lock(const char *path, const char *in_use, const char *name, problem *why) {
     char host[256] = "", text[300] = "";
     long process;
     uint64_t once = 0; // no other holder has written the same
@@ -217,7 +217,7 @@ int durable_lock(const char *path, const char *in_use, problem *why) {
         const bool named = pread(other, text, sizeof text - 1, 0) > 0 && sscanf(text, "%255s %ld", host, &process) == 2;
         if (other >= 0) close(other);
         if (named) snprintf(text, sizeof text, "process %ld on host %s", process, host);
-        problem_set(why, "wait for it, end it, or choose another name", "%.1500s: %s", in_use,
+        problem_set(why, "wait for it, end it, or choose another name", "%s %.1500s: %s", in_use, name,
                     named ? text : "a process that has not written its name yet");
     } else if (fd < 0) {
         durable_problem(why, "cannot open lock", path, -1);

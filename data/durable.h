@@ -27,8 +27,8 @@ void durable_abandon(durable_file *file);              // removes PATH.tmp, if i
 bool durable_replace(const char *path, const char *bytes, int64_t count, bool unsynced, problem *why);
 
 // A lock that ends with the process that holds it. Only its owner may open it, because whoever can read a file can lock it. -1: see
-// why; if another process has it (errno EWOULDBLOCK): "IN_USE: process 1234 on host NAME".
-int durable_lock(const char *path, const char *in_use, problem *why);
+// why; if another process has it (errno EWOULDBLOCK): "IN_USE NAME: process 1234 on host HOST".
+int durable_lock(const char *path, const char *in_use, const char *name, problem *why);
 void durable_unlock(int lock, const char *path); // and removes the file; a lock whose file may stay is simply closed
 
 // The steps themselves. False with errno set.

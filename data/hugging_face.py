@@ -183,7 +183,7 @@ def read_weights(directory, shape):
     for path in weight_files(directory):
         for name, tensor in safetensors(path):
             if name in tensors:
-                raise Problem(f"{path}: {name} is there twice")
+                raise Problem(f"{path}: {name} appears twice")
             tensors[name] = tensor
     if "wte.weight" not in tensors and "lm_head.weight" in tensors:  # one table, by its other name
         tensors["wte.weight"] = tensors.pop("lm_head.weight")
@@ -234,7 +234,7 @@ def appearing(out):
     """A name for what becomes OUT once it is complete and synced; after an error nothing is left of it."""
     out = os.path.abspath(out)
     if os.path.lexists(out):
-        raise Problem(f"--out {out} is there already", "choose another name, or remove it")
+        raise Problem(f"--out {out} exists already", "choose another name, or remove it")
     parent = os.path.dirname(out)
     os.makedirs(parent, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".hugging_face-", dir=parent) as own:

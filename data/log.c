@@ -105,7 +105,6 @@ static bool cut(const logfile *log, const log_resume *resume) {
 }
 
 logfile *log_open(const char *path, const log_resume *resume) {
-    char in_use[PATH_MAX + 32];
     problem why;
     if (!path || !*path) return NULL;
     logfile *log = cf_host_alloc(1, sizeof *log, path);
@@ -115,8 +114,7 @@ logfile *log_open(const char *path, const log_resume *resume) {
     if (!log->regular) return log;                        // nothing in it could be lost
     if (!realpath(path, log->path)) die_unwritable(path); // a link stays one
     join_name(log->lock_path, log->path, ".lock");
-    snprintf(in_use, sizeof in_use, "another run writes log %s", path);
-    log->lock = durable_lock(log->lock_path, in_use, &why);
+    log->lock = durable_lock(log->lock_path, "another run writes log", path, &why);
     if (log->lock < 0 && errno == EWOULDBLOCK) cf_die("wait for it, end it, or give another --log", "%s", why.what);
     if (log->lock < 0) // a log without a lock is better than none
         fprintf(stderr, "note: %s: see to it that no other run writes log %s\n", why.what, path);

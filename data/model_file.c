@@ -33,7 +33,7 @@ static int64_t file_bytes(const gpt_shape *shape, bool bf16) {
 
 static const char *const how_to_name = "--init-from FILE: every rank must be able to read it; llm.c's (first "
                                        "number 20240326), or model.bin of a run's --out";
-static const char *const how_to_mend = "it is damaged or was not copied completely; make or copy it again";
+static const char *const how_to_repair = "it is damaged or was not copied completely; make or copy it again";
 
 void model_shape_check(const gpt_shape *s, const char *of, const char *path) {
     const struct {
@@ -47,13 +47,13 @@ void model_shape_check(const gpt_shape *s, const char *of, const char *path) {
                  {"padded vocabulary", s->Vp, MAX_V}};
     for (size_t i = 0; i < sizeof field / sizeof *field; i++)
         if (field[i].value < 1 || field[i].value > field[i].maximum)
-            cf_die_together(how_to_mend, "%s %s: %s is %lld, allowed is 1 to %lld", of, path, field[i].name,
+            cf_die_together(how_to_repair, "%s %s: %s is %lld, allowed is 1 to %lld", of, path, field[i].name,
                             (long long)field[i].value, (long long)field[i].maximum);
     if (s->C % s->H != 0)
-        cf_die_together(how_to_mend, "%s %s: %lld channels cannot be split into %lld heads", of, path, (long long)s->C,
+        cf_die_together(how_to_repair, "%s %s: %lld channels cannot be split into %lld heads", of, path, (long long)s->C,
                         (long long)s->H);
     if (s->Vp < s->V)
-        cf_die_together(how_to_mend, "%s %s: padded vocabulary %lld is smaller than the vocabulary %lld", of, path,
+        cf_die_together(how_to_repair, "%s %s: padded vocabulary %lld is smaller than the vocabulary %lld", of, path,
                         (long long)s->Vp, (long long)s->V);
 }
 
@@ -132,7 +132,7 @@ void model_file_close(model_file *file) {
 CF_NORETURN static void give_up(model_writer *w, const problem *why) {
     char hint[sizeof why->hint + 64];
     durable_abandon(&w->file);
-    snprintf(hint, sizeof hint, "%s; the same command writes it anew", problem_hint(why, "mend that, or save elsewhere"));
+    snprintf(hint, sizeof hint, "%s; the same command writes it anew", problem_hint(why, "correct that, or save elsewhere"));
     cf_die(hint, "model file: %s", why->what);
 }
 

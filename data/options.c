@@ -150,7 +150,7 @@ static bool set_item(options *o, const cJSON *file, const cJSON *item, problem *
                            : numeric ? "number"
                                      : "text");
     if (cJSON_GetObjectItemCaseSensitive(file, item->string) != item) // that is the first of its name
-        return problem_set(why, NULL, "--%s is there twice", row->name);
+        return problem_set(why, NULL, "--%s appears twice", row->name);
     if (row == find("config", 6)) return problem_set(why, "put all options into one", "--config: a file names no other one");
     if (!set(*given ? &checked_only : o, row, text, why)) return false;
     *given |= *text != 0;

@@ -142,7 +142,7 @@ saved_state *saved_state_open(const char *out, const manifest *m, problem *why) 
     if (ok && s->runs > 1) qsort(s->run, (size_t)s->runs, sizeof *s->run, by_place);
     for (int64_t i = 1; ok && i < s->runs; i++) {
         const state_run *before = &s->run[i - 1].run, *r = &s->run[i].run;
-        if (same_tensor(before, r) && before->whole + before->count > r->whole) ok = damaged(why, out, "an element is there twice");
+        if (same_tensor(before, r) && before->whole + before->count > r->whole) ok = damaged(why, out, "an element appears twice");
     }
     if (ok) return s;
     saved_state_close(s);

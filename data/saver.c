@@ -76,7 +76,7 @@ static void *work(void *saver_) {
         log_sync(s->log); // a run that resumes from here has all lines up to here
         s->ok = checkpoint_commit(s->store, &m, &s->why);
         if (s->ok && !checkpoint_prune(s->store, s->keep, s->keep_every, &why))
-            fprintf(stderr, "\nwarning: an old checkpoint stays: %s\n", why.what);
+            fprintf(stderr, "\nwarning: an old checkpoint was not removed: %s\n", why.what);
         atomic_store(&s->stage, COMMITTED);
     }
     return NULL;

@@ -156,7 +156,7 @@ static void test_step_that_is_there(void **state) {
     checkpoint_store *store = open_store();
     save(store, 10, 4);
     assert_false(try_save(store, 10, 1));
-    ASSERT_SAYS("/step_00000010 is there already");
+    ASSERT_SAYS("/step_00000010 exists already");
     assert_int_equal(newest_sound(), 10);
     manifest *m = checkpoint_manifest(out_path(), 10, &why);
     assert_int_equal(m->ranks, 4);
@@ -281,7 +281,7 @@ static void test_manifests(void **state) {
          "file 0 is not"},
         {M("1", "1", "1", "[]", "[" FILE0 "]"), "no options"},
         {M("1", "1", "1", "{\"a\":1}", "[" FILE0 "]"), "option a is not a text"},
-        {M("1", "1", "1", "{\"a\":\"1\",\"a\":\"2\"}", "[" FILE0 "]"), "option a is there twice"},
+        {M("1", "1", "1", "{\"a\":\"1\",\"a\":\"2\"}", "[" FILE0 "]"), "option a appears twice"},
     };
     char text[1024];
     for (size_t i = 0; i <= sizeof wrong / sizeof *wrong; i++) {
@@ -314,13 +314,13 @@ static void test_manifest_numbers(void **state) {
     assert_true(again->step == largest - 1 && again->file[0].bytes == largest && again->file[0].hash == UINT64_MAX);
     manifest_free(again);
     free(text);
-    ASSERT_DIES(manifest_add(m.options, "tp", "%s", "3"), "option tp is there twice");
+    ASSERT_DIES(manifest_add(m.options, "tp", "%s", "3"), "option tp appears twice");
     for (int i = 0; i < MANIFEST_MAX_OPTIONS; i++) {
         char name[32];
         snprintf(name, sizeof name, "option %d", i);
         manifest_add(m.options, name, "%s", "");
     }
-    text = manifest_print(&m, &size); // so many that to look for one that is there twice takes too long
+    text = manifest_print(&m, &size); // so many that to look for one that appears twice takes too long
     assert_null(manifest_parse(text, size, "x", &why));
     ASSERT_SAYS("more than 1024 options");
     free(text);

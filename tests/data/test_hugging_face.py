@@ -370,7 +370,7 @@ class Export(Case):
         os.mkfifo(self.path("fifo"))
         for there in "out", "empty", "link", "fifo", "model.bin":
             for source in ("--export", model), ("--import", self.path("out")):
-                self.assertIn("is there already", self.convert(*source, "--out", self.path(there), status=1))
+                self.assertIn("exists already", self.convert(*source, "--out", self.path(there), status=1))
         limited = (sys.executable, "-c",
                    "import resource, signal, runpy, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
                    "resource.setrlimit(resource.RLIMIT_FSIZE, (50000, 50000)); sys.argv = sys.argv[1:];"

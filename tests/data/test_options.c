@@ -257,7 +257,7 @@ static void test_config_refused(void **state) {
     static const char *const bad[][3] = {
         {"{\"lrr\": 1}", "unknown option lrr", "did you mean --lr?"},
         {"{\"event\": \"config\", \"lr\": 1}", "unknown option event", "--help"},
-        {"{\"lr\": 1, \"lr\": 2}", "--lr is there twice", ""},
+        {"{\"lr\": 1, \"lr\": 2}", "--lr appears twice", ""},
         {"{\"lr\": -1}", "--lr -1 is out of range", ""},
         {"{\"seq\": 1.5}", "--seq '1.5' is not a whole number", ""},
         {"{\"seq\": 1e300}", "--seq '1.0000000000000001e+300' is not a whole number", ""},

@@ -371,7 +371,7 @@ static void elements_that_are_there_twice(void **state) {
                                {3, 0, 3, 1, 0}, // this rank's first
                                {3, 1, 4, 4, 6}, // this rank's own
                                {3, 1, 7, 1, 0}, {3, 1, 0, 8, 0}, {5, 0, 0, 4, 0}, {5, 0, 2, 1, 0}};
-    for (size_t i = 0; i < sizeof again / sizeof *again; i++) assert_run_refused(again[i], "an element is there twice");
+    for (size_t i = 0; i < sizeof again / sizeof *again; i++) assert_run_refused(again[i], "an element appears twice");
     const state_run other[] = {{3, 2, 0, 3, 1}, {4, 0, 0, 8, 1}, {5, 1, 0, 4, 0}};
     for (size_t i = 0; i < sizeof other / sizeof *other; i++) { // the same numbers of another layer or tensor
         state_run run[SECOND + 1];
