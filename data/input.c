@@ -61,8 +61,6 @@ void input_close(input *file) {
     errno = error;
 }
 
-// --- headers -----------------------------------------------------------------------------------------------
-
 bool input_check_header(const char *kind, const char *path, int64_t bytes, const header_field *field, int fields,
                         const int32_t *header, problem *why) {
     if (bytes < INPUT_HEADER_BYTES)
@@ -89,8 +87,6 @@ bool input_check_size(const input *file, int64_t bytes, const char *promise, pro
                        "%s %.1500s is %s: its header says %s, which is %lld bytes, but it has %lld", file->kind, file->path,
                        file->bytes < bytes ? "truncated" : "too long", promise, (long long)bytes, (long long)file->bytes);
 }
-
-// --- whole files -------------------------------------------------------------------------------------------
 
 char *input_read_all(const char *kind, const char *path, int64_t most, int64_t *bytes, problem *why) {
     input file;

@@ -24,8 +24,6 @@ static char *print(const run_plan *p) {
     return text;
 }
 
-// --- reading ---
-
 static bool unsound(problem *why, const char *name, const char *what, const char *which) {
     return problem_set(why, "remove it, or write another one: --dry-run prints a plan", "the plan in %s %s%s", name, what, which);
 }

@@ -35,8 +35,6 @@ static int64_t make_header(char header[HEADER_MAX], int64_t runs, int64_t elemen
     return LENGTH_BYTES + padded;
 }
 
-// --- writing -----------------------------------------------------------------------------------------------
-
 bool saved_state_write(const char *path, const rank_state *state, manifest_file *written, problem *why) {
     char header[HEADER_MAX];
     durable_file file;
@@ -54,8 +52,6 @@ bool saved_state_write(const char *path, const rank_state *state, manifest_file 
     durable_abandon(&file);
     return ok;
 }
-
-// --- opening -----------------------------------------------------------------------------------------------
 
 typedef struct part { // of the state: a file
     input in;
@@ -156,8 +152,6 @@ void saved_state_close(saved_state *s) {
     free(s->run);
     free(s);
 }
-
-// --- reading -----------------------------------------------------------------------------------------------
 
 bool saved_state_read(const saved_state *s, state_kind kind, int64_t tensor, int64_t layer, int64_t first, int64_t count,
                       float *out, problem *why) {

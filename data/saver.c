@@ -60,8 +60,6 @@ void saver_free(saver *s) {
     free(s);
 }
 
-// --- threads ---
-
 static void *work(void *saver_) {
     saver *s = saver_;
     if (s->threaded) setpriority(PRIO_PROCESS, (id_t)gettid(), NICE); // of this thread alone
@@ -90,8 +88,6 @@ static void start(saver *s, stage now) {
     work(s); // without a thread: slower, but the checkpoint is saved
 }
 
-// --- what is printed ---
-
 static void warn(const saver *s) {
     progress_break();
     fflush(stdout);
@@ -112,8 +108,6 @@ static void report(const saver *s) {
     LOG_LINE(s->log, "save", FIELD("step", s->step), FIELD("bytes", bytes), FIELD("stall_ms", s->stall_ms),
              FIELD("written_ms", written_ms));
 }
-
-// --- all ranks ---
 
 bool saver_begin(saver *s, int64_t step, cJSON *described) {
     double begun = cf_now_ms();

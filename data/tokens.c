@@ -30,8 +30,6 @@ enum {
 static const char *const how_to_make = "make token files with data/prepare.py --input TEXT --out DIR";
 static const char *const how_to_read = "every rank must be able to read the files of --train and --val";
 
-// --- names -------------------------------------------------------------------------------------------------
-
 static int by_bytes(const void *a, const void *b) {
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
@@ -71,8 +69,6 @@ char *tokens_first_file(const char *pattern) {
     globfree(&found);
     return name;
 }
-
-// --- opening -----------------------------------------------------------------------------------------------
 
 static const uint16_t *read_tokens(const tokens *t, const token_file *file, int64_t first, int64_t count) {
     problem why;
@@ -181,8 +177,6 @@ void tokens_check(const tokens *t, int64_t vocab) {
     check_token(t, t->largest_in, t->largest_at, t->largest, vocab);
 }
 
-// --- order -------------------------------------------------------------------------------------------------
-
 // splitmix64's finaliser: every bit of the result depends on every bit of x.
 static uint64_t mix(uint64_t x) {
     x += UINT64_C(0x9E3779B97F4A7C15);
@@ -209,8 +203,6 @@ int64_t tokens_shuffled(const tokens *t, uint64_t seed, int64_t position) {
     } while (x >= samples);
     return (int64_t)x;
 }
-
-// --- reading -----------------------------------------------------------------------------------------------
 
 void tokens_read(tokens *t, int64_t sample, int64_t vocab, int64_t b, int64_t B, int32_t *inputs, int32_t *targets) {
     if (sample < 0 || sample >= t->samples || b < 0 || b >= B)

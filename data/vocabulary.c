@@ -87,8 +87,6 @@ int vocabulary_bytes(const vocabulary *v, int64_t token, char *text) {
     return w.length;
 }
 
-// --- encoding ----------------------------------------------------------------------------------------------
-
 // Runs of characters of one class, from U+0000 to U+10FFFF: 4 · length + class, as numbers in base 64 with the lowest five bits
 // first (the VLQ of source maps, without a sign). Of the Unicode version of tiktoken's library: tests/data/test_prompt.py compares
 // every character with it, and prints this table.
@@ -204,8 +202,6 @@ int64_t vocabulary_encode(const vocabulary *v, const char *text, int64_t bytes, 
     free(all);
     return count;
 }
-
-// --- the option ---
 
 int32_t *vocabulary_prompt(const options *o, const vocabulary *v, int64_t V, int64_t *count) {
     problem why;
