@@ -528,15 +528,10 @@ static dim3 blocks_for(int64_t count) {
     return dim3((unsigned)((count + THREADS - 1) / THREADS));
 }
 
-// lse (n, B·H) = stats (B·H, n)
-static __global__ void unpack_stats(float *lse, const float *stats, int64_t n, int64_t pairs) {
+// to (columns, rows) = from (rows, columns)ᵀ: statistics are (n, B·H) here, and (B·H, n) for cuDNN.
+static __global__ void transpose(float *to, const float *from, int64_t rows, int64_t columns) {
     int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (i < n * pairs) lse[i] = stats[i % pairs * n + i / pairs];
-}
-
-static __global__ void pack_stats(float *stats, const float *lse, int64_t n, int64_t pairs) {
-    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (i < n * pairs) stats[i % pairs * n + i / pairs] = lse[i];
+    if (i < rows * columns) to[i] = from[i % rows * columns + i / rows];
 }
 
 // dqkv (rows, 3, H·D) += more, of the first t0_rows rows keys and values alone; HD is a multiple of 8.
@@ -570,7 +565,7 @@ bool attention_cudnn_forward(real *out, precise *lse, const real *qkv, int64_t t
     pointer[STATS] = stats;
     set_scalars(pointer, p);
     run(p, pointer, memory + statistics, stream);
-    cf_launch(unpack_stats, blocks_for(n * B * H), dim3(THREADS), stream, lse + t0 * B * H, stats, n, B * H);
+    cf_launch(transpose, blocks_for(n * B * H), dim3(THREADS), stream, lse + t0 * B * H, (const float *)stats, B * H, n);
     return true;
 }
 
@@ -595,7 +590,7 @@ bool attention_cudnn_backward(real *dqkv, const real *dout, const real *out, con
     const int64_t HD = H * D, rows = n * B * H, keys = t0 + n;
     float *stats = scratch, *delta = stats + padded_rows(rows);
     real *gradients = first ? dqkv : (real *)(delta + padded_rows(rows)); // (keys, B, 3, H, D)
-    cf_launch(pack_stats, blocks_for(rows), dim3(THREADS), stream, stats, lse + t0 * B * H, n, B * H);
+    cf_launch(transpose, blocks_for(rows), dim3(THREADS), stream, stats, lse + t0 * B * H, n, B * H);
     void *pointer[NAMES] = {};
     pointer[Q] = (void *)(qkv + t0 * B * 3 * HD);
     pointer[K] = (void *)(qkv + HD);

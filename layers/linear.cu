@@ -138,10 +138,15 @@ static const void *no_further_aligned(const void *address) {
     return address ? (const void *)16 : NULL;
 }
 
-static void repeat(cublasLtMatrixLayout_t layout, int64_t step, const product *of) {
+// Of theirs: rows and columns change places. step: elements from one block to the next.
+static cublasLtMatrixLayout_t layout(cudaDataType_t type, int64_t columns, int64_t rows, int64_t ld, int64_t step,
+                                     const product *of) {
+    cublasLtMatrixLayout_t l;
     const int32_t times = (int32_t)of->blocks;
-    CHECK(cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &times, sizeof times), of);
-    CHECK(cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &step, sizeof step), of);
+    CHECK(cublasLtMatrixLayoutCreate(&l, type, (uint64_t)columns, (uint64_t)rows, ld), of);
+    CHECK(cublasLtMatrixLayoutSetAttribute(l, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &times, sizeof times), of);
+    CHECK(cublasLtMatrixLayoutSetAttribute(l, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &step, sizeof step), of);
+    return l;
 }
 
 static void describe(plan *p, const epilogue *e) {
@@ -155,17 +160,10 @@ static void describe(plan *p, const epilogue *e) {
     if (e->pre) set_operation(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &of->ldc, sizeof of->ldc);
     set_addresses(p, no_further_aligned(e->bias), no_further_aligned(e->pre));
     if (e->pre) set_operation(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE, &of->step_c, sizeof of->step_c);
-    // Columns of theirs are rows of ours as stored.
-    CHECK(cublasLtMatrixLayoutCreate(&p->a, REAL_TYPE, (uint64_t)(of->transpose_a ? of->m : of->k),
-                                     (uint64_t)(of->transpose_a ? of->k : of->m), of->lda),
-          of);
-    CHECK(cublasLtMatrixLayoutCreate(&p->b, REAL_TYPE, (uint64_t)(of->transpose_b ? of->k : of->n),
-                                     (uint64_t)(of->transpose_b ? of->n : of->k), of->ldb),
-          of);
-    CHECK(cublasLtMatrixLayoutCreate(&p->c, (cudaDataType_t)of->c_type, (uint64_t)of->n, (uint64_t)of->m, of->ldc), of);
-    repeat(p->a, of->step_a, of);
-    repeat(p->b, 0, of);
-    repeat(p->c, of->step_c, of);
+    const bool a = of->transpose_a, b = of->transpose_b; // as stored
+    p->a = layout(REAL_TYPE, a ? of->m : of->k, a ? of->k : of->m, of->lda, of->step_a, of);
+    p->b = layout(REAL_TYPE, b ? of->k : of->n, b ? of->n : of->k, of->ldb, 0, of);
+    p->c = layout((cudaDataType_t)of->c_type, of->n, of->m, of->ldc, of->step_c, of);
 }
 
 static void prefer(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t name, int64_t value,
