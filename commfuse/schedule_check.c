@@ -287,12 +287,6 @@ static void add(checker *c, int r, int i, value *to, value from) {
                  from.from + from.count - 1);
 }
 
-static void start_data(checker *c, int r) {
-    for (int p = 0; p < PLACES_MAX; p++) c->held[r][p] = (value){-1, 0, 0};
-    for (int slice = 0; slice < c->total && !computes(c, CF_COMPUTE_BEFORE); slice++)
-        if (c->operation != CF_ALLGATHER || slice / c->slices == r) c->held[r][slice] = own_value(c, r, slice);
-}
-
 static void run_on_stream(checker *c, int r, int i) {
     const cf_step *step = &c->schedule[r]->step[i];
     const int all = accesses(c, r, step, c->access);
@@ -312,16 +306,6 @@ static void run_on_stream(checker *c, int r, int i) {
         else if (a->writes)
             *at = from;
     }
-}
-
-// Step `send` of rank r meets step `receive` of rank p.
-static void deliver(checker *c, int r, int send, int p, int receive) {
-    const cf_step *out = &c->schedule[r]->step[send], *in = &c->schedule[p]->step[receive];
-    const value sent = c->held[r][place_number(out->from)];
-    if (out->send_slice != in->recv_slice)
-        violated(c, "matching", p, receive, "slice %d expected, rank %d sends %d", in->recv_slice, r, out->send_slice);
-    if (sent.slice != out->send_slice) violated(c, "data", r, send, "sends slice %d, finds slice %d", out->send_slice, sent.slice);
-    c->held[p][place_number(in->at)] = sent;
 }
 
 // All ranks' collectives meet.
@@ -409,7 +393,13 @@ static bool advance(checker *c, int r) {
         const int p = step->send_to;
         const cf_step *other = active_head(c, p);
         if (other && other->kind == CF_EXCHANGE && other->recv_from == r && !c->met[p][RECV]) {
-            deliver(c, r, c->head[r], p, c->head[p]);
+            const value sent = c->held[r][place_number(step->from)];
+            if (step->send_slice != other->recv_slice)
+                violated(c, "matching", p, c->head[p], "slice %d expected, rank %d sends %d", other->recv_slice, r,
+                         step->send_slice);
+            if (sent.slice != step->send_slice)
+                violated(c, "data", r, c->head[r], "sends slice %d, finds slice %d", step->send_slice, sent.slice);
+            c->held[p][place_number(other->at)] = sent;
             c->met[r][SEND] = c->met[p][RECV] = moved = true;
         }
     }
@@ -424,7 +414,9 @@ static const char *check_run(checker *c) {
     for (int r = 0; r < c->ranks; r++) {
         c->host[r] = 0;
         find_head(c, r, 0);
-        start_data(c, r);
+        for (int p = 0; p < PLACES_MAX; p++) c->held[r][p] = (value){-1, 0, 0};
+        for (int slice = 0; slice < c->total && !computes(c, CF_COMPUTE_BEFORE); slice++)
+            if (c->operation != CF_ALLGATHER || slice / c->slices == r) c->held[r][slice] = own_value(c, r, slice);
     }
     for (bool moved = true; moved && !c->found;) {
         moved = false;
@@ -536,11 +528,6 @@ static const char *check_order(checker *c, int r) {
 const char *cf_schedule_check(cf_schedule *const *schedule, char where[CF_WHERE_TEXT]) {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     static checker c; // large, and one is enough
-    static const struct {
-        const char *(*of_all)(checker *);
-        const char *(*of_rank)(checker *, int rank);
-    } checks[] = {{NULL, check_form},  {NULL, check_units}, {NULL, check_counts}, {check_numbers, NULL},
-                  {NULL, check_races}, {check_run, NULL},   {NULL, check_order}};
     pthread_mutex_lock(&lock);
     const cf_schedule *s = schedule[0];
     c.schedule = schedule;
@@ -549,10 +536,12 @@ const char *cf_schedule_check(cf_schedule *const *schedule, char where[CF_WHERE_
     c.found = NULL;
     if (c.ranks < 1 || c.ranks > RANKS_MAX || c.slices < 1 || c.slices > SLICES_MAX / c.ranks)
         violated(&c, "form", 0, -1, "%d ranks, %d slices", c.ranks, c.slices);
-    for (size_t i = 0; i < sizeof checks / sizeof *checks && !c.found; i++) {
-        if (checks[i].of_all) checks[i].of_all(&c);
-        for (int r = 0; r < c.ranks && checks[i].of_rank && !c.found; r++) checks[i].of_rank(&c, r);
-    }
+    for (int r = 0; r < c.ranks && !c.found; r++)
+        if (!check_form(&c, r) && !check_units(&c, r)) check_counts(&c, r);
+    if (!c.found) check_numbers(&c);
+    for (int r = 0; r < c.ranks && !c.found; r++) check_races(&c, r);
+    if (!c.found) check_run(&c);
+    for (int r = 0; r < c.ranks && !c.found; r++) check_order(&c, r);
     const char *property = c.found;
     if (property) memcpy(where, c.where, sizeof c.where);
     pthread_mutex_unlock(&lock);
