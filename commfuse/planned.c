@@ -19,7 +19,7 @@ static const double TAKEN_MAX = 0.5, REPLICAS_LESS = 4; // transport_cuda.cu: by
 static cf_record record;
 
 struct cf_stream {
-    int unused;
+    int number; // 1: the one beside
 };
 
 // --- the record ---
@@ -30,11 +30,17 @@ int cf_record_multiprocessors(void) {
     return h->multiprocessors - (int)lround(taken * h->multiprocessors);
 }
 
-void cf_record_kernel(cf_work_kind work, const char *name, double parts, double part_s, double bytes) {
+static cf_record_entry *add(const cf_stream *stream, cf_record_kind kind) {
+    cf_record_entry *e = cf_record_add(&record, kind);
+    e->stream = stream->number;
+    return e;
+}
+
+void cf_record_kernel(cf_stream *stream, cf_work_kind work, const char *name, double parts, double part_s, double bytes) {
     const cf_hardware *h = record.hardware;
     const double most = work == CF_WORK_PRODUCT ? cf_record_multiprocessors() : h->multiprocessors;
     const double compute_s = parts > 0 ? ceil(parts / most) * part_s : part_s, bytes_s = bytes / h->memory_bytes_per_s;
-    cf_record_entry *e = cf_record_add(&record, CF_DO_KERNEL);
+    cf_record_entry *e = add(stream, CF_DO_KERNEL);
     e->name = name, e->work = compute_s > 0 && compute_s >= bytes_s ? work : CF_WORK_MEMORY;
     e->ms = MS * (fmax(compute_s, bytes_s) + h->kernel_s);
     if (parts == 0 || compute_s == 0) return;
@@ -50,20 +56,26 @@ const cf_hardware *cf_record_hardware(void) {
 
 // --- device: what a function of device.h does here; the Makefile makes the functions of these ---
 
-static cf_stream *make_stream(void) {
+static cf_stream *make_stream(int number) {
     cf_stream *stream = calloc(1, sizeof *stream);
     if (!stream) cf_die(NULL, "out of memory for a stream");
+    stream->number = number;
     return stream;
 }
 
-static void moves(const char *name, double bytes) {
-    cf_record_kernel(CF_WORK_MEMORY, name, 0, 0, bytes);
+static void moves(cf_stream *stream, const char *name, double bytes) {
+    cf_record_kernel(stream, CF_WORK_MEMORY, name, 0, 0, bytes);
 }
 
-static cf_moment moment(void) {
-    cf_record_entry *e = record.hardware && record.hardware->moment_s > 0 ? cf_record_add(&record, CF_DO_MOMENT) : NULL;
+// Its number is that of the next entry, and of the stream.
+static cf_moment moment(const cf_stream *stream, bool timed) {
+    cf_record_entry *e = timed && record.hardware && record.hardware->moment_s > 0 ? add(stream, CF_DO_MOMENT) : NULL;
     if (e) e->work = CF_WORK_MEMORY, e->ms = MS * record.hardware->moment_s;
-    return (cf_moment){0, 0};
+    return (cf_moment){0, record.entries * CF_STREAMS + stream->number};
+}
+
+static void after(const cf_stream *stream, cf_moment moment) {
+    if (moment.number % CF_STREAMS != stream->number) add(stream, CF_DO_AFTER)->after = moment.number / CF_STREAMS;
 }
 
 static void sync(void) {
@@ -71,9 +83,9 @@ static void sync(void) {
     record.host_ms = 0;
 }
 
-static void copy(void *to, int64_t bytes) {
+static void copy(cf_stream *stream, void *to, int64_t bytes) {
     if (bytes <= 0) return;
-    moves("copy", 2 * (double)bytes);
+    moves(stream, "copy", 2 * (double)bytes);
     if (cf_memory_is_reserved(to)) return;
     uint64_t word = 1; // all ranks read the same tokens
     int32_t token = 0;
@@ -94,26 +106,26 @@ static void *take_memory(void) {
 #define PLANNED_cf_device_memory        INT64_MAX
 #define PLANNED_cf_device_name          record.hardware ? record.hardware->name : "planned"
 #define PLANNED_cf_device_threads       NOTHING
-#define PLANNED_cf_stream_create        make_stream()
-#define PLANNED_cf_stream_create_beside NULL
-#define PLANNED_cf_stream_create_urgent make_stream()
+#define PLANNED_cf_stream_create        make_stream(0)
+#define PLANNED_cf_stream_create_beside record.hardware->gpu ? make_stream(1) : NULL
+#define PLANNED_cf_stream_create_urgent make_stream(0)
 #define PLANNED_cf_stream_free          free(stream)
 #define PLANNED_cf_stream_sync          sync()
 #define PLANNED_cf_device_watch         NOTHING
-#define PLANNED_cf_moment_now           moment()
-#define PLANNED_cf_moment_untimed       ((cf_moment){0, 0})
+#define PLANNED_cf_moment_now           moment(stream, true)
+#define PLANNED_cf_moment_untimed       moment(stream, false)
 #define PLANNED_cf_moment_ms            moment.ms
 #define PLANNED_cf_moment_passed        true
 #define PLANNED_cf_moment_wait          NOTHING
 #define PLANNED_cf_moment_remembered    true
-#define PLANNED_cf_stream_after         NOTHING
+#define PLANNED_cf_stream_after         after(stream, moment)
 #define PLANNED_cf_range_begin          NOTHING
 #define PLANNED_cf_range_end            NOTHING
-#define PLANNED_cf_copy                 copy(to, bytes)
-#define PLANNED_cf_zero                 bytes > 0 ? moves("zero", (double)bytes) : NOTHING
-#define PLANNED_cf_add                  moves("add", (parts + 1 + (to != from)) * (double)(count * cf_dtype_size(dtype)))
-#define PLANNED_cf_checksum             moves("checksum", (double)bytes)
-#define PLANNED_cf_compare              moves("compare", 16 * (double)count)
+#define PLANNED_cf_copy                 copy(stream, to, bytes)
+#define PLANNED_cf_zero                 bytes > 0 ? moves(stream, "zero", (double)bytes) : NOTHING
+#define PLANNED_cf_add                  moves(stream, "add", (parts + 1 + (to != from)) * (double)(count * cf_dtype_size(dtype)))
+#define PLANNED_cf_checksum             moves(stream, "checksum", (double)bytes)
+#define PLANNED_cf_compare              moves(stream, "compare", 16 * (double)count)
 #define PLANNED_cf_device_take          take_memory()
 #define PLANNED_cf_device_give          NOTHING
 #include <device_functions.h> // made by the Makefile
@@ -234,21 +246,23 @@ static void post(cf_transport *t, cf_request *request, int count, cf_stream *str
     }
     if (messages > 1) u->latency_ms += MS * h->message_s * (messages - 1);
     if (messages > 0 && u->taken > 0 && u->lane == 0) record.posted = record.units;
-    cf_record_add(&record, CF_DO_POST)->unit = (int)record.units - 1;
+    add(stream, CF_DO_POST)->unit = (int)record.units - 1;
 }
 
 // On a GPU a group's requests end in the order posted: who has waited for one has waited for all before it.
 static bool test(cf_transport *t, cf_request *r, cf_point point, cf_stream *stream) {
-    return r->state > (int)point || (record.hardware->gpu && r->end.number <= record.done[lane_of(t, r)]);
+    return r->state > (int)point ||
+           (record.hardware->gpu && r->end.number <= record.done[lane_of(t, r)] && record.waiter[lane_of(t, r)] == stream->number);
 }
 
 static cf_moment wait(cf_transport *t, cf_request *r, cf_point point, cf_stream *stream) {
     int unit = (int)r->end.number - 1;
     cf_record_kind kind = point == CF_ARRIVED ? CF_DO_WAIT_ARRIVED : CF_DO_WAIT_COMPLETE;
     const cf_record_entry *last = record.entries ? &record.entry[record.entries - 1] : NULL;
-    if (!last || last->unit != unit || last->kind != kind)
-        cf_record_add(&record, kind)->unit = unit; // else another message of that unit
-    if (point == CF_COMPLETE || record.unit[unit].taken > 0) record.done[record.unit[unit].lane] = r->end.number;
+    if (!last || last->unit != unit || last->kind != kind) add(stream, kind)->unit = unit; // else another message of that unit
+    const int lane = record.unit[unit].lane;
+    if (record.waiter[lane] != stream->number) record.done[lane] = 0, record.waiter[lane] = stream->number;
+    if (point == CF_COMPLETE || record.unit[unit].taken > 0) record.done[lane] = r->end.number;
     r->state = (int)point + 1;
     return (cf_moment){0, 0};
 }

@@ -15,9 +15,7 @@ typedef struct flight { // a unit of one player; times are INFINITY until they a
     double asks_ms, began_ms, through_ms;
 } flight;
 
-typedef struct player {
-    const cf_record *record;
-    flight *flight;        // one a unit
+typedef struct stream {
     int64_t next;          // entry
     bool working, waiting; // in a kernel; at a wait, since began_ms
     double left_ms, began_ms;
@@ -26,12 +24,19 @@ typedef struct player {
         int count;
         double left_ms;
     } wave[WAVES];
-    int waves, computing, held; // multiprocessors that compute, that units hold
-    double host_ms;             // when the host last was at one with the stream
-    int first[CF_LANES];        // unit of each lane that may go next
-    int *in_lane[CF_LANES];     // unit of each number
-    int open, posted;           // units before `open` are done, those from `posted` on are not posted
-    double step_ms[2];          // when the last two steps began
+    int waves, computing; // multiprocessors
+} stream;
+
+typedef struct player {
+    const cf_record *record;
+    stream stream[CF_STREAMS];
+    flight *flight;         // one a unit
+    int held;               // multiprocessors, by units
+    double host_ms;         // when the host last was at one with the stream
+    int first[CF_LANES];    // unit of each lane that may go next
+    int *in_lane[CF_LANES]; // unit of each number
+    int open, posted;       // units before `open` are done, those from `posted` on are not posted
+    double step_ms[2];      // when the last two steps began
     cf_played sum;
 } player;
 
@@ -96,7 +101,9 @@ static int needs(const playback *b, const cf_record_unit *u) {
 }
 
 static int unused(const playback *b, const player *p) {
-    return b->hardware->multiprocessors - p->held - p->computing;
+    int computing = 0;
+    for (int k = 0; k < CF_STREAMS; k++) computing += p->stream[k].computing;
+    return b->hardware->multiprocessors - p->held - computing;
 }
 
 // Moves the units of a player as far as they get at this instant.
@@ -139,7 +146,7 @@ static bool move_units(playback *b, player *p) {
     return moved;
 }
 
-// --- the stream ---
+// --- the streams ---
 
 static void add_exposed(cf_played *sum, const char *label, double ms) {
     int i = 0;
@@ -149,61 +156,80 @@ static void add_exposed(cf_played *sum, const char *label, double ms) {
     sum->place[i].ms += ms, sum->exposed_ms += ms;
 }
 
-static bool wait_is_over(const playback *b, const player *p, const cf_record_entry *e) {
+// The next entry of a stream; NULL: there is none.
+static const cf_record_entry *entry_of(const player *p, const stream *s) {
+    return s->next < p->record->entries ? &p->record->entry[s->next] : NULL;
+}
+
+static void go_on(const player *p, stream *s) {
+    do s->next++;
+    while (s->next < p->record->entries && p->record->entry[s->next].stream != s - p->stream);
+}
+
+static bool is_over(const playback *b, const player *p, const cf_record_entry *e) {
+    if (e->kind == CF_DO_AFTER) return p->stream[1 - e->stream].next >= e->after;
     return e->kind == CF_DO_WAIT_ARRIVED ? arrived(b, p, e->unit) : complete(b, p, e->unit);
 }
 
+// The other stream's kernel came first, and has not begun with all of its blocks.
+static bool comes_second(const player *p, const stream *s) {
+    const stream *other = &p->stream[s == p->stream];
+    const bool sooner = other->began_ms < s->began_ms || (other->began_ms == s->began_ms && other < s);
+    return other->working && sooner && (other->left_ms > MOMENT || other->blocks[0] + other->blocks[1] > 0);
+}
+
 // Blocks begin where multiprocessors are unused. True: all have ended.
-static bool compute(playback *b, player *p, const cf_record_entry *e) {
-    for (int i = 0; i < 2 && p->left_ms <= MOMENT; i++) {
-        const int count = p->blocks[i] < unused(b, p) ? (int)p->blocks[i] : unused(b, p);
-        if (count == 0 || p->waves == WAVES) continue;
-        p->wave[p->waves].count = count, p->wave[p->waves++].left_ms = e->block_ms[i];
-        p->blocks[i] -= count, p->computing += count;
+static bool compute(playback *b, player *p, stream *s, const cf_record_entry *e) {
+    for (int i = 0; i < 2 && s->left_ms <= MOMENT && !comes_second(p, s); i++) {
+        const int count = s->blocks[i] < unused(b, p) ? (int)s->blocks[i] : unused(b, p);
+        if (count == 0 || s->waves == WAVES) continue;
+        s->wave[s->waves].count = count, s->wave[s->waves++].left_ms = e->block_ms[i];
+        s->blocks[i] -= count, s->computing += count;
     }
-    return p->left_ms <= MOMENT && p->computing == 0 && p->blocks[0] + p->blocks[1] == 0;
+    return s->left_ms <= MOMENT && s->computing == 0 && s->blocks[0] + s->blocks[1] == 0;
 }
 
 // Takes the entry that is next, if it can be taken now.
-static bool take(playback *b, player *p) {
-    const cf_record_entry *e = &p->record->entry[p->next];
-    if (p->working) {
-        if (!compute(b, p, e)) return false;
-        if (e->kind == CF_DO_KERNEL) add_event(b, p, CF_TRACE_COMPUTE, e->name, -1, 0, p->began_ms, b->now_ms);
-        p->sum.work_ms[e->work] += e->ms, p->sum.slowed_ms += fmax(0, b->now_ms - p->began_ms - e->ms);
-        p->working = false, p->next++;
+static bool take(playback *b, player *p, stream *s) {
+    const cf_record_entry *e = entry_of(p, s);
+    if (!e) return false;
+    if (s->working) {
+        if (!compute(b, p, s, e)) return false;
+        if (e->kind == CF_DO_KERNEL) add_event(b, p, CF_TRACE_COMPUTE, e->name, -1, 0, s->began_ms, b->now_ms);
+        p->sum.work_ms[e->work] += e->ms, p->sum.slowed_ms += fmax(0, b->now_ms - s->began_ms - e->ms);
+        s->working = false;
+        go_on(p, s);
         return true;
     }
     if (p->host_ms + e->host_ms > b->now_ms + MOMENT) return false;
     switch (e->kind) {
     case CF_DO_KERNEL:
     case CF_DO_MOMENT:
-        p->working = true, p->began_ms = b->now_ms;
-        p->left_ms = e->blocks[0] > 0 ? 1e3 * b->hardware->kernel_s : e->ms;
-        memcpy(p->blocks, e->blocks, sizeof p->blocks);
+        s->working = true, s->began_ms = b->now_ms;
+        s->left_ms = e->blocks[0] > 0 ? 1e3 * b->hardware->kernel_s : e->ms;
+        memcpy(s->blocks, e->blocks, sizeof s->blocks);
         return true;
     case CF_DO_POST:
         p->flight[e->unit].posted = true, p->posted = e->unit + 1;
         break;
+    case CF_DO_AFTER:
     case CF_DO_WAIT_ARRIVED:
     case CF_DO_WAIT_COMPLETE:
-        if (!p->waiting) p->waiting = true, p->began_ms = b->now_ms;
-        if (!wait_is_over(b, p, e)) return false;
-        p->waiting = false;
-        if (b->now_ms > p->began_ms + MOMENT) {
-            add_exposed(&p->sum, p->record->unit[e->unit].label, b->now_ms - p->began_ms);
-            add_event(b, p, CF_TRACE_WAIT, p->record->unit[e->unit].label, -1, 0, p->began_ms, b->now_ms);
-        }
+        if (!s->waiting) s->waiting = true, s->began_ms = b->now_ms;
+        if (!is_over(b, p, e)) return false;
+        s->waiting = false;
+        if (e->unit >= 0 && b->now_ms > s->began_ms + MOMENT)
+            add_event(b, p, CF_TRACE_WAIT, p->record->unit[e->unit].label, -1, 0, s->began_ms, b->now_ms);
         break;
     case CF_DO_SYNC:
         p->host_ms = b->now_ms;
         break;
     case CF_DO_STEP:
         p->step_ms[0] = p->step_ms[1], p->step_ms[1] = b->now_ms;
-        if (p->next + 1 < p->record->entries) memset(&p->sum, 0, sizeof p->sum);
+        if (s->next + 1 < p->record->entries) memset(&p->sum, 0, sizeof p->sum);
         break;
     }
-    p->next++;
+    go_on(p, s);
     return true;
 }
 
@@ -221,37 +247,62 @@ static double speed(const playback *b, const player *p, int link, bool bulk) {
     return bulk ? (urgent > 0 ? 0 : 1.0 / all) : 1.0 / urgent;
 }
 
-// Of the computation while these are in flight.
+// Of computation on a CPU while these are in flight.
 static double pace(const playback *b, const player *p, bool *flying) {
-    const double now_ms = b->now_ms;
     double taken = 0;
     *flying = false;
     for (int i = p->open; i < p->posted; i++) {
         const flight *f = &p->flight[i];
-        if (!f->gone || f->through_ms <= now_ms) continue;
+        if (!f->gone || f->through_ms <= b->now_ms) continue;
         *flying = true, taken = fmax(taken, p->record->unit[i].taken);
     }
-    return b->hardware->gpu ? 1 - (double)p->held / b->hardware->multiprocessors : 1 - taken;
+    return b->hardware->gpu ? 1 : 1 - taken;
+}
+
+// Of the same, where the whole device works on it: with what others leave.
+static double share(const playback *b, const player *p, const stream *s) {
+    const cf_record_entry *e = entry_of(p, s);
+    const bool whole = s->working && e->kind == CF_DO_KERNEL && e->blocks[0] == 0;
+    return !whole ? 1 : comes_second(p, s) ? 0 : (double)unused(b, p) / b->hardware->multiprocessors;
+}
+
+// Until something on a stream ends; with ms >= 0: lets this much time pass.
+static double pass_stream(player *p, stream *s, double now_ms, double pace, double share, double ms) {
+    const cf_record_entry *e = entry_of(p, s);
+    double next = INFINITY;
+    if (!e) return next;
+    if (s->working && s->left_ms > MOMENT) { // of work for the whole device, or before blocks begin
+        if (ms >= 0) s->left_ms -= ms * pace * share;
+        if (share > 0) next = s->left_ms / (pace * share);
+    }
+    for (int i = 0; i < s->waves; i++) {
+        if (ms >= 0) s->wave[i].left_ms -= ms * pace;
+        next = fmin(next, s->wave[i].left_ms / pace);
+        if (s->wave[i].left_ms <= MOMENT) s->computing -= s->wave[i].count, s->wave[i--] = s->wave[--s->waves];
+    }
+    const double issue = p->host_ms + e->host_ms - now_ms;
+    return !s->working && issue > MOMENT ? fmin(next, issue) : next;
 }
 
 // Until something of a player ends; with ms >= 0: lets this much time pass.
 static double pass(playback *b, player *p, double ms) {
     double next = INFINITY;
+    int working = 0;
     bool flying;
-    const double kernels = pace(b, p, &flying), blocks = b->hardware->gpu ? 1 : kernels;
+    const double slower = pace(b, p, &flying);
+    double shares[CF_STREAMS];
+    const cf_record_entry *waits = NULL;
+    for (stream *s = p->stream; s < p->stream + CF_STREAMS; s++) {
+        const cf_record_entry *e = entry_of(p, s);
+        working += s->working, shares[s - p->stream] = share(b, p, s);
+        if (s->waiting && e->unit >= 0) waits = e;
+    }
     if (ms >= 0 && flying) p->sum.comm_ms += ms;
-    if (ms >= 0 && p->working) p->left_ms -= ms * kernels;
-    if (p->left_ms > MOMENT) next = p->left_ms / kernels;
-    for (int i = 0; i < p->waves; i++) {
-        if (ms >= 0) p->wave[i].left_ms -= ms * blocks;
-        next = fmin(next, p->wave[i].left_ms / blocks);
-        if (p->wave[i].left_ms <= MOMENT) p->computing -= p->wave[i].count, p->wave[i--] = p->wave[--p->waves];
-    }
-    if (p->next < p->record->entries && !p->working) {
-        double issue = p->host_ms + p->record->entry[p->next].host_ms - b->now_ms;
-        if (issue > MOMENT && ms >= 0) p->sum.host_ms += ms;
-        if (issue > MOMENT) next = fmin(next, issue);
-    }
+    if (ms >= 0 && working > 1) p->sum.slowed_ms -= ms; // of which two kernels count
+    if (ms >= 0 && !working && waits) add_exposed(&p->sum, p->record->unit[waits->unit].label, ms);
+    if (ms >= 0 && !working && !waits) p->sum.host_ms += ms;
+    for (stream *s = p->stream; s < p->stream + CF_STREAMS; s++)
+        next = fmin(next, pass_stream(p, s, b->now_ms, slower, shares[s - p->stream], ms));
     double speeds[CF_LINKS][2];
     for (int l = 0; l < b->hardware->links; l++)
         for (int bulk = 0; bulk < 2; bulk++) speeds[l][bulk] = speed(b, p, l, bulk);
@@ -278,6 +329,7 @@ static void start(playback *b, const cf_record *const *records) {
     for (int i = 0; b->player && i < b->players; i++) {
         player *p = &b->player[i];
         p->record = records[i];
+        for (int k = 0; k < CF_STREAMS; k++) p->stream[k].next = -1, go_on(p, &p->stream[k]);
         p->flight = calloc((size_t)p->record->units + 1, sizeof *p->flight);
         for (int lane = 0; lane < CF_LANES; lane++) {
             if (p->record->lane_units[lane] != records[0]->lane_units[lane])
@@ -303,8 +355,9 @@ static cf_played result_of(playback *b) {
     cf_played result = {0};
     double from = 0, to = 0;
     for (player *p = b->player; p < b->player + b->players; p++) {
-        if (p->next < p->record->entries) {
-            const cf_record_entry *e = &p->record->entry[p->next];
+        for (const stream *s = p->stream; s < p->stream + CF_STREAMS; s++) {
+            const cf_record_entry *e = entry_of(p, s);
+            if (!e || e->kind == CF_DO_AFTER) continue; // it waits for the other
             const cf_record_unit *u = e->unit >= 0 ? &p->record->unit[e->unit] : NULL;
             cf_die(NULL, "deadlock: rank %d waits for ever for %s, layer %d", (int)(p - b->player), u ? u->label : e->name,
                    u ? u->layer : -1);
@@ -326,7 +379,8 @@ cf_played cf_playback(const cf_record *const *records, int players, cf_played_ev
             moved = false;
             for (player *p = b.player; p < b.player + players; p++) {
                 moved |= move_units(&b, p); // first: their streams are urgent
-                while (p->next < p->record->entries && take(&b, p)) moved = true;
+                for (stream *s = p->stream; s < p->stream + CF_STREAMS; s++)
+                    while (take(&b, p, s)) moved = true;
             }
         }
         next = INFINITY;

@@ -16,6 +16,7 @@ typedef enum {
     CF_DO_KERNEL,
     CF_DO_MOMENT, // the stream notes a time
     CF_DO_POST,
+    CF_DO_AFTER,        // until the other stream has done what is recorded before `after`
     CF_DO_WAIT_ARRIVED, // until what a unit brings is here
     CF_DO_WAIT_COMPLETE,
     CF_DO_SYNC, // the host waits for the stream
@@ -23,16 +24,19 @@ typedef enum {
 } cf_record_kind;
 typedef enum { CF_WORK_PRODUCT, CF_WORK_ATTENTION, CF_WORK_MEMORY, CF_WORK_KINDS } cf_work_kind;
 
+enum { CF_STREAMS = 2 };
 typedef struct cf_record_entry {
     cf_record_kind kind;
     cf_work_kind work; // KERNEL
-    int unit;          // POST and WAIT
-    const char *name;  // KERNEL; a constant
-    double ms;         // KERNEL, if it has the device alone; MOMENT
+    int stream;
+    int unit;         // POST and WAIT
+    const char *name; // KERNEL; a constant
+    double ms;        // KERNEL, if it has the device alone; MOMENT
     // KERNEL: after what it takes in any case, so many blocks, each of them so long on a multiprocessor; none: the whole device works
     // on it for `ms`
     int64_t blocks[2];
     double block_ms[2];
+    int64_t after;  // AFTER: an entry
     double host_ms; // the host comes here so long after the last SYNC
 } cf_record_entry;
 
@@ -63,6 +67,7 @@ typedef struct cf_record {
     bool copies; // copy engines serve one of the groups
     // 1 + the last unit of lane 0 that takes multiprocessors, 1 + the last of each lane that has been waited for
     int64_t posted, done[CF_LANES];
+    int waiter[CF_LANES]; // the stream that has
 } cf_record;
 
 // The next entry, unit, and what that unit waits for.
@@ -76,7 +81,8 @@ void cf_record_free(cf_record *record);
 // planned.c: a kernel of this program's record that moves so many bytes, of so many parts that each take a multiprocessor for part_s.
 // parts 0: the whole device works on it for part_s. Parts of a persistent product are computed by a block on each multiprocessor, one
 // after another.
-void cf_record_kernel(cf_work_kind work, const char *name, double parts, double part_s, double bytes);
+struct cf_stream;
+void cf_record_kernel(struct cf_stream *stream, cf_work_kind work, const char *name, double parts, double part_s, double bytes);
 // That a product takes: it leaves room for transfers beside it.
 int cf_record_multiprocessors(void);
 const cf_hardware *cf_record_hardware(void);

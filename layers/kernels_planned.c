@@ -28,7 +28,7 @@ static bool gpu(void) {
 
 // `times` products of (m, k) by (k, n); bytes: of an element that is written. In the tiles, and with the inner dimension in as many
 // parts, that take least; what several parts have summed is written and read.
-static void product(const char *name, int64_t times, int64_t m, int64_t n, int64_t k, int64_t bytes) {
+static void product(cf_stream *stream, const char *name, int64_t times, int64_t m, int64_t n, int64_t k, int64_t bytes) {
     const cf_hardware *h = cf_record_hardware();
     const double elements = (double)(times * m) * (double)n, rate = cf_curve_at(&h->product, 2 * elements * (double)k);
     const double most = cf_record_multiprocessors();
@@ -42,27 +42,27 @@ static void product(const char *name, int64_t times, int64_t m, int64_t n, int64
             if (s < best_s) best_s = s, best_tiles = tiles;
         }
     const double parts = !whole() ? best_tiles : h->persistent ? most : 0;
-    cf_record_kernel(CF_WORK_PRODUCT, name, parts, best_s / (parts > 0 ? ceil(parts / most) : 1),
+    cf_record_kernel(stream, CF_WORK_PRODUCT, name, parts, best_s / (parts > 0 ? ceil(parts / most) : 1),
                      (double)(E * (times * m + n) * k) + (double)bytes * elements);
 }
 
 // Scores that queries t0 … t0 + n − 1 have with the keys before them.
-static void attention(bool backward, int64_t t0, int64_t n, int64_t B, int64_t H, int64_t D) {
+static void attention(cf_stream *stream, bool backward, int64_t t0, int64_t n, int64_t B, int64_t H, int64_t D) {
     const cf_hardware *h = cf_record_hardware();
     double scores = (double)n * ((double)t0 + 0.5 * (double)n) * (double)(B * H), flops = (backward ? 10 : 4) * scores * (double)D;
     double rate = cf_curve_at(backward ? &h->attention_backward : &h->attention_forward, flops);
     const double blocks = whole() ? 0 : (double)(B * H * ceil_div(n, ATTENTION_ROWS));
-    cf_record_kernel(CF_WORK_ATTENTION, backward ? "attention backward" : "attention", blocks,
+    cf_record_kernel(stream, CF_WORK_ATTENTION, backward ? "attention backward" : "attention", blocks,
                      flops / rate * (blocks > 0 ? h->multiprocessors / blocks : 1),
                      (backward ? 4 : 2) * E * (double)((t0 + 2 * n) * B * H * D));
 }
 
-static void moves(const char *name, int64_t elements, int64_t bytes) { // what memory limits
-    cf_record_kernel(CF_WORK_MEMORY, name, 0, 0, (double)elements * (double)bytes);
+static void moves(cf_stream *stream, const char *name, int64_t elements, int64_t bytes) { // what memory limits
+    cf_record_kernel(stream, CF_WORK_MEMORY, name, 0, 0, (double)elements * (double)bytes);
 }
 
 const real *linear_prepare_forward(real *prepared, const real *w, int64_t IC, int64_t OC, cf_stream *stream) {
-    if (!gpu()) moves("weights, prepared", IC * OC, 2 * E);
+    if (!gpu()) moves(stream, "weights, prepared", IC * OC, 2 * E);
     return w;
 }
 
@@ -75,6 +75,10 @@ static double described_peak(const char **source) {
     return cf_record_hardware()->peak;
 }
 
+// The stream is a parameter of all.
+#define product(...)   (product)(stream, __VA_ARGS__)
+#define attention(...) (attention)(stream, __VA_ARGS__)
+#define moves(...)     (moves)(stream, __VA_ARGS__)
 // clang-format off
 #define PLANNED_linear_prepared_size       gpu() ? 0 : IC * OC + (E == 2 ? 0 : 16) * larger(IC, OC)
 #define PLANNED_linear_forward             product(pre ? "forward, GELU" : add ? "forward, added" : "forward", r.blocks, r.rows, OC, IC, pre || add ? 2 * E : E)
@@ -89,7 +93,7 @@ static double described_peak(const char **source) {
 #define PLANNED_attention_channels_max     CHANNELS_MAX
 #define PLANNED_attention_forward          attention(false, t0, n, B, H, D)
 #define PLANNED_attention_scratch          gpu() ? 2 * T * B * H + (T * B * 3 * H * D + 1) / 2 : T * B * H * (1 + D)
-#define PLANNED_attention_backward         attention(true, t0, n, B, H, D)
+#define PLANNED_attention_backward         attention(true, t0, n, B, H, D), first && t0 > 0 ? moves("zero", t0 * B * H * D, E) : (void)0
 
 #define PLANNED_layernorm_forward          moves("layer norm", R * C, 2 * E)
 #define PLANNED_layernorm_scratch          (gpu() ? PARTIALS : BLOCKS) * 2 * C

@@ -211,14 +211,14 @@ def emulated(o):
     program = ROOT / "build/emulated-bf16/tests/bench/bench_train"
     if not program.exists():
         return f"Skipped: {program.relative_to(ROOT)} is not built (make {program.relative_to(ROOT)})\n", []
-    link = {"name": "nvlink", "ranks": 0, "gb_per_s": 400, "block_gb_per_s": 0, "latency_us": 11, "step_us": 0, "taken": 24 / 132,
+    link = {"name": "nvlink", "ranks": 0, "gb_per_s": 400, "block_gb_per_s": 0, "latency_us": 8.5, "step_us": 0, "taken": 24 / 132,
             "copied": 1}
     machine = o.out / "imagined.json"
     machine.write_text(json.dumps({
         "name": "imagined", "device": "gpu", "dtype": "bf16", "peak_tflops": 989, "memory_gb": 80, "memory_gb_per_s": 2800,
         "multiprocessors": 132, "persistent": 1, "tile_share": [[4096, 0.5], [8192, 0.75], [16384, 0.9], [32768, 1]], "tile_depth": 80,
         "product_tflops": [[1, 770]], "attention_tflops": [[1, 257]], "attention_backward_tflops": [[1, 195]],
-        "kernel_us": 1.4, "moment_us": 2, "start_us": 3.5, "call_us": 3.5, "word_ns": 0, "message_us": 1.6, "native_us": 10.8,
+        "kernel_us": 1.4, "moment_us": 2, "start_us": 3.5, "call_us": 3.5, "word_ns": 0, "message_us": 1.6, "native_us": 8.8,
         "native_share": [[1, 0.925]], "links": [link]}))
     shape = dict(layers=4, channels=1280, heads=20, seq=1024, vocab=8192, micro_batch=32, recompute=0)
     return taken(program, "emulated", machine, shape,

@@ -108,6 +108,21 @@ static void blocks_come_in_waves(void **state) {
     assert_near(play(&r, NULL).step_ms, 6);
 }
 
+// What the second stream has to compute runs beside the last wave of the first one's, but behind its first; each counts whole.
+static void two_streams_fill_the_waves(void **state) {
+    (void)state;
+    cf_record r = begin(&gpu);
+    blocks(&r, 6, 3);
+    blocks(&r, 2, 3);
+    r.entry[r.entries - 1].stream = 1;
+    const int64_t both = r.entries;
+    cf_record_add(&r, CF_DO_AFTER)->after = both;
+    kernel(&r, 1);
+    cf_played p = play(&r, NULL);
+    assert_near(p.step_ms, 6 + 1);
+    assert_near(p.work_ms[CF_WORK_PRODUCT] + p.slowed_ms, 6 + 1);
+}
+
 // On a GPU two lanes share a link; on a CPU what is in bulk gives way.
 static void lanes_share_a_link(void **state) {
     (void)state;
@@ -181,6 +196,7 @@ int main(void) {
         cmocka_unit_test(taken_multiprocessors_slow_kernels),
         cmocka_unit_test(blocks_and_transfers_wait_for_each_other),
         cmocka_unit_test(blocks_come_in_waves),
+        cmocka_unit_test(two_streams_fill_the_waves),
         cmocka_unit_test(lanes_share_a_link),
         cmocka_unit_test(a_transfer_waits_for_its_receiver),
         cmocka_unit_test(what_a_unit_waits_for_comes_first),
