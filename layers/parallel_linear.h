@@ -56,8 +56,8 @@ typedef struct linear_job {
     matrix_gradient dw; // added to slice by slice; at NULL: computed elsewhere
     time_steps *rows;   // row layers: computes x, or goes on with dx; NULL: nothing to do
     void *argument;     // of rows
-    bool begun;         // row backward: slices may run beside one another, but what they add to sums of all,
-    cf_moment added;    // the slice before has added by then
+    bool begun;         // row backward: a slice has been enqueued,
+    cf_moment gone_on, added; // and the last one's rows and its part of the weight gradient are done
 } linear_job;
 
 typedef struct parallel_linear {
