@@ -3,6 +3,7 @@
 #ifndef CF_MESH_H
 #define CF_MESH_H
 
+#include <stdbool.h>
 #include "extern_c.h"
 
 CF_EXTERN_C_BEGIN
@@ -12,6 +13,7 @@ typedef struct cf_group {
     int size;         // ranks in the group
     int rank;         // this process's rank in it
     int *world;       // world[i]: world rank of member i
+    bool slack;       // what it exchanges has other computation to hide in: it takes few of a GPU's multiprocessors
     void *native;     // the transport's handle, set by cf_transport.bind, freed when it closes
 } cf_group;
 

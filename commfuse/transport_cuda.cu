@@ -36,7 +36,7 @@ enum {
     // Of NCCL's exchanges, a pair: 16 reach an NVLink's rate, each takes a multiprocessor from products beside it and memory
     // of NCCL's. What replicas exchange has a whole pass to hide in.
     CHANNELS = 16,
-    CHANNELS_OF_REPLICAS = 4,
+    CHANNELS_WITH_SLACK = 4,
     BLOCKS_MAX = 64, // of a kernel of NCCL's
     GROUPS_MAX = 16,
     BUS_LENGTH = 32,
@@ -262,17 +262,12 @@ static cf_wire *wire_for(const cf_request *r) {
                     "%s: native collectives need NCCL, which does not serve the %s group", r->label, r->group->name);
 }
 
-// What replicas exchange has a whole pass to hide in: it takes few multiprocessors, and products make no room for it.
-static bool computation_waits(const cf_group *group) {
-    return strcmp(group->name, "tp") == 0;
-}
-
 // Products that are enqueued from here on leave these to what the stream has not waited for.
 static void leave_multiprocessors(const cuda_state *s) {
     int blocks = 0;
     for (int i = 0; i < 2 * s->bindings; i++) {
         const cf_wire *wire = i % 2 ? s->bound[i / 2]->collective : s->bound[i / 2]->exchange;
-        if (wire && wire->posted > wire->waited && computation_waits(wire->group)) blocks += wire->blocks;
+        if (wire && wire->posted > wire->waited && !wire->group->slack) blocks += wire->blocks;
     }
     const int most = cf_cuda_multiprocessors() / 2;
     cf_cuda_leave(blocks < most ? blocks : most);
@@ -365,7 +360,7 @@ static void choose(cuda_state *s, binding *b, const cf_group *group, bool collec
                         "different NCCL_HOSTID",
                         "ranks %d and %d share a GPU, which NCCL refuses%s%s", n.a, n.b, *why ? "; and ipc: " : "", why);
     bool can = s->nccl && !shared;
-    int blocks = (computation_waits(group) ? CHANNELS : CHANNELS_OF_REPLICAS) * group->size;
+    int blocks = (group->slack ? CHANNELS_WITH_SLACK : CHANNELS) * group->size;
     cf_wire *nccl =
         cf_wire_nccl(s->bootstrap, group, can && !b->exchange, blocks < BLOCKS_MAX ? blocks : BLOCKS_MAX, s->timeout_ms / 1e3);
     if (!b->exchange) b->exchange = nccl;

@@ -12,7 +12,7 @@ P, I, L, D, B = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_double, 
 
 
 class Group(ctypes.Structure):
-    _fields_ = [("name", ctypes.c_char_p), ("size", I), ("rank", I), ("world", P), ("native", P)]
+    _fields_ = [("name", ctypes.c_char_p), ("size", I), ("rank", I), ("world", P), ("slack", B), ("native", P)]
 
 
 class Context(ctypes.Structure):  # what comes after these is of no use here
