@@ -42,19 +42,23 @@ struct job {
     void (*attend)(const job *j, int64_t t0, int64_t rows, real *data);
     const real *in; // (Ts, B, C) what the linear layer reads, or NULL
     int64_t Ts, B;
-    cf_stream *stream;
+    cf_stream *stream; // of the slice in progress
+    bool begun;        // slices may run beside one another, but what they add to sums of all,
+    cf_moment added;   // the slice before has added by then
 };
 
 static job make_job(up *u, int layer, job j) {
-    j.u = u, j.layer = layer, j.Ts = u->g->pass.Ts, j.B = u->g->pass.B, j.stream = u->g->context->stream;
+    j.u = u, j.layer = layer, j.Ts = u->g->pass.Ts, j.B = u->g->pass.B;
     return j;
 }
 
 // The linear layer works on pieces of the span that are of one shard, this rank's first.
 static void work(void *argument, const cf_span *span, cf_stream *stream) {
-    const job *j = (const job *)argument;
+    job *j = (job *)argument;
     const int64_t row_elements = j->B * j->width;
-    (void)stream;
+    const bool sums = span->side == CF_COMPUTE_AFTER; // over head groups, or time steps
+    j->stream = stream;
+    if (sums && j->begun) cf_stream_after(stream, j->added);
     for (int k = 0; k < span->blocks && span->side != j->side; k++) {
         int64_t t0 = span->row + k * span->row_stride;
         j->attend(j, t0, span->rows, (real *)(span->data + k * span->data_stride) - t0 * row_elements);
@@ -66,6 +70,7 @@ static void work(void *argument, const cf_span *span, cf_stream *stream) {
             real *data = (real *)(span->data + k * span->data_stride); // of `row`
             if (begin < end) j->linear(j, shard, begin - shard * j->Ts, end - begin, data + (begin - row) * row_elements);
         }
+    if (sums) j->added = cf_moment_untimed(stream), j->begun = true;
 }
 
 // Weights (OC, IC) of each head group for products group by group: QKV (N, 3Cl, C), projection (N, C, Cl).
@@ -111,7 +116,7 @@ const real *up_forward(gpt *g, int layer, real *norm) {
     prepare_groups(u, linear_prepare_forward, ATTPROJW, layer, Cl, C); // during the last transfers
     cf_fuse_finish(g->attproj.forward);
     // In commfuse this rank's rows are computed among the arrivals; backward looks for them here.
-    cf_copy(g->acts.heads[layer] + own, g->acts.groups[layer] + own, rows * Cl * (int64_t)sizeof(real), j.stream);
+    cf_copy(g->acts.heads[layer] + own, g->acts.groups[layer] + own, rows * Cl * (int64_t)sizeof(real), g->context->stream);
     return g->sums;
 }
 
@@ -159,7 +164,7 @@ const real *up_backward(gpt *g, int layer, real *dx) {
         make_job(u, layer,
                  (job){.side = CF_COMPUTE_BEFORE, .linear = projection_dgrad, .width = Cl, .attend = attend_backward, .in = dx});
     prepare_groups(u, linear_prepare_dgrad, ATTPROJW, layer, Cl, C);
-    linear_bias_grad(params_grad(p, ATTPROJB, layer), dx, rows, C, j.stream);
+    linear_bias_grad(params_grad(p, ATTPROJB, layer), dx, rows, C, g->context->stream);
     cf_fuse_result(g->attproj.backward, g->dheads);
     cf_fuse_begin(g->attproj.backward, u->dheads_out, pass->Ts, pass->B * Cl, work, &j, layer);
     for (int64_t i = 0; i < N; i++) u->dy[i] = dx, u->x[i] = g->acts.groups[layer] + i * rows * Cl;
@@ -174,7 +179,7 @@ const real *up_backward(gpt *g, int layer, real *dx) {
     cf_fuse_finish(g->qkv.backward);
     for (int64_t i = 0; i < N; i++) {
         u->x[i] = norm;
-        linear_bias_grad(params_grad(p, QKVB, layer) + i * 3 * Cl, u->dy[i], rows, 3 * Cl, j.stream);
+        linear_bias_grad(params_grad(p, QKVB, layer) + i * 3 * Cl, u->dy[i], rows, 3 * Cl, g->context->stream);
     }
     if (!is_late(g, layer)) weight_gradients(u, &g->qkv, layer);
     return g->sums;
@@ -184,7 +189,7 @@ const real *up_backward(gpt *g, int layer, real *dx) {
 
 static cf_fuse *plan_alltoall(const gpt *g, const char *name, cf_side side, int64_t capacity, double flops, overlap how) {
     cf_fuse_plan plan = overlap_plan(how, name, &g->mesh->tp_group, CF_ALLTOALL, side, REAL_DTYPE, capacity);
-    plan.flops = flops, plan.result_given = true;
+    plan.flops = flops, plan.result_given = true, plan.apart = true;
     return cf_fuse_create(g->context, plan);
 }
 
