@@ -32,7 +32,6 @@ enum {
     STAGE_BYTES = 4 << 20, // of pageable memory: so much goes through pinned memory of our own at once
     STAGES = 8,
     MOMENTS = 1 << 18,
-    MOMENT_BLOCK = 1 << 10, // events are created so many at a time
     ADD_THREADS = 256,
     ADD_WAVES = 8, // blocks per multiprocessor, at most
     SUM_THREADS = 256,
@@ -291,10 +290,7 @@ static cudaEvent_t event_of(cf_moment moment) {
 
 static int64_t record(moments *m, unsigned flags, cf_stream *stream) {
     const int64_t number = m->taken + 1;
-    if (number % MOMENTS >= m->created || m->created == 0) {
-        int64_t until = m->created + MOMENT_BLOCK;
-        for (; m->created < until; m->created++) CF_CUDA(cudaEventCreateWithFlags(&m->event[m->created], flags));
-    }
+    while (m->created <= number % MOMENTS) CF_CUDA(cudaEventCreateWithFlags(&m->event[m->created++], flags));
     m->taken = number;
     CF_CUDA(cudaEventRecord(m->event[number % MOMENTS], cf_cuda_stream(stream)));
     return number;
@@ -302,13 +298,11 @@ static int64_t record(moments *m, unsigned flags, cf_stream *stream) {
 
 cf_moment cf_moment_now(cf_stream *stream) {
     if (device.base_ms == 0) take_base();
-    cf_moment moment = {0, record(&device.timed, cudaEventDefault, stream)};
-    return moment;
+    return {0, record(&device.timed, cudaEventDefault, stream)};
 }
 
 cf_moment cf_moment_untimed(cf_stream *stream) {
-    cf_moment moment = {0, -record(&device.untimed, cudaEventDisableTiming, stream)};
-    return moment;
+    return {0, -record(&device.untimed, cudaEventDisableTiming, stream)};
 }
 
 // The earlier of two events goes first, so that no difference is negative, but for events of different streams
@@ -383,31 +377,35 @@ void cf_copy(void *to, const void *from, int64_t bytes, cf_stream *stream) {
     CF_CUDA(cudaMemcpyAsync(to, from, (size_t)bytes, cudaMemcpyDefault, cf_cuda_stream(stream)));
 }
 
-#if CUDART_VERSION >= 12080
 cudaError_t cf_cuda_copy_beside(void *to, const void *from, int64_t bytes, cf_stream *stream) {
+    cudaError_t code = cudaErrorNotSupported;
+#if CUDART_VERSION >= 12080
     cudaMemcpyAttributes attributes = {};
     attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
     attributes.flags = cudaMemcpyFlagPreferOverlapWithCompute;
     size_t size = (size_t)bytes, first = 0;
 #if CUDART_VERSION >= 13000
-    cudaError_t code = cudaMemcpyBatchAsync(&to, &from, &size, 1, &attributes, &first, 1, cf_cuda_stream(stream));
+    code = cudaMemcpyBatchAsync(&to, &from, &size, 1, &attributes, &first, 1, cf_cuda_stream(stream));
 #else
     void *source = (void *)from;
     size_t failed = 0;
-    cudaError_t code = cudaMemcpyBatchAsync(&to, &source, &size, 1, &attributes, &first, 1, &failed, cf_cuda_stream(stream));
+    code = cudaMemcpyBatchAsync(&to, &source, &size, 1, &attributes, &first, 1, &failed, cf_cuda_stream(stream));
 #endif
     if (code != cudaSuccess) cudaGetLastError(); // the status reports it, not the next call
+#else
+    (void)to, (void)from, (void)bytes, (void)stream;
+#endif
     return code;
 }
-#else
-cudaError_t cf_cuda_copy_beside(void *to, const void *from, int64_t bytes, cf_stream *stream) {
-    (void)to, (void)from, (void)bytes, (void)stream;
-    return cudaErrorNotSupported;
-}
-#endif
 
 void cf_zero(void *to, int64_t bytes, cf_stream *stream) {
     if (bytes > 0) CF_CUDA(cudaMemsetAsync(to, 0, (size_t)bytes, cf_cuda_stream(stream)));
+}
+
+// Blocks for so much work, but no more than some waves.
+static dim3 blocks_for(int64_t work, int64_t of_block, int64_t waves) {
+    const int64_t blocks = (work + of_block - 1) / of_block, most = waves * cf_cuda_multiprocessors();
+    return dim3((unsigned)(blocks < most ? blocks : most));
 }
 
 template <typename T> static __device__ T sum(T a, T b) {
@@ -424,8 +422,7 @@ template <typename T, int N> static __device__ void add_at(T *to, const T *from,
         T value[N];
     } group;
     group a = *(const group *)(from + i);
-    for (int p = 1; p <= parts; p++) {
-        if (p == parts && to == from) break;
+    for (int p = 1; p < parts + (to != from); p++) {
         const group b = *(const group *)(p < parts ? from + p * stride + i : to + i);
         for (int k = 0; k < N; k++) a.value[k] = sum(a.value[k], b.value[k]);
     }
@@ -441,28 +438,19 @@ template <typename T, int N> static __global__ void add_kernel(T *to, const T *f
 
 template <typename T> static void add(void *to, const void *from, int parts, int64_t stride, int64_t count, cf_stream *stream) {
     const int N = cf_pack<T>::N;
-    const uintptr_t between = parts > 1 ? (uintptr_t)stride * sizeof(T) : 0;
-    const bool aligned = ((uintptr_t)to | (uintptr_t)from | between) % sizeof(cf_pack<T>) == 0;
-    const int64_t work = aligned ? count / N + count % N : count, blocks = (work + ADD_THREADS - 1) / ADD_THREADS;
-    const int64_t most = (int64_t)ADD_WAVES * cf_cuda_multiprocessors();
-    cf_launch(aligned ? add_kernel<T, N> : add_kernel<T, 1>, dim3((unsigned)(blocks < most ? blocks : most)), dim3(ADD_THREADS),
-              stream, (T *)to, (const T *)from, parts, stride, count);
+    const bool aligned = ((uintptr_t)to | (uintptr_t)from | (parts > 1) * (uintptr_t)stride * sizeof(T)) % sizeof(cf_pack<T>) == 0;
+    const dim3 blocks = blocks_for(aligned ? count / N + count % N : count, ADD_THREADS, ADD_WAVES);
+    cf_launch(aligned ? add_kernel<T, N> : add_kernel<T, 1>, blocks, dim3(ADD_THREADS), stream, (T *)to, (const T *)from, parts,
+              stride, count);
 }
 
 void cf_add(void *to, const void *from, int parts, int64_t stride, int64_t count, cf_dtype dtype, cf_stream *stream) {
-    switch (dtype) {
-    case CF_FP32:
-        return add<float>(to, from, parts, stride, count, stream);
-    case CF_FP64:
-        return add<double>(to, from, parts, stride, count, stream);
-    case CF_INT64:
-        return add<int64_t>(to, from, parts, stride, count, stream);
-    case CF_BF16:
-        return add<__nv_bfloat16>(to, from, parts, stride, count, stream);
-    case CF_BYTE:
-        break;
-    }
-    cf_die(NULL, "cf_add: bytes are not added");
+    const auto adds = dtype == CF_FP32    ? add<float>
+                      : dtype == CF_FP64  ? add<double>
+                      : dtype == CF_INT64 ? add<int64_t>
+                                          : add<__nv_bfloat16>;
+    if (dtype == CF_BYTE) cf_die(NULL, "cf_add: bytes are not added");
+    adds(to, from, parts, stride, count, stream);
 }
 
 // Word number i, made of elements of T, to which `data` is aligned; `bytes` in all.
@@ -505,9 +493,7 @@ static __global__ void __launch_bounds__(SUM_THREADS) checksum_words(unsigned lo
 }
 
 template <typename T> static void checksum(uint64_t *sum, const void *data, int64_t bytes, cf_stream *stream) {
-    int64_t words = (bytes + 7) / 8, blocks = (words + SUM_THREADS * SUM_FLIGHT - 1) / (SUM_THREADS * SUM_FLIGHT);
-    int64_t most = (int64_t)SUM_WAVES * cf_cuda_multiprocessors();
-    cf_launch(checksum_words<T>, dim3((unsigned)(blocks < most ? blocks : most)), dim3(SUM_THREADS), stream,
+    cf_launch(checksum_words<T>, blocks_for((bytes + 7) / 8, SUM_THREADS * SUM_FLIGHT, SUM_WAVES), dim3(SUM_THREADS), stream,
               (unsigned long long *)sum, (const T *)data, bytes);
 }
 
