@@ -506,12 +506,20 @@ static void run_adamw(tool *t, const int64_t *n) {
 
 // --- the device's own ---
 
+// One part, some that lie side by side or further apart, and a sum that is the first of its parts.
 static void added(tool *t, const char *name, element of, cf_dtype dtype, int64_t n) {
-    bool whole = of == OF_INT64;
-    tensor *to = whole ? integers(t, of, n, -1000000, 1000000) : randoms(t, of, n, 0, 1),
-           *from = whole ? integers(t, of, n, -1000000, 1000000) : randoms(t, of, n, 0, 1);
-    cf_add(to->at, from->at, 1, 0, n, dtype, t->stream);
-    keep(t, "cf_add", name, to);
+    enum { ADDED = 3 };
+    const int64_t apart[] = {0, n, n + 8};
+    for (int in_place = 0; in_place < 2; in_place++)
+        for (int i = 0; i < 3; i++) {
+            const bool whole = of == OF_INT64;
+            const int64_t all = n + (ADDED - 1) * apart[i];
+            tensor *to = whole ? integers(t, of, n, -1000000, 1000000) : randoms(t, of, n, 0, 1),
+                   *from = whole ? integers(t, of, all, -1000000, 1000000) : randoms(t, of, all, 0, 1), *sum = in_place ? from : to;
+            if (in_place && i == 0) continue; // a sum of itself
+            cf_add(sum->at, from->at, i == 0 ? 1 : ADDED, apart[i], n, dtype, t->stream);
+            keep(t, "cf_add", name, sum);
+        }
 }
 
 // Of all alignments and all lengths of the last word; a double holds half a checksum.
