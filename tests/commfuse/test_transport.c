@@ -426,7 +426,7 @@ static void all_at_once(void) {
 }
 
 static void requests_can_be_reused(void) {
-    unsigned char out[16], in[16];
+    unsigned char out[16] = {0}, in[16];
     cf_request request = exchange(ring(1), out, ring(-1), in, 16, 9);
     for (int i = 0; i < 200; i++) {
         fill(out, ring(0), ring(1), i, 16);
