@@ -51,7 +51,8 @@ static void refuse_strays(void) {
         const char *text = getenv(*name);
         if (!text || atoi(text) < 2 || (strcmp(*name, "WORLD_SIZE") == 0 && !getenv("RANK"))) continue;
         if (strncmp(*name, "SLURM", 5) == 0 && getenv("OMPI_COMM_WORLD_SIZE")) continue; // its daemons' step
-        if (cf_die_rank() > 0) _exit(1);
+        const char *number = getenv("SLURM_PROCID");
+        if (cf_die_rank() > 0 || (number && atoi(number) > 0)) _exit(1);
         cf_die(hint, "%s is %s, but MPI sees this process alone", *name, text);
     }
 }

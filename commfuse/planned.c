@@ -26,7 +26,7 @@ struct cf_stream {
 
 int cf_record_multiprocessors(void) {
     const cf_hardware *h = record.hardware;
-    double taken = record.posted > record.done[0] ? record.unit[record.posted - 1].taken : 0;
+    double taken = h->gpu && record.posted > record.done[0] ? record.unit[record.posted - 1].taken : 0;
     return h->multiprocessors - (int)lround(taken * h->multiprocessors);
 }
 

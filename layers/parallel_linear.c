@@ -155,14 +155,15 @@ static void row_backward_rows(void *argument, const cf_span *span, cf_stream *st
     linear_rows r = rows_of(j, span, l->OC);
     linear_dgrad(j->out + first, dy, l->ready, j->pre ? j->pre + first : NULL, false, r, l->IC, l->OC, stream);
     // Slices may run beside one another, but one after another add to what is a sum of all.
-    if (j->begun) cf_stream_after(stream, j->gone_on);
+    if (j->rows && j->begun) cf_stream_after(stream, j->gone_on);
     for (int64_t i = 0; i < r.blocks && j->rows; i++)
         j->rows(j->argument, j->layer, span->row + i * span->row_stride, span->rows, stream);
-    j->gone_on = cf_moment_untimed(stream);
-    if (j->begun) cf_stream_after(stream, j->added);
+    if (j->rows) j->gone_on = cf_moment_untimed(stream);
+    if (j->dw.at && j->begun) cf_stream_after(stream, j->added);
     for (int64_t i = 0; i < r.blocks; i++)
         add_weight_gradient(j, dy + i * r.in * l->OC, j->x + first + i * r.out * l->IC, r.rows, stream);
-    j->added = cf_moment_untimed(stream), j->begun = true;
+    if (j->dw.at) j->added = cf_moment_untimed(stream);
+    j->begun = true;
 }
 
 // --- the column-parallel layer ---

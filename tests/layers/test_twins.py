@@ -9,6 +9,7 @@ import array
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -124,7 +125,7 @@ class Twins(unittest.TestCase):
             with self.subTest(function=function, elements=count, nearest=nearest / count, off=(off / whole) ** 0.5):
                 if function.startswith("attention_"):
                     self.assertLess((off / whole) ** 0.5, ATTENTION_OFF[function])
-                elif "gelu" not in function or not function.startswith("linear_"):  # these round in front of the GELU, too
+                elif function != "cf_add_parts" and not re.match("linear_.*gelu", function):  # these round on their way, too
                     self.assertGreater(nearest / count, NEAREST)
         self.assertGreater(len(sums), 15)
         print({f: (round(n / c, 5), round(float((o / w) ** 0.5), 5)) for f, (c, n, o, w) in sums.items()})

@@ -518,7 +518,7 @@ static void added(tool *t, const char *name, element of, cf_dtype dtype, int64_t
                    *from = whole ? integers(t, of, all, -1000000, 1000000) : randoms(t, of, all, 0, 1), *sum = in_place ? from : to;
             if (in_place && i == 0) continue; // a sum of itself
             cf_add(sum->at, from->at, i == 0 ? 1 : ADDED, apart[i], n, dtype, t->stream);
-            keep(t, "cf_add", name, sum);
+            keep(t, i == 0 ? "cf_add" : "cf_add_parts", name, sum);
         }
 }
 

@@ -419,7 +419,7 @@ class Options(BadInput):
         library = "pmix" if launcher.open_mpi() else "pmi2"
         step = dict(SLURM_STEP_NUM_TASKS="2", SLURM_STEP_ID="0", SLURM_STEPID="0", SLURM_JOB_ID="1")
         result = harness.run(self.arguments(), timeout=SOON, env=dict(step, SLURM_PROCID="0"))
-        self.assertFails(result, "rank 0", "srun has started 2 processes", f"--mpi={library} ")
+        self.assertFails(result, "rank 0", "SLURM_STEP_NUM_TASKS is 2, but MPI sees this process alone", f"--mpi={library} ")
         self.assertNotIn("OMPI", result.err)
         others = harness.run(self.arguments(), timeout=SOON, env=dict(step, SLURM_PROCID="1"))
         self.assertEqual((others.status, others.err), (1, ""))  # rank 0 speaks for all

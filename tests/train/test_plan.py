@@ -43,14 +43,18 @@ class Plan(harness.Case):
         return re.search(r"The plan.*?\n(\{.*?\n\})\n", result.out, re.S).group(1)
 
     def test_gradients_are_cut_where_nothing_else_hides_them(self):
-        """Owner by owner: with a thousand tokens for each that a link moves, only what backward computes last; with few, all."""
-        def owner_by_owner(**more):
-            result = harness.run(harness.options(dry_run=True, dp=2, train=self.tokens, threads=1, channels=384, heads=6, layers=3, vocab=512, **more), 2)
+        """Owner by owner: with a thousand tokens for each that a link moves, only what backward computes last; with few, all; and all
+        where threads outnumber cores."""
+        def owner_by_owner(ranks=1, threads=2, **more):  # a rank alone reckons with a core that moves bytes
+            result = harness.run(harness.options(dry_run=True, dp=2, train=self.tokens, threads=threads, channels=384, heads=6,
+                                                 layers=3, vocab=512, **more), ranks)
             self.assertEqual(result.status, 0, str(result))
             return re.findall(r"^  (\w+) .*?(from layer \d)? ?(?:on )?2 owners of .* owner by owner", result.out, re.M)
         self.assertEqual(owner_by_owner(seq=128, micro_batch=64, batch=128), [("qkvw", "")])
-        self.assertEqual([name for name, _ in owner_by_owner(seq=2, micro_batch=1, batch=2)],
-                         ["qkvw", "attprojw", "fcw", "fcprojw"])
+        all_of_a_layer = ["qkvw", "attprojw", "fcw", "fcprojw"]
+        self.assertEqual([name for name, _ in owner_by_owner(seq=2, micro_batch=1, batch=2)], [*all_of_a_layer, "wte"])
+        self.assertEqual([name for name, _ in owner_by_owner(seq=128, micro_batch=64, batch=128, ranks=2, threads=256)],
+                         all_of_a_layer)  # the table travels whole there
         self.assertEqual(len(owner_by_owner(seq=128, micro_batch=64, batch=128, overlap="commfuse")), 5)
 
     def test_trials_train_as_ever(self):
