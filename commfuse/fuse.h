@@ -35,7 +35,8 @@ typedef struct cf_span {
 } cf_span;
 // begin() makes the calls with CF_COMPUTE_BEFORE, finish() those with CF_COMPUTE_AFTER, or with accumulate. All that a callback
 // enqueues goes to `stream`, which is the context's or, if the plan says `apart`, its second one. A callback may run other
-// operations, unless the plan says so; it has no way to fail: what went wrong in it, it notes in its argument, and computes on.
+// operations, but not where the plan says `apart`. It has no way to fail: what went wrong in it, it notes in its argument, and
+// computes on.
 typedef void cf_compute(void *argument, const cf_span *span, cf_stream *stream);
 
 // Makes the schedule of any rank (cf_schedule_start), the same whoever calls it; NULL: it cannot. The operation frees it.

@@ -1,8 +1,9 @@
 // Exchanges and native collectives of a group by NCCL, all on one urgent stream.
 //
 // NCCL matches the messages of a pair by order alone, and requests of one communicator run one after another;
-// an exchange is a group of a send and a receive, which end together, and a unit is a group of all its exchanges. So the schedules must send and receive in
-// the same order on both sides, and must complete even if every rank takes one exchange at a time:
+// an exchange is a group of a send and a receive, which end together, and a unit is a group of all its exchanges. So the
+// schedules must send and receive in the same order on both sides, and must complete even if every rank takes one exchange at a
+// time:
 // tests/commfuse/wire_check.h holds all of them against that (wire order, wire deadlock). Requests that `after`
 // names are of the same group, so the stream's order is enough.
 //
