@@ -41,9 +41,10 @@ void lookup_create(lookup *l, cf_context *context, const parameters *p, const cf
     l->rows_most = smaller(tokens, l->owned);
     l->forward = plan(l, split, CF_REDUCE_SCATTER, CF_COMPUTE_BEFORE, o, REAL_DTYPE, shard);
     l->backward = plan(l, split, CF_ALLGATHER, CF_COMPUTE_AFTER, o, REAL_DTYPE, shard);
-    // Rows travel besides the table, whose transfer the layers then hide. Where no transfer can be hidden they are only more
-    // bytes; and the baselines send the table.
-    bool hides = o.mode != CF_MODE_AUTO || (context->transport && context->transport->costs.spare);
+    // Rows travel besides the table, whose transfer the layers then hide. Where no transfer can be hidden, since ranks of one
+    // host have no core left to move bytes, they are only more bytes; and the baselines send the table.
+    const cf_transport *t = context->transport;
+    bool hides = o.mode != CF_MODE_AUTO || (t && (t->costs.spare || t->local_size < t->size));
     l->by_rows = cf_mode_is_fused(o.mode) && hides && l->owners->size > 1;
     if (l->by_rows) create_exchange(l, tokens, o);
 }
