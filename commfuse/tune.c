@@ -12,6 +12,7 @@ _Static_assert(WARM_STEPS + CF_CHOICES + (WAY_REPEATS - 1) * (1 + FINALISTS) + P
                    CF_TRIAL_STEPS,
                "trials are bounded");
 static const double FAR = 1.3;    // from the best: tried no more
+static const double HOPELESS = 2; // times the shortest, by arithmetic: not tried
 static const double CLEAR = 0.02; // of an operation's time, at least: what another way must save
 static const double WORTH = 0.01; // of a step: what another plan must save, at least
 
@@ -145,15 +146,20 @@ static int find_way(const operation *o, cf_choice c) {
     return -1;
 }
 
-// The way it was created with comes first.
+// The choice that the operation was created with comes first. Rounds that the arithmetic calls hopeless, where slices are small
+// and ranks many, would cost more to try than the trials may; the simplest rounds and the baselines are always tried.
 static void list_ways(const cf_tuner *t, operation *o) {
     const cf_fuse_plan *plan = cf_fuse_get_plan(o->fuse);
+    const cf_costs *costs = &t->context->transport->costs;
     cf_work work = cf_fuse_work(o->fuse);
     cf_choice list[CF_CHOICES];
-    int count = cf_choices(&work, &t->context->transport->costs, list);
+    double ms[CF_CHOICES], best = INFINITY;
+    int count = cf_choices(&work, costs, list);
+    for (int i = 0; i < count; i++) ms[i] = cf_choice_ms(list[i], &work, costs), best = fmin(best, ms[i]);
     o->way[o->ways++] = (cf_choice){plan->mode, plan->route, plan->slices};
     for (int i = 0; i < count && o->ways < CF_CHOICES; i++)
-        if (find_way(o, list[i]) != 0) o->way[o->ways++] = list[i];
+        if (find_way(o, list[i]) != 0 && (i == 0 || list[i].mode != CF_MODE_COMMFUSE || ms[i] < HOPELESS * best))
+            o->way[o->ways++] = list[i];
 }
 
 void cf_tuner_add(cf_tuner *t, const char *place, cf_fuse *fuse) {
